@@ -1,12 +1,15 @@
-# The doors into the project; `make` lists them. ARGS is passed on: make run ARGS='--workers 8', make test ARGS=retry
+# The commands of the project; `make` lists them. ARGS is passed on: make run ARGS='--workers 8', make test ARGS=retry
 
 .DEFAULT_GOAL := help
-.PHONY: help deps clocks contract browser run test test-mysql bench chaos mutants check format build release clean cargo rustfmt clippy pages
+.PHONY: help deps clocks contract browser run test test-fast test-mysql bench chaos mutants check format build release clean cargo rustfmt clippy pages
 
 INSTALL := internal/services/install.sh
 ARGS ?=
 # Tests wait more than they work: one more at a time than there are cores.
 export RUST_TEST_THREADS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
+# The modules of the suite that `make test-fast` runs.
+FAST := $(addsuffix ::,api api_keys audit change client engine events examples explain kinds layering limits logs metrics \
+	mutations openapi panics prose readme report retries runners search security store)
 SEED ?=
 MINUTES ?=
 
@@ -22,13 +25,17 @@ run: deps cargo ## Start tickr with private servers and a few sample jobs
 test: deps clocks contract browser cargo ## Run every test against private MariaDB and Redis servers
 	@cargo test $(ARGS)
 
+test-fast: deps cargo ## Run the unit tests and the tests without outages, browsers and floods: the inner loop
+	@cargo test --lib --bins
+	@cargo test --test suite -- $(FAST)
+
 test-mysql: deps clocks contract browser cargo ## Run every test against a private MySQL server, fetched once
 	@mysqld=$$(sh $(INSTALL) --mysql) && TICKR_MYSQLD=$$mysqld cargo test $(ARGS)
 
 bench: deps cargo ## Measure this build beside the bare store: make bench ARGS='drain flow --repeat 5', or ARGS='all --short'
 	@cargo run --release -- bench $(ARGS)
 
-chaos: deps clocks cargo ## Pull every plug under load: make chaos SEED=42 MINUTES=10
+chaos: deps clocks cargo ## Break servers, connections and runners under load: make chaos SEED=42 MINUTES=10
 	@CHAOS_SEED=$(SEED) CHAOS_MINUTES=$(MINUTES) CHAOS_TELL=1 cargo test --test chaos
 
 mutants: deps clocks cargo ## Take out each safeguard in turn and see its test turn red
@@ -37,6 +44,7 @@ mutants: deps clocks cargo ## Take out each safeguard in turn and see its test t
 check: cargo rustfmt clippy pages ## Check the formatting, the lints and the documentation, of Rust and of the dashboard
 	cargo fmt --check
 	cargo clippy --all-targets -- -D warnings
+	cargo clippy --lib --no-default-features -- -D warnings
 	RUSTDOCFLAGS='-D warnings' cargo doc --no-deps
 
 format: cargo rustfmt ## Bring Rust and the dashboard's files into their format

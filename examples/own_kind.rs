@@ -6,9 +6,7 @@
 //!     curl localhost:7070/v1/jobs -H 'content-type: application/json' \
 //!       -d '{"kind": "thumbnail", "payload": {"image": "cat.png", "width": 320}}'
 
-use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
-use tickr::handlers::{Context, Failure, Kind, Outcome, Output, Registry};
+use tickr::prelude::*;
 
 /// Payload of a `thumbnail` job. Its JSON Schema is published at `/v1/kinds` and enforced at enqueue.
 #[derive(Serialize, Deserialize, JsonSchema)]
@@ -30,7 +28,7 @@ async fn thumbnail(job: Thumbnail, ctx: Context) -> Outcome {
     ctx.progress(50.0, "scaling");
     // The real work would go here. An error returned with `?` means that the attempt is retried.
     let file = format!("{}-{}px.png", job.image.trim_end_matches(".png"), job.width);
-    Output::json(&serde_json::json!({"file": file, "attempt": ctx.attempt()}))
+    Output::json(&json!({"file": file, "attempt": ctx.attempt()}))
 }
 
 fn main() -> std::process::ExitCode {

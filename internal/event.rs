@@ -66,17 +66,17 @@ pub enum Event {
     /// The condition of the index changed, as this process sees it.
     IndexHealth(Health),
     /// The priority or the limit of a queue was changed through this process.
-    QueueChanged(Setting),
+    QueueChanged(SettingChanged),
     /// A queue was paused, or got another pause reason, through this process.
-    QueuePaused(Setting),
+    QueuePaused(SettingChanged),
     /// A queue was resumed through this process.
-    QueueResumed(Setting),
+    QueueResumed(SettingChanged),
     /// A schedule was created or changed through this process.
-    SchedulePut(Setting),
+    SchedulePut(SettingChanged),
     /// A schedule was paused through this process.
-    SchedulePaused(Setting),
+    SchedulePaused(SettingChanged),
     /// A schedule was resumed through this process.
-    ScheduleResumed(Setting),
+    ScheduleResumed(SettingChanged),
     /// A schedule was deleted through this process.
     ScheduleDeleted {
         /// The schedule.
@@ -96,12 +96,12 @@ pub enum Event {
         ticks: u32,
     },
     /// The process is stopping: it fetches nothing new from here on.
-    Draining,
+    RunnerStopping,
 }
 
 /// The settings of a queue or a schedule, in short.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Setting {
+pub struct SettingChanged {
     /// The queue or the schedule.
     pub name: Name,
     /// Version of the settings: the API's ETag without the quotes. It differs after each change.
@@ -133,7 +133,7 @@ impl Event {
             | Self::SchedulePaused(_)
             | Self::ScheduleResumed(_)
             | Self::ScheduleDeleted { .. }
-            | Self::Draining => None,
+            | Self::RunnerStopping => None,
         }
     }
 }

@@ -1,6 +1,45 @@
 //! tickr: a durable job runner for teams on MySQL.
 //!
-//! # The path of a job
+//! A job is a payload of a [`Kind`], and a handler is an async function that executes it. [`run`] makes both a whole
+//! program: the runner, the HTTP API and the command line.
+//!
+//! ```no_run
+//! use tickr::prelude::*;
+//!
+//! #[derive(Serialize, Deserialize, JsonSchema)]
+//! #[serde(deny_unknown_fields)]
+//! struct Thumbnail {
+//!     image: String,
+//!     width: u32,
+//! }
+//!
+//! impl Kind for Thumbnail {
+//!     const NAME: &'static str = "thumbnail";
+//! }
+//!
+//! async fn thumbnail(job: Thumbnail, ctx: Context) -> Outcome {
+//!     ctx.progress(50.0, "scaling");
+//!     Output::json(&format!("{}-{}px.png", job.image, job.width))
+//! }
+//!
+//! fn main() -> std::process::ExitCode {
+//!     let mut kinds = Registry::new();
+//!     kinds.register(thumbnail);
+//!     tickr::run(kinds)
+//! }
+//! ```
+//!
+//! - To enqueue from Rust: [`Client`], in a handler by [`Context::client`].
+//! - A handler with state: a closure, or a type that implements [`Handler`].
+//! - A runner inside a larger program: [`App`].
+//! - To test handlers, alone or with a whole runner: [`testing`].
+//! - To leave out what a small service does not need: the features of the crate.
+//!
+//! Payload types derive their traits with `serde` and `schemars`, so a program needs both as dependencies, in the
+//! versions that this crate re-exports. The modules that are not listed here are internal: the command and the tests use
+//! them, and they change without notice.
+//!
+//! # For contributors: the path of a job
 //!
 //! A client's request becomes a draft, and the draft becomes a checked [`NewJob`](job::NewJob). The [`broker`] commits
 //! it to the [`store`] and only then hints it to the [`index`]; the client gets its response after the commit. When the
@@ -10,7 +49,7 @@
 //! executed in a process of its own. The engine's ticker commits the jobs of [schedules](job::Schedule), which take the
 //! same path from there.
 //!
-//! # The modules, from the bottom up
+//! The modules, from the bottom up:
 //!
 //! | module | owns | leaves to others |
 //! |---|---|---|
@@ -22,35 +61,84 @@
 //! | [`index`] | Redis: every command and script | decisions about jobs |
 //! | [`handlers`] | kinds: payload types, their schemas, the work; finished reports | retries, verdicts, storage |
 //! | [`broker`] | every write that concerns both servers: commit, then hint | reading |
+//! | [`client`] | typed jobs from Rust, checked as at the API | everything below the broker |
 //! | [`verify`] | proof from the tables that the guarantees hold | repair of anything except the index |
 //! | [`engine`] | the loops: scheduler, fetcher, workers, heartbeat, reaper, reconciler, janitor, ticker, bulk runner, alerts, recorder | HTTP |
 //! | [`api`] | HTTP: routes, problem documents, OpenAPI | everything below the broker |
 //! | [`dashboard`] | pages for a browser, which use only the API | everything else |
 //! | [`app`] | the composition: ordered start, ordered stop, signals | — |
 //! | [`bench`](mod@bench) | measurements of the whole system, and of the bare store on the same servers | the speed itself |
+//! | [`testing`] | a handler alone, or a whole runner on private servers, in a test | production |
 //! | [`services`] | private MySQL and Redis servers for `tickr dev`, `tickr bench` and the tests | production |
 //!
 //! Imports go down only; a test reads the sources and checks it. To read the code, start at [`app::App::start`], then
 //! [`engine`](engine::Engine::start), then the executor.
 
+#[doc(hidden)]
 pub mod api;
+#[doc(hidden)]
 pub mod app;
+#[doc(hidden)]
+#[cfg(feature = "bench")]
 pub mod bench;
+#[doc(hidden)]
 pub mod broker;
+#[doc(hidden)]
+pub mod client;
+#[doc(hidden)]
 pub mod config;
+#[doc(hidden)]
+#[cfg(feature = "dashboard")]
 pub mod dashboard;
+#[doc(hidden)]
 pub mod engine;
+#[doc(hidden)]
 pub mod event;
+#[doc(hidden)]
 pub mod handlers;
+#[doc(hidden)]
 pub mod index;
+#[doc(hidden)]
 pub mod job;
+#[doc(hidden)]
 pub mod services;
+#[doc(hidden)]
 pub mod store;
+#[doc(hidden)]
 pub mod table;
+#[doc(hidden)]
 pub mod telemetry;
+pub mod testing;
+#[doc(hidden)]
 pub mod verify;
 
-pub use app::run;
+#[doc(inline)]
+pub use app::{App, StartError, run};
+#[doc(inline)]
+pub use client::{Cancelled, Client, Conflict, Connect, Enqueue, EnqueueMany, Enqueued, Error, JobStatus};
+#[doc(inline)]
+pub use config::Config;
+#[doc(inline)]
+pub use handlers::{Context, Failure, FollowUp, Handler, Kind, KindDefaults, Outcome, Output, Problem, Registry};
+#[doc(inline)]
+pub use job::{AttemptToken, JobId, Name, OnConflict, RetryPolicy, State, Timestamp, TraceContext};
+pub use {schemars, serde, serde_json};
+
+/// The names that most handlers and clients use.
+///
+/// ```
+/// use tickr::prelude::*;
+/// ```
+pub mod prelude {
+    #[doc(no_inline)]
+    pub use crate::{Client, Context, Failure, Handler, Kind, Outcome, Output, Registry};
+    #[doc(no_inline)]
+    pub use schemars::JsonSchema;
+    #[doc(no_inline)]
+    pub use serde::{Deserialize, Serialize};
+    #[doc(no_inline)]
+    pub use serde_json::json;
+}
 
 /// The Rust blocks of the documents, as doctests.
 #[cfg(doctest)]

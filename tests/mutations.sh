@@ -118,7 +118,7 @@ mutants() {
     mutant 'seats of searches' internal/store/sql/pools.rs \
         '(self.reads - 1).clamp(1, 4)' '(self.reads + 1_000).clamp(1, 1_000)' \
         starvation::a_flood_of_counts_by_a_read_key_stops_nothing_and_its_key_ends_at_once
-    mutant 'end of keys that cannot be read' internal/broker/controls.rs \
+    mutant 'end of keys that cannot be read' internal/broker/operator_settings.rs \
         'KEYS_HOLD: Duration = Duration::from_secs(10)' 'KEYS_HOLD: Duration = Duration::from_secs(1_000)' \
         starvation::keys_hold_for_ten_seconds_when_it_cannot_be_read_whether_they_were_revoked
     mutant 'token check in reap' internal/store/attempts/lease.rs \
@@ -199,7 +199,7 @@ mutants() {
     mutant 'limit of the first words on a connection' internal/store/sql/connection.rs \
         'FIRST_WORDS: Duration = Duration::from_secs(5)' 'FIRST_WORDS: Duration = Duration::from_secs(60)' \
         store::a_start_survives_a_line_that_falls_silent_at_any_of_its_steps
-    mutant 'clock of the store for due times' internal/store/jobs/insert.rs \
+    mutant 'clock of the store for due times' internal/store/sql/clock.rs \
         'clock.sample(sent, Instant::now(), now);
     Ok(now)' 'clock.sample(sent, Instant::now(), now);
     Ok(chrono::Utc::now())' \
@@ -230,9 +230,9 @@ mutants() {
     mutant 'body compared before a replay' internal/store/idempotency.rs \
         '} else if self.request == once.request {' '} else if true {' \
         enqueue_once::fifty_callers_with_one_key_and_different_bodies_make_one_job
-    mutant 'idempotency key in the transaction of its jobs' internal/store/idempotency.rs \
-        'keep(conn, &mut keys, now).await?;' \
-        'keep(conn, &mut keys, now).await?; sqlx::raw_sql("COMMIT").execute(&mut *conn).await?;' \
+    mutant 'idempotency key in the transaction of its jobs' internal/store/jobs/insert_once.rs \
+        'store_responses(conn, &mut keys, now).await?;' \
+        'store_responses(conn, &mut keys, now).await?; sqlx::raw_sql("COMMIT").execute(&mut *conn).await?;' \
         enqueue_once::a_request_that_fails_in_the_middle_leaves_no_key_and_may_be_sent_again
     mutant 'own row after a lost commit' internal/store/idempotency.rs \
         'if self.id == once.id {' 'if false {' \
@@ -241,10 +241,10 @@ mutants() {
         'digest.update(caller);' '' \
         enqueue_once::a_key_belongs_to_its_token_and_to_one_call
     mutant 'state of a holder that is replaced' internal/store/jobs/unique_keys.rs \
-        'if next(owed.state, Event::Cancel) != Ok(State::Cancelled) {' 'if false {' \
+        'if next(owed.state, StateInput::Cancel) != Ok(State::Cancelled) {' 'if false {' \
         enqueue_once::unique_keys_stay_exact_while_their_holders_run_and_end
     mutant 'condition of a change' internal/store/jobs/change.rs \
-        'if wish.condition.as_ref().is_some_and(|holds| !holds(&job, &attempts)) {' 'if false {' \
+        'if request.condition.as_ref().is_some_and(|holds| !holds(&job, &attempts)) {' 'if false {' \
         change::of_many_changes_with_one_tag_one_is_made_and_every_answer_about_a_job_has_its_tag
     mutant 'own change after a lost commit' internal/store/jobs/change.rs \
         'earlier == Earlier::MayHaveCommitted && was_recorded' 'earlier == Earlier::Nothing && was_recorded' \
@@ -256,7 +256,7 @@ mutants() {
         'if longer(&self.blocked_since, patience.write) {' 'if false {' \
         limits::a_client_that_does_not_read_is_cut_off_long_before_one_that_rests
     mutant 'end of streams at a stop' internal/api/events.rs \
-        '*self.draining.borrow_and_update()' 'false' \
+        '*self.stopping.borrow_and_update()' 'false' \
         events::open_streams_end_with_their_runner_and_do_not_hold_it_up
     mutant 'pause in the order of service' internal/engine/queue_order.rs \
         'if self.paused[queue] {' 'if false {' \
@@ -265,7 +265,7 @@ mutants() {
         'let (mut after, mut open) = (None, 0);' 'let (mut after, mut open) = (Some(uuid::Uuid::max()), 0);' \
         claims::attempts_of_a_killed_runner_are_found_behind_any_number_of_jobs
     mutant 'transaction of a claim' internal/store/attempts/claim.rs \
-        'script.say("BEGIN", Vec::new());' 'script.say("DO 0", Vec::new());' \
+        'script.push("BEGIN", Vec::new());' 'script.push("DO 0", Vec::new());' \
         store::a_claim_that_was_given_up_is_rolled_back_or_given_back_and_burns_nothing
     mutant 'memory of claims without an answer' internal/store/attempts/claim.rs \
         'self.open.gave_up(token, items);' 'self.open.gave_up(token, &items[..0]);' \
@@ -278,26 +278,26 @@ mutants() {
     mutant 'heartbeat behind a permit, and behind the fetcher' internal/engine/permits.rs \
         'if self.granted == UNLIMITED || self' 'if self.granted != 0 || self' \
         internal/engine/fetcher.rs \
-        'if !shared.rhythm.is_beating(shared.settings.lease) {' 'if false {' \
+        'if !shared.heartbeats.is_beating(shared.settings.lease) {' 'if false {' \
         queues::a_permit_that_waited_for_work_is_not_good_after_its_holder_slept
     mutant "steps of the database's clock" internal/engine/heartbeat_history.rs \
         'let before = self.reading.replace(reading)?;' 'let before = self.reading.replace(reading).filter(|_| false)?;' \
         clocks::a_clock_of_mysql_that_is_set_ahead_and_back_ends_no_attempt
     mutant 'look at permits' internal/engine/permits.rs \
-        'look_up(shared).await;' '' \
+        'confirm_permits(shared).await;' '' \
         queues::a_limited_queue_goes_on_for_longer_than_a_lease
     mutant 'look at permits, and the end of those that were not looked at' internal/engine/permits.rs \
-        'look_up(shared).await;' '' \
+        'confirm_permits(shared).await;' '' \
         internal/engine/permits.rs \
         '&& confirmed.since.elapsed() < lease;' '&& confirmed.since.elapsed() < 1_000 * lease;' \
         queues::permits_that_are_gone_are_asked_for_anew
-    mutant 'rhythm behind what silent runners hold, and their open attempts' internal/engine/permits.rs \
-        'rhythm.is_steady(lease, theirs)' 'theirs >= Duration::ZERO' \
+    mutant 'heartbeats behind what silent runners hold, and their open attempts' internal/engine/permits.rs \
+        'heartbeats.may_call_dead(lease, theirs)' 'theirs >= Duration::ZERO' \
         internal/store/attempts/permits.rs \
         'permits = permits.min(open_attempts(conn, queue, &holder).await?);' 'permits = 0;' \
         queues::a_limit_holds_after_mysql_stood_still
     mutant 'heartbeat behind the fetcher' internal/engine/fetcher.rs \
-        'if !shared.rhythm.is_beating(shared.settings.lease) {' 'if false {' \
+        'if !shared.heartbeats.is_beating(shared.settings.lease) {' 'if false {' \
         claims::a_runner_whose_heartbeat_is_not_answered_takes_no_new_work_until_it_is
     mutant "beats ahead of the database's clock" internal/engine/reaper.rs \
         'if beat.heartbeat_at <= at + SLACK {' 'if beat.heartbeat_at <= at + TimeDelta::days(1) {' \
@@ -325,7 +325,7 @@ mutants() {
     mutant 'pages of due schedules' internal/store/schedules/mod.rs \
         'for page in 0..MAX_PAGES {' 'for page in 0..1 {' \
         schedules::schedules_that_cannot_be_read_or_written_stop_no_other_however_many_they_are
-    mutant 'bound on interruptions' internal/store/attempts/settle.rs \
+    mutant 'bound on interruptions' internal/store/attempts/settlement.rs \
         'matches!(self.again, Again::NowWithinBounds)' 'false' \
         store::a_lease_that_could_not_be_renewed_spares_a_job_only_so_often
     mutant 'permits of open attempts' internal/store/attempts/permits.rs \
@@ -335,7 +335,7 @@ mutants() {
         'const STALE: u32 = 4;' 'const STALE: u32 = 4_000_000;' \
         queues::ids_of_ended_jobs_do_not_hold_up_a_queue_with_a_limit
     mutant 'word to the fetcher of free permits' internal/engine/permits.rs \
-        '() = shared.permits.freed.notified() => nudge(shared).await' '() = std::future::pending::<()>() => nudge(shared).await' \
+        '() = shared.permits.freed.notified() => wake_fetcher(shared).await' '() = std::future::pending::<()>() => wake_fetcher(shared).await' \
         queues::a_limited_queue_goes_on_while_the_row_of_another_one_is_locked
     mutant 'retries that commit late' internal/store/verify/evidence.rs \
         'MAX_CHANGE: TimeDelta = TimeDelta::minutes(2)' 'MAX_CHANGE: TimeDelta = TimeDelta::minutes(0)' \
@@ -349,8 +349,8 @@ mutants() {
     mutant 'share of the least urgent' internal/engine/queue_order.rs \
         'self.turn.is_multiple_of(SHARE).then_some(self.turn / SHARE)' 'None' \
         queues::urgent_queues_and_jobs_go_first_equals_take_turns_and_the_last_do_not_starve
-    mutant 'letter with the failure' internal/store/attempts/settle.rs \
-        'bury(conn, &graves).await?;' 'bury(conn, &graves[..0]).await?;' \
+    mutant 'dead letter with the failure' internal/store/attempts/settle.rs \
+        'insert_dead_letters(conn, &dead_letters).await?;' 'insert_dead_letters(conn, &dead_letters[..0]).await?;' \
         dead_letters::a_flood_of_failures_on_two_runners_is_counted_exactly
     mutant 'state of an operation in a batch' internal/store/bulk.rs \
         'locked.token == held.token && locked.state == OperationState::Running' 'locked.token == held.token' \
@@ -379,7 +379,7 @@ mutants() {
     mutant 'characters that steer a terminal' cmd/tickr/print.rs \
         'if !text.contains(written_out) {' 'if !text.contains(written_out) || !text.is_empty() {' \
         security::what_a_command_prints_steers_no_terminal
-    mutant 'pause after a wrong key' internal/api/http/guesses.rs \
+    mutant 'pause after a wrong key' internal/api/http/failed_logins.rs \
         'const STEP: Duration = Duration::from_millis(100);' 'const STEP: Duration = Duration::ZERO;' \
         security::keys_that_are_tried_in_vain_are_slowed_and_good_ones_are_not
     mutant 'allowed addresses of mails' internal/handlers/email/mod.rs \
@@ -388,7 +388,7 @@ mutants() {
         security::mails_name_only_senders_and_recipients_that_the_configuration_allows
     mutant 'revoked keys' internal/api/http/auth.rs \
         '.filter(|key| key.revoked.is_none())' '.filter(|_| true)' \
-        keys::keys_open_what_their_scope_names_are_stored_as_digests_and_end_when_revoked
+        api_keys::api_keys_open_what_their_scope_names_are_stored_as_digests_and_end_when_revoked
     mutant 'previous job in the way of a tick' internal/store/schedules/ticks.rs \
         'last_job.filter(|id| self.held.contains_key(id))' 'last_job.filter(|_| false)' \
         schedules::a_tick_does_not_fire_while_the_previous_job_has_not_ended_if_it_says_skip
@@ -429,7 +429,7 @@ mutants() {
         'sqlx::raw_sql("ROLLBACK").execute(&mut self.conn).await?;' '' \
         verify::a_check_holds_nothing_between_two_pages_and_believes_no_difference_between_them
     mutant 'verdict without Redis' internal/verify/report.rs \
-        'if self.verdict == Outcome::Kept {' 'if self.verdict == Outcome::Broken {' \
+        'if self.verdict == VerifyVerdict::Kept {' 'if self.verdict == VerifyVerdict::Broken {' \
         verify::without_redis_the_tables_are_checked_all_the_same
     mutant 'priority of an operation in the job' internal/store/bulk.rs \
         'if params.priority.is_some() {' 'if params.priority.is_some() && params.reason.is_some() {' \
@@ -472,7 +472,7 @@ mutants() {
         'Ok(said) => refused.extend(said.iter().take(0).filter_map(|error| edition_in(error))),' \
         versions::a_job_that_every_living_version_has_refused_fails_though_all_of_them_live
     mutant 'leaving alone what was given back' internal/engine/worker.rs \
-        'if shared.unread.puts_off(shared, id).await {' 'if shared.unread.puts_off(shared, id).await && false {' \
+        'if shared.unread.postpone(shared, id).await {' 'if shared.unread.postpone(shared, id).await && false {' \
         versions::when_no_living_version_can_read_a_job_it_fails_within_its_bound_and_says_so
     mutant 'idle connections of a receiver' internal/handlers/http/mod.rs \
         '.pool_max_idle_per_host(idle)' '.pool_max_idle_per_host(idle.min(4))' \
@@ -480,8 +480,8 @@ mutants() {
     mutant 'cloud metadata behind the wide switch' internal/handlers/http/guard.rs \
         'if is_metadata(address) {' 'if is_metadata(address) && !self.wide {' \
         callbacks::a_refused_target_names_the_setting_and_what_the_setting_names_is_reached
-    mutant 'first failure over retries' internal/store/dead_letters.rs \
-        'graves.iter().filter(|grave| grave.lived_before)' 'graves.iter().filter(|grave| grave.lived_before).take(0)' \
+    mutant 'first failure over retries' internal/store/rows/dead_letters.rs \
+        'dead_letters.iter().filter(|dead_letter| dead_letter.lived_before)' 'dead_letters.iter().filter(|dead_letter| dead_letter.lived_before).take(0)' \
         callbacks::a_group_is_as_old_as_its_first_failure_though_its_jobs_are_retried_in_vain
     mutant 'limit of follow-up jobs' internal/handlers/outcome.rs \
         'if self.follow_ups.len() >= most {' 'if self.follow_ups.len() >= 10 * most {' \
@@ -522,7 +522,7 @@ mutants() {
         'hide_reports(conn, &reports, now).await?;' '' \
         shared_reports::a_report_goes_with_its_job_when_an_operator_deletes_it
     mutant 'places of downloads' internal/api/reports.rs \
-        'let place = api.downloads.take(sharing.0);' 'let place = super::Places::new(99).take(sharing.0);' \
+        'let place = api.downloads.take(sharing.0);' 'let place = super::RequestPermits::new(99).take(sharing.0);' \
         shared_reports::downloads_from_mysql_are_bounded_and_ask_for_the_same_keys_as_others
     mutant 'bound of a count' internal/store/jobs/backlog.rs \
         'const MAX_COUNTED: usize = 100_000;' \
@@ -556,11 +556,11 @@ mutants() {
         'self.steps.iter().any(' \
         'self.steps.iter().take(0).any(' \
         clocks::a_runner_that_starts_after_a_step_of_the_clock_of_mysql_judges_no_other_by_it
-    mutant 'first failure over replays' internal/store/dead_letters.rs \
-        'let first = original_of.get(&grave.id)' \
-        'let first = original_of.get(&grave.id).filter(|_| false)' \
+    mutant 'first failure over replays' internal/store/rows/dead_letters.rs \
+        'let first = original_of.get(&dead_letter.id)' \
+        'let first = original_of.get(&dead_letter.id).filter(|_| false)' \
         dead_letters::a_group_was_first_seen_when_it_was_first_seen_however_often_its_jobs_were_replayed
-    mutant 'letters that cannot be read, apart from the others' internal/store/dead_letters.rs \
+    mutant 'dead letters that cannot be read, apart from the others' internal/store/dead_letters.rs \
         'refused.insert(id, Refusal::Unreadable(why));' \
         'return Err(corrupt(why));' \
         dead_letters::a_dead_letter_that_cannot_be_read_is_refused_by_name_and_holds_up_no_other
@@ -575,14 +575,70 @@ mutants() {
         'Registry::new(), Some(child))' 'Registry::new(), Some(child).filter(|_| false))' \
         blackbox::under_dev_a_job_that_aborts_its_process_twice_runs_in_a_child_and_fails_and_dev_lives_on
     mutant 'defaults of a program in what it hands on' internal/config/load.rs \
-        'Sources::of(flags, env, file, defaults)' 'Sources::of(flags, env, file, "")' \
+        'Sources::new(flags, env, file, defaults)' 'Sources::new(flags, env, file, "")' \
         blackbox::under_dev_a_job_that_aborts_its_process_twice_runs_in_a_child_and_fails_and_dev_lives_on
     mutant 'losses of what was given back unread' internal/store/attempts/settle.rs \
         'Verdict::Snoozed if matches!(item.again, Again::ForAnother(_)) => owed.losses,' '' \
         store::a_job_fails_after_three_losses_in_a_row_and_a_verdict_of_its_own_clears_them
     mutant 'word of a process that could not read its suspect' internal/engine/child.rs \
-        'shared.unread.leave(job.id, given_back, queue.clone(), job.priority)' 'drop(given_back)' \
+        'shared.unread.leave_to_others(job.id, given_back, queue.clone(), job.priority)' 'drop(given_back)' \
         rollout::suspects_run_in_processes_of_a_version_that_can_read_them
+    mutant 'handover of a permit' internal/engine/permits.rs \
+        'let yielding = others_want && turn.yields_now(granted > 0);' \
+        'let yielding = others_want && turn.yields_now(granted > 0) && used > 1_000_000;' \
+        queues::a_limit_below_the_number_of_runners_reaches_each_of_them_under_load
+    mutant 'time between two handovers of a permit' internal/engine/permits.rs \
+        'YIELD_EVERY: Duration = Duration::from_secs(10)' \
+        'YIELD_EVERY: Duration = Duration::from_millis(500)' \
+        queues::a_limit_below_the_number_of_runners_is_not_handed_over_after_every_job
+    mutant 'bound of open dead letters' internal/store/jobs/stats.rs \
+        'MAX_OPEN: u32 = 100_000' \
+        'MAX_OPEN: u32 = 100_000_000' \
+        bounds::counting_costs_the_same_behind_any_number_of_queues_and_open_dead_letters
+    mutant 'queues that are counted' internal/store/jobs/stats.rs \
+        'MAX_QUEUES: usize = 200' \
+        'MAX_QUEUES: usize = 200_000' \
+        bounds::counting_costs_the_same_behind_any_number_of_queues_and_open_dead_letters
+    mutant 'requests that disprove a look' internal/api/system/readiness.rs \
+        'checks.last.take_if(|(_, check)| check.mysql);' \
+        '' \
+        starvation::a_request_that_cannot_reach_mysql_makes_the_next_probe_ask_anew
+    mutant 'attempts after the last one of a life' internal/verify/life.rs \
+        'if again && line.verdict.burns_attempt() && spent {' \
+        'if again && line.verdict.burns_attempt() && spent && place > 1_000 {' \
+        verify::a_life_beyond_its_bounds_is_found_and_one_that_just_keeps_them_is_not
+    mutant 'snoozes of a life' internal/verify/life.rs \
+        'life.snoozes > MAX_SPARED' \
+        'life.snoozes > 10 * MAX_SPARED' \
+        verify::a_life_beyond_its_bounds_is_found_and_one_that_just_keeps_them_is_not
+    mutant 'new life after an end' internal/verify/life.rs \
+        'if before.is_some_and(|before| before.end.is_some()) {' \
+        'if before.is_some_and(|before| before.end.is_some()) && place > 1_000 {' \
+        verify::a_life_beyond_its_bounds_is_found_and_one_that_just_keeps_them_is_not
+    mutant 'losses across a runner that could not read the job' internal/verify/life.rs \
+        'if line.verdict != Verdict::Snoozed {' \
+        'if line.number > 0 {' \
+        verify::a_life_beyond_its_bounds_is_found_and_one_that_just_keeps_them_is_not
+    mutant 'tag of a job in answers about operations' internal/api/bulk.rs \
+        'respond_to_outcome(outcome, ResponseContent::Other, |()| {' \
+        'respond_to_outcome(outcome, ResponseContent::Job, |()| {' \
+        operations::answers_about_operations_carry_no_tag_of_a_job
+    mutant 'due time after the clock was set back' internal/store/attempts/settle.rs \
+        'Some(owed.execute_at.min(ceil_ms(now)))' \
+        'Some(owed.execute_at)' \
+        clocks::a_job_that_is_given_back_after_the_clock_of_mysql_was_set_back_is_due_at_once
+    mutant 'hint about tables that do not match' internal/store/sql/error.rs \
+        'if let Some(NO_SUCH_TABLE | NO_SUCH_COLUMN) = number(error) {' \
+        'if let Some(NO_SUCH_TABLE | NO_SUCH_COLUMN) = number(error) && attempted.is_empty() {' \
+        migrations::a_command_that_finds_no_tables_or_old_ones_says_to_run_tickr_migrate
+    mutant 'verdict of a check about schedules' internal/app/check.rs \
+        '(0, _) => Some(format!("{schedules} would make no job")),' \
+        '(0, _) => None,' \
+        cli::check_ends_with_1_when_something_would_be_rejected_also_in_an_embedding_program
+    mutant 'keys of a wrong type' internal/index/mod.rs \
+        'if shared.health.take_misshapen_report() {' \
+        'if false && shared.health.take_misshapen_report() {' \
+        redis_faults::keys_of_a_wrong_type_are_made_again_and_cost_no_job_more_than_the_bound
 }
 
 # mutant NAME FILES OLD NEW [FILES OLD NEW ...] TESTS
@@ -598,7 +654,7 @@ mutant() {
         shift 3
     done
     if [ "$lane" = a ]; then lane=b; else lane=a; fi
-    if [ -z "$problem" ] && ! build; then
+    if [ -z "$problem" ] && ! build "$@"; then
         problem='**does not build**'
         cat "$copy/logs/build" >&2
     fi
@@ -610,7 +666,8 @@ mutant() {
         tell "$problem"
     else
         # The alarm kills a test that hangs.
-        perl -e 'alarm shift; exec @ARGV' "$patience" "$suite" --exact "$@" >"$log" 2>&1 &
+        # Without CARGO the suite takes the examples that were built with the safeguard taken out.
+        env -u CARGO perl -e 'alarm shift; exec @ARGV' "$patience" "$suite" --exact "$@" >"$log" 2>&1 &
         running=$!
     fi
 }
@@ -643,10 +700,15 @@ restore() {
     done
 }
 
-# Build the program of the tests and the binary that it runs, and nothing else.
+# build TESTS: build the program of the tests, the binary that it runs, and the examples if these tests start some.
 build() {
     CARGO_TARGET_DIR=$copy/$lane CARGO_PROFILE_DEV_DEBUG=0 CARGO_TERM_COLOR=never \
         cargo test --no-run --test suite >"$copy/logs/build" 2>&1 || return 1
+    case $* in *rollout::* | *examples::* | *embedding* | *a_binary_with_kinds_of_its_own*)
+        CARGO_TARGET_DIR=$copy/$lane CARGO_PROFILE_DEV_DEBUG=0 CARGO_TERM_COLOR=never \
+            cargo build --examples >>"$copy/logs/build" 2>&1 || return 1
+        ;;
+    esac
     suite=$(sed -n 's/^ *Executable .*(\(.*\))$/\1/p' "$copy/logs/build")
 }
 

@@ -6,10 +6,10 @@ use anyhow::Context as _;
 use clap::builder::PossibleValuesParser;
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use tickr::app::{SHUTDOWN, Signals};
-use tickr::bench::{BenchError, BenchServers, LEAST_PAYLOAD, Report, Scenario, Settings, run as measure, table};
+use tickr::bench::{BenchError, BenchServers, BenchSettings, LEAST_PAYLOAD, Report, Scenario, run as measure, table};
 use tickr::services::{Options, Services};
 
-use crate::{Done, Failure};
+use crate::{CommandResult, Failure};
 
 /// Largest payload. The API accepts 1 MiB in one request.
 const MAX_PAYLOAD: u64 = 512 << 10;
@@ -89,7 +89,7 @@ fn number(name: &'static str, unit: &'static str, range: std::ops::RangeInclusiv
     Arg::new(name).long(name).value_name(unit).value_parser(value_parser!(u64).range(range))
 }
 
-pub(crate) fn run(matches: &ArgMatches) -> Done {
+pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
     let text = |name: &str| matches.get_one::<String>(name).map(String::as_str);
     tickr::telemetry::init_logs(text("log").unwrap_or("error"), false);
     let settings = settings(matches)?;
@@ -128,7 +128,7 @@ pub(crate) fn run(matches: &ArgMatches) -> Done {
     judge(&report)
 }
 
-fn settings(matches: &ArgMatches) -> Result<Settings, Failure> {
+fn settings(matches: &ArgMatches) -> Result<BenchSettings, Failure> {
     let number = |name: &str| matches.get_one::<u64>(name).copied();
     let size = |name: &str| number(name).and_then(|n| usize::try_from(n).ok()).unwrap_or(1);
     let short = matches.get_flag("short");
@@ -138,7 +138,7 @@ fn settings(matches: &ArgMatches) -> Result<Settings, Failure> {
     if matches.get_flag("growth") {
         scenarios.push(Scenario::Growth);
     }
-    Ok(Settings {
+    Ok(BenchSettings {
         scenarios,
         repeat: number("repeat").map_or(if short { 1 } else { 3 }, |n| n as usize),
         jobs: number("jobs"),
@@ -161,13 +161,13 @@ fn private_servers(short: bool) -> Result<Services, Failure> {
 }
 
 /// Remove the bench's databases and keys from servers that keep running, also after an interruption.
-fn sweep(ground: &BenchServers) -> Done {
+fn sweep(ground: &BenchServers) -> CommandResult {
     let swept = crate::runtime()?.block_on(async { tokio::time::timeout(SWEEP_LIMIT, ground.sweep()).await });
     let swept = swept.map_err(anyhow::Error::from).and_then(|swept| swept.map_err(anyhow::Error::from));
     Ok(swept.context("databases named tickr_bench_… may be left over")?)
 }
 
-fn judge(report: &Report) -> Done {
+fn judge(report: &Report) -> CommandResult {
     if report.ok {
         return Ok(());
     }

@@ -6,7 +6,7 @@ use tickr::app::check_pending;
 use tickr::config::{Flags, Subset};
 use tickr::handlers::Registry;
 
-use crate::{Done, Failure};
+use crate::{CommandResult, Failure};
 
 pub(crate) fn command() -> Command {
     let command = Command::new("check")
@@ -15,8 +15,8 @@ pub(crate) fn command() -> Command {
             "With --pending, decode the payload of every unfinished job with the handlers of this binary, and list the \
              payloads that they would reject. Then check every schedule: its ticks, and the payload of its jobs. The \
              report names the kinds that living runners have in another version: a job that one version cannot read \
-             waits for a runner of the other version and burns no attempt. A job of a kind that this binary does not \
-             have waits for a runner that has it, and burns no attempt either. The check reads MySQL page by page \
+             waits for a runner of the other version and uses no attempt. A job of a kind that this binary does not \
+             have waits for a runner that has it, and uses no attempt either. The check reads MySQL page by page \
              without locks, changes nothing, and may run beside a live system.\n\n\
              Exit code 0 when nothing would be rejected, 1 when something would be rejected or MySQL cannot be read.",
         )
@@ -31,7 +31,7 @@ pub(crate) fn command() -> Command {
     Flags::args(command, Subset::All)
 }
 
-pub(crate) fn run(matches: &ArgMatches) -> Done {
+pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
     let config = crate::load(matches, &["mysql_url"])?.config;
     let bar = ProgressBar::new_spinner().with_message("jobs checked");
     let found = crate::runtime()?.block_on(check_pending(&config, Registry::new(), |jobs| {

@@ -54,7 +54,7 @@ const FILTER: [(&str, &str, &str, &str); 15] = [
     ("unique_key", "unique-key", "KEY", "Only jobs with this unique key"),
     ("tag", "tag", "TAG", "Only jobs with this tag"),
     ("error", "error", "TEXT", "Only jobs whose last unsuccessful attempt has this text in its error"),
-    ("fingerprint", "group", "GROUP", "Only failed jobs of this group; `tickr dead groups` lists the groups"),
+    ("fingerprint", "group", "GROUP", "Only failed jobs of this group; `tickr dead-letters groups` lists the groups"),
     (
         "q",
         "query",

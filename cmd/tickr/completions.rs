@@ -3,7 +3,7 @@
 use clap::{Arg, ArgMatches, Command, value_parser};
 use clap_complete::Shell;
 
-use crate::Done;
+use crate::CommandResult;
 
 pub(crate) fn command() -> Command {
     Command::new("completions")
@@ -11,7 +11,7 @@ pub(crate) fn command() -> Command {
         .arg(Arg::new("shell").required(true).value_parser(value_parser!(Shell)).help("The shell"))
 }
 
-pub(crate) fn run(matches: &ArgMatches, mut whole: Command) -> Done {
+pub(crate) fn run(matches: &ArgMatches, mut whole: Command) -> CommandResult {
     if let Some(shell) = matches.get_one::<Shell>("shell") {
         // Printed in one call, so that a pipe that closes early ends this command like every other command.
         let mut script = Vec::new();

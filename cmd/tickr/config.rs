@@ -3,7 +3,7 @@
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use tickr::config::{Config, Flags, Subset, markdown_table};
 
-use crate::Done;
+use crate::CommandResult;
 
 pub(crate) fn command() -> Command {
     let command = Command::new("config").about("Show the effective settings and the source of each").arg(
@@ -15,7 +15,7 @@ pub(crate) fn command() -> Command {
     Flags::args(command, Subset::All)
 }
 
-pub(crate) fn run(matches: &ArgMatches) -> Done {
+pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
     if matches.get_flag("reference") {
         print!("{}", markdown_table());
         return Ok(());

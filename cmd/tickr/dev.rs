@@ -20,7 +20,7 @@ use tickr::handlers::Registry;
 use tickr::job::{Due, JobId, State};
 use tickr::services::{Address, Options, Services};
 
-use crate::Done;
+use crate::CommandResult;
 
 /// The sample report. It reads tickr's own tables.
 const SAMPLE_REPORT: &str = r#"
@@ -58,7 +58,7 @@ pub(crate) fn command() -> Command {
     Flags::args(command, Subset::All)
 }
 
-pub(crate) fn run(matches: &ArgMatches) -> Done {
+pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
     let began = Instant::now();
     let dir = matches.get_one::<PathBuf>("dir").cloned().unwrap_or_else(|| ".tickr".into());
     std::fs::create_dir_all(&dir).with_context(|| format!("create {}", dir.display()))?;
@@ -77,7 +77,7 @@ pub(crate) fn run(matches: &ArgMatches) -> Done {
     let defaults = defaults(&loaded, &dir)?;
     let loaded = Config::load_with_defaults(&flags, Config::process_env(), Config::usual_file(), &defaults)?;
     let Loaded { config, sources, .. } = loaded;
-    let child = ChildProgram::of_this_process(sources)?;
+    let child = ChildProgram::from_this_process(sources)?;
     let outcome = runtime.block_on(async {
         tickr::store::Store::create_database(&services.mysql_url("tickr")).await?;
         let app = App::start_with(&config, Registry::new(), Some(child)).await?;
@@ -103,8 +103,9 @@ pub(crate) fn run(matches: &ArgMatches) -> Done {
 /// the same.
 fn defaults(loaded: &Loaded, dir: &Path) -> anyhow::Result<String> {
     let Loaded { config, origins, .. } = loaded;
-    let is_default =
-        |name: &str| origins.get(name).is_none_or(|effective| effective.origin == tickr::config::Origin::Default);
+    let is_default = |name: &str| {
+        origins.get(name).is_none_or(|effective| effective.origin == tickr::config::SettingOrigin::Default)
+    };
     let dir_name = dir.to_str().with_context(|| format!("{} is not UTF-8; name another folder", dir.display()))?;
     let mut values = vec![
         ("outbox_dir", toml::Value::from(format!("{dir_name}/outbox"))),

@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use crate::print::{printable, text};
-use crate::{Done, Failure};
+use crate::{CommandResult, Failure};
 
 /// Exit codes in addition to those of all commands.
 const FAILED: u8 = 3;
@@ -12,7 +12,7 @@ const CANCELLED: u8 = 4;
 const NOT_OVER: u8 = 5;
 
 /// Turn the state of a job into an exit code. The reason goes to standard error, unless `quiet`.
-pub(crate) fn of(job: &Value, quiet: bool) -> Done {
+pub(crate) fn to_exit_code(job: &Value, quiet: bool) -> CommandResult {
     let state = text(job, "state");
     let code = match state.as_str() {
         "completed" => return Ok(()),

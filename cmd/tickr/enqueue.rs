@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 
 use crate::client::{self, Client};
 use crate::print::{self, printable};
-use crate::{Done, ending};
+use crate::{CommandResult, ending};
 
 /// Longest wait that the API accepts in one call.
 const MAX_CALL: Duration = Duration::from_secs(30);
@@ -77,7 +77,7 @@ pub(crate) fn command() -> Command {
     client::args(command)
 }
 
-pub(crate) fn run(matches: &ArgMatches) -> Done {
+pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
     let mut job = Map::new();
     let text = |name: &str| matches.get_one::<String>(name).cloned();
     job.insert("kind".into(), text("kind").into());
@@ -126,7 +126,7 @@ pub(crate) fn run(matches: &ArgMatches) -> Done {
                 println!("{result}");
             }
         }
-        if wait.is_some() { ending::of(&job, as_json) } else { Ok(()) }
+        if wait.is_some() { ending::to_exit_code(&job, as_json) } else { Ok(()) }
     })
 }
 

@@ -5,10 +5,10 @@ use std::time::Duration;
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use serde_json::Value;
 
-use crate::Done;
+use crate::CommandResult;
 use crate::client::{self, Client};
 use crate::print::{encoded, printable, text};
-use crate::stream::{self, Stream, Told, until_signalled};
+use crate::stream::{self, Stream, StreamEvent, until_signalled};
 
 /// The parameters of the stream, as flags.
 const WANTED: [(&str, &str, &str); 4] = [
@@ -36,7 +36,7 @@ pub(crate) fn command() -> Command {
     )
 }
 
-pub(crate) fn run(matches: &ArgMatches) -> Done {
+pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
     let client = Client::from_matches(matches)?;
     let (as_json, patience) = (matches.get_flag("json"), stream::patience_of(matches));
     let wanted = WANTED.iter().filter_map(|(name, ..)| {
@@ -54,26 +54,26 @@ pub(crate) fn run(matches: &ArgMatches) -> Done {
 
 async fn follow(client: &Client, path: String, patience: Duration, as_json: bool) -> anyhow::Result<()> {
     let mut stream = Stream::open(client, path, patience, |word| eprintln!("tickr: {word}")).await?;
-    while let Some(told) = stream.next().await? {
+    while let Some(event) = stream.next().await? {
         if as_json {
-            println!("{}", told.as_json());
+            println!("{}", event.as_json());
         } else {
-            println!("{}", line(&told));
+            println!("{}", line(&event));
         }
     }
     Ok(())
 }
 
 /// Format an event for operators: time, type, and every field, also fields that this binary does not know.
-fn line(told: &Told) -> String {
-    let fields = told.data.as_object();
+fn line(event: &StreamEvent) -> String {
+    let fields = event.data.as_object();
     let value = |name: &str, value: &Value| {
         let said = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
         format!(" {name}={}", printable(&said))
     };
-    let mut line = format!("{:<24}  {:<16}", printable(&text(&told.data, "at")), printable(&told.kind));
+    let mut line = format!("{:<24}  {:<16}", printable(&text(&event.data, "at")), printable(&event.kind));
     for name in FIRST {
-        line.extend(told.data.get(name).map(|found| value(name, found)));
+        line.extend(event.data.get(name).map(|found| value(name, found)));
     }
     let last = ["at", "runner"];
     for (name, found) in fields.into_iter().flatten() {
@@ -81,7 +81,7 @@ fn line(told: &Told) -> String {
             line.push_str(&value(name, found));
         }
     }
-    line.extend(told.data.get("runner").map(|found| value("runner", found)));
+    line.extend(event.data.get("runner").map(|found| value("runner", found)));
     line
 }
 
@@ -94,12 +94,12 @@ mod tests {
     #[test]
     fn lines_have_every_field_of_events_that_nobody_knows_yet() {
         let data = json!({"at": "2026-01-01T00:00:00.000Z", "runner": "r1", "mood": "\u{1b}[31mgood", "count": 2, "queue": "mail"});
-        let told = Told { kind: "new_type".into(), id: None, data };
+        let event = StreamEvent { kind: "new_type".into(), id: None, data };
         assert_eq!(
-            line(&told),
+            line(&event),
             "2026-01-01T00:00:00.000Z  new_type         queue=mail count=2 mood= [31mgood runner=r1"
         );
-        let gap = Told { kind: "gap".into(), id: None, data: json!({"reason": "redis"}) };
+        let gap = StreamEvent { kind: "gap".into(), id: None, data: json!({"reason": "redis"}) };
         assert_eq!(line(&gap), format!("{:24}  gap              reason=redis", ""));
     }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::{Arg, ArgAction, ArgGroup, ArgMatches, Command, value_parser};
 use serde_json::{Value, json};
 
-use crate::Done;
+use crate::CommandResult;
 use crate::client::{self, Client};
 use crate::print::{brief, encoded, number, printable, table, text};
 use crate::{enqueue, watch};
@@ -60,7 +60,7 @@ pub(crate) fn command() -> Command {
         .subcommand(watch::command())
 }
 
-pub(crate) fn run(matches: &ArgMatches) -> Done {
+pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
     let Some((verb, matches)) = matches.subcommand() else { return Ok(()) };
     if verb == "watch" {
         return watch::run(matches);
@@ -120,7 +120,7 @@ fn print_reasons(explanation: &Value) {
     }
 }
 
-async fn count(client: &Client, matches: &ArgMatches, as_json: bool) -> Done {
+async fn count(client: &Client, matches: &ArgMatches, as_json: bool) -> CommandResult {
     let given = client::filter_given(matches);
     let words: Vec<String> = given.iter().map(|(name, value)| format!("{name}={}", encoded(value))).collect();
     let answer = client.get(&format!("/v1/jobs/count?{}", words.join("&"))).await?;
@@ -134,7 +134,7 @@ async fn count(client: &Client, matches: &ArgMatches, as_json: bool) -> Done {
     Ok(())
 }
 
-async fn list(client: &Client, matches: &ArgMatches, as_json: bool) -> Done {
+async fn list(client: &Client, matches: &ArgMatches, as_json: bool) -> CommandResult {
     let jobs = pages(client, matches, "/v1/jobs", &[]).await?;
     if as_json {
         println!("{:#}", Value::Array(jobs));

@@ -8,9 +8,9 @@
 //! - `jobs.rs`: read, change and follow jobs
 //! - `watch.rs`: `tickr jobs watch`, which follows one job to its end
 //! - `schedules.rs`: create, change, pause and trigger schedules
-//! - `dead.rs`: list, replay and discard dead letters
+//! - `dead_letters.rs`: list, replay and discard dead letters
 //! - `operations.rs`: bulk operations on many jobs
-//! - `keys.rs`: list, create and revoke API keys
+//! - `api_keys.rs`: list, create and revoke API keys
 //! - `queues.rs`: list, pause, prioritise and limit queues
 //! - `runners.rs`: list, drain and resume runners
 //! - `events.rs`: follow the events of the cluster
@@ -30,18 +30,19 @@
 #[macro_use]
 mod print;
 
+mod api_keys;
+#[cfg(feature = "bench")]
 mod bench;
 mod check;
 mod client;
 mod completions;
 mod config;
-mod dead;
+mod dead_letters;
 mod dev;
 mod ending;
 mod enqueue;
 mod events;
 mod jobs;
-mod keys;
 mod migrate;
 mod operations;
 mod queues;
@@ -50,6 +51,7 @@ mod runners;
 mod schedules;
 mod serve;
 mod stream;
+#[cfg(feature = "top")]
 mod top;
 mod verify;
 mod watch;
@@ -87,17 +89,19 @@ fn main() -> ExitCode {
             enqueue::command(),
             jobs::command(),
             schedules::command(),
-            dead::command(),
+            dead_letters::command(),
             operations::command(),
-            keys::command(),
+            api_keys::command(),
             queues::command(),
             runners::command(),
             events::command(),
             rebuild::command(),
             verify::command(),
             check::command(),
+            #[cfg(feature = "bench")]
             bench::command(),
             config::command(),
+            #[cfg(feature = "top")]
             top::command(),
             completions::command(),
         ]);
@@ -112,14 +116,16 @@ fn main() -> ExitCode {
         Some(("runners", matches)) => runners::run(matches),
         Some(("events", matches)) => events::run(matches),
         Some(("schedules", matches)) => schedules::run(matches),
-        Some(("dead", matches)) => dead::run(matches),
+        Some(("dead-letters", matches)) => dead_letters::run(matches),
         Some(("operations", matches)) => operations::run(matches),
-        Some(("keys", matches)) => keys::run(matches),
+        Some(("api-keys", matches)) => api_keys::run(matches),
         Some(("rebuild", matches)) => rebuild::run(matches),
         Some(("verify", matches)) => verify::run(matches),
         Some(("check", matches)) => check::run(matches),
+        #[cfg(feature = "bench")]
         Some(("bench", matches)) => bench::run(matches),
         Some(("config", matches)) => config::run(matches),
+        #[cfg(feature = "top")]
         Some(("top", matches)) => top::run(matches),
         Some(("completions", matches)) => completions::run(matches, command),
         // clap refuses all other subcommands.
@@ -178,7 +184,7 @@ impl<E: Into<anyhow::Error>> From<E> for Failure {
     }
 }
 
-type Done = Result<(), Failure>;
+type CommandResult = Result<(), Failure>;
 
 /// Load the configuration of a subcommand whose flags come from the table of settings.
 fn load(matches: &ArgMatches, requiring: &[&'static str]) -> Result<Loaded, Failure> {

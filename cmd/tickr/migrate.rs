@@ -7,7 +7,7 @@ use tickr::app::connect_store;
 use tickr::config::{Flags, Subset, parse_duration};
 use tickr::store::{MIGRATION_PATIENCE, MigrateSettings};
 
-use crate::Done;
+use crate::CommandResult;
 
 pub(crate) fn command() -> Command {
     let command = Command::new("migrate")
@@ -24,7 +24,7 @@ pub(crate) fn command() -> Command {
     Flags::args(command, Subset::Only(&["mysql_url", "log", "log_format"]))
 }
 
-pub(crate) fn run(matches: &ArgMatches) -> Done {
+pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
     let loaded = crate::load(matches, &["mysql_url"])?;
     let patience: Option<Duration> = matches.get_one("patience").copied();
     crate::runtime()?.block_on(async {

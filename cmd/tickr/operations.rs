@@ -6,7 +6,7 @@ use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Map, Value, json};
 
-use crate::Done;
+use crate::CommandResult;
 use crate::client::{self, Client};
 use crate::jobs::limit;
 use crate::print::{encoded, number, printable, table, text};
@@ -80,7 +80,7 @@ pub(crate) fn command() -> Command {
         .subcommand(one("watch", "Follow a bulk operation to its end; exit code 0 only if it ends as done"))
 }
 
-pub(crate) fn run(matches: &ArgMatches) -> Done {
+pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
     let Some((verb, matches)) = matches.subcommand() else { return Ok(()) };
     let client = Client::from_matches(matches)?;
     let as_json = matches.get_flag("json");
@@ -104,7 +104,7 @@ pub(crate) fn run(matches: &ArgMatches) -> Done {
     })
 }
 
-async fn start(client: &Client, matches: &ArgMatches, as_json: bool) -> Done {
+async fn start(client: &Client, matches: &ArgMatches, as_json: bool) -> CommandResult {
     let given = |name: &str| matches.get_one::<String>(name).map(|text| json!(text));
     let filter: Map<String, Value> =
         client::filter_given(matches).into_iter().map(|(name, value)| (name.to_owned(), json!(value))).collect();
@@ -133,7 +133,7 @@ async fn start(client: &Client, matches: &ArgMatches, as_json: bool) -> Done {
 
 /// Follow a bulk operation to its end. On a terminal it shows a progress bar; elsewhere it prints a line for each
 /// change.
-async fn watch(client: &Client, id: &str, as_json: bool) -> Done {
+async fn watch(client: &Client, id: &str, as_json: bool) -> CommandResult {
     let bar = ProgressBar::new(0);
     let mut said = String::new();
     let style = ProgressStyle::with_template("{bar:40} {pos}/{len} {msg}").unwrap_or(ProgressStyle::default_bar());
@@ -163,7 +163,7 @@ async fn watch(client: &Client, id: &str, as_json: bool) -> Done {
     }
 }
 
-async fn list(client: &Client, matches: &ArgMatches, as_json: bool) -> Done {
+async fn list(client: &Client, matches: &ArgMatches, as_json: bool) -> CommandResult {
     let wanted = *matches.get_one::<u32>("limit").unwrap_or(&20);
     let mut path = format!("/v1/operations?limit={}", wanted.clamp(1, 200));
     if let Some(state) = matches.get_one::<String>("state") {

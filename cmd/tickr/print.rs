@@ -4,7 +4,7 @@ use std::io::IsTerminal as _;
 
 use comfy_table::{Table, presets};
 use serde_json::Value;
-use tickr::job::steers;
+use tickr::job::is_terminal_control;
 
 /// Make a table without borders, which is easy to grep and to copy.
 pub(crate) fn table<const N: usize>(header: [&str; N]) -> Table {
@@ -34,13 +34,13 @@ pub(crate) fn number(value: &Value, field: &str) -> u64 {
 /// Put a text on one line, without control characters and marks of writing direction. For texts from producers and
 /// handlers.
 pub(crate) fn printable(text: &str) -> String {
-    text.chars().map(|c| if steers(c) { ' ' } else { c }).collect()
+    text.chars().map(|c| if is_terminal_control(c) { ' ' } else { c }).collect()
 }
 
 /// Write out every character that could control a terminal or reverse the direction of a line. JSON keeps its meaning:
 /// such characters occur only within its strings, where the escape stands for the same character.
 pub(crate) fn harmless(text: String) -> String {
-    let written_out = |c: char| steers(c) && !matches!(c, '\n' | '\t');
+    let written_out = |c: char| is_terminal_control(c) && !matches!(c, '\n' | '\t');
     if !text.contains(written_out) {
         return text;
     }
@@ -75,7 +75,7 @@ pub(crate) fn brief(text: &str, most: usize) -> String {
 }
 
 /// A duration in readable units.
-pub(crate) fn said(ms: u64) -> String {
+pub(crate) fn duration_text(ms: u64) -> String {
     match ms {
         0..10_000 => format!("{ms} ms"),
         10_000..120_000 => format!("{} s", ms / 1_000),
@@ -94,13 +94,13 @@ mod tests {
         let value = serde_json::json!({"payload": odd, "n": [1, null]});
         for text in [format!("{value}"), format!("{value:#}"), odd.to_owned()] {
             let safe = harmless(text.clone());
-            assert!(!safe.contains(|c: char| steers(c) && !matches!(c, '\n' | '\t')), "{safe:?}");
+            assert!(!safe.contains(|c: char| is_terminal_control(c) && !matches!(c, '\n' | '\t')), "{safe:?}");
             if text != odd {
                 assert_eq!(serde_json::from_str::<Value>(&safe).unwrap(), value);
             }
         }
         assert!(harmless(odd.to_owned()).starts_with("a\\u009b2J\\u001b]0;x\\u0007b\\u202ec"));
-        assert!(!printable(odd).contains(steers));
+        assert!(!printable(odd).contains(is_terminal_control));
         assert_eq!(harmless("plain\n\tä🦀".to_owned()), "plain\n\tä🦀");
     }
 }

@@ -3,7 +3,7 @@
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use serde_json::{Map, Value, json};
 
-use crate::Done;
+use crate::CommandResult;
 use crate::client::{self, Client};
 use crate::print::{encoded, number, printable, table, text};
 
@@ -41,7 +41,7 @@ pub(crate) fn command() -> Command {
         )
 }
 
-pub(crate) fn run(matches: &ArgMatches) -> Done {
+pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
     let Some((verb, matches)) = matches.subcommand() else { return Ok(()) };
     let client = Client::from_matches(matches)?;
     let as_json = matches.get_flag("json");
@@ -132,7 +132,7 @@ fn list(answer: &Value) {
             number(&states, "waiting").to_string(),
             number(&states, "retrying").to_string(),
             number(&states, "executing").to_string(),
-            number(queue, "open_failures").to_string(),
+            number(queue, "open_dead_letters").to_string(),
             number(&states, "failed").to_string(),
             number(queue, "runners").to_string(),
             paused(queue),

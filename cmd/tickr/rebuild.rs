@@ -5,7 +5,7 @@ use clap::{ArgMatches, Command};
 use tickr::app::index_of;
 use tickr::config::{Flags, Subset};
 
-use crate::Done;
+use crate::CommandResult;
 
 pub(crate) fn command() -> Command {
     let command = Command::new("rebuild").about("Rebuild the Redis index from MySQL").long_about(
@@ -16,7 +16,7 @@ pub(crate) fn command() -> Command {
     Flags::args(command, Subset::Only(&["redis_url", "redis_prefix", "log", "log_format"]))
 }
 
-pub(crate) fn run(matches: &ArgMatches) -> Done {
+pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
     let loaded = crate::load(matches, &["redis_url"])?;
     let config = loaded.config;
     crate::runtime()?.block_on(async {

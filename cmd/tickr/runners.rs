@@ -4,9 +4,9 @@
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use serde_json::{Value, json};
 
-use crate::Done;
+use crate::CommandResult;
 use crate::client::{self, Client};
-use crate::print::{encoded, number, printable, said, table, text};
+use crate::print::{duration_text, encoded, number, printable, table, text};
 
 pub(crate) fn command() -> Command {
     let flag = |name: &'static str, help: &'static str| Arg::new(name).long(name).action(ArgAction::SetTrue).help(help);
@@ -34,7 +34,7 @@ pub(crate) fn command() -> Command {
     )
 }
 
-pub(crate) fn run(matches: &ArgMatches) -> Done {
+pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
     if let Some((verb, matches)) = matches.subcommand() {
         return switch(verb, matches);
     }
@@ -56,7 +56,7 @@ pub(crate) fn run(matches: &ArgMatches) -> Done {
 }
 
 /// Drain or resume one runner.
-fn switch(verb: &str, matches: &ArgMatches) -> Done {
+fn switch(verb: &str, matches: &ArgMatches) -> CommandResult {
     let client = Client::from_matches(matches)?;
     let id = encoded(matches.get_one::<String>("id").map_or("", String::as_str));
     let reason = matches.try_get_one::<String>("reason").ok().flatten();
@@ -82,7 +82,7 @@ pub(crate) fn state(runner: &Value) -> &'static str {
 }
 
 fn print(runners: &[Value]) {
-    let mut table = table(["RUNNER", "VERSION", "STATE", "BUSY", "HEARTBEAT", "STARTED", "QUEUES", "KINDS"]);
+    let mut table = table(["RUNNER", "VERSION", "STATE", "BUSY WORKERS", "HEARTBEAT", "STARTED", "QUEUES", "KINDS"]);
     for runner in runners {
         let names = |field: &str| {
             let names = runner.get(field).and_then(Value::as_array).into_iter().flatten();
@@ -92,8 +92,8 @@ fn print(runners: &[Value]) {
             printable(&text(runner, "id")),
             printable(&text(runner, "version")),
             state(runner).to_owned(),
-            format!("{}/{}", number(runner, "busy"), number(runner, "slots")),
-            format!("{} ago", said(number(runner, "heartbeat_age_ms"))),
+            format!("{}/{}", number(runner, "busy_workers"), number(runner, "workers")),
+            format!("{} ago", duration_text(number(runner, "heartbeat_age_ms"))),
             text(runner, "started_at"),
             names("queues"),
             names("kinds"),

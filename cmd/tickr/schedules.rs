@@ -5,7 +5,7 @@ use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use serde_json::{Map, Value, json};
 use tickr::config::parse_duration;
 
-use crate::Done;
+use crate::CommandResult;
 use crate::client::{self, Client};
 use crate::enqueue::payload;
 use crate::print::{brief, encoded, number, printable, table, text};
@@ -105,7 +105,7 @@ fn put(command: Command) -> Command {
         .arg(text_arg("timeout", "DURATION", "Time limit of one attempt"))
 }
 
-pub(crate) fn run(matches: &ArgMatches) -> Done {
+pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
     let Some((verb, matches)) = matches.subcommand() else { return Ok(()) };
     let said = |name: &str| matches.get_one::<String>(name).cloned();
     let client = Client::from_matches(matches)?;
@@ -164,7 +164,7 @@ pub(crate) fn run(matches: &ArgMatches) -> Done {
     })
 }
 
-fn print(as_json: bool, answer: &Value, for_people: impl FnOnce(&Value)) -> Done {
+fn print(as_json: bool, answer: &Value, for_people: impl FnOnce(&Value)) -> CommandResult {
     if as_json {
         println!("{answer:#}");
     } else {

@@ -5,7 +5,7 @@ use tickr::app::Suspects;
 use tickr::config::{Flags, Subset};
 use tickr::handlers::Registry;
 
-use crate::Done;
+use crate::CommandResult;
 
 pub(crate) fn command() -> Command {
     let command = Command::new("serve").about("Run jobs and the HTTP API until SIGTERM").long_about(
@@ -15,6 +15,6 @@ pub(crate) fn command() -> Command {
     Flags::args(command, Subset::All)
 }
 
-pub(crate) fn run(matches: &ArgMatches) -> Done {
+pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
     Ok(tickr::app::serve_with(matches, Registry::new(), Suspects::InChildren)?)
 }

@@ -39,13 +39,13 @@ pub(crate) fn patience_of(matches: &ArgMatches) -> Duration {
 
 /// One event of a stream.
 #[derive(Debug, Default, PartialEq)]
-pub(crate) struct Told {
+pub(crate) struct StreamEvent {
     pub(crate) kind: String,
     pub(crate) id: Option<String>,
     pub(crate) data: Value,
 }
 
-impl Told {
+impl StreamEvent {
     /// The event as one JSON object: its type, its id if it has one, and its fields.
     pub(crate) fn as_json(&self) -> Value {
         let mut all = Map::new();
@@ -67,7 +67,7 @@ pub(crate) struct Stream<'a> {
     path: String,
     response: Option<Response>,
     reader: Reader,
-    told: VecDeque<Told>,
+    events: VecDeque<StreamEvent>,
     /// Id of the last event that had one.
     last: Option<String>,
     /// Time during which the stream is opened again after the last data.
@@ -104,7 +104,7 @@ impl<'a> Stream<'a> {
             path,
             response: None,
             reader: Reader::default(),
-            told: VecDeque::new(),
+            events: VecDeque::new(),
             last: None,
             patience,
             lost: None,
@@ -122,20 +122,20 @@ impl<'a> Stream<'a> {
     /// Return the next event, or `None` when the server has no more events.
     ///
     /// The future can be dropped and the method called again without losing an event.
-    pub(crate) async fn next(&mut self) -> anyhow::Result<Option<Told>> {
+    pub(crate) async fn next(&mut self) -> anyhow::Result<Option<StreamEvent>> {
         loop {
-            if let Some(told) = self.told.pop_front() {
-                return Ok(Some(told));
+            if let Some(event) = self.events.pop_front() {
+                return Ok(Some(event));
             }
             let Some(response) = &mut self.response else { return Ok(None) };
             let broken = match response.chunk().await {
                 Ok(Some(bytes)) => {
                     (self.lost, self.pause) = (None, FIRST_PAUSE);
-                    for told in self.reader.take(&bytes).with_context(|| self.client.url().to_owned())? {
-                        if let Some(id) = &told.id {
+                    for event in self.reader.take(&bytes).with_context(|| self.client.url().to_owned())? {
+                        if let Some(id) = &event.id {
                             self.last = Some(id.clone());
                         }
-                        self.told.push_back(told);
+                        self.events.push_back(event);
                     }
                     continue;
                 }
@@ -225,8 +225,8 @@ struct Reader {
 
 impl Reader {
     /// Parse these bytes and return the events that they complete.
-    fn take(&mut self, bytes: &[u8]) -> anyhow::Result<Vec<Told>> {
-        let mut told = Vec::new();
+    fn take(&mut self, bytes: &[u8]) -> anyhow::Result<Vec<StreamEvent>> {
+        let mut events = Vec::new();
         for part in bytes.split_inclusive(|byte| *byte == b'\n') {
             self.line.extend_from_slice(part);
             if self.line.len() + self.data.len() > MAX_LINE {
@@ -234,19 +234,19 @@ impl Reader {
             }
             if part.ends_with(b"\n") {
                 let line = std::mem::take(&mut self.line);
-                told.extend(self.line(String::from_utf8_lossy(&line).trim_end_matches(['\n', '\r'])));
+                events.extend(self.line(String::from_utf8_lossy(&line).trim_end_matches(['\n', '\r'])));
             }
         }
-        Ok(told)
+        Ok(events)
     }
 
     /// Parse one line and return the event that it completes.
-    fn line(&mut self, line: &str) -> Option<Told> {
+    fn line(&mut self, line: &str) -> Option<StreamEvent> {
         if line.is_empty() {
             let (kind, id, data) = (std::mem::take(&mut self.kind), self.id.take(), std::mem::take(&mut self.data));
             // A block without data is not an event. Data that is not JSON was not sent by tickr.
             let data = serde_json::from_str(&data).ok()?;
-            return Some(Told { kind, id, data });
+            return Some(StreamEvent { kind, id, data });
         }
         let (field, value) = line.split_once(':').unwrap_or((line, ""));
         let value = value.strip_prefix(' ').unwrap_or(value);
@@ -276,12 +276,14 @@ mod tests {
     fn events_are_read_however_their_bytes_are_cut() {
         let text = ": alive\n\nevent: state\ndata: {\"state\":\"wäiting\"}\n\nid: 1.begin\r\nevent:attempt\r\ndata: {\"a\":\r\n\
                     data: 1}\r\nlater: field\r\n\r\n:\n\ndata: no JSON\n\nevent: half\ndata: {}\n";
-        let told = |kind: &str, id: Option<&str>, data: Value| Told { kind: kind.into(), id: id.map(Into::into), data };
+        let event =
+            |kind: &str, id: Option<&str>, data: Value| StreamEvent { kind: kind.into(), id: id.map(Into::into), data };
         let expected =
-            [told("state", None, json!({"state": "wäiting"})), told("attempt", Some("1.begin"), json!({"a": 1}))];
+            [event("state", None, json!({"state": "wäiting"})), event("attempt", Some("1.begin"), json!({"a": 1}))];
         for size in 1..text.len() {
             let mut reader = Reader::default();
-            let found: Vec<Told> = text.as_bytes().chunks(size).flat_map(|bytes| reader.take(bytes).unwrap()).collect();
+            let found: Vec<StreamEvent> =
+                text.as_bytes().chunks(size).flat_map(|bytes| reader.take(bytes).unwrap()).collect();
             assert_eq!(found, expected, "{size}");
         }
     }
@@ -295,7 +297,7 @@ mod tests {
 
     #[test]
     fn json_for_scripts_has_the_type_and_the_id_beside_the_fields() {
-        let told = Told { kind: "attempt".into(), id: Some("1.begin".into()), data: json!({"number": 1}) };
-        assert_eq!(told.as_json(), json!({"type": "attempt", "id": "1.begin", "number": 1}));
+        let event = StreamEvent { kind: "attempt".into(), id: Some("1.begin".into()), data: json!({"number": 1}) };
+        assert_eq!(event.as_json(), json!({"type": "attempt", "id": "1.begin", "number": 1}));
     }
 }

@@ -1,4 +1,4 @@
-//! `tickr top`: a live view of queues, rates, lateness, runners and the newest failures, through the API.
+//! `tickr top`: a live view of queues, rates, lateness, runners and the newest dead letters, through the API.
 
 use std::collections::VecDeque;
 use std::io::IsTerminal as _;
@@ -16,23 +16,23 @@ use serde_json::{Value, json};
 use tickr::app::Signals;
 use tokio::sync::mpsc;
 
-use crate::Done;
+use crate::CommandResult;
 use crate::client::{self, Client};
-use crate::print::{number, printable, said, text};
+use crate::print::{duration_text, number, printable, text};
 use crate::runners;
 
 /// Interval between two reads of the API.
 const READ_EVERY: Duration = Duration::from_secs(1);
 /// Number of seconds of rates on the screen.
 const HISTORY: usize = 180;
-/// Number of failures on the screen.
-const FAILURES: usize = 8;
+/// Number of dead letters on the screen.
+const DEAD_LETTERS: usize = 8;
 
 pub(crate) fn command() -> Command {
     let flag = |name: &'static str, help: &'static str| Arg::new(name).long(name).action(ArgAction::SetTrue).help(help);
     client::args(
         Command::new("top")
-            .about("Watch queues, rates, lateness, runners and failures live")
+            .about("Watch queues, rates, lateness, runners and dead letters live")
             .long_about(
                 "Read the API once a second and show it. Press q to leave. Rates are those of all runners together, unless \
                  marked otherwise.",
@@ -42,7 +42,7 @@ pub(crate) fn command() -> Command {
     )
 }
 
-pub(crate) fn run(matches: &ArgMatches) -> Done {
+pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
     let client = Client::from_matches(matches)?;
     let url = matches.get_one::<String>("url").cloned().unwrap_or_default();
     crate::runtime()?.block_on(async {
@@ -66,11 +66,13 @@ pub(crate) fn run(matches: &ArgMatches) -> Done {
 /// Read everything that the screen shows.
 async fn read(client: &Client) -> anyhow::Result<Value> {
     // Open dead letters, in the order of their failures: a job that was enqueued long ago may have failed just now.
-    let failed = format!("/v1/dead?order=time&limit={FAILURES}");
-    let (stats, queues, runners, failures) =
+    let failed = format!("/v1/dead-letters?order=time&limit={DEAD_LETTERS}");
+    let (stats, queues, runners, dead_letters) =
         tokio::join!(client.get("/v1/stats"), client.get("/v1/queues"), client.get("/v1/runners"), client.get(&failed));
     let data = |answer: anyhow::Result<Value>| anyhow::Ok(answer?.get_mut("data").map(Value::take).unwrap_or_default());
-    Ok(json!({"stats": stats?, "queues": data(queues)?, "runners": data(runners)?, "failures": data(failures)?}))
+    Ok(
+        json!({"stats": stats?, "queues": data(queues)?, "runners": data(runners)?, "dead_letters": data(dead_letters)?}),
+    )
 }
 
 async fn watch(client: &Client, screen: &mut Screen) -> anyhow::Result<()> {
@@ -182,7 +184,7 @@ impl Screen {
 
     fn draw(&self, frame: &mut Frame<'_>) {
         let list = |name: &str| self.reading.get(name).and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
-        let (queues, runners, failures) = (list("queues"), list("runners"), list("failures"));
+        let (queues, runners, dead_letters) = (list("queues"), list("runners"), list("dead_letters"));
         let rows = |count: usize| u16::try_from(count.min(12)).unwrap_or(12) + 2;
         let areas = Layout::vertical([
             Constraint::Length(3),
@@ -196,7 +198,7 @@ impl Screen {
         self.draw_rates(frame, areas[1]);
         frame.render_widget(queue_table(queues), areas[2]);
         frame.render_widget(runner_table(runners), areas[3]);
-        frame.render_widget(failure_table(failures), areas[4]);
+        frame.render_widget(dead_letter_table(dead_letters), areas[4]);
     }
 
     fn headline(&self) -> Vec<Line<'static>> {
@@ -214,7 +216,7 @@ impl Screen {
             }
         };
         let counts = ["waiting", "retrying", "executing", "completed", "failed", "cancelled"];
-        let open = number(&stats, "open_failures");
+        let open = number(&stats, "open_dead_letters");
         let plus = if self.floors { "+" } else { "" };
         let count = |state: &&'static str| match (*state, open) {
             ("failed", open @ 1..) => format!("failed {} ({open} open)", number(&states, state)),
@@ -232,7 +234,7 @@ impl Screen {
                     " · late p50 {} p99 {} (this runner, last minute) · oldest due {}",
                     ms(&part("/lateness/p50_ms")),
                     ms(&part("/lateness/p99_ms")),
-                    said(oldest)
+                    duration_text(oldest)
                 )),
             ]),
         ]
@@ -286,7 +288,7 @@ fn queue_table(queues: &[Value]) -> Table<'static> {
         let mut cells = vec![text(queue, "name"), number(queue, "priority").to_string(), limit];
         let plus = if queue.get("exact").and_then(Value::as_bool) == Some(false) { "+" } else { "" };
         cells.extend(["waiting", "retrying", "executing"].map(|state| format!("{}{plus}", number(&states, state))));
-        cells.push(number(queue, "open_failures").to_string());
+        cells.push(number(queue, "open_dead_letters").to_string());
         cells.push(number(&states, "failed").to_string());
         cells.push(note);
         Row::new(cells).style(style)
@@ -313,23 +315,33 @@ fn runner_table(runners: &[Value]) -> Table<'static> {
         Row::new(vec![
             text(runner, "id"),
             text(runner, "version"),
-            format!("{}/{}", number(runner, "busy"), number(runner, "slots")),
-            said(age),
+            format!("{}/{}", number(runner, "busy_workers"), number(runner, "workers")),
+            duration_text(age),
             queues.join(" "),
         ])
         .style(style)
     };
-    let widths = [34, 10, 11, 10].map(Constraint::Length).into_iter().chain([Constraint::Min(10)]).collect();
-    titled(living.map(row).collect(), &["RUNNER", "VERSION", "BUSY", "HEARTBEAT", "QUEUES"], widths, " runners ")
+    let widths = [34, 10, 12, 10].map(Constraint::Length).into_iter().chain([Constraint::Min(10)]).collect();
+    titled(
+        living.map(row).collect(),
+        &["RUNNER", "VERSION", "BUSY WORKERS", "HEARTBEAT", "QUEUES"],
+        widths,
+        " runners ",
+    )
 }
 
-fn failure_table(failures: &[Value]) -> Table<'static> {
+fn dead_letter_table(dead_letters: &[Value]) -> Table<'static> {
     let row = |job: &Value| {
         let error = printable(&text(job, "last_error").chars().take(120).collect::<String>());
         Row::new(vec![text(job, "finished_at"), text(job, "kind"), text(job, "id"), error])
     };
     let widths = [25, 14, 37].map(Constraint::Length).into_iter().chain([Constraint::Min(10)]).collect();
-    titled(failures.iter().map(row).collect(), &["FAILED AT", "KIND", "JOB", "ERROR"], widths, " newest open failures ")
+    titled(
+        dead_letters.iter().map(row).collect(),
+        &["FAILED AT", "KIND", "JOB", "ERROR"],
+        widths,
+        " newest open dead letters ",
+    )
 }
 
 #[cfg(test)]
@@ -347,10 +359,10 @@ mod tests {
                       "lateness": {"p50_ms": 1.25, "p99_ms": null, "oldest_due_ms": 125_000}, "index": {"health": "degraded"}},
             "queues": [queue("default", Value::Null), queue("mail", paused)],
             "runners": [
-                {"id": "box-1", "version": "0.1.0", "busy": 3, "slots": 64, "heartbeat_age_ms": 900, "queues": ["default"], "stopped_at": null},
-                {"id": "box-0", "version": "0.1.0", "busy": 0, "slots": 64, "heartbeat_age_ms": 900, "queues": [], "stopped_at": "x"},
+                {"id": "box-1", "version": "0.1.0", "busy_workers": 3, "workers": 64, "heartbeat_age_ms": 900, "queues": ["default"], "stopped_at": null},
+                {"id": "box-0", "version": "0.1.0", "busy_workers": 0, "workers": 64, "heartbeat_age_ms": 900, "queues": [], "stopped_at": "x"},
             ],
-            "failures": [{"finished_at": "2026-01-01T00:00:00Z", "kind": "email", "id": "j-1", "last_error": "no \u{1b}[31msuch box"}],
+            "dead_letters": [{"finished_at": "2026-01-01T00:00:00Z", "kind": "email", "id": "j-1", "last_error": "no \u{1b}[31msuch box"}],
         })
     }
 

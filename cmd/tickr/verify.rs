@@ -7,9 +7,9 @@ use clap::{Arg, ArgAction, ArgMatches, Command};
 use comfy_table::{Table, presets};
 use tickr::app::{connect_store, index_of, retention_of};
 use tickr::config::{Config, Flags, Subset, parse_duration};
-use tickr::verify::{Outcome, Pace, Report, VerifySettings, verify};
+use tickr::verify::{Pace, Report, VerifySettings, VerifyVerdict, verify};
 
-use crate::{Done, Failure};
+use crate::{CommandResult, Failure};
 
 /// Exit code when a guarantee was broken.
 const BROKEN: u8 = 1;
@@ -53,7 +53,7 @@ pub(crate) fn command() -> Command {
     Flags::args(command, Subset::Only(&settings))
 }
 
-pub(crate) fn run(matches: &ArgMatches) -> Done {
+pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
     let config = crate::load(matches, &["mysql_url", "redis_url"])?.config;
     let since: Option<Duration> = matches.get_one("since").copied();
     let (repair, as_json) = (matches.get_flag("repair"), matches.get_flag("json"));
@@ -64,12 +64,12 @@ pub(crate) fn run(matches: &ArgMatches) -> Done {
         print(&report);
     }
     match report.verdict {
-        Outcome::Kept => Ok(()),
-        Outcome::Broken => {
+        VerifyVerdict::Kept => Ok(()),
+        VerifyVerdict::Broken => {
             let (checks, faults) = (report.faults().len(), report.faults().values().sum::<u64>());
             Err(Failure::new(BROKEN, anyhow::anyhow!("{faults} faults in {checks} of {} checks", report.checks.len())))
         }
-        Outcome::Unchecked => Err(Failure::new(UNCHECKED, anyhow::anyhow!("not everything could be checked"))),
+        VerifyVerdict::Unchecked => Err(Failure::new(UNCHECKED, anyhow::anyhow!("not everything could be checked"))),
     }
 }
 
@@ -143,9 +143,9 @@ fn print(report: &Report) {
     println!(
         "{}",
         match report.verdict {
-            Outcome::Kept => "every promise was kept",
-            Outcome::Broken => "promises were broken",
-            Outcome::Unchecked => "no broken promise was found, but not everything could be checked",
+            VerifyVerdict::Kept => "every promise was kept",
+            VerifyVerdict::Broken => "promises were broken",
+            VerifyVerdict::Unchecked => "no broken promise was found, but not everything could be checked",
         }
     );
 }

@@ -9,8 +9,8 @@ use serde_json::Value;
 
 use crate::client::{self, Client};
 use crate::print::{encoded, number, printable, text};
-use crate::stream::{self, Stream, Told, until_signalled};
-use crate::{Done, Failure, ending};
+use crate::stream::{self, Stream, StreamEvent, until_signalled};
+use crate::{CommandResult, Failure, ending};
 
 /// Exit codes that a shell reports for SIGINT and SIGTERM.
 const INTERRUPTED: u8 = 130;
@@ -34,7 +34,7 @@ pub(crate) fn command() -> Command {
     )
 }
 
-pub(crate) fn run(matches: &ArgMatches) -> Done {
+pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
     let client = Client::from_matches(matches)?;
     let id = matches.get_one::<String>("id").map_or("", String::as_str);
     let bar = if matches.get_flag("json") || !std::io::stdout().is_terminal() {
@@ -55,33 +55,33 @@ pub(crate) fn run(matches: &ArgMatches) -> Done {
     })
 }
 
-async fn follow(client: &Client, id: &str, patience: Duration, screen: &mut Screen) -> Done {
+async fn follow(client: &Client, id: &str, patience: Duration, screen: &mut Screen) -> CommandResult {
     let path = format!("/v1/jobs/{}", encoded(id));
     let bar = screen.bar.clone();
     let say = move |word: &str| bar.suspend(|| eprintln!("tickr: {word}"));
     let mut stream = Stream::open(client, format!("{path}/events"), patience, say).await?;
-    while let Some(told) = stream.next().await? {
-        screen.show(&told);
-        if told.kind == "end" {
+    while let Some(event) = stream.next().await? {
+        screen.show(&event);
+        if event.kind == "end" {
             screen.bar.finish_and_clear();
-            return ended(client, &path, &told.data, screen.as_json).await;
+            return ended(client, &path, &event.data, screen.as_json).await;
         }
     }
     // The stream ended without the event `end`: the server sent it before. Read the job for its state.
     let job = client.get(&path).await?;
-    ending::of(&job, screen.as_json)
+    ending::to_exit_code(&job, screen.as_json)
 }
 
 /// Exit with the code of the job's end. Events carry no error texts, so the job is read again for operators. If that
 /// fails, the state alone has to do.
-async fn ended(client: &Client, path: &str, told: &Value, as_json: bool) -> Done {
+async fn ended(client: &Client, path: &str, event: &Value, as_json: bool) -> CommandResult {
     if !as_json
-        && text(told, "state") == "failed"
+        && text(event, "state") == "failed"
         && let Ok(job) = client.get(path).await
     {
-        return ending::of(&job, as_json);
+        return ending::to_exit_code(&job, as_json);
     }
-    ending::of(told, as_json)
+    ending::to_exit_code(event, as_json)
 }
 
 /// Last state and progress that were shown. A stream that was opened again repeats them.
@@ -92,8 +92,8 @@ struct Seen {
 }
 
 impl Seen {
-    fn is_news(&mut self, told: &Told) -> bool {
-        let said = match told.kind.as_str() {
+    fn is_news(&mut self, event: &StreamEvent) -> bool {
+        let said = match event.kind.as_str() {
             "state" => &mut self.state,
             "progress" => &mut self.progress,
             "attempt" => {
@@ -102,7 +102,7 @@ impl Seen {
             }
             _ => return true,
         };
-        let mut data = told.data.clone();
+        let mut data = event.data.clone();
         // The time of the event makes no difference.
         if let Some(fields) = data.as_object_mut() {
             fields.remove("at");
@@ -120,27 +120,27 @@ struct Screen {
 }
 
 impl Screen {
-    fn show(&mut self, told: &Told) {
-        if !self.seen.is_news(told) {
+    fn show(&mut self, event: &StreamEvent) {
+        if !self.seen.is_news(event) {
             return;
         }
         if self.as_json {
-            println!("{}", told.as_json());
+            println!("{}", event.as_json());
             return;
         }
-        self.draw(told);
-        if let Some(line) = line(told).filter(|_| told.kind != "progress" || self.bar.is_hidden()) {
+        self.draw(event);
+        if let Some(line) = line(event).filter(|_| event.kind != "progress" || self.bar.is_hidden()) {
             self.bar.suspend(|| println!("{line}"));
         }
     }
 
-    fn draw(&self, told: &Told) {
+    fn draw(&self, event: &StreamEvent) {
         if self.bar.is_hidden() {
             return;
         }
-        let data = &told.data;
+        let data = &event.data;
         let style = |template: &str| ProgressStyle::with_template(template).unwrap_or(ProgressStyle::default_bar());
-        match told.kind.as_str() {
+        match event.kind.as_str() {
             "progress" => {
                 self.bar.set_style(style("{bar:40} {pos:>3} % {elapsed} {wide_msg}"));
                 self.bar.set_position(
@@ -152,7 +152,7 @@ impl Screen {
                 self.bar.set_style(style("{spinner} {elapsed} {wide_msg}"));
                 self.bar.set_position(0);
                 self.bar.reset_elapsed();
-                self.bar.set_message(standing(data));
+                self.bar.set_message(describe_state(data));
                 self.bar.enable_steady_tick(MOVES_EVERY);
             }
             _ => {}
@@ -161,7 +161,7 @@ impl Screen {
 }
 
 /// The state of a job, in words.
-fn standing(state: &Value) -> String {
+fn describe_state(state: &Value) -> String {
     let word = text(state, "state");
     let mut words = vec![printable(&word)];
     if ["waiting", "retrying"].contains(&word.as_str()) {
@@ -175,11 +175,11 @@ fn standing(state: &Value) -> String {
 
 /// Format an event for operators. `None` for an event that repeats the lines before it, and for a type that this binary
 /// does not know.
-fn line(told: &Told) -> Option<String> {
-    let data = &told.data;
-    let (at, what, more) = match told.kind.as_str() {
+fn line(event: &StreamEvent) -> Option<String> {
+    let data = &event.data;
+    let (at, what, more) = match event.kind.as_str() {
         "state" => {
-            let said = standing(data);
+            let said = describe_state(data);
             let (word, more) = said.split_once(", ").unwrap_or((&said, ""));
             let attempt = match number(data, "attempt") {
                 0 => String::new(),
@@ -212,20 +212,20 @@ mod tests {
 
     use super::*;
 
-    fn told(kind: &str, data: Value) -> Told {
-        Told { kind: kind.into(), id: None, data }
+    fn event(kind: &str, data: Value) -> StreamEvent {
+        StreamEvent { kind: kind.into(), id: None, data }
     }
 
     #[test]
     fn what_is_told_again_after_a_break_is_shown_once() {
-        let state = |at: &str, state: &str| told("state", json!({"at": at, "state": state}));
-        let progress = |percent: u32| told("progress", json!({"at": "1", "percent": percent}));
+        let state = |at: &str, state: &str| event("state", json!({"at": at, "state": state}));
+        let progress = |percent: u32| event("progress", json!({"at": "1", "percent": percent}));
         let mut seen = Seen::default();
         assert!(seen.is_news(&state("1", "waiting")) && !seen.is_news(&state("2", "waiting")));
         assert!(seen.is_news(&state("3", "executing")));
         assert!(seen.is_news(&progress(10)) && !seen.is_news(&progress(10)) && seen.is_news(&progress(20)));
         // Another attempt may report the same progress.
-        assert!(seen.is_news(&told("attempt", json!({"number": 2}))) && seen.is_news(&progress(20)));
+        assert!(seen.is_news(&event("attempt", json!({"number": 2}))) && seen.is_news(&progress(20)));
     }
 
     #[test]
@@ -233,33 +233,33 @@ mod tests {
         let at = "2026-01-01T00:00:00.000Z";
         let cases = [
             (
-                told(
+                event(
                     "state",
                     json!({"at": at, "state": "waiting", "execute_at": "2026-01-02T00:00:00.000Z", "attempt": 0}),
                 ),
                 Some("2026-01-01T00:00:00.000Z  waiting     due 2026-01-02T00:00:00.000Z"),
             ),
             (
-                told("state", json!({"at": at, "state": "executing", "attempt": 2, "cancel_requested_at": at})),
+                event("state", json!({"at": at, "state": "executing", "attempt": 2, "cancel_requested_at": at})),
                 Some("2026-01-01T00:00:00.000Z  executing   attempt 2, asked to stop"),
             ),
             (
-                told("attempt", json!({"number": 2, "runner": "r\u{7}1", "started_at": at, "verdict": null})),
+                event("attempt", json!({"number": 2, "runner": "r\u{7}1", "started_at": at, "verdict": null})),
                 Some("2026-01-01T00:00:00.000Z  attempt     #2 begun by r 1"),
             ),
             (
-                told("attempt", json!({"number": 2, "started_at": at, "finished_at": at, "verdict": "timed_out"})),
+                event("attempt", json!({"number": 2, "started_at": at, "finished_at": at, "verdict": "timed_out"})),
                 Some("2026-01-01T00:00:00.000Z  attempt     #2 timed_out"),
             ),
             (
-                told("progress", json!({"at": at, "percent": 41.6, "note": "half way"})),
+                event("progress", json!({"at": at, "percent": 41.6, "note": "half way"})),
                 Some("2026-01-01T00:00:00.000Z  progress    42 % half way"),
             ),
-            (told("end", json!({"state": "completed"})), None),
-            (told("new_type", json!({"what": "ever"})), None),
+            (event("end", json!({"state": "completed"})), None),
+            (event("new_type", json!({"what": "ever"})), None),
         ];
-        for (told, expected) in cases {
-            assert_eq!(line(&told).as_deref(), expected);
+        for (event, expected) in cases {
+            assert_eq!(line(&event).as_deref(), expected);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! `/v1/keys`: API keys.
+//! `/v1/api-keys`: API keys.
 
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -8,14 +8,14 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::api::http::auth::{Who, digest, is_open};
+use crate::api::http::auth::{RequestActor, digest, is_open};
 use crate::api::http::body::{Body, NamePath};
 use crate::api::http::problem::{Code, Problem};
-use crate::api::jobs::view::Moment;
+use crate::api::view::Moment;
 use crate::api::{Api, json};
 use crate::handlers;
 use crate::job::{Name, Scope};
-use crate::store::{ApiKey, MAX_KEYS, MadeKey, NewKey, RevokedKey};
+use crate::store::{ApiKey, MAX_API_KEYS, MadeApiKey, NewApiKey, RevokedApiKey};
 
 /// Prefix of every API key, so that scanners for leaked secrets can recognise it.
 const PREFIX: &str = "tickr_";
@@ -23,7 +23,7 @@ const PREFIX: &str = "tickr_";
 /// An API key to make.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub(super) struct NewKeyBody {
+pub(super) struct NewApiKeyBody {
     /// Scope. `read`: read everything. `enqueue`: enqueue jobs, and read them by their ids. `admin`: everything.
     #[schema(value_type = ScopeWord)]
     scope: String,
@@ -41,8 +41,8 @@ pub(super) struct NewKeyBody {
 /// Maximum number of kinds of one API key.
 const MAX_KINDS: usize = 50;
 
-impl NewKeyBody {
-    fn read(self, name: Name) -> Result<NewKey, Problem> {
+impl NewApiKeyBody {
+    fn read(self, name: Name) -> Result<NewApiKey, Problem> {
         let mut problems = Vec::new();
         let mut wrong = |pointer: &str, detail: String| problems.push(handlers::Problem::at(pointer, detail));
         let scope = Scope::from_word(&self.scope);
@@ -67,7 +67,7 @@ impl NewKeyBody {
             producer.parse::<Name>().inspect_err(|error| wrong("/producer", error.to_string())).ok()
         });
         match scope.filter(|_| problems.is_empty()) {
-            Some(scope) => Ok(NewKey { name, scope, kinds, producer }),
+            Some(scope) => Ok(NewApiKey { name, scope, kinds, producer }),
             None => Err(Problem::new(Code::InvalidRequest, "invalid API key; `errors` says why").at("", problems)),
         }
     }
@@ -85,7 +85,7 @@ pub(super) enum ScopeWord {
 
 /// An API key, without its secret.
 #[derive(Debug, Serialize, ToSchema)]
-pub(super) struct KeyView {
+pub(super) struct ApiKeyView {
     name: String,
     #[schema(value_type = ScopeWord)]
     scope: &'static str,
@@ -108,7 +108,7 @@ pub(super) struct KeyView {
     revoked_by: Option<String>,
 }
 
-impl From<ApiKey> for KeyView {
+impl From<ApiKey> for ApiKeyView {
     fn from(key: ApiKey) -> Self {
         let (revoked_at, revoked_by) = key.revoked.map(|(at, by)| (Moment(at), by.to_string())).unzip();
         Self {
@@ -127,7 +127,7 @@ impl From<ApiKey> for KeyView {
 
 /// An API key that was just made, with its secret.
 #[derive(Serialize, ToSchema)]
-pub(super) struct MadeKeyView {
+pub(super) struct MadeApiKeyView {
     /// The secret. It is shown only in this response; tickr stores only its digest.
     #[schema(example = "tickr_3q2-7wAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA")]
     token: String,
@@ -145,29 +145,27 @@ pub(super) struct MadeKeyView {
 
 /// All API keys.
 #[derive(Debug, Serialize, ToSchema)]
-pub(super) struct KeysAnswer {
+pub(super) struct ApiKeysAnswer {
     /// API keys: the valid ones first, then the newest first.
-    data: Vec<KeyView>,
+    data: Vec<ApiKeyView>,
 }
 
 /// Generate the secret of a new API key: 256 random bits.
-pub fn new_key() -> String {
+pub fn new_api_key() -> String {
     let bytes: [u8; 32] = rand::random();
     format!("{PREFIX}{}", URL_SAFE_NO_PAD.encode(bytes))
 }
 
 /// List the API keys
 #[utoipa::path(
-    get, path = "/v1/keys", tag = "keys", operation_id = "list_keys",
+    get, path = "/v1/api-keys", tag = "API keys", operation_id = "list_api_keys",
     responses(
-        (status = 200, description = "The API keys, without their secrets", body = KeysAnswer),
-        (status = 401, description = "unauthorized", body = Problem),
-        (status = 503, description = "store_unavailable", body = Problem),
+        (status = 200, description = "The API keys, without their secrets", body = ApiKeysAnswer),
     )
 )]
 pub(super) async fn list(State(api): State<Api>) -> Result<Response, Problem> {
     let keys = api.broker.store().listed_keys().await?;
-    Ok(json(StatusCode::OK, KeysAnswer { data: keys.into_iter().map(KeyView::from).collect() }))
+    Ok(json(StatusCode::OK, ApiKeysAnswer { data: keys.into_iter().map(ApiKeyView::from).collect() }))
 }
 
 /// Make an API key
@@ -175,74 +173,66 @@ pub(super) async fn list(State(api): State<Api>) -> Result<Response, Problem> {
 /// The response shows the secret, only this once. From the first API key on, every request needs one, also on loopback
 /// and for `/docs`, `/openapi.json` and `/metrics`. The first API key must have the scope `admin`.
 #[utoipa::path(
-    put, path = "/v1/keys/{name}", tag = "keys", operation_id = "make_key", request_body = NewKeyBody,
+    put, path = "/v1/api-keys/{name}", tag = "API keys", operation_id = "make_api_key", request_body = NewApiKeyBody,
     params(("name" = String, Path, description = "A name that no API key has or had", pattern = "^[a-z0-9][a-z0-9_.-]{0,63}$")),
     responses(
-        (status = 201, description = "Made. This process accepts the API key at once, the others within 2 s", body = MadeKeyView),
-        (status = 400, description = "invalid_json, too_deep", body = Problem),
-        (status = 401, description = "unauthorized", body = Problem),
-        (status = 408, description = "request_timeout", body = Problem),
+        (status = 201, description = "Made. This process accepts the API key at once, the others within 2 s", body = MadeApiKeyView),
         (status = 409, description = "name_taken: an API key has or had this name", body = Problem),
-        (status = 413, description = "too_large", body = Problem),
-        (status = 415, description = "unsupported_media_type", body = Problem),
         (status = 422, description = "invalid_request, too_many", body = Problem),
-        (status = 503, description = "store_unavailable", body = Problem),
     )
 )]
 pub(super) async fn make(
     State(api): State<Api>,
-    Who(who): Who,
+    RequestActor(who): RequestActor,
     NamePath(name): NamePath,
-    Body(body, _): Body<NewKeyBody>,
+    Body(body, _): Body<NewApiKeyBody>,
 ) -> Result<Response, Problem> {
     let new = body.read(name.clone())?;
-    if new.scope != Scope::Admin && is_open(&api, &api.controls.now()) {
+    if new.scope != Scope::Admin && is_open(&api, &api.operator_settings.now()) {
         let detail = "must be admin for the first API key: after it, every request needs one, and only an admin key can make more";
         let here = handlers::Problem::at("/scope", detail);
         return Err(Problem::new(Code::InvalidRequest, "the first API key would lock its maker out").at("", vec![here]));
     }
-    let token = new_key();
-    let made = api.broker.store().make_limited_key(new, digest(&token), &who).await?;
+    let token = new_api_key();
+    let made = api.broker.store().make_limited_api_key(new, digest(&token), &who).await?;
     let key = match made {
-        MadeKey::Made(key) => key,
-        MadeKey::NameTaken => {
+        MadeApiKey::Made(key) => key,
+        MadeApiKey::NameTaken => {
             let detail = format!("an API key has or had the name {name}, and a name is never used for a second one");
             return Err(Problem::new(Code::NameTaken, detail));
         }
-        MadeKey::TooMany => {
-            let detail = format!("{MAX_KEYS} API keys are valid already; revoke those that are not used");
+        MadeApiKey::TooMany => {
+            let detail = format!("{MAX_API_KEYS} API keys are valid already; revoke those that are not used");
             return Err(Problem::new(Code::TooMany, detail));
         }
     };
-    api.controls.refresh().await?;
-    let KeyView { name, scope, kinds, producer, created_at, created_by, .. } = key.into();
-    Ok(json(StatusCode::CREATED, MadeKeyView { token, name, scope, kinds, producer, created_at, created_by }))
+    api.operator_settings.refresh().await?;
+    let ApiKeyView { name, scope, kinds, producer, created_at, created_by, .. } = key.into();
+    Ok(json(StatusCode::CREATED, MadeApiKeyView { token, name, scope, kinds, producer, created_at, created_by }))
 }
 
 /// Revoke an API key
 ///
 /// This process refuses it at once, the others within 2 s. Revoking it again changes nothing.
 #[utoipa::path(
-    delete, path = "/v1/keys/{name}", tag = "keys", operation_id = "revoke_key",
+    delete, path = "/v1/api-keys/{name}", tag = "API keys", operation_id = "revoke_api_key",
     params(("name" = String, Path, description = "The name of the API key", pattern = "^[a-z0-9][a-z0-9_.-]{0,63}$")),
     responses(
-        (status = 200, description = "The API key is revoked, by this request or an earlier one", body = KeyView),
-        (status = 401, description = "unauthorized", body = Problem),
+        (status = 200, description = "The API key is revoked, by this request or an earlier one", body = ApiKeyView),
         (status = 404, description = "not_found", body = Problem),
         (status = 422, description = "invalid_request", body = Problem),
-        (status = 503, description = "store_unavailable", body = Problem),
     )
 )]
 pub(super) async fn revoke(
     State(api): State<Api>,
-    Who(who): Who,
+    RequestActor(who): RequestActor,
     NamePath(name): NamePath,
 ) -> Result<Response, Problem> {
-    match api.broker.store().revoke_key(&name, &who).await? {
-        RevokedKey::Missing => Err(Problem::new(Code::NotFound, format!("there is no API key {name}"))),
-        RevokedKey::Revoked(key) | RevokedKey::Before(key) => {
-            api.controls.refresh().await?;
-            Ok(json(StatusCode::OK, KeyView::from(key)))
+    match api.broker.store().revoke_api_key(&name, &who).await? {
+        RevokedApiKey::Missing => Err(Problem::new(Code::NotFound, format!("there is no API key {name}"))),
+        RevokedApiKey::Revoked(key) | RevokedApiKey::Before(key) => {
+            api.operator_settings.refresh().await?;
+            Ok(json(StatusCode::OK, ApiKeyView::from(key)))
         }
     }
 }

@@ -8,13 +8,13 @@ use serde_json::Value;
 use utoipa::{IntoParams, ToSchema};
 use uuid::Uuid;
 
-use crate::api::http::body::Asked;
+use crate::api::http::body::QueryParams;
 use crate::api::http::cursor::Listing;
 use crate::api::http::problem::{Code, Problem};
-use crate::api::jobs::view::Moment;
+use crate::api::view::Moment;
 use crate::api::{Api, json};
 use crate::handlers;
-use crate::store::Done;
+use crate::store::AuditRecord;
 
 /// Maximum length of a target; the column has this width.
 const MAX_TARGET: usize = 255;
@@ -62,8 +62,8 @@ pub(super) struct ActView {
     detail: Option<Value>,
 }
 
-impl From<Done> for ActView {
-    fn from(done: Done) -> Self {
+impl From<AuditRecord> for ActView {
+    fn from(done: AuditRecord) -> Self {
         Self {
             id: done.id,
             at: Moment(done.at),
@@ -77,15 +77,16 @@ impl From<Done> for ActView {
 
 /// List the actions of operators, newest first
 #[utoipa::path(
-    get, path = "/v1/audit", tag = "operations", operation_id = "list_audit", params(AuditQuery),
+    get, path = "/v1/audit", tag = "system", operation_id = "list_audit", params(AuditQuery),
     responses(
         (status = 200, description = "A page of actions", body = AuditAnswer),
-        (status = 401, description = "unauthorized", body = Problem),
         (status = 422, description = "invalid_request, invalid_cursor", body = Problem),
-        (status = 503, description = "store_unavailable", body = Problem),
     )
 )]
-pub(super) async fn list(State(api): State<Api>, Asked(asked): Asked<AuditQuery>) -> Result<Response, Problem> {
+pub(super) async fn list(
+    State(api): State<Api>,
+    QueryParams(asked): QueryParams<AuditQuery>,
+) -> Result<Response, Problem> {
     let limit = asked.limit.unwrap_or(50);
     let mut problems = Vec::new();
     if !(1..=200).contains(&limit) {

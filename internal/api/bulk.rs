@@ -12,21 +12,21 @@ use utoipa::{IntoParams, ToSchema};
 use uuid::Uuid;
 
 use crate::api::dead_letters::{page_size, reason_of};
-use crate::api::http::auth::Who;
-use crate::api::http::body::{Asked, Body, Object};
+use crate::api::http::auth::RequestActor;
+use crate::api::http::body::{Body, Object, QueryParams};
 use crate::api::http::cursor::Listing;
 use crate::api::http::filter::{filter_struct, refused};
-use crate::api::http::idempotency::{Key, Shows, conclude};
+use crate::api::http::idempotency::{Key, ResponseContent, respond_to_outcome};
 use crate::api::http::problem::{Code, Problem};
-use crate::api::jobs::view::{Moment, StateWord};
-use crate::api::jobs::worded;
+use crate::api::jobs::json_answer;
+use crate::api::view::{Moment, StateWord};
 use crate::api::{Api, json};
 use crate::handlers;
 use crate::job::{
     Action, DeadLetterStatus, Filter, NewOperation, Operation, OperationParams, OperationState, Priority,
     State as JobState, Timestamp, Wanted, operation,
 };
-use crate::store::{Breakdown, OperationCancelled, Replayed};
+use crate::store::{Breakdown, CancelOutcome, Replayed};
 
 /// Number of jobs that a dry run shows.
 const SAMPLE: u32 = 10;
@@ -190,7 +190,7 @@ pub(super) struct OperationView {
 }
 
 impl OperationView {
-    fn of(operation: &Operation, now: Timestamp) -> Self {
+    fn new(operation: &Operation, now: Timestamp) -> Self {
         let seen = operation.done + operation.skipped + operation.failed;
         let until = operation.ended_at.unwrap_or(now);
         let seconds = operation.started_at.map(|since| (until - since).num_milliseconds().max(1) as f64 / 1_000.0);
@@ -271,27 +271,21 @@ pub(super) struct SampleView {
 /// and leaves none out, even if runners or MySQL fail meanwhile. With `dry_run` nothing is changed, and the response
 /// (200) says what would happen.
 #[utoipa::path(
-    post, path = "/v1/operations", tag = "bulk operations", operation_id = "start_operation", request_body = OperationBody,
+    post, path = "/v1/operations", tag = "operations", operation_id = "start_operation", request_body = OperationBody,
     responses(
         (status = 202, description = "The bulk operation is accepted; read it to follow its progress", body = OperationView),
         (status = 200, description = "A dry run: nothing was changed", body = DryRunAnswer),
-        (status = 400, description = "invalid_json, too_deep", body = Problem),
-        (status = 401, description = "unauthorized", body = Problem),
-        (status = 408, description = "request_timeout", body = Problem),
-        (status = 413, description = "too_large", body = Problem),
-        (status = 415, description = "unsupported_media_type", body = Problem),
         (status = 422, description = "invalid_request", body = Problem),
         (status = 429, description = "overloaded: too many bulk operations are running", body = Problem),
-        (status = 503, description = "store_unavailable", body = Problem),
     )
 )]
 pub(super) async fn start(
     State(api): State<Api>,
-    Who(who): Who,
+    RequestActor(who): RequestActor,
     key: Key,
     Body(body, text): Body<OperationBody>,
 ) -> Result<Response, Problem> {
-    let once = key.once("POST /v1/operations", Some(&text))?;
+    let once = key.request("POST /v1/operations", Some(&text))?;
     let now = api.broker.store().clock().now();
     let dry_run = body.dry_run;
     let new = read(body, now).map_err(|problems| {
@@ -334,9 +328,9 @@ pub(super) async fn start(
         };
         return Ok(json(StatusCode::OK, answer));
     }
-    let word = move |operation: &Operation| worded(StatusCode::ACCEPTED, &OperationView::of(operation, now));
-    let outcome = store.start_operation(new, &who, once, Arc::new(word)).await?;
-    conclude(outcome, Shows::Other, |()| {
+    let build = move |operation: &Operation| json_answer(StatusCode::ACCEPTED, &OperationView::new(operation, now));
+    let outcome = store.start_operation(new, &who, once, Arc::new(build)).await?;
+    respond_to_outcome(outcome, ResponseContent::Other, |()| {
         Err(Problem::new(Code::Internal, "MySQL refused a bulk operation for an unknown reason"))
     })
 }
@@ -387,8 +381,8 @@ fn read(body: OperationBody, now: Timestamp) -> Result<NewOperation, Vec<handler
         None
     });
     if is(Action::Replay) || is(Action::Discard) {
-        match filter.dead {
-            None => filter.dead = Some(DeadLetterStatus::Open),
+        match filter.dead_letter {
+            None => filter.dead_letter = Some(DeadLetterStatus::Open),
             Some(DeadLetterStatus::Open) => {}
             Some(_) => wrong("/filter", "only open dead letters can be replayed or discarded".into()),
         }
@@ -431,15 +425,16 @@ pub(super) struct OperationsAnswer {
 
 /// List bulk operations, newest first
 #[utoipa::path(
-    get, path = "/v1/operations", tag = "bulk operations", operation_id = "list_operations", params(OperationsQuery),
+    get, path = "/v1/operations", tag = "operations", operation_id = "list_operations", params(OperationsQuery),
     responses(
         (status = 200, description = "A page of bulk operations", body = OperationsAnswer),
-        (status = 401, description = "unauthorized", body = Problem),
         (status = 422, description = "invalid_request, invalid_cursor", body = Problem),
-        (status = 503, description = "store_unavailable", body = Problem),
     )
 )]
-pub(super) async fn list(State(api): State<Api>, Asked(asked): Asked<OperationsQuery>) -> Result<Response, Problem> {
+pub(super) async fn list(
+    State(api): State<Api>,
+    QueryParams(asked): QueryParams<OperationsQuery>,
+) -> Result<Response, Problem> {
     let state = match asked.state.as_deref().map(OperationState::from_word) {
         Some(None) => {
             let words = OperationState::ALL.map(OperationState::as_str).join(", ");
@@ -454,7 +449,7 @@ pub(super) async fn list(State(api): State<Api>, Asked(asked): Asked<OperationsQ
     let found = api.broker.store().operations(state, before, limit).await?;
     let full = found.len() == limit as usize;
     let next_cursor = found.last().filter(|_| full).map(|last| listing.cursor(last.id.as_bytes()));
-    let data = found.iter().map(|operation| OperationView::of(operation, now)).collect();
+    let data = found.iter().map(|operation| OperationView::new(operation, now)).collect();
     Ok(json(StatusCode::OK, OperationsAnswer { data, next_cursor }))
 }
 
@@ -469,55 +464,51 @@ fn missing(id: Uuid) -> Problem {
 
 /// Show a bulk operation with its progress
 #[utoipa::path(
-    get, path = "/v1/operations/{id}", tag = "bulk operations", operation_id = "show_operation",
+    get, path = "/v1/operations/{id}", tag = "operations", operation_id = "show_operation",
     params(("id" = Uuid, Path, description = "The id of the bulk operation")),
     responses(
         (status = 200, description = "The operation", body = OperationView),
-        (status = 401, description = "unauthorized", body = Problem),
         (status = 404, description = "not_found", body = Problem),
         (status = 422, description = "invalid_id", body = Problem),
-        (status = 503, description = "store_unavailable", body = Problem),
     )
 )]
 pub(super) async fn show(State(api): State<Api>, Path(text): Path<String>) -> Result<Response, Problem> {
     let id = id_of(&text)?;
     let found = api.broker.store().operation(id).await?.ok_or_else(|| missing(id))?;
-    Ok(json(StatusCode::OK, OperationView::of(&found, api.broker.store().clock().now())))
+    Ok(json(StatusCode::OK, OperationView::new(&found, api.broker.store().clock().now())))
 }
 
 /// Cancel a bulk operation
 ///
 /// After the response it changes no more jobs. Changes that it has already made stay.
 #[utoipa::path(
-    post, path = "/v1/operations/{id}/cancel", tag = "bulk operations", operation_id = "cancel_operation",
+    post, path = "/v1/operations/{id}/cancel", tag = "operations", operation_id = "cancel_operation",
     params(("id" = Uuid, Path, description = "The id of the bulk operation")),
     responses(
         (status = 200, description = "Stopped", body = OperationView),
-        (status = 401, description = "unauthorized", body = Problem),
         (status = 404, description = "not_found", body = Problem),
         (status = 409, description = "wrong_state: the bulk operation has ended", body = Problem),
         (status = 422, description = "invalid_id", body = Problem),
-        (status = 503, description = "store_unavailable", body = Problem),
     )
 )]
 pub(super) async fn cancel(
     State(api): State<Api>,
     Path(text): Path<String>,
-    Who(who): Who,
+    RequestActor(who): RequestActor,
     key: Key,
 ) -> Result<Response, Problem> {
     let id = id_of(&text)?;
-    let once = key.once(&format!("POST /v1/operations/{id}/cancel"), None)?;
+    let once = key.request(&format!("POST /v1/operations/{id}/cancel"), None)?;
     let now = api.broker.store().clock().now();
-    let word = move |operation: &Operation| worded(StatusCode::OK, &OperationView::of(operation, now));
-    let outcome = api.broker.store().cancel_operation(id, &who, once, Arc::new(word)).await?;
-    conclude(outcome, Shows::Other, |refused| {
+    let build = move |operation: &Operation| json_answer(StatusCode::OK, &OperationView::new(operation, now));
+    let outcome = api.broker.store().cancel_operation(id, &who, once, Arc::new(build)).await?;
+    respond_to_outcome(outcome, ResponseContent::Other, |refused| {
         Err(match refused {
-            OperationCancelled::Over(state) => Problem::new(
+            CancelOutcome::Over(state) => Problem::new(
                 Code::WrongState,
                 format!("only a running bulk operation can be cancelled; this one is {}", state.as_str()),
             ),
-            OperationCancelled::Missing | OperationCancelled::Done(_) => missing(id),
+            CancelOutcome::Missing | CancelOutcome::Done(_) => missing(id),
         })
     })
 }

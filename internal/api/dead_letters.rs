@@ -1,4 +1,4 @@
-//! `/v1/dead`: dead letters, which are jobs that failed for good, singly and in groups; replay and discard.
+//! `/v1/dead-letters`: dead letters, which are jobs that failed for good, singly and in groups; replay and discard.
 
 use std::sync::Arc;
 
@@ -10,28 +10,28 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use utoipa::{IntoParams, ToSchema};
 
-use crate::api::http::auth::Who;
-use crate::api::http::body::{Asked, Body, IdPath};
+use crate::api::http::auth::RequestActor;
+use crate::api::http::body::{Body, IdPath, QueryParams};
 use crate::api::http::cursor::Listing;
 use crate::api::http::filter::{filter_query, refused};
-use crate::api::http::idempotency::{Key, Shows, conclude, recall};
+use crate::api::http::idempotency::{Key, ResponseContent, replay_stored, respond_to_outcome};
 use crate::api::http::problem::{Code, Problem};
-use crate::api::http::searches::seated;
-use crate::api::jobs::view::{JobView, Moment, StandingWord};
-use crate::api::jobs::{ListAnswer, missing, worded};
+use crate::api::http::searches::run_with_seat;
+use crate::api::jobs::{ListAnswer, json_answer, missing};
+use crate::api::view::{DeadLetterStatusWord, JobView, Moment};
 use crate::api::{Api, json};
 use crate::handlers;
 use crate::job::{DeadLetterStatus, Filter, Fingerprint, Job, JobId, Name, State as JobState, limits, normalise};
-use crate::store::{Accepted, Original, Refusal, Steered};
+use crate::store::{Accepted, Original, Refusal, UpdatedJob};
 
 filter_query! {
     /// Filter and page of a listing of dead letters.
-    DeadQuery {
+    DeadLettersQuery {
         /// Only dead letters with this status. Default: `open`.
-        #[param(value_type = Option<StandingWord>, inline)]
-        standing: Option<String>,
+        #[param(value_type = Option<DeadLetterStatusWord>, inline)]
+        status: Option<String>,
         /// Order. `job`: the newest job first, page by page. `time`: the latest failure, replay or discard first; then
-        /// there is only one page, and `standing` and `limit` are the only parameters allowed.
+        /// there is only one page, and `status` and `limit` are the only parameters allowed.
         #[param(pattern = "^(job|time)$", default = "job")]
         order: Option<String>,
         /// Number of jobs in one page, 1 to 200.
@@ -47,47 +47,49 @@ filter_query! {
 /// Failed jobs that were not replayed or discarded, or those with another status. The filters are those of the listing
 /// of jobs.
 #[utoipa::path(
-    get, path = "/v1/dead", tag = "dead letters", operation_id = "list_dead", params(DeadQuery),
+    get, path = "/v1/dead-letters", tag = "dead letters", operation_id = "list_dead_letters",
+    params(DeadLettersQuery),
     responses(
         (status = 200, description = "A page of failed jobs, without payloads and attempts", body = ListAnswer),
-        (status = 401, description = "unauthorized", body = Problem),
         (status = 422, description = "invalid_request, invalid_cursor", body = Problem),
-        (status = 503, description = "store_unavailable", body = Problem),
     )
 )]
-pub(super) async fn list(State(api): State<Api>, Asked(asked): Asked<DeadQuery>) -> Result<Response, Problem> {
+pub(super) async fn list(
+    State(api): State<Api>,
+    QueryParams(asked): QueryParams<DeadLettersQuery>,
+) -> Result<Response, Problem> {
     let mut words = asked.words();
-    words.fields.push(("dead", asked.standing.as_deref()));
+    words.fields.push(("dead_letter", asked.status.as_deref()));
     let mut filter = words.read(api.broker.store().clock().now(), "").map_err(refused)?;
-    let standing = *filter.dead.get_or_insert(DeadLetterStatus::Open);
+    let status = *filter.dead_letter.get_or_insert(DeadLetterStatus::Open);
     let limit = page_size(asked.limit)?;
     match asked.order.as_deref() {
         None | Some("job") => {}
         Some("time") => {
-            let plain = filter == Filter { dead: Some(standing), ..Filter::default() };
+            let plain = filter == Filter { dead_letter: Some(status), ..Filter::default() };
             if !plain || asked.cursor.is_some() {
                 let detail =
-                    "time allows only the parameters standing and limit; leave out the other parameters, or order";
+                    "time allows only the parameters status and limit; leave out the other parameters, or order";
                 return Err(refused(vec![handlers::Problem::at("order", detail)]));
             }
-            return latest(&api, standing, limit).await;
+            return latest(&api, status, limit).await;
         }
         Some(_) => return Err(refused(vec![handlers::Problem::at("order", "must be job or time")])),
     }
-    let listing = Listing::new("dead", &words);
+    let listing = Listing::new("dead letters", &words);
     let before = listing.id(asked.cursor.as_deref())?.map(JobId::from_uuid);
     let store = api.broker.store().clone();
-    let page = seated(&api, async move { store.list(filter, before, limit).await }).await?;
+    let page = run_with_seat(&api, async move { store.list(filter, before, limit).await }).await?;
     let data = page.jobs.into_iter().map(|job| JobView::read(job, None)).collect();
     let next_cursor = page.next.map(|id| listing.cursor(id.uuid().as_bytes()));
     Ok(json(StatusCode::OK, ListAnswer { data, next_cursor }))
 }
 
 /// List the dead letters that got this status last.
-async fn latest(api: &Api, standing: DeadLetterStatus, limit: u32) -> Result<Response, Problem> {
+async fn latest(api: &Api, status: DeadLetterStatus, limit: u32) -> Result<Response, Problem> {
     let store = api.broker.store();
-    let ids = store.latest_dead(standing, limit).await?;
-    let filter = Filter { ids: ids.clone(), dead: Some(standing), ..Filter::default() };
+    let ids = store.latest_dead_letters(status, limit).await?;
+    let filter = Filter { ids: ids.clone(), dead_letter: Some(status), ..Filter::default() };
     let mut jobs = if ids.is_empty() { Vec::new() } else { store.list(filter, None, limit).await?.jobs };
     let place = |job: &Job| ids.iter().position(|id| *id == job.id);
     jobs.sort_by_key(place);
@@ -160,15 +162,17 @@ pub(super) struct GroupsAnswer {
 /// Open dead letters with the same cause form a group. The group with the latest failure comes first. The newest
 /// hundred thousand dead letters are counted.
 #[utoipa::path(
-    get, path = "/v1/dead/groups", tag = "dead letters", operation_id = "list_dead_groups", params(GroupsQuery),
+    get, path = "/v1/dead-letters/groups", tag = "dead letters", operation_id = "list_dead_letter_groups",
+    params(GroupsQuery),
     responses(
         (status = 200, description = "A page of groups", body = GroupsAnswer),
-        (status = 401, description = "unauthorized", body = Problem),
         (status = 422, description = "invalid_request, invalid_cursor", body = Problem),
-        (status = 503, description = "store_unavailable", body = Problem),
     )
 )]
-pub(super) async fn groups(State(api): State<Api>, Asked(asked): Asked<GroupsQuery>) -> Result<Response, Problem> {
+pub(super) async fn groups(
+    State(api): State<Api>,
+    QueryParams(asked): QueryParams<GroupsQuery>,
+) -> Result<Response, Problem> {
     let kind: Option<Name> = asked
         .kind
         .as_deref()
@@ -176,10 +180,10 @@ pub(super) async fn groups(State(api): State<Api>, Asked(asked): Asked<GroupsQue
         .transpose()
         .map_err(|e: crate::job::InvalidName| refused(vec![handlers::Problem::at("kind", e.to_string())]))?;
     let limit = page_size(asked.limit)?;
-    let listing = Listing::new("dead groups", &kind);
+    let listing = Listing::new("dead letter groups", &kind);
     let after = listing.place(asked.cursor.as_deref())?.map(|place| read_place(&place)).transpose()?;
     let store = api.broker.store().clone();
-    let found = seated(&api, async move { store.dead_groups(kind, after, limit).await }).await?;
+    let found = run_with_seat(&api, async move { store.dead_letter_groups(kind, after, limit).await }).await?;
     let full = found.len() == limit as usize;
     let next_cursor = found.last().filter(|_| full).map(|last| {
         let place = [&last.last_seen.timestamp_micros().to_be_bytes()[..], last.fingerprint.bytes()].concat();
@@ -235,22 +239,20 @@ pub(super) struct GroupAnswer {
 
 /// Show a group of dead letters
 #[utoipa::path(
-    get, path = "/v1/dead/groups/{fingerprint}", tag = "dead letters", operation_id = "show_dead_group",
+    get, path = "/v1/dead-letters/groups/{fingerprint}", tag = "dead letters", operation_id = "show_dead_letter_group",
     params(("fingerprint" = String, Path, description = "The group: 16 hex digits", pattern = "^[0-9a-f]{16}$")),
     responses(
         (status = 200, description = "The group", body = GroupAnswer),
-        (status = 401, description = "unauthorized", body = Problem),
         (status = 404, description = "not_found", body = Problem),
         (status = 422, description = "invalid_id", body = Problem),
-        (status = 503, description = "store_unavailable", body = Problem),
     )
 )]
 pub(super) async fn group(State(api): State<Api>, Path(text): Path<String>) -> Result<Response, Problem> {
     let fingerprint: Fingerprint =
         text.parse().map_err(|e: crate::job::InvalidFingerprint| Problem::new(Code::InvalidId, e.to_string()))?;
-    let group = api.broker.store().dead_group(fingerprint).await?;
+    let group = api.broker.store().dead_letter_group(fingerprint).await?;
     let group = group.ok_or_else(|| Problem::new(Code::NotFound, format!("there is no group {fingerprint}")))?;
-    let of = |standing: DeadLetterStatus| group.standings.get(standing.as_str()).copied().unwrap_or(0);
+    let of = |status: DeadLetterStatus| group.statuses.get(status.as_str()).copied().unwrap_or(0);
     let answer = GroupAnswer {
         fingerprint: fingerprint.to_string(),
         kind: group.kind.to_string(),
@@ -285,37 +287,32 @@ pub(super) struct ReplayBody {
     params(("id" = Uuid, Path, description = "The failed job's id")),
     responses(
         (status = 201, description = "The new job, accepted and durable", body = JobView, headers(("Location" = String))),
-        (status = 400, description = "invalid_json, too_deep", body = Problem),
-        (status = 401, description = "unauthorized", body = Problem),
         (status = 404, description = "not_found", body = Problem),
-        (status = 408, description = "request_timeout", body = Problem),
-        (status = 409, description = "wrong_state, already_replayed, key_taken", body = Problem),
-        (status = 413, description = "too_large", body = Problem),
-        (status = 415, description = "unsupported_media_type", body = Problem),
+        (status = 409, description = "wrong_state, already_replayed, unique_key_taken", body = Problem),
         (status = 422, description = "invalid_id, invalid_request, unknown_kind, invalid_payload", body = Problem),
-        (status = 503, description = "store_unavailable", body = Problem),
     )
 )]
 pub(super) async fn replay(
     State(api): State<Api>,
     IdPath(id): IdPath,
-    Who(who): Who,
+    RequestActor(who): RequestActor,
     key: Key,
     Body(body, text): Body<ReplayBody>,
 ) -> Result<Response, Problem> {
-    let once = key.once(&format!("POST /v1/jobs/{id}/replay"), Some(&text))?;
+    let once = key.request(&format!("POST /v1/jobs/{id}/replay"), Some(&text))?;
     let original = match api.broker.store().job(id).await? {
         Some((job, _)) => original(job),
-        None => return recall(&api, once, Shows::Job, missing(id)).await,
+        None => return replay_stored(&api, once, ResponseContent::Job, missing(id)).await,
     };
     let job = match api.broker.remake(&original, body.payload) {
         Ok(job) => job,
-        Err(invalid) => return recall(&api, once, Shows::Job, Problem::invalid("", invalid)).await,
+        Err(invalid) => return replay_stored(&api, once, ResponseContent::Job, Problem::invalid("", invalid)).await,
     };
     let made = job.clone();
-    let word = move |accepted: &Accepted| worded(StatusCode::CREATED, &JobView::accepted(&made, accepted, Vec::new()));
-    let outcome = api.broker.replay(id, job, &who, once, Arc::new(word)).await?;
-    conclude(outcome, Shows::Job, |refused| Err(refusal(id, refused.err())))
+    let build =
+        move |accepted: &Accepted| json_answer(StatusCode::CREATED, &JobView::accepted(&made, accepted, Vec::new()));
+    let outcome = api.broker.replay(id, job, &who, once, Arc::new(build)).await?;
+    respond_to_outcome(outcome, ResponseContent::Job, |refused| Err(refusal(id, refused.err())))
 }
 
 fn original(job: Job) -> Original {
@@ -348,9 +345,9 @@ fn refusal(id: JobId, refused: Option<Refusal>) -> Problem {
             Problem::new(Code::WrongState, "the dead letter was discarded; a retry of the job takes that back")
                 .in_state(JobState::Failed)
         }
-        Some(Refusal::KeyTaken(holder)) => {
+        Some(Refusal::UniqueKeyTaken(holder)) => {
             let mut problem =
-                Problem::new(Code::KeyTaken, format!("job {holder} has the unique key; nothing was written"));
+                Problem::new(Code::UniqueKeyTaken, format!("job {holder} has the unique key; nothing was written"));
             problem.holder = Some(holder.to_string());
             problem
         }
@@ -389,29 +386,24 @@ pub(super) fn reason_of(reason: &str) -> Result<String, handlers::Problem> {
     params(("id" = Uuid, Path, description = "The failed job's id")),
     responses(
         (status = 200, description = "Discarded", body = JobView),
-        (status = 400, description = "invalid_json, too_deep", body = Problem),
-        (status = 401, description = "unauthorized", body = Problem),
         (status = 404, description = "not_found", body = Problem),
-        (status = 408, description = "request_timeout", body = Problem),
         (status = 409, description = "wrong_state, already_replayed", body = Problem),
-        (status = 413, description = "too_large", body = Problem),
-        (status = 415, description = "unsupported_media_type", body = Problem),
         (status = 422, description = "invalid_id, invalid_request", body = Problem),
-        (status = 503, description = "store_unavailable", body = Problem),
     )
 )]
 pub(super) async fn discard(
     State(api): State<Api>,
     IdPath(id): IdPath,
-    Who(who): Who,
+    RequestActor(who): RequestActor,
     key: Key,
     Body(body, text): Body<DiscardBody>,
 ) -> Result<Response, Problem> {
-    let once = key.once(&format!("POST /v1/jobs/{id}/discard"), Some(&text))?;
+    let once = key.request(&format!("POST /v1/jobs/{id}/discard"), Some(&text))?;
     let reason = reason_of(&body.reason)
         .map_err(|wrong| Problem::new(Code::InvalidRequest, "a discard needs a reason").at("", vec![wrong]))?;
-    let word =
-        |steered: &Steered| worded(StatusCode::OK, &JobView::read(steered.job.clone(), Some(steered.attempts.clone())));
-    let outcome = api.broker.store().discard(id, reason, &who, once, Arc::new(word)).await?;
-    conclude(outcome, Shows::Job, |refused| Err(refusal(id, refused.err())))
+    let build = |updated: &UpdatedJob| {
+        json_answer(StatusCode::OK, &JobView::read(updated.job.clone(), Some(updated.attempts.clone())))
+    };
+    let outcome = api.broker.store().discard(id, reason, &who, once, Arc::new(build)).await?;
+    respond_to_outcome(outcome, ResponseContent::Job, |refused| Err(refusal(id, refused.err())))
 }

@@ -20,15 +20,15 @@ use tokio::sync::watch;
 use utoipa::{IntoParams, ToSchema};
 
 use crate::api::Api;
-use crate::api::http::auth::Sharing;
-use crate::api::http::body::{Asked, IdPath};
-use crate::api::http::caller::Asker;
+use crate::api::http::auth::PermitOwner;
+use crate::api::http::body::{IdPath, QueryParams};
+use crate::api::http::caller::Requester;
 use crate::api::http::problem::{Code, Problem};
-use crate::api::http::revocation::Pass;
-use crate::api::http::shares::Place;
+use crate::api::http::revocation::RequestRight;
+use crate::api::http::shares::RequestPermit;
 use crate::api::jobs;
-use crate::api::jobs::view::{Moment, StateWord, VerdictWord};
-use crate::broker::{FeedId, Listener, PublishedEvent, Told, Watch, What};
+use crate::api::view::{Moment, StateWord, VerdictWord};
+use crate::broker::{Delivery, EventType, Listener, PublishedEvent, StreamPosition, Watch};
 use crate::handlers;
 use crate::job::{Attempt, Job, JobId, Name, State as JobState, Timestamp, Verdict};
 
@@ -53,8 +53,8 @@ impl<S: Send + Sync> FromRequestParts<S> for LastEventId {
 }
 
 /// Take the permit of a stream.
-fn place(api: &Api, sharing: &Sharing) -> Result<Place, Problem> {
-    if *api.draining.borrow() {
+fn take_permit(api: &Api, sharing: &PermitOwner) -> Result<RequestPermit, Problem> {
+    if *api.stopping.borrow() {
         return Err(Problem::new(
             Code::Stopping,
             "this runner is stopping and opens no more streams; use another runner",
@@ -147,7 +147,6 @@ pub(super) struct EndEvent {
     responses(
         (status = 200, description = "The events: `StateEvent`, `AttemptEvent`, `ProgressEvent` and `EndEvent` as their data", body = String, content_type = "text/event-stream"),
         (status = 204, description = "The client has already received the end of the job"),
-        (status = 401, description = "unauthorized", body = Problem),
         (status = 404, description = "not_found", body = Problem),
         (status = 422, description = "invalid_id", body = Problem),
         (status = 429, description = "overloaded: too many streams or connections", body = Problem),
@@ -156,38 +155,38 @@ pub(super) struct EndEvent {
 )]
 pub(super) async fn of_job(
     State(api): State<Api>,
-    asker: Asker,
-    (sharing, pass): (Sharing, Pass),
+    asker: Requester,
+    (sharing, pass): (PermitOwner, RequestRight),
     IdPath(id): IdPath,
     LastEventId(last): LastEventId,
 ) -> Result<Response, Problem> {
-    let place = place(&api, &sharing)?;
+    let permit = take_permit(&api, &sharing)?;
     // Watch before the first read, so that a change between the two is not missed.
     let watch = api.watches.watch(id);
     let (job, attempts) = api.broker.store().job(id).await?.ok_or_else(|| jobs::missing(id))?;
-    asker.needs_to_see(&job)?;
-    let mut story = Story::after(last.as_deref());
+    asker.require_access(&job)?;
+    let mut reported = ReportedState::after(last.as_deref());
     if job.state.is_end() && last.is_some_and(|last| last == end_id(&job, &attempts)) {
         return Ok(StatusCode::NO_CONTENT.into_response());
     }
-    let told = story.go_on(&job, &attempts, api.broker.store().clock().now());
-    let following = Following {
-        draining: api.draining.clone(),
+    let messages = reported.next_events(&job, &attempts, api.broker.store().clock().now());
+    let stream = JobStream {
+        stopping: api.stopping.clone(),
         over: job.state.is_end(),
         api,
         id,
         watch,
         pass,
-        story,
-        told,
-        _place: place,
+        reported,
+        messages,
+        _permit: permit,
     };
-    Ok(answer(stream::unfold(following, Following::next)))
+    Ok(answer(stream::unfold(stream, JobStream::next)))
 }
 
 /// The part of the history of a job that the stream has sent.
 #[derive(Debug, Default)]
-struct Story {
+struct ReportedState {
     /// The last attempt whose end was sent.
     ended: u32,
     /// The last attempt whose start was sent.
@@ -202,20 +201,20 @@ fn end_id(job: &Job, attempts: &[Attempt]) -> String {
     format!("{last}.end.{}", job.finished_at.map_or(0, |at| at.timestamp_millis()))
 }
 
-impl Story {
+impl ReportedState {
     /// Continue after the event with this id; any other text means from the beginning.
     fn after(id: Option<&str>) -> Self {
-        let told = id.and_then(|id| id.split_once('.')).and_then(|(number, what)| {
+        let last = id.and_then(|id| id.split_once('.')).and_then(|(number, what)| {
             let number: u32 = number.parse().ok()?;
             Some(if what == "begin" { (number.checked_sub(1)?, number) } else { (number, number) })
         });
-        let (ended, begun) = told.unwrap_or_default();
+        let (ended, begun) = last.unwrap_or_default();
         Self { ended, begun, ..Self::default() }
     }
 
     /// Return the events that have not been sent.
-    fn go_on(&mut self, job: &Job, attempts: &[Attempt], now: Timestamp) -> VecDeque<Message> {
-        let mut told = VecDeque::new();
+    fn next_events(&mut self, job: &Job, attempts: &[Attempt], now: Timestamp) -> VecDeque<Message> {
+        let mut messages = VecDeque::new();
         for attempt in attempts {
             let number = attempt.number;
             let event = |ended: bool| AttemptEvent {
@@ -226,19 +225,19 @@ impl Story {
                 verdict: attempt.verdict.filter(|_| ended),
             };
             if number > self.begun {
-                told.push_back(message("attempt", Some(format!("{number}.begin")), &event(false)));
+                messages.push_back(message("attempt", Some(format!("{number}.begin")), &event(false)));
                 self.begun = number;
                 self.progress = None;
             }
             if attempt.finished_at.is_some() && number > self.ended {
-                told.push_back(message("attempt", Some(format!("{number}.done")), &event(true)));
+                messages.push_back(message("attempt", Some(format!("{number}.done")), &event(true)));
                 self.ended = number;
             }
         }
         let at = Moment(now);
         let state = StateEvent {
             // The time of the event does not count as a change.
-            at: self.state.as_ref().map_or(at, |told| told.at),
+            at: self.state.as_ref().map_or(at, |state| state.at),
             state: job.state,
             execute_at: Moment(job.execute_at),
             priority: job.priority.level(),
@@ -247,56 +246,56 @@ impl Story {
         };
         if self.state.as_ref() != Some(&state) {
             let state = StateEvent { at, ..state };
-            told.push_back(message("state", None, &state));
+            messages.push_back(message("state", None, &state));
             self.state = Some(state);
         }
         let progress = job.progress.as_ref().map(|progress| (progress.percent, progress.note.clone()));
         if let Some((percent, note)) = progress.clone().filter(|_| self.progress != progress) {
-            told.push_back(message("progress", None, &ProgressEvent { at, percent, note }));
+            messages.push_back(message("progress", None, &ProgressEvent { at, percent, note }));
             self.progress = progress;
         }
         if job.state.is_end() {
             let end = EndEvent { state: job.state, finished_at: job.finished_at.map(Moment) };
-            told.push_back(message("end", Some(end_id(job, attempts)), &end));
+            messages.push_back(message("end", Some(end_id(job, attempts)), &end));
         }
-        told
+        messages
     }
 }
 
 /// An open stream of the events of one job.
-struct Following {
+struct JobStream {
     api: Api,
     id: JobId,
     watch: Watch,
-    draining: watch::Receiver<bool>,
-    pass: Pass,
-    story: Story,
-    told: VecDeque<Message>,
+    stopping: watch::Receiver<bool>,
+    pass: RequestRight,
+    reported: ReportedState,
+    messages: VecDeque<Message>,
     over: bool,
-    _place: Place,
+    _permit: RequestPermit,
 }
 
-impl Following {
+impl JobStream {
     async fn next(mut self) -> Option<(Result<Message, Infallible>, Self)> {
         loop {
             // Checked before each message, because a stream with many messages never waits below.
             if !self.pass.is_good() {
                 return None;
             }
-            if let Some(message) = self.told.pop_front() {
+            if let Some(message) = self.messages.pop_front() {
                 return Some((Ok(message), self));
             }
-            if self.over || *self.draining.borrow_and_update() {
+            if self.over || *self.stopping.borrow_and_update() {
                 return None;
             }
             tokio::select! {
                 () = self.watch.changed() => {}
-                _ = self.draining.changed() => continue,
-                () = self.pass.ends() => return None,
+                _ = self.stopping.changed() => continue,
+                () = self.pass.wait_until_revoked() => return None,
             }
             match self.api.broker.store().job(self.id).await {
                 Ok(Some((job, attempts))) => {
-                    self.told = self.story.go_on(&job, &attempts, self.api.broker.store().clock().now());
+                    self.messages = self.reported.next_events(&job, &attempts, self.api.broker.store().clock().now());
                     self.over = job.state.is_end();
                 }
                 // The job was deleted after its retention.
@@ -329,14 +328,14 @@ pub(super) struct EventsQuery {
 
 /// The parsed filter of a client.
 #[derive(Debug, Default)]
-struct Wanted {
+struct EventFilter {
     kind: Option<Name>,
     queue: Option<Name>,
     schedule: Option<Name>,
     types: Option<BTreeSet<&'static str>>,
 }
 
-impl Wanted {
+impl EventFilter {
     fn read(asked: &EventsQuery) -> Result<Self, Problem> {
         let mut problems = Vec::new();
         let mut name = |field: &str, text: Option<&str>| {
@@ -350,7 +349,7 @@ impl Wanted {
         let schedule = name("schedule", asked.schedule.as_deref());
         let mut types = None;
         if let Some(text) = &asked.r#type {
-            let words: Vec<&'static str> = What::ALL.into_iter().map(What::as_str).collect();
+            let words: Vec<&'static str> = EventType::ALL.into_iter().map(EventType::as_str).collect();
             let mut wanted = BTreeSet::new();
             for word in text.split(',') {
                 match words.iter().find(|known| **known == word) {
@@ -370,13 +369,13 @@ impl Wanted {
         }
     }
 
-    fn has(&self, happening: &PublishedEvent) -> bool {
+    fn matches(&self, event: &PublishedEvent) -> bool {
         // The lost events may have matched any filter.
-        happening.what == What::Gap
-            || self.types.as_ref().is_none_or(|types| types.contains(happening.what.as_str()))
-                && (self.kind.is_none() || self.kind == happening.kind)
-                && (self.queue.is_none() || self.queue == happening.queue)
-                && (self.schedule.is_none() || self.schedule == happening.schedule)
+        event.event_type == EventType::Gap
+            || self.types.as_ref().is_none_or(|types| types.contains(event.event_type.as_str()))
+                && (self.kind.is_none() || self.kind == event.kind)
+                && (self.queue.is_none() || self.queue == event.queue)
+                && (self.schedule.is_none() || self.schedule == event.schedule)
     }
 }
 
@@ -434,23 +433,23 @@ pub(super) struct ClusterEvent {
 }
 
 impl From<&PublishedEvent> for ClusterEvent {
-    fn from(happening: &PublishedEvent) -> Self {
+    fn from(event: &PublishedEvent) -> Self {
         Self {
-            at: Moment(happening.at),
-            runner: happening.runner.to_string(),
-            job: happening.job.map(|id| id.to_string()),
-            kind: happening.kind.as_ref().map(ToString::to_string),
-            queue: happening.queue.as_ref().map(ToString::to_string),
-            schedule: happening.schedule.as_ref().map(ToString::to_string),
-            version: happening.version.clone(),
-            paused: happening.paused,
-            due_at: happening.due_at.map(Moment),
-            cause: happening.cause.clone(),
-            number: happening.number,
-            verdict: happening.verdict,
-            state: happening.state,
-            count: happening.count,
-            health: happening.health.clone(),
+            at: Moment(event.at),
+            runner: event.runner.to_string(),
+            job: event.job.map(|id| id.to_string()),
+            kind: event.kind.as_ref().map(ToString::to_string),
+            queue: event.queue.as_ref().map(ToString::to_string),
+            schedule: event.schedule.as_ref().map(ToString::to_string),
+            version: event.version.clone(),
+            paused: event.paused,
+            due_at: event.due_at.map(Moment),
+            cause: event.cause.clone(),
+            number: event.number,
+            verdict: event.verdict,
+            state: event.state,
+            count: event.count,
+            health: event.health.clone(),
         }
     }
 }
@@ -472,8 +471,8 @@ pub(super) struct GapEvent {
 /// Events arrive as they happen, from about a second after the first client connected. About jobs: `accepted`,
 /// `started`, `settled`, `cancel_requested`, `cancelled`, `rescheduled`, `lease_lost`. About queues: `queue_changed`,
 /// `queue_paused`, `queue_resumed`. About schedules: `schedule_put`, `schedule_paused`, `schedule_resumed`,
-/// `schedule_deleted`, `schedule_ticked`. About runners: `reaped`, `rebuilt`, `index_health`, `draining` (the runner is
-/// stopping). Later versions may add event types and fields: ignore what you do not know.
+/// `schedule_deleted`, `schedule_ticked`. About runners: `reaped`, `rebuilt`, `index_health`, `runner_stopping`.
+/// Later versions may add event types and fields: ignore what you do not know.
 ///
 /// A `gap` event says that events are missing: above about ten thousand events a second, for a client that is too slow,
 /// or while Redis does not answer and only the events of this runner arrive. After a gap, read again what you show.
@@ -487,7 +486,6 @@ pub(super) struct GapEvent {
     ),
     responses(
         (status = 200, description = "The events, with `ClusterEvent` as their data, or `GapEvent` of a `gap` or `reset`", body = String, content_type = "text/event-stream"),
-        (status = 401, description = "unauthorized", body = Problem),
         (status = 422, description = "invalid_request", body = Problem),
         (status = 429, description = "overloaded: too many streams or connections", body = Problem),
         (status = 503, description = "stopping", body = Problem),
@@ -495,73 +493,73 @@ pub(super) struct GapEvent {
 )]
 pub(super) async fn of_cluster(
     State(api): State<Api>,
-    (sharing, pass): (Sharing, Pass),
-    Asked(asked): Asked<EventsQuery>,
+    (sharing, pass): (PermitOwner, RequestRight),
+    QueryParams(asked): QueryParams<EventsQuery>,
     LastEventId(last): LastEventId,
 ) -> Result<Response, Problem> {
-    let wanted = Wanted::read(&asked)?;
-    let place = place(&api, &sharing)?;
+    let filter = EventFilter::read(&asked)?;
+    let permit = take_permit(&api, &sharing)?;
     // Listen before the past events are read, so that no event falls between the two.
-    let listener = api.feed.listen().await;
-    let mut told = VecDeque::new();
-    let mut reached = FeedId::START;
+    let listener = api.cluster_events.listen().await;
+    let mut messages = VecDeque::new();
+    let mut reached = StreamPosition::START;
     if let Some(last) = last {
-        let past = match last.parse::<FeedId>() {
-            Ok(last) => api.feed.since(last).await.ok().flatten(),
+        let past = match last.parse::<StreamPosition>() {
+            Ok(last) => api.cluster_events.since(last).await.ok().flatten(),
             Err(_) => None,
         };
         match past {
-            None => told.push_back(message("reset", None, &gap("forgotten", None))),
+            None => messages.push_back(message("reset", None, &gap("forgotten", None))),
             Some(past) => {
-                for (id, happening) in past {
+                for (id, event) in past {
                     reached = id;
-                    if wanted.has(&happening) {
-                        told.push_back(of_happening(Some(id), &happening));
+                    if filter.matches(&event) {
+                        messages.push_back(event_message(Some(id), &event));
                     }
                 }
             }
         }
     }
-    let draining = api.draining.clone();
-    let hearing = Hearing { draining, pass, listener, wanted, told, reached, lags: 0, _place: place };
-    Ok(answer(stream::unfold(hearing, Hearing::next)))
+    let stopping = api.stopping.clone();
+    let stream = ClusterStream { stopping, pass, listener, filter, messages, reached, lags: 0, _permit: permit };
+    Ok(answer(stream::unfold(stream, ClusterStream::next)))
 }
 
 const fn gap(reason: &'static str, count: Option<u64>) -> GapEvent {
     GapEvent { reason, count }
 }
 
-fn of_happening(id: Option<FeedId>, happening: &PublishedEvent) -> Message {
-    if happening.what == What::Gap {
-        return message("gap", id.map(|id| id.to_string()), &gap("flood", happening.count));
+fn event_message(id: Option<StreamPosition>, event: &PublishedEvent) -> Message {
+    if event.event_type == EventType::Gap {
+        return message("gap", id.map(|id| id.to_string()), &gap("flood", event.count));
     }
-    message(happening.what.as_str(), id.map(|id| id.to_string()), &ClusterEvent::from(happening))
+    message(event.event_type.as_str(), id.map(|id| id.to_string()), &ClusterEvent::from(event))
 }
 
 /// An open stream of the events of the cluster.
-struct Hearing {
+struct ClusterStream {
     listener: Listener,
-    wanted: Wanted,
-    told: VecDeque<Message>,
+    filter: EventFilter,
+    messages: VecDeque<Message>,
     /// Id of the newest past event that was read. Live events up to it are dropped, because they were already sent.
-    reached: FeedId,
-    draining: watch::Receiver<bool>,
-    pass: Pass,
+    reached: StreamPosition,
+    stopping: watch::Receiver<bool>,
+    pass: RequestRight,
     /// Number of times that the client fell behind since it was last up to date.
     lags: usize,
-    _place: Place,
+    _permit: RequestPermit,
 }
 
-impl Hearing {
+impl ClusterStream {
     async fn next(mut self) -> Option<(Result<Message, Infallible>, Self)> {
         loop {
             if !self.pass.is_good() {
                 return None;
             }
-            if let Some(message) = self.told.pop_front() {
+            if let Some(message) = self.messages.pop_front() {
                 return Some((Ok(message), self));
             }
-            if *self.draining.borrow_and_update() || self.lags >= MAX_LAGS {
+            if *self.stopping.borrow_and_update() || self.lags >= MAX_LAGS {
                 return None;
             }
             if self.listener.is_up_to_date() {
@@ -569,19 +567,19 @@ impl Hearing {
             }
             let heard = tokio::select! {
                 heard = self.listener.next() => heard,
-                _ = self.draining.changed() => continue,
-                () = self.pass.ends() => return None,
+                _ = self.stopping.changed() => continue,
+                () = self.pass.wait_until_revoked() => return None,
             };
             match heard {
-                Ok(Told::Happened(id, happening)) => {
-                    if id.is_none_or(|id| id > self.reached) && self.wanted.has(&happening) {
-                        self.told.push_back(of_happening(id, &happening));
+                Ok(Delivery::Event(id, event)) => {
+                    if id.is_none_or(|id| id > self.reached) && self.filter.matches(&event) {
+                        self.messages.push_back(event_message(id, &event));
                     }
                 }
-                Ok(Told::Gap) => self.told.push_back(message("gap", None, &gap("redis", None))),
+                Ok(Delivery::Gap) => self.messages.push_back(message("gap", None, &gap("redis", None))),
                 Err(RecvError::Lagged(count)) => {
                     self.lags += 1;
-                    self.told.push_back(message("gap", None, &gap("behind", Some(count))));
+                    self.messages.push_back(message("gap", None, &gap("behind", Some(count))));
                 }
                 Err(RecvError::Closed) => return None,
             }

@@ -9,14 +9,15 @@
 //! - `jobs/`: jobs: enqueue, list, change, import, results, explanations
 //! - `system/`: the state of tickr itself
 //! - `schedules/`: schedules and their ticks
-//! - `api_keys.rs`: API keys (`/v1/keys`)
+//! - `api_keys.rs`: API keys (`/v1/api-keys`)
 //! - `audit.rs`: the actions of operators (`/v1/audit`)
 //! - `bulk.rs`: bulk operations (`/v1/operations`)
-//! - `dead_letters.rs`: dead letters and their groups, replay and discard (`/v1/dead`)
+//! - `dead_letters.rs`: dead letters and their groups, replay and discard (`/v1/dead-letters`)
 //! - `events.rs`: server-sent events of one job and of the cluster (`/v1/events`)
 //! - `queues.rs`: settings, pauses and counts of queues (`/v1/queues`)
 //! - `reports.rs`: download of finished reports (`/v1/reports`)
 //! - `runners.rs`: the runners, their jobs, drain and resume (`/v1/runners`)
+//! - `view.rs`: the JSON form of jobs and attempts
 
 mod api_keys;
 mod audit;
@@ -30,13 +31,14 @@ mod reports;
 mod runners;
 mod schedules;
 mod system;
+mod view;
 
-pub use api_keys::new_key;
+pub use api_keys::new_api_key;
 pub use http::auth::Tokens;
-pub use http::guesses::{Guesses, Peer};
+pub use http::failed_logins::{FailedLogins, Peer};
 pub use http::problem::{Code, Problem};
 pub use http::problem_table::markdown as problems_as_markdown;
-pub use http::shares::Places;
+pub use http::shares::RequestPermits;
 pub use jobs::warnings::Warnings;
 pub(crate) use system::health::while_migrating;
 pub use system::metrics::Readings;
@@ -47,13 +49,13 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
+use axum::Router;
 use axum::body::Bytes;
 use axum::extract::{Request, State};
 use axum::http::{HeaderValue, Method, StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{Html, IntoResponse, Response};
-use axum::routing::get;
-use axum::{Json, Router};
+use axum::routing::{get, put};
 use tokio::sync::{Semaphore, watch};
 use tower_http::catch_panic::CatchPanicLayer;
 use utoipa::OpenApi;
@@ -61,7 +63,9 @@ use utoipa::openapi::{Content, RefOr};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use crate::broker::{Broker, ClusterEvents, Controls, Watches};
+use http::answers::{json, operations, parse_wait};
+
+use crate::broker::{Broker, ClusterEvents, OperatorSettingsCopy, Watches};
 use crate::handlers::report::FinishedReports;
 use crate::index::Index;
 use crate::telemetry::Tracer;
@@ -74,7 +78,7 @@ pub struct ApiParts {
     /// The index, for its health and its depth.
     pub index: Index,
     /// The settings that operators change while the process runs, API keys among them.
-    pub controls: Controls,
+    pub operator_settings: OperatorSettingsCopy,
     /// Reads MySQL and Redis for the metrics page.
     pub readings: Readings,
     /// Checks whether MySQL answers and accepts writes; one check serves all probes that come at the same time.
@@ -97,25 +101,25 @@ pub struct ApiParts {
     /// Finds finished reports on disk and in MySQL.
     pub reports: FinishedReports,
     /// Permits for downloads of reports from MySQL.
-    pub downloads: Places,
+    pub downloads: RequestPermits,
     /// The events of the cluster.
-    pub feed: ClusterEvents,
+    pub cluster_events: ClusterEvents,
     /// The jobs that open streams watch.
     pub watches: Watches,
     /// Permits for streams of events.
-    pub streams: Places,
+    pub streams: RequestPermits,
     /// Permits for imports.
-    pub imports: Places,
+    pub imports: RequestPermits,
     /// Permits for searches and counts.
     pub searches: Arc<Semaphore>,
     /// Requests with unknown API keys, by address.
-    pub guesses: Arc<Guesses>,
+    pub failed_logins: Arc<FailedLogins>,
     /// Finds out why a new job would not run at present.
     pub warnings: Warnings,
     /// Runs the checks of `tickr verify` in the background.
     pub verifier: Verifier,
     /// True once the process has begun to stop.
-    pub draining: watch::Receiver<bool>,
+    pub stopping: watch::Receiver<bool>,
 }
 
 type Api = Arc<ApiParts>;
@@ -142,11 +146,11 @@ type Api = Arc<ApiParts>;
         (name = "queues", description = "Pause queues, set their priorities and limits"),
         (name = "schedules", description = "Enqueue jobs on a cron expression or at an interval"),
         (name = "dead letters", description = "Jobs that failed for good: read, replay, discard"),
-        (name = "bulk operations", description = "Apply one action to all jobs that match a filter"),
+        (name = "operations", description = "Apply one action to all jobs that match a filter"),
         (name = "events", description = "Server-sent events of one job or of the whole cluster"),
         (name = "kinds", description = "The kinds of jobs that can be enqueued"),
-        (name = "keys", description = "API keys and their scopes"),
-        (name = "operations", description = "The state of tickr: runners, index, health, figures and checks"),
+        (name = "API keys", description = "API keys and their scopes"),
+        (name = "system", description = "The state of tickr: runners, index, health, figures and checks"),
     ),
 )]
 struct Document;
@@ -206,27 +210,20 @@ fn described() -> (Router<Api>, utoipa::openapi::OpenApi) {
         .routes(routes!(system::health::readyz))
         .routes(routes!(system::metrics::page))
         .split_for_parts();
+    http::body::describe(&mut document);
     http::idempotency::describe(&mut document);
     http::auth::describe(&mut document);
     http::etag::describe(&mut document);
-    describe_crowds(&mut document);
+    describe_connection_limit(&mut document);
     describe_problems(&mut document);
     (routes, document)
 }
 
 /// Add 429 to every operation: `app/server.rs` limits the number of open connections, so any request can be refused.
-fn describe_crowds(document: &mut utoipa::openapi::OpenApi) {
+fn describe_connection_limit(document: &mut utoipa::openapi::OpenApi) {
     for operation in operations(document) {
-        let responses = &mut operation.responses.responses;
-        responses
-            .entry("429".to_owned())
-            .or_insert_with(|| RefOr::T(http::problem::describe_problem("overloaded: too many open connections")));
+        http::problem::add_problems(operation, &[("429", "overloaded: too many open connections")]);
     }
-}
-
-fn operations(document: &mut utoipa::openapi::OpenApi) -> impl Iterator<Item = &mut utoipa::openapi::path::Operation> {
-    let items = document.paths.paths.values_mut();
-    items.flat_map(|item| [&mut item.get, &mut item.put, &mut item.post, &mut item.patch, &mut item.delete]).flatten()
 }
 
 /// Give responses that are problems their media type, which the attributes of the routes leave out for brevity.
@@ -248,6 +245,17 @@ pub fn openapi() -> utoipa::openapi::OpenApi {
     described().1
 }
 
+/// Return the paths that API keys and dead letters had before 0.1.0, so that older scripts keep working. The OpenAPI
+/// document has only the paths of today.
+fn former_paths() -> Router<Api> {
+    Router::new()
+        .route("/v1/keys", get(api_keys::list))
+        .route("/v1/keys/{name}", put(api_keys::make).delete(api_keys::revoke))
+        .route("/v1/dead", get(dead_letters::list))
+        .route("/v1/dead/groups", get(dead_letters::groups))
+        .route("/v1/dead/groups/{fingerprint}", get(dead_letters::group))
+}
+
 /// Build the router of the whole API.
 pub fn router(parts: ApiParts) -> Router {
     let api = Arc::new(parts);
@@ -261,13 +269,14 @@ pub fn router(parts: ApiParts) -> Router {
     };
     let media = (header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
     routes
+        .merge(former_paths())
         .route("/openapi.json", get(move || async move { ([media], text) }))
         .route("/docs", get(shown))
         .route("/docs/problems/{code}", get(system::docs::problem))
         .fallback(not_found)
         .method_not_allowed_fallback(method_not_allowed)
         .layer(middleware::from_fn_with_state(Arc::clone(&api), http::auth::check))
-        .layer(middleware::from_fn_with_state(Arc::clone(&api), dress))
+        .layer(middleware::from_fn_with_state(Arc::clone(&api), set_default_headers))
         .layer(middleware::from_fn(http::observe::observe))
         .layer(CatchPanicLayer::custom(|_| {
             Problem::new(Code::Internal, "internal error while handling the request").into_response()
@@ -275,16 +284,19 @@ pub fn router(parts: ApiParts) -> Router {
         .with_state(api)
 }
 
-/// Set the headers that every response carries.
-async fn dress(State(api): State<Api>, request: Request, next: Next) -> Response {
+/// Set the headers that every response carries, and tell the readiness of requests that could not reach MySQL.
+async fn set_default_headers(State(api): State<Api>, request: Request, next: Next) -> Response {
     let mut response = next.run(request).await;
+    if response.extensions().get() == Some(&Code::StoreUnavailable) {
+        api.readiness.note_failure();
+    }
     let headers = response.headers_mut();
     headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
     headers.entry(header::CACHE_CONTROL).or_insert(HeaderValue::from_static("no-store"));
     headers.entry(header::CONTENT_SECURITY_POLICY).or_insert(HeaderValue::from_static(
         "default-src 'none'; img-src 'self'; style-src 'self' 'unsafe-inline'; frame-ancestors 'none'",
     ));
-    if *api.draining.borrow() {
+    if *api.stopping.borrow() {
         // The runner is stopping: tell a client that keeps the connection alive to send its next request elsewhere.
         headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
     }
@@ -302,22 +314,4 @@ async fn method_not_allowed(method: Method) -> Response {
     }
     let detail = "this path does not support that method; the Allow header lists the supported ones";
     Problem::new(Code::MethodNotAllowed, detail).into_response()
-}
-
-/// Parse a duration such as `30s`, `500ms` or `2m` from a query string.
-fn parse_wait(text: &str) -> Option<Duration> {
-    let split = text.find(|c: char| !c.is_ascii_digit())?;
-    let (number, unit) = text.split_at(split);
-    let number: u64 = number.parse().ok()?;
-    match unit {
-        "ms" => Some(Duration::from_millis(number)),
-        "s" => Some(Duration::from_secs(number)),
-        "m" => Some(Duration::from_secs(number.checked_mul(60)?)),
-        _ => None,
-    }
-}
-
-/// Build a response with a status and a JSON body.
-fn json<T: serde::Serialize>(status: StatusCode, body: T) -> Response {
-    (status, Json(body)).into_response()
 }

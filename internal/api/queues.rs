@@ -8,15 +8,15 @@ use axum::response::Response;
 use serde::{Deserialize, Deserializer, Serialize};
 use utoipa::ToSchema;
 
-use crate::api::http::auth::Who;
+use crate::api::http::auth::RequestActor;
 use crate::api::http::body::{Body, NamePath};
 use crate::api::http::etag::{self, IfMatch};
 use crate::api::http::problem::{Code, Problem};
-use crate::api::jobs::view::Moment;
+use crate::api::view::Moment;
 use crate::api::{Api, json};
 use crate::handlers;
 use crate::job::{Actor, Name, Priority};
-use crate::store::{Condition, MAX_QUEUES, Pause, Paused, QueueChange, QueueChanged, QueueSetting, Stats};
+use crate::store::{Condition, MAX_QUEUES, Pause, PauseRequest, QueueChange, QueueChangeOutcome, QueueSetting, Stats};
 
 /// Maximum value of a concurrency limit.
 const MAX_CONCURRENCY: u32 = 100_000;
@@ -40,7 +40,7 @@ pub(super) struct QueueView {
     /// False when the queue has too many unfinished jobs to count all; their counts are then lower bounds.
     exact: bool,
     /// Number of failed jobs of the queue that were not retried, replayed or discarded.
-    open_failures: u64,
+    open_dead_letters: u64,
     /// Number of living runners that serve the queue and take work. With 0, no job of the queue starts.
     runners: u32,
     /// Time when the settings were last changed; null if they never were.
@@ -116,7 +116,7 @@ struct Counts {
     states: BTreeMap<Name, BTreeMap<String, i64>>,
     runners: BTreeMap<Name, u32>,
     permits: BTreeMap<String, u32>,
-    open_failures: BTreeMap<Name, u64>,
+    open_dead_letters: BTreeMap<Name, u64>,
     whole: BTreeSet<Name>,
     exact: bool,
 }
@@ -134,8 +134,8 @@ async fn counts(api: &Api, also: Option<&Name>) -> Result<Counts, Problem> {
     for queue in runners.iter().filter(|runner| runner.takes_jobs()).flat_map(|runner| &runner.queues) {
         *serving.entry(queue.clone()).or_default() += 1;
     }
-    let Stats { open_failures, exact, whole, .. } = stats;
-    Ok(Counts { states, runners: serving, permits, open_failures, whole, exact })
+    let Stats { open_dead_letters, exact, whole, .. } = stats;
+    Ok(Counts { states, runners: serving, permits, open_dead_letters, whole, exact })
 }
 
 fn view(name: &Name, setting: Option<&QueueSetting>, counts: &Counts) -> QueueView {
@@ -150,7 +150,7 @@ fn view(name: &Name, setting: Option<&QueueSetting>, counts: &Counts) -> QueueVi
         paused: setting.and_then(|set| set.pause.clone()).map(PauseView::from),
         states: counts.states.get(name).cloned().unwrap_or_default(),
         exact: counts.exact || counts.whole.contains(name),
-        open_failures: counts.open_failures.get(name).copied().unwrap_or(0),
+        open_dead_letters: counts.open_dead_letters.get(name).copied().unwrap_or(0),
         runners: counts.runners.get(name).copied().unwrap_or(0),
         changed_at: changed.map(|(at, _)| Moment(*at)),
         changed_by: changed.map(|(_, by)| by.to_string()),
@@ -162,8 +162,6 @@ fn view(name: &Name, setting: Option<&QueueSetting>, counts: &Counts) -> QueueVi
     get, path = "/v1/queues", tag = "queues", operation_id = "list_queues",
     responses(
         (status = 200, description = "The queues", body = QueuesAnswer),
-        (status = 401, description = "unauthorized", body = Problem),
-        (status = 503, description = "store_unavailable", body = Problem),
     )
 )]
 pub(super) async fn list(State(api): State<Api>) -> Result<Response, Problem> {
@@ -181,10 +179,8 @@ pub(super) async fn list(State(api): State<Api>) -> Result<Response, Problem> {
     params(("name" = String, Path, description = "The queue", pattern = "^[a-z0-9][a-z0-9_.-]{0,63}$")),
     responses(
         (status = 200, description = "The queue", body = QueueView, headers(("ETag" = String))),
-        (status = 401, description = "unauthorized", body = Problem),
         (status = 404, description = "not_found: the queue has no jobs, no settings and no living runner", body = Problem),
         (status = 422, description = "invalid_request", body = Problem),
-        (status = 503, description = "store_unavailable", body = Problem),
     )
 )]
 pub(super) async fn show(State(api): State<Api>, NamePath(name): NamePath) -> Result<Response, Problem> {
@@ -210,24 +206,18 @@ pub(super) async fn show(State(api): State<Api>, NamePath(name): NamePath) -> Re
     ),
     responses(
         (status = 200, description = "The queue with its new settings", body = QueueView, headers(("ETag" = String))),
-        (status = 400, description = "invalid_json, too_deep", body = Problem),
-        (status = 401, description = "unauthorized", body = Problem),
-        (status = 408, description = "request_timeout", body = Problem),
         (status = 412, description = "precondition_failed: the queue has another ETag now; nothing was changed", body = Problem),
-        (status = 413, description = "too_large", body = Problem),
-        (status = 415, description = "unsupported_media_type", body = Problem),
         (status = 422, description = "invalid_request, too_many", body = Problem),
-        (status = 503, description = "store_unavailable", body = Problem),
     )
 )]
 pub(super) async fn change(
     State(api): State<Api>,
-    Who(who): Who,
+    RequestActor(who): RequestActor,
     NamePath(name): NamePath,
     seen: IfMatch,
     Body(body, _): Body<QueueBody>,
 ) -> Result<Response, Problem> {
-    let seen = seen.wanted(etag::version_of)?;
+    let seen = seen.condition(etag::version_of)?;
     let mut problems = Vec::new();
     let priority = body.priority.and_then(|level| {
         let priority = level.try_into().ok();
@@ -261,23 +251,17 @@ pub(super) async fn change(
     params(("name" = String, Path, description = "The queue", pattern = "^[a-z0-9][a-z0-9_.-]{0,63}$")),
     responses(
         (status = 200, description = "Paused", body = QueueView, headers(("ETag" = String))),
-        (status = 400, description = "invalid_json, too_deep", body = Problem),
-        (status = 401, description = "unauthorized", body = Problem),
-        (status = 408, description = "request_timeout", body = Problem),
-        (status = 413, description = "too_large", body = Problem),
-        (status = 415, description = "unsupported_media_type", body = Problem),
         (status = 422, description = "invalid_request, too_many", body = Problem),
-        (status = 503, description = "store_unavailable", body = Problem),
     )
 )]
 pub(super) async fn pause(
     State(api): State<Api>,
-    Who(who): Who,
+    RequestActor(who): RequestActor,
     NamePath(name): NamePath,
     Body(body, _): Body<PauseBody>,
 ) -> Result<Response, Problem> {
     let reason = checked_reason(body.reason)?;
-    let change = QueueChange { pause: Some(Paused::Yes(reason)), ..QueueChange::default() };
+    let change = QueueChange { pause: Some(PauseRequest::Yes(reason)), ..QueueChange::default() };
     apply(&api, &name, change, Condition::Any, &who).await
 }
 
@@ -287,17 +271,15 @@ pub(super) async fn pause(
     params(("name" = String, Path, description = "The queue", pattern = "^[a-z0-9][a-z0-9_.-]{0,63}$")),
     responses(
         (status = 200, description = "The queue is not paused", body = QueueView, headers(("ETag" = String))),
-        (status = 401, description = "unauthorized", body = Problem),
         (status = 422, description = "invalid_request, too_many", body = Problem),
-        (status = 503, description = "store_unavailable", body = Problem),
     )
 )]
 pub(super) async fn resume(
     State(api): State<Api>,
-    Who(who): Who,
+    RequestActor(who): RequestActor,
     NamePath(name): NamePath,
 ) -> Result<Response, Problem> {
-    let change = QueueChange { pause: Some(Paused::No), ..QueueChange::default() };
+    let change = QueueChange { pause: Some(PauseRequest::No), ..QueueChange::default() };
     apply(&api, &name, change, Condition::Any, &who).await
 }
 
@@ -309,20 +291,20 @@ async fn apply(
     who: &Actor,
 ) -> Result<Response, Problem> {
     let setting = match api.broker.change_queue(name, change, seen, who).await? {
-        QueueChanged::Done(setting) | QueueChanged::Unchanged(setting) => setting,
-        QueueChanged::Meanwhile(setting) => {
+        QueueChangeOutcome::Done(setting) | QueueChangeOutcome::Unchanged(setting) => setting,
+        QueueChangeOutcome::Meanwhile(setting) => {
             let detail = format!(
                 "{name} was changed by {} meanwhile and has the ETag \"{}\" now; nothing was changed",
                 setting.changed.1, setting.version
             );
             return Err(Problem::new(Code::PreconditionFailed, detail));
         }
-        QueueChanged::TooMany => {
+        QueueChangeOutcome::TooMany => {
             return Err(Problem::new(Code::TooMany, format!("{MAX_QUEUES} queues have settings already")));
         }
     };
     // This process applies the change at once, the others within two seconds.
-    api.controls.refresh().await?;
+    api.operator_settings.refresh().await?;
     let counts = counts(api, Some(name)).await?;
     Ok(etag::with_tag(StatusCode::OK, &etag::of_version(setting.version), view(name, Some(&setting), &counts)))
 }

@@ -9,9 +9,9 @@ use futures_util::StreamExt as _;
 use tokio_util::io::ReaderStream;
 
 use crate::api::Api;
-use crate::api::http::auth::Sharing;
+use crate::api::http::auth::PermitOwner;
 use crate::api::http::problem::{Code, Problem};
-use crate::api::http::revocation::Pass;
+use crate::api::http::revocation::RequestRight;
 use crate::handlers::report::{FindError, Found};
 
 /// Download a finished report
@@ -29,16 +29,14 @@ use crate::handlers::report::{FindError, Found};
             (Vec<u8> = "application/pdf"),
             (Vec<u8> = "application/vnd.openxmlformats-officedocument.spreadsheetml.sheet"),
         ), headers(("Content-Disposition" = String))),
-        (status = 401, description = "unauthorized", body = Problem),
         (status = 404, description = "not_found: no such report, or only the runner that `detail` names serves it", body = Problem),
         (status = 429, description = "overloaded: too many downloads or connections", body = Problem),
-        (status = 503, description = "store_unavailable", body = Problem),
     )
 )]
 pub(super) async fn download(
     State(api): State<Api>,
-    sharing: Sharing,
-    mut pass: Pass,
+    sharing: PermitOwner,
+    mut pass: RequestRight,
     name: Result<Path<String>, PathRejection>,
 ) -> Result<Response, Problem> {
     // A path that is not valid text cannot name a report.
@@ -49,7 +47,7 @@ pub(super) async fn download(
         Found::Here(report) => {
             let headers = headers(&report.name, report.size_bytes, report.content_type);
             let bytes = ReaderStream::new(tokio::fs::File::from_std(report.file));
-            let body = Body::from_stream(bytes.take_until(async move { pass.ends().await }));
+            let body = Body::from_stream(bytes.take_until(async move { pass.wait_until_revoked().await }));
             Ok((headers, body).into_response())
         }
         Found::Shared(report) => {
@@ -59,7 +57,7 @@ pub(super) async fn download(
             let ends = async move {
                 // Keep the permit until the last part is sent or the client has closed the connection.
                 let _place = place;
-                pass.ends().await;
+                pass.wait_until_revoked().await;
             };
             let body = Body::from_stream(report.content().take_until(ends));
             Ok((headers, body).into_response())

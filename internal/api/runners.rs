@@ -7,14 +7,14 @@ use axum::response::Response;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::api::http::auth::Who;
+use crate::api::http::auth::RequestActor;
 use crate::api::http::body::Body;
 use crate::api::http::problem::{Code, Problem};
-use crate::api::jobs::view::{Moment, ProgressView};
 use crate::api::queues::{PauseView, checked_reason};
+use crate::api::view::{Moment, ProgressView};
 use crate::api::{Api, json};
 use crate::job::{Actor, RunnerId, Timestamp};
-use crate::store::{Drained, MAX_SLOT_JOBS, Paused, RunnerSeen, SlotJob, Slots};
+use crate::store::{DrainOutcome, MAX_WORKER_JOBS, PauseRequest, RunnerSeen, WorkerJob, WorkerJobs};
 
 /// Maximum number of runners in the list.
 const MAX_RUNNERS: u32 = 200;
@@ -44,12 +44,12 @@ pub(super) struct RunnerView {
     kinds: Vec<String>,
     queues: Vec<String>,
     /// Number of workers.
-    slots: u32,
+    workers: u32,
     /// Number of busy workers at the last heartbeat.
-    busy: u32,
+    busy_workers: u32,
     /// Jobs that its workers execute, the longest running first: at most 200, fewer when there are many runners. With a
     /// long backlog, a job that started after the last heartbeat appears with the next one.
-    jobs: Vec<SlotView>,
+    jobs: Vec<WorkerJobView>,
     /// True when its workers execute more jobs than are shown.
     more: bool,
     #[schema(value_type = String, format = DateTime)]
@@ -88,7 +88,7 @@ pub(super) enum RunnerState {
 }
 
 impl RunnerState {
-    fn of(runner: &RunnerSeen) -> Self {
+    fn new(runner: &RunnerSeen) -> Self {
         match runner {
             RunnerSeen { stopped_at: Some(_), .. } => Self::Stopped,
             RunnerSeen { heartbeat_age, lease, .. } if heartbeat_age > lease => Self::Silent,
@@ -100,7 +100,7 @@ impl RunnerState {
 
 /// A job that a worker executes.
 #[derive(Debug, Serialize, ToSchema)]
-pub(super) struct SlotView {
+pub(super) struct WorkerJobView {
     /// Id of the job, a UUIDv7.
     id: String,
     kind: String,
@@ -120,8 +120,8 @@ pub(super) struct SlotView {
     progress: Option<ProgressView>,
 }
 
-impl From<SlotJob> for SlotView {
-    fn from(job: SlotJob) -> Self {
+impl From<WorkerJob> for WorkerJobView {
+    fn from(job: WorkerJob) -> Self {
         Self {
             id: job.id.to_string(),
             kind: job.kind.to_string(),
@@ -135,19 +135,19 @@ impl From<SlotJob> for SlotView {
     }
 }
 
-fn view(runner: RunnerSeen, slots: Slots) -> RunnerView {
+fn view(runner: RunnerSeen, shown: WorkerJobs) -> RunnerView {
     RunnerView {
         id: runner.id.to_string(),
-        state: RunnerState::of(&runner),
+        state: RunnerState::new(&runner),
         version: runner.version,
         host: runner.host,
         pid: runner.pid,
         kinds: runner.kinds.iter().map(ToString::to_string).collect(),
         queues: runner.queues.iter().map(ToString::to_string).collect(),
-        slots: runner.slots,
-        busy: runner.busy,
-        jobs: slots.jobs.into_iter().map(SlotView::from).collect(),
-        more: slots.more,
+        workers: runner.workers,
+        busy_workers: runner.busy_workers,
+        jobs: shown.jobs.into_iter().map(WorkerJobView::from).collect(),
+        more: shown.more,
         started_at: Moment(runner.started_at),
         heartbeat_at: Moment(runner.heartbeat_at),
         heartbeat_age_ms: runner.heartbeat_age.as_millis() as u64,
@@ -181,36 +181,32 @@ fn missing(id: &RunnerId) -> Problem {
 ///
 /// Each with the jobs that its workers execute.
 #[utoipa::path(
-    get, path = "/v1/runners", tag = "operations", operation_id = "list_runners",
+    get, path = "/v1/runners", tag = "system", operation_id = "list_runners",
     responses(
         (status = 200, description = "The runners", body = RunnersAnswer),
-        (status = 401, description = "unauthorized", body = Problem),
-        (status = 503, description = "store_unavailable", body = Problem),
     )
 )]
 pub(super) async fn list(State(api): State<Api>) -> Result<Response, Problem> {
     let store = api.broker.store();
     let runners = store.runners(MAX_RUNNERS).await?;
     let living: Vec<RunnerSeen> = runners.iter().filter(|runner| runner.stopped_at.is_none()).cloned().collect();
-    let share = (MAX_JOBS / living.len().max(1)).clamp(LEAST_JOBS, MAX_SLOT_JOBS);
-    let mut slots = store.slot_jobs(&living, share).await?;
+    let share = (MAX_JOBS / living.len().max(1)).clamp(LEAST_JOBS, MAX_WORKER_JOBS);
+    let mut jobs = store.worker_jobs(&living, share).await?;
     let mut data = Vec::with_capacity(runners.len());
     for runner in runners {
-        let slots = slots.remove(&runner.id).unwrap_or_default();
-        data.push(view(runner, slots));
+        let jobs = jobs.remove(&runner.id).unwrap_or_default();
+        data.push(view(runner, jobs));
     }
     Ok(json(StatusCode::OK, RunnersAnswer { data }))
 }
 
 /// Show a runner
 #[utoipa::path(
-    get, path = "/v1/runners/{id}", tag = "operations", operation_id = "show_runner",
+    get, path = "/v1/runners/{id}", tag = "system", operation_id = "show_runner",
     params(("id" = String, Path, description = "The runner's id, with its slash written as %2F")),
     responses(
         (status = 200, description = "The runner", body = RunnerView),
-        (status = 401, description = "unauthorized", body = Problem),
         (status = 404, description = "not_found", body = Problem),
-        (status = 503, description = "store_unavailable", body = Problem),
     )
 )]
 pub(super) async fn show(State(api): State<Api>, RunnerPath(id): RunnerPath) -> Result<Response, Problem> {
@@ -220,12 +216,12 @@ pub(super) async fn show(State(api): State<Api>, RunnerPath(id): RunnerPath) -> 
 async fn shown(api: &Api, id: RunnerId) -> Result<Response, Problem> {
     let store = api.broker.store();
     let Some(runner) = store.runner(id.clone()).await? else { return Err(missing(&id)) };
-    let slots = if runner.stopped_at.is_none() {
-        store.slot_jobs(std::slice::from_ref(&runner), MAX_SLOT_JOBS).await?.remove(&id)
+    let jobs = if runner.stopped_at.is_none() {
+        store.worker_jobs(std::slice::from_ref(&runner), MAX_WORKER_JOBS).await?.remove(&id)
     } else {
         None
     };
-    Ok(json(StatusCode::OK, view(runner, slots.unwrap_or_default())))
+    Ok(json(StatusCode::OK, view(runner, jobs.unwrap_or_default())))
 }
 
 /// The body of a request to drain a runner.
@@ -242,59 +238,51 @@ pub(super) struct DrainBody {
 /// Within 2 s the runner stops starting jobs. It finishes the jobs that it runs, still answers HTTP and repairs, and
 /// stays ready for a load balancer. The drain ends with the process. Draining again changes only the reason.
 #[utoipa::path(
-    post, path = "/v1/runners/{id}/drain", tag = "operations", operation_id = "drain_runner", request_body = DrainBody,
+    post, path = "/v1/runners/{id}/drain", tag = "system", operation_id = "drain_runner", request_body = DrainBody,
     params(("id" = String, Path, description = "The runner's id, with its slash written as %2F")),
     responses(
         (status = 200, description = "The runner is drained", body = RunnerView),
-        (status = 400, description = "invalid_json, too_deep", body = Problem),
-        (status = 401, description = "unauthorized", body = Problem),
         (status = 404, description = "not_found", body = Problem),
-        (status = 408, description = "request_timeout", body = Problem),
         (status = 409, description = "runner_stopped", body = Problem),
-        (status = 413, description = "too_large", body = Problem),
-        (status = 415, description = "unsupported_media_type", body = Problem),
         (status = 422, description = "invalid_request", body = Problem),
-        (status = 503, description = "store_unavailable", body = Problem),
     )
 )]
 pub(super) async fn drain(
     State(api): State<Api>,
-    Who(who): Who,
+    RequestActor(who): RequestActor,
     RunnerPath(id): RunnerPath,
     Body(body, _): Body<DrainBody>,
 ) -> Result<Response, Problem> {
     let reason = checked_reason(body.reason)?;
-    apply(&api, id, Paused::Yes(reason), &who).await
+    apply(&api, id, PauseRequest::Yes(reason), &who).await
 }
 
 /// Let a drained runner take work again
 #[utoipa::path(
-    post, path = "/v1/runners/{id}/resume", tag = "operations", operation_id = "resume_runner",
+    post, path = "/v1/runners/{id}/resume", tag = "system", operation_id = "resume_runner",
     params(("id" = String, Path, description = "The runner's id, with its slash written as %2F")),
     responses(
         (status = 200, description = "The runner takes work", body = RunnerView),
-        (status = 401, description = "unauthorized", body = Problem),
         (status = 404, description = "not_found", body = Problem),
         (status = 409, description = "runner_stopped", body = Problem),
-        (status = 503, description = "store_unavailable", body = Problem),
     )
 )]
 pub(super) async fn resume(
     State(api): State<Api>,
-    Who(who): Who,
+    RequestActor(who): RequestActor,
     RunnerPath(id): RunnerPath,
 ) -> Result<Response, Problem> {
-    apply(&api, id, Paused::No, &who).await
+    apply(&api, id, PauseRequest::No, &who).await
 }
 
-async fn apply(api: &Api, id: RunnerId, wish: Paused, who: &Actor) -> Result<Response, Problem> {
-    match api.broker.store().drain_runner(id.clone(), wish, who).await? {
-        Drained::Done => {}
-        Drained::Stopped(at) => return Err(stopped(&id, at)),
-        Drained::Missing => return Err(missing(&id)),
+async fn apply(api: &Api, id: RunnerId, request: PauseRequest, who: &Actor) -> Result<Response, Problem> {
+    match api.broker.store().drain_runner(id.clone(), request, who).await? {
+        DrainOutcome::Done => {}
+        DrainOutcome::Stopped(at) => return Err(stopped(&id, at)),
+        DrainOutcome::Missing => return Err(missing(&id)),
     }
     // This process applies the change at once, the others within two seconds.
-    api.controls.refresh().await?;
+    api.operator_settings.refresh().await?;
     shown(api, id).await
 }
 

@@ -26,15 +26,15 @@ const MAX_PROBLEMS: usize = 20;
 /// Result of the check for the unfinished jobs of one kind.
 #[derive(Debug, Default, Serialize)]
 pub struct KindCheck {
-    /// False when this binary has no handler for the kind. Then its jobs wait for another runner and burn no attempt.
+    /// False when this binary has no handler for the kind. Then its jobs wait for another runner and use no attempt.
     pub known: bool,
     /// Number of jobs checked.
     pub jobs: u64,
-    /// Number of jobs that this binary cannot read. They wait and burn no attempt while a living runner may be able to
+    /// Number of jobs that this binary cannot read. They wait and use no attempt while a living runner may be able to
     /// read them; then they fail.
     pub failing: u64,
     /// Number of living runners that have, or may have, the kind in another version. Jobs that this binary accepts and
-    /// they cannot read wait for a runner that can, and burn no attempt.
+    /// they cannot read wait for a runner that can, and use no attempt.
     pub other_versions: u64,
     /// The problems, each with the number of jobs and some of their ids.
     pub problems: Vec<PendingProblem>,
@@ -303,5 +303,5 @@ impl fmt::Display for ScheduleCheck {
 
 /// Replace control characters, so that texts from payloads and rows cannot control a terminal.
 fn printable(text: &str) -> String {
-    text.chars().map(|c| if crate::job::steers(c) { ' ' } else { c }).collect()
+    text.chars().map(|c| if crate::job::is_terminal_control(c) { ' ' } else { c }).collect()
 }

@@ -1,9 +1,9 @@
 //! One HTTP connection and its time limits.
 //!
 //! A client may be slow in four ways: sending its request head, sending its body, reading its response, and sending the
-//! next request. Each has a limit. The code that reads a body enforces the body's limit (`api/http/body.rs`). The others are
-//! enforced here, by a timer of the connection that looks at it from time to time. So a request costs a few atomic
-//! stores, and needs no timer of its own.
+//! next request. Each has a limit. The code that reads a body enforces the body's limit (`api/http/body.rs`). The
+//! others are enforced here, by a timer of the connection that looks at it from time to time. So a request costs a few
+//! atomic stores, and needs no timer of its own.
 
 use std::future::Future;
 use std::io;
@@ -35,7 +35,7 @@ const SIGN_OF_READING: u64 = 16 << 10;
 
 /// Time limits of a client.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Patience {
+pub(super) struct ClientTimeouts {
     /// From the first byte of a request to the end of its head.
     pub(super) head: Duration,
     /// Without reading any of the response.
@@ -44,9 +44,9 @@ pub(super) struct Patience {
     pub(super) idle: Duration,
 }
 
-impl Patience {
+impl ClientTimeouts {
     /// Return the time between two looks at a connection. A client may exceed its limit by up to this much.
-    fn beat(&self) -> Duration {
+    fn check_interval(&self) -> Duration {
         let least = self.head.min(self.write).min(self.idle);
         (least / 4).clamp(Duration::from_millis(20), Duration::from_secs(5))
     }
@@ -54,7 +54,7 @@ impl Patience {
 
 /// State of a connection. Times are milliseconds since the connection opened, plus one; zero means never.
 #[derive(Debug)]
-struct Pulse {
+struct ConnectionState {
     opened: Instant,
     /// A request is being answered.
     busy: AtomicBool,
@@ -70,13 +70,13 @@ struct Pulse {
 
 /// Time limit that a client exceeded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Overdue {
+enum ExceededLimit {
     Head,
     Write,
     Idle,
 }
 
-impl Pulse {
+impl ConnectionState {
     fn new() -> Self {
         let never = || AtomicU64::new(0);
         Self {
@@ -93,55 +93,55 @@ impl Pulse {
         self.opened.elapsed().as_millis() as u64 + 1
     }
 
-    fn has_read(&self) {
+    fn note_read(&self) {
         if !self.busy.load(Ordering::Relaxed) && self.head_since.load(Ordering::Relaxed) == 0 {
             self.head_since.store(self.now(), Ordering::Relaxed);
         }
     }
 
-    fn begins_to_answer(&self) {
+    fn begin_response(&self) {
         self.busy.store(true, Ordering::Relaxed);
         self.head_since.store(0, Ordering::Relaxed);
     }
 
-    fn has_answered(&self) {
+    fn end_response(&self) {
         self.idle_since.store(self.now(), Ordering::Relaxed);
         self.busy.store(false, Ordering::Relaxed);
     }
 
-    fn is_blocked(&self) {
+    fn note_blocked(&self) {
         if self.blocked_since.load(Ordering::Relaxed) == 0 {
             self.moved.store(0, Ordering::Relaxed);
             self.blocked_since.store(self.now(), Ordering::Relaxed);
         }
     }
 
-    fn has_moved(&self, bytes: usize) {
+    fn note_written(&self, bytes: usize) {
         if self.blocked_since.load(Ordering::Relaxed) != 0
             && self.moved.fetch_add(bytes as u64, Ordering::Relaxed) + bytes as u64 >= SIGN_OF_READING
         {
-            self.is_free();
+            self.note_unblocked();
         }
     }
 
-    fn is_free(&self) {
+    fn note_unblocked(&self) {
         self.blocked_since.store(0, Ordering::Relaxed);
     }
 
-    fn overdue(&self, patience: &Patience) -> Option<Overdue> {
+    fn exceeded_limit(&self, patience: &ClientTimeouts) -> Option<ExceededLimit> {
         let now = self.now();
         let longer = |since: &AtomicU64, limit: Duration| {
             let since = since.load(Ordering::Relaxed);
             since != 0 && now.saturating_sub(since) > limit.as_millis() as u64
         };
         if longer(&self.blocked_since, patience.write) {
-            Some(Overdue::Write)
+            Some(ExceededLimit::Write)
         } else if self.busy.load(Ordering::Relaxed) {
             None
         } else if longer(&self.head_since, patience.head) {
-            Some(Overdue::Head)
+            Some(ExceededLimit::Head)
         } else if self.head_since.load(Ordering::Relaxed) == 0 && longer(&self.idle_since, patience.idle) {
-            Some(Overdue::Idle)
+            Some(ExceededLimit::Idle)
         } else {
             None
         }
@@ -153,20 +153,20 @@ pub(super) async fn serve(
     stream: TcpStream,
     peer: Peer,
     service: TowerToHyperService<axum::Router>,
-    patience: Patience,
+    patience: ClientTimeouts,
     leaving: CancellationToken,
 ) {
-    let pulse = Arc::new(Pulse::new());
-    let io = TokioIo::new(Paced { stream, pulse: Arc::clone(&pulse) });
+    let state = Arc::new(ConnectionState::new());
+    let io = TokioIo::new(MonitoredStream { stream, state: Arc::clone(&state) });
     let connection = http1::Builder::new()
         // The timer below enforces this limit. It can tell a slow request head, which is cut off, from an idle
         // connection, which is closed gracefully.
         .header_read_timeout(None)
         .max_headers(MAX_HEADERS)
         .max_buf_size(MAX_HEAD_BYTES)
-        .serve_connection(io, Answering { service, peer, pulse: Arc::clone(&pulse) });
+        .serve_connection(io, ConnectionService { service, peer, state: Arc::clone(&state) });
     tokio::pin!(connection);
-    let mut watch = tokio::time::interval(patience.beat());
+    let mut watch = tokio::time::interval(patience.check_interval());
     watch.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let mut told_to_leave = false;
     loop {
@@ -181,9 +181,9 @@ pub(super) async fn serve(
                 told_to_leave = true;
                 connection.as_mut().graceful_shutdown();
             }
-            _ = watch.tick() => match pulse.overdue(&patience) {
+            _ = watch.tick() => match state.exceeded_limit(&patience) {
                 None => {}
-                Some(Overdue::Idle) if !told_to_leave => {
+                Some(ExceededLimit::Idle) if !told_to_leave => {
                     told_to_leave = true;
                     connection.as_mut().graceful_shutdown();
                 }
@@ -197,38 +197,38 @@ pub(super) async fn serve(
     }
 }
 
-/// A socket that records its progress in the [`Pulse`].
-struct Paced {
+/// A socket that records its progress in the [`ConnectionState`].
+struct MonitoredStream {
     stream: TcpStream,
-    pulse: Arc<Pulse>,
+    state: Arc<ConnectionState>,
 }
 
-impl AsyncRead for Paced {
+impl AsyncRead for MonitoredStream {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let before = buf.filled().len();
         ready!(Pin::new(&mut self.stream).poll_read(cx, buf))?;
         if buf.filled().len() > before {
-            self.pulse.has_read();
+            self.state.note_read();
         }
         Poll::Ready(Ok(()))
     }
 }
 
-impl Paced {
-    fn wrote(&self, outcome: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
+impl MonitoredStream {
+    fn note_write(&self, outcome: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
         match &outcome {
-            Poll::Ready(Ok(bytes)) => self.pulse.has_moved(*bytes),
+            Poll::Ready(Ok(bytes)) => self.state.note_written(*bytes),
             Poll::Ready(Err(_)) => {}
-            Poll::Pending => self.pulse.is_blocked(),
+            Poll::Pending => self.state.note_blocked(),
         }
         outcome
     }
 }
 
-impl AsyncWrite for Paced {
+impl AsyncWrite for MonitoredStream {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         let outcome = Pin::new(&mut self.stream).poll_write(cx, buf);
-        self.wrote(outcome)
+        self.note_write(outcome)
     }
 
     fn poll_write_vectored(
@@ -237,7 +237,7 @@ impl AsyncWrite for Paced {
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let outcome = Pin::new(&mut self.stream).poll_write_vectored(cx, bufs);
-        self.wrote(outcome)
+        self.note_write(outcome)
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -247,7 +247,7 @@ impl AsyncWrite for Paced {
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         // Called after everything so far was handed to the operating system.
         ready!(Pin::new(&mut self.stream).poll_flush(cx))?;
-        self.pulse.is_free();
+        self.state.note_unblocked();
         Poll::Ready(Ok(()))
     }
 
@@ -257,42 +257,42 @@ impl AsyncWrite for Paced {
 }
 
 /// The routes, as one connection calls them.
-struct Answering {
+struct ConnectionService {
     service: TowerToHyperService<axum::Router>,
     peer: Peer,
-    pulse: Arc<Pulse>,
+    state: Arc<ConnectionState>,
 }
 
-impl Service<Request<Incoming>> for Answering {
-    type Response = Response<Told>;
+impl Service<Request<Incoming>> for ConnectionService {
+    type Response = Response<TrackedBody>;
     type Error = std::convert::Infallible;
     type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Self::Error>> + Send>>;
 
     fn call(&self, mut request: Request<Incoming>) -> Self::Future {
         request.extensions_mut().insert(self.peer);
-        self.pulse.begins_to_answer();
-        let answering = Busy(Arc::clone(&self.pulse));
+        self.state.begin_response();
+        let answering = ResponseGuard(Arc::clone(&self.state));
         let answer = self.service.call(request.map(Body::new));
-        Box::pin(async move { Ok(answer.await?.map(|body| Told { body, _answering: answering })) })
+        Box::pin(async move { Ok(answer.await?.map(|body| TrackedBody { body, _answering: answering })) })
     }
 }
 
 /// Held from the head of a request to the end of its response.
-struct Busy(Arc<Pulse>);
+struct ResponseGuard(Arc<ConnectionState>);
 
-impl Drop for Busy {
+impl Drop for ResponseGuard {
     fn drop(&mut self) {
-        self.0.has_answered();
+        self.0.end_response();
     }
 }
 
 /// The body of a response.
-struct Told {
+struct TrackedBody {
     body: Body,
-    _answering: Busy,
+    _answering: ResponseGuard,
 }
 
-impl HttpBody for Told {
+impl HttpBody for TrackedBody {
     type Data = Bytes;
     type Error = axum::Error;
 
@@ -316,39 +316,42 @@ impl HttpBody for Told {
 mod tests {
     use super::*;
 
-    const PATIENCE: Patience =
-        Patience { head: Duration::from_millis(10), write: Duration::from_millis(20), idle: Duration::from_millis(40) };
+    const PATIENCE: ClientTimeouts = ClientTimeouts {
+        head: Duration::from_millis(10),
+        write: Duration::from_millis(20),
+        idle: Duration::from_millis(40),
+    };
 
-    fn after(ms: u64, pulse: &Pulse) -> Option<Overdue> {
-        let opened = pulse.opened.checked_sub(Duration::from_millis(ms)).unwrap();
+    fn after(ms: u64, state: &ConnectionState) -> Option<ExceededLimit> {
+        let opened = state.opened.checked_sub(Duration::from_millis(ms)).unwrap();
         let copy = |at: &AtomicU64| AtomicU64::new(at.load(Ordering::Relaxed));
-        let later = Pulse {
+        let later = ConnectionState {
             opened,
-            busy: AtomicBool::new(pulse.busy.load(Ordering::Relaxed)),
-            idle_since: copy(&pulse.idle_since),
-            head_since: copy(&pulse.head_since),
-            blocked_since: copy(&pulse.blocked_since),
-            moved: copy(&pulse.moved),
+            busy: AtomicBool::new(state.busy.load(Ordering::Relaxed)),
+            idle_since: copy(&state.idle_since),
+            head_since: copy(&state.head_since),
+            blocked_since: copy(&state.blocked_since),
+            moved: copy(&state.moved),
         };
-        later.overdue(&PATIENCE)
+        later.exceeded_limit(&PATIENCE)
     }
 
     #[test]
     fn each_kind_of_slowness_has_its_own_limit() {
-        let pulse = Pulse::new();
-        assert_eq!((after(0, &pulse), after(1_000, &pulse)), (None, Some(Overdue::Idle)));
-        pulse.has_read();
-        assert_eq!(after(1_000, &pulse), Some(Overdue::Head));
-        pulse.begins_to_answer();
+        let state = ConnectionState::new();
+        assert_eq!((after(0, &state), after(1_000, &state)), (None, Some(ExceededLimit::Idle)));
+        state.note_read();
+        assert_eq!(after(1_000, &state), Some(ExceededLimit::Head));
+        state.begin_response();
         // A response may take any time, unless the client does not read it.
-        assert_eq!(after(1_000_000, &pulse), None);
-        pulse.is_blocked();
-        assert_eq!(after(1_000, &pulse), Some(Overdue::Write));
-        pulse.has_moved(100);
-        assert_eq!(after(1_000, &pulse), Some(Overdue::Write));
-        pulse.has_moved(1 << 20);
-        assert_eq!(after(1_000, &pulse), None);
-        pulse.has_answered();
-        assert_eq!(after(1_000, &pulse), Some(Overdue::Idle));
+        assert_eq!(after(1_000_000, &state), None);
+        state.note_blocked();
+        assert_eq!(after(1_000, &state), Some(ExceededLimit::Write));
+        state.note_written(100);
+        assert_eq!(after(1_000, &state), Some(ExceededLimit::Write));
+        state.note_written(1 << 20);
+        assert_eq!(after(1_000, &state), None);
+        state.end_response();
+        assert_eq!(after(1_000, &state), Some(ExceededLimit::Idle));
     }
 }

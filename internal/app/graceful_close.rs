@@ -21,14 +21,14 @@ pub(super) struct ClosingListener {
 
 impl ClosingListener {
     #[cfg(target_os = "linux")]
-    pub(super) fn of(listener: &TcpListener) -> Self {
+    pub(super) fn new(listener: &TcpListener) -> Self {
         Self { socket: socket2::SockRef::from(listener).try_clone().ok() }
     }
 
     /// Other systems cannot drop SYN packets without closing the socket. There, the gap between the last `accept` and
     /// the close is some microseconds.
     #[cfg(not(target_os = "linux"))]
-    pub(super) fn of(_: &TcpListener) -> Self {
+    pub(super) fn new(_: &TcpListener) -> Self {
         Self {}
     }
 

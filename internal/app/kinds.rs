@@ -1,13 +1,10 @@
 //! The kinds of this process: the built-in ones, set up from the configuration, and those of the embedding program.
 
 use std::sync::Arc;
-use std::time::Duration;
 
-use super::{StartError, report_source, smtp_login};
-use crate::config::{self, CallbackSecret, Config};
-use crate::handlers::email::{
-    AllowedAddresses, Delivery, EmailHandler, EmailSettings, SmtpLogin, SmtpSettings, SmtpTls,
-};
+use super::{StartError, report_source};
+use crate::config::{CallbackSecret, Config, Smtp};
+use crate::handlers::email::{AllowedAddresses, Delivery, EmailHandler, EmailSettings};
 use crate::handlers::http::{CallbackSecrets, CallbackSettings, HttpHandler, SigningSecret};
 use crate::handlers::report::{FinishedReports, ReportSettings, Reports};
 use crate::handlers::{Registry, test_kinds};
@@ -24,15 +21,7 @@ pub(super) fn register_all(config: &Config, own: Registry, finished: &FinishedRe
         test_kinds::register(&mut registry);
     }
     for (kind, changes) in &config.kinds {
-        let known = registry.set_defaults(kind, |defaults| {
-            defaults.max_attempts = changes.max_attempts.unwrap_or(defaults.max_attempts);
-            defaults.timeout = changes.timeout.unwrap_or(defaults.timeout);
-            let ms = |d: Duration| u64::try_from(d.as_millis()).unwrap_or(u64::MAX);
-            let retry = &mut defaults.retry;
-            retry.base_ms = changes.retry_base.map_or(retry.base_ms, ms);
-            retry.cap_ms = changes.retry_cap.map_or(retry.cap_ms, ms).max(retry.base_ms);
-            retry.factor = changes.retry_factor.unwrap_or(retry.factor);
-        });
+        let known = registry.set_defaults(kind, |defaults| defaults.change(changes));
         if !known {
             let names: Vec<String> = registry.iter().map(|kind| kind.name().to_string()).collect();
             return Err(StartError::UnknownKind(kind.clone(), names.join(", ")));
@@ -66,19 +55,7 @@ pub(super) fn callbacks(config: &Config) -> CallbackSettings {
 fn email(config: &Config, finished: FinishedReports) -> Result<Option<EmailHandler>, StartError> {
     let delivery = match (&config.outbox_dir, &config.smtp) {
         (Some(outbox), _) => Delivery::Outbox(outbox.clone()),
-        (None, Some(smtp)) => Delivery::Smtp(SmtpSettings {
-            host: smtp.host.clone(),
-            port: smtp.port,
-            tls: match smtp.tls {
-                config::SmtpTls::Starttls => SmtpTls::Starttls,
-                config::SmtpTls::Tls => SmtpTls::Tls,
-                config::SmtpTls::None => SmtpTls::None,
-            },
-            login: smtp_login(smtp).map(|(username, password)| SmtpLogin { username, password }),
-            connections: smtp.connections as usize,
-            timeout: smtp.timeout,
-            ca_pem: None,
-        }),
+        (None, Some(smtp)) => over_smtp(smtp)?,
         (None, None) => return Ok(None),
     };
     let from = config.smtp.as_ref().and_then(|smtp| smtp.from.clone());
@@ -88,6 +65,33 @@ fn email(config: &Config, finished: FinishedReports) -> Result<Option<EmailHandl
         (AllowedAddresses::new(&config.email_senders), AllowedAddresses::new(&config.email_recipients));
     let handler = EmailHandler::new(settings).and_then(|handler| handler.limited_to(senders, recipients));
     handler.map(Some).map_err(|e| StartError::Kind { kind: "email", cause: e.to_string() })
+}
+
+#[cfg(feature = "smtp")]
+#[expect(clippy::unnecessary_wraps, reason = "it fails in a program without SMTP")]
+fn over_smtp(smtp: &Smtp) -> Result<Delivery, StartError> {
+    use crate::config;
+    use crate::handlers::email::{SmtpLogin, SmtpSettings, SmtpTls};
+
+    Ok(Delivery::Smtp(SmtpSettings {
+        host: smtp.host.clone(),
+        port: smtp.port,
+        tls: match smtp.tls {
+            config::SmtpTls::Starttls => SmtpTls::Starttls,
+            config::SmtpTls::Tls => SmtpTls::Tls,
+            config::SmtpTls::None => SmtpTls::None,
+        },
+        login: super::smtp_login(smtp).map(|(username, password)| SmtpLogin { username, password }),
+        connections: smtp.connections as usize,
+        timeout: smtp.timeout,
+        ca_pem: None,
+    }))
+}
+
+#[cfg(not(feature = "smtp"))]
+fn over_smtp(_: &Smtp) -> Result<Delivery, StartError> {
+    let cause = "[smtp] is set, and this program was built without the feature `smtp` of tickr".to_owned();
+    Err(StartError::Kind { kind: "email", cause })
 }
 
 fn report(config: &Config, finished: FinishedReports) -> Result<Reports, StartError> {

@@ -5,7 +5,7 @@
 //! 1. readiness turns red, so that a load balancer sends no more requests here; responses ask clients to close their
 //!    connections
 //! 2. the fetcher stops; running jobs get the shutdown grace, and HTTP goes on meanwhile
-//! 3. jobs that still run are told to stop and given back, which burns no attempt
+//! 3. jobs that still run are told to stop and given back, which uses no attempt
 //! 4. the loops end, and the runner is unregistered
 //! 5. the listener takes the last connections and closes, open requests are finished, the last metrics are written, and
 //!    the connections close
@@ -53,9 +53,11 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 
-use crate::api::{self, ApiParts, Places, Readiness, Readings, Tokens, Verifier, Warnings};
-use crate::broker::{Broker, ClusterEvents, Controls, Watches};
+use crate::api::{self, ApiParts, Readiness, Readings, RequestPermits, Tokens, Verifier, Warnings};
+use crate::broker::{Broker, ClusterEvents, OperatorSettingsCopy, Watches};
+use crate::client::{Client, RunnerClient};
 use crate::config::{Alerts, Config, ConfigErrors, KindConfig, Threshold};
+#[cfg(feature = "dashboard")]
 use crate::dashboard;
 use crate::engine::{
     AlertSettings, ChildProgram, Engine, EngineSettings, Recorder, ReportKeeping, Stopped, runner_of_this_process,
@@ -64,9 +66,9 @@ use crate::event::Events;
 use crate::handlers::Registry;
 use crate::index::{Index, IndexSettings};
 use crate::job::{AlertRule, Name, RunnerId};
-use crate::store::{KindRetention, ReportQueries, Retention, Split, Store, StoreError, StoreSettings};
+use crate::store::{KindRetention, PoolSizes, ReportQueries, Retention, Store, StoreError, StoreSettings};
 use crate::telemetry::{Exporter, Tracer, TracerError, TracerSettings};
-use connection::Patience;
+use connection::ClientTimeouts;
 use server::HttpLimits;
 
 /// Longest time that a start waits for MySQL before it fails.
@@ -107,7 +109,7 @@ pub enum StartError {
     },
     /// The address can be reached from other hosts, and callers need no API key or API token.
     #[error(
-        "{0} can be reached from other hosts, and there is no API key and no API token, so that any client could run jobs\n`tickr keys create --in-store --scope admin` makes the first API key; TICKR_API_TOKENS sets API tokens; or listen on a loopback address"
+        "{0} can be reached from other hosts, and there is no API key and no API token, so that any client could run jobs\n`tickr api-keys create --in-store --scope admin` makes the first API key; TICKR_API_TOKENS sets API tokens; or listen on a loopback address"
     )]
     Open(SocketAddr),
     /// A kind cannot be set up.
@@ -140,16 +142,17 @@ pub enum StartError {
 pub struct App {
     addr: SocketAddr,
     broker: Broker,
-    controls: Controls,
+    client: RunnerClient,
+    operator_settings: OperatorSettingsCopy,
     index: Index,
     store: Store,
     engine: Engine,
     recorder: Recorder,
     http: JoinHandle<()>,
     stop_http: CancellationToken,
-    stop_controls: DropGuard,
+    stop_operator_settings: DropGuard,
     stop_telling: CancellationToken,
-    draining: watch::Sender<bool>,
+    stopping: watch::Sender<bool>,
     tasks: TaskTracker,
     exporter: Option<Exporter>,
     grace: Duration,
@@ -177,7 +180,7 @@ impl App {
         let runner = runner_of_this_process();
         let (tracer, exporter) = tracer_of(config, &runner)?;
         let store = connect_store(config).await?;
-        store.carries(config.body_limit_bytes).map_err(|e| of_the_store(e, config))?;
+        store.check_payload_size(config.body_limit_bytes).map_err(|e| of_the_store(e, config))?;
         let durability = store.durability().await.map_err(|e| of_the_store(e, config))?;
         if !durability.durable {
             let weaknesses = durability.weaknesses.join("; ");
@@ -203,11 +206,12 @@ impl App {
 
         let tasks = TaskTracker::new();
         // Dropping the guard ends the loop, also when the start fails further down.
-        let stop_controls = CancellationToken::new();
-        let controls = Controls::start(store.clone(), runner.clone(), stop_controls.clone(), &tasks);
-        let stop_controls = stop_controls.drop_guard();
-        let controls = controls.await.map_err(|e| of_the_store(e, config))?;
-        if !addr.ip().is_loopback() && config.api_tokens.is_empty() && controls.now().keys.is_empty() {
+        let stop_operator_settings = CancellationToken::new();
+        let operator_settings =
+            OperatorSettingsCopy::start(store.clone(), runner.clone(), stop_operator_settings.clone(), &tasks);
+        let stop_operator_settings = stop_operator_settings.drop_guard();
+        let operator_settings = operator_settings.await.map_err(|e| of_the_store(e, config))?;
+        if !addr.ip().is_loopback() && config.api_tokens.is_empty() && operator_settings.now().api_keys.is_empty() {
             return Err(StartError::Open(addr));
         }
         let broker = Broker::new(store.clone(), index.clone(), Arc::clone(&registry), Events::default(), &tasks);
@@ -216,60 +220,61 @@ impl App {
             engine_settings(config, runner, tracer.clone(), child, Some(reports::keeping(config, finished.clone())));
         let queues = settings.queues.clone();
         Box::pin(Engine::enlist(&store, &registry, &settings)).await;
-        let engine = Engine::start(broker.clone(), index.clone(), controls.clone(), registry, settings)
+        let engine = Engine::start(broker.clone(), index.clone(), operator_settings.clone(), registry, settings)
             .map_err(StartError::Thread)?;
         let recorder = Recorder::start(broker.clone(), engine.runner().clone(), queues.clone());
         let stop_telling = CancellationToken::new();
         let events = broker.events().clone();
-        let feed =
+        let cluster_events =
             ClusterEvents::start(&index, store.clone(), events.clone(), engine.runner().clone(), &tasks, &stop_telling);
         let watches = Watches::start(store.clone(), events, &tasks, stop_telling.clone());
-        let (draining, drains) = watch::channel(false);
+        let (stopping, stopping_listener) = watch::channel(false);
         let verifier =
             Verifier::new(store.clone(), index.clone(), retention_of(config), tasks.clone(), stop_telling.clone());
         let router = api::router(ApiParts {
             broker: broker.clone(),
             index: index.clone(),
-            controls: controls.clone(),
+            operator_settings: operator_settings.clone(),
             readings: Readings::new(store.clone(), index.clone(), queues, tasks.clone()),
             readiness: Readiness::new(store.clone(), tasks.clone()),
             tracer,
-            tokens: Tokens::of(&config.api_tokens),
+            tokens: Tokens::new(&config.api_tokens),
             loopback: addr.ip().is_loopback(),
             hosts: config.http_hosts.iter().cloned().collect(),
             body_limit_bytes: config.body_limit_bytes,
             declared_schedules: declared,
             body_timeout: config.http_body_timeout,
             reports: finished,
-            downloads: Places::new(MAX_DOWNLOADS),
-            feed,
+            downloads: RequestPermits::new(MAX_DOWNLOADS),
+            cluster_events,
             watches,
-            streams: Places::new(config.http_streams),
-            imports: Places::new(MAX_IMPORTS),
-            searches: Arc::new(Semaphore::new(Split::of(config.mysql_connections).searches() as usize)),
-            guesses: Arc::default(),
+            streams: RequestPermits::new(config.http_streams),
+            imports: RequestPermits::new(MAX_IMPORTS),
+            searches: Arc::new(Semaphore::new(PoolSizes::new(config.mysql_connections).searches() as usize)),
+            failed_logins: Arc::default(),
             warnings: Warnings::default(),
             verifier,
-            draining: drains,
+            stopping: stopping_listener,
         })
-        .merge(dashboard::router());
+        .merge(pages());
         let stop_http = CancellationToken::new();
         let http = tokio::spawn(server::serve(listener, router, http_limits(config), stop_http.clone()));
         tracing::info!(%addr, "listening");
         let (grace, notice) = (config.shutdown_grace, config.shutdown_notice);
         Ok(Self {
             addr,
+            client: RunnerClient::new(&broker),
             broker,
-            controls,
+            operator_settings,
             index,
             store,
             engine,
             recorder,
             http,
             stop_http,
-            stop_controls,
+            stop_operator_settings,
             stop_telling,
-            draining,
+            stopping,
             tasks,
             exporter,
             grace,
@@ -289,10 +294,16 @@ impl App {
         &self.broker
     }
 
+    /// Return a client for typed jobs, for the rest of this program. It ends with this runner.
+    #[must_use]
+    pub fn client(&self) -> Client {
+        self.client.client()
+    }
+
     /// Return the settings of the operators, as this process knows them.
     #[must_use]
-    pub fn controls(&self) -> &Controls {
-        &self.controls
+    pub fn operator_settings(&self) -> &OperatorSettingsCopy {
+        &self.operator_settings
     }
 
     /// Return the index; used for its health.
@@ -312,7 +323,7 @@ impl App {
         let signal = signals.next().await;
         tracing::info!(
             signal,
-            busy = self.engine.busy(),
+            busy_workers = self.engine.busy_workers(),
             grace_s = self.grace.as_secs(),
             "stopping; a second signal gives running jobs back now"
         );
@@ -333,23 +344,24 @@ impl App {
     pub async fn stop(self, hurry: CancellationToken) -> Stopped {
         let Self {
             broker,
-            controls,
+            client,
+            operator_settings,
             index,
             store,
             engine,
             recorder,
             mut http,
             stop_http,
-            stop_controls,
+            stop_operator_settings,
             stop_telling,
-            draining,
+            stopping,
             tasks,
             exporter,
             grace,
             notice,
             addr: _,
         } = self;
-        draining.send_replace(true);
+        stopping.send_replace(true);
         let noticed = async {
             tokio::select! {
                 () = tokio::time::sleep(notice) => {}
@@ -366,7 +378,7 @@ impl App {
         }
         // Stop it last, when nothing more can be counted.
         recorder.stop().await;
-        drop((broker, controls, index, stop_controls));
+        drop((broker, client, operator_settings, index, stop_operator_settings));
         tasks.close();
         if tokio::time::timeout(Duration::from_secs(3), tasks.wait()).await.is_err() {
             tracing::warn!("some hints to the index were not sent; the reconciler repairs that");
@@ -382,10 +394,24 @@ impl App {
     }
 }
 
+/// Return the pages for a browser.
+#[cfg(feature = "dashboard")]
+fn pages() -> axum::Router {
+    dashboard::router()
+}
+
+/// Tell a browser that there are no pages.
+#[cfg(not(feature = "dashboard"))]
+fn pages() -> axum::Router {
+    let detail = "this program was built without the feature `dashboard` of tickr; /docs has the reference of the API";
+    let page = move || async move { api::Problem::new(api::Code::NotFound, detail) };
+    axum::Router::new().route("/", axum::routing::get(page))
+}
+
 fn http_limits(config: &Config) -> HttpLimits {
     HttpLimits {
         connections: config.http_connections,
-        patience: Patience {
+        patience: ClientTimeouts {
             head: config.http_header_timeout,
             write: config.http_write_timeout,
             idle: config.http_idle_timeout,
@@ -516,6 +542,7 @@ fn report_source(config: &Config) -> Result<ReportQueries, StartError> {
 }
 
 /// Return the SMTP user and password, if they are set. The secret is exposed only here.
+#[cfg(feature = "smtp")]
 fn smtp_login(smtp: &crate::config::Smtp) -> Option<(String, secrecy::SecretString)> {
     let (user, password) = (smtp.username.as_ref()?, smtp.password.as_ref()?);
     Some((user.clone(), password.expose_secret().into()))

@@ -97,7 +97,7 @@ pub fn serve_with(matches: &ArgMatches, own: Registry, suspects: Suspects) -> an
     // Use one TLS implementation for all connections. An error means that the program chose one already.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let child = match suspects {
-        Suspects::InChildren => Some(ChildProgram::of_this_process(loaded.sources.clone())?),
+        Suspects::InChildren => Some(ChildProgram::from_this_process(loaded.sources.clone())?),
         Suspects::Here => None,
     };
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;

@@ -13,7 +13,7 @@ use crate::broker::{Broker, Invalid};
 use crate::config::{Config, ConfigError, ConfigErrors};
 use crate::handlers::Problem;
 use crate::job::Actor;
-use crate::store::{Condition, Origin, Put};
+use crate::store::{Condition, PutOutcome, ScheduleOrigin};
 
 /// Check all declared schedules, then write those that are new or changed. Return the names of all declared schedules.
 pub(super) async fn declare(config: &Config, broker: &Broker) -> Result<Arc<BTreeSet<String>>, StartError> {
@@ -68,11 +68,11 @@ pub(super) async fn declare(config: &Config, broker: &Broker) -> Result<Arc<BTre
     let (failed, by) = (|error| of_the_store(error, config), Actor::config());
     for (name, declared) in &config.schedules {
         let schedule = declared.schedule.clone();
-        let put = broker.put_schedule(name.clone(), schedule, Origin::Config, Condition::Any, &by);
+        let put = broker.put_schedule(name.clone(), schedule, ScheduleOrigin::Config, Condition::Any, &by);
         match put.await.map_err(failed)? {
-            Put::Created(_) => tracing::info!(schedule = %name, "declared a schedule"),
-            Put::Changed(_) => tracing::info!(schedule = %name, "changed a schedule to match the configuration"),
-            Put::Unchanged(_) | Put::Unexpected | Put::OwnedByConfig => {}
+            PutOutcome::Created(_) => tracing::info!(schedule = %name, "declared a schedule"),
+            PutOutcome::Changed(_) => tracing::info!(schedule = %name, "changed a schedule to match the configuration"),
+            PutOutcome::Unchanged(_) | PutOutcome::Unexpected | PutOutcome::OwnedByConfig => {}
         }
     }
     let names: BTreeSet<String> = config.schedules.keys().map(ToString::to_string).collect();

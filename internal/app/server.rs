@@ -14,7 +14,7 @@ use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-use super::connection::{self, Patience};
+use super::connection::{self, ClientTimeouts};
 use super::graceful_close::ClosingListener;
 use crate::api::{Code, Peer, Problem};
 
@@ -32,13 +32,13 @@ pub(super) struct HttpLimits {
     /// Most open connections.
     pub(super) connections: usize,
     /// Time limits of each connection.
-    pub(super) patience: Patience,
+    pub(super) patience: ClientTimeouts,
 }
 
 /// Serve until `stop`; then close the listener, finish the open requests, and return. Dropping the future ends every
 /// connection.
 pub(super) async fn serve(listener: TcpListener, router: axum::Router, limits: HttpLimits, stop: CancellationToken) {
-    let door = ClosingListener::of(&listener);
+    let door = ClosingListener::new(&listener);
     let closed = async move {
         stop.cancelled().await;
         door.close().await;

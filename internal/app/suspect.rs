@@ -18,7 +18,7 @@ use tokio_util::task::TaskTracker;
 use super::{SHUTDOWN, Signals, engine_settings, index_of, kinds, reports, tracer_of};
 use crate::broker::Broker;
 use crate::config::{Config, LogFormat};
-use crate::engine::{HandOver, LAST_SECONDS, ParentLine, SUSPECT_WORD, run_suspect as run_in_engine};
+use crate::engine::{HandOver, LAST_SECONDS, ParentConnection, SUSPECT_WORD, run_suspect as run_in_engine};
 use crate::event::Events;
 use crate::handlers::Registry;
 use crate::store::{Store, StoreSettings};
@@ -56,7 +56,7 @@ pub fn run_suspect(own: Registry) -> ExitCode {
     match run(hand_over, own, &line, give_back) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            line.say_not_claimed(format!("{error:#}"));
+            line.report_not_claimed(format!("{error:#}"));
             ExitCode::FAILURE
         }
     }
@@ -69,11 +69,11 @@ fn prefer_to_be_killed() {
 }
 
 /// Read the hand-over. Return it with the connection for reports and the rest of the input.
-fn received() -> anyhow::Result<(HandOver, ParentLine, BufReader<UnixStream>)> {
+fn received() -> anyhow::Result<(HandOver, ParentConnection, BufReader<UnixStream>)> {
     let stdin = std::io::stdin();
     anyhow::ensure!(!stdin.is_terminal(), "the standard input is a terminal, not the socket of a runner");
     let socket = UnixStream::from(stdin.as_fd().try_clone_to_owned().context("use the standard input")?);
-    let line = ParentLine::new(socket.try_clone().context("use the standard input")?);
+    let line = ParentConnection::new(socket.try_clone().context("use the standard input")?);
     let mut input = BufReader::new(socket);
     let mut text = Vec::new();
     input.by_ref().take(MAX_HAND_OVER).read_until(b'\n', &mut text).context("read the hand-over")?;
@@ -94,7 +94,12 @@ fn follow_the_runner(mut rest: BufReader<UnixStream>, give_back: CancellationTok
     });
 }
 
-fn run(hand_over: HandOver, own: Registry, line: &ParentLine, give_back: CancellationToken) -> anyhow::Result<()> {
+fn run(
+    hand_over: HandOver,
+    own: Registry,
+    line: &ParentConnection,
+    give_back: CancellationToken,
+) -> anyhow::Result<()> {
     let HandOver { runner, parent, job, sources } = hand_over;
     let config = Config::load_again(&sources)?.config;
     init_logs(&config.log, config.log_format == LogFormat::Json);

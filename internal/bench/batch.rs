@@ -4,11 +4,11 @@
 use serde_json::json;
 
 use super::enqueue::bare;
-use super::environment::{Checked, RunEnvironment, rate_of, stop, until_whole};
-use super::figure::Aim;
-use super::line::{Line, Samples};
+use super::environment::{RunChecks, RunEnvironment, rate_of, stop, until_whole};
+use super::figure::Target;
 use super::load::{KIND, payload, post};
-use super::wire::Post;
+use super::result_row::{ResultRow, Samples};
+use super::wire::EncodedRequest;
 use super::{Bench, BenchError, Scenario};
 
 /// Most jobs in one request.
@@ -18,7 +18,7 @@ const AROUND: u64 = 64;
 /// Most requests at the same time. Each carries hundreds of jobs.
 const CONNECTIONS: usize = 8;
 
-pub(super) async fn run(bench: &Bench<'_>) -> Result<Vec<Line>, BenchError> {
+pub(super) async fn run(bench: &Bench<'_>) -> Result<Vec<ResultRow>, BenchError> {
     // Large payloads make smaller batches, because a request has a size limit.
     let batch = BATCH.min((1 << 20) / (bench.settings.payload_bytes as u64 + AROUND)).max(1);
     let requests = |jobs: u64| jobs.div_ceil(batch);
@@ -36,16 +36,16 @@ pub(super) async fn run(bench: &Bench<'_>) -> Result<Vec<Line>, BenchError> {
         }
     }
     let name = format!("enqueue, batch POSTs of {batch}");
-    Ok(vec![samples.line(Scenario::Batch, name, "jobs/s", &[Aim::at_least(60_000.0)])])
+    Ok(vec![samples.line(Scenario::Batch, name, "jobs/s", &[Target::at_least(60_000.0)])])
 }
 
-async fn product(bench: &Bench<'_>, requests: u64, batch: u64) -> Result<(f64, Checked), BenchError> {
+async fn product(bench: &Bench<'_>, requests: u64, batch: u64) -> Result<(f64, RunChecks), BenchError> {
     let payload = payload(bench.settings.payload_bytes)?;
     let mut stage = RunEnvironment::open(bench).await?;
     let app = stage.app_without_work().await?;
     until_whole(&app).await?;
     let jobs: Vec<_> = (0..batch).map(|_| json!({"kind": KIND, "payload": payload})).collect();
-    let body = Post::new("/v1/jobs/batch", &json!({"jobs": jobs}).to_string());
+    let body = EncodedRequest::new("/v1/jobs/batch", &json!({"jobs": jobs}).to_string());
     let elapsed = post(app.addr(), bench.settings.connections.min(CONNECTIONS), requests, body).await?;
     let jobs = requests * batch;
     let (worked_off, ()) = tokio::join!(stage.work_off(jobs), stop(app));

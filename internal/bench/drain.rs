@@ -2,14 +2,14 @@
 //! from the first claim to the last commit, by the server's clock, and includes the filling of the index. For
 //! comparison, the bare store claims and settles the same rows.
 
-use super::environment::{Checked, RunEnvironment, rate, rate_of, stop};
-use super::figure::Aim;
-use super::line::{Line, Samples};
+use super::environment::{RunChecks, RunEnvironment, rate, rate_of, stop};
+use super::figure::Target;
 use super::load::{LANES, insert_bare, jobs, payload, work_off_bare};
+use super::result_row::{ResultRow, Samples};
 use super::{Bench, BenchError, Scenario};
 use crate::job::{Due, JobId};
 
-pub(super) async fn run(bench: &Bench<'_>) -> Result<Vec<Line>, BenchError> {
+pub(super) async fn run(bench: &Bench<'_>) -> Result<Vec<ResultRow>, BenchError> {
     let all = bench.jobs(300_000, 2_000);
     let mut samples = Samples::default();
     for round in bench.rounds() {
@@ -27,7 +27,7 @@ pub(super) async fn run(bench: &Bench<'_>) -> Result<Vec<Line>, BenchError> {
             samples.product(sample, jobs, checked);
         }
     }
-    let aims = [Aim::at_least(30_000.0), Aim::of_bare(0.6)];
+    let aims = [Target::at_least(30_000.0), Target::of_bare(0.6)];
     Ok(vec![samples.line(Scenario::Drain, "drain, noop, full history", "jobs/s", &aims)])
 }
 
@@ -35,7 +35,7 @@ pub(super) async fn bare(
     bench: &Bench<'_>,
     stage: &mut RunEnvironment<'_>,
     count: u64,
-) -> Result<(f64, Checked), BenchError> {
+) -> Result<(f64, RunChecks), BenchError> {
     let ids = fill(bench, stage, count).await?;
     let elapsed = work_off_bare(stage.lanes(LANES).await?, ids).await?;
     Ok((rate_of(count, elapsed), stage.check(count, 0).await?))
@@ -45,12 +45,12 @@ pub(super) async fn product(
     bench: &Bench<'_>,
     stage: &mut RunEnvironment<'_>,
     count: u64,
-) -> Result<(f64, Checked), BenchError> {
+) -> Result<(f64, RunChecks), BenchError> {
     fill(bench, stage, count).await?;
     let app = stage.app().await?;
     let ended = stage.until_ended(count).await?;
     stop(app).await;
-    let (_, started) = stage.gauge.beginnings(stage.first).await?;
+    let (_, started) = stage.counter_connection.beginnings(stage.first).await?;
     Ok((rate(count, started, ended)?, stage.check(count, 0).await?))
 }
 

@@ -12,7 +12,7 @@ use crate::event::Health;
 use crate::handlers::Registry;
 use crate::index::Index;
 use crate::job::{JobId, Timestamp};
-use crate::store::{BareLane, Gauge, ServerCounters, Store};
+use crate::store::{BareLane, CounterConnection, ServerCounters, Store};
 
 /// Interval between two reads of the number of ended jobs.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
@@ -27,18 +27,18 @@ pub(super) const LEAD: Duration = Duration::from_millis(1_000);
 
 /// Results of the checks after a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Checked {
+pub(super) struct RunChecks {
     pub(super) exactly_once: bool,
     pub(super) deadlocks: Option<u64>,
 }
 
-impl Default for Checked {
+impl Default for RunChecks {
     fn default() -> Self {
         Self { exactly_once: true, deadlocks: Some(0) }
     }
 }
 
-impl Checked {
+impl RunChecks {
     /// The same, for another row about the same run, whose deadlocks are counted already.
     pub(super) fn counted_before(self) -> Self {
         Self { deadlocks: self.deadlocks.map(|_| 0), ..self }
@@ -56,7 +56,7 @@ pub(super) struct RunEnvironment<'a> {
     bench: &'a Bench<'a>,
     plot: Namespace,
     pub(super) store: Store,
-    pub(super) gauge: Gauge,
+    pub(super) counter_connection: CounterConnection,
     before: ServerCounters,
     /// Jobs with smaller ids are not part of the run.
     pub(super) first: JobId,
@@ -79,23 +79,23 @@ impl<'a> RunEnvironment<'a> {
         Store::create_database(&url).await?;
         let store = store_of(config).await?;
         store.migrate().await?;
-        let mut gauge = store.gauge().await?;
+        let mut counter_connection = store.counter_connection().await?;
         let asked = Instant::now();
-        let mut before = gauge.counters().await?;
+        let mut before = counter_connection.counters().await?;
         while before.history.is_some_and(|length| length > LITTLE_HISTORY)
             && asked.elapsed() < PURGE_LIMIT
             && !bench.settings.short
         {
             tokio::time::sleep(Duration::from_millis(50)).await;
-            before = gauge.counters().await?;
+            before = counter_connection.counters().await?;
         }
-        Ok(Self { bench, plot, store, gauge, before, first: JobId::new(), ended_before: 0 })
+        Ok(Self { bench, plot, store, counter_connection, before, first: JobId::new(), ended_before: 0 })
     }
 
     /// Start the next run on the same tables.
     pub(super) async fn again(&mut self) -> Result<(), BenchError> {
-        self.before = self.gauge.counters().await?;
-        self.ended_before = self.gauge.ended().await?.0;
+        self.before = self.counter_connection.counters().await?;
+        self.ended_before = self.counter_connection.ended().await?.0;
         self.first = JobId::new();
         Ok(())
     }
@@ -133,9 +133,9 @@ impl<'a> RunEnvironment<'a> {
     pub(super) async fn until_ended(&mut self, jobs: u64) -> Result<Timestamp, BenchError> {
         let (mut seen, mut moved) = (0, Instant::now());
         loop {
-            let (ended, now) = self.gauge.ended().await?;
+            let (ended, now) = self.counter_connection.ended().await?;
             let ended = ended.saturating_sub(self.ended_before);
-            self.bench.progress.counted(ended, jobs);
+            self.bench.progress.update(ended, jobs);
             if ended >= jobs {
                 return Ok(now);
             }
@@ -157,18 +157,18 @@ impl<'a> RunEnvironment<'a> {
     }
 
     /// Check the jobs of the run: `done` of them must have completed, and `waiting` must wait untouched.
-    pub(super) async fn check(&mut self, done: u64, waiting: u64) -> Result<Checked, BenchError> {
-        let exactly_once = self.gauge.lives(self.first).await?.are_exactly_once(done, waiting);
-        let (before, after) = (self.before.deadlocks, self.gauge.counters().await?.deadlocks);
+    pub(super) async fn check(&mut self, done: u64, waiting: u64) -> Result<RunChecks, BenchError> {
+        let exactly_once = self.counter_connection.job_counts(self.first).await?.are_exactly_once(done, waiting);
+        let (before, after) = (self.before.deadlocks, self.counter_connection.counters().await?.deadlocks);
         let deadlocks = before.zip(after).map(|(before, after)| after.saturating_sub(before));
         // The server counts the deadlocks of all its users.
-        Ok(Checked { exactly_once, deadlocks: deadlocks.filter(|_| self.bench.ground.is_private()) })
+        Ok(RunChecks { exactly_once, deadlocks: deadlocks.filter(|_| self.bench.ground.is_private()) })
     }
 
     /// Remove everything in this environment.
     pub(super) async fn close(self) -> Result<(), BenchError> {
-        let Self { bench, plot, store, gauge, .. } = self;
-        drop(gauge);
+        let Self { bench, plot, store, counter_connection, .. } = self;
+        drop(counter_connection);
         store.close().await;
         bench.ground.clear(&plot).await
     }

@@ -18,7 +18,7 @@ pub struct Figure {
 impl Figure {
     /// Compute the figure of these samples. Without samples all values are zero.
     #[must_use]
-    pub fn of(samples: Vec<f64>) -> Self {
+    pub fn from_samples(samples: Vec<f64>) -> Self {
         let mut sorted = samples.clone();
         sorted.sort_by(f64::total_cmp);
         let middle = sorted.len() / 2;
@@ -42,7 +42,7 @@ pub fn percentile(sorted: &[f64], percent: f64) -> f64 {
 /// The quantity that an aim applies to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Of {
+pub enum TargetOf {
     /// The median.
     Median,
     /// The ratio to the bare figure.
@@ -52,7 +52,7 @@ pub enum Of {
 /// The side of its bound on which a good value lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Side {
+pub enum TargetSide {
     /// At least the bound.
     AtLeast,
     /// At most the bound.
@@ -61,44 +61,44 @@ pub enum Side {
 
 /// A target. A missed target is shown, but it does not fail the bench, because speed depends on the machine.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Aim {
+pub struct Target {
     /// The quantity.
-    pub of: Of,
+    pub of: TargetOf,
     /// The good side of the bound.
-    pub side: Side,
+    pub side: TargetSide,
     /// The bound.
     pub bound: f64,
 }
 
-impl Aim {
+impl Target {
     /// A median of at least this value.
     #[must_use]
     pub const fn at_least(bound: f64) -> Self {
-        Self { of: Of::Median, side: Side::AtLeast, bound }
+        Self { of: TargetOf::Median, side: TargetSide::AtLeast, bound }
     }
 
     /// A median of at most this value.
     #[must_use]
     pub const fn at_most(bound: f64) -> Self {
-        Self { of: Of::Median, side: Side::AtMost, bound }
+        Self { of: TargetOf::Median, side: TargetSide::AtMost, bound }
     }
 
     /// A ratio to the bare figure of at least this value.
     #[must_use]
     pub const fn of_bare(bound: f64) -> Self {
-        Self { of: Of::Ratio, side: Side::AtLeast, bound }
+        Self { of: TargetOf::Ratio, side: TargetSide::AtLeast, bound }
     }
 
     /// True when the aim is met. `None` for an aim on the ratio when there is no ratio.
     #[must_use]
     pub fn is_met(&self, median: f64, ratio: Option<f64>) -> Option<bool> {
         let value = match self.of {
-            Of::Median => median,
-            Of::Ratio => ratio?,
+            TargetOf::Median => median,
+            TargetOf::Ratio => ratio?,
         };
         Some(match self.side {
-            Side::AtLeast => value >= self.bound,
-            Side::AtMost => value <= self.bound,
+            TargetSide::AtLeast => value >= self.bound,
+            TargetSide::AtMost => value <= self.bound,
         })
     }
 }
@@ -109,12 +109,12 @@ mod tests {
 
     #[test]
     fn a_figure_is_the_middle_of_its_samples_with_their_range() {
-        let figure = Figure::of(vec![3.0, 1.0, 2.0]);
+        let figure = Figure::from_samples(vec![3.0, 1.0, 2.0]);
         assert_eq!((figure.median, figure.min, figure.max), (2.0, 1.0, 3.0));
         assert_eq!(figure.samples, [3.0, 1.0, 2.0], "in the order in which they were taken");
-        assert_eq!(Figure::of(vec![4.0, 1.0, 3.0, 2.0]).median, 2.5);
-        assert_eq!(Figure::of(vec![7.0]).median, 7.0);
-        assert_eq!(Figure::of(Vec::new()), Figure::default());
+        assert_eq!(Figure::from_samples(vec![4.0, 1.0, 3.0, 2.0]).median, 2.5);
+        assert_eq!(Figure::from_samples(vec![7.0]).median, 7.0);
+        assert_eq!(Figure::from_samples(Vec::new()), Figure::default());
     }
 
     #[test]
@@ -130,9 +130,9 @@ mod tests {
 
     #[test]
     fn aims_look_at_their_own_quantity_and_side() {
-        assert_eq!(Aim::at_least(10.0).is_met(10.0, None), Some(true));
-        assert_eq!(Aim::at_most(1.5).is_met(1.6, None), Some(false));
-        assert_eq!(Aim::of_bare(0.6).is_met(0.0, Some(0.7)), Some(true));
-        assert_eq!(Aim::of_bare(0.6).is_met(1e9, None), None);
+        assert_eq!(Target::at_least(10.0).is_met(10.0, None), Some(true));
+        assert_eq!(Target::at_most(1.5).is_met(1.6, None), Some(false));
+        assert_eq!(Target::of_bare(0.6).is_met(0.0, Some(0.7)), Some(true));
+        assert_eq!(Target::of_bare(0.6).is_met(1e9, None), None);
     }
 }

@@ -2,14 +2,14 @@
 //! The time is taken from the first acceptance to the last commit, by the server's clock. For comparison, the bare
 //! store inserts, claims and settles the same rows at the same time.
 
-use super::environment::{Checked, RunEnvironment, rate, rate_of, stop, until_whole};
-use super::figure::Aim;
-use super::line::{Line, Samples};
+use super::environment::{RunChecks, RunEnvironment, rate, rate_of, stop, until_whole};
+use super::figure::Target;
 use super::load::{LANES, call, flow_bare, jobs, payload};
+use super::result_row::{ResultRow, Samples};
 use super::{Bench, BenchError, Scenario};
 use crate::job::Due;
 
-pub(super) async fn run(bench: &Bench<'_>) -> Result<Vec<Line>, BenchError> {
+pub(super) async fn run(bench: &Bench<'_>) -> Result<Vec<ResultRow>, BenchError> {
     let all = bench.jobs(150_000, 1_000);
     let mut samples = Samples::default();
     for round in bench.rounds() {
@@ -24,10 +24,10 @@ pub(super) async fn run(bench: &Bench<'_>) -> Result<Vec<Line>, BenchError> {
         }
     }
     let name = format!("flow, {} callers and a runner", bench.settings.callers);
-    Ok(vec![samples.line(Scenario::Flow, name, "jobs/s", &[Aim::at_least(15_000.0)])])
+    Ok(vec![samples.line(Scenario::Flow, name, "jobs/s", &[Target::at_least(15_000.0)])])
 }
 
-async fn bare(bench: &Bench<'_>, count: u64) -> Result<(f64, Checked), BenchError> {
+async fn bare(bench: &Bench<'_>, count: u64) -> Result<(f64, RunChecks), BenchError> {
     let mut stage = RunEnvironment::open(bench).await?;
     let jobs = jobs(count, &payload(bench.settings.payload_bytes)?, |_| Due::Now)?;
     let elapsed = flow_bare(stage.lanes(LANES).await?, jobs).await?;
@@ -36,7 +36,7 @@ async fn bare(bench: &Bench<'_>, count: u64) -> Result<(f64, Checked), BenchErro
     Ok((rate_of(count, elapsed), checked))
 }
 
-async fn product(bench: &Bench<'_>, count: u64) -> Result<(f64, Checked), BenchError> {
+async fn product(bench: &Bench<'_>, count: u64) -> Result<(f64, RunChecks), BenchError> {
     let payload = payload(bench.settings.payload_bytes)?;
     let mut stage = RunEnvironment::open(bench).await?;
     let app = stage.app().await?;
@@ -44,7 +44,7 @@ async fn product(bench: &Bench<'_>, count: u64) -> Result<(f64, Checked), BenchE
     call(app.broker(), bench.settings.callers, count, &payload).await?;
     let ended = stage.until_ended(count).await?;
     stop(app).await;
-    let (accepted, _) = stage.gauge.beginnings(stage.first).await?;
+    let (accepted, _) = stage.counter_connection.beginnings(stage.first).await?;
     let checked = stage.check(count, 0).await?;
     stage.close().await?;
     Ok((rate(count, accepted, ended)?, checked))

@@ -2,12 +2,12 @@
 //! tables.
 
 use super::environment::RunEnvironment;
-use super::figure::Aim;
-use super::line::{Line, Samples};
-use super::{Bench, BenchError, Round, Scenario, drain};
+use super::figure::Target;
+use super::result_row::{ResultRow, Samples};
+use super::{Bench, BenchError, Repetition, Scenario, drain};
 use crate::store::Growth;
 
-pub(super) async fn run(bench: &Bench<'_>) -> Result<Vec<Line>, BenchError> {
+pub(super) async fn run(bench: &Bench<'_>) -> Result<Vec<ResultRow>, BenchError> {
     let growth = Growth {
         finished: bench.pick(5_000_000, 20_000),
         waiting: bench.pick(1_000_000, 5_000),
@@ -15,12 +15,12 @@ pub(super) async fn run(bench: &Bench<'_>) -> Result<Vec<Line>, BenchError> {
     };
     let (jobs, rows) = (bench.jobs(300_000, 2_000), growth.finished + growth.waiting);
     let (mut grown, mut share) = (Samples::default(), Samples::default());
-    bench.progress.step("filling the tables", Round { number: 1 });
+    bench.progress.step("filling the tables", Repetition { number: 1 });
     let mut stage = RunEnvironment::open(bench).await?;
     let mut filled = 0;
     let told = |more| {
         filled += more;
-        bench.progress.counted(filled, rows);
+        bench.progress.update(filled, rows);
     };
     stage.store.grow(growth, told).await?;
     for round in bench.measured_rounds() {
@@ -42,6 +42,6 @@ pub(super) async fn run(bench: &Bench<'_>) -> Result<Vec<Line>, BenchError> {
     let name = format!("drain, {} finished and {} waiting", growth.finished, growth.waiting);
     Ok(vec![
         grown.line(Scenario::Growth, name, "jobs/s", &[]),
-        share.line(Scenario::Growth, "growth: share of the drain on empty tables", "", &[Aim::at_least(0.8)]),
+        share.line(Scenario::Growth, "growth: share of the drain on empty tables", "", &[Target::at_least(0.8)]),
     ])
 }

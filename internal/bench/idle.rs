@@ -9,11 +9,11 @@ use tokio::io::{AsyncBufReadExt, BufReader, Lines};
 use tokio::process::{Child, ChildStderr, Command};
 
 use super::environment::RunEnvironment;
-use super::figure::Aim;
-use super::line::{Line, Samples};
+use super::figure::Target;
 use super::load::{KIND, payload, post};
 use super::process::Process;
-use super::wire::Post;
+use super::result_row::{ResultRow, Samples};
+use super::wire::EncodedRequest;
 use super::{Bench, BenchError, Scenario};
 
 /// Time limit for a start, and for a stop.
@@ -24,8 +24,8 @@ const BEFORE: u64 = 1_000;
 const OWN_QUESTIONS: u64 = 1;
 const LISTENING_QUESTIONS: u64 = 5;
 
-pub(super) async fn run(bench: &Bench<'_>) -> Result<Vec<Line>, BenchError> {
-    let mut sampled = Sampled::default();
+pub(super) async fn run(bench: &Bench<'_>) -> Result<Vec<ResultRow>, BenchError> {
+    let mut sampled = IdleSamples::default();
     for round in bench.measured_rounds() {
         bench.progress.step("a runner without work", round);
         once(bench, &mut sampled).await?;
@@ -34,7 +34,7 @@ pub(super) async fn run(bench: &Bench<'_>) -> Result<Vec<Line>, BenchError> {
 }
 
 #[derive(Default)]
-struct Sampled {
+struct IdleSamples {
     /// Percent of one core. Only where the operating system provides it.
     cpu: Samples,
     memory: Samples,
@@ -47,16 +47,16 @@ struct Sampled {
     redis: Samples,
 }
 
-impl Sampled {
-    fn lines(self) -> Vec<Line> {
-        let line = |samples: Samples, name: &str, unit, aims: &[Aim]| samples.line(Scenario::Idle, name, unit, aims);
+impl IdleSamples {
+    fn lines(self) -> Vec<ResultRow> {
+        let line = |samples: Samples, name: &str, unit, aims: &[Target]| samples.line(Scenario::Idle, name, unit, aims);
         let mut lines = Vec::new();
         if self.process_known {
-            lines.push(line(self.cpu, "idle, time of one core", "%", &[Aim::at_most(1.0)]));
-            lines.push(line(self.memory, "idle, resident memory", "MB", &[Aim::at_most(40.0)]));
+            lines.push(line(self.cpu, "idle, time of one core", "%", &[Target::at_most(1.0)]));
+            lines.push(line(self.memory, "idle, resident memory", "MB", &[Target::at_most(40.0)]));
         }
         if self.statements_known {
-            lines.push(line(self.dequeues, "idle, statements that take work", "", &[Aim::at_most(0.0)]));
+            lines.push(line(self.dequeues, "idle, statements that take work", "", &[Target::at_most(0.0)]));
             lines.push(line(self.looks, "idle, reads of unfinished jobs", "/s", &[]));
         }
         lines.push(line(self.mysql, "idle, statements to MySQL", "/s", &[]));
@@ -65,7 +65,7 @@ impl Sampled {
     }
 }
 
-async fn once(bench: &Bench<'_>, sampled: &mut Sampled) -> Result<(), BenchError> {
+async fn once(bench: &Bench<'_>, sampled: &mut IdleSamples) -> Result<(), BenchError> {
     let (settle, window) = bench
         .pick((Duration::from_secs(5), Duration::from_secs(25)), (Duration::from_millis(200), Duration::from_secs(1)));
     let before_it = bench.pick(BEFORE, 50);
@@ -73,21 +73,22 @@ async fn once(bench: &Bench<'_>, sampled: &mut Sampled) -> Result<(), BenchError
     let mut runner = Runner::start(bench, &stage).await?;
     let payload = payload(bench.settings.payload_bytes)?;
     let body = json!({"kind": KIND, "payload": payload}).to_string();
-    post(runner.addr, 8, before_it, Post::new("/v1/jobs", &body)).await?;
+    post(runner.addr, 8, before_it, EncodedRequest::new("/v1/jobs", &body)).await?;
     stage.until_ended(before_it).await?;
     let mut index = stage.index()?.bare().await?;
     tokio::time::sleep(settle).await;
 
-    let process = runner.child.id().and_then(Process::of);
+    let process = runner.child.id().and_then(Process::find);
     let cpu = || process.as_ref().and_then(Process::cpu);
     let (began, cpu_before) = (Instant::now(), cpu());
-    let (commands, counters) = (index.commands().await?, stage.gauge.counters().await?);
+    let (commands, counters) = (index.commands().await?, stage.counter_connection.counters().await?);
     if bench.ground.is_private() {
-        stage.gauge.overhear().await?;
+        stage.counter_connection.overhear().await?;
     }
     tokio::time::sleep(window).await;
-    let overheard = if bench.ground.is_private() { Some(stage.gauge.overheard().await?) } else { None };
-    let (counters_after, commands_after) = (stage.gauge.counters().await?, index.commands().await?);
+    let overheard =
+        if bench.ground.is_private() { Some(stage.counter_connection.statement_counts().await?) } else { None };
+    let (counters_after, commands_after) = (stage.counter_connection.counters().await?, index.commands().await?);
     let (cpu_after, elapsed) = (cpu(), began.elapsed().as_secs_f64());
     let resident = process.as_ref().and_then(Process::resident_bytes);
     runner.stop().await?;

@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use chrono::TimeDelta;
 
-use super::environment::{Checked, LEAD, RunEnvironment, stop, until_whole};
-use super::figure::{Aim, percentile};
-use super::line::{Line, Samples};
+use super::environment::{LEAD, RunChecks, RunEnvironment, stop, until_whole};
+use super::figure::{Target, percentile};
 use super::load::{LANES, call, insert_bare, jobs, payload};
-use super::{Bench, BenchError, Round, Scenario};
+use super::result_row::{ResultRow, Samples};
+use super::{Bench, BenchError, Repetition, Scenario};
 use crate::job::{Due, JobId, Timestamp, ceil_ms};
 
 /// Number of jobs that run before the measurement, so that everything was used once.
@@ -25,11 +25,11 @@ struct Shape {
     per_second: u64,
     waiting: u64,
     /// Targets of p50 and p99.
-    aims: [Option<Aim>; 2],
+    aims: [Option<Target>; 2],
 }
 
-pub(super) async fn run(bench: &Bench<'_>) -> Result<Vec<Line>, BenchError> {
-    let strict = [Some(Aim::at_most(1.5)), Some(Aim::at_most(4.0))];
+pub(super) async fn run(bench: &Bench<'_>) -> Result<Vec<ResultRow>, BenchError> {
+    let strict = [Some(Target::at_most(1.5)), Some(Target::at_most(4.0))];
     let calm = bench.jobs(2_000, 50);
     let (far, very_many) = (bench.pick(200_000, 2_000), bench.pick(1_000_000, 5_000));
     let shape = |jobs, per_second, waiting, aims| {
@@ -40,21 +40,21 @@ pub(super) async fn run(bench: &Bench<'_>) -> Result<Vec<Line>, BenchError> {
     for shape in [
         shape(calm, 100, 0, strict),
         shape(calm, 100, far, strict),
-        shape(bench.jobs(20_000, 500), 2_000, very_many, [None, Some(Aim::at_most(25.0))]),
+        shape(bench.jobs(20_000, 500), 2_000, very_many, [None, Some(Target::at_most(25.0))]),
     ] {
         lines.extend(measure(bench, &shape).await?);
     }
     Ok(lines)
 }
 
-async fn measure(bench: &Bench<'_>, shape: &Shape) -> Result<[Line; 2], BenchError> {
+async fn measure(bench: &Bench<'_>, shape: &Shape) -> Result<[ResultRow; 2], BenchError> {
     let (mut middle, mut tail) = (Samples::default(), Samples::default());
     for round in bench.measured_rounds() {
         let (late_ms, checked) = once(bench, shape, round).await?;
         middle.product(percentile(&late_ms, 50.0), shape.jobs, checked);
         tail.product(percentile(&late_ms, 99.0), shape.jobs, checked.counted_before());
     }
-    let line = |samples: Samples, which: &str, aim: Option<Aim>| {
+    let line = |samples: Samples, which: &str, aim: Option<Target>| {
         samples.line(Scenario::Lateness, format!("{}, {which}", shape.name), "ms", aim.as_slice())
     };
     let [of_middle, of_tail] = shape.aims;
@@ -62,7 +62,7 @@ async fn measure(bench: &Bench<'_>, shape: &Shape) -> Result<[Line; 2], BenchErr
 }
 
 /// Measure one run. Return the lateness of every job, in milliseconds, sorted.
-async fn once(bench: &Bench<'_>, shape: &Shape, round: Round) -> Result<(Vec<f64>, Checked), BenchError> {
+async fn once(bench: &Bench<'_>, shape: &Shape, round: Repetition) -> Result<(Vec<f64>, RunChecks), BenchError> {
     let payload = payload(bench.settings.payload_bytes)?;
     let mut stage = RunEnvironment::open(bench).await?;
     bench.progress.step(&format!("{}: filling", shape.name), round);
@@ -89,7 +89,7 @@ async fn once(bench: &Bench<'_>, shape: &Shape, round: Round) -> Result<(Vec<f64
     }
     stage.until_ended(warm_up + shape.jobs).await?;
     stop(app).await;
-    let late_us = stage.gauge.lateness_us(measured).await?;
+    let late_us = stage.counter_connection.lateness_us(measured).await?;
     let mut late_ms: Vec<f64> = late_us.into_iter().map(|us| us as f64 / 1e3).collect();
     late_ms.sort_by(f64::total_cmp);
     let mut checked = stage.check(warm_up + shape.jobs, shape.waiting).await?;

@@ -9,7 +9,7 @@ use serde_json::value::RawValue;
 use tokio::sync::{Mutex, mpsc};
 use tokio::task::JoinSet;
 
-use super::wire::{Post, Wire};
+use super::wire::{EncodedRequest, KeepAliveConnection};
 use super::{BenchError, LEAST_PAYLOAD};
 use crate::broker::{Broker, Draft};
 use crate::job::{Due, JobId, JobOptions, Name, NewJob, OnConflict, Priority};
@@ -55,7 +55,7 @@ pub(super) async fn call(
     jobs: u64,
     payload: &RawValue,
 ) -> Result<Duration, BenchError> {
-    let left = Arc::new(Left::of(jobs));
+    let left = Arc::new(Countdown::new(jobs));
     let mut tasks = JoinSet::new();
     let began = Instant::now();
     for _ in 0..callers {
@@ -78,13 +78,13 @@ pub(super) async fn post(
     addr: SocketAddr,
     connections: usize,
     requests: u64,
-    post: Post,
+    post: EncodedRequest,
 ) -> Result<Duration, BenchError> {
     let mut wires = Vec::with_capacity(connections);
     for _ in 0..connections {
-        wires.push(Wire::open(addr).await?);
+        wires.push(KeepAliveConnection::open(addr).await?);
     }
-    let (left, post) = (Arc::new(Left::of(requests)), Arc::new(post));
+    let (left, post) = (Arc::new(Countdown::new(requests)), Arc::new(post));
     let mut tasks = JoinSet::new();
     let began = Instant::now();
     for mut wire in wires {
@@ -179,12 +179,12 @@ fn next_batch<'a, T>(all: &'a [T], turn: &AtomicUsize) -> Option<&'a [T]> {
 }
 
 /// A counter that several tasks count down.
-struct Left {
+struct Countdown {
     left: AtomicU64,
 }
 
-impl Left {
-    fn of(count: u64) -> Self {
+impl Countdown {
+    fn new(count: u64) -> Self {
         Self { left: AtomicU64::new(count) }
     }
 
@@ -217,7 +217,7 @@ mod tests {
         let (all, turn) = ((0..600).collect::<Vec<u32>>(), AtomicUsize::new(0));
         let sizes: Vec<usize> = std::iter::from_fn(|| next_batch(&all, &turn)).map(<[u32]>::len).collect();
         assert_eq!(sizes, [250, 250, 100]);
-        let left = Left::of(2);
+        let left = Countdown::new(2);
         assert_eq!([left.take(), left.take(), left.take()], [true, true, false]);
     }
 }

@@ -9,7 +9,7 @@
 //! bench, because speed depends on the machine.
 //!
 //! - `figure.rs`: samples, their statistics and targets
-//! - `line.rs`: one row of the result
+//! - `result_row.rs`: one row of the result
 //! - `report.rs`: the complete result
 //! - `table.rs`: the result as text
 //! - `servers.rs`: the servers, and the removal of everything that the bench created on them
@@ -36,19 +36,19 @@ mod flow;
 mod growth;
 mod idle;
 mod lateness;
-mod line;
 mod load;
 mod process;
 mod progress;
 mod rebuild;
 mod report;
+mod result_row;
 mod servers;
 mod table;
 mod wire;
 
-pub use figure::{Aim, Figure, Of, Side, percentile};
-pub use line::Line;
+pub use figure::{Figure, Target, TargetOf, TargetSide, percentile};
 pub use report::{Machine, Report};
+pub use result_row::ResultRow;
 pub use servers::{BenchServers, ServerFacts};
 pub use table::table;
 
@@ -107,7 +107,7 @@ impl Scenario {
 
 /// Settings of a bench.
 #[derive(Clone, Debug, Serialize)]
-pub struct Settings {
+pub struct BenchSettings {
     /// Scenarios to measure, in this order.
     pub scenarios: Vec<Scenario>,
     /// Number of measured repetitions.
@@ -191,18 +191,18 @@ impl From<tokio::task::JoinError> for BenchError {
     }
 }
 
-/// Run a bench. After an error, or when the future was dropped, call [`BenchServers::sweep`] as soon as no task of the bench
-/// runs any more.
+/// Run a bench. After an error, or when the future was dropped, call [`BenchServers::sweep`] as soon as no task of the
+/// bench runs any more.
 ///
 /// # Errors
 /// When the servers, the runner or the load fail. Slow figures and broken guarantees are in the report, not in the
 /// error.
-pub async fn run(settings: &Settings, ground: &BenchServers) -> Result<Report, BenchError> {
+pub async fn run(settings: &BenchSettings, ground: &BenchServers) -> Result<Report, BenchError> {
     let facts = ground.look().await?;
-    let bench = Bench { settings, ground, progress: Progress::of(settings) };
+    let bench = Bench { settings, ground, progress: Progress::new(settings) };
     let mut lines = Vec::new();
     for scenario in &settings.scenarios {
-        bench.progress.begins(*scenario);
+        bench.progress.begin(*scenario);
         lines.extend(match scenario {
             Scenario::Enqueue => enqueue::run(&bench).await?,
             Scenario::Batch => batch::run(&bench).await?,
@@ -214,25 +214,25 @@ pub async fn run(settings: &Settings, ground: &BenchServers) -> Result<Report, B
             Scenario::Growth => growth::run(&bench).await?,
         });
     }
-    bench.progress.ends();
+    bench.progress.finish();
     Ok(Report::new(settings.clone(), facts, lines))
 }
 
 /// A running bench.
 struct Bench<'a> {
-    settings: &'a Settings,
+    settings: &'a BenchSettings,
     ground: &'a BenchServers,
     progress: Progress,
 }
 
 /// One repetition.
 #[derive(Clone, Copy, Debug)]
-struct Round {
+struct Repetition {
     /// Number from 1. Repetition 0 only warms up.
     number: usize,
 }
 
-impl Round {
+impl Repetition {
     /// True for a measured repetition, false for the warm-up.
     fn counts(self) -> bool {
         self.number > 0
@@ -246,14 +246,14 @@ impl Round {
 
 impl Bench<'_> {
     /// The repetitions, after one that only warms up.
-    fn rounds(&self) -> impl Iterator<Item = Round> + use<> {
+    fn rounds(&self) -> impl Iterator<Item = Repetition> + use<> {
         let first = usize::from(self.settings.short);
-        (first..=self.settings.repeat).map(|number| Round { number })
+        (first..=self.settings.repeat).map(|number| Repetition { number })
     }
 
     /// The repetitions of a scenario that has its own warm-up.
-    fn measured_rounds(&self) -> impl Iterator<Item = Round> + use<> {
-        (1..=self.settings.repeat).map(|number| Round { number })
+    fn measured_rounds(&self) -> impl Iterator<Item = Repetition> + use<> {
+        (1..=self.settings.repeat).map(|number| Repetition { number })
     }
 
     /// Number of jobs of a run: that of the settings, else `usual` or, in a short run, `short`.

@@ -14,7 +14,7 @@ pub(super) struct Process {
 
 impl Process {
     /// Find the process with this id. `None` where there is no `/proc`.
-    pub(super) fn of(pid: u32) -> Option<Self> {
+    pub(super) fn find(pid: u32) -> Option<Self> {
         let folder = PathBuf::from(format!("/proc/{pid}"));
         folder.join("stat").exists().then_some(Self { folder })
     }
@@ -58,7 +58,7 @@ mod tests {
     #[cfg(target_os = "linux")]
     #[test]
     fn this_process_has_used_memory() {
-        let own = Process::of(std::process::id()).unwrap();
+        let own = Process::find(std::process::id()).unwrap();
         assert!(own.cpu().is_some() && own.resident_bytes().unwrap() > 1 << 20);
     }
 }

@@ -5,14 +5,14 @@ use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-use super::{Round, Scenario, Settings};
+use super::{BenchSettings, Repetition, Scenario};
 
 pub(super) struct Progress {
     bar: ProgressBar,
 }
 
 impl Progress {
-    pub(super) fn of(settings: &Settings) -> Self {
+    pub(super) fn new(settings: &BenchSettings) -> Self {
         let (repeat, rounds) = (settings.repeat, settings.repeat + usize::from(!settings.short));
         let steps = settings.scenarios.iter().map(|scenario| match scenario {
             Scenario::Enqueue | Scenario::Batch | Scenario::Drain | Scenario::Flow => 2 * rounds,
@@ -29,19 +29,19 @@ impl Progress {
         Self { bar }
     }
 
-    pub(super) fn begins(&self, scenario: Scenario) {
+    pub(super) fn begin(&self, scenario: Scenario) {
         self.bar.set_prefix(scenario.as_str());
     }
 
     /// Advance to the next run.
-    pub(super) fn step(&self, what: &str, round: Round) {
+    pub(super) fn step(&self, what: &str, round: Repetition) {
         self.bar.inc(1);
         let number = if round.counts() { format!("run {}", round.number) } else { "warm-up".to_owned() };
         self.bar.set_message(format!("{what}, {number}"));
     }
 
     /// Show the number of jobs of a run that are done.
-    pub(super) fn counted(&self, done: u64, of: u64) {
+    pub(super) fn update(&self, done: u64, of: u64) {
         if !self.bar.is_hidden() {
             let message = self.bar.message();
             let text = message.split(" (").next().unwrap_or_default();
@@ -49,7 +49,7 @@ impl Progress {
         }
     }
 
-    pub(super) fn ends(&self) {
+    pub(super) fn finish(&self) {
         self.bar.finish_and_clear();
     }
 }

@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 use chrono::TimeDelta;
 use tokio::sync::broadcast::error::RecvError;
 
-use super::environment::{Checked, RunEnvironment, rate_of, stop, until_whole};
-use super::figure::Aim;
-use super::line::{Line, Samples};
+use super::environment::{RunChecks, RunEnvironment, rate_of, stop, until_whole};
+use super::figure::Target;
 use super::load::{LANES, insert_bare, jobs, payload};
+use super::result_row::{ResultRow, Samples};
 use super::{Bench, BenchError, Scenario};
 use crate::event::Event;
 use crate::index::{Entry, Index, Lane as ReadyLine};
@@ -18,7 +18,7 @@ use crate::job::Due;
 /// Time limit of a rebuild.
 const LIMIT: Duration = Duration::from_secs(120);
 
-pub(super) async fn run(bench: &Bench<'_>) -> Result<Vec<Line>, BenchError> {
+pub(super) async fn run(bench: &Bench<'_>) -> Result<Vec<ResultRow>, BenchError> {
     let all = bench.jobs(300_000, 3_000);
     let mut samples = Samples::default();
     for round in bench.rounds() {
@@ -26,15 +26,15 @@ pub(super) async fn run(bench: &Bench<'_>) -> Result<Vec<Line>, BenchError> {
         bench.progress.step("a runner feeds the index", round);
         let (sample, bare, checked) = once(bench, jobs).await?;
         if round.counts() {
-            samples.bare(bare, Checked::default());
+            samples.bare(bare, RunChecks::default());
             samples.product(sample, jobs, checked);
         }
     }
-    Ok(vec![samples.line(Scenario::Rebuild, "rebuild of the index", "jobs/s", &[Aim::at_least(200_000.0)])])
+    Ok(vec![samples.line(Scenario::Rebuild, "rebuild of the index", "jobs/s", &[Target::at_least(200_000.0)])])
 }
 
 /// Measure one run. Return jobs per second of the product and of bare ZADDs.
-async fn once(bench: &Bench<'_>, count: u64) -> Result<(f64, f64, Checked), BenchError> {
+async fn once(bench: &Bench<'_>, count: u64) -> Result<(f64, f64, RunChecks), BenchError> {
     let mut stage = RunEnvironment::open(bench).await?;
     // All jobs are within the horizon, and none is due before the end of the run.
     let due = stage.store.clock().now() + TimeDelta::minutes(8);

@@ -2,8 +2,8 @@
 
 use serde::Serialize;
 
-use super::Settings;
-use super::line::Line;
+use super::BenchSettings;
+use super::result_row::ResultRow;
 use super::servers::ServerFacts;
 
 /// The output of `tickr bench --json`.
@@ -16,9 +16,9 @@ pub struct Report {
     /// The servers.
     pub servers: ServerFacts,
     /// The settings of the bench.
-    pub settings: Settings,
+    pub settings: BenchSettings,
     /// The figures.
-    pub lines: Vec<Line>,
+    pub lines: Vec<ResultRow>,
 }
 
 /// The build and the machine, without which a figure means nothing.
@@ -46,7 +46,7 @@ impl Machine {
 }
 
 impl Report {
-    pub(super) fn new(settings: Settings, servers: ServerFacts, lines: Vec<Line>) -> Self {
+    pub(super) fn new(settings: BenchSettings, servers: ServerFacts, lines: Vec<ResultRow>) -> Self {
         let ok = lines.iter().all(|line| line.exactly_once && line.deadlocks.is_none_or(|count| count == 0));
         Self { ok, machine: Machine::this(), servers, settings, lines }
     }
@@ -54,7 +54,7 @@ impl Report {
     /// The guarantees that were broken, one sentence each.
     #[must_use]
     pub fn faults(&self) -> Vec<String> {
-        let of = |line: &Line| {
+        let of = |line: &ResultRow| {
             let lost = (!line.exactly_once).then(|| format!("{}: not every job completed exactly once", line.name));
             let deadlocks = line.deadlocks.filter(|count| *count > 0);
             lost.into_iter().chain(deadlocks.map(|count| format!("{}: {count} deadlocks", line.name)))

@@ -22,13 +22,13 @@ pub struct BenchServers {
     redis: ServerUrl,
     /// Start of all names. A number follows.
     name: String,
-    plots: Mutex<Plots>,
+    plots: Mutex<UsedNamespaces>,
     private: bool,
 }
 
 /// The namespaces that were given out, by number.
 #[derive(Debug, Default)]
-struct Plots {
+struct UsedNamespaces {
     next: u32,
     /// Namespaces that may still contain something.
     open: BTreeSet<u32>,
@@ -102,7 +102,7 @@ impl BenchServers {
         Ok(())
     }
 
-    fn plots(&self) -> MutexGuard<'_, Plots> {
+    fn plots(&self) -> MutexGuard<'_, UsedNamespaces> {
         self.plots.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -5,8 +5,8 @@ use std::fmt::Write as _;
 use comfy_table::{CellAlignment, Table, presets};
 
 use super::Report;
-use super::figure::{Figure, Of, Side};
-use super::line::{AimMet, Line};
+use super::figure::{Figure, TargetOf, TargetSide};
+use super::result_row::{ResultRow, TargetResult};
 
 /// Format the report: a header, a table with one row per figure, and notes.
 #[must_use]
@@ -59,7 +59,7 @@ fn header(report: &Report) -> String {
     text
 }
 
-fn row(line: &Line) -> [String; 9] {
+fn row(line: &ResultRow) -> [String; 9] {
     let dash = || "–".to_owned();
     [
         line.name.clone(),
@@ -74,14 +74,14 @@ fn row(line: &Line) -> [String; 9] {
     ]
 }
 
-fn aim(aim: &AimMet) -> String {
+fn aim(aim: &TargetResult) -> String {
     let sign = match aim.aim.side {
-        Side::AtLeast => "≥",
-        Side::AtMost => "≤",
+        TargetSide::AtLeast => "≥",
+        TargetSide::AtMost => "≤",
     };
     let of = match aim.aim.of {
-        Of::Median => "",
-        Of::Ratio => " of bare",
+        TargetOf::Median => "",
+        TargetOf::Ratio => " of bare",
     };
     let mark = match aim.met {
         Some(true) => " ✓",
@@ -115,7 +115,7 @@ fn number(value: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::Aim;
+    use crate::bench::Target;
 
     #[test]
     fn numbers_are_for_reading() {
@@ -135,15 +135,15 @@ mod tests {
 
     #[test]
     fn aims_say_what_they_are_about() {
-        let met = |aim, met| super::aim(&AimMet { aim, met });
-        assert_eq!(met(Aim::at_least(30_000.0), Some(true)), "≥ 30,000 ✓");
-        assert_eq!(met(Aim::of_bare(0.6), Some(false)), "≥ 0.6 of bare ✗");
-        assert_eq!(met(Aim::at_most(1.5), None), "≤ 1.5");
+        let met = |aim, met| super::aim(&TargetResult { aim, met });
+        assert_eq!(met(Target::at_least(30_000.0), Some(true)), "≥ 30,000 ✓");
+        assert_eq!(met(Target::of_bare(0.6), Some(false)), "≥ 0.6 of bare ✗");
+        assert_eq!(met(Target::at_most(1.5), None), "≤ 1.5");
     }
 
     #[test]
     fn a_range_takes_two() {
-        assert_eq!(range(&Figure::of(vec![1.0])), "–");
-        assert_eq!(range(&Figure::of(vec![2_000.0, 1_000.0])), "1,000–2,000");
+        assert_eq!(range(&Figure::from_samples(vec![1.0])), "–");
+        assert_eq!(range(&Figure::from_samples(vec![2_000.0, 1_000.0])), "1,000–2,000");
     }
 }

@@ -10,12 +10,12 @@ use super::BenchError;
 
 /// A request that is encoded once and sent many times.
 #[derive(Debug)]
-pub(super) struct Post {
+pub(super) struct EncodedRequest {
     path: &'static str,
     bytes: Vec<u8>,
 }
 
-impl Post {
+impl EncodedRequest {
     pub(super) fn new(path: &'static str, body: &str) -> Self {
         let head = format!(
             "POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
@@ -27,13 +27,13 @@ impl Post {
 
 /// A connection that stays open.
 #[derive(Debug)]
-pub(super) struct Wire {
+pub(super) struct KeepAliveConnection {
     stream: TcpStream,
     /// Bytes that were read and not yet used.
     buffer: Vec<u8>,
 }
 
-impl Wire {
+impl KeepAliveConnection {
     pub(super) async fn open(addr: SocketAddr) -> Result<Self, BenchError> {
         let opened = async {
             let stream = TcpStream::connect(addr).await?;
@@ -45,7 +45,7 @@ impl Wire {
     }
 
     /// Send a request and read its complete response, which must be 201.
-    pub(super) async fn send(&mut self, post: &Post) -> Result<(), BenchError> {
+    pub(super) async fn send(&mut self, post: &EncodedRequest) -> Result<(), BenchError> {
         let failed = || BenchError::io("send a request");
         self.stream.write_all(&post.bytes).await.map_err(failed())?;
         let answer = loop {

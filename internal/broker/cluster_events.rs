@@ -19,15 +19,15 @@ use tokio::time::{Instant, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::event::{Event, Events, Health, Setting};
-use crate::index::{FeedId, FeedLine, Index, IndexError};
+use crate::event::{Event, Events, Health, SettingChanged};
+use crate::index::{EventStream, Index, IndexError, StreamPosition};
 use crate::job::{JobId, Name, RunnerId, State, Timestamp, Verdict};
 use crate::store::Store;
 
 /// Time between two rounds of sending and reading.
 const PACE: Duration = Duration::from_millis(100);
 /// Most events sent in one round. Beyond ten thousand a second, some events are left out.
-const MAX_TOLD: usize = 1_000;
+const MAX_PUBLISHED: usize = 1_000;
 /// Most entries in one read.
 const PAGE: usize = 500;
 /// Most pages in one round.
@@ -42,7 +42,7 @@ const UNTIL_LIVE: Duration = Duration::from_secs(2);
 /// Type of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum What {
+pub enum EventType {
     /// A job was accepted.
     Accepted,
     /// An attempt was started.
@@ -80,12 +80,12 @@ pub enum What {
     /// A schedule fired, or ticks were skipped.
     ScheduleTicked,
     /// A runner is stopping.
-    Draining,
+    RunnerStopping,
     /// A runner left events out.
     Gap,
 }
 
-impl What {
+impl EventType {
     /// All types.
     pub const ALL: [Self; 20] = [
         Self::Accepted,
@@ -106,7 +106,7 @@ impl What {
         Self::ScheduleResumed,
         Self::ScheduleDeleted,
         Self::ScheduleTicked,
-        Self::Draining,
+        Self::RunnerStopping,
         Self::Gap,
     ];
 
@@ -132,7 +132,7 @@ impl What {
             Self::ScheduleResumed => "schedule_resumed",
             Self::ScheduleDeleted => "schedule_deleted",
             Self::ScheduleTicked => "schedule_ticked",
-            Self::Draining => "draining",
+            Self::RunnerStopping => "runner_stopping",
             Self::Gap => "gap",
         }
     }
@@ -143,7 +143,7 @@ impl What {
 pub struct PublishedEvent {
     /// Type of the event.
     #[serde(rename = "type")]
-    pub what: What,
+    pub event_type: EventType,
     /// Time of sending, by MySQL's clock.
     pub at: Timestamp,
     /// Runner that sent it.
@@ -192,9 +192,9 @@ pub struct PublishedEvent {
 
 /// Message to a listener.
 #[derive(Clone, Debug)]
-pub enum Told {
+pub enum Delivery {
     /// An event, with its position in the stream. Without a position when it did not go through the stream.
-    Happened(Option<FeedId>, Arc<PublishedEvent>),
+    Event(Option<StreamPosition>, Arc<PublishedEvent>),
     /// Events may be missing here: Redis is out, and the events of other runners do not arrive until it is back.
     Gap,
 }
@@ -202,17 +202,17 @@ pub enum Told {
 /// The cluster events of this process. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct ClusterEvents {
-    shared: Arc<Shared>,
+    shared: Arc<ClusterEventsInner>,
 }
 
 #[derive(Debug)]
-struct Shared {
-    line: FeedLine,
+struct ClusterEventsInner {
+    stream: EventStream,
     index: Index,
     store: Store,
     events: Events,
     runner: RunnerId,
-    told: broadcast::Sender<Told>,
+    deliveries: broadcast::Sender<Delivery>,
     /// This process has set its mark and knows where to read from.
     live: watch::Sender<bool>,
     /// Number of listeners in this process.
@@ -222,8 +222,8 @@ struct Shared {
 /// One listener. Dropping it ends the subscription.
 #[derive(Debug)]
 pub struct Listener {
-    told: Receiver<Told>,
-    shared: Arc<Shared>,
+    deliveries: Receiver<Delivery>,
+    shared: Arc<ClusterEventsInner>,
 }
 
 impl Drop for Listener {
@@ -237,14 +237,14 @@ impl Listener {
     ///
     /// # Errors
     /// When the listener fell so far behind that messages were dropped.
-    pub async fn next(&mut self) -> Result<Told, broadcast::error::RecvError> {
-        self.told.recv().await
+    pub async fn next(&mut self) -> Result<Delivery, broadcast::error::RecvError> {
+        self.deliveries.recv().await
     }
 
     /// Return whether the listener has received all messages so far.
     #[must_use]
     pub fn is_up_to_date(&self) -> bool {
-        self.told.is_empty()
+        self.deliveries.is_empty()
     }
 }
 
@@ -259,17 +259,17 @@ impl ClusterEvents {
         tasks: &TaskTracker,
         stop: &CancellationToken,
     ) -> Self {
-        let shared = Arc::new(Shared {
-            line: index.feed(),
+        let shared = Arc::new(ClusterEventsInner {
+            stream: index.event_stream(),
             index: index.clone(),
             store,
             events,
             runner,
-            told: broadcast::Sender::new(CAPACITY),
+            deliveries: broadcast::Sender::new(CAPACITY),
             live: watch::Sender::new(false),
             listeners: watch::Sender::new(0),
         });
-        tasks.spawn(tell_health(Arc::clone(&shared), stop.clone()));
+        tasks.spawn(publish_health(Arc::clone(&shared), stop.clone()));
         tasks.spawn(run_until_stopped(Arc::clone(&shared), stop.clone()));
         Self { shared }
     }
@@ -278,7 +278,7 @@ impl ClusterEvents {
     /// about a second.
     pub async fn listen(&self) -> Listener {
         let shared = Arc::clone(&self.shared);
-        let listener = Listener { told: shared.told.subscribe(), shared: Arc::clone(&shared) };
+        let listener = Listener { deliveries: shared.deliveries.subscribe(), shared: Arc::clone(&shared) };
         shared.listeners.send_modify(|count| *count += 1);
         let mut live = shared.live.subscribe();
         let _ = tokio::time::timeout(UNTIL_LIVE, live.wait_for(|live| *live)).await;
@@ -290,13 +290,16 @@ impl ClusterEvents {
     ///
     /// # Errors
     /// When Redis does not answer.
-    pub async fn since(&self, place: FeedId) -> Result<Option<Vec<(FeedId, PublishedEvent)>>, IndexError> {
-        if !self.shared.line.holds(place).await? {
+    pub async fn since(
+        &self,
+        place: StreamPosition,
+    ) -> Result<Option<Vec<(StreamPosition, PublishedEvent)>>, IndexError> {
+        if !self.shared.stream.contains(place).await? {
             return Ok(None);
         }
         let (mut found, mut last) = (Vec::new(), place);
         for _ in 0..MAX_PAGES {
-            let page = self.shared.line.after(last, PAGE).await?;
+            let page = self.shared.stream.read_after(last, PAGE).await?;
             let more = page.len() == PAGE;
             last = page.last().map_or(last, |entry| entry.id);
             found.extend(page.iter().filter_map(|entry| Some((entry.id, serde_json::from_str(&entry.text).ok()?))));
@@ -309,7 +312,7 @@ impl ClusterEvents {
 }
 
 /// Emit changes of the condition of the index on the event bus, also without listeners: they are rare.
-async fn tell_health(shared: Arc<Shared>, stop: CancellationToken) {
+async fn publish_health(shared: Arc<ClusterEventsInner>, stop: CancellationToken) {
     let mut seen = shared.index.health().now();
     loop {
         seen = tokio::select! {
@@ -320,8 +323,8 @@ async fn tell_health(shared: Arc<Shared>, stop: CancellationToken) {
     }
 }
 
-async fn run_until_stopped(shared: Arc<Shared>, stop: CancellationToken) {
-    let mut listened = shared.line.listened();
+async fn run_until_stopped(shared: Arc<ClusterEventsInner>, stop: CancellationToken) {
+    let mut listened = shared.stream.has_listeners();
     let mut listeners = shared.listeners.subscribe();
     loop {
         let here = *listeners.borrow_and_update() > 0;
@@ -345,33 +348,33 @@ async fn run_until_stopped(shared: Arc<Shared>, stop: CancellationToken) {
 
 /// The time from the first listener to the last.
 struct Session<'a> {
-    shared: &'a Shared,
-    heard: Receiver<Event>,
+    shared: &'a ClusterEventsInner,
+    local_events: Receiver<Event>,
     /// Position up to which the stream was read. Not known until Redis has answered.
-    read: Option<FeedId>,
+    read: Option<StreamPosition>,
     /// Redis is out, and the listeners have been told.
     out: bool,
     mark_at: Instant,
 }
 
 impl<'a> Session<'a> {
-    async fn begin(shared: &'a Shared) -> Self {
-        let heard = shared.events.listen();
-        let mut session = Self { shared, heard, read: None, out: false, mark_at: Instant::now() };
+    async fn begin(shared: &'a ClusterEventsInner) -> Self {
+        let local_events = shared.events.listen();
+        let mut session = Self { shared, local_events, read: None, out: false, mark_at: Instant::now() };
         session.mark().await;
-        if session.is_heard_here() {
-            session.find_place().await;
+        if session.has_listeners() {
+            session.find_position().await;
         }
         shared.live.send_replace(true);
         session
     }
 
-    fn is_heard_here(&self) -> bool {
+    fn has_listeners(&self) -> bool {
         *self.shared.listeners.borrow() > 0
     }
 
     async fn run(mut self, stop: &CancellationToken) {
-        let mut listened = self.shared.line.listened();
+        let mut listened = self.shared.stream.has_listeners();
         let mut pace = tokio::time::interval(PACE);
         pace.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
@@ -379,12 +382,12 @@ impl<'a> Session<'a> {
                 () = stop.cancelled() => break,
                 _ = pace.tick() => {}
             }
-            let here = self.is_heard_here();
+            let here = self.has_listeners();
             if !here && !*listened.borrow_and_update() {
                 return;
             }
             self.mark().await;
-            self.tell().await;
+            self.publish().await;
             if here {
                 self.read().await;
             } else {
@@ -392,53 +395,53 @@ impl<'a> Session<'a> {
             }
         }
         // Send the last event: this runner is stopping.
-        self.tell().await;
+        self.publish().await;
     }
 
     /// Set the mark in Redis while this process has listeners.
     async fn mark(&mut self) {
-        if self.is_heard_here() && Instant::now() >= self.mark_at && self.may_ask() {
+        if self.has_listeners() && Instant::now() >= self.mark_at && self.may_use_redis() {
             self.mark_at = Instant::now() + MARK_EVERY;
-            if let Err(error) = self.shared.line.listen().await {
-                self.is_out(&error);
+            if let Err(error) = self.shared.stream.mark_listener().await {
+                self.note_outage(&error);
             }
         }
     }
 
     /// Return whether Redis may be called. If the runner knows that it is out, this task does not call it as well.
-    fn may_ask(&self) -> bool {
+    fn may_use_redis(&self) -> bool {
         self.shared.index.health().now() != Health::Degraded
     }
 
-    fn is_out(&mut self, error: &IndexError) {
+    fn note_outage(&mut self, error: &IndexError) {
         if !self.out {
             self.out = true;
             tracing::debug!(%error, "cannot use the stream of cluster events");
-            let _ = self.shared.told.send(Told::Gap);
+            let _ = self.shared.deliveries.send(Delivery::Gap);
         }
     }
 
-    async fn tell(&mut self) {
-        let happened = self.collect().await;
-        if happened.is_empty() {
+    async fn publish(&mut self) {
+        let batch = self.collect().await;
+        if batch.is_empty() {
             return;
         }
-        let mut failed = !self.may_ask();
+        let mut failed = !self.may_use_redis();
         if !failed {
             let texts: Vec<String> =
-                happened.iter().filter_map(|happening| serde_json::to_string(happening).ok()).collect();
-            if let Err(error) = self.shared.line.append(&texts).await {
-                self.is_out(&error);
+                batch.iter().filter_map(|published| serde_json::to_string(published).ok()).collect();
+            if let Err(error) = self.shared.stream.append(&texts).await {
+                self.note_outage(&error);
                 failed = true;
             }
         }
-        if failed && self.is_heard_here() {
+        if failed && self.has_listeners() {
             if !self.out {
                 self.out = true;
-                let _ = self.shared.told.send(Told::Gap);
+                let _ = self.shared.deliveries.send(Delivery::Gap);
             }
-            for happening in happened {
-                let _ = self.shared.told.send(Told::Happened(None, Arc::new(happening)));
+            for published in batch {
+                let _ = self.shared.deliveries.send(Delivery::Event(None, Arc::new(published)));
             }
         }
     }
@@ -446,8 +449,8 @@ impl<'a> Session<'a> {
     /// Collect the events of this process since the last round.
     async fn collect(&mut self) -> Vec<PublishedEvent> {
         let (mut events, mut missed) = (Vec::new(), 0);
-        while events.len() < MAX_TOLD {
-            match self.heard.try_recv() {
+        while events.len() < MAX_PUBLISHED {
+            match self.local_events.try_recv() {
                 Ok(event) => events.push(event),
                 Err(TryRecvError::Lagged(count)) => missed += count,
                 Err(TryRecvError::Empty | TryRecvError::Closed) => break,
@@ -463,26 +466,26 @@ impl<'a> Session<'a> {
             self.shared.store.kinds_and_queues(ids).await.unwrap_or_default()
         };
         let at = self.shared.store.clock().now();
-        let mut happened: Vec<PublishedEvent> = Vec::with_capacity(events.len() + 1);
+        let mut batch: Vec<PublishedEvent> = Vec::with_capacity(events.len() + 1);
         if missed > 0 {
-            happened.push(PublishedEvent { count: Some(missed), ..self.bare(What::Gap, at) });
+            batch.push(PublishedEvent { count: Some(missed), ..self.blank(EventType::Gap, at) });
         }
         for event in &events {
-            let happening = self.happening(event, at);
+            let published = self.describe(event, at);
             let (kind, queue) = event.job().and_then(|id| names.get(&id).cloned()).unzip();
-            happened.push(PublishedEvent {
+            batch.push(PublishedEvent {
                 job: event.job(),
                 kind,
-                queue: queue.or(happening.queue.clone()),
-                ..happening
+                queue: queue.or(published.queue.clone()),
+                ..published
             });
         }
-        happened
+        batch
     }
 
-    fn bare(&self, what: What, at: Timestamp) -> PublishedEvent {
+    fn blank(&self, event_type: EventType, at: Timestamp) -> PublishedEvent {
         PublishedEvent {
-            what,
+            event_type,
             at,
             runner: self.shared.runner.clone(),
             job: None,
@@ -501,78 +504,82 @@ impl<'a> Session<'a> {
         }
     }
 
-    fn happening(&self, event: &Event, at: Timestamp) -> PublishedEvent {
-        let bare = |what| self.bare(what, at);
-        let set = |what, set: &Setting| PublishedEvent {
+    fn describe(&self, event: &Event, at: Timestamp) -> PublishedEvent {
+        let blank = |event_type| self.blank(event_type, at);
+        let set = |event_type, set: &SettingChanged| PublishedEvent {
             version: Some(set.version.clone()),
             paused: Some(set.paused),
-            ..bare(what)
+            ..blank(event_type)
         };
-        let queue =
-            |what, setting: &Setting| PublishedEvent { queue: Some(setting.name.clone()), ..set(what, setting) };
-        let schedule =
-            |what, setting: &Setting| PublishedEvent { schedule: Some(setting.name.clone()), ..set(what, setting) };
+        let queue = |event_type, setting: &SettingChanged| PublishedEvent {
+            queue: Some(setting.name.clone()),
+            ..set(event_type, setting)
+        };
+        let schedule = |event_type, setting: &SettingChanged| PublishedEvent {
+            schedule: Some(setting.name.clone()),
+            ..set(event_type, setting)
+        };
         match event {
-            Event::Accepted { .. } => bare(What::Accepted),
-            Event::Started { number, .. } => PublishedEvent { number: Some(*number), ..bare(What::Started) },
+            Event::Accepted { .. } => blank(EventType::Accepted),
+            Event::Started { number, .. } => PublishedEvent { number: Some(*number), ..blank(EventType::Started) },
             Event::Settled { verdict, state, .. } => {
-                PublishedEvent { verdict: Some(*verdict), state: Some(*state), ..bare(What::Settled) }
+                PublishedEvent { verdict: Some(*verdict), state: Some(*state), ..blank(EventType::Settled) }
             }
-            Event::LeaseLost { .. } => bare(What::LeaseLost),
-            Event::CancelRequested { .. } => bare(What::CancelRequested),
-            Event::Cancelled { .. } => bare(What::Cancelled),
-            Event::Rescheduled { .. } => bare(What::Rescheduled),
-            Event::Reaped { attempts } => PublishedEvent { count: Some(*attempts as u64), ..bare(What::Reaped) },
-            Event::Rebuilt { jobs } => PublishedEvent { count: Some(*jobs as u64), ..bare(What::Rebuilt) },
+            Event::LeaseLost { .. } => blank(EventType::LeaseLost),
+            Event::CancelRequested { .. } => blank(EventType::CancelRequested),
+            Event::Cancelled { .. } => blank(EventType::Cancelled),
+            Event::Rescheduled { .. } => blank(EventType::Rescheduled),
+            Event::Reaped { attempts } => PublishedEvent { count: Some(*attempts as u64), ..blank(EventType::Reaped) },
+            Event::Rebuilt { jobs } => PublishedEvent { count: Some(*jobs as u64), ..blank(EventType::Rebuilt) },
             Event::IndexHealth(health) => {
-                PublishedEvent { health: Some(health.as_str().to_owned()), ..bare(What::IndexHealth) }
+                PublishedEvent { health: Some(health.as_str().to_owned()), ..blank(EventType::IndexHealth) }
             }
-            Event::QueueChanged(setting) => queue(What::QueueChanged, setting),
-            Event::QueuePaused(setting) => queue(What::QueuePaused, setting),
-            Event::QueueResumed(setting) => queue(What::QueueResumed, setting),
-            Event::SchedulePut(setting) => schedule(What::SchedulePut, setting),
-            Event::SchedulePaused(setting) => schedule(What::SchedulePaused, setting),
-            Event::ScheduleResumed(setting) => schedule(What::ScheduleResumed, setting),
+            Event::QueueChanged(setting) => queue(EventType::QueueChanged, setting),
+            Event::QueuePaused(setting) => queue(EventType::QueuePaused, setting),
+            Event::QueueResumed(setting) => queue(EventType::QueueResumed, setting),
+            Event::SchedulePut(setting) => schedule(EventType::SchedulePut, setting),
+            Event::SchedulePaused(setting) => schedule(EventType::SchedulePaused, setting),
+            Event::ScheduleResumed(setting) => schedule(EventType::ScheduleResumed, setting),
             Event::ScheduleDeleted { name } => {
-                PublishedEvent { schedule: Some(name.clone()), ..bare(What::ScheduleDeleted) }
+                PublishedEvent { schedule: Some(name.clone()), ..blank(EventType::ScheduleDeleted) }
             }
             Event::ScheduleTicked { name, due_at, cause, ticks, .. } => PublishedEvent {
                 schedule: Some(name.clone()),
                 due_at: Some(*due_at),
                 cause: cause.map(|cause| cause.as_str().to_owned()),
                 count: Some(u64::from(*ticks)),
-                ..bare(What::ScheduleTicked)
+                ..blank(EventType::ScheduleTicked)
             },
-            Event::Draining => bare(What::Draining),
+            Event::RunnerStopping => blank(EventType::RunnerStopping),
         }
     }
 
-    async fn find_place(&mut self) {
-        if !self.may_ask() {
+    async fn find_position(&mut self) {
+        if !self.may_use_redis() {
             return;
         }
-        match self.shared.line.last().await {
+        match self.shared.stream.last().await {
             Ok(last) => self.read = Some(last),
-            Err(error) => self.is_out(&error),
+            Err(error) => self.note_outage(&error),
         }
     }
 
     async fn read(&mut self) {
-        if !self.may_ask() {
+        if !self.may_use_redis() {
             return;
         }
-        let Some(mut last) = self.read else { return self.find_place().await };
+        let Some(mut last) = self.read else { return self.find_position().await };
         for _ in 0..MAX_PAGES {
-            let page = match self.shared.line.after(last, PAGE).await {
+            let page = match self.shared.stream.read_after(last, PAGE).await {
                 Ok(page) => page,
-                Err(error) => return self.is_out(&error),
+                Err(error) => return self.note_outage(&error),
             };
             self.out = false;
             let more = page.len() == PAGE;
             for entry in page {
                 last = entry.id;
-                if let Ok(happening) = serde_json::from_str(&entry.text) {
-                    let _ = self.shared.told.send(Told::Happened(Some(entry.id), Arc::new(happening)));
+                if let Ok(published) = serde_json::from_str(&entry.text) {
+                    let _ = self.shared.deliveries.send(Delivery::Event(Some(entry.id), Arc::new(published)));
                 }
             }
             self.read = Some(last);
@@ -589,8 +596,8 @@ mod tests {
 
     #[test]
     fn words_are_the_same_everywhere() {
-        for what in What::ALL {
-            assert_eq!(serde_json::to_value(what).unwrap(), what.as_str());
+        for event_type in EventType::ALL {
+            assert_eq!(serde_json::to_value(event_type).unwrap(), event_type.as_str());
         }
     }
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde_json::value::RawValue;
 
-use crate::handlers::{Panicked, Problem, Registry};
+use crate::handlers::{Panicked, Problem, Registered, Registry};
 use crate::job::{Due, JobId, JobOptions, Name, NewJob, OnConflict, Priority, RetryPolicy, Tag, TraceContext, limits};
 
 /// Request for a job. Everything except the kind and the payload is optional.
@@ -116,6 +116,11 @@ impl Draft {
             asked.truncate((0..=80).rev().find(|at| asked.is_char_boundary(*at)).unwrap_or(0));
             return Err(Invalid::UnknownKind { kind: asked, known });
         };
+        self.prepare_as(kind)
+    }
+
+    /// Check the draft against this kind, and fill in its defaults.
+    pub(super) fn prepare_as(self, kind: &Registered) -> Result<NewJob, Invalid> {
         let mut problems = Vec::new();
         let mut wrong = |pointer: &str, detail: String| problems.push(Problem::at(pointer, detail));
 

@@ -35,7 +35,7 @@ impl IdempotencyKey {
     ///
     /// # Errors
     /// [`InvalidKey`] unless `key` is 1 to 255 visible ASCII characters.
-    pub fn of(caller: &[u8], key: &[u8]) -> Result<Self, InvalidKey> {
+    pub fn new(caller: &[u8], key: &[u8]) -> Result<Self, InvalidKey> {
         if !(1..=limits::MAX_KEY_BYTES).contains(&key.len()) || !key.iter().all(u8::is_ascii_graphic) {
             return Err(InvalidKey);
         }
@@ -61,7 +61,7 @@ impl IdempotencyKey {
     /// Combine this idempotency key with a request. `call` names the call and its object; `body` is the JSON text, if
     /// there is one.
     #[must_use]
-    pub fn once(self, call: &str, body: Option<&RawValue>) -> IdempotentRequest {
+    pub fn request(self, call: &str, body: Option<&RawValue>) -> IdempotentRequest {
         IdempotentRequest::new(self.0, request_digest(call, body))
     }
 }
@@ -208,7 +208,7 @@ mod tests {
 
     #[test]
     fn keys_are_bytes_and_belong_to_their_caller() {
-        let key = |caller: &str, key: &str| IdempotencyKey::of(caller.as_bytes(), key.as_bytes());
+        let key = |caller: &str, key: &str| IdempotencyKey::new(caller.as_bytes(), key.as_bytes());
         assert_eq!(key("", "abc"), key("", "abc"));
         for other in [key("", "ABC"), key("", "abcd"), key("a", "bc"), key("ab", "c"), key("x", "abc")] {
             assert!(other.is_ok() && other != key("", "abc"));

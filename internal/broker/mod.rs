@@ -10,25 +10,25 @@
 //! - `hints.rs`: the background task that sends hints to the index.
 //! - `queues.rs`: changes of queues.
 //! - `schedules.rs`: changes and ticks of schedules.
-//! - `controls.rs`: this process's copy of the settings of operators.
+//! - `operator_settings.rs`: this process's copy of the settings of operators.
 //! - `cluster_events.rs`: the events of the whole cluster.
 //! - `watches.rs`: the jobs that clients of this process watch.
 
 mod cluster_events;
-mod controls;
 mod draft;
 mod hints;
 mod idempotency;
+mod operator_settings;
 mod queues;
 mod schedules;
 mod watches;
 
-pub use crate::index::FeedId;
-pub use cluster_events::{ClusterEvents, Listener, PublishedEvent, Told, What};
-pub use controls::{Controls, KEYS_HOLD, Settings};
+pub use crate::index::StreamPosition;
+pub use cluster_events::{ClusterEvents, Delivery, EventType, Listener, PublishedEvent};
 pub use draft::{Draft, Invalid, problem_of_due};
 pub use hints::Wake;
 pub use idempotency::{IdempotencyKey, InvalidKey};
+pub use operator_settings::{KEYS_HOLD, OperatorSettings, OperatorSettingsCopy};
 pub use schedules::TriggerError;
 pub use watches::{Watch, Watches};
 
@@ -40,12 +40,13 @@ use serde_json::value::RawValue;
 use tokio_util::task::TaskTracker;
 
 use crate::event::{Event, Events};
-use crate::handlers::Registry;
+use crate::handlers::{Registered, Registry};
 use crate::index::{Entry, Health, Index, Lane};
 use crate::job::{Actor, JobId, JobOptions, Name, NewJob, Producer, State};
 use crate::store::{
-    Accepted, ActionOutcome, Batched, Change, Changed, DueJob, EnqueueOutcome, Holder, Holds, IdempotentRequest,
-    JobAction, Original, Outcome, Placed, Receipts, Refusal, Remake, ResponseBuilder, Steered, Store, StoreError,
+    Accepted, ActionOutcome, BatchOutcome, Change, ChangeCondition, ChangeOutcome, DueJob, EnqueueOutcome,
+    EnqueueReceipts, EnqueuedJob, IdempotentOutcome, IdempotentRequest, JobAction, KeyHolder, Original, Refusal,
+    Remake, ResponseBuilder, Store, StoreError, UpdatedJob,
 };
 use crate::telemetry::Meters;
 use hints::Hints;
@@ -69,10 +70,10 @@ pub enum Enqueued {
     Accepted(Accepted),
     /// Nothing was written. This unfinished job of the same kind has the same unique key and is returned instead of a
     /// new one.
-    Held(Holder),
+    Existing(KeyHolder),
     /// Nothing was written. This unfinished job of the same kind has the same unique key, and the request does not
     /// accept that.
-    KeyTaken(Holder),
+    KeyConflict(KeyHolder),
 }
 
 impl Broker {
@@ -102,17 +103,25 @@ impl Broker {
         draft.prepare(&self.registry)
     }
 
+    /// Do what [`prepare`](Self::prepare) does, for a kind that this process only enqueues.
+    ///
+    /// # Errors
+    /// [`Invalid`], with everything that is wrong.
+    pub(crate) fn prepare_as(&self, draft: Draft, kind: &Registered) -> Result<NewJob, Invalid> {
+        draft.prepare_as(kind)
+    }
+
     /// Accept one job. It is durable when this returns.
     ///
     /// # Errors
     /// When MySQL cannot be reached, is overloaded or refuses.
     pub async fn enqueue(&self, job: NewJob) -> Result<Enqueued, StoreError> {
         let first = match self.enqueue_keyed(vec![job]).await? {
-            EnqueueOutcome::Accepted(mut receipts) => receipts.placed.pop().map(|placed| match placed {
-                Placed::New(accepted) => Enqueued::Accepted(accepted),
-                Placed::Held(holder) => Enqueued::Held(holder),
+            EnqueueOutcome::Accepted(mut receipts) => receipts.jobs.pop().map(|placed| match placed {
+                EnqueuedJob::New(accepted) => Enqueued::Accepted(accepted),
+                EnqueuedJob::Existing(holder) => Enqueued::Existing(holder),
             }),
-            EnqueueOutcome::Taken(mut taken) => taken.pop().map(|(_, holder)| Enqueued::KeyTaken(holder)),
+            EnqueueOutcome::KeyConflict(mut taken) => taken.pop().map(|(_, holder)| Enqueued::KeyConflict(holder)),
         };
         first.ok_or_else(|| StoreError::Corrupt {
             attempted: "enqueue a job",
@@ -154,61 +163,73 @@ impl Broker {
         let keyed = if jobs.iter().any(|job| job.unique_key.is_some()) {
             self.store.insert_keyed_for(producer.clone(), jobs).await?
         } else {
-            EnqueueOutcome::Accepted(Receipts::of(self.store.insert(jobs).await?))
+            EnqueueOutcome::Accepted(EnqueueReceipts::new(self.store.insert(jobs).await?))
         };
         self.announce_keyed(&keyed);
         Ok(keyed)
     }
 
-    /// Do what [`enqueue_keyed`](Self::enqueue_keyed) does, at most once for the idempotency key in `once` (G8). `word`
-    /// builds the response from the receipts; it is stored and returned for repeated requests.
+    /// Accept the jobs of a request, as [`enqueue_keyed_for`](Self::enqueue_keyed_for) does, at most once if the
+    /// request has an idempotency key (G8). `build` builds the response from the receipts. With an idempotency key, the
+    /// response is stored and returned for repeated requests.
     ///
     /// # Errors
     /// When MySQL cannot be reached, is overloaded or refuses.
-    pub async fn enqueue_once(
-        &self,
-        jobs: Vec<NewJob>,
-        once: IdempotentRequest,
-        word: ResponseBuilder<Receipts>,
-    ) -> Result<Outcome<EnqueueOutcome>, StoreError> {
-        self.enqueue_once_for(&Producer::tickr(), jobs, once, word).await
-    }
-
-    /// Do what [`enqueue_once`](Self::enqueue_once) does, for a producer that may not reach the jobs of other
-    /// producers.
-    ///
-    /// # Errors
-    /// When MySQL cannot be reached, is overloaded or refuses.
-    pub async fn enqueue_once_for(
+    pub async fn enqueue_request(
         &self,
         producer: &Producer,
         jobs: Vec<NewJob>,
-        once: IdempotentRequest,
-        word: ResponseBuilder<Receipts>,
-    ) -> Result<Outcome<EnqueueOutcome>, StoreError> {
-        let outcome = self.store.insert_once_for(producer.clone(), jobs, once, word).await?;
-        if let Outcome::First { done: Some(keyed), .. } = &outcome {
+        once: Option<IdempotentRequest>,
+        build: ResponseBuilder<EnqueueReceipts>,
+    ) -> Result<IdempotentOutcome<EnqueueOutcome>, StoreError> {
+        let Some(once) = once else {
+            return Ok(match self.enqueue_keyed_for(producer, jobs).await? {
+                EnqueueOutcome::Accepted(receipts) => {
+                    let answer = build(&receipts);
+                    IdempotentOutcome::First { done: Some(EnqueueOutcome::Accepted(receipts)), answer }
+                }
+                conflict @ EnqueueOutcome::KeyConflict(_) => IdempotentOutcome::Refused(conflict),
+            });
+        };
+        let outcome = self.store.insert_once_for(producer.clone(), jobs, once, build).await?;
+        if let IdempotentOutcome::First { done: Some(keyed), .. } = &outcome {
             self.announce_keyed(keyed);
         }
         Ok(outcome)
     }
 
-    /// Cancel, retry or run a job now, at most once for the idempotency key in `once`. `word` builds the response from
-    /// the result; it is stored and returned for repeated requests.
+    /// Cancel, retry or run a job now, at most once if the request has an idempotency key. `build` builds the response
+    /// from the result. With an idempotency key, the response is stored and returned for repeated requests.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
-    pub async fn steer_once(
+    pub async fn act(
         &self,
         id: JobId,
-        steer: JobAction,
+        action: JobAction,
         by: &Actor,
-        once: IdempotentRequest,
-        word: ResponseBuilder<Steered>,
-    ) -> Result<Outcome<ActionOutcome>, StoreError> {
-        let outcome = self.store.steer_once(id, steer, by, once, word).await?;
-        if let Outcome::First { done: Some(moved), .. } = &outcome {
-            self.announce_move(id, moved);
+        once: Option<IdempotentRequest>,
+        build: ResponseBuilder<UpdatedJob>,
+    ) -> Result<IdempotentOutcome<ActionOutcome>, StoreError> {
+        let Some(once) = once else {
+            let outcome = match action {
+                JobAction::Cancel => self.cancel(id, by).await?,
+                JobAction::Retry => self.retry(id, by).await?,
+                JobAction::RunNow => self.run_now(id, by).await?,
+            };
+            if matches!(outcome, ActionOutcome::Refused(_) | ActionOutcome::Missing) {
+                return Ok(IdempotentOutcome::Refused(outcome));
+            }
+            let Some((job, attempts)) = self.store.job(id).await? else {
+                return Ok(IdempotentOutcome::Refused(ActionOutcome::Missing));
+            };
+            let updated = UpdatedJob { outcome, job, attempts };
+            let answer = build(&updated);
+            return Ok(IdempotentOutcome::First { done: Some(updated.outcome), answer });
+        };
+        let outcome = self.store.act_once(id, action, by, once, build).await?;
+        if let IdempotentOutcome::First { done: Some(done), .. } = &outcome {
+            self.announce_action(id, done);
         }
         Ok(outcome)
     }
@@ -218,9 +239,9 @@ impl Broker {
     /// # Errors
     /// When MySQL cannot be reached or refuses.
     pub async fn cancel(&self, id: JobId, by: &Actor) -> Result<ActionOutcome, StoreError> {
-        let moved = self.store.cancel(id, by).await?;
-        self.announce_move(id, &moved);
-        Ok(moved)
+        let outcome = self.store.cancel(id, by).await?;
+        self.announce_action(id, &outcome);
+        Ok(outcome)
     }
 
     /// Let a failed or cancelled job run again.
@@ -228,9 +249,9 @@ impl Broker {
     /// # Errors
     /// When MySQL cannot be reached or refuses.
     pub async fn retry(&self, id: JobId, by: &Actor) -> Result<ActionOutcome, StoreError> {
-        let moved = self.store.retry(id, by).await?;
-        self.announce_move(id, &moved);
-        Ok(moved)
+        let outcome = self.store.retry(id, by).await?;
+        self.announce_action(id, &outcome);
+        Ok(outcome)
     }
 
     /// Make a waiting job due now.
@@ -238,9 +259,9 @@ impl Broker {
     /// # Errors
     /// When MySQL cannot be reached or refuses.
     pub async fn run_now(&self, id: JobId, by: &Actor) -> Result<ActionOutcome, StoreError> {
-        let moved = self.store.run_now(id, by).await?;
-        self.announce_move(id, &moved);
-        Ok(moved)
+        let outcome = self.store.run_now(id, by).await?;
+        self.announce_action(id, &outcome);
+        Ok(outcome)
     }
 
     /// Build the new job for a replay of `original`: the same job with all its attempts, or with another payload. It is
@@ -252,7 +273,7 @@ impl Broker {
         remake(&self.registry, original, payload)
     }
 
-    /// Create a new job from a failed one, which stays failed and is linked with it. `word` builds the response from
+    /// Create a new job from a failed one, which stays failed and is linked with it. `build` builds the response from
     /// the receipt.
     ///
     /// # Errors
@@ -263,17 +284,17 @@ impl Broker {
         job: NewJob,
         by: &Actor,
         once: Option<IdempotentRequest>,
-        word: ResponseBuilder<Accepted>,
-    ) -> Result<Outcome<Result<Accepted, Refusal>>, StoreError> {
-        let outcome = self.store.replay(id, job, by, once, word).await?;
-        if let Outcome::First { done: Some(Ok(accepted)), .. } = &outcome {
+        build: ResponseBuilder<Accepted>,
+    ) -> Result<IdempotentOutcome<Result<Accepted, Refusal>>, StoreError> {
+        let outcome = self.store.replay(id, job, by, once, build).await?;
+        if let IdempotentOutcome::First { done: Some(Ok(accepted)), .. } = &outcome {
             self.announce(std::slice::from_ref(accepted));
         }
         Ok(outcome)
     }
 
     /// Change the due time or the priority of a waiting job if `condition` holds, at most once if there is an
-    /// idempotency key. `word` builds the response from the changed job.
+    /// idempotency key. `build` builds the response from the changed job.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
@@ -282,13 +303,13 @@ impl Broker {
         id: JobId,
         change: Change,
         by: &Actor,
-        condition: Option<Holds>,
+        condition: Option<ChangeCondition>,
         once: Option<IdempotentRequest>,
-        word: ResponseBuilder<Steered>,
-    ) -> Result<Outcome<Changed>, StoreError> {
-        let outcome = self.store.change_job(id, change, by, condition, once, word).await?;
-        if let Outcome::First { done: Some(Changed::Done(moved)), .. } = &outcome {
-            self.announce_move(id, moved);
+        build: ResponseBuilder<UpdatedJob>,
+    ) -> Result<IdempotentOutcome<ChangeOutcome>, StoreError> {
+        let outcome = self.store.change_job(id, change, by, condition, once, build).await?;
+        if let IdempotentOutcome::First { done: Some(ChangeOutcome::Done(outcome)), .. } = &outcome {
+            self.announce_action(id, outcome);
         }
         Ok(outcome)
     }
@@ -310,7 +331,7 @@ impl Broker {
     }
 
     /// Publish the results of one batch of a bulk operation to the listeners of events and to the index.
-    pub fn announce_batch(&self, batched: Batched) {
+    pub fn announce_batch(&self, batched: BatchOutcome) {
         self.announce(&batched.accepted);
         for accepted in &batched.waits {
             self.hints.send(entry(accepted));
@@ -318,16 +339,16 @@ impl Broker {
         for id in batched.cancelled {
             self.events.emit(Event::Cancelled { id });
         }
-        for id in batched.asked {
+        for id in batched.stop_requested {
             self.events.emit(Event::CancelRequested { id });
         }
     }
 
-    fn announce_move(&self, id: JobId, moved: &ActionOutcome) {
-        match moved {
+    fn announce_action(&self, id: JobId, outcome: &ActionOutcome) {
+        match outcome {
             // The entry stays in the index until it is popped; then its claim finds the job cancelled and drops the id.
             ActionOutcome::Done(State::Cancelled) => self.events.emit(Event::Cancelled { id }),
-            ActionOutcome::Asked => self.events.emit(Event::CancelRequested { id }),
+            ActionOutcome::StopRequested => self.events.emit(Event::CancelRequested { id }),
             ActionOutcome::Waits(accepted) => {
                 self.events.emit(Event::Rescheduled { id });
                 self.hints.send(entry(accepted));
@@ -365,7 +386,7 @@ impl Broker {
                 counter.increment(1);
             }
         }
-        self.meters.accepted(accepted.iter().map(|receipt| &receipt.queue));
+        self.meters.record_accepted(accepted.iter().map(|receipt| &receipt.queue));
     }
 
     fn announce_keyed(&self, keyed: &EnqueueOutcome) {

@@ -2,9 +2,9 @@
 //! an event.
 
 use super::Broker;
-use crate::event::{Event, Setting};
+use crate::event::{Event, SettingChanged};
 use crate::job::{Actor, Name};
-use crate::store::{Condition, Paused, QueueChange, QueueChanged, StoreError};
+use crate::store::{Condition, PauseRequest, QueueChange, QueueChangeOutcome, StoreError};
 
 impl Broker {
     /// Change the settings of a queue, if `condition` holds for its version. A queue without settings has version 0.
@@ -17,16 +17,16 @@ impl Broker {
         change: QueueChange,
         condition: Condition<u32>,
         by: &Actor,
-    ) -> Result<QueueChanged, StoreError> {
+    ) -> Result<QueueChangeOutcome, StoreError> {
         let event = match change.pause {
-            Some(Paused::Yes(_)) => Event::QueuePaused,
-            Some(Paused::No) => Event::QueueResumed,
+            Some(PauseRequest::Yes(_)) => Event::QueuePaused,
+            Some(PauseRequest::No) => Event::QueueResumed,
             None => Event::QueueChanged,
         };
         let changed = self.store.change_queue(name, change, condition, by).await?;
-        if let QueueChanged::Done(set) = &changed {
+        if let QueueChangeOutcome::Done(set) = &changed {
             let (name, version) = (set.name.clone(), set.version.to_string());
-            self.events.emit(event(Setting { name, version, paused: set.pause.is_some() }));
+            self.events.emit(event(SettingChanged { name, version, paused: set.pause.is_some() }));
         }
         Ok(changed)
     }

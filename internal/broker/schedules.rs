@@ -5,15 +5,15 @@ use std::collections::BTreeMap;
 use chrono::TimeDelta;
 
 use super::{Broker, Draft, Invalid};
-use crate::event::{Event, Setting};
+use crate::event::{Event, SettingChanged};
 use crate::handlers::Problem;
 use crate::job::{
     Actor, Due, Fate, JobId, Name, NewJob, Overlap, Planned, Schedule, ScheduleDraft, ScheduledBy, Situation,
     SkipCause, Timestamp, TraceContext, plan,
 };
 use crate::store::{
-    Accepted, Condition, Deleted, IdempotentRequest, Origin, Outcome, PlannedLine, Put, ResponseBuilder, Scheduled,
-    StoreError, Switched, TickPlan, Ticked, Triggered, VersionTag,
+    Accepted, Condition, DeleteOutcome, IdempotentOutcome, IdempotentRequest, PauseOutcome, PlannedLine, PutOutcome,
+    ResponseBuilder, ScheduleOrigin, Scheduled, StoreError, TickPlan, Ticked, TriggerOutcome, VersionTag,
 };
 use crate::telemetry::Tracer;
 
@@ -64,13 +64,13 @@ impl Broker {
         &self,
         name: Name,
         schedule: Schedule,
-        origin: Origin,
+        origin: ScheduleOrigin,
         condition: Condition<VersionTag>,
         by: &Actor,
-    ) -> Result<Put, StoreError> {
+    ) -> Result<PutOutcome, StoreError> {
         let put = self.store.put_schedule(name, schedule, origin, condition, by).await?;
         self.wake().schedules_changed();
-        if let Put::Created(row) | Put::Changed(row) = &put {
+        if let PutOutcome::Created(row) | PutOutcome::Changed(row) = &put {
             self.events.emit(Event::SchedulePut(setting(row)));
         }
         Ok(put)
@@ -86,9 +86,9 @@ impl Broker {
         condition: Condition<VersionTag>,
         undeclared: bool,
         by: &Actor,
-    ) -> Result<Deleted, StoreError> {
+    ) -> Result<DeleteOutcome, StoreError> {
         let deleted = self.store.delete_schedule(name.clone(), condition, undeclared, by).await?;
-        if deleted == Deleted::Done {
+        if deleted == DeleteOutcome::Done {
             self.events.emit(Event::ScheduleDeleted { name });
         }
         Ok(deleted)
@@ -105,11 +105,11 @@ impl Broker {
         by: &Actor,
     ) -> Result<Option<Scheduled>, StoreError> {
         Ok(match self.store.pause_schedule(name, reason, by).await? {
-            Some(Switched::Done(row)) => {
+            Some(PauseOutcome::Done(row)) => {
                 self.events.emit(Event::SchedulePaused(setting(&row)));
                 Some(row)
             }
-            Some(Switched::Already(row)) => Some(row),
+            Some(PauseOutcome::Already(row)) => Some(row),
             None => None,
         })
     }
@@ -122,17 +122,17 @@ impl Broker {
         let resumed = self.store.resume_schedule(name, by).await?;
         self.wake().schedules_changed();
         Ok(match resumed {
-            Some(Switched::Done(row)) => {
+            Some(PauseOutcome::Done(row)) => {
                 self.events.emit(Event::ScheduleResumed(setting(&row)));
                 Some(row)
             }
-            Some(Switched::Already(row)) => Some(row),
+            Some(PauseOutcome::Already(row)) => Some(row),
             None => None,
         })
     }
 
-    /// Fire a schedule now, at most once for the idempotency key in `once`, if there is one. `word` builds the response
-    /// from the receipt of the job. The job continues `trace`.
+    /// Fire a schedule now, at most once for the idempotency key in `once`, if there is one. `build` builds the
+    /// response from the receipt of the job. The job continues `trace`.
     ///
     /// # Errors
     /// When the job of the schedule is not valid any more, or MySQL cannot be reached or refuses.
@@ -143,38 +143,38 @@ impl Broker {
         by: &Actor,
         trace: Option<&TraceContext>,
         once: Option<IdempotentRequest>,
-        word: impl Fn(&NewJob) -> ResponseBuilder<Accepted>,
-    ) -> Result<Outcome<Triggered>, TriggerError> {
+        build: impl Fn(&NewJob) -> ResponseBuilder<Accepted>,
+    ) -> Result<IdempotentOutcome<TriggerOutcome>, TriggerError> {
         // Read the schedule again when it was changed in between. Give up after four concurrent changes.
         for _ in 0..4 {
             let Some(row) = self.store.schedule(name.clone()).await? else {
-                return Ok(Outcome::Refused(Triggered::Missing));
+                return Ok(IdempotentOutcome::Refused(TriggerOutcome::Missing));
             };
             let now = self.store.clock().now();
             let job = self.job_of(&row, now, trace.cloned()).map_err(TriggerError::Invalid)?;
-            let word = word(&job);
+            let build = build(&job);
             let outcome = match &once {
-                Some(once) => self.store.trigger_schedule_once(&row, job, overlap, by, once.clone(), word).await?,
+                Some(once) => self.store.trigger_schedule_once(&row, job, overlap, by, once.clone(), build).await?,
                 None => match self.store.trigger_schedule(&row, job, overlap, by).await? {
-                    Triggered::Fired(ticked) => {
+                    TriggerOutcome::Fired(ticked) => {
                         let accepted = ticked.accepted.first().ok_or_else(|| StoreError::Corrupt {
                             attempted: "trigger a schedule",
                             cause: "the store returned no receipt".into(),
                         })?;
-                        let answer = word(accepted);
-                        Outcome::First { done: Some(Triggered::Fired(ticked)), answer }
+                        let answer = build(accepted);
+                        IdempotentOutcome::First { done: Some(TriggerOutcome::Fired(ticked)), answer }
                     }
-                    refused => Outcome::Refused(refused),
+                    refused => IdempotentOutcome::Refused(refused),
                 },
             };
-            if let Outcome::First { done: Some(Triggered::Fired(ticked)), .. } = &outcome {
+            if let IdempotentOutcome::First { done: Some(TriggerOutcome::Fired(ticked)), .. } = &outcome {
                 self.announce_ticks(ticked);
             }
-            if !matches!(outcome, Outcome::Refused(Triggered::Changed)) {
+            if !matches!(outcome, IdempotentOutcome::Refused(TriggerOutcome::Changed)) {
                 return Ok(outcome);
             }
         }
-        Ok(Outcome::Refused(Triggered::Changed))
+        Ok(IdempotentOutcome::Refused(TriggerOutcome::Changed))
     }
 
     /// Process the ticks of these schedules that are due at `now` by MySQL's clock, as many as one transaction should.
@@ -195,7 +195,7 @@ impl Broker {
             let Some(from) = row.next_at.filter(|from| *from <= now && lines < MAX_LINES) else { continue };
             let mut begin = |job: JobId| {
                 let span = tracer.tick()?;
-                let carried = span.carried();
+                let carried = span.trace_context();
                 spans.insert(job, span);
                 Some(carried)
             };
@@ -270,7 +270,7 @@ impl Broker {
         for id in &ticked.cancelled {
             self.events.emit(Event::Cancelled { id: *id });
         }
-        for id in &ticked.asked {
+        for id in &ticked.stop_requested {
             self.events.emit(Event::CancelRequested { id: *id });
         }
         for line in &ticked.lines {
@@ -291,8 +291,8 @@ impl Broker {
     }
 }
 
-fn setting(row: &Scheduled) -> Setting {
-    Setting { name: row.name.clone(), version: row.tag().to_string(), paused: row.paused.is_some() }
+fn setting(row: &Scheduled) -> SettingChanged {
+    SettingChanged { name: row.name.clone(), version: row.tag().to_string(), paused: row.paused.is_some() }
 }
 
 fn draft_of(schedule: &Schedule) -> Draft {

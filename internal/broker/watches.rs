@@ -25,11 +25,11 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// The watched jobs of this process. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Watches {
-    shared: Arc<Shared>,
+    shared: Arc<WatchesInner>,
 }
 
 #[derive(Debug)]
-struct Shared {
+struct WatchesInner {
     watched: Mutex<HashMap<JobId, Watched>>,
     /// Signals a new watcher.
     begun: Notify,
@@ -47,7 +47,7 @@ struct Watched {
 #[derive(Debug)]
 pub struct Watch {
     id: JobId,
-    shared: Arc<Shared>,
+    shared: Arc<WatchesInner>,
     changes: watch::Receiver<u64>,
 }
 
@@ -55,7 +55,7 @@ impl Watches {
     /// Start the task. It runs until `stop`.
     #[must_use]
     pub fn start(store: Store, events: Events, tasks: &TaskTracker, stop: CancellationToken) -> Self {
-        let shared = Arc::new(Shared { watched: Mutex::default(), begun: Notify::new() });
+        let shared = Arc::new(WatchesInner { watched: Mutex::default(), begun: Notify::new() });
         tasks.spawn(look_until_stopped(Arc::clone(&shared), store, events, stop));
         Self { shared }
     }
@@ -96,7 +96,7 @@ impl Drop for Watch {
     }
 }
 
-impl Shared {
+impl WatchesInner {
     fn watched(&self) -> MutexGuard<'_, HashMap<JobId, Watched>> {
         self.watched.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -105,11 +105,11 @@ impl Shared {
         self.watched().keys().copied().collect()
     }
 
-    async fn look(&self, store: &Store, ids: Vec<JobId>) {
+    async fn read_revisions(&self, store: &Store, ids: Vec<JobId>) {
         if ids.is_empty() {
             return;
         }
-        let found = match store.glimpses(ids.clone()).await {
+        let found = match store.job_revisions(ids.clone()).await {
             Ok(found) => found,
             Err(error) => {
                 tracing::debug!(%error, "cannot read watched jobs");
@@ -118,16 +118,16 @@ impl Shared {
         };
         let mut watched = self.watched();
         for id in ids {
-            let glimpse = found.get(&id);
-            if let Some(entry) = watched.get_mut(&id).filter(|entry| entry.seen.as_ref() != glimpse) {
-                entry.seen = glimpse.cloned();
+            let revision = found.get(&id);
+            if let Some(entry) = watched.get_mut(&id).filter(|entry| entry.seen.as_ref() != revision) {
+                entry.seen = revision.cloned();
                 entry.changes.send_modify(|changes| *changes += 1);
             }
         }
     }
 }
 
-async fn look_until_stopped(shared: Arc<Shared>, store: Store, events: Events, stop: CancellationToken) {
+async fn look_until_stopped(shared: Arc<WatchesInner>, store: Store, events: Events, stop: CancellationToken) {
     loop {
         tokio::select! {
             () = stop.cancelled() => return,
@@ -140,9 +140,9 @@ async fn look_until_stopped(shared: Arc<Shared>, store: Store, events: Events, s
             let due = tokio::select! {
                 () = stop.cancelled() => return,
                 _ = tick.tick() => shared.all(),
-                event = heard.recv() => shared.concerned(event, &mut heard),
+                event = heard.recv() => shared.affected_jobs(event, &mut heard),
             };
-            shared.look(&store, due).await;
+            shared.read_revisions(&store, due).await;
             if shared.watched().is_empty() {
                 break;
             }
@@ -150,9 +150,9 @@ async fn look_until_stopped(shared: Arc<Shared>, store: Store, events: Events, s
     }
 }
 
-impl Shared {
+impl WatchesInner {
     /// Return the watched jobs that this event and the ones behind it are about.
-    fn concerned(&self, first: Result<Event, RecvError>, heard: &mut Receiver<Event>) -> Vec<JobId> {
+    fn affected_jobs(&self, first: Result<Event, RecvError>, heard: &mut Receiver<Event>) -> Vec<JobId> {
         let mut ids = Vec::new();
         let mut event = match first {
             Ok(event) => Some(event),

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::origin::Origin;
+use super::origin::SettingOrigin;
 
 /// One problem of one setting.
 ///
@@ -13,7 +13,7 @@ pub struct ConfigError {
     /// Name of the setting in the file, with its section: `workers`, `smtp.host`.
     pub setting: String,
     /// Origin of the value.
-    pub origin: Origin,
+    pub origin: SettingOrigin,
     /// The value as given, masked for secrets; absent if the setting is missing.
     pub value: Option<String>,
     /// The problem.

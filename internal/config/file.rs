@@ -7,7 +7,7 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 use super::error::{ConfigError, Wrong};
-use super::origin::Origin;
+use super::origin::SettingOrigin;
 use super::setting::Shape;
 
 /// A table: the file itself, a `[section]`, or one entry of a `[[list]]`.
@@ -128,7 +128,7 @@ pub(super) fn parse(path: &Path, text: &str) -> Result<Table, Vec<ConfigError>> 
     errors.sort_by_key(start);
     let error = |error: &toml::de::Error| ConfigError {
         setting: "config".to_owned(),
-        origin: Origin::File { path: path.to_owned(), line: line_of(text, start(error)) },
+        origin: SettingOrigin::File { path: path.to_owned(), line: line_of(text, start(error)) },
         value: None,
         // Use only the message: the error's Display quotes the line, which may contain a password.
         wrong: format!("not valid TOML: {}", error.message().replace('\n', ", ")),
@@ -230,9 +230,9 @@ mod tests {
             ("workers = 4\nworkers = \"canary\"\n", 2),
         ] {
             let errors = parse(Path::new("tickr.toml"), text).err().unwrap();
-            let lines: Vec<&Origin> = errors.iter().map(|error| &error.origin).collect();
+            let lines: Vec<&SettingOrigin> = errors.iter().map(|error| &error.origin).collect();
             assert!(
-                lines.iter().any(|at| **at == Origin::File { path: "tickr.toml".into(), line }),
+                lines.iter().any(|at| **at == SettingOrigin::File { path: "tickr.toml".into(), line }),
                 "{text}: {lines:?}"
             );
             assert!(errors.iter().all(|error| !format!("{error} {error:?}").contains("canary")), "{errors:?}");

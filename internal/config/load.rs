@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use super::error::{ConfigError, ConfigErrors, ConfigWarning, Wrong};
 use super::file::{self, Table};
 use super::flags::Flags;
-use super::origin::{Effective, Origin, Origins};
+use super::origin::{Effective, Origins, SettingOrigin};
 use super::reports::REPORTS;
 use super::setting::{Reach, Setting};
 use super::settings::SETTINGS;
@@ -70,7 +70,7 @@ fn make(
 
     if loading.errors.is_empty() {
         let file = loading.path.clone().zip(text.and_then(Result::ok));
-        let sources = Sources::of(flags, env, file, defaults);
+        let sources = Sources::new(flags, env, file, defaults);
         Ok(Loaded { config, origins: loading.origins, warnings: loading.warnings, sources })
     } else {
         Err(ConfigErrors(loading.errors))
@@ -117,11 +117,11 @@ impl<'a> Loading<'a> {
             }),
             Err(error) => {
                 let origin = if self.flags.config.is_some() {
-                    Origin::Flag("--config".to_owned())
+                    SettingOrigin::Flag("--config".to_owned())
                 } else if self.env.contains_key("TICKR_CONFIG") {
-                    Origin::Environment("TICKR_CONFIG".to_owned())
+                    SettingOrigin::Environment("TICKR_CONFIG".to_owned())
                 } else {
-                    Origin::Default
+                    SettingOrigin::Default
                 };
                 let wrong = Wrong::new(format!("the file cannot be read: {error}"), "name a readable TOML file");
                 self.fail("config", origin, Some(path.display().to_string()), wrong);
@@ -154,20 +154,25 @@ impl<'a> Loading<'a> {
     }
 
     /// Return the origin that decides a setting, and its value.
-    fn find<T>(&self, section: &str, setting: &Setting<T>, table: &Table) -> (Origin, Result<Option<String>, Wrong>) {
+    fn find<T>(
+        &self,
+        section: &str,
+        setting: &Setting<T>,
+        table: &Table,
+    ) -> (SettingOrigin, Result<Option<String>, Wrong>) {
         if setting.reach == Reach::Everywhere
             && let Some(text) = self.flags.values.get(setting.name)
         {
-            return (Origin::Flag(setting.flag().unwrap_or_default()), Ok(Some(text.clone())));
+            return (SettingOrigin::Flag(setting.flag().unwrap_or_default()), Ok(Some(text.clone())));
         }
         for variable in setting.env(section).into_iter().chain(setting.also.map(str::to_owned)) {
             if let Some(text) = self.env.get(&variable) {
-                return (Origin::Environment(variable), Ok(Some(text.clone())));
+                return (SettingOrigin::Environment(variable), Ok(Some(text.clone())));
             }
         }
         match table.entries.get(setting.name) {
             Some(entry) => (self.at(entry.line), entry.node.text(setting.shape).map(Some)),
-            None => (Origin::Default, Ok(setting.default.map(str::to_owned))),
+            None => (SettingOrigin::Default, Ok(setting.default.map(str::to_owned))),
         }
     }
 
@@ -192,7 +197,7 @@ impl<'a> Loading<'a> {
             if !given {
                 let (flag, env) = (setting.flag().unwrap_or_default(), setting.env("").unwrap_or_default());
                 let right = format!("give {flag}, {env} or {} in the file", setting.name);
-                self.fail(setting.name, Origin::Default, None, Wrong::new("required but not set", right));
+                self.fail(setting.name, SettingOrigin::Default, None, Wrong::new("required but not set", right));
             }
         }
     }
@@ -239,11 +244,11 @@ impl<'a> Loading<'a> {
         }
     }
 
-    pub(super) fn at(&self, line: usize) -> Origin {
+    pub(super) fn at(&self, line: usize) -> SettingOrigin {
         if line == 0 {
-            return Origin::Default;
+            return SettingOrigin::Default;
         }
-        Origin::File { path: self.path.clone().unwrap_or_default(), line }
+        SettingOrigin::File { path: self.path.clone().unwrap_or_default(), line }
     }
 
     pub(super) fn has_failed(&self, settings: &[&str]) -> bool {
@@ -254,7 +259,7 @@ impl<'a> Loading<'a> {
         self.warnings.push(ConfigWarning { setting: setting.to_owned(), message: message.to_owned() });
     }
 
-    pub(super) fn fail(&mut self, setting: &str, origin: Origin, value: Option<String>, wrong: Wrong) {
+    pub(super) fn fail(&mut self, setting: &str, origin: SettingOrigin, value: Option<String>, wrong: Wrong) {
         self.failed.insert(setting.to_owned());
         let Wrong { wrong, right } = wrong;
         self.errors.push(ConfigError { setting: setting.to_owned(), origin, value, wrong, right });
@@ -264,7 +269,7 @@ impl<'a> Loading<'a> {
     fn fail_effective(&mut self, setting: &str, wrong: Wrong) {
         let effective = self.origins.get(setting).cloned();
         let (value, origin) =
-            effective.map_or((None, Origin::Default), |effective| (effective.value, effective.origin));
+            effective.map_or((None, SettingOrigin::Default), |effective| (effective.value, effective.origin));
         self.fail(setting, origin, value, wrong);
     }
 }

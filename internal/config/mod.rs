@@ -78,7 +78,7 @@ pub use error::{ConfigError, ConfigErrors, ConfigWarning};
 pub use flags::{Flags, Subset};
 pub use kinds::KindConfig;
 pub use markdown::markdown_table;
-pub use origin::{Effective, Origin, Origins};
+pub use origin::{Effective, Origins, SettingOrigin};
 pub use param::{ParamError, ParamType, ParamValue, ReportParam};
 pub use reports::{ReportQuery, Reports};
 pub use schedules::ScheduleConfig;
@@ -364,7 +364,7 @@ impl Config {
 fn missing(setting: &str) -> ConfigErrors {
     ConfigErrors(vec![ConfigError {
         setting: setting.to_owned(),
-        origin: Origin::Default,
+        origin: SettingOrigin::Default,
         value: None,
         wrong: "required but not set".to_owned(),
         right: format!("give {setting} as a flag, in the environment or in the file"),

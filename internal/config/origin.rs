@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 /// The source that decided a setting. An earlier variant overrides a later one.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Origin {
+pub enum SettingOrigin {
     /// A command line flag, with its dashes.
     Flag(String),
     /// An environment variable, by its name.
@@ -21,13 +21,13 @@ pub enum Origin {
     Default,
 }
 
-impl fmt::Display for Origin {
+impl fmt::Display for SettingOrigin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Origin::Flag(flag) => write!(f, "flag {flag}"),
-            Origin::Environment(name) => write!(f, "environment {name}"),
-            Origin::File { path, line } => write!(f, "{} line {line}", path.display()),
-            Origin::Default => f.write_str("default"),
+            SettingOrigin::Flag(flag) => write!(f, "flag {flag}"),
+            SettingOrigin::Environment(name) => write!(f, "environment {name}"),
+            SettingOrigin::File { path, line } => write!(f, "{} line {line}", path.display()),
+            SettingOrigin::Default => f.write_str("default"),
         }
     }
 }
@@ -40,7 +40,7 @@ pub struct Effective {
     /// The value as given, masked for secrets; absent if not set.
     pub value: Option<String>,
     /// The source that decided it.
-    pub origin: Origin,
+    pub origin: SettingOrigin,
 }
 
 /// Every effective setting with its origin, in the order of the settings table: the output of `tickr config`.

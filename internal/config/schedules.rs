@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde_json::value::RawValue;
 
 use super::error::Wrong;
-use super::origin::Origin;
+use super::origin::SettingOrigin;
 use super::setting::{Secrecy, Setting};
 use super::{duration, parse};
 use crate::job::{Dst, Misfire, Overlap, RetryPolicy, Schedule, ScheduleDraft, Timestamp};
@@ -16,7 +16,7 @@ pub struct ScheduleConfig {
     /// The schedule. Checked except for what only its kind knows.
     pub schedule: Schedule,
     /// Position of the declaration, for problems found later.
-    pub origin: Origin,
+    pub origin: SettingOrigin,
 }
 
 /// A declared schedule before its keys are checked together.

@@ -27,7 +27,7 @@ pub struct Sources {
 }
 
 impl Sources {
-    pub(super) fn of(
+    pub(super) fn new(
         flags: &Flags,
         env: &BTreeMap<String, String>,
         file: Option<(PathBuf, String)>,

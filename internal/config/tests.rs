@@ -167,13 +167,13 @@ fn flag_beats_environment_beats_file_beats_default_for_every_setting() {
         let environment: &[(&str, &str)] = &[(&variable_name, variable)];
 
         let (value, origin) = loaded(Flags::default().with(name, flag), environment, Some(&path));
-        assert_eq!((value.as_str(), origin), (flag, Origin::Flag(setting.flag().unwrap())), "{name}");
+        assert_eq!((value.as_str(), origin), (flag, SettingOrigin::Flag(setting.flag().unwrap())), "{name}");
         let (value, origin) = loaded(Flags::default(), environment, Some(&path));
-        assert_eq!((value.as_str(), origin), (variable, Origin::Environment(variable_name.clone())), "{name}");
+        assert_eq!((value.as_str(), origin), (variable, SettingOrigin::Environment(variable_name.clone())), "{name}");
         let (value, origin) = loaded(Flags::default(), &[(&variable_name, "")], Some(&path));
-        assert_eq!((value.as_str(), origin), (line, Origin::File { path: path.clone(), line: 2 }), "{name}");
+        assert_eq!((value.as_str(), origin), (line, SettingOrigin::File { path: path.clone(), line: 2 }), "{name}");
         let (value, origin) = loaded(Flags::default(), &[], None);
-        assert_eq!((value.as_str(), origin), (setting.default.unwrap_or(""), Origin::Default), "{name}");
+        assert_eq!((value.as_str(), origin), (setting.default.unwrap_or(""), SettingOrigin::Default), "{name}");
     }
 }
 
@@ -192,7 +192,7 @@ fn the_file_is_named_by_flag_then_environment_then_the_caller() {
     assert_eq!(workers(Flags::default(), &[], None), 64);
 
     let error = Config::load(&Flags::default().with_config("/nowhere/t.toml"), env(&[]), None).unwrap_err();
-    assert_eq!(error.0[0].origin, Origin::Flag("--config".to_owned()));
+    assert_eq!(error.0[0].origin, SettingOrigin::Flag("--config".to_owned()));
 }
 
 #[test]
@@ -456,8 +456,8 @@ fn defaults_of_a_program_stand_below_everything_else_and_are_handed_on() {
     };
     check(&loaded.config);
     let origin = |name: &str| loaded.origins.get(name).unwrap().origin.clone();
-    assert_eq!(origin("outbox_dir"), Origin::Default);
-    assert_eq!(origin("horizon"), Origin::File { path, line: 1 });
+    assert_eq!(origin("outbox_dir"), SettingOrigin::Default);
+    assert_eq!(origin("horizon"), SettingOrigin::File { path, line: 1 });
     // A process that receives the sources loads the same configuration, and their Debug form shows no values.
     let handed: Sources = serde_json::from_str(&serde_json::to_string(&loaded.sources).unwrap()).unwrap();
     check(&Config::load_again(&handed).unwrap().config);

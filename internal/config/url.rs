@@ -17,7 +17,7 @@ impl ServerUrl {
     /// Parse a MySQL URL: `mysql://user:password@host:port/database`. `mariadb://` is rewritten, because the driver
     /// knows one scheme.
     pub fn mysql(text: &str) -> Result<ServerUrl, UrlError> {
-        let parts = Parts::of(text.trim(), &["mysql", "mariadb"])?;
+        let parts = Parts::split(text.trim(), &["mysql", "mariadb"])?;
         parts.check_host(parts.query.split('&').any(|pair| pair.starts_with("socket=")))?;
         match parts.path.strip_prefix('/') {
             Some(database) if !database.is_empty() && !database.contains('/') => Ok(parts.rebuilt("mysql")),
@@ -27,7 +27,7 @@ impl ServerUrl {
 
     /// Parse a Redis URL: `redis://` and `rediss://` with a host, `redis+unix://` and `unix://` with a socket path.
     pub fn redis(text: &str) -> Result<ServerUrl, UrlError> {
-        let parts = Parts::of(text.trim(), &["redis", "rediss", "redis+unix", "unix"])?;
+        let parts = Parts::split(text.trim(), &["redis", "rediss", "redis+unix", "unix"])?;
         if parts.scheme.ends_with("unix") {
             if !parts.host.is_empty() || parts.path.len() < 2 {
                 return Err(UrlError::NoSocketPath);
@@ -50,7 +50,7 @@ impl ServerUrl {
     /// Return true if the connection goes to another machine without a check of the server's certificate. An attacker
     /// on the network could then impersonate the server, and read and change the traffic.
     pub fn is_unverified(&self) -> bool {
-        let Ok(parts) = Parts::of(self.expose(), &["mysql"]) else { return false };
+        let Ok(parts) = Parts::split(self.expose(), &["mysql"]) else { return false };
         let parameter = |names: &[&str]| {
             let mut pairs = parts.query.split('&').filter_map(|pair| pair.split_once('='));
             pairs.rfind(|(name, _)| names.contains(name)).map(|(_, value)| value.to_ascii_lowercase())
@@ -150,7 +150,7 @@ struct Parts<'a> {
 }
 
 impl<'a> Parts<'a> {
-    fn of(text: &'a str, schemes: &[&str]) -> Result<Parts<'a>, UrlError> {
+    fn split(text: &'a str, schemes: &[&str]) -> Result<Parts<'a>, UrlError> {
         let scheme_error =
             || UrlError::Scheme(schemes.iter().map(|s| format!("{s}://")).collect::<Vec<_>>().join(", "));
         let (scheme, rest) = text.split_once("://").ok_or_else(scheme_error)?;

@@ -24,8 +24,8 @@ const SCREENS: &[&str] = &[
     "/",
     "/jobs",
     "/jobs/{id}",
-    "/failures",
-    "/failures/{fingerprint}",
+    "/dead-letters",
+    "/dead-letters/{fingerprint}",
     "/queues",
     "/queues/{name}",
     "/schedules",
@@ -36,7 +36,7 @@ const SCREENS: &[&str] = &[
     "/operations/{id}",
     "/audit",
     "/enqueue",
-    "/keys",
+    "/api-keys",
 ];
 
 /// Content security policy: only files of this host, no script or style within a page, no frame around the page.
@@ -51,7 +51,7 @@ pub fn router() -> Router {
         .route("/favicon.ico", get(icon))
         // Compression shrinks scripts to a third. The files are not secret, so the compressed length reveals nothing.
         .layer(CompressionLayer::new())
-        .layer(middleware::from_fn(dress))
+        .layer(middleware::from_fn(set_default_headers))
 }
 
 async fn page(headers: HeaderMap) -> Response {
@@ -112,7 +112,7 @@ fn media_of(path: &str) -> Option<&'static str> {
     })
 }
 
-async fn dress(request: Request, next: Next) -> Response {
+async fn set_default_headers(request: Request, next: Next) -> Response {
     let mut response = next.run(request).await;
     response.headers_mut().insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
     response

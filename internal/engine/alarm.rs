@@ -13,20 +13,20 @@ use tokio::sync::Notify;
 
 /// An alarm clock for one waiting loop. Dropping it ends its thread.
 pub(super) struct Alarm {
-    face: Arc<Face>,
+    state: Arc<AlarmState>,
     thread: Option<JoinHandle<()>>,
 }
 
 #[derive(Default)]
-struct Face {
-    set: Mutex<Set>,
+struct AlarmState {
+    set: Mutex<AlarmSetting>,
     changed: Condvar,
     rings: Notify,
 }
 
 /// State of the clock.
 #[derive(Clone, Copy, Default)]
-enum Set {
+enum AlarmSetting {
     #[default]
     Nothing,
     At(Instant),
@@ -36,36 +36,36 @@ enum Set {
 impl Alarm {
     /// Start the thread.
     pub(super) fn start() -> std::io::Result<Self> {
-        let face = Arc::new(Face::default());
-        let watched = Arc::clone(&face);
+        let state = Arc::new(AlarmState::default());
+        let watched = Arc::clone(&state);
         let thread = std::thread::Builder::new().name("alarm".to_owned()).spawn(move || watched.watch())?;
-        Ok(Self { face, thread: Some(thread) })
+        Ok(Self { state, thread: Some(thread) })
     }
 
     /// Wait for this moment. A caller that drops the wait may start another one.
     pub(super) async fn at(&self, moment: Instant) {
-        self.face.set(Set::At(moment));
+        self.state.set(AlarmSetting::At(moment));
         // Compare with the clock after each ring: it may be an old one from a wait that was dropped.
         while Instant::now() < moment {
-            self.face.rings.notified().await;
+            self.state.rings.notified().await;
         }
     }
 }
 
 impl Drop for Alarm {
     fn drop(&mut self) {
-        self.face.set(Set::Ended);
+        self.state.set(AlarmSetting::Ended);
         // The thread cannot panic, so its result is of no interest.
         let _ = self.thread.take().map(JoinHandle::join);
     }
 }
 
-impl Face {
-    fn lock(&self) -> MutexGuard<'_, Set> {
+impl AlarmState {
+    fn lock(&self) -> MutexGuard<'_, AlarmSetting> {
         self.set.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn set(&self, to: Set) {
+    fn set(&self, to: AlarmSetting) {
         *self.lock() = to;
         self.changed.notify_one();
     }
@@ -74,14 +74,14 @@ impl Face {
         let mut set = self.lock();
         loop {
             set = match *set {
-                Set::Ended => return,
-                Set::Nothing => self.changed.wait(set).unwrap_or_else(PoisonError::into_inner),
-                Set::At(moment) => match moment.checked_duration_since(Instant::now()) {
+                AlarmSetting::Ended => return,
+                AlarmSetting::Nothing => self.changed.wait(set).unwrap_or_else(PoisonError::into_inner),
+                AlarmSetting::At(moment) => match moment.checked_duration_since(Instant::now()) {
                     Some(left) if !left.is_zero() => {
                         self.changed.wait_timeout(set, left).unwrap_or_else(PoisonError::into_inner).0
                     }
                     _ => {
-                        *set = Set::Nothing;
+                        *set = AlarmSetting::Nothing;
                         self.rings.notify_one();
                         set
                     }
@@ -116,8 +116,8 @@ mod tests {
     #[test]
     fn its_thread_ends_with_it() {
         let alarm = Alarm::start().unwrap();
-        let face = Arc::downgrade(&alarm.face);
+        let state = Arc::downgrade(&alarm.state);
         drop(alarm);
-        assert!(face.upgrade().is_none());
+        assert!(state.upgrade().is_none());
     }
 }

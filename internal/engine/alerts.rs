@@ -10,10 +10,10 @@ use std::time::Duration;
 use serde_json::json;
 use serde_json::value::RawValue;
 
-use super::Shared;
+use super::EngineState;
 use crate::broker::Draft;
-use crate::job::{AlertRule, Measured, Name, NewJob, Told};
-use crate::store::{DeadCount, StoreError};
+use crate::job::{AlertChange, AlertRule, Measured, Name, NewJob};
+use crate::store::{DeadLetterCount, StoreError};
 
 /// Time between two measurements.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
@@ -31,7 +31,7 @@ pub struct AlertSettings {
     pub rules: Vec<AlertRule>,
 }
 
-pub(super) async fn run_until_stopped(shared: Arc<Shared>) {
+pub(super) async fn run_until_stopped(shared: Arc<EngineState>) {
     // Kinds that have a metric. It goes back to zero when the kind has no more dead letters.
     let mut shown: BTreeSet<Name> = shared.registry.names().into_iter().collect();
     loop {
@@ -45,8 +45,8 @@ pub(super) async fn run_until_stopped(shared: Arc<Shared>) {
     }
 }
 
-async fn look(shared: &Shared, shown: &mut BTreeSet<Name>) -> Result<(), StoreError> {
-    let counts = shared.store.dead_counts().await?;
+async fn look(shared: &EngineState, shown: &mut BTreeSet<Name>) -> Result<(), StoreError> {
+    let counts = shared.store.dead_letter_counts().await?;
     shown.extend(counts.iter().map(|count| count.kind.clone()));
     for kind in shown.iter() {
         let measured = of_kind(&counts, Some(kind));
@@ -60,8 +60,8 @@ async fn look(shared: &Shared, shown: &mut BTreeSet<Name>) -> Result<(), StoreEr
         // Build both messages before it is known which one is sent: building one may fail, and then nothing must be
         // recorded as sent.
         let messages = (
-            message(shared, alerts, rule, measured, Told::Fired),
-            message(shared, alerts, rule, measured, Told::Resolved),
+            message(shared, alerts, rule, measured, AlertChange::Fired),
+            message(shared, alerts, rule, measured, AlertChange::Resolved),
         );
         let (fired, resolved) = match messages {
             (Ok(fired), Ok(resolved)) => (fired, resolved),
@@ -72,10 +72,11 @@ async fn look(shared: &Shared, shown: &mut BTreeSet<Name>) -> Result<(), StoreEr
             }
         };
         let either = Arc::new(move |told| match told {
-            Told::Fired => fired.clone(),
-            Told::Resolved => resolved.clone(),
+            AlertChange::Fired => fired.clone(),
+            AlertChange::Resolved => resolved.clone(),
         });
-        if let Some((told, accepted)) = shared.store.tell(rule.clone(), measured, alerts.cooldown, either).await? {
+        if let Some((told, accepted)) = shared.store.send_alert(rule.clone(), measured, alerts.cooldown, either).await?
+        {
             tracing::warn!(alert = rule.name(), ?told, open = measured.open, job = %accepted.id, "alert");
             metrics::counter!("tickr_alerts_total", "alert" => rule.name()).increment(1);
             shared.broker.announce(&[accepted]);
@@ -85,7 +86,7 @@ async fn look(shared: &Shared, shown: &mut BTreeSet<Name>) -> Result<(), StoreEr
 }
 
 /// Sum up the open dead letters of a kind, or of all kinds if none is named.
-fn of_kind(counts: &[DeadCount], kind: Option<&Name>) -> Measured {
+fn of_kind(counts: &[DeadLetterCount], kind: Option<&Name>) -> Measured {
     let mut measured = Measured::default();
     for count in counts.iter().filter(|count| kind.is_none_or(|kind| *kind == count.kind)) {
         measured.open += count.open;
@@ -95,15 +96,15 @@ fn of_kind(counts: &[DeadCount], kind: Option<&Name>) -> Measured {
 }
 
 fn message(
-    shared: &Shared,
+    shared: &EngineState,
     alerts: &AlertSettings,
     rule: &AlertRule,
     measured: Measured,
-    told: Told,
+    told: AlertChange,
 ) -> Result<NewJob, String> {
     let event = match told {
-        Told::Fired => "dead_letters.fired",
-        Told::Resolved => "dead_letters.resolved",
+        AlertChange::Fired => "dead_letters.fired",
+        AlertChange::Resolved => "dead_letters.resolved",
     };
     let body = json!({
         "type": event,

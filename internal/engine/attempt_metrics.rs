@@ -13,28 +13,28 @@ use crate::store::Claimed;
 const OTHER: &str = "_other";
 
 /// Metrics of one runner's attempts.
-pub(super) struct Gauges {
-    kinds: HashMap<Name, KindGauges>,
-    queues: HashMap<Name, QueueGauges>,
-    other: QueueGauges,
+pub(super) struct AttemptMetrics {
+    kinds: HashMap<Name, KindMetrics>,
+    queues: HashMap<Name, QueueMetrics>,
+    other: QueueMetrics,
     claim: Histogram,
     settle: Histogram,
-    slots: Gauge,
+    workers_gauge: Gauge,
     workers: f64,
 }
 
-struct KindGauges {
+struct KindMetrics {
     run: Histogram,
     succeeded: Counter,
 }
 
-struct QueueGauges {
+struct QueueMetrics {
     lateness: Histogram,
     wait: Histogram,
 }
 
-impl QueueGauges {
-    fn of(queue: &str) -> Self {
+impl QueueMetrics {
+    fn new(queue: &str) -> Self {
         Self {
             lateness: metrics::histogram!("tickr_lateness_seconds", "queue" => queue.to_owned()),
             wait: metrics::histogram!("tickr_wait_seconds", "queue" => queue.to_owned()),
@@ -42,34 +42,34 @@ impl QueueGauges {
     }
 }
 
-impl Gauges {
+impl AttemptMetrics {
     /// Create the metrics for these kinds, queues and number of workers. The metrics recorder must be installed first.
-    pub(super) fn of(kinds: &[Name], queues: &[Name], workers: usize) -> Self {
-        let gauges = |kind: &Name| KindGauges {
+    pub(super) fn new(kinds: &[Name], queues: &[Name], workers: usize) -> Self {
+        let metrics = |kind: &Name| KindMetrics {
             run: metrics::histogram!("tickr_run_seconds", "kind" => kind.to_string()),
             succeeded: ended(kind, Verdict::Succeeded),
         };
-        let slots = metrics::gauge!("tickr_worker_slots");
+        let workers_gauge = metrics::gauge!("tickr_workers");
         // Added, not set: one process may hold several runners.
-        slots.increment(workers as f64);
+        workers_gauge.increment(workers as f64);
         Self {
-            kinds: kinds.iter().map(|kind| (kind.clone(), gauges(kind))).collect(),
-            queues: queues.iter().map(|queue| (queue.clone(), QueueGauges::of(queue.as_str()))).collect(),
-            other: QueueGauges::of(OTHER),
+            kinds: kinds.iter().map(|kind| (kind.clone(), metrics(kind))).collect(),
+            queues: queues.iter().map(|queue| (queue.clone(), QueueMetrics::new(queue.as_str()))).collect(),
+            other: QueueMetrics::new(OTHER),
             claim: metrics::histogram!("tickr_claim_seconds"),
             settle: metrics::histogram!("tickr_settle_seconds"),
-            slots,
+            workers_gauge,
             workers: workers as f64,
         }
     }
 
     /// Record how long a claim took.
-    pub(super) fn claimed(&self, took: Duration) {
+    pub(super) fn record_claimed(&self, took: Duration) {
         self.claim.record(took.as_secs_f64());
     }
 
     /// Record how late an attempt started.
-    pub(super) fn started(&self, claimed: &Claimed, lateness: Duration) {
+    pub(super) fn record_started(&self, claimed: &Claimed, lateness: Duration) {
         let queue = self.queues.get(&claimed.queue).unwrap_or(&self.other);
         queue.lateness.record(lateness.as_secs_f64());
         if claimed.number == 1 {
@@ -79,31 +79,31 @@ impl Gauges {
     }
 
     /// Record how long a handler ran.
-    pub(super) fn ran(&self, kind: &Name, took: Duration) {
+    pub(super) fn record_ran(&self, kind: &Name, took: Duration) {
         // Only kinds of this runner are claimed.
-        if let Some(gauges) = self.kinds.get(kind) {
-            gauges.run.record(took.as_secs_f64());
+        if let Some(metrics) = self.kinds.get(kind) {
+            metrics.run.record(took.as_secs_f64());
         }
     }
 
     /// Record how long it took to settle a verdict.
-    pub(super) fn settled(&self, took: Duration) {
+    pub(super) fn record_settled(&self, took: Duration) {
         self.settle.record(took.as_secs_f64());
     }
 
     /// Count an attempt that ended.
-    pub(super) fn ended(&self, kind: &Name, verdict: Verdict) {
+    pub(super) fn record_ended(&self, kind: &Name, verdict: Verdict) {
         match (self.kinds.get(kind), verdict) {
-            (Some(gauges), Verdict::Succeeded) => gauges.succeeded.increment(1),
+            (Some(metrics), Verdict::Succeeded) => metrics.succeeded.increment(1),
             // Other verdicts are rare. The kind may be unknown here: this runner also ends attempts of dead runners.
             _ => ended(kind, verdict).increment(1),
         }
     }
 }
 
-impl Drop for Gauges {
+impl Drop for AttemptMetrics {
     fn drop(&mut self) {
-        self.slots.decrement(self.workers);
+        self.workers_gauge.decrement(self.workers);
     }
 }
 

@@ -8,7 +8,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::Shared;
+use super::EngineState;
 use crate::store::{OperationLease, Remake};
 
 /// Time between two looks for operations that no runner carries out.
@@ -71,7 +71,7 @@ struct Running {
     not_before: Instant,
 }
 
-pub(super) async fn run_until_stopped(shared: Arc<Shared>) {
+pub(super) async fn run_until_stopped(shared: Arc<EngineState>) {
     let remake = shared.broker.remaker();
     let mut running: Vec<Running> = Vec::new();
     let mut looked: Option<Instant> = None;
@@ -109,7 +109,7 @@ pub(super) async fn run_until_stopped(shared: Arc<Shared>) {
 }
 
 /// Execute a batch if it is time for one. Return whether the operation continues here.
-async fn batch(shared: &Shared, one: &mut Running, remake: &Remake) -> bool {
+async fn batch(shared: &EngineState, one: &mut Running, remake: &Remake) -> bool {
     let now = Instant::now();
     if now < one.not_before {
         return true;

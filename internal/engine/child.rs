@@ -27,7 +27,7 @@ use tokio::time::Instant;
 
 use super::permits::Permit;
 use super::unread::GivenBack;
-use super::{Shared, executor, host_name};
+use super::{EngineState, executor, host_name};
 use crate::config::Sources;
 use crate::event::Event;
 use crate::job::{JobId, Name, RetryPolicy, RunnerId, State, Verdict};
@@ -56,7 +56,7 @@ impl ChildProgram {
     ///
     /// # Errors
     /// When the operating system does not tell the path.
-    pub fn of_this_process(sources: Sources) -> io::Result<Self> {
+    pub fn from_this_process(sources: Sources) -> io::Result<Self> {
         let own = Path::new("/proc/self/exe");
         // The path is resolved in the child, which is a copy of this process until it executes the program.
         let path = if own.exists() { own.to_owned() } else { std::env::current_exe()? };
@@ -81,7 +81,7 @@ pub struct HandOver {
 /// Report of the child, one line of JSON.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum Said {
+pub(super) enum ChildReport {
     /// It claimed the job; its handler starts.
     Claimed {
         /// Number of the attempt.
@@ -111,7 +111,7 @@ pub(super) enum Said {
 
 /// Result of a child that ended.
 #[derive(Debug)]
-pub(super) enum Ended {
+pub(super) enum ChildEnd {
     /// It reported that its attempt is over.
     Settled,
     /// It died. If it had begun an attempt, that attempt was ended for it.
@@ -136,7 +136,7 @@ pub(super) fn is_for_good(error: &io::Error) -> bool {
 }
 
 /// A running child, and this runner's end of the socket.
-struct Running {
+struct ChildProcess {
     process: Child,
     said: Lines<BufReader<OwnedReadHalf>>,
     /// Closed to tell the child that it must give its job back.
@@ -145,24 +145,29 @@ struct Running {
 
 /// Reports received from the child so far.
 #[derive(Default)]
-struct Heard {
+struct ChildReports {
     claimed: Option<Instant>,
-    over: Option<Ended>,
+    over: Option<ChildEnd>,
 }
 
 /// Run a suspect in a process of its own, until both have ended.
 ///
 /// # Errors
 /// When the process cannot be started. The job is unchanged.
-pub(super) async fn run(shared: &Shared, program: &ChildProgram, job: &DueJob, permit: &Permit) -> io::Result<Ended> {
+pub(super) async fn run(
+    shared: &EngineState,
+    program: &ChildProgram,
+    job: &DueJob,
+    permit: &Permit,
+) -> io::Result<ChildEnd> {
     let runner = RunnerId::of_process(&host_name());
     let mut running = start(shared, program, job.id, &runner).await?;
     tracing::info!(job = %job.id, kind = %job.kind, child = %runner, pid = running.process.id(), "two runners in a row died under this job: running it in a process of its own");
-    let mut heard = Heard::default();
-    let (status, told_to_stop) = until_it_ends(shared, (job, permit), &mut running, &mut heard).await?;
+    let mut heard = ChildReports::default();
+    let (status, told_to_stop) = wait_for_end(shared, (job, permit), &mut running, &mut heard).await?;
     let rest = async {
         while let Ok(Some(line)) = running.said.next_line().await {
-            heed(shared, job, &line, &mut heard);
+            handle_report(shared, job, &line, &mut heard);
         }
     };
     // Without a report of the end, MySQL is asked below.
@@ -178,19 +183,24 @@ pub(super) async fn run(shared: &Shared, program: &ChildProgram, job: &DueJob, p
         if verdict == Verdict::Lost {
             tracing::warn!(job = %job.id, kind = %job.kind, child = %runner, why, state = %reaped.state, "the process of a suspect died");
         }
-        tell(shared, &reaped, verdict);
-        return Ok(Ended::Dead);
+        announce_end(shared, &reaped, verdict);
+        return Ok(ChildEnd::Dead);
     }
     // Without a claim no attempt was lost. A claim that was under way when the child died is found by its lease.
     Ok(match (heard.claimed, status.signal()) {
-        (Some(_), _) => Ended::Dead,
+        (Some(_), _) => ChildEnd::Dead,
         // The kernel may have killed the child first when memory ran out.
-        (None, Some(_)) => Ended::NotBegun { why },
-        (None, None) => Ended::Mute { why },
+        (None, Some(_)) => ChildEnd::NotBegun { why },
+        (None, None) => ChildEnd::Mute { why },
     })
 }
 
-async fn start(shared: &Shared, program: &ChildProgram, job: JobId, runner: &RunnerId) -> io::Result<Running> {
+async fn start(
+    shared: &EngineState,
+    program: &ChildProgram,
+    job: JobId,
+    runner: &RunnerId,
+) -> io::Result<ChildProcess> {
     let (ours, theirs) = StdUnixStream::pair()?;
     ours.set_nonblocking(true)?;
     let process = Command::new(&program.path)
@@ -210,15 +220,15 @@ async fn start(shared: &Shared, program: &ChildProgram, job: JobId, runner: &Run
     text.push(b'\n');
     // A child that ended at once does not read it. Its exit status says why.
     let open = open.write_all(&text).await.is_ok().then_some(open);
-    Ok(Running { process, said, open })
+    Ok(ChildProcess { process, said, open })
 }
 
 /// Follow the child until it has ended. The flag says whether it was told to stop.
-async fn until_it_ends(
-    shared: &Shared,
+async fn wait_for_end(
+    shared: &EngineState,
     (job, permit): (&DueJob, &Permit),
-    running: &mut Running,
-    heard: &mut Heard,
+    running: &mut ChildProcess,
+    heard: &mut ChildReports,
 ) -> io::Result<(ExitStatus, bool)> {
     let mut talks = true;
     let mut told_to_stop: Option<Instant> = None;
@@ -233,8 +243,8 @@ async fn until_it_ends(
             line = running.said.next_line(), if talks => match line {
                 Ok(Some(line)) => {
                     let waited = heard.claimed.is_none();
-                    heed(shared, job, &line, heard);
-                    if waited && heard.claimed.is_some() && !permit.is_good() && told_to_stop.is_none() {
+                    handle_report(shared, job, &line, heard);
+                    if waited && heard.claimed.is_some() && !permit.is_usable() && told_to_stop.is_none() {
                         tracing::warn!(job = %job.id, "the permit may be gone, telling the process of the suspect to give the job back");
                         told_to_stop = Some(Instant::now());
                         running.open = None;
@@ -256,43 +266,45 @@ async fn until_it_ends(
 }
 
 /// Act on a report of the child. This runner counts and publishes it as if the attempt had run here.
-fn heed(shared: &Shared, job: &DueJob, line: &str, heard: &mut Heard) {
-    let Ok(said) = serde_json::from_str::<Said>(line) else {
+fn handle_report(shared: &EngineState, job: &DueJob, line: &str, heard: &mut ChildReports) {
+    let Ok(said) = serde_json::from_str::<ChildReport>(line) else {
         tracing::debug!(job = %job.id, line, "cannot read a report of a child");
         return;
     };
     let (kind, queue) = (&job.kind, &job.queue);
     let ran = heard.claimed.map(|since| since.elapsed());
     match said {
-        Said::Claimed { number, lateness_us } => {
+        ChildReport::Claimed { number, lateness_us } => {
             heard.claimed = Some(Instant::now());
-            shared.broker.meters().started(queue, Duration::from_micros(lateness_us));
+            shared.broker.meters().record_started(queue, Duration::from_micros(lateness_us));
             shared.broker.events().emit(Event::Started { id: job.id, number });
         }
-        Said::Gone => heard.over = Some(Ended::Gone),
-        Said::NotClaimed { why } => heard.over = Some(Ended::NotBegun { why }),
+        ChildReport::Gone => heard.over = Some(ChildEnd::Gone),
+        ChildReport::NotClaimed { why } => heard.over = Some(ChildEnd::NotBegun { why }),
         // This runner pops the job again, and would start one process after the other for it.
-        Said::Unread(given_back) => shared.unread.leave(job.id, given_back, queue.clone(), job.priority),
-        Said::Settled { verdict, state } => {
-            let ran = ran.unwrap_or_default();
-            shared.gauges.ran(kind, ran);
-            shared.gauges.ended(kind, verdict);
-            shared.broker.meters().ended(queue, ran, Some((verdict, state)));
-            shared.broker.events().emit(Event::Settled { id: job.id, verdict, state });
-            heard.over = Some(Ended::Settled);
+        ChildReport::Unread(given_back) => {
+            shared.unread.leave_to_others(job.id, given_back, queue.clone(), job.priority);
         }
-        Said::LeaseLost => {
+        ChildReport::Settled { verdict, state } => {
+            let ran = ran.unwrap_or_default();
+            shared.attempt_metrics.record_ran(kind, ran);
+            shared.attempt_metrics.record_ended(kind, verdict);
+            shared.broker.meters().record_ended(queue, ran, Some((verdict, state)));
+            shared.broker.events().emit(Event::Settled { id: job.id, verdict, state });
+            heard.over = Some(ChildEnd::Settled);
+        }
+        ChildReport::LeaseLost => {
             metrics::counter!("tickr_leases_lost_total").increment(1);
-            shared.broker.meters().ended(queue, ran.unwrap_or_default(), None);
+            shared.broker.meters().record_ended(queue, ran.unwrap_or_default(), None);
             shared.broker.events().emit(Event::LeaseLost { id: job.id });
-            heard.over = Some(Ended::Settled);
+            heard.over = Some(ChildEnd::Settled);
         }
     }
 }
 
 /// Record that the attempt of a dead child is over. MySQL may be out for a while; if the lease ends first, the reaper
 /// records it.
-async fn end_attempt(shared: &Shared, job: JobId, child: &RunnerId, death: Death) -> Option<Reaped> {
+async fn end_attempt(shared: &EngineState, job: JobId, child: &RunnerId, death: Death) -> Option<Reaped> {
     let mut pause = Duration::from_millis(100);
     loop {
         match shared.store.end_of_child(job, child.clone(), death.clone()).await {
@@ -313,14 +325,14 @@ async fn end_attempt(shared: &Shared, job: JobId, child: &RunnerId, death: Death
     }
 }
 
-fn policies(shared: &Shared) -> HashMap<Name, RetryPolicy> {
+fn policies(shared: &EngineState) -> HashMap<Name, RetryPolicy> {
     shared.registry.iter().map(|kind| (kind.name().clone(), kind.defaults().retry)).collect()
 }
 
 /// Tell the index and the listeners of events about an attempt that this runner ended.
-fn tell(shared: &Shared, reaped: &Reaped, verdict: Verdict) {
-    shared.gauges.ended(&reaped.kind, verdict);
-    shared.broker.meters().settled(Some(&reaped.queue), verdict, reaped.state);
+fn announce_end(shared: &EngineState, reaped: &Reaped, verdict: Verdict) {
+    shared.attempt_metrics.record_ended(&reaped.kind, verdict);
+    shared.broker.meters().record_settled(Some(&reaped.queue), verdict, reaped.state);
     if let Settled::Done { execute_at: Some(execute_at), line: Some((queue, priority)), .. } = &reaped.settled {
         shared.broker.hint(reaped.id, queue, *priority, *execute_at);
     }

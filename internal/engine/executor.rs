@@ -10,10 +10,10 @@ use tokio::task::JoinError;
 use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
 
-use super::Shared;
-use super::live::{Stop, StopReason};
+use super::EngineState;
+use super::live::{StopReason, StopSwitch};
 use super::trace::AttemptTrace;
-use super::unread::{self, Answer, GivenBack, Part, UnreadJob};
+use super::unread::{self, GivenBack, UnreadDecision, UnreadJob, UnreadPart};
 use crate::broker::{Draft, Invalid};
 use crate::event::Event;
 use crate::handlers::{
@@ -32,7 +32,7 @@ const LAST_GRACE: Duration = Duration::from_millis(500);
 const PROCESS_END: Duration = Duration::from_secs(15);
 
 /// End of the task of a handler.
-enum Ended {
+enum HandlerEnd {
     /// It returned.
     Returned(Outcome),
     /// It was not started: this binary cannot read the payload. Holds the reason.
@@ -47,14 +47,14 @@ enum Ended {
 
 /// End the attempt of a job that cannot be read. It would fail in every runner of this version, so it is given back
 /// while a runner of another version lives.
-pub(super) async fn refuse(shared: &Shared, unreadable: Unreadable) {
+pub(super) async fn refuse(shared: &EngineState, unreadable: Unreadable) {
     let Unreadable { id, token, number, kind, queue, error } = unreadable;
     tracing::error!(job = %id, error, "cannot read a job");
     let answer = match (&kind, &queue) {
         (Some(kind), Some(queue)) => {
-            unread::answer(shared, UnreadJob { id, kind, queue, number, part: Part::Options, why: &error }).await
+            unread::decide(shared, UnreadJob { id, kind, queue, number, part: UnreadPart::Options, why: &error }).await
         }
-        _ => Answer { failure: Failure::reject(format!("read the stored job: {error}")), given_back: None },
+        _ => UnreadDecision { failure: Failure::reject(format!("read the stored job: {error}")), given_back: None },
     };
     let (verdict, error, again) = match answer.failure {
         Failure::Snooze { delay, reason } => (Verdict::Snoozed, reason, Again::ForAnother(delay)),
@@ -80,13 +80,13 @@ pub(super) async fn refuse(shared: &Shared, unreadable: Unreadable) {
         if let (Some(execute_at), Some((queue, priority))) = (execute_at, line) {
             shared.broker.hint(id, &queue, priority, execute_at);
         }
-        shared.broker.meters().settled(queue.as_ref(), verdict, state);
+        shared.broker.meters().record_settled(queue.as_ref(), verdict, state);
         shared.broker.events().emit(Event::Settled { id, verdict, state });
     }
 }
 
 /// Execute a claimed job. `asked` is a moment before the claim was sent; its lease is counted from there.
-pub(super) async fn execute(shared: &Shared, claimed: Claimed, asked: std::time::Instant) {
+pub(super) async fn execute(shared: &EngineState, claimed: Claimed, asked: std::time::Instant) {
     let scope = LogScope::Attempt {
         job: claimed.id,
         kind: claimed.kind.clone(),
@@ -97,13 +97,13 @@ pub(super) async fn execute(shared: &Shared, claimed: Claimed, asked: std::time:
     in_log_scope(scope.clone(), attempt(shared, claimed, asked, scope)).await;
 }
 
-async fn attempt(shared: &Shared, mut claimed: Claimed, asked: std::time::Instant, scope: LogScope) {
+async fn attempt(shared: &EngineState, mut claimed: Claimed, asked: std::time::Instant, scope: LogScope) {
     let lateness = (claimed.started_at - claimed.execute_at).to_std().unwrap_or_default();
-    shared.gauges.started(&claimed, lateness);
-    shared.broker.meters().started(&claimed.queue, lateness);
+    shared.attempt_metrics.record_started(&claimed, lateness);
+    shared.broker.meters().record_started(&claimed.queue, lateness);
     shared.broker.events().emit(Event::Started { id: claimed.id, number: claimed.number });
 
-    let stop = Stop::default();
+    let stop = StopSwitch::default();
     let progress = ProgressSlot::default();
     let seat = shared.live.insert(claimed.id, claimed.token, asked, stop.clone(), progress.clone());
     let defaults =
@@ -115,59 +115,59 @@ async fn attempt(shared: &Shared, mut claimed: Claimed, asked: std::time::Instan
     let payload = std::mem::replace(&mut claimed.payload, RawValue::NULL.to_owned());
     let ended = run(shared, &claimed, payload, &stop, slots, &defaults, &trace, scope).await;
     let ran = began.elapsed();
-    shared.gauges.ran(&claimed.kind, ran);
-    let (ended, given_back) = solve(shared, &claimed, ended).await;
-    let mut settlement = judge(shared, &claimed, ended, stop.reason(), &defaults, trace.carried());
+    shared.attempt_metrics.record_ran(&claimed.kind, ran);
+    let (ended, given_back) = resolve_unread(shared, &claimed, ended).await;
+    let mut settlement = judge(shared, &claimed, ended, stop.reason(), &defaults, trace.trace_context());
     if let (Some(_), Again::After(delay)) = (&given_back, settlement.again) {
         settlement.again = Again::ForAnother(delay);
     }
     if settlement.verdict != Verdict::Succeeded {
         settlement.exchange = exchange.take().and_then(|exchange| serde_json::to_string(&exchange).ok());
     }
-    shared.live.settling(claimed.id, claimed.token);
+    shared.live.mark_settling(claimed.id, claimed.token);
     let began = Instant::now();
     let (verdict, settled) = settle(shared, settlement).await;
-    shared.gauges.settled(began.elapsed());
+    shared.attempt_metrics.record_settled(began.elapsed());
     drop(seat);
     if let Some(given_back) = given_back {
         shared.unread.remember(claimed.id, given_back, settled.as_ref());
     }
 
     trace.end(&shared.settings.tracer, shared.runner.as_str(), &claimed, verdict);
-    shared.gauges.ended(&claimed.kind, verdict);
+    shared.attempt_metrics.record_ended(&claimed.kind, verdict);
     let written = match &settled {
         Some(Settled::Done { state, .. }) => Some((verdict, *state)),
         // The runner or the operator that took the lease away has counted it.
         Some(Settled::NotOurs) | None => None,
     };
-    shared.broker.meters().ended(&claimed.queue, ran, written);
-    tell(shared, &claimed, verdict, settled);
+    shared.broker.meters().record_ended(&claimed.queue, ran, written);
+    announce(shared, &claimed, verdict, settled);
 }
 
 /// Decide about an attempt whose payload this binary cannot read.
-async fn solve(shared: &Shared, claimed: &Claimed, ended: Ended) -> (Ended, Option<GivenBack>) {
-    let Ended::Unread(why) = ended else { return (ended, None) };
+async fn resolve_unread(shared: &EngineState, claimed: &Claimed, ended: HandlerEnd) -> (HandlerEnd, Option<GivenBack>) {
+    let HandlerEnd::Unread(why) = ended else { return (ended, None) };
     let Claimed { id, kind, queue, number, .. } = claimed;
-    let riddle = UnreadJob { id: *id, kind, queue, number: *number, part: Part::Payload, why: &why };
-    let Answer { failure, given_back } = unread::answer(shared, riddle).await;
-    (Ended::Returned(Err(failure)), given_back)
+    let unread_job = UnreadJob { id: *id, kind, queue, number: *number, part: UnreadPart::Payload, why: &why };
+    let UnreadDecision { failure, given_back } = unread::decide(shared, unread_job).await;
+    (HandlerEnd::Returned(Err(failure)), given_back)
 }
 
 /// Run the handler until it returns, panics, or has to be dropped.
 #[expect(clippy::too_many_arguments, reason = "an attempt and what was made for it")]
 async fn run(
-    shared: &Shared,
+    shared: &EngineState,
     claimed: &Claimed,
     payload: Box<RawValue>,
-    stop: &Stop,
+    stop: &StopSwitch,
     (progress, exchange): (ProgressSlot, ExchangeSlot),
     defaults: &KindDefaults,
     trace: &AttemptTrace,
     scope: LogScope,
-) -> Ended {
+) -> HandlerEnd {
     let Some(kind) = shared.registry.get(claimed.kind.as_str()) else {
         // The claim takes only jobs of registered kinds.
-        return Ended::Returned(Err(Failure::retry(format!("no handler for kind {}", claimed.kind))));
+        return HandlerEnd::Returned(Err(Failure::retry(format!("no handler for kind {}", claimed.kind))));
     };
     let limit = claimed.options.timeout_ms.map_or(defaults.timeout, Duration::from_millis);
     let deadline = Instant::now() + limit;
@@ -181,16 +181,17 @@ async fn run(
         deadline,
         stop: stop.token().clone(),
         progress,
-        trace: trace.carried().cloned(),
+        trace: trace.trace_context().cloned(),
         exchange,
-    });
+    })
+    .with(shared.client.attachment());
     // A spawned task does not inherit the log scope, so pass it on. The task is aborted if this one panics.
     let mut handler = AbortOnDropHandle::new(tokio::spawn(in_log_scope(scope, kind.run(payload, context))));
     let returned = tokio::select! {
         returned = &mut handler => Some(returned),
         () = stop.token().cancelled() => None,
         () = tokio::time::sleep_until(deadline) => {
-            stop.now(StopReason::Deadline);
+            stop.trigger(StopReason::Deadline);
             None
         }
     };
@@ -200,9 +201,9 @@ async fn run(
         None => tokio::time::timeout(STOP_GRACE, &mut handler).await.ok(),
     };
     match returned {
-        Some(Ok(Ran::Returned(outcome))) => Ended::Returned(outcome),
-        Some(Ok(Ran::Unread(why))) => Ended::Unread(why),
-        Some(Err(error)) => Ended::Panicked(why_it_ended(error)),
+        Some(Ok(Ran::Returned(outcome))) => HandlerEnd::Returned(outcome),
+        Some(Ok(Ran::Unread(why))) => HandlerEnd::Unread(why),
+        Some(Err(error)) => HandlerEnd::Panicked(panic_cause(error)),
         None => drop_handler(shared, claimed, handler).await,
     }
 }
@@ -210,7 +211,7 @@ async fn run(
 /// Drop a handler that did not stop when told to, and wait until it has ended, so that the next attempt of the job does
 /// not overlap it. Its result does not count any more. A handler that blocks its thread may do so for ever, so the wait
 /// ends after one lease, which is renewed meanwhile. Then the worker slot is free again, but the thread is not.
-async fn drop_handler(shared: &Shared, claimed: &Claimed, mut handler: AbortOnDropHandle<Ran>) -> Ended {
+async fn drop_handler(shared: &EngineState, claimed: &Claimed, mut handler: AbortOnDropHandle<Ran>) -> HandlerEnd {
     // This takes effect at the handler's next await.
     handler.abort();
     let last = async {
@@ -223,20 +224,20 @@ async fn drop_handler(shared: &Shared, claimed: &Claimed, mut handler: AbortOnDr
         }
     };
     tokio::select! {
-        _ = &mut handler => Ended::Dropped,
+        _ = &mut handler => HandlerEnd::Dropped,
         () = last => {
             tracing::error!(job = %claimed.id, kind = %claimed.kind, "a handler blocks its thread and does not end, freeing its worker slot");
             metrics::counter!("tickr_blocked_handlers_total", "kind" => claimed.kind.to_string()).increment(1);
-            Ended::Blocking
+            HandlerEnd::Blocking
         }
     }
 }
 
 /// Decide the verdict and what follows from it. The only input beside the arguments is a random number for the backoff.
 fn judge(
-    shared: &Shared,
+    shared: &EngineState,
     claimed: &Claimed,
-    ended: Ended,
+    ended: HandlerEnd,
     stopped: Option<StopReason>,
     defaults: &KindDefaults,
     trace: Option<&TraceContext>,
@@ -245,7 +246,7 @@ fn judge(
     let chance = rand::random();
     // The blocking handler ends with the process at the latest. The next attempt should not overlap it.
     let not_before = match ended {
-        Ended::Blocking if shared.grace_over.is_cancelled() => Some(PROCESS_END),
+        HandlerEnd::Blocking if shared.grace_over.is_cancelled() => Some(PROCESS_END),
         _ => None,
     };
     let backoff = match not_before {
@@ -270,7 +271,7 @@ fn judge(
         settlement
     };
     match (ended, stopped) {
-        (Ended::Returned(Ok(output)), _) => {
+        (HandlerEnd::Returned(Ok(output)), _) => {
             let (result, follow_ups) = output.into_parts();
             if result.as_ref().is_some_and(|raw| raw.get().len() > limits::MAX_RESULT_BYTES) {
                 let most = limits::MAX_RESULT_BYTES;
@@ -283,7 +284,7 @@ fn judge(
             settlement.result = result;
             settlement
         }
-        (Ended::Panicked(message), _) => failed(settlement, Verdict::Panicked, format!("panicked: {message}")),
+        (HandlerEnd::Panicked(message), _) => failed(settlement, Verdict::Panicked, format!("panicked: {message}")),
         (_, Some(StopReason::Cancel)) => failed(settlement, Verdict::Cancelled, "cancelled while it ran".into()),
         (_, Some(StopReason::Deadline)) => {
             let ms = claimed.options.timeout_ms.unwrap_or(defaults.timeout.as_millis() as u64);
@@ -297,21 +298,25 @@ fn judge(
             settlement.again = Again::NowWithinBounds;
             failed(settlement, Verdict::Interrupted, "the lease could not be renewed in time".into())
         }
-        (Ended::Returned(Err(Failure::Retry { error })), None) => failed(settlement, Verdict::Failed, error),
-        (Ended::Returned(Err(Failure::Reject { error })), None) => failed(settlement, Verdict::Rejected, error),
-        (Ended::Returned(Err(Failure::Snooze { delay, reason })), None) => {
+        (HandlerEnd::Returned(Err(Failure::Retry { error })), None) => failed(settlement, Verdict::Failed, error),
+        (HandlerEnd::Returned(Err(Failure::Reject { error })), None) => failed(settlement, Verdict::Rejected, error),
+        (HandlerEnd::Returned(Err(Failure::Snooze { delay, reason })), None) => {
             settlement.again = Again::After(delay.min(limits::MAX_AHEAD));
             failed(settlement, Verdict::Snoozed, reason)
         }
-        (Ended::Unread(why), None) => failed(settlement, Verdict::Rejected, why),
-        (Ended::Dropped | Ended::Blocking, None) => {
+        (HandlerEnd::Unread(why), None) => failed(settlement, Verdict::Rejected, why),
+        (HandlerEnd::Dropped | HandlerEnd::Blocking, None) => {
             failed(settlement, Verdict::Failed, "the handler was dropped".into())
         }
     }
 }
 
 /// Build the job of a follow-up. If it is not valid, return the verdict of the attempt that asked for it.
-fn prepare(shared: &Shared, follow_up: FollowUp, trace: Option<&TraceContext>) -> Result<NewJob, (Verdict, String)> {
+fn prepare(
+    shared: &EngineState,
+    follow_up: FollowUp,
+    trace: Option<&TraceContext>,
+) -> Result<NewJob, (Verdict, String)> {
     let kind = follow_up.kind;
     let draft = Draft { trace: trace.cloned(), ..Draft::new(kind, follow_up.payload) };
     shared.broker.prepare(draft).map_err(|invalid| {
@@ -328,7 +333,7 @@ const SAID_EVERY: Duration = Duration::from_secs(30);
 
 /// Write the verdict. The work is done, so keep trying while the process lives, until the verdict is written, another
 /// attempt holds the job, or MySQL refuses this row for good. Return the verdict that was written.
-async fn settle(shared: &Shared, mut settlement: Settlement) -> (Verdict, Option<Settled>) {
+async fn settle(shared: &EngineState, mut settlement: Settlement) -> (Verdict, Option<Settled>) {
     let mut pause = Duration::from_millis(100);
     let mut said: Option<Instant> = None;
     let mut bare = false;
@@ -375,7 +380,7 @@ fn without_outcome(settlement: &Settlement) -> Settlement {
 }
 
 /// Tell the index and the listeners of events.
-fn tell(shared: &Shared, claimed: &Claimed, verdict: Verdict, settled: Option<Settled>) {
+fn announce(shared: &EngineState, claimed: &Claimed, verdict: Verdict, settled: Option<Settled>) {
     match settled {
         Some(Settled::Done { state, execute_at, line, follow_ups }) => {
             if let (Some(execute_at), Some((queue, priority))) = (execute_at, line) {
@@ -396,6 +401,6 @@ fn tell(shared: &Shared, claimed: &Claimed, verdict: Verdict, settled: Option<Se
     }
 }
 
-fn why_it_ended(error: JoinError) -> String {
+fn panic_cause(error: JoinError) -> String {
     error.try_into_panic().map_or_else(|_| "the task was cancelled".into(), panic_message)
 }

@@ -1,6 +1,6 @@
 //! The fetcher: the only loop that takes ids, and only for workers that are free to start them.
 //!
-//! Normally it takes from Redis: ids for all free slots in one round trip, and when there are none, one blocking pop.
+//! Normally it takes from Redis: ids for all free workers in one round trip, and when there are none, one blocking pop.
 //! As soon as any code in this process finds Redis out, it reads due jobs from MySQL, from the same lanes in the same
 //! order. The claims are the same in both cases.
 
@@ -12,16 +12,16 @@ use std::time::{Duration, Instant};
 use rand::seq::SliceRandom;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
-use super::Shared;
+use super::EngineState;
 use super::permits::Permit;
 use super::queue_order::QueueOrder;
-use crate::broker::Settings;
+use crate::broker::OperatorSettings;
 use crate::index::{Fetch, Health, IndexError, Popped};
 use crate::job::{JobId, Timestamp};
 use crate::store::{Depth, DueCursor, DueLine, DueRange, DueRow, LinePage, StoreError};
 
 /// A due job, the slot in which it will run, and the permit of its queue.
-pub(super) struct Ticket {
+pub(super) struct FetchedJob {
     pub(super) id: JobId,
     pub(super) slot: OwnedSemaphorePermit,
     pub(super) permit: Permit,
@@ -65,35 +65,35 @@ struct Skipped {
 }
 
 /// Result of a read of due jobs from MySQL.
-enum Looked {
+enum DueWork {
     /// Jobs for this runner.
     Found(Vec<(JobId, Permit)>),
     /// No job for this runner.
     Nothing,
     /// No job yet: the search behind skipped jobs has not reached their end.
-    GoesOn,
+    NotYet,
 }
 
 /// The fetcher of one runner.
 pub(super) struct Fetcher {
-    shared: Arc<Shared>,
+    shared: Arc<EngineState>,
     fetch: Fetch,
-    service: QueueOrder,
+    queue_order: QueueOrder,
     /// The settings that the order of service follows.
-    settings: Arc<Settings>,
+    settings: Arc<OperatorSettings>,
     /// Skipped jobs, by the position of their lane.
     skipped: HashMap<usize, Skipped>,
 }
 
 impl Fetcher {
-    pub(super) fn new(shared: Arc<Shared>) -> Self {
-        let settings = shared.controls.now();
-        let service = QueueOrder::new(&shared.settings.queues, &settings);
-        let fetch = shared.index.fetch(service.lines(), &shared.runner);
-        Self { shared, fetch, service, settings, skipped: HashMap::new() }
+    pub(super) fn new(shared: Arc<EngineState>) -> Self {
+        let settings = shared.operator_settings.now();
+        let queue_order = QueueOrder::new(&shared.settings.queues, &settings);
+        let fetch = shared.index.fetch(queue_order.lines(), &shared.runner);
+        Self { shared, fetch, queue_order, settings, skipped: HashMap::new() }
     }
 
-    pub(super) async fn fetch_until_stopped(mut self, slots: Arc<Semaphore>, entrance: mpsc::Sender<Ticket>) {
+    pub(super) async fn fetch_until_stopped(mut self, slots: Arc<Semaphore>, entrance: mpsc::Sender<FetchedJob>) {
         let shared = Arc::clone(&self.shared);
         let (mut pause, mut again) = (FIRST_PAUSE, Instant::now());
         loop {
@@ -106,14 +106,14 @@ impl Fetcher {
                 slot = Arc::clone(&slots).acquire_owned() => slot,
             };
             let Ok(first) = first else { return };
-            if shared.controls.now().drained {
+            if shared.operator_settings.now().drained {
                 drop(first);
                 if !until_wanted(&shared).await {
                     return;
                 }
                 continue;
             }
-            if !shared.rhythm.is_beating(shared.settings.lease) {
+            if !shared.heartbeats.is_beating(shared.settings.lease) {
                 drop(first);
                 until_beating(&shared).await;
                 continue;
@@ -141,7 +141,7 @@ impl Fetcher {
             };
             for (id, permit) in ids {
                 let Some(slot) = free.pop_front() else { break };
-                if entrance.send(Ticket { id, slot, permit }).await.is_err() {
+                if entrance.send(FetchedJob { id, slot, permit }).await.is_err() {
                     return;
                 }
             }
@@ -149,10 +149,10 @@ impl Fetcher {
     }
 
     fn follow_settings(&mut self) {
-        let now = self.shared.controls.now();
+        let now = self.shared.operator_settings.now();
         if !Arc::ptr_eq(&now, &self.settings) {
             if now.queues != self.settings.queues {
-                self.service.follow(&now);
+                self.queue_order.follow(&now);
                 self.skipped.clear();
             }
             self.settings = now;
@@ -183,7 +183,7 @@ impl Fetcher {
         for queue in permits.stale_queues() {
             self.drop_stale(queue).await?;
         }
-        let (order, _) = self.service.next_turn(|queue| permits.room(queue));
+        let (order, _) = self.queue_order.next_turn(|queue| permits.room(queue));
         let taken = self.fetch.take(most, &order).await?;
         if taken.refill {
             self.shared.refill.notify_one();
@@ -193,7 +193,7 @@ impl Fetcher {
         }
         // Set before the look for room: a permit that is freed in between ends the blocking pop.
         permits.fetcher_waits(true);
-        let (order, left_alone) = self.service.strict(|queue| permits.room(queue));
+        let (order, left_alone) = self.queue_order.strict(|queue| permits.room(queue));
         permits.fetcher_waits(left_alone);
         // A stop does not cancel the pop, because Redis would hand the next id to a connection that is no longer read.
         // The pop returns within a second, and an id taken meanwhile is put back for other runners.
@@ -201,7 +201,7 @@ impl Fetcher {
         permits.fetcher_waits(false);
         let Popped::Job(line, id) = popped else { return Ok(Vec::new()) };
         self.follow_settings();
-        let unwanted = self.settings.drained || self.service.is_paused(self.service.queue_of(line));
+        let unwanted = self.settings.drained || self.queue_order.is_paused(self.queue_order.queue_of(line));
         if unwanted || self.shared.stop_fetching.is_cancelled() {
             self.fetch.put_back(line, id).await?;
             return Ok(Vec::new());
@@ -214,7 +214,7 @@ impl Fetcher {
     /// A queue has as many claims at a time as it has permits. With few permits, one claim for each id whose job was
     /// cancelled or ran without Redis would delay the queue for minutes. So MySQL is asked about many ids at once.
     async fn drop_stale(&mut self, queue: usize) -> Result<(), IndexError> {
-        let whole = self.service.whole_queue(queue);
+        let whole = self.queue_order.whole_queue(queue);
         let mut dropped = 0;
         for _ in 0..STALE_PAGES {
             let taken = self.fetch.take(STALE_PAGE, &whole).await?;
@@ -245,7 +245,7 @@ impl Fetcher {
                 break;
             }
         }
-        self.shared.permits.dropped_stale(queue);
+        self.shared.permits.clear_stale(queue);
         metrics::counter!("tickr_claims_dropped_total").increment(dropped as u64);
         Ok(())
     }
@@ -254,7 +254,7 @@ impl Fetcher {
     async fn with_permits(&mut self, ids: Vec<(usize, JobId)>) -> Result<Vec<(JobId, Permit)>, IndexError> {
         let mut permitted = Vec::with_capacity(ids.len());
         for (line, id) in ids {
-            match self.shared.permits.take(self.service.queue_of(line)) {
+            match self.shared.permits.take(self.queue_order.queue_of(line)) {
                 Some(permit) => permitted.push((id, permit)),
                 None => self.fetch.put_back(line, id).await?,
             }
@@ -266,9 +266,9 @@ impl Fetcher {
     async fn take_from_store(&mut self, most: usize) -> Vec<(JobId, Permit)> {
         let shared = Arc::clone(&self.shared);
         match self.look_in_store(most).await {
-            Ok(Looked::Found(ids)) => return ids,
-            Ok(Looked::GoesOn) => return Vec::new(),
-            Ok(Looked::Nothing) => {}
+            Ok(DueWork::Found(ids)) => return ids,
+            Ok(DueWork::NotYet) => return Vec::new(),
+            Ok(DueWork::Nothing) => {}
             Err(error) => {
                 tracing::warn!(%error, "cannot read due jobs");
                 shared.store_failed();
@@ -285,17 +285,17 @@ impl Fetcher {
 
     /// Read the same lanes in the same order as from Redis, without those of paused queues and of queues at their
     /// limit. Read more rows than needed and shuffle them, so that several runners rarely claim the same rows.
-    async fn look_in_store(&mut self, most: usize) -> Result<Looked, StoreError> {
+    async fn look_in_store(&mut self, most: usize) -> Result<DueWork, StoreError> {
         let shared = Arc::clone(&self.shared);
         let now = shared.store.clock().now();
         self.skipped
             .retain(|_, skipped| skipped.seen.elapsed() < if skipped.goes_on { SEARCHED_FOR } else { SKIPPED_FOR });
-        let (order, _) = self.service.next_turn(|queue| shared.permits.room(queue));
-        let queues: HashSet<usize> = order.lines.iter().map(|place| self.service.queue_of(*place)).collect();
+        let (order, _) = self.queue_order.next_turn(|queue| shared.permits.room(queue));
+        let queues: HashSet<usize> = order.lines.iter().map(|place| self.queue_order.queue_of(*place)).collect();
         let names = queues.into_iter().map(|queue| shared.settings.queues[queue].clone()).collect();
         let filled: HashSet<DueLine> = shared.store.lines_of(names).await?.into_iter().collect();
         let lines: Vec<usize> =
-            order.lines.into_iter().filter(|place| filled.contains(&self.service.due_line(*place))).collect();
+            order.lines.into_iter().filter(|place| filled.contains(&self.queue_order.due_line(*place))).collect();
         let (mut taken, mut barred) = (Vec::new(), Vec::new());
         for places in lines.chunks(LINES_AT_ONCE) {
             let left = most - taken.len();
@@ -317,12 +317,12 @@ impl Fetcher {
         if taken.is_empty() && !barred.is_empty() {
             return self.look_further(&barred, now, most).await;
         }
-        Ok(if taken.is_empty() { Looked::Nothing } else { Looked::Found(taken) })
+        Ok(if taken.is_empty() { DueWork::Nothing } else { DueWork::Found(taken) })
     }
 
     /// Read further behind jobs that this runner may not take. There may be any number of them at the front of a lane,
     /// so it reads larger pages, and reads the other lanes again in between.
-    async fn look_further(&mut self, barred: &[usize], now: Timestamp, most: usize) -> Result<Looked, StoreError> {
+    async fn look_further(&mut self, barred: &[usize], now: Timestamp, most: usize) -> Result<DueWork, StoreError> {
         let mut taken = Vec::new();
         let mut goes_on = false;
         for place in barred {
@@ -338,11 +338,11 @@ impl Fetcher {
                 break;
             }
             if !taken.is_empty() {
-                return Ok(Looked::Found(taken));
+                return Ok(DueWork::Found(taken));
             }
             goes_on |= self.skipped.get(place).is_some_and(|skipped| skipped.goes_on);
         }
-        Ok(if goes_on { Looked::GoesOn } else { Looked::Nothing })
+        Ok(if goes_on { DueWork::NotYet } else { DueWork::Nothing })
     }
 
     /// Read the first rows of these lanes behind the skipped ones.
@@ -353,7 +353,7 @@ impl Fetcher {
         most: usize,
     ) -> Result<Vec<(usize, LinePage)>, StoreError> {
         let range = |place: &usize| DueRange {
-            line: self.service.due_line(*place),
+            line: self.queue_order.due_line(*place),
             after: self.skipped.get(place).map_or(DueCursor::FRONT, |skipped| skipped.until),
             until: now,
         };
@@ -366,13 +366,13 @@ impl Fetcher {
         let has_kind =
             |row: &&DueRow| row.kind.as_ref().is_some_and(|kind| self.shared.registry.get(kind.as_str()).is_some());
         let mut found: Vec<JobId> = page.rows.iter().filter(has_kind).map(|row| row.id).collect();
-        found.retain(|id| !self.shared.suspects.rests(*id) && !self.shared.unread.rests(*id));
+        found.retain(|id| !self.shared.suspects.is_resting(*id) && !self.shared.unread.is_resting(*id));
         found.shuffle(&mut rand::rng());
         found
     }
 
     fn take_permitted(&self, place: usize, found: Vec<JobId>, most: usize, taken: &mut Vec<(JobId, Permit)>) {
-        let queue = self.service.queue_of(place);
+        let queue = self.queue_order.queue_of(place);
         for id in found {
             if taken.len() == most {
                 return;
@@ -396,9 +396,9 @@ impl Fetcher {
 }
 
 /// Wait while an operator keeps this runner drained. Return false when the runner stops.
-async fn until_wanted(shared: &Shared) -> bool {
+async fn until_wanted(shared: &EngineState) -> bool {
     tracing::info!("drained by an operator: taking no new work, running jobs continue");
-    let mut settings = shared.controls.listen();
+    let mut settings = shared.operator_settings.listen();
     let wanted = tokio::select! {
         biased;
         () = shared.stop_fetching.cancelled() => false,
@@ -412,11 +412,11 @@ async fn until_wanted(shared: &Shared) -> bool {
 
 /// Wait while the heartbeat is not answered. A job started now would be stopped when its lease ends; a job that takes
 /// longer would be started again and again.
-async fn until_beating(shared: &Shared) {
+async fn until_beating(shared: &EngineState) {
     let since = Instant::now();
     let gauge = metrics::gauge!("tickr_fetching");
     let mut told = false;
-    while !shared.stop_fetching.is_cancelled() && !shared.rhythm.is_beating(shared.settings.lease) {
+    while !shared.stop_fetching.is_cancelled() && !shared.heartbeats.is_beating(shared.settings.lease) {
         // The first heartbeat of a runner takes a moment; that is not worth a log line.
         if !told && since.elapsed() > FIRST_BEAT {
             tracing::warn!("the heartbeat is not answered: this runner takes no new work until it is");
@@ -436,7 +436,7 @@ async fn until_beating(shared: &Shared) {
 
 /// Wait after a failed claim until MySQL takes writes, instead of taking ids that cannot be claimed. Return false when
 /// the runner stops.
-async fn store_answers(shared: &Shared) -> bool {
+async fn store_answers(shared: &EngineState) -> bool {
     let mut pause = Duration::from_millis(100);
     while shared.store_trouble.load(Ordering::Relaxed) {
         if shared.stop_fetching.is_cancelled() {

@@ -11,7 +11,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use super::heartbeat_history::HeartbeatHistory;
-use super::live::{Live, StopReason};
+use super::live::{LiveAttempts, StopReason};
 use crate::event::{Event, Events};
 use crate::store::{HeartbeatAnswer, HeartbeatConnection, LiveAttempt, RunnerRow, StoreError};
 
@@ -20,12 +20,12 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// The running thread of the heartbeat.
 pub(super) struct Heartbeat {
-    stop: std_mpsc::Sender<Farewell>,
+    stop: std_mpsc::Sender<LastStep>,
     thread: JoinHandle<()>,
 }
 
 /// Instruction with which the thread ends.
-enum Farewell {
+enum LastStep {
     /// Every attempt is settled: unregister the runner.
     Goodbye,
     /// An attempt may be left behind: keep the runner's row, so that the reaper looks for it.
@@ -34,23 +34,23 @@ enum Farewell {
 
 impl Heartbeat {
     pub(super) fn start(
-        pulse: HeartbeatConnection,
+        connection: HeartbeatConnection,
         row: RunnerRow,
-        live: Arc<Live>,
-        rhythm: Arc<HeartbeatHistory>,
+        live: Arc<LiveAttempts>,
+        heartbeats: Arc<HeartbeatHistory>,
         events: Events,
     ) -> std::io::Result<Self> {
         let (stop, stopped) = std_mpsc::channel();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let thread = std::thread::Builder::new().name("heartbeat".into()).spawn(move || {
-            beat_until_stopped(&runtime, pulse, &row, &live, &rhythm, &events, &stopped);
+            beat_until_stopped(&runtime, connection, &row, &live, &heartbeats, &events, &stopped);
         })?;
         Ok(Self { stop, thread })
     }
 
     /// End the thread and join it. With `goodbye` it unregisters the runner first.
     pub(super) async fn stop(self, goodbye: bool) {
-        let _ = self.stop.send(if goodbye { Farewell::Goodbye } else { Farewell::Silent });
+        let _ = self.stop.send(if goodbye { LastStep::Goodbye } else { LastStep::Silent });
         // Every call of the thread has a time limit, so this wait has one as well.
         let joined = tokio::task::spawn_blocking(move || self.thread.join());
         match tokio::time::timeout(Duration::from_secs(8), joined).await {
@@ -63,44 +63,44 @@ impl Heartbeat {
 
 fn beat_until_stopped(
     runtime: &tokio::runtime::Runtime,
-    mut pulse: HeartbeatConnection,
+    mut connection: HeartbeatConnection,
     row: &RunnerRow,
-    live: &Live,
-    rhythm: &HeartbeatHistory,
+    live: &LiveAttempts,
+    heartbeats: &HeartbeatHistory,
     events: &Events,
-    stopped: &std_mpsc::Receiver<Farewell>,
+    stopped: &std_mpsc::Receiver<LastStep>,
 ) {
     let beat_every = row.lease / 3;
     // A call that takes longer is dropped, so that another one can be made before the leases end.
     let patience = (row.lease / 4).min(Duration::from_secs(5));
     let mut registered = false;
-    let mut beaten: Option<Instant> = None;
+    let mut last_beat: Option<Instant> = None;
     loop {
-        let due = beaten.is_none_or(|beaten| beaten.elapsed() >= beat_every);
-        let attempts = live.for_the_heartbeat();
+        let due = last_beat.is_none_or(|last_beat| last_beat.elapsed() >= beat_every);
+        let attempts = live.to_heartbeat();
         if due || !attempts.is_empty() {
             // Count leases from before the request: MySQL counts them from a later moment, never from an earlier one.
             let sent = Instant::now();
-            let renewed = |page: &[LiveAttempt]| live.renewed(page, sent);
-            let told = tell(&mut pulse, row, &mut registered, due, &attempts, &renewed);
+            let renewed = |page: &[LiveAttempt]| live.record_renewals(page, sent);
+            let told = send_heartbeat(&mut connection, row, &mut registered, due, &attempts, &renewed);
             let told = runtime.block_on(bounded(told, patience, live, row.lease));
             match told {
                 Some(Ok(beat)) => {
                     if due {
-                        beaten = Some(sent);
-                        rhythm.beaten(sent, row.lease);
+                        last_beat = Some(sent);
+                        heartbeats.record_beat(sent, row.lease);
                     }
-                    pass_on(&beat, &attempts, live, events);
-                    let written = pulse.write_progress(&attempts);
+                    apply_answer(&beat, &attempts, live, events);
+                    let written = connection.write_progress(&attempts);
                     let written = runtime.block_on(bounded(written, patience, live, row.lease));
                     if !matches!(written, Some(Ok(()))) {
                         live.put_back(&attempts);
-                        pulse.disconnect();
+                        connection.disconnect();
                     }
                 }
                 failed => {
                     live.put_back(&attempts);
-                    pulse.disconnect();
+                    connection.disconnect();
                     match failed {
                         Some(Err(error)) => tracing::warn!(%error, "heartbeat failed"),
                         _ => tracing::warn!("the heartbeat got no answer in time"),
@@ -109,25 +109,30 @@ fn beat_until_stopped(
             }
         }
         stop_expired(live, row.lease);
-        let until_beat = beaten.map_or(Duration::ZERO, |beaten| beat_every.saturating_sub(beaten.elapsed()));
+        let until_beat = last_beat.map_or(Duration::ZERO, |last_beat| beat_every.saturating_sub(last_beat.elapsed()));
         let pause = LOOK_EVERY.min(until_beat.max(Duration::from_millis(100)));
         match stopped.recv_timeout(pause) {
             Err(std_mpsc::RecvTimeoutError::Timeout) => {}
-            Ok(Farewell::Goodbye) => {
-                let goodbye = async { tokio::time::timeout(Duration::from_secs(2), pulse.goodbye(&row.id)).await };
+            Ok(LastStep::Goodbye) => {
+                let goodbye = async { tokio::time::timeout(Duration::from_secs(2), connection.goodbye(&row.id)).await };
                 if !matches!(runtime.block_on(goodbye), Ok(Ok(()))) {
                     tracing::warn!("could not unregister the runner");
                 }
                 return;
             }
-            Ok(Farewell::Silent) | Err(std_mpsc::RecvTimeoutError::Disconnected) => return,
+            Ok(LastStep::Silent) | Err(std_mpsc::RecvTimeoutError::Disconnected) => return,
         }
     }
 }
 
 /// Wait for a call to MySQL for at most `patience`, and stop expired attempts meanwhile: a call that hangs must not
 /// delay that beyond the end of their leases.
-async fn bounded<T>(call: impl Future<Output = T>, patience: Duration, live: &Live, lease: Duration) -> Option<T> {
+async fn bounded<T>(
+    call: impl Future<Output = T>,
+    patience: Duration,
+    live: &LiveAttempts,
+    lease: Duration,
+) -> Option<T> {
     let over = tokio::time::sleep(patience);
     tokio::pin!(call, over);
     loop {
@@ -140,15 +145,15 @@ async fn bounded<T>(call: impl Future<Output = T>, patience: Duration, live: &Li
 }
 
 /// Stop attempts whose leases are about to end. The margin of a tenth of a lease gives handlers time to stop.
-fn stop_expired(live: &Live, lease: Duration) {
+fn stop_expired(live: &LiveAttempts, lease: Duration) {
     let stopped = live.stop_expired(lease - lease / 10);
     if stopped > 0 {
         tracing::error!(jobs = stopped, "leases could not be renewed, stopping their handlers");
     }
 }
 
-async fn tell(
-    pulse: &mut HeartbeatConnection,
+async fn send_heartbeat(
+    connection: &mut HeartbeatConnection,
     row: &RunnerRow,
     registered: &mut bool,
     due: bool,
@@ -156,13 +161,13 @@ async fn tell(
     renewed: &(dyn Fn(&[LiveAttempt]) + Sync),
 ) -> Result<HeartbeatAnswer, StoreError> {
     if !*registered {
-        pulse.register(row).await?;
+        connection.register(row).await?;
         *registered = true;
     }
-    if due { pulse.beat(&row.id, row.lease, attempts, renewed).await } else { pulse.look(attempts).await }
+    if due { connection.beat(&row.id, row.lease, attempts, renewed).await } else { connection.look(attempts).await }
 }
 
-fn pass_on(beat: &HeartbeatAnswer, attempts: &[LiveAttempt], live: &Live, events: &Events) {
+fn apply_answer(beat: &HeartbeatAnswer, attempts: &[LiveAttempt], live: &LiveAttempts, events: &Events) {
     for id in &beat.lost {
         // Compare the token: since the list was made, this runner may have settled the job and claimed it again.
         let token = attempts.iter().find(|attempt| attempt.id == *id).map(|attempt| attempt.token);

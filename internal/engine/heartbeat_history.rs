@@ -57,19 +57,19 @@ impl HeartbeatHistory {
     }
 
     /// Record that a heartbeat sent at this moment was answered now.
-    pub(super) fn beaten(&self, sent: Instant, lease: Duration) {
-        self.lock(|beats| beats.beaten(sent, Instant::now(), lease));
+    pub(super) fn record_beat(&self, sent: Instant, lease: Duration) {
+        self.lock(|beats| beats.record_beat(sent, Instant::now(), lease));
     }
 
     /// Record that another call on which leases depend failed.
-    pub(super) fn interrupted(&self) {
+    pub(super) fn record_interruption(&self) {
         self.lock(|beats| beats.resumed = Some(Instant::now()));
     }
 
     /// Record a reading of MySQL's clock. Return the step if the clock was set since the reading before, by enough to
     /// do harm.
-    pub(super) fn read(&self, reading: &Reading, lease: Duration) -> Option<TimeDelta> {
-        self.lock(|beats| beats.read(*reading, Instant::now(), lease))
+    pub(super) fn record_clock(&self, reading: &Reading, lease: Duration) -> Option<TimeDelta> {
+        self.lock(|beats| beats.record_clock(*reading, Instant::now(), lease))
     }
 
     /// Take the steps of MySQL's clock since the last call.
@@ -80,8 +80,8 @@ impl HeartbeatHistory {
     /// Return whether a runner with a lease of `theirs` may be called dead if it is silent. It had time to send a
     /// heartbeat since this process started to watch, and a full lease since the newest interruption. `lease` is this
     /// runner's own.
-    pub(super) fn is_steady(&self, lease: Duration, theirs: Duration) -> bool {
-        self.lock(|beats| beats.is_steady(Instant::now(), lease, theirs))
+    pub(super) fn may_call_dead(&self, lease: Duration, theirs: Duration) -> bool {
+        self.lock(|beats| beats.may_call_dead(Instant::now(), lease, theirs))
     }
 
     /// Return whether heartbeats are answered, as far as is known.
@@ -91,7 +91,7 @@ impl HeartbeatHistory {
 
     /// Return the number of gaps so far. None when other runners may have called this one dead since its last answered
     /// heartbeat. What other runners agreed to under another number may have been taken away.
-    pub(super) fn standing(&self, lease: Duration) -> Option<u64> {
+    pub(super) fn confirmed_gaps(&self, lease: Duration) -> Option<u64> {
         self.lock(|beats| beats.last.is_some_and(|last| last.elapsed() < lease).then_some(beats.gaps))
     }
 
@@ -101,7 +101,7 @@ impl HeartbeatHistory {
 }
 
 impl Beats {
-    fn beaten(&mut self, sent: Instant, now: Instant, lease: Duration) {
+    fn record_beat(&mut self, sent: Instant, now: Instant, lease: Duration) {
         if self.last.is_some_and(|last| is_gap(now.saturating_duration_since(last), lease)) {
             self.resumed = Some(now);
             self.gaps += 1;
@@ -110,7 +110,7 @@ impl Beats {
         self.began.get_or_insert(sent);
     }
 
-    fn read(&mut self, reading: Reading, now: Instant, lease: Duration) -> Option<TimeDelta> {
+    fn record_clock(&mut self, reading: Reading, now: Instant, lease: Duration) -> Option<TimeDelta> {
         self.began.get_or_insert(reading.received);
         let before = self.reading.replace(reading)?;
         let step = step(&before, &reading)?;
@@ -128,7 +128,7 @@ impl Beats {
         })
     }
 
-    fn is_steady(&self, now: Instant, lease: Duration, theirs: Duration) -> bool {
+    fn may_call_dead(&self, now: Instant, lease: Duration, theirs: Duration) -> bool {
         let longer = lease.max(theirs);
         let since = |moment: Instant| now.saturating_duration_since(moment);
         self.last.is_some_and(|last| !is_gap(since(last), lease))
@@ -169,23 +169,23 @@ mod tests {
 
     const LEASE: Duration = Duration::from_secs(30);
 
-    fn beaten_at(seconds: &[u64], now: u64) -> bool {
+    fn may_judge_at(seconds: &[u64], now: u64) -> bool {
         let start = Instant::now();
         let at = |seconds: u64| start + Duration::from_secs(seconds);
         let mut beats = Beats::default();
         for second in seconds {
-            beats.beaten(at(*second), at(*second), LEASE);
+            beats.record_beat(at(*second), at(*second), LEASE);
         }
-        beats.is_steady(at(now), LEASE, LEASE)
+        beats.may_call_dead(at(now), LEASE, LEASE)
     }
 
     #[test]
     fn a_runner_judges_others_once_they_could_have_beaten_and_until_beats_are_missing() {
-        assert!(!beaten_at(&[], 5));
-        assert!(!beaten_at(&[0, 10], 18));
-        assert!(beaten_at(&[0, 10], 19));
-        assert!(beaten_at(&[0, 10, 20, 30], 40));
-        assert!(!beaten_at(&[0, 10], 29));
+        assert!(!may_judge_at(&[], 5));
+        assert!(!may_judge_at(&[0, 10], 18));
+        assert!(may_judge_at(&[0, 10], 19));
+        assert!(may_judge_at(&[0, 10, 20, 30], 40));
+        assert!(!may_judge_at(&[0, 10], 29));
     }
 
     #[test]
@@ -194,52 +194,52 @@ mod tests {
         let at = |seconds: u64| start + Duration::from_secs(seconds);
         let (theirs, mut beats) = (4 * LEASE, Beats::default());
         for second in (0..=140).step_by(10) {
-            beats.beaten(at(second), at(second), LEASE);
+            beats.record_beat(at(second), at(second), LEASE);
             // For a lease of its own length it is steady from 18 s on; for the longer lease from 72 s on.
-            let steady = [LEASE, theirs].map(|lease| beats.is_steady(at(second), LEASE, lease));
+            let steady = [LEASE, theirs].map(|lease| beats.may_call_dead(at(second), LEASE, lease));
             assert_eq!(steady, [second > 18, second > 72], "{second}");
         }
         // After an interruption the wait is one lease of the other runner.
         beats.resumed = Some(at(100));
-        assert_eq!([LEASE, theirs].map(|lease| beats.is_steady(at(150), LEASE, lease)), [true, false]);
+        assert_eq!([LEASE, theirs].map(|lease| beats.may_call_dead(at(150), LEASE, lease)), [true, false]);
     }
 
     #[test]
     fn after_a_gap_it_waits_a_full_lease() {
-        assert!(!beaten_at(&[0, 10, 35], 36));
-        assert!(!beaten_at(&[0, 10, 35, 45, 55, 64], 64));
-        assert!(beaten_at(&[0, 10, 35, 45, 55, 65], 65));
-        assert!(!beaten_at(&[0, 10, 35, 45, 80, 90, 100, 109], 109));
+        assert!(!may_judge_at(&[0, 10, 35], 36));
+        assert!(!may_judge_at(&[0, 10, 35, 45, 55, 64], 64));
+        assert!(may_judge_at(&[0, 10, 35, 45, 55, 65], 65));
+        assert!(!may_judge_at(&[0, 10, 35, 45, 80, 90, 100, 109], 109));
     }
 
     #[test]
     fn a_failed_call_is_an_interruption() {
         let ago = |seconds| Instant::now().checked_sub(Duration::from_secs(seconds)).unwrap();
-        let watching = |rhythm: HeartbeatHistory| {
-            rhythm.beaten(ago(19), LEASE);
-            rhythm.lock(|beats| beats.last = Some(Instant::now()));
-            rhythm
+        let watching = |heartbeats: HeartbeatHistory| {
+            heartbeats.record_beat(ago(19), LEASE);
+            heartbeats.lock(|beats| beats.last = Some(Instant::now()));
+            heartbeats
         };
-        let rhythm = watching(HeartbeatHistory::default());
-        assert!(rhythm.is_steady(LEASE, LEASE));
-        rhythm.interrupted();
-        assert!(!rhythm.is_steady(LEASE, LEASE));
-        assert!(!watching(HeartbeatHistory::after_an_outage()).is_steady(LEASE, LEASE));
+        let heartbeats = watching(HeartbeatHistory::default());
+        assert!(heartbeats.may_call_dead(LEASE, LEASE));
+        heartbeats.record_interruption();
+        assert!(!heartbeats.may_call_dead(LEASE, LEASE));
+        assert!(!watching(HeartbeatHistory::after_an_outage()).may_call_dead(LEASE, LEASE));
     }
 
     #[test]
     fn what_was_agreed_before_a_gap_stands_no_more() {
-        let (start, rhythm) = (Instant::now(), HeartbeatHistory::default());
-        assert_eq!(rhythm.standing(LEASE), None);
-        rhythm.beaten(start, LEASE);
-        assert_eq!(rhythm.standing(LEASE), Some(0));
+        let (start, heartbeats) = (Instant::now(), HeartbeatHistory::default());
+        assert_eq!(heartbeats.confirmed_gaps(LEASE), None);
+        heartbeats.record_beat(start, LEASE);
+        assert_eq!(heartbeats.confirmed_gaps(LEASE), Some(0));
         // The heartbeat was sent long ago: other runners may have called this one dead since.
         let ago = |seconds| start.checked_sub(Duration::from_secs(seconds)).unwrap();
-        let rhythm = HeartbeatHistory::default();
-        rhythm.beaten(ago(31), LEASE);
-        assert_eq!((rhythm.standing(LEASE), rhythm.is_beating(LEASE)), (None, false));
-        rhythm.beaten(start, LEASE);
-        assert_eq!((rhythm.standing(LEASE), rhythm.is_beating(LEASE)), (Some(1), true));
+        let heartbeats = HeartbeatHistory::default();
+        heartbeats.record_beat(ago(31), LEASE);
+        assert_eq!((heartbeats.confirmed_gaps(LEASE), heartbeats.is_beating(LEASE)), (None, false));
+        heartbeats.record_beat(start, LEASE);
+        assert_eq!((heartbeats.confirmed_gaps(LEASE), heartbeats.is_beating(LEASE)), (Some(1), true));
     }
 
     #[test]
@@ -251,8 +251,8 @@ mod tests {
             moment: chrono::DateTime::from_timestamp_millis(1_000_000 + shows_ms).unwrap(),
         };
         let mut beats = Beats::default();
-        beats.beaten(start, start, LEASE);
-        let mut read = |reading| beats.read(reading, start + Duration::from_secs(1), LEASE);
+        beats.record_beat(start, start, LEASE);
+        let mut read = |reading| beats.record_clock(reading, start + Duration::from_secs(1), LEASE);
         assert_eq!(read(reading(0, 10, 5)), None);
         assert_eq!(read(reading(2_000, 2_010, 2_004)), None);
         // One answer is delayed for eight seconds on its way back, and the next request on its way there.
@@ -266,6 +266,6 @@ mod tests {
         assert_eq!(beats.gaps, 2);
         let noted: Vec<i64> = beats.steps.iter().map(|noted| noted.step.num_seconds()).collect();
         assert_eq!(noted, [30, -3_630]);
-        assert!(!beats.is_steady(start + Duration::from_secs(20), LEASE, LEASE));
+        assert!(!beats.may_call_dead(start + Duration::from_secs(20), LEASE, LEASE));
     }
 }

@@ -8,7 +8,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::Shared;
+use super::EngineState;
 use super::reports::OldReports;
 use crate::job::JobId;
 use crate::store::{KEEP_RUNNERS, StoreError, TallyPlace};
@@ -30,9 +30,9 @@ const REST: Duration = Duration::from_secs(3_600);
 /// their jobs are kept for this much longer.
 const SLACK: Duration = Duration::from_secs(7 * 86_400);
 
-pub(super) async fn run_until_stopped(shared: Arc<Shared>) {
-    let mut places = Places::default();
-    let mut letters = Letters::default();
+pub(super) async fn run_until_stopped(shared: Arc<EngineState>) {
+    let mut positions = JanitorPositions::default();
+    let mut missing_dead_letters = MissingDeadLetters::default();
     let mut reports = OldReports::default();
     loop {
         let may_purge =
@@ -40,7 +40,7 @@ pub(super) async fn run_until_stopped(shared: Arc<Shared>) {
         if may_purge() {
             reports.round(&shared).await;
         }
-        if let Err(error) = letters.look(&shared).await {
+        if let Err(error) = missing_dead_letters.insert(&shared).await {
             tracing::warn!(%error, "cannot look for missing dead letters");
         }
         let mut pause = ROUND_EVERY.mul_f64(0.5 + rand::random::<f64>());
@@ -54,7 +54,7 @@ pub(super) async fn run_until_stopped(shared: Arc<Shared>) {
                 continue;
             }
             reports.round(&shared).await;
-            if places.round(&shared).await {
+            if positions.round(&shared).await {
                 // There is more: start the next round at once.
                 pause = BREATH;
             }
@@ -63,22 +63,22 @@ pub(super) async fn run_until_stopped(shared: Arc<Shared>) {
 }
 
 /// The pages of one table in one round. They decide when to end and how long to rest between pages.
-pub(super) struct Pages<'a> {
-    shared: &'a Shared,
+pub(super) struct PageBudget<'a> {
+    shared: &'a EngineState,
     eldest: bool,
     began: Instant,
     page: Instant,
     left: usize,
 }
 
-impl<'a> Pages<'a> {
-    pub(super) fn begin(shared: &'a Shared, eldest: bool) -> Self {
+impl<'a> PageBudget<'a> {
+    pub(super) fn begin(shared: &'a EngineState, eldest: bool) -> Self {
         let now = Instant::now();
         Self { shared, eldest, began: now, page: now, left: PAGES }
     }
 
     /// Rest after a page. Return false when this table's part of the round is over although there is more to remove.
-    pub(super) async fn go_on(&mut self) -> bool {
+    pub(super) async fn next_page(&mut self) -> bool {
         self.left = self.left.saturating_sub(1);
         let over = if self.eldest { self.began.elapsed() >= TURN } else { self.left == 0 };
         if over || self.shared.stop_loops.is_cancelled() {
@@ -93,7 +93,7 @@ impl<'a> Pages<'a> {
 
 /// Position in each table from which the next round continues.
 #[derive(Default)]
-struct Places {
+struct JanitorPositions {
     jobs: Option<JobId>,
     schedule: String,
     answers: Option<JobId>,
@@ -103,16 +103,16 @@ struct Places {
     departures: Option<JobId>,
 }
 
-impl Places {
+impl JanitorPositions {
     /// Remove a few pages of each table. Return true when the eldest runner left something for the next round.
-    async fn round(&mut self, shared: &Shared) -> bool {
+    async fn round(&mut self, shared: &EngineState) -> bool {
         let eldest = shared.store.is_eldest(&shared.runner).await.unwrap_or(false);
         let mut more = false;
         let mut done = |what: &str, outcome: Result<bool, StoreError>| match outcome {
             Ok(left) => more |= left,
             Err(error) => tracing::warn!(%error, "cannot purge {what}"),
         };
-        let pages = || Pages::begin(shared, eldest);
+        let pages = || PageBudget::begin(shared, eldest);
         done("ended jobs", self.jobs(shared, pages()).await);
         done("discarded dead letters", discarded(shared, pages()).await);
         done("bulk operations", operations(shared, pages()).await);
@@ -127,7 +127,7 @@ impl Places {
         eldest && more && !shared.stop_loops.is_cancelled()
     }
 
-    async fn jobs(&mut self, shared: &Shared, mut pages: Pages<'_>) -> Result<bool, StoreError> {
+    async fn jobs(&mut self, shared: &EngineState, mut pages: PageBudget<'_>) -> Result<bool, StoreError> {
         let mut jobs = 0;
         let more = loop {
             let purged = shared.store.purge_page(self.jobs, &shared.settings.retention).await?;
@@ -137,7 +137,7 @@ impl Places {
             if self.jobs.is_none() {
                 break false;
             }
-            if !pages.go_on().await {
+            if !pages.next_page().await {
                 break true;
             }
         };
@@ -148,22 +148,22 @@ impl Places {
     }
 
     /// Stored responses are in the order of their age, so those to remove come first.
-    async fn answers(&mut self, shared: &Shared, mut pages: Pages<'_>) -> Result<bool, StoreError> {
+    async fn answers(&mut self, shared: &EngineState, mut pages: PageBudget<'_>) -> Result<bool, StoreError> {
         loop {
             let after = self.answers.map(JobId::uuid);
-            let (forgotten, next) = shared.store.purge_keys(after, shared.settings.keep_answers).await?;
+            let (forgotten, next) = shared.store.purge_idempotency_keys(after, shared.settings.keep_answers).await?;
             metrics::counter!("tickr_answers_purged_total").increment(forgotten as u64);
             self.answers = next.map(JobId::from_uuid);
             if self.answers.is_none() {
                 return Ok(false);
             }
-            if !pages.go_on().await {
+            if !pages.next_page().await {
                 return Ok(true);
             }
         }
     }
 
-    async fn acts(&mut self, shared: &Shared, mut pages: Pages<'_>) -> Result<bool, StoreError> {
+    async fn acts(&mut self, shared: &EngineState, mut pages: PageBudget<'_>) -> Result<bool, StoreError> {
         loop {
             let after = self.acts.map(JobId::uuid);
             let next = shared.store.purge_audit(after, shared.settings.keep_audit).await?.1;
@@ -171,14 +171,14 @@ impl Places {
             if self.acts.is_none() {
                 return Ok(false);
             }
-            if !pages.go_on().await {
+            if !pages.next_page().await {
                 return Ok(true);
             }
         }
     }
 
     /// Ticks are in the order of their schedules, so a round continues with the schedule at which the last one stopped.
-    async fn ticks(&mut self, shared: &Shared, mut pages: Pages<'_>) -> Result<bool, StoreError> {
+    async fn ticks(&mut self, shared: &EngineState, mut pages: PageBudget<'_>) -> Result<bool, StoreError> {
         loop {
             let (forgotten, next) = shared.store.purge_ticks(self.schedule.clone(), shared.settings.keep_ticks).await?;
             metrics::counter!("tickr_ticks_purged_total").increment(forgotten);
@@ -186,13 +186,13 @@ impl Places {
             if self.schedule.is_empty() {
                 return Ok(false);
             }
-            if !pages.go_on().await {
+            if !pages.next_page().await {
                 return Ok(true);
             }
         }
     }
 
-    async fn tallies(&mut self, shared: &Shared, mut pages: Pages<'_>) -> Result<bool, StoreError> {
+    async fn tallies(&mut self, shared: &EngineState, mut pages: PageBudget<'_>) -> Result<bool, StoreError> {
         let keep = shared.settings.retention.longest().saturating_add(SLACK);
         loop {
             let (_, lanes) = shared.store.fold_lanes(self.lanes.take()).await?;
@@ -202,57 +202,57 @@ impl Places {
             if self.lanes.is_none() {
                 return Ok(false);
             }
-            if !pages.go_on().await {
+            if !pages.next_page().await {
                 return Ok(true);
             }
         }
     }
 
-    async fn departures(&mut self, shared: &Shared, mut pages: Pages<'_>) -> Result<bool, StoreError> {
+    async fn departures(&mut self, shared: &EngineState, mut pages: PageBudget<'_>) -> Result<bool, StoreError> {
         let keep = shared.settings.retention.longest().saturating_add(SLACK);
         loop {
             self.departures = shared.store.forget_departures(self.departures, keep).await?.1;
             if self.departures.is_none() {
                 return Ok(false);
             }
-            if !pages.go_on().await {
+            if !pages.next_page().await {
                 return Ok(true);
             }
         }
     }
 }
 
-async fn discarded(shared: &Shared, mut pages: Pages<'_>) -> Result<bool, StoreError> {
+async fn discarded(shared: &EngineState, mut pages: PageBudget<'_>) -> Result<bool, StoreError> {
     loop {
         let (jobs, more) = shared.store.purge_discarded(&shared.settings.retention).await?;
         metrics::counter!("tickr_jobs_purged_total").increment(jobs as u64);
         if !more {
             return Ok(false);
         }
-        if !pages.go_on().await {
+        if !pages.next_page().await {
             return Ok(true);
         }
     }
 }
 
-async fn operations(shared: &Shared, mut pages: Pages<'_>) -> Result<bool, StoreError> {
+async fn operations(shared: &EngineState, mut pages: PageBudget<'_>) -> Result<bool, StoreError> {
     let mut place = None;
     loop {
         place = shared.store.purge_operations(place, shared.settings.keep_audit).await?.1;
         // There are few bulk operations: the rest waits for the next round.
-        if place.is_none() || !pages.go_on().await {
+        if place.is_none() || !pages.next_page().await {
             return Ok(false);
         }
     }
 }
 
-async fn runners(shared: &Shared, mut pages: Pages<'_>) -> Result<bool, StoreError> {
+async fn runners(shared: &EngineState, mut pages: PageBudget<'_>) -> Result<bool, StoreError> {
     loop {
         let (_, more) = shared.store.forget_runners(KEEP_RUNNERS).await?;
         if !more {
             return Ok(false);
         }
-        if !pages.go_on().await {
+        if !pages.next_page().await {
             return Ok(true);
         }
     }
@@ -262,20 +262,20 @@ async fn runners(shared: &Shared, mut pages: Pages<'_>) -> Result<bool, StoreErr
 /// binary during a deploy. The search runs from the newest job to the oldest, a part of it in every round, and starts
 /// again after a rest.
 #[derive(Default)]
-struct Letters {
+struct MissingDeadLetters {
     place: Option<JobId>,
     rested: Option<Instant>,
 }
 
-impl Letters {
-    async fn look(&mut self, shared: &Shared) -> Result<(), StoreError> {
+impl MissingDeadLetters {
+    async fn insert(&mut self, shared: &EngineState) -> Result<(), StoreError> {
         if self.rested.is_some_and(|since| since.elapsed() < REST) {
             return Ok(());
         }
         for _ in 0..PAGES {
-            let (buried, next) = shared.store.bury_missing(self.place).await?;
-            if buried > 0 {
-                tracing::info!(buried, "inserted dead letters that were missing");
+            let (inserted, next) = shared.store.backfill_dead_letters(self.place).await?;
+            if inserted > 0 {
+                tracing::info!(inserted, "inserted dead letters that were missing");
             }
             self.place = next;
             self.rested = next.is_none().then(Instant::now);

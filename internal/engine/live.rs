@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use metrics::Gauge;
 use tokio_util::sync::CancellationToken;
 
-use super::Shared;
+use super::EngineState;
 use crate::handlers::ProgressSlot;
 use crate::job::{AttemptToken, JobId};
 use crate::store::LiveAttempt;
@@ -28,17 +28,17 @@ pub enum StopReason {
 
 /// The switch that stops one attempt.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Stop {
+pub(super) struct StopSwitch {
     token: CancellationToken,
     reason: Arc<AtomicU8>,
 }
 
-impl Stop {
+impl StopSwitch {
     pub(super) fn token(&self) -> &CancellationToken {
         &self.token
     }
 
-    pub(super) fn now(&self, reason: StopReason) {
+    pub(super) fn trigger(&self, reason: StopReason) {
         let code = match reason {
             StopReason::Cancel => 1,
             StopReason::Deadline => 2,
@@ -63,7 +63,7 @@ impl Stop {
 
 struct Running {
     token: AttemptToken,
-    stop: Stop,
+    stop: StopSwitch,
     progress: ProgressSlot,
     /// A moment before the claim or the newest renewal of the lease.
     leased: Instant,
@@ -73,16 +73,16 @@ struct Running {
     settling: bool,
 }
 
-/// Membership of an attempt in [`Live`]. The code that runs the attempt holds it and drops it at its end, also in a
-/// panic: the lease of an attempt that no longer runs must not be renewed.
+/// Membership of an attempt in [`LiveAttempts`]. The code that runs the attempt holds it and drops it at its end, also
+/// in a panic: the lease of an attempt that no longer runs must not be renewed.
 #[must_use]
-pub(super) struct Seat<'a> {
-    live: &'a Live,
+pub(super) struct LiveGuard<'a> {
+    live: &'a LiveAttempts,
     id: JobId,
     token: AttemptToken,
 }
 
-impl Drop for Seat<'_> {
+impl Drop for LiveGuard<'_> {
     fn drop(&mut self) {
         self.live.remove(self.id, self.token);
     }
@@ -90,25 +90,25 @@ impl Drop for Seat<'_> {
 
 /// All running attempts. A plain mutex is enough, because it is held for moments only. The heartbeat thread locks it as
 /// well.
-pub(super) struct Live {
+pub(super) struct LiveAttempts {
     attempts: Mutex<HashMap<JobId, Running>>,
     /// Metric of running attempts; it includes those of other runners in this process.
-    busy: Gauge,
+    busy_workers: Gauge,
     /// The grace period of the runner is over. Read and written under the lock, so that no attempt starts unnoticed in
     /// between.
     closed: AtomicBool,
 }
 
-impl Default for Live {
+impl Default for LiveAttempts {
     fn default() -> Self {
-        let busy = metrics::gauge!("tickr_worker_slots_busy");
+        let busy_workers = metrics::gauge!("tickr_busy_workers");
         // Show the metric from the start, with the value 0.
-        busy.increment(0.0);
-        Self { attempts: Mutex::default(), busy, closed: AtomicBool::default() }
+        busy_workers.increment(0.0);
+        Self { attempts: Mutex::default(), busy_workers, closed: AtomicBool::default() }
     }
 }
 
-impl Live {
+impl LiveAttempts {
     fn lock(&self) -> MutexGuard<'_, HashMap<JobId, Running>> {
         self.attempts.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -120,22 +120,22 @@ impl Live {
         id: JobId,
         token: AttemptToken,
         leased: Instant,
-        stop: Stop,
+        stop: StopSwitch,
         progress: ProgressSlot,
-    ) -> Seat<'_> {
+    ) -> LiveGuard<'_> {
         let mut attempts = self.lock();
         if self.closed.load(Ordering::Relaxed) {
-            stop.now(StopReason::Shutdown);
+            stop.trigger(StopReason::Shutdown);
         }
         if attempts.insert(id, Running { token, stop, progress, leased, since: leased, settling: false }).is_none() {
-            self.busy.increment(1.0);
+            self.busy_workers.increment(1.0);
         }
-        Seat { live: self, id, token }
+        LiveGuard { live: self, id, token }
     }
 
     /// Note that the handler has returned and the verdict is being written. The lease is still renewed, because MySQL
     /// may be out for longer than the lease lasts. But a lease that is gone is no longer reported as lost.
-    pub(super) fn settling(&self, id: JobId, token: AttemptToken) {
+    pub(super) fn mark_settling(&self, id: JobId, token: AttemptToken) {
         if let Some(running) = self.lock().get_mut(&id).filter(|running| running.token == token) {
             running.settling = true;
         }
@@ -146,7 +146,7 @@ impl Live {
         let mut attempts = self.lock();
         if attempts.get(&id).is_some_and(|running| running.token == token) {
             attempts.remove(&id);
-            self.busy.decrement(1.0);
+            self.busy_workers.decrement(1.0);
         }
     }
 
@@ -161,7 +161,7 @@ impl Live {
 
     /// Return the attempts for the heartbeat, the longest-running first: the API shows only the first ones of very
     /// many.
-    pub(super) fn for_the_heartbeat(&self) -> Vec<LiveAttempt> {
+    pub(super) fn to_heartbeat(&self) -> Vec<LiveAttempt> {
         let attempts = self.lock();
         let live = |(id, running): (&JobId, &Running)| {
             let (token, leased) = (running.token, running.leased);
@@ -180,11 +180,11 @@ impl Live {
         let attempts = self.lock();
         let meant = |running: &&Running| !running.settling && token.is_none_or(|token| token == running.token);
         let running = attempts.get(&id).filter(meant);
-        running.map(|running| running.stop.now(reason)).is_some()
+        running.map(|running| running.stop.trigger(reason)).is_some()
     }
 
     /// Record that the leases of these attempts were renewed by a request sent at `sent`.
-    pub(super) fn renewed(&self, renewed: &[LiveAttempt], sent: Instant) {
+    pub(super) fn record_renewals(&self, renewed: &[LiveAttempt], sent: Instant) {
         let mut attempts = self.lock();
         for attempt in renewed {
             if let Some(running) = attempts.get_mut(&attempt.id).filter(|running| running.token == attempt.token) {
@@ -200,7 +200,7 @@ impl Live {
         let expired = attempts.values().filter(|running| {
             !running.settling && running.leased.elapsed() >= lease && running.stop.reason().is_none()
         });
-        expired.map(|running| running.stop.now(StopReason::LeaseLost)).count()
+        expired.map(|running| running.stop.trigger(StopReason::LeaseLost)).count()
     }
 
     /// Keep progress that could not be written, unless there is newer progress.
@@ -218,14 +218,14 @@ impl Live {
         let attempts = self.lock();
         self.closed.store(true, Ordering::Relaxed);
         for running in attempts.values() {
-            running.stop.now(StopReason::Shutdown);
+            running.stop.trigger(StopReason::Shutdown);
         }
         attempts.len()
     }
 }
 
 /// Pass cancel requests that came through this process to their handlers at once, without waiting for the heartbeat.
-pub(super) async fn pass_on_cancels(shared: Arc<Shared>) {
+pub(super) async fn forward_cancels(shared: Arc<EngineState>) {
     let mut cancels = shared.broker.events().cancels();
     loop {
         tokio::select! {

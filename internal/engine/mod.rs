@@ -11,7 +11,7 @@
 //! - `alarm.rs`: a clock that wakes the scheduler and the ticker with sub-millisecond precision.
 //! - `queue_order.rs`: the order in which a runner takes from its lanes (a lane is one priority of one queue).
 //! - `permits.rs`: the permits of this runner for queues with a concurrency limit.
-//! - `fetcher.rs`: takes ids for free worker slots.
+//! - `fetcher.rs`: takes ids for free workers.
 //! - `worker.rs`: claims an id and has the job executed.
 //! - `executor.rs`: runs one attempt, from its claim to its settled verdict.
 //! - `live.rs`: the attempts that run in this process.
@@ -68,7 +68,7 @@ pub use child::{ChildProgram, HandOver, LAST_SECONDS, SUSPECT_WORD};
 pub use live::StopReason;
 pub use recorder::Recorder;
 pub use reports::ReportKeeping;
-pub use solo::{ParentLine, run_suspect};
+pub use solo::{ParentConnection, run_suspect};
 
 use std::collections::HashSet;
 use std::future::Future;
@@ -82,7 +82,8 @@ use tokio::sync::{Notify, Semaphore, mpsc};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::broker::{Broker, Controls};
+use crate::broker::{Broker, OperatorSettingsCopy};
+use crate::client::RunnerClient;
 use crate::event::Event;
 use crate::handlers::Registry;
 use crate::index::Index;
@@ -90,11 +91,11 @@ use crate::job::{Hours, Name, RunnerId};
 use crate::store::{Retention, RunnerRow, Store};
 use crate::telemetry::{Tracer, log_as};
 use alarm::Alarm;
-use attempt_metrics::Gauges;
+use attempt_metrics::AttemptMetrics;
 use fetcher::Fetcher;
 use heartbeat::Heartbeat;
 use heartbeat_history::HeartbeatHistory;
-use live::Live;
+use live::LiveAttempts;
 use permits::Permits;
 use suspects::Suspects;
 use unread::Unread;
@@ -104,7 +105,7 @@ use unread::Unread;
 pub struct EngineSettings {
     /// Identity of this runner, the same from its start to its end.
     pub runner: RunnerId,
-    /// Number of worker slots.
+    /// Number of workers.
     pub workers: usize,
     /// Queues to serve, in any order. Operators set the priorities of queues; queues of equal priority take turns.
     pub queues: Vec<Name>,
@@ -131,20 +132,22 @@ pub struct EngineSettings {
 }
 
 /// State that all loops share.
-struct Shared {
+struct EngineState {
     store: Store,
     index: Index,
     broker: Broker,
-    controls: Controls,
+    /// The client of handlers, which ends with this runner.
+    client: Arc<RunnerClient>,
+    operator_settings: OperatorSettingsCopy,
     registry: Arc<Registry>,
     runner: RunnerId,
     settings: EngineSettings,
-    live: Arc<Live>,
-    rhythm: Arc<HeartbeatHistory>,
+    live: Arc<LiveAttempts>,
+    heartbeats: Arc<HeartbeatHistory>,
     suspects: Suspects,
     unread: Unread,
     permits: Arc<Permits>,
-    gauges: Gauges,
+    attempt_metrics: AttemptMetrics,
     /// A claim failed: the fetcher waits until MySQL takes writes before it takes more ids.
     store_trouble: AtomicBool,
     /// Kinds that at least one living runner has, as the reaper last read them.
@@ -165,7 +168,7 @@ struct Shared {
 
 /// A running runner.
 pub struct Engine {
-    shared: Arc<Shared>,
+    shared: Arc<EngineState>,
     fetching: TaskTracker,
     working: TaskTracker,
     looping: TaskTracker,
@@ -195,7 +198,7 @@ impl Engine {
     /// claimed at once by a runner of another version, and that runner gives it back only if it finds this one
     /// registered. If this call fails, the heartbeat registers the runner.
     pub async fn enlist(store: &Store, registry: &Registry, settings: &EngineSettings) {
-        let mut pulse = store.pulse();
+        let mut pulse = store.heartbeat_connection();
         let entered = tokio::time::timeout(TO_ENLIST, pulse.register(&row(registry, settings))).await;
         if !matches!(entered, Ok(Ok(()))) {
             tracing::warn!("could not register the runner yet, the heartbeat will");
@@ -209,25 +212,27 @@ impl Engine {
     pub fn start(
         broker: Broker,
         index: Index,
-        controls: Controls,
+        operator_settings: OperatorSettingsCopy,
         registry: Arc<Registry>,
         settings: EngineSettings,
     ) -> std::io::Result<Self> {
         let store = broker.store().clone();
         let runner = settings.runner.clone();
         log_as(&runner);
-        let live = Arc::new(Live::default());
+        let live = Arc::new(LiveAttempts::default());
         let row = row(&registry, &settings);
-        let rhythm =
+        let heartbeats =
             Arc::new(if store.was_out() { HeartbeatHistory::after_an_outage() } else { HeartbeatHistory::default() });
         // The first clock reading of the reaper is compared with this one.
-        rhythm.read(&store.clock().reading(), settings.lease);
+        heartbeats.record_clock(&store.clock().reading(), settings.lease);
         let events = broker.events().clone();
-        let heartbeat = Heartbeat::start(store.pulse(), row, Arc::clone(&live), Arc::clone(&rhythm), events)?;
+        let heartbeat =
+            Heartbeat::start(store.heartbeat_connection(), row, Arc::clone(&live), Arc::clone(&heartbeats), events)?;
         let alarm = Arc::new(Alarm::start()?);
         let tick_alarm = Arc::new(Alarm::start()?);
         let claimant = store.claimant(runner, registry.names(), settings.lease);
-        let shared = Arc::new(Shared::of((broker, index, controls), registry, settings, (live, rhythm)));
+        let shared =
+            Arc::new(EngineState::new((broker, index, operator_settings), registry, settings, (live, heartbeats)));
         let (fetching, working, looping) = (TaskTracker::new(), TaskTracker::new(), TaskTracker::new());
         // The fetcher takes a free slot for each id. The worker frees the slot when the job is settled. So the channel
         // never holds more ids than there are workers, and the fetcher takes no id that has to wait for a worker.
@@ -250,9 +255,9 @@ impl Engine {
         keep_running(&looping, &shared, "reaper", reaper::run_until_stopped);
         keep_running(&looping, &shared, "unanswered claims", reaper::give_back_until_stopped);
         keep_running(&looping, &shared, "janitor", janitor::run_until_stopped);
-        keep_running(&looping, &shared, "operator", bulk_runner::run_until_stopped);
+        keep_running(&looping, &shared, "bulk runner", bulk_runner::run_until_stopped);
         keep_running(&looping, &shared, "alerts", alerts::run_until_stopped);
-        keep_running(&looping, &shared, "cancels", live::pass_on_cancels);
+        keep_running(&looping, &shared, "cancels", live::forward_cancels);
         tracing::info!(runner = %shared.runner, workers = shared.settings.workers, "runner started");
         Ok(Self { shared, fetching, working, looping, heartbeat })
     }
@@ -265,7 +270,7 @@ impl Engine {
 
     /// Return the number of attempts that run now.
     #[must_use]
-    pub fn busy(&self) -> usize {
+    pub fn busy_workers(&self) -> usize {
         self.shared.live.len() + self.shared.suspects_elsewhere()
     }
 
@@ -274,7 +279,7 @@ impl Engine {
     /// loops. (G10)
     pub async fn stop(self, grace: Duration, hurry: CancellationToken) -> Stopped {
         let Self { shared, fetching, working, looping, heartbeat } = self;
-        shared.broker.events().emit(Event::Draining);
+        shared.broker.events().emit(Event::RunnerStopping);
         shared.stop_fetching.cancel();
         fetching.close();
         let end_of_grace = tokio::time::Instant::now() + grace;
@@ -329,27 +334,28 @@ impl Engine {
     }
 }
 
-impl Shared {
+impl EngineState {
     /// Build the shared state of a runner that is about to start.
-    fn of(
-        (broker, index, controls): (Broker, Index, Controls),
+    fn new(
+        (broker, index, operator_settings): (Broker, Index, OperatorSettingsCopy),
         registry: Arc<Registry>,
         settings: EngineSettings,
-        (live, rhythm): (Arc<Live>, Arc<HeartbeatHistory>),
+        (live, heartbeats): (Arc<LiveAttempts>, Arc<HeartbeatHistory>),
     ) -> Self {
         Self {
             store: broker.store().clone(),
             runner: settings.runner.clone(),
-            suspects: Suspects::beside(settings.workers, settings.child.is_some()),
+            suspects: Suspects::new(settings.workers, settings.child.is_some()),
             unread: Unread::default(),
-            permits: Permits::new(&settings.queues, &controls.now(), Arc::clone(&rhythm), settings.lease),
-            gauges: Gauges::of(&registry.names(), &settings.queues, settings.workers),
+            permits: Permits::new(&settings.queues, &operator_settings.now(), Arc::clone(&heartbeats), settings.lease),
+            attempt_metrics: AttemptMetrics::new(&registry.names(), &settings.queues, settings.workers),
             index,
+            client: Arc::new(RunnerClient::new(&broker)),
             broker,
-            controls,
+            operator_settings,
             registry,
             live,
-            rhythm,
+            heartbeats,
             store_trouble: AtomicBool::new(false),
             living_kinds: Mutex::new(HashSet::new()),
             reconcile: Notify::new(),
@@ -386,7 +392,7 @@ fn row(registry: &Registry, settings: &EngineSettings) -> RunnerRow {
         kinds: registry.names(),
         editions: registry.editions(),
         queues: settings.queues.clone(),
-        slots: u32::try_from(settings.workers).unwrap_or(u32::MAX),
+        workers: u32::try_from(settings.workers).unwrap_or(u32::MAX),
         lease: settings.lease,
         host: host_name(),
         pid: std::process::id(),

@@ -1,14 +1,14 @@
 //! The permits of this runner: how many jobs of each queue may run here.
 //!
 //! A queue without a concurrency limit needs no permits. For a queue with a limit, this runner takes permits from MySQL
-//! before it takes jobs (`store/attempts/permits.rs`), so that starting a job needs no further request. It requests more when
-//! jobs had to wait for permits. It keeps one free permit, so that it can start the first new job at once, and returns
-//! the others within a second or two.
+//! before it takes jobs (`store/attempts/permits.rs`), so that starting a job needs no further request. It requests
+//! more when jobs had to wait for permits. It keeps one free permit, so that it can start the first new job at once,
+//! and returns the others within a second or two.
 //!
 //! When a runner has been silent for its lease and four seconds, other runners may take its permits, except those of
-//! attempts that are still open. So a permit is good only while heartbeats are answered (`heartbeat_history.rs`). After a gap in
-//! them, no job starts on a permit until MySQL has confirmed it. Besides, every third of a lease this runner reads its
-//! permits back from MySQL.
+//! attempts that are still open. So a permit is good only while heartbeats are answered (`heartbeat_history.rs`). After
+//! a gap in them, no job starts on a permit until MySQL has confirmed it. Besides, every third of a lease this runner
+//! reads its permits back from MySQL.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -16,9 +16,9 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::Notify;
 
-use super::Shared;
+use super::EngineState;
 use super::heartbeat_history::HeartbeatHistory;
-use crate::broker::Settings;
+use crate::broker::OperatorSettings;
 use crate::job::Name;
 use crate::store::{MayJudge, PermitGrant, PermitRequest};
 
@@ -43,8 +43,8 @@ const STALE: u32 = 4;
 
 /// The permits of one runner.
 pub(super) struct Permits {
-    queues: Vec<Held>,
-    rhythm: Arc<HeartbeatHistory>,
+    queues: Vec<QueuePermits>,
+    heartbeats: Arc<HeartbeatHistory>,
     lease: Duration,
     /// The fetcher waits, and skips at least one lane because its queue has no free permit.
     fetcher_waits: AtomicBool,
@@ -54,21 +54,21 @@ pub(super) struct Permits {
     hungry: Notify,
 }
 
-struct Held {
+struct QueuePermits {
     name: Name,
-    counts: Mutex<Counts>,
+    counts: Mutex<PermitCounts>,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Counts {
+struct PermitCounts {
     /// Number of jobs that may run here.
     granted: u32,
     /// Number of jobs that run, or are about to.
     used: u32,
     /// Number of permits recorded in MySQL; unknown after a call that failed.
-    told: Option<u32>,
+    recorded: Option<u32>,
     /// The newest confirmation by MySQL. None when the permits cannot be relied upon.
-    confirmed: Option<Confirmed>,
+    confirmed: Option<Confirmation>,
     /// Jobs had to wait for permits since the last request to MySQL.
     hungry: bool,
     /// When a job last ended here, or the first permit was granted.
@@ -79,24 +79,24 @@ struct Counts {
 
 /// A confirmation that MySQL holds a record of the permits.
 #[derive(Clone, Copy, Debug)]
-struct Confirmed {
+struct Confirmation {
     /// A moment before the request that confirmed them.
     since: Instant,
     /// Number of gaps of the heartbeat until then.
     gaps: u64,
 }
 
-impl Counts {
+impl PermitCounts {
     /// Return how many jobs may run here: the granted permits while MySQL has confirmed them and no other runner can
-    /// have taken them since, otherwise 0. `standing` is the current number of heartbeat gaps.
-    fn good(&self, standing: Option<u64>, lease: Duration) -> u32 {
-        let good = |confirmed: Confirmed| standing == Some(confirmed.gaps) && confirmed.since.elapsed() < lease;
+    /// have taken them since, otherwise 0. `gaps_now` is the current number of heartbeat gaps.
+    fn usable(&self, gaps_now: Option<u64>, lease: Duration) -> u32 {
+        let good = |confirmed: Confirmation| gaps_now == Some(confirmed.gaps) && confirmed.since.elapsed() < lease;
         if self.granted == UNLIMITED || self.confirmed.is_some_and(good) { self.granted } else { 0 }
     }
 }
 
-impl Held {
-    fn counts(&self) -> MutexGuard<'_, Counts> {
+impl QueuePermits {
+    fn counts(&self) -> MutexGuard<'_, PermitCounts> {
         self.counts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -118,7 +118,7 @@ impl Permit {
     }
 
     /// Record the result of the claim made with this permit: whether a job runs, and whether the job had already ended.
-    pub(super) fn claimed(&self, runs: bool, had_ended: bool) {
+    pub(super) fn record_claim(&self, runs: bool, had_ended: bool) {
         self.ran.store(runs, Ordering::Relaxed);
         if self.is_limited() {
             let mut counts = self.permits.queues[self.queue].counts();
@@ -127,14 +127,14 @@ impl Permit {
     }
 
     /// Record that the job taken with this permit is for a runner of another version, which may want the permit.
-    pub(super) fn found_nothing_to_run(&self) {
+    pub(super) fn mark_unused(&self) {
         self.ran.store(false, Ordering::Relaxed);
     }
 
     /// Return whether a job may start on this permit now. Not if the heartbeat had a gap since the permit was taken,
     /// because another runner may have it by now.
-    pub(super) fn is_good(&self) -> bool {
-        self.gaps.is_none() || self.permits.standing() == self.gaps
+    pub(super) fn is_usable(&self) -> bool {
+        self.gaps.is_none() || self.permits.confirmed_gaps() == self.gaps
     }
 }
 
@@ -157,19 +157,26 @@ impl Permits {
     /// Create the permits of these queues. A queue with a limit starts with none.
     pub(super) fn new(
         queues: &[Name],
-        settings: &Settings,
-        rhythm: Arc<HeartbeatHistory>,
+        settings: &OperatorSettings,
+        heartbeats: Arc<HeartbeatHistory>,
         lease: Duration,
     ) -> Arc<Self> {
         let held = |name: &Name| {
             let granted = if limit(settings, name).is_some() { 0 } else { UNLIMITED };
-            let counts =
-                Counts { granted, used: 0, told: Some(0), confirmed: None, hungry: false, turned: None, stale: 0 };
-            Held { name: name.clone(), counts: Mutex::new(counts) }
+            let counts = PermitCounts {
+                granted,
+                used: 0,
+                recorded: Some(0),
+                confirmed: None,
+                hungry: false,
+                turned: None,
+                stale: 0,
+            };
+            QueuePermits { name: name.clone(), counts: Mutex::new(counts) }
         };
         Arc::new(Self {
             queues: queues.iter().map(held).collect(),
-            rhythm,
+            heartbeats,
             lease,
             fetcher_waits: AtomicBool::new(false),
             freed: Notify::new(),
@@ -179,8 +186,8 @@ impl Permits {
 
     /// Return the number of heartbeat gaps so far. None when another runner may have called this one dead since the
     /// last answered heartbeat.
-    fn standing(&self) -> Option<u64> {
-        self.rhythm.standing(self.lease)
+    fn confirmed_gaps(&self) -> Option<u64> {
+        self.heartbeats.confirmed_gaps(self.lease)
     }
 
     /// Return how many more jobs of this queue may start here; None when it has no limit. An answer of 0 makes this
@@ -190,7 +197,7 @@ impl Permits {
         if counts.granted == UNLIMITED {
             return None;
         }
-        let room = counts.good(self.standing(), self.lease).saturating_sub(counts.used);
+        let room = counts.usable(self.confirmed_gaps(), self.lease).saturating_sub(counts.used);
         if room == 0 && !std::mem::replace(&mut counts.hungry, true) {
             self.hungry.notify_one();
         }
@@ -200,8 +207,8 @@ impl Permits {
     /// Take a permit to run a job of this queue, if one is free.
     pub(super) fn take(self: &Arc<Self>, queue: usize) -> Option<Permit> {
         let mut counts = self.queues[queue].counts();
-        let gaps = if counts.granted == UNLIMITED { None } else { Some(self.standing()?) };
-        (counts.used < counts.good(gaps, self.lease)).then(|| {
+        let gaps = if counts.granted == UNLIMITED { None } else { Some(self.confirmed_gaps()?) };
+        (counts.used < counts.usable(gaps, self.lease)).then(|| {
             counts.used += 1;
             Permit { permits: Arc::clone(self), queue, gaps, ran: AtomicBool::new(false) }
         })
@@ -214,7 +221,7 @@ impl Permits {
     }
 
     /// Note that the ids of ended jobs were dropped from the ready lists of this queue.
-    pub(super) fn dropped_stale(&self, queue: usize) {
+    pub(super) fn clear_stale(&self, queue: usize) {
         self.queues[queue].counts().stale = 0;
     }
 
@@ -236,45 +243,45 @@ impl Permits {
     }
 }
 
-fn limit(settings: &Settings, queue: &Name) -> Option<u32> {
+fn limit(settings: &OperatorSettings, queue: &Name) -> Option<u32> {
     settings.queues.get(queue).and_then(|set| set.concurrency)
 }
 
 /// Adjust the permits to the settings of the operators and to what is in use, and wake the fetcher when it may start
 /// more.
-pub(super) async fn keep_until_stopped(shared: Arc<Shared>) {
-    tokio::join!(in_line(&shared), tell_fetcher(&shared));
+pub(super) async fn keep_until_stopped(shared: Arc<EngineState>) {
+    tokio::join!(adjust_until_stopped(&shared), wake_fetcher_until_stopped(&shared));
 }
 
 /// Wake the fetcher when a permit is free again. This runs beside the loop that waits for MySQL: until the fetcher
 /// hears of a free permit, that loop would count the permit as unused.
-async fn tell_fetcher(shared: &Shared) {
+async fn wake_fetcher_until_stopped(shared: &EngineState) {
     loop {
         tokio::select! {
             () = shared.stop_loops.cancelled() => break,
-            () = shared.permits.freed.notified() => nudge(shared).await,
+            () = shared.permits.freed.notified() => wake_fetcher(shared).await,
         }
     }
 }
 
 /// Request the permits that this runner lacks from MySQL, and return those that it does not use.
-async fn in_line(shared: &Shared) {
+async fn adjust_until_stopped(shared: &EngineState) {
     let permits = &shared.permits;
-    let mut settings = shared.controls.listen();
-    let mut turns: Vec<Turn> = permits.queues.iter().map(|_| Turn::new()).collect();
+    let mut settings = shared.operator_settings.listen();
+    let mut turns: Vec<QueueTurn> = permits.queues.iter().map(|_| QueueTurn::new()).collect();
     let mut looked_up = Instant::now();
     loop {
         let now = settings.borrow_and_update().clone();
         if looked_up.elapsed() >= shared.settings.lease / 3 {
             looked_up = Instant::now();
-            look_up(shared).await;
+            confirm_permits(shared).await;
         }
         let mut room = false;
         for (held, turn) in permits.queues.iter().zip(&mut turns) {
-            room |= keep(shared, held, &now, turn).await;
+            room |= adjust(shared, held, &now, turn).await;
         }
         if room && permits.fetcher_waits.swap(false, Ordering::AcqRel) {
-            nudge(shared).await;
+            wake_fetcher(shared).await;
         }
         let pause = LOOK_EVERY.mul_f64(0.9 + 0.2 * rand::random::<f64>());
         let changed = async {
@@ -291,14 +298,14 @@ async fn in_line(shared: &Shared) {
         tokio::select! {
             () = shared.stop_loops.cancelled() => break,
             () = tokio::time::sleep(pause) => {}
-            () = changed => nudge(shared).await,
+            () = changed => wake_fetcher(shared).await,
             () = permits.hungry.notified() => {}
         }
     }
 }
 
 /// Return all permits to MySQL, after the last job.
-pub(super) async fn give_back(shared: &Shared) {
+pub(super) async fn give_back(shared: &EngineState) {
     let limited = shared.permits.limited();
     if limited.is_empty() {
         return;
@@ -314,14 +321,14 @@ pub(super) async fn give_back(shared: &Shared) {
 /// Read the permits that this runner relies upon back from MySQL, in one statement. Those that MySQL no longer records
 /// are requested again. After a gap of the heartbeat this check is not enough, because another runner may be about to
 /// take the permits.
-async fn look_up(shared: &Shared) {
-    let Some(gaps) = shared.permits.standing() else { return };
-    let relied_upon = |held: &&Held| {
+async fn confirm_permits(shared: &EngineState) {
+    let Some(gaps) = shared.permits.confirmed_gaps() else { return };
+    let relied_upon = |held: &&QueuePermits| {
         let counts = held.counts();
         counts.granted != UNLIMITED && counts.confirmed.is_some_and(|confirmed| confirmed.gaps == gaps)
     };
-    let held: Vec<(&Held, Option<u32>)> =
-        shared.permits.queues.iter().filter(relied_upon).map(|held| (held, held.counts().told)).collect();
+    let held: Vec<(&QueuePermits, Option<u32>)> =
+        shared.permits.queues.iter().filter(relied_upon).map(|held| (held, held.counts().recorded)).collect();
     if held.is_empty() {
         return;
     }
@@ -329,14 +336,14 @@ async fn look_up(shared: &Shared) {
     let names = held.iter().map(|(held, _)| held.name.clone()).collect();
     match shared.store.permits_of(&shared.runner, names).await {
         Ok(found) => {
-            for (held, told) in held {
+            for (held, recorded) in held {
                 let written = found.get(held.name.as_str()).copied().unwrap_or(0);
                 let mut counts = held.counts();
-                if told.is_some_and(|told| written >= told) {
-                    counts.confirmed = Some(Confirmed { since, gaps });
+                if recorded.is_some_and(|recorded| written >= recorded) {
+                    counts.confirmed = Some(Confirmation { since, gaps });
                 } else {
                     tracing::warn!(queue = %held.name, written, "mysql no longer records the permits of a queue, requesting new ones");
-                    (counts.confirmed, counts.told) = (None, None);
+                    (counts.confirmed, counts.recorded) = (None, None);
                 }
             }
         }
@@ -345,7 +352,7 @@ async fn look_up(shared: &Shared) {
 }
 
 /// State that the loop keeps for a queue.
-struct Turn {
+struct QueueTurn {
     /// When to send the next request, after other runners were found to hold all permits there are.
     again: Instant,
     /// When the last request was sent.
@@ -353,16 +360,17 @@ struct Turn {
     /// This runner held a permit at that time.
     had: bool,
     /// One of them was in use shortly before.
-    lately: bool,
+    recently_used: bool,
     /// When to settle for the rounded-down share, if other runners want permits; and until when that lasts.
     yields: Instant,
-    gives_way_until: Instant,
+    yields_until: Instant,
 }
 
-impl Turn {
+impl QueueTurn {
     fn new() -> Self {
         let now = Instant::now();
-        let mut turn = Self { again: now, asked: now, had: false, lately: false, yields: now, gives_way_until: now };
+        let mut turn =
+            Self { again: now, asked: now, had: false, recently_used: false, yields: now, yields_until: now };
         turn.begin();
         turn
     }
@@ -379,16 +387,16 @@ impl Turn {
         if now >= self.yields && !holds {
             self.begin();
         } else if now >= self.yields {
-            self.gives_way_until = now + GIVES_WAY_FOR;
-            self.yields = self.gives_way_until;
+            self.yields_until = now + GIVES_WAY_FOR;
+            self.yields = self.yields_until;
             self.yields += YIELD_EVERY.mul_f64(0.5 + rand::random::<f64>());
         }
-        now < self.gives_way_until
+        now < self.yields_until
     }
 }
 
 /// Adjust the permits of one queue. Return true when there is room that the fetcher may not know of.
-async fn keep(shared: &Shared, held: &Held, settings: &Settings, turn: &mut Turn) -> bool {
+async fn adjust(shared: &EngineState, held: &QueuePermits, settings: &OperatorSettings, turn: &mut QueueTurn) -> bool {
     let limit = limit(settings, &held.name);
     let workers = u32::try_from(shared.settings.workers).unwrap_or(u32::MAX);
     // A drained runner takes no new work, so it needs only the permits in use.
@@ -396,13 +404,13 @@ async fn keep(shared: &Shared, held: &Held, settings: &Settings, turn: &mut Turn
     let other = |(queue, runner): &(Name, String)| *queue == held.name && runner.as_str() != shared.runner.as_str();
     let others_want = settings.wanting.iter().any(other);
     // While heartbeats are not answered, other runners may call this one dead and take whatever it is granted.
-    let Some(gaps) = shared.permits.standing() else { return false };
+    let Some(gaps) = shared.permits.confirmed_gaps() else { return false };
     let since = Instant::now();
     let asked = {
         let mut counts = held.counts();
-        let Counts { granted, used, told, confirmed, hungry, turned, .. } = *counts;
+        let PermitCounts { granted, used, recorded, confirmed, hungry, turned, .. } = *counts;
         // Between two consecutive jobs a permit looks unused for a moment.
-        let lately = turned.is_some_and(|turned| turned.elapsed() < KEPT_FOR);
+        let recently_used = turned.is_some_and(|turned| turned.elapsed() < KEPT_FOR);
         let wanted = match limit {
             None if granted == UNLIMITED => return false,
             None => used,
@@ -411,20 +419,21 @@ async fn keep(shared: &Shared, held: &Held, settings: &Settings, turn: &mut Turn
                 // runner request more.
                 let more = match (hungry, others_want) {
                     // No job of the queue used the free permits lately. Other runners may have a job for them.
-                    (_, true) if granted > used && !lately => 0,
+                    (_, true) if granted > used && !recently_used => 0,
                     (true, _) => free,
-                    (false, true) => free.min(u32::from(lately)),
+                    (false, true) => free.min(u32::from(recently_used)),
                     (false, false) => free.min(1),
                 };
                 used.saturating_add(more).min(limit.max(used))
             }
         };
         // Permits of ended jobs must not stay recorded, or other runners wait for them.
-        let idle = granted > used && !lately;
-        let in_line = granted == wanted && !(others_want && (idle || turn.asked.elapsed() >= SHARE_EVERY));
+        let idle = granted > used && !recently_used;
+        let has_share = granted == wanted && !(others_want && (idle || turn.asked.elapsed() >= SHARE_EVERY));
         let in_vain = wanted > granted && Instant::now() < turn.again;
-        let relied_upon = confirmed.is_some_and(|confirmed| confirmed.gaps == gaps) && told == Some(granted.max(used));
-        if granted != UNLIMITED && limit.is_some() && relied_upon && (in_line || in_vain) {
+        let relied_upon =
+            confirmed.is_some_and(|confirmed| confirmed.gaps == gaps) && recorded == Some(granted.max(used));
+        if granted != UNLIMITED && limit.is_some() && relied_upon && (has_share || in_vain) {
             counts.hungry = hungry && in_vain;
             return false;
         }
@@ -432,22 +441,22 @@ async fn keep(shared: &Shared, held: &Held, settings: &Settings, turn: &mut Turn
         (counts.granted, counts.hungry) = (used, false);
         let yielding = others_want && turn.yields_now(granted > 0);
         (turn.asked, turn.had) = (since, granted > 0);
-        turn.lately = lately || used > 0;
+        turn.recently_used = recently_used || used > 0;
         PermitRequest { used, wanted, yielding }
     };
-    let (rhythm, lease) = (Arc::clone(&shared.rhythm), shared.settings.lease);
+    let (heartbeats, lease) = (Arc::clone(&shared.heartbeats), shared.settings.lease);
     let may_judge: MayJudge = Arc::new(move |reading, theirs| {
-        rhythm.read(reading, lease);
-        rhythm.is_steady(lease, theirs)
+        heartbeats.record_clock(reading, lease);
+        heartbeats.may_call_dead(lease, theirs)
     });
     let answer = shared.store.take_permits(&held.name, &shared.runner, asked, may_judge).await;
     let mut counts = held.counts();
     match answer {
         Ok(PermitGrant::Unlimited) => counts.granted = UNLIMITED,
         Ok(PermitGrant::Permits(permits)) => {
-            (counts.granted, counts.told) = (permits, Some(permits.max(asked.used)));
+            (counts.granted, counts.recorded) = (permits, Some(permits.max(asked.used)));
             // If a gap came after the request was sent, `gaps` is out of date and the permits do not count as good.
-            counts.confirmed = Some(Confirmed { since, gaps });
+            counts.confirmed = Some(Confirmation { since, gaps });
             if permits < asked.wanted {
                 turn.again = Instant::now() + LOOK_EVERY;
             } else if permits == 0 && turn.had && others_want {
@@ -458,7 +467,7 @@ async fn keep(shared: &Shared, held: &Held, settings: &Settings, turn: &mut Turn
             if !turn.had && permits > 0 {
                 turn.begin();
                 counts.turned = Some(Instant::now());
-            } else if turn.lately {
+            } else if turn.recently_used {
                 // No job could start during the request.
                 counts.turned = Some(Instant::now());
             }
@@ -467,14 +476,14 @@ async fn keep(shared: &Shared, held: &Held, settings: &Settings, turn: &mut Turn
             tracing::debug!(queue = %held.name, %error, "cannot adjust permits");
             // Whether or not MySQL carried out the call, it records at least the permits in use. And if the queue has
             // just been given a limit, the limit holds from now on.
-            (counts.granted, counts.told) = (asked.used, None);
+            (counts.granted, counts.recorded) = (asked.used, None);
         }
     }
-    counts.good(shared.permits.standing(), lease) > counts.used
+    counts.usable(shared.permits.confirmed_gaps(), lease) > counts.used
 }
 
 /// Wake the fetcher, whether it waits for MySQL or for Redis: what it may take has changed.
-async fn nudge(shared: &Shared) {
+async fn wake_fetcher(shared: &EngineState) {
     shared.broker.wake().fetcher_may_look();
     if let Err(error) = shared.index.nudge(&shared.runner).await {
         tracing::debug!(%error, "cannot wake the fetcher");
@@ -487,7 +496,7 @@ mod tests {
 
     #[test]
     fn a_runner_without_permits_gives_way_to_nobody() {
-        let mut turn = Turn::new();
+        let mut turn = QueueTurn::new();
         turn.yields = Instant::now();
         assert!(!turn.yields_now(false));
         assert!(turn.yields > Instant::now(), "its time comes again, and is not saved up for the next permit");

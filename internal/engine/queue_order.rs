@@ -5,8 +5,8 @@
 //! that no level starves: every second of these starts with the least urgent level, the others start with each level in
 //! turn.
 
-use crate::broker::Settings;
-use crate::index::{Lane, Order};
+use crate::broker::OperatorSettings;
+use crate::index::{FetchOrder, Lane};
 use crate::job::{Name, Priority};
 use crate::store::DueLine;
 
@@ -36,18 +36,18 @@ pub(super) struct QueueOrder {
 
 impl QueueOrder {
     /// Create the order for all lanes of these queues.
-    pub(super) fn new(queues: &[Name], settings: &Settings) -> Self {
+    pub(super) fn new(queues: &[Name], settings: &OperatorSettings) -> Self {
         let line = |queue: usize, priority| Served { line: Lane::new(&queues[queue], priority), queue, priority };
         let lines = (0..queues.len()).flat_map(|queue| Priority::all().map(move |priority| line(queue, priority)));
         let lines = lines.collect();
         let paused = vec![false; queues.len()];
-        let mut service = Self { queues: queues.to_vec(), lines, levels: Vec::new(), paused, turn: 0 };
-        service.follow(settings);
-        service
+        let mut queue_order = Self { queues: queues.to_vec(), lines, levels: Vec::new(), paused, turn: 0 };
+        queue_order.follow(settings);
+        queue_order
     }
 
     /// Apply the current settings of the operators.
-    pub(super) fn follow(&mut self, settings: &Settings) {
+    pub(super) fn follow(&mut self, settings: &OperatorSettings) {
         let priority = |queue: &Name| settings.queues.get(queue).map_or(Priority::NORMAL, |set| set.priority);
         let of_queues: Vec<Priority> = self.queues.iter().map(priority).collect();
         self.paused = self.queues.iter().map(|queue| is_paused(settings, queue)).collect();
@@ -75,9 +75,9 @@ impl QueueOrder {
     }
 
     /// Return all lanes of a queue, the most urgent first, whatever room it has.
-    pub(super) fn whole_queue(&self, queue: usize) -> Order {
+    pub(super) fn whole_queue(&self, queue: usize) -> FetchOrder {
         let lines: Vec<usize> = (0..self.lines.len()).filter(|place| self.lines[*place].queue == queue).collect();
-        Order { groups: vec![None; lines.len()], lines, room: Vec::new() }
+        FetchOrder { groups: vec![None; lines.len()], lines, room: Vec::new() }
     }
 
     /// Return whether the queue at this position is paused.
@@ -87,18 +87,18 @@ impl QueueOrder {
 
     /// Return the order of the next turn. `room` returns how many jobs of a queue may start, or None without a limit.
     /// The flag says whether a lane was skipped because its queue has no room.
-    pub(super) fn next_turn(&mut self, room: impl Fn(usize) -> Option<usize>) -> (Order, bool) {
+    pub(super) fn next_turn(&mut self, room: impl Fn(usize) -> Option<usize>) -> (FetchOrder, bool) {
         self.turn += 1;
         let share = self.turn.is_multiple_of(SHARE).then_some(self.turn / SHARE);
         self.order(share, room)
     }
 
     /// Return the strict order, used by the blocking fetch.
-    pub(super) fn strict(&self, room: impl Fn(usize) -> Option<usize>) -> (Order, bool) {
+    pub(super) fn strict(&self, room: impl Fn(usize) -> Option<usize>) -> (FetchOrder, bool) {
         self.order(None, room)
     }
 
-    fn order(&self, share: Option<u64>, room: impl Fn(usize) -> Option<usize>) -> (Order, bool) {
+    fn order(&self, share: Option<u64>, room: impl Fn(usize) -> Option<usize>) -> (FetchOrder, bool) {
         let count = self.levels.len();
         let levels: Vec<usize> = match share {
             None => (0..count).collect(),
@@ -112,8 +112,10 @@ impl QueueOrder {
         let rooms: Vec<Option<usize>> = (0..self.queues.len()).map(room).collect();
         // Queues with a limit are groups: their lanes share the room of the queue.
         let limited: Vec<usize> = (0..self.queues.len()).filter(|queue| rooms[*queue].is_some()).collect();
-        let mut order =
-            Order { room: limited.iter().map(|queue| rooms[*queue].unwrap_or(0)).collect(), ..Order::default() };
+        let mut order = FetchOrder {
+            room: limited.iter().map(|queue| rooms[*queue].unwrap_or(0)).collect(),
+            ..FetchOrder::default()
+        };
         let mut left_alone = false;
         for level in levels {
             let lines = &self.levels[level];
@@ -136,7 +138,7 @@ impl QueueOrder {
 }
 
 /// Return whether this queue is paused.
-pub(super) fn is_paused(settings: &Settings, queue: &Name) -> bool {
+pub(super) fn is_paused(settings: &OperatorSettings, queue: &Name) -> bool {
     settings.queues.get(queue).is_some_and(|set| set.pause.is_some())
 }
 
@@ -152,7 +154,7 @@ mod tests {
         names.iter().map(|name| name.parse().unwrap()).collect()
     }
 
-    fn set(settings: &mut Settings, name: &str, priority: u8, paused: bool) {
+    fn set(settings: &mut OperatorSettings, name: &str, priority: u8, paused: bool) {
         let now = chrono::Utc::now();
         let name: Name = name.parse().unwrap();
         let setting = QueueSetting {
@@ -167,44 +169,44 @@ mod tests {
     }
 
     /// Return the lanes of an order as text.
-    fn words(service: &QueueOrder, order: &Order) -> Vec<String> {
-        let lines = service.lines();
+    fn words(queue_order: &QueueOrder, order: &FetchOrder) -> Vec<String> {
+        let lines = queue_order.lines();
         order.lines.iter().map(|place| lines[*place].as_str().to_owned()).collect()
     }
 
     #[test]
     fn queues_go_by_their_priority_then_jobs_by_theirs_and_equals_take_turns() {
-        let mut settings = Settings::default();
-        let mut service = QueueOrder::new(&names(&["a", "b"]), &settings);
-        let first = |service: &mut QueueOrder| {
-            let (order, _) = service.next_turn(|_| None);
-            words(service, &order)
+        let mut settings = OperatorSettings::default();
+        let mut queue_order = QueueOrder::new(&names(&["a", "b"]), &settings);
+        let first = |queue_order: &mut QueueOrder| {
+            let (order, _) = queue_order.next_turn(|_| None);
+            words(queue_order, &order)
         };
-        let (one, other) = (first(&mut service), first(&mut service));
+        let (one, other) = (first(&mut queue_order), first(&mut queue_order));
         assert_eq!((one.len(), other.len()), (20, 20));
         assert!(one[0].ends_with(":0") && other[0].ends_with(":0") && one[0] != other[0], "{one:?} {other:?}");
 
         set(&mut settings, "b", 1, false);
-        service.follow(&settings);
-        let order = first(&mut service);
+        queue_order.follow(&settings);
+        let order = first(&mut queue_order);
         assert_eq!((order[0].as_str(), order[9].as_str(), order[10].as_str()), ("b:0", "b:9", "a:0"));
 
         set(&mut settings, "b", 1, true);
-        service.follow(&settings);
-        assert!(first(&mut service).iter().all(|line| !line.starts_with('b')));
+        queue_order.follow(&settings);
+        assert!(first(&mut queue_order).iter().all(|line| !line.starts_with('b')));
         set(&mut settings, "a", 5, true);
-        service.follow(&settings);
-        assert_eq!(first(&mut service), Vec::<String>::new());
+        queue_order.follow(&settings);
+        assert_eq!(first(&mut queue_order), Vec::<String>::new());
     }
 
     #[test]
     fn no_level_starves_however_much_the_others_have() {
-        let mut service = QueueOrder::new(&names(&["a"]), &Settings::default());
+        let mut queue_order = QueueOrder::new(&names(&["a"]), &OperatorSettings::default());
         // Every lane always has work: each turn serves the first lane of its order.
         let mut served: HashMap<String, u32> = HashMap::new();
         for _ in 0..4_000 {
-            let (order, _) = service.next_turn(|_| None);
-            *served.entry(words(&service, &order)[0].clone()).or_default() += 1;
+            let (order, _) = queue_order.next_turn(|_| None);
+            *served.entry(words(&queue_order, &order)[0].clone()).or_default() += 1;
         }
         assert_eq!(served.len(), 10, "{served:?}");
         assert!(
@@ -215,12 +217,12 @@ mod tests {
 
     #[test]
     fn lines_of_a_limited_queue_share_its_room() {
-        let service = QueueOrder::new(&names(&["a", "b", "c"]), &Settings::default());
-        let (order, left_alone) = service.strict(|queue| [None, Some(3), Some(0)][queue]);
+        let queue_order = QueueOrder::new(&names(&["a", "b", "c"]), &OperatorSettings::default());
+        let (order, left_alone) = queue_order.strict(|queue| [None, Some(3), Some(0)][queue]);
         assert!(left_alone);
         assert_eq!((order.lines.len(), &order.room), (20, &vec![3, 0]));
         for (line, group) in order.lines.iter().zip(&order.groups) {
-            assert_eq!(*group, [None, Some(0), Some(1)][service.queue_of(*line)]);
+            assert_eq!(*group, [None, Some(0), Some(1)][queue_order.queue_of(*line)]);
         }
     }
 }

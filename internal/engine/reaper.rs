@@ -4,13 +4,13 @@
 //!
 //! There may be any number of unfinished jobs, so the reaper does not search all their rows. It reads the short list of
 //! runners to see which are silent, and the batches of claims (`store/attempts/claim_batches.rs`) to see which jobs
-//! those runners may hold. Any runner may reap. When two reap at once, both read the same rows, and one of them finds the
-//! token changed.
+//! those runners may hold. Any runner may reap. When two reap at once, both read the same rows, and one of them finds
+//! the token changed.
 //!
 //! A runner must not call others dead for a fault on its own side. After an interruption of its own heartbeat, or a
 //! step of MySQL's clock, it waits a full lease before it does. After its start it waits until a living runner would
-//! have sent a heartbeat. See [`HeartbeatHistory`]. One reading of MySQL's clock, taken and checked at the beginning, is
-//! used for the whole round.
+//! have sent a heartbeat. See [`HeartbeatHistory`]. One reading of MySQL's clock, taken and checked at the beginning,
+//! is used for the whole round.
 //!
 //! Each round also walks one page further through the rows of unfinished jobs (table `owed`). That finds attempts that
 //! no batch names: those of older binaries, which run beside this one during a deploy. While such a runner is silent,
@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 
 use chrono::TimeDelta;
 
-use super::Shared;
+use super::EngineState;
 use crate::event::Event;
 use crate::index::{Entry, Lane};
 use crate::job::{JobId, Name, RetryPolicy, RunnerId, Timestamp, Verdict};
@@ -76,7 +76,7 @@ struct Walk {
     whole: Option<Timestamp>,
 }
 
-pub(super) async fn run_until_stopped(shared: Arc<Shared>) {
+pub(super) async fn run_until_stopped(shared: Arc<EngineState>) {
     let mut reaper = Reaper::default();
     let mut pause = LOOK_EVERY;
     loop {
@@ -95,7 +95,7 @@ pub(super) async fn run_until_stopped(shared: Arc<Shared>) {
             }
             Err(error) => {
                 tracing::warn!(%error, "cannot look for attempts of dead runners");
-                shared.rhythm.interrupted();
+                shared.heartbeats.record_interruption();
             }
         }
     }
@@ -111,7 +111,7 @@ struct Round {
 }
 
 impl Reaper {
-    async fn run_once(&mut self, shared: &Shared) -> Result<Round, StoreError> {
+    async fn run_once(&mut self, shared: &EngineState) -> Result<Round, StoreError> {
         shared.store.delete_closed_batches(&shared.runner).await?;
         let reading = shared.store.read_time().await?;
         let may_judge = may_judge(shared, &reading);
@@ -131,11 +131,13 @@ impl Reaper {
         let silent: Vec<(RunnerBeat, TimeDelta)> = beats
             .iter()
             .map(|beat| (beat.clone(), self.silence(beat, at)))
-            .filter(|(beat, silence)| *silence > delta(beat.lease) && shared.rhythm.is_steady(lease, beat.lease))
+            .filter(|(beat, silence)| {
+                *silence > delta(beat.lease) && shared.heartbeats.may_call_dead(lease, beat.lease)
+            })
             .collect();
         // An attempt found by the walk does not say how long its runner's lease is.
         let longest = beats.iter().map(|beat| beat.lease).max().unwrap_or(lease);
-        let judges_all = shared.rhythm.is_steady(lease, longest);
+        let judges_all = shared.heartbeats.may_call_dead(lease, longest);
         self.ahead.retain(|id, _| beats.iter().any(|beat| beat.id == *id));
 
         let mut round = Round::default();
@@ -150,7 +152,7 @@ impl Reaper {
             let walked =
                 runner.writes_batches || self.walk.whole.is_some_and(|whole| whole > runner.heartbeat_at + over);
             if open == 0 && walked && *silence > over {
-                shared.store.bury_runner(runner).await?;
+                shared.store.mark_runner_gone(runner).await?;
             }
         }
         if self.strays_at.is_none_or(|looked| looked.elapsed() >= STRAYS_EVERY) {
@@ -190,7 +192,7 @@ impl Reaper {
     /// End the lapsed attempts named in the batches of this runner. Return how many attempts are open afterwards.
     async fn reap_batches_of(
         &mut self,
-        shared: &Shared,
+        shared: &EngineState,
         runner: &RunnerId,
         rule: LapseRule,
         round: &mut Round,
@@ -211,7 +213,7 @@ impl Reaper {
     /// Continue the walk through the rows of unfinished jobs, by at most `pages` pages of `rows` rows.
     async fn walk_on(
         &mut self,
-        shared: &Shared,
+        shared: &EngineState,
         at: Timestamp,
         (pages, rows): (usize, u32),
         round: &mut Round,
@@ -235,7 +237,12 @@ impl Reaper {
     }
 
     /// End these attempts. Return how many were ended.
-    async fn reap(&mut self, shared: &Shared, lapsed: Vec<Lapsed>, round: &mut Round) -> Result<usize, StoreError> {
+    async fn reap(
+        &mut self,
+        shared: &EngineState,
+        lapsed: Vec<Lapsed>,
+        round: &mut Round,
+    ) -> Result<usize, StoreError> {
         self.refused.retain(|_, until| Instant::now() < *until);
         let lapsed: Vec<Lapsed> = lapsed.into_iter().filter(|lapsed| !self.refused.contains_key(&lapsed.id)).collect();
         if lapsed.is_empty() {
@@ -247,7 +254,7 @@ impl Reaper {
         let mut ended = 0;
         for page in lapsed.chunks(PAGE) {
             // Check again before writing: the search may have hung in the same outage that let the leases lapse.
-            if !shared.rhythm.is_steady(shared.settings.lease, shared.settings.lease) {
+            if !shared.heartbeats.may_call_dead(shared.settings.lease, shared.settings.lease) {
                 tracing::debug!("the heartbeat was interrupted: calling no runner dead for a lease");
                 return Ok(ended);
             }
@@ -271,12 +278,12 @@ impl Reaper {
 
 /// Tell the index of the jobs that wait again. A job that is due at once, because it lost its first attempt, goes to
 /// the front of its lane: it was started before the jobs that wait there.
-async fn tell(shared: &Shared, reaped: Vec<Reaped>) {
+async fn tell(shared: &EngineState, reaped: Vec<Reaped>) {
     let now = shared.store.clock().now();
     let mut first = Vec::new();
     for reaped in reaped {
-        shared.gauges.ended(&reaped.kind, Verdict::Lost);
-        shared.broker.meters().settled(Some(&reaped.queue), Verdict::Lost, reaped.state);
+        shared.attempt_metrics.record_ended(&reaped.kind, Verdict::Lost);
+        shared.broker.meters().record_settled(Some(&reaped.queue), Verdict::Lost, reaped.state);
         let Settled::Done { execute_at: Some(execute_at), line: Some((queue, priority)), .. } = reaped.settled else {
             continue;
         };
@@ -291,8 +298,8 @@ async fn tell(shared: &Shared, reaped: Vec<Reaped>) {
 }
 
 /// Record steps of MySQL's clock in MySQL. They are evidence for `tickr verify`; no attempt depends on them.
-async fn note_steps(shared: &Shared) {
-    for step in shared.rhythm.take_steps() {
+async fn note_steps(shared: &EngineState) {
+    for step in shared.heartbeats.take_steps() {
         if let Err(error) = shared.store.note_clock_step(&shared.runner, step).await {
             tracing::warn!(%error, "cannot record that the clock of mysql was set: tickr verify may report overlapping attempts");
         }
@@ -300,15 +307,15 @@ async fn note_steps(shared: &Shared) {
 }
 
 /// Return whether this reading of MySQL's clock allows to call other runners dead.
-fn may_judge(shared: &Shared, reading: &Reading) -> bool {
+fn may_judge(shared: &EngineState, reading: &Reading) -> bool {
     let lease = shared.settings.lease;
-    if let Some(step) = shared.rhythm.read(reading, lease) {
+    if let Some(step) = shared.heartbeats.record_clock(reading, lease) {
         tracing::warn!(
             step_ms = step.num_milliseconds(),
             "the clock of mysql was set, calling no runner dead for a lease"
         );
     }
-    let may = shared.rhythm.is_steady(lease, lease);
+    let may = shared.heartbeats.may_call_dead(lease, lease);
     if !may {
         tracing::debug!("the heartbeat was interrupted or has just started: calling no runner dead yet");
     }
@@ -321,7 +328,7 @@ fn delta(duration: Duration) -> TimeDelta {
 
 /// Give back, from time to time, what this runner claimed without receiving an answer. This is a loop of its own,
 /// because it may have to wait for a row that another session has locked.
-pub(super) async fn give_back_until_stopped(shared: Arc<Shared>) {
+pub(super) async fn give_back_until_stopped(shared: Arc<EngineState>) {
     loop {
         tokio::select! {
             () = shared.stop_loops.cancelled() => return,
@@ -336,7 +343,7 @@ pub(super) async fn give_back_until_stopped(shared: Arc<Shared>) {
 }
 
 /// Give back the jobs that this runner claimed without receiving an answer.
-pub(super) async fn give_back_unanswered(shared: &Shared) -> Result<(), StoreError> {
+pub(super) async fn give_back_unanswered(shared: &EngineState) -> Result<(), StoreError> {
     let given = shared.store.give_back_unanswered().await?;
     if !given.is_empty() {
         tracing::warn!(jobs = given.len(), "gave back jobs whose claims were never answered");
@@ -348,8 +355,8 @@ pub(super) async fn give_back_unanswered(shared: &Shared) -> Result<(), StoreErr
 }
 
 /// Report an attempt that was ended without its runner to the metrics and to the index.
-pub(super) fn announce(shared: &Shared, ended: &Reaped, verdict: Verdict) {
-    shared.broker.meters().settled(Some(&ended.queue), verdict, ended.state);
+pub(super) fn announce(shared: &EngineState, ended: &Reaped, verdict: Verdict) {
+    shared.broker.meters().record_settled(Some(&ended.queue), verdict, ended.state);
     if let Settled::Done { execute_at: Some(execute_at), line: Some((queue, priority)), .. } = &ended.settled {
         shared.broker.hint(ended.id, queue, *priority, *execute_at);
     }

@@ -20,9 +20,9 @@ use std::time::Duration;
 use chrono::TimeDelta;
 use tokio::time::Instant;
 
-use super::Shared;
+use super::EngineState;
 use crate::event::Event;
-use crate::index::{Entry, Health, IndexError, Lane, RefillPlace};
+use crate::index::{Entry, Health, IndexError, Lane, RefillPosition};
 use crate::job::{JobId, Name, Priority, Timestamp};
 use crate::store::{Depth, DueCursor, DueLine, DueRange, LinePage, StoreError};
 
@@ -67,7 +67,7 @@ enum PassError {
 
 /// State that the loop keeps between passes.
 #[derive(Default)]
-struct Memory {
+struct PassState {
     /// When each lane was last compared.
     compared: HashMap<DueLine, Instant>,
     /// Position from which to continue in lanes that are too long for one pass.
@@ -78,8 +78,8 @@ struct Memory {
     noted: HashSet<Lane>,
 }
 
-pub(super) async fn run_until_stopped(shared: Arc<Shared>) {
-    let mut memory = Memory::default();
+pub(super) async fn run_until_stopped(shared: Arc<EngineState>) {
+    let mut memory = PassState::default();
     let mut pause = FIRST_PAUSE;
     let (mut passed, mut next_pass) = (Instant::now(), Instant::now());
     loop {
@@ -117,10 +117,10 @@ pub(super) async fn run_until_stopped(shared: Arc<Shared>) {
 
 /// Feed the index everything due within the horizon. The epoch is set first: a job committed after that is hinted by
 /// its own writer, a job committed before is read here.
-async fn rebuild(shared: &Shared, memory: &mut Memory) -> Result<(), PassError> {
+async fn rebuild(shared: &EngineState, memory: &mut PassState) -> Result<(), PassError> {
     let began = Instant::now();
     let troubles = shared.index.health().troubles();
-    if shared.index.health().begins_from_nothing() {
+    if shared.index.health().take_start_from_empty() {
         // Other runners notice it, as after `tickr rebuild`, and also feed what they find missing.
         shared.index.forget().await?;
     }
@@ -128,7 +128,7 @@ async fn rebuild(shared: &Shared, memory: &mut Memory) -> Result<(), PassError> 
     let now = shared.store.clock().now();
     let until = now + horizon(shared);
     let lines = shared.store.lines_of(queues_to_rebuild(shared).await?).await?;
-    let mut compare = Compare::begin(shared).await?;
+    let mut compare = Comparison::begin(shared).await?;
     let mut hinted = 0;
     let overdue = lines.iter().map(|line| DueRange::until(line.clone(), now));
     let mut walk = shared.store.walk(overdue, PAGE, Depth::Waiting);
@@ -142,7 +142,7 @@ async fn rebuild(shared: &Shared, memory: &mut Memory) -> Result<(), PassError> 
         walk.retain(|range| !compare.is_left_out(range));
     }
     hinted += feed(shared, &lines, now, until).await?.jobs;
-    *memory = Memory { fed_until: Some(until), ..Memory::default() };
+    *memory = PassState { fed_until: Some(until), ..PassState::default() };
     if !shared.index.health().rebuilt(troubles, hinted, began.elapsed()) {
         // A call to Redis failed since the rebuild began: hints may be missing that no page has shown.
         return Ok(());
@@ -157,14 +157,14 @@ async fn rebuild(shared: &Shared, memory: &mut Memory) -> Result<(), PassError> 
 /// Return the queues of this runner, then those of other living runners. Other runners repair their own lanes in their
 /// passes, but only for jobs that are due soon. Jobs that are due later they feed in a rebuild, and they may not notice
 /// that one is needed.
-async fn queues_to_rebuild(shared: &Shared) -> Result<Vec<Name>, StoreError> {
+async fn queues_to_rebuild(shared: &EngineState) -> Result<Vec<Name>, StoreError> {
     let mut queues = shared.settings.queues.clone();
     let own: BTreeSet<Name> = queues.iter().cloned().collect();
     queues.extend(shared.store.fed_queues().await?.difference(&own).cloned());
     Ok(queues)
 }
 
-async fn pass(shared: &Shared, memory: &mut Memory) -> Result<(), PassError> {
+async fn pass(shared: &EngineState, memory: &mut PassState) -> Result<(), PassError> {
     let now = shared.store.clock().now();
     let lines = shared.store.lines_of(shared.settings.queues.clone()).await?;
 
@@ -172,7 +172,7 @@ async fn pass(shared: &Shared, memory: &mut Memory) -> Result<(), PassError> {
     let mut drift = feed(shared, &lines, now, now + LOOK_AHEAD).await?.unknown;
     drift += compare_overdue(shared, memory, &lines, now - GRACE).await?;
     metrics::gauge!("tickr_index_drift").set(drift as f64);
-    shared.index.health().compared(drift);
+    shared.index.health().record_comparison(drift);
 
     // Jobs that the horizon newly reaches.
     let reach = now + horizon(shared);
@@ -186,7 +186,7 @@ async fn pass(shared: &Shared, memory: &mut Memory) -> Result<(), PassError> {
 
 /// Result of a feed.
 #[derive(Default)]
-struct Fed {
+struct FeedResult {
     /// Number of jobs hinted.
     jobs: usize,
     /// Number of those that the index did not know, or knew with another time.
@@ -195,10 +195,15 @@ struct Fed {
 
 /// Hint all jobs of these lanes that are due from `from` until `until`. These times lie ahead, so none of the jobs
 /// executes.
-async fn feed(shared: &Shared, lines: &[DueLine], from: Timestamp, until: Timestamp) -> Result<Fed, PassError> {
+async fn feed(
+    shared: &EngineState,
+    lines: &[DueLine],
+    from: Timestamp,
+    until: Timestamp,
+) -> Result<FeedResult, PassError> {
     let ranges = lines.iter().map(|line| DueRange { line: line.clone(), after: DueCursor::at(from), until });
     let mut walk = shared.store.walk(ranges, PAGE, Depth::Owed);
-    let (mut fed, mut pages) = (Fed::default(), walk.next().await?);
+    let (mut fed, mut pages) = (FeedResult::default(), walk.next().await?);
     while let Some(found) = pages {
         let found: Vec<Entry> = found.iter().flat_map(entries).collect();
         // Read the next page while Redis takes this one.
@@ -215,14 +220,14 @@ async fn feed(shared: &Shared, lines: &[DueLine], from: Timestamp, until: Timest
 /// Compare the overdue jobs of these lanes with the ready lists, and put missing ones back. Return how many were put
 /// back.
 async fn compare_overdue(
-    shared: &Shared,
-    memory: &mut Memory,
+    shared: &EngineState,
+    memory: &mut PassState,
     lines: &[DueLine],
     until: Timestamp,
 ) -> Result<usize, PassError> {
-    let mut compare = Compare::begin(shared).await?;
-    let mut suspects = Suspects { shared, found: Vec::new(), brought_back: 0 };
-    memory.follow(lines, &compare);
+    let mut compare = Comparison::begin(shared).await?;
+    let mut suspects = MissingJobs { shared, found: Vec::new(), put_back: 0 };
+    memory.forget_gone_lanes(lines, &compare);
 
     let recent = |line: &DueLine| DueRange { line: line.clone(), after: DueCursor::at(until - RECENT), until };
     let mut walk = shared.store.walk(memory.walks.keys().map(recent), PAGE, Depth::Owed);
@@ -233,7 +238,7 @@ async fn compare_overdue(
 
     let most_of_a_line = shared.index.high_water() + ROWS_BEYOND_A_LIST;
     let (mut left, mut read) = (ROWS_IN_A_PASS.max(most_of_a_line), HashMap::<DueLine, usize>::new());
-    let ranges = memory.in_turn(shared, lines, until).await?;
+    let ranges = memory.order_lanes(shared, lines, until).await?;
     let mut walk = shared.store.walk(ranges, PAGE, Depth::Owed);
     let began = Instant::now();
     while let Some(pages) = walk.next().await? {
@@ -260,10 +265,10 @@ async fn compare_overdue(
     suspects.end().await
 }
 
-impl Memory {
+impl PassState {
     /// Forget lanes that are gone. If the note about jobs that a full list left out is lost, the way to the jobs behind
     /// the list is lost with it; then the walk through that lane starts again.
-    fn follow(&mut self, lines: &[DueLine], compare: &Compare<'_>) {
+    fn forget_gone_lanes(&mut self, lines: &[DueLine], compare: &Comparison<'_>) {
         let lines: HashSet<&DueLine> = lines.iter().collect();
         let lost = |line: &Lane| self.noted.contains(line) && !compare.left_out.contains_key(line);
         self.walks.retain(|line, _| lines.contains(line) && !lost(&name_of(line)));
@@ -272,7 +277,12 @@ impl Memory {
     }
 
     /// Return what to compare: first the lanes with short ready lists, then the lanes that were compared longest ago.
-    async fn in_turn(&self, shared: &Shared, lines: &[DueLine], until: Timestamp) -> Result<Vec<DueRange>, IndexError> {
+    async fn order_lanes(
+        &self,
+        shared: &EngineState,
+        lines: &[DueLine],
+        until: Timestamp,
+    ) -> Result<Vec<DueRange>, IndexError> {
         let names: Vec<Lane> = lines.iter().map(name_of).collect();
         let (_, lengths) = shared.index.depth(&names).await?;
         let mut lines: Vec<(&DueLine, usize)> = lines.iter().zip(lengths).collect();
@@ -285,14 +295,14 @@ impl Memory {
 
 /// Overdue jobs that wait in MySQL and are in no ready list. They are put back a page at a time, because there may be
 /// any number of them after a long outage.
-struct Suspects<'a> {
-    shared: &'a Shared,
+struct MissingJobs<'a> {
+    shared: &'a EngineState,
     found: Vec<Entry>,
-    brought_back: usize,
+    put_back: usize,
 }
 
-impl Suspects<'_> {
-    async fn add(&mut self, compare: &mut Compare<'_>, pages: &[LinePage]) -> Result<(), PassError> {
+impl MissingJobs<'_> {
+    async fn add(&mut self, compare: &mut Comparison<'_>, pages: &[LinePage]) -> Result<(), PassError> {
         let missing = compare.missing(pages).await?;
         if missing.is_empty() {
             return Ok(());
@@ -301,7 +311,7 @@ impl Suspects<'_> {
         let waiting = self.shared.store.still_waiting(missing.iter().map(|entry| entry.id).collect()).await?;
         self.found.extend(missing.into_iter().filter(|entry| waiting.contains(&entry.id)));
         if self.found.len() >= PAGE {
-            self.brought_back += bring_back(self.shared, std::mem::take(&mut self.found)).await?;
+            self.put_back += put_back_missing(self.shared, std::mem::take(&mut self.found)).await?;
             compare.read_notes().await?;
         }
         Ok(())
@@ -309,14 +319,14 @@ impl Suspects<'_> {
 
     /// Put the rest back. Return how many were put back in all.
     async fn end(self) -> Result<usize, PassError> {
-        Ok(self.brought_back + bring_back(self.shared, self.found).await?)
+        Ok(self.put_back + put_back_missing(self.shared, self.found).await?)
     }
 }
 
 /// Hint jobs that are still missing after a moment. Most of them are under way: popped and about to be claimed, or
 /// claimed since they were read. Hinting those would only cause claims that fail.
-async fn bring_back(shared: &Shared, suspects: Vec<Entry>) -> Result<usize, PassError> {
-    let suspects = restless(shared, suspects).await?;
+async fn put_back_missing(shared: &EngineState, suspects: Vec<Entry>) -> Result<usize, PassError> {
+    let suspects = not_put_off(shared, suspects).await?;
     if suspects.is_empty() {
         return Ok(0);
     }
@@ -324,7 +334,7 @@ async fn bring_back(shared: &Shared, suspects: Vec<Entry>) -> Result<usize, Pass
         () = shared.stop_loops.cancelled() => return Ok(0),
         () = tokio::time::sleep(SECOND_LOOK) => {}
     }
-    let suspects = restless(shared, suspects).await?;
+    let suspects = not_put_off(shared, suspects).await?;
     let due = shared.store.due_jobs(suspects.iter().map(|entry| entry.id).collect()).await?;
     // Use their present rows: an operator may have moved them.
     let now = suspects.iter().filter_map(|suspect| due.get(&suspect.id)).map(|job| Entry {
@@ -353,17 +363,17 @@ async fn bring_back(shared: &Shared, suspects: Vec<Entry>) -> Result<usize, Pass
 
 /// Leave out jobs that are overdue but have a later time in the sorted set: they were offered to a runner without a
 /// handler for them, and are put off for a moment. An entry with a time further ahead than that has a wrong score.
-async fn restless(shared: &Shared, suspects: Vec<Entry>) -> Result<Vec<Entry>, IndexError> {
+async fn not_put_off(shared: &EngineState, suspects: Vec<Entry>) -> Result<Vec<Entry>, IndexError> {
     if suspects.is_empty() {
         return Ok(suspects);
     }
     let rested = (shared.store.clock().now() + MAX_REST).timestamp_millis();
     let scores = shared.index.scores(&suspects).await?;
-    let restless = suspects.into_iter().zip(scores).filter(|(_, score)| score.is_none_or(|ms| ms > rested));
-    Ok(restless.map(|(entry, _)| entry).collect())
+    let not_put_off = suspects.into_iter().zip(scores).filter(|(_, score)| score.is_none_or(|ms| ms > rested));
+    Ok(not_put_off.map(|(entry, _)| entry).collect())
 }
 
-fn horizon(shared: &Shared) -> TimeDelta {
+fn horizon(shared: &EngineState) -> TimeDelta {
     TimeDelta::from_std(shared.index.horizon()).unwrap_or(TimeDelta::minutes(15))
 }
 
@@ -378,15 +388,15 @@ fn entries(page: &LinePage) -> impl Iterator<Item = Entry> + '_ {
 }
 
 /// Compares overdue rows with the ready lists. Each list is read once and kept while its lane is read.
-struct Compare<'a> {
-    shared: &'a Shared,
+struct Comparison<'a> {
+    shared: &'a EngineState,
     ready: HashMap<DueLine, HashSet<JobId>>,
     /// Position from which each lane left jobs out of its ready list. The refill puts back the jobs from there on.
-    left_out: HashMap<Lane, RefillPlace>,
+    left_out: HashMap<Lane, RefillPosition>,
 }
 
-impl<'a> Compare<'a> {
-    async fn begin(shared: &'a Shared) -> Result<Self, IndexError> {
+impl<'a> Comparison<'a> {
+    async fn begin(shared: &'a EngineState) -> Result<Self, IndexError> {
         Ok(Self { shared, ready: HashMap::new(), left_out: shared.index.left_out().await? })
     }
 
@@ -426,7 +436,7 @@ impl<'a> Compare<'a> {
 }
 
 /// Refill ready lists that left jobs out, whenever the scheduler or the fetcher finds that one has run low.
-pub(super) async fn refill_until_stopped(shared: Arc<Shared>) {
+pub(super) async fn refill_until_stopped(shared: Arc<EngineState>) {
     let of_queue = |queue: &Name| {
         let queue = queue.clone();
         Priority::all().map(move |priority| DueLine { queue: queue.clone(), priority })
@@ -456,7 +466,7 @@ pub(super) async fn refill_until_stopped(shared: Arc<Shared>) {
     }
 }
 
-async fn refill(shared: &Shared, line: &DueLine, name: &Lane) -> Result<(), PassError> {
+async fn refill(shared: &EngineState, line: &DueLine, name: &Lane) -> Result<(), PassError> {
     if !shared.index.has_run_low(name).await? {
         return Ok(());
     }
@@ -475,11 +485,11 @@ async fn refill(shared: &Shared, line: &DueLine, name: &Lane) -> Result<(), Pass
 /// List more jobs of a lane from a position on, as many as there is room for. Return the position where it stopped
 /// short, if it did.
 async fn list_more(
-    shared: &Shared,
+    shared: &EngineState,
     line: &DueLine,
     name: &Lane,
-    place: RefillPlace,
-) -> Result<Option<RefillPlace>, PassError> {
+    place: RefillPosition,
+) -> Result<Option<RefillPosition>, PassError> {
     let listed = shared.index.ready_ids(name).await?;
     let room = shared.index.high_water().saturating_sub(listed.len());
     let after = place.after.map_or(DueCursor::at(place.execute_at), |id| DueCursor::after(place.execute_at, id));
@@ -502,5 +512,5 @@ async fn list_more(
         shared.refill.notify_one();
     }
     shared.index.hint(&found).await?;
-    Ok(rest.map(|rest| RefillPlace { execute_at: rest.moment(), after: Some(rest.id()) }))
+    Ok(rest.map(|rest| RefillPosition { execute_at: rest.moment(), after: Some(rest.id()) }))
 }

@@ -19,7 +19,7 @@ use tokio_util::task::TaskTracker;
 
 use super::keep_running;
 use crate::broker::Broker;
-use crate::job::{Name, RunnerId, Series, Step, Tally, Timestamp};
+use crate::job::{Name, RunnerId, Series, SlotWidth, Tally, Timestamp};
 use crate::store::{MAX_SAMPLES, Sample, StoreError};
 use crate::telemetry::Slot;
 
@@ -39,26 +39,26 @@ const LAST_WORDS: Duration = Duration::from_secs(2);
 /// The running recorder.
 #[derive(Debug)]
 pub struct Recorder {
-    shared: Arc<Shared>,
+    shared: Arc<RecorderState>,
     loops: TaskTracker,
     /// Ends the loops, also when the recorder is dropped.
     _stop: DropGuard,
 }
 
-struct Shared {
+struct RecorderState {
     broker: Broker,
     runner: RunnerId,
     /// Queues that always have a series of their own.
     queues: Vec<Name>,
-    book: Mutex<Book>,
+    unwritten: Mutex<UnwrittenSamples>,
     /// Wakes the loop that writes rows.
     filled: Notify,
     stop: CancellationToken,
 }
 
-impl std::fmt::Debug for Shared {
+impl std::fmt::Debug for RecorderState {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Shared").field("runner", &self.runner).finish_non_exhaustive()
+        f.debug_struct("RecorderState").field("runner", &self.runner).finish_non_exhaustive()
     }
 }
 
@@ -67,11 +67,11 @@ impl Recorder {
     #[must_use]
     pub fn start(broker: Broker, runner: RunnerId, queues: Vec<Name>) -> Self {
         let stop = CancellationToken::new();
-        let book = Book::open(Step::FiveSeconds.floor(broker.store().clock().now()));
+        let unwritten = UnwrittenSamples::open(SlotWidth::FiveSeconds.floor(broker.store().clock().now()));
         // What was counted before this moment happened while the process started. It belongs to the first slot as well.
         broker.meters().serve(&queues);
-        let (book, filled) = (Mutex::new(book), Notify::new());
-        let shared = Arc::new(Shared { broker, runner, queues, book, filled, stop: stop.clone() });
+        let (unwritten, filled) = (Mutex::new(unwritten), Notify::new());
+        let shared = Arc::new(RecorderState { broker, runner, queues, unwritten, filled, stop: stop.clone() });
         let loops = TaskTracker::new();
         keep_running(&loops, &shared, "recorder", |shared| async move { shared.turn_until_stopped().await });
         keep_running(&loops, &shared, "samples", |shared| async move { shared.write_until_stopped().await });
@@ -85,54 +85,54 @@ impl Recorder {
         loops.close();
         let last_words = async {
             loops.wait().await;
-            shared.turn(shared.broker.store().clock().now(), true);
+            shared.close_slot(shared.broker.store().clock().now(), true);
             shared.write().await
         };
         let written = tokio::time::timeout(LAST_WORDS, last_words).await;
         if !matches!(written, Ok(Ok(()))) {
-            let rows = shared.book().waiting.len();
+            let rows = shared.unwritten().waiting.len();
             metrics::counter!("tickr_samples_lost_total").increment(rows as u64);
             tracing::debug!(rows, "the last samples were not written");
         }
     }
 }
 
-impl Shared {
-    fn book(&self) -> MutexGuard<'_, Book> {
-        self.book.lock().unwrap_or_else(PoisonError::into_inner)
+impl RecorderState {
+    fn unwritten(&self) -> MutexGuard<'_, UnwrittenSamples> {
+        self.unwritten.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     async fn turn_until_stopped(&self) {
         let clock = self.broker.store().clock();
         loop {
-            let end = self.book().slot + Step::FiveSeconds.width();
+            let end = self.unwritten().slot + SlotWidth::FiveSeconds.width();
             // The estimate of MySQL's clock may move back a little, and the clock itself may be set by any amount.
-            let rest = (end - clock.now()).clamp(chrono::TimeDelta::milliseconds(1), Step::FiveSeconds.width());
+            let rest = (end - clock.now()).clamp(chrono::TimeDelta::milliseconds(1), SlotWidth::FiveSeconds.width());
             tokio::select! {
                 () = self.stop.cancelled() => return,
                 () = tokio::time::sleep(rest.to_std().unwrap_or_default()) => {}
             }
-            self.turn(clock.now(), false);
+            self.close_slot(clock.now(), false);
         }
     }
 
     /// End the open slot if its time is over. With `last`, end it in any case.
-    fn turn(&self, now: Timestamp, last: bool) {
-        let mut book = self.book();
-        let next = Step::FiveSeconds.floor(now);
-        let back = book.slot - next;
-        if !last && back >= chrono::TimeDelta::zero() && back <= Step::FiveSeconds.width() {
+    fn close_slot(&self, now: Timestamp, last: bool) {
+        let mut unwritten = self.unwritten();
+        let next = SlotWidth::FiveSeconds.floor(now);
+        let back = unwritten.slot - next;
+        if !last && back >= chrono::TimeDelta::zero() && back <= SlotWidth::FiveSeconds.width() {
             return;
         }
         // A queue keeps its series for a quarter of an hour, so that its line in a chart does not come and go. After
         // that only the queues served here keep theirs; others get one again with their next event.
-        let keep = Step::Quarter.floor(next) == Step::Quarter.floor(book.slot);
-        let slot = self.broker.meters().turn(Slot::of(self.queues.iter().cloned()), keep);
-        book.take(&slot);
-        book.slot = next;
-        let lost = book.give_up();
-        let filled = !book.waiting.is_empty();
-        drop(book);
+        let keep = SlotWidth::Quarter.floor(next) == SlotWidth::Quarter.floor(unwritten.slot);
+        let slot = self.broker.meters().close_slot(Slot::new(self.queues.iter().cloned()), keep);
+        unwritten.take(&slot);
+        unwritten.slot = next;
+        let lost = unwritten.drop_oldest();
+        let filled = !unwritten.waiting.is_empty();
+        drop(unwritten);
         if lost > 0 {
             metrics::counter!("tickr_samples_lost_total").increment(lost as u64);
         }
@@ -168,12 +168,12 @@ impl Shared {
     /// Write the rows that wait. A written row leaves the book, unless its figures have grown meanwhile.
     async fn write(&self) -> Result<(), StoreError> {
         loop {
-            let samples = self.book().next();
+            let samples = self.unwritten().next();
             if samples.is_empty() {
                 return Ok(());
             }
             self.broker.store().write_samples(&self.runner, samples.clone()).await?;
-            self.book().written(&samples);
+            self.unwritten().mark_written(&samples);
         }
     }
 
@@ -189,21 +189,21 @@ impl Shared {
 }
 
 /// Identity of a row: width and start of its slot, and its series.
-type Place = (Step, Timestamp, Series);
+type SampleKey = (SlotWidth, Timestamp, Series);
 
 /// Figures that were counted and are not written yet.
-struct Book {
+struct UnwrittenSamples {
     /// Start of the open slot.
     slot: Timestamp,
     /// The open wide slots: the start of each, and what was counted in it so far.
     growing: [(Timestamp, BTreeMap<Series, Box<Tally>>); 2],
-    waiting: BTreeMap<Place, Sample>,
+    waiting: BTreeMap<SampleKey, Sample>,
 }
 
 /// Widths of the slots that are summed up from slots of five seconds.
-const WIDE: [Step; 2] = [Step::Minute, Step::Quarter];
+const WIDE: [SlotWidth; 2] = [SlotWidth::Minute, SlotWidth::Quarter];
 
-impl Book {
+impl UnwrittenSamples {
     fn open(slot: Timestamp) -> Self {
         let growing = WIDE.map(|step| (step.floor(slot), BTreeMap::new()));
         Self { slot, growing, waiting: BTreeMap::new() }
@@ -211,7 +211,7 @@ impl Book {
 
     /// Add the slot that has ended.
     fn take(&mut self, slot: &Slot) {
-        let (began, counted_to) = (self.slot, self.slot + Step::FiveSeconds.width());
+        let (began, counted_to) = (self.slot, self.slot + SlotWidth::FiveSeconds.width());
         let mut all = Tally::default();
         let mut happened: Vec<(Series, &Tally)> = Vec::new();
         for (queue, tally) in slot.tallies().filter(|(_, tally)| !tally.is_empty()) {
@@ -228,7 +228,7 @@ impl Book {
                 let sample = Sample { step, at, series: series.clone(), counted_to, figures: tally.into() };
                 self.waiting.insert(place, sample);
             };
-            wait(Step::FiveSeconds, began, tally);
+            wait(SlotWidth::FiveSeconds, began, tally);
             for (step, (at, tallies)) in WIDE.into_iter().zip(&mut self.growing) {
                 if *at != step.floor(began) {
                     *at = step.floor(began);
@@ -242,7 +242,7 @@ impl Book {
     }
 
     /// Drop the oldest rows beyond the limit, those of the narrowest slots first. Return how many were dropped.
-    fn give_up(&mut self) -> usize {
+    fn drop_oldest(&mut self) -> usize {
         let lost = self.waiting.len().saturating_sub(MAX_WAITING);
         for _ in 0..lost {
             self.waiting.pop_first();
@@ -256,7 +256,7 @@ impl Book {
     }
 
     /// Remove rows that were written.
-    fn written(&mut self, samples: &[Sample]) {
+    fn mark_written(&mut self, samples: &[Sample]) {
         for sample in samples {
             let place = (sample.step, sample.at, sample.series.clone());
             if self.waiting.get(&place).is_some_and(|waits| waits.counted_to == sample.counted_to) {
@@ -278,21 +278,21 @@ mod tests {
     /// Return a slot in which this many jobs were accepted.
     fn slot(accepted: usize) -> Slot {
         let (meters, queue) = (Meters::default(), "mail".parse().unwrap());
-        meters.accepted(std::iter::repeat_n(&queue, accepted));
-        meters.turn(Slot::default(), false)
+        meters.record_accepted(std::iter::repeat_n(&queue, accepted));
+        meters.close_slot(Slot::default(), false)
     }
 
     #[test]
     fn wide_slots_grow_and_begin_anew_and_nothing_is_a_row() {
-        let mut book = Book::open(at("12:14:50"));
-        book.take(&slot(3));
-        book.slot = at("12:14:55");
-        book.take(&slot(4));
-        book.slot = at("12:15:00");
-        book.take(&slot(0));
-        book.slot = at("12:15:05");
-        book.take(&slot(5));
-        let seen: Vec<_> = book
+        let mut unwritten = UnwrittenSamples::open(at("12:14:50"));
+        unwritten.take(&slot(3));
+        unwritten.slot = at("12:14:55");
+        unwritten.take(&slot(4));
+        unwritten.slot = at("12:15:00");
+        unwritten.take(&slot(0));
+        unwritten.slot = at("12:15:05");
+        unwritten.take(&slot(5));
+        let seen: Vec<_> = unwritten
             .waiting
             .iter()
             .map(|(place, sample)| {
@@ -319,24 +319,24 @@ mod tests {
 
     #[test]
     fn what_has_grown_during_its_write_is_written_again_and_too_much_is_given_up() {
-        let mut book = Book::open(at("12:00:00"));
-        book.take(&slot(3));
-        let writing = book.next();
-        book.slot = at("12:00:05");
-        book.take(&slot(4));
-        book.written(&writing);
-        assert_eq!(book.next().iter().map(|sample| sample.figures.accepted()).max(), Some(7));
-        book.written(&book.next());
-        assert!(book.next().is_empty());
+        let mut unwritten = UnwrittenSamples::open(at("12:00:00"));
+        unwritten.take(&slot(3));
+        let writing = unwritten.next();
+        unwritten.slot = at("12:00:05");
+        unwritten.take(&slot(4));
+        unwritten.mark_written(&writing);
+        assert_eq!(unwritten.next().iter().map(|sample| sample.figures.accepted()).max(), Some(7));
+        unwritten.mark_written(&unwritten.next());
+        assert!(unwritten.next().is_empty());
 
         for second in 0..MAX_WAITING {
-            book.slot = at("13:00:00") + Step::FiveSeconds.width() * second as i32;
-            book.take(&slot(1));
-            book.give_up();
+            unwritten.slot = at("13:00:00") + SlotWidth::FiveSeconds.width() * second as i32;
+            unwritten.take(&slot(1));
+            unwritten.drop_oldest();
         }
-        assert_eq!(book.waiting.len(), MAX_WAITING);
+        assert_eq!(unwritten.waiting.len(), MAX_WAITING);
         // The oldest rows of the narrowest slots were dropped. The rows behind the charts of an hour and of a day
         // remain.
-        assert!(book.waiting.contains_key(&(Step::Quarter, at("13:00:00"), Series::All)));
+        assert!(unwritten.waiting.contains_key(&(SlotWidth::Quarter, at("13:00:00"), Series::All)));
     }
 }

@@ -3,8 +3,8 @@
 
 use std::time::{Duration, Instant};
 
-use super::Shared;
-use super::janitor::Pages;
+use super::EngineState;
+use super::janitor::PageBudget;
 use crate::handlers::report::FinishedReports;
 use crate::store::{RemovedPlace, StoreError};
 
@@ -30,20 +30,20 @@ pub(super) struct OldReports {
 impl OldReports {
     /// Remove a few pages of each sort. The janitor also calls this before its first pause, so that a runner that is
     /// restarted often still removes reports.
-    pub(super) async fn round(&mut self, shared: &Shared) {
+    pub(super) async fn round(&mut self, shared: &EngineState) {
         let Some(reports) = &shared.settings.reports else { return };
         if self.last.is_some_and(|last| last.elapsed() < REST) {
             return;
         }
         self.last = Some(Instant::now());
         let eldest = shared.store.is_eldest(&shared.runner).await.unwrap_or(false);
-        if let Err(error) = self.of_deleted_jobs(shared, reports, Pages::begin(shared, eldest)).await {
+        if let Err(error) = self.of_deleted_jobs(shared, reports, PageBudget::begin(shared, eldest)).await {
             tracing::warn!(%error, "cannot remove the reports of deleted jobs");
         }
-        if let Err(error) = in_mysql(shared, reports, Pages::begin(shared, eldest)).await {
+        if let Err(error) = in_mysql(shared, reports, PageBudget::begin(shared, eldest)).await {
             tracing::warn!(%error, "cannot remove old reports from mysql");
         }
-        if let Err(error) = in_folder(reports, Pages::begin(shared, eldest)).await {
+        if let Err(error) = in_folder(reports, PageBudget::begin(shared, eldest)).await {
             tracing::warn!(%error, "cannot remove old reports from the folder of this runner");
         }
     }
@@ -52,16 +52,16 @@ impl OldReports {
     /// content in MySQL.
     async fn of_deleted_jobs(
         &mut self,
-        shared: &Shared,
+        shared: &EngineState,
         reports: &ReportKeeping,
-        mut pages: Pages<'_>,
+        mut pages: PageBudget<'_>,
     ) -> Result<(), StoreError> {
         let mut overlap = true;
         loop {
             let (removed, place) = shared.store.removed_reports(self.removed, overlap).await?;
             for report in removed.iter().filter(|report| report.has_parts) {
                 while shared.store.empty_removed_report(report.job).await? {
-                    if !pages.go_on().await {
+                    if !pages.next_page().await {
                         return Ok(());
                     }
                 }
@@ -71,19 +71,19 @@ impl OldReports {
                 return Ok(());
             }
             (self.removed, overlap) = (place, false);
-            if !pages.go_on().await {
+            if !pages.next_page().await {
                 return Ok(());
             }
         }
     }
 }
 
-async fn in_mysql(shared: &Shared, reports: &ReportKeeping, mut pages: Pages<'_>) -> Result<(), StoreError> {
-    while shared.store.forget_reports(reports.keep).await? && pages.go_on().await {}
+async fn in_mysql(shared: &EngineState, reports: &ReportKeeping, mut pages: PageBudget<'_>) -> Result<(), StoreError> {
+    while shared.store.forget_reports(reports.keep).await? && pages.next_page().await {}
     Ok(())
 }
 
-async fn in_folder(reports: &ReportKeeping, mut pages: Pages<'_>) -> std::io::Result<()> {
-    while reports.finished.sweep(reports.keep).await? && pages.go_on().await {}
+async fn in_folder(reports: &ReportKeeping, mut pages: PageBudget<'_>) -> std::io::Result<()> {
+    while reports.finished.sweep(reports.keep).await? && pages.next_page().await {}
     Ok(())
 }

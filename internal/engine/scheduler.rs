@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::Shared;
+use super::EngineState;
 use super::alarm::Alarm;
 use crate::index::{Health, IndexError, MoveReport};
 
@@ -19,7 +19,7 @@ const MAX_PAUSE: Duration = Duration::from_secs(2);
 /// Longest pause before the next look at an index that has lost its data.
 const LOST_PAUSE: Duration = Duration::from_millis(200);
 
-pub(super) async fn run_until_stopped(shared: Arc<Shared>, alarm: Arc<Alarm>) {
+pub(super) async fn run_until_stopped(shared: Arc<EngineState>, alarm: Arc<Alarm>) {
     let mut pause = FIRST_PAUSE;
     let mut asleep_until = i64::MAX;
     loop {
@@ -64,7 +64,7 @@ pub(super) async fn run_until_stopped(shared: Arc<Shared>, alarm: Arc<Alarm>) {
     }
 }
 
-async fn look(shared: &Shared) -> Result<MoveReport, IndexError> {
+async fn look(shared: &EngineState) -> Result<MoveReport, IndexError> {
     let clock = shared.store.clock();
     let report = shared.index.move_due(MAX_AT_ONCE, |when| clock.at(when)).await?;
     if shared.index.health().now() == Health::Rebuilding {

@@ -11,12 +11,12 @@ use std::time::{Duration, Instant};
 
 use tokio_util::sync::CancellationToken;
 
-use super::child::Said;
+use super::child::ChildReport;
 use super::heartbeat::Heartbeat;
 use super::heartbeat_history::HeartbeatHistory;
-use super::live::Live;
-use super::{EngineSettings, Shared, executor};
-use crate::broker::{Broker, Controls};
+use super::live::LiveAttempts;
+use super::{EngineSettings, EngineState, executor};
+use crate::broker::{Broker, OperatorSettingsCopy};
 use crate::event::Event;
 use crate::handlers::Registry;
 use crate::index::Index;
@@ -29,9 +29,9 @@ const TO_SETTLE: Duration = Duration::from_secs(3);
 
 /// The connection to the runner that started this process.
 #[derive(Debug)]
-pub struct ParentLine(Mutex<UnixStream>);
+pub struct ParentConnection(Mutex<UnixStream>);
 
-impl ParentLine {
+impl ParentConnection {
     /// Create it from this socket.
     #[must_use]
     pub const fn new(socket: UnixStream) -> Self {
@@ -39,12 +39,12 @@ impl ParentLine {
     }
 
     /// Report that the job was not claimed.
-    pub fn say_not_claimed(&self, why: String) {
-        self.say(&Said::NotClaimed { why });
+    pub fn report_not_claimed(&self, why: String) {
+        self.report(&ChildReport::NotClaimed { why });
     }
 
     /// Send a report. If the runner is gone, the report is lost; MySQL has everything that it needs to know.
-    fn say(&self, said: &Said) {
+    fn report(&self, said: &ChildReport) {
         let Ok(mut text) = serde_json::to_vec(said) else { return };
         text.push(b'\n');
         let _ = self.0.lock().unwrap_or_else(PoisonError::into_inner).write_all(&text);
@@ -60,22 +60,23 @@ pub async fn run_suspect(
     registry: Arc<Registry>,
     settings: EngineSettings,
     (parent, job): (RunnerId, JobId),
-    line: &ParentLine,
+    line: &ParentConnection,
     give_back: CancellationToken,
 ) -> anyhow::Result<()> {
     let store = broker.store().clone();
     let runner = settings.runner.clone();
     log_as(&runner);
-    // It has no worker slots: it uses one of its parent.
-    let row = super::RunnerRow { slots: 0, parent: Some(parent), ..super::row(&registry, &settings) };
+    // It has no workers of its own: it uses one of its parent.
+    let row = super::RunnerRow { workers: 0, parent: Some(parent), ..super::row(&registry, &settings) };
     // Register before the claim, so that other runners notice if this process falls silent.
-    store.pulse().register(&row).await?;
-    let (live, rhythm) = (Arc::new(Live::default()), Arc::new(HeartbeatHistory::default()));
+    store.heartbeat_connection().register(&row).await?;
+    let (live, heartbeats) = (Arc::new(LiveAttempts::default()), Arc::new(HeartbeatHistory::default()));
     let events = broker.events().clone();
-    let heartbeat = Heartbeat::start(store.pulse(), row, Arc::clone(&live), Arc::clone(&rhythm), events)?;
-    let controls = Controls::of_no_interest(store.clone(), runner.clone());
+    let heartbeat =
+        Heartbeat::start(store.heartbeat_connection(), row, Arc::clone(&live), Arc::clone(&heartbeats), events)?;
+    let operator_settings = OperatorSettingsCopy::empty(store.clone(), runner.clone());
     let claimant = store.claimant(runner, registry.names(), settings.lease);
-    let shared = Arc::new(Shared::of((broker, index, controls), registry, settings, (live, rhythm)));
+    let shared = Arc::new(EngineState::new((broker, index, operator_settings), registry, settings, (live, heartbeats)));
     let mut happened = shared.broker.events().listen();
     let asked = Instant::now();
     let claim = claimant.claim_suspect(job).await;
@@ -87,12 +88,12 @@ pub async fn run_suspect(
         None => !in_doubt,
     };
     if let Some(given_back) = shared.unread.given_back(job) {
-        line.say(&Said::Unread(given_back));
+        line.report(&ChildReport::Unread(given_back));
     }
     while let Ok(event) = happened.try_recv() {
         match event {
-            Event::Settled { id, verdict, state } if id == job => line.say(&Said::Settled { verdict, state }),
-            Event::LeaseLost { id } if id == job => line.say(&Said::LeaseLost),
+            Event::Settled { id, verdict, state } if id == job => line.report(&ChildReport::Settled { verdict, state }),
+            Event::LeaseLost { id } if id == job => line.report(&ChildReport::LeaseLost),
             _ => {}
         }
     }
@@ -103,34 +104,34 @@ pub async fn run_suspect(
 
 /// Start the attempt that was claimed, and report the result of the claim to the runner.
 fn begin(
-    shared: &Arc<Shared>,
+    shared: &Arc<EngineState>,
     claim: Result<Claim, StoreError>,
     asked: Instant,
-    line: &ParentLine,
+    line: &ParentConnection,
 ) -> Option<tokio::task::JoinHandle<()>> {
     match claim {
         Ok(Claim::Won(claimed)) => {
             let lateness = (claimed.started_at - claimed.execute_at).to_std().unwrap_or_default();
             let lateness_us = u64::try_from(lateness.as_micros()).unwrap_or(u64::MAX);
-            line.say(&Said::Claimed { number: claimed.number, lateness_us });
+            line.report(&ChildReport::Claimed { number: claimed.number, lateness_us });
             let shared = Arc::clone(shared);
             Some(tokio::spawn(async move { executor::execute(&shared, *claimed, asked).await }))
         }
         Ok(Claim::Unreadable(unreadable)) => {
-            line.say(&Said::Claimed { number: unreadable.number, lateness_us: 0 });
+            line.report(&ChildReport::Claimed { number: unreadable.number, lateness_us: 0 });
             let shared = Arc::clone(shared);
             Some(tokio::spawn(async move { executor::refuse(&shared, *unreadable).await }))
         }
         Ok(Claim::Gone) => {
-            line.say(&Said::Gone);
+            line.report(&ChildReport::Gone);
             None
         }
         Ok(Claim::NotDue(_) | Claim::OtherKind(_) | Claim::Suspect(_)) => {
-            line.say(&Said::NotClaimed { why: "it is not due any more".into() });
+            line.report(&ChildReport::NotClaimed { why: "it is not due any more".into() });
             None
         }
         Err(error) => {
-            line.say(&Said::NotClaimed { why: error.to_string() });
+            line.report(&ChildReport::NotClaimed { why: error.to_string() });
             None
         }
     }
@@ -138,7 +139,11 @@ fn begin(
 
 /// Wait for the attempt. After `give_back`, wait only as long as a stopping runner does. Return whether the attempt is
 /// settled.
-async fn to_its_end(shared: &Shared, mut attempt: tokio::task::JoinHandle<()>, give_back: &CancellationToken) -> bool {
+async fn to_its_end(
+    shared: &EngineState,
+    mut attempt: tokio::task::JoinHandle<()>,
+    give_back: &CancellationToken,
+) -> bool {
     tokio::select! {
         ended = &mut attempt => return ended.is_ok(),
         () = give_back.cancelled() => {}

@@ -2,7 +2,7 @@
 //! runners died.
 //!
 //! A suspect runs in a process of its own ([`child`](super::child)), beside the other jobs. So its crash ends no other
-//! job, and its exit status says at once what happened. While it runs it keeps the worker slot and the permit with
+//! job, and its exit status says at once what happened. While it runs it keeps the worker and the permit with
 //! which it was fetched, so `workers` and concurrency limits hold. Only a few suspects run at a time, so that ordinary
 //! jobs always have the larger part of the workers. A suspect that finds no room goes back to the index for a moment,
 //! without a claim.
@@ -17,9 +17,9 @@ use std::time::{Duration, Instant};
 
 use chrono::TimeDelta;
 
-use super::child::Ended;
+use super::child::ChildEnd;
 use super::permits::Permit;
-use super::{Shared, child, executor};
+use super::{EngineState, child, executor};
 use crate::job::JobId;
 use crate::store::{Claim, Claimant, DueJob};
 
@@ -29,7 +29,7 @@ const MAX_CHILDREN: usize = 8;
 const PUT_OFF: Duration = Duration::from_secs(2);
 /// The same when many suspects are put off. Twice this time is less than the delay that the reconciler takes for a
 /// wrong score.
-const PUT_OFF_IN_A_CROWD: Duration = Duration::from_secs(4);
+const CROWDED_PUT_OFF: Duration = Duration::from_secs(4);
 const CROWD: usize = 256;
 /// Most put-off suspects that are remembered, which bounds the memory.
 const MAX_KNOWN: usize = 4_096;
@@ -54,25 +54,25 @@ pub(super) struct Suspects {
 }
 
 /// Room for one suspect. Dropping it frees the room.
-struct Room<'a> {
+struct SuspectSlot<'a> {
     suspects: &'a Suspects,
     id: JobId,
     since: Instant,
 }
 
 /// Result of a request for room.
-enum Place<'a> {
+enum Admission<'a> {
     /// There is room.
-    Free(Room<'a>),
+    Admitted(SuspectSlot<'a>),
     /// There is no room now.
-    None,
+    Full,
     /// The job runs here already: the index delivered it twice.
-    Taken,
+    AlreadyRunning,
 }
 
 impl Suspects {
     /// Create the room for suspects beside `workers`. Without processes of their own only one may run at a time.
-    pub(super) fn beside(workers: usize, in_children: bool) -> Self {
+    pub(super) fn new(workers: usize, in_children: bool) -> Self {
         // Show the metric from the start, with the value 0.
         metrics::gauge!("tickr_suspects_running").increment(0.0);
         let most = if in_children { workers.div_ceil(2).min(MAX_CHILDREN) } else { 1 };
@@ -87,7 +87,7 @@ impl Suspects {
     }
 
     /// Return whether the job runs here or is put off, so that there is no point in claiming it.
-    pub(super) fn rests(&self, id: JobId) -> bool {
+    pub(super) fn is_resting(&self, id: JobId) -> bool {
         lock(&self.running).contains(&id) || lock(&self.resting).get(&id).is_some_and(|until| Instant::now() < *until)
     }
 
@@ -96,30 +96,30 @@ impl Suspects {
         lock(&self.running).len()
     }
 
-    fn place(&self, id: JobId, workers: usize) -> Place<'_> {
+    fn admit(&self, id: JobId, workers: usize) -> Admission<'_> {
         let most = if self.no_children.load(Ordering::Relaxed) { 1 } else { self.most };
         let closed = *lock(&self.closed_until);
         let mut running = lock(&self.running);
         if running.contains(&id) {
-            return Place::Taken;
+            return Admission::AlreadyRunning;
         }
         let rests = workers == 1 && closed.is_some_and(|until| Instant::now() < until);
         if rests || running.len() >= most {
-            return Place::None;
+            return Admission::Full;
         }
         running.insert(id);
         metrics::gauge!("tickr_suspects_running").increment(1.0);
-        Place::Free(Room { suspects: self, id, since: Instant::now() })
+        Admission::Admitted(SuspectSlot { suspects: self, id, since: Instant::now() })
     }
 
     /// Note that a suspect is put off. Return for how long.
-    fn rest(&self, id: JobId) -> Duration {
+    fn begin_rest(&self, id: JobId) -> Duration {
         let mut resting = lock(&self.resting);
         if resting.len() >= MAX_KNOWN {
             let now = Instant::now();
             resting.retain(|_, until| now < *until);
         }
-        let least = if resting.len() < CROWD { PUT_OFF } else { PUT_OFF_IN_A_CROWD };
+        let least = if resting.len() < CROWD { PUT_OFF } else { CROWDED_PUT_OFF };
         let pause = least.mul_f64(1.0 + rand::random::<f64>());
         if resting.len() < MAX_KNOWN {
             resting.insert(id, Instant::now() + pause);
@@ -128,7 +128,7 @@ impl Suspects {
     }
 }
 
-impl Drop for Room<'_> {
+impl Drop for SuspectSlot<'_> {
     fn drop(&mut self) {
         // Rest for as long as the suspect ran, so that suspects take at most half of a single worker's time.
         let rest = self.since.elapsed().min(MAX_REST);
@@ -143,38 +143,38 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// Run a suspect with the slot and the permit that its worker holds, or put it off.
-pub(super) async fn take_in(shared: &Shared, claimant: &Claimant, job: DueJob, permit: &Permit) {
+pub(super) async fn run_or_put_off(shared: &EngineState, claimant: &Claimant, job: DueJob, permit: &Permit) {
     // Drains and pauses hold for suspects as for any other job.
-    let settings = shared.controls.now();
+    let settings = shared.operator_settings.now();
     let unwanted = settings.drained || super::queue_order::is_paused(&settings, &job.queue);
     if shared.stop_fetching.is_cancelled() {
         // Another runner may take it at once.
         return shared.broker.hint_due(&job);
     }
-    let place = if unwanted { Place::None } else { shared.suspects.place(job.id, shared.settings.workers) };
+    let place = if unwanted { Admission::Full } else { shared.suspects.admit(job.id, shared.settings.workers) };
     let _room = match place {
-        Place::Free(room) => room,
-        Place::None => return put_off(shared, job),
-        Place::Taken => return metrics::counter!("tickr_claims_dropped_total").increment(1),
+        Admission::Admitted(room) => room,
+        Admission::Full => return put_off(shared, job),
+        Admission::AlreadyRunning => return metrics::counter!("tickr_claims_dropped_total").increment(1),
     };
     lock(&shared.suspects.resting).remove(&job.id);
     metrics::counter!("tickr_suspects_total").increment(1);
     let program = shared.settings.child.as_ref().filter(|_| !shared.suspects.no_children.load(Ordering::Relaxed));
     let Some(program) = program else { return run_here(shared, claimant, job).await };
     let ended = child::run(shared, program, &job, permit).await;
-    if !matches!(ended, Ok(Ended::Mute { .. })) {
+    if !matches!(ended, Ok(ChildEnd::Mute { .. })) {
         shared.suspects.mute.store(0, Ordering::Relaxed);
     }
     match ended {
-        Ok(Ended::Settled | Ended::Dead) => {}
-        Ok(Ended::Gone) => metrics::counter!("tickr_claims_dropped_total").increment(1),
-        Ok(Ended::NotBegun { why }) => {
+        Ok(ChildEnd::Settled | ChildEnd::Dead) => {}
+        Ok(ChildEnd::Gone) => metrics::counter!("tickr_claims_dropped_total").increment(1),
+        Ok(ChildEnd::NotBegun { why }) => {
             if !shared.stop_fetching.is_cancelled() {
                 tracing::warn!(job = %job.id, why, "the process for a suspect did not claim it, trying again later");
             }
             put_off(shared, job);
         }
-        Ok(Ended::Mute { why }) => {
+        Ok(ChildEnd::Mute { why }) => {
             tracing::warn!(job = %job.id, why, "the process for a suspect ended without a report, trying again later");
             if shared.suspects.mute.fetch_add(1, Ordering::Relaxed) + 1 >= MAX_MUTE {
                 run_here_from_now_on(shared, &why);
@@ -192,13 +192,13 @@ pub(super) async fn take_in(shared: &Shared, claimant: &Claimant, job: DueJob, p
 }
 
 /// Run suspects in this runner from now on. A suspect that runs beside other jobs is better than one that never runs.
-fn run_here_from_now_on(shared: &Shared, why: &str) {
+fn run_here_from_now_on(shared: &EngineState, why: &str) {
     tracing::error!(why, "cannot start processes for suspects: they run in this runner from now on, one at a time");
     shared.suspects.no_children.store(true, Ordering::Relaxed);
 }
 
 /// Run a suspect without a process of its own: beside ordinary jobs, but never beside another suspect of this runner.
-async fn run_here(shared: &Shared, claimant: &Claimant, job: DueJob) {
+async fn run_here(shared: &EngineState, claimant: &Claimant, job: DueJob) {
     let asked = Instant::now();
     match claimant.claim_suspect(job.id).await {
         Ok(Claim::Won(claimed)) => {
@@ -218,8 +218,8 @@ async fn run_here(shared: &Shared, claimant: &Claimant, job: DueJob) {
 }
 
 /// Put the job back into the index with a later time. In MySQL it stays due, for a runner that has room for it.
-fn put_off(shared: &Shared, mut job: DueJob) {
-    let pause = shared.suspects.rest(job.id);
+fn put_off(shared: &EngineState, mut job: DueJob) {
+    let pause = shared.suspects.begin_rest(job.id);
     job.execute_at = shared.store.clock().now() + TimeDelta::from_std(pause).unwrap_or_default();
     shared.broker.hint_due(&job);
 }
@@ -228,21 +228,21 @@ fn put_off(shared: &Shared, mut job: DueJob) {
 mod tests {
     use super::*;
 
-    fn room(suspects: &Suspects, workers: usize) -> Option<Room<'_>> {
-        match suspects.place(JobId::new(), workers) {
-            Place::Free(room) => Some(room),
-            Place::None | Place::Taken => None,
+    fn room(suspects: &Suspects, workers: usize) -> Option<SuspectSlot<'_>> {
+        match suspects.admit(JobId::new(), workers) {
+            Admission::Admitted(room) => Some(room),
+            Admission::Full | Admission::AlreadyRunning => None,
         }
     }
 
     #[test]
     fn suspects_have_half_of_the_workers_at_the_most_and_few_processes() {
         for (workers, most) in [(1, 1), (2, 1), (3, 2), (16, 8), (256, 8)] {
-            let suspects = Suspects::beside(workers, true);
+            let suspects = Suspects::new(workers, true);
             let rooms: Vec<_> = std::iter::from_fn(|| room(&suspects, workers)).collect();
             assert_eq!((rooms.len(), suspects.running()), (most, most), "{workers} workers");
         }
-        let here = Suspects::beside(256, false);
+        let here = Suspects::new(256, false);
         let first = room(&here, 256);
         assert!(first.is_some() && room(&here, 256).is_none(), "one at a time");
         drop(first);
@@ -251,16 +251,16 @@ mod tests {
 
     #[test]
     fn a_suspect_that_is_delivered_twice_runs_once() {
-        let (suspects, id) = (Suspects::beside(16, true), JobId::new());
-        let first = suspects.place(id, 16);
-        assert!(matches!(suspects.place(id, 16), Place::Taken));
+        let (suspects, id) = (Suspects::new(16, true), JobId::new());
+        let first = suspects.admit(id, 16);
+        assert!(matches!(suspects.admit(id, 16), Admission::AlreadyRunning));
         drop(first);
-        assert!(matches!(suspects.place(id, 16), Place::Free(_)));
+        assert!(matches!(suspects.admit(id, 16), Admission::Admitted(_)));
     }
 
     #[test]
     fn a_single_worker_rests_from_suspects_for_as_long_as_one_ran() {
-        let suspects = Suspects::beside(1, true);
+        let suspects = Suspects::new(1, true);
         let mut first = room(&suspects, 1).unwrap();
         first.since = Instant::now().checked_sub(Duration::from_secs(3)).unwrap();
         drop(first);

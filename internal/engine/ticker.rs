@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::Shared;
+use super::EngineState;
 use super::alarm::Alarm;
 use crate::job::{Actor, Name, Timestamp};
 use crate::store::{Scheduled, StoreError, Ticked, UnreadableSchedule};
@@ -25,13 +25,13 @@ const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const MAX_PAUSE: Duration = Duration::from_secs(2);
 /// Time for which a schedule is skipped after MySQL refused to write its ticks, and the most such schedules remembered.
 const REST: Duration = Duration::from_secs(60);
-const MAX_AT_REST: usize = 2_000;
+const MAX_SKIPPED: usize = 2_000;
 
 /// Skipped schedules, each with the moment when it is tried again.
-type AtRest = BTreeMap<String, Instant>;
+type SkippedSchedules = BTreeMap<String, Instant>;
 
 /// Result of one look for due ticks.
-enum Look {
+enum TickLook {
     /// Ticks were due. This ticker or another one processed them.
     Ticked {
         /// Other runners had processed all of them.
@@ -41,14 +41,14 @@ enum Look {
     Nothing(Option<Duration>),
 }
 
-pub(super) async fn run_until_stopped(shared: Arc<Shared>, alarm: Arc<Alarm>) {
+pub(super) async fn run_until_stopped(shared: Arc<EngineState>, alarm: Arc<Alarm>) {
     let runner = Actor::runner(&shared.runner);
     let kinds = shared.registry.names();
     let (mut follows, mut pause, mut unreadable) = (false, FIRST_PAUSE, BTreeSet::new());
-    let mut at_rest = AtRest::new();
+    let mut skipped = SkippedSchedules::new();
     loop {
-        let sleep = match look(&shared, &kinds, &runner, &mut unreadable, &mut at_rest).await {
-            Ok(Look::Ticked { too_late }) => {
+        let sleep = match look(&shared, &kinds, &runner, &mut unreadable, &mut skipped).await {
+            Ok(TickLook::Ticked { too_late }) => {
                 pause = FIRST_PAUSE;
                 follows = too_late;
                 if shared.stop_loops.is_cancelled() {
@@ -56,7 +56,7 @@ pub(super) async fn run_until_stopped(shared: Arc<Shared>, alarm: Arc<Alarm>) {
                 }
                 continue;
             }
-            Ok(Look::Nothing(until_next)) => {
+            Ok(TickLook::Nothing(until_next)) => {
                 pause = FIRST_PAUSE;
                 let behind = if follows { BEHIND.mul_f64(1.0 + rand::random::<f64>()) } else { Duration::ZERO };
                 until_next.map_or(MAX_SLEEP, |until| until + behind).min(MAX_SLEEP)
@@ -78,14 +78,14 @@ pub(super) async fn run_until_stopped(shared: Arc<Shared>, alarm: Arc<Alarm>) {
 }
 
 async fn look(
-    shared: &Shared,
+    shared: &EngineState,
     kinds: &[Name],
     runner: &Actor,
     unreadable: &mut BTreeSet<String>,
-    at_rest: &mut AtRest,
-) -> Result<Look, StoreError> {
-    at_rest.retain(|_, until| Instant::now() < *until);
-    let without = at_rest.keys().cloned().collect();
+    skipped: &mut SkippedSchedules,
+) -> Result<TickLook, StoreError> {
+    skipped.retain(|_, until| Instant::now() < *until);
+    let without = skipped.keys().cloned().collect();
     let found = shared.store.due_schedules(kinds.to_vec(), MAX_AT_ONCE, without).await?;
     let mut rows = Vec::with_capacity(found.due.len());
     for row in found.due {
@@ -101,27 +101,27 @@ async fn look(
     }
     if rows.is_empty() {
         let now = shared.store.clock().now();
-        return Ok(Look::Nothing(found.next.map(|next| (next - now).to_std().unwrap_or(Duration::ZERO))));
+        return Ok(TickLook::Nothing(found.next.map(|next| (next - now).to_std().unwrap_or(Duration::ZERO))));
     }
     let tracer = &shared.settings.tracer;
     let ticked = match shared.broker.tick(rows.clone(), found.now, runner, tracer).await {
         Err(error) if !error.is_transient() => {
             tracing::warn!(%error, schedules = rows.len(), "cannot write ticks together, writing them one by one");
-            one_by_one(shared, rows, found.now, runner, at_rest).await?
+            one_by_one(shared, rows, found.now, runner, skipped).await?
         }
         ticked => ticked?,
     };
-    Ok(Look::Ticked { too_late: ticked.overtaken > 0 && ticked.lines.is_empty() })
+    Ok(TickLook::Ticked { too_late: ticked.overtaken > 0 && ticked.lines.is_empty() })
 }
 
 /// Process the ticks of each schedule in a transaction of its own. A schedule that MySQL refuses must not stop the
 /// others.
 async fn one_by_one(
-    shared: &Shared,
+    shared: &EngineState,
     rows: Vec<Scheduled>,
     now: Timestamp,
     runner: &Actor,
-    at_rest: &mut AtRest,
+    skipped: &mut SkippedSchedules,
 ) -> Result<Ticked, StoreError> {
     let mut all = Ticked::default();
     for row in rows {
@@ -134,8 +134,8 @@ async fn one_by_one(
             Err(error) if error.is_transient() => return Err(error),
             Err(error) => {
                 tracing::error!(schedule = name, %error, "cannot write the ticks of a schedule, skipping it for a minute");
-                if at_rest.len() < MAX_AT_REST {
-                    at_rest.insert(name, Instant::now() + REST);
+                if skipped.len() < MAX_SKIPPED {
+                    skipped.insert(name, Instant::now() + REST);
                 }
             }
         }

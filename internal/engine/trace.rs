@@ -26,7 +26,7 @@ impl AttemptTrace {
         Self { carried, recorded: Some((context.place.span(), SystemTime::now())) }
     }
 
-    pub(super) fn carried(&self) -> Option<&TraceContext> {
+    pub(super) fn trace_context(&self) -> Option<&TraceContext> {
         self.carried.as_ref()
     }
 

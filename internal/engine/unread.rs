@@ -3,7 +3,7 @@
 //!
 //! During a deploy, two versions of a payload type are at work. A payload that the newer API accepts may be claimed by
 //! an older runner, and the other way round for a field that the newer type has dropped. Such an attempt ends as
-//! *snoozed*, which burns no attempt. Its error names the edition of the type that could not read the job, so each
+//! *snoozed*, which uses no attempt. Its error names the edition of the type that could not read the job, so each
 //! edition tries a job once. When every living edition has tried, the job fails, and its error says so.
 //!
 //! A job that was given back, by this runner or by a process that it started for a suspect, is not claimed by this
@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use chrono::TimeDelta;
 use serde::{Deserialize, Serialize};
 
-use super::Shared;
+use super::EngineState;
 use crate::handlers::{Failure, Registered};
 use crate::job::{Edition, JobId, Name, Priority};
 use crate::store::{Reader, Settled, UNREAD};
@@ -41,7 +41,7 @@ const LOOK_AGAIN: Duration = Duration::from_secs(30);
 /// The part of a job that cannot be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum Part {
+pub(super) enum UnreadPart {
     /// The payload. A runner with another version of the kind's type may read it.
     Payload,
     /// The stored options of the job. A runner of another tickr version may read them.
@@ -55,13 +55,13 @@ pub(super) struct UnreadJob<'a> {
     pub(super) queue: &'a Name,
     /// Number of this attempt.
     pub(super) number: u32,
-    pub(super) part: Part,
+    pub(super) part: UnreadPart,
     /// Error of the parser.
     pub(super) why: &'a str,
 }
 
 /// Decision about its attempt.
-pub(super) struct Answer {
+pub(super) struct UnreadDecision {
     pub(super) failure: Failure,
     /// To be remembered once the attempt is settled, if the job is given back.
     pub(super) given_back: Option<GivenBack>,
@@ -71,12 +71,12 @@ pub(super) struct Answer {
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct GivenBack {
     kind: Name,
-    part: Part,
+    part: UnreadPart,
     /// Editions that could not read it.
     refused: BTreeSet<Edition>,
 }
 
-struct Left {
+struct LeftJob {
     job: GivenBack,
     queue: Name,
     priority: Priority,
@@ -100,30 +100,30 @@ type Readers = Option<(Instant, Arc<Vec<Reader>>)>;
 /// The jobs that this runner leaves to other runners.
 #[derive(Default)]
 pub(super) struct Unread {
-    left: Mutex<HashMap<JobId, Left>>,
+    left: Mutex<HashMap<JobId, LeftJob>>,
     /// Number of these jobs. It spares the ordinary claim a lock.
     count: AtomicUsize,
     readers: tokio::sync::Mutex<Readers>,
 }
 
 impl Unread {
-    fn lock(&self) -> MutexGuard<'_, HashMap<JobId, Left>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<JobId, LeftJob>> {
         self.left.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Skip a job from now on, if its settlement put it back into a lane.
     pub(super) fn remember(&self, id: JobId, job: GivenBack, settled: Option<&Settled>) {
         if let Some(Settled::Done { line: Some((queue, priority)), .. }) = settled {
-            self.leave(id, job, queue.clone(), *priority);
+            self.leave_to_others(id, job, queue.clone(), *priority);
         }
     }
 
     /// Skip a job from now on that is known to wait again.
-    pub(super) fn leave(&self, id: JobId, job: GivenBack, queue: Name, priority: Priority) {
+    pub(super) fn leave_to_others(&self, id: JobId, job: GivenBack, queue: Name, priority: Priority) {
         let mut left = self.lock();
         if left.len() < MAX_KNOWN || left.contains_key(&id) {
             let now = Instant::now();
-            left.insert(id, Left { job, queue, priority, skipped: 0, looked: now, rests_until: now + FIRST_PAUSE });
+            left.insert(id, LeftJob { job, queue, priority, skipped: 0, looked: now, rests_until: now + FIRST_PAUSE });
             self.count.store(left.len(), Ordering::Relaxed);
         }
     }
@@ -135,14 +135,14 @@ impl Unread {
     }
 
     /// Return whether this job was put off a moment ago, so that there is no point in taking it.
-    pub(super) fn rests(&self, id: JobId) -> bool {
+    pub(super) fn is_resting(&self, id: JobId) -> bool {
         self.count.load(Ordering::Relaxed) > 0
             && self.lock().get(&id).is_some_and(|known| Instant::now() < known.rests_until)
     }
 
     /// Put off a job that was popped here and that another runner may be able to read. Return false when the job should
     /// be claimed: it is not known here, or no runner is left that might read it, and this one has to fail it.
-    pub(super) async fn puts_off(&self, shared: &Shared, id: JobId) -> bool {
+    pub(super) async fn postpone(&self, shared: &EngineState, id: JobId) -> bool {
         if self.count.load(Ordering::Relaxed) == 0 || !self.lock().contains_key(&id) {
             return false;
         }
@@ -162,7 +162,7 @@ impl Unread {
     fn skip(&self, id: JobId, readers: Option<&[Reader]>) -> Option<Skip> {
         let mut left = self.lock();
         let known = left.get_mut(&id)?;
-        let Left { job, queue, priority, .. } = &known;
+        let LeftJob { job, queue, priority, .. } = &known;
         let (queue, priority) = (queue.clone(), *priority);
         let may = |reader: &Reader| may_read(reader, job.part, &job.kind, &queue, &job.refused);
         if !readers.is_none_or(|readers| readers.iter().any(may)) {
@@ -175,7 +175,7 @@ impl Unread {
         if look {
             known.looked = Instant::now();
         }
-        let pause = growing(known.skipped).min(MAX_PAUSE);
+        let pause = growing_pause(known.skipped).min(MAX_PAUSE);
         known.rests_until = Instant::now() + pause;
         Some(Skip { look, pause, queue, priority })
     }
@@ -188,7 +188,7 @@ impl Unread {
 
     /// Return the living runners, as they were at `moment` or later. None when MySQL does not answer. Many callers at
     /// once share one read.
-    async fn readers_since(&self, shared: &Shared, moment: Option<Instant>) -> Option<Arc<Vec<Reader>>> {
+    async fn readers_since(&self, shared: &EngineState, moment: Option<Instant>) -> Option<Arc<Vec<Reader>>> {
         let mut known = self.readers.lock().await;
         if let Some((_, readers)) = known.as_ref().filter(|(asked, _)| moment.is_none_or(|moment| *asked >= moment)) {
             return Some(Arc::clone(readers));
@@ -210,11 +210,11 @@ impl Unread {
 
 /// Decide whether to give the job back or let it fail. If MySQL does not answer, it is given back: a job never fails on
 /// a guess.
-pub(super) async fn answer(shared: &Shared, riddle: UnreadJob<'_>) -> Answer {
-    let UnreadJob { id, kind, queue, number, part, why } = riddle;
+pub(super) async fn decide(shared: &EngineState, unread_job: UnreadJob<'_>) -> UnreadDecision {
+    let UnreadJob { id, kind, queue, number, part, why } = unread_job;
     let own = match part {
-        Part::Payload => shared.registry.get(kind.as_str()).map(Registered::edition),
-        Part::Options => Some(Edition::of_options()),
+        UnreadPart::Payload => shared.registry.get(kind.as_str()).map(Registered::edition),
+        UnreadPart::Options => Some(Edition::of_options()),
     };
     let mut refused: BTreeSet<Edition> = own.into_iter().collect();
     if number > 1 {
@@ -227,8 +227,8 @@ pub(super) async fn answer(shared: &Shared, riddle: UnreadJob<'_>) -> Answer {
         readers.is_none_or(|readers| readers.iter().any(|reader| may_read(reader, part, kind, queue, &refused)))
     };
     let what = match part {
-        Part::Payload => format!("{UNREAD}payload as {kind}: {why}"),
-        Part::Options => format!("{UNREAD}stored job: {why}"),
+        UnreadPart::Payload => format!("{UNREAD}payload as {kind}: {why}"),
+        UnreadPart::Options => format!("{UNREAD}stored job: {why}"),
     };
     let now = Some(Instant::now());
     let may_be_read = may(shared.unread.readers_since(shared, a_moment_ago()).await)
@@ -238,20 +238,20 @@ pub(super) async fn answer(shared: &Shared, riddle: UnreadJob<'_>) -> Answer {
         let error = format!(
             "{what}; no living runner of another version is left that might read it: start one that can, then retry the job"
         );
-        return Answer { failure: Failure::reject(error), given_back: None };
+        return UnreadDecision { failure: Failure::reject(error), given_back: None };
     }
     tracing::info!(job = %id, %kind, "cannot read a job, given back for a runner of another version");
     let own = own.map(|own| own.to_string()).unwrap_or_default();
     let reason = format!("{what}; given back, as a living runner of another version may be able to [edition {own}]");
-    let pause = growing(number.saturating_sub(1)).min(MAX_REST);
+    let pause = growing_pause(number.saturating_sub(1)).min(MAX_REST);
     let given_back = GivenBack { kind: kind.clone(), part, refused };
-    Answer { failure: Failure::snooze(pause, reason), given_back: Some(given_back) }
+    UnreadDecision { failure: Failure::snooze(pause, reason), given_back: Some(given_back) }
 }
 
-fn may_read(reader: &Reader, part: Part, kind: &Name, queue: &Name, refused: &BTreeSet<Edition>) -> bool {
+fn may_read(reader: &Reader, part: UnreadPart, kind: &Name, queue: &Name, refused: &BTreeSet<Edition>) -> bool {
     let untried = reader.editions.as_ref().is_none_or(|editions| match part {
-        Part::Payload => editions.kinds.get(kind).is_none_or(|edition| !refused.contains(edition)),
-        Part::Options => !refused.contains(&editions.options),
+        UnreadPart::Payload => editions.kinds.get(kind).is_none_or(|edition| !refused.contains(edition)),
+        UnreadPart::Options => !refused.contains(&editions.options),
     });
     untried && reader.kinds.contains(kind) && reader.queues.contains(queue)
 }
@@ -267,7 +267,7 @@ fn edition_in(error: &str) -> Option<Edition> {
 }
 
 /// Return a pause that doubles with every eighth time, with a jitter of 50 % in both directions.
-fn growing(times: u32) -> Duration {
+fn growing_pause(times: u32) -> Duration {
     (FIRST_PAUSE * (1 << (times / 8).min(8))).mul_f64(0.5 + rand::random::<f64>())
 }
 
@@ -300,15 +300,15 @@ mod tests {
         let (kind, queue): (Name, Name) = ("mail".parse().unwrap(), "default".parse().unwrap());
         let refused = BTreeSet::from([edition("one")]);
         let may = |reader: &Reader, part| may_read(reader, part, &kind, &queue, &refused);
-        assert!(!may(&reader(Some("one"), "x"), Part::Payload));
-        assert!(may(&reader(Some("two"), "one"), Part::Payload));
-        assert!(may(&reader(Some("one"), "x"), Part::Options));
-        assert!(!may(&reader(Some("two"), "one"), Part::Options));
+        assert!(!may(&reader(Some("one"), "x"), UnreadPart::Payload));
+        assert!(may(&reader(Some("two"), "one"), UnreadPart::Payload));
+        assert!(may(&reader(Some("one"), "x"), UnreadPart::Options));
+        assert!(!may(&reader(Some("two"), "one"), UnreadPart::Options));
         // The editions of older binaries are not known.
-        assert!(may(&Reader { editions: None, ..reader(None, "x") }, Part::Payload));
+        assert!(may(&Reader { editions: None, ..reader(None, "x") }, UnreadPart::Payload));
         // A runner cannot read a job whose kind or queue it does not have.
-        assert!(!may(&Reader { kinds: BTreeSet::new(), ..reader(Some("two"), "x") }, Part::Payload));
-        assert!(!may(&Reader { queues: BTreeSet::new(), ..reader(Some("two"), "x") }, Part::Payload));
+        assert!(!may(&Reader { kinds: BTreeSet::new(), ..reader(Some("two"), "x") }, UnreadPart::Payload));
+        assert!(!may(&Reader { queues: BTreeSet::new(), ..reader(Some("two"), "x") }, UnreadPart::Payload));
     }
 
     #[test]
@@ -322,7 +322,7 @@ mod tests {
 
     #[test]
     fn pauses_grow_within_bounds() {
-        assert!(growing(0) >= FIRST_PAUSE / 2 && growing(7) <= FIRST_PAUSE * 3 / 2);
-        assert!(growing(64) >= MAX_REST / 2 && growing(u32::MAX) < Duration::from_secs(120));
+        assert!(growing_pause(0) >= FIRST_PAUSE / 2 && growing_pause(7) <= FIRST_PAUSE * 3 / 2);
+        assert!(growing_pause(64) >= MAX_REST / 2 && growing_pause(u32::MAX) < Duration::from_secs(120));
     }
 }

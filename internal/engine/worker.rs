@@ -9,10 +9,10 @@ use chrono::TimeDelta;
 use futures_util::FutureExt;
 use tokio::sync::{Mutex, mpsc};
 
-use super::fetcher::Ticket;
+use super::fetcher::FetchedJob;
 use super::permits::Permit;
 use super::reaper::announce;
-use super::{Shared, executor, suspects};
+use super::{EngineState, executor, suspects};
 use crate::job::{JobId, Verdict};
 use crate::store::{Claim, Claimant, Claimed, StoreError};
 
@@ -26,15 +26,15 @@ const OTHERS_KIND_PAUSE_MS: i64 = 100;
 const NOT_DUE_PAUSE: TimeDelta = TimeDelta::milliseconds(3);
 
 pub(super) async fn work_until_closed(
-    shared: Arc<Shared>,
+    shared: Arc<EngineState>,
     claimant: Claimant,
-    queue: Arc<Mutex<mpsc::Receiver<Ticket>>>,
+    queue: Arc<Mutex<mpsc::Receiver<FetchedJob>>>,
 ) {
     loop {
         // The lock is released at the end of this statement. So one worker waits on the channel, and the others wait
         // for the lock.
         let ticket = queue.lock().await.recv().await;
-        let Some(Ticket { id, slot, permit }) = ticket else { return };
+        let Some(FetchedJob { id, slot, permit }) = ticket else { return };
         // A panic of a handler does not come here, and this code should not panic. If it does, the job loses an
         // attempt, but the runner does not lose a worker: the lease of the attempt is no longer renewed, and the reaper
         // ends the attempt.
@@ -48,27 +48,27 @@ pub(super) async fn work_until_closed(
 }
 
 /// Claim a job that was popped, and act on the result of the claim.
-async fn work(shared: &Shared, claimant: &Claimant, id: JobId, permit: &Permit) {
-    if shared.unread.puts_off(shared, id).await {
+async fn work(shared: &EngineState, claimant: &Claimant, id: JobId, permit: &Permit) {
+    if shared.unread.postpone(shared, id).await {
         return;
     }
     // The lease starts at some moment after this one.
     let asked = Instant::now();
     let claim = claimant.claim(id).await;
-    shared.gauges.claimed(asked.elapsed());
-    permit.claimed(matches!(claim, Ok(Claim::Won(_) | Claim::Suspect(_))), matches!(claim, Ok(Claim::Gone)));
+    shared.attempt_metrics.record_claimed(asked.elapsed());
+    permit.record_claim(matches!(claim, Ok(Claim::Won(_) | Claim::Suspect(_))), matches!(claim, Ok(Claim::Gone)));
     match claim {
-        Ok(Claim::Won(claimed)) if !permit.is_good() => stand_back(shared, &claimed).await,
-        claim => take_up(shared, claimant, id, claim, (asked, permit)).await,
+        Ok(Claim::Won(claimed)) if !permit.is_usable() => give_back(shared, &claimed).await,
+        claim => handle_claim(shared, claimant, id, claim, (asked, permit)).await,
     }
-    if shared.unread.rests(id) {
-        permit.found_nothing_to_run();
+    if shared.unread.is_resting(id) {
+        permit.mark_unused();
     }
 }
 
 /// Give the job back: the heartbeat had a gap after the permit for this job was taken, so another runner may run a job
 /// on that permit by now. If this call fails, the lease ends and the attempt counts as lost.
-async fn stand_back(shared: &Shared, claimed: &Claimed) {
+async fn give_back(shared: &EngineState, claimed: &Claimed) {
     tracing::warn!(job = %claimed.id, queue = %claimed.queue, "the permit may be gone, giving the job back");
     let why = "the heartbeat of the runner had a gap before the job could start";
     match shared.store.give_back(claimed.token, vec![claimed.id], why).await {
@@ -78,8 +78,8 @@ async fn stand_back(shared: &Shared, claimed: &Claimed) {
 }
 
 /// Act on the result of a claim. `asked` is a moment before the claim was sent.
-async fn take_up(
-    shared: &Shared,
+async fn handle_claim(
+    shared: &EngineState,
     claimant: &Claimant,
     id: JobId,
     claim: Result<Claim, StoreError>,
@@ -104,7 +104,7 @@ async fn take_up(
             job.execute_at = shared.store.clock().now() + pause;
             shared.broker.hint_due(&job);
         }
-        Ok(Claim::Suspect(job)) => Box::pin(suspects::take_in(shared, claimant, job, permit)).await,
+        Ok(Claim::Suspect(job)) => Box::pin(suspects::run_or_put_off(shared, claimant, job, permit)).await,
         Ok(Claim::Gone) => metrics::counter!("tickr_claims_dropped_total").increment(1),
         Err(error) => {
             tracing::warn!(job = %id, %error, "cannot claim a job");

@@ -1,5 +1,6 @@
 //! A running handler's view of its attempt.
 
+use std::any::Any;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -12,6 +13,8 @@ use crate::job::{AttemptToken, Exchange, JobId, Name, Progress, TraceContext};
 #[derive(Clone, Debug)]
 pub struct Context {
     parts: Arc<ContextParts>,
+    /// Value of a higher layer, which this layer cannot name: the client of the runner.
+    attached: Option<Arc<dyn Any + Send + Sync>>,
 }
 
 /// The values behind a [`Context`]. The executor makes them; tests of handlers use [`Context::detached`].
@@ -25,7 +28,7 @@ pub struct ContextParts {
     pub queue: Name,
     /// Number of this attempt among those that count, 1 for the first.
     pub attempt: u32,
-    /// Number of attempts that the job may burn.
+    /// Number of attempts that the job may use.
     pub max_attempts: u32,
     /// The fencing token of this attempt.
     pub token: AttemptToken,
@@ -84,7 +87,18 @@ impl Context {
     /// Make a context of these values.
     #[must_use]
     pub fn new(parts: ContextParts) -> Self {
-        Self { parts: Arc::new(parts) }
+        Self { parts: Arc::new(parts), attached: None }
+    }
+
+    /// Attach a value of a higher layer.
+    #[must_use]
+    pub(crate) fn with(self, attached: Arc<dyn Any + Send + Sync>) -> Self {
+        Self { attached: Some(attached), ..self }
+    }
+
+    /// Return the attached value, if it has this type.
+    pub(crate) fn attached<T: Any>(&self) -> Option<&T> {
+        self.attached.as_deref().and_then(|attached| attached.downcast_ref())
     }
 
     /// Make a context without a store, for unit tests of handlers. It is the first of five attempts and has one minute
@@ -135,7 +149,7 @@ impl Context {
         self.parts.attempt
     }
 
-    /// Number of attempts that the job may burn before it fails.
+    /// Number of attempts that the job may use before it fails.
     #[must_use]
     pub fn max_attempts(&self) -> u32 {
         self.parts.max_attempts

@@ -85,7 +85,7 @@ pub enum Failure {
         /// The action that was tried, and the error.
         error: String,
     },
-    /// The work cannot be done now. The job runs again after the delay and burns no attempt. The number of snoozes of a
+    /// The work cannot be done now. The job runs again after the delay and uses no attempt. The number of snoozes of a
     /// job is limited.
     Snooze {
         /// Time to wait before the next attempt.
@@ -106,7 +106,7 @@ impl Failure {
         Self::Reject { error: error.into() }
     }
 
-    /// Make a request to run the job again after `delay`, without burning an attempt.
+    /// Make a request to run the job again after `delay`, without using an attempt.
     pub fn snooze(delay: Duration, reason: impl Into<String>) -> Self {
         Self::Snooze { delay, reason: reason.into() }
     }

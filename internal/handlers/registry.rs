@@ -8,18 +8,19 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use schemars::generate::SchemaSettings;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use serde_json::value::RawValue;
 
 use super::panicked::caught;
-use super::{Context, Handler, Kind, Outcome, Panicked, wording};
+use super::{Context, Failure, Handler, Kind, Outcome, Panicked, wording};
+use crate::config::KindConfig;
 use crate::job::{Edition, Editions, Name, RetryPolicy};
 
 /// Defaults for jobs of a kind that set no options of their own.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct KindDefaults {
-    /// Number of attempts that a job may burn.
+    /// Number of attempts that a job may use.
     pub max_attempts: u32,
     /// Time limit of one attempt.
     pub timeout: Duration,
@@ -33,8 +34,21 @@ impl Default for KindDefaults {
     }
 }
 
+impl KindDefaults {
+    /// Change the defaults as `[kinds.<kind>]` of the configuration requires.
+    pub(crate) fn change(&mut self, changes: &KindConfig) {
+        self.max_attempts = changes.max_attempts.unwrap_or(self.max_attempts);
+        self.timeout = changes.timeout.unwrap_or(self.timeout);
+        let ms = |d: Duration| u64::try_from(d.as_millis()).unwrap_or(u64::MAX);
+        let retry = &mut self.retry;
+        retry.base_ms = changes.retry_base.map_or(retry.base_ms, ms);
+        retry.cap_ms = changes.retry_cap.map_or(retry.cap_ms, ms).max(retry.base_ms);
+        retry.factor = changes.retry_factor.unwrap_or(retry.factor);
+    }
+}
+
 /// One error in a payload.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Problem {
     /// JSON pointer (RFC 6901) into the payload; empty for the payload as a whole.
     pub pointer: String,
@@ -156,6 +170,29 @@ impl std::fmt::Debug for Registered {
 }
 
 impl Registered {
+    #[expect(clippy::expect_used, reason = "both are mistakes in the program, found at its first start")]
+    fn new<H: Handler>(handler: H) -> Self {
+        let name: Name = H::Payload::NAME.parse().expect("a kind's NAME is a legal name");
+        let schema = SchemaSettings::draft2020_12().into_generator().into_root_schema_for::<H::Payload>().to_value();
+        let validator = jsonschema::validator_for(&schema).expect("a derived schema is a valid schema");
+        let defaults = handler.defaults();
+        let edition = Edition::of_schema(&schema);
+        Self { name, schema, edition, validator, defaults, handler: Arc::new(Erased(handler)) }
+    }
+
+    /// Make the entry of a kind from its payload type alone, for a process that enqueues its jobs and executes none.
+    ///
+    /// # Panics
+    /// When the kind's name is not legal.
+    pub(crate) fn without_handler<P: Kind>(changes: Option<&KindConfig>) -> Self {
+        let function = |_: P, _: Context| async { Err(Failure::retry("this process only enqueues jobs of this kind")) };
+        let mut entry = Self::new(Function { function, payload: PhantomData });
+        if let Some(changes) = changes {
+            entry.defaults.change(changes);
+        }
+        entry
+    }
+
     /// Name of the kind.
     #[must_use]
     pub fn name(&self) -> &Name {
@@ -275,16 +312,13 @@ impl Registry {
     ///
     /// # Panics
     /// When the kind's name is not legal or is already registered. Both are mistakes in the program, not in its input.
-    #[expect(clippy::expect_used, reason = "both are mistakes in the program, found at its first start")]
     pub fn register_handler<H: Handler>(&mut self, handler: H) -> &mut Self {
-        let name: Name = H::Payload::NAME.parse().expect("a kind's NAME is a legal name");
-        let schema = SchemaSettings::draft2020_12().into_generator().into_root_schema_for::<H::Payload>().to_value();
-        let validator = jsonschema::validator_for(&schema).expect("a derived schema is a valid schema");
-        let defaults = handler.defaults();
-        let handler = Arc::new(Erased(handler));
-        let edition = Edition::of_schema(&schema);
-        let entry = Registered { name: name.clone(), schema, edition, validator, defaults, handler };
-        assert!(self.kinds.insert(name, entry).is_none(), "kind {} is registered twice", H::Payload::NAME);
+        let entry = Registered::new(handler);
+        assert!(
+            self.kinds.insert(entry.name.clone(), entry).is_none(),
+            "kind {} is registered twice",
+            H::Payload::NAME
+        );
         self
     }
 
@@ -321,7 +355,6 @@ impl Registry {
 #[cfg(test)]
 mod tests {
     use schemars::JsonSchema;
-    use serde::Deserialize;
 
     use super::*;
 

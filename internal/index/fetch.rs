@@ -23,7 +23,7 @@ const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Ids taken from the ready lists.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Taken {
+pub struct TakenIds {
     /// Due jobs, the most urgent first, each with the position of its lane.
     pub ids: Vec<(usize, JobId)>,
     /// A lane that left jobs out has run low.
@@ -43,7 +43,7 @@ pub enum Popped {
 
 /// The lanes to take from, in order, and the limits of how many ids to take.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Order {
+pub struct FetchOrder {
     /// Positions of lanes, the first to be served first. Other lanes are not served.
     pub lines: Vec<usize>,
     /// For each of them the position of its group in `room`, if it belongs to one.
@@ -90,7 +90,7 @@ impl Fetch {
     ///
     /// # Errors
     /// [`IndexError::Unavailable`]. The connection is dropped.
-    pub async fn take(&mut self, most: usize, order: &Order) -> Result<Taken, IndexError> {
+    pub async fn take(&mut self, most: usize, order: &FetchOrder) -> Result<TakenIds, IndexError> {
         let attempted = "take ready jobs";
         let mut conn = self.connection().await?;
         let mut call = self.take.prepare_invoke();
@@ -107,14 +107,14 @@ impl Fetch {
         }
         let words: Result<Vec<String>, _> = call.invoke_async(&mut conn).await;
         let words = words.map_err(|e| self.broken(attempted, &e))?;
-        Ok(taken(&words, &order.lines))
+        Ok(parse_taken(&words, &order.lines))
     }
 
     /// Wait up to a second for one id. A caller that cancels this call must [`abandon`](Self::abandon) the connection.
     ///
     /// # Errors
     /// [`IndexError::Unavailable`]. The connection is dropped.
-    pub async fn wait(&mut self, order: &Order) -> Result<Popped, IndexError> {
+    pub async fn wait(&mut self, order: &FetchOrder) -> Result<Popped, IndexError> {
         let mut conn = self.connection().await?;
         // The wake-up list comes first: the reason of the wake-up may forbid taking from the others.
         let lists = std::iter::once(&self.nudge).chain(order.lines.iter().map(|place| &self.lists[*place]));
@@ -174,13 +174,13 @@ impl Fetch {
     fn broken(&mut self, attempted: &'static str, error: &redis::RedisError) -> IndexError {
         self.conn = None;
         let error = IndexError::Unavailable { attempted, cause: error.to_string() };
-        self.health.failed(&error);
+        self.health.record_failure(&error);
         error
     }
 }
 
 /// Parse the result of take.lua, for lists in this order.
-fn taken(words: &[String], order: &[usize]) -> Taken {
+fn parse_taken(words: &[String], order: &[usize]) -> TakenIds {
     let mut words = words.iter();
     let refill = words.next().is_some_and(|word| word == "1");
     let mut ids = Vec::with_capacity(words.len());
@@ -190,5 +190,5 @@ fn taken(words: &[String], order: &[usize]) -> Taken {
         // An element that is no id was not put there by tickr. Skip it.
         ids.extend(words.by_ref().take(count).filter_map(|id| Some((*place, id.parse().ok()?))));
     }
-    Taken { ids, refill }
+    TakenIds { ids, refill }
 }

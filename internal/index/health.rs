@@ -19,7 +19,7 @@ pub struct IndexHealth {
 
 /// Reason for which the index is rebuilt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Cause {
+pub enum RebuildTrigger {
     /// The runner started, and does not know what the index holds.
     Start,
     /// Redis lost its data, or went back in time.
@@ -30,7 +30,7 @@ pub enum Cause {
     Asked,
 }
 
-impl Cause {
+impl RebuildTrigger {
     /// Return the reason as it is written in JSON.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
@@ -53,7 +53,7 @@ pub struct Rebuilt {
     /// Duration of the rebuild.
     pub took: Duration,
     /// Reason of the rebuild.
-    pub cause: Cause,
+    pub cause: RebuildTrigger,
 }
 
 /// A comparison with MySQL.
@@ -67,13 +67,13 @@ pub struct Drift {
 
 /// The condition of the index with its history, all at one moment.
 #[derive(Clone, Copy, Debug)]
-pub struct Bearing {
+pub struct IndexStatus {
     /// The condition.
     pub health: Health,
     /// Start of this condition.
     pub since: Instant,
     /// Reason of the rebuild that is under way, if there is one.
-    pub cause: Option<Cause>,
+    pub cause: Option<RebuildTrigger>,
     /// The last rebuild.
     pub last: Option<Rebuilt>,
     /// The last comparison.
@@ -85,7 +85,7 @@ struct Condition {
     health: Health,
     since: Instant,
     /// Reason of the rebuild that is under way, or of the last one.
-    cause: Cause,
+    cause: RebuildTrigger,
     /// The present data must be deleted before the rebuild.
     forget: bool,
     last: Option<Rebuilt>,
@@ -94,15 +94,18 @@ struct Condition {
     troubles: u64,
     /// Number of times that Redis did not answer, or refused.
     outages: u64,
+    /// Redis refused a command because a key holds a value that tickr does not write.
+    misshapen: bool,
 }
 
 impl IndexHealth {
     pub(super) fn new() -> Self {
         // Nothing is known yet, so the first answer leads to a rebuild. To an index left by an earlier run it adds only
         // what is missing.
-        let (since, cause) = (Instant::now(), Cause::Start);
+        let (since, cause) = (Instant::now(), RebuildTrigger::Start);
         let health = Health::Rebuilding;
-        let condition = Condition { health, since, cause, forget: false, last: None, troubles: 0, outages: 0 };
+        let condition =
+            Condition { health, since, cause, forget: false, last: None, troubles: 0, outages: 0, misshapen: false };
         Self { condition: watch::Sender::new(condition), drift: Mutex::new(None) }
     }
 
@@ -114,14 +117,14 @@ impl IndexHealth {
 
     /// Return everything that is known.
     #[must_use]
-    pub fn bearing(&self) -> Bearing {
+    pub fn status(&self) -> IndexStatus {
         let Condition { health, since, cause, last, .. } = *self.condition.borrow();
         let drift = *self.drift.lock().unwrap_or_else(PoisonError::into_inner);
-        Bearing { health, since, cause: (health == Health::Rebuilding).then_some(cause), last, drift }
+        IndexStatus { health, since, cause: (health == Health::Rebuilding).then_some(cause), last, drift }
     }
 
     /// Record a comparison with MySQL in which the index lacked this many jobs.
-    pub fn compared(&self, jobs: usize) {
+    pub fn record_comparison(&self, jobs: usize) {
         *self.drift.lock().unwrap_or_else(PoisonError::into_inner) = Some(Drift { at: Instant::now(), jobs });
     }
 
@@ -132,14 +135,14 @@ impl IndexHealth {
             let fast = condition.health == Health::Fast;
             if fast {
                 condition.forget = true;
-                change(condition, Health::Rebuilding, Cause::Asked, "an operator requested it");
+                change(condition, Health::Rebuilding, RebuildTrigger::Asked, "an operator requested it");
             }
             fast
         })
     }
 
     /// Return whether the rebuild that starts now must first delete the data. The answer is true only once per request.
-    pub fn begins_from_nothing(&self) -> bool {
+    pub fn take_start_from_empty(&self) -> bool {
         let mut forget = false;
         self.condition.send_if_modified(|condition| {
             forget = std::mem::take(&mut condition.forget);
@@ -175,7 +178,7 @@ impl IndexHealth {
 
     /// Record a failure of Redis. Only a change of the condition is logged. A Redis that lost its data does answer: if
     /// it was out and comes back empty, the index is rebuilt as after a flush.
-    pub(super) fn failed(&self, error: &IndexError) {
+    pub(super) fn record_failure(&self, error: &IndexError) {
         let to = match error {
             IndexError::Lost { .. } => Health::Rebuilding,
             IndexError::Unavailable { .. } | IndexError::Url => Health::Degraded,
@@ -183,7 +186,26 @@ impl IndexHealth {
         self.condition.send_modify(|condition| {
             condition.troubles += 1;
             condition.outages += u64::from(to == Health::Degraded);
-            change(condition, to, Cause::LostState, &error.to_string());
+            condition.misshapen |= error.is_about_a_value();
+            change(condition, to, RebuildTrigger::LostState, &error.to_string());
+        });
+    }
+
+    /// Return whether a key holds a value that tickr does not write. The answer is true only once per refusal.
+    pub(super) fn take_misshapen_report(&self) -> bool {
+        let mut misshapen = false;
+        self.condition.send_if_modified(|condition| {
+            misshapen = std::mem::take(&mut condition.misshapen);
+            false
+        });
+        misshapen
+    }
+
+    /// Note that a key holds a value that tickr does not write.
+    pub(super) fn found_misshapen(&self) {
+        self.condition.send_if_modified(|condition| {
+            condition.misshapen = true;
+            false
         });
     }
 
@@ -194,7 +216,7 @@ impl IndexHealth {
     pub(super) fn wrote(&self) {
         self.condition.send_if_modified(|condition| {
             condition.health == Health::Degraded
-                && change(condition, Health::Rebuilding, Cause::Outage, "redis takes writes again")
+                && change(condition, Health::Rebuilding, RebuildTrigger::Outage, "redis takes writes again")
         });
     }
 
@@ -216,7 +238,7 @@ impl IndexHealth {
 }
 
 /// Change the condition. `cause` is the reason of the rebuild, if the new condition is a rebuild.
-fn change(condition: &mut Condition, to: Health, cause: Cause, why: &str) -> bool {
+fn change(condition: &mut Condition, to: Health, cause: RebuildTrigger, why: &str) -> bool {
     let changed = condition.health != to;
     if changed {
         condition.since = Instant::now();
@@ -240,7 +262,7 @@ mod tests {
         let health = IndexHealth::new();
         let seen = health.troubles();
         // A hint fails while the rebuild reads MySQL, and Redis is back before it ends.
-        health.failed(&OUT);
+        health.record_failure(&OUT);
         health.wrote();
         assert_eq!(health.now(), Health::Rebuilding);
         assert!(!health.rebuilt(seen, 0, Duration::ZERO));
@@ -252,7 +274,7 @@ mod tests {
     #[test]
     fn only_a_write_ends_an_outage_and_a_rebuild_follows() {
         let health = IndexHealth::new();
-        health.failed(&OUT);
+        health.record_failure(&OUT);
         assert!(!health.rebuilt(health.troubles(), 0, Duration::ZERO));
         assert_eq!(health.now(), Health::Degraded);
         health.wrote();
@@ -262,24 +284,24 @@ mod tests {
     #[test]
     fn a_rebuild_remembers_why_there_was_one() {
         let health = IndexHealth::new();
-        assert_eq!(health.bearing().cause, Some(Cause::Start));
+        assert_eq!(health.status().cause, Some(RebuildTrigger::Start));
         assert!(!health.ask_for_rebuild(), "one is under way");
         assert!(health.rebuilt(0, 7, Duration::from_millis(5)));
-        let last = health.bearing().last.unwrap();
-        assert_eq!((last.cause, last.jobs, health.bearing().cause), (Cause::Start, 7, None));
+        let last = health.status().last.unwrap();
+        assert_eq!((last.cause, last.jobs, health.status().cause), (RebuildTrigger::Start, 7, None));
 
-        assert!(!health.begins_from_nothing());
+        assert!(!health.take_start_from_empty());
         assert!(health.ask_for_rebuild());
-        assert!(health.begins_from_nothing() && !health.begins_from_nothing());
+        assert!(health.take_start_from_empty() && !health.take_start_from_empty());
         // The data is deleted on purpose, and another loop notices.
-        health.failed(&IndexError::Lost { attempted: "look" });
-        assert_eq!(health.bearing().cause, Some(Cause::Asked));
+        health.record_failure(&IndexError::Lost { attempted: "look" });
+        assert_eq!(health.status().cause, Some(RebuildTrigger::Asked));
         assert!(health.rebuilt(health.troubles(), 8, Duration::ZERO));
-        assert_eq!(health.bearing().last.unwrap().cause, Cause::Asked);
+        assert_eq!(health.status().last.unwrap().cause, RebuildTrigger::Asked);
 
-        health.failed(&OUT);
+        health.record_failure(&OUT);
         assert!(!health.ask_for_rebuild(), "nothing can be fed");
         health.wrote();
-        assert_eq!(health.bearing().cause, Some(Cause::Outage));
+        assert_eq!(health.status().cause, Some(RebuildTrigger::Outage));
     }
 }

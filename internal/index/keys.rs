@@ -55,6 +55,8 @@ impl Lane {
 /// All keys under one prefix.
 #[derive(Clone, Debug)]
 pub(super) struct Keys {
+    /// Pattern that all keys match. Braces have no meaning in it, and the prefix holds no other special characters.
+    pub(super) all: String,
     pub(super) epoch: String,
     pub(super) beat: String,
     pub(super) waiting: String,
@@ -71,6 +73,7 @@ impl Keys {
     pub(super) fn new(prefix: &str) -> Self {
         let key = |name: &str| format!("{{{prefix}}}:{name}");
         Self {
+            all: key("*"),
             epoch: key("epoch"),
             beat: key("beat"),
             waiting: key("waiting"),
@@ -81,6 +84,21 @@ impl Keys {
             refill_prefix: key("refill:"),
             nudge_prefix: key("nudge:"),
         }
+    }
+
+    /// Return the type of a key, as Redis calls it. None for a key that tickr does not use.
+    pub(super) fn type_of(&self, key: &str) -> Option<&'static str> {
+        let prefixes = [(&self.ready_prefix, "list"), (&self.nudge_prefix, "list"), (&self.refill_prefix, "string")];
+        let fixed = [
+            (&self.epoch, "string"),
+            (&self.beat, "string"),
+            (&self.waiting, "zset"),
+            (&self.overflow, "hash"),
+            (&self.events, "stream"),
+            (&self.listeners, "string"),
+        ];
+        let of_prefix = prefixes.into_iter().find(|(prefix, _)| key.starts_with(*prefix));
+        of_prefix.or_else(|| fixed.into_iter().find(|(name, _)| *name == key)).map(|(_, kind)| kind)
     }
 
     pub(super) fn ready(&self, line: &Lane) -> String {

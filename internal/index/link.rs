@@ -71,7 +71,7 @@ impl Link {
         };
         result.map_err(|cause| {
             let error = IndexError::Unavailable { attempted, cause };
-            self.health.failed(&error);
+            self.health.record_failure(&error);
             error
         })
     }

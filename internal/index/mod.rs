@@ -10,7 +10,7 @@
 //! - `keys.rs`: every key.
 //! - `health.rs`: the condition of the index, as one runner sees it.
 //! - `fetch.rs`: [`Fetch`], the fetcher's own connection, the only one that blocks.
-//! - `feed.rs`: [`FeedLine`], the stream of cluster events.
+//! - `event_stream.rs`: [`EventStream`], the stream of cluster events.
 //! - `bare.rs`: [`BareIndex`], used only by `tickr bench`.
 //! - `lists.lua`: the part about ready lists that `hint.lua` and `move.lua` share.
 //! - `hint.lua`: adds hinted jobs.
@@ -22,7 +22,7 @@
 //! Each script starts with its keys, arguments and results.
 
 mod bare;
-mod feed;
+mod event_stream;
 mod fetch;
 mod health;
 mod keys;
@@ -30,9 +30,9 @@ mod link;
 
 pub use crate::event::Health;
 pub use bare::BareIndex;
-pub use feed::{FeedEntry, FeedId, FeedLine};
-pub use fetch::{Fetch, Order, Popped, Taken};
-pub use health::{Bearing, Cause, Drift, IndexHealth, Rebuilt};
+pub use event_stream::{EventStream, StreamEntry, StreamPosition};
+pub use fetch::{Fetch, FetchOrder, Popped, TakenIds};
+pub use health::{Drift, IndexHealth, IndexStatus, RebuildTrigger, Rebuilt};
 pub use keys::Lane;
 
 use std::collections::{HashMap, HashSet};
@@ -101,6 +101,14 @@ impl IndexError {
     fn driver(attempted: &'static str) -> impl FnOnce(redis::RedisError) -> Self {
         move |e| Self::Unavailable { attempted, cause: e.to_string() }
     }
+
+    /// Return true if Redis refused because a key holds a value of another type than tickr writes. It refuses for as
+    /// long as the key is there, so waiting and connecting again do not help. The code stands in the middle of the text
+    /// when a script of an older Redis meets it.
+    fn is_about_a_value(&self) -> bool {
+        let marks = ["WRONGTYPE", "not an integer"];
+        matches!(self, Self::Unavailable { cause, .. } if marks.iter().any(|mark| cause.contains(mark)))
+    }
 }
 
 /// One job, as the index knows it.
@@ -129,7 +137,7 @@ impl Entry {
 
 /// Result of a hint: numbers of jobs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Hinted {
+pub struct HintResult {
     /// Jobs put into a ready list.
     pub ready: usize,
     /// Jobs put into the sorted set.
@@ -156,10 +164,10 @@ pub struct MoveReport {
 /// The index. Cheap to clone.
 #[derive(Clone)]
 pub struct Index {
-    shared: Arc<Shared>,
+    shared: Arc<IndexInner>,
 }
 
-struct Shared {
+struct IndexInner {
     client: redis::Client,
     link: Link,
     keys: Keys,
@@ -199,7 +207,7 @@ impl Index {
         let info = settings.url.as_str().into_connection_info().map_err(|_| IndexError::Url)?.set_tcp_settings(tcp);
         let client = redis::Client::open(info).map_err(|_| IndexError::Url)?;
         let health = Arc::new(IndexHealth::new());
-        let shared = Shared {
+        let shared = IndexInner {
             link: Link::new(client.clone(), Arc::clone(&health)),
             client,
             keys: Keys::new(&settings.prefix),
@@ -238,7 +246,7 @@ impl Index {
     /// Create the fetcher's own connection to Redis.
     #[must_use]
     pub fn fetch(&self, lines: Vec<Lane>, runner: &RunnerId) -> Fetch {
-        let Shared { client, keys, settings, health, .. } = &*self.shared;
+        let IndexInner { client, keys, settings, health, .. } = &*self.shared;
         Fetch::new(client.clone(), Arc::clone(health), keys, lines, runner, settings.low_water)
     }
 
@@ -259,9 +267,9 @@ impl Index {
 
     /// Create a connection to the stream of cluster events.
     #[must_use]
-    pub fn feed(&self) -> FeedLine {
-        let Shared { client, keys, listened, .. } = &*self.shared;
-        FeedLine::new(client.clone(), keys, listened.subscribe())
+    pub fn event_stream(&self) -> EventStream {
+        let IndexInner { client, keys, listened, .. } = &*self.shared;
+        EventStream::new(client.clone(), keys, listened.subscribe())
     }
 
     /// Run commands on the shared connection. Errors are reported to the [`IndexHealth`].
@@ -277,11 +285,11 @@ impl Index {
     }
 
     /// Record that the index has lost its data, as a script or the `beat` counter shows.
-    fn lost(&self, attempted: &'static str) -> IndexError {
+    fn lost_data(&self, attempted: &'static str) -> IndexError {
         // The counter may have started again at zero.
         self.shared.beat.store(0, Ordering::Relaxed);
         let error = IndexError::Lost { attempted };
-        self.shared.health.failed(&error);
+        self.shared.health.record_failure(&error);
         error
     }
 
@@ -289,9 +297,9 @@ impl Index {
     ///
     /// # Errors
     /// [`IndexError::Lost`] when the index must be rebuilt, [`IndexError::Unavailable`] when Redis fails.
-    pub async fn hint(&self, entries: &[Entry]) -> Result<Hinted, IndexError> {
+    pub async fn hint(&self, entries: &[Entry]) -> Result<HintResult, IndexError> {
         let attempted = "hint jobs";
-        let mut total = Hinted::default();
+        let mut total = HintResult::default();
         // Pages are bounded, so that no script blocks Redis for long.
         for page in entries.chunks(1_000) {
             let shared = &self.shared;
@@ -307,7 +315,7 @@ impl Index {
             let answer: Value =
                 self.call(attempted, |mut conn| async move { call.invoke_async(&mut conn).await }).await?;
             let counts: Vec<usize> = match answer {
-                Value::Int(_) => return Err(self.lost(attempted)),
+                Value::Int(_) => return Err(self.lost_data(attempted)),
                 other => redis::from_redis_value(other).map_err(|e| IndexError::driver(attempted)(e.into()))?,
             };
             if let [ready, waiting, beyond, left_out, changed] = counts[..] {
@@ -340,7 +348,7 @@ impl Index {
             let pushed: i64 =
                 self.call(attempted, |mut conn| async move { call.invoke_async(&mut conn).await }).await?;
             if pushed < 0 {
-                return Err(self.lost(attempted));
+                return Err(self.lost_data(attempted));
             }
         }
         Ok(())
@@ -359,6 +367,9 @@ impl Index {
     ) -> Result<MoveReport, IndexError> {
         let attempted = "move due jobs";
         let shared = &self.shared;
+        if shared.health.take_misshapen_report() {
+            self.delete_misshapen().await?;
+        }
         let mut call = shared.mover.prepare_invoke();
         call.key(&shared.keys.epoch).key(&shared.keys.waiting).key(&shared.keys.overflow).key(&shared.keys.beat);
         call.key(&shared.keys.listeners);
@@ -371,7 +382,7 @@ impl Index {
         let answer: Value = self.call(attempted, |mut conn| async move { call.invoke_async(&mut conn).await }).await?;
         let received = Instant::now();
         let words: Vec<String> = match answer {
-            Value::Int(_) => return Err(self.lost(attempted)),
+            Value::Int(_) => return Err(self.lost_data(attempted)),
             other => redis::from_redis_value(other).map_err(|e| IndexError::driver(attempted)(e.into()))?,
         };
         let mut words = words.into_iter();
@@ -387,7 +398,7 @@ impl Index {
         let listened = words.next().is_some_and(|word| word == "1");
         shared.listened.send_if_modified(|known| std::mem::replace(known, listened) != listened);
         if beat <= shared.beat.fetch_max(beat, Ordering::Relaxed) {
-            return Err(self.lost("check that redis did not go back in time"));
+            return Err(self.lost_data("check that redis did not go back in time"));
         }
         shared.health.wrote();
         Ok(MoveReport { moved, next, refill: words.map(Lane::from_stored).collect() })
@@ -434,6 +445,54 @@ impl Index {
             Ok(gone)
         })
         .await
+    }
+
+    /// Delete the keys that hold another value than tickr writes, such as a ready list that a client set as a string. A
+    /// rebuild follows, as after every outage, and makes them again.
+    async fn delete_misshapen(&self) -> Result<(), IndexError> {
+        let keys = &self.shared.keys;
+        let gone = self
+            .call("look for keys of a wrong type", |mut conn| async move {
+                let mut names = Vec::new();
+                {
+                    let mut found = conn.scan_match::<_, String>(&keys.all).await?;
+                    while let Some(key) = found.next_item().await {
+                        names.push(key?);
+                    }
+                }
+                let mut wrong = Vec::new();
+                for page in names.chunks(1_000) {
+                    let mut pipe = redis::pipe();
+                    for name in page {
+                        pipe.cmd("TYPE").arg(name);
+                    }
+                    let types: Vec<String> = pipe.query_async(&mut conn).await?;
+                    let other = |name: &str, found: &str| keys.type_of(name).is_some_and(|wanted| wanted != found);
+                    // A key that expired since the scan has the type `none`. To delete it does no harm.
+                    let of_page = page.iter().zip(&types).filter(|(name, found)| other(name, found));
+                    wrong.extend(of_page.map(|(name, _)| name.clone()));
+                }
+                if !wrong.contains(&keys.beat) {
+                    let beat = conn.get(&keys.beat).await?;
+                    if beat.is_some_and(|text| text.parse::<i64>().is_err()) {
+                        wrong.push(keys.beat.clone());
+                    }
+                }
+                if !wrong.is_empty() {
+                    conn.del(&wrong).await?;
+                }
+                Ok(wrong)
+            })
+            .await;
+        if gone.is_err() {
+            // The next look tries again.
+            self.shared.health.found_misshapen();
+        }
+        let gone = gone?;
+        if !gone.is_empty() {
+            tracing::warn!(keys = gone.join(" "), "deleted keys of redis that held values of another program");
+        }
+        Ok(())
     }
 
     /// Return the ids in the ready list of a lane.
@@ -565,10 +624,10 @@ impl Index {
     ///
     /// # Errors
     /// [`IndexError::Unavailable`] when Redis fails.
-    pub async fn left_out(&self) -> Result<HashMap<Lane, RefillPlace>, IndexError> {
+    pub async fn left_out(&self) -> Result<HashMap<Lane, RefillPosition>, IndexError> {
         let overflow = &self.shared.keys.overflow;
         let noted = self.call("read what was left out", |mut conn| async move { conn.hgetall(overflow).await }).await?;
-        let place = |(line, text): (String, String)| Some((Lane::from_stored(line), RefillPlace::parse(&text)?));
+        let place = |(line, text): (String, String)| Some((Lane::from_stored(line), RefillPosition::parse(&text)?));
         Ok(noted.into_iter().filter_map(place).collect())
     }
 
@@ -596,7 +655,7 @@ impl Index {
                 .await?;
             Ok(place)
         });
-        let place = place.await?.and_then(|text| RefillPlace::parse(&text));
+        let place = place.await?.and_then(|text| RefillPosition::parse(&text));
         Ok(place.map(|place| Refill { place, owner }))
     }
 
@@ -604,7 +663,12 @@ impl Index {
     ///
     /// # Errors
     /// [`IndexError::Unavailable`] when Redis fails. The lock then expires by itself.
-    pub async fn end_refill(&self, line: &Lane, refill: Refill, rest: Option<RefillPlace>) -> Result<(), IndexError> {
+    pub async fn end_refill(
+        &self,
+        line: &Lane,
+        refill: Refill,
+        rest: Option<RefillPosition>,
+    ) -> Result<(), IndexError> {
         let keys = &self.shared.keys;
         let mut call = self.shared.refilled.prepare_invoke();
         call.key(&keys.overflow).key(keys.refill(line)).arg(line.as_str());
@@ -662,21 +726,21 @@ impl Index {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refill {
     /// Position from which to start.
-    pub place: RefillPlace,
+    pub place: RefillPosition,
     /// Owner of its lock.
     owner: String,
 }
 
 /// Position from which a refill starts: a due time, and an id within it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RefillPlace {
+pub struct RefillPosition {
     /// Due time.
     pub execute_at: Timestamp,
     /// Last id listed at that time, if there is one.
     pub after: Option<JobId>,
 }
 
-impl RefillPlace {
+impl RefillPosition {
     fn parse(text: &str) -> Option<Self> {
         let (ms, id) = text.split_once(':').map_or((text, None), |(ms, id)| (ms, Some(id)));
         let execute_at = DateTime::from_timestamp_millis(ms.parse().ok()?)?;
@@ -684,7 +748,7 @@ impl RefillPlace {
     }
 }
 
-impl std::fmt::Display for RefillPlace {
+impl std::fmt::Display for RefillPosition {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}", self.execute_at.timestamp_millis())?;
         self.after.map_or(Ok(()), |id| write!(f, ":{id}"))

@@ -65,7 +65,7 @@ impl Actor {
     /// removed.
     #[must_use]
     pub fn acting_for(&self, said: &str) -> Self {
-        let said: String = said.chars().filter(|c| !steers(*c)).take(Self::MAX_SAID).collect();
+        let said: String = said.chars().filter(|c| !is_terminal_control(*c)).take(Self::MAX_SAID).collect();
         let said = said.trim();
         if said.is_empty() { self.clone() } else { Self(format!("{} ({said})", self.0).into()) }
     }
@@ -98,7 +98,7 @@ impl From<Actor> for String {
 /// Return true if this character controls a terminal, or changes the order or the lines in which a text is displayed:
 /// control characters (C0 and C1), marks of writing direction, line and paragraph separators.
 #[must_use]
-pub fn steers(c: char) -> bool {
+pub fn is_terminal_control(c: char) -> bool {
     c.is_control()
         || matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{feff}')
 }

@@ -26,7 +26,7 @@ pub struct Measured {
 
 /// The kind of message to send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Told {
+pub enum AlertChange {
     /// A threshold was reached.
     Fired,
     /// The values are clearly below the thresholds again.
@@ -66,12 +66,12 @@ impl AlertRule {
         firing: bool,
         fired_ago: Option<Duration>,
         cooldown: Duration,
-    ) -> Option<Told> {
+    ) -> Option<AlertChange> {
         if firing {
-            return self.is_calm(measured).then_some(Told::Resolved);
+            return self.is_calm(measured).then_some(AlertChange::Resolved);
         }
         let rested = fired_ago.is_none_or(|ago| ago >= cooldown);
-        (rested && self.is_crossed(measured)).then_some(Told::Fired)
+        (rested && self.is_crossed(measured)).then_some(AlertChange::Fired)
     }
 }
 
@@ -90,24 +90,24 @@ mod tests {
         let rule = AlertRule { kind: None, count: Some(100), age: None };
         let judge = |open, firing| rule.judge(measured(open, 0), firing, None, HOUR);
         assert_eq!(judge(99, false), None);
-        assert_eq!(judge(100, false), Some(Told::Fired));
+        assert_eq!(judge(100, false), Some(AlertChange::Fired));
         for still in [150, 100, 99, 80] {
             assert_eq!(judge(still, true), None, "{still}");
         }
-        assert_eq!(judge(79, true), Some(Told::Resolved));
+        assert_eq!(judge(79, true), Some(AlertChange::Resolved));
         let first = AlertRule { count: Some(1), ..rule };
         assert_eq!(first.judge(measured(1, 0), true, None, HOUR), None);
-        assert_eq!(first.judge(measured(0, 0), true, None, HOUR), Some(Told::Resolved));
+        assert_eq!(first.judge(measured(0, 0), true, None, HOUR), Some(AlertChange::Resolved));
     }
 
     #[test]
     fn the_age_of_the_oldest_counts_as_well_and_nobody_is_told_again_within_the_cooldown() {
         let rule = AlertRule { kind: None, count: None, age: Some(HOUR) };
         assert_eq!(rule.judge(measured(1, 59), false, None, HOUR), None);
-        assert_eq!(rule.judge(measured(1, 60), false, None, HOUR), Some(Told::Fired));
+        assert_eq!(rule.judge(measured(1, 60), false, None, HOUR), Some(AlertChange::Fired));
         assert_eq!(rule.judge(measured(0, 60), false, None, HOUR), None);
         assert_eq!(rule.judge(measured(1, 60), false, Some(HOUR / 2), HOUR), None);
-        assert_eq!(rule.judge(measured(1, 60), false, Some(HOUR), HOUR), Some(Told::Fired));
-        assert_eq!(rule.judge(measured(1, 5), true, Some(HOUR / 2), HOUR), Some(Told::Resolved));
+        assert_eq!(rule.judge(measured(1, 60), false, Some(HOUR), HOUR), Some(AlertChange::Fired));
+        assert_eq!(rule.judge(measured(1, 5), true, Some(HOUR / 2), HOUR), Some(AlertChange::Resolved));
     }
 }

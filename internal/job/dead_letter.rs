@@ -35,7 +35,7 @@ impl DeadLetterStatus {
     /// Return the status of this word, if there is one.
     #[must_use]
     pub fn from_word(word: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|standing| standing.as_str() == word)
+        Self::ALL.into_iter().find(|status| status.as_str() == word)
     }
 }
 
@@ -48,12 +48,12 @@ impl fmt::Display for DeadLetterStatus {
 /// The data of a failed job beyond its attempts.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct DeadLetter {
-    /// Failure group of the job.
+    /// Group of the dead letter.
     pub fingerprint: Fingerprint,
     /// Time when the job failed.
     pub failed_at: Timestamp,
     /// Status of the dead letter.
-    pub standing: DeadLetterStatus,
+    pub status: DeadLetterStatus,
     /// Time when the status was set.
     pub since: Timestamp,
     /// The job that was created by the replay.

@@ -26,17 +26,17 @@ impl Edition {
     /// Return the edition of a payload type with this JSON Schema.
     #[must_use]
     pub fn of_schema(schema: &Value) -> Self {
-        Self::of(&schema.to_string())
+        Self::digest(&schema.to_string())
     }
 
     /// Return the edition of the options that a job may have beside its payload.
     #[must_use]
     pub fn of_options() -> Self {
         let every = JobOptions { timeout_ms: Some(1), retry: Some(RetryPolicy::default()), ..JobOptions::default() };
-        Self::of(&serde_json::to_string(&every).unwrap_or_default())
+        Self::digest(&serde_json::to_string(&every).unwrap_or_default())
     }
 
-    fn of(text: &str) -> Self {
+    fn digest(text: &str) -> Self {
         let digest = Sha256::digest(format!("{}\n{text}", env!("CARGO_PKG_VERSION")).as_bytes());
         Self(u64::from_be_bytes(std::array::from_fn(|at| digest[at])))
     }

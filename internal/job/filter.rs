@@ -56,12 +56,12 @@ pub struct Filter {
     /// Only jobs whose last unsuccessful attempt has this text in its error. Case is ignored.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
-    /// Only failed jobs of this failure group.
+    /// Only failed jobs of this group of dead letters.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fingerprint: Option<Fingerprint>,
     /// Only jobs whose dead letter has this status.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub dead: Option<DeadLetterStatus>,
+    pub dead_letter: Option<DeadLetterStatus>,
     /// Only jobs whose payload has these values at these paths.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub payload: BTreeMap<PayloadPath, Wanted>,
@@ -88,10 +88,10 @@ impl Filter {
 /// anything but quotes, backslashes and control characters; an unquoted one may contain letters, digits, `_` and `-`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
-pub struct PayloadPath(Vec<Step>);
+pub struct PayloadPath(Vec<PathSegment>);
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Step {
+enum PathSegment {
     Member(String),
     Element(u16),
 }
@@ -111,8 +111,8 @@ impl PayloadPath {
         let mut path = "$".to_owned();
         for step in &self.0 {
             path.push_str(&match step {
-                Step::Member(name) => format!(".\"{name}\""),
-                Step::Element(at) => format!("[{at}]"),
+                PathSegment::Member(name) => format!(".\"{name}\""),
+                PathSegment::Element(at) => format!("[{at}]"),
             });
         }
         path
@@ -135,7 +135,7 @@ impl FromStr for PayloadPath {
                 if name.is_empty() || name.chars().any(|c| c == '\\' || c.is_control()) {
                     return Err(InvalidPath);
                 }
-                steps.push(Step::Member(name.to_owned()));
+                steps.push(PathSegment::Member(name.to_owned()));
                 rest = after;
             } else if !rest.starts_with('[') {
                 let plain = |c: char| c.is_alphanumeric() || c == '_' || c == '-';
@@ -144,7 +144,7 @@ impl FromStr for PayloadPath {
                 if name.is_empty() {
                     return Err(InvalidPath);
                 }
-                steps.push(Step::Member(name.to_owned()));
+                steps.push(PathSegment::Member(name.to_owned()));
                 rest = after;
             }
             while let Some(inner) = rest.strip_prefix('[') {
@@ -152,7 +152,7 @@ impl FromStr for PayloadPath {
                 if at.is_empty() || !at.bytes().all(|b| b.is_ascii_digit()) {
                     return Err(InvalidPath);
                 }
-                steps.push(Step::Element(at.parse().map_err(|_| InvalidPath)?));
+                steps.push(PathSegment::Element(at.parse().map_err(|_| InvalidPath)?));
                 rest = after;
             }
             if steps.len() > Self::MAX_STEPS {
@@ -171,8 +171,8 @@ impl fmt::Display for PayloadPath {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (at, step) in self.0.iter().enumerate() {
             match step {
-                Step::Element(index) => write!(f, "[{index}]")?,
-                Step::Member(name) => {
+                PathSegment::Element(index) => write!(f, "[{index}]")?,
+                PathSegment::Member(name) => {
                     let dot = if at == 0 { "" } else { "." };
                     let plain = name.chars().all(|c| c.is_alphanumeric() || c == '_' || c == '-');
                     if plain { write!(f, "{dot}{name}")? } else { write!(f, "{dot}\"{name}\"")? }

@@ -1,4 +1,4 @@
-//! Failure groups: failures with the same kind and the same error text, apart from the parts that vary.
+//! Groups of dead letters: failures with the same kind and the same error text, apart from the parts that vary.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,20 +8,21 @@ use sha2::{Digest, Sha256};
 
 use super::Name;
 
-/// The id of a failure group: eight bytes of a digest of the kind and the normalised error, shown as 16 hex digits.
+/// The id of a group of dead letters: eight bytes of a digest of the kind and the normalised error, shown as 16 hex
+/// digits.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Fingerprint([u8; 8]);
 
 /// The error for a text that is not a [`Fingerprint`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("a failure group is 16 hex digits in lower case")]
+#[error("a group of dead letters is 16 hex digits in lower case")]
 pub struct InvalidFingerprint;
 
 impl Fingerprint {
     /// Return the group of a failure of this kind with this error text.
     #[must_use]
-    pub fn of(kind: &Name, error: &str) -> Self {
+    pub fn new(kind: &Name, error: &str) -> Self {
         let digest = Sha256::digest(format!("{kind}\n{}", normalise(error)).as_bytes());
         Self(std::array::from_fn(|at| digest[at]))
     }
@@ -244,7 +245,7 @@ mod tests {
     use super::*;
 
     fn group(error: &str) -> Fingerprint {
-        Fingerprint::of(&"email".parse().unwrap(), error)
+        Fingerprint::new(&"email".parse().unwrap(), error)
     }
 
     #[test]
@@ -311,7 +312,7 @@ mod tests {
                 assert_ne!(group(one), group(other), "{:?} and {:?}", normalise(one), normalise(other));
             }
         }
-        let other_kind = Fingerprint::of(&"http".parse().unwrap(), errors[0]);
+        let other_kind = Fingerprint::new(&"http".parse().unwrap(), errors[0]);
         assert_ne!(other_kind, group(errors[0]));
     }
 

@@ -156,7 +156,7 @@ mod tests {
 
     use super::*;
 
-    fn of(durations: &[u64]) -> Histogram {
+    fn from_durations(durations: &[u64]) -> Histogram {
         let mut histogram = Histogram::default();
         for us in durations {
             histogram.count(Duration::from_micros(*us));
@@ -167,7 +167,7 @@ mod tests {
     proptest! {
         #[test]
         fn a_duration_is_read_back_within_the_error_that_is_promised(us in 0_u64..(1 << 38)) {
-            let read = of(&[us]).percentile(0.5).unwrap().as_secs_f64() * 1e6;
+            let read = from_durations(&[us]).percentile(0.5).unwrap().as_secs_f64() * 1e6;
             let error = (read - us as f64).abs();
             prop_assert!(error <= 8.0 || (us >= 128 && error <= us as f64 * Histogram::MAX_ERROR + 1.0), "{us} {read}");
         }
@@ -177,7 +177,7 @@ mod tests {
             mut list in prop::collection::vec(128_u64..(1 << 36), 1..300),
             share in 0.0_f64..=1.0,
         ) {
-            let read = of(&list).percentile(share).unwrap().as_secs_f64() * 1e6;
+            let read = from_durations(&list).percentile(share).unwrap().as_secs_f64() * 1e6;
             list.sort_unstable();
             let rank = ((list.len() as f64 * share).ceil() as usize).clamp(1, list.len());
             let exact = list[rank - 1] as f64;
@@ -189,7 +189,7 @@ mod tests {
             one in prop::collection::vec(0_u64..(1 << 40), 0..200),
             two in prop::collection::vec(0_u64..1_000, 0..200),
         ) {
-            let (one, two) = (of(&one), of(&two));
+            let (one, two) = (from_durations(&one), from_durations(&two));
             let mut sum = one.clone();
             sum.add(&two);
             let stored = [one.to_bytes(), two.to_bytes()].concat();
@@ -205,10 +205,10 @@ mod tests {
 
     #[test]
     fn the_ends_of_the_scale() {
-        assert_eq!(of(&[]).percentile(0.5), None);
-        assert_eq!(of(&[u64::MAX, 1 << 38]).counts[BUCKETS - 1], 2);
-        assert_eq!(of(&[(1 << 38) - 1]).counts[BUCKETS - 1], 1);
-        let mut full = of(&[5]);
+        assert_eq!(from_durations(&[]).percentile(0.5), None);
+        assert_eq!(from_durations(&[u64::MAX, 1 << 38]).counts[BUCKETS - 1], 2);
+        assert_eq!(from_durations(&[(1 << 38) - 1]).counts[BUCKETS - 1], 1);
+        let mut full = from_durations(&[5]);
         full.counts = [u32::MAX; BUCKETS];
         full.count(Duration::ZERO);
         assert_eq!(full.to_bytes().len(), Histogram::MAX_BYTES);

@@ -62,7 +62,7 @@ pub struct Tally {
 
 impl Tally {
     /// Count an attempt that was settled with this verdict and left its job in this state.
-    pub fn settled(&mut self, verdict: Verdict, state: State) {
+    pub fn record_settled(&mut self, verdict: Verdict, state: State) {
         self.completed += u64::from(state == State::Completed);
         self.ended += u64::from(state.is_end());
         self.failed += u64::from(match verdict {
@@ -109,7 +109,7 @@ pub struct Point {
 
 /// The slot widths that are stored. Slots begin at multiples of their width since 1970, by the database's clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Step {
+pub enum SlotWidth {
     /// Five seconds, for the last five minutes.
     FiveSeconds,
     /// One minute, for the last hour.
@@ -118,7 +118,7 @@ pub enum Step {
     Quarter,
 }
 
-impl Step {
+impl SlotWidth {
     /// All widths, from the finest to the widest.
     pub const ALL: [Self; 3] = [Self::FiveSeconds, Self::Minute, Self::Quarter];
 
@@ -174,7 +174,7 @@ const WRITTEN: TimeDelta = TimeDelta::seconds(2);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Window {
     /// Width of a slot.
-    pub step: Step,
+    pub step: SlotWidth,
     /// Beginning of the first slot.
     pub from: Timestamp,
     /// Number of slots.
@@ -208,13 +208,13 @@ impl Span {
     #[must_use]
     pub fn window(self, now: Timestamp) -> Window {
         let (step, steps) = match self {
-            Self::FiveMinutes => (Step::FiveSeconds, 60),
-            Self::Hour => (Step::Minute, 60),
-            Self::Day => (Step::Quarter, 96),
+            Self::FiveMinutes => (SlotWidth::FiveSeconds, 60),
+            Self::Hour => (SlotWidth::Minute, 60),
+            Self::Day => (SlotWidth::Quarter, 96),
         };
-        let written = Step::FiveSeconds.floor(now - WRITTEN);
+        let written = SlotWidth::FiveSeconds.floor(now - WRITTEN);
         // The slot that contains the last five seconds that were written.
-        let last = step.floor(written - Step::FiveSeconds.width());
+        let last = step.floor(written - SlotWidth::FiveSeconds.width());
         let from = last - step.width() * (steps as i32 - 1);
         Window { step, from, steps, written }
     }
@@ -287,7 +287,7 @@ mod tests {
         let window = Span::Hour.window(at("12:30:30"));
         for (place, moment) in window.moments().enumerate() {
             assert_eq!(window.place(moment), Some(place));
-            assert_eq!(Step::Minute.floor(moment + TimeDelta::seconds(59)), moment);
+            assert_eq!(SlotWidth::Minute.floor(moment + TimeDelta::seconds(59)), moment);
         }
         assert_eq!(window.place(window.from - TimeDelta::seconds(1)), None);
         assert_eq!(window.place(at("12:31:00")), None);
@@ -313,11 +313,11 @@ mod tests {
         let mut tally = Tally::default();
         assert!(tally.is_empty());
         for verdict in Verdict::ALL {
-            tally.settled(verdict, State::Retrying);
+            tally.record_settled(verdict, State::Retrying);
         }
-        tally.settled(Verdict::Failed, State::Failed);
-        tally.settled(Verdict::Succeeded, State::Completed);
-        tally.settled(Verdict::Cancelled, State::Cancelled);
+        tally.record_settled(Verdict::Failed, State::Failed);
+        tally.record_settled(Verdict::Succeeded, State::Completed);
+        tally.record_settled(Verdict::Cancelled, State::Cancelled);
         assert_eq!((tally.completed, tally.failed, tally.ended), (1, 6, 3));
     }
 }

@@ -5,9 +5,9 @@
 //! - `edition`: [`Edition`], the version of a payload type in a binary
 //! - `exchange`: [`Exchange`], the HTTP request and response of an attempt
 //! - `filter`: [`Filter`], the conditions that select jobs
-//! - `fingerprint`: [`Fingerprint`], the group of failures with the same cause
+//! - `fingerprint`: [`Fingerprint`], the group of dead letters with the same cause
 //! - `histogram`: [`Histogram`], counts of durations
-//! - `history`: [`Tally`], [`Step`] and [`Span`], counts per time slot for charts
+//! - `history`: [`Tally`], [`SlotWidth`] and [`Span`], counts per time slot for charts
 //! - `hours`: [`Hours`], a part of the day in UTC
 //! - `id`: [`JobId`], [`AttemptToken`] and [`RunnerId`]
 //! - `dead_letter`: [`DeadLetter`], the data of a job that failed for good
@@ -56,15 +56,15 @@ mod time;
 mod trace;
 mod verdict;
 
-pub use actor::{Actor, steers};
-pub use alert::{AlertRule, Measured, Told};
+pub use actor::{Actor, is_terminal_control};
+pub use alert::{AlertChange, AlertRule, Measured};
 pub use dead_letter::{DeadLetter, DeadLetterStatus};
 pub use edition::{Edition, Editions, InvalidEdition};
 pub use exchange::{Exchange, ExchangeResponse};
 pub use filter::{Filter, InvalidPath, PayloadPath, Wanted};
 pub use fingerprint::{Fingerprint, InvalidFingerprint, normalise};
 pub use histogram::{Histogram, InvalidHistogram};
-pub use history::{Point, Series, Span, Step, Tally, Window};
+pub use history::{Point, Series, SlotWidth, Span, Tally, Window};
 pub use hours::Hours;
 pub use id::{AttemptToken, JobId, RunnerId, first_id_of};
 pub use name::{InvalidName, Name};
@@ -79,7 +79,7 @@ pub use schedule::{
 };
 pub use scope::Scope;
 pub use spec::{BatchPlace, Due, JobOptions, NewJob, OnConflict, Priority, limits};
-pub use state::{Event, Refused, State, next};
+pub use state::{Refused, State, StateInput, next};
 pub use tag::{InvalidTag, Tag};
 pub use time::{Timestamp, ceil_ms, floor_ms};
 pub use trace::{SpanContext, SpanId, TraceContext};

@@ -32,7 +32,8 @@ impl fmt::Display for QueryError {
 }
 
 /// The fields of a filter, for help texts.
-pub const FIELDS: &str = "state kind queue schedule created due finished key tag error group dead id payload.<path>";
+pub const FIELDS: &str =
+    "state kind queue schedule created due finished unique_key tag error group dead_letter id payload.<path>";
 
 /// Add the conditions in `text` to `filter`. Spans count from `now`.
 ///
@@ -124,7 +125,6 @@ fn add_word(filter: &mut Filter, word: &str, now: Timestamp) -> Result<(), Strin
             }
             before.map_or(Ok(()), |before| once(high, before))
         }
-        "key" => put(filter, "unique_key", &value),
         _ => put(filter, field, &value),
     }
 }
@@ -158,10 +158,10 @@ pub fn put(filter: &mut Filter, field: &str, value: &str) -> Result<(), String> 
             let group = value.parse().map_err(|e: super::InvalidFingerprint| e.to_string())?;
             once(&mut filter.fingerprint, group)
         }
-        "dead" => {
+        "dead_letter" => {
             let words = || DeadLetterStatus::ALL.map(DeadLetterStatus::as_str).join(", ");
             once(
-                &mut filter.dead,
+                &mut filter.dead_letter,
                 DeadLetterStatus::from_word(value).ok_or_else(|| format!("is not one of {}", words()))?,
             )
         }
@@ -289,7 +289,7 @@ mod tests {
     #[test]
     fn a_filter_bar_is_read() {
         let filter = parse(
-            r#"state:failed  kind:email queue:mail schedule:nightly key:order-7 tag:a tag:tenant:42 error:"timed out" payload.user.id:42 payload."odd key":"42""#,
+            r#"state:failed  kind:email queue:mail schedule:nightly unique_key:order-7 tag:a tag:tenant:42 error:"timed out" payload.user.id:42 payload."odd key":"42""#,
         )
         .unwrap();
         assert_eq!(filter.state, Some(State::Failed));

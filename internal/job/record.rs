@@ -45,7 +45,7 @@ pub struct Job {
     /// Progress that the running attempt reported.
     pub progress: Option<Progress>,
     /// The dead letter, while the job is failed.
-    pub letter: Option<DeadLetter>,
+    pub dead_letter: Option<DeadLetter>,
 }
 
 /// One execution of a job: a finished attempt or the open one.

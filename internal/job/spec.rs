@@ -31,6 +31,32 @@ pub mod limits {
     pub const MAX_ERROR_BYTES: usize = 2_000;
     /// Maximum size of the result stored with a job, in bytes.
     pub const MAX_RESULT_BYTES: usize = 256 * 1024;
+    /// Maximum size of a payload that a client in Rust may send: the largest body that the API can be set to take.
+    pub const MAX_PAYLOAD_BYTES: usize = 1 << 20;
+    /// Maximum nesting of a body of the API. Deeper JSON is an attack on the parser, not a payload.
+    pub const MAX_LEVELS: usize = 64;
+
+    /// Return whether brackets outside strings are nested deeper than `most`.
+    #[must_use]
+    pub fn deeper_than(bytes: &[u8], most: usize) -> bool {
+        let (mut depth, mut in_string, mut escaped) = (0_usize, false, false);
+        for byte in bytes {
+            match byte {
+                _ if escaped => escaped = false,
+                b'\\' if in_string => escaped = true,
+                b'"' => in_string = !in_string,
+                b'[' | b'{' if !in_string => {
+                    depth += 1;
+                    if depth > most {
+                        return true;
+                    }
+                }
+                b']' | b'}' if !in_string => depth = depth.saturating_sub(1),
+                _ => {}
+            }
+        }
+        false
+    }
 
     /// Cut a text to [`MAX_ERROR_BYTES`], at a character boundary.
     #[must_use]

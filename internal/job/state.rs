@@ -76,9 +76,9 @@ impl fmt::Display for State {
     }
 }
 
-/// An event in the life of a job.
+/// An input of the state machine of jobs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Event {
+pub enum StateInput {
     /// A worker starts an attempt.
     Claim,
     /// The open attempt ends.
@@ -114,54 +114,54 @@ pub struct Refused {
 ///
 /// # Errors
 /// [`Refused`] with the unchanged state if the move is illegal.
-pub const fn next(state: State, event: Event) -> Result<State, Refused> {
+pub const fn next(state: State, event: StateInput) -> Result<State, Refused> {
     use State::{Cancelled, Completed, Executing, Failed, Retrying, Waiting};
     let refused = Err(Refused { state });
     match (state, event) {
-        (Waiting, Event::Claim) => Ok(Executing),
-        (Waiting, Event::Settle { .. }) => refused,
-        (Waiting, Event::Cancel) => Ok(Cancelled),
-        (Waiting, Event::Retry) => refused,
-        (Waiting, Event::RunNow) => Ok(Waiting),
-        (Waiting, Event::Change) => Ok(Waiting),
+        (Waiting, StateInput::Claim) => Ok(Executing),
+        (Waiting, StateInput::Settle { .. }) => refused,
+        (Waiting, StateInput::Cancel) => Ok(Cancelled),
+        (Waiting, StateInput::Retry) => refused,
+        (Waiting, StateInput::RunNow) => Ok(Waiting),
+        (Waiting, StateInput::Change) => Ok(Waiting),
 
-        (Executing, Event::Claim) => refused,
-        (Executing, Event::Settle { verdict, spent, cancel_requested }) => {
+        (Executing, StateInput::Claim) => refused,
+        (Executing, StateInput::Settle { verdict, spent, cancel_requested }) => {
             Ok(settled(verdict, spent, cancel_requested))
         }
-        (Executing, Event::Cancel) => Ok(Executing),
-        (Executing, Event::Retry) => refused,
-        (Executing, Event::RunNow) => refused,
-        (Executing, Event::Change) => refused,
+        (Executing, StateInput::Cancel) => Ok(Executing),
+        (Executing, StateInput::Retry) => refused,
+        (Executing, StateInput::RunNow) => refused,
+        (Executing, StateInput::Change) => refused,
 
-        (Retrying, Event::Claim) => Ok(Executing),
-        (Retrying, Event::Settle { .. }) => refused,
-        (Retrying, Event::Cancel) => Ok(Cancelled),
-        (Retrying, Event::Retry) => refused,
-        (Retrying, Event::RunNow) => Ok(Retrying),
-        (Retrying, Event::Change) => Ok(Retrying),
+        (Retrying, StateInput::Claim) => Ok(Executing),
+        (Retrying, StateInput::Settle { .. }) => refused,
+        (Retrying, StateInput::Cancel) => Ok(Cancelled),
+        (Retrying, StateInput::Retry) => refused,
+        (Retrying, StateInput::RunNow) => Ok(Retrying),
+        (Retrying, StateInput::Change) => Ok(Retrying),
 
-        (Completed, Event::Claim) => refused,
-        (Completed, Event::Settle { .. }) => refused,
-        (Completed, Event::Cancel) => refused,
+        (Completed, StateInput::Claim) => refused,
+        (Completed, StateInput::Settle { .. }) => refused,
+        (Completed, StateInput::Cancel) => refused,
         // A success is not repeated by accident: a client that wants the work again enqueues a new job.
-        (Completed, Event::Retry) => refused,
-        (Completed, Event::RunNow) => refused,
-        (Completed, Event::Change) => refused,
+        (Completed, StateInput::Retry) => refused,
+        (Completed, StateInput::RunNow) => refused,
+        (Completed, StateInput::Change) => refused,
 
-        (Failed, Event::Claim) => refused,
-        (Failed, Event::Settle { .. }) => refused,
-        (Failed, Event::Cancel) => refused,
-        (Failed, Event::Retry) => Ok(Waiting),
-        (Failed, Event::RunNow) => refused,
-        (Failed, Event::Change) => refused,
+        (Failed, StateInput::Claim) => refused,
+        (Failed, StateInput::Settle { .. }) => refused,
+        (Failed, StateInput::Cancel) => refused,
+        (Failed, StateInput::Retry) => Ok(Waiting),
+        (Failed, StateInput::RunNow) => refused,
+        (Failed, StateInput::Change) => refused,
 
-        (Cancelled, Event::Claim) => refused,
-        (Cancelled, Event::Settle { .. }) => refused,
-        (Cancelled, Event::Cancel) => refused,
-        (Cancelled, Event::Retry) => Ok(Waiting),
-        (Cancelled, Event::RunNow) => refused,
-        (Cancelled, Event::Change) => refused,
+        (Cancelled, StateInput::Claim) => refused,
+        (Cancelled, StateInput::Settle { .. }) => refused,
+        (Cancelled, StateInput::Cancel) => refused,
+        (Cancelled, StateInput::Retry) => Ok(Waiting),
+        (Cancelled, StateInput::RunNow) => refused,
+        (Cancelled, StateInput::Change) => refused,
     }
 }
 
@@ -195,11 +195,12 @@ const fn settled(verdict: Verdict, spent: bool, cancel_requested: bool) -> State
 mod tests {
     use super::*;
 
-    fn every_event() -> Vec<Event> {
-        let mut events = vec![Event::Claim, Event::Cancel, Event::Retry, Event::RunNow, Event::Change];
+    fn every_event() -> Vec<StateInput> {
+        let mut events =
+            vec![StateInput::Claim, StateInput::Cancel, StateInput::Retry, StateInput::RunNow, StateInput::Change];
         for verdict in Verdict::ALL {
             for (spent, cancel_requested) in [(false, false), (false, true), (true, false), (true, true)] {
-                events.push(Event::Settle { verdict, spent, cancel_requested });
+                events.push(StateInput::Settle { verdict, spent, cancel_requested });
             }
         }
         events
@@ -210,7 +211,7 @@ mod tests {
         for state in State::ALL.into_iter().filter(|state| state.is_end()) {
             for event in every_event() {
                 let moved = next(state, event);
-                if event == Event::Retry && state != State::Completed {
+                if event == StateInput::Retry && state != State::Completed {
                     assert_eq!(moved, Ok(State::Waiting));
                 } else {
                     assert_eq!(moved, Err(Refused { state }), "{state} {event:?}");
@@ -223,9 +224,9 @@ mod tests {
     fn only_waiting_and_retrying_jobs_are_claimed() {
         for state in State::ALL {
             let claimable = matches!(state, State::Waiting | State::Retrying);
-            assert_eq!(next(state, Event::Claim).is_ok(), claimable, "{state}");
+            assert_eq!(next(state, StateInput::Claim).is_ok(), claimable, "{state}");
             // Waiting and retrying jobs can be changed while no runner executes them, and keep their state.
-            assert_eq!(next(state, Event::Change).ok(), claimable.then_some(state), "{state}");
+            assert_eq!(next(state, StateInput::Change).ok(), claimable.then_some(state), "{state}");
         }
     }
 
@@ -233,7 +234,7 @@ mod tests {
     fn only_an_executing_job_is_settled_and_it_always_is() {
         for state in State::ALL {
             for event in every_event() {
-                if let Event::Settle { .. } = event {
+                if let StateInput::Settle { .. } = event {
                     assert_eq!(next(state, event).is_ok(), state == State::Executing, "{state} {event:?}");
                 }
             }
@@ -243,7 +244,7 @@ mod tests {
     #[test]
     fn a_cancel_that_was_asked_for_is_honoured_unless_the_work_is_over() {
         for verdict in Verdict::ALL {
-            let event = Event::Settle { verdict, spent: false, cancel_requested: true };
+            let event = StateInput::Settle { verdict, spent: false, cancel_requested: true };
             let expected = match verdict {
                 Verdict::Succeeded => State::Completed,
                 Verdict::Rejected => State::Failed,
@@ -256,7 +257,7 @@ mod tests {
     #[test]
     fn a_spent_job_never_waits_again_except_when_no_attempt_was_burned() {
         for verdict in Verdict::ALL {
-            let event = Event::Settle { verdict, spent: true, cancel_requested: false };
+            let event = StateInput::Settle { verdict, spent: true, cancel_requested: false };
             let state = next(State::Executing, event).unwrap();
             assert_eq!(state.is_end(), verdict.burns_attempt(), "{verdict}");
         }

@@ -23,7 +23,7 @@ impl SpanId {
     /// Return a new random span id.
     #[must_use]
     pub fn random() -> Self {
-        Self::of(rand::random())
+        Self::from_bytes(rand::random())
     }
 
     /// Return the span id of one execution of a job. It is computed from the job and the number, so that the next
@@ -35,10 +35,10 @@ impl SpanId {
         digest.update(number.to_be_bytes());
         let mut first = [0; 8];
         first.copy_from_slice(&digest.finalize()[..8]);
-        Self::of(first)
+        Self::from_bytes(first)
     }
 
-    fn of(mut bytes: [u8; 8]) -> Self {
+    fn from_bytes(mut bytes: [u8; 8]) -> Self {
         // All zeros means "none" on the wire.
         if bytes == [0; 8] {
             bytes[7] = 1;
@@ -287,7 +287,7 @@ mod tests {
         assert_eq!(SpanId::of_attempt(one, 1), SpanId::of_attempt(one, 1));
         assert_ne!(SpanId::of_attempt(one, 1), SpanId::of_attempt(one, 2));
         assert_ne!(SpanId::of_attempt(one, 1), SpanId::of_attempt(other, 1));
-        assert_eq!(SpanId::of([0; 8]).bytes(), [0, 0, 0, 0, 0, 0, 0, 1]);
+        assert_eq!(SpanId::from_bytes([0; 8]).bytes(), [0, 0, 0, 0, 0, 0, 0, 1]);
     }
 
     proptest! {

@@ -6,14 +6,15 @@ use std::time::Duration;
 
 use sqlx::{MySqlConnection, Row};
 
-use crate::job::{AlertRule, Measured, NewJob, Timestamp, Told};
-use crate::store::jobs::insert::{Accepted, insert_owed, read_clock};
+use crate::job::{AlertChange, AlertRule, Measured, NewJob, Timestamp};
+use crate::store::rows::jobs::{Accepted, insert_owed};
+use crate::store::sql::clock::read_clock;
 use crate::store::sql::connection::{Earlier, on_pool, transact};
 use crate::store::sql::error::{Fault, again, fault};
-use crate::store::{Shared, Store, StoreError};
+use crate::store::{Store, StoreError, StoreInner};
 
 /// Builds the job that delivers the message of an alert.
-pub type Message = Arc<dyn Fn(Told) -> NewJob + Send + Sync>;
+pub type Message = Arc<dyn Fn(AlertChange) -> NewJob + Send + Sync>;
 
 impl Store {
     /// Send the alert that `rule` calls for, if no runner has sent it yet. Every runner measures the same thing, and
@@ -22,13 +23,13 @@ impl Store {
     ///
     /// # Errors
     /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
-    pub async fn tell(
+    pub async fn send_alert(
         &self,
         rule: AlertRule,
         measured: Measured,
         cooldown: Duration,
         message: Message,
-    ) -> Result<Option<(Told, Accepted)>, StoreError> {
+    ) -> Result<Option<(AlertChange, Accepted)>, StoreError> {
         // Nearly always there is nothing to send. A plain read finds that out without a lock.
         let (seen, name) = (rule.clone(), rule.name());
         let quiet = on_pool(&self.shared.pools.loops, "read an alert", move |conn, _| {
@@ -44,7 +45,7 @@ impl Store {
         let shared = self.shared.clone();
         transact(&self.shared.pools.loops, "send an alert", move |conn, _| {
             let (shared, rule, message) = (shared.clone(), rule.clone(), Arc::clone(&message));
-            Box::pin(async move { tell(conn, &shared, &rule, measured, cooldown, &message).await })
+            Box::pin(async move { send_alert(conn, &shared, &rule, measured, cooldown, &message).await })
         })
         .await
     }
@@ -54,23 +55,24 @@ type Last = (bool, Option<Duration>);
 
 async fn read(conn: &mut MySqlConnection, name: &str, lock: &str) -> Result<Option<Last>, sqlx::Error> {
     let sql = format!(
-        "SELECT firing, TIMESTAMPDIFF(MICROSECOND, fired_at, UTC_TIMESTAMP(6)) FROM alerts WHERE name = ? {lock}"
+        "SELECT firing, TIMESTAMPDIFF(MICROSECOND, fired_at, UTC_TIMESTAMP(6)) AS fired_ago_us FROM alerts \
+         WHERE name = ? {lock}"
     );
     let Some(row) = crate::store::sql::batches::statement(sql).bind(name).fetch_optional(conn).await? else {
         return Ok(None);
     };
-    let ago: Option<i64> = row.try_get(1)?;
-    Ok(Some((row.try_get(0)?, ago.map(|micros| Duration::from_micros(u64::try_from(micros).unwrap_or(0))))))
+    let ago: Option<i64> = row.try_get("fired_ago_us")?;
+    Ok(Some((row.try_get("firing")?, ago.map(|micros| Duration::from_micros(u64::try_from(micros).unwrap_or(0))))))
 }
 
-async fn tell(
+async fn send_alert(
     conn: &mut MySqlConnection,
-    shared: &Shared,
+    shared: &StoreInner,
     rule: &AlertRule,
     measured: Measured,
     cooldown: Duration,
     message: &Message,
-) -> Result<Option<(Told, Accepted)>, sqlx::Error> {
+) -> Result<Option<(AlertChange, Accepted)>, sqlx::Error> {
     let name = rule.name();
     let (firing, fired_ago) = match read(conn, &name, "FOR UPDATE").await? {
         Some(last) => last,
@@ -87,8 +89,8 @@ async fn tell(
     let Some(told) = rule.judge(measured, firing, fired_ago, cooldown) else { return Ok(None) };
     let now: Timestamp = read_clock(conn, &shared.clock).await?;
     let (column, firing) = match told {
-        Told::Fired => ("fired_at", true),
-        Told::Resolved => ("resolved_at", false),
+        AlertChange::Fired => ("fired_at", true),
+        AlertChange::Resolved => ("resolved_at", false),
     };
     crate::store::sql::batches::statement(format!("UPDATE alerts SET firing = ?, {column} = ? WHERE name = ?"))
         .bind(firing)

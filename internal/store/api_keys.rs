@@ -8,16 +8,16 @@ use sqlx::{MySqlConnection, Row};
 use uuid::Uuid;
 
 use crate::job::{Actor, Name, Scope, Timestamp};
-use crate::store::audit::{Act, record};
+use crate::store::audit::{AuditEntry, record};
 use crate::store::idempotency::Digest;
-use crate::store::jobs::insert::read_clock;
 use crate::store::sql::batches::{pad, padded, places, statement};
+use crate::store::sql::clock::read_clock;
 use crate::store::sql::connection::{Pool, on_pool, transact};
 use crate::store::sql::error::{Fault, corrupt, fault};
 use crate::store::{Store, StoreError};
 
 /// Most API keys that are valid at the same time. Each request is compared with all of them.
-pub const MAX_KEYS: usize = 500;
+pub const MAX_API_KEYS: usize = 500;
 
 /// An API key without its secret value.
 #[derive(Clone)]
@@ -52,7 +52,7 @@ impl std::fmt::Debug for ApiKey {
 
 /// An API key to create.
 #[derive(Clone, Debug)]
-pub struct NewKey {
+pub struct NewApiKey {
     /// The name of the API key.
     pub name: Name,
     /// The rights of the API key.
@@ -63,7 +63,7 @@ pub struct NewKey {
     pub producer: Option<Name>,
 }
 
-impl NewKey {
+impl NewApiKey {
     /// Return an API key without limits of its own.
     #[must_use]
     pub const fn new(name: Name, scope: Scope) -> Self {
@@ -81,18 +81,18 @@ impl ApiKey {
 
 /// Outcome of the creation of an API key.
 #[derive(Debug)]
-pub enum MadeKey {
+pub enum MadeApiKey {
     /// The API key was created and is valid from now on.
     Made(ApiKey),
     /// Another API key has, or had, this name.
     NameTaken,
-    /// There are [`MAX_KEYS`] valid API keys already.
+    /// There are [`MAX_API_KEYS`] valid API keys already.
     TooMany,
 }
 
 /// Outcome of the revocation of an API key.
 #[derive(Debug)]
-pub enum RevokedKey {
+pub enum RevokedApiKey {
     /// The API key was revoked now.
     Revoked(ApiKey),
     /// The API key was already revoked.
@@ -110,7 +110,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
-    pub async fn keys(&self) -> Result<Vec<ApiKey>, StoreError> {
+    pub async fn api_keys(&self) -> Result<Vec<ApiKey>, StoreError> {
         keys_through(&self.shared.pools.controls).await
     }
 
@@ -126,15 +126,26 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
-    pub async fn make_key(&self, name: &Name, scope: Scope, digest: Digest, by: &Actor) -> Result<MadeKey, StoreError> {
-        self.make_limited_key(NewKey::new(name.clone(), scope), digest, by).await
+    pub async fn make_api_key(
+        &self,
+        name: &Name,
+        scope: Scope,
+        digest: Digest,
+        by: &Actor,
+    ) -> Result<MadeApiKey, StoreError> {
+        self.make_limited_api_key(NewApiKey::new(name.clone(), scope), digest, by).await
     }
 
     /// Create an API key with limits of its own.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
-    pub async fn make_limited_key(&self, key: NewKey, digest: Digest, by: &Actor) -> Result<MadeKey, StoreError> {
+    pub async fn make_limited_api_key(
+        &self,
+        key: NewApiKey,
+        digest: Digest,
+        by: &Actor,
+    ) -> Result<MadeApiKey, StoreError> {
         let kinds = key.kinds.as_ref().map(|kinds| kinds.iter().map(Name::as_str).collect::<Vec<_>>());
         let mut detail = serde_json::json!({"scope": key.scope.as_str()});
         if let Some(kinds) = &kinds {
@@ -143,7 +154,7 @@ impl Store {
         if let Some(producer) = &key.producer {
             detail["producer"] = serde_json::json!(producer.as_str());
         }
-        let act = Act::new(by, "key.create", key.name.as_str()).with(detail);
+        let act = AuditEntry::new(by, "api_key.create", key.name.as_str()).with(detail);
         let (shared, kinds, id) = (self.shared.clone(), kinds.map(|kinds| kinds.join(",")), Uuid::now_v7());
         transact(&self.shared.pools.controls, "create an API key", move |conn, _| {
             let (shared, new, kinds, act) = (shared.clone(), key.clone(), kinds.clone(), act.clone());
@@ -152,8 +163,8 @@ impl Store {
                 let good: i64 = sqlx::query_scalar("SELECT COUNT(*) FROM api_keys WHERE revoked_at IS NULL")
                     .fetch_one(&mut *conn)
                     .await?;
-                if usize::try_from(good).is_ok_and(|good| good >= MAX_KEYS) {
-                    return Ok(MadeKey::TooMany);
+                if usize::try_from(good).is_ok_and(|good| good >= MAX_API_KEYS) {
+                    return Ok(MadeApiKey::TooMany);
                 }
                 let sql = "INSERT INTO api_keys (id, name, scope, digest, created_at, created_by, kinds, producer) \
                            VALUES (?, ?, ?, ?, ?, ?, ?, ?)";
@@ -175,8 +186,8 @@ impl Store {
                 }
                 Ok(match read(conn, &new.name, "").await? {
                     // Our own row: written now, or by an earlier run whose commit succeeded without an answer.
-                    Some(key) if key.id == id => MadeKey::Made(key),
-                    _ => MadeKey::NameTaken,
+                    Some(key) if key.id == id => MadeApiKey::Made(key),
+                    _ => MadeApiKey::NameTaken,
                 })
             })
         })
@@ -187,15 +198,15 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
-    pub async fn revoke_key(&self, name: &Name, by: &Actor) -> Result<RevokedKey, StoreError> {
-        let act = Act::new(by, "key.revoke", name.as_str());
+    pub async fn revoke_api_key(&self, name: &Name, by: &Actor) -> Result<RevokedApiKey, StoreError> {
+        let act = AuditEntry::new(by, "api_key.revoke", name.as_str());
         let (shared, name) = (self.shared.clone(), name.clone());
         transact(&self.shared.pools.controls, "revoke an API key", move |conn, _| {
             let (shared, name, act) = (shared.clone(), name.clone(), act.clone());
             Box::pin(async move {
-                let Some(mut key) = read(conn, &name, "FOR UPDATE").await? else { return Ok(RevokedKey::Missing) };
+                let Some(mut key) = read(conn, &name, "FOR UPDATE").await? else { return Ok(RevokedApiKey::Missing) };
                 if key.revoked.is_some() {
-                    return Ok(RevokedKey::Before(key));
+                    return Ok(RevokedApiKey::Before(key));
                 }
                 let now = read_clock(conn, &shared.clock).await?;
                 sqlx::query("UPDATE api_keys SET revoked_at = ?, revoked_by = ? WHERE id = ?")
@@ -206,7 +217,7 @@ impl Store {
                     .await?;
                 record(conn, &act, now).await?;
                 key.revoked = Some((now, act.actor));
-                Ok(RevokedKey::Revoked(key))
+                Ok(RevokedApiKey::Revoked(key))
             })
         })
         .await
@@ -216,7 +227,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
-    pub async fn used_keys(&self, ids: Vec<Uuid>) -> Result<(), StoreError> {
+    pub async fn used_api_keys(&self, ids: Vec<Uuid>) -> Result<(), StoreError> {
         if ids.is_empty() {
             return Ok(());
         }
@@ -254,22 +265,22 @@ async fn keys_through(pool: &Pool) -> Result<Vec<ApiKey>, StoreError> {
 }
 
 fn key(row: &MySqlRow) -> Result<ApiKey, sqlx::Error> {
-    let revoked_at: Option<Timestamp> = row.try_get(7)?;
-    let revoked_by: Option<String> = row.try_get(8)?;
+    let revoked_at: Option<Timestamp> = row.try_get("revoked_at")?;
+    let revoked_by: Option<String> = row.try_get("revoked_by")?;
     let name = |text: String| text.parse::<Name>().map_err(|_| corrupt("name"));
-    let kinds: Option<String> = row.try_get(9)?;
+    let kinds: Option<String> = row.try_get("kinds")?;
     let kinds = kinds.map(|kinds| kinds.split(',').map(|kind| name(kind.to_owned())).collect::<Result<_, _>>());
-    let producer: Option<String> = row.try_get(10)?;
+    let producer: Option<String> = row.try_get("producer")?;
     Ok(ApiKey {
-        id: row.try_get(0)?,
-        name: name(row.try_get(1)?)?,
+        id: row.try_get("id")?,
+        name: name(row.try_get("name")?)?,
         kinds: kinds.transpose()?.map(Arc::new),
         producer: producer.map(name).transpose()?,
-        scope: Scope::from_word(row.try_get(2)?).ok_or_else(|| corrupt("scope"))?,
-        digest: row.try_get::<&[u8], _>(3)?.try_into().map_err(|_| corrupt("digest"))?,
-        created_at: row.try_get(4)?,
-        created_by: Actor::from_stored(row.try_get(5)?),
-        last_used_at: row.try_get(6)?,
+        scope: Scope::from_word(row.try_get("scope")?).ok_or_else(|| corrupt("scope"))?,
+        digest: row.try_get::<&[u8], _>("digest")?.try_into().map_err(|_| corrupt("digest"))?,
+        created_at: row.try_get("created_at")?,
+        created_by: Actor::from_stored(row.try_get("created_by")?),
+        last_used_at: row.try_get("last_used_at")?,
         revoked: revoked_at.zip(revoked_by.map(Actor::from_stored)),
     })
 }

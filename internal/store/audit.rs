@@ -8,9 +8,9 @@ use sqlx::{MySqlConnection, Row};
 use uuid::Uuid;
 
 use crate::job::{Actor, Timestamp};
-use crate::store::jobs::insert::read_clock;
-use crate::store::retention::purge::{Aged, purge_aged};
+use crate::store::rows::aged::{Aged, purge_aged};
 use crate::store::sql::batches::{groups, places, rows, statement};
+use crate::store::sql::clock::read_clock;
 use crate::store::sql::connection::{on_pool, transact};
 use crate::store::sql::error::{Fault, corrupt, fault};
 use crate::store::{Store, StoreError};
@@ -20,7 +20,7 @@ const ACTS: Aged = Aged { table: "audit", made: "at" };
 
 /// An operator's action that is about to change something.
 #[derive(Clone, Debug)]
-pub struct Act {
+pub struct AuditEntry {
     /// Made with the request, so that a repeated write recognises its own row.
     id: Uuid,
     /// The actor that requested it.
@@ -33,7 +33,7 @@ pub struct Act {
     pub detail: Option<Value>,
 }
 
-impl Act {
+impl AuditEntry {
     /// An action without details.
     #[must_use]
     pub fn new(actor: &Actor, action: &'static str, target: impl Into<String>) -> Self {
@@ -50,7 +50,7 @@ impl Act {
 
 /// A recorded action, as it is stored in `audit`.
 #[derive(Clone, Debug)]
-pub struct Done {
+pub struct AuditRecord {
     /// Its id, by which the list is ordered.
     pub id: Uuid,
     /// The time of the change, by the clock of the database.
@@ -66,7 +66,7 @@ pub struct Done {
 }
 
 /// Record an action, in the transaction of its change.
-pub(super) async fn record(conn: &mut MySqlConnection, act: &Act, now: Timestamp) -> Result<(), sqlx::Error> {
+pub(super) async fn record(conn: &mut MySqlConnection, act: &AuditEntry, now: Timestamp) -> Result<(), sqlx::Error> {
     let written = sqlx::query("INSERT INTO audit (id, at, actor, action, target, detail) VALUES (?, ?, ?, ?, ?, ?)")
         .bind(act.id)
         .bind(now)
@@ -85,7 +85,11 @@ pub(super) async fn record(conn: &mut MySqlConnection, act: &Act, now: Timestamp
 
 /// Record several actions of one transaction. The transaction must not run again after its commit, because this
 /// function does not accept rows that exist already.
-pub(super) async fn record_all(conn: &mut MySqlConnection, acts: &[Act], now: Timestamp) -> Result<(), sqlx::Error> {
+pub(super) async fn record_all(
+    conn: &mut MySqlConnection,
+    acts: &[AuditEntry],
+    now: Timestamp,
+) -> Result<(), sqlx::Error> {
     for group in groups(acts) {
         let sql = format!(
             "INSERT INTO audit (id, at, actor, action, target, detail) VALUES {}",
@@ -107,7 +111,7 @@ pub(super) async fn record_all(conn: &mut MySqlConnection, acts: &[Act], now: Ti
 }
 
 /// Return true if an earlier run of the same transaction has recorded this action.
-pub(super) async fn was_recorded(conn: &mut MySqlConnection, act: &Act) -> Result<bool, sqlx::Error> {
+pub(super) async fn was_recorded(conn: &mut MySqlConnection, act: &AuditEntry) -> Result<bool, sqlx::Error> {
     let found: Option<i64> =
         sqlx::query_scalar("SELECT 1 FROM audit WHERE id = ?").bind(act.id).fetch_optional(conn).await?;
     Ok(found.is_some())
@@ -124,7 +128,7 @@ impl Store {
         target: Option<String>,
         before: Option<Uuid>,
         limit: u32,
-    ) -> Result<Vec<Done>, StoreError> {
+    ) -> Result<Vec<AuditRecord>, StoreError> {
         on_pool(&self.shared.pools.reads, "read the audit", move |conn, _| {
             let target = target.clone();
             Box::pin(async move {
@@ -138,14 +142,14 @@ impl Store {
                 }
                 let found = query.bind(before.unwrap_or(Uuid::max())).bind(limit).fetch_all(conn).await?;
                 let done = |row: &sqlx::mysql::MySqlRow| {
-                    let detail: Option<String> = row.try_get(5)?;
+                    let detail: Option<String> = row.try_get("detail")?;
                     let detail = detail.map(|text| serde_json::from_str(&text)).transpose();
-                    Ok(Done {
-                        id: row.try_get(0)?,
-                        at: row.try_get(1)?,
-                        actor: Actor::from_stored(row.try_get(2)?),
-                        action: row.try_get(3)?,
-                        target: row.try_get(4)?,
+                    Ok(AuditRecord {
+                        id: row.try_get("id")?,
+                        at: row.try_get("at")?,
+                        actor: Actor::from_stored(row.try_get("actor")?),
+                        action: row.try_get("action")?,
+                        target: row.try_get("target")?,
                         detail: detail.map_err(|e| corrupt(format!("detail: {e}")))?,
                     })
                 };
@@ -159,7 +163,7 @@ impl Store {
     ///
     /// # Errors
     /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
-    pub async fn note(&self, act: Act) -> Result<(), StoreError> {
+    pub async fn note(&self, act: AuditEntry) -> Result<(), StoreError> {
         let shared = self.shared.clone();
         transact(&self.shared.pools.steering, "record an audit entry", move |conn, _| {
             let (shared, act) = (shared.clone(), act.clone());

@@ -15,22 +15,23 @@ use sqlx::{MySqlConnection, Row};
 use uuid::Uuid;
 
 use crate::job::{
-    Action, Actor, Event, Filter, JobId, Name, NewOperation, Operation, OperationState, RunnerId, State, Timestamp,
-    ceil_ms, floor_ms,
+    Action, Actor, Filter, JobId, Name, NewOperation, Operation, OperationState, RunnerId, State, StateInput,
+    Timestamp, ceil_ms, floor_ms,
 };
-use crate::store::attempts::settle::lock_held;
-use crate::store::audit::{Act, record};
+use crate::store::audit::{AuditEntry, record};
 use crate::store::dead_letters::{Each, Refusal, Remake, discard_all, replay_all};
-use crate::store::idempotency::{IdempotentRequest, Outcome, ResponseBuilder, find, keep, lost};
-use crate::store::jobs::actions::{ActionOutcome, Step, step};
-use crate::store::jobs::insert::{Accepted, read_clock};
+use crate::store::idempotency::{IdempotentOutcome, IdempotentRequest, ResponseBuilder, store_answer, stored_before};
+use crate::store::jobs::actions::{ActionOutcome, AppliedAction, apply_event};
 use crate::store::jobs::search::{Breakdown, Counted, Effort, Order, Search, break_down, count};
-use crate::store::retention::purge::{Aged, purge_aged};
 use crate::store::retention::remove::{Removal, remove};
+use crate::store::rows::aged::{Aged, purge_aged};
+use crate::store::rows::jobs::Accepted;
+use crate::store::rows::owed::lock_held;
 use crate::store::sql::batches::{groups, places, rows, statement};
+use crate::store::sql::clock::read_clock;
 use crate::store::sql::connection::{Earlier, on_pool, transact};
 use crate::store::sql::error::{again, corrupt};
-use crate::store::{Shared, Store, StoreError};
+use crate::store::{Store, StoreError, StoreInner};
 
 /// Most bulk operations that may run at the same time.
 const MAX_RUNNING: i64 = 50;
@@ -43,7 +44,8 @@ const MAX_LOOKED_AT: i64 = 20_000;
 const OPERATIONS: Aged = Aged { table: "operations", made: "COALESCE(ended_at, UTC_TIMESTAMP(6))" };
 
 const COLUMNS: &str = "id, action, filter, params, rate, state, actor, created_at, started_at, ended_at, done, skipped, \
-                       failed, estimate, capped, last_error, IF(lease_until >= UTC_TIMESTAMP(6), runner, ''), place, token";
+                       failed, estimate, capped, last_error, \
+                       IF(lease_until >= UTC_TIMESTAMP(6), runner, '') AS holder, place, token";
 
 /// The right to carry out a bulk operation, as long as its lease lasts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,7 +59,7 @@ pub struct OperationLease {
 
 /// Outcome of one batch.
 #[derive(Clone, Debug, Default)]
-pub struct Batched {
+pub struct BatchOutcome {
     /// Number of jobs that were changed, or for which the change failed.
     pub handled: u64,
     /// Jobs that were created.
@@ -67,14 +69,14 @@ pub struct Batched {
     /// Jobs that were cancelled before their start.
     pub cancelled: Vec<JobId>,
     /// Executing jobs that were asked to stop.
-    pub asked: Vec<JobId>,
+    pub stop_requested: Vec<JobId>,
     /// True if the operation has ended, or another runner has its lease.
     pub over: bool,
 }
 
 /// Outcome of a request to cancel a bulk operation.
 #[derive(Clone, Debug)]
-pub enum OperationCancelled {
+pub enum CancelOutcome {
     /// Cancelled. It changes no more jobs.
     Done(Box<Operation>),
     /// It had already ended, in this state.
@@ -108,7 +110,7 @@ impl Store {
         .await
     }
 
-    /// Start a bulk operation, at most once for the idempotency key of `once`. `word` builds the response.
+    /// Start a bulk operation, at most once for the idempotency key of `once`. `build` builds the response.
     ///
     /// # Errors
     /// [`StoreError::Overloaded`] when too many operations run, otherwise when MySQL cannot be reached or refuses.
@@ -117,8 +119,8 @@ impl Store {
         mut new: NewOperation,
         by: &Actor,
         once: Option<IdempotentRequest>,
-        word: ResponseBuilder<Operation>,
-    ) -> Result<Outcome<()>, StoreError> {
+        build: ResponseBuilder<Operation>,
+    ) -> Result<IdempotentOutcome<()>, StoreError> {
         let attempted = "start an operation";
         let running = on_pool(&self.shared.pools.steering, attempted, |conn, _| {
             Box::pin(async move {
@@ -134,31 +136,28 @@ impl Store {
         let estimate = self.count_for(new.action, new.filter.clone()).await?;
         let shared = self.shared.clone();
         let detail = json!({"action": new.action, "filter": new.filter, "params": new.params, "rate": new.rate});
-        let act = Act::new(by, "operation.start", new.id.to_string()).with(detail);
+        let act = AuditEntry::new(by, "operation.start", new.id.to_string()).with(detail);
         transact(&self.shared.pools.steering, attempted, move |conn, earlier| {
-            let (shared, act, once, word, new) = (shared.clone(), act.clone(), once.clone(), word.clone(), new.clone());
+            let (shared, act, once, build, new) =
+                (shared.clone(), act.clone(), once.clone(), build.clone(), new.clone());
             Box::pin(async move {
-                if let Some(once) = &once
-                    && let Some(kept) = find(conn, once).await?
-                {
-                    return Ok(kept.meet(once, Some(())));
+                if let Some(outcome) = stored_before(conn, once.as_ref(), Some(())).await? {
+                    return Ok(outcome);
                 }
                 if earlier == Earlier::MayHaveCommitted
                     && let Some(operation) = read(conn, new.id).await?
                 {
-                    return Ok(Outcome::First { done: Some(()), answer: word(&operation) });
+                    return Ok(IdempotentOutcome::First { done: Some(()), answer: build(&operation) });
                 }
                 let now = read_clock(conn, &shared.clock).await?;
                 insert(conn, &new, &act.actor, estimate, now).await?;
                 let operation = read(conn, new.id).await?.ok_or_else(|| corrupt("an operation without a row"))?;
-                let answer = word(&operation);
-                if let Some(once) = &once
-                    && let Err(error) = keep(conn, &mut [(once, &answer)], now).await
-                {
-                    return lost(conn, once, error).await;
+                let answer = build(&operation);
+                if let Some(instead) = store_answer(conn, once.as_ref(), &answer, now).await? {
+                    return Ok(instead);
                 }
                 record(conn, &act, now).await?;
-                Ok(Outcome::First { done: Some(()), answer })
+                Ok(IdempotentOutcome::First { done: Some(()), answer })
             })
         })
         .await
@@ -206,22 +205,20 @@ impl Store {
         id: Uuid,
         by: &Actor,
         once: Option<IdempotentRequest>,
-        word: ResponseBuilder<Operation>,
-    ) -> Result<Outcome<OperationCancelled>, StoreError> {
+        build: ResponseBuilder<Operation>,
+    ) -> Result<IdempotentOutcome<CancelOutcome>, StoreError> {
         let shared = self.shared.clone();
-        let act = Act::new(by, "operation.cancel", id.to_string());
+        let act = AuditEntry::new(by, "operation.cancel", id.to_string());
         transact(&self.shared.pools.steering, "cancel an operation", move |conn, earlier| {
-            let (shared, act, once, word) = (shared.clone(), act.clone(), once.clone(), word.clone());
+            let (shared, act, once, build) = (shared.clone(), act.clone(), once.clone(), build.clone());
             Box::pin(async move {
                 let held = lock(conn, id).await?.map(|held| held.state);
                 let ours = earlier == Earlier::MayHaveCommitted && held == Some(OperationState::Cancelled);
                 if held != Some(OperationState::Running) && !ours {
-                    if let Some(once) = &once
-                        && let Some(kept) = find(conn, once).await?
-                    {
-                        return Ok(kept.meet(once, None));
-                    }
-                    return Ok(Outcome::Refused(held.map_or(OperationCancelled::Missing, OperationCancelled::Over)));
+                    let refused = held.map_or(CancelOutcome::Missing, CancelOutcome::Over);
+                    return Ok(stored_before(conn, once.as_ref(), None)
+                        .await?
+                        .unwrap_or(IdempotentOutcome::Refused(refused)));
                 }
                 let now = read_clock(conn, &shared.clock).await?;
                 sqlx::query("UPDATE operations SET state = 'cancelled', ended_at = COALESCE(ended_at, ?) WHERE id = ?")
@@ -230,14 +227,12 @@ impl Store {
                     .execute(&mut *conn)
                     .await?;
                 let operation = read(conn, id).await?.ok_or_else(|| corrupt("a locked operation is gone"))?;
-                let answer = word(&operation);
-                if let Some(once) = &once
-                    && let Err(error) = keep(conn, &mut [(once, &answer)], now).await
-                {
-                    return lost(conn, once, error).await;
+                let answer = build(&operation);
+                if let Some(instead) = store_answer(conn, once.as_ref(), &answer, now).await? {
+                    return Ok(instead);
                 }
                 record(conn, &act, now).await?;
-                Ok(Outcome::First { done: Some(OperationCancelled::Done(Box::new(operation))), answer })
+                Ok(IdempotentOutcome::First { done: Some(CancelOutcome::Done(Box::new(operation))), answer })
             })
         })
         .await
@@ -312,7 +307,7 @@ impl Store {
         most: u32,
         lease: Duration,
         remake: Remake,
-    ) -> Result<Batched, StoreError> {
+    ) -> Result<BatchOutcome, StoreError> {
         let shared = self.shared.clone();
         transact(&self.shared.pools.loops, "carry out an operation", move |conn, _| {
             let (shared, remake) = (shared.clone(), remake.clone());
@@ -399,26 +394,26 @@ async fn read(conn: &mut MySqlConnection, id: Uuid) -> Result<Option<Operation>,
 }
 
 fn operation(row: &MySqlRow) -> Result<Operation, sqlx::Error> {
-    let (filter, params): (String, String) = (row.try_get(2)?, row.try_get(3)?);
-    let runner: String = row.try_get(16)?;
-    let state = OperationState::from_word(row.try_get(5)?).ok_or_else(|| corrupt("state of an operation"))?;
+    let (filter, params): (String, String) = (row.try_get("filter")?, row.try_get("params")?);
+    let runner: String = row.try_get("holder")?;
+    let state = OperationState::from_word(row.try_get("state")?).ok_or_else(|| corrupt("state of an operation"))?;
     Ok(Operation {
-        id: row.try_get(0)?,
-        action: Action::from_word(row.try_get(1)?).ok_or_else(|| corrupt("action"))?,
+        id: row.try_get("id")?,
+        action: Action::from_word(row.try_get("action")?).ok_or_else(|| corrupt("action"))?,
         filter: serde_json::from_str(&filter).map_err(|e| corrupt(format!("filter: {e}")))?,
         params: serde_json::from_str(&params).map_err(|e| corrupt(format!("params: {e}")))?,
-        rate: row.try_get(4)?,
+        rate: row.try_get("rate")?,
         state,
-        actor: Actor::from_stored(row.try_get(6)?),
-        created_at: row.try_get(7)?,
-        started_at: row.try_get(8)?,
-        ended_at: row.try_get(9)?,
-        done: row.try_get::<u32, _>(10)?.into(),
-        skipped: row.try_get::<u32, _>(11)?.into(),
-        failed: row.try_get::<u32, _>(12)?.into(),
-        estimate: row.try_get::<u32, _>(13)?.into(),
-        capped: row.try_get(14)?,
-        last_error: row.try_get(15)?,
+        actor: Actor::from_stored(row.try_get("actor")?),
+        created_at: row.try_get("created_at")?,
+        started_at: row.try_get("started_at")?,
+        ended_at: row.try_get("ended_at")?,
+        done: row.try_get::<u32, _>("done")?.into(),
+        skipped: row.try_get::<u32, _>("skipped")?.into(),
+        failed: row.try_get::<u32, _>("failed")?.into(),
+        estimate: row.try_get::<u32, _>("estimate")?.into(),
+        capped: row.try_get("capped")?,
+        last_error: row.try_get("last_error")?,
         runner: (!runner.is_empty() && state == OperationState::Running).then_some(runner),
     })
 }
@@ -434,21 +429,21 @@ async fn lock(conn: &mut MySqlConnection, id: Uuid) -> Result<Option<Locked>, sq
     let sql = format!("SELECT {COLUMNS} FROM operations WHERE id = ? FOR UPDATE");
     let Some(row) = statement(sql).bind(id).fetch_optional(conn).await? else { return Ok(None) };
     let operation = operation(&row)?;
-    Ok(Some(Locked { state: operation.state, operation, place: row.try_get(17)?, token: row.try_get(18)? }))
+    Ok(Some(Locked { state: operation.state, operation, place: row.try_get("place")?, token: row.try_get("token")? }))
 }
 
 async fn advance(
     conn: &mut MySqlConnection,
-    shared: &Shared,
+    shared: &StoreInner,
     held: OperationLease,
     most: u32,
     lease: Duration,
     remake: &Remake,
-) -> Result<Batched, sqlx::Error> {
+) -> Result<BatchOutcome, sqlx::Error> {
     let locked = lock(conn, held.id).await?;
     let Some(locked) = locked.filter(|locked| locked.token == held.token && locked.state == OperationState::Running)
     else {
-        return Ok(Batched { over: true, ..Batched::default() });
+        return Ok(BatchOutcome { over: true, ..BatchOutcome::default() });
     };
     let operation = &locked.operation;
     let (ids, place) = next_jobs(conn, operation, locked.place, most).await?;
@@ -482,7 +477,7 @@ async fn advance(
     .bind(held.id)
     .execute(&mut *conn)
     .await?;
-    crate::store::attempts::settle::count(conn, shared.lanes.any(), &work.counts).await?;
+    crate::store::rows::tallies::count(conn, shared.lanes.any(), &work.counts).await?;
     Ok(work.batched)
 }
 
@@ -494,7 +489,7 @@ async fn next_jobs(
     most: u32,
 ) -> Result<(Vec<Uuid>, Option<Uuid>), sqlx::Error> {
     let search = Search::among(&operation.filter, Order::OldestFirst, operation.action.among());
-    let mut effort = Effort::of(MAX_LOOKED_AT);
+    let mut effort = Effort::new(MAX_LOOKED_AT);
     let mut ids = Vec::new();
     let mut rest = search.span(place);
     while let Some(span) = rest {
@@ -502,7 +497,7 @@ async fn next_jobs(
         let chunk = search.chunk(conn, span).await?;
         let found = search.matching("j.id", &chunk, wanted as i64).fetch_all(&mut *conn).await?;
         for row in &found {
-            ids.push(row.try_get::<Uuid, _>(0)?);
+            ids.push(row.try_get::<Uuid, _>("id")?);
         }
         if found.len() >= wanted {
             let last = ids.last().copied();
@@ -510,7 +505,7 @@ async fn next_jobs(
         }
         rest = chunk.rest;
         if let Some(behind) = rest
-            && !effort.goes_on(&chunk)
+            && !effort.may_continue(&chunk)
         {
             return Ok((ids, Some(Uuid::from_u128(behind.from.as_u128().saturating_sub(1)))));
         }
@@ -521,7 +516,7 @@ async fn next_jobs(
 /// Outcome of a batch while it is being carried out.
 #[derive(Default)]
 struct Work {
-    batched: Batched,
+    batched: BatchOutcome,
     done: Vec<Uuid>,
     /// Set if the batch stopped early, after this job.
     until: Option<Uuid>,
@@ -534,16 +529,16 @@ impl Work {
     async fn carry_out(
         &mut self,
         conn: &mut MySqlConnection,
-        shared: &Shared,
+        shared: &StoreInner,
         operation: &Operation,
         ids: &[Uuid],
         remake: &Remake,
         now: Timestamp,
     ) -> Result<(), sqlx::Error> {
         match operation.action {
-            Action::Cancel => self.steer(conn, shared, ids, Event::Cancel).await,
-            Action::Retry => self.steer(conn, shared, ids, Event::Retry).await,
-            Action::RunNow => self.steer(conn, shared, ids, Event::RunNow).await,
+            Action::Cancel => self.act_on_each(conn, shared, ids, StateInput::Cancel).await,
+            Action::Retry => self.act_on_each(conn, shared, ids, StateInput::Retry).await,
+            Action::RunNow => self.act_on_each(conn, shared, ids, StateInput::RunNow).await,
             Action::Reschedule | Action::SetPriority => self.change(conn, operation, ids, now).await,
             Action::Delete => {
                 let removed = remove(conn, ids, Removal::Asked, now).await?;
@@ -574,7 +569,7 @@ impl Work {
                     self.done.push(id.uuid());
                     made.push(receipt);
                 }
-                Err(refusal @ (Refusal::KeyTaken(_) | Refusal::Unfit(_) | Refusal::Unreadable(_))) => {
+                Err(refusal @ (Refusal::UniqueKeyTaken(_) | Refusal::Unfit(_) | Refusal::Unreadable(_))) => {
                     self.failed += 1;
                     self.last_error = Some(format!("job {id}: {refusal}"));
                 }
@@ -584,22 +579,22 @@ impl Work {
         made
     }
 
-    async fn steer(
+    async fn act_on_each(
         &mut self,
         conn: &mut MySqlConnection,
-        shared: &Shared,
+        shared: &StoreInner,
         ids: &[Uuid],
-        event: Event,
+        event: StateInput,
     ) -> Result<(), sqlx::Error> {
         for id in ids.iter().copied().map(JobId::from_uuid) {
-            let Step { moved, counts, .. } = step(conn, shared, id, event, Earlier::Nothing).await?;
+            let AppliedAction { outcome, counts, .. } = apply_event(conn, shared, id, event, Earlier::Nothing).await?;
             for (key, n) in counts {
                 *self.counts.entry(key).or_default() += n;
             }
-            match moved {
+            match outcome {
                 ActionOutcome::Refused(_) | ActionOutcome::Missing => continue,
                 ActionOutcome::Waits(accepted) => self.batched.waits.push(accepted),
-                ActionOutcome::Asked => self.batched.asked.push(id),
+                ActionOutcome::StopRequested => self.batched.stop_requested.push(id),
                 ActionOutcome::Done(State::Cancelled) => self.batched.cancelled.push(id),
                 ActionOutcome::Done(_) => {}
             }

@@ -2,14 +2,15 @@
 //!
 //! Three tables are the core: `jobs` (what was requested, inserted once), `owed` (one narrow row for each unfinished
 //! job) and `attempts` (the ledger: what was done, and with which outcome). `migrations/` describes every column, and
-//! `ARCHITECTURE.md` explains the choice of these three.
+//! `docs/design/tables.md` explains the choice of these three.
 //!
 //! The writes that every job needs go through group commit: [`Store::insert`], [`Store::settle`] and
 //! [`Claimant::claim`].
 //!
-//! Folders have the same names in `api/` and `store/`:
+//! `jobs/` and `schedules/` have the same names in `api/`. The folders:
 //!
 //! - `sql/`: connections, statements for many rows, group commit
+//! - `rows/`: rows that several of the folders need
 //! - `jobs/`: jobs: accepted, read, searched, counted, changed
 //! - `attempts/`: attempts: claimed, leased, settled, lost; permits
 //! - `schedules/`: schedules and their ticks
@@ -41,6 +42,7 @@ mod migrate;
 mod queues;
 mod reports;
 mod retention;
+mod rows;
 mod runners;
 mod samples;
 mod schedules;
@@ -48,61 +50,63 @@ mod sql;
 mod verify;
 
 pub use alerts::Message;
-pub use api_keys::{ApiKey, MAX_KEYS, MadeKey, NewKey, RevokedKey};
+pub use api_keys::{ApiKey, MAX_API_KEYS, MadeApiKey, NewApiKey, RevokedApiKey};
 pub use attempts::claim::{Claim, Claimed, Opened, Unreadable};
-pub use attempts::claim_batches::{BatchPage, LapseRule};
-pub use attempts::lease::{
-    HeartbeatAnswer, HeartbeatConnection, Lapsed, LiveAttempt, OwedPage, Reaped, RunnerBeat, RunnerRow,
-};
+pub use attempts::claim_batches::{BatchPage, LapseRule, Lapsed};
+pub use attempts::lease::{HeartbeatAnswer, HeartbeatConnection, OwedPage, Reaped, RunnerBeat, RunnerRow};
 pub use attempts::permits::{MayJudge, PermitGrant, PermitRequest};
 pub use attempts::readers::{Reader, UNREAD};
-pub use attempts::settle::{Again, MAX_LOSSES, MAX_SPARED, SUSPECT_FROM, Settled, Settlement};
+pub use attempts::settlement::{Again, Settled, Settlement};
 pub use attempts::suspects::Death;
-pub use audit::{Act, Done};
+pub use audit::{AuditEntry, AuditRecord};
 pub use bench::bare::{BareClaims, BareLane};
 pub use bench::growth::Growth;
-pub use bench::server_counters::{Gauge, Lives, Overheard, ServerCounters};
-pub use bulk::{Batched, OperationCancelled, OperationLease};
-pub use dead_letters::{DeadCount, DeadGroup, DeadGroupWhole, Original, Refusal, Remake};
-pub use idempotency::{Answer, Digest, IdempotentRequest, Outcome, ResponseBuilder};
-pub use jobs::actions::{ActionOutcome, JobAction, Steered};
-pub use jobs::change::{Change, Changed, Holds};
+pub use bench::server_counters::{CounterConnection, JobCounts, ServerCounters, StatementCounts};
+pub use bulk::{BatchOutcome, CancelOutcome, OperationLease};
+pub use dead_letters::{DeadLetterCount, DeadLetterGroup, Original, Refusal, Remake, WholeDeadLetterGroup};
+pub use idempotency::{Answer, Digest, IdempotentOutcome, IdempotentRequest, ResponseBuilder};
+pub use jobs::actions::{ActionOutcome, JobAction, UpdatedJob};
+pub use jobs::backlog::StateCount;
+pub use jobs::change::{Change, ChangeCondition, ChangeOutcome};
 pub use jobs::condition::Condition;
-pub use jobs::due::{DueJob, DueWithin};
+pub use jobs::due::DueWithin;
 pub use jobs::explain::QueuePosition;
-pub use jobs::forecast::{Ahead, HourDue};
-pub use jobs::insert::Accepted;
 #[doc(hidden)]
 pub use jobs::lanes::due_statements;
 pub use jobs::lanes::{Depth, DueCursor, DueLine, DueRange, DueRow, DueWalk, LinePage};
 pub use jobs::pending::Pending;
 pub use jobs::read::JobPage;
 pub use jobs::search::{Breakdown, Counted, Replayed};
-pub use jobs::stats::{PoolUse, StateCount, Stats};
-pub use jobs::unique_keys::{EnqueueOutcome, Holder, Placed, Receipts};
+pub use jobs::stats::{PoolUse, Stats};
+pub use jobs::unique_keys::{EnqueueOutcome, EnqueueReceipts, EnqueuedJob, KeyHolder};
 pub use jobs::watch::JobRevision;
 pub use migrate::{MIGRATION_PATIENCE, MigrateSettings};
-pub use queues::{MAX_QUEUES, Pause, Paused, QueueChange, QueueChanged, QueueSetting};
+pub use queues::{MAX_QUEUES, Pause, PauseRequest, QueueChange, QueueChangeOutcome, QueueSetting};
 pub use reports::files::{RemovedPlace, RemovedReport};
 pub use reports::query::{InvalidUrl, ReportQueries};
 pub use retention::forget::{KEEP_RUNNERS, TallyPlace};
-pub use retention::purge::{KindRetention, Purged, Retention};
-pub use runners::{Drained, MAX_SLOT_JOBS, RunnerSeen, SlotJob, Slots};
+pub use retention::purge::Purged;
+pub use retention::times::{KindRetention, Retention};
+pub use rows::jobs::Accepted;
+pub use rows::owed::{DueJob, MAX_LOSSES, MAX_SPARED, SUSPECT_FROM};
+pub use runners::{DrainOutcome, LiveAttempt, MAX_WORKER_JOBS, RunnerSeen, WorkerJob, WorkerJobs};
 pub use samples::{Figures, History, MAX_CHARTED, MAX_SAMPLES, Sample};
-pub use schedules::ticks::{PlannedLine, TickLine, TickPage, TickPlan, Ticked, Triggered};
-pub use schedules::{Deleted, DueSchedules, Origin, Put, Scheduled, Switched, UnreadableSchedule, VersionTag};
+pub use schedules::forecast::{Ahead, HourDue};
+pub use schedules::rows::{ScheduleOrigin, Scheduled, UnreadableSchedule, VersionTag};
+pub use schedules::ticks::{PlannedLine, TickLine, TickPage, TickPlan, Ticked, TriggerOutcome};
+pub use schedules::{DeleteOutcome, DueSchedules, PauseOutcome, PutOutcome};
 pub use sql::clock::{Reading, StoreClock};
 pub use sql::clock_steps::ClockStep;
 #[doc(hidden)]
 pub use sql::connection::rolled_back_on_release;
 pub use sql::durability::Durability;
 pub use sql::error::StoreError;
-pub use sql::pools::Split;
+pub use sql::pools::PoolSizes;
 pub use verify::evidence::{
-    Asked, Evidence, EvidencePage, JobEvidence, LedgerLine, OwedNow, Tallies, TallyKey, TickPlace, Walk,
+    Evidence, EvidencePage, JobEvidence, JobRow, LedgerRow, OwedRow, Tallies, TallyKey, TickPlace, Walk,
 };
 pub use verify::startable::{Startable, StuckJob};
-pub use verify::verifications::{Begun, Verification};
+pub use verify::verifications::{BeginOutcome, Verification};
 
 use std::str::FromStr;
 use std::sync::Arc;
@@ -114,10 +118,11 @@ use tokio_util::task::TaskTracker;
 
 use attempts::claim::Claims;
 use attempts::claim_batches::OpenClaims;
-use attempts::settle::{Lanes, Settles};
-use idempotency::OnceInserts;
+use attempts::settle::Settles;
 use jobs::insert::{Inserts, together};
-use sql::connection::{Link, Target};
+use jobs::insert_once::OnceInserts;
+use rows::tallies::Lanes;
+use sql::connection::Target;
 use sql::durability::Variables;
 use sql::group_commit::GroupCommit;
 use sql::pools::Pools;
@@ -139,7 +144,7 @@ pub struct StoreSettings {
     /// `mysql://user:password@host:port/database`.
     pub url: String,
     /// Number of connections for everything except the group commits and the heartbeat, which have connections of their
-    /// own. [`Split`] divides this number among its uses.
+    /// own. [`PoolSizes`] divides this number among its uses.
     pub connections: u32,
     /// Number of flushers of each kind of group commit.
     pub flushers: usize,
@@ -153,7 +158,7 @@ impl std::fmt::Debug for StoreSettings {
 }
 
 /// The state that all parts of the store share.
-struct Shared {
+struct StoreInner {
     options: Target,
     pools: Pools,
     clock: Arc<StoreClock>,
@@ -168,7 +173,7 @@ struct Shared {
 /// The store. It is cheap to clone.
 #[derive(Clone)]
 pub struct Store {
-    shared: Arc<Shared>,
+    shared: Arc<StoreInner>,
     inserts: Arc<GroupCommit<Inserts>>,
     onces: Arc<GroupCommit<OnceInserts>>,
     settles: Arc<GroupCommit<Settles>>,
@@ -238,7 +243,7 @@ impl Store {
         }
         // Other connections than those of the pools, rounded up: the flushers of the three group commits and of the
         // claims, the connections for locked rows (`locked_rows.rs`), the flusher of suspects, and the heartbeat.
-        let pooled = settings.connections.max(Split::LEAST) + sql::pools::FOR_REPORTS;
+        let pooled = settings.connections.max(PoolSizes::LEAST) + sql::pools::FOR_REPORTS;
         let connections = pooled as usize + 5 * settings.flushers + 5;
         if let Some(most) = first.variables.prepared_statements() {
             if most < connections {
@@ -250,7 +255,7 @@ impl Store {
             options.server.share_statements(most, connections);
         }
         let clock = Arc::new(first.clock);
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(StoreInner {
             pools: Pools::new(&options, settings.connections),
             options,
             clock,
@@ -359,7 +364,7 @@ impl Store {
     ///
     /// # Errors
     /// [`StoreError::Refused`] when the server's `max_allowed_packet` is too small for that.
-    pub fn carries(&self, payload_bytes: usize) -> Result<(), StoreError> {
+    pub fn check_payload_size(&self, payload_bytes: usize) -> Result<(), StoreError> {
         let (packet, wanted) = (self.shared.options.server.packet(), 2 * payload_bytes + (256 << 10));
         if packet >= wanted {
             return Ok(());

@@ -4,10 +4,10 @@ use sqlx::mysql::MySqlRow;
 use sqlx::{MySqlConnection, Row};
 
 use crate::job::{Actor, Name, Priority, Timestamp};
-use crate::store::audit::{Act, record, was_recorded};
+use crate::store::audit::{AuditEntry, record, was_recorded};
 use crate::store::jobs::condition::Condition;
-use crate::store::jobs::insert::read_clock;
 use crate::store::sql::batches::statement;
+use crate::store::sql::clock::read_clock;
 use crate::store::sql::connection::{Earlier, Pool, on_pool, transact};
 use crate::store::sql::error::corrupt;
 use crate::store::{Store, StoreError};
@@ -51,12 +51,12 @@ pub struct QueueChange {
     /// The new concurrency limit, or `Some(None)` to remove it.
     pub concurrency: Option<Option<u32>>,
     /// Pause the queue, with or without a reason, or resume it.
-    pub pause: Option<Paused>,
+    pub pause: Option<PauseRequest>,
 }
 
 /// A requested pause or its end.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Paused {
+pub enum PauseRequest {
     /// Paused, for this reason if there is one.
     Yes(Option<String>),
     /// Not paused.
@@ -65,7 +65,7 @@ pub enum Paused {
 
 /// Outcome of a change.
 #[derive(Clone, Debug)]
-pub enum QueueChanged {
+pub enum QueueChangeOutcome {
     /// Done. These are the settings now.
     Done(QueueSetting),
     /// Nothing to do: these were the settings already.
@@ -106,30 +106,32 @@ impl Store {
         change: QueueChange,
         condition: Condition<u32>,
         by: &Actor,
-    ) -> Result<QueueChanged, StoreError> {
-        let act = Act::new(by, change.action(), name.as_str()).with(change.told());
+    ) -> Result<QueueChangeOutcome, StoreError> {
+        let act = AuditEntry::new(by, change.action(), name.as_str()).with(change.audit_detail());
         let (shared, name) = (self.shared.clone(), name.clone());
         transact(&self.shared.pools.controls, "change a queue", move |conn, earlier| {
             let (shared, name, change, act) = (shared.clone(), name.clone(), change.clone(), act.clone());
             let condition = condition.clone();
             Box::pin(async move {
                 let now = read_clock(conn, &shared.clock).await?;
-                let Some(before) = lock(conn, &name, &act.actor, now).await? else { return Ok(QueueChanged::TooMany) };
+                let Some(before) = lock(conn, &name, &act.actor, now).await? else {
+                    return Ok(QueueChangeOutcome::TooMany);
+                };
                 if earlier == Earlier::MayHaveCommitted && was_recorded(conn, &act).await? {
-                    return Ok(QueueChanged::Done(before));
+                    return Ok(QueueChangeOutcome::Done(before));
                 }
-                if !condition.holds(Some(before.version)) {
-                    return Ok(QueueChanged::Meanwhile(before));
+                if !condition.is_met_by(Some(before.version)) {
+                    return Ok(QueueChangeOutcome::Meanwhile(before));
                 }
-                let mut after = change.applied(before.clone(), &act.actor, now);
+                let mut after = change.apply_to(before.clone(), &act.actor, now);
                 if after == before {
-                    return Ok(QueueChanged::Unchanged(before));
+                    return Ok(QueueChangeOutcome::Unchanged(before));
                 }
                 after.version += 1;
                 after.changed = (now, act.actor.clone());
                 write(conn, &after).await?;
                 record(conn, &act, now).await?;
-                Ok(QueueChanged::Done(after))
+                Ok(QueueChangeOutcome::Done(after))
             })
         })
         .await
@@ -139,13 +141,13 @@ impl Store {
 impl QueueChange {
     const fn action(&self) -> &'static str {
         match self {
-            Self { pause: Some(Paused::Yes(_)), .. } => "queue.pause",
-            Self { pause: Some(Paused::No), .. } => "queue.resume",
+            Self { pause: Some(PauseRequest::Yes(_)), .. } => "queue.pause",
+            Self { pause: Some(PauseRequest::No), .. } => "queue.resume",
             Self { pause: None, .. } => "queue.change",
         }
     }
 
-    fn told(&self) -> serde_json::Value {
+    fn audit_detail(&self) -> serde_json::Value {
         let mut told = serde_json::Map::new();
         if let Some(priority) = self.priority {
             told.insert("priority".into(), priority.level().into());
@@ -153,25 +155,25 @@ impl QueueChange {
         if let Some(concurrency) = self.concurrency {
             told.insert("concurrency".into(), concurrency.into());
         }
-        if let Some(Paused::Yes(Some(reason))) = &self.pause {
+        if let Some(PauseRequest::Yes(Some(reason))) = &self.pause {
             told.insert("reason".into(), reason.as_str().into());
         }
         told.into()
     }
 
-    fn applied(&self, mut setting: QueueSetting, by: &Actor, now: Timestamp) -> QueueSetting {
+    fn apply_to(&self, mut setting: QueueSetting, by: &Actor, now: Timestamp) -> QueueSetting {
         setting.priority = self.priority.unwrap_or(setting.priority);
         setting.concurrency = self.concurrency.unwrap_or(setting.concurrency);
-        if let Some(wish) = &self.pause {
-            setting.pause = wish.applied(setting.pause, by, now);
+        if let Some(request) = &self.pause {
+            setting.pause = request.apply_to(setting.pause, by, now);
         }
         setting
     }
 }
 
-impl Paused {
+impl PauseRequest {
     /// Return the pause after this request. The first pause stays, unless the request has a new reason.
-    pub(super) fn applied(&self, before: Option<Pause>, by: &Actor, now: Timestamp) -> Option<Pause> {
+    pub(super) fn apply_to(&self, before: Option<Pause>, by: &Actor, now: Timestamp) -> Option<Pause> {
         match (self, before) {
             (Self::No, _) => None,
             (Self::Yes(reason), Some(pause)) if reason.is_none() || *reason == pause.reason => Some(pause),
@@ -233,14 +235,14 @@ async fn queues_through(pool: &Pool) -> Result<Vec<QueueSetting>, StoreError> {
 }
 
 fn setting(row: &MySqlRow) -> Result<QueueSetting, sqlx::Error> {
-    let (at, by): (Option<Timestamp>, Option<String>) = (row.try_get(3)?, row.try_get(4)?);
-    let reason = row.try_get(5)?;
+    let (at, by): (Option<Timestamp>, Option<String>) = (row.try_get("paused_at")?, row.try_get("paused_by")?);
+    let reason = row.try_get("pause_reason")?;
     Ok(QueueSetting {
-        name: row.try_get::<String, _>(0)?.parse().map_err(|_| corrupt("name"))?,
-        priority: row.try_get::<u8, _>(1)?.try_into().map_err(corrupt)?,
-        concurrency: row.try_get(2)?,
+        name: row.try_get::<String, _>("name")?.parse().map_err(|_| corrupt("name"))?,
+        priority: row.try_get::<u8, _>("priority")?.try_into().map_err(corrupt)?,
+        concurrency: row.try_get("concurrency")?,
         pause: at.zip(by).map(|(at, by)| Pause { at, by: Actor::from_stored(by), reason }),
-        changed: (row.try_get(6)?, Actor::from_stored(row.try_get(7)?)),
-        version: row.try_get(8)?,
+        changed: (row.try_get("changed_at")?, Actor::from_stored(row.try_get("changed_by")?)),
+        version: row.try_get("version")?,
     })
 }

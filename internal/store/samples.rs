@@ -10,9 +10,9 @@ use std::collections::BTreeMap;
 use sqlx::mysql::MySqlRow;
 use sqlx::{MySqlConnection, Row};
 
-use crate::job::{Histogram, Point, RunnerId, Series, Span, Step, Tally, Timestamp, Window};
-use crate::store::jobs::insert::read_clock;
+use crate::job::{Histogram, Point, RunnerId, Series, SlotWidth, Span, Tally, Timestamp, Window};
 use crate::store::sql::batches::{MAX_ROWS, pad, padded, places, rows, statement};
+use crate::store::sql::clock::read_clock;
 use crate::store::sql::connection::on_pool;
 use crate::store::sql::error::corrupt;
 use crate::store::{Store, StoreError};
@@ -31,7 +31,7 @@ const SUMS: &str = "SET SESSION group_concat_max_len = 4194304";
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sample {
     /// Width of the slot.
-    pub step: Step,
+    pub step: SlotWidth,
     /// Beginning of the slot.
     pub at: Timestamp,
     /// The series of the figures.
@@ -112,7 +112,7 @@ impl Store {
         on_pool(&self.shared.pools.loops, "purge samples", |conn, _| {
             Box::pin(async move {
                 let mut more = false;
-                for step in Step::ALL {
+                for step in SlotWidth::ALL {
                     // In key order, so that runners that purge at the same time wait for each other instead of
                     // deadlocking.
                     let removed = sqlx::query(
@@ -251,13 +251,14 @@ async fn write(conn: &mut MySqlConnection, runner: &RunnerId, samples: &[Sample]
 /// Build the statement that adds up the rows of these slots over all runners.
 fn summed(condition: &str) -> String {
     format!(
-        "SELECT at, queue, CAST(SUM(accepted) AS SIGNED), CAST(SUM(completed) AS SIGNED), CAST(SUM(failed) AS SIGNED), \
-         CAST(SUM(ended) AS SIGNED), MAX(counted_to), GROUP_CONCAT(lateness SEPARATOR ''), \
-         GROUP_CONCAT(run_time SEPARATOR '') FROM samples FORCE INDEX (PRIMARY) WHERE {condition} GROUP BY at, queue"
+        "SELECT at, queue, CAST(SUM(accepted) AS SIGNED) AS accepted, CAST(SUM(completed) AS SIGNED) AS completed, \
+         CAST(SUM(failed) AS SIGNED) AS failed, CAST(SUM(ended) AS SIGNED) AS ended, MAX(counted_to) AS counted_to, \
+         GROUP_CONCAT(lateness SEPARATOR '') AS lateness, GROUP_CONCAT(run_time SEPARATOR '') AS run_time \
+         FROM samples FORCE INDEX (PRIMARY) WHERE {condition} GROUP BY at, queue"
     )
 }
 
-fn bound(query: crate::store::jobs::search::Sql, window: Window) -> crate::store::jobs::search::Sql {
+fn bound(query: crate::store::sql::batches::Sql, window: Window) -> crate::store::sql::batches::Sql {
     let to = window.from + window.step.width() * window.steps as i32;
     query.bind(window.step.seconds()).bind(window.from).bind(to)
 }
@@ -286,22 +287,22 @@ fn read(at: Timestamp, window: Window, found: &[MySqlRow]) -> Result<History, sq
     let mut series: BTreeMap<Series, Vec<Point>> = BTreeMap::new();
     let mut counted_to = None;
     for row in found {
-        let Some(place) = window.place(row.try_get(0)?) else { continue };
-        let whose = Series::from_word(row.try_get(1)?).ok_or_else(|| corrupt("queue"))?;
+        let Some(place) = window.place(row.try_get("at")?) else { continue };
+        let whose = Series::from_word(row.try_get("queue")?).ok_or_else(|| corrupt("queue"))?;
         let points = series.entry(whose).or_insert_with(|| vec![Point::default(); window.steps]);
         let count = |column| row.try_get::<i64, _>(column).map(i64::unsigned_abs);
         let durations = |column| Histogram::from_bytes(row.try_get(column)?).map_err(|e| corrupt(e.to_string()));
         // Reduce the histograms to percentiles row by row: those of a hundred queues would need megabytes.
         points[place] = Point {
-            accepted: count(2)?,
-            completed: count(3)?,
-            failed: count(4)?,
-            ended: count(5)?,
-            lateness: durations(7)?.percentiles(SHOWN),
-            run: durations(8)?.percentiles(SHOWN),
+            accepted: count("accepted")?,
+            completed: count("completed")?,
+            failed: count("failed")?,
+            ended: count("ended")?,
+            lateness: durations("lateness")?.percentiles(SHOWN),
+            run: durations("run_time")?.percentiles(SHOWN),
         };
         if place + 1 == window.steps {
-            counted_to = counted_to.max(Some(row.try_get(6)?));
+            counted_to = counted_to.max(Some(row.try_get("counted_to")?));
         }
     }
     Ok(History { at, window, counted_to, series: series.into_iter().collect(), more: false })

@@ -31,7 +31,7 @@ struct Inner {
 
 /// Values read from the meters.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Figures {
+pub struct MeterReadings {
     /// Jobs accepted per second over the last minute.
     pub accepted_per_second: f64,
     /// Attempts ended per second over the last minute.
@@ -52,7 +52,7 @@ impl Meters {
     }
 
     /// Count accepted jobs, one item of `queues` for each job.
-    pub fn accepted<'a>(&self, queues: impl IntoIterator<Item = &'a Name>) {
+    pub fn record_accepted<'a>(&self, queues: impl IntoIterator<Item = &'a Name>) {
         let mut inner = self.lock();
         let mut jobs = 0;
         // The jobs of a batch mostly have the same queue, so its tally is looked up once.
@@ -75,7 +75,7 @@ impl Meters {
     }
 
     /// Count the start of an attempt of this queue with this lateness.
-    pub fn started(&self, queue: &Name, lateness: Duration) {
+    pub fn record_started(&self, queue: &Name, lateness: Duration) {
         let mut inner = self.lock();
         inner.slot.tally(Some(queue)).lateness.count(lateness);
         if inner.lateness.len() >= MAX_SAMPLES {
@@ -86,25 +86,25 @@ impl Meters {
 
     /// Count the end of an attempt of this queue and the run time of its handler. `settled` has the written verdict
     /// with the new state of the job, if a verdict was written.
-    pub fn ended(&self, queue: &Name, ran: Duration, settled: Option<(Verdict, State)>) {
+    pub fn record_ended(&self, queue: &Name, ran: Duration, settled: Option<(Verdict, State)>) {
         let mut inner = self.lock();
         let tally = inner.slot.tally(Some(queue));
         tally.run.count(ran);
         if let Some((verdict, state)) = settled {
-            tally.settled(verdict, state);
+            tally.record_settled(verdict, state);
         }
         inner.count(0, 1);
     }
 
     /// Count a verdict that was written here about an attempt of this queue that did not end here.
-    pub fn settled(&self, queue: Option<&Name>, verdict: Verdict, state: State) {
-        self.lock().slot.tally(queue).settled(verdict, state);
+    pub fn record_settled(&self, queue: Option<&Name>, verdict: Verdict, state: State) {
+        self.lock().slot.tally(queue).record_settled(verdict, state);
     }
 
     /// Close the open slot and return it. From now on events are counted in `next`. If `keep` is true, the queues of
     /// the closed slot keep their positions there.
     #[must_use]
-    pub fn turn(&self, mut next: Slot, keep: bool) -> Slot {
+    pub fn close_slot(&self, mut next: Slot, keep: bool) -> Slot {
         let mut inner = self.lock();
         if keep {
             next.add_places_of(&inner.slot);
@@ -118,7 +118,7 @@ impl Meters {
 
     /// Read the meters.
     #[must_use]
-    pub fn read(&self) -> Figures {
+    pub fn read(&self) -> MeterReadings {
         let now = Instant::now();
         let recent = |moment: &Instant| now.duration_since(*moment) <= WINDOW;
         let inner = self.lock();
@@ -134,7 +134,7 @@ impl Meters {
             let last = lateness.len().checked_sub(1)?;
             Some(lateness[(last as f64 * share).round() as usize] as f64 / 1_000.0)
         };
-        Figures {
+        MeterReadings {
             accepted_per_second: accepted as f64 / WINDOW.as_secs_f64(),
             ended_per_second: ended as f64 / WINDOW.as_secs_f64(),
             lateness_p50_ms: percentile(0.5),
@@ -168,11 +168,11 @@ mod tests {
     #[test]
     fn percentiles_and_rates() {
         let (meters, queue, other) = (Meters::default(), "mail".parse().unwrap(), "bulk".parse().unwrap());
-        assert_eq!(meters.read(), Figures::default());
-        meters.accepted([&queue, &queue, &other].into_iter().cycle().take(120));
+        assert_eq!(meters.read(), MeterReadings::default());
+        meters.record_accepted([&queue, &queue, &other].into_iter().cycle().take(120));
         for ms in 1..=100 {
-            meters.started(&queue, Duration::from_millis(ms));
-            meters.ended(&queue, Duration::from_millis(1), Some((Verdict::Succeeded, State::Completed)));
+            meters.record_started(&queue, Duration::from_millis(ms));
+            meters.record_ended(&queue, Duration::from_millis(1), Some((Verdict::Succeeded, State::Completed)));
         }
         let read = meters.read();
         assert_eq!(
@@ -180,13 +180,13 @@ mod tests {
             (2.0, Some(51.0), Some(99.0))
         );
         assert!((read.ended_per_second - 100.0 / 60.0).abs() < 1e-9);
-        let slot = meters.turn(Slot::default(), true);
+        let slot = meters.close_slot(Slot::default(), true);
         let tally = |name: &Name| slot.tallies().find(|(queue, _)| *queue == Some(name)).unwrap().1;
         assert_eq!((tally(&queue).accepted, tally(&other).accepted), (80, 40));
         assert_eq!(
             (tally(&queue).completed, tally(&queue).lateness.total(), tally(&queue).run.total()),
             (100, 100, 100)
         );
-        assert!(meters.turn(Slot::default(), true).tallies().all(|(_, tally)| tally.is_empty()));
+        assert!(meters.close_slot(Slot::default(), true).tallies().all(|(_, tally)| tally.is_empty()));
     }
 }

@@ -85,7 +85,7 @@ pub static METRICS: &[Metric] = &[
         "Jobs accepted: enqueued, or requested by another job as follow-ups",
     ),
     row("tickr_attempts_total", Counter, Runner, &["kind", "verdict"], "Attempts that ended, by verdict"),
-    row("tickr_worker_slots", Gauge, Runner, &[], "Worker slots"),
+    row("tickr_workers", Gauge, Runner, &[], "Workers"),
     row(
         "tickr_fetching",
         Gauge,
@@ -93,7 +93,7 @@ pub static METRICS: &[Metric] = &[
         &[],
         "1 while MySQL answers the heartbeat of this runner; 0 while it does not, and the runner takes no new work",
     ),
-    row("tickr_worker_slots_busy", Gauge, Runner, &[], "Worker slots with a running attempt"),
+    row("tickr_busy_workers", Gauge, Runner, &[], "Workers with a running attempt"),
     // How much work waits?
     row(
         "tickr_jobs",

@@ -17,7 +17,7 @@ mod slot;
 mod traces;
 
 pub use logs::{LOG_FIELDS, LogScope, in_log_scope, init_logs, log_as, log_fields_table};
-pub use meters::{Figures, Meters};
+pub use meters::{MeterReadings, Meters};
 pub use metric_table::{Form, METRICS, Metric, Of, metrics_table};
 pub use prometheus::metrics_page;
 pub use slot::Slot;

@@ -18,7 +18,7 @@ pub struct Slot {
 impl Slot {
     /// Make a slot with positions for these queues, before other queues can take them.
     #[must_use]
-    pub fn of(queues: impl IntoIterator<Item = Name>) -> Self {
+    pub fn new(queues: impl IntoIterator<Item = Name>) -> Self {
         let mut slot = Self::default();
         for queue in queues {
             slot.tally(Some(&queue));
@@ -64,7 +64,7 @@ mod tests {
     #[test]
     fn two_hundred_queues_have_a_place_and_all_others_share_one() {
         let name = |n: usize| -> Name { format!("q{n}").parse().unwrap() };
-        let mut slot = Slot::of([name(999)]);
+        let mut slot = Slot::new([name(999)]);
         for n in 0..1_000 {
             slot.tally(Some(&name(n))).accepted += 1;
         }

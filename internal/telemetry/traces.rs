@@ -217,7 +217,7 @@ impl Tracer {
         let Some(entrance) = &self.entrance else { return };
         entrance.tallies.waiting.fetch_add(1, Ordering::Relaxed);
         if entrance.queue.try_send(span).is_err() {
-            entrance.tallies.conclude(&entrance.tallies.dropped, 1);
+            entrance.tallies.count_finished(&entrance.tallies.dropped, 1);
         }
     }
 }
@@ -240,7 +240,7 @@ pub struct TickSpan {
 impl TickSpan {
     /// Return the context for the job of the tick.
     #[must_use]
-    pub fn carried(&self) -> TraceContext {
+    pub fn trace_context(&self) -> TraceContext {
         TraceContext { place: self.place, state: None }
     }
 
@@ -288,7 +288,7 @@ struct Recorded {
 impl RequestSpan {
     /// Return the context for the jobs of this request.
     #[must_use]
-    pub fn carried(&self) -> Option<&TraceContext> {
+    pub fn trace_context(&self) -> Option<&TraceContext> {
         self.carried.as_ref()
     }
 
@@ -335,7 +335,7 @@ impl Tallies {
         Self { exported: of("exported"), dropped: of("dropped"), failed: of("failed"), waiting: AtomicU64::new(0) }
     }
 
-    fn conclude(&self, counter: &Counter, spans: u64) {
+    fn count_finished(&self, counter: &Counter, spans: u64) {
         self.waiting.fetch_sub(spans, Ordering::Relaxed);
         counter.increment(spans);
     }
@@ -432,7 +432,7 @@ impl Way {
                     if std::mem::replace(&mut self.silent, false) {
                         tracing::info!("the collector accepts spans again");
                     }
-                    return self.tallies.conclude(&self.tallies.exported, spans);
+                    return self.tallies.count_finished(&self.tallies.exported, spans);
                 }
                 Err(Refusal { why, for_now }) if for_now && tried < TRIES && !stop.is_cancelled() => {
                     tracing::debug!(why, tried, "the collector cannot accept spans now");
@@ -448,7 +448,7 @@ impl Way {
             if !std::mem::replace(&mut self.silent, true) {
                 tracing::warn!(why, spans, "the collector does not accept spans; they are discarded, jobs continue");
             }
-            return self.tallies.conclude(&self.tallies.failed, spans);
+            return self.tallies.count_finished(&self.tallies.failed, spans);
         }
     }
 

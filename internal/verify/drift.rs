@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use chrono::TimeDelta;
 
 use super::{Check, Pace, Report, VerifySettings};
-use crate::index::{Entry, Index, IndexError, Lane, RefillPlace};
+use crate::index::{Entry, Index, IndexError, Lane, RefillPosition};
 use crate::job::{JobId, Timestamp};
 use crate::store::{Depth, DueJob, DueRange, LinePage, SUSPECT_FROM, Store, StoreError, StuckJob};
 
@@ -52,7 +52,7 @@ pub(super) async fn compare(
     settings: &VerifySettings,
     report: &mut Report,
 ) -> Result<(), StoreError> {
-    let stuck = Stuck::look(store).await?;
+    let stuck = OldestOverdue::look(store).await?;
     let began = Instant::now();
     let known = match compare_index(store, index, settings, report, began).await {
         Ok(known) => known,
@@ -71,7 +71,11 @@ pub(super) async fn compare(
         left = stuck.still(store).await?;
     }
     for job in startable(store, left).await?.into_iter().filter(|job| !known.contains(&job.id)) {
-        report.found(Check::Overdue, job.id, format!("due {}, {} in queue {}", job.execute_at, job.kind, job.queue));
+        report.add_finding(
+            Check::Overdue,
+            job.id,
+            format!("due {}, {} in queue {}", job.execute_at, job.kind, job.queue),
+        );
     }
     Ok(())
 }
@@ -99,11 +103,11 @@ async fn compare_index(
         suspects = again(store, index, suspects).await?;
         let after = counts(&suspects);
         for (check, entries) in before {
-            report.repaired(check, entries - after.get(&check).copied().unwrap_or(0));
+            report.record_repair(check, entries - after.get(&check).copied().unwrap_or(0));
         }
     }
     for Suspect { check, entry, what } in suspects {
-        report.found(check, entry.id, what);
+        report.add_finding(check, entry.id, what);
     }
     Ok(known)
 }
@@ -128,7 +132,7 @@ async fn suspects(store: &Store, index: &Index, pace: Pace, report: &mut Report)
     let horizon = TimeDelta::from_std(index.horizon()).unwrap_or(TimeDelta::minutes(15));
     // The far end of the horizon is fed in steps, so jobs there may not be in the index yet.
     let until = (now + horizon - (horizon / 4).min(TimeDelta::seconds(30)) - TimeDelta::seconds(10)).max(now);
-    let mut look = Look::begin(index).await?;
+    let mut look = IndexComparison::begin(index).await?;
     let mut walk = store.walk(ranges(store, until).await?, PAGE, Depth::Waiting);
     loop {
         let read = Instant::now();
@@ -151,7 +155,7 @@ async fn suspects(store: &Store, index: &Index, pace: Pace, report: &mut Report)
         suspects.extend(extra(store, index, page, &mut left_over).await?);
     }
     if pace.is_over(began) {
-        report.unchecked("time was over before all of Redis was compared with MySQL".into());
+        report.record_unchecked("time was over before all of Redis was compared with MySQL".into());
     }
     if left_over > 0 {
         report.notes.push(format!("{left_over} entries of jobs that no longer wait are dropped when they come due"));
@@ -200,7 +204,7 @@ async fn again(store: &Store, index: &Index, suspects: Vec<Suspect>) -> Result<V
         suspects.into_iter().partition(|suspect| suspect.check == Check::IndexExtra);
     let now = store.clock().now();
     let due = store.due_jobs(others.iter().map(|suspect| suspect.entry.id).collect()).await?;
-    let mut look = Look::begin(index).await?;
+    let mut look = IndexComparison::begin(index).await?;
     let mut left = Vec::new();
     // The last runner that served a queue may have stopped in the meantime.
     let fed = store.fed_queues().await?;
@@ -217,13 +221,13 @@ async fn again(store: &Store, index: &Index, suspects: Vec<Suspect>) -> Result<V
 }
 
 /// Compares rows with the index. Each ready list is read once.
-struct Look<'a> {
+struct IndexComparison<'a> {
     index: &'a Index,
     ready: HashMap<Lane, HashSet<JobId>>,
-    left_out: HashMap<Lane, RefillPlace>,
+    left_out: HashMap<Lane, RefillPosition>,
 }
 
-impl<'a> Look<'a> {
+impl<'a> IndexComparison<'a> {
     async fn begin(index: &'a Index) -> Result<Self, IndexError> {
         Ok(Self { index, ready: HashMap::new(), left_out: index.left_out().await? })
     }
@@ -242,7 +246,7 @@ impl<'a> Look<'a> {
                 Some(ms) if ms == due_ms => continue,
                 // The job was run before its time: it is in its ready list, and its old entry is dropped when it comes
                 // due.
-                _ if entry.execute_at <= now && self.listed(&entry).await? => continue,
+                _ if entry.execute_at <= now && self.is_listed(&entry).await? => continue,
                 _ if entry.execute_at <= now - BOUND => {
                     (Check::Overdue, format!("due {}, and the index will not deliver it", entry.execute_at))
                 }
@@ -255,7 +259,7 @@ impl<'a> Look<'a> {
     }
 
     /// Return true if the entry is in its ready list, or after the position from which the refill will deliver it.
-    async fn listed(&mut self, entry: &Entry) -> Result<bool, IndexError> {
+    async fn is_listed(&mut self, entry: &Entry) -> Result<bool, IndexError> {
         if self.left_out.get(&entry.line).is_some_and(|place| entry.execute_at >= place.execute_at) {
             return Ok(true);
         }
@@ -281,11 +285,11 @@ async fn repair(store: &Store, index: &Index, suspects: &[Suspect]) -> Result<()
 }
 
 /// The oldest overdue jobs that a runner with a free worker could have started.
-struct Stuck {
+struct OldestOverdue {
     jobs: Vec<DueJob>,
 }
 
-impl Stuck {
+impl OldestOverdue {
     async fn look(store: &Store) -> Result<Option<Self>, StoreError> {
         let late = store.clock().now() - BOUND;
         // The oldest jobs of each lane: a long lane must not hide a blocked one.

@@ -4,14 +4,14 @@ use chrono::TimeDelta;
 
 use super::Check;
 use crate::job::{State, Timestamp, Verdict};
-use crate::store::{ClockStep, JobEvidence, LedgerLine, MAX_LOSSES, MAX_SPARED};
+use crate::store::{ClockStep, JobEvidence, LedgerRow, MAX_LOSSES, MAX_SPARED};
 
 /// One fault of a job, with its evidence.
 pub(super) type Fault = (Check, String);
 
 /// The facts about the snapshot as a whole that some checks need.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Moment<'a> {
+pub(super) struct SnapshotFacts<'a> {
     /// Time of the snapshot, by the database's clock.
     pub(super) at: Timestamp,
     /// Time after its expiry for which a lease may remain; absent while no living runner could end its attempt.
@@ -20,10 +20,10 @@ pub(super) struct Moment<'a> {
     pub(super) steps: &'a [ClockStep],
 }
 
-impl Moment<'_> {
+impl SnapshotFacts<'_> {
     /// Return true if an event with the time `first` can have happened before one with the time `then`.
     fn in_order(&self, first: Timestamp, then: Timestamp) -> bool {
-        first <= then || self.steps.iter().any(|step| step.explains(first, then))
+        first <= then || self.steps.iter().any(|step| step.can_explain(first, then))
     }
 }
 
@@ -37,11 +37,11 @@ fn too_early(first: Timestamp, then: Timestamp) -> String {
 }
 
 /// Return all faults of one job.
-pub(super) fn faults(job: &JobEvidence, moment: &Moment<'_>) -> Vec<Fault> {
+pub(super) fn faults(job: &JobEvidence, moment: &SnapshotFacts<'_>) -> Vec<Fault> {
     let mut faults = Vec::new();
     let mut wrong = |check: Check, what: String| faults.push((check, what));
     let last = job.lines.last();
-    match (&job.asked, &job.owed) {
+    match (&job.row, &job.owed) {
         (None, owed) => {
             wrong(
                 Check::Strange,
@@ -66,13 +66,13 @@ pub(super) fn faults(job: &JobEvidence, moment: &Moment<'_>) -> Vec<Fault> {
         (Some(_), None) => {}
     }
     let failed = job.owed.is_none() && last.is_some_and(|line| line.end == Some(State::Failed));
-    if failed != job.letter && job.asked.is_some() {
+    if failed != job.dead_letter && job.row.is_some() {
         wrong(
             Check::DeadLetter,
             format!(
                 "{}, {} dead letter",
                 if failed { "failed" } else { "not failed" },
-                if job.letter { "with a" } else { "no" }
+                if job.dead_letter { "with a" } else { "no" }
             ),
         );
     }
@@ -109,9 +109,9 @@ pub(super) fn faults(job: &JobEvidence, moment: &Moment<'_>) -> Vec<Fault> {
 }
 
 /// Check the attempt rows by themselves.
-fn ledger(job: &JobEvidence, moment: &Moment<'_>, wrong: &mut impl FnMut(Check, String)) {
-    let accepted = job.asked.as_ref().map(|asked| asked.created_at);
-    let max_attempts = job.asked.as_ref().map(|asked| asked.max_attempts);
+fn ledger(job: &JobEvidence, moment: &SnapshotFacts<'_>, wrong: &mut impl FnMut(Check, String)) {
+    let accepted = job.row.as_ref().map(|asked| asked.created_at);
+    let max_attempts = job.row.as_ref().map(|asked| asked.max_attempts);
     // Counted separately for each life of the job. An operator's retry begins a new life.
     let mut life = Life::default();
     for (place, line) in job.lines.iter().enumerate() {
@@ -189,7 +189,7 @@ struct Life {
 }
 
 impl Life {
-    fn count(&mut self, line: &LedgerLine) {
+    fn count(&mut self, line: &LedgerRow) {
         // A row that only closes a waiting job executed nothing.
         if line.executed && line.verdict.burns_attempt() {
             self.burned += 1;

@@ -13,11 +13,11 @@
 //! loops need.
 //!
 //! The report names everything that could not be checked (Redis did not answer, time was over, a row cannot be read).
-//! The verdict is then never [`Outcome::Kept`].
+//! The verdict is then never [`VerifyVerdict::Kept`].
 //!
 //! The checker trusts the database's clock, except around the moments when the clock was set. Runners record these
-//! (`store/sql/clock_steps.rs`), and times around them prove no order. A step that no runner recorded looks like a fault;
-//! the finding mentions this.
+//! (`store/sql/clock_steps.rs`), and times around them prove no order. A step that no runner recorded looks like a
+//! fault; the finding mentions this.
 
 mod check;
 mod drift;
@@ -25,7 +25,7 @@ mod life;
 mod report;
 
 pub use check::Check;
-pub use report::{Finding, LookedAt, Outcome, Report, Sample};
+pub use report::{Finding, LookedAt, Report, Sample, VerifyVerdict};
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -35,7 +35,7 @@ use chrono::TimeDelta;
 use crate::index::Index;
 use crate::job::{BatchPlace, JobId, Timestamp};
 use crate::store::{Evidence, JobEvidence, Retention, Store, StoreError, TallyKey, TickPlace, Walk};
-use life::Moment;
+use life::SnapshotFacts;
 
 /// Scope and patience of a check.
 #[derive(Clone, Debug)]
@@ -74,7 +74,7 @@ impl Pace {
     }
 
     /// Rest after a page and begin the next one. Return false if no time is left for it.
-    async fn goes_on(self, page: &mut Instant, began: Instant) -> bool {
+    async fn wait_or_stop(self, page: &mut Instant, began: Instant) -> bool {
         self.rest(*page).await;
         *page = Instant::now();
         !self.is_over(began)
@@ -128,7 +128,7 @@ pub async fn verify(
     let mut page = Instant::now();
     let mut whole = true;
     while let Some(found) = evidence.next_page().await? {
-        let moment = Moment {
+        let moment = SnapshotFacts {
             at: found.at,
             // A reaper that has just reconnected to the store gives every runner one more lease.
             steps: &steps,
@@ -139,7 +139,7 @@ pub async fn verify(
             for (check, what) in life::faults(job, &moment) {
                 match (check, &job.owed) {
                     (Check::Abandoned, Some(owed)) => abandoned.see(job.id, owed.lease_until, what, &moment),
-                    _ => report.found(check, job.id, what),
+                    _ => report.add_finding(check, job.id, what),
                 }
             }
             batches.see(job);
@@ -166,12 +166,12 @@ pub async fn verify(
     if !whole {
         let note = format!("time was over after the oldest {} jobs; the rest was not looked at", report.looked_at.jobs);
         report.cut_short(&[Check::UniqueKey, Check::Tick]);
-        report.unchecked(note);
+        report.record_unchecked(note);
     }
     counted(&mut evidence, &ended, &mut report).await?;
     let (unreadable, examples) = evidence.unreadable();
     if unreadable > 0 {
-        report.unchecked(format!("{unreadable} rows could not be read, such as {}", examples.join(" · ")));
+        report.record_unchecked(format!("{unreadable} rows could not be read, such as {}", examples.join(" · ")));
     }
     drop(evidence);
     abandoned.look_again(store, settings.patience, &mut report).await?;
@@ -193,7 +193,7 @@ struct Abandoned {
 }
 
 impl Abandoned {
-    fn see(&mut self, id: JobId, lease_until: Timestamp, what: String, moment: &Moment<'_>) {
+    fn see(&mut self, id: JobId, lease_until: Timestamp, what: String, moment: &SnapshotFacts<'_>) {
         if self.suspects.len() >= MAX_ABANDONED {
             self.more += 1;
             return;
@@ -211,10 +211,10 @@ impl Abandoned {
             self.suspects.retain(|(id, lease_until, _)| leases.get(id) == Some(lease_until));
         }
         if self.more > 0 && !self.suspects.is_empty() {
-            report.unchecked(format!("{} more leases that ended long ago were not looked at again", self.more));
+            report.record_unchecked(format!("{} more leases that ended long ago were not looked at again", self.more));
         }
         for (id, _, what) in self.suspects {
-            report.found(Check::Abandoned, id, what);
+            report.add_finding(Check::Abandoned, id, what);
         }
         Ok(())
     }
@@ -222,9 +222,11 @@ impl Abandoned {
 
 /// Report batches with missing jobs, unless the jobs were removed after their end.
 async fn torn(evidence: &mut Evidence, batches: Batches, report: &mut Report) -> Result<(), StoreError> {
-    for (looked_at, Open { batch, last, .. }) in batches.open.into_values().enumerate() {
+    for (looked_at, OpenBatch { batch, last, .. }) in batches.open.into_values().enumerate() {
         if looked_at >= MAX_TORN {
-            report.unchecked(format!("more than {MAX_TORN} batches seem torn; the others were not looked at again"));
+            report.record_unchecked(format!(
+                "more than {MAX_TORN} batches seem torn; the others were not looked at again"
+            ));
             return Ok(());
         }
         let (there, removed) = evidence.batch_now(batch.first, last).await?;
@@ -232,7 +234,7 @@ async fn torn(evidence: &mut Evidence, batches: Batches, report: &mut Report) ->
         let gone = there == 0 && removed == 0;
         if !gone && there + removed < u64::from(batch.size) {
             let what = format!("{there} of {} jobs are there, {removed} were removed", batch.size);
-            report.found(Check::Batch, batch.first, what);
+            report.add_finding(Check::Batch, batch.first, what);
         }
     }
     Ok(())
@@ -249,11 +251,11 @@ async fn beyond_pages(
     let mut page = Instant::now();
     let mut keys = Walk::From((String::new(), Vec::new()));
     while let Walk::From(after) = keys {
-        let (stray, next) = evidence.stray_keys(after).await?;
+        let (stray, next) = evidence.stray_unique_keys(after).await?;
         for id in stray {
-            report.found(Check::UniqueKey, id, "its unique key is not held correctly".into());
+            report.add_finding(Check::UniqueKey, id, "its unique key is not held correctly".into());
         }
-        if !pace.goes_on(&mut page, began).await {
+        if !pace.wait_or_stop(&mut page, began).await {
             return Ok(false);
         }
         keys = next;
@@ -262,9 +264,13 @@ async fn beyond_pages(
     while let Walk::From(after) = ticks {
         let (lost, next) = evidence.ticks_without_jobs(kept_since, after).await?;
         for (id, name, due_at) in lost {
-            report.found(Check::Tick, id, format!("the tick of {name} at {due_at} created it, but it is missing"));
+            report.add_finding(
+                Check::Tick,
+                id,
+                format!("the tick of {name} at {due_at} created it, but it is missing"),
+            );
         }
-        if !pace.goes_on(&mut page, began).await {
+        if !pace.wait_or_stop(&mut page, began).await {
             return Ok(false);
         }
         ticks = next;
@@ -273,9 +279,9 @@ async fn beyond_pages(
     while let Walk::From(after) = replays {
         let (stray, next) = evidence.stray_replays(after).await?;
         for id in stray {
-            report.found(Check::DeadLetter, id, "the job it was replayed as is not linked back to it".into());
+            report.add_finding(Check::DeadLetter, id, "the job it was replayed as is not linked back to it".into());
         }
-        if !pace.goes_on(&mut page, began).await {
+        if !pace.wait_or_stop(&mut page, began).await {
             return Ok(false);
         }
         replays = next;
@@ -291,12 +297,12 @@ async fn counted(
     report: &mut Report,
 ) -> Result<(), StoreError> {
     let tallies = evidence.tallies().await?;
-    if ended.iter().all(|(key, jobs)| tallies.of(key) >= *jobs) {
+    if ended.iter().all(|(key, jobs)| tallies.get(key) >= *jobs) {
         return Ok(());
     }
     let retried = evidence.retries_meanwhile().await?;
     for (key, jobs) in ended {
-        let counted = tallies.of(key);
+        let counted = tallies.get(key);
         if counted + retried < *jobs {
             let TallyKey { queue, kind, state } = key;
             report.found_in_all(
@@ -309,7 +315,7 @@ async fn counted(
 }
 
 fn ended_as(job: &JobEvidence) -> Option<TallyKey> {
-    let (asked, None, Some(state)) = (job.asked.as_ref()?, &job.owed, job.lines.last()?.end) else { return None };
+    let (asked, None, Some(state)) = (job.row.as_ref()?, &job.owed, job.lines.last()?.end) else { return None };
     Some(TallyKey { queue: asked.queue.clone(), kind: asked.kind.clone(), state })
 }
 
@@ -319,11 +325,11 @@ struct Batches {
     kept_since: Timestamp,
     /// Batches whose first job is not after this id were not read from their beginning.
     begins_behind: JobId,
-    open: BTreeMap<JobId, Open>,
+    open: BTreeMap<JobId, OpenBatch>,
 }
 
 /// A batch of which some jobs were not read yet.
-struct Open {
+struct OpenBatch {
     batch: BatchPlace,
     seen: u16,
     /// The last job that was read.
@@ -343,12 +349,12 @@ impl Batches {
     }
 
     fn see(&mut self, job: &JobEvidence) {
-        let Some(asked) = &job.asked else { return };
+        let Some(asked) = &job.row else { return };
         let Some(batch) = asked.batch.filter(|_| asked.created_at >= self.kept_since) else { return };
         if batch.first <= self.begins_behind {
             return;
         }
-        let open = self.open.entry(batch.first).or_insert(Open { batch, seen: 0, last: job.id });
+        let open = self.open.entry(batch.first).or_insert(OpenBatch { batch, seen: 0, last: job.id });
         open.seen += 1;
         open.last = open.last.max(job.id);
         if open.seen == batch.size {

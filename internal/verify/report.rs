@@ -17,7 +17,7 @@ const MAX_SAMPLES: usize = 20;
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
     /// The verdict of the check.
-    pub verdict: Outcome,
+    pub verdict: VerifyVerdict,
     /// True if everything was checked, and no fault remains that was not repaired.
     pub ok: bool,
     /// True if everything was checked.
@@ -43,7 +43,7 @@ pub struct Report {
 /// The verdict of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Outcome {
+pub enum VerifyVerdict {
     /// Everything was checked, and every guarantee holds.
     Kept,
     /// A guarantee was broken.
@@ -52,7 +52,7 @@ pub enum Outcome {
     Unchecked,
 }
 
-impl Outcome {
+impl VerifyVerdict {
     /// Return the word used in reports.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
@@ -119,7 +119,7 @@ impl Report {
             samples: Vec::new(),
         };
         Self {
-            verdict: Outcome::Kept,
+            verdict: VerifyVerdict::Kept,
             ok: true,
             complete: true,
             unchecked: Vec::new(),
@@ -145,7 +145,7 @@ impl Report {
         &self.checks[check as usize]
     }
 
-    pub(super) fn found(&mut self, check: Check, job: JobId, what: String) {
+    pub(super) fn add_finding(&mut self, check: Check, job: JobId, what: String) {
         self.add(check, Sample { job: Some(job), what });
     }
 
@@ -155,7 +155,7 @@ impl Report {
     }
 
     fn add(&mut self, check: Check, sample: Sample) {
-        (self.verdict, self.ok) = (Outcome::Broken, false);
+        (self.verdict, self.ok) = (VerifyVerdict::Broken, false);
         let finding = &mut self.checks[check as usize];
         finding.faults += 1;
         if finding.samples.len() < MAX_SAMPLES {
@@ -163,7 +163,7 @@ impl Report {
         }
     }
 
-    pub(super) fn repaired(&mut self, check: Check, entries: u64) {
+    pub(super) fn record_repair(&mut self, check: Check, entries: u64) {
         self.checks[check as usize].repaired += entries;
     }
 
@@ -175,11 +175,11 @@ impl Report {
     }
 
     /// Record that a part could not be checked.
-    pub(super) fn unchecked(&mut self, why: String) {
+    pub(super) fn record_unchecked(&mut self, why: String) {
         self.complete = false;
         self.ok = false;
-        if self.verdict == Outcome::Kept {
-            self.verdict = Outcome::Unchecked;
+        if self.verdict == VerifyVerdict::Kept {
+            self.verdict = VerifyVerdict::Unchecked;
         }
         self.unchecked.push(why);
     }
@@ -188,13 +188,15 @@ impl Report {
         for finding in self.checks.iter_mut().filter(|finding| finding.name.needs_index()) {
             finding.skipped = Some(why.to_owned());
         }
-        self.unchecked(format!("Redis does not answer ({why}): jobs run from MySQL, and the index was not checked"));
+        self.record_unchecked(format!(
+            "Redis does not answer ({why}): jobs run from MySQL, and the index was not checked"
+        ));
     }
 }
 
 impl LookedAt {
     pub(super) fn count(&mut self, job: &JobEvidence) {
-        self.jobs += u64::from(job.asked.is_some());
+        self.jobs += u64::from(job.row.is_some());
         self.owed += u64::from(job.owed.is_some());
         self.attempts += job.lines.len() as u64;
     }

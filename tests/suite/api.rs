@@ -105,7 +105,7 @@ async fn a_batch_is_answered_in_order_and_is_all_or_nothing() {
     let keyed = |key: &str| json!({"kind": "noop", "delay_ms": LATER_MS, "unique_key": key, "on_conflict": "reject"});
     assert_eq!(tickr.post("/v1/jobs/batch", json!({"jobs": [keyed("a"), keyed("b")]})).await.status, 201);
     for (jobs, refusal) in [
-        (json!([keyed("c"), keyed("b")]), (409, "key_taken")),
+        (json!([keyed("c"), keyed("b")]), (409, "unique_key_taken")),
         (json!([keyed("d"), keyed("d")]), (422, "invalid_request")),
     ] {
         let answer = tickr.post("/v1/jobs/batch", json!({"jobs": jobs})).await;
@@ -345,7 +345,7 @@ async fn runners_and_health_tell_who_serves() {
     })
     .await;
     assert_eq!(runner["id"], tickr.app.runner().as_str());
-    assert_eq!((&runner["slots"], &runner["queues"]), (&json!(4), &json!(["default"])));
+    assert_eq!((&runner["workers"], &runner["queues"]), (&json!(4), &json!(["default"])));
     assert_eq!(runner["stopped_at"], Value::Null);
     let other = tickr.another().await;
     let name = other.runner().to_string();
@@ -382,7 +382,7 @@ async fn runners_and_health_tell_who_serves() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn readiness_turns_red_while_a_runner_drains_and_waiters_are_let_go() {
+async fn readiness_turns_red_while_a_runner_stops_and_waiters_are_let_go() {
     let tickr = TestApp::start_with(|config| config.shutdown_grace = Duration::from_secs(20), Registry::new()).await;
     let id = tickr.enqueue_kind("sleep", json!({"ms": 1_500})).await;
     tickr.until(id, State::Executing).await;
@@ -391,9 +391,9 @@ async fn readiness_turns_red_while_a_runner_drains_and_waiters_are_let_go() {
     let mut events = tickr.app.broker().events().listen();
     let TestApp { app, .. } = tickr;
     let stopping = tokio::spawn(app.stop(tokio_util::sync::CancellationToken::new()));
-    while !matches!(events.recv().await, Ok(Event::Draining) | Err(_)) {}
+    while !matches!(events.recv().await, Ok(Event::RunnerStopping) | Err(_)) {}
     let red = answer(http().get(ready)).await;
-    assert_eq!((red.status, &red.body["status"]), (503, &json!("draining")));
+    assert_eq!((red.status, &red.body["status"]), (503, &json!("stopping")));
     // The waiting client gets its answer at once, so that it does not delay the stop.
     assert!(matches!(waiter.await.unwrap().status, 200 | 202));
     stopping.await.unwrap();

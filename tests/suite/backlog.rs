@@ -45,8 +45,9 @@ async fn set(tickr: &TestApp, method: Method, path: &str, body: serde_json::Valu
 
 async fn pause(tickr: &TestApp, queue: &str) {
     set(tickr, Method::POST, &format!("/v1/queues/{queue}/pause"), json!({})).await;
-    let paused = |settings: &tickr::broker::Settings| settings.queues.get(queue).is_some_and(|set| set.pause.is_some());
-    tickr.app.controls().listen().wait_for(|settings| paused(settings)).await.unwrap();
+    let paused =
+        |settings: &tickr::broker::OperatorSettings| settings.queues.get(queue).is_some_and(|set| set.pause.is_some());
+    tickr.app.operator_settings().listen().wait_for(|settings| paused(settings)).await.unwrap();
 }
 
 fn line(queue: &str, priority: u8) -> Lane {
@@ -79,7 +80,7 @@ async fn enqueue_a_minute_ago(tickr: &TestApp, line: &Lane, job: serde_json::Val
 async fn lose_lists(tickr: &TestApp, lines: &[(&Lane, &[JobId])]) {
     for (line, jobs) in lines {
         // Wait for a few passes, so that the runner's first steps with a new backlog are over.
-        let passed = || tickr.app.index().health().bearing().drift.map(|drift| drift.at);
+        let passed = || tickr.app.index().health().status().drift.map(|drift| drift.at);
         for _ in 0..2 {
             let before = passed();
             eventually("a pass", || async { (passed() > before).then_some(()) }).await;
@@ -161,7 +162,7 @@ async fn a_runner_that_starts_later_feeds_the_queues_that_no_other_served() {
     .await;
     // Redis lost everything. One runner, which does not serve those queues, has fed it again.
     tickr.app.index().forget().await.unwrap();
-    let rebuilt = || tickr.app.index().health().bearing().last.map(|rebuilt| rebuilt.at);
+    let rebuilt = || tickr.app.index().health().status().last.map(|rebuilt| rebuilt.at);
     let before = rebuilt();
     eventually("redis is fed again", || async {
         (rebuilt() > before && tickr.app.index().is_whole().await.unwrap()).then_some(())
@@ -277,7 +278,7 @@ async fn a_row_that_cannot_be_read_costs_no_other_its_start() {
         for id in jobs {
             tickr.until(id, State::Completed).await;
         }
-        let drift = tickr.app.index().health().bearing().drift;
+        let drift = tickr.app.index().health().status().drift;
         println!("turn {turn}: {drift:?}");
     }
     tickr.services().redis().kill9().unwrap();
@@ -336,7 +337,7 @@ async fn a_look_at_due_work_reads_its_lines_and_nothing_else() {
     } else {
         read
     };
-    let passed = || tickr.app.index().health().bearing().drift.map(|drift| drift.at);
+    let passed = || tickr.app.index().health().status().drift.map(|drift| drift.at);
     let mut fewest = i64::MAX;
     for _ in 0..3 {
         let (before, at) = (tickr.count(read).await, passed());

@@ -88,6 +88,46 @@ async fn counting_jobs_costs_the_same_behind_any_backlog_and_says_what_is_a_floo
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn counting_costs_the_same_behind_any_number_of_queues_and_open_dead_letters() {
+    // The test has its own servers, because it reads their counters. No job runs.
+    let tickr = TestApp::start_alone(|_| {}, |config| config.queues = vec!["elsewhere".into()]).await;
+    // The table is too long to be counted as a whole, and no runner serves these queues.
+    Owed { queue: "CONCAT('tenant-', n MOD 2000)", ..Owed::overdue(24_000) }.insert(&tickr, 1).await;
+    let letters = |hundred_thousand: u32| {
+        format!(
+            "INSERT INTO dead_letters (job_id, kind, queue, fingerprint, failed_at, error, since) \
+             SELECT UNHEX(CONCAT(LPAD(HEX(1780000000000 + n + 10000 * f.d), 12, '0'), '7{hundred_thousand:03}8000000000000000')), \
+             'noop', 'parked', x'0123456789abcdef', UTC_TIMESTAMP(6), 'no', UTC_TIMESTAMP(6) FROM {}, {DIGITS} f",
+            ten_thousand()
+        )
+    };
+    let mut costs = Vec::new();
+    for hundred_thousand in 1..=2 {
+        tickr.sql(letters(hundred_thousand)).await;
+        let (mut cheapest, mut stats) = (i64::MAX, json!(null));
+        // The loops of the runner count as well now and then, so the cheapest of several counts is the cost of one.
+        for _ in 0..4 {
+            let before = rows_read(&tickr).await;
+            stats = tickr.get("/v1/stats").await.body;
+            cheapest = cheapest.min(rows_read(&tickr).await - before);
+        }
+        costs.push(cheapest);
+        // Two hundred queues by name are counted, and those that runners serve.
+        let queues = stats["queues"].as_object().unwrap();
+        assert_eq!(
+            (&stats["open_dead_letters"], &stats["open_dead_letters_exact"], &stats["exact"], queues.len()),
+            (&json!(100_000), &json!(false), &json!(false), 200)
+        );
+        assert_eq!(queues["tenant-0"], json!({"waiting": 12}));
+    }
+    println!("rows read for a count behind 100,000 and 200,000 open dead letters: {costs:?}");
+    assert!(costs[1] < costs[0] + costs[0] / 5 && costs[1] < 400_000, "{costs:?}");
+    tickr.sql("DELETE FROM dead_letters").await;
+    Owed::remove(&tickr).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn what_could_be_started_is_known_without_a_walk_through_what_waits() {
     // The test has its own servers, because it reads their counters.
     let served = |config: &mut tickr::config::Config| {

@@ -190,7 +190,7 @@ async fn errors_tell_the_endpoints_of_a_receiver_apart_and_say_nothing_of_a_quer
             assert!(error.starts_with(&said) && !error.contains("canary"), "{error}");
         }
     }
-    let groups = tickr.get("/v1/dead/groups").await.body;
+    let groups = tickr.get("/v1/dead-letters/groups").await.body;
     let counts: BTreeSet<u64> =
         groups["data"].as_array().unwrap().iter().map(|group| group["open"].as_u64().unwrap()).collect();
     assert_eq!(counts, BTreeSet::from([1, 2]), "{groups:#}");
@@ -199,7 +199,7 @@ async fn errors_tell_the_endpoints_of_a_receiver_apart_and_say_nothing_of_a_quer
     let long = format!("/404/{}/end", "long/".repeat(20));
     let id = tickr.enqueue(receiver.callback(&long)).await;
     tickr.until(id, State::Failed).await;
-    for args in [&["dead", "groups"][..], &["dead", "list"], &["jobs", "list"]] {
+    for args in [&["dead-letters", "groups"][..], &["dead-letters", "list"], &["jobs", "list"]] {
         let mut listing = command(&binary(), tickr.dir.path(), args);
         listing.env("TICKR_URL", tickr.url(""));
         let (code, out, err) = outcome(listing).await;
@@ -218,9 +218,9 @@ async fn a_group_is_as_old_as_its_first_failure_though_its_jobs_are_retried_in_v
     let id = tickr.enqueue(receiver.callback("/404/in")).await;
     tickr.until(id, State::Failed).await;
     let seen = async || {
-        let groups = tickr.get("/v1/dead/groups").await.body["data"].as_array().unwrap().clone();
+        let groups = tickr.get("/v1/dead-letters/groups").await.body["data"].as_array().unwrap().clone();
         assert_eq!(groups.len(), 1, "{groups:#?}");
-        let path = format!("/v1/dead/groups/{}", groups[0]["fingerprint"].as_str().unwrap());
+        let path = format!("/v1/dead-letters/groups/{}", groups[0]["fingerprint"].as_str().unwrap());
         let whole = tickr.get(&path).await.body;
         assert_eq!((&whole["first_seen"], &whole["last_seen"]), (&groups[0]["first_seen"], &groups[0]["last_seen"]));
         (groups[0]["first_seen"].as_str().unwrap().to_owned(), groups[0]["last_seen"].as_str().unwrap().to_owned())

@@ -114,7 +114,7 @@ async fn ten_thousand_cancels_that_race_start_or_finish_keep_what_they_answered(
                 let moved = through.broker().cancel(receipt.id, &Actor::tickr()).await.unwrap();
                 return match moved {
                     ActionOutcome::Done(_) => (receipt.id, 200, String::new()),
-                    ActionOutcome::Asked => (receipt.id, 202, String::new()),
+                    ActionOutcome::StopRequested => (receipt.id, 202, String::new()),
                     ActionOutcome::Refused(state) => (receipt.id, 409, state.to_string()),
                     unexpected => panic!("{unexpected:?}"),
                 };

@@ -12,7 +12,7 @@ use tokio::net::TcpListener;
 use tokio::process::Command;
 use tokio_util::sync::CancellationToken;
 
-use crate::support::program::{Program, command, outcome, tickr};
+use crate::support::program::{Program, command, example, outcome, tickr};
 use crate::support::{EventStream, TestApp, answer, eventually, http};
 
 /// Make the command `tickr …`, to run in a folder of the test.
@@ -132,6 +132,43 @@ async fn a_taken_port_is_named_with_the_setting_that_changes_it() {
     for part in [addr.as_str(), "cannot listen", "--http-addr", "TICKR_HTTP_ADDR"] {
         assert!(err.contains(part), "{part} is not in:\n{err}");
     }
+    app.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn check_ends_with_1_when_something_would_be_rejected_also_in_an_embedding_program() {
+    let app = TestApp::start().await;
+    let embedding = example("own_kind").await;
+    let check = async |wanted: i32, parts: &[&str]| {
+        for (program, args) in [(tickr(), &["check", "--pending"][..]), (embedding.clone(), &["check"][..])] {
+            let mut check = command(&program, app.dir.path(), args);
+            servers(&app, &mut check);
+            check.env("TICKR_TEST_KINDS", "1");
+            let (code, out, err) = outcome(check).await;
+            assert_eq!(code, wanted, "{}:\n{out}{err}", program.display());
+            for part in parts {
+                assert!(format!("{out}{err}").contains(part), "{part} is not in:\n{out}{err}");
+            }
+        }
+    };
+    check(0, &["no unfinished jobs"]).await;
+    let later = |kind: &str| json!({"kind": kind, "payload": {"ms": 1}, "delay_ms": 3_600_000});
+    app.enqueue(later("noop")).await;
+    app.enqueue(later("sleep")).await;
+    check(0, &["sleep: 1 unfinished, all can be read"]).await;
+    let schedule = json!({"every_ms": 3_600_000, "kind": "sleep", "payload": {"ms": 1}});
+    let put = answer(http().put(app.url("/v1/schedules/hourly")).json(&schedule)).await;
+    assert_eq!(put.status, 201, "{:#}", put.body);
+    app.sql("UPDATE schedules SET payload = '{\"ms\": \"x\"}'").await;
+    check(1, &["1 of 1 schedules would make no job"]).await;
+    app.sql("UPDATE jobs SET payload = '{\"ms\": \"x\"}' WHERE kind = 'sleep'").await;
+    check(1, &["1 of 2 unfinished jobs and 1 of 1 schedules would be rejected", "/ms"]).await;
+    app.sql("DELETE FROM schedules").await;
+    check(1, &["1 of 2 unfinished jobs would be rejected"]).await;
+    // A wrong configuration is no verdict about jobs.
+    let wrong = command(&embedding, app.dir.path(), &["check"]);
+    let (code, _, err) = outcome(wrong).await;
+    assert!(code == 2 && err.contains("mysql_url"), "{code} {err}");
     app.stop().await;
 }
 
@@ -372,23 +409,23 @@ async fn dead_letters_and_operations_are_handled_from_the_command_line() {
         app.until(id, State::Failed).await;
         failed.push(id.to_string());
     }
-    let listed = ok(client(&app, &["dead", "list", "--kind", "fail"])).await;
+    let listed = ok(client(&app, &["dead-letters", "list", "--kind", "fail"])).await;
     assert!(failed.iter().all(|id| listed.contains(id)), "{listed}");
-    let groups: Value = serde_json::from_str(&ok(client(&app, &["dead", "groups", "--json"])).await).unwrap();
+    let groups: Value = serde_json::from_str(&ok(client(&app, &["dead-letters", "groups", "--json"])).await).unwrap();
     assert_eq!(groups[0]["open"], 4);
     let fingerprint = groups[0]["fingerprint"].as_str().unwrap();
-    let shown = ok(client(&app, &["dead", "show", fingerprint])).await;
+    let shown = ok(client(&app, &["dead-letters", "show", fingerprint])).await;
     assert!(shown.contains("rejected on request"), "{shown}");
-    let shown = ok(client(&app, &["dead", "show", &failed[0]])).await;
+    let shown = ok(client(&app, &["dead-letters", "show", &failed[0]])).await;
     assert!(shown.contains("failed") && shown.contains("#1"), "{shown}");
 
-    let made = ok(client(&app, &["dead", "replay", &failed[0], "--payload", r#"{"times":0}"#, "--json"])).await;
+    let made = ok(client(&app, &["dead-letters", "replay", &failed[0], "--payload", r#"{"times":0}"#, "--json"])).await;
     let made: Value = serde_json::from_str(&made).unwrap();
     assert_eq!(made["replay_of"], failed[0]);
-    let (code, _, err) = outcome(client(&app, &["dead", "replay", &failed[0]])).await;
+    let (code, _, err) = outcome(client(&app, &["dead-letters", "replay", &failed[0]])).await;
     assert!(code == 1 && err.contains("already_replayed"), "{err}");
-    ok(client(&app, &["dead", "discard", &failed[1], "--reason", "known"])).await;
-    let discarded = ok(client(&app, &["dead", "list", "--standing", "discarded"])).await;
+    ok(client(&app, &["dead-letters", "discard", &failed[1], "--reason", "known"])).await;
+    let discarded = ok(client(&app, &["dead", "list", "--status", "discarded"])).await;
     assert!(discarded.contains(&failed[1]) && !discarded.contains(&failed[2]), "{discarded}");
 
     let start = ["operations", "start", "replay", "-q", "kind:fail"];
@@ -694,15 +731,15 @@ async fn a_queue_that_was_never_used_is_not_paused_by_a_slip_of_the_finger() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_first_key_asks_before_it_locks_the_others_out() {
     let app = TestApp::start().await;
-    let (code, out, err) = outcome(client(&app, &["keys", "create", "ops", "--scope", "admin"])).await;
+    let (code, out, err) = outcome(client(&app, &["api-keys", "create", "ops", "--scope", "admin"])).await;
     assert!(code == 1 && out.is_empty() && err.contains("--yes") && err.contains("401"), "{err}");
-    let (code, out, err) = outcome(client(&app, &["keys", "create", "shop", "--scope", "enqueue", "--yes"])).await;
+    let (code, out, err) = outcome(client(&app, &["api-keys", "create", "shop", "--scope", "enqueue", "--yes"])).await;
     assert!(code == 1 && out.is_empty() && err.contains("admin"), "{err}");
     assert_eq!(app.count("SELECT COUNT(*) FROM api_keys").await, 0);
-    let refused = answer(http().put(app.url("/v1/keys/shop")).json(&json!({"scope": "read"}))).await;
+    let refused = answer(http().put(app.url("/v1/api-keys/shop")).json(&json!({"scope": "read"}))).await;
     assert_eq!((refused.status, refused.code(), refused.pointers()), (422, "invalid_request", vec!["/scope"]));
-    let key = ok_out(client(&app, &["keys", "create", "ops", "--scope", "admin", "--yes"])).await;
-    let mut second = client(&app, &["keys", "create", "shop", "--scope", "enqueue"]);
+    let key = ok_out(client(&app, &["api-keys", "create", "ops", "--scope", "admin", "--yes"])).await;
+    let mut second = client(&app, &["api-keys", "create", "shop", "--scope", "enqueue"]);
     second.env("TICKR_TOKEN", key.trim());
     ok_out(second).await;
     app.stop().await;

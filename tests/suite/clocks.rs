@@ -200,6 +200,51 @@ async fn a_clock_of_mysql_that_is_set_ahead_and_back_ends_no_attempt() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_job_that_is_given_back_after_the_clock_of_mysql_was_set_back_is_due_at_once() {
+    let Some(library) = faketime().await else {
+        if cfg!(target_os = "linux") {
+            panic!("sh internal/services/install.sh --faketime fails");
+        }
+        return;
+    };
+    let dir = tempfile::tempdir().unwrap();
+    let clock = Clock { file: dir.path().join("clock") };
+    clock.turn(0).unwrap();
+    let environment = clock.environment(&library);
+    let turned = |options: tickr::services::Options| {
+        environment.iter().fold(options, |options, (name, value)| options.mysql_environment(*name, value.clone()))
+    };
+    // This runner executes nothing. It sends heartbeats often, so it notices the step.
+    let idle = |config: &mut tickr::config::Config| {
+        (config.lease, config.queues) = (Duration::from_secs(2), vec!["elsewhere".into()]);
+    };
+    let tickr = TestApp::start_alone_as(turned, |_| {}, idle).await;
+    let busy = |config: &mut tickr::config::Config| {
+        (config.lease, config.queues) = (Duration::from_secs(60), vec!["default".into()]);
+        config.shutdown_grace = Duration::ZERO;
+    };
+    let first = tickr.another_with(busy, Registry::new()).await;
+    let id = tickr.enqueue_kind("sleep", json!({"ms": 600_000})).await;
+    tickr.until(id, State::Executing).await;
+    clock.turn(-3_600).unwrap();
+    eventually("the step back is noted", || async {
+        (tickr.count("SELECT COUNT(*) FROM clock_steps WHERE step_us < -3500000000").await > 0).then_some(())
+    })
+    .await;
+    first.stop(CancellationToken::new()).await;
+    assert_eq!(tickr.verdicts(id).await, ["interrupted"]);
+    // By the clock as it is now, its old due time lies an hour ahead.
+    let due = "SELECT COUNT(*) FROM owed WHERE execute_at <= UTC_TIMESTAMP(3) + INTERVAL 1 SECOND";
+    assert_eq!(tickr.count(due).await, 1, "{:#}", tickr.job(id).await);
+    tickr.sql("UPDATE jobs SET payload = '{\"ms\": 10}'").await;
+    let second = tickr.another_with(busy, Registry::new()).await;
+    tickr.until(id, State::Completed).await;
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM attempts WHERE started_at < execute_at").await, 0, "never early");
+    second.stop(CancellationToken::new()).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_runner_that_starts_after_a_step_of_the_clock_of_mysql_judges_no_other_by_it() {
     let Some(library) = faketime().await else {
         if cfg!(target_os = "linux") {

@@ -13,7 +13,7 @@ use tickr::handlers::{Context, Failure, Kind, Output, Registry};
 use tickr::job::State;
 
 use crate::support::browser::{Browser, Page, axe, button, choice, field, heading, link};
-use crate::support::{TestApp, answer, call, eventually, http, make_key};
+use crate::support::{TestApp, answer, call, eventually, http, make_api_key};
 
 /// A kind whose payload has every sort of field.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
@@ -80,7 +80,7 @@ async fn begin() -> Option<(TestApp, Arc<Browser>)> {
 }
 
 async fn make(tickr: &TestApp, by: &str, name: &str, scope: &str) -> String {
-    make_key(&tickr.url(""), by, name, json!({"scope": scope})).await
+    make_api_key(&tickr.url(""), by, name, json!({"scope": scope})).await
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -103,7 +103,7 @@ async fn the_overview_shows_what_is_there_and_hears_of_what_happens() {
     // The page names stopped queues first, and every figure links to its jobs.
     page.has(&link("later")).await;
     page.reads("no runner").await;
-    page.click(&link("nobody called nora").near("Newest failures")).await;
+    page.click(&link("nobody called nora").near("Newest dead letters")).await;
     page.has(&heading("letter")).await;
     page.assert_calm();
     drop(page);
@@ -246,7 +246,7 @@ async fn failures_of_one_cause_are_released_at_a_rate_watched_and_stopped() {
     tickr.enqueue_many((0..300).map(|_| letter(&json!({"to": "nora", "fate": "returns"})))).await;
     tickr.until_count("SELECT COUNT(*) FROM attempts WHERE end_state = 'failed'", 300).await;
     let page = browser.page(&tickr.url("")).await;
-    page.visit("/failures").await;
+    page.visit("/dead-letters").await;
     page.reads("300").await;
     page.click(&link("nobody called nora")).await;
     page.reads("300 open").await;
@@ -471,7 +471,7 @@ async fn runners_are_drained_and_the_index_is_rebuilt_and_verified() {
 /// Fill in the page that asks for an API key.
 async fn sign_in(page: &Page, key: &str) {
     page.has(&button("Sign in")).await;
-    page.fill(&field("Key"), key).await;
+    page.fill(&field("API key"), key).await;
     page.click(&button("Sign in")).await;
     page.has_not(&button("Sign in")).await;
     page.expected("401");
@@ -488,13 +488,13 @@ async fn keys_are_made_used_and_revoked_and_readers_see_no_buttons() {
     let failed = tickr.enqueue(letter(&json!({"to": "nora", "fate": "returns"}))).await;
     tickr.until(failed, State::Failed).await;
     let page = browser.page(&tickr.url("")).await;
-    page.visit("/keys").await;
+    page.visit("/api-keys").await;
     page.reads("The API is open").await;
 
     // The first API key closes the API, and the page continues with that key.
-    page.click(&button("Make a key")).await;
+    page.click(&button("Make an API key")).await;
     page.fill(&field("Name"), "ops").await;
-    page.click(&field("I will copy the key")).await;
+    page.click(&field("I will copy the API key")).await;
     page.click(&button("Make it")).await;
     page.reads("It is shown now and never again").await;
     let admin: String = page.eval("document.querySelector('#key-token').textContent").await;
@@ -503,7 +503,7 @@ async fn keys_are_made_used_and_revoked_and_readers_see_no_buttons() {
     page.reads_not("The API is open").await;
     page.reads_not(&admin).await;
 
-    page.click(&button("Make a key")).await;
+    page.click(&button("Make an API key")).await;
     page.fill(&field("Name"), "board").await;
     page.click(&field("read")).await;
     page.click(&button("Make it")).await;
@@ -515,16 +515,16 @@ async fn keys_are_made_used_and_revoked_and_readers_see_no_buttons() {
     // A user with read scope sees everything and has no buttons for changes.
     let reader = browser.page(&tickr.url("")).await;
     reader.visit("/").await;
-    reader.fill(&field("Key"), "tickr_wrong").await;
+    reader.fill(&field("API key"), "tickr_wrong").await;
     reader.click(&button("Sign in")).await;
-    reader.reads("That is no good key").await;
+    reader.reads("That is no valid API key").await;
     sign_in(&reader, &reads).await;
     reader.reads("key:board").await;
     for path in [
         "/",
         "/jobs",
         &format!("/jobs/{failed}"),
-        "/failures",
+        "/dead-letters",
         "/queues",
         "/queues/default",
         "/schedules",
@@ -539,9 +539,9 @@ async fn keys_are_made_used_and_revoked_and_readers_see_no_buttons() {
         let boxes: usize = reader.eval("document.querySelectorAll('main input[type=checkbox]').length").await;
         assert_eq!(boxes, 0, "{path}");
     }
-    reader.has_not(&link("Keys")).await;
-    reader.follow("/keys").await;
-    reader.reads("This key sees no keys").await;
+    reader.has_not(&link("API keys")).await;
+    reader.follow("/api-keys").await;
+    reader.reads("This API key sees no API keys").await;
 
     // The key is refused from the moment it is revoked, and the page asks for another one.
     page.click(&button("Revoke board")).await;
@@ -616,8 +616,9 @@ async fn hostile_text_is_shown_as_it_is_and_never_runs() {
     let operation = json!({"action": "retry", "filter": {"error": TELLTALE, "state": "cancelled"}, "reason": HOSTILE});
     let operation = post("/v1/operations", operation).await["id"].as_str().unwrap().to_owned();
     // This comes last, because the first API key closes the API to clients without one.
-    let key = act(Method::PUT, "/v1/keys/ops", json!({"scope": "admin"})).await["token"].as_str().unwrap().to_owned();
-    let groups = call(&tickr.url(""), Method::GET, "/v1/dead/groups?kind=letter", &key, None).await.body;
+    let key =
+        act(Method::PUT, "/v1/api-keys/ops", json!({"scope": "admin"})).await["token"].as_str().unwrap().to_owned();
+    let groups = call(&tickr.url(""), Method::GET, "/v1/dead-letters/groups?kind=letter", &key, None).await.body;
     let group = groups["data"][0]["fingerprint"].as_str().unwrap().to_owned();
 
     let page = browser.page(&tickr.url("")).await;
@@ -634,8 +635,8 @@ async fn hostile_text_is_shown_as_it_is_and_never_runs() {
         (&format!("/jobs/{travels}"), true),
         (&format!("/jobs/{called}"), false),
         (&format!("/jobs/{odd}"), true),
-        ("/failures", true),
-        (&format!("/failures/{group}"), true),
+        ("/dead-letters", true),
+        (&format!("/dead-letters/{group}"), true),
         ("/queues", true),
         ("/queues/attic", true),
         ("/schedules", true),
@@ -646,7 +647,7 @@ async fn hostile_text_is_shown_as_it_is_and_never_runs() {
         (&format!("/operations/{operation}"), true),
         ("/audit", true),
         (&format!("/enqueue?from={failed}"), true),
-        ("/keys", true),
+        ("/api-keys", true),
     ] {
         page.size(1_280, 900).await;
         page.follow(path).await;
@@ -724,7 +725,7 @@ async fn furnish(tickr: &TestApp) -> (Vec<(&'static str, String)>, String) {
     let operation =
         json!({"action": "replay", "filter": {"kind": "letter"}, "rate": 1, "reason": "the addresses were mended"});
     let operation = tickr.post("/v1/operations", operation).await.body["id"].as_str().unwrap().to_owned();
-    let group = tickr.get("/v1/dead/groups").await.body["data"][0]["fingerprint"].as_str().unwrap().to_owned();
+    let group = tickr.get("/v1/dead-letters/groups").await.body["data"][0]["fingerprint"].as_str().unwrap().to_owned();
     let key = make(tickr, "", "ops", "admin").await;
     make(tickr, &key, "shop", "enqueue").await;
     make(tickr, &key, "board", "read").await;
@@ -733,8 +734,8 @@ async fn furnish(tickr: &TestApp) -> (Vec<(&'static str, String)>, String) {
         ("jobs", "/jobs"),
         ("job", &format!("/jobs/{failed}")),
         ("job-running", &format!("/jobs/{travels}")),
-        ("failures", "/failures"),
-        ("failure", &format!("/failures/{group}")),
+        ("dead-letters", "/dead-letters"),
+        ("dead-letter-group", &format!("/dead-letters/{group}")),
         ("queues", "/queues"),
         ("queue", "/queues/press"),
         ("schedules", "/schedules"),
@@ -746,7 +747,7 @@ async fn furnish(tickr: &TestApp) -> (Vec<(&'static str, String)>, String) {
         ("operation", &format!("/operations/{operation}")),
         ("audit", "/audit"),
         ("enqueue", "/enqueue?kind=letter"),
-        ("keys", "/keys"),
+        ("api-keys", "/api-keys"),
     ];
     (screens.map(|(name, path)| (name, path.to_owned())).to_vec(), key)
 }

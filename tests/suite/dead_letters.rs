@@ -45,8 +45,8 @@ async fn fails(tickr: &TestApp, error: &str) -> JobId {
     id
 }
 
-async fn dead(tickr: &TestApp, query: &str) -> Vec<JobId> {
-    let page = tickr.get(&format!("/v1/dead?limit=200&{query}")).await;
+async fn dead_letters(tickr: &TestApp, query: &str) -> Vec<JobId> {
+    let page = tickr.get(&format!("/v1/dead-letters?limit=200&{query}")).await;
     assert_eq!(page.status, 200, "{:#}", page.body);
     let data = page.body["data"].as_array().unwrap();
     data.iter().map(|job| job["id"].as_str().unwrap().parse().unwrap()).collect()
@@ -63,7 +63,7 @@ async fn failures_are_grouped_by_their_cause_with_first_and_last_seen_and_counts
     let spent = tickr.enqueue(json!({"kind": "fail", "max_attempts": 1})).await;
     tickr.until(spent, State::Failed).await;
 
-    let groups = tickr.get("/v1/dead/groups").await.body;
+    let groups = tickr.get("/v1/dead-letters/groups").await.body;
     assert_eq!(groups["next_cursor"], Value::Null);
     let groups = groups["data"].as_array().unwrap();
     let seen: Vec<_> = groups.iter().map(|g| (g["kind"].clone(), g["error"].clone(), g["open"].clone())).collect();
@@ -88,13 +88,13 @@ async fn failures_are_grouped_by_their_cause_with_first_and_last_seen_and_counts
     let (first, last) = (tickr.job(users[0]).await, tickr.job(users[2]).await);
     assert_eq!(group["first_seen"], first["dead_letter"]["failed_at"]);
     assert_eq!(group["last_seen"], last["dead_letter"]["failed_at"]);
-    assert_eq!(first["dead_letter"]["standing"], "open");
+    assert_eq!(first["dead_letter"]["status"], "open");
     assert_eq!(first["attempts"].as_array().unwrap().len(), 1);
 
     // The groups come page by page, and can be filtered by kind.
     let (mut paged, mut cursor) = (Vec::new(), String::new());
     loop {
-        let page = tickr.get(&format!("/v1/dead/groups?limit=1{cursor}")).await.body;
+        let page = tickr.get(&format!("/v1/dead-letters/groups?limit=1{cursor}")).await.body;
         paged.extend(page["data"].as_array().unwrap().clone());
         match page["next_cursor"].as_str() {
             Some(next) => cursor = format!("&cursor={next}"),
@@ -102,18 +102,18 @@ async fn failures_are_grouped_by_their_cause_with_first_and_last_seen_and_counts
         }
     }
     assert_eq!(&paged, groups);
-    assert_eq!(tickr.get("/v1/dead/groups?kind=fail").await.body["data"].as_array().unwrap().len(), 1);
+    assert_eq!(tickr.get("/v1/dead-letters/groups?kind=fail").await.body["data"].as_array().unwrap().len(), 1);
 
     let fingerprint = group["fingerprint"].as_str().unwrap();
-    let one = tickr.get(&format!("/v1/dead/groups/{fingerprint}")).await.body;
+    let one = tickr.get(&format!("/v1/dead-letters/groups/{fingerprint}")).await.body;
     assert_eq!((&one["open"], &one["replayed"], &one["discarded"]), (&json!(3), &json!(0), &json!(0)));
     users.reverse();
-    assert_eq!(dead(&tickr, &format!("fingerprint={fingerprint}")).await, users);
-    assert_eq!(dead(&tickr, &format!("q=group%3A{fingerprint}%20error%3A42")).await, [users[1]]);
-    assert_eq!(dead(&tickr, "kind=say").await.len(), 4);
-    assert_eq!(dead(&tickr, "q=error%3Arefused").await, [refused]);
+    assert_eq!(dead_letters(&tickr, &format!("fingerprint={fingerprint}")).await, users);
+    assert_eq!(dead_letters(&tickr, &format!("q=group%3A{fingerprint}%20error%3A42")).await, [users[1]]);
+    assert_eq!(dead_letters(&tickr, "kind=say").await.len(), 4);
+    assert_eq!(dead_letters(&tickr, "q=error%3Arefused").await, [refused]);
     for (path, status) in [("0123456789abcdef", 404), ("x", 422)] {
-        assert_eq!(tickr.get(&format!("/v1/dead/groups/{path}")).await.status, status);
+        assert_eq!(tickr.get(&format!("/v1/dead-letters/groups/{path}")).await.status, status);
     }
     tickr.assert_sound().await;
     tickr.stop().await;
@@ -134,7 +134,7 @@ async fn a_group_tells_hour_by_hour_how_many_failed_in_the_last_day() {
         );
         tickr.sql(sql).await;
     }
-    let groups = tickr.get("/v1/dead/groups").await.body;
+    let groups = tickr.get("/v1/dead-letters/groups").await.body;
     let group = &groups["data"][0];
     let hours: Vec<u64> = serde_json::from_value(group["recent"].clone()).unwrap();
     let mut wanted = vec![0; 24];
@@ -168,9 +168,9 @@ async fn a_replay_is_a_new_job_with_links_both_ways() {
     }
     let old_job = tickr.job(old).await;
     assert_eq!(old_job["state"], "failed");
-    let letter = &old_job["dead_letter"];
+    let dead_letter = &old_job["dead_letter"];
     assert_eq!(
-        (&letter["standing"], &letter["replayed_as"], &letter["by"]),
+        (&dead_letter["status"], &dead_letter["replayed_as"], &dead_letter["by"]),
         (&json!("replayed"), &json!(new.to_string()), &json!("anyone"))
     );
 
@@ -182,8 +182,8 @@ async fn a_replay_is_a_new_job_with_links_both_ways() {
     }
     let wrong = tickr.post(&format!("/v1/jobs/{new}/replay"), json!({})).await;
     assert_eq!((wrong.status, wrong.code(), &wrong.body["current_state"]), (409, "wrong_state", &json!("completed")));
-    assert_eq!(dead(&tickr, "").await, []);
-    assert_eq!(dead(&tickr, "standing=replayed").await, [old]);
+    assert_eq!(dead_letters(&tickr, "").await, []);
+    assert_eq!(dead_letters(&tickr, "status=replayed").await, [old]);
     let acts = tickr.get(&format!("/v1/audit?target={old}")).await.body;
     assert_eq!(acts["data"][0]["action"], "job.replay");
     assert_eq!(acts["data"][0]["detail"]["replayed_as"], new.to_string());
@@ -223,7 +223,7 @@ async fn a_replay_sent_twice_with_one_key_makes_one_job() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_replay_respects_unique_keys_and_a_retry_takes_the_letter_back() {
+async fn a_replay_respects_unique_keys_and_a_retry_takes_the_dead_letter_back() {
     let tickr = start().await;
     let keyed = |error: Value| json!({"kind": "say", "payload": {"error": error}, "unique_key": "k"});
     let old = tickr.enqueue(keyed(json!("no"))).await;
@@ -232,16 +232,16 @@ async fn a_replay_respects_unique_keys_and_a_retry_takes_the_letter_back() {
     later["delay_ms"] = json!(3_600_000);
     let holder = tickr.enqueue(later).await;
     let refused = tickr.post(&format!("/v1/jobs/{old}/replay"), json!({})).await;
-    assert_eq!((refused.status, refused.code()), (409, "key_taken"));
+    assert_eq!((refused.status, refused.code()), (409, "unique_key_taken"));
     assert_eq!(refused.body["holder"], holder.to_string());
-    assert_eq!(dead(&tickr, "").await, [old]);
+    assert_eq!(dead_letters(&tickr, "").await, [old]);
     tickr.post(&format!("/v1/jobs/{holder}/cancel"), json!({})).await;
 
     // A retry runs the same job again: it has no dead letter while it is unfinished, and has one when it fails again.
     assert_eq!(tickr.post(&format!("/v1/jobs/{old}/retry"), json!({})).await.status, 200);
     tickr.until_attempts(old, 2).await;
     tickr.until(old, State::Failed).await;
-    assert_eq!(dead(&tickr, "").await, [old]);
+    assert_eq!(dead_letters(&tickr, "").await, [old]);
     let made = tickr.post(&format!("/v1/jobs/{old}/replay"), json!({"payload": {}})).await;
     assert_eq!(made.body["unique_key"], "k");
     tickr.until_idle().await;
@@ -251,7 +251,35 @@ async fn a_replay_respects_unique_keys_and_a_retry_takes_the_letter_back() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_discarded_letter_keeps_its_reason_and_is_purged_by_its_own_age() {
+async fn of_replays_and_retries_at_once_one_gets_the_unique_key() {
+    let tickr = start().await;
+    let mut failed = Vec::new();
+    for _ in 0..8 {
+        let id = tickr.enqueue(json!({"kind": "say", "payload": {"error": "no"}, "unique_key": "k"})).await;
+        tickr.until(id, State::Failed).await;
+        failed.push(id);
+    }
+    // In a paused queue no job ends, so the key stays taken.
+    assert_eq!(tickr.post("/v1/queues/default/pause", json!({})).await.status, 200);
+    let paths: Vec<String> = failed
+        .iter()
+        .zip(["replay", "retry"].into_iter().cycle())
+        .map(|(id, action)| format!("/v1/jobs/{id}/{action}"))
+        .collect();
+    let answers = futures_util::future::join_all(paths.iter().map(|path| tickr.post(path, json!({})))).await;
+    let mut statuses: Vec<u16> = answers.iter().map(|answer| answer.status).collect();
+    statuses.sort_unstable();
+    assert!(statuses[0] < 300 && statuses[1..].iter().all(|status| *status == 409), "{statuses:?}");
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM unique_keys").await, 1);
+    tickr.post("/v1/queues/default/resume", json!({})).await;
+    tickr.until_idle().await;
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM unique_keys").await, 0);
+    tickr.assert_sound().await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_discarded_dead_letter_keeps_its_reason_and_is_purged_by_its_own_age() {
     let tickr = start().await;
     let (old, other) = (fails(&tickr, "no").await, fails(&tickr, "no").await);
     for (reason, pointer) in [(json!(""), "/reason"), (json!("x".repeat(501)), "/reason")] {
@@ -260,14 +288,14 @@ async fn a_discarded_letter_keeps_its_reason_and_is_purged_by_its_own_age() {
     }
     let done = tickr.post(&format!("/v1/jobs/{old}/discard"), json!({"reason": "a test account"})).await;
     assert_eq!(done.status, 200, "{:#}", done.body);
-    let letter = &done.body["dead_letter"];
-    assert_eq!((&letter["standing"], &letter["reason"]), (&json!("discarded"), &json!("a test account")));
+    let dead_letter = &done.body["dead_letter"];
+    assert_eq!((&dead_letter["status"], &dead_letter["reason"]), (&json!("discarded"), &json!("a test account")));
     let again = tickr.post(&format!("/v1/jobs/{old}/discard"), json!({"reason": "again"})).await;
     assert_eq!((again.status, again.code()), (409, "wrong_state"));
     assert_eq!(tickr.post(&format!("/v1/jobs/{old}/replay"), json!({})).await.status, 409);
-    assert_eq!(dead(&tickr, "").await, [other]);
-    assert_eq!(dead(&tickr, "standing=discarded").await, [old]);
-    assert_eq!(tickr.get("/v1/dead/groups").await.body["data"][0]["open"], 1);
+    assert_eq!(dead_letters(&tickr, "").await, [other]);
+    assert_eq!(dead_letters(&tickr, "status=discarded").await, [old]);
+    assert_eq!(tickr.get("/v1/dead-letters/groups").await.body["data"][0]["open"], 1);
     assert_eq!(tickr.get("/v1/jobs?state=failed").await.body["data"].as_array().unwrap().len(), 2);
 
     let store = tickr.app.broker().store();
@@ -298,10 +326,10 @@ async fn the_newest_failures_are_those_that_failed_last_and_their_count_falls_wh
     // The oldest job fails last.
     assert_eq!(tickr.post(&format!("/v1/jobs/{late}/run-now"), json!({})).await.status, 200);
     tickr.until(late, State::Failed).await;
-    assert_eq!(dead(&tickr, "").await, [early, late], "by job");
-    assert_eq!(dead(&tickr, "order=time").await, [late, early], "by time");
+    assert_eq!(dead_letters(&tickr, "").await, [early, late], "by job");
+    assert_eq!(dead_letters(&tickr, "order=time").await, [late, early], "by time");
     for wrong in ["order=time&kind=noop", "order=time&q=kind:say", "order=age"] {
-        let refused = tickr.get(&format!("/v1/dead?{wrong}")).await;
+        let refused = tickr.get(&format!("/v1/dead-letters?{wrong}")).await;
         assert_eq!((refused.status, refused.pointers()), (422, vec!["order"]), "{wrong}");
     }
 
@@ -309,8 +337,8 @@ async fn the_newest_failures_are_those_that_failed_last_and_their_count_falls_wh
         let stats = tickr.get("/v1/stats").await.body;
         let queues = tickr.get("/v1/queues").await.body;
         let queue = queues["data"].as_array().unwrap().iter().find(|queue| queue["name"] == "default").unwrap().clone();
-        assert_eq!(stats["open_failures"], queue["open_failures"], "{stats:#} {queue:#}");
-        (stats["open_failures"].as_u64().unwrap(), stats["states"]["failed"].as_u64().unwrap())
+        assert_eq!(stats["open_dead_letters"], queue["open_dead_letters"], "{stats:#} {queue:#}");
+        (stats["open_dead_letters"].as_u64().unwrap(), stats["states"]["failed"].as_u64().unwrap())
     };
     assert_eq!(open().await, (2, 2));
     let done = tickr.post(&format!("/v1/jobs/{early}/discard"), json!({"reason": "known"})).await;
@@ -333,7 +361,7 @@ async fn a_flood_of_failures_on_two_runners_is_counted_exactly() {
         |n: usize| json!({"kind": "say", "payload": {"error": format!("cause {}: user {n}", ["a", "b", "c"][n % 3])}});
     tickr.enqueue_many((0..1_500).map(job)).await;
     tickr.until_idle().await;
-    let groups = tickr.get("/v1/dead/groups").await.body;
+    let groups = tickr.get("/v1/dead-letters/groups").await.body;
     let counts: BTreeMap<String, u64> = groups["data"]
         .as_array()
         .unwrap()
@@ -349,7 +377,7 @@ async fn a_flood_of_failures_on_two_runners_is_counted_exactly() {
 
 /// Jobs that failed before dead letters existed, or under a binary that writes none.
 #[tokio::test(flavor = "multi_thread")]
-async fn failures_without_a_letter_are_found_and_get_one() {
+async fn failures_without_a_dead_letter_are_found_and_get_one() {
     let tickr = start().await;
     let (one, two) = (fails(&tickr, "user 1 not found").await, fails(&tickr, "user 2 not found").await);
     let done = tickr.enqueue_kind("say", json!({})).await;
@@ -359,10 +387,10 @@ async fn failures_without_a_letter_are_found_and_get_one() {
     assert_eq!(tickr.post(&format!("/v1/jobs/{one}/replay"), json!({"payload": {}})).await.status, 201);
     tickr.until_idle().await;
     let store = tickr.app.broker().store();
-    assert_eq!(store.bury_missing(None).await.unwrap(), (1, None));
-    assert_eq!(store.bury_missing(None).await.unwrap(), (0, None));
-    assert_eq!(dead(&tickr, "").await, [two]);
-    assert_eq!(tickr.get("/v1/dead/groups").await.body["data"][0]["error"], "user # not found");
+    assert_eq!(store.backfill_dead_letters(None).await.unwrap(), (1, None));
+    assert_eq!(store.backfill_dead_letters(None).await.unwrap(), (0, None));
+    assert_eq!(dead_letters(&tickr, "").await, [two]);
+    assert_eq!(tickr.get("/v1/dead-letters/groups").await.body["data"][0]["error"], "user # not found");
     tickr.assert_sound().await;
     tickr.stop().await;
 }
@@ -456,7 +484,7 @@ async fn a_group_was_first_seen_when_it_was_first_seen_however_often_its_jobs_we
         tickr.until(made, State::Failed).await;
         made
     };
-    let groups = async || tickr.get("/v1/dead/groups").await.body["data"].as_array().unwrap().clone();
+    let groups = async || tickr.get("/v1/dead-letters/groups").await.body["data"].as_array().unwrap().clone();
     // It is replayed without success, twice, the second time as a retry of the replay.
     let again = replay(old, json!({})).await;
     assert_eq!((groups().await.len(), &groups().await[0]["first_seen"]), (1, &first));
@@ -468,7 +496,7 @@ async fn a_group_was_first_seen_when_it_was_first_seen_however_often_its_jobs_we
     assert_eq!((&group["first_seen"], &group["open"]), (&first, &json!(1)));
     assert_eq!(group["last_seen"], tickr.job(third).await["dead_letter"]["failed_at"]);
     let fingerprint = group["fingerprint"].as_str().unwrap();
-    assert_eq!(tickr.get(&format!("/v1/dead/groups/{fingerprint}")).await.body["first_seen"], first);
+    assert_eq!(tickr.get(&format!("/v1/dead-letters/groups/{fingerprint}")).await.body["first_seen"], first);
 
     // A failure with another cause is a new incident.
     let other = replay(third, json!({"payload": {"error": "the disk is full"}})).await;
@@ -490,7 +518,7 @@ async fn a_dead_letter_that_cannot_be_read_is_refused_by_name_and_holds_up_no_ot
     assert_eq!((refused.status, refused.code()), (422, "invalid_request"), "{:#}", refused.body);
     let detail = refused.body["detail"].as_str().unwrap();
     assert!(detail.contains(&ids[1].to_string()) && detail.contains("options"), "{detail}");
-    assert_eq!(dead(&tickr, "").await.len(), 3, "no job was replayed");
+    assert_eq!(dead_letters(&tickr, "").await.len(), 3, "no job was replayed");
 
     let all = json!({"action": "replay", "filter": {"ids": ids}});
     let started = tickr.post("/v1/operations", all).await;
@@ -504,7 +532,7 @@ async fn a_dead_letter_that_cannot_be_read_is_refused_by_name_and_holds_up_no_ot
     assert_eq!((&over["state"], &over["done"], &over["failed"]), (&json!("done"), &json!(2), &json!(1)), "{over:#}");
     assert!(over["last_error"].as_str().unwrap().contains(&ids[1].to_string()), "{over:#}");
     tickr.until_idle().await;
-    assert!(dead(&tickr, "").await.contains(&ids[1]));
+    assert!(dead_letters(&tickr, "").await.contains(&ids[1]));
     options("NULL").await;
     tickr.stop().await;
 }

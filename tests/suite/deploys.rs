@@ -134,7 +134,7 @@ async fn a_stopping_runner_goes_on_for_its_notice_and_asks_its_clients_to_leave(
     eventually("readiness is red", async || {
         let mut client = Client::new(addr);
         match client.request("GET", "/readyz", &json!({})).await {
-            Ended::Answered(503, said) if said["status"] == "draining" => Some(()),
+            Ended::Answered(503, said) if said["status"] == "stopping" => Some(()),
             _ => None,
         }
     })

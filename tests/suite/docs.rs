@@ -5,7 +5,7 @@ use std::path::Path;
 
 use reqwest::Method;
 use serde_json::json;
-use tickr::broker::What;
+use tickr::broker::EventType;
 
 use crate::support::documents::documents;
 use crate::support::{TestApp, answer, contract, http};
@@ -57,7 +57,7 @@ fn the_types_of_events_are_those_in_the_documents() {
     let (_, cluster) = page.split_once("## The cluster").unwrap();
     let row = |line: &str| Some(line.strip_prefix("| `")?.split_once('`')?.0.to_owned());
     let listed: BTreeSet<String> = cluster.lines().filter_map(row).collect();
-    let mut known: BTreeSet<String> = What::ALL.into_iter().map(|what| what.as_str().to_owned()).collect();
+    let mut known: BTreeSet<String> = EventType::ALL.into_iter().map(|what| what.as_str().to_owned()).collect();
     // The API itself sends this event.
     known.insert("reset".to_owned());
     assert_eq!(listed, known);

@@ -330,7 +330,7 @@ async fn a_cancel_that_races_the_start_keeps_what_it_answered() {
         *tally.entry(format!("{answer:?}")).or_insert(0) += 1;
         match answer {
             ActionOutcome::Done(State::Cancelled) => assert_eq!((verdicts.len(), state), (0, json!("cancelled"))),
-            ActionOutcome::Asked => assert!(state == "cancelled" || state == "completed", "{state}"),
+            ActionOutcome::StopRequested => assert!(state == "cancelled" || state == "completed", "{state}"),
             ActionOutcome::Refused(State::Completed) => assert_eq!(state, "completed"),
             unexpected => panic!("{unexpected:?}"),
         }

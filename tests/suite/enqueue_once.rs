@@ -14,8 +14,8 @@ use tickr::app::App;
 use tickr::broker::{Draft, IdempotencyKey};
 use tickr::config::Config;
 use tickr::handlers::Registry;
-use tickr::job::{JobId, State};
-use tickr::store::{EnqueueOutcome, Outcome, Receipts};
+use tickr::job::{JobId, Producer, State};
+use tickr::store::{EnqueueOutcome, EnqueueReceipts, IdempotentOutcome};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio_util::sync::CancellationToken;
@@ -177,7 +177,10 @@ async fn a_batch_with_a_key_is_all_or_nothing_and_replays_in_order() {
     let batch = json!({"jobs": [later(1), keyed("free"), keyed("held")]});
     for _ in 0..2 {
         let answer = post(&tickr.app, "/v1/jobs/batch", "refused", &batch).await;
-        assert_eq!((answer.status, answer.code(), answer.pointers()), (409, "key_taken", vec!["/jobs/2/unique_key"]));
+        assert_eq!(
+            (answer.status, answer.code(), answer.pointers()),
+            (409, "unique_key_taken", vec!["/jobs/2/unique_key"])
+        );
         assert!(answer.body["errors"][0]["detail"].as_str().unwrap().contains(&holder.to_string()));
     }
     let invalid = json!({"jobs": [later(1), {"kind": "noop", "max_attempts": 0}]});
@@ -313,8 +316,8 @@ async fn answers_are_forgotten_after_their_time_and_not_before() {
     tickr.sql(age(0, 8)).await;
     tickr.sql(age(1, 8)).await;
     tickr.sql(age(2, 6)).await;
-    assert_eq!(store.purge_keys(None, week).await.unwrap(), (2, None));
-    assert_eq!(store.purge_keys(None, week).await.unwrap(), (0, None));
+    assert_eq!(store.purge_idempotency_keys(None, week).await.unwrap(), (2, None));
+    assert_eq!(store.purge_idempotency_keys(None, week).await.unwrap(), (0, None));
     for (n, id) in ids.iter().enumerate() {
         let again = post(&tickr.app, "/v1/jobs", &format!("k{n}"), &later(n as u64)).await;
         assert_eq!((again.status, replayed(&again.headers)), (201, n > 1), "{n}");
@@ -517,23 +520,25 @@ async fn of_two_retries_that_want_one_unique_key_one_is_done() {
 async fn a_program_enqueues_once_without_http() {
     let tickr = TestApp::start().await;
     let broker = tickr.app.broker();
-    let key = IdempotencyKey::of(b"importer", b"order-7").unwrap();
-    let word = |receipts: &Receipts| tickr::store::Answer {
+    let key = IdempotencyKey::new(b"importer", b"order-7").unwrap();
+    let word = |receipts: &EnqueueReceipts| tickr::store::Answer {
         status: 201,
         body: receipts.accepted().map(|accepted| accepted.id.to_string()).collect(),
     };
     let enqueue = async |payload: &'static str| {
         let payload = RawValue::from_string(payload.to_owned()).unwrap();
-        let once = key.once("noop", Some(&payload));
+        let once = key.request("noop", Some(&payload));
         let job = broker.prepare(Draft::new("noop", payload)).unwrap();
-        broker.enqueue_once(vec![job], once, Arc::new(word)).await.unwrap()
+        broker.enqueue_request(&Producer::tickr(), vec![job], Some(once), Arc::new(word)).await.unwrap()
     };
-    let Outcome::First { done: Some(EnqueueOutcome::Accepted(receipts)), answer } = enqueue(r#"{"n": 7}"#).await else {
+    let IdempotentOutcome::First { done: Some(EnqueueOutcome::Accepted(receipts)), answer } =
+        enqueue(r#"{"n": 7}"#).await
+    else {
         panic!("there was no earlier request");
     };
     assert_eq!(receipts.accepted().map(|accepted| accepted.id.to_string()).collect::<String>(), answer.body);
-    assert!(matches!(enqueue(r#"{"n":7}"#).await, Outcome::Replayed(again) if again == answer));
-    assert!(matches!(enqueue(r#"{"n":8}"#).await, Outcome::Conflict));
+    assert!(matches!(enqueue(r#"{"n":7}"#).await, IdempotentOutcome::Replayed(again) if again == answer));
+    assert!(matches!(enqueue(r#"{"n":8}"#).await, IdempotentOutcome::Conflict));
     tickr.until_idle().await;
     tickr.assert_each_ran_once(1).await;
     tickr.stop().await;
@@ -576,7 +581,10 @@ async fn at_most_one_unfinished_job_has_a_unique_key_whatever_fifty_callers_on_t
             match mode {
                 "return" => assert_eq!((answer.status, &answer.body["id"]), (200, &holder)),
                 _ => {
-                    assert_eq!((answer.status, answer.code(), &answer.body["holder"]), (409, "key_taken", &holder));
+                    assert_eq!(
+                        (answer.status, answer.code(), &answer.body["holder"]),
+                        (409, "unique_key_taken", &holder)
+                    );
                     assert_eq!(answer.body["current_state"], "waiting");
                 }
             }
@@ -609,7 +617,7 @@ async fn unique_keys_stay_exact_while_their_holders_run_and_end() {
             match (modes[n % 3], answer.status) {
                 (_, 201) => made += 1,
                 ("return", 200) => {}
-                ("reject", 409) => assert_eq!(answer.code(), "key_taken"),
+                ("reject", 409) => assert_eq!(answer.code(), "unique_key_taken"),
                 ("replace", 409) => assert_eq!(answer.body["current_state"], "executing"),
                 other => panic!("{other:?}: {:#}", answer.body),
             }
@@ -639,7 +647,7 @@ async fn replace_spares_a_job_that_executes_and_return_is_remembered() {
     let id = tickr.enqueue(sleep("reject")).await;
     tickr.until(id, State::Executing).await;
     let answer = tickr.post("/v1/jobs", sleep("replace")).await;
-    assert_eq!((answer.status, answer.code(), answer.pointers()), (409, "key_taken", vec!["/unique_key"]));
+    assert_eq!((answer.status, answer.code(), answer.pointers()), (409, "unique_key_taken", vec!["/unique_key"]));
     assert_eq!((&answer.body["holder"], &answer.body["current_state"]), (&json!(id), &json!("executing")));
     assert_eq!(tickr.job(id).await["state"], "executing");
     // A client that was given that job gets it again for the same idempotency key, even when the job is over and its
@@ -697,7 +705,10 @@ async fn a_batch_settles_its_unique_keys_job_by_job_and_as_a_whole() {
     assert_eq!((answer.status, &answer.body["jobs"][1]["id"]), (200, &json!(a)));
     // One refused job refuses the whole batch, including the jobs that would have replaced others.
     let answer = batch(json!([job("a", "replace"), job("d", "return"), job("c", "reject")])).await;
-    assert_eq!((answer.status, answer.code(), answer.pointers()), (409, "key_taken", vec!["/jobs/2/unique_key"]));
+    assert_eq!(
+        (answer.status, answer.code(), answer.pointers()),
+        (409, "unique_key_taken", vec!["/jobs/2/unique_key"])
+    );
     assert_eq!(tickr.job(a).await["state"], "waiting");
     // The jobs of one batch cannot compete for a unique key with each other.
     for mode in ["reject", "replace"] {

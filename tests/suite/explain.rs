@@ -84,7 +84,7 @@ async fn every_reason_why_a_job_waits_is_told_in_order() {
     // Wait until the runner has reported how busy it is.
     let waits = tickr.enqueue(json!({"kind": "noop"})).await;
     tickr.sql("UPDATE runners SET busy = slots").await;
-    assert_eq!(reasons(&tickr, waits).await[0], "slots_full");
+    assert_eq!(reasons(&tickr, waits).await[0], "workers_busy");
     // Its last two runners died while they executed it.
     tickr.sql(format!("UPDATE owed SET losses = 2 WHERE id = UNHEX(REPLACE('{waits}', '-', ''))")).await;
     assert_eq!(reasons(&tickr, waits).await[1], "runs_alone");

@@ -7,7 +7,7 @@ use chrono::TimeDelta;
 use serde_json::{Value, json};
 use tickr::config::Config;
 use tickr::handlers::Registry;
-use tickr::job::{Histogram, RunnerId, Series, Span, State, Step, Tally, Timestamp, Verdict};
+use tickr::job::{Histogram, RunnerId, Series, SlotWidth, Span, State, Tally, Timestamp, Verdict};
 use tickr::store::{Figures, Sample};
 use tokio_util::sync::CancellationToken;
 
@@ -58,7 +58,7 @@ async fn until_sums(tickr: &TestApp, query: &str, wanted: [u64; 4]) {
 }
 
 /// Return a row of a runner that does not exist.
-fn sample(step: Step, at: Timestamp, series: Series, tally: &Tally) -> Sample {
+fn sample(step: SlotWidth, at: Timestamp, series: Series, tally: &Tally) -> Sample {
     Sample { step, at, series, counted_to: at + step.width(), figures: Figures::from(tally) }
 }
 
@@ -74,7 +74,7 @@ fn lateness(ms: impl IntoIterator<Item = u64>) -> Tally {
     let mut tally = Tally::default();
     for ms in ms {
         tally.lateness.count(Duration::from_millis(ms));
-        tally.settled(Verdict::Succeeded, State::Completed);
+        tally.record_settled(Verdict::Succeeded, State::Completed);
     }
     tally
 }
@@ -135,7 +135,8 @@ async fn the_history_is_the_same_from_every_runner_and_adds_up_to_what_was_accep
 async fn percentiles_of_all_runners_together_are_within_the_documented_error() {
     let tickr = TestApp::start_with(bystander, Registry::new()).await;
     let store = tickr.app.broker().store();
-    for (span, step) in [(Span::FiveMinutes, Step::FiveSeconds), (Span::Hour, Step::Minute), (Span::Day, Step::Quarter)]
+    for (span, step) in
+        [(Span::FiveMinutes, SlotWidth::FiveSeconds), (Span::Hour, SlotWidth::Minute), (Span::Day, SlotWidth::Quarter)]
     {
         let at = step.floor(store.clock().now()) - step.width() * 3;
         // The lateness is 1 to 900 ms on the first runner and 901 to 1,000 ms on the second. Neither runner alone knows
@@ -168,7 +169,9 @@ async fn percentiles_of_all_runners_together_are_within_the_documented_error() {
 async fn every_step_is_there_and_gaps_are_zeros() {
     let tickr = TestApp::start_with(bystander, Registry::new()).await;
     let store = tickr.app.broker().store();
-    for (span, step, steps) in [("5m", Step::FiveSeconds, 60), ("1h", Step::Minute, 60), ("24h", Step::Quarter, 96)] {
+    for (span, step, steps) in
+        [("5m", SlotWidth::FiveSeconds, 60), ("1h", SlotWidth::Minute, 60), ("24h", SlotWidth::Quarter, 96)]
+    {
         let at = step.floor(store.clock().now()) - step.width() * 10;
         let rows =
             vec![sample(step, at, Series::All, &lateness([7, 7])), sample(step, at, queue("a"), &lateness([7, 7]))];
@@ -216,7 +219,7 @@ async fn every_step_is_there_and_gaps_are_zeros() {
 async fn old_rows_go_and_young_ones_stay() {
     let tickr = TestApp::start_with(bystander, Registry::new()).await;
     let now = tickr.app.broker().store().clock().now();
-    for step in Step::ALL {
+    for step in SlotWidth::ALL {
         for at in [now - step.keep() - step.width() * 2, now - step.keep() + step.width() * 2] {
             let rows: Vec<Sample> =
                 (0..200).map(|n| sample(step, step.floor(at), queue(&format!("q{n}")), &lateness([1]))).collect();
@@ -228,7 +231,7 @@ async fn old_rows_go_and_young_ones_stay() {
     // A runner checks for old rows soon after it starts, and two runners that do so at once do not disturb each other.
     let others = [tickr.another().await, tickr.another().await];
     tickr.until_count("SELECT COUNT(*) FROM samples WHERE runner LIKE 'gone/%'", 3 * 1_200).await;
-    for step in Step::ALL {
+    for step in SlotWidth::ALL {
         let oldest = format!("SELECT COUNT(*) FROM samples WHERE step = {} AND queue = 'q7'", step.seconds());
         let left: i64 =
             sqlx::query_scalar(sqlx::AssertSqlSafe(oldest)).fetch_one(&mut tickr.mysql().await).await.unwrap();
@@ -302,12 +305,12 @@ async fn a_chart_is_read_quickly_from_full_tables() {
     let durations = tally.lateness.to_bytes().iter().map(|byte| format!("{byte:02x}")).collect::<String>();
     let digits = "(SELECT 0 d UNION ALL SELECT 1 UNION ALL SELECT 2 UNION ALL SELECT 3 UNION ALL SELECT 4 UNION ALL SELECT 5 \
                   UNION ALL SELECT 6 UNION ALL SELECT 7 UNION ALL SELECT 8 UNION ALL SELECT 9)";
-    for step in Step::ALL {
+    for step in SlotWidth::ALL {
         let width = i64::from(step.seconds());
         // The table has minutes for the span of a chart, which is all that a chart reads. TICKR_TEST_FULL fills it for
         // the whole retention. A few extra minutes are in the future, because filling takes time.
         let full = std::env::var_os("TICKR_TEST_FULL").is_some();
-        let kept = if step == Step::Minute && !full { 120 } else { step.keep().num_seconds() / width };
+        let kept = if step == SlotWidth::Minute && !full { 120 } else { step.keep().num_seconds() / width };
         let (ahead, now) = (240 / width + 1, step.floor(tickr.app.broker().store().clock().now()).timestamp());
         let (from, slots) = (now - kept * width, kept + ahead);
         tickr

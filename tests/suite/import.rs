@@ -142,7 +142,7 @@ async fn unique_keys_are_settled_line_by_line() {
     let passed = import(&tickr, "?on_error=continue", Some("k"), bytes_of(&lines)).await;
     let of = |at: usize, name: &str| passed.lines[at][name].clone();
     assert_eq!((of(1, "existing"), of(1, "id")), (json!(true), of(0, "id")));
-    assert_eq!((of(4, "problem")["code"].clone(), of(5, "problem")), (json!("key_taken"), Value::Null));
+    assert_eq!((of(4, "problem")["code"].clone(), of(5, "problem")), (json!("unique_key_taken"), Value::Null));
     assert_eq!(passed.end, json!({"complete": true, "lines": 6, "accepted": 4, "existing": 1, "rejected": 1}));
     let replaced = of(2, "id").as_str().unwrap().parse().unwrap();
     tickr.until(replaced, State::Cancelled).await;

@@ -157,7 +157,7 @@ async fn what_redis_holds_stands_beside_what_it_should_and_a_rebuild_that_was_as
     let tickr = TestApp::start().await;
     assert_eq!(tickr.post("/v1/queues/default/pause", json!({})).await.status, 200);
     eventually("it knows of the pause", || async {
-        tickr.app.controls().now().queues.get("default").is_some_and(|set| set.pause.is_some()).then_some(())
+        tickr.app.operator_settings().now().queues.get("default").is_some_and(|set| set.pause.is_some()).then_some(())
     })
     .await;
     tickr.enqueue_many((0..3).map(|_| json!({"kind": "noop", "delay_ms": 300_000}))).await;

@@ -1,6 +1,7 @@
-//! The layers of the code: imports go down only, one module uses each server's crate, and production code does not
-//! panic.
+//! The layers of the code: imports go down only, no circle of files or folders inside `store` and `api`, one module uses
+//! each server's crate, and production code does not panic.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -8,9 +9,10 @@ use crate::support::documents::{document, documents, root};
 
 /// The modules from top to bottom. A module may use the modules below it, but not the others on its own level.
 const LAYERS: &[&[&str]] = &[
-    &["bench"],
+    &["bench", "testing"],
     &["app"],
     &["engine", "api", "dashboard"],
+    &["client"],
     &["broker", "verify"],
     &["store", "index", "handlers"],
     &["event", "telemetry", "table"],
@@ -18,8 +20,15 @@ const LAYERS: &[&[&str]] = &[
     &["job"],
 ];
 
-/// This module uses no other module, and only programs and tests use it.
+/// This module uses no other module, and only programs, tests and the module for tests of handlers use it.
 const APART: &str = "services";
+const USES_APART: &str = "testing";
+
+/// The modules whose files and folders must not need each other in a circle, each with the names of its root that every
+/// file may use. The root puts its folders together, so it needs all of them. It also defines the handle on which the
+/// files write their methods, and the state behind the handle. A file may use nothing else of the root: what two files
+/// share stands below both. So this list may not grow.
+const INSIDE: &[(&str, &[&str])] = &[("store", &["Store", "StoreInner"]), ("api", &["Api"])];
 
 /// Crates, and the modules that may name them.
 const DOORS: &[(&str, &[&str])] = &[
@@ -130,12 +139,12 @@ fn code() -> Vec<Line> {
             for (number, text) in without_tests(text) {
                 let text = text.split("//").next().unwrap_or("").to_owned();
                 // An import over several lines counts as one.
-                let opened = whole_use.is_none() && text.trim_start().trim_start_matches("pub ").starts_with("use ");
+                let opened = whole_use.is_none() && import(&text).is_some();
                 let (number, text) = match whole_use.take() {
                     Some((first, before)) => (first, before + text.trim()),
                     None => (number, text),
                 };
-                if (opened || text.trim_start().trim_start_matches("pub ").starts_with("use ")) && !text.contains(';') {
+                if (opened || import(&text).is_some()) && !text.contains(';') {
                     whole_use = Some((number, text));
                     continue;
                 }
@@ -144,6 +153,14 @@ fn code() -> Vec<Line> {
         }
     }
     lines
+}
+
+/// Split a line that imports names into its visibility and its path.
+fn import(line: &str) -> Option<(&str, &str)> {
+    let line = line.trim_start();
+    let (visibility, path) = line.split_at(line.find("use ")?);
+    let is_import = visibility.is_empty() || (visibility.starts_with("pub") && visibility.ends_with(' '));
+    is_import.then(|| (visibility.trim_end(), path["use ".len()..].trim_end().trim_end_matches(';')))
 }
 
 /// Return the files of modules that are declared under `#[cfg(test)]` without a body.
@@ -198,7 +215,7 @@ fn imports_go_down_only() {
             let fine = match (depth(&line.module), depth(used)) {
                 (Some(from), Some(to)) => from < to,
                 // A name in the crate's root, such as `tickr::run`, belongs to no module.
-                (Some(_), None) => used != APART,
+                (Some(_), None) => used != APART || line.module == USES_APART,
                 (None, _) => false,
             };
             if !fine {
@@ -213,6 +230,266 @@ fn imports_go_down_only() {
     let unknown: Vec<&&str> =
         modules.iter().filter(|m| depth(m).is_none() && !["lib", "cmd", APART].contains(*m)).collect();
     assert!(unknown.is_empty(), "modules without a layer: {unknown:?}");
+}
+
+/// A path of modules, such as `store`, `jobs`, `read`.
+type Place = Vec<String>;
+
+/// The files of one module of the library, and how they use each other.
+struct Inside {
+    root: String,
+    /// The lines of each file. The `mod.rs` of a folder is a file of its own, named like the folder.
+    files: BTreeMap<Place, Vec<String>>,
+    /// Names that a file hands on: a user of such a name uses the file that defines it.
+    handed_on: BTreeMap<(Place, String), Place>,
+    /// Names of the root that files use although they may not.
+    of_the_root: Vec<String>,
+    /// For each file the files that it uses, with one name of the use.
+    uses: BTreeMap<Place, BTreeMap<Place, String>>,
+}
+
+/// Expand the groups in the path of an import.
+fn expanded(path: &str) -> Vec<String> {
+    let Some((before, rest)) = path.split_once('{') else {
+        return vec![path.split(" as ").next().unwrap().trim().to_owned()];
+    };
+    let group = &rest[..rest.rfind('}').unwrap()];
+    let (mut depth, mut parts) = (0, vec![String::new()]);
+    for c in group.chars() {
+        match c {
+            ',' if depth == 0 => {
+                parts.push(String::new());
+                continue;
+            }
+            '{' => depth += 1,
+            '}' => depth -= 1,
+            _ => {}
+        }
+        parts.last_mut().unwrap().push(c);
+    }
+    let parts = parts.iter().map(|part| part.trim()).filter(|part| !part.is_empty());
+    parts.flat_map(|part| expanded(&format!("{}{part}", before.trim()))).collect()
+}
+
+/// Return the paths of two or more names in a line of code, such as `crate::store::Store`.
+fn paths(line: &str) -> Vec<&str> {
+    let part_of_path = |c: char| c.is_alphanumeric() || c == '_' || c == ':';
+    let paths = line.split(|c: char| !part_of_path(c)).map(|path| path.trim_end_matches(':'));
+    paths.filter(|path| path.contains("::") && !path.starts_with(':')).collect()
+}
+
+impl Inside {
+    /// Read the uses of names between the files of one module, from lines of code and the names of its root that every
+    /// file may use.
+    fn of(root: &str, files: BTreeMap<Place, Vec<String>>, handles: &[&str]) -> Self {
+        let mut inside = Self {
+            root: root.to_owned(),
+            files,
+            handed_on: BTreeMap::new(),
+            of_the_root: Vec::new(),
+            uses: BTreeMap::new(),
+        };
+        let (mut used, mut handed_on) = (Vec::<(Place, Place)>::new(), BTreeMap::new());
+        for (file, lines) in &inside.files {
+            let is_root = file.len() == 1;
+            for line in lines {
+                let Some((visibility, path)) = import(line) else {
+                    used.extend(
+                        paths(line).into_iter().filter_map(|path| Some((file.clone(), inside.whole(file, path)?))),
+                    );
+                    continue;
+                };
+                for path in expanded(path).iter().filter_map(|path| inside.whole(file, path.trim_end_matches("::self")))
+                {
+                    // What the root imports is below `crate::store` for all its files, whether it is `pub` or not.
+                    if !visibility.is_empty() || is_root {
+                        handed_on.insert((file.clone(), path.last().unwrap().clone()), path);
+                    } else {
+                        used.push((file.clone(), path));
+                    }
+                }
+            }
+        }
+        inside.handed_on = handed_on;
+        used.extend(inside.methods());
+        for (file, path) in used.into_iter().filter(|(file, _)| file.len() > 1) {
+            let Some((to, name)) = inside.definition(path) else { continue };
+            if to.len() > 1 && to != file {
+                inside.uses.entry(file).or_default().entry(to).or_insert(name);
+            } else if to.len() == 1 && !handles.contains(&name.as_str()) {
+                inside.of_the_root.push(format!("{} uses {name} of {root}/mod.rs", file.join("/")));
+            }
+        }
+        inside
+    }
+
+    /// Return the path from the crate's root, if `path` leads to a module or name inside.
+    fn whole(&self, file: &Place, path: &str) -> Option<Place> {
+        let mut names: Vec<&str> = path.split("::").collect();
+        let mut whole = match names[0] {
+            "crate" | "tickr" => Place::new(),
+            "self" | "super" => file.clone(),
+            child if self.files.contains_key(&[file.as_slice(), &[child.to_owned()]].concat()) => {
+                names.insert(0, "self");
+                file.clone()
+            }
+            _ => return None,
+        };
+        for name in &names {
+            match *name {
+                "crate" | "tickr" | "self" => {}
+                "super" => drop(whole.pop()),
+                name => whole.push(name.to_owned()),
+            }
+        }
+        (whole.first() == Some(&self.root) && whole.len() > 1).then_some(whole)
+    }
+
+    /// Return the file that defines what a path names, and the name. Follows names that a file hands on.
+    fn definition(&self, mut path: Place) -> Option<(Place, String)> {
+        for _ in 0..8 {
+            let depth = (1..=path.len()).take_while(|depth| self.files.contains_key(&path[..*depth])).last()?;
+            let file = path[..depth].to_vec();
+            let Some(name) = path.get(depth) else { return Some((file.clone(), file.last()?.clone())) };
+            match self.handed_on.get(&(file.clone(), name.clone())) {
+                Some(from) => path = [from.as_slice(), &path[depth + 1..]].concat(),
+                None => return Some((file, name.clone())),
+            }
+        }
+        None
+    }
+
+    /// Return the uses of methods that another file has written on the handle. The methods that the root writes are part
+    /// of the handle.
+    fn methods(&self) -> Vec<(Place, Place)> {
+        let mut written: BTreeMap<&str, Vec<&Place>> = BTreeMap::new();
+        let mut called: Vec<(&Place, &str)> = Vec::new();
+        for (file, lines) in self.files.iter().filter(|(file, _)| file.len() > 1) {
+            let mut of_handle = false;
+            for line in lines {
+                if !line.starts_with([' ', '}']) && !line.is_empty() {
+                    of_handle = line.starts_with("impl Store {");
+                }
+                if !of_handle {
+                    continue;
+                }
+                let name = |text: &'_ str| text.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(text.len());
+                if let Some((before, rest)) = line.strip_prefix("    ").and_then(|line| line.split_once("fn "))
+                    && !before.starts_with(' ')
+                {
+                    written.entry(&rest[..name(rest)]).or_default().push(file);
+                }
+                let calls = line.split("self.").skip(1).filter(|call| call[name(call)..].starts_with(['(', ':']));
+                called.extend(calls.map(|call| (file, &call[..name(call)])));
+            }
+        }
+        let used = called.into_iter().filter_map(|(file, name)| match written.get(name)?.as_slice() {
+            [from] => Some((file.clone(), [from.as_slice(), &[name.to_owned()]].concat())),
+            _ => None,
+        });
+        used.collect()
+    }
+
+    /// Return the uses between the folders. A file beside the folders counts as a folder.
+    fn rooms(&self) -> BTreeMap<Place, BTreeMap<Place, String>> {
+        let mut rooms: BTreeMap<Place, BTreeMap<Place, String>> = BTreeMap::new();
+        for (from, uses) in &self.uses {
+            for (to, name) in uses.iter().filter(|(to, _)| to[1] != from[1]) {
+                let name = format!("{} for {name} of {}", from[1..].join("/"), to[1..].join("/"));
+                rooms.entry(from[..2].to_vec()).or_default().entry(to[..2].to_vec()).or_insert(name);
+            }
+        }
+        rooms
+    }
+}
+
+/// Return the shortest circle through each node that has one, in words. Equal circles are returned once.
+fn circles(uses: &BTreeMap<Place, BTreeMap<Place, String>>) -> BTreeSet<String> {
+    let mut found: BTreeMap<BTreeSet<&Place>, String> = BTreeMap::new();
+    for start in uses.keys() {
+        // The way to each node that can be reached from `start`, nearest first.
+        let (mut ways, mut seen) = (std::collections::VecDeque::from([vec![start]]), BTreeSet::new());
+        while let Some(way) = ways.pop_front() {
+            for to in uses.get(*way.last().unwrap()).into_iter().flat_map(BTreeMap::keys) {
+                let next = [way.as_slice(), &[to]].concat();
+                if to == start {
+                    let steps =
+                        next.windows(2).map(|step| format!(" -> {} ({})", step[1].join("/"), uses[step[0]][step[1]]));
+                    let words = format!("{}{}", start.join("/"), steps.collect::<String>());
+                    found.entry(way.iter().copied().collect()).or_insert(words);
+                    ways.clear();
+                    break;
+                }
+                if seen.insert(to) {
+                    ways.push_back(next);
+                }
+            }
+        }
+    }
+    found.into_values().collect()
+}
+
+/// Inside `store` and `api`, a file uses only files below it, and a folder only folders below it. So each can be read
+/// and changed without those above it.
+#[test]
+fn no_files_and_no_folders_need_each_other() {
+    let lines = code();
+    for (root, handles) in INSIDE {
+        let mut files: BTreeMap<Place, Vec<String>> = BTreeMap::new();
+        for line in lines.iter().filter(|line| line.module == *root) {
+            let file = line.file.strip_prefix("internal").unwrap().with_extension("");
+            let mut path: Place = file.iter().map(|name| name.to_str().unwrap().to_owned()).collect();
+            path.pop_if(|name| name == "mod");
+            files.entry(path).or_default().push(line.text.clone());
+        }
+        let inside = Inside::of(root, files, handles);
+        let (files, uses) = (inside.files.len(), inside.uses.values().map(BTreeMap::len).sum::<usize>());
+        assert!(files > 30 && uses > 2 * files, "only {files} files of {root} with {uses} uses were read");
+        assert!(inside.of_the_root.is_empty(), "names that belong in a file:\n{}", inside.of_the_root.join("\n"));
+        for (what, circles) in [("files", circles(&inside.uses)), ("folders", circles(&inside.rooms()))] {
+            let words: Vec<String> = circles.into_iter().collect();
+            assert!(words.is_empty(), "circles of {what} in {root}:\n{}", words.join("\n"));
+        }
+    }
+}
+
+#[test]
+fn the_reader_of_uses_sees_every_kind_of_circle() {
+    let read = |sources: &[(&str, &str)]| {
+        let source = |(path, text): &(&str, &str)| {
+            (path.split('/').map(str::to_owned).collect(), text.lines().map(str::to_owned).collect())
+        };
+        Inside::of("store", sources.iter().map(source).collect(), &["Store"])
+    };
+    let root = ("store", "pub use a::one::One;\nuse b::Two;\npub struct Store;\nfn loose() {}");
+    let circle = |sources: &[(&str, &str)]| {
+        let inside = read(sources);
+        assert!(inside.of_the_root.is_empty(), "{:?}", inside.of_the_root);
+        let (files, rooms) = (circles(&inside.uses), circles(&inside.rooms()));
+        (files.into_iter().collect::<Vec<_>>().join("; "), rooms.into_iter().collect::<Vec<_>>().join("; "))
+    };
+    // Down only, by a group, by the front door and by a path within a line.
+    let down = [root, ("store/a", ""), ("store/a/one", "use crate::store::{Store, b::{Two, three}};"), ("store/b", "")];
+    assert_eq!(circle(&down), (String::new(), String::new()));
+    for back in ["use crate::store::One;", "use super::a::one::{self, One};", "    let x = crate::store::One::new();"] {
+        let (files, rooms) = circle(&[root, down[1], down[2], ("store/b", back)]);
+        assert!(files.starts_with("store/a/one -> store/b (Two) -> store/a/one ("), "{files}");
+        assert!(rooms.starts_with("store/a -> store/b (a/one for Two of b) -> store/a (b for "), "{rooms}");
+    }
+    // Two folders that need each other through different files: no circle of files, but one of folders.
+    let apart = [root, ("store/a/one", "use super::super::b::Two;"), ("store/b", "use crate::store::a::two::x;")];
+    let (files, rooms) = circle(&[apart[0], ("store/a", ""), apart[1], ("store/a/two", ""), apart[2]]);
+    assert!(files.is_empty() && rooms.starts_with("store/a -> store/b"), "{files}; {rooms}");
+    // A `mod.rs` and a file of its folder, and a method that another file has written on the handle.
+    let (files, _) =
+        circle(&[root, ("store/a", "use one::One;\npub struct Base;"), ("store/a/one", "use super::Base;")]);
+    assert!(files.starts_with("store/a -> store/a/one (One) -> store/a (Base)"), "{files}");
+    let method = "impl Store {\n    pub async fn go(&self) {}\n}\nuse crate::store::b::Two;";
+    let (files, _) = circle(&[root, ("store/c", method), ("store/b", "impl Store {\n    fn x() { self.go() }\n}")]);
+    assert!(files.starts_with("store/b -> store/c (go) -> store/b (Two)"), "{files}");
+    // A name that the root defines and that is not its handle.
+    let loose = read(&[root, ("store/b", "use crate::store::{Store, loose};")]);
+    assert_eq!(loose.of_the_root, ["store/b uses loose of store/mod.rs"]);
 }
 
 #[test]

@@ -291,16 +291,16 @@ async fn three_runners_share_two_thousand_jobs_and_are_listed() {
             .unwrap_or_else(|| panic!("{id} in {listed:#}"))
             .clone()
     };
-    for (app, slots, queues) in
+    for (app, workers, queues) in
         [(&tickr.app, 3, json!(["default"])), (&mail, 5, json!(["default", "mail"])), (&third, 3, json!(["default"]))]
     {
         let line = line(app);
         assert_eq!(
-            (&line["slots"], &line["queues"], &line["version"]),
-            (&json!(slots), &queues, &json!(env!("CARGO_PKG_VERSION")))
+            (&line["workers"], &line["queues"], &line["version"]),
+            (&json!(workers), &queues, &json!(env!("CARGO_PKG_VERSION")))
         );
         assert!(line["kinds"].as_array().unwrap().contains(&json!("sleep")), "{line:#}");
-        assert!(line["busy"].as_u64().unwrap() <= slots, "{line:#}");
+        assert!(line["busy_workers"].as_u64().unwrap() <= workers, "{line:#}");
         let age = line["heartbeat_age_ms"].as_i64().unwrap();
         assert!((0..10_000).contains(&age), "{line:#}");
         assert_eq!(line["stopped_at"], Value::Null);

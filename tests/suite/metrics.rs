@@ -223,7 +223,7 @@ async fn the_page_has_what_the_table_has_and_no_label_that_a_caller_made_up() {
     assert!(page.sum("tickr_oldest_due_seconds", &[]) > 0.0, "forty jobs wait and no runner serves them");
     assert_eq!(page.sum("tickr_runners", &[]), 2.0);
     assert_eq!(page.sum("tickr_up", &[]), 2.0);
-    assert_eq!((page.sum("tickr_worker_slots", &[]), page.sum("tickr_worker_slots_busy", &[])), (64.0, 0.0));
+    assert_eq!((page.sum("tickr_workers", &[]), page.sum("tickr_busy_workers", &[])), (64.0, 0.0));
     assert_eq!(page.sum("tickr_index_state", &[]), 1.0);
     let route = |route, method, status| {
         page.sum("tickr_http_request_seconds_count", &[("route", route), ("method", method), ("status", status)])

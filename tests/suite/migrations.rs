@@ -13,7 +13,7 @@ use tickr::store::{MigrateSettings, Store, StoreSettings};
 use tokio::process::Command;
 
 use crate::support::program::{Program, command, on_servers, outcome, tickr};
-use crate::support::{answer, connect, database, drop_database, eventually, http, servers};
+use crate::support::{answer, connect, database, drop_database, eventually, http, migrated_database, servers};
 
 /// The last migration of the binaries whose migrations were run by their driver.
 const LAST_OF_THE_DRIVER: i64 = 23;
@@ -128,6 +128,18 @@ async fn undisturbed() -> Vec<String> {
     assert!(shape.len() > 40, "{shape:#?}");
     database.drop().await;
     shape
+}
+
+#[tokio::test]
+async fn the_tables_of_the_tests_are_those_of_the_migrations() {
+    let (name, url) = migrated_database().await;
+    let copied = Empty { name, url, dir: tempfile::tempdir().unwrap() };
+    // MySQL names the character set of a column only if its statement did. The collation says the same.
+    let plain = |shape: Vec<String>| -> Vec<String> {
+        shape.into_iter().map(|text| text.replace("CHARACTER SET utf8mb4 ", "")).collect()
+    };
+    assert_eq!(plain(copied.shape().await), plain(undisturbed().await));
+    copied.drop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -438,5 +450,29 @@ async fn serve_answers_probes_while_it_waits_for_a_migration_and_starts_when_it_
     third.ends_well().await;
     second.ends_well().await;
     database.sql(format!("DROP USER '{user}'@'%'")).await;
+    database.drop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_command_that_finds_no_tables_or_old_ones_says_to_run_tickr_migrate() {
+    let database = Empty::new().await;
+    let hint = "run `tickr migrate`";
+    let check = ["check", "--pending"];
+    let verify = ["verify"];
+    let refused = async |args: &[&str]| {
+        let (code, out, said) = outcome(database.tickr(args)).await;
+        assert!(code != 0 && said.contains(hint), "{args:?} ended with {code}:\n{out}{said}");
+    };
+    refused(&check).await;
+    refused(&verify).await;
+    assert!(database.tables().await.is_empty(), "nothing was created");
+    database.migrated_by_the_driver_to(LAST_OF_THE_DRIVER).await;
+    refused(&check).await;
+    let (code, _, said) = outcome(database.tickr(&["migrate"])).await;
+    assert_eq!(code, 0, "{said}");
+    for args in [&check[..], &verify[..]] {
+        let (code, out, said) = outcome(database.tickr(args)).await;
+        assert!(code == 0 && !said.contains(hint), "{args:?} ended with {code}:\n{out}{said}");
+    }
     database.drop().await;
 }

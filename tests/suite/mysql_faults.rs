@@ -36,7 +36,7 @@ async fn load(broker: &Broker, over: &CancellationToken) -> (Vec<JobId>, usize) 
         let answer = match key {
             Some(_) => broker.enqueue_keyed(jobs).await.map(|answer| match answer {
                 EnqueueOutcome::Accepted(receipts) => receipts.accepted().cloned().collect(),
-                EnqueueOutcome::Taken(taken) => panic!("the key is its own: {taken:?}"),
+                EnqueueOutcome::KeyConflict(taken) => panic!("the key is its own: {taken:?}"),
             }),
             None => broker.enqueue_all(jobs).await,
         };

@@ -111,7 +111,7 @@ async fn the_document_is_sound_and_the_same_as_the_library_gives() {
     let codes = document.pointer("/components/schemas/Code").unwrap();
     let text = codes.to_string();
     for code in
-        ["invalid_json", "too_deep", "unknown_kind", "invalid_payload", "wrong_state", "key_taken", "overloaded"]
+        ["invalid_json", "too_deep", "unknown_kind", "invalid_payload", "wrong_state", "unique_key_taken", "overloaded"]
     {
         assert!(text.contains(&format!("\"{code}\"")), "{code}: {text}");
     }

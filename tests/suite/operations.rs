@@ -12,7 +12,7 @@ use tickr::job::{
 use tickr::store::{Answer as Kept, Original, Store, StoreSettings};
 use uuid::Uuid;
 
-use crate::support::{Proxy, Runner, TestApp, database, drop_database, eventually};
+use crate::support::{self, Proxy, Runner, TestApp, database, drop_database, eventually, http};
 
 const LATER_MS: u64 = 86_400_000;
 
@@ -100,6 +100,33 @@ async fn a_replay_of_ten_thousand_dead_letters_keeps_its_rate_and_can_be_stopped
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn answers_about_operations_carry_no_tag_of_a_job() {
+    let tickr = TestApp::start().await;
+    let job = tickr.post("/v1/jobs", json!({"kind": "noop", "delay_ms": LATER_MS})).await;
+    assert!(!job.header("etag").is_empty(), "an answer about a job has its tag");
+    let body = json!({"action": "cancel", "filter": {"kind": "noop"}, "rate": 1});
+    let send = async |path: &str, key: &str| {
+        let request = http().post(tickr.url(path)).header("idempotency-key", key).json(&body);
+        support::answer(request).await
+    };
+    let started = send("/v1/operations", "start").await;
+    let cancel = format!("/v1/operations/{}/cancel", started.body["id"].as_str().unwrap());
+    until_over(&tickr, started.body["id"].as_str().unwrap().parse().unwrap()).await;
+    // The same request gets the stored answer, which is built from its text alone.
+    let again = send("/v1/operations", "start").await;
+    assert_eq!((again.status, again.header("idempotency-replayed")), (202, "true"), "{:#}", again.body);
+    assert_eq!(again.body, started.body);
+    let second = send("/v1/operations", "another").await;
+    let cancelled =
+        send(&cancel.replace(started.body["id"].as_str().unwrap(), second.body["id"].as_str().unwrap()), "stop").await;
+    for answer in [&started, &again, &second, &cancelled] {
+        assert_eq!(answer.header("etag"), "", "{} {:#}", answer.status, answer.body);
+        assert_eq!(answer.header("location"), "", "{} {:#}", answer.status, answer.body);
+    }
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn each_action_does_what_it_says_to_the_jobs_of_its_filter() {
     let tickr = TestApp::start().await;
     let waiting = |tag: &str| json!({"kind": "noop", "tags": [tag], "delay_ms": LATER_MS});
@@ -148,14 +175,14 @@ async fn each_action_does_what_it_says_to_the_jobs_of_its_filter() {
     // Jobs that fail again are not retried again, and a retried job is not selected twice.
     tickr.enqueue_many((0..6).map(|_| json!({"kind": "fail", "payload": {"permanent": true}}))).await;
     tickr.until_idle().await;
-    assert_eq!(carried_out(&tickr, json!({"action": "retry", "filter": {"q": "dead:open"}})).await, (6, 0, 0));
+    assert_eq!(carried_out(&tickr, json!({"action": "retry", "filter": {"q": "dead_letter:open"}})).await, (6, 0, 0));
     tickr.until_idle().await;
-    let dead = tickr.get("/v1/dead/groups").await.body["data"][0].clone();
+    let dead = tickr.get("/v1/dead-letters/groups").await.body["data"][0].clone();
     assert_eq!(dead["open"], 6);
     let body = json!({"action": "discard", "filter": {"fingerprint": dead["fingerprint"]}, "reason": "known"});
     assert_eq!(carried_out(&tickr, body).await, (6, 0, 0));
-    assert_eq!(tickr.get("/v1/dead").await.body["data"], json!([]));
-    let discarded = tickr.get("/v1/dead?standing=discarded").await.body;
+    assert_eq!(tickr.get("/v1/dead-letters").await.body["data"], json!([]));
+    let discarded = tickr.get("/v1/dead-letters?status=discarded").await.body;
     assert_eq!(discarded["data"][0]["dead_letter"]["reason"], "known");
     tickr.assert_sound().await;
 
@@ -279,7 +306,7 @@ async fn an_operation_that_cannot_be_meant_is_refused_and_a_key_starts_it_once()
         (json!({"action": "discard", "all": true}), vec!["/reason"]),
         (json!({"action": "reschedule", "all": true}), vec!["/execute_at"]),
         (json!({"action": "cancel", "all": true, "priority": 3}), vec!["/priority"]),
-        (json!({"action": "replay", "filter": {"q": "dead:discarded"}}), vec!["/filter"]),
+        (json!({"action": "replay", "filter": {"q": "dead_letter:discarded"}}), vec!["/filter"]),
         (
             json!({"action": "cancel", "filter": {"q": "kind:noop bogus", "ids": ["x"]}}),
             vec!["/filter/q", "/filter/ids/0"],
@@ -359,7 +386,7 @@ async fn a_lost_commit_in_a_batch_neither_repeats_nor_skips_a_job() {
     let operation = NewOperation {
         id: Uuid::now_v7(),
         action: Action::Replay,
-        filter: Filter { state: Some(State::Failed), dead: Some(DeadLetterStatus::Open), ..Filter::default() },
+        filter: Filter { state: Some(State::Failed), dead_letter: Some(DeadLetterStatus::Open), ..Filter::default() },
         params: OperationParams::default(),
         rate: None,
     };

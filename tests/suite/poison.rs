@@ -383,7 +383,7 @@ async fn suspects_run_in_processes_of_their_own_beside_ordinary_work() {
     let listed = listed["data"].as_array().unwrap();
     let shown = listed.iter().find(|runner| runner["pid"] == child).unwrap_or_else(|| panic!("{listed:#?}"));
     let parent = listed.iter().find(|other| other["pid"] == runner.pid()).unwrap();
-    assert_eq!((&shown["parent"], &shown["slots"]), (&parent["id"], &json!(0)));
+    assert_eq!((&shown["parent"], &shown["workers"]), (&parent["id"], &json!(0)));
     assert_eq!(parent["parent"], Value::Null);
     // The command line shows no secret, because other users of the host can read it.
     let line = std::fs::read_to_string(format!("/proc/{child}/cmdline")).unwrap();
@@ -579,6 +579,63 @@ async fn a_suspect_keeps_the_permit_of_its_queue_while_its_runner_stands_still()
         runner.signal("TERM");
         assert_eq!(runner.exit_code().await, Some(0));
     }
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_drained_runner_gives_the_only_permit_up_when_its_suspect_ends() {
+    let tickr = bystander().await;
+    set_limit(&tickr, "narrow").await;
+    let narrow = |ms: u64| {
+        let mut job = sleeping(ms);
+        job["queue"] = json!("narrow");
+        job
+    };
+    let env = [("TICKR_QUEUES", "narrow"), ("TICKR_LEASE", "2s")];
+    let mut holder = Runner::start(&tickr, &env);
+    // It takes longer than a lease and four seconds.
+    let long = suspect(&tickr, narrow(8_000)).await;
+    child_of(&tickr, long).await;
+    let id: String = sqlx::query_scalar("SELECT parent FROM runners WHERE parent IS NOT NULL AND stopped_at IS NULL")
+        .fetch_one(&mut tickr.mysql().await)
+        .await
+        .unwrap();
+    let path = format!("/v1/runners/{}", id.replace('/', "%2F"));
+    let drained = tickr.post(&format!("{path}/drain"), json!({"reason": "a deploy"})).await;
+    assert_eq!(drained.status, 200, "{:#}", drained.body);
+    let mut other = Runner::start(&tickr, &env);
+    let next = tickr.enqueue_many([narrow(10), narrow(10)]).await;
+    tickr.until(long, State::Completed).await;
+    for id in &next {
+        tickr.until(*id, State::Completed).await;
+        assert_eq!(tickr.verdicts(*id).await, ["succeeded"]);
+    }
+    assert_eq!(since(&tickr, long).await, ["succeeded"]);
+    // The time from the end of the suspect to the start of the next job, by the clock of MySQL.
+    let free = "SELECT TIMESTAMPDIFF(MICROSECOND, l.finished_at, MIN(a.started_at)) DIV 1000 FROM attempts l, attempts a \
+                WHERE l.job_id = ? AND l.verdict = 'succeeded' AND a.job_id <> l.job_id GROUP BY l.finished_at";
+    let free_ms: i64 = sqlx::query_scalar(free).bind(long.uuid()).fetch_one(&mut tickr.mysql().await).await.unwrap();
+    println!("the permit of the suspect was used again after {free_ms} ms");
+    assert!((0..4_000).contains(&free_ms), "{free_ms} ms");
+    // Nothing is left on the drained runner, neither a job nor a permit, and it stops at once.
+    eventually("the drained runner is idle", || async {
+        let runner = tickr.get(&path).await.body;
+        (runner["state"] == "draining" && runner["busy_workers"] == 0).then_some(())
+    })
+    .await;
+    let mut mysql = tickr.mysql().await;
+    let kept: i64 = sqlx::query_scalar("SELECT COUNT(*) FROM queue_permits WHERE runner = ? AND permits > 0")
+        .bind(&id)
+        .fetch_one(&mut mysql)
+        .await
+        .unwrap();
+    assert_eq!(kept, 0);
+    let stopped = Instant::now();
+    for runner in [&mut holder, &mut other] {
+        runner.signal("TERM");
+        assert_eq!(runner.exit_code().await, Some(0));
+    }
+    assert!(stopped.elapsed() < Duration::from_secs(10), "{:?}", stopped.elapsed());
     tickr.stop().await;
 }
 

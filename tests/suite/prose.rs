@@ -1,4 +1,5 @@
-//! The language of comments: the actor has a name, and documentation says what is, not what is asked.
+//! The language of comments: the actor has a name, and documentation says what is, not what is asked. The lines of the
+//! dashboard: its formatter leaves templates alone, so a test keeps them narrow.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,6 +11,8 @@ const NAMELESS: &[&str] =
     &["whoever", "whomever", "nobody", "somebody", "someone", "everybody", "everyone", "anybody", "anyone"];
 /// Words that open a question.
 const QUESTIONS: &[&str] = &["What", "Who", "Whom", "Whose", "How", "When", "Where", "Why", "Which", "Whether"];
+/// Most columns of a line, as rustfmt and the formatter of scripts have it.
+const MAX_COLUMNS: usize = 120;
 /// Most nameless actors among 1,000 lines of comment.
 const MAX_NAMELESS: usize = 2;
 /// Most pieces of documentation among 100 that open with a question.
@@ -89,13 +92,33 @@ fn comments_name_the_actor_and_open_with_no_question() {
     assert!(prose.questions.len() * 100 < MAX_QUESTIONS * prose.docs, "say what is:\n{}", prose.questions.join("\n"));
 }
 
-#[test]
-fn the_dashboard_names_the_actor() {
+/// The scripts of the dashboard, without those of other projects.
+fn scripts() -> Vec<PathBuf> {
     let mut files = Vec::new();
     sources(&Path::new(env!("CARGO_MANIFEST_DIR")).join("internal/dashboard/assets"), "js", &mut files);
     assert!(files.len() > 30, "the scripts were not found: {}", files.len());
+    files.sort();
+    files
+}
+
+#[test]
+fn the_lines_of_the_dashboard_fit_120_columns() {
+    let mut long = Vec::new();
+    for file in scripts() {
+        for (number, line) in fs::read_to_string(&file).unwrap().lines().enumerate() {
+            let columns = line.chars().count();
+            if columns > MAX_COLUMNS {
+                long.push(format!("{}:{}: {columns} columns", file.display(), number + 1));
+            }
+        }
+    }
+    assert!(long.is_empty(), "break these templates, but keep the spaces between words:\n{}", long.join("\n"));
+}
+
+#[test]
+fn the_dashboard_names_the_actor() {
     let mut found = Vec::new();
-    for file in &files {
+    for file in &scripts() {
         for (number, line) in fs::read_to_string(file).unwrap().lines().enumerate() {
             // `anyone` is the name that the API gives to a caller without a key.
             let nameless = |word: &str| word != "anyone" && NAMELESS.contains(&word.to_lowercase().as_str());

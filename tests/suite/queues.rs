@@ -9,14 +9,14 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 use tickr::app::App;
-use tickr::broker::{Draft, Settings};
+use tickr::broker::{Draft, OperatorSettings};
 use tickr::config::ServerUrl;
 use tickr::handlers::{Context, Kind, Registry};
 use tickr::job::{JobId, RunnerId, State};
 use tickr::store::{Claim, PermitGrant, PermitRequest};
 
 use crate::support::program::{command, outcome, tickr as program};
-use crate::support::{self, Answer, DEADLINE, Runner, TestApp, answer, eventually, http};
+use crate::support::{self, Answer, DEADLINE, Proxy, Runner, TestApp, answer, eventually, http};
 
 async fn call(tickr: &TestApp, method: Method, path: &str, body: Option<Value>) -> Answer {
     support::call(&tickr.url(""), method, path, "", body).await
@@ -38,8 +38,8 @@ async fn resume(tickr: &TestApp, queue: &str) {
 }
 
 /// Wait until this process knows the setting.
-async fn heard(app: &App, what: impl Fn(&Settings) -> bool) {
-    let mut settings = app.controls().listen();
+async fn heard(app: &App, what: impl Fn(&OperatorSettings) -> bool) {
+    let mut settings = app.operator_settings().listen();
     let heard = settings.wait_for(|settings| what(settings));
     tokio::time::timeout(DEADLINE, heard).await.unwrap().unwrap();
 }
@@ -208,6 +208,39 @@ async fn a_limited_queue_goes_on_while_the_row_of_another_one_is_locked() {
     assert!(asked.elapsed() < Duration::from_secs(30), "{:?}", asked.elapsed());
     sqlx::query("ROLLBACK").execute(&mut frozen).await.unwrap();
     for id in stuck {
+        tickr.until(id, State::Completed).await;
+    }
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_runner_that_freezes_in_a_transaction_holds_up_only_the_queue_whose_row_it_has_locked() {
+    let all = |config: &mut tickr::config::Config| config.queues = queues(&["one", "two", "default"]);
+    let tickr = TestApp::start_with(all, Registry::new()).await;
+    for queue in ["one", "two"] {
+        set(&tickr, queue, json!({"concurrency": 1})).await;
+    }
+    tickr.until_count("SELECT COUNT(*) FROM queue_permits WHERE queue IN ('one', 'two') AND permits > 0", 2).await;
+    let proxy = Proxy::start(tickr.config.mysql_url().unwrap().expose()).await;
+    // The runner gets no answer to its first statement behind the lock.
+    proxy.silent_from("SELECT p.runner, p.permits, p.wanting");
+    let mut frozen = Runner::start(&tickr, &[("TICKR_QUEUES", "one"), ("TICKR_MYSQL_URL", &proxy.url())]);
+    eventually("it has locked the row of its queue", || async { proxy.is_through().then_some(()) }).await;
+    frozen.signal("STOP");
+    let lock = "SELECT name FROM queues WHERE name = 'one' FOR UPDATE NOWAIT";
+    assert!(sqlx::query(lock).execute(&mut tickr.mysql().await).await.is_err(), "the row is not locked");
+    let held = tickr.enqueue_many((0..3).map(|_| json!({"kind": "noop", "queue": "one"}))).await;
+    let asked = Instant::now();
+    let others = ["two", "default"].into_iter().cycle().take(60);
+    for id in tickr.enqueue_many(others.map(|queue| json!({"kind": "noop", "queue": queue}))).await {
+        tickr.until(id, State::Completed).await;
+    }
+    println!("60 jobs of other queues took {:?}", asked.elapsed());
+    assert!(asked.elapsed() < Duration::from_secs(20), "{:?}", asked.elapsed());
+    assert!(sqlx::query(lock).execute(&mut tickr.mysql().await).await.is_err(), "the row was locked all the time");
+    // With the process its connection ends, and MySQL rolls its transaction back.
+    frozen.kill9();
+    for id in held {
         tickr.until(id, State::Completed).await;
     }
     tickr.stop().await;
@@ -491,6 +524,32 @@ async fn a_limit_below_the_number_of_runners_is_not_handed_over_after_every_job(
     println!("240 jobs by three runners, handed over {handed_over} times");
     // The whole run takes some fifteen seconds. During each handover no job runs, for up to a second.
     assert!(handed_over <= 4, "handed over {handed_over} times");
+    drop(runners);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_limit_below_the_number_of_runners_reaches_each_of_them_under_load() {
+    let tickr = TestApp::start_with(|config| config.queues = queues(&["elsewhere"]), Registry::new()).await;
+    set(&tickr, "one", json!({"concurrency": 1})).await;
+    // The queue is never empty during this test, so a runner that has the permit always has work for it.
+    tickr.enqueue_many((0..1_500).map(|_| json!({"kind": "sleep", "payload": {"ms": 50}, "queue": "one"}))).await;
+    let runners: Vec<Runner> = (0..2).map(|_| Runner::start(&tickr, &[("TICKR_QUEUES", "one")])).collect();
+    for runner in &runners {
+        runner.base().await;
+    }
+    let began = Instant::now();
+    // A runner gives way after 5 to 15 s, and if the other one just misses that, after as long again.
+    while tickr.count("SELECT COUNT(DISTINCT runner) FROM attempts").await < 2 {
+        assert!(began.elapsed() < 2 * DEADLINE, "one runner keeps the permit for itself");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    println!("both runners had the permit after {:?}", began.elapsed());
+    assert!(tickr.count("SELECT COUNT(*) FROM owed WHERE state = 'waiting'").await > 100, "the queue has run dry");
+    let rest = json!({"action": "cancel", "filter": {"queue": "one", "state": "waiting"}, "rate": 10_000});
+    assert_eq!(tickr.post("/v1/operations", rest).await.status, 202);
+    tickr.until_idle().await;
+    assert_eq!(most_at_once(&tickr, "one").await, 1);
     drop(runners);
     tickr.stop().await;
 }

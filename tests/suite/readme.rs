@@ -347,7 +347,7 @@ fn every_block_of_the_documents_has_a_language() {
 #[test]
 fn no_command_line_of_the_documents_carries_a_secret() {
     let pages = documents().into_iter().map(|document| (document.name, document.text));
-    let others = ["compose.yaml", "examples/own_kind.rs"];
+    let others = ["compose.yaml", "examples/own_kind.rs", "examples/handler_with_state.rs", "examples/follow_ups.rs"];
     let others = others.map(|name| (name.to_owned(), std::fs::read_to_string(root().join(name)).unwrap()));
     let flags = ["--api-tokens ", "--token ", "--callback-secret ", "--otlp-headers "];
     for (name, text) in pages.chain(others) {

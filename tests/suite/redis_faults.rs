@@ -172,6 +172,42 @@ async fn keys_deleted_one_by_one_under_load_cost_no_job_more_than_the_bound() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn keys_of_a_wrong_type_are_made_again_and_cost_no_job_more_than_the_bound() {
+    let tickr = TestApp::start_with(|config| config.workers = 8, Registry::new()).await;
+    until_health(&tickr, Health::Fast).await;
+    let mut redis = tickr.redis().await;
+    let types = [("ready:default", "list"), ("waiting", "zset"), ("overflow", "hash"), ("beat", "string")];
+    let spoil = async {
+        for (name, wanted) in types {
+            let key = tickr.key(name);
+            // Another client uses the name for a value of its own.
+            let set: redis::RedisResult<()> = redis::cmd("SET").arg(&key).arg("mine").query_async(&mut redis).await;
+            set.unwrap();
+            let spoiled = Instant::now();
+            eventually(&format!("{name} is a {wanted} again or gone, and the index whole"), || {
+                let (mut redis, key, index) = (redis.clone(), key.clone(), tickr.app.index().clone());
+                async move {
+                    let found: String = redis::cmd("TYPE").arg(&key).query_async(&mut redis).await.unwrap();
+                    let value: Option<String> = match found.as_str() {
+                        "string" => redis.get(&key).await.unwrap(),
+                        _ => None,
+                    };
+                    (value.as_deref() != Some("mine") && index.health().now() == Health::Fast).then_some(())
+                }
+            })
+            .await;
+            println!("{name} was mended after {:?}", spoiled.elapsed());
+            assert!(spoiled.elapsed() < BOUND, "{name}: {:?}", spoiled.elapsed());
+        }
+    };
+    let (jobs, ()) = tokio::join!(load_ahead(&tickr, Duration::from_millis(5), Duration::from_secs(10), 3_000), spoil);
+    tickr.until_idle().await;
+    tickr.assert_each_ran_once(jobs).await;
+    assert_late_within(&tickr, BOUND).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_lost_sorted_set_comes_back_within_the_bound() {
     let tickr = TestApp::start().await;
     until_health(&tickr, Health::Fast).await;

@@ -37,13 +37,13 @@ async fn drain(tickr: &TestApp, app: &App, reason: &str) -> Answer {
 
 /// Wait until the process knows whether it may take work.
 async fn heard(app: &App, drained: bool) {
-    let mut settings = app.controls().listen();
+    let mut settings = app.operator_settings().listen();
     let heard = settings.wait_for(|settings| settings.drained == drained);
     tokio::time::timeout(DEADLINE, heard).await.unwrap().unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_list_of_runners_shows_who_they_are_and_what_runs_in_their_slots() {
+async fn the_list_of_runners_shows_who_they_are_and_what_runs_on_their_workers() {
     let tickr = TestApp::start_with(|config| config.workers = 4, Registry::new()).await;
     let other = tickr.another_with(|config| config.queues = vec!["mail".into()], Registry::new()).await;
     let mut ids = Vec::new();
@@ -109,7 +109,7 @@ async fn behind_a_long_backlog_what_runs_shows_with_the_next_heartbeat_and_never
     tickr.enqueue_many((0..205).map(|_| json!({"kind": "sleep", "payload": {"ms": 120_000}}))).await;
     eventually("all of them run", || async {
         let runner = shown(&tickr, &tickr.app).await;
-        (runner["busy"] == 206).then_some(())
+        (runner["busy_workers"] == 206).then_some(())
     })
     .await;
     let runner = shown(&tickr, &tickr.app).await;

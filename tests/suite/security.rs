@@ -13,7 +13,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::sync::mpsc;
 
 use crate::support::program::{command, outcome, tickr as program};
-use crate::support::{Answer, DEADLINE, TestApp, answer, call, contract, eventually, http, make_key};
+use crate::support::{Answer, DEADLINE, TestApp, answer, call, contract, eventually, http, make_api_key};
 
 /// Content of a job that only its producer may see.
 const CANARY: &str = "Bearer CANARY-SHOP-SECRET";
@@ -58,11 +58,11 @@ fn id_of(answer: &Answer) -> String {
 async fn a_unique_key_shows_and_replaces_only_what_its_own_producer_made() {
     let tickr = TestApp::start().await;
     let url = tickr.url("");
-    let admin = make_key(&url, "", "ops", json!({"scope": "admin"})).await;
-    let shop = make_key(&url, &admin, "shop", json!({"scope": "enqueue"})).await;
-    let shop2 = make_key(&url, &admin, "shop-2", json!({"scope": "enqueue", "producer": "shop"})).await;
-    let mallory = make_key(&url, &admin, "mallory", json!({"scope": "enqueue"})).await;
-    let board = make_key(&url, &admin, "board", json!({"scope": "read"})).await;
+    let admin = make_api_key(&url, "", "ops", json!({"scope": "admin"})).await;
+    let shop = make_api_key(&url, &admin, "shop", json!({"scope": "enqueue"})).await;
+    let shop2 = make_api_key(&url, &admin, "shop-2", json!({"scope": "enqueue", "producer": "shop"})).await;
+    let mallory = make_api_key(&url, &admin, "mallory", json!({"scope": "enqueue"})).await;
+    let board = make_api_key(&url, &admin, "board", json!({"scope": "read"})).await;
     let job = |payload: Value, on_conflict: &str| json!({"kind": "noop", "payload": payload, "unique_key": "order-1001", "on_conflict": on_conflict, "delay_ms": 3_600_000});
     let first = post(&url, "/v1/jobs", &shop, job(json!({"authorization": CANARY}), "return")).await;
     assert_eq!(first.status, 201);
@@ -102,12 +102,12 @@ async fn a_unique_key_shows_and_replaces_only_what_its_own_producer_made() {
     // It cannot end that job either, with any `on_conflict`.
     for on_conflict in ["reject", "replace"] {
         let taken = post(&url, "/v1/jobs", &mallory, job(other.clone(), on_conflict)).await;
-        assert_eq!((taken.status, taken.code(), &taken.body["holder"]), (409, "key_taken", &json!(first)));
+        assert_eq!((taken.status, taken.code(), &taken.body["holder"]), (409, "unique_key_taken", &json!(first)));
         assert!(taken.body["detail"].as_str().unwrap().contains("another producer"), "{:#}", taken.body);
         let batch = post(&url, "/v1/jobs/batch", &mallory, json!({"jobs": [job(other.clone(), on_conflict)]})).await;
-        assert_eq!((batch.status, batch.code()), (409, "key_taken"));
+        assert_eq!((batch.status, batch.code()), (409, "unique_key_taken"));
         let lines = import(&url, "?on_error=continue", &mallory, &[job(other.clone(), on_conflict)]).await;
-        assert_eq!(lines[0]["problem"]["code"], "key_taken");
+        assert_eq!(lines[0]["problem"]["code"], "unique_key_taken");
         told.extend([taken, batch]);
     }
     for said in &told {
@@ -161,9 +161,9 @@ async fn a_unique_key_shows_and_replaces_only_what_its_own_producer_made() {
 async fn a_job_keeps_its_producer_through_retries_and_replays_and_has_none_of_older_binaries() {
     let tickr = TestApp::start().await;
     let url = tickr.url("");
-    let admin = make_key(&url, "", "ops", json!({"scope": "admin"})).await;
-    let shop = make_key(&url, &admin, "shop", json!({"scope": "enqueue"})).await;
-    let mallory = make_key(&url, &admin, "mallory", json!({"scope": "enqueue"})).await;
+    let admin = make_api_key(&url, "", "ops", json!({"scope": "admin"})).await;
+    let shop = make_api_key(&url, &admin, "shop", json!({"scope": "enqueue"})).await;
+    let mallory = make_api_key(&url, &admin, "mallory", json!({"scope": "enqueue"})).await;
     let fails = json!({"kind": "fail", "payload": {"permanent": true}, "unique_key": "u", "max_attempts": 1});
     let job = post(&url, "/v1/jobs", &shop, fails).await;
     let path = format!("/v1/jobs/{}", id_of(&job));
@@ -255,15 +255,15 @@ async fn streams_imports_and_waits_end_with_their_key_on_every_runner() {
     tokio::time::sleep(Duration::from_millis(300)).await;
 
     // Streams that were opened without an API key end when the first one is made.
-    let admin = make_key(&urls[0], "", "ops", json!({"scope": "admin"})).await;
+    let admin = make_api_key(&urls[0], "", "ops", json!({"scope": "admin"})).await;
     let made = Instant::now();
     for stream in [anonymous, elsewhere] {
         let ended = tokio::time::timeout(DEADLINE, stream).await.expect("the stream ends").unwrap();
         assert!(ended.saturating_duration_since(made) < REVOKED, "{:?}", ended.saturating_duration_since(made));
     }
 
-    let shop = make_key(&urls[0], &admin, "shop", json!({"scope": "enqueue"})).await;
-    let board = make_key(&urls[0], &admin, "board", json!({"scope": "read"})).await;
+    let shop = make_api_key(&urls[0], &admin, "shop", json!({"scope": "enqueue"})).await;
+    let board = make_api_key(&urls[0], &admin, "board", json!({"scope": "read"})).await;
     let later = json!({"kind": "noop", "delay_ms": 3_600_000});
     let id = id_of(&post(&urls[0], "/v1/jobs", &shop, later).await);
     for url in &urls {
@@ -291,7 +291,7 @@ async fn streams_imports_and_waits_end_with_their_key_on_every_runner() {
     tickr.until_count("SELECT COUNT(*) FROM job_tags WHERE tag = 'before'", 2_000).await;
 
     for name in ["shop", "board"] {
-        assert_eq!(call(&urls[0], Method::DELETE, &format!("/v1/keys/{name}"), &admin, None).await.status, 200);
+        assert_eq!(call(&urls[0], Method::DELETE, &format!("/v1/api-keys/{name}"), &admin, None).await.status, 200);
     }
     let revoked = Instant::now();
     let soon = |ended: Instant, what: &str| {
@@ -335,7 +335,7 @@ async fn streams_imports_and_waits_end_with_their_key_on_every_runner() {
 async fn one_key_takes_a_share_of_streams_and_imports_and_leaves_room_for_others_and_operators() {
     let tickr = TestApp::start_with(|config: &mut Config| config.http_streams = 8, Registry::new()).await;
     let url = tickr.url("");
-    let admin = make_key(&url, "", "ops", json!({"scope": "admin"})).await;
+    let admin = make_api_key(&url, "", "ops", json!({"scope": "admin"})).await;
     let id = id_of(&post(&url, "/v1/jobs", &admin, json!({"kind": "noop", "delay_ms": 3_600_000})).await);
     let events = format!("{url}/v1/jobs/{id}/events");
     let open = async |key: &str| {
@@ -345,8 +345,13 @@ async fn one_key_takes_a_share_of_streams_and_imports_and_leaves_room_for_others
     let mut keys = Vec::new();
     for n in 0..5 {
         keys.push(
-            make_key(&url, &admin, &format!("key-{n}"), json!({"scope": if n % 2 == 0 { "enqueue" } else { "read" }}))
-                .await,
+            make_api_key(
+                &url,
+                &admin,
+                &format!("key-{n}"),
+                json!({"scope": if n % 2 == 0 { "enqueue" } else { "read" }}),
+            )
+            .await,
         );
     }
     // One API key may use a quarter of the streams, all of them together seven eighths, and the last eighth is for
@@ -438,7 +443,10 @@ async fn an_open_api_refuses_pages_of_other_sites_proxies_and_hosts_that_cannot_
         let (got, answer) = ask(headers).await;
         assert_eq!(got, status, "{headers:?}: {answer}");
         if status == 403 {
-            assert!(answer.contains("tickr keys create") && answer.contains("\"forbidden\""), "{headers:?}: {answer}");
+            assert!(
+                answer.contains("tickr api-keys create") && answer.contains("\"forbidden\""),
+                "{headers:?}: {answer}"
+            );
         }
     }
     // An HTTP/1.0 client sends no Host header.
@@ -447,7 +455,7 @@ async fn an_open_api_refuses_pages_of_other_sites_proxies_and_hosts_that_cannot_
     let probe = "GET /livez HTTP/1.1\r\nHost: tickr.svc\r\nX-Forwarded-For: 192.0.2.1\r\nConnection: close\r\n\r\n";
     assert_eq!(raw(&tickr, probe).await.0, 200);
     // With an API key, the origin of the request does not matter.
-    let admin = make_key(&tickr.url(""), "", "ops", json!({"scope": "admin"})).await;
+    let admin = make_api_key(&tickr.url(""), "", "ops", json!({"scope": "admin"})).await;
     let keyed = "Host: jobs.example\r\nX-Forwarded-For: 192.0.2.1\r\nSec-Fetch-Site: cross-site\r\n";
     assert_eq!(ask(&format!("{keyed}Authorization: Bearer {admin}\r\n")).await.0, 200);
     tickr.stop().await;
@@ -457,8 +465,8 @@ async fn an_open_api_refuses_pages_of_other_sites_proxies_and_hosts_that_cannot_
 async fn a_key_for_some_kinds_enqueues_no_others() {
     let tickr = TestApp::start().await;
     let url = tickr.url("");
-    let admin = make_key(&url, "", "ops", json!({"scope": "admin"})).await;
-    let shop = make_key(&url, &admin, "shop", json!({"scope": "enqueue", "kinds": ["noop", "http", "noop"]})).await;
+    let admin = make_api_key(&url, "", "ops", json!({"scope": "admin"})).await;
+    let shop = make_api_key(&url, &admin, "shop", json!({"scope": "enqueue", "kinds": ["noop", "http", "noop"]})).await;
     let (noop, email) = (json!({"kind": "noop"}), json!({"kind": "email", "payload": {"to": "a@example.com"}}));
     assert_eq!(post(&url, "/v1/jobs", &shop, noop.clone()).await.status, 201);
     let refused = post(&url, "/v1/jobs", &shop, email.clone()).await;
@@ -486,7 +494,7 @@ async fn a_key_for_some_kinds_enqueues_no_others() {
         (json!({"scope": "enqueue", "kinds": []}), vec!["/kinds"]),
         (json!({"scope": "enqueue", "kinds": ["noop", "No"], "producer": "a b"}), vec!["/kinds/1", "/producer"]),
     ] {
-        let wrong = call(&url, Method::PUT, "/v1/keys/x", &admin, Some(key.clone())).await;
+        let wrong = call(&url, Method::PUT, "/v1/api-keys/x", &admin, Some(key.clone())).await;
         assert_eq!((wrong.status, wrong.code(), wrong.pointers()), (422, "invalid_request", pointers), "{key}");
     }
 
@@ -499,17 +507,17 @@ async fn a_key_for_some_kinds_enqueues_no_others() {
     };
     for (name, more) in [("cli", None), ("store", Some("--in-store"))] {
         let mut args =
-            vec!["keys", "create", name, "--scope", "enqueue", "--kinds", "http,report", "--producer", "shop"];
+            vec!["api-keys", "create", name, "--scope", "enqueue", "--kinds", "http,report", "--producer", "shop"];
         args.extend(more);
         let (code, out, err) = run(&args).await;
         assert_eq!(code, 0, "{err}");
         knows(&url, out.trim(), 200).await;
         assert_eq!(post(&url, "/v1/jobs", out.trim(), noop.clone()).await.status, 403);
-        let keys = get(&url, "/v1/keys", &admin).await.body;
+        let keys = get(&url, "/v1/api-keys", &admin).await.body;
         let made = keys["data"].as_array().unwrap().iter().find(|key| key["name"] == name).unwrap();
         assert_eq!((&made["kinds"], &made["producer"]), (&json!(["http", "report"]), &json!("shop")));
     }
-    let (_, list, _) = run(&["keys", "list"]).await;
+    let (_, list, _) = run(&["api-keys", "list"]).await;
     assert!(list.contains("KINDS") && list.contains("http,report"), "{list}");
     tickr.stop().await;
 }
@@ -597,7 +605,7 @@ async fn what_a_command_prints_steers_no_terminal() {
 async fn keys_that_are_tried_in_vain_are_slowed_and_good_ones_are_not() {
     let tickr = TestApp::start().await;
     let url = tickr.url("");
-    let admin = make_key(&url, "", "ops", json!({"scope": "admin"})).await;
+    let admin = make_api_key(&url, "", "ops", json!({"scope": "admin"})).await;
     let mut took = Vec::new();
     for n in 0..10 {
         let began = Instant::now();

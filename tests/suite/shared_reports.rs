@@ -433,7 +433,7 @@ async fn downloads_from_mysql_are_bounded_and_ask_for_the_same_keys_as_others() 
 
     let key = async |by: &str, name: &str, scope: &str| {
         let request =
-            http().request(Method::PUT, tickr.url(&format!("/v1/keys/{name}"))).json(&json!({"scope": scope}));
+            http().request(Method::PUT, tickr.url(&format!("/v1/api-keys/{name}"))).json(&json!({"scope": scope}));
         let made = answer(if by.is_empty() { request } else { request.bearer_auth(by) }).await;
         made.body["token"].as_str().unwrap_or_else(|| panic!("{:#}", made.body)).to_owned()
     };

@@ -6,12 +6,13 @@ use std::time::{Duration, Instant};
 use reqwest::Method;
 use serde_json::{Value, json};
 use sqlx::Executor;
+use tickr::config::ServerUrl;
 use tickr::handlers::Registry;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use crate::support::program::{command, outcome, tickr as program};
-use crate::support::{Answer, Runner, TestApp, answer, call, eventually, http};
+use crate::support::{Answer, Proxy, Runner, TestApp, answer, call, eventually, http};
 
 /// A token of the configuration, which allows every call.
 const TOKEN: &str = "operator-token-of-this-test-0123456789";
@@ -59,7 +60,7 @@ async fn a_flood_of_counts_by_a_read_key_stops_nothing_and_its_key_ends_at_once(
     let other = tickr.another_with(change, Registry::new()).await;
     let bases = [tickr.url(""), format!("http://{}", other.addr())];
     many_jobs(&tickr, &bases[0]).await;
-    let made = call(&bases[0], Method::PUT, "/v1/keys/flooder", TOKEN, Some(json!({"scope": "read"}))).await;
+    let made = call(&bases[0], Method::PUT, "/v1/api-keys/flooder", TOKEN, Some(json!({"scope": "read"}))).await;
     let key = made.body["token"].as_str().unwrap().to_owned();
     // A runner has work that will be lost, and a schedule ticks every second.
     let env = [("TICKR_LEASE", "5s"), ("TICKR_QUEUES", "doomed"), ("TICKR_API_TOKENS", TOKEN)];
@@ -124,7 +125,8 @@ async fn a_flood_of_counts_by_a_read_key_stops_nothing_and_its_key_ends_at_once(
     assert!(last < lease + Duration::from_secs(5), "{last:?}");
 
     let revoked = Instant::now();
-    promptly("the end of a key", 200, second, call(&bases[0], Method::DELETE, "/v1/keys/flooder", TOKEN, None)).await;
+    promptly("the end of a key", 200, second, call(&bases[0], Method::DELETE, "/v1/api-keys/flooder", TOKEN, None))
+        .await;
     for base in &bases {
         eventually("the key is refused", || async {
             (call(base, Method::GET, "/v1/whoami", &key, None).await.status == 401).then_some(())
@@ -157,12 +159,12 @@ async fn a_flood_of_counts_by_a_read_key_stops_nothing_and_its_key_ends_at_once(
 #[tokio::test(flavor = "multi_thread")]
 async fn a_key_is_ended_in_the_store_when_the_api_cannot_be_asked() {
     let tickr = TestApp::start().await;
-    let made = answer(http().put(tickr.url("/v1/keys/lost")).json(&json!({"scope": "admin"}))).await;
+    let made = answer(http().put(tickr.url("/v1/api-keys/lost")).json(&json!({"scope": "admin"}))).await;
     let key = made.body["token"].as_str().unwrap().to_owned();
     assert_eq!(call(&tickr.url(""), Method::GET, "/v1/stats", &key, None).await.status, 200);
     let revoke = async |name: &str| {
         let url = tickr.config.mysql_url().unwrap().expose().to_owned();
-        let mut command = command(&program(), tickr.dir.path(), &["keys", "revoke", name, "--in-store", "--json"]);
+        let mut command = command(&program(), tickr.dir.path(), &["api-keys", "revoke", name, "--in-store", "--json"]);
         command.env("TICKR_MYSQL_URL", url);
         outcome(command).await
     };
@@ -178,7 +180,7 @@ async fn a_key_is_ended_in_the_store_when_the_api_cannot_be_asked() {
     println!("refused {:?} after the command began", began.elapsed());
     let (code, _, err) = revoke("another").await;
     assert!(code != 0 && err.contains("there is no API key another"), "{code} {err}");
-    assert_eq!(tickr.count("SELECT COUNT(*) FROM audit WHERE action = 'key.revoke'").await, 1);
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM audit WHERE action = 'api_key.revoke'").await, 1);
     tickr.stop().await;
 }
 
@@ -186,7 +188,7 @@ async fn a_key_is_ended_in_the_store_when_the_api_cannot_be_asked() {
 async fn keys_hold_for_ten_seconds_when_it_cannot_be_read_whether_they_were_revoked() {
     let tickr = TestApp::start_with(|config| config.api_tokens = vec![TOKEN.to_owned().into()], Registry::new()).await;
     let base = tickr.url("");
-    let made = call(&base, Method::PUT, "/v1/keys/board", TOKEN, Some(json!({"scope": "read"}))).await;
+    let made = call(&base, Method::PUT, "/v1/api-keys/board", TOKEN, Some(json!({"scope": "read"}))).await;
     let key = made.body["token"].as_str().unwrap().to_owned();
     tickr.sql("RENAME TABLE api_keys TO api_keys_away").await;
     let away = Instant::now();
@@ -206,6 +208,33 @@ async fn keys_hold_for_ten_seconds_when_it_cannot_be_read_whether_they_were_revo
     })
     .await;
     tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_that_cannot_reach_mysql_makes_the_next_probe_ask_anew() {
+    let behind = TestApp::start_with(|config| config.queues = vec!["elsewhere".into()], Registry::new()).await;
+    let proxy = Proxy::start(behind.config.mysql_url().unwrap().expose()).await;
+    let through = |config: &mut tickr::config::Config| {
+        config.mysql_url = Some(ServerUrl::mysql(&proxy.url()).unwrap());
+    };
+    let runner = behind.another_with(through, Registry::new()).await;
+    let get = async |path: &str| answer(http().get(format!("http://{}{path}", runner.addr()))).await.status;
+    for round in 0..5 {
+        eventually("the runner is ready", || async { (get("/readyz").await == 200).then_some(()) }).await;
+        // After this wait, the next probe makes a check of its own, so its result is new when a request fails.
+        tokio::time::sleep(Duration::from_millis(600)).await;
+        assert_eq!(get("/readyz").await, 200);
+        let checked = Instant::now();
+        proxy.refuse("SELECT queue, state, CAST(SUM(n) AS SIGNED)", 1053, usize::MAX);
+        assert_eq!(get("/v1/stats").await, 503);
+        // Now MySQL takes no writes. Only a new check can tell.
+        proxy.refuse("UPDATE runners SET busy = 0", 1290, usize::MAX);
+        println!("round {round}: the last check was {:?} ago", checked.elapsed());
+        assert_eq!(get("/readyz").await, 503, "round {round}: ready by a check from before the failed request");
+        proxy.pass();
+    }
+    runner.stop(CancellationToken::new()).await;
+    behind.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

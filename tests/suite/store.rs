@@ -13,11 +13,12 @@ use tickr::job::{
 };
 use tickr::services::{Options, Services};
 use tickr::store::{
-    ActionOutcome, Again, Answer, Claim, Claimant, Claimed, EnqueueOutcome, IdempotentRequest, LapseRule, Lapsed,
-    LiveAttempt, Outcome, Receipts, ResponseBuilder, Settled, Settlement, Split, Store, StoreError, StoreSettings,
+    ActionOutcome, Again, Answer, Claim, Claimant, Claimed, EnqueueOutcome, EnqueueReceipts, IdempotentOutcome,
+    IdempotentRequest, LapseRule, Lapsed, LiveAttempt, PoolSizes, ResponseBuilder, Settled, Settlement, Store,
+    StoreError, StoreSettings,
 };
 
-use crate::support::{Proxy, connect, database, drop_database, eventually};
+use crate::support::{Proxy, connect, drop_database, eventually, migrated_database};
 
 struct TestStore {
     store: Store,
@@ -28,7 +29,7 @@ struct TestStore {
 
 impl TestStore {
     async fn start() -> Self {
-        let (name, url) = database().await;
+        let (name, url) = migrated_database().await;
         Self::at(name, url.clone(), url).await
     }
 
@@ -189,12 +190,12 @@ async fn concurrent_inserts_share_their_commits() {
     }
     let plain = commits().await - before;
     // Requests with idempotency keys share their commits as well.
-    let word: ResponseBuilder<Receipts> = Arc::new(|_| Answer { status: 201, body: "{}".into() });
+    let word: ResponseBuilder<EnqueueReceipts> = Arc::new(|_| Answer { status: 201, body: "{}".into() });
     let once = |n: u8| test.store.insert_once(vec![job()], IdempotentRequest::new([n; 32], [n; 32]), Arc::clone(&word));
     once(0).await.unwrap();
     let before = commits().await;
     for outcome in futures_util::future::join_all((1..=50).map(once)).await {
-        assert!(matches!(outcome.unwrap(), Outcome::First { .. }));
+        assert!(matches!(outcome.unwrap(), IdempotentOutcome::First { .. }));
     }
     let with_keys = commits().await - before;
     println!("50 inserts in {plain} commits, 50 with idempotency keys in {with_keys}");
@@ -247,7 +248,7 @@ async fn a_unique_key_admits_one_of_twenty_and_is_free_when_its_job_ends() {
         for answer in answers {
             match answer.unwrap() {
                 EnqueueOutcome::Accepted(receipts) => winners.extend(receipts.accepted().map(|accepted| accepted.id)),
-                EnqueueOutcome::Taken(taken) => assert!(holders.insert(taken[0].1.id) || holders.len() == 1),
+                EnqueueOutcome::KeyConflict(taken) => assert!(holders.insert(taken[0].1.id) || holders.len() == 1),
             }
         }
         assert_eq!((winners.len(), &winners), (1, &holders), "{key:?}");
@@ -275,7 +276,7 @@ async fn a_batch_with_a_taken_key_writes_nothing() {
     let first = keyed("a");
     test.store.insert_keyed(vec![first.clone()]).await.unwrap();
     let answer = test.store.insert_keyed(vec![job(), keyed("b"), keyed("a"), job()]).await.unwrap();
-    let EnqueueOutcome::Taken(taken) = answer else { panic!("{answer:?}") };
+    let EnqueueOutcome::KeyConflict(taken) = answer else { panic!("{answer:?}") };
     assert_eq!(taken.iter().map(|(place, holder)| (*place, holder.id)).collect::<Vec<_>>(), [(2, first.id)]);
     assert_eq!(test.count("SELECT COUNT(*) FROM jobs").await, 1);
     assert_eq!(test.count("SELECT COUNT(*) FROM unique_keys").await, 1);
@@ -405,7 +406,7 @@ async fn claimed_together(test: &TestStore, first: JobId, ids: &[JobId]) -> Vec<
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_id_that_is_twice_in_a_batch_starts_once_whatever_else_is_in_it() {
-    let (name, url) = database().await;
+    let (name, url) = migrated_database().await;
     // There is one flusher, so claims that arrive while it writes make one batch.
     let test = TestStore::with_flushers(name, url.clone(), url, 1).await;
     let jobs: Vec<NewJob> = (0..5).map(|_| job()).collect();
@@ -483,7 +484,7 @@ async fn a_beat_that_renews_some_pages_counts_for_those() {
     sqlx::query("SELECT id FROM owed WHERE id = ? FOR UPDATE").bind(last.uuid()).execute(&mut *tx).await.unwrap();
     let renewed = std::sync::Mutex::new(Vec::new());
     let hear = |page: &[LiveAttempt]| renewed.lock().unwrap().extend(page.iter().map(|attempt| attempt.id));
-    let mut pulse = test.store.pulse();
+    let mut pulse = test.store.heartbeat_connection();
     let (runner, lease) = (RunnerId::of_process("test"), Duration::from_secs(300));
     let beat = pulse.beat(&runner, lease, &live, &hear);
     assert!(tokio::time::timeout(Duration::from_secs(2), beat).await.is_err(), "the last page waits");
@@ -583,7 +584,7 @@ async fn a_cancel_and_a_settle_that_waited_for_their_row_come_after_the_wait() {
 /// job's next attempt, whatever else is in its batch.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_success_ends_only_the_attempt_that_it_names() {
-    let (name, url) = database().await;
+    let (name, url) = migrated_database().await;
     let test = TestStore::with_flushers(name, url.clone(), url, 1).await;
     let jobs = [job(), job(), job()];
     let [moved_on, mate, blocker] = [jobs[0].id, jobs[1].id, jobs[2].id];
@@ -624,7 +625,7 @@ async fn a_success_that_was_asked_to_stop_says_so() {
     let test = TestStore::start().await;
     let accepted = test.store.insert(vec![job()]).await.unwrap();
     let claimed = test.claimed(accepted[0].id).await;
-    assert_eq!(test.store.cancel(claimed.id, &Actor::tickr()).await.unwrap(), ActionOutcome::Asked);
+    assert_eq!(test.store.cancel(claimed.id, &Actor::tickr()).await.unwrap(), ActionOutcome::StopRequested);
     let done = test.store.settle(settlement(&claimed, Verdict::Succeeded)).await.unwrap();
     assert!(matches!(done, Settled::Done { state: State::Completed, .. }), "{done:?}");
     let asked = "SELECT COUNT(*) FROM attempts WHERE end_state = 'completed' AND cancel_requested_at IS NOT NULL";
@@ -674,7 +675,7 @@ async fn hold(mysql: &mut MySqlConnection, id: JobId) -> sqlx::Transaction<'_, s
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_locked_row_holds_up_none_of_the_ends_in_its_batch_for_more_than_one_wait() {
-    let (name, url) = database().await;
+    let (name, url) = migrated_database().await;
     // With one flusher, every batch has to wait for the one before it.
     let test = TestStore::with_flushers(name, url.clone(), url, 1).await;
     let jobs: Vec<NewJob> = (0..131).map(|_| job()).collect();
@@ -729,7 +730,7 @@ async fn a_locked_row_holds_up_none_of_the_ends_in_its_batch_for_more_than_one_w
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_locked_row_holds_up_none_of_the_claims_in_its_batch_for_more_than_one_wait_and_loses_none() {
-    let (name, url) = database().await;
+    let (name, url) = migrated_database().await;
     let test = TestStore::with_flushers(name, url.clone(), url, 1).await;
     let jobs: Vec<NewJob> = (0..65).map(|_| job()).collect();
     let ids: Vec<JobId> = jobs.iter().map(|job| job.id).collect();
@@ -1017,7 +1018,7 @@ async fn callers_that_go_away_at_any_moment_leave_no_transaction_and_no_dead_con
 #[tokio::test(flavor = "multi_thread")]
 async fn reads_and_changes_that_hang_leave_the_loops_and_the_controls_their_connections() {
     let test = TestStore::start().await;
-    let split = Split::of(4);
+    let split = PoolSizes::new(4);
     let mut operator = test.mysql().await;
     operator.execute("LOCK TABLES jobs WRITE").await.unwrap();
     // There are more calls of each sort than connections in all.
@@ -1031,10 +1032,10 @@ async fn reads_and_changes_that_hang_leave_the_loops_and_the_controls_their_conn
     // The loops of runners and the settings of operators continue to work, as long as the other calls hang.
     for _ in 0..5 {
         in_time("the reaper", async { test.store.runner_beats().await.map(drop) }).await;
-        in_time("the keys", async { test.store.keys().await.map(drop) }).await;
+        in_time("the keys", async { test.store.api_keys().await.map(drop) }).await;
         let key = format!("k{}", uuid::Uuid::new_v4().simple()).parse().unwrap();
         let by = Actor::tickr();
-        let made = test.store.make_key(&key, Scope::Read, rand::random(), &by);
+        let made = test.store.make_api_key(&key, Scope::Read, rand::random(), &by);
         in_time("a new key", async { made.await.map(drop) }).await;
         assert!(test.store.takes_writes(Duration::from_secs(2)).await);
         tokio::time::sleep(Duration::from_millis(300)).await;
@@ -1052,7 +1053,7 @@ async fn in_time(what: &str, answer: impl Future<Output = Result<(), StoreError>
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_commit_whose_answer_is_lost_is_recognised_and_not_repeated() {
-    let (name, url) = database().await;
+    let (name, url) = migrated_database().await;
     let proxy = Proxy::start(&url).await;
     let test = TestStore::at(name, url, proxy.url()).await;
 
@@ -1085,7 +1086,7 @@ async fn a_commit_whose_answer_is_lost_is_recognised_and_not_repeated() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lost_answer_to_a_claim_a_cancel_a_retry_or_a_reap_changes_nothing() {
-    let (name, url) = database().await;
+    let (name, url) = migrated_database().await;
     let proxy = Proxy::start(&url).await;
     let test = TestStore::at(name, url, proxy.url()).await;
     let jobs: Vec<NewJob> = (0..4).map(|_| job()).collect();
@@ -1111,7 +1112,7 @@ async fn a_lost_answer_to_a_claim_a_cancel_a_retry_or_a_reap_changes_nothing() {
     // A cancel of a waiting job, of a running job, and of a job that is over.
     for (id, answer) in [
         (ids[2], ActionOutcome::Done(State::Cancelled)),
-        (ids[0], ActionOutcome::Asked),
+        (ids[0], ActionOutcome::StopRequested),
         (ids[3], ActionOutcome::Done(State::Cancelled)),
         (JobId::new(), ActionOutcome::Missing),
     ] {
@@ -1153,7 +1154,7 @@ async fn a_lost_answer_to_a_claim_a_cancel_a_retry_or_a_reap_changes_nothing() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_claim_that_was_given_up_is_rolled_back_or_given_back_and_burns_nothing() {
-    let (name, url) = database().await;
+    let (name, url) = migrated_database().await;
     let proxy = Proxy::start(&url).await;
     let test = TestStore::at(name, url, proxy.url()).await;
     let jobs: Vec<NewJob> = (0..2).map(|_| NewJob { max_attempts: 1, ..job() }).collect();
@@ -1268,7 +1269,7 @@ async fn a_batch_larger_than_the_servers_packet_is_written_in_pieces() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_connection_that_the_network_forgot_while_it_rested_costs_a_second() {
-    let (name, url) = database().await;
+    let (name, url) = migrated_database().await;
     let proxy = Proxy::start(&url).await;
     let test = TestStore::with_flushers(name, url, proxy.url(), 1).await;
     test.store.insert(vec![job()]).await.unwrap();

@@ -9,8 +9,8 @@ use serde_json::{Value, json};
 use tickr::handlers::Registry;
 use tickr::index::Health;
 use tickr::job::{JobId, State};
-use tickr::store::Retention;
-use tickr::verify::{Check, Outcome, Report, VerifySettings, verify};
+use tickr::store::{MAX_SPARED, Retention};
+use tickr::verify::{Check, Report, Sample, VerifySettings, VerifyVerdict, verify};
 
 use crate::support::program::{Program, command, outcome, tickr};
 use crate::support::{TestApp, eventually, halted, http};
@@ -269,6 +269,91 @@ async fn a_seeded_fault_lights_its_check() {
     rest.drop().await;
 }
 
+/// Each part of the rule about the attempts of a life is broken by itself, and a life that uses all that the rule
+/// allows is no fault.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_life_beyond_its_bounds_is_found_and_one_that_just_keeps_them_is_not() {
+    let tickr = TestApp::start().await;
+    let ids = tickr.enqueue_many((0..6).map(|_| json!({"kind": "noop", "max_attempts": 2}))).await;
+    tickr.until_idle().await;
+    let rest = tickr.halt().await;
+    // One job at a time is broken, and a batch would rightly report that.
+    rest.sql("UPDATE jobs SET batch_id = NULL, batch_size = NULL").await;
+    // Rows in place of the real ones: the verdicts, how many attempts each row says were used up, and the end.
+    let lived = async |id: JobId, most: u32, lines: &[(&str, u32, Option<&str>)]| {
+        let hex = format!("UNHEX('{}')", id.uuid().simple());
+        let mut sql = format!("UPDATE jobs SET max_attempts = {most} WHERE id = {hex}; ");
+        sql += &format!("DELETE FROM attempts WHERE job_id = {hex}; DELETE FROM dead_letters WHERE job_id = {hex}; ");
+        for (place, (verdict, burned, end)) in lines.iter().enumerate() {
+            let error = if *verdict == "succeeded" { "NULL" } else { "'no'" };
+            let end = end.map_or("NULL".to_owned(), |end| format!("'{end}'"));
+            sql += &format!(
+                "INSERT INTO attempts (job_id, number, burned, runner, execute_at, started_at, finished_at, verdict, \
+                 end_state, error) SELECT id, {}, {burned}, 'gone/1-abcdef', execute_at, \
+                 created_at + INTERVAL {place} SECOND, created_at + INTERVAL {place} SECOND, '{verdict}', {end}, {error} \
+                 FROM jobs WHERE id = {hex}; ",
+                place + 1
+            );
+        }
+        if lines.last().is_some_and(|(_, _, end)| *end == Some("failed")) {
+            sql += &format!(
+                "INSERT INTO dead_letters (job_id, kind, queue, fingerprint, failed_at, error, since) SELECT id, kind, \
+                 queue, x'0123456789abcdef', created_at, 'no', created_at FROM jobs WHERE id = {hex}; "
+            );
+        }
+        rest.sql(sql).await;
+    };
+    let failed = Some("failed");
+    // Two lives of two attempts each: an operator's retry began the second.
+    let twice = [("failed", 1, None), ("failed", 2, failed), ("failed", 1, None), ("failed", 2, failed)];
+    lived(ids[0], 2, &twice).await;
+    // Three losses in a row end a job. A runner that could not read it in between gave it back, which is no verdict.
+    lived(ids[1], 9, &[("lost", 1, None), ("lost", 2, None), ("snoozed", 2, None), ("lost", 3, failed)]).await;
+    // A hundred snoozes are allowed.
+    let snoozes = |count: usize| {
+        let mut lines = vec![("snoozed", 0, None); count];
+        lines.push(("succeeded", 1, Some("completed")));
+        lines
+    };
+    lived(ids[2], 2, &snoozes(MAX_SPARED as usize)).await;
+    rest.sql("UPDATE tallies SET n = n - 2 WHERE kind = 'noop' AND state = 'completed' LIMIT 1").await;
+    rest.sql("INSERT INTO tallies (lane, queue, kind, state, n) VALUES (9, 'default', 'noop', 'failed', 9)").await;
+    let mut wrong = Vec::new();
+    let kept = rest.verify(false).await;
+    if !kept.ok {
+        wrong.push(format!("a fault where there is none: {}", pretty(&kept)));
+    }
+
+    let broken = [
+        ("used more", 2, vec![("failed", 1, None), ("failed", 2, None), ("failed", 3, failed)]),
+        (
+            "continued after",
+            2,
+            vec![("failed", 1, None), ("failed", 2, None), ("snoozed", 2, None), ("rejected", 3, failed)],
+        ),
+        ("losses in a row", 9, vec![("lost", 1, None), ("lost", 2, None), ("lost", 3, None), ("lost", 4, failed)]),
+        ("101 snoozes", 2, snoozes(MAX_SPARED as usize + 1)),
+        ("attempts used", 9, vec![("lost", 1, None), ("failed", 1, failed)]),
+    ];
+    for (what, most, lines) in broken {
+        lived(ids[3], most, &lines).await;
+        let report = rest.verify(false).await;
+        let bounded = report.finding(Check::Bounded);
+        let of_it = |sample: &&Sample| sample.job == Some(ids[3]) && sample.what.contains(what);
+        if bounded.samples.iter().filter(of_it).count() == 0 {
+            wrong.push(format!("not found: {what}"));
+        }
+    }
+    // It failed before its attempts were used up.
+    lived(ids[4], 9, &[("lost", 1, None), ("failed", 2, failed)]).await;
+    let failed_early = rest.verify(false).await;
+    if failed_early.finding(Check::Failed).samples.iter().all(|sample| sample.job != Some(ids[4])) {
+        wrong.push("not found: a failure too early".to_owned());
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    rest.drop().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn the_command_repairs_the_index_and_ends_with_0_or_1() {
     let tickr = TestApp::start().await;
@@ -329,7 +414,7 @@ async fn without_redis_the_tables_are_checked_all_the_same() {
     let report = verify(tickr.app.broker().store(), tickr.app.index(), &settings, |_| {}).await.unwrap();
     let told = serde_json::to_string_pretty(&report).unwrap();
     assert!(report.faults().is_empty(), "{told}");
-    assert_eq!((report.verdict, report.ok, report.complete), (Outcome::Unchecked, false, false), "{told}");
+    assert_eq!((report.verdict, report.ok, report.complete), (VerifyVerdict::Unchecked, false, false), "{told}");
     assert!(report.unchecked.len() == 1 && report.unchecked[0].starts_with("Redis does not answer"), "{told}");
     assert_eq!((report.looked_at.jobs, report.looked_at.attempts), (50, 50));
     for check in [Check::IndexMissing, Check::IndexExtra, Check::IndexScore] {
@@ -379,15 +464,15 @@ async fn what_waits_on_purpose_breaks_no_promise() {
     tickr.sql(overdue).await;
     assert_eq!(tickr.count("SELECT COUNT(*) FROM owed WHERE state = 'waiting'").await, 8);
     let report = check(&tickr, Duration::from_secs(2)).await;
-    assert_eq!(report.verdict, Outcome::Kept, "{}", pretty(&report));
+    assert_eq!(report.verdict, VerifyVerdict::Kept, "{}", pretty(&report));
 
     // When the runner is drained, no job has to start.
     assert_eq!(tickr.post(&of_runner(tickr.app.runner(), "drain"), json!({})).await.status, 200);
-    tickr.app.controls().listen().wait_for(|settings| settings.drained).await.unwrap();
+    tickr.app.operator_settings().listen().wait_for(|settings| settings.drained).await.unwrap();
     tickr.enqueue_many((0..3).map(|_| json!({"kind": "noop"}))).await;
     tickr.sql(overdue).await;
     let report = check(&tickr, Duration::from_secs(2)).await;
-    assert_eq!(report.verdict, Outcome::Kept, "{}", pretty(&report));
+    assert_eq!(report.verdict, VerifyVerdict::Kept, "{}", pretty(&report));
 
     // An idle runner that does not start the jobs of an open queue is a fault.
     let rest = tickr.halt().await;
@@ -417,7 +502,7 @@ async fn what_operators_and_retention_remove_is_told_from_what_is_lost() {
     let day = Duration::from_secs(86_400);
     let kept = async |what: &str| {
         let report = check(&tickr, Duration::from_secs(1)).await;
-        assert_eq!(report.verdict, Outcome::Kept, "{what}: {}", pretty(&report));
+        assert_eq!(report.verdict, VerifyVerdict::Kept, "{what}: {}", pretty(&report));
     };
     let batch = tickr.enqueue_many((0..4).map(|_| json!({"kind": "noop"}))).await;
     tickr.until_idle().await;
@@ -566,7 +651,7 @@ async fn a_check_holds_nothing_between_two_pages_and_believes_no_difference_betw
     });
     let report = report.await.unwrap();
     assert!(pages >= 3, "{pages} pages");
-    assert_eq!(report.verdict, Outcome::Kept, "{}", pretty(&report));
+    assert_eq!(report.verdict, VerifyVerdict::Kept, "{}", pretty(&report));
     tickr.stop().await;
 }
 
@@ -693,7 +778,7 @@ async fn a_gentle_check_stops_when_its_time_is_over_and_says_what_it_did_not_loo
         ..halted::settings(&tickr.config, VerifySettings::PATIENCE, false)
     };
     let report = verify(tickr.app.broker().store(), tickr.app.index(), &settings, |_| {}).await.unwrap();
-    assert_eq!((report.complete, report.ok, report.verdict), (false, false, Outcome::Unchecked), "{report:?}");
+    assert_eq!((report.complete, report.ok, report.verdict), (false, false, VerifyVerdict::Unchecked), "{report:?}");
     assert!(report.looked_at.jobs < 3_000, "{:?}", report.looked_at);
     assert!(
         report.faults().is_empty()

@@ -17,12 +17,11 @@ use utoipa::ToSchema;
 use utoipa::openapi::security::{Http, HttpAuthScheme, SecurityRequirement, SecurityScheme};
 use utoipa::openapi::{OpenApi, RefOr};
 
-use crate::api::http::guesses::Peer;
+use crate::api::http::failed_logins::Peer;
 use crate::api::http::origin;
-use crate::api::http::problem::{Code, Problem, describe_problem};
-use crate::api::http::revocation::Grounds;
+use crate::api::http::problem::{Code, Problem, add_problems};
 use crate::api::{Api, json};
-use crate::broker::{KEYS_HOLD, Settings};
+use crate::broker::{KEYS_HOLD, OperatorSettings};
 use crate::job::{Actor, Name, Scope};
 
 /// Header that names the person or system that the caller acts for. It is recorded beside the authenticated caller and
@@ -47,23 +46,34 @@ impl std::fmt::Debug for Tokens {
 impl Tokens {
     /// Make the digests of these tokens.
     #[must_use]
-    pub fn of(tokens: &[SecretString]) -> Self {
+    pub fn new(tokens: &[SecretString]) -> Self {
         Self { digests: tokens.iter().map(|token| digest(token.expose_secret())).collect() }
     }
 }
 
+/// The reason why a request was let in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum AuthMethod {
+    /// The API was open: it needed no API key.
+    Open,
+    /// A token of the configuration, which is valid as long as the process runs.
+    Token,
+    /// An API key.
+    Key(uuid::Uuid),
+}
+
 /// The digest of the API key or token of a request. Absent while the API is open.
 #[derive(Clone, Copy)]
-pub(crate) struct Caller(pub(crate) [u8; 32]);
+pub(crate) struct CallerDigest(pub(crate) [u8; 32]);
 
 /// The caller of a request, for the audit.
-pub(crate) struct Who(pub(crate) Actor);
+pub(crate) struct RequestActor(pub(crate) Actor);
 
-impl<S: Send + Sync> FromRequestParts<S> for Who {
+impl<S: Send + Sync> FromRequestParts<S> for RequestActor {
     type Rejection = Infallible;
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Infallible> {
-        let actor = parts.extensions.get::<Holder>().map_or_else(Actor::anyone, |holder| holder.actor.clone());
+        let actor = parts.extensions.get::<Identity>().map_or_else(Actor::anyone, |holder| holder.actor.clone());
         let said = parts.headers.get(ACTS_FOR).and_then(|value| std::str::from_utf8(value.as_bytes()).ok());
         Ok(Self(said.map_or(actor.clone(), |said| actor.acting_for(said))))
     }
@@ -71,7 +81,7 @@ impl<S: Send + Sync> FromRequestParts<S> for Who {
 
 /// The holder of the API key or token of a request, with its rights.
 #[derive(Clone)]
-pub(crate) struct Holder {
+pub(crate) struct Identity {
     actor: Actor,
     scope: Scope,
     /// Id of the API key; `None` for a token of the configuration.
@@ -82,7 +92,7 @@ pub(crate) struct Holder {
     creator: Actor,
 }
 
-impl Holder {
+impl Identity {
     pub(crate) const fn scope(&self) -> Scope {
         self.scope
     }
@@ -96,23 +106,23 @@ impl Holder {
     }
 
     /// Return the API key that shares of permits are counted for. Operators have none.
-    pub(crate) fn sharing(&self) -> Option<uuid::Uuid> {
+    pub(crate) fn permit_owner(&self) -> Option<uuid::Uuid> {
         self.key.filter(|_| self.scope != Scope::Admin)
     }
 
-    fn grounds(&self) -> Grounds {
-        self.key.map_or(Grounds::Token, Grounds::Key)
+    fn auth_method(&self) -> AuthMethod {
+        self.key.map_or(AuthMethod::Token, AuthMethod::Key)
     }
 }
 
 /// The API key that shares of permits are counted for; `None` for operators.
-pub(crate) struct Sharing(pub(crate) Option<uuid::Uuid>);
+pub(crate) struct PermitOwner(pub(crate) Option<uuid::Uuid>);
 
-impl<S: Send + Sync> FromRequestParts<S> for Sharing {
+impl<S: Send + Sync> FromRequestParts<S> for PermitOwner {
     type Rejection = Infallible;
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Infallible> {
-        Ok(Self(parts.extensions.get::<Holder>().and_then(Holder::sharing)))
+        Ok(Self(parts.extensions.get::<Identity>().and_then(Identity::permit_owner)))
     }
 }
 
@@ -123,13 +133,13 @@ pub(crate) fn digest(token: &str) -> [u8; 32] {
 
 /// Return whether the API is open. It is open only on loopback, without tokens, and until the first API key is made.
 /// Revoked API keys count as well.
-pub(crate) fn is_open(api: &Api, settings: &Settings) -> bool {
-    api.loopback && api.tokens.digests.is_empty() && settings.keys.is_empty()
+pub(crate) fn is_open(api: &Api, settings: &OperatorSettings) -> bool {
+    api.loopback && api.tokens.digests.is_empty() && settings.api_keys.is_empty()
 }
 
 /// Find the holder of the token or API key with this digest.
-fn holder(tokens: &Tokens, settings: &Settings, given: &[u8; 32]) -> Option<Holder> {
-    let good = settings.keys.iter().filter(|key| key.revoked.is_none());
+fn identify(tokens: &Tokens, settings: &OperatorSettings, given: &[u8; 32]) -> Option<Identity> {
+    let good = settings.api_keys.iter().filter(|key| key.revoked.is_none());
     // Compare with all of them, whichever matches, so that the time reveals nothing.
     let mut place = 0_u64;
     for (at, digest) in tokens.digests.iter().chain(good.clone().map(|key| &key.digest)).enumerate() {
@@ -138,10 +148,10 @@ fn holder(tokens: &Tokens, settings: &Settings, given: &[u8; 32]) -> Option<Hold
     let place = usize::try_from(place).ok()?.checked_sub(1)?;
     if place < tokens.digests.len() {
         let actor = Actor::token(place + 1);
-        return Some(Holder { creator: actor.clone(), actor, scope: Scope::Admin, key: None, kinds: None });
+        return Some(Identity { creator: actor.clone(), actor, scope: Scope::Admin, key: None, kinds: None });
     }
     let key = good.clone().nth(place - tokens.digests.len())?;
-    Some(Holder {
+    Some(Identity {
         actor: Actor::key(key.name.as_str()),
         scope: key.scope,
         key: Some(key.id),
@@ -164,7 +174,7 @@ enum Need {
 }
 
 impl Need {
-    fn of(method: &Method, path: &str) -> Self {
+    fn for_route(method: &Method, path: &str) -> Self {
         let parts: Vec<&str> = path.trim_matches('/').split('/').collect();
         let reads = matches!(*method, Method::GET | Method::HEAD | Method::OPTIONS);
         match parts[..] {
@@ -176,7 +186,7 @@ impl Need {
                 Self::Any
             }
             ["" | "docs" | "openapi.json", ..] if reads => Self::Any,
-            ["v1", "keys", ..] => Self::Admin,
+            ["v1", "api-keys" | "keys", ..] => Self::Admin,
             _ if reads => Self::Read,
             _ => Self::Admin,
         }
@@ -203,14 +213,14 @@ impl Need {
 
 /// Let health checks pass, and refuse every other request whose caller lacks the rights for it.
 pub(crate) async fn check(State(api): State<Api>, mut request: Request, next: Next) -> Response {
-    let settings = api.controls.now();
+    let settings = api.operator_settings.now();
     if OPEN.contains(&request.uri().path()) {
         return next.run(request).await;
     }
     if is_open(&api, &settings) {
         return match origin::check(request.method(), request.uri(), request.headers(), &api.hosts) {
             Ok(()) => {
-                request.extensions_mut().insert(Grounds::Open);
+                request.extensions_mut().insert(AuthMethod::Open);
                 next.run(request).await
             }
             Err(problem) => problem.into_response(),
@@ -221,21 +231,22 @@ pub(crate) async fn check(State(api): State<Api>, mut request: Request, next: Ne
     let token = given.and_then(|value| value.split_once(' '));
     let token =
         token.filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer")).map(|(_, token)| digest(token.trim()));
-    let Some((token, holder)) = token.and_then(|token| Some((token, holder(&api.tokens, &settings, &token)?))) else {
+    let Some((token, holder)) = token.and_then(|token| Some((token, identify(&api.tokens, &settings, &token)?))) else {
         metrics::counter!("tickr_unauthorized_total").increment(1);
         if given.is_some() {
-            let pause = api.guesses.failed(request.extensions().get::<Peer>().copied());
+            let pause = api.failed_logins.record_failure(request.extensions().get::<Peer>().copied());
             tokio::time::sleep(pause).await;
         }
-        let detail = "send Authorization: Bearer with an API key (tickr keys create) or a token of TICKR_API_TOKENS";
+        let detail =
+            "send Authorization: Bearer with an API key (tickr api-keys create) or a token of TICKR_API_TOKENS";
         return Problem::new(Code::Unauthorized, detail).into_response();
     };
-    let age = api.controls.age();
+    let age = api.operator_settings.age();
     if holder.key.is_some() && age > KEYS_HOLD {
         let detail = format!("tickr could not read for {} s whether this API key was revoked", age.as_secs());
         return Problem::new(Code::StoreUnavailable, detail).into_response();
     }
-    let need = Need::of(request.method(), request.uri().path());
+    let need = Need::for_route(request.method(), request.uri().path());
     if !need.is_met_by(holder.scope) {
         let detail = format!(
             "this request needs the scope {}, but {} has the scope {}",
@@ -246,10 +257,10 @@ pub(crate) async fn check(State(api): State<Api>, mut request: Request, next: Ne
         return Problem::new(Code::Forbidden, detail).into_response();
     }
     if let Some(key) = holder.key {
-        api.controls.key_was_used(key);
+        api.operator_settings.key_was_used(key);
     }
-    request.extensions_mut().insert(Caller(token));
-    request.extensions_mut().insert(holder.grounds());
+    request.extensions_mut().insert(CallerDigest(token));
+    request.extensions_mut().insert(holder.auth_method());
     request.extensions_mut().insert(holder);
     next.run(request).await
 }
@@ -269,20 +280,20 @@ pub(crate) struct WhoAmI {
 
 /// Show the caller and its scope
 #[utoipa::path(
-    get, path = "/v1/whoami", tag = "keys", operation_id = "who_am_i",
+    get, path = "/v1/whoami", tag = "API keys", operation_id = "who_am_i",
     responses(
         (status = 200, description = "The caller", body = WhoAmI),
-        (status = 401, description = "unauthorized", body = Problem),
     )
 )]
-pub(crate) async fn whoami(who: Who, holder: Option<axum::Extension<Holder>>) -> Response {
+pub(crate) async fn whoami(who: RequestActor, holder: Option<axum::Extension<Identity>>) -> Response {
     // A request without a holder gets here only while the API is open.
     let open = holder.is_none();
     let scope = holder.map_or(Scope::Admin, |axum::Extension(holder)| holder.scope);
     json(StatusCode::OK, WhoAmI { actor: who.0.to_string(), scope: scope.as_str(), open })
 }
 
-/// Describe authentication: every operation except health checks needs an API key or token, and may answer 403.
+/// Describe authentication: every operation except health checks needs an API key or token, and may answer 401, 403 and
+/// 503.
 pub(crate) fn describe(document: &mut OpenApi) {
     let scheme = SecurityScheme::Http(Http::builder().scheme(HttpAuthScheme::Bearer).build());
     document.components.get_or_insert_default().security_schemes.insert("bearer".to_owned(), RefOr::T(scheme));
@@ -293,11 +304,13 @@ pub(crate) fn describe(document: &mut OpenApi) {
         let all = [&mut item.get, &mut item.put, &mut item.post, &mut item.patch, &mut item.delete];
         for operation in all.into_iter().flatten() {
             operation.security = Some(vec![SecurityRequirement::new("bearer", Vec::<String>::new())]);
-            let forbidden = describe_problem("forbidden: the API key does not allow this");
-            operation.responses.responses.entry("403".to_owned()).or_insert_with(|| RefOr::T(forbidden));
-            // Revocations are read from MySQL, so every operation can answer 503.
-            let unknown = describe_problem("store_unavailable");
-            operation.responses.responses.entry("503".to_owned()).or_insert_with(|| RefOr::T(unknown));
+            let answers = [
+                ("401", "unauthorized"),
+                ("403", "forbidden: the API key does not allow this"),
+                // Revocations are read from MySQL, so every operation can answer 503.
+                ("503", "store_unavailable"),
+            ];
+            add_problems(operation, &answers);
         }
     }
 }
@@ -308,7 +321,7 @@ mod tests {
     use crate::job::Name;
     use crate::store::ApiKey;
 
-    fn settings(keys: &[(&str, Scope, bool)]) -> Settings {
+    fn settings(keys: &[(&str, Scope, bool)]) -> OperatorSettings {
         let key = |(name, scope, good): &(&str, Scope, bool)| ApiKey {
             id: uuid::Uuid::now_v7(),
             name: name.parse::<Name>().unwrap(),
@@ -321,15 +334,15 @@ mod tests {
             last_used_at: None,
             revoked: (!good).then(|| (chrono::Utc::now(), Actor::tickr())),
         };
-        Settings { keys: keys.iter().map(key).collect(), ..Settings::default() }
+        OperatorSettings { api_keys: keys.iter().map(key).collect(), ..OperatorSettings::default() }
     }
 
     #[test]
     fn only_known_tokens_and_good_keys_pass_and_none_is_shown() {
-        let tokens = Tokens::of(&["canary-one".into(), "canary-two".into()]);
+        let tokens = Tokens::new(&["canary-one".into(), "canary-two".into()]);
         let settings = settings(&[("old", Scope::Admin, false), ("ci", Scope::Enqueue, true)]);
         let known = |token: &str| {
-            holder(&tokens, &settings, &digest(token)).map(|holder| (holder.actor.to_string(), holder.scope))
+            identify(&tokens, &settings, &digest(token)).map(|holder| (holder.actor.to_string(), holder.scope))
         };
         assert_eq!(known("canary-one"), Some(("token:1".into(), Scope::Admin)));
         assert_eq!(known("canary-two"), Some(("token:2".into(), Scope::Admin)));
@@ -338,14 +351,14 @@ mod tests {
             assert_eq!(known(unknown), None, "{unknown}");
         }
         assert!(!format!("{tokens:?} {settings:?}").contains("canary"));
-        let shown = format!("{:?}", settings.keys[1].digest);
+        let shown = format!("{:?}", settings.api_keys[1].digest);
         assert!(!format!("{settings:?}").contains(&shown));
     }
 
     #[test]
     fn scopes_open_what_they_name_and_nothing_else() {
         let may = |method: Method, path: &str| {
-            let need = Need::of(&method, path);
+            let need = Need::for_route(&method, path);
             Scope::ALL.map(|scope| if need.is_met_by(scope) { 'y' } else { 'n' }).iter().collect::<String>()
         };
         let id = "/v1/jobs/0192f8c0-7f3a-7c4e-9d5b-3e2a1f0c9b8a";
@@ -361,6 +374,7 @@ mod tests {
             (Method::GET, "/", "yyy"),
             (Method::GET, "/metrics", "yny"),
             (Method::GET, "/v1/audit", "yny"),
+            (Method::GET, "/v1/api-keys", "nny"),
             (Method::GET, "/v1/keys", "nny"),
             (Method::POST, "/v1/schedules/preview", "yny"),
             (Method::GET, "/v1/schedules/nightly/ticks", "yny"),
@@ -371,7 +385,7 @@ mod tests {
             (Method::POST, "/v1/jobs/import", "nyy"),
             (Method::POST, &format!("{id}/cancel"), "nny"),
             (Method::PATCH, id, "nny"),
-            (Method::DELETE, "/v1/keys/ci", "nny"),
+            (Method::DELETE, "/v1/api-keys/ci", "nny"),
             (Method::PUT, "/v1/schedules/nightly", "nny"),
             (Method::POST, "/v1/jobs/batch/", "nyy"),
             (Method::POST, "/v1/operations", "nny"),
@@ -395,7 +409,7 @@ mod tests {
             ];
             for method in methods.into_iter().filter_map(|(method, operation)| operation.map(|_| method)) {
                 let usual = if method == Method::GET { Need::Read } else { Need::Admin };
-                let need = Need::of(&method, &path);
+                let need = Need::for_route(&method, &path);
                 calls += 1;
                 if need != usual && !OPEN.contains(&path.as_str()) {
                     named.insert(format!("{method} {path} {}", need.word()));
@@ -407,7 +421,7 @@ mod tests {
             "GET /v1/jobs/{id} any",
             "GET /v1/jobs/{id}/events any",
             "GET /v1/jobs/{id}/result any",
-            "GET /v1/keys admin",
+            "GET /v1/api-keys admin",
             "GET /v1/kinds any",
             "GET /v1/whoami any",
             "POST /v1/jobs enqueue",

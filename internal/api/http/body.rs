@@ -11,14 +11,16 @@ use futures_util::StreamExt as _;
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{DeserializeOwned, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
+use utoipa::openapi::OpenApi;
+use utoipa::openapi::path::Operation;
 
 use crate::api::Api;
-use crate::api::http::problem::{Code, Problem};
+use crate::api::http::answers::operations;
+use crate::api::http::problem::{Code, Problem, add_problems};
 use crate::handlers::{self, wording};
+use crate::job::limits::{MAX_LEVELS, deeper_than};
 use crate::job::{InvalidName, JobId, Name};
 
-/// Maximum nesting of a body. Deeper JSON is an attack on the parser, not a payload.
-const MAX_LEVELS: usize = 64;
 /// Maximum number of fields of a wrong type in one response.
 const MAX_PROBLEMS: usize = 20;
 /// Maximum size of a body that is parsed again to find more than its first error.
@@ -36,8 +38,9 @@ impl<T: DeserializeOwned> FromRequest<Api> for Body<T> {
         let declared = request.headers().get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or("");
         let media = declared.split(';').next().unwrap_or("").trim();
         let is_json = media.eq_ignore_ascii_case("application/json") || media.to_ascii_lowercase().ends_with("+json");
-        let read = read(request.into_body(), api.body_limit_bytes);
-        let bytes = tokio::time::timeout(api.body_timeout, read).await.map_err(|_| too_slow(api.body_timeout))?;
+        let read = read_body(request.into_body(), api.body_limit_bytes);
+        let bytes =
+            tokio::time::timeout(api.body_timeout, read).await.map_err(|_| body_timeout_problem(api.body_timeout))?;
         if !is_json {
             let detail = "declare the body with Content-Type: application/json";
             return Err(Problem::new(Code::UnsupportedMediaType, detail));
@@ -47,13 +50,13 @@ impl<T: DeserializeOwned> FromRequest<Api> for Body<T> {
     }
 }
 
-pub(crate) fn too_slow(patience: Duration) -> Problem {
+pub(crate) fn body_timeout_problem(patience: Duration) -> Problem {
     Problem::new(Code::RequestTimeout, format!("the body did not arrive within {} s", patience.as_secs_f64()))
 }
 
 /// Read a body of at most `limit` bytes. Read and discard the rest of a larger one, up to a bound: if the server closes
 /// a connection while the client still sends, TCP resets it and the response is lost.
-async fn read(body: axum::body::Body, limit: usize) -> Result<Vec<u8>, Problem> {
+async fn read_body(body: axum::body::Body, limit: usize) -> Result<Vec<u8>, Problem> {
     let mut chunks = body.into_data_stream();
     let (mut kept, mut size) = (Vec::new(), 0);
     while let Some(chunk) = chunks.next().await {
@@ -84,14 +87,14 @@ pub(crate) fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Problem> {
             let problems = all_problems::<T>(bytes, handlers::Problem::in_json(error));
             Problem::new(Code::InvalidRequest, "the body is not what this call accepts").at("", problems)
         }
-        _ => Problem::new(Code::InvalidJson, not_json(error.inner())),
+        _ => Problem::new(Code::InvalidJson, describe_json_error(error.inner())),
     })?;
-    reader.end().map_err(|error| Problem::new(Code::InvalidJson, not_json(&error)))?;
+    reader.end().map_err(|error| Problem::new(Code::InvalidJson, describe_json_error(&error)))?;
     Ok(parsed)
 }
 
 /// Say why a text is not JSON, with the position.
-fn not_json(error: &serde_json::Error) -> String {
+fn describe_json_error(error: &serde_json::Error) -> String {
     let said = error.to_string();
     if error.is_eof() {
         let place = said.rsplit_once(" at ").map_or("its end", |(_, place)| place);
@@ -112,7 +115,7 @@ fn all_problems<T: DeserializeOwned>(bytes: &[u8], first: handlers::Problem) -> 
     }
     let mut wrong = problems[0].pointer.clone();
     for _ in 0..2 * MAX_PROBLEMS {
-        if !without(&mut body, &wrong) {
+        if !remove_field(&mut body, &wrong) {
             break;
         }
         let text = body.to_string();
@@ -132,7 +135,7 @@ fn all_problems<T: DeserializeOwned>(bytes: &[u8], first: handlers::Problem) -> 
 
 /// Remove the field at a JSON pointer. If there is none, it is a required field: insert an empty string. Return whether
 /// the body changed.
-fn without(body: &mut serde_json::Value, pointer: &str) -> bool {
+fn remove_field(body: &mut serde_json::Value, pointer: &str) -> bool {
     let Some((parent, name)) = pointer.rsplit_once('/') else { return false };
     let name = name.replace("~1", "/").replace("~0", "~");
     let Some(serde_json::Value::Object(fields)) = body.pointer_mut(parent) else { return false };
@@ -165,27 +168,6 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
         }
         deserializer.deserialize_map(Fields(PhantomData)).map(Self)
     }
-}
-
-/// Return whether brackets outside strings are nested deeper than `most`.
-fn deeper_than(bytes: &[u8], most: usize) -> bool {
-    let (mut depth, mut in_string, mut escaped) = (0_usize, false, false);
-    for byte in bytes {
-        match byte {
-            _ if escaped => escaped = false,
-            b'\\' if in_string => escaped = true,
-            b'"' => in_string = !in_string,
-            b'[' | b'{' if !in_string => {
-                depth += 1;
-                if depth > most {
-                    return true;
-                }
-            }
-            b']' | b'}' if !in_string => depth = depth.saturating_sub(1),
-            _ => {}
-        }
-    }
-    false
 }
 
 /// The job id in the path.
@@ -221,9 +203,9 @@ impl<S: Send + Sync> FromRequestParts<S> for NamePath {
 }
 
 /// The query string as `T`. Unknown names are errors.
-pub(crate) struct Asked<T>(pub(crate) T);
+pub(crate) struct QueryParams<T>(pub(crate) T);
 
-impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Asked<T> {
+impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for QueryParams<T> {
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Problem> {
@@ -232,19 +214,36 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Asked<T> {
             let said = error.body_text();
             let said = said.strip_prefix("Failed to deserialize query string: ").unwrap_or(&said);
             Problem::new(Code::InvalidRequest, "the query string is not what this call accepts")
-                .at("", vec![in_query(said)])
+                .at("", vec![query_problem(said)])
         })
     }
 }
 
 /// Turn an error of the query parser, such as `limit: invalid digit found in string`, into a problem with the name of
 /// the parameter as its pointer.
-fn in_query(said: &str) -> handlers::Problem {
+fn query_problem(said: &str) -> handlers::Problem {
     let (name, why) = match said.split_once(": ") {
         Some((name, why)) if !name.contains(' ') => (name, why),
         _ => (said.split('`').nth(1).unwrap_or_default(), said),
     };
     handlers::Problem::at(name, wording::plain(why, name))
+}
+
+/// Describe the problems of every operation that reads a JSON body. An import describes its own: it has no limits of
+/// one body.
+pub(crate) fn describe(document: &mut OpenApi) {
+    let reads_json = |operation: &&mut Operation| {
+        operation.request_body.is_some() && !operation.responses.responses.contains_key("415")
+    };
+    for operation in operations(document).filter(reads_json) {
+        let answers = [
+            ("400", "invalid_json, too_deep"),
+            ("408", "request_timeout"),
+            ("413", "too_large"),
+            ("415", "unsupported_media_type"),
+        ];
+        add_problems(operation, &answers);
+    }
 }
 
 #[cfg(test)]
@@ -312,7 +311,7 @@ mod tests {
 
     #[test]
     fn a_wrong_parameter_is_named() {
-        let told = |said: &str| in_query(said);
+        let told = |said: &str| query_problem(said);
         assert_eq!(
             told("limit: invalid digit found in string"),
             handlers::Problem::at("limit", "must be a whole number, 0 or more")

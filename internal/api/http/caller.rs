@@ -8,9 +8,9 @@ use axum::extract::FromRequestParts;
 use axum::http::request::Parts;
 use serde_json::value::RawValue;
 
-use crate::api::http::auth::{Holder, Who};
+use crate::api::http::auth::{Identity, RequestActor};
 use crate::api::http::problem::{Code, Problem};
-use crate::api::jobs::view::{ForeignJobView, JobView, SeenJob};
+use crate::api::view::{ForeignJobView, JobView, SeenJob};
 use crate::handlers::email::Email;
 use crate::handlers::report::Report;
 use crate::handlers::{self, Kind as _};
@@ -18,19 +18,19 @@ use crate::job::{Actor, Attempt, Job, JobId, Name, Producer, Scope};
 
 /// The caller of a job route.
 #[derive(Clone)]
-pub(crate) struct Asker {
+pub(crate) struct Requester {
     producer: Producer,
     kinds: Option<Arc<BTreeSet<Name>>>,
     /// True when the caller may read every job.
     reads_all: bool,
 }
 
-impl<S: Send + Sync> FromRequestParts<S> for Asker {
+impl<S: Send + Sync> FromRequestParts<S> for Requester {
     type Rejection = Infallible;
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Infallible> {
-        let Who(actor) = Who::from_request_parts(parts, state).await?;
-        Ok(match parts.extensions.get::<Holder>() {
+        let RequestActor(actor) = RequestActor::from_request_parts(parts, state).await?;
+        Ok(match parts.extensions.get::<Identity>() {
             None => Self::all(Producer::new(actor, Actor::anyone()).reaching_all()),
             Some(holder) => {
                 let producer = Producer::new(actor, holder.creator().clone());
@@ -43,7 +43,7 @@ impl<S: Send + Sync> FromRequestParts<S> for Asker {
     }
 }
 
-impl Asker {
+impl Requester {
     const fn all(producer: Producer) -> Self {
         Self { producer, kinds: None, reads_all: true }
     }
@@ -58,13 +58,13 @@ impl Asker {
     /// Every caller that knows the id of a job without a unique key may see it: an id has 74 random bits, and tickr
     /// tells it only to the producer. The id of a job with a unique key is also told to other producers that use the
     /// same unique key, so they see only its id and state.
-    pub(crate) fn sees(&self, job: &Job) -> bool {
+    pub(crate) fn can_see(&self, job: &Job) -> bool {
         self.reads_all || job.unique_key.is_none() || self.producer.reaches(&job.options)
     }
 
     /// Refuse access to the details of a job that belongs to another producer.
-    pub(crate) fn needs_to_see(&self, job: &Job) -> Result<(), Problem> {
-        if self.sees(job) {
+    pub(crate) fn require_access(&self, job: &Job) -> Result<(), Problem> {
+        if self.can_see(job) {
             return Ok(());
         }
         Err(foreign(job.id))
@@ -72,10 +72,10 @@ impl Asker {
 
     /// Return the part of a job that the caller may see.
     pub(crate) fn show(&self, job: Job, attempts: Vec<Attempt>) -> SeenJob {
-        if self.sees(&job) {
+        if self.can_see(&job) {
             SeenJob::Own(Box::new(JobView::read(job, Some(attempts))))
         } else {
-            SeenJob::Foreign(ForeignJobView::of(job.id, job.state))
+            SeenJob::Foreign(ForeignJobView::new(job.id, job.state))
         }
     }
 
@@ -122,7 +122,7 @@ mod tests {
 
     #[test]
     fn a_report_that_sends_its_file_needs_the_kind_of_the_mail() {
-        let asker = |kinds: &[&str]| Asker {
+        let asker = |kinds: &[&str]| Requester {
             producer: Producer::new(Actor::key("shop"), Actor::key("shop")),
             kinds: Some(Arc::new(kinds.iter().map(|kind| kind.parse().unwrap()).collect())),
             reads_all: false,

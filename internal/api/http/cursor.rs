@@ -25,7 +25,7 @@ impl Listing {
 
     /// Return the position of a cursor, if there is one.
     pub(crate) fn place(&self, cursor: Option<&str>) -> Result<Option<Vec<u8>>, Problem> {
-        cursor.map(|cursor| self.opened(cursor).ok_or_else(Self::wrong)).transpose()
+        cursor.map(|cursor| self.open_cursor(cursor).ok_or_else(Self::wrong)).transpose()
     }
 
     /// Return the position of a cursor in a listing that is ordered by id.
@@ -34,7 +34,7 @@ impl Listing {
         place.map(|place| Uuid::from_slice(&place).map_err(|_| Self::wrong())).transpose()
     }
 
-    fn opened(&self, cursor: &str) -> Option<Vec<u8>> {
+    fn open_cursor(&self, cursor: &str) -> Option<Vec<u8>> {
         let mut bytes = URL_SAFE_NO_PAD.decode(cursor).ok()?;
         let sealed = bytes.split_off(bytes.len().checked_sub(self.0.len())?);
         (sealed == self.0).then_some(bytes)

@@ -23,15 +23,15 @@ use crate::handlers;
 use crate::store::Condition;
 
 /// Return the ETag of the JSON text of a job.
-pub(crate) fn of(text: &str) -> String {
+pub(crate) fn compute(text: &str) -> String {
     let digest = Sha256::digest(text.as_bytes());
     format!("\"{}\"", URL_SAFE_NO_PAD.encode(&digest[..15]))
 }
 
 /// Build a response with a job and its ETag.
-pub(crate) fn tagged(status: StatusCode, job: &impl Serialize) -> Response {
+pub(crate) fn respond_with_etag(status: StatusCode, job: &impl Serialize) -> Response {
     let text = serde_json::to_string(job).unwrap_or_default();
-    let tag = of(&text);
+    let tag = compute(&text);
     let mut response = (status, text).into_response();
     response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
     put(response.headers_mut(), &tag);
@@ -81,7 +81,7 @@ impl Tags {
     }
 
     /// Return the condition on the object. `wording` parses a tag; tags that it cannot parse match nothing.
-    fn wanted<V>(&self, wording: impl Fn(&str) -> Option<V>) -> Condition<V> {
+    fn condition<V>(&self, wording: impl Fn(&str) -> Option<V>) -> Condition<V> {
         match self {
             Self::Any => Condition::Present,
             Self::These(tags) => Condition::OneOf(tags.iter().filter_map(|tag| wording(tag)).collect()),
@@ -136,18 +136,18 @@ impl<S: Send + Sync> FromRequestParts<S> for IfMatch {
 
 impl IfMatch {
     /// Return the condition on the object. `wording` parses a tag.
-    pub(crate) fn wanted<V>(self, wording: impl Fn(&str) -> Option<V>) -> Result<Condition<V>, Problem> {
-        Ok(self.0?.map_or(Condition::Any, |tags| tags.wanted(wording)))
+    pub(crate) fn condition<V>(self, wording: impl Fn(&str) -> Option<V>) -> Result<Condition<V>, Problem> {
+        Ok(self.0?.map_or(Condition::Any, |tags| tags.condition(wording)))
     }
 }
 
 /// The headers `If-Match` and `If-None-Match` of a request that creates or changes an object.
-pub(crate) struct Expected {
+pub(crate) struct Preconditions {
     matching: IfMatch,
     none: Result<Option<Tags>, Problem>,
 }
 
-impl<S: Send + Sync> FromRequestParts<S> for Expected {
+impl<S: Send + Sync> FromRequestParts<S> for Preconditions {
     type Rejection = Infallible;
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Infallible> {
@@ -156,10 +156,10 @@ impl<S: Send + Sync> FromRequestParts<S> for Expected {
     }
 }
 
-impl Expected {
+impl Preconditions {
     /// Return the condition on the object. `wording` parses a tag.
-    pub(crate) fn wanted<V>(self, wording: impl Fn(&str) -> Option<V>) -> Result<Condition<V>, Problem> {
-        let wanted = self.matching.wanted(wording)?;
+    pub(crate) fn condition<V>(self, wording: impl Fn(&str) -> Option<V>) -> Result<Condition<V>, Problem> {
+        let wanted = self.matching.condition(wording)?;
         match (wanted, self.none?) {
             (wanted, None) => Ok(wanted),
             (Condition::Any, Some(Tags::Any)) => Ok(Condition::Absent),
@@ -189,7 +189,7 @@ impl<S: Send + Sync> FromRequestParts<S> for IfNoneMatch {
 
 impl IfNoneMatch {
     /// Replace the response with 304 if the client already has it.
-    pub(crate) fn spare(&self, answer: Response) -> Response {
+    pub(crate) fn not_modified_if_match(&self, answer: Response) -> Response {
         let tag = answer.headers().get(header::ETAG).cloned();
         match (&self.0, tag) {
             (Some(tags), Some(tag)) if tag.to_str().is_ok_and(|tag| tags.match_weakly(tag)) => {
@@ -250,7 +250,7 @@ mod tests {
         assert!(!tags.match_strongly("\"a\"") && tags.match_weakly("\"a\""));
         assert!(Tags::Any.match_strongly("\"a\""));
         let versions = Tags::These(["\"7\"", "W/\"8\"", "\"x\"", "\"9\""].map(str::to_owned).into());
-        assert_eq!(versions.wanted(version_of), Condition::OneOf(vec![7, 9]));
+        assert_eq!(versions.condition(version_of), Condition::OneOf(vec![7, 9]));
         assert_eq!(version_of(&of_version(7)), Some(7));
     }
 
@@ -265,8 +265,8 @@ mod tests {
                 Tags::read(&headers, name)
             };
             let matching = IfMatch(tags(&header::IF_MATCH, matching));
-            let expected = Expected { matching, none: tags(&header::IF_NONE_MATCH, none) };
-            expected.wanted(version_of).map_err(|problem| problem.code)
+            let expected = Preconditions { matching, none: tags(&header::IF_NONE_MATCH, none) };
+            expected.condition(version_of).map_err(|problem| problem.code)
         };
         assert_eq!(wanted(None, None), Ok(Condition::Any));
         assert_eq!(wanted(None, Some("*")), Ok(Condition::Absent));

@@ -72,7 +72,7 @@ macro_rules! filter_struct {
         $(#[$about])*
         pub(crate) struct $name {
             /// Only jobs in this state.
-            #[$attribute(value_type = Option<crate::api::jobs::view::StateWord>, inline)]
+            #[$attribute(value_type = Option<crate::api::view::StateWord>, inline)]
             state: Option<String>,
             /// Only jobs of this kind.
             #[$attribute(pattern = "^[a-z0-9][a-z0-9_.-]{0,63}$")]
@@ -105,13 +105,13 @@ macro_rules! filter_struct {
             /// Only jobs whose last error contains this text. Upper and lower case do not matter.
             #[$attribute(max_length = 200)]
             error: Option<String>,
-            /// Only failed jobs of this group of dead letters; see `/v1/dead/groups`.
+            /// Only failed jobs of this group of dead letters; see `/v1/dead-letters/groups`.
             #[$attribute(pattern = "^[0-9a-f]{16}$")]
             fingerprint: Option<String>,
             /// A whole filter in the language of the filter bar: `state:failed kind:email queue:mail schedule:nightly
-            /// key:order-7 tag:a error:"timed out" created:>2026-11-01 finished:<2h due:<2h id:… payload.user.id:42`. A
-            /// span after `created` or `finished` is an age (`created:<2h`: in the last two hours), a span after `due`
-            /// lies ahead (`due:<2h`: in the next two hours). Paths into a payload: `items[0].sku`, `"odd key".x`.
+            /// unique_key:order-7 tag:a error:"timed out" created:>2026-11-01 finished:<2h due:<2h id:…
+            /// payload.user.id:42`. A span after `created` or `finished` is an age (`created:<2h`: in the last two
+            /// hours), a span after `due` lies ahead (`due:<2h`: in the next two hours). Paths into a payload: `items[0].sku`, `"odd key".x`.
             #[$attribute(max_length = 2000, example = "state:failed kind:email created:<2h payload.user.id:42")]
             q: Option<String>,
             $($extra)*

@@ -17,18 +17,18 @@ use utoipa::openapi::schema::{ObjectBuilder, Type};
 use utoipa::openapi::{Header, OpenApi, RefOr, Required};
 
 use crate::api::Api;
-use crate::api::http::auth::Caller;
+use crate::api::http::auth::CallerDigest;
 use crate::api::http::etag;
 use crate::api::http::problem::{Code, Problem, describe_problem};
 use crate::broker::IdempotencyKey;
 use crate::handlers;
 use crate::job::{JobId, limits};
-use crate::store::{Answer, EnqueueOutcome, IdempotentRequest, Outcome};
+use crate::store::{Answer, EnqueueOutcome, IdempotentOutcome, IdempotentRequest};
 
 const KEY: HeaderName = HeaderName::from_static("idempotency-key");
 const REPLAYED: HeaderName = HeaderName::from_static("idempotency-replayed");
 
-/// The idempotency key of a request, if it has one. An invalid one is reported only by [`once`](Key::once) and
+/// The idempotency key of a request, if it has one. An invalid one is reported only by [`request`](Key::request) and
 /// [`given`](Key::given), after the body was read: if the server responds earlier, it may reset the connection while
 /// the client still sends, and the response is lost.
 pub(crate) struct Key(Result<Option<IdempotencyKey>, Problem>);
@@ -42,12 +42,12 @@ impl<S: Send + Sync> FromRequestParts<S> for Key {
             let here = handlers::Problem::at("Idempotency-Key", detail);
             Problem::new(Code::InvalidRequest, "invalid header Idempotency-Key; `errors` says why").at("", vec![here])
         };
-        let caller = parts.extensions.get::<Caller>().map_or(&[][..], |caller| &caller.0);
+        let caller = parts.extensions.get::<CallerDigest>().map_or(&[][..], |caller| &caller.0);
         Ok(Self(match (given.next(), given.next()) {
             (None, _) => Ok(None),
             (Some(_), Some(_)) => Err(wrong("is present more than once".to_owned())),
             (Some(key), None) => {
-                IdempotencyKey::of(caller, key.as_bytes()).map(Some).map_err(|invalid| wrong(invalid.to_string()))
+                IdempotencyKey::new(caller, key.as_bytes()).map(Some).map_err(|invalid| wrong(invalid.to_string()))
             }
         }))
     }
@@ -61,20 +61,20 @@ impl Key {
 
     /// Return the idempotent request, if it has an idempotency key. `call` identifies the route and the object; `body`
     /// is the JSON text of the body.
-    pub(crate) fn once(self, call: &str, body: Option<&[u8]>) -> Result<Option<IdempotentRequest>, Problem> {
+    pub(crate) fn request(self, call: &str, body: Option<&[u8]>) -> Result<Option<IdempotentRequest>, Problem> {
         let Some(key) = self.0? else { return Ok(None) };
         let body: Option<&RawValue> = body.map(serde_json::from_slice).transpose().map_err(|error| {
             // The body has been parsed before, so this does not happen.
             Problem::new(Code::InvalidJson, error.to_string())
         })?;
-        Ok(Some(key.once(call, body)))
+        Ok(Some(key.request(call, body)))
     }
 }
 
-/// What the body of a stored response shows. A request is bound to its route, so the route knows it, also when the response
-/// is returned again.
+/// What the body of a stored response shows. A request is bound to its route, so the route knows it, also when the
+/// response is returned again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Shows {
+pub(crate) enum ResponseContent {
     /// A job. The response has its ETag and, if the job is new, its Location.
     Job,
     /// Anything else.
@@ -88,10 +88,10 @@ struct IdOfJob {
 }
 
 /// Build the response to a request that was carried out now or, if `replayed`, earlier.
-pub(crate) fn respond(answer: Answer, replayed: bool, shows: Shows) -> Response {
+pub(crate) fn respond(answer: Answer, replayed: bool, shows: ResponseContent) -> Response {
     let status = StatusCode::from_u16(answer.status).unwrap_or(StatusCode::OK);
-    let job = (shows == Shows::Job).then(|| serde_json::from_str::<IdOfJob>(&answer.body).ok()).flatten();
-    let tag = job.is_some().then(|| etag::of(&answer.body));
+    let job = (shows == ResponseContent::Job).then(|| serde_json::from_str::<IdOfJob>(&answer.body).ok()).flatten();
+    let tag = job.is_some().then(|| etag::compute(&answer.body));
     let mut response = (status, answer.body).into_response();
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
@@ -110,20 +110,20 @@ pub(crate) fn respond(answer: Answer, replayed: bool, shows: Shows) -> Response 
 }
 
 /// Build the response from the outcome of an idempotent request. `refused` builds it for a request that was refused.
-pub(crate) fn conclude<T>(
-    outcome: Outcome<T>,
-    shows: Shows,
+pub(crate) fn respond_to_outcome<T>(
+    outcome: IdempotentOutcome<T>,
+    shows: ResponseContent,
     refused: impl FnOnce(T) -> Result<Response, Problem>,
 ) -> Result<Response, Problem> {
     match outcome {
-        Outcome::First { answer, .. } => Ok(respond(answer, false, shows)),
-        Outcome::Replayed(answer) => Ok(respond(answer, true, shows)),
-        Outcome::Refused(refusal) => refused(refusal),
-        Outcome::Conflict => Err(Problem::new(
+        IdempotentOutcome::First { answer, .. } => Ok(respond(answer, false, shows)),
+        IdempotentOutcome::Replayed(answer) => Ok(respond(answer, true, shows)),
+        IdempotentOutcome::Refused(refusal) => refused(refusal),
+        IdempotentOutcome::Conflict => Err(Problem::new(
             Code::IdempotencyConflict,
             "this idempotency key belongs to another request, which was carried out; nothing was changed",
         )),
-        Outcome::Busy => Err(Problem::new(
+        IdempotentOutcome::Busy => Err(Problem::new(
             Code::IdempotencyInProgress,
             "a request with this idempotency key is under way and has not ended yet; this request changed nothing",
         )),
@@ -132,15 +132,15 @@ pub(crate) fn conclude<T>(
 
 /// Return the stored response of an earlier request with this idempotency key, or else `problem`. A request that is
 /// invalid on this runner may have been carried out before, for example on a runner that had the kind.
-pub(crate) async fn recall(
+pub(crate) async fn replay_stored(
     api: &Api,
     once: Option<IdempotentRequest>,
-    shows: Shows,
+    shows: ResponseContent,
     problem: Problem,
 ) -> Result<Response, Problem> {
     let Some(once) = once else { return Err(problem) };
-    match api.broker.store().recall::<EnqueueOutcome>(once).await? {
-        Some(Outcome::Replayed(answer)) => Ok(respond(answer, true, shows)),
+    match api.broker.store().find_response::<EnqueueOutcome>(once).await? {
+        Some(IdempotentOutcome::Replayed(answer)) => Ok(respond(answer, true, shows)),
         _ => Err(problem),
     }
 }

@@ -1,12 +1,13 @@
 //! Requests and responses: what every resource needs from HTTP.
 //!
+//! - `answers.rs`: small parts of many answers
 //! - `auth.rs`: authentication and scopes
 //! - `body.rs`: bodies, paths and query strings, read with precise errors
 //! - `caller.rs`: the jobs that a caller may see and the kinds that it may enqueue
 //! - `cursor.rs`: the cursors of listings
 //! - `etag.rs`: ETags and conditional requests
+//! - `failed_logins.rs`: delay and log of requests with unknown API keys
 //! - `filter.rs`: the filter parameters that several routes share
-//! - `guesses.rs`: delay and log of requests with unknown API keys
 //! - `idempotency.rs`: `Idempotency-Key`
 //! - `observe.rs`: the duration and the id of each request
 //! - `origin.rs`: protection of an open API against web pages, proxies and foreign host names
@@ -17,13 +18,14 @@
 //! - `shares.rs`: permits for streams, imports and downloads, shared between API keys
 //! - `trace.rs`: the W3C trace context of a request
 
+pub(super) mod answers;
 pub(super) mod auth;
 pub(super) mod body;
 pub(super) mod caller;
 pub(super) mod cursor;
 pub(super) mod etag;
+pub(super) mod failed_logins;
 pub(super) mod filter;
-pub(super) mod guesses;
 pub(super) mod idempotency;
 pub(super) mod observe;
 pub(super) mod origin;

@@ -31,7 +31,7 @@ const FORWARDED: [HeaderName; 3] =
     [HeaderName::from_static("forwarded"), HeaderName::from_static("via"), HeaderName::from_static("x-real-ip")];
 
 /// Advice at the end of each refusal.
-const WAY_OUT: &str = "make an API key (`tickr keys create --scope admin`) and send it with each request";
+const WAY_OUT: &str = "make an API key (`tickr api-keys create --scope admin`) and send it with each request";
 
 /// Return the host names of a request, without ports: those of `Host` and of the request line. Return `None` when one
 /// of them cannot be parsed, or when there are several `Host` headers, because a proxy may have checked another one

@@ -2,196 +2,23 @@
 //! SQL.
 
 use axum::Json;
-use axum::http::{HeaderValue, StatusCode, header};
+use axum::http::{HeaderValue, header};
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 use utoipa::ToSchema;
 
+use crate::api::http::problem_table::Again;
+pub use crate::api::http::problem_table::Code;
 use crate::broker::Invalid;
 use crate::handlers;
 use crate::job::{JobId, State};
-use crate::store::{Holder, StoreError};
+use crate::store::{KeyHolder, StoreError};
 
 /// Maximum number of errors in one response.
 const MAX_ERRORS: usize = 50;
 /// Maximum sizes of the pointer and the detail of an error, because both may quote the request.
 const MAX_POINTER_BYTES: usize = 256;
 const MAX_DETAIL_BYTES: usize = 512;
-
-/// The problem codes. They are stable.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ToSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum Code {
-    /// 400: the body is not JSON.
-    InvalidJson,
-    /// 400: the body is nested more than 64 levels deep.
-    TooDeep,
-    /// 401: an API key or token is needed, or the given one is not known.
-    Unauthorized,
-    /// 403: the caller may not do this; for an API key, the detail names the scope or kind that is needed.
-    Forbidden,
-    /// 404: the path or the object does not exist.
-    NotFound,
-    /// 405: the path does not support this method.
-    MethodNotAllowed,
-    /// 408: the body did not arrive in time.
-    RequestTimeout,
-    /// 409: the state of the job or bulk operation does not allow this; for a job, `current_state` names the state.
-    WrongState,
-    /// 409: an unfinished job has this unique key.
-    KeyTaken,
-    /// 409: an API key has or had this name, and a name is never used for a second one.
-    NameTaken,
-    /// 409: the dead letter was already replayed; `replayed_as` names the new job.
-    AlreadyReplayed,
-    /// 409: a request with this idempotency key is under way; Retry-After says when to try again.
-    IdempotencyInProgress,
-    /// 409: a configuration file declares the schedule, and only the file may change it.
-    DeclaredInConfig,
-    /// 409: the previous job of the schedule has not ended, and the overlap policy does not allow a second one.
-    PreviousUnfinished,
-    /// 409: the runner has stopped and accepts no more requests.
-    RunnerStopped,
-    /// 412: the object does not meet the request's If-Match or If-None-Match.
-    PreconditionFailed,
-    /// 413: the body is larger than the limit.
-    TooLarge,
-    /// 415: the `Content-Type` of the body is not one that this call accepts.
-    UnsupportedMediaType,
-    /// 422: the request could be read, but is not what this call accepts; `errors` says where and why.
-    InvalidRequest,
-    /// 422: the runner has no handler for this kind.
-    UnknownKind,
-    /// 422: the payload does not fit the schema of its kind; `errors` says where and why.
-    InvalidPayload,
-    /// 422: this idempotency key belongs to another request.
-    IdempotencyConflict,
-    /// 422: the id in the path is malformed.
-    InvalidId,
-    /// 422: the cursor does not come from this listing with this filter.
-    InvalidCursor,
-    /// 422: the limit for objects of this type is reached.
-    TooMany,
-    /// 429: a limit of this runner is reached, such as requests that wait for MySQL; Retry-After says when to try
-    /// again.
-    Overloaded,
-    /// 500: a defect in tickr or in its setup; the log has the details.
-    Internal,
-    /// 503: this runner is shutting down; send the request to another one, or to this one after its restart.
-    Stopping,
-    /// 503: MySQL cannot be reached; Retry-After says when to try again. A commit whose confirmation was lost may have
-    /// been made.
-    StoreUnavailable,
-    /// 503: Redis does not answer. Jobs are executed without it; only requests about Redis itself fail.
-    IndexUnavailable,
-}
-
-impl Code {
-    /// All codes, in the order of their statuses.
-    pub(crate) const ALL: [Self; 30] = [
-        Self::InvalidJson,
-        Self::TooDeep,
-        Self::Unauthorized,
-        Self::Forbidden,
-        Self::NotFound,
-        Self::MethodNotAllowed,
-        Self::RequestTimeout,
-        Self::WrongState,
-        Self::KeyTaken,
-        Self::NameTaken,
-        Self::IdempotencyInProgress,
-        Self::AlreadyReplayed,
-        Self::DeclaredInConfig,
-        Self::PreviousUnfinished,
-        Self::RunnerStopped,
-        Self::PreconditionFailed,
-        Self::TooLarge,
-        Self::UnsupportedMediaType,
-        Self::InvalidRequest,
-        Self::UnknownKind,
-        Self::InvalidPayload,
-        Self::IdempotencyConflict,
-        Self::InvalidId,
-        Self::InvalidCursor,
-        Self::TooMany,
-        Self::Overloaded,
-        Self::Internal,
-        Self::Stopping,
-        Self::StoreUnavailable,
-        Self::IndexUnavailable,
-    ];
-
-    pub(crate) const fn status(self) -> StatusCode {
-        match self {
-            Self::InvalidJson | Self::TooDeep => StatusCode::BAD_REQUEST,
-            Self::Unauthorized => StatusCode::UNAUTHORIZED,
-            Self::Forbidden => StatusCode::FORBIDDEN,
-            Self::NotFound => StatusCode::NOT_FOUND,
-            Self::MethodNotAllowed => StatusCode::METHOD_NOT_ALLOWED,
-            Self::RequestTimeout => StatusCode::REQUEST_TIMEOUT,
-            Self::WrongState
-            | Self::KeyTaken
-            | Self::NameTaken
-            | Self::IdempotencyInProgress
-            | Self::AlreadyReplayed
-            | Self::DeclaredInConfig
-            | Self::PreviousUnfinished
-            | Self::RunnerStopped => StatusCode::CONFLICT,
-            Self::PreconditionFailed => StatusCode::PRECONDITION_FAILED,
-            Self::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
-            Self::UnsupportedMediaType => StatusCode::UNSUPPORTED_MEDIA_TYPE,
-            Self::InvalidRequest
-            | Self::UnknownKind
-            | Self::InvalidPayload
-            | Self::IdempotencyConflict
-            | Self::InvalidId
-            | Self::TooMany
-            | Self::InvalidCursor => StatusCode::UNPROCESSABLE_ENTITY,
-            Self::Overloaded => StatusCode::TOO_MANY_REQUESTS,
-            Self::Internal => StatusCode::INTERNAL_SERVER_ERROR,
-            Self::Stopping | Self::StoreUnavailable | Self::IndexUnavailable => StatusCode::SERVICE_UNAVAILABLE,
-        }
-    }
-
-    pub(crate) const fn title(self) -> &'static str {
-        match self {
-            Self::InvalidJson => "The body is not JSON",
-            Self::TooDeep => "The body is nested too deeply",
-            Self::Unauthorized => "A valid API key or token is needed",
-            Self::Forbidden => "The caller may not do this",
-            Self::NotFound => "Not found",
-            Self::MethodNotAllowed => "Method not allowed",
-            Self::RequestTimeout => "The body took too long",
-            Self::WrongState => "Not possible in the current state",
-            Self::AlreadyReplayed => "The dead letter was already replayed",
-            Self::KeyTaken => "An unfinished job has this unique key",
-            Self::NameTaken => "The name is taken",
-            Self::IdempotencyInProgress => "A request with this idempotency key is under way",
-            Self::DeclaredInConfig => "A configuration file owns the schedule",
-            Self::PreviousUnfinished => "The previous job has not ended",
-            Self::RunnerStopped => "The runner has stopped",
-            Self::PreconditionFailed => "The condition of the request is not met",
-            Self::TooLarge => "The body is too large",
-            Self::UnsupportedMediaType => "Unsupported media type of the body",
-            Self::InvalidRequest => "Invalid request",
-            Self::UnknownKind => "Unknown kind",
-            Self::InvalidPayload => "The payload does not fit the kind",
-            Self::IdempotencyConflict => "The idempotency key belongs to another request",
-            Self::InvalidId => "Malformed id",
-            Self::InvalidCursor => "Not a cursor of this listing",
-            Self::TooMany => "A limit on the number of objects is reached",
-            Self::Overloaded => "A limit of this runner is reached",
-            Self::Internal => "Internal error",
-            Self::Stopping => "This runner is stopping",
-            Self::StoreUnavailable => "MySQL cannot be reached",
-            Self::IndexUnavailable => "Redis does not answer",
-        }
-    }
-
-    pub(crate) fn word(self) -> String {
-        serde_json::to_value(self).ok().and_then(|word| word.as_str().map(str::to_owned)).unwrap_or_default()
-    }
-}
 
 /// One error in the request.
 #[derive(Clone, Debug, Serialize, ToSchema)]
@@ -224,12 +51,12 @@ pub struct Problem {
     /// Number of errors that were left out.
     #[serde(skip)]
     unsaid: usize,
-    /// State of a job: with `wrong_state` that of the requested job, with `key_taken` and `previous_unfinished` that of
-    /// the job in the way.
+    /// State of a job: with `wrong_state` that of the requested job, with `unique_key_taken` and `previous_unfinished`
+    /// that of the job in the way.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<crate::api::jobs::view::StateWord>)]
+    #[schema(value_type = Option<crate::api::view::StateWord>)]
     pub current_state: Option<State>,
-    /// Id of the job in the way: with `key_taken` of a single job, and with `previous_unfinished`.
+    /// Id of the job in the way: with `unique_key_taken` of a single job, and with `previous_unfinished`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub holder: Option<String>,
     /// Id of the job that replayed the dead letter, with `already_replayed`.
@@ -301,7 +128,7 @@ impl Problem {
     }
 
     /// Name the job in the way and its state.
-    pub(crate) fn held_by(self, holder: &Holder) -> Self {
+    pub(crate) fn held_by(self, holder: &KeyHolder) -> Self {
         self.held_by_job(holder.id, holder.state)
     }
 
@@ -369,14 +196,24 @@ pub(crate) fn describe_problem(description: &str) -> utoipa::openapi::Response {
     described
 }
 
+/// Describe these responses of an operation, by status, unless it describes them itself.
+pub(crate) fn add_problems(operation: &mut utoipa::openapi::path::Operation, answers: &[(&str, &str)]) {
+    for (status, description) in answers {
+        let described = || utoipa::openapi::RefOr::T(describe_problem(description));
+        operation.responses.responses.entry((*status).to_owned()).or_insert_with(described);
+    }
+}
+
 impl IntoResponse for Problem {
     fn into_response(self) -> Response {
         let status = self.code.status();
         let code = self.code;
         let mut response = (status, Json(self)).into_response();
+        // For the layers around the routes, which see the response only.
+        response.extensions_mut().insert(code);
         let headers = response.headers_mut();
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
-        if crate::api::http::problem_table::entry(code).again == crate::api::http::problem_table::Again::Later {
+        if code.entry().again == Again::Later {
             headers.insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
         }
         if code == Code::Unauthorized {

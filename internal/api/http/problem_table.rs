@@ -1,9 +1,11 @@
-//! The catalogue of problems: the meaning of each code, its remedy, and whether a retry makes sense. `docs/PROBLEMS.md`
+//! The table of problems: each code with its status, its meaning, its remedy, and whether a retry makes sense. `docs/PROBLEMS.md`
 //! and `/docs` are generated from it.
 
 use std::fmt::Write as _;
 
-use crate::api::http::problem::Code;
+use axum::http::StatusCode;
+use serde::Serialize;
+use utoipa::ToSchema;
 
 /// Advice on sending the same request again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,159 +39,297 @@ pub(crate) struct Entry {
     pub(crate) again: Again,
 }
 
-/// Return the entry of a code.
-pub(crate) const fn entry(code: Code) -> Entry {
-    let (meaning, remedy, again) = match code {
-        Code::InvalidJson => (
-            "The body is not JSON, or it ended too early.",
-            "Send one complete JSON value in UTF-8. `detail` names the line and column at which the parser stopped.",
-            Again::Changed,
-        ),
-        Code::TooDeep => (
-            "The body is nested more than 64 levels deep.",
-            "Flatten the payload, or store the data elsewhere and send a reference to it.",
-            Again::Changed,
-        ),
-        Code::Unauthorized => (
-            "The request has no API key or token, or tickr does not know the one that it has, or the API key was revoked.",
-            "Send `Authorization: Bearer` with an API key (`tickr keys create`) or a token of `TICKR_API_TOKENS`.",
-            Again::Changed,
-        ),
-        Code::Forbidden => (
-            "The API key has another scope or other kinds. Or the job belongs to another producer. Or the API is open (it has no API keys yet), and the request came from a web page of another site, through a proxy, or under a host name that tickr does not know as its own.",
-            "Use an API key with the scope or kind that `detail` names. For an open API, add the host name to `TICKR_HTTP_HOSTS`, or create an API key.",
-            Again::Changed,
-        ),
-        Code::NotFound => (
-            "The path does not exist, or there is no object with this id or name. Ended jobs are deleted after their retention. A large report is served only by the runner that made it; `detail` names that runner.",
-            "Check the id or name; `/openapi.json` lists the paths.",
-            Again::Changed,
-        ),
-        Code::MethodNotAllowed => {
-            ("The path does not support this method.", "Use one of the methods in the `Allow` header.", Again::Changed)
+/// Define the problem codes, and all that is said about each of them.
+macro_rules! problems {
+    ($($(#[$doc:meta])* $code:ident => {
+        status: $status:ident,
+        title: $title:literal,
+        meaning: $meaning:literal,
+        remedy: $remedy:literal,
+        again: $again:ident,
+    })*) => {
+        /// The problem codes. They are stable.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ToSchema)]
+        #[serde(rename_all = "snake_case")]
+        pub enum Code {
+            $($(#[$doc])* $code,)*
         }
-        Code::RequestTimeout => (
-            "The body did not arrive within `TICKR_HTTP_BODY_TIMEOUT`. Nothing was done. For an import, the lines that were already answered keep their outcome.",
-            "Send it again over a faster connection. Use `/v1/jobs/import` for large numbers of jobs.",
-            Again::Later,
-        ),
-        Code::WrongState => (
-            "The state of the job or bulk operation does not allow this. For a job, `current_state` names the state. Nothing was changed.",
-            "Read the job or bulk operation again, then decide what to do.",
-            Again::Changed,
-        ),
-        Code::KeyTaken => (
-            "An unfinished job has this unique key, and the request may neither return nor replace that job. For a single job, `holder` and `current_state` describe it. Nothing was written.",
-            "Wait for that job, choose another unique key, or send `on_conflict` `return` or `replace`. Only an admin key may replace the job of another producer.",
-            Again::Changed,
-        ),
-        Code::NameTaken => (
-            "An API key has or had this name. A name is never used for a second API key. Nothing was changed.",
-            "Choose another name.",
-            Again::Changed,
-        ),
-        Code::IdempotencyInProgress => (
-            "Another request with this idempotency key is under way and did not end in time. This request changed nothing.",
-            "Send it again. It then gets the response of the first request, or is carried out if the first request failed.",
-            Again::Later,
-        ),
-        Code::PreconditionFailed => (
-            "The object does not have an ETag that `If-Match` names, or `If-None-Match: *` was sent and the object exists. Nothing was changed.",
-            "Read the object again, decide what to do, and send its new ETag.",
-            Again::Changed,
-        ),
-        Code::TooLarge => (
-            "The body, or one line of an import, is larger than `TICKR_BODY_LIMIT`.",
-            "Store large data elsewhere and send a reference in the payload. An operator may raise the limit up to 1 MiB.",
-            Again::Changed,
-        ),
-        Code::UnsupportedMediaType => (
-            "The `Content-Type` of the body is not one that this call accepts.",
-            "Send `Content-Type: application/json`, or `application/x-ndjson` for an import.",
-            Again::Changed,
-        ),
-        Code::InvalidRequest => (
-            "The request could be read, but is not what this call accepts. Each entry of `errors` names a position in the body (a JSON pointer), a query parameter or a header.",
-            "Correct what `errors` names.",
-            Again::Changed,
-        ),
-        Code::UnknownKind => (
-            "The runner that answered has no handler for this kind.",
-            "Use a kind of `/v1/kinds`, or deploy a runner that has this kind first.",
-            Again::Changed,
-        ),
-        Code::InvalidPayload => (
-            "The payload does not fit the schema of its kind. `errors` says where and why.",
-            "Correct the payload. `/v1/kinds` has the schemas.",
-            Again::Changed,
-        ),
-        Code::IdempotencyConflict => (
-            "This idempotency key belongs to another request, which was carried out. This request changed nothing.",
-            "Use a new idempotency key for each request. Use it again only to repeat the same request.",
-            Again::Changed,
-        ),
-        Code::InvalidId => (
-            "The id in the path is malformed.",
-            "Use the id that tickr returned: a hyphenated UUID for a job or bulk operation, 16 hexadecimal digits for a group of dead letters.",
-            Again::Changed,
-        ),
-        Code::InvalidCursor => (
-            "The cursor does not come from this listing with this filter.",
-            "Send `next_cursor` of the last page, unchanged, with the same filter. Or start again without a cursor.",
-            Again::Changed,
-        ),
-        Code::AlreadyReplayed => (
-            "The dead letter was already replayed; `replayed_as` names the new job. No other job was made.",
-            "Read the new job. If it failed as well, replay that one.",
-            Again::Changed,
-        ),
-        Code::DeclaredInConfig => (
-            "A configuration file declares this schedule and would restore it at the next start of a runner. Nothing was changed.",
-            "Change the configuration file and restart the runners.",
-            Again::Changed,
-        ),
-        Code::PreviousUnfinished => (
-            "The previous job of this schedule has not ended, and the overlap policy does not allow a second one. Nothing was done.",
-            "Wait for that job, cancel it, or trigger the schedule with `overlap=allow`.",
-            Again::Changed,
-        ),
-        Code::RunnerStopped => (
-            "The runner has stopped, or was found dead. Nothing was changed.",
-            "Look for its successor in `/v1/runners`. A process that starts again is a new runner with a new id.",
-            Again::Changed,
-        ),
-        Code::TooMany => (
-            "The limit for these objects is reached. Nothing was changed.",
-            "Remove or revoke some first.",
-            Again::Changed,
-        ),
-        Code::Overloaded => (
-            "This runner has reached a limit: requests that wait for MySQL, open connections, streams, imports, downloads, or searches and counts. Nothing was accepted. For an import, the lines that were already answered keep their outcome.",
-            "Wait for the time in `Retry-After` and try again, on another runner if there is one. Operators find the numbers in `tickr_http_clients_turned_away_total` and `tickr_searches_refused_total`, and the limits in the configuration.",
-            Again::Later,
-        ),
-        Code::Internal => (
-            "A defect in tickr or in its setup. It is not known whether something was changed.",
-            "Search the log of the runner for the `x-request-id` of the response, and report the defect.",
-            Again::Mended,
-        ),
-        Code::Stopping => (
-            "This runner is shutting down. Nothing was accepted. For an import, the lines that were already answered keep their outcome.",
-            "Send the request to another runner, or to this one after its restart.",
-            Again::Later,
-        ),
-        Code::StoreUnavailable => (
-            "MySQL cannot be reached, or its tables are being migrated. As far as tickr knows, nothing was changed. A commit whose confirmation was lost may have been made.",
-            "Try again. With an `Idempotency-Key` nothing is done twice.",
-            Again::Later,
-        ),
-        Code::IndexUnavailable => (
-            "Redis does not answer. Jobs are accepted and executed without it. Only requests about Redis itself fail.",
-            "Repair Redis. When it answers again, the runners fill it by themselves.",
-            Again::Later,
-        ),
+
+        impl Code {
+            /// All codes, in the order of their statuses.
+            pub(crate) const ALL: &[Self] = &[$(Self::$code),*];
+
+            pub(crate) const fn status(self) -> StatusCode {
+                match self {
+                    $(Self::$code => StatusCode::$status,)*
+                }
+            }
+
+            pub(crate) const fn title(self) -> &'static str {
+                match self {
+                    $(Self::$code => $title,)*
+                }
+            }
+
+            /// Return the texts about the code.
+            pub(crate) const fn entry(self) -> Entry {
+                match self {
+                    $(Self::$code => Entry { meaning: $meaning, remedy: $remedy, again: Again::$again },)*
+                }
+            }
+        }
     };
-    Entry { meaning, remedy, again }
+}
+
+problems! {
+    /// 400: the body is not JSON.
+    InvalidJson => {
+        status: BAD_REQUEST,
+        title: "The body is not JSON",
+        meaning: "The body is not JSON, or it ended too early.",
+        remedy: "Send one complete JSON value in UTF-8. `detail` names the line and column at which the parser stopped.",
+        again: Changed,
+    }
+    /// 400: the body is nested more than 64 levels deep.
+    TooDeep => {
+        status: BAD_REQUEST,
+        title: "The body is nested too deeply",
+        meaning: "The body is nested more than 64 levels deep.",
+        remedy: "Flatten the payload, or store the data elsewhere and send a reference to it.",
+        again: Changed,
+    }
+    /// 401: an API key or token is needed, or the given one is not known.
+    Unauthorized => {
+        status: UNAUTHORIZED,
+        title: "A valid API key or token is needed",
+        meaning: "The request has no API key or token, or tickr does not know the one that it has, or the API key was revoked.",
+        remedy: "Send `Authorization: Bearer` with an API key (`tickr api-keys create`) or a token of `TICKR_API_TOKENS`.",
+        again: Changed,
+    }
+    /// 403: the caller may not do this; for an API key, the detail names the scope or kind that is needed.
+    Forbidden => {
+        status: FORBIDDEN,
+        title: "The caller may not do this",
+        meaning: "The API key has another scope or other kinds. Or the job belongs to another producer. Or the API is open (it has no API keys yet), and the request came from a web page of another site, through a proxy, or under a host name that tickr does not know as its own.",
+        remedy: "Use an API key with the scope or kind that `detail` names. For an open API, add the host name to `TICKR_HTTP_HOSTS`, or create an API key.",
+        again: Changed,
+    }
+    /// 404: the path or the object does not exist.
+    NotFound => {
+        status: NOT_FOUND,
+        title: "Not found",
+        meaning: "The path does not exist, or there is no object with this id or name. Ended jobs are deleted after their retention. A large report is served only by the runner that made it; `detail` names that runner.",
+        remedy: "Check the id or name; `/openapi.json` lists the paths.",
+        again: Changed,
+    }
+    /// 405: the path does not support this method.
+    MethodNotAllowed => {
+        status: METHOD_NOT_ALLOWED,
+        title: "Method not allowed",
+        meaning: "The path does not support this method.",
+        remedy: "Use one of the methods in the `Allow` header.",
+        again: Changed,
+    }
+    /// 408: the body did not arrive in time.
+    RequestTimeout => {
+        status: REQUEST_TIMEOUT,
+        title: "The body took too long",
+        meaning: "The body did not arrive within `TICKR_HTTP_BODY_TIMEOUT`. Nothing was done. For an import, the lines that were already answered keep their outcome.",
+        remedy: "Send it again over a faster connection. Use `/v1/jobs/import` for large numbers of jobs.",
+        again: Later,
+    }
+    /// 409: the state of the job or bulk operation does not allow this; for a job, `current_state` names the state.
+    WrongState => {
+        status: CONFLICT,
+        title: "Not possible in the current state",
+        meaning: "The state of the job or bulk operation does not allow this. For a job, `current_state` names the state. Nothing was changed.",
+        remedy: "Read the job or bulk operation again, then decide what to do.",
+        again: Changed,
+    }
+    /// 409: an unfinished job has this unique key.
+    UniqueKeyTaken => {
+        status: CONFLICT,
+        title: "An unfinished job has this unique key",
+        meaning: "An unfinished job has this unique key, and the request may neither return nor replace that job. For a single job, `holder` and `current_state` describe it. Nothing was written.",
+        remedy: "Wait for that job, choose another unique key, or send `on_conflict` `return` or `replace`. Only an admin key may replace the job of another producer.",
+        again: Changed,
+    }
+    /// 409: an API key has or had this name, and a name is never used for a second one.
+    NameTaken => {
+        status: CONFLICT,
+        title: "The name is taken",
+        meaning: "An API key has or had this name. A name is never used for a second API key. Nothing was changed.",
+        remedy: "Choose another name.",
+        again: Changed,
+    }
+    /// 409: the dead letter was already replayed; `replayed_as` names the new job.
+    AlreadyReplayed => {
+        status: CONFLICT,
+        title: "The dead letter was already replayed",
+        meaning: "The dead letter was already replayed; `replayed_as` names the new job. No other job was made.",
+        remedy: "Read the new job. If it failed as well, replay that one.",
+        again: Changed,
+    }
+    /// 409: a request with this idempotency key is under way; Retry-After says when to try again.
+    IdempotencyInProgress => {
+        status: CONFLICT,
+        title: "A request with this idempotency key is under way",
+        meaning: "Another request with this idempotency key is under way and did not end in time. This request changed nothing.",
+        remedy: "Send it again. It then gets the response of the first request, or is carried out if the first request failed.",
+        again: Later,
+    }
+    /// 409: a configuration file declares the schedule, and only the file may change it.
+    DeclaredInConfig => {
+        status: CONFLICT,
+        title: "A configuration file owns the schedule",
+        meaning: "A configuration file declares this schedule and would restore it at the next start of a runner. Nothing was changed.",
+        remedy: "Change the configuration file and restart the runners.",
+        again: Changed,
+    }
+    /// 409: the previous job of the schedule has not ended, and the overlap policy does not allow a second one.
+    PreviousUnfinished => {
+        status: CONFLICT,
+        title: "The previous job has not ended",
+        meaning: "The previous job of this schedule has not ended, and the overlap policy does not allow a second one. Nothing was done.",
+        remedy: "Wait for that job, cancel it, or trigger the schedule with `overlap=allow`.",
+        again: Changed,
+    }
+    /// 409: the runner has stopped and accepts no more requests.
+    RunnerStopped => {
+        status: CONFLICT,
+        title: "The runner has stopped",
+        meaning: "The runner has stopped, or was found dead. Nothing was changed.",
+        remedy: "Look for its successor in `/v1/runners`. A process that starts again is a new runner with a new id.",
+        again: Changed,
+    }
+    /// 412: the object does not meet the request's If-Match or If-None-Match.
+    PreconditionFailed => {
+        status: PRECONDITION_FAILED,
+        title: "The condition of the request is not met",
+        meaning: "The object does not have an ETag that `If-Match` names, or `If-None-Match: *` was sent and the object exists. Nothing was changed.",
+        remedy: "Read the object again, decide what to do, and send its new ETag.",
+        again: Changed,
+    }
+    /// 413: the body is larger than the limit.
+    TooLarge => {
+        status: PAYLOAD_TOO_LARGE,
+        title: "The body is too large",
+        meaning: "The body, or one line of an import, is larger than `TICKR_BODY_LIMIT`.",
+        remedy: "Store large data elsewhere and send a reference in the payload. An operator may raise the limit up to 1 MiB.",
+        again: Changed,
+    }
+    /// 415: the `Content-Type` of the body is not one that this call accepts.
+    UnsupportedMediaType => {
+        status: UNSUPPORTED_MEDIA_TYPE,
+        title: "Unsupported media type of the body",
+        meaning: "The `Content-Type` of the body is not one that this call accepts.",
+        remedy: "Send `Content-Type: application/json`, or `application/x-ndjson` for an import.",
+        again: Changed,
+    }
+    /// 422: the request could be read, but is not what this call accepts; `errors` says where and why.
+    InvalidRequest => {
+        status: UNPROCESSABLE_ENTITY,
+        title: "Invalid request",
+        meaning: "The request could be read, but is not what this call accepts. Each entry of `errors` names a position in the body (a JSON pointer), a query parameter or a header.",
+        remedy: "Correct what `errors` names.",
+        again: Changed,
+    }
+    /// 422: the runner has no handler for this kind.
+    UnknownKind => {
+        status: UNPROCESSABLE_ENTITY,
+        title: "Unknown kind",
+        meaning: "The runner that answered has no handler for this kind.",
+        remedy: "Use a kind of `/v1/kinds`, or deploy a runner that has this kind first.",
+        again: Changed,
+    }
+    /// 422: the payload does not fit the schema of its kind; `errors` says where and why.
+    InvalidPayload => {
+        status: UNPROCESSABLE_ENTITY,
+        title: "The payload does not fit the kind",
+        meaning: "The payload does not fit the schema of its kind. `errors` says where and why.",
+        remedy: "Correct the payload. `/v1/kinds` has the schemas.",
+        again: Changed,
+    }
+    /// 422: this idempotency key belongs to another request.
+    IdempotencyConflict => {
+        status: UNPROCESSABLE_ENTITY,
+        title: "The idempotency key belongs to another request",
+        meaning: "This idempotency key belongs to another request, which was carried out. This request changed nothing.",
+        remedy: "Use a new idempotency key for each request. Use it again only to repeat the same request.",
+        again: Changed,
+    }
+    /// 422: the id in the path is malformed.
+    InvalidId => {
+        status: UNPROCESSABLE_ENTITY,
+        title: "Malformed id",
+        meaning: "The id in the path is malformed.",
+        remedy: "Use the id that tickr returned: a hyphenated UUID for a job or bulk operation, 16 hexadecimal digits for a group of dead letters.",
+        again: Changed,
+    }
+    /// 422: the cursor does not come from this listing with this filter.
+    InvalidCursor => {
+        status: UNPROCESSABLE_ENTITY,
+        title: "Not a cursor of this listing",
+        meaning: "The cursor does not come from this listing with this filter.",
+        remedy: "Send `next_cursor` of the last page, unchanged, with the same filter. Or start again without a cursor.",
+        again: Changed,
+    }
+    /// 422: the limit for objects of this type is reached.
+    TooMany => {
+        status: UNPROCESSABLE_ENTITY,
+        title: "A limit on the number of objects is reached",
+        meaning: "The limit for these objects is reached. Nothing was changed.",
+        remedy: "Remove or revoke some first.",
+        again: Changed,
+    }
+    /// 429: a limit of this runner is reached, such as requests that wait for MySQL; Retry-After says when to try
+    /// again.
+    Overloaded => {
+        status: TOO_MANY_REQUESTS,
+        title: "A limit of this runner is reached",
+        meaning: "This runner has reached a limit: requests that wait for MySQL, open connections, streams, imports, downloads, or searches and counts. Nothing was accepted. For an import, the lines that were already answered keep their outcome.",
+        remedy: "Wait for the time in `Retry-After` and try again, on another runner if there is one. Operators find the numbers in `tickr_http_clients_turned_away_total` and `tickr_searches_refused_total`, and the limits in the configuration.",
+        again: Later,
+    }
+    /// 500: a defect in tickr or in its setup; the log has the details.
+    Internal => {
+        status: INTERNAL_SERVER_ERROR,
+        title: "Internal error",
+        meaning: "A defect in tickr or in its setup. It is not known whether something was changed.",
+        remedy: "Search the log of the runner for the `x-request-id` of the response, and report the defect.",
+        again: Mended,
+    }
+    /// 503: this runner is shutting down; send the request to another one, or to this one after its restart.
+    Stopping => {
+        status: SERVICE_UNAVAILABLE,
+        title: "This runner is stopping",
+        meaning: "This runner is shutting down. Nothing was accepted. For an import, the lines that were already answered keep their outcome.",
+        remedy: "Send the request to another runner, or to this one after its restart.",
+        again: Later,
+    }
+    /// 503: MySQL cannot be reached; Retry-After says when to try again. A commit whose confirmation was lost may have
+    /// been made.
+    StoreUnavailable => {
+        status: SERVICE_UNAVAILABLE,
+        title: "MySQL cannot be reached",
+        meaning: "MySQL cannot be reached, or its tables are being migrated. As far as tickr knows, nothing was changed. A commit whose confirmation was lost may have been made.",
+        remedy: "Try again. With an `Idempotency-Key` nothing is done twice.",
+        again: Later,
+    }
+    /// 503: Redis does not answer. Jobs are executed without it; only requests about Redis itself fail.
+    IndexUnavailable => {
+        status: SERVICE_UNAVAILABLE,
+        title: "Redis does not answer",
+        meaning: "Redis does not answer. Jobs are accepted and executed without it. Only requests about Redis itself fail.",
+        remedy: "Repair Redis. When it answers again, the runners fill it by themselves.",
+        again: Later,
+    }
+}
+
+impl Code {
+    pub(crate) fn word(self) -> String {
+        serde_json::to_value(self).ok().and_then(|word| word.as_str().map(str::to_owned)).unwrap_or_default()
+    }
 }
 
 /// Return the text of `docs/PROBLEMS.md`.
@@ -206,14 +346,14 @@ pub fn markdown() -> String {
          | `title` | the code in words |\n\
          | `detail` | a description of this occurrence, for people; may change |\n\
          | `errors` | the single faults: `pointer` (a JSON pointer into the body, or the name of a parameter or header) and `detail` |\n\
-         | `current_state` | the state of the job, with `wrong_state`, `key_taken` and `previous_unfinished` |\n\
-         | `holder` | the job in the way, with `key_taken` of a single job and with `previous_unfinished` |\n\
+         | `current_state` | the state of the job, with `wrong_state`, `unique_key_taken` and `previous_unfinished` |\n\
+         | `holder` | the job in the way, with `unique_key_taken` of a single job and with `previous_unfinished` |\n\
          | `replayed_as` | the job that replayed the dead letter, with `already_replayed` |\n\n\
          The server below the API answers malformed request heads with an empty body: 400 when they are not HTTP, 414 \
          and 431 when they\nare too large. It closes the connection of a client that sends its head, or reads the response, too slowly.\n",
     );
-    for code in Code::ALL {
-        let Entry { meaning, remedy, again } = entry(code);
+    for &code in Code::ALL {
+        let Entry { meaning, remedy, again } = code.entry();
         let _ = write!(
             text,
             "\n## `{}`\n\n**{} {}.** {meaning}\n\n- What to do: {remedy}\n- Retry: {}\n",
@@ -247,10 +387,10 @@ mod tests {
         words.sort();
         words.dedup();
         assert_eq!(words.len(), Code::ALL.len());
-        for code in Code::ALL {
+        for &code in Code::ALL {
             let answer = Problem::new(code, "x").into_response();
             let comes_back = answer.headers().contains_key("retry-after");
-            assert_eq!(comes_back, entry(code).again == Again::Later, "{}", code.word());
+            assert_eq!(comes_back, code.entry().again == Again::Later, "{}", code.word());
         }
     }
 }

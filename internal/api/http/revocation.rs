@@ -8,54 +8,42 @@ use std::sync::Arc;
 use axum::extract::FromRequestParts;
 use axum::http::request::Parts;
 use tokio::sync::watch;
-use uuid::Uuid;
 
 use crate::api::Api;
-use crate::api::http::auth::is_open;
+use crate::api::http::auth::{AuthMethod, is_open};
 use crate::api::http::problem::{Code, Problem};
-use crate::broker::Settings;
-
-/// The reason why a request was let in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Grounds {
-    /// The API was open: it needed no API key.
-    Open,
-    /// A token of the configuration, which is valid as long as the process runs.
-    Token,
-    /// An API key.
-    Key(Uuid),
-}
+use crate::broker::OperatorSettings;
 
 /// The right of a request to continue.
 #[derive(Clone)]
-pub(crate) struct Pass {
+pub(crate) struct RequestRight {
     api: Api,
-    grounds: Grounds,
-    settings: watch::Receiver<Arc<Settings>>,
+    auth_method: AuthMethod,
+    settings: watch::Receiver<Arc<OperatorSettings>>,
 }
 
-impl FromRequestParts<Api> for Pass {
+impl FromRequestParts<Api> for RequestRight {
     type Rejection = Infallible;
 
     async fn from_request_parts(parts: &mut Parts, api: &Api) -> Result<Self, Infallible> {
-        let grounds = parts.extensions.get::<Grounds>().copied().unwrap_or(Grounds::Open);
-        Ok(Self { api: Arc::clone(api), grounds, settings: api.controls.listen() })
+        let auth_method = parts.extensions.get::<AuthMethod>().copied().unwrap_or(AuthMethod::Open);
+        Ok(Self { api: Arc::clone(api), auth_method, settings: api.operator_settings.listen() })
     }
 }
 
-impl Pass {
+impl RequestRight {
     /// Return whether the request may continue.
     pub(crate) fn is_good(&self) -> bool {
         let settings = self.settings.borrow();
-        match self.grounds {
-            Grounds::Token => true,
-            Grounds::Open => is_open(&self.api, &settings),
-            Grounds::Key(id) => settings.keys.iter().any(|key| key.id == id && key.revoked.is_none()),
+        match self.auth_method {
+            AuthMethod::Token => true,
+            AuthMethod::Open => is_open(&self.api, &settings),
+            AuthMethod::Key(id) => settings.api_keys.iter().any(|key| key.id == id && key.revoked.is_none()),
         }
     }
 
     /// Wait until the request may no longer continue. Dropping this future loses nothing.
-    pub(crate) async fn ends(&mut self) {
+    pub(crate) async fn wait_until_revoked(&mut self) {
         loop {
             // Marked as seen before the check, so that a change between the two wakes the wait.
             self.settings.mark_unchanged();
@@ -71,11 +59,11 @@ impl Pass {
 
     /// Make the problem for a request that may not continue.
     pub(crate) fn refusal(&self) -> Problem {
-        let detail = match self.grounds {
-            Grounds::Open => {
-                "the API has required an API key since this request began; create one with tickr keys create"
+        let detail = match self.auth_method {
+            AuthMethod::Open => {
+                "the API has required an API key since this request began; create one with tickr api-keys create"
             }
-            Grounds::Token | Grounds::Key(_) => "the API key of this request was revoked",
+            AuthMethod::Token | AuthMethod::Key(_) => "the API key of this request was revoked",
         };
         Problem::new(Code::Unauthorized, detail)
     }

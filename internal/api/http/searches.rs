@@ -17,7 +17,7 @@ const SHORT_WAIT: Duration = Duration::from_millis(300);
 
 /// Run a search with a permit, or refuse it. The search keeps the permit until it ends, even if the client hangs up
 /// earlier, because MySQL goes on with the query as well.
-pub(crate) async fn seated<T: Send + 'static>(
+pub(crate) async fn run_with_seat<T: Send + 'static>(
     api: &Api,
     search: impl Future<Output = Result<T, StoreError>> + Send + 'static,
 ) -> Result<T, Problem> {

@@ -12,17 +12,17 @@ use crate::api::http::problem::{Code, Problem};
 /// One API key gets at most one permit in this many.
 const SHARE: usize = 4;
 /// One permit in this many is reserved for operators.
-const KEPT: usize = 8;
+const RESERVED_SHARE: usize = 8;
 
 /// A bounded number of permits. Cheap to clone.
 #[derive(Clone, Debug)]
-pub struct Places {
+pub struct RequestPermits {
     most: usize,
-    taken: Arc<Mutex<Taken>>,
+    taken: Arc<Mutex<TakenPermits>>,
 }
 
 #[derive(Debug, Default)]
-struct Taken {
+struct TakenPermits {
     all: usize,
     /// Permits by API key, without those of operators.
     by_keys: HashMap<Uuid, usize>,
@@ -30,21 +30,21 @@ struct Taken {
 
 /// A permit. Dropping it gives it back.
 #[derive(Debug)]
-pub(crate) struct Place {
+pub(crate) struct RequestPermit {
     key: Option<Uuid>,
-    taken: Arc<Mutex<Taken>>,
+    taken: Arc<Mutex<TakenPermits>>,
 }
 
 /// The reason why no permit is free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Full {
+pub(crate) enum NoPermit {
     /// The API key has used its share, which is this large.
     Share(usize),
     /// All permits that this caller may take are taken.
     All,
 }
 
-impl Full {
+impl NoPermit {
     /// Make the problem for the client. `what` names the requests that take permits, `setting` names the limit.
     pub(crate) fn problem(self, what: &str, setting: &str) -> Problem {
         let detail = match self {
@@ -57,7 +57,7 @@ impl Full {
     }
 }
 
-impl Places {
+impl RequestPermits {
     /// Create this many permits.
     #[must_use]
     pub fn new(most: usize) -> Self {
@@ -66,23 +66,23 @@ impl Places {
 
     /// Take a permit. `key` is the API key of the caller. It is `None` for an operator: a caller with an `admin` key, a
     /// token of the configuration, or an open API.
-    pub(crate) fn take(&self, key: Option<Uuid>) -> Result<Place, Full> {
+    pub(crate) fn take(&self, key: Option<Uuid>) -> Result<RequestPermit, NoPermit> {
         let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
         if taken.all >= self.most {
-            return Err(Full::All);
+            return Err(NoPermit::All);
         }
         if let Some(key) = key {
             let own = taken.by_keys.get(&key).copied().unwrap_or(0);
             if own >= self.share() {
-                return Err(Full::Share(own));
+                return Err(NoPermit::Share(own));
             }
-            if taken.by_keys.values().sum::<usize>() >= self.most - self.kept() {
-                return Err(Full::All);
+            if taken.by_keys.values().sum::<usize>() >= self.most - self.reserved() {
+                return Err(NoPermit::All);
             }
             taken.by_keys.insert(key, own + 1);
         }
         taken.all += 1;
-        Ok(Place { key, taken: Arc::clone(&self.taken) })
+        Ok(RequestPermit { key, taken: Arc::clone(&self.taken) })
     }
 
     fn share(&self) -> usize {
@@ -90,12 +90,12 @@ impl Places {
     }
 
     /// At least one is reserved, unless there is only one permit.
-    fn kept(&self) -> usize {
-        (self.most / KEPT).max(1).min(self.most.saturating_sub(1))
+    fn reserved(&self) -> usize {
+        (self.most / RESERVED_SHARE).max(1).min(self.most.saturating_sub(1))
     }
 }
 
-impl Drop for Place {
+impl Drop for RequestPermit {
     fn drop(&mut self) {
         let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
         taken.all -= 1;
@@ -116,17 +116,17 @@ mod tests {
 
     #[test]
     fn a_key_gets_a_quarter_all_keys_leave_an_eighth_and_operators_get_everything() {
-        let places = Places::new(16);
+        let places = RequestPermits::new(16);
         let keys: Vec<Uuid> = (0..6).map(Uuid::from_u128).collect();
         let mut held = Vec::new();
         for key in &keys[..3] {
             held.extend((0..4).map(|_| places.take(Some(*key)).unwrap()));
-            assert_eq!(places.take(Some(*key)).unwrap_err(), Full::Share(4));
+            assert_eq!(places.take(Some(*key)).unwrap_err(), NoPermit::Share(4));
         }
         held.extend((0..2).map(|_| places.take(Some(keys[3])).unwrap()));
-        assert_eq!(places.take(Some(keys[3])).unwrap_err(), Full::All);
+        assert_eq!(places.take(Some(keys[3])).unwrap_err(), NoPermit::All);
         held.extend((0..2).map(|_| places.take(None).unwrap()));
-        assert_eq!(places.take(None).unwrap_err(), Full::All);
+        assert_eq!(places.take(None).unwrap_err(), NoPermit::All);
         // A permit that is given back is free again, for its API key too.
         held.remove(0);
         held.push(places.take(Some(keys[0])).unwrap());
@@ -138,7 +138,7 @@ mod tests {
     #[test]
     fn few_places_are_shared_as_well_as_they_can_be() {
         for (most, by_one, by_all) in [(0, 0, 0), (1, 1, 1), (2, 1, 1), (4, 1, 3), (8, 2, 7)] {
-            let places = Places::new(most);
+            let places = RequestPermits::new(most);
             let one = (0..9).map_while(|_| places.take(Some(Uuid::nil())).ok()).collect::<Vec<_>>().len();
             let all = (0..9).filter_map(|key| places.take(Some(Uuid::from_u128(key))).ok()).collect::<Vec<_>>().len();
             assert_eq!((one, all), (by_one, by_all), "{most}");

@@ -14,9 +14,9 @@ use crate::telemetry::RequestSpan;
 
 /// The span of a request that enqueues jobs. It begins when the headers have been read. Headers that are not valid W3C
 /// Trace Context are ignored, so that no job is refused because of its trace.
-pub(crate) struct Traced(pub(crate) RequestSpan);
+pub(crate) struct RequestTrace(pub(crate) RequestSpan);
 
-impl FromRequestParts<Api> for Traced {
+impl FromRequestParts<Api> for RequestTrace {
     type Rejection = Infallible;
 
     async fn from_request_parts(parts: &mut Parts, api: &Api) -> Result<Self, Infallible> {
@@ -55,8 +55,8 @@ impl FromRequestParts<Api> for ImportSpan {
 
 impl ImportSpan {
     /// Return the trace that the jobs of the import continue, unless their lines name one.
-    pub(crate) fn carried(&self) -> Option<&TraceContext> {
-        self.span.as_ref().and_then(RequestSpan::carried)
+    pub(crate) fn trace_context(&self) -> Option<&TraceContext> {
+        self.span.as_ref().and_then(RequestSpan::trace_context)
     }
 
     /// End the span with a refusal.
@@ -75,9 +75,9 @@ impl Drop for ImportSpan {
     }
 }
 
-impl Traced {
+impl RequestTrace {
     /// End the span with the response.
-    pub(crate) fn answered(self, route: &'static str, answer: Result<Response, Problem>) -> Response {
+    pub(crate) fn end_with(self, route: &'static str, answer: Result<Response, Problem>) -> Response {
         let response = answer.into_response();
         self.0.end(route, response.status().as_u16());
         response

@@ -10,17 +10,17 @@ use serde::Deserialize;
 use utoipa::ToSchema;
 
 use crate::api::Api;
-use crate::api::http::auth::Who;
+use crate::api::http::auth::RequestActor;
 use crate::api::http::body::{Body, IdPath};
 use crate::api::http::etag::{self, IfMatch};
-use crate::api::http::idempotency::{Key, Shows, conclude};
+use crate::api::http::idempotency::{Key, ResponseContent, respond_to_outcome};
 use crate::api::http::problem::{Code, Problem};
-use crate::api::jobs::view::JobView;
-use crate::api::jobs::{due, missing, worded};
+use crate::api::jobs::{due, json_answer, missing};
+use crate::api::view::JobView;
 use crate::broker::problem_of_due;
 use crate::handlers;
 use crate::job::{Attempt, Job, Priority};
-use crate::store::{Change, Changed, Holds, Steered};
+use crate::store::{Change, ChangeCondition, ChangeOutcome, UpdatedJob};
 
 /// The changes to a job. A field that is left out stays as it is; at least one must be given.
 #[derive(Debug, Deserialize, ToSchema)]
@@ -68,45 +68,40 @@ impl ChangeBody {
     ),
     responses(
         (status = 200, description = "Changed", body = JobView),
-        (status = 400, description = "invalid_json, too_deep", body = Problem),
-        (status = 401, description = "unauthorized", body = Problem),
         (status = 404, description = "not_found", body = Problem),
-        (status = 408, description = "request_timeout", body = Problem),
         (status = 409, description = "wrong_state: the job is running or has ended", body = Problem),
         (status = 412, description = "precondition_failed: the job has another ETag now; nothing was changed", body = Problem),
-        (status = 413, description = "too_large", body = Problem),
-        (status = 415, description = "unsupported_media_type", body = Problem),
         (status = 422, description = "invalid_id, invalid_request", body = Problem),
-        (status = 503, description = "store_unavailable", body = Problem),
     )
 )]
 pub(crate) async fn change(
     State(api): State<Api>,
-    Who(who): Who,
+    RequestActor(who): RequestActor,
     IdPath(id): IdPath,
     IfMatch(tags): IfMatch,
     key: Key,
     Body(body, text): Body<ChangeBody>,
 ) -> Result<Response, Problem> {
     let change = body.read()?;
-    let condition = tags?.map(|tags| -> Holds {
-        Arc::new(move |job: &Job, attempts: &[Attempt]| tags.match_strongly(&etag::of(&text_of(job, attempts))))
+    let condition = tags?.map(|tags| -> ChangeCondition {
+        Arc::new(move |job: &Job, attempts: &[Attempt]| tags.match_strongly(&etag::compute(&text_of(job, attempts))))
     });
-    let once = key.once(&format!("PATCH /v1/jobs/{id}"), Some(&text))?;
-    let word =
-        |steered: &Steered| worded(StatusCode::OK, &JobView::read(steered.job.clone(), Some(steered.attempts.clone())));
-    let outcome = api.broker.change(id, change, &who, condition, once, Arc::new(word)).await?;
-    conclude(outcome, Shows::Job, |refused| {
+    let once = key.request(&format!("PATCH /v1/jobs/{id}"), Some(&text))?;
+    let build = |updated: &UpdatedJob| {
+        json_answer(StatusCode::OK, &JobView::read(updated.job.clone(), Some(updated.attempts.clone())))
+    };
+    let outcome = api.broker.change(id, change, &who, condition, once, Arc::new(build)).await?;
+    respond_to_outcome(outcome, ResponseContent::Job, |refused| {
         Err(match refused {
-            Changed::Refused(state) => {
+            ChangeOutcome::Refused(state) => {
                 let detail = format!("only a waiting or retrying job can be changed; this one is {state}");
                 Problem::new(Code::WrongState, detail).in_state(state)
             }
-            Changed::Unmet => {
+            ChangeOutcome::Unmet => {
                 let detail = "the job no longer has an ETag of If-Match; nothing was changed; read the job again";
                 Problem::new(Code::PreconditionFailed, detail)
             }
-            Changed::Done(_) | Changed::Missing => missing(id),
+            ChangeOutcome::Done(_) | ChangeOutcome::Missing => missing(id),
         })
     })
 }

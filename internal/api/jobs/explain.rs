@@ -12,7 +12,7 @@ use utoipa::ToSchema;
 use crate::api::http::body::IdPath;
 use crate::api::http::problem::Problem;
 use crate::api::jobs::missing;
-use crate::api::jobs::view::Moment;
+use crate::api::view::Moment;
 use crate::api::{Api, json};
 use crate::index::Health;
 use crate::job::{Job, State as JobState, Timestamp};
@@ -26,7 +26,7 @@ const ON_ITS_WAY: TimeDelta = TimeDelta::seconds(2);
 /// The reasons why a job does not run, in the order in which they must be removed.
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct Explanation {
-    #[schema(value_type = crate::api::jobs::view::StateWord)]
+    #[schema(value_type = crate::api::view::StateWord)]
     state: JobState,
     /// Text of the first reason.
     summary: String,
@@ -74,9 +74,9 @@ pub(crate) enum ReasonCode {
     /// The queue has reached its limit of running jobs.
     QueueFull,
     /// All workers of the runners that could run the job are busy.
-    SlotsFull,
+    WorkersBusy,
     /// The last two runners of the job died while it ran. It is a suspect and runs in a process of its own, when a
-    /// runner has a slot for that process.
+    /// runner has a worker for that process.
     RunsAlone,
     /// Other jobs of the queue were due earlier.
     Behind,
@@ -100,7 +100,7 @@ struct Evidence<'a> {
 }
 
 /// Format a length of time in one or two units.
-fn said(length: TimeDelta) -> String {
+fn duration_text(length: TimeDelta) -> String {
     let ms = length.num_milliseconds().max(0);
     match ms {
         0..1_000 => format!("{ms} ms"),
@@ -121,23 +121,23 @@ fn explain(evidence: &Evidence<'_>) -> Vec<Reason> {
     let mut because = |code, text: String| reasons.push(Reason { code, text });
     let last_error = job.last_error.as_deref().map(|error| format!(": {}", cut(error))).unwrap_or_default();
     if job.state.is_end() {
-        let when = job.finished_at.map(|at| format!(" {} ago", said(evidence.at - at))).unwrap_or_default();
+        let when = job.finished_at.map(|at| format!(" {} ago", duration_text(evidence.at - at))).unwrap_or_default();
         let why = if job.state == JobState::Completed { String::new() } else { last_error };
         because(ReasonCode::Ended, format!("it ended as {}{when}, after {}{why}", job.state, attempts(job.attempt)));
         return reasons;
     }
     if job.state == JobState::Executing {
-        let since = job.started_at.map(|at| format!(" for {}", said(evidence.at - at))).unwrap_or_default();
+        let since = job.started_at.map(|at| format!(" for {}", duration_text(evidence.at - at))).unwrap_or_default();
         because(ReasonCode::Executing, format!("it runs{since}, attempt {} of {}", job.attempt, job.max_attempts));
         if let Some(at) = job.cancel_requested_at {
-            let text = format!("it was asked to stop {} ago and has not ended yet", said(evidence.at - at));
+            let text = format!("it was asked to stop {} ago and has not ended yet", duration_text(evidence.at - at));
             because(ReasonCode::CancelRequested, text);
         }
         let over = evidence.standing.and_then(|standing| standing.lease_until).filter(|until| *until < evidence.at);
         if let Some(until) = over {
             let text = format!(
                 "its runner has not renewed the lease, which ended {} ago: if the runner is dead, the attempt is recorded as lost within 5 s",
-                said(evidence.at - until)
+                duration_text(evidence.at - until)
             );
             because(ReasonCode::LeaseOver, text);
         }
@@ -146,24 +146,28 @@ fn explain(evidence: &Evidence<'_>) -> Vec<Reason> {
     let due_in = job.execute_at - evidence.at;
     let due = due_in <= TimeDelta::zero();
     if job.state == JobState::Retrying {
-        let when = if due { "now".to_owned() } else { format!("in {}", said(due_in)) };
+        let when = if due { "now".to_owned() } else { format!("in {}", duration_text(due_in)) };
         let text = format!(
             "attempt {} of {} did not succeed{last_error}; the next is due {when}",
             job.attempt, job.max_attempts
         );
         because(ReasonCode::Retrying, text);
     } else if !due {
-        because(ReasonCode::NotDue, format!("it is due in {}", said(due_in)));
+        because(ReasonCode::NotDue, format!("it is due in {}", duration_text(due_in)));
     }
     if let Some(pause) = evidence.queue.and_then(|queue| queue.pause.as_ref()) {
         let reason = pause.reason.as_deref().map(|reason| format!(": {reason}")).unwrap_or_default();
-        let text =
-            format!("queue {} has been paused for {} by {}{reason}", job.queue, said(evidence.at - pause.at), pause.by);
+        let text = format!(
+            "queue {} has been paused for {} by {}{reason}",
+            job.queue,
+            duration_text(evidence.at - pause.at),
+            pause.by
+        );
         because(ReasonCode::QueuePaused, text);
     }
     let living: Vec<&RunnerSeen> =
         evidence.runners.iter().filter(|runner| runner.stopped_at.is_none() && runner.heartbeat_age < SILENT).collect();
-    // A process that runs one suspect serves no queue, and keeps one slot of its parent runner busy.
+    // A process that runs one suspect serves no queue, and keeps one worker of its parent runner busy.
     let (children, living): (Vec<&RunnerSeen>, Vec<&RunnerSeen>) =
         living.into_iter().partition(|runner| runner.parent.is_some());
     let serving: Vec<&RunnerSeen> =
@@ -187,7 +191,7 @@ fn explain(evidence: &Evidence<'_>) -> Vec<Reason> {
     let willing: Vec<&RunnerSeen> = able.iter().filter(|runner| runner.takes_jobs()).copied().collect();
     if let Some(drain) = able.first().and_then(|runner| runner.drain.as_ref()).filter(|_| willing.is_empty()) {
         let reason = drain.reason.as_deref().map(|reason| format!(": {reason}")).unwrap_or_default();
-        let (when, by) = (said(evidence.at - drain.at), &drain.by);
+        let (when, by) = (duration_text(evidence.at - drain.at), &drain.by);
         let text = match able.len() {
             1 => format!(
                 "the only living runner that could run it was drained {when} ago by {by} and takes no new work{reason}"
@@ -209,17 +213,17 @@ fn explain(evidence: &Evidence<'_>) -> Vec<Reason> {
         );
         because(ReasonCode::QueueFull, text);
     }
-    let (slots, busy) = willing.iter().fold((0, 0), |(slots, busy), runner| (slots + runner.slots, busy + runner.busy));
+    let workers = willing.iter().map(|runner| runner.workers).sum::<u32>();
     let theirs = |child: &&&RunnerSeen| willing.iter().any(|runner| child.parent.as_ref() == Some(&runner.id));
-    let busy = busy + children.iter().filter(theirs).map(|child| child.busy).sum::<u32>();
-    if !willing.is_empty() && busy >= slots {
-        let text = format!("all {slots} workers of the {} runners that could run it are busy", willing.len());
-        because(ReasonCode::SlotsFull, text);
+    let busy = willing.iter().chain(children.iter().filter(theirs)).map(|runner| runner.busy_workers).sum::<u32>();
+    if !willing.is_empty() && busy >= workers {
+        let text = format!("all {workers} workers of the {} runners that could run it are busy", willing.len());
+        because(ReasonCode::WorkersBusy, text);
     }
     if let Some(standing) = evidence.standing {
         if standing.losses >= SUSPECT_FROM {
             let text = format!(
-                "its last {} runners died while it ran: it runs in a process of its own, when a runner has a free slot for that process",
+                "its last {} runners died while it ran: it runs in a process of its own, when a runner has a free worker for that process",
                 standing.losses
             );
             because(ReasonCode::RunsAlone, text);
@@ -237,7 +241,7 @@ fn explain(evidence: &Evidence<'_>) -> Vec<Reason> {
         );
     }
     if reasons.is_empty() || (reasons.len() == 1 && reasons[0].code == ReasonCode::Retrying) {
-        let late = said(-due_in);
+        let late = duration_text(-due_in);
         let overdue = -due_in > ON_ITS_WAY;
         reasons.push(if overdue {
             let text = format!("it has been due for {late}, and tickr knows of nothing that prevents it from running; `tickr verify` checks more");
@@ -263,16 +267,14 @@ fn cut(error: &str) -> String {
     params(("id" = Uuid, Path, description = "The job's id")),
     responses(
         (status = 200, description = "The reasons", body = Explanation),
-        (status = 401, description = "unauthorized", body = Problem),
         (status = 404, description = "not_found", body = Problem),
         (status = 422, description = "invalid_id", body = Problem),
-        (status = 503, description = "store_unavailable", body = Problem),
     )
 )]
 pub(crate) async fn show(State(api): State<Api>, IdPath(id): IdPath) -> Result<Response, Problem> {
     let store = api.broker.store();
     let Some((job, _)) = store.job(id).await? else { return Err(missing(id)) };
-    let standing = store.standing(id).await?;
+    let standing = store.queue_position(id).await?;
     let queue = store.listed_queues().await?.into_iter().find(|queue| queue.name == job.queue);
     let permits = match &queue {
         Some(queue) if queue.concurrency.is_some() => {
@@ -304,7 +306,7 @@ mod tests {
             (864_000_000, "10 d"),
         ];
         for (ms, text) in cases {
-            assert_eq!(said(TimeDelta::milliseconds(ms)), text);
+            assert_eq!(duration_text(TimeDelta::milliseconds(ms)), text);
         }
         assert_eq!(cut(&"é".repeat(300)).chars().count(), 201);
     }

@@ -20,19 +20,19 @@ use serde_json::value::RawValue;
 use utoipa::{IntoParams, ToSchema};
 
 use crate::api::Api;
-use crate::api::http::auth::Sharing;
-use crate::api::http::body::{Asked, parse, too_slow};
-use crate::api::http::caller::Asker;
+use crate::api::http::auth::PermitOwner;
+use crate::api::http::body::{QueryParams, body_timeout_problem, parse};
+use crate::api::http::caller::Requester;
 use crate::api::http::idempotency::Key;
 use crate::api::http::problem::{Code, Problem};
-use crate::api::http::revocation::Pass;
-use crate::api::http::shares::Place;
+use crate::api::http::revocation::RequestRight;
+use crate::api::http::shares::RequestPermit;
 use crate::api::http::trace::ImportSpan;
-use crate::api::jobs::view::Moment;
-use crate::api::jobs::{NewJobBody, held_detail, key_taken, prepare};
+use crate::api::jobs::{NewJobBody, held_detail, prepare, unique_key_taken};
+use crate::api::view::Moment;
 use crate::broker::IdempotencyKey;
 use crate::job::{Name, NewJob, OnConflict};
-use crate::store::{Answer, EnqueueOutcome, Outcome, Placed, Receipts, StoreError};
+use crate::store::{Answer, EnqueueOutcome, EnqueueReceipts, EnqueuedJob, IdempotentOutcome, StoreError};
 
 /// Maximum number of lines in one part.
 const MAX_LINES: usize = 500;
@@ -60,7 +60,7 @@ pub(crate) struct ImportQuery {
     /// Lines that are answered. `all`: every line. `problems`: only refused lines, for clients that do not read while
     /// they send. Default: `all`.
     #[param(value_type = Option<ReceiptsWord>, inline)]
-    receipts: Option<Wanted>,
+    receipts: Option<AnsweredLines>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
@@ -72,7 +72,7 @@ enum OnError {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
-enum Wanted {
+enum AnsweredLines {
     All,
     Problems,
 }
@@ -141,12 +141,12 @@ pub(crate) struct ImportEnd {
 
 /// The stored outcome of a line under an idempotency key. The names are short because there may be millions of them.
 #[derive(Debug, Serialize, Deserialize)]
-enum Kept {
+enum StoredLine {
     /// A new job, with its due time.
     New(String, i64),
     /// An existing job, with its due time.
     Held(String, i64),
-    /// The detail of a refusal, whose code is always `key_taken`.
+    /// The detail of a refusal, whose code is always `unique_key_taken`.
     Refused(String),
 }
 
@@ -166,7 +166,6 @@ enum Kept {
     request_body(content = String, content_type = "application/x-ndjson", description = "A `NewJobBody` on each line"),
     responses(
         (status = 200, description = "An `ImportLine` for each line, then an `ImportEnd`", body = String, content_type = "application/x-ndjson"),
-        (status = 401, description = "unauthorized", body = Problem),
         (status = 415, description = "unsupported_media_type", body = Problem),
         (status = 422, description = "invalid_request", body = Problem),
         (status = 429, description = "overloaded: too many imports or connections", body = Problem),
@@ -175,8 +174,8 @@ enum Kept {
 )]
 pub(crate) async fn import(
     State(api): State<Api>,
-    Asked(asked): Asked<ImportQuery>,
-    (asker, sharing, pass): (Asker, Sharing, Pass),
+    QueryParams(asked): QueryParams<ImportQuery>,
+    (asker, sharing, pass): (Requester, PermitOwner, RequestRight),
     span: ImportSpan,
     key: Key,
     request: Request,
@@ -194,7 +193,7 @@ pub(crate) async fn import(
 fn begin(
     api: Api,
     asked: &ImportQuery,
-    (asker, sharing, pass): (Asker, &Sharing, Pass),
+    (asker, sharing, pass): (Requester, &PermitOwner, RequestRight),
     key: Key,
     request: Request,
 ) -> Result<Import, Problem> {
@@ -205,33 +204,33 @@ fn begin(
         return Err(Problem::new(Code::UnsupportedMediaType, detail));
     }
     let key = key.given()?;
-    if *api.draining.borrow() {
+    if *api.stopping.borrow() {
         return Err(Problem::new(Code::Stopping, "this runner is stopping; send the import to another runner"));
     }
-    let place = api.imports.take(sharing.0).map_err(|full| full.problem("imports", "this runner"))?;
+    let permit = api.imports.take(sharing.0).map_err(|full| full.problem("imports", "this runner"))?;
     Ok(Import {
-        lines: Lines::new(request.into_body(), api.body_limit_bytes, api.body_timeout),
+        lines: LineReader::new(request.into_body(), api.body_limit_bytes, api.body_timeout),
         on_error: asked.on_error.unwrap_or(OnError::Stop),
-        wanted: asked.receipts.unwrap_or(Wanted::All),
+        wanted: asked.receipts.unwrap_or(AnsweredLines::All),
         key,
         part: 0,
         next: None,
         end: ImportEnd::default(),
-        state: Progress::Goes,
+        state: ImportState::Running,
         span: None,
         asker,
         pass,
         api,
-        _place: place,
+        _permit: permit,
     })
 }
 
 /// The progress of an import.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Progress {
-    Goes,
+enum ImportState {
+    Running,
     /// Only the last line of the response is missing.
-    Ends,
+    Ending,
     Over,
 }
 
@@ -239,21 +238,21 @@ enum Progress {
 /// response, no further part of the request is read.
 struct Import {
     api: Api,
-    lines: Lines,
+    lines: LineReader,
     on_error: OnError,
-    wanted: Wanted,
+    wanted: AnsweredLines,
     key: Option<IdempotencyKey>,
     /// Number of parts carried out so far.
     part: u64,
     /// A line that was already read and begins the next part.
     next: Option<ImportedLine>,
     end: ImportEnd,
-    state: Progress,
+    state: ImportState,
     /// The span of the import, which ends with it.
     span: Option<ImportSpan>,
-    asker: Asker,
-    pass: Pass,
-    _place: Place,
+    asker: Requester,
+    pass: RequestRight,
+    _permit: RequestPermit,
 }
 
 /// One line of the body: its number, and its text or the problem with it.
@@ -264,7 +263,7 @@ struct ImportedLine {
 
 /// Lines that are committed together.
 #[derive(Default)]
-struct Part {
+struct ImportPart {
     bytes: usize,
     /// The lines that are valid jobs, in order.
     jobs: Vec<(u64, NewJob, Box<RawValue>)>,
@@ -280,20 +279,20 @@ impl Import {
     async fn answer(mut self) -> Option<(Result<Bytes, Infallible>, Self)> {
         loop {
             match self.state {
-                Progress::Over => {
+                ImportState::Over => {
                     // Read on for a moment: closing the connection while the client still sends would reset it, and the
                     // response would be lost.
                     let patience = if self.pass.is_good() { FORGETTING } else { FORGETTING_STRANGERS };
-                    let _ = tokio::time::timeout(patience, self.lines.forget()).await;
+                    let _ = tokio::time::timeout(patience, self.lines.discard_rest()).await;
                     return None;
                 }
-                Progress::Ends => {
-                    self.state = Progress::Over;
+                ImportState::Ending => {
+                    self.state = ImportState::Over;
                     let text = line_of(&self.end);
                     return Some((Ok(text.into()), self));
                 }
-                Progress::Goes => {
-                    let text = self.one_part().await;
+                ImportState::Running => {
+                    let text = self.process_part().await;
                     if !text.is_empty() {
                         return Some((Ok(text.into()), self));
                     }
@@ -302,33 +301,33 @@ impl Import {
         }
     }
 
-    fn ends(&mut self, problem: Option<Problem>) {
-        self.state = Progress::Ends;
+    fn finish(&mut self, problem: Option<Problem>) {
+        self.state = ImportState::Ending;
         self.end.complete = problem.is_none();
         self.end.problem = problem;
     }
 
     /// Read, write and answer one part.
-    async fn one_part(&mut self) -> String {
-        if *self.api.draining.borrow() {
-            self.ends(Some(Problem::new(Code::Stopping, "this runner is stopping; send the rest to another runner")));
+    async fn process_part(&mut self) -> String {
+        if *self.api.stopping.borrow() {
+            self.finish(Some(Problem::new(Code::Stopping, "this runner is stopping; send the rest to another runner")));
             return String::new();
         }
         // If the right to send ends while the part is read, the part is dropped and the import is over.
         let mut pass = self.pass.clone();
         let part = tokio::select! {
             biased;
-            () = pass.ends() => None,
+            () = pass.wait_until_revoked() => None,
             part = self.read_part() => Some(part).filter(|_| pass.is_good()),
         };
         let Some(mut part) = part else {
-            self.ends(Some(pass.refusal()));
+            self.finish(Some(pass.refusal()));
             return String::new();
         };
         let broken = part.last.take();
         if let Some(Some(problem)) = broken {
             // It is unknown which lines the part would have had, so nothing of it is accepted.
-            self.ends(Some(problem));
+            self.finish(Some(problem));
             return String::new();
         }
         let mut answers: Vec<ImportLine> =
@@ -337,7 +336,7 @@ impl Import {
             match self.write(part.jobs).await {
                 Ok(written) => answers.extend(written),
                 Err(problem) => {
-                    self.ends(Some(problem));
+                    self.finish(Some(problem));
                     return String::new();
                 }
             }
@@ -353,21 +352,21 @@ impl Import {
                 _ => &mut self.end.accepted,
             };
             *kind += 1;
-            if self.wanted == Wanted::All || answer.problem.is_some() {
+            if self.wanted == AnsweredLines::All || answer.problem.is_some() {
                 text.push_str(&line_of(answer));
             }
         }
         if stopped {
             let detail = "a line was refused, and nothing of its part was accepted";
-            self.ends(Some(Problem::new(Code::InvalidRequest, detail)));
+            self.finish(Some(Problem::new(Code::InvalidRequest, detail)));
         } else if broken.is_some() {
-            self.ends(None);
+            self.finish(None);
         }
         text
     }
 
-    async fn read_part(&mut self) -> Part {
-        let mut part = Part::default();
+    async fn read_part(&mut self) -> ImportPart {
+        let mut part = ImportPart::default();
         while part.jobs.len() + part.refused.len() < MAX_LINES {
             let read = match self.next.take() {
                 Some(line) => Ok(Some(line)),
@@ -392,10 +391,10 @@ impl Import {
             let number = line.number;
             let job = line.text.as_ref().map_err(Clone::clone).and_then(|text| {
                 let body: NewJobBody = parse(text)?;
-                body.may_be_asked_by(&self.asker, "")?;
+                body.check_requester(&self.asker, "")?;
                 let raw =
                     serde_json::from_slice(text).map_err(|error| Problem::new(Code::InvalidJson, error.to_string()))?;
-                Ok((prepare(&self.api, body, "", self.span.as_ref().and_then(ImportSpan::carried))?, raw))
+                Ok((prepare(&self.api, body, "", self.span.as_ref().and_then(ImportSpan::trace_context))?, raw))
             });
             match job {
                 Err(problem) => {
@@ -431,7 +430,7 @@ impl Import {
             let bodies: Vec<&str> = part.iter().map(|(_, _, raw)| raw.get()).collect();
             let body = RawValue::from_string(format!("[{}]", bodies.join(","))).ok();
             let call = format!("POST /v1/jobs/import {:?}", self.on_error);
-            key.part(self.part).once(&call, body.as_deref())
+            key.part(self.part).request(&call, body.as_deref())
         });
         let mut jobs: Vec<(usize, NewJob)> = part.into_iter().map(|(_, job, _)| job).enumerate().collect();
         let mut taken: Vec<(usize, Problem)> = Vec::new();
@@ -439,22 +438,22 @@ impl Import {
             let places: Vec<usize> = jobs.iter().map(|(place, _)| *place).collect();
             let refusals: Vec<(usize, String)> =
                 taken.iter().map(|(place, problem)| (*place, problem.detail.clone())).collect();
-            let word = move |receipts: &Receipts| worded(&places, &refusals, receipts);
+            let build = move |receipts: &EnqueueReceipts| stored_lines(&places, &refusals, receipts);
             let all: Vec<NewJob> = jobs.iter().map(|(_, job)| job.clone()).collect();
-            let outcome = self.hand_in(all, once.clone(), Arc::new(word)).await?;
+            let outcome = self.submit(all, once.clone(), Arc::new(build)).await?;
             let (kept, replayed, holders) = match outcome {
-                Outcome::First { answer, .. } => (answer, false, Vec::new()),
-                Outcome::Replayed(answer) => (answer, true, Vec::new()),
-                Outcome::Refused(EnqueueOutcome::Taken(holders)) => {
+                IdempotentOutcome::First { answer, .. } => (answer, false, Vec::new()),
+                IdempotentOutcome::Replayed(answer) => (answer, true, Vec::new()),
+                IdempotentOutcome::Refused(EnqueueOutcome::KeyConflict(holders)) => {
                     (Answer { status: 200, body: String::new() }, false, holders)
                 }
-                Outcome::Refused(EnqueueOutcome::Accepted(_)) | Outcome::Conflict => {
+                IdempotentOutcome::Refused(EnqueueOutcome::Accepted(_)) | IdempotentOutcome::Conflict => {
                     return Err(Problem::new(
                         Code::IdempotencyConflict,
                         "this idempotency key belongs to an import of other lines; nothing more was accepted",
                     ));
                 }
-                Outcome::Busy => {
+                IdempotentOutcome::Busy => {
                     return Err(Problem::new(
                         Code::IdempotencyInProgress,
                         "an import with this idempotency key is under way; this import accepted nothing more",
@@ -462,13 +461,15 @@ impl Import {
                 }
             };
             if holders.is_empty() {
-                return Ok(answered(&numbers, &kept.body, replayed));
+                return Ok(import_lines(&numbers, &kept.body, replayed));
             }
             for (at, holder) in &holders {
                 if let Some((place, _)) = jobs.get(*at) {
-                    let problem =
-                        Problem::new(Code::KeyTaken, held_detail(holder, "an unfinished job has this unique key"));
-                    let problem = problem.at("", vec![key_taken("", &(*at, *holder))]).held_by(holder);
+                    let problem = Problem::new(
+                        Code::UniqueKeyTaken,
+                        held_detail(holder, "an unfinished job has this unique key"),
+                    );
+                    let problem = problem.at("", vec![unique_key_taken("", &(*at, *holder))]).held_by(holder);
                     taken.push((*place, problem));
                 }
             }
@@ -486,30 +487,16 @@ impl Import {
     }
 
     /// Submit a part to the store, again and again until its queue has room. This is what slows the client down.
-    async fn hand_in(
+    async fn submit(
         &mut self,
         jobs: Vec<NewJob>,
         once: Option<crate::store::IdempotentRequest>,
-        word: crate::store::ResponseBuilder<Receipts>,
-    ) -> Result<Outcome<EnqueueOutcome>, Problem> {
+        build: crate::store::ResponseBuilder<EnqueueReceipts>,
+    ) -> Result<IdempotentOutcome<EnqueueOutcome>, Problem> {
         let mut pause = Duration::from_millis(50);
         for attempt in 1.. {
-            let outcome =
-                match once.clone() {
-                    Some(once) => {
-                        let (producer, word) = (self.asker.producer(), Arc::clone(&word));
-                        self.api.broker.enqueue_once_for(producer, jobs.clone(), once, word).await
-                    }
-                    None => self.api.broker.enqueue_keyed_for(self.asker.producer(), jobs.clone()).await.map(|keyed| {
-                        match keyed {
-                            EnqueueOutcome::Accepted(receipts) => {
-                                let answer = word(&receipts);
-                                Outcome::First { done: Some(EnqueueOutcome::Accepted(receipts)), answer }
-                            }
-                            taken @ EnqueueOutcome::Taken(_) => Outcome::Refused(taken),
-                        }
-                    }),
-                };
+            let (producer, build) = (self.asker.producer(), Arc::clone(&build));
+            let outcome = self.api.broker.enqueue_request(producer, jobs.clone(), once.clone(), build).await;
             match outcome {
                 Err(StoreError::Overloaded { .. }) if attempt < MAX_TRIES => {
                     tokio::time::sleep(pause).await;
@@ -534,28 +521,28 @@ fn refused(line: u64, problem: Problem) -> ImportLine {
 
 /// Build the stored outcome of a part: one entry for each line that was submitted or was refused because of its unique
 /// key.
-fn worded(places: &[usize], refused: &[(usize, String)], receipts: &Receipts) -> Answer {
-    let receipt = |placed: &Placed| match placed {
-        Placed::New(accepted) => Kept::New(accepted.id.to_string(), accepted.execute_at.timestamp_millis()),
+fn stored_lines(places: &[usize], refused: &[(usize, String)], receipts: &EnqueueReceipts) -> Answer {
+    let receipt = |placed: &EnqueuedJob| match placed {
+        EnqueuedJob::New(accepted) => StoredLine::New(accepted.id.to_string(), accepted.execute_at.timestamp_millis()),
         // The due time of another producer's job is not revealed. No time has this number.
-        Placed::Held(holder) if holder.foreign => Kept::Held(holder.id.to_string(), i64::MIN),
-        Placed::Held(holder) => Kept::Held(holder.id.to_string(), holder.execute_at.timestamp_millis()),
+        EnqueuedJob::Existing(holder) if holder.foreign => StoredLine::Held(holder.id.to_string(), i64::MIN),
+        EnqueuedJob::Existing(holder) => StoredLine::Held(holder.id.to_string(), holder.execute_at.timestamp_millis()),
     };
-    let mut kept: Vec<(usize, Kept)> = places.iter().copied().zip(receipts.placed.iter().map(receipt)).collect();
-    kept.extend(refused.iter().map(|(place, detail)| (*place, Kept::Refused(detail.clone()))));
+    let mut kept: Vec<(usize, StoredLine)> = places.iter().copied().zip(receipts.jobs.iter().map(receipt)).collect();
+    kept.extend(refused.iter().map(|(place, detail)| (*place, StoredLine::Refused(detail.clone()))));
     kept.sort_by_key(|(place, _)| *place);
     Answer { status: 200, body: serde_json::to_string(&kept).unwrap_or_default() }
 }
 
 /// Build the responses to the lines with these numbers from their stored outcomes.
-fn answered(numbers: &[u64], kept: &str, replayed: bool) -> Vec<ImportLine> {
-    let kept: Vec<(usize, Kept)> = serde_json::from_str(kept).unwrap_or_default();
-    let answer = |(place, kept): (usize, Kept)| {
+fn import_lines(numbers: &[u64], kept: &str, replayed: bool) -> Vec<ImportLine> {
+    let kept: Vec<(usize, StoredLine)> = serde_json::from_str(kept).unwrap_or_default();
+    let answer = |(place, kept): (usize, StoredLine)| {
         let line = *numbers.get(place)?;
         let (id, due, existing) = match kept {
-            Kept::New(id, due) => (id, due, false),
-            Kept::Held(id, due) => (id, due, true),
-            Kept::Refused(detail) => return Some(refused(line, Problem::new(Code::KeyTaken, detail))),
+            StoredLine::New(id, due) => (id, due, false),
+            StoredLine::Held(id, due) => (id, due, true),
+            StoredLine::Refused(detail) => return Some(refused(line, Problem::new(Code::UniqueKeyTaken, detail))),
         };
         let execute_at = chrono::DateTime::from_timestamp_millis(due).map(Moment);
         Some(ImportLine { line, id: Some(id), execute_at, existing, replayed, problem: None })
@@ -564,7 +551,7 @@ fn answered(numbers: &[u64], kept: &str, replayed: bool) -> Vec<ImportLine> {
 }
 
 /// The lines of a body.
-struct Lines {
+struct LineReader {
     body: BodyDataStream,
     /// Bytes that were read but do not form a complete line yet.
     rest: VecDeque<u8>,
@@ -576,7 +563,7 @@ struct Lines {
     ended: bool,
 }
 
-impl Lines {
+impl LineReader {
     fn new(body: Body, limit: usize, patience: Duration) -> Self {
         let rest = VecDeque::new();
         Self { body: body.into_data_stream(), rest, limit, patience, number: 0, searched: 0, ended: false }
@@ -626,7 +613,7 @@ impl Lines {
     }
 
     /// Read and discard the rest of the body, up to a bound.
-    async fn forget(&mut self) {
+    async fn discard_rest(&mut self) {
         let mut most = MAX_FORGOTTEN_BYTES;
         while let (false, Some(Ok(bytes))) = (self.ended, self.body.next().await) {
             most = most.saturating_sub(bytes.len());
@@ -636,7 +623,7 @@ impl Lines {
 
     async fn read(&mut self) -> Result<(), Problem> {
         let chunk = tokio::time::timeout(self.patience, self.body.next()).await;
-        match chunk.map_err(|_| too_slow(self.patience))? {
+        match chunk.map_err(|_| body_timeout_problem(self.patience))? {
             Some(Ok(bytes)) => self.rest.extend(bytes),
             Some(Err(_)) => return Err(Problem::new(Code::InvalidJson, "the body ended too early")),
             None => self.ended = true,
@@ -652,7 +639,7 @@ mod tests {
     async fn lines(chunks: &[&str], limit: usize) -> Vec<(u64, Result<String, Code>)> {
         let chunks: Vec<Result<Bytes, Infallible>> =
             chunks.iter().map(|chunk| Ok(Bytes::copy_from_slice(chunk.as_bytes()))).collect();
-        let mut lines = Lines::new(Body::from_stream(stream::iter(chunks)), limit, Duration::from_secs(9));
+        let mut lines = LineReader::new(Body::from_stream(stream::iter(chunks)), limit, Duration::from_secs(9));
         let mut all = Vec::new();
         while let Some(ImportedLine { number, text }) = lines.next().await.unwrap() {
             all.push((number, text.map(|text| String::from_utf8(text).unwrap()).map_err(|problem| problem.code)));

@@ -4,14 +4,12 @@
 //! - `explain.rs`: the reasons why a job does not run (`/v1/jobs/{id}/explain`)
 //! - `import.rs`: enqueue any number of jobs from NDJSON (`/v1/jobs/import`)
 //! - `result.rs`: wait for the result of a job (`/v1/jobs/{id}/result`)
-//! - `view.rs`: the JSON form of jobs and attempts
 //! - `warnings.rs`: warnings in the response to an enqueue
 
 pub(super) mod change;
 pub(super) mod explain;
 pub(super) mod import;
 pub(super) mod result;
-pub(super) mod view;
 pub(super) mod warnings;
 
 use std::collections::HashMap;
@@ -26,24 +24,24 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use utoipa::ToSchema;
 
-use crate::api::http::auth::Who;
-use crate::api::http::body::{Asked, Body, IdPath, Object};
-use crate::api::http::caller::Asker;
+use crate::api::http::auth::RequestActor;
+use crate::api::http::body::{Body, IdPath, Object, QueryParams};
+use crate::api::http::caller::Requester;
 use crate::api::http::cursor::Listing;
-use crate::api::http::etag::{IfNoneMatch, tagged};
+use crate::api::http::etag::{IfNoneMatch, respond_with_etag};
 use crate::api::http::filter::{filter_query, refused};
-use crate::api::http::idempotency::{Key, Shows, conclude, recall, respond};
+use crate::api::http::idempotency::{Key, ResponseContent, replay_stored, respond, respond_to_outcome};
 use crate::api::http::problem::{Code, Problem};
-use crate::api::http::searches::seated;
-use crate::api::http::trace::Traced;
-use crate::api::jobs::view::{ForeignJobView, JobView, RetryView, SeenJob, TraceView};
+use crate::api::http::searches::run_with_seat;
+use crate::api::http::trace::RequestTrace;
+use crate::api::view::{ForeignJobView, JobView, RetryView, SeenJob, TraceView};
 use crate::api::{Api, json};
 use crate::broker::Draft;
 use crate::handlers;
 use crate::job::{Actor, Due, Filter, JobId, Name, NewJob, OnConflict, Producer, TraceContext, limits};
 use crate::store::{
-    ActionOutcome, Answer, EnqueueOutcome, Holder, IdempotentRequest, JobAction, Placed, Receipts, ResponseBuilder,
-    Steered,
+    ActionOutcome, Answer, EnqueueOutcome, EnqueueReceipts, EnqueuedJob, IdempotentRequest, JobAction, KeyHolder,
+    ResponseBuilder, UpdatedJob,
 };
 
 /// A job to enqueue.
@@ -112,7 +110,7 @@ fn empty_object() -> Box<RawValue> {
 
 impl NewJobBody {
     /// Refuse the job if the caller's API key may not enqueue its kind. `prefix` points at the job in the body.
-    pub(crate) fn may_be_asked_by(&self, asker: &Asker, prefix: &str) -> Result<(), Problem> {
+    pub(crate) fn check_requester(&self, asker: &Requester, prefix: &str) -> Result<(), Problem> {
         asker.may_enqueue(&self.kind, &self.payload, prefix)
     }
 
@@ -162,30 +160,24 @@ pub(crate) fn prepare(
     api.broker.prepare(draft).map_err(|invalid| Problem::invalid(prefix, invalid))
 }
 
-/// Accept jobs, at most once if the request has an idempotency key. `word` builds the response from the receipts.
+/// Accept jobs, at most once if the request has an idempotency key. `build` builds the response from the receipts.
 async fn accept(
     api: &Api,
     producer: &Producer,
     jobs: Vec<NewJob>,
     once: Option<IdempotentRequest>,
-    shows: Shows,
-    word: ResponseBuilder<Receipts>,
-    taken: impl FnOnce(&[(usize, Holder)]) -> Problem,
+    shows: ResponseContent,
+    build: ResponseBuilder<EnqueueReceipts>,
+    taken: impl FnOnce(&[(usize, KeyHolder)]) -> Problem,
 ) -> Result<Response, Problem> {
-    let answer = |keyed: EnqueueOutcome, word: &ResponseBuilder<Receipts>| match keyed {
-        EnqueueOutcome::Accepted(receipts) => Ok(respond(word(&receipts), false, shows)),
-        EnqueueOutcome::Taken(holders) => Err(taken(&holders)),
-    };
-    match once {
-        None => answer(api.broker.enqueue_keyed_for(producer, jobs).await?, &word),
-        Some(once) => {
-            let outcome = api.broker.enqueue_once_for(producer, jobs, once, Arc::clone(&word)).await?;
-            conclude(outcome, shows, |refused| answer(refused, &word))
-        }
-    }
+    let outcome = api.broker.enqueue_request(producer, jobs, once, Arc::clone(&build)).await?;
+    respond_to_outcome(outcome, shows, |refused| match refused {
+        EnqueueOutcome::Accepted(receipts) => Ok(respond(build(&receipts), false, shows)),
+        EnqueueOutcome::KeyConflict(holders) => Err(taken(&holders)),
+    })
 }
 
-pub(crate) fn worded(status: StatusCode, body: &impl Serialize) -> Answer {
+pub(crate) fn json_answer(status: StatusCode, body: &impl Serialize) -> Answer {
     Answer { status: status.as_u16(), body: serde_json::to_string(body).unwrap_or_default() }
 }
 
@@ -198,70 +190,66 @@ pub(crate) fn worded(status: StatusCode, body: &impl Serialize) -> Answer {
     responses(
         (status = 201, description = "The job is accepted and durable", body = JobView, headers(("Location" = String))),
         (status = 200, description = "An unfinished job has the unique key; nothing was written", body = SeenJob),
-        (status = 400, description = "invalid_json, too_deep", body = Problem),
-        (status = 401, description = "unauthorized", body = Problem),
-        (status = 408, description = "request_timeout", body = Problem),
-        (status = 409, description = "key_taken: `holder` has the unique key; nothing was written", body = Problem),
-        (status = 413, description = "too_large", body = Problem),
-        (status = 415, description = "unsupported_media_type", body = Problem),
+        (status = 409, description = "unique_key_taken: `holder` has the unique key; nothing was written", body = Problem),
         (status = 422, description = "invalid_request, unknown_kind, invalid_payload", body = Problem),
         (status = 429, description = "overloaded", body = Problem),
-        (status = 503, description = "store_unavailable", body = Problem),
     )
 )]
 pub(crate) async fn enqueue(
     State(api): State<Api>,
-    asker: Asker,
-    traced: Traced,
+    asker: Requester,
+    traced: RequestTrace,
     key: Key,
     Body(body, text): Body<NewJobBody>,
 ) -> Response {
     let answer = enqueue_one(&api, &asker, &traced, key, body, &text).await;
-    traced.answered("/v1/jobs", answer)
+    traced.end_with("/v1/jobs", answer)
 }
 
 async fn enqueue_one(
     api: &Api,
-    asker: &Asker,
-    traced: &Traced,
+    asker: &Requester,
+    traced: &RequestTrace,
     key: Key,
     body: NewJobBody,
     text: &[u8],
 ) -> Result<Response, Problem> {
-    body.may_be_asked_by(asker, "")?;
-    let once = key.once("POST /v1/jobs", Some(text))?;
-    let job = match prepare(api, body, "", traced.0.carried()) {
+    body.check_requester(asker, "")?;
+    let once = key.request("POST /v1/jobs", Some(text))?;
+    let job = match prepare(api, body, "", traced.0.trace_context()) {
         Ok(job) => job,
-        Err(problem) => return recall(api, once, Shows::Job, problem).await,
+        Err(problem) => return replay_stored(api, once, ResponseContent::Job, problem).await,
     };
     let asked = job.clone();
-    let warnings = api.warnings.about(api.broker.store(), &api.controls, std::slice::from_ref(&job)).await;
-    let word = move |receipts: &Receipts| match (receipts.placed.first(), receipts.holder.as_deref()) {
-        (Some(Placed::New(accepted)), _) => {
-            worded(StatusCode::CREATED, &JobView::accepted(&asked, accepted, warnings.clone()))
+    let warnings = api.warnings.about(api.broker.store(), &api.operator_settings, std::slice::from_ref(&job)).await;
+    let build = move |receipts: &EnqueueReceipts| match (receipts.jobs.first(), receipts.holder.as_deref()) {
+        (Some(EnqueuedJob::New(accepted)), _) => {
+            json_answer(StatusCode::CREATED, &JobView::accepted(&asked, accepted, warnings.clone()))
         }
-        (_, Some((job, attempts))) => worded(StatusCode::OK, &JobView::read(job.clone(), Some(attempts.clone()))),
-        (Some(Placed::Held(holder)), None) => worded(StatusCode::OK, &ForeignJobView::of(holder.id, holder.state)),
+        (_, Some((job, attempts))) => json_answer(StatusCode::OK, &JobView::read(job.clone(), Some(attempts.clone()))),
+        (Some(EnqueuedJob::Existing(holder)), None) => {
+            json_answer(StatusCode::OK, &ForeignJobView::new(holder.id, holder.state))
+        }
         // The store returns either a receipt or a holder, so this does not happen.
-        (None, None) => worded(StatusCode::OK, &()),
+        (None, None) => json_answer(StatusCode::OK, &()),
     };
-    accept(api, asker.producer(), vec![job], once, Shows::Job, Arc::new(word), |taken| {
+    accept(api, asker.producer(), vec![job], once, ResponseContent::Job, Arc::new(build), |taken| {
         let detail = "an unfinished job has this unique key; nothing was written";
         let detail = taken.first().map_or(detail.to_owned(), |(_, holder)| held_detail(holder, detail));
-        let problem =
-            Problem::new(Code::KeyTaken, detail).at("", taken.iter().map(|held| key_taken("", held)).collect());
+        let problem = Problem::new(Code::UniqueKeyTaken, detail)
+            .at("", taken.iter().map(|held| unique_key_taken("", held)).collect());
         taken.first().map_or(problem.clone(), |(_, holder)| problem.held_by(holder))
     })
     .await
 }
 
 /// Say why the unique key is taken.
-pub(crate) fn held_detail(holder: &Holder, detail: &str) -> String {
+pub(crate) fn held_detail(holder: &KeyHolder, detail: &str) -> String {
     let why = "that job belongs to another producer, so only its producer or an admin key may replace it";
     if holder.foreign { format!("{detail}; {why}") } else { detail.to_owned() }
 }
 
-pub(crate) fn key_taken(prefix: &str, (_, holder): &(usize, Holder)) -> handlers::Problem {
+pub(crate) fn unique_key_taken(prefix: &str, (_, holder): &(usize, KeyHolder)) -> handlers::Problem {
     let whose = if holder.foreign { " of another producer" } else { "" };
     handlers::Problem::at(
         format!("{prefix}/unique_key"),
@@ -297,7 +285,7 @@ pub(crate) struct Receipt {
     /// Due time of the job. Left out for another producer's job.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>, format = DateTime)]
-    execute_at: Option<crate::api::jobs::view::Moment>,
+    execute_at: Option<crate::api::view::Moment>,
     /// True when this is not a new job: an unfinished job, or an earlier job of this batch, has the unique key.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     #[schema(required = false)]
@@ -310,69 +298,64 @@ pub(crate) struct Receipt {
     responses(
         (status = 201, description = "All accepted and durable", body = BatchAnswer),
         (status = 200, description = "Unfinished jobs have all the unique keys; nothing was written", body = BatchAnswer),
-        (status = 400, description = "invalid_json, too_deep", body = Problem),
-        (status = 401, description = "unauthorized", body = Problem),
-        (status = 409, description = "key_taken: nothing was written", body = Problem),
-        (status = 408, description = "request_timeout", body = Problem),
-        (status = 413, description = "too_large", body = Problem),
-        (status = 415, description = "unsupported_media_type", body = Problem),
+        (status = 409, description = "unique_key_taken: nothing was written", body = Problem),
         (status = 422, description = "invalid_request, unknown_kind, invalid_payload: nothing was written", body = Problem),
         (status = 429, description = "overloaded", body = Problem),
-        (status = 503, description = "store_unavailable", body = Problem),
     )
 )]
 pub(crate) async fn enqueue_batch(
     State(api): State<Api>,
-    asker: Asker,
-    traced: Traced,
+    asker: Requester,
+    traced: RequestTrace,
     key: Key,
     Body(body, text): Body<BatchBody>,
 ) -> Response {
     let answer = enqueue_all(&api, &asker, &traced, key, body, &text).await;
-    traced.answered("/v1/jobs/batch", answer)
+    traced.end_with("/v1/jobs/batch", answer)
 }
 
 async fn enqueue_all(
     api: &Api,
-    asker: &Asker,
-    traced: &Traced,
+    asker: &Requester,
+    traced: &RequestTrace,
     key: Key,
     body: BatchBody,
     text: &[u8],
 ) -> Result<Response, Problem> {
-    may_all_be_asked(&body, asker)?;
-    let once = key.once("POST /v1/jobs/batch", Some(text))?;
-    let jobs = match prepare_all(api, body, traced.0.carried()) {
+    check_all_requested(&body, asker)?;
+    let once = key.request("POST /v1/jobs/batch", Some(text))?;
+    let jobs = match prepare_all(api, body, traced.0.trace_context()) {
         Ok(jobs) => jobs,
-        Err(problem) => return recall(api, once, Shows::Other, problem).await,
+        Err(problem) => return replay_stored(api, once, ResponseContent::Other, problem).await,
     };
-    let warnings = api.warnings.about(api.broker.store(), &api.controls, &jobs).await;
-    let word = move |receipts: &Receipts| {
-        let receipt = |placed: &Placed| match placed {
-            Placed::New(accepted) => (accepted.id, Some(accepted.execute_at), false),
-            Placed::Held(holder) => (holder.id, Some(holder.execute_at).filter(|_| !holder.foreign), true),
+    let warnings = api.warnings.about(api.broker.store(), &api.operator_settings, &jobs).await;
+    let build = move |receipts: &EnqueueReceipts| {
+        let receipt = |placed: &EnqueuedJob| match placed {
+            EnqueuedJob::New(accepted) => (accepted.id, Some(accepted.execute_at), false),
+            EnqueuedJob::Existing(holder) => (holder.id, Some(holder.execute_at).filter(|_| !holder.foreign), true),
         };
-        let receipt = |placed: &Placed| {
+        let receipt = |placed: &EnqueuedJob| {
             let (id, execute_at, existing) = receipt(placed);
-            Receipt { id: id.to_string(), execute_at: execute_at.map(crate::api::jobs::view::Moment), existing }
+            Receipt { id: id.to_string(), execute_at: execute_at.map(crate::api::view::Moment), existing }
         };
         let status = if receipts.accepted().next().is_some() { StatusCode::CREATED } else { StatusCode::OK };
-        let jobs = receipts.placed.iter().map(receipt).collect();
-        worded(status, &BatchAnswer { jobs, warnings: warnings.clone() })
+        let jobs = receipts.jobs.iter().map(receipt).collect();
+        json_answer(status, &BatchAnswer { jobs, warnings: warnings.clone() })
     };
-    accept(api, asker.producer(), jobs, once, Shows::Other, Arc::new(word), |taken| {
-        let here = |held: &(usize, Holder)| key_taken(&format!("/jobs/{}", held.0), held);
-        let problem = Problem::new(Code::KeyTaken, "unfinished jobs have some of the unique keys; nothing was written");
+    accept(api, asker.producer(), jobs, once, ResponseContent::Other, Arc::new(build), |taken| {
+        let here = |held: &(usize, KeyHolder)| unique_key_taken(&format!("/jobs/{}", held.0), held);
+        let problem =
+            Problem::new(Code::UniqueKeyTaken, "unfinished jobs have some of the unique keys; nothing was written");
         problem.at("", taken.iter().map(here).collect())
     })
     .await
 }
 
 /// Refuse the batch if the caller's API key may not enqueue the kind of one of its jobs.
-fn may_all_be_asked(body: &BatchBody, asker: &Asker) -> Result<(), Problem> {
+fn check_all_requested(body: &BatchBody, asker: &Requester) -> Result<(), Problem> {
     let mut refused: Option<Problem> = None;
     for (place, Object(job)) in body.jobs.iter().enumerate().take(limits::MAX_BATCH) {
-        match (job.may_be_asked_by(asker, &format!("/jobs/{place}")), &mut refused) {
+        match (job.check_requester(asker, &format!("/jobs/{place}")), &mut refused) {
             (Ok(()), _) => {}
             (Err(problem), None) => refused = Some(problem),
             (Err(problem), Some(refused)) => refused.join(&problem),
@@ -448,12 +431,13 @@ pub(crate) struct ListAnswer {
     get, path = "/v1/jobs", tag = "jobs", operation_id = "list_jobs", params(ListQuery),
     responses(
         (status = 200, description = "A page of jobs, without payloads, results and attempts", body = ListAnswer),
-        (status = 401, description = "unauthorized", body = Problem),
         (status = 422, description = "invalid_request, invalid_cursor", body = Problem),
-        (status = 503, description = "store_unavailable", body = Problem),
     )
 )]
-pub(crate) async fn list(State(api): State<Api>, Asked(asked): Asked<ListQuery>) -> Result<Response, Problem> {
+pub(crate) async fn list(
+    State(api): State<Api>,
+    QueryParams(asked): QueryParams<ListQuery>,
+) -> Result<Response, Problem> {
     let words = asked.words();
     let mut problems = Vec::new();
     let filter = words.read(api.broker.store().clock().now(), "").unwrap_or_else(|wrong| {
@@ -474,7 +458,7 @@ pub(crate) async fn list(State(api): State<Api>, Asked(asked): Asked<ListQuery>)
     let page = if filter == Filter::default() {
         store.list(filter, before, limit).await?
     } else {
-        seated(&api, async move { store.list(filter, before, limit).await }).await?
+        run_with_seat(&api, async move { store.list(filter, before, limit).await }).await?
     };
     let data = page.jobs.into_iter().map(|job| JobView::read(job, None)).collect();
     Ok(json(StatusCode::OK, ListAnswer { data, next_cursor: page.next.map(|id| listing.cursor(id.uuid().as_bytes())) }))
@@ -497,15 +481,16 @@ pub(crate) struct CountAnswer {
     get, path = "/v1/jobs/count", tag = "jobs", operation_id = "count_jobs", params(CountQuery),
     responses(
         (status = 200, description = "The count", body = CountAnswer),
-        (status = 401, description = "unauthorized", body = Problem),
         (status = 422, description = "invalid_request", body = Problem),
-        (status = 503, description = "store_unavailable", body = Problem),
     )
 )]
-pub(crate) async fn count(State(api): State<Api>, Asked(asked): Asked<CountQuery>) -> Result<Response, Problem> {
+pub(crate) async fn count(
+    State(api): State<Api>,
+    QueryParams(asked): QueryParams<CountQuery>,
+) -> Result<Response, Problem> {
     let filter = asked.words().read(api.broker.store().clock().now(), "").map_err(refused)?;
     let store = api.broker.store().clone();
-    let counted = seated(&api, async move { store.count(filter).await }).await?;
+    let counted = run_with_seat(&api, async move { store.count(filter).await }).await?;
     Ok(json(StatusCode::OK, CountAnswer { count: counted.jobs, capped: counted.capped }))
 }
 
@@ -522,25 +507,18 @@ pub(crate) async fn count(State(api): State<Api>, Asked(asked): Asked<CountQuery
     responses(
         (status = 200, description = "The job", body = SeenJob),
         (status = 304, description = "The job has not changed: it has one of the given ETags", headers(("ETag" = String))),
-        (status = 401, description = "unauthorized", body = Problem),
         (status = 404, description = "not_found", body = Problem),
         (status = 422, description = "invalid_id", body = Problem),
-        (status = 503, description = "store_unavailable", body = Problem),
     )
 )]
 pub(crate) async fn show(
     State(api): State<Api>,
-    asker: Asker,
+    asker: Requester,
     IdPath(id): IdPath,
     known: IfNoneMatch,
 ) -> Result<Response, Problem> {
     let (job, attempts) = api.broker.store().job(id).await?.ok_or_else(|| missing(id))?;
-    Ok(known.spare(tagged(StatusCode::OK, &asker.show(job, attempts))))
-}
-
-pub(crate) async fn read(api: &Api, id: JobId) -> Result<JobView, Problem> {
-    let found = api.broker.store().job(id).await?;
-    found.map(|(job, attempts)| JobView::read(job, Some(attempts))).ok_or_else(|| missing(id))
+    Ok(known.not_modified_if_match(respond_with_etag(StatusCode::OK, &asker.show(job, attempts))))
 }
 
 pub(crate) fn missing(id: JobId) -> Problem {
@@ -556,20 +534,18 @@ pub(crate) fn missing(id: JobId) -> Problem {
     responses(
         (status = 200, description = "Cancelled: no further attempt of the job starts", body = JobView),
         (status = 202, description = "The job is running, and its handler was asked to stop", body = JobView),
-        (status = 401, description = "unauthorized", body = Problem),
         (status = 404, description = "not_found", body = Problem),
         (status = 409, description = "wrong_state: the job has ended", body = Problem),
         (status = 422, description = "invalid_id", body = Problem),
-        (status = 503, description = "store_unavailable", body = Problem),
     )
 )]
 pub(crate) async fn cancel(
     State(api): State<Api>,
-    Who(who): Who,
+    RequestActor(who): RequestActor,
     IdPath(id): IdPath,
     key: Key,
 ) -> Result<Response, Problem> {
-    steer(&api, id, JobAction::Cancel, &who, key).await
+    act_on_job(&api, id, JobAction::Cancel, &who, key).await
 }
 
 /// Retry a failed or cancelled job
@@ -579,20 +555,18 @@ pub(crate) async fn cancel(
     post, path = "/v1/jobs/{id}/retry", tag = "jobs", operation_id = "retry_job", params(("id" = Uuid, Path, description = "The job's id")),
     responses(
         (status = 200, description = "The job waits again", body = JobView),
-        (status = 401, description = "unauthorized", body = Problem),
         (status = 404, description = "not_found", body = Problem),
         (status = 409, description = "wrong_state", body = Problem),
         (status = 422, description = "invalid_id", body = Problem),
-        (status = 503, description = "store_unavailable", body = Problem),
     )
 )]
 pub(crate) async fn retry(
     State(api): State<Api>,
-    Who(who): Who,
+    RequestActor(who): RequestActor,
     IdPath(id): IdPath,
     key: Key,
 ) -> Result<Response, Problem> {
-    steer(&api, id, JobAction::Retry, &who, key).await
+    act_on_job(&api, id, JobAction::Retry, &who, key).await
 }
 
 /// Run a waiting job now
@@ -602,24 +576,22 @@ pub(crate) async fn retry(
     post, path = "/v1/jobs/{id}/run-now", tag = "jobs", operation_id = "run_job_now", params(("id" = Uuid, Path, description = "The job's id")),
     responses(
         (status = 200, description = "The job is due now", body = JobView),
-        (status = 401, description = "unauthorized", body = Problem),
         (status = 404, description = "not_found", body = Problem),
         (status = 409, description = "wrong_state", body = Problem),
         (status = 422, description = "invalid_id", body = Problem),
-        (status = 503, description = "store_unavailable", body = Problem),
     )
 )]
 pub(crate) async fn run_now(
     State(api): State<Api>,
-    Who(who): Who,
+    RequestActor(who): RequestActor,
     IdPath(id): IdPath,
     key: Key,
 ) -> Result<Response, Problem> {
-    steer(&api, id, JobAction::RunNow, &who, key).await
+    act_on_job(&api, id, JobAction::RunNow, &who, key).await
 }
 
-async fn steer(api: &Api, id: JobId, steer: JobAction, who: &Actor, key: Key) -> Result<Response, Problem> {
-    let (word, refusal) = match steer {
+async fn act_on_job(api: &Api, id: JobId, action: JobAction, who: &Actor, key: Key) -> Result<Response, Problem> {
+    let (word, refusal) = match action {
         JobAction::Cancel => ("cancel", "a job that has ended cannot be cancelled"),
         JobAction::Retry => (
             "retry",
@@ -627,28 +599,19 @@ async fn steer(api: &Api, id: JobId, steer: JobAction, who: &Actor, key: Key) ->
         ),
         JobAction::RunNow => ("run-now", "only a waiting or retrying job can be run now"),
     };
-    let refused = |moved: ActionOutcome| match moved {
+    let refused = |outcome: ActionOutcome| match outcome {
         ActionOutcome::Refused(state) => {
             Problem::new(Code::WrongState, format!("{refusal}; this one is {state}")).in_state(state)
         }
         _ => missing(id),
     };
-    let status =
-        |moved: &ActionOutcome| if *moved == ActionOutcome::Asked { StatusCode::ACCEPTED } else { StatusCode::OK };
-    if let Some(once) = key.once(&format!("POST /v1/jobs/{id}/{word}"), None)? {
-        let word = move |steered: &Steered| {
-            worded(status(&steered.moved), &JobView::read(steered.job.clone(), Some(steered.attempts.clone())))
-        };
-        let outcome = api.broker.steer_once(id, steer, who, once, Arc::new(word)).await?;
-        return conclude(outcome, Shows::Job, |moved| Err(refused(moved)));
-    }
-    let moved = match steer {
-        JobAction::Cancel => api.broker.cancel(id, who).await?,
-        JobAction::Retry => api.broker.retry(id, who).await?,
-        JobAction::RunNow => api.broker.run_now(id, who).await?,
+    let status = |outcome: &ActionOutcome| {
+        if *outcome == ActionOutcome::StopRequested { StatusCode::ACCEPTED } else { StatusCode::OK }
     };
-    match moved {
-        ActionOutcome::Refused(_) | ActionOutcome::Missing => Err(refused(moved)),
-        done => Ok(tagged(status(&done), &read(api, id).await?)),
-    }
+    let once = key.request(&format!("POST /v1/jobs/{id}/{word}"), None)?;
+    let build = move |updated: &UpdatedJob| {
+        json_answer(status(&updated.outcome), &JobView::read(updated.job.clone(), Some(updated.attempts.clone())))
+    };
+    let outcome = api.broker.act(id, action, who, once, Arc::new(build)).await?;
+    respond_to_outcome(outcome, ResponseContent::Job, |outcome| Err(refused(outcome)))
 }

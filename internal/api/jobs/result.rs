@@ -10,12 +10,12 @@ use serde_json::value::RawValue;
 use tokio::time::Instant;
 use utoipa::{IntoParams, ToSchema};
 
-use crate::api::http::body::{Asked, IdPath};
-use crate::api::http::caller::Asker;
+use crate::api::http::body::{IdPath, QueryParams};
+use crate::api::http::caller::Requester;
 use crate::api::http::problem::{Code, Problem};
-use crate::api::http::revocation::Pass;
+use crate::api::http::revocation::RequestRight;
 use crate::api::jobs;
-use crate::api::jobs::view::StateWord;
+use crate::api::view::StateWord;
 use crate::api::{Api, json, parse_wait};
 use crate::event::Event;
 use crate::job::State as JobState;
@@ -58,18 +58,16 @@ pub(crate) struct ResultAnswer {
     responses(
         (status = 200, description = "The job has ended", body = ResultAnswer),
         (status = 202, description = "The job has not ended yet", body = ResultAnswer),
-        (status = 401, description = "unauthorized", body = Problem),
         (status = 404, description = "not_found", body = Problem),
         (status = 422, description = "invalid_id, invalid_request", body = Problem),
-        (status = 503, description = "store_unavailable", body = Problem),
     )
 )]
 pub(crate) async fn result(
     State(api): State<Api>,
-    asker: Asker,
-    mut pass: Pass,
+    asker: Requester,
+    mut pass: RequestRight,
     IdPath(id): IdPath,
-    Asked(asked): Asked<WaitQuery>,
+    QueryParams(asked): QueryParams<WaitQuery>,
 ) -> Result<Response, Problem> {
     let wait = match asked.wait.as_deref() {
         None => Duration::ZERO,
@@ -78,14 +76,14 @@ pub(crate) async fn result(
         })?,
     };
     let deadline = Instant::now() + wait;
-    let mut draining = api.draining.clone();
+    let mut stop = api.stopping.clone();
     // Listen before the first read, so that an end between the two is not missed.
     let mut events = api.broker.events().listen();
     loop {
         let Some((job, _)) = api.broker.store().job(id).await? else { return Err(jobs::missing(id)) };
-        asker.needs_to_see(&job)?;
+        asker.require_access(&job)?;
         let over = job.state.is_end();
-        let stopping = *draining.borrow_and_update();
+        let stopping = *stop.borrow_and_update();
         if over || Instant::now() >= deadline || stopping {
             let status = if over { StatusCode::OK } else { StatusCode::ACCEPTED };
             let answer =
@@ -96,8 +94,8 @@ pub(crate) async fn result(
         loop {
             tokio::select! {
                 () = tokio::time::sleep_until(next_look) => break,
-                _ = draining.changed() => break,
-                () = pass.ends() => return Err(pass.refusal()),
+                _ = stop.changed() => break,
+                () = pass.wait_until_revoked() => return Err(pass.refusal()),
                 event = events.recv() => match event {
                     Ok(Event::Settled { id: ended, .. } | Event::Cancelled { id: ended }) if ended == id => break,
                     Ok(_) | Err(tokio::sync::broadcast::error::RecvError::Lagged(_)) => {}

@@ -7,7 +7,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::broker::Controls;
+use crate::broker::OperatorSettingsCopy;
 use crate::job::{Name, NewJob};
 use crate::store::{RunnerSeen, Store};
 
@@ -36,9 +36,14 @@ struct View {
 
 impl Warnings {
     /// Return the reasons why some of `jobs` would not run at present, each reason once.
-    pub(crate) async fn about(&self, store: &Store, controls: &Controls, jobs: &[NewJob]) -> Vec<String> {
+    pub(crate) async fn about(
+        &self,
+        store: &Store,
+        operator_settings: &OperatorSettingsCopy,
+        jobs: &[NewJob],
+    ) -> Vec<String> {
         let served = self.served(store).await;
-        let settings = controls.now();
+        let settings = operator_settings.now();
         let mut seen: HashSet<(&Name, &Name)> = HashSet::new();
         let mut warnings = Vec::new();
         for job in jobs {

@@ -11,14 +11,14 @@ use serde_json::value::RawValue;
 use utoipa::{IntoParams, ToSchema};
 use uuid::Uuid;
 
-use crate::api::http::auth::Who;
-use crate::api::http::body::{Asked, Body, NamePath, Object};
+use crate::api::http::auth::RequestActor;
+use crate::api::http::body::{Body, NamePath, Object, QueryParams};
 use crate::api::http::cursor::Listing;
-use crate::api::http::etag::{self, Expected};
-use crate::api::http::idempotency::{Key, Shows, conclude, recall};
+use crate::api::http::etag::{self, Preconditions};
+use crate::api::http::idempotency::{Key, ResponseContent, replay_stored, respond_to_outcome};
 use crate::api::http::problem::{Code, Problem};
-use crate::api::http::trace::Traced;
-use crate::api::jobs::view::{JobView, Moment, RetryView};
+use crate::api::http::trace::RequestTrace;
+use crate::api::view::{JobView, Moment, RetryView};
 use crate::api::{Api, json};
 use crate::broker::TriggerError;
 use crate::handlers;
@@ -26,8 +26,8 @@ use crate::job::{
     Actor, Cadence, Dst, Misfire, Name, NewJob, Overlap, Schedule, ScheduleDraft, SkipCause, Timestamp, Zone, floor_ms,
 };
 use crate::store::{
-    Accepted, Answer, Deleted, Origin, Pause, Put, ResponseBuilder, Scheduled, TickLine, Triggered, UnreadableSchedule,
-    VersionTag,
+    Accepted, Answer, DeleteOutcome, Pause, PutOutcome, ResponseBuilder, ScheduleOrigin, Scheduled, TickLine,
+    TriggerOutcome, UnreadableSchedule, VersionTag,
 };
 
 /// Number of next ticks that the view of a schedule has.
@@ -376,32 +376,27 @@ fn declared(name: &Name) -> Problem {
     responses(
         (status = 201, description = "The schedule is created", body = ScheduleView, headers(("ETag" = String))),
         (status = 200, description = "The schedule is changed, or was the same already", body = ScheduleView, headers(("ETag" = String))),
-        (status = 400, description = "invalid_json, too_deep", body = Problem),
-        (status = 401, description = "unauthorized", body = Problem),
-        (status = 408, description = "request_timeout", body = Problem),
         (status = 409, description = "declared_in_config", body = Problem),
         (status = 412, description = "precondition_failed", body = Problem),
-        (status = 413, description = "too_large", body = Problem),
-        (status = 415, description = "unsupported_media_type", body = Problem),
         (status = 422, description = "invalid_request, unknown_kind, invalid_payload", body = Problem),
-        (status = 503, description = "store_unavailable", body = Problem),
     )
 )]
 pub(crate) async fn put(
     State(api): State<Api>,
-    Who(who): Who,
+    RequestActor(who): RequestActor,
     NamePath(name): NamePath,
-    expected: Expected,
+    expected: Preconditions,
     Body(body, _): Body<ScheduleBody>,
 ) -> Result<Response, Problem> {
-    let condition = expected.wanted(read_tag)?;
+    let condition = expected.condition(read_tag)?;
     let schedule = api.broker.prepare_schedule(body.into()).map_err(|invalid| Problem::invalid("", invalid))?;
-    let (status, row) = match api.broker.put_schedule(name.clone(), schedule, Origin::Api, condition, &who).await? {
-        Put::Created(row) => (StatusCode::CREATED, row),
-        Put::Changed(row) | Put::Unchanged(row) => (StatusCode::OK, row),
-        Put::Unexpected => return Err(unexpected(&name)),
-        Put::OwnedByConfig => return Err(declared(&name)),
-    };
+    let (status, row) =
+        match api.broker.put_schedule(name.clone(), schedule, ScheduleOrigin::Api, condition, &who).await? {
+            PutOutcome::Created(row) => (StatusCode::CREATED, row),
+            PutOutcome::Changed(row) | PutOutcome::Unchanged(row) => (StatusCode::OK, row),
+            PutOutcome::Unexpected => return Err(unexpected(&name)),
+            PutOutcome::OwnedByConfig => return Err(declared(&name)),
+        };
     ScheduleView::shown(&api, status, row).await
 }
 
@@ -411,10 +406,8 @@ pub(crate) async fn put(
     params(("name" = String, Path, description = "The schedule's name", pattern = "^[a-z0-9][a-z0-9_.-]{0,63}$")),
     responses(
         (status = 200, description = "The schedule", body = ScheduleView, headers(("ETag" = String))),
-        (status = 401, description = "unauthorized", body = Problem),
         (status = 404, description = "not_found", body = Problem),
         (status = 422, description = "invalid_request", body = Problem),
-        (status = 503, description = "store_unavailable", body = Problem),
     )
 )]
 pub(crate) async fn show(State(api): State<Api>, NamePath(name): NamePath) -> Result<Response, Problem> {
@@ -447,28 +440,26 @@ pub(crate) struct DeleteQuery {
     ),
     responses(
         (status = 204, description = "The schedule is deleted"),
-        (status = 401, description = "unauthorized", body = Problem),
         (status = 404, description = "not_found", body = Problem),
         (status = 409, description = "declared_in_config", body = Problem),
         (status = 412, description = "precondition_failed", body = Problem),
         (status = 422, description = "invalid_request", body = Problem),
-        (status = 503, description = "store_unavailable", body = Problem),
     )
 )]
 pub(crate) async fn delete(
     State(api): State<Api>,
-    Who(who): Who,
+    RequestActor(who): RequestActor,
     NamePath(name): NamePath,
-    Asked(asked): Asked<DeleteQuery>,
-    expected: Expected,
+    QueryParams(asked): QueryParams<DeleteQuery>,
+    expected: Preconditions,
 ) -> Result<Response, Problem> {
-    let condition = expected.wanted(read_tag)?;
+    let condition = expected.condition(read_tag)?;
     let undeclared = asked.undeclared && !api.declared_schedules.contains(name.as_str());
     match api.broker.delete_schedule(name.clone(), condition, undeclared, &who).await? {
-        Deleted::Done => Ok(StatusCode::NO_CONTENT.into_response()),
-        Deleted::Missing => Err(missing(&name)),
-        Deleted::Unexpected => Err(unexpected(&name)),
-        Deleted::OwnedByConfig => Err(declared(&name)),
+        DeleteOutcome::Done => Ok(StatusCode::NO_CONTENT.into_response()),
+        DeleteOutcome::Missing => Err(missing(&name)),
+        DeleteOutcome::Unexpected => Err(unexpected(&name)),
+        DeleteOutcome::OwnedByConfig => Err(declared(&name)),
     }
 }
 
@@ -517,12 +508,13 @@ fn page_limit(asked: Option<u32>) -> Result<u32, Problem> {
     get, path = "/v1/schedules", tag = "schedules", operation_id = "list_schedules", params(ListQuery),
     responses(
         (status = 200, description = "A page of schedules, without payloads, next runs and last ticks", body = SchedulesAnswer),
-        (status = 401, description = "unauthorized", body = Problem),
         (status = 422, description = "invalid_request, invalid_cursor", body = Problem),
-        (status = 503, description = "store_unavailable", body = Problem),
     )
 )]
-pub(crate) async fn list(State(api): State<Api>, Asked(asked): Asked<ListQuery>) -> Result<Response, Problem> {
+pub(crate) async fn list(
+    State(api): State<Api>,
+    QueryParams(asked): QueryParams<ListQuery>,
+) -> Result<Response, Problem> {
     let limit = page_limit(asked.limit)?;
     let listing = Listing::new("schedules", &());
     let after = listing.place(asked.cursor.as_deref())?.map(|place| String::from_utf8_lossy(&place).into_owned());
@@ -564,19 +556,13 @@ pub(crate) struct SchedulePauseBody {
     params(("name" = String, Path, description = "The schedule's name", pattern = "^[a-z0-9][a-z0-9_.-]{0,63}$")),
     responses(
         (status = 200, description = "The schedule is paused", body = ScheduleView, headers(("ETag" = String))),
-        (status = 400, description = "invalid_json, too_deep", body = Problem),
-        (status = 401, description = "unauthorized", body = Problem),
         (status = 404, description = "not_found", body = Problem),
-        (status = 408, description = "request_timeout", body = Problem),
-        (status = 413, description = "too_large", body = Problem),
-        (status = 415, description = "unsupported_media_type", body = Problem),
         (status = 422, description = "invalid_request", body = Problem),
-        (status = 503, description = "store_unavailable", body = Problem),
     )
 )]
 pub(crate) async fn pause(
     State(api): State<Api>,
-    Who(who): Who,
+    RequestActor(who): RequestActor,
     NamePath(name): NamePath,
     Body(body, _): Body<SchedulePauseBody>,
 ) -> Result<Response, Problem> {
@@ -597,15 +583,13 @@ pub(crate) async fn pause(
     params(("name" = String, Path, description = "The schedule's name", pattern = "^[a-z0-9][a-z0-9_.-]{0,63}$")),
     responses(
         (status = 200, description = "The schedule is not paused", body = ScheduleView, headers(("ETag" = String))),
-        (status = 401, description = "unauthorized", body = Problem),
         (status = 404, description = "not_found", body = Problem),
         (status = 422, description = "invalid_request", body = Problem),
-        (status = 503, description = "store_unavailable", body = Problem),
     )
 )]
 pub(crate) async fn resume(
     State(api): State<Api>,
-    Who(who): Who,
+    RequestActor(who): RequestActor,
     NamePath(name): NamePath,
 ) -> Result<Response, Problem> {
     let row = api.broker.resume_schedule(name.clone(), &who).await?.ok_or_else(|| missing(&name))?;
@@ -634,23 +618,21 @@ pub(crate) struct TriggerQuery {
     ),
     responses(
         (status = 201, description = "The job is accepted and durable", body = JobView, headers(("Location" = String))),
-        (status = 401, description = "unauthorized", body = Problem),
         (status = 404, description = "not_found", body = Problem),
         (status = 409, description = "previous_unfinished: `holder` has not ended; nothing was written", body = Problem),
         (status = 422, description = "invalid_request, unknown_kind, invalid_payload", body = Problem),
-        (status = 503, description = "store_unavailable", body = Problem),
     )
 )]
 pub(crate) async fn trigger(
     State(api): State<Api>,
-    Who(who): Who,
+    RequestActor(who): RequestActor,
     NamePath(name): NamePath,
-    Asked(asked): Asked<TriggerQuery>,
-    traced: Traced,
+    QueryParams(asked): QueryParams<TriggerQuery>,
+    traced: RequestTrace,
     key: Key,
 ) -> Response {
     let answer = fire(&api, &who, &name, asked, &traced, key).await;
-    traced.answered("/v1/schedules/{name}/trigger", answer)
+    traced.end_with("/v1/schedules/{name}/trigger", answer)
 }
 
 async fn fire(
@@ -658,7 +640,7 @@ async fn fire(
     who: &Actor,
     name: &Name,
     asked: TriggerQuery,
-    traced: &Traced,
+    traced: &RequestTrace,
     key: Key,
 ) -> Result<Response, Problem> {
     let overlap = match asked.overlap.as_deref().map(|word| Overlap::from_word(word).ok_or(word)) {
@@ -672,8 +654,8 @@ async fn fire(
         None => None,
     };
     let word = overlap.map_or("", Overlap::as_str);
-    let once = key.once(&format!("POST /v1/schedules/{name}/trigger {word}"), None)?;
-    let word = |job: &NewJob| -> ResponseBuilder<Accepted> {
+    let once = key.request(&format!("POST /v1/schedules/{name}/trigger {word}"), None)?;
+    let build = |job: &NewJob| -> ResponseBuilder<Accepted> {
         let job = job.clone();
         Arc::new(move |accepted: &Accepted| {
             let mut job = job.clone();
@@ -684,22 +666,24 @@ async fn fire(
             Answer { status: StatusCode::CREATED.as_u16(), body }
         })
     };
-    match api.broker.trigger_schedule(name, overlap, who, traced.0.carried(), once.clone(), word).await {
-        Ok(outcome) => conclude(outcome, Shows::Job, |refused| {
+    match api.broker.trigger_schedule(name, overlap, who, traced.0.trace_context(), once.clone(), build).await {
+        Ok(outcome) => respond_to_outcome(outcome, ResponseContent::Job, |refused| {
             Err(match refused {
-                Triggered::Busy(id, state) => Problem::new(
+                TriggerOutcome::Busy(id, state) => Problem::new(
                     Code::PreviousUnfinished,
                     format!("the schedule's previous job {id} is {state}; `overlap=allow` fires all the same"),
                 )
                 .held_by_job(id, state),
-                Triggered::Missing | Triggered::Fired(_) => missing(name),
-                Triggered::Changed => {
+                TriggerOutcome::Missing | TriggerOutcome::Fired(_) => missing(name),
+                TriggerOutcome::Changed => {
                     let detail = "the schedule is being changed at this moment; try again";
                     Problem::new(Code::StoreUnavailable, detail)
                 }
             })
         }),
-        Err(TriggerError::Invalid(invalid)) => recall(api, once, Shows::Job, Problem::invalid("", invalid)).await,
+        Err(TriggerError::Invalid(invalid)) => {
+            replay_stored(api, once, ResponseContent::Job, Problem::invalid("", invalid)).await
+        }
         Err(TriggerError::Store(error)) => Err(error.into()),
     }
 }
@@ -740,16 +724,14 @@ pub(crate) struct TicksAnswer {
     ),
     responses(
         (status = 200, description = "A page of ticks", body = TicksAnswer),
-        (status = 401, description = "unauthorized", body = Problem),
         (status = 404, description = "not_found: neither the schedule nor a tick of it exists", body = Problem),
         (status = 422, description = "invalid_request, invalid_cursor", body = Problem),
-        (status = 503, description = "store_unavailable", body = Problem),
     )
 )]
 pub(crate) async fn ticks(
     State(api): State<Api>,
     NamePath(name): NamePath,
-    Asked(asked): Asked<TicksQuery>,
+    QueryParams(asked): QueryParams<TicksQuery>,
 ) -> Result<Response, Problem> {
     let limit = page_limit(asked.limit)?;
     let fired = match asked.outcome.as_deref() {
@@ -827,11 +809,6 @@ pub(crate) struct PreviewAnswer {
     post, path = "/v1/schedules/preview", tag = "schedules", operation_id = "preview_schedule", request_body = PreviewBody,
     responses(
         (status = 200, description = "The next ticks", body = PreviewAnswer),
-        (status = 400, description = "invalid_json, too_deep", body = Problem),
-        (status = 401, description = "unauthorized", body = Problem),
-        (status = 408, description = "request_timeout", body = Problem),
-        (status = 413, description = "too_large", body = Problem),
-        (status = 415, description = "unsupported_media_type", body = Problem),
         (status = 422, description = "invalid_request", body = Problem),
     )
 )]

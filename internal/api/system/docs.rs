@@ -11,7 +11,7 @@ use serde_json::{Map, Value, json};
 use utoipa::openapi::OpenApi;
 
 use crate::api::http::problem::{Code, Problem};
-use crate::api::http::problem_table::{Entry, entry};
+use crate::api::http::problem_table::Entry;
 use crate::handlers::Registry;
 
 const STYLE: &str = "\
@@ -115,7 +115,7 @@ pub(crate) fn page(document: &OpenApi, registry: &Registry) -> String {
             p { "Errors are " code { "application/problem+json" } " (RFC 9457). Programs should use the field " code { "code" } "." }
             table {
                 thead { tr { th { "Code" } th { "Status" } th { "Meaning and remedy" } th { "Retry" } } }
-                tbody { @for code in Code::ALL { (row(code)) } }
+                tbody { @for &code in Code::ALL { (row(code)) } }
             }
             h2 id="schemas" { "Schemas" }
             @for (name, schema) in schemas {
@@ -330,7 +330,7 @@ fn example(schema: &Value, schemas: &Map<String, Value>, depth: usize) -> Value 
 }
 
 fn row(code: Code) -> Markup {
-    let Entry { meaning, remedy, again } = entry(code);
+    let Entry { meaning, remedy, again } = code.entry();
     html! {
         tr id={ "problem-" (code.word()) } {
             td { a href={ "/docs/problems/" (code.word()) } { code { (code.word()) } } }
@@ -343,9 +343,9 @@ fn row(code: Code) -> Markup {
 
 /// Serve the page of one problem code.
 pub(crate) async fn problem(code: Result<Path<String>, PathRejection>) -> Result<Html<String>, Problem> {
-    let known = code.ok().and_then(|Path(word)| Code::ALL.into_iter().find(|code| code.word() == word));
+    let known = code.ok().and_then(|Path(word)| Code::ALL.iter().copied().find(|code| code.word() == word));
     let code = known.ok_or_else(|| Problem::new(Code::NotFound, "there is no problem with that code; see /docs"))?;
-    let Entry { meaning, remedy, again } = entry(code);
+    let Entry { meaning, remedy, again } = code.entry();
     let body = html! {
         nav { a href="/docs#problems" { "All problems" } }
         main {

@@ -8,7 +8,7 @@ use serde::Serialize;
 use utoipa::ToSchema;
 
 use crate::api::http::problem::{Code, Problem};
-use crate::api::jobs::view::Moment;
+use crate::api::view::Moment;
 use crate::api::{Api, json};
 use crate::job::{Cadence, Timestamp};
 
@@ -45,11 +45,9 @@ pub(crate) struct HourView {
 ///
 /// Accepted jobs that become due, and ticks of schedules, hour by hour.
 #[utoipa::path(
-    get, path = "/v1/forecast", tag = "operations", operation_id = "show_forecast",
+    get, path = "/v1/forecast", tag = "system", operation_id = "show_forecast",
     responses(
         (status = 200, description = "Hour by hour", body = Forecast),
-        (status = 401, description = "unauthorized", body = Problem),
-        (status = 503, description = "store_unavailable", body = Problem),
     )
 )]
 pub(crate) async fn forecast(State(api): State<Api>) -> Result<Response, Problem> {

@@ -9,11 +9,11 @@ use serde::Serialize;
 use tokio::sync::watch;
 use utoipa::ToSchema;
 
-use crate::api::system::readiness::Look;
+use crate::api::system::readiness::ReadinessCheck;
 use crate::api::{Api, Code, Problem, json};
 
 /// Return 200 while the process is alive
-#[utoipa::path(get, path = "/livez", tag = "operations", responses((status = 200, description = "Alive", body = String)))]
+#[utoipa::path(get, path = "/livez", tag = "system", responses((status = 200, description = "Alive", body = String)))]
 pub(crate) async fn livez() -> &'static str {
     "ok\n"
 }
@@ -21,8 +21,7 @@ pub(crate) async fn livez() -> &'static str {
 /// The readiness of this runner, with the reasons.
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct ReadyAnswer {
-    /// `ready`, `draining` (the runner is stopping), `store_unavailable`, or `migrating` while the runner migrates the
-    /// tables at its start.
+    /// `ready`, `stopping`, `store_unavailable`, or `migrating` while the runner migrates the tables at its start.
     status: &'static str,
     /// True when MySQL answers and accepts writes.
     mysql: bool,
@@ -75,17 +74,17 @@ pub(crate) fn while_migrating(stage: watch::Receiver<String>) -> Router {
 /// 503 only when MySQL does not answer or accepts no writes, when the tables are being migrated, or when the runner is
 /// stopping. Probes that arrive within half a second share one check of MySQL.
 #[utoipa::path(
-    get, path = "/readyz", tag = "operations",
+    get, path = "/readyz", tag = "system",
     responses(
         (status = 200, description = "Ready", body = ReadyAnswer),
         (status = 503, description = "Stopping, migrating, or MySQL does not answer or accepts no writes", body = ReadyAnswer),
     )
 )]
 pub(crate) async fn readyz(State(api): State<Api>) -> Response {
-    let draining = *api.draining.borrow();
-    let Look { mysql, durability } = api.readiness.look().await;
-    let status = match (draining, mysql) {
-        (true, _) => "draining",
+    let stopping = *api.stopping.borrow();
+    let ReadinessCheck { mysql, durability } = api.readiness.check().await;
+    let status = match (stopping, mysql) {
+        (true, _) => "stopping",
         (false, true) => "ready",
         (false, false) => "store_unavailable",
     };
@@ -95,7 +94,7 @@ pub(crate) async fn readyz(State(api): State<Api>) -> Response {
         index: api.index.health().now().as_str(),
         durable: durability.as_ref().map(|d| d.durable),
         weaknesses: durability.map(|d| d.weaknesses).unwrap_or_default(),
-        takes_jobs: !draining && !api.controls.now().drained,
+        takes_jobs: !stopping && !api.operator_settings.now().drained,
         index_weakness: api.index.weakness(),
         migration: None,
     };

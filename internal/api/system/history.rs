@@ -9,10 +9,10 @@ use axum::response::Response;
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
-use crate::api::http::body::Asked;
+use crate::api::http::body::QueryParams;
 use crate::api::http::filter::refused;
 use crate::api::http::problem::Problem;
-use crate::api::jobs::view::Moment;
+use crate::api::view::Moment;
 use crate::api::{Api, json};
 use crate::handlers;
 use crate::job::{Point, Series, Span};
@@ -158,18 +158,19 @@ fn series_of(queue: Option<&str>) -> Result<Series, Problem> {
 /// write; the last step of `1h` and `24h` may still be open. Each runner keeps separate histories for the first two
 /// hundred queues that it sees.
 #[utoipa::path(
-    get, path = "/v1/history", tag = "operations", operation_id = "show_history", params(HistoryQuery),
+    get, path = "/v1/history", tag = "system", operation_id = "show_history", params(HistoryQuery),
     responses(
         (status = 200, description = "Every step of the span", body = HistoryAnswer),
-        (status = 401, description = "unauthorized", body = Problem),
         (status = 422, description = "invalid_request", body = Problem),
-        (status = 503, description = "store_unavailable", body = Problem),
     )
 )]
-pub(crate) async fn show(State(api): State<Api>, Asked(asked): Asked<HistoryQuery>) -> Result<Response, Problem> {
+pub(crate) async fn show(
+    State(api): State<Api>,
+    QueryParams(asked): QueryParams<HistoryQuery>,
+) -> Result<Response, Problem> {
     let (span, series) = (span_of(asked.span.as_deref())?, series_of(asked.queue.as_deref())?);
     let history = api.broker.store().history(span, series).await?;
-    let scale = Scale::of(&history);
+    let scale = Scale::new(&history);
     let points = history.series.first().map(|(_, points)| points.as_slice()).unwrap_or_default();
     let queue = scale.view(String::new(), points);
     let answer = HistoryAnswer {
@@ -196,22 +197,20 @@ pub(crate) async fn show(State(api): State<Api>, Asked(asked): Asked<HistoryQuer
 ///
 /// Like `/v1/history`, for the hundred busiest queues.
 #[utoipa::path(
-    get, path = "/v1/history/queues", tag = "operations", operation_id = "show_history_of_queues",
+    get, path = "/v1/history/queues", tag = "system", operation_id = "show_history_of_queues",
     params(QueuesHistoryQuery),
     responses(
         (status = 200, description = "Every step of the span for each queue", body = QueuesHistoryAnswer),
-        (status = 401, description = "unauthorized", body = Problem),
         (status = 422, description = "invalid_request", body = Problem),
-        (status = 503, description = "store_unavailable", body = Problem),
     )
 )]
 pub(crate) async fn queues(
     State(api): State<Api>,
-    Asked(asked): Asked<QueuesHistoryQuery>,
+    QueryParams(asked): QueryParams<QueuesHistoryQuery>,
 ) -> Result<Response, Problem> {
     let span = span_of(asked.span.as_deref())?;
     let history = api.broker.store().history_by_queue(span).await?;
-    let scale = Scale::of(&history);
+    let scale = Scale::new(&history);
     let answer = QueuesHistoryAnswer {
         at: Moment(history.at),
         span: span.as_str(),
@@ -239,7 +238,7 @@ struct Scale {
 }
 
 impl Scale {
-    fn of(history: &History) -> Self {
+    fn new(history: &History) -> Self {
         let window = history.window;
         Self { step: window.step.width().to_std().unwrap_or_default(), last: window.last(history.counted_to) }
     }

@@ -6,8 +6,8 @@ use axum::response::Response;
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use crate::api::jobs::view::RetryView;
-use crate::api::{Api, Problem, json};
+use crate::api::view::RetryView;
+use crate::api::{Api, json};
 
 /// The registered kinds.
 #[derive(Debug, Serialize, ToSchema)]
@@ -37,7 +37,6 @@ pub(crate) struct KindView {
     get, path = "/v1/kinds", tag = "kinds", operation_id = "list_kinds",
     responses(
         (status = 200, description = "The kinds that this runner has", body = KindsAnswer),
-        (status = 401, description = "unauthorized", body = Problem),
     )
 )]
 pub(crate) async fn list(State(api): State<Api>) -> Response {

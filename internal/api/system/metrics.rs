@@ -17,7 +17,6 @@ use metrics::gauge;
 use tokio_util::task::TaskTracker;
 
 use crate::api::Api;
-use crate::api::http::problem::Problem;
 use crate::event::Health;
 use crate::index::{Index, Lane};
 use crate::job::{Name, State as JobState};
@@ -50,11 +49,11 @@ const OTHER: &str = "_other";
 /// Reads MySQL and Redis for the page. Cheap to clone; all clones share their readings.
 #[derive(Clone, Debug)]
 pub struct Readings {
-    shared: Arc<Shared>,
+    shared: Arc<ReadingsInner>,
 }
 
 #[derive(Debug)]
-struct Shared {
+struct ReadingsInner {
     store: Store,
     index: Index,
     /// The queues that this runner serves.
@@ -83,7 +82,16 @@ impl Readings {
     /// joins and which ends within a few seconds.
     #[must_use]
     pub fn new(store: Store, index: Index, queues: Vec<Name>, tasks: TaskTracker) -> Self {
-        Self { shared: Arc::new(Shared { store, index, queues, tasks, made: Instant::now(), last: Mutex::default() }) }
+        Self {
+            shared: Arc::new(ReadingsInner {
+                store,
+                index,
+                queues,
+                tasks,
+                made: Instant::now(),
+                last: Mutex::default(),
+            }),
+        }
     }
 
     /// Start a reading unless there is a recent one, wait for it a moment, and set the metrics that need no server.
@@ -99,7 +107,7 @@ impl Readings {
     }
 }
 
-impl Shared {
+impl ReadingsInner {
     fn last(&self) -> MutexGuard<'_, Last> {
         self.last.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -223,10 +231,9 @@ fn set_jobs(stats: &Stats, named: &BTreeSet<Name>, known: &mut BTreeSet<String>)
 /// Responds within a second, also while MySQL or Redis does not answer; `tickr_up` shows that. The metrics are listed
 /// in `docs/METRICS.md`.
 #[utoipa::path(
-    get, path = "/metrics", tag = "operations",
+    get, path = "/metrics", tag = "system",
     responses(
         (status = 200, description = "Prometheus text format", body = String, content_type = "text/plain"),
-        (status = 401, description = "unauthorized", body = Problem),
     )
 )]
 pub(crate) async fn page(State(api): State<Api>) -> Response {

@@ -8,13 +8,13 @@ use axum::response::Response;
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use crate::api::http::auth::Who;
+use crate::api::http::auth::RequestActor;
 use crate::api::http::problem::{Code, Problem};
-use crate::api::jobs::view::Moment;
+use crate::api::view::Moment;
 use crate::api::{Api, json};
-use crate::index::{Bearing, Cause, Health, IndexError, Lane};
+use crate::index::{Health, IndexError, IndexStatus, Lane, RebuildTrigger};
 use crate::job::{Name, Timestamp};
-use crate::store::{Act, DueWithin};
+use crate::store::{AuditEntry, DueWithin};
 
 /// Maximum numbers of runners and queues that are read.
 const MAX_RUNNERS: u32 = 200;
@@ -133,13 +133,13 @@ pub(crate) enum RebuildCause {
     Asked,
 }
 
-impl From<Cause> for RebuildCause {
-    fn from(cause: Cause) -> Self {
+impl From<RebuildTrigger> for RebuildCause {
+    fn from(cause: RebuildTrigger) -> Self {
         match cause {
-            Cause::Start => Self::Start,
-            Cause::LostState => Self::LostState,
-            Cause::Outage => Self::Outage,
-            Cause::Asked => Self::Asked,
+            RebuildTrigger::Start => Self::Start,
+            RebuildTrigger::LostState => Self::LostState,
+            RebuildTrigger::Outage => Self::Outage,
+            RebuildTrigger::Asked => Self::Asked,
         }
     }
 }
@@ -149,11 +149,9 @@ impl From<Cause> for RebuildCause {
 /// The two counts are not taken at the same moment, and jobs on their way to a worker are in neither. `drift` has the
 /// jobs that were missing in two looks in a row.
 #[utoipa::path(
-    get, path = "/v1/index", tag = "operations", operation_id = "show_index",
+    get, path = "/v1/index", tag = "system", operation_id = "show_index",
     responses(
         (status = 200, description = "Redis and MySQL side by side", body = IndexAnswer),
-        (status = 401, description = "unauthorized", body = Problem),
-        (status = 503, description = "store_unavailable", body = Problem),
     )
 )]
 pub(crate) async fn show(State(api): State<Api>) -> Result<Response, Problem> {
@@ -174,10 +172,10 @@ pub(crate) async fn show(State(api): State<Api>) -> Result<Response, Problem> {
     };
     let clock = store.clock();
     let at = |when: Instant| Moment(clock.at(when));
-    let Bearing { health, since, cause, last, drift } = api.index.health().bearing();
+    let IndexStatus { health, since, cause, last, drift } = api.index.health().status();
     let answer = IndexAnswer {
         at: Moment(owed.at),
-        runner: api.controls.runner().to_string(),
+        runner: api.operator_settings.runner().to_string(),
         health: health.into(),
         since: at(since),
         rebuilding: cause.map(RebuildCause::from),
@@ -225,20 +223,19 @@ pub(crate) struct RebuildAnswer {
 /// notice and help. This is safe at any time: an id that reaches the runners twice is dropped. The rebuild has ended
 /// when `/v1/index` has a later `last_rebuild`; the event `rebuilt` reports it too.
 #[utoipa::path(
-    post, path = "/v1/index/rebuild", tag = "operations", operation_id = "rebuild_index",
+    post, path = "/v1/index/rebuild", tag = "system", operation_id = "rebuild_index",
     responses(
         (status = 202, description = "A rebuild begins, or is already under way", body = RebuildAnswer),
-        (status = 401, description = "unauthorized", body = Problem),
         (status = 503, description = "store_unavailable, index_unavailable", body = Problem),
     )
 )]
-pub(crate) async fn rebuild(State(api): State<Api>, Who(who): Who) -> Result<Response, Problem> {
+pub(crate) async fn rebuild(State(api): State<Api>, RequestActor(who): RequestActor) -> Result<Response, Problem> {
     if api.index.health().now() == Health::Degraded {
         let detail = "Redis does not answer; when it does, the runners rebuild it by themselves";
         return Err(Problem::new(Code::IndexUnavailable, detail));
     }
-    let runner = api.controls.runner();
-    api.broker.store().note(Act::new(&who, "index.rebuild", runner.as_str())).await?;
+    let runner = api.operator_settings.runner();
+    api.broker.store().note(AuditEntry::new(&who, "index.rebuild", runner.as_str())).await?;
     let asked_at: Timestamp = api.broker.store().clock().now();
     let started = api.index.health().ask_for_rebuild();
     let answer = RebuildAnswer { started, health: api.index.health().now().into(), asked_at: Moment(asked_at) };

@@ -9,8 +9,8 @@ use serde::Serialize;
 use utoipa::ToSchema;
 
 use crate::api::http::problem::Problem;
-use crate::api::http::searches::seated;
-use crate::api::jobs::view::Moment;
+use crate::api::http::searches::run_with_seat;
+use crate::api::view::Moment;
 use crate::api::{Api, json};
 use crate::job::State as JobState;
 
@@ -25,9 +25,9 @@ pub(crate) struct StatsAnswer {
     states: BTreeMap<String, i64>,
     /// Number of failed jobs that were not retried, replayed or discarded. `states.failed` counts all jobs that ever
     /// failed.
-    open_failures: u64,
-    /// False when there are too many to count all; `open_failures` is then a lower bound.
-    open_failures_exact: bool,
+    open_dead_letters: u64,
+    /// False when there are too many to count all; `open_dead_letters` is then a lower bound.
+    open_dead_letters_exact: bool,
     /// Number of jobs by queue, then by state. A queue is left out when none of its jobs changed for longer than jobs
     /// are kept.
     queues: BTreeMap<String, BTreeMap<String, i64>>,
@@ -74,16 +74,14 @@ pub(crate) struct IndexView {
 
 /// Show counts by state and queue, lateness and rates
 #[utoipa::path(
-    get, path = "/v1/stats", tag = "operations", operation_id = "show_stats",
+    get, path = "/v1/stats", tag = "system", operation_id = "show_stats",
     responses(
         (status = 200, description = "The counts and rates", body = StatsAnswer),
-        (status = 401, description = "unauthorized", body = Problem),
-        (status = 503, description = "store_unavailable", body = Problem),
     )
 )]
 pub(crate) async fn show(State(api): State<Api>) -> Result<Response, Problem> {
     let store = api.broker.store().clone();
-    let stats = seated(&api, async move { store.stats().await }).await?;
+    let stats = run_with_seat(&api, async move { store.stats().await }).await?;
     let mut states: BTreeMap<String, i64> = JobState::ALL.iter().map(|state| (state.to_string(), 0)).collect();
     let mut queues: BTreeMap<String, BTreeMap<String, i64>> = BTreeMap::new();
     for count in stats.owed.iter().chain(&stats.ended) {
@@ -104,8 +102,8 @@ pub(crate) async fn show(State(api): State<Api>) -> Result<Response, Problem> {
     let answer = StatsAnswer {
         at: Moment(stats.at),
         states,
-        open_failures: stats.open_failures.values().sum(),
-        open_failures_exact: stats.open_failures_exact,
+        open_dead_letters: stats.open_dead_letters.values().sum(),
+        open_dead_letters_exact: stats.open_dead_letters_exact,
         queues,
         exact: stats.exact,
         floors,

@@ -14,16 +14,16 @@ use tokio_util::task::TaskTracker;
 use utoipa::ToSchema;
 use uuid::Uuid;
 
-use crate::api::http::auth::Who;
+use crate::api::http::auth::RequestActor;
 use crate::api::http::body::Body;
 use crate::api::http::problem::{Code, Problem};
-use crate::api::jobs::view::Moment;
+use crate::api::view::Moment;
 use crate::api::{Api, json};
 use crate::handlers;
 use crate::index::Index;
 use crate::job::Timestamp;
-use crate::store::{Begun, Retention, Store, Verification};
-use crate::verify::{Finding, Outcome, Pace, Report, VerifySettings, verify};
+use crate::store::{BeginOutcome, Retention, Store, Verification};
+use crate::verify::{Finding, Pace, Report, VerifySettings, VerifyVerdict, verify};
 
 /// Maximum time for reading the tables, pauses included.
 const READING: Duration = Duration::from_secs(120);
@@ -198,12 +198,12 @@ pub(crate) enum Verdict {
     Unchecked,
 }
 
-impl From<Outcome> for Verdict {
-    fn from(outcome: Outcome) -> Self {
+impl From<VerifyVerdict> for Verdict {
+    fn from(outcome: VerifyVerdict) -> Self {
         match outcome {
-            Outcome::Kept => Self::Kept,
-            Outcome::Broken => Self::Broken,
-            Outcome::Unchecked => Self::Unchecked,
+            VerifyVerdict::Kept => Self::Kept,
+            VerifyVerdict::Broken => Self::Broken,
+            VerifyVerdict::Unchecked => Self::Unchecked,
         }
     }
 }
@@ -324,11 +324,9 @@ pub(crate) struct StartedView {
 ///
 /// A verification may have been run by any runner.
 #[utoipa::path(
-    get, path = "/v1/verify", tag = "operations", operation_id = "show_verification",
+    get, path = "/v1/verify", tag = "system", operation_id = "show_verification",
     responses(
         (status = 200, description = "The running and the last verification", body = VerifyAnswer),
-        (status = 401, description = "unauthorized", body = Problem),
-        (status = 503, description = "store_unavailable", body = Problem),
     )
 )]
 pub(crate) async fn show(State(api): State<Api>) -> Result<Response, Problem> {
@@ -357,21 +355,15 @@ fn ended(mut check: Verification) -> EndedView {
 /// row of the checked jobs once, by primary key, and each page in a snapshot of its own. It pauses for as long as it
 /// reads, so it uses at most half a core of MySQL, for at most two minutes. `GET /v1/verify` shows the report.
 #[utoipa::path(
-    post, path = "/v1/verify", tag = "operations", operation_id = "start_verification", request_body = VerifyBody,
+    post, path = "/v1/verify", tag = "system", operation_id = "start_verification", request_body = VerifyBody,
     responses(
         (status = 202, description = "A verification begins, or is already running", body = StartedView),
-        (status = 400, description = "invalid_json, too_deep", body = Problem),
-        (status = 401, description = "unauthorized", body = Problem),
-        (status = 408, description = "request_timeout", body = Problem),
-        (status = 413, description = "too_large", body = Problem),
-        (status = 415, description = "unsupported_media_type", body = Problem),
         (status = 422, description = "invalid_request", body = Problem),
-        (status = 503, description = "store_unavailable", body = Problem),
     )
 )]
 pub(crate) async fn start(
     State(api): State<Api>,
-    Who(who): Who,
+    RequestActor(who): RequestActor,
     Body(body, _): Body<VerifyBody>,
 ) -> Result<Response, Problem> {
     let since = match body.since.as_deref().map(DateTime::parse_from_rfc3339).transpose() {
@@ -381,14 +373,17 @@ pub(crate) async fn start(
             return Err(Problem::new(Code::InvalidRequest, "invalid time; `errors` says why").at("", vec![here]));
         }
     };
-    let begun =
-        api.broker.store().begin_verification(Uuid::now_v7(), api.controls.runner(), since, PLACE, &who).await?;
+    let begun = api
+        .broker
+        .store()
+        .begin_verification(Uuid::now_v7(), api.operator_settings.runner(), since, PLACE, &who)
+        .await?;
     let (started, check) = match begun {
-        Begun::Started(check) => {
+        BeginOutcome::Started(check) => {
             api.verifier.start(check.id, check.since);
             (true, check)
         }
-        Begun::UnderWay(check) => (false, check),
+        BeginOutcome::UnderWay(check) => (false, check),
     };
     Ok(json(StatusCode::ACCEPTED, StartedView { started, check: check.into() }))
 }

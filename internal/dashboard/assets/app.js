@@ -44,7 +44,9 @@ function Screen() {
   const params = (found?.at.exec(path) || []).slice(1).map(decodeURIComponent);
   let content = html`<${Skeleton} />`;
   if (!found)
-    content = html`<${Empty} title="There is nothing here">The address names no screen. <a href="/">Back to the overview</a></${Empty}>`;
+    content = html`<${Empty} title="There is nothing here">
+      The address names no screen. <a href="/">Back to the overview</a>
+    </${Empty}>`;
   else if (shown?.found === found)
     content = shown.error
       ? html`<${Trouble} error=${shown.error} retry=${() => location.reload()} />`
@@ -54,16 +56,25 @@ function Screen() {
 
 function Frame() {
   const stats = useQuery('/v1/stats', { on: true, every: 10000, pace: 2000 });
-  const dead = useQuery('/v1/jobs/count?q=dead:open', {
+  const deadLetters = useQuery('/v1/jobs/count?q=dead_letter:open', {
     on: (event) => event.type === 'settled' && event.data.includes('"failed"'),
     every: 20000,
     pace: 5000,
   });
-  const ready = useQuery('/readyz', { on: ['index_health', 'draining', 'rebuilt'], every: 10000, read: readiness });
+  const ready = useQuery('/readyz', {
+    on: ['index_health', 'runner_stopping', 'rebuilt'],
+    every: 10000,
+    read: readiness,
+  });
   const index = useQuery('/v1/index', { on: ['index_health', 'rebuilt'], every: 15000, pace: 2000 });
-  const runners = useQuery('/v1/runners', { on: ['draining'], every: 10000 });
-  return html`<a class="skip" href="#main">To the content</a><div class="shell"><div><${Menu} stats=${stats.data} dead=${dead.data} /></div>
-    <div><${StatusBar} stats=${stats} ready=${ready} runners=${runners} index=${index} /><${Screen} /></div></div>`;
+  const runners = useQuery('/v1/runners', { on: ['runner_stopping'], every: 10000 });
+  return html`
+    <a class="skip" href="#main">To the content</a>
+    <div class="shell">
+      <div><${Menu} stats=${stats.data} deadLetters=${deadLetters.data} /></div>
+      <div><${StatusBar} stats=${stats} ready=${ready} runners=${runners} index=${index} /><${Screen} /></div>
+    </div>
+  `;
 }
 
 // `/readyz` answers 503 with the same body.
@@ -86,7 +97,10 @@ function App() {
   if (error) shown = html`<main class="signin"><${Trouble} error=${error} retry=${begin} /></main>`;
   else if (who?.unknown) shown = html`<${SignIn} />`;
   else if (who?.scope === 'enqueue')
-    shown = html`<main class="signin stack"><div class="note warn">This key is good for enqueueing alone. The dashboard needs one that may read.</div><button type="button" onClick=${signOut}>Use another key</button></main>`;
+    shown = html`<main class="signin stack">
+      <div class="note warn">This API key is good for enqueueing alone. The dashboard needs one that may read.</div>
+      <button type="button" onClick=${signOut}>Use another API key</button>
+    </main>`;
   else if (who) shown = html`<${Frame} />`;
   return html`${shown}<${Dialogs} /><${Toasts} />`;
 }

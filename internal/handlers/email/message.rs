@@ -19,6 +19,7 @@ use crate::job::JobId;
 pub(super) struct Mail {
     /// The same in every attempt of the job, so that servers and mail readers can recognise a repetition.
     pub(super) message_id: String,
+    #[cfg_attr(not(feature = "smtp"), expect(dead_code, reason = "only SMTP has an envelope"))]
     pub(super) sender: Address,
     /// All recipients, including those of `bcc`, each once.
     pub(super) recipients: Vec<Address>,

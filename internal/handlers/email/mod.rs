@@ -23,12 +23,14 @@ mod attachment;
 mod check;
 mod message;
 mod outbox;
+#[cfg(feature = "smtp")]
 mod smtp;
 #[cfg(test)]
 #[path = "../../../tests/suite/support/smtp_sink.rs"]
 mod smtp_sink;
 #[cfg(test)]
 mod tests;
+#[cfg(feature = "smtp")]
 mod wire;
 
 use std::collections::BTreeMap;
@@ -45,7 +47,9 @@ pub use self::attachment::Attachment;
 use self::attachment::{Enclosure, LoadError};
 use self::message::Mail;
 use self::outbox::Outbox;
+#[cfg(feature = "smtp")]
 use self::smtp::SmtpPool;
+#[cfg(feature = "smtp")]
 pub use self::smtp::{SmtpLogin, SmtpSettings, SmtpSetupError, SmtpTls};
 use super::report::FinishedReports;
 use super::{Context, Failure, Handler, Kind, KindDefaults, Outcome, Output, Problem};
@@ -109,6 +113,7 @@ pub struct EmailSettings {
 #[derive(Clone, Debug)]
 pub enum Delivery {
     /// A mail server.
+    #[cfg(feature = "smtp")]
     Smtp(SmtpSettings),
     /// A folder with one file `<job id>.eml` for each mail. It is created if it is missing.
     Outbox(PathBuf),
@@ -124,6 +129,7 @@ pub enum EmailSetupError {
     #[error("set up mail: the default sender {0}")]
     Refused(String),
     /// The settings of the mail server are wrong.
+    #[cfg(feature = "smtp")]
     #[error(transparent)]
     Smtp(#[from] SmtpSetupError),
 }
@@ -138,6 +144,7 @@ pub struct EmailHandler {
 }
 
 enum Route {
+    #[cfg(feature = "smtp")]
     Smtp(Box<SmtpPool>),
     Outbox(Outbox),
 }
@@ -164,6 +171,7 @@ impl EmailHandler {
     pub fn new(settings: EmailSettings) -> Result<Self, EmailSetupError> {
         let from = settings.from.as_deref().map(address::mailbox).transpose()?;
         let route = match settings.delivery {
+            #[cfg(feature = "smtp")]
             Delivery::Smtp(smtp) => Route::Smtp(Box::new(SmtpPool::new(smtp)?)),
             Delivery::Outbox(dir) => Route::Outbox(Outbox::new(dir)),
         };
@@ -209,6 +217,7 @@ impl EmailHandler {
     async fn hand_over(&self, mail: Mail, ctx: &Context) -> Outcome {
         let accepted = mail.recipients.len();
         let (response, file) = match &self.route {
+            #[cfg(feature = "smtp")]
             Route::Smtp(pool) => {
                 let response = pool.deliver(&mail, ctx).await.map_err(|error| {
                     if error.is_permanent() { Failure::reject(error.to_string()) } else { Failure::from(error) }

@@ -92,7 +92,7 @@ const FIRST_ANSWER: Duration = Duration::from_secs(5);
 
 /// Step of the conversation, for error texts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Step {
+pub(super) enum SmtpStep {
     Connect,
     Login,
     Sender,
@@ -101,7 +101,7 @@ pub(super) enum Step {
     Content,
 }
 
-impl fmt::Display for Step {
+impl fmt::Display for SmtpStep {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Connect => "connecting",
@@ -120,9 +120,9 @@ pub(super) enum SmtpError {
     #[error("hand the mail to {server}: it refused {what}")]
     Refused { server: String, what: String, permanent: bool },
     #[error("hand the mail to {server}: the connection failed while {step}: {cause}")]
-    Failed { server: String, step: Step, cause: String },
+    Failed { server: String, step: SmtpStep, cause: String },
     #[error("hand the mail to {server}: time ran out while {step}")]
-    TimedOut { server: String, step: Step },
+    TimedOut { server: String, step: SmtpStep },
     #[error("hand the mail to {server}: stopped before the message was sent")]
     Stopped { server: String },
 }
@@ -136,8 +136,8 @@ impl SmtpError {
     /// True when the connection proved useless before the message was sent over it, so that another one may be tried.
     fn is_dead_connection(&self) -> bool {
         match self {
-            Self::Failed { step, .. } => *step != Step::Content,
-            Self::TimedOut { step, .. } => *step == Step::Sender,
+            Self::Failed { step, .. } => *step != SmtpStep::Content,
+            Self::TimedOut { step, .. } => *step == SmtpStep::Sender,
             Self::Refused { .. } | Self::Stopped { .. } => false,
         }
     }
@@ -189,7 +189,7 @@ impl SmtpPool {
             biased;
             () = ctx.stopped() => return Err(self.stopped()),
             permit = timeout_at(ctx.deadline(), self.permits.acquire()) => {
-                permit.map_err(|_| self.timed_out(Step::Connect))?
+                permit.map_err(|_| self.timed_out(SmtpStep::Connect))?
             }
         };
         let deadline = ctx.deadline().min(Instant::now() + self.settings.timeout);
@@ -240,15 +240,15 @@ impl SmtpPool {
         deadline: Instant,
     ) -> Result<String, SmtpError> {
         let from = MailFrom::new(Some(mail.sender.clone()), Vec::new());
-        let answer = self.until_stopped(Step::Sender, ctx, first_deadline, connection.command(from)).await?;
-        answer.map_err(|e| self.refused(Step::Sender, &format!("the sender {}", mail.sender), &e))?;
+        let answer = self.until_stopped(SmtpStep::Sender, ctx, first_deadline, connection.command(from)).await?;
+        answer.map_err(|e| self.refused(SmtpStep::Sender, &format!("the sender {}", mail.sender), &e))?;
 
         // Continue after a refusal, so that the error names every refused address.
         let mut refused: Option<(bool, Vec<String>)> = None;
         for recipient in &mail.recipients {
             let to = Rcpt::new(recipient.clone(), Vec::new());
-            if let Err(error) = self.until_stopped(Step::Recipient, ctx, deadline, connection.command(to)).await? {
-                match self.refused(Step::Recipient, &format!("the recipient {recipient}"), &error) {
+            if let Err(error) = self.until_stopped(SmtpStep::Recipient, ctx, deadline, connection.command(to)).await? {
+                match self.refused(SmtpStep::Recipient, &format!("the recipient {recipient}"), &error) {
                     SmtpError::Refused { what, permanent, .. } => {
                         let (any_permanent, all) = refused.get_or_insert_default();
                         *any_permanent |= permanent;
@@ -262,33 +262,33 @@ impl SmtpPool {
             return Err(SmtpError::Refused { server: self.server(), what: all.join("; "), permanent });
         }
 
-        let answer = self.until_stopped(Step::Data, ctx, deadline, connection.command(Data)).await?;
-        answer.map_err(|e| self.refused(Step::Data, "the message", &e))?;
+        let answer = self.until_stopped(SmtpStep::Data, ctx, deadline, connection.command(Data)).await?;
+        answer.map_err(|e| self.refused(SmtpStep::Data, "the message", &e))?;
 
         // From here on the server may accept the mail at any moment. A stop no longer interrupts: the mail might be
         // sent, and the runner would not know it.
         let answer = timeout_at(deadline, connection.message(&mail.bytes)).await;
-        let answer = answer.map_err(|_| self.timed_out(Step::Content))?;
-        let answer = answer.map_err(|e| self.refused(Step::Content, "the message", &e))?;
+        let answer = answer.map_err(|_| self.timed_out(SmtpStep::Content))?;
+        let answer = answer.map_err(|e| self.refused(SmtpStep::Content, "the message", &e))?;
         Ok(one_line(&format!("{} {}", answer.code(), answer.message().collect::<Vec<_>>().join(" "))))
     }
 
     async fn open(&self, ctx: &Context, deadline: Instant) -> Result<AsyncSmtpConnection, SmtpError> {
-        let connection = self.until_stopped(Step::Connect, ctx, deadline, self.connect()).await?;
+        let connection = self.until_stopped(SmtpStep::Connect, ctx, deadline, self.connect()).await?;
         let failed = |step, cause: &dyn fmt::Display| {
             Err(SmtpError::Failed { server: self.server(), step, cause: one_line(&cause.to_string()) })
         };
         let mut connection = match connection {
             Ok(connection) => connection,
-            Err(cause) => return failed(Step::Connect, &cause),
+            Err(cause) => return failed(SmtpStep::Connect, &cause),
         };
         if let Some(login) = &self.settings.login {
             let account = Credentials::new(login.username.clone(), login.password.expose_secret().to_owned());
             let answer = connection.auth(DEFAULT_MECHANISMS, &account);
             // A refused login is an error of the configuration, not of the mail. So the attempt is retried, and can
             // succeed after the configuration is corrected.
-            if let Err(cause) = self.until_stopped(Step::Login, ctx, deadline, answer).await? {
-                return failed(Step::Login, &cause);
+            if let Err(cause) = self.until_stopped(SmtpStep::Login, ctx, deadline, answer).await? {
+                return failed(SmtpStep::Login, &cause);
             }
         }
         Ok(connection)
@@ -317,7 +317,7 @@ impl SmtpPool {
     /// Wait for one step of the conversation, until the deadline or a stop at the latest.
     async fn until_stopped<T>(
         &self,
-        step: Step,
+        step: SmtpStep,
         ctx: &Context,
         deadline: Instant,
         answer: impl Future<Output = T>,
@@ -343,7 +343,7 @@ impl SmtpPool {
 
     /// Turn a negative answer into an error. 421 announces that the server closes the connection, so it counts as a
     /// broken connection.
-    fn refused(&self, step: Step, what: &str, error: &LettreError) -> SmtpError {
+    fn refused(&self, step: SmtpStep, what: &str, error: &LettreError) -> SmtpError {
         use std::error::Error as _;
         match error.status() {
             Some(code) if u16::from(code) != 421 => {
@@ -355,7 +355,7 @@ impl SmtpPool {
         }
     }
 
-    fn timed_out(&self, step: Step) -> SmtpError {
+    fn timed_out(&self, step: SmtpStep) -> SmtpError {
         SmtpError::TimedOut { server: self.server(), step }
     }
 

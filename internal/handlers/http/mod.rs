@@ -254,7 +254,7 @@ impl HttpHandler {
             }
         }
         let now = Utc::now().timestamp();
-        if let Some(signature) = signature::header(self.secrets.of(url), &id, now, callback.body_bytes()) {
+        if let Some(signature) = signature::header(self.secrets.for_url(url), &id, now, callback.body_bytes()) {
             headers.insert("webhook-id", header_value(&id)?);
             headers.insert("webhook-timestamp", now.into());
             headers.insert("webhook-signature", header_value(&signature)?);

@@ -31,7 +31,7 @@ impl CallbackSecrets {
     }
 
     /// Return the secrets that sign callbacks to this URL.
-    pub(super) fn of(&self, url: &Url) -> &[SigningSecret] {
+    pub(super) fn for_url(&self, url: &Url) -> &[SigningSecret] {
         let host = url.host_str().unwrap_or_default();
         let own = self.by_host.iter().filter_map(|(name, secrets)| Some((name.closeness(host)?, secrets)));
         own.max_by_key(|(closeness, _)| *closeness).map_or(&self.usual, |(_, secrets)| secrets)
@@ -51,7 +51,7 @@ mod tests {
             secrets.with_host(Allowed::parse(host).unwrap(), vec![SigningSecret::new(host.as_bytes())])
         });
         let sign = |key: &str| header(&[SigningSecret::new(key.as_bytes())], "id", 1, b"").unwrap();
-        let signature = header(secrets.of(&Url::parse(url).unwrap()), "id", 1, b"").unwrap();
+        let signature = header(secrets.for_url(&Url::parse(url).unwrap()), "id", 1, b"").unwrap();
         let mut known = hosts.iter().chain(&["usual"]);
         known.find(|key| sign(key) == signature).map(|key| (*key).to_owned()).unwrap_or_default()
     }

@@ -104,7 +104,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::super::Format;
-    use super::super::testing::{column, written};
+    use super::super::testing::{column, render};
     use super::*;
     use crate::table::ColumnKind;
 
@@ -117,7 +117,7 @@ mod tests {
         let odd = ["a,b", "say \"hi\"", "two\r\nlines", "ünïcödé 表 🦀", "", " spaced ", "semi;colon"];
         let columns = [column("n", ColumnKind::Integer), column("odd, \"name\"", ColumnKind::Text)];
         let rows = odd.iter().enumerate().map(|(n, odd)| vec![Cell::Integer(n as i64), text(odd)]).collect();
-        let bytes = written(Format::Csv, &columns, rows);
+        let bytes = render(Format::Csv, &columns, rows);
 
         let mut reader = ::csv::Reader::from_reader(bytes.as_slice());
         assert_eq!(reader.headers().unwrap(), vec!["n", "odd, \"name\""]);
@@ -157,7 +157,7 @@ mod tests {
             (Cell::Time("-01:00:00".into()), "-01:00:00"),
             (Cell::Null, ""),
         ] {
-            let bytes = written(Format::Csv, &[column("=x", ColumnKind::Text)], vec![vec![cell.clone()]]);
+            let bytes = render(Format::Csv, &[column("=x", ColumnKind::Text)], vec![vec![cell.clone()]]);
             let mut reader = ::csv::Reader::from_reader(bytes.as_slice());
             assert_eq!(&reader.headers().unwrap()[0], "'=x");
             assert_eq!(&reader.records().next().unwrap().unwrap()[0], expected, "{cell:?}");
@@ -170,7 +170,7 @@ mod tests {
             cells in prop::collection::vec("[x1=+@＝;|\t\"' ,\n\r\u{feff}-]{0,12}", 2),
         ) {
             let columns = [column("a", ColumnKind::Text), column("b", ColumnKind::Text)];
-            let bytes = written(Format::Csv, &columns, vec![cells.iter().map(|cell| text(cell)).collect()]);
+            let bytes = render(Format::Csv, &columns, vec![cells.iter().map(|cell| text(cell)).collect()]);
             let mut reader = ::csv::Reader::from_reader(bytes.as_slice());
             let record = reader.records().next().unwrap().unwrap();
             // A program that splits at commas reads the original values, apart from the apostrophes.

@@ -67,6 +67,7 @@ impl PartFile {
     }
 
     /// The folder, for temporary files of a writer.
+    #[cfg(feature = "xlsx")]
     pub(super) fn dir(&self) -> &Path {
         &self.dir
     }

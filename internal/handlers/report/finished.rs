@@ -90,10 +90,10 @@ pub struct Sharing {
 #[derive(Clone)]
 pub struct FinishedReports {
     dir: PathBuf,
-    shared: Option<Arc<Shared>>,
+    shared: Option<Arc<SharedReportAccess>>,
 }
 
-struct Shared {
+struct SharedReportAccess {
     reports: Arc<dyn SharedReports>,
     sharing: Sharing,
     turns: Semaphore,
@@ -165,7 +165,7 @@ impl FinishedReports {
     /// Share the reports through `reports`.
     #[must_use]
     pub fn shared_through(mut self, reports: Arc<dyn SharedReports>, sharing: Sharing) -> Self {
-        self.shared = Some(Arc::new(Shared { reports, sharing, turns: Semaphore::new(COPIES_AT_ONCE) }));
+        self.shared = Some(Arc::new(SharedReportAccess { reports, sharing, turns: Semaphore::new(COPIES_AT_ONCE) }));
         self
     }
 
@@ -174,7 +174,7 @@ impl FinishedReports {
     ///
     /// While MySQL does not answer, this retries until the attempt ends. Then the attempt fails like any other, and the
     /// next one makes the report again. A report that MySQL refuses stays in the folder only.
-    pub(super) async fn keep(&self, file: PartFile, ctx: &Context) -> Result<Option<RunnerId>, Failure> {
+    pub(super) async fn share(&self, file: PartFile, ctx: &Context) -> Result<Option<RunnerId>, Failure> {
         let mut only_on = None;
         if let Some(shared) = &self.shared {
             let is_shared = tokio::select! {
@@ -308,7 +308,7 @@ impl From<ShareError> for NotShared {
     }
 }
 
-impl Shared {
+impl SharedReportAccess {
     /// Share the content of a file, or at least the record of the runner that has it. Return true when MySQL has the
     /// content.
     async fn share(&self, file: &PartFile, ctx: &Context) -> Result<bool, Failure> {

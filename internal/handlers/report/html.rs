@@ -98,14 +98,14 @@ fn class(kind: ColumnKind) -> Option<&'static str> {
 #[cfg(test)]
 mod tests {
     use super::super::Format;
-    use super::super::testing::{column, every_cell, written, written_as};
+    use super::super::testing::{column, every_cell, render, render_as};
     use super::*;
 
     #[test]
     fn every_text_is_escaped() {
         let attack = "<script>alert(1)</script>\" onload='x' & </title></style>";
         let columns = [column(attack, ColumnKind::Text)];
-        let bytes = written_as(attack, Format::Html, &columns, vec![vec![Cell::Text(attack.into())]]);
+        let bytes = render_as(attack, Format::Html, &columns, vec![vec![Cell::Text(attack.into())]]);
         let page = String::from_utf8(bytes).unwrap();
         assert!(!page.contains("<script"), "{page}");
         assert_eq!(page.matches("&lt;script&gt;alert(1)").count(), 4, "title, headline, column, cell");
@@ -116,7 +116,7 @@ mod tests {
     #[test]
     fn a_page_is_complete() {
         let (columns, row) = every_cell();
-        let page = String::from_utf8(written(Format::Html, &columns, vec![row])).unwrap();
+        let page = String::from_utf8(render(Format::Html, &columns, vec![row])).unwrap();
         assert!(page.starts_with("<!DOCTYPE html><html"), "{page}");
         assert!(
             page.contains("<td class=\"null\">NULL</td>") && page.contains("<td class=\"n\">18446744073709551615</td>")

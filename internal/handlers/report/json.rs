@@ -91,13 +91,13 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::super::Format;
-    use super::super::testing::{column, every_cell, refused, written};
+    use super::super::testing::{column, every_cell, refused, render};
     use crate::table::ColumnKind;
 
     #[test]
     fn every_kind_of_value_is_exact() {
         let (columns, row) = every_cell();
-        let bytes = written(Format::Json, &columns, vec![row]);
+        let bytes = render(Format::Json, &columns, vec![row]);
         let back: Value = serde_json::from_slice(&bytes).unwrap();
         assert_eq!(
             back,
@@ -114,7 +114,7 @@ mod tests {
 
     #[test]
     fn no_rows_are_an_empty_array() {
-        let bytes = written(Format::Json, &[column("a", ColumnKind::Text)], vec![]);
+        let bytes = render(Format::Json, &[column("a", ColumnKind::Text)], vec![]);
         assert_eq!(serde_json::from_slice::<Value>(&bytes).unwrap(), json!([]));
     }
 

@@ -24,11 +24,13 @@ mod file;
 mod finished;
 mod html;
 mod json;
+#[cfg(feature = "pdf")]
 mod pdf;
 mod query;
 mod rows;
 #[cfg(test)]
 mod testing;
+#[cfg(feature = "xlsx")]
 mod xlsx;
 
 use std::collections::BTreeMap;
@@ -165,9 +167,23 @@ impl Format {
     pub fn max_rows(self) -> u64 {
         match self {
             Self::Csv | Self::Json | Self::Html => u64::MAX,
+            #[cfg(feature = "xlsx")]
             Self::Xlsx => xlsx::MAX_ROWS,
+            #[cfg(feature = "pdf")]
             Self::Pdf => pdf::MAX_ROWS,
+            #[cfg(not(all(feature = "pdf", feature = "xlsx")))]
+            _ => 0,
         }
+    }
+
+    /// Say which feature of the crate this format needs, if the program was built without it.
+    fn missing(self) -> Option<String> {
+        let built = match self {
+            Self::Csv | Self::Json | Self::Html => true,
+            Self::Xlsx => cfg!(feature = "xlsx"),
+            Self::Pdf => cfg!(feature = "pdf"),
+        };
+        (!built).then(|| format!("this program was built without the feature `{self}` of tickr"))
     }
 }
 
@@ -278,7 +294,7 @@ impl Reports {
     /// Find the query that `report` names, and the values for its parameters.
     fn resolve(&self, report: &Report) -> Result<(&ReportQuery, Vec<Cell>), Vec<Problem>> {
         let Some(query) = self.settings.queries.get(&report.query) else {
-            let known = query::listed(self.settings.queries.keys());
+            let known = query::quote_list(self.settings.queries.keys());
             return Err(vec![Problem::at("/query", format!("there is no such query; configured queries: {known}"))]);
         };
         Ok((query, query::bind(query, &report.params)?))
@@ -341,6 +357,7 @@ impl Handler for Reports {
 
     fn check(&self, report: &Report) -> Vec<Problem> {
         let mut problems = self.resolve(report).err().unwrap_or_default();
+        problems.extend(report.format.missing().map(|why| Problem::at("/format", why)));
         if report.file_name.as_deref().is_some_and(|stem| !file::is_plain(stem)) {
             let right = "must consist of letters, digits, _ . and -, and start with a letter or digit";
             problems.push(Problem::at("/file_name", right));
@@ -374,7 +391,7 @@ impl Handler for Reports {
 
         let Poured { file, rows, cut_cells } = self.write(&report, &name, select, title, &ctx).await?;
         let bytes = file.bytes();
-        let only_on = self.finished.keep(file, &ctx).await?;
+        let only_on = self.finished.share(file, &ctx).await?;
         ctx.progress(100.0, format!("{rows} rows, {bytes} bytes"));
 
         let url = format!("/v1/reports/{name}");

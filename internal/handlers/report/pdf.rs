@@ -500,7 +500,7 @@ fn printable(c: char) -> char {
 #[cfg(test)]
 mod tests {
     use super::super::Format;
-    use super::super::testing::{NO_LIMITS, column, every_cell, refused, try_written, written};
+    use super::super::testing::{NO_LIMITS, column, every_cell, refused, render, try_render};
     use super::*;
     use crate::table::ColumnKind;
 
@@ -515,15 +515,15 @@ mod tests {
     #[test]
     fn a_document_is_whole_and_has_its_pages() {
         let (columns, row) = every_cell();
-        let bytes = written(Format::Pdf, &columns, vec![row]);
+        let bytes = render(Format::Pdf, &columns, vec![row]);
         assert!(bytes.starts_with(b"%PDF-") && bytes.trim_ascii_end().ends_with(b"%%EOF"));
         assert_eq!(pages(&bytes), 1);
 
         let columns = [column("n", ColumnKind::Integer), column("text", ColumnKind::Text)];
         let rows = (0..1_000).map(|n| vec![Cell::Integer(n), Cell::Text(format!("row {n}"))]).collect();
-        let bytes = written(Format::Pdf, &columns, rows);
+        let bytes = render(Format::Pdf, &columns, rows);
         assert!((15..30).contains(&pages(&bytes)), "{}", pages(&bytes));
-        assert_eq!(pages(&written(Format::Pdf, &columns, vec![])), 1, "also without rows");
+        assert_eq!(pages(&render(Format::Pdf, &columns, vec![])), 1, "also without rows");
     }
 
     #[test]
@@ -550,7 +550,7 @@ mod tests {
     fn cut_cells_are_counted() {
         let columns = [column("t", ColumnKind::Text)];
         let rows = vec![vec![Cell::Text("long ".repeat(1_000))], vec![Cell::Text("short".into())]];
-        let (_, poured) = try_written("A title", Format::Pdf, &columns, rows, NO_LIMITS).unwrap();
+        let (_, poured) = try_render("A title", Format::Pdf, &columns, rows, NO_LIMITS).unwrap();
         assert_eq!((poured.rows, poured.cut_cells), (2, 1));
     }
 
@@ -573,6 +573,6 @@ mod tests {
         assert!(!"سلام".chars().all(stands_alone) && !"שלום".chars().all(stands_alone));
         assert!(!"e\u{301}".chars().all(stands_alone));
         let rows = ["سلام", "שלום", "e\u{301}", "表", "🦀"].map(|text| vec![Cell::Text(text.into())]).into();
-        assert!(written(Format::Pdf, &[column("t", ColumnKind::Text)], rows).starts_with(b"%PDF-"));
+        assert!(render(Format::Pdf, &[column("t", ColumnKind::Text)], rows).starts_with(b"%PDF-"));
     }
 }

@@ -15,7 +15,7 @@ use crate::table::Cell;
 /// Return the values to bind, one for each `?` of the statement. If any parameter is unknown, missing or does not fit,
 /// return a problem for each of them, with its pointer.
 pub(super) fn bind(query: &ReportQuery, params: &Map<String, Value>) -> Result<Vec<Cell>, Vec<Problem>> {
-    let names = || listed(query.params.iter().map(|param| &param.name));
+    let names = || quote_list(query.params.iter().map(|param| &param.name));
     let mut problems: Vec<Problem> = params
         .keys()
         .filter(|name| query.param(name).is_none())
@@ -40,7 +40,7 @@ pub(super) fn bind(query: &ReportQuery, params: &Map<String, Value>) -> Result<V
 }
 
 /// Join names as `a, b, c`; `none` for no names.
-pub(super) fn listed<'a>(names: impl IntoIterator<Item = &'a String>) -> String {
+pub(super) fn quote_list<'a>(names: impl IntoIterator<Item = &'a String>) -> String {
     let names: Vec<&str> = names.into_iter().map(String::as_str).collect();
     if names.is_empty() { "none".into() } else { names.join(", ") }
 }

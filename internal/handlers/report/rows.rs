@@ -3,7 +3,11 @@
 use std::io;
 
 use super::file::PartFile;
-use super::{Format, csv, html, json, pdf, xlsx};
+#[cfg(feature = "pdf")]
+use super::pdf;
+#[cfg(feature = "xlsx")]
+use super::xlsx;
+use super::{Format, csv, html, json};
 use crate::job::Timestamp;
 use crate::table::{Cell, Column, Part, RowStream, SourceError};
 
@@ -58,6 +62,7 @@ pub(super) enum WriteError {
     Unfit(String),
     /// The library of the format returned an error.
     #[error("{0}")]
+    #[cfg_attr(not(any(feature = "pdf", feature = "xlsx")), expect(dead_code, reason = "only their libraries fail"))]
     Library(String),
 }
 
@@ -126,8 +131,12 @@ fn open(
         Format::Csv => Box::new(csv::Writer::begin(file, columns)?),
         Format::Json => Box::new(json::Writer::begin(file, columns)?),
         Format::Html => Box::new(html::Writer::begin(file, columns, heading)?),
+        #[cfg(feature = "xlsx")]
         Format::Xlsx => Box::new(xlsx::Writer::begin(file, columns, &heading)?),
+        #[cfg(feature = "pdf")]
         Format::Pdf => Box::new(pdf::Writer::begin(file, columns, heading)?),
+        #[cfg(not(all(feature = "pdf", feature = "xlsx")))]
+        other => return Err(WriteError::Unfit(other.missing().unwrap_or_default())),
     })
 }
 

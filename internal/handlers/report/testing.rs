@@ -64,7 +64,7 @@ pub(super) fn every_cell() -> (Vec<Column>, Row) {
     .unzip()
 }
 
-pub(super) fn try_written(
+pub(super) fn try_render(
     title: &str,
     format: Format,
     columns: &[Column],
@@ -91,16 +91,16 @@ pub(super) fn try_written(
 
 pub(super) const NO_LIMITS: Limits = Limits { max_rows: u64::MAX, max_bytes: u64::MAX };
 
-pub(super) fn written_as(title: &str, format: Format, columns: &[Column], rows: Vec<Row>) -> Vec<u8> {
-    try_written(title, format, columns, rows, NO_LIMITS).unwrap().0
+pub(super) fn render_as(title: &str, format: Format, columns: &[Column], rows: Vec<Row>) -> Vec<u8> {
+    try_render(title, format, columns, rows, NO_LIMITS).unwrap().0
 }
 
 /// The bytes of the file.
-pub(super) fn written(format: Format, columns: &[Column], rows: Vec<Row>) -> Vec<u8> {
-    written_as("A title", format, columns, rows)
+pub(super) fn render(format: Format, columns: &[Column], rows: Vec<Row>) -> Vec<u8> {
+    render_as("A title", format, columns, rows)
 }
 
 /// The error of a table that cannot be written.
 pub(super) fn refused(format: Format, columns: &[Column], rows: Vec<Row>) -> String {
-    try_written("A title", format, columns, rows, NO_LIMITS).unwrap_err().to_string()
+    try_render("A title", format, columns, rows, NO_LIMITS).unwrap_err().to_string()
 }

@@ -209,7 +209,7 @@ mod tests {
     use std::io::{Cursor, Read};
 
     use super::super::Format;
-    use super::super::testing::{column, every_cell, written};
+    use super::super::testing::{column, every_cell, render};
     use super::*;
     use crate::table::ColumnKind;
 
@@ -224,7 +224,7 @@ mod tests {
     #[test]
     fn values_keep_their_types_or_become_text() {
         let (columns, row) = every_cell();
-        let xml = sheet(written(Format::Xlsx, &columns, vec![row]));
+        let xml = sheet(render(Format::Xlsx, &columns, vec![row]));
         assert!(!xml.contains("<f>"), "no formulas: {xml}");
         for part in [
             "<t>null</t>",                     // a header
@@ -248,7 +248,7 @@ mod tests {
     fn a_decimal_shows_its_places_and_a_formula_stays_text() {
         let columns = [column("d", ColumnKind::Decimal), column("t", ColumnKind::Text)];
         let row = vec![Cell::Decimal("12.30".into()), Cell::Text("=HYPERLINK(\"http://x\")".into())];
-        let xml = sheet(written(Format::Xlsx, &columns, vec![row]));
+        let xml = sheet(render(Format::Xlsx, &columns, vec![row]));
         assert!(xml.contains("<v>12.3</v>") && xml.contains("<t>=HYPERLINK(\"http://x\")</t>"), "{xml}");
         assert!(!xml.contains("<f>") && !xml.contains("hyperlink"), "{xml}");
     }
@@ -259,7 +259,7 @@ mod tests {
         let (text, is_cut) = shortened(&"🦀".repeat(20_000));
         assert!(is_cut && text.ends_with('…') && text.encode_utf16().count() <= MAX_CELL_UNITS);
         let columns = [column("t", ColumnKind::Text)];
-        let xml = sheet(written(Format::Xlsx, &columns, vec![vec![Cell::Text("é".repeat(40_000))]]));
+        let xml = sheet(render(Format::Xlsx, &columns, vec![vec![Cell::Text("é".repeat(40_000))]]));
         assert_eq!(xml.matches('é').count(), 32_766);
     }
 
@@ -268,7 +268,7 @@ mod tests {
         let day = |text: &str| Cell::Date(text.parse().unwrap());
         let columns = [column("d", ColumnKind::Date)];
         let rows = ["1000-01-01", "1900-12-31", "9999-12-31"].map(|text| vec![day(text)]).into();
-        let xml = sheet(written(Format::Xlsx, &columns, rows));
+        let xml = sheet(render(Format::Xlsx, &columns, rows));
         assert!(xml.contains("<t>1000-01-01</t>") && xml.contains("<v>2958465</v>"), "{xml}");
     }
 }

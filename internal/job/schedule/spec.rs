@@ -57,7 +57,7 @@ impl fmt::Debug for Template {
 impl Schedule {
     /// Return true if this schedule equals the existing one.
     #[must_use]
-    pub fn says_the_same(&self, other: &Self) -> bool {
+    pub fn is_equivalent_to(&self, other: &Self) -> bool {
         let (mine, theirs) = (&self.template, &other.template);
         self.ticks_the_same(other)
             && (self.zone, self.misfire, self.grace, self.overlap)

@@ -11,13 +11,11 @@ use uuid::Uuid;
 
 use crate::job::{AttemptToken, JobId, JobOptions, Name, RunnerId, Timestamp};
 use crate::store::attempts::claim_batches::OpenClaims;
-use crate::store::attempts::settle::SUSPECT_FROM;
-use crate::store::jobs::due::{DueJob, due_job};
-use crate::store::jobs::lanes::unreadable;
+use crate::store::rows::owed::{DueJob, SUSPECT_FROM, due_job, unreadable};
+use crate::store::sql::batch::Batch;
 use crate::store::sql::batches::{pad, padded, places, statement};
-use crate::store::sql::connection::{Earlier, Step};
+use crate::store::sql::connection::{DbFuture, Earlier};
 use crate::store::sql::error::corrupt;
-use crate::store::sql::group_commit::Batch;
 use crate::store::sql::script::{Script, Value};
 
 /// A successful claim. The attempt is committed, and the handler may start.
@@ -33,7 +31,7 @@ pub struct Claimed {
     pub queue: Name,
     /// Number of this execution, for the ledger. The first is 1.
     pub number: u32,
-    /// Number of attempts used, this one included: all executions minus those that burned no attempt.
+    /// Number of attempts used, this one included: all executions minus those that used no attempt.
     pub attempt: u32,
     /// Number of attempts that may be used.
     pub max_attempts: u32,
@@ -109,8 +107,8 @@ pub enum Claim {
     /// The job has a kind that this runner does not execute. It waits for a runner that does.
     OtherKind(DueJob),
     /// The job is due, but its last runners died while they executed it. Only
-    /// [`Claimant::claim_suspect`](crate::store::Claimant::claim_suspect) claims it: from a process that executes nothing
-    /// else, or from a runner that cannot start such a process.
+    /// [`Claimant::claim_suspect`](crate::store::Claimant::claim_suspect) claims it: from a process that executes
+    /// nothing else, or from a runner that cannot start such a process.
     Suspect(DueJob),
     /// This runner has the job, but its row cannot be read, so no handler can execute it.
     Unreadable(Box<Unreadable>),
@@ -158,7 +156,7 @@ impl Batch for Claims {
         items: &'c [JobId],
         token: AttemptToken,
         earlier: Earlier,
-    ) -> Step<'c, Vec<Claim>> {
+    ) -> DbFuture<'c, Vec<Claim>> {
         Box::pin(async move {
             if earlier == Earlier::MayHaveCommitted {
                 self.open.uncertain(token);
@@ -232,8 +230,8 @@ impl Claims {
             places(self.kinds.len().max(1)),
             if self.suspects { String::new() } else { format!(" AND losses < {SUSPECT_FROM}") },
         );
-        script.say("BEGIN", Vec::new());
-        script.say(update, values);
+        script.push("BEGIN", Vec::new());
+        script.push(update, values);
         let taken: u64 = script.run(conn).await?.iter().map(|done| done.affected).sum();
 
         // The remaining statements also go in one request when there are few jobs.
@@ -248,7 +246,7 @@ impl Claims {
                 token.uuid().into(),
                 Value::from(bytes.as_slice()),
             ];
-            script.say("INSERT INTO claim_batches (runner, id, token, ids) VALUES (?, ?, ?, ?)", values);
+            script.push("INSERT INTO claim_batches (runner, id, token, ids) VALUES (?, ?, ?, ?)", values);
         }
         let (list, mut values) = script.list(ids);
         values.push(token.uuid().into());
@@ -257,19 +255,19 @@ impl Claims {
              j.payload, j.options, o.keyed, j.created_at FROM owed o FORCE INDEX (PRIMARY) STRAIGHT_JOIN jobs j ON j.id = o.id \
              WHERE o.id IN {list} AND o.token = ?",
         );
-        script.say(select, values);
-        script.say("COMMIT", Vec::new());
+        script.push(select, values);
+        script.push("COMMIT", Vec::new());
         let done = script.run(conn).await?;
         let found = done.iter().flat_map(|done| &done.rows);
         found
             .map(|row| {
-                let (id, number) = (JobId::from_uuid(row.try_get(0)?), row.try_get(3)?);
+                let (id, number) = (JobId::from_uuid(row.try_get("id")?), row.try_get("attempt")?);
                 let claim = match self.claimed(row, token) {
                     Ok(claimed) => Claim::Won(Box::new(claimed)),
                     Err(e) => {
                         let name =
-                            |column: usize| row.try_get::<&str, _>(column).ok().and_then(|name| name.parse().ok());
-                        let (kind, queue) = (name(1), name(2));
+                            |column: &str| row.try_get::<&str, _>(column).ok().and_then(|name| name.parse().ok());
+                        let (kind, queue) = (name("kind"), name("queue"));
                         Claim::Unreadable(Box::new(Unreadable { id, token, number, kind, queue, error: e.to_string() }))
                     }
                 };
@@ -283,7 +281,7 @@ impl Claims {
     async fn why_lost(&self, conn: &mut MySqlConnection, ids: &[Uuid]) -> Result<Vec<(JobId, Claim)>, sqlx::Error> {
         let sql = format!(
             "SELECT id, queue, priority, execute_at, kind, losses >= {SUSPECT_FROM} AND execute_at <= UTC_TIMESTAMP(6) \
-             FROM owed FORCE INDEX (PRIMARY) WHERE id IN {} AND state IN ('waiting', 'retrying')",
+             AS due_suspect FROM owed FORCE INDEX (PRIMARY) WHERE id IN {} AND state IN ('waiting', 'retrying')",
             places(padded(ids.len())),
         );
         let mut query = statement(sql);
@@ -298,7 +296,7 @@ impl Claims {
         readable
             .map(|(row, job)| {
                 let id = job.id;
-                let due_suspect: bool = row.try_get(5)?;
+                let due_suspect: bool = row.try_get("due_suspect")?;
                 let claim = if !self.kinds.contains(&job.kind) {
                     Claim::OtherKind(job)
                 } else if due_suspect && !self.suspects {
@@ -314,32 +312,32 @@ impl Claims {
 
 impl Claims {
     fn claimed(&self, row: &MySqlRow, token: AttemptToken) -> Result<Claimed, sqlx::Error> {
-        let number: u32 = row.try_get(3)?;
-        let spared: u32 = row.try_get(4)?;
-        let options: Option<&str> = row.try_get(9)?;
-        let kind: &str = row.try_get(1)?;
+        let number: u32 = row.try_get("attempt")?;
+        let spared: u32 = row.try_get("spared")?;
+        let options: Option<&str> = row.try_get("options")?;
+        let kind: &str = row.try_get("kind")?;
         let kind = match self.kinds.iter().find(|known| known.as_str() == kind) {
             Some(known) => known.clone(),
             None => kind.parse().map_err(|_| corrupt("kind"))?,
         };
         Ok(Claimed {
-            id: JobId::from_uuid(row.try_get(0)?),
+            id: JobId::from_uuid(row.try_get("id")?),
             token,
             kind,
-            queue: row.try_get::<&str, _>(2)?.parse().map_err(|_| corrupt("queue"))?,
+            queue: row.try_get::<&str, _>("queue")?.parse().map_err(|_| corrupt("queue"))?,
             number,
             attempt: number - spared,
-            max_attempts: row.try_get(5)?,
-            payload: RawValue::from_string(row.try_get(8)?).map_err(|e| corrupt(format!("payload: {e}")))?,
+            max_attempts: row.try_get("max_attempts")?,
+            payload: RawValue::from_string(row.try_get("payload")?).map_err(|e| corrupt(format!("payload: {e}")))?,
             options: match options {
                 Some(text) => serde_json::from_str(text).map_err(|e| corrupt(format!("options: {e}")))?,
                 None => JobOptions::default(),
             },
-            created_at: row.try_get(11)?,
-            execute_at: row.try_get(6)?,
-            started_at: row.try_get(7)?,
+            created_at: row.try_get("created_at")?,
+            execute_at: row.try_get("execute_at")?,
+            started_at: row.try_get("started_at")?,
             runner: Arc::clone(&self.runner),
-            keyed: row.try_get(10)?,
+            keyed: row.try_get("keyed")?,
         })
     }
 }

@@ -16,7 +16,6 @@ use sqlx::{MySqlConnection, Row};
 use uuid::Uuid;
 
 use crate::job::{AttemptToken, JobId, RunnerId, Timestamp};
-use crate::store::attempts::lease::Lapsed;
 use crate::store::sql::batches::{MAX_ROWS, pad, padded, places, statement};
 use crate::store::sql::connection::on_pool;
 use crate::store::sql::error::corrupt;
@@ -130,7 +129,7 @@ impl OpenClaims {
         rows
     }
 
-    fn holds(&self, id: JobId, token: AttemptToken) -> bool {
+    fn contains(&self, id: JobId, token: AttemptToken) -> bool {
         self.lock().attempts.get(&id).is_some_and(|(held, _)| *held == token)
     }
 }
@@ -268,7 +267,7 @@ impl Store {
 
     /// Return true if this process has handed out this attempt and not yet settled it.
     pub(crate) fn is_handed_out(&self, id: JobId, token: AttemptToken) -> bool {
-        self.shared.open_claims.holds(id, token)
+        self.shared.open_claims.contains(id, token)
     }
 }
 
@@ -287,7 +286,7 @@ async fn page_of(
     let mut batch_of: HashMap<(Uuid, Uuid), Uuid> = HashMap::new();
     let mut batches: HashSet<Uuid> = HashSet::new();
     for row in &found {
-        let (batch, token): (Uuid, Uuid) = (row.try_get(0)?, row.try_get(1)?);
+        let (batch, token): (Uuid, Uuid) = (row.try_get("id")?, row.try_get("token")?);
         if found.len() == PAGE as usize {
             page.next = Some(batch);
         }
@@ -295,7 +294,7 @@ async fn page_of(
             continue;
         }
         batches.insert(batch);
-        for id in row.try_get::<&[u8], _>(2)?.chunks_exact(16) {
+        for id in row.try_get::<&[u8], _>("ids")?.chunks_exact(16) {
             batch_of.insert((Uuid::from_slice(id).map_err(|e| corrupt(e.to_string()))?, token), batch);
         }
     }
@@ -312,7 +311,8 @@ async fn page_of(
             query = query.bind(id);
         }
         for row in query.fetch_all(&mut *conn).await? {
-            let (id, token, until): (Uuid, Uuid, Timestamp) = (row.try_get(0)?, row.try_get(1)?, row.try_get(2)?);
+            let (id, token, until): (Uuid, Uuid, Timestamp) =
+                (row.try_get("id")?, row.try_get("token")?, row.try_get("lease_until")?);
             let Some(batch) = batch_of.get(&(id, token)) else { continue };
             batches.remove(batch);
             page.open += 1;
@@ -345,6 +345,17 @@ async fn delete(conn: &mut MySqlConnection, runner: &RunnerId, rows: &[Uuid]) ->
     Ok(())
 }
 
+/// An attempt whose lease had lapsed when it was read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lapsed {
+    /// The id of the job.
+    pub id: JobId,
+    /// The token of the attempt.
+    pub token: AttemptToken,
+    /// The time when the lease ended. If the holder has renewed the lease since, the row has a later time.
+    pub until: Timestamp,
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -363,7 +374,7 @@ mod tests {
         open.ended(ids[0], token);
         open.ended(ids[1], AttemptToken::new());
         let runs = |ids: &[JobId]| open.rows_that_run(&ids.iter().copied().collect());
-        assert!(runs(&ids[1..]).contains(&row) && open.holds(ids[1], token));
+        assert!(runs(&ids[1..]).contains(&row) && open.contains(ids[1], token));
         assert!(runs(&[]).is_empty(), "its attempt does not run");
         // A newer attempt of the same job replaces the older one.
         let (newer, next) = (AttemptToken::new(), Uuid::now_v7());

@@ -12,8 +12,9 @@ use uuid::Uuid;
 
 use crate::job::{Name, State, Verdict};
 use crate::store::attempts::claim::Opened;
-use crate::store::attempts::settle::{Settlement, tally};
-use crate::store::jobs::insert::commit;
+use crate::store::attempts::settlement::Settlement;
+use crate::store::rows::tallies::tally;
+use crate::store::sql::clock::commit;
 use crate::store::sql::script::{Script, Value};
 
 /// A success with nothing else to write: no follow-up jobs and no unique key.
@@ -24,7 +25,7 @@ pub(crate) struct Success<'a> {
 
 impl<'a> Success<'a> {
     /// Return the success if the attempt can be settled without reading its row.
-    pub(crate) fn of(item: &'a Settlement) -> Option<Self> {
+    pub(crate) fn from_settlement(item: &'a Settlement) -> Option<Self> {
         let opened = item.opened.as_ref()?;
         let plain = item.verdict == Verdict::Succeeded && item.follow_ups.is_empty() && !opened.keyed;
         plain.then_some(Self { item, opened })
@@ -56,13 +57,13 @@ pub(crate) async fn complete(
     let ((ids_list, mut values), (pairs_list, pairs)) = (take.list(&ids), take.list(&pairs));
     values.extend(pairs);
     values.push(i64::try_from(ids.len()).unwrap_or(i64::MAX).into());
-    take.say("BEGIN", Vec::new());
+    take.push("BEGIN", Vec::new());
     // A single-table DELETE accepts no index hint. The ORDER BY and the LIMIT have the same effect.
     let delete = format!(
         "DELETE FROM owed WHERE id IN {ids_list} AND CONCAT(id, token) IN {pairs_list} AND cancel_requested_at IS NULL \
          ORDER BY id LIMIT ?"
     );
-    take.say(delete, values);
+    take.push(delete, values);
     let taken: u64 = take.run(conn).await?.iter().map(|done| done.affected).sum();
     if taken != ids.len() as u64 {
         sqlx::raw_sql("ROLLBACK").execute(conn).await?;

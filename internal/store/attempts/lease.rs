@@ -10,27 +10,15 @@ use uuid::Uuid;
 use crate::job::{
     AttemptToken, Editions, JobId, JobOptions, Name, Progress, RetryPolicy, RunnerId, State, Timestamp, Verdict,
 };
-use crate::store::attempts::claim_batches::LapseRule;
-use crate::store::attempts::settle::{Again, Owed, Settled, Settlement, decide, lock_held, write_moves};
-use crate::store::jobs::insert::read_clock;
-use crate::store::runners::slot_jobs;
+use crate::store::attempts::claim_batches::{LapseRule, Lapsed};
+use crate::store::attempts::settle::{decide, write_moves};
+use crate::store::attempts::settlement::{Again, Settled, Settlement};
+use crate::store::rows::owed::{Owed, lock_held};
+use crate::store::runners::{LiveAttempt, job_ids};
 use crate::store::sql::batches::{MAX_ROWS, pad, padded, places, statement};
-use crate::store::sql::clock::Reading;
-use crate::store::sql::connection::{Earlier, Step, on_pool, transact};
-use crate::store::{Link, Shared, Store, StoreError};
-
-/// One live attempt of this runner, as the heartbeat reports it to the store.
-#[derive(Clone, Debug)]
-pub struct LiveAttempt {
-    /// The id of the job.
-    pub id: JobId,
-    /// The token that allows the renewal.
-    pub token: AttemptToken,
-    /// The newest progress, if the handler reported any since the last heartbeat.
-    pub progress: Option<Progress>,
-    /// An instant shortly before the newest claim or renewal of the lease.
-    pub leased: Instant,
-}
+use crate::store::sql::clock::{Reading, read_clock};
+use crate::store::sql::connection::{DbFuture, Earlier, Link, on_pool, transact};
+use crate::store::{Store, StoreError, StoreInner};
 
 /// The store's answer to a heartbeat.
 #[derive(Clone, Debug, Default)]
@@ -54,8 +42,8 @@ pub struct RunnerRow {
     pub editions: Editions,
     /// Queues that it serves.
     pub queues: Vec<Name>,
-    /// Number of its worker slots.
-    pub slots: u32,
+    /// Number of its workers.
+    pub workers: u32,
     /// Length of its lease.
     pub lease: Duration,
     /// Name of its host.
@@ -70,13 +58,13 @@ pub struct RunnerRow {
 pub struct HeartbeatConnection {
     link: Link,
     clock: Arc<crate::store::sql::clock::StoreClock>,
-    /// The jobs in the runner's slots, as they were last written to MySQL.
+    /// The jobs that the runner's workers execute, as they were last written to MySQL.
     told: Option<Vec<u8>>,
 }
 
 impl std::fmt::Debug for HeartbeatConnection {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Pulse")
+        f.write_str("HeartbeatConnection")
     }
 }
 
@@ -91,17 +79,6 @@ pub struct RunnerBeat {
     pub heartbeat_at: Timestamp,
     /// True if it records its claims in `claim_batches`. Older binaries do not.
     pub writes_batches: bool,
-}
-
-/// An attempt whose lease had lapsed when it was read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Lapsed {
-    /// The id of the job.
-    pub id: JobId,
-    /// The token of the attempt.
-    pub token: AttemptToken,
-    /// The time when the lease ended. If the holder has renewed the lease since, the row has a later time.
-    pub until: Timestamp,
 }
 
 /// One page of a walk through the `owed` rows.
@@ -131,7 +108,7 @@ pub struct Reaped {
 impl Store {
     /// Return a connection for one heartbeat. It is opened at its first use.
     #[must_use]
-    pub fn pulse(&self) -> HeartbeatConnection {
+    pub fn heartbeat_connection(&self) -> HeartbeatConnection {
         HeartbeatConnection {
             link: Link::new(self.shared.options.clone()),
             clock: self.shared.clock.clone(),
@@ -167,10 +144,10 @@ impl Store {
                 let found = sqlx::query(sql).fetch_all(conn).await?;
                 let beat = |row: &sqlx::mysql::MySqlRow| {
                     Ok(RunnerBeat {
-                        id: RunnerId::from_stored(row.try_get(0)?),
-                        lease: Duration::from_millis(u64::from(row.try_get::<u32, _>(1)?)),
-                        heartbeat_at: row.try_get(2)?,
-                        writes_batches: row.try_get(3)?,
+                        id: RunnerId::from_stored(row.try_get("id")?),
+                        lease: Duration::from_millis(u64::from(row.try_get::<u32, _>("lease_ms")?)),
+                        heartbeat_at: row.try_get("heartbeat_at")?,
+                        writes_batches: row.try_get("claim_batches")?,
                     })
                 };
                 found.iter().map(beat).collect()
@@ -200,9 +177,10 @@ impl Store {
                 let query = sqlx::query(sql).bind(after).bind(end.unwrap_or(Uuid::max()));
                 let mut lapsed = Vec::new();
                 for row in query.fetch_all(conn).await? {
-                    let until: Timestamp = row.try_get(2)?;
+                    let until: Timestamp = row.try_get("lease_until")?;
                     if rule.has_lapsed(until) {
-                        let (id, token) = (JobId::from_uuid(row.try_get(0)?), AttemptToken::from_uuid(row.try_get(1)?));
+                        let (id, token) =
+                            (JobId::from_uuid(row.try_get("id")?), AttemptToken::from_uuid(row.try_get("token")?));
                         lapsed.push(Lapsed { id, token, until });
                     }
                 }
@@ -245,7 +223,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
-    pub async fn bury_runner(&self, runner: &RunnerBeat) -> Result<(), StoreError> {
+    pub async fn mark_runner_gone(&self, runner: &RunnerBeat) -> Result<(), StoreError> {
         let runner = runner.clone();
         on_pool(&self.shared.pools.loops, "mark a silent runner as gone", move |conn, _| {
             let runner = runner.clone();
@@ -427,7 +405,7 @@ fn ending(id: JobId, owed: &Owed, verdict: Verdict, why: &str, again: Again) -> 
 /// Write the ends of attempts whose rows are locked.
 async fn end(
     conn: &mut MySqlConnection,
-    shared: &Shared,
+    shared: &StoreInner,
     ends: &[Settlement],
     held: &std::collections::BTreeMap<JobId, Owed>,
 ) -> Result<Vec<Reaped>, sqlx::Error> {
@@ -474,9 +452,9 @@ pub(crate) async fn own_policies(
     }
     let mut own = HashMap::new();
     for row in query.fetch_all(conn).await? {
-        let options = serde_json::from_str::<JobOptions>(row.try_get(1)?).unwrap_or_default();
+        let options = serde_json::from_str::<JobOptions>(row.try_get("options")?).unwrap_or_default();
         if let Some(policy) = options.retry {
-            own.insert(JobId::from_uuid(row.try_get(0)?), policy);
+            own.insert(JobId::from_uuid(row.try_get("id")?), policy);
         }
     }
     Ok(own)
@@ -507,7 +485,7 @@ impl HeartbeatConnection {
                     .bind(kinds)
                     .bind(editions)
                     .bind(queues)
-                    .bind(runner.slots)
+                    .bind(runner.workers)
                     .bind(u32::try_from(runner.lease.as_millis()).unwrap_or(u32::MAX))
                     .bind(runner.host.as_str())
                     .bind(runner.pid)
@@ -521,8 +499,8 @@ impl HeartbeatConnection {
     }
 
     /// Renew the leases of all live attempts, and return those that are lost or have a cancel requested. The ids of the
-    /// first [`MAX_SLOT_JOBS`](crate::store::MAX_SLOT_JOBS) attempts are written to the runner's row for operators, if they
-    /// have changed.
+    /// first [`MAX_WORKER_JOBS`](crate::store::MAX_WORKER_JOBS) attempts are written to the runner's row for operators,
+    /// if they have changed.
     ///
     /// Leases are renewed in pages, those renewed longest ago first. `renewed` is called after each page, so that the
     /// renewals of earlier pages count even if a later page fails or takes too long.
@@ -538,9 +516,9 @@ impl HeartbeatConnection {
     ) -> Result<HeartbeatAnswer, StoreError> {
         let clock = self.clock.clone();
         let (runner, busy) = (runner.clone(), u32::try_from(live.len()).unwrap_or(u32::MAX));
-        let in_slots = slot_jobs(live);
+        let listed = job_ids(live);
         // NULL leaves the column unchanged, so the text of the statement is the same either way.
-        let news = (self.told.as_ref() != Some(&in_slots)).then(|| Arc::new(in_slots));
+        let news = (self.told.as_ref() != Some(&listed)).then(|| Arc::new(listed));
         self.link
             .run("write the heartbeat", |conn, _| {
                 let (clock, runner, news) = (clock.clone(), runner.clone(), news.clone());
@@ -674,7 +652,7 @@ fn renew(
     _earlier: Earlier,
     page: Arc<Vec<LiveAttempt>>,
     lease: Option<Duration>,
-) -> Step<'_, HeartbeatAnswer> {
+) -> DbFuture<'_, HeartbeatAnswer> {
     Box::pin(async move {
         let ids: Vec<Uuid> = page.iter().map(|attempt| attempt.id.uuid()).collect();
         // Attempts that were claimed in one batch share a token, so this list is short.
@@ -695,7 +673,8 @@ fn renew(
             query.execute(&mut *conn).await?;
         }
         let sql = format!(
-            "SELECT id, token, cancel_requested_at IS NOT NULL FROM owed FORCE INDEX (PRIMARY) WHERE id IN {}",
+            "SELECT id, token, cancel_requested_at IS NOT NULL AS cancel_requested FROM owed FORCE INDEX (PRIMARY) \
+             WHERE id IN {}",
             places(padded(ids.len()))
         );
         let mut query = statement(sql);
@@ -705,7 +684,10 @@ fn renew(
         let found = query.fetch_all(&mut *conn).await?;
         let mut held: std::collections::BTreeMap<JobId, (Uuid, bool)> = std::collections::BTreeMap::new();
         for row in &found {
-            held.insert(JobId::from_uuid(row.try_get(0)?), (row.try_get(1)?, row.try_get(2)?));
+            held.insert(
+                JobId::from_uuid(row.try_get("id")?),
+                (row.try_get("token")?, row.try_get("cancel_requested")?),
+            );
         }
         let mut beat = HeartbeatAnswer::default();
         for attempt in page.iter() {

@@ -7,6 +7,7 @@
 //! - `permits.rs`: permits of queues with a limit.
 //! - `readers.rs`: the runners that can still try to read a job that another runner cannot read.
 //! - `settle.rs`: settles all other attempts.
+//! - `settlement.rs`: what a runner reports about an attempt, and the answer.
 //! - `suspects.rs`: ends a suspect at once when its process is known to be dead.
 
 pub(super) mod claim;
@@ -16,4 +17,5 @@ pub(super) mod lease;
 pub(super) mod permits;
 pub(super) mod readers;
 pub(super) mod settle;
+pub(super) mod settlement;
 pub(super) mod suspects;

@@ -121,7 +121,7 @@ impl Store {
                         query = query.bind(name.to_owned());
                     }
                     for row in query.fetch_all(&mut *conn).await? {
-                        found.insert(row.try_get(0)?, row.try_get(1)?);
+                        found.insert(row.try_get("queue")?, row.try_get("permits")?);
                     }
                 }
                 Ok(found)
@@ -158,8 +158,8 @@ impl Store {
                 let sql = "SELECT queue, runner FROM queue_permits WHERE wanting LIMIT 2000";
                 let mut wanting = BTreeSet::new();
                 for row in sqlx::query(sql).fetch_all(conn).await? {
-                    let queue = row.try_get::<String, _>(0)?.parse().map_err(|_| corrupt("queue"))?;
-                    wanting.insert((queue, row.try_get(1)?));
+                    let queue = row.try_get::<String, _>("queue")?.parse().map_err(|_| corrupt("queue"))?;
+                    wanting.insert((queue, row.try_get("runner")?));
                 }
                 Ok(wanting)
             })
@@ -175,11 +175,13 @@ impl Store {
     pub async fn permits(&self) -> Result<BTreeMap<String, u32>, StoreError> {
         on_pool(&self.shared.pools.reads, "read the permits", |conn, _| {
             Box::pin(async move {
-                let sql = "SELECT p.queue, CAST(SUM(p.permits) AS UNSIGNED) FROM queue_permits p \
+                let sql = "SELECT p.queue, CAST(SUM(p.permits) AS UNSIGNED) AS taken FROM queue_permits p \
                            JOIN runners r ON r.id = p.runner WHERE r.stopped_at IS NULL GROUP BY p.queue LIMIT 2000";
                 let rows = sqlx::query(sql).fetch_all(conn).await?;
                 rows.iter()
-                    .map(|row| Ok((row.try_get(0)?, u32::try_from(row.try_get::<u64, _>(1)?).unwrap_or(u32::MAX))))
+                    .map(|row| {
+                        Ok((row.try_get("queue")?, u32::try_from(row.try_get::<u64, _>("taken")?).unwrap_or(u32::MAX)))
+                    })
                     .collect()
             })
         })
@@ -195,12 +197,11 @@ async fn take(
     may_judge: &MayJudge,
 ) -> Result<PermitGrant, sqlx::Error> {
     // This row lock makes the runners take turns.
-    let limit = sqlx::query("SELECT concurrency FROM queues WHERE name = ? FOR UPDATE")
+    let limit: Option<Option<u32>> = sqlx::query_scalar("SELECT concurrency FROM queues WHERE name = ? FOR UPDATE")
         .bind(queue.as_str())
         .fetch_optional(&mut *conn)
         .await?;
-    let limit: Option<u32> = limit.map(|row| row.try_get(0)).transpose()?.flatten();
-    let Some(limit) = limit else {
+    let Some(limit) = limit.flatten() else {
         remove(conn, queue.as_str(), runner.as_str()).await?;
         return Ok(PermitGrant::Unlimited);
     };
@@ -208,9 +209,9 @@ async fn take(
     let silent_for_us = i64::try_from(SILENT_FOR.as_micros()).unwrap_or(i64::MAX);
     let sent = Instant::now();
     let held = sqlx::query(
-        "SELECT p.runner, p.permits, p.wanting, r.id IS NOT NULL AND r.stopped_at IS NULL, \
-             r.heartbeat_at > UTC_TIMESTAMP(6) - INTERVAL r.lease_ms * 1000 + ? MICROSECOND, UTC_TIMESTAMP(6), \
-             CAST(COALESCE(r.lease_ms, 0) AS SIGNED) \
+        "SELECT p.runner, p.permits, p.wanting, r.id IS NOT NULL AND r.stopped_at IS NULL AS listed, \
+             r.heartbeat_at > UTC_TIMESTAMP(6) - INTERVAL r.lease_ms * 1000 + ? MICROSECOND AS heard, \
+             UTC_TIMESTAMP(6) AS moment, CAST(COALESCE(r.lease_ms, 0) AS SIGNED) AS lease_ms \
          FROM queue_permits p LEFT JOIN runners r ON r.id = p.runner WHERE p.queue = ? ORDER BY p.runner",
     )
     .bind(silent_for_us)
@@ -220,17 +221,17 @@ async fn take(
     let received = Instant::now();
     let mut shares = Shares { limit, others: 0, runners: 1, wanting: false };
     for row in &held {
-        let holder: String = row.try_get(0)?;
+        let holder: String = row.try_get("runner")?;
         if holder == runner.as_str() {
             continue;
         }
-        let listed: bool = row.try_get(3)?;
-        let silent = !row.try_get::<Option<bool>, _>(4)?.unwrap_or(false);
+        let listed: bool = row.try_get("listed")?;
+        let silent = !row.try_get::<Option<bool>, _>("heard")?.unwrap_or(false);
         // While MySQL is down, or when its clock is set, every runner looks silent. So its row counts until `may_judge`
         // can decide.
-        let lease = Duration::from_millis(row.try_get::<i64, _>(6)?.unsigned_abs());
-        let gone = !listed || (silent && may_judge(&Reading { sent, received, moment: row.try_get(5)? }, lease));
-        let (mut permits, mut wanting): (u32, bool) = (row.try_get(1)?, row.try_get(2)?);
+        let lease = Duration::from_millis(row.try_get::<i64, _>("lease_ms")?.unsigned_abs());
+        let gone = !listed || (silent && may_judge(&Reading { sent, received, moment: row.try_get("moment")? }, lease));
+        let (mut permits, mut wanting): (u32, bool) = (row.try_get("permits")?, row.try_get("wanting")?);
         if gone {
             // Some permits may still be in use: the leases of jobs claimed after the last heartbeat end later, and
             // suspects run on in processes of their own.

@@ -45,11 +45,11 @@ impl Store {
                     // The row of another version may be unreadable for this binary. Then it is unknown what that runner
                     // can read.
                     let names = |text: &str| serde_json::from_str::<BTreeSet<Name>>(text).unwrap_or_default();
-                    let editions: Option<&str> = row.try_get(3)?;
+                    let editions: Option<&str> = row.try_get("kind_schemas")?;
                     Ok(Reader {
-                        id: RunnerId::from_stored(row.try_get(0)?),
-                        kinds: names(row.try_get(1)?),
-                        queues: names(row.try_get(2)?),
+                        id: RunnerId::from_stored(row.try_get("id")?),
+                        kinds: names(row.try_get("kinds")?),
+                        queues: names(row.try_get("queues")?),
                         editions: editions.and_then(|text| serde_json::from_str(text).ok()),
                     })
                 };

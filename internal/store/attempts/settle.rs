@@ -16,100 +16,21 @@ use std::time::Duration;
 use chrono::TimeDelta;
 use serde_json::value::RawValue;
 use sqlx::{Connection, MySqlConnection, Row};
-use uuid::Uuid;
 
-use crate::job::{
-    AttemptToken, Event, JobId, Name, NewJob, Priority, RetryPolicy, RunnerId, State, Timestamp, Verdict, ceil_ms,
-    limits, next,
-};
-use crate::store::attempts::claim::Opened;
+use crate::job::{JobId, Name, NewJob, Priority, State, StateInput, Timestamp, Verdict, ceil_ms, limits, next};
 use crate::store::attempts::complete::{Success, complete};
-use crate::store::dead_letters::{NewDeadLetter, bury};
-use crate::store::jobs::insert::{Accepted, insert_owed, read_clock};
-use crate::store::sql::batches::{BYTES_PER_ROW, groups, groups_by_bytes, pad, padded, places, rows, statement};
-use crate::store::sql::clock::StoreClock;
-use crate::store::sql::connection::{Earlier, Step};
+use crate::store::attempts::settlement::{Again, Settled, Settlement};
+use crate::store::rows::dead_letters::{NewDeadLetter, insert_dead_letters};
+use crate::store::rows::jobs::{Accepted, insert_owed};
+use crate::store::rows::ledger::{AttemptRow, append_to_ledger};
+use crate::store::rows::owed::{MAX_LOSSES, MAX_SPARED, Owed, delete_owed, lock_held};
+use crate::store::rows::tallies::{Lanes, count};
+use crate::store::rows::unique_keys::release_key_of;
+use crate::store::sql::batch::Batch;
+use crate::store::sql::batches::{BYTES_PER_ROW, groups, places, rows, statement};
+use crate::store::sql::clock::{StoreClock, read_clock};
+use crate::store::sql::connection::{DbFuture, Earlier};
 use crate::store::sql::error::corrupt;
-use crate::store::sql::group_commit::Batch;
-use crate::store::sql::script::{Script, Value};
-
-/// Most executions of a job that do not count against `max_attempts`, before a snooze counts as a failure: a job may
-/// not snooze for ever. The same holds for an interruption because the lease could not be renewed. A shutdown never
-/// counts against `max_attempts`, however often the job snoozed. It cannot loop, because each time a runner stops.
-pub const MAX_SPARED: u32 = 100;
-/// Number of losses in a row after which the job fails: it is then taken for the cause of the runners' deaths.
-pub const MAX_LOSSES: u32 = 3;
-/// Number of losses in a row from which a job is a suspect and runs in a process of its own. One loss is no evidence.
-/// Most runners die because of deploys, hosts or memory, and then every job that they run loses an attempt.
-pub const SUSPECT_FROM: u32 = 2;
-
-/// The result of an attempt, as the holder of its token reports it.
-#[derive(Clone, Debug)]
-pub struct Settlement {
-    /// The id of the job.
-    pub id: JobId,
-    /// The token of the attempt, which allows the settlement.
-    pub token: AttemptToken,
-    /// The number of this execution, from the claim.
-    pub number: u32,
-    /// The content of the job at the claim, if it could be read.
-    pub opened: Option<Opened>,
-    /// The verdict of the attempt.
-    pub verdict: Verdict,
-    /// The reason, if it did not succeed.
-    pub error: Option<String>,
-    /// The exchange with another service, as JSON: the request and the answer. It is stored unless the job completes.
-    pub exchange: Option<String>,
-    /// The result that the handler returned. It is stored only if the job completes.
-    pub result: Option<Box<RawValue>>,
-    /// Jobs to insert if the job completes.
-    pub follow_ups: Vec<NewJob>,
-    /// Due time of the next attempt, if the job waits again.
-    pub again: Again,
-}
-
-/// Due time of a job that waits again.
-#[derive(Clone, Copy, Debug)]
-pub enum Again {
-    /// After the backoff of this policy. The random number, 0.0..=1.0, was drawn by the caller.
-    Backoff(RetryPolicy, f64),
-    /// After this delay.
-    After(Duration),
-    /// After this delay, on a runner of another version, because this one cannot read the job.
-    ForAnother(Duration),
-    /// At once.
-    Now,
-    /// At once, but only as often as snoozes are allowed. This is for attempts that were interrupted while their runner
-    /// goes on, because that can happen again and again.
-    NowWithinBounds,
-}
-
-impl Settlement {
-    /// Return whether this settlement does not count against `max_attempts` but is bounded by [`MAX_SPARED`], so that
-    /// the job cannot go on for ever.
-    fn is_counted(&self) -> bool {
-        self.verdict == Verdict::Snoozed
-            || (self.verdict == Verdict::Interrupted && matches!(self.again, Again::NowWithinBounds))
-    }
-}
-
-/// Outcome of a settlement.
-#[derive(Clone, Debug)]
-pub enum Settled {
-    /// The settlement was written.
-    Done {
-        /// The state of the job now.
-        state: State,
-        /// Due time of the next attempt, if the job waits again.
-        execute_at: Option<Timestamp>,
-        /// Queue and priority for the index, if the job waits again.
-        line: Option<(Name, Priority)>,
-        /// The follow-up jobs that were inserted with it.
-        follow_ups: Vec<Accepted>,
-    },
-    /// The token does not hold the job any more, because the lease was taken away. Nothing was changed.
-    NotOurs,
-}
 
 /// The group commit of settlements.
 pub(crate) struct Settles {
@@ -121,29 +42,6 @@ pub(crate) struct Settles {
 impl Settles {
     pub(crate) fn new(clock: Arc<StoreClock>, lanes: Lanes) -> Self {
         Self { clock, lanes, batches: AtomicU8::new(0) }
-    }
-}
-
-/// Tally lanes of one process. A tally lane is a number in the key of the tally rows. Each process draws a small range,
-/// which is probably its own, so that processes rarely wait for each other's tally rows. Two processes with the same
-/// lane wait for a moment. They cannot deadlock, because the tallies are written last.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Lanes {
-    first: u8,
-}
-
-impl Lanes {
-    pub(crate) fn drawn() -> Self {
-        Self { first: rand::random() }
-    }
-
-    pub(crate) fn any(self) -> u8 {
-        self.of_turn(rand::random())
-    }
-
-    /// Return the tally lanes in turn, so that successive writes, which may overlap, use different lanes.
-    fn of_turn(self, turn: u8) -> u8 {
-        self.first.wrapping_add(turn % 4)
     }
 }
 
@@ -173,14 +71,14 @@ impl Batch for Settles {
         items: &'c [Settlement],
         lane: u8,
         _earlier: Earlier,
-    ) -> Step<'c, Vec<Settled>> {
+    ) -> DbFuture<'c, Vec<Settled>> {
         Box::pin(async move {
             let mut answers: Vec<Settled> = (0..items.len()).map(|_| Settled::NotOurs).collect();
-            let successes: Vec<Success<'_>> = items.iter().filter_map(Success::of).collect();
+            let successes: Vec<Success<'_>> = items.iter().filter_map(Success::from_settlement).collect();
             let completed = !successes.is_empty() && complete(conn, &successes, lane).await?;
             let mut rest: Vec<(usize, &Settlement)> = Vec::new();
             for (place, item) in items.iter().enumerate() {
-                if completed && Success::of(item).is_some() {
+                if completed && Success::from_settlement(item).is_some() {
                     answers[place] = Settled::completed();
                 } else {
                     rest.push((place, item));
@@ -231,79 +129,6 @@ impl Settles {
         recognise_own_work(conn, items, answers).await?;
         keep_late_notes(conn, items, answers).await
     }
-}
-
-impl Settled {
-    fn completed() -> Self {
-        Self::Done { state: State::Completed, execute_at: None, line: None, follow_ups: Vec::new() }
-    }
-}
-
-/// A locked row of `owed`.
-pub(crate) struct Owed {
-    pub(crate) kind: Name,
-    pub(crate) queue: Name,
-    pub(crate) priority: u8,
-    pub(crate) max_attempts: u32,
-    pub(crate) keyed: bool,
-    pub(crate) state: State,
-    pub(crate) execute_at: Timestamp,
-    pub(crate) attempt: u32,
-    pub(crate) spared: u32,
-    /// The part of `spared` from before an operator's retry. Zero unless [`read_earlier_lives`] has set it.
-    spared_before: u32,
-    pub(crate) losses: u32,
-    pub(crate) runner: RunnerId,
-    /// All zeros unless executing. No token has this value.
-    pub(crate) token: AttemptToken,
-    pub(crate) started_at: Timestamp,
-    pub(crate) lease_until: Timestamp,
-    pub(crate) cancel_requested_at: Option<Timestamp>,
-}
-
-/// Lock these rows by primary key, in key order, and read them.
-pub(crate) async fn lock_held(
-    conn: &mut MySqlConnection,
-    ids: impl Iterator<Item = JobId>,
-) -> Result<BTreeMap<JobId, Owed>, sqlx::Error> {
-    let mut ids: Vec<Uuid> = ids.map(JobId::uuid).collect();
-    ids.sort_unstable();
-    ids.dedup();
-    let sql = format!(
-        "SELECT id, kind, queue, priority, max_attempts, state, execute_at, attempt, spared, losses, runner, token, \
-         started_at, lease_until, cancel_requested_at, keyed FROM owed FORCE INDEX (PRIMARY) WHERE id IN {} ORDER BY id FOR UPDATE",
-        places(padded(ids.len())),
-    );
-    let mut query = statement(sql);
-    for id in pad(&ids) {
-        query = query.bind(id);
-    }
-    let found = query.fetch_all(conn).await?;
-    found
-        .iter()
-        .map(|row| {
-            let id = JobId::from_uuid(row.try_get(0)?);
-            let owed = Owed {
-                kind: row.try_get::<String, _>(1)?.parse().map_err(|_| corrupt("kind"))?,
-                queue: row.try_get::<String, _>(2)?.parse().map_err(|_| corrupt("queue"))?,
-                priority: row.try_get(3)?,
-                max_attempts: row.try_get(4)?,
-                state: State::from_word(row.try_get::<&str, _>(5)?).ok_or_else(|| corrupt("state"))?,
-                execute_at: row.try_get(6)?,
-                attempt: row.try_get(7)?,
-                spared: row.try_get(8)?,
-                spared_before: 0,
-                losses: row.try_get(9)?,
-                runner: RunnerId::from_stored(row.try_get(10)?),
-                token: AttemptToken::from_uuid(row.try_get(11)?),
-                started_at: row.try_get(12)?,
-                lease_until: row.try_get(13)?,
-                cancel_requested_at: row.try_get(14)?,
-                keyed: row.try_get(15)?,
-            };
-            Ok((id, owed))
-        })
-        .collect()
 }
 
 /// Set `spared_before` for jobs that are about to exceed [`MAX_SPARED`]. An operator's retry counts all executions
@@ -370,7 +195,7 @@ pub(crate) fn decide<'a>(
     };
     let burned = owed.attempt - spared;
     let spent = burned >= owed.max_attempts || losses >= MAX_LOSSES;
-    let event = Event::Settle { verdict, spent, cancel_requested: owed.cancel_requested_at.is_some() };
+    let event = StateInput::Settle { verdict, spent, cancel_requested: owed.cancel_requested_at.is_some() };
     let state = next(owed.state, event).map_err(|e| corrupt(e.to_string()))?;
     let delay = match item.again {
         Again::Backoff(policy, chance) => policy.delay(burned, chance),
@@ -403,9 +228,9 @@ pub(crate) async fn write_moves(
     let again: Vec<&Transition<'_>> = moves.iter().filter(|step| !step.state.is_end()).collect();
     delete_owed(conn, &ended.iter().map(|step| step.item.id.uuid()).collect::<Vec<_>>()).await?;
     wait_again(conn, &again).await?;
-    append_to_ledger(conn, &moves.iter().map(AttemptRow::of).collect::<Vec<_>>(), now).await?;
+    append_to_ledger(conn, &moves.iter().map(AttemptRow::from_transition).collect::<Vec<_>>(), now).await?;
     let failed = ended.iter().filter(|step| step.state == State::Failed);
-    let graves: Vec<NewDeadLetter<'_>> = failed
+    let dead_letters: Vec<NewDeadLetter<'_>> = failed
         .map(|step| NewDeadLetter {
             id: step.item.id.uuid(),
             kind: &step.owed.kind,
@@ -416,7 +241,7 @@ pub(crate) async fn write_moves(
             lived_before: step.owed.spared > 0,
         })
         .collect();
-    bury(conn, &graves).await?;
+    insert_dead_letters(conn, &dead_letters).await?;
     release_unique_keys(conn, &ended).await?;
     let follow_ups = accept_follow_ups(conn, &ended, clock).await?;
     let mut counts: BTreeMap<(Name, Name, State), i64> = BTreeMap::new();
@@ -425,20 +250,6 @@ pub(crate) async fn write_moves(
     }
     count(conn, lane, &counts).await?;
     Ok(follow_ups)
-}
-
-pub(crate) async fn delete_owed(conn: &mut MySqlConnection, ids: &[Uuid]) -> Result<(), sqlx::Error> {
-    if ids.is_empty() {
-        return Ok(());
-    }
-    // A single-table DELETE takes no index hint. The order and the limit have the same effect.
-    let sql = format!("DELETE FROM owed WHERE id IN {} ORDER BY id LIMIT ?", places(padded(ids.len())));
-    let mut query = statement(sql);
-    for id in pad(ids) {
-        query = query.bind(id);
-    }
-    query.bind(i64::try_from(ids.len()).unwrap_or(i64::MAX)).execute(conn).await?;
-    Ok(())
 }
 
 /// Write the new values of jobs that wait again. An upsert of rows that are locked and known to exist updates many
@@ -472,24 +283,8 @@ async fn wait_again(conn: &mut MySqlConnection, moves: &[&Transition<'_>]) -> Re
     Ok(())
 }
 
-/// One line of the ledger, which is the table `attempts`.
-pub(crate) struct AttemptRow<'a> {
-    pub(crate) job: JobId,
-    pub(crate) number: u32,
-    pub(crate) burned: u32,
-    pub(crate) runner: &'a str,
-    pub(crate) execute_at: Timestamp,
-    pub(crate) started_at: Timestamp,
-    pub(crate) verdict: Verdict,
-    pub(crate) end: Option<State>,
-    pub(crate) error: Option<&'a str>,
-    pub(crate) result: Option<&'a str>,
-    pub(crate) cancel_requested_at: Option<Timestamp>,
-    pub(crate) exchange: Option<&'a str>,
-}
-
 impl<'a> AttemptRow<'a> {
-    fn of(step: &Transition<'a>) -> Self {
+    fn from_transition(step: &Transition<'a>) -> Self {
         let completed = step.state == State::Completed;
         Self {
             job: step.item.id,
@@ -508,61 +303,12 @@ impl<'a> AttemptRow<'a> {
     }
 }
 
-/// Append lines to the ledger, in key order.
-pub(crate) async fn append_to_ledger(
-    conn: &mut MySqlConnection,
-    lines: &[AttemptRow<'_>],
-    now: Timestamp,
-) -> Result<(), sqlx::Error> {
-    let text = |text: Option<&str>| text.map_or(0, str::len);
-    let bytes = |line: &AttemptRow<'_>| 200 + text(line.result) + text(line.error) + text(line.exchange);
-    for group in groups_by_bytes(lines, bytes) {
-        let sql = format!(
-            "INSERT INTO attempts (job_id, number, burned, runner, execute_at, started_at, finished_at, verdict, \
-             end_state, error, result, cancel_requested_at, exchange) VALUES {}",
-            rows(&places(13), group.len())
-        );
-        let mut query = statement(sql);
-        for line in group {
-            query = query
-                .bind(line.job.uuid())
-                .bind(line.number)
-                .bind(line.burned)
-                .bind(line.runner)
-                .bind(line.execute_at)
-                .bind(line.started_at)
-                // After the clock was set back, an attempt must not end before it began.
-                .bind(now.max(line.started_at))
-                .bind(line.verdict.as_str())
-                .bind(line.end.map(State::as_str))
-                .bind(line.error)
-                .bind(line.result)
-                .bind(line.cancel_requested_at)
-                .bind(line.exchange);
-        }
-        query.execute(&mut *conn).await?;
-    }
-    Ok(())
-}
-
 /// Delete the unique keys of jobs that ended. A flag in the `owed` row says which jobs have one, so that for most jobs
 /// there is nothing to look up.
 async fn release_unique_keys(conn: &mut MySqlConnection, ended: &[&Transition<'_>]) -> Result<(), sqlx::Error> {
     for step in ended.iter().filter(|step| step.owed.keyed) {
         release_key_of(conn, step.item.id.uuid()).await?;
     }
-    Ok(())
-}
-
-/// Delete the unique key that this job holds. It is found through the job's own row.
-pub(crate) async fn release_key_of(conn: &mut MySqlConnection, id: Uuid) -> Result<(), sqlx::Error> {
-    sqlx::query(
-        "DELETE k FROM unique_keys k JOIN jobs j ON j.kind = k.kind AND j.unique_key = k.unique_key \
-         WHERE j.id = ? AND k.job_id = j.id",
-    )
-    .bind(id)
-    .execute(conn)
-    .await?;
     Ok(())
 }
 
@@ -587,41 +333,6 @@ async fn accept_follow_ups(
     Ok(by_parent)
 }
 
-/// Add to the tallies, in key order. The caller does this last in its transaction.
-pub(crate) async fn count(
-    conn: &mut MySqlConnection,
-    lane: u8,
-    counts: &BTreeMap<(Name, Name, State), i64>,
-) -> Result<(), sqlx::Error> {
-    let counts: Vec<_> = counts.iter().map(|((queue, kind, state), n)| (queue, kind, *state, *n)).collect();
-    let mut script = Script::about(counts.len(), 0);
-    tally(&mut script, lane, &counts);
-    script.run(conn).await.map(drop)
-}
-
-/// Add a step that adds to the tallies to a script. `counts` must be in key order.
-pub(crate) fn tally<'a>(script: &mut Script<'a>, lane: u8, counts: &[(&'a Name, &'a Name, State, i64)]) {
-    let sql = [
-        "INSERT INTO tallies (lane, queue, kind, state, n) VALUES",
-        "(?,?,?,?,?)",
-        "ON DUPLICATE KEY UPDATE n = n + VALUES(n)",
-    ];
-    script.insert(
-        sql,
-        counts,
-        |_| 100,
-        |&(queue, kind, state, n), values| {
-            values.extend([
-                Value::from(lane),
-                queue.as_str().into(),
-                kind.as_str().into(),
-                state.as_str().into(),
-                n.into(),
-            ]);
-        },
-    );
-}
-
 /// Recognise settlements that an earlier run has written, of this batch or of one that its caller gave up. If the
 /// answer to its COMMIT was lost, the token is gone and the ledger has our line. Only the holder of the token and the
 /// reaper write the line of an attempt, and the reaper's line says `lost`. So any other line with our verdict is ours.
@@ -637,8 +348,8 @@ async fn recognise_own_work(
             continue;
         }
         let ours = sqlx::query(
-            "SELECT COALESCE(a.end_state, o.state), o.execute_at FROM attempts a LEFT JOIN owed o ON o.id = a.job_id \
-             WHERE a.job_id = ? AND a.number = ? AND a.verdict IN (?, ?)",
+            "SELECT COALESCE(a.end_state, o.state) AS state, o.execute_at FROM attempts a \
+             LEFT JOIN owed o ON o.id = a.job_id WHERE a.job_id = ? AND a.number = ? AND a.verdict IN (?, ?)",
         )
         .bind(item.id.uuid())
         .bind(item.number)
@@ -648,12 +359,13 @@ async fn recognise_own_work(
         .fetch_optional(&mut *conn)
         .await?;
         if let Some(row) = ours {
-            let word: Option<&str> = row.try_get(0)?;
+            let word: Option<&str> = row.try_get("state")?;
             // Without a state, the job was retried and has ended again since, so the caller does not need this answer
             // any more.
             let Some(state) = word.and_then(State::from_word) else { continue };
             // The reconciler gives the hints for this job and its follow-up jobs.
-            *answer = Settled::Done { state, execute_at: row.try_get(1)?, line: None, follow_ups: Vec::new() };
+            *answer =
+                Settled::Done { state, execute_at: row.try_get("execute_at")?, line: None, follow_ups: Vec::new() };
         }
     }
     Ok(())

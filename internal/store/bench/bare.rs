@@ -150,10 +150,10 @@ impl BareLane {
         whole("read", found.len() as u64, ids.len())?;
         let claim = |row: &sqlx::mysql::MySqlRow| {
             // A runner hands these to the handler, so decoding them is part of what the benchmark measures.
-            let handed_on: (&str, &str) = (row.try_get(4)?, row.try_get(5)?);
+            let handed_on: (&str, &str) = (row.try_get("kind")?, row.try_get("payload")?);
             std::hint::black_box(handed_on);
-            let (id, number) = (row.try_get(0)?, row.try_get(1)?);
-            Ok(BareClaim { id, number, execute_at: row.try_get(2)?, started_at: row.try_get(3)? })
+            let (id, number) = (row.try_get("id")?, row.try_get("attempt")?);
+            Ok(BareClaim { id, number, execute_at: row.try_get("execute_at")?, started_at: row.try_get("started_at")? })
         };
         Ok(BareClaims { token, claimed: found.iter().map(claim).collect::<Result<_, sqlx::Error>>()? })
     }

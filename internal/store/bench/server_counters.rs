@@ -9,19 +9,19 @@ use crate::store::sql::connection;
 use crate::store::{Store, StoreError};
 
 /// A connection for readings.
-pub struct Gauge {
+pub struct CounterConnection {
     conn: MySqlConnection,
 }
 
-impl std::fmt::Debug for Gauge {
+impl std::fmt::Debug for CounterConnection {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Gauge")
+        f.write_str("CounterConnection")
     }
 }
 
 /// The rows of the jobs of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Lives {
+pub struct JobCounts {
     /// Rows in `jobs`.
     pub jobs: u64,
     /// Rows in `owed`.
@@ -34,7 +34,7 @@ pub struct Lives {
     pub completed: u64,
 }
 
-impl Lives {
+impl JobCounts {
     /// Return true if each of `done` jobs completed exactly once and each of `waiting` other jobs is untouched.
     #[must_use]
     pub fn are_exactly_once(&self, done: u64, waiting: u64) -> bool {
@@ -56,7 +56,7 @@ pub struct ServerCounters {
 
 /// Statements in the general log of the server, counted by what they do.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Overheard {
+pub struct StatementCounts {
     /// Statements that take or end work: a claim, a settle, a locking read.
     pub taking_work: u64,
     /// Statements that only read `owed`.
@@ -68,9 +68,10 @@ impl Store {
     ///
     /// # Errors
     /// [`StoreError`] when MySQL cannot be reached.
-    pub async fn gauge(&self) -> Result<Gauge, StoreError> {
+    pub async fn counter_connection(&self) -> Result<CounterConnection, StoreError> {
         let conn = connection::open(&self.shared.options).await;
-        conn.map(|conn| Gauge { conn }).map_err(|e| StoreError::from_driver("open a connection for readings", &e))
+        conn.map(|conn| CounterConnection { conn })
+            .map_err(|e| StoreError::from_driver("open a connection for readings", &e))
     }
 
     /// Drop the database that `url` names, if it exists. For databases that the caller has created, and for no others.
@@ -86,7 +87,7 @@ impl Store {
     }
 }
 
-impl Gauge {
+impl CounterConnection {
     /// Count the jobs that have ended so far, and read the server's clock at that moment. This reads only the tallies,
     /// so it is cheap.
     ///
@@ -94,9 +95,8 @@ impl Gauge {
     /// [`StoreError`] when MySQL cannot be reached or refuses the statement. The same holds for the methods below.
     pub async fn ended(&mut self) -> Result<(u64, Timestamp), StoreError> {
         let sql = "SELECT CAST(COALESCE(SUM(n), 0) AS SIGNED), UTC_TIMESTAMP(6) FROM tallies";
-        let row = sqlx::query(sql).fetch_one(&mut self.conn).await;
-        let read = row.and_then(|row| Ok((row.try_get::<i64, _>(0)?, row.try_get(1)?)));
-        let (ended, now) = read.map_err(|e| StoreError::from_driver("count ended jobs", &e))?;
+        let read = sqlx::query_as(sql).fetch_one(&mut self.conn).await;
+        let (ended, now): (i64, Timestamp) = read.map_err(|e| StoreError::from_driver("count ended jobs", &e))?;
         Ok((ended.unsigned_abs(), now))
     }
 
@@ -105,8 +105,7 @@ impl Gauge {
     pub async fn beginnings(&mut self, first: JobId) -> Result<(Option<Timestamp>, Option<Timestamp>), StoreError> {
         let sql = "SELECT (SELECT MIN(created_at) FROM jobs WHERE id >= ?), \
                    (SELECT MIN(started_at) FROM attempts WHERE job_id >= ?)";
-        let row = sqlx::query(sql).bind(first.uuid()).bind(first.uuid()).fetch_one(&mut self.conn).await;
-        let read = row.and_then(|row| Ok((row.try_get(0)?, row.try_get(1)?)));
+        let read = sqlx::query_as(sql).bind(first.uuid()).bind(first.uuid()).fetch_one(&mut self.conn).await;
         read.map_err(|e| StoreError::from_driver("read when jobs began", &e))
     }
 
@@ -118,22 +117,22 @@ impl Gauge {
     }
 
     /// Count the rows of the jobs from id `first` on.
-    pub async fn lives(&mut self, first: JobId) -> Result<Lives, StoreError> {
-        let sql = "SELECT (SELECT COUNT(*) FROM jobs WHERE id >= ?), \
-                   (SELECT COUNT(*) FROM owed WHERE id >= ?), \
-                   (SELECT COUNT(*) FROM owed WHERE id >= ? AND state = 'waiting' AND attempt = 0), \
-                   (SELECT COUNT(*) FROM attempts WHERE job_id >= ?), \
+    pub async fn job_counts(&mut self, first: JobId) -> Result<JobCounts, StoreError> {
+        let sql = "SELECT (SELECT COUNT(*) FROM jobs WHERE id >= ?) AS jobs, \
+                   (SELECT COUNT(*) FROM owed WHERE id >= ?) AS owed, \
+                   (SELECT COUNT(*) FROM owed WHERE id >= ? AND state = 'waiting' AND attempt = 0) AS untouched, \
+                   (SELECT COUNT(*) FROM attempts WHERE job_id >= ?) AS attempts, \
                    (SELECT COUNT(DISTINCT a.job_id) FROM attempts a JOIN jobs j ON j.id = a.job_id \
                     LEFT JOIN owed o ON o.id = a.job_id WHERE a.job_id >= ? AND a.verdict = 'succeeded' \
-                    AND a.end_state = 'completed' AND o.id IS NULL)";
+                    AND a.end_state = 'completed' AND o.id IS NULL) AS completed";
         let mut query = sqlx::query(sql);
         for _ in 0..5 {
             query = query.bind(first.uuid());
         }
         let read = query.fetch_one(&mut self.conn).await.and_then(|row| {
-            let count = |at: usize| row.try_get::<i64, _>(at).map(i64::unsigned_abs);
-            let (jobs, owed, untouched) = (count(0)?, count(1)?, count(2)?);
-            Ok(Lives { jobs, owed, untouched, attempts: count(3)?, completed: count(4)? })
+            let count = |column: &str| row.try_get::<i64, _>(column).map(i64::unsigned_abs);
+            let (jobs, owed, untouched) = (count("jobs")?, count("owed")?, count("untouched")?);
+            Ok(JobCounts { jobs, owed, untouched, attempts: count("attempts")?, completed: count("completed")? })
         });
         read.map_err(|e| StoreError::from_driver("read the outcome of the jobs", &e))
     }
@@ -151,12 +150,12 @@ impl Gauge {
     }
 
     /// Switch off the general log and count the statements since [`overhear`](Self::overhear).
-    pub async fn overheard(&mut self) -> Result<Overheard, StoreError> {
+    pub async fn statement_counts(&mut self) -> Result<StatementCounts, StoreError> {
         let read = async {
             sqlx::raw_sql("SET GLOBAL general_log = OFF").execute(&mut self.conn).await?;
             let sql = "SELECT CONVERT(argument USING utf8mb4) FROM mysql.general_log WHERE command_type IN ('Query', 'Execute')";
             let said: Vec<String> = sqlx::query_scalar(sql).fetch_all(&mut self.conn).await?;
-            Ok::<_, sqlx::Error>(sort_out(said.iter().map(String::as_str)))
+            Ok::<_, sqlx::Error>(count_statements(said.iter().map(String::as_str)))
         };
         read.await.map_err(|e| StoreError::from_driver("read the general log", &e))
     }
@@ -189,8 +188,8 @@ impl Gauge {
     }
 }
 
-fn sort_out<'a>(statements: impl Iterator<Item = &'a str>) -> Overheard {
-    let mut overheard = Overheard::default();
+fn count_statements<'a>(statements: impl Iterator<Item = &'a str>) -> StatementCounts {
+    let mut counts = StatementCounts::default();
     for statement in statements {
         let words: Vec<String> = statement.split_whitespace().map(str::to_ascii_lowercase).collect();
         if !words.iter().any(|word| word == "owed") {
@@ -198,10 +197,10 @@ fn sort_out<'a>(statements: impl Iterator<Item = &'a str>) -> Overheard {
         }
         let only_reads = words.first().is_some_and(|first| first == "select")
             && !words.windows(2).any(|pair| pair[0] == "for" && pair[1] == "update");
-        overheard.looking += u64::from(only_reads);
-        overheard.taking_work += u64::from(!only_reads);
+        counts.looking += u64::from(only_reads);
+        counts.taking_work += u64::from(!only_reads);
     }
-    overheard
+    counts
 }
 
 #[cfg(test)]
@@ -218,19 +217,19 @@ mod tests {
             "UPDATE runners SET busy = 0",
             "SELECT UTC_TIMESTAMP(6)",
         ];
-        assert_eq!(sort_out(said.into_iter()), Overheard { taking_work: 3, looking: 1 });
+        assert_eq!(count_statements(said.into_iter()), StatementCounts { taking_work: 3, looking: 1 });
     }
 
     #[test]
     fn exactly_once_means_nothing_missing_and_nothing_twice() {
-        let good = Lives { jobs: 10, owed: 3, untouched: 3, attempts: 7, completed: 7 };
+        let good = JobCounts { jobs: 10, owed: 3, untouched: 3, attempts: 7, completed: 7 };
         assert!(good.are_exactly_once(7, 3));
         for bad in [
-            Lives { jobs: 9, ..good },
-            Lives { owed: 2, ..good },
-            Lives { untouched: 2, ..good },
-            Lives { attempts: 8, ..good },
-            Lives { completed: 6, ..good },
+            JobCounts { jobs: 9, ..good },
+            JobCounts { owed: 2, ..good },
+            JobCounts { untouched: 2, ..good },
+            JobCounts { attempts: 8, ..good },
+            JobCounts { completed: 6, ..good },
         ] {
             assert!(!bad.are_exactly_once(7, 3), "{bad:?}");
         }

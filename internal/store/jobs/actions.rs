@@ -5,20 +5,21 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use sqlx::{MySqlConnection, Row};
-use uuid::Uuid;
 
-use crate::job::{Actor, Attempt, Event, Job, JobId, Name, State, Timestamp, Verdict, floor_ms, next};
-use crate::store::attempts::settle::{
-    AttemptRow, Owed, append_to_ledger, count, delete_owed, lock_held, release_key_of,
-};
-use crate::store::audit::{Act, record};
-use crate::store::dead_letters::{unbury, was_replayed};
-use crate::store::idempotency::{IdempotentRequest, Outcome, ResponseBuilder, find, keep, lost};
-use crate::store::jobs::insert::{Accepted, read_clock};
+use crate::job::{Actor, Attempt, Job, JobId, Name, State, StateInput, Timestamp, Verdict, floor_ms, next};
+use crate::store::audit::{AuditEntry, record};
+use crate::store::idempotency::{IdempotentOutcome, IdempotentRequest, ResponseBuilder, store_answer, stored_before};
 use crate::store::jobs::read::read_job;
+use crate::store::rows::dead_letters::{delete_dead_letter, was_replayed};
+use crate::store::rows::jobs::Accepted;
+use crate::store::rows::ledger::{AttemptRow, append_to_ledger};
+use crate::store::rows::owed::{Owed, delete_owed, lock_held};
+use crate::store::rows::tallies::count;
+use crate::store::rows::unique_keys::{lock_or_take, release_key_of};
+use crate::store::sql::clock::read_clock;
 use crate::store::sql::connection::{Earlier, transact};
-use crate::store::sql::error::{Fault, corrupt, fault};
-use crate::store::{Shared, Store, StoreError};
+use crate::store::sql::error::corrupt;
+use crate::store::{Store, StoreError, StoreInner};
 
 /// Outcome of an action on one job.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -26,7 +27,7 @@ pub enum ActionOutcome {
     /// Done. The job is now in this state.
     Done(State),
     /// The job is executing, and its handler was asked to stop. Only after a cancel.
-    Asked,
+    StopRequested,
     /// Done. The job waits, and the caller must give the index a hint.
     Waits(Accepted),
     /// Not allowed in the job's current state.
@@ -41,7 +42,7 @@ impl Store {
     /// # Errors
     /// When MySQL cannot be reached or refuses.
     pub async fn cancel(&self, id: JobId, by: &Actor) -> Result<ActionOutcome, StoreError> {
-        self.operate("cancel a job", id, JobAction::Cancel, by).await
+        self.act("cancel a job", id, JobAction::Cancel, by).await
     }
 
     /// Run a failed or cancelled job again, with a full set of attempts.
@@ -49,7 +50,7 @@ impl Store {
     /// # Errors
     /// When MySQL cannot be reached or refuses.
     pub async fn retry(&self, id: JobId, by: &Actor) -> Result<ActionOutcome, StoreError> {
-        self.operate("retry a job", id, JobAction::Retry, by).await
+        self.act("retry a job", id, JobAction::Retry, by).await
     }
 
     /// Make a waiting job due now.
@@ -57,50 +58,50 @@ impl Store {
     /// # Errors
     /// When MySQL cannot be reached or refuses.
     pub async fn run_now(&self, id: JobId, by: &Actor) -> Result<ActionOutcome, StoreError> {
-        self.operate("run a job now", id, JobAction::RunNow, by).await
+        self.act("run a job now", id, JobAction::RunNow, by).await
     }
 
-    async fn operate(
+    async fn act(
         &self,
         attempted: &'static str,
         id: JobId,
-        steer: JobAction,
+        action: JobAction,
         by: &Actor,
     ) -> Result<ActionOutcome, StoreError> {
         let shared = self.shared.clone();
-        let act = steer.act(id, by);
+        let act = action.audit_entry(id, by);
         transact(&self.shared.pools.steering, attempted, move |conn, earlier| {
             let (shared, act) = (shared.clone(), act.clone());
             Box::pin(async move {
-                let step = step(conn, &shared, id, steer.event(), earlier).await?;
-                if !matches!(step.moved, ActionOutcome::Refused(_) | ActionOutcome::Missing) {
+                let step = apply_event(conn, &shared, id, action.event(), earlier).await?;
+                if !matches!(step.outcome, ActionOutcome::Refused(_) | ActionOutcome::Missing) {
                     record(conn, &act, step.now).await?;
                 }
                 count(conn, shared.lanes.any(), &step.counts).await?;
-                Ok(step.moved)
+                Ok(step.outcome)
             })
         })
         .await
     }
 
-    /// Cancel, retry or run a job now, at most once for the idempotency key of `once`. `word` builds the response,
+    /// Cancel, retry or run a job now, at most once for the idempotency key of `once`. `build` builds the response,
     /// which is committed with the change. The outcome of an action that is not possible is not stored.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
-    pub async fn steer_once(
+    pub async fn act_once(
         &self,
         id: JobId,
-        steer: JobAction,
+        action: JobAction,
         by: &Actor,
         once: IdempotentRequest,
-        word: ResponseBuilder<Steered>,
-    ) -> Result<Outcome<ActionOutcome>, StoreError> {
+        build: ResponseBuilder<UpdatedJob>,
+    ) -> Result<IdempotentOutcome<ActionOutcome>, StoreError> {
         let shared = self.shared.clone();
-        let act = steer.act(id, by);
+        let act = action.audit_entry(id, by);
         transact(&self.shared.pools.steering, "act on a job with an idempotency key", move |conn, _| {
-            let (shared, act, once, word) = (shared.clone(), act.clone(), once.clone(), Arc::clone(&word));
-            Box::pin(async move { steer_step(conn, &shared, id, (steer, &act), &once, &word).await })
+            let (shared, act, once, build) = (shared.clone(), act.clone(), once.clone(), Arc::clone(&build));
+            Box::pin(async move { act_idempotently(conn, &shared, id, (action, &act), &once, &build).await })
         })
         .await
     }
@@ -118,61 +119,59 @@ pub enum JobAction {
 }
 
 impl JobAction {
-    const fn event(self) -> Event {
+    const fn event(self) -> StateInput {
         match self {
-            Self::Cancel => Event::Cancel,
-            Self::Retry => Event::Retry,
-            Self::RunNow => Event::RunNow,
+            Self::Cancel => StateInput::Cancel,
+            Self::Retry => StateInput::Retry,
+            Self::RunNow => StateInput::RunNow,
         }
     }
 
-    fn act(self, id: JobId, by: &Actor) -> Act {
+    fn audit_entry(self, id: JobId, by: &Actor) -> AuditEntry {
         let action = match self {
             Self::Cancel => "job.cancel",
             Self::Retry => "job.retry",
             Self::RunNow => "job.run_now",
         };
-        Act::new(by, action, id.to_string())
+        AuditEntry::new(by, action, id.to_string())
     }
 }
 
 /// A job after an action on it.
 #[derive(Clone, Debug)]
-pub struct Steered {
+pub struct UpdatedJob {
     /// Outcome of the action: neither refused nor missing.
-    pub moved: ActionOutcome,
+    pub outcome: ActionOutcome,
     /// The job after the action.
     pub job: Job,
     /// All attempts of the job.
     pub attempts: Vec<Attempt>,
 }
 
-async fn steer_step(
+async fn act_idempotently(
     conn: &mut MySqlConnection,
-    shared: &Shared,
+    shared: &StoreInner,
     id: JobId,
-    (steer, act): (JobAction, &Act),
+    (action, act): (JobAction, &AuditEntry),
     once: &IdempotentRequest,
-    word: &ResponseBuilder<Steered>,
-) -> Result<Outcome<ActionOutcome>, sqlx::Error> {
+    build: &ResponseBuilder<UpdatedJob>,
+) -> Result<IdempotentOutcome<ActionOutcome>, sqlx::Error> {
     // The locks on the job come first, so that two equal requests take turns there. The second one finds the stored row
     // of the first, whatever the job allows by then. A repeated run finds its own row in the same way.
-    let Step { moved, counts, now } = step(conn, shared, id, steer.event(), Earlier::Nothing).await?;
-    if matches!(moved, ActionOutcome::Refused(_) | ActionOutcome::Missing) {
-        return Ok(match find(conn, once).await? {
-            Some(kept) => kept.meet(once, None),
-            None => Outcome::Refused(moved),
-        });
+    let AppliedAction { outcome, counts, now } =
+        apply_event(conn, shared, id, action.event(), Earlier::Nothing).await?;
+    if matches!(outcome, ActionOutcome::Refused(_) | ActionOutcome::Missing) {
+        return Ok(stored_before(conn, Some(once), None).await?.unwrap_or(IdempotentOutcome::Refused(outcome)));
     }
     let (job, attempts) = read_job(conn, id).await?.ok_or_else(|| corrupt("a job whose row in jobs is missing"))?;
-    let steered = Steered { moved, job, attempts };
-    let answer = word(&steered);
-    if let Err(error) = keep(conn, &mut [(once, &answer)], now).await {
-        return lost(conn, once, error).await;
+    let updated = UpdatedJob { outcome, job, attempts };
+    let answer = build(&updated);
+    if let Some(instead) = store_answer(conn, Some(once), &answer, now).await? {
+        return Ok(instead);
     }
     record(conn, act, now).await?;
     count(conn, shared.lanes.any(), &counts).await?;
-    Ok(Outcome::First { done: Some(steered.moved), answer })
+    Ok(IdempotentOutcome::First { done: Some(updated.outcome), answer })
 }
 
 /// End a waiting job whose row is locked as cancelled, without a runner. The caller must release its unique key.
@@ -203,29 +202,29 @@ pub(crate) async fn cancel_waiting(
 }
 
 /// Outcome of an action, and the changes for the tallies. The caller writes the tallies last in the transaction.
-pub(crate) struct Step {
-    pub(crate) moved: ActionOutcome,
+pub(crate) struct AppliedAction {
+    pub(crate) outcome: ActionOutcome,
     pub(crate) counts: BTreeMap<(Name, Name, State), i64>,
     now: Timestamp,
 }
 
-pub(crate) async fn step(
+pub(crate) async fn apply_event(
     conn: &mut MySqlConnection,
-    shared: &Shared,
+    shared: &StoreInner,
     id: JobId,
-    event: Event,
+    event: StateInput,
     earlier: Earlier,
-) -> Result<Step, sqlx::Error> {
+) -> Result<AppliedAction, sqlx::Error> {
     let held = lock_held(conn, std::iter::once(id)).await?;
     // Read only now: the lock may have waited for a settle, whose end must not lie after what follows it.
     let now = read_clock(conn, &shared.clock).await?;
-    let done = |moved: ActionOutcome| Step { moved, counts: BTreeMap::new(), now };
+    let done = |outcome: ActionOutcome| AppliedAction { outcome, counts: BTreeMap::new(), now };
     let Some(owed) = held.get(&id) else {
         let step = ended(conn, id, event, now).await?;
-        return Ok(match (&step.moved, event, earlier) {
+        return Ok(match (&step.outcome, event, earlier) {
             // The earlier run may have committed without an answer. Whichever request cancelled the job, the answer 200
             // is true.
-            (ActionOutcome::Refused(State::Cancelled), Event::Cancel, Earlier::MayHaveCommitted) => {
+            (ActionOutcome::Refused(State::Cancelled), StateInput::Cancel, Earlier::MayHaveCommitted) => {
                 done(ActionOutcome::Done(State::Cancelled))
             }
             _ => step,
@@ -239,32 +238,34 @@ pub(crate) async fn step(
     let Ok(state) = next(owed.state, event) else {
         return Ok(done(match (owed.state, event, earlier) {
             // Our own retry, whose answer was lost.
-            (State::Waiting, Event::Retry, Earlier::MayHaveCommitted) => ActionOutcome::Waits(waits(owed.execute_at)),
+            (State::Waiting, StateInput::Retry, Earlier::MayHaveCommitted) => {
+                ActionOutcome::Waits(waits(owed.execute_at))
+            }
             // The earlier run made it due, and a runner has started it since.
-            (State::Executing, Event::Retry | Event::RunNow, Earlier::MayHaveCommitted) => {
+            (State::Executing, StateInput::Retry | StateInput::RunNow, Earlier::MayHaveCommitted) => {
                 ActionOutcome::Done(owed.state)
             }
             _ => ActionOutcome::Refused(owed.state),
         }));
     };
     match event {
-        Event::Cancel if state == State::Cancelled => {
+        StateInput::Cancel if state == State::Cancelled => {
             cancel_waiting(conn, id, owed, now, None).await?;
             if owed.keyed {
                 release_key_of(conn, id.uuid()).await?;
             }
             let counts = BTreeMap::from([((owed.queue.clone(), owed.kind.clone(), State::Cancelled), 1)]);
-            Ok(Step { moved: ActionOutcome::Done(State::Cancelled), counts, now })
+            Ok(AppliedAction { outcome: ActionOutcome::Done(State::Cancelled), counts, now })
         }
-        Event::Cancel => {
+        StateInput::Cancel => {
             sqlx::query("UPDATE owed SET cancel_requested_at = COALESCE(cancel_requested_at, ?) WHERE id = ?")
                 .bind(now)
                 .bind(id.uuid())
                 .execute(&mut *conn)
                 .await?;
-            Ok(done(ActionOutcome::Asked))
+            Ok(done(ActionOutcome::StopRequested))
         }
-        Event::RunNow => {
+        StateInput::RunNow => {
             let execute_at = floor_ms(now).min(owed.execute_at);
             sqlx::query("UPDATE owed SET execute_at = ? WHERE id = ?")
                 .bind(execute_at)
@@ -274,15 +275,20 @@ pub(crate) async fn step(
             Ok(done(ActionOutcome::Waits(waits(execute_at))))
         }
         // The state machine refuses these events for every unfinished state, so they do not get here.
-        Event::Claim | Event::Settle { .. } | Event::Retry | Event::Change => {
+        StateInput::Claim | StateInput::Settle { .. } | StateInput::Retry | StateInput::Change => {
             Ok(done(ActionOutcome::Refused(owed.state)))
         }
     }
 }
 
 /// Handle a job without an `owed` row: it has ended, or never existed.
-async fn ended(conn: &mut MySqlConnection, id: JobId, event: Event, now: Timestamp) -> Result<Step, sqlx::Error> {
-    let only = |moved: ActionOutcome| Step { moved, counts: BTreeMap::new(), now };
+async fn ended(
+    conn: &mut MySqlConnection,
+    id: JobId,
+    event: StateInput,
+    now: Timestamp,
+) -> Result<AppliedAction, sqlx::Error> {
+    let only = |outcome: ActionOutcome| AppliedAction { outcome, counts: BTreeMap::new(), now };
     // The job's own row is the lock that makes two concurrent retries take turns.
     let found = sqlx::query("SELECT kind, queue, priority, max_attempts, unique_key FROM jobs WHERE id = ? FOR UPDATE")
         .bind(id.uuid())
@@ -297,7 +303,7 @@ async fn ended(conn: &mut MySqlConnection, id: JobId, event: Event, now: Timesta
     .fetch_optional(&mut *conn)
     .await?;
     let (done, end, owed): (u32, Option<String>, Option<String>) = match last {
-        Some(last) => (last.try_get(0)?, last.try_get(1)?, last.try_get(2)?),
+        Some(last) => (last.try_get("number")?, last.try_get("end_state")?, last.try_get("state")?),
         None => (0, None, None),
     };
     let state = owed.or(end).as_deref().and_then(State::from_word).unwrap_or(State::Waiting);
@@ -312,32 +318,14 @@ async fn ended(conn: &mut MySqlConnection, id: JobId, event: Event, now: Timesta
         // The job was replayed: another job does its work now.
         return Ok(only(ActionOutcome::Refused(state)));
     }
-    let kind: Name = row.try_get::<String, _>(0)?.parse().map_err(|_| corrupt("kind"))?;
-    let queue: Name = row.try_get::<String, _>(1)?.parse().map_err(|_| corrupt("queue"))?;
-    let (priority, max_attempts): (u8, u32) = (row.try_get(2)?, row.try_get(3)?);
-    let key: Option<Vec<u8>> = row.try_get(4)?;
+    let kind: Name = row.try_get::<String, _>("kind")?.parse().map_err(|_| corrupt("kind"))?;
+    let queue: Name = row.try_get::<String, _>("queue")?.parse().map_err(|_| corrupt("queue"))?;
+    let (priority, max_attempts): (u8, u32) = (row.try_get("priority")?, row.try_get("max_attempts")?);
+    let key: Option<Vec<u8>> = row.try_get("unique_key")?;
     if let Some(key) = &key {
         // Another unfinished job may have taken the unique key since. Then this job cannot run again.
-        let taken: Option<Uuid> =
-            sqlx::query_scalar("SELECT job_id FROM unique_keys WHERE kind = ? AND unique_key = ? FOR UPDATE")
-                .bind(kind.as_str())
-                .bind(key)
-                .fetch_optional(&mut *conn)
-                .await?;
-        if taken.is_some() {
+        if lock_or_take(conn, &kind, key, id.uuid()).await?.is_some() {
             return Ok(only(ActionOutcome::Refused(state)));
-        }
-        let inserted = sqlx::query("INSERT INTO unique_keys (kind, unique_key, job_id) VALUES (?, ?, ?)")
-            .bind(kind.as_str())
-            .bind(key)
-            .bind(id.uuid())
-            .execute(&mut *conn)
-            .await;
-        match inserted {
-            Ok(_) => {}
-            // Another job has taken the unique key between the two statements.
-            Err(e) if fault(&e) == Fault::Duplicate => return Ok(only(ActionOutcome::Refused(state))),
-            Err(e) => return Err(e),
         }
     }
     let execute_at = floor_ms(now);
@@ -357,11 +345,11 @@ async fn ended(conn: &mut MySqlConnection, id: JobId, event: Event, now: Timesta
     .bind(done)
     .execute(&mut *conn)
     .await?;
-    unbury(conn, id.uuid()).await?;
+    delete_dead_letter(conn, id.uuid()).await?;
     let counts = BTreeMap::from([((queue.clone(), kind.clone(), state), -1)]);
     let priority = priority.try_into().map_err(corrupt)?;
-    Ok(Step {
-        moved: ActionOutcome::Waits(Accepted { id, kind, queue, priority, execute_at, created_at: now }),
+    Ok(AppliedAction {
+        outcome: ActionOutcome::Waits(Accepted { id, kind, queue, priority, execute_at, created_at: now }),
         counts,
         now,
     })

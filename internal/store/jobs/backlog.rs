@@ -10,8 +10,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use sqlx::{MySqlConnection, Row};
 
 use crate::job::{Name, State};
-use crate::store::jobs::lanes::{DueLine, MAX_BRANCHES, unreadable};
-use crate::store::jobs::stats::StateCount;
+use crate::store::jobs::lanes::{DueLine, MAX_BRANCHES};
+use crate::store::rows::owed::unreadable;
 use crate::store::sql::batches::{padded, statement};
 use crate::store::sql::error::corrupt;
 
@@ -81,13 +81,13 @@ pub(crate) async fn backlog(
 
 /// Return the counts of a short table, or nothing when the table is long.
 async fn short(conn: &mut MySqlConnection) -> Result<Option<Vec<StateCount>>, sqlx::Error> {
-    let sql = "SELECT queue, state, COUNT(*) FROM (SELECT queue, state FROM owed FORCE INDEX (PRIMARY) LIMIT ?) o \
-               GROUP BY queue, state ORDER BY queue, state";
+    let sql = "SELECT queue, state, COUNT(*) AS jobs FROM (SELECT queue, state FROM owed FORCE INDEX (PRIMARY) \
+               LIMIT ?) o GROUP BY queue, state ORDER BY queue, state";
     let (mut counts, mut rows) = (Vec::new(), 0);
     for row in &sqlx::query(sql).bind(FEW).fetch_all(conn).await? {
-        let jobs: i64 = row.try_get(2)?;
+        let jobs: i64 = row.try_get("jobs")?;
         rows += jobs;
-        match (row.try_get::<&str, _>(0)?.parse(), State::from_word(row.try_get(1)?)) {
+        match (row.try_get::<&str, _>("queue")?.parse(), State::from_word(row.try_get("state")?)) {
             (Ok(queue), Some(state)) => counts.push(StateCount { queue, state, jobs }),
             _ => unreadable("the queue or the state of a job"),
         }
@@ -108,10 +108,10 @@ async fn each(conn: &mut MySqlConnection, lines: &[DueLine], share: usize) -> Re
         }
         let mut page: Vec<ByState> = vec![ByState::new(); lines.len()];
         for row in &query.fetch_all(&mut *conn).await? {
-            let place = usize::try_from(row.try_get::<i64, _>(0)?).unwrap_or(usize::MAX);
+            let place = usize::try_from(row.try_get::<i64, _>("place")?).unwrap_or(usize::MAX);
             let Some(of_line) = page.get_mut(place) else { continue };
-            let state = State::from_word(row.try_get(1)?).ok_or_else(|| corrupt("state"))?;
-            of_line.insert(state, row.try_get(2)?);
+            let state = State::from_word(row.try_get("state")?).ok_or_else(|| corrupt("state"))?;
+            of_line.insert(state, row.try_get("jobs")?);
         }
         found.append(&mut page);
     }
@@ -123,9 +123,20 @@ async fn each(conn: &mut MySqlConnection, lines: &[DueLine], share: usize) -> Re
 fn counts(lines: usize) -> String {
     let branch = |place: usize| {
         format!(
-            "SELECT {place}, state, COUNT(*) FROM (SELECT state FROM owed FORCE INDEX (owed_line) WHERE queue = ? \
-             AND priority = ? ORDER BY execute_at LIMIT ?) o{place} GROUP BY state"
+            "SELECT {place} AS place, state, COUNT(*) AS jobs FROM (SELECT state FROM owed FORCE INDEX (owed_line) \
+             WHERE queue = ? AND priority = ? ORDER BY execute_at LIMIT ?) o{place} GROUP BY state"
         )
     };
     (0..lines).map(branch).collect::<Vec<_>>().join(" UNION ALL ")
+}
+
+/// The number of jobs of one queue in one state.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StateCount {
+    /// The queue.
+    pub queue: Name,
+    /// The state.
+    pub state: State,
+    /// Number of jobs.
+    pub jobs: i64,
 }

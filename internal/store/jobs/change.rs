@@ -6,16 +6,17 @@ use std::sync::Arc;
 use serde_json::json;
 use sqlx::MySqlConnection;
 
-use crate::job::{Actor, Attempt, Due, Event, Job, JobId, Priority, State, next};
-use crate::store::attempts::settle::lock_held;
-use crate::store::audit::{Act, record, was_recorded};
-use crate::store::idempotency::{IdempotentRequest, Outcome, ResponseBuilder, find, keep, lost};
-use crate::store::jobs::actions::{ActionOutcome, Steered};
-use crate::store::jobs::insert::{Accepted, due_at, read_clock};
+use crate::job::{Actor, Attempt, Due, Job, JobId, Priority, State, StateInput, next};
+use crate::store::audit::{AuditEntry, record, was_recorded};
+use crate::store::idempotency::{IdempotentOutcome, IdempotentRequest, ResponseBuilder, store_answer, stored_before};
+use crate::store::jobs::actions::{ActionOutcome, UpdatedJob};
 use crate::store::jobs::read::read_job;
+use crate::store::rows::jobs::{Accepted, due_at};
+use crate::store::rows::owed::lock_held;
+use crate::store::sql::clock::read_clock;
 use crate::store::sql::connection::{Earlier, transact};
 use crate::store::sql::error::corrupt;
-use crate::store::{Shared, Store, StoreError};
+use crate::store::{Store, StoreError, StoreInner};
 
 /// The requested change. An absent field stays as it is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -28,11 +29,11 @@ pub struct Change {
 
 /// The condition of a request: given the job and all its attempts, it returns true if the job may be changed. It is
 /// checked within the transaction.
-pub type Holds = Arc<dyn Fn(&Job, &[Attempt]) -> bool + Send + Sync>;
+pub type ChangeCondition = Arc<dyn Fn(&Job, &[Attempt]) -> bool + Send + Sync>;
 
 /// Outcome of a change.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Changed {
+pub enum ChangeOutcome {
     /// The change is made. The job waits, and the caller should tell the index.
     Done(ActionOutcome),
     /// The job is in this state, in which it cannot be changed.
@@ -44,17 +45,17 @@ pub enum Changed {
 }
 
 /// All parts of one request.
-struct Wish {
+struct ChangeRequest {
     change: Change,
-    act: Act,
-    condition: Option<Holds>,
+    act: AuditEntry,
+    condition: Option<ChangeCondition>,
     once: Option<IdempotentRequest>,
-    word: ResponseBuilder<Steered>,
+    build: ResponseBuilder<UpdatedJob>,
 }
 
 impl Store {
     /// Change a waiting or retrying job, if `condition` holds, and at most once for the idempotency key of `once`.
-    /// `word` makes the response from the changed job. The response is stored with the idempotency key.
+    /// `build` makes the response from the changed job. The response is stored with the idempotency key.
     ///
     /// # Errors
     /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
@@ -63,32 +64,40 @@ impl Store {
         id: JobId,
         change: Change,
         by: &Actor,
-        condition: Option<Holds>,
+        condition: Option<ChangeCondition>,
         once: Option<IdempotentRequest>,
-        word: ResponseBuilder<Steered>,
-    ) -> Result<Outcome<Changed>, StoreError> {
+        build: ResponseBuilder<UpdatedJob>,
+    ) -> Result<IdempotentOutcome<ChangeOutcome>, StoreError> {
         let shared = self.shared.clone();
-        let wish = Arc::new(Wish { change, act: Act::new(by, "job.change", id.to_string()), condition, once, word });
+        let request = Arc::new(ChangeRequest {
+            change,
+            act: AuditEntry::new(by, "job.change", id.to_string()),
+            condition,
+            once,
+            build,
+        });
         transact(&self.shared.pools.steering, "change a job", move |conn, earlier| {
-            let (shared, wish) = (shared.clone(), Arc::clone(&wish));
-            Box::pin(async move { step(conn, &shared, id, &wish, earlier).await })
+            let (shared, request) = (shared.clone(), Arc::clone(&request));
+            Box::pin(async move { apply_change(conn, &shared, id, &request, earlier).await })
         })
         .await
     }
 }
 
-async fn step(
+async fn apply_change(
     conn: &mut MySqlConnection,
-    shared: &Shared,
+    shared: &StoreInner,
     id: JobId,
-    wish: &Wish,
+    request: &ChangeRequest,
     earlier: Earlier,
-) -> Result<Outcome<Changed>, sqlx::Error> {
+) -> Result<IdempotentOutcome<ChangeOutcome>, sqlx::Error> {
     // Lock first: requests about one job run one after the other here, and the second one sees what the first one did.
     let held = lock_held(conn, std::iter::once(id)).await?;
     let now = read_clock(conn, &shared.clock).await?;
-    let Some((job, attempts)) = read_job(conn, id).await? else { return Ok(Outcome::Refused(Changed::Missing)) };
-    let Some(owed) = held.get(&id) else { return refuse(conn, wish, Changed::Refused(job.state)).await };
+    let Some((job, attempts)) = read_job(conn, id).await? else {
+        return Ok(IdempotentOutcome::Refused(ChangeOutcome::Missing));
+    };
+    let Some(owed) = held.get(&id) else { return refuse(conn, request, ChangeOutcome::Refused(job.state)).await };
     let waits = |priority, execute_at| {
         ActionOutcome::Waits(Accepted {
             id,
@@ -99,27 +108,27 @@ async fn step(
             created_at: job.created_at,
         })
     };
-    let own = earlier == Earlier::MayHaveCommitted && was_recorded(conn, &wish.act).await?;
+    let own = earlier == Earlier::MayHaveCommitted && was_recorded(conn, &request.act).await?;
     if own {
         // An earlier run of this transaction was committed, but its answer was lost. The job may be executing by now.
-        let moved = if job.state == State::Executing {
+        let outcome = if job.state == State::Executing {
             ActionOutcome::Done(job.state)
         } else {
             waits(job.priority, job.execute_at)
         };
-        let steered = Steered { moved, job, attempts };
-        let answer = (wish.word)(&steered);
-        return Ok(Outcome::First { done: Some(Changed::Done(steered.moved)), answer });
+        let updated = UpdatedJob { outcome, job, attempts };
+        let answer = (request.build)(&updated);
+        return Ok(IdempotentOutcome::First { done: Some(ChangeOutcome::Done(updated.outcome)), answer });
     }
-    if next(owed.state, Event::Change).is_err() {
-        return refuse(conn, wish, Changed::Refused(owed.state)).await;
+    if next(owed.state, StateInput::Change).is_err() {
+        return refuse(conn, request, ChangeOutcome::Refused(owed.state)).await;
     }
-    if wish.condition.as_ref().is_some_and(|holds| !holds(&job, &attempts)) {
-        return refuse(conn, wish, Changed::Unmet).await;
+    if request.condition.as_ref().is_some_and(|holds| !holds(&job, &attempts)) {
+        return refuse(conn, request, ChangeOutcome::Unmet).await;
     }
     let before: Priority = owed.priority.try_into().map_err(corrupt)?;
-    let priority = wish.change.priority.unwrap_or(before);
-    let execute_at = wish.change.due.map_or(owed.execute_at, |due| due_at(due, now));
+    let priority = request.change.priority.unwrap_or(before);
+    let execute_at = request.change.due.map_or(owed.execute_at, |due| due_at(due, now));
     sqlx::query("UPDATE owed SET execute_at = ?, priority = ? WHERE id = ?")
         .bind(execute_at)
         .bind(priority.level())
@@ -136,27 +145,24 @@ async fn step(
             .await?;
     }
     let (job, attempts) = read_job(conn, id).await?.ok_or_else(|| corrupt("a job is in owed but not in jobs"))?;
-    let steered = Steered { moved: waits(priority, execute_at), job, attempts };
-    let answer = (wish.word)(&steered);
-    if let Some(once) = &wish.once
-        && let Err(error) = keep(conn, &mut [(once, &answer)], now).await
-    {
-        return lost(conn, once, error).await;
+    let updated = UpdatedJob { outcome: waits(priority, execute_at), job, attempts };
+    let answer = (request.build)(&updated);
+    if let Some(instead) = store_answer(conn, request.once.as_ref(), &answer, now).await? {
+        return Ok(instead);
     }
     let detail = json!({
         "execute_at": {"from": owed.execute_at, "to": execute_at},
         "priority": {"from": before.level(), "to": priority.level()},
     });
-    record(conn, &wish.act.clone().with(detail), now).await?;
-    Ok(Outcome::First { done: Some(Changed::Done(steered.moved)), answer })
+    record(conn, &request.act.clone().with(detail), now).await?;
+    Ok(IdempotentOutcome::First { done: Some(ChangeOutcome::Done(updated.outcome)), answer })
 }
 
 /// Answer that nothing is changed. If the same request was carried out before, return its stored response instead.
-async fn refuse(conn: &mut MySqlConnection, wish: &Wish, why: Changed) -> Result<Outcome<Changed>, sqlx::Error> {
-    if let Some(once) = &wish.once
-        && let Some(kept) = find(conn, once).await?
-    {
-        return Ok(kept.meet(once, None));
-    }
-    Ok(Outcome::Refused(why))
+async fn refuse(
+    conn: &mut MySqlConnection,
+    request: &ChangeRequest,
+    why: ChangeOutcome,
+) -> Result<IdempotentOutcome<ChangeOutcome>, sqlx::Error> {
+    Ok(stored_before(conn, request.once.as_ref(), None).await?.unwrap_or(IdempotentOutcome::Refused(why)))
 }

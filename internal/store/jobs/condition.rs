@@ -15,7 +15,7 @@ pub enum Condition<V> {
 
 impl<V: PartialEq> Condition<V> {
     /// Return true if the precondition holds for the version that was found.
-    pub(crate) fn holds(&self, found: Option<V>) -> bool {
+    pub(crate) fn is_met_by(&self, found: Option<V>) -> bool {
         match self {
             Self::Any => true,
             Self::Absent => found.is_none(),

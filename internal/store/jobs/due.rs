@@ -5,29 +5,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use sqlx::Row;
-use sqlx::mysql::MySqlRow;
 
-use crate::job::{JobId, Name, Priority, Timestamp};
-use crate::store::jobs::lanes::{fed_queues, lines_of, unreadable};
+use crate::job::{JobId, Name, Timestamp};
+use crate::store::jobs::lanes::{fed_queues, lines_of};
+use crate::store::rows::owed::{DueJob, due_job, unreadable};
 use crate::store::sql::batches::{MAX_ROWS, pad, padded, places, statement};
 use crate::store::sql::connection::on_pool;
-use crate::store::sql::error::corrupt;
 use crate::store::{Store, StoreError};
-
-/// One waiting job, with what the index has to know.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DueJob {
-    /// The job.
-    pub id: JobId,
-    /// Its queue.
-    pub queue: Name,
-    /// Its priority within the queue.
-    pub priority: Priority,
-    /// The time when it is due.
-    pub execute_at: Timestamp,
-    /// Its kind. Not every runner executes every kind.
-    pub kind: Name,
-}
 
 impl Store {
     /// Return those of these jobs that still wait.
@@ -102,9 +86,9 @@ impl Store {
                 let queues = fed_queues(conn).await?;
                 let at: Timestamp = sqlx::query_scalar("SELECT UTC_TIMESTAMP(6)").fetch_one(&mut *conn).await?;
                 let until = at + chrono::TimeDelta::microseconds(micros);
-                let sql = "SELECT state = 'executing', execute_at <= ?, COUNT(*) FROM \
-                           (SELECT state, execute_at FROM owed FORCE INDEX (owed_line) WHERE queue = ? AND priority = ? \
-                           AND execute_at <= ? ORDER BY execute_at LIMIT ?) o GROUP BY 1, 2";
+                let sql = "SELECT state = 'executing' AS executes, execute_at <= ? AS is_due, COUNT(*) AS jobs \
+                           FROM (SELECT state, execute_at FROM owed FORCE INDEX (owed_line) WHERE queue = ? \
+                           AND priority = ? AND execute_at <= ? ORDER BY execute_at LIMIT ?) o GROUP BY 1, 2";
                 let (mut due, mut upcoming, mut executing) = (0_u32, 0_u32, 0_u32);
                 let mut left = MAX_COUNTED;
                 for line in lines_of(conn, &queues.iter().cloned().collect::<Vec<_>>()).await? {
@@ -116,7 +100,7 @@ impl Store {
                         .bind(left);
                     for row in &line.fetch_all(&mut *conn).await? {
                         let (executes, is_due, jobs): (bool, bool, i64) =
-                            (row.try_get(0)?, row.try_get(1)?, row.try_get(2)?);
+                            (row.try_get("executes")?, row.try_get("is_due")?, row.try_get("jobs")?);
                         let count = match (executes, is_due) {
                             (true, _) => &mut executing,
                             (false, true) => &mut due,
@@ -175,16 +159,4 @@ impl Store {
         })
         .await
     }
-}
-
-/// Read a job from the first five columns of a row: id, queue, priority, execute_at, kind.
-pub(crate) fn due_job(row: &MySqlRow) -> Result<DueJob, sqlx::Error> {
-    let name = |at, what| row.try_get::<&str, _>(at)?.parse().map_err(|_| corrupt(what));
-    Ok(DueJob {
-        id: JobId::from_uuid(row.try_get(0)?),
-        queue: name(1, "queue")?,
-        priority: row.try_get::<u8, _>(2)?.try_into().map_err(corrupt)?,
-        execute_at: row.try_get(3)?,
-        kind: name(4, "kind")?,
-    })
 }

@@ -30,27 +30,27 @@ impl Store {
     ///
     /// # Errors
     /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
-    pub async fn standing(&self, id: JobId) -> Result<Option<QueuePosition>, StoreError> {
+    pub async fn queue_position(&self, id: JobId) -> Result<Option<QueuePosition>, StoreError> {
         on_pool(&self.shared.pools.reads, "read the position of a job", move |conn, _| {
             Box::pin(async move {
                 let found = sqlx::query(
-                    "SELECT UTC_TIMESTAMP(6), losses, lease_until, state = 'executing', queue, execute_at, priority \
-                     FROM owed FORCE INDEX (PRIMARY) WHERE id = ?",
+                    "SELECT UTC_TIMESTAMP(6) AS moment, losses, lease_until, state = 'executing' AS executing, queue, \
+                     execute_at, priority FROM owed FORCE INDEX (PRIMARY) WHERE id = ?",
                 )
                 .bind(id.uuid())
                 .fetch_optional(&mut *conn)
                 .await?;
                 let Some(row) = found else { return Ok(None) };
-                let executing: bool = row.try_get(3)?;
+                let executing: bool = row.try_get("executing")?;
                 let (queue, execute_at, priority): (String, Timestamp, u8) =
-                    (row.try_get(4)?, row.try_get(5)?, row.try_get(6)?);
+                    (row.try_get("queue")?, row.try_get("execute_at")?, row.try_get("priority")?);
                 // The lane of the job first, then the more urgent ones. The limit holds for all of them together.
                 let (mut ahead, mut left) = (0_i64, MAX_AHEAD);
                 for priority in (0..=priority).rev() {
                     let counts = sqlx::query(
-                        "SELECT COUNT(*), COUNT(CASE WHEN state <> 'executing' THEN 1 END) FROM (SELECT state FROM owed \
-                         FORCE INDEX (owed_line) WHERE queue = ? AND priority = ? AND execute_at < ? \
-                         ORDER BY execute_at LIMIT ?) o",
+                        "SELECT COUNT(*) AS jobs, COUNT(CASE WHEN state <> 'executing' THEN 1 END) AS waiting FROM \
+                         (SELECT state FROM owed FORCE INDEX (owed_line) WHERE queue = ? AND priority = ? \
+                         AND execute_at < ? ORDER BY execute_at LIMIT ?) o",
                     )
                     .bind(&queue)
                     .bind(priority)
@@ -58,16 +58,16 @@ impl Store {
                     .bind(left)
                     .fetch_one(&mut *conn)
                     .await?;
-                    left -= counts.try_get::<i64, _>(0)?;
-                    ahead += counts.try_get::<i64, _>(1)?;
+                    left -= counts.try_get::<i64, _>("jobs")?;
+                    ahead += counts.try_get::<i64, _>("waiting")?;
                     if left <= 0 {
                         break;
                     }
                 }
                 Ok(Some(QueuePosition {
-                    at: row.try_get(0)?,
-                    losses: row.try_get(1)?,
-                    lease_until: executing.then(|| row.try_get(2)).transpose()?,
+                    at: row.try_get("moment")?,
+                    losses: row.try_get("losses")?,
+                    lease_until: executing.then(|| row.try_get("lease_until")).transpose()?,
                     ahead: u32::try_from(ahead).unwrap_or(u32::MAX),
                     more_ahead: left <= 0,
                 }))

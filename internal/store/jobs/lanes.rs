@@ -8,13 +8,12 @@
 //! attempts, so a read can skip them cheaply.
 
 use std::collections::{BTreeSet, VecDeque};
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use sqlx::mysql::MySqlRow;
 use sqlx::{MySqlConnection, Row};
 
 use crate::job::{JobId, Name, Priority, Timestamp};
-use crate::store::jobs::due::DueJob;
+use crate::store::rows::owed::{DueJob, unreadable};
 use crate::store::sql::batches::{padded, statement};
 use crate::store::sql::connection::on_pool;
 use crate::store::sql::error::corrupt;
@@ -241,8 +240,10 @@ pub(crate) async fn lines_of(conn: &mut MySqlConnection, queues: &[Name]) -> Res
         }
         let mut found: Vec<(usize, i64, i64)> = Vec::with_capacity(queues.len());
         for row in &query.fetch_all(&mut *conn).await? {
-            let place = usize::try_from(row.try_get::<i64, _>(0)?).unwrap_or(usize::MAX);
-            if let (true, Some(first), Some(last)) = (place < queues.len(), row.try_get(1)?, row.try_get(2)?) {
+            let place = usize::try_from(row.try_get::<i64, _>("place")?).unwrap_or(usize::MAX);
+            if let (true, Some(first), Some(last)) =
+                (place < queues.len(), row.try_get("first_priority")?, row.try_get("last_priority")?)
+            {
                 found.push((place, first, last));
             }
         }
@@ -285,9 +286,9 @@ async fn read(
         ranges.iter().map(|range| LinePage { line: range.line.clone(), rows: Vec::new(), next: None }).collect();
     let mut read = vec![0; pages.len()];
     for row in &query.fetch_all(conn).await? {
-        let place = usize::try_from(row.try_get::<i64, _>(0)?).unwrap_or(usize::MAX);
+        let place = usize::try_from(row.try_get::<i64, _>("place")?).unwrap_or(usize::MAX);
         let Some(page) = pages.get_mut(place) else { continue };
-        let (id, execute_at) = (JobId::from_uuid(row.try_get(1)?), row.try_get(2)?);
+        let (id, execute_at) = (JobId::from_uuid(row.try_get("id")?), row.try_get("execute_at")?);
         read[place] += 1;
         page.next = Some(DueCursor { execute_at, id });
         match kind(row, depth, page.rows.last()) {
@@ -306,8 +307,8 @@ async fn read(
 fn probes(queues: usize) -> String {
     let branch = |place: usize| {
         format!(
-            "SELECT {place}, CAST(MIN(priority) AS SIGNED), CAST(MAX(priority) AS SIGNED) FROM owed \
-             FORCE INDEX (owed_line) WHERE queue = ?"
+            "SELECT {place} AS place, CAST(MIN(priority) AS SIGNED) AS first_priority, \
+             CAST(MAX(priority) AS SIGNED) AS last_priority FROM owed FORCE INDEX (owed_line) WHERE queue = ?"
         )
     };
     (0..queues).map(branch).collect::<Vec<_>>().join(" UNION ALL ")
@@ -322,7 +323,7 @@ fn reads(ranges: usize, depth: Depth) -> String {
     };
     let branch = |place: usize| {
         format!(
-            "(SELECT {place}, {columns} FROM owed FORCE INDEX (owed_line) WHERE queue = ? AND priority = ? \
+            "(SELECT {place} AS place, {columns} FROM owed FORCE INDEX (owed_line) WHERE queue = ? AND priority = ? \
              AND execute_at >= ? AND execute_at <= ? AND (execute_at > ? OR id > ?) {only}ORDER BY execute_at, id LIMIT ?)"
         )
     };
@@ -342,19 +343,11 @@ fn kind(row: &MySqlRow, depth: Depth, before: Option<&DueRow>) -> Result<Option<
     if depth == Depth::Owed {
         return Ok(None);
     }
-    let text: &str = row.try_get(3)?;
+    let text: &str = row.try_get("kind")?;
     let known = before.and_then(|before| before.kind.as_ref()).filter(|kind| kind.as_str() == text);
     match known {
         Some(known) => Ok(Some(known.clone())),
         None => text.parse().map(Some).map_err(|_| corrupt("kind")),
-    }
-}
-
-/// Log a warning, once per process. Such a row stays until an operator repairs it, and is read every few seconds.
-pub(crate) fn unreadable(what: &str) {
-    static SAID: AtomicBool = AtomicBool::new(false);
-    if !SAID.swap(true, Ordering::Relaxed) {
-        tracing::warn!(what, "a row of the table owed cannot be read and is left alone; further ones are not logged");
     }
 }
 

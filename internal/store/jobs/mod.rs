@@ -6,8 +6,8 @@
 //! - `condition.rs`: preconditions of a change.
 //! - `due.rs`: looks up and counts unfinished jobs, to compare the index with them.
 //! - `explain.rs`: the position of a job that waits.
-//! - `forecast.rs`: jobs and ticks that become due in the next hours.
 //! - `insert.rs`: accepts jobs.
+//! - `insert_once.rs`: accepts jobs with an idempotency key.
 //! - `lanes.rs`: reads lanes of unfinished jobs in the order of their due times.
 //! - `pending.rs`: payloads of unfinished jobs, to check if a binary can read them.
 //! - `read.rs`: one job with its attempts, or a page of jobs.
@@ -22,8 +22,8 @@ pub(super) mod change;
 pub(super) mod condition;
 pub(super) mod due;
 pub(super) mod explain;
-pub(super) mod forecast;
 pub(super) mod insert;
+pub(super) mod insert_once;
 pub(super) mod lanes;
 pub(super) mod pending;
 pub(super) mod read;

@@ -44,11 +44,11 @@ impl Store {
                 .await?;
                 let pending = |row: &sqlx::mysql::MySqlRow| {
                     Ok::<_, sqlx::Error>(Pending {
-                        id: JobId::from_uuid(row.try_get(0)?),
-                        kind: row.try_get::<String, _>(1)?.parse().map_err(|_| corrupt("kind"))?,
-                        payload: RawValue::from_string(row.try_get(2)?).ok(),
+                        id: JobId::from_uuid(row.try_get("id")?),
+                        kind: row.try_get::<String, _>("kind")?.parse().map_err(|_| corrupt("kind"))?,
+                        payload: RawValue::from_string(row.try_get("payload")?).ok(),
                         options_problem: row
-                            .try_get::<Option<&str>, _>(3)?
+                            .try_get::<Option<&str>, _>("options")?
                             .and_then(|text| serde_json::from_str::<JobOptions>(text).err())
                             .map(|error| error.to_string()),
                     })

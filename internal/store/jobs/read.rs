@@ -8,8 +8,8 @@ use sqlx::{MySqlConnection, Row};
 use uuid::Uuid;
 
 use crate::job::{Among, Attempt, Filter, Job, JobId, JobOptions, Progress, RunnerId, State, Timestamp, Verdict};
-use crate::store::dead_letters::letter;
 use crate::store::jobs::search::{Effort, Order, Search};
+use crate::store::rows::dead_letters::dead_letter;
 use crate::store::sql::batches::{pad, padded, places, statement};
 use crate::store::sql::connection::on_pool;
 use crate::store::sql::error::corrupt;
@@ -27,12 +27,10 @@ pub struct JobPage {
     pub next: Option<JobId>,
 }
 
-const COLUMNS: &str = "j.id, j.kind, j.queue, COALESCE(o.priority, j.priority), j.max_attempts, j.unique_key, j.options, j.execute_at, \
-     j.created_at, o.state, o.execute_at, o.attempt, o.spared, o.runner, o.started_at, o.cancel_requested_at, o.progress, \
+const COLUMNS: &str = "j.id, j.kind, j.queue, COALESCE(o.priority, j.priority) AS priority, j.max_attempts, \
+     j.unique_key, j.options, j.execute_at, j.created_at, o.state, o.execute_at AS owed_execute_at, o.attempt, \
+     o.spared, o.runner, o.started_at, o.cancel_requested_at, o.progress, \
      d.fingerprint, d.failed_at, d.standing, d.since, d.replayed_as, d.actor, d.reason";
-/// Column positions: the first column of the dead letter, and the first column after it.
-const LETTER: usize = 17;
-const BEHIND: usize = LETTER + 7;
 
 impl Store {
     /// Read a job with all its attempts, the open one included.
@@ -97,7 +95,7 @@ pub(crate) async fn read_job(
     let Some(row) = statement(sql).bind(id.uuid()).fetch_optional(&mut *conn).await? else { return Ok(None) };
     let ledger = ledgers_of(conn, &[id], "result").await?.remove(&id).unwrap_or_default();
     let mut job = job(&row, &ledger)?;
-    job.payload = Some(raw(row.try_get(BEHIND)?, "payload")?);
+    job.payload = Some(raw(row.try_get("payload")?, "payload")?);
     let mut attempts = ledger.attempts;
     attempts.extend(open_attempt(&row, &job)?);
     Ok(Some((job, attempts)))
@@ -112,20 +110,20 @@ async fn list(
 ) -> Result<JobPage, sqlx::Error> {
     let search = Search::among(filter, Order::NewestFirst, among);
     let mut jobs = Vec::new();
-    let mut effort = Effort::of(MAX_LOOKED_AT);
+    let mut effort = Effort::new(MAX_LOOKED_AT);
     let mut place = search.span(before.map(JobId::uuid));
     while let Some(span) = place {
         let wanted = limit as usize - jobs.len();
         let chunk = if search.is_narrow() { search.chunk(conn, span).await? } else { search.whole(span) };
         let found = search.matching(COLUMNS, &chunk, wanted as i64).fetch_all(&mut *conn).await?;
-        let last: Option<Uuid> = found.last().map(|row| row.try_get(0)).transpose()?;
+        let last: Option<Uuid> = found.last().map(|row| row.try_get("id")).transpose()?;
         read_into(conn, filter, &found, &mut jobs).await?;
         // A full page continues after its last job. Other pages continue after the rows that they looked at.
         let rest = match last.filter(|_| found.len() >= wanted) {
             Some(last) => Some(search.behind(span, last)),
             None => chunk.rest,
         };
-        if jobs.len() >= limit as usize || !effort.goes_on(&chunk) {
+        if jobs.len() >= limit as usize || !effort.may_continue(&chunk) {
             return Ok(JobPage { jobs, next: rest.map(|rest| JobId::from_uuid(rest.to)) });
         }
         place = rest;
@@ -141,12 +139,12 @@ async fn read_into(
     jobs: &mut Vec<Job>,
 ) -> Result<(), sqlx::Error> {
     let ids: Vec<JobId> =
-        found.iter().map(|row| Ok(JobId::from_uuid(row.try_get(0)?))).collect::<Result<_, sqlx::Error>>()?;
+        found.iter().map(|row| Ok(JobId::from_uuid(row.try_get("id")?))).collect::<Result<_, sqlx::Error>>()?;
     let ledgers = ledgers_of(conn, &ids, "NULL").await?;
     let nothing = Ledger::default();
     for (row, id) in found.iter().zip(&ids) {
         let ledger = ledgers.get(id).unwrap_or(&nothing);
-        if ledger.end.is_none() && row.try_get::<Option<&str>, _>(9)?.is_none() {
+        if ledger.end.is_none() && row.try_get::<Option<&str>, _>("state")?.is_none() {
             // The job was purged, or ended, between the two reads.
             continue;
         }
@@ -165,7 +163,7 @@ fn raw(text: String, what: &str) -> Result<Box<RawValue>, sqlx::Error> {
 
 /// Build the job from its row in `jobs`, its `owed` row if it is unfinished, and otherwise the last line of its ledger.
 fn job(row: &MySqlRow, ledger: &Ledger) -> Result<Job, sqlx::Error> {
-    let owed: Option<&str> = row.try_get(9)?;
+    let owed: Option<&str> = row.try_get("state")?;
     let state = match owed {
         Some(word) => State::from_word(word),
         None => ledger.end.as_ref().map(|end| end.state),
@@ -173,39 +171,39 @@ fn job(row: &MySqlRow, ledger: &Ledger) -> Result<Job, sqlx::Error> {
     let state = state.ok_or_else(|| corrupt("a job that is neither unfinished nor ended"))?;
     let end = ledger.end.as_ref().filter(|_| state.is_end());
     let executing = state == State::Executing;
-    let key: Option<Vec<u8>> = row.try_get(5)?;
-    let options: Option<String> = row.try_get(6)?;
-    let progress: Option<String> = row.try_get(16)?;
-    let due: Option<Timestamp> = row.try_get(10)?;
-    let (begun, spared): (Option<u32>, Option<u32>) = (row.try_get(11)?, row.try_get(12)?);
+    let key: Option<Vec<u8>> = row.try_get("unique_key")?;
+    let options: Option<String> = row.try_get("options")?;
+    let progress: Option<String> = row.try_get("progress")?;
+    let due: Option<Timestamp> = row.try_get("owed_execute_at")?;
+    let (begun, spared): (Option<u32>, Option<u32>) = (row.try_get("attempt")?, row.try_get("spared")?);
     let last = ledger.attempts.last();
-    let started_at: Option<Timestamp> = row.try_get(14)?;
+    let started_at: Option<Timestamp> = row.try_get("started_at")?;
     Ok(Job {
-        id: JobId::from_uuid(row.try_get(0)?),
-        kind: row.try_get::<String, _>(1)?.parse().map_err(|_| corrupt("kind"))?,
-        queue: row.try_get::<String, _>(2)?.parse().map_err(|_| corrupt("queue"))?,
-        priority: row.try_get::<u8, _>(3)?.try_into().map_err(corrupt)?,
+        id: JobId::from_uuid(row.try_get("id")?),
+        kind: row.try_get::<String, _>("kind")?.parse().map_err(|_| corrupt("kind"))?,
+        queue: row.try_get::<String, _>("queue")?.parse().map_err(|_| corrupt("queue"))?,
+        priority: row.try_get::<u8, _>("priority")?.try_into().map_err(corrupt)?,
         state,
         payload: None,
         attempt: match (begun, spared) {
             (Some(begun), Some(spared)) => begun - spared,
             _ => ledger.burned,
         },
-        max_attempts: row.try_get(4)?,
+        max_attempts: row.try_get("max_attempts")?,
         unique_key: key.map(|key| String::from_utf8_lossy(&key).into_owned()),
         options: match options {
             Some(text) => JobOptions::as_far_as_readable(&text),
             None => JobOptions::default(),
         },
-        created_at: row.try_get(8)?,
+        created_at: row.try_get("created_at")?,
         execute_at: match (due, last) {
             (Some(due), _) => due,
             (None, Some(last)) => last.execute_at,
-            (None, None) => row.try_get(7)?,
+            (None, None) => row.try_get("execute_at")?,
         },
         started_at: if executing { started_at } else { last.map(|last| last.started_at) },
         finished_at: end.map(|end| end.finished_at),
-        cancel_requested_at: row.try_get(15)?,
+        cancel_requested_at: row.try_get("cancel_requested_at")?,
         last_error: match state {
             State::Completed => None,
             // A closing line, which no runner executed, may also have an error.
@@ -215,15 +213,15 @@ fn job(row: &MySqlRow, ledger: &Ledger) -> Result<Job, sqlx::Error> {
         },
         result: end.and_then(|end| end.result.clone()),
         progress: progress.and_then(|text| serde_json::from_str::<Progress>(&text).ok()),
-        letter: letter(row, LETTER)?.filter(|_| state == State::Failed),
+        dead_letter: dead_letter(row)?.filter(|_| state == State::Failed),
     })
 }
 
 fn open_attempt(row: &MySqlRow, job: &Job) -> Result<Option<Attempt>, sqlx::Error> {
     let (State::Executing, Some(started_at)) = (job.state, job.started_at) else { return Ok(None) };
     Ok(Some(Attempt {
-        number: row.try_get(11)?,
-        runner: RunnerId::from_stored(row.try_get(13)?),
+        number: row.try_get("attempt")?,
+        runner: RunnerId::from_stored(row.try_get("runner")?),
         execute_at: job.execute_at,
         started_at,
         finished_at: None,
@@ -267,7 +265,8 @@ async fn ledgers_of(
     let exchange = if result == "result" { "exchange" } else { "NULL" };
     let sql = format!(
         "SELECT job_id, number, runner, execute_at, started_at, finished_at, verdict, error, burned, end_state, \
-         {result}, late_note, {exchange} FROM attempts FORCE INDEX (PRIMARY) WHERE job_id IN {} ORDER BY job_id, number",
+         {result} AS result, late_note, {exchange} AS exchange FROM attempts FORCE INDEX (PRIMARY) WHERE job_id IN {} \
+         ORDER BY job_id, number",
         places(padded(ids.len()))
     );
     let mut query = statement(sql);
@@ -276,11 +275,11 @@ async fn ledgers_of(
     }
     let mut ledgers: BTreeMap<JobId, Ledger> = BTreeMap::new();
     for row in query.fetch_all(conn).await? {
-        let ledger = ledgers.entry(JobId::from_uuid(row.try_get(0)?)).or_default();
-        let finished_at = row.try_get(5)?;
-        let (end, result): (Option<&str>, Option<String>) = (row.try_get(9)?, row.try_get(10)?);
-        let error: Option<String> = row.try_get(7)?;
-        ledger.burned = row.try_get(8)?;
+        let ledger = ledgers.entry(JobId::from_uuid(row.try_get("job_id")?)).or_default();
+        let finished_at = row.try_get("finished_at")?;
+        let (end, result): (Option<&str>, Option<String>) = (row.try_get("end_state")?, row.try_get("result")?);
+        let error: Option<String> = row.try_get("error")?;
+        ledger.burned = row.try_get("burned")?;
         ledger.end = match end {
             None => None,
             Some(word) => Some(End {
@@ -290,21 +289,21 @@ async fn ledgers_of(
                 result: result.map(|text| raw(text, "result")).transpose()?,
             }),
         };
-        let runner: String = row.try_get(2)?;
+        let runner: String = row.try_get("runner")?;
         if runner.is_empty() {
             continue;
         }
         ledger.attempts.push(Attempt {
-            number: row.try_get(1)?,
+            number: row.try_get("number")?,
             runner: RunnerId::from_stored(runner),
-            execute_at: row.try_get(3)?,
-            started_at: row.try_get(4)?,
+            execute_at: row.try_get("execute_at")?,
+            started_at: row.try_get("started_at")?,
             finished_at: Some(finished_at),
-            verdict: Some(Verdict::from_word(row.try_get(6)?).ok_or_else(|| corrupt("verdict"))?),
+            verdict: Some(Verdict::from_word(row.try_get("verdict")?).ok_or_else(|| corrupt("verdict"))?),
             error,
-            late_note: row.try_get(11)?,
+            late_note: row.try_get("late_note")?,
             // The exchange is only information for people, so one that cannot be read is left out.
-            exchange: row.try_get::<Option<String>, _>(12)?.and_then(|text| serde_json::from_str(&text).ok()),
+            exchange: row.try_get::<Option<String>, _>("exchange")?.and_then(|text| serde_json::from_str(&text).ok()),
         });
     }
     Ok(ledgers)

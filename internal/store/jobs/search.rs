@@ -13,13 +13,11 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use chrono::TimeDelta;
-use sqlx::mysql::{MySql, MySqlArguments};
-use sqlx::query::Query;
 use sqlx::{MySqlConnection, Row};
 use uuid::Uuid;
 
 use crate::job::{Among, Filter, State, Timestamp, Wanted, first_id_of};
-use crate::store::sql::batches::{pad, padded, places, statement};
+use crate::store::sql::batches::{Sql, pad, padded, places, statement};
 use crate::store::sql::connection::on_pool;
 use crate::store::{Store, StoreError};
 
@@ -78,8 +76,6 @@ enum Bind {
     Moment(Timestamp),
     Number(i64),
 }
-
-pub(crate) type Sql = Query<'static, MySql, MySqlArguments>;
 
 fn bound(sql: String, binds: Vec<Bind>) -> Sql {
     binds.into_iter().fold(statement(sql), |query, bind| match bind {
@@ -190,10 +186,10 @@ impl Search {
                 [Bind::Bytes(group.bytes().to_vec())],
             );
             self.key = "job_id";
-        } else if let Some(standing) = filter.dead {
+        } else if let Some(status) = filter.dead_letter {
             source.add(
                 "SELECT job_id AS id FROM dead_letters FORCE INDEX (dead_letters_standing) WHERE standing = ?",
-                [text(standing.as_str())],
+                [text(status.as_str())],
             );
             self.key = "job_id";
         } else if let Some(schedule) = schedule.take() {
@@ -267,10 +263,11 @@ impl Search {
     /// Measure the next chunk.
     pub(crate) async fn chunk(&self, conn: &mut MySqlConnection, span: Span) -> Result<Chunk, sqlx::Error> {
         let window = self.rows_between(span, self.chunk);
-        let sql = format!("SELECT MIN(w.id), MAX(w.id), COUNT(*) FROM ({}) w", window.sql);
+        let sql =
+            format!("SELECT MIN(w.id) AS first_id, MAX(w.id) AS last_id, COUNT(*) AS counted FROM ({}) w", window.sql);
         let row = bound(sql, window.binds).fetch_one(conn).await?;
-        let (first, last): (Option<Uuid>, Option<Uuid>) = (row.try_get(0)?, row.try_get(1)?);
-        let rows: i64 = row.try_get(2)?;
+        let (first, last): (Option<Uuid>, Option<Uuid>) = (row.try_get("first_id")?, row.try_get("last_id")?);
+        let rows: i64 = row.try_get("counted")?;
         let (Some(first), Some(last)) = (first, last) else { return Ok(Chunk { span, rest: None, rows }) };
         if rows < self.chunk {
             return Ok(Chunk { span, rest: None, rows });
@@ -364,15 +361,15 @@ fn narrow(filter: &Filter, conditions: &mut Piece) {
                     WHERE a.job_id = j.id AND a.error IS NOT NULL ORDER BY a.number DESC LIMIT 1))) > 0";
         conditions.add(sql, [text(error)]);
     }
-    if filter.fingerprint.is_some() || filter.dead.is_some() {
+    if filter.fingerprint.is_some() || filter.dead_letter.is_some() {
         // A binary without dead letters may have left an old one behind. It does not count while the job is unfinished.
         conditions.add(" AND o.id IS NULL", []);
     }
     if let Some(group) = filter.fingerprint {
         conditions.add(" AND d.fingerprint = ?", [Bind::Bytes(group.bytes().to_vec())]);
     }
-    if let Some(standing) = filter.dead {
-        conditions.add(" AND d.standing = ?", [text(standing.as_str())]);
+    if let Some(status) = filter.dead_letter {
+        conditions.add(" AND d.standing = ?", [text(status.as_str())]);
     }
     for (path, wanted) in &filter.payload {
         payload_says(&path.in_mysql(), wanted, conditions);
@@ -426,12 +423,12 @@ pub(crate) struct Effort {
 }
 
 impl Effort {
-    pub(crate) fn of(most: i64) -> Self {
+    pub(crate) fn new(most: i64) -> Self {
         Self { began: Instant::now(), looked_at: 0, most }
     }
 
     /// Add a chunk to the progress. Return whether there is time and room for another one.
-    pub(crate) fn goes_on(&mut self, chunk: &Chunk) -> bool {
+    pub(crate) fn may_continue(&mut self, chunk: &Chunk) -> bool {
         self.looked_at += chunk.rows;
         self.looked_at < self.most && self.began.elapsed() < PATIENCE
     }
@@ -481,25 +478,26 @@ pub enum Replayed {
 /// Count the jobs of a search by state, within the same bounds as [`count`].
 pub(crate) async fn break_down(conn: &mut MySqlConnection, search: &Search) -> Result<Breakdown, sqlx::Error> {
     let state = format!(
-        "COALESCE(CAST(o.state AS CHAR), CAST({} AS CHAR)), o.id IS NULL AND COALESCE(d.standing = 'replayed', FALSE)",
+        "COALESCE(CAST(o.state AS CHAR), CAST({} AS CHAR)) AS state, \
+         o.id IS NULL AND COALESCE(d.standing = 'replayed', FALSE) AS replayed",
         last_line("end_state")
     );
     let mut found = Breakdown::default();
     let (mut jobs, mut place) = (0, search.span(None));
-    let mut effort = Effort::of(MAX_COUNTED_OVER);
+    let mut effort = Effort::new(MAX_COUNTED_OVER);
     while let Some(span) = place {
         let chunk = search.chunk(conn, span).await?;
         for row in search.matching(&state, &chunk, MAX_COUNTED - jobs).fetch_all(&mut *conn).await? {
             jobs += 1;
             // A job that is purged while the statement reads has no state any more.
-            let Some(state) = row.try_get::<Option<String>, _>(0)?.as_deref().and_then(State::from_word) else {
+            let Some(state) = row.try_get::<Option<String>, _>("state")?.as_deref().and_then(State::from_word) else {
                 continue;
             };
-            let replayed = if row.try_get::<bool, _>(1)? { Replayed::Yes } else { Replayed::No };
+            let replayed = if row.try_get::<bool, _>("replayed")? { Replayed::Yes } else { Replayed::No };
             *found.states.entry((state, replayed)).or_default() += 1;
         }
         found.counted.jobs = jobs.unsigned_abs();
-        if jobs >= MAX_COUNTED || !effort.goes_on(&chunk) {
+        if jobs >= MAX_COUNTED || !effort.may_continue(&chunk) {
             found.counted.capped = jobs >= MAX_COUNTED || chunk.rest.is_some();
             return Ok(found);
         }
@@ -511,7 +509,7 @@ pub(crate) async fn break_down(conn: &mut MySqlConnection, search: &Search) -> R
 /// Count the jobs of a search, within bounds.
 pub(crate) async fn count(conn: &mut MySqlConnection, search: &Search) -> Result<Counted, sqlx::Error> {
     let (mut jobs, mut place) = (0, search.span(None));
-    let mut effort = Effort::of(MAX_COUNTED_OVER);
+    let mut effort = Effort::new(MAX_COUNTED_OVER);
     while let Some(span) = place {
         let chunk = search.chunk(conn, span).await?;
         jobs += if search.is_narrow() {
@@ -520,7 +518,7 @@ pub(crate) async fn count(conn: &mut MySqlConnection, search: &Search) -> Result
         } else {
             chunk.rows
         };
-        if jobs >= MAX_COUNTED || !effort.goes_on(&chunk) {
+        if jobs >= MAX_COUNTED || !effort.may_continue(&chunk) {
             let capped = jobs >= MAX_COUNTED || chunk.rest.is_some();
             return Ok(Counted { jobs: jobs.min(MAX_COUNTED).unsigned_abs(), capped });
         }

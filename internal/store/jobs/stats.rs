@@ -5,9 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use sqlx::Row;
 
 use crate::job::{Name, State, Timestamp};
-use crate::store::jobs::backlog::{Backlog, backlog};
+use crate::store::jobs::backlog::{Backlog, StateCount, backlog};
 use crate::store::jobs::lanes::{lines_of, queues_to_show};
-use crate::store::retention::forget::OTHER;
+use crate::store::rows::tallies::OTHER;
 use crate::store::sql::connection::on_pool;
 use crate::store::sql::error::corrupt;
 use crate::store::{Store, StoreError};
@@ -17,17 +17,6 @@ const MAX_QUEUES: usize = 200;
 
 /// Most open dead letters that are counted.
 const MAX_OPEN: u32 = 100_000;
-
-/// The number of jobs of one queue in one state.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct StateCount {
-    /// The queue.
-    pub queue: Name,
-    /// The state.
-    pub state: State,
-    /// Number of jobs.
-    pub jobs: i64,
-}
 
 /// A reading of the tables.
 #[derive(Clone, Debug)]
@@ -41,9 +30,9 @@ pub struct Stats {
     /// Ended jobs of queues that have been idle for longer than jobs are kept, added up by state.
     pub ended_elsewhere: Vec<(State, i64)>,
     /// Open dead letters by queue: failed jobs that were neither retried, replayed nor discarded.
-    pub open_failures: BTreeMap<Name, u64>,
+    pub open_dead_letters: BTreeMap<Name, u64>,
     /// False if there are more open dead letters than are counted.
-    pub open_failures_exact: bool,
+    pub open_dead_letters_exact: bool,
     /// True if all unfinished jobs of all queues were counted.
     pub exact: bool,
     /// The queues whose unfinished jobs were all counted. It matters only if `exact` is false.
@@ -102,7 +91,8 @@ impl Store {
             Box::pin(async move {
                 let at: Timestamp = sqlx::query_scalar("SELECT UTC_TIMESTAMP(6)").fetch_one(&mut *conn).await?;
                 let ended = sqlx::query(
-                    "SELECT queue, state, CAST(SUM(n) AS SIGNED) FROM tallies GROUP BY queue, state ORDER BY queue, state",
+                    "SELECT queue, state, CAST(SUM(n) AS SIGNED) AS jobs FROM tallies GROUP BY queue, state \
+                     ORDER BY queue, state",
                 )
                 .fetch_all(&mut *conn)
                 .await?;
@@ -114,44 +104,44 @@ impl Store {
                 for line in &lines {
                     let edges = sqlx::query(
                         "SELECT (SELECT execute_at FROM owed FORCE INDEX (owed_line) WHERE queue = ? AND priority = ? \
-                         AND execute_at <= UTC_TIMESTAMP(3) AND state <> 'executing' ORDER BY execute_at LIMIT 1), \
-                         (SELECT execute_at FROM owed FORCE INDEX (owed_line) WHERE queue = ? AND priority = ? \
-                         AND execute_at > UTC_TIMESTAMP(3) ORDER BY execute_at LIMIT 1)",
+                         AND execute_at <= UTC_TIMESTAMP(3) AND state <> 'executing' ORDER BY execute_at LIMIT 1) \
+                         AS oldest_due, (SELECT execute_at FROM owed FORCE INDEX (owed_line) WHERE queue = ? \
+                         AND priority = ? AND execute_at > UTC_TIMESTAMP(3) ORDER BY execute_at LIMIT 1) AS next_due",
                     );
                     let (queue, priority) = (line.queue.as_str(), line.priority.level());
                     let edges = edges.bind(queue).bind(priority).bind(queue).bind(priority);
                     let row = edges.fetch_one(&mut *conn).await?;
-                    oldest_due = earlier(oldest_due, row.try_get(0)?);
-                    next_due = earlier(next_due, row.try_get(1)?);
+                    oldest_due = earlier(oldest_due, row.try_get("oldest_due")?);
+                    next_due = earlier(next_due, row.try_get("next_due")?);
                 }
-                let letters = sqlx::query(
-                    "SELECT queue, COUNT(*) FROM (SELECT queue FROM dead_letters FORCE INDEX (dead_letters_queue) \
-                     WHERE standing = 'open' LIMIT ?) d GROUP BY queue",
+                let dead_letters = sqlx::query(
+                    "SELECT queue, COUNT(*) AS jobs FROM (SELECT queue FROM dead_letters \
+                     FORCE INDEX (dead_letters_queue) WHERE standing = 'open' LIMIT ?) d GROUP BY queue",
                 )
                 .bind(MAX_OPEN)
                 .fetch_all(&mut *conn)
                 .await?;
-                let mut open_failures = BTreeMap::new();
-                for row in &letters {
-                    let queue: Name = row.try_get::<String, _>(0)?.parse().map_err(|_| corrupt("queue"))?;
-                    open_failures.insert(queue, row.try_get::<i64, _>(1)?.unsigned_abs());
+                let mut open_dead_letters = BTreeMap::new();
+                for row in &dead_letters {
+                    let queue: Name = row.try_get::<String, _>("queue")?.parse().map_err(|_| corrupt("queue"))?;
+                    open_dead_letters.insert(queue, row.try_get::<i64, _>("jobs")?.unsigned_abs());
                 }
-                let open_failures_exact = open_failures.values().sum::<u64>() < u64::from(MAX_OPEN);
+                let open_dead_letters_exact = open_dead_letters.values().sum::<u64>() < u64::from(MAX_OPEN);
                 let mut ended_elsewhere = Vec::new();
                 let mut ended_here = Vec::new();
                 for row in &ended {
-                    if row.try_get::<&str, _>(0)? == OTHER {
-                        let state = State::from_word(row.try_get(1)?).ok_or_else(|| corrupt("state"))?;
-                        ended_elsewhere.push((state, row.try_get(2)?));
+                    if row.try_get::<&str, _>("queue")? == OTHER {
+                        let state = State::from_word(row.try_get("state")?).ok_or_else(|| corrupt("state"))?;
+                        ended_elsewhere.push((state, row.try_get("jobs")?));
                     } else {
                         ended_here.push(row);
                     }
                 }
                 let count = |row: &sqlx::mysql::MySqlRow| {
                     Ok::<_, sqlx::Error>(StateCount {
-                        queue: row.try_get::<String, _>(0)?.parse().map_err(|_| corrupt("queue"))?,
-                        state: State::from_word(row.try_get(1)?).ok_or_else(|| corrupt("state"))?,
-                        jobs: row.try_get(2)?,
+                        queue: row.try_get::<String, _>("queue")?.parse().map_err(|_| corrupt("queue"))?,
+                        state: State::from_word(row.try_get("state")?).ok_or_else(|| corrupt("state"))?,
+                        jobs: row.try_get("jobs")?,
                     })
                 };
                 let ended = ended_here.into_iter().map(count).collect::<Result<_, _>>()?;
@@ -160,8 +150,8 @@ impl Store {
                     owed,
                     ended,
                     ended_elsewhere,
-                    open_failures,
-                    open_failures_exact,
+                    open_dead_letters,
+                    open_dead_letters_exact,
                     exact,
                     whole,
                     oldest_due,

@@ -20,20 +20,26 @@ use std::sync::{Arc, Mutex, PoisonError};
 use sqlx::{MySqlConnection, Row};
 use uuid::Uuid;
 
-use crate::job::{Actor, Attempt, Event, Job, JobId, JobOptions, NewJob, OnConflict, Producer, State, Timestamp, next};
-use crate::store::attempts::settle::{Owed, count, lock_held};
-use crate::store::audit::{Act, record_all};
-use crate::store::idempotency::{IdempotentRequest, Outcome, ResponseBuilder, find, keep, lost};
+use crate::job::{
+    Actor, Attempt, Job, JobId, JobOptions, NewJob, OnConflict, Producer, State, StateInput, Timestamp, next,
+};
+use crate::store::audit::{AuditEntry, record_all};
+use crate::store::idempotency::{IdempotentOutcome, IdempotentRequest, ResponseBuilder, store_answer, stored_before};
 use crate::store::jobs::actions::cancel_waiting;
-use crate::store::jobs::insert::{Accepted, accepted_at, read_clock, receipts, together, write_jobs};
+use crate::store::jobs::insert::together;
 use crate::store::jobs::read::read_job;
+use crate::store::rows::jobs::{Accepted, accepted_at, receipts, write_jobs};
+use crate::store::rows::owed::{Owed, lock_held};
+use crate::store::rows::tallies::count;
+use crate::store::rows::unique_keys::{insert, lock_or_take};
+use crate::store::sql::clock::read_clock;
 use crate::store::sql::connection::{Earlier, transact};
 use crate::store::sql::error::{Fault, again, corrupt, fault};
-use crate::store::{Shared, Store, StoreError};
+use crate::store::{Store, StoreError, StoreInner};
 
 /// An unfinished job that has a unique key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Holder {
+pub struct KeyHolder {
     /// The id of the job.
     pub id: JobId,
     /// State of the job.
@@ -47,29 +53,29 @@ pub struct Holder {
 
 /// Outcome for one requested job.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Placed {
+pub enum EnqueuedJob {
     /// The job was accepted.
     New(Accepted),
     /// The job was not written: this unfinished job holds the unique key and is the answer in its place.
-    Held(Holder),
+    Existing(KeyHolder),
 }
 
-impl Placed {
+impl EnqueuedJob {
     /// Return the receipt, if the job is new.
     #[must_use]
     pub fn accepted(self) -> Option<Accepted> {
         match self {
             Self::New(accepted) => Some(accepted),
-            Self::Held(_) => None,
+            Self::Existing(_) => None,
         }
     }
 }
 
 /// Outcome for jobs that were requested together.
 #[derive(Clone, Debug, Default)]
-pub struct Receipts {
+pub struct EnqueueReceipts {
     /// One entry per requested job, in the order of the request.
-    pub placed: Vec<Placed>,
+    pub jobs: Vec<EnqueuedJob>,
     /// Jobs that were cancelled because new jobs took their unique keys.
     pub replaced: Vec<JobId>,
     /// The holder in full. Set only if the request has a single job and a job of the same producer holds its unique
@@ -77,18 +83,18 @@ pub struct Receipts {
     pub holder: Option<Box<(Job, Vec<Attempt>)>>,
 }
 
-impl Receipts {
+impl EnqueueReceipts {
     /// Return receipts in which all jobs are new.
     #[must_use]
-    pub fn of(accepted: Vec<Accepted>) -> Self {
-        Self { placed: accepted.into_iter().map(Placed::New).collect(), ..Self::default() }
+    pub fn new(accepted: Vec<Accepted>) -> Self {
+        Self { jobs: accepted.into_iter().map(EnqueuedJob::New).collect(), ..Self::default() }
     }
 
     /// Iterate over the receipts of the new jobs.
     pub fn accepted(&self) -> impl Iterator<Item = &Accepted> {
-        self.placed.iter().filter_map(|placed| match placed {
-            Placed::New(accepted) => Some(accepted),
-            Placed::Held(_) => None,
+        self.jobs.iter().filter_map(|placed| match placed {
+            EnqueuedJob::New(accepted) => Some(accepted),
+            EnqueuedJob::Existing(_) => None,
         })
     }
 }
@@ -97,15 +103,15 @@ impl Receipts {
 #[derive(Clone, Debug)]
 pub enum EnqueueOutcome {
     /// Each job is accepted, or the holder of its unique key is the answer in its place, as the request allows.
-    Accepted(Receipts),
+    Accepted(EnqueueReceipts),
     /// Nothing was written. Each entry is the position of a job in the request and the unfinished job that holds its
     /// unique key.
-    Taken(Vec<(usize, Holder)>),
+    KeyConflict(Vec<(usize, KeyHolder)>),
 }
 
 /// The decision of an earlier run of the same write. A later run returns it when it finds that the earlier one has
 /// committed.
-pub(crate) type Memory = Mutex<Option<Receipts>>;
+pub(crate) type PriorDecision = Mutex<Option<EnqueueReceipts>>;
 
 impl Store {
     /// Insert jobs, some of which have unique keys: all of them or none.
@@ -122,28 +128,28 @@ impl Store {
     /// # Errors
     /// When MySQL cannot be reached or refuses.
     pub async fn insert_keyed_for(&self, producer: Producer, jobs: Vec<NewJob>) -> Result<EnqueueOutcome, StoreError> {
-        let asked = Arc::new(Asked { jobs: together(signed(jobs, &producer)), producer });
+        let request = Arc::new(EnqueueRequest { jobs: together(with_producer(jobs, &producer)), producer });
         let (shared, memory) = (self.shared.clone(), Arc::default());
         let attempted = "insert jobs with unique keys";
         let outcome = transact(&self.shared.pools.steering, attempted, move |conn, earlier| {
-            let (asked, shared, memory) = (Arc::clone(&asked), shared.clone(), Arc::clone(&memory));
-            Box::pin(async move { insert_keyed(conn, &asked, None, &shared, &memory, earlier).await })
+            let (request, shared, memory) = (Arc::clone(&request), shared.clone(), Arc::clone(&memory));
+            Box::pin(async move { insert_keyed(conn, &request, None, &shared, &memory, earlier).await })
         });
         match outcome.await? {
-            Outcome::First { done: Some(keyed), .. } | Outcome::Refused(keyed) => Ok(keyed),
+            IdempotentOutcome::First { done: Some(keyed), .. } | IdempotentOutcome::Refused(keyed) => Ok(keyed),
             _ => Err(StoreError::Corrupt { attempted, cause: "a stored response without an idempotency key".into() }),
         }
     }
 }
 
 /// The requested jobs and their producer.
-pub(crate) struct Asked {
+pub(crate) struct EnqueueRequest {
     pub(crate) jobs: Vec<NewJob>,
     pub(crate) producer: Producer,
 }
 
 /// Record the producer in each job that has a unique key and no creator yet. A replayed job keeps its first creator.
-pub(crate) fn signed(mut jobs: Vec<NewJob>, producer: &Producer) -> Vec<NewJob> {
+pub(crate) fn with_producer(mut jobs: Vec<NewJob>, producer: &Producer) -> Vec<NewJob> {
     for job in jobs.iter_mut().filter(|job| job.unique_key.is_some()) {
         job.options.creator.get_or_insert_with(|| producer.creator().clone());
     }
@@ -153,12 +159,12 @@ pub(crate) fn signed(mut jobs: Vec<NewJob>, producer: &Producer) -> Vec<NewJob> 
 /// Write the jobs, all or none, within the caller's transaction. With `once`, write them at most once.
 pub(crate) async fn insert_keyed(
     conn: &mut MySqlConnection,
-    Asked { jobs, producer }: &Asked,
-    once: Option<(&IdempotentRequest, &ResponseBuilder<Receipts>)>,
-    shared: &Shared,
-    memory: &Memory,
+    EnqueueRequest { jobs, producer }: &EnqueueRequest,
+    once: Option<(&IdempotentRequest, &ResponseBuilder<EnqueueReceipts>)>,
+    shared: &StoreInner,
+    memory: &PriorDecision,
     earlier: Earlier,
-) -> Result<Outcome<EnqueueOutcome>, sqlx::Error> {
+) -> Result<IdempotentOutcome<EnqueueOutcome>, sqlx::Error> {
     if earlier == Earlier::MayHaveCommitted
         && let Some(done) = done_before(conn, jobs, once, memory).await?
     {
@@ -175,21 +181,19 @@ pub(crate) async fn insert_keyed(
         // The holder cannot end without its unique key, which this transaction holds. But a runner may have started it
         // since the read without a lock.
         let owed = held.get(&holder.id).ok_or_else(|| again("the holder of a unique key is gone"))?;
-        if next(owed.state, Event::Cancel) != Ok(State::Cancelled) {
-            taken.push((*place, Holder { state: owed.state, ..*holder }));
+        if next(owed.state, StateInput::Cancel) != Ok(State::Cancelled) {
+            taken.push((*place, KeyHolder { state: owed.state, ..*holder }));
         }
     }
     if !taken.is_empty() {
         // This releases the unique keys taken so far. The commit that follows has nothing to write.
         sqlx::raw_sql("ROLLBACK").execute(&mut *conn).await?;
-        if let Some((once, _)) = once
-            && let Some(kept) = find(conn, once).await?
-        {
-            // Perhaps an earlier call of this same request took the unique keys.
-            return Ok(kept.meet(once, None));
+        // Perhaps an earlier call of this same request took the unique keys.
+        if let Some(outcome) = stored_before(conn, once.map(|(once, _)| once), None).await? {
+            return Ok(outcome);
         }
         taken.sort_unstable_by_key(|(place, _)| *place);
-        return Ok(Outcome::Refused(EnqueueOutcome::Taken(taken)));
+        return Ok(IdempotentOutcome::Refused(EnqueueOutcome::KeyConflict(taken)));
     }
 
     let now = read_clock(conn, &shared.clock).await?;
@@ -198,28 +202,29 @@ pub(crate) async fn insert_keyed(
     if new.len() < jobs.len() {
         new = together(new);
     }
-    let mut receipts = Receipts { replaced: decided.replace.values().map(|h| h.id).collect(), ..Receipts::default() };
+    let mut receipts =
+        EnqueueReceipts { replaced: decided.replace.values().map(|h| h.id).collect(), ..EnqueueReceipts::default() };
     for (place, job) in jobs.iter().enumerate() {
-        receipts.placed.push(match decided.stand_ins.get(&place) {
-            None => Placed::New(accepted_at(job, now)),
-            Some(StandIn::Holder(holder)) => Placed::Held(*holder),
+        receipts.jobs.push(match decided.stand_ins.get(&place) {
+            None => EnqueuedJob::New(accepted_at(job, now)),
+            Some(StandIn::Holder(holder)) => EnqueuedJob::Existing(*holder),
             Some(StandIn::Earlier(place)) => {
                 let Accepted { id, execute_at, .. } = accepted_at(&jobs[*place], now);
-                Placed::Held(Holder { id, state: State::Waiting, execute_at, foreign: false })
+                EnqueuedJob::Existing(KeyHolder { id, state: State::Waiting, execute_at, foreign: false })
             }
         });
     }
-    if let [Placed::Held(holder)] = receipts.placed[..]
+    if let [EnqueuedJob::Existing(holder)] = receipts.jobs[..]
         && !holder.foreign
     {
         receipts.holder = Some(Box::new(read_in_full(conn, holder.id).await?));
     }
     let answer = match once {
         None => None,
-        Some((once, word)) => {
-            let answer = word(&receipts);
-            if let Err(error) = keep(conn, &mut [(once, &answer)], now).await {
-                return lost(conn, once, error).await;
+        Some((once, build)) => {
+            let answer = build(&receipts);
+            if let Some(instead) = store_answer(conn, Some(once), &answer, now).await? {
+                return Ok(instead);
             }
             Some(answer)
         }
@@ -236,8 +241,8 @@ pub(crate) async fn insert_keyed(
     count(conn, shared.lanes.any(), &ended).await?;
     *memory.lock().unwrap_or_else(PoisonError::into_inner) = Some(receipts.clone());
     Ok(match answer {
-        Some(answer) => Outcome::First { done: Some(EnqueueOutcome::Accepted(receipts)), answer },
-        None => Outcome::Refused(EnqueueOutcome::Accepted(receipts)),
+        Some(answer) => IdempotentOutcome::First { done: Some(EnqueueOutcome::Accepted(receipts)), answer },
+        None => IdempotentOutcome::Refused(EnqueueOutcome::Accepted(receipts)),
     })
 }
 
@@ -245,25 +250,27 @@ pub(crate) async fn insert_keyed(
 async fn done_before(
     conn: &mut MySqlConnection,
     jobs: &[NewJob],
-    once: Option<(&IdempotentRequest, &ResponseBuilder<Receipts>)>,
-    memory: &Memory,
-) -> Result<Option<Outcome<EnqueueOutcome>>, sqlx::Error> {
+    once: Option<(&IdempotentRequest, &ResponseBuilder<EnqueueReceipts>)>,
+    memory: &PriorDecision,
+) -> Result<Option<IdempotentOutcome<EnqueueOutcome>>, sqlx::Error> {
     let decided = memory.lock().unwrap_or_else(PoisonError::into_inner).clone();
     if let Some((once, _)) = once {
-        return Ok(find(conn, once).await?.map(|kept| kept.meet(once, decided.map(EnqueueOutcome::Accepted))));
+        return stored_before(conn, Some(once), decided.map(EnqueueOutcome::Accepted)).await;
     }
     let mut by_id: Vec<&NewJob> = jobs.iter().collect();
     by_id.sort_unstable_by_key(|job| job.id);
     let found = receipts(conn, &by_id).await?;
     // The ids were made before the first run. If they exist, our own commit without an answer wrote them, all of them.
-    Ok(decided.filter(|_| !found.is_empty()).map(|decided| Outcome::Refused(EnqueueOutcome::Accepted(decided))))
+    Ok(decided
+        .filter(|_| !found.is_empty())
+        .map(|decided| IdempotentOutcome::Refused(EnqueueOutcome::Accepted(decided))))
 }
 
 /// The job that is the answer for a requested job that is not written.
 #[derive(Clone, Copy)]
 enum StandIn {
     /// An unfinished job that holds the unique key.
-    Holder(Holder),
+    Holder(KeyHolder),
     /// The job at this earlier position of the same request, which takes the unique key.
     Earlier(usize),
 }
@@ -273,8 +280,8 @@ enum StandIn {
 struct Decided {
     stand_ins: BTreeMap<usize, StandIn>,
     /// Holders to cancel. Their state was read without a lock, so it is checked again later.
-    replace: BTreeMap<usize, Holder>,
-    taken: Vec<(usize, Holder)>,
+    replace: BTreeMap<usize, KeyHolder>,
+    taken: Vec<(usize, KeyHolder)>,
 }
 
 async fn decide(conn: &mut MySqlConnection, jobs: &[NewJob], producer: &Producer) -> Result<Decided, sqlx::Error> {
@@ -290,7 +297,10 @@ async fn decide(conn: &mut MySqlConnection, jobs: &[NewJob], producer: &Producer
         let (first, others) = (places[0], &places[1..]);
         let job = &jobs[first];
         let holder = match job.on_conflict {
-            OnConflict::Replace => lock_key(conn, job, key, producer).await?,
+            OnConflict::Replace => match lock_or_take(conn, &job.kind, key.as_bytes(), job.id.uuid()).await? {
+                Some(id) => Some(read_holder(conn, id, producer).await?),
+                None => None,
+            },
             OnConflict::Return | OnConflict::Reject => take_key(conn, job, key, producer).await?,
         };
         let mut stand_in = StandIn::Earlier(first);
@@ -305,7 +315,7 @@ async fn decide(conn: &mut MySqlConnection, jobs: &[NewJob], producer: &Producer
                 }
                 OnConflict::Replace
                     // A producer may not end another producer's job only because it knows the unique key.
-                    if !holder.foreign && next(holder.state, Event::Cancel) == Ok(State::Cancelled) =>
+                    if !holder.foreign && next(holder.state, StateInput::Cancel) == Ok(State::Cancelled) =>
                 {
                     decided.replace.insert(first, holder);
                 }
@@ -317,7 +327,7 @@ async fn decide(conn: &mut MySqlConnection, jobs: &[NewJob], producer: &Producer
                 OnConflict::Return => drop(decided.stand_ins.insert(*place, stand_in)),
                 // A job cannot replace another job of the same request.
                 OnConflict::Reject | OnConflict::Replace => {
-                    let holder = holder.unwrap_or(Holder {
+                    let holder = holder.unwrap_or(KeyHolder {
                         id: job.id,
                         state: State::Waiting,
                         execute_at: Timestamp::default(),
@@ -338,9 +348,9 @@ async fn take_key(
     job: &NewJob,
     key: &str,
     producer: &Producer,
-) -> Result<Option<Holder>, sqlx::Error> {
+) -> Result<Option<KeyHolder>, sqlx::Error> {
     for _ in 0..3 {
-        match insert_key(conn, job, key).await {
+        match insert(conn, &job.kind, key.as_bytes(), job.id.uuid()).await {
             Ok(()) => return Ok(None),
             Err(e) if fault(&e) == Fault::Duplicate => {}
             Err(e) => return Err(e),
@@ -359,54 +369,23 @@ async fn take_key(
     Err(again("a unique key changed hands three times"))
 }
 
-/// Lock the unique key and return its holder, or take the key for `job`.
-async fn lock_key(
-    conn: &mut MySqlConnection,
-    job: &NewJob,
-    key: &str,
-    producer: &Producer,
-) -> Result<Option<Holder>, sqlx::Error> {
-    let holder: Option<Uuid> =
-        sqlx::query_scalar("SELECT job_id FROM unique_keys WHERE kind = ? AND unique_key = ? FOR UPDATE")
-            .bind(job.kind.as_str())
-            .bind(key.as_bytes())
-            .fetch_optional(&mut *conn)
-            .await?;
-    if let Some(id) = holder {
-        return read_holder(conn, id, producer).await.map(Some);
-    }
-    match insert_key(conn, job, key).await {
-        Ok(()) => Ok(None),
-        // Another request took the unique key between the two statements. The refused insert left a shared lock behind.
-        // Many transactions that go on from the shared to the exclusive lock would deadlock. So begin again and wait
-        // for the row.
-        Err(e) if fault(&e) == Fault::Duplicate => Err(again("a unique key was taken meanwhile")),
-        Err(e) => Err(e),
-    }
-}
-
-async fn insert_key(conn: &mut MySqlConnection, job: &NewJob, key: &str) -> Result<(), sqlx::Error> {
-    sqlx::query("INSERT INTO unique_keys (kind, unique_key, job_id) VALUES (?, ?, ?)")
-        .bind(job.kind.as_str())
-        .bind(key.as_bytes())
-        .bind(job.id.uuid())
-        .execute(conn)
-        .await?;
-    Ok(())
-}
-
 /// Read the holder of a locked unique key. Its `owed` row exists, because its end would first have to delete the unique
 /// key. The read takes no lock, so that it does not wait for a transaction that itself waits for this unique key.
-async fn read_holder(conn: &mut MySqlConnection, id: Uuid, producer: &Producer) -> Result<Holder, sqlx::Error> {
+async fn read_holder(conn: &mut MySqlConnection, id: Uuid, producer: &Producer) -> Result<KeyHolder, sqlx::Error> {
     let sql = "SELECT o.state, o.execute_at, j.options FROM owed o FORCE INDEX (PRIMARY) \
                JOIN jobs j FORCE INDEX (PRIMARY) ON j.id = o.id WHERE o.id = ?";
     let row = sqlx::query(sql).bind(id).fetch_optional(conn).await?;
     let row = row.ok_or_else(|| again("the holder of a unique key has no owed row"))?;
-    let state = State::from_word(row.try_get::<&str, _>(0)?).ok_or_else(|| corrupt("state"))?;
-    let options: Option<String> = row.try_get(2)?;
+    let state = State::from_word(row.try_get::<&str, _>("state")?).ok_or_else(|| corrupt("state"))?;
+    let options: Option<String> = row.try_get("options")?;
     // If this binary cannot read the options, it must not assume that the job belongs to this producer.
     let options = options.and_then(|text| serde_json::from_str::<JobOptions>(&text).ok()).unwrap_or_default();
-    Ok(Holder { id: JobId::from_uuid(id), state, execute_at: row.try_get(1)?, foreign: !producer.reaches(&options) })
+    Ok(KeyHolder {
+        id: JobId::from_uuid(id),
+        state,
+        execute_at: row.try_get("execute_at")?,
+        foreign: !producer.reaches(&options),
+    })
 }
 
 /// Read a job in full. This takes several reads. The lock on the unique key keeps the job from ending but not from
@@ -432,7 +411,7 @@ async fn replace(
     conn: &mut MySqlConnection,
     jobs: &[NewJob],
     actor: &Actor,
-    replace: &BTreeMap<usize, Holder>,
+    replace: &BTreeMap<usize, KeyHolder>,
     held: &BTreeMap<JobId, Owed>,
     now: Timestamp,
 ) -> Result<(), sqlx::Error> {
@@ -440,7 +419,7 @@ async fn replace(
     for (place, holder) in replace {
         let (job, Some(owed)) = (&jobs[*place], held.get(&holder.id)) else { continue };
         let detail = serde_json::json!({"replaced_by": job.id.to_string()});
-        acts.push(Act::new(actor, "job.replace", holder.id.to_string()).with(detail));
+        acts.push(AuditEntry::new(actor, "job.replace", holder.id.to_string()).with(detail));
         cancel_waiting(conn, holder.id, owed, now, Some(&format!("replaced by job {}", job.id))).await?;
         sqlx::query("UPDATE unique_keys SET job_id = ? WHERE kind = ? AND unique_key = ?")
             .bind(job.id.uuid())

@@ -31,7 +31,7 @@ impl Store {
     ///
     /// # Errors
     /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
-    pub async fn glimpses(&self, ids: Vec<JobId>) -> Result<HashMap<JobId, JobRevision>, StoreError> {
+    pub async fn job_revisions(&self, ids: Vec<JobId>) -> Result<HashMap<JobId, JobRevision>, StoreError> {
         let ids = sorted(ids);
         on_pool(&self.shared.pools.reads, "read job revisions", move |conn, _| {
             let ids = ids.clone();
@@ -40,7 +40,7 @@ impl Store {
                 for ids in ids.chunks(MAX_ROWS) {
                     let sql = format!(
                         "SELECT j.id, o.state, o.execute_at, o.attempt, o.priority, o.cancel_requested_at, o.progress, \
-                         (SELECT MAX(a.number) FROM attempts a WHERE a.job_id = j.id) \
+                         (SELECT MAX(a.number) FROM attempts a WHERE a.job_id = j.id) AS last_line \
                          FROM jobs j FORCE INDEX (PRIMARY) LEFT JOIN owed o ON o.id = j.id WHERE j.id IN {}",
                         places(padded(ids.len()))
                     );
@@ -49,19 +49,19 @@ impl Store {
                         query = query.bind(id);
                     }
                     for row in query.fetch_all(&mut *conn).await? {
-                        let state: Option<&str> = row.try_get(1)?;
-                        let glimpse = JobRevision {
+                        let state: Option<&str> = row.try_get("state")?;
+                        let revision = JobRevision {
                             state: state
                                 .map(|word| State::from_word(word).ok_or_else(|| corrupt("state")))
                                 .transpose()?,
-                            execute_at: row.try_get(2)?,
-                            attempt: row.try_get(3)?,
-                            priority: row.try_get(4)?,
-                            cancel_requested_at: row.try_get(5)?,
-                            progress: row.try_get(6)?,
-                            lines: row.try_get(7)?,
+                            execute_at: row.try_get("execute_at")?,
+                            attempt: row.try_get("attempt")?,
+                            priority: row.try_get("priority")?,
+                            cancel_requested_at: row.try_get("cancel_requested_at")?,
+                            progress: row.try_get("progress")?,
+                            lines: row.try_get("last_line")?,
                         };
-                        seen.insert(JobId::from_uuid(row.try_get(0)?), glimpse);
+                        seen.insert(JobId::from_uuid(row.try_get("id")?), revision);
                     }
                 }
                 Ok(seen)
@@ -90,9 +90,9 @@ impl Store {
                         query = query.bind(id);
                     }
                     for row in query.fetch_all(&mut *conn).await? {
-                        let kind: Name = row.try_get::<String, _>(1)?.parse().map_err(|_| corrupt("kind"))?;
-                        let queue: Name = row.try_get::<String, _>(2)?.parse().map_err(|_| corrupt("queue"))?;
-                        names.insert(JobId::from_uuid(row.try_get(0)?), (kind, queue));
+                        let kind: Name = row.try_get::<String, _>("kind")?.parse().map_err(|_| corrupt("kind"))?;
+                        let queue: Name = row.try_get::<String, _>("queue")?.parse().map_err(|_| corrupt("queue"))?;
+                        names.insert(JobId::from_uuid(row.try_get("id")?), (kind, queue));
                     }
                 }
                 Ok(names)

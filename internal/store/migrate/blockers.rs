@@ -1,28 +1,28 @@
-//! Who holds a table that a migration waits for, as far as this account may see it.
+//! Name the transactions that hold a table, as far as this account may see them.
 //!
 //! A statement that changes a table waits for every transaction that has read it, and every other statement on the
-//! table waits behind it. The operator needs the connection that is in the way, so that it can be ended.
+//! table waits behind it. The operator needs the connection's number to end it.
 
 use sqlx::{MySqlConnection, Row as _};
 
-/// Most connections that are named.
+/// The most connections to name.
 const MAX_NAMED: usize = 3;
 
-/// Exact, where the server keeps such records and the account may read them (MySQL's default, for administrators).
-const BY_LOCKS: &str = "SELECT CAST(t.processlist_id AS SIGNED), t.processlist_user, t.processlist_host, \
-     CAST(t.processlist_time AS SIGNED) FROM performance_schema.metadata_locks l \
-     JOIN performance_schema.threads t ON t.thread_id = l.owner_thread_id \
+/// The exact holders, where the server keeps such records and the account may read them (MySQL's default, for administrators).
+const BY_LOCKS: &str = "SELECT CAST(t.processlist_id AS SIGNED) AS connection, t.processlist_user AS account, \
+     t.processlist_host AS host, CAST(t.processlist_time AS SIGNED) AS seconds \
+     FROM performance_schema.metadata_locks l JOIN performance_schema.threads t ON t.thread_id = l.owner_thread_id \
      WHERE l.object_schema = DATABASE() AND l.object_name = ? AND l.lock_status = 'GRANTED' \
      AND t.processlist_id IS NOT NULL AND t.processlist_id <> CONNECTION_ID() \
      GROUP BY 1, 2, 3, 4 ORDER BY 4 DESC LIMIT 3";
-/// Open transactions, the oldest first, for accounts with the PROCESS right. The text has the same place for a table.
-const BY_TRANSACTIONS: &str = "SELECT CAST(t.trx_mysql_thread_id AS SIGNED), p.user, p.host, \
-     CAST(TIMESTAMPDIFF(SECOND, t.trx_started, NOW()) AS SIGNED) FROM information_schema.innodb_trx t \
-     JOIN information_schema.processlist p ON p.id = t.trx_mysql_thread_id \
+/// Open transactions, the oldest first, for accounts with the PROCESS right. The text has the same parameter for a table.
+const BY_TRANSACTIONS: &str = "SELECT CAST(t.trx_mysql_thread_id AS SIGNED) AS connection, p.user AS account, \
+     p.host AS host, CAST(TIMESTAMPDIFF(SECOND, t.trx_started, NOW()) AS SIGNED) AS seconds \
+     FROM information_schema.innodb_trx t JOIN information_schema.processlist p ON p.id = t.trx_mysql_thread_id \
      WHERE t.trx_mysql_thread_id <> CONNECTION_ID() AND ? <> '' ORDER BY t.trx_started LIMIT 3";
 
-/// The transactions in the way of a change of `table`, in words.
-pub(super) async fn of(conn: &mut MySqlConnection, table: &str) -> String {
+/// Describe the transactions that block a change of `table`.
+pub(super) async fn describe(conn: &mut MySqlConnection, table: &str) -> String {
     for sql in [BY_LOCKS, BY_TRANSACTIONS] {
         // A server that does not keep such records, or does not show them to this account, is no reason to fail.
         let Ok(rows) = sqlx::query(sql).bind(table).fetch_all(&mut *conn).await else { continue };
@@ -37,8 +37,9 @@ pub(super) async fn of(conn: &mut MySqlConnection, table: &str) -> String {
 }
 
 fn named(row: &sqlx::mysql::MySqlRow) -> Result<String, sqlx::Error> {
-    let (id, user, host): (i64, Option<String>, Option<String>) = (row.try_get(0)?, row.try_get(1)?, row.try_get(2)?);
-    let since: Option<i64> = row.try_get(3)?;
+    let (id, user, host): (i64, Option<String>, Option<String>) =
+        (row.try_get("connection")?, row.try_get("account")?, row.try_get("host")?);
+    let since: Option<i64> = row.try_get("seconds")?;
     let (user, host) = (user.unwrap_or_default(), host.unwrap_or_default());
     Ok(format!("connection {id} ({user}@{host}, open for {} s)", since.unwrap_or_default()))
 }

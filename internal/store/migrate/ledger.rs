@@ -1,31 +1,82 @@
-//! Which migrations have been applied: the table `_sqlx_migrations`, which has this name because the first binaries left
-//! the migrating to their database driver.
+//! The applied migrations: the table `_sqlx_migrations`. It has this name because the first binaries let their database
+//! driver migrate.
 //!
 //! A migration gets its row when all of its statements have run. Earlier binaries wrote the row first, with `success`
 //! false, and a process that died in between left it so; such a row counts as none, because every statement may run again.
 //!
-//! Migrations only add, so a binary works on the tables of a newer one: a deploy may be taken back, and an older runner
-//! that crashes in the middle of it may start again. Rows of versions that this binary does not have are left alone.
+//! Migrations only add, so a binary works on the tables of a newer one: an operator may roll a deploy back, and an older
+//! runner that crashes meanwhile may start again. This binary leaves rows of versions that it does not know alone.
 
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
-use sqlx::migrate::{Migration, Migrator};
+use sqlx::migrate::{Migration, MigrationType};
 use sqlx::mysql::MySqlDatabaseError;
-use sqlx::{MySqlConnection, Row as _};
+use sqlx::{MySqlConnection, Row as _, SqlStr};
 
 use super::super::StoreError;
 use crate::store::sql::connection::{FIRST_WORDS, Pool, on_pool, within};
 
-/// The migrations that this binary brings.
-pub(super) static MIGRATIONS: LazyLock<Migrator> = LazyLock::new(|| sqlx::migrate!());
+/// Embed files of `migrations/` by name.
+macro_rules! embedded {
+    ($($file:literal),* $(,)?) => {
+        &[$(($file, include_str!(concat!("../../../migrations/", $file)))),*]
+    };
+}
 
-/// As the first binaries made it.
+/// The names and texts of the migrations, in order. The driver's own macro would embed them too, but it costs a second
+/// build of the driver for the compiler: half a minute of each first build on two cores.
+const FILES: &[(&str, &str)] = embedded![
+    "0001_jobs.sql",
+    "0002_owed.sql",
+    "0003_attempts.sql",
+    "0004_unique_keys.sql",
+    "0005_runners.sql",
+    "0006_tallies.sql",
+    "0007_evidence.sql",
+    "0008_idempotency_keys.sql",
+    "0009_audit.sql",
+    "0010_api_keys.sql",
+    "0011_queues.sql",
+    "0012_queue_permits.sql",
+    "0013_schedules.sql",
+    "0014_ticks.sql",
+    "0016_job_tags.sql",
+    "0017_dead_letters.sql",
+    "0018_operations.sql",
+    "0019_alerts.sql",
+    "0020_ticks_by_job.sql",
+    "0021_samples.sql",
+    "0022_runners.sql",
+    "0023_exchanges.sql",
+    "0024_claim_batches.sql",
+    "0025_runners_claim_batches.sql",
+    "0026_kind_schemas.sql",
+    "0027_owed_line.sql",
+    "0028_bounds.sql",
+    "0029_producers.sql",
+    "0030_suspects.sql",
+    "0031_report_files.sql",
+    "0032_clock_steps.sql",
+];
+
+/// The migrations that this binary brings, in order.
+pub(super) static MIGRATIONS: LazyLock<Vec<Migration>> = LazyLock::new(|| {
+    let migration = |(file, sql): &(&'static str, &'static str)| {
+        let (version, rest) = file.split_once('_')?;
+        let description = rest.strip_suffix(".sql")?.replace('_', " ");
+        let sql = SqlStr::from_static(sql);
+        Some(Migration::new(version.parse().ok()?, description.into(), MigrationType::Simple, sql, false))
+    };
+    FILES.iter().filter_map(migration).collect()
+});
+
+/// The table as the first binaries made it.
 pub(super) const TABLE: &str = "CREATE TABLE IF NOT EXISTS _sqlx_migrations (version BIGINT PRIMARY KEY, \
      description TEXT NOT NULL, installed_on TIMESTAMP NOT NULL DEFAULT CURRENT_TIMESTAMP, success BOOLEAN NOT NULL, \
      checksum BLOB NOT NULL, execution_time BIGINT NOT NULL)";
 
-/// What the table says.
+/// The rows of the table.
 #[derive(Debug, Default)]
 pub(super) struct Ledger {
     /// By version: the checksum of its text, and whether all of it ran.
@@ -40,7 +91,9 @@ impl Ledger {
             Err(e) if number(&e).is_some_and(|n| n == NO_SUCH_TABLE || DENIED.contains(&n)) => Vec::new(),
             outcome => outcome?,
         };
-        let row = |row: &sqlx::mysql::MySqlRow| Ok((row.try_get(0)?, (row.try_get(1)?, row.try_get(2)?)));
+        let row = |row: &sqlx::mysql::MySqlRow| {
+            Ok((row.try_get("version")?, (row.try_get("checksum")?, row.try_get("success")?)))
+        };
         Ok(Self { rows: found.iter().map(row).collect::<Result<_, sqlx::Error>>()? })
     }
 
@@ -48,7 +101,7 @@ impl Ledger {
         self.rows.get(&migration.version).is_some_and(|(_, whole)| *whole)
     }
 
-    /// What this binary brings and the tables do not have, in order.
+    /// Return the migrations that this binary has and the tables lack, in order.
     pub(super) fn missing(&self) -> Vec<&'static Migration> {
         MIGRATIONS.iter().filter(|migration| !self.has(migration)).collect()
     }
@@ -68,7 +121,7 @@ impl Ledger {
     }
 }
 
-/// Whether everything that this binary brings has been applied.
+/// Return whether all migrations of this binary have been applied.
 pub(super) async fn is_current(pool: &Pool) -> Result<bool, StoreError> {
     let read = on_pool(pool, "read which migrations were applied", |conn, _| {
         Box::pin(within(FIRST_WORDS, Ledger::read(conn)))
@@ -77,7 +130,7 @@ pub(super) async fn is_current(pool: &Pool) -> Result<bool, StoreError> {
     Ok(ledger.missing().is_empty() && ledger.changed().is_none())
 }
 
-/// Write down that all of a migration has run. The row of one that was left half done is made whole.
+/// Record that all statements of a migration have run. This completes the row of a migration that was interrupted.
 pub(super) async fn note(
     conn: &mut MySqlConnection,
     migration: &Migration,
@@ -98,5 +151,21 @@ pub(super) fn number(error: &sqlx::Error) -> Option<u16> {
 
 /// The table does not exist.
 pub(super) const NO_SUCH_TABLE: u16 = 1146;
-/// What the server answers to an account that may not: on the database, the table, a column, the server.
+/// The server's refusals for want of a right: on the database, the table, a column, the server.
 pub(super) const DENIED: [u16; 4] = [1044, 1142, 1143, 1227];
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    #[test]
+    fn every_file_of_the_folder_is_embedded_with_the_version_and_checksum_of_the_driver() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("migrations");
+        let found = sqlx::migrate::resolve_blocking(&folder).unwrap();
+        let driver = found.iter().map(|(m, _)| (m.version, m.description.to_string(), m.checksum.to_vec()));
+        let embedded = MIGRATIONS.iter().map(|m| (m.version, m.description.to_string(), m.checksum.to_vec()));
+        assert_eq!(embedded.collect::<Vec<_>>(), driver.collect::<Vec<_>>());
+    }
+}

@@ -1,9 +1,9 @@
-//! One process migrates a database at a time: a named lock of the server, held by the connection that does the work.
+//! One process migrates a database at a time. It holds a named lock of the server on the connection that migrates.
 //!
 //! The driver's own lock waits without an end (`GET_LOCK(…, -1)`) and does not read the answer; MariaDB answers NULL to
-//! that and locks nothing. This one waits a few seconds at a time and reads what comes. The lock ends with its
-//! connection, so a process that dies leaves none behind; a statement that the server still works on for a dead process
-//! keeps it until that statement is over, which is right.
+//! that and locks nothing. This code waits a few seconds at a time and reads the answer. The lock ends with its
+//! connection, so a dead process leaves none behind. While the server still works on a statement of a dead process, the
+//! lock stays, as it should.
 //!
 //! A cluster such as Galera has such locks for each node only, and may refuse them. Then processes on two nodes run the
 //! same statements at once. That is harmless, because every statement may run again, so a refusal is no reason to stop.
@@ -13,13 +13,13 @@ use std::time::{Duration, Instant};
 use sha2::{Digest as _, Sha256};
 use sqlx::MySqlConnection;
 
-use super::Stage;
+use super::stage::Stage;
 use crate::store::sql::connection::within;
 use crate::store::sql::error::is_unusual;
 
-/// How long the server waits for the lock before it answers.
+/// Time that the server waits for the lock before it answers.
 const TURN: Duration = Duration::from_secs(5);
-/// How often a process says that it still waits.
+/// Time between two messages of a process that waits.
 const REMINDER: Duration = Duration::from_secs(30);
 
 /// Wait for the lock of this database, for as long as another process migrates it.
@@ -27,7 +27,7 @@ pub(super) async fn take(conn: &mut MySqlConnection, database: &str, stage: &Sta
     let name = name(database);
     let mut said: Option<Instant> = None;
     loop {
-        // The first answer comes at once, so that a wait is told at once.
+        // Ask without a wait first, so that the operator hears of a wait at once.
         let turn = if said.is_some() { TURN } else { Duration::ZERO };
         let asked = sqlx::query_scalar("SELECT CAST(GET_LOCK(?, ?) AS SIGNED)")
             .bind(&name)
@@ -56,7 +56,7 @@ pub(super) async fn take(conn: &mut MySqlConnection, database: &str, stage: &Sta
     }
 }
 
-/// A lock's name has at most 64 characters, and a database's may have as many by itself.
+/// Name the lock. Its name has at most 64 characters, and the database's name alone may have as many.
 fn name(database: &str) -> String {
     let digest = Sha256::digest(database.as_bytes());
     let short: String = digest.iter().take(16).map(|byte| format!("{byte:02x}")).collect();

@@ -1,18 +1,23 @@
-//! Brings the tables to the shape that this binary needs, and cannot leave a database behind that needs repair by hand.
+//! Migrate the tables to the shape that this binary needs. No interrupted migration needs repair by hand.
 //!
 //! MySQL has no transactions for changes of tables. So a migration may end anywhere: a process is killed, a connection
 //! breaks, a right is missing. Five rules make that harmless:
-//! - one process at a time, by a lock of the server (`lock.rs`)
-//! - rights are asked for before the first statement (`rights.rs`), and so is a table of the same name that is not tickr's
-//! - one statement at a time, each of which may run again (`statement.rs`); what is there already is no error
-//! - a migration counts as applied when all of it has run (`ledger.rs`)
-//! - a statement waits for other transactions in short turns, because everything else on the table waits behind it; who
-//!   is in the way is told (`blockers.rs`), and after some minutes the migration gives up, to be run again later
+//! - A lock of the server lets one process migrate at a time (`lock.rs`).
+//! - The migration checks its rights before the first statement (`rights.rs`). It also checks that no other program has
+//!   a table of the same name.
+//! - It runs one statement at a time, and each may run again (`statement.rs`). A column that exists already is no error.
+//! - A migration counts as applied when all of its statements have run (`ledger.rs`).
+//! - A statement waits for other transactions in short turns, because all traffic on the table waits behind it. The
+//!   migration names the transactions in its way (`blockers.rs`). After some minutes it gives up; the operator runs it
+//!   again later.
+//!
+//! `stage.rs` tells operators the current step.
 
 mod blockers;
 mod ledger;
 mod lock;
 mod rights;
+mod stage;
 mod statement;
 
 use std::time::{Duration, Instant};
@@ -26,37 +31,38 @@ use super::{Store, StoreError};
 use crate::store::sql::connection::{self, within};
 use crate::store::sql::error::{Fault, fault, waited_for_lock};
 use ledger::{Ledger, number};
+use stage::Stage;
 use statement::{Form, Statement, Verb, statements};
 
-/// How long a migration tries to get at tables that other transactions hold, unless it is told otherwise.
+/// The default time that a migration waits for tables that other transactions hold.
 pub const MIGRATION_PATIENCE: Duration = Duration::from_secs(600);
-/// Settings of the one connection that changes tables. `wait_timeout` frees the lock of a host that vanished without a
-/// word: between two statements the connection rests for seconds at most.
+/// Settings of the one connection that changes tables. `wait_timeout` frees the lock of a host that vanished; between
+/// two statements the connection is idle for seconds at most.
 const SESSION: &str = "SET SESSION sql_mode = 'STRICT_TRANS_TABLES,NO_ENGINE_SUBSTITUTION', autocommit = 1, \
                        innodb_lock_wait_timeout = 3, wait_timeout = 60";
 /// MariaDB's limit for any statement; MySQL does not know it, and refuses to set it.
 const NO_LIMIT: &str = "SET SESSION max_statement_time = 0";
 /// Runs over a broken connection before the migration gives up.
 const MAX_RUNS: u32 = 5;
-/// How often a statement that takes long is looked after, from another connection.
+/// Time between two looks at a long statement, from another connection.
 const LOOK: Duration = Duration::from_secs(10);
 
-/// Something of that name is there: a table, a column, a key, a CHECK (MariaDB's number and MySQL's).
+/// MySQL has something of that name already: a table, a column, a key, a CHECK (MariaDB's number and MySQL's).
 const ALREADY_THERE: [u16; 5] = [1050, 1060, 1061, 1826, 3822];
-/// Nothing of that name is there: a table, a column or key, a constraint.
+/// MySQL has nothing of that name: a table, a column or key, a constraint.
 const ALREADY_GONE: [u16; 3] = [1051, 1091, 3940];
 /// The server cannot change this table in the way that was asked for.
 const NOT_IN_THIS_WAY: [u16; 3] = [1800, 1845, 1846];
 
-/// How a migration is to be done.
+/// The settings of one migration.
 #[derive(Debug)]
 pub struct MigrateSettings {
-    /// How long it tries to get at tables that other transactions hold.
+    /// The longest wait for tables that other transactions hold.
     pub patience: Duration,
-    /// Where it tells what it is doing, in words for people.
+    /// Receives the current step, in words for people.
     pub stage: watch::Sender<String>,
-    /// Take the lock that lets one process migrate at a time. Without it the steps must hold by themselves, as they do on
-    /// a cluster that has no such lock.
+    /// Take the lock that lets one process migrate at a time. Without it the steps must hold by themselves, as they do
+    /// on a cluster that has no such lock.
     #[doc(hidden)]
     pub lock: bool,
 }
@@ -67,9 +73,10 @@ impl Default for MigrateSettings {
     }
 }
 
-/// Whose a table is.
+/// The program that a table belongs to.
 enum Owner {
-    Nobody,
+    /// There is no such table.
+    Missing,
     /// It has every column of the statement that makes it, and perhaps those of later ones.
     Tickr,
     Another {
@@ -78,20 +85,11 @@ enum Owner {
     },
 }
 
-/// Where a migration tells what it is doing.
-struct Stage<'a>(&'a watch::Sender<String>);
-
-impl Stage<'_> {
-    fn tell(&self, words: impl Into<String>) {
-        self.0.send_replace(words.into());
-    }
-}
-
-/// Why a migration stopped.
+/// The reason that a migration stopped.
 enum Halt {
-    /// What the driver says; a broken connection may be tried again.
+    /// An error of the driver. A broken connection may be tried again.
     Driver(sqlx::Error),
-    /// What the operator has to do something about.
+    /// The operator has to change something first.
     Refused(String),
 }
 
@@ -102,7 +100,7 @@ impl From<sqlx::Error> for Halt {
 }
 
 impl Store {
-    /// Have the tables the shape that this binary needs? Those of a newer binary have.
+    /// Return whether the tables have the shape that this binary needs. Those of a newer binary have it too.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
@@ -110,17 +108,17 @@ impl Store {
         ledger::is_current(&self.shared.pools.loops).await
     }
 
-    /// Bring the tables to the shape this binary needs. Many processes may do it at once; one does it, the others wait.
-    /// Killed anywhere, it is completed by the next call.
+    /// Bring the tables to the shape this binary needs. Many processes may call this at once: one of them
+    /// migrates, the others wait. The next call completes a migration that was killed.
     ///
     /// # Errors
-    /// When MySQL cannot be reached, the account may not, other transactions hold a table for ten minutes, or a
+    /// When MySQL cannot be reached, the account lacks a right, other transactions hold a table for ten minutes, or a
     /// migration was changed after it had been applied.
     pub async fn migrate(&self) -> Result<(), StoreError> {
         self.migrate_with(&MigrateSettings::default()).await
     }
 
-    /// As [`migrate`](Self::migrate), with settings.
+    /// [`migrate`](Self::migrate) with settings.
     ///
     /// # Errors
     /// As [`migrate`](Self::migrate).
@@ -149,13 +147,13 @@ impl Store {
     }
 }
 
-/// One run over one connection. Dropping it closes the connection; the server then ends what it is doing for it and
-/// gives the lock back, and the next run goes on from there.
+/// One run over one connection. Dropping it closes the connection: the server then ends the statement and releases the
+/// lock, and the next run continues from there.
 struct Run<'a> {
     store: &'a Store,
     settings: &'a MigrateSettings,
     stage: Stage<'a>,
-    /// Since when other transactions have been in the way.
+    /// The moment since which other transactions have blocked the run.
     blocked_since: Option<Instant>,
 }
 
@@ -211,19 +209,19 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Whose is the table that a CREATE TABLE would make? `jobs` is a name that other programs use as well.
+    /// Find the owner of the table that a CREATE TABLE would make. Other programs use the name `jobs` as well.
     async fn owner(conn: &mut MySqlConnection, statement: &Statement) -> Result<Owner, sqlx::Error> {
         let sql = "SELECT CAST(column_name AS CHAR) FROM information_schema.columns \
                    WHERE table_schema = DATABASE() AND table_name = ?";
         let found: Vec<String> = sqlx::query_scalar(sql).bind(&statement.table).fetch_all(conn).await?;
         Ok(match statement.columns().into_iter().find(|column| !found.contains(column)) {
-            _ if found.is_empty() => Owner::Nobody,
+            _ if found.is_empty() => Owner::Missing,
             None => Owner::Tickr,
             Some(lacks) => Owner::Another { lacks },
         })
     }
 
-    /// Run one statement in the form that disturbs others least. One that has run before is fine.
+    /// Run one statement in the form that blocks the fewest writers. It may have run before.
     async fn apply(&mut self, conn: &mut MySqlConnection, version: i64, statement: &Statement) -> Result<(), Halt> {
         let mut forms = statement.forms();
         // The last form is the plain one, whose answer counts.
@@ -246,7 +244,7 @@ impl Run<'_> {
         self.accept(conn, version, statement, outcome).await
     }
 
-    /// What a statement's answer means when it may have run before, as a whole or in part.
+    /// Judge a statement's answer, knowing that it may have run before as a whole or in part.
     async fn accept(
         &mut self,
         conn: &mut MySqlConnection,
@@ -267,17 +265,17 @@ impl Run<'_> {
             // A table of this name, and not only a constraint of it in another table.
             return match Self::owner(conn, statement).await? {
                 Owner::Tickr => Ok(()),
-                Owner::Nobody | Owner::Another { .. } => Err(Halt::Driver(error)),
+                Owner::Missing | Owner::Another { .. } => Err(Halt::Driver(error)),
             };
         }
-        // One clause of an ALTER was there, so the server has done none of the others now. Each by itself tells.
+        // One clause of an ALTER had been applied before, so the server applied none now. Run each clause by itself.
         for clause in statement.by_clause() {
             Box::pin(self.apply(conn, version, &clause)).await?;
         }
         Ok(())
     }
 
-    /// Run a statement in short turns until it gets the table, or patience ends.
+    /// Run a statement in short turns until it gets the table or the patience of the settings ends.
     async fn insist(
         &mut self,
         conn: &mut MySqlConnection,
@@ -287,7 +285,7 @@ impl Run<'_> {
     ) -> Result<(), Halt> {
         let mut turns = 0_u32;
         loop {
-            // Everything else on this table waits behind this statement while it waits itself.
+            // While this statement waits, all other traffic on the table waits behind it.
             let turn = (1 + u64::from(turns) / 4).min(3);
             let limit = format!("SET SESSION lock_wait_timeout = {turn}");
             sqlx::raw_sql(AssertSqlSafe(limit)).execute(&mut *conn).await?;
@@ -302,7 +300,7 @@ impl Run<'_> {
             turns += 1;
             let since = *self.blocked_since.get_or_insert_with(Instant::now);
             let table = &statement.table;
-            let by = if waited_for_lock(&error) { blockers::of(conn, table).await } else { error.to_string() };
+            let by = if waited_for_lock(&error) { blockers::describe(conn, table).await } else { error.to_string() };
             let waited_s = since.elapsed().as_secs();
             if since.elapsed() >= self.settings.patience {
                 return Err(Halt::Refused(format!(
@@ -312,14 +310,14 @@ impl Run<'_> {
             }
             tracing::warn!(version, table, waited_s, "the migration waits for a table: {by}");
             self.stage.tell(format!("migration {version} waits for the table {table}: {by}"));
-            // The others have the table to themselves meanwhile.
+            // Leave the table to the other statements meanwhile.
             let pause = Duration::from_millis((1_000 << turns.min(4)).min(15_000)).min(self.settings.patience);
             tokio::time::sleep(pause.mul_f64(rand::rng().random_range(0.75..1.25))).await;
         }
     }
 
-    /// Run a statement that may take hours. Nothing limits it, so another connection looks now and then whether the
-    /// server still works on it: a network that forgot this connection would be waited for without an end.
+    /// Run a statement that may take hours. It has no time limit. Another connection checks now and then that the
+    /// server still works on it, because a connection that the network dropped would be waited for without an end.
     async fn watched(
         &self,
         conn: &mut MySqlConnection,
@@ -340,15 +338,15 @@ impl Run<'_> {
             }
             let running_s = began.elapsed().as_secs();
             tracing::info!(version, table = statement.table, running_s, "a step of the migration is under way");
-            if !self.lives(id).await {
+            if !self.is_alive(id).await {
                 let gone = std::io::Error::new(std::io::ErrorKind::TimedOut, "mysql knows this connection no more");
                 return Err(sqlx::Error::Io(gone));
             }
         }
     }
 
-    /// Does the server know this connection? One that does not answer is no proof that it does not.
-    async fn lives(&self, id: i64) -> bool {
+    /// Return whether the server still knows this connection. No answer counts as yes.
+    async fn is_alive(&self, id: i64) -> bool {
         let asked = connection::on_pool(&self.store.shared.pools.loops, "look after the migration", move |conn, _| {
             let sql = "SELECT COUNT(*) FROM information_schema.processlist WHERE id = ?";
             Box::pin(async move { sqlx::query_scalar::<_, i64>(sql).bind(id).fetch_one(conn).await })

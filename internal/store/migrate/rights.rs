@@ -1,8 +1,7 @@
-//! May this account do what a migration needs? Asked before the first statement, so that a migration that cannot be
-//! completed is not begun.
+//! Check the account's rights before the first statement, so that a migration begins only if it can be completed.
 //!
-//! The answer comes from harmless statements instead of SHOW GRANTS, whose text would have to be read with roles,
-//! patterns and partial revokes: both servers check the right before they look for the table, so a statement about a
+//! Harmless statements find the rights out. SHOW GRANTS would have to be parsed with roles, patterns and partial
+//! revokes. Both servers check the right before they look for the table, so a statement about a
 //! table that does not exist is refused for the right (1142) or for the table (1146).
 
 use std::collections::BTreeSet;
@@ -23,7 +22,7 @@ const PROBES: [(&str, &str); 6] = [
     ("CREATE", TABLE),
 ];
 
-/// What the account lacks for these statements; empty when it lacks nothing. Makes the table of applied migrations.
+/// Return the rights that the account lacks for these statements. This creates the table of applied migrations.
 pub(super) async fn lacking(
     conn: &mut MySqlConnection,
     statements: &[Statement],
@@ -31,7 +30,7 @@ pub(super) async fn lacking(
     let needed: BTreeSet<&str> = statements.iter().map(|statement| right(statement.verb)).collect();
     let mut lacking = Vec::new();
     for (right, probe) in PROBES {
-        // Every migration reads and writes its own row, and notes it with an INSERT that may turn into an UPDATE.
+        // Every migration reads its own row and writes it with an INSERT that may become an UPDATE.
         if !["SELECT", "INSERT", "UPDATE", "CREATE"].contains(&right) && !needed.contains(right) {
             continue;
         }
@@ -54,7 +53,7 @@ const fn right(verb: Verb) -> &'static str {
     }
 }
 
-/// What to tell the operator: who lacks what, and the statement that gives it.
+/// Tell the operator which account lacks which right, and the statement that grants it.
 pub(super) async fn complaint(
     conn: &mut MySqlConnection,
     database: &str,

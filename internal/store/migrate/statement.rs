@@ -1,4 +1,4 @@
-//! The statements of a migration: where one ends, which table it is about, and what it adds.
+//! The statements of a migration: the end of each, its table, and the columns it adds.
 //!
 //! MySQL commits before and after each statement that changes a table, so a migration of several statements may end
 //! between any two of them. Each statement is therefore run by itself and may be run again. This file knows just enough
@@ -9,19 +9,19 @@
 pub(super) struct Statement {
     pub(super) text: String,
     pub(super) verb: Verb,
-    /// The table that it is about.
+    /// The table that it changes.
     pub(super) table: String,
 }
 
-/// What a statement does.
+/// The effect of a statement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verb {
     CreateTable,
     AlterTable,
     CreateIndex,
-    /// Changes rows. It must come to the same when it runs twice.
+    /// Changes rows. Running it twice must have the same effect as once.
     Update,
-    /// A statement that no migration should have; it is run as it is.
+    /// No migration should have another statement; it is run unchanged.
     Other,
 }
 
@@ -29,13 +29,13 @@ pub(super) enum Verb {
 const NO_COLUMNS: [&str; 10] =
     ["PRIMARY", "UNIQUE", "KEY", "INDEX", "CONSTRAINT", "CHECK", "FOREIGN", "FULLTEXT", "SPATIAL", "PERIOD"];
 
-/// The statements of a migration, in order.
+/// Split a migration into its statements, in order.
 pub(super) fn statements(sql: &str) -> Vec<Statement> {
-    split(&without_comments(sql), ';').into_iter().map(Statement::of).collect()
+    split(&without_comments(sql), ';').into_iter().map(Statement::new).collect()
 }
 
 impl Statement {
-    fn of(text: String) -> Self {
+    fn new(text: String) -> Self {
         let words: Vec<&str> = text.split_whitespace().collect();
         let word = |at: usize| words.get(at).map(|word| word.to_ascii_uppercase()).unwrap_or_default();
         let name = |at: usize| {
@@ -81,8 +81,8 @@ impl Statement {
         clauses.iter().map(first).filter(|word| !NO_COLUMNS.contains(&word.to_ascii_uppercase().as_str())).collect()
     }
 
-    /// The texts to try, the one that stops the fewest writers first. A server that cannot do an ALTER in the way that is
-    /// asked for refuses it before it begins.
+    /// Return the texts to try, the one that blocks the fewest writers first. A server that cannot do an ALTER in the
+    /// requested way refuses it before it begins.
     pub(super) fn forms(&self) -> Vec<(Form, String)> {
         let asks = |word: &str| self.text.to_ascii_uppercase().contains(word);
         let mut forms = Vec::new();
@@ -95,7 +95,7 @@ impl Statement {
     }
 }
 
-/// How much of a table's traffic a statement stops.
+/// The traffic of a table that a statement blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Form {
     /// None beyond a moment: only the description of the table changes.
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn statements_end_where_they_end() {
+    fn quotes_comments_and_parentheses_do_not_end_a_statement() {
         let found = statements(
             "-- A table; with a remark.\nCREATE TABLE a (\n  -- one, two\n  `b` ENUM('x;', '--y') NOT NULL, -- three\n  c INT,\n  \
              KEY a_b (b, c), CONSTRAINT a_c CHECK (c IN (1, 2)))\nENGINE = InnoDB;\n\nALTER TABLE a ADD COLUMN d DECIMAL(5,2) NULL,\n \

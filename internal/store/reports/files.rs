@@ -13,8 +13,8 @@ use sqlx::{MySqlConnection, Row};
 use uuid::Uuid;
 
 use crate::job::{AttemptToken, JobId, ReportRecord, RunnerId, Timestamp, first_id_of};
-use crate::store::jobs::insert::read_clock;
 use crate::store::sql::batches::statement;
+use crate::store::sql::clock::read_clock;
 use crate::store::sql::connection::{on_pool, transact};
 use crate::store::sql::error::corrupt;
 use crate::store::{Store, StoreError};
@@ -36,7 +36,7 @@ const OVERLAP: TimeDelta = TimeDelta::seconds(60);
 /// A statement that returns a row if the token holds the job.
 const HOLDS: &str = "SELECT 1 FROM owed FORCE INDEX (PRIMARY) WHERE id = ? AND token = ?";
 
-const COLUMNS: &str = "id, name, bytes, parts, digest, token, runner, host, removed_at IS NOT NULL";
+const COLUMNS: &str = "id, name, bytes, parts, digest, token, runner, host, removed_at IS NOT NULL AS removed";
 
 /// A report whose job was deleted by an operator.
 #[derive(Clone, Debug)]
@@ -220,8 +220,9 @@ impl Store {
                     Some(place) => (place.at, place.job),
                 };
                 let found = sqlx::query(
-                    "SELECT id, name, parts > 0, removed_at FROM report_files FORCE INDEX (report_files_removed) \
-                     WHERE removed_at > ? OR (removed_at = ? AND id > ?) ORDER BY removed_at, id LIMIT ?",
+                    "SELECT id, name, parts > 0 AS has_parts, removed_at FROM report_files \
+                     FORCE INDEX (report_files_removed) WHERE removed_at > ? OR (removed_at = ? AND id > ?) \
+                     ORDER BY removed_at, id LIMIT ?",
                 )
                 .bind(at)
                 .bind(at)
@@ -232,12 +233,12 @@ impl Store {
                 let mut place = None;
                 let mut removed = Vec::with_capacity(found.len());
                 for row in &found {
-                    let job: Uuid = row.try_get(0)?;
-                    place = Some(RemovedPlace { at: row.try_get(3)?, job });
+                    let job: Uuid = row.try_get("id")?;
+                    place = Some(RemovedPlace { at: row.try_get("removed_at")?, job });
                     removed.push(RemovedReport {
                         job: JobId::from_uuid(job),
-                        name: row.try_get(1)?,
-                        has_parts: row.try_get(2)?,
+                        name: row.try_get("name")?,
+                        has_parts: row.try_get("has_parts")?,
                     });
                 }
                 Ok((removed, place))
@@ -306,23 +307,23 @@ async fn is_whole(conn: &mut MySqlConnection, record: &ReportRecord) -> Result<b
     }
     let sql =
         "SELECT COUNT(*), CAST(COALESCE(SUM(bytes), 0) AS SIGNED) FROM report_parts WHERE job_id = ? AND token = ?";
-    let row = sqlx::query(sql).bind(record.job.uuid()).bind(record.token.uuid()).fetch_one(conn).await?;
-    let (parts, bytes): (i64, i64) = (row.try_get(0)?, row.try_get(1)?);
+    let (parts, bytes): (i64, i64) =
+        sqlx::query_as(sql).bind(record.job.uuid()).bind(record.token.uuid()).fetch_one(conn).await?;
     Ok((parts, u64::try_from(bytes).ok()) == (i64::from(record.parts), Some(record.bytes)))
 }
 
 fn record(row: &MySqlRow) -> Result<ReportRecord, sqlx::Error> {
-    let digest: Option<Vec<u8>> = row.try_get(4)?;
+    let digest: Option<Vec<u8>> = row.try_get("digest")?;
     let digest = digest.map(|digest| digest.try_into().map_err(|_| corrupt("digest"))).transpose()?;
     Ok(ReportRecord {
-        job: JobId::from_uuid(row.try_get(0)?),
-        name: row.try_get(1)?,
-        bytes: row.try_get(2)?,
-        parts: row.try_get(3)?,
+        job: JobId::from_uuid(row.try_get("id")?),
+        name: row.try_get("name")?,
+        bytes: row.try_get("bytes")?,
+        parts: row.try_get("parts")?,
         digest,
-        token: AttemptToken::from_uuid(row.try_get(5)?),
-        runner: RunnerId::from_stored(row.try_get(6)?),
-        host: row.try_get(7)?,
-        removed: row.try_get(8)?,
+        token: AttemptToken::from_uuid(row.try_get("token")?),
+        runner: RunnerId::from_stored(row.try_get("runner")?),
+        host: row.try_get("host")?,
+        removed: row.try_get("removed")?,
     })
 }

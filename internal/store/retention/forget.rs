@@ -7,7 +7,8 @@ use std::time::Duration;
 use sqlx::{MySqlConnection, Row};
 
 use crate::job::{JobId, RunnerId};
-use crate::store::retention::purge::{Aged, purge_aged};
+use crate::store::rows::aged::{Aged, purge_aged};
+use crate::store::rows::tallies::OTHER;
 use crate::store::sql::batches::statement;
 use crate::store::sql::connection::{on_pool, transact};
 use crate::store::{Store, StoreError};
@@ -19,8 +20,6 @@ pub const KEEP_RUNNERS: Duration = Duration::from_secs(7 * 86_400);
 const REST: i64 = 600;
 /// Rows in one page.
 const PAGE: u32 = 200;
-/// Queue name under which the tallies of old queues are summed up. No queue can have this name.
-pub(crate) const OTHER: &str = "_other";
 
 /// Records of batches from which jobs were removed.
 const DEPARTURES: Aged = Aged { table: "departures", made: "at" };
@@ -173,7 +172,7 @@ async fn resting(
 ) -> Result<(Vec<TallyPlace>, Option<TallyPlace>), sqlx::Error> {
     let TallyPlace { lane, key: (queue, kind, _) } = after;
     let found = sqlx::query(
-        "SELECT lane, queue, kind, CAST(state AS CHAR), changed_at < NOW() - INTERVAL ? SECOND \
+        "SELECT lane, queue, kind, CAST(state AS CHAR) AS state_word, changed_at < NOW() - INTERVAL ? SECOND AS rests \
          FROM tallies FORCE INDEX (PRIMARY) WHERE (lane > ? OR (lane = ? AND (queue > ? OR (queue = ? AND kind >= ?)))) \
          AND lane <= ? ORDER BY lane, queue, kind, state LIMIT ?",
     )
@@ -189,8 +188,11 @@ async fn resting(
     .await?;
     let (mut rests, mut next) = (Vec::new(), None);
     for row in &found {
-        let place = TallyPlace { lane: row.try_get(0)?, key: (row.try_get(1)?, row.try_get(2)?, row.try_get(3)?) };
-        if row.try_get::<bool, _>(4)? {
+        let place = TallyPlace {
+            lane: row.try_get("lane")?,
+            key: (row.try_get("queue")?, row.try_get("kind")?, row.try_get("state_word")?),
+        };
+        if row.try_get::<bool, _>("rests")? {
             rests.push(place.clone());
         }
         next = Some(place);

@@ -13,9 +13,8 @@ use sqlx::{MySqlConnection, Row};
 use uuid::Uuid;
 
 use crate::job::{DeadLetterStatus, JobOptions, State, Timestamp};
-use crate::store::dead_letters::in_list;
-use crate::store::retention::purge::Retention;
-use crate::store::sql::batches::{MAX_ROWS, groups, pad, padded, places, rows, statement};
+use crate::store::retention::times::Retention;
+use crate::store::sql::batches::{MAX_ROWS, groups, in_list, pad, padded, places, rows, statement};
 use crate::store::sql::error::corrupt;
 
 /// Most ledger lines removed in one transaction. A single job may have more.
@@ -54,7 +53,7 @@ struct Candidate {
     owed: bool,
     /// Number, end state and time of its last ledger line.
     last: Option<(u32, Option<State>, Timestamp)>,
-    standing: Option<(DeadLetterStatus, Timestamp)>,
+    status: Option<(DeadLetterStatus, Timestamp)>,
     batch: Option<(Uuid, u16)>,
     /// The schedule that made the job.
     schedule: Option<String>,
@@ -62,22 +61,22 @@ struct Candidate {
 
 impl Candidate {
     fn read(row: &MySqlRow) -> Result<Self, sqlx::Error> {
-        let (number, end): (Option<u32>, Option<&str>) = (row.try_get(3)?, row.try_get(4)?);
+        let (number, end): (Option<u32>, Option<&str>) = (row.try_get("number")?, row.try_get("end_state")?);
         let end = end.map(|word| State::from_word(word).ok_or_else(|| corrupt("end_state"))).transpose()?;
-        let finished_at: Option<Timestamp> = row.try_get(5)?;
-        let standing: Option<&str> = row.try_get(6)?;
-        let standing =
-            standing.map(|word| DeadLetterStatus::from_word(word).ok_or_else(|| corrupt("standing"))).transpose()?;
-        let (first, size): (Option<Uuid>, Option<u16>) = (row.try_get(8)?, row.try_get(9)?);
-        let options: Option<String> = row.try_get(10)?;
+        let finished_at: Option<Timestamp> = row.try_get("finished_at")?;
+        let status: Option<&str> = row.try_get("standing")?;
+        let status =
+            status.map(|word| DeadLetterStatus::from_word(word).ok_or_else(|| corrupt("standing"))).transpose()?;
+        let (first, size): (Option<Uuid>, Option<u16>) = (row.try_get("batch_id")?, row.try_get("batch_size")?);
+        let options: Option<String> = row.try_get("options")?;
         // Options that cannot be read name no schedule.
         let options: Option<JobOptions> = options.and_then(|text| serde_json::from_str(&text).ok());
         Ok(Self {
-            id: row.try_get(0)?,
-            kind: row.try_get(1)?,
-            owed: row.try_get(2)?,
+            id: row.try_get("id")?,
+            kind: row.try_get("kind")?,
+            owed: row.try_get("owed")?,
             last: number.zip(finished_at).map(|(number, finished_at)| (number, end, finished_at)),
-            standing: standing.zip(row.try_get(7)?),
+            status: status.zip(row.try_get("since")?),
             batch: first.zip(size),
             schedule: options.and_then(|options| options.schedule).map(|by| by.name.to_string()),
         })
@@ -90,11 +89,11 @@ impl Candidate {
     /// Return whether the job has ended and the rule allows its removal.
     fn may_go(&self, removal: Removal<'_>) -> bool {
         let Some((_, Some(end), finished_at)) = self.last.filter(|_| !self.owed) else { return false };
-        let discarded = self.standing.filter(|(standing, _)| *standing == DeadLetterStatus::Discarded);
+        let discarded = self.status.filter(|(status, _)| *status == DeadLetterStatus::Discarded);
         match removal {
             Removal::Asked => true,
             Removal::Aged { keep, now } => {
-                let age = TimeDelta::from_std(keep.of(Some(&self.kind), end)).unwrap_or(TimeDelta::MAX / 4);
+                let age = TimeDelta::from_std(keep.for_end(Some(&self.kind), end)).unwrap_or(TimeDelta::MAX / 4);
                 discarded.is_none() && finished_at < now - age
             }
             Removal::Discarded { before } => discarded.is_some_and(|(_, since)| since < before),
@@ -102,8 +101,8 @@ impl Candidate {
     }
 }
 
-const CANDIDATE: &str = "SELECT j.id, j.kind, o.id IS NOT NULL, a.number, a.end_state, a.finished_at, d.standing, d.since, \
-     j.batch_id, j.batch_size, IF(j.options LIKE '%\"schedule\"%', j.options, NULL) \
+const CANDIDATE: &str = "SELECT j.id, j.kind, o.id IS NOT NULL AS owed, a.number, a.end_state, a.finished_at, \
+     d.standing, d.since, j.batch_id, j.batch_size, IF(j.options LIKE '%\"schedule\"%', j.options, NULL) AS options \
      FROM jobs j FORCE INDEX (PRIMARY) LEFT JOIN owed o ON o.id = j.id \
      LEFT JOIN attempts a ON a.job_id = j.id AND a.number = (SELECT MAX(l.number) FROM attempts l WHERE l.job_id = j.id) \
      LEFT JOIN dead_letters d ON d.job_id = j.id WHERE j.id IN";

@@ -19,20 +19,22 @@ use sqlx::{MySqlConnection, Row};
 use uuid::Uuid;
 
 use crate::job::{
-    Actor, Event, Fate, JobId, Name, NewJob, Overlap, Planned, Situation, SkipCause, State, Timestamp, floor_ms,
+    Actor, Fate, JobId, Name, NewJob, Overlap, Planned, Situation, SkipCause, State, StateInput, Timestamp, floor_ms,
     limits, next, plan,
 };
-use crate::store::attempts::settle::{Owed, count, lock_held};
-use crate::store::audit::{Act, record};
-use crate::store::idempotency::{IdempotentRequest, Outcome, ResponseBuilder, find, keep, lost};
+use crate::store::audit::{AuditEntry, record};
+use crate::store::idempotency::{IdempotentOutcome, IdempotentRequest, ResponseBuilder, store_answer, stored_before};
 use crate::store::jobs::actions::cancel_waiting;
-use crate::store::jobs::insert::{Accepted, accepted_at, read_clock, receipts, write_jobs};
-use crate::store::schedules::{Scheduled, lock_schedule};
+use crate::store::rows::jobs::{Accepted, accepted_at, receipts, write_jobs};
+use crate::store::rows::owed::{Owed, lock_held};
+use crate::store::rows::tallies::count;
+use crate::store::schedules::rows::{Scheduled, lock_schedule};
 use crate::store::sql::batches::{pad, padded, places, statement};
+use crate::store::sql::clock::read_clock;
 use crate::store::sql::connection::{Earlier, on_pool, transact};
 use crate::store::sql::error::corrupt;
 use crate::store::sql::script::{Script, Value};
-use crate::store::{Shared, Store, StoreError};
+use crate::store::{Store, StoreError, StoreInner};
 
 /// Most lines that one page of a listing may look at before it returns with a position to continue from.
 const MAX_LOOKED_AT: i64 = 20_000;
@@ -71,7 +73,7 @@ pub struct Ticked {
     /// Previous jobs that were waiting and were cancelled.
     pub cancelled: Vec<JobId>,
     /// Previous jobs that were executing and were asked to stop.
-    pub asked: Vec<JobId>,
+    pub stop_requested: Vec<JobId>,
     /// Number of plans that another runner had carried out already, or that were outdated by a change.
     pub overtaken: usize,
 }
@@ -110,7 +112,7 @@ pub struct TickPage {
 
 /// Outcome of a manual trigger.
 #[derive(Clone, Debug)]
-pub enum Triggered {
+pub enum TriggerOutcome {
     /// It fired.
     Fired(Box<Ticked>),
     /// The schedule's previous job has not ended, and the overlap policy does not allow another one. Nothing was
@@ -162,8 +164,8 @@ impl Store {
         job: NewJob,
         overlap: Option<Overlap>,
         by: &Actor,
-    ) -> Result<Triggered, StoreError> {
-        let mut act = Act::new(by, "schedule.trigger", row.name.as_str());
+    ) -> Result<TriggerOutcome, StoreError> {
+        let mut act = AuditEntry::new(by, "schedule.trigger", row.name.as_str());
         act = act.with(json!({"job": job.id}));
         let row = Arc::new(row.clone());
         self.change("trigger a schedule", act, move |conn, shared, act| {
@@ -174,7 +176,7 @@ impl Store {
     }
 
     /// Fire a schedule now, as [`trigger_schedule`](Self::trigger_schedule) does, at most once for the idempotency key
-    /// of `once`. `word` builds the response from the receipt.
+    /// of `once`. `build` builds the response from the receipt.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
@@ -185,28 +187,30 @@ impl Store {
         overlap: Option<Overlap>,
         by: &Actor,
         once: IdempotentRequest,
-        word: ResponseBuilder<Accepted>,
-    ) -> Result<Outcome<Triggered>, StoreError> {
-        let mut act = Act::new(by, "schedule.trigger", row.name.as_str());
+        build: ResponseBuilder<Accepted>,
+    ) -> Result<IdempotentOutcome<TriggerOutcome>, StoreError> {
+        let mut act = AuditEntry::new(by, "schedule.trigger", row.name.as_str());
         act = act.with(json!({"job": job.id}));
         let (row, shared) = (Arc::new(row.clone()), self.shared.clone());
         transact(&self.shared.pools.steering, "trigger a schedule with an idempotency key", move |conn, _| {
             let (row, job, shared, act) = (Arc::clone(&row), job.clone(), shared.clone(), act.clone());
-            let (once, word) = (once.clone(), Arc::clone(&word));
+            let (once, build) = (once.clone(), Arc::clone(&build));
             Box::pin(async move {
                 // Two equal requests take turns at the row of the schedule. A repeated run finds its own stored row.
                 lock_schedule(conn, &row.name).await?;
-                if let Some(kept) = find(conn, &once).await? {
-                    return Ok(kept.meet(&once, None));
+                if let Some(outcome) = stored_before(conn, Some(&once), None).await? {
+                    return Ok(outcome);
                 }
                 let triggered = trigger(conn, &shared, &row, job, overlap, &act).await?;
-                let Triggered::Fired(ticked) = &triggered else { return Ok(Outcome::Refused(triggered)) };
+                let TriggerOutcome::Fired(ticked) = &triggered else {
+                    return Ok(IdempotentOutcome::Refused(triggered));
+                };
                 let accepted = ticked.accepted.first().ok_or_else(|| corrupt("a trigger without a job"))?;
-                let answer = word(accepted);
-                if let Err(error) = keep(conn, &mut [(&once, &answer)], accepted.created_at).await {
-                    return lost(conn, &once, error).await;
+                let answer = build(accepted);
+                if let Some(instead) = store_answer(conn, Some(&once), &answer, accepted.created_at).await? {
+                    return Ok(instead);
                 }
-                Ok(Outcome::First { done: Some(triggered), answer })
+                Ok(IdempotentOutcome::First { done: Some(triggered), answer })
             })
         })
         .await
@@ -295,7 +299,7 @@ impl ScheduleCursor {
 
 async fn carry_out(
     conn: &mut MySqlConnection,
-    shared: &Shared,
+    shared: &StoreInner,
     plans: &[TickPlan],
     runner: &Actor,
 ) -> Result<Ticked, sqlx::Error> {
@@ -316,7 +320,7 @@ async fn carry_out(
     let mut work = Work { now, held: &held, runner, jobs: Vec::new(), ended: BTreeMap::new(), ticked: &mut ticked };
     let mut moved = Vec::with_capacity(plans.len());
     for (plan, standing) in plans {
-        let last_job = work.see_to(conn, plan, standing).await?;
+        let last_job = work.process(conn, plan, standing).await?;
         moved.push((plan, last_job));
     }
     let Work { jobs, ended, .. } = work;
@@ -324,7 +328,7 @@ async fn carry_out(
     let mut script = Script::about(moved.len(), 0);
     for (plan, last_job) in &moved {
         let last = plan.lines.last().map(|line| line.planned.due_at);
-        script.say(
+        script.push(
             "UPDATE schedules SET next_at = ?, last_at = ?, last_job = ? WHERE name = ?",
             vec![
                 plan.next.into(),
@@ -354,14 +358,14 @@ async fn lock_standing(
         query = query.bind(name);
     }
     let standing = |row: &MySqlRow| {
-        let last_job: Option<Uuid> = row.try_get(4)?;
+        let last_job: Option<Uuid> = row.try_get("last_job")?;
         let standing = ScheduleCursor {
-            version: row.try_get(1)?,
-            next_at: row.try_get(2)?,
-            paused_at: row.try_get(3)?,
+            version: row.try_get("version")?,
+            next_at: row.try_get("next_at")?,
+            paused_at: row.try_get("paused_at")?,
             last_job: last_job.map(JobId::from_uuid),
         };
-        Ok((row.try_get(0)?, standing))
+        Ok((row.try_get("name")?, standing))
     };
     query.fetch_all(conn).await?.iter().map(standing).collect()
 }
@@ -380,7 +384,7 @@ struct Work<'a, 't> {
 
 impl<'a> Work<'a, '_> {
     /// Decide the lines of a plan by the overlap policy. Return the schedule's last job after them.
-    async fn see_to(
+    async fn process(
         &mut self,
         conn: &mut MySqlConnection,
         plan: &'a TickPlan,
@@ -440,7 +444,7 @@ impl<'a> Work<'a, '_> {
     /// Cancel the previous job if it waits. Ask its handler to stop if it executes.
     async fn replace(&mut self, conn: &mut MySqlConnection, id: JobId, by: JobId) -> Result<(), sqlx::Error> {
         let Some(owed) = self.held.get(&id) else { return Ok(()) };
-        if next(owed.state, Event::Cancel) == Ok(State::Cancelled) {
+        if next(owed.state, StateInput::Cancel) == Ok(State::Cancelled) {
             cancel_waiting(conn, id, owed, self.now, Some(&format!("replaced by job {by}"))).await?;
             *self.ended.entry((owed.queue.clone(), owed.kind.clone(), State::Cancelled)).or_default() += 1;
             self.ticked.cancelled.push(id);
@@ -450,7 +454,7 @@ impl<'a> Work<'a, '_> {
                 .bind(id.uuid())
                 .execute(&mut *conn)
                 .await?;
-            self.ticked.asked.push(id);
+            self.ticked.stop_requested.push(id);
         }
         Ok(())
     }
@@ -545,15 +549,15 @@ pub(crate) async fn last_tick_of(conn: &mut MySqlConnection, name: &Name) -> Res
 
 async fn trigger(
     conn: &mut MySqlConnection,
-    shared: &Shared,
+    shared: &StoreInner,
     read: &Scheduled,
     mut job: NewJob,
     overlap: Option<Overlap>,
-    act: &Act,
-) -> Result<Triggered, sqlx::Error> {
-    let Some(row) = lock_schedule(conn, &read.name).await? else { return Ok(Triggered::Missing) };
+    act: &AuditEntry,
+) -> Result<TriggerOutcome, sqlx::Error> {
+    let Some(row) = lock_schedule(conn, &read.name).await? else { return Ok(TriggerOutcome::Missing) };
     if row.tag() != read.tag() {
-        return Ok(Triggered::Changed);
+        return Ok(TriggerOutcome::Changed);
     }
     let overlap = overlap.unwrap_or(row.schedule.overlap);
     let previous = row.last_job.filter(|_| overlap != Overlap::Allow);
@@ -563,7 +567,7 @@ async fn trigger(
     };
     let in_the_way = previous.and_then(|id| Some((id, held.get(&id)?.state)));
     if let (Overlap::Skip, Some((id, state))) = (overlap, in_the_way) {
-        return Ok(Triggered::Busy(id, state));
+        return Ok(TriggerOutcome::Busy(id, state));
     }
     let now = read_clock(conn, &shared.clock).await?;
     let due_at = floor_ms(now);
@@ -601,7 +605,7 @@ async fn trigger(
         .await?;
     record(conn, act, now).await?;
     count(conn, shared.lanes.any(), &ended).await?;
-    Ok(Triggered::Fired(Box::new(ticked)))
+    Ok(TriggerOutcome::Fired(Box::new(ticked)))
 }
 
 async fn page(
@@ -648,23 +652,23 @@ async fn page(
             query = query.bind(due_at).bind(due_at).bind(number);
         }
         let last = query.bind(look_at - 1).fetch_optional(&mut *conn).await?;
-        next = last.map(|row| Ok::<_, sqlx::Error>((row.try_get(0)?, row.try_get(1)?))).transpose()?;
+        next = last.map(|row| Ok::<_, sqlx::Error>((row.try_get("due_at")?, row.try_get("number")?))).transpose()?;
     }
     Ok(TickPage { lines, next })
 }
 
 fn read(row: &MySqlRow) -> Result<TickLine, sqlx::Error> {
-    let cause: Option<String> = row.try_get(3)?;
-    let job: Option<Uuid> = row.try_get(6)?;
+    let cause: Option<String> = row.try_get("cause")?;
+    let job: Option<Uuid> = row.try_get("job_id")?;
     Ok(TickLine {
-        schedule: row.try_get::<String, _>(0)?.parse().map_err(|_| corrupt("schedule"))?,
-        due_at: row.try_get(1)?,
-        number: row.try_get(2)?,
+        schedule: row.try_get::<String, _>("schedule")?.parse().map_err(|_| corrupt("schedule"))?,
+        due_at: row.try_get("due_at")?,
+        number: row.try_get("number")?,
         cause: cause.map(|word| SkipCause::from_word(&word).ok_or_else(|| corrupt("cause"))).transpose()?,
-        reason: row.try_get(4)?,
-        ticks: row.try_get(5)?,
+        reason: row.try_get("reason")?,
+        ticks: row.try_get("ticks")?,
         job: job.map(JobId::from_uuid),
-        recorded_at: row.try_get(7)?,
-        recorded_by: Actor::from_stored(row.try_get(8)?),
+        recorded_at: row.try_get("recorded_at")?,
+        recorded_by: Actor::from_stored(row.try_get("recorded_by")?),
     })
 }

@@ -8,6 +8,7 @@ use std::fmt::Write as _;
 use sqlx::AssertSqlSafe;
 use sqlx::mysql::{MySql, MySqlArguments};
 use sqlx::query::Query;
+use uuid::Uuid;
 
 use crate::store::sql::connection::statement_bytes;
 
@@ -90,6 +91,18 @@ pub(crate) fn rows(tuple: &str, count: usize) -> String {
 pub(crate) fn pad<T: Copy>(values: &[T]) -> impl Iterator<Item = T> + '_ {
     let missing = padded(values.len()) - values.len();
     values.iter().copied().chain(values.last().into_iter().copied().cycle().take(missing))
+}
+
+/// A statement with its values.
+pub(crate) type Sql = Query<'static, MySql, MySqlArguments>;
+
+/// Build a statement with a list of ids between `sql` and `tail`.
+pub(crate) fn in_list(sql: &str, ids: &[Uuid], tail: &str) -> Sql {
+    let mut query = statement(format!("{sql} {}{tail}", places(padded(ids.len()))));
+    for id in pad(ids) {
+        query = query.bind(id);
+    }
+    query
 }
 
 #[cfg(test)]

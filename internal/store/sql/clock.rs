@@ -8,6 +8,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use chrono::TimeDelta;
+use sqlx::{MySqlConnection, Row};
 
 use crate::job::Timestamp;
 
@@ -95,6 +96,30 @@ impl Anchor {
             None => self.moment - delta(self.taken.duration_since(when)),
         }
     }
+}
+
+/// Begin a transaction and read the server's clock in one round trip. The driver does not know of this transaction: the
+/// caller ends it with a COMMIT, and after an error the link sends a ROLLBACK.
+pub(crate) async fn begin(conn: &mut MySqlConnection, clock: &StoreClock) -> Result<Timestamp, sqlx::Error> {
+    let sent = Instant::now();
+    let row = sqlx::raw_sql("BEGIN; SELECT UTC_TIMESTAMP(6)").fetch_one(conn).await?;
+    let now = row.try_get(0)?;
+    clock.sample(sent, Instant::now(), now);
+    Ok(now)
+}
+
+/// End the transaction of [`begin`]. COMMIT is a request of its own, so that an error in any other request proves that
+/// nothing was committed.
+pub(crate) async fn commit(conn: &mut MySqlConnection) -> Result<(), sqlx::Error> {
+    sqlx::raw_sql("COMMIT").execute(conn).await.map(drop)
+}
+
+/// Read the server's clock, and update the estimate with it.
+pub(crate) async fn read_clock(conn: &mut MySqlConnection, clock: &StoreClock) -> Result<Timestamp, sqlx::Error> {
+    let sent = Instant::now();
+    let now: Timestamp = sqlx::query_scalar("SELECT UTC_TIMESTAMP(6)").fetch_one(conn).await?;
+    clock.sample(sent, Instant::now(), now);
+    Ok(now)
 }
 
 #[cfg(test)]

@@ -28,7 +28,7 @@ impl ClockStep {
     /// Return true if this step can be the reason that an event was recorded at `first` and a later event at the
     /// earlier time `then`.
     #[must_use]
-    pub fn explains(&self, first: Timestamp, then: Timestamp) -> bool {
+    pub fn can_explain(&self, first: Timestamp, then: Timestamp) -> bool {
         // The clock was set at some moment between the two readings.
         self.step < TimeDelta::zero()
             && first <= self.after - self.step + SLACK
@@ -79,8 +79,8 @@ impl Store {
                 let sql = "SELECT before_at, after_at, step_us FROM clock_steps ORDER BY id DESC LIMIT ?";
                 let found = sqlx::query(sql).bind(MAX_KEPT).fetch_all(conn).await?;
                 let step = |row: &sqlx::mysql::MySqlRow| {
-                    let step = TimeDelta::microseconds(row.try_get(2)?);
-                    Ok(ClockStep { before: row.try_get(0)?, after: row.try_get(1)?, step })
+                    let step = TimeDelta::microseconds(row.try_get("step_us")?);
+                    Ok(ClockStep { before: row.try_get("before_at")?, after: row.try_get("after_at")?, step })
                 };
                 found.iter().map(step).collect()
             })
@@ -99,11 +99,11 @@ mod tests {
         let hour = TimeDelta::hours(1);
         let back = ClockStep { before: at(0), after: at(3) - hour, step: -hour };
         // An attempt ended a minute before the clock was set back, and the next one began half an hour after.
-        assert!(back.explains(at(-60), at(-60) - hour + TimeDelta::minutes(31)));
-        assert!(back.explains(at(3), at(0) - hour));
+        assert!(back.can_explain(at(-60), at(-60) - hour + TimeDelta::minutes(31)));
+        assert!(back.can_explain(at(3), at(0) - hour));
         // Not explained: a difference greater than the step, and times after the clock had passed its old value again.
-        assert!(!back.explains(at(-60), at(-60) - hour));
-        assert!(!back.explains(at(600), at(500)));
-        assert!(!ClockStep { step: hour, ..back }.explains(at(-60), at(-61)));
+        assert!(!back.can_explain(at(-60), at(-60) - hour));
+        assert!(!back.can_explain(at(600), at(500)));
+        assert!(!ClockStep { step: hour, ..back }.can_explain(at(-60), at(-61)));
     }
 }

@@ -26,7 +26,7 @@ use crate::store::sql::error::{
 };
 
 /// The future of one run of a closure.
-pub(crate) type Step<'c, T> = Pin<Box<dyn Future<Output = Result<T, sqlx::Error>> + Send + 'c>>;
+pub(crate) type DbFuture<'c, T> = Pin<Box<dyn Future<Output = Result<T, sqlx::Error>> + Send + 'c>>;
 
 /// Most runs of one closure.
 const MAX_RUNS: u32 = 8;
@@ -234,7 +234,7 @@ impl Pool {
 pub(crate) async fn transact<T, F>(pool: &Pool, attempted: &'static str, step: F) -> Result<T, StoreError>
 where
     T: Send + 'static,
-    F: for<'c> Fn(&'c mut MySqlConnection, Earlier) -> Step<'c, T> + Send + Sync + 'static,
+    F: for<'c> Fn(&'c mut MySqlConnection, Earlier) -> DbFuture<'c, T> + Send + Sync + 'static,
 {
     let step = Arc::new(step);
     on_pool(pool, attempted, move |conn, earlier| Box::pin(in_transaction(conn, earlier, Arc::clone(&step)))).await
@@ -242,7 +242,7 @@ where
 
 async fn in_transaction<T, F>(conn: &mut MySqlConnection, earlier: Earlier, step: Arc<F>) -> Result<T, sqlx::Error>
 where
-    F: for<'c> Fn(&'c mut MySqlConnection, Earlier) -> Step<'c, T>,
+    F: for<'c> Fn(&'c mut MySqlConnection, Earlier) -> DbFuture<'c, T>,
 {
     let mut tx = conn.begin().await?;
     let value = step(&mut tx, earlier).await?;
@@ -254,7 +254,7 @@ where
 pub(crate) async fn on_pool<T, F>(pool: &Pool, attempted: &'static str, step: F) -> Result<T, StoreError>
 where
     T: Send + 'static,
-    F: for<'c> Fn(&'c mut MySqlConnection, Earlier) -> Step<'c, T> + Send + Sync + 'static,
+    F: for<'c> Fn(&'c mut MySqlConnection, Earlier) -> DbFuture<'c, T> + Send + Sync + 'static,
 {
     let pool = pool.clone();
     let task = tokio::spawn(async move {
@@ -319,7 +319,7 @@ impl Link {
     /// Run `step`. Reopen the connection and repeat the step as the rules of this module allow.
     pub(crate) async fn run<T, F>(&mut self, attempted: &'static str, step: F) -> Result<T, StoreError>
     where
-        F: for<'c> Fn(&'c mut MySqlConnection, Earlier) -> Step<'c, T>,
+        F: for<'c> Fn(&'c mut MySqlConnection, Earlier) -> DbFuture<'c, T>,
     {
         let mut pace = Pace::new(attempted);
         loop {
@@ -338,7 +338,7 @@ impl Link {
         step: F,
     ) -> Result<Option<T>, StoreError>
     where
-        F: for<'c> Fn(&'c mut MySqlConnection, Earlier) -> Step<'c, T>,
+        F: for<'c> Fn(&'c mut MySqlConnection, Earlier) -> DbFuture<'c, T>,
     {
         let mut pace = Pace::new(attempted);
         loop {
@@ -366,7 +366,7 @@ impl Link {
     /// Run `step` once. After an error, roll the connection back or close it.
     async fn once<T, F>(&mut self, step: &F, earlier: Earlier) -> Result<T, sqlx::Error>
     where
-        F: for<'c> Fn(&'c mut MySqlConnection, Earlier) -> Step<'c, T>,
+        F: for<'c> Fn(&'c mut MySqlConnection, Earlier) -> DbFuture<'c, T>,
     {
         let outcome = self.talk(step, earlier).await;
         if let Err(e) = &outcome {
@@ -382,7 +382,7 @@ impl Link {
 
     async fn talk<T, F>(&mut self, step: &F, earlier: Earlier) -> Result<T, sqlx::Error>
     where
-        F: for<'c> Fn(&'c mut MySqlConnection, Earlier) -> Step<'c, T>,
+        F: for<'c> Fn(&'c mut MySqlConnection, Earlier) -> DbFuture<'c, T>,
     {
         if self.heard.elapsed() > RESTED && !self.is_alive().await {
             self.conn = None;

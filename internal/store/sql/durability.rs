@@ -46,13 +46,13 @@ impl Store {
 async fn settings(conn: &mut MySqlConnection) -> Result<Durability, sqlx::Error> {
     within(FIRST_WORDS, async move {
         let row = sqlx::query(
-            "SELECT VERSION(), CAST(@@GLOBAL.innodb_flush_log_at_trx_commit AS SIGNED), \
-             CAST(@@GLOBAL.sync_binlog AS SIGNED), CAST(@@GLOBAL.log_bin AS SIGNED)",
+            "SELECT VERSION() AS version, CAST(@@GLOBAL.innodb_flush_log_at_trx_commit AS SIGNED) AS flush_log, \
+             CAST(@@GLOBAL.sync_binlog AS SIGNED) AS sync_binlog, CAST(@@GLOBAL.log_bin AS SIGNED) AS log_bin",
         )
         .fetch_one(&mut *conn)
         .await?;
         let (server, flush, sync_binlog, log_bin): (String, i64, i64, i64) =
-            (row.try_get(0)?, row.try_get(1)?, row.try_get(2)?, row.try_get(3)?);
+            (row.try_get("version")?, row.try_get("flush_log")?, row.try_get("sync_binlog")?, row.try_get("log_bin")?);
         let mut weaknesses = Vec::new();
         if flush != 1 {
             weaknesses.push(format!("innodb_flush_log_at_trx_commit is {flush}, not 1"));

@@ -13,8 +13,8 @@
 //!   It waits [`PATIENCE`] at most, so that a write that is stuck on a lock does not hold up the others.
 //!
 //! A third rule splits a batch: when it has waited for a lock until the timeout, it is written in pieces, until only
-//! the rows that another session locks are left. These go to a connection of their own (`locked_rows.rs`). Later writes of
-//! the same rows go there directly, so that the next batches do not wait for these rows again.
+//! the rows that another session locks are left. These go to a connection of their own (`locked_rows.rs`). Later writes
+//! of the same rows go there directly, so that the next batches do not wait for these rows again.
 
 use std::collections::HashSet;
 use std::panic::AssertUnwindSafe;
@@ -23,13 +23,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use futures_util::FutureExt;
-
-use sqlx::MySqlConnection;
-use tokio::sync::{Mutex, Notify, OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
+use tokio::sync::{Mutex, Notify, Semaphore, mpsc, oneshot};
 use tokio_util::task::TaskTracker;
 
-use crate::job::JobId;
-use crate::store::sql::connection::{Earlier, Link, Step, Target};
+use crate::store::sql::batch::{Batch, Reply, Waiting, flush, step};
+use crate::store::sql::connection::{Link, Target};
 use crate::store::sql::error::StoreError;
 use crate::store::sql::locked_rows::Stuck;
 
@@ -40,90 +38,8 @@ const QUIET_TURNS: u32 = 3;
 /// Time limit of gathering a batch. A runtime that takes longer to run the flusher again is busy with something else.
 const MAX_GATHERING: Duration = Duration::from_millis(1);
 
-/// The rules for the batches of one kind of write.
-pub(crate) trait Batch: Send + Sync + 'static {
-    /// The item that a caller hands in.
-    type Item: Send + Sync + 'static;
-    /// The answer that the caller gets.
-    type Reply: Send + 'static;
-    /// A value that is made once for a batch and is the same in every run of it, so that a repeated run recognises its
-    /// own work.
-    type Mark: Copy + Send + Sync + 'static;
-
-    /// The action, for errors, logs and metrics.
-    const ATTEMPTED: &'static str;
-    /// The weight at which a batch is full.
-    const FULL: usize;
-
-    /// Return the weight of `item`: its rows, and one more for every [`BYTES_PER_ROW`](crate::store::sql::batches::BYTES_PER_ROW)
-    /// bytes.
-    fn weight(item: &Self::Item) -> usize {
-        let _ = item;
-        1
-    }
-
-    /// Return the memory in bytes that `item` takes while it waits.
-    fn bytes(item: &Self::Item) -> usize {
-        let _ = item;
-        0
-    }
-
-    /// Return the job whose row in `owed` this item has to lock, if the row exists before the write.
-    fn row(item: &Self::Item) -> Option<JobId> {
-        let _ = item;
-        None
-    }
-
-    /// Return the answer for an item that need not be written now: another session locks its row, or another item of
-    /// the batch is about the same row and the two are written apart. Without such an answer an item waits until it is
-    /// written.
-    fn left_out() -> Option<Self::Reply> {
-        None
-    }
-
-    /// Return the mark of a new batch.
-    fn mark(&self) -> Self::Mark;
-
-    /// Note that the flusher does not wait for an answer to these items any more, or that their row is `locked`. The
-    /// write may have been committed nevertheless; for a locked row this is possible only if an earlier run of the
-    /// write got no answer.
-    fn gave_up(&self, items: &[Self::Item], mark: Self::Mark, locked: bool) {
-        let _ = (items, mark, locked);
-    }
-
-    /// Write all items or none. Return one answer for each item, in order.
-    fn write<'c>(
-        &'c self,
-        conn: &'c mut MySqlConnection,
-        items: &'c [Self::Item],
-        mark: Self::Mark,
-        earlier: Earlier,
-    ) -> Step<'c, Vec<Self::Reply>>;
-}
-
 /// Memory that the waiting items of outside callers may take, in KiB: 256 MiB in all.
 const MAX_KIB: usize = 256 << 10;
-
-/// A waiting item, and the way to its caller.
-pub(crate) struct Waiting<B: Batch> {
-    pub(crate) item: B::Item,
-    pub(crate) reply: Reply<B>,
-}
-
-/// The way to the caller, and the memory that the item occupies until it is answered.
-pub(crate) struct Reply<B: Batch> {
-    answer: oneshot::Sender<Result<B::Reply, StoreError>>,
-    room: Option<OwnedSemaphorePermit>,
-}
-
-impl<B: Batch> Reply<B> {
-    /// Answer the caller. A caller that has gone away needs no answer.
-    pub(crate) fn send(self, answer: Result<B::Reply, StoreError>) {
-        let Self { answer: waits, room } = self;
-        drop(room);
-        let _ = waits.send(answer);
-    }
-}
 
 /// The entrance to one kind of batched write. When it is dropped, its flushers write what is left and end.
 pub(crate) struct GroupCommit<B: Batch> {
@@ -193,7 +109,7 @@ impl<B: Batch> GroupCommit<B> {
     }
 
     /// Signal the flushers if half a batch is waiting: that is worth a write beside the one that is under way.
-    fn came(&self) {
+    fn note_arrival(&self) {
         if self.entrance.max_capacity() - self.entrance.capacity() >= B::FULL / 2 {
             self.traffic.go.notify_one();
         }
@@ -206,7 +122,7 @@ impl<B: Batch> GroupCommit<B> {
         let closed = || StoreError::Unavailable { attempted: B::ATTEMPTED, cause: "the store is closing".into() };
         let waiting = Waiting { item, reply: Reply { answer: reply, room: None } };
         self.entrance.send(waiting).await.map_err(|_| closed())?;
-        self.came();
+        self.note_arrival();
         answer.await.map_err(|_| closed())?
     }
 
@@ -224,7 +140,7 @@ impl<B: Batch> GroupCommit<B> {
                 StoreError::Unavailable { attempted: B::ATTEMPTED, cause: "the store is closing".into() }
             }
         })?;
-        self.came();
+        self.note_arrival();
         answer
             .await
             .map_err(|_| StoreError::Unavailable { attempted: B::ATTEMPTED, cause: "the store is closing".into() })?
@@ -296,8 +212,8 @@ impl<B: Batch> Flusher<B> {
         }
     }
 
-    /// Write a batch in pieces, and hand items with locked rows to `locked_rows.rs`. Returns the remaining items when no
-    /// piece could be written: then the lock is not about single rows, and the pieces would only wait one after the
+    /// Write a batch in pieces, and hand items with locked rows to `locked_rows.rs`. Returns the remaining items when
+    /// no piece could be written: then the lock is not about single rows, and the pieces would only wait one after the
     /// other.
     async fn write_in_pieces(&mut self, taken: Vec<Waiting<B>>, mark: B::Mark) -> Vec<Waiting<B>> {
         let mut rest = without_twins(taken);
@@ -409,11 +325,6 @@ impl<B: Batch> Flusher<B> {
     }
 }
 
-/// The error for an item whose row stays locked.
-pub(crate) fn locked_row<B: Batch>() -> StoreError {
-    StoreError::Unavailable { attempted: B::ATTEMPTED, cause: "another session holds a lock on its row".into() }
-}
-
 /// Keep only the first of several items about one row, and answer the others if they can be left out. In one write
 /// these items are told apart. In separate writes under one mark, each would take the work of the first for its own.
 fn without_twins<B: Batch>(taken: Vec<Waiting<B>>) -> Vec<Waiting<B>> {
@@ -477,34 +388,13 @@ async fn gather<B: Batch>(first: Waiting<B>, queue: &mut mpsc::Receiver<Waiting<
     }
 }
 
-/// Write these items, or nothing if the wait for a lock timed out.
-pub(crate) async fn flush<B: Batch>(
-    batch: &Arc<B>,
-    items: &Arc<Vec<B::Item>>,
-    mark: B::Mark,
-    link: &mut Link,
-) -> Result<Option<Vec<B::Reply>>, StoreError> {
-    link.run_unless_locked(B::ATTEMPTED, step(batch, items, mark)).await
-}
-
-/// One run of the write.
-fn step<B: Batch>(
-    batch: &Arc<B>,
-    items: &Arc<Vec<B::Item>>,
-    mark: B::Mark,
-) -> impl for<'c> Fn(&'c mut MySqlConnection, Earlier) -> Step<'c, Vec<B::Reply>> {
-    move |conn, earlier| {
-        // Shared and not borrowed, because the step must be able to outlive any one connection.
-        let (batch, items) = (Arc::clone(batch), Arc::clone(items));
-        Box::pin(async move { batch.write(conn, &items, mark, earlier).await })
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use sqlx::MySqlConnection;
     use sqlx::mysql::MySqlConnectOptions;
 
     use super::*;
+    use crate::store::sql::connection::{DbFuture, Earlier};
 
     /// Items that are their own size in bytes.
     struct Sizes;
@@ -522,7 +412,13 @@ mod tests {
 
         fn mark(&self) {}
 
-        fn write<'c>(&'c self, _: &'c mut MySqlConnection, _: &'c [usize], (): (), _: Earlier) -> Step<'c, Vec<()>> {
+        fn write<'c>(
+            &'c self,
+            _: &'c mut MySqlConnection,
+            _: &'c [usize],
+            (): (),
+            _: Earlier,
+        ) -> DbFuture<'c, Vec<()>> {
             Box::pin(async { Ok(Vec::new()) })
         }
     }

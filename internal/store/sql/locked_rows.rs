@@ -14,8 +14,8 @@ use tokio::sync::mpsc;
 use tokio_util::task::TaskTracker;
 
 use crate::job::JobId;
+use crate::store::sql::batch::{Batch, Waiting, flush, locked_row};
 use crate::store::sql::connection::{Link, Target};
-use crate::store::sql::group_commit::{Batch, Waiting, flush, locked_row};
 
 /// Most writes in a slow lane. Further callers are refused and try again later.
 const MAX_WAITING: usize = 1_024;

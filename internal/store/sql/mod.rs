@@ -1,7 +1,8 @@
 //! Connections, statements for many rows and group commit: the foundation of every statement.
 //!
+//! - `batch.rs`: the rules for the batches of one kind of write.
 //! - `batches.rs`: statements for many rows, in few variants.
-//! - `clock.rs`: an estimate of the database's clock.
+//! - `clock.rs`: reads and estimates of the database's clock.
 //! - `clock_steps.rs`: steps of the database's clock that runners noticed.
 //! - `connection.rs`: connections, and the rules under which every statement runs.
 //! - `durability.rs`: checks of the server's settings.
@@ -11,6 +12,7 @@
 //! - `pools.rs`: divides the connections among their uses.
 //! - `script.rs`: runs several statements in few round trips.
 
+pub(super) mod batch;
 pub(super) mod batches;
 pub(super) mod clock;
 pub(super) mod clock_steps;

@@ -2,8 +2,8 @@
 //! another. A flood of searches must not stop the reaper, and a flood of enqueues with unique keys must not stop an
 //! operator.
 //!
-//! Every method of the [`Store`](crate::store::Store) names the pool that it uses. The sizes of the first four pools add up to
-//! `mysql_connections`. The connections for the content of reports are extra.
+//! Every method of the [`Store`](crate::store::Store) names the pool that it uses. The sizes of the first four pools
+//! add up to `mysql_connections`. The connections for the content of reports are extra.
 
 use crate::store::sql::connection::{Pool, Target};
 
@@ -30,7 +30,7 @@ pub(crate) const FOR_REPORTS: u32 = 2;
 
 /// Number of connections in each pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Split {
+pub struct PoolSizes {
     /// For operators' settings.
     pub controls: u32,
     /// For the background loops of every runner.
@@ -41,7 +41,7 @@ pub struct Split {
     pub reads: u32,
 }
 
-impl Split {
+impl PoolSizes {
     /// The smallest number of connections that can be split.
     pub const LEAST: u32 = 5;
     /// Most connections for the loops. There are no more loops than this, so further connections would never be used.
@@ -56,7 +56,7 @@ impl Split {
 
     /// Split `total` connections. Totals below [`LEAST`](Self::LEAST) are raised to it.
     #[must_use]
-    pub fn of(total: u32) -> Self {
+    pub fn new(total: u32) -> Self {
         let total = total.max(Self::LEAST);
         // With two connections, an operator's change that waits for a locked row does not delay the other processes'
         // reads of the settings.
@@ -72,7 +72,7 @@ impl Split {
 impl Pools {
     /// Build the pools with `total` connections. No connection is opened before it is needed.
     pub(crate) fn new(target: &Target, total: u32) -> Self {
-        let Split { controls, loops, steering, reads } = Split::of(total);
+        let PoolSizes { controls, loops, steering, reads } = PoolSizes::new(total);
         let pool = |size| Pool::new(target, size);
         Self {
             controls: pool(controls),
@@ -106,14 +106,14 @@ mod tests {
 
     #[test]
     fn every_pool_has_a_connection_and_their_sum_is_what_was_asked_for() {
-        for total in Split::LEAST..=1_024 {
-            let split = Split::of(total);
-            let Split { controls, loops, steering, reads } = split;
+        for total in PoolSizes::LEAST..=1_024 {
+            let split = PoolSizes::new(total);
+            let PoolSizes { controls, loops, steering, reads } = split;
             assert_eq!(controls + loops + steering + reads, total, "{split:?}");
             assert!(controls >= 1 && loops >= 2 && steering >= 1 && reads >= 1, "{split:?}");
         }
-        assert_eq!(Split::of(16), Split { controls: 2, loops: 5, steering: 4, reads: 5 });
-        assert_eq!(Split::of(1), Split::of(Split::LEAST));
-        assert_eq!([5, 16, 1_024].map(|total| Split::of(total).searches()), [1, 4, 4]);
+        assert_eq!(PoolSizes::new(16), PoolSizes { controls: 2, loops: 5, steering: 4, reads: 5 });
+        assert_eq!(PoolSizes::new(1), PoolSizes::new(PoolSizes::LEAST));
+        assert_eq!([5, 16, 1_024].map(|total| PoolSizes::new(total).searches()), [1, 4, 4]);
     }
 }

@@ -1,7 +1,7 @@
 //! Sequences of statements, run in as few round trips as is useful.
 //!
 //! The same statements can be sent in two forms. In the *prepared* form each statement is one round trip with values in
-//! binary. This is cheapest for the server when there are many rows. In the *text* form (`Spoken`) all statements are
+//! binary. This is cheapest for the server when there are many rows. In the *text* form (`Text`) all statements are
 //! one text and one round trip, with values as literals. This is cheapest for both sides when there are few rows,
 //! because then the round trips cost more than the work, over a network much more. A batch of twenty rows would also
 //! need a prepared statement of its own, or several of the sizes that are kept; a text needs no fixed sizes.
@@ -21,8 +21,8 @@ use crate::store::sql::batches::{groups_by_bytes, pad, padded, places, rows, sta
 use crate::store::sql::error::corrupt;
 
 /// Most rows, and most bytes in them, for the text form.
-const SPOKEN_ROWS: usize = 64;
-const SPOKEN_BYTES: usize = 128 << 10;
+const MAX_TEXT_ROWS: usize = 64;
+const MAX_TEXT_BYTES: usize = 128 << 10;
 
 /// A value of a statement.
 #[derive(Clone, Copy, Debug)]
@@ -66,7 +66,7 @@ impl<'a, T: Into<Value<'a>>> From<Option<T>> for Value<'a> {
 
 /// Result of one step of a script.
 #[derive(Default)]
-pub(crate) struct Done {
+pub(crate) struct StepResult {
     /// Number of rows that it changed; for an update, number of rows that it matched.
     pub(crate) affected: u64,
     /// Rows that it returned.
@@ -77,7 +77,7 @@ pub(crate) struct Done {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Form {
     Prepared,
-    Spoken,
+    Text,
 }
 
 /// Statements to be run in this order.
@@ -96,12 +96,12 @@ struct Statement<'a> {
 impl<'a> Script<'a> {
     /// Start a script for this number of rows with this number of bytes in them.
     pub(crate) fn about(rows: usize, bytes: usize) -> Self {
-        let form = if rows <= SPOKEN_ROWS && bytes <= SPOKEN_BYTES { Form::Spoken } else { Form::Prepared };
+        let form = if rows <= MAX_TEXT_ROWS && bytes <= MAX_TEXT_BYTES { Form::Text } else { Form::Prepared };
         Self { form, statements: Vec::new(), steps: 0 }
     }
 
     /// Add a step: one statement with a placeholder for each value.
-    pub(crate) fn say(&mut self, sql: impl Into<String>, values: Vec<Value<'a>>) {
+    pub(crate) fn push(&mut self, sql: impl Into<String>, values: Vec<Value<'a>>) {
         // Every question mark counts as a placeholder, so `sql` must not have one in a constant.
         self.statements.push(Statement { step: self.steps, sql: sql.into(), values });
         self.steps += 1;
@@ -116,10 +116,10 @@ impl<'a> Script<'a> {
         bytes: impl Fn(&T) -> usize,
         values: impl Fn(&T, &mut Vec<Value<'a>>),
     ) {
-        let spoken = (self.form == Form::Spoken && !items.is_empty()).then_some(items);
-        let prepared = if spoken.is_some() { &[] } else { items };
+        let as_text = (self.form == Form::Text && !items.is_empty()).then_some(items);
+        let prepared = if as_text.is_some() { &[] } else { items };
         let step = self.steps;
-        for group in spoken.into_iter().chain(groups_by_bytes(prepared, bytes)) {
+        for group in as_text.into_iter().chain(groups_by_bytes(prepared, bytes)) {
             let mut list = Vec::with_capacity(group.len() * tuple.len() / 2);
             for item in group {
                 values(item, &mut list);
@@ -133,7 +133,7 @@ impl<'a> Script<'a> {
     /// Return the placeholders of an IN list for these values, and the values to bind to them.
     pub(crate) fn list<T: Copy + Into<Value<'a>>>(&self, list: &[T]) -> (String, Vec<Value<'a>>) {
         match self.form {
-            Form::Spoken => (places(list.len().max(1)), Self::or_null(list.iter().copied().map(Into::into).collect())),
+            Form::Text => (places(list.len().max(1)), Self::or_null(list.iter().copied().map(Into::into).collect())),
             Form::Prepared => (places(padded(list.len())), Self::or_null(pad(list).map(Into::into).collect())),
         }
     }
@@ -144,19 +144,19 @@ impl<'a> Script<'a> {
     }
 
     /// Run the script. Return the result of each step.
-    pub(crate) async fn run(self, conn: &mut MySqlConnection) -> Result<Vec<Done>, sqlx::Error> {
-        let mut done: Vec<Done> = (0..self.steps).map(|_| Done::default()).collect();
+    pub(crate) async fn run(self, conn: &mut MySqlConnection) -> Result<Vec<StepResult>, sqlx::Error> {
+        let mut done: Vec<StepResult> = (0..self.steps).map(|_| StepResult::default()).collect();
         match self.form {
-            Form::Spoken => {
-                let told: Vec<usize> = self.statements.iter().map(|statement| statement.step).collect();
-                let text = self.spoken()?;
-                if told.is_empty() {
+            Form::Text => {
+                let pending: Vec<usize> = self.statements.iter().map(|statement| statement.step).collect();
+                let text = self.to_text()?;
+                if pending.is_empty() {
                     return Ok(done);
                 }
                 let mut answers = sqlx::raw_sql(AssertSqlSafe(text)).fetch_many(conn);
                 // Each statement ends with its row count, in the order of the statements. A failed statement is the
                 // last one.
-                let mut step = told.into_iter();
+                let mut step = pending.into_iter();
                 let mut at = step.next();
                 while let Some(answer) = answers.try_next().await? {
                     let Some(done) = at.and_then(|at| done.get_mut(at)) else { break };
@@ -166,16 +166,16 @@ impl<'a> Script<'a> {
                 }
             }
             Form::Prepared => {
-                for told in self.statements {
-                    let Some(done) = done.get_mut(told.step) else { continue };
-                    if told.values.is_empty() {
+                for pending in self.statements {
+                    let Some(done) = done.get_mut(pending.step) else { continue };
+                    if pending.values.is_empty() {
                         // Some servers cannot prepare BEGIN.
                         done.affected +=
-                            sqlx::raw_sql(AssertSqlSafe(told.sql)).execute(&mut *conn).await?.rows_affected();
+                            sqlx::raw_sql(AssertSqlSafe(pending.sql)).execute(&mut *conn).await?.rows_affected();
                         continue;
                     }
-                    let mut query = statement(told.sql);
-                    for value in told.values {
+                    let mut query = statement(pending.sql);
+                    for value in pending.values {
                         query = match value {
                             Value::Null => query.bind(None::<&str>),
                             Value::Number(number) => query.bind(number),
@@ -196,19 +196,20 @@ impl<'a> Script<'a> {
     }
 
     /// Return all statements as one text.
-    fn spoken(&self) -> Result<String, sqlx::Error> {
-        let mut text =
-            String::with_capacity(self.statements.iter().map(|told| told.sql.len() + 24 * told.values.len()).sum());
-        for told in &self.statements {
+    fn to_text(&self) -> Result<String, sqlx::Error> {
+        let mut text = String::with_capacity(
+            self.statements.iter().map(|pending| pending.sql.len() + 24 * pending.values.len()).sum(),
+        );
+        for pending in &self.statements {
             if !text.is_empty() {
                 text.push(';');
             }
-            let mut pieces = told.sql.split('?');
+            let mut pieces = pending.sql.split('?');
             text.push_str(pieces.next().unwrap_or_default());
-            let mut values = told.values.iter();
+            let mut values = pending.values.iter();
             for piece in pieces {
                 let value = values.next().ok_or_else(|| corrupt("a placeholder without a value"))?;
-                value.speak(&mut text);
+                value.write_literal(&mut text);
                 text.push_str(piece);
             }
             if values.next().is_some() {
@@ -219,7 +220,7 @@ impl<'a> Script<'a> {
     }
 }
 
-impl Done {
+impl StepResult {
     /// Add one answer to the result. Return whether it was the last one of its statement.
     fn take(&mut self, answer: Either<MySqlQueryResult, MySqlRow>) -> bool {
         match answer {
@@ -237,7 +238,7 @@ impl Done {
 
 impl Value<'_> {
     /// Append the value as a literal.
-    fn speak(&self, text: &mut String) {
+    fn write_literal(&self, text: &mut String) {
         // Writing to a string does not fail.
         let _ = match self {
             Self::Null => text.write_str("NULL"),
@@ -271,8 +272,8 @@ mod tests {
 
     fn said(values: Vec<Value<'_>>) -> String {
         let mut script = Script::about(1, 0);
-        script.say(format!("SELECT {}", places(values.len())), values);
-        script.spoken().unwrap()
+        script.push(format!("SELECT {}", places(values.len())), values);
+        script.to_text().unwrap()
     }
 
     #[test]
@@ -294,8 +295,8 @@ mod tests {
     fn every_place_has_its_value() {
         for values in [vec![], vec![Value::Null; 2]] {
             let mut script = Script::about(1, 0);
-            script.say("SELECT ?", values);
-            assert!(script.spoken().is_err());
+            script.push("SELECT ?", values);
+            assert!(script.to_text().is_err());
         }
     }
 
@@ -305,15 +306,15 @@ mod tests {
             let items: Vec<i64> = (0..).take(count).collect();
             let mut script = Script::about(count, 0);
             script.insert(["INSERT INTO t VALUES", "(?)", ""], &items, |_| 8, |item, list| list.push((*item).into()));
-            script.statements.iter().map(|told| told.values.len()).collect::<Vec<_>>()
+            script.statements.iter().map(|pending| pending.values.len()).collect::<Vec<_>>()
         };
         assert_eq!(sizes(0), [] as [usize; 0]);
         assert_eq!(sizes(63), [63]);
         assert_eq!(sizes(65), [64, 1]);
-        let mut large = Script::about(2, SPOKEN_BYTES + 1);
+        let mut large = Script::about(2, MAX_TEXT_BYTES + 1);
         let (places, values) = large.list(&[1_i64, 2, 3]);
         assert_eq!((places.as_str(), values.len()), ("(?,?,?,?)", 4));
-        large.say("DO ?", vec![Value::Null]);
+        large.push("DO ?", vec![Value::Null]);
         assert_eq!(large.form, Form::Prepared);
         assert_eq!(Script::about(2, 0).list::<i64>(&[]).0, "(?)");
     }
@@ -321,8 +322,8 @@ mod tests {
     proptest! {
         #[test]
         fn no_text_ends_its_literal(text in any::<String>()) {
-            let spoken = said(vec![Value::Text(&text)]);
-            let inner = spoken.strip_prefix("SELECT (").and_then(|s| s.strip_suffix(')')).unwrap();
+            let as_text = said(vec![Value::Text(&text)]);
+            let inner = as_text.strip_prefix("SELECT (").and_then(|s| s.strip_suffix(')')).unwrap();
             if let Some(digits) = inner.strip_prefix("_utf8mb4 x'").and_then(|s| s.strip_suffix('\'')) {
                 prop_assert!(digits.bytes().all(|b| b.is_ascii_hexdigit()));
                 prop_assert_eq!(digits.len(), 2 * text.len());

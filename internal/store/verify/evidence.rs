@@ -14,7 +14,7 @@ use sqlx::{MySqlConnection, Row};
 use uuid::Uuid;
 
 use crate::job::{BatchPlace, JobId, Name, State, Timestamp, Verdict, first_id_of};
-use crate::store::retention::forget::OTHER;
+use crate::store::rows::tallies::OTHER;
 use crate::store::sql::connection;
 use crate::store::sql::error::corrupt;
 use crate::store::{Store, StoreError};
@@ -65,18 +65,18 @@ pub struct JobEvidence {
     /// The job.
     pub id: JobId,
     /// Its row in `jobs`. Absent when other tables have rows for a job that does not exist.
-    pub asked: Option<Asked>,
+    pub row: Option<JobRow>,
     /// Its row in `owed`. Absent when the job has ended.
-    pub owed: Option<OwedNow>,
+    pub owed: Option<OwedRow>,
     /// Its rows in the ledger, in the order of their numbers.
-    pub lines: Vec<LedgerLine>,
+    pub lines: Vec<LedgerRow>,
     /// True if it has a row in `dead_letters`.
-    pub letter: bool,
+    pub dead_letter: bool,
 }
 
 /// A row of `jobs`: the columns that other tables could contradict.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Asked {
+pub struct JobRow {
     /// Its kind.
     pub kind: Name,
     /// Its queue.
@@ -93,7 +93,7 @@ pub struct Asked {
 
 /// A row of `owed`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct OwedNow {
+pub struct OwedRow {
     /// Copy of the job's kind.
     pub kind: Name,
     /// Copy of the job's limit of attempts.
@@ -119,7 +119,7 @@ pub struct OwedNow {
 
 /// A row of the ledger (table `attempts`).
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct LedgerLine {
+pub struct LedgerRow {
     /// Number of the execution.
     pub number: u32,
     /// Number of attempts used up to this row.
@@ -152,7 +152,7 @@ impl Tallies {
     /// Return the count for this queue, kind and state. The counts of old queues are added, because they may include
     /// this queue.
     #[must_use]
-    pub fn of(&self, key: &TallyKey) -> i64 {
+    pub fn get(&self, key: &TallyKey) -> i64 {
         let elsewhere = self.elsewhere.get(&(key.kind.clone(), key.state)).copied().unwrap_or(0);
         self.by_queue.get(key).copied().unwrap_or(0) + elsewhere.max(0)
     }
@@ -254,8 +254,8 @@ impl Evidence {
         .fetch_one(&mut self.conn)
         .await?;
         let asked = sqlx::query(
-            "SELECT id, kind, queue, max_attempts, unique_key IS NOT NULL, batch_id, batch_size, created_at FROM jobs \
-             WHERE id > ? ORDER BY id LIMIT ?",
+            "SELECT id, kind, queue, max_attempts, unique_key IS NOT NULL AS keyed, batch_id, batch_size, created_at \
+             FROM jobs WHERE id > ? ORDER BY id LIMIT ?",
         )
         .bind(self.after)
         .bind(PAGE)
@@ -263,7 +263,7 @@ impl Evidence {
         .await?;
         // Rows of other tables behind the last job belong to no job. They are part of the last page.
         let until: Uuid = match asked.last() {
-            Some(last) if asked.len() == PAGE as usize => last.try_get(0)?,
+            Some(last) if asked.len() == PAGE as usize => last.try_get("id")?,
             _ => {
                 self.done = true;
                 Uuid::max()
@@ -271,14 +271,15 @@ impl Evidence {
         };
         let mut jobs = Jobs::default();
         for row in &asked {
-            let asked = asked_of(row);
-            self.note(&mut jobs, "jobs", row, asked, |job, asked| job.asked = Some(asked))?;
+            let asked = job_row(row);
+            self.note(&mut jobs, "jobs", row, asked, |job, asked| job.row = Some(asked))?;
         }
         let owed = sqlx::query(
             "SELECT o.id, o.kind, o.max_attempts, o.keyed, o.state, o.execute_at, o.attempt, o.started_at, o.lease_until, \
-             o.runner <> '', o.token <> 0x00000000000000000000000000000000, o.started_at > '1970-01-01 00:00:00', \
-             o.lease_until > '1970-01-01 00:00:00', IF(o.keyed, EXISTS (SELECT 1 FROM jobs j JOIN unique_keys k \
-             ON k.kind = j.kind AND k.unique_key = j.unique_key AND k.job_id = j.id WHERE j.id = o.id), TRUE) \
+             o.runner <> '' AS has_runner, o.token <> 0x00000000000000000000000000000000 AS has_token, \
+             o.started_at > '1970-01-01 00:00:00' AS has_start, o.lease_until > '1970-01-01 00:00:00' AS has_lease, \
+             IF(o.keyed, EXISTS (SELECT 1 FROM jobs j JOIN unique_keys k ON k.kind = j.kind \
+             AND k.unique_key = j.unique_key AND k.job_id = j.id WHERE j.id = o.id), TRUE) AS key_held \
              FROM owed o FORCE INDEX (PRIMARY) WHERE o.id > ? AND o.id <= ?",
         )
         .bind(self.after)
@@ -286,31 +287,31 @@ impl Evidence {
         .fetch_all(&mut self.conn)
         .await?;
         for row in &owed {
-            let owed = owed_of(row);
+            let owed = owed_row(row);
             self.note(&mut jobs, "owed", row, owed, |job, owed| job.owed = Some(owed))?;
         }
         let lines = sqlx::query(
-            "SELECT job_id, number, burned, runner <> '', execute_at, started_at, finished_at, verdict, end_state, \
-             cancel_requested_at FROM attempts FORCE INDEX (PRIMARY) WHERE job_id > ? AND job_id <= ? \
-             ORDER BY job_id, number",
+            "SELECT job_id AS id, number, burned, runner <> '' AS executed, execute_at, started_at, finished_at, \
+             verdict, end_state, cancel_requested_at FROM attempts FORCE INDEX (PRIMARY) \
+             WHERE job_id > ? AND job_id <= ? ORDER BY job_id, number",
         )
         .bind(self.after)
         .bind(until)
         .fetch_all(&mut self.conn)
         .await?;
         for row in &lines {
-            let line = line_of(row);
+            let line = ledger_row(row);
             self.note(&mut jobs, "attempts", row, line, |job, line| job.lines.push(line))?;
         }
-        let letters: Vec<Uuid> = sqlx::query_scalar(
+        let dead_letters: Vec<Uuid> = sqlx::query_scalar(
             "SELECT job_id FROM dead_letters FORCE INDEX (PRIMARY) WHERE job_id > ? AND job_id <= ? ORDER BY job_id",
         )
         .bind(self.after)
         .bind(until)
         .fetch_all(&mut self.conn)
         .await?;
-        for id in letters {
-            jobs.of(id).letter = true;
+        for id in dead_letters {
+            jobs.entry(id).dead_letter = true;
         }
         self.after = until;
         Ok(EvidencePage { at, longest_lease_ms, jobs: jobs.readable(), until: JobId::from_uuid(until) })
@@ -325,9 +326,9 @@ impl Evidence {
         read: Result<T, sqlx::Error>,
         say: impl FnOnce(&mut JobEvidence, T),
     ) -> Result<(), sqlx::Error> {
-        let id: Uuid = row.try_get(0)?;
+        let id: Uuid = row.try_get("id")?;
         match read {
-            Ok(read) => say(jobs.of(id), read),
+            Ok(read) => say(jobs.entry(id), read),
             Err(error) => {
                 self.cannot_read(table, &id.to_string(), &error);
                 jobs.unreadable.insert(id);
@@ -341,16 +342,17 @@ impl Evidence {
     ///
     /// # Errors
     /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
-    pub async fn stray_keys(
+    pub async fn stray_unique_keys(
         &mut self,
         after: (String, Vec<u8>),
     ) -> Result<(Vec<JobId>, Walk<(String, Vec<u8>)>), StoreError> {
         let (kind, key) = after;
         let read = async {
             let found = sqlx::query(
-                "SELECT k.kind, k.unique_key, k.job_id, o.id IS NULL OR j.id IS NULL FROM (SELECT kind, unique_key, job_id \
-                 FROM unique_keys FORCE INDEX (PRIMARY) WHERE kind > ? OR (kind = ? AND unique_key > ?) \
-                 ORDER BY kind, unique_key LIMIT ?) k LEFT JOIN owed o ON o.id = k.job_id AND o.keyed \
+                "SELECT k.kind, k.unique_key, k.job_id, o.id IS NULL OR j.id IS NULL AS stray \
+                 FROM (SELECT kind, unique_key, job_id FROM unique_keys FORCE INDEX (PRIMARY) WHERE kind > ? \
+                 OR (kind = ? AND unique_key > ?) ORDER BY kind, unique_key LIMIT ?) k \
+                 LEFT JOIN owed o ON o.id = k.job_id AND o.keyed \
                  LEFT JOIN jobs j ON j.id = k.job_id AND j.kind = k.kind AND j.unique_key = k.unique_key \
                  ORDER BY k.kind, k.unique_key",
             )
@@ -362,12 +364,14 @@ impl Evidence {
             .await?;
             let mut stray = Vec::new();
             for row in &found {
-                if row.try_get::<bool, _>(3)? {
-                    stray.push(JobId::from_uuid(row.try_get(2)?));
+                if row.try_get::<bool, _>("stray")? {
+                    stray.push(JobId::from_uuid(row.try_get("job_id")?));
                 }
             }
             let next = match found.last() {
-                Some(last) if found.len() == PAGE as usize => Walk::From((last.try_get(0)?, last.try_get(1)?)),
+                Some(last) if found.len() == PAGE as usize => {
+                    Walk::From((last.try_get("kind")?, last.try_get("unique_key")?))
+                }
                 _ => Walk::Over,
             };
             Ok((stray, next))
@@ -389,9 +393,10 @@ impl Evidence {
         let read = async {
             let found = sqlx::query(
                 "SELECT t.schedule, t.due_at, t.number, t.job_id, t.outcome = 'fired' AND NOT t.job_removed \
-                 AND t.recorded_at >= ? AND j.id IS NULL FROM (SELECT schedule, due_at, number, job_id, outcome, job_removed, \
-                 recorded_at FROM ticks FORCE INDEX (PRIMARY) WHERE schedule > ? OR (schedule = ? AND (due_at > ? \
-                 OR (due_at = ? AND number > ?))) ORDER BY schedule, due_at, number LIMIT ?) t \
+                 AND t.recorded_at >= ? AND j.id IS NULL AS lost FROM (SELECT schedule, due_at, number, job_id, \
+                 outcome, job_removed, recorded_at FROM ticks FORCE INDEX (PRIMARY) WHERE schedule > ? \
+                 OR (schedule = ? AND (due_at > ? OR (due_at = ? AND number > ?))) \
+                 ORDER BY schedule, due_at, number LIMIT ?) t \
                  LEFT JOIN jobs j ON j.id = t.job_id ORDER BY t.schedule, t.due_at, t.number",
             )
             .bind(since)
@@ -405,13 +410,17 @@ impl Evidence {
             .await?;
             let mut lost = Vec::new();
             for row in &found {
-                if row.try_get::<Option<bool>, _>(4)?.unwrap_or(false) {
-                    lost.push((JobId::from_uuid(row.try_get(3)?), row.try_get(0)?, row.try_get(1)?));
+                if row.try_get::<Option<bool>, _>("lost")?.unwrap_or(false) {
+                    lost.push((
+                        JobId::from_uuid(row.try_get("job_id")?),
+                        row.try_get("schedule")?,
+                        row.try_get("due_at")?,
+                    ));
                 }
             }
             let next = match found.last() {
                 Some(last) if found.len() == PAGE as usize => {
-                    Walk::From((last.try_get(0)?, last.try_get(1)?, last.try_get(2)?))
+                    Walk::From((last.try_get("schedule")?, last.try_get("due_at")?, last.try_get("number")?))
                 }
                 _ => Walk::Over,
             };
@@ -429,9 +438,9 @@ impl Evidence {
         let read = async {
             let found = sqlx::query(
                 "SELECT d.job_id, n.id IS NOT NULL AND NOT (COALESCE(REPLACE(JSON_UNQUOTE(JSON_EXTRACT(n.options, \
-                 '$.replay_of')), '-', ''), '') = LOWER(HEX(d.job_id))) FROM (SELECT job_id, replayed_as FROM dead_letters \
-                 FORCE INDEX (dead_letters_standing) WHERE standing = 'replayed' AND job_id > ? ORDER BY job_id LIMIT ?) d \
-                 LEFT JOIN jobs n ON n.id = d.replayed_as ORDER BY d.job_id",
+                 '$.replay_of')), '-', ''), '') = LOWER(HEX(d.job_id))) AS stray FROM (SELECT job_id, replayed_as \
+                 FROM dead_letters FORCE INDEX (dead_letters_standing) WHERE standing = 'replayed' AND job_id > ? \
+                 ORDER BY job_id LIMIT ?) d LEFT JOIN jobs n ON n.id = d.replayed_as ORDER BY d.job_id",
             )
             .bind(after.uuid())
             .bind(PAGE)
@@ -439,12 +448,12 @@ impl Evidence {
             .await?;
             let mut stray = Vec::new();
             for row in &found {
-                if row.try_get::<bool, _>(1)? {
-                    stray.push(JobId::from_uuid(row.try_get(0)?));
+                if row.try_get::<bool, _>("stray")? {
+                    stray.push(JobId::from_uuid(row.try_get("job_id")?));
                 }
             }
             let next = match found.last() {
-                Some(last) if found.len() == PAGE as usize => Walk::From(JobId::from_uuid(last.try_get(0)?)),
+                Some(last) if found.len() == PAGE as usize => Walk::From(JobId::from_uuid(last.try_get("job_id")?)),
                 _ => Walk::Over,
             };
             Ok((stray, next))
@@ -459,7 +468,7 @@ impl Evidence {
     /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
     pub async fn batch_now(&mut self, first: JobId, last: JobId) -> Result<(u64, u64), StoreError> {
         let read = async {
-            let row = sqlx::query(
+            let (jobs, removed): (i64, i64) = sqlx::query_as(
                 "SELECT (SELECT COUNT(*) FROM jobs FORCE INDEX (PRIMARY) WHERE id >= ? AND id <= ? AND batch_id = ?), \
                  CAST(COALESCE((SELECT jobs FROM departures WHERE id = ?), 0) AS SIGNED)",
             )
@@ -469,7 +478,7 @@ impl Evidence {
             .bind(first.uuid())
             .fetch_one(&mut self.conn)
             .await?;
-            Ok((row.try_get::<i64, _>(0)?.unsigned_abs(), row.try_get::<i64, _>(1)?.unsigned_abs()))
+            Ok((jobs.unsigned_abs(), removed.unsigned_abs()))
         };
         connection::within(PAGE_LIMIT, read).await.map_err(|e| StoreError::from_driver("count a batch", &e))
     }
@@ -497,16 +506,16 @@ impl Evidence {
     pub async fn tallies(&mut self) -> Result<Tallies, StoreError> {
         let read = async {
             let found = sqlx::query(
-                "SELECT queue, kind, state, CAST(SUM(n) AS SIGNED) FROM tallies GROUP BY queue, kind, state",
+                "SELECT queue, kind, state, CAST(SUM(n) AS SIGNED) AS jobs FROM tallies GROUP BY queue, kind, state",
             )
             .fetch_all(&mut self.conn)
             .await?;
             let mut tallies = Tallies::default();
             for row in &found {
-                let (queue, counted): (String, i64) = (row.try_get(0)?, row.try_get(3)?);
+                let (queue, counted): (String, i64) = (row.try_get("queue")?, row.try_get("jobs")?);
                 let names = || {
-                    let state = State::from_word(row.try_get(2)?).ok_or_else(|| corrupt("state"))?;
-                    Ok::<_, sqlx::Error>((name(row.try_get(1)?)?, state))
+                    let state = State::from_word(row.try_get("state")?).ok_or_else(|| corrupt("state"))?;
+                    Ok::<_, sqlx::Error>((name(row.try_get("kind")?)?, state))
                 };
                 match names() {
                     Ok(key) if queue == OTHER => *tallies.elsewhere.entry(key).or_default() += counted,
@@ -533,13 +542,13 @@ struct Jobs {
 }
 
 impl Jobs {
-    fn of(&mut self, id: Uuid) -> &mut JobEvidence {
+    fn entry(&mut self, id: Uuid) -> &mut JobEvidence {
         self.jobs.entry(id).or_insert_with(|| JobEvidence {
             id: JobId::from_uuid(id),
-            asked: None,
+            row: None,
             owed: None,
             lines: Vec::new(),
-            letter: false,
+            dead_letter: false,
         })
     }
 
@@ -549,46 +558,47 @@ impl Jobs {
     }
 }
 
-fn asked_of(row: &MySqlRow) -> Result<Asked, sqlx::Error> {
-    let (first, size): (Option<Uuid>, Option<u16>) = (row.try_get(5)?, row.try_get(6)?);
-    Ok(Asked {
-        kind: name(row.try_get(1)?)?,
-        queue: name(row.try_get(2)?)?,
-        max_attempts: row.try_get(3)?,
-        keyed: row.try_get(4)?,
+fn job_row(row: &MySqlRow) -> Result<JobRow, sqlx::Error> {
+    let (first, size): (Option<Uuid>, Option<u16>) = (row.try_get("batch_id")?, row.try_get("batch_size")?);
+    Ok(JobRow {
+        kind: name(row.try_get("kind")?)?,
+        queue: name(row.try_get("queue")?)?,
+        max_attempts: row.try_get("max_attempts")?,
+        keyed: row.try_get("keyed")?,
         batch: first.zip(size).map(|(first, size)| BatchPlace { first: JobId::from_uuid(first), size }),
-        created_at: row.try_get(7)?,
+        created_at: row.try_get("created_at")?,
     })
 }
 
-fn owed_of(row: &MySqlRow) -> Result<OwedNow, sqlx::Error> {
-    let signs: [bool; 4] = [row.try_get(9)?, row.try_get(10)?, row.try_get(11)?, row.try_get(12)?];
-    Ok(OwedNow {
-        kind: name(row.try_get(1)?)?,
-        max_attempts: row.try_get(2)?,
-        keyed: row.try_get(3)?,
-        key_held: row.try_get(13)?,
-        state: State::from_word(row.try_get(4)?).ok_or_else(|| corrupt("state"))?,
-        execute_at: row.try_get(5)?,
-        attempt: row.try_get(6)?,
+fn owed_row(row: &MySqlRow) -> Result<OwedRow, sqlx::Error> {
+    let signs: [bool; 4] =
+        [row.try_get("has_runner")?, row.try_get("has_token")?, row.try_get("has_start")?, row.try_get("has_lease")?];
+    Ok(OwedRow {
+        kind: name(row.try_get("kind")?)?,
+        max_attempts: row.try_get("max_attempts")?,
+        keyed: row.try_get("keyed")?,
+        key_held: row.try_get("key_held")?,
+        state: State::from_word(row.try_get("state")?).ok_or_else(|| corrupt("state"))?,
+        execute_at: row.try_get("execute_at")?,
+        attempt: row.try_get("attempt")?,
         leased: signs.iter().all(|sign| *sign == signs[0]).then_some(signs[0]),
-        started_at: row.try_get(7)?,
-        lease_until: row.try_get(8)?,
+        started_at: row.try_get("started_at")?,
+        lease_until: row.try_get("lease_until")?,
     })
 }
 
-fn line_of(row: &MySqlRow) -> Result<LedgerLine, sqlx::Error> {
-    let end: Option<&str> = row.try_get(8)?;
-    Ok(LedgerLine {
-        number: row.try_get(1)?,
-        burned: row.try_get(2)?,
-        executed: row.try_get(3)?,
-        execute_at: row.try_get(4)?,
-        started_at: row.try_get(5)?,
-        finished_at: row.try_get(6)?,
-        verdict: Verdict::from_word(row.try_get(7)?).ok_or_else(|| corrupt("verdict"))?,
+fn ledger_row(row: &MySqlRow) -> Result<LedgerRow, sqlx::Error> {
+    let end: Option<&str> = row.try_get("end_state")?;
+    Ok(LedgerRow {
+        number: row.try_get("number")?,
+        burned: row.try_get("burned")?,
+        executed: row.try_get("executed")?,
+        execute_at: row.try_get("execute_at")?,
+        started_at: row.try_get("started_at")?,
+        finished_at: row.try_get("finished_at")?,
+        verdict: Verdict::from_word(row.try_get("verdict")?).ok_or_else(|| corrupt("verdict"))?,
         end: end.map(|word| State::from_word(word).ok_or_else(|| corrupt("end_state"))).transpose()?,
-        cancel_requested_at: row.try_get(9)?,
+        cancel_requested_at: row.try_get("cancel_requested_at")?,
     })
 }
 

@@ -1,4 +1,4 @@
-//! Jobs that could be started now, for the checker: free slots, stopped queues, and jobs that wait nevertheless.
+//! Jobs that could be started now, for the checker: free workers, stopped queues, and jobs that wait nevertheless.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
@@ -7,8 +7,7 @@ use sqlx::{MySqlConnection, Row};
 use uuid::Uuid;
 
 use crate::job::{JobId, Name, Timestamp};
-use crate::store::attempts::settle::SUSPECT_FROM;
-use crate::store::jobs::due::{DueJob, due_job};
+use crate::store::rows::owed::{DueJob, SUSPECT_FROM, due_job};
 use crate::store::sql::batches::{MAX_ROWS, pad, padded, places, statement};
 use crate::store::sql::connection::on_pool;
 use crate::store::sql::error::corrupt;
@@ -22,7 +21,7 @@ const PAGE: i64 = 20_000;
 /// The state of runners and queues at one moment.
 #[derive(Clone, Debug, Default)]
 pub struct Startable {
-    /// Kinds and queues of living runners that take new work and have a free slot.
+    /// Kinds and queues of living runners that take new work and have a free worker.
     idle: Vec<(Vec<Name>, Vec<Name>)>,
     /// Queues that are paused, or run as many jobs as their limit allows.
     still: BTreeSet<Name>,
@@ -30,7 +29,7 @@ pub struct Startable {
 }
 
 impl Startable {
-    /// Return whether suspects are running. Then a runner may have no room for another suspect, even with free slots.
+    /// Return whether suspects are running. Then a runner may have no room for another suspect, even with free workers.
     #[must_use]
     pub const fn suspects_run(&self) -> bool {
         self.suspects_run
@@ -138,7 +137,7 @@ impl Store {
                         query = query.bind(id);
                     }
                     for row in query.fetch_all(&mut *conn).await? {
-                        leases.insert(JobId::from_uuid(row.try_get(0)?), row.try_get(1)?);
+                        leases.insert(JobId::from_uuid(row.try_get("id")?), row.try_get("lease_until")?);
                     }
                 }
                 Ok(leases)
@@ -169,7 +168,7 @@ impl Store {
                     }
                     for row in query.fetch_all(&mut *conn).await? {
                         let job = due_job(&row)?;
-                        stuck.insert(job.id, StuckJob { job, losses: row.try_get(5)? });
+                        stuck.insert(job.id, StuckJob { job, losses: row.try_get("losses")? });
                     }
                 }
                 Ok(stuck)
@@ -198,7 +197,7 @@ impl Running {
 }
 
 struct Executing {
-    /// The runner whose slots these jobs use.
+    /// The runner whose workers these jobs use.
     runner: String,
     queue: String,
     suspects: bool,
@@ -216,7 +215,7 @@ async fn claimed(conn: &mut MySqlConnection) -> Result<Running, sqlx::Error> {
         let found = query.fetch_all(&mut *conn).await?;
         let mut ids: Vec<Uuid> = Vec::new();
         for row in &found {
-            for id in row.try_get::<&[u8], _>(2)?.chunks_exact(16) {
+            for id in row.try_get::<&[u8], _>("ids")?.chunks_exact(16) {
                 let id = Uuid::from_slice(id).map_err(|e| corrupt(e.to_string()))?;
                 // A job may be in several batches, because some claims took nothing.
                 if seen.insert(id) {
@@ -227,8 +226,9 @@ async fn claimed(conn: &mut MySqlConnection) -> Result<Running, sqlx::Error> {
         ids.sort_unstable();
         for ids in ids.chunks(MAX_ROWS) {
             let sql = format!(
-                "SELECT COALESCE(r.parent, o.runner), o.queue, o.losses >= ?, COUNT(*) FROM owed o FORCE INDEX (PRIMARY) \
-                 LEFT JOIN runners r ON r.id = o.runner WHERE o.id IN {} AND o.state = 'executing' GROUP BY 1, 2, 3",
+                "SELECT COALESCE(r.parent, o.runner) AS runner, o.queue, o.losses >= ? AS suspects, COUNT(*) AS jobs \
+                 FROM owed o FORCE INDEX (PRIMARY) LEFT JOIN runners r ON r.id = o.runner WHERE o.id IN {} \
+                 AND o.state = 'executing' GROUP BY 1, 2, 3",
                 places(padded(ids.len()))
             );
             let mut query = statement(sql).bind(SUSPECT_FROM);
@@ -238,7 +238,7 @@ async fn claimed(conn: &mut MySqlConnection) -> Result<Running, sqlx::Error> {
             running.add(executing_rows(&query.fetch_all(&mut *conn).await?)?);
         }
         match found.last() {
-            Some(last) if found.len() == BATCHES as usize => place = (last.try_get(0)?, last.try_get(1)?),
+            Some(last) if found.len() == BATCHES as usize => place = (last.try_get("runner")?, last.try_get("id")?),
             _ => return Ok(running),
         }
     }
@@ -247,10 +247,10 @@ async fn claimed(conn: &mut MySqlConnection) -> Result<Running, sqlx::Error> {
 fn executing_rows(found: &[MySqlRow]) -> Result<Vec<Executing>, sqlx::Error> {
     let executing = |row: &MySqlRow| {
         Ok(Executing {
-            runner: row.try_get(0)?,
-            queue: row.try_get(1)?,
-            suspects: row.try_get(2)?,
-            jobs: u32::try_from(row.try_get::<i64, _>(3)?).unwrap_or(u32::MAX),
+            runner: row.try_get("runner")?,
+            queue: row.try_get("queue")?,
+            suspects: row.try_get("suspects")?,
+            jobs: u32::try_from(row.try_get::<i64, _>("jobs")?).unwrap_or(u32::MAX),
         })
     };
     found.iter().map(executing).collect()
@@ -260,8 +260,9 @@ async fn executing(conn: &mut MySqlConnection, after: Uuid) -> Result<(Vec<Execu
     let end = "SELECT id FROM owed FORCE INDEX (PRIMARY) WHERE id > ? ORDER BY id LIMIT 1 OFFSET ?";
     let next: Option<Uuid> = sqlx::query_scalar(end).bind(after).bind(PAGE - 1).fetch_optional(&mut *conn).await?;
     let found = sqlx::query(
-        "SELECT COALESCE(r.parent, o.runner), o.queue, o.losses >= ?, COUNT(*) FROM owed o FORCE INDEX (PRIMARY) \
-         LEFT JOIN runners r ON r.id = o.runner WHERE o.id > ? AND o.id <= ? AND o.state = 'executing' GROUP BY 1, 2, 3",
+        "SELECT COALESCE(r.parent, o.runner) AS runner, o.queue, o.losses >= ? AS suspects, COUNT(*) AS jobs \
+         FROM owed o FORCE INDEX (PRIMARY) LEFT JOIN runners r ON r.id = o.runner WHERE o.id > ? AND o.id <= ? \
+         AND o.state = 'executing' GROUP BY 1, 2, 3",
     )
     .bind(SUSPECT_FROM)
     .bind(after)
@@ -280,25 +281,26 @@ async fn startable(conn: &mut MySqlConnection, running: &Running) -> Result<Star
     .fetch_all(&mut *conn)
     .await?;
     for row in &runners {
-        let (id, slots): (String, u32) = (row.try_get(0)?, row.try_get(3)?);
+        let (id, workers): (String, u32) = (row.try_get("id")?, row.try_get("slots")?);
         let busy = running.by_runner.get(&id).copied().unwrap_or(0);
-        if busy < slots {
-            found.idle.push((names(row.try_get(1)?)?, names(row.try_get(2)?)?));
+        if busy < workers {
+            found.idle.push((names(row.try_get("kinds")?)?, names(row.try_get("queues")?)?));
         }
     }
     // The permits of a silent runner stay taken until it counts as dead, and they may be all permits of the queue.
     let queues = sqlx::query(
-        "SELECT q.name, q.paused_at IS NOT NULL, q.concurrency, CAST(COALESCE((SELECT SUM(p.permits) FROM queue_permits p \
-         LEFT JOIN runners r ON r.id = p.runner AND r.stopped_at IS NULL \
-         AND r.heartbeat_at >= UTC_TIMESTAMP(6) - INTERVAL r.lease_ms * 1000 MICROSECOND \
-         WHERE p.queue = q.name AND r.id IS NULL), 0) AS UNSIGNED) \
+        "SELECT q.name, q.paused_at IS NOT NULL AS paused, q.concurrency, \
+         CAST(COALESCE((SELECT SUM(p.permits) FROM queue_permits p LEFT JOIN runners r ON r.id = p.runner \
+         AND r.stopped_at IS NULL AND r.heartbeat_at >= UTC_TIMESTAMP(6) - INTERVAL r.lease_ms * 1000 MICROSECOND \
+         WHERE p.queue = q.name AND r.id IS NULL), 0) AS UNSIGNED) AS taken \
          FROM queues q WHERE q.paused_at IS NOT NULL OR q.concurrency IS NOT NULL LIMIT 2000",
     )
     .fetch_all(conn)
     .await?;
     for row in &queues {
-        let (name, paused, limit): (String, bool, Option<u32>) = (row.try_get(0)?, row.try_get(1)?, row.try_get(2)?);
-        let taken = u64::from(running.by_queue.get(&name).copied().unwrap_or(0)) + row.try_get::<u64, _>(3)?;
+        let (name, paused, limit): (String, bool, Option<u32>) =
+            (row.try_get("name")?, row.try_get("paused")?, row.try_get("concurrency")?);
+        let taken = u64::from(running.by_queue.get(&name).copied().unwrap_or(0)) + row.try_get::<u64, _>("taken")?;
         if paused || limit.is_some_and(|limit| taken >= u64::from(limit)) {
             // A queue whose name cannot be read has no waiting jobs that can be read.
             found.still.extend(name.parse::<Name>().ok());

@@ -4,16 +4,17 @@
 //! The row of the running check is the lock, by a unique key. If its runner dies, the row stays. The next request finds
 //! that its time is over or that its runner has stopped, and ends it.
 
+use std::time::Duration;
+
 use chrono::TimeDelta;
 use sqlx::mysql::MySqlRow;
 use sqlx::{MySqlConnection, Row};
-use std::time::Duration;
 use uuid::Uuid;
 
 use crate::job::{Actor, RunnerId, Timestamp};
-use crate::store::audit::{Act, record};
-use crate::store::jobs::insert::read_clock;
+use crate::store::audit::{AuditEntry, record};
 use crate::store::sql::batches::statement;
+use crate::store::sql::clock::read_clock;
 use crate::store::sql::connection::{Earlier, on_pool, transact};
 use crate::store::sql::error::{Fault, again, fault};
 use crate::store::{Store, StoreError};
@@ -44,7 +45,7 @@ pub struct Verification {
 
 /// Outcome of a request for a check.
 #[derive(Clone, Debug)]
-pub enum Begun {
+pub enum BeginOutcome {
     /// Started. The calling runner must carry it out.
     Started(Verification),
     /// Not started, because this check is running.
@@ -66,9 +67,9 @@ impl Store {
         since: Option<Timestamp>,
         limit: Duration,
         by: &Actor,
-    ) -> Result<Begun, StoreError> {
+    ) -> Result<BeginOutcome, StoreError> {
         let limit = TimeDelta::from_std(limit).unwrap_or(TimeDelta::hours(1));
-        let act = Act::new(by, "verify.start", id.to_string());
+        let act = AuditEntry::new(by, "verify.start", id.to_string());
         let (shared, runner) = (self.shared.clone(), runner.clone());
         transact(&self.shared.pools.steering, "begin a check", move |conn, earlier| {
             let (shared, runner, act) = (shared.clone(), runner.clone(), act.clone());
@@ -76,10 +77,10 @@ impl Store {
                 let now = read_clock(conn, &shared.clock).await?;
                 if let Some((open, over)) = under_way(conn, now).await? {
                     if open.id == id && earlier == Earlier::MayHaveCommitted {
-                        return Ok(Begun::Started(open));
+                        return Ok(BeginOutcome::Started(open));
                     }
                     if !over {
-                        return Ok(Begun::UnderWay(open));
+                        return Ok(BeginOutcome::UnderWay(open));
                     }
                     end(conn, open.id, now, None, Some("its runner stopped, or its time ran out")).await?;
                 }
@@ -101,7 +102,7 @@ impl Store {
                 };
                 prune(conn).await?;
                 record(conn, &act, now).await?;
-                Ok(Begun::Started(Verification {
+                Ok(BeginOutcome::Started(Verification {
                     id,
                     runner,
                     started_at: now,
@@ -157,11 +158,11 @@ impl Store {
 /// Read the running check, and whether it has exceeded its time or lost its runner.
 async fn under_way(conn: &mut MySqlConnection, now: Timestamp) -> Result<Option<(Verification, bool)>, sqlx::Error> {
     let sql = format!(
-        "SELECT {COLUMNS}, expires_at <= ? OR EXISTS (SELECT 1 FROM runners r WHERE r.id = v.runner AND r.stopped_at IS NOT NULL) \
-         FROM verifications v WHERE under_way = 1"
+        "SELECT {COLUMNS}, expires_at <= ? OR EXISTS (SELECT 1 FROM runners r WHERE r.id = v.runner \
+         AND r.stopped_at IS NOT NULL) AS lapsed FROM verifications v WHERE under_way = 1"
     );
     let Some(row) = statement(sql).bind(now).fetch_optional(conn).await? else { return Ok(None) };
-    Ok(Some((verification(&row)?, row.try_get(8)?)))
+    Ok(Some((verification(&row)?, row.try_get("lapsed")?)))
 }
 
 async fn end(
@@ -188,13 +189,13 @@ async fn prune(conn: &mut MySqlConnection) -> Result<(), sqlx::Error> {
 
 fn verification(row: &MySqlRow) -> Result<Verification, sqlx::Error> {
     Ok(Verification {
-        id: row.try_get(0)?,
-        runner: RunnerId::from_stored(row.try_get(1)?),
-        started_at: row.try_get(2)?,
-        by: Actor::from_stored(row.try_get(3)?),
-        since: row.try_get(4)?,
-        finished_at: row.try_get(5)?,
-        report: row.try_get(6)?,
-        failure: row.try_get(7)?,
+        id: row.try_get("id")?,
+        runner: RunnerId::from_stored(row.try_get("runner")?),
+        started_at: row.try_get("started_at")?,
+        by: Actor::from_stored(row.try_get("started_by")?),
+        since: row.try_get("since")?,
+        finished_at: row.try_get("finished_at")?,
+        report: row.try_get("report")?,
+        failure: row.try_get("failure")?,
     })
 }

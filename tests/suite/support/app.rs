@@ -17,12 +17,12 @@ use tickr::index::Health;
 use tickr::job::{Due, JobId, State};
 use tickr::services::{Options, Services};
 use tickr::store::Store;
-use tickr::verify::{Outcome, VerifySettings, verify};
+use tickr::verify::{VerifySettings, VerifyVerdict, verify};
 use tokio_util::sync::CancellationToken;
 
 use super::contract;
 use super::halted::{self, Halted};
-use super::servers::{connect, database, drop_database, servers, unique_name};
+use super::servers::{connect, drop_database, migrated_database, servers, unique_name};
 use super::{DEADLINE, eventually};
 
 /// A running tickr. Call `stop` at the end of a test.
@@ -51,7 +51,7 @@ impl TestApp {
 
     /// Start with a changed configuration and kinds of the test's own.
     pub(crate) async fn start_with(change: impl FnOnce(&mut Config), own: Registry) -> Self {
-        let (name, url) = database().await;
+        let (name, url) = migrated_database().await;
         Self::start_on(None, name, &url, &servers().redis_url(), change, own).await
     }
 
@@ -213,7 +213,7 @@ impl TestApp {
         let job = self.app.broker().prepare(draft).unwrap();
         match self.app.broker().enqueue(job).await.unwrap() {
             Enqueued::Accepted(accepted) => accepted.id,
-            Enqueued::Held(holder) | Enqueued::KeyTaken(holder) => panic!("the key is held by {}", holder.id),
+            Enqueued::Existing(holder) | Enqueued::KeyConflict(holder) => panic!("the key is held by {}", holder.id),
         }
     }
 
@@ -310,7 +310,7 @@ impl TestApp {
         let report = verify(self.app.broker().store(), self.app.index(), &settings, |_| {}).await.unwrap();
         // While Redis is down, the index cannot be checked, and all other promises can.
         let index_is_out = self.app.index().health().now() != Health::Fast;
-        let sound = report.ok || (index_is_out && report.verdict == Outcome::Unchecked);
+        let sound = report.ok || (index_is_out && report.verdict == VerifyVerdict::Unchecked);
         assert!(sound, "{}", serde_json::to_string_pretty(&report).unwrap());
     }
 

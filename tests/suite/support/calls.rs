@@ -19,8 +19,8 @@ pub(crate) async fn call(url: &str, method: Method, path: &str, key: &str, body:
 }
 
 /// Make an API key, such as `{"scope": "read"}`, as the holder of another one. The first API key needs none.
-pub(crate) async fn make_key(url: &str, by: &str, name: &str, key: Value) -> String {
-    let made = call(url, Method::PUT, &format!("/v1/keys/{name}"), by, Some(key)).await;
+pub(crate) async fn make_api_key(url: &str, by: &str, name: &str, key: Value) -> String {
+    let made = call(url, Method::PUT, &format!("/v1/api-keys/{name}"), by, Some(key)).await;
     assert_eq!(made.status, 201, "{:#}", made.body);
     made.body["token"].as_str().unwrap().to_owned()
 }

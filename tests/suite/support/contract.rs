@@ -9,7 +9,7 @@ use reqwest::header::HeaderMap;
 use serde_json::{Map, Value, json};
 
 /// Paths that are not part of the document.
-pub(crate) const UNDOCUMENTED: [&str; 4] = ["/", "/docs", "/openapi.json", "/docs/problems/key_taken"];
+pub(crate) const UNDOCUMENTED: [&str; 4] = ["/", "/docs", "/openapi.json", "/docs/problems/unique_key_taken"];
 
 /// The only header that not all answers of a documented response carry.
 const REPLAYED: &str = "Idempotency-Replayed";

@@ -22,13 +22,13 @@ mod suspects;
 mod translator;
 
 pub(crate) use app::{Answer, TestApp, answer, draft};
-pub(crate) use calls::{call, make_key};
+pub(crate) use calls::{call, make_api_key};
 pub(crate) use gate::gated;
 pub(crate) use owed::Owed;
 pub(crate) use proxy::Proxy;
 pub(crate) use relay::{Condition, Relay};
 pub(crate) use runner::Runner;
-pub(crate) use servers::{connect, database, drop_database, servers, unique_name};
+pub(crate) use servers::{connect, database, drop_database, migrated_database, servers, unique_name};
 pub(crate) use sse::{EventStream, Told};
 pub(crate) use suspects::make_suspects;
 pub(crate) use translator::Translator;

@@ -17,15 +17,21 @@ pub(crate) fn tickr() -> PathBuf {
     env!("CARGO_BIN_EXE_tickr").into()
 }
 
-/// Return the path of an example, built from the current sources. `cargo test` builds examples and tests together, but
-/// not when it is run for one test target alone.
+/// Return the path of an example. `cargo test` builds examples and tests together, but not when it is run for one test
+/// target alone, so this builds it from the current sources. A suite that is run without cargo, as `make mutants` does,
+/// takes the example that was built with it.
 pub(crate) async fn example(name: &str) -> PathBuf {
     let folder = tickr().parent().unwrap().to_owned();
+    let example = folder.join("examples").join(name);
+    let Some(cargo) = std::env::var_os("CARGO") else {
+        assert!(example.exists(), "{} was not built; run `cargo build --examples`", example.display());
+        return example;
+    };
     let profile = match folder.file_name().unwrap().to_str().unwrap() {
         "debug" => "dev",
         other => other,
     };
-    let mut build = Command::new(std::env::var_os("CARGO").unwrap_or("cargo".into()));
+    let mut build = Command::new(cargo);
     build.args(["build", "--quiet", "--profile", profile, "--example", name]).current_dir(env!("CARGO_MANIFEST_DIR"));
     // Remove the variables that cargo sets for a test. Otherwise build scripts would see a change: they and everything
     // that depends on them, such as TLS and tickr, would be built again, and once more by the next cargo without these
@@ -37,7 +43,7 @@ pub(crate) async fn example(name: &str) -> PathBuf {
         }
     }
     assert!(build.status().await.unwrap().success());
-    folder.join("examples").join(name)
+    example
 }
 
 /// Make a command in a folder, without the settings of the user who runs the tests.

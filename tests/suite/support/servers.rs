@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use sqlx::{AssertSqlSafe, Connection, Executor, MySqlConnection};
 use tickr::services::{Options, Services};
-use tickr::store::Store;
+use tickr::store::{Store, StoreSettings};
 
 /// The servers of the tests.
 pub(crate) enum Servers {
@@ -62,6 +62,49 @@ pub(crate) async fn database() -> (String, String) {
     let url = servers().mysql_url(&name);
     Store::create_database(&url).await.unwrap();
     (name, url)
+}
+
+/// Create a database with the tables of this binary. Return its name and its URL.
+///
+/// The first call migrates a database; the others copy its tables with one statement for each. The test
+/// `migrations::the_tables_of_the_tests_are_those_of_the_migrations` compares the two.
+pub(crate) async fn migrated_database() -> (String, String) {
+    static STATEMENTS: tokio::sync::OnceCell<Vec<String>> = tokio::sync::OnceCell::const_new();
+    let (name, url) = database().await;
+    let statements = STATEMENTS.get_or_init(template).await;
+    let mut conn = connect(&url).await;
+    for statement in statements {
+        conn.execute(sqlx::raw_sql(AssertSqlSafe(statement.as_str()))).await.unwrap();
+    }
+    // MySQL may have closed the socket before the driver does.
+    let _ = conn.close().await;
+    (name, url)
+}
+
+/// Migrate a database. Return the statements that make its tables, and the rows of its applied migrations.
+async fn template() -> Vec<String> {
+    let (name, url) = database().await;
+    let settings = StoreSettings { url: url.clone(), connections: 2, flushers: 1 };
+    let store = Store::connect(&settings, std::time::Duration::from_secs(10)).await.unwrap();
+    store.migrate().await.unwrap();
+    store.close().await;
+    let mut conn = connect(&url).await;
+    let tables = "SELECT CAST(table_name AS CHAR) FROM information_schema.tables WHERE table_schema = DATABASE()";
+    let tables: Vec<String> = sqlx::query_scalar(tables).fetch_all(&mut conn).await.unwrap();
+    let mut statements = Vec::new();
+    for table in tables {
+        let sql = format!("SHOW CREATE TABLE {table}");
+        let (_, text): (String, String) = sqlx::query_as(AssertSqlSafe(sql)).fetch_one(&mut conn).await.unwrap();
+        statements.push(text);
+    }
+    let rows = "SELECT CONCAT('(', version, ',', QUOTE(description), ',', QUOTE(installed_on), ',', success, ',0x', \
+                HEX(checksum), ',', execution_time, ')') FROM _sqlx_migrations";
+    let rows: Vec<String> = sqlx::query_scalar(rows).fetch_all(&mut conn).await.unwrap();
+    statements.push(format!("INSERT INTO _sqlx_migrations VALUES {}", rows.join(",")));
+    // MySQL may have closed the socket before the driver does.
+    let _ = conn.close().await;
+    drop_database(&url, &name).await;
+    statements
 }
 
 /// Open a connection of the test's own, for looking into the tables and for breaking things.

@@ -1,4 +1,6 @@
-// Elements as tagged templates. Every value that is put into one is text: nothing in this program makes HTML of strings.
+// Elements as tagged templates. Every value that is put into one is text: nothing in this program makes HTML of
+// strings. A line break and the spaces around it vanish beside a tag or a value: a space that is meant there is written
+// `${' '}`.
 
 import htm from '../vendor/htm.mjs';
 import { Fragment, h } from '../vendor/preact.mjs';

@@ -1,5 +1,5 @@
-// One stream of what happens in the cluster, for all parts of the page. It is open while a screen listens and the page is
-// seen. Written over fetch: EventSource cannot send a key.
+// One stream of what happens in the cluster, for all parts of the page. It is open while a screen listens and the page
+// is seen. Written over fetch: EventSource cannot send a key.
 import { send } from './api.js';
 import { observable } from './observable.js';
 

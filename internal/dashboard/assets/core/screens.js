@@ -1,12 +1,18 @@
 // The screens: their addresses, the modules that draw them, and their places in the menu.
 
-/** `item` is the name, address, icon and shortcut in the menu. A screen without one is shown under another (`under`). */
+/**
+ * `item` is the name, address, icon and shortcut in the menu. A screen without one is shown under another (`under`).
+ */
 export const screens = [
   { at: /^\/$/, load: () => import('../pages/overview.js'), item: ['Overview', '/', 'overview', 'o'] },
   { at: /^\/jobs$/, load: () => import('../pages/jobs.js'), item: ['Jobs', '/jobs', 'jobs', 'j'] },
   { at: /^\/jobs\/([^/]+)$/, load: () => import('../pages/job.js'), under: '/jobs' },
-  { at: /^\/failures$/, load: () => import('../pages/failures.js'), item: ['Failures', '/failures', 'failures', 'f'] },
-  { at: /^\/failures\/([^/]+)$/, load: () => import('../pages/failure.js'), under: '/failures' },
+  {
+    at: /^\/dead-letters$/,
+    load: () => import('../pages/dead-letters.js'),
+    item: ['Dead letters', '/dead-letters', 'dead-letters', 'd'],
+  },
+  { at: /^\/dead-letters\/([^/]+)$/, load: () => import('../pages/dead-letter-group.js'), under: '/dead-letters' },
   { at: /^\/queues$/, load: () => import('../pages/queues.js'), item: ['Queues', '/queues', 'queues', 'q'] },
   { at: /^\/queues\/([^/]+)$/, load: () => import('../pages/queue.js'), under: '/queues' },
   {
@@ -16,7 +22,7 @@ export const screens = [
   },
   { at: /^\/schedules\/([^/]+)$/, load: () => import('../pages/schedule.js'), under: '/schedules' },
   { at: /^\/runners$/, load: () => import('../pages/runners.js'), item: ['Runners', '/runners', 'runners', 'r'] },
-  { at: /^\/index$/, load: () => import('../pages/index.js'), item: ['Index health', '/index', 'index', 'i'] },
+  { at: /^\/index$/, load: () => import('../pages/redis-index.js'), item: ['Index health', '/index', 'index', 'i'] },
   {
     at: /^\/operations$/,
     load: () => import('../pages/operations.js'),
@@ -30,5 +36,10 @@ export const screens = [
     item: ['Enqueue', '/enqueue', 'enqueue', 'e'],
     need: 'enqueue',
   },
-  { at: /^\/keys$/, load: () => import('../pages/keys.js'), item: ['Keys', '/keys', 'keys', 'k'], need: 'admin' },
+  {
+    at: /^\/api-keys$/,
+    load: () => import('../pages/api-keys.js'),
+    item: ['API keys', '/api-keys', 'api-keys', 'k'],
+    need: 'admin',
+  },
 ];

@@ -6,8 +6,8 @@ import { plural } from '../core/format.js';
 import { useQuery } from '../core/query.js';
 import { useWords } from '../core/route.js';
 import { Empty, Head, JobLink, Skeleton, Time, Trouble } from '../ui/base.js';
+import { Pages } from '../ui/dead-letters.js';
 import { Json } from '../ui/json.js';
-import { Pages } from '../ui/letters.js';
 
 const places = {
   job: (target) => `/jobs/${seg(target)}`,
@@ -15,7 +15,7 @@ const places = {
   queue: (target) => `/queues/${seg(target)}`,
   schedule: (target) => `/schedules/${seg(target)}`,
   runner: () => '/runners',
-  key: () => '/keys',
+  api_key: () => '/api-keys',
   index: () => '/index',
 };
 const nounOf = (act) => act.action.split('.')[0];
@@ -44,30 +44,78 @@ export default function Audit() {
     event.preventDefault();
     change({ target: text.trim(), cursor: null }, { replace: false });
   };
-  return html`<${Head} title="Audit" sub="What operators did, newest first. It is kept as long as its retention says." />
-    <form class="row" role="search" aria-label="Audit" onSubmit=${find}><label for="target">Done to</label><input id="target" class="grow mono" maxlength="255" autocomplete="off" spellcheck=${false} value=${text} placeholder="A job's or operation's id, the name of a queue, schedule or key" onInput=${(event) => setText(event.target.value)} />
-      <button type="submit">Find</button>${target && html`<button type="button" class="quiet" onClick=${() => change({ target: null, cursor: null }, { replace: false })}>All</button>`}</form>
+  return html`
+    <${Head} title="Audit" sub="What operators did, newest first. It is kept as long as its retention says." />
+    <form class="row" role="search" aria-label="Audit" onSubmit=${find}>
+      <label for="target">Done to</label>
+      <input
+        id="target"
+        class="grow mono"
+        maxlength="255"
+        autocomplete="off"
+        spellcheck=${false}
+        value=${text}
+        placeholder="A job's or operation's id, the name of a queue, schedule or key"
+        onInput=${(event) => setText(event.target.value)}
+      />
+      <button type="submit">Find</button>
+      ${
+        target &&
+        html`
+          <button
+            type="button"
+            class="quiet"
+            onClick=${() => change({ target: null, cursor: null }, { replace: false })}
+          >
+            All
+          </button>
+        `
+      }
+    </form>
     ${page.error && html`<${Trouble} error=${page.error} retry=${page.reload} />`}
     <section class="panel" aria-label="Actions found">
-    ${
-      !page.data
-        ? !page.error && html`<${Skeleton} />`
-        : rows.length === 0
-          ? html`<${None} target=${target} />`
-          : html`<table class="cards dense"><thead><tr><th>When</th><th>Who</th><th>Did</th><th>To</th><th>Particulars</th></tr></thead><tbody>
-      ${rows.map((row) => html`<${Row} key=${row.key} row=${row} />`)}</tbody></table>`
-    }
-    <${Pages} cursor=${cursor} next=${page.data?.next_cursor} change=${change} /></section>`;
+      ${
+        !page.data
+          ? !page.error && html`<${Skeleton} />`
+          : rows.length === 0
+            ? html`<${None} target=${target} />`
+            : html`<table class="cards dense">
+              <thead>
+                <tr>
+                  <th>When</th>
+                  <th>Who</th>
+                  <th>Did</th>
+                  <th>To</th>
+                  <th>Particulars</th>
+                </tr>
+              </thead>
+              <tbody>${rows.map((row) => html`<${Row} key=${row.key} row=${row} />`)}</tbody>
+            </table>`
+      }
+      <${Pages} cursor=${cursor} next=${page.data?.next_cursor} change=${change} />
+    </section>
+  `;
 }
 
 function Row({ row: { acts, operation } }) {
   const act = acts[0];
   const many = acts.length > 1;
-  return html`<tr data-row><td data-label="When"><${Time} at=${act.at} /></td>
+  return html`<tr data-row>
+    <td data-label="When"><${Time} at=${act.at} /></td>
     <td data-label="Who" class="who"><span class="lines" title=${act.actor}>${act.actor}</span></td>
     <td data-label="Did"><span class="bold nowrap">${act.action}</span></td>
-    <td data-label="To">${many ? html`<details><summary class="nowrap">${plural(acts.length, 'job')}</summary><div class="row">${acts.map((one) => html`<${Target} key=${one.id} act=${one} />`)}</div></details>` : html`<${Target} act=${act} />`}</td>
-    <td data-label="Particulars" class="cause"><${Detail} detail=${act.detail} operation=${operation} /></td></tr>`;
+    <td data-label="To">
+      ${
+        many
+          ? html`<details>
+            <summary class="nowrap">${plural(acts.length, 'job')}</summary>
+            <div class="row">${acts.map((one) => html`<${Target} key=${one.id} act=${one} />`)}</div>
+          </details>`
+          : html`<${Target} act=${act} />`
+      }
+    </td>
+    <td data-label="Particulars" class="cause"><${Detail} detail=${act.detail} operation=${operation} /></td>
+  </tr>`;
 }
 
 function Target({ act }) {
@@ -80,12 +128,24 @@ function Target({ act }) {
 
 function Detail({ detail, operation }) {
   if (operation)
-    return html`<span>by the operation <a class="mono" href=${`/operations/${seg(operation)}`} title=${operation}>…${String(operation).slice(-8)}</a></span>`;
+    return html`<span>
+      by the operation${' '}
+      <a class="mono" href=${`/operations/${seg(operation)}`} title=${operation}>…${String(operation).slice(-8)}</a>
+    </span>`;
   if (!detail || Object.keys(detail).length === 0) return html`<span class="faint">–</span>`;
   const { reason, replayed_as: made, ...rest } = detail;
   const more = Object.keys(rest).length > 0 || String(reason ?? '').length > 100;
-  return html`<div class="stack tighter">${typeof reason === 'string' && reason && html`<span class="lines" title=${reason}>${reason}</span>`}${typeof made === 'string' && html`<span>as <${JobLink} id=${made} /></span>`}
-    ${more && html`<details><summary class="soft">${said(rest) || 'In full'}</summary><${Json} value=${detail} label="particulars" /></details>`}</div>`;
+  return html`<div class="stack tighter">
+    ${typeof reason === 'string' && reason && html`<span class="lines" title=${reason}>${reason}</span>`}
+    ${typeof made === 'string' && html`<span>as <${JobLink} id=${made} /></span>`}
+    ${
+      more &&
+      html`<details>
+        <summary class="soft">${said(rest) || 'In full'}</summary>
+        <${Json} value=${detail} label="particulars" />
+      </details>`
+    }
+  </div>`;
 }
 
 /** The beginning of the particulars, for a glance. */
@@ -98,8 +158,15 @@ const said = (detail) => {
 
 function None({ target }) {
   if (target)
-    return html`<${Empty} title="Nothing was done to it">The whole id or name is needed, as it is written there. <a href="/audit">Show all</a></${Empty}>`;
-  return html`<${Empty} title="No action of an operator yet">Whatever changes a job, a queue, a schedule, a key or a runner by hand is written down here with who asked. To say for whom a program asks:
-    <div><pre>curl -X POST ${location.origin}/v1/queues/default/pause -H 'Tickr-Actor: nora' \\
-  -H 'Content-Type: application/json' -d '{"reason": "the mail server is down"}'</pre></div></${Empty}>`;
+    return html`<${Empty} title="Nothing was done to it">
+      The whole id or name is needed, as it is written there. <a href="/audit">Show all</a>
+    </${Empty}>`;
+  return html`<${Empty} title="No action of an operator yet">
+    Whatever changes a job, a queue, a schedule, an API key or a runner by hand is written down here with who asked. To
+    say for whom a program asks:
+    <div>
+      <pre>curl -X POST ${location.origin}/v1/queues/default/pause -H 'Tickr-Actor: nora' \\
+  -H 'Content-Type: application/json' -d '{"reason": "the mail server is down"}'</pre>
+    </div>
+  </${Empty}>`;
 }

@@ -111,16 +111,40 @@ export default function Enqueue() {
   const kinds = useQuery('/v1/kinds');
   const source = useQuery(from ? `/v1/jobs/${seg(from)}` : null, { read: exactly });
   const may = useMay('enqueue');
-  const head = html`<${Head} title="Enqueue a job" sub=${source.data ? html`As <${JobLink} id=${source.data.id} />, which stays as it is: change what should be different.` : 'What it does, with what, and when.'} />`;
+  const head = html`
+    <${Head}
+      title="Enqueue a job"
+      sub=${
+        source.data
+          ? html`As <${JobLink} id=${source.data.id} />, which stays as it is: change what should be different.`
+          : 'What it does, with what, and when.'
+      }
+    />
+  `;
   if (!may)
-    return html`${head}<${Empty} title="This key may not enqueue">It needs the scope <code>enqueue</code> or <code>admin</code>.</${Empty}>`;
+    return html`
+      ${head}
+      <${Empty} title="This API key may not enqueue">
+        It needs the scope <code>enqueue</code> or <code>admin</code>.
+      </${Empty}>
+    `;
   if (kinds.error || source.error)
-    return html`${head}<${Trouble} error=${kinds.error ?? source.error} retry=${() => {
-      kinds.reload();
-      source.reload();
-    }} />${source.error && html`<p><a href="/enqueue">Begin with an empty form</a></p>`}`;
+    return html`
+      ${head}
+      <${Trouble}
+        error=${kinds.error ?? source.error}
+        retry=${() => {
+          kinds.reload();
+          source.reload();
+        }}
+      />
+      ${source.error && html`<p><a href="/enqueue">Begin with an empty form</a></p>`}
+    `;
   if (!kinds.data || (from && !source.data)) return html`${head}<${Skeleton} />`;
-  return html`${head}<${Form} key=${from} kinds=${kinds.data.data} source=${source.data} wanted=${query.get('kind')} change=${change} />`;
+  return html`
+    ${head}
+    <${Form} key=${from} kinds=${kinds.data.data} source=${source.data} wanted=${query.get('kind')} change=${change} />
+  `;
 }
 
 function Form({ kinds, source, wanted, change }) {
@@ -174,16 +198,50 @@ function Form({ kinds, source, wanted, change }) {
     change({ from: null, kind: name });
     again();
   };
-  const choose = html`<${Panel} title="Kind"><div class="stack tight"><${Field} label="What it does" id="kind" wrong=${name && !kind ? `This server has no kind ${name}.` : error?.errors?.find((e) => e.pointer === '/kind')?.detail}>
-    <select id="kind" required value=${kind ? name : ''} onChange=${(e) => {
-      change({ kind: e.target.value });
-      again();
-    }}><option value="">Choose…</option>${kinds.map((known) => html`<option key=${known.kind} value=${known.kind}>${known.kind}</option>`)}</select></${Field}>
-    ${kind?.schema.description && html`<p class="soft wrap"><${Said} text=${kind.schema.description} /></p>`}</div></${Panel}>`;
+  const choose = html`<${Panel} title="Kind">
+    <div class="stack tight">
+      <${Field}
+        label="What it does"
+        id="kind"
+        wrong=${
+          name && !kind ? `This server has no kind ${name}.` : error?.errors?.find((e) => e.pointer === '/kind')?.detail
+        }
+      >
+        <select
+          id="kind"
+          required
+          value=${kind ? name : ''}
+          onChange=${(e) => {
+            change({ kind: e.target.value });
+            again();
+          }}
+        >
+          <option value="">Choose…</option>
+          ${kinds.map((known) => html`<option key=${known.kind} value=${known.kind}>${known.kind}</option>`)}
+        </select>
+      </${Field}>
+      ${kind?.schema.description && html`<p class="soft wrap"><${Said} text=${kind.schema.description} /></p>`}
+    </div>
+  </${Panel}>`;
   if (done) return html`<${Done} done=${done} again=${again} afresh=${afresh} />`;
   if (!kind) {
-    return html`${choose}<${Panel} title="Kinds of this server"><p class="soft">A kind is what a job does. Kinds are compiled into the binary, each with a handler and a schema of its payload; its form is made from that. <code class="wrap">curl ${location.origin}/v1/kinds</code></p>
-      <dl class="facts">${kinds.map((known) => html`<dt key=${known.kind}><a href=${`/enqueue?kind=${seg(known.kind)}`}>${known.kind}</a></dt><dd>${known.schema.description && html`<${Said} text=${known.schema.description.split('\n')[0]} />`}</dd>`)}</dl></${Panel}>`;
+    return html`
+      ${choose}
+      <${Panel} title="Kinds of this server">
+        <p class="soft">
+          A kind is what a job does. Kinds are compiled into the binary, each with a handler and a schema of its
+          payload; its form is made from that. <code class="wrap">curl ${location.origin}/v1/kinds</code>
+        </p>
+        <dl class="facts">
+          ${kinds.map(
+            (known) => html`
+              <dt key=${known.kind}><a href=${`/enqueue?kind=${seg(known.kind)}`}>${known.kind}</a></dt>
+              <dd>${known.schema.description && html`<${Said} text=${known.schema.description.split('\n')[0]} />`}</dd>
+            `,
+          )}
+        </dl>
+      </${Panel}>
+    `;
   }
   const errors = error?.errors ?? [];
   const rest = elsewhere(errors).filter(
@@ -192,17 +250,53 @@ function Form({ kinds, source, wanted, change }) {
   const lost =
     error &&
     (error.status === 0 || error.status >= 500 || ['overloaded', 'idempotency_in_progress'].includes(error.code));
-  return html`<form class="stack" ref=${form} onSubmit=${submit}>${choose}
+  return html`<form class="stack" ref=${form} onSubmit=${submit}>
+    ${choose}
     <div class="grid wide">
-      <${Panel} title="Payload"><${SchemaForm} key=${name} schema=${kind.schema} value=${payload} onChange=${(next) => setPayloads(new Map(payloads).set(name, next))} errors=${errors} /></${Panel}>
-      <${Panel} title="Options"><${Options} of=${options} set=${(more) => setOptions({ ...options, ...more })} kind=${kind} queues=${queues.data?.data} errors=${errors} /></${Panel}>
+      <${Panel} title="Payload">
+        <${SchemaForm}
+          key=${name}
+          schema=${kind.schema}
+          value=${payload}
+          onChange=${(next) => setPayloads(new Map(payloads).set(name, next))}
+          errors=${errors}
+        />
+      </${Panel}>
+      <${Panel} title="Options">
+        <${Options}
+          of=${options}
+          set=${(more) => setOptions({ ...options, ...more })}
+          kind=${kind}
+          queues=${queues.data?.data}
+          errors=${errors}
+        />
+      </${Panel}>
     </div>
     ${error && html`<${Trouble} error=${{ message: error.message, errors: rest }} />`}
-    ${lost && html`<p class="soft">It may have been accepted or not. Press again: it is the same request, so it is enqueued once.</p>`}
-    ${error?.code === 'key_taken' && error.body.holder && html`<p>An unfinished job has this unique key: <${JobLink} id=${error.body.holder} /></p>`}
-    ${error?.code === 'idempotency_conflict' && html`<p>This form was accepted before, as it was then; that answer was lost. <a href=${`/jobs?q=kind%3A${seg(name)}`}>Look for it</a>, or <button type="button" class="small" onClick=${again}>treat this as another job</button></p>`}
-    <div class="row"><button type="submit" class="primary" disabled=${busy}>${busy ? 'Enqueueing…' : 'Enqueue'}</button></div>
-    <${Curl} body=${body} schema=${kind.schema} token=${who?.actor !== 'anyone'} /></form>`;
+    ${
+      lost &&
+      html`<p class="soft">
+        It may have been accepted or not. Press again: it is the same request, so it is enqueued once.
+      </p>`
+    }
+    ${
+      error?.code === 'unique_key_taken' &&
+      error.body.holder &&
+      html`<p>An unfinished job has this unique key: <${JobLink} id=${error.body.holder} /></p>`
+    }
+    ${
+      error?.code === 'idempotency_conflict' &&
+      html`<p>
+        This form was accepted before, as it was then; that answer was lost.${' '}
+        <a href=${`/jobs?q=kind%3A${seg(name)}`}>Look for it</a>, or${' '}
+        <button type="button" class="small" onClick=${again}>treat this as another job</button>
+      </p>`
+    }
+    <div class="row">
+      <button type="submit" class="primary" disabled=${busy}>${busy ? 'Enqueueing…' : 'Enqueue'}</button>
+    </div>
+    <${Curl} body=${body} schema=${kind.schema} token=${who?.actor !== 'anyone'} />
+  </form>`;
 }
 
 function Options({ of: o, set, kind, queues, errors }) {
@@ -212,9 +306,20 @@ function Options({ of: o, set, kind, queues, errors }) {
       .map((e) => e.detail)
       .join(' · ');
   const input = (id, name, more) =>
-    html`<input id=${id} autocomplete="off" value=${o[name]} aria-invalid=${more.bad ? 'true' : undefined} ...${{ ...more, bad: undefined }} onInput=${(e) => set({ [name]: e.target.value })} />`;
+    html`
+      <input
+        id=${id}
+        autocomplete="off"
+        value=${o[name]}
+        aria-invalid=${more.bad ? 'true' : undefined}
+        ...${{ ...more, bad: undefined }}
+        onInput=${(e) => set({ [name]: e.target.value })}
+      />
+    `;
   const field = (label, name, member, more, hint) =>
-    html`<${Field} label=${label} id=${`option-${name}`} hint=${hint} wrong=${wrong(member)}>${input(`option-${name}`, name, { ...more, bad: wrong(member) })}</${Field}>`;
+    html`<${Field} label=${label} id=${`option-${name}`} hint=${hint} wrong=${wrong(member)}>
+      ${input(`option-${name}`, name, { ...more, bad: wrong(member) })}
+    </${Field}>`;
   const line = o.queue.trim() || 'default';
   const known = queues?.find((queue) => queue.name === line);
   const stuck =
@@ -225,30 +330,110 @@ function Options({ of: o, set, kind, queues, errors }) {
         ? `${line} is paused: the job will wait.`
         : null);
   return html`<div class="stack">
-    ${field('Queue', 'queue', 'queue', { list: 'queues', placeholder: 'default', spellcheck: false }, stuck && html`<span class="warn wrap">${stuck}</span>`)}
-    <datalist id="queues">${queues?.map((queue) => html`<option key=${queue.name} value=${queue.name}></option>`)}</datalist>
-    <div class="field"><span class="label">When</span><div class="row"><${Segment} label="When" of=${[['now', 'Now'], ['delay', 'After'], ['at', 'At']]} is=${o.mode} on=${(mode) => set({ mode })} />
+    ${field(
+      'Queue',
+      'queue',
+      'queue',
+      { list: 'queues', placeholder: 'default', spellcheck: false },
+      stuck && html`<span class="warn wrap">${stuck}</span>`,
+    )}
+    <datalist id="queues">
+      ${queues?.map((queue) => html`<option key=${queue.name} value=${queue.name}></option>`)}
+    </datalist>
+    <div class="field">
+      <span class="label">When</span>
+      <div class="row">
+        <${Segment}
+          label="When"
+          of=${[['now', 'Now'], ['delay', 'After'], ['at', 'At']]}
+          is=${o.mode}
+          on=${(mode) => set({ mode })}
+        />
+        ${
+          o.mode === 'delay' &&
+          html`
+            <label class="hidden-visually" for="option-delay">How long</label>
+            ${input('option-delay', 'delay', { type: 'number', min: '0', step: 'any', required: true, class: 'short' })}
+            <label>
+              <span class="hidden-visually">Unit</span>
+              <select value=${o.unit} onChange=${(e) => set({ unit: e.target.value })}>
+                ${UNITS.map(([ms, text]) => html`<option key=${ms} value=${String(ms)}>${text}</option>`)}
+              </select>
+            </label>
+          `
+        }
+        ${
+          o.mode === 'at' &&
+          html`
+            <label class="hidden-visually" for="option-at">Your local time</label>
+            ${input('option-at', 'at', { type: 'datetime-local', step: '1', required: true })}
+          `
+        }
+      </div>
       ${
-        o.mode === 'delay' &&
-        html`<label class="hidden-visually" for="option-delay">How long</label>${input('option-delay', 'delay', { type: 'number', min: '0', step: 'any', required: true, class: 'short' })}
-        <label><span class="hidden-visually">Unit</span><select value=${o.unit} onChange=${(e) => set({ unit: e.target.value })}>${UNITS.map(([ms, text]) => html`<option key=${ms} value=${String(ms)}>${text}</option>`)}</select></label>`
+        o.mode === 'at' &&
+        html`<span class="hint">Your local time${o.at && `: ${utc(Date.parse(o.at))}`}. A past one means now.</span>`
       }
-      ${o.mode === 'at' && html`<label class="hidden-visually" for="option-at">Your local time</label>${input('option-at', 'at', { type: 'datetime-local', step: '1', required: true })}`}</div>
-      ${o.mode === 'at' && html`<span class="hint">Your local time${o.at && `: ${utc(Date.parse(o.at))}`}. A past one means now.</span>`}
-      ${wrong('delay_ms', 'execute_at') && html`<span class="wrong" role="alert">${wrong('delay_ms', 'execute_at')}</span>`}</div>
-    <div class="fields">
-      ${field('Priority', 'priority', 'priority', { type: 'number', min: '0', max: '9', placeholder: '5' }, '0 runs first, 9 last')}
-      ${field('Attempts', 'attempts', 'max_attempts', { type: 'number', min: '1', max: '100', placeholder: String(kind.max_attempts) })}
-      ${field('Time limit, seconds', 'limit', 'timeout_ms', { type: 'number', min: '0.001', max: '86400', step: 'any', placeholder: String(kind.timeout_ms / 1000) }, 'Of one attempt')}
+      ${
+        wrong('delay_ms', 'execute_at') &&
+        html`<span class="wrong" role="alert">${wrong('delay_ms', 'execute_at')}</span>`
+      }
     </div>
-    ${field('Tags', 'tags', 'tags', { placeholder: 'tenant:42 nightly', spellcheck: false }, 'At most ten, with spaces between them')}
-    ${field('Unique key', 'unique', 'unique_key', { maxlength: '255', spellcheck: false }, 'At most one unfinished job of the kind has it')}
+    <div class="fields">
+      ${field(
+        'Priority',
+        'priority',
+        'priority',
+        { type: 'number', min: '0', max: '9', placeholder: '5' },
+        '0 runs first, 9 last',
+      )}
+      ${field('Attempts', 'attempts', 'max_attempts', {
+        type: 'number',
+        min: '1',
+        max: '100',
+        placeholder: String(kind.max_attempts),
+      })}
+      ${field(
+        'Time limit, seconds',
+        'limit',
+        'timeout_ms',
+        { type: 'number', min: '0.001', max: '86400', step: 'any', placeholder: String(kind.timeout_ms / 1000) },
+        'Of one attempt',
+      )}
+    </div>
+    ${field(
+      'Tags',
+      'tags',
+      'tags',
+      { placeholder: 'tenant:42 nightly', spellcheck: false },
+      'At most ten, with spaces between them',
+    )}
+    ${field(
+      'Unique key',
+      'unique',
+      'unique_key',
+      { maxlength: '255', spellcheck: false },
+      'At most one unfinished job of the kind has it',
+    )}
     ${
       o.unique &&
-      html`<${Field} label="If an unfinished job has it" id="option-conflict" wrong=${wrong('on_conflict')}><select id="option-conflict" value=${o.conflict} onChange=${(e) => set({ conflict: e.target.value })}>
-      <option value="">show that job, enqueue nothing</option><option value="reject">refuse</option><option value="replace">cancel that job, unless it runs</option></select></${Field}>`
+      html`<${Field} label="If an unfinished job has it" id="option-conflict" wrong=${wrong('on_conflict')}>
+        <select id="option-conflict" value=${o.conflict} onChange=${(e) => set({ conflict: e.target.value })}>
+          <option value="">show that job, enqueue nothing</option>
+          <option value="reject">refuse</option>
+          <option value="replace">cancel that job, unless it runs</option>
+        </select>
+      </${Field}>`
     }
-    ${o.retry && html`<div class="note">Backoff as that job's: ${span(o.retry.base_ms)} × ${o.retry.factor ?? 2}${o.retry.cap_ms ? `, at most ${span(o.retry.cap_ms)}` : ''}. <button type="button" class="small" onClick=${() => set({ retry: null })}>Use the kind's</button></div>`}</div>`;
+    ${
+      o.retry &&
+      html`<div class="note">
+        Backoff as that job's: ${span(o.retry.base_ms)} × ${o.retry.factor ?? 2}
+        ${o.retry.cap_ms ? `, at most ${span(o.retry.cap_ms)}` : ''}.${' '}
+        <button type="button" class="small" onClick=${() => set({ retry: null })}>Use the kind's</button>
+      </div>`
+    }
+  </div>`;
 }
 
 /** The same with curl. Sensitive values are dots until asked for. */
@@ -256,18 +441,49 @@ function Curl({ body, schema, token }) {
   const [open, setOpen] = useState(false);
   const hidden = { ...body, payload: masked(body.payload, schema) };
   const secret = JSON.stringify(hidden) !== JSON.stringify(body);
-  const text = `curl -X POST ${location.origin}/v1/jobs \\\n  -H 'Content-Type: application/json' -H "Idempotency-Key: $(uuidgen)" \\\n${token ? '  -H "Authorization: Bearer $TICKR_TOKEN" \\\n' : ''}  -d '${JSON.stringify(
-    open ? body : hidden,
-  )
-    .replace(UNSEEN, unseen)
-    .replaceAll("'", "'\\''")}'`;
-  return html`<${Panel} title="The same with curl" side=${html`${secret && html`<button type="button" class="quiet small" onClick=${() => setOpen(!open)}>${open ? 'hide sensitive values' : 'show sensitive values'}</button>`}<${Copy} text=${text} label="Copy the curl line" />`}><pre class="tall">${text}</pre></${Panel}>`;
+  const sent = JSON.stringify(open ? body : hidden);
+  const text = [
+    `curl -X POST ${location.origin}/v1/jobs`,
+    `-H 'Content-Type: application/json' -H "Idempotency-Key: $(uuidgen)"`,
+    ...(token ? ['-H "Authorization: Bearer $TICKR_TOKEN"'] : []),
+    `-d '${sent.replace(UNSEEN, unseen).replaceAll("'", "'\\''")}'`,
+  ].join(' \\\n  ');
+  const side = html`
+    ${
+      secret &&
+      html`<button type="button" class="quiet small" onClick=${() => setOpen(!open)}>
+        ${open ? 'hide sensitive values' : 'show sensitive values'}
+      </button>`
+    }
+    <${Copy} text=${text} label="Copy the curl line" />
+  `;
+  return html`<${Panel} title="The same with curl" side=${side}><pre class="tall">${text}</pre></${Panel}>`;
 }
 
 function Done({ done: { job, made, replayed }, again, afresh }) {
   const fresh = useQuery(`/v1/jobs/${job.id}`, { on: (event) => event.data?.includes(job.id), every: 5000, pace: 300 });
   const it = fresh.data ?? job;
-  return html`<div class=${`note ${made ? 'good' : 'warn'}`} role="status"><b>${made ? 'Accepted and durable.' : 'Nothing new was enqueued: an unfinished job has this unique key.'}</b>${replayed && ' An earlier try of this form had been accepted already; this is that job.'}
-    <dl class="facts"><dt>Job</dt><dd><${JobLink} id=${it.id}>${it.id}</${JobLink}></dd><dt>Kind</dt><dd>${it.kind}</dd><dt>Queue</dt><dd>${it.queue}</dd><dt>State</dt><dd><${Badge} is=${it.state} /></dd><dt>Due</dt><dd><${Time} at=${it.execute_at} /></dd></dl></div>
-    <div class="row"><a class="button" href=${`/jobs/${it.id}`}>To the job</a><button type="button" class="primary" onClick=${again}>Another one like it</button><button type="button" onClick=${afresh}>An empty form</button></div>`;
+  return html`
+    <div class=${`note ${made ? 'good' : 'warn'}`} role="status">
+      <b>${made ? 'Accepted and durable.' : 'Nothing new was enqueued: an unfinished job has this unique key.'}</b>
+      ${replayed && ' An earlier try of this form had been accepted already; this is that job.'}
+      <dl class="facts">
+        <dt>Job</dt>
+        <dd><${JobLink} id=${it.id}>${it.id}</${JobLink}></dd>
+        <dt>Kind</dt>
+        <dd>${it.kind}</dd>
+        <dt>Queue</dt>
+        <dd>${it.queue}</dd>
+        <dt>State</dt>
+        <dd><${Badge} is=${it.state} /></dd>
+        <dt>Due</dt>
+        <dd><${Time} at=${it.execute_at} /></dd>
+      </dl>
+    </div>
+    <div class="row">
+      <a class="button" href=${`/jobs/${it.id}`}>To the job</a>
+      <button type="button" class="primary" onClick=${again}>Another one like it</button>
+      <button type="button" onClick=${afresh}>An empty form</button>
+    </div>
+  `;
 }

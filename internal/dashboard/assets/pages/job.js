@@ -10,7 +10,6 @@ import {
   Badge,
   Copy,
   Empty,
-  Field,
   Head,
   JobLink,
   Panel,
@@ -21,7 +20,7 @@ import {
   useMay,
   useNow,
 } from '../ui/base.js';
-import { ask, confirm } from '../ui/dialog.js';
+import { ask, confirm, InputField } from '../ui/dialog.js';
 import { Json } from '../ui/json.js';
 
 const waits = (job) => job.state === 'waiting' || job.state === 'retrying';
@@ -35,31 +34,70 @@ export default function Job({ params: [id] }) {
   const why = useQuery(job.data ? `${path}/explain` : null, { on: mine, every: open ? 5000 : 0, pace: 500 });
   const kinds = useQuery('/v1/kinds');
   if (job.error?.status === 404 || job.error?.status === 422) {
-    return html`<${Head} title="Job" /><${Empty} title="There is no such job"><span class="mono wrap">${id}</span><br />It may have been deleted, or its retention may have ended. <a href="/jobs">All jobs</a></${Empty}>`;
+    return html`
+      <${Head} title="Job" />
+      <${Empty} title="There is no such job">
+        <span class="mono wrap">${id}</span><br />It may have been deleted, or its retention may have ended.${' '}
+        <a href="/jobs">All jobs</a>
+      </${Empty}>
+    `;
   }
   if (!job.data) return job.error ? html`<${Trouble} error=${job.error} retry=${job.reload} />` : html`<${Skeleton} />`;
   const it = job.data;
   const kind = kinds.data?.data.find((known) => known.kind === it.kind);
   return html`
-    <${Head} title=${html`${it.kind} <${Badge} is=${it.state} />`} sub=${html`<span class="row"><span class="mono wrap">${it.id}</span><${Copy} text=${it.id} label="Copy the id" /></span>`}>
-      <${Actions} job=${it} path=${path} reload=${() => {
-        job.reload();
-        why.reload();
-      }} /></${Head}>
+    <${Head}
+      title=${html`${it.kind} <${Badge} is=${it.state} />`}
+      sub=${html`<span class="row">
+          <span class="mono wrap">${it.id}</span>
+          <${Copy} text=${it.id} label="Copy the id" />
+        </span>`}
+    >
+      <${Actions}
+        job=${it}
+        path=${path}
+        reload=${() => {
+          job.reload();
+          why.reload();
+        }}
+      />
+    </${Head}>
     <${Explained} why=${why} job=${it} />
-    ${it.progress && it.state === 'executing' && html`<${Panel} title="Progress"><div class="row apart"><span>${it.progress.note ?? ''}</span><b class="num">${Math.round(it.progress.percent)} %</b></div><progress max="100" value=${it.progress.percent} aria-label="Progress"></progress></${Panel}>`}
+    ${
+      it.progress &&
+      it.state === 'executing' &&
+      html`<${Panel} title="Progress">
+        <div class="row apart">
+          <span>${it.progress.note ?? ''}</span>
+          <b class="num">${Math.round(it.progress.percent)} %</b>
+        </div>
+        <progress max="100" value=${it.progress.percent} aria-label="Progress"></progress>
+      </${Panel}>`
+    }
     <div class="grid wide">
       <div class="stack">
-        <${Panel} title="Attempts" side=${html`<span class="soft num">${it.attempt} of ${it.max_attempts} used</span>`}><${Attempts} job=${it} /></${Panel}>
+        <${Panel} title="Attempts" side=${html`<span class="soft num">${it.attempt} of ${it.max_attempts} used</span>`}>
+          <${Attempts} job=${it} />
+        </${Panel}>
         <${Panel} title="Payload"><${Json} value=${it.payload} schema=${kind?.schema} label="payload" /></${Panel}>
-        ${it.state === 'completed' && html`<${Panel} title="Result">${it.result === null ? html`<p class="faint">The handler returned nothing.</p>` : html`<${Json} value=${it.result} label="result" />`}</${Panel}>`}
+        ${
+          it.state === 'completed' &&
+          html`<${Panel} title="Result">
+            ${
+              it.result === null
+                ? html`<p class="faint">The handler returned nothing.</p>`
+                : html`<${Json} value=${it.result} label="result" />`
+            }
+          </${Panel}>`
+        }
       </div>
       <div class="stack">
         <${Panel} title="Timeline"><${Timeline} job=${it} /></${Panel}>
         <${Panel} title="Facts"><${Facts} job=${it} /></${Panel}>
         <${Done} id=${it.id} />
       </div>
-    </div>`;
+    </div>
+  `;
 }
 
 function Explained({ why, job }) {
@@ -73,10 +111,25 @@ function Explained({ why, job }) {
         ? 'good'
         : '';
   const title = over(job) ? 'How it ended' : job.state === 'executing' ? 'What it does' : 'Why it does not run';
-  return html`<div class=${`note ${worst}`} id="explain"><b>${title}</b>
-    ${why.data.reasons.length === 1 ? html`<p class="wrap">${sentence(why.data.reasons[0].text)}</p>` : html`<ol class="wrap">${why.data.reasons.map((reason) => html`<li key=${reason.code}>${sentence(reason.text)}</li>`)}</ol>`}
-    ${why.data.reasons.some((reason) => reason.code === 'queue_paused') && html`<p><a href=${`/queues/${seg(job.queue)}`}>To the queue ${job.queue}</a></p>`}
-    ${why.data.reasons.some((reason) => ['no_runner', 'queue_not_served', 'kind_unknown', 'slots_full'].includes(reason.code)) && html`<p><a href="/runners">To the runners</a></p>`}</div>`;
+  return html`<div class=${`note ${worst}`} id="explain">
+    <b>${title}</b>
+    ${
+      why.data.reasons.length === 1
+        ? html`<p class="wrap">${sentence(why.data.reasons[0].text)}</p>`
+        : html`<ol class="wrap">
+          ${why.data.reasons.map((reason) => html`<li key=${reason.code}>${sentence(reason.text)}</li>`)}
+        </ol>`
+    }
+    ${
+      why.data.reasons.some((reason) => reason.code === 'queue_paused') &&
+      html`<p><a href=${`/queues/${seg(job.queue)}`}>To the queue ${job.queue}</a></p>`
+    }
+    ${
+      why.data.reasons.some((reason) =>
+        ['no_runner', 'queue_not_served', 'kind_unknown', 'workers_busy'].includes(reason.code),
+      ) && html`<p><a href="/runners">To the runners</a></p>`
+    }
+  </div>`;
 }
 const sentence = (text) => text.charAt(0).toUpperCase() + text.slice(1);
 
@@ -89,92 +142,151 @@ function Actions({ job, path, reload }) {
     reload();
     return true;
   };
-  const letter = job.dead_letter?.standing === 'open';
+  const openDeadLetter = job.dead_letter?.status === 'open';
   return html`<div class="row">
     <${Allowed}>
       ${
         waits(job) &&
-        html`<button type="button" onClick=${() =>
-          confirm('Run it now?', 'The job becomes due at once.', 'Run now', async () => {
-            await post(`${path}/run-now`);
-            return done('The job is due now');
-          })}>Run now</button>
-        <button type="button" onClick=${() => reschedule(job, path, done)}>Reschedule</button>`
+        html`
+          <button
+            type="button"
+            onClick=${() =>
+              confirm('Run it now?', 'The job becomes due at once.', 'Run now', async () => {
+                await post(`${path}/run-now`);
+                return done('The job is due now');
+              })}
+          >
+            Run now
+          </button>
+          <button type="button" onClick=${() => reschedule(job, path, done)}>Reschedule</button>
+        `
       }
       ${
         (job.state === 'failed' || job.state === 'cancelled') &&
-        html`<button type="button" class="primary" onClick=${() =>
-          confirm(
-            'Retry this job?',
-            'The same job gets a new life, with all of its attempts again.',
-            'Retry',
-            async () => {
-              await post(`${path}/retry`);
-              return done('The job waits again');
-            },
-          )}>Retry</button>`
+        html`
+          <button
+            type="button"
+            class="primary"
+            onClick=${() =>
+              confirm(
+                'Retry this job?',
+                'The same job gets a new life, with all of its attempts again.',
+                'Retry',
+                async () => {
+                  await post(`${path}/retry`);
+                  return done('The job waits again');
+                },
+              )}
+          >
+            Retry
+          </button>
+        `
       }
       ${
-        letter &&
-        html`<button type="button" onClick=${() =>
-          confirm(
-            'Replay it?',
-            'A new job with the same payload is made. This one stays as it is, marked as replayed.',
-            'Replay',
-            async () => {
-              const made = await post(`${path}/replay`, {});
-              done('A new job was made of it');
-              go(`/jobs/${made.id}`);
-              return true;
-            },
-          )}>Replay</button>
-        <button type="button" class="danger" onClick=${() =>
-          ask({
-            title: 'Discard this dead letter?',
-            action: 'Discard',
-            danger: true,
-            values: { reason: '' },
-            ready: (v) => v.reason.trim(),
-            body: ({ values, set }) =>
-              html`<p>It leaves the open failures, and is purged after its retention.</p><${Field} label="Reason" id="discard-reason"><input id="discard-reason" required maxlength="500" value=${values.reason} onInput=${(e) => set({ reason: e.target.value })} /></${Field}>`,
-            submit: async ({ reason }) => {
-              await post(`${path}/discard`, { reason });
-              return done('The dead letter was discarded');
-            },
-          })}>Discard</button>`
+        openDeadLetter &&
+        html`
+          <button
+            type="button"
+            onClick=${() =>
+              confirm(
+                'Replay it?',
+                'A new job with the same payload is made. This one stays as it is, marked as replayed.',
+                'Replay',
+                async () => {
+                  const made = await post(`${path}/replay`, {});
+                  done('A new job was made of it');
+                  go(`/jobs/${made.id}`);
+                  return true;
+                },
+              )}
+          >
+            Replay
+          </button>
+          <button
+            type="button"
+            class="danger"
+            onClick=${() =>
+              ask({
+                title: 'Discard this dead letter?',
+                action: 'Discard',
+                danger: true,
+                values: { reason: '' },
+                ready: (v) => v.reason.trim(),
+                body: ({ values, set }) =>
+                  html`
+                    <p>It leaves the open dead letters, and is purged after its retention.</p>
+                    <${InputField}
+                      label="Reason"
+                      id="discard-reason"
+                      name="reason"
+                      required
+                      maxlength="500"
+                      values=${values}
+                      set=${set}
+                    />
+                  `,
+                submit: async ({ reason }) => {
+                  await post(`${path}/discard`, { reason });
+                  return done('The dead letter was discarded');
+                },
+              })}
+          >
+            Discard
+          </button>
+        `
       }
       ${
         !over(job) &&
-        html`<button type="button" class="danger" disabled=${Boolean(job.cancel_requested_at)} onClick=${() =>
-          confirm(
-            'Cancel this job?',
-            job.state === 'executing'
-              ? 'It runs: its handler is asked to stop, and may take a while.'
-              : 'It will never start.',
-            'Cancel the job',
-            async () => {
-              const answer = await post(`${path}/cancel`);
-              return done(answer.state === 'cancelled' ? 'The job will never start' : 'The handler was asked to stop');
-            },
-          )}>${job.cancel_requested_at ? 'Asked to stop' : 'Cancel'}</button>`
+        html`
+          <button
+            type="button"
+            class="danger"
+            disabled=${Boolean(job.cancel_requested_at)}
+            onClick=${() =>
+              confirm(
+                'Cancel this job?',
+                job.state === 'executing'
+                  ? 'It runs: its handler is asked to stop, and may take a while.'
+                  : 'It will never start.',
+                'Cancel the job',
+                async () => {
+                  const answer = await post(`${path}/cancel`);
+                  return done(
+                    answer.state === 'cancelled' ? 'The job will never start' : 'The handler was asked to stop',
+                  );
+                },
+              )}
+          >
+            ${job.cancel_requested_at ? 'Asked to stop' : 'Cancel'}
+          </button>
+        `
       }
       ${
         over(job) &&
-        html`<button type="button" class="danger" onClick=${() =>
-          confirm(
-            'Delete this job?',
-            'The job is removed with its attempts and its result. That cannot be undone.',
-            'Delete',
-            async () => {
-              await post('/v1/operations', { action: 'delete', filter: { ids: [job.id] } });
-              tell('The job is being deleted');
-              go('/jobs');
-              return true;
-            },
-          )}>Delete</button>`
+        html`
+          <button
+            type="button"
+            class="danger"
+            onClick=${() =>
+              confirm(
+                'Delete this job?',
+                'The job is removed with its attempts and its result. That cannot be undone.',
+                'Delete',
+                async () => {
+                  await post('/v1/operations', { action: 'delete', filter: { ids: [job.id] } });
+                  tell('The job is being deleted');
+                  go('/jobs');
+                  return true;
+                },
+              )}
+          >
+            Delete
+          </button>
+        `
       }
     </${Allowed}>
-    <${Allowed} to="enqueue"><a class="button" href=${`/enqueue?from=${job.id}`}>Run again with edits</a></${Allowed}></div>`;
+    <${Allowed} to="enqueue"><a class="button" href=${`/enqueue?from=${job.id}`}>Run again with edits</a></${Allowed}>
+  </div>`;
 }
 
 function reschedule(job, path, done) {
@@ -185,11 +297,29 @@ function reschedule(job, path, done) {
     title: 'When should it run?',
     action: 'Reschedule',
     values: { when: local, priority: String(job.priority) },
-    body: ({
-      values,
-      set,
-    }) => html`<div class="fields"><${Field} label="Due at (your local time)" id="when"><input id="when" type="datetime-local" required value=${values.when} onInput=${(e) => set({ when: e.target.value })} /></${Field}>
-      <${Field} label="Priority" id="priority" hint="0 runs first, 9 last"><input id="priority" type="number" min="0" max="9" required value=${values.priority} onInput=${(e) => set({ priority: e.target.value })} /></${Field}></div>`,
+    body: ({ values, set }) => html`<div class="fields">
+      <${InputField}
+        label="Due at (your local time)"
+        id="when"
+        name="when"
+        type="datetime-local"
+        required
+        values=${values}
+        set=${set}
+      />
+      <${InputField}
+        label="Priority"
+        id="priority"
+        name="priority"
+        hint="0 runs first, 9 last"
+        type="number"
+        min="0"
+        max="9"
+        required
+        values=${values}
+        set=${set}
+      />
+    </div>`,
     submit: async ({ when, priority }) => {
       const { tag } = await callTagged('GET', path);
       const body = { priority: Number(priority) };
@@ -203,17 +333,39 @@ function reschedule(job, path, done) {
 function Attempts({ job }) {
   const now = useNow();
   if (!job.attempts?.length) return html`<p class="faint">None has begun yet.</p>`;
-  return html`<div class="stack tight">${[...job.attempts].reverse().map((attempt) => {
-    const end = attempt.finished_at ? Date.parse(attempt.finished_at) : now;
-    const began = Date.parse(attempt.started_at);
-    return html`<article key=${attempt.number} class="stack tight attempt">
-      <div class="row apart"><span class="row"><b>Attempt ${attempt.number}</b>${attempt.verdict ? html`<${Badge} is=${attempt.verdict} />` : html`<${Badge} is="executing" />`}</span>
-        <span class="soft num" title=${`${utc(began)}${attempt.finished_at ? ` to ${utc(end)}` : ''}`}>${span(end - began)} · <${Time} at=${attempt.started_at} /></span></div>
-      <div class="faint">on <span class="mono">${attempt.runner}</span>, ${span(Math.max(0, began - Date.parse(attempt.execute_at)))} after it was due</div>
-      ${attempt.error && html`<div class="error">${attempt.error}</div>`}
-      ${attempt.late_note && html`<div class="note warn">Reported after its lease was gone, without effect: ${attempt.late_note}</div>`}
-      ${attempt.exchange && html`<details><summary>Request and response</summary><${Json} value=${attempt.exchange} label="exchange" /></details>`}</article>`;
-  })}</div>`;
+  return html`<div class="stack tight">
+    ${[...job.attempts].reverse().map((attempt) => {
+      const end = attempt.finished_at ? Date.parse(attempt.finished_at) : now;
+      const began = Date.parse(attempt.started_at);
+      return html`<article key=${attempt.number} class="stack tight attempt">
+        <div class="row apart">
+          <span class="row">
+            <b>Attempt ${attempt.number}</b>
+            ${attempt.verdict ? html`<${Badge} is=${attempt.verdict} />` : html`<${Badge} is="executing" />`}
+          </span>
+          <span class="soft num" title=${`${utc(began)}${attempt.finished_at ? ` to ${utc(end)}` : ''}`}>
+            ${span(end - began)} · <${Time} at=${attempt.started_at} />
+          </span>
+        </div>
+        <div class="faint">
+          on <span class="mono">${attempt.runner}</span>,${' '}
+          ${span(Math.max(0, began - Date.parse(attempt.execute_at)))} after it was due
+        </div>
+        ${attempt.error && html`<div class="error">${attempt.error}</div>`}
+        ${
+          attempt.late_note &&
+          html`<div class="note warn">Reported after its lease was gone, without effect: ${attempt.late_note}</div>`
+        }
+        ${
+          attempt.exchange &&
+          html`<details>
+            <summary>Request and response</summary>
+            <${Json} value=${attempt.exchange} label="exchange" />
+          </details>`
+        }
+      </article>`;
+    })}
+  </div>`;
 }
 
 /** What happened when, and how long it stayed so. */
@@ -235,19 +387,26 @@ function Timeline({ job }) {
   if (over(job) && !job.attempts?.some((attempt) => attempt.finished_at === job.finished_at))
     steps.push({ at: job.finished_at, is: job.state, text: `Ended as ${job.state}` });
   steps.sort((a, b) => Date.parse(a.at) - Date.parse(b.at));
-  if (job.dead_letter && job.dead_letter.standing !== 'open')
+  if (job.dead_letter && job.dead_letter.status !== 'open')
     steps.push({
       at: job.dead_letter.since,
       is: 'waiting',
-      text: `${job.dead_letter.standing} by ${job.dead_letter.by ?? 'an operator'}`,
+      text: `${job.dead_letter.status} by ${job.dead_letter.by ?? 'an operator'}`,
     });
   if (waits(job))
     steps.push({ at: job.execute_at, is: 'waiting', text: Date.parse(job.execute_at) > now ? 'Due' : 'Has been due' });
-  return html`<ol class="timeline">${steps.map((step, i) => {
-    const next = steps[i + 1];
-    return html`<li key=${i} class=${step.is}><div class="row apart"><span>${step.text}</span><span class="soft"><${Time} at=${step.at} /></span></div>
-      ${next && html`<div class="gap num">${span(Date.parse(next.at) - Date.parse(step.at))}</div>`}</li>`;
-  })}</ol>`;
+  return html`<ol class="timeline">
+    ${steps.map((step, i) => {
+      const next = steps[i + 1];
+      return html`<li key=${i} class=${step.is}>
+        <div class="row apart">
+          <span>${step.text}</span>
+          <span class="soft"><${Time} at=${step.at} /></span>
+        </div>
+        ${next && html`<div class="gap num">${span(Date.parse(next.at) - Date.parse(step.at))}</div>`}
+      </li>`;
+    })}
+  </ol>`;
 }
 
 function Facts({ job }) {
@@ -259,15 +418,52 @@ function Facts({ job }) {
     ${fact('Accepted', html`<${Time} at=${job.created_at} />`)}
     ${fact('Due', html`<${Time} at=${job.execute_at} />`)}
     ${fact('Time limit', job.timeout_ms && span(job.timeout_ms))}
-    ${fact('Retries', job.retry && `${span(job.retry.base_ms)} × ${job.retry.factor}, at most ${span(job.retry.cap_ms)}`)}
-    ${fact('Unique key', job.unique_key && html`<a class="mono wrap" href=${`/jobs?q=${seg(`key:${JSON.stringify(job.unique_key)}`)}`}>${job.unique_key}</a>`)}
-    ${fact('Tags', job.tags?.length > 0 && job.tags.map((tag) => html`<a key=${tag} class="tag" href=${`/jobs?q=${seg(`tag:${tag}`)}`}>${tag}</a> `))}
-    ${fact('Schedule', job.schedule && html`<a href=${`/schedules/${seg(job.schedule.name)}`}>${job.schedule.name}</a>, tick <${Time} at=${job.schedule.tick_at} />`)}
+    ${fact(
+      'Retries',
+      job.retry && `${span(job.retry.base_ms)} × ${job.retry.factor}, at most ${span(job.retry.cap_ms)}`,
+    )}
+    ${fact(
+      'Unique key',
+      job.unique_key &&
+        html`<a class="mono wrap" href=${`/jobs?q=${seg(`unique_key:${JSON.stringify(job.unique_key)}`)}`}>
+          ${job.unique_key}
+        </a>`,
+    )}
+    ${fact(
+      'Tags',
+      job.tags?.length > 0 &&
+        job.tags.map((tag) => html`<a key=${tag} class="tag" href=${`/jobs?q=${seg(`tag:${tag}`)}`}>${tag}</a> `),
+    )}
+    ${fact(
+      'Schedule',
+      job.schedule &&
+        html`
+          <a href=${`/schedules/${seg(job.schedule.name)}`}>${job.schedule.name}</a>, tick${' '}
+          <${Time} at=${job.schedule.tick_at} />
+        `,
+    )}
     ${fact('Replay of', job.replay_of && html`<${JobLink} id=${job.replay_of} />`)}
     ${fact('Replayed as', job.dead_letter?.replayed_as && html`<${JobLink} id=${job.dead_letter.replayed_as} />`)}
-    ${fact('Failure', job.dead_letter && html`<a class="mono" href=${`/failures/${job.dead_letter.fingerprint}`}>${job.dead_letter.fingerprint}</a>, ${job.dead_letter.standing}`)}
+    ${fact(
+      'Dead letter',
+      job.dead_letter &&
+        html`
+          <a class="mono" href=${`/dead-letters/${job.dead_letter.fingerprint}`}>
+            ${job.dead_letter.fingerprint}
+          </a>,${' '}
+          ${job.dead_letter.status}
+        `,
+    )}
     ${fact('Discarded', job.dead_letter?.reason)}
-    ${fact('Trace', job.trace && html`<span class="row"><span class="mono wrap">${job.trace.traceparent.split('-')[1]}</span><${Copy} text=${job.trace.traceparent} label="Copy the traceparent" /></span>`)}</dl>`;
+    ${fact(
+      'Trace',
+      job.trace &&
+        html`<span class="row">
+          <span class="mono wrap">${job.trace.traceparent.split('-')[1]}</span>
+          <${Copy} text=${job.trace.traceparent} label="Copy the traceparent" />
+        </span>`,
+    )}
+  </dl>`;
 }
 
 /** What operators did to it. */
@@ -277,6 +473,19 @@ function Done({ id }) {
   useEffect(() => show(false), [id]);
   if (!acts.data?.data.length) return null;
   const all = shown ? acts.data.data : acts.data.data.slice(0, 5);
-  return html`<${Panel} title="What operators did"><ul class="plain-list">${all.map((act) => html`<li key=${act.id}><b>${act.action.replace(/^job\./, '')}</b> by ${act.actor} <span class="soft"><${Time} at=${act.at} /></span></li>`)}</ul>
-    ${acts.data.data.length > all.length && html`<button type="button" class="quiet small" onClick=${() => show(true)}>${plural(acts.data.data.length - all.length, 'more', 'more')}</button>`}</${Panel}>`;
+  return html`<${Panel} title="What operators did">
+    <ul class="plain-list">
+      ${all.map(
+        (act) => html`<li key=${act.id}>
+          <b>${act.action.replace(/^job\./, '')}</b> by ${act.actor} <span class="soft"><${Time} at=${act.at} /></span>
+        </li>`,
+      )}
+    </ul>
+    ${
+      acts.data.data.length > all.length &&
+      html`<button type="button" class="quiet small" onClick=${() => show(true)}>
+        ${plural(acts.data.data.length - all.length, 'more', 'more')}
+      </button>`
+    }
+  </${Panel}>`;
 }

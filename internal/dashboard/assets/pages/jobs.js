@@ -66,75 +66,149 @@ export default function Jobs() {
     setAll(false);
     page.reload();
   };
-  return html`<${Head} title="Jobs"><${Allowed} to="enqueue"><a class="button" href="/enqueue">Enqueue a job</a></${Allowed}><${Export} q=${q} /></${Head}>
+  return html`
+    <${Head} title="Jobs">
+      <${Allowed} to="enqueue"><a class="button" href="/enqueue">Enqueue a job</a></${Allowed}>
+      <${Export} q=${q} />
+    </${Head}>
     <div class="row"><${FilterBar} value=${q} on=${set} wrong=${page.error?.status === 422} /></div>
     ${page.error && html`<${Trouble} error=${page.error} retry=${page.error.status === 422 ? null : page.reload} />`}
     <${Tabs} q=${q} state=${state} broken=${page.error?.status === 422} />
     <section class="panel scroll" aria-label="Jobs found">
-    ${
-      !page.data && !page.error
-        ? html`<${Skeleton} />`
-        : rows.length === 0 && !page.error
-          ? html`<${None} q=${q} more=${page.data?.next_cursor} />`
-          : html`<table class="cards"><thead><tr>
       ${
-        admin &&
-        html`<th><input type="checkbox" checked=${every} aria-label="Choose all of this page" onChange=${() => {
-          choose(every ? new Set() : new Set(ids));
-          setAll(false);
-        }} /></th>`
+        !page.data && !page.error
+          ? html`<${Skeleton} />`
+          : rows.length === 0 && !page.error
+            ? html`<${None} q=${q} more=${page.data?.next_cursor} />`
+            : html`<table class="cards">
+              <thead>
+                <tr>
+                  ${
+                    admin &&
+                    html`<th>
+                      <input
+                        type="checkbox"
+                        checked=${every}
+                        aria-label="Choose all of this page"
+                        onChange=${() => {
+                          choose(every ? new Set() : new Set(ids));
+                          setAll(false);
+                        }}
+                      />
+                    </th>`
+                  }
+                  <th>State</th>
+                  <th>Kind</th>
+                  <th>Job</th>
+                  <th>Queue</th>
+                  <th class="right">Attempt</th>
+                  <th>When</th>
+                  <th>About</th>
+                </tr>
+              </thead>
+              <tbody>
+                ${rows.map(
+                  (job) => html`<tr key=${job.id} data-row>
+                    ${
+                      admin &&
+                      html`<td>
+                        <input
+                          type="checkbox"
+                          checked=${all || chosen.has(job.id)}
+                          aria-label=${`Choose the job ${job.id}`}
+                          onChange=${() => toggle(job.id)}
+                        />
+                      </td>`
+                    }
+                    <td data-label="State">
+                      <a href=${withState(q, job.state)} tabindex="-1"><${Badge} is=${job.state} /></a>
+                    </td>
+                    <td data-label="Kind"><span class="bold">${job.kind}</span></td>
+                    <td data-label="Job"><${JobLink} id=${job.id} /></td>
+                    <td data-label="Queue">
+                      <a href=${`/queues/${encodeURIComponent(job.queue)}`}>${job.queue}</a>
+                      ${
+                        job.priority !== 5 &&
+                        html` <span class="faint" title="Priority: 0 runs first, 9 last">p${job.priority}</span>`
+                      }
+                    </td>
+                    <td data-label="Attempt" class="right num">${job.attempt} / ${job.max_attempts}</td>
+                    <td data-label="When"><${Time} at=${moment(job)} /></td>
+                    <td data-label="About"><${About} job=${job} /></td>
+                  </tr>`,
+                )}
+              </tbody>
+            </table>`
       }
-      <th>State</th><th>Kind</th><th>Job</th><th>Queue</th><th class="right">Attempt</th><th>When</th><th>About</th></tr></thead><tbody>
-      ${rows.map(
-        (job) => html`<tr key=${job.id} data-row>
-        ${admin && html`<td><input type="checkbox" checked=${all || chosen.has(job.id)} aria-label=${`Choose the job ${job.id}`} onChange=${() => toggle(job.id)} /></td>`}
-        <td data-label="State"><a href=${withState(q, job.state)} tabindex="-1"><${Badge} is=${job.state} /></a></td>
-        <td data-label="Kind"><span class="bold">${job.kind}</span></td>
-        <td data-label="Job"><${JobLink} id=${job.id} /></td>
-        <td data-label="Queue"><a href=${`/queues/${encodeURIComponent(job.queue)}`}>${job.queue}</a>${job.priority !== 5 && html` <span class="faint" title="Priority: 0 runs first, 9 last">p${job.priority}</span>`}</td>
-        <td data-label="Attempt" class="right num">${job.attempt} / ${job.max_attempts}</td>
-        <td data-label="When"><${Time} at=${moment(job)} /></td>
-        <td data-label="About"><${About} job=${job} /></td></tr>`,
-      )}</tbody></table>`
-    }
-    ${
-      (cursor || page.data?.next_cursor) &&
-      html`<div class="more row">${cursor && html`<button type="button" onClick=${() => history.back()}>Newer</button>`}
-      ${page.data?.next_cursor && html`<button type="button" onClick=${() => change({ cursor: page.data.next_cursor }, { replace: false })}>Older</button>`}</div>`
-    }
+      ${
+        (cursor || page.data?.next_cursor) &&
+        html`<div class="more row">
+          ${cursor && html`<button type="button" onClick=${() => history.back()}>Newer</button>`}
+          ${
+            page.data?.next_cursor &&
+            html`<button type="button" onClick=${() => change({ cursor: page.data.next_cursor }, { replace: false })}>
+              Older
+            </button>`
+          }
+        </div>`
+      }
     </section>
     ${
       admin &&
       (chosen.size > 0 || all) &&
       html`<div class="selection" role="region" aria-label="Chosen jobs">
-      <b>${all ? 'All that match' : plural(chosen.size, 'job')} chosen</b>
-      ${!all && every && html`<button type="button" class="small quiet" onClick=${() => setAll(true)}>Choose all that match</button>`}
-      <span class="grow"></span>
-      ${Object.entries(actions)
-        .filter(([word]) => word !== 'discard' || state === 'failed')
-        .map(
-          ([word, { name, danger }]) =>
-            html`<button type="button" key=${word} class=${danger ? 'small danger' : 'small'} onClick=${() => act(word)}>${name}</button>`,
-        )}
-      <button type="button" class="small quiet" data-escape onClick=${() => {
-        choose(new Set());
-        setAll(false);
-      }}>Clear</button></div>`
-    }`;
+        <b>${all ? 'All that match' : plural(chosen.size, 'job')} chosen</b>
+        ${
+          !all &&
+          every &&
+          html`<button type="button" class="small quiet" onClick=${() => setAll(true)}>Choose all that match</button>`
+        }
+        <span class="grow"></span>
+        ${Object.entries(actions)
+          .filter(([word]) => word !== 'discard' || state === 'failed')
+          .map(
+            ([word, { name, danger }]) => html`
+              <button type="button" key=${word} class=${danger ? 'small danger' : 'small'} onClick=${() => act(word)}>
+                ${name}
+              </button>
+            `,
+          )}
+        <button
+          type="button"
+          class="small quiet"
+          data-escape
+          onClick=${() => {
+            choose(new Set());
+            setAll(false);
+          }}
+        >
+          Clear
+        </button>
+      </div>`
+    }
+  `;
 }
 
 const withState = (q, state) => url('/jobs', { q: withWord(q, 'state', state) });
 
 function About({ job }) {
   if (job.state === 'executing' && job.progress)
-    return html`<span class="clip" title=${job.progress.note ?? ''}>${Math.round(job.progress.percent)} % ${job.progress.note ?? ''}</span>`;
+    return html`<span class="clip" title=${job.progress.note ?? ''}>
+      ${Math.round(job.progress.percent)} % ${job.progress.note ?? ''}
+    </span>`;
   if (job.last_error && job.state !== 'completed')
-    return html`<span class=${cls('clip', job.state !== 'cancelled' && 'bad')} title=${job.last_error}>${job.last_error}</span>`;
+    return html`<span class=${cls('clip', job.state !== 'cancelled' && 'bad')} title=${job.last_error}>
+      ${job.last_error}
+    </span>`;
   const words = [...(job.unique_key ? [job.unique_key] : []), ...(job.tags ?? [])];
   if (job.schedule)
-    return html`<span class="clip">by <a href=${`/schedules/${encodeURIComponent(job.schedule.name)}`}>${job.schedule.name}</a></span>`;
+    return html`<span class="clip">
+      by <a href=${`/schedules/${encodeURIComponent(job.schedule.name)}`}>${job.schedule.name}</a>
+    </span>`;
   return words.length
-    ? html`<span class="clip">${words.slice(0, 4).map((word) => html`<span class="tag" key=${word}>${word}</span> `)}</span>`
+    ? html`<span class="clip">
+      ${words.slice(0, 4).map((word) => html`<span class="tag" key=${word}>${word}</span> `)}
+    </span>`
     : html`<span class="faint">–</span>`;
 }
 
@@ -162,18 +236,37 @@ function Tabs({ q, state, broken }) {
   const sum = counts.data && states.reduce((n, word) => n + counts.data[word].count, 0);
   const capped = counts.data && states.some((word) => counts.data[word].capped);
   return html`<nav class="tabs" aria-label="States">
-    <a href=${url('/jobs', { q: rest })} aria-current=${state ? undefined : 'page'}>All<span class="num">${brief(sum ?? null, capped)}</span></a>
-    ${states.map((word) => html`<a key=${word} href=${withState(q, word)} aria-current=${state === word ? 'page' : undefined}>${word}<span class="num" title=${counts.data ? count(counts.data[word].count, counts.data[word].capped) : ''}>${brief(counts.data?.[word].count ?? null, counts.data?.[word].capped)}</span></a>`)}</nav>`;
+    <a href=${url('/jobs', { q: rest })} aria-current=${state ? undefined : 'page'}>
+      All<span class="num">${brief(sum ?? null, capped)}</span>
+    </a>
+    ${states.map(
+      (word) => html`<a key=${word} href=${withState(q, word)} aria-current=${state === word ? 'page' : undefined}>
+        ${word}
+        <span class="num" title=${counts.data ? count(counts.data[word].count, counts.data[word].capped) : ''}>
+          ${brief(counts.data?.[word].count ?? null, counts.data?.[word].capped)}
+        </span>
+      </a>`,
+    )}
+  </nav>`;
 }
 
 function None({ q, more }) {
   if (more)
-    return html`<${Empty} title="Nothing among the jobs looked at so far">A page looks at a bounded number of jobs. Older ones may match.</${Empty}>`;
+    return html`<${Empty} title="Nothing among the jobs looked at so far">
+      A page looks at a bounded number of jobs. Older ones may match.
+    </${Empty}>`;
   if (q)
-    return html`<${Empty} title="No job matches">Words must all hold. Jobs that ended are kept as long as their retention says. <a href="/jobs">Show all jobs</a></${Empty}>`;
-  return html`<${Empty} title="No jobs yet">Any program enqueues one over HTTP:
-    <div><pre>curl -X POST ${location.origin}/v1/jobs -H 'Content-Type: application/json' \\
-  -d '{"kind": "http", "payload": {"url": "…"}}'</pre></div><a href="/enqueue">Or fill in a form</a></${Empty}>`;
+    return html`<${Empty} title="No job matches">
+      Words must all hold. Jobs that ended are kept as long as their retention says. <a href="/jobs">Show all jobs</a>
+    </${Empty}>`;
+  return html`<${Empty} title="No jobs yet">
+    Any program enqueues one over HTTP:
+    <div>
+      <pre>curl -X POST ${location.origin}/v1/jobs -H 'Content-Type: application/json' \\
+  -d '{"kind": "http", "payload": {"url": "…"}}'</pre>
+    </div>
+    <a href="/enqueue">Or fill in a form</a>
+  </${Empty}>`;
 }
 
 /** What the filter finds, page by page, as a file. */
@@ -182,10 +275,7 @@ function Export({ q }) {
   const run = async (kind) => {
     set(0);
     try {
-      const parts =
-        kind === 'csv'
-          ? ['id,kind,queue,state,attempt,max_attempts,priority,created_at,execute_at,finished_at,last_error\r\n']
-          : [];
+      const parts = kind === 'csv' ? [`${COLUMNS.join(',')}\r\n`] : [];
       let rows = 0;
       let cursor = '';
       do {
@@ -212,12 +302,21 @@ function Export({ q }) {
     set(null);
   };
   if (progress !== null) return html`<button type="button" disabled>${count(progress)} jobs…</button>`;
-  return html`<label><span class="hidden-visually">Export</span><select value="" onChange=${(event) => {
-    const kind = event.target.value;
-    event.target.value = '';
-    if (kind) run(kind);
-  }}>
-    <option value="">Export…</option><option value="csv">as CSV</option><option value="ndjson">as NDJSON</option></select></label>`;
+  return html`<label>
+    <span class="hidden-visually">Export</span>
+    <select
+      value=""
+      onChange=${(event) => {
+        const kind = event.target.value;
+        event.target.value = '';
+        if (kind) run(kind);
+      }}
+    >
+      <option value="">Export…</option>
+      <option value="csv">as CSV</option>
+      <option value="ndjson">as NDJSON</option>
+    </select>
+  </label>`;
 }
 
 // A cell that begins like a formula is not taken for one.
@@ -226,5 +325,17 @@ const cell = (value) => {
   const safe = /^[=+\-@\t\r]/.test(text) && typeof value !== 'number' ? `'${text}` : text;
   return /[",\r\n]/.test(safe) ? `"${safe.replaceAll('"', '""')}"` : safe;
 };
-const csv = (job) =>
-  `${[job.id, job.kind, job.queue, job.state, job.attempt, job.max_attempts, job.priority, job.created_at, job.execute_at, job.finished_at, job.last_error].map(cell).join(',')}\r\n`;
+const COLUMNS = [
+  'id',
+  'kind',
+  'queue',
+  'state',
+  'attempt',
+  'max_attempts',
+  'priority',
+  'created_at',
+  'execute_at',
+  'finished_at',
+  'last_error',
+];
+const csv = (job) => `${COLUMNS.map((column) => cell(job[column])).join(',')}\r\n`;

@@ -4,7 +4,7 @@ import { url } from '../core/api.js';
 import { html } from '../core/dom.js';
 import { brief, count, rate, span } from '../core/format.js';
 import { go } from '../core/route.js';
-import { Allowed, Badge, Copy, Empty, Head, Panel, Skeleton, Time, Trouble, useNow } from '../ui/base.js';
+import { Allowed, Badge, Copy, Empty, Figure, Head, Panel, Skeleton, Time, Trouble, useNow } from '../ui/base.js';
 import { actions } from '../ui/bulk.js';
 import {
   again,
@@ -23,7 +23,13 @@ export default function Operation({ params: [id] }) {
   const found = useOperation(id);
   const now = useNow();
   if (found.error?.status === 404 || found.error?.status === 422) {
-    return html`<${Head} title="Operation" /><${Empty} title="There is no such operation"><span class="mono wrap">${id}</span><br />Those that are over are forgotten after a while. <a href="/operations">All operations</a></${Empty}>`;
+    return html`
+      <${Head} title="Operation" />
+      <${Empty} title="There is no such operation">
+        <span class="mono wrap">${id}</span><br />Those that are over are forgotten after a while.${' '}
+        <a href="/operations">All operations</a>
+      </${Empty}>
+    `;
   }
   if (!found.data)
     return found.error ? html`<${Trouble} error=${found.error} retry=${found.reload} />` : html`<${Skeleton} />`;
@@ -35,35 +41,109 @@ export default function Operation({ params: [id] }) {
     if (operation) go(`/operations/${operation.id}`);
   };
   const text = filterText(it.filter);
-  return html`<${Head} title=${html`${nameOf(it.action)} <${Badge} is=${it.state} />`} sub=${html`<span class="row"><span class="mono wrap">${it.id}</span><${Copy} text=${it.id} label="Copy the id" /></span>`}>
-      <${Allowed}>${on ? html`<button type="button" class="danger" onClick=${() => stop(it, found.reload)}>Stop</button>` : html`<button type="button" onClick=${repeat}>Start it again</button>`}</${Allowed}></${Head}>
+  return html`
+    <${Head}
+      title=${html`${nameOf(it.action)} <${Badge} is=${it.state} />`}
+      sub=${html`<span class="row">
+          <span class="mono wrap">${it.id}</span>
+          <${Copy} text=${it.id} label="Copy the id" />
+        </span>`}
+    >
+      <${Allowed}>
+        ${
+          on
+            ? html`<button type="button" class="danger" onClick=${() => stop(it, found.reload)}>Stop</button>`
+            : html`<button type="button" onClick=${repeat}>Start it again</button>`
+        }
+      </${Allowed}>
+    </${Head}>
     ${found.error && html`<${Trouble} error=${found.error} retry=${found.reload} />`}
     ${
       !on &&
-      html`<div class=${`note ${it.state === 'done' && !it.failed ? 'good' : it.state === 'failed' ? 'bad' : 'warn'}`} id="outcome"><b>${{ done: 'It is done', cancelled: 'It was stopped', failed: 'It could not go on' }[it.state] ?? it.state}</b>
-      <p>${outcome(it)}${took !== null && `, in ${span(took)}`}. ${it.state !== 'done' && 'What was not reached was left as it is.'}</p></div>`
+      html`
+        <div
+          class=${`note ${it.state === 'done' && !it.failed ? 'good' : it.state === 'failed' ? 'bad' : 'warn'}`}
+          id="outcome"
+        >
+          <b>
+            ${{ done: 'It is done', cancelled: 'It was stopped', failed: 'It could not go on' }[it.state] ?? it.state}
+          </b>
+          <p>
+            ${outcome(it)}${took !== null && `, in ${span(took)}`}.${' '}
+            ${it.state !== 'done' && 'What was not reached was left as it is.'}
+          </p>
+        </div>
+      `
     }
-    <${Panel} title="Progress" side=${on && html`<span class="soft">${it.runner ? html`by <span class="mono wrap">${it.runner}</span>` : 'waits for a runner'}</span>`}><${Progress} operation=${it} /></${Panel}>
+    <${Panel}
+      title="Progress"
+      side=${
+        on &&
+        html`<span class="soft">
+          ${it.runner ? html`by <span class="mono wrap">${it.runner}</span>` : 'waits for a runner'}
+        </span>`
+      }
+    >
+      <${Progress} operation=${it} />
+    </${Panel}>
     <div class="figures">
-      <${Figure} name="Done" note=${actions[it.action]?.name.toLowerCase()}>${brief(it.done)}</${Figure}>
-      <${Figure} name="Left as they were" note="in no state for it">${brief(it.skipped)}</${Figure}>
-      <${Figure} name="Failed" note=${it.failed > 0 ? 'the last error is below' : 'none went wrong'} bad=${it.failed > 0}>${brief(it.failed)}</${Figure}>
-      <${Figure} name="Measured rate" note=${paceOf(it)}>${rate(it.measured_rate)}/s</${Figure}>
-      ${on ? html`<${Figure} name="Time left" note=${it.estimate_capped ? 'at least: more than were counted' : 'at this rate'}>${it.eta_s === null ? '–' : span(it.eta_s * 1000)}</${Figure}>` : html`<${Figure} name="Took" note="from start to end">${span(took)}</${Figure}>`}</div>
-    ${it.last_error && html`<${Panel} title="Last error" side=${html`<${Copy} text=${it.last_error} label="Copy the error" />`}><div class="error">${it.last_error}</div></${Panel}>`}
-    <${Panel} title="What was asked"><dl class="facts">
-      <dt>Jobs</dt><dd><${FilterLink} operation=${it} /></dd>
-      ${text && html`<dt>Filter</dt><dd><span class="row"><code class="lines">${text}</code><${Copy} text=${text} label="Copy the filter" /></span></dd>`}
-      <dt>Counted</dt><dd class="num">${count(it.estimate, it.estimate_capped)} at the start</dd>
-      <dt>Pace</dt><dd>${paceOf(it)}</dd>
-      ${it.priority !== null && html`<dt>Priority</dt><dd>${it.priority}</dd>`}
-      ${it.execute_at && html`<dt>Due</dt><dd><${Time} at=${it.execute_at} /></dd>`}
-      ${it.reason && html`<dt>Reason</dt><dd>${it.reason}</dd>`}
-      <dt>Asked by</dt><dd><bdi>${it.asked_by}</bdi>, <${Time} at=${it.created_at} /></dd>
-      ${it.started_at && html`<dt>Started</dt><dd><${Time} at=${it.started_at} /></dd>`}
-      ${it.ended_at && html`<dt>Ended</dt><dd><${Time} at=${it.ended_at} /></dd>`}
-      <dt>Audit</dt><dd><a href=${url('/audit', { target: it.id })}>What was done to this operation</a></dd></dl></${Panel}>`;
+      <${Figure} name="Done" note=${actions[it.action]?.name.toLowerCase()} value=${brief(it.done)} />
+      <${Figure} name="Left as they were" note="in no state for it" value=${brief(it.skipped)} />
+      <${Figure}
+        name="Failed"
+        value=${brief(it.failed)}
+        note=${it.failed > 0 ? 'the last error is below' : 'none went wrong'}
+        bad=${it.failed > 0}
+      />
+      <${Figure} name="Measured rate" note=${paceOf(it)} value=${`${rate(it.measured_rate)}/s`} />
+      ${
+        on
+          ? html`
+            <${Figure}
+              name="Time left"
+              note=${it.estimate_capped ? 'at least: more than were counted' : 'at this rate'}
+              value=${it.eta_s === null ? '–' : span(it.eta_s * 1000)}
+            />
+          `
+          : html`<${Figure} name="Took" note="from start to end" value=${span(took)} />`
+      }
+    </div>
+    ${
+      it.last_error &&
+      html`<${Panel} title="Last error" side=${html`<${Copy} text=${it.last_error} label="Copy the error" />`}>
+        <div class="error">${it.last_error}</div>
+      </${Panel}>`
+    }
+    <${Panel} title="What was asked">
+      <dl class="facts">
+        <dt>Jobs</dt>
+        <dd><${FilterLink} operation=${it} /></dd>
+        ${
+          text &&
+          html`
+            <dt>Filter</dt>
+            <dd>
+              <span class="row">
+                <code class="lines">${text}</code>
+                <${Copy} text=${text} label="Copy the filter" />
+              </span>
+            </dd>
+          `
+        }
+        <dt>Counted</dt>
+        <dd class="num">${count(it.estimate, it.estimate_capped)} at the start</dd>
+        <dt>Pace</dt>
+        <dd>${paceOf(it)}</dd>
+        ${it.priority !== null && html`<dt>Priority</dt><dd>${it.priority}</dd>`}
+        ${it.execute_at && html`<dt>Due</dt><dd><${Time} at=${it.execute_at} /></dd>`}
+        ${it.reason && html`<dt>Reason</dt><dd>${it.reason}</dd>`}
+        <dt>Asked by</dt>
+        <dd><bdi>${it.asked_by}</bdi>, <${Time} at=${it.created_at} /></dd>
+        ${it.started_at && html`<dt>Started</dt><dd><${Time} at=${it.started_at} /></dd>`}
+        ${it.ended_at && html`<dt>Ended</dt><dd><${Time} at=${it.ended_at} /></dd>`}
+        <dt>Audit</dt>
+        <dd><a href=${url('/audit', { target: it.id })}>What was done to this operation</a></dd>
+      </dl>
+    </${Panel}>
+  `;
 }
-
-const Figure = ({ name, note, bad, children }) =>
-  html`<div class="figure"><div class="name">${name}</div><div class=${bad ? 'value bad' : 'value'}>${children}</div><div class="sub">${note}</div></div>`;

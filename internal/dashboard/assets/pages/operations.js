@@ -5,7 +5,7 @@ import { html } from '../core/dom.js';
 import { rate, span } from '../core/format.js';
 import { useWords } from '../core/route.js';
 import { Allowed, Badge, Empty, Head, Skeleton, Time, Trouble } from '../ui/base.js';
-import { Pages } from '../ui/letters.js';
+import { Pages } from '../ui/dead-letters.js';
 import {
   filterWords,
   isRunning,
@@ -26,38 +26,104 @@ export default function Operations() {
   const cursor = query.get('cursor') ?? '';
   const page = useOperations({ state, cursor, limit: 50 }, cursor ? 0 : 5000);
   const rows = page.data?.data ?? [];
-  return html`<${Head} title="Operations" sub="What was asked to be done to many jobs at once. A runner does it in the background." />
-    <nav class="tabs" aria-label="States"><a href="/operations" aria-current=${state ? undefined : 'page'}>All</a>
-      ${states.map((word) => html`<a key=${word} href=${url('/operations', { state: word })} aria-current=${word === state ? 'page' : undefined}>${word}</a>`)}</nav>
+  return html`
+    <${Head}
+      title="Operations"
+      sub="What was asked to be done to many jobs at once. A runner does it in the background."
+    />
+    <nav class="tabs" aria-label="States">
+      <a href="/operations" aria-current=${state ? undefined : 'page'}>All</a>
+      ${states.map(
+        (word) => html`
+          <a
+            key=${word}
+            href=${url('/operations', { state: word })}
+            aria-current=${word === state ? 'page' : undefined}
+          >
+            ${word}
+          </a>
+        `,
+      )}
+    </nav>
     ${page.error && html`<${Trouble} error=${page.error} retry=${page.reload} />`}
     <section class="panel" aria-label="Operations found">
-    ${
-      !page.data
-        ? !page.error && html`<${Skeleton} />`
-        : rows.length === 0
-          ? html`<${None} state=${state} />`
-          : html`<table class="cards dense"><thead><tr><th>State</th><th>Action</th><th>Jobs</th><th>Progress</th><th>Rate</th><th>Left</th><th class="optional">Asked by</th><th>When</th>
-      <${Allowed}><th><span class="hidden-visually">Actions</span></th></${Allowed}></tr></thead><tbody>
-      ${rows.map(
-        (operation) => html`<tr key=${operation.id} data-row>
-        <td data-label="State"><${Badge} is=${operation.state} /></td>
-        <td data-label="Action"><a class="bold nowrap" href=${`/operations/${operation.id}`}>${nameOf(operation.action)}</a></td>
-        <td data-label="Jobs" class="cause"><span class="lines" title=${filterWords(meant(operation))}>${filterWords(meant(operation))}</span></td>
-        <td data-label="Progress" class="pace">${isRunning(operation) ? html`<${Progress} operation=${operation} />` : html`<span class="num">${outcome(operation)}</span>`}</td>
-        <td data-label="Rate" class="num nowrap" title=${paceOf(operation)}>${rate(operation.measured_rate)}/s</td>
-        <td data-label="Left" class="num nowrap">${isRunning(operation) && operation.eta_s !== null ? span(operation.eta_s * 1000) : '–'}</td>
-        <td data-label="Asked by" class="who optional"><span class="lines" title=${operation.asked_by}>${operation.asked_by}</span></td>
-        <td data-label="When"><${Time} at=${operation.created_at} /></td>
-        <${Allowed}><td>${isRunning(operation) && html`<button type="button" class="small danger" onClick=${() => stop(operation, page.reload)}>Stop</button>`}</td></${Allowed}></tr>`,
-      )}</tbody></table>`
-    }
-    <${Pages} cursor=${cursor} next=${page.data?.next_cursor} change=${change} /></section>`;
+      ${
+        !page.data
+          ? !page.error && html`<${Skeleton} />`
+          : rows.length === 0
+            ? html`<${None} state=${state} />`
+            : html`<table class="cards dense">
+              <thead>
+                <tr>
+                  <th>State</th>
+                  <th>Action</th>
+                  <th>Jobs</th>
+                  <th>Progress</th>
+                  <th>Rate</th>
+                  <th>Left</th>
+                  <th class="optional">Asked by</th>
+                  <th>When</th>
+                  <${Allowed}>
+                    <th><span class="hidden-visually">Actions</span></th>
+                  </${Allowed}>
+                </tr>
+              </thead>
+              <tbody>
+                ${rows.map(
+                  (operation) => html`<tr key=${operation.id} data-row>
+                    <td data-label="State"><${Badge} is=${operation.state} /></td>
+                    <td data-label="Action">
+                      <a class="bold nowrap" href=${`/operations/${operation.id}`}>${nameOf(operation.action)}</a>
+                    </td>
+                    <td data-label="Jobs" class="cause">
+                      <span class="lines" title=${filterWords(meant(operation))}>${filterWords(meant(operation))}</span>
+                    </td>
+                    <td data-label="Progress" class="pace">
+                      ${
+                        isRunning(operation)
+                          ? html`<${Progress} operation=${operation} />`
+                          : html`<span class="num">${outcome(operation)}</span>`
+                      }
+                    </td>
+                    <td data-label="Rate" class="num nowrap" title=${paceOf(operation)}>
+                      ${rate(operation.measured_rate)}/s
+                    </td>
+                    <td data-label="Left" class="num nowrap">
+                      ${isRunning(operation) && operation.eta_s !== null ? span(operation.eta_s * 1000) : '–'}
+                    </td>
+                    <td data-label="Asked by" class="who optional">
+                      <span class="lines" title=${operation.asked_by}>${operation.asked_by}</span>
+                    </td>
+                    <td data-label="When"><${Time} at=${operation.created_at} /></td>
+                    <${Allowed}>
+                      <td>
+                        ${
+                          isRunning(operation) &&
+                          html`<button type="button" class="small danger" onClick=${() => stop(operation, page.reload)}>
+                            Stop
+                          </button>`
+                        }
+                      </td>
+                    </${Allowed}>
+                  </tr>`,
+                )}
+              </tbody>
+            </table>`
+      }
+      <${Pages} cursor=${cursor} next=${page.data?.next_cursor} change=${change} />
+    </section>
+  `;
 }
 
 function None({ state }) {
   if (state)
     return html`<${Empty} title=${`None is ${state}`}><a href="/operations">Show all operations</a></${Empty}>`;
-  return html`<${Empty} title="No operation yet">Choose jobs in <a href="/jobs">the list of jobs</a>, or release a group of <a href="/failures">failures</a>. Or over HTTP, at first without changing anything:
-    <div><pre>curl -X POST ${location.origin}/v1/operations -H 'Content-Type: application/json' \\
-  -d '{"action": "retry", "filter": {"q": "${'state:failed finished:<2h'}"}, "rate": 50, "dry_run": true}'</pre></div></${Empty}>`;
+  return html`<${Empty} title="No operation yet">
+    Choose jobs in <a href="/jobs">the list of jobs</a>, or release a group of <a href="/dead-letters">dead letters</a>.
+    Or over HTTP, at first without changing anything:
+    <div>
+      <pre>curl -X POST ${location.origin}/v1/operations -H 'Content-Type: application/json' \\
+  -d '{"action": "retry", "filter": {"q": "${'state:failed finished:<2h'}"}, "rate": 50, "dry_run": true}'</pre>
+    </div>
+  </${Empty}>`;
 }

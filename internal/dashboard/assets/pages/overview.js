@@ -4,13 +4,17 @@ import { seg } from '../core/api.js';
 import { html, useMemo } from '../core/dom.js';
 import { brief, count, plural, rate, span } from '../core/format.js';
 import { useQuery } from '../core/query.js';
-import { Badge, Empty, Head, JobLink, Panel, Skeleton, Time, Trouble } from '../ui/base.js';
+import { Badge, Empty, Figure, Head, JobLink, Panel, Skeleton, Time, Trouble } from '../ui/base.js';
 import { Chart } from '../ui/chart.js';
 import { HistoryCharts } from '../ui/history.js';
 
 const states = ['waiting', 'executing', 'retrying', 'completed', 'failed', 'cancelled'];
 /** Of these the server counts a hundred thousand. */
 const unfinished = ['waiting', 'executing', 'retrying'];
+const EXAMPLE = [
+  `curl -X POST ${location.origin}/v1/jobs -H 'Content-Type: application/json'`,
+  `-d '{"kind": "…", "payload": {…}}'`,
+].join(' ');
 
 export default function Overview() {
   const stats = useQuery('/v1/stats', { on: true, every: 5000, pace: 2000 });
@@ -22,26 +26,85 @@ export default function Overview() {
   const all = minute.data && lastMinute(minute.data.points);
   const none = states.every((word) => !by[word]);
   const atLeast = (word) => !stats.data.exact && unfinished.includes(word);
-  return html`<${Head} title="Overview" />
+  return html`
+    <${Head} title="Overview" />
     <div class="figures">
-      <${Figure} name="In" value=${`${rate(all ? all.accepted : rates.accepted_per_second)}/s`} note=${all ? 'accepted, last minute' : 'accepted by this runner, last minute'} to="/jobs" />
-      <${Figure} name="Out" value=${`${rate(all ? all.ended : rates.ended_per_second)}/s`} note=${all ? 'ended, last minute' : 'attempts ended here, last minute'} to="/jobs?q=finished:<10m" />
-      <${Figure} name="Lateness p50 · p99" value=${html`${span(lateness.p50_ms)} · ${span(lateness.p99_ms)}`} note="start after due, last minute" />
-      <${Figure} name="Oldest due" value=${span(lateness.oldest_due_ms)} note=${lateness.oldest_due_ms ? 'has been due for so long' : 'nothing is overdue'} to="/jobs?q=state:waiting due:<0s" bad=${lateness.oldest_due_ms > 60000} />
-      <${Figure} name="Next due" value=${lateness.next_due_at ? html`<${Time} at=${lateness.next_due_at} />` : '–'} note="of those that wait" to="/jobs?q=state:waiting" />
+      <${Figure}
+        name="In"
+        value=${`${rate(all ? all.accepted : rates.accepted_per_second)}/s`}
+        note=${all ? 'accepted, last minute' : 'accepted by this runner, last minute'}
+        to="/jobs"
+      />
+      <${Figure}
+        name="Out"
+        value=${`${rate(all ? all.ended : rates.ended_per_second)}/s`}
+        note=${all ? 'ended, last minute' : 'attempts ended here, last minute'}
+        to="/jobs?q=finished:<10m"
+      />
+      <${Figure}
+        name="Lateness p50 · p99"
+        value=${html`${span(lateness.p50_ms)} · ${span(lateness.p99_ms)}`}
+        note="start after due, last minute"
+      />
+      <${Figure}
+        name="Oldest due"
+        value=${span(lateness.oldest_due_ms)}
+        note=${lateness.oldest_due_ms ? 'has been due for so long' : 'nothing is overdue'}
+        to="/jobs?q=state:waiting due:<0s"
+        bad=${lateness.oldest_due_ms > 60000}
+      />
+      <${Figure}
+        name="Next due"
+        value=${lateness.next_due_at ? html`<${Time} at=${lateness.next_due_at} />` : '–'}
+        note="of those that wait"
+        to="/jobs?q=state:waiting"
+      />
     </div>
     ${
       none &&
-      html`<section class="panel"><${Empty} title="Nothing has been enqueued yet">A job is a kind and a payload. <a href="/enqueue">Enqueue the first</a>, or from any program:
-      <div><pre>curl -X POST ${location.origin}/v1/jobs -H 'Content-Type: application/json' -d '{"kind": "…", "payload": {…}}'</pre></div></${Empty}></section>`
+      html`<section class="panel">
+        <${Empty} title="Nothing has been enqueued yet">
+          A job is a kind and a payload. <a href="/enqueue">Enqueue the first</a>, or from any program:
+          <div><pre>${EXAMPLE}</pre></div>
+        </${Empty}>
+      </section>`
     }
     <${HistoryCharts} first="5m" />
     <div class="grid">
-      <${Panel} title="Backlog by state" flush side=${!stats.data.exact && html`<span class="faint" title="There are more unfinished jobs than the server counts">+ means at least</span>`}><table><tbody>
-        ${states.map((word) => html`<tr key=${word}><td><a href=${`/jobs?q=state:${word}`}><${Badge} is=${word} /></a></td><td class="right num bold" title=${`${atLeast(word) ? 'at least ' : ''}${count(by[word] ?? 0)}`}>${brief(by[word] ?? 0, atLeast(word))}${word === 'failed' && stats.data.open_failures > 0 && html` <a class="bad" href="/failures">${brief(stats.data.open_failures)} open</a>`}</td></tr>`)}</tbody></table></${Panel}>
+      <${Panel}
+        title="Backlog by state"
+        flush
+        side=${
+          !stats.data.exact &&
+          html`<span class="faint" title="There are more unfinished jobs than the server counts">
+            + means at least
+          </span>`
+        }
+      >
+        <table>
+          <tbody>
+            ${states.map(
+              (word) => html`<tr key=${word}>
+                <td>
+                  <a href=${`/jobs?q=state:${word}`}><${Badge} is=${word} /></a>
+                </td>
+                <td class="right num bold" title=${`${atLeast(word) ? 'at least ' : ''}${count(by[word] ?? 0)}`}>
+                  ${brief(by[word] ?? 0, atLeast(word))}
+                  ${
+                    word === 'failed' &&
+                    stats.data.open_dead_letters > 0 &&
+                    html` <a class="bad" href="/dead-letters">${brief(stats.data.open_dead_letters)} open</a>`
+                  }
+                </td>
+              </tr>`,
+            )}
+          </tbody>
+        </table>
+      </${Panel}>
       <${Problems} queues=${queues} />
     </div>
-    <div class="grid"><${Ahead} /><${Newest} /></div>`;
+    <div class="grid"><${Ahead} /><${Newest} /></div>
+  `;
 }
 
 /** Means of the twelve steps before the one that is open. */
@@ -49,9 +112,6 @@ function lastMinute(points) {
   const mean = (values) => values.slice(-13, -1).reduce((sum, value) => sum + value, 0) / 12;
   return { accepted: mean(points.accepted), ended: mean(points.ended) };
 }
-
-const Figure = ({ name, value, note, to, bad }) =>
-  html`<${to ? 'a' : 'div'} class="figure" href=${to}><div class="name">${name}</div><div class=${bad ? 'value bad' : 'value'}>${value}</div><div class="sub">${note}</div></${to ? 'a' : 'div'}>`;
 
 const waiting = (queue) => (queue.states.waiting ?? 0) + (queue.states.retrying ?? 0);
 /** How much is wrong with a queue; the worst comes first. */
@@ -67,23 +127,43 @@ function Problems({ queues }) {
   );
   return html`<${Panel} title="Queues, problems first" flush side=${html`<a href="/queues">All queues</a>`}>
     <${Trouble} error=${queues.error} retry=${queues.reload} />
-    ${rows.length === 0 && queues.data && html`<${Empty} title="No queue yet">A queue comes with its first job.</${Empty}>`}
+    ${
+      rows.length === 0 &&
+      queues.data &&
+      html`<${Empty} title="No queue yet">A queue comes with its first job.</${Empty}>`
+    }
     ${
       rows.length > 0 &&
-      html`<table class="cards"><thead><tr><th>Queue</th><th>Standing</th><th class="right">Waiting</th><th class="right">Running</th></tr></thead><tbody>
-    ${rows.map(
-      (
-        queue,
-      ) => html`<tr key=${queue.name} data-row><td data-label="Queue"><a href=${`/queues/${seg(queue.name)}`}><span class="clip">${queue.name}</span></a></td>
-      <td data-label="Standing">${standing(queue)}</td><td data-label="Waiting" class="right num" title=${queue.exact ? undefined : 'at least'}>${brief(waiting(queue), !queue.exact)}</td><td data-label="Running" class="right num">${brief(queue.states.executing ?? 0, !queue.exact)}</td></tr>`,
-    )}</tbody></table>`
-    }</${Panel}>`;
+      html`<table class="cards">
+        <thead>
+          <tr><th>Queue</th><th>Standing</th><th class="right">Waiting</th><th class="right">Running</th></tr>
+        </thead>
+        <tbody>
+          ${rows.map(
+            (queue) => html`<tr key=${queue.name} data-row>
+              <td data-label="Queue">
+                <a href=${`/queues/${seg(queue.name)}`}><span class="clip">${queue.name}</span></a>
+              </td>
+              <td data-label="Standing">${standing(queue)}</td>
+              <td data-label="Waiting" class="right num" title=${queue.exact ? undefined : 'at least'}>
+                ${brief(waiting(queue), !queue.exact)}
+              </td>
+              <td data-label="Running" class="right num">${brief(queue.states.executing ?? 0, !queue.exact)}</td>
+            </tr>`,
+          )}
+        </tbody>
+      </table>`
+    }
+  </${Panel}>`;
 }
 
 function standing(queue) {
   if (queue.runners === 0 && waiting(queue) > 0) return html`<${Badge} is="bad">no runner</${Badge}>`;
   if (queue.paused)
-    return html`<${Badge} is="paused" title=${queue.paused.reason ?? ''}>paused</${Badge}> <span class="faint">by ${queue.paused.by}, <${Time} at=${queue.paused.at} /></span>`;
+    return html`
+      <${Badge} is="paused" title=${queue.paused.reason ?? ''}>paused</${Badge}>${' '}
+      <span class="faint">by ${queue.paused.by}, <${Time} at=${queue.paused.at} /></span>
+    `;
   if (queue.concurrency !== null && queue.permits >= queue.concurrency)
     return html`<${Badge} is="warn">limit of ${queue.concurrency} reached</${Badge}>`;
   return queue.runners === 0 ? html`<${Badge}>idle, no runner</${Badge}>` : html`<${Badge} is="good">served</${Badge}>`;
@@ -106,35 +186,65 @@ function Ahead() {
       },
     [hours],
   );
-  return html`<${Panel} title="Due in the next 24 hours" side=${html`<a href="/jobs?q=state:waiting due:<24h">Jobs</a>`}>
-    ${shown ? html`<${Chart} label="Jobs due by hour" x=${shown.x} series=${shown.series} format=${brief} />` : html`<${Trouble} error=${forecast.error} retry=${forecast.reload} />`}
-    ${
-      hours &&
-      html`<p class="faint">${plural(
-        hours.reduce((n, hour) => n + hour.jobs, 0),
-        'job',
-      )}${hours.some((hour) => hour.more) ? ' or more' : ''} within 24 hours.</p>`
-    }</${Panel}>`;
+  return html`
+    <${Panel} title="Due in the next 24 hours" side=${html`<a href="/jobs?q=state:waiting due:<24h">Jobs</a>`}>
+      ${
+        shown
+          ? html`<${Chart} label="Jobs due by hour" x=${shown.x} series=${shown.series} format=${brief} />`
+          : html`<${Trouble} error=${forecast.error} retry=${forecast.reload} />`
+      }
+      ${
+        hours &&
+        html`<p class="faint">
+          ${plural(
+            hours.reduce((n, hour) => n + hour.jobs, 0),
+            'job',
+          )}
+          ${hours.some((hour) => hour.more) ? ' or more' : ''} within 24 hours.
+        </p>`
+      }
+    </${Panel}>
+  `;
 }
 
-/** The newest groups of failures. */
+/** The newest groups of dead letters. */
 function Newest() {
-  const groups = useQuery('/v1/dead/groups?limit=6', {
+  const groups = useQuery('/v1/dead-letters/groups?limit=6', {
     on: (event) => event.type === 'settled' && event.data.includes('"failed"'),
     every: 20000,
     pace: 3000,
   });
   const rows = groups.data?.data ?? [];
-  return html`<${Panel} title="Newest failures" flush side=${html`<a href="/failures">All failures</a>`}><${Trouble} error=${groups.error} retry=${groups.reload} />
-    ${groups.data && rows.length === 0 && html`<${Empty} title="No open failures">Jobs that failed for good are gathered here by their cause.</${Empty}>`}
+  return html`<${Panel} title="Newest dead letters" flush side=${html`<a href="/dead-letters">All dead letters</a>`}>
+    <${Trouble} error=${groups.error} retry=${groups.reload} />
+    ${
+      groups.data &&
+      rows.length === 0 &&
+      html`<${Empty} title="No open dead letters">
+        Jobs that failed for good are gathered here by their cause.
+      </${Empty}>`
+    }
     ${
       rows.length > 0 &&
-      html`<table class="cards"><thead><tr><th>Error</th><th class="right">Open</th><th>Last</th><th>Sample</th></tr></thead><tbody>
-    ${rows.map(
-      (
-        group,
-      ) => html`<tr key=${group.fingerprint} data-row><td data-label="Error" class="cause"><a class="lines" href=${`/failures/${group.fingerprint}`} title=${group.error}>${group.kind}: ${group.error}</a></td>
-      <td data-label="Open" class="right num bold">${brief(group.open, group.capped)}</td><td data-label="Last"><${Time} at=${group.last_seen} /></td><td data-label="Sample"><${JobLink} id=${group.sample} /></td></tr>`,
-    )}</tbody></table>`
-    }</${Panel}>`;
+      html`<table class="cards">
+        <thead>
+          <tr><th>Error</th><th class="right">Open</th><th>Last</th><th>Sample</th></tr>
+        </thead>
+        <tbody>
+          ${rows.map(
+            (group) => html`<tr key=${group.fingerprint} data-row>
+              <td data-label="Error" class="cause">
+                <a class="lines" href=${`/dead-letters/${group.fingerprint}`} title=${group.error}>
+                  ${group.kind}: ${group.error}
+                </a>
+              </td>
+              <td data-label="Open" class="right num bold">${brief(group.open, group.capped)}</td>
+              <td data-label="Last"><${Time} at=${group.last_seen} /></td>
+              <td data-label="Sample"><${JobLink} id=${group.sample} /></td>
+            </tr>`,
+          )}
+        </tbody>
+      </table>`
+    }
+  </${Panel}>`;
 }

@@ -33,6 +33,10 @@ function useBehind(rows) {
   );
 }
 
+const INEXACT = '. There are so many jobs that not all are counted: + means at least';
+const permitsOf = ({ permits, concurrency }) =>
+  `${count(permits)} of ${count(concurrency)} permits are taken, all runners together`;
+
 export default function Queues() {
   const queues = useQuery('/v1/queues', { on: happens, every: 10000, pace: 2000 });
   const histories = useQueueHistories();
@@ -52,42 +56,177 @@ export default function Queues() {
     [queues.data, behind, word],
   );
   const bad = rows.filter((row) => row.trouble > 0).length;
+  const inexact = queues.data?.exact ? '' : INEXACT;
   const shown = rows.slice(0, most);
   const act = async (what, queue) => (await what(queue)) && queues.reload();
-  return html`<${Head} title="Queues" sub=${queues.data && all.length > 0 && `${plural(all.length, 'queue')}, ${bad ? `${bad} with a problem` : 'all well'}${queues.data.exact ? '' : '. There are so many jobs that not all are counted: + means at least'}`}>
-      ${all.length > 10 && html`<label><span class="hidden-visually">Find a queue</span><input type="search" placeholder="Find a queue" value=${word} onInput=${(e) => setWord(e.target.value)} /></label>`}</${Head}>
+  return html`
+    <${Head}
+      title="Queues"
+      sub=${
+        queues.data &&
+        all.length > 0 &&
+        `${plural(all.length, 'queue')}, ${bad ? `${bad} with a problem` : 'all well'}${inexact}`
+      }
+    >
+      ${
+        all.length > 10 &&
+        html`<label>
+          <span class="hidden-visually">Find a queue</span>
+          <input type="search" placeholder="Find a queue" value=${word} onInput=${(e) => setWord(e.target.value)} />
+        </label>`
+      }
+    </${Head}>
     <${Trouble} error=${queues.error} retry=${queues.reload} />
     ${!queues.data && !queues.error && html`<${Skeleton} />`}
     ${
       queues.data &&
       html`<section class="panel scroll" aria-label="Queues found">
-      ${
-        all.length === 0
-          ? html`<${None} />`
-          : rows.length === 0
-            ? html`<${Empty} title="No queue has such a name" />`
-            : html`<table class="cards"><thead><tr>
-        <th>Queue</th><th>Standing</th><th class="right">Waiting</th><th class="right">Running</th><th class="right roomy">Completed</th><th class="right">Runners</th>${histories && html`<th class="roomy">Out, 5 min</th><th class="roomy">Lateness, 5 min</th>`}<${Allowed}><th><span class="hidden-visually">Actions</span></th></${Allowed}></tr></thead><tbody>
-        ${shown.map(
-          ({ queue }) => html`<tr key=${queue.name} data-row>
-          <td data-label="Queue"><span class="named"><a class="bold" href=${`/queues/${seg(queue.name)}`}>${queue.name}</a>${queue.priority !== 5 && html` <span class="faint" title="Priority: 0 is served first, 9 last">p${queue.priority}</span>`}</span></td>
-          <td data-label="Standing"><div><${Standing} queue=${queue} behind=${behind[queue.name]} />
-            ${queue.paused && html`<div class="faint wrap">${queue.paused.reason && html`<span class="clip thin" title=${queue.paused.reason}>${queue.paused.reason}</span>`}<span class="clip thin" title=${queue.paused.by}><${Time} at=${queue.paused.at} /> by ${queue.paused.by}</span></div>`}
-            ${queue.oldest_due_ms > 0 && html`<div class="faint">oldest due ${span(queue.oldest_due_ms)}</div>`}</div></td>
-          <td data-label="Waiting" class="right num"><div><a href=${jobs(queue, 'waiting')}>${brief(queue.states.waiting ?? 0, !queue.exact)}</a>${queue.states.retrying > 0 && html`<div><a class="warn" href=${jobs(queue, 'retrying')}>${brief(queue.states.retrying, !queue.exact)} retrying</a></div>`}</div></td>
-          <td data-label="Running" class="right num"><div><a href=${jobs(queue, 'executing')}>${brief(queue.states.executing ?? 0, !queue.exact)}</a>${queue.concurrency !== null && html`<div class="faint" title=${`${count(queue.permits)} of ${count(queue.concurrency)} permits are taken, all runners together`}>of ${brief(queue.concurrency)}</div>`}</div></td>
-          <td data-label="Completed" class="right num roomy"><div>${brief(queue.states.completed ?? 0)}${queue.open_failures > 0 && html`<div><a class="bad" href=${`/jobs?q=queue:${queue.name} dead:open`}>${brief(queue.open_failures)} open failures</a></div>`}${queue.states.failed > 0 && html`<div><a class="faint" href=${jobs(queue, 'failed')}>${brief(queue.states.failed)} failed in all</a></div>`}</div></td>
-          <td data-label="Runners" class="right num"><a href="/runners">${queue.runners}</a></td>
-          ${histories && html`<${Recent} points=${histories.get(queue.name)} name=${queue.name} />`}
-          <${Allowed}><td class="right">${
-            queue.paused
-              ? html`<button type="button" class="small" aria-label=${`Resume ${queue.name}`} onClick=${() => act(resume, queue)}>Resume</button>`
-              : html`<button type="button" class="small" aria-label=${`Pause ${queue.name}`} onClick=${() => act(pause, queue)}>Pause</button>`
-          }</td></${Allowed}></tr>`,
-        )}</tbody></table>`
-      }
-      ${rows.length > shown.length && html`<div class="more"><button type="button" onClick=${() => showMost(most + PAGE)}>${plural(rows.length - shown.length, 'more', 'more')}</button></div>`}</section>`
-    }`;
+        ${
+          all.length === 0
+            ? html`<${None} />`
+            : rows.length === 0
+              ? html`<${Empty} title="No queue has such a name" />`
+              : html`<table class="cards">
+                <thead>
+                  <tr>
+                    <th>Queue</th>
+                    <th>Standing</th>
+                    <th class="right">Waiting</th>
+                    <th class="right">Running</th>
+                    <th class="right roomy">Completed</th>
+                    <th class="right">Runners</th>
+                    ${histories && html`<th class="roomy">Out, 5 min</th><th class="roomy">Lateness, 5 min</th>`}
+                    <${Allowed}>
+                      <th><span class="hidden-visually">Actions</span></th>
+                    </${Allowed}>
+                  </tr>
+                </thead>
+                <tbody>
+                  ${shown.map(
+                    ({ queue }) => html`<tr key=${queue.name} data-row>
+                      <td data-label="Queue">
+                        <span class="named">
+                          <a class="bold" href=${`/queues/${seg(queue.name)}`}>${queue.name}</a>
+                          ${
+                            queue.priority !== 5 &&
+                            html`
+                              ${' '}
+                              <span class="faint" title="Priority: 0 is served first, 9 last">p${queue.priority}</span>
+                            `
+                          }
+                        </span>
+                      </td>
+                      <td data-label="Standing">
+                        <div>
+                          <${Standing} queue=${queue} behind=${behind[queue.name]} />
+                          ${
+                            queue.paused &&
+                            html`<div class="faint wrap">
+                              ${
+                                queue.paused.reason &&
+                                html`<span class="clip thin" title=${queue.paused.reason}>
+                                  ${queue.paused.reason}
+                                </span>`
+                              }
+                              <span class="clip thin" title=${queue.paused.by}>
+                                <${Time} at=${queue.paused.at} /> by ${queue.paused.by}
+                              </span>
+                            </div>`
+                          }
+                          ${
+                            queue.oldest_due_ms > 0 &&
+                            html`<div class="faint">oldest due ${span(queue.oldest_due_ms)}</div>`
+                          }
+                        </div>
+                      </td>
+                      <td data-label="Waiting" class="right num">
+                        <div>
+                          <a href=${jobs(queue, 'waiting')}>${brief(queue.states.waiting ?? 0, !queue.exact)}</a>
+                          ${
+                            queue.states.retrying > 0 &&
+                            html`<div>
+                              <a class="warn" href=${jobs(queue, 'retrying')}>
+                                ${brief(queue.states.retrying, !queue.exact)} retrying
+                              </a>
+                            </div>`
+                          }
+                        </div>
+                      </td>
+                      <td data-label="Running" class="right num">
+                        <div>
+                          <a href=${jobs(queue, 'executing')}>${brief(queue.states.executing ?? 0, !queue.exact)}</a>
+                          ${
+                            queue.concurrency !== null &&
+                            html`<div class="faint" title=${permitsOf(queue)}>of ${brief(queue.concurrency)}</div>`
+                          }
+                        </div>
+                      </td>
+                      <td data-label="Completed" class="right num roomy">
+                        <div>
+                          ${brief(queue.states.completed ?? 0)}
+                          ${
+                            queue.open_dead_letters > 0 &&
+                            html`<div>
+                              <a class="bad" href=${`/jobs?q=queue:${queue.name} dead_letter:open`}>
+                                ${brief(queue.open_dead_letters)} open dead letters
+                              </a>
+                            </div>`
+                          }
+                          ${
+                            queue.states.failed > 0 &&
+                            html`<div>
+                              <a class="faint" href=${jobs(queue, 'failed')}>
+                                ${brief(queue.states.failed)} failed in all
+                              </a>
+                            </div>`
+                          }
+                        </div>
+                      </td>
+                      <td data-label="Runners" class="right num"><a href="/runners">${queue.runners}</a></td>
+                      ${histories && html`<${Recent} points=${histories.get(queue.name)} name=${queue.name} />`}
+                      <${Allowed}>
+                        <td class="right">
+                          ${
+                            queue.paused
+                              ? html`
+                                <button
+                                  type="button"
+                                  class="small"
+                                  aria-label=${`Resume ${queue.name}`}
+                                  onClick=${() => act(resume, queue)}
+                                >
+                                  Resume
+                                </button>
+                              `
+                              : html`
+                                <button
+                                  type="button"
+                                  class="small"
+                                  aria-label=${`Pause ${queue.name}`}
+                                  onClick=${() => act(pause, queue)}
+                                >
+                                  Pause
+                                </button>
+                              `
+                          }
+                        </td>
+                      </${Allowed}>
+                    </tr>`,
+                  )}
+                </tbody>
+              </table>`
+        }
+        ${
+          rows.length > shown.length &&
+          html`<div class="more">
+            <button type="button" onClick=${() => showMost(most + PAGE)}>
+              ${plural(rows.length - shown.length, 'more', 'more')}
+            </button>
+          </div>`
+        }
+      </section>`
+    }
+  `;
 }
 
 /** What went out of a queue, and how late, as lines in cells. */
@@ -95,14 +234,37 @@ function Recent({ points, name }) {
   const late = useMemo(() => points && linesOf(points).late, [points]);
   const none = html`<span class="faint">–</span>`;
   const [p50, p99] = late?.map(({ values }) => values.findLast((value) => value !== null)) ?? [];
-  return html`<td data-label="Out, 5 min" class="roomy">${points ? html`<div><${Spark} values=${points.ended} label=${`Jobs of ${name} that ended per second`} /><span class="faint num">${rate(points.ended.at(-1))}/s</span></div>` : none}</td>
-    <td data-label="Lateness, 5 min" class="roomy">${p99 !== undefined ? html`<div><${Chart} axes=${false} x=${points.at_ms} series=${late} format=${span} label=${`Lateness of ${name}`} /><span class="faint num">${span(p50)} · ${span(p99)}</span></div>` : none}</td>`;
+  return html`
+    <td data-label="Out, 5 min" class="roomy">
+      ${
+        points
+          ? html`<div>
+            <${Spark} values=${points.ended} label=${`Jobs of ${name} that ended per second`} />
+            <span class="faint num">${rate(points.ended.at(-1))}/s</span>
+          </div>`
+          : none
+      }
+    </td>
+    <td data-label="Lateness, 5 min" class="roomy">
+      ${
+        p99 !== undefined
+          ? html`<div>
+            <${Chart} axes=${false} x=${points.at_ms} series=${late} format=${span} label=${`Lateness of ${name}`} />
+            <span class="faint num">${span(p50)} · ${span(p99)}</span>
+          </div>`
+          : none
+      }
+    </td>
+  `;
 }
 
 const jobs = (queue, state) => url('/jobs', { q: `queue:${queue.name} state:${state}` });
 
-const None =
-  () => html`<${Empty} title="No queue yet">A queue is a line of jobs. It comes with its first job, and runs once a runner serves it:
-  <div><pre>curl -X POST ${location.origin}/v1/jobs -H 'Content-Type: application/json' \\
+const None = () => html`<${Empty} title="No queue yet">
+  A queue is a line of jobs. It comes with its first job, and runs once a runner serves it:
+  <div>
+    <pre>curl -X POST ${location.origin}/v1/jobs -H 'Content-Type: application/json' \\
   -d '{"kind": "…", "queue": "mail", "payload": {…}}'
-tickr serve --queues default,mail</pre></div></${Empty}>`;
+tickr serve --queues default,mail</pre>
+  </div>
+</${Empty}>`;

@@ -9,7 +9,6 @@ import {
   Badge,
   Copy,
   Empty,
-  Field,
   Head,
   JobLink,
   Panel,
@@ -19,13 +18,13 @@ import {
   tell,
   useNow,
 } from '../ui/base.js';
-import { ask } from '../ui/dialog.js';
+import { ask, InputField } from '../ui/dialog.js';
 
 /** Without a word of the server: so long silent is odd. */
 const SILENT_MS = 15000;
 /** A clock that is off by so much makes log lines hard to follow. */
 const SKEW_MS = 1000;
-const MOST_SLOTS = 128;
+const MOST_WORKERS = 128;
 const PAGE = 50;
 
 const standing = (runner) => {
@@ -37,7 +36,7 @@ const BADGES = { working: 'good', draining: 'paused', silent: 'bad', stopped: 'c
 
 export default function Runners() {
   const runners = useQuery('/v1/runners', {
-    on: ['started', 'settled', 'reaped', 'draining'],
+    on: ['started', 'settled', 'reaped', 'runner_stopping'],
     every: 5000,
     pace: 2000,
   });
@@ -45,20 +44,58 @@ export default function Runners() {
   const all = runners.data?.data ?? [];
   const living = all.filter((runner) => !runner.stopped_at);
   const stopped = all.filter((runner) => runner.stopped_at);
-  // Processes that run one suspect each use the slots of those that started them.
+  // Processes that run one suspect each use the workers of those that started them.
   const own = living.filter((runner) => !runner.parent);
   const sum = (name) => living.reduce((total, runner) => total + runner[name], 0);
-  return html`<${Head} title="Runners" sub=${living.length > 0 && `${plural(own.length, 'runner')}, ${count(sum('busy'))} of ${count(sum('slots'))} slots busy`} />
+  return html`
+    <${Head}
+      title="Runners"
+      sub=${
+        living.length > 0 &&
+        `${plural(own.length, 'runner')}, ${count(sum('busy_workers'))} of ${count(sum('workers'))} workers busy`
+      }
+    />
     <${Trouble} error=${runners.error} retry=${runners.reload} />
     ${!runners.data && !runners.error && html`<${Skeleton} />`}
-    ${runners.data && living.length === 0 && html`<${Panel} title="Living runners"><${None} stopped=${stopped.length > 0} /></${Panel}>`}
+    ${
+      runners.data &&
+      living.length === 0 &&
+      html`<${Panel} title="Living runners"><${None} stopped=${stopped.length > 0} /></${Panel}>`
+    }
     <${Notes} living=${own} />
     ${
       living.length > 0 &&
-      html`<section class="panel scroll" aria-label="Living runners"><table class="cards"><thead><tr><th>Runner</th><th>Standing</th><th>Slots</th><th>Heartbeat, clock</th><${Allowed}><th><span class="hidden-visually">Actions</span></th></${Allowed}></tr></thead><tbody>
-      ${living.map((runner) => html`<${Runner} key=${runner.id} runner=${runner} open=${toggled[runner.id] ?? living.length <= 3} toggle=${(open) => toggle((old) => ({ ...old, [runner.id]: open }))} reload=${runners.reload} />`)}</tbody></table></section>`
+      html`<section class="panel scroll" aria-label="Living runners">
+        <table class="cards">
+          <thead>
+            <tr>
+              <th>Runner</th>
+              <th>Standing</th>
+              <th>Workers</th>
+              <th>Heartbeat, clock</th>
+              <${Allowed}>
+                <th><span class="hidden-visually">Actions</span></th>
+              </${Allowed}>
+            </tr>
+          </thead>
+          <tbody>
+            ${living.map(
+              (runner) => html`
+                <${Runner}
+                  key=${runner.id}
+                  runner=${runner}
+                  open=${toggled[runner.id] ?? living.length <= 3}
+                  toggle=${(open) => toggle((old) => ({ ...old, [runner.id]: open }))}
+                  reload=${runners.reload}
+                />
+              `,
+            )}
+          </tbody>
+        </table>
+      </section>`
     }
-    ${stopped.length > 0 && html`<${Stopped} rows=${stopped} />`}`;
+    ${stopped.length > 0 && html`<${Stopped} rows=${stopped} />`}
+  `;
 }
 
 /** What is odd about them together. */
@@ -70,11 +107,45 @@ function Notes({ living }) {
     living.some((runner) => !runner.kinds.includes(kind)),
   );
   const fast = living.filter((runner) => Math.abs(runner.clock_skew_ms ?? 0) > SKEW_MS);
-  return html`${silent.length > 0 && html`<div class="note bad"><b>${plural(silent.length, 'runner')} ${silent.length === 1 ? 'is' : 'are'} silent.</b> The process hangs, is cut off from MySQL, or is gone. When its lease is over its jobs are taken away and run elsewhere. There is nothing to do for the jobs.</div>`}
-    ${living.length > 0 && drained.length === living.length && html`<div class="note warn"><b>All runners drain: nothing starts.</b> Resume one, or start another.</div>`}
-    ${versions.length > 1 && html`<div class="note"><b>${plural(versions.length, 'version')} run side by side:</b> <span class="wrap">${versions.join(', ')}</span>. That is fine during a rollout.</div>`}
-    ${kinds.length > 0 && html`<div class="note"><b>Not every runner has every kind.</b> Only some have <span class="wrap">${kinds.slice(0, 10).join(', ')}${kinds.length > 10 && ` and ${kinds.length - 10} more`}</span>. Jobs of these wait for one that has.</div>`}
-    ${fast.length > 0 && html`<div class="note warn"><b>${plural(fast.length, 'clock')} ${fast.length === 1 ? 'is' : 'are'} off by more than a second.</b> No job depends on it, tickr goes by the clock of the database. Log lines of that host are hard to put in order.</div>`}`;
+  return html`
+    ${
+      silent.length > 0 &&
+      html`<div class="note bad">
+        <b>${plural(silent.length, 'runner')} ${silent.length === 1 ? 'is' : 'are'} silent.</b> The process hangs, is
+        cut off from MySQL, or is gone. When its lease is over its jobs are taken away and run elsewhere. There is
+        nothing to do for the jobs.
+      </div>`
+    }
+    ${
+      living.length > 0 &&
+      drained.length === living.length &&
+      html`<div class="note warn"><b>All runners drain: nothing starts.</b> Resume one, or start another.</div>`
+    }
+    ${
+      versions.length > 1 &&
+      html`<div class="note">
+        <b>${plural(versions.length, 'version')} run side by side:</b> <span class="wrap">${versions.join(', ')}</span>.
+        That is fine during a rollout.
+      </div>`
+    }
+    ${
+      kinds.length > 0 &&
+      html`<div class="note">
+        <b>Not every runner has every kind.</b> Only some have${' '}
+        <span class="wrap">
+          ${kinds.slice(0, 10).join(', ')}
+          ${kinds.length > 10 && ` and ${kinds.length - 10} more`}
+        </span>. Jobs of these wait for one that has.
+      </div>`
+    }
+    ${
+      fast.length > 0 &&
+      html`<div class="note warn">
+        <b>${plural(fast.length, 'clock')} ${fast.length === 1 ? 'is' : 'are'} off by more than a second.</b> No job
+        depends on it, tickr goes by the clock of the database. Log lines of that host are hard to put in order.
+      </div>`
+    }
+  `;
 }
 
 const skewOf = (ms) =>
@@ -83,21 +154,100 @@ const skewOf = (ms) =>
 function Runner({ runner, open, toggle, reload }) {
   const is = standing(runner);
   const act = async (what) => (await what(runner)) && reload();
-  return html`<tr data-row>
-      <td data-label="Runner"><div><button type="button" class="quiet small mono wrap" aria-expanded=${String(open)} onClick=${() => toggle(!open)}>${open ? '▾' : '▸'} ${runner.id}</button>
-        <span class="faint clip slim" title=${runner.host ?? ''}>version ${runner.version}${runner.host && ` on ${runner.host}`}</span></div></td>
-      <td data-label="Standing"><div><${Badge} is=${BADGES[is]}>${is}</${Badge}>${runner.parent && html`<div class="faint wrap" title="A job whose last two runners died under it runs in a process of its own">runs one suspect of <span class="mono">${runner.parent}</span></div>`}${runner.draining && html`<div class="faint wrap">${runner.draining.reason && html`<span class="clip slim" title=${runner.draining.reason}>${runner.draining.reason}</span>`}<span class="clip slim" title=${runner.draining.by}><${Time} at=${runner.draining.at} /> by ${runner.draining.by}</span></div>`}</div></td>
-      <td data-label="Slots"><div><span class="num">${runner.parent ? 'of its runner' : html`${count(runner.busy)} of ${count(runner.slots)}`}</span><div class="bar-of" aria-hidden="true"><i style=${{ width: `${Math.min(100, (100 * runner.busy) / Math.max(1, runner.slots))}%` }}></i></div></div></td>
-      <td data-label="Heartbeat, clock"><div><span class=${cls(is === 'silent' && 'bad')}><${Time} at=${runner.heartbeat_at} /></span>
-        ${runner.clock_skew_ms !== null && runner.clock_skew_ms !== undefined && html`<div class=${cls('num nowrap', Math.abs(runner.clock_skew_ms) > SKEW_MS ? 'warn' : 'faint')} title="Its clock beside that of the database">${skewOf(runner.clock_skew_ms)}</div>`}</div></td>
-      <${Allowed}><td class="right">${
-        runner.draining !== undefined &&
-        !runner.parent &&
-        (runner.draining
-          ? html`<button type="button" class="small" aria-label=${`Resume ${runner.id}`} onClick=${() => act(resume)}>Resume</button>`
-          : html`<button type="button" class="small" aria-label=${`Drain ${runner.id}`} onClick=${() => act(drain)}>Drain</button>`)
-      }</td></${Allowed}></tr>
-    ${open && html`<tr><td colspan="5"><${Inside} runner=${runner} /></td></tr>`}`;
+  return html`
+    <tr data-row>
+      <td data-label="Runner">
+        <div>
+          <button
+            type="button"
+            class="quiet small mono wrap"
+            aria-expanded=${String(open)}
+            onClick=${() => toggle(!open)}
+          >
+            ${open ? '▾' : '▸'} ${runner.id}
+          </button>
+          <span class="faint clip slim" title=${runner.host ?? ''}>
+            version ${runner.version}${runner.host && ` on ${runner.host}`}
+          </span>
+        </div>
+      </td>
+      <td data-label="Standing">
+        <div>
+          <${Badge} is=${BADGES[is]}>${is}</${Badge}>
+          ${
+            runner.parent &&
+            html`
+              <div class="faint wrap" title="A job whose last two runners died under it runs in a process of its own">
+                runs one suspect of <span class="mono">${runner.parent}</span>
+              </div>
+            `
+          }
+          ${
+            runner.draining &&
+            html`<div class="faint wrap">
+              ${
+                runner.draining.reason &&
+                html`<span class="clip slim" title=${runner.draining.reason}>${runner.draining.reason}</span>`
+              }
+              <span class="clip slim" title=${runner.draining.by}>
+                <${Time} at=${runner.draining.at} /> by ${runner.draining.by}
+              </span>
+            </div>`
+          }
+        </div>
+      </td>
+      <td data-label="Workers">
+        <div>
+          <span class="num">
+            ${runner.parent ? 'of its runner' : html`${count(runner.busy_workers)} of ${count(runner.workers)}`}
+          </span>
+          <div class="bar-of" aria-hidden="true">
+            <i style=${{ width: `${Math.min(100, (100 * runner.busy_workers) / Math.max(1, runner.workers))}%` }}></i>
+          </div>
+        </div>
+      </td>
+      <td data-label="Heartbeat, clock">
+        <div>
+          <span class=${cls(is === 'silent' && 'bad')}><${Time} at=${runner.heartbeat_at} /></span>
+          ${
+            runner.clock_skew_ms !== null &&
+            runner.clock_skew_ms !== undefined &&
+            html`
+              <div
+                class=${cls('num nowrap', Math.abs(runner.clock_skew_ms) > SKEW_MS ? 'warn' : 'faint')}
+                title="Its clock beside that of the database"
+              >
+                ${skewOf(runner.clock_skew_ms)}
+              </div>
+            `
+          }
+        </div>
+      </td>
+      <${Allowed}>
+        <td class="right">
+          ${
+            runner.draining !== undefined &&
+            !runner.parent &&
+            (runner.draining
+              ? html`
+                <button type="button" class="small" aria-label=${`Resume ${runner.id}`} onClick=${() => act(resume)}>
+                  Resume
+                </button>
+              `
+              : html`<button type="button" class="small" aria-label=${`Drain ${runner.id}`} onClick=${() => act(drain)}>
+                Drain
+              </button>`)
+          }
+        </td>
+      </${Allowed}>
+    </tr>
+    ${
+      open &&
+      html`<tr>
+        <td colspan="5"><${Inside} runner=${runner} /></td>
+      </tr>`
+    }
+  `;
 }
 
 const Names = ({ of, to }) =>
@@ -107,21 +257,86 @@ const Names = ({ of, to }) =>
 
 function Inside({ runner }) {
   const now = useNow();
-  const slots = Math.min(runner.slots, MOST_SLOTS);
+  const workers = Math.min(runner.workers, MOST_WORKERS);
   return html`<div class="stack tight grow">
-    ${slots > 0 && html`<div class="slots" role="img" aria-label=${`${runner.busy} of ${runner.slots} slots busy`}>${Array.from({ length: slots }, (_, i) => html`<i key=${i} class=${cls(i < Math.ceil((runner.busy * slots) / Math.max(1, runner.slots)) && 'busy')}></i>`)}</div>`}
-    <dl class="facts"><dt>Id</dt><dd><span class="mono">${runner.id}</span> <${Copy} text=${runner.id} label="Copy the id" /></dd><dt>Started</dt><dd><${Time} at=${runner.started_at} />${runner.host && html` on <span class="wrap">${runner.host}</span>, process ${runner.pid ?? '–'}`}</dd><dt>Queues</dt><dd><${Names} of=${runner.queues} to=${(name) => `/queues/${seg(name)}`} /></dd><dt>Kinds</dt><dd><${Names} of=${runner.kinds} to=${(name) => `/jobs?q=kind%3A${seg(name)}`} /></dd></dl>
+    ${
+      workers > 0 &&
+      html`<div class="workers" role="img" aria-label=${`${runner.busy_workers} of ${runner.workers} workers busy`}>
+        ${Array.from(
+          { length: workers },
+          (_, i) => html`
+            <i
+              key=${i}
+              class=${cls(i < Math.ceil((runner.busy_workers * workers) / Math.max(1, runner.workers)) && 'busy')}
+            ></i>
+          `,
+        )}
+      </div>`
+    }
+    <dl class="facts">
+      <dt>Id</dt>
+      <dd><span class="mono">${runner.id}</span> <${Copy} text=${runner.id} label="Copy the id" /></dd>
+      <dt>Started</dt>
+      <dd>
+        <${Time} at=${runner.started_at} />
+        ${runner.host && html` on <span class="wrap">${runner.host}</span>, process ${runner.pid ?? '–'}`}
+      </dd>
+      <dt>Queues</dt>
+      <dd><${Names} of=${runner.queues} to=${(name) => `/queues/${seg(name)}`} /></dd>
+      <dt>Kinds</dt>
+      <dd><${Names} of=${runner.kinds} to=${(name) => `/jobs?q=kind%3A${seg(name)}`} /></dd>
+    </dl>
     ${
       runner.jobs?.length > 0 &&
-      html`<table class="cards"><thead><tr><th>Job</th><th>Kind</th><th>Queue</th><th class="right">Attempt</th><th>Runs for</th><th>Progress</th></tr></thead><tbody>${runner.jobs.map(
-        (job) => html`<tr key=${job.id}>
-      <td data-label="Job"><${JobLink} id=${job.id} /></td><td data-label="Kind">${job.kind}</td><td data-label="Queue">${job.queue}</td><td data-label="Attempt" class="right num">${job.attempt} / ${job.max_attempts}</td>
-      <td data-label="Runs for" class="num nowrap">${span(Math.max(0, now - Date.parse(job.started_at)))}${job.cancel_requested_at && html` <${Badge} is="cancelled">asked to stop</${Badge}>`}</td>
-      <td data-label="Progress">${job.progress ? html`<span class="clip" title=${job.progress.note ?? ''}>${Math.round(job.progress.percent)} % ${job.progress.note ?? ''}</span>` : html`<span class="faint">–</span>`}</td></tr>`,
-      )}</tbody></table>`
+      html`<table class="cards">
+        <thead>
+          <tr>
+            <th>Job</th>
+            <th>Kind</th>
+            <th>Queue</th>
+            <th class="right">Attempt</th>
+            <th>Runs for</th>
+            <th>Progress</th>
+          </tr>
+        </thead>
+        <tbody>
+          ${runner.jobs.map(
+            (job) => html`<tr key=${job.id}>
+              <td data-label="Job"><${JobLink} id=${job.id} /></td>
+              <td data-label="Kind">${job.kind}</td>
+              <td data-label="Queue">${job.queue}</td>
+              <td data-label="Attempt" class="right num">${job.attempt} / ${job.max_attempts}</td>
+              <td data-label="Runs for" class="num nowrap">
+                ${span(Math.max(0, now - Date.parse(job.started_at)))}
+                ${job.cancel_requested_at && html` <${Badge} is="cancelled">asked to stop</${Badge}>`}
+              </td>
+              <td data-label="Progress">
+                ${
+                  job.progress
+                    ? html`<span class="clip" title=${job.progress.note ?? ''}>
+                      ${Math.round(job.progress.percent)} % ${job.progress.note ?? ''}
+                    </span>`
+                    : html`<span class="faint">–</span>`
+                }
+              </td>
+            </tr>`,
+          )}
+        </tbody>
+      </table>`
     }
-    ${runner.jobs?.length === 0 && html`<p class="faint">${runner.busy ? 'Its jobs show with its next heartbeat.' : 'It runs nothing at the moment.'}</p>`}
-    ${(runner.more || (!runner.jobs && runner.busy > 0)) && html`<p><a href="/jobs?q=state%3Aexecuting">${runner.jobs ? 'It runs more: all jobs that run' : 'Jobs that run'}</a></p>`}</div>`;
+    ${
+      runner.jobs?.length === 0 &&
+      html`<p class="faint">
+        ${runner.busy_workers ? 'Its jobs show with its next heartbeat.' : 'It runs nothing at the moment.'}
+      </p>`
+    }
+    ${
+      (runner.more || (!runner.jobs && runner.busy_workers > 0)) &&
+      html`<p>
+        <a href="/jobs?q=state%3Aexecuting">${runner.jobs ? 'It runs more: all jobs that run' : 'Jobs that run'}</a>
+      </p>`
+    }
+  </div>`;
 }
 
 const drain = (runner) =>
@@ -130,11 +345,26 @@ const drain = (runner) =>
     action: 'Drain',
     danger: true,
     values: { reason: '' },
-    body: ({
-      values,
-      set,
-    }) => html`<p>Within 2 s it starts no job any more. ${runner.busy ? `The ${plural(runner.busy, 'job')} that it runs may end.` : 'It runs nothing now.'} It goes on to answer HTTP. That ends when you resume it, or with the process.</p>
-    <${Field} label="Reason" id="drain-reason" hint="Shown to other operators while the runner is idle"><input id="drain-reason" maxlength="255" value=${values.reason} onInput=${(e) => set({ reason: e.target.value })} /></${Field}>`,
+    body: ({ values, set }) => html`
+      <p>
+        Within 2 s it starts no job any more.${' '}
+        ${
+          runner.busy_workers
+            ? `The ${plural(runner.busy_workers, 'job')} that it runs may end.`
+            : 'It runs nothing now.'
+        }${' '}
+        It goes on to answer HTTP. That ends when you resume it, or with the process.
+      </p>
+      <${InputField}
+        label="Reason"
+        id="drain-reason"
+        name="reason"
+        hint="Shown to other operators while the runner is idle"
+        maxlength="255"
+        values=${values}
+        set=${set}
+      />
+    `,
     submit: async ({ reason }) => {
       await post(`/v1/runners/${seg(runner.id)}/drain`, reason.trim() ? { reason: reason.trim() } : {});
       tell(`${runner.id} takes no new work`);
@@ -147,7 +377,10 @@ const resume = (runner) =>
     title: `Resume ${runner.id}?`,
     action: 'Resume',
     body: () =>
-      html`<p>It takes work again within 2 s.</p>${runner.draining.reason && html`<p class="wrap soft">It was drained because: ${runner.draining.reason}</p>`}`,
+      html`
+        <p>It takes work again within 2 s.</p>
+        ${runner.draining.reason && html`<p class="wrap soft">It was drained because: ${runner.draining.reason}</p>`}
+      `,
     submit: async () => {
       await post(`/v1/runners/${seg(runner.id)}/resume`);
       tell(`${runner.id} takes work again`);
@@ -157,18 +390,43 @@ const resume = (runner) =>
 
 function Stopped({ rows }) {
   const [most, show] = useState(PAGE);
-  return html`<section class="panel" aria-label="Stopped runners"><details><summary class="body">${plural(rows.length, 'runner')} stopped</summary><table class="cards"><thead><tr><th>Runner</th><th>Stopped</th><th>Lived for</th><th>Version</th></tr></thead><tbody>
-    ${rows.slice(0, most).map(
-      (
-        runner,
-      ) => html`<tr key=${runner.id}><td data-label="Runner" class="mono wrap">${runner.id}</td><td data-label="Stopped"><${Time} at=${runner.stopped_at} /></td>
-      <td data-label="Lived for" class="num">${span(Date.parse(runner.stopped_at) - Date.parse(runner.started_at))}</td><td data-label="Version" class="wrap">${runner.version}</td></tr>`,
-    )}</tbody></table>
-    ${rows.length > most && html`<div class="more"><button type="button" onClick=${() => show(most + PAGE)}>${plural(rows.length - most, 'more', 'more')}</button></div>`}</details></section>`;
+  return html`<section class="panel" aria-label="Stopped runners">
+    <details>
+      <summary class="body">${plural(rows.length, 'runner')} stopped</summary>
+      <table class="cards">
+        <thead>
+          <tr><th>Runner</th><th>Stopped</th><th>Lived for</th><th>Version</th></tr>
+        </thead>
+        <tbody>
+          ${rows.slice(0, most).map(
+            (runner) => html`<tr key=${runner.id}>
+              <td data-label="Runner" class="mono wrap">${runner.id}</td>
+              <td data-label="Stopped"><${Time} at=${runner.stopped_at} /></td>
+              <td data-label="Lived for" class="num">
+                ${span(Date.parse(runner.stopped_at) - Date.parse(runner.started_at))}
+              </td>
+              <td data-label="Version" class="wrap">${runner.version}</td>
+            </tr>`,
+          )}
+        </tbody>
+      </table>
+      ${
+        rows.length > most &&
+        html`<div class="more">
+          <button type="button" onClick=${() => show(most + PAGE)}>
+            ${plural(rows.length - most, 'more', 'more')}
+          </button>
+        </div>`
+      }
+    </details>
+  </section>`;
 }
 
-const None = ({
-  stopped,
-}) => html`<${Empty} title=${stopped ? 'No runner lives' : 'No runner yet'}>A runner is a tickr process. It takes due jobs, runs them in its slots and answers this page. ${stopped && 'Jobs wait until one starts.'}
-  <div><pre>tickr serve --mysql-url mysql://… --redis-url redis://… \\
-  --queues default,mail --workers 64</pre></div></${Empty}>`;
+const None = ({ stopped }) => html`<${Empty} title=${stopped ? 'No runner lives' : 'No runner yet'}>
+  A runner is a tickr process. It takes due jobs, runs them with its workers and answers this page.${' '}
+  ${stopped && 'Jobs wait until one starts.'}
+  <div>
+    <pre>tickr serve --mysql-url mysql://… --redis-url redis://… \\
+  --queues default,mail --workers 64</pre>
+  </div>
+</${Empty}>`;

@@ -37,14 +37,26 @@ export default function SchedulePage({ params: [name] }) {
   const [round, again] = useState(0);
   const it = schedule.data;
   if (query.get('edit') && admin && it?.origin === 'api')
-    return html`<${ScheduleForm} name=${name} done=${() => {
-      change({ edit: null });
-      schedule.reload();
-      again((n) => n + 1);
-    }} />`;
+    return html`
+      <${ScheduleForm}
+        name=${name}
+        done=${() => {
+          change({ edit: null });
+          schedule.reload();
+          again((n) => n + 1);
+        }}
+      />
+    `;
   if (schedule.error && [404, 422].includes(schedule.error.status)) {
-    return html`<${Head} title="Schedule" /><section class="panel"><${Empty} title="There is no such schedule"><span class="mono wrap">${name}</span><br />It may have been deleted. <a href="/schedules">All schedules</a></${Empty}></section>
-      ${schedule.error.status === 404 && html`<${Ticks} path=${path} gone /><${Acts} target=${name} of="schedule" />`}`;
+    return html`
+      <${Head} title="Schedule" />
+      <section class="panel">
+        <${Empty} title="There is no such schedule">
+          <span class="mono wrap">${name}</span><br />It may have been deleted. <a href="/schedules">All schedules</a>
+        </${Empty}>
+      </section>
+      ${schedule.error.status === 404 && html`<${Ticks} path=${path} gone /><${Acts} target=${name} of="schedule" />`}
+    `;
   }
   if (!it)
     return schedule.error
@@ -56,21 +68,64 @@ export default function SchedulePage({ params: [name] }) {
     again((n) => n + 1);
   };
   const declared = it.origin === 'config';
-  return html`<${Head} title=${html`<span class="wrap">${it.name}</span> ${it.paused && html`<${Badge} is="paused" />`}`} sub=${html`<span class="wrap">${it.description}</span>`}>
-      <${Allowed}><div class="row"><button type="button" onClick=${() => act(trigger)}>Trigger</button>
-        ${it.paused ? html`<button type="button" class="primary" onClick=${() => act(resume)}>Resume</button>` : html`<button type="button" onClick=${() => act(pause)}>Pause</button>`}
-        ${!declared && html`<button type="button" onClick=${() => change({ edit: 1 }, { replace: false })}>Edit</button>`}
-        <button type="button" class="danger" onClick=${() => remove(it, path)}>Delete</button></div></${Allowed}></${Head}>
+  return html`
+    <${Head}
+      title=${html`<span class="wrap">${it.name}</span> ${it.paused && html`<${Badge} is="paused" />`}`}
+      sub=${html`<span class="wrap">${it.description}</span>`}
+    >
+      <${Allowed}>
+        <div class="row">
+          <button type="button" onClick=${() => act(trigger)}>Trigger</button>
+          ${
+            it.paused
+              ? html`<button type="button" class="primary" onClick=${() => act(resume)}>Resume</button>`
+              : html`<button type="button" onClick=${() => act(pause)}>Pause</button>`
+          }
+          ${
+            !declared &&
+            html`<button type="button" onClick=${() => change({ edit: 1 }, { replace: false })}>Edit</button>`
+          }
+          <button type="button" class="danger" onClick=${() => remove(it, path)}>Delete</button>
+        </div>
+      </${Allowed}>
+    </${Head}>
     <${Trouble} error=${schedule.error} retry=${schedule.reload} />
-    ${declared && html`<div class="note"><b>Declared in a configuration file</b>, which alone says what it asks for: change <code class="wrap">[schedules.${it.name}]</code> there and restart the runners. Here it can be triggered, paused and resumed.</div>`}
-    ${it.paused && html`<div class="note warn"><b>Paused</b> <${Time} at=${it.paused.at} /> by <span class="wrap">${it.paused.by}</span>. Its ticks pass without firing.${it.paused.reason && html`<p class="wrap">${it.paused.reason}</p>`}</div>`}
-    <div class="grid wide"><div class="stack">
-      <${Panel} title=${it.paused ? 'Ticks to come, which pass while it is paused' : 'Next runs'} flush><${Runs} runs=${it.next_runs} zone=${it.zone} /></${Panel}>
-      <${Ticks} path=${path} round=${round} />
-    </div><div class="stack">
-      <${Panel} title="Facts"><${Facts} it=${it} /></${Panel}>
-      <${Panel} title="Payload of its jobs"><${Json} value=${it.payload} schema=${kinds.data?.data.find((kind) => kind.kind === it.kind)?.schema} label="payload" /></${Panel}>
-      <${Acts} key=${round} target=${name} of="schedule" /></div></div>`;
+    ${
+      declared &&
+      html`<div class="note">
+        <b>Declared in a configuration file</b>, which alone says what it asks for: change${' '}
+        <code class="wrap">[schedules.${it.name}]</code> there and restart the runners. Here it can be triggered, paused
+        and resumed.
+      </div>`
+    }
+    ${
+      it.paused &&
+      html`<div class="note warn">
+        <b>Paused</b> <${Time} at=${it.paused.at} /> by <span class="wrap">${it.paused.by}</span>. Its ticks pass
+        without firing.
+        ${it.paused.reason && html`<p class="wrap">${it.paused.reason}</p>`}
+      </div>`
+    }
+    <div class="grid wide">
+      <div class="stack">
+        <${Panel} title=${it.paused ? 'Ticks to come, which pass while it is paused' : 'Next runs'} flush>
+          <${Runs} runs=${it.next_runs} zone=${it.zone} />
+        </${Panel}>
+        <${Ticks} path=${path} round=${round} />
+      </div>
+      <div class="stack">
+        <${Panel} title="Facts"><${Facts} it=${it} /></${Panel}>
+        <${Panel} title="Payload of its jobs">
+          <${Json}
+            value=${it.payload}
+            schema=${kinds.data?.data.find((kind) => kind.kind === it.kind)?.schema}
+            label="payload"
+          />
+        </${Panel}>
+        <${Acts} key=${round} target=${name} of="schedule" />
+      </div>
+    </div>
+  `;
 }
 
 function remove(it, path) {
@@ -78,7 +133,8 @@ function remove(it, path) {
   return confirm(
     `Delete the schedule ${it.name}?`,
     declared
-      ? 'This is for what is left over when no configuration declares it any more. A runner whose file still does makes it anew when it starts; one that declares it itself refuses.'
+      ? 'This is for what is left over when no configuration declares it any more. ' +
+          'A runner whose file still does makes it anew when it starts; one that declares it itself refuses.'
       : 'It fires no more. Its jobs stay, and the record of its ticks stays until its retention ends.',
     'Delete',
     async () => {
@@ -99,22 +155,53 @@ function Facts({ it }) {
   const made = useQuery(url('/v1/jobs/count', { q: `schedule:${it.name}` }));
   const policy = (word, of) => html`<dd><b>${of}</b> <span class="soft">${policies[word][of]}</span></dd>`;
   return html`<dl class="facts">
-    <dt>When</dt><dd>${it.cron ? html`<span class="row tight"><code>${it.cron}</code><${Copy} text=${it.cron} label="Copy the expression" /></span>` : `every ${span(it.every_ms)}, counted from `}${it.anchor && html`<${Time} at=${it.anchor} />`}</dd>
-    <dt>Time zone</dt><dd>${it.zone}</dd>
+    <dt>When</dt>
+    <dd>
+      ${
+        it.cron
+          ? html`<span class="row tight">
+            <code>${it.cron}</code>
+            <${Copy} text=${it.cron} label="Copy the expression" />
+          </span>`
+          : `every ${span(it.every_ms)}, counted from `
+      }
+      ${it.anchor && html`<${Time} at=${it.anchor} />`}
+    </dd>
+    <dt>Time zone</dt>
+    <dd>${it.zone}</dd>
     ${it.dst && html`<dt>Clocks turned</dt>${policy('dst', it.dst)}`}
-    <dt>Overlap</dt>${policy('overlap', it.overlap)}
-    <dt>Missed ticks</dt>${policy('misfire', it.misfire)}
-    <dt>Missed after</dt><dd>${span(it.misfire_grace_ms)}</dd>
-    <dt>Kind</dt><dd>${it.kind}</dd>
-    <dt>Queue</dt><dd><a href=${`/queues/${seg(it.queue)}`}>${it.queue}</a></dd>
-    <dt>Priority</dt><dd>${it.priority} (0 runs first, 9 last)</dd>
+    <dt>Overlap</dt>
+    ${policy('overlap', it.overlap)}
+    <dt>Missed ticks</dt>
+    ${policy('misfire', it.misfire)}
+    <dt>Missed after</dt>
+    <dd>${span(it.misfire_grace_ms)}</dd>
+    <dt>Kind</dt>
+    <dd>${it.kind}</dd>
+    <dt>Queue</dt>
+    <dd><a href=${`/queues/${seg(it.queue)}`}>${it.queue}</a></dd>
+    <dt>Priority</dt>
+    <dd>${it.priority} (0 runs first, 9 last)</dd>
     ${it.max_attempts && html`<dt>Attempts</dt><dd>${it.max_attempts}</dd>`}
     ${it.timeout_ms && html`<dt>Time limit</dt><dd>${span(it.timeout_ms)}</dd>`}
-    ${it.retry && html`<dt>Retries</dt><dd>${span(it.retry.base_ms)} × ${it.retry.factor}, at most ${span(it.retry.cap_ms)}</dd>`}
-    <dt>Last job</dt><dd><${JobLink} id=${it.last_job} /></dd>
-    ${made.data && html`<dt>Its jobs</dt><dd><a href=${url('/jobs', { q: `schedule:${it.name}` })}>${count(made.data.count, made.data.capped)}</a></dd>`}
-    <dt>Made</dt><dd><${Time} at=${it.created_at} /> by ${it.created_by}</dd>
-    <dt>Last changed</dt><dd><${Time} at=${it.updated_at} /> by ${it.updated_by}</dd></dl>`;
+    ${
+      it.retry &&
+      html`<dt>Retries</dt><dd>${span(it.retry.base_ms)} × ${it.retry.factor}, at most ${span(it.retry.cap_ms)}</dd>`
+    }
+    <dt>Last job</dt>
+    <dd><${JobLink} id=${it.last_job} /></dd>
+    ${
+      made.data &&
+      html`
+        <dt>Its jobs</dt>
+        <dd><a href=${url('/jobs', { q: `schedule:${it.name}` })}>${count(made.data.count, made.data.capped)}</a></dd>
+      `
+    }
+    <dt>Made</dt>
+    <dd><${Time} at=${it.created_at} /> by ${it.created_by}</dd>
+    <dt>Last changed</dt>
+    <dd><${Time} at=${it.updated_at} /> by ${it.updated_by}</dd>
+  </dl>`;
 }
 
 const outcomes = [
@@ -136,30 +223,85 @@ function Ticks({ path, gone, round }) {
   }
   const rows = ticks.data?.data ?? [];
   if (gone && ticks.error) return null;
-  return html`<${Panel} title="Ticks" flush side=${html`<${Segment} label="Outcome" of=${outcomes} is=${outcome} on=${(
-    word,
-  ) => {
+  const turn = (word) => {
     choose(word);
     follow([]);
-  }} />`}>
-    <${Trouble} error=${ticks.error} retry=${ticks.reload} />${!ticks.data && !ticks.error && html`<${Skeleton} />`}
-    ${ticks.data && rows.length === 0 && (ticks.data.next_cursor ? html`<p class="body faint">None in this stretch. Older ones may be there.</p>` : html`<${Empty} title=${outcome || cursor ? 'No such tick' : 'No tick yet'}>Each tick leaves a line here: the job that it made, or why it made none.</${Empty}>`)}
-    ${
-      rows.length > 0 &&
-      html`<table class="cards"><thead><tr><th>Due</th><th>Outcome</th><th>Job</th><th>Why</th><th>Seen to by</th></tr></thead><tbody>
-    ${rows.map(
-      (
-        tick,
-      ) => html`<tr key=${`${tick.due_at} ${tick.recorded_at}`} data-row><td data-label="Due"><${Time} at=${tick.due_at} /></td>
-      <td data-label="Outcome"><span class="row tight"><${Outcome} tick=${tick} />${tick.ticks > 1 && html`<span class="faint" title="After an outage ticks share a line">${tick.ticks >= 10000 ? 'at least ' : ''}${plural(tick.ticks, 'tick')}</span>`}</span></td>
-      <td data-label="Job" class="nowrap"><${JobLink} id=${tick.job_id} /></td>
-      <td data-label="Why">${tick.reason ? html`<span class="clamp" title=${tick.reason}><${Why} tick=${tick} /></span>` : html`<span class="faint">–</span>`}</td>
-      <td data-label="Seen to by"><span><span class="clip thin faint" title=${tick.recorded_by}>${tick.recorded_by}</span>${Date.parse(tick.recorded_at) - Date.parse(tick.due_at) > 2000 && html`<span class="faint">${span(Date.parse(tick.recorded_at) - Date.parse(tick.due_at))} after</span>`}</span></td></tr>`,
-    )}</tbody></table>`
-    }
-    ${
-      (cursor || ticks.data?.next_cursor) &&
-      html`<div class="more row">${cursor && html`<button type="button" onClick=${() => follow(trail.slice(0, -1))}>Newer</button>`}
-      ${ticks.data?.next_cursor && html`<button type="button" onClick=${() => follow([...trail, ticks.data.next_cursor])}>Older</button>`}</div>`
-    }</${Panel}>`;
+  };
+  return html`
+    <${Panel} title="Ticks" flush side=${html`<${Segment} label="Outcome" of=${outcomes} is=${outcome} on=${turn} />`}>
+      <${Trouble} error=${ticks.error} retry=${ticks.reload} />
+      ${!ticks.data && !ticks.error && html`<${Skeleton} />`}
+      ${
+        ticks.data &&
+        rows.length === 0 &&
+        (ticks.data.next_cursor
+          ? html`<p class="body faint">None in this stretch. Older ones may be there.</p>`
+          : html`<${Empty} title=${outcome || cursor ? 'No such tick' : 'No tick yet'}>
+            Each tick leaves a line here: the job that it made, or why it made none.
+          </${Empty}>`)
+      }
+      ${
+        rows.length > 0 &&
+        html`<table class="cards">
+          <thead>
+            <tr>
+              <th>Due</th>
+              <th>Outcome</th>
+              <th>Job</th>
+              <th>Why</th>
+              <th>Seen to by</th>
+            </tr>
+          </thead>
+          <tbody>
+            ${rows.map(
+              (tick) => html`<tr key=${`${tick.due_at} ${tick.recorded_at}`} data-row>
+                <td data-label="Due"><${Time} at=${tick.due_at} /></td>
+                <td data-label="Outcome">
+                  <span class="row tight">
+                    <${Outcome} tick=${tick} />
+                    ${
+                      tick.ticks > 1 &&
+                      html`<span class="faint" title="After an outage ticks share a line">
+                        ${tick.ticks >= 10000 ? 'at least ' : ''}
+                        ${plural(tick.ticks, 'tick')}
+                      </span>`
+                    }
+                  </span>
+                </td>
+                <td data-label="Job" class="nowrap"><${JobLink} id=${tick.job_id} /></td>
+                <td data-label="Why">
+                  ${
+                    tick.reason
+                      ? html`<span class="clamp" title=${tick.reason}><${Why} tick=${tick} /></span>`
+                      : html`<span class="faint">–</span>`
+                  }
+                </td>
+                <td data-label="Seen to by">
+                  <span>
+                    <span class="clip thin faint" title=${tick.recorded_by}>${tick.recorded_by}</span>
+                    ${
+                      Date.parse(tick.recorded_at) - Date.parse(tick.due_at) > 2000 &&
+                      html`<span class="faint">
+                        ${span(Date.parse(tick.recorded_at) - Date.parse(tick.due_at))} after
+                      </span>`
+                    }
+                  </span>
+                </td>
+              </tr>`,
+            )}
+          </tbody>
+        </table>`
+      }
+      ${
+        (cursor || ticks.data?.next_cursor) &&
+        html`<div class="more row">
+          ${cursor && html`<button type="button" onClick=${() => follow(trail.slice(0, -1))}>Newer</button>`}
+          ${
+            ticks.data?.next_cursor &&
+            html`<button type="button" onClick=${() => follow([...trail, ticks.data.next_cursor])}>Older</button>`
+          }
+        </div>`
+      }
+    </${Panel}>
+  `;
 }

@@ -18,10 +18,14 @@ export function Acts({ target, of }) {
   const acts = useQuery(url('/v1/audit', { target, limit: 50 }), { every: 30000 });
   const mine = acts.data?.data.filter((act) => act.action.startsWith(`${of}.`)) ?? [];
   if (!mine.length) return null;
-  return html`<${Panel} title="What operators did" side=${html`<a href=${url('/audit', { target })}>Audit</a>`}><ul class="plain-list">${mine
-    .slice(0, 8)
-    .map(
-      (act) => html`<li key=${act.id} class="wrap">
-    <b>${act.action.slice(of.length + 1)}</b> by ${act.actor} <span class="soft"><${Time} at=${act.at} /></span>${act.detail && html`<div class="faint clamp" title=${told(act.detail)}>${told(act.detail)}</div>`}</li>`,
-    )}</ul></${Panel}>`;
+  return html`<${Panel} title="What operators did" side=${html`<a href=${url('/audit', { target })}>Audit</a>`}>
+    <ul class="plain-list">
+      ${mine.slice(0, 8).map(
+        (act) => html`<li key=${act.id} class="wrap">
+          <b>${act.action.slice(of.length + 1)}</b> by ${act.actor} <span class="soft"><${Time} at=${act.at} /></span>
+          ${act.detail && html`<div class="faint clamp" title=${told(act.detail)}>${told(act.detail)}</div>`}
+        </li>`,
+      )}
+    </ul>
+  </${Panel}>`;
 }

@@ -3,8 +3,8 @@
 import { post } from '../core/api.js';
 import { html, useEffect, useState } from '../core/dom.js';
 import { count, plural, span } from '../core/format.js';
-import { Badge, Field, JobLink, Skeleton, Trouble, tell } from './base.js';
-import { ask } from './dialog.js';
+import { Badge, JobLink, Skeleton, Trouble, tell } from './base.js';
+import { ask, InputField } from './dialog.js';
 
 /** Actions by their words in the API. */
 export const actions = {
@@ -68,20 +68,63 @@ function Preview({ action, filter, values }) {
   if (!state.found) return html`<${Skeleton} />`;
   const { found } = state;
   const skipped = found.would_skip ?? [];
-  return html`<div class="stack tight" data-preview><p><b>${count(found.count, found.capped)}</b> ${found.count === 1 ? 'job matches' : 'jobs match'}${found.capped && ' at least'}.
-    ${skipped.length > 0 && html` <b>${count(found.would_change)}</b> would change. <span class="soft">The others would be left as they are: ${skipped.map((group) => `${count(group.jobs)} ${group.reason}`).join(', ')}.</span>`}
-    ${values.rate > 0 && found.count > 0 && html` <span class="soft">At ${count(Number(values.rate))} per second that takes about ${span(((found.would_change ?? found.count) / values.rate) * 1000)}.</span>`}</p>
+  return html`<div class="stack tight" data-preview>
+    <p>
+      <b>${count(found.count, found.capped)}</b> ${found.count === 1 ? 'job matches' : 'jobs match'}
+      ${found.capped && ' at least'}.
+      ${
+        skipped.length > 0 &&
+        html`
+          ${' '}<b>${count(found.would_change)}</b> would change.${' '}
+          <span class="soft">
+            The others would be left as they are:${' '}
+            ${skipped.map((group) => `${count(group.jobs)} ${group.reason}`).join(', ')}.
+          </span>
+        `
+      }
+      ${
+        values.rate > 0 &&
+        found.count > 0 &&
+        html`
+          ${' '}
+          <span class="soft">
+            At ${count(Number(values.rate))} per second that takes about${' '}
+            ${span(((found.would_change ?? found.count) / values.rate) * 1000)}.
+          </span>
+        `
+      }
+    </p>
     ${
       found.sample.length > 0 &&
-      html`<div class="scroll panel"><table><thead><tr><th>Job</th><th>Kind</th><th>Is</th><th>Would be</th></tr></thead><tbody>
-    ${found.sample.map(
-      (
-        job,
-      ) => html`<tr key=${job.id}><td><${JobLink} id=${job.id} /></td><td>${job.kind}</td><td><${Badge} is=${job.state} /></td>
-      <td>${job.would_be ? html`<${Badge} is=${job.would_be} />` : html`<span class="faint">left as it is</span>`}</td></tr>`,
-    )}</tbody></table></div>`
+      html`<div class="scroll panel">
+        <table>
+          <thead>
+            <tr><th>Job</th><th>Kind</th><th>Is</th><th>Would be</th></tr>
+          </thead>
+          <tbody>
+            ${found.sample.map(
+              (job) => html`<tr key=${job.id}>
+                <td><${JobLink} id=${job.id} /></td>
+                <td>${job.kind}</td>
+                <td><${Badge} is=${job.state} /></td>
+                <td>
+                  ${
+                    job.would_be
+                      ? html`<${Badge} is=${job.would_be} />`
+                      : html`<span class="faint">left as it is</span>`
+                  }
+                </td>
+              </tr>`,
+            )}
+          </tbody>
+        </table>
+      </div>`
     }
-    ${found.count > found.sample.length && html`<p class="faint">and ${plural(found.count - found.sample.length, 'more', 'more')}</p>`}</div>`;
+    ${
+      found.count > found.sample.length &&
+      html`<p class="faint">and ${plural(found.count - found.sample.length, 'more', 'more')}</p>`
+    }
+  </div>`;
 }
 
 /**
@@ -103,14 +146,63 @@ export async function bulk(
     values: { rate: String(rate), reason: '', when: '', priority: '5' },
     ready: (values) => complete(action, values),
     submit: (values) => post('/v1/operations', bodyOf(action, filter, values)),
-    body: ({ values, set }) => html`<p>${what}</p>
+    body: ({ values, set }) => html`
+      <p>${what}</p>
       <div class="fields">
-        ${action === 'reschedule' && html`<${Field} label="Due at (your local time)" id="bulk-when"><input id="bulk-when" type="datetime-local" required value=${values.when} onInput=${(e) => set({ when: e.target.value })} /></${Field}>`}
-        ${action === 'set_priority' && html`<${Field} label="Priority" id="bulk-priority" hint="0 runs first, 9 last"><input id="bulk-priority" type="number" min="0" max="9" value=${values.priority} onInput=${(e) => set({ priority: e.target.value })} /></${Field}>`}
-        <${Field} label="Jobs per second" id="bulk-rate" hint="Empty: as fast as it goes"><input id="bulk-rate" type="number" min="1" max="10000" value=${values.rate} onInput=${(e) => set({ rate: e.target.value })} /></${Field}>
-        <${Field} label=${reason ? 'Reason (needed)' : 'Reason'} id="bulk-reason" hint="Kept with the operation"><input id="bulk-reason" maxlength="500" required=${Boolean(reason)} value=${values.reason} onInput=${(e) => set({ reason: e.target.value })} /></${Field}>
+        ${
+          action === 'reschedule' &&
+          html`
+            <${InputField}
+              label="Due at (your local time)"
+              id="bulk-when"
+              name="when"
+              type="datetime-local"
+              required
+              values=${values}
+              set=${set}
+            />
+          `
+        }
+        ${
+          action === 'set_priority' &&
+          html`
+            <${InputField}
+              label="Priority"
+              id="bulk-priority"
+              name="priority"
+              hint="0 runs first, 9 last"
+              type="number"
+              min="0"
+              max="9"
+              values=${values}
+              set=${set}
+            />
+          `
+        }
+        <${InputField}
+          label="Jobs per second"
+          id="bulk-rate"
+          name="rate"
+          hint="Empty: as fast as it goes"
+          type="number"
+          min="1"
+          max="10000"
+          values=${values}
+          set=${set}
+        />
+        <${InputField}
+          label=${reason ? 'Reason (needed)' : 'Reason'}
+          id="bulk-reason"
+          name="reason"
+          hint="Kept with the operation"
+          maxlength="500"
+          required=${Boolean(reason)}
+          values=${values}
+          set=${set}
+        />
       </div>
-      <${Preview} action=${action} filter=${filter} values=${values} />`,
+      <${Preview} action=${action} filter=${filter} values=${values} />
+    `,
   });
   if (operation) tell(`${name} has begun`, 'good', { href: `/operations/${operation.id}`, text: 'Follow it' });
   return operation;

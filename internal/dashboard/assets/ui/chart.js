@@ -9,7 +9,8 @@ new MutationObserver(() => painted.set((n) => n + 1)).observe(document.documentE
   attributeFilter: ['data-theme'],
 });
 
-// A name of the palette stands for two colours, light and dark. Only a property of an element says which one is in force.
+// A name of the palette stands for two colours, light and dark. Only a property of an element says which one is in
+// force.
 const colour = (name, percent = 100) => {
   const root = document.documentElement;
   root.style.outlineColor = `color-mix(in srgb, var(${name}) ${percent}%, transparent)`;
@@ -20,8 +21,8 @@ const colour = (name, percent = 100) => {
 const remPx = () => parseFloat(getComputedStyle(document.documentElement).fontSize);
 
 /**
- * `x`: moments in ms; `series`: `[{name, values, colour: 1..4, fill?, bars?}]`, values with null for gaps; `format` turns a
- * value into text. Without `axes` it is a sparkline.
+ * `x`: moments in ms; `series`: `[{name, values, colour: 1..4, fill?, bars?}]`, values with null for gaps; `format`
+ * turns a value into text. Without `axes` it is a sparkline.
  */
 export function Chart({ x, series, format = String, axes = true, label, key: _key }) {
   const box = useRef(null);
@@ -99,9 +100,20 @@ export function Chart({ x, series, format = String, axes = true, label, key: _ke
     <div ref=${box} class=${cls('chart', !axes && 'spark')} role="img" aria-label=${`${label}: ${said}`}></div>
     ${
       axes &&
-      html`<figcaption class="legend">${series.map((s) => html`<span key=${s.name}><i class=${`swatch-${s.colour}`}></i>${s.name} <b>${text(s.values[shown], format)}</b></span>`)}
-      ${at !== null && at < x.length && html`<span class="faint">${new Date(x[at]).toISOString().slice(11, 19)} UTC</span>`}</figcaption>`
-    }</figure>`;
+      html`<figcaption class="legend">
+        ${series.map(
+          (s) => html`<span key=${s.name}>
+            <i class=${`swatch-${s.colour}`}></i>${s.name} <b>${text(s.values[shown], format)}</b>
+          </span>`,
+        )}
+        ${
+          at !== null &&
+          at < x.length &&
+          html`<span class="faint">${new Date(x[at]).toISOString().slice(11, 19)} UTC</span>`
+        }
+      </figcaption>`
+    }
+  </figure>`;
 }
 
 const two = (n) => String(n).padStart(2, '0');
@@ -123,5 +135,12 @@ const text = (value, format) => (value === null || value === undefined ? '–' :
 /** A line in a cell. */
 export const Spark = ({ values, colour: number = 1, label, bars = false }) => {
   const x = values.map((_, i) => (i + 1) * 1000);
-  return html`<${Chart} x=${x} axes=${false} label=${label} series=${[{ name: label, values, colour: number, fill: true, bars }]} />`;
+  return html`
+    <${Chart}
+      x=${x}
+      axes=${false}
+      label=${label}
+      series=${[{ name: label, values, colour: number, fill: true, bars }]}
+    />
+  `;
 };

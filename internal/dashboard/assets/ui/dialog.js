@@ -1,14 +1,14 @@
 // Dialogs: one at a time, opened from anywhere with a promise for the answer.
 import { cls, html, useEffect, useRef, useState } from '../core/dom.js';
 import { observable, useObservable } from '../core/observable.js';
-import { Trouble } from './base.js';
+import { Field, Trouble } from './base.js';
 
 const open = observable(null);
 
 /**
  * Show a dialog. `body` is a function of `{values, set, close}` that returns its content. The button `action` calls
- * `submit(values)`, which may throw a problem: that is shown, and the dialog stays. Resolves with what `submit` returned,
- * or undefined when it was closed.
+ * `submit(values)`, which may throw a problem: that is shown, and the dialog stays. Resolves with what `submit`
+ * returned, or undefined when it was closed.
  */
 export function ask({
   title,
@@ -29,6 +29,12 @@ export function ask({
 /** A question that a destructive action asks first. */
 export const confirm = (title, text, action, submit) =>
   ask({ title, body: () => html`<p>${text}</p>`, action, danger: true, submit });
+
+/** A field of a dialog with one input for `values[name]`. The properties that are left over are those of the input. */
+export const InputField = ({ label, id, name, hint, values, set, ...input }) =>
+  html`<${Field} label=${label} id=${id} hint=${hint}>
+    <input id=${id} ...${input} value=${values[name]} onInput=${(e) => set({ [name]: e.target.value })} />
+  </${Field}>`;
 
 export function Dialogs() {
   const asked = useObservable(open);
@@ -57,18 +63,38 @@ function Open({ asked }) {
       setState({ busy: false, error });
     }
   };
-  return html`<dialog ref=${element} class=${cls(asked.broad && 'broad')} aria-label=${asked.title} onCancel=${(
-    event,
-  ) => {
-    event.preventDefault();
-    close();
-  }}>
-    <form method="dialog" onSubmit=${submit}>
-      <header><h2>${asked.title}</h2></header>
-      <div class="body stack tight">${asked.body({ values, set, close, busy: state.busy })}<${Trouble} error=${state.error} /></div>
-      <footer>
-        <button type="button" onClick=${() => close()}>${asked.cancel}</button>
-        ${asked.action && html`<button type="submit" class=${asked.danger ? 'danger' : 'primary'} disabled=${state.busy || (asked.ready && !asked.ready(values))}>${state.busy ? 'Working…' : asked.action}</button>`}
-      </footer>
-    </form></dialog>`;
+  return html`
+    <dialog
+      ref=${element}
+      class=${cls(asked.broad && 'broad')}
+      aria-label=${asked.title}
+      onCancel=${(event) => {
+        event.preventDefault();
+        close();
+      }}
+    >
+      <form method="dialog" onSubmit=${submit}>
+        <header><h2>${asked.title}</h2></header>
+        <div class="body stack tight">
+          ${asked.body({ values, set, close, busy: state.busy })}
+          <${Trouble} error=${state.error} />
+        </div>
+        <footer>
+          <button type="button" onClick=${() => close()}>${asked.cancel}</button>
+          ${
+            asked.action &&
+            html`
+              <button
+                type="submit"
+                class=${asked.danger ? 'danger' : 'primary'}
+                disabled=${state.busy || (asked.ready && !asked.ready(values))}
+              >
+                ${state.busy ? 'Working…' : asked.action}
+              </button>
+            `
+          }
+        </footer>
+      </form>
+    </dialog>
+  `;
 }

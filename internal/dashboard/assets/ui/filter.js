@@ -12,12 +12,12 @@ const fields = [
   ['due:', 'within a span, or after a date'],
   ['created:', 'younger than a span, or since a date'],
   ['finished:', 'ended within a span, or since a date'],
-  ['key:', 'its unique key'],
+  ['unique_key:', 'its unique key'],
   ['tag:', 'one of its tags'],
   ['schedule:', 'made by this schedule'],
   ['error:', 'words of its last error'],
-  ['group:', 'fingerprint of a failure'],
-  ['dead:', 'open, replayed or discarded'],
+  ['group:', 'fingerprint of a group of dead letters'],
+  ['dead_letter:', 'open, replayed or discarded'],
   ['id:', 'one job'],
   ['payload.', 'a place in its payload: payload.user.id:42'],
 ];
@@ -47,7 +47,7 @@ export function FilterBar({ value, on, wrong, label = 'Filter', id = 'filter' })
   const colon = word.indexOf(':');
   const values = {
     state: states,
-    dead: ['open', 'replayed', 'discarded'],
+    dead_letter: ['open', 'replayed', 'discarded'],
     due: ['<0s', ...spans],
     created: spans,
     finished: spans,
@@ -104,9 +104,20 @@ export function FilterBar({ value, on, wrong, label = 'Filter', id = 'filter' })
   };
   const moved = (event) => setCursor(event.target.selectionStart ?? 0);
   return html`<div class="filter">
-    <${Icon} of="search" /><label class="hidden-visually" for=${id}>${label}</label>
-    <input id=${id} ref=${input} value=${text} role="combobox" aria-expanded=${String(open && choices.length > 0)} aria-controls=${list} aria-autocomplete="list"
-      aria-activedescendant=${at >= 0 ? `${list}-${at}` : undefined} aria-invalid=${wrong ? 'true' : undefined} autocomplete="off" spellcheck=${false}
+    <${Icon} of="search" />
+    <label class="hidden-visually" for=${id}>${label}</label>
+    <input
+      id=${id}
+      ref=${input}
+      value=${text}
+      role="combobox"
+      aria-expanded=${String(open && choices.length > 0)}
+      aria-controls=${list}
+      aria-autocomplete="list"
+      aria-activedescendant=${at >= 0 ? `${list}-${at}` : undefined}
+      aria-invalid=${wrong ? 'true' : undefined}
+      autocomplete="off"
+      spellcheck=${false}
       placeholder="state:failed kind:email payload.user.id:42"
       onInput=${(event) => {
         setText(event.target.value);
@@ -117,22 +128,37 @@ export function FilterBar({ value, on, wrong, label = 'Filter', id = 'filter' })
       onFocus=${(event) => {
         moved(event);
         setOpen(true);
-      }} onClick=${moved} onKeyUp=${moved} onKeyDown=${key}
+      }}
+      onClick=${moved}
+      onKeyUp=${moved}
+      onKeyDown=${key}
       onBlur=${() =>
         setTimeout(() => {
           if (document.activeElement !== input.current) setOpen(false);
-        }, 150)} />
+        }, 150)}
+    />
     ${
       open &&
       choices.length > 0 &&
       html`<ul class="choices" id=${list} role="listbox" aria-label="Completions">
-      ${choices.map(
-        (choice, i) => html`<li key=${choice.text} id=${`${list}-${i}`} role="option" aria-selected=${String(i === at)}
-        onMouseDown=${(event) => {
-          event.preventDefault();
-          take(choice);
-        }}>${choice.text}${choice.what && html`<span>${choice.what}</span>`}</li>`,
-      )}</ul>`
+        ${choices.map(
+          (choice, i) => html`
+            <li
+              key=${choice.text}
+              id=${`${list}-${i}`}
+              role="option"
+              aria-selected=${String(i === at)}
+              onMouseDown=${(event) => {
+                event.preventDefault();
+                take(choice);
+              }}
+            >
+              ${choice.text}
+              ${choice.what && html`<span>${choice.what}</span>`}
+            </li>
+          `,
+        )}
+      </ul>`
     }
   </div>`;
 }

@@ -64,7 +64,18 @@ export function HistoryCharts({ queue, first = '1h' }) {
       ? html`<${Chart} label=${label} x=${points.at_ms} series=${series} format=${format} />`
       : html`<${Trouble} error=${history.error} retry=${history.reload} />`;
   return html`<div class="grid">
-    <${Panel} title="Jobs per second" side=${html`<${Segment} label="Span" of=${spans} is=${over} on=${choose} />`}>${chart('Jobs per second', lines?.flow, rate)}</${Panel}>
-    <${Panel} title="Lateness" side=${html`<span class="faint">start after due</span>`}>${chart('Lateness', lines?.late, span)}</${Panel}>
-    ${queue && lines?.run && html`<${Panel} title="Run time" side=${html`<span class="faint">of handlers</span>`}>${chart('Run time', lines.run, span)}</${Panel}>`}</div>`;
+    <${Panel} title="Jobs per second" side=${html`<${Segment} label="Span" of=${spans} is=${over} on=${choose} />`}>
+      ${chart('Jobs per second', lines?.flow, rate)}
+    </${Panel}>
+    <${Panel} title="Lateness" side=${html`<span class="faint">start after due</span>`}>
+      ${chart('Lateness', lines?.late, span)}
+    </${Panel}>
+    ${
+      queue &&
+      lines?.run &&
+      html`<${Panel} title="Run time" side=${html`<span class="faint">of handlers</span>`}>
+        ${chart('Run time', lines.run, span)}
+      </${Panel}>`
+    }
+  </div>`;
 }

@@ -51,8 +51,10 @@ export function within(schema, name, root) {
 
 export function Json({ value, schema, label = 'value' }) {
   if (value === undefined) return null;
-  return html`<div class="json"><div class="row end"><${Copy} text=${JSON.stringify(value, null, 2)} label=${`Copy the ${label}`} /></div>
-    <${Node} value=${value} schema=${schema} root=${schema} depth=${0} /></div>`;
+  return html`<div class="json">
+    <div class="row end"><${Copy} text=${JSON.stringify(value, null, 2)} label=${`Copy the ${label}`} /></div>
+    <${Node} value=${value} schema=${schema} root=${schema} depth=${0} />
+  </div>`;
 }
 
 function Node({ name, value, schema, root, depth }) {
@@ -61,7 +63,12 @@ function Node({ name, value, schema, root, depth }) {
   const [open, setOpen] = useState(depth < 2);
   const key = name === undefined ? null : html`<span class="name">${name}</span>: `;
   if (hides(schema, root) && value !== null && !shown) {
-    return html`<div class="leaf">${key}<span class="faint">hidden</span> <button type="button" class="quiet small" onClick=${() => show(true)} aria-label=${`Show ${name ?? 'the value'}`}>show</button></div>`;
+    return html`<div class="leaf">
+      ${key}<span class="faint">hidden</span>${' '}
+      <button type="button" class="quiet small" onClick=${() => show(true)} aria-label=${`Show ${name ?? 'the value'}`}>
+        show
+      </button>
+    </div>`;
   }
   if (value === null || typeof value !== 'object')
     return html`<div class="leaf">${key}<${Leaf} value=${value} /></div>`;
@@ -70,23 +77,58 @@ function Node({ name, value, schema, root, depth }) {
   const size = entries.length;
   if (size === 0) return html`<div class="leaf">${key}${list ? '[]' : '{}'}</div>`;
   const cut = all ? entries : entries.slice(0, MANY);
-  return html`<details open=${open} onToggle=${(event) => {
-    event.stopPropagation();
-    if (event.target === event.currentTarget) setOpen(event.currentTarget.open);
-  }}>
-    <summary>${key}<span class="faint">${list ? `[${size}]` : `{${size}}`}</span></summary>
-    ${
-      open &&
-      html`<div class="inner">${cut.map(([k, v]) => html`<${Node} key=${k} name=${k} value=${v} schema=${within(schema, k, root)} root=${root} depth=${depth + 1} />`)}
-      ${size > cut.length && html`<button type="button" class="quiet small" onClick=${() => showAll(true)}>${size - cut.length} more</button>`}</div>`
-    }</details>`;
+  return html`
+    <details
+      open=${open}
+      onToggle=${(event) => {
+        event.stopPropagation();
+        if (event.target === event.currentTarget) setOpen(event.currentTarget.open);
+      }}
+    >
+      <summary>${key}<span class="faint">${list ? `[${size}]` : `{${size}}`}</span></summary>
+      ${
+        open &&
+        html`<div class="inner">
+          ${cut.map(
+            ([k, v]) => html`
+              <${Node}
+                key=${k}
+                name=${k}
+                value=${v}
+                schema=${within(schema, k, root)}
+                root=${root}
+                depth=${depth + 1}
+              />
+            `,
+          )}
+          ${
+            size > cut.length &&
+            html`<button type="button" class="quiet small" onClick=${() => showAll(true)}>
+              ${size - cut.length} more
+            </button>`
+          }
+        </div>`
+      }
+    </details>
+  `;
 }
 
 function Leaf({ value }) {
   const [all, show] = useState(false);
   if (typeof value === 'string') {
     const long = value.length > LONG && !all;
-    return html`<span class="text">${JSON.stringify(long ? value.slice(0, LONG) : value)}</span>${long && html` <button type="button" class="quiet small" onClick=${() => show(true)}>${value.length - LONG} characters more</button>`}`;
+    return html`
+      <span class="text">${JSON.stringify(long ? value.slice(0, LONG) : value)}</span>
+      ${
+        long &&
+        html`
+          ${' '}
+          <button type="button" class="quiet small" onClick=${() => show(true)}>
+            ${value.length - LONG} characters more
+          </button>
+        `
+      }
+    `;
   }
   if (typeof value === 'number') return html`<span class="figure-value num">${String(value)}</span>`;
   return html`<span class="word">${String(value)}</span>`;

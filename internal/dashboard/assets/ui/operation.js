@@ -45,11 +45,11 @@ export function useOperations(query = {}, idle = 10000) {
   return found;
 }
 
-/** The operations that mean this group of failures alone. */
+/** The operations that mean this group of dead letters alone. */
 export const ofGroup = (operations, fingerprint) =>
   (operations ?? []).filter((operation) => operation.filter.fingerprint === fingerprint);
 
-/** Does it release, discard or retry letters of this group, be it among others? */
+/** Does it release, discard or retry dead letters of this group, be it among others? */
 export function touches({ action, filter }, { fingerprint, kind }) {
   if (!['replay', 'discard', 'retry'].includes(action)) return false;
   return filter.fingerprint
@@ -64,7 +64,7 @@ const plain = {
   unique_key: 'key',
   error: 'error',
   fingerprint: 'group',
-  dead: 'dead',
+  dead_letter: 'dead letter',
   schedule: 'schedule',
 };
 const moments = { created: 'accepted', due: 'due', finished: 'ended' };
@@ -98,15 +98,15 @@ export function filterWords(filter) {
   const ids = filter.ids?.length;
   const subject = ids
     ? plural(ids, 'chosen job')
-    : filter.dead
-      ? `${filter.dead} dead letters`
+    : filter.dead_letter
+      ? `${filter.dead_letter} dead letters`
       : filter.state
         ? `${filter.state} jobs`
         : 'jobs';
   const parts = [];
   if (filter.kind) parts.push(`of the kind ${filter.kind}`);
   if (filter.queue) parts.push(`in the queue ${filter.queue}`);
-  if (filter.fingerprint) parts.push(`of the failure ${filter.fingerprint}`);
+  if (filter.fingerprint) parts.push(`of the group ${filter.fingerprint}`);
   if (filter.schedule) parts.push(`made by the schedule ${filter.schedule}`);
   if (filter.unique_key) parts.push(`with the key “${filter.unique_key}”`);
   if (filter.tags?.length) parts.push(`tagged ${filter.tags.join(', ')}`);
@@ -120,7 +120,7 @@ export function filterWords(filter) {
   }
   for (const [path, value] of Object.entries(filter.payload ?? {}))
     parts.push(`with ${path} = ${wanted(value)} in the payload`);
-  return parts.length || ids || filter.dead || filter.state ? [subject, ...parts].join(' ') : 'all jobs';
+  return parts.length || ids || filter.dead_letter || filter.state ? [subject, ...parts].join(' ') : 'all jobs';
 }
 
 /** The filter as the operator gave it: an operation never means jobs that came later, so that need not be said. */
@@ -156,9 +156,15 @@ export const paceOf = (operation) => (operation.rate ? `at most ${count(operatio
 
 export function Progress({ operation }) {
   const label = `${nameOf(operation.action)}: ${Math.round(portion(operation))} %`;
-  return html`<div class="stack tighter"><progress max="100" value=${portion(operation)} aria-label=${label}></progress>
-    <span class="row apart soft num"><span>${count(seen(operation))} of ${count(Math.max(operation.estimate, seen(operation)), operation.estimate_capped)}</span>
-      ${operation.failed > 0 && html`<span class="bad">${count(operation.failed)} failed</span>`}</span></div>`;
+  return html`<div class="stack tighter">
+    <progress max="100" value=${portion(operation)} aria-label=${label}></progress>
+    <span class="row apart soft num">
+      <span>
+        ${count(seen(operation))} of ${count(Math.max(operation.estimate, seen(operation)), operation.estimate_capped)}
+      </span>
+      ${operation.failed > 0 && html`<span class="bad">${count(operation.failed)} failed</span>`}
+    </span>
+  </div>`;
 }
 
 /** Ask, and stop it. */
@@ -187,10 +193,43 @@ export function again(operation) {
 /** An operation where its jobs are shown: how far it is, and a way to stop it. */
 export function Watched({ operation, reload, children }) {
   const on = isRunning(operation);
-  return html`<div class=${cls('note', on ? '' : operation.state === 'done' && !operation.failed ? 'good' : 'warn', 'stack tight')} data-operation=${operation.id}>
-    <div class="row apart"><span class="row grow"><b>${nameOf(operation.action)}</b><${Badge} is=${operation.state} />${!operation.filter.fingerprint && html`<span class="lines">${filterWords(meant(operation))}</span>`}<span class="soft lines">by <bdi>${operation.asked_by}</bdi>, <${Time} at=${operation.created_at} /></span></span>
-      <span class="row"><a href=${`/operations/${operation.id}`}>Particulars</a>${on && html`<${Allowed}><button type="button" class="small danger" onClick=${() => stop(operation, reload)}>Stop</button></${Allowed}>`}</span></div>
-    <${Progress} operation=${operation} />
-    <span class="num">${outcome(operation)}${on ? html` · ${rate(operation.measured_rate)}/s, ${paceOf(operation)} · ${operation.eta_s === null ? 'time left not known yet' : `about ${span(operation.eta_s * 1000)} left`}${!operation.runner && ' · waits for a runner'}` : ''}</span>
-    ${children}${operation.last_error && html`<div class="error">${operation.last_error}</div>`}</div>`;
+  return html`
+    <div
+      class=${cls('note', on ? '' : operation.state === 'done' && !operation.failed ? 'good' : 'warn', 'stack tight')}
+      data-operation=${operation.id}
+    >
+      <div class="row apart">
+        <span class="row grow">
+          <b>${nameOf(operation.action)}</b>
+          <${Badge} is=${operation.state} />
+          ${!operation.filter.fingerprint && html`<span class="lines">${filterWords(meant(operation))}</span>`}
+          <span class="soft lines">by <bdi>${operation.asked_by}</bdi>, <${Time} at=${operation.created_at} /></span>
+        </span>
+        <span class="row">
+          <a href=${`/operations/${operation.id}`}>Particulars</a>
+          ${
+            on &&
+            html`<${Allowed}>
+              <button type="button" class="small danger" onClick=${() => stop(operation, reload)}>Stop</button>
+            </${Allowed}>`
+          }
+        </span>
+      </div>
+      <${Progress} operation=${operation} />
+      <span class="num">
+        ${outcome(operation)}
+        ${
+          on
+            ? html`
+              ${' '}· ${rate(operation.measured_rate)}/s, ${paceOf(operation)} ·${' '}
+              ${operation.eta_s === null ? 'time left not known yet' : `about ${span(operation.eta_s * 1000)} left`}
+              ${!operation.runner && ' · waits for a runner'}
+            `
+            : ''
+        }
+      </span>
+      ${children}
+      ${operation.last_error && html`<div class="error">${operation.last_error}</div>`}
+    </div>
+  `;
 }

@@ -3,8 +3,8 @@
 import { call, callTagged, post, seg } from '../core/api.js';
 import { html } from '../core/dom.js';
 import { count, plural } from '../core/format.js';
-import { Badge, Field, tell, tellProblem } from './base.js';
-import { ask } from './dialog.js';
+import { Badge, tell, tellProblem } from './base.js';
+import { ask, InputField } from './dialog.js';
 
 /** Jobs that have been due for longer than this are no longer on their way. */
 export const BEHIND = '<-10s';
@@ -26,7 +26,9 @@ export function Standing({ queue, behind }) {
     queue.paused && html`<${Badge} is="paused" />`,
     full(queue) && html`<${Badge} is="warn" title="As many of its jobs run as may">limit reached</${Badge}>`,
     behind?.count > 0 &&
-      html`<${Badge} is="warn" title="Jobs that have been due for more than 10 s">${count(behind.count, behind.capped)} overdue</${Badge}>`,
+      html`<${Badge} is="warn" title="Jobs that have been due for more than 10 s">
+        ${count(behind.count, behind.capped)} overdue
+      </${Badge}>`,
   ].filter(Boolean);
   if (!all.length)
     all.push(queue.runners ? html`<${Badge} is="good">served</${Badge}>` : html`<${Badge}>idle, no runner</${Badge}>`);
@@ -39,11 +41,24 @@ export function pause(queue) {
     action: queue.paused ? 'Keep it paused' : 'Pause',
     danger: !queue.paused,
     values: { reason: queue.paused?.reason ?? '' },
-    body: ({
-      values,
-      set,
-    }) => html`<p>${queue.paused ? 'It stays paused. Only the reason changes.' : `Within 2 s no runner starts a job of it any more. What runs goes on; ${waiters(queue)} will wait.`}</p>
-      <${Field} label="Reason" id="pause-reason" hint="Shown to other operators while nothing runs"><input id="pause-reason" maxlength="255" value=${values.reason} onInput=${(e) => set({ reason: e.target.value })} /></${Field}>`,
+    body: ({ values, set }) => html`
+      <p>
+        ${
+          queue.paused
+            ? 'It stays paused. Only the reason changes.'
+            : `Within 2 s no runner starts a job of it any more. What runs goes on; ${waiters(queue)} will wait.`
+        }
+      </p>
+      <${InputField}
+        label="Reason"
+        id="pause-reason"
+        name="reason"
+        hint="Shown to other operators while nothing runs"
+        maxlength="255"
+        values=${values}
+        set=${set}
+      />
+    `,
     submit: async ({ reason }) => {
       const body = reason.trim() ? { reason } : {};
       await post(`/v1/queues/${seg(queue.name)}/pause`, body);
@@ -57,8 +72,14 @@ export function resume(queue) {
   return ask({
     title: `Resume the queue ${queue.name}?`,
     action: 'Resume',
-    body: () => html`<p>Its jobs start again as slots become free: ${waiters(queue)} ${waiting(queue) === 1 ? 'waits' : 'wait'}.</p>
-      ${queue.paused?.reason && html`<p class="wrap soft">It was paused because: ${queue.paused.reason}</p>`}${queue.runners === 0 && html`<p class="warn">No living runner serves it, so nothing will start until one does.</p>`}`,
+    body: () => html`
+      <p>Its jobs start again as workers become free: ${waiters(queue)} ${waiting(queue) === 1 ? 'waits' : 'wait'}.</p>
+      ${queue.paused?.reason && html`<p class="wrap soft">It was paused because: ${queue.paused.reason}</p>`}
+      ${
+        queue.runners === 0 &&
+        html`<p class="warn">No living runner serves it, so nothing will start until one does.</p>`
+      }
+    `,
     submit: async () => {
       await post(`/v1/queues/${seg(queue.name)}/resume`);
       tell(`${queue.name} goes on`);
@@ -86,10 +107,34 @@ export async function setUp(name) {
     title: `Limit and priority of ${name}`,
     action: 'Save',
     values: { concurrency: String(queue.concurrency ?? ''), priority: String(queue.priority) },
-    body: ({ values, set }) => html`<div class="fields">
-      <${Field} label="Jobs at the same time" id="queue-limit" hint="All runners together. Empty: no limit. To start nothing, pause the queue."><input id="queue-limit" type="number" min="1" max="100000" value=${values.concurrency} onInput=${(e) => set({ concurrency: e.target.value })} /></${Field}>
-      <${Field} label="Priority" id="queue-priority" hint="0 is served first, 9 last. It goes before the priority of jobs."><input id="queue-priority" type="number" min="0" max="9" required value=${values.priority} onInput=${(e) => set({ priority: e.target.value })} /></${Field}></div>
-      <p class="faint">Effective on every runner within 2 s. A lower limit stops nothing that runs.</p>`,
+    body: ({ values, set }) => html`
+      <div class="fields">
+        <${InputField}
+          label="Jobs at the same time"
+          id="queue-limit"
+          name="concurrency"
+          hint="All runners together. Empty: no limit. To start nothing, pause the queue."
+          type="number"
+          min="1"
+          max="100000"
+          values=${values}
+          set=${set}
+        />
+        <${InputField}
+          label="Priority"
+          id="queue-priority"
+          name="priority"
+          hint="0 is served first, 9 last. It goes before the priority of jobs."
+          type="number"
+          min="0"
+          max="9"
+          required
+          values=${values}
+          set=${set}
+        />
+      </div>
+      <p class="faint">Effective on every runner within 2 s. A lower limit stops nothing that runs.</p>
+    `,
     ready: (values) =>
       values.priority !== '' &&
       (values.concurrency !== String(queue.concurrency ?? '') || values.priority !== String(queue.priority)),

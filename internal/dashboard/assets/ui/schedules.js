@@ -4,15 +4,19 @@ import { call, Problem, post, seg, send } from '../core/api.js';
 import { html, useEffect, useMemo, useState } from '../core/dom.js';
 import { useQuery } from '../core/query.js';
 import { Badge, Field, Head, JobLink, Panel, Segment, Skeleton, Time, Trouble, tell } from './base.js';
-import { ask } from './dialog.js';
+import { ask, InputField } from './dialog.js';
 import { blank, elsewhere, parse, SchemaForm } from './schema-form.js';
 
 /** What each policy means, in a line. */
 export const policies = {
   dst: {
-    once: 'A time that the turn of the clocks leaves out runs right after the gap; one that comes twice runs the first time.',
+    once:
+      'A time that the turn of the clocks leaves out runs right after the gap; ' +
+      'one that comes twice runs the first time.',
     skip: 'A time that the turn of the clocks leaves out, or brings twice, does not run that day.',
-    both: 'A time that the turn of the clocks leaves out runs right after the gap; one that comes twice runs both times.',
+    both:
+      'A time that the turn of the clocks leaves out runs right after the gap; ' +
+      'one that comes twice runs both times.',
   },
   misfire: {
     one: 'Of the ticks that no runner was there for, the latest fires when one is back.',
@@ -27,7 +31,9 @@ export const policies = {
 };
 
 export const Outcome = ({ tick }) =>
-  html`<${Badge} is=${tick.outcome} title=${tick.reason ?? ''}>${tick.cause ? `skipped: ${tick.cause}` : tick.manual ? 'fired by hand' : tick.outcome}</${Badge}>`;
+  html`<${Badge} is=${tick.outcome} title=${tick.reason ?? ''}>
+    ${tick.cause ? `skipped: ${tick.cause}` : tick.manual ? 'fired by hand' : tick.outcome}
+  </${Badge}>`;
 
 export function pause({ name }) {
   return ask({
@@ -35,11 +41,21 @@ export function pause({ name }) {
     action: 'Pause',
     danger: true,
     values: { reason: '' },
-    body: ({
-      values,
-      set,
-    }) => html`<p>Its ticks pass without firing, each with a line among its ticks. What was due then does not fire later. Jobs that are there run on.</p>
-      <${Field} label="Reason" id="pause-reason" hint="Shown to other operators"><input id="pause-reason" maxlength="1000" value=${values.reason} onInput=${(e) => set({ reason: e.target.value })} /></${Field}>`,
+    body: ({ values, set }) => html`
+      <p>
+        Its ticks pass without firing, each with a line among its ticks. What was due then does not fire later. Jobs
+        that are there run on.
+      </p>
+      <${InputField}
+        label="Reason"
+        id="pause-reason"
+        name="reason"
+        hint="Shown to other operators"
+        maxlength="1000"
+        values=${values}
+        set=${set}
+      />
+    `,
     submit: async ({ reason }) => {
       await post(`/v1/schedules/${seg(name)}/pause`, reason.trim() ? { reason } : {});
       tell(`${name} is paused`);
@@ -53,7 +69,10 @@ export function resume({ name, paused }) {
     title: `Resume the schedule ${name}?`,
     action: 'Resume',
     body: () =>
-      html`<p>It ticks again. What was due while it was paused does not fire.</p>${paused?.reason && html`<p class="wrap soft">It was paused because: ${paused.reason}</p>`}`,
+      html`
+        <p>It ticks again. What was due while it was paused does not fire.</p>
+        ${paused?.reason && html`<p class="wrap soft">It was paused because: ${paused.reason}</p>`}
+      `,
     submit: async () => {
       await post(`/v1/schedules/${seg(name)}/resume`);
       tell(`${name} ticks again`);
@@ -73,7 +92,12 @@ export async function trigger({ name, overlap, paused }) {
     title: `Trigger ${name} now?`,
     action: 'Trigger',
     body: () =>
-      html`<p>A job is made at once${paused ? ', although the schedule is paused' : ''}. Its own ticks come as they would.</p><p class="soft">While its previous job has not ended: ${policies.overlap[overlap]}</p>`,
+      html`
+        <p>
+          A job is made at once${paused ? ', although the schedule is paused' : ''}. Its own ticks come as they would.
+        </p>
+        <p class="soft">While its previous job has not ended: ${policies.overlap[overlap]}</p>
+      `,
     submit: () =>
       post(path).then(fired, (problem) => {
         if (problem.code !== 'previous_unfinished') throw problem;
@@ -85,17 +109,27 @@ export async function trigger({ name, overlap, paused }) {
     title: 'Its previous job has not ended',
     action: 'Trigger all the same',
     values: { overlap: 'allow' },
-    body: ({
-      values,
-      set,
-    }) => html`<p>The job <${JobLink} id=${answer.body.holder} /> is <${Badge} is=${answer.body.current_state} />. The schedule would not fire now.</p>
+    body: ({ values, set }) => html`
+      <p>
+        The job <${JobLink} id=${answer.body.holder} /> is <${Badge} is=${answer.body.current_state} />. The schedule
+        would not fire now.
+      </p>
       ${[
         ['allow', 'Fire beside it'],
         ['replace', 'Replace it: cancel it if it waits, ask it to stop if it runs, and fire'],
       ].map(
-        ([word, text]) =>
-          html`<label class="row" key=${word}><input type="radio" name="overlap" value=${word} checked=${values.overlap === word} onChange=${() => set({ overlap: word })} /> ${text}</label>`,
-      )}`,
+        ([word, text]) => html`<label class="row" key=${word}>
+          <input
+            type="radio"
+            name="overlap"
+            value=${word}
+            checked=${values.overlap === word}
+            onChange=${() => set({ overlap: word })}
+          />${' '}
+          ${text}
+        </label>`,
+      )}
+    `,
     submit: (values) => post(`${path}?overlap=${values.overlap}`).then(fired),
   });
 }
@@ -113,17 +147,43 @@ export function Runs({ runs, zone }) {
   if (!runs.length) return html`<p class="faint body">It never runs again.</p>`;
   const abroad = zone !== 'UTC';
   const walls = runs.map((run) => wall(run.local));
-  return html`<table class="cards"><thead><tr>${abroad && html`<th>${zone}</th>`}<th>UTC</th><th class="right">From now</th></tr></thead><tbody>
-    ${runs.map((run, i) => {
-      const { date, time, offset } = walls[i];
-      const world = wall(run.at);
-      return html`<tr key=${run.at}>${
-        abroad &&
-        html`<td data-label=${zone} class="num"><span title=${`Here: ${new Date(run.at).toLocaleString()}`}><span class="nowrap">${weekday(date)} ${date}</span> <span class="nowrap"><b>${time}</b> <span class="faint">${offset}</span></span>
-      ${i > 0 && offset !== walls[i - 1].offset && html` <${Badge} is="warn" title="Between this run and the one before">clocks turned</${Badge}>`}</span></td>`
-      }
-      <td data-label="UTC" class="num"><span>${(!abroad || world.date !== date) && html`<span class="nowrap">${weekday(world.date)} ${world.date}</span> `}${world.time}</span></td><td data-label="From now" class="right"><${Time} at=${run.at} /></td></tr>`;
-    })}</tbody></table>`;
+  return html`<table class="cards">
+    <thead>
+      <tr>${abroad && html`<th>${zone}</th>`}<th>UTC</th><th class="right">From now</th></tr>
+    </thead>
+    <tbody>
+      ${runs.map((run, i) => {
+        const { date, time, offset } = walls[i];
+        const world = wall(run.at);
+        return html`<tr key=${run.at}>
+          ${
+            abroad &&
+            html`<td data-label=${zone} class="num">
+              <span title=${`Here: ${new Date(run.at).toLocaleString()}`}>
+                <span class="nowrap">${weekday(date)} ${date}</span>${' '}
+                <span class="nowrap"><b>${time}</b> <span class="faint">${offset}</span></span>
+                ${
+                  i > 0 &&
+                  offset !== walls[i - 1].offset &&
+                  html` <${Badge} is="warn" title="Between this run and the one before">clocks turned</${Badge}>`
+                }
+              </span>
+            </td>`
+          }
+          <td data-label="UTC" class="num">
+            <span>
+              ${
+                (!abroad || world.date !== date) &&
+                html`<span class="nowrap">${weekday(world.date)} ${world.date}</span> `
+              }
+              ${world.time}
+            </span>
+          </td>
+          <td data-label="From now" class="right"><${Time} at=${run.at} /></td>
+        </tr>`;
+      })}
+    </tbody>
+  </table>`;
 }
 
 /** Why a tick made no job; the job that it speaks of is a link. */
@@ -228,9 +288,14 @@ function usePreview(times) {
 function Preview({ preview, asked }) {
   const { answer, zone, error, busy } = preview;
   if (answer)
-    return html`<div class=${busy ? 'stack tight faint' : 'stack tight'} aria-live="polite" data-preview><p class="bold wrap">${answer.description}</p><${Runs} runs=${answer.next_runs} zone=${zone} /></div>`;
+    return html`<div class=${busy ? 'stack tight faint' : 'stack tight'} aria-live="polite" data-preview>
+      <p class="bold wrap">${answer.description}</p>
+      <${Runs} runs=${answer.next_runs} zone=${zone} />
+    </div>`;
   if (error)
-    return html`<p class="bad" data-preview>${error.errors?.length ? 'That gives no time yet: see the field.' : error.message}</p>`;
+    return html`<p class="bad" data-preview>
+      ${error.errors?.length ? 'That gives no time yet: see the field.' : error.message}
+    </p>`;
   return asked
     ? html`<${Skeleton} />`
     : html`<p class="faint" data-preview>Say when it should run, and its next five runs are shown here.</p>`;
@@ -243,14 +308,18 @@ async function exactly(path, signal) {
   return { schedule: parse(answer), tag: response.headers.get('etag') };
 }
 
-/** Change the schedule `name`, or make one if there is no name. `done` gets the name, or nothing when it was given up. */
+/**
+ * Change the schedule `name`, or make one if there is no name. `done` gets the name, or nothing when it was given up.
+ */
 export function ScheduleForm({ name, done }) {
   const read = useQuery(name ? `/v1/schedules/${seg(name)}` : null, { read: exactly });
   const kinds = useQuery('/v1/kinds');
   if (read.error || kinds.error)
     return html`<${Trouble} error=${read.error ?? kinds.error} retry=${read.error ? read.reload : kinds.reload} />`;
   if (!kinds.data || (name && !read.data)) return html`<${Skeleton} />`;
-  return html`<${Form} key=${read.data?.tag} seen=${read.data} kinds=${kinds.data.data} done=${done} again=${read.reload} />`;
+  return html`
+    <${Form} key=${read.data?.tag} seen=${read.data} kinds=${kinds.data.data} done=${done} again=${read.reload} />
+  `;
 }
 
 function Form({ seen, kinds, done, again }) {
@@ -301,12 +370,30 @@ function Form({ seen, kinds, done, again }) {
     hint,
     at = field,
   ) => html`<${Field} label=${label} id=${`s-${field}`} hint=${hint} wrong=${wrong(at)}>
-    <input id=${`s-${field}`} value=${v[field]} aria-describedby=${hint ? `s-${field}-hint` : undefined} aria-invalid=${wrong(at) ? 'true' : undefined} autocomplete="off" spellcheck=${false} onInput=${(e) => set({ [field]: e.target.value })} ...${props} /></${Field}>`;
+    <input
+      id=${`s-${field}`}
+      value=${v[field]}
+      aria-describedby=${hint ? `s-${field}-hint` : undefined}
+      aria-invalid=${wrong(at) ? 'true' : undefined}
+      autocomplete="off"
+      spellcheck=${false}
+      onInput=${(e) => set({ [field]: e.target.value })}
+      ...${props}
+    />
+  </${Field}>`;
   const policy = (
     field,
     label,
   ) => html`<${Field} label=${label} id=${`s-${field}`} hint=${policies[field][v[field]]} wrong=${wrong(field)}>
-    <select id=${`s-${field}`} aria-describedby=${`s-${field}-hint`} value=${v[field]} onChange=${(e) => set({ [field]: e.target.value })}>${Object.keys(policies[field]).map((word) => html`<option key=${word} value=${word}>${word}</option>`)}</select></${Field}>`;
+    <select
+      id=${`s-${field}`}
+      aria-describedby=${`s-${field}-hint`}
+      value=${v[field]}
+      onChange=${(e) => set({ [field]: e.target.value })}
+    >
+      ${Object.keys(policies[field]).map((word) => html`<option key=${word} value=${word}>${word}</option>`)}
+    </select>
+  </${Field}>`;
   const submit = async (event) => {
     event.preventDefault();
     if (state.busy) return;
@@ -328,57 +415,227 @@ function Form({ seen, kinds, done, again }) {
     }
   };
   return html`<form id="schedule-form" class="stack" onSubmit=${submit}>
-    <${Head} title=${s ? html`<span class="wrap">Change ${s.name}</span>` : 'New schedule'} sub="Makes a job by the clock. Every tick fires exactly once, however many runners there are."></${Head}>
+    <${Head}
+      title=${s ? html`<span class="wrap">Change ${s.name}</span>` : 'New schedule'}
+      sub="Makes a job by the clock. Every tick fires exactly once, however many runners there are."
+    ></${Head}>
     ${problem && html`<${Trouble} error=${problem} />`}
-    ${state.error?.status === 412 && s && html`<p><button type="button" onClick=${again}>Show it as it is now, and drop my changes</button></p>`}
-    <${Panel} title="When"><div class="grid wide"><div class="stack">
-      ${!s && html`<div class="fields">${input('name', 'Name', { required: true, maxlength: 64, pattern: '[a-z0-9][a-z0-9_.\\-]*', placeholder: 'nightly-report', autofocus: true }, 'Small letters, digits, _ . and -')}</div>`}
-      <div><${Segment} label="How it is told" of=${[['cron', 'By the clock (cron)'], ['every', 'At an interval']]} is=${v.mode} on=${(mode) => set({ mode })} /></div>
-      ${
-        v.mode === 'cron'
-          ? html`<div class="fields">
-          ${input('cron', 'Cron expression', { required: true, maxlength: 255, placeholder: '30 2 * * *', class: 'mono' }, 'minute hour day month weekday; with six fields seconds come first')}
-          ${input('zone', 'Time zone', { required: true, list: 's-zones', maxlength: 64 }, here && here !== v.zone ? html`Whose clocks. Yours: <button type="button" class="quiet small" onClick=${() => set({ zone: here })}>${here}</button>` : 'Whose clocks')}
-          ${policy('dst', 'When clocks are turned')}</div>
-        <div class="row tight"><span class="faint">For example:</span>${examples.map(([cron, what]) => html`<button key=${cron} type="button" class="small" title=${cron} onClick=${() => set({ cron })}>${what}</button>`)}</div>
-        <p class="faint">An expression that runs in every hour names no hour: it goes by the passing of time, whatever clocks are turned.</p>`
-          : html`<div class="fields">
-          ${input('every', 'Every', { required: true, type: 'number', min: 0.001, step: 'any' }, null, 'every_ms')}
-          <${Field} label="Unit" id="s-unit"><select id="s-unit" value=${v.unit} onChange=${(e) => set({ unit: e.target.value })}>${units.map(([ms, word]) => html`<option key=${ms} value=${String(ms)}>${word}</option>`)}</select></${Field}>
-          ${input('anchor', 'Counted from (your local time)', { type: 'datetime-local', step: 1 }, 'A tick from which all others are counted. Empty: the moment it was made.')}
-          ${input('zone', 'Shown in the time zone', { required: true, list: 's-zones', maxlength: 64 }, 'An interval goes by no wall clock: its zone is only for reading')}</div>`
-      }
-      <datalist id="s-zones">${names.map((zone) => html`<option key=${zone} value=${zone} />`)}</datalist></div>
-      <div class="stack tight"><h3>Next runs</h3><${Preview} preview=${preview} asked=${v.mode === 'every' || v.cron} /></div></div></${Panel}>
-    <${Panel} title="What"><div class="stack"><div class="fields">
-        <${Field} label="Kind" id="s-kind" wrong=${wrong('kind')} hint=${kind?.schema.description}><select id="s-kind" required value=${v.kind} onChange=${(e) => choose(e.target.value)}><option value="">Choose a kind</option>
-          ${v.kind && !kind && html`<option value=${v.kind}>${v.kind} (not known here)</option>`}${kinds.map((known) => html`<option key=${known.kind} value=${known.kind}>${known.kind}</option>`)}</select></${Field}>
-        ${input('queue', 'Queue', { required: true, maxlength: 64, list: 's-queues' })}
-        ${input('priority', 'Priority', { required: true, type: 'number', min: 0, max: 9 }, '0 runs first, 9 last')}</div>
-      <datalist id="s-queues">${queues.data?.data.slice(0, 200).map((queue) => html`<option key=${queue.name} value=${queue.name} />`)}</datalist>
-      ${v.kind && html`<${SchemaForm} key=${v.kind} schema=${kind?.schema ?? {}} value=${v.payload} id="s-payload" errors=${state.error?.errors ?? []} onChange=${(payload) => set({ payload })} />`}</div></${Panel}>
-    <${Panel} title="When things go wrong"><div class="stack"><div class="fields">
-        ${policy('overlap', 'Overlap')}${policy('misfire', 'Missed ticks')}
-        ${input('grace', 'Missed after, seconds', { required: true, type: 'number', min: 0, max: 86400, step: 'any' }, 'A tick that fires within this time is late, not missed', 'misfire_grace_ms')}
-        ${input('attempts', 'Attempts', { type: 'number', min: 1, max: 100, placeholder: kind ? String(kind.max_attempts) : '' }, 'Empty: as its kind says', 'max_attempts')}
-        ${input('timeout', 'Time limit, seconds', { type: 'number', min: 0.001, max: 86400, step: 'any', placeholder: kind ? String(kind.timeout_ms / 1000) : '' }, 'Of one attempt. Empty: as its kind says', 'timeout_ms')}</div>
-      <label class="row"><input type="checkbox" checked=${Boolean(v.retry)} onChange=${(e) => set({ retry: e.target.checked ? { ...(kind?.retry ?? { base_ms: 1000, factor: 2, cap_ms: 60000, jitter: 0.1 }) } : null })} /> Its own backoff between attempts</label>
-      ${
-        v.retry &&
-        html`<div class="fields">${[
-          ['base_ms', 'First delay, ms', 1, 86400000],
-          ['factor', 'Growth', 1, 100],
-          ['cap_ms', 'Longest delay, ms', 1, 604800000],
-          ['jitter', 'Jitter, as a share', 0, 1],
-        ].map(
-          ([
-            field,
-            label,
-            min,
-            max,
-          ]) => html`<${Field} key=${field} label=${label} id=${`s-${field}`} wrong=${wrong(`retry/${field}`)}>
-        <input id=${`s-${field}`} type="number" required min=${min} max=${max} step=${field.endsWith('_ms') ? 1 : 'any'} value=${v.retry[field]} onInput=${(e) => set({ retry: { ...v.retry, [field]: e.target.valueAsNumber } })} /></${Field}>`,
-        )}</div>`
-      }</div></${Panel}>
-    <div class="row end"><button type="button" onClick=${() => done()}>Cancel</button><button type="submit" class="primary" disabled=${state.busy}>${state.busy ? 'Saving…' : s ? 'Save' : 'Make the schedule'}</button></div></form>`;
+    ${
+      state.error?.status === 412 &&
+      s &&
+      html`<p><button type="button" onClick=${again}>Show it as it is now, and drop my changes</button></p>`
+    }
+    <${Panel} title="When">
+      <div class="grid wide">
+        <div class="stack">
+          ${
+            !s &&
+            html`<div class="fields">
+              ${input(
+                'name',
+                'Name',
+                {
+                  required: true,
+                  maxlength: 64,
+                  pattern: '[a-z0-9][a-z0-9_.\\-]*',
+                  placeholder: 'nightly-report',
+                  autofocus: true,
+                },
+                'Small letters, digits, _ . and -',
+              )}
+            </div>`
+          }
+          <div>
+            <${Segment}
+              label="How it is told"
+              of=${[['cron', 'By the clock (cron)'], ['every', 'At an interval']]}
+              is=${v.mode}
+              on=${(mode) => set({ mode })}
+            />
+          </div>
+          ${
+            v.mode === 'cron'
+              ? html`
+                <div class="fields">
+                  ${input(
+                    'cron',
+                    'Cron expression',
+                    { required: true, maxlength: 255, placeholder: '30 2 * * *', class: 'mono' },
+                    'minute hour day month weekday; with six fields seconds come first',
+                  )}
+                  ${input(
+                    'zone',
+                    'Time zone',
+                    { required: true, list: 's-zones', maxlength: 64 },
+                    here && here !== v.zone
+                      ? html`
+                        Whose clocks. Yours:${' '}
+                        <button type="button" class="quiet small" onClick=${() => set({ zone: here })}>${here}</button>
+                      `
+                      : 'Whose clocks',
+                  )}
+                  ${policy('dst', 'When clocks are turned')}
+                </div>
+                <div class="row tight">
+                  <span class="faint">For example:</span>
+                  ${examples.map(
+                    ([cron, what]) => html`
+                      <button key=${cron} type="button" class="small" title=${cron} onClick=${() => set({ cron })}>
+                        ${what}
+                      </button>
+                    `,
+                  )}
+                </div>
+                <p class="faint">
+                  An expression that runs in every hour names no hour: it goes by the passing of time, whatever clocks
+                  are turned.
+                </p>
+              `
+              : html`<div class="fields">
+                ${input(
+                  'every',
+                  'Every',
+                  { required: true, type: 'number', min: 0.001, step: 'any' },
+                  null,
+                  'every_ms',
+                )}
+                <${Field} label="Unit" id="s-unit">
+                  <select id="s-unit" value=${v.unit} onChange=${(e) => set({ unit: e.target.value })}>
+                    ${units.map(([ms, word]) => html`<option key=${ms} value=${String(ms)}>${word}</option>`)}
+                  </select>
+                </${Field}>
+                ${input(
+                  'anchor',
+                  'Counted from (your local time)',
+                  { type: 'datetime-local', step: 1 },
+                  'A tick from which all others are counted. Empty: the moment it was made.',
+                )}
+                ${input(
+                  'zone',
+                  'Shown in the time zone',
+                  { required: true, list: 's-zones', maxlength: 64 },
+                  'An interval goes by no wall clock: its zone is only for reading',
+                )}
+              </div>`
+          }
+          <datalist id="s-zones">${names.map((zone) => html`<option key=${zone} value=${zone} />`)}</datalist>
+        </div>
+        <div class="stack tight">
+          <h3>Next runs</h3>
+          <${Preview} preview=${preview} asked=${v.mode === 'every' || v.cron} />
+        </div>
+      </div>
+    </${Panel}>
+    <${Panel} title="What">
+      <div class="stack">
+        <div class="fields">
+          <${Field} label="Kind" id="s-kind" wrong=${wrong('kind')} hint=${kind?.schema.description}>
+            <select id="s-kind" required value=${v.kind} onChange=${(e) => choose(e.target.value)}>
+              <option value="">Choose a kind</option>
+              ${v.kind && !kind && html`<option value=${v.kind}>${v.kind} (not known here)</option>`}
+              ${kinds.map((known) => html`<option key=${known.kind} value=${known.kind}>${known.kind}</option>`)}
+            </select>
+          </${Field}>
+          ${input('queue', 'Queue', { required: true, maxlength: 64, list: 's-queues' })}
+          ${input('priority', 'Priority', { required: true, type: 'number', min: 0, max: 9 }, '0 runs first, 9 last')}
+        </div>
+        <datalist id="s-queues">
+          ${queues.data?.data.slice(0, 200).map((queue) => html`<option key=${queue.name} value=${queue.name} />`)}
+        </datalist>
+        ${
+          v.kind &&
+          html`
+            <${SchemaForm}
+              key=${v.kind}
+              schema=${kind?.schema ?? {}}
+              value=${v.payload}
+              id="s-payload"
+              errors=${state.error?.errors ?? []}
+              onChange=${(payload) => set({ payload })}
+            />
+          `
+        }
+      </div>
+    </${Panel}>
+    <${Panel} title="When things go wrong">
+      <div class="stack">
+        <div class="fields">
+          ${policy('overlap', 'Overlap')}
+          ${policy('misfire', 'Missed ticks')}
+          ${input(
+            'grace',
+            'Missed after, seconds',
+            { required: true, type: 'number', min: 0, max: 86400, step: 'any' },
+            'A tick that fires within this time is late, not missed',
+            'misfire_grace_ms',
+          )}
+          ${input(
+            'attempts',
+            'Attempts',
+            { type: 'number', min: 1, max: 100, placeholder: kind ? String(kind.max_attempts) : '' },
+            'Empty: as its kind says',
+            'max_attempts',
+          )}
+          ${input(
+            'timeout',
+            'Time limit, seconds',
+            {
+              type: 'number',
+              min: 0.001,
+              max: 86400,
+              step: 'any',
+              placeholder: kind ? String(kind.timeout_ms / 1000) : '',
+            },
+            'Of one attempt. Empty: as its kind says',
+            'timeout_ms',
+          )}
+        </div>
+        <label class="row">
+          <input
+            type="checkbox"
+            checked=${Boolean(v.retry)}
+            onChange=${(e) =>
+              set({
+                retry: e.target.checked
+                  ? { ...(kind?.retry ?? { base_ms: 1000, factor: 2, cap_ms: 60000, jitter: 0.1 }) }
+                  : null,
+              })}
+          />${' '}
+          Its own backoff between attempts
+        </label>
+        ${
+          v.retry &&
+          html`<div class="fields">
+            ${[
+              ['base_ms', 'First delay, ms', 1, 86400000],
+              ['factor', 'Growth', 1, 100],
+              ['cap_ms', 'Longest delay, ms', 1, 604800000],
+              ['jitter', 'Jitter, as a share', 0, 1],
+            ].map(
+              ([field, label, min, max]) => html`
+                <${Field} key=${field} label=${label} id=${`s-${field}`} wrong=${wrong(`retry/${field}`)}>
+                  <input
+                    id=${`s-${field}`}
+                    type="number"
+                    required
+                    min=${min}
+                    max=${max}
+                    step=${field.endsWith('_ms') ? 1 : 'any'}
+                    value=${v.retry[field]}
+                    onInput=${(e) => set({ retry: { ...v.retry, [field]: e.target.valueAsNumber } })}
+                  />
+                </${Field}>
+              `,
+            )}
+          </div>`
+        }
+      </div>
+    </${Panel}>
+    <div class="row end">
+      <button type="button" onClick=${() => done()}>Cancel</button>
+      <button type="submit" class="primary" disabled=${state.busy}>
+        ${state.busy ? 'Saving…' : s ? 'Save' : 'Make the schedule'}
+      </button>
+    </div>
+  </form>`;
 }

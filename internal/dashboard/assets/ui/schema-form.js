@@ -1,5 +1,6 @@
 // A form made from a JSON Schema (2020-12, as schemars writes it). What cannot be drawn is edited as JSON, and what the
-// schema does not know stays in the value. What cannot be sent makes its control invalid, so that the form around it says so.
+// schema does not know stays in the value. What cannot be sent makes its control invalid, so that the form around it
+// says so.
 import { html, useEffect, useRef, useState } from '../core/dom.js';
 import { Field, Segment } from './base.js';
 import { isSensitive } from './json.js';
@@ -221,8 +222,8 @@ export const elsewhere = (errors, at = '/payload') =>
 export const Said = ({ text }) => text.split('`').map((part, i) => (i % 2 ? html`<code>${part}</code>` : part));
 
 /**
- * `value` may be undefined; `onChange` gets the next one. `errors` are those of a problem, and `at` is the pointer of the
- * value in the request. Put it into a form element: controls with what cannot be sent are invalid.
+ * `value` may be undefined; `onChange` gets the next one. `errors` are those of a problem, and `at` is the pointer of
+ * the value in the request. Put it into a form element: controls with what cannot be sent are invalid.
  */
 export function SchemaForm({
   schema,
@@ -252,10 +253,39 @@ export function SchemaForm({
   };
   const secret = !open && !same(value, masked(value, schema));
   return html`<div class="schema stack tight" role="group" aria-label=${label} ref=${box}>
-    ${draws && html`<div class="row end"><${Segment} label=${`${label} as`} of=${[['form', 'Form'], ['json', 'JSON']]} is=${mode} on=${turn} /></div>`}
-    ${json && secret && html`<div class="note">There are values in it that the schema calls sensitive. <button type="button" class="small" onClick=${() => setOpen(true)}>Show the JSON</button></div>`}
-    ${json && !secret && html`<${JsonPart} c=${c} label=${`${label} as JSON`} at=${at} fid=${`${id}-json`} value=${value} set=${(next) => onChange(next === undefined ? {} : next)} rows=${10} />`}
-    ${!json && html`<${Part} c=${c} schema=${schema} at=${at} value=${value} set=${onChange} required depth=${0} top />`}</div>`;
+    ${
+      draws &&
+      html`<div class="row end">
+        <${Segment} label=${`${label} as`} of=${[['form', 'Form'], ['json', 'JSON']]} is=${mode} on=${turn} />
+      </div>`
+    }
+    ${
+      json &&
+      secret &&
+      html`<div class="note">
+        There are values in it that the schema calls sensitive.${' '}
+        <button type="button" class="small" onClick=${() => setOpen(true)}>Show the JSON</button>
+      </div>`
+    }
+    ${
+      json &&
+      !secret &&
+      html`
+        <${JsonPart}
+          c=${c}
+          label=${`${label} as JSON`}
+          at=${at}
+          fid=${`${id}-json`}
+          value=${value}
+          set=${(next) => onChange(next === undefined ? {} : next)}
+          rows=${10}
+        />
+      `
+    }
+    ${
+      !json && html`<${Part} c=${c} schema=${schema} at=${at} value=${value} set=${onChange} required depth=${0} top />`
+    }
+  </div>`;
 }
 
 /** Text in a control: that of the value, or what was typed as long as the value is still what the typing made of it. */
@@ -316,10 +346,29 @@ function JsonPart({ c, at, fid, s = {}, label, value, set, required, entry, rows
   };
   const wrong = [...(broken ? [broken] : []), ...troubles(c, at, true)];
   if (isSensitive(s) && value !== undefined && !open)
-    return html`<${Field} label=${label} id=${fid}><button type="button" id=${fid} onClick=${() => setOpen(true)}>Show, to edit it as JSON</button></${Field}>`;
-  return html`<${Field} label=${html`<${Named} label=${label} required=${required && !entry} />`} id=${fid} hint=${s.description ? html`<${Said} text=${s.description} />` : undefined} wrong=${wrong.join(' · ')}>
-    <textarea id=${fid} ref=${control} rows=${rows} spellcheck=${false} placeholder='JSON: {"a": 1}, [1, 2], "text"' value=${text} onInput=${read}
-      aria-invalid=${wrong.length ? 'true' : undefined} aria-describedby=${s.description ? `${fid}-hint` : undefined} /></${Field}>`;
+    return html`<${Field} label=${label} id=${fid}>
+      <button type="button" id=${fid} onClick=${() => setOpen(true)}>Show, to edit it as JSON</button>
+    </${Field}>`;
+  return html`
+    <${Field}
+      label=${html`<${Named} label=${label} required=${required && !entry} />`}
+      id=${fid}
+      hint=${s.description ? html`<${Said} text=${s.description} />` : undefined}
+      wrong=${wrong.join(' · ')}
+    >
+      <textarea
+        id=${fid}
+        ref=${control}
+        rows=${rows}
+        spellcheck=${false}
+        placeholder='JSON: {"a": 1}, [1, 2], "text"'
+        value=${text}
+        onInput=${read}
+        aria-invalid=${wrong.length ? 'true' : undefined}
+        aria-describedby=${s.description ? `${fid}-hint` : undefined}
+      />
+    </${Field}>
+  `;
 }
 
 /** What a schema says about a value in few words. */
@@ -395,15 +444,36 @@ function Leaf(part) {
   };
   let drawn;
   if (what.kind === 'const') {
-    drawn = html`<label class="row"><input type="checkbox" id=${fid} checked=${same(value, s.const)} disabled=${required && same(value, s.const)} onChange=${(e) => set(e.target.checked ? s.const : undefined)} /> <code>${JSON.stringify(s.const)}</code></label>`;
+    drawn = html`<label class="row">
+      <input
+        type="checkbox"
+        id=${fid}
+        checked=${same(value, s.const)}
+        disabled=${required && same(value, s.const)}
+        onChange=${(e) => set(e.target.checked ? s.const : undefined)}
+      />${' '}
+      <code>${JSON.stringify(s.const)}</code>
+    </label>`;
   } else if (
     what.kind === 'bool' &&
     typeof s.default === 'boolean' &&
     typeof (value ?? false) === 'boolean' &&
     value !== null
   ) {
-    const box = html`<input type="checkbox" ...${common} required=${false} checked=${value ?? s.default} onChange=${(e) => set(e.target.checked)} />`;
-    return html`<div class="field"><label class="row" for=${fid}>${box} ${label}</label>${about && html`<span class="hint" id=${`${fid}-hint`}><${Said} text=${about} /></span>`}<${Wrong} all=${wrong} /></div>`;
+    const box = html`
+      <input
+        type="checkbox"
+        ...${common}
+        required=${false}
+        checked=${value ?? s.default}
+        onChange=${(e) => set(e.target.checked)}
+      />
+    `;
+    return html`<div class="field">
+      <label class="row" for=${fid}>${box} ${label}</label>
+      ${about && html`<span class="hint" id=${`${fid}-hint`}><${Said} text=${about} /></span>`}
+      <${Wrong} all=${wrong} />
+    </div>`;
   } else if (what.kind === 'choice' || what.kind === 'bool') {
     const choices = what.choices ?? [
       { value: true, text: 'yes' },
@@ -415,25 +485,59 @@ function Leaf(part) {
     const pick = (event) =>
       set(event.target.value === '' ? none : (choices[Number(event.target.value)]?.value ?? value));
     drawn = html`<select ...${common} value=${alien ? 'alien' : place < 0 ? '' : String(place)} onChange=${pick}>
-      ${(!required || place < 0) && html`<option value="">${value === null ? 'null' : required ? 'Choose…' : 'not given'}</option>`}
-      ${choices.map((choice, i) => html`<option key=${i} value=${String(i)}>${choice.text ?? (typeof choice.value === 'string' ? choice.value : JSON.stringify(choice.value))}</option>`)}
-      ${alien && html`<option value="alien">${JSON.stringify(value)}</option>`}</select>`;
+      ${
+        (!required || place < 0) &&
+        html`<option value="">${value === null ? 'null' : required ? 'Choose…' : 'not given'}</option>`
+      }
+      ${choices.map(
+        (choice, i) => html`<option key=${i} value=${String(i)}>
+          ${choice.text ?? (typeof choice.value === 'string' ? choice.value : JSON.stringify(choice.value))}
+        </option>`,
+      )}
+      ${alien && html`<option value="alien">${JSON.stringify(value)}</option>`}
+    </select>`;
   } else if (isSensitive(s)) {
-    drawn = html`<div class="row"><input class="grow" ...${common} type=${open ? 'text' : 'password'} autocomplete="new-password" spellcheck=${false} value=${text} onInput=${type} />
-      <button type="button" class="small" aria-pressed=${String(open)} aria-label=${`Show ${label}`} onClick=${() => setOpen(!open)}>${open ? 'hide' : 'show'}</button></div>`;
+    drawn = html`<div class="row">
+      <input
+        class="grow"
+        ...${common}
+        type=${open ? 'text' : 'password'}
+        autocomplete="new-password"
+        spellcheck=${false}
+        value=${text}
+        onInput=${type}
+      />
+      <button
+        type="button"
+        class="small"
+        aria-pressed=${String(open)}
+        aria-label=${`Show ${label}`}
+        onClick=${() => setOpen(!open)}
+      >
+        ${open ? 'hide' : 'show'}
+      </button>
+    </div>`;
   } else if (what.kind === 'text' && s.format === 'date-time' && (!value || !Number.isNaN(Date.parse(value)))) {
-    drawn = html`<input ...${common} type="datetime-local" step="1" value=${value ? local(value) : ''} onInput=${(e) => set(e.target.value ? new Date(e.target.value).toISOString() : none)} />`;
+    drawn = html`
+      <input
+        ...${common}
+        type="datetime-local"
+        step="1"
+        value=${value ? local(value) : ''}
+        onInput=${(e) => set(e.target.value ? new Date(e.target.value).toISOString() : none)}
+      />
+    `;
   } else if (what.kind === 'text' && (lines || LINES.test(name ?? '') || s.maxLength >= 5000 || text.includes('\n'))) {
     drawn = html`<textarea ...${common} class="prose" rows="4" value=${text} onInput=${type} />`;
   } else {
     // One line would lose the line breaks of what is pasted.
     const paste = (event) => {
-      if (what.kind !== 'text' || !event.clipboardData?.getData('text').includes('\n')) return;
+      const pasted = event.clipboardData?.getData('text');
+      if (what.kind !== 'text' || !pasted?.includes('\n')) return;
       event.preventDefault();
       const { value: before, selectionStart, selectionEnd } = event.target;
-      set(
-        `${before.slice(0, selectionStart)}${event.clipboardData.getData('text').replaceAll('\r\n', '\n')}${before.slice(selectionEnd)}`,
-      );
+      const inserted = pasted.replaceAll('\r\n', '\n');
+      set(`${before.slice(0, selectionStart)}${inserted}${before.slice(selectionEnd)}`);
       setLines(true);
     };
     const mode =
@@ -442,13 +546,40 @@ function Leaf(part) {
           ? 'numeric'
           : 'text'
         : { email: 'email', uri: 'url', 'uri-reference': 'url', hostname: 'url' }[s.format];
-    drawn = html`<input ...${common} type=${s.format === 'date' && (!value || /^\d{4}-\d\d-\d\d$/.test(value)) ? 'date' : 'text'} inputmode=${mode} spellcheck=${false} value=${text} onInput=${type} onPaste=${paste}
-      placeholder=${value === null ? 'null' : s.default !== undefined && s.default !== null ? String(s.default) : s.examples?.[0] !== undefined ? String(s.examples[0]) : ''} />`;
+    drawn = html`
+      <input
+        ...${common}
+        type=${s.format === 'date' && (!value || /^\d{4}-\d\d-\d\d$/.test(value)) ? 'date' : 'text'}
+        inputmode=${mode}
+        spellcheck=${false}
+        value=${text}
+        onInput=${type}
+        onPaste=${paste}
+        placeholder=${
+          value === null
+            ? 'null'
+            : s.default !== undefined && s.default !== null
+              ? String(s.default)
+              : s.examples?.[0] !== undefined
+                ? String(s.examples[0])
+                : ''
+        }
+      />
+    `;
   }
   if (bare) return html`<div class="grow field">${drawn}<${Wrong} all=${wrong} /></div>`;
   const hint =
     (about || detail) && html`${about && html`<${Said} text=${about} />`}${about && detail && ' · '}${detail}`;
-  return html`<${Field} label=${html`<${Named} label=${label} required=${required && !part.entry} />`} id=${fid} hint=${hint || undefined} wrong=${wrong.join(' · ')}>${drawn}</${Field}>`;
+  return html`
+    <${Field}
+      label=${html`<${Named} label=${label} required=${required && !part.entry} />`}
+      id=${fid}
+      hint=${hint || undefined}
+      wrong=${wrong.join(' · ')}
+    >
+      ${drawn}
+    </${Field}>
+  `;
 }
 
 /** The frame of a part with parts of its own. `begin` adds it while it is absent. */
@@ -457,9 +588,28 @@ const Frame = ({ part: { c, at, label, s, required, set, top, bare, entry, fid }
   const wrong = troubles(c, at);
   if (top) return html`<${Wrong} all=${wrong} />${children}`;
   if (absent)
-    return html`<${Field} label=${html`<${Named} label=${label} required=${required && !bare && !entry} />`} id=${fid} hint=${about || undefined} wrong=${wrong.join(' · ')}><div><button type="button" class="small" id=${fid} data-add onClick=${begin}>Add ${label}</button></div></${Field}>`;
-  return html`<fieldset><legend><${Named} label=${label} required=${required && !bare && !entry} /></legend>${about && html`<p class="hint">${about}</p>`}<${Wrong} all=${wrong} />${children}
-    ${!required && html`<div class="row end"><button type="button" class="quiet small" onClick=${() => set(undefined)}>Leave out ${label}</button></div>`}</fieldset>`;
+    return html`
+      <${Field}
+        label=${html`<${Named} label=${label} required=${required && !bare && !entry} />`}
+        id=${fid}
+        hint=${about || undefined}
+        wrong=${wrong.join(' · ')}
+      >
+        <div><button type="button" class="small" id=${fid} data-add onClick=${begin}>Add ${label}</button></div>
+      </${Field}>
+    `;
+  return html`<fieldset>
+    <legend><${Named} label=${label} required=${required && !bare && !entry} /></legend>
+    ${about && html`<p class="hint">${about}</p>`}
+    <${Wrong} all=${wrong} />
+    ${children}
+    ${
+      !required &&
+      html`<div class="row end">
+        <button type="button" class="quiet small" onClick=${() => set(undefined)}>Leave out ${label}</button>
+      </div>`
+    }
+  </fieldset>`;
 };
 
 function ObjectPart(part) {
@@ -483,16 +633,42 @@ function ObjectPart(part) {
   return html`<${Frame} part=${part} absent=${absent} begin=${() => set(blank(schema, c.root) ?? {})}>
     ${
       drawn.length > 0 &&
-      html`<div class="fields">${drawn.map(
-        (
-          name,
-        ) => html`<${Part} key=${name} c=${c} schema=${properties[name]} name=${name} at=${`${at}/${segment(name)}`} value=${own(given, name)}
-      set=${(next) => put(name, next)} required=${needed.includes(name)} depth=${depth + 1} />`,
-      )}</div>`
+      html`<div class="fields">
+        ${drawn.map(
+          (name) => html`
+            <${Part}
+              key=${name}
+              c=${c}
+              schema=${properties[name]}
+              name=${name}
+              at=${`${at}/${segment(name)}`}
+              value=${own(given, name)}
+              set=${(next) => put(name, next)}
+              required=${needed.includes(name)}
+              depth=${depth + 1}
+            />
+          `,
+        )}
+      </div>`
     }
     ${typed && html`<${Entries} ...${part} of=${more} others=${others} known=${known} />`}
-    ${!typed && others.length > 0 && html`<${JsonPart} c=${{ ...c, errors: [] }} at=${at} fid=${`${fid}--others`} label="Other fields" s=${{ description: 'Not in the schema.' }} value=${Object.fromEntries(others)} set=${merge} />`}
-    ${names.length === 0 && !typed && others.length === 0 && html`<p class="faint">There is nothing to fill in.</p>`}</${Frame}>`;
+    ${
+      !typed &&
+      others.length > 0 &&
+      html`
+        <${JsonPart}
+          c=${{ ...c, errors: [] }}
+          at=${at}
+          fid=${`${fid}--others`}
+          label="Other fields"
+          s=${{ description: 'Not in the schema.' }}
+          value=${Object.fromEntries(others)}
+          set=${merge}
+        />
+      `
+    }
+    ${names.length === 0 && !typed && others.length === 0 && html`<p class="faint">There is nothing to fill in.</p>`}
+  </${Frame}>`;
 }
 
 /** Fields with names of one's own. */
@@ -506,29 +682,71 @@ function Entries({ c, at, of, others, known, set, depth, fid, label, s }) {
     setName('');
   };
   const full = s.maxProperties !== undefined && others.length + Object.keys(known).length >= s.maxProperties;
-  return html`<div class="stack tight">${others.map(
-    ([key, value], i) => html`<div class="row top item" key=${key}><div class="grow">
-      <${Part} c=${c} schema=${of} name=${key} label=${key} at=${`${at}/${segment(key)}`} value=${value} set=${(next) => write(others.map((entry, j) => (j === i ? [key, next ?? null] : entry)))} required entry depth=${depth + 1} /></div>
-      <button type="button" class="quiet small" aria-label=${`Remove ${key}`} onClick=${() => write(others.filter((_, j) => j !== i))}>✕</button></div>`,
-  )}
+  return html`<div class="stack tight">
+    ${others.map(
+      ([key, value], i) => html`<div class="row top item" key=${key}>
+        <div class="grow">
+          <${Part}
+            c=${c}
+            schema=${of}
+            name=${key}
+            label=${key}
+            at=${`${at}/${segment(key)}`}
+            value=${value}
+            set=${(next) => write(others.map((entry, j) => (j === i ? [key, next ?? null] : entry)))}
+            required
+            entry
+            depth=${depth + 1}
+          />
+        </div>
+        <button
+          type="button"
+          class="quiet small"
+          aria-label=${`Remove ${key}`}
+          onClick=${() => write(others.filter((_, j) => j !== i))}
+        >
+          ✕
+        </button>
+      </div>`,
+    )}
     ${
       !full &&
-      html`<div class="row item"><input id=${`${fid}--new`} class="grow" aria-label=${`Name of a new entry of ${label}`} placeholder="Name of a new entry" autocomplete="off" spellcheck=${false} value=${name}
-      onInput=${(e) => setName(e.target.value)} onKeyDown=${(e) => {
-        if (e.key === 'Enter') {
-          e.preventDefault();
-          add();
-        }
-      }} />
-      <button type="button" class="small" data-add disabled=${!name || taken} onClick=${add}>${taken && name ? 'Is there already' : 'Add'}</button></div>`
-    }</div>`;
+      html`<div class="row item">
+        <input
+          id=${`${fid}--new`}
+          class="grow"
+          aria-label=${`Name of a new entry of ${label}`}
+          placeholder="Name of a new entry"
+          autocomplete="off"
+          spellcheck=${false}
+          value=${name}
+          onInput=${(e) => setName(e.target.value)}
+          onKeyDown=${(e) => {
+            if (e.key === 'Enter') {
+              e.preventDefault();
+              add();
+            }
+          }}
+        />
+        <button type="button" class="small" data-add disabled=${!name || taken} onClick=${add}>
+          ${taken && name ? 'Is there already' : 'Add'}
+        </button>
+      </div>`
+    }
+  </div>`;
 }
+
+const button = (sign, name, disabled, press) =>
+  html`<button type="button" class="quiet small" aria-label=${name} disabled=${disabled} onClick=${press}>
+    ${sign}
+  </button>`;
 
 function ListPart(part) {
   const { c, s, at, value, set, required, depth, label } = part;
   const items = Array.isArray(value) ? value : [];
   const of = (i) => s.prefixItems?.[i] ?? s.items ?? {};
   const fixed = s.prefixItems && s.maxItems === s.prefixItems.length;
+  const least = s.minItems ?? 0;
   const change = (next) => set(next.length === 0 && !required ? undefined : next);
   const move = (from, to) => {
     const next = [...items];
@@ -543,17 +761,45 @@ function ListPart(part) {
   };
   const add = () =>
     change(fixed && items.length === 0 ? blank(s, c.root) : [...items, empty(of(items.length), c.root)]);
-  return html`<${Frame} part=${part} absent=${items.length === 0 && !part.top} begin=${add}><div class="stack tight">${items.map(
-    (item, i) => html`<div class="row top item" key=${i}>
-    <div class="grow"><${Part} c=${c} schema=${of(i)} name=${part.name} label=${`${label} ${i + 1}`} at=${`${at}/${i}`} value=${item ?? undefined} set=${(next) => change(items.map((old, j) => (j === i ? (next ?? (shape(of(i), c.root).kind === 'text' ? '' : null)) : old)))} required bare depth=${depth + 1} /></div>
+  return html`<${Frame} part=${part} absent=${items.length === 0 && !part.top} begin=${add}>
+    <div class="stack tight">
+      ${items.map(
+        (item, i) => html`<div class="row top item" key=${i}>
+          <div class="grow">
+            <${Part}
+              c=${c}
+              schema=${of(i)}
+              name=${part.name}
+              label=${`${label} ${i + 1}`}
+              at=${`${at}/${i}`}
+              value=${item ?? undefined}
+              set=${(next) =>
+                change(
+                  items.map((old, j) => (j === i ? (next ?? (shape(of(i), c.root).kind === 'text' ? '' : null)) : old)),
+                )}
+              required
+              bare
+              depth=${depth + 1}
+            />
+          </div>
+          ${
+            !fixed &&
+            html`<span class="nowrap">
+              ${button('↑', `Move ${label} ${i + 1} up`, i === 0, () => move(i, i - 1))}
+              ${button('↓', `Move ${label} ${i + 1} down`, i === items.length - 1, () => move(i, i + 1))}
+              ${button('✕', `Remove ${label} ${i + 1}`, required && items.length <= least, (e) => remove(e, i))}
+            </span>`
+          }
+        </div>`,
+      )}
+    </div>
     ${
-      !fixed &&
-      html`<span class="nowrap"><button type="button" class="quiet small" aria-label=${`Move ${label} ${i + 1} up`} disabled=${i === 0} onClick=${() => move(i, i - 1)}>↑</button>
-      <button type="button" class="quiet small" aria-label=${`Move ${label} ${i + 1} down`} disabled=${i === items.length - 1} onClick=${() => move(i, i + 1)}>↓</button>
-      <button type="button" class="quiet small" aria-label=${`Remove ${label} ${i + 1}`} disabled=${required && items.length <= (s.minItems ?? 0)} onClick=${(e) => remove(e, i)}>✕</button></span>`
-    }</div>`,
-  )}</div>
-    ${!(items.length >= s.maxItems) && html`<div><button type="button" class="small" data-add onClick=${add}>Add ${items.length ? 'another' : label}</button></div>`}</${Frame}>`;
+      !(items.length >= s.maxItems) &&
+      html`<div>
+        <button type="button" class="small" data-add onClick=${add}>Add ${items.length ? 'another' : label}</button>
+      </div>`
+    }
+  </${Frame}>`;
 }
 
 const NOUNS = {
@@ -608,15 +854,57 @@ function UnionPart(part) {
     set(empty(variants[0], c.root));
   };
   const inner = shape(variants[Math.max(0, place)], c.root).kind;
-  return html`<${Frame} part=${{ ...part, set: leave }} absent=${!required && chosen === null && (value === undefined || value === null)} begin=${begin}><div class="stack tight"><div class="row"><label class="hidden-visually" for=${`${fid}--is`}>${label} is</label>
-    <select id=${`${fid}--is`} value=${String(place)} onChange=${pick}>${place < 0 && html`<option value="-1">something else</option>`}
-      ${names.map((name, i) => html`<option key=${i} value=${String(i)}>${names.indexOf(name) === names.lastIndexOf(name) ? name : `${name} (${i + 1})`}</option>`)}</select></div>
-    ${
-      place < 0
-        ? html`<${JsonPart} c=${c} at=${at} fid=${fid} label=${label} s=${isSensitive(s) ? { writeOnly: true } : {}} value=${value} set=${set} />`
-        : html`<${Part} key=${place} c=${{ ...c, errors: c.errors.filter((e) => e.pointer !== at) }} schema=${isSensitive(s) ? { ...variants[place], writeOnly: true } : variants[place]} name=${part.name} label=${label} at=${at} value=${value} set=${set} required=${required} depth=${depth + 1}
-        bare=${!['object', 'map'].includes(inner)} top=${['object', 'map', 'list'].includes(inner)} />`
-    }</div></${Frame}>`;
+  return html`
+    <${Frame}
+      part=${{ ...part, set: leave }}
+      absent=${!required && chosen === null && (value === undefined || value === null)}
+      begin=${begin}
+    >
+      <div class="stack tight">
+        <div class="row">
+          <label class="hidden-visually" for=${`${fid}--is`}>${label} is</label>
+          <select id=${`${fid}--is`} value=${String(place)} onChange=${pick}>
+            ${place < 0 && html`<option value="-1">something else</option>`}
+            ${names.map(
+              (name, i) => html`<option key=${i} value=${String(i)}>
+                ${names.indexOf(name) === names.lastIndexOf(name) ? name : `${name} (${i + 1})`}
+              </option>`,
+            )}
+          </select>
+        </div>
+        ${
+          place < 0
+            ? html`
+              <${JsonPart}
+                c=${c}
+                at=${at}
+                fid=${fid}
+                label=${label}
+                s=${isSensitive(s) ? { writeOnly: true } : {}}
+                value=${value}
+                set=${set}
+              />
+            `
+            : html`
+              <${Part}
+                key=${place}
+                c=${{ ...c, errors: c.errors.filter((e) => e.pointer !== at) }}
+                schema=${isSensitive(s) ? { ...variants[place], writeOnly: true } : variants[place]}
+                name=${part.name}
+                label=${label}
+                at=${at}
+                value=${value}
+                set=${set}
+                required=${required}
+                depth=${depth + 1}
+                bare=${!['object', 'map'].includes(inner)}
+                top=${['object', 'map', 'list'].includes(inner)}
+              />
+            `
+        }
+      </div>
+    </${Frame}>
+  `;
 }
 
 /** What a value becomes as another variant: one thing and a list of it are the same thing. */

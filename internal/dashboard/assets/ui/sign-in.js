@@ -15,15 +15,23 @@ export function SignIn() {
     } catch (error) {
       set({
         busy: false,
-        error: error.status === 401 ? { message: 'That is no good key: it may be mistyped, or revoked.' } : error,
+        error: error.status === 401 ? { message: 'That is no valid API key: it may be mistyped, or revoked.' } : error,
       });
     }
   };
-  return html`<main class="signin"><form class="panel stack" onSubmit=${submit}>
-    <div class="brand"><img src="/ui/icon.svg" alt="" /><h1>tickr</h1></div>
-    <div class="field"><label for="key">Key</label><input id="key" name="key" type="password" required autocomplete="current-password" autofocus />
-      <span class="hint">Made by <code>tickr keys create NAME --scope read</code>, or a token of <code>TICKR_API_TOKENS</code>.</span></div>
-    <label class="row"><input type="checkbox" name="keep" /> Keep it on this device</label>
-    <${Trouble} error=${state.error} />
-    <button class="primary" type="submit" disabled=${state.busy}>Sign in</button></form></main>`;
+  return html`<main class="signin">
+    <form class="panel stack" onSubmit=${submit}>
+      <div class="brand"><img src="/ui/icon.svg" alt="" /><h1>tickr</h1></div>
+      <div class="field">
+        <label for="key">API key</label>
+        <input id="key" name="key" type="password" required autocomplete="current-password" autofocus />
+        <span class="hint">
+          Made by <code>tickr api-keys create NAME --scope read</code>, or a token of <code>TICKR_API_TOKENS</code>.
+        </span>
+      </div>
+      <label class="row"><input type="checkbox" name="keep" /> Keep it on this device</label>
+      <${Trouble} error=${state.error} />
+      <button class="primary" type="submit" disabled=${state.busy}>Sign in</button>
+    </form>
+  </main>`;
 }

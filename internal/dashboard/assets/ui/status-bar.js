@@ -7,8 +7,10 @@ import { go } from '../core/route.js';
 import { Icon } from './base.js';
 import { menuOpen } from './menu.js';
 
+const Dot = ({ is }) => html`<span class=${cls('dot', is)} aria-hidden="true"></span>`;
+
 const Light = ({ is, to, children, title }) =>
-  html`<a class="light" href=${to} title=${title}><span class=${cls('dot', is)} aria-hidden="true"></span>${children}</a>`;
+  html`<a class="light" href=${to} title=${title}><${Dot} is=${is} />${children}</a>`;
 
 export function StatusBar({ ready, stats, runners, index }) {
   const state = useObservable(live);
@@ -17,27 +19,87 @@ export function StatusBar({ ready, stats, runners, index }) {
   const health = ready.data?.index ?? stats.data?.index?.health;
   const out = ready.error?.status === 0;
   return html`<header class="bar">
-    <button type="button" class="quiet menu" aria-label="Menu" aria-controls="menu" onClick=${() => menuOpen.set(true)}><${Icon} of="menu" /></button>
+    <button type="button" class="quiet menu" aria-label="Menu" aria-controls="menu" onClick=${() => menuOpen.set(true)}>
+      <${Icon} of="menu" />
+    </button>
     <div class="lights grow">
       ${
         out
           ? html`<${Light} is="bad" to="/">no answer from the server</${Light}>`
           : html`
-      <${Light} is=${ready.data ? (ready.data.mysql ? (ready.data.durable === false ? 'warn' : 'good') : 'bad') : ''} to="/index"
-        title=${ready.data?.durable === false ? `Commits may not survive a power cut: ${(ready.data.weaknesses ?? []).join(', ')}` : 'MySQL: the source of truth'}>MySQL${ready.data && !ready.data.mysql ? ' is out' : ''}</${Light}>
-      <${Light} is=${health === 'fast' ? 'good' : health ? 'warn' : ''} to="/index" title="Redis: the index. Jobs run without it, with a little more lateness">Redis ${health ?? ''}</${Light}>
-      ${index.data?.drift && html`<${Light} is=${index.data.drift.jobs > 0 ? 'warn' : 'good'} to="/index" title="Jobs that Redis lacked when it was last compared with MySQL">${index.data.drift.jobs > 0 ? `drift ${brief(index.data.drift.jobs)}` : 'no drift'}</${Light}>`}
-      <${Light} is=${alive ? (alive.length === 0 ? 'bad' : silent ? 'warn' : 'good') : ''} to="/runners">${alive ? `${alive.length} ${alive.length === 1 ? 'runner' : 'runners'}${silent ? `, ${silent} silent` : ''}` : 'runners'}</${Light}>
-      ${
-        stats.data &&
-        html`<${Light} is=${stats.data.lateness.oldest_due_ms > 60000 ? 'bad' : stats.data.lateness.oldest_due_ms > 5000 ? 'warn' : 'good'} to="/jobs?q=state%3Awaiting%20due%3A%3C0s"
-        title="How long the oldest due job has been waiting for its start">oldest due ${span(stats.data.lateness.oldest_due_ms)}</${Light}>`
-      }`
+            <${Light}
+              is=${ready.data ? (ready.data.mysql ? (ready.data.durable === false ? 'warn' : 'good') : 'bad') : ''}
+              to="/index"
+              title=${
+                ready.data?.durable === false
+                  ? `Commits may not survive a power cut: ${(ready.data.weaknesses ?? []).join(', ')}`
+                  : 'MySQL: the source of truth'
+              }
+            >
+              MySQL${ready.data && !ready.data.mysql ? ' is out' : ''}
+            </${Light}>
+            <${Light}
+              is=${health === 'fast' ? 'good' : health ? 'warn' : ''}
+              to="/index"
+              title="Redis: the index. Jobs run without it, with a little more lateness"
+            >
+              Redis ${health ?? ''}
+            </${Light}>
+            ${
+              index.data?.drift &&
+              html`
+                <${Light}
+                  is=${index.data.drift.jobs > 0 ? 'warn' : 'good'}
+                  to="/index"
+                  title="Jobs that Redis lacked when it was last compared with MySQL"
+                >
+                  ${index.data.drift.jobs > 0 ? `drift ${brief(index.data.drift.jobs)}` : 'no drift'}
+                </${Light}>
+              `
+            }
+            <${Light} is=${alive ? (alive.length === 0 ? 'bad' : silent ? 'warn' : 'good') : ''} to="/runners">
+              ${
+                alive
+                  ? `${alive.length} ${alive.length === 1 ? 'runner' : 'runners'}${silent ? `, ${silent} silent` : ''}`
+                  : 'runners'
+              }
+            </${Light}>
+            ${
+              stats.data &&
+              html`
+                <${Light}
+                  is=${
+                    stats.data.lateness.oldest_due_ms > 60000
+                      ? 'bad'
+                      : stats.data.lateness.oldest_due_ms > 5000
+                        ? 'warn'
+                        : 'good'
+                  }
+                  to="/jobs?q=state%3Awaiting%20due%3A%3C0s"
+                  title="How long the oldest due job has been waiting for its start"
+                >
+                  oldest due ${span(stats.data.lateness.oldest_due_ms)}
+                </${Light}>
+              `
+            }
+          `
       }
     </div>
-    <span class="light" title=${{ live: 'Hears what happens as it happens', paused: 'Paused while the page is hidden', connecting: 'Connecting to the stream of events' }[state] ?? 'This screen needs no stream'}>
-      <span class=${cls('dot', state === 'live' && 'good beat', state === 'connecting' && 'warn')} aria-hidden="true"></span>${state === 'off' ? 'idle' : state}</span>
-    <${Finder} /></header>`;
+    <span
+      class="light"
+      title=${
+        {
+          live: 'Hears what happens as it happens',
+          paused: 'Paused while the page is hidden',
+          connecting: 'Connecting to the stream of events',
+        }[state] ?? 'This screen needs no stream'
+      }
+    >
+      <${Dot} is=${{ live: 'good beat', connecting: 'warn' }[state]} />
+      ${state === 'off' ? 'idle' : state}
+    </span>
+    <${Finder} />
+  </header>`;
 }
 
 /** Finds a job by its id, or opens the filter. */
@@ -53,6 +115,8 @@ function Finder() {
     input.value = '';
     input.blur();
   };
-  return html`<form onSubmit=${find} role="search"><label class="hidden-visually" for="find">Find a job by id or filter</label>
-    <input id="find" name="find" placeholder="Job id or filter" autocomplete="off" spellcheck=${false} size="18" /></form>`;
+  return html`<form onSubmit=${find} role="search">
+    <label class="hidden-visually" for="find">Find a job by id or filter</label>
+    <input id="find" name="find" placeholder="Job id or filter" autocomplete="off" spellcheck=${false} size="18" />
+  </form>`;
 }

@@ -8,14 +8,40 @@ use tickr::app::{App, StartError};
 use tickr::handlers::Registry;
 
 use crate::support::program::{command, outcome, tickr as program};
-use crate::support::{TestApp, call, eventually, make_key};
+use crate::support::{TestApp, call, eventually, http, make_api_key};
 
 async fn make(url: &str, by: &str, name: &str, scope: &str) -> String {
-    make_key(url, by, name, json!({"scope": scope})).await
+    make_api_key(url, by, name, json!({"scope": scope})).await
+}
+
+/// Scripts that were written before the paths got their names of today.
+#[tokio::test(flavor = "multi_thread")]
+async fn former_paths_of_api_keys_and_dead_letters_still_answer() {
+    let tickr = TestApp::start().await;
+    let url = tickr.url("");
+    // The OpenAPI document, which `call` compares with, has only the paths of today.
+    let former = async |method: Method, path: &str, key: &str, body: Value| {
+        let request = http().request(method, format!("{url}/v1/{path}")).bearer_auth(key).json(&body);
+        let answer = request.send().await.unwrap();
+        (answer.status().as_u16(), answer.json::<Value>().await.unwrap())
+    };
+    let (status, made) = former(Method::PUT, "keys/ops", "", json!({"scope": "admin"})).await;
+    assert_eq!(status, 201, "{made:#}");
+    let admin = made["token"].as_str().unwrap();
+    let reads = make(&url, admin, "board", "read").await;
+    assert_eq!(former(Method::GET, "keys", &reads, json!({})).await.0, 403);
+    for (path, now) in [("keys", "api-keys"), ("dead", "dead-letters"), ("dead/groups", "dead-letters/groups")] {
+        let (status, body) = former(Method::GET, path, admin, json!({})).await;
+        let today = call(&url, Method::GET, &format!("/v1/{now}"), admin, None).await.body;
+        assert_eq!((status, &body["data"]), (200, &today["data"]), "{path}");
+    }
+    assert_eq!(former(Method::DELETE, "keys/board", admin, json!({})).await.0, 200);
+    assert_eq!(call(&url, Method::GET, "/v1/stats", &reads, None).await.status, 401);
+    tickr.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn keys_open_what_their_scope_names_are_stored_as_digests_and_end_when_revoked() {
+async fn api_keys_open_what_their_scope_names_are_stored_as_digests_and_end_when_revoked() {
     let tickr = TestApp::start().await;
     let other = tickr.another().await;
     let (here, there) = (tickr.url(""), format!("http://{}", other.addr()));
@@ -44,9 +70,9 @@ async fn keys_open_what_their_scope_names_are_stored_as_digests_and_end_when_rev
         (&produces, Method::POST, &format!("{path}/cancel"), None, 403),
         (&reads, Method::GET, "/v1/jobs", None, 200),
         (&reads, Method::POST, "/v1/jobs", Some(job), 403),
-        (&reads, Method::GET, "/v1/keys", None, 403),
-        (&reads, Method::DELETE, "/v1/keys/shop", None, 403),
-        (&admin, Method::GET, "/v1/keys", None, 200),
+        (&reads, Method::GET, "/v1/api-keys", None, 403),
+        (&reads, Method::DELETE, "/v1/api-keys/shop", None, 403),
+        (&admin, Method::GET, "/v1/api-keys", None, 200),
     ] {
         let answer = call(&here, method.clone(), path, key, body).await;
         assert_eq!(answer.status, status, "{method} {path}: {:#}", answer.body);
@@ -58,17 +84,17 @@ async fn keys_open_what_their_scope_names_are_stored_as_digests_and_end_when_rev
     );
 
     // Every API key needs a new name, and a wrong scope is refused with its field.
-    let again = call(&here, Method::PUT, "/v1/keys/shop", &admin, Some(json!({"scope": "read"}))).await;
+    let again = call(&here, Method::PUT, "/v1/api-keys/shop", &admin, Some(json!({"scope": "read"}))).await;
     assert_eq!((again.status, again.code()), (409, "name_taken"));
-    let wrong = call(&here, Method::PUT, "/v1/keys/x", &admin, Some(json!({"scope": "root"}))).await;
+    let wrong = call(&here, Method::PUT, "/v1/api-keys/x", &admin, Some(json!({"scope": "root"}))).await;
     assert_eq!((wrong.code(), wrong.pointers()), ("invalid_request", vec!["/scope"]));
     assert_eq!(
-        call(&here, Method::PUT, "/v1/keys/X", &admin, Some(json!({"scope": "read"}))).await.pointers(),
+        call(&here, Method::PUT, "/v1/api-keys/X", &admin, Some(json!({"scope": "read"}))).await.pointers(),
         ["name"]
     );
 
     // No table holds a secret, and the API does not show one a second time.
-    let keys = call(&here, Method::GET, "/v1/keys", &admin, None).await.body;
+    let keys = call(&here, Method::GET, "/v1/api-keys", &admin, None).await.body;
     let hex = |key: &str| key.bytes().map(|b| format!("{b:02X}")).collect::<String>();
     for key in [&admin, &reads, &produces] {
         assert!(key.len() > 40 && !keys.to_string().contains(key.as_str()));
@@ -84,7 +110,7 @@ async fn keys_open_what_their_scope_names_are_stored_as_digests_and_end_when_rev
         assert_eq!(found, 0);
     }
     let seen = eventually("it is known that the key was used", || async {
-        let keys = call(&here, Method::GET, "/v1/keys", &admin, None).await.body;
+        let keys = call(&here, Method::GET, "/v1/api-keys", &admin, None).await.body;
         let shop = keys["data"].as_array().unwrap().iter().find(|key| key["name"] == "shop").unwrap().clone();
         shop["last_used_at"].is_string().then_some(shop)
     })
@@ -99,7 +125,7 @@ async fn keys_open_what_their_scope_names_are_stored_as_digests_and_end_when_rev
         (call(&there, Method::GET, "/v1/kinds", &produces, None).await.status == 200).then_some(())
     })
     .await;
-    let revoked = call(&here, Method::DELETE, "/v1/keys/shop", &admin, None).await;
+    let revoked = call(&here, Method::DELETE, "/v1/api-keys/shop", &admin, None).await;
     let since = Instant::now();
     assert_eq!((revoked.status, &revoked.body["revoked_by"]), (200, &json!("key:ops")));
     assert_eq!(call(&here, Method::GET, "/v1/kinds", &produces, None).await.status, 401);
@@ -109,14 +135,14 @@ async fn keys_open_what_their_scope_names_are_stored_as_digests_and_end_when_rev
     .await;
     println!("a revoked key was refused elsewhere after {} ms", since.elapsed().as_millis());
     assert!(since.elapsed() < Duration::from_secs(2) || std::env::var("CI").is_ok(), "{:?}", since.elapsed());
-    let again = call(&here, Method::DELETE, "/v1/keys/shop", &admin, None).await;
+    let again = call(&here, Method::DELETE, "/v1/api-keys/shop", &admin, None).await;
     assert_eq!(again.body["revoked_at"], revoked.body["revoked_at"]);
-    assert_eq!(call(&here, Method::DELETE, "/v1/keys/nobody", &admin, None).await.status, 404);
+    assert_eq!(call(&here, Method::DELETE, "/v1/api-keys/nobody", &admin, None).await.status, 404);
     for name in ["board", "ops"] {
-        assert_eq!(call(&here, Method::DELETE, &format!("/v1/keys/{name}"), &admin, None).await.status, 200);
+        assert_eq!(call(&here, Method::DELETE, &format!("/v1/api-keys/{name}"), &admin, None).await.status, 200);
     }
     assert_eq!(call(&here, Method::GET, "/v1/stats", "", None).await.status, 401);
-    assert_eq!(tickr.count("SELECT COUNT(*) FROM audit WHERE action IN ('key.create', 'key.revoke')").await, 6);
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM audit WHERE action IN ('api_key.create', 'api_key.revoke')").await, 6);
     other.stop(Default::default()).await;
     tickr.stop().await;
 }
@@ -131,7 +157,7 @@ async fn an_address_beyond_this_host_needs_a_key_or_a_token() {
 
     // The first API key is made without the API, by an operator with access to the database.
     let mut create =
-        command(&program(), tickr.dir.path(), &["keys", "create", "first", "--scope", "admin", "--in-store"]);
+        command(&program(), tickr.dir.path(), &["api-keys", "create", "first", "--scope", "admin", "--in-store"]);
     create.env("TICKR_MYSQL_URL", tickr.config.mysql_url().unwrap().expose());
     let (code, out, err) = outcome(create).await;
     assert_eq!(code, 0, "{err}");
@@ -152,18 +178,18 @@ async fn an_address_beyond_this_host_needs_a_key_or_a_token() {
         (call(&tickr.url(""), Method::GET, "/v1/stats", key, None).await.status == 200).then_some(())
     })
     .await;
-    let (code, out, err) = run(&["keys", "create", "shop", "--scope", "enqueue"]).await;
+    let (code, out, err) = run(&["api-keys", "create", "shop", "--scope", "enqueue"]).await;
     assert!(code == 0 && out.starts_with("tickr_") && err.contains("not shown again"), "{out}{err}");
     let (code, list, _) = run(&["keys", "list"]).await;
     assert!(
         code == 0 && list.contains("shop") && list.contains("key:first (ada") && !list.contains(out.trim()),
         "{list}"
     );
-    let (code, out, _) = run(&["keys", "revoke", "shop"]).await;
+    let (code, out, _) = run(&["api-keys", "revoke", "shop"]).await;
     assert_eq!((code, out.as_str()), (0, "revoked shop\n"));
-    let (code, _, err) = run(&["keys", "create", "shop", "--scope", "read"]).await;
+    let (code, _, err) = run(&["api-keys", "create", "shop", "--scope", "read"]).await;
     assert!(code == 1 && err.contains("name_taken"), "{err}");
-    let (code, _, err) = run(&["keys", "create", "shop", "--scope", "root"]).await;
+    let (code, _, err) = run(&["api-keys", "create", "shop", "--scope", "root"]).await;
     assert!(code == 2 && err.contains("enqueue"), "{err}");
     tickr.stop().await;
 }

@@ -5,7 +5,7 @@ use sqlx::mysql::MySqlRow;
 
 use crate::job::{Cadence, Timestamp};
 use crate::store::jobs::lanes::{lines_of, queues_to_show};
-use crate::store::schedules::read_cadence;
+use crate::store::schedules::rows::read_cadence;
 use crate::store::sql::batches::statement;
 use crate::store::sql::connection::on_pool;
 use crate::store::{Store, StoreError};
@@ -58,8 +58,8 @@ impl Store {
                 // One statement for each lane, with a branch for each hour.
                 let branch = |hour| {
                     format!(
-                        "SELECT {hour}, COUNT(*) FROM (SELECT 1 FROM owed FORCE INDEX (owed_line) WHERE queue = ? \
-                         AND priority = ? AND execute_at >= ? AND execute_at < ? LIMIT ?) o"
+                        "SELECT {hour} AS place, COUNT(*) AS jobs FROM (SELECT 1 FROM owed FORCE INDEX (owed_line) \
+                         WHERE queue = ? AND priority = ? AND execute_at >= ? AND execute_at < ? LIMIT ?) o"
                     )
                 };
                 let sql = (0..hours).map(branch).collect::<Vec<_>>().join(" UNION ALL ");
@@ -74,9 +74,9 @@ impl Store {
                             .bind(MAX_IN_AN_HOUR - i64::from(counted.jobs));
                     }
                     for row in &query.fetch_all(&mut *conn).await? {
-                        let hour = usize::try_from(row.try_get::<i64, _>(0)?).unwrap_or(usize::MAX);
+                        let hour = usize::try_from(row.try_get::<i64, _>("place")?).unwrap_or(usize::MAX);
                         let Some(counted) = forecast.get_mut(hour) else { continue };
-                        counted.jobs += u32::try_from(row.try_get::<i64, _>(1)?).unwrap_or(0);
+                        counted.jobs += u32::try_from(row.try_get::<i64, _>("jobs")?).unwrap_or(0);
                         counted.more |= i64::from(counted.jobs) >= MAX_IN_AN_HOUR;
                     }
                 }

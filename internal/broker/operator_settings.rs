@@ -28,9 +28,9 @@ const NOTE_EVERY: Duration = Duration::from_secs(60);
 
 /// The settings of operators.
 #[derive(Debug, Default)]
-pub struct Settings {
+pub struct OperatorSettings {
     /// All API keys ever created, including revoked ones.
-    pub keys: Vec<ApiKey>,
+    pub api_keys: Vec<ApiKey>,
     /// Queues that have or had settings.
     pub queues: BTreeMap<Name, QueueSetting>,
     /// Queues with a limit, each with a runner that wants more permits than it has.
@@ -41,10 +41,10 @@ pub struct Settings {
 
 /// This process's copy of the settings of operators. Cheap to clone.
 #[derive(Clone, Debug)]
-pub struct Controls {
+pub struct OperatorSettingsCopy {
     store: Store,
     runner: RunnerId,
-    copy: watch::Sender<Arc<Settings>>,
+    copy: watch::Sender<Arc<OperatorSettings>>,
     /// A moment before the last successful read.
     read_at: Arc<Mutex<Instant>>,
     used: Arc<Mutex<Used>>,
@@ -56,7 +56,7 @@ struct Used {
     noted: Instant,
 }
 
-impl Controls {
+impl OperatorSettingsCopy {
     /// Read the copy for this runner, and keep it fresh until `stop`.
     ///
     /// # Errors
@@ -72,8 +72,8 @@ impl Controls {
         // Back-dated, so that the first use of an API key is recorded soon.
         let noted = Instant::now().checked_sub(NOTE_EVERY).unwrap_or_else(Instant::now);
         let used = Arc::new(Mutex::new(Used { keys: HashSet::new(), noted }));
-        let controls = Self { store, runner, copy, read_at: Arc::new(Mutex::new(asked)), used };
-        let kept = controls.clone();
+        let operator_settings = Self { store, runner, copy, read_at: Arc::new(Mutex::new(asked)), used };
+        let kept = operator_settings.clone();
         tasks.spawn(async move {
             let mut said: Option<Instant> = None;
             while tokio::time::timeout(READ_EVERY, stop.cancelled()).await.is_err() {
@@ -87,15 +87,15 @@ impl Controls {
                     tracing::warn!(%error, age_s, "cannot read the settings of operators: pauses, limits and revoked API keys");
                     said = Some(Instant::now());
                 }
-                kept.note_used_keys().await;
+                kept.record_used_keys().await;
             }
         });
-        Ok(controls)
+        Ok(operator_settings)
     }
 
     /// Create an empty copy that is never read, for a process that takes no work and serves no callers.
     #[must_use]
-    pub fn of_no_interest(store: Store, runner: RunnerId) -> Self {
+    pub fn empty(store: Store, runner: RunnerId) -> Self {
         let used = Arc::new(Mutex::new(Used { keys: HashSet::new(), noted: Instant::now() }));
         Self {
             store,
@@ -114,7 +114,7 @@ impl Controls {
 
     /// Return the settings as they were last read.
     #[must_use]
-    pub fn now(&self) -> Arc<Settings> {
+    pub fn now(&self) -> Arc<OperatorSettings> {
         Arc::clone(&self.copy.borrow())
     }
 
@@ -126,7 +126,7 @@ impl Controls {
 
     /// Subscribe to the copy. The receiver sees every successful read.
     #[must_use]
-    pub fn listen(&self) -> watch::Receiver<Arc<Settings>> {
+    pub fn listen(&self) -> watch::Receiver<Arc<OperatorSettings>> {
         self.copy.subscribe()
     }
 
@@ -148,7 +148,7 @@ impl Controls {
         self.used.lock().unwrap_or_else(PoisonError::into_inner).keys.insert(key);
     }
 
-    async fn note_used_keys(&self) {
+    async fn record_used_keys(&self) {
         let keys: Vec<Uuid> = {
             let mut used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
             if used.keys.is_empty() || used.noted.elapsed() < NOTE_EVERY {
@@ -159,16 +159,16 @@ impl Controls {
             keys.sort_unstable();
             keys
         };
-        if let Err(error) = self.store.used_keys(keys).await {
+        if let Err(error) = self.store.used_api_keys(keys).await {
             tracing::debug!(%error, "cannot record which API keys were used");
         }
     }
 }
 
-async fn read(store: &Store, runner: &RunnerId) -> Result<Settings, StoreError> {
-    let (keys, queues, drained) = (store.keys().await?, store.queues().await?, store.is_drained(runner).await?);
+async fn read(store: &Store, runner: &RunnerId) -> Result<OperatorSettings, StoreError> {
+    let (api_keys, queues, drained) = (store.api_keys().await?, store.queues().await?, store.is_drained(runner).await?);
     let limits = queues.iter().any(|queue| queue.concurrency.is_some());
     let wanting = if limits { store.wanting_permits().await? } else { BTreeSet::new() };
     let queues = queues.into_iter().map(|queue| (queue.name.clone(), queue)).collect();
-    Ok(Settings { keys, queues, wanting, drained })
+    Ok(OperatorSettings { api_keys, queues, wanting, drained })
 }

@@ -1,4 +1,4 @@
-//! `tickr keys list|create|revoke`: API keys.
+//! `tickr api-keys list|create|revoke`: API keys.
 
 use anyhow::{Context as _, bail};
 use chrono::SecondsFormat;
@@ -9,9 +9,9 @@ use sha2::{Digest as _, Sha256};
 use tickr::app::connect_store;
 use tickr::config::{Flags, Subset};
 use tickr::job::{Actor, Name, Scope};
-use tickr::store::{MadeKey, NewKey, RevokedKey};
+use tickr::store::{MadeApiKey, NewApiKey, RevokedApiKey};
 
-use crate::Done;
+use crate::CommandResult;
 use crate::client::{self, Client};
 use crate::print::{encoded, table, text};
 
@@ -58,7 +58,8 @@ pub(crate) fn command() -> Command {
         .arg(name().required(true))
         .arg(json());
     let revoke = Flags::args(revoke.arg(in_store(end)), Subset::Only(STORE));
-    Command::new("keys")
+    Command::new("api-keys")
+        .visible_alias("keys")
         .about("List, create and revoke API keys")
         .subcommand_required(true)
         .subcommand(client::args(Command::new("list").about("List the API keys").arg(json())))
@@ -66,7 +67,7 @@ pub(crate) fn command() -> Command {
         .subcommand(client::args(revoke))
 }
 
-pub(crate) fn run(matches: &ArgMatches) -> Done {
+pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
     let Some((verb, matches)) = matches.subcommand() else { return Ok(()) };
     let as_json = matches.get_flag("json");
     let name = || matches.get_one::<String>("name").cloned().unwrap_or_default();
@@ -77,8 +78,8 @@ pub(crate) fn run(matches: &ArgMatches) -> Done {
             let client = Client::from_matches(matches)?;
             crate::runtime()?.block_on(async {
                 match verb {
-                    "list" => client.get("/v1/keys").await,
-                    _ => client.delete(&format!("/v1/keys/{}", encoded(&name()))).await,
+                    "list" => client.get("/v1/api-keys").await,
+                    _ => client.delete(&format!("/v1/api-keys/{}", encoded(&name()))).await,
                 }
             })?
         }
@@ -112,11 +113,11 @@ fn create(matches: &ArgMatches) -> Result<Value, crate::Failure> {
         if let Some(producer) = matches.get_one::<String>("producer") {
             body["producer"] = json!(producer);
         }
-        let made = async { client.put(&format!("/v1/keys/{}", encoded(&name)), &body).await };
+        let made = async { client.put(&format!("/v1/api-keys/{}", encoded(&name)), &body).await };
         return Ok(crate::runtime()?.block_on(made)?);
     }
     let config = crate::load(matches, &["mysql_url"])?.config;
-    let token = tickr::api::new_key();
+    let token = tickr::api::new_api_key();
     let made = crate::runtime()?.block_on(async {
         let name: Name = name.parse().context("read the name of the API key")?;
         let scope = Scope::from_word(&scope).context("read the scope of the API key")?;
@@ -130,15 +131,15 @@ fn create(matches: &ArgMatches) -> Result<Value, crate::Failure> {
         let store = connect_store(&config).await?;
         store.migrate().await?;
         let digest = Sha256::digest(token.as_bytes()).into();
-        let new = NewKey { kinds, producer, ..NewKey::new(name.clone(), scope) };
-        let made = store.make_limited_key(new, digest, &Actor::command()).await;
+        let new = NewApiKey { kinds, producer, ..NewApiKey::new(name.clone(), scope) };
+        let made = store.make_limited_api_key(new, digest, &Actor::command()).await;
         store.close().await;
         match made? {
-            MadeKey::Made(key) => Ok(key),
-            MadeKey::NameTaken => {
+            MadeApiKey::Made(key) => Ok(key),
+            MadeApiKey::NameTaken => {
                 bail!("an API key has or had the name {name}; choose another, a name is never used twice")
             }
-            MadeKey::TooMany => bail!("there are too many API keys; revoke those that are not used"),
+            MadeApiKey::TooMany => bail!("there are too many API keys; revoke those that are not used"),
         }
     })?;
     Ok(json!({"name": made.name.as_str(), "scope": made.scope.as_str(), "token": token}))
@@ -162,11 +163,11 @@ fn revoke_in_store(matches: &ArgMatches, name: &str) -> Result<Value, crate::Fai
     let key = crate::runtime()?.block_on(async {
         let name: Name = name.parse().context("read the name of the API key")?;
         let store = connect_store(&config).await?;
-        let revoked = store.revoke_key(&name, &Actor::command()).await;
+        let revoked = store.revoke_api_key(&name, &Actor::command()).await;
         store.close().await;
         match revoked? {
-            RevokedKey::Revoked(key) | RevokedKey::Before(key) => Ok(key),
-            RevokedKey::Missing => bail!("there is no API key {name}; `tickr keys list` shows all of them"),
+            RevokedApiKey::Revoked(key) | RevokedApiKey::Before(key) => Ok(key),
+            RevokedApiKey::Missing => bail!("there is no API key {name}; `tickr api-keys list` shows all of them"),
         }
     })?;
     let revoked_at = key.revoked.map(|(at, _)| at.to_rfc3339_opts(SecondsFormat::Millis, true));

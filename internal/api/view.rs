@@ -32,29 +32,29 @@ pub(crate) struct RetryView {
     /// Delay after the first failure, in milliseconds.
     #[schema(example = 1000, minimum = 1, maximum = 86_400_000)]
     pub(crate) base_ms: u64,
-    /// Factor from one delay to the next.
-    #[serde(default = "two")]
+    /// Factor from one delay to the next. Default: 2, also when the kind has another.
+    #[serde(default = "usual_factor")]
     #[schema(minimum = 1, maximum = 100)]
     pub(crate) factor: f64,
-    /// Maximum delay, in milliseconds.
-    #[serde(default = "minute")]
+    /// Maximum delay, in milliseconds. Default: 60000, also when the kind has another.
+    #[serde(default = "usual_cap")]
     #[schema(minimum = 1, maximum = 604_800_000)]
     pub(crate) cap_ms: u64,
-    /// Share by which a delay varies in both directions: 0.1 means ± 10 %.
-    #[serde(default = "tenth")]
+    /// Share by which a delay varies in both directions: 0.1 means ± 10 %. Default: 0.1.
+    #[serde(default = "usual_jitter")]
     #[schema(minimum = 0, maximum = 1)]
     pub(crate) jitter: f64,
 }
 
-fn two() -> f64 {
+fn usual_factor() -> f64 {
     RetryPolicy::default().factor
 }
 
-fn minute() -> u64 {
+fn usual_cap() -> u64 {
     RetryPolicy::default().cap_ms
 }
 
-fn tenth() -> f64 {
+fn usual_jitter() -> f64 {
     RetryPolicy::default().jitter
 }
 
@@ -187,7 +187,7 @@ pub(crate) struct ForeignJobView {
 }
 
 impl ForeignJobView {
-    pub(crate) fn of(id: JobId, state: State) -> Self {
+    pub(crate) fn new(id: JobId, state: State) -> Self {
         Self { id: id.to_string(), state, foreign: true }
     }
 }
@@ -211,12 +211,13 @@ impl From<ScheduledBy> for ScheduledByView {
 /// A failed job as a dead letter.
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct DeadLetterView {
-    /// Fingerprint of the group of failures with the same cause: 16 hexadecimal digits. See `/v1/dead/groups`.
+    /// Fingerprint of the group of dead letters with the same cause: 16 hexadecimal digits. See
+    /// `/v1/dead-letters/groups`.
     pub(crate) fingerprint: String,
     #[schema(value_type = String, format = DateTime)]
     pub(crate) failed_at: Moment,
-    #[schema(value_type = StandingWord)]
-    pub(crate) standing: DeadLetterStatus,
+    #[schema(value_type = DeadLetterStatusWord)]
+    pub(crate) status: DeadLetterStatus,
     /// Time since which it has this status.
     #[schema(value_type = String, format = DateTime)]
     pub(crate) since: Moment,
@@ -229,15 +230,15 @@ pub(crate) struct DeadLetterView {
 }
 
 impl From<DeadLetter> for DeadLetterView {
-    fn from(letter: DeadLetter) -> Self {
+    fn from(dead_letter: DeadLetter) -> Self {
         Self {
-            fingerprint: letter.fingerprint.to_string(),
-            failed_at: Moment(letter.failed_at),
-            standing: letter.standing,
-            since: Moment(letter.since),
-            replayed_as: letter.replayed_as.map(|id| id.to_string()),
-            by: letter.by,
-            reason: letter.reason,
+            fingerprint: dead_letter.fingerprint.to_string(),
+            failed_at: Moment(dead_letter.failed_at),
+            status: dead_letter.status,
+            since: Moment(dead_letter.since),
+            replayed_as: dead_letter.replayed_as.map(|id| id.to_string()),
+            by: dead_letter.by,
+            reason: dead_letter.reason,
         }
     }
 }
@@ -246,7 +247,7 @@ impl From<DeadLetter> for DeadLetterView {
 #[derive(ToSchema)]
 #[schema(rename_all = "snake_case")]
 #[expect(dead_code, reason = "only its schema is used; the value is the domain's own type")]
-pub(crate) enum StandingWord {
+pub(crate) enum DeadLetterStatusWord {
     Open,
     Replayed,
     Discarded,
@@ -425,7 +426,7 @@ impl JobView {
             result: attempts.is_some().then_some(job.result),
             progress: job.progress.map(ProgressView::from),
             replay_of: job.options.replay_of.map(|id| id.to_string()),
-            dead_letter: job.letter.map(DeadLetterView::from),
+            dead_letter: job.dead_letter.map(DeadLetterView::from),
             warnings: Vec::new(),
             attempts: attempts.map(|attempts| attempts.into_iter().map(AttemptView::from).collect()),
         }

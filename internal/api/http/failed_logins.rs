@@ -27,12 +27,12 @@ const TOLD_EVERY: Duration = Duration::from_secs(1);
 
 /// The recent failed requests, by address.
 #[derive(Debug, Default)]
-pub struct Guesses {
-    lately: Mutex<Lately>,
+pub struct FailedLogins {
+    recent: Mutex<RecentFailures>,
 }
 
 #[derive(Debug, Default)]
-struct Lately {
+struct RecentFailures {
     by: HashMap<IpAddr, (u32, Instant)>,
     told: Option<Instant>,
     untold: u64,
@@ -47,9 +47,9 @@ struct Verdict {
     tell: Option<(u32, u64)>,
 }
 
-impl Guesses {
+impl FailedLogins {
     /// Count and log a request with an unknown API key. Return how long to delay the response.
-    pub(crate) fn failed(&self, peer: Option<Peer>) -> Duration {
+    pub(crate) fn record_failure(&self, peer: Option<Peer>) -> Duration {
         let address = peer.map_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED), |Peer(address)| address.to_canonical());
         let verdict = self.count(address, Instant::now());
         if let Some((tries, untold)) = verdict.tell {
@@ -59,28 +59,28 @@ impl Guesses {
     }
 
     fn count(&self, address: IpAddr, now: Instant) -> Verdict {
-        let mut lately = self.lately.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
         let mut address = network(address);
-        if lately.by.len() >= MAX_ADDRESSES && !lately.by.contains_key(&address) {
-            lately.by.retain(|_, (_, last)| now.saturating_duration_since(*last) < REMEMBERED);
-            if lately.by.len() >= MAX_ADDRESSES {
+        if recent.by.len() >= MAX_ADDRESSES && !recent.by.contains_key(&address) {
+            recent.by.retain(|_, (_, last)| now.saturating_duration_since(*last) < REMEMBERED);
+            if recent.by.len() >= MAX_ADDRESSES {
                 address = IpAddr::V6(Ipv6Addr::UNSPECIFIED);
             }
         }
-        let (tries, last) = lately.by.entry(address).or_insert((0, now));
+        let (tries, last) = recent.by.entry(address).or_insert((0, now));
         if now.saturating_duration_since(*last) >= REMEMBERED {
             *tries = 0;
         }
         *tries = tries.saturating_add(1);
         *last = now;
         let tries = *tries;
-        let due = lately.told.is_none_or(|told| now.saturating_duration_since(told) >= TOLD_EVERY);
-        let tell = due.then_some((tries, lately.untold));
+        let due = recent.told.is_none_or(|told| now.saturating_duration_since(told) >= TOLD_EVERY);
+        let tell = due.then_some((tries, recent.untold));
         if due {
-            lately.told = Some(now);
-            lately.untold = 0;
+            recent.told = Some(now);
+            recent.untold = 0;
         } else {
-            lately.untold += 1;
+            recent.untold += 1;
         }
         Verdict { delay: STEP.saturating_mul(tries.saturating_sub(FREE)).min(LONGEST), tell }
     }
@@ -101,33 +101,33 @@ mod tests {
 
     #[test]
     fn tries_are_slowed_by_address_told_at_a_bounded_rate_and_forgotten() {
-        let guesses = Guesses::default();
+        let failed_logins = FailedLogins::default();
         let began = Instant::now();
         let (one, other) = ("192.0.2.1".parse().unwrap(), "192.0.2.2".parse().unwrap());
         let ms = Duration::from_millis;
         for n in 1..=5 {
-            let verdict = guesses.count(one, began);
+            let verdict = failed_logins.count(one, began);
             assert_eq!(verdict, Verdict { delay: ms(0), tell: (n == 1).then_some((1, 0)) });
         }
-        assert_eq!(guesses.count(one, began).delay, ms(100));
+        assert_eq!(failed_logins.count(one, began).delay, ms(100));
         for _ in 0..1_000 {
-            guesses.count(one, began);
+            failed_logins.count(one, began);
         }
-        assert_eq!(guesses.count(one, began).delay, ms(1_000));
+        assert_eq!(failed_logins.count(one, began).delay, ms(1_000));
         // Another address is not delayed, and its log line has the number of requests that were not logged.
-        assert_eq!(guesses.count(other, began + ms(1_000)), Verdict { delay: ms(0), tell: Some((1, 1_006)) });
-        assert_eq!(guesses.count(one, began + Duration::from_secs(61)).delay, ms(0));
+        assert_eq!(failed_logins.count(other, began + ms(1_000)), Verdict { delay: ms(0), tell: Some((1, 1_006)) });
+        assert_eq!(failed_logins.count(one, began + Duration::from_secs(61)).delay, ms(0));
     }
 
     #[test]
     fn addresses_without_end_take_bounded_memory_and_are_slowed_together() {
-        let guesses = Guesses::default();
+        let failed_logins = FailedLogins::default();
         let now = Instant::now();
         for n in 0..5_000_u32 {
-            guesses.count(IpAddr::V4(Ipv4Addr::from_bits(n)), now);
+            failed_logins.count(IpAddr::V4(Ipv4Addr::from_bits(n)), now);
         }
-        assert!(guesses.lately.lock().unwrap().by.len() <= MAX_ADDRESSES + 1);
-        assert_eq!(guesses.count(IpAddr::V4(Ipv4Addr::from_bits(6_000)), now).delay, LONGEST);
+        assert!(failed_logins.recent.lock().unwrap().by.len() <= MAX_ADDRESSES + 1);
+        assert_eq!(failed_logins.count(IpAddr::V4(Ipv4Addr::from_bits(6_000)), now).delay, LONGEST);
         // One IPv6 network counts as one client.
         let six = |n: u128| IpAddr::V6(Ipv6Addr::from_bits((0x2001_0db8_u128 << 96) + n));
         assert_eq!(network(six(1)), network(six(u128::from(u64::MAX))));

@@ -24,11 +24,11 @@ const PATIENCE: Duration = Duration::from_secs(1);
 
 /// A connection to the stream of cluster events. Cheap to clone.
 #[derive(Clone)]
-pub struct FeedLine {
-    shared: Arc<Shared>,
+pub struct EventStream {
+    shared: Arc<EventStreamInner>,
 }
 
-struct Shared {
+struct EventStreamInner {
     client: redis::Client,
     events: String,
     listeners: String,
@@ -38,29 +38,29 @@ struct Shared {
 
 /// One entry of the stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct FeedEntry {
+pub struct StreamEntry {
     /// Position in the stream.
-    pub id: FeedId,
+    pub id: StreamPosition,
     /// Text of the entry.
     pub text: String,
 }
 
 /// A position in the stream: milliseconds and a number. Written with a hyphen between them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct FeedId(u64, u64);
+pub struct StreamPosition(u64, u64);
 
-impl FeedId {
+impl StreamPosition {
     /// The position before all entries.
     pub const START: Self = Self(0, 0);
 }
 
-impl std::fmt::Display for FeedId {
+impl std::fmt::Display for StreamPosition {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}-{}", self.0, self.1)
     }
 }
 
-impl std::str::FromStr for FeedId {
+impl std::str::FromStr for StreamPosition {
     type Err = std::num::ParseIntError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
@@ -69,24 +69,24 @@ impl std::str::FromStr for FeedId {
     }
 }
 
-impl std::fmt::Debug for FeedLine {
+impl std::fmt::Debug for EventStream {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("FeedLine")
+        f.write_str("EventStream")
     }
 }
 
 /// Entries as Redis returns them: the position, then field names and values in turn.
 type Raw = Vec<(String, Vec<String>)>;
 
-impl FeedLine {
+impl EventStream {
     pub(super) fn new(client: redis::Client, keys: &Keys, listened: watch::Receiver<bool>) -> Self {
         let (events, listeners) = (keys.events.clone(), keys.listeners.clone());
-        Self { shared: Arc::new(Shared { client, events, listeners, listened, conn: Mutex::new(None) }) }
+        Self { shared: Arc::new(EventStreamInner { client, events, listeners, listened, conn: Mutex::new(None) }) }
     }
 
     /// Subscribe to whether any client in the cluster listens, as the scheduler last saw it.
     #[must_use]
-    pub fn listened(&self) -> watch::Receiver<bool> {
+    pub fn has_listeners(&self) -> watch::Receiver<bool> {
         self.shared.listened.clone()
     }
 
@@ -94,7 +94,7 @@ impl FeedLine {
     ///
     /// # Errors
     /// [`IndexError::Unavailable`] when Redis fails.
-    pub async fn listen(&self) -> Result<(), IndexError> {
+    pub async fn mark_listener(&self) -> Result<(), IndexError> {
         let mut call = redis::cmd("SET");
         call.arg(&self.shared.listeners).arg(1).arg("PX").arg(LISTENS_FOR.as_millis() as u64);
         self.call("mark that a client listens to events", call).await
@@ -118,7 +118,7 @@ impl FeedLine {
     ///
     /// # Errors
     /// [`IndexError::Unavailable`] when Redis fails.
-    pub async fn after(&self, place: FeedId, most: usize) -> Result<Vec<FeedEntry>, IndexError> {
+    pub async fn read_after(&self, place: StreamPosition, most: usize) -> Result<Vec<StreamEntry>, IndexError> {
         let mut call = redis::cmd("XRANGE");
         call.arg(&self.shared.events).arg(format!("({place}")).arg("+").arg("COUNT").arg(most);
         self.call("read events", call).await.map(entries)
@@ -128,7 +128,7 @@ impl FeedLine {
     ///
     /// # Errors
     /// [`IndexError::Unavailable`] when Redis fails.
-    pub async fn holds(&self, place: FeedId) -> Result<bool, IndexError> {
+    pub async fn contains(&self, place: StreamPosition) -> Result<bool, IndexError> {
         let mut call = redis::cmd("XRANGE");
         call.arg(&self.shared.events).arg(place.to_string()).arg(place.to_string());
         self.call("look for an event", call).await.map(|found: Raw| !found.is_empty())
@@ -138,12 +138,12 @@ impl FeedLine {
     ///
     /// # Errors
     /// [`IndexError::Unavailable`] when Redis fails.
-    pub async fn last(&self) -> Result<FeedId, IndexError> {
+    pub async fn last(&self) -> Result<StreamPosition, IndexError> {
         let mut call = redis::cmd("XREVRANGE");
         call.arg(&self.shared.events).arg("+").arg("-").arg("COUNT").arg(1);
         self.call("look for the last event", call)
             .await
-            .map(|found: Raw| entries(found).first().map_or(FeedId::START, |entry| entry.id))
+            .map(|found: Raw| entries(found).first().map_or(StreamPosition::START, |entry| entry.id))
     }
 
     async fn call<T: redis::FromRedisValue>(&self, attempted: &'static str, call: redis::Cmd) -> Result<T, IndexError> {
@@ -178,9 +178,9 @@ impl FeedLine {
     }
 }
 
-fn entries(found: Raw) -> Vec<FeedEntry> {
+fn entries(found: Raw) -> Vec<StreamEntry> {
     let entry = |(id, fields): (String, Vec<String>)| {
-        Some(FeedEntry { id: id.parse().ok()?, text: fields.into_iter().nth(1)? })
+        Some(StreamEntry { id: id.parse().ok()?, text: fields.into_iter().nth(1)? })
     };
     found.into_iter().filter_map(entry).collect()
 }
@@ -191,11 +191,11 @@ mod tests {
 
     #[test]
     fn places_are_ordered_as_redis_orders_them() {
-        let place = |text: &str| text.parse::<FeedId>().unwrap();
+        let place = |text: &str| text.parse::<StreamPosition>().unwrap();
         assert!(place("9-1") < place("10-0") && place("10-2") < place("10-10"));
         assert_eq!(place("10-2").to_string(), "10-2");
         for wrong in ["", "-", "x-1", "1-", "-1-2", "1-2-3", "99999999999999999999-0"] {
-            assert!(wrong.parse::<FeedId>().is_err(), "{wrong}");
+            assert!(wrong.parse::<StreamPosition>().is_err(), "{wrong}");
         }
     }
 }

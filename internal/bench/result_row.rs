@@ -3,12 +3,12 @@
 use serde::Serialize;
 
 use super::Scenario;
-use super::environment::Checked;
-use super::figure::{Aim, Figure};
+use super::environment::RunChecks;
+use super::figure::{Figure, Target};
 
 /// A figure with everything that belongs to it.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Line {
+pub struct ResultRow {
     /// The scenario of the figure.
     pub scenario: Scenario,
     /// Name of the measured quantity.
@@ -22,7 +22,7 @@ pub struct Line {
     /// Median of the product divided by that of the bare store.
     pub ratio: Option<f64>,
     /// The targets.
-    pub aims: Vec<AimMet>,
+    pub aims: Vec<TargetResult>,
     /// Number of jobs in all measured runs of the product.
     pub jobs: u64,
     /// True when every job completed exactly once. For jobs that were not to run: true when every job waits exactly
@@ -35,10 +35,10 @@ pub struct Line {
 
 /// A target, and the result.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct AimMet {
+pub struct TargetResult {
     /// The target.
     #[serde(flatten)]
-    pub aim: Aim,
+    pub aim: Target,
     /// True when the target was met. Absent when that is unknown.
     pub met: Option<bool>,
 }
@@ -49,31 +49,37 @@ pub(super) struct Samples {
     figure: Vec<f64>,
     bare: Vec<f64>,
     jobs: u64,
-    checked: Checked,
+    checked: RunChecks,
 }
 
 impl Samples {
     /// Add a sample of the product.
-    pub(super) fn product(&mut self, sample: f64, jobs: u64, checked: Checked) {
+    pub(super) fn product(&mut self, sample: f64, jobs: u64, checked: RunChecks) {
         self.figure.push(sample);
         self.jobs += jobs;
         self.checked = self.checked.and(checked);
     }
 
     /// Add a sample of the bare store. Its check counts as well: a comparison that loses jobs is worth nothing.
-    pub(super) fn bare(&mut self, sample: f64, checked: Checked) {
+    pub(super) fn bare(&mut self, sample: f64, checked: RunChecks) {
         self.bare.push(sample);
         self.checked = self.checked.and(checked);
     }
 
-    pub(super) fn line(self, scenario: Scenario, name: impl Into<String>, unit: &'static str, aims: &[Aim]) -> Line {
-        let figure = Figure::of(self.figure);
-        let bare = (!self.bare.is_empty()).then(|| Figure::of(self.bare));
+    pub(super) fn line(
+        self,
+        scenario: Scenario,
+        name: impl Into<String>,
+        unit: &'static str,
+        aims: &[Target],
+    ) -> ResultRow {
+        let figure = Figure::from_samples(self.figure);
+        let bare = (!self.bare.is_empty()).then(|| Figure::from_samples(self.bare));
         let ratio = bare.as_ref().filter(|bare| bare.median > 0.0).map(|bare| figure.median / bare.median);
-        let met = |aim: &Aim| AimMet { aim: *aim, met: aim.is_met(figure.median, ratio) };
+        let met = |aim: &Target| TargetResult { aim: *aim, met: aim.is_met(figure.median, ratio) };
         let aims = aims.iter().map(met).collect();
-        let (name, Checked { exactly_once, deadlocks }) = (name.into(), self.checked);
-        Line { scenario, name, unit, figure, bare, ratio, aims, jobs: self.jobs, exactly_once, deadlocks }
+        let (name, RunChecks { exactly_once, deadlocks }) = (name.into(), self.checked);
+        ResultRow { scenario, name, unit, figure, bare, ratio, aims, jobs: self.jobs, exactly_once, deadlocks }
     }
 }
 
@@ -83,19 +89,19 @@ mod tests {
 
     #[test]
     fn a_line_compares_medians_and_keeps_every_doubt() {
-        let good = Checked { exactly_once: true, deadlocks: Some(0) };
+        let good = RunChecks { exactly_once: true, deadlocks: Some(0) };
         let mut samples = Samples::default();
         for (product, bare) in [(30.0, 50.0), (35.0, 70.0), (90.0, 60.0)] {
             samples.bare(bare, good);
             samples.product(product, 10, good);
         }
-        let line = samples.line(Scenario::Drain, "drain", "jobs/s", &[Aim::at_least(35.0), Aim::of_bare(0.6)]);
+        let line = samples.line(Scenario::Drain, "drain", "jobs/s", &[Target::at_least(35.0), Target::of_bare(0.6)]);
         assert_eq!((line.figure.median, line.jobs, line.exactly_once, line.deadlocks), (35.0, 30, true, Some(0)));
         assert_eq!(line.ratio, Some(35.0 / 60.0));
         assert_eq!(line.aims.iter().map(|aim| aim.met).collect::<Vec<_>>(), [Some(true), Some(false)]);
 
         let mut samples = Samples::default();
-        samples.bare(1.0, Checked { exactly_once: false, deadlocks: Some(2) });
+        samples.bare(1.0, RunChecks { exactly_once: false, deadlocks: Some(2) });
         samples.product(1.0, 1, good);
         let line = samples.line(Scenario::Drain, "drain", "jobs/s", &[]);
         assert_eq!((line.exactly_once, line.deadlocks), (false, Some(2)));

@@ -1,10 +1,10 @@
-//! `tickr dead list|groups|show|replay|discard`: dead letters, through the API. A dead letter is a job that failed for
-//! good.
+//! `tickr dead-letters list|groups|show|replay|discard`: dead letters, through the API. A dead letter is a job that
+//! failed for good.
 
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use serde_json::{Value, json};
 
-use crate::Done;
+use crate::CommandResult;
 use crate::client::{self, Client};
 use crate::jobs::{limit, pages, show};
 use crate::print::{brief, encoded, number, printable, table, text};
@@ -12,7 +12,8 @@ use crate::print::{brief, encoded, number, printable, table, text};
 pub(crate) fn command() -> Command {
     let json = || Arg::new("json").long("json").action(ArgAction::SetTrue).help("Print JSON");
     let id = || Arg::new("id").required(true).value_name("ID").help("The failed job's id");
-    Command::new("dead")
+    Command::new("dead-letters")
+        .visible_alias("dead")
         .about("Dead letters: jobs that failed for good, through the API")
         .subcommand_required(true)
         .subcommand(client::args(
@@ -20,24 +21,24 @@ pub(crate) fn command() -> Command {
                 .about("List dead letters, newest job first")
                 .args(client::filter())
                 .arg(
-                    Arg::new("standing")
-                        .long("standing")
-                        .value_name("STANDING")
-                        .help("Only dead letters in this state: open, replayed or discarded [default: open]"),
+                    Arg::new("status")
+                        .long("status")
+                        .value_name("STATUS")
+                        .help("Only dead letters with this status: open, replayed or discarded [default: open]"),
                 )
                 .arg(limit())
                 .arg(json()),
         ))
         .subcommand(client::args(
             Command::new("groups")
-                .about("List groups of failures with the same cause, the most recent first")
-                .arg(Arg::new("kind").long("kind").value_name("NAME").help("Only failures of this kind"))
+                .about("List groups of dead letters with the same cause, the most recent first")
+                .arg(Arg::new("kind").long("kind").value_name("NAME").help("Only dead letters of this kind"))
                 .arg(limit())
                 .arg(json()),
         ))
         .subcommand(client::args(
             Command::new("show")
-                .about("Show a dead letter with its attempts, or a group of failures")
+                .about("Show a dead letter with its attempts, or a group of dead letters")
                 .arg(
                     Arg::new("id")
                         .required(true)
@@ -75,7 +76,7 @@ pub(crate) fn command() -> Command {
         ))
 }
 
-pub(crate) fn run(matches: &ArgMatches) -> Done {
+pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
     let Some((verb, matches)) = matches.subcommand() else { return Ok(()) };
     let client = Client::from_matches(matches)?;
     let as_json = matches.get_flag("json");
@@ -84,13 +85,13 @@ pub(crate) fn run(matches: &ArgMatches) -> Done {
         let id = encoded(given("id").map_or("", String::as_str));
         let answer = match verb {
             "list" => {
-                let standing: Vec<_> = given("standing").map(|word| ("standing", word.clone())).into_iter().collect();
-                return list(&pages(&client, matches, "/v1/dead", &standing).await?, as_json);
+                let status: Vec<_> = given("status").map(|word| ("status", word.clone())).into_iter().collect();
+                return list(&pages(&client, matches, "/v1/dead-letters", &status).await?, as_json);
             }
             "groups" => return groups(&client, matches, as_json).await,
             // The name of a group has 16 digits. The id of a job has hyphens.
             "show" if id.len() == 16 => {
-                let group = client.get(&format!("/v1/dead/groups/{id}")).await?;
+                let group = client.get(&format!("/v1/dead-letters/groups/{id}")).await?;
                 if !as_json {
                     show_group(&group);
                     return Ok(());
@@ -119,21 +120,21 @@ pub(crate) fn run(matches: &ArgMatches) -> Done {
     })
 }
 
-fn list(jobs: &[Value], as_json: bool) -> Done {
+fn list(jobs: &[Value], as_json: bool) -> CommandResult {
     if as_json {
         println!("{:#}", Value::Array(jobs.to_vec()));
         return Ok(());
     }
-    let mut table = table(["ID", "KIND", "QUEUE", "FAILED", "GROUP", "STANDING", "ERROR"]);
+    let mut table = table(["ID", "KIND", "QUEUE", "FAILED", "GROUP", "STATUS", "ERROR"]);
     for job in jobs {
-        let letter = job.get("dead_letter").unwrap_or(&Value::Null);
+        let dead_letter = job.get("dead_letter").unwrap_or(&Value::Null);
         table.add_row([
             text(job, "id"),
             text(job, "kind"),
             text(job, "queue"),
-            text(letter, "failed_at"),
-            text(letter, "fingerprint"),
-            text(letter, "standing"),
+            text(dead_letter, "failed_at"),
+            text(dead_letter, "fingerprint"),
+            text(dead_letter, "status"),
             brief(&text(job, "last_error"), 60),
         ]);
     }
@@ -141,9 +142,9 @@ fn list(jobs: &[Value], as_json: bool) -> Done {
     Ok(())
 }
 
-async fn groups(client: &Client, matches: &ArgMatches, as_json: bool) -> Done {
+async fn groups(client: &Client, matches: &ArgMatches, as_json: bool) -> CommandResult {
     let wanted = *matches.get_one::<u32>("limit").unwrap_or(&20) as usize;
-    let mut path = format!("/v1/dead/groups?limit={}", wanted.clamp(1, 200));
+    let mut path = format!("/v1/dead-letters/groups?limit={}", wanted.clamp(1, 200));
     if let Some(kind) = matches.get_one::<String>("kind") {
         path.push_str(&format!("&kind={}", encoded(kind)));
     }

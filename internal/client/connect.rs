@@ -1,0 +1,152 @@
+//! A client of a process that is no runner: with its own connections to MySQL and Redis.
+
+use std::future::{Future, IntoFuture};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio_util::sync::{CancellationToken, DropGuard};
+use tokio_util::task::TaskTracker;
+
+use super::declared::Declared;
+use super::{Backend, Client, Error};
+use crate::broker::Broker;
+use crate::config::{Config, Flags, ServerUrl};
+use crate::event::{Events, Health};
+use crate::handlers::Registry;
+use crate::index::{Index, IndexSettings};
+use crate::store::{PoolSizes, Store, StoreSettings};
+
+const ATTEMPTED: &str = "connect a client";
+/// Longest time for which a client waits for MySQL.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Time between two attempts to reach a Redis that is out.
+const LOOK_AGAIN: Duration = Duration::from_secs(1);
+/// Time between two measurements of the clocks of both servers.
+const MEASURE_AGAIN: Duration = Duration::from_secs(60);
+/// Longest time for the hints that are still to be sent when a client closes.
+const LAST_HINTS: Duration = Duration::from_secs(3);
+
+/// A connection that is about to be made. Set its options, then `await` it.
+#[derive(Debug)]
+#[must_use = "nothing is connected before the await"]
+pub struct Connect {
+    config: Result<Box<Config>, Error>,
+    kinds: Registry,
+}
+
+impl Connect {
+    pub(super) fn to(mysql_url: &str, redis_url: &str) -> Self {
+        let parsed = || {
+            Ok(Config {
+                mysql_url: Some(ServerUrl::mysql(mysql_url).map_err(setup)?),
+                redis_url: Some(ServerUrl::redis(redis_url).map_err(setup)?),
+                ..Config::defaults()
+            })
+        };
+        Self { config: parsed().map(Box::new), kinds: Registry::new() }
+    }
+
+    pub(super) fn as_configured() -> Self {
+        let flags = Flags::default().requiring(&["mysql_url", "redis_url"]);
+        let loaded = Config::load(&flags, Config::process_env(), Config::usual_file());
+        Self { config: loaded.map(|loaded| Box::new(loaded.config)).map_err(setup), kinds: Registry::new() }
+    }
+
+    /// Use the handlers' own checks and defaults for these kinds, as a runner with the same registry does. Kinds that
+    /// are not in it are checked by the JSON Schema of their payload types, and have the usual defaults. No job is
+    /// executed here.
+    pub fn kinds(mut self, kinds: Registry) -> Self {
+        self.kinds = kinds;
+        self
+    }
+
+    /// Set the first part of every Redis key, which is that of the runners. Default: `tickr`.
+    pub fn redis_prefix(mut self, prefix: impl Into<String>) -> Self {
+        if let Ok(config) = &mut self.config {
+            config.redis_prefix = prefix.into();
+        }
+        self
+    }
+}
+
+fn setup(error: impl std::error::Error + Send + Sync + 'static) -> Error {
+    Error::Setup { attempted: ATTEMPTED, source: Box::new(error) }
+}
+
+impl IntoFuture for Connect {
+    type Output = Result<Client, Error>;
+    type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send>>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        Box::pin(async move {
+            let connection = Connection::open(&*self.config?, self.kinds).await?;
+            Ok(Client { backend: Backend::Servers(Arc::new(connection)), trace: None })
+        })
+    }
+}
+
+/// The connections of a client.
+#[derive(Debug)]
+pub(super) struct Connection {
+    pub(super) broker: Broker,
+    pub(super) declared: Declared,
+    store: Store,
+    tasks: TaskTracker,
+    stop: DropGuard,
+}
+
+impl Connection {
+    async fn open(config: &Config, mut kinds: Registry) -> Result<Self, Error> {
+        let url = config.mysql_url().map_err(setup)?.expose().to_owned();
+        let redis = config.redis_url().map_err(setup)?.expose().to_owned();
+        // One TLS implementation for all connections. An error means that the program chose one already.
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        for (kind, changes) in &config.kinds {
+            kinds.set_defaults(kind, |defaults| defaults.change(changes));
+        }
+        let index = Index::new(IndexSettings {
+            url: redis,
+            prefix: config.redis_prefix.clone(),
+            horizon: config.horizon,
+            high_water: config.ready_high_water,
+            low_water: config.ready_low_water,
+        })
+        .map_err(setup)?;
+        let settings = StoreSettings { url, connections: PoolSizes::LEAST, flushers: 1 };
+        let store = Store::connect(&settings, PATIENCE).await.map_err(|error| Error::of_store(ATTEMPTED, &error))?;
+        let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
+        let broker = Broker::new(store.clone(), index.clone(), Arc::new(kinds), Events::default(), &tasks);
+        tasks.spawn(stop.clone().run_until_cancelled_owned(follow(index, store.clone())));
+        Ok(Self { broker, declared: Declared::with(config.kinds.clone()), store, tasks, stop: stop.drop_guard() })
+    }
+
+    /// Send the last hints, then close the connections.
+    pub(super) async fn close(self) {
+        let Self { broker, store, tasks, stop, declared: _ } = self;
+        drop((stop, broker));
+        tasks.close();
+        if tokio::time::timeout(LAST_HINTS, tasks.wait()).await.is_err() {
+            tracing::warn!("some hints to the index were not sent; a runner's reconciler repairs that");
+        }
+        store.close().await;
+    }
+}
+
+/// Measure the clocks of both servers, and find out when a Redis that was out is back. In a runner, the scheduler does
+/// both.
+async fn follow(index: Index, store: Store) {
+    loop {
+        // Nothing is moved. A failure is recorded in the health of the index.
+        let _ = index.move_due(0, |moment| store.clock().at(moment)).await;
+        if index.health().now() == Health::Degraded {
+            tokio::time::sleep(LOOK_AGAIN).await;
+            continue;
+        }
+        let seen = index.health().outages();
+        tokio::select! {
+            () = tokio::time::sleep(MEASURE_AGAIN) => {}
+            () = index.health().out_since(seen) => tokio::time::sleep(LOOK_AGAIN).await,
+        }
+    }
+}

@@ -1,0 +1,147 @@
+//! Enqueue through a broker of this process: commit to MySQL, then hint to Redis.
+
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+use serde_json::value::to_raw_value;
+
+use super::declared::Declared;
+use super::options::Body;
+use super::{Conflict, Enqueued, Error};
+use crate::broker::{Broker, IdempotencyKey};
+use crate::handlers::Problem;
+use crate::job::{JobId, NewJob, Producer, TraceContext, limits};
+use crate::store::{
+    Answer, EnqueueOutcome, EnqueueReceipts, EnqueuedJob, IdempotentOutcome, IdempotentRequest, KeyHolder,
+};
+
+/// The caller of every client in Rust, for idempotency keys. They are apart from those of the API.
+const CALLER: &[u8] = b"tickr::Client";
+const ATTEMPTED: &str = "enqueue";
+/// Most problems in one error.
+const MAX_PROBLEMS: usize = 50;
+
+/// The jobs of one request, and the way in which their problems are named.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum RequestShape {
+    One,
+    Many,
+}
+
+impl RequestShape {
+    fn prefix(self, place: usize) -> String {
+        match self {
+            Self::One => String::new(),
+            Self::Many => format!("/jobs/{place}"),
+        }
+    }
+}
+
+/// Check the jobs as the API does, and accept all of them or none.
+pub(super) async fn enqueue(
+    broker: &Broker,
+    declared: &Declared,
+    bodies: Vec<Body>,
+    shape: RequestShape,
+    key: Option<&str>,
+    trace: Option<&TraceContext>,
+) -> Result<Vec<Enqueued>, Error> {
+    let once = idempotent_request(&bodies, key)?;
+    let jobs = prepare(broker, declared, &bodies, shape, trace)?;
+    drop(bodies);
+    let producer = Producer::tickr();
+    let build = |receipts: &EnqueueReceipts| Answer {
+        status: 201,
+        body: serde_json::to_string(&answers(receipts)).unwrap_or_default(),
+    };
+    let outcome = broker.enqueue_request(&producer, jobs, once, Arc::new(build)).await;
+    match outcome.map_err(|e| Error::of_store(ATTEMPTED, &e))? {
+        IdempotentOutcome::First { answer, .. } => read_stored_answer(&answer, false),
+        IdempotentOutcome::Replayed(answer) => read_stored_answer(&answer, true),
+        IdempotentOutcome::Refused(EnqueueOutcome::KeyConflict(holders)) => Err(key_conflict(&holders)),
+        IdempotentOutcome::Refused(EnqueueOutcome::Accepted(receipts)) => {
+            Ok(answers(&receipts).into_iter().map(|it| it.into_enqueued(false)).collect())
+        }
+        IdempotentOutcome::Conflict => Err(Error::Conflict(Conflict::IdempotencyKey)),
+        IdempotentOutcome::Busy => Err(Error::Conflict(Conflict::InProgress)),
+    }
+}
+
+fn idempotent_request(bodies: &[Body], key: Option<&str>) -> Result<Option<IdempotentRequest>, Error> {
+    let Some(key) = key else { return Ok(None) };
+    let refused = |detail: String| Error::refused(Problem::at("/idempotency_key", detail));
+    let key = IdempotencyKey::new(CALLER, key.as_bytes()).map_err(|invalid| refused(invalid.to_string()))?;
+    let text = to_raw_value(bodies).map_err(|error| refused(format!("the jobs cannot be written as JSON: {error}")))?;
+    Ok(Some(key.request(ATTEMPTED, Some(&text))))
+}
+
+fn prepare(
+    broker: &Broker,
+    declared: &Declared,
+    bodies: &[Body],
+    shape: RequestShape,
+    trace: Option<&TraceContext>,
+) -> Result<Vec<NewJob>, Error> {
+    if bodies.len() > limits::MAX_BATCH {
+        let detail = format!("must be at most {} jobs, not {}", limits::MAX_BATCH, bodies.len());
+        return Err(Error::refused(Problem::at("/jobs", detail)));
+    }
+    let mut jobs = Vec::with_capacity(bodies.len());
+    let mut refused: Option<Error> = None;
+    for (place, body) in bodies.iter().enumerate() {
+        let prefix = shape.prefix(place);
+        let draft = body.draft(trace);
+        let checked = body.check_size(&prefix).and_then(|()| {
+            let kind = declared.get(broker, &draft.kind);
+            let job =
+                kind.map_or_else(|| broker.prepare(draft.clone()), |kind| broker.prepare_as(draft.clone(), &kind));
+            job.map_err(|invalid| Error::invalid(&prefix, invalid))
+        });
+        match (checked, &mut refused) {
+            (Ok(job), _) => jobs.push(job),
+            (Err(error), None) => refused = Some(error),
+            (Err(error), Some(Error::Refused { problems, .. })) => {
+                let room = MAX_PROBLEMS.saturating_sub(problems.len());
+                problems.extend(error.problems().iter().take(room).cloned());
+            }
+            (Err(_), Some(_)) => {}
+        }
+    }
+    refused.map_or(Ok(jobs), Err)
+}
+
+fn key_conflict(holders: &[(usize, KeyHolder)]) -> Error {
+    let conflict = holders.first().map_or(Conflict::InProgress, |(_, holder)| Conflict::UniqueKey {
+        holder: holder.id,
+        state: Some(holder.state),
+    });
+    Error::Conflict(conflict)
+}
+
+/// The answer for one job, as it is stored for a repetition.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Receipt {
+    id: JobId,
+    #[serde(default)]
+    existing: bool,
+}
+
+impl Receipt {
+    pub(super) fn into_enqueued(self, repeated: bool) -> Enqueued {
+        Enqueued { id: self.id, existing: self.existing, repeated }
+    }
+}
+
+fn answers(receipts: &EnqueueReceipts) -> Vec<Receipt> {
+    let answer = |placed: &EnqueuedJob| match placed {
+        EnqueuedJob::New(accepted) => Receipt { id: accepted.id, existing: false },
+        EnqueuedJob::Existing(holder) => Receipt { id: holder.id, existing: true },
+    };
+    receipts.jobs.iter().map(answer).collect()
+}
+
+fn read_stored_answer(answer: &Answer, repeated: bool) -> Result<Vec<Enqueued>, Error> {
+    let receipts: Vec<Receipt> = serde_json::from_str(&answer.body)
+        .map_err(|error| Error::Setup { attempted: "read the stored answer", source: Box::new(error) })?;
+    Ok(receipts.into_iter().map(|it| it.into_enqueued(repeated)).collect())
+}

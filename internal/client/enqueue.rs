@@ -1,0 +1,165 @@
+//! The builders of [`Client::enqueue`] and [`Client::enqueue_many`].
+
+use std::future::{Future, IntoFuture};
+use std::pin::Pin;
+use std::time::Duration;
+
+use serde_json::value::RawValue;
+
+use super::options::{Options, payload_json};
+use super::{Client, Enqueued, Error};
+use crate::handlers::Kind;
+use crate::job::{Due, OnConflict, RetryPolicy, Timestamp};
+
+/// A job that is about to be enqueued. Set its options, then `await` it.
+#[derive(Debug)]
+#[must_use = "nothing is enqueued before the await"]
+pub struct Enqueue {
+    client: Client,
+    kind: &'static str,
+    payload: Result<Box<RawValue>, Error>,
+    options: Options,
+}
+
+/// Jobs of one kind that are about to be enqueued, all or none. Set their options, then `await` them.
+#[derive(Debug)]
+#[must_use = "nothing is enqueued before the await"]
+pub struct EnqueueMany {
+    client: Client,
+    kind: &'static str,
+    payloads: Result<Vec<Keyed>, Error>,
+    options: Options,
+}
+
+/// A payload and the unique key of its job.
+type Keyed = (Box<RawValue>, Option<String>);
+
+macro_rules! shared_options {
+    ($builder:ty) => {
+        impl $builder {
+            /// Start this long after the enqueue, by the clock of MySQL. At most 366 days.
+            pub fn delay(mut self, delay: Duration) -> Self {
+                self.options.due = Due::After(delay);
+                self
+            }
+
+            /// Start at this moment, by the clock of MySQL. A moment in the past means now.
+            pub fn execute_at(mut self, moment: impl Into<Timestamp>) -> Self {
+                self.options.due = Due::At(moment.into());
+                self
+            }
+
+            /// Put the job into this queue. Default: `default`.
+            pub fn queue(mut self, queue: impl Into<String>) -> Self {
+                self.options.queue = Some(queue.into());
+                self
+            }
+
+            /// Set the priority within the queue, 0 (first) to 9 (last). Default: 5.
+            pub fn priority(mut self, priority: u8) -> Self {
+                self.options.priority = Some(priority);
+                self
+            }
+
+            /// Set the number of attempts before the job fails, 1 to 100. Default: that of the kind.
+            pub fn max_attempts(mut self, most: u32) -> Self {
+                self.options.max_attempts = Some(most);
+                self
+            }
+
+            /// Set the time limit of one attempt. Default: that of the kind.
+            pub fn timeout(mut self, limit: Duration) -> Self {
+                self.options.timeout = Some(limit);
+                self
+            }
+
+            /// Set the delays between attempts. Default: those of the kind.
+            pub fn retry(mut self, policy: RetryPolicy) -> Self {
+                self.options.retry = Some(policy);
+                self
+            }
+
+            /// Add a tag to find the job by. At most ten.
+            pub fn tag(mut self, tag: impl Into<String>) -> Self {
+                self.options.tags.push(tag.into());
+                self
+            }
+
+            /// Carry out this request at most once (G8): a repetition with the same key, payload and options enqueues
+            /// nothing and gets the first answer.
+            pub fn idempotency_key(mut self, key: impl Into<String>) -> Self {
+                self.options.idempotency_key = Some(key.into());
+                self
+            }
+        }
+    };
+}
+
+shared_options!(Enqueue);
+shared_options!(EnqueueMany);
+
+impl Enqueue {
+    pub(super) fn new<K: Kind>(client: Client, payload: &K) -> Self {
+        Self { client, kind: K::NAME, payload: payload_json(payload), options: Options::default() }
+    }
+
+    /// Set the unique key: at most one unfinished job of the kind has it.
+    pub fn unique_key(mut self, key: impl Into<String>) -> Self {
+        self.options.unique_key = Some(key.into());
+        self
+    }
+
+    /// Set the action for an unfinished job that has the unique key. Default: return that job.
+    pub fn on_conflict(mut self, action: OnConflict) -> Self {
+        self.options.on_conflict = Some(action);
+        self
+    }
+}
+
+impl EnqueueMany {
+    pub(super) fn new<'a, K: Kind>(client: Client, payloads: impl IntoIterator<Item = &'a K>) -> Self {
+        let payloads = payloads.into_iter().map(|payload| Ok((payload_json(payload)?, None))).collect();
+        Self { client, kind: K::NAME, payloads, options: Options::default() }
+    }
+
+    /// Set a unique key for each job, in the order of the payloads. A job whose key an unfinished job has is not
+    /// written: that job is the answer in its place. Payloads beyond the keys have none.
+    pub fn unique_keys(mut self, keys: impl IntoIterator<Item = impl Into<String>>) -> Self {
+        if let Ok(payloads) = &mut self.payloads {
+            for ((_, place), key) in payloads.iter_mut().zip(keys) {
+                *place = Some(key.into());
+            }
+        }
+        self
+    }
+}
+
+impl IntoFuture for Enqueue {
+    type Output = Result<Enqueued, Error>;
+    type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send>>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        Box::pin(async move {
+            let Self { client, kind, payload, options } = self;
+            let body = options.body(kind, payload?);
+            client.send_one(body, options.idempotency_key.as_deref()).await
+        })
+    }
+}
+
+impl IntoFuture for EnqueueMany {
+    type Output = Result<Vec<Enqueued>, Error>;
+    type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send>>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        Box::pin(async move {
+            let Self { client, kind, payloads, options } = self;
+            let body = |(payload, unique_key): Keyed| Options { unique_key, ..options.clone() }.body(kind, payload);
+            let bodies: Vec<_> = payloads?.into_iter().map(body).collect();
+            if bodies.is_empty() {
+                return Ok(Vec::new());
+            }
+            client.send_many(bodies, options.idempotency_key.as_deref()).await
+        })
+    }
+}

@@ -1,0 +1,134 @@
+//! [`Error`], the failures of a client.
+
+use std::fmt;
+
+use crate::broker::Invalid;
+use crate::handlers::Problem;
+use crate::job::{JobId, State};
+use crate::store::StoreError;
+
+/// A call of a [`Client`](super::Client) that failed. [`source`](std::error::Error::source) has the cause.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The kind, the payload or an option is not valid. Nothing was written, and the same call fails again.
+    #[error("the job is refused: {detail}{}", Listed(problems))]
+    Refused {
+        /// Summary in one line.
+        detail: String,
+        /// The single problems, each with a JSON pointer into the job: `/payload/width`, `/priority`.
+        problems: Vec<Problem>,
+        /// The check that failed. Absent when the API refused the job.
+        #[source]
+        source: Option<Invalid>,
+    },
+    /// Another job or another request is in the way. Nothing was written.
+    #[error("nothing was written: {0}")]
+    Conflict(Conflict),
+    /// The servers do not answer, or take no more calls now. A commit whose confirmation was lost may have been made, so
+    /// a repetition needs the same idempotency key or unique key.
+    #[error("{attempted}: not possible now; try again later")]
+    Unavailable {
+        /// The action that was attempted.
+        attempted: &'static str,
+        /// The cause.
+        #[source]
+        source: Cause,
+    },
+    /// The settings, the account, the tables or the API token do not allow the call. It fails again until an operator has
+    /// corrected them.
+    #[error("{attempted}: refused by the server or by its settings")]
+    Setup {
+        /// The action that was attempted.
+        attempted: &'static str,
+        /// The cause.
+        #[source]
+        source: Cause,
+    },
+}
+
+/// The cause of an [`Error`].
+pub type Cause = Box<dyn std::error::Error + Send + Sync>;
+
+/// A job or a request that is in the way of a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Conflict {
+    /// An unfinished job of the kind has the unique key, and the new job may not replace it.
+    UniqueKey {
+        /// The unfinished job.
+        holder: JobId,
+        /// Its state. Absent when the API does not tell it.
+        state: Option<State>,
+    },
+    /// The idempotency key belongs to another request, which was carried out.
+    IdempotencyKey,
+    /// A request with this idempotency key is under way. Its outcome is not known yet.
+    InProgress,
+}
+
+impl fmt::Display for Conflict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::UniqueKey { holder, state: Some(state) } => {
+                write!(f, "the unique key is taken by job {holder}, which is {state}")
+            }
+            Self::UniqueKey { holder, state: None } => write!(f, "the unique key is taken by job {holder}"),
+            Self::IdempotencyKey => f.write_str("the idempotency key belongs to another request"),
+            Self::InProgress => f.write_str("a request with this idempotency key is under way"),
+        }
+    }
+}
+
+struct Listed<'a>(&'a [Problem]);
+
+impl fmt::Display for Listed<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (place, problem) in self.0.iter().enumerate() {
+            write!(f, "{}{} {}", if place == 0 { ": " } else { "; " }, problem.pointer, problem.detail)?;
+        }
+        Ok(())
+    }
+}
+
+impl Error {
+    /// Return true if the same call may succeed later without any change. Repeat it with the same idempotency key.
+    #[must_use]
+    pub const fn is_transient(&self) -> bool {
+        matches!(self, Self::Unavailable { .. } | Self::Conflict(Conflict::InProgress))
+    }
+
+    /// Return the problems of a refused job. Empty for every other error.
+    #[must_use]
+    pub fn problems(&self) -> &[Problem] {
+        match self {
+            Self::Refused { problems, .. } => problems,
+            _ => &[],
+        }
+    }
+
+    pub(super) fn refused(problem: Problem) -> Self {
+        Self::Refused { detail: "the job is not valid".to_owned(), problems: vec![problem], source: None }
+    }
+
+    /// Make the error for a draft that did not pass its check. `prefix` points at the job, within a batch.
+    pub(super) fn invalid(prefix: &str, invalid: Invalid) -> Self {
+        let (below, problems) = match &invalid {
+            Invalid::UnknownKind { .. } => ("/kind", vec![Problem::at("", "is not a kind of this runner")]),
+            Invalid::Payload { problems, .. } => ("/payload", problems.clone()),
+            Invalid::Job { problems } => ("", problems.clone()),
+            Invalid::Panicked(_) => ("/payload", vec![Problem::at("", "makes the code of the kind panic")]),
+        };
+        let here = |problem: Problem| Problem::at(format!("{prefix}{below}{}", problem.pointer), problem.detail);
+        Self::Refused {
+            detail: invalid.to_string(),
+            problems: problems.into_iter().map(here).collect(),
+            source: Some(invalid),
+        }
+    }
+
+    pub(super) fn of_store(attempted: &'static str, error: &StoreError) -> Self {
+        let source = Box::new(error.clone());
+        if error.is_transient() { Self::Unavailable { attempted, source } } else { Self::Setup { attempted, source } }
+    }
+}

@@ -1,0 +1,297 @@
+//! The client: enqueue typed jobs from Rust, in a runner or in any other process.
+//!
+//! ```no_run
+//! use std::time::Duration;
+//!
+//! use tickr::prelude::*;
+//!
+//! #[derive(Serialize, Deserialize, JsonSchema)]
+//! #[serde(deny_unknown_fields)]
+//! struct Thumbnail {
+//!     image: String,
+//!     width: u32,
+//! }
+//!
+//! impl Kind for Thumbnail {
+//!     const NAME: &'static str = "thumbnail";
+//! }
+//!
+//! # async fn upload() -> Result<(), tickr::Error> {
+//! let client = Client::connect("mysql://app@db.internal/tickr", "redis://cache.internal").await?;
+//! let job = Thumbnail { image: "cat.png".into(), width: 320 };
+//! let enqueued = client.enqueue(&job).delay(Duration::from_secs(60)).unique_key("cat.png").await?;
+//! println!("job {}", enqueued.id);
+//! client.close().await;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! - `connect.rs`: [`Connect`], the connections of a process that is no runner
+//! - `declared.rs`: kinds that a process only enqueues
+//! - `direct.rs`: enqueue through a broker: commit to MySQL, then hint to Redis
+//! - `enqueue.rs`: [`Enqueue`] and [`EnqueueMany`], the builders
+//! - `error.rs`: [`Error`]
+//! - `http.rs`: enqueue through the API
+//! - `options.rs`: the options of a job
+//! - `status.rs`: [`JobStatus`]
+
+mod connect;
+mod declared;
+mod direct;
+mod enqueue;
+mod error;
+mod http;
+mod options;
+mod status;
+
+pub use connect::Connect;
+pub use enqueue::{Enqueue, EnqueueMany};
+pub use error::{Cause, Conflict, Error};
+pub use status::JobStatus;
+
+use std::any::Any;
+use std::sync::{Arc, Weak};
+
+use crate::broker::Broker;
+use crate::handlers::{Context, Kind};
+use crate::job::{Actor, JobId, State, TraceContext};
+use crate::store::ActionOutcome;
+use connect::Connection;
+use declared::Declared;
+use direct::RequestShape;
+use http::Remote;
+use options::Body;
+
+/// A client of tickr. Cheap to clone. There are three ways to one:
+///
+/// - in a runner: [`Context::client`] in a handler, or [`App::client`](crate::app::App::client)
+/// - in any other process, to the same MySQL and Redis: [`Client::connect`] or [`Client::from_env`]
+/// - in any other process, to the API of a runner: [`Client::http`]
+///
+/// Each job is checked as at the API before it is written: the JSON Schema of its kind, the handler's own check, the
+/// limits. When a call returns, the job is durable in MySQL.
+#[derive(Clone, Debug)]
+pub struct Client {
+    backend: Backend,
+    /// Trace that the jobs continue.
+    trace: Option<TraceContext>,
+}
+
+/// The way to the servers.
+#[derive(Clone, Debug)]
+enum Backend {
+    /// The broker of a runner in this process. Weak, so that a client does not keep a stopped runner's connections.
+    Runner(Weak<Broker>),
+    /// Connections of its own.
+    Servers(Arc<Connection>),
+    /// The API of a runner.
+    Http(Arc<Remote>),
+}
+
+/// A job that was enqueued, or that is there already.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Enqueued {
+    /// Id of the job.
+    pub id: JobId,
+    /// True if nothing was written because an unfinished job, or an earlier job of the batch, has the unique key. The
+    /// id is that of this job.
+    pub existing: bool,
+    /// True if an earlier request with the same idempotency key was carried out. This is its answer.
+    pub repeated: bool,
+}
+
+/// Outcome of a cancel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Cancelled {
+    /// The job was waiting. It is cancelled, and no further attempt starts.
+    Done,
+    /// The job is executing, and its handler was asked to stop.
+    StopRequested,
+    /// The job has ended before, in this state.
+    Ended(State),
+    /// There is no such job.
+    Missing,
+}
+
+#[derive(Debug, thiserror::Error)]
+#[error("this client belongs to no running runner")]
+struct NoRunner;
+
+impl Client {
+    /// Connect to the MySQL and Redis of the runners. Takes [options](Connect), then `await`.
+    ///
+    /// Kinds are checked by the JSON Schema of their payload types. [`Connect::kinds`] adds the handlers' own checks.
+    /// A Redis that does not answer is no error: its jobs are found in MySQL.
+    ///
+    /// # Errors
+    /// [`Error::Setup`] when a URL, the account or the tables cannot be used, [`Error::Unavailable`] when MySQL does
+    /// not answer within ten seconds.
+    pub fn connect(mysql_url: &str, redis_url: &str) -> Connect {
+        Connect::to(mysql_url, redis_url)
+    }
+
+    /// Connect as [`connect`](Self::connect) does, with the `TICKR_*` variables and the `tickr.toml` of `tickr serve`.
+    /// Of them, a client uses the URLs, the Redis prefix and the overrides of kinds.
+    pub fn from_env() -> Connect {
+        Connect::as_configured()
+    }
+
+    /// Make a client of the API at this URL, with an API key or token if the API needs one. It connects at its first
+    /// call.
+    ///
+    /// # Errors
+    /// [`Error::Setup`] when the URL cannot be used.
+    pub fn http(url: &str, token: Option<&str>) -> Result<Self, Error> {
+        Ok(Self { backend: Backend::Http(Arc::new(Remote::new(url, token)?)), trace: None })
+    }
+
+    /// Enqueue a job. Takes [options](Enqueue), then `await`.
+    ///
+    /// # Errors
+    /// See [`Error`].
+    pub fn enqueue<K: Kind>(&self, payload: &K) -> Enqueue {
+        self.declare::<K>();
+        Enqueue::new(self.clone(), payload)
+    }
+
+    /// Enqueue up to 1,000 jobs of one kind, all or none. Takes [options](EnqueueMany), then `await`.
+    ///
+    /// # Errors
+    /// See [`Error`].
+    pub fn enqueue_many<'a, K: Kind>(&self, payloads: impl IntoIterator<Item = &'a K>) -> EnqueueMany {
+        self.declare::<K>();
+        EnqueueMany::new(self.clone(), payloads)
+    }
+
+    /// Read a job. `None` when there is no such job.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`] and [`Error::Setup`].
+    pub async fn status(&self, id: JobId) -> Result<Option<JobStatus>, Error> {
+        let broker = match self.access() {
+            Access::Broker(broker, _) => broker,
+            Access::Http(remote) => return remote.status(id).await,
+            Access::None => return Err(no_runner("read a job")),
+        };
+        let found = broker.store().job(id).await.map_err(|error| Error::of_store("read a job", &error))?;
+        Ok(found.map(|(job, _)| job.into()))
+    }
+
+    /// Cancel a job (G9).
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`] and [`Error::Setup`].
+    pub async fn cancel(&self, id: JobId) -> Result<Cancelled, Error> {
+        let broker = match self.access() {
+            Access::Broker(broker, _) => broker,
+            Access::Http(remote) => return remote.cancel(id).await,
+            Access::None => return Err(no_runner("cancel a job")),
+        };
+        let done = broker.cancel(id, &Actor::tickr()).await.map_err(|error| Error::of_store("cancel a job", &error))?;
+        Ok(match done {
+            ActionOutcome::Done(_) | ActionOutcome::Waits(_) => Cancelled::Done,
+            ActionOutcome::StopRequested => Cancelled::StopRequested,
+            ActionOutcome::Refused(state) => Cancelled::Ended(state),
+            ActionOutcome::Missing => Cancelled::Missing,
+        })
+    }
+
+    /// Send the last hints to Redis and close the connections. Other clones keep them open. Without this call, a
+    /// process that ends at once may leave its last jobs to the runners' reconciler, which finds them within seconds.
+    pub async fn close(self) {
+        if let Backend::Servers(connection) = self.backend
+            && let Some(connection) = Arc::into_inner(connection)
+        {
+            connection.close().await;
+        }
+    }
+
+    fn declare<K: Kind>(&self) {
+        if let Backend::Servers(connection) = &self.backend {
+            connection.declared.add::<K>();
+        }
+    }
+
+    fn access(&self) -> Access<'_> {
+        match &self.backend {
+            Backend::Runner(broker) => {
+                broker.upgrade().map_or(Access::None, |broker| Access::Broker(broker.as_ref().clone(), None))
+            }
+            Backend::Servers(connection) => Access::Broker(connection.broker.clone(), Some(&connection.declared)),
+            Backend::Http(remote) => Access::Http(remote),
+        }
+    }
+
+    async fn send_one(&self, body: Body, key: Option<&str>) -> Result<Enqueued, Error> {
+        if let Backend::Http(remote) = &self.backend {
+            return remote.enqueue_one(&body, key, self.trace.as_ref()).await;
+        }
+        let enqueued = self.send(vec![body], RequestShape::One, key).await?;
+        enqueued.into_iter().next().ok_or_else(|| no_runner("read the receipt of a job"))
+    }
+
+    async fn send_many(&self, bodies: Vec<Body>, key: Option<&str>) -> Result<Vec<Enqueued>, Error> {
+        if let Backend::Http(remote) = &self.backend {
+            return remote.enqueue_many(&bodies, key, self.trace.as_ref()).await;
+        }
+        self.send(bodies, RequestShape::Many, key).await
+    }
+
+    async fn send(&self, bodies: Vec<Body>, shape: RequestShape, key: Option<&str>) -> Result<Vec<Enqueued>, Error> {
+        let Access::Broker(broker, declared) = self.access() else { return Err(no_runner("enqueue")) };
+        let none = Declared::default();
+        direct::enqueue(&broker, declared.unwrap_or(&none), bodies, shape, key, self.trace.as_ref()).await
+    }
+}
+
+enum Access<'a> {
+    Broker(Broker, Option<&'a Declared>),
+    Http(&'a Remote),
+    None,
+}
+
+fn no_runner(attempted: &'static str) -> Error {
+    Error::Unavailable { attempted, source: Box::new(NoRunner) }
+}
+
+/// The client that a runner hands out. Its clones end with it.
+#[derive(Debug)]
+pub(crate) struct RunnerClient {
+    client: Arc<Client>,
+    _broker: Arc<Broker>,
+}
+
+impl RunnerClient {
+    pub(crate) fn new(broker: &Broker) -> Self {
+        let broker = Arc::new(broker.clone());
+        let client = Arc::new(Client { backend: Backend::Runner(Arc::downgrade(&broker)), trace: None });
+        Self { client, _broker: broker }
+    }
+
+    pub(crate) fn client(&self) -> Client {
+        self.client.as_ref().clone()
+    }
+
+    /// Return the client as the value that a [`Context`] carries for [`Context::client`].
+    pub(crate) fn attachment(&self) -> Arc<dyn Any + Send + Sync> {
+        Arc::<Client>::clone(&self.client)
+    }
+}
+
+impl Context {
+    /// Return a client of the runner that executes this attempt. Its jobs continue the trace of this job.
+    ///
+    /// A job that is enqueued here stays when this attempt fails, and the next attempt enqueues it again: set a unique
+    /// key or an idempotency key made of [`job_id`](Self::job_id). A job that must follow exactly one success is a
+    /// [follow-up](crate::handlers::Output::then).
+    ///
+    /// The client of a context without a runner, as in a test of the handler alone, answers [`Error::Unavailable`].
+    #[must_use]
+    pub fn client(&self) -> Client {
+        let backend =
+            self.attached::<Client>().map_or_else(|| Backend::Runner(Weak::new()), |client| client.backend.clone());
+        Client { backend, trace: self.trace().cloned() }
+    }
+}

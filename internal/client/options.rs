@@ -1,0 +1,146 @@
+//! The options of a job as a client sets them, and the forms in which they are sent.
+
+use std::time::Duration;
+
+use serde::Serialize;
+use serde_json::value::{RawValue, to_raw_value};
+
+use super::Error;
+use crate::broker::Draft;
+use crate::handlers::{Kind, Problem};
+use crate::job::{Due, OnConflict, RetryPolicy, Timestamp, TraceContext, limits};
+
+/// The options of a job. Those that are not set have the defaults of the kind.
+#[derive(Clone, Debug)]
+pub(super) struct Options {
+    pub(super) queue: Option<String>,
+    pub(super) due: Due,
+    pub(super) priority: Option<u8>,
+    pub(super) max_attempts: Option<u32>,
+    pub(super) timeout: Option<Duration>,
+    pub(super) retry: Option<RetryPolicy>,
+    pub(super) unique_key: Option<String>,
+    pub(super) on_conflict: Option<OnConflict>,
+    pub(super) tags: Vec<String>,
+    pub(super) idempotency_key: Option<String>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            queue: None,
+            due: Due::Now,
+            priority: None,
+            max_attempts: None,
+            timeout: None,
+            retry: None,
+            unique_key: None,
+            on_conflict: None,
+            tags: Vec::new(),
+            idempotency_key: None,
+        }
+    }
+}
+
+/// A job as the API takes it. Its text also identifies a request with an idempotency key.
+#[derive(Debug, Serialize)]
+pub(super) struct Body {
+    kind: String,
+    payload: Box<RawValue>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    queue: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    execute_at: Option<Timestamp>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    delay_ms: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    priority: Option<u8>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    max_attempts: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    timeout_ms: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    retry: Option<RetryPolicy>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    unique_key: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    on_conflict: Option<OnConflict>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    tags: Vec<String>,
+}
+
+impl Options {
+    /// Make the body of a job with these options.
+    pub(super) fn body(&self, kind: &str, payload: Box<RawValue>) -> Body {
+        let (execute_at, delay_ms) = match self.due {
+            Due::Now => (None, None),
+            Due::At(moment) => (Some(moment), None),
+            Due::After(delay) => (None, Some(millis(delay))),
+        };
+        Body {
+            kind: kind.to_owned(),
+            payload,
+            queue: self.queue.clone(),
+            execute_at,
+            delay_ms,
+            priority: self.priority,
+            max_attempts: self.max_attempts,
+            timeout_ms: self.timeout.map(millis),
+            retry: self.retry,
+            unique_key: self.unique_key.clone(),
+            on_conflict: self.on_conflict,
+            tags: self.tags.clone(),
+        }
+    }
+}
+
+impl Body {
+    /// Make the draft that the broker checks.
+    pub(super) fn draft(&self, trace: Option<&TraceContext>) -> Draft {
+        let due = match (self.execute_at, self.delay_ms) {
+            (Some(moment), _) => Due::At(moment),
+            (None, Some(ms)) => Due::After(Duration::from_millis(ms)),
+            (None, None) => Due::Now,
+        };
+        Draft {
+            kind: self.kind.clone(),
+            payload: self.payload.clone(),
+            queue: self.queue.clone(),
+            due,
+            priority: self.priority,
+            max_attempts: self.max_attempts,
+            timeout_ms: self.timeout_ms,
+            retry: self.retry,
+            unique_key: self.unique_key.clone(),
+            on_conflict: self.on_conflict,
+            tags: self.tags.clone(),
+            trace: trace.cloned(),
+        }
+    }
+
+    /// Check the limits that the API has for the text of a request.
+    pub(super) fn check_size(&self, prefix: &str) -> Result<(), Error> {
+        let text = self.payload.get();
+        let wrong = |detail: String| Err(Error::refused(Problem::at(format!("{prefix}/payload"), detail)));
+        if text.len() > limits::MAX_PAYLOAD_BYTES {
+            return wrong(format!("is larger than {} bytes", limits::MAX_PAYLOAD_BYTES));
+        }
+        // In a request of the API, the payload is one level below the body.
+        let most = limits::MAX_LEVELS - 1;
+        if limits::deeper_than(text.as_bytes(), most) {
+            return wrong(format!("is nested more than {most} levels deep"));
+        }
+        Ok(())
+    }
+}
+
+/// Write a payload as JSON.
+pub(super) fn payload_json<K: Kind>(payload: &K) -> Result<Box<RawValue>, Error> {
+    to_raw_value(payload)
+        .map_err(|error| Error::refused(Problem::at("/payload", format!("cannot be written as JSON: {error}"))))
+}
+
+/// A duration in milliseconds, rounded up: a job never starts early.
+fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,376 @@
+// One group of dead letters: what it says, since when, how much, and how to be rid of it.
+
+import { now, post, seg, url } from '../core/api.js';
+import { cls, html, useMemo, useRef, useState } from '../core/dom.js';
+import { brief, count, plural, utc } from '../core/format.js';
+import { useQuery } from '../core/query.js';
+import { useWords } from '../core/route.js';
+import {
+  Allowed,
+  Badge,
+  Copy,
+  Empty,
+  Figure,
+  Head,
+  JobLink,
+  Panel,
+  Skeleton,
+  Time,
+  Trouble,
+  tell,
+} from '../ui/base.js';
+import { bulk } from '../ui/bulk.js';
+import { Chart } from '../ui/chart.js';
+import { DeadLetters, errorOf, failed, recentOf, statuses, useSettled } from '../ui/dead-letters.js';
+import { ask, confirm, InputField } from '../ui/dialog.js';
+import { quoted } from '../ui/filter.js';
+import { Json } from '../ui/json.js';
+import { isRunning, nameOf, ofGroup, outcome, touches, useOperations, Watched } from '../ui/operation.js';
+import { discard, release } from './dead-letters.js';
+
+export default function DeadLetterGroup({ params: [fingerprint] }) {
+  const [query, change] = useWords();
+  const [begun, setBegun] = useState([]);
+  const operations = useOperations({ limit: 100 });
+  const mine = ofGroup(operations.data?.data, fingerprint);
+  const busy = Boolean(operations.data?.data.some(isRunning));
+  const group = useQuery(`/v1/dead-letters/groups/${seg(fingerprint)}`, {
+    on: failed,
+    every: busy ? 2000 : 10000,
+    pace: 2000,
+  });
+  useSettled(busy, group.reload);
+  const newest = useQuery(group.data ? `/v1/jobs/${group.data.sample}` : null);
+  // The newest changes while the group grows; the one before is better than nothing.
+  const sample = useRef(null);
+  if (newest.data) sample.current = newest.data;
+  const kinds = useQuery('/v1/kinds');
+  const retrying = useQuery(
+    group.data ? url('/v1/jobs/count', { q: `state:retrying kind:${quoted(group.data.kind)}` }) : null,
+    { every: 10000 },
+  );
+  if (group.error?.status === 404 || group.error?.status === 422) {
+    return html`
+      <${Head} title="Dead letters" />
+      <${Empty} title="There is no such group of dead letters">
+        <span class="mono wrap">${fingerprint}</span><br />Its jobs may have been retried or deleted, or their retention
+        may have ended. <a href="/dead-letters">All dead letters</a>
+      </${Empty}>
+    `;
+  }
+  if (!group.data)
+    return group.error ? html`<${Trouble} error=${group.error} retry=${group.reload} />` : html`<${Skeleton} />`;
+  const it = group.data;
+  const shown = statuses.includes(query.get('status'))
+    ? query.get('status')
+    : it.open > 0 || it.replayed + it.discarded === 0
+      ? 'open'
+      : it.replayed >= it.discarded
+        ? 'replayed'
+        : 'discarded';
+  const trial = query.get('trial');
+  const reload = () => {
+    operations.reload();
+    group.reload();
+  };
+  const start = async (what) => {
+    const operation = await what(it);
+    if (!operation) return;
+    setBegun((old) => [...old, operation.id]);
+    reload();
+  };
+  // What was begun here stays in sight when it is over; the rest is history.
+  const watched = (operations.data?.data ?? []).filter(
+    (operation) => (isRunning(operation) && touches(operation, it)) || begun.includes(operation.id),
+  );
+  const past = mine.filter((operation) => !watched.includes(operation));
+  const title = html`
+    ${it.kind}${' '}
+    <${Badge} is=${it.open > 0 ? 'failed' : 'done'}>
+      ${it.open > 0 ? `${count(it.open, it.capped)} open` : 'none open'}
+    </${Badge}>
+  `;
+  const sub = html`
+    <span class="lines bad mono">${errorOf(it)}</span>
+    <span class="row">
+      <span class="mono wrap">${it.fingerprint}</span>
+      <${Copy} text=${it.fingerprint} label="Copy the fingerprint" />
+    </span>
+  `;
+  const error = errorIn(sample.current, it);
+  return html`
+    <${Head} title=${title} sub=${sub}>
+      ${
+        it.open > 0 &&
+        html`<${Allowed}>
+          <button type="button" class="primary" onClick=${() => start(release)}>Release</button>
+          <button
+            type="button"
+            onClick=${() =>
+              tryOne(it, (id) => {
+                change({ trial: id });
+                group.reload();
+              })}
+          >
+            Try one
+          </button>
+          <button type="button" class="danger" onClick=${() => start(discard)}>Discard</button>
+        </${Allowed}>`
+      }
+      ${sample.current && html`<${Pause} queue=${sample.current.queue} />`}
+    </${Head}>
+    ${watched.map(
+      (operation) => html`<${Watched} key=${operation.id} operation=${operation} reload=${reload}>
+        ${operation.action === 'replay' && html`<${Relapse} operation=${operation} fingerprint=${it.fingerprint} />`}
+      </${Watched}>`,
+    )}
+    ${trial && html`<${Trial} id=${trial} hide=${() => change({ trial: null })} />`}
+    <div class="figures">
+      <${Figure} name="Open" note="wait for an operator" value=${brief(it.open, it.capped)} />
+      <${Figure}
+        name="First"
+        note=${`${utc(Date.parse(it.first_seen)).slice(0, 16)} UTC`}
+        value=${html`<${Time} at=${it.first_seen} />`}
+      />
+      <${Figure}
+        name="Last"
+        note=${`${utc(Date.parse(it.last_seen)).slice(0, 16)} UTC`}
+        value=${html`<${Time} at=${it.last_seen} />`}
+      />
+      <${Figure}
+        name="Retrying"
+        value=${brief(retrying.data?.count ?? null, retrying.data?.capped)}
+        note="of this kind, may fail as well"
+        to=${url('/jobs', { q: `state:retrying kind:${quoted(it.kind)}` })}
+      />
+      <${Figure} name="Replayed" note="became new jobs" value=${brief(it.replayed)} />
+      <${Figure} name="Discarded" note="put away" value=${brief(it.discarded)} />
+    </div>
+    <${Recent} group=${it} />
+    <div class="grid wide">
+      <div class="stack">
+        <${Panel}
+          title="Newest error"
+          side=${html`<${JobLink} id=${it.sample} /><${Copy} text=${error} label="Copy the error" />`}
+        >
+          <div class="error" tabindex="0" role="region" aria-label="The error in full">${error}</div>
+        </${Panel}>
+      </div>
+      <div class="stack">
+        <${Panel} title="Its job">
+          <${Work} job=${sample.current} schema=${kinds.data?.data.find((known) => known.kind === it.kind)?.schema} />
+        </${Panel}>
+      </div>
+    </div>
+    <section class="panel" aria-label="Its jobs">
+      <header>
+        <h2>Jobs</h2>
+        ${
+          shown === 'discarded' &&
+          it.discarded > 0 &&
+          html`<${Allowed}>
+            <button
+              type="button"
+              class="small"
+              onClick=${() =>
+                start(() =>
+                  bulk(
+                    'retry',
+                    { q: `dead_letter:discarded group:${it.fingerprint}` },
+                    { title: 'Take the discarded ones back' },
+                  ),
+                )}
+            >
+              Take them back
+            </button>
+          </${Allowed}>`
+        }
+        <a href=${url('/jobs', { q: `group:${it.fingerprint} dead_letter:${shown}` })}>In the list of jobs</a>
+      </header>
+      <nav class="tabs" aria-label="Status">
+        ${statuses.map(
+          (word) => html`
+            <a
+              key=${word}
+              href=${url(`/dead-letters/${it.fingerprint}`, { status: word, trial })}
+              aria-current=${word === shown ? 'page' : undefined}
+            >
+              ${word}
+              <span class="num">${brief(it[word], it.capped)}</span>
+            </a>
+          `,
+        )}
+      </nav>
+      <${DeadLetters}
+        key=${shown}
+        status=${shown}
+        fingerprint=${it.fingerprint}
+        cursor=${query.get('cursor') ?? ''}
+        change=${change}
+        busy=${busy}
+      />
+    </section>
+    ${
+      past.length > 0 &&
+      html`<${Panel} title="What was done to them">
+        <ul class="plain-list">
+          ${past.map(
+            (operation) => html`<li key=${operation.id} class="row wrap">
+              <a href=${`/operations/${operation.id}`}>${nameOf(operation.action)}</a>${' '}
+              <${Badge} is=${operation.state} /><span>${outcome(operation)}</span>
+              <span class="soft">by <bdi>${operation.asked_by}</bdi>, <${Time} at=${operation.created_at} /></span>
+            </li>`,
+          )}
+        </ul>
+      </${Panel}>`
+    }
+  `;
+}
+
+/** Only the listing of groups knows the hours. */
+function Recent({ group }) {
+  const page = useQuery(group.open > 0 ? url('/v1/dead-letters/groups', { kind: group.kind, limit: 200 }) : null, {
+    every: 30000,
+  });
+  const hours = recentOf(page.data?.data.find((one) => one.fingerprint === group.fingerprint));
+  const x = useMemo(() => hours?.map((_, i) => now() - (hours.length - i - 0.5) * 3600e3), [hours]);
+  if (!hours) return null;
+  return html`
+    <${Panel}
+      title="When they failed"
+      side=${html`<span class="soft num">
+          ${plural(
+            hours.reduce((sum, n) => sum + n, 0),
+            'open one',
+          )} of the last 24 h, by the hour
+        </span>`}
+    >
+      <${Chart}
+        x=${x}
+        series=${[{ name: 'failed', values: hours, colour: 4, bars: true }]}
+        format=${(n) => count(Math.round(n))}
+        label="Failures of the last 24 hours"
+      />
+    </${Panel}>
+  `;
+}
+
+/** The whole error of the newest job, as its last attempt told it. */
+const errorIn = (job, group) =>
+  job?.attempts?.findLast((attempt) => attempt.error)?.error ?? job?.last_error ?? group.sample_error;
+
+/** Says when what is being released fails again. */
+function Relapse({ operation, fingerprint }) {
+  const q = operation.started_at && `dead_letter:open group:${fingerprint} finished:>${operation.started_at}`;
+  const back = useQuery(q && url('/v1/jobs/count', { q }), { every: isRunning(operation) ? 2000 : 10000 });
+  if (!back.data?.count) return null;
+  return html`<b class="bad" role="status">
+    ${plural(back.data.count, 'job')} failed for this cause again since it
+    began.${isRunning(operation) && ' Stop it, unless that was to be expected.'}
+  </b>`;
+}
+
+function Work({ job, schema }) {
+  if (!job) return html`<${Skeleton} />`;
+  const last = job.attempts?.at(-1);
+  return html`
+    <dl class="facts">
+      <dt>Job</dt>
+      <dd><${JobLink} id=${job.id}>${job.id}</${JobLink}></dd>
+      <dt>Queue</dt>
+      <dd><a href=${`/queues/${seg(job.queue)}`}>${job.queue}</a></dd>
+      <dt>Attempts</dt>
+      <dd class="num">${job.attempt} of ${job.max_attempts}</dd>
+      ${
+        last &&
+        html`
+          <dt>Ran on</dt>
+          <dd class="mono">${last.runner}</dd>
+          <dt>Ended as</dt>
+          <dd>${last.verdict && html`<${Badge} is=${last.verdict} />`}</dd>
+        `
+      }
+      ${
+        job.tags?.length > 0 &&
+        html`<dt>Tags</dt><dd>${job.tags.map((tag) => html`<span key=${tag} class="tag">${tag}</span> `)}</dd>`
+      }
+    </dl>
+    <details><summary>Payload</summary><${Json} value=${job.payload} schema=${schema} label="payload" /></details>
+  `;
+}
+
+/** A single replay, to see whether the cause is gone before the rest follows. */
+const tryOne = (group, done) =>
+  confirm(
+    'Try one of them?',
+    'The newest becomes a new job. See how it goes, then release the rest.',
+    'Try it',
+    async () => {
+      const made = await post(`/v1/jobs/${group.sample}/replay`, {});
+      tell('A new job was made of the newest', 'good', { href: `/jobs/${made.id}`, text: 'Look at it' });
+      done(made.id);
+      return true;
+    },
+  );
+
+function Trial({ id, hide }) {
+  const job = useQuery(`/v1/jobs/${seg(id)}`, { on: (event) => event.data?.includes(id), every: 3000, pace: 300 });
+  const state = job.data?.state;
+  const said = {
+    completed: 'It completed: the cause seems to be gone.',
+    failed: 'It failed as well. The rest would do the same.',
+    retrying: 'It failed and will be tried again.',
+  }[state];
+  return html`
+    <div
+      class=${cls('note', state === 'completed' ? 'good' : state === 'failed' || state === 'retrying' ? 'warn' : '')}
+      role="status"
+    >
+      <div class="row apart">
+        <span class="row">
+          <b>The one that was tried</b>
+          <${JobLink} id=${id} />
+          ${state && html`<${Badge} is=${state} />`}
+        </span>
+        <button type="button" class="quiet small" aria-label="Hide the trial" onClick=${hide}>✕</button>
+      </div>
+      ${job.error ? html`<p>${job.error.message}</p>` : html`<p>${said ?? 'It has not ended yet.'}</p>`}
+      ${job.data?.last_error && state !== 'completed' && html`<div class="error">${job.data.last_error}</div>`}
+    </div>
+  `;
+}
+
+/** Stops what fails: the queue of the newest job can be paused from here. */
+function Pause({ queue }) {
+  const path = `/v1/queues/${seg(queue)}`;
+  const found = useQuery(path, { every: 15000 });
+  if (!found.data) return null;
+  if (found.data.paused)
+    return html`<a class="badge paused" href=${`/queues/${seg(queue)}`}>queue ${queue} is paused</a>`;
+  const pause = () =>
+    ask({
+      title: `Pause the queue ${queue}?`,
+      action: 'Pause',
+      danger: true,
+      values: { reason: '' },
+      body: ({ values, set }) => html`
+        <p>No job of it starts until an operator resumes it, of whatever kind. What runs goes on.</p>
+        <${InputField}
+          label="Reason"
+          id="pause-reason"
+          name="reason"
+          hint="Shown to other operators while nothing runs"
+          maxlength="255"
+          values=${values}
+          set=${set}
+        />
+      `,
+      submit: async ({ reason }) => {
+        await post(`${path}/pause`, reason.trim() ? { reason: reason.trim() } : {});
+        tell(`The queue ${queue} is paused`, 'good', { href: `/queues/${seg(queue)}`, text: 'To the queue' });
+        found.reload();
+        return true;
+      },
+    });
+  return html`<${Allowed}><button type="button" onClick=${pause}>Pause the queue</button></${Allowed}>`;
+}

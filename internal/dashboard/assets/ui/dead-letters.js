@@ -1,0 +1,140 @@
+// Dead letters one by one.
+
+import { seg, url } from '../core/api.js';
+import { html, useEffect, useRef } from '../core/dom.js';
+import { useQuery } from '../core/query.js';
+import { Empty, JobLink, Skeleton, Time, Trouble } from './base.js';
+
+const PAGE = 50;
+export const statuses = ['open', 'replayed', 'discarded'];
+
+/** Does an event tell of a job that may have failed for good? */
+export const failed = (event) =>
+  event.type === 'reaped' || (event.type === 'settled' && event.data.includes('"failed"'));
+
+const none = {
+  open: ['None is open', 'What failed here was replayed or discarded, or nothing has failed yet.'],
+  replayed: [
+    'None was replayed',
+    'A replay makes a new job of a failed one. The failed one stays here, and each names the other.',
+  ],
+  discarded: [
+    'None was discarded',
+    'A discard puts failed jobs away that will not run again, with a reason. A retry takes one back.',
+  ],
+};
+
+/** Reads once more when what was under way is over. */
+export function useSettled(busy, reload) {
+  const was = useRef(busy);
+  useEffect(() => {
+    if (was.current && !busy) reload();
+    was.current = busy;
+  }, [busy]);
+}
+
+/** The dead letters of one status: of a kind, of a group, or all. `change` moves the cursor in the address. */
+export function DeadLetters({ status, kind, fingerprint, cursor, change, busy = false }) {
+  const page = useQuery(url('/v1/dead-letters', { status, kind, fingerprint, limit: PAGE, cursor }), {
+    on: !cursor && status === 'open' && failed,
+    every: cursor ? 0 : busy ? 3000 : 15000,
+    pace: 2000,
+  });
+  useSettled(busy, page.reload);
+  const rows = page.data?.data ?? [];
+  const alone = Boolean(fingerprint);
+  if (page.error) return html`<${Trouble} error=${page.error} retry=${page.reload} />`;
+  if (!page.data) return html`<${Skeleton} />`;
+  return html`
+    ${
+      rows.length === 0
+        ? html`<${Empty} title=${none[status][0]}>${none[status][1]}</${Empty}>`
+        : html`<table class="cards dense">
+          <thead>
+            <tr>
+              <th>Job</th>
+              ${!alone && html`<th>Kind</th><th>Error</th>`}
+              <th class="optional">Queue</th>
+              <th class="right optional">Attempts</th>
+              <th>Failed</th>
+              ${status === 'open' && alone && html`<th>Error</th>`}
+              ${
+                status !== 'open' &&
+                html`
+                  <th>${status === 'replayed' ? 'Replayed' : 'Discarded'}</th>
+                  <th>By</th>
+                  <th>${status === 'replayed' ? 'As' : 'Reason'}</th>
+                `
+              }
+            </tr>
+          </thead>
+          <tbody>
+            ${rows.map(
+              (job) => html`<tr key=${job.id} data-row>
+                <td data-label="Job"><${JobLink} id=${job.id} /></td>
+                ${
+                  !alone &&
+                  html`
+                    <td data-label="Kind"><span class="bold">${job.kind}</span></td>
+                    <td data-label="Error" class="cause">
+                      <a class="lines" href=${`/dead-letters/${job.dead_letter.fingerprint}`} title=${job.last_error}>
+                        ${job.last_error}
+                      </a>
+                    </td>
+                  `
+                }
+                <td data-label="Queue" class="optional"><a href=${`/queues/${seg(job.queue)}`}>${job.queue}</a></td>
+                <td data-label="Attempts" class="right num optional">${job.attempt} / ${job.max_attempts}</td>
+                <td data-label="Failed"><${Time} at=${job.dead_letter.failed_at} /></td>
+                ${
+                  status === 'open' &&
+                  alone &&
+                  html`<td data-label="Error" class="cause">
+                    <span class="lines" title=${job.last_error}>${job.last_error}</span>
+                  </td>`
+                }
+                ${
+                  status !== 'open' &&
+                  html`
+                    <td data-label=${status === 'replayed' ? 'Replayed' : 'Discarded'}>
+                      <${Time} at=${job.dead_letter.since} />
+                    </td>
+                    <td data-label="By" class="who"><span class="lines">${job.dead_letter.by ?? '–'}</span></td>
+                    <td data-label=${status === 'replayed' ? 'As' : 'Reason'} class="who">
+                      ${
+                        status === 'replayed'
+                          ? html`<${JobLink} id=${job.dead_letter.replayed_as} />`
+                          : html`<span class="lines" title=${job.dead_letter.reason}>${job.dead_letter.reason}</span>`
+                      }
+                    </td>
+                  `
+                }
+              </tr>`,
+            )}
+          </tbody>
+        </table>`
+    }
+    <${Pages} cursor=${cursor} next=${page.data.next_cursor} change=${change} />
+  `;
+}
+
+/** The way through a listing by cursor. */
+export function Pages({ cursor, next, change }) {
+  if (!cursor && !next) return null;
+  return html`<div class="more row">
+    ${
+      cursor &&
+      html`<button type="button" onClick=${() => change({ cursor: null }, { replace: false })}>Newest</button>`
+    }
+    ${next && html`<button type="button" onClick=${() => change({ cursor: next }, { replace: false })}>Older</button>`}
+  </div>`;
+}
+
+/**
+ * How many open ones of a group failed in each of the last 24 hours, the oldest hour first; null where the server does
+ * not say.
+ */
+export const recentOf = (group) => (group?.recent?.length > 1 ? group.recent : null);
+
+/** The error of a group: as it was when it fits the normal form but for the case of letters, else the normal form. */
+export const errorOf = (group) => (group.sample_error.toLowerCase() === group.error ? group.sample_error : group.error);

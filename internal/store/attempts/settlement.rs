@@ -1,0 +1,83 @@
+//! What a runner reports about an attempt, and the answer of the store.
+
+use std::time::Duration;
+
+use serde_json::value::RawValue;
+
+use crate::job::{AttemptToken, JobId, Name, NewJob, Priority, RetryPolicy, State, Timestamp, Verdict};
+use crate::store::attempts::claim::Opened;
+use crate::store::rows::jobs::Accepted;
+
+/// The result of an attempt, as the holder of its token reports it.
+#[derive(Clone, Debug)]
+pub struct Settlement {
+    /// The id of the job.
+    pub id: JobId,
+    /// The token of the attempt, which allows the settlement.
+    pub token: AttemptToken,
+    /// The number of this execution, from the claim.
+    pub number: u32,
+    /// The content of the job at the claim, if it could be read.
+    pub opened: Option<Opened>,
+    /// The verdict of the attempt.
+    pub verdict: Verdict,
+    /// The reason, if it did not succeed.
+    pub error: Option<String>,
+    /// The exchange with another service, as JSON: the request and the answer. It is stored unless the job completes.
+    pub exchange: Option<String>,
+    /// The result that the handler returned. It is stored only if the job completes.
+    pub result: Option<Box<RawValue>>,
+    /// Jobs to insert if the job completes.
+    pub follow_ups: Vec<NewJob>,
+    /// Due time of the next attempt, if the job waits again.
+    pub again: Again,
+}
+
+/// Due time of a job that waits again.
+#[derive(Clone, Copy, Debug)]
+pub enum Again {
+    /// After the backoff of this policy. The random number, 0.0..=1.0, was drawn by the caller.
+    Backoff(RetryPolicy, f64),
+    /// After this delay.
+    After(Duration),
+    /// After this delay, on a runner of another version, because this one cannot read the job.
+    ForAnother(Duration),
+    /// At once.
+    Now,
+    /// At once, but only as often as snoozes are allowed. This is for attempts that were interrupted while their runner
+    /// goes on, because that can happen again and again.
+    NowWithinBounds,
+}
+
+impl Settlement {
+    /// Return whether this settlement does not count against `max_attempts` but is bounded by
+    /// [`MAX_SPARED`](crate::store::MAX_SPARED), so that the job cannot go on for ever.
+    pub(crate) fn is_counted(&self) -> bool {
+        self.verdict == Verdict::Snoozed
+            || (self.verdict == Verdict::Interrupted && matches!(self.again, Again::NowWithinBounds))
+    }
+}
+
+/// Outcome of a settlement.
+#[derive(Clone, Debug)]
+pub enum Settled {
+    /// The settlement was written.
+    Done {
+        /// The state of the job now.
+        state: State,
+        /// Due time of the next attempt, if the job waits again.
+        execute_at: Option<Timestamp>,
+        /// Queue and priority for the index, if the job waits again.
+        line: Option<(Name, Priority)>,
+        /// The follow-up jobs that were inserted with it.
+        follow_ups: Vec<Accepted>,
+    },
+    /// The token does not hold the job any more, because the lease was taken away. Nothing was changed.
+    NotOurs,
+}
+
+impl Settled {
+    pub(crate) fn completed() -> Self {
+        Self::Done { state: State::Completed, execute_at: None, line: None, follow_ups: Vec::new() }
+    }
+}

@@ -1,0 +1,214 @@
+//! Acceptance of jobs with an idempotency key: the jobs and the stored response are written in one transaction.
+//!
+//! Requests for jobs without unique keys share their commits. A batch that meets a taken key looks up which key it is,
+//! and writes the rest.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use sqlx::{Connection, MySqlConnection};
+
+use crate::job::{NewJob, Producer};
+use crate::store::idempotency::{
+    Answer, Digest, IdempotentOutcome, IdempotentRequest, ResponseBuilder, StoredResponse, find_all, store_responses,
+};
+use crate::store::jobs::insert::{bytes_of, together};
+use crate::store::jobs::unique_keys::{
+    EnqueueOutcome, EnqueueReceipts, EnqueueRequest, EnqueuedJob, insert_keyed, with_producer,
+};
+use crate::store::rows::jobs::{Accepted, accepted_at, in_order_of, receipts, write_jobs};
+use crate::store::sql::batch::Batch;
+use crate::store::sql::batches::BYTES_PER_ROW;
+use crate::store::sql::clock::{StoreClock, read_clock};
+use crate::store::sql::connection::{DbFuture, Earlier, transact};
+use crate::store::sql::error::{Fault, fault, waited_for_lock};
+use crate::store::{Store, StoreError};
+
+/// Most rounds of a shared write before its requests are written one by one. In each round more of their keys are found
+/// to be taken.
+const MAX_ROUNDS: usize = 4;
+
+/// Jobs without unique keys from one idempotent request.
+pub(crate) struct OnceJobs {
+    pub(crate) request: EnqueueRequest,
+    pub(crate) once: IdempotentRequest,
+    pub(crate) build: ResponseBuilder<EnqueueReceipts>,
+}
+
+/// Outcome of one request in a shared write.
+pub(crate) enum Shareable {
+    Settled(IdempotentOutcome<EnqueueOutcome>),
+    /// Its batch could not be written because of the key of some request in it. Write this request alone.
+    Alone,
+}
+
+/// The group commit of inserts with idempotency keys. It is separate from that of plain inserts, because here a batch
+/// may have to wait for another process.
+pub(crate) struct OnceInserts {
+    pub(crate) clock: Arc<StoreClock>,
+}
+
+impl Batch for OnceInserts {
+    type Item = Arc<OnceJobs>;
+    type Reply = Shareable;
+    type Mark = ();
+    const ATTEMPTED: &'static str = "insert jobs once";
+    const FULL: usize = 1_000;
+
+    fn weight(item: &Self::Item) -> usize {
+        // The response repeats the payload.
+        item.request.jobs.iter().map(|job| 2 + 2 * job.payload.get().len() / BYTES_PER_ROW).sum()
+    }
+
+    fn bytes(item: &Self::Item) -> usize {
+        // The response repeats the payload.
+        item.request.jobs.iter().map(|job| 2 * bytes_of(job)).sum()
+    }
+
+    fn mark(&self) {}
+
+    fn write<'c>(
+        &'c self,
+        conn: &'c mut MySqlConnection,
+        items: &'c [Self::Item],
+        (): (),
+        earlier: Earlier,
+    ) -> DbFuture<'c, Vec<Shareable>> {
+        Box::pin(async move {
+            let mut kept = BTreeMap::new();
+            let mut done = BTreeMap::new();
+            // Of several requests with one key the first is written. The others are answered from its row.
+            let mut writers: BTreeMap<Digest, &OnceJobs> = BTreeMap::new();
+            for item in items {
+                writers.entry(item.once.key).or_insert(item);
+            }
+            let mut look = earlier == Earlier::MayHaveCommitted;
+            let mut busy = false;
+            for _ in 0..MAX_ROUNDS {
+                if look {
+                    let keys: Vec<Digest> = writers.keys().copied().collect();
+                    for (key, row) in find_all(conn, &keys).await? {
+                        let written = writers.remove(&key);
+                        if let Some(item) = written.filter(|item| item.once.id == row.id) {
+                            // An earlier run wrote this row, and its commit was not answered.
+                            let mut by_id: Vec<&NewJob> = item.request.jobs.iter().collect();
+                            by_id.sort_unstable_by_key(|job| job.id);
+                            done.insert(row.id, in_order_of(&item.request.jobs, &receipts(conn, &by_id).await?)?);
+                        }
+                        kept.insert(key, row);
+                    }
+                }
+                if writers.is_empty() {
+                    break;
+                }
+                let mut tx = conn.begin().await?;
+                match write_all(&mut tx, &writers, &self.clock).await {
+                    Ok(written) => {
+                        tx.commit().await?;
+                        for (row, accepted) in written {
+                            done.insert(row.1.id, accepted);
+                            kept.insert(row.0, row.1);
+                        }
+                        break;
+                    }
+                    Err(e) if fault(&e) == Fault::Duplicate => {
+                        tx.rollback().await?;
+                        look = true;
+                    }
+                    Err(e) if waited_for_lock(&e) => {
+                        // A request with one of these keys has stopped in the middle of its transaction. Only writing
+                        // each request alone shows which key it is.
+                        tx.rollback().await?;
+                        busy = writers.len() == 1;
+                        break;
+                    }
+                    Err(e) => return Err(e),
+                }
+            }
+            let reply = |item: &Arc<OnceJobs>| match kept.get(&item.once.key) {
+                None if busy => Shareable::Settled(IdempotentOutcome::Busy),
+                None => Shareable::Alone,
+                Some(row) => {
+                    let accepted =
+                        done.remove(&item.once.id).map(|a| EnqueueOutcome::Accepted(EnqueueReceipts::new(a)));
+                    Shareable::Settled(row.clone().resolve(&item.once, accepted))
+                }
+            };
+            Ok(items.iter().map(reply).collect())
+        })
+    }
+}
+
+type Written = Vec<((Digest, StoredResponse), Vec<Accepted>)>;
+
+/// Write jobs together with the rows of their idempotency keys, within the caller's transaction.
+async fn write_all(
+    conn: &mut MySqlConnection,
+    writers: &BTreeMap<Digest, &OnceJobs>,
+    clock: &StoreClock,
+) -> Result<Written, sqlx::Error> {
+    let now = read_clock(conn, clock).await?;
+    let mut written: Written = Vec::with_capacity(writers.len());
+    for (key, item) in writers {
+        let accepted: Vec<Accepted> = item.request.jobs.iter().map(|job| accepted_at(job, now)).collect();
+        let receipts = EnqueueReceipts::new(accepted);
+        let answer = (item.build)(&receipts);
+        let row = StoredResponse { id: item.once.id, request: item.once.request, answer };
+        written.push(((*key, row), receipts.jobs.into_iter().filter_map(EnqueuedJob::accepted).collect()));
+    }
+    let mut keys: Vec<(&IdempotentRequest, &Answer)> =
+        writers.values().zip(&written).map(|(item, ((_, row), _))| (&item.once, &row.answer)).collect();
+    store_responses(conn, &mut keys, now).await?;
+    let jobs = writers.values().flat_map(|item| &item.request.jobs);
+    let mut pairs: Vec<(&NewJob, &Accepted)> = jobs.zip(written.iter().flat_map(|(_, accepted)| accepted)).collect();
+    pairs.sort_unstable_by_key(|(job, _)| job.id);
+    write_jobs(conn, &pairs).await?;
+    Ok(written)
+}
+
+impl Store {
+    /// Insert jobs, all or none, at most once for the idempotency key of `once`. `build` builds the response from the
+    /// receipts. The response is committed with the jobs.
+    ///
+    /// # Errors
+    /// [`StoreError::Overloaded`] when too many callers wait, otherwise when MySQL cannot be reached or refuses.
+    pub async fn insert_once(
+        &self,
+        jobs: Vec<NewJob>,
+        once: IdempotentRequest,
+        build: ResponseBuilder<EnqueueReceipts>,
+    ) -> Result<IdempotentOutcome<EnqueueOutcome>, StoreError> {
+        self.insert_once_for(Producer::tickr(), jobs, once, build).await
+    }
+
+    /// Insert jobs as [`insert_once`](Self::insert_once) does, for a producer that may not reach the jobs of other
+    /// producers.
+    ///
+    /// # Errors
+    /// [`StoreError::Overloaded`] when too many callers wait, otherwise when MySQL cannot be reached or refuses.
+    pub async fn insert_once_for(
+        &self,
+        producer: Producer,
+        jobs: Vec<NewJob>,
+        once: IdempotentRequest,
+        build: ResponseBuilder<EnqueueReceipts>,
+    ) -> Result<IdempotentOutcome<EnqueueOutcome>, StoreError> {
+        let unique = jobs.iter().any(|job| job.unique_key.is_some());
+        let request = EnqueueRequest { jobs: together(with_producer(jobs, &producer)), producer };
+        let item = Arc::new(OnceJobs { request, once, build });
+        if !unique {
+            match self.onces.submit_or_refuse(Arc::clone(&item)).await? {
+                Shareable::Settled(outcome) => return Ok(outcome),
+                Shareable::Alone => {}
+            }
+        }
+        let (shared, memory) = (self.shared.clone(), Arc::default());
+        transact(&self.shared.pools.steering, "insert jobs once", move |conn, earlier| {
+            let (item, shared, memory) = (Arc::clone(&item), shared.clone(), Arc::clone(&memory));
+            Box::pin(async move {
+                insert_keyed(conn, &item.request, Some((&item.once, &item.build)), &shared, &memory, earlier).await
+            })
+        })
+        .await
+    }
+}

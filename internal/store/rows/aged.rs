@@ -1,0 +1,67 @@
+//! Rows that go by their age.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use chrono::TimeDelta;
+use sqlx::{MySqlConnection, Row};
+use uuid::Uuid;
+
+use crate::job::{Timestamp, first_id_of};
+use crate::store::StoreInner;
+use crate::store::sql::batches::{MAX_ROWS, pad, padded, places, statement};
+use crate::store::sql::clock::read_clock;
+
+/// A table whose primary key `id` is a UUIDv7, so that its rows are ordered by the time of their creation.
+pub(crate) struct Aged {
+    pub(crate) table: &'static str,
+    /// The SQL expression for the time from which the age of a row counts, by the database's clock. The ids carry the
+    /// time of the hosts' clocks.
+    pub(crate) made: &'static str,
+}
+
+/// Number of rows of an aged table read in one page.
+const AGED_PAGE: u32 = 1_000;
+
+/// Remove the rows older than `keep` from one page after `after`. Return the number of removed rows and the position to
+/// continue after; absent at the end.
+pub(crate) async fn purge_aged(
+    conn: &mut MySqlConnection,
+    shared: &StoreInner,
+    aged: &Aged,
+    after: Option<Uuid>,
+    keep: Duration,
+) -> Result<(usize, Option<Uuid>), sqlx::Error> {
+    let Aged { table, made } = aged;
+    let now = read_clock(conn, &shared.clock).await?;
+    let before = now - TimeDelta::from_std(keep).unwrap_or(TimeDelta::MAX / 4);
+    let found = statement(format!(
+        "SELECT id, {made} AS made FROM {table} FORCE INDEX (PRIMARY) WHERE id > ? AND id < ? ORDER BY id LIMIT ?"
+    ))
+    .bind(after.unwrap_or_default())
+    .bind(first_id_of(before))
+    .bind(AGED_PAGE)
+    .fetch_all(&mut *conn)
+    .await?;
+    let mut old: BTreeSet<Uuid> = BTreeSet::new();
+    for row in &found {
+        if row.try_get::<Timestamp, _>("made")? < before {
+            old.insert(row.try_get("id")?);
+        }
+    }
+    let next = match found.last() {
+        Some(last) if found.len() == AGED_PAGE as usize => Some(last.try_get("id")?),
+        _ => None,
+    };
+    let old: Vec<Uuid> = old.into_iter().collect();
+    for ids in old.chunks(MAX_ROWS) {
+        // The order by key and the LIMIT keep MySQL from scanning a small table.
+        let sql = format!("DELETE FROM {table} WHERE id IN {} ORDER BY id LIMIT ?", places(padded(ids.len())));
+        let mut query = statement(sql);
+        for id in pad(ids) {
+            query = query.bind(id);
+        }
+        query.bind(AGED_PAGE).execute(&mut *conn).await?;
+    }
+    Ok((old.len(), next))
+}

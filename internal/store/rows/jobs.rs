@@ -1,0 +1,218 @@
+//! Rows of new jobs, in `jobs` and `owed`, and the receipts of their acceptance.
+
+use chrono::TimeDelta;
+use sqlx::{MySqlConnection, Row};
+use uuid::Uuid;
+
+use crate::job::{Due, JobId, Name, NewJob, Priority, Timestamp, ceil_ms, floor_ms};
+use crate::store::sql::batches::{pad, padded, places, statement};
+use crate::store::sql::clock::{StoreClock, read_clock};
+use crate::store::sql::connection::Earlier;
+use crate::store::sql::error::corrupt;
+use crate::store::sql::script::{Script, Value};
+
+/// The receipt for one accepted job. The job is committed, and the receipt has the times that the store gave it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Accepted {
+    /// The job.
+    pub id: JobId,
+    /// Its kind, which selects the handler.
+    pub kind: Name,
+    /// Its queue.
+    pub queue: Name,
+    /// Its priority within the queue.
+    pub priority: Priority,
+    /// The time when it is due.
+    pub execute_at: Timestamp,
+    /// The time when it was accepted.
+    pub created_at: Timestamp,
+}
+
+/// Insert `jobs`, sorted by id, with the current time of the server. Runs in the caller's transaction.
+pub(crate) async fn insert_owed(
+    conn: &mut MySqlConnection,
+    jobs: &[&NewJob],
+    clock: &StoreClock,
+    earlier: Earlier,
+) -> Result<Vec<Accepted>, sqlx::Error> {
+    if let Some(accepted) = written_before(conn, jobs, earlier).await? {
+        return Ok(accepted);
+    }
+    let now = read_clock(conn, clock).await?;
+    let accepted: Vec<Accepted> = jobs.iter().map(|job| accepted_at(job, now)).collect();
+    let pairs: Vec<(&NewJob, &Accepted)> = jobs.iter().copied().zip(&accepted).collect();
+    write_jobs(conn, &pairs).await?;
+    Ok(accepted)
+}
+
+/// Read the receipts of an earlier run whose commit got no answer. The ids were made before the first run. So if they
+/// exist, the lost commit was this one's own, and it wrote all of the jobs.
+pub(crate) async fn written_before(
+    conn: &mut MySqlConnection,
+    jobs: &[&NewJob],
+    earlier: Earlier,
+) -> Result<Option<Vec<Accepted>>, sqlx::Error> {
+    if earlier == Earlier::Nothing {
+        return Ok(None);
+    }
+    let found = receipts(conn, jobs).await?;
+    Ok((!found.is_empty()).then_some(found))
+}
+
+/// Make the receipt of a job that is accepted now.
+pub(crate) fn accepted_at(job: &NewJob, now: Timestamp) -> Accepted {
+    Accepted {
+        id: job.id,
+        kind: job.kind.clone(),
+        queue: job.queue.clone(),
+        priority: job.priority,
+        execute_at: due_at(job.due, now),
+        created_at: now,
+    }
+}
+
+/// Insert the rows of jobs, sorted by id, with the times in their receipts. Runs in the caller's transaction.
+pub(crate) async fn write_jobs(conn: &mut MySqlConnection, pairs: &[(&NewJob, &Accepted)]) -> Result<(), sqlx::Error> {
+    script_of(pairs, &options_of(pairs)?).run(conn).await.map(drop)
+}
+
+/// Return the options of each job as JSON text, if it has any.
+pub(crate) fn options_of(pairs: &[(&NewJob, &Accepted)]) -> Result<Vec<Option<String>>, sqlx::Error> {
+    pairs.iter().map(|(job, _)| options_text(job)).collect()
+}
+
+/// Build the statements that write these jobs. `options` has the text of the options of each job.
+pub(crate) fn script_of<'a>(pairs: &[(&'a NewJob, &'a Accepted)], options: &'a [Option<String>]) -> Script<'a> {
+    let bytes = |job: &NewJob| 400 + job.payload.get().len();
+    let mut script = Script::about(pairs.len(), pairs.iter().map(|(job, _)| bytes(job)).sum());
+    let asked = [
+        "INSERT INTO jobs (id, kind, queue, priority, max_attempts, unique_key, options, payload, execute_at, created_at, \
+         batch_id, batch_size) VALUES",
+        "(?,?,?,?,?,?,?,?,?,?,?,?)",
+        "",
+    ];
+    let rows: Vec<_> = pairs.iter().zip(options).collect();
+    script.insert(
+        asked,
+        &rows,
+        |((job, _), _)| bytes(job),
+        |&(&(job, accepted), options), values| {
+            values.extend([
+                Value::from(job.id.uuid()),
+                job.kind.as_str().into(),
+                job.queue.as_str().into(),
+                job.priority.level().into(),
+                job.max_attempts.into(),
+                job.unique_key.as_ref().map(String::as_bytes).into(),
+                options.as_deref().into(),
+                job.payload.get().into(),
+                accepted.execute_at.into(),
+                accepted.created_at.into(),
+                job.batch.map(|batch| batch.first.uuid()).into(),
+                job.batch.map(|batch| batch.size).into(),
+            ]);
+        },
+    );
+    let owed = [
+        "INSERT INTO owed (id, kind, queue, priority, max_attempts, keyed, state, execute_at) VALUES",
+        "(?,?,?,?,?,?,'waiting',?)",
+        "",
+    ];
+    script.insert(
+        owed,
+        pairs,
+        |_| 200,
+        |&(job, accepted), values| {
+            values.extend([
+                Value::from(job.id.uuid()),
+                job.kind.as_str().into(),
+                job.queue.as_str().into(),
+                job.priority.level().into(),
+                job.max_attempts.into(),
+                job.unique_key.is_some().into(),
+                accepted.execute_at.into(),
+            ]);
+        },
+    );
+    // One more statement, for the jobs that have tags.
+    let tags: Vec<(&str, Uuid)> =
+        pairs.iter().flat_map(|(job, _)| job.options.tags.iter().map(|tag| (tag.as_str(), job.id.uuid()))).collect();
+    if !tags.is_empty() {
+        let tagged = ["INSERT INTO job_tags (tag, job_id) VALUES", "(?,?)", ""];
+        script.insert(tagged, &tags, |_| 100, |&(tag, id), values| values.extend([Value::from(tag), id.into()]));
+    }
+    script
+}
+
+fn options_text(job: &NewJob) -> Result<Option<String>, sqlx::Error> {
+    if job.options.is_default() {
+        return Ok(None);
+    }
+    serde_json::to_string(&job.options).map(Some).map_err(|e| sqlx::Error::Encode(Box::new(e)))
+}
+
+/// Return the due time of a job by the clock of the database: in whole milliseconds and never earlier than requested. A
+/// requested time in the past becomes now.
+pub(crate) fn due_at(due: Due, now: Timestamp) -> Timestamp {
+    match due {
+        // Rounded down: the job is due already, and must not wait for the rest of the millisecond.
+        Due::Now => floor_ms(now),
+        Due::After(delay) => ceil_ms(now + TimeDelta::from_std(delay).unwrap_or(TimeDelta::zero())),
+        Due::At(moment) => ceil_ms(moment).max(floor_ms(now)),
+    }
+}
+
+pub(crate) async fn receipts(conn: &mut MySqlConnection, jobs: &[&NewJob]) -> Result<Vec<Accepted>, sqlx::Error> {
+    let ids: Vec<Uuid> = jobs.iter().map(|job| job.id.uuid()).collect();
+    let sql = format!(
+        "SELECT id, queue, priority, execute_at, created_at, kind FROM jobs WHERE id IN {} ORDER BY id",
+        places(padded(ids.len()))
+    );
+    let mut query = statement(sql);
+    for id in pad(&ids) {
+        query = query.bind(id);
+    }
+    let found = query.fetch_all(conn).await?;
+    found
+        .iter()
+        .map(|row| {
+            Ok(Accepted {
+                id: JobId::from_uuid(row.try_get("id")?),
+                kind: row.try_get::<String, _>("kind")?.parse().map_err(|_| corrupt("kind"))?,
+                queue: row.try_get::<String, _>("queue")?.parse().map_err(|_| corrupt("queue"))?,
+                priority: row.try_get::<u8, _>("priority")?.try_into().map_err(corrupt)?,
+                execute_at: row.try_get("execute_at")?,
+                created_at: row.try_get("created_at")?,
+            })
+        })
+        .collect()
+}
+
+/// Return the receipts, which are sorted by id, in the order of their jobs.
+pub(crate) fn in_order_of(jobs: &[NewJob], sorted: &[Accepted]) -> Result<Vec<Accepted>, sqlx::Error> {
+    let receipt = |job: &NewJob| {
+        let at = sorted.binary_search_by_key(&job.id, |a| a.id).map_err(|_| corrupt("receipt is missing"))?;
+        Ok(sorted[at].clone())
+    };
+    jobs.iter().map(receipt).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use chrono::DateTime;
+
+    use super::*;
+
+    #[test]
+    fn due_times_are_never_early_and_never_in_the_past() {
+        let now = DateTime::from_timestamp_micros(10_000_700).unwrap();
+        let ms = |ms| DateTime::from_timestamp_millis(ms).unwrap();
+        assert_eq!(due_at(Due::Now, now), ms(10_000));
+        assert_eq!(due_at(Due::After(Duration::from_millis(5)), now), ms(10_006));
+        assert_eq!(due_at(Due::At(ms(11_000)), now), ms(11_000));
+        assert_eq!(due_at(Due::At(ms(11_000) + TimeDelta::microseconds(1)), now), ms(11_001));
+        assert_eq!(due_at(Due::At(ms(3)), now), ms(10_000));
+    }
+}

@@ -1,0 +1,19 @@
+//! Rows that several rooms of the store need: their types, and statements about one table.
+//!
+//! These files know [`sql`](super::sql) and each other, and no other room.
+//!
+//! - `aged.rs`: removes rows by their age.
+//! - `dead_letters.rs`: rows of `dead_letters`.
+//! - `jobs.rs`: rows of new jobs, and their receipts.
+//! - `ledger.rs`: lines of the ledger, `attempts`.
+//! - `owed.rs`: rows of `owed`.
+//! - `tallies.rs`: rows of `tallies`.
+//! - `unique_keys.rs`: rows of `unique_keys`.
+
+pub(super) mod aged;
+pub(super) mod dead_letters;
+pub(super) mod jobs;
+pub(super) mod ledger;
+pub(super) mod owed;
+pub(super) mod tallies;
+pub(super) mod unique_keys;

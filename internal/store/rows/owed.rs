@@ -1,0 +1,143 @@
+//! Rows of `owed`, one for each unfinished job: locked, read and deleted.
+//!
+//! Every statement names its index or its order. On a small table, MySQL and MariaDB both prefer a full scan for an IN
+//! list. Two scans for disjoint rows can deadlock, two index lookups cannot.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use sqlx::mysql::MySqlRow;
+use sqlx::{MySqlConnection, Row};
+use uuid::Uuid;
+
+use crate::job::{AttemptToken, JobId, Name, Priority, RunnerId, State, Timestamp};
+use crate::store::sql::batches::{pad, padded, places, statement};
+use crate::store::sql::error::corrupt;
+
+/// A locked row of `owed`.
+pub(crate) struct Owed {
+    pub(crate) kind: Name,
+    pub(crate) queue: Name,
+    pub(crate) priority: u8,
+    pub(crate) max_attempts: u32,
+    pub(crate) keyed: bool,
+    pub(crate) state: State,
+    pub(crate) execute_at: Timestamp,
+    pub(crate) attempt: u32,
+    pub(crate) spared: u32,
+    /// The part of `spared` from before an operator's retry. Zero unless the settlement has read it.
+    pub(crate) spared_before: u32,
+    pub(crate) losses: u32,
+    pub(crate) runner: RunnerId,
+    /// All zeros unless executing. No token has this value.
+    pub(crate) token: AttemptToken,
+    pub(crate) started_at: Timestamp,
+    pub(crate) lease_until: Timestamp,
+    pub(crate) cancel_requested_at: Option<Timestamp>,
+}
+
+/// Lock these rows by primary key, in key order, and read them.
+pub(crate) async fn lock_held(
+    conn: &mut MySqlConnection,
+    ids: impl Iterator<Item = JobId>,
+) -> Result<BTreeMap<JobId, Owed>, sqlx::Error> {
+    let mut ids: Vec<Uuid> = ids.map(JobId::uuid).collect();
+    ids.sort_unstable();
+    ids.dedup();
+    let sql = format!(
+        "SELECT id, kind, queue, priority, max_attempts, state, execute_at, attempt, spared, losses, runner, token, \
+         started_at, lease_until, cancel_requested_at, keyed FROM owed FORCE INDEX (PRIMARY) WHERE id IN {} ORDER BY id FOR UPDATE",
+        places(padded(ids.len())),
+    );
+    let mut query = statement(sql);
+    for id in pad(&ids) {
+        query = query.bind(id);
+    }
+    let found = query.fetch_all(conn).await?;
+    found
+        .iter()
+        .map(|row| {
+            let id = JobId::from_uuid(row.try_get("id")?);
+            let owed = Owed {
+                kind: row.try_get::<String, _>("kind")?.parse().map_err(|_| corrupt("kind"))?,
+                queue: row.try_get::<String, _>("queue")?.parse().map_err(|_| corrupt("queue"))?,
+                priority: row.try_get("priority")?,
+                max_attempts: row.try_get("max_attempts")?,
+                state: State::from_word(row.try_get::<&str, _>("state")?).ok_or_else(|| corrupt("state"))?,
+                execute_at: row.try_get("execute_at")?,
+                attempt: row.try_get("attempt")?,
+                spared: row.try_get("spared")?,
+                spared_before: 0,
+                losses: row.try_get("losses")?,
+                runner: RunnerId::from_stored(row.try_get("runner")?),
+                token: AttemptToken::from_uuid(row.try_get("token")?),
+                started_at: row.try_get("started_at")?,
+                lease_until: row.try_get("lease_until")?,
+                cancel_requested_at: row.try_get("cancel_requested_at")?,
+                keyed: row.try_get("keyed")?,
+            };
+            Ok((id, owed))
+        })
+        .collect()
+}
+
+pub(crate) async fn delete_owed(conn: &mut MySqlConnection, ids: &[Uuid]) -> Result<(), sqlx::Error> {
+    if ids.is_empty() {
+        return Ok(());
+    }
+    // A single-table DELETE takes no index hint. The order and the limit have the same effect.
+    let sql = format!("DELETE FROM owed WHERE id IN {} ORDER BY id LIMIT ?", places(padded(ids.len())));
+    let mut query = statement(sql);
+    for id in pad(ids) {
+        query = query.bind(id);
+    }
+    query.bind(i64::try_from(ids.len()).unwrap_or(i64::MAX)).execute(conn).await?;
+    Ok(())
+}
+
+/// Most executions of a job that do not count against `max_attempts`, before a snooze counts as a failure: a job may
+/// not snooze for ever. The same holds for an interruption because the lease could not be renewed. A shutdown never
+/// counts against `max_attempts`, however often the job snoozed. It cannot loop, because each time a runner stops.
+pub const MAX_SPARED: u32 = 100;
+
+/// Number of losses in a row after which the job fails: it is then taken for the cause of the runners' deaths.
+pub const MAX_LOSSES: u32 = 3;
+
+/// Number of losses in a row from which a job is a suspect and runs in a process of its own. One loss is no evidence.
+/// Most runners die because of deploys, hosts or memory, and then every job that they run loses an attempt.
+pub const SUSPECT_FROM: u32 = 2;
+
+/// One waiting job, with what the index has to know.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DueJob {
+    /// The job.
+    pub id: JobId,
+    /// Its queue.
+    pub queue: Name,
+    /// Its priority within the queue.
+    pub priority: Priority,
+    /// The time when it is due.
+    pub execute_at: Timestamp,
+    /// Its kind. Not every runner executes every kind.
+    pub kind: Name,
+}
+
+/// Read a job from these columns of a row: id, queue, priority, execute_at, kind.
+pub(crate) fn due_job(row: &MySqlRow) -> Result<DueJob, sqlx::Error> {
+    let name = |column| row.try_get::<&str, _>(column)?.parse().map_err(|_| corrupt(column));
+    Ok(DueJob {
+        id: JobId::from_uuid(row.try_get("id")?),
+        queue: name("queue")?,
+        priority: row.try_get::<u8, _>("priority")?.try_into().map_err(corrupt)?,
+        execute_at: row.try_get("execute_at")?,
+        kind: name("kind")?,
+    })
+}
+
+/// Log a warning, once per process. Such a row stays until an operator repairs it, and is read every few seconds.
+pub(crate) fn unreadable(what: &str) {
+    static SAID: AtomicBool = AtomicBool::new(false);
+    if !SAID.swap(true, Ordering::Relaxed) {
+        tracing::warn!(what, "a row of the table owed cannot be read and is left alone; further ones are not logged");
+    }
+}

@@ -1,0 +1,252 @@
+//! The client in Rust: typed jobs, in a runner and from other processes, with the checks of the API.
+
+use std::error::Error as _;
+use std::time::Duration;
+
+use serde_json::json;
+use tickr::prelude::*;
+use tickr::{Cancelled, Conflict, Enqueued, Error, OnConflict, Problem, State};
+
+use crate::support::{TestApp, eventually};
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct Stamp {
+    #[schemars(length(max = 10))]
+    word: String,
+    #[serde(default)]
+    copies: u32,
+}
+
+impl Kind for Stamp {
+    const NAME: &'static str = "stamp";
+}
+
+/// Checks more than the schema: no empty words.
+struct Stamps;
+
+impl Handler for Stamps {
+    type Payload = Stamp;
+
+    fn check(&self, stamp: &Stamp) -> Vec<Problem> {
+        if stamp.word.is_empty() { vec![Problem::at("/word", "must not be empty")] } else { Vec::new() }
+    }
+
+    /// A stamp with copies enqueues one stamp without.
+    async fn run(&self, stamp: Stamp, ctx: Context) -> Outcome {
+        if stamp.copies == 0 {
+            return Output::json(&stamp.word);
+        }
+        let copy = Stamp { copies: 0, ..stamp };
+        let made = ctx.client().enqueue(&copy).unique_key(format!("copy of {}", ctx.job_id())).await?;
+        Output::json(&made.id)
+    }
+}
+
+fn stamp(word: &str) -> Stamp {
+    Stamp { word: word.to_owned(), copies: 0 }
+}
+
+fn kinds() -> Registry {
+    let mut kinds = Registry::new();
+    kinds.register_handler(Stamps);
+    kinds
+}
+
+async fn tickr() -> TestApp {
+    TestApp::start_with(|_| {}, kinds()).await
+}
+
+/// Return the clients of all ways: of the runner, with connections of its own, and of the API.
+async fn clients(tickr: &TestApp) -> [Client; 3] {
+    let (mysql, redis) = (tickr.config.mysql_url().unwrap(), tickr.config.redis_url().unwrap());
+    let apart = Client::connect(mysql.expose(), redis.expose()).redis_prefix(&tickr.config.redis_prefix).kinds(kinds());
+    [tickr.app.client(), apart.await.unwrap(), Client::http(&tickr.url(""), None).unwrap()]
+}
+
+fn pointers(error: &Error) -> Vec<&str> {
+    error.problems().iter().map(|problem| problem.pointer.as_str()).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_of_every_client_is_run_with_its_options() {
+    let tickr = tickr().await;
+    for (place, client) in clients(&tickr).await.into_iter().enumerate() {
+        let word = format!("w{place}");
+        let Enqueued { id, existing, repeated, .. } =
+            client.enqueue(&stamp(&word)).priority(2).max_attempts(3).tag("t:1").await.unwrap();
+        assert!(!existing && !repeated);
+        let job = tickr.until(id, State::Completed).await;
+        assert_eq!((&job["result"], &job["priority"], &job["max_attempts"]), (&json!(word), &json!(2), &json!(3)));
+        assert_eq!(job["tags"], json!(["t:1"]));
+        let status = client.status(id).await.unwrap().unwrap();
+        assert_eq!((status.state, status.result_as::<String>().unwrap()), (State::Completed, word));
+
+        // A job for later waits, and a cancel ends it.
+        let later = client.enqueue(&stamp("later")).delay(Duration::from_secs(3_600)).timeout(Duration::from_secs(5));
+        let later = later.await.unwrap().id;
+        assert_eq!(tickr.job(later).await["timeout_ms"], 5_000);
+        assert_eq!(client.status(later).await.unwrap().unwrap().state, State::Waiting);
+        assert_eq!(client.cancel(later).await.unwrap(), Cancelled::Done);
+        assert_eq!(client.cancel(later).await.unwrap(), Cancelled::Ended(State::Cancelled));
+        let nowhere = tickr::JobId::new();
+        assert_eq!(client.cancel(nowhere).await.unwrap(), Cancelled::Missing);
+        assert!(client.status(nowhere).await.unwrap().is_none());
+        client.close().await;
+    }
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_client_refuses_what_the_api_refuses_and_writes_nothing() {
+    let tickr = tickr().await;
+    let deep = |levels: usize| Nested {
+        deep: serde_json::from_str(&format!("{}{}", "[".repeat(levels), "]".repeat(levels))).unwrap(),
+    };
+    for client in clients(&tickr).await {
+        let long = client.enqueue(&stamp("much too long")).await.unwrap_err();
+        assert_eq!(pointers(&long), ["/payload/word"]);
+        let empty = client.enqueue(&stamp("")).await.unwrap_err();
+        assert_eq!(pointers(&empty), ["/payload/word"], "the handler's own check");
+        let options = client.enqueue(&stamp("a")).priority(10).max_attempts(0).queue("No Name");
+        let options = options.await.unwrap_err();
+        assert_eq!(pointers(&options), ["/queue", "/priority", "/max_attempts"]);
+        assert!(options.to_string().contains("/priority a priority is 0"), "{options}");
+        let far = client.enqueue(&stamp("a")).delay(Duration::from_secs(400 * 86_400)).await.unwrap_err();
+        assert_eq!(pointers(&far), ["/delay_ms"]);
+        let batch = [stamp("fine"), stamp("much too long"), stamp("")];
+        let batch = client.enqueue_many(&batch).await.unwrap_err();
+        assert_eq!(pointers(&batch), ["/jobs/1/payload/word", "/jobs/2/payload/word"]);
+        for error in [&long, &empty, &options, &far, &batch] {
+            assert!(matches!(error, Error::Refused { .. }) && !error.is_transient(), "{error:?}");
+        }
+        let many = client.enqueue_many(&vec![stamp("a"); 1_001]).await.unwrap_err();
+        assert_eq!(pointers(&many), ["/jobs"], "{many}");
+        assert!(client.enqueue_many::<Stamp>([]).await.unwrap().is_empty());
+        for error in [client.enqueue(&deep(64)).await.unwrap_err(), client.enqueue(&Unknown {}).await.unwrap_err()] {
+            assert!(matches!(error, Error::Refused { .. }), "{error:?}");
+        }
+        client.close().await;
+    }
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM jobs").await, 0);
+    tickr.stop().await;
+}
+
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
+struct Nested {
+    deep: serde_json::Value,
+}
+
+impl Kind for Nested {
+    const NAME: &'static str = "nested";
+}
+
+/// A kind whose name no registry takes.
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
+struct Unknown {}
+
+impl Kind for Unknown {
+    const NAME: &'static str = "No Kind";
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn keys_mean_the_same_in_every_client() {
+    let tickr = tickr().await;
+    for (place, client) in clients(&tickr).await.into_iter().enumerate() {
+        let hour = Duration::from_secs(3_600);
+        let unique = format!("unique {place}");
+        let first = client.enqueue(&stamp("a")).unique_key(&unique).delay(hour).await.unwrap();
+        let second = client.enqueue(&stamp("b")).unique_key(&unique).await.unwrap();
+        assert_eq!((second.id, second.existing), (first.id, true));
+        let rejected = client.enqueue(&stamp("b")).unique_key(&unique).on_conflict(OnConflict::Reject).await;
+        let state = Some(State::Waiting);
+        assert!(
+            matches!(rejected, Err(Error::Conflict(Conflict::UniqueKey { holder, state: told })) if holder == first.id && told == state),
+            "{rejected:?}"
+        );
+        let replaced = client.enqueue(&stamp("c")).unique_key(&unique).on_conflict(OnConflict::Replace).delay(hour);
+        let replaced = replaced.await.unwrap();
+        assert!(!replaced.existing && replaced.id != first.id);
+        assert_eq!(tickr.job(first.id).await["state"], "cancelled");
+
+        let once = format!("once-{place}");
+        let one = client.enqueue(&stamp("a")).idempotency_key(&once).await.unwrap();
+        let again = client.enqueue(&stamp("a")).idempotency_key(&once).await.unwrap();
+        assert_eq!((again.id, again.repeated, one.repeated), (one.id, true, false));
+        let other = client.enqueue(&stamp("b")).idempotency_key(&once).await;
+        assert!(matches!(other, Err(Error::Conflict(Conflict::IdempotencyKey))), "{other:?}");
+        let wrong = client.enqueue(&stamp("b")).idempotency_key("with space").await;
+        assert!(matches!(wrong, Err(Error::Refused { .. })), "{wrong:?}");
+
+        let words = [stamp("x"), stamp("y")];
+        let batch = || client.enqueue_many(&words).unique_keys([format!("x{place}"), unique.clone()]).delay(hour);
+        let made = batch().idempotency_key(format!("batch-{place}")).await.unwrap();
+        assert_eq!(made.iter().map(|job| job.existing).collect::<Vec<_>>(), [false, true]);
+        let repeated = batch().idempotency_key(format!("batch-{place}")).await.unwrap();
+        assert!(repeated.iter().zip(&made).all(|(again, first)| again.id == first.id && again.repeated));
+    }
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM jobs").await, 3 * 4);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_handler_enqueues_with_the_client_of_its_runner() {
+    let tickr = tickr().await;
+    let trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+    let first = tickr.enqueue(json!({
+        "kind": "stamp", "payload": {"word": "a", "copies": 1}, "trace": {"traceparent": trace}
+    }));
+    let first = tickr.until(first.await, State::Completed).await;
+    let copy: tickr::JobId = first["result"].as_str().unwrap().parse().unwrap();
+    let copy = tickr.until(copy, State::Completed).await;
+    assert_eq!(copy["result"], "a");
+    assert!(copy["trace"]["traceparent"].as_str().unwrap().contains("4bf92f3577b34da6a3ce929d0e0e4736"), "{copy:#}");
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_whose_runner_has_stopped_says_so() {
+    let tickr = tickr().await;
+    let client = tickr.app.client();
+    tickr.stop().await;
+    let error = client.enqueue(&stamp("a")).await.unwrap_err();
+    assert!(matches!(error, Error::Unavailable { .. }) && error.is_transient());
+    assert_eq!(error.source().unwrap().to_string(), "this client belongs to no running runner");
+    // The same with the context of a handler's own test.
+    let alone = Context::detached("stamp").client().enqueue(&stamp("a")).await.unwrap_err();
+    assert!(alone.source().is_some(), "{alone:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_errors_of_servers_and_settings_have_their_causes() {
+    let refused = Client::connect("postgres://db/tickr", "redis://cache").await.unwrap_err();
+    assert!(matches!(refused, Error::Setup { .. }), "{refused:?}");
+    assert!(refused.source().unwrap().to_string().contains("scheme"), "{refused:?}");
+
+    let tickr = TestApp::start_alone(|_| {}, |_| {}).await;
+    let (mysql, redis) = (tickr.config.mysql_url().unwrap(), tickr.config.redis_url().unwrap());
+    let connect = || Client::connect(mysql.expose(), redis.expose()).redis_prefix(&tickr.config.redis_prefix);
+    let client = connect().await.unwrap();
+    let wrong = Client::http(&tickr.url("/no/such/place"), None).unwrap();
+    assert!(matches!(wrong.enqueue(&stamp("a")).await, Err(Error::Setup { .. })));
+    // Without a handler, the schema of the type still decides; the word "" only the handler refuses.
+    assert_eq!(pointers(&client.enqueue(&stamp("much too long")).await.unwrap_err()), ["/payload/word"]);
+    let waits = client.enqueue(&stamp("")).await.unwrap();
+    assert_eq!(tickr.job(waits.id).await["state"], "waiting", "no runner has the kind");
+
+    // A Redis that is out is no error, and the client hints again when it is back.
+    tickr.services().redis().stop().unwrap();
+    let during = client.enqueue(&stamp("out")).await.unwrap();
+    assert_eq!(tickr.job(during.id).await["state"], "waiting");
+    tickr.services().redis().start_again().unwrap();
+    eventually("the client's hints reach the index", async || {
+        let far = client.enqueue(&stamp("back")).delay(Duration::from_secs(300)).await.unwrap();
+        let mut conn = tickr.redis().await;
+        let waiting: Vec<String> =
+            redis::cmd("ZRANGE").arg(tickr.key("waiting")).arg(0).arg(-1).query_async(&mut conn).await.unwrap();
+        waiting.iter().any(|member| member.contains(&far.id.to_string())).then_some(())
+    })
+    .await;
+    client.close().await;
+    tickr.stop_broken("the jobs of a kind without a handler wait").await;
+}
