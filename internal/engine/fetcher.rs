@@ -96,6 +96,9 @@ impl Fetcher {
     pub(super) async fn fetch_until_stopped(mut self, slots: Arc<Semaphore>, entrance: mpsc::Sender<FetchedJob>) {
         let shared = Arc::clone(&self.shared);
         let (mut pause, mut again) = (FIRST_PAUSE, Instant::now());
+        // MySQL may have answered the first heartbeat already; `until_beating` then never runs.
+        let beating = shared.heartbeats.is_beating(shared.settings.lease);
+        metrics::gauge!("tickr_fetching").set(if beating { 1.0 } else { 0.0 });
         loop {
             // Take slots before ids, so that every id taken here can start at once.
             let first = tokio::select! {
