@@ -42,13 +42,13 @@ mutants: deps clocks cargo ## Take out each safeguard in turn and see its test t
 	@sh tests/mutations.sh $(ARGS)
 
 check: cargo rustfmt clippy pages ## Check the formatting, the lints and the documentation, of Rust and of the dashboard
-	cargo fmt --check
+	cargo fmt --all --check
 	cargo clippy --all-targets -- -D warnings
 	cargo clippy --lib --no-default-features -- -D warnings
 	RUSTDOCFLAGS='-D warnings' cargo doc --no-deps
 
 format: cargo rustfmt ## Bring Rust and the dashboard's files into their format
-	cargo fmt
+	cargo fmt --all
 	@biome=$$(sh $(INSTALL) --biome) && cd internal/dashboard && $$biome check --write --colors=off
 
 build: cargo ## Build for development

@@ -29,7 +29,7 @@
 //! }
 //! ```
 //!
-//! - To enqueue from Rust: [`Client`], in a handler by [`Context::client`].
+//! - To enqueue from Rust: [`Client`], in a handler by [`ContextExt::client`].
 //! - A handler with state: a closure, or a type that implements [`Handler`].
 //! - A runner inside a larger program: [`App`].
 //! - To test handlers, alone or with a whole runner: [`testing`].
@@ -49,7 +49,8 @@
 //! executed in a process of its own. The engine's ticker commits the jobs of [schedules](job::Schedule), which take the
 //! same path from there.
 //!
-//! The modules, from the bottom up:
+//! The modules, from the bottom up. All but [`app`], [`bench`](mod@bench) and [`testing`] are crates of their own, such
+//! as `tickr-store` for [`store`]:
 //!
 //! | module | owns | leaves to others |
 //! |---|---|---|
@@ -75,47 +76,47 @@
 //! [`engine`](engine::Engine::start), then the executor.
 
 #[doc(hidden)]
-pub mod api;
+pub use tickr_api as api;
 #[doc(hidden)]
 pub mod app;
 #[doc(hidden)]
 #[cfg(feature = "bench")]
 pub mod bench;
 #[doc(hidden)]
-pub mod broker;
+pub use tickr_broker as broker;
 #[doc(hidden)]
-pub mod client;
+pub use tickr_client as client;
 #[doc(hidden)]
-pub mod config;
+pub use tickr_config as config;
 #[doc(hidden)]
 #[cfg(feature = "dashboard")]
-pub mod dashboard;
+pub use tickr_dashboard as dashboard;
 #[doc(hidden)]
-pub mod engine;
+pub use tickr_engine as engine;
 #[doc(hidden)]
-pub mod event;
+pub use tickr_event as event;
 #[doc(hidden)]
-pub mod handlers;
+pub use tickr_handlers as handlers;
 #[doc(hidden)]
-pub mod index;
+pub use tickr_index as index;
 #[doc(hidden)]
-pub mod job;
+pub use tickr_job as job;
 #[doc(hidden)]
-pub mod services;
+pub use tickr_services as services;
 #[doc(hidden)]
-pub mod store;
+pub use tickr_store as store;
 #[doc(hidden)]
-pub mod table;
+pub use tickr_table as table;
 #[doc(hidden)]
-pub mod telemetry;
+pub use tickr_telemetry as telemetry;
 pub mod testing;
 #[doc(hidden)]
-pub mod verify;
+pub use tickr_verify as verify;
 
 #[doc(inline)]
 pub use app::{App, StartError, run};
 #[doc(inline)]
-pub use client::{Cancelled, Client, Conflict, Connect, Enqueue, EnqueueMany, Enqueued, Error, JobStatus};
+pub use client::{Cancelled, Client, Conflict, Connect, ContextExt, Enqueue, EnqueueMany, Enqueued, Error, JobStatus};
 #[doc(inline)]
 pub use config::Config;
 #[doc(inline)]
@@ -131,7 +132,7 @@ pub use {schemars, serde, serde_json};
 /// ```
 pub mod prelude {
     #[doc(no_inline)]
-    pub use crate::{Client, Context, Failure, Handler, Kind, Outcome, Output, Registry};
+    pub use crate::{Client, Context, ContextExt, Failure, Handler, Kind, Outcome, Output, Registry};
     #[doc(no_inline)]
     pub use schemars::JsonSchema;
     #[doc(no_inline)]

@@ -207,7 +207,7 @@ mutants() {
     mutant 'own lost commit recognised' internal/store/attempts/settle.rs \
         'recognise_own_work(conn, items, answers).await?;' '' \
         store::a_commit_whose_answer_is_lost_is_recognised_and_not_repeated
-    mutant 'rebuild of an index that went back in time' internal/index/mod.rs \
+    mutant 'rebuild of an index that went back in time' internal/index/lib.rs \
         'if beat <= shared.beat.fetch_max(beat, Ordering::Relaxed) {' \
         'if beat == 0 && shared.beat.fetch_max(beat, Ordering::Relaxed) == 0 {' \
         redis_faults::an_index_that_went_back_in_time_is_rebuilt_though_no_connection_broke
@@ -343,7 +343,7 @@ mutants() {
     mutant 'what others hold of a limit' internal/store/attempts/permits.rs \
         'shares.others = shares.others.saturating_add(permits);' '' \
         queues::a_limit_holds_over_all_runners_and_does_not_slow_what_is_within_it
-    mutant 'nudge of a fetcher that waits' internal/index/mod.rs \
+    mutant 'nudge of a fetcher that waits' internal/index/lib.rs \
         'pipe.lpush(&key, "1").ltrim(&key, 0, 0).expire(&key, 60);' 'pipe.expire(&key, 60);' \
         queues::a_limit_holds_over_all_runners_and_does_not_slow_what_is_within_it
     mutant 'share of the least urgent' internal/engine/queue_order.rs \
@@ -417,10 +417,10 @@ mutants() {
     mutant 'pauses and limits in verify' internal/store/verify/startable.rs \
         '!self.still.contains(queue)' 'true' \
         verify::what_waits_on_purpose_breaks_no_promise
-    mutant 'torn batches counted again' internal/verify/mod.rs \
+    mutant 'torn batches counted again' internal/verify/lib.rs \
         'if !gone && there + removed < u64::from(batch.size) {' 'if there + removed < u64::from(batch.size) || removed == 0 {' \
         verify::a_check_holds_nothing_between_two_pages_and_believes_no_difference_between_them
-    mutant 'retries meanwhile' internal/verify/mod.rs \
+    mutant 'retries meanwhile' internal/verify/lib.rs \
         'if counted + retried < *jobs {' 'if counted < *jobs + retried - retried {' \
         verify::a_check_holds_nothing_between_two_pages_and_believes_no_difference_between_them
     mutant 'snapshot of one page' internal/store/verify/evidence.rs \
@@ -635,7 +635,7 @@ mutants() {
         '(0, _) => Some(format!("{schedules} would make no job")),' \
         '(0, _) => None,' \
         cli::check_ends_with_1_when_something_would_be_rejected_also_in_an_embedding_program
-    mutant 'keys of a wrong type' internal/index/mod.rs \
+    mutant 'keys of a wrong type' internal/index/lib.rs \
         'if shared.health.take_misshapen_report() {' \
         'if false && shared.health.take_misshapen_report() {' \
         redis_faults::keys_of_a_wrong_type_are_made_again_and_cost_no_job_more_than_the_bound

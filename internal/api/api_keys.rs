@@ -8,14 +8,13 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::api::http::auth::{RequestActor, digest, is_open};
-use crate::api::http::body::{Body, NamePath};
-use crate::api::http::problem::{Code, Problem};
-use crate::api::view::Moment;
-use crate::api::{Api, json};
-use crate::handlers;
-use crate::job::{Name, Scope};
-use crate::store::{ApiKey, MAX_API_KEYS, MadeApiKey, NewApiKey, RevokedApiKey};
+use crate::http::auth::{RequestActor, digest, is_open};
+use crate::http::body::{Body, NamePath};
+use crate::http::problem::{Code, Problem};
+use crate::view::Moment;
+use crate::{Api, json};
+use tickr_job::{Name, Scope};
+use tickr_store::{ApiKey, MAX_API_KEYS, MadeApiKey, NewApiKey, RevokedApiKey};
 
 /// Prefix of every API key, so that scanners for leaked secrets can recognise it.
 const PREFIX: &str = "tickr_";
@@ -44,7 +43,7 @@ const MAX_KINDS: usize = 50;
 impl NewApiKeyBody {
     fn read(self, name: Name) -> Result<NewApiKey, Problem> {
         let mut problems = Vec::new();
-        let mut wrong = |pointer: &str, detail: String| problems.push(handlers::Problem::at(pointer, detail));
+        let mut wrong = |pointer: &str, detail: String| problems.push(tickr_handlers::Problem::at(pointer, detail));
         let scope = Scope::from_word(&self.scope);
         if scope.is_none() {
             wrong("/scope", "must be read, enqueue or admin".to_owned());
@@ -190,7 +189,7 @@ pub(super) async fn make(
     let new = body.read(name.clone())?;
     if new.scope != Scope::Admin && is_open(&api, &api.operator_settings.now()) {
         let detail = "must be admin for the first API key: after it, every request needs one, and only an admin key can make more";
-        let here = handlers::Problem::at("/scope", detail);
+        let here = tickr_handlers::Problem::at("/scope", detail);
         return Err(Problem::new(Code::InvalidRequest, "the first API key would lock its maker out").at("", vec![here]));
     }
     let token = new_api_key();

@@ -8,13 +8,12 @@ use serde_json::Value;
 use utoipa::{IntoParams, ToSchema};
 use uuid::Uuid;
 
-use crate::api::http::body::QueryParams;
-use crate::api::http::cursor::Listing;
-use crate::api::http::problem::{Code, Problem};
-use crate::api::view::Moment;
-use crate::api::{Api, json};
-use crate::handlers;
-use crate::store::AuditRecord;
+use crate::http::body::QueryParams;
+use crate::http::cursor::Listing;
+use crate::http::problem::{Code, Problem};
+use crate::view::Moment;
+use crate::{Api, json};
+use tickr_store::AuditRecord;
 
 /// Maximum length of a target; the column has this width.
 const MAX_TARGET: usize = 255;
@@ -90,10 +89,10 @@ pub(super) async fn list(
     let limit = asked.limit.unwrap_or(50);
     let mut problems = Vec::new();
     if !(1..=200).contains(&limit) {
-        problems.push(handlers::Problem::at("limit", "must be 1 to 200"));
+        problems.push(tickr_handlers::Problem::at("limit", "must be 1 to 200"));
     }
     if asked.target.as_ref().is_some_and(|target| target.chars().count() > MAX_TARGET) {
-        problems.push(handlers::Problem::at("target", format!("must be at most {MAX_TARGET} characters")));
+        problems.push(tickr_handlers::Problem::at("target", format!("must be at most {MAX_TARGET} characters")));
     }
     if !problems.is_empty() {
         return Err(Problem::new(Code::InvalidRequest, "invalid listing; `errors` says why").at("", problems));

@@ -11,22 +11,21 @@ use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 use uuid::Uuid;
 
-use crate::api::dead_letters::{page_size, reason_of};
-use crate::api::http::auth::RequestActor;
-use crate::api::http::body::{Body, Object, QueryParams};
-use crate::api::http::cursor::Listing;
-use crate::api::http::filter::{filter_struct, refused};
-use crate::api::http::idempotency::{Key, ResponseContent, respond_to_outcome};
-use crate::api::http::problem::{Code, Problem};
-use crate::api::jobs::json_answer;
-use crate::api::view::{Moment, StateWord};
-use crate::api::{Api, json};
-use crate::handlers;
-use crate::job::{
+use crate::dead_letters::{page_size, reason_of};
+use crate::http::auth::RequestActor;
+use crate::http::body::{Body, Object, QueryParams};
+use crate::http::cursor::Listing;
+use crate::http::filter::{filter_struct, refused};
+use crate::http::idempotency::{Key, ResponseContent, respond_to_outcome};
+use crate::http::problem::{Code, Problem};
+use crate::jobs::json_answer;
+use crate::view::{Moment, StateWord};
+use crate::{Api, json};
+use tickr_job::{
     Action, DeadLetterStatus, Filter, NewOperation, Operation, OperationParams, OperationState, Priority,
     State as JobState, Timestamp, Wanted, operation,
 };
-use crate::store::{Breakdown, CancelOutcome, Replayed};
+use tickr_store::{Breakdown, CancelOutcome, Replayed};
 
 /// Number of jobs that a dry run shows.
 const SAMPLE: u32 = 10;
@@ -47,13 +46,13 @@ filter_struct! {
 }
 
 impl FilterBody {
-    fn read(&self, now: Timestamp) -> Result<Filter, Vec<handlers::Problem>> {
+    fn read(&self, now: Timestamp) -> Result<Filter, Vec<tickr_handlers::Problem>> {
         let mut problems = Vec::new();
         let mut filter = self.words().read(now, "/filter/").unwrap_or_else(|wrong| {
             problems = wrong;
             Filter::default()
         });
-        let mut wrong = |pointer: String, detail: String| problems.push(handlers::Problem::at(pointer, detail));
+        let mut wrong = |pointer: String, detail: String| problems.push(tickr_handlers::Problem::at(pointer, detail));
         if self.ids.len() + filter.ids.len() > Filter::MAX_IDS {
             wrong("/filter/ids".into(), format!("must be at most {}", Filter::MAX_IDS));
         }
@@ -80,7 +79,7 @@ impl FilterBody {
             };
             match path.parse() {
                 Ok(path) => drop(filter.payload.insert(path, wanted)),
-                Err(e) => wrong(pointer(), crate::job::InvalidPath::to_string(&e)),
+                Err(e) => wrong(pointer(), tickr_job::InvalidPath::to_string(&e)),
             }
         }
         if problems.is_empty() { Ok(filter) } else { Err(problems) }
@@ -335,7 +334,7 @@ pub(super) async fn start(
     })
 }
 
-fn read(body: OperationBody, now: Timestamp) -> Result<NewOperation, Vec<handlers::Problem>> {
+fn read(body: OperationBody, now: Timestamp) -> Result<NewOperation, Vec<tickr_handlers::Problem>> {
     let Object(asked) = body.filter.unwrap_or(Object(FilterBody::default()));
     let mut problems = Vec::new();
     let mut filter = asked.read(now).unwrap_or_else(|wrong| {
@@ -343,7 +342,7 @@ fn read(body: OperationBody, now: Timestamp) -> Result<NewOperation, Vec<handler
         Filter::default()
     });
     let understood = problems.is_empty();
-    let mut wrong = |pointer: &str, detail: String| problems.push(handlers::Problem::at(pointer, detail));
+    let mut wrong = |pointer: &str, detail: String| problems.push(tickr_handlers::Problem::at(pointer, detail));
     let action = Action::from_word(&body.action);
     if action.is_none() {
         let words = Action::ALL.map(Action::as_str).join(", ");
@@ -372,7 +371,7 @@ fn read(body: OperationBody, now: Timestamp) -> Result<NewOperation, Vec<handler
     if is(Action::SetPriority) != body.priority.is_some() && action.is_some() {
         wrong("/priority", "is required for set_priority and not allowed for other actions".into());
     }
-    let latest = now + crate::job::limits::MAX_AHEAD;
+    let latest = now + tickr_job::limits::MAX_AHEAD;
     if body.execute_at.is_some_and(|moment| moment > latest || moment < DateTime::UNIX_EPOCH) {
         wrong("/execute_at", "must lie between 1970 and a year from now".into());
     }
@@ -438,7 +437,7 @@ pub(super) async fn list(
     let state = match asked.state.as_deref().map(OperationState::from_word) {
         Some(None) => {
             let words = OperationState::ALL.map(OperationState::as_str).join(", ");
-            return Err(refused(vec![handlers::Problem::at("state", format!("is not one of {words}"))]));
+            return Err(refused(vec![tickr_handlers::Problem::at("state", format!("is not one of {words}"))]));
         }
         given => given.flatten(),
     };

@@ -10,19 +10,18 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use utoipa::{IntoParams, ToSchema};
 
-use crate::api::http::auth::RequestActor;
-use crate::api::http::body::{Body, IdPath, QueryParams};
-use crate::api::http::cursor::Listing;
-use crate::api::http::filter::{filter_query, refused};
-use crate::api::http::idempotency::{Key, ResponseContent, replay_stored, respond_to_outcome};
-use crate::api::http::problem::{Code, Problem};
-use crate::api::http::searches::run_with_seat;
-use crate::api::jobs::{ListAnswer, json_answer, missing};
-use crate::api::view::{DeadLetterStatusWord, JobView, Moment};
-use crate::api::{Api, json};
-use crate::handlers;
-use crate::job::{DeadLetterStatus, Filter, Fingerprint, Job, JobId, Name, State as JobState, limits, normalise};
-use crate::store::{Accepted, Original, Refusal, UpdatedJob};
+use crate::http::auth::RequestActor;
+use crate::http::body::{Body, IdPath, QueryParams};
+use crate::http::cursor::Listing;
+use crate::http::filter::{filter_query, refused};
+use crate::http::idempotency::{Key, ResponseContent, replay_stored, respond_to_outcome};
+use crate::http::problem::{Code, Problem};
+use crate::http::searches::run_with_seat;
+use crate::jobs::{ListAnswer, json_answer, missing};
+use crate::view::{DeadLetterStatusWord, JobView, Moment};
+use crate::{Api, json};
+use tickr_job::{DeadLetterStatus, Filter, Fingerprint, Job, JobId, Name, State as JobState, limits, normalise};
+use tickr_store::{Accepted, Original, Refusal, UpdatedJob};
 
 filter_query! {
     /// Filter and page of a listing of dead letters.
@@ -70,11 +69,11 @@ pub(super) async fn list(
             if !plain || asked.cursor.is_some() {
                 let detail =
                     "time allows only the parameters status and limit; leave out the other parameters, or order";
-                return Err(refused(vec![handlers::Problem::at("order", detail)]));
+                return Err(refused(vec![tickr_handlers::Problem::at("order", detail)]));
             }
             return latest(&api, status, limit).await;
         }
-        Some(_) => return Err(refused(vec![handlers::Problem::at("order", "must be job or time")])),
+        Some(_) => return Err(refused(vec![tickr_handlers::Problem::at("order", "must be job or time")])),
     }
     let listing = Listing::new("dead letters", &words);
     let before = listing.id(asked.cursor.as_deref())?.map(JobId::from_uuid);
@@ -103,7 +102,7 @@ pub(super) fn page_size(limit: Option<u32>) -> Result<u32, Problem> {
         return Ok(limit);
     }
     Err(Problem::new(Code::InvalidRequest, "invalid size of a page; `errors` says why")
-        .at("", vec![handlers::Problem::at("limit", "must be 1 to 200")]))
+        .at("", vec![tickr_handlers::Problem::at("limit", "must be 1 to 200")]))
 }
 
 /// Filter and page of a listing of groups.
@@ -178,7 +177,7 @@ pub(super) async fn groups(
         .as_deref()
         .map(str::parse)
         .transpose()
-        .map_err(|e: crate::job::InvalidName| refused(vec![handlers::Problem::at("kind", e.to_string())]))?;
+        .map_err(|e: tickr_job::InvalidName| refused(vec![tickr_handlers::Problem::at("kind", e.to_string())]))?;
     let limit = page_size(asked.limit)?;
     let listing = Listing::new("dead letter groups", &kind);
     let after = listing.place(asked.cursor.as_deref())?.map(|place| read_place(&place)).transpose()?;
@@ -204,7 +203,7 @@ pub(super) async fn groups(
     Ok(json(StatusCode::OK, GroupsAnswer { data: data.collect(), next_cursor }))
 }
 
-fn read_place(place: &[u8]) -> Result<(crate::job::Timestamp, Fingerprint), Problem> {
+fn read_place(place: &[u8]) -> Result<(tickr_job::Timestamp, Fingerprint), Problem> {
     let read = || {
         let (micros, fingerprint) = place.split_at_checked(8)?;
         let moment = DateTime::from_timestamp_micros(i64::from_be_bytes(micros.try_into().ok()?))?;
@@ -249,7 +248,7 @@ pub(super) struct GroupAnswer {
 )]
 pub(super) async fn group(State(api): State<Api>, Path(text): Path<String>) -> Result<Response, Problem> {
     let fingerprint: Fingerprint =
-        text.parse().map_err(|e: crate::job::InvalidFingerprint| Problem::new(Code::InvalidId, e.to_string()))?;
+        text.parse().map_err(|e: tickr_job::InvalidFingerprint| Problem::new(Code::InvalidId, e.to_string()))?;
     let group = api.broker.store().dead_letter_group(fingerprint).await?;
     let group = group.ok_or_else(|| Problem::new(Code::NotFound, format!("there is no group {fingerprint}")))?;
     let of = |status: DeadLetterStatus| group.statuses.get(status.as_str()).copied().unwrap_or(0);
@@ -368,12 +367,12 @@ pub(super) struct DiscardBody {
 }
 
 /// Return the reason in the form that is stored, or the error in it.
-pub(super) fn reason_of(reason: &str) -> Result<String, handlers::Problem> {
+pub(super) fn reason_of(reason: &str) -> Result<String, tickr_handlers::Problem> {
     let reason = reason.trim();
     if (1..=limits::MAX_REASON).contains(&reason.chars().count()) {
         Ok(reason.to_owned())
     } else {
-        Err(handlers::Problem::at("/reason", format!("must be 1 to {} characters", limits::MAX_REASON)))
+        Err(tickr_handlers::Problem::at("/reason", format!("must be 1 to {} characters", limits::MAX_REASON)))
     }
 }
 

@@ -19,18 +19,17 @@ use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::watch;
 use utoipa::{IntoParams, ToSchema};
 
-use crate::api::Api;
-use crate::api::http::auth::PermitOwner;
-use crate::api::http::body::{IdPath, QueryParams};
-use crate::api::http::caller::Requester;
-use crate::api::http::problem::{Code, Problem};
-use crate::api::http::revocation::RequestRight;
-use crate::api::http::shares::RequestPermit;
-use crate::api::jobs;
-use crate::api::view::{Moment, StateWord, VerdictWord};
-use crate::broker::{Delivery, EventType, Listener, PublishedEvent, StreamPosition, Watch};
-use crate::handlers;
-use crate::job::{Attempt, Job, JobId, Name, State as JobState, Timestamp, Verdict};
+use crate::Api;
+use crate::http::auth::PermitOwner;
+use crate::http::body::{IdPath, QueryParams};
+use crate::http::caller::Requester;
+use crate::http::problem::{Code, Problem};
+use crate::http::revocation::RequestRight;
+use crate::http::shares::RequestPermit;
+use crate::jobs;
+use crate::view::{Moment, StateWord, VerdictWord};
+use tickr_broker::{Delivery, EventType, Listener, PublishedEvent, StreamPosition, Watch};
+use tickr_job::{Attempt, Job, JobId, Name, State as JobState, Timestamp, Verdict};
 
 /// Interval of keep-alive comments on a stream without events.
 const HEARTBEAT: Duration = Duration::from_secs(15);
@@ -341,7 +340,7 @@ impl EventFilter {
         let mut name = |field: &str, text: Option<&str>| {
             let parsed = text.map(str::parse::<Name>).transpose();
             parsed.unwrap_or_else(|e| {
-                problems.push(handlers::Problem::at(field, e.to_string()));
+                problems.push(tickr_handlers::Problem::at(field, e.to_string()));
                 None
             })
         };
@@ -356,7 +355,7 @@ impl EventFilter {
                     Some(known) => drop(wanted.insert(*known)),
                     None => {
                         let detail = format!("{word:?} is not one of {}", words.join(", "));
-                        problems.push(handlers::Problem::at("type", detail));
+                        problems.push(tickr_handlers::Problem::at("type", detail));
                     }
                 }
             }

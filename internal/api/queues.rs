@@ -8,15 +8,14 @@ use axum::response::Response;
 use serde::{Deserialize, Deserializer, Serialize};
 use utoipa::ToSchema;
 
-use crate::api::http::auth::RequestActor;
-use crate::api::http::body::{Body, NamePath};
-use crate::api::http::etag::{self, IfMatch};
-use crate::api::http::problem::{Code, Problem};
-use crate::api::view::Moment;
-use crate::api::{Api, json};
-use crate::handlers;
-use crate::job::{Actor, Name, Priority};
-use crate::store::{Condition, MAX_QUEUES, Pause, PauseRequest, QueueChange, QueueChangeOutcome, QueueSetting, Stats};
+use crate::http::auth::RequestActor;
+use crate::http::body::{Body, NamePath};
+use crate::http::etag::{self, IfMatch};
+use crate::http::problem::{Code, Problem};
+use crate::view::Moment;
+use crate::{Api, json};
+use tickr_job::{Actor, Name, Priority};
+use tickr_store::{Condition, MAX_QUEUES, Pause, PauseRequest, QueueChange, QueueChangeOutcome, QueueSetting, Stats};
 
 /// Maximum value of a concurrency limit.
 const MAX_CONCURRENCY: u32 = 100_000;
@@ -106,7 +105,7 @@ pub(super) struct PauseBody {
 pub(super) fn checked_reason(reason: Option<String>) -> Result<Option<String>, Problem> {
     let reason = reason.map(|reason| reason.trim().to_owned()).filter(|reason| !reason.is_empty());
     if reason.as_ref().is_some_and(|reason| reason.chars().count() > MAX_REASON) {
-        let here = handlers::Problem::at("/reason", format!("must be at most {MAX_REASON} characters"));
+        let here = tickr_handlers::Problem::at("/reason", format!("must be at most {MAX_REASON} characters"));
         return Err(Problem::new(Code::InvalidRequest, "the reason is too long").at("", vec![here]));
     }
     Ok(reason)
@@ -222,16 +221,16 @@ pub(super) async fn change(
     let priority = body.priority.and_then(|level| {
         let priority = level.try_into().ok();
         if priority.is_none() {
-            problems.push(handlers::Problem::at("/priority", "must be 0 to 9"));
+            problems.push(tickr_handlers::Problem::at("/priority", "must be 0 to 9"));
         }
         priority
     });
     if body.concurrency.flatten().is_some_and(|limit| !(1..=MAX_CONCURRENCY).contains(&limit)) {
         let detail = format!("must be 1 to {MAX_CONCURRENCY}, or null for no limit; to start nothing, pause the queue");
-        problems.push(handlers::Problem::at("/concurrency", detail));
+        problems.push(tickr_handlers::Problem::at("/concurrency", detail));
     }
     if body.priority.is_none() && body.concurrency.is_none() {
-        problems.push(handlers::Problem::at("", "must have priority, concurrency or both"));
+        problems.push(tickr_handlers::Problem::at("", "must have priority, concurrency or both"));
     }
     if !problems.is_empty() {
         return Err(

@@ -8,11 +8,11 @@ use axum::response::{IntoResponse, Response};
 use futures_util::StreamExt as _;
 use tokio_util::io::ReaderStream;
 
-use crate::api::Api;
-use crate::api::http::auth::PermitOwner;
-use crate::api::http::problem::{Code, Problem};
-use crate::api::http::revocation::RequestRight;
-use crate::handlers::report::{FindError, Found};
+use crate::Api;
+use crate::http::auth::PermitOwner;
+use crate::http::problem::{Code, Problem};
+use crate::http::revocation::RequestRight;
+use tickr_handlers::report::{FindError, Found};
 
 /// Download a finished report
 ///

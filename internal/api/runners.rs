@@ -7,14 +7,14 @@ use axum::response::Response;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::api::http::auth::RequestActor;
-use crate::api::http::body::Body;
-use crate::api::http::problem::{Code, Problem};
-use crate::api::queues::{PauseView, checked_reason};
-use crate::api::view::{Moment, ProgressView};
-use crate::api::{Api, json};
-use crate::job::{Actor, RunnerId, Timestamp};
-use crate::store::{DrainOutcome, MAX_WORKER_JOBS, PauseRequest, RunnerSeen, WorkerJob, WorkerJobs};
+use crate::http::auth::RequestActor;
+use crate::http::body::Body;
+use crate::http::problem::{Code, Problem};
+use crate::queues::{PauseView, checked_reason};
+use crate::view::{Moment, ProgressView};
+use crate::{Api, json};
+use tickr_job::{Actor, RunnerId, Timestamp};
+use tickr_store::{DrainOutcome, MAX_WORKER_JOBS, PauseRequest, RunnerSeen, WorkerJob, WorkerJobs};
 
 /// Maximum number of runners in the list.
 const MAX_RUNNERS: u32 = 200;

@@ -7,13 +7,13 @@ use serde::{Deserialize, Serialize, Serializer};
 use serde_json::value::RawValue;
 use utoipa::ToSchema;
 
-use crate::handlers::Kind as _;
-use crate::handlers::http::{HttpCallback, exchange_of_success};
-use crate::job::{
+use tickr_handlers::Kind as _;
+use tickr_handlers::http::{HttpCallback, exchange_of_success};
+use tickr_job::{
     Attempt, DeadLetter, DeadLetterStatus, Exchange, ExchangeResponse, Job, JobId, NewJob, Progress, RetryPolicy,
     ScheduledBy, State, Timestamp, TraceContext, Verdict,
 };
-use crate::store::Accepted;
+use tickr_store::Accepted;
 
 /// A time, written as RFC 3339 in UTC with milliseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -19,10 +19,10 @@ use tokio::time::{Instant, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::event::{Event, Events, Health, SettingChanged};
-use crate::index::{EventStream, Index, IndexError, StreamPosition};
-use crate::job::{JobId, Name, RunnerId, State, Timestamp, Verdict};
-use crate::store::Store;
+use tickr_event::{Event, Events, Health, SettingChanged};
+use tickr_index::{EventStream, Index, IndexError, StreamPosition};
+use tickr_job::{JobId, Name, RunnerId, State, Timestamp, Verdict};
+use tickr_store::Store;
 
 /// Time between two rounds of sending and reading.
 const PACE: Duration = Duration::from_millis(100);

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use serde_json::value::RawValue;
 
-use crate::handlers::{Panicked, Problem, Registered, Registry};
-use crate::job::{Due, JobId, JobOptions, Name, NewJob, OnConflict, Priority, RetryPolicy, Tag, TraceContext, limits};
+use tickr_handlers::{Panicked, Problem, Registered, Registry};
+use tickr_job::{Due, JobId, JobOptions, Name, NewJob, OnConflict, Priority, RetryPolicy, Tag, TraceContext, limits};
 
 /// Request for a job. Everything except the kind and the payload is optional.
 #[derive(Clone, Debug)]

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use tokio::sync::{Notify, mpsc};
 use tokio_util::task::TaskTracker;
 
-use crate::index::{Entry, Health, Index};
+use tickr_index::{Entry, Health, Index};
 
 /// Most hints that may queue up. Further hints are dropped; the reconciler finds their jobs.
 const CAPACITY: usize = 100_000;

@@ -11,8 +11,8 @@ use serde::de::{Deserializer, MapAccess, Visitor};
 use serde_json::value::RawValue;
 use sha2::{Digest as _, Sha256};
 
-use crate::job::limits;
-use crate::store::{Digest, IdempotentRequest};
+use tickr_job::limits;
+use tickr_store::{Digest, IdempotentRequest};
 
 /// An idempotency key: a request with it is carried out at most once. It is compared as bytes, and each caller has its
 /// own: the same bytes from two callers are two keys.

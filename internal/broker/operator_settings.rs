@@ -14,8 +14,8 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use uuid::Uuid;
 
-use crate::job::{Name, RunnerId};
-use crate::store::{ApiKey, QueueSetting, Store, StoreError};
+use tickr_job::{Name, RunnerId};
+use tickr_store::{ApiKey, QueueSetting, Store, StoreError};
 
 /// Time between two reads of the copy.
 const READ_EVERY: Duration = Duration::from_secs(1);

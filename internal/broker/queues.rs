@@ -2,9 +2,9 @@
 //! an event.
 
 use super::Broker;
-use crate::event::{Event, SettingChanged};
-use crate::job::{Actor, Name};
-use crate::store::{Condition, PauseRequest, QueueChange, QueueChangeOutcome, StoreError};
+use tickr_event::{Event, SettingChanged};
+use tickr_job::{Actor, Name};
+use tickr_store::{Condition, PauseRequest, QueueChange, QueueChangeOutcome, StoreError};
 
 impl Broker {
     /// Change the settings of a queue, if `condition` holds for its version. A queue without settings has version 0.

@@ -5,17 +5,17 @@ use std::collections::BTreeMap;
 use chrono::TimeDelta;
 
 use super::{Broker, Draft, Invalid};
-use crate::event::{Event, SettingChanged};
-use crate::handlers::Problem;
-use crate::job::{
+use tickr_event::{Event, SettingChanged};
+use tickr_handlers::Problem;
+use tickr_job::{
     Actor, Due, Fate, JobId, Name, NewJob, Overlap, Planned, Schedule, ScheduleDraft, ScheduledBy, Situation,
     SkipCause, Timestamp, TraceContext, plan,
 };
-use crate::store::{
+use tickr_store::{
     Accepted, Condition, DeleteOutcome, IdempotentOutcome, IdempotentRequest, PauseOutcome, PlannedLine, PutOutcome,
     ResponseBuilder, ScheduleOrigin, Scheduled, StoreError, TickPlan, Ticked, TriggerOutcome, VersionTag,
 };
-use crate::telemetry::Tracer;
+use tickr_telemetry::Tracer;
 
 /// Approximate number of tick records that one transaction writes at most.
 const MAX_LINES: usize = 400;

@@ -15,9 +15,9 @@ use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::event::{Event, Events};
-use crate::job::JobId;
-use crate::store::{JobRevision, Store};
+use tickr_event::{Event, Events};
+use tickr_job::JobId;
+use tickr_store::{JobRevision, Store};
 
 /// Time between two looks at all watched jobs.
 const LOOK_EVERY: Duration = Duration::from_secs(1);

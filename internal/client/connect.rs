@@ -10,12 +10,12 @@ use tokio_util::task::TaskTracker;
 
 use super::declared::Declared;
 use super::{Backend, Client, Error};
-use crate::broker::Broker;
-use crate::config::{Config, Flags, ServerUrl};
-use crate::event::{Events, Health};
-use crate::handlers::Registry;
-use crate::index::{Index, IndexSettings};
-use crate::store::{PoolSizes, Store, StoreSettings};
+use tickr_broker::Broker;
+use tickr_config::{Config, Flags, ServerUrl};
+use tickr_event::{Events, Health};
+use tickr_handlers::Registry;
+use tickr_index::{Index, IndexSettings};
+use tickr_store::{PoolSizes, Store, StoreSettings};
 
 const ATTEMPTED: &str = "connect a client";
 /// Longest time for which a client waits for MySQL.

@@ -3,10 +3,10 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, PoisonError, RwLock};
 
-use crate::broker::Broker;
-use crate::config::KindConfig;
-use crate::handlers::{Kind, Registered};
-use crate::job::Name;
+use tickr_broker::Broker;
+use tickr_config::KindConfig;
+use tickr_handlers::{Kind, Registered};
+use tickr_job::Name;
 
 /// The kinds whose types this process has shown to a client, and that no handler of it executes.
 #[derive(Debug, Default)]

@@ -8,10 +8,10 @@ use serde_json::value::to_raw_value;
 use super::declared::Declared;
 use super::options::Body;
 use super::{Conflict, Enqueued, Error};
-use crate::broker::{Broker, IdempotencyKey};
-use crate::handlers::Problem;
-use crate::job::{JobId, NewJob, Producer, TraceContext, limits};
-use crate::store::{
+use tickr_broker::{Broker, IdempotencyKey};
+use tickr_handlers::Problem;
+use tickr_job::{JobId, NewJob, Producer, TraceContext, limits};
+use tickr_store::{
     Answer, EnqueueOutcome, EnqueueReceipts, EnqueuedJob, IdempotentOutcome, IdempotentRequest, KeyHolder,
 };
 

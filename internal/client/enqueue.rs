@@ -8,8 +8,8 @@ use serde_json::value::RawValue;
 
 use super::options::{Options, payload_json};
 use super::{Client, Enqueued, Error};
-use crate::handlers::Kind;
-use crate::job::{Due, OnConflict, RetryPolicy, Timestamp};
+use tickr_handlers::Kind;
+use tickr_job::{Due, OnConflict, RetryPolicy, Timestamp};
 
 /// A job that is about to be enqueued. Set its options, then `await` it.
 #[derive(Debug)]

@@ -2,10 +2,10 @@
 
 use std::fmt;
 
-use crate::broker::Invalid;
-use crate::handlers::Problem;
-use crate::job::{JobId, State};
-use crate::store::StoreError;
+use tickr_broker::Invalid;
+use tickr_handlers::Problem;
+use tickr_job::{JobId, State};
+use tickr_store::StoreError;
 
 /// A call of a [`Client`](super::Client) that failed. [`source`](std::error::Error::source) has the cause.
 #[derive(Debug, thiserror::Error)]

@@ -10,8 +10,8 @@ use super::direct::Receipt;
 use super::options::Body;
 use super::status::JobStatus;
 use super::{Cancelled, Conflict, Enqueued, Error};
-use crate::handlers::Problem;
-use crate::job::{JobId, State, TraceContext};
+use tickr_handlers::Problem;
+use tickr_job::{JobId, State, TraceContext};
 
 const ATTEMPTED: &str = "call the API of tickr";
 /// Longest time of one call. A runner answers within it also while MySQL is slow.

@@ -6,9 +6,9 @@ use serde::Serialize;
 use serde_json::value::{RawValue, to_raw_value};
 
 use super::Error;
-use crate::broker::Draft;
-use crate::handlers::{Kind, Problem};
-use crate::job::{Due, OnConflict, RetryPolicy, Timestamp, TraceContext, limits};
+use tickr_broker::Draft;
+use tickr_handlers::{Kind, Problem};
+use tickr_job::{Due, OnConflict, RetryPolicy, Timestamp, TraceContext, limits};
 
 /// The options of a job. Those that are not set have the defaults of the kind.
 #[derive(Clone, Debug)]

@@ -4,7 +4,7 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::value::RawValue;
 
-use crate::job::{Job, JobId, State};
+use tickr_job::{Job, JobId, State};
 
 /// A job as a client reads it.
 #[derive(Clone, Debug, Deserialize)]

@@ -8,7 +8,7 @@ use std::str::FromStr;
 use secrecy::SecretString;
 
 use super::error::Wrong;
-use crate::job::Hours;
+use tickr_job::Hours;
 
 /// Store a parsed value in its field, so that a row of the settings table fits on one line.
 pub(super) fn put<V>(field: &mut V, parsed: Result<V, Wrong>) -> Result<(), Wrong> {

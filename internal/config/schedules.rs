@@ -8,7 +8,7 @@ use super::error::Wrong;
 use super::origin::SettingOrigin;
 use super::setting::{Secrecy, Setting};
 use super::{duration, parse};
-use crate::job::{Dst, Misfire, Overlap, RetryPolicy, Schedule, ScheduleDraft, Timestamp};
+use tickr_job::{Dst, Misfire, Overlap, RetryPolicy, Schedule, ScheduleDraft, Timestamp};
 
 /// A declared schedule.
 #[derive(Debug, Clone)]
@@ -161,7 +161,7 @@ impl ScheduleKeys {
             ..ScheduleDraft::new(self.kind, payload)
         };
         draft.check(now).map_err(|wrong| {
-            let of_key = |wrong: crate::job::WrongField| {
+            let of_key = |wrong: tickr_job::WrongField| {
                 (
                     key_of(&wrong.field),
                     Wrong::new(

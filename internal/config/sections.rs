@@ -13,7 +13,7 @@ use super::parse;
 use super::reports::{QUERY, QueryDraft, REPORTS, Reports};
 use super::schedules::{SCHEDULES, ScheduleConfig, ScheduleKeys};
 use super::smtp::{SMTP, Smtp, SmtpTls};
-use crate::job::Name;
+use tickr_job::Name;
 
 impl Loading<'_> {
     pub(super) fn smtp(&mut self, root: &Table) -> Option<Smtp> {

@@ -11,9 +11,9 @@ use serde_json::json;
 use serde_json::value::RawValue;
 
 use super::EngineState;
-use crate::broker::Draft;
-use crate::job::{AlertChange, AlertRule, Measured, Name, NewJob};
-use crate::store::{DeadLetterCount, StoreError};
+use tickr_broker::Draft;
+use tickr_job::{AlertChange, AlertRule, Measured, Name, NewJob};
+use tickr_store::{DeadLetterCount, StoreError};
 
 /// Time between two measurements.
 const LOOK_EVERY: Duration = Duration::from_secs(5);

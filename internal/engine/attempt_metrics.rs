@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use metrics::{Counter, Gauge, Histogram};
 
-use crate::job::{Name, Verdict};
-use crate::store::Claimed;
+use tickr_job::{Name, Verdict};
+use tickr_store::Claimed;
 
 /// Label of jobs whose queue this runner does not serve. No queue name begins with `_`.
 const OTHER: &str = "_other";

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::EngineState;
-use crate::store::{OperationLease, Remake};
+use tickr_store::{OperationLease, Remake};
 
 /// Time between two looks for operations that no runner carries out.
 const LOOK_EVERY: Duration = Duration::from_secs(1);

@@ -28,10 +28,10 @@ use tokio::time::Instant;
 use super::permits::Permit;
 use super::unread::GivenBack;
 use super::{EngineState, executor, host_name};
-use crate::config::Sources;
-use crate::event::Event;
-use crate::job::{JobId, Name, RetryPolicy, RunnerId, State, Verdict};
-use crate::store::{Death, DueJob, Reaped, Settled};
+use tickr_config::Sources;
+use tickr_event::Event;
+use tickr_job::{JobId, Name, RetryPolicy, RunnerId, State, Verdict};
+use tickr_store::{Death, DueJob, Reaped, Settled};
 
 /// Subcommand that makes a program run one suspect instead of serving.
 pub const SUSPECT_WORD: &str = "run-suspect";

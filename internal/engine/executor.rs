@@ -14,14 +14,14 @@ use super::EngineState;
 use super::live::{StopReason, StopSwitch};
 use super::trace::AttemptTrace;
 use super::unread::{self, GivenBack, UnreadDecision, UnreadJob, UnreadPart};
-use crate::broker::{Draft, Invalid};
-use crate::event::Event;
-use crate::handlers::{
+use tickr_broker::{Draft, Invalid};
+use tickr_event::Event;
+use tickr_handlers::{
     Context, ContextParts, ExchangeSlot, Failure, FollowUp, KindDefaults, Outcome, ProgressSlot, Ran, panic_message,
 };
-use crate::job::{NewJob, TraceContext, Verdict, limits};
-use crate::store::{Again, Claimed, Settled, Settlement, Unreadable};
-use crate::telemetry::{LogScope, in_log_scope};
+use tickr_job::{NewJob, TraceContext, Verdict, limits};
+use tickr_store::{Again, Claimed, Settled, Settlement, Unreadable};
+use tickr_telemetry::{LogScope, in_log_scope};
 
 /// Time that a handler has to stop after it was told to, before it is dropped.
 pub(super) const STOP_GRACE: Duration = Duration::from_secs(2);

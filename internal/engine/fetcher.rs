@@ -15,10 +15,10 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use super::EngineState;
 use super::permits::Permit;
 use super::queue_order::QueueOrder;
-use crate::broker::OperatorSettings;
-use crate::index::{Fetch, Health, IndexError, Popped};
-use crate::job::{JobId, Timestamp};
-use crate::store::{Depth, DueCursor, DueLine, DueRange, DueRow, LinePage, StoreError};
+use tickr_broker::OperatorSettings;
+use tickr_index::{Fetch, Health, IndexError, Popped};
+use tickr_job::{JobId, Timestamp};
+use tickr_store::{Depth, DueCursor, DueLine, DueRange, DueRow, LinePage, StoreError};
 
 /// A due job, the slot in which it will run, and the permit of its queue.
 pub(super) struct FetchedJob {

@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 
 use super::heartbeat_history::HeartbeatHistory;
 use super::live::{LiveAttempts, StopReason};
-use crate::event::{Event, Events};
-use crate::store::{HeartbeatAnswer, HeartbeatConnection, LiveAttempt, RunnerRow, StoreError};
+use tickr_event::{Event, Events};
+use tickr_store::{HeartbeatAnswer, HeartbeatConnection, LiveAttempt, RunnerRow, StoreError};
 
 /// Time between two looks for cancel requests, which also write progress.
 const LOOK_EVERY: Duration = Duration::from_secs(1);

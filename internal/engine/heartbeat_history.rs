@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use chrono::TimeDelta;
 
-use crate::store::{ClockStep, Reading};
+use tickr_store::{ClockStep, Reading};
 
 /// A step of MySQL's clock that is smaller than this, and smaller than a quarter of a lease, does no harm.
 const LARGEST_STEP: Duration = Duration::from_secs(2);

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use super::EngineState;
 use super::reports::OldReports;
-use crate::job::JobId;
-use crate::store::{KEEP_RUNNERS, StoreError, TallyPlace};
+use tickr_job::JobId;
+use tickr_store::{KEEP_RUNNERS, StoreError, TallyPlace};
 
 /// Time between rounds, before jitter.
 const ROUND_EVERY: Duration = Duration::from_secs(60);

@@ -9,9 +9,9 @@ use metrics::Gauge;
 use tokio_util::sync::CancellationToken;
 
 use super::EngineState;
-use crate::handlers::ProgressSlot;
-use crate::job::{AttemptToken, JobId};
-use crate::store::LiveAttempt;
+use tickr_handlers::ProgressSlot;
+use tickr_job::{AttemptToken, JobId};
+use tickr_store::LiveAttempt;
 
 /// Reason for which an attempt is told to stop. The first reason counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

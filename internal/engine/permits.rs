@@ -18,9 +18,9 @@ use tokio::sync::Notify;
 
 use super::EngineState;
 use super::heartbeat_history::HeartbeatHistory;
-use crate::broker::OperatorSettings;
-use crate::job::Name;
-use crate::store::{MayJudge, PermitGrant, PermitRequest};
+use tickr_broker::OperatorSettings;
+use tickr_job::Name;
+use tickr_store::{MayJudge, PermitGrant, PermitRequest};
 
 /// Time between two adjustments of the permits held to those used, before jitter.
 const LOOK_EVERY: Duration = Duration::from_secs(1);

@@ -5,10 +5,10 @@
 //! that no level starves: every second of these starts with the least urgent level, the others start with each level in
 //! turn.
 
-use crate::broker::OperatorSettings;
-use crate::index::{FetchOrder, Lane};
-use crate::job::{Name, Priority};
-use crate::store::DueLine;
+use tickr_broker::OperatorSettings;
+use tickr_index::{FetchOrder, Lane};
+use tickr_job::{Name, Priority};
+use tickr_store::DueLine;
 
 /// One turn in this many is for levels that the strict order might never serve.
 const SHARE: u64 = 10;
@@ -147,8 +147,8 @@ mod tests {
     use std::collections::HashMap;
 
     use super::*;
-    use crate::job::Actor;
-    use crate::store::{Pause, QueueSetting};
+    use tickr_job::Actor;
+    use tickr_store::{Pause, QueueSetting};
 
     fn names(names: &[&str]) -> Vec<Name> {
         names.iter().map(|name| name.parse().unwrap()).collect()

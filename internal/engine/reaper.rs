@@ -26,10 +26,10 @@ use std::time::{Duration, Instant};
 use chrono::TimeDelta;
 
 use super::EngineState;
-use crate::event::Event;
-use crate::index::{Entry, Lane};
-use crate::job::{JobId, Name, RetryPolicy, RunnerId, Timestamp, Verdict};
-use crate::store::{LapseRule, Lapsed, Reading, Reaped, RunnerBeat, Settled, StoreError};
+use tickr_event::Event;
+use tickr_index::{Entry, Lane};
+use tickr_job::{JobId, Name, RetryPolicy, RunnerId, Timestamp, Verdict};
+use tickr_store::{LapseRule, Lapsed, Reading, Reaped, RunnerBeat, Settled, StoreError};
 
 /// Time between two looks at the list of runners, before jitter. The second value holds while a silent runner still has
 /// open attempts.

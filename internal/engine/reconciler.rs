@@ -21,10 +21,10 @@ use chrono::TimeDelta;
 use tokio::time::Instant;
 
 use super::EngineState;
-use crate::event::Event;
-use crate::index::{Entry, Health, IndexError, Lane, RefillPosition};
-use crate::job::{JobId, Name, Priority, Timestamp};
-use crate::store::{Depth, DueCursor, DueLine, DueRange, LinePage, StoreError};
+use tickr_event::Event;
+use tickr_index::{Entry, Health, IndexError, Lane, RefillPosition};
+use tickr_job::{JobId, Name, Priority, Timestamp};
+use tickr_store::{Depth, DueCursor, DueLine, DueRange, LinePage, StoreError};
 
 /// Time between passes, before jitter. With the grace period below it bounds how long a lost entry stays lost (G3).
 const PASS_EVERY: Duration = Duration::from_secs(3);

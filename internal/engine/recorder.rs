@@ -18,10 +18,10 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 
 use super::keep_running;
-use crate::broker::Broker;
-use crate::job::{Name, RunnerId, Series, SlotWidth, Tally, Timestamp};
-use crate::store::{MAX_SAMPLES, Sample, StoreError};
-use crate::telemetry::Slot;
+use tickr_broker::Broker;
+use tickr_job::{Name, RunnerId, Series, SlotWidth, Tally, Timestamp};
+use tickr_store::{MAX_SAMPLES, Sample, StoreError};
+use tickr_telemetry::Slot;
 
 /// Most rows that may wait for MySQL.
 const MAX_WAITING: usize = 5_000;
@@ -269,7 +269,7 @@ impl UnwrittenSamples {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::telemetry::Meters;
+    use tickr_telemetry::Meters;
 
     fn at(text: &str) -> Timestamp {
         format!("2026-03-29T{text}Z").parse().unwrap()

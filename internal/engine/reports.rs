@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use super::EngineState;
 use super::janitor::PageBudget;
-use crate::handlers::report::FinishedReports;
-use crate::store::{RemovedPlace, StoreError};
+use tickr_handlers::report::FinishedReports;
+use tickr_store::{RemovedPlace, StoreError};
 
 /// Shortest time between two rounds, however often the janitor starts one.
 const REST: Duration = Duration::from_secs(25);

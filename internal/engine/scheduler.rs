@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::EngineState;
 use super::alarm::Alarm;
-use crate::index::{Health, IndexError, MoveReport};
+use tickr_index::{Health, IndexError, MoveReport};
 
 /// Most entries moved by one script. It bounds how long the script blocks Redis.
 const MAX_AT_ONCE: usize = 500;

@@ -16,13 +16,13 @@ use super::heartbeat::Heartbeat;
 use super::heartbeat_history::HeartbeatHistory;
 use super::live::LiveAttempts;
 use super::{EngineSettings, EngineState, executor};
-use crate::broker::{Broker, OperatorSettingsCopy};
-use crate::event::Event;
-use crate::handlers::Registry;
-use crate::index::Index;
-use crate::job::{JobId, RunnerId};
-use crate::store::{Claim, StoreError};
-use crate::telemetry::log_as;
+use tickr_broker::{Broker, OperatorSettingsCopy};
+use tickr_event::Event;
+use tickr_handlers::Registry;
+use tickr_index::Index;
+use tickr_job::{JobId, RunnerId};
+use tickr_store::{Claim, StoreError};
+use tickr_telemetry::log_as;
 
 /// Time for settling and unregistering after the handler has ended.
 const TO_SETTLE: Duration = Duration::from_secs(3);

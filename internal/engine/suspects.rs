@@ -20,8 +20,8 @@ use chrono::TimeDelta;
 use super::child::ChildEnd;
 use super::permits::Permit;
 use super::{EngineState, child, executor};
-use crate::job::JobId;
-use crate::store::{Claim, Claimant, DueJob};
+use tickr_job::JobId;
+use tickr_store::{Claim, Claimant, DueJob};
 
 /// Most processes for suspects at a time. They are also limited to half of the workers, rounded up.
 const MAX_CHILDREN: usize = 8;

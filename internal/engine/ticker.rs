@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 use super::EngineState;
 use super::alarm::Alarm;
-use crate::job::{Actor, Name, Timestamp};
-use crate::store::{Scheduled, StoreError, Ticked, UnreadableSchedule};
+use tickr_job::{Actor, Name, Timestamp};
+use tickr_store::{Scheduled, StoreError, Ticked, UnreadableSchedule};
 
 /// Most schedules processed in one transaction.
 const MAX_AT_ONCE: u32 = 64;

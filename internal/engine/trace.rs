@@ -3,9 +3,9 @@
 use std::borrow::Cow;
 use std::time::SystemTime;
 
-use crate::job::{SpanId, TraceContext, Verdict};
-use crate::store::Claimed;
-use crate::telemetry::{Role, Span, Tracer, Value};
+use tickr_job::{SpanId, TraceContext, Verdict};
+use tickr_store::Claimed;
+use tickr_telemetry::{Role, Span, Tracer, Value};
 
 /// Span context of an attempt.
 pub(super) struct AttemptTrace {

@@ -19,9 +19,9 @@ use chrono::TimeDelta;
 use serde::{Deserialize, Serialize};
 
 use super::EngineState;
-use crate::handlers::{Failure, Registered};
-use crate::job::{Edition, JobId, Name, Priority};
-use crate::store::{Reader, Settled, UNREAD};
+use tickr_handlers::{Failure, Registered};
+use tickr_job::{Edition, JobId, Name, Priority};
+use tickr_store::{Reader, Settled, UNREAD};
 
 /// Pause after a job was given back for the first time. It doubles with every eighth time.
 const FIRST_PAUSE: Duration = Duration::from_millis(300);
@@ -278,7 +278,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::job::{Editions, RunnerId};
+    use tickr_job::{Editions, RunnerId};
 
     fn edition(text: &str) -> Edition {
         Edition::of_schema(&json!(text))

@@ -13,8 +13,8 @@ use super::fetcher::FetchedJob;
 use super::permits::Permit;
 use super::reaper::announce;
 use super::{EngineState, executor, suspects};
-use crate::job::{JobId, Verdict};
-use crate::store::{Claim, Claimant, Claimed, StoreError};
+use tickr_job::{JobId, Verdict};
+use tickr_store::{Claim, Claimant, Claimed, StoreError};
 
 /// Time for which the index hides a job whose kind has no handler in this runner, before it is offered again. The long
 /// one holds when no living runner has a handler. The short one holds when another runner has one; that runner then

@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::job::{AttemptToken, Exchange, JobId, Name, Progress, TraceContext};
+use tickr_job::{AttemptToken, Exchange, JobId, Name, Progress, TraceContext};
 
 /// A handler's view of its own attempt. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -91,13 +91,16 @@ impl Context {
     }
 
     /// Attach a value of a higher layer.
+    #[doc(hidden)]
     #[must_use]
-    pub(crate) fn with(self, attached: Arc<dyn Any + Send + Sync>) -> Self {
+    pub fn with(self, attached: Arc<dyn Any + Send + Sync>) -> Self {
         Self { attached: Some(attached), ..self }
     }
 
     /// Return the attached value, if it has this type.
-    pub(crate) fn attached<T: Any>(&self) -> Option<&T> {
+    #[doc(hidden)]
+    #[must_use]
+    pub fn attached<T: Any>(&self) -> Option<&T> {
         self.attached.as_deref().and_then(|attached| attached.downcast_ref())
     }
 

@@ -6,7 +6,7 @@ use serde::Serialize;
 use serde_json::value::{RawValue, to_raw_value};
 
 use super::Kind;
-use crate::job::limits;
+use tickr_job::limits;
 
 /// Return value of a handler.
 pub type Outcome = Result<Output, Failure>;

@@ -4,7 +4,7 @@
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use crate::job::Name;
+use tickr_job::Name;
 
 /// Longest panic message that is kept, in bytes.
 const MESSAGE_BYTES: usize = 500;

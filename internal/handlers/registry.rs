@@ -14,8 +14,8 @@ use serde_json::value::RawValue;
 
 use super::panicked::caught;
 use super::{Context, Failure, Handler, Kind, Outcome, Panicked, wording};
-use crate::config::KindConfig;
-use crate::job::{Edition, Editions, Name, RetryPolicy};
+use tickr_config::KindConfig;
+use tickr_job::{Edition, Editions, Name, RetryPolicy};
 
 /// Defaults for jobs of a kind that set no options of their own.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -36,7 +36,8 @@ impl Default for KindDefaults {
 
 impl KindDefaults {
     /// Change the defaults as `[kinds.<kind>]` of the configuration requires.
-    pub(crate) fn change(&mut self, changes: &KindConfig) {
+    #[doc(hidden)]
+    pub fn change(&mut self, changes: &KindConfig) {
         self.max_attempts = changes.max_attempts.unwrap_or(self.max_attempts);
         self.timeout = changes.timeout.unwrap_or(self.timeout);
         let ms = |d: Duration| u64::try_from(d.as_millis()).unwrap_or(u64::MAX);
@@ -184,7 +185,8 @@ impl Registered {
     ///
     /// # Panics
     /// When the kind's name is not legal.
-    pub(crate) fn without_handler<P: Kind>(changes: Option<&KindConfig>) -> Self {
+    #[must_use]
+    pub fn without_handler<P: Kind>(changes: Option<&KindConfig>) -> Self {
         let function = |_: P, _: Context| async { Err(Failure::retry("this process only enqueues jobs of this kind")) };
         let mut entry = Self::new(Function { function, payload: PhantomData });
         if let Some(changes) = changes {

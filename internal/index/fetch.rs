@@ -14,7 +14,7 @@ use redis::{AsyncConnectionConfig, AsyncTypedCommands, Script};
 
 use super::keys::{Keys, Lane};
 use super::{IndexError, IndexHealth};
-use crate::job::{JobId, RunnerId};
+use tickr_job::{JobId, RunnerId};
 
 /// Time that one BRPOP blocks, in seconds. A stopping fetcher may have to wait for that long.
 const BLOCK_SECONDS: f64 = 1.0;

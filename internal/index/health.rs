@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::watch;
 
 use super::IndexError;
-use crate::event::Health;
+use tickr_event::Health;
 
 /// Shared cell with the condition of the index. The index reports every failure of Redis here, and the parts that
 /// depend on the index read it.

@@ -16,7 +16,7 @@
 //! The braces are part of the key. They make one hash tag, so that all keys are in one slot of a Redis cluster and one
 //! script may use them all. The keys hold ids and due times only, never payloads.
 
-use crate::job::{Name, Priority, RunnerId};
+use tickr_job::{Name, Priority, RunnerId};
 
 /// A lane: one queue at one priority. Each lane has one ready list.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -1,7 +1,7 @@
 //! "Did you mean …": the known name nearest to a misspelt one.
 
 /// Return the candidate with the fewest edits, if it is near enough to be a likely typing error.
-pub(crate) fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+pub fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     // At most a third of the letters may be wrong; with more it is another word.
     let limit = (word.chars().count() / 3).max(1);
     candidates

@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use sqlx::{MySqlConnection, Row};
 
-use crate::job::{AlertChange, AlertRule, Measured, NewJob, Timestamp};
-use crate::store::rows::jobs::{Accepted, insert_owed};
-use crate::store::sql::clock::read_clock;
-use crate::store::sql::connection::{Earlier, on_pool, transact};
-use crate::store::sql::error::{Fault, again, fault};
-use crate::store::{Store, StoreError, StoreInner};
+use crate::rows::jobs::{Accepted, insert_owed};
+use crate::sql::clock::read_clock;
+use crate::sql::connection::{Earlier, on_pool, transact};
+use crate::sql::error::{Fault, again, fault};
+use crate::{Store, StoreError, StoreInner};
+use tickr_job::{AlertChange, AlertRule, Measured, NewJob, Timestamp};
 
 /// Builds the job that delivers the message of an alert.
 pub type Message = Arc<dyn Fn(AlertChange) -> NewJob + Send + Sync>;
@@ -58,7 +58,7 @@ async fn read(conn: &mut MySqlConnection, name: &str, lock: &str) -> Result<Opti
         "SELECT firing, TIMESTAMPDIFF(MICROSECOND, fired_at, UTC_TIMESTAMP(6)) AS fired_ago_us FROM alerts \
          WHERE name = ? {lock}"
     );
-    let Some(row) = crate::store::sql::batches::statement(sql).bind(name).fetch_optional(conn).await? else {
+    let Some(row) = crate::sql::batches::statement(sql).bind(name).fetch_optional(conn).await? else {
         return Ok(None);
     };
     let ago: Option<i64> = row.try_get("fired_ago_us")?;
@@ -92,7 +92,7 @@ async fn send_alert(
         AlertChange::Fired => ("fired_at", true),
         AlertChange::Resolved => ("resolved_at", false),
     };
-    crate::store::sql::batches::statement(format!("UPDATE alerts SET firing = ?, {column} = ? WHERE name = ?"))
+    crate::sql::batches::statement(format!("UPDATE alerts SET firing = ?, {column} = ? WHERE name = ?"))
         .bind(firing)
         .bind(now)
         .bind(&name)

@@ -7,14 +7,14 @@ use sqlx::mysql::MySqlRow;
 use sqlx::{MySqlConnection, Row};
 use uuid::Uuid;
 
-use crate::job::{Actor, Name, Scope, Timestamp};
-use crate::store::audit::{AuditEntry, record};
-use crate::store::idempotency::Digest;
-use crate::store::sql::batches::{pad, padded, places, statement};
-use crate::store::sql::clock::read_clock;
-use crate::store::sql::connection::{Pool, on_pool, transact};
-use crate::store::sql::error::{Fault, corrupt, fault};
-use crate::store::{Store, StoreError};
+use crate::audit::{AuditEntry, record};
+use crate::idempotency::Digest;
+use crate::sql::batches::{pad, padded, places, statement};
+use crate::sql::clock::read_clock;
+use crate::sql::connection::{Pool, on_pool, transact};
+use crate::sql::error::{Fault, corrupt, fault};
+use crate::{Store, StoreError};
+use tickr_job::{Actor, Name, Scope, Timestamp};
 
 /// Most API keys that are valid at the same time. Each request is compared with all of them.
 pub const MAX_API_KEYS: usize = 500;
@@ -114,7 +114,7 @@ impl Store {
         keys_through(&self.shared.pools.controls).await
     }
 
-    /// Read the same API keys as [`keys`](Self::keys), on a connection for clients that list them.
+    /// Read the same API keys as [`api_keys`](Self::api_keys), on a connection for clients that list them.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.

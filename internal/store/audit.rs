@@ -7,13 +7,13 @@ use serde_json::Value;
 use sqlx::{MySqlConnection, Row};
 use uuid::Uuid;
 
-use crate::job::{Actor, Timestamp};
-use crate::store::rows::aged::{Aged, purge_aged};
-use crate::store::sql::batches::{groups, places, rows, statement};
-use crate::store::sql::clock::read_clock;
-use crate::store::sql::connection::{on_pool, transact};
-use crate::store::sql::error::{Fault, corrupt, fault};
-use crate::store::{Store, StoreError};
+use crate::rows::aged::{Aged, purge_aged};
+use crate::sql::batches::{groups, places, rows, statement};
+use crate::sql::clock::read_clock;
+use crate::sql::connection::{on_pool, transact};
+use crate::sql::error::{Fault, corrupt, fault};
+use crate::{Store, StoreError};
+use tickr_job::{Actor, Timestamp};
 
 /// The table `audit`, purged in the order in which the actions were requested.
 const ACTS: Aged = Aged { table: "audit", made: "at" };

@@ -14,24 +14,24 @@ use sqlx::mysql::MySqlRow;
 use sqlx::{MySqlConnection, Row};
 use uuid::Uuid;
 
-use crate::job::{
+use crate::audit::{AuditEntry, record};
+use crate::dead_letters::{Each, Refusal, Remake, discard_all, replay_all};
+use crate::idempotency::{IdempotentOutcome, IdempotentRequest, ResponseBuilder, store_answer, stored_before};
+use crate::jobs::actions::{ActionOutcome, AppliedAction, apply_event};
+use crate::jobs::search::{Breakdown, Counted, Effort, Order, Search, break_down, count};
+use crate::retention::remove::{Removal, remove};
+use crate::rows::aged::{Aged, purge_aged};
+use crate::rows::jobs::Accepted;
+use crate::rows::owed::lock_held;
+use crate::sql::batches::{groups, places, rows, statement};
+use crate::sql::clock::read_clock;
+use crate::sql::connection::{Earlier, on_pool, transact};
+use crate::sql::error::{again, corrupt};
+use crate::{Store, StoreError, StoreInner};
+use tickr_job::{
     Action, Actor, Filter, JobId, Name, NewOperation, Operation, OperationState, RunnerId, State, StateInput,
     Timestamp, ceil_ms, floor_ms,
 };
-use crate::store::audit::{AuditEntry, record};
-use crate::store::dead_letters::{Each, Refusal, Remake, discard_all, replay_all};
-use crate::store::idempotency::{IdempotentOutcome, IdempotentRequest, ResponseBuilder, store_answer, stored_before};
-use crate::store::jobs::actions::{ActionOutcome, AppliedAction, apply_event};
-use crate::store::jobs::search::{Breakdown, Counted, Effort, Order, Search, break_down, count};
-use crate::store::retention::remove::{Removal, remove};
-use crate::store::rows::aged::{Aged, purge_aged};
-use crate::store::rows::jobs::Accepted;
-use crate::store::rows::owed::lock_held;
-use crate::store::sql::batches::{groups, places, rows, statement};
-use crate::store::sql::clock::read_clock;
-use crate::store::sql::connection::{Earlier, on_pool, transact};
-use crate::store::sql::error::{again, corrupt};
-use crate::store::{Store, StoreError, StoreInner};
 
 /// Most bulk operations that may run at the same time.
 const MAX_RUNNING: i64 = 50;
@@ -477,7 +477,7 @@ async fn advance(
     .bind(held.id)
     .execute(&mut *conn)
     .await?;
-    crate::store::rows::tallies::count(conn, shared.lanes.any(), &work.counts).await?;
+    crate::rows::tallies::count(conn, shared.lanes.any(), &work.counts).await?;
     Ok(work.batched)
 }
 
@@ -675,8 +675,8 @@ async fn audit(
                 .bind(id.to_string())
                 .bind(detail.as_str());
         }
-        query.execute(&mut *conn).await.map_err(|e| match crate::store::sql::error::fault(&e) {
-            crate::store::sql::error::Fault::Duplicate => again("the id of an audit record is taken"),
+        query.execute(&mut *conn).await.map_err(|e| match crate::sql::error::fault(&e) {
+            crate::sql::error::Fault::Duplicate => again("the id of an audit record is taken"),
             _ => e,
         })?;
     }

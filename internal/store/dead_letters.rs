@@ -12,21 +12,19 @@ use sqlx::mysql::MySqlRow;
 use sqlx::{MySqlConnection, Row};
 use uuid::Uuid;
 
-use crate::job::{Actor, DeadLetterStatus, Fingerprint, JobId, JobOptions, Name, NewJob, Priority, State, Timestamp};
-use crate::store::audit::{AuditEntry, record};
-use crate::store::idempotency::{
-    Answer, IdempotentOutcome, IdempotentRequest, ResponseBuilder, store_answer, stored_before,
-};
-use crate::store::jobs::actions::{ActionOutcome, UpdatedJob};
-use crate::store::jobs::read::read_job;
-use crate::store::rows::dead_letters::{NewDeadLetter, StatusColumns, group, insert_dead_letters, write};
-use crate::store::rows::jobs::{Accepted, accepted_at, receipts, write_jobs};
-use crate::store::rows::unique_keys::lock_or_take;
-use crate::store::sql::batches::{MAX_ROWS, in_list, pad, padded, places, statement};
-use crate::store::sql::clock::read_clock;
-use crate::store::sql::connection::{Earlier, on_pool, transact};
-use crate::store::sql::error::corrupt;
-use crate::store::{Store, StoreError};
+use crate::audit::{AuditEntry, record};
+use crate::idempotency::{Answer, IdempotentOutcome, IdempotentRequest, ResponseBuilder, store_answer, stored_before};
+use crate::jobs::actions::{ActionOutcome, UpdatedJob};
+use crate::jobs::read::read_job;
+use crate::rows::dead_letters::{NewDeadLetter, StatusColumns, group, insert_dead_letters, write};
+use crate::rows::jobs::{Accepted, accepted_at, receipts, write_jobs};
+use crate::rows::unique_keys::lock_or_take;
+use crate::sql::batches::{MAX_ROWS, in_list, pad, padded, places, statement};
+use crate::sql::clock::read_clock;
+use crate::sql::connection::{Earlier, on_pool, transact};
+use crate::sql::error::corrupt;
+use crate::{Store, StoreError};
+use tickr_job::{Actor, DeadLetterStatus, Fingerprint, JobId, JobOptions, Name, NewJob, Priority, State, Timestamp};
 
 /// Dead letters that are counted at most. A count that reaches this is a lower bound.
 const MAX_COUNTED: i64 = 100_000;

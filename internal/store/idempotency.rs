@@ -14,12 +14,12 @@ use sqlx::mysql::MySqlRow;
 use sqlx::{MySqlConnection, Row};
 use uuid::Uuid;
 
-use crate::job::Timestamp;
-use crate::store::rows::aged::{Aged, purge_aged};
-use crate::store::sql::batches::{groups_by_bytes, pad, padded, places, rows, statement};
-use crate::store::sql::connection::{on_pool, transact};
-use crate::store::sql::error::{Fault, corrupt, fault, waited_for_lock};
-use crate::store::{Store, StoreError};
+use crate::rows::aged::{Aged, purge_aged};
+use crate::sql::batches::{groups_by_bytes, pad, padded, places, rows, statement};
+use crate::sql::connection::{on_pool, transact};
+use crate::sql::error::{Fault, corrupt, fault, waited_for_lock};
+use crate::{Store, StoreError};
+use tickr_job::Timestamp;
 
 /// Stored responses, in the order of their requests.
 const ANSWERS: Aged = Aged { table: "idempotency_keys", made: "created_at" };
@@ -110,7 +110,7 @@ pub(super) async fn find_all(
     keys: &[Digest],
 ) -> Result<BTreeMap<Digest, StoredResponse>, sqlx::Error> {
     let mut found = BTreeMap::new();
-    for keys in keys.chunks(crate::store::sql::batches::MAX_ROWS) {
+    for keys in keys.chunks(crate::sql::batches::MAX_ROWS) {
         let sql = format!(
             "SELECT key_hash, id, request_hash, status, answer FROM idempotency_keys FORCE INDEX (idempotency_keys_key) \
              WHERE key_hash IN {}",
@@ -210,7 +210,7 @@ async fn resolve_conflict<T>(
     match find(conn, once).await? {
         Some(kept) => Ok(kept.resolve(once, None)),
         // The other row was purged meanwhile, or the duplicate is our own id. The next run decides.
-        None => Err(crate::store::sql::error::again("an idempotency key was taken, but its row is missing")),
+        None => Err(crate::sql::error::again("an idempotency key was taken, but its row is missing")),
     }
 }
 

@@ -3,14 +3,14 @@
 use sqlx::mysql::MySqlRow;
 use sqlx::{MySqlConnection, Row};
 
-use crate::job::{Actor, Name, Priority, Timestamp};
-use crate::store::audit::{AuditEntry, record, was_recorded};
-use crate::store::jobs::condition::Condition;
-use crate::store::sql::batches::statement;
-use crate::store::sql::clock::read_clock;
-use crate::store::sql::connection::{Earlier, Pool, on_pool, transact};
-use crate::store::sql::error::corrupt;
-use crate::store::{Store, StoreError};
+use crate::audit::{AuditEntry, record, was_recorded};
+use crate::jobs::condition::Condition;
+use crate::sql::batches::statement;
+use crate::sql::clock::read_clock;
+use crate::sql::connection::{Earlier, Pool, on_pool, transact};
+use crate::sql::error::corrupt;
+use crate::{Store, StoreError};
+use tickr_job::{Actor, Name, Priority, Timestamp};
 
 /// Most queues that can have settings.
 pub const MAX_QUEUES: usize = 1_000;

@@ -13,15 +13,15 @@ use sqlx::mysql::MySqlRow;
 use sqlx::{MySqlConnection, Row};
 use uuid::Uuid;
 
-use crate::job::{Actor, AttemptToken, JobId, Name, Progress, RunnerId, Timestamp};
-use crate::store::audit::{AuditEntry, record, was_recorded};
-use crate::store::jobs::lanes::lines_of;
-use crate::store::queues::{Pause, PauseRequest};
-use crate::store::sql::batches::{MAX_ROWS, pad, padded, places, statement};
-use crate::store::sql::clock::read_clock;
-use crate::store::sql::connection::{Earlier, on_pool, transact};
-use crate::store::sql::error::corrupt;
-use crate::store::{Store, StoreError};
+use crate::audit::{AuditEntry, record, was_recorded};
+use crate::jobs::lanes::lines_of;
+use crate::queues::{Pause, PauseRequest};
+use crate::sql::batches::{MAX_ROWS, pad, padded, places, statement};
+use crate::sql::clock::read_clock;
+use crate::sql::connection::{Earlier, on_pool, transact};
+use crate::sql::error::corrupt;
+use crate::{Store, StoreError};
+use tickr_job::{Actor, AttemptToken, JobId, Name, Progress, RunnerId, Timestamp};
 
 /// Most jobs that a runner lists with its heartbeat. The size of the column allows no more.
 pub const MAX_WORKER_JOBS: usize = 200;

@@ -10,12 +10,12 @@ use std::collections::BTreeMap;
 use sqlx::mysql::MySqlRow;
 use sqlx::{MySqlConnection, Row};
 
-use crate::job::{Histogram, Point, RunnerId, Series, SlotWidth, Span, Tally, Timestamp, Window};
-use crate::store::sql::batches::{MAX_ROWS, pad, padded, places, rows, statement};
-use crate::store::sql::clock::read_clock;
-use crate::store::sql::connection::on_pool;
-use crate::store::sql::error::corrupt;
-use crate::store::{Store, StoreError};
+use crate::sql::batches::{MAX_ROWS, pad, padded, places, rows, statement};
+use crate::sql::clock::read_clock;
+use crate::sql::connection::on_pool;
+use crate::sql::error::corrupt;
+use crate::{Store, StoreError};
+use tickr_job::{Histogram, Point, RunnerId, Series, SlotWidth, Span, Tally, Timestamp, Window};
 
 /// Most queues with series of their own in one reading: the busiest ones.
 pub const MAX_CHARTED: usize = 100;
@@ -258,7 +258,7 @@ fn summed(condition: &str) -> String {
     )
 }
 
-fn bound(query: crate::store::sql::batches::Sql, window: Window) -> crate::store::sql::batches::Sql {
+fn bound(query: crate::sql::batches::Sql, window: Window) -> crate::sql::batches::Sql {
     let to = window.from + window.step.width() * window.steps as i32;
     query.bind(window.step.seconds()).bind(window.from).bind(to)
 }

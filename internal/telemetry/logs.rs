@@ -18,7 +18,7 @@ use tracing_subscriber::fmt::format::{Format, Full, Writer};
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
 use tracing_subscriber::registry::LookupSpan;
 
-use crate::job::{JobId, Name, RunnerId, SpanContext};
+use tickr_job::{JobId, Name, RunnerId, SpanContext};
 
 /// The fields of the lines with their meanings. The fields of every line come first.
 pub static LOG_FIELDS: &[(&str, &str)] = &[

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::slot::Slot;
-use crate::job::{Name, State, Verdict};
+use tickr_job::{Name, State, Verdict};
 
 /// Time range of the rates.
 const WINDOW: Duration = Duration::from_secs(60);

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use crate::job::{Name, Tally};
+use tickr_job::{Name, Tally};
 
 /// Maximum number of queues with a tally of their own. Clients may use any number of queue names.
 const MAX_QUEUES: usize = 200;

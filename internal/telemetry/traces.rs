@@ -22,7 +22,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::otlp::{self, Resource};
-use crate::job::{JobId, SpanContext, SpanId, TraceContext};
+use tickr_job::{JobId, SpanContext, SpanId, TraceContext};
 
 /// Maximum number of spans that wait for the collector.
 const CAPACITY: usize = 4_096;

@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 use chrono::TimeDelta;
 
 use super::{Check, Pace, Report, VerifySettings};
-use crate::index::{Entry, Index, IndexError, Lane, RefillPosition};
-use crate::job::{JobId, Timestamp};
-use crate::store::{Depth, DueJob, DueRange, LinePage, SUSPECT_FROM, Store, StoreError, StuckJob};
+use tickr_index::{Entry, Index, IndexError, Lane, RefillPosition};
+use tickr_job::{JobId, Timestamp};
+use tickr_store::{Depth, DueJob, DueRange, LinePage, SUSPECT_FROM, Store, StoreError, StuckJob};
 
 /// Number of rows and entries read at a time.
 const PAGE: usize = 2_000;

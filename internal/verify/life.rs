@@ -3,8 +3,8 @@
 use chrono::TimeDelta;
 
 use super::Check;
-use crate::job::{State, Timestamp, Verdict};
-use crate::store::{ClockStep, JobEvidence, LedgerRow, MAX_LOSSES, MAX_SPARED};
+use tickr_job::{State, Timestamp, Verdict};
+use tickr_store::{ClockStep, JobEvidence, LedgerRow, MAX_LOSSES, MAX_SPARED};
 
 /// One fault of a job, with its evidence.
 pub(super) type Fault = (Check, String);

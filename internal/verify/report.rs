@@ -7,8 +7,8 @@ use serde::Serialize;
 use serde::ser::Serializer;
 
 use super::Check;
-use crate::job::{JobId, Timestamp};
-use crate::store::JobEvidence;
+use tickr_job::{JobId, Timestamp};
+use tickr_store::JobEvidence;
 
 /// Maximum number of samples for each check. All faults are counted.
 const MAX_SAMPLES: usize = 20;

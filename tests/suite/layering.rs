@@ -1,4 +1,4 @@
-//! The layers of the code: imports go down only, no circle of files or folders inside `store` and `api`, one module uses
+//! The layers of the code: crates use crates below them only, no circle of files or folders inside `store` and `api`, one module uses
 //! each server's crate, and production code does not panic.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -19,6 +19,9 @@ const LAYERS: &[&[&str]] = &[
     &["config"],
     &["job"],
 ];
+
+/// The modules of the package at the root. Each other module is a crate of its own.
+const AT_THE_ROOT: &[&str] = &["app", "bench", "testing", "lib", "cmd"];
 
 /// This module uses no other module, and only programs, tests and the module for tests of handlers use it.
 const APART: &str = "services";
@@ -70,9 +73,22 @@ impl Line {
         })
     }
 
-    /// Return the modules of this library that the line names with `crate::` or `tickr::`.
+    /// Return the modules that the line names: crates of the workspace as `tickr_store::`, and in the package at the root
+    /// also modules after `crate::` or `tickr::`.
     fn modules(&self) -> Vec<&str> {
         let mut found = Vec::new();
+        for (at, _) in self.text.match_indices("tickr_") {
+            if !self.text[..at].ends_with(|c: char| c.is_alphanumeric() || c == '_') {
+                let rest = &self.text[at + "tickr_".len()..];
+                let word = &rest[..rest.find(|c: char| !c.is_ascii_lowercase() && c != '_').unwrap_or(rest.len())];
+                if rest[word.len()..].starts_with("::") || self.text.trim_start().starts_with("use ") {
+                    found.push(word);
+                }
+            }
+        }
+        if !AT_THE_ROOT.contains(&self.module.as_str()) {
+            return found;
+        }
         for root in ["crate::", "tickr::"] {
             for (at, _) in self.text.match_indices(root) {
                 if self.text[..at].ends_with(|c: char| c.is_alphanumeric() || c == '_') {
@@ -238,7 +254,7 @@ type Place = Vec<String>;
 /// The files of one module of the library, and how they use each other.
 struct Inside {
     root: String,
-    /// The lines of each file. The `mod.rs` of a folder is a file of its own, named like the folder.
+    /// The lines of each file. The `lib.rs` or `mod.rs` of a folder is a file of its own, named like the folder.
     files: BTreeMap<Place, Vec<String>>,
     /// Names that a file hands on: a user of such a name uses the file that defines it.
     handed_on: BTreeMap<(Place, String), Place>,
@@ -271,7 +287,7 @@ fn expanded(path: &str) -> Vec<String> {
     parts.flat_map(|part| expanded(&format!("{}{part}", before.trim()))).collect()
 }
 
-/// Return the paths of two or more names in a line of code, such as `crate::store::Store`.
+/// Return the paths of two or more names in a line of code, such as `crate::rows::Row`.
 fn paths(line: &str) -> Vec<&str> {
     let part_of_path = |c: char| c.is_alphanumeric() || c == '_' || c == ':';
     let paths = line.split(|c: char| !part_of_path(c)).map(|path| path.trim_end_matches(':'));
@@ -301,7 +317,7 @@ impl Inside {
                 };
                 for path in expanded(path).iter().filter_map(|path| inside.whole(file, path.trim_end_matches("::self")))
                 {
-                    // What the root imports is below `crate::store` for all its files, whether it is `pub` or not.
+                    // What the root imports is below `crate` for all its files, whether it is `pub` or not.
                     if !visibility.is_empty() || is_root {
                         handed_on.insert((file.clone(), path.last().unwrap().clone()), path);
                     } else {
@@ -317,17 +333,17 @@ impl Inside {
             if to.len() > 1 && to != file {
                 inside.uses.entry(file).or_default().entry(to).or_insert(name);
             } else if to.len() == 1 && !handles.contains(&name.as_str()) {
-                inside.of_the_root.push(format!("{} uses {name} of {root}/mod.rs", file.join("/")));
+                inside.of_the_root.push(format!("{} uses {name} of {root}/lib.rs", file.join("/")));
             }
         }
         inside
     }
 
-    /// Return the path from the crate's root, if `path` leads to a module or name inside.
+    /// Return the path that begins with the crate, if `path` leads to a module or name inside.
     fn whole(&self, file: &Place, path: &str) -> Option<Place> {
         let mut names: Vec<&str> = path.split("::").collect();
         let mut whole = match names[0] {
-            "crate" | "tickr" => Place::new(),
+            "crate" => vec![self.root.clone()],
             "self" | "super" => file.clone(),
             child if self.files.contains_key(&[file.as_slice(), &[child.to_owned()]].concat()) => {
                 names.insert(0, "self");
@@ -337,7 +353,7 @@ impl Inside {
         };
         for name in &names {
             match *name {
-                "crate" | "tickr" | "self" => {}
+                "crate" | "self" => {}
                 "super" => drop(whole.pop()),
                 name => whole.push(name.to_owned()),
             }
@@ -439,7 +455,7 @@ fn no_files_and_no_folders_need_each_other() {
         for line in lines.iter().filter(|line| line.module == *root) {
             let file = line.file.strip_prefix("internal").unwrap().with_extension("");
             let mut path: Place = file.iter().map(|name| name.to_str().unwrap().to_owned()).collect();
-            path.pop_if(|name| name == "mod");
+            path.pop_if(|name| name == "mod" || name == "lib");
             files.entry(path).or_default().push(line.text.clone());
         }
         let inside = Inside::of(root, files, handles);
@@ -469,27 +485,27 @@ fn the_reader_of_uses_sees_every_kind_of_circle() {
         (files.into_iter().collect::<Vec<_>>().join("; "), rooms.into_iter().collect::<Vec<_>>().join("; "))
     };
     // Down only, by a group, by the front door and by a path within a line.
-    let down = [root, ("store/a", ""), ("store/a/one", "use crate::store::{Store, b::{Two, three}};"), ("store/b", "")];
+    let down = [root, ("store/a", ""), ("store/a/one", "use crate::{Store, b::{Two, three}};"), ("store/b", "")];
     assert_eq!(circle(&down), (String::new(), String::new()));
-    for back in ["use crate::store::One;", "use super::a::one::{self, One};", "    let x = crate::store::One::new();"] {
+    for back in ["use crate::One;", "use super::a::one::{self, One};", "    let x = crate::One::new();"] {
         let (files, rooms) = circle(&[root, down[1], down[2], ("store/b", back)]);
         assert!(files.starts_with("store/a/one -> store/b (Two) -> store/a/one ("), "{files}");
         assert!(rooms.starts_with("store/a -> store/b (a/one for Two of b) -> store/a (b for "), "{rooms}");
     }
     // Two folders that need each other through different files: no circle of files, but one of folders.
-    let apart = [root, ("store/a/one", "use super::super::b::Two;"), ("store/b", "use crate::store::a::two::x;")];
+    let apart = [root, ("store/a/one", "use super::super::b::Two;"), ("store/b", "use crate::a::two::x;")];
     let (files, rooms) = circle(&[apart[0], ("store/a", ""), apart[1], ("store/a/two", ""), apart[2]]);
     assert!(files.is_empty() && rooms.starts_with("store/a -> store/b"), "{files}; {rooms}");
     // A `mod.rs` and a file of its folder, and a method that another file has written on the handle.
     let (files, _) =
         circle(&[root, ("store/a", "use one::One;\npub struct Base;"), ("store/a/one", "use super::Base;")]);
     assert!(files.starts_with("store/a -> store/a/one (One) -> store/a (Base)"), "{files}");
-    let method = "impl Store {\n    pub async fn go(&self) {}\n}\nuse crate::store::b::Two;";
+    let method = "impl Store {\n    pub async fn go(&self) {}\n}\nuse crate::b::Two;";
     let (files, _) = circle(&[root, ("store/c", method), ("store/b", "impl Store {\n    fn x() { self.go() }\n}")]);
     assert!(files.starts_with("store/b -> store/c (go) -> store/b (Two)"), "{files}");
     // A name that the root defines and that is not its handle.
-    let loose = read(&[root, ("store/b", "use crate::store::{Store, loose};")]);
-    assert_eq!(loose.of_the_root, ["store/b uses loose of store/mod.rs"]);
+    let loose = read(&[root, ("store/b", "use crate::{Store, loose};")]);
+    assert_eq!(loose.of_the_root, ["store/b uses loose of store/lib.rs"]);
 }
 
 #[test]
@@ -519,7 +535,9 @@ fn the_reader_of_sources_reads_what_it_should() {
     let text = "use crate::job::{\n    JobId,\n};\n#[cfg(test)]\nmod tests {\n    x.unwrap();\n}\nfn f() {}\n";
     let kept: Vec<usize> = without_tests(text).into_iter().map(|(number, _)| number).collect();
     assert_eq!(kept, [1, 2, 3, 8]);
-    let line = |text: &str| Line { file: "f".into(), number: 1, module: "m".into(), text: text.into() };
+    let of = |module: &str, text: &str| Line { file: "f".into(), number: 1, module: module.into(), text: text.into() };
+    let line = |text: &str| of("app", text);
+    assert_eq!(of("api", "use tickr_job::{JobId}; tickr_store::x(crate::jobs::y)").modules(), ["job", "store"]);
     assert_eq!(line("use crate::{job, store::Store};").modules(), ["job", "store"]);
     assert_eq!(line("let x = crate::api::openapi(); tickr::event::E").modules(), ["api", "event"]);
     assert!(line("use redis;").names("redis") && line("a(redis::cmd(x))").names("redis"));
@@ -658,14 +676,14 @@ fn the_map_of_the_architecture_is_whole() {
     }
 }
 
-/// The head of each `mod.rs` lists the files of its folder. A file that is not listed is one that no newcomer finds.
+/// The head of each `lib.rs` and `mod.rs` lists the files of its folder. A file that is not listed is one that no newcomer finds.
 #[test]
 fn the_head_of_every_module_names_every_file_of_it() {
     let internal = root().join("internal");
     let mut sources = Vec::new();
     files(&internal, &mut sources);
     let (mut wrong, mut heads) = (Vec::new(), 0);
-    for head in sources.iter().filter(|path| path.ends_with("mod.rs") || **path == internal.join("lib.rs")) {
+    for head in sources.iter().filter(|path| path.ends_with("mod.rs") || path.ends_with("lib.rs")) {
         let text = fs::read_to_string(head).unwrap();
         let map: String = text.lines().take_while(|line| line.starts_with("//!")).collect();
         let folder = head.parent().unwrap();

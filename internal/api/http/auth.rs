@@ -17,12 +17,12 @@ use utoipa::ToSchema;
 use utoipa::openapi::security::{Http, HttpAuthScheme, SecurityRequirement, SecurityScheme};
 use utoipa::openapi::{OpenApi, RefOr};
 
-use crate::api::http::failed_logins::Peer;
-use crate::api::http::origin;
-use crate::api::http::problem::{Code, Problem, add_problems};
-use crate::api::{Api, json};
-use crate::broker::{KEYS_HOLD, OperatorSettings};
-use crate::job::{Actor, Name, Scope};
+use crate::http::failed_logins::Peer;
+use crate::http::origin;
+use crate::http::problem::{Code, Problem, add_problems};
+use crate::{Api, json};
+use tickr_broker::{KEYS_HOLD, OperatorSettings};
+use tickr_job::{Actor, Name, Scope};
 
 /// Header that names the person or system that the caller acts for. It is recorded beside the authenticated caller and
 /// gives no rights.
@@ -318,8 +318,8 @@ pub(crate) fn describe(document: &mut OpenApi) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::job::Name;
-    use crate::store::ApiKey;
+    use tickr_job::Name;
+    use tickr_store::ApiKey;
 
     fn settings(keys: &[(&str, Scope, bool)]) -> OperatorSettings {
         let key = |(name, scope, good): &(&str, Scope, bool)| ApiKey {
@@ -399,7 +399,7 @@ mod tests {
     #[test]
     fn every_documented_call_needs_the_scope_that_its_method_says_but_for_those_named_here() {
         let (mut calls, mut named) = (0, BTreeSet::new());
-        for (path, item) in crate::api::openapi().paths.paths {
+        for (path, item) in crate::openapi().paths.paths {
             let methods = [
                 (Method::GET, item.get),
                 (Method::PUT, item.put),

@@ -14,12 +14,12 @@ use serde::{Deserialize, Deserializer};
 use utoipa::openapi::OpenApi;
 use utoipa::openapi::path::Operation;
 
-use crate::api::Api;
-use crate::api::http::answers::operations;
-use crate::api::http::problem::{Code, Problem, add_problems};
-use crate::handlers::{self, wording};
-use crate::job::limits::{MAX_LEVELS, deeper_than};
-use crate::job::{InvalidName, JobId, Name};
+use crate::Api;
+use crate::http::answers::operations;
+use crate::http::problem::{Code, Problem, add_problems};
+use tickr_handlers::wording;
+use tickr_job::limits::{MAX_LEVELS, deeper_than};
+use tickr_job::{InvalidName, JobId, Name};
 
 /// Maximum number of fields of a wrong type in one response.
 const MAX_PROBLEMS: usize = 20;
@@ -84,7 +84,7 @@ pub(crate) fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Problem> {
     let parsed: Result<Object<T>, _> = serde_path_to_error::deserialize(&mut reader);
     let Object(parsed) = parsed.map_err(|error| match error.inner().classify() {
         serde_json::error::Category::Data => {
-            let problems = all_problems::<T>(bytes, handlers::Problem::in_json(error));
+            let problems = all_problems::<T>(bytes, tickr_handlers::Problem::in_json(error));
             Problem::new(Code::InvalidRequest, "the body is not what this call accepts").at("", problems)
         }
         _ => Problem::new(Code::InvalidJson, describe_json_error(error.inner())),
@@ -107,7 +107,7 @@ fn describe_json_error(error: &serde_json::Error) -> String {
 ///
 /// The parser stops at the first such field. So remove that field (or insert it if it is missing) and parse again. This
 /// happens only for bodies that are refused anyway, and only for small ones.
-fn all_problems<T: DeserializeOwned>(bytes: &[u8], first: handlers::Problem) -> Vec<handlers::Problem> {
+fn all_problems<T: DeserializeOwned>(bytes: &[u8], first: tickr_handlers::Problem) -> Vec<tickr_handlers::Problem> {
     let mut problems = vec![first];
     let Ok(mut body) = serde_json::from_slice::<serde_json::Value>(bytes) else { return problems };
     if bytes.len() > MAX_BYTES_READ_AGAIN {
@@ -121,7 +121,7 @@ fn all_problems<T: DeserializeOwned>(bytes: &[u8], first: handlers::Problem) -> 
         let text = body.to_string();
         let mut reader = serde_json::Deserializer::from_str(&text);
         let Err(error) = serde_path_to_error::deserialize::<_, Object<T>>(&mut reader) else { break };
-        let next = handlers::Problem::in_json(error);
+        let next = tickr_handlers::Problem::in_json(error);
         wrong.clone_from(&next.pointer);
         if problems.iter().all(|known| known.pointer != next.pointer) {
             problems.push(next);
@@ -193,7 +193,7 @@ impl<S: Send + Sync> FromRequestParts<S> for NamePath {
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Problem> {
         let wrong = |detail: String| {
-            let here = handlers::Problem::at("name", detail);
+            let here = tickr_handlers::Problem::at("name", detail);
             Problem::new(Code::InvalidRequest, "the name in the path is not valid").at("", vec![here])
         };
         let text = Path::<String>::from_request_parts(parts, state).await;
@@ -221,12 +221,12 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for QueryParams<T>
 
 /// Turn an error of the query parser, such as `limit: invalid digit found in string`, into a problem with the name of
 /// the parameter as its pointer.
-fn query_problem(said: &str) -> handlers::Problem {
+fn query_problem(said: &str) -> tickr_handlers::Problem {
     let (name, why) = match said.split_once(": ") {
         Some((name, why)) if !name.contains(' ') => (name, why),
         _ => (said.split('`').nth(1).unwrap_or_default(), said),
     };
-    handlers::Problem::at(name, wording::plain(why, name))
+    tickr_handlers::Problem::at(name, wording::plain(why, name))
 }
 
 /// Describe the problems of every operation that reads a JSON body. An import describes its own: it has no limits of
@@ -314,11 +314,11 @@ mod tests {
         let told = |said: &str| query_problem(said);
         assert_eq!(
             told("limit: invalid digit found in string"),
-            handlers::Problem::at("limit", "must be a whole number, 0 or more")
+            tickr_handlers::Problem::at("limit", "must be a whole number, 0 or more")
         );
         assert_eq!(
             told("unknown field `lim`, expected `limit` or `cursor`"),
-            handlers::Problem::at("lim", "is not a field here; use limit or cursor")
+            tickr_handlers::Problem::at("lim", "is not a field here; use limit or cursor")
         );
     }
 

@@ -8,13 +8,13 @@ use axum::extract::FromRequestParts;
 use axum::http::request::Parts;
 use serde_json::value::RawValue;
 
-use crate::api::http::auth::{Identity, RequestActor};
-use crate::api::http::problem::{Code, Problem};
-use crate::api::view::{ForeignJobView, JobView, SeenJob};
-use crate::handlers::email::Email;
-use crate::handlers::report::Report;
-use crate::handlers::{self, Kind as _};
-use crate::job::{Actor, Attempt, Job, JobId, Name, Producer, Scope};
+use crate::http::auth::{Identity, RequestActor};
+use crate::http::problem::{Code, Problem};
+use crate::view::{ForeignJobView, JobView, SeenJob};
+use tickr_handlers::Kind as _;
+use tickr_handlers::email::Email;
+use tickr_handlers::report::Report;
+use tickr_job::{Actor, Attempt, Job, JobId, Name, Producer, Scope};
 
 /// The caller of a job route.
 #[derive(Clone)]
@@ -93,7 +93,8 @@ impl Requester {
         let good: Vec<&str> = kinds.iter().map(Name::as_str).collect();
         let good = good.join(", ");
         let missing: String = missing.chars().take(64).collect();
-        let here = handlers::Problem::at(pointer, format!("this API key may enqueue {good}, but not {missing:?}"));
+        let here =
+            tickr_handlers::Problem::at(pointer, format!("this API key may enqueue {good}, but not {missing:?}"));
         let detail = format!("{} may enqueue only these kinds: {good}", self.producer.actor());
         Err(Problem::new(Code::Forbidden, detail).at(prefix, vec![here]))
     }

@@ -6,7 +6,7 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use sha2::{Digest, Sha256};
 use uuid::Uuid;
 
-use crate::api::http::problem::{Code, Problem};
+use crate::http::problem::{Code, Problem};
 
 /// The digest of a listing and its filter.
 pub(crate) struct Listing([u8; 6]);

@@ -17,10 +17,9 @@ use sha2::{Digest, Sha256};
 use utoipa::openapi::schema::{ObjectBuilder, Type};
 use utoipa::openapi::{Content, Header, OpenApi, RefOr};
 
-use crate::api::http::problem::{Code, Problem};
-use crate::api::json;
-use crate::handlers;
-use crate::store::Condition;
+use crate::http::problem::{Code, Problem};
+use crate::json;
+use tickr_store::Condition;
 
 /// Return the ETag of the JSON text of a job.
 pub(crate) fn compute(text: &str) -> String {
@@ -123,7 +122,7 @@ impl Tags {
 }
 
 /// The header `If-Match`. An invalid one is reported after the body was read, as with
-/// [`Key`](crate::api::http::idempotency::Key).
+/// [`Key`](crate::http::idempotency::Key).
 pub(crate) struct IfMatch(pub(crate) Result<Option<Tags>, Problem>);
 
 impl<S: Send + Sync> FromRequestParts<S> for IfMatch {
@@ -172,7 +171,7 @@ impl Preconditions {
 }
 
 fn unusable(name: &HeaderName, why: &str) -> Problem {
-    let here = handlers::Problem::at(name.as_str(), why);
+    let here = tickr_handlers::Problem::at(name.as_str(), why);
     Problem::new(Code::InvalidRequest, format!("invalid header {name}; `errors` says why")).at("", vec![here])
 }
 
@@ -202,7 +201,7 @@ impl IfNoneMatch {
 
 /// Describe the ETag header of every response that is a job.
 pub(crate) fn describe(document: &mut OpenApi) {
-    for response in crate::api::operations(document).flat_map(|operation| operation.responses.responses.values_mut()) {
+    for response in crate::operations(document).flat_map(|operation| operation.responses.responses.values_mut()) {
         let RefOr::T(response) = response else { continue };
         let is_job = response.content.values().any(|content| {
             matches!(content, RefOr::T(Content { schema: Some(RefOr::Ref(schema)), .. })

@@ -1,8 +1,7 @@
 //! Filters of requests: query parameters by name, and `q` in the language of the filter bar.
 
-use crate::api::http::problem::{Code, Problem};
-use crate::handlers;
-use crate::job::{Filter, Timestamp, query};
+use crate::http::problem::{Code, Problem};
+use tickr_job::{Filter, Timestamp, query};
 
 /// The parameters of a filter, by name. Every route that accepts a filter has the same ones. Cursors are sealed with
 /// these texts and not with the parsed filter, because a span such as `<2h` means another time in every request.
@@ -18,11 +17,11 @@ pub(crate) struct Words<'a> {
 
 impl Words<'_> {
     /// Parse the filter. Spans count from `now`; `prefix` points at the filter in the request.
-    pub(crate) fn read(&self, now: Timestamp, prefix: &str) -> Result<Filter, Vec<handlers::Problem>> {
+    pub(crate) fn read(&self, now: Timestamp, prefix: &str) -> Result<Filter, Vec<tickr_handlers::Problem>> {
         let mut filter = Filter::default();
         let mut problems = Vec::new();
         let mut wrong =
-            |name: &str, detail: String| problems.push(handlers::Problem::at(format!("{prefix}{name}"), detail));
+            |name: &str, detail: String| problems.push(tickr_handlers::Problem::at(format!("{prefix}{name}"), detail));
         for (name, value) in &self.fields {
             let Some(value) = value else { continue };
             if let Err(why) = query::put(&mut filter, name, value) {
@@ -61,7 +60,7 @@ fn cut(text: &str) -> String {
 }
 
 /// Make the problem for an invalid filter.
-pub(crate) fn refused(problems: Vec<handlers::Problem>) -> Problem {
+pub(crate) fn refused(problems: Vec<tickr_handlers::Problem>) -> Problem {
     Problem::new(Code::InvalidRequest, "invalid filter; `errors` says why").at("", problems)
 }
 
@@ -72,7 +71,7 @@ macro_rules! filter_struct {
         $(#[$about])*
         pub(crate) struct $name {
             /// Only jobs in this state.
-            #[$attribute(value_type = Option<crate::api::view::StateWord>, inline)]
+            #[$attribute(value_type = Option<crate::view::StateWord>, inline)]
             state: Option<String>,
             /// Only jobs of this kind.
             #[$attribute(pattern = "^[a-z0-9][a-z0-9_.-]{0,63}$")]
@@ -118,8 +117,8 @@ macro_rules! filter_struct {
         }
 
         impl $name {
-            fn words(&self) -> crate::api::http::filter::Words<'_> {
-                crate::api::http::filter::Words {
+            fn words(&self) -> crate::http::filter::Words<'_> {
+                crate::http::filter::Words {
                     fields: vec![
                         ("state", self.state.as_deref()),
                         ("kind", self.kind.as_deref()),
@@ -149,7 +148,7 @@ pub(crate) use filter_struct;
 /// Define a query string that has a filter and further parameters.
 macro_rules! filter_query {
     ($(#[$about:meta])* $name:ident { $($extra:tt)* }) => {
-        crate::api::http::filter::filter_struct! {
+        crate::http::filter::filter_struct! {
             param,
             $(#[$about])*
             #[derive(Debug, serde::Deserialize, utoipa::IntoParams)]

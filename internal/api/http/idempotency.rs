@@ -16,14 +16,13 @@ use utoipa::openapi::path::{Parameter, ParameterIn};
 use utoipa::openapi::schema::{ObjectBuilder, Type};
 use utoipa::openapi::{Header, OpenApi, RefOr, Required};
 
-use crate::api::Api;
-use crate::api::http::auth::CallerDigest;
-use crate::api::http::etag;
-use crate::api::http::problem::{Code, Problem, describe_problem};
-use crate::broker::IdempotencyKey;
-use crate::handlers;
-use crate::job::{JobId, limits};
-use crate::store::{Answer, EnqueueOutcome, IdempotentOutcome, IdempotentRequest};
+use crate::Api;
+use crate::http::auth::CallerDigest;
+use crate::http::etag;
+use crate::http::problem::{Code, Problem, describe_problem};
+use tickr_broker::IdempotencyKey;
+use tickr_job::{JobId, limits};
+use tickr_store::{Answer, EnqueueOutcome, IdempotentOutcome, IdempotentRequest};
 
 const KEY: HeaderName = HeaderName::from_static("idempotency-key");
 const REPLAYED: HeaderName = HeaderName::from_static("idempotency-replayed");
@@ -39,7 +38,7 @@ impl<S: Send + Sync> FromRequestParts<S> for Key {
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Infallible> {
         let mut given = parts.headers.get_all(KEY).iter();
         let wrong = |detail: String| {
-            let here = handlers::Problem::at("Idempotency-Key", detail);
+            let here = tickr_handlers::Problem::at("Idempotency-Key", detail);
             Problem::new(Code::InvalidRequest, "invalid header Idempotency-Key; `errors` says why").at("", vec![here])
         };
         let caller = parts.extensions.get::<CallerDigest>().map_or(&[][..], |caller| &caller.0);

@@ -10,7 +10,7 @@ use axum::middleware::Next;
 use axum::response::Response;
 use metrics::Histogram;
 
-use crate::telemetry::{LogScope, in_log_scope};
+use tickr_telemetry::{LogScope, in_log_scope};
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// Maximum length of an id that is accepted from the client.

@@ -16,7 +16,7 @@ use std::net::IpAddr;
 use axum::http::uri::Authority;
 use axum::http::{HeaderMap, HeaderName, Method, Uri, header};
 
-use crate::api::http::problem::{Code, Problem};
+use crate::http::problem::{Code, Problem};
 
 /// Header in which a browser says which page made a request: `same-origin`, `none` for its user, or another site.
 /// <https://www.w3.org/TR/fetch-metadata/>

@@ -7,12 +7,11 @@ use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use crate::api::http::problem_table::Again;
-pub use crate::api::http::problem_table::Code;
-use crate::broker::Invalid;
-use crate::handlers;
-use crate::job::{JobId, State};
-use crate::store::{KeyHolder, StoreError};
+use crate::http::problem_table::Again;
+pub use crate::http::problem_table::Code;
+use tickr_broker::Invalid;
+use tickr_job::{JobId, State};
+use tickr_store::{KeyHolder, StoreError};
 
 /// Maximum number of errors in one response.
 const MAX_ERRORS: usize = 50;
@@ -54,7 +53,7 @@ pub struct Problem {
     /// State of a job: with `wrong_state` that of the requested job, with `unique_key_taken` and `previous_unfinished`
     /// that of the job in the way.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<crate::api::view::StateWord>)]
+    #[schema(value_type = Option<crate::view::StateWord>)]
     pub current_state: Option<State>,
     /// Id of the job in the way: with `unique_key_taken` of a single job, and with `previous_unfinished`.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -82,7 +81,7 @@ impl Problem {
     }
 
     /// Set the single errors, each pointer prefixed with `prefix`.
-    pub(crate) fn at(mut self, prefix: &str, problems: Vec<handlers::Problem>) -> Self {
+    pub(crate) fn at(mut self, prefix: &str, problems: Vec<tickr_handlers::Problem>) -> Self {
         (self.errors, self.unsaid) = (Vec::new(), 0);
         for problem in problems {
             self.say(&format!("{prefix}{}", problem.pointer), &problem.detail);
@@ -143,7 +142,7 @@ impl Problem {
         let detail = invalid.to_string();
         match invalid {
             Invalid::UnknownKind { .. } => {
-                let here = handlers::Problem::at("/kind", "is not a registered kind; see /v1/kinds");
+                let here = tickr_handlers::Problem::at("/kind", "is not a registered kind; see /v1/kinds");
                 Self::new(Code::UnknownKind, detail).at(prefix, vec![here])
             }
             Invalid::Payload { problems, .. } => {
@@ -153,7 +152,7 @@ impl Problem {
             // A defect in the code of the kind, but the same request would panic again, so this is a 422. The message
             // of the panic may quote data of other callers and is not sent.
             Invalid::Panicked(_) => {
-                let here = handlers::Problem::at("", "makes the code of the kind panic, which is a defect in it");
+                let here = tickr_handlers::Problem::at("", "makes the code of the kind panic, which is a defect in it");
                 Self::new(Code::InvalidPayload, detail).at(&format!("{prefix}/payload"), vec![here])
             }
         }
@@ -227,8 +226,8 @@ impl IntoResponse for Problem {
 mod tests {
     use super::*;
 
-    fn wrong(count: usize) -> Vec<handlers::Problem> {
-        (0..count).map(|at| handlers::Problem::at(format!("/{at}"), "is wrong")).collect()
+    fn wrong(count: usize) -> Vec<tickr_handlers::Problem> {
+        (0..count).map(|at| tickr_handlers::Problem::at(format!("/{at}"), "is wrong")).collect()
     }
 
     #[test]
@@ -250,7 +249,7 @@ mod tests {
     #[test]
     fn what_an_error_quotes_is_cut_at_a_character() {
         let long = "ä".repeat(5_000);
-        let problem = Problem::new(Code::InvalidRequest, "no").at("", vec![handlers::Problem::at(&long, &long)]);
+        let problem = Problem::new(Code::InvalidRequest, "no").at("", vec![tickr_handlers::Problem::at(&long, &long)]);
         let error = &problem.errors[0];
         assert!(error.pointer.len() <= MAX_POINTER_BYTES && error.detail.len() <= MAX_DETAIL_BYTES);
         assert!(error.pointer.ends_with("ä…") && error.detail.ends_with("ä…"));

@@ -371,7 +371,7 @@ mod tests {
     use utoipa::PartialSchema as _;
 
     use super::*;
-    use crate::api::Problem;
+    use crate::Problem;
     use axum::response::IntoResponse as _;
 
     #[test]

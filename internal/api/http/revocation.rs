@@ -9,10 +9,10 @@ use axum::extract::FromRequestParts;
 use axum::http::request::Parts;
 use tokio::sync::watch;
 
-use crate::api::Api;
-use crate::api::http::auth::{AuthMethod, is_open};
-use crate::api::http::problem::{Code, Problem};
-use crate::broker::OperatorSettings;
+use crate::Api;
+use crate::http::auth::{AuthMethod, is_open};
+use crate::http::problem::{Code, Problem};
+use tickr_broker::OperatorSettings;
 
 /// The right of a request to continue.
 #[derive(Clone)]

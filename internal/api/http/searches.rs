@@ -8,9 +8,9 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::api::Api;
-use crate::api::http::problem::{Code, Problem};
-use crate::store::StoreError;
+use crate::Api;
+use crate::http::problem::{Code, Problem};
+use tickr_store::StoreError;
 
 /// Time for which a search waits for a permit.
 const SHORT_WAIT: Duration = Duration::from_millis(300);

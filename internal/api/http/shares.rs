@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use uuid::Uuid;
 
-use crate::api::http::problem::{Code, Problem};
+use crate::http::problem::{Code, Problem};
 
 /// One API key gets at most one permit in this many.
 const SHARE: usize = 4;

@@ -7,10 +7,10 @@ use axum::http::StatusCode;
 use axum::http::request::Parts;
 use axum::response::{IntoResponse, Response};
 
-use crate::api::Api;
-use crate::api::http::problem::Problem;
-use crate::job::TraceContext;
-use crate::telemetry::RequestSpan;
+use crate::Api;
+use crate::http::problem::Problem;
+use tickr_job::TraceContext;
+use tickr_telemetry::RequestSpan;
 
 /// The span of a request that enqueues jobs. It begins when the headers have been read. Headers that are not valid W3C
 /// Trace Context are ignored, so that no job is refused because of its trace.

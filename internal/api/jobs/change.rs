@@ -9,18 +9,17 @@ use chrono::{DateTime, Utc};
 use serde::Deserialize;
 use utoipa::ToSchema;
 
-use crate::api::Api;
-use crate::api::http::auth::RequestActor;
-use crate::api::http::body::{Body, IdPath};
-use crate::api::http::etag::{self, IfMatch};
-use crate::api::http::idempotency::{Key, ResponseContent, respond_to_outcome};
-use crate::api::http::problem::{Code, Problem};
-use crate::api::jobs::{due, json_answer, missing};
-use crate::api::view::JobView;
-use crate::broker::problem_of_due;
-use crate::handlers;
-use crate::job::{Attempt, Job, Priority};
-use crate::store::{Change, ChangeCondition, ChangeOutcome, UpdatedJob};
+use crate::Api;
+use crate::http::auth::RequestActor;
+use crate::http::body::{Body, IdPath};
+use crate::http::etag::{self, IfMatch};
+use crate::http::idempotency::{Key, ResponseContent, respond_to_outcome};
+use crate::http::problem::{Code, Problem};
+use crate::jobs::{due, json_answer, missing};
+use crate::view::JobView;
+use tickr_broker::problem_of_due;
+use tickr_job::{Attempt, Job, Priority};
+use tickr_store::{Change, ChangeCondition, ChangeOutcome, UpdatedJob};
 
 /// The changes to a job. A field that is left out stays as it is; at least one must be given.
 #[derive(Debug, Deserialize, ToSchema)]
@@ -44,10 +43,10 @@ impl ChangeBody {
         problems.extend(asked.and_then(problem_of_due));
         let priority = self.priority.map(Priority::try_from).transpose();
         if let Err(wrong) = priority {
-            problems.push(handlers::Problem::at("/priority", wrong));
+            problems.push(tickr_handlers::Problem::at("/priority", wrong));
         }
         if asked.is_none() && self.priority.is_none() {
-            problems.push(handlers::Problem::at("", "must name execute_at, delay_ms or priority"));
+            problems.push(tickr_handlers::Problem::at("", "must name execute_at, delay_ms or priority"));
         }
         match priority {
             Ok(priority) if problems.is_empty() => Ok(Change { due: asked, priority }),

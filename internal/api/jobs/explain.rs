@@ -9,14 +9,14 @@ use chrono::TimeDelta;
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use crate::api::http::body::IdPath;
-use crate::api::http::problem::Problem;
-use crate::api::jobs::missing;
-use crate::api::view::Moment;
-use crate::api::{Api, json};
-use crate::index::Health;
-use crate::job::{Job, State as JobState, Timestamp};
-use crate::store::{QueuePosition, QueueSetting, RunnerSeen, SUSPECT_FROM};
+use crate::http::body::IdPath;
+use crate::http::problem::Problem;
+use crate::jobs::missing;
+use crate::view::Moment;
+use crate::{Api, json};
+use tickr_index::Health;
+use tickr_job::{Job, State as JobState, Timestamp};
+use tickr_store::{QueuePosition, QueueSetting, RunnerSeen, SUSPECT_FROM};
 
 /// A runner without a heartbeat for this long counts as dead until its next heartbeat.
 const SILENT: Duration = Duration::from_secs(60);
@@ -26,7 +26,7 @@ const ON_ITS_WAY: TimeDelta = TimeDelta::seconds(2);
 /// The reasons why a job does not run, in the order in which they must be removed.
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct Explanation {
-    #[schema(value_type = crate::api::view::StateWord)]
+    #[schema(value_type = crate::view::StateWord)]
     state: JobState,
     /// Text of the first reason.
     summary: String,

@@ -19,20 +19,20 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use utoipa::{IntoParams, ToSchema};
 
-use crate::api::Api;
-use crate::api::http::auth::PermitOwner;
-use crate::api::http::body::{QueryParams, body_timeout_problem, parse};
-use crate::api::http::caller::Requester;
-use crate::api::http::idempotency::Key;
-use crate::api::http::problem::{Code, Problem};
-use crate::api::http::revocation::RequestRight;
-use crate::api::http::shares::RequestPermit;
-use crate::api::http::trace::ImportSpan;
-use crate::api::jobs::{NewJobBody, held_detail, prepare, unique_key_taken};
-use crate::api::view::Moment;
-use crate::broker::IdempotencyKey;
-use crate::job::{Name, NewJob, OnConflict};
-use crate::store::{Answer, EnqueueOutcome, EnqueueReceipts, EnqueuedJob, IdempotentOutcome, StoreError};
+use crate::Api;
+use crate::http::auth::PermitOwner;
+use crate::http::body::{QueryParams, body_timeout_problem, parse};
+use crate::http::caller::Requester;
+use crate::http::idempotency::Key;
+use crate::http::problem::{Code, Problem};
+use crate::http::revocation::RequestRight;
+use crate::http::shares::RequestPermit;
+use crate::http::trace::ImportSpan;
+use crate::jobs::{NewJobBody, held_detail, prepare, unique_key_taken};
+use crate::view::Moment;
+use tickr_broker::IdempotencyKey;
+use tickr_job::{Name, NewJob, OnConflict};
+use tickr_store::{Answer, EnqueueOutcome, EnqueueReceipts, EnqueuedJob, IdempotentOutcome, StoreError};
 
 /// Maximum number of lines in one part.
 const MAX_LINES: usize = 500;
@@ -490,8 +490,8 @@ impl Import {
     async fn submit(
         &mut self,
         jobs: Vec<NewJob>,
-        once: Option<crate::store::IdempotentRequest>,
-        build: crate::store::ResponseBuilder<EnqueueReceipts>,
+        once: Option<tickr_store::IdempotentRequest>,
+        build: tickr_store::ResponseBuilder<EnqueueReceipts>,
     ) -> Result<IdempotentOutcome<EnqueueOutcome>, Problem> {
         let mut pause = Duration::from_millis(50);
         for attempt in 1.. {

@@ -24,22 +24,21 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use utoipa::ToSchema;
 
-use crate::api::http::auth::RequestActor;
-use crate::api::http::body::{Body, IdPath, Object, QueryParams};
-use crate::api::http::caller::Requester;
-use crate::api::http::cursor::Listing;
-use crate::api::http::etag::{IfNoneMatch, respond_with_etag};
-use crate::api::http::filter::{filter_query, refused};
-use crate::api::http::idempotency::{Key, ResponseContent, replay_stored, respond, respond_to_outcome};
-use crate::api::http::problem::{Code, Problem};
-use crate::api::http::searches::run_with_seat;
-use crate::api::http::trace::RequestTrace;
-use crate::api::view::{ForeignJobView, JobView, RetryView, SeenJob, TraceView};
-use crate::api::{Api, json};
-use crate::broker::Draft;
-use crate::handlers;
-use crate::job::{Actor, Due, Filter, JobId, Name, NewJob, OnConflict, Producer, TraceContext, limits};
-use crate::store::{
+use crate::http::auth::RequestActor;
+use crate::http::body::{Body, IdPath, Object, QueryParams};
+use crate::http::caller::Requester;
+use crate::http::cursor::Listing;
+use crate::http::etag::{IfNoneMatch, respond_with_etag};
+use crate::http::filter::{filter_query, refused};
+use crate::http::idempotency::{Key, ResponseContent, replay_stored, respond, respond_to_outcome};
+use crate::http::problem::{Code, Problem};
+use crate::http::searches::run_with_seat;
+use crate::http::trace::RequestTrace;
+use crate::view::{ForeignJobView, JobView, RetryView, SeenJob, TraceView};
+use crate::{Api, json};
+use tickr_broker::Draft;
+use tickr_job::{Actor, Due, Filter, JobId, Name, NewJob, OnConflict, Producer, TraceContext, limits};
+use tickr_store::{
     ActionOutcome, Answer, EnqueueOutcome, EnqueueReceipts, EnqueuedJob, IdempotentRequest, JobAction, KeyHolder,
     ResponseBuilder, UpdatedJob,
 };
@@ -144,7 +143,7 @@ pub(crate) fn due(
         (Some(moment), None) => Ok(Some(Due::At(moment))),
         (None, Some(ms)) => Ok(Some(Due::After(Duration::from_millis(ms)))),
         (Some(_), Some(_)) => {
-            let both = handlers::Problem::at("/delay_ms", "give execute_at or delay_ms, not both");
+            let both = tickr_handlers::Problem::at("/delay_ms", "give execute_at or delay_ms, not both");
             Err(Problem::new(Code::InvalidRequest, "the job has two due times").at(prefix, vec![both]))
         }
     }
@@ -249,9 +248,9 @@ pub(crate) fn held_detail(holder: &KeyHolder, detail: &str) -> String {
     if holder.foreign { format!("{detail}; {why}") } else { detail.to_owned() }
 }
 
-pub(crate) fn unique_key_taken(prefix: &str, (_, holder): &(usize, KeyHolder)) -> handlers::Problem {
+pub(crate) fn unique_key_taken(prefix: &str, (_, holder): &(usize, KeyHolder)) -> tickr_handlers::Problem {
     let whose = if holder.foreign { " of another producer" } else { "" };
-    handlers::Problem::at(
+    tickr_handlers::Problem::at(
         format!("{prefix}/unique_key"),
         format!("is taken by job {}{whose}, which is {}", holder.id, holder.state),
     )
@@ -285,7 +284,7 @@ pub(crate) struct Receipt {
     /// Due time of the job. Left out for another producer's job.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>, format = DateTime)]
-    execute_at: Option<crate::api::view::Moment>,
+    execute_at: Option<crate::view::Moment>,
     /// True when this is not a new job: an unfinished job, or an earlier job of this batch, has the unique key.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     #[schema(required = false)]
@@ -336,7 +335,7 @@ async fn enqueue_all(
         };
         let receipt = |placed: &EnqueuedJob| {
             let (id, execute_at, existing) = receipt(placed);
-            Receipt { id: id.to_string(), execute_at: execute_at.map(crate::api::view::Moment), existing }
+            Receipt { id: id.to_string(), execute_at: execute_at.map(crate::view::Moment), existing }
         };
         let status = if receipts.accepted().next().is_some() { StatusCode::CREATED } else { StatusCode::OK };
         let jobs = receipts.jobs.iter().map(receipt).collect();
@@ -367,7 +366,8 @@ fn check_all_requested(body: &BatchBody, asker: &Requester) -> Result<(), Proble
 fn prepare_all(api: &Api, body: BatchBody, trace: Option<&TraceContext>) -> Result<Vec<NewJob>, Problem> {
     let count = body.jobs.len();
     if count == 0 || count > limits::MAX_BATCH {
-        let here = handlers::Problem::at("/jobs", format!("must be 1 to {} jobs, not {count}", limits::MAX_BATCH));
+        let here =
+            tickr_handlers::Problem::at("/jobs", format!("must be 1 to {} jobs, not {count}", limits::MAX_BATCH));
         return Err(Problem::new(Code::InvalidRequest, "invalid size of a batch; `errors` says why").at("", vec![here]));
     }
     let mut jobs = Vec::with_capacity(count);
@@ -390,7 +390,8 @@ fn prepare_all(api: &Api, body: BatchBody, trace: Option<&TraceContext>) -> Resu
         if let Some(key) = &job.unique_key {
             let first = *keys.entry((job.kind.clone(), key.clone())).or_insert(place);
             if first < place && job.on_conflict != OnConflict::Return {
-                let here = handlers::Problem::at("/unique_key", format!("is also the unique key of /jobs/{first}"));
+                let here =
+                    tickr_handlers::Problem::at("/unique_key", format!("is also the unique key of /jobs/{first}"));
                 let detail = "a job can neither reject nor replace another one of its own batch";
                 wrong(Problem::new(Code::InvalidRequest, detail).at(&prefix, vec![here]));
             }
@@ -446,7 +447,7 @@ pub(crate) async fn list(
     });
     let limit = asked.limit.unwrap_or(50);
     if !(1..=200).contains(&limit) {
-        problems.push(handlers::Problem::at("limit", "must be 1 to 200"));
+        problems.push(tickr_handlers::Problem::at("limit", "must be 1 to 200"));
     }
     if !problems.is_empty() {
         return Err(refused(problems));

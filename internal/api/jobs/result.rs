@@ -10,15 +10,15 @@ use serde_json::value::RawValue;
 use tokio::time::Instant;
 use utoipa::{IntoParams, ToSchema};
 
-use crate::api::http::body::{IdPath, QueryParams};
-use crate::api::http::caller::Requester;
-use crate::api::http::problem::{Code, Problem};
-use crate::api::http::revocation::RequestRight;
-use crate::api::jobs;
-use crate::api::view::StateWord;
-use crate::api::{Api, json, parse_wait};
-use crate::event::Event;
-use crate::job::State as JobState;
+use crate::http::body::{IdPath, QueryParams};
+use crate::http::caller::Requester;
+use crate::http::problem::{Code, Problem};
+use crate::http::revocation::RequestRight;
+use crate::jobs;
+use crate::view::StateWord;
+use crate::{Api, json, parse_wait};
+use tickr_event::Event;
+use tickr_job::State as JobState;
 
 /// Maximum wait of one request.
 const MAX_WAIT: Duration = Duration::from_secs(60);

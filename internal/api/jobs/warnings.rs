@@ -7,9 +7,9 @@ use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::broker::OperatorSettingsCopy;
-use crate::job::{Name, NewJob};
-use crate::store::{RunnerSeen, Store};
+use tickr_broker::OperatorSettingsCopy;
+use tickr_job::{Name, NewJob};
+use tickr_store::{RunnerSeen, Store};
 
 /// Maximum age of the view.
 const FRESH: Duration = Duration::from_secs(10);

@@ -11,21 +11,20 @@ use serde_json::value::RawValue;
 use utoipa::{IntoParams, ToSchema};
 use uuid::Uuid;
 
-use crate::api::http::auth::RequestActor;
-use crate::api::http::body::{Body, NamePath, Object, QueryParams};
-use crate::api::http::cursor::Listing;
-use crate::api::http::etag::{self, Preconditions};
-use crate::api::http::idempotency::{Key, ResponseContent, replay_stored, respond_to_outcome};
-use crate::api::http::problem::{Code, Problem};
-use crate::api::http::trace::RequestTrace;
-use crate::api::view::{JobView, Moment, RetryView};
-use crate::api::{Api, json};
-use crate::broker::TriggerError;
-use crate::handlers;
-use crate::job::{
+use crate::http::auth::RequestActor;
+use crate::http::body::{Body, NamePath, Object, QueryParams};
+use crate::http::cursor::Listing;
+use crate::http::etag::{self, Preconditions};
+use crate::http::idempotency::{Key, ResponseContent, replay_stored, respond_to_outcome};
+use crate::http::problem::{Code, Problem};
+use crate::http::trace::RequestTrace;
+use crate::view::{JobView, Moment, RetryView};
+use crate::{Api, json};
+use tickr_broker::TriggerError;
+use tickr_job::{
     Actor, Cadence, Dst, Misfire, Name, NewJob, Overlap, Schedule, ScheduleDraft, SkipCause, Timestamp, Zone, floor_ms,
 };
-use crate::store::{
+use tickr_store::{
     Accepted, Answer, DeleteOutcome, Pause, PutOutcome, ResponseBuilder, ScheduleOrigin, Scheduled, TickLine,
     TriggerOutcome, UnreadableSchedule, VersionTag,
 };
@@ -263,7 +262,7 @@ impl From<TickLine> for TickView {
             cause: line.cause.map(SkipCause::as_str),
             reason: line.reason,
             ticks: line.ticks,
-            job_id: line.job.map(crate::job::JobId::uuid),
+            job_id: line.job.map(tickr_job::JobId::uuid),
             recorded_at: Moment(line.recorded_at),
             recorded_by: line.recorded_by.to_string(),
         }
@@ -303,7 +302,7 @@ impl ScheduleView {
             next_at: row.next_at.map(Moment),
             next_runs: None,
             last_tick: None,
-            last_job: row.last_job.map(crate::job::JobId::uuid),
+            last_job: row.last_job.map(tickr_job::JobId::uuid),
             created_at: Moment(row.created.0),
             created_by: row.created.1.to_string(),
             updated_at: Moment(row.updated.0),
@@ -499,7 +498,7 @@ fn page_limit(asked: Option<u32>) -> Result<u32, Problem> {
     if (1..=200).contains(&limit) {
         return Ok(limit);
     }
-    let here = handlers::Problem::at("limit", "must be 1 to 200");
+    let here = tickr_handlers::Problem::at("limit", "must be 1 to 200");
     Err(Problem::new(Code::InvalidRequest, "invalid listing; `errors` says why").at("", vec![here]))
 }
 
@@ -567,7 +566,7 @@ pub(crate) async fn pause(
     Body(body, _): Body<SchedulePauseBody>,
 ) -> Result<Response, Problem> {
     if body.reason.as_ref().is_some_and(|reason| reason.chars().count() > MAX_REASON) {
-        let here = handlers::Problem::at("/reason", format!("must be at most {MAX_REASON} characters"));
+        let here = tickr_handlers::Problem::at("/reason", format!("must be at most {MAX_REASON} characters"));
         return Err(Problem::new(Code::InvalidRequest, "the reason is too long").at("", vec![here]));
     }
     let reason = body.reason.filter(|reason| !reason.trim().is_empty());
@@ -645,7 +644,7 @@ async fn fire(
 ) -> Result<Response, Problem> {
     let overlap = match asked.overlap.as_deref().map(|word| Overlap::from_word(word).ok_or(word)) {
         Some(Err(word)) => {
-            let here = handlers::Problem::at("overlap", format!("{word:?} is not one of allow, skip, replace"));
+            let here = tickr_handlers::Problem::at("overlap", format!("{word:?} is not one of allow, skip, replace"));
             return Err(
                 Problem::new(Code::InvalidRequest, "invalid overlap policy; `errors` says why").at("", vec![here])
             );
@@ -739,7 +738,7 @@ pub(crate) async fn ticks(
         Some("fired") => Some(true),
         Some("skipped") => Some(false),
         Some(word) => {
-            let here = handlers::Problem::at("outcome", format!("{word:?} is not one of fired, skipped"));
+            let here = tickr_handlers::Problem::at("outcome", format!("{word:?} is not one of fired, skipped"));
             let detail = "invalid listing; `errors` says why";
             return Err(Problem::new(Code::InvalidRequest, detail).at("", vec![here]));
         }
@@ -826,13 +825,13 @@ pub(crate) async fn preview(State(api): State<Api>, Body(body, _): Body<PreviewB
     };
     let mut problems = Vec::new();
     if !(1..=100).contains(&count) {
-        problems.push(handlers::Problem::at("/count", "must be 1 to 100"));
+        problems.push(tickr_handlers::Problem::at("/count", "must be 1 to 100"));
     }
     if (from - now).abs() > chrono::TimeDelta::days(366 * 100) {
-        problems.push(handlers::Problem::at("/from", "must lie within a century of now"));
+        problems.push(tickr_handlers::Problem::at("/from", "must lie within a century of now"));
     }
     let checked = draft.check(now).map_err(|wrong| {
-        wrong.into_iter().map(|wrong| handlers::Problem::at(format!("/{}", wrong.field), wrong.detail)).collect()
+        wrong.into_iter().map(|wrong| tickr_handlers::Problem::at(format!("/{}", wrong.field), wrong.detail)).collect()
     });
     match checked {
         Ok(schedule) if problems.is_empty() => {
@@ -842,7 +841,7 @@ pub(crate) async fn preview(State(api): State<Api>, Body(body, _): Body<PreviewB
         }
         Ok(_) => Err(problems),
         Err(wrong) => {
-            let mut all: Vec<handlers::Problem> = wrong;
+            let mut all: Vec<tickr_handlers::Problem> = wrong;
             all.extend(problems);
             Err(all)
         }

@@ -10,9 +10,9 @@ use maud::{DOCTYPE, Markup, PreEscaped, html};
 use serde_json::{Map, Value, json};
 use utoipa::openapi::OpenApi;
 
-use crate::api::http::problem::{Code, Problem};
-use crate::api::http::problem_table::Entry;
-use crate::handlers::Registry;
+use crate::http::problem::{Code, Problem};
+use crate::http::problem_table::Entry;
+use tickr_handlers::Registry;
 
 const STYLE: &str = "\
 :root{color-scheme:light dark;--line:#8884;--soft:#8882;--get:#2b7a4b;--post:#2b5fa8;--patch:#a06a00;--put:#6b46a8;--delete:#a83232}\

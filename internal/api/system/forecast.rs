@@ -7,10 +7,10 @@ use chrono::TimeDelta;
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use crate::api::http::problem::{Code, Problem};
-use crate::api::view::Moment;
-use crate::api::{Api, json};
-use crate::job::{Cadence, Timestamp};
+use crate::http::problem::{Code, Problem};
+use crate::view::Moment;
+use crate::{Api, json};
+use tickr_job::{Cadence, Timestamp};
 
 /// Number of hours in a forecast.
 const HOURS: u32 = 24;
@@ -92,7 +92,7 @@ mod tests {
     use std::time::{Duration, Instant};
 
     use super::*;
-    use crate::job::{CronExpression, Dst, Zone};
+    use tickr_job::{CronExpression, Dst, Zone};
 
     fn starts() -> Vec<Timestamp> {
         let now: Timestamp = "2026-11-21T10:30:00.250Z".parse().unwrap();

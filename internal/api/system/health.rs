@@ -9,8 +9,8 @@ use serde::Serialize;
 use tokio::sync::watch;
 use utoipa::ToSchema;
 
-use crate::api::system::readiness::ReadinessCheck;
-use crate::api::{Api, Code, Problem, json};
+use crate::system::readiness::ReadinessCheck;
+use crate::{Api, Code, Problem, json};
 
 /// Return 200 while the process is alive
 #[utoipa::path(get, path = "/livez", tag = "system", responses((status = 200, description = "Alive", body = String)))]
@@ -48,7 +48,7 @@ pub(crate) struct ReadyAnswer {
 
 /// Build the router that serves while the runner migrates the tables at its start: the process is alive but not ready,
 /// and every other route answers 503.
-pub(crate) fn while_migrating(stage: watch::Receiver<String>) -> Router {
+pub fn while_migrating(stage: watch::Receiver<String>) -> Router {
     let ready = async move || {
         let answer = ReadyAnswer {
             status: "migrating",

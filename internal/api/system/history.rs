@@ -9,14 +9,13 @@ use axum::response::Response;
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
-use crate::api::http::body::QueryParams;
-use crate::api::http::filter::refused;
-use crate::api::http::problem::Problem;
-use crate::api::view::Moment;
-use crate::api::{Api, json};
-use crate::handlers;
-use crate::job::{Point, Series, Span};
-use crate::store::History;
+use crate::http::body::QueryParams;
+use crate::http::filter::refused;
+use crate::http::problem::Problem;
+use crate::view::Moment;
+use crate::{Api, json};
+use tickr_job::{Point, Series, Span};
+use tickr_store::History;
 
 /// Time span of a chart: `5m` in steps of five seconds, `1h` in steps of a minute, `24h` in steps of fifteen minutes.
 #[derive(ToSchema)]
@@ -139,15 +138,15 @@ pub(crate) struct QueueHistoryView {
 
 fn span_of(word: Option<&str>) -> Result<Span, Problem> {
     let span = word.map_or(Some(Span::Hour), Span::from_word);
-    span.ok_or_else(|| refused(vec![handlers::Problem::at("span", "must be 5m, 1h or 24h")]))
+    span.ok_or_else(|| refused(vec![tickr_handlers::Problem::at("span", "must be 5m, 1h or 24h")]))
 }
 
 fn series_of(queue: Option<&str>) -> Result<Series, Problem> {
     let Some(queue) = queue else { return Ok(Series::All) };
     let named = Series::from_word(queue).filter(|series| *series != Series::All);
     named.ok_or_else(|| {
-        let detail = crate::job::InvalidName.to_string();
-        refused(vec![handlers::Problem::at("queue", detail)])
+        let detail = tickr_job::InvalidName.to_string();
+        refused(vec![tickr_handlers::Problem::at("queue", detail)])
     })
 }
 

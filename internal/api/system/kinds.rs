@@ -6,8 +6,8 @@ use axum::response::Response;
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use crate::api::view::RetryView;
-use crate::api::{Api, json};
+use crate::view::RetryView;
+use crate::{Api, json};
 
 /// The registered kinds.
 #[derive(Debug, Serialize, ToSchema)]
@@ -40,7 +40,7 @@ pub(crate) struct KindView {
     )
 )]
 pub(crate) async fn list(State(api): State<Api>) -> Response {
-    let view = |kind: &crate::handlers::Registered| KindView {
+    let view = |kind: &tickr_handlers::Registered| KindView {
         kind: kind.name().to_string(),
         max_attempts: kind.defaults().max_attempts,
         timeout_ms: u64::try_from(kind.defaults().timeout.as_millis()).unwrap_or(u64::MAX),

@@ -16,12 +16,12 @@ use axum::response::{IntoResponse, Response};
 use metrics::gauge;
 use tokio_util::task::TaskTracker;
 
-use crate::api::Api;
-use crate::event::Health;
-use crate::index::{Index, Lane};
-use crate::job::{Name, State as JobState};
-use crate::store::{RunnerSeen, Stats, Store};
-use crate::telemetry::metrics_page;
+use crate::Api;
+use tickr_event::Health;
+use tickr_index::{Index, Lane};
+use tickr_job::{Name, State as JobState};
+use tickr_store::{RunnerSeen, Stats, Store};
+use tickr_telemetry::metrics_page;
 
 /// Age of a reading after which a scrape starts another.
 const FRESH: Duration = Duration::from_secs(10);

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::watch;
 use tokio_util::task::TaskTracker;
 
-use crate::store::{Durability, Store};
+use tickr_store::{Durability, Store};
 
 /// Time for which the result of a check is used.
 const FRESH: Duration = Duration::from_millis(500);

@@ -8,13 +8,13 @@ use axum::response::Response;
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use crate::api::http::auth::RequestActor;
-use crate::api::http::problem::{Code, Problem};
-use crate::api::view::Moment;
-use crate::api::{Api, json};
-use crate::index::{Health, IndexError, IndexStatus, Lane, RebuildTrigger};
-use crate::job::{Name, Timestamp};
-use crate::store::{AuditEntry, DueWithin};
+use crate::http::auth::RequestActor;
+use crate::http::problem::{Code, Problem};
+use crate::view::Moment;
+use crate::{Api, json};
+use tickr_index::{Health, IndexError, IndexStatus, Lane, RebuildTrigger};
+use tickr_job::{Name, Timestamp};
+use tickr_store::{AuditEntry, DueWithin};
 
 /// Maximum numbers of runners and queues that are read.
 const MAX_RUNNERS: u32 = 200;

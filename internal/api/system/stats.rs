@@ -8,11 +8,11 @@ use axum::response::Response;
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use crate::api::http::problem::Problem;
-use crate::api::http::searches::run_with_seat;
-use crate::api::view::Moment;
-use crate::api::{Api, json};
-use crate::job::State as JobState;
+use crate::http::problem::Problem;
+use crate::http::searches::run_with_seat;
+use crate::view::Moment;
+use crate::{Api, json};
+use tickr_job::State as JobState;
 
 /// Counts and rates.
 #[derive(Debug, Serialize, ToSchema)]

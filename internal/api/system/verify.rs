@@ -14,16 +14,15 @@ use tokio_util::task::TaskTracker;
 use utoipa::ToSchema;
 use uuid::Uuid;
 
-use crate::api::http::auth::RequestActor;
-use crate::api::http::body::Body;
-use crate::api::http::problem::{Code, Problem};
-use crate::api::view::Moment;
-use crate::api::{Api, json};
-use crate::handlers;
-use crate::index::Index;
-use crate::job::Timestamp;
-use crate::store::{BeginOutcome, Retention, Store, Verification};
-use crate::verify::{Finding, Pace, Report, VerifySettings, VerifyVerdict, verify};
+use crate::http::auth::RequestActor;
+use crate::http::body::Body;
+use crate::http::problem::{Code, Problem};
+use crate::view::Moment;
+use crate::{Api, json};
+use tickr_index::Index;
+use tickr_job::Timestamp;
+use tickr_store::{BeginOutcome, Retention, Store, Verification};
+use tickr_verify::{Finding, Pace, Report, VerifySettings, VerifyVerdict, verify};
 
 /// Maximum time for reading the tables, pauses included.
 const READING: Duration = Duration::from_secs(120);
@@ -287,7 +286,7 @@ impl From<Finding> for CheckView {
             (0, Some(_)) => CheckVerdict::Skipped,
             (0, None) => CheckVerdict::Holds,
         };
-        let example = |sample: crate::verify::Sample| ExampleView {
+        let example = |sample: tickr_verify::Sample| ExampleView {
             job: sample.job.map(|job| job.to_string()),
             what: sample.what,
         };
@@ -369,7 +368,7 @@ pub(crate) async fn start(
     let since = match body.since.as_deref().map(DateTime::parse_from_rfc3339).transpose() {
         Ok(since) => since.map(|since| since.with_timezone(&Utc)),
         Err(_) => {
-            let here = handlers::Problem::at("/since", "must be a time such as 2026-01-31T08:00:00Z");
+            let here = tickr_handlers::Problem::at("/since", "must be a time such as 2026-01-31T08:00:00Z");
             return Err(Problem::new(Code::InvalidRequest, "invalid time; `errors` says why").at("", vec![here]));
         }
     };

@@ -28,7 +28,7 @@ impl AllowedAddresses {
     }
 
     /// The text of a refusal. `setting` is the name of the setting that holds the list.
-    pub(in crate::handlers) fn refusal(&self, setting: &str) -> String {
+    pub(crate) fn refusal(&self, setting: &str) -> String {
         let few = self.listed.iter().take(5).map(String::as_str).collect::<Vec<_>>().join(", ");
         let more = if self.listed.len() > 5 { ", …" } else { "" };
         format!("is not among the addresses that {setting} allows: {few}{more}")

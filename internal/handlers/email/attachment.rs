@@ -7,7 +7,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::Problem;
-use crate::handlers::report::{FindError, FinishedReports};
+use crate::report::{FindError, FinishedReports};
 
 /// Most attachments of one mail.
 pub(super) const MAX_COUNT: usize = 10;

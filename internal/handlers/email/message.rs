@@ -12,7 +12,7 @@ use lettre::message::{Attachment, Body, Mailbox, Mailboxes, Message, MultiPart, 
 use super::Email;
 use super::address::InvalidMailbox;
 use super::attachment::Enclosure;
-use crate::job::JobId;
+use tickr_job::JobId;
 
 /// A mail that is ready to be sent.
 #[derive(Debug)]

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use tokio::task::spawn_blocking;
 
-use crate::job::{AttemptToken, JobId};
+use tickr_job::{AttemptToken, JobId};
 
 /// A folder with `<job id>.eml` files.
 #[derive(Clone, Debug)]

@@ -10,7 +10,7 @@ use serde_json::value::RawValue;
 
 use super::response::printable;
 use super::{HttpCallback, Method};
-use crate::job::{Exchange, ExchangeResponse};
+use tickr_job::{Exchange, ExchangeResponse};
 
 /// Headers of a response that help to find a cause.
 const SHOWN_HEADERS: [&str; 11] = [

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use reqwest::Url;
 use reqwest::dns::{Addrs, Name, Resolve, Resolving};
 
-use crate::config::Allowed;
+use tickr_config::Allowed;
 
 /// A target that callbacks may not reach, and the setting that would allow it. It travels inside the HTTP client's
 /// error, where the handler finds it again.
@@ -293,7 +293,7 @@ mod tests {
     use super::*;
 
     fn rule(wide: bool, allowed: &str) -> Rule {
-        use crate::config::{Config, Flags};
+        use tickr_config::{Config, Flags};
         let flags = Flags::default().with("callback_allow", allowed);
         let config = Config::load(&flags, std::iter::empty(), None).unwrap().config;
         Rule::new(wide, config.callback_allow)

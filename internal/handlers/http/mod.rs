@@ -44,7 +44,7 @@ use self::response::Reply;
 pub use self::secrets::CallbackSecrets;
 pub use self::signature::{InvalidSecret, SigningSecret};
 use super::{Context, Failure, Handler, Kind, KindDefaults, Outcome, Output, Problem};
-use crate::config::Allowed;
+use tickr_config::Allowed;
 
 /// A callback to send.
 ///

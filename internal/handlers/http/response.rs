@@ -10,7 +10,7 @@ use serde::Serialize;
 use tokio::time::{Instant, timeout_at};
 
 use super::{Failure, Outcome, Output};
-use crate::job::ExchangeResponse;
+use tickr_job::ExchangeResponse;
 
 /// Bytes read from a body: enough to reuse the connection after ordinary responses, and too few to do harm.
 const READ_BYTES: usize = 16 * 1024;

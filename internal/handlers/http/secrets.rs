@@ -6,7 +6,7 @@
 use reqwest::Url;
 
 use super::SigningSecret;
-use crate::config::Allowed;
+use tickr_config::Allowed;
 
 /// The secrets that sign callbacks, by receiver. Without secrets, callbacks are not signed.
 #[derive(Clone, Debug, Default)]

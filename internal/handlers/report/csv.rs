@@ -11,7 +11,7 @@ use std::io::BufWriter;
 
 use super::file::PartFile;
 use super::rows::{TableWriter, WriteError, names};
-use crate::table::{Cell, Column};
+use tickr_table::{Cell, Column};
 
 /// Writer of a CSV file.
 pub(super) struct Writer {
@@ -106,7 +106,7 @@ mod tests {
     use super::super::Format;
     use super::super::testing::{column, render};
     use super::*;
-    use crate::table::ColumnKind;
+    use tickr_table::ColumnKind;
 
     fn text(text: &str) -> Cell {
         Cell::Text(text.into())

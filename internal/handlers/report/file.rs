@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use super::Format;
-use crate::job::{AttemptToken, JobId};
+use tickr_job::{AttemptToken, JobId};
 
 /// A file that is being written. It is removed if it is dropped before [`PartFile::publish`].
 #[derive(Debug)]

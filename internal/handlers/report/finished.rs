@@ -20,8 +20,8 @@ use tokio::io::AsyncReadExt as _;
 use tokio::sync::Semaphore;
 
 use super::file::{self, PartFile, ReportFile, ReportName};
-use crate::handlers::{Context, Failure};
-use crate::job::{AttemptToken, JobId, ReportRecord, RunnerId};
+use crate::{Context, Failure};
+use tickr_job::{AttemptToken, JobId, ReportRecord, RunnerId};
 
 /// Number of reports that one runner copies to MySQL at the same time. Each copy holds a part in memory.
 const COPIES_AT_ONCE: usize = 2;

@@ -8,7 +8,7 @@ use maud::{DOCTYPE, PreEscaped, html};
 
 use super::file::PartFile;
 use super::rows::{Heading, TableWriter, WriteError};
-use crate::table::{Cell, Column, ColumnKind};
+use tickr_table::{Cell, Column, ColumnKind};
 
 const STYLE: &str = "
 body { font: 14px/1.4 system-ui, sans-serif; color: #1b1f24; margin: 2rem; }

@@ -11,7 +11,7 @@ use serde_json::value::RawValue;
 
 use super::file::PartFile;
 use super::rows::{TableWriter, WriteError, names};
-use crate::table::{Cell, Column};
+use tickr_table::{Cell, Column};
 
 /// Writer of a JSON file.
 pub(super) struct Writer {
@@ -92,7 +92,7 @@ mod tests {
 
     use super::super::Format;
     use super::super::testing::{column, every_cell, refused, render};
-    use crate::table::ColumnKind;
+    use tickr_table::ColumnKind;
 
     #[test]
     fn every_kind_of_value_is_exact() {

@@ -50,11 +50,11 @@ pub use finished::{FindError, FinishedReports, Found, ShareError, SharedReport, 
 
 use super::email::{AllowedAddresses, RECIPIENTS};
 use super::{Context, Failure, Handler, Kind, KindDefaults, Outcome, Output, Problem};
-use crate::config::ReportQuery;
-use crate::job::RunnerId;
-use crate::table::{Cell, RowSource, Select, SourceError};
 use file::PartFile;
 use rows::{Heading, Limits, PourError, Poured, WriteError, pour};
+use tickr_config::ReportQuery;
+use tickr_job::RunnerId;
+use tickr_table::{Cell, RowSource, Select, SourceError};
 
 /// Largest file that is attached, in bytes. The email kind and most mail servers refuse larger ones.
 const MAX_ATTACHED_BYTES: u64 = 10 << 20;
@@ -480,10 +480,10 @@ mod tests {
 
     use super::testing::{Memory, column};
     use super::*;
-    use crate::config::{ParamType, ReportParam, Statement};
-    use crate::handlers::{ContextParts, ProgressSlot, Registry};
-    use crate::job::{AttemptToken, JobId};
-    use crate::table::ColumnKind;
+    use crate::{ContextParts, ProgressSlot, Registry};
+    use tickr_config::{ParamType, ReportParam, Statement};
+    use tickr_job::{AttemptToken, JobId};
+    use tickr_table::ColumnKind;
 
     fn memory(rows: usize) -> Memory {
         let columns = vec![column("n", ColumnKind::Integer), column("text", ColumnKind::Text)];

@@ -23,7 +23,7 @@ use skrifa::{FontRef, MetadataProvider};
 
 use super::file::PartFile;
 use super::rows::{Heading, TableWriter, WriteError, names};
-use crate::table::{Cell, Column, Row};
+use tickr_table::{Cell, Column, Row};
 
 /// Most rows in a PDF.
 pub(super) const MAX_ROWS: u64 = 50_000;
@@ -502,7 +502,7 @@ mod tests {
     use super::super::Format;
     use super::super::testing::{NO_LIMITS, column, every_cell, refused, render, try_render};
     use super::*;
-    use crate::table::ColumnKind;
+    use tickr_table::ColumnKind;
 
     fn type_case() -> TypeCase {
         TypeCase::new().unwrap()

@@ -1,6 +1,6 @@
 //! Parameters of report queries: from the JSON of a job to the values that are bound.
 //!
-//! The [configuration](crate::config::ReportParam) defines the parameters and the values that fit, and checks the
+//! The [configuration](tickr_config::ReportParam) defines the parameters and the values that fit, and checks the
 //! defaults by the same rules. Here each wrong value of a job becomes a problem with its pointer.
 
 use std::collections::BTreeMap;
@@ -8,9 +8,9 @@ use std::collections::BTreeMap;
 use chrono::SubsecRound;
 use serde_json::{Map, Value};
 
-use crate::config::{ParamValue, ReportQuery};
-use crate::handlers::Problem;
-use crate::table::Cell;
+use crate::Problem;
+use tickr_config::{ParamValue, ReportQuery};
+use tickr_table::Cell;
 
 /// Return the values to bind, one for each `?` of the statement. If any parameter is unknown, missing or does not fit,
 /// return a problem for each of them, with its pointer.
@@ -67,7 +67,7 @@ mod tests {
     use chrono::DateTime;
     use serde_json::json;
 
-    use crate::config::{ParamType, ReportParam, Statement};
+    use tickr_config::{ParamType, ReportParam, Statement};
 
     use super::*;
 

@@ -8,8 +8,8 @@ use super::pdf;
 #[cfg(feature = "xlsx")]
 use super::xlsx;
 use super::{Format, csv, html, json};
-use crate::job::Timestamp;
-use crate::table::{Cell, Column, Part, RowStream, SourceError};
+use tickr_job::Timestamp;
+use tickr_table::{Cell, Column, Part, RowStream, SourceError};
 
 /// Writer of one table in one format. It blocks, so it runs on a blocking thread.
 pub(super) trait TableWriter {

@@ -7,7 +7,7 @@ use chrono::DateTime;
 use super::file::PartFile;
 use super::rows::{Heading, Limits, PourError, Poured, pour};
 use super::{Context, Format};
-use crate::table::{self, Cell, Column, ColumnKind, Part, Row, RowSource, RowStream, Select, SourceError};
+use tickr_table::{Cell, Column, ColumnKind, Part, Row, RowSource, RowStream, Select, SourceError};
 
 /// A source that answers every select with the same rows.
 pub(super) struct Memory {
@@ -20,7 +20,7 @@ pub(super) struct Memory {
 
 impl RowSource for Memory {
     fn open(&self, _: Select) -> RowStream {
-        let (sender, stream) = table::channel();
+        let (sender, stream) = tickr_table::channel();
         let (columns, rows) = (self.columns.clone(), self.rows.clone());
         let (end, hangs) = (self.end.clone(), self.hangs);
         tokio::spawn(async move {

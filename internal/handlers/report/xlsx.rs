@@ -16,7 +16,7 @@ use rust_xlsxwriter::{
 
 use super::file::PartFile;
 use super::rows::{Heading, TableWriter, WriteError, names};
-use crate::table::{Cell, Column};
+use tickr_table::{Cell, Column};
 
 /// Most rows in a sheet, without its header.
 pub(super) const MAX_ROWS: u64 = 1_048_575;
@@ -211,7 +211,7 @@ mod tests {
     use super::super::Format;
     use super::super::testing::{column, every_cell, render};
     use super::*;
-    use crate::table::ColumnKind;
+    use tickr_table::ColumnKind;
 
     /// The XML of the sheet, unpacked from the file.
     fn sheet(bytes: Vec<u8>) -> String {

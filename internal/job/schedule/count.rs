@@ -5,7 +5,7 @@ use chrono::{NaiveDateTime, TimeDelta, Timelike};
 
 use super::cadence::CronExpression;
 use super::{Cadence, Zone};
-use crate::job::Timestamp;
+use crate::Timestamp;
 
 /// The distance around an hour within which the clocks must not change, so that its ticks can be counted from the clock
 /// face. A time inside a gap ticks at the end of the gap, and no clock was ever changed by more than a day.
@@ -72,7 +72,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::job::Dst;
+    use crate::Dst;
 
     fn at(text: &str) -> Timestamp {
         text.parse().unwrap()

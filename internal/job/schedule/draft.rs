@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde_json::value::RawValue;
 
 use super::{Cadence, CronExpression, Dst, Misfire, Overlap, Schedule, Template, Zone};
-use crate::job::{Name, Priority, RetryPolicy, Timestamp, ceil_ms, limits};
+use crate::{Name, Priority, RetryPolicy, Timestamp, ceil_ms, limits};
 
 /// A requested schedule. Everything except the kind and one of `cron` and `every_ms` is optional.
 #[derive(Clone, Debug)]

@@ -11,7 +11,7 @@ use chrono::TimeDelta;
 
 use super::spec::words;
 use super::{Cadence, Misfire};
-use crate::job::Timestamp;
+use crate::Timestamp;
 
 /// Maximum number of rows of one plan; later ticks are planned next time.
 const MAX_LINES: usize = 200;
@@ -172,7 +172,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::job::{CronExpression, Dst, Zone};
+    use crate::{CronExpression, Dst, Zone};
 
     const GRACE: Duration = Duration::from_secs(10);
 

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 use super::{Cadence, Dst, Zone};
-use crate::job::{Name, Priority, RetryPolicy, Timestamp};
+use crate::{Name, Priority, RetryPolicy, Timestamp};
 
 /// A requested schedule: complete and checked.
 #[derive(Clone, Debug)]

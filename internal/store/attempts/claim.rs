@@ -9,14 +9,14 @@ use sqlx::mysql::MySqlRow;
 use sqlx::{MySqlConnection, Row};
 use uuid::Uuid;
 
-use crate::job::{AttemptToken, JobId, JobOptions, Name, RunnerId, Timestamp};
-use crate::store::attempts::claim_batches::OpenClaims;
-use crate::store::rows::owed::{DueJob, SUSPECT_FROM, due_job, unreadable};
-use crate::store::sql::batch::Batch;
-use crate::store::sql::batches::{pad, padded, places, statement};
-use crate::store::sql::connection::{DbFuture, Earlier};
-use crate::store::sql::error::corrupt;
-use crate::store::sql::script::{Script, Value};
+use crate::attempts::claim_batches::OpenClaims;
+use crate::rows::owed::{DueJob, SUSPECT_FROM, due_job, unreadable};
+use crate::sql::batch::Batch;
+use crate::sql::batches::{pad, padded, places, statement};
+use crate::sql::connection::{DbFuture, Earlier};
+use crate::sql::error::corrupt;
+use crate::sql::script::{Script, Value};
+use tickr_job::{AttemptToken, JobId, JobOptions, Name, RunnerId, Timestamp};
 
 /// A successful claim. The attempt is committed, and the handler may start.
 #[derive(Clone, Debug)]
@@ -107,7 +107,7 @@ pub enum Claim {
     /// The job has a kind that this runner does not execute. It waits for a runner that does.
     OtherKind(DueJob),
     /// The job is due, but its last runners died while they executed it. Only
-    /// [`Claimant::claim_suspect`](crate::store::Claimant::claim_suspect) claims it: from a process that executes
+    /// [`Claimant::claim_suspect`](crate::Claimant::claim_suspect) claims it: from a process that executes
     /// nothing else, or from a runner that cannot start such a process.
     Suspect(DueJob),
     /// This runner has the job, but its row cannot be read, so no handler can execute it.

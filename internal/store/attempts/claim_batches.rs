@@ -15,11 +15,11 @@ use std::time::{Duration, Instant};
 use sqlx::{MySqlConnection, Row};
 use uuid::Uuid;
 
-use crate::job::{AttemptToken, JobId, RunnerId, Timestamp};
-use crate::store::sql::batches::{MAX_ROWS, pad, padded, places, statement};
-use crate::store::sql::connection::on_pool;
-use crate::store::sql::error::corrupt;
-use crate::store::{Store, StoreError};
+use crate::sql::batches::{MAX_ROWS, pad, padded, places, statement};
+use crate::sql::connection::on_pool;
+use crate::sql::error::corrupt;
+use crate::{Store, StoreError};
+use tickr_job::{AttemptToken, JobId, RunnerId, Timestamp};
 
 /// Batches in one page.
 const PAGE: u32 = 64;

@@ -10,12 +10,12 @@ use std::collections::BTreeMap;
 use sqlx::MySqlConnection;
 use uuid::Uuid;
 
-use crate::job::{Name, State, Verdict};
-use crate::store::attempts::claim::Opened;
-use crate::store::attempts::settlement::Settlement;
-use crate::store::rows::tallies::tally;
-use crate::store::sql::clock::commit;
-use crate::store::sql::script::{Script, Value};
+use crate::attempts::claim::Opened;
+use crate::attempts::settlement::Settlement;
+use crate::rows::tallies::tally;
+use crate::sql::clock::commit;
+use crate::sql::script::{Script, Value};
+use tickr_job::{Name, State, Verdict};
 
 /// A success with nothing else to write: no follow-up jobs and no unique key.
 pub(crate) struct Success<'a> {

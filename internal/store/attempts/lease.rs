@@ -7,18 +7,18 @@ use std::time::{Duration, Instant};
 use sqlx::{Connection, MySqlConnection, Row};
 use uuid::Uuid;
 
-use crate::job::{
+use crate::attempts::claim_batches::{LapseRule, Lapsed};
+use crate::attempts::settle::{decide, write_moves};
+use crate::attempts::settlement::{Again, Settled, Settlement};
+use crate::rows::owed::{Owed, lock_held};
+use crate::runners::{LiveAttempt, job_ids};
+use crate::sql::batches::{MAX_ROWS, pad, padded, places, statement};
+use crate::sql::clock::{Reading, read_clock};
+use crate::sql::connection::{DbFuture, Earlier, Link, on_pool, transact};
+use crate::{Store, StoreError, StoreInner};
+use tickr_job::{
     AttemptToken, Editions, JobId, JobOptions, Name, Progress, RetryPolicy, RunnerId, State, Timestamp, Verdict,
 };
-use crate::store::attempts::claim_batches::{LapseRule, Lapsed};
-use crate::store::attempts::settle::{decide, write_moves};
-use crate::store::attempts::settlement::{Again, Settled, Settlement};
-use crate::store::rows::owed::{Owed, lock_held};
-use crate::store::runners::{LiveAttempt, job_ids};
-use crate::store::sql::batches::{MAX_ROWS, pad, padded, places, statement};
-use crate::store::sql::clock::{Reading, read_clock};
-use crate::store::sql::connection::{DbFuture, Earlier, Link, on_pool, transact};
-use crate::store::{Store, StoreError, StoreInner};
 
 /// The store's answer to a heartbeat.
 #[derive(Clone, Debug, Default)]
@@ -57,7 +57,7 @@ pub struct RunnerRow {
 /// The connection of the heartbeat to MySQL. Nothing else uses it.
 pub struct HeartbeatConnection {
     link: Link,
-    clock: Arc<crate::store::sql::clock::StoreClock>,
+    clock: Arc<crate::sql::clock::StoreClock>,
     /// The jobs that the runner's workers execute, as they were last written to MySQL.
     told: Option<Vec<u8>>,
 }
@@ -417,7 +417,7 @@ async fn end(
     }
     moves.sort_unstable_by_key(|step| step.item.id);
     write_moves(conn, &moves, now, &shared.clock, shared.lanes.any()).await?;
-    let done = |step: &crate::store::attempts::settle::Transition<'_>| Reaped {
+    let done = |step: &crate::attempts::settle::Transition<'_>| Reaped {
         id: step.item.id,
         kind: step.owed.kind.clone(),
         queue: step.owed.queue.clone(),
@@ -499,7 +499,7 @@ impl HeartbeatConnection {
     }
 
     /// Renew the leases of all live attempts, and return those that are lost or have a cancel requested. The ids of the
-    /// first [`MAX_WORKER_JOBS`](crate::store::MAX_WORKER_JOBS) attempts are written to the runner's row for operators,
+    /// first [`MAX_WORKER_JOBS`](crate::MAX_WORKER_JOBS) attempts are written to the runner's row for operators,
     /// if they have changed.
     ///
     /// Leases are renewed in pages, those renewed longest ago first. `renewed` is called after each page, so that the

@@ -10,12 +10,12 @@ use std::time::{Duration, Instant};
 use sqlx::{MySqlConnection, Row};
 use uuid::Uuid;
 
-use crate::job::{Name, RunnerId};
-use crate::store::sql::batches::{MAX_ROWS, pad, padded, places, statement};
-use crate::store::sql::clock::Reading;
-use crate::store::sql::connection::{on_pool, transact};
-use crate::store::sql::error::corrupt;
-use crate::store::{Store, StoreError};
+use crate::sql::batches::{MAX_ROWS, pad, padded, places, statement};
+use crate::sql::clock::Reading;
+use crate::sql::connection::{on_pool, transact};
+use crate::sql::error::corrupt;
+use crate::{Store, StoreError};
+use tickr_job::{Name, RunnerId};
 
 /// Most queues in one statement.
 const MAX_QUEUES_AT_ONCE: usize = 256;

@@ -5,9 +5,9 @@ use std::collections::BTreeSet;
 
 use sqlx::Row;
 
-use crate::job::{Editions, JobId, Name, RunnerId};
-use crate::store::sql::connection::on_pool;
-use crate::store::{Store, StoreError};
+use crate::sql::connection::on_pool;
+use crate::{Store, StoreError};
+use tickr_job::{Editions, JobId, Name, RunnerId};
 
 /// The beginning of the error of every attempt that ended because its runner could not read the job, as in "read the
 /// payload as …".

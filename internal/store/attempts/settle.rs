@@ -17,20 +17,20 @@ use chrono::TimeDelta;
 use serde_json::value::RawValue;
 use sqlx::{Connection, MySqlConnection, Row};
 
-use crate::job::{JobId, Name, NewJob, Priority, State, StateInput, Timestamp, Verdict, ceil_ms, limits, next};
-use crate::store::attempts::complete::{Success, complete};
-use crate::store::attempts::settlement::{Again, Settled, Settlement};
-use crate::store::rows::dead_letters::{NewDeadLetter, insert_dead_letters};
-use crate::store::rows::jobs::{Accepted, insert_owed};
-use crate::store::rows::ledger::{AttemptRow, append_to_ledger};
-use crate::store::rows::owed::{MAX_LOSSES, MAX_SPARED, Owed, delete_owed, lock_held};
-use crate::store::rows::tallies::{Lanes, count};
-use crate::store::rows::unique_keys::release_key_of;
-use crate::store::sql::batch::Batch;
-use crate::store::sql::batches::{BYTES_PER_ROW, groups, places, rows, statement};
-use crate::store::sql::clock::{StoreClock, read_clock};
-use crate::store::sql::connection::{DbFuture, Earlier};
-use crate::store::sql::error::corrupt;
+use crate::attempts::complete::{Success, complete};
+use crate::attempts::settlement::{Again, Settled, Settlement};
+use crate::rows::dead_letters::{NewDeadLetter, insert_dead_letters};
+use crate::rows::jobs::{Accepted, insert_owed};
+use crate::rows::ledger::{AttemptRow, append_to_ledger};
+use crate::rows::owed::{MAX_LOSSES, MAX_SPARED, Owed, delete_owed, lock_held};
+use crate::rows::tallies::{Lanes, count};
+use crate::rows::unique_keys::release_key_of;
+use crate::sql::batch::Batch;
+use crate::sql::batches::{BYTES_PER_ROW, groups, places, rows, statement};
+use crate::sql::clock::{StoreClock, read_clock};
+use crate::sql::connection::{DbFuture, Earlier};
+use crate::sql::error::corrupt;
+use tickr_job::{JobId, Name, NewJob, Priority, State, StateInput, Timestamp, Verdict, ceil_ms, limits, next};
 
 /// The group commit of settlements.
 pub(crate) struct Settles {

@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use serde_json::value::RawValue;
 
-use crate::job::{AttemptToken, JobId, Name, NewJob, Priority, RetryPolicy, State, Timestamp, Verdict};
-use crate::store::attempts::claim::Opened;
-use crate::store::rows::jobs::Accepted;
+use crate::attempts::claim::Opened;
+use crate::rows::jobs::Accepted;
+use tickr_job::{AttemptToken, JobId, Name, NewJob, Priority, RetryPolicy, State, Timestamp, Verdict};
 
 /// The result of an attempt, as the holder of its token reports it.
 #[derive(Clone, Debug)]
@@ -51,7 +51,7 @@ pub enum Again {
 
 impl Settlement {
     /// Return whether this settlement does not count against `max_attempts` but is bounded by
-    /// [`MAX_SPARED`](crate::store::MAX_SPARED), so that the job cannot go on for ever.
+    /// [`MAX_SPARED`](crate::MAX_SPARED), so that the job cannot go on for ever.
     pub(crate) fn is_counted(&self) -> bool {
         self.verdict == Verdict::Snoozed
             || (self.verdict == Verdict::Interrupted && matches!(self.again, Again::NowWithinBounds))

@@ -3,14 +3,14 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use crate::job::{JobId, Name, RetryPolicy, RunnerId, State, Verdict};
-use crate::store::attempts::lease::{Reaped, after_loss, own_policies};
-use crate::store::attempts::settle::{decide, write_moves};
-use crate::store::attempts::settlement::{Again, Settled, Settlement};
-use crate::store::rows::owed::lock_held;
-use crate::store::sql::clock::read_clock;
-use crate::store::sql::connection::transact;
-use crate::store::{Store, StoreError};
+use crate::attempts::lease::{Reaped, after_loss, own_policies};
+use crate::attempts::settle::{decide, write_moves};
+use crate::attempts::settlement::{Again, Settled, Settlement};
+use crate::rows::owed::lock_held;
+use crate::sql::clock::read_clock;
+use crate::sql::connection::transact;
+use crate::{Store, StoreError};
+use tickr_job::{JobId, Name, RetryPolicy, RunnerId, State, Verdict};
 
 /// The end of a suspect's process.
 #[derive(Clone, Debug)]
@@ -37,8 +37,7 @@ impl Store {
             let (shared, child, death) = (shared.clone(), child.clone(), death.clone());
             Box::pin(async move {
                 let held = lock_held(conn, std::iter::once(job)).await?;
-                let ours =
-                    |owed: &&crate::store::rows::owed::Owed| owed.state == State::Executing && owed.runner == child;
+                let ours = |owed: &&crate::rows::owed::Owed| owed.state == State::Executing && owed.runner == child;
                 let Some(owed) = held.get(&job).filter(ours) else { return Ok(None) };
                 let own = own_policies(conn, &[job]).await?;
                 let now = read_clock(conn, &shared.clock).await?;

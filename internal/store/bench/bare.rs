@@ -8,11 +8,11 @@
 use sqlx::{Connection, MySqlConnection, Row};
 use uuid::Uuid;
 
-use crate::job::{AttemptToken, Due, JobId, NewJob, RunnerId, Timestamp};
-use crate::store::sql::batches::{places, rows, statement};
-use crate::store::sql::connection;
-use crate::store::sql::error::corrupt;
-use crate::store::{Store, StoreError};
+use crate::sql::batches::{places, rows, statement};
+use crate::sql::connection;
+use crate::sql::error::corrupt;
+use crate::{Store, StoreError};
+use tickr_job::{AttemptToken, Due, JobId, NewJob, RunnerId, Timestamp};
 
 /// Duration of a lease, in seconds. No reaper runs beside these batches.
 const LEASE_SECONDS: u32 = 30;

@@ -4,8 +4,8 @@
 use chrono::TimeDelta;
 use sqlx::AssertSqlSafe;
 
-use crate::store::sql::connection;
-use crate::store::{Store, StoreError};
+use crate::sql::connection;
+use crate::{Store, StoreError};
 
 /// Rows of one statement.
 const CHUNK: u64 = 10_000;

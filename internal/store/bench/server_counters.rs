@@ -4,9 +4,9 @@
 
 use sqlx::{AssertSqlSafe, MySqlConnection, Row};
 
-use crate::job::{JobId, Timestamp};
-use crate::store::sql::connection;
-use crate::store::{Store, StoreError};
+use crate::sql::connection;
+use crate::{Store, StoreError};
+use tickr_job::{JobId, Timestamp};
 
 /// A connection for readings.
 pub struct CounterConnection {

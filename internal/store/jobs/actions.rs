@@ -6,20 +6,20 @@ use std::sync::Arc;
 
 use sqlx::{MySqlConnection, Row};
 
-use crate::job::{Actor, Attempt, Job, JobId, Name, State, StateInput, Timestamp, Verdict, floor_ms, next};
-use crate::store::audit::{AuditEntry, record};
-use crate::store::idempotency::{IdempotentOutcome, IdempotentRequest, ResponseBuilder, store_answer, stored_before};
-use crate::store::jobs::read::read_job;
-use crate::store::rows::dead_letters::{delete_dead_letter, was_replayed};
-use crate::store::rows::jobs::Accepted;
-use crate::store::rows::ledger::{AttemptRow, append_to_ledger};
-use crate::store::rows::owed::{Owed, delete_owed, lock_held};
-use crate::store::rows::tallies::count;
-use crate::store::rows::unique_keys::{lock_or_take, release_key_of};
-use crate::store::sql::clock::read_clock;
-use crate::store::sql::connection::{Earlier, transact};
-use crate::store::sql::error::corrupt;
-use crate::store::{Store, StoreError, StoreInner};
+use crate::audit::{AuditEntry, record};
+use crate::idempotency::{IdempotentOutcome, IdempotentRequest, ResponseBuilder, store_answer, stored_before};
+use crate::jobs::read::read_job;
+use crate::rows::dead_letters::{delete_dead_letter, was_replayed};
+use crate::rows::jobs::Accepted;
+use crate::rows::ledger::{AttemptRow, append_to_ledger};
+use crate::rows::owed::{Owed, delete_owed, lock_held};
+use crate::rows::tallies::count;
+use crate::rows::unique_keys::{lock_or_take, release_key_of};
+use crate::sql::clock::read_clock;
+use crate::sql::connection::{Earlier, transact};
+use crate::sql::error::corrupt;
+use crate::{Store, StoreError, StoreInner};
+use tickr_job::{Actor, Attempt, Job, JobId, Name, State, StateInput, Timestamp, Verdict, floor_ms, next};
 
 /// Outcome of an action on one job.
 #[derive(Clone, Debug, PartialEq, Eq)]

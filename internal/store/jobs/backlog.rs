@@ -9,11 +9,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use sqlx::{MySqlConnection, Row};
 
-use crate::job::{Name, State};
-use crate::store::jobs::lanes::{DueLine, MAX_BRANCHES};
-use crate::store::rows::owed::unreadable;
-use crate::store::sql::batches::{padded, statement};
-use crate::store::sql::error::corrupt;
+use crate::jobs::lanes::{DueLine, MAX_BRANCHES};
+use crate::rows::owed::unreadable;
+use crate::sql::batches::{padded, statement};
+use crate::sql::error::corrupt;
+use tickr_job::{Name, State};
 
 /// A table with fewer rows than this is counted completely, whatever the queues of its jobs are.
 const FEW: u32 = 20_000;

@@ -6,17 +6,17 @@ use std::sync::Arc;
 use serde_json::json;
 use sqlx::MySqlConnection;
 
-use crate::job::{Actor, Attempt, Due, Job, JobId, Priority, State, StateInput, next};
-use crate::store::audit::{AuditEntry, record, was_recorded};
-use crate::store::idempotency::{IdempotentOutcome, IdempotentRequest, ResponseBuilder, store_answer, stored_before};
-use crate::store::jobs::actions::{ActionOutcome, UpdatedJob};
-use crate::store::jobs::read::read_job;
-use crate::store::rows::jobs::{Accepted, due_at};
-use crate::store::rows::owed::lock_held;
-use crate::store::sql::clock::read_clock;
-use crate::store::sql::connection::{Earlier, transact};
-use crate::store::sql::error::corrupt;
-use crate::store::{Store, StoreError, StoreInner};
+use crate::audit::{AuditEntry, record, was_recorded};
+use crate::idempotency::{IdempotentOutcome, IdempotentRequest, ResponseBuilder, store_answer, stored_before};
+use crate::jobs::actions::{ActionOutcome, UpdatedJob};
+use crate::jobs::read::read_job;
+use crate::rows::jobs::{Accepted, due_at};
+use crate::rows::owed::lock_held;
+use crate::sql::clock::read_clock;
+use crate::sql::connection::{Earlier, transact};
+use crate::sql::error::corrupt;
+use crate::{Store, StoreError, StoreInner};
+use tickr_job::{Actor, Attempt, Due, Job, JobId, Priority, State, StateInput, next};
 
 /// The requested change. An absent field stays as it is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

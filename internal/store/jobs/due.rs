@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use sqlx::Row;
 
-use crate::job::{JobId, Name, Timestamp};
-use crate::store::jobs::lanes::{fed_queues, lines_of};
-use crate::store::rows::owed::{DueJob, due_job, unreadable};
-use crate::store::sql::batches::{MAX_ROWS, pad, padded, places, statement};
-use crate::store::sql::connection::on_pool;
-use crate::store::{Store, StoreError};
+use crate::jobs::lanes::{fed_queues, lines_of};
+use crate::rows::owed::{DueJob, due_job, unreadable};
+use crate::sql::batches::{MAX_ROWS, pad, padded, places, statement};
+use crate::sql::connection::on_pool;
+use crate::{Store, StoreError};
+use tickr_job::{JobId, Name, Timestamp};
 
 impl Store {
     /// Return those of these jobs that still wait.

@@ -2,9 +2,9 @@
 
 use sqlx::Row;
 
-use crate::job::{JobId, Timestamp};
-use crate::store::sql::connection::on_pool;
-use crate::store::{Store, StoreError};
+use crate::sql::connection::on_pool;
+use crate::{Store, StoreError};
+use tickr_job::{JobId, Timestamp};
 
 /// Jobs that are counted at most.
 const MAX_AHEAD: i64 = 10_000;

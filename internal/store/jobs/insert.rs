@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use sqlx::MySqlConnection;
 
-use crate::job::{BatchPlace, NewJob};
-use crate::store::rows::jobs::{Accepted, accepted_at, in_order_of, options_of, script_of, written_before};
-use crate::store::sql::batch::Batch;
-use crate::store::sql::batches::BYTES_PER_ROW;
-use crate::store::sql::clock::{StoreClock, begin, commit};
-use crate::store::sql::connection::{DbFuture, Earlier};
+use crate::rows::jobs::{Accepted, accepted_at, in_order_of, options_of, script_of, written_before};
+use crate::sql::batch::Batch;
+use crate::sql::batches::BYTES_PER_ROW;
+use crate::sql::clock::{StoreClock, begin, commit};
+use crate::sql::connection::{DbFuture, Earlier};
+use tickr_job::{BatchPlace, NewJob};
 
 /// The group commit of inserts. One item is the jobs of one caller, which are all written or not at all.
 pub(crate) struct Inserts {

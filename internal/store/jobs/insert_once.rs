@@ -8,21 +8,21 @@ use std::sync::Arc;
 
 use sqlx::{Connection, MySqlConnection};
 
-use crate::job::{NewJob, Producer};
-use crate::store::idempotency::{
+use crate::idempotency::{
     Answer, Digest, IdempotentOutcome, IdempotentRequest, ResponseBuilder, StoredResponse, find_all, store_responses,
 };
-use crate::store::jobs::insert::{bytes_of, together};
-use crate::store::jobs::unique_keys::{
+use crate::jobs::insert::{bytes_of, together};
+use crate::jobs::unique_keys::{
     EnqueueOutcome, EnqueueReceipts, EnqueueRequest, EnqueuedJob, insert_keyed, with_producer,
 };
-use crate::store::rows::jobs::{Accepted, accepted_at, in_order_of, receipts, write_jobs};
-use crate::store::sql::batch::Batch;
-use crate::store::sql::batches::BYTES_PER_ROW;
-use crate::store::sql::clock::{StoreClock, read_clock};
-use crate::store::sql::connection::{DbFuture, Earlier, transact};
-use crate::store::sql::error::{Fault, fault, waited_for_lock};
-use crate::store::{Store, StoreError};
+use crate::rows::jobs::{Accepted, accepted_at, in_order_of, receipts, write_jobs};
+use crate::sql::batch::Batch;
+use crate::sql::batches::BYTES_PER_ROW;
+use crate::sql::clock::{StoreClock, read_clock};
+use crate::sql::connection::{DbFuture, Earlier, transact};
+use crate::sql::error::{Fault, fault, waited_for_lock};
+use crate::{Store, StoreError};
+use tickr_job::{NewJob, Producer};
 
 /// Most rounds of a shared write before its requests are written one by one. In each round more of their keys are found
 /// to be taken.

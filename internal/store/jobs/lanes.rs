@@ -12,12 +12,12 @@ use std::collections::{BTreeSet, VecDeque};
 use sqlx::mysql::MySqlRow;
 use sqlx::{MySqlConnection, Row};
 
-use crate::job::{JobId, Name, Priority, Timestamp};
-use crate::store::rows::owed::{DueJob, unreadable};
-use crate::store::sql::batches::{padded, statement};
-use crate::store::sql::connection::on_pool;
-use crate::store::sql::error::corrupt;
-use crate::store::{Store, StoreError};
+use crate::rows::owed::{DueJob, unreadable};
+use crate::sql::batches::{padded, statement};
+use crate::sql::connection::on_pool;
+use crate::sql::error::corrupt;
+use crate::{Store, StoreError};
+use tickr_job::{JobId, Name, Priority, Timestamp};
 
 /// Most lanes in one statement.
 pub(crate) const MAX_BRANCHES: usize = 16;
@@ -235,7 +235,7 @@ pub(crate) async fn lines_of(conn: &mut MySqlConnection, queues: &[Name]) -> Res
     let mut lines = Vec::new();
     for queues in queues.chunks(MAX_BRANCHES) {
         let mut query = statement(probes(padded(queues.len())));
-        for queue in crate::store::sql::batches::pad(&queues.iter().collect::<Vec<_>>()) {
+        for queue in crate::sql::batches::pad(&queues.iter().collect::<Vec<_>>()) {
             query = query.bind(queue.as_str());
         }
         let mut found: Vec<(usize, i64, i64)> = Vec::with_capacity(queues.len());

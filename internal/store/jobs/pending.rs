@@ -4,10 +4,10 @@ use serde_json::value::RawValue;
 use sqlx::Row;
 use uuid::Uuid;
 
-use crate::job::{JobId, JobOptions, Name};
-use crate::store::sql::connection::on_pool;
-use crate::store::sql::error::corrupt;
-use crate::store::{Store, StoreError};
+use crate::sql::connection::on_pool;
+use crate::sql::error::corrupt;
+use crate::{Store, StoreError};
+use tickr_job::{JobId, JobOptions, Name};
 
 /// Most jobs in a page. The number is small because payloads may be large.
 const PAGE: u32 = 200;

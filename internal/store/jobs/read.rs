@@ -7,13 +7,13 @@ use sqlx::mysql::MySqlRow;
 use sqlx::{MySqlConnection, Row};
 use uuid::Uuid;
 
-use crate::job::{Among, Attempt, Filter, Job, JobId, JobOptions, Progress, RunnerId, State, Timestamp, Verdict};
-use crate::store::jobs::search::{Effort, Order, Search};
-use crate::store::rows::dead_letters::dead_letter;
-use crate::store::sql::batches::{pad, padded, places, statement};
-use crate::store::sql::connection::on_pool;
-use crate::store::sql::error::corrupt;
-use crate::store::{Store, StoreError};
+use crate::jobs::search::{Effort, Order, Search};
+use crate::rows::dead_letters::dead_letter;
+use crate::sql::batches::{pad, padded, places, statement};
+use crate::sql::connection::on_pool;
+use crate::sql::error::corrupt;
+use crate::{Store, StoreError};
+use tickr_job::{Among, Attempt, Filter, Job, JobId, JobOptions, Progress, RunnerId, State, Timestamp, Verdict};
 
 /// Most rows that one page of a listing may look at before it returns with a position to continue from.
 const MAX_LOOKED_AT: i64 = 20_000;

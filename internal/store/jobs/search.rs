@@ -16,10 +16,10 @@ use chrono::TimeDelta;
 use sqlx::{MySqlConnection, Row};
 use uuid::Uuid;
 
-use crate::job::{Among, Filter, State, Timestamp, Wanted, first_id_of};
-use crate::store::sql::batches::{Sql, pad, padded, places, statement};
-use crate::store::sql::connection::on_pool;
-use crate::store::{Store, StoreError};
+use crate::sql::batches::{Sql, pad, padded, places, statement};
+use crate::sql::connection::on_pool;
+use crate::{Store, StoreError};
+use tickr_job::{Among, Filter, State, Timestamp, Wanted, first_id_of};
 
 /// Number of rows of a source in one chunk.
 const CHUNK: i64 = 2_000;

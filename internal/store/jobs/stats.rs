@@ -4,13 +4,13 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use sqlx::Row;
 
-use crate::job::{Name, State, Timestamp};
-use crate::store::jobs::backlog::{Backlog, StateCount, backlog};
-use crate::store::jobs::lanes::{lines_of, queues_to_show};
-use crate::store::rows::tallies::OTHER;
-use crate::store::sql::connection::on_pool;
-use crate::store::sql::error::corrupt;
-use crate::store::{Store, StoreError};
+use crate::jobs::backlog::{Backlog, StateCount, backlog};
+use crate::jobs::lanes::{lines_of, queues_to_show};
+use crate::rows::tallies::OTHER;
+use crate::sql::connection::on_pool;
+use crate::sql::error::corrupt;
+use crate::{Store, StoreError};
+use tickr_job::{Name, State, Timestamp};
 
 /// Most queues that are counted in addition to those that runners serve: the first ones by name.
 const MAX_QUEUES: usize = 200;

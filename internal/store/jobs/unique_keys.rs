@@ -20,22 +20,22 @@ use std::sync::{Arc, Mutex, PoisonError};
 use sqlx::{MySqlConnection, Row};
 use uuid::Uuid;
 
-use crate::job::{
+use crate::audit::{AuditEntry, record_all};
+use crate::idempotency::{IdempotentOutcome, IdempotentRequest, ResponseBuilder, store_answer, stored_before};
+use crate::jobs::actions::cancel_waiting;
+use crate::jobs::insert::together;
+use crate::jobs::read::read_job;
+use crate::rows::jobs::{Accepted, accepted_at, receipts, write_jobs};
+use crate::rows::owed::{Owed, lock_held};
+use crate::rows::tallies::count;
+use crate::rows::unique_keys::{insert, lock_or_take};
+use crate::sql::clock::read_clock;
+use crate::sql::connection::{Earlier, transact};
+use crate::sql::error::{Fault, again, corrupt, fault};
+use crate::{Store, StoreError, StoreInner};
+use tickr_job::{
     Actor, Attempt, Job, JobId, JobOptions, NewJob, OnConflict, Producer, State, StateInput, Timestamp, next,
 };
-use crate::store::audit::{AuditEntry, record_all};
-use crate::store::idempotency::{IdempotentOutcome, IdempotentRequest, ResponseBuilder, store_answer, stored_before};
-use crate::store::jobs::actions::cancel_waiting;
-use crate::store::jobs::insert::together;
-use crate::store::jobs::read::read_job;
-use crate::store::rows::jobs::{Accepted, accepted_at, receipts, write_jobs};
-use crate::store::rows::owed::{Owed, lock_held};
-use crate::store::rows::tallies::count;
-use crate::store::rows::unique_keys::{insert, lock_or_take};
-use crate::store::sql::clock::read_clock;
-use crate::store::sql::connection::{Earlier, transact};
-use crate::store::sql::error::{Fault, again, corrupt, fault};
-use crate::store::{Store, StoreError, StoreInner};
 
 /// An unfinished job that has a unique key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -6,11 +6,11 @@ use std::collections::HashMap;
 use sqlx::Row;
 use uuid::Uuid;
 
-use crate::job::{JobId, Name, State, Timestamp};
-use crate::store::sql::batches::{MAX_ROWS, pad, padded, places, statement};
-use crate::store::sql::connection::on_pool;
-use crate::store::sql::error::corrupt;
-use crate::store::{Store, StoreError};
+use crate::sql::batches::{MAX_ROWS, pad, padded, places, statement};
+use crate::sql::connection::on_pool;
+use crate::sql::error::corrupt;
+use crate::{Store, StoreError};
+use tickr_job::{JobId, Name, State, Timestamp};
 
 /// The revision of a job: everything that can change, without payload, result and errors. The fields of `owed` are
 /// absent when the job has ended.

@@ -15,12 +15,12 @@ use sqlx::mysql::MySqlDatabaseError;
 use sqlx::{MySqlConnection, Row as _, SqlStr};
 
 use super::super::StoreError;
-use crate::store::sql::connection::{FIRST_WORDS, Pool, on_pool, within};
+use crate::sql::connection::{FIRST_WORDS, Pool, on_pool, within};
 
 /// Embed files of `migrations/` by name.
 macro_rules! embedded {
     ($($file:literal),* $(,)?) => {
-        &[$(($file, include_str!(concat!("../../../migrations/", $file)))),*]
+        &[$(($file, include_str!(concat!("../migrations/", $file)))),*]
     };
 }
 

@@ -14,8 +14,8 @@ use sha2::{Digest as _, Sha256};
 use sqlx::MySqlConnection;
 
 use super::stage::Stage;
-use crate::store::sql::connection::within;
-use crate::store::sql::error::is_unusual;
+use crate::sql::connection::within;
+use crate::sql::error::is_unusual;
 
 /// Time that the server waits for the lock before it answers.
 const TURN: Duration = Duration::from_secs(5);

@@ -28,8 +28,8 @@ use sqlx::{AssertSqlSafe, Connection as _, MySqlConnection};
 use tokio::sync::watch;
 
 use super::{Store, StoreError};
-use crate::store::sql::connection::{self, within};
-use crate::store::sql::error::{Fault, fault, waited_for_lock};
+use crate::sql::connection::{self, within};
+use crate::sql::error::{Fault, fault, waited_for_lock};
 use ledger::{Ledger, number};
 use stage::Stage;
 use statement::{Form, Statement, Verb, statements};

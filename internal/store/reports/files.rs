@@ -12,12 +12,12 @@ use sqlx::mysql::MySqlRow;
 use sqlx::{MySqlConnection, Row};
 use uuid::Uuid;
 
-use crate::job::{AttemptToken, JobId, ReportRecord, RunnerId, Timestamp, first_id_of};
-use crate::store::sql::batches::statement;
-use crate::store::sql::clock::read_clock;
-use crate::store::sql::connection::{on_pool, transact};
-use crate::store::sql::error::corrupt;
-use crate::store::{Store, StoreError};
+use crate::sql::batches::statement;
+use crate::sql::clock::read_clock;
+use crate::sql::connection::{on_pool, transact};
+use crate::sql::error::corrupt;
+use crate::{Store, StoreError};
+use tickr_job::{AttemptToken, JobId, ReportRecord, RunnerId, Timestamp, first_id_of};
 
 /// Largest part in bytes, on a server that accepts more.
 const MAX_PART_BYTES: usize = 512 << 10;

@@ -24,7 +24,7 @@ use sqlx::{
 use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
 
-use crate::table::{self, Cell, Column, ColumnKind, Part, Row, RowSender, RowSource, RowStream, Select, SourceError};
+use tickr_table::{Cell, Column, ColumnKind, Part, Row, RowSender, RowSource, RowStream, Select, SourceError};
 
 /// Most rows in one batch for the reader.
 const BATCH_ROWS: usize = 256;
@@ -87,7 +87,7 @@ impl ReportQueries {
 
 impl RowSource for ReportQueries {
     fn open(&self, select: Select) -> RowStream {
-        let (sender, stream) = table::channel();
+        let (sender, stream) = tickr_table::channel();
         let pool = self.pool.clone();
         // Run in a task of its own. If a driver future were dropped half-way, its connection could keep an open
         // transaction. Here the connection is either clean or closed, whatever the reader does.

@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use sqlx::{MySqlConnection, Row};
 
-use crate::job::{JobId, RunnerId};
-use crate::store::rows::aged::{Aged, purge_aged};
-use crate::store::rows::tallies::OTHER;
-use crate::store::sql::batches::statement;
-use crate::store::sql::connection::{on_pool, transact};
-use crate::store::{Store, StoreError};
+use crate::rows::aged::{Aged, purge_aged};
+use crate::rows::tallies::OTHER;
+use crate::sql::batches::statement;
+use crate::sql::connection::{on_pool, transact};
+use crate::{Store, StoreError};
+use tickr_job::{JobId, RunnerId};
 
 /// Retention of the row of a stopped runner. A week lets operators look back at the last deploy.
 pub const KEEP_RUNNERS: Duration = Duration::from_secs(7 * 86_400);

@@ -8,14 +8,14 @@ use chrono::TimeDelta;
 use sqlx::{MySqlConnection, Row};
 use uuid::Uuid;
 
-use crate::job::{JobId, State, Timestamp, first_id_of};
-use crate::store::retention::remove::{Removal, remove};
-use crate::store::retention::times::Retention;
-use crate::store::sql::batches::{MAX_ROWS, statement};
-use crate::store::sql::clock::read_clock;
-use crate::store::sql::connection::{DbFuture, transact};
-use crate::store::sql::error::corrupt;
-use crate::store::{Store, StoreError, StoreInner};
+use crate::retention::remove::{Removal, remove};
+use crate::retention::times::Retention;
+use crate::sql::batches::{MAX_ROWS, statement};
+use crate::sql::clock::read_clock;
+use crate::sql::connection::{DbFuture, transact};
+use crate::sql::error::corrupt;
+use crate::{Store, StoreError, StoreInner};
+use tickr_job::{JobId, State, Timestamp, first_id_of};
 
 /// Number of ledger lines read in one page.
 const PAGE: u32 = 2_000;

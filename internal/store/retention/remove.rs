@@ -12,10 +12,10 @@ use sqlx::mysql::MySqlRow;
 use sqlx::{MySqlConnection, Row};
 use uuid::Uuid;
 
-use crate::job::{DeadLetterStatus, JobOptions, State, Timestamp};
-use crate::store::retention::times::Retention;
-use crate::store::sql::batches::{MAX_ROWS, groups, in_list, pad, padded, places, rows, statement};
-use crate::store::sql::error::corrupt;
+use crate::retention::times::Retention;
+use crate::sql::batches::{MAX_ROWS, groups, in_list, pad, padded, places, rows, statement};
+use crate::sql::error::corrupt;
+use tickr_job::{DeadLetterStatus, JobOptions, State, Timestamp};
 
 /// Most ledger lines removed in one transaction. A single job may have more.
 const MAX_LINES: u32 = 20_000;

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::job::{Name, State};
+use tickr_job::{Name, State};
 
 /// Retention times of ended jobs, by end state, with exceptions for some kinds.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -7,10 +7,10 @@ use chrono::TimeDelta;
 use sqlx::{MySqlConnection, Row};
 use uuid::Uuid;
 
-use crate::job::{Timestamp, first_id_of};
-use crate::store::StoreInner;
-use crate::store::sql::batches::{MAX_ROWS, pad, padded, places, statement};
-use crate::store::sql::clock::read_clock;
+use crate::StoreInner;
+use crate::sql::batches::{MAX_ROWS, pad, padded, places, statement};
+use crate::sql::clock::read_clock;
+use tickr_job::{Timestamp, first_id_of};
 
 /// A table whose primary key `id` is a UUIDv7, so that its rows are ordered by the time of their creation.
 pub(crate) struct Aged {

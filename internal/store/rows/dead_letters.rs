@@ -6,9 +6,9 @@ use sqlx::mysql::MySqlRow;
 use sqlx::{MySqlConnection, Row};
 use uuid::Uuid;
 
-use crate::job::{DeadLetter, DeadLetterStatus, Fingerprint, JobId, JobOptions, Name, Timestamp};
-use crate::store::sql::batches::{MAX_ROWS, groups, in_list, places, rows, statement};
-use crate::store::sql::error::corrupt;
+use crate::sql::batches::{MAX_ROWS, groups, in_list, places, rows, statement};
+use crate::sql::error::corrupt;
+use tickr_job::{DeadLetter, DeadLetterStatus, Fingerprint, JobId, JobOptions, Name, Timestamp};
 
 /// Longest part of an error that is stored with a dead letter, in characters. The column has this width.
 const MAX_ERROR: usize = 500;

@@ -4,12 +4,12 @@ use chrono::TimeDelta;
 use sqlx::{MySqlConnection, Row};
 use uuid::Uuid;
 
-use crate::job::{Due, JobId, Name, NewJob, Priority, Timestamp, ceil_ms, floor_ms};
-use crate::store::sql::batches::{pad, padded, places, statement};
-use crate::store::sql::clock::{StoreClock, read_clock};
-use crate::store::sql::connection::Earlier;
-use crate::store::sql::error::corrupt;
-use crate::store::sql::script::{Script, Value};
+use crate::sql::batches::{pad, padded, places, statement};
+use crate::sql::clock::{StoreClock, read_clock};
+use crate::sql::connection::Earlier;
+use crate::sql::error::corrupt;
+use crate::sql::script::{Script, Value};
+use tickr_job::{Due, JobId, Name, NewJob, Priority, Timestamp, ceil_ms, floor_ms};
 
 /// The receipt for one accepted job. The job is committed, and the receipt has the times that the store gave it.
 #[derive(Clone, Debug, PartialEq, Eq)]

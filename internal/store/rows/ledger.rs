@@ -2,8 +2,8 @@
 
 use sqlx::MySqlConnection;
 
-use crate::job::{JobId, State, Timestamp, Verdict};
-use crate::store::sql::batches::{groups_by_bytes, places, rows, statement};
+use crate::sql::batches::{groups_by_bytes, places, rows, statement};
+use tickr_job::{JobId, State, Timestamp, Verdict};
 
 /// One line of the ledger, which is the table `attempts`.
 pub(crate) struct AttemptRow<'a> {

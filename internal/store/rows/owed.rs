@@ -10,9 +10,9 @@ use sqlx::mysql::MySqlRow;
 use sqlx::{MySqlConnection, Row};
 use uuid::Uuid;
 
-use crate::job::{AttemptToken, JobId, Name, Priority, RunnerId, State, Timestamp};
-use crate::store::sql::batches::{pad, padded, places, statement};
-use crate::store::sql::error::corrupt;
+use crate::sql::batches::{pad, padded, places, statement};
+use crate::sql::error::corrupt;
+use tickr_job::{AttemptToken, JobId, Name, Priority, RunnerId, State, Timestamp};
 
 /// A locked row of `owed`.
 pub(crate) struct Owed {

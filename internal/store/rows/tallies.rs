@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use sqlx::MySqlConnection;
 
-use crate::job::{Name, State};
-use crate::store::sql::script::{Script, Value};
+use crate::sql::script::{Script, Value};
+use tickr_job::{Name, State};
 
 /// Tally lanes of one process. A tally lane is a number in the key of the tally rows. Each process draws a small range,
 /// which is probably its own, so that processes rarely wait for each other's tally rows. Two processes with the same

@@ -3,8 +3,8 @@
 use sqlx::MySqlConnection;
 use uuid::Uuid;
 
-use crate::job::Name;
-use crate::store::sql::error::{Fault, again, fault};
+use crate::sql::error::{Fault, again, fault};
+use tickr_job::Name;
 
 /// Delete the unique key that this job holds. It is found through the job's own row.
 pub(crate) async fn release_key_of(conn: &mut MySqlConnection, id: Uuid) -> Result<(), sqlx::Error> {

@@ -3,12 +3,12 @@
 use sqlx::Row;
 use sqlx::mysql::MySqlRow;
 
-use crate::job::{Cadence, Timestamp};
-use crate::store::jobs::lanes::{lines_of, queues_to_show};
-use crate::store::schedules::rows::read_cadence;
-use crate::store::sql::batches::statement;
-use crate::store::sql::connection::on_pool;
-use crate::store::{Store, StoreError};
+use crate::jobs::lanes::{lines_of, queues_to_show};
+use crate::schedules::rows::read_cadence;
+use crate::sql::batches::statement;
+use crate::sql::connection::on_pool;
+use crate::{Store, StoreError};
+use tickr_job::{Cadence, Timestamp};
 
 /// Jobs that are counted in one hour at most.
 const MAX_IN_AN_HOUR: i64 = 50_000;

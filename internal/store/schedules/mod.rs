@@ -18,19 +18,19 @@ use std::sync::Arc;
 use serde_json::json;
 use sqlx::{MySqlConnection, Row};
 
-use crate::job::{Actor, Cadence, Dst, JobOptions, Name, Schedule, SkipCause, Template, Timestamp, floor_ms};
-use crate::store::audit::{AuditEntry, record};
-use crate::store::jobs::condition::Condition;
-use crate::store::queues::Pause;
-use crate::store::schedules::rows::{
+use crate::audit::{AuditEntry, record};
+use crate::jobs::condition::Condition;
+use crate::queues::Pause;
+use crate::schedules::rows::{
     COLUMNS, ScheduleOrigin, Scheduled, UnreadableSchedule, VersionTag, lock_schedule, read_one, understood, word,
 };
-use crate::store::schedules::ticks::{last_tick_of, pass_over};
-use crate::store::sql::batches::{pad, padded, places, statement};
-use crate::store::sql::clock::read_clock;
-use crate::store::sql::connection::on_pool;
-use crate::store::sql::error::{Fault, again, fault};
-use crate::store::{Store, StoreError, StoreInner};
+use crate::schedules::ticks::{last_tick_of, pass_over};
+use crate::sql::batches::{pad, padded, places, statement};
+use crate::sql::clock::read_clock;
+use crate::sql::connection::on_pool;
+use crate::sql::error::{Fault, again, fault};
+use crate::{Store, StoreError, StoreInner};
+use tickr_job::{Actor, Cadence, Dst, JobOptions, Name, Schedule, SkipCause, Template, Timestamp, floor_ms};
 
 /// Outcome of a put.
 #[derive(Clone, Debug)]

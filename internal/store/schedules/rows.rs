@@ -9,15 +9,15 @@ use sqlx::mysql::MySqlRow;
 use sqlx::{MySqlConnection, Row};
 use uuid::Uuid;
 
-use crate::job::{
+use crate::audit::{AuditEntry, was_recorded};
+use crate::queues::Pause;
+use crate::sql::batches::statement;
+use crate::sql::connection::{DbFuture, Earlier, transact};
+use crate::sql::error::corrupt;
+use crate::{Store, StoreError, StoreInner};
+use tickr_job::{
     Actor, Cadence, CronExpression, Dst, JobId, JobOptions, Misfire, Name, Overlap, Schedule, Template, Timestamp, Zone,
 };
-use crate::store::audit::{AuditEntry, was_recorded};
-use crate::store::queues::Pause;
-use crate::store::sql::batches::statement;
-use crate::store::sql::connection::{DbFuture, Earlier, transact};
-use crate::store::sql::error::corrupt;
-use crate::store::{Store, StoreError, StoreInner};
 
 /// A schedule as it is stored.
 #[derive(Clone, Debug)]

@@ -18,23 +18,23 @@ use sqlx::mysql::MySqlRow;
 use sqlx::{MySqlConnection, Row};
 use uuid::Uuid;
 
-use crate::job::{
+use crate::audit::{AuditEntry, record};
+use crate::idempotency::{IdempotentOutcome, IdempotentRequest, ResponseBuilder, store_answer, stored_before};
+use crate::jobs::actions::cancel_waiting;
+use crate::rows::jobs::{Accepted, accepted_at, receipts, write_jobs};
+use crate::rows::owed::{Owed, lock_held};
+use crate::rows::tallies::count;
+use crate::schedules::rows::{Scheduled, lock_schedule};
+use crate::sql::batches::{pad, padded, places, statement};
+use crate::sql::clock::read_clock;
+use crate::sql::connection::{Earlier, on_pool, transact};
+use crate::sql::error::corrupt;
+use crate::sql::script::{Script, Value};
+use crate::{Store, StoreError, StoreInner};
+use tickr_job::{
     Actor, Fate, JobId, Name, NewJob, Overlap, Planned, Situation, SkipCause, State, StateInput, Timestamp, floor_ms,
     limits, next, plan,
 };
-use crate::store::audit::{AuditEntry, record};
-use crate::store::idempotency::{IdempotentOutcome, IdempotentRequest, ResponseBuilder, store_answer, stored_before};
-use crate::store::jobs::actions::cancel_waiting;
-use crate::store::rows::jobs::{Accepted, accepted_at, receipts, write_jobs};
-use crate::store::rows::owed::{Owed, lock_held};
-use crate::store::rows::tallies::count;
-use crate::store::schedules::rows::{Scheduled, lock_schedule};
-use crate::store::sql::batches::{pad, padded, places, statement};
-use crate::store::sql::clock::read_clock;
-use crate::store::sql::connection::{Earlier, on_pool, transact};
-use crate::store::sql::error::corrupt;
-use crate::store::sql::script::{Script, Value};
-use crate::store::{Store, StoreError, StoreInner};
 
 /// Most lines that one page of a listing may look at before it returns with a position to continue from.
 const MAX_LOOKED_AT: i64 = 20_000;

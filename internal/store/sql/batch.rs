@@ -5,9 +5,9 @@ use std::sync::Arc;
 use sqlx::MySqlConnection;
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
 
-use crate::job::JobId;
-use crate::store::sql::connection::{DbFuture, Earlier, Link};
-use crate::store::sql::error::StoreError;
+use crate::sql::connection::{DbFuture, Earlier, Link};
+use crate::sql::error::StoreError;
+use tickr_job::JobId;
 
 /// The rules for the batches of one kind of write.
 pub(crate) trait Batch: Send + Sync + 'static {
@@ -25,7 +25,7 @@ pub(crate) trait Batch: Send + Sync + 'static {
     const FULL: usize;
 
     /// Return the weight of `item`: its rows, and one more for every
-    /// [`BYTES_PER_ROW`](crate::store::sql::batches::BYTES_PER_ROW) bytes.
+    /// [`BYTES_PER_ROW`](crate::sql::batches::BYTES_PER_ROW) bytes.
     fn weight(item: &Self::Item) -> usize {
         let _ = item;
         1

@@ -10,7 +10,7 @@ use sqlx::mysql::{MySql, MySqlArguments};
 use sqlx::query::Query;
 use uuid::Uuid;
 
-use crate::store::sql::connection::statement_bytes;
+use crate::sql::connection::statement_bytes;
 
 /// Most rows in one statement.
 pub(crate) const MAX_ROWS: usize = 256;

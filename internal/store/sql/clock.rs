@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use chrono::TimeDelta;
 use sqlx::{MySqlConnection, Row};
 
-use crate::job::Timestamp;
+use tickr_job::Timestamp;
 
 /// The best sample of the database's clock.
 #[derive(Debug)]

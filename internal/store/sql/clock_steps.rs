@@ -4,9 +4,9 @@ use chrono::TimeDelta;
 use sqlx::Row;
 use uuid::Uuid;
 
-use crate::job::{RunnerId, Timestamp};
-use crate::store::sql::connection::on_pool;
-use crate::store::{Store, StoreError};
+use crate::sql::connection::on_pool;
+use crate::{Store, StoreError};
+use tickr_job::{RunnerId, Timestamp};
 
 /// Number of rows that are kept: the newest.
 const MAX_KEPT: u32 = 1_000;

@@ -21,7 +21,7 @@ use rand::Rng;
 use sqlx::mysql::{MySqlConnectOptions, MySqlPool, MySqlPoolOptions};
 use sqlx::{ConnectOptions, Connection, MySqlConnection, Row};
 
-use crate::store::sql::error::{
+use crate::sql::error::{
     Fault, StoreError, certainly_rolled_back, fault, is_out_of_statements, number, tell_outage, waited_for_lock,
 };
 

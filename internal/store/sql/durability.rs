@@ -2,8 +2,8 @@
 
 use sqlx::{AssertSqlSafe, MySqlConnection, Row};
 
-use crate::store::sql::connection::{FIRST_WORDS, on_pool, within};
-use crate::store::{Store, StoreError};
+use crate::sql::connection::{FIRST_WORDS, on_pool, within};
+use crate::{Store, StoreError};
 
 /// The durability of an acknowledged commit, according to the server's settings.
 #[derive(Clone, Debug, PartialEq, Eq)]

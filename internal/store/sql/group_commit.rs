@@ -26,10 +26,10 @@ use futures_util::FutureExt;
 use tokio::sync::{Mutex, Notify, Semaphore, mpsc, oneshot};
 use tokio_util::task::TaskTracker;
 
-use crate::store::sql::batch::{Batch, Reply, Waiting, flush, step};
-use crate::store::sql::connection::{Link, Target};
-use crate::store::sql::error::StoreError;
-use crate::store::sql::locked_rows::Stuck;
+use crate::sql::batch::{Batch, Reply, Waiting, flush, step};
+use crate::sql::connection::{Link, Target};
+use crate::sql::error::StoreError;
+use crate::sql::locked_rows::Stuck;
 
 /// The longest wait of a small batch for the end of another flusher's write.
 const PATIENCE: Duration = Duration::from_millis(2);
@@ -394,7 +394,7 @@ mod tests {
     use sqlx::mysql::MySqlConnectOptions;
 
     use super::*;
-    use crate::store::sql::connection::{DbFuture, Earlier};
+    use crate::sql::connection::{DbFuture, Earlier};
 
     /// Items that are their own size in bytes.
     struct Sizes;

@@ -13,9 +13,9 @@ use futures_util::FutureExt;
 use tokio::sync::mpsc;
 use tokio_util::task::TaskTracker;
 
-use crate::job::JobId;
-use crate::store::sql::batch::{Batch, Waiting, flush, locked_row};
-use crate::store::sql::connection::{Link, Target};
+use crate::sql::batch::{Batch, Waiting, flush, locked_row};
+use crate::sql::connection::{Link, Target};
+use tickr_job::JobId;
 
 /// Most writes in a slow lane. Further callers are refused and try again later.
 const MAX_WAITING: usize = 1_024;

@@ -2,10 +2,10 @@
 //! another. A flood of searches must not stop the reaper, and a flood of enqueues with unique keys must not stop an
 //! operator.
 //!
-//! Every method of the [`Store`](crate::store::Store) names the pool that it uses. The sizes of the first four pools
+//! Every method of the [`Store`](crate::Store) names the pool that it uses. The sizes of the first four pools
 //! add up to `mysql_connections`. The connections for the content of reports are extra.
 
-use crate::store::sql::connection::{Pool, Target};
+use crate::sql::connection::{Pool, Target};
 
 /// The pools, one for each group of callers.
 #[derive(Clone)]

@@ -16,9 +16,9 @@ use sqlx::mysql::{MySqlQueryResult, MySqlRow};
 use sqlx::{AssertSqlSafe, Either, Executor, MySqlConnection};
 use uuid::Uuid;
 
-use crate::job::Timestamp;
-use crate::store::sql::batches::{groups_by_bytes, pad, padded, places, rows, statement};
-use crate::store::sql::error::corrupt;
+use crate::sql::batches::{groups_by_bytes, pad, padded, places, rows, statement};
+use crate::sql::error::corrupt;
+use tickr_job::Timestamp;
 
 /// Most rows, and most bytes in them, for the text form.
 const MAX_TEXT_ROWS: usize = 64;

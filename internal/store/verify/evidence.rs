@@ -13,11 +13,11 @@ use sqlx::mysql::MySqlRow;
 use sqlx::{MySqlConnection, Row};
 use uuid::Uuid;
 
-use crate::job::{BatchPlace, JobId, Name, State, Timestamp, Verdict, first_id_of};
-use crate::store::rows::tallies::OTHER;
-use crate::store::sql::connection;
-use crate::store::sql::error::corrupt;
-use crate::store::{Store, StoreError};
+use crate::rows::tallies::OTHER;
+use crate::sql::connection;
+use crate::sql::error::corrupt;
+use crate::{Store, StoreError};
+use tickr_job::{BatchPlace, JobId, Name, State, Timestamp, Verdict, first_id_of};
 
 /// Jobs in one page.
 const PAGE: u32 = 2_000;

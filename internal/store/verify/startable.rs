@@ -6,12 +6,12 @@ use sqlx::mysql::MySqlRow;
 use sqlx::{MySqlConnection, Row};
 use uuid::Uuid;
 
-use crate::job::{JobId, Name, Timestamp};
-use crate::store::rows::owed::{DueJob, SUSPECT_FROM, due_job};
-use crate::store::sql::batches::{MAX_ROWS, pad, padded, places, statement};
-use crate::store::sql::connection::on_pool;
-use crate::store::sql::error::corrupt;
-use crate::store::{Store, StoreError};
+use crate::rows::owed::{DueJob, SUSPECT_FROM, due_job};
+use crate::sql::batches::{MAX_ROWS, pad, padded, places, statement};
+use crate::sql::connection::on_pool;
+use crate::sql::error::corrupt;
+use crate::{Store, StoreError};
+use tickr_job::{JobId, Name, Timestamp};
 
 /// Number of claim batches read at a time.
 const BATCHES: u32 = 256;

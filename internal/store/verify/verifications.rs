@@ -11,13 +11,13 @@ use sqlx::mysql::MySqlRow;
 use sqlx::{MySqlConnection, Row};
 use uuid::Uuid;
 
-use crate::job::{Actor, RunnerId, Timestamp};
-use crate::store::audit::{AuditEntry, record};
-use crate::store::sql::batches::statement;
-use crate::store::sql::clock::read_clock;
-use crate::store::sql::connection::{Earlier, on_pool, transact};
-use crate::store::sql::error::{Fault, again, fault};
-use crate::store::{Store, StoreError};
+use crate::audit::{AuditEntry, record};
+use crate::sql::batches::statement;
+use crate::sql::clock::read_clock;
+use crate::sql::connection::{Earlier, on_pool, transact};
+use crate::sql::error::{Fault, again, fault};
+use crate::{Store, StoreError};
+use tickr_job::{Actor, RunnerId, Timestamp};
 
 /// Number of checks that are kept.
 const KEPT: u32 = 20;

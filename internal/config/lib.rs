@@ -69,7 +69,7 @@ use std::time::Duration;
 
 use secrecy::SecretString;
 
-use crate::job::{Hours, Name, suggest};
+use tickr_job::{Hours, Name, suggest};
 
 pub use alerts::{Alerts, Threshold};
 pub use callback::{Allowed, CallbackSecret, HostSecrets};

@@ -3,7 +3,7 @@
 
 use tokio::sync::broadcast;
 
-use crate::job::{JobId, Name, SkipCause, State, Timestamp, Verdict};
+use tickr_job::{JobId, Name, SkipCause, State, Timestamp, Verdict};
 
 /// Number of events that a slow listener may fall behind before it misses some. No listener depends on seeing every
 /// event.

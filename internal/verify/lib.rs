@@ -32,10 +32,10 @@ use std::time::{Duration, Instant};
 
 use chrono::TimeDelta;
 
-use crate::index::Index;
-use crate::job::{BatchPlace, JobId, Timestamp};
-use crate::store::{Evidence, JobEvidence, Retention, Store, StoreError, TallyKey, TickPlace, Walk};
 use life::SnapshotFacts;
+use tickr_index::Index;
+use tickr_job::{BatchPlace, JobId, Timestamp};
+use tickr_store::{Evidence, JobEvidence, Retention, Store, StoreError, TallyKey, TickPlace, Walk};
 
 /// Scope and patience of a check.
 #[derive(Clone, Debug)]

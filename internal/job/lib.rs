@@ -50,7 +50,7 @@ mod schedule;
 mod scope;
 mod spec;
 mod state;
-pub(crate) mod suggest;
+pub mod suggest;
 mod tag;
 mod time;
 mod trace;

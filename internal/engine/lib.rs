@@ -82,14 +82,6 @@ use tokio::sync::{Notify, Semaphore, mpsc};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::broker::{Broker, OperatorSettingsCopy};
-use crate::client::RunnerClient;
-use crate::event::Event;
-use crate::handlers::Registry;
-use crate::index::Index;
-use crate::job::{Hours, Name, RunnerId};
-use crate::store::{Retention, RunnerRow, Store};
-use crate::telemetry::{Tracer, log_as};
 use alarm::Alarm;
 use attempt_metrics::AttemptMetrics;
 use fetcher::Fetcher;
@@ -98,6 +90,14 @@ use heartbeat_history::HeartbeatHistory;
 use live::LiveAttempts;
 use permits::Permits;
 use suspects::Suspects;
+use tickr_broker::{Broker, OperatorSettingsCopy};
+use tickr_client::RunnerClient;
+use tickr_event::Event;
+use tickr_handlers::Registry;
+use tickr_index::Index;
+use tickr_job::{Hours, Name, RunnerId};
+use tickr_store::{Retention, RunnerRow, Store};
+use tickr_telemetry::{Tracer, log_as};
 use unread::Unread;
 
 /// Settings of one runner.

@@ -127,7 +127,7 @@ use sql::durability::Variables;
 use sql::group_commit::GroupCommit;
 use sql::pools::Pools;
 
-use crate::job::{JobId, Name, NewJob, RunnerId};
+use tickr_job::{JobId, Name, NewJob, RunnerId};
 
 /// Inserts that may wait for a flusher. Further ones are refused.
 const WAITING_INSERTS: usize = 20_000;

@@ -28,12 +28,12 @@ mod health;
 mod keys;
 mod link;
 
-pub use crate::event::Health;
 pub use bare::BareIndex;
 pub use event_stream::{EventStream, StreamEntry, StreamPosition};
 pub use fetch::{Fetch, FetchOrder, Popped, TakenIds};
 pub use health::{Drift, IndexHealth, IndexStatus, RebuildTrigger, Rebuilt};
 pub use keys::Lane;
+pub use tickr_event::Health;
 
 use std::collections::{HashMap, HashSet};
 use std::future::Future;
@@ -45,9 +45,9 @@ use chrono::DateTime;
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncTypedCommands, IntoConnectionInfo, RedisResult, Script, Value};
 
-use crate::job::{JobId, RunnerId, Timestamp};
 use keys::Keys;
 use link::Link;
+use tickr_job::{JobId, RunnerId, Timestamp};
 use tokio::sync::watch;
 
 /// Most ids in one response about several ready lists.

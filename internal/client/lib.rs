@@ -3,7 +3,10 @@
 //! ```no_run
 //! use std::time::Duration;
 //!
-//! use tickr::prelude::*;
+//! use schemars::JsonSchema;
+//! use serde::{Deserialize, Serialize};
+//! use tickr_client::{Client, Error};
+//! use tickr_handlers::Kind;
 //!
 //! #[derive(Serialize, Deserialize, JsonSchema)]
 //! #[serde(deny_unknown_fields)]
@@ -16,7 +19,7 @@
 //!     const NAME: &'static str = "thumbnail";
 //! }
 //!
-//! # async fn upload() -> Result<(), tickr::Error> {
+//! # async fn upload() -> Result<(), Error> {
 //! let client = Client::connect("mysql://app@db.internal/tickr", "redis://cache.internal").await?;
 //! let job = Thumbnail { image: "cat.png".into(), width: 320 };
 //! let enqueued = client.enqueue(&job).delay(Duration::from_secs(60)).unique_key("cat.png").await?;
@@ -52,19 +55,19 @@ pub use status::JobStatus;
 use std::any::Any;
 use std::sync::{Arc, Weak};
 
-use crate::broker::Broker;
-use crate::handlers::{Context, Kind};
-use crate::job::{Actor, JobId, State, TraceContext};
-use crate::store::ActionOutcome;
 use connect::Connection;
 use declared::Declared;
 use direct::RequestShape;
 use http::Remote;
 use options::Body;
+use tickr_broker::Broker;
+use tickr_handlers::{Context, Kind};
+use tickr_job::{Actor, JobId, State, TraceContext};
+use tickr_store::ActionOutcome;
 
 /// A client of tickr. Cheap to clone. There are three ways to one:
 ///
-/// - in a runner: [`Context::client`] in a handler, or [`App::client`](crate::app::App::client)
+/// - in a runner: [`ContextExt::client`] in a handler, or `App::client`
 /// - in any other process, to the same MySQL and Redis: [`Client::connect`] or [`Client::from_env`]
 /// - in any other process, to the API of a runner: [`Client::http`]
 ///
@@ -257,39 +260,50 @@ fn no_runner(attempted: &'static str) -> Error {
 }
 
 /// The client that a runner hands out. Its clones end with it.
+#[doc(hidden)]
 #[derive(Debug)]
-pub(crate) struct RunnerClient {
+pub struct RunnerClient {
     client: Arc<Client>,
     _broker: Arc<Broker>,
 }
 
 impl RunnerClient {
-    pub(crate) fn new(broker: &Broker) -> Self {
+    /// Make the client of the runner that writes through `broker`.
+    #[must_use]
+    pub fn new(broker: &Broker) -> Self {
         let broker = Arc::new(broker.clone());
         let client = Arc::new(Client { backend: Backend::Runner(Arc::downgrade(&broker)), trace: None });
         Self { client, _broker: broker }
     }
 
-    pub(crate) fn client(&self) -> Client {
+    /// Return a clone, which ends with the runner.
+    #[must_use]
+    pub fn client(&self) -> Client {
         self.client.as_ref().clone()
     }
 
-    /// Return the client as the value that a [`Context`] carries for [`Context::client`].
-    pub(crate) fn attachment(&self) -> Arc<dyn Any + Send + Sync> {
+    /// Return the client as the value that a [`Context`] carries for [`ContextExt::client`].
+    #[must_use]
+    pub fn attachment(&self) -> Arc<dyn Any + Send + Sync> {
         Arc::<Client>::clone(&self.client)
     }
 }
 
-impl Context {
+/// The client in a [`Context`]. The prelude has this trait.
+pub trait ContextExt {
     /// Return a client of the runner that executes this attempt. Its jobs continue the trace of this job.
     ///
     /// A job that is enqueued here stays when this attempt fails, and the next attempt enqueues it again: set a unique
-    /// key or an idempotency key made of [`job_id`](Self::job_id). A job that must follow exactly one success is a
-    /// [follow-up](crate::handlers::Output::then).
+    /// key or an idempotency key made of [`Context::job_id`]. A job that must follow exactly one success is a
+    /// [follow-up](tickr_handlers::Output::then).
     ///
     /// The client of a context without a runner, as in a test of the handler alone, answers [`Error::Unavailable`].
     #[must_use]
-    pub fn client(&self) -> Client {
+    fn client(&self) -> Client;
+}
+
+impl ContextExt for Context {
+    fn client(&self) -> Client {
         let backend =
             self.attached::<Client>().map_or_else(|| Backend::Runner(Weak::new()), |client| client.backend.clone());
         Client { backend, trace: self.trace().cloned() }

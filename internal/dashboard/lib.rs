@@ -16,7 +16,7 @@ use tower_http::compression::CompressionLayer;
 
 /// A development build reads the files from the checkout at each request. A release build contains them.
 #[derive(RustEmbed)]
-#[folder = "internal/dashboard/assets/"]
+#[folder = "assets/"]
 struct Assets;
 
 /// Paths of screens. All of them serve the same page, which chooses its screen by the path.
@@ -149,7 +149,7 @@ mod tests {
 
     #[test]
     fn nothing_outside_of_the_assets_is_served() {
-        for path in ["../mod.rs", "vendor/LICENSES.md", "/etc/passwd", "..%2fmod.rs", "", "nothing.js"] {
+        for path in ["../lib.rs", "vendor/LICENSES.md", "/etc/passwd", "..%2fmod.rs", "", "nothing.js"] {
             assert_eq!(served(path, &HeaderMap::new()).status(), StatusCode::NOT_FOUND, "{path}");
         }
     }

@@ -5,7 +5,7 @@
 //! ```
 //! use schemars::JsonSchema;
 //! use serde::{Deserialize, Serialize};
-//! use tickr::handlers::{Context, Kind, Registry};
+//! use tickr_handlers::{Context, Kind, Outcome, Registry};
 //!
 //! #[derive(Serialize, Deserialize, JsonSchema)]
 //! #[serde(deny_unknown_fields)]
@@ -17,7 +17,7 @@
 //!     const NAME: &'static str = "greeting";
 //! }
 //!
-//! async fn greet(greeting: Greeting, ctx: Context) -> tickr::handlers::Outcome {
+//! async fn greet(greeting: Greeting, ctx: Context) -> Outcome {
 //!     println!("attempt {}: hello {}", ctx.attempt(), greeting.name);
 //!     Ok(().into())
 //! }
@@ -64,7 +64,7 @@ use serde::de::DeserializeOwned;
 ///
 /// Derive with `#[serde(deny_unknown_fields)]`, so that enqueue refuses a misspelt field instead of ignoring it.
 pub trait Kind: Serialize + DeserializeOwned + JsonSchema + Send + 'static {
-    /// The name of the kind: see [`Name`](crate::job::Name) for what it may contain.
+    /// The name of the kind: see [`Name`](tickr_job::Name) for what it may contain.
     const NAME: &'static str;
 }
 

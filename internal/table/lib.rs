@@ -12,7 +12,7 @@ use chrono::{NaiveDate, NaiveDateTime, SecondsFormat, Timelike};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-use crate::job::Timestamp;
+use tickr_job::Timestamp;
 
 /// A source of rows for a [`Select`]. Implemented by the store over MySQL, and by tests in memory.
 pub trait RowSource: Send + Sync + 'static {

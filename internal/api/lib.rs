@@ -40,7 +40,7 @@ pub use http::problem::{Code, Problem};
 pub use http::problem_table::markdown as problems_as_markdown;
 pub use http::shares::RequestPermits;
 pub use jobs::warnings::Warnings;
-pub(crate) use system::health::while_migrating;
+pub use system::health::while_migrating;
 pub use system::metrics::Readings;
 pub use system::readiness::Readiness;
 pub use system::verify::Verifier;
@@ -65,10 +65,10 @@ use utoipa_axum::routes;
 
 use http::answers::{json, operations, parse_wait};
 
-use crate::broker::{Broker, ClusterEvents, OperatorSettingsCopy, Watches};
-use crate::handlers::report::FinishedReports;
-use crate::index::Index;
-use crate::telemetry::Tracer;
+use tickr_broker::{Broker, ClusterEvents, OperatorSettingsCopy, Watches};
+use tickr_handlers::report::FinishedReports;
+use tickr_index::Index;
+use tickr_telemetry::Tracer;
 
 /// The parts of the process that the API uses. Cheap to clone.
 #[derive(Clone, Debug)]

@@ -23,13 +23,13 @@ mod queues;
 mod schedules;
 mod watches;
 
-pub use crate::index::StreamPosition;
 pub use cluster_events::{ClusterEvents, Delivery, EventType, Listener, PublishedEvent};
 pub use draft::{Draft, Invalid, problem_of_due};
 pub use hints::Wake;
 pub use idempotency::{IdempotencyKey, InvalidKey};
 pub use operator_settings::{KEYS_HOLD, OperatorSettings, OperatorSettingsCopy};
 pub use schedules::TriggerError;
+pub use tickr_index::StreamPosition;
 pub use watches::{Watch, Watches};
 
 use std::collections::HashMap;
@@ -39,17 +39,17 @@ use metrics::Counter;
 use serde_json::value::RawValue;
 use tokio_util::task::TaskTracker;
 
-use crate::event::{Event, Events};
-use crate::handlers::{Registered, Registry};
-use crate::index::{Entry, Health, Index, Lane};
-use crate::job::{Actor, JobId, JobOptions, Name, NewJob, Producer, State};
-use crate::store::{
+use hints::Hints;
+use tickr_event::{Event, Events};
+use tickr_handlers::{Registered, Registry};
+use tickr_index::{Entry, Health, Index, Lane};
+use tickr_job::{Actor, JobId, JobOptions, Name, NewJob, Producer, State};
+use tickr_store::{
     Accepted, ActionOutcome, BatchOutcome, Change, ChangeCondition, ChangeOutcome, DueJob, EnqueueOutcome,
     EnqueueReceipts, EnqueuedJob, IdempotentOutcome, IdempotentRequest, JobAction, KeyHolder, Original, Refusal,
     Remake, ResponseBuilder, Store, StoreError, UpdatedJob,
 };
-use crate::telemetry::Meters;
-use hints::Hints;
+use tickr_telemetry::Meters;
 
 /// Entry point for jobs and for actions on jobs. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -107,7 +107,7 @@ impl Broker {
     ///
     /// # Errors
     /// [`Invalid`], with everything that is wrong.
-    pub(crate) fn prepare_as(&self, draft: Draft, kind: &Registered) -> Result<NewJob, Invalid> {
+    pub fn prepare_as(&self, draft: Draft, kind: &Registered) -> Result<NewJob, Invalid> {
         draft.prepare_as(kind)
     }
 
@@ -358,7 +358,7 @@ impl Broker {
     }
 
     /// Hint a waiting job to the index: after a retry or a snooze, or when it was popped too early. Used by the engine.
-    pub fn hint(&self, id: JobId, queue: &Name, priority: crate::job::Priority, execute_at: crate::job::Timestamp) {
+    pub fn hint(&self, id: JobId, queue: &Name, priority: tickr_job::Priority, execute_at: tickr_job::Timestamp) {
         self.hints.send(Entry { id, line: Lane::new(queue, priority), execute_at });
     }
 
