@@ -211,23 +211,7 @@ impl Broker {
         once: Option<IdempotentRequest>,
         build: ResponseBuilder<UpdatedJob>,
     ) -> Result<IdempotentOutcome<ActionOutcome>, StoreError> {
-        let Some(once) = once else {
-            let outcome = match action {
-                JobAction::Cancel => self.cancel(id, by).await?,
-                JobAction::Retry => self.retry(id, by).await?,
-                JobAction::RunNow => self.run_now(id, by).await?,
-            };
-            if matches!(outcome, ActionOutcome::Refused(_) | ActionOutcome::Missing) {
-                return Ok(IdempotentOutcome::Refused(outcome));
-            }
-            let Some((job, attempts)) = self.store.job(id).await? else {
-                return Ok(IdempotentOutcome::Refused(ActionOutcome::Missing));
-            };
-            let updated = UpdatedJob { outcome, job, attempts };
-            let answer = build(&updated);
-            return Ok(IdempotentOutcome::First { done: Some(updated.outcome), answer });
-        };
-        let outcome = self.store.act_once(id, action, by, once, build).await?;
+        let outcome = self.store.act(id, action, by, once, build).await?;
         if let IdempotentOutcome::First { done: Some(done), .. } = &outcome {
             self.announce_action(id, done);
         }

@@ -153,20 +153,7 @@ impl Broker {
             let now = self.store.clock().now();
             let job = self.job_of(&row, now, trace.cloned()).map_err(TriggerError::Invalid)?;
             let build = build(&job);
-            let outcome = match &once {
-                Some(once) => self.store.trigger_schedule_once(&row, job, overlap, by, once.clone(), build).await?,
-                None => match self.store.trigger_schedule(&row, job, overlap, by).await? {
-                    TriggerOutcome::Fired(ticked) => {
-                        let accepted = ticked.accepted.first().ok_or_else(|| StoreError::Corrupt {
-                            attempted: "trigger a schedule",
-                            cause: "the store returned no receipt".into(),
-                        })?;
-                        let answer = build(accepted);
-                        IdempotentOutcome::First { done: Some(TriggerOutcome::Fired(ticked)), answer }
-                    }
-                    refused => IdempotentOutcome::Refused(refused),
-                },
-            };
+            let outcome = self.store.trigger_schedule(&row, job, overlap, by, once.clone(), build).await?;
             if let IdempotentOutcome::First { done: Some(TriggerOutcome::Fired(ticked)), .. } = &outcome {
                 self.announce_ticks(ticked);
             }

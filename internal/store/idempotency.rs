@@ -59,7 +59,7 @@ pub struct Answer {
 pub type ResponseBuilder<T> = Arc<dyn Fn(&T) -> Answer + Send + Sync>;
 
 /// Outcome of an idempotent request.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub enum IdempotentOutcome<T> {
     /// Carried out now; the response is stored.
     First {

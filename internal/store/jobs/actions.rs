@@ -42,7 +42,7 @@ impl Store {
     /// # Errors
     /// When MySQL cannot be reached or refuses.
     pub async fn cancel(&self, id: JobId, by: &Actor) -> Result<ActionOutcome, StoreError> {
-        self.act("cancel a job", id, JobAction::Cancel, by).await
+        self.act_without_answer(id, JobAction::Cancel, by).await
     }
 
     /// Run a failed or cancelled job again, with a full set of attempts.
@@ -50,7 +50,7 @@ impl Store {
     /// # Errors
     /// When MySQL cannot be reached or refuses.
     pub async fn retry(&self, id: JobId, by: &Actor) -> Result<ActionOutcome, StoreError> {
-        self.act("retry a job", id, JobAction::Retry, by).await
+        self.act_without_answer(id, JobAction::Retry, by).await
     }
 
     /// Make a waiting job due now.
@@ -58,19 +58,13 @@ impl Store {
     /// # Errors
     /// When MySQL cannot be reached or refuses.
     pub async fn run_now(&self, id: JobId, by: &Actor) -> Result<ActionOutcome, StoreError> {
-        self.act("run a job now", id, JobAction::RunNow, by).await
+        self.act_without_answer(id, JobAction::RunNow, by).await
     }
 
-    async fn act(
-        &self,
-        attempted: &'static str,
-        id: JobId,
-        action: JobAction,
-        by: &Actor,
-    ) -> Result<ActionOutcome, StoreError> {
+    async fn act_without_answer(&self, id: JobId, action: JobAction, by: &Actor) -> Result<ActionOutcome, StoreError> {
         let shared = self.shared.clone();
         let act = action.audit_entry(id, by);
-        transact(&self.shared.pools.steering, attempted, move |conn, earlier| {
+        transact(&self.shared.pools.steering, action.attempted(), move |conn, earlier| {
             let (shared, act) = (shared.clone(), act.clone());
             Box::pin(async move {
                 let step = apply_event(conn, &shared, id, action.event(), earlier).await?;
@@ -84,24 +78,29 @@ impl Store {
         .await
     }
 
-    /// Cancel, retry or run a job now, at most once for the idempotency key of `once`. `build` builds the response,
-    /// which is committed with the change. The outcome of an action that is not possible is not stored.
+    /// Cancel, retry or run a job now, at most once if the request has an idempotency key. `build` builds the response
+    /// from the job after the action; with an idempotency key, it is committed with the change. The outcome of an action
+    /// that is not possible is not stored.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
-    pub async fn act_once(
+    pub async fn act(
         &self,
         id: JobId,
         action: JobAction,
         by: &Actor,
-        once: IdempotentRequest,
+        once: Option<IdempotentRequest>,
         build: ResponseBuilder<UpdatedJob>,
     ) -> Result<IdempotentOutcome<ActionOutcome>, StoreError> {
         let shared = self.shared.clone();
         let act = action.audit_entry(id, by);
-        transact(&self.shared.pools.steering, "act on a job with an idempotency key", move |conn, _| {
+        transact(&self.shared.pools.steering, action.attempted(), move |conn, earlier| {
             let (shared, act, once, build) = (shared.clone(), act.clone(), once.clone(), Arc::clone(&build));
-            Box::pin(async move { act_idempotently(conn, &shared, id, (action, &act), &once, &build).await })
+            Box::pin(async move {
+                // A repeated run finds the stored response of an earlier one, if there is an idempotency key.
+                let earlier = if once.is_some() { Earlier::Nothing } else { earlier };
+                act_and_answer(conn, &shared, id, (action, &act), once.as_ref(), &build, earlier).await
+            })
         })
         .await
     }
@@ -127,6 +126,14 @@ impl JobAction {
         }
     }
 
+    const fn attempted(self) -> &'static str {
+        match self {
+            Self::Cancel => "cancel a job",
+            Self::Retry => "retry a job",
+            Self::RunNow => "run a job now",
+        }
+    }
+
     fn audit_entry(self, id: JobId, by: &Actor) -> AuditEntry {
         let action = match self {
             Self::Cancel => "job.cancel",
@@ -148,25 +155,25 @@ pub struct UpdatedJob {
     pub attempts: Vec<Attempt>,
 }
 
-async fn act_idempotently(
+async fn act_and_answer(
     conn: &mut MySqlConnection,
     shared: &StoreInner,
     id: JobId,
     (action, act): (JobAction, &AuditEntry),
-    once: &IdempotentRequest,
+    once: Option<&IdempotentRequest>,
     build: &ResponseBuilder<UpdatedJob>,
+    earlier: Earlier,
 ) -> Result<IdempotentOutcome<ActionOutcome>, sqlx::Error> {
     // The locks on the job come first, so that two equal requests take turns there. The second one finds the stored row
     // of the first, whatever the job allows by then. A repeated run finds its own row in the same way.
-    let AppliedAction { outcome, counts, now } =
-        apply_event(conn, shared, id, action.event(), Earlier::Nothing).await?;
+    let AppliedAction { outcome, counts, now } = apply_event(conn, shared, id, action.event(), earlier).await?;
     if matches!(outcome, ActionOutcome::Refused(_) | ActionOutcome::Missing) {
-        return Ok(stored_before(conn, Some(once), None).await?.unwrap_or(IdempotentOutcome::Refused(outcome)));
+        return Ok(stored_before(conn, once, None).await?.unwrap_or(IdempotentOutcome::Refused(outcome)));
     }
     let (job, attempts) = read_job(conn, id).await?.ok_or_else(|| corrupt("a job whose row in jobs is missing"))?;
     let updated = UpdatedJob { outcome, job, attempts };
     let answer = build(&updated);
-    if let Some(instead) = store_answer(conn, Some(once), &answer, now).await? {
+    if let Some(instead) = store_answer(conn, once, &answer, now).await? {
         return Ok(instead);
     }
     record(conn, act, now).await?;

@@ -153,8 +153,9 @@ impl Store {
         .await
     }
 
-    /// Fire a schedule now, on request. `job` was made from the schedule in `row`. `overlap` replaces the schedule's
-    /// own policy for this job only.
+    /// Fire a schedule now, on request, at most once if the request has an idempotency key. `job` was made from the
+    /// schedule in `row`. `overlap` replaces the schedule's own policy for this job only. `build` builds the response
+    /// from the receipt.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
@@ -164,41 +165,18 @@ impl Store {
         job: NewJob,
         overlap: Option<Overlap>,
         by: &Actor,
-    ) -> Result<TriggerOutcome, StoreError> {
-        let mut act = AuditEntry::new(by, "schedule.trigger", row.name.as_str());
-        act = act.with(json!({"job": job.id}));
-        let row = Arc::new(row.clone());
-        self.change("trigger a schedule", act, move |conn, shared, act| {
-            let (row, job) = (Arc::clone(&row), job.clone());
-            Box::pin(async move { trigger(conn, &shared, &row, job, overlap, &act).await })
-        })
-        .await
-    }
-
-    /// Fire a schedule now, as [`trigger_schedule`](Self::trigger_schedule) does, at most once for the idempotency key
-    /// of `once`. `build` builds the response from the receipt.
-    ///
-    /// # Errors
-    /// When MySQL cannot be reached or refuses.
-    pub async fn trigger_schedule_once(
-        &self,
-        row: &Scheduled,
-        job: NewJob,
-        overlap: Option<Overlap>,
-        by: &Actor,
-        once: IdempotentRequest,
+        once: Option<IdempotentRequest>,
         build: ResponseBuilder<Accepted>,
     ) -> Result<IdempotentOutcome<TriggerOutcome>, StoreError> {
         let mut act = AuditEntry::new(by, "schedule.trigger", row.name.as_str());
         act = act.with(json!({"job": job.id}));
-        let (row, shared) = (Arc::new(row.clone()), self.shared.clone());
-        transact(&self.shared.pools.steering, "trigger a schedule with an idempotency key", move |conn, _| {
-            let (row, job, shared, act) = (Arc::clone(&row), job.clone(), shared.clone(), act.clone());
-            let (once, build) = (once.clone(), Arc::clone(&build));
+        let row = Arc::new(row.clone());
+        self.change("trigger a schedule", act, move |conn, shared, act| {
+            let (row, job, once, build) = (Arc::clone(&row), job.clone(), once.clone(), Arc::clone(&build));
             Box::pin(async move {
-                // Two equal requests take turns at the row of the schedule. A repeated run finds its own stored row.
+                // Two equal requests take turns at the row of the schedule.
                 lock_schedule(conn, &row.name).await?;
-                if let Some(outcome) = stored_before(conn, Some(&once), None).await? {
+                if let Some(outcome) = stored_before(conn, once.as_ref(), None).await? {
                     return Ok(outcome);
                 }
                 let triggered = trigger(conn, &shared, &row, job, overlap, &act).await?;
@@ -207,7 +185,7 @@ impl Store {
                 };
                 let accepted = ticked.accepted.first().ok_or_else(|| corrupt("a trigger without a job"))?;
                 let answer = build(accepted);
-                if let Some(instead) = store_answer(conn, Some(&once), &answer, accepted.created_at).await? {
+                if let Some(instead) = store_answer(conn, once.as_ref(), &answer, accepted.created_at).await? {
                     return Ok(instead);
                 }
                 Ok(IdempotentOutcome::First { done: Some(triggered), answer })
