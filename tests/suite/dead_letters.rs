@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use serde_json::{Value, json};
+use sqlx::Connection as _;
 use tickr::handlers::{Context, Failure, Kind, Outcome, Registry};
 use tickr::job::{JobId, State};
 use tickr::store::Retention;
@@ -211,10 +212,27 @@ async fn a_replay_sent_twice_with_one_key_makes_one_job() {
     assert_eq!(one.body, two.body);
     assert_eq!(send("k").await.body, one.body);
     assert_eq!(send("other").await.code(), "already_replayed");
-    // Without an idempotency key, many replays at once make one job.
+    // Without an idempotency key, many replays at once make one job. The test holds the dead letter until two replays
+    // wait, for it or for each other; a replay without its lock would have looked at the dead letter by then.
     let other = fails(&tickr, "no").await;
     let path = format!("/v1/jobs/{other}/replay");
-    let answers = futures_util::future::join_all((0..8).map(|_| tickr.post(&path, json!({"payload": {}})))).await;
+    let mut holder = tickr.mysql().await;
+    let mut held = holder.begin().await.unwrap();
+    let lock = "SELECT job_id FROM dead_letters WHERE job_id = ? FOR UPDATE";
+    sqlx::query(lock).bind(other.uuid()).fetch_one(&mut *held).await.unwrap();
+    let release = async {
+        let waiting = "SELECT COUNT(*) FROM information_schema.innodb_trx t JOIN information_schema.processlist p \
+                       ON p.id = t.trx_mysql_thread_id WHERE p.db = DATABASE() AND t.trx_state = 'LOCK WAIT'";
+        eventually("two replays wait", async || {
+            // Within 100 ms the server repeats its last result, so wait longer than that.
+            tokio::time::sleep(Duration::from_millis(120)).await;
+            (tickr.count(waiting).await >= 2).then_some(())
+        })
+        .await;
+        held.rollback().await.unwrap();
+    };
+    let replays = futures_util::future::join_all((0..8).map(|_| tickr.post(&path, json!({"payload": {}}))));
+    let (answers, ()) = tokio::join!(replays, release);
     assert_eq!(answers.iter().filter(|answer| answer.status == 201).count(), 1);
     assert_eq!(tickr.count("SELECT COUNT(*) FROM jobs").await, 4);
     tickr.until_idle().await;
