@@ -197,7 +197,7 @@ async fn a_limited_queue_goes_on_while_the_row_of_another_one_is_locked() {
     // A runner that froze inside its transaction holds this lock. Meanwhile the permits of this queue cannot be
     // updated.
     let mut frozen = tickr.mysql().await;
-    sqlx::query("BEGIN").execute(&mut frozen).await.unwrap();
+    sqlx::raw_sql("BEGIN").execute(&mut frozen).await.unwrap();
     sqlx::query("SELECT * FROM queues WHERE name = 'stuck' FOR UPDATE").execute(&mut frozen).await.unwrap();
     let stuck = tickr.enqueue_many((0..3).map(|_| json!({"kind": "noop", "queue": "stuck"}))).await;
     let asked = Instant::now();
@@ -206,7 +206,7 @@ async fn a_limited_queue_goes_on_while_the_row_of_another_one_is_locked() {
     }
     // One job per block of the fetcher would take a minute. Alone this takes less than two seconds.
     assert!(asked.elapsed() < Duration::from_secs(30), "{:?}", asked.elapsed());
-    sqlx::query("ROLLBACK").execute(&mut frozen).await.unwrap();
+    sqlx::raw_sql("ROLLBACK").execute(&mut frozen).await.unwrap();
     for id in stuck {
         tickr.until(id, State::Completed).await;
     }
