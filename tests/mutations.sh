@@ -276,13 +276,22 @@ mutants() {
         '.is_some_and(|row| !seen.insert(row));' '.is_some_and(|row| !seen.insert(row)) && false;' \
         store::an_id_that_is_twice_in_a_batch_starts_once_whatever_else_is_in_it
     mutant 'heartbeat behind a permit, and behind the fetcher' internal/engine/permits.rs \
-        'if self.granted == UNLIMITED || self' 'if self.granted != 0 || self' \
+        'if self.granted == UNLIMITED || may_start' 'if self.granted != 0 || may_start' \
         internal/engine/fetcher.rs \
         'if !shared.heartbeats.is_beating(shared.settings.lease) {' 'if false {' \
         queues::a_permit_that_waited_for_work_is_not_good_after_its_holder_slept
     mutant "steps of the database's clock" internal/engine/heartbeat_history.rs \
         'let before = self.reading.replace(reading)?;' 'let before = self.reading.replace(reading).filter(|_| false)?;' \
         clocks::a_clock_of_mysql_that_is_set_ahead_and_back_ends_no_attempt
+    mutant 'request after a lowered limit' internal/engine/permits.rs \
+        'let same_limit = limit == turn.limit && !settled;' 'let same_limit = !settled;' \
+        queues::a_lowered_limit_holds_on_a_runner_that_is_never_short_of_jobs
+    mutant 'wait for other runners to hear of a limit' internal/engine/permits.rs \
+        'let may_start = self.settles.is_none() && ' 'let may_start = ' \
+        queues::a_new_limit_counts_the_jobs_of_a_runner_that_hears_of_it_later
+    mutant 'permits of other queues behind a locked row' internal/store/attempts/permits.rs \
+        'FOR UPDATE NOWAIT' 'FOR UPDATE' \
+        queues::a_runner_that_freezes_in_a_transaction_holds_up_only_the_queue_whose_row_it_has_locked
     mutant 'look at permits' internal/engine/permits.rs \
         'confirm_permits(shared).await;' '' \
         queues::a_limited_queue_goes_on_for_longer_than_a_lease

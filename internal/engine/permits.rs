@@ -37,6 +37,9 @@ const KEPT_FOR: Duration = Duration::from_millis(300);
 /// Time between two checks whether a runner holds more than its share, while it has work for its permits and other
 /// runners want some.
 const SHARE_EVERY: Duration = Duration::from_millis(500);
+/// Time for which a runner starts no jobs of a queue that had no limit until now. The other runners hear of the limit
+/// within this time, and MySQL then counts their jobs. Longer than the pause between two reads of the settings.
+const SETTLES_FOR: Duration = Duration::from_millis(1_500);
 /// After this many claims in a row that found their job ended, the ready lists of the queue are searched for more ids
 /// of ended jobs.
 const STALE: u32 = 4;
@@ -69,6 +72,8 @@ struct PermitCounts {
     recorded: Option<u32>,
     /// The newest confirmation by MySQL. None when the permits cannot be relied upon.
     confirmed: Option<Confirmation>,
+    /// The queue has just been given a limit, and no job starts until MySQL has answered after this moment.
+    settles: Option<Instant>,
     /// Jobs had to wait for permits since the last request to MySQL.
     hungry: bool,
     /// When a job last ended here, or the first permit was granted.
@@ -91,7 +96,8 @@ impl PermitCounts {
     /// have taken them since, otherwise 0. `gaps_now` is the current number of heartbeat gaps.
     fn usable(&self, gaps_now: Option<u64>, lease: Duration) -> u32 {
         let good = |confirmed: Confirmation| gaps_now == Some(confirmed.gaps) && confirmed.since.elapsed() < lease;
-        if self.granted == UNLIMITED || self.confirmed.is_some_and(good) { self.granted } else { 0 }
+        let may_start = self.settles.is_none() && self.confirmed.is_some_and(good);
+        if self.granted == UNLIMITED || may_start { self.granted } else { 0 }
     }
 }
 
@@ -168,6 +174,7 @@ impl Permits {
                 used: 0,
                 recorded: Some(0),
                 confirmed: None,
+                settles: None,
                 hungry: false,
                 turned: None,
                 stale: 0,
@@ -357,10 +364,15 @@ struct QueueTurn {
     again: Instant,
     /// When the last request was sent.
     asked: Instant,
+    /// When to send the next request after one that failed, so that a queue whose row is locked does not hold up the
+    /// others all the time.
+    retry: Instant,
     /// This runner held a permit at that time.
     had: bool,
     /// One of them was in use shortly before.
     recently_used: bool,
+    /// The limit that MySQL last answered for.
+    limit: Option<u32>,
     /// When to settle for the rounded-down share, if other runners want permits; and until when that lasts.
     yields: Instant,
     yields_until: Instant,
@@ -369,8 +381,16 @@ struct QueueTurn {
 impl QueueTurn {
     fn new() -> Self {
         let now = Instant::now();
-        let mut turn =
-            Self { again: now, asked: now, had: false, recently_used: false, yields: now, yields_until: now };
+        let mut turn = Self {
+            again: now,
+            asked: now,
+            retry: now,
+            had: false,
+            recently_used: false,
+            limit: None,
+            yields: now,
+            yields_until: now,
+        };
         turn.begin();
         turn
     }
@@ -406,9 +426,12 @@ async fn adjust(shared: &EngineState, held: &QueuePermits, settings: &OperatorSe
     // While heartbeats are not answered, other runners may call this one dead and take whatever it is granted.
     let Some(gaps) = shared.permits.confirmed_gaps() else { return false };
     let since = Instant::now();
-    let asked = {
+    if since < turn.retry {
+        return false;
+    }
+    let (asked, settled) = {
         let mut counts = held.counts();
-        let PermitCounts { granted, used, recorded, confirmed, hungry, turned, .. } = *counts;
+        let PermitCounts { granted, used, recorded, confirmed, settles, hungry, turned, .. } = *counts;
         // Between two consecutive jobs a permit looks unused for a moment.
         let recently_used = turned.is_some_and(|turned| turned.elapsed() < KEPT_FOR);
         let wanted = match limit {
@@ -430,19 +453,25 @@ async fn adjust(shared: &EngineState, held: &QueuePermits, settings: &OperatorSe
         // Permits of ended jobs must not stay recorded, or other runners wait for them.
         let idle = granted > used && !recently_used;
         let has_share = granted == wanted && !(others_want && (idle || turn.asked.elapsed() >= SHARE_EVERY));
-        let in_vain = wanted > granted && Instant::now() < turn.again;
+        let in_vain = wanted > granted && since < turn.again;
+        let settles = if granted == UNLIMITED { Some(since + SETTLES_FOR) } else { settles };
+        let settled = settles.is_some_and(|settles| since >= settles);
+        let settling = settles.is_some() && !settled;
         let relied_upon =
             confirmed.is_some_and(|confirmed| confirmed.gaps == gaps) && recorded == Some(granted.max(used));
-        if granted != UNLIMITED && limit.is_some() && relied_upon && (has_share || in_vain) {
-            counts.hungry = hungry && in_vain;
+        // A runner that is never short of jobs would go on with the permits of the former limit.
+        let same_limit = limit == turn.limit && !settled;
+        if granted != UNLIMITED && limit.is_some() && relied_upon && same_limit && (has_share || in_vain) {
+            counts.hungry = hungry && (in_vain || settling);
             return false;
         }
+        counts.settles = settles;
         // No job starts during the request: MySQL would not know of it.
         (counts.granted, counts.hungry) = (used, false);
         let yielding = others_want && turn.yields_now(granted > 0);
         (turn.asked, turn.had) = (since, granted > 0);
         turn.recently_used = recently_used || used > 0;
-        PermitRequest { used, wanted, yielding }
+        (PermitRequest { used, wanted, yielding }, settled)
     };
     let (heartbeats, lease) = (Arc::clone(&shared.heartbeats), shared.settings.lease);
     let may_judge: MayJudge = Arc::new(move |reading, theirs| {
@@ -452,9 +481,16 @@ async fn adjust(shared: &EngineState, held: &QueuePermits, settings: &OperatorSe
     let answer = shared.store.take_permits(&held.name, &shared.runner, asked, may_judge).await;
     let mut counts = held.counts();
     match answer {
-        Ok(PermitGrant::Unlimited) => counts.granted = UNLIMITED,
+        Ok(PermitGrant::Unlimited) => {
+            (counts.granted, counts.settles) = (UNLIMITED, None);
+            turn.limit = None;
+        }
         Ok(PermitGrant::Permits(permits)) => {
             (counts.granted, counts.recorded) = (permits, Some(permits.max(asked.used)));
+            if settled {
+                counts.settles = None;
+            }
+            turn.limit = limit;
             // If a gap came after the request was sent, `gaps` is out of date and the permits do not count as good.
             counts.confirmed = Some(Confirmation { since, gaps });
             if permits < asked.wanted {
@@ -477,6 +513,7 @@ async fn adjust(shared: &EngineState, held: &QueuePermits, settings: &OperatorSe
             // Whether or not MySQL carried out the call, it records at least the permits in use. And if the queue has
             // just been given a limit, the limit holds from now on.
             (counts.granted, counts.recorded) = (asked.used, None);
+            turn.retry = Instant::now() + LOOK_EVERY;
         }
     }
     counts.usable(shared.permits.confirmed_gaps(), lease) > counts.used

@@ -14,6 +14,7 @@ use tickr::config::ServerUrl;
 use tickr::handlers::{Context, Kind, Registry};
 use tickr::job::{JobId, RunnerId, State};
 use tickr::store::{Claim, PermitGrant, PermitRequest};
+use uuid::Uuid;
 
 use crate::support::program::{command, outcome, tickr as program};
 use crate::support::{self, Answer, DEADLINE, Proxy, Runner, TestApp, answer, eventually, http};
@@ -188,6 +189,72 @@ async fn a_limit_holds_over_all_runners_and_does_not_slow_what_is_within_it() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_lowered_limit_holds_on_a_runner_that_is_never_short_of_jobs() {
+    let one = |config: &mut tickr::config::Config| {
+        config.queues = queues(&["slow"]);
+        config.workers = 16;
+    };
+    let tickr = TestApp::start_with(one, Registry::new()).await;
+    set(&tickr, "slow", json!({"concurrency": 6})).await;
+    heard(&tickr.app, |settings| settings.queues.contains_key("slow")).await;
+    tickr.enqueue_many((0..30).map(|_| json!({"kind": "sleep", "payload": {"ms": 60_000}, "queue": "slow"}))).await;
+    tickr.until_count("SELECT COUNT(*) FROM owed WHERE queue = 'slow' AND state = 'executing'", 6).await;
+    set(&tickr, "slow", json!({"concurrency": 2})).await;
+    heard(&tickr.app, |settings| settings.queues["slow"].concurrency == Some(2)).await;
+    let executing = "SELECT id FROM owed WHERE queue = 'slow' AND state = 'executing'";
+    let mut ended = 0;
+    loop {
+        let running: Vec<Uuid> = sqlx::query_scalar(executing).fetch_all(&mut tickr.mysql().await).await.unwrap();
+        if running.len() <= 2 {
+            break;
+        }
+        let id = JobId::from_uuid(running[0]);
+        call(&tickr, Method::POST, &format!("/v1/jobs/{id}/cancel"), None).await;
+        tickr.until(id, State::Cancelled).await;
+        ended += 1;
+        // Four must end. A few others may have started before the runner asked MySQL.
+        assert!(ended <= 8, "jobs start above the limit");
+    }
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_new_limit_counts_the_jobs_of_a_runner_that_hears_of_it_later() {
+    let tickr = TestApp::start().await;
+    let of_slow = |workers| [("TICKR_QUEUES", "slow"), ("TICKR_LEASE", "30s"), ("TICKR_WORKERS", workers)];
+    let executing = "SELECT COUNT(*) FROM owed WHERE queue = 'slow' AND state = 'executing'";
+    let long = |n| (0..n).map(|_| json!({"kind": "sleep", "payload": {"ms": 60_000}, "queue": "slow"}));
+    let late = Runner::start(&tickr, &of_slow("4"));
+    let mut ids = tickr.enqueue_many(long(4)).await;
+    tickr.until_count(executing, 4).await;
+    let early = Runner::start(&tickr, &of_slow("16"));
+    ids.extend(tickr.enqueue_many(long(3)).await);
+    tickr.until_count(executing, 7).await;
+    late.signal("STOP");
+    set(&tickr, "slow", json!({"concurrency": 5})).await;
+    tickr.until_count("SELECT COUNT(*) FROM queue_permits WHERE queue = 'slow' AND permits > 0", 1).await;
+    let short = tickr.enqueue_many((0..5).map(|_| json!({"kind": "noop", "queue": "slow"}))).await;
+    late.signal("CONT");
+    tickr.until_count("SELECT COUNT(*) FROM queue_permits WHERE queue = 'slow' AND permits > 0", 2).await;
+    // Seven run. The first of the short ones may start when three have ended.
+    for (cancelled, id) in ids.iter().enumerate() {
+        if cancelled == 3 {
+            for id in &short {
+                tickr.until(*id, State::Completed).await;
+            }
+        }
+        call(&tickr, Method::POST, &format!("/v1/jobs/{id}/cancel"), None).await;
+    }
+    tickr.until_idle().await;
+    let beside_short_ones = "SELECT CAST(MAX(n) AS SIGNED) FROM (SELECT (SELECT COUNT(*) FROM attempts b \
+         WHERE b.started_at <= a.started_at AND b.finished_at > a.started_at) n \
+         FROM attempts a JOIN jobs j ON j.id = a.job_id WHERE j.kind = 'noop') x";
+    assert_eq!(tickr.count(beside_short_ones).await, 5);
+    drop((late, early));
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_limited_queue_goes_on_while_the_row_of_another_one_is_locked() {
     let both = |config: &mut tickr::config::Config| config.queues = queues(&["one", "stuck"]);
     let tickr = TestApp::start_with(both, Registry::new()).await;
@@ -315,6 +382,13 @@ async fn two_of_one(tickr: &TestApp, environment: &[(&str, &str)]) -> [Runner; 2
     [first, second]
 }
 
+/// Return the transactions that are open in this database.
+async fn open_transactions(tickr: &TestApp) -> Vec<String> {
+    let sql = "SELECT CAST(t.trx_id AS CHAR) FROM information_schema.innodb_trx t \
+               JOIN information_schema.processlist p ON p.id = t.trx_mysql_thread_id WHERE p.db = DATABASE()";
+    sqlx::query_scalar(sql).fetch_all(&mut tickr.mysql().await).await.unwrap()
+}
+
 /// Suspend the process that has the permit, while a job runs in it. Return that one first.
 async fn stop_the_holder(tickr: &TestApp, runners: [Runner; 2]) -> [Runner; 2] {
     let [first, second] = &runners;
@@ -328,10 +402,12 @@ async fn stop_the_holder(tickr: &TestApp, runners: [Runner; 2]) -> [Runner; 2] {
         holder.signal("STOP");
         // By then its earlier messages have arrived.
         tokio::time::sleep(Duration::from_millis(200)).await;
-        // A process that is suspended inside a transaction would hold the locks of the queue all the time.
-        let locks = "SET innodb_lock_wait_timeout = 1; SELECT name FROM queues WHERE name = 'one' FOR UPDATE";
-        let free = sqlx::raw_sql(locks).fetch_all(&mut tickr.mysql().await).await.is_ok();
-        if free && running().await == Some(pid) {
+        // A process that is suspended inside a transaction would hold the locks of the queue or of the job all the
+        // time.
+        let open = open_transactions(tickr).await;
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        let still_open = open_transactions(tickr).await.iter().any(|id| open.contains(id));
+        if !still_open && running().await == Some(pid) {
             return Some(is_first);
         }
         holder.signal("CONT");

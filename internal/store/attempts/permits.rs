@@ -196,11 +196,10 @@ async fn take(
     asked: PermitRequest,
     may_judge: &MayJudge,
 ) -> Result<PermitGrant, sqlx::Error> {
-    // This row lock makes the runners take turns.
-    let limit: Option<Option<u32>> = sqlx::query_scalar("SELECT concurrency FROM queues WHERE name = ? FOR UPDATE")
-        .bind(queue.as_str())
-        .fetch_optional(&mut *conn)
-        .await?;
+    // This row lock makes the runners take turns. It is tried a few times within about a second instead of waited for:
+    // a runner that froze inside this transaction may keep it, and the permits of other queues are next in turn.
+    let sql = "SELECT concurrency FROM queues WHERE name = ? FOR UPDATE NOWAIT";
+    let limit: Option<Option<u32>> = sqlx::query_scalar(sql).bind(queue.as_str()).fetch_optional(&mut *conn).await?;
     let Some(limit) = limit.flatten() else {
         remove(conn, queue.as_str(), runner.as_str()).await?;
         return Ok(PermitGrant::Unlimited);

@@ -102,9 +102,10 @@ pub(crate) fn number(error: &sqlx::Error) -> Option<u16> {
 
 fn fault_of(number: u16) -> Fault {
     match number {
-        // Deadlock, lock-wait timeout, "record has changed since last read" (MariaDB ≥ 11.6), lock table full,
-        // statement must be prepared again, statement timeouts, rollback by the cluster.
-        1213 | 1205 | 1020 | 1206 | 1615 | 1637 | 1969 | 3024 | 3101 => Fault::Again,
+        // Deadlock, lock-wait timeout, lock not free at once (MySQL; MariaDB answers 1205), "record has changed since
+        // last read" (MariaDB ≥ 11.6), lock table full, statement must be prepared again, statement timeouts, rollback
+        // by the cluster.
+        1213 | 1205 | 3572 | 1020 | 1206 | 1615 | 1637 | 1969 | 3024 | 3101 => Fault::Again,
         1062 => Fault::Duplicate,
         // A value that is too long, out of range, of a wrong type, not UTF-8 or null; a CHECK; a foreign key; a row or
         // a packet that is too large for the server.
@@ -169,7 +170,7 @@ fn is_known_outage(number: u16) -> bool {
 /// has to check what was written.
 pub(crate) fn certainly_rolled_back(error: &sqlx::Error) -> bool {
     match number(error) {
-        Some(number) => matches!(number, 1213 | 1205 | 1020 | 1206 | 1615 | 1637 | 3024 | 3101),
+        Some(number) => matches!(number, 1213 | 1205 | 3572 | 1020 | 1206 | 1615 | 1637 | 3024 | 3101),
         None => matches!(error, sqlx::Error::AnyDriverError(cause) if cause.is::<MovedOn>()),
     }
 }
