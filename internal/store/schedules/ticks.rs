@@ -175,11 +175,11 @@ impl Store {
             let (row, job, once, build) = (Arc::clone(&row), job.clone(), once.clone(), Arc::clone(&build));
             Box::pin(async move {
                 // Two equal requests take turns at the row of the schedule.
-                lock_schedule(conn, &row.name).await?;
+                let locked = lock_schedule(conn, &row.name).await?;
                 if let Some(outcome) = stored_before(conn, once.as_ref(), None).await? {
                     return Ok(outcome);
                 }
-                let triggered = trigger(conn, &shared, &row, job, overlap, &act).await?;
+                let triggered = trigger(conn, &shared, (&row, locked), job, overlap, &act).await?;
                 let TriggerOutcome::Fired(ticked) = &triggered else {
                     return Ok(IdempotentOutcome::Refused(triggered));
                 };
@@ -528,12 +528,12 @@ pub(crate) async fn last_tick_of(conn: &mut MySqlConnection, name: &Name) -> Res
 async fn trigger(
     conn: &mut MySqlConnection,
     shared: &StoreInner,
-    read: &Scheduled,
+    (read, locked): (&Scheduled, Option<Scheduled>),
     mut job: NewJob,
     overlap: Option<Overlap>,
     act: &AuditEntry,
 ) -> Result<TriggerOutcome, sqlx::Error> {
-    let Some(row) = lock_schedule(conn, &read.name).await? else { return Ok(TriggerOutcome::Missing) };
+    let Some(row) = locked else { return Ok(TriggerOutcome::Missing) };
     if row.tag() != read.tag() {
         return Ok(TriggerOutcome::Changed);
     }
