@@ -139,7 +139,9 @@ async fn signals_under_load_lose_nothing_and_run_nothing_twice() {
     }
     let owed = tickr.count("SELECT COUNT(*) FROM owed").await;
     assert!(owed > 0, "the signals came in the middle of the work");
-    let runner = tickr.another_with(|config| config.queues = vec!["default".into()], Registry::new()).await;
+    // The rest is 25 s of work for one worker.
+    let many = |config: &mut Config| (config.queues, config.workers) = (vec!["default".into()], 16);
+    let runner = tickr.another_with(many, Registry::new()).await;
     tickr.until_idle().await;
     tickr.assert_each_ran_once(1_500).await;
     runner.stop(CancellationToken::new()).await;
