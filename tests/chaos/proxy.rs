@@ -1,6 +1,7 @@
 //! The connection between one runner and one server, which can be made bad: slow, silent, cut, open on one side only,
 //! or broken at the worst moment, after a COMMIT has arrived and before its answer is sent.
 
+use std::collections::VecDeque;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -226,12 +227,14 @@ struct Packets {
     header: Vec<u8>,
     /// Number of bytes of the packet that are still to come.
     left: usize,
-    /// The first bytes of the packet.
+    /// The first bytes of the packet, and the last ones.
     start: Vec<u8>,
+    end: VecDeque<u8>,
 }
 
-/// A query packet in the text protocol.
+/// A query packet in the text protocol, and the end of a whole transaction in one packet.
 const COMMIT: &[u8] = b"\x03COMMIT";
+const LAST: &[u8] = b";COMMIT";
 
 impl Packets {
     fn commits(&mut self, bytes: &[u8]) -> bool {
@@ -243,6 +246,7 @@ impl Packets {
                     self.left = usize::from(a) | usize::from(b) << 8 | usize::from(c) << 16;
                     self.header.clear();
                     self.start.clear();
+                    self.end.clear();
                 }
                 continue;
             }
@@ -251,6 +255,11 @@ impl Packets {
                 self.start.push(byte);
                 found |= self.start == COMMIT;
             }
+            self.end.push_back(byte);
+            if self.end.len() > LAST.len() {
+                self.end.pop_front();
+            }
+            found |= self.left == 0 && self.end == LAST;
         }
         found
     }

@@ -86,7 +86,8 @@ impl Proxy {
         self.url.clone()
     }
 
-    /// Lose the answer to the next request whose statement begins with this text.
+    /// Lose the answer to the next request whose statement begins with this text. A request that is a whole transaction
+    /// also counts as COMMIT.
     pub(crate) fn cut_after(&self, text: &'static str) {
         *self.shared.wanted.lock().unwrap() = Some((text, Fate::AnswerLost, 1));
     }
@@ -176,6 +177,8 @@ struct Line {
     lose: bool,
     /// The error that replaces the next answer.
     refuse: Option<u16>,
+    /// The part that has arrived of an answer that is lost or replaced.
+    held: Vec<u8>,
 }
 
 /// Pass packets on until either side ends or an answer is to be lost.
@@ -196,7 +199,7 @@ async fn relay(
         loop {
             match from_server.read(&mut bytes).await {
                 Ok(count) if count > 0 => {
-                    let (lose, refuse) = other.lock().unwrap().hear(&bytes[..count]);
+                    let Some((lose, refuse)) = other.lock().unwrap().hear(&bytes[..count]) else { continue };
                     let answer = refuse.map_or_else(|| bytes[..count].to_vec(), error_packet);
                     // The answer is here, so the server has done the work. The client never receives the answer.
                     if lose || answered.lock().await.write_all(&answer).await.is_err() {
@@ -253,6 +256,29 @@ async fn relay(
     }
 }
 
+/// Return whether the last packet so far says that the answer to another statement of the same request follows. A
+/// request that is a transaction ends with the answer to its COMMIT.
+fn more_results_follow(answer: &[u8]) -> bool {
+    const MORE_RESULTS: u8 = 0x08;
+    let (mut rest, mut more) = (answer, false);
+    while let Some(&[a, b, c, _]) = rest.first_chunk() {
+        let Some(packet) = rest.get(4..4 + u32::from_le_bytes([a, b, c, 0]) as usize) else { return more };
+        more = match *packet {
+            // OK, with two counts of one byte before its status; and the end of rows.
+            [0, _, _, status, ..] | [0xfe, _, _, status, _] => status & MORE_RESULTS != 0,
+            [0xff, ..] => false,
+            _ => more,
+        };
+        rest = &rest[4 + packet.len()..];
+    }
+    more
+}
+
+/// Return whether a request begins with this text. Some transactions are one request: these are found as COMMIT.
+fn is_about(statement: &[u8], text: &str) -> bool {
+    statement.starts_with(text.as_bytes()) || text == "COMMIT" && statement.ends_with(b";COMMIT")
+}
+
 impl Line {
     /// Decide what happens to a command of the client.
     fn ask(&mut self, packet: &[u8], shared: &Shared) -> Fate {
@@ -271,7 +297,7 @@ impl Line {
         };
         let mut wanted = shared.wanted.lock().unwrap();
         match *wanted {
-            Some((text, fate, times)) if !self.lose && statement.starts_with(text.as_bytes()) => {
+            Some((text, fate, times)) if !self.lose && is_about(statement, text) => {
                 *wanted = (times > 1).then_some((text, fate, times - 1));
                 self.lose = fate == Fate::AnswerLost;
                 if self.lose && shared.refuse_after.swap(false, Ordering::SeqCst) {
@@ -286,15 +312,23 @@ impl Line {
         }
     }
 
-    /// Read an answer of the server. Return whether to lose it, and the error that replaces it.
-    fn hear(&mut self, bytes: &[u8]) -> (bool, Option<u16>) {
+    /// Read an answer of the server. Return whether to lose it, and the error that replaces it; nothing while a part of
+    /// such an answer is still to come.
+    fn hear(&mut self, bytes: &[u8]) -> Option<(bool, Option<u16>)> {
         if let Some(statement) = self.preparing.take() {
             // The header, a zero for success, and the number.
             if let (Some(0), Some(number)) = (bytes.get(4), bytes.get(5..).and_then(|rest| rest.first_chunk())) {
                 self.prepared.insert(u32::from_le_bytes(*number), statement);
             }
         }
-        (self.lose, self.refuse.take())
+        if self.lose || self.refuse.is_some() {
+            self.held.extend_from_slice(bytes);
+            if more_results_follow(&self.held) {
+                return None;
+            }
+            self.held.clear();
+        }
+        Some((self.lose, self.refuse.take()))
     }
 }
 
