@@ -299,7 +299,7 @@ async fn a_table_of_another_program_is_named_and_not_touched() {
         let database = Empty::new().await;
         database.sql(sql).await;
         let before = database
-            .list("SELECT CAST(column_name AS CHAR) FROM information_schema.columns WHERE table_schema = DATABASE()")
+            .list("SELECT CAST(column_name AS CHAR) FROM information_schema.columns WHERE table_schema = DATABASE() ORDER BY ordinal_position")
             .await;
         let (code, _, said) = outcome(database.tickr(&["migrate"])).await;
         assert_eq!(code, 1, "{said}");
@@ -310,7 +310,7 @@ async fn a_table_of_another_program_is_named_and_not_touched() {
         let tables: Vec<String> =
             database.tables().await.into_iter().filter(|table| table != "_sqlx_migrations").collect();
         assert_eq!(tables, [name]);
-        let after = database.list("SELECT CAST(column_name AS CHAR) FROM information_schema.columns WHERE table_schema = DATABASE() AND table_name <> '_sqlx_migrations'").await;
+        let after = database.list("SELECT CAST(column_name AS CHAR) FROM information_schema.columns WHERE table_schema = DATABASE() AND table_name <> '_sqlx_migrations' ORDER BY ordinal_position").await;
         assert_eq!(before, after);
         database.drop().await;
     }
