@@ -8,14 +8,14 @@ use std::time::Duration;
 use serde_json::value::RawValue;
 use sqlx::{AssertSqlSafe, Connection, Executor, MySqlConnection, Row};
 use tickr::job::{
-    Actor, AttemptToken, Due, JobId, JobOptions, Name, NewJob, OnConflict, Priority, RetryPolicy, RunnerId, Scope,
-    State, Verdict,
+    Actor, AttemptToken, Due, JobId, JobOptions, Name, NewJob, OnConflict, Priority, RetryPolicy,
+    RunnerId, Scope, State, Verdict,
 };
 use tickr::services::{Options, Services};
 use tickr::store::{
     ActionOutcome, Again, Answer, Claim, Claimant, Claimed, EnqueueOutcome, EnqueueReceipts, IdempotentOutcome,
-    IdempotentRequest, LapseRule, Lapsed, LiveAttempt, PoolSizes, ResponseBuilder, Settled, Settlement, Store,
-    StoreError, StoreSettings,
+    IdempotentRequest, LapseRule, Lapsed, LiveAttempt, PoolSizes, ResponseBuilder, Settled, Settlement,
+    Store, StoreError, StoreSettings,
 };
 
 use crate::support::{Proxy, connect, drop_database, eventually, migrated_database};
@@ -1264,6 +1264,37 @@ async fn a_batch_larger_than_the_servers_packet_is_written_in_pieces() {
     let accepted = test.store.insert((0..count).map(|_| heavy()).collect()).await.unwrap();
     assert_eq!(accepted.len(), count);
     assert_eq!(test.count("SELECT COUNT(*) FROM jobs WHERE LENGTH(payload) > 300000").await, count as i64);
+    test.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_small_batch_takes_few_requests() {
+    let (name, url) = migrated_database().await;
+    let proxy = Proxy::start(&url).await;
+    let test = TestStore::with_flushers(name, url, proxy.url(), 1).await;
+    let warm = job();
+    test.store.insert(vec![warm.clone()]).await.unwrap();
+    let claimed = test.claimed(warm.id).await;
+    test.store.settle(settlement(&claimed, Verdict::Succeeded)).await.unwrap();
+    let delayed = NewJob { due: Due::After(Duration::from_secs(3_600)), ..job() };
+    let now = job();
+    let mut before = proxy.requests();
+    let mut took = || {
+        // Requests since the last look.
+        let requests = proxy.requests();
+        requests - std::mem::replace(&mut before, requests)
+    };
+    let accepted = test.store.insert(vec![now.clone(), job()]).await.unwrap();
+    assert_eq!(took(), 1, "jobs that are due at once are written and committed in one");
+    test.store.insert(vec![job(), delayed]).await.unwrap();
+    assert_eq!(took(), 2, "due times follow from the time of the server, which is read first");
+    let claimed = test.claimed(now.id).await;
+    assert_eq!(took(), 2, "a claim");
+    assert_eq!((claimed.execute_at, claimed.created_at), (accepted[0].execute_at, accepted[0].created_at));
+    test.store.settle(settlement(&claimed, Verdict::Succeeded)).await.unwrap();
+    assert_eq!(took(), 2, "a success");
+    let odd = "SELECT COUNT(*) FROM jobs WHERE execute_at > created_at OR execute_at < created_at - INTERVAL 1000 MICROSECOND";
+    assert_eq!(test.count(odd).await, 1, "only the delayed job");
     test.stop().await;
 }
 

@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use sqlx::MySqlConnection;
 
-use crate::rows::jobs::{Accepted, accepted_at, in_order_of, options_of, script_of, written_before};
+use crate::rows::jobs::{Accepted, commit_jobs, in_order_of, written_before};
 use crate::sql::batch::Batch;
 use crate::sql::batches::BYTES_PER_ROW;
-use crate::sql::clock::{StoreClock, begin, commit};
+use crate::sql::clock::StoreClock;
 use crate::sql::connection::{DbFuture, Earlier};
 use tickr_job::{BatchPlace, NewJob};
 
@@ -45,15 +45,7 @@ impl Batch for Inserts {
             jobs.sort_unstable_by_key(|job| job.id);
             let accepted = match written_before(conn, &jobs, earlier).await? {
                 Some(accepted) => accepted,
-                None => {
-                    let now = begin(conn, &self.clock).await?;
-                    let accepted: Vec<Accepted> = jobs.iter().map(|job| accepted_at(job, now)).collect();
-                    let pairs: Vec<(&NewJob, &Accepted)> = jobs.iter().copied().zip(&accepted).collect();
-                    let options = options_of(&pairs)?;
-                    script_of(&pairs, &options).run(conn).await?;
-                    commit(conn).await?;
-                    accepted
-                }
+                None => commit_jobs(conn, &jobs, &self.clock).await?,
             };
             items.iter().map(|jobs| in_order_of(jobs, &accepted)).collect()
         })

@@ -1,11 +1,13 @@
 //! Rows of new jobs, in `jobs` and `owed`, and the receipts of their acceptance.
 
+use std::time::Instant;
+
 use chrono::TimeDelta;
 use sqlx::{MySqlConnection, Row};
 use uuid::Uuid;
 
 use crate::sql::batches::{pad, padded, places, statement};
-use crate::sql::clock::{StoreClock, read_clock};
+use crate::sql::clock::{StoreClock, begin, read_clock};
 use crate::sql::connection::Earlier;
 use crate::sql::error::corrupt;
 use crate::sql::script::{Script, Value};
@@ -73,30 +75,101 @@ pub(crate) fn accepted_at(job: &NewJob, now: Timestamp) -> Accepted {
 
 /// Insert the rows of jobs, sorted by id, with the times in their receipts. Runs in the caller's transaction.
 pub(crate) async fn write_jobs(conn: &mut MySqlConnection, pairs: &[(&NewJob, &Accepted)]) -> Result<(), sqlx::Error> {
-    script_of(pairs, &options_of(pairs)?).run(conn).await.map(drop)
+    let rows: Vec<JobRow<'_>> = pairs.iter().map(|(job, accepted)| JobRow::at(job, accepted)).collect();
+    let options = options_of(&rows)?;
+    let mut script = script_about(&rows);
+    insert_into(&mut script, &rows, &options);
+    script.run(conn).await.map(drop)
+}
+
+/// Insert `jobs`, sorted by id, in a transaction of their own, and return their receipts.
+///
+/// The time of the server is the time of their acceptance. When all of them are due at once and there are few of them,
+/// MySQL takes the time itself, in the request that writes and commits them. Otherwise the time is read first, because
+/// due times follow from it.
+pub(crate) async fn commit_jobs(
+    conn: &mut MySqlConnection,
+    jobs: &[&NewJob],
+    clock: &StoreClock,
+) -> Result<Vec<Accepted>, sqlx::Error> {
+    let due_now: Vec<JobRow<'_>> =
+        jobs.iter().map(|job| JobRow { job, execute_at: DUE_NOW, created_at: NOW }).collect();
+    let options = options_of(&due_now)?;
+    let mut script = script_about(&due_now);
+    if script.is_one_request() && jobs.iter().all(|job| job.due == Due::Now) {
+        script.push("BEGIN", Vec::new());
+        for sql in SET_NOW {
+            script.push(sql, Vec::new());
+        }
+        insert_into(&mut script, &due_now, &options);
+        script.push("COMMIT", Vec::new());
+        let sent = Instant::now();
+        let done = script.run(conn).await?;
+        let row = done.iter().flat_map(|step| &step.rows).next().ok_or_else(|| corrupt("no time of the server"))?;
+        let now = row.try_get(0)?;
+        clock.sample(sent, Instant::now(), now);
+        return Ok(jobs.iter().map(|job| accepted_at(job, now)).collect());
+    }
+    let now = begin(conn, clock).await?;
+    let accepted: Vec<Accepted> = jobs.iter().map(|job| accepted_at(job, now)).collect();
+    let rows: Vec<JobRow<'_>> = jobs.iter().zip(&accepted).map(|(job, accepted)| JobRow::at(job, accepted)).collect();
+    insert_into(&mut script, &rows, &options);
+    script.push("COMMIT", Vec::new());
+    script.run(conn).await?;
+    Ok(accepted)
+}
+
+/// Variables of the session with the current time of the server and with the due time of a job that is due at once:
+/// the same time in whole milliseconds, as [`due_at`] rounds it.
+const NOW: Value<'static> = Value::Expression("@now");
+const DUE_NOW: Value<'static> = Value::Expression("@due");
+const SET_NOW: [&str; 3] = [
+    "SET @now = UTC_TIMESTAMP(6)",
+    "SET @due = @now - INTERVAL MICROSECOND(@now) % 1000 MICROSECOND",
+    "SELECT CAST(@now AS DATETIME(6))",
+];
+
+/// The rows of one new job.
+struct JobRow<'a> {
+    job: &'a NewJob,
+    execute_at: Value<'a>,
+    created_at: Value<'a>,
+}
+
+impl<'a> JobRow<'a> {
+    fn at(job: &'a NewJob, accepted: &Accepted) -> Self {
+        Self { job, execute_at: accepted.execute_at.into(), created_at: accepted.created_at.into() }
+    }
+
+    fn bytes(&self) -> usize {
+        400 + self.job.payload.get().len()
+    }
 }
 
 /// Return the options of each job as JSON text, if it has any.
-pub(crate) fn options_of(pairs: &[(&NewJob, &Accepted)]) -> Result<Vec<Option<String>>, sqlx::Error> {
-    pairs.iter().map(|(job, _)| options_text(job)).collect()
+fn options_of(rows: &[JobRow<'_>]) -> Result<Vec<Option<String>>, sqlx::Error> {
+    rows.iter().map(|row| options_text(row.job)).collect()
 }
 
-/// Build the statements that write these jobs. `options` has the text of the options of each job.
-pub(crate) fn script_of<'a>(pairs: &[(&'a NewJob, &'a Accepted)], options: &'a [Option<String>]) -> Script<'a> {
-    let bytes = |job: &NewJob| 400 + job.payload.get().len();
-    let mut script = Script::about(pairs.len(), pairs.iter().map(|(job, _)| bytes(job)).sum());
+fn script_about<'a>(rows: &[JobRow<'_>]) -> Script<'a> {
+    Script::about(rows.len(), rows.iter().map(JobRow::bytes).sum())
+}
+
+/// Add the statements that write these jobs. `options` has the text of the options of each job.
+fn insert_into<'a>(script: &mut Script<'a>, rows: &[JobRow<'a>], options: &'a [Option<String>]) {
     let asked = [
         "INSERT INTO jobs (id, kind, queue, priority, max_attempts, unique_key, options, payload, execute_at, created_at, \
          batch_id, batch_size) VALUES",
         "(?,?,?,?,?,?,?,?,?,?,?,?)",
         "",
     ];
-    let rows: Vec<_> = pairs.iter().zip(options).collect();
+    let with_options: Vec<_> = rows.iter().zip(options).collect();
     script.insert(
         asked,
-        &rows,
-        |((job, _), _)| bytes(job),
-        |&(&(job, accepted), options), values| {
+        &with_options,
+        |(row, _)| row.bytes(),
+        |&(row, options), values| {
+            let job = row.job;
             values.extend([
                 Value::from(job.id.uuid()),
                 job.kind.as_str().into(),
@@ -106,8 +179,8 @@ pub(crate) fn script_of<'a>(pairs: &[(&'a NewJob, &'a Accepted)], options: &'a [
                 job.unique_key.as_ref().map(String::as_bytes).into(),
                 options.as_deref().into(),
                 job.payload.get().into(),
-                accepted.execute_at.into(),
-                accepted.created_at.into(),
+                row.execute_at,
+                row.created_at,
                 job.batch.map(|batch| batch.first.uuid()).into(),
                 job.batch.map(|batch| batch.size).into(),
             ]);
@@ -120,9 +193,10 @@ pub(crate) fn script_of<'a>(pairs: &[(&'a NewJob, &'a Accepted)], options: &'a [
     ];
     script.insert(
         owed,
-        pairs,
+        rows,
         |_| 200,
-        |&(job, accepted), values| {
+        |row, values| {
+            let job = row.job;
             values.extend([
                 Value::from(job.id.uuid()),
                 job.kind.as_str().into(),
@@ -130,18 +204,17 @@ pub(crate) fn script_of<'a>(pairs: &[(&'a NewJob, &'a Accepted)], options: &'a [
                 job.priority.level().into(),
                 job.max_attempts.into(),
                 job.unique_key.is_some().into(),
-                accepted.execute_at.into(),
+                row.execute_at,
             ]);
         },
     );
     // One more statement, for the jobs that have tags.
     let tags: Vec<(&str, Uuid)> =
-        pairs.iter().flat_map(|(job, _)| job.options.tags.iter().map(|tag| (tag.as_str(), job.id.uuid()))).collect();
+        rows.iter().flat_map(|row| row.job.options.tags.iter().map(|tag| (tag.as_str(), row.job.id.uuid()))).collect();
     if !tags.is_empty() {
         let tagged = ["INSERT INTO job_tags (tag, job_id) VALUES", "(?,?)", ""];
         script.insert(tagged, &tags, |_| 100, |&(tag, id), values| values.extend([Value::from(tag), id.into()]));
     }
-    script
 }
 
 fn options_text(job: &NewJob) -> Result<Option<String>, sqlx::Error> {

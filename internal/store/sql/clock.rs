@@ -108,12 +108,6 @@ pub(crate) async fn begin(conn: &mut MySqlConnection, clock: &StoreClock) -> Res
     Ok(now)
 }
 
-/// End the transaction of [`begin`]. COMMIT is a request of its own, so that an error in any other request proves that
-/// nothing was committed.
-pub(crate) async fn commit(conn: &mut MySqlConnection) -> Result<(), sqlx::Error> {
-    sqlx::raw_sql("COMMIT").execute(conn).await.map(drop)
-}
-
 /// Read the server's clock, and update the estimate with it.
 pub(crate) async fn read_clock(conn: &mut MySqlConnection, clock: &StoreClock) -> Result<Timestamp, sqlx::Error> {
     let sent = Instant::now();

@@ -33,6 +33,8 @@ pub(crate) enum Value<'a> {
     Text(&'a str),
     Bytes(&'a [u8]),
     Moment(Timestamp),
+    /// A constant piece of SQL, such as a variable of the session. Only the text form has it.
+    Expression(&'static str),
 }
 
 macro_rules! value_from {
@@ -98,6 +100,11 @@ impl<'a> Script<'a> {
     pub(crate) fn about(rows: usize, bytes: usize) -> Self {
         let form = if rows <= MAX_TEXT_ROWS && bytes <= MAX_TEXT_BYTES { Form::Text } else { Form::Prepared };
         Self { form, statements: Vec::new(), steps: 0 }
+    }
+
+    /// Return whether all statements are sent as one text, in one request.
+    pub(crate) fn is_one_request(&self) -> bool {
+        self.form == Form::Text
     }
 
     /// Add a step: one statement with a placeholder for each value.
@@ -183,6 +190,7 @@ impl<'a> Script<'a> {
                             Value::Text(text) => query.bind(text),
                             Value::Bytes(bytes) => query.bind(bytes),
                             Value::Moment(moment) => query.bind(moment),
+                            Value::Expression(_) => return Err(corrupt("an expression in a prepared statement")),
                         };
                     }
                     let mut answers = conn.fetch_many(query);
@@ -242,6 +250,7 @@ impl Value<'_> {
         // Writing to a string does not fail.
         let _ = match self {
             Self::Null => text.write_str("NULL"),
+            Self::Expression(sql) => text.write_str(sql),
             Self::Number(number) => write!(text, "{number}"),
             Self::Id(id) => hex(text, id.as_bytes()),
             Self::Bytes(bytes) => hex(text, bytes),

@@ -28,6 +28,7 @@ struct Shared {
     /// What happens to the next requests with this text, and to how many of them.
     wanted: Mutex<Option<(&'static str, Fate, usize)>>,
     cuts: AtomicUsize,
+    requests: AtomicUsize,
     /// Number of times that all connections were forgotten.
     forgotten: AtomicUsize,
     /// Whether new connections are to be refused after the next lost answer.
@@ -135,6 +136,11 @@ impl Proxy {
         self.shared.forgotten.fetch_add(1, Ordering::SeqCst);
     }
 
+    /// Return the number of requests of clients so far.
+    pub(crate) fn requests(&self) -> usize {
+        self.shared.requests.load(Ordering::SeqCst)
+    }
+
     /// Return the number of answers that were lost plus connections that fell silent.
     pub(crate) fn cuts(&self) -> usize {
         self.shared.cuts.load(Ordering::SeqCst)
@@ -234,6 +240,7 @@ async fn relay(
             let end = whole + 4 + u32::from_le_bytes([a, b, c, 0]) as usize;
             let Some(packet) = bytes.get(whole + 4..end) else { break };
             if sequence == 0 {
+                shared.requests.fetch_add(1, Ordering::SeqCst);
                 let fate = line.lock().unwrap().ask(packet, &shared);
                 shared.cuts.fetch_add(usize::from(fate != Fate::Passed), Ordering::SeqCst);
                 silent |= fate == Fate::Swallowed;
