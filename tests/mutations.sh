@@ -483,6 +483,12 @@ mutants() {
     mutant 'leaving alone what was given back' internal/engine/worker.rs \
         'if shared.unread.postpone(shared, id).await {' 'if shared.unread.postpone(shared, id).await && false {' \
         versions::when_no_living_version_can_read_a_job_it_fails_within_its_bound_and_says_so
+    mutant 'bound of verdicts on their way to MySQL' internal/engine/worker.rs \
+        'self.settling.acquire().await.ok()' 'self.settling.try_acquire().ok()' \
+        workers::a_worker_runs_the_next_jobs_while_mysql_writes_the_verdicts_of_the_last_ones
+    mutant 'a worker until its handler has returned' internal/engine/executor.rs \
+        'let stop = StopSwitch::default();' 'drop(worker); let worker = None; let stop = StopSwitch::default();' \
+        workers::no_more_handlers_run_at_once_than_there_are_workers
     mutant 'idle connections of a receiver' internal/handlers/http/mod.rs \
         '.pool_max_idle_per_host(idle)' '.pool_max_idle_per_host(idle.min(4))' \
         callbacks::callbacks_to_one_receiver_use_its_connections_again

@@ -14,6 +14,7 @@ use super::EngineState;
 use super::live::{StopReason, StopSwitch};
 use super::trace::AttemptTrace;
 use super::unread::{self, GivenBack, UnreadDecision, UnreadJob, UnreadPart};
+use super::worker::Worker;
 use tickr_broker::{Draft, Invalid};
 use tickr_event::Event;
 use tickr_handlers::{
@@ -85,8 +86,9 @@ pub(super) async fn refuse(shared: &EngineState, unreadable: Unreadable) {
     }
 }
 
-/// Execute a claimed job. `asked` is a moment before the claim was sent; its lease is counted from there.
-pub(super) async fn execute(shared: &EngineState, claimed: Claimed, asked: std::time::Instant) {
+/// Execute a claimed job. `asked` is a moment before the claim was sent; its lease is counted from there. `worker` is
+/// free again when the handler has returned.
+pub(super) async fn execute(shared: &EngineState, claimed: Claimed, asked: std::time::Instant, worker: Option<Worker>) {
     let scope = LogScope::Attempt {
         job: claimed.id,
         kind: claimed.kind.clone(),
@@ -94,10 +96,15 @@ pub(super) async fn execute(shared: &EngineState, claimed: Claimed, asked: std::
         attempt: claimed.attempt,
         place: claimed.options.trace.as_ref().map(|context| context.place),
     };
-    in_log_scope(scope.clone(), attempt(shared, claimed, asked, scope)).await;
+    in_log_scope(scope.clone(), attempt(shared, claimed, (asked, worker), scope)).await;
 }
 
-async fn attempt(shared: &EngineState, mut claimed: Claimed, asked: std::time::Instant, scope: LogScope) {
+async fn attempt(
+    shared: &EngineState,
+    mut claimed: Claimed,
+    (asked, worker): (std::time::Instant, Option<Worker>),
+    scope: LogScope,
+) {
     let lateness = (claimed.started_at - claimed.execute_at).to_std().unwrap_or_default();
     shared.attempt_metrics.record_started(&claimed, lateness);
     shared.broker.meters().record_started(&claimed.queue, lateness);
@@ -125,10 +132,11 @@ async fn attempt(shared: &EngineState, mut claimed: Claimed, asked: std::time::I
         settlement.exchange = exchange.take().and_then(|exchange| serde_json::to_string(&exchange).ok());
     }
     shared.live.mark_settling(claimed.id, claimed.token);
+    let room = shared.workers.until_settling(worker).await;
     let began = Instant::now();
     let (verdict, settled) = settle(shared, settlement).await;
     shared.attempt_metrics.record_settled(began.elapsed());
-    drop(seat);
+    drop((seat, room));
     if let Some(given_back) = given_back {
         shared.unread.remember(claimed.id, given_back, settled.as_ref());
     }

@@ -9,21 +9,20 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use rand::seq::SliceRandom;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
-
 use super::EngineState;
 use super::permits::Permit;
 use super::queue_order::QueueOrder;
+use super::worker::Worker;
+use rand::seq::SliceRandom;
 use tickr_broker::OperatorSettings;
 use tickr_index::{Fetch, Health, IndexError, Popped};
 use tickr_job::{JobId, Timestamp};
 use tickr_store::{Depth, DueCursor, DueLine, DueRange, DueRow, LinePage, StoreError};
 
-/// A due job, the slot in which it will run, and the permit of its queue.
+/// A due job, the worker that will run it, and the permit of its queue.
 pub(super) struct FetchedJob {
     pub(super) id: JobId,
-    pub(super) slot: OwnedSemaphorePermit,
+    pub(super) worker: Worker,
     pub(super) permit: Permit,
 }
 
@@ -93,20 +92,21 @@ impl Fetcher {
         Self { shared, fetch, queue_order, settings, skipped: HashMap::new() }
     }
 
-    pub(super) async fn fetch_until_stopped(mut self, slots: Arc<Semaphore>, entrance: mpsc::Sender<FetchedJob>) {
+    /// Take ids until the runner stops, and call `start` with each of them.
+    pub(super) async fn fetch_until_stopped(mut self, start: impl Fn(FetchedJob)) {
         let shared = Arc::clone(&self.shared);
         let (mut pause, mut again) = (FIRST_PAUSE, Instant::now());
         // MySQL may have answered the first heartbeat already; `until_beating` then never runs.
         let beating = shared.heartbeats.is_beating(shared.settings.lease);
         metrics::gauge!("tickr_fetching").set(if beating { 1.0 } else { 0.0 });
         loop {
-            // Take slots before ids, so that every id taken here can start at once.
+            // Take workers before ids, so that every id taken here can start at once.
             let first = tokio::select! {
-                // The order matters: if a free slot were chosen before the stop, the fetcher would wait for another
+                // The order matters: if a free worker were chosen before the stop, the fetcher would wait for another
                 // blocking pop.
                 biased;
                 () = shared.stop_fetching.cancelled() => return,
-                slot = Arc::clone(&slots).acquire_owned() => slot,
+                worker = shared.workers.free() => worker,
             };
             let Ok(first) = first else { return };
             if shared.operator_settings.now().drained {
@@ -126,8 +126,8 @@ impl Fetcher {
             }
             let mut free = VecDeque::from([first]);
             while free.len() < MAX_AT_ONCE {
-                let Ok(slot) = Arc::clone(&slots).try_acquire_owned() else { break };
-                free.push_back(slot);
+                let Some(worker) = shared.workers.another_free() else { break };
+                free.push_back(worker);
             }
             self.follow_settings();
             // A Redis without its master, or out of memory, answers with errors at once. Pause, so as not to flood it.
@@ -143,10 +143,8 @@ impl Fetcher {
                 Vec::new()
             };
             for (id, permit) in ids {
-                let Some(slot) = free.pop_front() else { break };
-                if entrance.send(FetchedJob { id, slot, permit }).await.is_err() {
-                    return;
-                }
+                let Some(worker) = free.pop_front() else { break };
+                start(FetchedJob { id, worker, permit });
             }
         }
     }

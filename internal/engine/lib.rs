@@ -78,7 +78,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures_util::FutureExt;
-use tokio::sync::{Notify, Semaphore, mpsc};
+use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -99,6 +99,7 @@ use tickr_job::{Hours, Name, RunnerId};
 use tickr_store::{Retention, RunnerRow, Store};
 use tickr_telemetry::{Tracer, log_as};
 use unread::Unread;
+use worker::Workers;
 
 /// Settings of one runner.
 #[derive(Clone, Debug)]
@@ -143,6 +144,7 @@ struct EngineState {
     runner: RunnerId,
     settings: EngineSettings,
     live: Arc<LiveAttempts>,
+    workers: Workers,
     heartbeats: Arc<HeartbeatHistory>,
     suspects: Suspects,
     unread: Unread,
@@ -234,15 +236,12 @@ impl Engine {
         let shared =
             Arc::new(EngineState::new((broker, index, operator_settings), registry, settings, (live, heartbeats)));
         let (fetching, working, looping) = (TaskTracker::new(), TaskTracker::new(), TaskTracker::new());
-        // The fetcher takes a free slot for each id. The worker frees the slot when the job is settled. So the channel
-        // never holds more ids than there are workers, and the fetcher takes no id that has to wait for a worker.
-        let slots = Arc::new(Semaphore::new(shared.settings.workers));
-        let (entrance, queue) = mpsc::channel(shared.settings.workers);
-        let queue = Arc::new(tokio::sync::Mutex::new(queue));
-        for _ in 0..shared.settings.workers {
-            working.spawn(worker::work_until_closed(Arc::clone(&shared), claimant.clone(), Arc::clone(&queue)));
-        }
-        fetching.spawn(Fetcher::new(Arc::clone(&shared)).fetch_until_stopped(slots, entrance));
+        // The fetcher takes a free worker for each id, so no id has to wait for one.
+        let start = {
+            let (shared, working) = (Arc::clone(&shared), working.clone());
+            move |job| drop(working.spawn(worker::work(Arc::clone(&shared), claimant.clone(), job)))
+        };
+        fetching.spawn(Fetcher::new(Arc::clone(&shared)).fetch_until_stopped(start));
         keep_running(&looping, &shared, "scheduler", move |shared| {
             scheduler::run_until_stopped(shared, Arc::clone(&alarm))
         });
@@ -290,8 +289,7 @@ impl Engine {
             }
         };
         // The fetcher returns from its blocking pop within a second, unless a server hangs. In that case this code does
-        // not wait for it, and a job that it still pops waits in MySQL. The fetcher drops its end of the channel; the
-        // workers finish the jobs they already received, and end.
+        // not wait for it, and a job that it still pops waits in MySQL.
         working.close();
         let finished = tokio::select! {
             () = async { fetching.wait().await; working.wait().await } => true,
@@ -302,7 +300,12 @@ impl Engine {
         if given_back > 0 {
             tracing::info!(jobs = given_back, "the grace period is over, giving running jobs back");
         }
-        let in_time = tokio::time::timeout(executor::STOP_GRACE + Duration::from_secs(3), working.wait()).await;
+        // While the fetcher has not ended, it may still start a job.
+        let ended = async {
+            fetching.wait().await;
+            working.wait().await
+        };
+        let in_time = tokio::time::timeout(executor::STOP_GRACE + Duration::from_secs(3), ended).await;
         let all_settled = in_time.is_ok();
         let abandoned = if all_settled { 0 } else { shared.live.len() };
         shared.give_up.cancel();
@@ -345,6 +348,7 @@ impl EngineState {
         Self {
             store: broker.store().clone(),
             runner: settings.runner.clone(),
+            workers: Workers::new(settings.workers),
             suspects: Suspects::new(settings.workers, settings.child.is_some()),
             unread: Unread::default(),
             permits: Permits::new(&settings.queues, &operator_settings.now(), Arc::clone(&heartbeats), settings.lease),

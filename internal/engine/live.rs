@@ -92,7 +92,7 @@ impl Drop for LiveGuard<'_> {
 /// well.
 pub(super) struct LiveAttempts {
     attempts: Mutex<HashMap<JobId, Running>>,
-    /// Metric of running attempts; it includes those of other runners in this process.
+    /// Metric of attempts whose handlers run; it includes those of other runners in this process.
     busy_workers: Gauge,
     /// The grace period of the runner is over. Read and written under the lock, so that no attempt starts unnoticed in
     /// between.
@@ -127,7 +127,8 @@ impl LiveAttempts {
         if self.closed.load(Ordering::Relaxed) {
             stop.trigger(StopReason::Shutdown);
         }
-        if attempts.insert(id, Running { token, stop, progress, leased, since: leased, settling: false }).is_none() {
+        let before = attempts.insert(id, Running { token, stop, progress, leased, since: leased, settling: false });
+        if before.is_none_or(|before| before.settling) {
             self.busy_workers.increment(1.0);
         }
         LiveGuard { live: self, id, token }
@@ -136,16 +137,18 @@ impl LiveAttempts {
     /// Note that the handler has returned and the verdict is being written. The lease is still renewed, because MySQL
     /// may be out for longer than the lease lasts. But a lease that is gone is no longer reported as lost.
     pub(super) fn mark_settling(&self, id: JobId, token: AttemptToken) {
-        if let Some(running) = self.lock().get_mut(&id).filter(|running| running.token == token) {
+        if let Some(running) = self.lock().get_mut(&id).filter(|running| running.token == token && !running.settling) {
             running.settling = true;
+            self.busy_workers.decrement(1.0);
         }
     }
 
     /// Remove an attempt, unless a newer attempt of the same job has replaced it.
     fn remove(&self, id: JobId, token: AttemptToken) {
         let mut attempts = self.lock();
-        if attempts.get(&id).is_some_and(|running| running.token == token) {
-            attempts.remove(&id);
+        if attempts.get(&id).is_some_and(|running| running.token == token)
+            && attempts.remove(&id).is_some_and(|running| !running.settling)
+        {
             self.busy_workers.decrement(1.0);
         }
     }

@@ -420,7 +420,10 @@ async fn adjust(shared: &EngineState, held: &QueuePermits, settings: &OperatorSe
     let limit = limit(settings, &held.name);
     let workers = u32::try_from(shared.settings.workers).unwrap_or(u32::MAX);
     // A drained runner takes no new work, so it needs only the permits in use.
-    let free = if settings.drained { 0 } else { workers.saturating_sub(shared.permits.used()) };
+    // A job whose handler has returned keeps its permit until MySQL has written its verdict, but no worker.
+    let settling = u32::try_from(shared.workers.settling()).unwrap_or(u32::MAX);
+    let running = shared.permits.used().saturating_sub(settling);
+    let free = if settings.drained { 0 } else { workers.saturating_sub(running) };
     let other = |(queue, runner): &(Name, String)| *queue == held.name && runner.as_str() != shared.runner.as_str();
     let others_want = settings.wanting.iter().any(other);
     // While heartbeats are not answered, other runners may call this one dead and take whatever it is granted.

@@ -203,7 +203,7 @@ async fn run_here(shared: &EngineState, claimant: &Claimant, job: DueJob) {
     match claimant.claim_suspect(job.id).await {
         Ok(Claim::Won(claimed)) => {
             tracing::info!(job = %claimed.id, kind = %claimed.kind, number = claimed.number, "running a suspect beside other jobs");
-            executor::execute(shared, *claimed, asked).await;
+            executor::execute(shared, *claimed, asked, None).await;
         }
         // This claim accepts suspects, so it does not return one.
         Ok(Claim::Suspect(job)) => put_off(shared, job),

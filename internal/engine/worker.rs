@@ -1,5 +1,9 @@
-//! A worker: one of the runner's fixed slots. It takes a due id, claims the job, has it executed, and takes the next
-//! id.
+//! A worker: one of the runner's fixed slots. It takes a due id, claims the job and has it executed.
+//!
+//! Each job has a task of its own, which holds a worker from before the id is taken until the handler has returned.
+//! Then MySQL writes the verdict, and the worker takes its next job meanwhile. So the number of handlers that run at
+//! once is never larger than the number of workers, and short jobs do not wait for the commits of those before them.
+//! The number of verdicts on their way to MySQL is bounded as well ([`Workers::until_settling`]).
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -7,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use chrono::TimeDelta;
 use futures_util::FutureExt;
-use tokio::sync::{Mutex, mpsc};
+use tokio::sync::{AcquireError, OwnedSemaphorePermit, Semaphore, SemaphorePermit};
 
 use super::fetcher::FetchedJob;
 use super::permits::Permit;
@@ -25,30 +29,66 @@ const OTHERS_KIND_PAUSE_MS: i64 = 100;
 /// Shortest time for which the index keeps a job that it delivered too early.
 const NOT_DUE_PAUSE: TimeDelta = TimeDelta::milliseconds(3);
 
-pub(super) async fn work_until_closed(
-    shared: Arc<EngineState>,
-    claimant: Claimant,
-    queue: Arc<Mutex<mpsc::Receiver<FetchedJob>>>,
-) {
-    loop {
-        // The lock is released at the end of this statement. So one worker waits on the channel, and the others wait
-        // for the lock.
-        let ticket = queue.lock().await.recv().await;
-        let Some(FetchedJob { id, slot, permit }) = ticket else { return };
-        // A panic of a handler does not come here, and this code should not panic. If it does, the job loses an
-        // attempt, but the runner does not lose a worker: the lease of the attempt is no longer renewed, and the reaper
-        // ends the attempt.
-        if AssertUnwindSafe(work(&shared, &claimant, id, &permit)).catch_unwind().await.is_err() {
-            tracing::error!(job = %id, "a worker panicked, it continues with the next job");
-            metrics::counter!("tickr_loop_panics_total", "loop" => "worker").increment(1);
-            shared.store_failed();
-        }
-        drop((slot, permit));
+/// Most verdicts of one worker, on average, that are on their way to MySQL; and most of one runner, unless it has more
+/// workers than that. A runner that dies before they are written runs these jobs again.
+const SETTLING_PER_WORKER: usize = 4;
+const MAX_SETTLING: usize = 1_024;
+
+/// The workers of a runner.
+pub(super) struct Workers {
+    free: Arc<Semaphore>,
+    settling: Semaphore,
+    most_settling: usize,
+}
+
+/// One worker, busy with a job until it is dropped.
+pub(super) type Worker = OwnedSemaphorePermit;
+
+impl Workers {
+    pub(super) fn new(workers: usize) -> Self {
+        let most_settling = (workers * SETTLING_PER_WORKER).min(MAX_SETTLING.max(workers)).max(1);
+        Self { free: Arc::new(Semaphore::new(workers)), settling: Semaphore::new(most_settling), most_settling }
+    }
+
+    /// Wait for a free worker.
+    pub(super) async fn free(&self) -> Result<Worker, AcquireError> {
+        Arc::clone(&self.free).acquire_owned().await
+    }
+
+    /// Return another free worker, if there is one.
+    pub(super) fn another_free(&self) -> Option<Worker> {
+        Arc::clone(&self.free).try_acquire_owned().ok()
+    }
+
+    /// Free the worker of an attempt whose handler has returned, as soon as there is room for one more verdict on its
+    /// way to MySQL. The caller holds the room until the verdict is written.
+    pub(super) async fn until_settling(&self, worker: Option<Worker>) -> Option<SemaphorePermit<'_>> {
+        // The semaphore is never closed.
+        let room = self.settling.acquire().await.ok();
+        drop(worker);
+        room
+    }
+
+    /// Return the number of verdicts on their way to MySQL.
+    pub(super) fn settling(&self) -> usize {
+        self.most_settling - self.settling.available_permits()
+    }
+}
+
+/// Claim a job and act on the result of the claim.
+pub(super) async fn work(shared: Arc<EngineState>, claimant: Claimant, job: FetchedJob) {
+    let FetchedJob { id, worker, permit } = job;
+    // A panic of a handler does not come here, and this code should not panic. If it does, the job loses an attempt, but
+    // the runner does not lose a worker: the lease of the attempt is no longer renewed, and the reaper ends the attempt.
+    if AssertUnwindSafe(claim(&shared, &claimant, id, worker, &permit)).catch_unwind().await.is_err() {
+        tracing::error!(job = %id, "a worker panicked, it continues with the next job");
+        metrics::counter!("tickr_loop_panics_total", "loop" => "worker").increment(1);
+        shared.store_failed();
     }
 }
 
 /// Claim a job that was popped, and act on the result of the claim.
-async fn work(shared: &EngineState, claimant: &Claimant, id: JobId, permit: &Permit) {
+async fn claim(shared: &EngineState, claimant: &Claimant, id: JobId, worker: Worker, permit: &Permit) {
     if shared.unread.postpone(shared, id).await {
         return;
     }
@@ -59,7 +99,7 @@ async fn work(shared: &EngineState, claimant: &Claimant, id: JobId, permit: &Per
     permit.record_claim(matches!(claim, Ok(Claim::Won(_) | Claim::Suspect(_))), matches!(claim, Ok(Claim::Gone)));
     match claim {
         Ok(Claim::Won(claimed)) if !permit.is_usable() => give_back(shared, &claimed).await,
-        claim => handle_claim(shared, claimant, id, claim, (asked, permit)).await,
+        claim => handle_claim(shared, claimant, id, claim, (asked, worker, permit)).await,
     }
     if shared.unread.is_resting(id) {
         permit.mark_unused();
@@ -83,10 +123,10 @@ async fn handle_claim(
     claimant: &Claimant,
     id: JobId,
     claim: Result<Claim, StoreError>,
-    (asked, permit): (Instant, &Permit),
+    (asked, worker, permit): (Instant, Worker, &Permit),
 ) {
     match claim {
-        Ok(Claim::Won(claimed)) => executor::execute(shared, *claimed, asked).await,
+        Ok(Claim::Won(claimed)) => executor::execute(shared, *claimed, asked, Some(worker)).await,
         Ok(Claim::Unreadable(unreadable)) => executor::refuse(shared, *unreadable).await,
         Ok(Claim::NotDue(mut job)) => {
             // Offer it a little after it is due, in case this runner's estimate of MySQL's clock is ahead. Otherwise

@@ -71,3 +71,4 @@ mod store;
 mod traces;
 mod verify;
 mod versions;
+mod workers;

@@ -1,6 +1,6 @@
 //! The store alone, on a real server: its promises without an engine or an index.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,13 +8,13 @@ use std::time::Duration;
 use serde_json::value::RawValue;
 use sqlx::{AssertSqlSafe, Connection, Executor, MySqlConnection, Row};
 use tickr::job::{
-    Actor, AttemptToken, Due, JobId, JobOptions, Name, NewJob, OnConflict, Priority, RetryPolicy,
+    Actor, AttemptToken, Due, Edition, Editions, JobId, JobOptions, Name, NewJob, OnConflict, Priority, RetryPolicy,
     RunnerId, Scope, State, Verdict,
 };
 use tickr::services::{Options, Services};
 use tickr::store::{
     ActionOutcome, Again, Answer, Claim, Claimant, Claimed, EnqueueOutcome, EnqueueReceipts, IdempotentOutcome,
-    IdempotentRequest, LapseRule, Lapsed, LiveAttempt, PoolSizes, ResponseBuilder, Settled, Settlement,
+    IdempotentRequest, LapseRule, Lapsed, LiveAttempt, PoolSizes, ResponseBuilder, RunnerRow, Settled, Settlement,
     Store, StoreError, StoreSettings,
 };
 
@@ -1264,6 +1264,40 @@ async fn a_batch_larger_than_the_servers_packet_is_written_in_pieces() {
     let accepted = test.store.insert((0..count).map(|_| heavy()).collect()).await.unwrap();
     assert_eq!(accepted.len(), count);
     assert_eq!(test.count("SELECT COUNT(*) FROM jobs WHERE LENGTH(payload) > 300000").await, count as i64);
+    test.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_runner_shows_no_more_busy_workers_than_it_has() {
+    let test = TestStore::start().await;
+    let attempt = || LiveAttempt {
+        id: JobId::new(),
+        token: AttemptToken::new(),
+        progress: None,
+        leased: std::time::Instant::now(),
+    };
+    let live: Vec<LiveAttempt> = std::iter::repeat_with(attempt).take(3).collect();
+    // The process of a suspect has no workers of its own and shows its one job.
+    for (workers, live, busy) in [(2, &live[..], 2), (8, &live[..], 3), (0, &live[..1], 1)] {
+        let mut heartbeat = test.store.heartbeat_connection();
+        let row = RunnerRow {
+            id: RunnerId::of_process("test"),
+            version: "0",
+            kinds: Vec::new(),
+            editions: Editions { options: Edition::of_options(), kinds: BTreeMap::new() },
+            queues: Vec::new(),
+            workers,
+            lease: Duration::from_secs(5),
+            host: "test".into(),
+            pid: 1,
+            parent: None,
+        };
+        heartbeat.register(&row).await.unwrap();
+        heartbeat.beat(&row.id, row.lease, live, &|_| {}).await.unwrap();
+        let query = sqlx::query_scalar("SELECT CAST(busy AS SIGNED) FROM runners WHERE id = ?").bind(row.id.as_str());
+        let shown: i64 = query.fetch_one(&mut test.mysql().await).await.unwrap();
+        assert_eq!(shown, busy, "{workers} workers");
+    }
     test.stop().await;
 }
 

@@ -527,9 +527,12 @@ impl HeartbeatConnection {
                     // Use the best of the recent clock readings, because this one may have been delayed.
                     let skew = (chrono::Utc::now() - clock.now()).num_milliseconds();
                     sqlx::query(
-                        "UPDATE runners SET heartbeat_at = UTC_TIMESTAMP(6), busy = ?, clock_skew_ms = ?, \
+                        "UPDATE runners SET heartbeat_at = UTC_TIMESTAMP(6), busy = IF(slots = 0, ?, LEAST(?, slots)), clock_skew_ms = ?, \
                          slot_jobs = COALESCE(?, slot_jobs), stopped_at = NULL WHERE id = ?",
                     )
+                    // Attempts whose verdicts are being written occupy no worker. The process of a suspect has no
+                    // workers of its own.
+                    .bind(busy)
                     .bind(busy)
                     .bind(skew)
                     .bind(news.as_ref().map(|ids| ids.as_slice()))
