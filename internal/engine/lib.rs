@@ -303,7 +303,7 @@ impl Engine {
         // While the fetcher has not ended, it may still start a job.
         let ended = async {
             fetching.wait().await;
-            working.wait().await
+            working.wait().await;
         };
         let in_time = tokio::time::timeout(executor::STOP_GRACE + Duration::from_secs(3), ended).await;
         let all_settled = in_time.is_ok();

@@ -29,10 +29,12 @@ const OTHERS_KIND_PAUSE_MS: i64 = 100;
 /// Shortest time for which the index keeps a job that it delivered too early.
 const NOT_DUE_PAUSE: TimeDelta = TimeDelta::milliseconds(3);
 
-/// Most verdicts of one worker, on average, that are on their way to MySQL; and most of one runner, unless it has more
-/// workers than that. A runner that dies before they are written runs these jobs again.
+/// Most verdicts of one worker, on average, that are on their way to MySQL. A runner that dies before they are written
+/// runs these jobs again.
 const SETTLING_PER_WORKER: usize = 4;
-const MAX_SETTLING: usize = 1_024;
+/// The same for a runner, unless it has more workers than that. Larger batches need prepared statements, and a server
+/// whose room for these is taken must not stop a runner.
+const MAX_SETTLING: usize = 64;
 
 /// The workers of a runner.
 pub(super) struct Workers {
