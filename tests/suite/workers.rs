@@ -60,7 +60,7 @@ impl Handlers {
                     row.bind(context.job_id().uuid()).execute(&mut lock).await.unwrap();
                     handlers.locks.lock().unwrap().push(lock);
                 } else {
-                    tokio::task::yield_now().await;
+                    tokio::time::sleep(Duration::from_millis(20)).await;
                 }
                 handlers.run.fetch_sub(1, Ordering::SeqCst);
                 Ok(Output::default())
@@ -74,10 +74,10 @@ impl Handlers {
 async fn no_more_handlers_run_at_once_than_there_are_workers() {
     let handlers = Arc::<Handlers>::default();
     let tickr = TestApp::start_with(|config| config.workers = 3, handlers.registry(None)).await;
-    tickr.enqueue_many((0..600).map(|_| json!({"kind": "count"}))).await;
+    tickr.enqueue_many((0..300).map(|_| json!({"kind": "count"}))).await;
     tickr.until_idle().await;
     assert_eq!(handlers.most(), 3, "never more, and never fewer while jobs wait");
-    tickr.assert_each_ran_once(600).await;
+    tickr.assert_each_ran_once(300).await;
     tickr.stop().await;
 }
 
