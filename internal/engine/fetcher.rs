@@ -9,11 +9,12 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use rand::seq::SliceRandom;
+
 use super::EngineState;
 use super::permits::Permit;
 use super::queue_order::QueueOrder;
 use super::worker::Worker;
-use rand::seq::SliceRandom;
 use tickr_broker::OperatorSettings;
 use tickr_index::{Fetch, Health, IndexError, Popped};
 use tickr_job::{JobId, Timestamp};
