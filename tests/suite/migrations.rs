@@ -357,21 +357,33 @@ async fn an_account_that_may_not_is_told_the_grant_before_anything_is_changed() 
     }
 }
 
-/// Open a snapshot of the attempts, as a backup, a report or `tickr verify` holds it.
-async fn snapshot_of_attempts(database: &Empty) -> (MySqlConnection, i64) {
+/// Open a snapshot of the attempts, as a backup, a report or `tickr verify` holds it. Before it, open as many
+/// transactions in another database of the server as a message names: they hold no table of this one. The connections
+/// come back, the one with the snapshot first, with its number.
+async fn snapshot_of_attempts(database: &Empty) -> (Vec<MySqlConnection>, i64) {
+    let begin = "SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ; START TRANSACTION WITH CONSISTENT SNAPSHOT";
+    let mut others = Vec::new();
+    for _ in 0..3 {
+        let mut other = connect(&database.url).await;
+        other.execute("USE information_schema").await.unwrap();
+        other.execute(begin).await.unwrap();
+        others.push(other);
+    }
+    // The server counts the age of a transaction in whole seconds.
+    tokio::time::sleep(Duration::from_millis(1_100)).await;
     let mut reader = connect(&database.url).await;
-    reader.execute("SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ").await.unwrap();
-    reader.execute("START TRANSACTION WITH CONSISTENT SNAPSHOT").await.unwrap();
+    reader.execute(begin).await.unwrap();
     reader.execute("SELECT COUNT(*) FROM attempts").await.unwrap();
     let id: i64 = sqlx::query_scalar("SELECT CAST(CONNECTION_ID() AS SIGNED)").fetch_one(&mut reader).await.unwrap();
-    (reader, id)
+    others.insert(0, reader);
+    (others, id)
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_migration_that_waits_for_a_snapshot_lets_settles_pass_and_says_who_is_in_the_way() {
     let database = Empty::new().await;
     database.migrated_by_the_driver_to(LAST_OF_THE_DRIVER - 1).await;
-    let (mut reader, id) = snapshot_of_attempts(&database).await;
+    let (mut readers, id) = snapshot_of_attempts(&database).await;
 
     // First the patience of the migration ends: it reports what it waits for, stops in time and leaves nothing half
     // done.
@@ -401,7 +413,7 @@ async fn a_migration_that_waits_for_a_snapshot_lets_settles_pass_and_says_who_is
     // Then the snapshot ends.
     let mut program = Program::spawn(database.tickr(&["migrate"]));
     program.says("waits for a table").await;
-    reader.execute("COMMIT").await.unwrap();
+    readers[0].execute("COMMIT").await.unwrap();
     assert_eq!(program.ends().await.code(), Some(0), "{}", program.said());
     assert!(database.shape().await.iter().any(|table| table.contains("`exchange`")));
     database.drop().await;
@@ -411,7 +423,7 @@ async fn a_migration_that_waits_for_a_snapshot_lets_settles_pass_and_says_who_is
 async fn serve_answers_probes_while_it_waits_for_a_migration_and_starts_when_it_is_done() {
     let database = Empty::new().await;
     database.migrated_by_the_driver_to(LAST_OF_THE_DRIVER - 1).await;
-    let (mut reader, id) = snapshot_of_attempts(&database).await;
+    let (mut readers, id) = snapshot_of_attempts(&database).await;
     let port = || std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let addresses = [port(), port()];
     let serve = |at: usize| Program::spawn(database.tickr(&["serve", "--http-addr", &addresses[at].to_string()]));
@@ -436,7 +448,7 @@ async fn serve_answers_probes_while_it_waits_for_a_migration_and_starts_when_it_
     first.signal("KILL").await;
     first.ends().await;
     until_it_says(1, &format!("connection {id} ")).await;
-    reader.execute("COMMIT").await.unwrap();
+    readers[0].execute("COMMIT").await.unwrap();
     second.runs_a_job().await;
     let ready = answer(http().get(format!("http://{}/readyz", addresses[1]))).await;
     assert_eq!((ready.status, &ready.body["status"]), (200, &json!("ready")));

@@ -15,11 +15,17 @@ const BY_LOCKS: &str = "SELECT CAST(t.processlist_id AS SIGNED) AS connection, t
      WHERE l.object_schema = DATABASE() AND l.object_name = ? AND l.lock_status = 'GRANTED' \
      AND t.processlist_id IS NOT NULL AND t.processlist_id <> CONNECTION_ID() \
      GROUP BY 1, 2, 3, 4 ORDER BY 4 DESC LIMIT 3";
-/// Open transactions, the oldest first, for accounts with the PROCESS right. The text has the same parameter for a table.
+/// Open transactions, the oldest first, for accounts with the PROCESS right. The server does not tell which tables they
+/// hold. Those of other databases are named only if this database has none: an operator may end what is named here.
+/// The text has the same parameter for a table.
 const BY_TRANSACTIONS: &str = "SELECT CAST(t.trx_mysql_thread_id AS SIGNED) AS connection, p.user AS account, \
      p.host AS host, CAST(TIMESTAMPDIFF(SECOND, t.trx_started, NOW()) AS SIGNED) AS seconds \
      FROM information_schema.innodb_trx t JOIN information_schema.processlist p ON p.id = t.trx_mysql_thread_id \
-     WHERE t.trx_mysql_thread_id <> CONNECTION_ID() AND ? <> '' ORDER BY t.trx_started LIMIT 3";
+     WHERE t.trx_mysql_thread_id <> CONNECTION_ID() AND ? <> '' \
+     AND (p.db = DATABASE() OR NOT EXISTS (SELECT 1 FROM information_schema.innodb_trx o \
+     JOIN information_schema.processlist q ON q.id = o.trx_mysql_thread_id \
+     WHERE q.db = DATABASE() AND q.id <> CONNECTION_ID())) \
+     ORDER BY t.trx_started LIMIT 3";
 
 /// Describe the transactions that block a change of `table`.
 pub(super) async fn describe(conn: &mut MySqlConnection, table: &str) -> String {
