@@ -61,10 +61,19 @@
     return box && { x: box.x + box.width / 2, y: box.y + box.height / 2 };
   };
 
+  /** Whether a click on this element is one on `el`. */
+  const reaches = (top, el) => el.contains(top) || top.contains(el) || top.closest?.('label')?.control === el;
+  const CLICK = ['pointerdown', 'mousedown', 'pointerup', 'mouseup', 'click'];
+
   let hit = null;
+  let guard = null;
+  const unguard = () => {
+    for (const type of CLICK) window.removeEventListener(type, guard, { capture: true });
+  };
   const eye = {
     /** The middle of something that stands still and that a click reaches, or why it cannot be clicked. */
     async target(wanted) {
+      unguard();
       const el = find(wanted);
       if (!el) return { not: 'is not there' };
       if (el.disabled) return { not: 'is disabled' };
@@ -75,14 +84,23 @@
       const at = el.isConnected && middle(el);
       if (!before || !at || at.x !== before.x || at.y !== before.y) return { not: 'moves' };
       const top = document.elementFromPoint(at.x, at.y);
-      if (!top || !(el.contains(top) || top.contains(el) || top.closest('label')?.control === el)) return { not: `is covered by ${top?.outerHTML.slice(0, 200)}` };
+      if (!top || !reaches(top, el)) return { not: `is covered by ${top?.outerHTML.slice(0, 200)}` };
+      // Another element may come here before the mouse does. A click on that one must have no effect.
       hit = false;
-      el.addEventListener('mousedown', () => {
-        hit = true;
-      }, { once: true, capture: true });
+      guard = (event) => {
+        if (reaches(event.target, el)) hit ||= event.type === 'mousedown';
+        else if (!hit) {
+          event.preventDefault();
+          event.stopImmediatePropagation();
+        }
+      };
+      for (const type of CLICK) window.addEventListener(type, guard, { capture: true });
       return at;
     },
-    hit: () => hit,
+    hit() {
+      unguard();
+      return hit;
+    },
     /** Put the caret into a field, with all of its text marked. Fields that are not typed into are set. */
     focus(wanted, text) {
       const el = find({ role: 'field', ...wanted });

@@ -100,6 +100,8 @@ export default function DeadLetterGroup({ params: [fingerprint] }) {
   const error = errorIn(sample.current, it);
   return html`
     <${Head} title=${title} sub=${sub}>
+      ${/* It comes a moment later, and first, so that it moves none of the others under the mouse. */ ''}
+      ${sample.current && html`<${Pause} queue=${sample.current.queue} />`}
       ${
         it.open > 0 &&
         html`<${Allowed}>
@@ -117,7 +119,6 @@ export default function DeadLetterGroup({ params: [fingerprint] }) {
           <button type="button" class="danger" onClick=${() => start(discard)}>Discard</button>
         </${Allowed}>`
       }
-      ${sample.current && html`<${Pause} queue=${sample.current.queue} />`}
     </${Head}>
     ${watched.map(
       (operation) => html`<${Watched} key=${operation.id} operation=${operation} reload=${reload}>
