@@ -595,9 +595,28 @@ async fn a_server_that_cannot_carry_the_largest_job_is_refused_at_the_start() {
     tickr.stop().await;
 }
 
+/// Other programs may take all the room that the server has for prepared statements.
+#[tokio::test(flavor = "multi_thread")]
+async fn jobs_are_accepted_and_run_while_the_server_prepares_no_statement() {
+    let tickr = TestApp::start_alone(|_| {}, |config| config.workers = 256).await;
+    tickr.sql("SET GLOBAL max_prepared_stmt_count = 0").await;
+    for _ in 0..5 {
+        tickr.enqueue_many((0..1_000).map(|_| json!({"kind": "noop"}))).await;
+        let mut own = tickr.mysql().await;
+        let deadline = tokio::time::Instant::now() + DEADLINE;
+        while own.fetch_one("SELECT COUNT(*) FROM owed").await.unwrap().get::<i64, _>(0) > 0 {
+            assert!(tokio::time::Instant::now() < deadline, "the jobs do not end");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+    tickr.sql("SET GLOBAL max_prepared_stmt_count = 16382").await;
+    tickr.assert_each_ran_once(5_000).await;
+    tickr.stop().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_whose_room_for_prepared_statements_is_taken_is_used_without_new_connections_all_the_time() {
-    let tickr = TestApp::start_alone(|_| {}, |config| config.workers = 16).await;
+    let tickr = TestApp::start_alone(|_| {}, |config| config.workers = 256).await;
     let wave = async || {
         let keyed = (0..40).map(|n| json!({"kind": "noop", "unique_key": format!("{n}"), "tags": ["t"]}));
         tickr.enqueue_many(keyed.chain((0..200).map(|_| json!({"kind": "noop"})))).await;

@@ -4,6 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use sqlx::mysql::MySqlRow;
 use sqlx::{Connection, MySqlConnection, Row};
 use uuid::Uuid;
 
@@ -15,6 +16,7 @@ use crate::runners::{LiveAttempt, job_ids};
 use crate::sql::batches::{MAX_ROWS, pad, padded, places, statement};
 use crate::sql::clock::{Reading, read_clock};
 use crate::sql::connection::{DbFuture, Earlier, Link, on_pool, transact};
+use crate::sql::script::{Script, Value};
 use crate::{Store, StoreError, StoreInner};
 use tickr_job::{
     AttemptToken, Editions, JobId, JobOptions, Name, Progress, RetryPolicy, RunnerId, State, Timestamp, Verdict,
@@ -526,19 +528,21 @@ impl HeartbeatConnection {
                     read_clock(conn, &clock).await?;
                     // Use the best of the recent clock readings, because this one may have been delayed.
                     let skew = (chrono::Utc::now() - clock.now()).num_milliseconds();
-                    sqlx::query(
-                        "UPDATE runners SET heartbeat_at = UTC_TIMESTAMP(6), busy = IF(slots = 0, ?, LEAST(?, slots)), clock_skew_ms = ?, \
-                         slot_jobs = COALESCE(?, slot_jobs), stopped_at = NULL WHERE id = ?",
-                    )
+                    let mut script = Script::about(1, news.as_ref().map_or(0, |ids| ids.len()));
                     // Attempts whose verdicts are being written occupy no worker. The process of a suspect has no
                     // workers of its own.
-                    .bind(busy)
-                    .bind(busy)
-                    .bind(skew)
-                    .bind(news.as_ref().map(|ids| ids.as_slice()))
-                    .bind(runner.as_str())
-                    .execute(conn)
-                    .await?;
+                    script.push(
+                        "UPDATE runners SET heartbeat_at = UTC_TIMESTAMP(6), busy = IF(slots = 0, ?, LEAST(?, slots)), clock_skew_ms = ?, \
+                         slot_jobs = COALESCE(?, slot_jobs), stopped_at = NULL WHERE id = ?",
+                        vec![
+                            busy.into(),
+                            busy.into(),
+                            skew.into(),
+                            news.as_ref().map(|ids| ids.as_slice()).into(),
+                            runner.as_str().into(),
+                        ],
+                    );
+                    script.run(conn).await?;
                     Ok(())
                 })
             })
@@ -662,29 +666,25 @@ fn renew(
         let mut tokens: Vec<Uuid> = page.iter().map(|attempt| attempt.token.uuid()).collect();
         tokens.sort_unstable();
         tokens.dedup();
+        // One request for up to 64 attempts, so that a heartbeat does not take many round trips.
+        let mut script = Script::about(ids.len(), 0);
+        let (list, of_ids) = script.list(&ids);
         if let Some(lease) = lease {
-            let sql = format!(
-                "UPDATE owed FORCE INDEX (PRIMARY) SET lease_until = UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND WHERE id IN {} \
-                 AND state = 'executing' AND token IN {}",
-                places(padded(ids.len())),
-                places(padded(tokens.len())),
+            let (of_tokens, tokens) = script.list(&tokens);
+            let mut values = vec![Value::from(i64::try_from(lease.as_micros()).unwrap_or(i64::MAX))];
+            values.extend(of_ids.iter().copied().chain(tokens));
+            let renew = format!(
+                "UPDATE owed FORCE INDEX (PRIMARY) SET lease_until = UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND WHERE id IN {list} \
+                 AND state = 'executing' AND token IN {of_tokens}",
             );
-            let mut query = statement(sql).bind(i64::try_from(lease.as_micros()).unwrap_or(i64::MAX));
-            for value in pad(&ids).chain(pad(&tokens)) {
-                query = query.bind(value);
-            }
-            query.execute(&mut *conn).await?;
+            script.push(renew, values);
         }
-        let sql = format!(
+        let held = format!(
             "SELECT id, token, cancel_requested_at IS NOT NULL AS cancel_requested FROM owed FORCE INDEX (PRIMARY) \
-             WHERE id IN {}",
-            places(padded(ids.len()))
+             WHERE id IN {list}"
         );
-        let mut query = statement(sql);
-        for id in pad(&ids) {
-            query = query.bind(id);
-        }
-        let found = query.fetch_all(&mut *conn).await?;
+        script.push(held, of_ids);
+        let found: Vec<MySqlRow> = script.run(conn).await?.into_iter().flat_map(|done| done.rows).collect();
         let mut held: std::collections::BTreeMap<JobId, (Uuid, bool)> = std::collections::BTreeMap::new();
         for row in &found {
             held.insert(

@@ -80,14 +80,27 @@ pub(crate) struct Server {
     texts: AtomicUsize,
 }
 
+/// What the server of the running step accepts.
+#[derive(Clone, Copy)]
+struct StatementLimits {
+    /// Most bytes of values in one statement.
+    bytes: usize,
+    /// Whether the server has room for prepared statements.
+    prepared: bool,
+}
+
 tokio::task_local! {
-    /// Most bytes of values in one statement of the step that runs in this task.
-    static STATEMENT_BYTES: usize;
+    static LIMITS: StatementLimits;
 }
 
 /// Return the most bytes of values in one statement, for the server that the running step uses.
 pub(crate) fn statement_bytes() -> usize {
-    STATEMENT_BYTES.try_with(|bytes| *bytes).unwrap_or(MAX_BYTES)
+    LIMITS.try_with(|limits| limits.bytes).unwrap_or(MAX_BYTES)
+}
+
+/// Return whether the server that the running step uses has room for prepared statements, as far as is known.
+pub(crate) fn has_room_for_statements() -> bool {
+    LIMITS.try_with(|limits| limits.prepared).unwrap_or(true)
 }
 
 impl Server {
@@ -104,6 +117,10 @@ impl Server {
     /// text of the statement needs space too.
     pub(crate) fn statement_bytes(&self) -> usize {
         (self.packet() / 4).clamp(LEAST_BYTES, MAX_BYTES)
+    }
+
+    fn limits(&self) -> StatementLimits {
+        StatementLimits { bytes: self.statement_bytes(), prepared: self.texts.load(Ordering::Relaxed) > 0 }
     }
 
     /// Set the number of prepared statements per connection. The server has room for `most` of them, and this process
@@ -263,8 +280,7 @@ where
             let outcome = match pool.connections.acquire().await {
                 Err(e) => Err(e),
                 Ok(mut conn) => {
-                    let bytes = pool.target.server.statement_bytes();
-                    let work = STATEMENT_BYTES.scope(bytes, step(&mut conn, pace.earlier));
+                    let work = LIMITS.scope(pool.target.server.limits(), step(&mut conn, pace.earlier));
                     let outcome = within(RUN_LIMIT, work).await;
                     if outcome.as_ref().is_err_and(is_out_of_statements) {
                         pool.keep_fewer();
@@ -400,8 +416,8 @@ impl Link {
             within(FIRST_WORDS, sqlx::raw_sql(text).execute(&mut *conn)).await?;
             self.told_hurried = self.hurried;
         }
-        let bytes = self.target.server.statement_bytes();
-        let outcome = within(RUN_LIMIT, STATEMENT_BYTES.scope(bytes, step(conn, earlier))).await;
+        let limits = self.target.server.limits();
+        let outcome = within(RUN_LIMIT, LIMITS.scope(limits, step(conn, earlier))).await;
         self.heard = Instant::now();
         outcome
     }

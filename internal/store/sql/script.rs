@@ -17,10 +17,11 @@ use sqlx::{AssertSqlSafe, Either, Executor, MySqlConnection};
 use uuid::Uuid;
 
 use crate::sql::batches::{groups_by_bytes, pad, padded, places, rows, statement};
+use crate::sql::connection::{has_room_for_statements, statement_bytes};
 use crate::sql::error::corrupt;
 use tickr_job::Timestamp;
 
-/// Most rows, and most bytes in them, for the text form.
+/// Most rows, and most bytes in them, for the text form, if the server has room for prepared statements.
 const MAX_TEXT_ROWS: usize = 64;
 const MAX_TEXT_BYTES: usize = 128 << 10;
 
@@ -98,7 +99,10 @@ struct Statement<'a> {
 impl<'a> Script<'a> {
     /// Start a script for this number of rows with this number of bytes in them.
     pub(crate) fn about(rows: usize, bytes: usize) -> Self {
-        let form = if rows <= MAX_TEXT_ROWS && bytes <= MAX_TEXT_BYTES { Form::Text } else { Form::Prepared };
+        let few = rows <= MAX_TEXT_ROWS && bytes <= MAX_TEXT_BYTES;
+        // A server whose room for prepared statements is taken, perhaps by another program, must not stop a runner.
+        let text = few || (!has_room_for_statements() && bytes <= statement_bytes());
+        let form = if text { Form::Text } else { Form::Prepared };
         Self { form, statements: Vec::new(), steps: 0 }
     }
 
