@@ -268,7 +268,7 @@ mutants() {
         'script.push("BEGIN", Vec::new());' 'script.push("DO 0", Vec::new());' \
         store::a_claim_that_was_given_up_is_rolled_back_or_given_back_and_burns_nothing
     mutant 'memory of claims without an answer' internal/store/attempts/claim.rs \
-        'self.open.gave_up(token, items);' 'self.open.gave_up(token, &items[..0]);' \
+        'self.open.gave_up(token, &ids);' 'self.open.gave_up(token, &ids[..0]);' \
         store::a_claim_that_was_given_up_is_rolled_back_or_given_back_and_burns_nothing
     mutant 'memory of attempts that were handed out, and twins left out' internal/store/attempts/claim_batches.rs \
         'if *held == token => {}' 'if *held == token && ids.is_empty() => {}' \
@@ -483,12 +483,24 @@ mutants() {
     mutant 'leaving alone what was given back' internal/engine/worker.rs \
         'if shared.unread.postpone(shared, id).await {' 'if shared.unread.postpone(shared, id).await && false {' \
         versions::when_no_living_version_can_read_a_job_it_fails_within_its_bound_and_says_so
-    mutant 'bound of verdicts on their way to MySQL' internal/engine/worker.rs \
+    mutant 'bound of verdicts on their way to MySQL' internal/engine/worker_pool.rs \
         'self.settling.acquire().await.ok()' 'self.settling.try_acquire().ok()' \
         workers::a_worker_runs_the_next_jobs_while_mysql_writes_the_verdicts_of_the_last_ones
-    mutant 'a worker until its handler has returned' internal/engine/executor.rs \
-        'let stop = StopSwitch::default();' 'drop(worker); let worker = None; let stop = StopSwitch::default();' \
+    mutant 'a worker for each handler' internal/engine/worker_pool.rs \
+        'free: Semaphore::new(workers),' 'free: Semaphore::new(2 * workers),' \
         workers::no_more_handlers_run_at_once_than_there_are_workers
+    mutant 'patience of a job that was claimed ahead' internal/engine/worker_pool.rs \
+        'PATIENCE: Duration = Duration::from_millis(500)' 'PATIENCE: Duration = Duration::from_secs(3_600)' \
+        workers::jobs_claimed_ahead_wait_again_as_if_unclaimed_when_handlers_become_slow
+    mutant 'text when the server prepares nothing' internal/store/sql/script.rs \
+        '!has_room_for_statements()' 'false' \
+        mysql_faults::jobs_are_accepted_and_run_while_the_server_prepares_no_statement
+    mutant 'last attempts are not claimed ahead' internal/engine/worker.rs \
+        'if shared.workers.is_ahead() {' 'if shared.workers.is_ahead() && false {' \
+        workers::a_job_on_its_last_attempt_is_claimed_only_when_a_worker_is_free
+    mutant 'an undone claim leaves no attempt' internal/store/attempts/settle.rs \
+        'let undone = matches!(item.again, Again::Unstarted)' 'let undone = false && matches!(item.again, Again::Unstarted)' \
+        workers::jobs_claimed_ahead_wait_again_as_if_unclaimed_when_handlers_become_slow
     mutant 'idle connections of a receiver' internal/handlers/http/mod.rs \
         '.pool_max_idle_per_host(idle)' '.pool_max_idle_per_host(idle.min(4))' \
         callbacks::callbacks_to_one_receiver_use_its_connections_again

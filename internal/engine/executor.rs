@@ -11,10 +11,12 @@ use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::EngineState;
-use super::live::{StopReason, StopSwitch};
+use super::live::{LiveGuard, StopReason, StopSwitch};
+use super::permits::Permit;
 use super::trace::AttemptTrace;
 use super::unread::{self, GivenBack, UnreadDecision, UnreadJob, UnreadPart};
-use super::worker::Worker;
+use super::worker::Held;
+use super::worker_pool::{PATIENCE, Seat, Worker};
 use tickr_broker::{Draft, Invalid};
 use tickr_event::Event;
 use tickr_handlers::{
@@ -86,9 +88,9 @@ pub(super) async fn refuse(shared: &EngineState, unreadable: Unreadable) {
     }
 }
 
-/// Execute a claimed job. `asked` is a moment before the claim was sent; its lease is counted from there. `worker` is
-/// free again when the handler has returned.
-pub(super) async fn execute(shared: &EngineState, claimed: Claimed, asked: std::time::Instant, worker: Option<Worker>) {
+/// Execute a claimed job. `asked` is a moment before the claim was sent; its lease is counted from there. `held` is what
+/// the job was fetched with.
+pub(super) async fn execute(shared: &EngineState, claimed: Claimed, asked: std::time::Instant, held: Option<Held<'_>>) {
     let scope = LogScope::Attempt {
         job: claimed.id,
         kind: claimed.kind.clone(),
@@ -96,23 +98,33 @@ pub(super) async fn execute(shared: &EngineState, claimed: Claimed, asked: std::
         attempt: claimed.attempt,
         place: claimed.options.trace.as_ref().map(|context| context.place),
     };
-    in_log_scope(scope.clone(), attempt(shared, claimed, (asked, worker), scope)).await;
+    in_log_scope(scope.clone(), attempt(shared, claimed, (asked, held), scope)).await;
 }
 
 async fn attempt(
     shared: &EngineState,
     mut claimed: Claimed,
-    (asked, worker): (std::time::Instant, Option<Worker>),
+    (asked, held): (std::time::Instant, Option<Held<'_>>),
     scope: LogScope,
 ) {
-    let lateness = (claimed.started_at - claimed.execute_at).to_std().unwrap_or_default();
+    let stop = StopSwitch::default();
+    let progress = ProgressSlot::default();
+    let live = shared.live.insert(claimed.id, claimed.token, asked, stop.clone(), progress.clone());
+    if claimed.lost_before {
+        shared.workers.record_loss();
+    }
+    let (seat, worker, permit) =
+        held.map_or((None, None, None), |held| (Some(held.seat), held.worker, Some(held.permit)));
+    let claimed_at = Instant::now();
+    let worker = match until_startable(shared, worker, permit, &stop).await {
+        Ok(worker) => worker,
+        Err(why) => return undo_claim(shared, &claimed, (live, seat), stop.reason(), why).await,
+    };
+    let lateness = (claimed.started_at - claimed.execute_at).to_std().unwrap_or_default() + claimed_at.elapsed();
     shared.attempt_metrics.record_started(&claimed, lateness);
     shared.broker.meters().record_started(&claimed.queue, lateness);
     shared.broker.events().emit(Event::Started { id: claimed.id, number: claimed.number });
 
-    let stop = StopSwitch::default();
-    let progress = ProgressSlot::default();
-    let seat = shared.live.insert(claimed.id, claimed.token, asked, stop.clone(), progress.clone());
     let defaults =
         shared.registry.get(claimed.kind.as_str()).map_or_else(KindDefaults::default, |kind| *kind.defaults());
     let trace = AttemptTrace::begin(&shared.settings.tracer, &claimed);
@@ -123,6 +135,7 @@ async fn attempt(
     let ended = run(shared, &claimed, payload, &stop, slots, &defaults, &trace, scope).await;
     let ran = began.elapsed();
     shared.attempt_metrics.record_ran(&claimed.kind, ran);
+    shared.workers.record_run(ran);
     let (ended, given_back) = resolve_unread(shared, &claimed, ended).await;
     let mut settlement = judge(shared, &claimed, ended, stop.reason(), &defaults, trace.trace_context());
     if let (Some(_), Again::After(delay)) = (&given_back, settlement.again) {
@@ -132,11 +145,11 @@ async fn attempt(
         settlement.exchange = exchange.take().and_then(|exchange| serde_json::to_string(&exchange).ok());
     }
     shared.live.mark_settling(claimed.id, claimed.token);
-    let room = shared.workers.until_settling(worker).await;
+    let room = shared.workers.until_settling((Some(worker), seat)).await;
     let began = Instant::now();
     let (verdict, settled) = settle(shared, settlement).await;
     shared.attempt_metrics.record_settled(began.elapsed());
-    drop((seat, room));
+    drop((live, room));
     if let Some(given_back) = given_back {
         shared.unread.remember(claimed.id, given_back, settled.as_ref());
     }
@@ -150,6 +163,72 @@ async fn attempt(
     };
     shared.broker.meters().record_ended(&claimed.queue, ran, written);
     announce(shared, &claimed, verdict, settled);
+}
+
+/// Wait for a worker. Return the reason if the handler may not start: no worker is free in time, the attempt was told to
+/// stop, or the heartbeat had a gap after the permit was taken, so that another runner may run a job on it by now.
+async fn until_startable<'a>(
+    shared: &'a EngineState,
+    worker: Option<Worker<'a>>,
+    permit: Option<&Permit>,
+    stop: &StopSwitch,
+) -> Result<Worker<'a>, &'static str> {
+    let worker = match worker {
+        Some(worker) => worker,
+        None => free_worker(shared, stop).await?,
+    };
+    if permit.is_some_and(|permit| !permit.is_usable()) {
+        return Err("the heartbeat of the runner had a gap before the job could start");
+    }
+    Ok(worker)
+}
+
+async fn free_worker<'a>(shared: &'a EngineState, stop: &StopSwitch) -> Result<Worker<'a>, &'static str> {
+    loop {
+        tokio::select! {
+            biased;
+            worker = shared.workers.worker() => return Ok(worker),
+            () = stop.token().cancelled() => return Err("it was told to stop before its handler started"),
+            // While MySQL is slow to write verdicts, giving a job back would only be one more.
+            () = tokio::time::sleep(PATIENCE) => if !shared.workers.wait_for_verdicts() {
+                shared.workers.record_waited_too_long();
+                return Err("it was claimed ahead and no worker became free, so no handler was started");
+            },
+        }
+    }
+}
+
+/// End an attempt whose handler was not started. A cancel ends its job. Otherwise the claim is undone: the job waits in
+/// its old position, and the attempt leaves no row.
+async fn undo_claim(
+    shared: &EngineState,
+    claimed: &Claimed,
+    (live, seat): (LiveGuard<'_>, Option<Seat>),
+    stopped: Option<StopReason>,
+    why: &str,
+) {
+    tracing::debug!(job = %claimed.id, queue = %claimed.queue, why, "giving a job back before its start");
+    let mut settlement = judge(shared, claimed, HandlerEnd::Dropped, stopped, &KindDefaults::default(), None);
+    if stopped != Some(StopReason::Cancel) {
+        (settlement.verdict, settlement.again) = (Verdict::Interrupted, Again::Unstarted);
+    }
+    settlement.error = Some(why.to_owned());
+    shared.live.mark_settling(claimed.id, claimed.token);
+    let room = shared.workers.until_settling((None, seat)).await;
+    let (verdict, settled) = settle(shared, settlement).await;
+    drop((live, room));
+    match settled {
+        Some(Settled::Done { execute_at: Some(execute_at), line: Some((queue, priority)), .. }) => {
+            shared.broker.hint(claimed.id, &queue, priority, execute_at);
+        }
+        settled => {
+            if let Some(Settled::Done { state, .. }) = &settled {
+                shared.attempt_metrics.record_ended(&claimed.kind, verdict);
+                shared.broker.meters().record_settled(Some(&claimed.queue), verdict, *state);
+            }
+            announce(shared, claimed, verdict, settled);
+        }
+    }
 }
 
 /// Decide about an attempt whose payload this binary cannot read.

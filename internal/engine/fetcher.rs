@@ -14,16 +14,16 @@ use rand::seq::SliceRandom;
 use super::EngineState;
 use super::permits::Permit;
 use super::queue_order::QueueOrder;
-use super::worker::Worker;
+use super::worker_pool::Seat;
 use tickr_broker::OperatorSettings;
 use tickr_index::{Fetch, Health, IndexError, Popped};
 use tickr_job::{JobId, Timestamp};
 use tickr_store::{Depth, DueCursor, DueLine, DueRange, DueRow, LinePage, StoreError};
 
-/// A due job, the worker that will run it, and the permit of its queue.
+/// A due job, its seat in this runner, and the permit of its queue.
 pub(super) struct FetchedJob {
     pub(super) id: JobId,
-    pub(super) worker: Worker,
+    pub(super) seat: Seat,
     pub(super) permit: Permit,
 }
 
@@ -101,13 +101,14 @@ impl Fetcher {
         let beating = shared.heartbeats.is_beating(shared.settings.lease);
         metrics::gauge!("tickr_fetching").set(if beating { 1.0 } else { 0.0 });
         loop {
-            // Take workers before ids, so that every id taken here can start at once.
+            shared.workers.drop_ahead_if_quiet();
+            // Take seats before ids, so that every id taken here can start at once or soon.
             let first = tokio::select! {
-                // The order matters: if a free worker were chosen before the stop, the fetcher would wait for another
+                // The order matters: if a free seat were chosen before the stop, the fetcher would wait for another
                 // blocking pop.
                 biased;
                 () = shared.stop_fetching.cancelled() => return,
-                worker = shared.workers.free() => worker,
+                seat = shared.workers.seat() => seat,
             };
             let Ok(first) = first else { return };
             if shared.operator_settings.now().drained {
@@ -127,8 +128,8 @@ impl Fetcher {
             }
             let mut free = VecDeque::from([first]);
             while free.len() < MAX_AT_ONCE {
-                let Some(worker) = shared.workers.another_free() else { break };
-                free.push_back(worker);
+                let Some(seat) = shared.workers.another_seat() else { break };
+                free.push_back(seat);
             }
             self.follow_settings();
             // A Redis without its master, or out of memory, answers with errors at once. Pause, so as not to flood it.
@@ -144,8 +145,8 @@ impl Fetcher {
                 Vec::new()
             };
             for (id, permit) in ids {
-                let Some(worker) = free.pop_front() else { break };
-                start(FetchedJob { id, worker, permit });
+                let Some(seat) = free.pop_front() else { break };
+                start(FetchedJob { id, seat, permit });
             }
         }
     }

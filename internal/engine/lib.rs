@@ -1,7 +1,7 @@
 //! The engine: the parts of a runner that execute jobs. One loop per file; [`Engine`] starts and stops them all.
 //!
 //! ```text
-//! scheduler ── moves due ids to ready lists ──▶ fetcher ── one id per free slot ──▶ worker ──▶ executor ──▶ verdict
+//! scheduler ── moves due ids to ready lists ──▶ fetcher ── one id per free seat ──▶ worker ──▶ executor ──▶ verdict
 //!     ▲                                            ▲                                              │
 //!   wake (new work)             Redis, or MySQL while Redis is out                              live ◀── heartbeat
 //! ```
@@ -11,7 +11,8 @@
 //! - `alarm.rs`: a clock that wakes the scheduler and the ticker with sub-millisecond precision.
 //! - `queue_order.rs`: the order in which a runner takes from its lanes (a lane is one priority of one queue).
 //! - `permits.rs`: the permits of this runner for queues with a concurrency limit.
-//! - `fetcher.rs`: takes ids for free workers.
+//! - `fetcher.rs`: takes ids for free seats.
+//! - `worker_pool.rs`: how many handlers run at once, and how many jobs may be claimed or settled besides.
 //! - `worker.rs`: claims an id and has the job executed.
 //! - `executor.rs`: runs one attempt, from its claim to its settled verdict.
 //! - `live.rs`: the attempts that run in this process.
@@ -62,6 +63,7 @@ mod ticker;
 mod trace;
 mod unread;
 mod worker;
+mod worker_pool;
 
 pub use alerts::AlertSettings;
 pub use child::{ChildProgram, HandOver, LAST_SECONDS, SUSPECT_WORD};
@@ -99,7 +101,7 @@ use tickr_job::{Hours, Name, RunnerId};
 use tickr_store::{Retention, RunnerRow, Store};
 use tickr_telemetry::{Tracer, log_as};
 use unread::Unread;
-use worker::Workers;
+use worker_pool::WorkerPool;
 
 /// Settings of one runner.
 #[derive(Clone, Debug)]
@@ -144,7 +146,7 @@ struct EngineState {
     runner: RunnerId,
     settings: EngineSettings,
     live: Arc<LiveAttempts>,
-    workers: Workers,
+    workers: WorkerPool,
     heartbeats: Arc<HeartbeatHistory>,
     suspects: Suspects,
     unread: Unread,
@@ -236,7 +238,7 @@ impl Engine {
         let shared =
             Arc::new(EngineState::new((broker, index, operator_settings), registry, settings, (live, heartbeats)));
         let (fetching, working, looping) = (TaskTracker::new(), TaskTracker::new(), TaskTracker::new());
-        // The fetcher takes a free worker for each id, so no id has to wait for one.
+        // The fetcher takes a seat for each id before it takes the id.
         let start = {
             let (shared, working) = (Arc::clone(&shared), working.clone());
             move |job| drop(working.spawn(worker::work(Arc::clone(&shared), claimant.clone(), job)))
@@ -348,7 +350,7 @@ impl EngineState {
         Self {
             store: broker.store().clone(),
             runner: settings.runner.clone(),
-            workers: Workers::new(settings.workers),
+            workers: WorkerPool::new(settings.workers),
             suspects: Suspects::new(settings.workers, settings.child.is_some()),
             unread: Unread::default(),
             permits: Permits::new(&settings.queues, &operator_settings.now(), Arc::clone(&heartbeats), settings.lease),

@@ -5,7 +5,6 @@ use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use metrics::Gauge;
 use tokio_util::sync::CancellationToken;
 
 use super::EngineState;
@@ -90,22 +89,12 @@ impl Drop for LiveGuard<'_> {
 
 /// All running attempts. A plain mutex is enough, because it is held for moments only. The heartbeat thread locks it as
 /// well.
+#[derive(Default)]
 pub(super) struct LiveAttempts {
     attempts: Mutex<HashMap<JobId, Running>>,
-    /// Metric of attempts whose handlers run; it includes those of other runners in this process.
-    busy_workers: Gauge,
     /// The grace period of the runner is over. Read and written under the lock, so that no attempt starts unnoticed in
     /// between.
     closed: AtomicBool,
-}
-
-impl Default for LiveAttempts {
-    fn default() -> Self {
-        let busy_workers = metrics::gauge!("tickr_busy_workers");
-        // Show the metric from the start, with the value 0.
-        busy_workers.increment(0.0);
-        Self { attempts: Mutex::default(), busy_workers, closed: AtomicBool::default() }
-    }
 }
 
 impl LiveAttempts {
@@ -127,29 +116,23 @@ impl LiveAttempts {
         if self.closed.load(Ordering::Relaxed) {
             stop.trigger(StopReason::Shutdown);
         }
-        let before = attempts.insert(id, Running { token, stop, progress, leased, since: leased, settling: false });
-        if before.is_none_or(|before| before.settling) {
-            self.busy_workers.increment(1.0);
-        }
+        attempts.insert(id, Running { token, stop, progress, leased, since: leased, settling: false });
         LiveGuard { live: self, id, token }
     }
 
     /// Note that the handler has returned and the verdict is being written. The lease is still renewed, because MySQL
     /// may be out for longer than the lease lasts. But a lease that is gone is no longer reported as lost.
     pub(super) fn mark_settling(&self, id: JobId, token: AttemptToken) {
-        if let Some(running) = self.lock().get_mut(&id).filter(|running| running.token == token && !running.settling) {
+        if let Some(running) = self.lock().get_mut(&id).filter(|running| running.token == token) {
             running.settling = true;
-            self.busy_workers.decrement(1.0);
         }
     }
 
     /// Remove an attempt, unless a newer attempt of the same job has replaced it.
     fn remove(&self, id: JobId, token: AttemptToken) {
         let mut attempts = self.lock();
-        if attempts.get(&id).is_some_and(|running| running.token == token)
-            && attempts.remove(&id).is_some_and(|running| !running.settling)
-        {
-            self.busy_workers.decrement(1.0);
+        if attempts.get(&id).is_some_and(|running| running.token == token) {
+            attempts.remove(&id);
         }
     }
 

@@ -418,12 +418,12 @@ impl QueueTurn {
 /// Adjust the permits of one queue. Return true when there is room that the fetcher may not know of.
 async fn adjust(shared: &EngineState, held: &QueuePermits, settings: &OperatorSettings, turn: &mut QueueTurn) -> bool {
     let limit = limit(settings, &held.name);
-    let workers = u32::try_from(shared.settings.workers).unwrap_or(u32::MAX);
+    let seats = u32::try_from(shared.workers.seats()).unwrap_or(u32::MAX);
     // A drained runner takes no new work, so it needs only the permits in use.
-    // A job whose handler has returned keeps its permit until MySQL has written its verdict, but no worker.
+    // A job whose handler has returned keeps its permit until MySQL has written its verdict, but not its seat.
     let settling = u32::try_from(shared.workers.settling()).unwrap_or(u32::MAX);
     let running = shared.permits.used().saturating_sub(settling);
-    let free = if settings.drained { 0 } else { workers.saturating_sub(running) };
+    let free = if settings.drained { 0 } else { seats.saturating_sub(running) };
     let other = |(queue, runner): &(Name, String)| *queue == held.name && runner.as_str() != shared.runner.as_str();
     let others_want = settings.wanting.iter().any(other);
     // While heartbeats are not answered, other runners may call this one dead and take whatever it is granted.

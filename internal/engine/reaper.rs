@@ -90,6 +90,7 @@ pub(super) async fn run_until_stopped(shared: Arc<EngineState>) {
                 pause = if round.open > 0 { LOOK_AGAIN } else { LOOK_EVERY };
                 if round.attempts > 0 {
                     tracing::warn!(attempts = round.attempts, "ended attempts of dead runners");
+                    shared.workers.record_loss();
                     shared.broker.events().emit(Event::Reaped { attempts: round.attempts });
                 }
             }

@@ -126,7 +126,7 @@ fn begin(
             line.report(&ChildReport::Gone);
             None
         }
-        Ok(Claim::NotDue(_) | Claim::OtherKind(_) | Claim::Suspect(_)) => {
+        Ok(Claim::NotDue(_) | Claim::OtherKind(_) | Claim::Suspect(_) | Claim::LastAttempt(_)) => {
             line.report(&ChildReport::NotClaimed { why: "it is not due any more".into() });
             None
         }

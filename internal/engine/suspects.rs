@@ -19,6 +19,7 @@ use chrono::TimeDelta;
 
 use super::child::ChildEnd;
 use super::permits::Permit;
+use super::worker_pool::PATIENCE;
 use super::{EngineState, child, executor};
 use tickr_job::JobId;
 use tickr_store::{Claim, Claimant, DueJob};
@@ -161,7 +162,11 @@ pub(super) async fn run_or_put_off(shared: &EngineState, claimant: &Claimant, jo
     metrics::counter!("tickr_suspects_total").increment(1);
     let program = shared.settings.child.as_ref().filter(|_| !shared.suspects.no_children.load(Ordering::Relaxed));
     let Some(program) = program else { return run_here(shared, claimant, job).await };
+    // It runs elsewhere, but it counts as one of the handlers of this runner.
+    let worker = tokio::time::timeout(PATIENCE, shared.workers.worker()).await;
+    let Ok(worker) = worker else { return put_off(shared, job) };
     let ended = child::run(shared, program, &job, permit).await;
+    drop(worker);
     if !matches!(ended, Ok(ChildEnd::Mute { .. })) {
         shared.suspects.mute.store(0, Ordering::Relaxed);
     }
@@ -205,8 +210,8 @@ async fn run_here(shared: &EngineState, claimant: &Claimant, job: DueJob) {
             tracing::info!(job = %claimed.id, kind = %claimed.kind, number = claimed.number, "running a suspect beside other jobs");
             executor::execute(shared, *claimed, asked, None).await;
         }
-        // This claim accepts suspects, so it does not return one.
-        Ok(Claim::Suspect(job)) => put_off(shared, job),
+        // This claim accepts suspects and last attempts, so it returns neither.
+        Ok(Claim::Suspect(job) | Claim::LastAttempt(job)) => put_off(shared, job),
         Ok(Claim::Unreadable(unreadable)) => executor::refuse(shared, *unreadable).await,
         Ok(Claim::NotDue(job) | Claim::OtherKind(job)) => shared.broker.hint_due(&job),
         Ok(Claim::Gone) => metrics::counter!("tickr_claims_dropped_total").increment(1),

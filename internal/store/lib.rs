@@ -116,7 +116,7 @@ use sqlx::mysql::MySqlConnectOptions;
 use sqlx::{MySqlConnection, Row};
 use tokio_util::task::TaskTracker;
 
-use attempts::claim::Claims;
+use attempts::claim::{ClaimRequest, Claims};
 use attempts::claim_batches::OpenClaims;
 use attempts::settle::Settles;
 use jobs::insert::{Inserts, together};
@@ -421,7 +421,16 @@ impl Claimant {
     /// [`StoreError`] when MySQL cannot be reached or refuses the statement. If the attempt was committed nevertheless,
     /// it ends with its lease.
     pub async fn claim(&self, id: JobId) -> Result<Claim, StoreError> {
-        self.claims.submit(id).await
+        self.claims.submit(ClaimRequest { id, ahead: false }).await
+    }
+
+    /// Start an attempt as [`claim`](Self::claim) does, for a job that may have to wait for a worker. A job with one
+    /// attempt left is not claimed: [`Claim::LastAttempt`].
+    ///
+    /// # Errors
+    /// The errors of [`claim`](Self::claim).
+    pub async fn claim_ahead(&self, id: JobId) -> Result<Claim, StoreError> {
+        self.claims.submit(ClaimRequest { id, ahead: true }).await
     }
 
     /// Start an attempt as [`claim`](Self::claim) does, and also accept suspects: jobs whose last runners died while
@@ -430,6 +439,6 @@ impl Claimant {
     /// # Errors
     /// The errors of [`claim`](Self::claim).
     pub async fn claim_suspect(&self, id: JobId) -> Result<Claim, StoreError> {
-        self.suspects.submit(id).await
+        self.suspects.submit(ClaimRequest { id, ahead: false }).await
     }
 }

@@ -10,11 +10,12 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use sqlx::{Executor, MySqlConnection};
 use tickr::handlers::{Context, Kind, Output, Registry};
+use tokio_util::sync::CancellationToken;
 
 use crate::support::{TestApp, call, connect, eventually};
 
 /// Verdicts of one worker that may be on their way to MySQL.
-const SETTLING: usize = 4;
+const SETTLING: usize = 8;
 
 #[derive(Clone, Copy, Debug, Serialize, Deserialize, JsonSchema)]
 struct Count {}
@@ -24,13 +25,28 @@ impl Kind for Count {
 }
 
 /// The handlers of a test: how many have started, how many run, and how many ran at once at the most.
-#[derive(Default)]
 struct Handlers {
     started: AtomicUsize,
+    /// The first handlers, in the order of their starts, that do not wait until `open` is cancelled.
+    short: AtomicUsize,
+    open: CancellationToken,
     run: AtomicUsize,
     most: AtomicUsize,
     /// Transactions that lock the rows of jobs, so that their verdicts cannot be written.
     locks: Mutex<Vec<MySqlConnection>>,
+}
+
+impl Default for Handlers {
+    fn default() -> Self {
+        Self {
+            started: AtomicUsize::default(),
+            short: AtomicUsize::new(usize::MAX),
+            open: CancellationToken::new(),
+            run: AtomicUsize::default(),
+            most: AtomicUsize::default(),
+            locks: Mutex::default(),
+        }
+    }
 }
 
 impl Handlers {
@@ -50,7 +66,7 @@ impl Handlers {
         registry.register(move |_: Count, context: Context| {
             let (handlers, mysql) = (Arc::clone(&handlers), mysql.clone());
             async move {
-                handlers.started.fetch_add(1, Ordering::SeqCst);
+                let before = handlers.started.fetch_add(1, Ordering::SeqCst);
                 handlers.most.fetch_max(handlers.run.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
                 if let Some(url) = mysql {
                     let url = url.lock().unwrap().clone();
@@ -59,8 +75,10 @@ impl Handlers {
                     let row = sqlx::query("SELECT id FROM owed WHERE id = ? FOR UPDATE");
                     row.bind(context.job_id().uuid()).execute(&mut lock).await.unwrap();
                     handlers.locks.lock().unwrap().push(lock);
+                } else if before >= handlers.short.load(Ordering::SeqCst) {
+                    handlers.open.cancelled().await;
                 } else {
-                    tokio::time::sleep(Duration::from_millis(20)).await;
+                    tokio::time::sleep(Duration::from_millis(1)).await;
                 }
                 handlers.run.fetch_sub(1, Ordering::SeqCst);
                 Ok(Output::default())
@@ -73,11 +91,68 @@ impl Handlers {
 #[tokio::test(flavor = "multi_thread")]
 async fn no_more_handlers_run_at_once_than_there_are_workers() {
     let handlers = Arc::<Handlers>::default();
-    let tickr = TestApp::start_with(|config| config.workers = 3, handlers.registry(None)).await;
-    tickr.enqueue_many((0..300).map(|_| json!({"kind": "count"}))).await;
+    let tickr = TestApp::start_with(|config| config.workers = 8, handlers.registry(None)).await;
+    tickr.enqueue_many((0..2_000).map(|_| json!({"kind": "count"}))).await;
     tickr.until_idle().await;
-    assert_eq!(handlers.most(), 3, "never more, and never fewer while jobs wait");
-    tickr.assert_each_ran_once(300).await;
+    assert_eq!(handlers.most(), 8, "never more, and never fewer while jobs wait");
+    tickr.assert_each_ran_once(2_000).await;
+    tickr.stop().await;
+}
+
+/// Count the claims that are undone from now on: rows of `owed` that wait again with fewer attempts than before.
+async fn count_undone(tickr: &TestApp) {
+    tickr.sql("CREATE TABLE undone (id INT AUTO_INCREMENT PRIMARY KEY)").await;
+    tickr
+        .sql(
+            "CREATE TRIGGER counts_undone AFTER UPDATE ON owed FOR EACH ROW \
+             INSERT INTO undone (id) SELECT NULL FROM DUAL WHERE NEW.attempt < OLD.attempt",
+        )
+        .await;
+}
+
+const EXECUTING: &str = "SELECT COUNT(*) FROM owed WHERE state = 'executing'";
+const UNDONE: &str = "SELECT COUNT(*) FROM undone";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn jobs_claimed_ahead_wait_again_as_if_unclaimed_when_handlers_become_slow() {
+    let handlers = Arc::<Handlers>::default();
+    handlers.short.store(1_000, Ordering::SeqCst);
+    let tickr = TestApp::start_with(|config| config.workers = 8, handlers.registry(None)).await;
+    count_undone(&tickr).await;
+    tickr.enqueue_many((0..2_000).map(|_| json!({"kind": "count"}))).await;
+    // From now on all workers are busy for as long as the test wants, and jobs were claimed ahead for them.
+    tickr.until_count("SELECT COUNT(*) > 0 FROM undone", 1).await;
+    tickr.until_count(EXECUTING, 8).await;
+    assert_eq!(handlers.most(), 8);
+    handlers.open.cancel();
+    tickr.until_idle().await;
+    assert_eq!(handlers.started(), 2_000, "no handler was started for a job that was given back");
+    let once = "SELECT COUNT(*) FROM attempts WHERE number = 1 AND burned = 1 AND verdict = 'succeeded'";
+    assert_eq!((tickr.count(once).await, tickr.count("SELECT COUNT(*) FROM attempts").await), (2_000, 2_000));
+    tickr.sql("DROP TRIGGER counts_undone").await;
+    tickr.sql("DROP TABLE undone").await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_on_its_last_attempt_is_claimed_only_when_a_worker_is_free() {
+    let handlers = Arc::<Handlers>::default();
+    handlers.short.store(1_500, Ordering::SeqCst);
+    let tickr = TestApp::start_with(|config| config.workers = 8, handlers.registry(None)).await;
+    count_undone(&tickr).await;
+    let ordinary = (0..1_000).map(|_| json!({"kind": "count"}));
+    let last = (0..1_000).map(|_| json!({"kind": "count", "max_attempts": 1}));
+    tickr.enqueue_many(ordinary.chain(last)).await;
+    eventually("all workers are busy", || async { (handlers.started() == 1_508).then_some(()) }).await;
+    // A runner that claimed these ahead would hold more of them now, and undo their claims later.
+    tickr.until_count(EXECUTING, 8).await;
+    let undone = tickr.count(UNDONE).await;
+    assert_eq!(undone, 0, "claims of jobs on their last attempt were undone");
+    handlers.open.cancel();
+    tickr.until_idle().await;
+    tickr.assert_each_ran_once(2_000).await;
+    tickr.sql("DROP TRIGGER counts_undone").await;
+    tickr.sql("DROP TABLE undone").await;
     tickr.stop().await;
 }
 

@@ -12,7 +12,7 @@ use uuid::Uuid;
 use crate::attempts::claim_batches::OpenClaims;
 use crate::rows::owed::{DueJob, SUSPECT_FROM, due_job, unreadable};
 use crate::sql::batch::Batch;
-use crate::sql::batches::{pad, padded, places, statement};
+use crate::sql::batches::places;
 use crate::sql::connection::{DbFuture, Earlier};
 use crate::sql::error::corrupt;
 use crate::sql::script::{Script, Value};
@@ -35,6 +35,8 @@ pub struct Claimed {
     pub attempt: u32,
     /// Number of attempts that may be used.
     pub max_attempts: u32,
+    /// True if the last attempt was lost, because its runner died.
+    pub lost_before: bool,
     /// The input of the handler, as JSON.
     pub payload: Box<RawValue>,
     /// The less common options of the job.
@@ -110,10 +112,23 @@ pub enum Claim {
     /// [`Claimant::claim_suspect`](crate::Claimant::claim_suspect) claims it: from a process that executes
     /// nothing else, or from a runner that cannot start such a process.
     Suspect(DueJob),
+    /// The job is due and has one attempt left, so [`Claimant::claim_ahead`](crate::Claimant::claim_ahead) has not
+    /// claimed it. If the runner died before a worker was free, the job would fail though no handler had run.
+    LastAttempt(DueJob),
     /// This runner has the job, but its row cannot be read, so no handler can execute it.
     Unreadable(Box<Unreadable>),
     /// The job is executing already or has ended: the index delivered its id twice. Drop it.
     Gone,
+}
+
+/// Condition on a row of `owed`: the next attempt is the last one.
+const LAST_ATTEMPT: &str = "(attempt + 1 >= spared + max_attempts)";
+
+/// A job to claim.
+pub(crate) struct ClaimRequest {
+    pub(crate) id: JobId,
+    /// True if the job may have to wait for a worker. Then it is not claimed for its last attempt.
+    pub(crate) ahead: bool,
 }
 
 /// The group commit of the claims of one runner.
@@ -128,7 +143,7 @@ pub(crate) struct Claims {
 }
 
 impl Batch for Claims {
-    type Item = JobId;
+    type Item = ClaimRequest;
     type Reply = Claim;
     /// One token for the whole batch. Token and job id together name one attempt, and a single statement can write the
     /// token to all rows.
@@ -136,8 +151,8 @@ impl Batch for Claims {
     const ATTEMPTED: &'static str = "claim jobs";
     const FULL: usize = 256;
 
-    fn row(id: &JobId) -> Option<JobId> {
-        Some(*id)
+    fn row(item: &ClaimRequest) -> Option<JobId> {
+        Some(item.id)
     }
 
     /// The session that holds the row lock decides about the job. If the job still waits afterwards, the reconciler
@@ -153,7 +168,7 @@ impl Batch for Claims {
     fn write<'c>(
         &'c self,
         conn: &'c mut MySqlConnection,
-        items: &'c [JobId],
+        items: &'c [ClaimRequest],
         token: AttemptToken,
         earlier: Earlier,
     ) -> DbFuture<'c, Vec<Claim>> {
@@ -161,16 +176,17 @@ impl Batch for Claims {
             if earlier == Earlier::MayHaveCommitted {
                 self.open.uncertain(token);
             }
-            let mut ids: Vec<Uuid> = items.iter().map(|id| id.uuid()).collect();
+            let mut ids: Vec<Uuid> = items.iter().map(|item| item.id.uuid()).collect();
             ids.sort_unstable();
             ids.dedup();
             // When the answer to an earlier run was lost, this update changes no row twice, and the token still finds
             // the jobs that the earlier run claimed.
             let batch = Uuid::now_v7();
-            let mut claims = self.take(conn, &ids, token, batch).await?;
+            let sure: Vec<Uuid> = items.iter().filter(|item| !item.ahead).map(|item| item.id.uuid()).collect();
+            let mut claims = self.take(conn, (&ids, &sure), token, batch).await?;
             let lost: Vec<Uuid> = ids.into_iter().filter(|id| !claims.contains_key(&JobId::from_uuid(*id))).collect();
             if !lost.is_empty() {
-                claims.extend(self.why_lost(conn, &lost).await?);
+                claims.extend(self.why_lost(conn, &lost, &sure).await?);
             }
             // Hand out each attempt that is found under the token only once. A batch may contain an id twice, and its
             // items may be claimed one by one under the same token.
@@ -181,22 +197,23 @@ impl Batch for Claims {
                 claims.retain(|id, claim| !won(claim) || fresh.contains(id));
             }
             // `remove`, not `get`: if two callers in one batch have the same id, only the first may execute the job.
-            Ok(items.iter().map(|id| claims.remove(id).unwrap_or(Claim::Gone)).collect())
+            Ok(items.iter().map(|item| claims.remove(&item.id).unwrap_or(Claim::Gone)).collect())
         })
     }
 
-    fn gave_up(&self, items: &[JobId], token: AttemptToken, locked: bool) {
+    fn gave_up(&self, items: &[ClaimRequest], token: AttemptToken, locked: bool) {
         // If another session locks the row, this claim has changed nothing. The exception: the lock belongs to an
         // earlier run of this same claim, whose COMMIT is still under way.
         if !locked || self.open.is_uncertain(token) {
-            self.open.gave_up(token, items);
+            let ids: Vec<JobId> = items.iter().map(|item| item.id).collect();
+            self.open.gave_up(token, &ids);
         }
     }
 }
 
 impl Claims {
     /// Claim the jobs, write the row that lets the reaper find them, and read everything a handler needs of the jobs
-    /// under the token.
+    /// under the token. `sure` are those that are claimed for their last attempt as well.
     ///
     /// All of it is one transaction, and the COMMIT is sent only after MySQL has answered the update. So if the caller
     /// stops waiting for the update and the server carries it out later, it is rolled back with its broken connection.
@@ -208,7 +225,7 @@ impl Claims {
     async fn take(
         &self,
         conn: &mut MySqlConnection,
-        ids: &[Uuid],
+        (ids, sure): (&[Uuid], &[Uuid]),
         token: AttemptToken,
         batch: Uuid,
     ) -> Result<HashMap<JobId, Claim>, sqlx::Error> {
@@ -223,10 +240,20 @@ impl Claims {
         if self.kinds.is_empty() {
             values.push("".into());
         }
+        // Most claims have none of the other sort.
+        let last_attempts = match (sure.is_empty(), sure.len() < ids.len()) {
+            (_, false) => String::new(),
+            (true, true) => format!(" AND NOT {LAST_ATTEMPT}"),
+            (false, true) => {
+                let (list, sure) = script.list(sure);
+                values.extend(sure);
+                format!(" AND (NOT {LAST_ATTEMPT} OR id IN {list})")
+            }
+        };
         let update = format!(
             "UPDATE owed FORCE INDEX (PRIMARY) SET state = 'executing', attempt = attempt + 1, token = ?, runner = ?, \
              started_at = SYSDATE(6), lease_until = UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND, progress = NULL \
-             WHERE id IN {list} AND state IN ('waiting', 'retrying') AND execute_at <= UTC_TIMESTAMP(6) AND kind IN {}{}",
+             WHERE id IN {list} AND state IN ('waiting', 'retrying') AND execute_at <= UTC_TIMESTAMP(6) AND kind IN {}{last_attempts}{}",
             places(self.kinds.len().max(1)),
             if self.suspects { String::new() } else { format!(" AND losses < {SUSPECT_FROM}") },
         );
@@ -251,7 +278,7 @@ impl Claims {
         let (list, mut values) = script.list(ids);
         values.push(token.uuid().into());
         let select = format!(
-            "SELECT o.id, o.kind, o.queue, o.attempt, o.spared, o.max_attempts, o.execute_at, o.started_at, \
+            "SELECT o.id, o.kind, o.queue, o.attempt, o.spared, o.losses, o.max_attempts, o.execute_at, o.started_at, \
              j.payload, j.options, o.keyed, j.created_at FROM owed o FORCE INDEX (PRIMARY) STRAIGHT_JOIN jobs j ON j.id = o.id \
              WHERE o.id IN {list} AND o.token = ?",
         );
@@ -278,17 +305,21 @@ impl Claims {
 
     /// Find out why the other jobs were not claimed. This is not part of the claim: it is a hint for the index, read a
     /// moment later.
-    async fn why_lost(&self, conn: &mut MySqlConnection, ids: &[Uuid]) -> Result<Vec<(JobId, Claim)>, sqlx::Error> {
+    async fn why_lost(
+        &self,
+        conn: &mut MySqlConnection,
+        ids: &[Uuid],
+        sure: &[Uuid],
+    ) -> Result<Vec<(JobId, Claim)>, sqlx::Error> {
+        let mut script = Script::about(ids.len(), 0);
+        let (list, values) = script.list(ids);
         let sql = format!(
             "SELECT id, queue, priority, execute_at, kind, losses >= {SUSPECT_FROM} AND execute_at <= UTC_TIMESTAMP(6) \
-             AS due_suspect FROM owed FORCE INDEX (PRIMARY) WHERE id IN {} AND state IN ('waiting', 'retrying')",
-            places(padded(ids.len())),
+             AS due_suspect, {LAST_ATTEMPT} AND execute_at <= UTC_TIMESTAMP(6) AS due_last FROM owed FORCE INDEX (PRIMARY) \
+             WHERE id IN {list} AND state IN ('waiting', 'retrying')"
         );
-        let mut query = statement(sql);
-        for id in pad(ids) {
-            query = query.bind(id);
-        }
-        let found = query.fetch_all(conn).await?;
+        script.push(sql, values);
+        let found: Vec<MySqlRow> = script.run(conn).await?.into_iter().flat_map(|done| done.rows).collect();
         // An unreadable row must not cost the other jobs their answer.
         let readable = found
             .iter()
@@ -296,11 +327,13 @@ impl Claims {
         readable
             .map(|(row, job)| {
                 let id = job.id;
-                let due_suspect: bool = row.try_get("due_suspect")?;
+                let (due_suspect, due_last): (bool, bool) = (row.try_get("due_suspect")?, row.try_get("due_last")?);
                 let claim = if !self.kinds.contains(&job.kind) {
                     Claim::OtherKind(job)
                 } else if due_suspect && !self.suspects {
                     Claim::Suspect(job)
+                } else if due_last && !sure.contains(&id.uuid()) {
+                    Claim::LastAttempt(job)
                 } else {
                     Claim::NotDue(job)
                 };
@@ -328,6 +361,7 @@ impl Claims {
             number,
             attempt: number - spared,
             max_attempts: row.try_get("max_attempts")?,
+            lost_before: row.try_get::<u32, _>("losses")? > 0,
             payload: RawValue::from_string(row.try_get("payload")?).map_err(|e| corrupt(format!("payload: {e}")))?,
             options: match options {
                 Some(text) => serde_json::from_str(text).map_err(|e| corrupt(format!("options: {e}")))?,

@@ -163,6 +163,8 @@ pub(crate) struct Transition<'a> {
     burned: u32,
     spared: u32,
     losses: u32,
+    /// The claim is undone: the attempt leaves no row.
+    undone: bool,
 }
 
 impl Transition<'_> {
@@ -182,7 +184,8 @@ pub(crate) fn decide<'a>(
 ) -> Result<Transition<'a>, sqlx::Error> {
     let too_often = owed.spared - owed.spared_before >= MAX_SPARED && item.is_counted();
     let verdict = if too_often { Verdict::Failed } else { item.verdict };
-    let spared = owed.spared + u32::from(!verdict.burns_attempt());
+    let undone = matches!(item.again, Again::Unstarted) && owed.cancel_requested_at.is_none();
+    let spared = owed.spared + u32::from(!verdict.burns_attempt() && !undone);
     // Losses are counted in a row. A verdict of its own shows that the job did not kill its runner, so it is no suspect
     // any more. An interruption is no such verdict: the count stays. Otherwise each stop of a runner would turn a
     // suspect into an ordinary job, which might kill two more runners. The count also stays when a runner gives a job
@@ -200,17 +203,17 @@ pub(crate) fn decide<'a>(
     let delay = match item.again {
         Again::Backoff(policy, chance) => policy.delay(burned, chance),
         Again::After(delay) | Again::ForAnother(delay) => delay,
-        Again::Now | Again::NowWithinBounds => Duration::ZERO,
+        Again::Now | Again::NowWithinBounds | Again::Unstarted => Duration::ZERO,
     };
     let due = || ceil_ms(now + TimeDelta::from_std(delay).unwrap_or(TimeDelta::zero()));
     // An interrupted job keeps its position in its lane. Every other job gets its new due time. If the old due time is
     // in the future, the clock has been set back since, so the current time is used.
     let execute_at = match (state.is_end(), item.again) {
         (true, _) => None,
-        (false, Again::Now | Again::NowWithinBounds) => Some(owed.execute_at.min(ceil_ms(now))),
+        (false, Again::Now | Again::NowWithinBounds | Again::Unstarted) => Some(owed.execute_at.min(ceil_ms(now))),
         (false, _) => Some(due()),
     };
-    Ok(Transition { place, item, owed, verdict, state, execute_at, burned, spared, losses })
+    Ok(Transition { place, item, owed, verdict, state, execute_at, burned, spared, losses, undone })
 }
 
 /// Write decided settlements, sorted by id. Return the follow-up jobs that were inserted, by job.
@@ -228,7 +231,8 @@ pub(crate) async fn write_moves(
     let again: Vec<&Transition<'_>> = moves.iter().filter(|step| !step.state.is_end()).collect();
     delete_owed(conn, &ended.iter().map(|step| step.item.id.uuid()).collect::<Vec<_>>()).await?;
     wait_again(conn, &again).await?;
-    append_to_ledger(conn, &moves.iter().map(AttemptRow::from_transition).collect::<Vec<_>>(), now).await?;
+    let started = moves.iter().filter(|step| !step.undone);
+    append_to_ledger(conn, &started.map(AttemptRow::from_transition).collect::<Vec<_>>(), now).await?;
     let failed = ended.iter().filter(|step| step.state == State::Failed);
     let dead_letters: Vec<NewDeadLetter<'_>> = failed
         .map(|step| NewDeadLetter {
@@ -259,7 +263,7 @@ async fn wait_again(conn: &mut MySqlConnection, moves: &[&Transition<'_>]) -> Re
         let sql = format!(
             "INSERT INTO owed (id, kind, queue, priority, max_attempts, state, execute_at, attempt, spared, losses) \
              VALUES {} ON DUPLICATE KEY UPDATE state = VALUES(state), execute_at = VALUES(execute_at), \
-             spared = VALUES(spared), losses = VALUES(losses), runner = DEFAULT(runner), token = DEFAULT(token), \
+             attempt = VALUES(attempt), spared = VALUES(spared), losses = VALUES(losses), runner = DEFAULT(runner), token = DEFAULT(token), \
              started_at = DEFAULT(started_at), lease_until = DEFAULT(lease_until), cancel_requested_at = NULL, \
              progress = NULL",
             rows(&places(10), group.len())
@@ -274,7 +278,7 @@ async fn wait_again(conn: &mut MySqlConnection, moves: &[&Transition<'_>]) -> Re
                 .bind(step.owed.max_attempts)
                 .bind(step.state.as_str())
                 .bind(step.execute_at)
-                .bind(step.owed.attempt)
+                .bind(step.owed.attempt - u32::from(step.undone))
                 .bind(step.spared)
                 .bind(step.losses);
         }

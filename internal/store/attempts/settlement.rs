@@ -47,6 +47,8 @@ pub enum Again {
     /// At once, but only as often as snoozes are allowed. This is for attempts that were interrupted while their runner
     /// goes on, because that can happen again and again.
     NowWithinBounds,
+    /// At once, as if it had not been claimed: its handler was not started. The ledger gets no row of the attempt.
+    Unstarted,
 }
 
 impl Settlement {
