@@ -176,9 +176,9 @@ mutants() {
     mutant 'word to suspects at a stop' internal/engine/child.rs \
         'running.open = None;' '' \
         poison::a_stop_gives_suspects_the_grace_and_gives_back_what_does_not_finish
-    mutant 'rollback when a connection goes back' internal/store/sql/connection.rs \
-        'let rollback = sqlx::raw_sql("ROLLBACK").execute(conn);' 'let rollback = sqlx::raw_sql("DO 0").execute(conn);' \
-        driver::a_dropped_begin_makes_a_later_acknowledged_write_vanish_unless_a_release_rolls_back
+    mutant 'end of a connection whose work was dropped' internal/store/sql/connection.rs \
+        'self.conn.close_on_drop();' '' \
+        driver::a_dropped_begin_makes_a_later_acknowledged_write_vanish_unless_its_connection_is_closed
     mutant 'epoch check in move and hint' 'internal/index/move.lua internal/index/hint.lua' \
         "if redis.call('EXISTS', KEYS[1]) == 0 then return -1 end" '' \
         recovery::a_lost_epoch_leads_to_a_rebuild

@@ -98,7 +98,7 @@ pub use schedules::{DeleteOutcome, DueSchedules, PauseOutcome, PutOutcome};
 pub use sql::clock::{Reading, StoreClock};
 pub use sql::clock_steps::ClockStep;
 #[doc(hidden)]
-pub use sql::connection::rolled_back_on_release;
+pub use sql::connection::PoolGuard;
 pub use sql::durability::Durability;
 pub use sql::error::StoreError;
 pub use sql::pools::PoolSizes;

@@ -19,7 +19,8 @@ use std::time::{Duration, Instant};
 
 use rand::Rng;
 use sqlx::mysql::{MySqlConnectOptions, MySqlPool, MySqlPoolOptions};
-use sqlx::{ConnectOptions, Connection, MySqlConnection, Row};
+use sqlx::pool::PoolConnection;
+use sqlx::{ConnectOptions, Connection, MySql, MySqlConnection, Row};
 
 use crate::sql::error::{
     Fault, StoreError, certainly_rolled_back, fault, is_out_of_statements, number, tell_outage, waited_for_lock,
@@ -192,21 +193,40 @@ async fn prepare_session(conn: &mut MySqlConnection, server: &Server) -> Result<
     Ok(())
 }
 
-/// Configure a pool to roll back every connection that is returned to it. When a future is dropped at the wrong moment,
-/// the driver returns a connection in the middle of a transaction. The next write on it would be acknowledged and then
-/// lost. This function is public for the test that checks this guard against the driver.
+/// A connection that was taken out of a pool. It is closed when it is dropped, unless [`release`](Self::release) was
+/// called. When a future is dropped at the wrong moment or panics, the driver would return a connection in the middle of
+/// a transaction. The next write on it would be acknowledged and then lost. This type is public for the test that checks
+/// this guard against the driver.
 #[doc(hidden)]
-#[must_use]
-pub fn rolled_back_on_release(options: MySqlPoolOptions) -> MySqlPoolOptions {
-    options.after_release(|conn, _| {
-        Box::pin(async move {
-            let rollback = sqlx::raw_sql("ROLLBACK").execute(conn);
-            match tokio::time::timeout(Duration::from_secs(1), rollback).await {
-                Ok(done) => done.map(|_| true),
-                Err(_) => Ok(false),
-            }
-        })
-    })
+pub struct PoolGuard {
+    conn: PoolConnection<MySql>,
+    is_clean: bool,
+}
+
+impl PoolGuard {
+    /// Guard a connection.
+    #[must_use]
+    pub fn new(conn: PoolConnection<MySql>) -> Self {
+        Self { conn, is_clean: false }
+    }
+
+    /// Return the connection.
+    pub fn connection(&mut self) -> &mut MySqlConnection {
+        &mut self.conn
+    }
+
+    /// Give the connection back to its pool. The caller knows that no transaction is open on it.
+    pub fn release(mut self) {
+        self.is_clean = true;
+    }
+}
+
+impl Drop for PoolGuard {
+    fn drop(&mut self) {
+        if !self.is_clean {
+            self.conn.close_on_drop();
+        }
+    }
 }
 
 /// Pooled connections for one group of callers. Group commits do not use them.
@@ -220,7 +240,7 @@ impl Pool {
     /// Build a pool. No connection is opened before it is needed.
     pub(crate) fn new(target: &Target, size: u32) -> Self {
         let server = Arc::clone(&target.server);
-        let connections = rolled_back_on_release(MySqlPoolOptions::new())
+        let connections = MySqlPoolOptions::new()
             .max_connections(size)
             .acquire_timeout(Duration::from_secs(3))
             .idle_timeout(Duration::from_secs(600))
@@ -279,15 +299,22 @@ where
         loop {
             let outcome = match pool.connections.acquire().await {
                 Err(e) => Err(e),
-                Ok(mut conn) => {
-                    let work = LIMITS.scope(pool.target.server.limits(), step(&mut conn, pace.earlier));
+                Ok(conn) => {
+                    let mut guard = PoolGuard::new(conn);
+                    let work = LIMITS.scope(pool.target.server.limits(), step(guard.connection(), pace.earlier));
                     let outcome = within(RUN_LIMIT, work).await;
+                    // A step that succeeded has ended its transaction. After some errors the next answer on the
+                    // connection is unpredictable, so it is closed instead of released.
+                    let is_clean = match &outcome {
+                        Ok(_) => true,
+                        Err(e) if ends_connection(e) => false,
+                        Err(_) => rolled_back(guard.connection()).await,
+                    };
+                    if is_clean {
+                        guard.release();
+                    }
                     if outcome.as_ref().is_err_and(is_out_of_statements) {
                         pool.keep_fewer();
-                    }
-                    if outcome.as_ref().is_err_and(ends_connection) {
-                        // The next answer on such a connection is unpredictable, so close it instead of releasing it.
-                        conn.close_on_drop();
                     }
                     outcome
                 }
@@ -302,6 +329,13 @@ where
         Ok(outcome) => outcome,
         Err(e) => Err(StoreError::Refused { attempted, cause: e.to_string() }),
     }
+}
+
+/// Roll back the transaction that a failed step may have left open. The driver would do so only with the next
+/// statement; on a quiet system the locks would be held until then, perhaps for hours.
+async fn rolled_back(conn: &mut MySqlConnection) -> bool {
+    let rollback = sqlx::raw_sql("ROLLBACK").execute(conn);
+    matches!(tokio::time::timeout(Duration::from_secs(1), rollback).await, Ok(Ok(_)))
 }
 
 /// Return whether the connection is unusable after this error. MySQL also closes it after a packet that is too large
@@ -371,12 +405,12 @@ impl Link {
         self.conn = None;
     }
 
-    /// Roll back the transaction that a failed step may have left open. The driver would do so only with the next
-    /// statement; on a quiet system the locks would be held until then, perhaps for hours.
+    /// Roll back the open connection, if there is one.
     async fn rolled_back(&mut self) -> bool {
-        let Some(conn) = &mut self.conn else { return true };
-        let rollback = sqlx::raw_sql("ROLLBACK").execute(conn);
-        matches!(tokio::time::timeout(Duration::from_secs(1), rollback).await, Ok(Ok(_)))
+        match &mut self.conn {
+            Some(conn) => rolled_back(conn).await,
+            None => true,
+        }
     }
 
     /// Run `step` once. After an error, roll the connection back or close it.
