@@ -147,14 +147,14 @@ fn callback_secret(dir: &Path) -> anyhow::Result<CallbackSecret> {
 }
 
 /// The file `env` in the data folder. It gives the addresses of the running servers to other commands, such as `tickr
-/// verify`. The addresses are not printed, because they contain a password where the servers listen on ports. The file
-/// is removed at the end, together with the servers.
+/// verify`, and lets the shell find that command. The addresses are not printed, because they contain a password where
+/// the servers listen on ports. The file is removed at the end, together with the servers.
 struct Addresses(PathBuf);
 
 impl Addresses {
     fn write(app: &App, config: &Config, dir: &Path) -> anyhow::Result<Self> {
         let quoted = |text: &str| format!("'{}'", text.replace('\'', "'\\''"));
-        let text: String = [
+        let mut text: String = [
             ("TICKR_URL", format!("http://{}", app.addr())),
             ("TICKR_MYSQL_URL", config.mysql_url()?.expose().to_owned()),
             ("TICKR_REDIS_URL", config.redis_url()?.expose().to_owned()),
@@ -163,6 +163,11 @@ impl Addresses {
         .into_iter()
         .map(|(name, value)| format!("export {name}={}\n", quoted(&value)))
         .collect();
+        // `make run` installs nothing, so the shell does not find the command by its name.
+        let program = std::env::current_exe().ok();
+        if let Some(folder) = program.as_deref().and_then(Path::parent).and_then(Path::to_str) {
+            text.push_str(&format!("command -v tickr >/dev/null || export PATH=\"$PATH\":{}\n", quoted(folder)));
+        }
         let path = dir.join("env");
         let _ = std::fs::remove_file(&path);
         let open = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path);

@@ -207,8 +207,13 @@ impl App {
         let tasks = TaskTracker::new();
         // Dropping the guard ends the loop, also when the start fails further down.
         let stop_operator_settings = CancellationToken::new();
-        let operator_settings =
-            OperatorSettingsCopy::start(store.clone(), runner.clone(), stop_operator_settings.clone(), &tasks);
+        let operator_settings = OperatorSettingsCopy::start(
+            store.clone(),
+            runner.clone(),
+            registry.names(),
+            stop_operator_settings.clone(),
+            &tasks,
+        );
         let stop_operator_settings = stop_operator_settings.drop_guard();
         let operator_settings = operator_settings.await.map_err(|e| of_the_store(e, config))?;
         if !addr.ip().is_loopback() && config.api_tokens.is_empty() && operator_settings.now().api_keys.is_empty() {

@@ -1,9 +1,13 @@
 //! The settings of operators that every process must follow within two seconds: API keys, queues, and whether this
 //! runner is drained.
 //!
-//! They are stored in MySQL. Each process keeps a copy, which it reads again every second, and at once after a change
-//! made through it. While MySQL cannot be read, the last copy stays valid for queues and drains, so that runners go on
-//! as before. For API keys it stays valid only for [`KEYS_HOLD`], because one of them may have been revoked meanwhile.
+//! They are stored in MySQL. Each process keeps a copy, which it compares with MySQL every second, and at once after a
+//! change made through it. While MySQL cannot be read, the last copy stays valid for queues and drains, so that runners
+//! go on as before. For API keys it stays valid only for [`KEYS_HOLD`], because one of them may have been revoked
+//! meanwhile.
+//!
+//! The comparison is a [`ChangeSummary`], one statement. The settings are read only if it differs from the one before
+//! the last read. Other loops use the same summary instead of looks of their own.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -15,10 +19,14 @@ use tokio_util::task::TaskTracker;
 use uuid::Uuid;
 
 use tickr_job::{Name, RunnerId};
-use tickr_store::{ApiKey, QueueSetting, Store, StoreError};
+use tickr_store::{ApiKey, ChangeSummary, QueueSetting, Store, StoreError};
 
-/// Time between two reads of the copy.
+/// Time between two comparisons of the copy with MySQL.
 const READ_EVERY: Duration = Duration::from_secs(1);
+/// Time after which the settings are read although their checksum is the same.
+const READ_ANYWAY_AFTER: Duration = Duration::from_secs(30);
+/// Longest wait for a summary. After that the settings are read with statements of their own.
+const SUMMARY_LIMIT: Duration = Duration::from_millis(500);
 /// Time for which API keys stay valid after the last successful read. API tokens of the configuration do not expire.
 pub const KEYS_HOLD: Duration = Duration::from_secs(10);
 /// Time between two log lines that the copy cannot be read.
@@ -27,7 +35,7 @@ const SAID_EVERY: Duration = Duration::from_secs(30);
 const NOTE_EVERY: Duration = Duration::from_secs(60);
 
 /// The settings of operators.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct OperatorSettings {
     /// All API keys ever created, including revoked ones.
     pub api_keys: Vec<ApiKey>,
@@ -37,6 +45,9 @@ pub struct OperatorSettings {
     pub wanting: BTreeSet<(Name, String)>,
     /// An operator drained this runner: it takes no new work.
     pub drained: bool,
+    /// The checksum of the API keys and queues before they were read, and the moment of that. Absent when it could not
+    /// be read.
+    pub checksum: Option<(String, Instant)>,
 }
 
 /// This process's copy of the settings of operators. Cheap to clone.
@@ -44,7 +55,11 @@ pub struct OperatorSettings {
 pub struct OperatorSettingsCopy {
     store: Store,
     runner: RunnerId,
+    kinds: Arc<[Name]>,
     copy: watch::Sender<Arc<OperatorSettings>>,
+    summary: watch::Sender<Option<Arc<ChangeSummary>>>,
+    /// Held while MySQL is asked for a summary, so that a MySQL that does not answer occupies one connection only.
+    summarizing: Arc<tokio::sync::Mutex<()>>,
     /// A moment before the last successful read.
     read_at: Arc<Mutex<Instant>>,
     used: Arc<Mutex<Used>>,
@@ -57,13 +72,14 @@ struct Used {
 }
 
 impl OperatorSettingsCopy {
-    /// Read the copy for this runner, and keep it fresh until `stop`.
+    /// Read the copy for this runner, which has these kinds, and keep it fresh until `stop`.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
     pub async fn start(
         store: Store,
         runner: RunnerId,
+        kinds: Vec<Name>,
         stop: CancellationToken,
         tasks: &TaskTracker,
     ) -> Result<Self, StoreError> {
@@ -72,7 +88,16 @@ impl OperatorSettingsCopy {
         // Back-dated, so that the first use of an API key is recorded soon.
         let noted = Instant::now().checked_sub(NOTE_EVERY).unwrap_or_else(Instant::now);
         let used = Arc::new(Mutex::new(Used { keys: HashSet::new(), noted }));
-        let operator_settings = Self { store, runner, copy, read_at: Arc::new(Mutex::new(asked)), used };
+        let operator_settings = Self {
+            store,
+            runner,
+            kinds: kinds.into(),
+            copy,
+            summary: watch::Sender::new(None),
+            summarizing: Arc::default(),
+            read_at: Arc::new(Mutex::new(asked)),
+            used,
+        };
         let kept = operator_settings.clone();
         tasks.spawn(async move {
             let mut said: Option<Instant> = None;
@@ -100,7 +125,10 @@ impl OperatorSettingsCopy {
         Self {
             store,
             runner,
+            kinds: Arc::default(),
             copy: watch::Sender::new(Arc::default()),
+            summary: watch::Sender::new(None),
+            summarizing: Arc::default(),
             read_at: Arc::new(Mutex::new(Instant::now())),
             used,
         }
@@ -130,17 +158,63 @@ impl OperatorSettingsCopy {
         self.copy.subscribe()
     }
 
-    /// Read the copy again, after a change made through this process.
+    /// Subscribe to the summaries, about one in a second. While MySQL does not answer, none comes.
+    #[must_use]
+    pub fn summaries(&self) -> watch::Receiver<Option<Arc<ChangeSummary>>> {
+        self.summary.subscribe()
+    }
+
+    /// Compare the copy with MySQL, and read it again if it has changed.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses. The old copy stays valid then.
     pub async fn refresh(&self) -> Result<(), StoreError> {
         let asked = Instant::now();
-        let fresh = read(&self.store, &self.runner).await?;
-        self.copy.send_replace(Arc::new(fresh));
+        let summary = self.summarize().await;
+        let old = self.now();
+        let as_before = summary.as_ref().filter(|summary| old.is_as(summary));
+        let fresh = match as_before {
+            Some(summary) => {
+                let wanting = wanting(&self.store, old.queues.values()).await?;
+                if (summary.drained, &wanting) == (old.drained, &old.wanting) {
+                    old
+                } else {
+                    Arc::new(OperatorSettings { wanting, drained: summary.drained, ..OperatorSettings::clone(&old) })
+                }
+            }
+            None => {
+                let mut fresh = read(&self.store, &self.runner).await?;
+                fresh.checksum = summary.map(|summary| (summary.settings.clone(), summary.asked));
+                Arc::new(fresh)
+            }
+        };
+        self.copy.send_replace(fresh);
         let mut read_at = self.read_at.lock().unwrap_or_else(PoisonError::into_inner);
         *read_at = asked.max(*read_at);
         Ok(())
+    }
+
+    /// Ask MySQL for a summary. Return nothing while an earlier one is not answered, or after an error.
+    async fn summarize(&self) -> Option<Arc<ChangeSummary>> {
+        let alone = Arc::clone(&self.summarizing).try_lock_owned().ok()?;
+        let (store, runner, kinds) = (self.store.clone(), self.runner.clone(), Arc::clone(&self.kinds));
+        let asking = tokio::spawn(async move {
+            let summary = store.change_summary(&runner, &kinds).await;
+            drop(alone);
+            summary
+        });
+        match tokio::time::timeout(SUMMARY_LIMIT, asking).await {
+            Ok(Ok(Ok(summary))) => {
+                let summary = Arc::new(summary);
+                self.summary.send_replace(Some(Arc::clone(&summary)));
+                Some(summary)
+            }
+            Ok(Ok(Err(error))) => {
+                tracing::debug!(%error, "cannot read the summary of changes");
+                None
+            }
+            Ok(Err(_)) | Err(_) => None,
+        }
     }
 
     /// Record that an API key was used.
@@ -165,10 +239,26 @@ impl OperatorSettingsCopy {
     }
 }
 
+impl OperatorSettings {
+    /// Return whether the API keys and queues are those that this summary saw.
+    fn is_as(&self, summary: &ChangeSummary) -> bool {
+        self.checksum
+            .as_ref()
+            .is_some_and(|(checksum, read_at)| *checksum == summary.settings && read_at.elapsed() < READ_ANYWAY_AFTER)
+    }
+}
+
 async fn read(store: &Store, runner: &RunnerId) -> Result<OperatorSettings, StoreError> {
     let (api_keys, queues, drained) = (store.api_keys().await?, store.queues().await?, store.is_drained(runner).await?);
-    let limits = queues.iter().any(|queue| queue.concurrency.is_some());
-    let wanting = if limits { store.wanting_permits().await? } else { BTreeSet::new() };
+    let wanting = wanting(store, queues.iter()).await?;
     let queues = queues.into_iter().map(|queue| (queue.name.clone(), queue)).collect();
-    Ok(OperatorSettings { api_keys, queues, wanting, drained })
+    Ok(OperatorSettings { api_keys, queues, wanting, drained, checksum: None })
+}
+
+/// Read which runners want permits, if any of these queues has a limit.
+async fn wanting(
+    store: &Store,
+    mut queues: impl Iterator<Item = &QueueSetting>,
+) -> Result<BTreeSet<(Name, String)>, StoreError> {
+    if queues.any(|queue| queue.concurrency.is_some()) { store.wanting_permits().await } else { Ok(BTreeSet::new()) }
 }

@@ -9,10 +9,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::EngineState;
-use tickr_store::{OperationLease, Remake};
+use tickr_store::{ChangeSummary, OperationLease, Remake};
 
-/// Time between two looks for operations that no runner carries out.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// Time between two looks for operations that no runner carries out, while no summary of changes comes.
+const LOOK_EVERY: Duration = Duration::from_millis(1_500);
+/// Time between two looks while summaries say that there is none.
+const LOOK_ANYWAY_AFTER: Duration = Duration::from_secs(10);
 /// Time for which an operation stays with this runner without a batch.
 const LEASE: Duration = Duration::from_secs(8);
 /// Most jobs in one batch.
@@ -75,8 +77,9 @@ pub(super) async fn run_until_stopped(shared: Arc<EngineState>) {
     let remake = shared.broker.remaker();
     let mut running: Vec<Running> = Vec::new();
     let mut looked: Option<Instant> = None;
+    let mut summaries = shared.operator_settings.summaries();
     loop {
-        if looked.is_none_or(|looked| looked.elapsed() >= LOOK_EVERY) {
+        if looked.is_none_or(|looked| is_worth_a_look(summaries.borrow_and_update().as_deref(), looked)) {
             looked = Some(Instant::now());
             match shared.store.lease_operations(shared.runner.clone(), LEASE).await {
                 Ok(taken) => running.extend(taken.into_iter().map(|lease| {
@@ -99,12 +102,21 @@ pub(super) async fn run_until_stopped(shared: Arc<EngineState>) {
         tokio::select! {
             () = shared.stop_loops.cancelled() => break,
             () = tokio::time::sleep(pause) => {}
+            Ok(()) = summaries.changed() => {}
         }
     }
     for one in running {
         if let Err(error) = shared.store.release_operation(one.lease).await {
             tracing::debug!(%error, "cannot release an operation; its lease will end");
         }
+    }
+}
+
+/// Return whether there may be an operation that no runner carries out. `looked` is when the last look began.
+fn is_worth_a_look(summary: Option<&ChangeSummary>, looked: Instant) -> bool {
+    match summary.filter(|summary| summary.asked > looked && summary.asked.elapsed() < LOOK_EVERY) {
+        Some(summary) => summary.operation_is_free || looked.elapsed() >= LOOK_ANYWAY_AFTER,
+        None => looked.elapsed() >= LOOK_EVERY,
     }
 }
 

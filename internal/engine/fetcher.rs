@@ -83,6 +83,8 @@ pub(super) struct Fetcher {
     settings: Arc<OperatorSettings>,
     /// Skipped jobs, by the position of their lane.
     skipped: HashMap<usize, Skipped>,
+    /// The last blocking pop waited for all lanes, and no id came. Then the next one needs no look before it.
+    nothing_came: bool,
 }
 
 impl Fetcher {
@@ -90,7 +92,7 @@ impl Fetcher {
         let settings = shared.operator_settings.now();
         let queue_order = QueueOrder::new(&shared.settings.queues, &settings);
         let fetch = shared.index.fetch(queue_order.lines(), &shared.runner);
-        Self { shared, fetch, queue_order, settings, skipped: HashMap::new() }
+        Self { shared, fetch, queue_order, settings, skipped: HashMap::new(), nothing_came: false }
     }
 
     /// Take ids until the runner stops, and call `start` with each of them.
@@ -158,6 +160,7 @@ impl Fetcher {
                 self.queue_order.follow(&now);
                 self.skipped.clear();
             }
+            self.nothing_came = false;
             self.settings = now;
         }
     }
@@ -186,13 +189,15 @@ impl Fetcher {
         for queue in permits.stale_queues() {
             self.drop_stale(queue).await?;
         }
-        let (order, _) = self.queue_order.next_turn(|queue| permits.room(queue));
-        let taken = self.fetch.take(most, &order).await?;
-        if taken.refill {
-            self.shared.refill.notify_one();
-        }
-        if !taken.ids.is_empty() {
-            return self.with_permits(taken.ids).await;
+        if !std::mem::take(&mut self.nothing_came) {
+            let (order, _) = self.queue_order.next_turn(|queue| permits.room(queue));
+            let taken = self.fetch.take(most, &order).await?;
+            if taken.refill {
+                self.shared.refill.notify_one();
+            }
+            if !taken.ids.is_empty() {
+                return self.with_permits(taken.ids).await;
+            }
         }
         // Set before the look for room: a permit that is freed in between ends the blocking pop.
         permits.fetcher_waits(true);
@@ -202,7 +207,10 @@ impl Fetcher {
         // The pop returns within a second, and an id taken meanwhile is put back for other runners.
         let popped = self.fetch.wait(&order).await?;
         permits.fetcher_waits(false);
-        let Popped::Job(line, id) = popped else { return Ok(Vec::new()) };
+        let Popped::Job(line, id) = popped else {
+            self.nothing_came = popped == Popped::Nothing && !left_alone;
+            return Ok(Vec::new());
+        };
         self.follow_settings();
         let unwanted = self.settings.drained || self.queue_order.is_paused(self.queue_order.queue_of(line));
         if unwanted || self.shared.stop_fetching.is_cancelled() {

@@ -12,9 +12,9 @@
 //! have sent a heartbeat. See [`HeartbeatHistory`]. One reading of MySQL's clock, taken and checked at the beginning,
 //! is used for the whole round.
 //!
-//! Each round also walks one page further through the rows of unfinished jobs (table `owed`). That finds attempts that
-//! no batch names: those of older binaries, which run beside this one during a deploy. While such a runner is silent,
-//! the walk is fast.
+//! Every few seconds it also walks one page further through the rows of unfinished jobs (table `owed`). That finds
+//! attempts that no batch names: those of older binaries, which run beside this one during a deploy. While such a runner
+//! is registered, every round walks; while it is silent, the walk is fast.
 //!
 //! Claims of this runner that MySQL never answered are given back as soon as MySQL answers again: no handler was
 //! started for them.
@@ -29,7 +29,7 @@ use super::EngineState;
 use tickr_event::Event;
 use tickr_index::{Entry, Lane};
 use tickr_job::{JobId, Name, RetryPolicy, RunnerId, Timestamp, Verdict};
-use tickr_store::{LapseRule, Lapsed, Reading, Reaped, RunnerBeat, Settled, StoreError};
+use tickr_store::{LapseRule, Lapsed, Reading, Reaped, RunnerBeat, Settled, StoreError, UnstoppedRunners};
 
 /// Time between two looks at the list of runners, before jitter. The second value holds while a silent runner still has
 /// open attempts.
@@ -40,8 +40,10 @@ const PAGE: usize = 200;
 /// Time between two searches for batches of claims whose runner is not in the list of living runners. Such batches
 /// exist only if a runner was unregistered while a claim of its own was under way.
 const STRAYS_EVERY: Duration = Duration::from_secs(4);
+/// Time between two pages of the walk, while no older binary is registered.
+const WALK_EVERY: Duration = Duration::from_secs(8);
 /// Rows that the walk reads in one round. While an older binary is silent: rows in one page, and pages in one round.
-const WALK_ROWS: u32 = 500;
+const WALK_ROWS: u32 = 2_000;
 const FAST_WALK_ROWS: u32 = 5_000;
 const FAST_WALK_PAGES: usize = 100;
 /// Longest time that a fast walk takes in one round.
@@ -61,6 +63,7 @@ struct Reaper {
     /// here.
     ahead: HashMap<RunnerId, (Timestamp, Instant)>,
     strays_at: Option<Instant>,
+    walked_at: Option<Instant>,
     walk: Walk,
     /// Attempts that could not be ended, each with the moment to try again.
     refused: HashMap<JobId, Instant>,
@@ -114,14 +117,12 @@ struct Round {
 impl Reaper {
     async fn run_once(&mut self, shared: &EngineState) -> Result<Round, StoreError> {
         shared.store.delete_closed_batches(&shared.runner).await?;
-        let reading = shared.store.read_time().await?;
+        let UnstoppedRunners { reading, beats, living_kinds } = shared.store.unstopped_runners().await?;
         let may_judge = may_judge(shared, &reading);
         note_steps(shared).await;
-        let beats = shared.store.runner_beats().await?;
-        // Read here because the list of runners is read anyway: the kinds tell for how long a job of a kind unknown to
+        // Kept here because the list of runners is read anyway: the kinds tell for how long a job of a kind unknown to
         // this runner is put off.
-        let kinds = shared.store.living_kinds().await?;
-        *shared.living_kinds.lock().unwrap_or_else(PoisonError::into_inner) = kinds;
+        *shared.living_kinds.lock().unwrap_or_else(PoisonError::into_inner) = living_kinds;
         if !may_judge {
             // Heartbeats were compared with a clock that may have been set since.
             self.ahead.clear();
@@ -169,7 +170,10 @@ impl Reaper {
         }
         let older = silent.iter().any(|(runner, _)| !runner.writes_batches);
         let (pages, rows) = if older { (FAST_WALK_PAGES, FAST_WALK_ROWS) } else { (1, WALK_ROWS) };
-        if judges_all {
+        let is_time = beats.iter().any(|beat| !beat.writes_batches)
+            || self.walked_at.is_none_or(|walked| walked.elapsed() >= WALK_EVERY);
+        if judges_all && is_time {
+            self.walked_at = Some(Instant::now());
             self.walk_on(shared, at, (pages, rows), &mut round).await?;
         }
         Ok(round)

@@ -7,12 +7,16 @@ use std::time::{Duration, Instant};
 use super::EngineState;
 use super::alarm::Alarm;
 use tickr_index::{Health, IndexError, MoveReport};
+use tickr_job::Timestamp;
 
 /// Most entries moved by one script. It bounds how long the script blocks Redis.
 const MAX_AT_ONCE: usize = 500;
 /// Longest sleep. It bounds how long a flushed index, a clock that was set, or an earlier job of another runner goes
 /// unnoticed.
 const MAX_SLEEP: Duration = Duration::from_secs(1);
+/// Longest time without a whole look, while smaller looks show that nothing has changed. It bounds how long a Redis that
+/// takes no writes goes unnoticed.
+const MAX_PEEKING: Duration = Duration::from_secs(5);
 /// Pauses between tries while Redis does not answer, before jitter.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const MAX_PAUSE: Duration = Duration::from_secs(2);
@@ -22,12 +26,25 @@ const LOST_PAUSE: Duration = Duration::from_millis(200);
 pub(super) async fn run_until_stopped(shared: Arc<EngineState>, alarm: Arc<Alarm>) {
     let mut pause = FIRST_PAUSE;
     let mut asleep_until = i64::MAX;
+    // The moment of the last whole look that moved nothing, and the next entry that it found.
+    let mut quiet: Option<(Instant, Option<Timestamp>)> = None;
     loop {
         let wake = shared.broker.wake();
         // Count as awake until the look is over: a hint that arrives meanwhile leaves a wake-up, which ends the next
         // sleep at once.
         wake.scheduler_sleeps_until(i64::MAX);
-        let sleep = match look(&shared).await {
+        let unchanged = match quiet.filter(|(looked, next)| is_worth_a_peek(&shared, *looked, *next)) {
+            Some((_, next)) => shared.index.is_quiet(next).await.map(|quiet| quiet.then_some(next)),
+            None => Ok(None),
+        };
+        let looked = match unchanged {
+            Ok(Some(next)) => Ok(MoveReport { next, ..MoveReport::default() }),
+            Ok(None) => look(&shared).await.inspect(|report| {
+                quiet = (report.moved == 0 && report.refill.is_empty()).then(|| (Instant::now(), report.next));
+            }),
+            Err(error) => Err(error),
+        };
+        let sleep = match looked {
             Ok(report) => {
                 // A Redis that answers this call but fails the rebuild is not healthy yet, so the pauses keep growing.
                 if shared.index.health().now() == Health::Fast {
@@ -45,6 +62,7 @@ pub(super) async fn run_until_stopped(shared: Arc<EngineState>, alarm: Arc<Alarm
                 until_next.unwrap_or(MAX_SLEEP).min(MAX_SLEEP)
             }
             Err(error) => {
+                quiet = None;
                 shared.reconcile.notify_one();
                 let jittered = pause.mul_f64(0.5 + rand::random::<f64>() / 2.0);
                 pause = (pause * 2).min(MAX_PAUSE);
@@ -59,9 +77,16 @@ pub(super) async fn run_until_stopped(shared: Arc<EngineState>, alarm: Arc<Alarm
         tokio::select! {
             () = shared.stop_loops.cancelled() => return,
             () = alarm.at(deadline) => {}
-            () = wake.scheduler() => {}
+            () = wake.scheduler() => quiet = None,
         }
     }
+}
+
+/// Return whether a small look is enough: the last whole look is not long ago, and the entry that it found is not due.
+fn is_worth_a_peek(shared: &EngineState, looked: Instant, next: Option<Timestamp>) -> bool {
+    looked.elapsed() < MAX_PEEKING
+        && shared.index.health().now() == Health::Fast
+        && next.is_none_or(|next| next > shared.store.clock().now())
 }
 
 async fn look(shared: &EngineState) -> Result<MoveReport, IndexError> {

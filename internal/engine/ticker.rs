@@ -9,15 +9,20 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use tokio::sync::watch;
+
 use super::EngineState;
 use super::alarm::Alarm;
 use tickr_job::{Actor, Name, Timestamp};
-use tickr_store::{Scheduled, StoreError, Ticked, UnreadableSchedule};
+use tickr_store::{ChangeSummary, Scheduled, StoreError, Ticked, UnreadableSchedule};
 
 /// Most schedules processed in one transaction.
 const MAX_AT_ONCE: u32 = 64;
-/// Longest sleep. It bounds how long a change made through another process goes unnoticed.
-const MAX_SLEEP: Duration = Duration::from_secs(1);
+/// Longest sleep between looks while no summary of changes comes, or while schedules are skipped that a summary shows.
+/// It bounds how long a change made through another process goes unnoticed.
+const MAX_SLEEP: Duration = Duration::from_millis(1_500);
+/// Longest sleep while summaries come. Each of them shows the next tick.
+const MAX_SLEEP_WITH_SUMMARIES: Duration = Duration::from_secs(10);
 /// Extra delay of a follower, before jitter.
 const BEHIND: Duration = Duration::from_millis(100);
 /// Pauses between tries while MySQL does not answer, before jitter.
@@ -37,8 +42,8 @@ enum TickLook {
         /// Other runners had processed all of them.
         too_late: bool,
     },
-    /// No tick is due. Holds the time until the next one, if one is known.
-    Nothing(Option<Duration>),
+    /// No tick is due. Holds the due time of the next one, if one is known.
+    Nothing(Option<Timestamp>),
 }
 
 pub(super) async fn run_until_stopped(shared: Arc<EngineState>, alarm: Arc<Alarm>) {
@@ -46,7 +51,9 @@ pub(super) async fn run_until_stopped(shared: Arc<EngineState>, alarm: Arc<Alarm
     let kinds = shared.registry.names();
     let (mut follows, mut pause, mut unreadable) = (false, FIRST_PAUSE, BTreeSet::new());
     let mut skipped = SkippedSchedules::new();
+    let mut summaries = shared.operator_settings.summaries();
     loop {
+        let looked = Instant::now();
         let sleep = match look(&shared, &kinds, &runner, &mut unreadable, &mut skipped).await {
             Ok(TickLook::Ticked { too_late }) => {
                 pause = FIRST_PAUSE;
@@ -56,10 +63,13 @@ pub(super) async fn run_until_stopped(shared: Arc<EngineState>, alarm: Arc<Alarm
                 }
                 continue;
             }
-            Ok(TickLook::Nothing(until_next)) => {
+            Ok(TickLook::Nothing(next)) => {
                 pause = FIRST_PAUSE;
                 let behind = if follows { BEHIND.mul_f64(1.0 + rand::random::<f64>()) } else { Duration::ZERO };
-                until_next.map_or(MAX_SLEEP, |until| until + behind).min(MAX_SLEEP)
+                if !sleep_until_worth_a_look(&shared, &alarm, &mut summaries, (next, behind), looked).await {
+                    return;
+                }
+                continue;
             }
             Err(error) => {
                 tracing::warn!(%error, "cannot process the ticks of schedules");
@@ -73,6 +83,34 @@ pub(super) async fn run_until_stopped(shared: Arc<EngineState>, alarm: Arc<Alarm
             () = shared.stop_loops.cancelled() => return,
             () = alarm.at(deadline) => {}
             () = shared.broker.wake().ticker() => {}
+        }
+    }
+}
+
+/// Sleep until the next tick is due, a schedule may have changed, or no summary of changes comes. A follower sleeps
+/// `behind` longer. `looked` is when the last look began. Return false when the runner stops.
+async fn sleep_until_worth_a_look(
+    shared: &EngineState,
+    alarm: &Alarm,
+    summaries: &mut watch::Receiver<Option<Arc<ChangeSummary>>>,
+    (next, behind): (Option<Timestamp>, Duration),
+    looked: Instant,
+) -> bool {
+    loop {
+        // Computed again after each summary, because MySQL's clock may have been set.
+        let until_next = next.map(|next| (next - shared.store.clock().now()).to_std().unwrap_or_default() + behind);
+        let deadline = Instant::now() + until_next.map_or(MAX_SLEEP, |until_next| until_next.min(MAX_SLEEP));
+        tokio::select! {
+            () = shared.stop_loops.cancelled() => return false,
+            () = alarm.at(deadline) => return true,
+            () = shared.broker.wake().ticker() => return true,
+            changed = summaries.changed() => {
+                let summary = summaries.borrow_and_update().clone();
+                let is_news = summary.is_some_and(|summary| summary.asked > looked && summary.next_tick != next);
+                if changed.is_err() || is_news || looked.elapsed() >= MAX_SLEEP_WITH_SUMMARIES {
+                    return true;
+                }
+            }
         }
     }
 }
@@ -100,8 +138,7 @@ async fn look(
         }
     }
     if rows.is_empty() {
-        let now = shared.store.clock().now();
-        return Ok(TickLook::Nothing(found.next.map(|next| (next - now).to_std().unwrap_or(Duration::ZERO))));
+        return Ok(TickLook::Nothing(found.next));
     }
     let tracer = &shared.settings.tracer;
     let ticked = match shared.broker.tick(rows.clone(), found.now, runner, tracer).await {

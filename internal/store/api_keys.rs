@@ -101,7 +101,7 @@ pub enum RevokedApiKey {
     Missing,
 }
 
-const COLUMNS: &str =
+pub(crate) const COLUMNS: &str =
     "id, name, scope, digest, created_at, created_by, last_used_at, revoked_at, revoked_by, kinds, producer";
 
 impl Store {

@@ -22,6 +22,7 @@
 //! - `api_keys.rs`: API keys.
 //! - `audit.rs`: the record of what operators changed.
 //! - `bulk.rs`: bulk operations.
+//! - `change_summary.rs`: a summary of what runners look at each second.
 //! - `dead_letters.rs`: dead letters.
 //! - `idempotency.rs`: carries out requests with an idempotency key at most once, and stores their responses.
 //! - `migrate/`: changes the tables to the form that this binary needs.
@@ -35,6 +36,7 @@ mod attempts;
 mod audit;
 mod bench;
 mod bulk;
+mod change_summary;
 mod dead_letters;
 mod idempotency;
 mod jobs;
@@ -53,7 +55,9 @@ pub use alerts::Message;
 pub use api_keys::{ApiKey, MAX_API_KEYS, MadeApiKey, NewApiKey, RevokedApiKey};
 pub use attempts::claim::{Claim, Claimed, Opened, Unreadable};
 pub use attempts::claim_batches::{BatchPage, LapseRule, Lapsed};
-pub use attempts::lease::{HeartbeatAnswer, HeartbeatConnection, OwedPage, Reaped, RunnerBeat, RunnerRow};
+pub use attempts::lease::{
+    HeartbeatAnswer, HeartbeatConnection, OwedPage, Reaped, RunnerBeat, RunnerRow, UnstoppedRunners,
+};
 pub use attempts::permits::{MayJudge, PermitGrant, PermitRequest};
 pub use attempts::readers::{Reader, UNREAD};
 pub use attempts::settlement::{Again, Settled, Settlement};
@@ -63,6 +67,7 @@ pub use bench::bare::{BareClaims, BareLane};
 pub use bench::growth::Growth;
 pub use bench::server_counters::{CounterConnection, JobCounts, ServerCounters, StatementCounts};
 pub use bulk::{BatchOutcome, CancelOutcome, OperationLease};
+pub use change_summary::ChangeSummary;
 pub use dead_letters::{DeadLetterCount, DeadLetterGroup, Original, Refusal, Remake, WholeDeadLetterGroup};
 pub use idempotency::{Answer, Digest, IdempotentOutcome, IdempotentRequest, ResponseBuilder};
 pub use jobs::actions::{ActionOutcome, JobAction, UpdatedJob};

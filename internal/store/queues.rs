@@ -76,7 +76,7 @@ pub enum QueueChangeOutcome {
     TooMany,
 }
 
-const COLUMNS: &str =
+pub(crate) const COLUMNS: &str =
     "name, priority, concurrency, paused_at, paused_by, pause_reason, changed_at, changed_by, version";
 
 impl Store {

@@ -17,6 +17,7 @@ mod bounds;
 mod callbacks;
 mod cancel;
 mod change;
+mod change_summary;
 mod claims;
 mod cli;
 mod client;

@@ -95,7 +95,7 @@ impl TestStore {
 
     /// Return the attempts whose lease has expired.
     async fn lapsed(&self) -> Vec<Lapsed> {
-        let now = self.store.read_time().await.unwrap().moment;
+        let now = self.store.unstopped_runners().await.unwrap().reading.moment;
         self.store.walk_owed(None, LapseRule::at(now), 1_000).await.unwrap().lapsed
     }
 
@@ -1031,7 +1031,7 @@ async fn reads_and_changes_that_hang_leave_the_loops_and_the_controls_their_conn
     test.until_waiting_for_tables(split.reads + split.steering).await;
     // The loops of runners and the settings of operators continue to work, as long as the other calls hang.
     for _ in 0..5 {
-        in_time("the reaper", async { test.store.runner_beats().await.map(drop) }).await;
+        in_time("the reaper", async { test.store.unstopped_runners().await.map(drop) }).await;
         in_time("the keys", async { test.store.api_keys().await.map(drop) }).await;
         let key = format!("k{}", uuid::Uuid::new_v4().simple()).parse().unwrap();
         let by = Actor::tickr();

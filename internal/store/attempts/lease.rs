@@ -16,6 +16,7 @@ use crate::runners::{LiveAttempt, job_ids};
 use crate::sql::batches::{MAX_ROWS, pad, padded, places, statement};
 use crate::sql::clock::{Reading, read_clock};
 use crate::sql::connection::{DbFuture, Earlier, Link, on_pool, transact};
+use crate::sql::error::corrupt;
 use crate::sql::script::{Script, Value};
 use crate::{Store, StoreError, StoreInner};
 use tickr_job::{
@@ -83,6 +84,17 @@ pub struct RunnerBeat {
     pub writes_batches: bool,
 }
 
+/// The runners that have not stopped.
+#[derive(Debug)]
+pub struct UnstoppedRunners {
+    /// The reading of the database's clock that was taken with them.
+    pub reading: Reading,
+    /// Each of them.
+    pub beats: Vec<RunnerBeat>,
+    /// The kinds of those that have sent a heartbeat within their lease.
+    pub living_kinds: HashSet<Name>,
+}
+
 /// One page of a walk through the `owed` rows.
 #[derive(Debug)]
 pub struct OwedPage {
@@ -118,41 +130,46 @@ impl Store {
         }
     }
 
-    /// Read the database's clock.
+    /// Read the clock and the runners that have not stopped.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
-    pub async fn read_time(&self) -> Result<Reading, StoreError> {
+    pub async fn unstopped_runners(&self) -> Result<UnstoppedRunners, StoreError> {
         let clock = Arc::clone(&self.shared.clock);
-        on_pool(&self.shared.pools.loops, "read the clock", move |conn, _| {
+        on_pool(&self.shared.pools.loops, "read the heartbeats of runners", move |conn, _| {
             let clock = Arc::clone(&clock);
             Box::pin(async move {
+                // One statement, and a row even when there is no runner.
+                let sql = "SELECT UTC_TIMESTAMP(6) AS now, r.id, r.lease_ms, r.heartbeat_at, r.claim_batches, \
+                           IF(r.heartbeat_at >= UTC_TIMESTAMP(6) - INTERVAL r.lease_ms * 1000 MICROSECOND, r.kinds, NULL) \
+                           AS kinds FROM (SELECT 1 AS n) one LEFT JOIN runners r FORCE INDEX (runners_stopped) \
+                           ON r.stopped_at IS NULL";
                 let sent = Instant::now();
-                let moment = read_clock(conn, &clock).await?;
-                Ok(Reading { sent, received: Instant::now(), moment })
-            })
-        })
-        .await
-    }
-
-    /// Read the runners that have not stopped, with the time of their last heartbeat.
-    ///
-    /// # Errors
-    /// When MySQL cannot be reached or refuses.
-    pub async fn runner_beats(&self) -> Result<Vec<RunnerBeat>, StoreError> {
-        on_pool(&self.shared.pools.loops, "read the heartbeats of runners", move |conn, _| {
-            Box::pin(async move {
-                let sql = "SELECT id, lease_ms, heartbeat_at, claim_batches FROM runners WHERE stopped_at IS NULL";
-                let found = sqlx::query(sql).fetch_all(conn).await?;
-                let beat = |row: &sqlx::mysql::MySqlRow| {
-                    Ok(RunnerBeat {
-                        id: RunnerId::from_stored(row.try_get("id")?),
+                let found = sqlx::raw_sql(sql).fetch_all(conn).await?;
+                let received = Instant::now();
+                let moment = found.first().ok_or_else(|| corrupt("a clock without a row"))?.try_get("now")?;
+                clock.sample(sent, received, moment);
+                let reading = Reading { sent, received, moment };
+                let mut runners = UnstoppedRunners { reading, beats: Vec::new(), living_kinds: HashSet::new() };
+                let mut texts = HashSet::new();
+                for row in &found {
+                    let Some(id) = row.try_get("id")? else { continue };
+                    runners.beats.push(RunnerBeat {
+                        id: RunnerId::from_stored(id),
                         lease: Duration::from_millis(u64::from(row.try_get::<u32, _>("lease_ms")?)),
                         heartbeat_at: row.try_get("heartbeat_at")?,
                         writes_batches: row.try_get("claim_batches")?,
-                    })
-                };
-                found.iter().map(beat).collect()
+                    });
+                    texts.extend(row.try_get::<Option<&str>, _>("kinds")?);
+                }
+                for text in texts {
+                    // One bad row must not keep the caller from its other work.
+                    match serde_json::from_str::<Vec<Name>>(text) {
+                        Ok(names) => runners.living_kinds.extend(names),
+                        Err(error) => tracing::error!(%error, "cannot read the kinds of a runner"),
+                    }
+                }
+                Ok(runners)
             })
         })
         .await
@@ -187,33 +204,6 @@ impl Store {
                     }
                 }
                 Ok(OwedPage { lapsed, next: end.map(JobId::from_uuid) })
-            })
-        })
-        .await
-    }
-
-    /// Read the kinds that living runners can run.
-    ///
-    /// # Errors
-    /// When MySQL cannot be reached or refuses.
-    pub async fn living_kinds(&self) -> Result<HashSet<Name>, StoreError> {
-        on_pool(&self.shared.pools.loops, "read the kinds of living runners", move |conn, _| {
-            Box::pin(async move {
-                let found: Vec<String> = sqlx::query_scalar(
-                    "SELECT DISTINCT kinds FROM runners WHERE stopped_at IS NULL \
-                     AND heartbeat_at >= UTC_TIMESTAMP(6) - INTERVAL lease_ms * 1000 MICROSECOND",
-                )
-                .fetch_all(conn)
-                .await?;
-                let mut kinds = HashSet::new();
-                for text in found {
-                    // One bad row must not keep the caller from its other work.
-                    match serde_json::from_str::<Vec<Name>>(&text) {
-                        Ok(names) => kinds.extend(names),
-                        Err(error) => tracing::error!(%error, "cannot read the kinds of a runner"),
-                    }
-                }
-                Ok(kinds)
             })
         })
         .await

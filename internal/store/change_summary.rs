@@ -1,0 +1,82 @@
+//! A summary of everything that the loops of a runner look at each second, read with one statement.
+//!
+//! The settings of operators, bulk operations and schedules may change through any process. To follow them, a runner
+//! would need five statements a second, and nearly always find that nothing has changed. With the summary it reads the
+//! rows themselves only after a change.
+
+use std::time::Instant;
+
+use sqlx::Row;
+
+use crate::sql::connection::on_pool;
+use crate::sql::error::corrupt;
+use crate::sql::script::{Script, Value};
+use crate::{Store, StoreError, api_keys, queues};
+use tickr_job::{Name, RunnerId, Timestamp};
+
+/// What may have changed since the last summary.
+#[derive(Clone, Debug)]
+pub struct ChangeSummary {
+    /// A moment before MySQL read the tables, by the monotonic clock of this process.
+    pub asked: Instant,
+    /// Number of rows and checksum of the API keys and of the queues. Two summaries with the same value show the same
+    /// settings, but for a chance of one in four billion.
+    pub settings: String,
+    /// An operator drained the runner.
+    pub drained: bool,
+    /// No runner carries out some bulk operation.
+    pub operation_is_free: bool,
+    /// Due time of the first tick among the schedules of the runner's kinds.
+    pub next_tick: Option<Timestamp>,
+}
+
+impl Store {
+    /// Read the summary for this runner, which has these kinds.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn change_summary(&self, runner: &RunnerId, kinds: &[Name]) -> Result<ChangeSummary, StoreError> {
+        let (shared, runner, kinds) = (self.shared.clone(), runner.clone(), kinds.to_vec());
+        on_pool(&self.shared.pools.loops, "look for changes", move |conn, _| {
+            let (shared, runner, kinds) = (shared.clone(), runner.clone(), kinds.clone());
+            Box::pin(async move {
+                // As text, so that a server without room for prepared statements answers as well.
+                let mut script = Script::about(1, 0);
+                let kinds: Vec<&str> = kinds.iter().map(Name::as_str).collect();
+                let (places, listed) = script.list(&kinds);
+                let sql = format!(
+                    "SELECT UTC_TIMESTAMP(6) AS now, CONCAT({}, ' ', {}) AS settings, \
+                     EXISTS (SELECT 1 FROM runners WHERE id = ? AND drained_at IS NOT NULL) AS drained, \
+                     EXISTS (SELECT 1 FROM operations FORCE INDEX (operations_state) WHERE state = 'running' \
+                     AND lease_until < UTC_TIMESTAMP(6)) AS operation_is_free, \
+                     (SELECT next_at FROM schedules FORCE INDEX (schedules_next) WHERE next_at IS NOT NULL \
+                     AND kind IN {places} ORDER BY next_at LIMIT 1) AS next_tick",
+                    checksum("api_keys", api_keys::COLUMNS),
+                    checksum("queues", queues::COLUMNS),
+                );
+                let values = std::iter::once(Value::Text(runner.as_str())).chain(listed).collect();
+                script.push(sql, values);
+                let asked = Instant::now();
+                let mut found = script.run(conn).await?;
+                let rows = found.pop().unwrap_or_default().rows;
+                let row = rows.first().ok_or_else(|| corrupt("a summary without a row"))?;
+                shared.clock.sample(asked, Instant::now(), row.try_get("now")?);
+                Ok(ChangeSummary {
+                    asked,
+                    settings: row.try_get_unchecked("settings")?,
+                    drained: row.try_get::<i64, _>("drained")? != 0,
+                    operation_is_free: row.try_get::<i64, _>("operation_is_free")? != 0,
+                    next_tick: row.try_get("next_tick")?,
+                })
+            })
+        })
+        .await
+    }
+}
+
+/// Build the SQL for the number of rows of a table and the checksum of these columns.
+fn checksum(table: &str, columns: &str) -> String {
+    let columns: Vec<String> = columns.split(',').map(|column| format!("IFNULL({}, '')", column.trim())).collect();
+    let columns = columns.join(", ");
+    format!("(SELECT CONCAT(COUNT(*), ':', IFNULL(BIT_XOR(CRC32(CONCAT_WS('|', {columns}))), 0)) FROM {table})")
+}

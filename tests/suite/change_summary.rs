@@ -1,0 +1,152 @@
+//! The summary by which every process follows what other processes change.
+
+use std::time::{Duration, Instant};
+
+use serde_json::json;
+use sqlx::{AssertSqlSafe, Executor};
+use tickr::handlers::Registry;
+use tickr::job::{Actor, Name, RunnerId, Scope};
+use tickr::store::{ChangeSummary, Store, StoreSettings};
+
+use crate::support::{DEADLINE, TestApp, answer, connect, drop_database, http, migrated_database};
+
+async fn summary(tickr: &TestApp) -> ChangeSummary {
+    let kinds: Vec<Name> = vec!["noop".parse().unwrap(), "sleep".parse().unwrap()];
+    tickr.app.broker().store().change_summary(tickr.app.runner(), &kinds).await.unwrap()
+}
+
+/// A new value for each column of the tables of the settings.
+const CHANGES: [(&str, &[(&str, &str)]); 2] = [
+    (
+        "queues",
+        &[
+            ("name", "'letters'"),
+            ("priority", "priority + 1"),
+            ("concurrency", "3"),
+            ("paused_at", "UTC_TIMESTAMP(6), paused_by = 'eve'"),
+            ("paused_by", "'ada'"),
+            ("pause_reason", "'the provider is down'"),
+            ("changed_at", "changed_at + INTERVAL 1 MICROSECOND"),
+            ("changed_by", "'bob'"),
+            ("version", "version + 1"),
+        ],
+    ),
+    (
+        "api_keys",
+        &[
+            ("id", "UNHEX(REPEAT('cd', 16))"),
+            ("name", "'other'"),
+            ("scope", "'admin'"),
+            ("digest", "UNHEX(REPEAT('ab', 32))"),
+            ("created_at", "created_at + INTERVAL 1 MICROSECOND"),
+            ("created_by", "'bob'"),
+            ("last_used_at", "UTC_TIMESTAMP(6)"),
+            ("revoked_at", "UTC_TIMESTAMP(6), revoked_by = 'eve'"),
+            ("revoked_by", "'ada'"),
+            ("kinds", "'email'"),
+            ("producer", "'shop'"),
+        ],
+    ),
+];
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_change_of_a_queue_or_an_api_key_changes_the_summary() {
+    let tickr = TestApp::start().await;
+    let mut last = summary(&tickr).await.settings;
+    assert_eq!(summary(&tickr).await.settings, last, "nothing has changed");
+    tickr.post("/v1/queues/mail/pause", json!({})).await;
+    tickr.post("/v1/queues/mail/resume", json!({})).await;
+    let (name, store) = ("shop".parse().unwrap(), tickr.app.broker().store());
+    store.make_api_key(&name, Scope::Read, rand::random(), &Actor::tickr()).await.unwrap();
+    let mut mysql = tickr.mysql().await;
+    for (table, columns) in CHANGES {
+        // A column that is added later needs a line above.
+        let sql = "SELECT COUNT(*) FROM information_schema.columns WHERE table_schema = DATABASE() AND table_name = ?";
+        let known: i64 = sqlx::query_scalar(sql).bind(table).fetch_one(&mut mysql).await.unwrap();
+        assert_eq!(known, columns.len() as i64, "the columns of {table}");
+        for (column, value) in columns {
+            let sql = format!("UPDATE {table} SET {column} = {value}");
+            let changed = mysql.execute(AssertSqlSafe(sql)).await.unwrap();
+            assert_eq!(changed.rows_affected(), 1, "{table}.{column}");
+            let now = summary(&tickr).await.settings;
+            assert_ne!(now, last, "{table}.{column}");
+            last = now;
+        }
+        mysql.execute(AssertSqlSafe(format!("DELETE FROM {table}"))).await.unwrap();
+        let now = summary(&tickr).await.settings;
+        assert_ne!(now, last, "a row of {table} is gone");
+        last = now;
+    }
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_summary_shows_a_drain_and_the_next_tick_of_its_kinds() {
+    let tickr = TestApp::start().await;
+    let first = summary(&tickr).await;
+    assert_eq!((first.drained, first.next_tick), (false, None));
+    let path = format!("/v1/runners/{}/drain", tickr.app.runner().as_str().replace('/', "%2F"));
+    assert_eq!(tickr.post(&path, json!({})).await.status, 200);
+    assert!(summary(&tickr).await.drained);
+
+    // The schedule of a kind that the runner does not have comes first, and does not hide the other.
+    let mail = json!({"to": "ada@example.com", "subject": "Hello", "text": "x"});
+    for (name, schedule) in [
+        ("first", json!({"cron": "0 0 1 1 *", "kind": "email", "payload": mail})),
+        ("second", json!({"cron": "0 0 2 1 *", "kind": "noop"})),
+    ] {
+        let made = answer(http().put(tickr.url(&format!("/v1/schedules/{name}"))).json(&schedule)).await;
+        assert_eq!(made.status, 201, "{:#}", made.body);
+    }
+    let sql = "SELECT next_at FROM schedules WHERE name = 'second'";
+    let next: tickr::job::Timestamp = sqlx::query_scalar(sql).fetch_one(&mut tickr.mysql().await).await.unwrap();
+    assert_eq!(summary(&tickr).await.next_tick, Some(next));
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_summary_shows_an_operation_that_no_runner_carries_out() {
+    let (name, url) = migrated_database().await;
+    let settings = StoreSettings { url: url.clone(), connections: 5, flushers: 1 };
+    let store = Store::connect(&settings, DEADLINE).await.unwrap();
+    let is_free = async || store.change_summary(&RunnerId::of_process("test"), &[]).await.unwrap().operation_is_free;
+    let mut mysql = connect(&url).await;
+    assert!(!is_free().await, "there is none");
+    mysql
+        .execute(
+            "INSERT INTO operations (id, action, filter, params, actor, created_at, estimate, capped, lease_until) \
+             VALUES (UNHEX(REPEAT('01', 16)), 'cancel', '{}', '{}', 'ada', UTC_TIMESTAMP(6), 0, FALSE, \
+             UTC_TIMESTAMP(6) + INTERVAL 1 HOUR)",
+        )
+        .await
+        .unwrap();
+    assert!(!is_free().await, "a runner carries it out");
+    mysql.execute("UPDATE operations SET lease_until = UTC_TIMESTAMP(6)").await.unwrap();
+    assert!(is_free().await);
+    mysql.execute("UPDATE operations SET state = 'done', ended_at = UTC_TIMESTAMP(6)").await.unwrap();
+    assert!(!is_free().await, "it is done");
+    drop(store);
+    drop_database(&url, &name).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn settings_are_followed_while_a_table_of_the_summary_is_locked() {
+    let tickr = TestApp::start().await;
+    let other = tickr.another_with(|_| (), Registry::new()).await;
+    let mut operator = tickr.mysql().await;
+    operator.execute("LOCK TABLES schedules WRITE").await.unwrap();
+    for (verb, paused) in [("pause", true), ("resume", false)] {
+        let mut settings = other.operator_settings().listen();
+        let asked = Instant::now();
+        assert_eq!(tickr.post(&format!("/v1/queues/mail/{verb}"), json!({})).await.status, 200);
+        let heard = settings
+            .wait_for(|settings| settings.queues.get("mail").is_some_and(|queue| queue.pause.is_some() == paused));
+        tokio::time::timeout(DEADLINE, heard).await.unwrap().unwrap();
+        let took = asked.elapsed();
+        println!("the other process knew after {} ms", took.as_millis());
+        // With the summary alone it would take ten seconds, the time limit of a wait for a table.
+        assert!(took < Duration::from_secs(6), "{took:?}");
+    }
+    operator.execute("UNLOCK TABLES").await.unwrap();
+    tickr.stop().await;
+}
