@@ -176,6 +176,21 @@ mutants() {
     mutant 'word to suspects at a stop' internal/engine/child.rs \
         'running.open = None;' '' \
         poison::a_stop_gives_suspects_the_grace_and_gives_back_what_does_not_finish
+    mutant 'checksum of the settings' internal/store/change_summary.rs \
+        'IFNULL(BIT_XOR(CRC32(' 'IFNULL(BIT_AND(0 * CRC32(' \
+        change_summary::every_change_of_a_queue_or_an_api_key_changes_the_summary
+    mutant 'time limit of a summary' internal/broker/operator_settings.rs \
+        'timeout(SUMMARY_LIMIT, asking)' 'timeout(Duration::from_secs(60), asking)' \
+        change_summary::settings_are_followed_while_a_table_of_the_summary_is_locked
+    mutant 'next tick in a summary' internal/engine/ticker.rs \
+        'summary.next_tick != next)' 'summary.next_tick != next && false)' \
+        change_summary::a_schedule_that_another_process_moves_ticks_within_three_seconds
+    mutant 'free operation in a summary' internal/engine/bulk_runner.rs \
+        'summary.operation_is_free || ' '' \
+        change_summary::a_bulk_operation_that_another_process_starts_begins_within_three_seconds
+    mutant 'small looks of the scheduler' internal/index/lib.rs \
+        ' && first == next)' ')' \
+        change_summary::a_delayed_job_of_another_process_begins_within_three_seconds_of_its_due_time
     mutant 'end of a connection whose work was dropped' internal/store/sql/connection.rs \
         'self.conn.close_on_drop();' '' \
         driver::a_dropped_begin_makes_a_later_acknowledged_write_vanish_unless_its_connection_is_closed

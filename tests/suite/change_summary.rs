@@ -4,11 +4,11 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 use sqlx::{AssertSqlSafe, Executor};
-use tickr::handlers::Registry;
-use tickr::job::{Actor, Name, RunnerId, Scope};
+use tickr::job::{Actor, Name, RunnerId, Scope, State};
+use tickr::prelude::*;
 use tickr::store::{ChangeSummary, Store, StoreSettings};
 
-use crate::support::{DEADLINE, TestApp, answer, connect, drop_database, http, migrated_database};
+use crate::support::{DEADLINE, TestApp, answer, connect, drop_database, eventually, http, migrated_database};
 
 async fn summary(tickr: &TestApp) -> ChangeSummary {
     let kinds: Vec<Name> = vec!["noop".parse().unwrap(), "sleep".parse().unwrap()];
@@ -148,5 +148,78 @@ async fn settings_are_followed_while_a_table_of_the_summary_is_locked() {
         assert!(took < Duration::from_secs(6), "{took:?}");
     }
     operator.execute("UNLOCK TABLES").await.unwrap();
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_schedule_that_another_process_moves_ticks_within_three_seconds() {
+    let tickr = TestApp::start().await;
+    let yearly = json!({"cron": "0 0 1 1 *", "kind": "noop", "misfire_grace_ms": 60_000});
+    let made = answer(http().put(tickr.url("/v1/schedules/yearly")).json(&yearly)).await;
+    assert_eq!(made.status, 201, "{:#}", made.body);
+    let mut mysql = tickr.mysql().await;
+    for round in 1..=3_i64 {
+        // After a look of its own, the ticker knows when the schedule is due next, and sleeps.
+        tokio::time::sleep(Duration::from_millis(1_100)).await;
+        mysql.execute("UPDATE schedules SET next_at = UTC_TIMESTAMP(6)").await.unwrap();
+        let moved = Instant::now();
+        eventually("the job of the tick", || async {
+            (tickr.count("SELECT COUNT(*) FROM jobs").await == round).then_some(())
+        })
+        .await;
+        // Without the summary, the next look comes after up to ten seconds.
+        assert!(moved.elapsed() < Duration::from_secs(3), "{:?}", moved.elapsed());
+    }
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_bulk_operation_that_another_process_starts_begins_within_three_seconds() {
+    let tickr = TestApp::start().await;
+    // This process makes operations, and its own runner is never told.
+    for _ in 0..3 {
+        tokio::time::sleep(Duration::from_millis(1_100)).await;
+        let started = tickr.post("/v1/operations", json!({"action": "cancel", "filter": {"queue": "mail"}})).await;
+        assert_eq!(started.status, 202, "{:#}", started.body);
+        let asked = Instant::now();
+        let path = format!("/v1/operations/{}", started.body["id"].as_str().unwrap());
+        eventually("the operation is over", || async {
+            (tickr.get(&path).await.body["state"] == "done").then_some(())
+        })
+        .await;
+        assert!(asked.elapsed() < Duration::from_secs(3), "{:?}", asked.elapsed());
+    }
+    tickr.stop().await;
+}
+
+#[derive(Serialize, Deserialize, JsonSchema)]
+struct Stamp;
+
+impl Kind for Stamp {
+    const NAME: &'static str = "stamp";
+}
+
+fn stamps() -> Registry {
+    let mut kinds = Registry::new();
+    kinds.register(async |_: Stamp, _: Context| Output::json(&()));
+    kinds
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_delayed_job_of_another_process_begins_within_three_seconds_of_its_due_time() {
+    let tickr = TestApp::start_with(|_| (), stamps()).await;
+    let (mysql, redis) = (tickr.config.mysql_url().unwrap(), tickr.config.redis_url().unwrap());
+    let client = Client::connect(mysql.expose(), redis.expose()).redis_prefix(&tickr.config.redis_prefix);
+    let client = client.kinds(stamps()).await.unwrap();
+    for _ in 0..4 {
+        // The scheduler has looked, and found nothing that is due soon.
+        tokio::time::sleep(Duration::from_millis(1_100)).await;
+        let job = client.enqueue(&Stamp).delay(Duration::from_millis(200)).await.unwrap();
+        let asked = Instant::now();
+        tickr.until(job.id, State::Completed).await;
+        // Without its small looks, the scheduler looks every five seconds.
+        assert!(asked.elapsed() < Duration::from_millis(3_200), "{:?}", asked.elapsed());
+    }
+    client.close().await;
     tickr.stop().await;
 }
