@@ -46,7 +46,7 @@ pub use system::readiness::Readiness;
 pub use system::verify::Verifier;
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use axum::Router;
@@ -155,9 +155,9 @@ type Api = Arc<ApiParts>;
 )]
 struct Document;
 
-/// Return the routes and the OpenAPI document that describes them.
-fn described() -> (Router<Api>, utoipa::openapi::OpenApi) {
-    let (routes, mut document) = OpenApiRouter::with_openapi(Document::openapi())
+/// Return the routes, and the OpenAPI document as far as the routes describe themselves.
+fn routes() -> (Router<Api>, utoipa::openapi::OpenApi) {
+    OpenApiRouter::with_openapi(Document::openapi())
         .routes(routes!(jobs::enqueue, jobs::list))
         .routes(routes!(jobs::enqueue_batch))
         .routes(routes!(jobs::count))
@@ -209,14 +209,7 @@ fn described() -> (Router<Api>, utoipa::openapi::OpenApi) {
         .routes(routes!(system::health::livez))
         .routes(routes!(system::health::readyz))
         .routes(routes!(system::metrics::page))
-        .split_for_parts();
-    http::body::describe(&mut document);
-    http::idempotency::describe(&mut document);
-    http::auth::describe(&mut document);
-    http::etag::describe(&mut document);
-    describe_connection_limit(&mut document);
-    describe_problems(&mut document);
-    (routes, document)
+        .split_for_parts()
 }
 
 /// Add 429 to every operation: `app/server.rs` limits the number of open connections, so any request can be refused.
@@ -242,7 +235,29 @@ fn describe_problems(document: &mut utoipa::openapi::OpenApi) {
 /// Return the OpenAPI document, as served at `/openapi.json`.
 #[must_use]
 pub fn openapi() -> utoipa::openapi::OpenApi {
-    described().1
+    let (_, mut document) = routes();
+    http::body::describe(&mut document);
+    http::idempotency::describe(&mut document);
+    http::auth::describe(&mut document);
+    http::etag::describe(&mut document);
+    describe_connection_limit(&mut document);
+    describe_problems(&mut document);
+    document
+}
+
+/// The OpenAPI document and the page that shows it. They do not change while the process runs. They are made at the
+/// first request for one of them, because that takes some megabytes for a moment, and most processes are never asked.
+struct Documents {
+    text: Bytes,
+    page: Bytes,
+}
+
+impl Documents {
+    fn new(api: &ApiParts) -> Self {
+        let document = openapi();
+        let page = system::docs::page(&document, api.broker.registry());
+        Self { text: serde_json::to_vec(&document).unwrap_or_default().into(), page: page.into() }
+    }
 }
 
 /// Return the paths that API keys and dead letters had before 0.1.0, so that older scripts keep working. The OpenAPI
@@ -259,19 +274,18 @@ fn former_paths() -> Router<Api> {
 /// Build the router of the whole API.
 pub fn router(parts: ApiParts) -> Router {
     let api = Arc::new(parts);
-    let (routes, document) = described();
-    // Built once, because the document and the kinds do not change while the process runs.
-    let page: Arc<str> = system::docs::page(&document, api.broker.registry()).into();
-    let text: Bytes = serde_json::to_vec(&document).unwrap_or_default().into();
-    let shown = move || {
-        let page = Arc::clone(&page);
-        async move { Html(page.to_string()) }
+    let (routes, _) = routes();
+    let documents = Arc::<OnceLock<Documents>>::default();
+    let for_text = Arc::clone(&documents);
+    let text = async move |State(api): State<Api>| {
+        let media = (header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        ([media], for_text.get_or_init(|| Documents::new(&api)).text.clone())
     };
-    let media = (header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    let page = async move |State(api): State<Api>| Html(documents.get_or_init(|| Documents::new(&api)).page.clone());
     routes
         .merge(former_paths())
-        .route("/openapi.json", get(move || async move { ([media], text) }))
-        .route("/docs", get(shown))
+        .route("/openapi.json", get(text))
+        .route("/docs", get(page))
         .route("/docs/problems/{code}", get(system::docs::problem))
         .fallback(not_found)
         .method_not_allowed_fallback(method_not_allowed)
