@@ -516,6 +516,9 @@ mutants() {
     mutant 'an undone claim leaves no attempt' internal/store/attempts/settle.rs \
         'let undone = matches!(item.again, Again::Unstarted)' 'let undone = false && matches!(item.again, Again::Unstarted)' \
         workers::jobs_claimed_ahead_wait_again_as_if_unclaimed_when_handlers_become_slow
+    mutant 'rows that a silent runner locks' internal/store/attempts/lease.rs \
+        'lock_free(conn, ids.into_iter())' 'lock_held(conn, ids.into_iter())' \
+        leases::a_row_that_a_silent_runner_locks_delays_no_other_of_its_lost_attempts
     mutant 'idle connections of a receiver' internal/handlers/http/mod.rs \
         '.pool_max_idle_per_host(idle)' '.pool_max_idle_per_host(idle.min(4))' \
         callbacks::callbacks_to_one_receiver_use_its_connections_again

@@ -7,7 +7,7 @@ use std::time::Duration;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use sqlx::Connection;
+use sqlx::{Connection, Executor};
 use tickr::broker::Enqueued;
 use tickr::config::Config;
 use tickr::handlers::{Context, Failure, Kind, Registry};
@@ -90,6 +90,55 @@ async fn a_zombie_in_the_middle_of_its_work_is_told_to_stop() {
     tickr.until(id, State::Cancelled).await;
     assert_eq!(tickr.verdicts(id).await, ["lost", "cancelled"]);
     tickr.assert_sound().await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_row_that_a_silent_runner_locks_delays_no_other_of_its_lost_attempts() {
+    let tickr = bystander().await;
+    let mut silent = Runner::start(&tickr, &[("TICKR_WORKERS", "8"), ("TICKR_LEASE", "2s")]);
+    let sleep = json!({"kind": "sleep", "payload": {"ms": 600_000}});
+    tickr.enqueue_many((0..8).map(|_| sleep.clone())).await;
+    tickr.until_count("SELECT COUNT(*) FROM owed WHERE state = 'executing'", 8).await;
+    // A runner that freezes in a transaction keeps its locks.
+    let mut holder = tickr.mysql().await;
+    let mut held = holder.begin().await.unwrap();
+    held.execute("SELECT id FROM owed ORDER BY id LIMIT 1 FOR UPDATE").await.unwrap();
+    silent.kill9();
+    let killed = Instant::now();
+    tickr.until_count(LOST, 7).await;
+    println!("seven attempts were lost after {:?}", killed.elapsed());
+    // The lease, and the time in which a reaper looks.
+    assert!(killed.elapsed() < Duration::from_secs(7), "{:?}", killed.elapsed());
+    held.rollback().await.unwrap();
+    tickr.until_count(LOST, 8).await;
+    tickr.sql("UPDATE owed SET execute_at = UTC_TIMESTAMP(3) + INTERVAL 1 HOUR").await;
+    tickr.stop_broken("no runner has the queue of its jobs").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "waits for the limit of a silent transaction, 15 s; MariaDB only"]
+async fn jobs_that_a_runner_was_claiming_when_it_froze_run_elsewhere() {
+    let tickr = bystander().await;
+    let frozen = Runner::start(&tickr, &[("TICKR_WORKERS", "8"), ("TICKR_LEASE", "2s")]);
+    frozen.base().await;
+    tickr.enqueue_many((0..8).map(|_| json!({"kind": "noop", "delay_ms": 500}))).await;
+    // Its claim waits for these locks, and is carried out when it cannot go on any more.
+    let mut holder = tickr.mysql().await;
+    let mut held = holder.begin().await.unwrap();
+    held.execute("SELECT id FROM owed FOR UPDATE").await.unwrap();
+    tickr
+        .until_count("SELECT COUNT(*) > 0 FROM information_schema.processlist WHERE info LIKE 'UPDATE owed%'", 1)
+        .await;
+    frozen.signal("STOP");
+    held.rollback().await.unwrap();
+    let began = Instant::now();
+    let other = Runner::start(&tickr, &[("TICKR_WORKERS", "8"), ("TICKR_LEASE", "2s")]);
+    tickr.until_idle().await;
+    println!("the jobs were over {:?} after the freeze", began.elapsed());
+    frozen.signal("CONT");
+    frozen.base().await;
+    drop((frozen, other));
     tickr.stop().await;
 }
 

@@ -11,7 +11,7 @@ use uuid::Uuid;
 use crate::attempts::claim_batches::{LapseRule, Lapsed};
 use crate::attempts::settle::{decide, write_moves};
 use crate::attempts::settlement::{Again, Settled, Settlement};
-use crate::rows::owed::{Owed, lock_held};
+use crate::rows::owed::{Owed, lock_free, lock_held};
 use crate::runners::{LiveAttempt, job_ids};
 use crate::sql::batches::{MAX_ROWS, pad, padded, places, statement};
 use crate::sql::clock::{Reading, read_clock};
@@ -236,7 +236,7 @@ impl Store {
     }
 
     /// End attempts whose lease has lapsed, with the verdict `lost`. Only attempts whose token and lease are unchanged
-    /// when the row is locked are ended. After its first loss a job keeps its position in the due order and runs again
+    /// when the row is locked are ended. Rows that another session locks are left for the next call. After its first loss a job keeps its position in the due order and runs again
     /// at once. After further losses a job runs again after a backoff: its own, else that of its kind in `policies`,
     /// else the default. If MySQL refuses to end an attempt, it is returned separately with the error, so that one bad
     /// row does not block the others.
@@ -283,7 +283,9 @@ impl Store {
             Box::pin(async move {
                 let ids: Vec<JobId> = lapsed.iter().map(|lapsed| lapsed.id).collect();
                 let own = own_policies(conn, &ids).await?;
-                let held = lock_held(conn, ids.into_iter()).await?;
+                // A runner that froze in a transaction keeps its locks, perhaps for long. Its other attempts must not
+                // wait for that.
+                let held = lock_free(conn, ids.into_iter()).await?;
                 let policy =
                     |id: &JobId| own.get(id).or_else(|| policies.get(&held[id].kind)).copied().unwrap_or_default();
                 let lost: Vec<Settlement> = lapsed
