@@ -516,6 +516,12 @@ mutants() {
     mutant 'an undone claim leaves no attempt' internal/store/attempts/settle.rs \
         'let undone = matches!(item.again, Again::Unstarted)' 'let undone = false && matches!(item.again, Again::Unstarted)' \
         workers::jobs_claimed_ahead_wait_again_as_if_unclaimed_when_handlers_become_slow
+    mutant 'place of an undone claim' internal/engine/executor.rs \
+        'shared.broker.hint_first(claimed.id,' 'shared.broker.hint(claimed.id,' \
+        ahead::jobs_whose_claim_was_undone_are_the_next_to_start
+    mutant 'place of a last attempt without a worker' internal/engine/worker.rs \
+        'shared.broker.hint_first(job.id,' 'shared.broker.hint(job.id,' \
+        ahead::jobs_on_their_last_attempt_that_found_no_worker_are_the_next_to_start
     mutant 'rows that a silent runner locks' internal/store/attempts/lease.rs \
         'lock_free(conn, ids.into_iter())' 'lock_held(conn, ids.into_iter())' \
         leases::a_row_that_a_silent_runner_locks_delays_no_other_of_its_lost_attempts

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use tokio::sync::{Notify, mpsc};
 use tokio_util::task::TaskTracker;
 
-use tickr_index::{Entry, Health, Index};
+use tickr_index::{Entry, Health, HintResult, Index, IndexError};
 
 /// Most hints that may queue up. Further hints are dropped; the reconciler finds their jobs.
 const CAPACITY: usize = 100_000;
@@ -84,8 +84,16 @@ impl Wake {
 /// The sending half of the channel. Cheap to clone; the task ends when the last clone is dropped.
 #[derive(Clone, Debug)]
 pub(super) struct Hints {
-    entrance: mpsc::Sender<Entry>,
+    entrance: mpsc::Sender<Hint>,
     wake: Wake,
+}
+
+/// A job for the index, and its place there.
+#[derive(Debug)]
+struct Hint {
+    entry: Entry,
+    /// The job is due and was taken from the index before, so it goes to the front of its ready list.
+    first: bool,
 }
 
 impl Hints {
@@ -97,7 +105,16 @@ impl Hints {
     }
 
     pub(super) fn send(&self, entry: Entry) {
-        if self.entrance.try_send(entry).is_err() {
+        self.put(Hint { entry, first: false });
+    }
+
+    /// Do what [`send`](Self::send) does, for a due job that was taken from its ready list and not started.
+    pub(super) fn send_first(&self, entry: Entry) {
+        self.put(Hint { entry, first: true });
+    }
+
+    fn put(&self, hint: Hint) {
+        if self.entrance.try_send(hint).is_err() {
             metrics::counter!("tickr_hints_lost_total").increment(1);
         }
     }
@@ -107,15 +124,20 @@ impl Hints {
     }
 }
 
-async fn send_until_closed(index: Index, mut queue: mpsc::Receiver<Entry>, wake: Wake) {
-    let mut entries = Vec::with_capacity(MAX_AT_ONCE);
-    while queue.recv_many(&mut entries, MAX_AT_ONCE).await > 0 {
+async fn send_until_closed(index: Index, mut queue: mpsc::Receiver<Hint>, wake: Wake) {
+    let mut hints = Vec::with_capacity(MAX_AT_ONCE);
+    let (mut entries, mut first) = (Vec::new(), Vec::new());
+    while queue.recv_many(&mut hints, MAX_AT_ONCE).await > 0 {
+        for hint in hints.drain(..) {
+            if hint.first { first.push(hint.entry) } else { entries.push(hint.entry) }
+        }
+        first.sort_unstable_by_key(|entry| (entry.execute_at, entry.id));
         wake.inner.fetcher.notify_one();
         let told = match index.health().now() {
             // Redis is known to be out. Waiting for a time-out with each batch would only let hints pile up. The
             // scheduler notices when Redis is back, and the rebuild adds what was missed.
             Health::Degraded => Err(None),
-            Health::Fast | Health::Rebuilding => index.hint(&entries).await.map_err(Some),
+            Health::Fast | Health::Rebuilding => give(&index, &first, &entries).await.map_err(Some),
         };
         match told {
             Ok(hinted) if hinted.waiting > 0 => {
@@ -125,7 +147,7 @@ async fn send_until_closed(index: Index, mut queue: mpsc::Receiver<Entry>, wake:
             }
             Ok(_) => {}
             Err(error) => {
-                metrics::counter!("tickr_hints_lost_total").increment(entries.len() as u64);
+                metrics::counter!("tickr_hints_lost_total").increment((entries.len() + first.len()) as u64);
                 if error.is_some() {
                     // Wake the scheduler, so that it finds the fault now and not at its next look.
                     wake.inner.scheduler.notify_one();
@@ -133,5 +155,11 @@ async fn send_until_closed(index: Index, mut queue: mpsc::Receiver<Entry>, wake:
             }
         }
         entries.clear();
+        first.clear();
     }
+}
+
+async fn give(index: &Index, first: &[Entry], entries: &[Entry]) -> Result<HintResult, IndexError> {
+    index.put_first(first).await?;
+    index.hint(entries).await
 }

@@ -346,6 +346,11 @@ impl Broker {
         self.hints.send(Entry { id, line: Lane::new(queue, priority), execute_at });
     }
 
+    /// Hint a due job that a runner of this process has taken and not started: it goes to the front of its ready list.
+    pub fn hint_first(&self, id: JobId, queue: &Name, priority: tickr_job::Priority, execute_at: tickr_job::Timestamp) {
+        self.hints.send_first(Entry { id, line: Lane::new(queue, priority), execute_at });
+    }
+
     /// Put due jobs at the front of their ready lists, in this order. It is no error if Redis does not answer: in MySQL
     /// the jobs are first in the due order, and the reconciler puts them back into the index.
     pub async fn put_first(&self, index: &Index, entries: &[Entry]) {

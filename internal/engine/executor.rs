@@ -219,7 +219,7 @@ async fn undo_claim(
     drop((live, room));
     match settled {
         Some(Settled::Done { execute_at: Some(execute_at), line: Some((queue, priority)), .. }) => {
-            shared.broker.hint(claimed.id, &queue, priority, execute_at);
+            shared.broker.hint_first(claimed.id, &queue, priority, execute_at);
         }
         settled => {
             if let Some(Settled::Done { state, .. }) = &settled {

@@ -63,7 +63,7 @@ async fn claim(shared: &EngineState, claimant: &Claimant, id: JobId, seat: Seat,
             () = tokio::time::sleep(PATIENCE) => None,
         };
         if worker.is_none() {
-            shared.broker.hint_due(job);
+            shared.broker.hint_first(job.id, &job.queue, job.priority, job.execute_at);
             permit.mark_unused();
             return;
         }

@@ -330,7 +330,8 @@ impl Index {
     }
 
     /// Put due jobs at the front of their ready lists, in this order, however long the lists are. They are jobs that a
-    /// dead runner had started, so there are never more of them than runners have workers.
+    /// dead runner had claimed, or that a runner has claimed or taken and not started. So there are never more of them
+    /// than runners claim at a time.
     ///
     /// # Errors
     /// The errors of [`hint`](Self::hint).

@@ -7,6 +7,7 @@
 
 mod support;
 
+mod ahead;
 mod api;
 mod api_keys;
 mod audit;
