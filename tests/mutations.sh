@@ -522,6 +522,21 @@ mutants() {
     mutant 'place of a last attempt without a worker' internal/engine/worker.rs \
         'shared.broker.hint_first(job.id,' 'shared.broker.hint(job.id,' \
         ahead::jobs_on_their_last_attempt_that_found_no_worker_are_the_next_to_start
+    mutant 'no start after a stop' internal/engine/executor.rs \
+        'if stop.reason().is_some() {' 'if stop.reason().is_some() && false {' \
+        ahead::a_hurried_stop_starts_nothing_of_what_was_claimed_ahead_and_burns_no_attempt
+    mutant 'no start after the lease' internal/engine/executor.rs \
+        'lasting(shared.settings.lease)) {' 'lasting(shared.settings.lease)) && false {' \
+        ahead::a_runner_that_was_frozen_starts_no_job_whose_lease_is_over
+    mutant 'pause before a start' internal/engine/executor.rs \
+        'if settings.drained || is_paused(&settings, &claimed.queue) {' 'if settings.drained {' \
+        ahead::a_pause_holds_for_jobs_that_were_claimed_ahead
+    mutant 'drain before a start' internal/engine/executor.rs \
+        'if settings.drained || is_paused(&settings, &claimed.queue) {' 'if is_paused(&settings, &claimed.queue) {' \
+        ahead::a_drain_holds_for_jobs_that_were_claimed_ahead
+    mutant 'limit before a start' internal/engine/permits.rs \
+        'counts.granted == UNLIMITED || (counts.settles.is_none()' 'true || (counts.settles.is_none()' \
+        ahead::a_limit_holds_for_jobs_that_were_claimed_ahead_of_it
     mutant 'rows that a silent runner locks' internal/store/attempts/lease.rs \
         'lock_free(conn, ids.into_iter())' 'lock_held(conn, ids.into_iter())' \
         leases::a_row_that_a_silent_runner_locks_delays_no_other_of_its_lost_attempts

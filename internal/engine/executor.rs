@@ -11,8 +11,10 @@ use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::EngineState;
+use super::heartbeat::lasting;
 use super::live::{LiveGuard, StopReason, StopSwitch};
 use super::permits::Permit;
+use super::queue_order::is_paused;
 use super::trace::AttemptTrace;
 use super::unread::{self, GivenBack, UnreadDecision, UnreadJob, UnreadPart};
 use super::worker::Held;
@@ -116,7 +118,7 @@ async fn attempt(
     let (seat, worker, permit) =
         held.map_or((None, None, None), |held| (Some(held.seat), held.worker, Some(held.permit)));
     let claimed_at = Instant::now();
-    let worker = match until_startable(shared, worker, permit, &stop).await {
+    let worker = match until_startable(shared, &claimed, (worker, permit), &stop).await {
         Ok(worker) => worker,
         Err(why) => return undo_claim(shared, &claimed, (live, seat), stop.reason(), why).await,
     };
@@ -165,22 +167,50 @@ async fn attempt(
     announce(shared, &claimed, verdict, settled);
 }
 
-/// Wait for a worker. Return the reason if the handler may not start: no worker is free in time, the attempt was told to
-/// stop, or the heartbeat had a gap after the permit was taken, so that another runner may run a job on it by now.
+/// Wait for a worker. Return the reason if the handler may not start.
 async fn until_startable<'a>(
     shared: &'a EngineState,
-    worker: Option<Worker<'a>>,
-    permit: Option<&Permit>,
+    claimed: &Claimed,
+    (worker, permit): (Option<Worker<'a>>, Option<&Permit>),
     stop: &StopSwitch,
 ) -> Result<Worker<'a>, &'static str> {
     let worker = match worker {
         Some(worker) => worker,
         None => free_worker(shared, stop).await?,
     };
-    if permit.is_some_and(|permit| !permit.is_usable()) {
-        return Err("the heartbeat of the runner had a gap before the job could start");
+    match why_not_now(shared, claimed, permit, stop) {
+        Some(why) => Err(why),
+        None => Ok(worker),
     }
-    Ok(worker)
+}
+
+/// Return the reason if the handler may not start now, although a worker is free. Much may have happened since the
+/// claim, because this process may have been frozen and MySQL may have been slow to write the verdicts of other jobs.
+fn why_not_now(
+    shared: &EngineState,
+    claimed: &Claimed,
+    permit: Option<&Permit>,
+    stop: &StopSwitch,
+) -> Option<&'static str> {
+    if stop.reason().is_some() {
+        return Some("it was told to stop before its handler started");
+    }
+    // Another runner may have run the job by now, and its handler would run once more.
+    if !shared.live.is_leased(claimed.id, claimed.token, lasting(shared.settings.lease)) {
+        return Some("its lease ended before its handler could start");
+    }
+    // Without a permit this is a suspect. Its runner has checked all of this before it started the process.
+    let permit = permit?;
+    let settings = shared.operator_settings.now();
+    if settings.drained || is_paused(&settings, &claimed.queue) {
+        return Some("its queue was paused or its runner drained before its handler could start");
+    }
+    if !permit.is_usable() {
+        return Some(
+            "the limit of its queue or the heartbeat of its runner left no room before its handler could start",
+        );
+    }
+    None
 }
 
 async fn free_worker<'a>(shared: &'a EngineState, stop: &StopSwitch) -> Result<Worker<'a>, &'static str> {

@@ -144,9 +144,15 @@ async fn bounded<T>(
     }
 }
 
-/// Stop attempts whose leases are about to end. The margin of a tenth of a lease gives handlers time to stop.
+/// Return the time after its last renewal for which a lease counts here. The margin of a tenth of a lease gives
+/// handlers time to stop.
+pub(super) fn lasting(lease: Duration) -> Duration {
+    lease - lease / 10
+}
+
+/// Stop attempts whose leases are about to end.
 fn stop_expired(live: &LiveAttempts, lease: Duration) {
-    let stopped = live.stop_expired(lease - lease / 10);
+    let stopped = live.stop_expired(lasting(lease));
     if stopped > 0 {
         tracing::error!(jobs = stopped, "leases could not be renewed, stopping their handlers");
     }

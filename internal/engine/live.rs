@@ -179,6 +179,12 @@ impl LiveAttempts {
         }
     }
 
+    /// Return whether the lease of this attempt was renewed less than `lease` ago.
+    pub(super) fn is_leased(&self, id: JobId, token: AttemptToken, lease: Duration) -> bool {
+        let attempts = self.lock();
+        attempts.get(&id).is_some_and(|running| running.token == token && running.leased.elapsed() < lease)
+    }
+
     /// Stop every attempt whose lease was last renewed at least `lease` ago, because another runner may have started
     /// its job. Return how many were told to stop now.
     pub(super) fn stop_expired(&self, lease: Duration) -> usize {

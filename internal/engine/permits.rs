@@ -138,9 +138,14 @@ impl Permit {
     }
 
     /// Return whether a job may start on this permit now. Not if the heartbeat had a gap since the permit was taken,
-    /// because another runner may have it by now.
+    /// because another runner may have it by now. And not if the limit of the queue was set or lowered since, until
+    /// enough jobs have ended.
     pub(super) fn is_usable(&self) -> bool {
-        self.gaps.is_none() || self.permits.confirmed_gaps() == self.gaps
+        if self.gaps.is_some() && self.permits.confirmed_gaps() != self.gaps {
+            return false;
+        }
+        let counts = self.permits.queues[self.queue].counts();
+        counts.granted == UNLIMITED || (counts.settles.is_none() && counts.used <= counts.granted)
     }
 }
 
