@@ -236,10 +236,10 @@ impl Store {
     }
 
     /// End attempts whose lease has lapsed, with the verdict `lost`. Only attempts whose token and lease are unchanged
-    /// when the row is locked are ended. Rows that another session locks are left for the next call. After its first loss a job keeps its position in the due order and runs again
-    /// at once. After further losses a job runs again after a backoff: its own, else that of its kind in `policies`,
-    /// else the default. If MySQL refuses to end an attempt, it is returned separately with the error, so that one bad
-    /// row does not block the others.
+    /// when the row is locked are ended. Rows that another session locks are left for the next call. After its first
+    /// loss a job keeps its position in the due order and runs again at once. After further losses a job runs again
+    /// after a backoff: its own, else that of its kind in `policies`, else the default. If MySQL refuses to end an
+    /// attempt, it is returned separately with the error, so that one bad row does not block the others.
     ///
     /// # Errors
     /// When MySQL cannot be reached.

@@ -66,7 +66,8 @@ async fn lock(
     ids.dedup();
     let sql = format!(
         "SELECT id, kind, queue, priority, max_attempts, state, execute_at, attempt, spared, losses, runner, token, \
-         started_at, lease_until, cancel_requested_at, keyed FROM owed FORCE INDEX (PRIMARY) WHERE id IN {} ORDER BY id FOR UPDATE{locked_rows}",
+         started_at, lease_until, cancel_requested_at, keyed FROM owed FORCE INDEX (PRIMARY) WHERE id IN {} ORDER BY id \
+         FOR UPDATE{locked_rows}",
         places(padded(ids.len())),
     );
     let mut query = statement(sql);
