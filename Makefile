@@ -1,7 +1,7 @@
 # The commands of the project; `make` lists them. ARGS is passed on: make run ARGS='--workers 8', make test ARGS=retry
 
 .DEFAULT_GOAL := help
-.PHONY: help deps clocks contract browser run test test-fast test-mysql bench chaos mutants check format build release clean cargo rustfmt clippy pages
+.PHONY: help deps clocks contract browser run test test-fast test-mysql bench compare chaos mutants check format build release clean cargo rustfmt clippy pages python
 
 INSTALL := internal/services/install.sh
 ARGS ?=
@@ -34,6 +34,9 @@ test-mysql: deps clocks contract browser cargo ## Run every test against a priva
 
 bench: deps cargo ## Measure this build beside the bare store: make bench ARGS='drain flow --repeat 5', or ARGS='all --short'
 	@cargo run --release -- bench $(ARGS)
+
+compare: python cargo ## Measure tickr beside other job runners: make compare ARGS='--only tickr,bullmq --reps 1', or ARGS=--smoke
+	@python3 -B benches/peers/compare.py $(ARGS)
 
 chaos: deps clocks cargo ## Break servers, connections and runners under load: make chaos SEED=42 MINUTES=10
 	@CHAOS_SEED=$(SEED) CHAOS_MINUTES=$(MINUTES) CHAOS_TELL=1 cargo test --test chaos
@@ -68,6 +71,9 @@ cargo:
 rustfmt clippy: cargo
 	@cargo $(subst rustfmt,fmt,$@) --version >/dev/null 2>&1 || \
 		{ echo 'cargo $(subst rustfmt,fmt,$@) is missing; install it with: rustup component add $@' >&2; exit 1; }
+
+python:
+	@command -v python3 >/dev/null || { echo 'python3 is missing; install the package python3' >&2; exit 1; }
 
 # The dashboard's files are held to one format as Rust is. Where the program cannot be had, this says so and goes on.
 pages:
