@@ -18,6 +18,9 @@ const CONNECTIONS: u32 = 32;
 const FETCH: usize = 500;
 /// Time for which a worker collects jobs that have ended, to delete them together.
 const COLLECT: Duration = Duration::from_millis(5);
+/// Time after which a worker gives fetched jobs back. A worker that stops fetching (its slots took all jobs of a fetch
+/// before the fetch noted that there are some) goes on at that time, by default after five minutes.
+const HOLD: Duration = Duration::from_secs(1);
 /// Time between two looks at an empty queue. New jobs wake it by LISTEN/NOTIFY.
 const POLL: Duration = Duration::from_millis(100);
 
@@ -69,7 +72,7 @@ fn options(pool: PgPool) -> WorkerOptions {
 /// Return the queue inside a worker. Without a delay it asks PostgreSQL again as soon as it got no job; with one it
 /// pauses, and a notification ends the pause.
 fn local_queue() -> Result<LocalQueueConfig, Error> {
-    let queue = LocalQueueConfig::default().with_size(FETCH);
+    let queue = LocalQueueConfig::default().with_size(FETCH).with_ttl(HOLD);
     Ok(match kit::number("PEER_REFETCH_MS")? {
         0 => queue,
         ms => {
