@@ -113,7 +113,8 @@ impl Connection {
             low_water: config.ready_low_water,
         })
         .map_err(setup)?;
-        let settings = StoreSettings { url, connections: PoolSizes::LEAST, flushers: 1 };
+        // Two flushers, as in a runner: one collects jobs while MySQL syncs those of the other.
+        let settings = StoreSettings { url, connections: PoolSizes::LEAST, flushers: 2 };
         let store = Store::connect(&settings, PATIENCE).await.map_err(|error| Error::of_store(ATTEMPTED, &error))?;
         let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
         let broker = Broker::new(store.clone(), index.clone(), Arc::new(kinds), Events::default(), &tasks);

@@ -130,9 +130,7 @@ async fn a_runner_that_was_frozen_starts_no_job_whose_lease_is_over() {
     let mut held = holder.begin().await.unwrap();
     held.execute("SELECT * FROM claim_batches FOR UPDATE").await.unwrap();
     tickr.enqueue_many((0..8).map(|_| json!({"kind": "noop"}))).await;
-    let waits = "SELECT COUNT(*) > 0 FROM information_schema.processlist WHERE db = DATABASE() \
-                 AND info LIKE 'INSERT INTO claim_batches%'";
-    tickr.until_count(waits, 1).await;
+    tickr.until_said("INSERT INTO claim_batches", 1).await;
     frozen.signal("STOP");
     held.rollback().await.unwrap();
     tickr.until_count("SELECT COUNT(*) > 0 FROM attempts WHERE verdict = 'lost'", 1).await;

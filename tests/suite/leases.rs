@@ -127,9 +127,7 @@ async fn jobs_that_a_runner_was_claiming_when_it_froze_run_elsewhere() {
     let mut holder = tickr.mysql().await;
     let mut held = holder.begin().await.unwrap();
     held.execute("SELECT id FROM owed FOR UPDATE").await.unwrap();
-    tickr
-        .until_count("SELECT COUNT(*) > 0 FROM information_schema.processlist WHERE info LIKE 'UPDATE owed%'", 1)
-        .await;
+    tickr.until_said("UPDATE owed", 1).await;
     frozen.signal("STOP");
     held.rollback().await.unwrap();
     let began = Instant::now();

@@ -18,7 +18,7 @@ use tickr::store::{
     Store, StoreError, StoreSettings,
 };
 
-use crate::support::{Proxy, connect, drop_database, eventually, migrated_database};
+use crate::support::{Proxy, connect, drop_database, eventually, migrated_database, until_said};
 
 struct TestStore {
     store: Store,
@@ -61,18 +61,8 @@ impl TestStore {
         sqlx::query_scalar(sql).fetch_one(&mut self.mysql().await).await.unwrap()
     }
 
-    /// Wait until this many sessions of this database run a statement that begins with this text. Use SHOW PROCESSLIST,
-    /// because MySQL 9.7 cannot list a statement that contains binary data in information_schema (its error 3854).
     async fn until_said(&self, begins: &str, wanted: usize) {
-        eventually(&format!("{wanted} sessions run {begins}"), || async {
-            let sessions = self.mysql().await.fetch_all("SHOW PROCESSLIST").await.unwrap();
-            let says = |row: &sqlx::mysql::MySqlRow| {
-                let text = |name| row.try_get_unchecked::<Option<Vec<u8>>, _>(name).unwrap().unwrap_or_default();
-                text("db") == self.name.as_bytes() && text("Info").starts_with(begins.as_bytes())
-            };
-            (sessions.iter().filter(|row| says(row)).count() == wanted).then_some(())
-        })
-        .await;
+        until_said(&self.url, &self.name, begins, wanted).await;
     }
 
     /// Wait until this many sessions of this database wait for a table that another session has locked.

@@ -23,7 +23,7 @@ use tokio_util::sync::CancellationToken;
 use super::contract;
 use super::halted::{self, Halted};
 use super::servers::{connect, drop_database, migrated_database, servers, unique_name};
-use super::{DEADLINE, eventually};
+use super::{DEADLINE, eventually, until_said};
 
 /// A running tickr. Call `stop` at the end of a test.
 pub(crate) struct TestApp {
@@ -253,6 +253,11 @@ impl TestApp {
     /// Wait until a query gives this number.
     pub(crate) async fn until_count(&self, sql: &'static str, wanted: i64) {
         eventually(&format!("{wanted} = {sql}"), || async { (self.count(sql).await == wanted).then_some(()) }).await;
+    }
+
+    /// Wait until this many sessions run a statement that begins with this text.
+    pub(crate) async fn until_said(&self, begins: &str, wanted: usize) {
+        until_said(self.config.mysql_url().unwrap().expose(), &self.name, begins, wanted).await;
     }
 
     /// Wait until every job of the tables has ended.

@@ -36,11 +36,27 @@ pub(crate) use translator::Translator;
 use std::future::Future;
 use std::time::Duration;
 
+use sqlx::mysql::MySqlRow;
+use sqlx::{Executor, Row};
 use tokio::time::Instant;
 
 /// Longest wait for an event that should come soon. It is generous, because the machine may be busy. A test that passes
 /// does not wait for it.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(30);
+
+/// Wait until this many sessions of a database run a statement that begins with this text. Use SHOW PROCESSLIST, because
+/// MySQL 9.7 cannot list a statement that contains binary data in information_schema (its error 3854).
+pub(crate) async fn until_said(url: &str, database: &str, begins: &str, wanted: usize) {
+    eventually(&format!("{wanted} sessions run {begins}"), || async {
+        let sessions = connect(url).await.fetch_all("SHOW PROCESSLIST").await.unwrap();
+        let says = |row: &MySqlRow| {
+            let text = |name| row.try_get_unchecked::<Option<Vec<u8>>, _>(name).unwrap().unwrap_or_default();
+            text("db") == database.as_bytes() && text("Info").starts_with(begins.as_bytes())
+        };
+        (sessions.iter().filter(|row| says(row)).count() == wanted).then_some(())
+    })
+    .await;
+}
 
 /// Ask repeatedly until `question` returns a value. Fail after the deadline.
 pub(crate) async fn eventually<T, F: Future<Output = Option<T>>>(what: &str, mut question: impl FnMut() -> F) -> T {
