@@ -366,8 +366,12 @@ async fn a_collector_that_hangs_or_is_gone_costs_spans_and_nothing_else() {
         tickr.enqueue_many(std::iter::repeat_n(traced, jobs)).await;
         tickr.until_idle().await;
         if jobs > 5_000 {
-            // There are more spans than may wait. The rest was dropped at once, and counted.
-            assert!(spans_counted(&tickr, "dropped").await >= before + 500.0);
+            // There are more spans than may wait. The rest is dropped at once, and counted. A span ends after the verdict
+            // of its attempt is written, so the last ones may still be on their way.
+            eventually("the spans that may not wait are dropped", || async {
+                (spans_counted(&tickr, "dropped").await >= before + 500.0).then_some(())
+            })
+            .await;
         }
         tickr.assert_each_ran_once(jobs as i64).await;
         let began = Instant::now();
