@@ -14,7 +14,7 @@ pub(crate) struct Pools {
     /// statements only.
     pub(crate) controls: Pool,
     /// For the background loops of every runner: reaper, reconciler, ticker, bulk operations, janitor, permits, alerts,
-    /// recorder, readiness. Each is one task and uses one connection at a time.
+    /// recorder, readiness, and the summary of changes. Each uses one connection at a time.
     pub(crate) loops: Pool,
     /// For changes by clients other than plain enqueues: jobs with keys, cancels, retries, bulk operations, schedules.
     pub(crate) steering: Pool,
