@@ -537,6 +537,9 @@ mutants() {
     mutant 'limit before a start' internal/engine/permits.rs \
         'counts.granted == UNLIMITED || (counts.settles.is_none()' 'true || (counts.settles.is_none()' \
         ahead::a_limit_holds_for_jobs_that_were_claimed_ahead_of_it
+    mutant 'limit of a silent transaction' internal/store/sql/connection.rs \
+        ', idle_transaction_timeout = 15' ', idle_write_transaction_timeout = 15' \
+        leases::a_claim_that_took_no_job_when_its_runner_froze_locks_none_for_long
     mutant 'rows that a silent runner locks' internal/store/attempts/lease.rs \
         'lock_free(conn, ids.into_iter())' 'lock_held(conn, ids.into_iter())' \
         leases::a_row_that_a_silent_runner_locks_delays_no_other_of_its_lost_attempts

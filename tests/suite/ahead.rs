@@ -148,7 +148,9 @@ async fn a_runner_that_was_frozen_starts_no_job_whose_lease_is_over() {
     tickr.until_idle().await;
     frozen.signal("TERM");
     assert_eq!(frozen.exit_code().await, Some(0), "{}", frozen.log());
-    let ran = "SELECT COUNT(*) FROM attempts WHERE verdict = 'lost' AND late_note NOT LIKE 'interrupted%'";
+    // A busy machine may lose a later attempt, too, while its handler runs.
+    let ran =
+        "SELECT COUNT(*) FROM attempts WHERE verdict = 'lost' AND number = 1 AND late_note NOT LIKE 'interrupted%'";
     assert_eq!(tickr.count(ran).await, 0, "{}", frozen.log());
     tickr.stop().await;
 }

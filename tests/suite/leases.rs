@@ -16,7 +16,7 @@ use tickr::job::{JobId, State};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::support::{Runner, TestApp, eventually};
+use crate::support::{DEADLINE, Runner, TestApp, eventually};
 
 const LOST: &str = "SELECT COUNT(*) FROM attempts WHERE verdict = 'lost'";
 
@@ -137,6 +137,36 @@ async fn jobs_that_a_runner_was_claiming_when_it_froze_run_elsewhere() {
     frozen.signal("CONT");
     frozen.base().await;
     drop((frozen, other));
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_claim_that_took_no_job_when_its_runner_froze_locks_none_for_long() {
+    let tickr = bystander().await;
+    let mut holder = tickr.mysql().await;
+    let server: String = sqlx::query_scalar("SELECT VERSION()").fetch_one(&mut holder).await.unwrap();
+    if !server.contains("MariaDB") {
+        println!("MySQL does not end the transaction of a frozen session");
+        tickr.stop().await;
+        return;
+    }
+    let frozen = Runner::start(&tickr, &[("TICKR_WORKERS", "8"), ("TICKR_LEASE", "2s")]);
+    frozen.base().await;
+    tickr.enqueue_many([json!({"kind": "noop", "delay_ms": 500})]).await;
+    // Its claim waits for this lock, and finds then that the job is not due. Such a transaction has written nothing,
+    // and holds the lock for which it waited.
+    let mut held = holder.begin().await.unwrap();
+    held.execute("SELECT id FROM owed FOR UPDATE").await.unwrap();
+    tickr.until_said("UPDATE owed", 1).await;
+    frozen.signal("STOP");
+    held.execute("UPDATE owed SET execute_at = UTC_TIMESTAMP(3) + INTERVAL 1 HOUR").await.unwrap();
+    held.commit().await.unwrap();
+    let began = Instant::now();
+    tickr.sql("UPDATE owed SET execute_at = UTC_TIMESTAMP(3)").await;
+    println!("the job was locked for {:?}", began.elapsed());
+    assert!(began.elapsed() < DEADLINE, "{:?}", began.elapsed());
+    frozen.signal("CONT");
+    tickr.until_idle().await;
     tickr.stop().await;
 }
 

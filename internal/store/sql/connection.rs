@@ -56,12 +56,13 @@ pub(crate) enum Earlier {
 /// that comes back.
 ///
 /// A process that froze in a transaction keeps its locks for as long as its connection lives. MariaDB ends a connection
-/// that has written and then says nothing, here after [`RUN_LIMIT`], when a living process has given up. MySQL has no
-/// such limit and reads a comment.
+/// that says nothing in a transaction, here after [`RUN_LIMIT`], when a living process has given up. This also concerns
+/// transactions that wrote nothing: an update that waited for a lock keeps it, even if the row does not match any more.
+/// MySQL has no such limit and reads a comment.
 const SESSION: &str = "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED; \
      SET SESSION autocommit = 1, completion_type = 0, sql_safe_updates = 0, sql_select_limit = 18446744073709551615, \
      sql_mode = 'STRICT_TRANS_TABLES,ERROR_FOR_DIVISION_BY_ZERO,NO_ENGINE_SUBSTITUTION', \
-     innodb_lock_wait_timeout = 5, lock_wait_timeout = 10 /*M!100300 , idle_write_transaction_timeout = 15 */; \
+     innodb_lock_wait_timeout = 5, lock_wait_timeout = 10 /*M!100300 , idle_transaction_timeout = 15 */; \
      SELECT CAST(@@max_allowed_packet AS SIGNED)";
 /// Lock waits of a hurried connection (1 s), and of every other connection (5 s and 10 s).
 const HURRIED: &str = "SET SESSION innodb_lock_wait_timeout = 1, lock_wait_timeout = 1";

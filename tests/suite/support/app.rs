@@ -255,7 +255,7 @@ impl TestApp {
         eventually(&format!("{wanted} = {sql}"), || async { (self.count(sql).await == wanted).then_some(()) }).await;
     }
 
-    /// Wait until this many sessions run a statement that begins with this text.
+    /// Wait until at least this many sessions run a statement that begins with this text.
     pub(crate) async fn until_said(&self, begins: &str, wanted: usize) {
         until_said(self.config.mysql_url().unwrap().expose(), &self.name, begins, wanted).await;
     }
