@@ -143,15 +143,18 @@ async fn a_runner_that_was_frozen_starts_no_job_whose_lease_is_over() {
     held.rollback().await.unwrap();
     tickr.until_count("SELECT COUNT(*) > 0 FROM attempts WHERE verdict = 'lost'", 1).await;
     tickr.until_count(EXECUTING, 0).await;
+    let thawed: String =
+        sqlx::query_scalar("SELECT CAST(UTC_TIMESTAMP(6) AS CHAR)").fetch_one(&mut holder).await.unwrap();
     frozen.signal("CONT");
     // It runs the next attempts of the jobs, and writes all that it knows of the lost ones before it ends.
     tickr.until_idle().await;
     frozen.signal("TERM");
     assert_eq!(frozen.exit_code().await, Some(0), "{}", frozen.log());
     // A busy machine may lose a later attempt, too, while its handler runs.
-    let ran =
-        "SELECT COUNT(*) FROM attempts WHERE verdict = 'lost' AND number = 1 AND late_note NOT LIKE 'interrupted%'";
-    assert_eq!(tickr.count(ran).await, 0, "{}", frozen.log());
+    let ran = format!(
+        "SELECT COUNT(*) FROM attempts WHERE verdict = 'lost' AND finished_at <= '{thawed}' AND late_note NOT LIKE 'interrupted%'"
+    );
+    assert_eq!(tickr.count(ran.leak()).await, 0, "{}", frozen.log());
     tickr.stop().await;
 }
 
@@ -248,28 +251,44 @@ async fn a_limit_holds_for_jobs_that_were_claimed_ahead_of_it() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_hurried_stop_starts_nothing_of_what_was_claimed_ahead_and_burns_no_attempt() {
-    let steps = Arc::<Steps>::default();
     let tickr = TestApp::start_with(|config| config.queues = vec!["elsewhere".into()], Registry::new()).await;
-    let patient = |config: &mut Config| {
-        (config.workers, config.queues) = (WORKERS, vec!["default".into()]);
-        config.shutdown_grace = Duration::from_secs(600);
-    };
-    let runner = tickr.another_with(patient, steps.registry()).await;
-    let jobs = (0..1_000).map(|n| step(n, false)).chain((1_000..1_200).map(|n| step(n, true)));
-    let broker = runner.broker();
-    let jobs = jobs.map(|job| broker.prepare(crate::support::draft(&job)).unwrap()).collect();
-    broker.enqueue_all(jobs).await.unwrap();
-    // For half a second, jobs are ahead of the workers, which are all held.
     let mut mysql = tickr.mysql().await;
-    let began = Instant::now();
-    loop {
-        let executing: i64 = sqlx::query_scalar(EXECUTING).fetch_one(&mut mysql).await.unwrap();
-        if steps.run.load(Ordering::SeqCst) == WORKERS && executing > 8 + 16 {
-            break;
+    // For half a second, jobs are ahead of the workers, which are all held. A busy machine may miss that, and tries again
+    // with another runner.
+    let mut tries = 0..5;
+    let (steps, runner) = loop {
+        let number = tries.next().expect("no jobs are ahead");
+        let (steps, queue) = (Arc::<Steps>::default(), format!("try-{number}"));
+        let patient = |config: &mut Config| {
+            (config.workers, config.queues) = (WORKERS, vec![queue.clone()]);
+            config.shutdown_grace = Duration::from_secs(600);
+        };
+        let runner = tickr.another_with(patient, steps.registry()).await;
+        let jobs = (0..1_000).map(|n| step(n, false)).chain((1_000..1_200).map(|n| step(n, true)));
+        let broker = runner.broker();
+        let in_queue = |mut job: Value| {
+            job["queue"] = json!(queue);
+            broker.prepare(crate::support::draft(&job)).unwrap()
+        };
+        broker.enqueue_all(jobs.map(in_queue).collect()).await.unwrap();
+        let began = Instant::now();
+        let are_ahead = loop {
+            let executing: i64 = sqlx::query_scalar(EXECUTING).fetch_one(&mut mysql).await.unwrap();
+            if steps.run.load(Ordering::SeqCst) == WORKERS && executing > 8 + 16 {
+                break true;
+            }
+            if began.elapsed() > DEADLINE / 4 {
+                break false;
+            }
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        };
+        if are_ahead {
+            break (steps, runner);
         }
-        assert!(began.elapsed() < DEADLINE, "no jobs are ahead");
-        tokio::time::sleep(Duration::from_millis(2)).await;
-    }
+        let hurry = CancellationToken::new();
+        hurry.cancel();
+        runner.stop(hurry).await;
+    };
     let before = steps.started().len();
     let (hurry, began) = (CancellationToken::new(), Instant::now());
     hurry.cancel();
