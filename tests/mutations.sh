@@ -537,11 +537,38 @@ mutants() {
     mutant 'limit before a start' internal/engine/permits.rs \
         'counts.granted == UNLIMITED || (counts.settles.is_none()' 'true || (counts.settles.is_none()' \
         ahead::a_limit_holds_for_jobs_that_were_claimed_ahead_of_it
+    mutant 'a held job has no due time' internal/store/rows/jobs.rs \
+        'if held.contains(&job.id) { held_until().into() }' 'if held.contains(&job.id) && false { held_until().into() }' \
+        order::jobs_with_one_order_key_run_one_at_a_time_in_the_order_of_acceptance
+    mutant 'lock of an order key' internal/store/rows/jobs.rs \
+        '    lock_or_make(conn, &newcomers.iter().map(|new| new.key).collect()).await?;' '' \
+        order::no_job_is_left_behind_when_jobs_are_accepted_while_those_in_front_end
+    mutant 'next in line' internal/store/attempts/settle.rs \
+        'filter(|step| ordered.closes(step.item.id, step.state))' 'filter(|_| false)' \
+        order::jobs_of_batches_and_of_single_requests_keep_their_order
+    mutant 'next in line after a cancel' internal/store/jobs/actions.rs \
+        'if ordered.contains(id) {' 'if ordered.contains(id) && false {' \
+        order::a_cancel_lets_the_next_job_go_and_a_later_retry_goes_to_the_tail
+    mutant 'a failed job blocks' internal/store/rows/order.rs \
+        'is_some_and(|ordered| end != State::Failed || !ordered.blocks)' 'is_some()' \
+        order::a_job_that_fails_for_good_blocks_its_key_until_it_is_dealt_with_or_skips
+    mutant 'no early start of a held job' internal/store/jobs/actions.rs \
+        'StateInput::RunNow if owed.execute_at == held_until()' 'StateInput::RunNow if false' \
+        order::a_job_that_is_held_is_not_made_due_and_costs_redis_nothing
+    mutant 'due time at the head' internal/store/rows/order.rs \
+        'GREATEST(p.due_at, ?)' 'LEAST(p.due_at, ?)' \
+        order::a_due_time_holds_when_a_job_is_at_the_head_and_the_jobs_behind_wait_for_it
+    mutant 'locked order keys apart' internal/store/jobs/insert.rs \
+        'let key = item.iter().find_map(order_key_of)?;' 'let key = item.iter().find_map(order_key_of).filter(|_| false)?;' \
+        order::a_key_whose_row_is_locked_delays_the_jobs_of_no_other_key
+    mutant 'next in line after the last loss' internal/store/attempts/lease.rs \
+        'let (ordered, locked) = lock_free_keys_of(conn, &uuids).await?;' 'let (ordered, locked) = lock_free_keys_of(conn, &uuids[..0]).await?;' \
+        order::a_job_that_killed_its_runners_to_the_end_lets_the_next_one_go_if_it_skips
     mutant 'limit of a silent transaction' internal/store/sql/connection.rs \
         ', idle_transaction_timeout = 15' ', idle_write_transaction_timeout = 15' \
         leases::a_claim_that_took_no_job_when_its_runner_froze_locks_none_for_long
     mutant 'rows that a silent runner locks' internal/store/attempts/lease.rs \
-        'lock_free(conn, ids.into_iter())' 'lock_held(conn, ids.into_iter())' \
+        'let held = lock_free(conn,' 'let held = lock_held(conn,' \
         leases::a_row_that_a_silent_runner_locks_delays_no_other_of_its_lost_attempts
     mutant 'idle connections of a receiver' internal/handlers/http/mod.rs \
         '.pool_max_idle_per_host(idle)' '.pool_max_idle_per_host(idle.min(4))' \

@@ -60,6 +60,20 @@ pub(crate) fn command() -> Command {
             .value_parser(["return", "reject", "replace"])
             .requires("unique-key"),
         )
+        .arg(text(
+            "order-key",
+            "KEY",
+            "Order key: jobs with the same one run one at a time, in the order of acceptance",
+        ))
+        .arg(
+            text(
+                "on-failure",
+                "WHAT",
+                "When the job fails for good: block the jobs behind it, or skip to the next one",
+            )
+            .value_parser(["block", "skip"])
+            .requires("order-key"),
+        )
         .arg(client::idempotency_key())
         .arg(
             text("wait", "DURATION", "Wait at most this long for the end of the job, such as 30s or 10m")
@@ -82,8 +96,14 @@ pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
     let text = |name: &str| matches.get_one::<String>(name).cloned();
     job.insert("kind".into(), text("kind").into());
     job.insert("payload".into(), payload(&text("payload").unwrap_or_default())?);
-    let texts =
-        [("queue", "queue"), ("at", "execute_at"), ("unique-key", "unique_key"), ("on-conflict", "on_conflict")];
+    let texts = [
+        ("queue", "queue"),
+        ("at", "execute_at"),
+        ("unique-key", "unique_key"),
+        ("on-conflict", "on_conflict"),
+        ("order-key", "order_key"),
+        ("on-failure", "on_failure"),
+    ];
     for (flag, field) in texts {
         if let Some(value) = text(flag) {
             job.insert(field.into(), value.into());

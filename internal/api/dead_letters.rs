@@ -21,7 +21,7 @@ use crate::jobs::{ListAnswer, json_answer, missing};
 use crate::view::{DeadLetterStatusWord, JobView, Moment};
 use crate::{Api, json};
 use tickr_job::{DeadLetterStatus, Filter, Fingerprint, Job, JobId, Name, State as JobState, limits, normalise};
-use tickr_store::{Accepted, Original, Refusal, UpdatedJob};
+use tickr_store::{Accepted, IdempotentOutcome, Original, Refusal, UpdatedJob};
 
 filter_query! {
     /// Filter and page of a listing of dead letters.
@@ -404,5 +404,8 @@ pub(super) async fn discard(
         json_answer(StatusCode::OK, &JobView::read(updated.job.clone(), Some(updated.attempts.clone())))
     };
     let outcome = api.broker.store().discard(id, reason, &who, once, Arc::new(build)).await?;
+    if matches!(&outcome, IdempotentOutcome::First { .. }) {
+        api.broker.hint_heads(&[id]).await;
+    }
     respond_to_outcome(outcome, ResponseContent::Job, |refused| Err(refusal(id, refused.err())))
 }

@@ -10,8 +10,8 @@ use utoipa::ToSchema;
 use tickr_handlers::Kind as _;
 use tickr_handlers::http::{HttpCallback, exchange_of_success};
 use tickr_job::{
-    Attempt, DeadLetter, DeadLetterStatus, Exchange, ExchangeResponse, Job, JobId, NewJob, Progress, RetryPolicy,
-    ScheduledBy, State, Timestamp, TraceContext, Verdict,
+    Attempt, DeadLetter, DeadLetterStatus, Exchange, ExchangeResponse, Job, JobId, NewJob, OnFailure, Progress,
+    RetryPolicy, ScheduledBy, State, Timestamp, TraceContext, Verdict,
 };
 use tickr_store::Accepted;
 
@@ -117,6 +117,18 @@ pub(crate) struct JobView {
     /// Backoff of the job; null for that of the kind.
     pub(crate) retry: Option<RetryView>,
     pub(crate) unique_key: Option<String>,
+    /// Order key. Left out when there is none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) order_key: Option<String>,
+    /// What the final failure of the job does to the jobs behind it. Left out without an order key.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<OnFailureWord>)]
+    pub(crate) on_failure: Option<OnFailure>,
+    /// True while the job waits for a job in front of it with the same order key. Left out otherwise, and in the
+    /// response to an enqueue.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    #[schema(required = false)]
+    pub(crate) held: bool,
     /// Schedule and tick that made the job. Left out of other jobs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) schedule: Option<ScheduledByView>,
@@ -163,6 +175,15 @@ pub(crate) struct JobView {
     /// All attempts in order, the running one last. Left out of listings.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) attempts: Option<Vec<AttemptView>>,
+}
+
+/// What the final failure of a job does to the jobs behind it with the same order key.
+#[derive(ToSchema)]
+#[schema(rename_all = "snake_case")]
+#[expect(dead_code, reason = "only its schema is used; the value is the domain's own type")]
+pub(crate) enum OnFailureWord {
+    Block,
+    Skip,
 }
 
 /// The part of a job that the caller may see.
@@ -375,6 +396,9 @@ impl JobView {
             timeout_ms: job.options.timeout_ms,
             retry: job.options.retry.map(Into::into),
             unique_key: job.unique_key.clone(),
+            order_key: job.options.order.as_ref().map(|order| order.key.clone()),
+            on_failure: job.options.order.as_ref().map(|order| order.on_failure),
+            held: false,
             schedule: job.options.schedule.clone().map(Into::into),
             tags: job.options.tags.iter().map(ToString::to_string).collect(),
             trace: job.options.trace.clone().map(Into::into),
@@ -414,6 +438,9 @@ impl JobView {
             timeout_ms: job.options.timeout_ms,
             retry: job.options.retry.map(Into::into),
             unique_key: job.unique_key,
+            on_failure: job.options.order.as_ref().map(|order| order.on_failure),
+            order_key: job.options.order.map(|order| order.key),
+            held: job.held,
             schedule: job.options.schedule.map(Into::into),
             tags: job.options.tags.iter().map(ToString::to_string).collect(),
             trace: job.options.trace.map(Into::into),

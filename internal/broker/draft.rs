@@ -5,7 +5,10 @@ use std::time::Duration;
 use serde_json::value::RawValue;
 
 use tickr_handlers::{Panicked, Problem, Registered, Registry};
-use tickr_job::{Due, JobId, JobOptions, Name, NewJob, OnConflict, Priority, RetryPolicy, Tag, TraceContext, limits};
+use tickr_job::{
+    Due, JobId, JobOptions, Name, NewJob, OnConflict, OnFailure, Order, Priority, RetryPolicy, Tag, TraceContext,
+    limits,
+};
 
 /// Request for a job. Everything except the kind and the payload is optional.
 #[derive(Clone, Debug)]
@@ -30,6 +33,10 @@ pub struct Draft {
     pub unique_key: Option<String>,
     /// What to do when an unfinished job already has the unique key. Only together with a unique key.
     pub on_conflict: Option<OnConflict>,
+    /// Order key: jobs with the same one run one at a time, in the order of their acceptance.
+    pub order_key: Option<String>,
+    /// What the final failure of the job does to the jobs behind it. Only together with an order key.
+    pub on_failure: Option<OnFailure>,
     /// Words by which the job can be found, at most ten.
     pub tags: Vec<String>,
     /// Trace that the attempts of the job continue.
@@ -51,6 +58,8 @@ impl Draft {
             retry: None,
             unique_key: None,
             on_conflict: None,
+            order_key: None,
+            on_failure: None,
             tags: Vec::new(),
             trace: None,
         }
@@ -148,6 +157,12 @@ impl Draft {
         if self.on_conflict.is_some() && self.unique_key.is_none() {
             wrong("/on_conflict", "may only be given together with unique_key".to_owned());
         }
+        if self.order_key.as_ref().is_some_and(|key| !key_fits(key)) {
+            wrong("/order_key", format!("must be 1 to {} bytes", limits::MAX_KEY_BYTES));
+        }
+        if self.on_failure.is_some() && self.order_key.is_none() {
+            wrong("/on_failure", "may only be given together with order_key".to_owned());
+        }
         if self.tags.len() > limits::MAX_TAGS {
             wrong("/tags", format!("must be at most {}", limits::MAX_TAGS));
         }
@@ -184,6 +199,7 @@ impl Draft {
                 retry: self.retry,
                 tags,
                 trace: self.trace,
+                order: self.order_key.map(|key| Order { key, on_failure: self.on_failure.unwrap_or_default() }),
                 ..JobOptions::default()
             },
             batch: None,

@@ -165,7 +165,7 @@ impl Broker {
         } else {
             EnqueueOutcome::Accepted(EnqueueReceipts::new(self.store.insert(jobs).await?))
         };
-        self.announce_keyed(&keyed);
+        self.announce_keyed(&keyed).await;
         Ok(keyed)
     }
 
@@ -193,7 +193,7 @@ impl Broker {
         };
         let outcome = self.store.insert_once_for(producer.clone(), jobs, once, build).await?;
         if let IdempotentOutcome::First { done: Some(keyed), .. } = &outcome {
-            self.announce_keyed(keyed);
+            self.announce_keyed(keyed).await;
         }
         Ok(outcome)
     }
@@ -213,7 +213,7 @@ impl Broker {
     ) -> Result<IdempotentOutcome<ActionOutcome>, StoreError> {
         let outcome = self.store.act(id, action, by, once, build).await?;
         if let IdempotentOutcome::First { done: Some(done), .. } = &outcome {
-            self.announce_action(id, done);
+            self.announce_action(id, done).await;
         }
         Ok(outcome)
     }
@@ -224,7 +224,7 @@ impl Broker {
     /// When MySQL cannot be reached or refuses.
     pub async fn cancel(&self, id: JobId, by: &Actor) -> Result<ActionOutcome, StoreError> {
         let outcome = self.store.cancel(id, by).await?;
-        self.announce_action(id, &outcome);
+        self.announce_action(id, &outcome).await;
         Ok(outcome)
     }
 
@@ -234,7 +234,7 @@ impl Broker {
     /// When MySQL cannot be reached or refuses.
     pub async fn retry(&self, id: JobId, by: &Actor) -> Result<ActionOutcome, StoreError> {
         let outcome = self.store.retry(id, by).await?;
-        self.announce_action(id, &outcome);
+        self.announce_action(id, &outcome).await;
         Ok(outcome)
     }
 
@@ -244,7 +244,7 @@ impl Broker {
     /// When MySQL cannot be reached or refuses.
     pub async fn run_now(&self, id: JobId, by: &Actor) -> Result<ActionOutcome, StoreError> {
         let outcome = self.store.run_now(id, by).await?;
-        self.announce_action(id, &outcome);
+        self.announce_action(id, &outcome).await;
         Ok(outcome)
     }
 
@@ -293,7 +293,7 @@ impl Broker {
     ) -> Result<IdempotentOutcome<ChangeOutcome>, StoreError> {
         let outcome = self.store.change_job(id, change, by, condition, once, build).await?;
         if let IdempotentOutcome::First { done: Some(ChangeOutcome::Done(outcome)), .. } = &outcome {
-            self.announce_action(id, outcome);
+            self.announce_action(id, outcome).await;
         }
         Ok(outcome)
     }
@@ -315,11 +315,13 @@ impl Broker {
     }
 
     /// Publish the results of one batch of a bulk operation to the listeners of events and to the index.
-    pub fn announce_batch(&self, batched: BatchOutcome) {
+    pub async fn announce_batch(&self, batched: BatchOutcome) {
         self.announce(&batched.accepted);
-        for accepted in &batched.waits {
+        for accepted in batched.waits.iter().filter(|accepted| !accepted.held) {
             self.hints.send(entry(accepted));
         }
+        self.hint_heads(&batched.cancelled).await;
+        self.hint_heads(&batched.discarded).await;
         for id in batched.cancelled {
             self.events.emit(Event::Cancelled { id });
         }
@@ -328,16 +330,39 @@ impl Broker {
         }
     }
 
-    fn announce_action(&self, id: JobId, outcome: &ActionOutcome) {
+    /// Hint the jobs that may run now because these have ended, or do not block their order keys any more. It is no
+    /// error if they cannot be read: the reconciler finds them within seconds.
+    pub async fn hint_heads(&self, ended: &[JobId]) {
+        if ended.is_empty() {
+            return;
+        }
+        match self.store.heads_of(ended).await {
+            Ok(heads) => heads.iter().for_each(|head| self.hint_released(head)),
+            Err(error) => tracing::debug!(%error, "cannot read the heads of order keys"),
+        }
+    }
+
+    /// Hint a job that is not held any more.
+    pub fn hint_released(&self, job: &DueJob) {
+        self.events.emit(Event::Rescheduled { id: job.id });
+        self.hint_due(job);
+    }
+
+    async fn announce_action(&self, id: JobId, outcome: &ActionOutcome) {
         match outcome {
             // The entry stays in the index until it is popped; then its claim finds the job cancelled and drops the id.
-            ActionOutcome::Done(State::Cancelled) => self.events.emit(Event::Cancelled { id }),
+            ActionOutcome::Done(State::Cancelled) => {
+                self.events.emit(Event::Cancelled { id });
+                self.hint_heads(&[id]).await;
+            }
             ActionOutcome::StopRequested => self.events.emit(Event::CancelRequested { id }),
             ActionOutcome::Waits(accepted) => {
                 self.events.emit(Event::Rescheduled { id });
-                self.hints.send(entry(accepted));
+                if !accepted.held {
+                    self.hints.send(entry(accepted));
+                }
             }
-            ActionOutcome::Done(_) | ActionOutcome::Refused(_) | ActionOutcome::Missing => {}
+            ActionOutcome::Done(_) | ActionOutcome::Refused(_) | ActionOutcome::Held(_) | ActionOutcome::Missing => {}
         }
     }
 
@@ -369,7 +394,9 @@ impl Broker {
     pub fn announce(&self, accepted: &[Accepted]) {
         for receipt in accepted {
             self.events.emit(Event::Accepted { id: receipt.id });
-            self.hints.send(entry(receipt));
+            if !receipt.held {
+                self.hints.send(entry(receipt));
+            }
             // Only kinds of this registry are accepted.
             if let Some(counter) = self.accepted.get(&receipt.kind) {
                 counter.increment(1);
@@ -378,12 +405,13 @@ impl Broker {
         self.meters.record_accepted(accepted.iter().map(|receipt| &receipt.queue));
     }
 
-    fn announce_keyed(&self, keyed: &EnqueueOutcome) {
+    async fn announce_keyed(&self, keyed: &EnqueueOutcome) {
         let EnqueueOutcome::Accepted(receipts) = keyed else { return };
         for id in &receipts.replaced {
             self.events.emit(Event::Cancelled { id: *id });
         }
         self.announce(&receipts.accepted().cloned().collect::<Vec<_>>());
+        self.hint_heads(&receipts.replaced).await;
     }
 
     /// Return the signals that wake the scheduler, the ticker and a fetcher that works without Redis.

@@ -9,7 +9,7 @@ use serde_json::value::RawValue;
 use super::options::{Options, payload_json};
 use super::{Client, Enqueued, Error};
 use tickr_handlers::Kind;
-use tickr_job::{Due, OnConflict, RetryPolicy, Timestamp};
+use tickr_job::{Due, OnConflict, OnFailure, RetryPolicy, Timestamp};
 
 /// A job that is about to be enqueued. Set its options, then `await` it.
 #[derive(Debug)]
@@ -76,6 +76,19 @@ macro_rules! shared_options {
             /// Set the delays between attempts. Default: those of the kind.
             pub fn retry(mut self, policy: RetryPolicy) -> Self {
                 self.options.retry = Some(policy);
+                self
+            }
+
+            /// Set the order key: jobs with the same one run one at a time, in the order in which they were accepted.
+            pub fn order_key(mut self, key: impl Into<String>) -> Self {
+                self.options.order_key = Some(key.into());
+                self
+            }
+
+            /// Set what the final failure of the job does to the jobs behind it with the same order key. Default: it
+            /// blocks them. Only together with an order key.
+            pub fn on_failure(mut self, action: OnFailure) -> Self {
+                self.options.on_failure = Some(action);
                 self
             }
 

@@ -8,7 +8,7 @@ use serde_json::value::{RawValue, to_raw_value};
 use super::Error;
 use tickr_broker::Draft;
 use tickr_handlers::{Kind, Problem};
-use tickr_job::{Due, OnConflict, RetryPolicy, Timestamp, TraceContext, limits};
+use tickr_job::{Due, OnConflict, OnFailure, RetryPolicy, Timestamp, TraceContext, limits};
 
 /// The options of a job. Those that are not set have the defaults of the kind.
 #[derive(Clone, Debug)]
@@ -21,6 +21,8 @@ pub(super) struct Options {
     pub(super) retry: Option<RetryPolicy>,
     pub(super) unique_key: Option<String>,
     pub(super) on_conflict: Option<OnConflict>,
+    pub(super) order_key: Option<String>,
+    pub(super) on_failure: Option<OnFailure>,
     pub(super) tags: Vec<String>,
     pub(super) idempotency_key: Option<String>,
 }
@@ -36,6 +38,8 @@ impl Default for Options {
             retry: None,
             unique_key: None,
             on_conflict: None,
+            order_key: None,
+            on_failure: None,
             tags: Vec::new(),
             idempotency_key: None,
         }
@@ -65,6 +69,10 @@ pub(super) struct Body {
     unique_key: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     on_conflict: Option<OnConflict>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    order_key: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    on_failure: Option<OnFailure>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     tags: Vec<String>,
 }
@@ -89,6 +97,8 @@ impl Options {
             retry: self.retry,
             unique_key: self.unique_key.clone(),
             on_conflict: self.on_conflict,
+            order_key: self.order_key.clone(),
+            on_failure: self.on_failure,
             tags: self.tags.clone(),
         }
     }
@@ -113,6 +123,8 @@ impl Body {
             retry: self.retry,
             unique_key: self.unique_key.clone(),
             on_conflict: self.on_conflict,
+            order_key: self.order_key.clone(),
+            on_failure: self.on_failure,
             tags: self.tags.clone(),
             trace: trace.cloned(),
         }

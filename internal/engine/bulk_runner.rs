@@ -136,7 +136,7 @@ async fn batch(shared: &EngineState, one: &mut Running, remake: &Remake) -> bool
             one.bucket.spend(batched.handled);
             metrics::counter!("tickr_operation_jobs_total").increment(batched.handled);
             let over = batched.over;
-            shared.broker.announce_batch(batched);
+            shared.broker.announce_batch(batched).await;
             if over {
                 tracing::info!(operation = %one.lease.id, "operation ended");
             }

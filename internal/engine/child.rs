@@ -333,6 +333,9 @@ fn policies(shared: &EngineState) -> HashMap<Name, RetryPolicy> {
 fn announce_end(shared: &EngineState, reaped: &Reaped, verdict: Verdict) {
     shared.attempt_metrics.record_ended(&reaped.kind, verdict);
     shared.broker.meters().record_settled(Some(&reaped.queue), verdict, reaped.state);
+    if let Settled::Done { released, .. } = &reaped.settled {
+        released.iter().for_each(|job| shared.broker.hint_released(job));
+    }
     if let Settled::Done { execute_at: Some(execute_at), line: Some((queue, priority)), .. } = &reaped.settled {
         shared.broker.hint(reaped.id, queue, *priority, *execute_at);
     }

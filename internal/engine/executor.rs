@@ -81,7 +81,8 @@ pub(super) async fn refuse(shared: &EngineState, unreadable: Unreadable) {
     if let Some(given_back) = answer.given_back {
         shared.unread.remember(id, given_back, settled.as_ref());
     }
-    if let Some(Settled::Done { state, execute_at, line, .. }) = settled {
+    if let Some(Settled::Done { state, execute_at, line, released, .. }) = settled {
+        released.iter().for_each(|job| shared.broker.hint_released(job));
         if let (Some(execute_at), Some((queue, priority))) = (execute_at, line) {
             shared.broker.hint(id, &queue, priority, execute_at);
         }
@@ -499,11 +500,12 @@ fn without_outcome(settlement: &Settlement) -> Settlement {
 /// Tell the index and the listeners of events.
 fn announce(shared: &EngineState, claimed: &Claimed, verdict: Verdict, settled: Option<Settled>) {
     match settled {
-        Some(Settled::Done { state, execute_at, line, follow_ups }) => {
+        Some(Settled::Done { state, execute_at, line, follow_ups, released }) => {
             if let (Some(execute_at), Some((queue, priority))) = (execute_at, line) {
                 shared.broker.hint(claimed.id, &queue, priority, execute_at);
             }
             shared.broker.announce(&follow_ups);
+            released.iter().for_each(|job| shared.broker.hint_released(job));
             if verdict != Verdict::Succeeded {
                 tracing::info!(job = %claimed.id, kind = %claimed.kind, attempt = claimed.attempt, %verdict, %state, "attempt ended");
             }

@@ -24,7 +24,8 @@ const SHORT_BREATH: Duration = Duration::from_millis(2);
 const LONG_BREATH: Duration = Duration::from_secs(2);
 /// Time that the eldest runner spends on one table before it goes to the next.
 const TURN: Duration = Duration::from_secs(10);
-/// Time between two searches of all ended jobs for failed jobs without a dead letter.
+/// Time between two searches of all ended jobs for failed jobs without a dead letter, and between two walks through the
+/// order keys.
 const REST: Duration = Duration::from_secs(3_600);
 /// Jobs may be purged late, when there are many or when purges are only allowed at night. Rows that may go only after
 /// their jobs are kept for this much longer.
@@ -101,6 +102,9 @@ struct JanitorPositions {
     lanes: Option<TallyPlace>,
     queues: Option<TallyPlace>,
     departures: Option<JobId>,
+    order_keys: Vec<u8>,
+    /// The end of the last walk through the order keys.
+    order_keys_walked: Option<Instant>,
 }
 
 impl JanitorPositions {
@@ -123,6 +127,7 @@ impl JanitorPositions {
             done("stopped runners", runners(shared, pages()).await);
             done("tallies", self.tallies(shared, pages()).await);
             done("the table departures", self.departures(shared, pages()).await);
+            done("order keys", self.order_keys(shared, pages()).await);
         }
         eldest && more && !shared.stop_loops.is_cancelled()
     }
@@ -200,6 +205,24 @@ impl JanitorPositions {
             let (_, queues) = shared.store.fold_queues(self.queues.take(), keep).await?;
             self.queues = queues;
             if self.lanes.is_none() {
+                return Ok(false);
+            }
+            if !pages.next_page().await {
+                return Ok(true);
+            }
+        }
+    }
+
+    /// The keys are not in the order of their age, so a walk reads all of them and is followed by a rest.
+    async fn order_keys(&mut self, shared: &EngineState, mut pages: PageBudget<'_>) -> Result<bool, StoreError> {
+        if self.order_keys_walked.is_some_and(|end| end.elapsed() < REST) {
+            return Ok(false);
+        }
+        loop {
+            let next = shared.store.forget_order_keys(std::mem::take(&mut self.order_keys)).await?.1;
+            self.order_keys_walked = next.is_none().then(Instant::now);
+            self.order_keys = next.unwrap_or_default();
+            if self.order_keys_walked.is_some() {
                 return Ok(false);
             }
             if !pages.next_page().await {

@@ -289,6 +289,9 @@ async fn tell(shared: &EngineState, reaped: Vec<Reaped>) {
     for reaped in reaped {
         shared.attempt_metrics.record_ended(&reaped.kind, Verdict::Lost);
         shared.broker.meters().record_settled(Some(&reaped.queue), Verdict::Lost, reaped.state);
+        if let Settled::Done { released, .. } = &reaped.settled {
+            released.iter().for_each(|job| shared.broker.hint_released(job));
+        }
         let Settled::Done { execute_at: Some(execute_at), line: Some((queue, priority)), .. } = reaped.settled else {
             continue;
         };
@@ -362,6 +365,9 @@ pub(super) async fn give_back_unanswered(shared: &EngineState) -> Result<(), Sto
 /// Report an attempt that was ended without its runner to the metrics and to the index.
 pub(super) fn announce(shared: &EngineState, ended: &Reaped, verdict: Verdict) {
     shared.broker.meters().record_settled(Some(&ended.queue), verdict, ended.state);
+    if let Settled::Done { released, .. } = &ended.settled {
+        released.iter().for_each(|job| shared.broker.hint_released(job));
+    }
     if let Settled::Done { execute_at: Some(execute_at), line: Some((queue, priority)), .. } = &ended.settled {
         shared.broker.hint(ended.id, queue, *priority, *execute_at);
     }

@@ -32,6 +32,8 @@ pub struct Job {
     pub created_at: Timestamp,
     /// Current due time, or the due time of the last attempt.
     pub execute_at: Timestamp,
+    /// True if it waits for a job in front of it with the same order key.
+    pub held: bool,
     /// Start of the open attempt, or of the last one.
     pub started_at: Option<Timestamp>,
     /// Time when the job ended.

@@ -19,7 +19,7 @@ pub mod limits {
     pub const MAX_TIMEOUT: Duration = Duration::from_secs(24 * 60 * 60);
     /// Maximum number of jobs in one batch.
     pub const MAX_BATCH: usize = 1_000;
-    /// Maximum length of a unique key, in bytes.
+    /// Maximum length of a unique key or an order key, in bytes.
     pub const MAX_KEY_BYTES: usize = 255;
     /// Maximum length of the reason for a discard, in characters.
     pub const MAX_REASON: usize = 500;
@@ -150,6 +150,30 @@ pub struct JobOptions {
     /// that unique key. The id of any other job is known only to the clients that its producer told.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub creator: Option<Actor>,
+    /// Order key of the job.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub order: Option<Order>,
+}
+
+/// Order of a job among others: jobs with the same order key run one at a time, in the order of their acceptance.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Order {
+    /// Order key, 1 to 255 bytes. It is the same key for all kinds and queues.
+    pub key: String,
+    /// What the final failure of the job does to the jobs behind it.
+    #[serde(default)]
+    pub on_failure: OnFailure,
+}
+
+/// What the final failure of a job does to the jobs behind it with the same order key.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OnFailure {
+    /// They wait until an operator retries, replays, discards or deletes the failed job.
+    #[default]
+    Block,
+    /// The next one runs.
+    Skip,
 }
 
 impl JobOptions {

@@ -17,11 +17,12 @@ use uuid::Uuid;
 use crate::audit::{AuditEntry, record};
 use crate::dead_letters::{Each, Refusal, Remake, discard_all, replay_all};
 use crate::idempotency::{IdempotentOutcome, IdempotentRequest, ResponseBuilder, store_answer, stored_before};
-use crate::jobs::actions::{ActionOutcome, AppliedAction, apply_event};
+use crate::jobs::actions::{ActionOutcome, AppliedAction, apply_event, lock_for};
 use crate::jobs::search::{Breakdown, Counted, Effort, Order, Search, break_down, count};
 use crate::retention::remove::{Removal, remove};
 use crate::rows::aged::{Aged, purge_aged};
 use crate::rows::jobs::Accepted;
+use crate::rows::order::held_until;
 use crate::rows::owed::lock_held;
 use crate::sql::batches::{groups, places, rows, statement};
 use crate::sql::clock::read_clock;
@@ -68,6 +69,8 @@ pub struct BatchOutcome {
     pub waits: Vec<Accepted>,
     /// Jobs that were cancelled before their start.
     pub cancelled: Vec<JobId>,
+    /// Failed jobs whose dead letters were discarded.
+    pub discarded: Vec<JobId>,
     /// Executing jobs that were asked to stop.
     pub stop_requested: Vec<JobId>,
     /// True if the operation has ended, or another runner has its lease.
@@ -554,6 +557,7 @@ impl Work {
                 let reason = operation.params.reason.as_deref().unwrap_or("no reason was given");
                 let each = discard_all(conn, ids, reason, &operation.actor, now).await?;
                 self.sort(each);
+                self.batched.discarded = self.done.iter().copied().map(JobId::from_uuid).collect();
                 Ok(())
             }
         }
@@ -586,13 +590,15 @@ impl Work {
         ids: &[Uuid],
         event: StateInput,
     ) -> Result<(), sqlx::Error> {
+        let ordered = lock_for(conn, event, ids).await?;
         for id in ids.iter().copied().map(JobId::from_uuid) {
-            let AppliedAction { outcome, counts, .. } = apply_event(conn, shared, id, event, Earlier::Nothing).await?;
+            let AppliedAction { outcome, counts, .. } =
+                apply_event(conn, shared, id, event, &ordered, Earlier::Nothing).await?;
             for (key, n) in counts {
                 *self.counts.entry(key).or_default() += n;
             }
             match outcome {
-                ActionOutcome::Refused(_) | ActionOutcome::Missing => continue,
+                ActionOutcome::Refused(_) | ActionOutcome::Held(_) | ActionOutcome::Missing => continue,
                 ActionOutcome::Waits(accepted) => self.batched.waits.push(accepted),
                 ActionOutcome::StopRequested => self.batched.stop_requested.push(id),
                 ActionOutcome::Done(State::Cancelled) => self.batched.cancelled.push(id),
@@ -615,7 +621,8 @@ impl Work {
         // A moment in the past means now. Due times are whole milliseconds, rounded so that no job starts early.
         let due = params.execute_at.map(|moment| ceil_ms(moment).max(floor_ms(now)));
         for (id, owed) in lock_held(conn, ids.iter().copied().map(JobId::from_uuid)).await? {
-            if !matches!(owed.state, State::Waiting | State::Retrying) {
+            let held = owed.execute_at == held_until();
+            if !matches!(owed.state, State::Waiting | State::Retrying) || (held && due.is_some()) {
                 continue;
             }
             let execute_at = due.unwrap_or(owed.execute_at);
@@ -624,7 +631,7 @@ impl Work {
                 None => owed.priority.try_into().map_err(corrupt)?,
             };
             sqlx::query("UPDATE owed SET execute_at = ?, priority = ? WHERE id = ?")
-                .bind(execute_at)
+                .bind(execute_at.naive_utc())
                 .bind(priority.level())
                 .bind(id.uuid())
                 .execute(&mut *conn)
@@ -646,6 +653,7 @@ impl Work {
                 priority,
                 execute_at,
                 created_at: now,
+                held,
             });
         }
         Ok(())

@@ -17,7 +17,8 @@ use crate::idempotency::{Answer, IdempotentOutcome, IdempotentRequest, ResponseB
 use crate::jobs::actions::{ActionOutcome, UpdatedJob};
 use crate::jobs::read::read_job;
 use crate::rows::dead_letters::{NewDeadLetter, StatusColumns, group, insert_dead_letters, write};
-use crate::rows::jobs::{Accepted, accepted_at, receipts, write_jobs};
+use crate::rows::jobs::{Accepted, accepted_at, mark_held, receipts, write_jobs};
+use crate::rows::order::{close_places, lock_open_keys_of};
 use crate::rows::unique_keys::lock_or_take;
 use crate::sql::batches::{MAX_ROWS, in_list, pad, padded, places, statement};
 use crate::sql::clock::read_clock;
@@ -206,6 +207,7 @@ pub(super) async fn replay_all(
     actor: &Actor,
     now: Timestamp,
 ) -> Result<Each<Accepted>, sqlx::Error> {
+    lock_open_keys_of(conn, ids).await?;
     let failed = lock_failed(conn, ids).await?;
     let fit: Vec<Uuid> = failed.iter().filter(|(_, failure)| failure.is_ok()).map(|(id, _)| *id).collect();
     let mut refused: BTreeMap<Uuid, Refusal> = BTreeMap::new();
@@ -235,7 +237,8 @@ pub(super) async fn replay_all(
     let mut pairs: Vec<(&NewJob, &Accepted)> = made.iter().map(|(_, job, accepted)| (job, accepted)).collect();
     pairs.sort_unstable_by_key(|(job, _)| job.id);
     if !pairs.is_empty() {
-        write_jobs(conn, &pairs).await?;
+        let held = write_jobs(conn, &pairs).await?;
+        mark_held(made.iter_mut().map(|(_, _, accepted)| accepted), &held);
     }
     let columns = |job: &NewJob| StatusColumns {
         status: DeadLetterStatus::Replayed,
@@ -268,6 +271,7 @@ pub(super) async fn discard_all(
     actor: &Actor,
     now: Timestamp,
 ) -> Result<Each<()>, sqlx::Error> {
+    let ordered = lock_open_keys_of(conn, ids).await?;
     let failed = lock_failed(conn, ids).await?;
     let columns = || StatusColumns {
         status: DeadLetterStatus::Discarded,
@@ -281,6 +285,8 @@ pub(super) async fn discard_all(
     let rows: Vec<(&NewDeadLetter<'_>, StatusColumns<'_>)> =
         dead_letters.iter().map(|dead_letter| (dead_letter, columns())).collect();
     write(conn, &rows).await?;
+    let closed = failed.iter().filter(|(id, failure)| failure.is_ok() && ordered.contains(JobId::from_uuid(**id)));
+    close_places(conn, &closed.map(|(id, _)| *id).collect::<Vec<_>>(), now).await?;
     Ok(failed.into_iter().map(|(id, failure)| (JobId::from_uuid(id), failure.map(drop))).collect())
 }
 

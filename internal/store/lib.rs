@@ -79,6 +79,7 @@ pub use jobs::explain::QueuePosition;
 #[doc(hidden)]
 pub use jobs::lanes::due_statements;
 pub use jobs::lanes::{Depth, DueCursor, DueLine, DueRange, DueRow, DueWalk, LinePage};
+pub use jobs::order::OrderPlace;
 pub use jobs::pending::Pending;
 pub use jobs::read::JobPage;
 pub use jobs::search::{Breakdown, Counted, Replayed};
@@ -110,6 +111,7 @@ pub use sql::pools::PoolSizes;
 pub use verify::evidence::{
     Evidence, EvidencePage, JobEvidence, JobRow, LedgerRow, OwedRow, Tallies, TallyKey, TickPlace, Walk,
 };
+pub use verify::order::{OrderCursor, PlaceRow};
 pub use verify::startable::{Startable, StuckJob};
 pub use verify::verifications::{BeginOutcome, Verification};
 
@@ -124,7 +126,7 @@ use tokio_util::task::TaskTracker;
 use attempts::claim::{ClaimRequest, Claims};
 use attempts::claim_batches::OpenClaims;
 use attempts::settle::Settles;
-use jobs::insert::{Inserts, together};
+use jobs::insert::{Inserts, OrderedInserts, together};
 use jobs::insert_once::OnceInserts;
 use rows::tallies::Lanes;
 use sql::connection::Target;
@@ -180,6 +182,7 @@ struct StoreInner {
 pub struct Store {
     shared: Arc<StoreInner>,
     inserts: Arc<GroupCommit<Inserts>>,
+    ordered: Arc<GroupCommit<OrderedInserts>>,
     onces: Arc<GroupCommit<OnceInserts>>,
     settles: Arc<GroupCommit<Settles>>,
 }
@@ -247,9 +250,10 @@ impl Store {
             return Err(refused(cause));
         }
         // Other connections than those of the pools, rounded up: the flushers of the three group commits and of the
-        // claims, the connections for locked rows (`locked_rows.rs`), the flusher of suspects, and the heartbeat.
+        // claims, the connections for locked rows (`locked_rows.rs`), the flushers of jobs with order keys and of
+        // suspects, and the heartbeat.
         let pooled = settings.connections.max(PoolSizes::LEAST) + sql::pools::FOR_REPORTS;
-        let connections = pooled as usize + 5 * settings.flushers + 5;
+        let connections = pooled as usize + 5 * settings.flushers + 7;
         if let Some(most) = first.variables.prepared_statements() {
             if most < connections {
                 return Err(refused(format!(
@@ -273,11 +277,13 @@ impl Store {
         let (options, tasks) = (&shared.options, &shared.tasks);
         let inserts = Inserts { clock: shared.clock.clone() };
         let inserts = GroupCommit::start(inserts, options, settings.flushers, WAITING_INSERTS, tasks);
+        let ordered = OrderedInserts { clock: shared.clock.clone() };
+        let ordered = Arc::new(GroupCommit::start(ordered, options, 1, WAITING_INSERTS, tasks));
         let onces = OnceInserts { clock: shared.clock.clone() };
         let onces = GroupCommit::start(onces, options, settings.flushers, WAITING_INSERTS, tasks);
         let settles = Settles::new(shared.clock.clone(), shared.lanes);
         let settles = GroupCommit::start(settles, options, settings.flushers, WAITING_WORKERS, tasks);
-        Ok(Self { shared, inserts: Arc::new(inserts), onces: Arc::new(onces), settles: Arc::new(settles) })
+        Ok(Self { shared, inserts: Arc::new(inserts), ordered, onces: Arc::new(onces), settles: Arc::new(settles) })
     }
 
     /// Create the database that `url` names, unless it exists. For private servers, on which no operator has created
@@ -327,7 +333,12 @@ impl Store {
         if jobs.is_empty() {
             return Ok(Vec::new());
         }
-        self.inserts.submit_or_refuse(together(jobs)).await
+        let ordered = jobs.iter().any(|job| job.options.order.is_some());
+        let jobs = together(jobs);
+        if ordered {
+            return self.ordered.submit_or_refuse(jobs).await;
+        }
+        self.inserts.submit_or_refuse(jobs).await
     }
 
     /// Create the entrance for the claims of one runner.
@@ -391,8 +402,8 @@ impl Store {
     /// Close the store: finish the writes that were handed in, then close the connections. Call this after all users of
     /// the store have ended.
     pub async fn close(self) {
-        let Self { shared, inserts, onces, settles } = self;
-        drop((inserts, onces, settles));
+        let Self { shared, inserts, ordered, onces, settles } = self;
+        drop((inserts, ordered, onces, settles));
         shared.tasks.close();
         if tokio::time::timeout(Duration::from_secs(10), shared.tasks.wait()).await.is_err() {
             tracing::warn!("the store closed while a task of tickr still used it");

@@ -32,6 +32,8 @@ pub enum Check {
     Final,
     /// At most one unfinished job exists for each unique key of a kind, and each unique key held belongs to such a job.
     UniqueKey,
+    /// Of the jobs with one order key the one at the head may run, every other one is held, and they ran in their order.
+    Order,
     /// All jobs that were accepted together exist.
     Batch,
     /// Every tick of a schedule that fired has its job.
@@ -52,7 +54,7 @@ pub enum Check {
 
 impl Check {
     /// All checks, in the order of a report.
-    pub const ALL: [Self; 21] = [
+    pub const ALL: [Self; 22] = [
         Self::Lost,
         Self::Strange,
         Self::OpenAttempt,
@@ -66,6 +68,7 @@ impl Check {
         Self::Cancelled,
         Self::Final,
         Self::UniqueKey,
+        Self::Order,
         Self::Batch,
         Self::Tick,
         Self::Counted,
@@ -93,6 +96,7 @@ impl Check {
             Self::Cancelled => "cancelled",
             Self::Final => "final",
             Self::UniqueKey => "unique_key",
+            Self::Order => "order",
             Self::Batch => "batch",
             Self::Tick => "tick",
             Self::Counted => "counted",
@@ -110,7 +114,7 @@ impl Check {
         match self {
             Self::Lost | Self::Strange | Self::Tick | Self::Counted => "G2",
             Self::Abandoned | Self::Overdue | Self::IndexMissing | Self::IndexExtra | Self::IndexScore => "G3",
-            Self::OpenAttempt | Self::Overlap => "G4",
+            Self::OpenAttempt | Self::Overlap | Self::Order => "G4",
             Self::Contiguous | Self::Bounded | Self::Failed | Self::DeadLetter => "G5",
             Self::Completed | Self::Final => "G6",
             Self::Early => "G7",
@@ -136,6 +140,7 @@ impl Check {
             Self::Cancelled => "a job was cancelled only after a request",
             Self::Final => "only an operator's retry follows an end state",
             Self::UniqueKey => "at most one unfinished job for each unique key",
+            Self::Order => "jobs with one order key run one at a time, in the order of their acceptance",
             Self::Batch => "batches are complete",
             Self::Tick => "a tick that fired has its job",
             Self::Counted => "ended jobs were counted",

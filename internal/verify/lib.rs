@@ -3,6 +3,7 @@
 //! - `check`: [`Check`], the checks with their names
 //! - `drift`: the comparison of the index with the store, and its repair on request
 //! - `life`: the conclusions from the evidence about one job, pure functions
+//! - `order`: the conclusions from the places of jobs with order keys, pure functions
 //! - `report`: [`Report`], the findings
 //!
 //! The checker reads the tables page by page in primary key order, each page in its own snapshot. It needs bounded
@@ -22,6 +23,7 @@
 mod check;
 mod drift;
 mod life;
+mod order;
 mod report;
 
 pub use check::Check;
@@ -35,7 +37,7 @@ use chrono::TimeDelta;
 use life::SnapshotFacts;
 use tickr_index::Index;
 use tickr_job::{BatchPlace, JobId, Timestamp};
-use tickr_store::{Evidence, JobEvidence, Retention, Store, StoreError, TallyKey, TickPlace, Walk};
+use tickr_store::{Evidence, JobEvidence, OrderCursor, Retention, Store, StoreError, TallyKey, TickPlace, Walk};
 
 /// Scope and patience of a check.
 #[derive(Clone, Debug)]
@@ -159,13 +161,14 @@ pub async fn verify(
         // Jobs younger than this cannot have been purged.
         let kept_since = batches.kept_since;
         torn(&mut evidence, batches, &mut report).await?;
-        whole = beyond_pages(&mut evidence, kept_since, (settings.pace, began), &mut report).await?;
+        let moment = SnapshotFacts { at: evidence.at(), patience: None, steps: &steps };
+        whole = beyond_pages(&mut evidence, kept_since, &moment, (settings.pace, began), &mut report).await?;
     } else {
         report.cut_short(&[Check::Batch]);
     }
     if !whole {
         let note = format!("time was over after the oldest {} jobs; the rest was not looked at", report.looked_at.jobs);
-        report.cut_short(&[Check::UniqueKey, Check::Tick]);
+        report.cut_short(&[Check::UniqueKey, Check::Order, Check::Tick]);
         report.record_unchecked(note);
     }
     counted(&mut evidence, &ended, &mut report).await?;
@@ -245,6 +248,7 @@ async fn torn(evidence: &mut Evidence, batches: Batches, report: &mut Report) ->
 async fn beyond_pages(
     evidence: &mut Evidence,
     kept_since: Timestamp,
+    moment: &SnapshotFacts<'_>,
     (pace, began): (Pace, Instant),
     report: &mut Report,
 ) -> Result<bool, StoreError> {
@@ -254,6 +258,29 @@ async fn beyond_pages(
         let (stray, next) = evidence.stray_unique_keys(after).await?;
         for id in stray {
             report.add_finding(Check::UniqueKey, id, "its unique key is not held correctly".into());
+        }
+        if !pace.wait_or_stop(&mut page, began).await {
+            return Ok(false);
+        }
+        keys = next;
+    }
+    let mut places: Walk<OrderCursor> = Walk::From((Vec::new(), 0, JobId::from_uuid(uuid::Uuid::nil())));
+    while let Walk::From(after) = places {
+        let (rows, next) = evidence.order_places(after).await?;
+        for (id, what) in order::faults(&rows, moment) {
+            report.add_finding(Check::Order, id, what);
+        }
+        if !pace.wait_or_stop(&mut page, began).await {
+            return Ok(false);
+        }
+        places = next;
+    }
+    let mut keys = Walk::From(Vec::new());
+    while let Walk::From(after) = keys {
+        let (headless, next) = evidence.headless_order_keys(after).await?;
+        for key in headless {
+            let key = String::from_utf8_lossy(&key).into_owned();
+            report.found_in_all(Check::Order, format!("the head of the order key {key:?} has no open place"));
         }
         if !pace.wait_or_stop(&mut page, began).await {
             return Ok(false);

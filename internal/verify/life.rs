@@ -22,7 +22,7 @@ pub(super) struct SnapshotFacts<'a> {
 
 impl SnapshotFacts<'_> {
     /// Return true if an event with the time `first` can have happened before one with the time `then`.
-    fn in_order(&self, first: Timestamp, then: Timestamp) -> bool {
+    pub(super) fn in_order(&self, first: Timestamp, then: Timestamp) -> bool {
         first <= then || self.steps.iter().any(|step| step.can_explain(first, then))
     }
 }
@@ -61,6 +61,9 @@ pub(super) fn faults(job: &JobEvidence, moment: &SnapshotFacts<'_>) -> Vec<Fault
             }
             if !owed.key_held {
                 wrong(Check::UniqueKey, "its unique key is not held correctly".into());
+            }
+            if !owed.placed {
+                wrong(Check::Order, "it is held, and has no place with an order key".into());
             }
         }
         (Some(_), None) => {}

@@ -50,6 +50,7 @@ mod mutations;
 mod mysql_faults;
 mod openapi;
 mod operations;
+mod order;
 mod panics;
 mod poison;
 mod problems;

@@ -31,6 +31,10 @@ fn of_every_fate() -> Vec<Value> {
             json!({"kind": "panic", "max_attempts": 1}),
             json!({"kind": "noop", "delay_ms": 600_000}),
             json!({"kind": "noop", "delay_ms": 3_600_000}),
+            json!({"kind": "noop", "order_key": format!("line-{}", n % 3)}),
+            json!({"kind": "fail", "payload": {"times": 1}, "retry": quick, "order_key": format!("line-{}", n % 3)}),
+            json!({"kind": "panic", "max_attempts": 1, "order_key": format!("line-{}", n % 3)}),
+            json!({"kind": "fail", "payload": {"permanent": true}, "order_key": "skips", "on_failure": "skip"}),
         ]);
     }
     jobs
@@ -203,6 +207,12 @@ async fn a_seeded_fault_lights_its_check() {
     seed(Check::UniqueKey, waiting(), "DELETE FROM unique_keys WHERE job_id = ID");
     seed(Check::UniqueKey, waiting(), "UPDATE unique_keys SET unique_key = 'another' WHERE job_id = ID");
     seed(Check::UniqueKey, done(), "INSERT INTO unique_keys VALUES ('noop', 'left behind', ID)");
+    seed(Check::Order, waiting(), "UPDATE owed SET execute_at = '9999-12-31' WHERE id = ID");
+    let place =
+        "INSERT INTO order_places (job_id, order_key, place, due_at, blocks) VALUES (ID, 'k', 1, '2026-01-01', 0)";
+    seed(Check::Order, done(), place);
+    let headless = "INSERT INTO order_keys (order_key, head, tail) VALUES ('k', 1, 1) ON DUPLICATE KEY UPDATE head = 1";
+    seed(Check::Order, done(), headless);
     seed(Check::Batch, done(), "UPDATE jobs SET batch_id = ID, batch_size = 2 WHERE id = ID");
     let tick = "INSERT INTO ticks (schedule, due_at, outcome, job_id, recorded_at, recorded_by) VALUES \
          ('seeded', UTC_TIMESTAMP(3), 'fired', ID, UTC_TIMESTAMP(6), 'test')";
@@ -252,10 +262,12 @@ async fn a_seeded_fault_lights_its_check() {
             ("unique_keys", "job_id"),
             ("ticks", "job_id"),
             ("dead_letters", "job_id"),
+            ("order_places", "job_id"),
         ] {
             rest.sql(format!("DELETE FROM {table} WHERE {column} = UNHEX('{}')", id.uuid().simple())).await;
         }
         redis.zrem(&scheduled, &member).await.unwrap();
+        rest.sql("DELETE FROM order_keys").await;
         if check == Check::Counted {
             rest.sql(sql.replace("- 100", "+ 100")).await;
         }

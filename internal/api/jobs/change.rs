@@ -96,6 +96,11 @@ pub(crate) async fn change(
                 let detail = format!("only a waiting or retrying job can be changed; this one is {state}");
                 Problem::new(Code::WrongState, detail).in_state(state)
             }
+            ChangeOutcome::Held(state) => {
+                let detail =
+                    "the job waits for a job in front of it with the same order key, so its due time cannot be changed";
+                Problem::new(Code::WrongState, detail).in_state(state)
+            }
             ChangeOutcome::Unmet => {
                 let detail = "the job no longer has an ETag of If-Match; nothing was changed; read the job again";
                 Problem::new(Code::PreconditionFailed, detail)

@@ -16,7 +16,7 @@ use crate::view::Moment;
 use crate::{Api, json};
 use tickr_index::Health;
 use tickr_job::{Job, State as JobState, Timestamp};
-use tickr_store::{QueuePosition, QueueSetting, RunnerSeen, SUSPECT_FROM};
+use tickr_store::{OrderPlace, QueuePosition, QueueSetting, RunnerSeen, SUSPECT_FROM};
 
 /// A runner without a heartbeat for this long counts as dead until its next heartbeat.
 const SILENT: Duration = Duration::from_secs(60);
@@ -57,6 +57,8 @@ pub(crate) enum ReasonCode {
     CancelRequested,
     /// The runner has not renewed the lease of the job: the attempt will be recorded as lost.
     LeaseOver,
+    /// A job in front of it with the same order key has not ended, or failed and blocks the key.
+    BehindKey,
     /// The job is not due yet.
     NotDue,
     /// The last attempt did not succeed; the job waits for the next one.
@@ -93,6 +95,7 @@ struct Evidence<'a> {
     job: &'a Job,
     at: Timestamp,
     standing: Option<QueuePosition>,
+    place: Option<OrderPlace>,
     queue: Option<&'a QueueSetting>,
     permits: u32,
     runners: &'a [RunnerSeen],
@@ -113,6 +116,22 @@ fn duration_text(length: TimeDelta) -> String {
 
 fn attempts(count: u32) -> String {
     if count == 1 { "one attempt".to_owned() } else { format!("{count} attempts") }
+}
+
+/// Say which jobs with the same order key are in front.
+fn behind_text(place: Option<&OrderPlace>) -> String {
+    let Some((place, (head, state))) = place.and_then(|place| Some((place, place.head?))) else {
+        return "a job in front of it with the same order key ended a moment ago".to_owned();
+    };
+    let more = if place.more_ahead { "at least " } else { "" };
+    let jobs = if place.ahead == 1 { "1 job".to_owned() } else { format!("{} jobs", place.ahead) };
+    let first = match state {
+        JobState::Failed => {
+            format!("job {head} failed and blocks the key: retry, replay, discard or delete it")
+        }
+        state => format!("the first is job {head}, which is {state}"),
+    };
+    format!("{more}{jobs} with the same order key must end before it; {first}")
 }
 
 fn explain(evidence: &Evidence<'_>) -> Vec<Reason> {
@@ -142,6 +161,9 @@ fn explain(evidence: &Evidence<'_>) -> Vec<Reason> {
             because(ReasonCode::LeaseOver, text);
         }
         return reasons;
+    }
+    if job.held {
+        because(ReasonCode::BehindKey, behind_text(evidence.place.as_ref()));
     }
     let due_in = job.execute_at - evidence.at;
     let due = due_in <= TimeDelta::zero();
@@ -202,7 +224,7 @@ fn explain(evidence: &Evidence<'_>) -> Vec<Reason> {
         };
         because(ReasonCode::RunnersDraining, text);
     }
-    if !due {
+    if !due || job.held {
         // Whether other reasons will apply at the due time is not known now.
         return reasons;
     }
@@ -275,6 +297,7 @@ pub(crate) async fn show(State(api): State<Api>, IdPath(id): IdPath) -> Result<R
     let store = api.broker.store();
     let Some((job, _)) = store.job(id).await? else { return Err(missing(id)) };
     let standing = store.queue_position(id).await?;
+    let place = if job.held { store.order_place(id).await? } else { None };
     let queue = store.listed_queues().await?.into_iter().find(|queue| queue.name == job.queue);
     let permits = match &queue {
         Some(queue) if queue.concurrency.is_some() => {
@@ -285,8 +308,16 @@ pub(crate) async fn show(State(api): State<Api>, IdPath(id): IdPath) -> Result<R
     let runners = store.runners(1_000).await?;
     let at = standing.map_or_else(|| store.clock().now(), |standing| standing.at);
     let health = api.index.health().now();
-    let reasons =
-        explain(&Evidence { job: &job, at, standing, queue: queue.as_ref(), permits, runners: &runners, health });
+    let reasons = explain(&Evidence {
+        job: &job,
+        at,
+        standing,
+        place,
+        queue: queue.as_ref(),
+        permits,
+        runners: &runners,
+        health,
+    });
     let summary = reasons.first().map(|reason| reason.text.clone()).unwrap_or_default();
     Ok(json(StatusCode::OK, Explanation { state: job.state, summary, reasons, at: Moment(at) }))
 }

@@ -37,7 +37,7 @@ use crate::http::trace::RequestTrace;
 use crate::view::{ForeignJobView, JobView, RetryView, SeenJob, TraceView};
 use crate::{Api, json};
 use tickr_broker::Draft;
-use tickr_job::{Actor, Due, Filter, JobId, Name, NewJob, OnConflict, Producer, TraceContext, limits};
+use tickr_job::{Actor, Due, Filter, JobId, Name, NewJob, OnConflict, OnFailure, Producer, TraceContext, limits};
 use tickr_store::{
     ActionOutcome, Answer, EnqueueOutcome, EnqueueReceipts, EnqueuedJob, IdempotentRequest, JobAction, KeyHolder,
     ResponseBuilder, UpdatedJob,
@@ -81,6 +81,14 @@ pub(crate) struct NewJobBody {
     /// Default: `return`. Only with `unique_key`.
     #[schema(value_type = Option<OnConflictWord>)]
     on_conflict: Option<OnConflict>,
+    /// Order key. Jobs with the same order key run one at a time, in the order in which they were accepted, whatever
+    /// their kinds and queues are. A job that waits for its next attempt keeps its place.
+    #[schema(min_length = 1, max_length = 255)]
+    order_key: Option<String>,
+    /// What the final failure of the job does to the jobs behind it. `block`: they wait until the failed job is
+    /// retried, replayed, discarded or deleted. `skip`: the next one runs. Default: `block`. Only with `order_key`.
+    #[schema(value_type = Option<crate::view::OnFailureWord>)]
+    on_failure: Option<OnFailure>,
     /// Backoff between attempts. Default: that of the kind.
     #[schema(value_type = Option<RetryView>)]
     retry: Option<Object<RetryView>>,
@@ -126,6 +134,8 @@ impl NewJobBody {
             retry: self.retry.map(|Object(retry)| retry.into()),
             unique_key: self.unique_key,
             on_conflict: self.on_conflict,
+            order_key: self.order_key,
+            on_failure: self.on_failure,
             tags: self.tags,
             trace: self.trace.and_then(|Object(own)| own.context()).or_else(|| trace.cloned()),
         })
@@ -603,6 +613,10 @@ async fn act_on_job(api: &Api, id: JobId, action: JobAction, who: &Actor, key: K
     let refused = |outcome: ActionOutcome| match outcome {
         ActionOutcome::Refused(state) => {
             Problem::new(Code::WrongState, format!("{refusal}; this one is {state}")).in_state(state)
+        }
+        ActionOutcome::Held(state) => {
+            let detail = "the job waits for a job in front of it with the same order key; explain says which one";
+            Problem::new(Code::WrongState, detail).in_state(state)
         }
         _ => missing(id),
     };

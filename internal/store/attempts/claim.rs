@@ -63,6 +63,7 @@ pub struct Opened {
     pub(crate) started_at: Timestamp,
     /// True if the job holds a unique key.
     pub(crate) keyed: bool,
+    pub(crate) ordered: bool,
 }
 
 impl Claimed {
@@ -77,6 +78,7 @@ impl Claimed {
             execute_at: self.execute_at,
             started_at: self.started_at,
             keyed: self.keyed,
+            ordered: self.options.order.is_some(),
         }
     }
 }

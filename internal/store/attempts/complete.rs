@@ -16,7 +16,7 @@ use crate::rows::tallies::tally;
 use crate::sql::script::{Script, Value};
 use tickr_job::{Name, State, Verdict};
 
-/// A success with nothing else to write: no follow-up jobs and no unique key.
+/// A success with nothing else to write: no follow-up jobs, no unique key and no order key.
 pub(crate) struct Success<'a> {
     item: &'a Settlement,
     opened: &'a Opened,
@@ -26,7 +26,8 @@ impl<'a> Success<'a> {
     /// Return the success if the attempt can be settled without reading its row.
     pub(crate) fn from_settlement(item: &'a Settlement) -> Option<Self> {
         let opened = item.opened.as_ref()?;
-        let plain = item.verdict == Verdict::Succeeded && item.follow_ups.is_empty() && !opened.keyed;
+        let plain =
+            item.verdict == Verdict::Succeeded && item.follow_ups.is_empty() && !opened.keyed && !opened.ordered;
         plain.then_some(Self { item, opened })
     }
 

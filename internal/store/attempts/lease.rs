@@ -11,6 +11,7 @@ use uuid::Uuid;
 use crate::attempts::claim_batches::{LapseRule, Lapsed};
 use crate::attempts::settle::{decide, write_moves};
 use crate::attempts::settlement::{Again, Settled, Settlement};
+use crate::rows::order::{OrderedJobs, lock_free_keys_of, lock_keys_of};
 use crate::rows::owed::{Owed, lock_free, lock_held};
 use crate::runners::{LiveAttempt, job_ids};
 use crate::sql::batches::{MAX_ROWS, pad, padded, places, statement};
@@ -285,7 +286,9 @@ impl Store {
                 let own = own_policies(conn, &ids).await?;
                 // A runner that froze in a transaction keeps its locks, perhaps for long. Its other attempts must not
                 // wait for that.
-                let held = lock_free(conn, ids.into_iter()).await?;
+                let uuids: Vec<Uuid> = ids.iter().map(|id| id.uuid()).collect();
+                let (ordered, locked) = lock_free_keys_of(conn, &uuids).await?;
+                let held = lock_free(conn, ids.into_iter().filter(|id| !locked.contains(&id.uuid()))).await?;
                 let policy =
                     |id: &JobId| own.get(id).or_else(|| policies.get(&held[id].kind)).copied().unwrap_or_default();
                 let lost: Vec<Settlement> = lapsed
@@ -300,7 +303,7 @@ impl Store {
                         ending(lapsed.id, &held[&lapsed.id], Verdict::Lost, why, again)
                     })
                     .collect();
-                end(conn, &shared, &lost, &held).await
+                end(conn, &shared, &lost, &held, &ordered).await
             })
         })
         .await?;
@@ -330,11 +333,13 @@ impl Store {
         let given = transact(&self.shared.pools.loops, "give attempts back", move |conn, _| {
             let (shared, ids) = (shared.clone(), Arc::clone(&ids));
             Box::pin(async move {
+                let uuids: Vec<Uuid> = ids.iter().map(|id| id.uuid()).collect();
+                let ordered = lock_keys_of(conn, &uuids).await?;
                 let held = lock_held(conn, ids.iter().copied()).await?;
                 let ours = held.iter().filter(|(_, owed)| owed.token == token);
                 let unstarted: Vec<Settlement> =
                     ours.map(|(id, owed)| ending(*id, owed, Verdict::Interrupted, why, Again::Now)).collect();
-                end(conn, &shared, &unstarted, &held).await
+                end(conn, &shared, &unstarted, &held, &ordered).await
             })
         })
         .await?;
@@ -402,6 +407,7 @@ async fn end(
     shared: &StoreInner,
     ends: &[Settlement],
     held: &std::collections::BTreeMap<JobId, Owed>,
+    ordered: &OrderedJobs,
 ) -> Result<Vec<Reaped>, sqlx::Error> {
     // Read the clock after the locks, because this may have waited for them.
     let now = read_clock(conn, &shared.clock).await?;
@@ -410,7 +416,7 @@ async fn end(
         moves.push(decide(0, item, &held[&item.id], now)?);
     }
     moves.sort_unstable_by_key(|step| step.item.id);
-    write_moves(conn, &moves, now, &shared.clock, shared.lanes.any()).await?;
+    let mut written = write_moves(conn, &moves, ordered, now, &shared.clock, shared.lanes.any()).await?;
     let done = |step: &crate::attempts::settle::Transition<'_>| Reaped {
         id: step.item.id,
         kind: step.owed.kind.clone(),
@@ -421,6 +427,7 @@ async fn end(
             execute_at: step.execute_at,
             line: step.line(),
             follow_ups: Vec::new(),
+            released: std::mem::take(&mut written.released),
         },
     };
     Ok(moves.iter().map(done).collect())

@@ -16,13 +16,15 @@ use std::time::Duration;
 use chrono::TimeDelta;
 use serde_json::value::RawValue;
 use sqlx::{Connection, MySqlConnection, Row};
+use uuid::Uuid;
 
 use crate::attempts::complete::{Success, complete};
 use crate::attempts::settlement::{Again, Settled, Settlement};
 use crate::rows::dead_letters::{NewDeadLetter, insert_dead_letters};
 use crate::rows::jobs::{Accepted, insert_owed};
 use crate::rows::ledger::{AttemptRow, append_to_ledger};
-use crate::rows::owed::{MAX_LOSSES, MAX_SPARED, Owed, delete_owed, lock_held};
+use crate::rows::order::{OrderedJobs, close_places, lock_keys_of};
+use crate::rows::owed::{DueJob, MAX_LOSSES, MAX_SPARED, Owed, delete_owed, lock_held};
 use crate::rows::tallies::{Lanes, count};
 use crate::rows::unique_keys::release_key_of;
 use crate::sql::batch::Batch;
@@ -102,6 +104,9 @@ impl Settles {
         answers: &mut [Settled],
     ) -> Result<(), sqlx::Error> {
         let mut tx = conn.begin().await?;
+        let may_be_ordered = items.iter().filter(|(_, item)| item.opened.as_ref().is_none_or(|opened| opened.ordered));
+        let may_be_ordered: Vec<Uuid> = may_be_ordered.map(|(_, item)| item.id.uuid()).collect();
+        let ordered = lock_keys_of(&mut tx, &may_be_ordered).await?;
         let mut held = lock_held(&mut tx, items.iter().map(|(_, item)| item.id)).await?;
         // Read the clock after the locks, for which this may have waited. So a cancel that held a lock has an earlier
         // time than the end.
@@ -115,7 +120,8 @@ impl Settles {
         }
         moves.sort_unstable_by_key(|step| step.item.id);
         moves.dedup_by_key(|step| step.item.id);
-        let mut follow_ups = write_moves(&mut tx, &moves, now, &self.clock, lane).await?;
+        let Written { mut follow_ups, mut released } =
+            write_moves(&mut tx, &moves, &ordered, now, &self.clock, lane).await?;
         tx.commit().await?;
 
         for step in &moves {
@@ -124,6 +130,7 @@ impl Settles {
                 execute_at: step.execute_at,
                 line: step.line(),
                 follow_ups: follow_ups.remove(&step.item.id).unwrap_or_default(),
+                released: std::mem::take(&mut released),
             };
         }
         recognise_own_work(conn, items, answers).await?;
@@ -216,16 +223,26 @@ pub(crate) fn decide<'a>(
     Ok(Transition { place, item, owed, verdict, state, execute_at, burned, spared, losses, undone })
 }
 
-/// Write decided settlements, sorted by id. Return the follow-up jobs that were inserted, by job.
+/// What decided settlements brought about.
+#[derive(Default)]
+pub(crate) struct Written {
+    /// The follow-up jobs that were inserted, by job.
+    pub(crate) follow_ups: BTreeMap<JobId, Vec<Accepted>>,
+    /// Jobs that are not held any more.
+    pub(crate) released: Vec<DueJob>,
+}
+
+/// Write decided settlements, sorted by id. The order keys of their jobs are locked.
 pub(crate) async fn write_moves(
     conn: &mut MySqlConnection,
     moves: &[Transition<'_>],
+    ordered: &OrderedJobs,
     now: Timestamp,
     clock: &StoreClock,
     lane: u8,
-) -> Result<BTreeMap<JobId, Vec<Accepted>>, sqlx::Error> {
+) -> Result<Written, sqlx::Error> {
     if moves.is_empty() {
-        return Ok(BTreeMap::new());
+        return Ok(Written::default());
     }
     let ended: Vec<&Transition<'_>> = moves.iter().filter(|step| step.state.is_end()).collect();
     let again: Vec<&Transition<'_>> = moves.iter().filter(|step| !step.state.is_end()).collect();
@@ -247,13 +264,15 @@ pub(crate) async fn write_moves(
         .collect();
     insert_dead_letters(conn, &dead_letters).await?;
     release_unique_keys(conn, &ended).await?;
+    let closed = ended.iter().filter(|step| ordered.closes(step.item.id, step.state));
+    let released = close_places(conn, &closed.map(|step| step.item.id.uuid()).collect::<Vec<_>>(), now).await?;
     let follow_ups = accept_follow_ups(conn, &ended, clock).await?;
     let mut counts: BTreeMap<(Name, Name, State), i64> = BTreeMap::new();
     for step in &ended {
         *counts.entry((step.owed.queue.clone(), step.owed.kind.clone(), step.state)).or_default() += 1;
     }
     count(conn, lane, &counts).await?;
-    Ok(follow_ups)
+    Ok(Written { follow_ups, released })
 }
 
 /// Write the new values of jobs that wait again. An upsert of rows that are locked and known to exist updates many
@@ -367,9 +386,9 @@ async fn recognise_own_work(
             // Without a state, the job was retried and has ended again since, so the caller does not need this answer
             // any more.
             let Some(state) = word.and_then(State::from_word) else { continue };
-            // The reconciler gives the hints for this job and its follow-up jobs.
-            *answer =
-                Settled::Done { state, execute_at: row.try_get("execute_at")?, line: None, follow_ups: Vec::new() };
+            // The reconciler gives the hints for this job, its follow-up jobs and the next one of its order key.
+            let execute_at = row.try_get("execute_at")?;
+            *answer = Settled::Done { state, execute_at, line: None, follow_ups: Vec::new(), released: Vec::new() };
         }
     }
     Ok(())

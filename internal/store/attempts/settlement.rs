@@ -6,6 +6,7 @@ use serde_json::value::RawValue;
 
 use crate::attempts::claim::Opened;
 use crate::rows::jobs::Accepted;
+use crate::rows::owed::DueJob;
 use tickr_job::{AttemptToken, JobId, Name, NewJob, Priority, RetryPolicy, State, Timestamp, Verdict};
 
 /// The result of an attempt, as the holder of its token reports it.
@@ -73,6 +74,9 @@ pub enum Settled {
         line: Option<(Name, Priority)>,
         /// The follow-up jobs that were inserted with it.
         follow_ups: Vec<Accepted>,
+        /// Jobs that are not held any more, because jobs in front of them with the same order key have ended. They may
+        /// follow other jobs of the same batch of settlements.
+        released: Vec<DueJob>,
     },
     /// The token does not hold the job any more, because the lease was taken away. Nothing was changed.
     NotOurs,
@@ -80,6 +84,12 @@ pub enum Settled {
 
 impl Settled {
     pub(crate) fn completed() -> Self {
-        Self::Done { state: State::Completed, execute_at: None, line: None, follow_ups: Vec::new() }
+        Self::Done {
+            state: State::Completed,
+            execute_at: None,
+            line: None,
+            follow_ups: Vec::new(),
+            released: Vec::new(),
+        }
     }
 }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use crate::attempts::lease::{Reaped, after_loss, own_policies};
 use crate::attempts::settle::{decide, write_moves};
 use crate::attempts::settlement::{Again, Settled, Settlement};
+use crate::rows::order::lock_keys_of;
 use crate::rows::owed::lock_held;
 use crate::sql::clock::read_clock;
 use crate::sql::connection::transact;
@@ -36,6 +37,7 @@ impl Store {
         transact(&self.shared.pools.loops, "end the attempt of a dead process", move |conn, _| {
             let (shared, child, death) = (shared.clone(), child.clone(), death.clone());
             Box::pin(async move {
+                let ordered = lock_keys_of(conn, &[job.uuid()]).await?;
                 let held = lock_held(conn, std::iter::once(job)).await?;
                 let ours = |owed: &&crate::rows::owed::Owed| owed.state == State::Executing && owed.runner == child;
                 let Some(owed) = held.get(&job).filter(ours) else { return Ok(None) };
@@ -56,7 +58,9 @@ impl Store {
                     again,
                 };
                 let step = decide(0, &ended, owed, now)?;
-                write_moves(conn, std::slice::from_ref(&step), now, &shared.clock, shared.lanes.any()).await?;
+                let step = [step];
+                let written = write_moves(conn, &step, &ordered, now, &shared.clock, shared.lanes.any()).await?;
+                let [step] = step;
                 sqlx::query(
                     "UPDATE runners SET stopped_at = UTC_TIMESTAMP(6), busy = 0, slot_jobs = NULL \
                      WHERE id = ? AND stopped_at IS NULL",
@@ -69,6 +73,7 @@ impl Store {
                     execute_at: step.execute_at,
                     line: step.line(),
                     follow_ups: Vec::new(),
+                    released: written.released,
                 };
                 let (kind, queue) = (owed.kind.clone(), owed.queue.clone());
                 Ok(Some(Reaped { id: job, kind, queue, state: step.state, settled }))

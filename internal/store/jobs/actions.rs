@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use sqlx::{MySqlConnection, Row};
+use uuid::Uuid;
 
 use crate::audit::{AuditEntry, record};
 use crate::idempotency::{IdempotentOutcome, IdempotentRequest, ResponseBuilder, store_answer, stored_before};
@@ -12,6 +13,7 @@ use crate::jobs::read::read_job;
 use crate::rows::dead_letters::{delete_dead_letter, was_replayed};
 use crate::rows::jobs::Accepted;
 use crate::rows::ledger::{AttemptRow, append_to_ledger};
+use crate::rows::order::{OrderedJobs, close_places, held_until, lock_keys_of, lock_or_make_keys_of, place_again};
 use crate::rows::owed::{Owed, delete_owed, lock_held};
 use crate::rows::tallies::count;
 use crate::rows::unique_keys::{lock_or_take, release_key_of};
@@ -32,8 +34,18 @@ pub enum ActionOutcome {
     Waits(Accepted),
     /// Not allowed in the job's current state.
     Refused(State),
+    /// Not possible while a job in front of it with the same order key has not ended.
+    Held(State),
     /// There is no such job.
     Missing,
+}
+
+impl ActionOutcome {
+    /// Return whether the action was carried out.
+    #[must_use]
+    pub const fn is_done(&self) -> bool {
+        !matches!(self, Self::Refused(_) | Self::Held(_) | Self::Missing)
+    }
 }
 
 impl Store {
@@ -67,8 +79,9 @@ impl Store {
         transact(&self.shared.pools.steering, action.attempted(), move |conn, earlier| {
             let (shared, act) = (shared.clone(), act.clone());
             Box::pin(async move {
-                let step = apply_event(conn, &shared, id, action.event(), earlier).await?;
-                if !matches!(step.outcome, ActionOutcome::Refused(_) | ActionOutcome::Missing) {
+                let ordered = lock_for(conn, action.event(), &[id.uuid()]).await?;
+                let step = apply_event(conn, &shared, id, action.event(), &ordered, earlier).await?;
+                if step.outcome.is_done() {
                     record(conn, &act, step.now).await?;
                 }
                 count(conn, shared.lanes.any(), &step.counts).await?;
@@ -166,8 +179,10 @@ async fn act_and_answer(
 ) -> Result<IdempotentOutcome<ActionOutcome>, sqlx::Error> {
     // The locks on the job come first, so that two equal requests take turns there. The second one finds the stored row
     // of the first, whatever the job allows by then. A repeated run finds its own row in the same way.
-    let AppliedAction { outcome, counts, now } = apply_event(conn, shared, id, action.event(), earlier).await?;
-    if matches!(outcome, ActionOutcome::Refused(_) | ActionOutcome::Missing) {
+    let ordered = lock_for(conn, action.event(), &[id.uuid()]).await?;
+    let AppliedAction { outcome, counts, now } =
+        apply_event(conn, shared, id, action.event(), &ordered, earlier).await?;
+    if !outcome.is_done() {
         return Ok(stored_before(conn, once, None).await?.unwrap_or(IdempotentOutcome::Refused(outcome)));
     }
     let (job, attempts) = read_job(conn, id).await?.ok_or_else(|| corrupt("a job whose row in jobs is missing"))?;
@@ -181,7 +196,8 @@ async fn act_and_answer(
     Ok(IdempotentOutcome::First { done: Some(updated.outcome), answer })
 }
 
-/// End a waiting job whose row is locked as cancelled, without a runner. The caller must release its unique key.
+/// End a waiting job whose row is locked as cancelled, without a runner. The caller must release its unique key and close
+/// its place.
 pub(crate) async fn cancel_waiting(
     conn: &mut MySqlConnection,
     id: JobId,
@@ -196,7 +212,8 @@ pub(crate) async fn cancel_waiting(
         number: owed.attempt + 1,
         burned: owed.attempt - owed.spared,
         runner: "",
-        execute_at: owed.execute_at,
+        // A job that was held had no due time yet.
+        execute_at: if owed.execute_at == held_until() { floor_ms(now) } else { owed.execute_at },
         started_at: now,
         verdict: Verdict::Cancelled,
         end: Some(State::Cancelled),
@@ -215,11 +232,28 @@ pub(crate) struct AppliedAction {
     now: Timestamp,
 }
 
+/// Lock the order keys of these jobs, as far as `event` concerns their places.
+pub(crate) async fn lock_for(
+    conn: &mut MySqlConnection,
+    event: StateInput,
+    ids: &[Uuid],
+) -> Result<OrderedJobs, sqlx::Error> {
+    match event {
+        StateInput::Cancel => lock_keys_of(conn, ids).await,
+        StateInput::Retry => lock_or_make_keys_of(conn, ids).await,
+        StateInput::RunNow | StateInput::Change | StateInput::Claim | StateInput::Settle { .. } => {
+            Ok(OrderedJobs::default())
+        }
+    }
+}
+
+/// Carry out an action. The order keys are locked, as [`lock_for`] does it.
 pub(crate) async fn apply_event(
     conn: &mut MySqlConnection,
     shared: &StoreInner,
     id: JobId,
     event: StateInput,
+    ordered: &OrderedJobs,
     earlier: Earlier,
 ) -> Result<AppliedAction, sqlx::Error> {
     let held = lock_held(conn, std::iter::once(id)).await?;
@@ -227,7 +261,7 @@ pub(crate) async fn apply_event(
     let now = read_clock(conn, &shared.clock).await?;
     let done = |outcome: ActionOutcome| AppliedAction { outcome, counts: BTreeMap::new(), now };
     let Some(owed) = held.get(&id) else {
-        let step = ended(conn, id, event, now).await?;
+        let step = ended(conn, id, event, ordered, now).await?;
         return Ok(match (&step.outcome, event, earlier) {
             // The earlier run may have committed without an answer. Whichever request cancelled the job, the answer 200
             // is true.
@@ -240,7 +274,7 @@ pub(crate) async fn apply_event(
     let priority = owed.priority.try_into().map_err(corrupt)?;
     let waits = |execute_at| {
         let (kind, queue) = (owed.kind.clone(), owed.queue.clone());
-        Accepted { id, kind, queue, priority, execute_at, created_at: now }
+        Accepted { id, kind, queue, priority, execute_at, created_at: now, held: execute_at == held_until() }
     };
     let Ok(state) = next(owed.state, event) else {
         return Ok(done(match (owed.state, event, earlier) {
@@ -261,6 +295,9 @@ pub(crate) async fn apply_event(
             if owed.keyed {
                 release_key_of(conn, id.uuid()).await?;
             }
+            if ordered.contains(id) {
+                close_places(conn, &[id.uuid()], now).await?;
+            }
             let counts = BTreeMap::from([((owed.queue.clone(), owed.kind.clone(), State::Cancelled), 1)]);
             Ok(AppliedAction { outcome: ActionOutcome::Done(State::Cancelled), counts, now })
         }
@@ -272,6 +309,7 @@ pub(crate) async fn apply_event(
                 .await?;
             Ok(done(ActionOutcome::StopRequested))
         }
+        StateInput::RunNow if owed.execute_at == held_until() => Ok(done(ActionOutcome::Held(owed.state))),
         StateInput::RunNow => {
             let execute_at = floor_ms(now).min(owed.execute_at);
             sqlx::query("UPDATE owed SET execute_at = ? WHERE id = ?")
@@ -293,6 +331,7 @@ async fn ended(
     conn: &mut MySqlConnection,
     id: JobId,
     event: StateInput,
+    ordered: &OrderedJobs,
     now: Timestamp,
 ) -> Result<AppliedAction, sqlx::Error> {
     let only = |outcome: ActionOutcome| AppliedAction { outcome, counts: BTreeMap::new(), now };
@@ -336,6 +375,7 @@ async fn ended(
         }
     }
     let execute_at = floor_ms(now);
+    let held = place_again(conn, ordered, id, execute_at).await?;
     // The numbers in the ledger continue. Earlier attempts count as spared, so that the job has all its attempts again.
     sqlx::query(
         "INSERT INTO owed (id, kind, queue, priority, max_attempts, keyed, state, execute_at, attempt, spared) \
@@ -347,7 +387,7 @@ async fn ended(
     .bind(priority)
     .bind(max_attempts)
     .bind(key.is_some())
-    .bind(execute_at)
+    .bind(if held { held_until() } else { execute_at }.naive_utc())
     .bind(done)
     .bind(done)
     .execute(&mut *conn)
@@ -356,7 +396,7 @@ async fn ended(
     let counts = BTreeMap::from([((queue.clone(), kind.clone(), state), -1)]);
     let priority = priority.try_into().map_err(corrupt)?;
     Ok(AppliedAction {
-        outcome: ActionOutcome::Waits(Accepted { id, kind, queue, priority, execute_at, created_at: now }),
+        outcome: ActionOutcome::Waits(Accepted { id, kind, queue, priority, execute_at, created_at: now, held }),
         counts,
         now,
     })

@@ -11,6 +11,7 @@ use crate::idempotency::{IdempotentOutcome, IdempotentRequest, ResponseBuilder, 
 use crate::jobs::actions::{ActionOutcome, UpdatedJob};
 use crate::jobs::read::read_job;
 use crate::rows::jobs::{Accepted, due_at};
+use crate::rows::order::held_until;
 use crate::rows::owed::lock_held;
 use crate::sql::clock::read_clock;
 use crate::sql::connection::{Earlier, transact};
@@ -38,6 +39,8 @@ pub enum ChangeOutcome {
     Done(ActionOutcome),
     /// The job is in this state, in which it cannot be changed.
     Refused(State),
+    /// Its due time cannot be changed: a job in front of it with the same order key has not ended.
+    Held(State),
     /// The condition does not hold.
     Unmet,
     /// There is no such job.
@@ -106,6 +109,7 @@ async fn apply_change(
             priority,
             execute_at,
             created_at: job.created_at,
+            held: owed.execute_at == held_until(),
         })
     };
     let own = earlier == Earlier::MayHaveCommitted && was_recorded(conn, &request.act).await?;
@@ -126,11 +130,14 @@ async fn apply_change(
     if request.condition.as_ref().is_some_and(|holds| !holds(&job, &attempts)) {
         return refuse(conn, request, ChangeOutcome::Unmet).await;
     }
+    if request.change.due.is_some() && owed.execute_at == held_until() {
+        return refuse(conn, request, ChangeOutcome::Held(owed.state)).await;
+    }
     let before: Priority = owed.priority.try_into().map_err(corrupt)?;
     let priority = request.change.priority.unwrap_or(before);
     let execute_at = request.change.due.map_or(owed.execute_at, |due| due_at(due, now));
     sqlx::query("UPDATE owed SET execute_at = ?, priority = ? WHERE id = ?")
-        .bind(execute_at)
+        .bind(execute_at.naive_utc())
         .bind(priority.level())
         .bind(id.uuid())
         .execute(&mut *conn)
@@ -150,10 +157,14 @@ async fn apply_change(
     if let Some(instead) = store_answer(conn, request.once.as_ref(), &answer, now).await? {
         return Ok(instead);
     }
-    let detail = json!({
+    let mut detail = json!({
         "execute_at": {"from": owed.execute_at, "to": execute_at},
         "priority": {"from": before.level(), "to": priority.level()},
     });
+    if owed.execute_at == held_until() {
+        // It has no due time yet.
+        detail["execute_at"] = json!(null);
+    }
     record(conn, &request.act.clone().with(detail), now).await?;
     Ok(IdempotentOutcome::First { done: Some(ChangeOutcome::Done(updated.outcome)), answer })
 }

@@ -2,14 +2,17 @@
 
 use std::sync::Arc;
 
-use sqlx::MySqlConnection;
+use sha2::{Digest as _, Sha256};
+use sqlx::{Connection, MySqlConnection};
+use uuid::Uuid;
 
-use crate::rows::jobs::{Accepted, commit_jobs, in_order_of, written_before};
+use crate::rows::jobs::{Accepted, commit_jobs, in_order_of, insert_owed, written_before};
+use crate::rows::order::order_key_of;
 use crate::sql::batch::Batch;
 use crate::sql::batches::BYTES_PER_ROW;
 use crate::sql::clock::StoreClock;
 use crate::sql::connection::{DbFuture, Earlier};
-use tickr_job::{BatchPlace, NewJob};
+use tickr_job::{BatchPlace, JobId, NewJob};
 
 /// The group commit of inserts. One item is the jobs of one caller, which are all written or not at all.
 pub(crate) struct Inserts {
@@ -47,6 +50,54 @@ impl Batch for Inserts {
                 Some(accepted) => accepted,
                 None => commit_jobs(conn, &jobs, &self.clock).await?,
             };
+            items.iter().map(|jobs| in_order_of(jobs, &accepted)).collect()
+        })
+    }
+}
+
+/// The group commit of inserts with order keys. It is separate from that of other inserts, because here a batch may have
+/// to wait for the lock of a key. It has one flusher: several would wait for each other.
+pub(crate) struct OrderedInserts {
+    pub(crate) clock: Arc<StoreClock>,
+}
+
+impl Batch for OrderedInserts {
+    type Item = Vec<NewJob>;
+    type Reply = Vec<Accepted>;
+    type Mark = ();
+    const ATTEMPTED: &'static str = "insert ordered jobs";
+    const FULL: usize = 1_000;
+
+    fn weight(item: &Vec<NewJob>) -> usize {
+        Inserts::weight(item)
+    }
+
+    fn bytes(item: &Vec<NewJob>) -> usize {
+        Inserts::bytes(item)
+    }
+
+    /// The row that may be locked is that of the first order key. It has no id, so a digest of the key stands for it.
+    fn row(item: &Vec<NewJob>) -> Option<JobId> {
+        let key = item.iter().find_map(order_key_of)?;
+        let digest = Sha256::digest(key);
+        Some(JobId::from_uuid(Uuid::from_slice(&digest[..16]).unwrap_or_default()))
+    }
+
+    fn mark(&self) {}
+
+    fn write<'c>(
+        &'c self,
+        conn: &'c mut MySqlConnection,
+        items: &'c [Vec<NewJob>],
+        (): (),
+        earlier: Earlier,
+    ) -> DbFuture<'c, Vec<Vec<Accepted>>> {
+        Box::pin(async move {
+            let mut jobs: Vec<&NewJob> = items.iter().flatten().collect();
+            jobs.sort_unstable_by_key(|job| job.id);
+            let mut tx = conn.begin().await?;
+            let accepted = insert_owed(&mut tx, &jobs, &self.clock, earlier).await?;
+            tx.commit().await?;
             items.iter().map(|jobs| in_order_of(jobs, &accepted)).collect()
         })
     }

@@ -1,6 +1,6 @@
 //! Acceptance of jobs with an idempotency key: the jobs and the stored response are written in one transaction.
 //!
-//! Requests for jobs without unique keys share their commits. A batch that meets a taken key looks up which key it is,
+//! Requests for jobs without unique keys and order keys share their commits. A batch that meets a taken key looks up which key it is,
 //! and writes the rest.
 
 use std::collections::BTreeMap;
@@ -28,7 +28,7 @@ use tickr_job::{NewJob, Producer};
 /// to be taken.
 const MAX_ROUNDS: usize = 4;
 
-/// Jobs without unique keys from one idempotent request.
+/// Jobs without unique keys and order keys from one idempotent request.
 pub(crate) struct OnceJobs {
     pub(crate) request: EnqueueRequest,
     pub(crate) once: IdempotentRequest,
@@ -193,10 +193,11 @@ impl Store {
         once: IdempotentRequest,
         build: ResponseBuilder<EnqueueReceipts>,
     ) -> Result<IdempotentOutcome<EnqueueOutcome>, StoreError> {
-        let unique = jobs.iter().any(|job| job.unique_key.is_some());
+        // These may have to wait for the lock of a key.
+        let alone = jobs.iter().any(|job| job.unique_key.is_some() || job.options.order.is_some());
         let request = EnqueueRequest { jobs: together(with_producer(jobs, &producer)), producer };
         let item = Arc::new(OnceJobs { request, once, build });
-        if !unique {
+        if !alone {
             match self.onces.submit_or_refuse(Arc::clone(&item)).await? {
                 Shareable::Settled(outcome) => return Ok(outcome),
                 Shareable::Alone => {}

@@ -9,6 +9,7 @@
 //! - `insert.rs`: accepts jobs.
 //! - `insert_once.rs`: accepts jobs with an idempotency key.
 //! - `lanes.rs`: reads lanes of unfinished jobs in the order of their due times.
+//! - `order.rs`: the jobs in front of a job with the same order key.
 //! - `pending.rs`: payloads of unfinished jobs, to check if a binary can read them.
 //! - `read.rs`: one job with its attempts, or a page of jobs.
 //! - `search.rs`: jobs that match a filter.
@@ -25,6 +26,7 @@ pub(super) mod explain;
 pub(super) mod insert;
 pub(super) mod insert_once;
 pub(super) mod lanes;
+pub(super) mod order;
 pub(super) mod pending;
 pub(super) mod read;
 pub(super) mod search;

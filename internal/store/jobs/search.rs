@@ -180,6 +180,12 @@ impl Search {
                 [text(kind.as_str()), Bind::Bytes(key.clone().into_bytes())],
             );
             self.key = "job_id";
+        } else if let Some(key) = &filter.order_key {
+            source.add(
+                "SELECT job_id AS id FROM order_places FORCE INDEX (order_places_job) WHERE order_key = ?",
+                [Bind::Bytes(key.clone().into_bytes())],
+            );
+            self.key = "job_id";
         } else if let Some(group) = filter.fingerprint {
             source.add(
                 "SELECT job_id AS id FROM dead_letters FORCE INDEX (dead_letters_group) WHERE fingerprint = ?",
@@ -341,6 +347,10 @@ fn narrow(filter: &Filter, conditions: &mut Piece) {
     }
     if let Some(key) = &filter.unique_key {
         conditions.add(" AND j.unique_key = ?", [Bind::Bytes(key.clone().into_bytes())]);
+    }
+    if let Some(key) = &filter.order_key {
+        let sql = " AND (SELECT COUNT(*) FROM order_places p WHERE p.job_id = j.id AND p.order_key = ?) = 1";
+        conditions.add(sql, [Bind::Bytes(key.clone().into_bytes())]);
     }
     let due = format!("COALESCE(o.execute_at, {}, j.execute_at)", last_line("execute_at"));
     let finished = format!("o.id IS NULL AND {}", last_line("finished_at"));

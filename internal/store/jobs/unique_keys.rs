@@ -9,7 +9,7 @@
 //! if both belong to the same producer (`job::Producer`). The producer of the holder is in the holder's options. They
 //! are read by the statement that reads the holder's state.
 //!
-//! Rows are locked in this order: unique keys in key order, rows of replaced jobs in id order, the idempotency key,
+//! Rows are locked in this order: order keys, unique keys, both in key order, rows of replaced jobs in id order, the idempotency key,
 //! then new rows, and the tallies last. A settle locks in the opposite order: first the `owed` row, then its unique
 //! key. If a settle and a replacement of the same job deadlock, MySQL rolls one of them back. That one runs again and
 //! sees the result of the other.
@@ -25,7 +25,8 @@ use crate::idempotency::{IdempotentOutcome, IdempotentRequest, ResponseBuilder, 
 use crate::jobs::actions::cancel_waiting;
 use crate::jobs::insert::together;
 use crate::jobs::read::read_job;
-use crate::rows::jobs::{Accepted, accepted_at, receipts, write_jobs};
+use crate::rows::jobs::{Accepted, accepted_at, mark_held, receipts, write_jobs};
+use crate::rows::order::{close_places, held_until, lock_keys_of, lock_or_make, order_key_of};
 use crate::rows::owed::{Owed, lock_held};
 use crate::rows::tallies::count;
 use crate::rows::unique_keys::{insert, lock_or_take};
@@ -61,6 +62,13 @@ pub enum EnqueuedJob {
 }
 
 impl EnqueuedJob {
+    fn accepted_mut(&mut self) -> Option<&mut Accepted> {
+        match self {
+            Self::New(accepted) => Some(accepted),
+            Self::Existing(_) => None,
+        }
+    }
+
     /// Return the receipt, if the job is new.
     #[must_use]
     pub fn accepted(self) -> Option<Accepted> {
@@ -170,6 +178,7 @@ pub(crate) async fn insert_keyed(
     {
         return Ok(done);
     }
+    lock_or_make(conn, &jobs.iter().filter_map(order_key_of).collect()).await?;
     let decided = decide(conn, jobs, producer).await?;
     let mut taken = decided.taken;
     let held = if decided.replace.is_empty() {
@@ -233,7 +242,8 @@ pub(crate) async fn insert_keyed(
     let accepted: Vec<Accepted> = receipts.accepted().cloned().collect();
     let mut pairs: Vec<(&NewJob, &Accepted)> = new.iter().zip(&accepted).collect();
     pairs.sort_unstable_by_key(|(job, _)| job.id);
-    write_jobs(conn, &pairs).await?;
+    let waiting = write_jobs(conn, &pairs).await?;
+    mark_held(receipts.jobs.iter_mut().filter_map(EnqueuedJob::accepted_mut), &waiting);
     let mut ended = BTreeMap::new();
     for owed in decided.replace.values().filter_map(|holder| held.get(&holder.id)) {
         *ended.entry((owed.queue.clone(), owed.kind.clone(), State::Cancelled)).or_default() += 1;
@@ -372,9 +382,9 @@ async fn take_key(
 /// Read the holder of a locked unique key. Its `owed` row exists, because its end would first have to delete the unique
 /// key. The read takes no lock, so that it does not wait for a transaction that itself waits for this unique key.
 async fn read_holder(conn: &mut MySqlConnection, id: Uuid, producer: &Producer) -> Result<KeyHolder, sqlx::Error> {
-    let sql = "SELECT o.state, o.execute_at, j.options FROM owed o FORCE INDEX (PRIMARY) \
+    let sql = "SELECT o.state, IF(o.execute_at = ?, j.execute_at, o.execute_at) AS execute_at, j.options FROM owed o FORCE INDEX (PRIMARY) \
                JOIN jobs j FORCE INDEX (PRIMARY) ON j.id = o.id WHERE o.id = ?";
-    let row = sqlx::query(sql).bind(id).fetch_optional(conn).await?;
+    let row = sqlx::query(sql).bind(held_until().naive_utc()).bind(id).fetch_optional(conn).await?;
     let row = row.ok_or_else(|| again("the holder of a unique key has no owed row"))?;
     let state = State::from_word(row.try_get::<&str, _>("state")?).ok_or_else(|| corrupt("state"))?;
     let options: Option<String> = row.try_get("options")?;
@@ -421,6 +431,10 @@ async fn replace(
         let detail = serde_json::json!({"replaced_by": job.id.to_string()});
         acts.push(AuditEntry::new(actor, "job.replace", holder.id.to_string()).with(detail));
         cancel_waiting(conn, holder.id, owed, now, Some(&format!("replaced by job {}", job.id))).await?;
+        // The order key of the holder is locked late. A deadlock with a settlement is possible, and the loser runs again.
+        if lock_keys_of(conn, &[holder.id.uuid()]).await?.contains(holder.id) {
+            close_places(conn, &[holder.id.uuid()], now).await?;
+        }
         sqlx::query("UPDATE unique_keys SET job_id = ? WHERE kind = ? AND unique_key = ?")
             .bind(job.id.uuid())
             .bind(job.kind.as_str())

@@ -58,6 +58,7 @@ const FILES: &[(&str, &str)] = embedded![
     "0030_suspects.sql",
     "0031_report_files.sql",
     "0032_clock_steps.sql",
+    "0033_order.sql",
 ];
 
 /// The migrations that this binary brings, in order.

@@ -1,5 +1,5 @@
-//! Removal of rows that are no longer used: runners that stopped, tallies that no job changes any more, and records
-//! about batches.
+//! Removal of rows that are no longer used: runners that stopped, tallies that no job changes any more, records about
+//! batches, and order keys without jobs.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -7,6 +7,7 @@ use std::time::Duration;
 use sqlx::{MySqlConnection, Row};
 
 use crate::rows::aged::{Aged, purge_aged};
+use crate::rows::owed::SKIP_LOCKED;
 use crate::rows::tallies::OTHER;
 use crate::sql::batches::statement;
 use crate::sql::connection::{on_pool, transact};
@@ -73,6 +74,34 @@ impl Store {
                     gone += sqlx::query(sql).bind(id).bind(keep).execute(&mut *conn).await?.rows_affected();
                 }
                 Ok((gone, old.len() == PAGE as usize && gone > 0))
+            })
+        })
+        .await
+    }
+
+    /// Delete the rows of order keys behind `after` none of whose jobs are kept any more, one page at most. Returns the
+    /// number of deleted rows and the key behind which the next page begins.
+    ///
+    /// # Errors
+    /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
+    pub async fn forget_order_keys(&self, after: Vec<u8>) -> Result<(u64, Option<Vec<u8>>), StoreError> {
+        transact(&self.shared.pools.loops, "delete order keys", move |conn, _| {
+            let after = after.clone();
+            Box::pin(async move {
+                // A key that a transaction is about to use is locked, and is left for the next walk.
+                let sql = format!(
+                    "SELECT order_key FROM order_keys FORCE INDEX (PRIMARY) WHERE order_key > ? ORDER BY order_key \
+                     LIMIT ? FOR UPDATE{SKIP_LOCKED}"
+                );
+                let page = statement(sql).bind(after).bind(PAGE).fetch_all(&mut *conn).await?;
+                let keys: Vec<Vec<u8>> = page.iter().map(|row| row.try_get("order_key")).collect::<Result<_, _>>()?;
+                let mut forgotten = 0;
+                for key in &keys {
+                    let sql = "DELETE FROM order_keys WHERE order_key = ? AND head > tail AND NOT EXISTS \
+                               (SELECT 1 FROM order_places p WHERE p.order_key = ?)";
+                    forgotten += sqlx::query(sql).bind(key).bind(key).execute(&mut *conn).await?.rows_affected();
+                }
+                Ok((forgotten, keys.last().filter(|_| keys.len() == PAGE as usize).cloned()))
             })
         })
         .await

@@ -13,9 +13,10 @@ use sqlx::{MySqlConnection, Row};
 use uuid::Uuid;
 
 use crate::retention::times::Retention;
+use crate::rows::order::{close_places, lock_open_keys_of};
 use crate::sql::batches::{MAX_ROWS, groups, in_list, pad, padded, places, rows, statement};
 use crate::sql::error::corrupt;
-use tickr_job::{DeadLetterStatus, JobOptions, State, Timestamp};
+use tickr_job::{DeadLetterStatus, JobId, JobOptions, State, Timestamp};
 
 /// Most ledger lines removed in one transaction. A single job may have more.
 const MAX_LINES: u32 = 20_000;
@@ -115,6 +116,8 @@ pub(crate) async fn remove(
     now: Timestamp,
 ) -> Result<Removed, sqlx::Error> {
     let mut removed = Removed::default();
+    // A failed job that blocks its order key lets the next one go when it is removed.
+    let ordered = lock_open_keys_of(conn, ids).await?;
     let mut torn = Torn::default();
     let mut lines = 0;
     for ids in ids.chunks(MAX_ROWS) {
@@ -149,6 +152,8 @@ pub(crate) async fn remove(
         if matches!(removal, Removal::Asked) {
             hide_reports(conn, &reports, now).await?;
         }
+        let open = gone.iter().copied().filter(|id| ordered.contains(JobId::from_uuid(*id)));
+        close_places(conn, &open.collect::<Vec<_>>(), now).await?;
         delete(conn, &gone).await?;
         delete(conn, &strays).await?;
         removed.strays += strays.len();
@@ -180,7 +185,13 @@ async fn delete(conn: &mut MySqlConnection, ids: &[Uuid]) -> Result<(), sqlx::Er
         return Ok(());
     }
     // Delete the ledger first. A job without lines would look lost; lines without a job are only invisible.
-    for (table, key) in [("attempts", "job_id"), ("job_tags", "job_id"), ("dead_letters", "job_id"), ("jobs", "id")] {
+    for (table, key) in [
+        ("attempts", "job_id"),
+        ("job_tags", "job_id"),
+        ("dead_letters", "job_id"),
+        ("order_places", "job_id"),
+        ("jobs", "id"),
+    ] {
         // The order by key and the LIMIT keep MySQL from scanning a small table. A job may have any number of lines, so
         // repeat the statement until it deletes fewer rows than its limit.
         let sql = format!("DELETE FROM {table} WHERE {key} IN");

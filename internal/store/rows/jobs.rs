@@ -1,17 +1,19 @@
 //! Rows of new jobs, in `jobs` and `owed`, and the receipts of their acceptance.
 
+use std::collections::BTreeSet;
 use std::time::Instant;
 
 use chrono::TimeDelta;
 use sqlx::{MySqlConnection, Row};
 use uuid::Uuid;
 
+use crate::rows::order::{Newcomer, held_until, lock_or_make, take_places};
 use crate::sql::batches::{pad, padded, places, statement};
 use crate::sql::clock::{StoreClock, begin, read_clock};
 use crate::sql::connection::Earlier;
 use crate::sql::error::corrupt;
 use crate::sql::script::{Script, Value};
-use tickr_job::{Due, JobId, Name, NewJob, Priority, Timestamp, ceil_ms, floor_ms};
+use tickr_job::{Due, JobId, Name, NewJob, OnFailure, Priority, Timestamp, ceil_ms, floor_ms};
 
 /// The receipt for one accepted job. The job is committed, and the receipt has the times that the store gave it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,6 +30,9 @@ pub struct Accepted {
     pub execute_at: Timestamp,
     /// The time when it was accepted.
     pub created_at: Timestamp,
+    /// True if a job in front of it with the same order key has not ended. It is due when its turn comes, and not
+    /// before `execute_at`.
+    pub held: bool,
 }
 
 /// Insert `jobs`, sorted by id, with the current time of the server. Runs in the caller's transaction.
@@ -41,10 +46,18 @@ pub(crate) async fn insert_owed(
         return Ok(accepted);
     }
     let now = read_clock(conn, clock).await?;
-    let accepted: Vec<Accepted> = jobs.iter().map(|job| accepted_at(job, now)).collect();
+    let mut accepted: Vec<Accepted> = jobs.iter().map(|job| accepted_at(job, now)).collect();
     let pairs: Vec<(&NewJob, &Accepted)> = jobs.iter().copied().zip(&accepted).collect();
-    write_jobs(conn, &pairs).await?;
+    let held = write_jobs(conn, &pairs).await?;
+    mark_held(&mut accepted, &held);
     Ok(accepted)
+}
+
+/// Mark the receipts of the jobs that are held.
+pub(crate) fn mark_held<'a>(accepted: impl IntoIterator<Item = &'a mut Accepted>, held: &BTreeSet<JobId>) {
+    if !held.is_empty() {
+        accepted.into_iter().for_each(|accepted| accepted.held = held.contains(&accepted.id));
+    }
 }
 
 /// Read the receipts of an earlier run whose commit got no answer. The ids were made before the first run. So if they
@@ -70,19 +83,52 @@ pub(crate) fn accepted_at(job: &NewJob, now: Timestamp) -> Accepted {
         priority: job.priority,
         execute_at: due_at(job.due, now),
         created_at: now,
+        held: false,
     }
 }
 
-/// Insert the rows of jobs, sorted by id, with the times in their receipts. Runs in the caller's transaction.
-pub(crate) async fn write_jobs(conn: &mut MySqlConnection, pairs: &[(&NewJob, &Accepted)]) -> Result<(), sqlx::Error> {
+/// Insert the rows of jobs, sorted by id, with the times in their receipts. Jobs with an order key take their places in
+/// this order; those that are held are returned. Runs in the caller's transaction.
+pub(crate) async fn write_jobs(
+    conn: &mut MySqlConnection,
+    pairs: &[(&NewJob, &Accepted)],
+) -> Result<BTreeSet<JobId>, sqlx::Error> {
+    let held = take_places_of(conn, pairs).await?;
     let rows: Vec<JobRow<'_>> = pairs.iter().map(|(job, accepted)| JobRow::at(job, accepted)).collect();
     let options = options_of(&rows)?;
     let mut script = script_about(&rows);
-    insert_into(&mut script, &rows, &options);
-    script.run(conn).await.map(drop)
+    insert_into(&mut script, &rows, &options, &held);
+    script.run(conn).await?;
+    Ok(held)
 }
 
-/// Insert `jobs`, sorted by id, in a transaction of their own, and return their receipts.
+/// Give each of these new jobs that has an order key its place, and mark the receipts of those that are held. `pairs`
+/// is in the order in which the jobs take their places.
+async fn take_places_of(
+    conn: &mut MySqlConnection,
+    pairs: &[(&NewJob, &Accepted)],
+) -> Result<BTreeSet<JobId>, sqlx::Error> {
+    let newcomers: Vec<Newcomer<'_>> = pairs
+        .iter()
+        .filter_map(|(job, accepted)| {
+            let order = job.options.order.as_ref()?;
+            Some(Newcomer {
+                id: job.id.uuid(),
+                key: order.key.as_bytes(),
+                due_at: accepted.execute_at,
+                blocks: order.on_failure == OnFailure::Block,
+                instead_of: job.options.replay_of.map(JobId::uuid),
+            })
+        })
+        .collect();
+    if newcomers.is_empty() {
+        return Ok(BTreeSet::new());
+    }
+    lock_or_make(conn, &newcomers.iter().map(|new| new.key).collect()).await?;
+    take_places(conn, &newcomers).await
+}
+
+/// Insert `jobs`, sorted by id and without order keys, in a transaction of their own, and return their receipts.
 ///
 /// The time of the server is the time of their acceptance. When all of them are due at once and there are few of them,
 /// MySQL takes the time itself, in the request that writes and commits them. Otherwise the time is read first, because
@@ -101,7 +147,7 @@ pub(crate) async fn commit_jobs(
         for sql in SET_NOW {
             script.push(sql, Vec::new());
         }
-        insert_into(&mut script, &due_now, &options);
+        insert_into(&mut script, &due_now, &options, &BTreeSet::new());
         script.push("COMMIT", Vec::new());
         let sent = Instant::now();
         let done = script.run(conn).await?;
@@ -113,7 +159,7 @@ pub(crate) async fn commit_jobs(
     let now = begin(conn, clock).await?;
     let accepted: Vec<Accepted> = jobs.iter().map(|job| accepted_at(job, now)).collect();
     let rows: Vec<JobRow<'_>> = jobs.iter().zip(&accepted).map(|(job, accepted)| JobRow::at(job, accepted)).collect();
-    insert_into(&mut script, &rows, &options);
+    insert_into(&mut script, &rows, &options, &BTreeSet::new());
     script.push("COMMIT", Vec::new());
     script.run(conn).await?;
     Ok(accepted)
@@ -156,7 +202,12 @@ fn script_about<'a>(rows: &[JobRow<'_>]) -> Script<'a> {
 }
 
 /// Add the statements that write these jobs. `options` has the text of the options of each job.
-fn insert_into<'a>(script: &mut Script<'a>, rows: &[JobRow<'a>], options: &'a [Option<String>]) {
+fn insert_into<'a>(
+    script: &mut Script<'a>,
+    rows: &[JobRow<'a>],
+    options: &'a [Option<String>],
+    held: &BTreeSet<JobId>,
+) {
     let asked = [
         "INSERT INTO jobs (id, kind, queue, priority, max_attempts, unique_key, options, payload, execute_at, created_at, \
          batch_id, batch_size) VALUES",
@@ -204,7 +255,7 @@ fn insert_into<'a>(script: &mut Script<'a>, rows: &[JobRow<'a>], options: &'a [O
                 job.priority.level().into(),
                 job.max_attempts.into(),
                 job.unique_key.is_some().into(),
-                row.execute_at,
+                if held.contains(&job.id) { held_until().into() } else { row.execute_at },
             ]);
         },
     );
@@ -238,10 +289,11 @@ pub(crate) fn due_at(due: Due, now: Timestamp) -> Timestamp {
 pub(crate) async fn receipts(conn: &mut MySqlConnection, jobs: &[&NewJob]) -> Result<Vec<Accepted>, sqlx::Error> {
     let ids: Vec<Uuid> = jobs.iter().map(|job| job.id.uuid()).collect();
     let sql = format!(
-        "SELECT id, queue, priority, execute_at, created_at, kind FROM jobs WHERE id IN {} ORDER BY id",
+        "SELECT j.id, j.queue, j.priority, j.execute_at, j.created_at, j.kind, COALESCE(o.execute_at = ?, FALSE) AS held \
+         FROM jobs j FORCE INDEX (PRIMARY) LEFT JOIN owed o ON o.id = j.id WHERE j.id IN {} ORDER BY j.id",
         places(padded(ids.len()))
     );
-    let mut query = statement(sql);
+    let mut query = statement(sql).bind(held_until().naive_utc());
     for id in pad(&ids) {
         query = query.bind(id);
     }
@@ -256,6 +308,7 @@ pub(crate) async fn receipts(conn: &mut MySqlConnection, jobs: &[&NewJob]) -> Re
                 priority: row.try_get::<u8, _>("priority")?.try_into().map_err(corrupt)?,
                 execute_at: row.try_get("execute_at")?,
                 created_at: row.try_get("created_at")?,
+                held: row.try_get("held")?,
             })
         })
         .collect()

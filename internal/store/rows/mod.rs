@@ -6,6 +6,7 @@
 //! - `dead_letters.rs`: rows of `dead_letters`.
 //! - `jobs.rs`: rows of new jobs, and their receipts.
 //! - `ledger.rs`: lines of the ledger, `attempts`.
+//! - `order.rs`: rows of `order_keys` and `order_places`.
 //! - `owed.rs`: rows of `owed`.
 //! - `tallies.rs`: rows of `tallies`.
 //! - `unique_keys.rs`: rows of `unique_keys`.
@@ -14,6 +15,7 @@ pub(super) mod aged;
 pub(super) mod dead_letters;
 pub(super) mod jobs;
 pub(super) mod ledger;
+pub(super) mod order;
 pub(super) mod owed;
 pub(super) mod tallies;
 pub(super) mod unique_keys;

@@ -38,7 +38,7 @@ pub(crate) struct Owed {
 
 /// Leaves out rows that another session locks. Servers before MySQL 8.0.1 and MariaDB 10.6 do not know the words. They
 /// read comments, and wait for the locks.
-const SKIP_LOCKED: &str = " /*!80001 SKIP LOCKED *//*M!100600 SKIP LOCKED */";
+pub(crate) const SKIP_LOCKED: &str = " /*!80001 SKIP LOCKED *//*M!100600 SKIP LOCKED */";
 
 /// Lock these rows by primary key, in key order, and read them.
 pub(crate) async fn lock_held(

@@ -22,6 +22,7 @@ use crate::audit::{AuditEntry, record};
 use crate::idempotency::{IdempotentOutcome, IdempotentRequest, ResponseBuilder, store_answer, stored_before};
 use crate::jobs::actions::cancel_waiting;
 use crate::rows::jobs::{Accepted, accepted_at, receipts, write_jobs};
+use crate::rows::order::{close_places, lock_keys_of};
 use crate::rows::owed::{Owed, lock_held};
 use crate::rows::tallies::count;
 use crate::schedules::rows::{Scheduled, lock_schedule};
@@ -424,6 +425,10 @@ impl<'a> Work<'a, '_> {
         let Some(owed) = self.held.get(&id) else { return Ok(()) };
         if next(owed.state, StateInput::Cancel) == Ok(State::Cancelled) {
             cancel_waiting(conn, id, owed, self.now, Some(&format!("replaced by job {by}"))).await?;
+            // The order key is locked late. A deadlock with a settlement is possible, and the loser runs again.
+            if lock_keys_of(conn, &[id.uuid()]).await?.contains(id) {
+                close_places(conn, &[id.uuid()], self.now).await?;
+            }
             *self.ended.entry((owed.queue.clone(), owed.kind.clone(), State::Cancelled)).or_default() += 1;
             self.ticked.cancelled.push(id);
         } else {

@@ -193,7 +193,8 @@ impl<'a> Script<'a> {
                             Value::Id(id) => query.bind(id),
                             Value::Text(text) => query.bind(text),
                             Value::Bytes(bytes) => query.bind(bytes),
-                            Value::Moment(moment) => query.bind(moment),
+                            // A parameter of the type TIMESTAMP would end in 2038.
+                            Value::Moment(moment) => query.bind(moment.naive_utc()),
                             Value::Expression(_) => return Err(corrupt("an expression in a prepared statement")),
                         };
                     }

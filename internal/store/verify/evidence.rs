@@ -13,6 +13,7 @@ use sqlx::mysql::MySqlRow;
 use sqlx::{MySqlConnection, Row};
 use uuid::Uuid;
 
+use crate::rows::order::held_until;
 use crate::rows::tallies::OTHER;
 use crate::sql::connection;
 use crate::sql::error::corrupt;
@@ -20,9 +21,9 @@ use crate::{Store, StoreError};
 use tickr_job::{BatchPlace, JobId, Name, State, Timestamp, Verdict, first_id_of};
 
 /// Jobs in one page.
-const PAGE: u32 = 2_000;
+pub(super) const PAGE: u32 = 2_000;
 /// Time limit of one page. The check gives up on a server that needs longer, so as not to burden it.
-const PAGE_LIMIT: Duration = Duration::from_secs(60);
+pub(super) const PAGE_LIMIT: Duration = Duration::from_secs(60);
 /// Unreadable rows that are listed with their errors.
 const MAX_UNREADABLE: usize = 20;
 /// The greatest difference between the clocks of hosts. The ids of the audit contain such clock times.
@@ -32,7 +33,7 @@ const MAX_CHANGE: TimeDelta = TimeDelta::minutes(2);
 
 /// A reader of the tables, page by page, on a connection of its own.
 pub struct Evidence {
-    conn: MySqlConnection,
+    pub(super) conn: MySqlConnection,
     at: Timestamp,
     after: Uuid,
     done: bool,
@@ -102,6 +103,8 @@ pub struct OwedRow {
     pub keyed: bool,
     /// True if the job holds that row, or does not say that it does.
     pub key_held: bool,
+    /// False if the job has the due time of a job that is held, and no place with an order key.
+    pub placed: bool,
     /// State of the job.
     pub state: State,
     /// The time when it is due.
@@ -279,9 +282,11 @@ impl Evidence {
              o.runner <> '' AS has_runner, o.token <> 0x00000000000000000000000000000000 AS has_token, \
              o.started_at > '1970-01-01 00:00:00' AS has_start, o.lease_until > '1970-01-01 00:00:00' AS has_lease, \
              IF(o.keyed, EXISTS (SELECT 1 FROM jobs j JOIN unique_keys k ON k.kind = j.kind \
-             AND k.unique_key = j.unique_key AND k.job_id = j.id WHERE j.id = o.id), TRUE) AS key_held \
-             FROM owed o FORCE INDEX (PRIMARY) WHERE o.id > ? AND o.id <= ?",
+             AND k.unique_key = j.unique_key AND k.job_id = j.id WHERE j.id = o.id), TRUE) AS key_held, \
+             IF(o.execute_at = ?, EXISTS (SELECT 1 FROM order_places p WHERE p.job_id = o.id AND p.open), TRUE) \
+             AS placed FROM owed o FORCE INDEX (PRIMARY) WHERE o.id > ? AND o.id <= ?",
         )
+        .bind(held_until().naive_utc())
         .bind(self.after)
         .bind(until)
         .fetch_all(&mut self.conn)
@@ -578,6 +583,7 @@ fn owed_row(row: &MySqlRow) -> Result<OwedRow, sqlx::Error> {
         max_attempts: row.try_get("max_attempts")?,
         keyed: row.try_get("keyed")?,
         key_held: row.try_get("key_held")?,
+        placed: row.try_get("placed")?,
         state: State::from_word(row.try_get("state")?).ok_or_else(|| corrupt("state"))?,
         execute_at: row.try_get("execute_at")?,
         attempt: row.try_get("attempt")?,

@@ -13,6 +13,7 @@ const fields = [
   ['created:', 'younger than a span, or since a date'],
   ['finished:', 'ended within a span, or since a date'],
   ['unique_key:', 'its unique key'],
+  ['order:', 'its order key'],
   ['tag:', 'one of its tags'],
   ['schedule:', 'made by this schedule'],
   ['error:', 'words of its last error'],

@@ -1,0 +1,335 @@
+//! Rows of `order_keys` and `order_places`: jobs with the same order key run one at a time, in the order in which they
+//! were accepted.
+//!
+//! Each job takes a place when it is accepted. The job at the head may run; every other one is *held*: its `owed` row
+//! has the due time [`held_until`], so that claims, the scheduler and the index never meet it. When a job at the head
+//! closes its place, the same transaction gives the next one its due time. Ids are made in the callers' processes,
+//! whose clocks differ, so their order is not the order of acceptance.
+//!
+//! The row in `order_keys` is the lock of a key. A transaction locks these rows in key order, before any other row.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use chrono::DateTime;
+use sqlx::query::Query;
+use sqlx::{MySqlConnection, Row};
+use uuid::Uuid;
+
+use crate::rows::owed::{DueJob, SKIP_LOCKED, due_job};
+use crate::sql::batches::{MAX_ROWS, groups, in_list, pad, padded, places, rows, statement};
+use tickr_job::{JobId, NewJob, State, Timestamp, floor_ms};
+
+/// The due time in `owed` of a job that is held: 9999-12-31. Bind it as [`naive_utc`](DateTime::naive_utc), because a
+/// parameter of the type TIMESTAMP ends in 2038.
+pub(crate) fn held_until() -> Timestamp {
+    DateTime::from_timestamp_millis(253_402_214_400_000).unwrap_or(Timestamp::MAX_UTC)
+}
+
+/// Return the order key of a new job.
+pub(crate) fn order_key_of(job: &NewJob) -> Option<&[u8]> {
+    job.options.order.as_ref().map(|order| order.key.as_bytes())
+}
+
+/// Lock these keys, and make the rows of those that have none.
+pub(crate) async fn lock_or_make(conn: &mut MySqlConnection, keys: &BTreeSet<&[u8]>) -> Result<(), sqlx::Error> {
+    let keys: Vec<&[u8]> = keys.iter().copied().collect();
+    for group in groups(&keys) {
+        // The update changes nothing, and locks a row that exists.
+        let sql = format!(
+            "INSERT INTO order_keys (order_key, head, tail) VALUES {} ON DUPLICATE KEY UPDATE tail = tail",
+            rows("(?,1,0)", group.len())
+        );
+        let query = group.iter().fold(statement(sql), |query, key| query.bind(*key));
+        query.execute(&mut *conn).await?;
+    }
+    Ok(())
+}
+
+/// The jobs among those of a transaction that have an order key. The rows of their keys are locked.
+#[derive(Debug, Default)]
+pub(crate) struct OrderedJobs(BTreeMap<Uuid, Ordered>);
+
+#[derive(Clone, Debug)]
+struct Ordered {
+    key: Vec<u8>,
+    blocks: bool,
+}
+
+impl OrderedJobs {
+    pub(crate) fn contains(&self, id: JobId) -> bool {
+        self.0.contains_key(&id.uuid())
+    }
+
+    /// Return whether the job closes its place when it ends in this state.
+    pub(crate) fn closes(&self, id: JobId, end: State) -> bool {
+        end.is_end() && self.0.get(&id.uuid()).is_some_and(|ordered| end != State::Failed || !ordered.blocks)
+    }
+}
+
+/// Lock the keys of these jobs.
+pub(crate) async fn lock_keys_of(conn: &mut MySqlConnection, ids: &[Uuid]) -> Result<OrderedJobs, sqlx::Error> {
+    let ordered = keys_of(conn, ids).await?;
+    lock(conn, &ordered, "").await?;
+    Ok(OrderedJobs(ordered))
+}
+
+/// Do what [`lock_keys_of`] does, for jobs that may take a place again, and make the rows of keys that have none.
+pub(crate) async fn lock_or_make_keys_of(conn: &mut MySqlConnection, ids: &[Uuid]) -> Result<OrderedJobs, sqlx::Error> {
+    let ordered = keys_of(conn, ids).await?;
+    lock_or_make(conn, &ordered.values().map(|job| job.key.as_slice()).collect()).await?;
+    Ok(OrderedJobs(ordered))
+}
+
+/// Do what [`lock_keys_of`] does, for those jobs whose places are open.
+pub(crate) async fn lock_open_keys_of(conn: &mut MySqlConnection, ids: &[Uuid]) -> Result<OrderedJobs, sqlx::Error> {
+    let mut open = Vec::new();
+    for ids in ids.chunks(MAX_ROWS) {
+        let sql = "SELECT job_id FROM order_places FORCE INDEX (PRIMARY) WHERE open AND job_id IN";
+        for row in in_list(sql, ids, "").fetch_all(&mut *conn).await? {
+            open.push(row.try_get("job_id")?);
+        }
+    }
+    lock_keys_of(conn, &open).await
+}
+
+/// Do what [`lock_keys_of`] does, without the keys that another session locks at this moment. Returns also the jobs
+/// that have one of those.
+pub(crate) async fn lock_free_keys_of(
+    conn: &mut MySqlConnection,
+    ids: &[Uuid],
+) -> Result<(OrderedJobs, BTreeSet<Uuid>), sqlx::Error> {
+    let mut ordered = keys_of(conn, ids).await?;
+    let locked = lock(conn, &ordered, SKIP_LOCKED).await?;
+    let others = ordered.iter().filter(|(_, job)| !locked.contains(&job.key)).map(|(id, _)| *id).collect();
+    ordered.retain(|_, job| locked.contains(&job.key));
+    Ok((OrderedJobs(ordered), others))
+}
+
+async fn keys_of(conn: &mut MySqlConnection, ids: &[Uuid]) -> Result<BTreeMap<Uuid, Ordered>, sqlx::Error> {
+    let mut ordered = BTreeMap::new();
+    for ids in ids.chunks(MAX_ROWS) {
+        let sql = "SELECT job_id, order_key, blocks FROM order_places FORCE INDEX (PRIMARY) WHERE job_id IN";
+        for row in in_list(sql, ids, "").fetch_all(&mut *conn).await? {
+            let job = Ordered { key: row.try_get("order_key")?, blocks: row.try_get("blocks")? };
+            ordered.insert(row.try_get("job_id")?, job);
+        }
+    }
+    Ok(ordered)
+}
+
+async fn lock(
+    conn: &mut MySqlConnection,
+    ordered: &BTreeMap<Uuid, Ordered>,
+    locked_rows: &str,
+) -> Result<BTreeSet<Vec<u8>>, sqlx::Error> {
+    let keys: Vec<&[u8]> =
+        ordered.values().map(|job| job.key.as_slice()).collect::<BTreeSet<_>>().into_iter().collect();
+    let mut locked = BTreeSet::new();
+    for group in groups(&keys) {
+        let sql = format!(
+            "SELECT order_key FROM order_keys FORCE INDEX (PRIMARY) WHERE order_key IN {} ORDER BY order_key \
+             FOR UPDATE{locked_rows}",
+            places(padded(group.len()))
+        );
+        let query = pad(group).fold(statement(sql), Query::bind);
+        for row in query.fetch_all(&mut *conn).await? {
+            locked.insert(row.try_get("order_key")?);
+        }
+    }
+    Ok(locked)
+}
+
+/// The places in use of one key.
+struct Line {
+    head: u64,
+    tail: u64,
+}
+
+async fn read_lines(conn: &mut MySqlConnection, keys: &[&[u8]]) -> Result<BTreeMap<Vec<u8>, Line>, sqlx::Error> {
+    let mut lines = BTreeMap::new();
+    for group in groups(keys) {
+        let sql = format!(
+            "SELECT order_key, head, tail FROM order_keys FORCE INDEX (PRIMARY) WHERE order_key IN {}",
+            places(padded(group.len()))
+        );
+        let query = pad(group).fold(statement(sql), Query::bind);
+        for row in query.fetch_all(&mut *conn).await? {
+            lines.insert(row.try_get("order_key")?, Line { head: row.try_get("head")?, tail: row.try_get("tail")? });
+        }
+    }
+    Ok(lines)
+}
+
+async fn write_lines(conn: &mut MySqlConnection, lines: &BTreeMap<Vec<u8>, Line>) -> Result<(), sqlx::Error> {
+    let lines: Vec<(&Vec<u8>, &Line)> = lines.iter().collect();
+    for group in groups(&lines) {
+        let sql = format!(
+            "INSERT INTO order_keys (order_key, head, tail) VALUES {} \
+             ON DUPLICATE KEY UPDATE head = VALUES(head), tail = VALUES(tail)",
+            rows(&places(3), group.len())
+        );
+        let query = group
+            .iter()
+            .fold(statement(sql), |query, (key, line)| query.bind(key.as_slice()).bind(line.head).bind(line.tail));
+        query.execute(&mut *conn).await?;
+    }
+    Ok(())
+}
+
+/// A job that takes a place.
+pub(crate) struct Newcomer<'a> {
+    pub(crate) id: Uuid,
+    pub(crate) key: &'a [u8],
+    /// When it is due, once it is at the head.
+    pub(crate) due_at: Timestamp,
+    /// True if it keeps its place when it fails for good.
+    pub(crate) blocks: bool,
+    /// The failed job in whose stead it runs. If that one blocks its key, the newcomer takes its place.
+    pub(crate) instead_of: Option<Uuid>,
+}
+
+/// Give each of these jobs the next place of its key, in this order. Return those that are held. The keys are locked.
+pub(crate) async fn take_places(
+    conn: &mut MySqlConnection,
+    newcomers: &[Newcomer<'_>],
+) -> Result<BTreeSet<JobId>, sqlx::Error> {
+    if newcomers.is_empty() {
+        return Ok(BTreeSet::new());
+    }
+    let keys: Vec<&[u8]> = newcomers.iter().map(|new| new.key).collect::<BTreeSet<_>>().into_iter().collect();
+    let mut lines = read_lines(conn, &keys).await?;
+    let replaced: Vec<Uuid> = newcomers.iter().filter_map(|new| new.instead_of).collect();
+    let mut handed: BTreeMap<Uuid, u64> = BTreeMap::new();
+    if !replaced.is_empty() {
+        let open = "SELECT job_id, place FROM order_places FORCE INDEX (PRIMARY) WHERE open AND job_id IN";
+        for replaced in replaced.chunks(MAX_ROWS) {
+            for row in in_list(open, replaced, "").fetch_all(&mut *conn).await? {
+                handed.insert(row.try_get("job_id")?, row.try_get("place")?);
+            }
+        }
+        close(conn, &handed.keys().copied().collect::<Vec<_>>()).await?;
+    }
+    let mut held = BTreeSet::new();
+    let mut taken: Vec<(&Newcomer<'_>, u64)> = Vec::with_capacity(newcomers.len());
+    for new in newcomers {
+        let line = lines.entry(new.key.to_vec()).or_insert(Line { head: 1, tail: 0 });
+        let place = new.instead_of.and_then(|id| handed.get(&id).copied()).unwrap_or_else(|| {
+            line.tail += 1;
+            line.tail
+        });
+        if place != line.head {
+            held.insert(JobId::from_uuid(new.id));
+        }
+        taken.push((new, place));
+    }
+    for group in groups(&taken) {
+        let sql = format!(
+            "INSERT INTO order_places (job_id, order_key, place, due_at, blocks) VALUES {} ON DUPLICATE KEY UPDATE \
+             place = VALUES(place), due_at = VALUES(due_at), open = TRUE",
+            rows(&places(5), group.len())
+        );
+        let query = group.iter().fold(statement(sql), |query, (new, place)| {
+            query.bind(new.id).bind(new.key).bind(place).bind(new.due_at).bind(new.blocks)
+        });
+        query.execute(&mut *conn).await?;
+    }
+    write_lines(conn, &lines).await?;
+    Ok(held)
+}
+
+/// Give a job that runs again after its end a place. A job that blocks its key still has its own; every other one takes
+/// the last. Return whether the job is held. The keys are locked.
+pub(crate) async fn place_again(
+    conn: &mut MySqlConnection,
+    OrderedJobs(ordered): &OrderedJobs,
+    id: JobId,
+    due_at: Timestamp,
+) -> Result<bool, sqlx::Error> {
+    let Some(Ordered { key, blocks }) = ordered.get(&id.uuid()) else { return Ok(false) };
+    let open: bool = sqlx::query_scalar("SELECT open FROM order_places WHERE job_id = ?")
+        .bind(id.uuid())
+        .fetch_one(&mut *conn)
+        .await?;
+    if open {
+        // It ran, so it is at the head.
+        return Ok(false);
+    }
+    let newcomer = Newcomer { id: id.uuid(), key, due_at, blocks: *blocks, instead_of: None };
+    Ok(take_places(conn, &[newcomer]).await?.contains(&id))
+}
+
+async fn close(conn: &mut MySqlConnection, ids: &[Uuid]) -> Result<(), sqlx::Error> {
+    for ids in ids.chunks(MAX_ROWS) {
+        let sql = "UPDATE order_places FORCE INDEX (PRIMARY) SET open = FALSE WHERE job_id IN";
+        in_list(sql, ids, "").execute(&mut *conn).await?;
+    }
+    Ok(())
+}
+
+/// Close the places of these jobs, whose keys are locked, and give the next job of each key its due time. Return the
+/// jobs that are not held any more.
+pub(crate) async fn close_places(
+    conn: &mut MySqlConnection,
+    ids: &[Uuid],
+    now: Timestamp,
+) -> Result<Vec<DueJob>, sqlx::Error> {
+    if ids.is_empty() {
+        return Ok(Vec::new());
+    }
+    let sql = "SELECT DISTINCT k.order_key, k.tail FROM order_places p FORCE INDEX (PRIMARY) \
+               STRAIGHT_JOIN order_keys k ON k.order_key = p.order_key AND k.head = p.place WHERE p.open AND p.job_id IN";
+    let mut lines: BTreeMap<Vec<u8>, Line> = BTreeMap::new();
+    for ids in ids.chunks(MAX_ROWS) {
+        for row in in_list(sql, ids, "").fetch_all(&mut *conn).await? {
+            // Without another open place, the head is behind the tail.
+            let tail: u64 = row.try_get("tail")?;
+            lines.insert(row.try_get("order_key")?, Line { head: tail + 1, tail });
+        }
+    }
+    close(conn, ids).await?;
+    if lines.is_empty() {
+        // None of them was at the head of its key.
+        return Ok(Vec::new());
+    }
+    let mut next: Vec<Uuid> = Vec::with_capacity(lines.len());
+    let keys: Vec<Vec<u8>> = lines.keys().cloned().collect();
+    let keys: Vec<&[u8]> = keys.iter().map(Vec::as_slice).collect();
+    for group in groups(&keys) {
+        // Closed places in between, of jobs that were cancelled while they were held, are passed over once.
+        let sql = format!(
+            "SELECT n.order_key, p.job_id, p.place FROM (SELECT k.order_key, (SELECT p.job_id FROM order_places p \
+             FORCE INDEX (order_places_line) WHERE p.order_key = k.order_key AND p.place > k.head AND p.open \
+             ORDER BY p.place LIMIT 1) AS job_id FROM order_keys k FORCE INDEX (PRIMARY) WHERE k.order_key IN {}) n \
+             STRAIGHT_JOIN order_places p ON p.job_id = n.job_id",
+            places(padded(group.len()))
+        );
+        let query = pad(group).fold(statement(sql), Query::bind);
+        for row in query.fetch_all(&mut *conn).await? {
+            let key: Vec<u8> = row.try_get("order_key")?;
+            if let Some(line) = lines.get_mut(&key) {
+                line.head = row.try_get("place")?;
+            }
+            next.push(row.try_get("job_id")?);
+        }
+    }
+    write_lines(conn, &lines).await?;
+    if next.is_empty() {
+        return Ok(Vec::new());
+    }
+    next.sort_unstable();
+    let mut released = Vec::with_capacity(next.len());
+    for next in next.chunks(MAX_ROWS) {
+        let sql = format!(
+            "UPDATE owed o FORCE INDEX (PRIMARY) STRAIGHT_JOIN order_places p ON p.job_id = o.id \
+         SET o.execute_at = GREATEST(p.due_at, ?) WHERE o.execute_at = ? AND o.id IN {}",
+            places(padded(next.len()))
+        );
+        let query = pad(next).fold(statement(sql).bind(floor_ms(now)).bind(held_until().naive_utc()), Query::bind);
+        query.execute(&mut *conn).await?;
+        let due = "SELECT id, queue, priority, execute_at, kind FROM owed FORCE INDEX (PRIMARY) WHERE id IN";
+        for row in in_list(due, next, "").fetch_all(&mut *conn).await? {
+            released.push(due_job(&row)?);
+        }
+    }
+    Ok(released)
+}

@@ -1,0 +1,435 @@
+//! Order keys: jobs with the same one run one at a time, in the order in which they were accepted.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use sqlx::{Connection, Executor};
+use tickr::handlers::{Context, Failure, Kind, Output, Registry};
+use tickr::job::{JobId, State};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use crate::support::{Runner, TestApp, eventually};
+
+/// A job of a line. It notes its start and its end.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+struct Link {
+    key: String,
+    n: usize,
+    /// Number of attempts that fail before one succeeds.
+    fails: u32,
+    /// True if it runs until the test opens the gate.
+    hold: bool,
+}
+
+impl Kind for Link {
+    const NAME: &'static str = "link";
+}
+
+/// The log of the handlers.
+#[derive(Default)]
+struct Log {
+    /// Key, number and whether this is the end of an attempt, in the order in which it was noted.
+    notes: Mutex<Vec<(String, usize, bool)>>,
+    gate: CancellationToken,
+}
+
+impl Log {
+    fn registry(self: &Arc<Self>) -> Registry {
+        let (mut registry, log) = (Registry::new(), Arc::clone(self));
+        registry.register(move |link: Link, context: Context| {
+            let log = Arc::clone(&log);
+            async move {
+                let note = |end| log.notes.lock().unwrap().push((link.key.clone(), link.n, end));
+                note(false);
+                if link.hold {
+                    tokio::select! {
+                        () = log.gate.cancelled() => {}
+                        () = context.stopped() => {
+                            note(true);
+                            return Err(Failure::retry("told to stop"));
+                        }
+                    }
+                }
+                tokio::task::yield_now().await;
+                note(true);
+                if context.attempt() <= link.fails { Err(Failure::retry("not yet")) } else { Ok(Output::default()) }
+            }
+        });
+        registry
+    }
+
+    /// Check that no two attempts of a key overlapped, and return the numbers of each key in the order of their first
+    /// starts.
+    fn order(&self) -> BTreeMap<String, Vec<usize>> {
+        let mut running: HashMap<String, usize> = HashMap::new();
+        let mut order: BTreeMap<String, Vec<usize>> = BTreeMap::new();
+        for (key, n, end) in self.notes.lock().unwrap().iter() {
+            if *end {
+                assert_eq!(running.remove(key), Some(*n), "{key}");
+            } else {
+                let other = running.insert(key.clone(), *n);
+                assert_eq!(other, None, "job {n} of {key} started while another one ran");
+                let seen = order.entry(key.clone()).or_default();
+                if seen.last() != Some(n) {
+                    seen.push(*n);
+                }
+            }
+        }
+        order
+    }
+}
+
+fn link(key: &str, n: usize) -> Value {
+    json!({"kind": "link", "payload": {"key": key, "n": n, "fails": 0, "hold": false}, "order_key": key,
+        "retry": {"base_ms": 20, "factor": 1.0}})
+}
+
+fn held(key: &str, n: usize) -> Value {
+    let mut job = link(key, n);
+    job["payload"]["hold"] = json!(true);
+    job
+}
+
+fn failing(key: &str, n: usize) -> Value {
+    let mut job = link(key, n);
+    job["payload"]["fails"] = json!(100);
+    job["max_attempts"] = json!(2);
+    job
+}
+
+async fn start() -> (TestApp, Arc<Log>) {
+    let log = Arc::<Log>::default();
+    let tickr = TestApp::start_with(|config| config.workers = 16, log.registry()).await;
+    (tickr, log)
+}
+
+/// Wait until the log has this many starts of the key.
+async fn until_started(log: &Log, key: &str, count: usize) {
+    let starts = || log.notes.lock().unwrap().iter().filter(|(of, _, end)| of == key && !end).count();
+    eventually("the jobs started", || async { (starts() >= count).then_some(()) }).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn jobs_with_one_order_key_run_one_at_a_time_in_the_order_of_acceptance() {
+    let (tickr, log) = start().await;
+    let more = [tickr.another_with(|_| {}, log.registry()).await, tickr.another_with(|_| {}, log.registry()).await];
+    let line = |k: usize| {
+        let tickr = &tickr;
+        async move {
+            let key = format!("line-{k}");
+            for n in 0..100 {
+                let mut job = link(&key, n);
+                job["payload"]["fails"] = json!(u32::from(n % 4 == 0));
+                job["priority"] = json!(n % 10);
+                tickr.enqueue(job).await;
+            }
+        }
+    };
+    futures_util::future::join_all((0..20).map(line)).await;
+    tickr.until_idle().await;
+    let order = log.order();
+    assert_eq!(order.len(), 20);
+    for (key, numbers) in order {
+        assert_eq!(numbers, (0..100).collect::<Vec<_>>(), "{key}");
+    }
+    for app in more {
+        app.stop(CancellationToken::new()).await;
+    }
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn jobs_of_batches_and_of_single_requests_keep_their_order() {
+    let (tickr, log) = start().await;
+    let mut n = 0;
+    for round in 0..30 {
+        let size = 1 + round % 7;
+        let jobs: Vec<Value> = (n..n + size).flat_map(|n| [link("a", n), link("b", n)]).collect();
+        n += size;
+        tickr.enqueue_many(jobs).await;
+    }
+    tickr.until_idle().await;
+    let order = log.order();
+    for key in ["a", "b"] {
+        assert_eq!(order[key], (0..n).collect::<Vec<_>>(), "{key}");
+    }
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_job_is_left_behind_when_jobs_are_accepted_while_those_in_front_end() {
+    let (tickr, log) = start().await;
+    // Each line becomes empty again and again, at the moment when the next job arrives.
+    let caller = |k: usize| {
+        let tickr = &tickr;
+        async move {
+            for n in 0..60 {
+                tickr.enqueue(link(&format!("line-{}", k % 4), k * 1_000 + n)).await;
+            }
+        }
+    };
+    futures_util::future::join_all((0..12).map(caller)).await;
+    tickr.until_idle().await;
+    let order = log.order();
+    assert_eq!(order.values().map(Vec::len).sum::<usize>(), 12 * 60);
+    for numbers in order.values() {
+        for caller in 0..12 {
+            let own: Vec<usize> = numbers.iter().copied().filter(|n| n / 1_000 == caller).collect();
+            assert!(own.is_sorted(), "{own:?}");
+        }
+    }
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_that_fails_for_good_blocks_its_key_until_it_is_dealt_with_or_skips() {
+    let (tickr, log) = start().await;
+    // Retried: it runs again at its place.
+    let [first, second] = tickr.enqueue_many([failing("retry", 0), link("retry", 1)]).await[..] else { panic!() };
+    tickr.until(first, State::Failed).await;
+    let reasons = tickr.get(&format!("/v1/jobs/{second}/explain")).await.body;
+    assert_eq!(reasons["reasons"][0]["code"], "behind_key", "{reasons:#}");
+    let text = reasons["reasons"][0]["text"].as_str().unwrap();
+    assert!(text.contains(&format!("job {first} failed and blocks the key")), "{text}");
+    let job = tickr.job(second).await;
+    assert_eq!((&job["state"], &job["held"], &job["order_key"]), (&json!("waiting"), &json!(true), &json!("retry")));
+    assert_eq!(tickr.post(&format!("/v1/jobs/{first}/retry"), json!({})).await.status, 200);
+    tickr.until_attempts(first, 4).await;
+    tickr.until(first, State::Failed).await;
+    assert_eq!(tickr.job(second).await["held"], true);
+
+    // Discarded: the next one goes.
+    assert_eq!(tickr.post(&format!("/v1/jobs/{first}/discard"), json!({"reason": "no"})).await.status, 200);
+    tickr.until(second, State::Completed).await;
+
+    // Replayed with another payload: the new job takes the place.
+    let [first, second] = tickr.enqueue_many([failing("replay", 0), link("replay", 1)]).await[..] else { panic!() };
+    tickr.until(first, State::Failed).await;
+    let payload = json!({"key": "replay", "n": 7, "fails": 0, "hold": false});
+    let made = tickr.post(&format!("/v1/jobs/{first}/replay"), json!({"payload": payload})).await;
+    assert_eq!(made.status, 201, "{:#}", made.body);
+    tickr.until(second, State::Completed).await;
+    assert_eq!(log.order()["replay"], [0, 7, 1]);
+
+    // Deleted: the next one goes, found by the reconciler at the latest.
+    let [first, second] = tickr.enqueue_many([failing("delete", 0), link("delete", 1)]).await[..] else { panic!() };
+    tickr.until(first, State::Failed).await;
+    let body = json!({"action": "delete", "filter": {"q": format!("id:{first}")}});
+    let started = tickr.post("/v1/operations", body).await;
+    assert_eq!(started.status, 202, "{:#}", started.body);
+    tickr.until(second, State::Completed).await;
+
+    // Skipping.
+    let mut skips = failing("skip", 0);
+    skips["on_failure"] = json!("skip");
+    let [first, second] = tickr.enqueue_many([skips, link("skip", 1)]).await[..] else { panic!() };
+    tickr.until(second, State::Completed).await;
+    assert_eq!(tickr.job(first).await["state"], "failed");
+    assert_eq!(log.order()["skip"], [0, 1], "retries come before the next job");
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cancel_lets_the_next_job_go_and_a_later_retry_goes_to_the_tail() {
+    let (tickr, log) = start().await;
+    let jobs = tickr.enqueue_many([held("c", 0), link("c", 1), link("c", 2), held("c", 3)]).await;
+    let [running, waiting, next, last] = jobs[..] else { panic!() };
+    until_started(&log, "c", 1).await;
+    // One in the middle leaves no hole, and has no time in the year 9999.
+    let cancelled = tickr.post(&format!("/v1/jobs/{waiting}/cancel"), json!({})).await;
+    assert_eq!((cancelled.status, &cancelled.body["state"]), (200, &json!("cancelled")));
+    assert!(!cancelled.body.to_string().contains("9999"), "{:#}", cancelled.body);
+    assert_eq!(tickr.job(next).await["held"], true);
+    // The one that runs.
+    let began = Instant::now();
+    assert_eq!(tickr.post(&format!("/v1/jobs/{running}/cancel"), json!({})).await.status, 202);
+    tickr.until(next, State::Completed).await;
+    assert!(began.elapsed() < Duration::from_secs(15), "{:?}", began.elapsed());
+    until_started(&log, "c", 3).await;
+    // Those that were cancelled take the last places.
+    for id in [waiting, running] {
+        assert_eq!(tickr.post(&format!("/v1/jobs/{id}/retry"), json!({})).await.status, 200);
+        assert_eq!(tickr.job(id).await["held"], true);
+    }
+    log.gate.cancel();
+    for id in [last, waiting, running] {
+        tickr.until(id, State::Completed).await;
+    }
+    assert_eq!(log.order()["c"], [0, 2, 3, 1, 0]);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_that_is_held_is_not_made_due_and_costs_redis_nothing() {
+    let (tickr, log) = start().await;
+    let first = tickr.enqueue(held("h", 0)).await;
+    until_started(&log, "h", 1).await;
+    let ids = tickr.enqueue_many((1..=500).map(|n| link("h", n))).await;
+    let index = tickr.get("/v1/index").await.body;
+    let in_redis = &index["redis"];
+    assert_eq!((&in_redis["ready"], &in_redis["waiting"]), (&json!(0), &json!(0)), "{index:#}");
+    let reasons = tickr.get(&format!("/v1/jobs/{}/explain", ids[499])).await.body;
+    let text = reasons["summary"].as_str().unwrap();
+    let says =
+        format!("500 jobs with the same order key must end before it; the first is job {first}, which is executing");
+    assert_eq!(text, says);
+
+    let found = tickr.get("/v1/jobs?q=order:h&limit=200").await.body;
+    assert_eq!(found["data"].as_array().unwrap().len(), 200);
+    assert_eq!(tickr.get("/v1/jobs/count?order_key=h&state=waiting").await.body["count"], 500);
+    assert_eq!(tickr.get("/v1/jobs/count?q=order:other").await.body["count"], 0);
+
+    let path = format!("/v1/jobs/{}", ids[9]);
+    let refused = tickr.post(&format!("{path}/run-now"), json!({})).await;
+    assert_eq!((refused.status, refused.code()), (409, "wrong_state"), "{:#}", refused.body);
+    let patch = |body: Value| crate::support::answer(crate::support::http().patch(tickr.url(&path)).json(&body));
+    let refused = patch(json!({"delay_ms": 1_000})).await;
+    assert_eq!((refused.status, refused.code()), (409, "wrong_state"), "{:#}", refused.body);
+    let changed = patch(json!({"priority": 0})).await;
+    assert_eq!((changed.status, &changed.body["priority"]), (200, &json!(0)), "{:#}", changed.body);
+    for action in [json!({"action": "run_now"}), json!({"action": "reschedule", "execute_at": "2026-01-01T00:00:00Z"})]
+    {
+        let mut body = action;
+        body["filter"] = json!({"state": "waiting"});
+        assert_eq!(tickr.post("/v1/operations", body.clone()).await.status, 202, "{body}");
+    }
+    eventually("the operations are over", || async {
+        let all = tickr.get("/v1/operations").await.body;
+        let over = |one: &Value| !matches!(one["state"].as_str(), Some("pending" | "running"));
+        all["data"].as_array().unwrap().iter().all(over).then_some(())
+    })
+    .await;
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM owed WHERE YEAR(execute_at) = 9999").await, 500);
+    log.gate.cancel();
+    tickr.until_idle().await;
+    assert_eq!(log.order()["h"], (0..=500).collect::<Vec<_>>());
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_due_time_holds_when_a_job_is_at_the_head_and_the_jobs_behind_wait_for_it() {
+    let (tickr, log) = start().await;
+    let mut later = link("t", 0);
+    later["delay_ms"] = json!(1_500);
+    let began = Instant::now();
+    let [first, second] = tickr.enqueue_many([later, link("t", 1)]).await[..] else { panic!() };
+    tickr.until(second, State::Completed).await;
+    assert!(began.elapsed() >= Duration::from_millis(1_500));
+    assert_eq!(tickr.job(first).await["state"], "completed");
+    // Behind another job, a due time that lies ahead still holds.
+    let mut later = link("t", 3);
+    later["delay_ms"] = json!(1_500);
+    let began = Instant::now();
+    let third = tickr.enqueue_many([link("t", 2), later]).await[1];
+    tickr.until(third, State::Completed).await;
+    assert!(began.elapsed() >= Duration::from_millis(1_500));
+    assert_eq!(log.order()["t"], [0, 1, 2, 3]);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_line_goes_on_within_the_lease_and_five_seconds_after_its_runner_was_killed() {
+    let tickr = TestApp::start_with(|config| config.queues = vec!["elsewhere".into()], Registry::new()).await;
+    let mut doomed = Runner::start(&tickr, &[("TICKR_WORKERS", "16")]);
+    doomed.base().await;
+    let sleep = |key: usize, ms: u64| json!({"kind": "sleep", "payload": {"ms": ms}, "order_key": format!("k{key}")});
+    tickr.enqueue_many((0..10).flat_map(|key| [sleep(key, 600_000), sleep(key, 0), sleep(key, 0)])).await;
+    tickr.until_count("SELECT COUNT(*) FROM owed WHERE state = 'executing'", 10).await;
+    let other = Runner::start(&tickr, &[("TICKR_WORKERS", "16")]);
+    other.base().await;
+    doomed.kill9();
+    let killed = Instant::now();
+    tickr.until_count("SELECT COUNT(*) FROM attempts WHERE verdict = 'lost'", 10).await;
+    tickr.until_count("SELECT COUNT(*) FROM owed WHERE state = 'executing'", 10).await;
+    println!("all lines went on after {:?}", killed.elapsed());
+    assert!(killed.elapsed() < Duration::from_secs(7 + 3), "{:?}", killed.elapsed());
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM owed WHERE YEAR(execute_at) = 9999").await, 20);
+    let found = tickr.get("/v1/jobs?state=executing&limit=100").await.body;
+    let ids: Vec<JobId> =
+        found["data"].as_array().unwrap().iter().map(|job| job["id"].as_str().unwrap().parse().unwrap()).collect();
+    for id in ids {
+        tickr.post(&format!("/v1/jobs/{id}/cancel"), json!({})).await;
+    }
+    tickr.until_idle().await;
+    drop(other);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn wrong_order_keys_are_refused_with_their_place() {
+    let (tickr, _) = start().await;
+    let cases = [
+        (json!({"order_key": ""}), "/order_key"),
+        (json!({"order_key": "k".repeat(256)}), "/order_key"),
+        (json!({"on_failure": "skip"}), "/on_failure"),
+    ];
+    for (wish, pointer) in cases {
+        let mut job = json!({"kind": "noop"});
+        job.as_object_mut().unwrap().extend(wish.as_object().unwrap().clone());
+        let refused = tickr.post("/v1/jobs", job).await;
+        assert_eq!((refused.status, refused.code()), (422, "invalid_request"), "{:#}", refused.body);
+        assert_eq!(refused.pointers(), [pointer]);
+    }
+    let refused = tickr.post("/v1/jobs", json!({"kind": "noop", "order_key": "k", "on_failure": "ignore"})).await;
+    assert_eq!(refused.status, 422, "{:#}", refused.body);
+    // Keys are compared as bytes.
+    let ids = tickr.enqueue_many(["k", "K", "k "].map(|key| json!({"kind": "noop", "order_key": key}))).await;
+    for id in ids {
+        tickr.until(id, State::Completed).await;
+    }
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM order_keys").await, 3);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_key_whose_row_is_locked_delays_the_jobs_of_no_other_key() {
+    let (tickr, log) = start().await;
+    tickr.enqueue(held("locked", 0)).await;
+    until_started(&log, "locked", 1).await;
+    let mut holder = tickr.mysql().await;
+    let mut lock = holder.begin().await.unwrap();
+    lock.execute("SELECT * FROM order_keys WHERE order_key = 'locked' FOR UPDATE").await.unwrap();
+    let waits = tickr.enqueue(link("locked", 1));
+    let others = async {
+        // The job that holds the locked key ends, and its verdict waits.
+        log.gate.cancel();
+        let began = Instant::now();
+        for n in 0..20 {
+            tickr.enqueue(link("free", n)).await;
+        }
+        println!("20 jobs of another key were accepted after {:?}", began.elapsed());
+        let completed = "SELECT COUNT(*) FROM attempts WHERE verdict = 'succeeded'";
+        tickr.until_count(completed, 20).await;
+        println!("and ran after {:?}", began.elapsed());
+        assert!(began.elapsed() < Duration::from_secs(15), "{:?}", began.elapsed());
+        assert_eq!(tickr.count("SELECT COUNT(*) FROM owed").await, 1);
+        lock.rollback().await.unwrap();
+    };
+    tokio::join!(waits, others);
+    tickr.until_idle().await;
+    assert_eq!(log.order()["locked"], [0, 1]);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_that_killed_its_runners_to_the_end_lets_the_next_one_go_if_it_skips() {
+    let tickr = TestApp::start_with(|config| config.queues = vec!["elsewhere".into()], Registry::new()).await;
+    let mut doomed = Runner::start(&tickr, &[]);
+    doomed.base().await;
+    let sleep = json!({"kind": "sleep", "payload": {"ms": 600_000}, "order_key": "k", "on_failure": "skip"});
+    let next = json!({"kind": "noop", "order_key": "k"});
+    let [first, next] = tickr.enqueue_many([sleep, next]).await[..] else { panic!() };
+    tickr.until(first, State::Executing).await;
+    tickr.sql("UPDATE owed SET losses = 2 WHERE state = 'executing'").await;
+    doomed.kill9();
+    tickr.until(first, State::Failed).await;
+    let other = Runner::start(&tickr, &[]);
+    tickr.until(next, State::Completed).await;
+    drop(other);
+    tickr.stop_broken("two of the losses are only counted").await;
+}
