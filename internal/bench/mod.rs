@@ -24,6 +24,7 @@
 //! - `rebuild.rs`: scenario `rebuild`
 //! - `idle.rs`: scenario `idle`
 //! - `growth.rs`: scenario `growth`
+//! - `keys.rs`: scenario `keys`
 //! - `process.rs`: processor time and memory of a process
 //! - `progress.rs`: the progress bar
 
@@ -35,6 +36,7 @@ mod figure;
 mod flow;
 mod growth;
 mod idle;
+mod keys;
 mod lateness;
 mod load;
 mod process;
@@ -80,14 +82,16 @@ pub enum Scenario {
     Rebuild,
     /// A runner without work.
     Idle,
+    /// Work off a backlog of jobs with order keys.
+    Keys,
     /// Work off a backlog beside a long history.
     Growth,
 }
 
 impl Scenario {
     /// All scenarios except [`Growth`](Self::Growth), which takes minutes, in the order in which they run.
-    pub const USUAL: [Self; 7] =
-        [Self::Enqueue, Self::Batch, Self::Drain, Self::Flow, Self::Lateness, Self::Rebuild, Self::Idle];
+    pub const USUAL: [Self; 8] =
+        [Self::Enqueue, Self::Batch, Self::Drain, Self::Keys, Self::Flow, Self::Lateness, Self::Rebuild, Self::Idle];
 
     /// Name on the command line.
     #[must_use]
@@ -100,6 +104,7 @@ impl Scenario {
             Self::Lateness => "lateness",
             Self::Rebuild => "rebuild",
             Self::Idle => "idle",
+            Self::Keys => "keys",
             Self::Growth => "growth",
         }
     }
@@ -211,6 +216,7 @@ pub async fn run(settings: &BenchSettings, ground: &BenchServers) -> Result<Repo
             Scenario::Lateness => lateness::run(&bench).await?,
             Scenario::Rebuild => rebuild::run(&bench).await?,
             Scenario::Idle => idle::run(&bench).await?,
+            Scenario::Keys => keys::run(&bench).await?,
             Scenario::Growth => growth::run(&bench).await?,
         });
     }

@@ -93,6 +93,7 @@ pub(crate) async fn everything(world: &World) -> anyhow::Result<Findings> {
     });
     executions(&mut found, &jobs, &history);
     limit(&mut found, &jobs, &history);
+    order(&mut found, &jobs, &history, &mut root).await?;
     callbacks(&mut found, &jobs, &calls);
     tables(&mut found, &mut root).await?;
     tallies(&mut found, &mut root).await?;
@@ -242,6 +243,37 @@ fn limit(found: &mut Findings, jobs: &BTreeMap<Uuid, Job>, history: &History) {
     }
 }
 
+/// Check that no two jobs with one order key ran at the same time. Only executions that succeeded count, because tickr
+/// never took their runners for dead.
+async fn order(
+    found: &mut Findings,
+    jobs: &BTreeMap<Uuid, Job>,
+    history: &History,
+    root: &mut MySqlConnection,
+) -> anyhow::Result<()> {
+    let mut lines: BTreeMap<Vec<u8>, Vec<(usize, usize, Uuid)>> = BTreeMap::new();
+    let places = "SELECT job_id, order_key FROM order_places";
+    for row in sqlx::query(places).fetch_all(&mut *root).await? {
+        let (id, key): (Uuid, Vec<u8>) = (row.try_get(0)?, row.try_get(1)?);
+        let Some(job) = jobs.get(&id) else { continue };
+        let tokens: BTreeSet<Uuid> = job.lines.iter().filter_map(Line::token).collect();
+        for execution in history.jobs.get(&id).into_iter().flatten() {
+            if let Some((ended, _)) = execution.ended.as_ref().filter(|_| tokens.contains(&execution.token)) {
+                lines.entry(key.clone()).or_default().push((execution.began, *ended, id));
+            }
+        }
+    }
+    for (key, mut ran) in lines {
+        ran.sort_unstable();
+        for pair in ran.windows(2).filter(|pair| pair[1].0 < pair[0].1) {
+            found.doubled += 1;
+            let key = String::from_utf8_lossy(&key);
+            found.wrong.push(format!("jobs {} and {} of {key} ran at the same time", pair[0].2, pair[1].2));
+        }
+    }
+    Ok(())
+}
+
 /// Find two executions of which the newer one began before the older one ended. Only an execution whose end is in the
 /// journal can be the older one.
 fn overlap(executions: &[Execution]) -> Option<(Uuid, Uuid)> {
@@ -280,7 +312,7 @@ fn callbacks(found: &mut Findings, jobs: &BTreeMap<Uuid, Job>, calls: &BTreeMap<
 
 /// Check the invariants that the tables alone can show.
 async fn tables(found: &mut Findings, root: &mut MySqlConnection) -> anyhow::Result<()> {
-    const FAULTS: [&str; 8] = [
+    const FAULTS: [&str; 10] = [
         "SELECT COUNT(*) FROM owed o LEFT JOIN jobs j ON j.id = o.id WHERE j.id IS NULL",
         "SELECT COUNT(*) FROM (SELECT job_id FROM attempts GROUP BY job_id \
          HAVING COUNT(*) <> MAX(number) OR SUM(verdict = 'succeeded') > 1) a",
@@ -290,6 +322,8 @@ async fn tables(found: &mut Findings, root: &mut MySqlConnection) -> anyhow::Res
         "SELECT COUNT(*) FROM owed o LEFT JOIN (SELECT job_id, COUNT(*) AS n FROM attempts GROUP BY job_id) a \
          ON a.job_id = o.id WHERE o.attempt <> COALESCE(a.n, 0) + (o.state = 'executing')",
         "SELECT COUNT(*) FROM unique_keys k LEFT JOIN owed o ON o.id = k.job_id AND o.keyed WHERE o.id IS NULL",
+        "SELECT COUNT(*) FROM order_places p LEFT JOIN owed o ON o.id = p.job_id WHERE p.open AND o.id IS NULL",
+        "SELECT COUNT(*) FROM order_keys WHERE head <= tail",
         "SELECT COUNT(*) FROM attempts a JOIN jobs j ON j.id = a.job_id WHERE a.burned > j.max_attempts",
         "SELECT CAST(ABS((SELECT COUNT(*) FROM jobs) - (SELECT COUNT(*) FROM owed) \
          - (SELECT COALESCE(SUM(n), 0) FROM tallies)) AS SIGNED)",

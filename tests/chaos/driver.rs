@@ -31,6 +31,8 @@ pub(crate) const ELSEWHERE: &str = "elsewhere";
 const ELSEWHERE_BATCHES: usize = 12;
 /// Number of unique keys that the clients compete for.
 const KEYS: u32 = 20;
+/// Number of order keys.
+const LINES: u32 = 60;
 
 /// Start all clients. Their tasks end when the token is cancelled.
 pub(crate) fn start(world: &Arc<World>, stop: &CancellationToken) -> Vec<tokio::task::JoinHandle<()>> {
@@ -109,7 +111,8 @@ impl Caller {
             70..75 => self.enqueue_nonsense().await,
             75..83 => self.cancel().await,
             83..87 => self.steer("run-now").await,
-            87..91 => self.retry_a_failed_one().await,
+            87..90 => self.retry_a_failed_one().await,
+            90..91 => self.discard_a_failed_one().await,
             91..93 => self.search().await,
             _ => self.read().await,
         }
@@ -163,6 +166,13 @@ impl Caller {
         }
         if self.rng.random_ratio(1, 50) {
             job["timeout_ms"] = json!(400);
+        }
+        if self.rng.random_ratio(1, 3) {
+            job["order_key"] = json!(format!("line{}", self.rng.random_range(0..LINES)));
+            job["on_failure"] = json!(["skip", "block"].choose(&mut self.rng));
+            // The jobs behind one that holds its line for seconds would be too many for a short run.
+            job["payload"]["ms"] = json!(ms.min(60));
+            job.as_object_mut().map(|job| job.remove("delay_ms"));
         }
         (name, job)
     }
@@ -221,11 +231,21 @@ impl Caller {
         }
     }
 
-    async fn retry_a_failed_one(&mut self) {
+    async fn a_failed_one(&mut self) -> Option<Uuid> {
         let listing = self.world.call(&mut self.rng, Request::get("/v1/jobs?state=failed&limit=20")).await;
-        let Answer::Said(200, page) = listing else { return };
+        let Answer::Said(200, page) = listing else { return None };
         let ids: Vec<Uuid> = page["data"].as_array().into_iter().flatten().filter_map(request::id_of).collect();
-        let Some(id) = ids.choose(&mut self.rng).copied() else { return };
+        ids.choose(&mut self.rng).copied()
+    }
+
+    async fn discard_a_failed_one(&mut self) {
+        if let Some(id) = self.a_failed_one().await {
+            let _ = self.world.call(&mut self.rng, discard(id)).await;
+        }
+    }
+
+    async fn retry_a_failed_one(&mut self) {
+        let Some(id) = self.a_failed_one().await else { return };
         // A job that kills runners is not retried, because the number of runners that it may kill is checked at the
         // end.
         let poison = self.world.ledger.write(|book| {
@@ -258,6 +278,11 @@ impl Caller {
             self.world.ledger.complain(format!("accepted job {id} was not found to read"));
         }
     }
+}
+
+/// Make the request that discards a failed job, so that it blocks no other one.
+pub(crate) fn discard(id: Uuid) -> Request {
+    Request::post(format!("/v1/jobs/{id}/discard")).with(json!({"reason": "it blocks its order key"}))
 }
 
 /// Return a backoff that fits into a short run.

@@ -90,6 +90,14 @@ pub(crate) async fn until_nothing_is_owed(world: &World, limit: Duration) -> Res
     loop {
         let counted = async {
             let mut root = world.servers.root().await?;
+            // Failed jobs that block their order keys.
+            let blocking = "SELECT p.job_id FROM order_places p LEFT JOIN owed o ON o.id = p.job_id \
+                            WHERE p.open AND o.id IS NULL";
+            for id in sqlx::query_scalar::<_, Uuid>(blocking).fetch_all(&mut root).await? {
+                if let Some(addr) = world.runners.iter().find_map(crate::runner::Runner::addr) {
+                    world.ask(addr, driver::discard(id)).await;
+                }
+            }
             let owed = "SELECT COUNT(*) FROM owed WHERE queue <> 'elsewhere'";
             anyhow::Ok(sqlx::query_scalar::<_, i64>(owed).fetch_one(&mut root).await?)
         };

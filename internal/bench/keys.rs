@@ -1,0 +1,58 @@
+//! Scenario `keys`: a complete runner works off a backlog whose jobs have order keys, and one whose jobs all have the
+//! same one. The figure beside the first is that of the same backlog without keys.
+
+use super::drain::product;
+use super::environment::{RunChecks, RunEnvironment, rate, stop};
+use super::figure::Target;
+use super::load::{jobs, payload};
+use super::result_row::{ResultRow, Samples};
+use super::{Bench, BenchError, Scenario};
+use crate::job::{Due, OnFailure, Order, limits};
+
+pub(super) async fn run(bench: &Bench<'_>) -> Result<Vec<ResultRow>, BenchError> {
+    let (many, keys) = (bench.jobs(100_000, 2_000), bench.pick(10_000, 200));
+    let one = bench.jobs(10_000, 200);
+    let (mut of_many, mut of_one) = (Samples::default(), Samples::default());
+    for round in bench.rounds() {
+        let count = round.share_of(many);
+        bench.progress.step("a backlog without keys", round);
+        let mut stage = RunEnvironment::open(bench).await?;
+        let (plain, plain_checked) = product(bench, &mut stage, count).await?;
+        stage.close().await?;
+        bench.progress.step("a backlog with many order keys", round);
+        let (keyed, checked) = keyed(bench, count, keys).await?;
+        bench.progress.step("a backlog with one order key", round);
+        let alone = round.share_of(one);
+        let (line, line_checked) = self::keyed(bench, alone, 1).await?;
+        if round.counts() {
+            of_many.bare(plain, plain_checked);
+            of_many.product(keyed, count, checked);
+            of_one.product(line, alone, line_checked);
+        }
+    }
+    let name = format!("drain, noop, {keys} order keys, beside none");
+    Ok(vec![
+        of_many.line(Scenario::Keys, name, "jobs/s", &[Target::of_bare(0.6)]),
+        of_one.line(Scenario::Keys, "drain, noop, one order key", "jobs/s", &[Target::at_least(1_000.0)]),
+    ])
+}
+
+async fn keyed(bench: &Bench<'_>, count: u64, keys: u64) -> Result<(f64, RunChecks), BenchError> {
+    let mut stage = RunEnvironment::open(bench).await?;
+    let mut jobs = jobs(count, &payload(bench.settings.payload_bytes)?, |_| Due::Now)?;
+    for (number, job) in (0..).zip(&mut jobs) {
+        let key = format!("key-{}", number % keys);
+        job.options.order = Some(Order { key, on_failure: OnFailure::default() });
+    }
+    while !jobs.is_empty() {
+        let rest = jobs.split_off(jobs.len().min(limits::MAX_BATCH));
+        stage.store.insert(std::mem::replace(&mut jobs, rest)).await?;
+    }
+    let app = stage.app().await?;
+    let ended = stage.until_ended(count).await?;
+    stop(app).await;
+    let (_, started) = stage.counter_connection.beginnings(stage.first).await?;
+    let measured = (rate(count, started, ended)?, stage.check(count, 0).await?);
+    stage.close().await?;
+    Ok(measured)
+}
