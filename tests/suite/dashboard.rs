@@ -345,6 +345,29 @@ async fn a_queue_is_paused_with_a_reason_limited_and_resumed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_job_behind_its_order_key_says_so_and_leads_to_the_others() {
+    let Some((tickr, browser)) = begin().await else { return };
+    let page = browser.page(&tickr.url("")).await;
+    let far = json!({"kind": "noop", "order_key": "conversation 7", "delay_ms": 3_600_000});
+    let [first, second] = tickr.enqueue_many([far.clone(), far]).await[..] else { panic!() };
+    page.visit(&format!("/jobs/{second}")).await;
+    page.reads("behind other jobs with its order key").await;
+    page.reads(&format!("the first is job {first}, which is waiting")).await;
+    page.click(&link("conversation 7")).await;
+    page.has(&heading("Jobs")).await;
+    for id in [first, second] {
+        page.reads(&id.to_string()[28..]).await;
+    }
+
+    page.visit("/enqueue?kind=noop").await;
+    page.fill(&field("Order key"), "conversation 8").await;
+    page.reads("If it fails for good").await;
+    page.assert_calm();
+    drop(page);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_schedule_is_made_from_its_preview_triggered_and_paused() {
     let Some((tickr, browser)) = begin().await else { return };
     let page = browser.page(&tickr.url("")).await;

@@ -433,3 +433,55 @@ async fn a_job_that_killed_its_runners_to_the_end_lets_the_next_one_go_if_it_ski
     drop(other);
     tickr.stop_broken("two of the losses are only counted").await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "takes many minutes; TICKR_ORDER_JOBS sets the number of jobs, a million unless set"]
+async fn a_million_jobs_of_ten_thousand_keys_keep_their_order_through_kills_and_flushes() {
+    let jobs: usize = std::env::var("TICKR_ORDER_JOBS").map_or(1_000_000, |text| text.parse().unwrap());
+    let keys = (jobs / 100).max(1);
+    let tickr = TestApp::start_alone(|_| {}, |config| config.queues = vec!["elsewhere".into()]).await;
+    let mut runners: Vec<Runner> = (0..3).map(|_| Runner::start(&tickr, &[("TICKR_WORKERS", "64")])).collect();
+    let accepted = CancellationToken::new();
+    let enqueue = async {
+        let of_key = |n: usize| {
+            let mut job = json!({"kind": "noop", "order_key": format!("k{}", n % keys)});
+            if n % 50 == 7 {
+                job = json!({"kind": "fail", "payload": {"times": 1}, "order_key": format!("k{}", n % keys),
+                    "retry": {"base_ms": 50}});
+            }
+            job
+        };
+        for from in (0..jobs).step_by(1_000) {
+            tickr.enqueue_many((from..(from + 1_000).min(jobs)).map(of_key)).await;
+        }
+        accepted.cancel();
+    };
+    let faults = async {
+        let mut turn = 0;
+        while !accepted.is_cancelled() {
+            tokio::time::sleep(Duration::from_secs(5)).await;
+            let _: () = redis::cmd("FLUSHALL").query_async(&mut tickr.redis().await).await.unwrap();
+            runners[turn % 3].kill9();
+            runners[turn % 3] = Runner::start(&tickr, &[("TICKR_WORKERS", "64")]);
+            turn += 1;
+        }
+        println!("{turn} runners were killed");
+    };
+    tokio::join!(enqueue, faults);
+    let began = Instant::now();
+    let mut left = i64::MAX;
+    let mut moved = Instant::now();
+    while left > 0 {
+        let now = tickr.count("SELECT COUNT(*) FROM owed").await;
+        if now < left {
+            (left, moved) = (now, Instant::now());
+        }
+        assert!(moved.elapsed() < Duration::from_secs(60), "{left} jobs are left and none ended for a minute");
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+    println!("all had ended {:?} after the last was accepted", began.elapsed());
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM order_keys WHERE head <= tail").await, 0);
+    drop(runners);
+    // The ledger is checked here.
+    tickr.stop().await;
+}

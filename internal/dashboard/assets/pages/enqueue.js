@@ -40,6 +40,8 @@ const NONE = {
   tags: '',
   unique: '',
   conflict: '',
+  order: '',
+  failure: '',
   retry: null,
 };
 // Characters that make a line look like another than it is.
@@ -56,6 +58,8 @@ const OWN = [
   'tags',
   'unique_key',
   'on_conflict',
+  'order_key',
+  'on_failure',
 ];
 
 const draw = () =>
@@ -80,6 +84,8 @@ const optionsOf = (job, kind) => ({
   queue: job.queue,
   priority: String(job.priority),
   unique: job.unique_key ?? '',
+  order: job.order_key ?? '',
+  failure: job.on_failure === 'skip' ? 'skip' : '',
   tags: (job.tags ?? []).join(' '),
   retry: job.retry ?? null,
   attempts: job.max_attempts === kind?.max_attempts ? '' : String(job.max_attempts),
@@ -101,6 +107,8 @@ function bodyOf(kind, payload, o) {
   put('tags', tags.length, tags);
   put('unique_key', o.unique, o.unique);
   put('on_conflict', o.unique && o.conflict, o.conflict);
+  put('order_key', o.order, o.order);
+  put('on_failure', o.order && o.failure, o.failure);
   put('retry', o.retry, o.retry);
   return body;
 }
@@ -422,6 +430,22 @@ function Options({ of: o, set, kind, queues, errors }) {
           <option value="">show that job, enqueue nothing</option>
           <option value="reject">refuse</option>
           <option value="replace">cancel that job, unless it runs</option>
+        </select>
+      </${Field}>`
+    }
+    ${field(
+      'Order key',
+      'order',
+      'order_key',
+      { maxlength: '255', spellcheck: false },
+      'Jobs with the same one run one at a time, in the order in which they were accepted',
+    )}
+    ${
+      o.order &&
+      html`<${Field} label="If it fails for good" id="option-failure" wrong=${wrong('on_failure')}>
+        <select id="option-failure" value=${o.failure} onChange=${(e) => set({ failure: e.target.value })}>
+          <option value="">the jobs behind it wait for an operator</option>
+          <option value="skip">the next one runs</option>
         </select>
       </${Field}>`
     }

@@ -393,8 +393,11 @@ function Timeline({ job }) {
       is: 'waiting',
       text: `${job.dead_letter.status} by ${job.dead_letter.by ?? 'an operator'}`,
     });
-  if (waits(job))
-    steps.push({ at: job.execute_at, is: 'waiting', text: Date.parse(job.execute_at) > now ? 'Due' : 'Has been due' });
+  if (waits(job)) {
+    const due = Date.parse(job.execute_at) > now ? 'Due' : 'Has been due';
+    const text = job.held ? `${due}, behind other jobs with its order key` : due;
+    steps.push({ at: job.execute_at, is: 'waiting', text });
+  }
   return html`<ol class="timeline">
     ${steps.map((step, i) => {
       const next = steps[i + 1];
@@ -428,6 +431,13 @@ function Facts({ job }) {
         html`<a class="mono wrap" href=${`/jobs?q=${seg(`unique_key:${JSON.stringify(job.unique_key)}`)}`}>
           ${job.unique_key}
         </a>`,
+    )}
+    ${fact(
+      'Order key',
+      job.order_key &&
+        html`<a class="mono wrap" href=${`/jobs?q=${seg(`order:${JSON.stringify(job.order_key)}`)}`}>
+          ${job.order_key}
+        </a>${job.on_failure === 'block' ? ', blocks it when it fails for good' : ''}`,
     )}
     ${fact(
       'Tags',

@@ -62,6 +62,7 @@ const plain = {
   kind: 'kind',
   queue: 'queue',
   unique_key: 'key',
+  order_key: 'order key',
   error: 'error',
   fingerprint: 'group',
   dead_letter: 'dead letter',
@@ -109,6 +110,7 @@ export function filterWords(filter) {
   if (filter.fingerprint) parts.push(`of the group ${filter.fingerprint}`);
   if (filter.schedule) parts.push(`made by the schedule ${filter.schedule}`);
   if (filter.unique_key) parts.push(`with the key “${filter.unique_key}”`);
+  if (filter.order_key) parts.push(`with the order key “${filter.order_key}”`);
   if (filter.tags?.length) parts.push(`tagged ${filter.tags.join(', ')}`);
   if (filter.error) parts.push(`whose error says “${filter.error}”`);
   for (const [word, said] of Object.entries(moments)) {
