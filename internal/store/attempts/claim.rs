@@ -63,7 +63,8 @@ pub struct Opened {
     pub(crate) started_at: Timestamp,
     /// True if the job holds a unique key.
     pub(crate) keyed: bool,
-    pub(crate) ordered: bool,
+    /// The order key of the job.
+    pub(crate) order_key: Option<Arc<str>>,
 }
 
 impl Claimed {
@@ -78,7 +79,7 @@ impl Claimed {
             execute_at: self.execute_at,
             started_at: self.started_at,
             keyed: self.keyed,
-            ordered: self.options.order.is_some(),
+            order_key: self.options.order.as_ref().map(|order| order.key.as_str().into()),
         }
     }
 }

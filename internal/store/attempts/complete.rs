@@ -5,18 +5,22 @@
 //! If one did not, the transaction is rolled back and the whole batch is settled in `settle.rs`, which reads the rows
 //! and decides about each one.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use sqlx::MySqlConnection;
+use sqlx::mysql::MySqlRow;
 use uuid::Uuid;
 
 use crate::attempts::claim::Opened;
 use crate::attempts::settlement::Settlement;
+use crate::rows::order::{Successor, close_steps, lock_step, release_steps};
+use crate::rows::owed::DueJob;
 use crate::rows::tallies::tally;
 use crate::sql::script::{Script, Value};
 use tickr_job::{Name, State, Verdict};
 
-/// A success with nothing else to write: no follow-up jobs, no unique key and no order key.
+/// A success with nothing else to write than its place: no follow-up jobs and no unique key.
 pub(crate) struct Success<'a> {
     item: &'a Settlement,
     opened: &'a Opened,
@@ -26,8 +30,7 @@ impl<'a> Success<'a> {
     /// Return the success if the attempt can be settled without reading its row.
     pub(crate) fn from_settlement(item: &'a Settlement) -> Option<Self> {
         let opened = item.opened.as_ref()?;
-        let plain =
-            item.verdict == Verdict::Succeeded && item.follow_ups.is_empty() && !opened.keyed && !opened.ordered;
+        let plain = item.verdict == Verdict::Succeeded && item.follow_ups.is_empty() && !opened.keyed;
         plain.then_some(Self { item, opened })
     }
 
@@ -36,13 +39,13 @@ impl<'a> Success<'a> {
     }
 }
 
-/// Settle all of them or none. Returns false, with nothing written, when a token no longer holds its job or a cancel
-/// was requested for one of them.
+/// Settle all of them or none. Returns the jobs that are not held any more. Returns nothing, with nothing written, when a
+/// token no longer holds its job or a cancel was requested for one of them.
 pub(crate) async fn complete(
     conn: &mut MySqlConnection,
     successes: &[Success<'_>],
     lane: u8,
-) -> Result<bool, sqlx::Error> {
+) -> Result<Option<Vec<DueJob>>, sqlx::Error> {
     let mut sorted: Vec<&Success<'_>> = successes.iter().collect();
     sorted.sort_unstable_by_key(|success| success.item.id);
     let bytes = sorted.iter().map(|success| success.bytes()).sum();
@@ -58,16 +61,43 @@ pub(crate) async fn complete(
     values.extend(pairs);
     values.push(i64::try_from(ids.len()).unwrap_or(i64::MAX).into());
     take.push("BEGIN", Vec::new());
+    let order_key = |success: &&Success<'_>| success.opened.order_key.clone();
+    let keys: Vec<Arc<str>> = sorted.iter().filter_map(order_key).collect();
+    let keys: BTreeSet<&[u8]> = keys.iter().map(|key| key.as_bytes()).collect();
+    let ordered: Vec<Uuid> = sorted
+        .iter()
+        .filter(|success| success.opened.order_key.is_some())
+        .map(|success| success.item.id.uuid())
+        .collect();
+    if !keys.is_empty() {
+        // Before any other row.
+        lock_step(&mut take, &keys);
+    }
     // A single-table DELETE accepts no index hint. The ORDER BY and the LIMIT have the same effect.
     let delete = format!(
         "DELETE FROM owed WHERE id IN {ids_list} AND CONCAT(id, token) IN {pairs_list} AND cancel_requested_at IS NULL \
          ORDER BY id LIMIT ?"
     );
     take.push(delete, values);
-    let taken: u64 = take.run(conn).await?.iter().map(|done| done.affected).sum();
-    if taken != ids.len() as u64 {
+    let done = take.run(conn).await?;
+    let taken = done.last().map_or(0, |deleted| deleted.affected);
+    let locked: usize = done.iter().map(|step| step.rows.len()).sum();
+    if taken != ids.len() as u64 || locked != keys.len() {
         sqlx::raw_sql("ROLLBACK").execute(conn).await?;
-        return Ok(false);
+        return Ok(None);
+    }
+    let mut successors = Vec::new();
+    if !ordered.is_empty() {
+        let mut close = Script::about(ordered.len(), 0);
+        close_steps(&mut close, &ordered);
+        let found: Vec<MySqlRow> = close.run(conn).await?.into_iter().flat_map(|step| step.rows).collect();
+        match Successor::read_all(&found)? {
+            Some(all) if all.len() == ordered.len() => successors = all,
+            _ => {
+                sqlx::raw_sql("ROLLBACK").execute(conn).await?;
+                return Ok(None);
+            }
+        }
     }
 
     let mut write = Script::about(sorted.len(), bytes);
@@ -103,10 +133,13 @@ pub(crate) async fn complete(
     }
     let counts: Vec<_> = counts.into_iter().map(|((queue, kind), n)| (queue, kind, State::Completed, n)).collect();
     tally(&mut write, lane, &counts);
+    if !successors.is_empty() {
+        release_steps(&mut write, &successors);
+    }
     // In the text form this is the same request. MySQL does not go on to it when a statement before it fails.
     write.push("COMMIT", Vec::new());
     write.run(conn).await?;
-    Ok(true)
+    Ok(Some(successors.into_iter().filter_map(Successor::released).collect()))
 }
 
 fn pair(item: &Settlement) -> [u8; 32] {

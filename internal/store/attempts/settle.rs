@@ -77,11 +77,12 @@ impl Batch for Settles {
         Box::pin(async move {
             let mut answers: Vec<Settled> = (0..items.len()).map(|_| Settled::NotOurs).collect();
             let successes: Vec<Success<'_>> = items.iter().filter_map(Success::from_settlement).collect();
-            let completed = !successes.is_empty() && complete(conn, &successes, lane).await?;
+            let mut released = if successes.is_empty() { None } else { complete(conn, &successes, lane).await? };
+            let completed = released.is_some();
             let mut rest: Vec<(usize, &Settlement)> = Vec::new();
             for (place, item) in items.iter().enumerate() {
                 if completed && Success::from_settlement(item).is_some() {
-                    answers[place] = Settled::completed();
+                    answers[place] = Settled::completed(released.take().unwrap_or_default());
                 } else {
                     rest.push((place, item));
                 }
@@ -104,7 +105,8 @@ impl Settles {
         answers: &mut [Settled],
     ) -> Result<(), sqlx::Error> {
         let mut tx = conn.begin().await?;
-        let may_be_ordered = items.iter().filter(|(_, item)| item.opened.as_ref().is_none_or(|opened| opened.ordered));
+        let may_be_ordered =
+            items.iter().filter(|(_, item)| item.opened.as_ref().is_none_or(|opened| opened.order_key.is_some()));
         let may_be_ordered: Vec<Uuid> = may_be_ordered.map(|(_, item)| item.id.uuid()).collect();
         let ordered = lock_keys_of(&mut tx, &may_be_ordered).await?;
         let mut held = lock_held(&mut tx, items.iter().map(|(_, item)| item.id)).await?;

@@ -83,13 +83,7 @@ pub enum Settled {
 }
 
 impl Settled {
-    pub(crate) fn completed() -> Self {
-        Self::Done {
-            state: State::Completed,
-            execute_at: None,
-            line: None,
-            follow_ups: Vec::new(),
-            released: Vec::new(),
-        }
+    pub(crate) fn completed(released: Vec<DueJob>) -> Self {
+        Self::Done { state: State::Completed, execute_at: None, line: None, follow_ups: Vec::new(), released }
     }
 }

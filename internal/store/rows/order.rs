@@ -11,12 +11,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use chrono::DateTime;
+use sqlx::mysql::MySqlRow;
 use sqlx::query::Query;
 use sqlx::{MySqlConnection, Row};
 use uuid::Uuid;
 
 use crate::rows::owed::{DueJob, SKIP_LOCKED, due_job};
 use crate::sql::batches::{MAX_ROWS, groups, in_list, pad, padded, places, rows, statement};
+use crate::sql::script::{Script, Value};
 use tickr_job::{JobId, NewJob, State, Timestamp, floor_ms};
 
 /// The due time in `owed` of a job that is held: 9999-12-31. Bind it as [`naive_utc`](DateTime::naive_utc), because a
@@ -256,6 +258,105 @@ pub(crate) async fn place_again(
     }
     let newcomer = Newcomer { id: id.uuid(), key, due_at, blocks: *blocks, instead_of: None };
     Ok(take_places(conn, &[newcomer]).await?.contains(&id))
+}
+
+/// Add the step that locks these keys, in their order, to a script. It returns one row for each key.
+pub(crate) fn lock_step<'a>(script: &mut Script<'a>, keys: &BTreeSet<&'a [u8]>) {
+    let (list, values) = script.list(&keys.iter().copied().collect::<Vec<_>>());
+    let sql = "SELECT order_key FROM order_keys FORCE INDEX (PRIMARY) WHERE order_key IN";
+    script.push(format!("{sql} {list} ORDER BY order_key FOR UPDATE"), values);
+}
+
+/// Add the steps that close the places of these jobs and read the next job of each key to a script. The jobs were
+/// executing, so they are at the heads of their keys.
+pub(crate) fn close_steps<'a>(script: &mut Script<'a>, ids: &[Uuid]) {
+    let (list, values) = script.list(ids);
+    script.push(
+        format!("UPDATE order_places FORCE INDEX (PRIMARY) SET open = FALSE WHERE job_id IN {list}"),
+        values.clone(),
+    );
+    let mut asked = vec![Value::Moment(held_until())];
+    asked.extend(values);
+    // Closed places in between, of jobs that were cancelled while they were held, are passed over once.
+    let sql = format!(
+        "SELECT x.order_key, k.head = x.place AS is_head, UTC_TIMESTAMP(6) AS moment, x.next IS NOT NULL AS followed, \
+         n.place, n.due_at, o.id, o.queue, o.priority, o.execute_at, o.kind, COALESCE(o.execute_at = ?, FALSE) AS held \
+         FROM (SELECT h.order_key, h.place, (SELECT p.job_id FROM order_places p FORCE INDEX (order_places_line) \
+         WHERE p.order_key = h.order_key AND p.place > h.place AND p.open ORDER BY p.place LIMIT 1) AS next \
+         FROM order_places h FORCE INDEX (PRIMARY) WHERE h.job_id IN {list}) x \
+         STRAIGHT_JOIN order_keys k ON k.order_key = x.order_key LEFT JOIN order_places n ON n.job_id = x.next \
+         LEFT JOIN owed o FORCE INDEX (PRIMARY) ON o.id = x.next"
+    );
+    script.push(sql, asked);
+}
+
+/// The next job of a key whose head was closed.
+pub(crate) struct Successor {
+    key: Vec<u8>,
+    next: Option<(i64, DueJob)>,
+}
+
+impl Successor {
+    /// Read the rows of [`close_steps`]. Returns nothing if the tables are not as they should be: then the slower way
+    /// has to decide.
+    pub(crate) fn read_all(rows: &[MySqlRow]) -> Result<Option<Vec<Self>>, sqlx::Error> {
+        let mut all = Vec::with_capacity(rows.len());
+        for row in rows {
+            if !row.try_get::<bool, _>("is_head")? {
+                return Ok(None);
+            }
+            let key = row.try_get("order_key")?;
+            if !row.try_get::<bool, _>("followed")? {
+                all.push(Self { key, next: None });
+                continue;
+            }
+            if !row.try_get::<bool, _>("held")? {
+                return Ok(None);
+            }
+            let (moment, due_at): (Timestamp, Timestamp) = (row.try_get("moment")?, row.try_get("due_at")?);
+            let place: u64 = row.try_get("place")?;
+            let job = DueJob { execute_at: due_at.max(floor_ms(moment)), ..due_job(row)? };
+            all.push(Self { key, next: Some((i64::try_from(place).unwrap_or(i64::MAX), job)) });
+        }
+        Ok(Some(all))
+    }
+
+    /// Return the job that is not held any more.
+    pub(crate) fn released(self) -> Option<DueJob> {
+        self.next.map(|(_, job)| job)
+    }
+}
+
+/// Add the steps that move the heads of the keys and give the next jobs their due times to a script.
+pub(crate) fn release_steps<'a>(script: &mut Script<'a>, successors: &'a [Successor]) {
+    // A head of 0 stands for a key without an open place.
+    let head = [
+        "INSERT INTO order_keys (order_key, head, tail) VALUES",
+        "(?,?,0)",
+        "ON DUPLICATE KEY UPDATE head = IF(VALUES(head) = 0, tail + 1, VALUES(head))",
+    ];
+    let all: Vec<&'a Successor> = successors.iter().collect();
+    script.insert(
+        head,
+        &all,
+        |_| 300,
+        |&successor, values| {
+            let place = successor.next.as_ref().map_or(0, |(place, _)| *place);
+            values.extend([Value::Bytes(&successor.key), Value::Number(place)]);
+        },
+    );
+    let mut due: BTreeMap<Timestamp, Vec<Uuid>> = BTreeMap::new();
+    for (_, job) in successors.iter().filter_map(|successor| successor.next.as_ref()) {
+        due.entry(job.execute_at).or_default().push(job.id.uuid());
+    }
+    for (execute_at, mut ids) in due {
+        ids.sort_unstable();
+        let (list, of_ids) = script.list(&ids);
+        let mut values = vec![Value::Moment(execute_at), Value::Moment(held_until())];
+        values.extend(of_ids);
+        let sql = "UPDATE owed FORCE INDEX (PRIMARY) SET execute_at = ? WHERE execute_at = ? AND id IN";
+        script.push(format!("{sql} {list}"), values);
+    }
 }
 
 async fn close(conn: &mut MySqlConnection, ids: &[Uuid]) -> Result<(), sqlx::Error> {
