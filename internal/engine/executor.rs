@@ -505,7 +505,7 @@ fn announce(shared: &EngineState, claimed: &Claimed, verdict: Verdict, settled: 
                 shared.broker.hint(claimed.id, &queue, priority, execute_at);
             }
             shared.broker.announce(&follow_ups);
-            released.iter().for_each(|job| shared.broker.hint_released(job));
+            shared.start_or_hint(released);
             if verdict != Verdict::Succeeded {
                 tracing::info!(job = %claimed.id, kind = %claimed.kind, attempt = claimed.attempt, %verdict, %state, "attempt ended");
             }

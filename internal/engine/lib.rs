@@ -12,6 +12,7 @@
 //! - `queue_order.rs`: the order in which a runner takes from its lanes (a lane is one priority of one queue).
 //! - `permits.rs`: the permits of this runner for queues with a concurrency limit.
 //! - `fetcher.rs`: takes ids for free seats.
+//! - `released.rs`: starts the next job of an order key without the way through Redis.
 //! - `worker_pool.rs`: how many handlers run at once, and how many jobs may be claimed or settled besides.
 //! - `worker.rs`: claims an id and has the job executed.
 //! - `executor.rs`: runs one attempt, from its claim to its settled verdict.
@@ -55,6 +56,7 @@ mod queue_order;
 mod reaper;
 mod reconciler;
 mod recorder;
+mod released;
 mod reports;
 mod scheduler;
 mod solo;
@@ -76,11 +78,12 @@ use std::collections::HashSet;
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use futures_util::FutureExt;
 use tokio::sync::Notify;
+use tokio::sync::mpsc::{self, UnboundedSender};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -98,7 +101,7 @@ use tickr_event::Event;
 use tickr_handlers::Registry;
 use tickr_index::Index;
 use tickr_job::{Hours, Name, RunnerId};
-use tickr_store::{Retention, RunnerRow, Store};
+use tickr_store::{DueJob, Retention, RunnerRow, Store};
 use tickr_telemetry::{Tracer, log_as};
 use unread::Unread;
 use worker_pool::WorkerPool;
@@ -156,6 +159,8 @@ struct EngineState {
     store_trouble: AtomicBool,
     /// Kinds that at least one living runner has, as the reaper last read them.
     living_kinds: Mutex<HashSet<Name>>,
+    /// Jobs that are not held any more, for [`released`].
+    released: OnceLock<UnboundedSender<DueJob>>,
     /// Wakes the reconciler before its next pass is due.
     reconcile: Notify,
     /// Wakes the loop that refills ready lists.
@@ -238,11 +243,15 @@ impl Engine {
         let shared =
             Arc::new(EngineState::new((broker, index, operator_settings), registry, settings, (live, heartbeats)));
         let (fetching, working, looping) = (TaskTracker::new(), TaskTracker::new(), TaskTracker::new());
+        let (sender, released) = mpsc::unbounded_channel();
+        // It is set here alone.
+        let _ = shared.released.set(sender);
         // The fetcher takes a seat for each id before it takes the id.
         let start = {
             let (shared, working) = (Arc::clone(&shared), working.clone());
             move |job| drop(working.spawn(worker::work(Arc::clone(&shared), claimant.clone(), job)))
         };
+        fetching.spawn(released::start_until_stopped(Arc::clone(&shared), released, start.clone()));
         fetching.spawn(Fetcher::new(Arc::clone(&shared)).fetch_until_stopped(start));
         keep_running(&looping, &shared, "scheduler", move |shared| {
             scheduler::run_until_stopped(shared, Arc::clone(&alarm))
@@ -364,6 +373,7 @@ impl EngineState {
             heartbeats,
             store_trouble: AtomicBool::new(false),
             living_kinds: Mutex::new(HashSet::new()),
+            released: OnceLock::new(),
             reconcile: Notify::new(),
             refill: Notify::new(),
             stop_fetching: CancellationToken::new(),
@@ -371,6 +381,19 @@ impl EngineState {
             grace_over: CancellationToken::new(),
             give_up: CancellationToken::new(),
             settings,
+        }
+    }
+
+    /// Start these jobs, which are not held any more, if this runner can start them at once. Hint the others.
+    fn start_or_hint(&self, released: Vec<DueJob>) {
+        for job in released {
+            let left = match self.released.get() {
+                Some(sender) => sender.send(job).err().map(|refused| refused.0),
+                None => Some(job),
+            };
+            if let Some(job) = left {
+                self.broker.hint_released(&job);
+            }
         }
     }
 

@@ -1,0 +1,60 @@
+//! Starts jobs that are not held any more, because a job of this runner in front of them has ended.
+//!
+//! The way through Redis would cost the next job of an order key a round trip, and its jobs follow each other. So if a
+//! seat is free, this runner starts the job itself. A seat is free only while no fetched job waits for one, so nothing is
+//! overtaken. In every other case the index gets a hint as usual.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use tokio::sync::mpsc::UnboundedReceiver;
+
+use super::EngineState;
+use super::fetcher::FetchedJob;
+use super::queue_order::is_paused;
+use tickr_event::Event;
+use tickr_store::DueJob;
+
+/// Start or hint the jobs that come, until the runner stops.
+pub(super) async fn start_until_stopped(
+    shared: Arc<EngineState>,
+    mut released: UnboundedReceiver<DueJob>,
+    start: impl Fn(FetchedJob),
+) {
+    loop {
+        let job = tokio::select! {
+            biased;
+            () = shared.stop_fetching.cancelled() => break,
+            job = released.recv() => job,
+        };
+        let Some(job) = job else { return };
+        if let Some(fetched) = take(&shared, &job) {
+            shared.broker.events().emit(Event::Rescheduled { id: job.id });
+            start(fetched);
+        } else {
+            shared.broker.hint_released(&job);
+        }
+    }
+    released.close();
+    while let Some(job) = released.recv().await {
+        shared.broker.hint_released(&job);
+    }
+}
+
+/// Take what the start of this job needs. Return nothing if the job cannot start here at once.
+fn take(shared: &EngineState, job: &DueJob) -> Option<FetchedJob> {
+    let settings = shared.operator_settings.now();
+    let queue = shared.settings.queues.iter().position(|queue| *queue == job.queue)?;
+    let may_start = job.execute_at <= shared.store.clock().now()
+        && !settings.drained
+        && !is_paused(&settings, &job.queue)
+        && shared.registry.get(job.kind.as_str()).is_some()
+        && shared.heartbeats.is_beating(shared.settings.lease)
+        && !shared.store_trouble.load(Ordering::Relaxed);
+    if !may_start {
+        return None;
+    }
+    let seat = shared.workers.another_seat()?;
+    let permit = shared.permits.take(queue)?;
+    Some(FetchedJob { id: job.id, seat, permit })
+}
