@@ -545,6 +545,9 @@ mutants() {
         order::no_job_is_left_behind_when_jobs_are_accepted_while_those_in_front_end
     mutant 'next in line' internal/store/attempts/settle.rs \
         'filter(|step| ordered.closes(step.item.id, step.state))' 'filter(|_| false)' \
+        order::a_job_that_fails_for_good_blocks_its_key_until_it_is_dealt_with_or_skips
+    mutant 'next in line after a success' internal/store/attempts/complete.rs \
+        'if !successors.is_empty() {' 'if false {' \
         order::jobs_of_batches_and_of_single_requests_keep_their_order
     mutant 'next in line after a cancel' internal/store/jobs/actions.rs \
         'if ordered.contains(id) {' 'if ordered.contains(id) && false {' \
