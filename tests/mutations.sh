@@ -561,6 +561,9 @@ mutants() {
     mutant 'due time at the head' internal/store/rows/order.rs \
         'GREATEST(p.due_at, ?)' 'LEAST(p.due_at, ?)' \
         order::a_due_time_holds_when_a_job_is_at_the_head_and_the_jobs_behind_wait_for_it
+    mutant 'due time at the head after a success' internal/store/rows/order.rs \
+        'due_at.max(floor_ms(moment))' 'due_at.min(floor_ms(moment))' \
+        order::a_due_time_holds_when_a_job_is_at_the_head_and_the_jobs_behind_wait_for_it
     mutant 'locked order keys apart' internal/store/jobs/insert.rs \
         'let key = item.iter().find_map(order_key_of)?;' 'let key = item.iter().find_map(order_key_of).filter(|_| false)?;' \
         order::a_key_whose_row_is_locked_delays_the_jobs_of_no_other_key

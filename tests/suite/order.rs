@@ -329,6 +329,14 @@ async fn a_due_time_holds_when_a_job_is_at_the_head_and_the_jobs_behind_wait_for
     tickr.until(third, State::Completed).await;
     assert!(began.elapsed() >= Duration::from_millis(1_500));
     assert_eq!(log.order()["t"], [0, 1, 2, 3]);
+    // And when the job in front was cancelled.
+    let (mut far, mut later) = (link("t", 4), link("t", 5));
+    (far["delay_ms"], later["delay_ms"]) = (json!(3_600_000), json!(1_500));
+    let began = Instant::now();
+    let [far, later] = tickr.enqueue_many([far, later]).await[..] else { panic!() };
+    assert_eq!(tickr.post(&format!("/v1/jobs/{far}/cancel"), json!({})).await.status, 200);
+    tickr.until(later, State::Completed).await;
+    assert!(began.elapsed() >= Duration::from_millis(1_500));
     tickr.stop().await;
 }
 
