@@ -23,6 +23,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
 use super::poll::poll;
+use super::signal::signal;
 
 /// `$1` is the pid file, `$2` the log, the rest is the server with its arguments. Standard input is the owner's pipe,
 /// standard output the sweeper's pipe, standard error the lock. The last two are only held open, never written to.
@@ -132,17 +133,9 @@ impl Guard {
         self.shell.stdin = None;
     }
 
-    /// Send a signal to the server. The `kill` of the shell is used, because minimal systems have no other.
+    /// Send a signal to the server.
     pub(super) fn signal(&self, name: &str) -> io::Result<()> {
-        let output = Command::new("sh")
-            .args(["-c", r#"kill -s "$1" "$2""#, "kill", name, &self.pid.to_string()])
-            .stdin(Stdio::null())
-            .output()?;
-        if output.status.success() {
-            Ok(())
-        } else {
-            Err(io::Error::other(String::from_utf8_lossy(&output.stderr).trim().to_owned()))
-        }
+        signal(name, self.pid)
     }
 
     /// Kill the server and wait until it is gone. Return `None` if it is still there after the time limit.

@@ -14,6 +14,7 @@
 //! - `programs`: the search for the server binaries
 //! - `redis`: configuration of Redis
 //! - `server`: [`Server`], one running server
+//! - `signal`: [`signal()`], which also stops processes whole
 //! - `install.sh`: installs the server binaries and the tools of the tests
 //! - `schemathesis.txt`: the pinned packages of one of these tools
 //!
@@ -30,6 +31,7 @@ mod poll;
 mod programs;
 mod redis;
 mod server;
+mod signal;
 
 use std::fmt;
 use std::path::Path;
@@ -40,6 +42,7 @@ pub use self::address::{Address, Transport};
 pub use self::error::ServicesError;
 pub use self::options::Options;
 pub use self::server::Server;
+pub use self::signal::signal;
 
 use self::address::Password;
 use self::folder::Folder;

@@ -3,7 +3,6 @@
 
 use std::collections::HashSet;
 use std::path::PathBuf;
-use std::process::Command;
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -81,7 +80,7 @@ async fn until_gone(pid: u32) {
 }
 
 fn send(signal: &str, pid: u32) {
-    assert!(Command::new("kill").arg(format!("-{signal}")).arg(pid.to_string()).status().unwrap().success());
+    tickr::services::signal(signal, pid).unwrap();
 }
 
 /// Return the duration of the last attempt in milliseconds, by the database's times.

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use sqlx::mysql::{MySqlConnection, MySqlPool};
 use sqlx::{Connection, Executor};
-use tickr::services::{Address, Options, Services, ServicesError, Transport};
+use tickr::services::{Address, Options, Services, ServicesError, Transport, signal};
 
 /// Set for the copies of this program that [`helper`] starts.
 const HELPER: &str = "TICKR_TEST_SERVICES_HELPER";
@@ -46,7 +46,7 @@ fn killing_the_owner_leaves_no_process_and_no_file() {
         let mut owner = helper("ephemeral", &dir);
         if paused {
             let pid = fs::read_to_string(dir.join("mysql.pid")).unwrap();
-            signal("STOP", pid.trim());
+            signal("STOP", pid.trim().parse().unwrap()).unwrap();
         }
         owner.kill().unwrap();
         owner.wait().unwrap();
@@ -275,10 +275,6 @@ fn wait_until(what: &str, done: impl Fn() -> bool) {
         assert!(Instant::now() < deadline, "waited in vain until {what}");
         thread::sleep(Duration::from_millis(10));
     }
-}
-
-fn signal(name: &str, pid: &str) {
-    assert!(Command::new("sh").args(["-c", "kill -s $0 $1", name, pid]).status().unwrap().success());
 }
 
 fn block_on<T>(future: impl Future<Output = T>) -> T {

@@ -79,10 +79,9 @@ impl Runner {
         eventually(&format!("the runner says {text:?}"), || async { self.log().contains(text).then_some(()) }).await;
     }
 
-    /// Send a signal by its name.
+    /// Send a signal by its name. After `STOP` it stands still when this returns.
     pub(crate) fn signal(&self, name: &str) {
-        let sent = Command::new("kill").arg(format!("-{name}")).arg(self.child.id().to_string()).status();
-        assert!(sent.unwrap().success());
+        tickr::services::signal(name, self.child.id()).unwrap();
     }
 
     pub(crate) fn kill9(&mut self) {
