@@ -279,6 +279,10 @@ async fn a_job_that_is_held_is_not_made_due_and_costs_redis_nothing() {
         format!("500 jobs with the same order key must end before it; the first is job {first}, which is executing");
     assert_eq!(text, says);
 
+    for path in ["/v1/stats", "/v1/forecast", "/v1/queues", "/v1/jobs?q=order:h&limit=200", "/v1/index"] {
+        let body = tickr.get(path).await.body.to_string();
+        assert!(!body.contains("9999-"), "{path}: {body}");
+    }
     let found = tickr.get("/v1/jobs?q=order:h&limit=200").await.body;
     assert_eq!(found["data"].as_array().unwrap().len(), 200);
     assert_eq!(tickr.get("/v1/jobs/count?order_key=h&state=waiting").await.body["count"], 500);

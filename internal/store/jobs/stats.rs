@@ -6,6 +6,7 @@ use sqlx::Row;
 
 use crate::jobs::backlog::{Backlog, StateCount, backlog};
 use crate::jobs::lanes::{lines_of, queues_to_show};
+use crate::rows::order::held_until;
 use crate::rows::tallies::OTHER;
 use crate::sql::connection::on_pool;
 use crate::sql::error::corrupt;
@@ -106,10 +107,13 @@ impl Store {
                         "SELECT (SELECT execute_at FROM owed FORCE INDEX (owed_line) WHERE queue = ? AND priority = ? \
                          AND execute_at <= UTC_TIMESTAMP(3) AND state <> 'executing' ORDER BY execute_at LIMIT 1) \
                          AS oldest_due, (SELECT execute_at FROM owed FORCE INDEX (owed_line) WHERE queue = ? \
-                         AND priority = ? AND execute_at > UTC_TIMESTAMP(3) ORDER BY execute_at LIMIT 1) AS next_due",
+                         AND priority = ? AND execute_at > UTC_TIMESTAMP(3) AND execute_at < ? \
+                         ORDER BY execute_at LIMIT 1) AS next_due",
                     );
                     let (queue, priority) = (line.queue.as_str(), line.priority.level());
                     let edges = edges.bind(queue).bind(priority).bind(queue).bind(priority);
+                    // A job behind its order key has no due time yet.
+                    let edges = edges.bind(held_until().naive_utc());
                     let row = edges.fetch_one(&mut *conn).await?;
                     oldest_due = earlier(oldest_due, row.try_get("oldest_due")?);
                     next_due = earlier(next_due, row.try_get("next_due")?);

@@ -422,7 +422,7 @@ pub(crate) async fn close_places(
     for next in next.chunks(MAX_ROWS) {
         let sql = format!(
             "UPDATE owed o FORCE INDEX (PRIMARY) STRAIGHT_JOIN order_places p ON p.job_id = o.id \
-         SET o.execute_at = GREATEST(p.due_at, ?) WHERE o.execute_at = ? AND o.id IN {}",
+             SET o.execute_at = GREATEST(p.due_at, ?) WHERE o.execute_at = ? AND o.id IN {}",
             places(padded(next.len()))
         );
         let query = pad(next).fold(statement(sql).bind(floor_ms(now)).bind(held_until().naive_utc()), Query::bind);
