@@ -245,7 +245,7 @@ mutants() {
     mutant 'body compared before a replay' internal/store/idempotency.rs \
         '} else if self.request == once.request {' '} else if true {' \
         enqueue_once::fifty_callers_with_one_key_and_different_bodies_make_one_job
-    mutant 'idempotency key in the transaction of its jobs' internal/store/jobs/insert_once.rs \
+    mutant 'idempotency key in the transaction of its jobs' internal/store/jobs/idempotent_inserts.rs \
         'store_responses(conn, &mut keys, now).await?;' \
         'store_responses(conn, &mut keys, now).await?; sqlx::raw_sql("COMMIT").execute(&mut *conn).await?;' \
         enqueue_once::a_request_that_fails_in_the_middle_leaves_no_key_and_may_be_sent_again

@@ -116,7 +116,7 @@ impl Broker {
     /// # Errors
     /// When MySQL cannot be reached, is overloaded or refuses.
     pub async fn enqueue(&self, job: NewJob) -> Result<Enqueued, StoreError> {
-        let first = match self.enqueue_keyed(vec![job]).await? {
+        let first = match self.enqueue_unique(&Producer::tickr(), vec![job]).await? {
             EnqueueOutcome::Accepted(mut receipts) => receipts.jobs.pop().map(|placed| match placed {
                 EnqueuedJob::New(accepted) => Enqueued::Accepted(accepted),
                 EnqueuedJob::Existing(holder) => Enqueued::Existing(holder),
@@ -134,34 +134,21 @@ impl Broker {
     /// # Errors
     /// When MySQL cannot be reached, is overloaded or refuses.
     pub async fn enqueue_all(&self, jobs: Vec<NewJob>) -> Result<Vec<Accepted>, StoreError> {
-        debug_assert!(jobs.iter().all(|job| job.unique_key.is_none()), "keyed jobs go to enqueue_keyed");
+        debug_assert!(jobs.iter().all(|job| job.unique_key.is_none()), "jobs with unique keys go to enqueue_unique");
         let accepted = self.store.insert(jobs).await?;
         self.announce(&accepted);
         Ok(accepted)
     }
 
     /// Accept jobs that may have unique keys: all or none, in this order. They are durable when this returns. If an
-    /// unfinished job already has one of the unique keys, the `on_conflict` of the new job decides. If that refuses one
-    /// of the jobs, nothing is written.
+    /// unfinished job already has one of the unique keys, the `on_conflict` of the new job decides, which shows
+    /// and replaces only jobs that the producer may reach. If it refuses one of the jobs, nothing is written.
     ///
     /// # Errors
     /// When MySQL cannot be reached, is overloaded or refuses.
-    pub async fn enqueue_keyed(&self, jobs: Vec<NewJob>) -> Result<EnqueueOutcome, StoreError> {
-        self.enqueue_keyed_for(&Producer::tickr(), jobs).await
-    }
-
-    /// Do what [`enqueue_keyed`](Self::enqueue_keyed) does, for a producer that may not reach the jobs of other
-    /// producers.
-    ///
-    /// # Errors
-    /// When MySQL cannot be reached, is overloaded or refuses.
-    pub async fn enqueue_keyed_for(
-        &self,
-        producer: &Producer,
-        jobs: Vec<NewJob>,
-    ) -> Result<EnqueueOutcome, StoreError> {
+    pub async fn enqueue_unique(&self, producer: &Producer, jobs: Vec<NewJob>) -> Result<EnqueueOutcome, StoreError> {
         let keyed = if jobs.iter().any(|job| job.unique_key.is_some()) {
-            self.store.insert_keyed_for(producer.clone(), jobs).await?
+            self.store.insert_unique(producer.clone(), jobs).await?
         } else {
             EnqueueOutcome::Accepted(EnqueueReceipts::new(self.store.insert(jobs).await?))
         };
@@ -169,7 +156,7 @@ impl Broker {
         Ok(keyed)
     }
 
-    /// Accept the jobs of a request, as [`enqueue_keyed_for`](Self::enqueue_keyed_for) does, at most once if the
+    /// Accept the jobs of a request, as [`enqueue_unique`](Self::enqueue_unique) does, at most once if the
     /// request has an idempotency key (G8). `build` builds the response from the receipts. With an idempotency key, the
     /// response is stored and returned for repeated requests.
     ///
@@ -183,7 +170,7 @@ impl Broker {
         build: ResponseBuilder<EnqueueReceipts>,
     ) -> Result<IdempotentOutcome<EnqueueOutcome>, StoreError> {
         let Some(once) = once else {
-            return Ok(match self.enqueue_keyed_for(producer, jobs).await? {
+            return Ok(match self.enqueue_unique(producer, jobs).await? {
                 EnqueueOutcome::Accepted(receipts) => {
                     let answer = build(&receipts);
                     IdempotentOutcome::First { done: Some(EnqueueOutcome::Accepted(receipts)), answer }
@@ -191,7 +178,7 @@ impl Broker {
                 conflict @ EnqueueOutcome::KeyConflict(_) => IdempotentOutcome::Refused(conflict),
             });
         };
-        let outcome = self.store.insert_once_for(producer.clone(), jobs, once, build).await?;
+        let outcome = self.store.insert_idempotent(producer.clone(), jobs, once, build).await?;
         if let IdempotentOutcome::First { done: Some(keyed), .. } = &outcome {
             self.announce_keyed(keyed).await;
         }

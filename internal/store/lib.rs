@@ -126,8 +126,8 @@ use tokio_util::task::TaskTracker;
 use attempts::claim::{ClaimRequest, Claims};
 use attempts::claim_batches::OpenClaims;
 use attempts::settle::Settles;
+use jobs::idempotent_inserts::IdempotentInserts;
 use jobs::insert::{Inserts, OrderedInserts, together};
-use jobs::insert_once::OnceInserts;
 use rows::tallies::Lanes;
 use sql::connection::Target;
 use sql::durability::Variables;
@@ -183,7 +183,7 @@ pub struct Store {
     shared: Arc<StoreInner>,
     inserts: Arc<GroupCommit<Inserts>>,
     ordered: Arc<GroupCommit<OrderedInserts>>,
-    onces: Arc<GroupCommit<OnceInserts>>,
+    idempotent_inserts: Arc<GroupCommit<IdempotentInserts>>,
     settles: Arc<GroupCommit<Settles>>,
 }
 
@@ -279,11 +279,18 @@ impl Store {
         let inserts = GroupCommit::start(inserts, options, settings.flushers, WAITING_INSERTS, tasks);
         let ordered = OrderedInserts { clock: shared.clock.clone() };
         let ordered = Arc::new(GroupCommit::start(ordered, options, 1, WAITING_INSERTS, tasks));
-        let onces = OnceInserts { clock: shared.clock.clone() };
-        let onces = GroupCommit::start(onces, options, settings.flushers, WAITING_INSERTS, tasks);
+        let idempotent_inserts = IdempotentInserts { clock: shared.clock.clone() };
+        let idempotent_inserts =
+            GroupCommit::start(idempotent_inserts, options, settings.flushers, WAITING_INSERTS, tasks);
         let settles = Settles::new(shared.clock.clone(), shared.lanes);
         let settles = GroupCommit::start(settles, options, settings.flushers, WAITING_WORKERS, tasks);
-        Ok(Self { shared, inserts: Arc::new(inserts), ordered, onces: Arc::new(onces), settles: Arc::new(settles) })
+        Ok(Self {
+            shared,
+            inserts: Arc::new(inserts),
+            ordered,
+            idempotent_inserts: Arc::new(idempotent_inserts),
+            settles: Arc::new(settles),
+        })
     }
 
     /// Create the database that `url` names, unless it exists. For private servers, on which no operator has created
@@ -402,8 +409,8 @@ impl Store {
     /// Close the store: finish the writes that were handed in, then close the connections. Call this after all users of
     /// the store have ended.
     pub async fn close(self) {
-        let Self { shared, inserts, ordered, onces, settles } = self;
-        drop((inserts, ordered, onces, settles));
+        let Self { shared, inserts, ordered, idempotent_inserts, settles } = self;
+        drop((inserts, ordered, idempotent_inserts, settles));
         shared.tasks.close();
         if tokio::time::timeout(Duration::from_secs(10), shared.tasks.wait()).await.is_err() {
             tracing::warn!("the store closed while a task of tickr still used it");

@@ -10,7 +10,7 @@ use tickr::app::App;
 use tickr::broker::Broker;
 use tickr::config::{Config, ServerUrl};
 use tickr::handlers::Registry;
-use tickr::job::{JobId, State};
+use tickr::job::{JobId, Producer, State};
 use tickr::services::{Options, Services};
 use tickr::store::{EnqueueOutcome, Store, StoreSettings};
 use tokio::time::Instant;
@@ -34,7 +34,7 @@ async fn load(broker: &Broker, over: &CancellationToken) -> (Vec<JobId>, usize) 
         });
         let jobs = jobs.map(|job| broker.prepare(draft(&job)).unwrap()).collect();
         let answer = match key {
-            Some(_) => broker.enqueue_keyed(jobs).await.map(|answer| match answer {
+            Some(_) => broker.enqueue_unique(&Producer::tickr(), jobs).await.map(|answer| match answer {
                 EnqueueOutcome::Accepted(receipts) => receipts.accepted().cloned().collect(),
                 EnqueueOutcome::KeyConflict(taken) => panic!("the key is its own: {taken:?}"),
             }),

@@ -8,8 +8,8 @@ use std::time::Duration;
 use serde_json::value::RawValue;
 use sqlx::{AssertSqlSafe, Connection, Executor, MySqlConnection, Row};
 use tickr::job::{
-    Actor, AttemptToken, Due, Edition, Editions, JobId, JobOptions, Name, NewJob, OnConflict, Priority, RetryPolicy,
-    RunnerId, Scope, State, Verdict,
+    Actor, AttemptToken, Due, Edition, Editions, JobId, JobOptions, Name, NewJob, OnConflict, Priority, Producer,
+    RetryPolicy, RunnerId, Scope, State, Verdict,
 };
 use tickr::services::{Options, Services};
 use tickr::store::{
@@ -181,7 +181,14 @@ async fn concurrent_inserts_share_their_commits() {
     let plain = commits().await - before;
     // Requests with idempotency keys share their commits as well.
     let word: ResponseBuilder<EnqueueReceipts> = Arc::new(|_| Answer { status: 201, body: "{}".into() });
-    let once = |n: u8| test.store.insert_once(vec![job()], IdempotentRequest::new([n; 32], [n; 32]), Arc::clone(&word));
+    let once = |n: u8| {
+        test.store.insert_idempotent(
+            Producer::tickr(),
+            vec![job()],
+            IdempotentRequest::new([n; 32], [n; 32]),
+            Arc::clone(&word),
+        )
+    };
     once(0).await.unwrap();
     let before = commits().await;
     for outcome in futures_util::future::join_all((1..=50).map(once)).await {
@@ -231,7 +238,7 @@ async fn a_unique_key_admits_one_of_twenty_and_is_free_when_its_job_ends() {
     let test = TestStore::start().await;
     // Unique keys are compared as bytes.
     for key in ["order-7", "Order-7", "order-7 ", "ordér-7"] {
-        let calls = (0..20).map(|_| test.store.insert_keyed(vec![keyed(key)]));
+        let calls = (0..20).map(|_| test.store.insert_unique(Producer::tickr(), vec![keyed(key)]));
         let answers = futures_util::future::join_all(calls).await;
         let mut winners = BTreeSet::new();
         let mut holders = BTreeSet::new();
@@ -264,13 +271,16 @@ async fn a_unique_key_admits_one_of_twenty_and_is_free_when_its_job_ends() {
 async fn a_batch_with_a_taken_key_writes_nothing() {
     let test = TestStore::start().await;
     let first = keyed("a");
-    test.store.insert_keyed(vec![first.clone()]).await.unwrap();
-    let answer = test.store.insert_keyed(vec![job(), keyed("b"), keyed("a"), job()]).await.unwrap();
+    test.store.insert_unique(Producer::tickr(), vec![first.clone()]).await.unwrap();
+    let answer = test.store.insert_unique(Producer::tickr(), vec![job(), keyed("b"), keyed("a"), job()]).await.unwrap();
     let EnqueueOutcome::KeyConflict(taken) = answer else { panic!("{answer:?}") };
     assert_eq!(taken.iter().map(|(place, holder)| (*place, holder.id)).collect::<Vec<_>>(), [(2, first.id)]);
     assert_eq!(test.count("SELECT COUNT(*) FROM jobs").await, 1);
     assert_eq!(test.count("SELECT COUNT(*) FROM unique_keys").await, 1);
-    assert!(matches!(test.store.insert_keyed(vec![keyed("b")]).await.unwrap(), EnqueueOutcome::Accepted(_)));
+    assert!(matches!(
+        test.store.insert_unique(Producer::tickr(), vec![keyed("b")]).await.unwrap(),
+        EnqueueOutcome::Accepted(_)
+    ));
     test.stop().await;
 }
 
@@ -972,7 +982,7 @@ async fn callers_that_go_away_at_any_moment_leave_no_transaction_and_no_dead_con
         let call = tokio::spawn(async move {
             match round % 5 {
                 0 => drop(store.insert(vec![job(), job()]).await),
-                1 => drop(store.insert_keyed(vec![keyed(&format!("k{round}")), job()]).await),
+                1 => drop(store.insert_unique(Producer::tickr(), vec![keyed(&format!("k{round}")), job()]).await),
                 2 => drop(store.run_now(id, &Actor::tickr()).await),
                 3 => drop(store.job(id).await),
                 _ => drop(store.stats().await),
@@ -982,7 +992,7 @@ async fn callers_that_go_away_at_any_moment_leave_no_transaction_and_no_dead_con
         call.abort();
     }
     // There are more calls at once than connections, and each call gets one.
-    let calls = (0..16).map(|n| test.store.insert_keyed(vec![keyed(&format!("after-{n}"))]));
+    let calls = (0..16).map(|n| test.store.insert_unique(Producer::tickr(), vec![keyed(&format!("after-{n}"))]));
     for answer in futures_util::future::join_all(calls).await {
         let EnqueueOutcome::Accepted(accepted) = answer.unwrap() else { panic!("the key is free") };
         // An acknowledged job is visible to every session.
@@ -1016,7 +1026,9 @@ async fn reads_and_changes_that_hang_leave_the_loops_and_the_controls_their_conn
     let read = |store: Store| async move { store.job(JobId::new()).await.err() };
     let reads: Vec<_> = (0..32).map(|_| tokio::spawn(read(store.clone()))).collect();
     test.until_waiting_for_tables(split.reads).await;
-    let change = |store: Store, n: u32| async move { store.insert_keyed(vec![keyed(&n.to_string())]).await.err() };
+    let change = |store: Store, n: u32| async move {
+        store.insert_unique(Producer::tickr(), vec![keyed(&n.to_string())]).await.err()
+    };
     let changes: Vec<_> = (0..32).map(|n| tokio::spawn(change(store.clone(), n))).collect();
     test.until_waiting_for_tables(split.reads + split.steering).await;
     // The loops of runners and the settings of operators continue to work, as long as the other calls hang.
@@ -1056,7 +1068,9 @@ async fn a_commit_whose_answer_is_lost_is_recognised_and_not_repeated() {
 
     proxy.cut_after("COMMIT");
     let two = keyed("k");
-    let EnqueueOutcome::Accepted(accepted) = test.store.insert_keyed(vec![two.clone(), job()]).await.unwrap() else {
+    let EnqueueOutcome::Accepted(accepted) =
+        test.store.insert_unique(Producer::tickr(), vec![two.clone(), job()]).await.unwrap()
+    else {
         panic!("the key is its own");
     };
     assert_eq!(accepted.accepted().map(|a| a.id).collect::<Vec<_>>()[0], two.id);

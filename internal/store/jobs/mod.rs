@@ -6,8 +6,8 @@
 //! - `condition.rs`: preconditions of a change.
 //! - `due.rs`: looks up and counts unfinished jobs, to compare the index with them.
 //! - `explain.rs`: the position of a job that waits.
+//! - `idempotent_inserts.rs`: accepts jobs with an idempotency key.
 //! - `insert.rs`: accepts jobs.
-//! - `insert_once.rs`: accepts jobs with an idempotency key.
 //! - `lanes.rs`: reads lanes of unfinished jobs in the order of their due times.
 //! - `order.rs`: the jobs in front of a job with the same order key.
 //! - `pending.rs`: payloads of unfinished jobs, to check if a binary can read them.
@@ -23,8 +23,8 @@ pub(super) mod change;
 pub(super) mod condition;
 pub(super) mod due;
 pub(super) mod explain;
+pub(super) mod idempotent_inserts;
 pub(super) mod insert;
-pub(super) mod insert_once;
 pub(super) mod lanes;
 pub(super) mod order;
 pub(super) mod pending;

@@ -122,20 +122,12 @@ pub enum EnqueueOutcome {
 pub(crate) type PriorDecision = Mutex<Option<EnqueueReceipts>>;
 
 impl Store {
-    /// Insert jobs, some of which have unique keys: all of them or none.
+    /// Insert jobs, some of which have unique keys: all of them or none. A unique key shows and replaces only jobs that
+    /// the producer may reach.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
-    pub async fn insert_keyed(&self, jobs: Vec<NewJob>) -> Result<EnqueueOutcome, StoreError> {
-        self.insert_keyed_for(Producer::tickr(), jobs).await
-    }
-
-    /// Insert jobs as [`insert_keyed`](Self::insert_keyed) does, for a producer that may not reach the jobs of other
-    /// producers.
-    ///
-    /// # Errors
-    /// When MySQL cannot be reached or refuses.
-    pub async fn insert_keyed_for(&self, producer: Producer, jobs: Vec<NewJob>) -> Result<EnqueueOutcome, StoreError> {
+    pub async fn insert_unique(&self, producer: Producer, jobs: Vec<NewJob>) -> Result<EnqueueOutcome, StoreError> {
         let request = Arc::new(EnqueueRequest { jobs: together(with_producer(jobs, &producer)), producer });
         let (shared, memory) = (self.shared.clone(), Arc::default());
         let attempted = "insert jobs with unique keys";

@@ -1,7 +1,7 @@
 //! Acceptance of jobs with an idempotency key: the jobs and the stored response are written in one transaction.
 //!
-//! Requests for jobs without unique keys and order keys share their commits. A batch that meets a taken key looks up which key it is,
-//! and writes the rest.
+//! Requests for jobs without unique keys and order keys share their commits. A batch that meets a taken key looks up
+//! which key it is, and writes the rest.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -29,7 +29,7 @@ use tickr_job::{NewJob, Producer};
 const MAX_ROUNDS: usize = 4;
 
 /// Jobs without unique keys and order keys from one idempotent request.
-pub(crate) struct OnceJobs {
+pub(crate) struct IdempotentJobs {
     pub(crate) request: EnqueueRequest,
     pub(crate) once: IdempotentRequest,
     pub(crate) build: ResponseBuilder<EnqueueReceipts>,
@@ -44,12 +44,12 @@ pub(crate) enum Shareable {
 
 /// The group commit of inserts with idempotency keys. It is separate from that of plain inserts, because here a batch
 /// may have to wait for another process.
-pub(crate) struct OnceInserts {
+pub(crate) struct IdempotentInserts {
     pub(crate) clock: Arc<StoreClock>,
 }
 
-impl Batch for OnceInserts {
-    type Item = Arc<OnceJobs>;
+impl Batch for IdempotentInserts {
+    type Item = Arc<IdempotentJobs>;
     type Reply = Shareable;
     type Mark = ();
     const ATTEMPTED: &'static str = "insert jobs once";
@@ -78,7 +78,7 @@ impl Batch for OnceInserts {
             let mut kept = BTreeMap::new();
             let mut done = BTreeMap::new();
             // Of several requests with one key the first is written. The others are answered from its row.
-            let mut writers: BTreeMap<Digest, &OnceJobs> = BTreeMap::new();
+            let mut writers: BTreeMap<Digest, &IdempotentJobs> = BTreeMap::new();
             for item in items {
                 writers.entry(item.once.key).or_insert(item);
             }
@@ -125,7 +125,7 @@ impl Batch for OnceInserts {
                     Err(e) => return Err(e),
                 }
             }
-            let reply = |item: &Arc<OnceJobs>| match kept.get(&item.once.key) {
+            let reply = |item: &Arc<IdempotentJobs>| match kept.get(&item.once.key) {
                 None if busy => Shareable::Settled(IdempotentOutcome::Busy),
                 None => Shareable::Alone,
                 Some(row) => {
@@ -144,7 +144,7 @@ type Written = Vec<((Digest, StoredResponse), Vec<Accepted>)>;
 /// Write jobs together with the rows of their idempotency keys, within the caller's transaction.
 async fn write_all(
     conn: &mut MySqlConnection,
-    writers: &BTreeMap<Digest, &OnceJobs>,
+    writers: &BTreeMap<Digest, &IdempotentJobs>,
     clock: &StoreClock,
 ) -> Result<Written, sqlx::Error> {
     let now = read_clock(conn, clock).await?;
@@ -167,26 +167,12 @@ async fn write_all(
 }
 
 impl Store {
-    /// Insert jobs, all or none, at most once for the idempotency key of `once`. `build` builds the response from the
-    /// receipts. The response is committed with the jobs.
+    /// Insert jobs, all or none, at most once for the idempotency key of `once`, for a producer. `build` builds the
+    /// response from the receipts. The response is committed with the jobs.
     ///
     /// # Errors
     /// [`StoreError::Overloaded`] when too many callers wait, otherwise when MySQL cannot be reached or refuses.
-    pub async fn insert_once(
-        &self,
-        jobs: Vec<NewJob>,
-        once: IdempotentRequest,
-        build: ResponseBuilder<EnqueueReceipts>,
-    ) -> Result<IdempotentOutcome<EnqueueOutcome>, StoreError> {
-        self.insert_once_for(Producer::tickr(), jobs, once, build).await
-    }
-
-    /// Insert jobs as [`insert_once`](Self::insert_once) does, for a producer that may not reach the jobs of other
-    /// producers.
-    ///
-    /// # Errors
-    /// [`StoreError::Overloaded`] when too many callers wait, otherwise when MySQL cannot be reached or refuses.
-    pub async fn insert_once_for(
+    pub async fn insert_idempotent(
         &self,
         producer: Producer,
         jobs: Vec<NewJob>,
@@ -196,9 +182,9 @@ impl Store {
         // These may have to wait for the lock of a key.
         let alone = jobs.iter().any(|job| job.unique_key.is_some() || job.options.order.is_some());
         let request = EnqueueRequest { jobs: together(with_producer(jobs, &producer)), producer };
-        let item = Arc::new(OnceJobs { request, once, build });
+        let item = Arc::new(IdempotentJobs { request, once, build });
         if !alone {
-            match self.onces.submit_or_refuse(Arc::clone(&item)).await? {
+            match self.idempotent_inserts.submit_or_refuse(Arc::clone(&item)).await? {
                 Shareable::Settled(outcome) => return Ok(outcome),
                 Shareable::Alone => {}
             }
