@@ -262,7 +262,7 @@ mutants() {
         'if request.condition.as_ref().is_some_and(|holds| !holds(&job, &attempts)) {' 'if false {' \
         change::of_many_changes_with_one_tag_one_is_made_and_every_answer_about_a_job_has_its_tag
     mutant 'own change after a lost commit' internal/store/jobs/change.rs \
-        'earlier == Earlier::MayHaveCommitted && was_recorded' 'earlier == Earlier::Nothing && was_recorded' \
+        'earlier == PriorRun::MayHaveCommitted && was_recorded' 'earlier == PriorRun::Nothing && was_recorded' \
         change::a_change_whose_commit_was_not_answered_is_recognised_and_not_repeated
     mutant 'key of a part of an import' internal/api/jobs/import.rs \
         'key.part(self.part)' 'key.part(self.part + u64::from(rand::random::<u32>()))' \

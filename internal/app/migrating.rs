@@ -25,24 +25,24 @@ pub(super) async fn migrate(store: &Store, listener: &TcpListener, limits: HttpL
         return Ok(());
     }
     let settings = MigrateSettings::default();
-    let stage = settings.stage.subscribe();
+    let progress = settings.progress.subscribe();
     let done = CancellationToken::new();
     let migrated = async {
         let outcome = store.migrate_with(&settings).await;
         done.cancel();
         outcome
     };
-    let (migrated, ()) = tokio::join!(migrated, answer_probes(listener, stage, limits, &done));
+    let (migrated, ()) = tokio::join!(migrated, answer_probes(listener, progress, limits, &done));
     migrated
 }
 
 async fn answer_probes(
     listener: &TcpListener,
-    stage: watch::Receiver<String>,
+    progress: watch::Receiver<String>,
     limits: HttpLimits,
     done: &CancellationToken,
 ) {
-    let service = TowerToHyperService::new(api::while_migrating(stage));
+    let service = TowerToHyperService::new(api::while_migrating(progress));
     let leaving = CancellationToken::new();
     // Dropping this future, as a signal does, ends every connection.
     let mut guests = JoinSet::new();

@@ -8,8 +8,8 @@ use super::{Broker, Draft, Invalid};
 use tickr_event::{Event, SettingChanged};
 use tickr_handlers::Problem;
 use tickr_job::{
-    Actor, Due, Fate, JobId, Name, NewJob, Overlap, Planned, Schedule, ScheduleDraft, ScheduledBy, Situation,
-    SkipCause, Timestamp, TraceContext, plan,
+    Actor, Due, JobId, Name, NewJob, Overlap, Planned, Schedule, ScheduleDraft, ScheduledBy, Situation, SkipCause,
+    TickDecision, Timestamp, TraceContext, plan,
 };
 use tickr_store::{
     Accepted, Condition, DeleteOutcome, IdempotentOutcome, IdempotentRequest, PauseOutcome, PlannedLine, PutOutcome,
@@ -217,7 +217,7 @@ impl Broker {
         let mut invalid: Option<String> = None;
         let line = |mut planned: Planned| {
             let mut job = None;
-            if planned.fate == Fate::Fire && invalid.is_none() {
+            if planned.fate == TickDecision::Fire && invalid.is_none() {
                 match self.job_of(&row, planned.due_at, None) {
                     Ok(mut made) => {
                         made.options.trace = begin(made.id);
@@ -232,13 +232,13 @@ impl Broker {
                     }
                 }
             }
-            if planned.fate == Fate::Fire && job.is_none() {
-                planned.fate = Fate::Skip(SkipCause::Invalid);
+            if planned.fate == TickDecision::Fire && job.is_none() {
+                planned.fate = TickDecision::Skip(SkipCause::Invalid);
             }
             let reason = match planned.fate {
-                Fate::Fire => None,
-                Fate::Skip(SkipCause::Invalid) => invalid.clone(),
-                Fate::Skip(cause) => Some(why_not(&row, &planned, cause, now)),
+                TickDecision::Fire => None,
+                TickDecision::Skip(SkipCause::Invalid) => invalid.clone(),
+                TickDecision::Skip(cause) => Some(why_not(&row, &planned, cause, now)),
             };
             PlannedLine { planned, job, reason }
         };

@@ -74,8 +74,8 @@ pub use record::{Attempt, Job, Progress};
 pub use report::ReportRecord;
 pub use retry::RetryPolicy;
 pub use schedule::{
-    Cadence, CronExpression, Dst, Fate, Misfire, Overlap, Plan, Planned, Schedule, ScheduleDraft, ScheduledBy,
-    Situation, SkipCause, Template, UnknownZone, WrongField, Zone, plan,
+    Cadence, CronExpression, Dst, Misfire, Overlap, Plan, Planned, Schedule, ScheduleDraft, ScheduledBy, Situation,
+    SkipCause, Template, TickDecision, UnknownZone, WrongField, Zone, plan,
 };
 pub use scope::Scope;
 pub use spec::{BatchPlace, Due, JobOptions, NewJob, OnConflict, OnFailure, Order, Priority, limits};

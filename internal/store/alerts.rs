@@ -8,7 +8,7 @@ use sqlx::{MySqlConnection, Row};
 
 use crate::rows::jobs::{Accepted, insert_owed};
 use crate::sql::clock::read_clock;
-use crate::sql::connection::{Earlier, on_pool, transact};
+use crate::sql::connection::{PriorRun, on_pool, transact};
 use crate::sql::error::{Fault, again, fault};
 use crate::{Store, StoreError, StoreInner};
 use tickr_job::{AlertChange, AlertRule, Measured, NewJob, Timestamp};
@@ -99,6 +99,6 @@ async fn send_alert(
         .execute(&mut *conn)
         .await?;
     let job = message(told);
-    let accepted = insert_owed(conn, &[&job], &shared.clock, Earlier::Nothing).await?.pop();
+    let accepted = insert_owed(conn, &[&job], &shared.clock, PriorRun::Nothing).await?.pop();
     Ok(accepted.map(|accepted| (told, accepted)))
 }

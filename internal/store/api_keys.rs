@@ -9,7 +9,7 @@ use uuid::Uuid;
 
 use crate::audit::{AuditEntry, record};
 use crate::idempotency::Digest;
-use crate::sql::batches::{pad, padded, places, statement};
+use crate::sql::batches::{padded, padded_len, placeholders, statement};
 use crate::sql::clock::read_clock;
 use crate::sql::connection::{Pool, on_pool, transact};
 use crate::sql::error::{Fault, corrupt, fault};
@@ -236,10 +236,10 @@ impl Store {
             Box::pin(async move {
                 let sql = format!(
                     "UPDATE api_keys SET last_used_at = UTC_TIMESTAMP(6) WHERE id IN {} ORDER BY id LIMIT 2000",
-                    places(padded(ids.len()))
+                    placeholders(padded_len(ids.len()))
                 );
                 let mut query = statement(sql);
-                for id in pad(&ids) {
+                for id in padded(&ids) {
                     query = query.bind(id);
                 }
                 query.execute(conn).await.map(drop)

@@ -8,7 +8,7 @@ use sqlx::{MySqlConnection, Row};
 use uuid::Uuid;
 
 use crate::rows::aged::{Aged, purge_aged};
-use crate::sql::batches::{groups, places, rows, statement};
+use crate::sql::batches::{groups, placeholders, statement, tuples};
 use crate::sql::clock::read_clock;
 use crate::sql::connection::{on_pool, transact};
 use crate::sql::error::{Fault, corrupt, fault};
@@ -93,7 +93,7 @@ pub(super) async fn record_all(
     for group in groups(acts) {
         let sql = format!(
             "INSERT INTO audit (id, at, actor, action, target, detail) VALUES {}",
-            rows(&places(6), group.len())
+            tuples(&placeholders(6), group.len())
         );
         let mut query = statement(sql);
         for act in group {

@@ -18,15 +18,15 @@ use crate::audit::{AuditEntry, record};
 use crate::dead_letters::{Each, Refusal, Remake, discard_all, replay_all};
 use crate::idempotency::{IdempotentOutcome, IdempotentRequest, ResponseBuilder, store_answer, stored_before};
 use crate::jobs::actions::{ActionOutcome, AppliedAction, apply_event, lock_for};
-use crate::jobs::search::{Breakdown, Counted, Effort, Order, Search, break_down, count};
+use crate::jobs::search::{Breakdown, Counted, Order, Search, SearchBudget, break_down, count};
 use crate::retention::remove::{Removal, remove};
 use crate::rows::aged::{Aged, purge_aged};
 use crate::rows::jobs::Accepted;
 use crate::rows::order::held_until;
 use crate::rows::owed::lock_held;
-use crate::sql::batches::{groups, places, rows, statement};
+use crate::sql::batches::{groups, placeholders, statement, tuples};
 use crate::sql::clock::read_clock;
-use crate::sql::connection::{Earlier, on_pool, transact};
+use crate::sql::connection::{PriorRun, on_pool, transact};
 use crate::sql::error::{again, corrupt};
 use crate::{Store, StoreError, StoreInner};
 use tickr_job::{
@@ -147,7 +147,7 @@ impl Store {
                 if let Some(outcome) = stored_before(conn, once.as_ref(), Some(())).await? {
                     return Ok(outcome);
                 }
-                if earlier == Earlier::MayHaveCommitted
+                if earlier == PriorRun::MayHaveCommitted
                     && let Some(operation) = read(conn, new.id).await?
                 {
                     return Ok(IdempotentOutcome::First { done: Some(()), answer: build(&operation) });
@@ -216,7 +216,7 @@ impl Store {
             let (shared, act, once, build) = (shared.clone(), act.clone(), once.clone(), build.clone());
             Box::pin(async move {
                 let held = lock(conn, id).await?.map(|held| held.state);
-                let ours = earlier == Earlier::MayHaveCommitted && held == Some(OperationState::Cancelled);
+                let ours = earlier == PriorRun::MayHaveCommitted && held == Some(OperationState::Cancelled);
                 if held != Some(OperationState::Running) && !ours {
                     let refused = held.map_or(CancelOutcome::Missing, CancelOutcome::Over);
                     return Ok(stored_before(conn, once.as_ref(), None)
@@ -492,7 +492,7 @@ async fn next_jobs(
     most: u32,
 ) -> Result<(Vec<Uuid>, Option<Uuid>), sqlx::Error> {
     let search = Search::among(&operation.filter, Order::OldestFirst, operation.action.among());
-    let mut effort = Effort::new(MAX_LOOKED_AT);
+    let mut budget = SearchBudget::new(MAX_LOOKED_AT);
     let mut ids = Vec::new();
     let mut rest = search.span(place);
     while let Some(span) = rest {
@@ -508,7 +508,7 @@ async fn next_jobs(
         }
         rest = chunk.rest;
         if let Some(behind) = rest
-            && !effort.may_continue(&chunk)
+            && !budget.may_continue(&chunk)
         {
             return Ok((ids, Some(Uuid::from_u128(behind.from.as_u128().saturating_sub(1)))));
         }
@@ -593,7 +593,7 @@ impl Work {
         let ordered = lock_for(conn, event, ids).await?;
         for id in ids.iter().copied().map(JobId::from_uuid) {
             let AppliedAction { outcome, counts, .. } =
-                apply_event(conn, shared, id, event, &ordered, Earlier::Nothing).await?;
+                apply_event(conn, shared, id, event, &ordered, PriorRun::Nothing).await?;
             for (key, n) in counts {
                 *self.counts.entry(key).or_default() += n;
             }
@@ -671,7 +671,7 @@ async fn audit(
     for group in groups(ids) {
         let sql = format!(
             "INSERT INTO audit (id, at, actor, action, target, detail) VALUES {}",
-            rows(&places(6), group.len())
+            tuples(&placeholders(6), group.len())
         );
         let mut query = statement(sql);
         for id in group {

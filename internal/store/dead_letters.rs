@@ -20,9 +20,9 @@ use crate::rows::dead_letters::{NewDeadLetter, StatusColumns, group, insert_dead
 use crate::rows::jobs::{Accepted, accepted_at, mark_held, receipts, write_jobs};
 use crate::rows::order::{close_places, lock_open_keys_of};
 use crate::rows::unique_keys::lock_or_take;
-use crate::sql::batches::{MAX_ROWS, in_list, pad, padded, places, statement};
+use crate::sql::batches::{MAX_ROWS, in_list, padded, padded_len, placeholders, statement};
 use crate::sql::clock::read_clock;
-use crate::sql::connection::{Earlier, on_pool, transact};
+use crate::sql::connection::{PriorRun, on_pool, transact};
 use crate::sql::error::corrupt;
 use crate::{Store, StoreError};
 use tickr_job::{Actor, DeadLetterStatus, Fingerprint, JobId, JobOptions, Name, NewJob, Priority, State, Timestamp};
@@ -317,7 +317,7 @@ impl Store {
                 let done = each.into_iter().next().map_or(Err(Refusal::Missing), |(_, done)| done);
                 let done = match done {
                     // This is the job of an earlier run of this call, whose commit got no answer.
-                    Err(Refusal::Replayed(made)) if made == job.id && earlier == Earlier::MayHaveCommitted => {
+                    Err(Refusal::Replayed(made)) if made == job.id && earlier == PriorRun::MayHaveCommitted => {
                         receipts(conn, &[&job]).await?.pop().ok_or(Refusal::Replayed(made))
                     }
                     done => done,
@@ -352,7 +352,7 @@ impl Store {
                 let each = discard_all(conn, &[id.uuid()], &reason, &act.actor, now).await?;
                 let done = each.into_iter().next().map_or(Err(Refusal::Missing), |(_, done)| done);
                 let done = match done {
-                    Err(Refusal::Discarded) if earlier == Earlier::MayHaveCommitted => Ok(()),
+                    Err(Refusal::Discarded) if earlier == PriorRun::MayHaveCommitted => Ok(()),
                     done => done,
                 };
                 let mut answer = None;
@@ -647,10 +647,10 @@ async fn first_failures(
     let sql = format!(
         "SELECT fingerprint, MIN(first_failed_at) AS first_at FROM dead_letters FORCE INDEX (dead_letters_first) \
          WHERE fingerprint IN {} AND standing = 'open' AND first_failed_at IS NOT NULL GROUP BY fingerprint",
-        places(padded(fingerprints.len()))
+        placeholders(padded_len(fingerprints.len()))
     );
     let mut query = statement(sql);
-    for bytes in pad(&fingerprints) {
+    for bytes in padded(&fingerprints) {
         query = query.bind(bytes.to_vec());
     }
     let mut firsts = BTreeMap::new();

@@ -15,7 +15,7 @@ use sqlx::{MySqlConnection, Row};
 use uuid::Uuid;
 
 use crate::rows::aged::{Aged, purge_aged};
-use crate::sql::batches::{groups_by_bytes, pad, padded, places, rows, statement};
+use crate::sql::batches::{groups_by_bytes, padded, padded_len, placeholders, statement, tuples};
 use crate::sql::connection::{on_pool, transact};
 use crate::sql::error::{Fault, corrupt, fault, waited_for_lock};
 use crate::{Store, StoreError};
@@ -114,10 +114,10 @@ pub(super) async fn find_all(
         let sql = format!(
             "SELECT key_hash, id, request_hash, status, answer FROM idempotency_keys FORCE INDEX (idempotency_keys_key) \
              WHERE key_hash IN {}",
-            places(padded(keys.len()))
+            placeholders(padded_len(keys.len()))
         );
         let mut query = statement(sql);
-        for key in pad(keys) {
+        for key in padded(keys) {
             query = query.bind(key.to_vec());
         }
         for row in query.fetch_all(&mut *conn).await? {
@@ -149,7 +149,7 @@ pub(super) async fn store_responses(
     for group in groups_by_bytes(requests, |(_, answer)| 200 + answer.body.len()) {
         let sql = format!(
             "INSERT INTO idempotency_keys (id, key_hash, request_hash, status, answer, created_at) VALUES {}",
-            rows(&places(6), group.len())
+            tuples(&placeholders(6), group.len())
         );
         let mut query = statement(sql);
         for (once, answer) in group {

@@ -7,7 +7,7 @@ use crate::audit::{AuditEntry, record, was_recorded};
 use crate::jobs::condition::Condition;
 use crate::sql::batches::statement;
 use crate::sql::clock::read_clock;
-use crate::sql::connection::{Earlier, Pool, on_pool, transact};
+use crate::sql::connection::{Pool, PriorRun, on_pool, transact};
 use crate::sql::error::corrupt;
 use crate::{Store, StoreError};
 use tickr_job::{Actor, Name, Priority, Timestamp};
@@ -117,7 +117,7 @@ impl Store {
                 let Some(before) = lock(conn, &name, &act.actor, now).await? else {
                     return Ok(QueueChangeOutcome::TooMany);
                 };
-                if earlier == Earlier::MayHaveCommitted && was_recorded(conn, &act).await? {
+                if earlier == PriorRun::MayHaveCommitted && was_recorded(conn, &act).await? {
                     return Ok(QueueChangeOutcome::Done(before));
                 }
                 if !condition.is_met_by(Some(before.version)) {

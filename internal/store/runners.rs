@@ -16,9 +16,9 @@ use uuid::Uuid;
 use crate::audit::{AuditEntry, record, was_recorded};
 use crate::jobs::lanes::lines_of;
 use crate::queues::{Pause, PauseRequest};
-use crate::sql::batches::{MAX_ROWS, pad, padded, places, statement};
+use crate::sql::batches::{MAX_ROWS, padded, padded_len, placeholders, statement};
 use crate::sql::clock::read_clock;
-use crate::sql::connection::{Earlier, on_pool, transact};
+use crate::sql::connection::{PriorRun, on_pool, transact};
 use crate::sql::error::corrupt;
 use crate::{Store, StoreError};
 use tickr_job::{Actor, AttemptToken, JobId, Name, Progress, RunnerId, Timestamp};
@@ -284,7 +284,7 @@ impl Store {
                 let Some(row) = sqlx::query(sql).bind(id.as_str()).fetch_optional(&mut *conn).await? else {
                     return Ok(DrainOutcome::Missing);
                 };
-                if earlier == Earlier::MayHaveCommitted && was_recorded(conn, &act).await? {
+                if earlier == PriorRun::MayHaveCommitted && was_recorded(conn, &act).await? {
                     return Ok(DrainOutcome::Done);
                 }
                 if let Some(stopped) = row.try_get("stopped_at")? {
@@ -312,10 +312,10 @@ impl Store {
 }
 
 async fn worker_jobs_of(conn: &mut MySqlConnection, ids: &[Uuid]) -> Result<Vec<(RunnerId, WorkerJob)>, sqlx::Error> {
-    let list = places(padded(ids.len()));
+    let list = placeholders(padded_len(ids.len()));
     let sql = format!("SELECT {JOB} FROM owed FORCE INDEX (PRIMARY) WHERE id IN {list} AND state = 'executing'");
     let mut query = statement(sql);
-    for id in pad(ids) {
+    for id in padded(ids) {
         query = query.bind(id);
     }
     query.fetch_all(conn).await?.iter().map(worker_job).collect()

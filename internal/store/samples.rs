@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use sqlx::mysql::MySqlRow;
 use sqlx::{MySqlConnection, Row};
 
-use crate::sql::batches::{MAX_ROWS, pad, padded, places, rows, statement};
+use crate::sql::batches::{MAX_ROWS, padded, padded_len, placeholders, statement, tuples};
 use crate::sql::clock::read_clock;
 use crate::sql::connection::on_pool;
 use crate::sql::error::corrupt;
@@ -145,10 +145,10 @@ impl Store {
                 let window = span.window(at);
                 // Name each step of the window: `queue` follows `at` in the key, so rows of other queues are not read.
                 let moments: Vec<Timestamp> = window.moments().collect();
-                let list = places(padded(moments.len()));
+                let list = placeholders(padded_len(moments.len()));
                 let sql = summed(&format!("step = ? AND at IN {list} AND queue = ?"));
                 let mut query = statement(sql).bind(window.step.seconds());
-                for moment in pad(&moments) {
+                for moment in padded(&moments) {
                     query = query.bind(moment);
                 }
                 sqlx::raw_sql(SUMS).execute(&mut *conn).await?;
@@ -191,11 +191,13 @@ impl Store {
                 if shown.is_empty() {
                     return read(at, window, &[]);
                 }
-                let sql =
-                    summed(&format!("step = ? AND at >= ? AND at < ? AND queue IN {}", places(padded(shown.len()))));
+                let sql = summed(&format!(
+                    "step = ? AND at >= ? AND at < ? AND queue IN {}",
+                    placeholders(padded_len(shown.len()))
+                ));
                 let mut query = bound(statement(sql), window);
                 let names: Vec<&str> = shown.iter().map(String::as_str).collect();
-                for name in pad(&names) {
+                for name in padded(&names) {
                     query = query.bind(name.to_owned());
                 }
                 let found = query.fetch_all(conn).await?;
@@ -226,11 +228,11 @@ async fn write(conn: &mut MySqlConnection, runner: &RunnerId, samples: &[Sample]
     let sql = format!(
         "INSERT INTO samples (step, at, queue, runner, counted_to, accepted, completed, failed, ended, lateness, run_time) \
          VALUES {} ON DUPLICATE KEY UPDATE {}",
-        rows(&places(11), padded(sorted.len())),
+        tuples(&placeholders(11), padded_len(sorted.len())),
         columns.join(", ")
     );
     let mut query = statement(sql);
-    for sample in pad(&sorted) {
+    for sample in padded(&sorted) {
         let figures = &sample.figures;
         query = query
             .bind(sample.step.seconds())

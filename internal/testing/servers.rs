@@ -11,7 +11,7 @@ static SERVERS: Mutex<Option<Services>> = Mutex::new(None);
 
 /// A database, a Redis and a folder that no other test has.
 #[derive(Debug)]
-pub(super) struct Place {
+pub(super) struct TestSpace {
     pub(super) mysql: String,
     pub(super) redis: String,
     pub(super) prefix: String,
@@ -20,7 +20,7 @@ pub(super) struct Place {
 
 /// Return a place on the servers of this process. The first call starts them, which takes up to a few seconds. The
 /// variables `TICKR_TEST_MYSQL_URL` (without a database) and `TICKR_TEST_REDIS_URL` name others.
-pub(super) fn place() -> Result<Place, ServicesError> {
+pub(super) fn place() -> Result<TestSpace, ServicesError> {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let nonce = uuid::Uuid::new_v4().simple().to_string();
     let name = format!("t{}_{}", NEXT.fetch_add(1, Ordering::Relaxed), &nonce[..8]);
@@ -43,7 +43,7 @@ pub(super) fn place() -> Result<Place, ServicesError> {
             (servers.mysql_url(&name), servers.redis_url())
         }
     };
-    Ok(Place { mysql, redis, prefix: name, folder })
+    Ok(TestSpace { mysql, redis, prefix: name, folder })
 }
 
 /// A folder beside the program of the test, which is inside `target` and belongs to the user who built it.

@@ -48,7 +48,7 @@ pub(crate) struct ReadyAnswer {
 
 /// Build the router that serves while the runner migrates the tables at its start: the process is alive but not ready,
 /// and every other route answers 503.
-pub fn while_migrating(stage: watch::Receiver<String>) -> Router {
+pub fn while_migrating(progress: watch::Receiver<String>) -> Router {
     let ready = async move || {
         let answer = ReadyAnswer {
             status: "migrating",
@@ -58,7 +58,7 @@ pub fn while_migrating(stage: watch::Receiver<String>) -> Router {
             weaknesses: Vec::new(),
             takes_jobs: false,
             index_weakness: None,
-            migration: Some(stage.borrow().clone()),
+            migration: Some(progress.borrow().clone()),
         };
         json(StatusCode::SERVICE_UNAVAILABLE, answer)
     };

@@ -16,6 +16,6 @@ mod zone;
 
 pub use cadence::{Cadence, CronExpression, Dst};
 pub use draft::{ScheduleDraft, WrongField};
-pub use plan::{Fate, Plan, Planned, Situation, SkipCause, plan};
+pub use plan::{Plan, Planned, Situation, SkipCause, TickDecision, plan};
 pub use spec::{Misfire, Overlap, Schedule, ScheduledBy, Template};
 pub use zone::{UnknownZone, Zone};

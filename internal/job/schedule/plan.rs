@@ -50,12 +50,12 @@ pub struct Planned {
     /// Number of ticks, at least: counting stops at ten thousand.
     pub count: u32,
     /// The decision.
-    pub fate: Fate,
+    pub fate: TickDecision,
 }
 
 /// The decision about a tick.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fate {
+pub enum TickDecision {
     /// Create a job, unless the schedule's previous job prevents it.
     Fire,
     /// Create no job.
@@ -90,9 +90,9 @@ pub fn plan(cadence: &Cadence, misfire: Misfire, grace: Duration, situation: Sit
         Some(_) => just_after,
         None => now - TimeDelta::from_std(grace).unwrap_or(TimeDelta::zero()),
     };
-    let skipped = Fate::Skip(withheld.unwrap_or(SkipCause::Missed));
+    let skipped = TickDecision::Skip(withheld.unwrap_or(SkipCause::Missed));
     let (told, late) = match (withheld, misfire) {
-        (None, Misfire::All) => (MAX_FIRED, Fate::Fire),
+        (None, Misfire::All) => (MAX_FIRED, TickDecision::Fire),
         _ => (MAX_TOLD, skipped),
     };
     let mut lines = Vec::new();
@@ -105,14 +105,14 @@ pub fn plan(cadence: &Cadence, misfire: Misfire, grace: Duration, situation: Sit
         && misfire == Misfire::One
         && let Some(last) = lines.last_mut()
     {
-        last.fate = Fate::Fire;
+        last.fate = TickDecision::Fire;
     }
     let mut next = match latest.last() {
         Some(last) => cadence.next_after(*last),
         None => Some(from),
     };
     while let Some(due_at) = next.filter(|due_at| *due_at <= now && lines.len() < MAX_LINES) {
-        lines.push(Planned { due_at, count: 1, fate: Fate::Fire });
+        lines.push(Planned { due_at, count: 1, fate: TickDecision::Fire });
         next = cadence.next_after(due_at);
     }
     if let Some(first_beyond) = lines.get(MAX_LINES) {
@@ -189,8 +189,8 @@ mod tests {
         let made = plan(cadence, misfire, GRACE, Situation { from: at(0), now: at(now_ms), withheld });
         let line = |line: &Planned| {
             let fate = match line.fate {
-                Fate::Fire => "fire".to_owned(),
-                Fate::Skip(cause) => cause.to_string(),
+                TickDecision::Fire => "fire".to_owned(),
+                TickDecision::Skip(cause) => cause.to_string(),
             };
             let count = if line.count == 1 { String::new() } else { format!(" x{}", line.count) };
             format!("{} {fate}{count}", (line.due_at - at(0)).num_seconds())
@@ -248,7 +248,7 @@ mod tests {
         let now = from + TimeDelta::days(2 * 366 + 10);
         let made = plan(&cadence, Misfire::One, GRACE, Situation { from, now, withheld: None });
         assert_eq!((made.lines.len(), made.lines[0].count), (101, 10_000));
-        assert_eq!(made.lines[100].fate, Fate::Fire);
+        assert_eq!(made.lines[100].fate, TickDecision::Fire);
         assert!(made.next.unwrap() > now);
     }
 
@@ -270,7 +270,7 @@ mod tests {
                     prop_assert_eq!(line.due_at, expected);
                     expected = at(0) + TimeDelta::milliseconds(i64::try_from(step).unwrap() * i64::from(seen + line.count));
                     seen += line.count;
-                    fired += u32::from(line.fate == Fate::Fire);
+                    fired += u32::from(line.fate == TickDecision::Fire);
                     prop_assert!(line.due_at <= at(now));
                 }
                 from = made.next.unwrap();

@@ -12,8 +12,8 @@ use uuid::Uuid;
 use crate::attempts::claim_batches::OpenClaims;
 use crate::rows::owed::{DueJob, SUSPECT_FROM, due_job, unreadable};
 use crate::sql::batch::Batch;
-use crate::sql::batches::places;
-use crate::sql::connection::{DbFuture, Earlier};
+use crate::sql::batches::placeholders;
+use crate::sql::connection::{DbFuture, PriorRun};
 use crate::sql::error::corrupt;
 use crate::sql::script::{Script, Value};
 use tickr_job::{AttemptToken, JobId, JobOptions, Name, RunnerId, Timestamp};
@@ -173,10 +173,10 @@ impl Batch for Claims {
         conn: &'c mut MySqlConnection,
         items: &'c [ClaimRequest],
         token: AttemptToken,
-        earlier: Earlier,
+        earlier: PriorRun,
     ) -> DbFuture<'c, Vec<Claim>> {
         Box::pin(async move {
-            if earlier == Earlier::MayHaveCommitted {
+            if earlier == PriorRun::MayHaveCommitted {
                 self.open.uncertain(token);
             }
             let mut ids: Vec<Uuid> = items.iter().map(|item| item.id.uuid()).collect();
@@ -257,7 +257,7 @@ impl Claims {
             "UPDATE owed FORCE INDEX (PRIMARY) SET state = 'executing', attempt = attempt + 1, token = ?, runner = ?, \
              started_at = SYSDATE(6), lease_until = UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND, progress = NULL \
              WHERE id IN {list} AND state IN ('waiting', 'retrying') AND execute_at <= UTC_TIMESTAMP(6) AND kind IN {}{last_attempts}{}",
-            places(self.kinds.len().max(1)),
+            placeholders(self.kinds.len().max(1)),
             if self.suspects { String::new() } else { format!(" AND losses < {SUSPECT_FROM}") },
         );
         script.push("BEGIN", Vec::new());

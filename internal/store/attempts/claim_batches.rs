@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use sqlx::{MySqlConnection, Row};
 use uuid::Uuid;
 
-use crate::sql::batches::{MAX_ROWS, pad, padded, places, statement};
+use crate::sql::batches::{MAX_ROWS, padded, padded_len, placeholders, statement};
 use crate::sql::connection::on_pool;
 use crate::sql::error::corrupt;
 use crate::{Store, StoreError};
@@ -304,10 +304,10 @@ async fn page_of(
     for ids in ids.chunks(MAX_ROWS) {
         let sql = format!(
             "SELECT id, token, lease_until FROM owed FORCE INDEX (PRIMARY) WHERE id IN {} AND state = 'executing'",
-            places(padded(ids.len()))
+            placeholders(padded_len(ids.len()))
         );
         let mut query = statement(sql);
-        for id in pad(ids) {
+        for id in padded(ids) {
             query = query.bind(id);
         }
         for row in query.fetch_all(&mut *conn).await? {
@@ -334,10 +334,10 @@ async fn delete(conn: &mut MySqlConnection, runner: &RunnerId, rows: &[Uuid]) ->
         // A single-table DELETE accepts no index hint. The ORDER BY and the LIMIT have the same effect.
         let sql = format!(
             "DELETE FROM claim_batches WHERE runner = ? AND id IN {} ORDER BY runner, id LIMIT ?",
-            places(padded(rows.len()))
+            placeholders(padded_len(rows.len()))
         );
         let mut query = statement(sql).bind(runner.as_str());
-        for row in pad(rows) {
+        for row in padded(rows) {
             query = query.bind(row);
         }
         query.bind(i64::try_from(rows.len()).unwrap_or(i64::MAX)).execute(&mut *conn).await?;

@@ -14,9 +14,9 @@ use crate::attempts::settlement::{Again, Settled, Settlement};
 use crate::rows::order::{OrderedJobs, lock_free_keys_of, lock_keys_of};
 use crate::rows::owed::{Owed, lock_free, lock_held};
 use crate::runners::{LiveAttempt, job_ids};
-use crate::sql::batches::{MAX_ROWS, pad, padded, places, statement};
+use crate::sql::batches::{MAX_ROWS, padded, padded_len, placeholders, statement};
 use crate::sql::clock::{Reading, read_clock};
-use crate::sql::connection::{DbFuture, Earlier, Link, on_pool, transact};
+use crate::sql::connection::{DbFuture, DedicatedConnection, PriorRun, on_pool, transact};
 use crate::sql::error::corrupt;
 use crate::sql::script::{Script, Value};
 use crate::{Store, StoreError, StoreInner};
@@ -60,7 +60,7 @@ pub struct RunnerRow {
 
 /// The connection of the heartbeat to MySQL. Nothing else uses it.
 pub struct HeartbeatConnection {
-    link: Link,
+    link: DedicatedConnection,
     clock: Arc<crate::sql::clock::StoreClock>,
     /// The jobs that the runner's workers execute, as they were last written to MySQL.
     told: Option<Vec<u8>>,
@@ -125,7 +125,7 @@ impl Store {
     #[must_use]
     pub fn heartbeat_connection(&self) -> HeartbeatConnection {
         HeartbeatConnection {
-            link: Link::new(self.shared.options.clone()),
+            link: DedicatedConnection::new(self.shared.options.clone()),
             clock: self.shared.clock.clone(),
             told: None,
         }
@@ -445,10 +445,10 @@ pub(crate) async fn own_policies(
     }
     let sql = format!(
         "SELECT id, options FROM jobs FORCE INDEX (PRIMARY) WHERE id IN {} AND options IS NOT NULL",
-        places(padded(ids.len()))
+        placeholders(padded_len(ids.len()))
     );
     let mut query = statement(sql);
-    for id in pad(&ids) {
+    for id in padded(&ids) {
         query = query.bind(id);
     }
     let mut own = HashMap::new();
@@ -655,7 +655,7 @@ fn progress_text(progress: &Progress) -> String {
 /// Renew one page of leases: update the rows, then read back which attempts this runner still holds.
 fn renew(
     conn: &mut MySqlConnection,
-    _earlier: Earlier,
+    _earlier: PriorRun,
     page: Arc<Vec<LiveAttempt>>,
     lease: Option<Duration>,
 ) -> DbFuture<'_, HeartbeatAnswer> {

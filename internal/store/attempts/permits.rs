@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use sqlx::{MySqlConnection, Row};
 use uuid::Uuid;
 
-use crate::sql::batches::{MAX_ROWS, pad, padded, places, statement};
+use crate::sql::batches::{MAX_ROWS, padded, padded_len, placeholders, statement};
 use crate::sql::clock::Reading;
 use crate::sql::connection::{on_pool, transact};
 use crate::sql::error::corrupt;
@@ -114,10 +114,10 @@ impl Store {
                     let names: Vec<&str> = queues.iter().map(Name::as_str).collect();
                     let sql = format!(
                         "SELECT queue, permits FROM queue_permits WHERE runner = ? AND queue IN {}",
-                        places(padded(names.len()))
+                        placeholders(padded_len(names.len()))
                     );
                     let mut query = statement(sql).bind(runner.as_str().to_owned());
-                    for name in pad(&names) {
+                    for name in padded(&names) {
                         query = query.bind(name.to_owned());
                     }
                     for row in query.fetch_all(&mut *conn).await? {
@@ -277,10 +277,10 @@ async fn open_attempts(conn: &mut MySqlConnection, queue: &Name, holder: &str) -
         let sql = format!(
             "SELECT COUNT(*) FROM owed o FORCE INDEX (PRIMARY) LEFT JOIN runners r ON r.id = o.runner \
              WHERE o.id IN {} AND o.queue = ? AND o.state = 'executing' AND (o.runner = ? OR r.parent = ?)",
-            places(padded(ids.len()))
+            placeholders(padded_len(ids.len()))
         );
         let mut query = statement(sql);
-        for id in pad(ids) {
+        for id in padded(ids) {
             query = query.bind(id);
         }
         let row = query.bind(queue.as_str()).bind(holder).bind(holder).fetch_one(&mut *conn).await?;

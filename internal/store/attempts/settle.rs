@@ -28,9 +28,9 @@ use crate::rows::owed::{DueJob, MAX_LOSSES, MAX_SPARED, Owed, delete_owed, lock_
 use crate::rows::tallies::{Lanes, count};
 use crate::rows::unique_keys::release_key_of;
 use crate::sql::batch::Batch;
-use crate::sql::batches::{BYTES_PER_ROW, groups, places, rows, statement};
+use crate::sql::batches::{BYTES_PER_ROW, groups, placeholders, statement, tuples};
 use crate::sql::clock::{StoreClock, read_clock};
-use crate::sql::connection::{DbFuture, Earlier};
+use crate::sql::connection::{DbFuture, PriorRun};
 use crate::sql::error::corrupt;
 use tickr_job::{JobId, Name, NewJob, Priority, State, StateInput, Timestamp, Verdict, ceil_ms, limits, next};
 
@@ -72,7 +72,7 @@ impl Batch for Settles {
         conn: &'c mut MySqlConnection,
         items: &'c [Settlement],
         lane: u8,
-        _earlier: Earlier,
+        _earlier: PriorRun,
     ) -> DbFuture<'c, Vec<Settled>> {
         Box::pin(async move {
             let mut answers: Vec<Settled> = (0..items.len()).map(|_| Settled::NotOurs).collect();
@@ -287,7 +287,7 @@ async fn wait_again(conn: &mut MySqlConnection, moves: &[&Transition<'_>]) -> Re
              attempt = VALUES(attempt), spared = VALUES(spared), losses = VALUES(losses), runner = DEFAULT(runner), token = DEFAULT(token), \
              started_at = DEFAULT(started_at), lease_until = DEFAULT(lease_until), cancel_requested_at = NULL, \
              progress = NULL",
-            rows(&places(10), group.len())
+            tuples(&placeholders(10), group.len())
         );
         let mut query = statement(sql);
         for step in group {
@@ -350,7 +350,7 @@ async fn accept_follow_ups(
     }
     jobs.sort_unstable_by_key(|(job, _)| job.id);
     let plain: Vec<&NewJob> = jobs.iter().map(|(job, _)| *job).collect();
-    let accepted = insert_owed(conn, &plain, clock, Earlier::Nothing).await?;
+    let accepted = insert_owed(conn, &plain, clock, PriorRun::Nothing).await?;
     let mut by_parent: BTreeMap<JobId, Vec<Accepted>> = BTreeMap::new();
     for ((_, parent), receipt) in jobs.into_iter().zip(accepted) {
         by_parent.entry(parent).or_default().push(receipt);

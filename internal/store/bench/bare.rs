@@ -8,7 +8,7 @@
 use sqlx::{Connection, MySqlConnection, Row};
 use uuid::Uuid;
 
-use crate::sql::batches::{places, rows, statement};
+use crate::sql::batches::{placeholders, statement, tuples};
 use crate::sql::connection;
 use crate::sql::error::corrupt;
 use crate::{Store, StoreError};
@@ -94,7 +94,7 @@ impl BareLane {
         let mut asked = statement(format!(
             "INSERT INTO jobs (id, kind, queue, priority, max_attempts, unique_key, options, payload, execute_at, \
              created_at, batch_id, batch_size) VALUES {}",
-            rows(tuple, jobs.len())
+            tuples(tuple, jobs.len())
         ));
         for job in jobs {
             asked = asked
@@ -109,7 +109,7 @@ impl BareLane {
         asked.execute(&mut *tx).await?;
         let mut owed = statement(format!(
             "INSERT INTO owed (id, kind, queue, priority, max_attempts, keyed, state, execute_at) VALUES {}",
-            rows("(?,?,?,?,?,FALSE,'waiting',COALESCE(?, UTC_TIMESTAMP(3)))", jobs.len())
+            tuples("(?,?,?,?,?,FALSE,'waiting',COALESCE(?, UTC_TIMESTAMP(3)))", jobs.len())
         ));
         for job in jobs {
             owed = owed
@@ -126,7 +126,7 @@ impl BareLane {
 
     async fn try_claim(&mut self, ids: &[JobId]) -> Result<BareClaims, sqlx::Error> {
         let token = AttemptToken::new();
-        let list = places(ids.len());
+        let list = placeholders(ids.len());
         let mut take = statement(format!(
             "UPDATE owed FORCE INDEX (PRIMARY) SET state = 'executing', attempt = attempt + 1, token = ?, runner = ?, \
              started_at = SYSDATE(6), lease_until = UTC_TIMESTAMP(6) + INTERVAL ? SECOND, progress = NULL \
@@ -161,7 +161,8 @@ impl BareLane {
     async fn try_settle(&mut self, claims: &BareClaims) -> Result<(), sqlx::Error> {
         let (token, claimed) = (claims.token, &claims.claimed);
         let mut tx = self.conn.begin().await?;
-        let sql = format!("DELETE FROM owed WHERE id IN {} AND token = ? ORDER BY id LIMIT ?", places(claimed.len()));
+        let sql =
+            format!("DELETE FROM owed WHERE id IN {} AND token = ? ORDER BY id LIMIT ?", placeholders(claimed.len()));
         let mut delete = statement(sql);
         for claim in claimed {
             delete = delete.bind(claim.id);
@@ -172,7 +173,7 @@ impl BareLane {
         let mut ledger = statement(format!(
             "INSERT INTO attempts (job_id, number, burned, runner, execute_at, started_at, finished_at, verdict, end_state, \
              error, result, cancel_requested_at) VALUES {}",
-            rows("(?,?,?,?,?,?,UTC_TIMESTAMP(6),'succeeded','completed',NULL,NULL,NULL)", claimed.len())
+            tuples("(?,?,?,?,?,?,UTC_TIMESTAMP(6),'succeeded','completed',NULL,NULL,NULL)", claimed.len())
         ));
         for claim in claimed {
             ledger = ledger

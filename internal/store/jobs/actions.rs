@@ -18,7 +18,7 @@ use crate::rows::owed::{Owed, delete_owed, lock_held};
 use crate::rows::tallies::count;
 use crate::rows::unique_keys::{lock_or_take, release_key_of};
 use crate::sql::clock::read_clock;
-use crate::sql::connection::{Earlier, transact};
+use crate::sql::connection::{PriorRun, transact};
 use crate::sql::error::corrupt;
 use crate::{Store, StoreError, StoreInner};
 use tickr_job::{Actor, Attempt, Job, JobId, Name, State, StateInput, Timestamp, Verdict, floor_ms, next};
@@ -111,7 +111,7 @@ impl Store {
             let (shared, act, once, build) = (shared.clone(), act.clone(), once.clone(), Arc::clone(&build));
             Box::pin(async move {
                 // A repeated run finds the stored response of an earlier one, if there is an idempotency key.
-                let earlier = if once.is_some() { Earlier::Nothing } else { earlier };
+                let earlier = if once.is_some() { PriorRun::Nothing } else { earlier };
                 act_and_answer(conn, &shared, id, (action, &act), once.as_ref(), &build, earlier).await
             })
         })
@@ -175,7 +175,7 @@ async fn act_and_answer(
     (action, act): (JobAction, &AuditEntry),
     once: Option<&IdempotentRequest>,
     build: &ResponseBuilder<UpdatedJob>,
-    earlier: Earlier,
+    earlier: PriorRun,
 ) -> Result<IdempotentOutcome<ActionOutcome>, sqlx::Error> {
     // The locks on the job come first, so that two equal requests take turns there. The second one finds the stored row
     // of the first, whatever the job allows by then. A repeated run finds its own row in the same way.
@@ -254,7 +254,7 @@ pub(crate) async fn apply_event(
     id: JobId,
     event: StateInput,
     ordered: &OrderedJobs,
-    earlier: Earlier,
+    earlier: PriorRun,
 ) -> Result<AppliedAction, sqlx::Error> {
     let held = lock_held(conn, std::iter::once(id)).await?;
     // Read only now: the lock may have waited for a settle, whose end must not lie after what follows it.
@@ -265,7 +265,7 @@ pub(crate) async fn apply_event(
         return Ok(match (&step.outcome, event, earlier) {
             // The earlier run may have committed without an answer. Whichever request cancelled the job, the answer 200
             // is true.
-            (ActionOutcome::Refused(State::Cancelled), StateInput::Cancel, Earlier::MayHaveCommitted) => {
+            (ActionOutcome::Refused(State::Cancelled), StateInput::Cancel, PriorRun::MayHaveCommitted) => {
                 done(ActionOutcome::Done(State::Cancelled))
             }
             _ => step,
@@ -279,11 +279,11 @@ pub(crate) async fn apply_event(
     let Ok(state) = next(owed.state, event) else {
         return Ok(done(match (owed.state, event, earlier) {
             // Our own retry, whose answer was lost.
-            (State::Waiting, StateInput::Retry, Earlier::MayHaveCommitted) => {
+            (State::Waiting, StateInput::Retry, PriorRun::MayHaveCommitted) => {
                 ActionOutcome::Waits(waits(owed.execute_at))
             }
             // The earlier run made it due, and a runner has started it since.
-            (State::Executing, StateInput::Retry | StateInput::RunNow, Earlier::MayHaveCommitted) => {
+            (State::Executing, StateInput::Retry | StateInput::RunNow, PriorRun::MayHaveCommitted) => {
                 ActionOutcome::Done(owed.state)
             }
             _ => ActionOutcome::Refused(owed.state),

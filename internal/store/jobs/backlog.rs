@@ -11,7 +11,7 @@ use sqlx::{MySqlConnection, Row};
 
 use crate::jobs::lanes::{DueLine, MAX_BRANCHES};
 use crate::rows::owed::unreadable;
-use crate::sql::batches::{padded, statement};
+use crate::sql::batches::{padded_len, statement};
 use crate::sql::error::corrupt;
 use tickr_job::{Name, State};
 
@@ -100,8 +100,8 @@ async fn each(conn: &mut MySqlConnection, lines: &[DueLine], share: usize) -> Re
     let mut found = Vec::with_capacity(lines.len());
     let most = i64::try_from(share).unwrap_or(i64::MAX);
     for lines in lines.chunks(MAX_BRANCHES) {
-        let mut query = statement(counts(padded(lines.len())));
-        for place in 0..padded(lines.len()) {
+        let mut query = statement(counts(padded_len(lines.len())));
+        for place in 0..padded_len(lines.len()) {
             // The branches that only pad the statement to its length count nothing.
             let (line, rows) = lines.get(place).map_or((&lines[0], 0), |line| (line, most));
             query = query.bind(line.queue.as_str()).bind(line.priority.level()).bind(rows);

@@ -14,7 +14,7 @@ use crate::rows::jobs::{Accepted, due_at};
 use crate::rows::order::held_until;
 use crate::rows::owed::lock_held;
 use crate::sql::clock::read_clock;
-use crate::sql::connection::{Earlier, transact};
+use crate::sql::connection::{PriorRun, transact};
 use crate::sql::error::corrupt;
 use crate::{Store, StoreError, StoreInner};
 use tickr_job::{Actor, Attempt, Due, Job, JobId, Priority, State, StateInput, next};
@@ -92,7 +92,7 @@ async fn apply_change(
     shared: &StoreInner,
     id: JobId,
     request: &ChangeRequest,
-    earlier: Earlier,
+    earlier: PriorRun,
 ) -> Result<IdempotentOutcome<ChangeOutcome>, sqlx::Error> {
     // Lock first: requests about one job run one after the other here, and the second one sees what the first one did.
     let held = lock_held(conn, std::iter::once(id)).await?;
@@ -112,7 +112,7 @@ async fn apply_change(
             held: owed.execute_at == held_until(),
         })
     };
-    let own = earlier == Earlier::MayHaveCommitted && was_recorded(conn, &request.act).await?;
+    let own = earlier == PriorRun::MayHaveCommitted && was_recorded(conn, &request.act).await?;
     if own {
         // An earlier run of this transaction was committed, but its answer was lost. The job may be executing by now.
         let outcome = if job.state == State::Executing {

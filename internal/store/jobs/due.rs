@@ -8,7 +8,7 @@ use sqlx::Row;
 
 use crate::jobs::lanes::{fed_queues, lines_of};
 use crate::rows::owed::{DueJob, due_job, unreadable};
-use crate::sql::batches::{MAX_ROWS, pad, padded, places, statement};
+use crate::sql::batches::{MAX_ROWS, padded, padded_len, placeholders, statement};
 use crate::sql::connection::on_pool;
 use crate::{Store, StoreError};
 use tickr_job::{JobId, Name, Timestamp};
@@ -38,8 +38,8 @@ impl Store {
             Box::pin(async move {
                 let mut found = HashSet::new();
                 for page in ids.chunks(MAX_ROWS) {
-                    let mut query = statement(format!("{select} {} {only}", places(padded(page.len()))));
-                    for id in pad(page) {
+                    let mut query = statement(format!("{select} {} {only}", placeholders(padded_len(page.len()))));
+                    for id in padded(page) {
                         query = query.bind(id);
                     }
                     for row in query.fetch_all(&mut *conn).await? {
@@ -141,10 +141,10 @@ impl Store {
                     let sql = format!(
                         "SELECT id, queue, priority, execute_at, kind FROM owed FORCE INDEX (PRIMARY) WHERE id IN {} \
                          AND state IN ('waiting', 'retrying')",
-                        places(padded(page.len()))
+                        placeholders(padded_len(page.len()))
                     );
                     let mut query = statement(sql);
-                    for id in pad(page) {
+                    for id in padded(page) {
                         query = query.bind(id);
                     }
                     for row in query.fetch_all(&mut *conn).await? {

@@ -19,7 +19,7 @@ use crate::rows::jobs::{Accepted, accepted_at, in_order_of, receipts, write_jobs
 use crate::sql::batch::Batch;
 use crate::sql::batches::BYTES_PER_ROW;
 use crate::sql::clock::{StoreClock, read_clock};
-use crate::sql::connection::{DbFuture, Earlier, transact};
+use crate::sql::connection::{DbFuture, PriorRun, transact};
 use crate::sql::error::{Fault, fault, waited_for_lock};
 use crate::{Store, StoreError};
 use tickr_job::{NewJob, Producer};
@@ -72,7 +72,7 @@ impl Batch for IdempotentInserts {
         conn: &'c mut MySqlConnection,
         items: &'c [Self::Item],
         (): (),
-        earlier: Earlier,
+        earlier: PriorRun,
     ) -> DbFuture<'c, Vec<Shareable>> {
         Box::pin(async move {
             let mut kept = BTreeMap::new();
@@ -82,7 +82,7 @@ impl Batch for IdempotentInserts {
             for item in items {
                 writers.entry(item.once.key).or_insert(item);
             }
-            let mut look = earlier == Earlier::MayHaveCommitted;
+            let mut look = earlier == PriorRun::MayHaveCommitted;
             let mut busy = false;
             for _ in 0..MAX_ROUNDS {
                 if look {

@@ -11,7 +11,7 @@ use crate::rows::order::order_key_of;
 use crate::sql::batch::Batch;
 use crate::sql::batches::BYTES_PER_ROW;
 use crate::sql::clock::StoreClock;
-use crate::sql::connection::{DbFuture, Earlier};
+use crate::sql::connection::{DbFuture, PriorRun};
 use tickr_job::{BatchPlace, JobId, NewJob};
 
 /// The group commit of inserts. One item is the jobs of one caller, which are all written or not at all.
@@ -41,7 +41,7 @@ impl Batch for Inserts {
         conn: &'c mut MySqlConnection,
         items: &'c [Vec<NewJob>],
         (): (),
-        earlier: Earlier,
+        earlier: PriorRun,
     ) -> DbFuture<'c, Vec<Vec<Accepted>>> {
         Box::pin(async move {
             let mut jobs: Vec<&NewJob> = items.iter().flatten().collect();
@@ -90,7 +90,7 @@ impl Batch for OrderedInserts {
         conn: &'c mut MySqlConnection,
         items: &'c [Vec<NewJob>],
         (): (),
-        earlier: Earlier,
+        earlier: PriorRun,
     ) -> DbFuture<'c, Vec<Vec<Accepted>>> {
         Box::pin(async move {
             let mut jobs: Vec<&NewJob> = items.iter().flatten().collect();

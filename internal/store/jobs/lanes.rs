@@ -13,7 +13,7 @@ use sqlx::mysql::MySqlRow;
 use sqlx::{MySqlConnection, Row};
 
 use crate::rows::owed::{DueJob, unreadable};
-use crate::sql::batches::{padded, statement};
+use crate::sql::batches::{padded_len, statement};
 use crate::sql::connection::on_pool;
 use crate::sql::error::corrupt;
 use crate::{Store, StoreError};
@@ -234,8 +234,8 @@ impl DueWalk {
 pub(crate) async fn lines_of(conn: &mut MySqlConnection, queues: &[Name]) -> Result<Vec<DueLine>, sqlx::Error> {
     let mut lines = Vec::new();
     for queues in queues.chunks(MAX_BRANCHES) {
-        let mut query = statement(probes(padded(queues.len())));
-        for queue in crate::sql::batches::pad(&queues.iter().collect::<Vec<_>>()) {
+        let mut query = statement(probes(padded_len(queues.len())));
+        for queue in crate::sql::batches::padded(&queues.iter().collect::<Vec<_>>()) {
             query = query.bind(queue.as_str());
         }
         let mut found: Vec<(usize, i64, i64)> = Vec::with_capacity(queues.len());
@@ -267,9 +267,9 @@ async fn read(
     most: usize,
     depth: Depth,
 ) -> Result<Vec<LinePage>, sqlx::Error> {
-    let mut query = statement(reads(padded(ranges.len()), depth));
+    let mut query = statement(reads(padded_len(ranges.len()), depth));
     let most_rows = i64::try_from(most).unwrap_or(i64::MAX);
-    for place in 0..padded(ranges.len()) {
+    for place in 0..padded_len(ranges.len()) {
         // Branches that only pad the statement read no rows.
         let (range, rows) = ranges.get(place).map_or((&ranges[0], 0), |range| (range, most_rows));
         let DueRange { line, after, until } = range;

@@ -7,10 +7,10 @@ use sqlx::mysql::MySqlRow;
 use sqlx::{MySqlConnection, Row};
 use uuid::Uuid;
 
-use crate::jobs::search::{Effort, Order, Search};
+use crate::jobs::search::{Order, Search, SearchBudget};
 use crate::rows::dead_letters::dead_letter;
 use crate::rows::order::held_until;
-use crate::sql::batches::{pad, padded, places, statement};
+use crate::sql::batches::{padded, padded_len, placeholders, statement};
 use crate::sql::connection::on_pool;
 use crate::sql::error::corrupt;
 use crate::{Store, StoreError};
@@ -111,7 +111,7 @@ async fn list(
 ) -> Result<JobPage, sqlx::Error> {
     let search = Search::among(filter, Order::NewestFirst, among);
     let mut jobs = Vec::new();
-    let mut effort = Effort::new(MAX_LOOKED_AT);
+    let mut budget = SearchBudget::new(MAX_LOOKED_AT);
     let mut place = search.span(before.map(JobId::uuid));
     while let Some(span) = place {
         let wanted = limit as usize - jobs.len();
@@ -124,7 +124,7 @@ async fn list(
             Some(last) => Some(search.behind(span, last)),
             None => chunk.rest,
         };
-        if jobs.len() >= limit as usize || !effort.may_continue(&chunk) {
+        if jobs.len() >= limit as usize || !budget.may_continue(&chunk) {
             return Ok(JobPage { jobs, next: rest.map(|rest| JobId::from_uuid(rest.to)) });
         }
         place = rest;
@@ -270,10 +270,10 @@ async fn ledgers_of(
         "SELECT job_id, number, runner, execute_at, started_at, finished_at, verdict, error, burned, end_state, \
          {result} AS result, late_note, {exchange} AS exchange FROM attempts FORCE INDEX (PRIMARY) WHERE job_id IN {} \
          ORDER BY job_id, number",
-        places(padded(ids.len()))
+        placeholders(padded_len(ids.len()))
     );
     let mut query = statement(sql);
-    for id in pad(&ids) {
+    for id in padded(&ids) {
         query = query.bind(id);
     }
     let mut ledgers: BTreeMap<JobId, Ledger> = BTreeMap::new();

@@ -16,7 +16,7 @@ use chrono::TimeDelta;
 use sqlx::{MySqlConnection, Row};
 use uuid::Uuid;
 
-use crate::sql::batches::{Sql, pad, padded, places, statement};
+use crate::sql::batches::{Sql, padded, padded_len, placeholders, statement};
 use crate::sql::connection::on_pool;
 use crate::{Store, StoreError};
 use tickr_job::{Among, Filter, State, Timestamp, Wanted, first_id_of};
@@ -169,7 +169,7 @@ impl Search {
         if !filter.ids.is_empty() {
             let ids: Vec<Uuid> = filter.ids.iter().map(|id| id.uuid()).collect();
             source.add("SELECT id FROM jobs FORCE INDEX (PRIMARY) WHERE id IN ", []);
-            source.add(&places(padded(ids.len())), pad(&ids).map(Bind::Id));
+            source.add(&placeholders(padded_len(ids.len())), padded(&ids).map(Bind::Id));
         } else if let Some(tag) = tags.next() {
             source.add("SELECT job_id AS id FROM job_tags FORCE INDEX (PRIMARY) WHERE tag = ?", [text(tag.as_str())]);
             self.key = "job_id";
@@ -426,13 +426,13 @@ fn payload_says(path: &str, wanted: &Wanted, conditions: &mut Piece) {
 }
 
 /// The progress of one call.
-pub(crate) struct Effort {
+pub(crate) struct SearchBudget {
     began: Instant,
     looked_at: i64,
     most: i64,
 }
 
-impl Effort {
+impl SearchBudget {
     pub(crate) fn new(most: i64) -> Self {
         Self { began: Instant::now(), looked_at: 0, most }
     }
@@ -494,7 +494,7 @@ pub(crate) async fn break_down(conn: &mut MySqlConnection, search: &Search) -> R
     );
     let mut found = Breakdown::default();
     let (mut jobs, mut place) = (0, search.span(None));
-    let mut effort = Effort::new(MAX_COUNTED_OVER);
+    let mut budget = SearchBudget::new(MAX_COUNTED_OVER);
     while let Some(span) = place {
         let chunk = search.chunk(conn, span).await?;
         for row in search.matching(&state, &chunk, MAX_COUNTED - jobs).fetch_all(&mut *conn).await? {
@@ -507,7 +507,7 @@ pub(crate) async fn break_down(conn: &mut MySqlConnection, search: &Search) -> R
             *found.states.entry((state, replayed)).or_default() += 1;
         }
         found.counted.jobs = jobs.unsigned_abs();
-        if jobs >= MAX_COUNTED || !effort.may_continue(&chunk) {
+        if jobs >= MAX_COUNTED || !budget.may_continue(&chunk) {
             found.counted.capped = jobs >= MAX_COUNTED || chunk.rest.is_some();
             return Ok(found);
         }
@@ -519,7 +519,7 @@ pub(crate) async fn break_down(conn: &mut MySqlConnection, search: &Search) -> R
 /// Count the jobs of a search, within bounds.
 pub(crate) async fn count(conn: &mut MySqlConnection, search: &Search) -> Result<Counted, sqlx::Error> {
     let (mut jobs, mut place) = (0, search.span(None));
-    let mut effort = Effort::new(MAX_COUNTED_OVER);
+    let mut budget = SearchBudget::new(MAX_COUNTED_OVER);
     while let Some(span) = place {
         let chunk = search.chunk(conn, span).await?;
         jobs += if search.is_narrow() {
@@ -528,7 +528,7 @@ pub(crate) async fn count(conn: &mut MySqlConnection, search: &Search) -> Result
         } else {
             chunk.rows
         };
-        if jobs >= MAX_COUNTED || !effort.may_continue(&chunk) {
+        if jobs >= MAX_COUNTED || !budget.may_continue(&chunk) {
             let capped = jobs >= MAX_COUNTED || chunk.rest.is_some();
             return Ok(Counted { jobs: jobs.min(MAX_COUNTED).unsigned_abs(), capped });
         }

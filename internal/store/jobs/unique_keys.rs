@@ -31,7 +31,7 @@ use crate::rows::owed::{Owed, lock_held};
 use crate::rows::tallies::count;
 use crate::rows::unique_keys::{insert, lock_or_take};
 use crate::sql::clock::read_clock;
-use crate::sql::connection::{Earlier, transact};
+use crate::sql::connection::{PriorRun, transact};
 use crate::sql::error::{Fault, again, corrupt, fault};
 use crate::{Store, StoreError, StoreInner};
 use tickr_job::{
@@ -163,9 +163,9 @@ pub(crate) async fn insert_keyed(
     once: Option<(&IdempotentRequest, &ResponseBuilder<EnqueueReceipts>)>,
     shared: &StoreInner,
     memory: &PriorDecision,
-    earlier: Earlier,
+    earlier: PriorRun,
 ) -> Result<IdempotentOutcome<EnqueueOutcome>, sqlx::Error> {
-    if earlier == Earlier::MayHaveCommitted
+    if earlier == PriorRun::MayHaveCommitted
         && let Some(done) = done_before(conn, jobs, once, memory).await?
     {
         return Ok(done);
@@ -198,7 +198,7 @@ pub(crate) async fn insert_keyed(
     }
 
     let now = read_clock(conn, &shared.clock).await?;
-    let is_new = |place: &usize| !decided.stand_ins.contains_key(place);
+    let is_new = |place: &usize| !decided.existing.contains_key(place);
     let mut new: Vec<NewJob> = (0..jobs.len()).filter(is_new).map(|place| jobs[place].clone()).collect();
     if new.len() < jobs.len() {
         new = together(new);
@@ -206,10 +206,10 @@ pub(crate) async fn insert_keyed(
     let mut receipts =
         EnqueueReceipts { replaced: decided.replace.values().map(|h| h.id).collect(), ..EnqueueReceipts::default() };
     for (place, job) in jobs.iter().enumerate() {
-        receipts.jobs.push(match decided.stand_ins.get(&place) {
+        receipts.jobs.push(match decided.existing.get(&place) {
             None => EnqueuedJob::New(accepted_at(job, now)),
-            Some(StandIn::Holder(holder)) => EnqueuedJob::Existing(*holder),
-            Some(StandIn::Earlier(place)) => {
+            Some(Existing::Holder(holder)) => EnqueuedJob::Existing(*holder),
+            Some(Existing::Earlier(place)) => {
                 let Accepted { id, execute_at, .. } = accepted_at(&jobs[*place], now);
                 EnqueuedJob::Existing(KeyHolder { id, state: State::Waiting, execute_at, foreign: false })
             }
@@ -270,7 +270,7 @@ async fn done_before(
 
 /// The job that is the answer for a requested job that is not written.
 #[derive(Clone, Copy)]
-enum StandIn {
+enum Existing {
     /// An unfinished job that holds the unique key.
     Holder(KeyHolder),
     /// The job at this earlier position of the same request, which takes the unique key.
@@ -280,7 +280,7 @@ enum StandIn {
 /// The decision for each job of one request, by position. The rows of the unique keys are locked.
 #[derive(Default)]
 struct Decided {
-    stand_ins: BTreeMap<usize, StandIn>,
+    existing: BTreeMap<usize, Existing>,
     /// Holders to cancel. Their state was read without a lock, so it is checked again later.
     replace: BTreeMap<usize, KeyHolder>,
     taken: Vec<(usize, KeyHolder)>,
@@ -305,15 +305,15 @@ async fn decide(conn: &mut MySqlConnection, jobs: &[NewJob], producer: &Producer
             },
             OnConflict::Return | OnConflict::Reject => take_key(conn, job, key, producer).await?,
         };
-        let mut stand_in = StandIn::Earlier(first);
+        let mut existing = Existing::Earlier(first);
         if let Some(holder) = holder {
             if jobs.iter().any(|job| job.id == holder.id) {
                 return Err(again("an earlier run of the same write has committed after all"));
             }
             match job.on_conflict {
                 OnConflict::Return => {
-                    stand_in = StandIn::Holder(holder);
-                    decided.stand_ins.insert(first, stand_in);
+                    existing = Existing::Holder(holder);
+                    decided.existing.insert(first, existing);
                 }
                 OnConflict::Replace
                     // A producer may not end another producer's job only because it knows the unique key.
@@ -326,7 +326,7 @@ async fn decide(conn: &mut MySqlConnection, jobs: &[NewJob], producer: &Producer
         }
         for place in others {
             match jobs[*place].on_conflict {
-                OnConflict::Return => drop(decided.stand_ins.insert(*place, stand_in)),
+                OnConflict::Return => drop(decided.existing.insert(*place, existing)),
                 // A job cannot replace another job of the same request.
                 OnConflict::Reject | OnConflict::Replace => {
                     let holder = holder.unwrap_or(KeyHolder {

@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use sqlx::Row;
 use uuid::Uuid;
 
-use crate::sql::batches::{MAX_ROWS, pad, padded, places, statement};
+use crate::sql::batches::{MAX_ROWS, padded, padded_len, placeholders, statement};
 use crate::sql::connection::on_pool;
 use crate::sql::error::corrupt;
 use crate::{Store, StoreError};
@@ -42,10 +42,10 @@ impl Store {
                         "SELECT j.id, o.state, o.execute_at, o.attempt, o.priority, o.cancel_requested_at, o.progress, \
                          (SELECT MAX(a.number) FROM attempts a WHERE a.job_id = j.id) AS last_line \
                          FROM jobs j FORCE INDEX (PRIMARY) LEFT JOIN owed o ON o.id = j.id WHERE j.id IN {}",
-                        places(padded(ids.len()))
+                        placeholders(padded_len(ids.len()))
                     );
                     let mut query = statement(sql);
-                    for id in pad(ids) {
+                    for id in padded(ids) {
                         query = query.bind(id);
                     }
                     for row in query.fetch_all(&mut *conn).await? {
@@ -83,10 +83,10 @@ impl Store {
                 for ids in ids.chunks(MAX_ROWS) {
                     let sql = format!(
                         "SELECT id, kind, queue FROM jobs FORCE INDEX (PRIMARY) WHERE id IN {}",
-                        places(padded(ids.len()))
+                        placeholders(padded_len(ids.len()))
                     );
                     let mut query = statement(sql);
-                    for id in pad(ids) {
+                    for id in padded(ids) {
                         query = query.bind(id);
                     }
                     for row in query.fetch_all(&mut *conn).await? {

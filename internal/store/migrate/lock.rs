@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use sha2::{Digest as _, Sha256};
 use sqlx::MySqlConnection;
 
-use super::stage::Stage;
+use super::progress::Progress;
 use crate::sql::connection::within;
 use crate::sql::error::is_unusual;
 
@@ -23,7 +23,11 @@ const TURN: Duration = Duration::from_secs(5);
 const REMINDER: Duration = Duration::from_secs(30);
 
 /// Wait for the lock of this database, for as long as another process migrates it.
-pub(super) async fn take(conn: &mut MySqlConnection, database: &str, stage: &Stage<'_>) -> Result<(), sqlx::Error> {
+pub(super) async fn take(
+    conn: &mut MySqlConnection,
+    database: &str,
+    progress: &Progress<'_>,
+) -> Result<(), sqlx::Error> {
     let name = name(database);
     let mut said: Option<Instant> = None;
     loop {
@@ -50,7 +54,7 @@ pub(super) async fn take(conn: &mut MySqlConnection, database: &str, stage: &Sta
             let holder = sqlx::query_scalar::<_, Option<i64>>("SELECT CAST(IS_USED_LOCK(?) AS SIGNED)").bind(&name);
             let connection = within(TURN, holder.fetch_one(&mut *conn)).await?;
             tracing::info!(connection, "another process migrates the tables; waiting for it");
-            stage.tell("waiting for another process that migrates the tables");
+            progress.tell("waiting for another process that migrates the tables");
             said = Some(Instant::now());
         }
     }

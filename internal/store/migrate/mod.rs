@@ -11,13 +11,13 @@
 //!   migration names the transactions in its way (`blockers.rs`). After some minutes it gives up; the operator runs it
 //!   again later.
 //!
-//! `stage.rs` tells operators the current step.
+//! `progress.rs` tells operators the current step.
 
 mod blockers;
 mod ledger;
 mod lock;
+mod progress;
 mod rights;
-mod stage;
 mod statement;
 
 use std::time::{Duration, Instant};
@@ -31,7 +31,7 @@ use super::{Store, StoreError};
 use crate::sql::connection::{self, within};
 use crate::sql::error::{Fault, fault, waited_for_lock};
 use ledger::{Ledger, number};
-use stage::Stage;
+use progress::Progress;
 use statement::{Form, Statement, Verb, statements};
 
 /// The default time that a migration waits for tables that other transactions hold.
@@ -60,7 +60,7 @@ pub struct MigrateSettings {
     /// The longest wait for tables that other transactions hold.
     pub patience: Duration,
     /// Receives the current step, in words for people.
-    pub stage: watch::Sender<String>,
+    pub progress: watch::Sender<String>,
     /// Take the lock that lets one process migrate at a time. Without it the steps must hold by themselves, as they do
     /// on a cluster that has no such lock.
     #[doc(hidden)]
@@ -69,7 +69,7 @@ pub struct MigrateSettings {
 
 impl Default for MigrateSettings {
     fn default() -> Self {
-        Self { patience: MIGRATION_PATIENCE, stage: watch::Sender::default(), lock: true }
+        Self { patience: MIGRATION_PATIENCE, progress: watch::Sender::default(), lock: true }
     }
 }
 
@@ -131,7 +131,7 @@ impl Store {
         let mut runs = 0;
         loop {
             runs += 1;
-            let mut run = Run { store: self, settings, stage: Stage(&settings.stage), blocked_since: None };
+            let mut run = Run { store: self, settings, progress: Progress(&settings.progress), blocked_since: None };
             match run.go().await {
                 Ok(()) => return Ok(()),
                 Err(Halt::Refused(cause)) => return Err(StoreError::Refused { attempted, cause }),
@@ -152,7 +152,7 @@ impl Store {
 struct Run<'a> {
     store: &'a Store,
     settings: &'a MigrateSettings,
-    stage: Stage<'a>,
+    progress: Progress<'a>,
     /// The moment since which other transactions have blocked the run.
     blocked_since: Option<Instant>,
 }
@@ -165,7 +165,7 @@ impl Run<'_> {
         let database: Option<String> = sqlx::query_scalar("SELECT DATABASE()").fetch_one(&mut conn).await?;
         let database = database.unwrap_or_default();
         if self.settings.lock {
-            lock::take(&mut conn, &database, &self.stage).await?;
+            lock::take(&mut conn, &database, &self.progress).await?;
         }
         // Another process may have done it while this one waited.
         let ledger = Ledger::read(&mut conn).await?;
@@ -197,7 +197,7 @@ impl Run<'_> {
         tracing::info!(from, to, steps = steps.len(), "migrating the tables");
         for (migration, statements) in &steps {
             let began = Instant::now();
-            self.stage.tell(format!("migration {} of {to}: {}", migration.version, migration.description));
+            self.progress.tell(format!("migration {} of {to}: {}", migration.version, migration.description));
             for statement in statements {
                 self.apply(&mut conn, migration.version, statement).await?;
             }
@@ -309,7 +309,7 @@ impl Run<'_> {
                 )));
             }
             tracing::warn!(version, table, waited_s, "the migration waits for a table: {by}");
-            self.stage.tell(format!("migration {version} waits for the table {table}: {by}"));
+            self.progress.tell(format!("migration {version} waits for the table {table}: {by}"));
             // Leave the table to the other statements meanwhile.
             let pause = Duration::from_millis((1_000 << turns.min(4)).min(15_000)).min(self.settings.patience);
             tokio::time::sleep(pause.mul_f64(rand::rng().random_range(0.75..1.25))).await;

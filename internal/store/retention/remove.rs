@@ -14,7 +14,7 @@ use uuid::Uuid;
 
 use crate::retention::times::Retention;
 use crate::rows::order::{close_places, lock_open_keys_of};
-use crate::sql::batches::{MAX_ROWS, groups, in_list, pad, padded, places, rows, statement};
+use crate::sql::batches::{MAX_ROWS, groups, in_list, padded, padded_len, placeholders, statement, tuples};
 use crate::sql::error::corrupt;
 use tickr_job::{DeadLetterStatus, JobId, JobOptions, State, Timestamp};
 
@@ -118,7 +118,7 @@ pub(crate) async fn remove(
     let mut removed = Removed::default();
     // A failed job that blocks its order key lets the next one go when it is removed.
     let ordered = lock_open_keys_of(conn, ids).await?;
-    let mut torn = Torn::default();
+    let mut shrunk = Shrunk::default();
     let mut lines = 0;
     for ids in ids.chunks(MAX_ROWS) {
         let lock = "SELECT id FROM jobs FORCE INDEX (PRIMARY) WHERE id IN";
@@ -141,7 +141,7 @@ pub(crate) async fn remove(
             if candidate.kind == REPORT {
                 reports.push(candidate.id);
             }
-            torn.lose(candidate);
+            shrunk.lose(candidate);
         }
         // Ledger lines and dead letters whose job does not exist. The search for an operator's request finds existing
         // jobs only.
@@ -162,7 +162,7 @@ pub(crate) async fn remove(
             break;
         }
     }
-    torn.write(conn, now).await?;
+    shrunk.write(conn, now).await?;
     Ok(removed)
 }
 
@@ -172,9 +172,9 @@ async fn hide_reports(conn: &mut MySqlConnection, ids: &[Uuid], now: Timestamp) 
     if ids.is_empty() {
         return Ok(());
     }
-    let sql = format!("UPDATE report_files SET removed_at = ? WHERE id IN {}", places(padded(ids.len())));
+    let sql = format!("UPDATE report_files SET removed_at = ? WHERE id IN {}", placeholders(padded_len(ids.len())));
     let mut query = statement(sql).bind(now);
-    for id in pad(ids) {
+    for id in padded(ids) {
         query = query.bind(id);
     }
     query.execute(conn).await.map(drop)
@@ -203,13 +203,13 @@ async fn delete(conn: &mut MySqlConnection, ids: &[Uuid]) -> Result<(), sqlx::Er
 
 /// Batches and ticks that lose jobs by the removal. They are written last in the transaction, in key order.
 #[derive(Default)]
-struct Torn {
+struct Shrunk {
     /// Size of the batch, and number of its jobs that are removed now.
     batches: BTreeMap<Uuid, (u16, u16)>,
     ticks: BTreeSet<(String, Uuid)>,
 }
 
-impl Torn {
+impl Shrunk {
     fn lose(&mut self, job: Candidate) {
         if let Some((first, size)) = job.batch {
             self.batches.entry(first).or_insert((size, 0)).1 += 1;
@@ -227,7 +227,7 @@ impl Torn {
             let sql = format!(
                 "INSERT INTO departures (id, jobs, size, at) VALUES {} \
                  ON DUPLICATE KEY UPDATE jobs = jobs + VALUES(jobs), at = VALUES(at)",
-                rows(&places(4), group.len())
+                tuples(&placeholders(4), group.len())
             );
             let mut query = statement(sql);
             for (first, (size, jobs)) in group {

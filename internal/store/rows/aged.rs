@@ -8,7 +8,7 @@ use sqlx::{MySqlConnection, Row};
 use uuid::Uuid;
 
 use crate::StoreInner;
-use crate::sql::batches::{MAX_ROWS, pad, padded, places, statement};
+use crate::sql::batches::{MAX_ROWS, padded, padded_len, placeholders, statement};
 use crate::sql::clock::read_clock;
 use tickr_job::{Timestamp, first_id_of};
 
@@ -56,9 +56,10 @@ pub(crate) async fn purge_aged(
     let old: Vec<Uuid> = old.into_iter().collect();
     for ids in old.chunks(MAX_ROWS) {
         // The order by key and the LIMIT keep MySQL from scanning a small table.
-        let sql = format!("DELETE FROM {table} WHERE id IN {} ORDER BY id LIMIT ?", places(padded(ids.len())));
+        let sql =
+            format!("DELETE FROM {table} WHERE id IN {} ORDER BY id LIMIT ?", placeholders(padded_len(ids.len())));
         let mut query = statement(sql);
-        for id in pad(ids) {
+        for id in padded(ids) {
             query = query.bind(id);
         }
         query.bind(AGED_PAGE).execute(&mut *conn).await?;

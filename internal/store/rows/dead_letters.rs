@@ -6,7 +6,7 @@ use sqlx::mysql::MySqlRow;
 use sqlx::{MySqlConnection, Row};
 use uuid::Uuid;
 
-use crate::sql::batches::{MAX_ROWS, groups, in_list, places, rows, statement};
+use crate::sql::batches::{MAX_ROWS, groups, in_list, placeholders, statement, tuples};
 use crate::sql::error::corrupt;
 use tickr_job::{DeadLetter, DeadLetterStatus, Fingerprint, JobId, JobOptions, Name, Timestamp};
 
@@ -147,7 +147,7 @@ pub(crate) async fn write(
              first_failed_at, NULL), fingerprint = VALUES(fingerprint), \
              failed_at = VALUES(failed_at), error = VALUES(error), standing = VALUES(standing), since = VALUES(since), \
              replayed_as = VALUES(replayed_as), actor = VALUES(actor), reason = VALUES(reason)",
-            rows(&places(11), group.len())
+            tuples(&placeholders(11), group.len())
         );
         let mut query = statement(sql);
         for (dead_letter, columns) in group {

@@ -8,9 +8,9 @@ use sqlx::{MySqlConnection, Row};
 use uuid::Uuid;
 
 use crate::rows::order::{Newcomer, held_until, lock_or_make, take_places};
-use crate::sql::batches::{pad, padded, places, statement};
+use crate::sql::batches::{padded, padded_len, placeholders, statement};
 use crate::sql::clock::{StoreClock, begin, read_clock};
-use crate::sql::connection::Earlier;
+use crate::sql::connection::PriorRun;
 use crate::sql::error::corrupt;
 use crate::sql::script::{Script, Value};
 use tickr_job::{Due, JobId, Name, NewJob, OnFailure, Priority, Timestamp, ceil_ms, floor_ms};
@@ -40,7 +40,7 @@ pub(crate) async fn insert_owed(
     conn: &mut MySqlConnection,
     jobs: &[&NewJob],
     clock: &StoreClock,
-    earlier: Earlier,
+    earlier: PriorRun,
 ) -> Result<Vec<Accepted>, sqlx::Error> {
     if let Some(accepted) = written_before(conn, jobs, earlier).await? {
         return Ok(accepted);
@@ -65,9 +65,9 @@ pub(crate) fn mark_held<'a>(accepted: impl IntoIterator<Item = &'a mut Accepted>
 pub(crate) async fn written_before(
     conn: &mut MySqlConnection,
     jobs: &[&NewJob],
-    earlier: Earlier,
+    earlier: PriorRun,
 ) -> Result<Option<Vec<Accepted>>, sqlx::Error> {
-    if earlier == Earlier::Nothing {
+    if earlier == PriorRun::Nothing {
         return Ok(None);
     }
     let found = receipts(conn, jobs).await?;
@@ -291,10 +291,10 @@ pub(crate) async fn receipts(conn: &mut MySqlConnection, jobs: &[&NewJob]) -> Re
     let sql = format!(
         "SELECT j.id, j.queue, j.priority, j.execute_at, j.created_at, j.kind, COALESCE(o.execute_at = ?, FALSE) AS held \
          FROM jobs j FORCE INDEX (PRIMARY) LEFT JOIN owed o ON o.id = j.id WHERE j.id IN {} ORDER BY j.id",
-        places(padded(ids.len()))
+        placeholders(padded_len(ids.len()))
     );
     let mut query = statement(sql).bind(held_until().naive_utc());
-    for id in pad(&ids) {
+    for id in padded(&ids) {
         query = query.bind(id);
     }
     let found = query.fetch_all(conn).await?;

@@ -2,7 +2,7 @@
 
 use sqlx::MySqlConnection;
 
-use crate::sql::batches::{groups_by_bytes, places, rows, statement};
+use crate::sql::batches::{groups_by_bytes, placeholders, statement, tuples};
 use tickr_job::{JobId, State, Timestamp, Verdict};
 
 /// One line of the ledger, which is the table `attempts`.
@@ -33,7 +33,7 @@ pub(crate) async fn append_to_ledger(
         let sql = format!(
             "INSERT INTO attempts (job_id, number, burned, runner, execute_at, started_at, finished_at, verdict, \
              end_state, error, result, cancel_requested_at, exchange) VALUES {}",
-            rows(&places(13), group.len())
+            tuples(&placeholders(13), group.len())
         );
         let mut query = statement(sql);
         for line in group {

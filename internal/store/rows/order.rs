@@ -17,7 +17,7 @@ use sqlx::{MySqlConnection, Row};
 use uuid::Uuid;
 
 use crate::rows::owed::{DueJob, SKIP_LOCKED, due_job};
-use crate::sql::batches::{MAX_ROWS, groups, in_list, pad, padded, places, rows, statement};
+use crate::sql::batches::{MAX_ROWS, groups, in_list, padded, padded_len, placeholders, statement, tuples};
 use crate::sql::script::{Script, Value};
 use tickr_job::{JobId, NewJob, State, Timestamp, floor_ms};
 
@@ -39,7 +39,7 @@ pub(crate) async fn lock_or_make(conn: &mut MySqlConnection, keys: &BTreeSet<&[u
         // The update changes nothing, and locks a row that exists.
         let sql = format!(
             "INSERT INTO order_keys (order_key, head, tail) VALUES {} ON DUPLICATE KEY UPDATE tail = tail",
-            rows("(?,1,0)", group.len())
+            tuples("(?,1,0)", group.len())
         );
         let query = group.iter().fold(statement(sql), |query, key| query.bind(*key));
         query.execute(&mut *conn).await?;
@@ -131,9 +131,9 @@ async fn lock(
         let sql = format!(
             "SELECT order_key FROM order_keys FORCE INDEX (PRIMARY) WHERE order_key IN {} ORDER BY order_key \
              FOR UPDATE{locked_rows}",
-            places(padded(group.len()))
+            placeholders(padded_len(group.len()))
         );
-        let query = pad(group).fold(statement(sql), Query::bind);
+        let query = padded(group).fold(statement(sql), Query::bind);
         for row in query.fetch_all(&mut *conn).await? {
             locked.insert(row.try_get("order_key")?);
         }
@@ -142,33 +142,36 @@ async fn lock(
 }
 
 /// The places in use of one key.
-struct Line {
+struct KeyPlaces {
     head: u64,
     tail: u64,
 }
 
-async fn read_lines(conn: &mut MySqlConnection, keys: &[&[u8]]) -> Result<BTreeMap<Vec<u8>, Line>, sqlx::Error> {
+async fn read_lines(conn: &mut MySqlConnection, keys: &[&[u8]]) -> Result<BTreeMap<Vec<u8>, KeyPlaces>, sqlx::Error> {
     let mut lines = BTreeMap::new();
     for group in groups(keys) {
         let sql = format!(
             "SELECT order_key, head, tail FROM order_keys FORCE INDEX (PRIMARY) WHERE order_key IN {}",
-            places(padded(group.len()))
+            placeholders(padded_len(group.len()))
         );
-        let query = pad(group).fold(statement(sql), Query::bind);
+        let query = padded(group).fold(statement(sql), Query::bind);
         for row in query.fetch_all(&mut *conn).await? {
-            lines.insert(row.try_get("order_key")?, Line { head: row.try_get("head")?, tail: row.try_get("tail")? });
+            lines.insert(
+                row.try_get("order_key")?,
+                KeyPlaces { head: row.try_get("head")?, tail: row.try_get("tail")? },
+            );
         }
     }
     Ok(lines)
 }
 
-async fn write_lines(conn: &mut MySqlConnection, lines: &BTreeMap<Vec<u8>, Line>) -> Result<(), sqlx::Error> {
-    let lines: Vec<(&Vec<u8>, &Line)> = lines.iter().collect();
+async fn write_lines(conn: &mut MySqlConnection, lines: &BTreeMap<Vec<u8>, KeyPlaces>) -> Result<(), sqlx::Error> {
+    let lines: Vec<(&Vec<u8>, &KeyPlaces)> = lines.iter().collect();
     for group in groups(&lines) {
         let sql = format!(
             "INSERT INTO order_keys (order_key, head, tail) VALUES {} \
              ON DUPLICATE KEY UPDATE head = VALUES(head), tail = VALUES(tail)",
-            rows(&places(3), group.len())
+            tuples(&placeholders(3), group.len())
         );
         let query = group
             .iter()
@@ -214,7 +217,7 @@ pub(crate) async fn take_places(
     let mut held = BTreeSet::new();
     let mut taken: Vec<(&Newcomer<'_>, u64)> = Vec::with_capacity(newcomers.len());
     for new in newcomers {
-        let line = lines.entry(new.key.to_vec()).or_insert(Line { head: 1, tail: 0 });
+        let line = lines.entry(new.key.to_vec()).or_insert(KeyPlaces { head: 1, tail: 0 });
         let place = new.instead_of.and_then(|id| handed.get(&id).copied()).unwrap_or_else(|| {
             line.tail += 1;
             line.tail
@@ -228,7 +231,7 @@ pub(crate) async fn take_places(
         let sql = format!(
             "INSERT INTO order_places (job_id, order_key, place, due_at, blocks) VALUES {} ON DUPLICATE KEY UPDATE \
              place = VALUES(place), due_at = VALUES(due_at), open = TRUE",
-            rows(&places(5), group.len())
+            tuples(&placeholders(5), group.len())
         );
         let query = group.iter().fold(statement(sql), |query, (new, place)| {
             query.bind(new.id).bind(new.key).bind(place).bind(new.due_at).bind(new.blocks)
@@ -379,12 +382,12 @@ pub(crate) async fn close_places(
     }
     let sql = "SELECT DISTINCT k.order_key, k.tail FROM order_places p FORCE INDEX (PRIMARY) \
                STRAIGHT_JOIN order_keys k ON k.order_key = p.order_key AND k.head = p.place WHERE p.open AND p.job_id IN";
-    let mut lines: BTreeMap<Vec<u8>, Line> = BTreeMap::new();
+    let mut lines: BTreeMap<Vec<u8>, KeyPlaces> = BTreeMap::new();
     for ids in ids.chunks(MAX_ROWS) {
         for row in in_list(sql, ids, "").fetch_all(&mut *conn).await? {
             // Without another open place, the head is behind the tail.
             let tail: u64 = row.try_get("tail")?;
-            lines.insert(row.try_get("order_key")?, Line { head: tail + 1, tail });
+            lines.insert(row.try_get("order_key")?, KeyPlaces { head: tail + 1, tail });
         }
     }
     close(conn, ids).await?;
@@ -402,9 +405,9 @@ pub(crate) async fn close_places(
              FORCE INDEX (order_places_line) WHERE p.order_key = k.order_key AND p.place > k.head AND p.open \
              ORDER BY p.place LIMIT 1) AS job_id FROM order_keys k FORCE INDEX (PRIMARY) WHERE k.order_key IN {}) n \
              STRAIGHT_JOIN order_places p ON p.job_id = n.job_id",
-            places(padded(group.len()))
+            placeholders(padded_len(group.len()))
         );
-        let query = pad(group).fold(statement(sql), Query::bind);
+        let query = padded(group).fold(statement(sql), Query::bind);
         for row in query.fetch_all(&mut *conn).await? {
             let key: Vec<u8> = row.try_get("order_key")?;
             if let Some(line) = lines.get_mut(&key) {
@@ -423,9 +426,9 @@ pub(crate) async fn close_places(
         let sql = format!(
             "UPDATE owed o FORCE INDEX (PRIMARY) STRAIGHT_JOIN order_places p ON p.job_id = o.id \
              SET o.execute_at = GREATEST(p.due_at, ?) WHERE o.execute_at = ? AND o.id IN {}",
-            places(padded(next.len()))
+            placeholders(padded_len(next.len()))
         );
-        let query = pad(next).fold(statement(sql).bind(floor_ms(now)).bind(held_until().naive_utc()), Query::bind);
+        let query = padded(next).fold(statement(sql).bind(floor_ms(now)).bind(held_until().naive_utc()), Query::bind);
         query.execute(&mut *conn).await?;
         let due = "SELECT id, queue, priority, execute_at, kind FROM owed FORCE INDEX (PRIMARY) WHERE id IN";
         for row in in_list(due, next, "").fetch_all(&mut *conn).await? {

@@ -10,7 +10,7 @@ use sqlx::mysql::MySqlRow;
 use sqlx::{MySqlConnection, Row};
 use uuid::Uuid;
 
-use crate::sql::batches::{pad, padded, places, statement};
+use crate::sql::batches::{padded, padded_len, placeholders, statement};
 use crate::sql::error::corrupt;
 use tickr_job::{AttemptToken, JobId, Name, Priority, RunnerId, State, Timestamp};
 
@@ -68,10 +68,10 @@ async fn lock(
         "SELECT id, kind, queue, priority, max_attempts, state, execute_at, attempt, spared, losses, runner, token, \
          started_at, lease_until, cancel_requested_at, keyed FROM owed FORCE INDEX (PRIMARY) WHERE id IN {} ORDER BY id \
          FOR UPDATE{locked_rows}",
-        places(padded(ids.len())),
+        placeholders(padded_len(ids.len())),
     );
     let mut query = statement(sql);
-    for id in pad(&ids) {
+    for id in padded(&ids) {
         query = query.bind(id);
     }
     let found = query.fetch_all(conn).await?;
@@ -107,9 +107,9 @@ pub(crate) async fn delete_owed(conn: &mut MySqlConnection, ids: &[Uuid]) -> Res
         return Ok(());
     }
     // A single-table DELETE takes no index hint. The order and the limit have the same effect.
-    let sql = format!("DELETE FROM owed WHERE id IN {} ORDER BY id LIMIT ?", places(padded(ids.len())));
+    let sql = format!("DELETE FROM owed WHERE id IN {} ORDER BY id LIMIT ?", placeholders(padded_len(ids.len())));
     let mut query = statement(sql);
-    for id in pad(ids) {
+    for id in padded(ids) {
         query = query.bind(id);
     }
     query.bind(i64::try_from(ids.len()).unwrap_or(i64::MAX)).execute(conn).await?;

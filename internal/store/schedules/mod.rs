@@ -25,7 +25,7 @@ use crate::schedules::rows::{
     COLUMNS, ScheduleOrigin, Scheduled, UnreadableSchedule, VersionTag, lock_schedule, read_one, understood, word,
 };
 use crate::schedules::ticks::{last_tick_of, pass_over};
-use crate::sql::batches::{pad, padded, places, statement};
+use crate::sql::batches::{padded, padded_len, placeholders, statement};
 use crate::sql::clock::read_clock;
 use crate::sql::connection::on_pool;
 use crate::sql::error::{Fault, again, fault};
@@ -396,7 +396,7 @@ macro_rules! bind_wishes {
 
 async fn insert(conn: &mut MySqlConnection, row: &Scheduled) -> Result<(), sqlx::Error> {
     let options = options_of(&row.schedule.template)?;
-    let sql = format!("INSERT INTO schedules ({WISHES}, name, created_at, created_by) VALUES {}", places(23));
+    let sql = format!("INSERT INTO schedules ({WISHES}, name, created_at, created_by) VALUES {}", placeholders(23));
     let query = bind_wishes!(statement(sql), row, options);
     let query = query.bind(row.name.as_str()).bind(row.created.0).bind(row.created.1.as_str());
     match query.execute(conn).await {
@@ -439,7 +439,7 @@ async fn read_due(
     let sql = format!(
         "SELECT name, next_at FROM schedules FORCE INDEX (schedules_next) WHERE next_at IS NOT NULL AND kind IN {} \
          ORDER BY next_at, name LIMIT ? OFFSET ?",
-        places(padded(kinds.len()))
+        placeholders(padded_len(kinds.len()))
     );
     let now = read_clock(conn, &shared.clock).await?;
     let mut found = DueSchedules { now, due: Vec::new(), next: None };
@@ -448,7 +448,7 @@ async fn read_due(
     // hide the others.
     for page in 0..MAX_PAGES {
         let mut query = statement(sql.clone());
-        for kind in pad(&kinds.iter().collect::<Vec<_>>()) {
+        for kind in padded(&kinds.iter().collect::<Vec<_>>()) {
             query = query.bind(kind.as_str());
         }
         let ahead: Vec<(String, Timestamp)> = query
@@ -463,9 +463,10 @@ async fn read_due(
         let due = ahead.iter().take(limit as usize).filter(|(name, next)| *next <= now && !without.contains(name));
         let names: Vec<&str> = due.map(|(name, _)| name.as_str()).collect();
         if !names.is_empty() {
-            let sql = format!("SELECT {COLUMNS} FROM schedules WHERE name IN {}", places(padded(names.len())));
+            let sql =
+                format!("SELECT {COLUMNS} FROM schedules WHERE name IN {}", placeholders(padded_len(names.len())));
             let mut query = statement(sql);
-            for name in pad(&names) {
+            for name in padded(&names) {
                 query = query.bind(name);
             }
             for row in query.fetch_all(&mut *conn).await? {

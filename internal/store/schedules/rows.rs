@@ -12,7 +12,7 @@ use uuid::Uuid;
 use crate::audit::{AuditEntry, was_recorded};
 use crate::queues::Pause;
 use crate::sql::batches::statement;
-use crate::sql::connection::{DbFuture, Earlier, transact};
+use crate::sql::connection::{DbFuture, PriorRun, transact};
 use crate::sql::error::corrupt;
 use crate::{Store, StoreError, StoreInner};
 use tickr_job::{
@@ -228,7 +228,7 @@ impl Store {
         transact(&self.shared.pools.steering, attempted, move |conn, earlier| {
             let (shared, memory, step, act) = (shared.clone(), Arc::clone(&memory), Arc::clone(&step), act.clone());
             Box::pin(async move {
-                if earlier == Earlier::MayHaveCommitted && was_recorded(conn, &act).await? {
+                if earlier == PriorRun::MayHaveCommitted && was_recorded(conn, &act).await? {
                     let done = memory.lock().unwrap_or_else(PoisonError::into_inner).clone();
                     return done.ok_or_else(|| corrupt("an audit record exists for an action that was not taken"));
                 }

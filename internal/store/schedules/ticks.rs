@@ -26,15 +26,15 @@ use crate::rows::order::{close_places, lock_keys_of};
 use crate::rows::owed::{Owed, lock_held};
 use crate::rows::tallies::count;
 use crate::schedules::rows::{Scheduled, lock_schedule};
-use crate::sql::batches::{pad, padded, places, statement};
+use crate::sql::batches::{padded, padded_len, placeholders, statement};
 use crate::sql::clock::read_clock;
-use crate::sql::connection::{Earlier, on_pool, transact};
+use crate::sql::connection::{PriorRun, on_pool, transact};
 use crate::sql::error::corrupt;
 use crate::sql::script::{Script, Value};
 use crate::{Store, StoreError, StoreInner};
 use tickr_job::{
-    Actor, Fate, JobId, Name, NewJob, Overlap, Planned, Situation, SkipCause, State, StateInput, Timestamp, floor_ms,
-    limits, next, plan,
+    Actor, JobId, Name, NewJob, Overlap, Planned, Situation, SkipCause, State, StateInput, TickDecision, Timestamp,
+    floor_ms, limits, next, plan,
 };
 
 /// Most lines that one page of a listing may look at before it returns with a position to continue from.
@@ -138,7 +138,7 @@ impl Store {
             let (plans, shared, runner) = (Arc::clone(&plans), shared.clone(), runner.clone());
             let memory = Arc::clone(&memory);
             Box::pin(async move {
-                if earlier == Earlier::MayHaveCommitted {
+                if earlier == PriorRun::MayHaveCommitted {
                     let done = memory.lock().unwrap_or_else(PoisonError::into_inner).clone();
                     if let Some(done) = done
                         && is_written(conn, &plans).await?
@@ -330,10 +330,10 @@ async fn lock_standing(
     let sql = format!(
         "SELECT name, version, next_at, paused_at, last_job FROM schedules FORCE INDEX (PRIMARY) WHERE name IN {} \
          ORDER BY name FOR UPDATE",
-        places(padded(names.len()))
+        placeholders(padded_len(names.len()))
     );
     let mut query = statement(sql);
-    for name in pad(&names) {
+    for name in padded(&names) {
         query = query.bind(name);
     }
     let standing = |row: &MySqlRow| {
@@ -375,7 +375,7 @@ impl<'a> Work<'a, '_> {
         let last_fire = plan.lines.iter().rposition(|line| line.job.is_some());
         for (place, line) in plan.lines.iter().enumerate() {
             let Some(job) = &line.job else {
-                let Fate::Skip(cause) = line.planned.fate else { continue };
+                let TickDecision::Skip(cause) = line.planned.fate else { continue };
                 self.line(plan, line, Err((cause, line.reason.clone())));
                 continue;
             };

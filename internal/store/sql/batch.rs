@@ -5,7 +5,7 @@ use std::sync::Arc;
 use sqlx::MySqlConnection;
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
 
-use crate::sql::connection::{DbFuture, Earlier, Link};
+use crate::sql::connection::{DbFuture, DedicatedConnection, PriorRun};
 use crate::sql::error::StoreError;
 use tickr_job::JobId;
 
@@ -66,7 +66,7 @@ pub(crate) trait Batch: Send + Sync + 'static {
         conn: &'c mut MySqlConnection,
         items: &'c [Self::Item],
         mark: Self::Mark,
-        earlier: Earlier,
+        earlier: PriorRun,
     ) -> DbFuture<'c, Vec<Self::Reply>>;
 }
 
@@ -101,7 +101,7 @@ pub(crate) async fn flush<B: Batch>(
     batch: &Arc<B>,
     items: &Arc<Vec<B::Item>>,
     mark: B::Mark,
-    link: &mut Link,
+    link: &mut DedicatedConnection,
 ) -> Result<Option<Vec<B::Reply>>, StoreError> {
     link.run_unless_locked(B::ATTEMPTED, step(batch, items, mark)).await
 }
@@ -111,7 +111,7 @@ pub(crate) fn step<B: Batch>(
     batch: &Arc<B>,
     items: &Arc<Vec<B::Item>>,
     mark: B::Mark,
-) -> impl for<'c> Fn(&'c mut MySqlConnection, Earlier) -> DbFuture<'c, Vec<B::Reply>> {
+) -> impl for<'c> Fn(&'c mut MySqlConnection, PriorRun) -> DbFuture<'c, Vec<B::Reply>> {
     move |conn, earlier| {
         // Shared and not borrowed, because the step must be able to outlive any one connection.
         let (batch, items) = (Arc::clone(batch), Arc::clone(items));

@@ -63,12 +63,12 @@ pub(crate) fn groups_by_bytes<T>(mut rows: &[T], bytes: impl Fn(&T) -> usize) ->
 
 /// Return the number of placeholders in an IN list for `count` values: the next power of two. The extra placeholders
 /// repeat the last value, which changes nothing.
-pub(crate) fn padded(count: usize) -> usize {
+pub(crate) fn padded_len(count: usize) -> usize {
     count.max(1).next_power_of_two()
 }
 
 /// Return `(?,?,…)` with this many placeholders.
-pub(crate) fn places(count: usize) -> String {
+pub(crate) fn placeholders(count: usize) -> String {
     let mut text = String::with_capacity(2 * count + 2);
     text.push('(');
     for at in 0..count {
@@ -79,7 +79,7 @@ pub(crate) fn places(count: usize) -> String {
 }
 
 /// Return `row, row, …`: the same tuple this many times.
-pub(crate) fn rows(tuple: &str, count: usize) -> String {
+pub(crate) fn tuples(tuple: &str, count: usize) -> String {
     let mut text = String::with_capacity((tuple.len() + 1) * count);
     for at in 0..count {
         let _ = write!(text, "{}{tuple}", if at == 0 { "" } else { "," });
@@ -88,8 +88,8 @@ pub(crate) fn rows(tuple: &str, count: usize) -> String {
 }
 
 /// Iterate over the values of a padded IN list: `values`, then the last one repeated.
-pub(crate) fn pad<T: Copy>(values: &[T]) -> impl Iterator<Item = T> + '_ {
-    let missing = padded(values.len()) - values.len();
+pub(crate) fn padded<T: Copy>(values: &[T]) -> impl Iterator<Item = T> + '_ {
+    let missing = padded_len(values.len()) - values.len();
     values.iter().copied().chain(values.last().into_iter().copied().cycle().take(missing))
 }
 
@@ -98,8 +98,8 @@ pub(crate) type Sql = Query<'static, MySql, MySqlArguments>;
 
 /// Build a statement with a list of ids between `sql` and `tail`.
 pub(crate) fn in_list(sql: &str, ids: &[Uuid], tail: &str) -> Sql {
-    let mut query = statement(format!("{sql} {}{tail}", places(padded(ids.len()))));
-    for id in pad(ids) {
+    let mut query = statement(format!("{sql} {}{tail}", placeholders(padded_len(ids.len()))));
+    for id in padded(ids) {
         query = query.bind(id);
     }
     query
@@ -131,8 +131,8 @@ mod tests {
         #[test]
         fn padding_repeats_the_last_value(count in 1_usize..300) {
             let values: Vec<usize> = (0..count).collect();
-            let list: Vec<usize> = pad(&values).collect();
-            prop_assert_eq!(list.len(), padded(count));
+            let list: Vec<usize> = padded(&values).collect();
+            prop_assert_eq!(list.len(), padded_len(count));
             prop_assert_eq!(&list[..count], &values[..]);
             prop_assert!(list[count..].iter().all(|v| *v == count - 1));
         }
@@ -140,7 +140,7 @@ mod tests {
 
     #[test]
     fn texts() {
-        assert_eq!(places(3), "(?,?,?)");
-        assert_eq!(rows("(?,?)", 2), "(?,?),(?,?)");
+        assert_eq!(placeholders(3), "(?,?,?)");
+        assert_eq!(tuples("(?,?)", 2), "(?,?),(?,?)");
     }
 }

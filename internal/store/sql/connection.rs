@@ -43,7 +43,7 @@ const SIGN_OF_LIFE: Duration = Duration::from_secs(1);
 
 /// Effect that earlier runs of the same closure may have had.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Earlier {
+pub(crate) enum PriorRun {
     /// This is the first run, or no earlier run reached its commit.
     Nothing,
     /// An earlier run lost its connection and may have committed.
@@ -276,15 +276,15 @@ impl Pool {
 pub(crate) async fn transact<T, F>(pool: &Pool, attempted: &'static str, step: F) -> Result<T, StoreError>
 where
     T: Send + 'static,
-    F: for<'c> Fn(&'c mut MySqlConnection, Earlier) -> DbFuture<'c, T> + Send + Sync + 'static,
+    F: for<'c> Fn(&'c mut MySqlConnection, PriorRun) -> DbFuture<'c, T> + Send + Sync + 'static,
 {
     let step = Arc::new(step);
     on_pool(pool, attempted, move |conn, earlier| Box::pin(in_transaction(conn, earlier, Arc::clone(&step)))).await
 }
 
-async fn in_transaction<T, F>(conn: &mut MySqlConnection, earlier: Earlier, step: Arc<F>) -> Result<T, sqlx::Error>
+async fn in_transaction<T, F>(conn: &mut MySqlConnection, earlier: PriorRun, step: Arc<F>) -> Result<T, sqlx::Error>
 where
-    F: for<'c> Fn(&'c mut MySqlConnection, Earlier) -> DbFuture<'c, T>,
+    F: for<'c> Fn(&'c mut MySqlConnection, PriorRun) -> DbFuture<'c, T>,
 {
     let mut tx = conn.begin().await?;
     let value = step(&mut tx, earlier).await?;
@@ -296,11 +296,11 @@ where
 pub(crate) async fn on_pool<T, F>(pool: &Pool, attempted: &'static str, step: F) -> Result<T, StoreError>
 where
     T: Send + 'static,
-    F: for<'c> Fn(&'c mut MySqlConnection, Earlier) -> DbFuture<'c, T> + Send + Sync + 'static,
+    F: for<'c> Fn(&'c mut MySqlConnection, PriorRun) -> DbFuture<'c, T> + Send + Sync + 'static,
 {
     let pool = pool.clone();
     let task = tokio::spawn(async move {
-        let mut pace = Pace::new(attempted);
+        let mut pace = Repetition::new(attempted);
         loop {
             let outcome = match pool.connections.acquire().await {
                 Err(e) => Err(e),
@@ -351,7 +351,7 @@ fn ends_connection(error: &sqlx::Error) -> bool {
 
 /// A dedicated connection that is reopened when it breaks. The group commits and the heartbeat use one each: they are
 /// tasks that are never cancelled and that must not wait for a pool.
-pub(crate) struct Link {
+pub(crate) struct DedicatedConnection {
     target: Target,
     conn: Option<MySqlConnection>,
     /// Time of the last answer on the connection.
@@ -361,7 +361,7 @@ pub(crate) struct Link {
     told_hurried: bool,
 }
 
-impl Link {
+impl DedicatedConnection {
     pub(crate) fn new(target: Target) -> Self {
         Self { target, conn: None, heard: Instant::now(), hurried: false, told_hurried: false }
     }
@@ -374,9 +374,9 @@ impl Link {
     /// Run `step`. Reopen the connection and repeat the step as the rules of this module allow.
     pub(crate) async fn run<T, F>(&mut self, attempted: &'static str, step: F) -> Result<T, StoreError>
     where
-        F: for<'c> Fn(&'c mut MySqlConnection, Earlier) -> DbFuture<'c, T>,
+        F: for<'c> Fn(&'c mut MySqlConnection, PriorRun) -> DbFuture<'c, T>,
     {
-        let mut pace = Pace::new(attempted);
+        let mut pace = Repetition::new(attempted);
         loop {
             match self.once(&step, pace.earlier).await {
                 Ok(value) => return Ok(value),
@@ -393,9 +393,9 @@ impl Link {
         step: F,
     ) -> Result<Option<T>, StoreError>
     where
-        F: for<'c> Fn(&'c mut MySqlConnection, Earlier) -> DbFuture<'c, T>,
+        F: for<'c> Fn(&'c mut MySqlConnection, PriorRun) -> DbFuture<'c, T>,
     {
-        let mut pace = Pace::new(attempted);
+        let mut pace = Repetition::new(attempted);
         loop {
             match self.once(&step, pace.earlier).await {
                 Ok(value) => return Ok(Some(value)),
@@ -419,9 +419,9 @@ impl Link {
     }
 
     /// Run `step` once. After an error, roll the connection back or close it.
-    async fn once<T, F>(&mut self, step: &F, earlier: Earlier) -> Result<T, sqlx::Error>
+    async fn once<T, F>(&mut self, step: &F, earlier: PriorRun) -> Result<T, sqlx::Error>
     where
-        F: for<'c> Fn(&'c mut MySqlConnection, Earlier) -> DbFuture<'c, T>,
+        F: for<'c> Fn(&'c mut MySqlConnection, PriorRun) -> DbFuture<'c, T>,
     {
         let outcome = self.talk(step, earlier).await;
         if let Err(e) = &outcome {
@@ -435,9 +435,9 @@ impl Link {
         outcome
     }
 
-    async fn talk<T, F>(&mut self, step: &F, earlier: Earlier) -> Result<T, sqlx::Error>
+    async fn talk<T, F>(&mut self, step: &F, earlier: PriorRun) -> Result<T, sqlx::Error>
     where
-        F: for<'c> Fn(&'c mut MySqlConnection, Earlier) -> DbFuture<'c, T>,
+        F: for<'c> Fn(&'c mut MySqlConnection, PriorRun) -> DbFuture<'c, T>,
     {
         if self.heard.elapsed() > RESTED && !self.is_alive().await {
             self.conn = None;
@@ -468,28 +468,28 @@ impl Link {
 }
 
 /// The repetition of a failed step: the decision whether it runs again, and the wait before that.
-struct Pace {
+struct Repetition {
     attempted: &'static str,
     runs: u32,
-    earlier: Earlier,
+    earlier: PriorRun,
 }
 
-impl Pace {
+impl Repetition {
     fn new(attempted: &'static str) -> Self {
-        Self { attempted, runs: 0, earlier: Earlier::Nothing }
+        Self { attempted, runs: 0, earlier: PriorRun::Nothing }
     }
 
     async fn after(&mut self, error: &sqlx::Error) -> Result<(), StoreError> {
         self.runs += 1;
         match fault(error) {
             // The duplicate is our own row: an earlier run has committed without an answer. The next run recognises it.
-            Fault::Duplicate if self.earlier == Earlier::MayHaveCommitted => {}
+            Fault::Duplicate if self.earlier == PriorRun::MayHaveCommitted => {}
             Fault::Unfit | Fault::Refused | Fault::Duplicate => {
                 return Err(StoreError::from_driver(self.attempted, error));
             }
             Fault::Again => {
                 if !certainly_rolled_back(error) {
-                    self.earlier = Earlier::MayHaveCommitted;
+                    self.earlier = PriorRun::MayHaveCommitted;
                 }
                 metrics::counter!("tickr_store_repeats_total", "cause" => "conflict").increment(1);
             }
@@ -501,7 +501,7 @@ impl Pace {
                 if self.runs >= 3 || matches!(error, sqlx::Error::PoolTimedOut) {
                     return Err(StoreError::from_driver(self.attempted, error));
                 }
-                self.earlier = Earlier::MayHaveCommitted;
+                self.earlier = PriorRun::MayHaveCommitted;
                 metrics::counter!("tickr_store_repeats_total", "cause" => "line").increment(1);
             }
         }

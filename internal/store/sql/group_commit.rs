@@ -27,9 +27,9 @@ use tokio::sync::{Mutex, Notify, Semaphore, mpsc, oneshot};
 use tokio_util::task::TaskTracker;
 
 use crate::sql::batch::{Batch, Reply, Waiting, flush, step};
-use crate::sql::connection::{Link, Target};
+use crate::sql::connection::{DedicatedConnection, Target};
 use crate::sql::error::StoreError;
-use crate::sql::locked_rows::Stuck;
+use crate::sql::locked_rows::LockedRows;
 
 /// The longest wait of a small batch for the end of another flusher's write.
 const PATIENCE: Duration = Duration::from_millis(2);
@@ -89,14 +89,14 @@ impl<B: Batch> GroupCommit<B> {
         let (entrance, queue) = mpsc::channel(capacity);
         let traffic = Arc::new(Traffic::default());
         let (batch, queue) = (Arc::new(batch), Arc::new(Mutex::new(queue)));
-        let stuck = Stuck::start(&batch, target, tasks);
+        let stuck = LockedRows::start(&batch, target, tasks);
         for _ in 0..flushers {
             let (batch, queue, target) = (Arc::clone(&batch), Arc::clone(&queue), target.clone());
             let (traffic, stuck) = (Arc::clone(&traffic), stuck.clone());
             tasks.spawn(async move {
                 // A panic loses one batch, whose callers get an error. The flusher itself goes on.
                 loop {
-                    let link = Link::new(target.clone());
+                    let link = DedicatedConnection::new(target.clone());
                     let flusher = Flusher { batch: Arc::clone(&batch), link, stuck: stuck.clone() };
                     let flushed = AssertUnwindSafe(flusher.flush_until_closed(&queue, &traffic)).catch_unwind().await;
                     let Err(panic) = flushed else { return };
@@ -154,8 +154,8 @@ const PIECES: usize = 16;
 /// Writes batches, one at a time, over a connection of its own.
 struct Flusher<B: Batch> {
     batch: Arc<B>,
-    link: Link,
-    stuck: Stuck<B>,
+    link: DedicatedConnection,
+    stuck: LockedRows<B>,
 }
 
 /// Outcome of the write of a batch or of a piece of it.
@@ -394,7 +394,7 @@ mod tests {
     use sqlx::mysql::MySqlConnectOptions;
 
     use super::*;
-    use crate::sql::connection::{DbFuture, Earlier};
+    use crate::sql::connection::{DbFuture, PriorRun};
 
     /// Items that are their own size in bytes.
     struct Sizes;
@@ -417,7 +417,7 @@ mod tests {
             _: &'c mut MySqlConnection,
             _: &'c [usize],
             (): (),
-            _: Earlier,
+            _: PriorRun,
         ) -> DbFuture<'c, Vec<()>> {
             Box::pin(async { Ok(Vec::new()) })
         }

@@ -14,7 +14,7 @@ use tokio::sync::mpsc;
 use tokio_util::task::TaskTracker;
 
 use crate::sql::batch::{Batch, Waiting, flush, locked_row};
-use crate::sql::connection::{Link, Target};
+use crate::sql::connection::{DedicatedConnection, Target};
 use tickr_job::JobId;
 
 /// Most writes in a slow lane. Further callers are refused and try again later.
@@ -29,12 +29,12 @@ const RESPITE: Duration = Duration::from_secs(2);
 const MAX_ROWS: usize = 4_096;
 
 /// The entry to the slow lane of one kind of write.
-pub(crate) struct Stuck<B: Batch> {
+pub(crate) struct LockedRows<B: Batch> {
     lane: mpsc::Sender<Held<B>>,
     rows: Arc<Rows>,
 }
 
-impl<B: Batch> Clone for Stuck<B> {
+impl<B: Batch> Clone for LockedRows<B> {
     fn clone(&self) -> Self {
         Self { lane: self.lane.clone(), rows: Arc::clone(&self.rows) }
     }
@@ -83,7 +83,7 @@ impl Rows {
     }
 }
 
-impl<B: Batch> Stuck<B> {
+impl<B: Batch> LockedRows<B> {
     /// Start the slow lane of `batch`. It ends when the last entry to it has been dropped.
     pub(crate) fn start(batch: &Arc<B>, target: &Target, tasks: &TaskTracker) -> Self {
         let (lane, mut came) = mpsc::channel(MAX_WAITING);
@@ -91,7 +91,7 @@ impl<B: Batch> Stuck<B> {
         let (batch, target, known) = (Arc::clone(batch), target.clone(), Arc::clone(&rows));
         tasks.spawn(async move {
             loop {
-                let mut link = Link::new(target.clone());
+                let mut link = DedicatedConnection::new(target.clone());
                 link.hurry(true);
                 let worked = AssertUnwindSafe(work_off(&batch, &known, &mut came, &mut link)).catch_unwind().await;
                 let Err(panic) = worked else { return };
@@ -142,7 +142,12 @@ impl<B: Batch> Stuck<B> {
 }
 
 /// Try the waiting writes in turn, again and again, until no more can come and every caller has its answer.
-async fn work_off<B: Batch>(batch: &Arc<B>, rows: &Rows, came: &mut mpsc::Receiver<Held<B>>, link: &mut Link) {
+async fn work_off<B: Batch>(
+    batch: &Arc<B>,
+    rows: &Rows,
+    came: &mut mpsc::Receiver<Held<B>>,
+    link: &mut DedicatedConnection,
+) {
     let mut waiting: VecDeque<Held<B>> = VecDeque::new();
     loop {
         if waiting.is_empty() {
@@ -171,7 +176,7 @@ async fn attempt<B: Batch>(
     batch: &Arc<B>,
     rows: &Rows,
     held: Held<B>,
-    link: &mut Link,
+    link: &mut DedicatedConnection,
     closing: bool,
 ) -> Option<Held<B>> {
     let Held { waiting: Waiting { item, reply }, mark, since } = held;

@@ -16,7 +16,7 @@ use sqlx::mysql::{MySqlQueryResult, MySqlRow};
 use sqlx::{AssertSqlSafe, Either, Executor, MySqlConnection};
 use uuid::Uuid;
 
-use crate::sql::batches::{groups_by_bytes, pad, padded, places, rows, statement};
+use crate::sql::batches::{groups_by_bytes, padded, padded_len, placeholders, statement, tuples};
 use crate::sql::connection::{has_room_for_statements, statement_bytes};
 use crate::sql::error::corrupt;
 use tickr_job::Timestamp;
@@ -135,7 +135,7 @@ impl<'a> Script<'a> {
             for item in group {
                 values(item, &mut list);
             }
-            let sql = format!("{head} {} {tail}", rows(tuple, group.len()));
+            let sql = format!("{head} {} {tail}", tuples(tuple, group.len()));
             self.statements.push(Statement { step, sql, values: list });
         }
         self.steps += 1;
@@ -144,8 +144,12 @@ impl<'a> Script<'a> {
     /// Return the placeholders of an IN list for these values, and the values to bind to them.
     pub(crate) fn list<T: Copy + Into<Value<'a>>>(&self, list: &[T]) -> (String, Vec<Value<'a>>) {
         match self.form {
-            Form::Text => (places(list.len().max(1)), Self::or_null(list.iter().copied().map(Into::into).collect())),
-            Form::Prepared => (places(padded(list.len())), Self::or_null(pad(list).map(Into::into).collect())),
+            Form::Text => {
+                (placeholders(list.len().max(1)), Self::or_null(list.iter().copied().map(Into::into).collect()))
+            }
+            Form::Prepared => {
+                (placeholders(padded_len(list.len())), Self::or_null(padded(list).map(Into::into).collect()))
+            }
         }
     }
 
@@ -286,7 +290,7 @@ mod tests {
 
     fn said(values: Vec<Value<'_>>) -> String {
         let mut script = Script::about(1, 0);
-        script.push(format!("SELECT {}", places(values.len())), values);
+        script.push(format!("SELECT {}", placeholders(values.len())), values);
         script.to_text().unwrap()
     }
 

@@ -7,7 +7,7 @@ use sqlx::{MySqlConnection, Row};
 use uuid::Uuid;
 
 use crate::rows::owed::{DueJob, SUSPECT_FROM, due_job};
-use crate::sql::batches::{MAX_ROWS, pad, padded, places, statement};
+use crate::sql::batches::{MAX_ROWS, padded, padded_len, placeholders, statement};
 use crate::sql::connection::on_pool;
 use crate::sql::error::corrupt;
 use crate::{Store, StoreError};
@@ -128,12 +128,12 @@ impl Store {
             Box::pin(async move {
                 let mut leases = HashMap::new();
                 for page in ids.chunks(MAX_ROWS) {
-                    let list = places(padded(page.len()));
+                    let list = placeholders(padded_len(page.len()));
                     let sql = format!(
                         "SELECT id, lease_until FROM owed FORCE INDEX (PRIMARY) WHERE id IN {list} AND state = 'executing'"
                     );
                     let mut query = statement(sql);
-                    for id in pad(page) {
+                    for id in padded(page) {
                         query = query.bind(id);
                     }
                     for row in query.fetch_all(&mut *conn).await? {
@@ -160,10 +160,10 @@ impl Store {
                     let sql = format!(
                         "SELECT id, queue, priority, execute_at, kind, losses FROM owed FORCE INDEX (PRIMARY) \
                          WHERE id IN {} AND state IN ('waiting', 'retrying')",
-                        places(padded(page.len()))
+                        placeholders(padded_len(page.len()))
                     );
                     let mut query = statement(sql);
-                    for id in pad(page) {
+                    for id in padded(page) {
                         query = query.bind(id);
                     }
                     for row in query.fetch_all(&mut *conn).await? {
@@ -229,10 +229,10 @@ async fn claimed(conn: &mut MySqlConnection) -> Result<Running, sqlx::Error> {
                 "SELECT COALESCE(r.parent, o.runner) AS runner, o.queue, o.losses >= ? AS suspects, COUNT(*) AS jobs \
                  FROM owed o FORCE INDEX (PRIMARY) LEFT JOIN runners r ON r.id = o.runner WHERE o.id IN {} \
                  AND o.state = 'executing' GROUP BY 1, 2, 3",
-                places(padded(ids.len()))
+                placeholders(padded_len(ids.len()))
             );
             let mut query = statement(sql).bind(SUSPECT_FROM);
-            for id in pad(ids) {
+            for id in padded(ids) {
                 query = query.bind(id);
             }
             running.add(executing_rows(&query.fetch_all(&mut *conn).await?)?);

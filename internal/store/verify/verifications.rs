@@ -14,7 +14,7 @@ use uuid::Uuid;
 use crate::audit::{AuditEntry, record};
 use crate::sql::batches::statement;
 use crate::sql::clock::read_clock;
-use crate::sql::connection::{Earlier, on_pool, transact};
+use crate::sql::connection::{PriorRun, on_pool, transact};
 use crate::sql::error::{Fault, again, fault};
 use crate::{Store, StoreError};
 use tickr_job::{Actor, RunnerId, Timestamp};
@@ -76,7 +76,7 @@ impl Store {
             Box::pin(async move {
                 let now = read_clock(conn, &shared.clock).await?;
                 if let Some((open, over)) = under_way(conn, now).await? {
-                    if open.id == id && earlier == Earlier::MayHaveCommitted {
+                    if open.id == id && earlier == PriorRun::MayHaveCommitted {
                         return Ok(BeginOutcome::Started(open));
                     }
                     if !over {

@@ -3,9 +3,9 @@
 use tokio::sync::watch;
 
 /// Where a migration tells what it is doing.
-pub(super) struct Stage<'a>(pub(super) &'a watch::Sender<String>);
+pub(super) struct Progress<'a>(pub(super) &'a watch::Sender<String>);
 
-impl Stage<'_> {
+impl Progress<'_> {
     pub(super) fn tell(&self, words: impl Into<String>) {
         self.0.send_replace(words.into());
     }
