@@ -229,11 +229,17 @@ async fn a_rolling_restart_under_load_refuses_nobody_runs_nothing_twice_and_burn
     let enqueuers: Vec<_> = (0..10).map(|lane| tokio::spawn(enqueue(ports, lane, over.clone()))).collect();
     let mut long = Vec::new();
     for (runner, port) in runners.iter_mut().zip(ports) {
-        long.extend(
-            tickr.enqueue_many((0..12).map(|n| json!({"kind": "sleep", "payload": {"ms": 500 + n * 300}}))).await,
+        let young = format!(
+            "SELECT COUNT(*) FROM owed o JOIN runners r ON r.id = o.runner WHERE r.pid = {} AND o.kind = 'sleep' \
+             AND o.state = 'executing' AND o.started_at > UTC_TIMESTAMP(6) - INTERVAL 2 SECOND",
+            runner.pid()
         );
-        // All of these jobs run, some of them on this runner, and for longer than the grace period.
-        tickr.until_count("SELECT COUNT(*) FROM owed WHERE kind = 'sleep' AND state <> 'executing'", 0).await;
+        // Until this runner has one of these jobs, too. They run for longer than the grace period.
+        let young = &*young.leak();
+        while tickr.count(young).await == 0 {
+            long.extend(tickr.enqueue_many((0..12).map(|_| json!({"kind": "sleep", "payload": {"ms": 4_000}}))).await);
+            tickr.until_count("SELECT COUNT(*) FROM owed WHERE kind = 'sleep' AND state <> 'executing'", 0).await;
+        }
         runner.signal("TERM");
         assert_eq!(runner.exit_code().await, Some(0), "{}", runner.log());
         *runner = start(&tickr, port);
