@@ -23,14 +23,14 @@ run: deps cargo ## Start tickr with private servers and a few sample jobs
 	@cargo run -- dev $(ARGS)
 
 test: deps clocks contract browser cargo ## Run every test against private MariaDB and Redis servers
-	@cargo test $(ARGS)
+	@$(if $(ARGS),cargo test $(ARGS),sh tests/all.sh)
 
 test-fast: deps cargo ## Run the unit tests and the tests without outages, browsers and floods: the inner loop
 	@cargo test --lib --bins
 	@cargo test --test suite -- $(FAST)
 
 test-mysql: deps clocks contract browser cargo ## Run every test against a private MySQL server, fetched once
-	@mysqld=$$(sh $(INSTALL) --mysql) && TICKR_MYSQLD=$$mysqld cargo test $(ARGS)
+	@mysqld=$$(sh $(INSTALL) --mysql) && export TICKR_MYSQLD=$$mysqld && $(if $(ARGS),cargo test $(ARGS),sh tests/all.sh)
 
 bench: deps cargo ## Measure this build beside the bare store: make bench ARGS='drain flow --repeat 5', or ARGS='all --short'
 	@cargo run --release -- bench $(ARGS)

@@ -9,10 +9,10 @@
 //! if both belong to the same producer (`job::Producer`). The producer of the holder is in the holder's options. They
 //! are read by the statement that reads the holder's state.
 //!
-//! Rows are locked in this order: order keys, unique keys, both in key order, rows of replaced jobs in id order, the idempotency key,
-//! then new rows, and the tallies last. A settle locks in the opposite order: first the `owed` row, then its unique
-//! key. If a settle and a replacement of the same job deadlock, MySQL rolls one of them back. That one runs again and
-//! sees the result of the other.
+//! Rows are locked in this order: order keys, unique keys, both in key order, rows of replaced jobs in id order, the
+//! idempotency key, then new rows, and the tallies last. A settle locks in the opposite order: first the `owed` row,
+//! then its unique key. If a settle and a replacement of the same job deadlock, MySQL rolls one of them back. That one
+//! runs again and sees the result of the other.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
