@@ -122,7 +122,9 @@ pub use config::Config;
 #[doc(inline)]
 pub use handlers::{Context, Failure, FollowUp, Handler, Kind, KindDefaults, Outcome, Output, Problem, Registry};
 #[doc(inline)]
-pub use job::{AttemptToken, JobId, Name, OnConflict, OnFailure, RetryPolicy, State, Timestamp, TraceContext};
+pub use job::{
+    AttemptToken, JobId, Name, OnConflict, OnFailure, RetryPolicy, State, Timestamp, TraceContext, UniqueUntil,
+};
 pub use {schemars, serde, serde_json};
 
 /// The names that most handlers and clients use.

@@ -258,6 +258,21 @@ mutants() {
     mutant 'state of a holder that is replaced' internal/store/jobs/unique_keys.rs \
         'if next(owed.state, StateInput::Cancel) != Ok(State::Cancelled) {' 'if false {' \
         enqueue_once::unique_keys_stay_exact_while_their_holders_run_and_end
+    mutant 'time of a unique key after the end of its job' internal/store/rows/unique_keys.rs \
+        'let timed = if completed {' 'let timed = if false && completed {' \
+        unique_keys::a_unique_key_stays_taken_for_its_time_after_its_job_completed
+    mutant 'end of that time with a failure' internal/store/attempts/settle.rs \
+        'step.item.id.uuid(), step.state == State::Completed)' 'step.item.id.uuid(), true)' \
+        unique_keys::a_job_that_failed_or_was_cancelled_frees_its_unique_key_at_once
+    mutant 'unique key of a job that started' internal/store/jobs/unique_keys.rs \
+        'if started && options.unique_until == UniqueUntil::Start && !taken.timed {' 'if started && options.unique_until == UniqueUntil::Start && taken.over {' \
+        unique_keys::work_requested_while_a_job_runs_becomes_one_job_of_its_own
+    mutant 'mark of a job that lost its unique key' internal/store/jobs/unique_keys.rs \
+        'SET keyed = FALSE WHERE id IN' 'SET keyed = keyed WHERE id IN' \
+        unique_keys::a_job_that_is_unique_until_its_start_holds_its_key_while_it_waits
+    mutant 'unique keys of unfinished jobs' internal/store/retention/forget.rs \
+        'if row.try_get::<bool, _>("free")? {' 'if true {' \
+        unique_keys::the_times_of_unique_keys_are_checked_and_end
     mutant 'condition of a change' internal/store/jobs/change.rs \
         'if request.condition.as_ref().is_some_and(|holds| !holds(&job, &attempts)) {' 'if false {' \
         change::of_many_changes_with_one_tag_one_is_made_and_every_answer_about_a_job_has_its_tag

@@ -60,6 +60,24 @@ pub(crate) fn command() -> Command {
             .value_parser(["return", "reject", "replace"])
             .requires("unique-key"),
         )
+        .arg(
+            text(
+                "unique-until",
+                "WHEN",
+                "The job gives up its unique key at its end, or to the next job that asks after its start",
+            )
+            .value_parser(["end", "start"])
+            .requires("unique-key"),
+        )
+        .arg(
+            text(
+                "unique-for",
+                "DURATION",
+                "Keep the unique key taken for at least this long, such as 1h, also when the job completes before",
+            )
+            .value_parser(duration)
+            .requires("unique-key"),
+        )
         .arg(text(
             "order-key",
             "KEY",
@@ -101,6 +119,7 @@ pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
         ("at", "execute_at"),
         ("unique-key", "unique_key"),
         ("on-conflict", "on_conflict"),
+        ("unique-until", "unique_until"),
         ("order-key", "order_key"),
         ("on-failure", "on_failure"),
     ];
@@ -113,6 +132,9 @@ pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
         if let Some(value) = matches.get_one::<u64>(flag) {
             job.insert(field.into(), (*value).into());
         }
+    }
+    if let Some(time) = matches.get_one::<Duration>("unique-for") {
+        job.insert("unique_for_ms".into(), u64::try_from(time.as_millis()).unwrap_or(u64::MAX).into());
     }
     if let Some(value) = matches.get_one::<u32>("max-attempts") {
         job.insert("max_attempts".into(), (*value).into());

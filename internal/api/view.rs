@@ -11,7 +11,7 @@ use tickr_handlers::Kind as _;
 use tickr_handlers::http::{HttpCallback, exchange_of_success};
 use tickr_job::{
     Attempt, DeadLetter, DeadLetterStatus, Exchange, ExchangeResponse, Job, JobId, NewJob, OnFailure, Progress,
-    RetryPolicy, ScheduledBy, State, Timestamp, TraceContext, Verdict,
+    RetryPolicy, ScheduledBy, State, Timestamp, TraceContext, UniqueUntil, Verdict,
 };
 use tickr_store::Accepted;
 
@@ -117,6 +117,14 @@ pub(crate) struct JobView {
     /// Backoff of the job; null for that of the kind.
     pub(crate) retry: Option<RetryView>,
     pub(crate) unique_key: Option<String>,
+    /// Set to `start` if the job gives up its unique key once it has started. Left out otherwise.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<UniqueUntilWord>)]
+    pub(crate) unique_until: Option<UniqueUntil>,
+    /// The unique key stays taken for at least this long after the job was accepted, in milliseconds. Left out when it
+    /// is taken until the job ends.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) unique_for_ms: Option<u64>,
     /// Order key. Left out when there is none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) order_key: Option<String>,
@@ -184,6 +192,15 @@ pub(crate) struct JobView {
 pub(crate) enum OnFailureWord {
     Block,
     Skip,
+}
+
+/// The time at which a job gives up its unique key.
+#[derive(ToSchema)]
+#[schema(rename_all = "snake_case")]
+#[expect(dead_code, reason = "only its schema is used; the value is the domain's own type")]
+pub(crate) enum UniqueUntilWord {
+    End,
+    Start,
 }
 
 /// The part of a job that the caller may see.
@@ -396,6 +413,8 @@ impl JobView {
             timeout_ms: job.options.timeout_ms,
             retry: job.options.retry.map(Into::into),
             unique_key: job.unique_key.clone(),
+            unique_until: Some(job.options.unique_until).filter(|until| *until == UniqueUntil::Start),
+            unique_for_ms: job.options.unique_for_ms,
             order_key: job.options.order.as_ref().map(|order| order.key.clone()),
             on_failure: job.options.order.as_ref().map(|order| order.on_failure),
             held: false,
@@ -438,6 +457,8 @@ impl JobView {
             timeout_ms: job.options.timeout_ms,
             retry: job.options.retry.map(Into::into),
             unique_key: job.unique_key,
+            unique_until: Some(job.options.unique_until).filter(|until| *until == UniqueUntil::Start),
+            unique_for_ms: job.options.unique_for_ms,
             on_failure: job.options.order.as_ref().map(|order| order.on_failure),
             order_key: job.options.order.map(|order| order.key),
             held: job.held,

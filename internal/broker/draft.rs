@@ -7,7 +7,7 @@ use serde_json::value::RawValue;
 use tickr_handlers::{Panicked, Problem, Registered, Registry};
 use tickr_job::{
     Due, JobId, JobOptions, Name, NewJob, OnConflict, OnFailure, Order, Priority, RetryPolicy, Tag, TraceContext,
-    limits,
+    UniqueUntil, limits,
 };
 
 /// Request for a job. Everything except the kind and the payload is optional.
@@ -33,6 +33,11 @@ pub struct Draft {
     pub unique_key: Option<String>,
     /// What to do when an unfinished job already has the unique key. Only together with a unique key.
     pub on_conflict: Option<OnConflict>,
+    /// When the job gives up its unique key. Only together with a unique key.
+    pub unique_until: Option<UniqueUntil>,
+    /// Shortest time that the unique key stays taken after the acceptance, in milliseconds, also when the job completes
+    /// before. Only together with a unique key.
+    pub unique_for_ms: Option<u64>,
     /// Order key: jobs with the same one run one at a time, in the order of their acceptance.
     pub order_key: Option<String>,
     /// What the final failure of the job does to the jobs behind it. Only together with an order key.
@@ -58,6 +63,8 @@ impl Draft {
             retry: None,
             unique_key: None,
             on_conflict: None,
+            unique_until: None,
+            unique_for_ms: None,
             order_key: None,
             on_failure: None,
             tags: Vec::new(),
@@ -157,6 +164,15 @@ impl Draft {
         if self.on_conflict.is_some() && self.unique_key.is_none() {
             wrong("/on_conflict", "may only be given together with unique_key".to_owned());
         }
+        if self.unique_until.is_some() && self.unique_key.is_none() {
+            wrong("/unique_until", "may only be given together with unique_key".to_owned());
+        }
+        let longest_ms = limits::MAX_UNIQUE_FOR.as_millis() as u64;
+        if self.unique_for_ms.is_some() && self.unique_key.is_none() {
+            wrong("/unique_for_ms", "may only be given together with unique_key".to_owned());
+        } else if self.unique_for_ms.is_some_and(|ms| ms == 0 || ms > longest_ms) {
+            wrong("/unique_for_ms", format!("must be 1 to {longest_ms}"));
+        }
         if self.order_key.as_ref().is_some_and(|key| !key_fits(key)) {
             wrong("/order_key", format!("must be 1 to {} bytes", limits::MAX_KEY_BYTES));
         }
@@ -199,6 +215,8 @@ impl Draft {
                 retry: self.retry,
                 tags,
                 trace: self.trace,
+                unique_until: self.unique_until.unwrap_or_default(),
+                unique_for_ms: self.unique_for_ms,
                 order: self.order_key.map(|key| Order { key, on_failure: self.on_failure.unwrap_or_default() }),
                 ..JobOptions::default()
             },

@@ -9,7 +9,7 @@ use serde_json::value::RawValue;
 use super::options::{Options, payload_json};
 use super::{Client, Enqueued, Error};
 use tickr_handlers::Kind;
-use tickr_job::{Due, OnConflict, OnFailure, RetryPolicy, Timestamp};
+use tickr_job::{Due, OnConflict, OnFailure, RetryPolicy, Timestamp, UniqueUntil};
 
 /// A job that is about to be enqueued. Set its options, then `await` it.
 #[derive(Debug)]
@@ -119,6 +119,20 @@ impl Enqueue {
     /// Set the unique key: at most one unfinished job of the kind has it.
     pub fn unique_key(mut self, key: impl Into<String>) -> Self {
         self.options.unique_key = Some(key.into());
+        self
+    }
+
+    /// Set when the job gives up its unique key. Default: when it ends. With [`UniqueUntil::Start`], work that is
+    /// requested while the job runs becomes a job of its own.
+    pub fn unique_until(mut self, until: UniqueUntil) -> Self {
+        self.options.unique_until = Some(until);
+        self
+    }
+
+    /// Keep the unique key taken for at least this long, also when the job completes before. Whole milliseconds, at
+    /// most 366 days.
+    pub fn unique_for(mut self, time: Duration) -> Self {
+        self.options.unique_for = Some(time);
         self
     }
 

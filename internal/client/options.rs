@@ -8,7 +8,7 @@ use serde_json::value::{RawValue, to_raw_value};
 use super::Error;
 use tickr_broker::Draft;
 use tickr_handlers::{Kind, Problem};
-use tickr_job::{Due, OnConflict, OnFailure, RetryPolicy, Timestamp, TraceContext, limits};
+use tickr_job::{Due, OnConflict, OnFailure, RetryPolicy, Timestamp, TraceContext, UniqueUntil, limits};
 
 /// The options of a job. Those that are not set have the defaults of the kind.
 #[derive(Clone, Debug)]
@@ -21,6 +21,8 @@ pub(super) struct Options {
     pub(super) retry: Option<RetryPolicy>,
     pub(super) unique_key: Option<String>,
     pub(super) on_conflict: Option<OnConflict>,
+    pub(super) unique_until: Option<UniqueUntil>,
+    pub(super) unique_for: Option<Duration>,
     pub(super) order_key: Option<String>,
     pub(super) on_failure: Option<OnFailure>,
     pub(super) tags: Vec<String>,
@@ -38,6 +40,8 @@ impl Default for Options {
             retry: None,
             unique_key: None,
             on_conflict: None,
+            unique_until: None,
+            unique_for: None,
             order_key: None,
             on_failure: None,
             tags: Vec::new(),
@@ -70,6 +74,10 @@ pub(super) struct Body {
     #[serde(skip_serializing_if = "Option::is_none")]
     on_conflict: Option<OnConflict>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    unique_until: Option<UniqueUntil>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    unique_for_ms: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     order_key: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     on_failure: Option<OnFailure>,
@@ -97,6 +105,8 @@ impl Options {
             retry: self.retry,
             unique_key: self.unique_key.clone(),
             on_conflict: self.on_conflict,
+            unique_until: self.unique_until,
+            unique_for_ms: self.unique_for.map(millis),
             order_key: self.order_key.clone(),
             on_failure: self.on_failure,
             tags: self.tags.clone(),
@@ -123,6 +133,8 @@ impl Body {
             retry: self.retry,
             unique_key: self.unique_key.clone(),
             on_conflict: self.on_conflict,
+            unique_until: self.unique_until,
+            unique_for_ms: self.unique_for_ms,
             order_key: self.order_key.clone(),
             on_failure: self.on_failure,
             tags: self.tags.clone(),

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use super::EngineState;
 use super::reports::OldReports;
 use tickr_job::JobId;
-use tickr_store::{KEEP_RUNNERS, StoreError, TallyPlace};
+use tickr_store::{KEEP_RUNNERS, StoreError, TallyPlace, UniqueKeyPlace};
 
 /// Time between rounds, before jitter.
 const ROUND_EVERY: Duration = Duration::from_secs(60);
@@ -103,6 +103,7 @@ struct JanitorPositions {
     queues: Option<TallyPlace>,
     departures: Option<JobId>,
     order_keys: Vec<u8>,
+    unique_keys: Option<UniqueKeyPlace>,
     /// The end of the last walk through the order keys.
     order_keys_walked: Option<Instant>,
 }
@@ -128,6 +129,7 @@ impl JanitorPositions {
             done("tallies", self.tallies(shared, pages()).await);
             done("the table departures", self.departures(shared, pages()).await);
             done("order keys", self.order_keys(shared, pages()).await);
+            done("unique keys", self.unique_keys(shared, pages()).await);
         }
         eldest && more && !shared.stop_loops.is_cancelled()
     }
@@ -223,6 +225,18 @@ impl JanitorPositions {
             self.order_keys_walked = next.is_none().then(Instant::now);
             self.order_keys = next.unwrap_or_default();
             if self.order_keys_walked.is_some() {
+                return Ok(false);
+            }
+            if !pages.next_page().await {
+                return Ok(true);
+            }
+        }
+    }
+
+    async fn unique_keys(&mut self, shared: &EngineState, mut pages: PageBudget<'_>) -> Result<bool, StoreError> {
+        loop {
+            self.unique_keys = shared.store.forget_unique_keys(self.unique_keys.take()).await?.1;
+            if self.unique_keys.is_none() {
                 return Ok(false);
             }
             if !pages.next_page().await {

@@ -78,7 +78,7 @@ pub use schedule::{
     SkipCause, Template, TickDecision, UnknownZone, WrongField, Zone, plan,
 };
 pub use scope::Scope;
-pub use spec::{BatchPlace, Due, JobOptions, NewJob, OnConflict, OnFailure, Order, Priority, limits};
+pub use spec::{BatchPlace, Due, JobOptions, NewJob, OnConflict, OnFailure, Order, Priority, UniqueUntil, limits};
 pub use state::{Refused, State, StateInput, next};
 pub use tag::{InvalidTag, Tag};
 pub use time::{Timestamp, ceil_ms, floor_ms};

@@ -19,6 +19,8 @@ pub mod limits {
     pub const MAX_TIMEOUT: Duration = Duration::from_secs(24 * 60 * 60);
     /// Maximum number of jobs in one batch.
     pub const MAX_BATCH: usize = 1_000;
+    /// Maximum time that a unique key stays taken after the acceptance of its job.
+    pub const MAX_UNIQUE_FOR: Duration = Duration::from_secs(366 * 24 * 60 * 60);
     /// Maximum length of a unique key or an order key, in bytes.
     pub const MAX_KEY_BYTES: usize = 255;
     /// Maximum length of the reason for a discard, in characters.
@@ -153,6 +155,32 @@ pub struct JobOptions {
     /// Order key of the job.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub order: Option<Order>,
+    /// When the job gives up its unique key.
+    #[serde(skip_serializing_if = "UniqueUntil::is_default")]
+    pub unique_until: UniqueUntil,
+    /// The job holds its unique key for at least this long after its acceptance, in milliseconds, also when it
+    /// completes before.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub unique_for_ms: Option<u64>,
+}
+
+/// The time at which a job gives up its unique key.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum UniqueUntil {
+    /// When it ends.
+    #[default]
+    End,
+    /// When its first attempt starts and another job asks for the key. So work that is requested while the job runs is
+    /// not lost: it becomes a job of its own.
+    Start,
+}
+
+impl UniqueUntil {
+    #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+    fn is_default(&self) -> bool {
+        *self == Self::default()
+    }
 }
 
 /// Order of a job among others: jobs with the same order key run one at a time, in the order of their acceptance.

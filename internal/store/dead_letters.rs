@@ -19,7 +19,7 @@ use crate::jobs::read::read_job;
 use crate::rows::dead_letters::{NewDeadLetter, StatusColumns, group, insert_dead_letters, write};
 use crate::rows::jobs::{Accepted, accepted_at, mark_held, receipts, write_jobs};
 use crate::rows::order::{close_places, lock_open_keys_of};
-use crate::rows::unique_keys::lock_or_take;
+use crate::rows::unique_keys::{WantedKey, lock_or_take};
 use crate::sql::batches::{MAX_ROWS, in_list, padded, padded_len, placeholders, statement};
 use crate::sql::clock::read_clock;
 use crate::sql::connection::{PriorRun, on_pool, transact};
@@ -72,7 +72,7 @@ pub enum Refusal {
     Replayed(JobId),
     /// The dead letter was discarded.
     Discarded,
-    /// This unfinished job has its unique key.
+    /// This job has its unique key.
     UniqueKeyTaken(JobId),
     /// A new job cannot be made from it, for this reason.
     Unfit(String),
@@ -188,11 +188,12 @@ async fn originals(
     in_list(sql, ids, " ORDER BY id").fetch_all(conn).await?.iter().map(original).collect()
 }
 
-/// Take the unique key of a new job. Returns a refusal when another unfinished job has it.
+/// Take the unique key of a new job. Returns a refusal when another job holds it.
 async fn take_key(conn: &mut MySqlConnection, job: &NewJob) -> Result<Option<Refusal>, sqlx::Error> {
     let Some(key) = &job.unique_key else { return Ok(None) };
-    let holder = lock_or_take(conn, &job.kind, key.as_bytes(), job.id.uuid()).await?;
-    Ok(holder.map(|holder| Refusal::UniqueKeyTaken(JobId::from_uuid(holder))))
+    let (kind, key, id) = (&job.kind, key.as_bytes(), job.id.uuid());
+    let holder = lock_or_take(conn, WantedKey { kind, key, id, for_ms: job.options.unique_for_ms }).await?;
+    Ok(holder.map(|holder| Refusal::UniqueKeyTaken(JobId::from_uuid(holder.id))))
 }
 
 /// The outcome for each job of a batch.

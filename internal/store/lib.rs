@@ -90,7 +90,7 @@ pub use migrate::{MIGRATION_PATIENCE, MigrateSettings};
 pub use queues::{MAX_QUEUES, Pause, PauseRequest, QueueChange, QueueChangeOutcome, QueueSetting};
 pub use reports::files::{RemovedPlace, RemovedReport};
 pub use reports::query::{InvalidUrl, ReportQueries};
-pub use retention::forget::{KEEP_RUNNERS, TallyPlace};
+pub use retention::forget::{KEEP_RUNNERS, TallyPlace, UniqueKeyPlace};
 pub use retention::purge::Purged;
 pub use retention::times::{KindRetention, Retention};
 pub use rows::jobs::Accepted;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde_json::json;
 use tickr::prelude::*;
-use tickr::{Cancelled, Conflict, Enqueued, Error, OnConflict, Problem, State};
+use tickr::{Cancelled, Conflict, Enqueued, Error, OnConflict, Problem, State, UniqueUntil};
 
 use crate::support::{TestApp, eventually};
 
@@ -169,6 +169,12 @@ async fn keys_mean_the_same_in_every_client() {
         assert!(!replaced.existing && replaced.id != first.id);
         assert_eq!(tickr.job(first.id).await["state"], "cancelled");
 
+        let kept = format!("kept {place}");
+        let first = client.enqueue(&stamp("d")).unique_key(&kept).unique_for(hour).await.unwrap();
+        tickr.until(first.id, State::Completed).await;
+        let second = client.enqueue(&stamp("d")).unique_key(&kept).unique_until(UniqueUntil::Start).await.unwrap();
+        assert_eq!((second.id, second.existing), (first.id, true));
+
         let once = format!("once-{place}");
         let one = client.enqueue(&stamp("a")).idempotency_key(&once).await.unwrap();
         let again = client.enqueue(&stamp("a")).idempotency_key(&once).await.unwrap();
@@ -185,7 +191,7 @@ async fn keys_mean_the_same_in_every_client() {
         let repeated = batch().idempotency_key(format!("batch-{place}")).await.unwrap();
         assert!(repeated.iter().zip(&made).all(|(again, first)| again.id == first.id && again.repeated));
     }
-    assert_eq!(tickr.count("SELECT COUNT(*) FROM jobs").await, 3 * 4);
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM jobs").await, 3 * 5);
     tickr.stop().await;
 }
 

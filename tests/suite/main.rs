@@ -72,6 +72,7 @@ mod shutdown;
 mod starvation;
 mod store;
 mod traces;
+mod unique_keys;
 mod verify;
 mod versions;
 mod workers;

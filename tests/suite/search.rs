@@ -310,6 +310,19 @@ async fn rows_read(tickr: &TestApp) -> i64 {
     sqlx::query_scalar(sqlx::AssertSqlSafe(sql.replace("VARIABLES_OF", schema))).fetch_one(&mut conn).await.unwrap()
 }
 
+/// Return the number of rows that a call makes MySQL read. The counters are those of the server, which the loops of the
+/// runner use as well, so the least of three calls counts.
+async fn rows_read_by(tickr: &TestApp, path: &str) -> i64 {
+    let mut least = i64::MAX;
+    for _ in 0..3 {
+        let before = rows_read(tickr).await;
+        let answer = tickr.get(path).await;
+        least = least.min(rows_read(tickr).await - before);
+        assert_eq!(answer.status, 200, "{:#}", answer.body);
+    }
+    least
+}
+
 /// With 60,000 owed and 60,000 ended jobs, no page of any filter reads more rows than its bound, and a walk through all
 /// pages still ends.
 #[tokio::test(flavor = "multi_thread")]
@@ -374,15 +387,9 @@ async fn a_page_reads_a_bounded_number_of_rows_whatever_it_looks_for() {
         ("schedule:busy state:failed error:needle", 180_000),
         ("schedule:busy tag:nobody", 2_000),
     ] {
-        let path = format!("/v1/jobs?limit=50&q={}", encoded(words));
-        let before = rows_read(&tickr).await;
-        let page = tickr.get(&path).await;
-        let read = rows_read(&tickr).await - before;
-        assert_eq!(page.status, 200, "{:#}", page.body);
+        let read = rows_read_by(&tickr, &format!("/v1/jobs?limit=50&q={}", encoded(words))).await;
         assert!(read < most, "{words}: {read} rows were read");
-        let before = rows_read(&tickr).await;
-        assert_eq!(tickr.get(&format!("/v1/jobs/count?q={}", encoded(words))).await.status, 200);
-        let read = rows_read(&tickr).await - before;
+        let read = rows_read_by(&tickr, &format!("/v1/jobs/count?q={}", encoded(words))).await;
         assert!(read < 800_000, "counting {words}: {read} rows were read");
     }
     let all = tickr.get("/v1/jobs/count").await.body;

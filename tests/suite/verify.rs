@@ -206,7 +206,11 @@ async fn a_seeded_fault_lights_its_check() {
     );
     seed(Check::UniqueKey, waiting(), "DELETE FROM unique_keys WHERE job_id = ID");
     seed(Check::UniqueKey, waiting(), "UPDATE unique_keys SET unique_key = 'another' WHERE job_id = ID");
-    seed(Check::UniqueKey, done(), "INSERT INTO unique_keys VALUES ('noop', 'left behind', ID)");
+    seed(
+        Check::UniqueKey,
+        done(),
+        "INSERT INTO unique_keys (kind, unique_key, job_id) VALUES ('noop', 'left behind', ID)",
+    );
     seed(Check::Order, waiting(), "UPDATE owed SET execute_at = '9999-12-31' WHERE id = ID");
     let place =
         "INSERT INTO order_places (job_id, order_key, place, due_at, blocks) VALUES (ID, 'k', 1, '2026-01-01', 0)";

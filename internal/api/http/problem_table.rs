@@ -146,11 +146,11 @@ problems! {
         remedy: "Read the job or bulk operation again, then decide what to do.",
         again: Changed,
     }
-    /// 409: an unfinished job has this unique key.
+    /// 409: another job has this unique key.
     UniqueKeyTaken => {
         status: CONFLICT,
-        title: "An unfinished job has this unique key",
-        meaning: "An unfinished job has this unique key, and the request may neither return nor replace that job. For a single job, `holder` and `current_state` describe it. Nothing was written.",
+        title: "Another job has this unique key",
+        meaning: "An unfinished job has this unique key, or one that completed and keeps it for its `unique_for_ms`, and the request may neither return nor replace that job. For a single job, `holder` and `current_state` describe it. Nothing was written.",
         remedy: "Wait for that job, choose another unique key, or send `on_conflict` `return` or `replace`. Only an admin key may replace the job of another producer.",
         again: Changed,
     }

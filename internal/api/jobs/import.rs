@@ -465,10 +465,7 @@ impl Import {
             }
             for (at, holder) in &holders {
                 if let Some((place, _)) = jobs.get(*at) {
-                    let problem = Problem::new(
-                        Code::UniqueKeyTaken,
-                        held_detail(holder, "an unfinished job has this unique key"),
-                    );
+                    let problem = Problem::new(Code::UniqueKeyTaken, held_detail(holder, ""));
                     let problem = problem.at("", vec![unique_key_taken("", &(*at, *holder))]).held_by(holder);
                     taken.push((*place, problem));
                 }

@@ -37,7 +37,9 @@ use crate::http::trace::RequestTrace;
 use crate::view::{ForeignJobView, JobView, RetryView, SeenJob, TraceView};
 use crate::{Api, json};
 use tickr_broker::Draft;
-use tickr_job::{Actor, Due, Filter, JobId, Name, NewJob, OnConflict, OnFailure, Producer, TraceContext, limits};
+use tickr_job::{
+    Actor, Due, Filter, JobId, Name, NewJob, OnConflict, OnFailure, Producer, TraceContext, UniqueUntil, limits,
+};
 use tickr_store::{
     ActionOutcome, Answer, EnqueueOutcome, EnqueueReceipts, EnqueuedJob, IdempotentRequest, JobAction, KeyHolder,
     ResponseBuilder, UpdatedJob,
@@ -81,6 +83,15 @@ pub(crate) struct NewJobBody {
     /// Default: `return`. Only with `unique_key`.
     #[schema(value_type = Option<OnConflictWord>)]
     on_conflict: Option<OnConflict>,
+    /// When the job gives up its unique key. `end`: when it ends. `start`: once its first attempt has started, the next
+    /// job that asks gets the key, so that work requested during a run is not lost. Default: `end`. Only with
+    /// `unique_key`.
+    #[schema(value_type = Option<crate::view::UniqueUntilWord>)]
+    unique_until: Option<UniqueUntil>,
+    /// The unique key stays taken for at least this long after the job was accepted, in milliseconds, also when the job
+    /// completes before. A job that fails or is cancelled frees its key at once. Only with `unique_key`.
+    #[schema(minimum = 1, maximum = 31_622_400_000_u64)]
+    unique_for_ms: Option<u64>,
     /// Order key. Jobs with the same order key run one at a time, in the order in which they were accepted, whatever
     /// their kinds and queues are. A job that waits for its next attempt keeps its place.
     #[schema(min_length = 1, max_length = 255)]
@@ -134,6 +145,8 @@ impl NewJobBody {
             retry: self.retry.map(|Object(retry)| retry.into()),
             unique_key: self.unique_key,
             on_conflict: self.on_conflict,
+            unique_until: self.unique_until,
+            unique_for_ms: self.unique_for_ms,
             order_key: self.order_key,
             on_failure: self.on_failure,
             tags: self.tags,
@@ -243,8 +256,7 @@ async fn enqueue_one(
         (None, None) => json_answer(StatusCode::OK, &()),
     };
     accept(api, asker.producer(), vec![job], once, ResponseContent::Job, Arc::new(build), |taken| {
-        let detail = "an unfinished job has this unique key; nothing was written";
-        let detail = taken.first().map_or(detail.to_owned(), |(_, holder)| held_detail(holder, detail));
+        let detail = taken.first().map_or(String::new(), |(_, holder)| held_detail(holder, "; nothing was written"));
         let problem = Problem::new(Code::UniqueKeyTaken, detail)
             .at("", taken.iter().map(|held| unique_key_taken("", held)).collect());
         taken.first().map_or(problem.clone(), |(_, holder)| problem.held_by(holder))
@@ -253,9 +265,12 @@ async fn enqueue_one(
 }
 
 /// Say why the unique key is taken.
-pub(crate) fn held_detail(holder: &KeyHolder, detail: &str) -> String {
-    let why = "that job belongs to another producer, so only its producer or an admin key may replace it";
-    if holder.foreign { format!("{detail}; {why}") } else { detail.to_owned() }
+pub(crate) fn held_detail(holder: &KeyHolder, rest: &str) -> String {
+    if holder.state.is_end() {
+        return format!("a job that completed holds this unique key until its unique_for_ms is over{rest}");
+    }
+    let why = "; that job belongs to another producer, so only its producer or an admin key may replace it";
+    format!("an unfinished job has this unique key{rest}{}", if holder.foreign { why } else { "" })
 }
 
 pub(crate) fn unique_key_taken(prefix: &str, (_, holder): &(usize, KeyHolder)) -> tickr_handlers::Problem {

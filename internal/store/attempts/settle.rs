@@ -332,7 +332,7 @@ impl<'a> AttemptRow<'a> {
 /// there is nothing to look up.
 async fn release_unique_keys(conn: &mut MySqlConnection, ended: &[&Transition<'_>]) -> Result<(), sqlx::Error> {
     for step in ended.iter().filter(|step| step.owed.keyed) {
-        release_key_of(conn, step.item.id.uuid()).await?;
+        release_key_of(conn, step.item.id.uuid(), step.state == State::Completed).await?;
     }
     Ok(())
 }

@@ -16,12 +16,12 @@ use crate::rows::ledger::{AttemptRow, append_to_ledger};
 use crate::rows::order::{OrderedJobs, close_places, held_until, lock_keys_of, lock_or_make_keys_of, place_again};
 use crate::rows::owed::{Owed, delete_owed, lock_held};
 use crate::rows::tallies::count;
-use crate::rows::unique_keys::{lock_or_take, release_key_of};
+use crate::rows::unique_keys::{WantedKey, lock_or_take, release_key_of};
 use crate::sql::clock::read_clock;
 use crate::sql::connection::{PriorRun, transact};
 use crate::sql::error::corrupt;
 use crate::{Store, StoreError, StoreInner};
-use tickr_job::{Actor, Attempt, Job, JobId, Name, State, StateInput, Timestamp, Verdict, floor_ms, next};
+use tickr_job::{Actor, Attempt, Job, JobId, JobOptions, Name, State, StateInput, Timestamp, Verdict, floor_ms, next};
 
 /// Outcome of an action on one job.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -293,7 +293,7 @@ pub(crate) async fn apply_event(
         StateInput::Cancel if state == State::Cancelled => {
             cancel_waiting(conn, id, owed, now, None).await?;
             if owed.keyed {
-                release_key_of(conn, id.uuid()).await?;
+                release_key_of(conn, id.uuid(), false).await?;
             }
             if ordered.contains(id) {
                 close_places(conn, &[id.uuid()], now).await?;
@@ -336,10 +336,12 @@ async fn ended(
 ) -> Result<AppliedAction, sqlx::Error> {
     let only = |outcome: ActionOutcome| AppliedAction { outcome, counts: BTreeMap::new(), now };
     // The job's own row is the lock that makes two concurrent retries take turns.
-    let found = sqlx::query("SELECT kind, queue, priority, max_attempts, unique_key FROM jobs WHERE id = ? FOR UPDATE")
-        .bind(id.uuid())
-        .fetch_optional(&mut *conn)
-        .await?;
+    let found = sqlx::query(
+        "SELECT kind, queue, priority, max_attempts, unique_key, options FROM jobs WHERE id = ? FOR UPDATE",
+    )
+    .bind(id.uuid())
+    .fetch_optional(&mut *conn)
+    .await?;
     let Some(row) = found else { return Ok(only(ActionOutcome::Missing)) };
     let last = sqlx::query(
         "SELECT a.number, a.end_state, o.state FROM attempts a LEFT JOIN owed o ON o.id = a.job_id WHERE a.job_id = ? \
@@ -370,7 +372,10 @@ async fn ended(
     let key: Option<Vec<u8>> = row.try_get("unique_key")?;
     if let Some(key) = &key {
         // Another unfinished job may have taken the unique key since. Then this job cannot run again.
-        if lock_or_take(conn, &kind, key, id.uuid()).await?.is_some() {
+        let options: Option<String> = row.try_get("options")?;
+        let options = options.map(|text| JobOptions::as_far_as_readable(&text)).unwrap_or_default();
+        let wanted = WantedKey { kind: &kind, key, id: id.uuid(), for_ms: options.unique_for_ms };
+        if lock_or_take(conn, wanted).await?.is_some() {
             return Ok(only(ActionOutcome::Refused(state)));
         }
     }

@@ -164,6 +164,8 @@ impl Search {
     fn choose_source(&mut self, filter: &Filter, among: Among, conditions: &mut Piece) {
         let ended = filter.state.filter(|state| state.is_end());
         let owed = filter.state.filter(|state| !state.is_end());
+        // A job that is unique until its start may have lost its key, and then runs or waits for its next attempt.
+        let holds = owed.filter(|state| *state == State::Waiting);
         let source = &mut self.source;
         let (mut tags, mut schedule) = (filter.tags.iter(), filter.schedule.as_ref());
         if !filter.ids.is_empty() {
@@ -173,8 +175,8 @@ impl Search {
         } else if let Some(tag) = tags.next() {
             source.add("SELECT job_id AS id FROM job_tags FORCE INDEX (PRIMARY) WHERE tag = ?", [text(tag.as_str())]);
             self.key = "job_id";
-        } else if let (Some(_), Some(kind), Some(key)) = (owed, &filter.kind, &filter.unique_key) {
-            // An unfinished job holds its unique key, so `unique_keys` has a row for it.
+        } else if let (Some(_), Some(kind), Some(key)) = (holds, &filter.kind, &filter.unique_key) {
+            // A job that waits for its first attempt holds its unique key, so `unique_keys` has a row for it.
             source.add(
                 "SELECT job_id AS id FROM unique_keys FORCE INDEX (PRIMARY) WHERE kind = ? AND unique_key = ?",
                 [text(kind.as_str()), Bind::Bytes(key.clone().into_bytes())],

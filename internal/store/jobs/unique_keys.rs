@@ -1,7 +1,8 @@
 //! Enqueueing of jobs with unique keys: at most one unfinished job per pair of kind and unique key.
 //!
-//! A row of `unique_keys` exists exactly as long as its job is unfinished. The row is the lock for every change that
-//! concerns its unique key. A request that wants the unique key inserts the row; the primary key decides between two
+//! A row of `unique_keys` exists as long as its job is unfinished, and longer if the job completed before its
+//! `unique_for` was over. The row of a job that is unique until its start passes to the next job that asks, once an
+//! attempt has started. The row is the lock for every change that concerns its unique key. A request that wants the unique key inserts the row; the primary key decides between two
 //! concurrent requests. A request that wants to replace the holder locks the row first, so that concurrent requests
 //! take turns.
 //!
@@ -15,8 +16,10 @@
 //! runs again and sees the result of the other.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use sqlx::mysql::MySqlRow;
 use sqlx::{MySqlConnection, Row};
 use uuid::Uuid;
 
@@ -29,16 +32,18 @@ use crate::rows::jobs::{Accepted, accepted_at, mark_held, receipts, write_jobs};
 use crate::rows::order::{close_places, held_until, lock_keys_of, lock_or_make, order_key_of};
 use crate::rows::owed::{Owed, lock_held};
 use crate::rows::tallies::count;
-use crate::rows::unique_keys::{insert, lock_or_take};
+use crate::rows::unique_keys::{TakenKey, WantedKey, hand_over, insert, lock_or_take, read_taken};
+use crate::sql::batches::{MAX_ROWS, in_list};
 use crate::sql::clock::read_clock;
 use crate::sql::connection::{PriorRun, transact};
 use crate::sql::error::{Fault, again, corrupt, fault};
 use crate::{Store, StoreError, StoreInner};
 use tickr_job::{
-    Actor, Attempt, Job, JobId, JobOptions, NewJob, OnConflict, Producer, State, StateInput, Timestamp, next,
+    Actor, Attempt, Job, JobId, JobOptions, NewJob, OnConflict, Producer, State, StateInput, Timestamp, UniqueUntil,
+    next,
 };
 
-/// An unfinished job that has a unique key.
+/// A job that has a unique key: an unfinished one, or one that completed and holds the key for a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KeyHolder {
     /// The id of the job.
@@ -57,7 +62,7 @@ pub struct KeyHolder {
 pub enum EnqueuedJob {
     /// The job was accepted.
     New(Accepted),
-    /// The job was not written: this unfinished job holds the unique key and is the answer in its place.
+    /// The job was not written: this job holds the unique key and is the answer in its place.
     Existing(KeyHolder),
 }
 
@@ -117,9 +122,15 @@ pub enum EnqueueOutcome {
     KeyConflict(Vec<(usize, KeyHolder)>),
 }
 
-/// The decision of an earlier run of the same write. A later run returns it when it finds that the earlier one has
-/// committed.
-pub(crate) type PriorDecision = Mutex<Option<EnqueueReceipts>>;
+/// What the runs of one write remember.
+#[derive(Debug, Default)]
+pub(crate) struct PriorDecision {
+    /// The decision of an earlier run. A later run returns it when it finds that the earlier one has committed.
+    receipts: Mutex<Option<EnqueueReceipts>>,
+    /// True when a key has to change hands. The next run locks each key before it tries to take it: many transactions
+    /// that go on from the shared lock of a refused insert to the exclusive lock would deadlock.
+    lock_first: AtomicBool,
+}
 
 impl Store {
     /// Insert jobs, some of which have unique keys: all of them or none. A unique key shows and replaces only jobs that
@@ -171,7 +182,11 @@ pub(crate) async fn insert_keyed(
         return Ok(done);
     }
     lock_or_make(conn, &jobs.iter().filter_map(order_key_of).collect()).await?;
-    let decided = decide(conn, jobs, producer).await?;
+    let decided = decide(conn, jobs, producer, &memory.lock_first).await?;
+    // A settlement of these jobs finds their keys no longer.
+    for ids in decided.gave_up.chunks(MAX_ROWS) {
+        in_list("UPDATE owed FORCE INDEX (PRIMARY) SET keyed = FALSE WHERE id IN", ids, "").execute(&mut *conn).await?;
+    }
     let mut taken = decided.taken;
     let held = if decided.replace.is_empty() {
         BTreeMap::new()
@@ -241,7 +256,7 @@ pub(crate) async fn insert_keyed(
         *ended.entry((owed.queue.clone(), owed.kind.clone(), State::Cancelled)).or_default() += 1;
     }
     count(conn, shared.lanes.any(), &ended).await?;
-    *memory.lock().unwrap_or_else(PoisonError::into_inner) = Some(receipts.clone());
+    *memory.receipts.lock().unwrap_or_else(PoisonError::into_inner) = Some(receipts.clone());
     Ok(match answer {
         Some(answer) => IdempotentOutcome::First { done: Some(EnqueueOutcome::Accepted(receipts)), answer },
         None => IdempotentOutcome::Refused(EnqueueOutcome::Accepted(receipts)),
@@ -255,7 +270,7 @@ async fn done_before(
     once: Option<(&IdempotentRequest, &ResponseBuilder<EnqueueReceipts>)>,
     memory: &PriorDecision,
 ) -> Result<Option<IdempotentOutcome<EnqueueOutcome>>, sqlx::Error> {
-    let decided = memory.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    let decided = memory.receipts.lock().unwrap_or_else(PoisonError::into_inner).clone();
     if let Some((once, _)) = once {
         return stored_before(conn, Some(once), decided.map(EnqueueOutcome::Accepted)).await;
     }
@@ -284,9 +299,16 @@ struct Decided {
     /// Holders to cancel. Their state was read without a lock, so it is checked again later.
     replace: BTreeMap<usize, KeyHolder>,
     taken: Vec<(usize, KeyHolder)>,
+    /// Started jobs whose keys passed to new ones, in id order.
+    gave_up: Vec<Uuid>,
 }
 
-async fn decide(conn: &mut MySqlConnection, jobs: &[NewJob], producer: &Producer) -> Result<Decided, sqlx::Error> {
+async fn decide(
+    conn: &mut MySqlConnection,
+    jobs: &[NewJob],
+    producer: &Producer,
+    lock_first: &AtomicBool,
+) -> Result<Decided, sqlx::Error> {
     // In key order, so that two batches with the same unique keys wait for each other instead of deadlocking.
     let mut by_key: BTreeMap<(&str, &str), Vec<usize>> = BTreeMap::new();
     for (place, job) in jobs.iter().enumerate() {
@@ -298,12 +320,24 @@ async fn decide(conn: &mut MySqlConnection, jobs: &[NewJob], producer: &Producer
     for ((_, key), places) in by_key {
         let (first, others) = (places[0], &places[1..]);
         let job = &jobs[first];
-        let holder = match job.on_conflict {
-            OnConflict::Replace => match lock_or_take(conn, &job.kind, key.as_bytes(), job.id.uuid()).await? {
-                Some(id) => Some(read_holder(conn, id, producer).await?),
-                None => None,
+        let wanted =
+            WantedKey { kind: &job.kind, key: key.as_bytes(), id: job.id.uuid(), for_ms: job.options.unique_for_ms };
+        let locked = job.on_conflict == OnConflict::Replace || lock_first.load(Ordering::Relaxed);
+        let taken = if locked { lock_or_take(conn, wanted).await? } else { take_key(conn, wanted).await? };
+        let holder = match taken {
+            None => None,
+            Some(taken) => match read_holder(conn, taken, producer).await? {
+                Holds::Key(holder) => Some(holder),
+                Holds::NotAnyMore if !locked => {
+                    lock_first.store(true, Ordering::Relaxed);
+                    return Err(again("a unique key changes hands"));
+                }
+                Holds::NotAnyMore => {
+                    hand_over(conn, wanted).await?;
+                    decided.gave_up.push(taken.id);
+                    None
+                }
             },
-            OnConflict::Return | OnConflict::Reject => take_key(conn, job, key, producer).await?,
         };
         let mut existing = Existing::Earlier(first);
         if let Some(holder) = holder {
@@ -340,54 +374,88 @@ async fn decide(conn: &mut MySqlConnection, jobs: &[NewJob], producer: &Producer
             }
         }
     }
+    decided.gave_up.sort_unstable();
     Ok(decided)
 }
 
-/// Take the unique key for `job`, or return the job that holds it. A plain insert is used, because it reports a
+/// Take a unique key, or return the row of the job that holds it. A plain insert is used, because it reports a
 /// duplicate. An upsert could not tell which request won: the driver counts matched rows.
-async fn take_key(
-    conn: &mut MySqlConnection,
-    job: &NewJob,
-    key: &str,
-    producer: &Producer,
-) -> Result<Option<KeyHolder>, sqlx::Error> {
+async fn take_key(conn: &mut MySqlConnection, wanted: WantedKey<'_>) -> Result<Option<TakenKey>, sqlx::Error> {
     for _ in 0..3 {
-        match insert(conn, &job.kind, key.as_bytes(), job.id.uuid()).await {
+        match insert(conn, wanted).await {
             Ok(()) => return Ok(None),
             Err(e) if fault(&e) == Fault::Duplicate => {}
             Err(e) => return Err(e),
         }
-        let holder: Option<Uuid> =
-            sqlx::query_scalar("SELECT job_id FROM unique_keys WHERE kind = ? AND unique_key = ? LOCK IN SHARE MODE")
-                .bind(job.kind.as_str())
-                .bind(key.as_bytes())
-                .fetch_optional(&mut *conn)
-                .await?;
-        if let Some(id) = holder {
-            return read_holder(conn, id, producer).await.map(Some);
+        if let Some(taken) = read_taken(conn, wanted).await? {
+            return Ok(Some(taken));
         }
         // The holder ended between the two statements, so try again.
     }
     Err(again("a unique key changed hands three times"))
 }
 
-/// Read the holder of a locked unique key. Its `owed` row exists, because its end would first have to delete the unique
-/// key. The read takes no lock, so that it does not wait for a transaction that itself waits for this unique key.
-async fn read_holder(conn: &mut MySqlConnection, id: Uuid, producer: &Producer) -> Result<KeyHolder, sqlx::Error> {
-    let sql = "SELECT o.state, IF(o.execute_at = ?, j.execute_at, o.execute_at) AS execute_at, j.options FROM owed o FORCE INDEX (PRIMARY) \
-               JOIN jobs j FORCE INDEX (PRIMARY) ON j.id = o.id WHERE o.id = ?";
-    let row = sqlx::query(sql).bind(held_until().naive_utc()).bind(id).fetch_optional(conn).await?;
-    let row = row.ok_or_else(|| again("the holder of a unique key has no owed row"))?;
+/// The job in the row of a unique key.
+enum Holds {
+    /// It holds the key.
+    Key(KeyHolder),
+    /// It has started and is unique until then, or it completed and its time is over.
+    NotAnyMore,
+}
+
+/// Read the holder of a locked unique key. The `owed` row of an unfinished one exists, because its end would first have
+/// to give up the key. The read takes no lock, so that it does not wait for a transaction that itself waits for this
+/// key.
+async fn read_holder(conn: &mut MySqlConnection, taken: TakenKey, producer: &Producer) -> Result<Holds, sqlx::Error> {
+    let sql = "SELECT o.state, o.attempt, IF(o.execute_at = ?, j.execute_at, o.execute_at) AS execute_at, j.options \
+               FROM owed o FORCE INDEX (PRIMARY) JOIN jobs j FORCE INDEX (PRIMARY) ON j.id = o.id WHERE o.id = ?";
+    let row = sqlx::query(sql).bind(held_until().naive_utc()).bind(taken.id).fetch_optional(&mut *conn).await?;
+    let Some(row) = row else { return read_completed(conn, taken, producer).await };
     let state = State::from_word(row.try_get::<&str, _>("state")?).ok_or_else(|| corrupt("state"))?;
-    let options: Option<String> = row.try_get("options")?;
-    // If this binary cannot read the options, it must not assume that the job belongs to this producer.
-    let options = options.and_then(|text| serde_json::from_str::<JobOptions>(&text).ok()).unwrap_or_default();
-    Ok(KeyHolder {
-        id: JobId::from_uuid(id),
+    let options = options_of(&row)?;
+    let started = state == State::Executing || row.try_get::<u32, _>("attempt")? > 0;
+    if started && options.unique_until == UniqueUntil::Start && !taken.timed {
+        return Ok(Holds::NotAnyMore);
+    }
+    Ok(Holds::Key(KeyHolder {
+        id: JobId::from_uuid(taken.id),
         state,
         execute_at: row.try_get("execute_at")?,
         foreign: !producer.reaches(&options),
-    })
+    }))
+}
+
+/// Read a holder without an `owed` row. It completed before its time was over.
+async fn read_completed(
+    conn: &mut MySqlConnection,
+    taken: TakenKey,
+    producer: &Producer,
+) -> Result<Holds, sqlx::Error> {
+    if taken.over {
+        return Ok(Holds::NotAnyMore);
+    }
+    if !taken.timed {
+        return Err(again("the holder of a unique key has no owed row"));
+    }
+    let id = JobId::from_uuid(taken.id);
+    let row = sqlx::query("SELECT execute_at, options FROM jobs FORCE INDEX (PRIMARY) WHERE id = ?").bind(taken.id);
+    Ok(Holds::Key(match row.fetch_optional(conn).await? {
+        Some(row) => KeyHolder {
+            id,
+            state: State::Completed,
+            execute_at: row.try_get("execute_at")?,
+            foreign: !producer.reaches(&options_of(&row)?),
+        },
+        // Retention removed it. There is nothing to show but that it completed.
+        None => KeyHolder { id, state: State::Completed, execute_at: Timestamp::default(), foreign: true },
+    }))
+}
+
+/// Read the options of a holder. If this binary cannot read them, it must not assume that the job belongs to this
+/// producer.
+fn options_of(row: &MySqlRow) -> Result<JobOptions, sqlx::Error> {
+    let options: Option<String> = row.try_get("options")?;
+    Ok(options.and_then(|text| serde_json::from_str::<JobOptions>(&text).ok()).unwrap_or_default())
 }
 
 /// Read a job in full. This takes several reads. The lock on the unique key keeps the job from ending but not from
@@ -402,6 +470,7 @@ async fn read_in_full(conn: &mut MySqlConnection, id: JobId) -> Result<(Job, Vec
             .await?;
         match read {
             Some(read) if now.is_some() && now == seen => return Ok(read),
+            Some(read) if now.is_none() && read.0.state.is_end() => return Ok(read),
             _ => seen = now,
         }
     }
@@ -427,12 +496,10 @@ async fn replace(
         if lock_keys_of(conn, &[holder.id.uuid()]).await?.contains(holder.id) {
             close_places(conn, &[holder.id.uuid()], now).await?;
         }
-        sqlx::query("UPDATE unique_keys SET job_id = ? WHERE kind = ? AND unique_key = ?")
-            .bind(job.id.uuid())
-            .bind(job.kind.as_str())
-            .bind(job.unique_key.as_ref().map(String::as_bytes))
-            .execute(&mut *conn)
-            .await?;
+        if let Some(key) = &job.unique_key {
+            let (kind, key, id) = (&job.kind, key.as_bytes(), job.id.uuid());
+            hand_over(conn, WantedKey { kind, key, id, for_ms: job.options.unique_for_ms }).await?;
+        }
     }
     record_all(conn, &acts, now).await
 }

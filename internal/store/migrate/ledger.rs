@@ -59,6 +59,7 @@ const FILES: &[(&str, &str)] = embedded![
     "0031_report_files.sql",
     "0032_clock_steps.sql",
     "0033_order.sql",
+    "0034_unique_windows.sql",
 ];
 
 /// The migrations that this binary brings, in order.

@@ -1,5 +1,5 @@
 //! Removal of rows that are no longer used: runners that stopped, tallies that no job changes any more, records about
-//! batches, and order keys without jobs.
+//! batches, order keys without jobs, and unique keys whose time is over.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -24,6 +24,14 @@ const PAGE: u32 = 200;
 
 /// Records of batches from which jobs were removed.
 const DEPARTURES: Aged = Aged { table: "departures", made: "at" };
+
+/// Position in the unique keys that jobs hold for a time, in the order of that time.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct UniqueKeyPlace {
+    held_until: chrono::NaiveDateTime,
+    kind: String,
+    key: Vec<u8>,
+}
 
 /// The rest of a tally's primary key, behind the lane: queue, kind and state.
 type Key = (String, String, String);
@@ -102,6 +110,57 @@ impl Store {
                     forgotten += sqlx::query(sql).bind(key).bind(key).execute(&mut *conn).await?.rows_affected();
                 }
                 Ok((forgotten, keys.last().filter(|_| keys.len() == PAGE as usize).cloned()))
+            })
+        })
+        .await
+    }
+
+    /// Delete the rows of unique keys behind `after` whose jobs ended and whose time is over, one page at most. Returns
+    /// the number of deleted rows and the place behind which the next page begins.
+    ///
+    /// # Errors
+    /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
+    pub async fn forget_unique_keys(
+        &self,
+        after: Option<UniqueKeyPlace>,
+    ) -> Result<(u64, Option<UniqueKeyPlace>), StoreError> {
+        on_pool(&self.shared.pools.loops, "delete unique keys", move |conn, _| {
+            let after = after.clone().unwrap_or_default();
+            Box::pin(async move {
+                let found = sqlx::query(
+                    "SELECT k.held_until, k.kind, k.unique_key, k.job_id, o.id IS NULL AS free \
+                     FROM unique_keys k FORCE INDEX (unique_keys_window) \
+                     LEFT JOIN owed o FORCE INDEX (PRIMARY) ON o.id = k.job_id \
+                     WHERE k.held_until >= ? AND k.held_until <= UTC_TIMESTAMP(3) \
+                     AND (k.held_until > ? OR k.kind > ? OR (k.kind = ? AND k.unique_key > ?)) \
+                     ORDER BY k.held_until, k.kind, k.unique_key LIMIT ?",
+                )
+                .bind(after.held_until)
+                .bind(after.held_until)
+                .bind(&after.kind)
+                .bind(&after.kind)
+                .bind(&after.key)
+                .bind(PAGE)
+                .fetch_all(&mut *conn)
+                .await?;
+                let (mut gone, mut next) = (0, None);
+                for row in &found {
+                    let place = UniqueKeyPlace {
+                        held_until: row.try_get("held_until")?,
+                        kind: row.try_get("kind")?,
+                        key: row.try_get("unique_key")?,
+                    };
+                    if row.try_get::<bool, _>("free")? {
+                        // Another job may have taken the key since, which has its own time.
+                        let sql = "DELETE FROM unique_keys WHERE kind = ? AND unique_key = ? AND job_id = ? \
+                                   AND held_until <= UTC_TIMESTAMP(3)";
+                        let delete = sqlx::query(sql).bind(&place.kind).bind(&place.key);
+                        let id: uuid::Uuid = row.try_get("job_id")?;
+                        gone += delete.bind(id).execute(&mut *conn).await?.rows_affected();
+                    }
+                    next = Some(place);
+                }
+                Ok((gone, next.filter(|_| found.len() == PAGE as usize)))
             })
         })
         .await

@@ -1,24 +1,60 @@
-//! Rows of `unique_keys`, one for each unfinished job with a unique key.
+//! Rows of `unique_keys`: one for each unfinished job that holds a unique key, and one for each job that completed before
+//! its time of uniqueness was over.
 
-use sqlx::MySqlConnection;
+use sqlx::{MySqlConnection, Row};
 use uuid::Uuid;
 
 use crate::sql::error::{Fault, again, fault};
 use tickr_job::Name;
 
-/// Delete the unique key that this job holds. It is found through the job's own row.
-pub(crate) async fn release_key_of(conn: &mut MySqlConnection, id: Uuid) -> Result<(), sqlx::Error> {
-    sqlx::query(
+/// A unique key that a job asks for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct WantedKey<'a> {
+    pub(crate) kind: &'a Name,
+    pub(crate) key: &'a [u8],
+    /// The job that asks.
+    pub(crate) id: Uuid,
+    /// The key stays taken for at least this long, in milliseconds from now.
+    pub(crate) for_ms: Option<u64>,
+}
+
+/// The row of a taken unique key.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct TakenKey {
+    /// The job that holds it.
+    pub(crate) id: Uuid,
+    /// True if the job holds it for a time, which is not over.
+    pub(crate) timed: bool,
+    /// True if the job held it for a time, which is over.
+    pub(crate) over: bool,
+}
+
+impl TakenKey {
+    fn from_row(row: &sqlx::mysql::MySqlRow) -> Result<Self, sqlx::Error> {
+        let over: Option<bool> = row.try_get("is_over")?;
+        Ok(Self { id: row.try_get("job_id")?, timed: over == Some(false), over: over == Some(true) })
+    }
+}
+
+const TAKEN: &str = "SELECT job_id, held_until <= UTC_TIMESTAMP(3) AS is_over FROM unique_keys \
+                     WHERE kind = ? AND unique_key = ?";
+
+/// Give up the unique key that this job holds. It is found through the job's own row. A job that `completed` leaves it
+/// taken until its time is over.
+pub(crate) async fn release_key_of(conn: &mut MySqlConnection, id: Uuid, completed: bool) -> Result<(), sqlx::Error> {
+    let timed = if completed { " AND (k.held_until IS NULL OR k.held_until <= UTC_TIMESTAMP(3))" } else { "" };
+    crate::sql::batches::statement(format!(
         "DELETE k FROM unique_keys k JOIN jobs j ON j.kind = k.kind AND j.unique_key = k.unique_key \
-         WHERE j.id = ? AND k.job_id = j.id",
-    )
+         WHERE j.id = ? AND k.job_id = j.id{timed}"
+    ))
     .bind(id)
     .execute(conn)
     .await?;
     Ok(())
 }
 
-/// Lock this unique key and return the job that holds it, or take the key for the job `id`.
+/// Lock this unique key and return the row of the job that holds it, or take the key for the job that asks. A key whose
+/// job ended and whose time is over is free.
 ///
 /// # Errors
 /// [`again`], when another transaction took the key between the two statements. The refused insert left a shared lock
@@ -26,33 +62,69 @@ pub(crate) async fn release_key_of(conn: &mut MySqlConnection, id: Uuid) -> Resu
 /// transaction begins again and waits for the row.
 pub(crate) async fn lock_or_take(
     conn: &mut MySqlConnection,
-    kind: &Name,
-    key: &[u8],
-    id: Uuid,
-) -> Result<Option<Uuid>, sqlx::Error> {
-    let holder: Option<Uuid> =
-        sqlx::query_scalar("SELECT job_id FROM unique_keys WHERE kind = ? AND unique_key = ? FOR UPDATE")
-            .bind(kind.as_str())
-            .bind(key)
-            .fetch_optional(&mut *conn)
-            .await?;
-    if holder.is_some() {
-        return Ok(holder);
+    wanted: WantedKey<'_>,
+) -> Result<Option<TakenKey>, sqlx::Error> {
+    let sql = crate::sql::batches::statement(format!("{TAKEN} FOR UPDATE"));
+    let found = sql.bind(wanted.kind.as_str()).bind(wanted.key).fetch_optional(&mut *conn).await?;
+    if let Some(row) = found {
+        let taken = TakenKey::from_row(&row)?;
+        if taken.over && !is_unfinished(conn, taken.id).await? {
+            hand_over(conn, wanted).await?;
+            return Ok(None);
+        }
+        return Ok(Some(taken));
     }
-    match insert(conn, kind, key, id).await {
+    match insert(conn, wanted).await {
         Ok(()) => Ok(None),
         Err(e) if fault(&e) == Fault::Duplicate => Err(again("a unique key was taken meanwhile")),
         Err(e) => Err(e),
     }
 }
 
+/// Read the row of this unique key under a shared lock. A refused [`insert`] already has that lock.
+pub(crate) async fn read_taken(
+    conn: &mut MySqlConnection,
+    wanted: WantedKey<'_>,
+) -> Result<Option<TakenKey>, sqlx::Error> {
+    let sql = crate::sql::batches::statement(format!("{TAKEN} LOCK IN SHARE MODE"));
+    let found = sql.bind(wanted.kind.as_str()).bind(wanted.key).fetch_optional(conn).await?;
+    found.as_ref().map(TakenKey::from_row).transpose()
+}
+
 /// Insert the row of a unique key. Fails with 1062 if another job holds the key.
-pub(crate) async fn insert(conn: &mut MySqlConnection, kind: &Name, key: &[u8], id: Uuid) -> Result<(), sqlx::Error> {
-    sqlx::query("INSERT INTO unique_keys (kind, unique_key, job_id) VALUES (?, ?, ?)")
-        .bind(kind.as_str())
-        .bind(key)
-        .bind(id)
-        .execute(conn)
-        .await?;
+pub(crate) async fn insert(conn: &mut MySqlConnection, wanted: WantedKey<'_>) -> Result<(), sqlx::Error> {
+    // NULL plus an interval of NULL is NULL: most keys are taken until their job ends.
+    sqlx::query(
+        "INSERT INTO unique_keys (kind, unique_key, job_id, held_until) \
+         VALUES (?, ?, ?, UTC_TIMESTAMP(3) + INTERVAL ? * 1000 MICROSECOND)",
+    )
+    .bind(wanted.kind.as_str())
+    .bind(wanted.key)
+    .bind(wanted.id)
+    .bind(wanted.for_ms)
+    .execute(conn)
+    .await?;
     Ok(())
+}
+
+/// Give a unique key, whose row is locked, to the job that asks for it.
+pub(crate) async fn hand_over(conn: &mut MySqlConnection, wanted: WantedKey<'_>) -> Result<(), sqlx::Error> {
+    sqlx::query(
+        "UPDATE unique_keys SET job_id = ?, held_until = UTC_TIMESTAMP(3) + INTERVAL ? * 1000 MICROSECOND \
+         WHERE kind = ? AND unique_key = ?",
+    )
+    .bind(wanted.id)
+    .bind(wanted.for_ms)
+    .bind(wanted.kind.as_str())
+    .bind(wanted.key)
+    .execute(conn)
+    .await?;
+    Ok(())
+}
+
+/// Return true if the holder of a locked key has not ended: its end would first have to give up the key. The read takes
+/// no lock, so that it waits for no transaction that itself waits for this key.
+pub(crate) async fn is_unfinished(conn: &mut MySqlConnection, id: Uuid) -> Result<bool, sqlx::Error> {
+    let found = sqlx::query("SELECT 1 FROM owed FORCE INDEX (PRIMARY) WHERE id = ?").bind(id).fetch_optional(conn);
+    Ok(found.await?.is_some())
 }

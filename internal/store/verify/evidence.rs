@@ -86,6 +86,8 @@ pub struct JobRow {
     pub max_attempts: u32,
     /// True if it has a unique key.
     pub keyed: bool,
+    /// True if it may lose its unique key to another job before it ends.
+    pub unique_until_start: bool,
     /// The batch of jobs with which it was accepted, if there is one.
     pub batch: Option<BatchPlace>,
     /// The time when it was accepted.
@@ -257,7 +259,8 @@ impl Evidence {
         .fetch_one(&mut self.conn)
         .await?;
         let asked = sqlx::query(
-            "SELECT id, kind, queue, max_attempts, unique_key IS NOT NULL AS keyed, batch_id, batch_size, created_at \
+            "SELECT id, kind, queue, max_attempts, unique_key IS NOT NULL AS keyed, batch_id, batch_size, created_at, \
+             unique_key IS NOT NULL AND COALESCE(options LIKE '%\"unique_until\":\"start\"%', FALSE) AS until_start \
              FROM jobs WHERE id > ? ORDER BY id LIMIT ?",
         )
         .bind(self.after)
@@ -354,8 +357,9 @@ impl Evidence {
         let (kind, key) = after;
         let read = async {
             let found = sqlx::query(
-                "SELECT k.kind, k.unique_key, k.job_id, o.id IS NULL OR j.id IS NULL AS stray \
-                 FROM (SELECT kind, unique_key, job_id FROM unique_keys FORCE INDEX (PRIMARY) WHERE kind > ? \
+                "SELECT k.kind, k.unique_key, k.job_id, \
+                 k.held_until IS NULL AND (o.id IS NULL OR j.id IS NULL) AS stray \
+                 FROM (SELECT kind, unique_key, job_id, held_until FROM unique_keys FORCE INDEX (PRIMARY) WHERE kind > ? \
                  OR (kind = ? AND unique_key > ?) ORDER BY kind, unique_key LIMIT ?) k \
                  LEFT JOIN owed o ON o.id = k.job_id AND o.keyed \
                  LEFT JOIN jobs j ON j.id = k.job_id AND j.kind = k.kind AND j.unique_key = k.unique_key \
@@ -570,6 +574,7 @@ fn job_row(row: &MySqlRow) -> Result<JobRow, sqlx::Error> {
         queue: name(row.try_get("queue")?)?,
         max_attempts: row.try_get("max_attempts")?,
         keyed: row.try_get("keyed")?,
+        unique_until_start: row.try_get("until_start")?,
         batch: first.zip(size).map(|(first, size)| BatchPlace { first: JobId::from_uuid(first), size }),
         created_at: row.try_get("created_at")?,
     })

@@ -40,6 +40,8 @@ const NONE = {
   tags: '',
   unique: '',
   conflict: '',
+  until: '',
+  unique_for: '',
   order: '',
   failure: '',
   retry: null,
@@ -58,6 +60,8 @@ const OWN = [
   'tags',
   'unique_key',
   'on_conflict',
+  'unique_until',
+  'unique_for_ms',
   'order_key',
   'on_failure',
 ];
@@ -84,6 +88,8 @@ const optionsOf = (job, kind) => ({
   queue: job.queue,
   priority: String(job.priority),
   unique: job.unique_key ?? '',
+  until: job.unique_until ?? '',
+  unique_for: job.unique_for_ms ? String(job.unique_for_ms / 1000) : '',
   order: job.order_key ?? '',
   failure: job.on_failure === 'skip' ? 'skip' : '',
   tags: (job.tags ?? []).join(' '),
@@ -107,6 +113,8 @@ function bodyOf(kind, payload, o) {
   put('tags', tags.length, tags);
   put('unique_key', o.unique, o.unique);
   put('on_conflict', o.unique && o.conflict, o.conflict);
+  put('unique_until', o.unique && o.until, o.until);
+  put('unique_for_ms', o.unique && o.unique_for, Math.round(Number(o.unique_for) * 1000));
   put('order_key', o.order, o.order);
   put('on_failure', o.order && o.failure, o.failure);
   put('retry', o.retry, o.retry);
@@ -290,7 +298,7 @@ function Form({ kinds, source, wanted, change }) {
     ${
       error?.code === 'unique_key_taken' &&
       error.body.holder &&
-      html`<p>An unfinished job has this unique key: <${JobLink} id=${error.body.holder} /></p>`
+      html`<p>This job has the unique key: <${JobLink} id=${error.body.holder} /></p>`
     }
     ${
       error?.code === 'idempotency_conflict' &&
@@ -431,7 +439,20 @@ function Options({ of: o, set, kind, queues, errors }) {
           <option value="reject">refuse</option>
           <option value="replace">cancel that job, unless it runs</option>
         </select>
-      </${Field}>`
+      </${Field}>
+      <${Field} label="The job gives up the key" id="option-until" wrong=${wrong('unique_until')}>
+        <select id="option-until" value=${o.until} onChange=${(e) => set({ until: e.target.value })}>
+          <option value="">when it ends</option>
+          <option value="start">to the next job that asks after its start</option>
+        </select>
+      </${Field}>
+      ${field(
+        'Key taken for at least, in seconds',
+        'unique_for',
+        'unique_for_ms',
+        { type: 'number', min: '0.001', step: 'any' },
+        'Also when the job completes before',
+      )}`
     }
     ${field(
       'Order key',
@@ -489,7 +510,7 @@ function Done({ done: { job, made, replayed }, again, afresh }) {
   const it = fresh.data ?? job;
   return html`
     <div class=${`note ${made ? 'good' : 'warn'}`} role="status">
-      <b>${made ? 'Accepted and durable.' : 'Nothing new was enqueued: an unfinished job has this unique key.'}</b>
+      <b>${made ? 'Accepted and durable.' : 'Nothing new was enqueued: this job has the unique key.'}</b>
       ${replayed && ' An earlier try of this form had been accepted already; this is that job.'}
       <dl class="facts">
         <dt>Job</dt>

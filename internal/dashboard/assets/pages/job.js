@@ -430,7 +430,8 @@ function Facts({ job }) {
       job.unique_key &&
         html`<a class="mono wrap" href=${`/jobs?q=${seg(`unique_key:${JSON.stringify(job.unique_key)}`)}`}>
           ${job.unique_key}
-        </a>`,
+        </a>${job.unique_until === 'start' ? ', until it starts' : ''}
+        ${job.unique_for_ms ? `, for at least ${span(job.unique_for_ms)}` : ''}`,
     )}
     ${fact(
       'Order key',

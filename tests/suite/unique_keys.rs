@@ -1,0 +1,243 @@
+//! Unique keys that outlive their jobs for a time (`unique_for_ms`), or pass on when their jobs start (`unique_until`).
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use sqlx::Row;
+use tickr::app::App;
+use tickr::handlers::{Context, Kind, Output, Registry};
+use tickr::job::State;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use crate::support::{Answer, TestApp, answer, http};
+
+const HOUR_MS: u64 = 3_600_000;
+
+/// A job that notes when it starts, and takes a moment.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+struct Touch {}
+
+impl Kind for Touch {
+    const NAME: &'static str = "touch";
+}
+
+type Starts = Arc<Mutex<Vec<Instant>>>;
+
+fn touch(starts: &Starts) -> Registry {
+    let (mut registry, starts) = (Registry::new(), Arc::clone(starts));
+    registry.register(move |_: Touch, _: Context| {
+        starts.lock().unwrap().push(Instant::now());
+        async {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+            Ok(Output::default())
+        }
+    });
+    registry
+}
+
+async fn post(app: &App, body: &Value) -> Answer {
+    answer(http().post(format!("http://{}/v1/jobs", app.addr())).json(body)).await
+}
+
+fn ids(answers: &[Answer]) -> BTreeSet<&str> {
+    answers.iter().map(|answer| answer.body["id"].as_str().unwrap()).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_unique_key_stays_taken_for_its_time_after_its_job_completed() {
+    let tickr = TestApp::start().await;
+    let job = |mode: &str| json!({"kind": "noop", "unique_key": "k", "unique_for_ms": HOUR_MS, "on_conflict": mode});
+    let first = tickr.post("/v1/jobs", job("return")).await;
+    assert_eq!((first.status, &first.body["unique_for_ms"]), (201, &json!(HOUR_MS)));
+    let id = first.body["id"].as_str().unwrap().parse().unwrap();
+    tickr.until(id, State::Completed).await;
+
+    let second = tickr.post("/v1/jobs", job("return")).await;
+    assert_eq!(
+        (second.status, &second.body["id"], &second.body["state"]),
+        (200, &first.body["id"], &json!("completed"))
+    );
+    for mode in ["reject", "replace"] {
+        let refused = tickr.post("/v1/jobs", job(mode)).await;
+        assert_eq!((refused.status, refused.code()), (409, "unique_key_taken"), "{:#}", refused.body);
+        assert_eq!((&refused.body["holder"], &refused.body["current_state"]), (&first.body["id"], &json!("completed")));
+        assert!(refused.body["detail"].as_str().unwrap().contains("until its unique_for_ms is over"));
+    }
+    // A request that would not keep the key for long finds it taken as well; another kind has keys of its own.
+    let plain = tickr.post("/v1/jobs", json!({"kind": "noop", "unique_key": "k"})).await;
+    assert_eq!((plain.status, &plain.body["id"]), (200, &first.body["id"]));
+    let other = tickr.post("/v1/jobs", json!({"kind": "sleep", "payload": {"ms": 0}, "unique_key": "k"})).await;
+    assert_eq!(other.status, 201);
+    tickr.until_idle().await;
+    tickr.assert_sound().await;
+
+    // Its time is kept when the job itself is gone.
+    let removed = tickr.post("/v1/operations", json!({"action": "delete", "filter": {"kind": "noop"}})).await;
+    assert!(removed.status < 300, "{:#}", removed.body);
+    tickr.until_count("SELECT COUNT(*) FROM jobs WHERE kind = 'noop'", 0).await;
+    let gone = tickr.post("/v1/jobs", job("return")).await;
+    assert_eq!((gone.status, &gone.body["id"], &gone.body["state"]), (200, &first.body["id"], &json!("completed")));
+
+    // The time runs out.
+    tickr.sql("UPDATE unique_keys SET held_until = UTC_TIMESTAMP(3) WHERE held_until IS NOT NULL").await;
+    let next = tickr.post("/v1/jobs", job("return")).await;
+    assert_eq!(next.status, 201, "{:#}", next.body);
+    assert_ne!(next.body["id"], first.body["id"]);
+    tickr.until_idle().await;
+    assert_eq!(tickr.post("/v1/jobs", job("return")).await.body["id"], next.body["id"]);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_that_failed_or_was_cancelled_frees_its_unique_key_at_once() {
+    let tickr = TestApp::start().await;
+    let later = json!({"kind": "noop", "unique_key": "k", "unique_for_ms": HOUR_MS, "delay_ms": HOUR_MS});
+    let first = tickr.enqueue(later.clone()).await;
+    assert_eq!(tickr.post(&format!("/v1/jobs/{first}/cancel"), json!({})).await.status, 200);
+    let second = tickr.enqueue(later).await;
+    assert_eq!(tickr.post(&format!("/v1/jobs/{second}/cancel"), json!({})).await.status, 200);
+
+    let failing = json!({"kind": "fail", "payload": {"times": 9}, "unique_key": "k", "unique_for_ms": HOUR_MS, "max_attempts": 1});
+    let failed = tickr.enqueue(failing.clone()).await;
+    tickr.until(failed, State::Failed).await;
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM unique_keys").await, 0);
+    // The retry of an operator takes the key again, for the time that the job was accepted with.
+    assert_eq!(tickr.post(&format!("/v1/jobs/{failed}/retry"), json!({})).await.status, 200);
+    tickr.until_idle().await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn fifty_callers_on_two_runners_get_one_job_for_each_window() {
+    let tickr = TestApp::start().await;
+    let other = tickr.another().await;
+    let mut made = 0;
+    for _ in 0..3 {
+        let call = async |n: usize| {
+            let job = json!({"kind": "noop", "unique_key": "k", "unique_for_ms": HOUR_MS});
+            let mut answers = Vec::new();
+            for round in 0..4 {
+                let app = if (n + round).is_multiple_of(2) { &tickr.app } else { &other };
+                answers.push(post(app, &job).await);
+            }
+            answers
+        };
+        let answers: Vec<Answer> = join_all((0..50).map(call)).await.into_iter().flatten().collect();
+        made += 1;
+        assert_eq!(ids(&answers).len(), 1);
+        assert_eq!(answers.iter().filter(|answer| answer.status == 201).count(), 1);
+        assert!(answers.iter().all(|answer| matches!(answer.status, 200 | 201)));
+        assert_eq!(tickr.count("SELECT COUNT(*) FROM jobs").await, made);
+        tickr.until_idle().await;
+        tickr.assert_sound().await;
+        tickr.sql("UPDATE unique_keys SET held_until = UTC_TIMESTAMP(3)").await;
+    }
+    other.stop(CancellationToken::new()).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn work_requested_while_a_job_runs_becomes_one_job_of_its_own() {
+    let starts = Starts::default();
+    let tickr = TestApp::start_with(|_| {}, touch(&starts)).await;
+    let other = tickr.another_with(|_| {}, touch(&starts)).await;
+    let caller = async |n: usize| {
+        let mut requests = Vec::new();
+        for round in 0..20 {
+            let app = if (n + round).is_multiple_of(2) { &tickr.app } else { &other };
+            let asked = Instant::now();
+            let job = json!({"kind": "touch", "payload": {}, "unique_key": "k", "unique_until": "start"});
+            let answer = post(app, &job).await;
+            assert!(matches!(answer.status, 200 | 201), "{:#}", answer.body);
+            requests.push((asked, answer.status));
+        }
+        requests
+    };
+    let requests: Vec<(Instant, u16)> = join_all((0..50).map(caller)).await.into_iter().flatten().collect();
+    tickr.until_idle().await;
+    let made = requests.iter().filter(|(_, status)| *status == 201).count();
+    let starts = starts.lock().unwrap().clone();
+    assert!(made > 1, "the requests came while jobs ran");
+    assert_eq!(starts.len(), made);
+    // No request is lost: a job starts after each of them.
+    let last = starts.iter().max().unwrap();
+    assert!(requests.iter().all(|(asked, _)| asked < last));
+    // Never do two jobs wait: each one was accepted after the start of the one before. Times of acceptance are whole
+    // milliseconds.
+    let rows = sqlx::query(
+        "SELECT j.created_at, a.started_at FROM jobs j JOIN attempts a ON a.job_id = j.id AND a.number = 1 \
+         ORDER BY a.started_at",
+    )
+    .fetch_all(&mut tickr.mysql().await)
+    .await
+    .unwrap();
+    let times: Vec<(chrono::NaiveDateTime, chrono::NaiveDateTime)> =
+        rows.iter().map(|row| (row.get("created_at"), row.get("started_at"))).collect();
+    assert_eq!(times.len(), made);
+    for pair in times.windows(2) {
+        assert!(pair[1].0 + chrono::TimeDelta::milliseconds(1) > pair[0].1, "{pair:?}");
+    }
+    other.stop(CancellationToken::new()).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_that_is_unique_until_its_start_holds_its_key_while_it_waits() {
+    let tickr = TestApp::start().await;
+    let job = json!({"kind": "noop", "unique_key": "k", "unique_until": "start", "delay_ms": HOUR_MS});
+    let first = tickr.enqueue(job.clone()).await;
+    let again = tickr.post("/v1/jobs", job.clone()).await;
+    assert_eq!((again.status, &again.body["id"]), (200, &json!(first)));
+    assert_eq!(again.body["unique_until"], "start");
+
+    // It runs: the next request gets the key, and both jobs end.
+    let slow = json!({"kind": "sleep", "payload": {"ms": 1_500}, "unique_key": "k", "unique_until": "start"});
+    let running = tickr.enqueue(slow.clone()).await;
+    tickr.until(running, State::Executing).await;
+    let next = tickr.post("/v1/jobs", slow).await;
+    assert_eq!(next.status, 201, "{:#}", next.body);
+    let found = tickr.get("/v1/jobs?kind=sleep&unique_key=k").await.body;
+    assert_eq!(found["data"].as_array().unwrap().len(), 2);
+    tickr.assert_sound().await;
+    // A request that comes meanwhile is the job that holds the key now, also for jobs that are unique until their end.
+    let plain = tickr.post("/v1/jobs", json!({"kind": "noop", "unique_key": "k"})).await;
+    assert_eq!((plain.status, &plain.body["id"]), (200, &json!(first)));
+    assert_eq!(tickr.post(&format!("/v1/jobs/{first}/cancel"), json!({})).await.status, 200);
+    tickr.until_idle().await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_times_of_unique_keys_are_checked_and_end() {
+    let tickr = TestApp::start().await;
+    for (members, pointer) in [
+        (json!({"unique_for_ms": 1}), "/unique_for_ms"),
+        (json!({"unique_until": "start"}), "/unique_until"),
+        (json!({"unique_key": "k", "unique_for_ms": 0}), "/unique_for_ms"),
+        (json!({"unique_key": "k", "unique_for_ms": 31_622_400_001_u64}), "/unique_for_ms"),
+        (json!({"unique_key": "k", "unique_until": "never"}), "/unique_until"),
+    ] {
+        let mut job = json!({"kind": "noop"});
+        job.as_object_mut().unwrap().extend(members.as_object().unwrap().clone());
+        let refused = tickr.post("/v1/jobs", job).await;
+        assert!(matches!(refused.status, 400 | 422), "{members}: {:#}", refused.body);
+        assert!(refused.body.to_string().contains(pointer), "{members}: {:#}", refused.body);
+    }
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM jobs").await, 0);
+
+    let key = |name: &str, delay: u64| json!({"kind": "noop", "unique_key": name, "unique_for_ms": 31_622_400_000_u64, "delay_ms": delay});
+    tickr.enqueue_many([key("over", 0), key("taken", 0), key("unfinished", HOUR_MS)]).await;
+    tickr.until_count("SELECT COUNT(*) FROM owed", 1).await;
+    tickr.sql("UPDATE unique_keys SET held_until = UTC_TIMESTAMP(3) WHERE unique_key <> 'taken'").await;
+    tickr.until_count("SELECT COUNT(*) FROM unique_keys WHERE held_until > UTC_TIMESTAMP(3)", 1).await;
+    let forgotten = tickr.app.broker().store().forget_unique_keys(None).await.unwrap();
+    assert_eq!(forgotten, (1, None));
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM unique_keys WHERE unique_key IN ('taken', 'unfinished')").await, 2);
+    tickr.stop().await;
+}
