@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
-use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
+use clap::{Arg, ArgAction, ArgGroup, ArgMatches, Command, value_parser};
 use serde_json::{Map, Value};
 
 use crate::client::{self, Client};
@@ -53,12 +53,22 @@ pub(crate) fn command() -> Command {
         .arg(text("unique-key", "KEY", "Unique key: at most one unfinished job per kind and unique key"))
         .arg(
             text(
+                "unique-field",
+                "POINTER",
+                "Make the unique key from this field of the payload, such as /to; repeatable",
+            )
+            .action(ArgAction::Append)
+            .conflicts_with("unique-key"),
+        )
+        .group(ArgGroup::new("unique").args(["unique-key", "unique-field"]).multiple(true))
+        .arg(
+            text(
                 "on-conflict",
                 "WHAT",
                 "When an unfinished job has the unique key: return that job, reject this one, or replace that job",
             )
             .value_parser(["return", "reject", "replace"])
-            .requires("unique-key"),
+            .requires("unique"),
         )
         .arg(
             text(
@@ -67,7 +77,7 @@ pub(crate) fn command() -> Command {
                 "The job gives up its unique key at its end, or to the next job that asks after its start",
             )
             .value_parser(["end", "start"])
-            .requires("unique-key"),
+            .requires("unique"),
         )
         .arg(
             text(
@@ -76,7 +86,7 @@ pub(crate) fn command() -> Command {
                 "Keep the unique key taken for at least this long, such as 1h, also when the job completes before",
             )
             .value_parser(duration)
-            .requires("unique-key"),
+            .requires("unique"),
         )
         .arg(text(
             "order-key",
@@ -132,6 +142,9 @@ pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
         if let Some(value) = matches.get_one::<u64>(flag) {
             job.insert(field.into(), (*value).into());
         }
+    }
+    if let Some(pointers) = matches.get_many::<String>("unique-field") {
+        job.insert("unique_fields".into(), pointers.cloned().collect::<Vec<_>>().into());
     }
     if let Some(time) = matches.get_one::<Duration>("unique-for") {
         job.insert("unique_for_ms".into(), u64::try_from(time.as_millis()).unwrap_or(u64::MAX).into());

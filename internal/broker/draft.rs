@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use serde_json::value::RawValue;
 
+use crate::unique_fields::{MAX_UNIQUE_FIELDS, unique_key_from};
 use tickr_handlers::{Panicked, Problem, Registered, Registry};
 use tickr_job::{
     Due, JobId, JobOptions, Name, NewJob, OnConflict, OnFailure, Order, Priority, RetryPolicy, Tag, TraceContext,
@@ -31,6 +32,8 @@ pub struct Draft {
     pub retry: Option<RetryPolicy>,
     /// Unique key: at most one unfinished job of a kind has it.
     pub unique_key: Option<String>,
+    /// Fields of the payload that make the unique key, as JSON pointers. Not together with a unique key.
+    pub unique_fields: Vec<String>,
     /// What to do when an unfinished job already has the unique key. Only together with a unique key.
     pub on_conflict: Option<OnConflict>,
     /// When the job gives up its unique key. Only together with a unique key.
@@ -62,6 +65,7 @@ impl Draft {
             timeout_ms: None,
             retry: None,
             unique_key: None,
+            unique_fields: Vec::new(),
             on_conflict: None,
             unique_until: None,
             unique_for_ms: None,
@@ -161,15 +165,23 @@ impl Draft {
         if self.unique_key.as_ref().is_some_and(|key| !key_fits(key)) {
             wrong("/unique_key", format!("must be 1 to {} bytes", limits::MAX_KEY_BYTES));
         }
-        if self.on_conflict.is_some() && self.unique_key.is_none() {
-            wrong("/on_conflict", "may only be given together with unique_key".to_owned());
+        if self.unique_fields.len() > MAX_UNIQUE_FIELDS {
+            wrong("/unique_fields", format!("must be at most {MAX_UNIQUE_FIELDS}"));
         }
-        if self.unique_until.is_some() && self.unique_key.is_none() {
-            wrong("/unique_until", "may only be given together with unique_key".to_owned());
+        if self.unique_key.is_some() && !self.unique_fields.is_empty() {
+            wrong("/unique_fields", "may not be given together with unique_key".to_owned());
+        }
+        let keyed = self.unique_key.is_some() || !self.unique_fields.is_empty();
+        let only_keyed = "may only be given together with unique_key or unique_fields";
+        if self.on_conflict.is_some() && !keyed {
+            wrong("/on_conflict", only_keyed.to_owned());
+        }
+        if self.unique_until.is_some() && !keyed {
+            wrong("/unique_until", only_keyed.to_owned());
         }
         let longest_ms = limits::MAX_UNIQUE_FOR.as_millis() as u64;
-        if self.unique_for_ms.is_some() && self.unique_key.is_none() {
-            wrong("/unique_for_ms", "may only be given together with unique_key".to_owned());
+        if self.unique_for_ms.is_some() && !keyed {
+            wrong("/unique_for_ms", only_keyed.to_owned());
         } else if self.unique_for_ms.is_some_and(|ms| ms == 0 || ms > longest_ms) {
             wrong("/unique_for_ms", format!("must be 1 to {longest_ms}"));
         }
@@ -200,6 +212,13 @@ impl Draft {
         if !problems.is_empty() {
             return Err(Invalid::Payload { kind: kind.name().clone(), problems });
         }
+        let mut unique_key = self.unique_key;
+        if !self.unique_fields.is_empty() {
+            unique_key = Some(unique_key_from(&self.payload, &self.unique_fields).map_err(|place| {
+                let detail = "must be a JSON pointer to a value of the payload, such as /to".to_owned();
+                Invalid::Job { problems: vec![Problem::at(&format!("/unique_fields/{place}"), detail)] }
+            })?);
+        }
         Ok(NewJob {
             id: JobId::new(),
             kind: kind.name().clone(),
@@ -208,7 +227,7 @@ impl Draft {
             due: self.due,
             priority,
             max_attempts,
-            unique_key: self.unique_key,
+            unique_key,
             on_conflict: self.on_conflict.unwrap_or_default(),
             options: JobOptions {
                 timeout_ms: self.timeout_ms,

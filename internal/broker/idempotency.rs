@@ -78,11 +78,11 @@ fn request_digest(call: &str, body: Option<&RawValue>) -> Digest {
 }
 
 /// Write JSON text in a canonical form: equal texts give the same bytes, and no others do.
-fn write_canonical(out: &mut impl Write, json: &RawValue) -> io::Result<()> {
+pub(super) fn write_canonical(out: &mut impl Write, json: &RawValue) -> io::Result<()> {
     let text = json.get();
     match text.as_bytes().first() {
         Some(b'{') => {
-            let Members(mut members) = serde_json::from_str(text)?;
+            let mut members = members(text)?;
             // The sort is stable: members with the same name keep their order, because the last one counts.
             members.sort_by(|(a, _), (b, _)| a.cmp(b));
             out.write_all(b"{")?;
@@ -113,7 +113,11 @@ fn write_canonical(out: &mut impl Write, json: &RawValue) -> io::Result<()> {
     }
 }
 
-/// The members of an object in their order, including repeated names.
+/// Return the members of an object in their order, including repeated names.
+pub(super) fn members(text: &str) -> serde_json::Result<Vec<(String, &RawValue)>> {
+    serde_json::from_str(text).map(|Members(members)| members)
+}
+
 struct Members<'a>(Vec<(String, &'a RawValue)>);
 
 impl<'de: 'a, 'a> serde::Deserialize<'de> for Members<'a> {

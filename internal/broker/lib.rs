@@ -12,6 +12,7 @@
 //! - `schedules.rs`: changes and ticks of schedules.
 //! - `operator_settings.rs`: this process's copy of the settings of operators.
 //! - `cluster_events.rs`: the events of the whole cluster.
+//! - `unique_fields.rs`: unique keys that are made from fields of the payload.
 //! - `watches.rs`: the jobs that clients of this process watch.
 
 mod cluster_events;
@@ -21,6 +22,7 @@ mod idempotency;
 mod operator_settings;
 mod queues;
 mod schedules;
+mod unique_fields;
 mod watches;
 
 pub use cluster_events::{ClusterEvents, Delivery, EventType, Listener, PublishedEvent};

@@ -122,6 +122,13 @@ impl Enqueue {
         self
     }
 
+    /// Make the unique key from these fields of the payload, JSON pointers such as `/to`. Instead of
+    /// [`unique_key`](Self::unique_key).
+    pub fn unique_fields(mut self, pointers: impl IntoIterator<Item = impl Into<String>>) -> Self {
+        self.options.unique_fields = pointers.into_iter().map(Into::into).collect();
+        self
+    }
+
     /// Set when the job gives up its unique key. Default: when it ends. With [`UniqueUntil::Start`], work that is
     /// requested while the job runs becomes a job of its own.
     pub fn unique_until(mut self, until: UniqueUntil) -> Self {

@@ -21,6 +21,7 @@ pub(super) struct Options {
     pub(super) retry: Option<RetryPolicy>,
     pub(super) unique_key: Option<String>,
     pub(super) on_conflict: Option<OnConflict>,
+    pub(super) unique_fields: Vec<String>,
     pub(super) unique_until: Option<UniqueUntil>,
     pub(super) unique_for: Option<Duration>,
     pub(super) order_key: Option<String>,
@@ -40,6 +41,7 @@ impl Default for Options {
             retry: None,
             unique_key: None,
             on_conflict: None,
+            unique_fields: Vec::new(),
             unique_until: None,
             unique_for: None,
             order_key: None,
@@ -73,6 +75,8 @@ pub(super) struct Body {
     unique_key: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     on_conflict: Option<OnConflict>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    unique_fields: Vec<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     unique_until: Option<UniqueUntil>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -105,6 +109,7 @@ impl Options {
             retry: self.retry,
             unique_key: self.unique_key.clone(),
             on_conflict: self.on_conflict,
+            unique_fields: self.unique_fields.clone(),
             unique_until: self.unique_until,
             unique_for_ms: self.unique_for.map(millis),
             order_key: self.order_key.clone(),
@@ -133,6 +138,7 @@ impl Body {
             retry: self.retry,
             unique_key: self.unique_key.clone(),
             on_conflict: self.on_conflict,
+            unique_fields: self.unique_fields.clone(),
             unique_until: self.unique_until,
             unique_for_ms: self.unique_for_ms,
             order_key: self.order_key.clone(),

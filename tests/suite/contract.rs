@@ -83,7 +83,7 @@ async fn schemathesis_finds_no_answer_that_the_document_does_not_allow() {
     let said = format!("{}{}", String::from_utf8_lossy(&stdout), String::from_utf8_lossy(&stderr));
     assert!(status.success(), "{said}");
     println!("{said}");
-    assert!(said.contains("Test cases:") && !said.contains("0 generated"), "{said}");
+    assert!(said.contains("Test cases:") && !said.contains(" 0 generated"), "{said}");
     tickr.assert_sound().await;
     tickr.stop().await;
 }

@@ -214,6 +214,25 @@ async fn a_job_that_is_unique_until_its_start_holds_its_key_while_it_waits() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn jobs_with_equal_fields_of_the_payload_are_one_job() {
+    let tickr = TestApp::start().await;
+    let job =
+        |payload: Value| json!({"kind": "noop", "payload": payload, "unique_fields": ["/n"], "delay_ms": HOUR_MS});
+    let first = tickr.post("/v1/jobs", job(json!({"n": 1}))).await;
+    assert_eq!(first.status, 201, "{:#}", first.body);
+    assert!(first.body["unique_key"].as_str().unwrap().starts_with("fields:"));
+    let same = tickr.post("/v1/jobs", job(json!({"n": 1}))).await;
+    assert_eq!((same.status, &same.body["id"]), (200, &first.body["id"]));
+    assert_eq!(tickr.post("/v1/jobs", job(json!({"n": 2}))).await.status, 201);
+    // The jobs of a batch decide one by one, and those of an import as well.
+    let batch = json!({"jobs": [job(json!({"n": 3})), job(json!({"n": 3})), job(json!({"n": 1}))]});
+    let batch = tickr.post("/v1/jobs/batch", batch).await;
+    assert_eq!(batch.status, 201, "{:#}", batch.body);
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM owed").await, 3);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn the_times_of_unique_keys_are_checked_and_end() {
     let tickr = TestApp::start().await;
     for (members, pointer) in [
@@ -222,6 +241,9 @@ async fn the_times_of_unique_keys_are_checked_and_end() {
         (json!({"unique_key": "k", "unique_for_ms": 0}), "/unique_for_ms"),
         (json!({"unique_key": "k", "unique_for_ms": 31_622_400_001_u64}), "/unique_for_ms"),
         (json!({"unique_key": "k", "unique_until": "never"}), "/unique_until"),
+        (json!({"unique_key": "k", "unique_fields": ["/n"]}), "/unique_fields"),
+        (json!({"unique_fields": ["/missing"]}), "/unique_fields/0"),
+        (json!({"unique_fields": vec!["/n"; 11]}), "/unique_fields"),
     ] {
         let mut job = json!({"kind": "noop"});
         job.as_object_mut().unwrap().extend(members.as_object().unwrap().clone());

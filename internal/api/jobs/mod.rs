@@ -78,18 +78,23 @@ pub(crate) struct NewJobBody {
     /// otherwise.
     #[schema(min_length = 1, max_length = 255)]
     unique_key: Option<String>,
+    /// Fields of the payload that make the unique key, as JSON pointers. Jobs of a kind with the same pointers and equal
+    /// values have the same unique key. Instead of `unique_key`.
+    #[serde(default)]
+    #[schema(value_type = Option<Vec<String>>, max_items = 10, example = json!(["/to"]))]
+    unique_fields: Vec<String>,
     /// Action when an unfinished job of this kind has the unique key. `return` responds with that job and writes
     /// nothing. `reject` responds with 409. `replace` cancels that job, unless it executes, and accepts the new one.
-    /// Default: `return`. Only with `unique_key`.
+    /// Default: `return`. Only with `unique_key` or `unique_fields`.
     #[schema(value_type = Option<OnConflictWord>)]
     on_conflict: Option<OnConflict>,
     /// When the job gives up its unique key. `end`: when it ends. `start`: once its first attempt has started, the next
     /// job that asks gets the key, so that work requested during a run is not lost. Default: `end`. Only with
-    /// `unique_key`.
+    /// `unique_key` or `unique_fields`.
     #[schema(value_type = Option<crate::view::UniqueUntilWord>)]
     unique_until: Option<UniqueUntil>,
     /// The unique key stays taken for at least this long after the job was accepted, in milliseconds, also when the job
-    /// completes before. A job that fails or is cancelled frees its key at once. Only with `unique_key`.
+    /// completes before. A job that fails or is cancelled frees its key at once. Only with `unique_key` or `unique_fields`.
     #[schema(minimum = 1, maximum = 31_622_400_000_u64)]
     unique_for_ms: Option<u64>,
     /// Order key. Jobs with the same order key run one at a time, in the order in which they were accepted, whatever
@@ -144,6 +149,7 @@ impl NewJobBody {
             timeout_ms: self.timeout_ms,
             retry: self.retry.map(|Object(retry)| retry.into()),
             unique_key: self.unique_key,
+            unique_fields: self.unique_fields,
             on_conflict: self.on_conflict,
             unique_until: self.unique_until,
             unique_for_ms: self.unique_for_ms,
