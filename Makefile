@@ -5,8 +5,8 @@
 
 INSTALL := internal/services/install.sh
 ARGS ?=
-# Tests wait more than they work: four times as many at a time as there are cores.
-export RUST_TEST_THREADS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) \* 4)
+# Tests wait more than they work: three times as many at a time as there are cores.
+export RUST_TEST_THREADS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) \* 3)
 # The modules of the suite that `make test-fast` runs.
 FAST := $(addsuffix ::,api api_keys audit change client engine events examples explain kinds layering limits logs metrics \
 	mutations openapi panics prose readme report retries runners search security store)

@@ -267,9 +267,6 @@ mutants() {
     mutant 'unique key of a job that started' internal/store/jobs/unique_keys.rs \
         'if started && options.unique_until == UniqueUntil::Start && !taken.timed {' 'if started && options.unique_until == UniqueUntil::Start && taken.over {' \
         unique_keys::work_requested_while_a_job_runs_becomes_one_job_of_its_own
-    mutant 'mark of a job that lost its unique key' internal/store/jobs/unique_keys.rs \
-        'SET keyed = FALSE WHERE id IN' 'SET keyed = keyed WHERE id IN' \
-        unique_keys::a_job_that_is_unique_until_its_start_holds_its_key_while_it_waits
     mutant 'unique keys of unfinished jobs' internal/store/retention/forget.rs \
         'if row.try_get::<bool, _>("free")? {' 'if true {' \
         unique_keys::the_times_of_unique_keys_are_checked_and_end

@@ -216,7 +216,7 @@ impl Draft {
         if !self.unique_fields.is_empty() {
             unique_key = Some(unique_key_from(&self.payload, &self.unique_fields).map_err(|place| {
                 let detail = "must be a JSON pointer to a value of the payload, such as /to".to_owned();
-                Invalid::Job { problems: vec![Problem::at(&format!("/unique_fields/{place}"), detail)] }
+                Invalid::Job { problems: vec![Problem::at(format!("/unique_fields/{place}"), detail)] }
             })?);
         }
         Ok(NewJob {

@@ -56,8 +56,7 @@ pub(super) fn faults(job: &JobEvidence, moment: &SnapshotFacts<'_>) -> Vec<Fault
             wrong(Check::Lost, format!("{} attempt rows, and the last one does not end it", job.lines.len()));
         }
         (Some(asked), Some(owed)) => {
-            let keyed = asked.keyed == owed.keyed || asked.unique_until_start;
-            if (&asked.kind, asked.max_attempts) != (&owed.kind, owed.max_attempts) || !keyed {
+            if (&asked.kind, asked.max_attempts, asked.keyed) != (&owed.kind, owed.max_attempts, owed.keyed) {
                 wrong(Check::Strange, "the owed row differs from the requested job".into());
             }
             if !owed.key_held {

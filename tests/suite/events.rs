@@ -134,11 +134,11 @@ async fn the_cluster_is_heard_through_any_runner_by_what_one_wants_and_from_wher
     let mut resumed = from(accepted.id.as_deref().unwrap()).await;
     let mut kinds = Vec::new();
     while kinds.last().is_none_or(|kind| kind != "settled") {
-        let told = resumed.next().await.unwrap();
-        assert!(told.id > accepted.id && !told.data.to_string().contains("canary"), "{told:?}");
-        if told.data["job"] == id.to_string() {
-            kinds.push(told.kind);
-        }
+        let told = resumed.until("the next event of the job", |told| {
+            assert!(told.id > accepted.id && !told.data.to_string().contains("canary"), "{told:?}");
+            told.data["job"] == id.to_string()
+        });
+        kinds.push(told.await.kind);
     }
     assert_eq!(kinds, ["started", "settled"]);
     for unknown in ["1-1", "nonsense"] {

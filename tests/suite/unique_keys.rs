@@ -149,7 +149,7 @@ async fn work_requested_while_a_job_runs_becomes_one_job_of_its_own() {
     let other = tickr.another_with(|_| {}, touch(&starts)).await;
     let caller = async |n: usize| {
         let mut requests = Vec::new();
-        for round in 0..20 {
+        for round in 0..8 {
             let app = if (n + round).is_multiple_of(2) { &tickr.app } else { &other };
             let asked = Instant::now();
             let job = json!({"kind": "touch", "payload": {}, "unique_key": "k", "unique_until": "start"});

@@ -21,7 +21,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use sqlx::mysql::MySqlRow;
 use sqlx::{MySqlConnection, Row};
-use uuid::Uuid;
 
 use crate::audit::{AuditEntry, record_all};
 use crate::idempotency::{IdempotentOutcome, IdempotentRequest, ResponseBuilder, store_answer, stored_before};
@@ -33,7 +32,6 @@ use crate::rows::order::{close_places, held_until, lock_keys_of, lock_or_make, o
 use crate::rows::owed::{Owed, lock_held};
 use crate::rows::tallies::count;
 use crate::rows::unique_keys::{TakenKey, WantedKey, hand_over, insert, lock_or_take, read_taken};
-use crate::sql::batches::{MAX_ROWS, in_list};
 use crate::sql::clock::read_clock;
 use crate::sql::connection::{PriorRun, transact};
 use crate::sql::error::{Fault, again, corrupt, fault};
@@ -183,10 +181,6 @@ pub(crate) async fn insert_keyed(
     }
     lock_or_make(conn, &jobs.iter().filter_map(order_key_of).collect()).await?;
     let decided = decide(conn, jobs, producer, &memory.lock_first).await?;
-    // A settlement of these jobs finds their keys no longer.
-    for ids in decided.gave_up.chunks(MAX_ROWS) {
-        in_list("UPDATE owed FORCE INDEX (PRIMARY) SET keyed = FALSE WHERE id IN", ids, "").execute(&mut *conn).await?;
-    }
     let mut taken = decided.taken;
     let held = if decided.replace.is_empty() {
         BTreeMap::new()
@@ -299,8 +293,6 @@ struct Decided {
     /// Holders to cancel. Their state was read without a lock, so it is checked again later.
     replace: BTreeMap<usize, KeyHolder>,
     taken: Vec<(usize, KeyHolder)>,
-    /// Started jobs whose keys passed to new ones, in id order.
-    gave_up: Vec<Uuid>,
 }
 
 async fn decide(
@@ -322,7 +314,9 @@ async fn decide(
         let job = &jobs[first];
         let wanted =
             WantedKey { kind: &job.kind, key: key.as_bytes(), id: job.id.uuid(), for_ms: job.options.unique_for_ms };
-        let locked = job.on_conflict == OnConflict::Replace || lock_first.load(Ordering::Relaxed);
+        // Keys of these jobs change hands while their rows exist, so they are locked before they are looked at.
+        let passes_on = job.options.unique_for_ms.is_some() || job.options.unique_until == UniqueUntil::Start;
+        let locked = job.on_conflict == OnConflict::Replace || passes_on || lock_first.load(Ordering::Relaxed);
         let taken = if locked { lock_or_take(conn, wanted).await? } else { take_key(conn, wanted).await? };
         let holder = match taken {
             None => None,
@@ -334,7 +328,6 @@ async fn decide(
                 }
                 Holds::NotAnyMore => {
                     hand_over(conn, wanted).await?;
-                    decided.gave_up.push(taken.id);
                     None
                 }
             },
@@ -374,7 +367,6 @@ async fn decide(
             }
         }
     }
-    decided.gave_up.sort_unstable();
     Ok(decided)
 }
 

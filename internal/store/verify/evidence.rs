@@ -86,8 +86,6 @@ pub struct JobRow {
     pub max_attempts: u32,
     /// True if it has a unique key.
     pub keyed: bool,
-    /// True if it may lose its unique key to another job before it ends.
-    pub unique_until_start: bool,
     /// The batch of jobs with which it was accepted, if there is one.
     pub batch: Option<BatchPlace>,
     /// The time when it was accepted.
@@ -259,8 +257,7 @@ impl Evidence {
         .fetch_one(&mut self.conn)
         .await?;
         let asked = sqlx::query(
-            "SELECT id, kind, queue, max_attempts, unique_key IS NOT NULL AS keyed, batch_id, batch_size, created_at, \
-             unique_key IS NOT NULL AND COALESCE(options LIKE '%\"unique_until\":\"start\"%', FALSE) AS until_start \
+            "SELECT id, kind, queue, max_attempts, unique_key IS NOT NULL AS keyed, batch_id, batch_size, created_at \
              FROM jobs WHERE id > ? ORDER BY id LIMIT ?",
         )
         .bind(self.after)
@@ -284,8 +281,9 @@ impl Evidence {
             "SELECT o.id, o.kind, o.max_attempts, o.keyed, o.state, o.execute_at, o.attempt, o.started_at, o.lease_until, \
              o.runner <> '' AS has_runner, o.token <> 0x00000000000000000000000000000000 AS has_token, \
              o.started_at > '1970-01-01 00:00:00' AS has_start, o.lease_until > '1970-01-01 00:00:00' AS has_lease, \
-             IF(o.keyed, EXISTS (SELECT 1 FROM jobs j JOIN unique_keys k ON k.kind = j.kind \
-             AND k.unique_key = j.unique_key AND k.job_id = j.id WHERE j.id = o.id), TRUE) AS key_held, \
+             IF(o.keyed, EXISTS (SELECT 1 FROM jobs j LEFT JOIN unique_keys k ON k.kind = j.kind \
+             AND k.unique_key = j.unique_key AND k.job_id = j.id WHERE j.id = o.id \
+             AND (k.job_id IS NOT NULL OR j.options LIKE '%\"unique_until\":\"start\"%')), TRUE) AS key_held, \
              IF(o.execute_at = ?, EXISTS (SELECT 1 FROM order_places p WHERE p.job_id = o.id AND p.open), TRUE) \
              AS placed FROM owed o FORCE INDEX (PRIMARY) WHERE o.id > ? AND o.id <= ?",
         )
@@ -574,7 +572,6 @@ fn job_row(row: &MySqlRow) -> Result<JobRow, sqlx::Error> {
         queue: name(row.try_get("queue")?)?,
         max_attempts: row.try_get("max_attempts")?,
         keyed: row.try_get("keyed")?,
-        unique_until_start: row.try_get("until_start")?,
         batch: first.zip(size).map(|(first, size)| BatchPlace { first: JobId::from_uuid(first), size }),
         created_at: row.try_get("created_at")?,
     })

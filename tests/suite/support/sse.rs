@@ -62,11 +62,17 @@ impl EventStream {
 
     /// Return the next event that fits, and skip the others.
     pub(crate) async fn until(&mut self, what: &str, fits: impl Fn(&Told) -> bool) -> Told {
+        // Comments that keep the connection open come for ever, so each event has a deadline and all of them together.
+        let deadline = tokio::time::Instant::now() + 2 * DEADLINE;
+        let mut seen = Vec::new();
         loop {
-            let told = self.next().await.unwrap_or_else(|| panic!("the stream ended before {what}"));
+            let next = tokio::time::timeout_at(deadline, self.next()).await;
+            let next = next.unwrap_or_else(|_| panic!("{what}: not heard of, but {seen:?}"));
+            let told = next.unwrap_or_else(|| panic!("the stream ended before {what}"));
             if fits(&told) {
                 return told;
             }
+            seen.push(told);
         }
     }
 
