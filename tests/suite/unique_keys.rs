@@ -263,3 +263,65 @@ async fn the_times_of_unique_keys_are_checked_and_end() {
     assert_eq!(tickr.count("SELECT COUNT(*) FROM unique_keys WHERE unique_key IN ('taken', 'unfinished')").await, 2);
     tickr.stop().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn unique_keys_hold_behind_a_pause_a_drain_a_limit_and_while_mysql_stands_still() {
+    let tickr = TestApp::start_alone(|_| {}, |_| {}).await;
+    let ask = async |path: String| {
+        let answer = tickr.post(&path, json!({})).await;
+        assert_eq!(answer.status, 200, "{:#}", answer.body);
+    };
+    let limited = http().patch(tickr.url("/v1/queues/default")).json(&json!({"concurrency": 1}));
+    assert_eq!(answer(limited).await.status, 200);
+    let slow = json!({"kind": "sleep", "payload": {"ms": 1_500}, "unique_key": "k", "unique_until": "start"});
+    let runner = format!("/v1/runners/{}", tickr.app.runner().as_str().replace('/', "%2F"));
+
+    // It waits for a resume, and then for a runner that takes work: all requests are one job.
+    ask("/v1/queues/default/pause".into()).await;
+    let first = tickr.enqueue(slow.clone()).await;
+    assert_eq!(tickr.post("/v1/jobs", slow.clone()).await.body["id"], json!(first));
+    ask(format!("{runner}/drain")).await;
+    ask("/v1/queues/default/resume".into()).await;
+    assert_eq!(tickr.post("/v1/jobs", slow.clone()).await.body["id"], json!(first));
+    tickr.assert_sound().await;
+    ask(format!("{runner}/resume")).await;
+    tickr.until(first, State::Executing).await;
+    // The next one waits behind the limit.
+    let second = tickr.post("/v1/jobs", slow.clone()).await;
+    assert_eq!(second.status, 201, "{:#}", second.body);
+    assert_eq!(tickr.post("/v1/jobs", slow).await.body["id"], second.body["id"]);
+    tickr.assert_sound().await;
+
+    // A job of a batch is deleted when it has ended, and its key keeps its time.
+    let kept = |key: &str| json!({"kind": "noop", "unique_key": key, "unique_for_ms": HOUR_MS});
+    let batch = tickr.enqueue_many([kept("a"), kept("b")]).await;
+    tickr.until_idle().await;
+    let delete = json!({"action": "delete", "filter": {"ids": [batch[0].to_string()]}});
+    let deleted = tickr.post("/v1/operations", delete).await;
+    assert!(deleted.status < 300, "{:#}", deleted.body);
+    tickr.until_count("SELECT COUNT(*) FROM jobs WHERE kind = 'noop'", 1).await;
+    assert_eq!(tickr.post("/v1/jobs", kept("a")).await.body["id"], json!(batch[0]));
+
+    // MySQL stands still for longer than the limits of a transaction, while callers ask.
+    let caller = async || {
+        for _ in 0..200 {
+            let asked = tickr.post("/v1/jobs", kept("w")).await;
+            match asked.status {
+                200 | 201 => return asked.body["id"].clone(),
+                429 | 503 => tokio::time::sleep(Duration::from_millis(300)).await,
+                other => panic!("{other}: {:#}", asked.body),
+            }
+        }
+        panic!("MySQL is back, and the key is not had");
+    };
+    tickr.services().mysql().pause().unwrap();
+    let freeze = async {
+        tokio::time::sleep(Duration::from_secs(17)).await;
+        tickr.services().mysql().resume().unwrap();
+    };
+    let (ids, ()) = tokio::join!(join_all((0..10).map(|_| caller())), freeze);
+    assert!(ids.iter().all(|id| *id == ids[0]), "{ids:?}");
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM jobs WHERE unique_key = 'w'").await, 1);
+    tickr.until_idle().await;
+    tickr.stop().await;
+}

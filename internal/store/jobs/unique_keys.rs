@@ -1,10 +1,10 @@
 //! Enqueueing of jobs with unique keys: at most one unfinished job per pair of kind and unique key.
 //!
 //! A row of `unique_keys` exists as long as its job is unfinished, and longer if the job completed before its
-//! `unique_for` was over. The row of a job that is unique until its start passes to the next job that asks, once an
-//! attempt has started. The row is the lock for every change that concerns its unique key. A request that wants the unique key inserts the row; the primary key decides between two
-//! concurrent requests. A request that wants to replace the holder locks the row first, so that concurrent requests
-//! take turns.
+//! `unique_for_ms` was over. The row of a job that is unique until its start passes to the next job that asks, once an
+//! attempt has started. The row is the lock for every change that concerns its unique key. A request that wants the
+//! unique key inserts the row; the primary key decides between two concurrent requests. A request that wants to replace
+//! the holder, or whose job has one of these options, locks the row first, so that concurrent requests take turns.
 //!
 //! A client can guess a unique key. So the answer shows the holder in full, and a request may replace the holder, only
 //! if both belong to the same producer (`job::Producer`). The producer of the holder is in the holder's options. They

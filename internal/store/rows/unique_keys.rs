@@ -1,9 +1,11 @@
 //! Rows of `unique_keys`: one for each unfinished job that holds a unique key, and one for each job that completed before
 //! its time of uniqueness was over.
 
+use sqlx::mysql::MySqlRow;
 use sqlx::{MySqlConnection, Row};
 use uuid::Uuid;
 
+use crate::sql::batches::statement;
 use crate::sql::error::{Fault, again, fault};
 use tickr_job::Name;
 
@@ -30,7 +32,7 @@ pub(crate) struct TakenKey {
 }
 
 impl TakenKey {
-    fn from_row(row: &sqlx::mysql::MySqlRow) -> Result<Self, sqlx::Error> {
+    fn from_row(row: &MySqlRow) -> Result<Self, sqlx::Error> {
         let over: Option<bool> = row.try_get("is_over")?;
         Ok(Self { id: row.try_get("job_id")?, timed: over == Some(false), over: over == Some(true) })
     }
@@ -43,7 +45,7 @@ const TAKEN: &str = "SELECT job_id, held_until <= UTC_TIMESTAMP(3) AS is_over FR
 /// taken until its time is over.
 pub(crate) async fn release_key_of(conn: &mut MySqlConnection, id: Uuid, completed: bool) -> Result<(), sqlx::Error> {
     let timed = if completed { " AND (k.held_until IS NULL OR k.held_until <= UTC_TIMESTAMP(3))" } else { "" };
-    crate::sql::batches::statement(format!(
+    statement(format!(
         "DELETE k FROM unique_keys k JOIN jobs j ON j.kind = k.kind AND j.unique_key = k.unique_key \
          WHERE j.id = ? AND k.job_id = j.id{timed}"
     ))
@@ -64,7 +66,7 @@ pub(crate) async fn lock_or_take(
     conn: &mut MySqlConnection,
     wanted: WantedKey<'_>,
 ) -> Result<Option<TakenKey>, sqlx::Error> {
-    let sql = crate::sql::batches::statement(format!("{TAKEN} FOR UPDATE"));
+    let sql = statement(format!("{TAKEN} FOR UPDATE"));
     let found = sql.bind(wanted.kind.as_str()).bind(wanted.key).fetch_optional(&mut *conn).await?;
     if let Some(row) = found {
         let taken = TakenKey::from_row(&row)?;
@@ -86,7 +88,7 @@ pub(crate) async fn read_taken(
     conn: &mut MySqlConnection,
     wanted: WantedKey<'_>,
 ) -> Result<Option<TakenKey>, sqlx::Error> {
-    let sql = crate::sql::batches::statement(format!("{TAKEN} LOCK IN SHARE MODE"));
+    let sql = statement(format!("{TAKEN} LOCK IN SHARE MODE"));
     let found = sql.bind(wanted.kind.as_str()).bind(wanted.key).fetch_optional(conn).await?;
     found.as_ref().map(TakenKey::from_row).transpose()
 }
