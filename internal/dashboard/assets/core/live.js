@@ -40,7 +40,8 @@ document.addEventListener('visibilitychange', () => {
   refresh();
 });
 
-function tell(event) {
+/** Tell every listener of an event. The page itself tells them of `operation`, which the stream does not have. */
+export function tell(event) {
   for (const listener of [...listeners]) listener(event);
 }
 

@@ -72,6 +72,7 @@ export function useQuery(path, { on = null, every = 0, pace = 1000, read = null 
         event.type === 'awake' ||
         event.type === 'gap' ||
         event.type === 'reset' ||
+        event.type === 'operation' ||
         cares === true ||
         (Array.isArray(cares) ? cares.includes(event.type) : typeof cares === 'function' && cares(event));
       // The first `awake` comes with the first reading.

@@ -1,8 +1,9 @@
 // What is done to many jobs: first a dry run that shows what would become of them, then an operation to follow.
 
-import { post } from '../core/api.js';
+import { get, post } from '../core/api.js';
 import { html, useEffect, useState } from '../core/dom.js';
 import { count, plural, span } from '../core/format.js';
+import { tell as announce } from '../core/live.js';
 import { Badge, JobLink, Skeleton, Trouble, tell } from './base.js';
 import { ask, InputField } from './dialog.js';
 
@@ -127,6 +128,27 @@ function Preview({ action, filter, values }) {
   </div>`;
 }
 
+const pause = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
+
+/** Let every screen read again each time that an operation has changed some jobs, until it ends. */
+async function follow(id) {
+  let seen = '';
+  for (let wait = 250; ; wait = Math.min(5000, wait * 1.5)) {
+    await pause(wait);
+    if (document.hidden) continue;
+    try {
+      const { state, done, skipped, failed } = await get(`/v1/operations/${id}`);
+      const now = `${state} ${done} ${skipped} ${failed}`;
+      if (now !== seen) announce({ type: 'operation', data: id });
+      seen = now;
+      if (state !== 'running') return;
+    } catch (problem) {
+      // A server that cannot be reached comes back; an operation that may not be read does not.
+      if (problem.status >= 400 && problem.status < 500) return;
+    }
+  }
+}
+
 /**
  * Ask, show a preview, and start. `filter` is that of `POST /v1/operations`. Resolves with the operation, or undefined.
  */
@@ -204,6 +226,9 @@ export async function bulk(
       <${Preview} action=${action} filter=${filter} values=${values} />
     `,
   });
-  if (operation) tell(`${name} has begun`, 'good', { href: `/operations/${operation.id}`, text: 'Follow it' });
+  if (operation) {
+    tell(`${name} has begun`, 'good', { href: `/operations/${operation.id}`, text: 'Follow it' });
+    follow(operation.id);
+  }
   return operation;
 }
