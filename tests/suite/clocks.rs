@@ -259,8 +259,8 @@ async fn a_runner_that_starts_after_a_step_of_the_clock_of_mysql_judges_no_other
     let turned = |options: tickr::services::Options| {
         environment.iter().fold(options, |options, (name, value)| options.mysql_environment(*name, value.clone()))
     };
-    // One runner has work and sends a heartbeat every twenty seconds. Another has a short lease and notices the step.
-    let long = Duration::from_secs(60);
+    // One runner has work and sends a heartbeat every ten seconds. Another has a short lease and notices the step.
+    let long = Duration::from_secs(30);
     let tickr = TestApp::start_alone_as(turned, |_| {}, |config| (config.workers, config.lease) = (20, long)).await;
     let idle = |lease: Duration| {
         move |config: &mut tickr::config::Config| (config.lease, config.queues) = (lease, vec!["elsewhere".into()])

@@ -342,7 +342,7 @@ async fn an_operation_that_cannot_be_meant_is_refused_and_a_key_starts_it_once()
 #[tokio::test(flavor = "multi_thread")]
 async fn an_operation_survives_the_death_of_its_runner() {
     let tickr = TestApp::start().await;
-    tickr.sql(dead_letters(2_000)).await;
+    tickr.sql(dead_letters(1_200)).await;
     let mut runner = Runner::start(&tickr, &[]);
     runner.base().await;
     let pid = format!("/{}-", runner.pid());
@@ -365,11 +365,11 @@ async fn an_operation_survives_the_death_of_its_runner() {
     runner.kill9();
     let over = until_over(&tickr, operation).await;
     assert_eq!(over["state"], "done", "{over:#}");
-    assert_eq!(tickr.count("SELECT COUNT(*) FROM dead_letters WHERE standing = 'replayed'").await, 2_000);
-    assert_eq!(tickr.count(REPLAYS).await, 2_000);
-    assert_eq!(tickr.count("SELECT COUNT(DISTINCT replayed_as) FROM dead_letters").await, 2_000);
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM dead_letters WHERE standing = 'replayed'").await, 1_200);
+    assert_eq!(tickr.count(REPLAYS).await, 1_200);
+    assert_eq!(tickr.count("SELECT COUNT(DISTINCT replayed_as) FROM dead_letters").await, 1_200);
     let done = "SELECT CAST(SUM(done) AS SIGNED) FROM operations";
-    assert_eq!(tickr.count(done).await, 2_000);
+    assert_eq!(tickr.count(done).await, 1_200);
     tickr.stop().await;
 }
 
