@@ -65,9 +65,10 @@ pub(crate) fn command() -> Command {
             text(
                 "on-conflict",
                 "WHAT",
-                "When an unfinished job has the unique key: return that job, reject this one, or replace that job",
+                "When an unfinished job has the unique key: return that job, reject this one, replace that job, or postpone \
+                 that job to the due time of this one",
             )
-            .value_parser(["return", "reject", "replace"])
+            .value_parser(["return", "reject", "replace", "postpone"])
             .requires("unique"),
         )
         .arg(
@@ -87,6 +88,11 @@ pub(crate) fn command() -> Command {
             )
             .value_parser(duration)
             .requires("unique"),
+        )
+        .arg(
+            text("max-wait", "DURATION", "Postpone the job at most until this long after its acceptance, such as 10m")
+                .value_parser(duration)
+                .requires("on-conflict"),
         )
         .arg(text(
             "order-key",
@@ -146,8 +152,10 @@ pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
     if let Some(pointers) = matches.get_many::<String>("unique-field") {
         job.insert("unique_fields".into(), pointers.cloned().collect::<Vec<_>>().into());
     }
-    if let Some(time) = matches.get_one::<Duration>("unique-for") {
-        job.insert("unique_for_ms".into(), u64::try_from(time.as_millis()).unwrap_or(u64::MAX).into());
+    for (flag, field) in [("unique-for", "unique_for_ms"), ("max-wait", "max_wait_ms")] {
+        if let Some(time) = matches.get_one::<Duration>(flag) {
+            job.insert(field.into(), u64::try_from(time.as_millis()).unwrap_or(u64::MAX).into());
+        }
     }
     if let Some(value) = matches.get_one::<u32>("max-attempts") {
         job.insert("max_attempts".into(), (*value).into());

@@ -125,6 +125,10 @@ pub(crate) struct JobView {
     /// is taken until the job ends.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) unique_for_ms: Option<u64>,
+    /// Requests with the same unique key put the job off at most until this long after it was accepted, in milliseconds.
+    /// Left out when there is no such limit.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) max_wait_ms: Option<u64>,
     /// Order key. Left out when there is none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) order_key: Option<String>,
@@ -415,6 +419,7 @@ impl JobView {
             unique_key: job.unique_key.clone(),
             unique_until: Some(job.options.unique_until).filter(|until| *until == UniqueUntil::Start),
             unique_for_ms: job.options.unique_for_ms,
+            max_wait_ms: job.options.max_wait_ms,
             order_key: job.options.order.as_ref().map(|order| order.key.clone()),
             on_failure: job.options.order.as_ref().map(|order| order.on_failure),
             held: false,
@@ -459,6 +464,7 @@ impl JobView {
             unique_key: job.unique_key,
             unique_until: Some(job.options.unique_until).filter(|until| *until == UniqueUntil::Start),
             unique_for_ms: job.options.unique_for_ms,
+            max_wait_ms: job.options.max_wait_ms,
             on_failure: job.options.order.as_ref().map(|order| order.on_failure),
             order_key: job.options.order.map(|order| order.key),
             held: job.held,

@@ -41,6 +41,9 @@ pub struct Draft {
     /// Shortest time that the unique key stays taken after the acceptance, in milliseconds, also when the job completes
     /// before. Only together with a unique key.
     pub unique_for_ms: Option<u64>,
+    /// Longest time after its acceptance to which other requests put the job off, in milliseconds. Only together with
+    /// [`OnConflict::Postpone`].
+    pub max_wait_ms: Option<u64>,
     /// Order key: jobs with the same one run one at a time, in the order of their acceptance.
     pub order_key: Option<String>,
     /// What the final failure of the job does to the jobs behind it. Only together with an order key.
@@ -69,6 +72,7 @@ impl Draft {
             on_conflict: None,
             unique_until: None,
             unique_for_ms: None,
+            max_wait_ms: None,
             order_key: None,
             on_failure: None,
             tags: Vec::new(),
@@ -185,6 +189,12 @@ impl Draft {
         } else if self.unique_for_ms.is_some_and(|ms| ms == 0 || ms > longest_ms) {
             wrong("/unique_for_ms", format!("must be 1 to {longest_ms}"));
         }
+        let longest_ms = limits::MAX_AHEAD.as_millis() as u64;
+        if self.max_wait_ms.is_some() && self.on_conflict != Some(OnConflict::Postpone) {
+            wrong("/max_wait_ms", "may only be given together with on_conflict postpone".to_owned());
+        } else if self.max_wait_ms.is_some_and(|ms| ms == 0 || ms > longest_ms) {
+            wrong("/max_wait_ms", format!("must be 1 to {longest_ms}"));
+        }
         if self.order_key.as_ref().is_some_and(|key| !key_fits(key)) {
             wrong("/order_key", format!("must be 1 to {} bytes", limits::MAX_KEY_BYTES));
         }
@@ -236,6 +246,7 @@ impl Draft {
                 trace: self.trace,
                 unique_until: self.unique_until.unwrap_or_default(),
                 unique_for_ms: self.unique_for_ms,
+                max_wait_ms: self.max_wait_ms,
                 order: self.order_key.map(|key| Order { key, on_failure: self.on_failure.unwrap_or_default() }),
                 ..JobOptions::default()
             },

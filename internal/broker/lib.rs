@@ -400,6 +400,10 @@ impl Broker {
             self.events.emit(Event::Cancelled { id: *id });
         }
         self.announce(&receipts.accepted().cloned().collect::<Vec<_>>());
+        for postponed in &receipts.postponed {
+            self.events.emit(Event::Rescheduled { id: postponed.id });
+            self.hints.send(entry(postponed));
+        }
         self.hint_heads(&receipts.replaced).await;
     }
 

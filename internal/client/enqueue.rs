@@ -143,6 +143,13 @@ impl Enqueue {
         self
     }
 
+    /// Set how long after its acceptance other requests can put the job off at most. Only with
+    /// [`OnConflict::Postpone`]. Whole milliseconds, at most 366 days.
+    pub fn max_wait(mut self, time: Duration) -> Self {
+        self.options.max_wait = Some(time);
+        self
+    }
+
     /// Set the action for an unfinished job that has the unique key. Default: return that job.
     pub fn on_conflict(mut self, action: OnConflict) -> Self {
         self.options.on_conflict = Some(action);

@@ -24,6 +24,7 @@ pub(super) struct Options {
     pub(super) unique_fields: Vec<String>,
     pub(super) unique_until: Option<UniqueUntil>,
     pub(super) unique_for: Option<Duration>,
+    pub(super) max_wait: Option<Duration>,
     pub(super) order_key: Option<String>,
     pub(super) on_failure: Option<OnFailure>,
     pub(super) tags: Vec<String>,
@@ -44,6 +45,7 @@ impl Default for Options {
             unique_fields: Vec::new(),
             unique_until: None,
             unique_for: None,
+            max_wait: None,
             order_key: None,
             on_failure: None,
             tags: Vec::new(),
@@ -82,6 +84,8 @@ pub(super) struct Body {
     #[serde(skip_serializing_if = "Option::is_none")]
     unique_for_ms: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    max_wait_ms: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     order_key: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     on_failure: Option<OnFailure>,
@@ -112,6 +116,7 @@ impl Options {
             unique_fields: self.unique_fields.clone(),
             unique_until: self.unique_until,
             unique_for_ms: self.unique_for.map(millis),
+            max_wait_ms: self.max_wait.map(millis),
             order_key: self.order_key.clone(),
             on_failure: self.on_failure,
             tags: self.tags.clone(),
@@ -141,6 +146,7 @@ impl Body {
             unique_fields: self.unique_fields.clone(),
             unique_until: self.unique_until,
             unique_for_ms: self.unique_for_ms,
+            max_wait_ms: self.max_wait_ms,
             order_key: self.order_key.clone(),
             on_failure: self.on_failure,
             tags: self.tags.clone(),

@@ -162,6 +162,9 @@ pub struct JobOptions {
     /// completes before.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub unique_for_ms: Option<u64>,
+    /// Requests with the same unique key put the job off at most until this long after its acceptance, in milliseconds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_wait_ms: Option<u64>,
 }
 
 /// The time at which a job gives up its unique key.
@@ -262,6 +265,17 @@ pub enum OnConflict {
     Reject,
     /// Cancel the existing job and write the new one. If the existing job executes, behave as [`Reject`](Self::Reject).
     Replace,
+    /// Write nothing, put the existing job off to the due time of the new one, and return it. The job never becomes due
+    /// earlier by that, nor later than its longest wait allows. If it executes, behave as [`Reject`](Self::Reject).
+    Postpone,
+}
+
+impl OnConflict {
+    /// Return true if the job changes or ends the one that has its unique key.
+    #[must_use]
+    pub const fn changes_holder(self) -> bool {
+        matches!(self, Self::Replace | Self::Postpone)
+    }
 }
 
 /// The batch of a job. The jobs of a batch are accepted all or none.

@@ -470,7 +470,11 @@ async fn a_client_is_told_in_words_what_would_be_right() {
         (job("delay_ms", json!("10s")), "/delay_ms", "must be a whole number of milliseconds, 0 or more, not \"10s\""),
         (job("priority", json!("high")), "/priority", "must be a whole number, 0 or more, not \"high\""),
         (job("tags", json!("a")), "/tags", "must be an array, not \"a\""),
-        (job("on_conflict", json!("ignore")), "/on_conflict", "must be one of return, reject, replace, not ignore"),
+        (
+            job("on_conflict", json!("ignore")),
+            "/on_conflict",
+            "must be one of return, reject, replace, postpone, not ignore",
+        ),
         (json!({"payload": {}}), "/kind", "is required"),
     ];
     for (body, pointer, detail) in cases {

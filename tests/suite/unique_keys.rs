@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use chrono::{DateTime, Utc};
 use futures_util::future::join_all;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -323,5 +324,96 @@ async fn unique_keys_hold_behind_a_pause_a_drain_a_limit_and_while_mysql_stands_
     assert!(ids.iter().all(|id| *id == ids[0]), "{ids:?}");
     assert_eq!(tickr.count("SELECT COUNT(*) FROM jobs WHERE unique_key = 'w'").await, 1);
     tickr.until_idle().await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn requests_put_a_waiting_job_off_but_not_beyond_its_longest_wait() {
+    let tickr = TestApp::start().await;
+    let asks = |delay_ms: u64| json!({"kind": "noop", "unique_key": "k", "on_conflict": "postpone", "delay_ms": delay_ms, "max_wait_ms": 2 * HOUR_MS});
+    let due = |answer: &Answer| -> DateTime<Utc> { serde_json::from_value(answer.body["execute_at"].clone()).unwrap() };
+    let first = tickr.post("/v1/jobs", asks(HOUR_MS)).await;
+    assert_eq!((first.status, &first.body["max_wait_ms"]), (201, &json!(2 * HOUR_MS)), "{:#}", first.body);
+    let later = tickr.post("/v1/jobs", asks(HOUR_MS + HOUR_MS / 2)).await;
+    assert_eq!((later.status, &later.body["id"], &later.body["state"]), (200, &first.body["id"], &json!("waiting")));
+    let moved = (due(&later) - due(&first)).num_milliseconds();
+    assert!(moved >= 1_800_000, "it was put off by {moved} ms");
+    let read = tickr.get(&format!("/v1/jobs/{}", first.body["id"].as_str().unwrap())).await;
+    assert_eq!(read.body["execute_at"], later.body["execute_at"]);
+
+    // A request that would be due earlier leaves the job where it is, and the longest wait is the end.
+    for delay_ms in [0, HOUR_MS] {
+        let earlier = tickr.post("/v1/jobs", asks(delay_ms)).await;
+        assert_eq!((earlier.status, &earlier.body["execute_at"]), (200, &later.body["execute_at"]));
+    }
+    let created: DateTime<Utc> = serde_json::from_value(first.body["created_at"].clone()).unwrap();
+    let mut much_later = asks(5 * HOUR_MS);
+    much_later["max_wait_ms"] = json!(9 * HOUR_MS);
+    for job in [asks(3 * HOUR_MS), much_later] {
+        let last = tickr.post("/v1/jobs", job).await;
+        let waits = (due(&last) - created).num_milliseconds();
+        assert!((7_200_000..=7_200_001).contains(&waits), "it waits for {waits} ms");
+    }
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM jobs").await, 1);
+
+    // A job that executes is not put off, and nothing else is written.
+    let sleep = json!({"kind": "sleep", "payload": {"ms": 600_000}, "unique_key": "k", "on_conflict": "postpone"});
+    let runs = tickr.enqueue(sleep.clone()).await;
+    tickr.until(runs, State::Executing).await;
+    let refused = tickr.post("/v1/jobs", sleep).await;
+    assert_eq!((refused.status, refused.code()), (409, "unique_key_taken"), "{:#}", refused.body);
+    tickr.post(&format!("/v1/jobs/{runs}/cancel"), json!({})).await;
+
+    let wrong = [
+        json!({"kind": "noop", "unique_key": "k", "max_wait_ms": 5}),
+        json!({"kind": "noop", "unique_key": "k", "on_conflict": "replace", "max_wait_ms": 5}),
+        json!({"kind": "noop", "unique_key": "k", "on_conflict": "postpone", "max_wait_ms": 0}),
+    ];
+    for job in wrong {
+        let answer = tickr.post("/v1/jobs", job).await;
+        assert_eq!((answer.status, answer.pointers()), (422, vec!["/max_wait_ms"]), "{:#}", answer.body);
+    }
+    let twice = tickr.post("/v1/jobs/batch", json!({"jobs": [asks(1), asks(2)]})).await;
+    assert_eq!((twice.status, twice.pointers()), (422, vec!["/jobs/1/unique_key"]), "{:#}", twice.body);
+    let id = first.body["id"].as_str().unwrap();
+    assert_eq!(tickr.post(&format!("/v1/jobs/{id}/run-now"), json!({})).await.status, 200);
+    tickr.until_idle().await;
+    assert_eq!(tickr.post("/v1/jobs", asks(0)).await.status, 201, "the key is free again");
+    tickr.until_idle().await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_that_fifty_callers_put_off_starts_once_and_not_before_its_last_due_time() {
+    let tickr = TestApp::start().await;
+    let other = tickr.another().await;
+    // The first due time passes while the others put the job off.
+    let asks =
+        |delay_ms: usize| json!({"kind": "noop", "unique_key": "k", "on_conflict": "postpone", "delay_ms": delay_ms});
+    assert_eq!(post(&tickr.app, &asks(2_000)).await.status, 201);
+    let call = async |n: usize| {
+        let mut answers = Vec::new();
+        for round in 0..4 {
+            let app = if (n + round).is_multiple_of(2) { &tickr.app } else { &other };
+            answers.push(post(app, &asks(5_000 + 10 * n)).await);
+        }
+        answers
+    };
+    let answers: Vec<Answer> = join_all((0..50).map(call)).await.into_iter().flatten().collect();
+    assert!(
+        answers.iter().all(|answer| answer.status == 200),
+        "{:?}",
+        answers.iter().find(|answer| answer.status != 200)
+    );
+    assert_eq!(ids(&answers).len(), 1);
+    let last: DateTime<Utc> =
+        answers.iter().map(|answer| serde_json::from_value(answer.body["execute_at"].clone()).unwrap()).max().unwrap();
+    tickr.until_idle().await;
+    let job = tickr.get(&format!("/v1/jobs/{}", ids(&answers).first().unwrap())).await;
+    let started: DateTime<Utc> = serde_json::from_value(job.body["started_at"].clone()).unwrap();
+    assert!(started >= last, "it started at {started} and was due at {last}");
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM attempts").await, 1);
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM jobs").await, 1);
+    other.stop(CancellationToken::new()).await;
     tickr.stop().await;
 }

@@ -85,7 +85,8 @@ pub(crate) struct NewJobBody {
     unique_fields: Vec<String>,
     /// Action when an unfinished job of this kind has the unique key. `return` responds with that job and writes
     /// nothing. `reject` responds with 409. `replace` cancels that job, unless it executes, and accepts the new one.
-    /// Default: `return`. Only with `unique_key` or `unique_fields`.
+    /// `postpone` responds with that job and puts it off to the due time of this request, unless it executes. Default:
+    /// `return`. Only with `unique_key` or `unique_fields`.
     #[schema(value_type = Option<OnConflictWord>)]
     on_conflict: Option<OnConflict>,
     /// When the job gives up its unique key. `end`: when it ends. `start`: once its first attempt has started, the next
@@ -97,6 +98,10 @@ pub(crate) struct NewJobBody {
     /// completes before. A job that fails or is cancelled frees its key at once. Only with `unique_key` or `unique_fields`.
     #[schema(minimum = 1, maximum = 31_622_400_000_u64)]
     unique_for_ms: Option<u64>,
+    /// Requests with the same unique key put the job off at most until this long after its acceptance, in milliseconds.
+    /// Only with `on_conflict` `postpone`.
+    #[schema(minimum = 1, maximum = 31_622_400_000_u64)]
+    max_wait_ms: Option<u64>,
     /// Order key. Jobs with the same order key run one at a time, in the order in which they were accepted, whatever
     /// their kinds and queues are. A job that waits for its next attempt keeps its place.
     #[schema(min_length = 1, max_length = 255)]
@@ -125,6 +130,7 @@ pub(crate) enum OnConflictWord {
     Return,
     Reject,
     Replace,
+    Postpone,
 }
 
 fn empty_object() -> Box<RawValue> {
@@ -153,6 +159,7 @@ impl NewJobBody {
             on_conflict: self.on_conflict,
             unique_until: self.unique_until,
             unique_for_ms: self.unique_for_ms,
+            max_wait_ms: self.max_wait_ms,
             order_key: self.order_key,
             on_failure: self.on_failure,
             tags: self.tags,
@@ -423,7 +430,7 @@ fn prepare_all(api: &Api, body: BatchBody, trace: Option<&TraceContext>) -> Resu
             if first < place && job.on_conflict != OnConflict::Return {
                 let here =
                     tickr_handlers::Problem::at("/unique_key", format!("is also the unique key of /jobs/{first}"));
-                let detail = "a job can neither reject nor replace another one of its own batch";
+                let detail = "a job can neither reject, replace nor postpone another one of its own batch";
                 wrong(Problem::new(Code::InvalidRequest, detail).at(&prefix, vec![here]));
             }
         }

@@ -4,7 +4,7 @@
 //! `unique_for_ms` was over. The row of a job that is unique until its start passes to the next job that asks, once an
 //! attempt has started. The row is the lock for every change that concerns its unique key. A request that wants the
 //! unique key inserts the row; the primary key decides between two concurrent requests. A request that wants to replace
-//! the holder, or whose job has one of these options, locks the row first, so that concurrent requests take turns.
+//! the holder or to put it off, or whose job has one of these options, locks the row first, so that concurrent requests take turns.
 //!
 //! A client can guess a unique key. So the answer shows the holder in full, and a request may replace the holder, only
 //! if both belong to the same producer (`job::Producer`). The producer of the holder is in the holder's options. They
@@ -19,6 +19,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use chrono::TimeDelta;
 use sqlx::mysql::MySqlRow;
 use sqlx::{MySqlConnection, Row};
 
@@ -27,7 +28,7 @@ use crate::idempotency::{IdempotentOutcome, IdempotentRequest, ResponseBuilder, 
 use crate::jobs::actions::cancel_waiting;
 use crate::jobs::insert::together;
 use crate::jobs::read::read_job;
-use crate::rows::jobs::{Accepted, accepted_at, mark_held, receipts, write_jobs};
+use crate::rows::jobs::{Accepted, accepted_at, due_at, mark_held, receipts, write_jobs};
 use crate::rows::order::{close_places, held_until, lock_keys_of, lock_or_make, order_key_of};
 use crate::rows::owed::{Owed, lock_held};
 use crate::rows::tallies::count;
@@ -38,7 +39,7 @@ use crate::sql::error::{Fault, again, corrupt, fault};
 use crate::{Store, StoreError, StoreInner};
 use tickr_job::{
     Actor, Attempt, Job, JobId, JobOptions, NewJob, OnConflict, Producer, State, StateInput, Timestamp, UniqueUntil,
-    next,
+    ceil_ms, next,
 };
 
 /// A job that has a unique key: an unfinished one, or one that completed and holds the key for a time.
@@ -89,6 +90,8 @@ pub struct EnqueueReceipts {
     pub jobs: Vec<EnqueuedJob>,
     /// Jobs that were cancelled because new jobs took their unique keys.
     pub replaced: Vec<JobId>,
+    /// Jobs whose due times were moved, with the new ones.
+    pub postponed: Vec<Accepted>,
     /// The holder in full. Set only if the request has a single job and a job of the same producer holds its unique
     /// key.
     pub holder: Option<Box<(Job, Vec<Attempt>)>>,
@@ -182,16 +185,16 @@ pub(crate) async fn insert_keyed(
     lock_or_make(conn, &jobs.iter().filter_map(order_key_of).collect()).await?;
     let decided = decide(conn, jobs, producer, &memory.lock_first).await?;
     let mut taken = decided.taken;
-    let held = if decided.replace.is_empty() {
-        BTreeMap::new()
-    } else {
-        lock_held(conn, decided.replace.values().map(|holder| holder.id)).await?
+    let changed = || decided.replace.iter().chain(&decided.postpone);
+    let held = match changed().next() {
+        None => BTreeMap::new(),
+        Some(_) => lock_held(conn, changed().map(|(_, holder)| holder.id)).await?,
     };
-    for (place, holder) in &decided.replace {
+    for (place, holder) in changed() {
         // The holder cannot end without its unique key, which this transaction holds. But a runner may have started it
         // since the read without a lock.
         let owed = held.get(&holder.id).ok_or_else(|| again("the holder of a unique key is gone"))?;
-        if next(owed.state, StateInput::Cancel) != Ok(State::Cancelled) {
+        if !still_waits(owed.state) {
             taken.push((*place, KeyHolder { state: owed.state, ..*holder }));
         }
     }
@@ -207,7 +210,7 @@ pub(crate) async fn insert_keyed(
     }
 
     let now = read_clock(conn, &shared.clock).await?;
-    let is_new = |place: &usize| !decided.existing.contains_key(place);
+    let is_new = |place: &usize| !decided.existing.contains_key(place) && !decided.postpone.contains_key(place);
     let mut new: Vec<NewJob> = (0..jobs.len()).filter(is_new).map(|place| jobs[place].clone()).collect();
     if new.len() < jobs.len() {
         new = together(new);
@@ -215,6 +218,13 @@ pub(crate) async fn insert_keyed(
     let mut receipts =
         EnqueueReceipts { replaced: decided.replace.values().map(|h| h.id).collect(), ..EnqueueReceipts::default() };
     for (place, job) in jobs.iter().enumerate() {
+        if let Some(holder) = decided.postpone.get(&place) {
+            let moved = postpone(conn, job, holder, &held, now).await?;
+            let execute_at = moved.as_ref().map_or(holder.execute_at, |moved| moved.execute_at);
+            receipts.jobs.push(EnqueuedJob::Existing(KeyHolder { execute_at, ..*holder }));
+            receipts.postponed.extend(moved);
+            continue;
+        }
         receipts.jobs.push(match decided.existing.get(&place) {
             None => EnqueuedJob::New(accepted_at(job, now)),
             Some(Existing::Holder(holder)) => EnqueuedJob::Existing(*holder),
@@ -292,7 +302,14 @@ struct Decided {
     existing: BTreeMap<usize, Existing>,
     /// Holders to cancel. Their state was read without a lock, so it is checked again later.
     replace: BTreeMap<usize, KeyHolder>,
+    /// Holders to put off. Their state is checked again as well.
+    postpone: BTreeMap<usize, KeyHolder>,
     taken: Vec<(usize, KeyHolder)>,
+}
+
+/// Return true if the job waits, so that it can be replaced or put off.
+fn still_waits(state: State) -> bool {
+    next(state, StateInput::Cancel) == Ok(State::Cancelled)
 }
 
 async fn decide(
@@ -316,7 +333,7 @@ async fn decide(
             WantedKey { kind: &job.kind, key: key.as_bytes(), id: job.id.uuid(), for_ms: job.options.unique_for_ms };
         // Keys of these jobs change hands while their rows exist, so they are locked before they are looked at.
         let passes_on = job.options.unique_for_ms.is_some() || job.options.unique_until == UniqueUntil::Start;
-        let locked = job.on_conflict == OnConflict::Replace || passes_on || lock_first.load(Ordering::Relaxed);
+        let locked = job.on_conflict.changes_holder() || passes_on || lock_first.load(Ordering::Relaxed);
         let taken = if locked { lock_or_take(conn, wanted).await? } else { take_key(conn, wanted).await? };
         let holder = match taken {
             None => None,
@@ -342,20 +359,21 @@ async fn decide(
                     existing = Existing::Holder(holder);
                     decided.existing.insert(first, existing);
                 }
-                OnConflict::Replace
-                    // A producer may not end another producer's job only because it knows the unique key.
-                    if !holder.foreign && next(holder.state, StateInput::Cancel) == Ok(State::Cancelled) =>
-                {
+                // A producer may not end or put off another producer's job only because it knows the unique key.
+                OnConflict::Replace if !holder.foreign && still_waits(holder.state) => {
                     decided.replace.insert(first, holder);
                 }
-                OnConflict::Reject | OnConflict::Replace => decided.taken.push((first, holder)),
+                OnConflict::Postpone if !holder.foreign && still_waits(holder.state) => {
+                    decided.postpone.insert(first, holder);
+                }
+                OnConflict::Reject | OnConflict::Replace | OnConflict::Postpone => decided.taken.push((first, holder)),
             }
         }
         for place in others {
             match jobs[*place].on_conflict {
                 OnConflict::Return => drop(decided.existing.insert(*place, existing)),
-                // A job cannot replace another job of the same request.
-                OnConflict::Reject | OnConflict::Replace => {
+                // A job can neither replace nor put off another job of the same request.
+                OnConflict::Reject | OnConflict::Replace | OnConflict::Postpone => {
                     let holder = holder.unwrap_or(KeyHolder {
                         id: job.id,
                         state: State::Waiting,
@@ -467,6 +485,39 @@ async fn read_in_full(conn: &mut MySqlConnection, id: JobId) -> Result<(Job, Vec
         }
     }
     Err(again("a job kept changing while it was read"))
+}
+
+/// Put this locked holder off to the due time that `job` asks for: never to an earlier one, and not beyond the longest
+/// wait of either. Returns its new due time if that has changed. A job that is held has none yet.
+async fn postpone(
+    conn: &mut MySqlConnection,
+    job: &NewJob,
+    holder: &KeyHolder,
+    held: &BTreeMap<JobId, Owed>,
+    now: Timestamp,
+) -> Result<Option<Accepted>, sqlx::Error> {
+    let Some(owed) = held.get(&holder.id).filter(|owed| owed.execute_at != held_until()) else { return Ok(None) };
+    let row = sqlx::query("SELECT created_at, options FROM jobs FORCE INDEX (PRIMARY) WHERE id = ?")
+        .bind(holder.id.uuid())
+        .fetch_one(&mut *conn)
+        .await?;
+    let (created_at, own): (Timestamp, _) = (row.try_get("created_at")?, options_of(&row)?.max_wait_ms);
+    let longest = own.into_iter().chain(job.options.max_wait_ms).min();
+    let latest =
+        longest.map(|ms| ceil_ms(created_at + TimeDelta::milliseconds(ms.try_into().unwrap_or(i64::MAX / 1_000))));
+    let asked = due_at(job.due, now);
+    let execute_at = latest.map_or(asked, |latest| asked.min(latest)).max(owed.execute_at);
+    if execute_at == owed.execute_at {
+        return Ok(None);
+    }
+    sqlx::query("UPDATE owed SET execute_at = ? WHERE id = ?")
+        .bind(execute_at)
+        .bind(holder.id.uuid())
+        .execute(&mut *conn)
+        .await?;
+    let priority = owed.priority.try_into().map_err(corrupt)?;
+    let (id, kind, queue) = (holder.id, owed.kind.clone(), owed.queue.clone());
+    Ok(Some(Accepted { id, kind, queue, priority, execute_at, created_at, held: false }))
 }
 
 /// Cancel these locked holders, give their unique keys to the jobs at these positions, and write audit records.

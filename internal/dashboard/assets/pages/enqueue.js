@@ -42,6 +42,7 @@ const NONE = {
   conflict: '',
   until: '',
   unique_for: '',
+  max_wait: '',
   order: '',
   failure: '',
   retry: null,
@@ -62,6 +63,7 @@ const OWN = [
   'on_conflict',
   'unique_until',
   'unique_for_ms',
+  'max_wait_ms',
   'order_key',
   'on_failure',
 ];
@@ -115,6 +117,7 @@ function bodyOf(kind, payload, o) {
   put('on_conflict', o.unique && o.conflict, o.conflict);
   put('unique_until', o.unique && o.until, o.until);
   put('unique_for_ms', o.unique && o.unique_for, Math.round(Number(o.unique_for) * 1000));
+  put('max_wait_ms', o.unique && o.conflict === 'postpone' && o.max_wait, Math.round(Number(o.max_wait) * 1000));
   put('order_key', o.order, o.order);
   put('on_failure', o.order && o.failure, o.failure);
   put('retry', o.retry, o.retry);
@@ -438,8 +441,19 @@ function Options({ of: o, set, kind, queues, errors }) {
           <option value="">show that job, enqueue nothing</option>
           <option value="reject">refuse</option>
           <option value="replace">cancel that job, unless it runs</option>
+          <option value="postpone">put that job off to this due time, unless it runs</option>
         </select>
       </${Field}>
+      ${
+        o.conflict === 'postpone' &&
+        field(
+          'Put off for at most, in seconds',
+          'max_wait',
+          'max_wait_ms',
+          { type: 'number', min: '0.001', step: 'any' },
+          'After the job was accepted. Empty: requests that keep coming put it off for ever',
+        )
+      }
       <${Field} label="The job gives up the key" id="option-until" wrong=${wrong('unique_until')}>
         <select id="option-until" value=${o.until} onChange=${(e) => set({ until: e.target.value })}>
           <option value="">when it ends</option>

@@ -431,7 +431,8 @@ function Facts({ job }) {
         html`<a class="mono wrap" href=${`/jobs?q=${seg(`unique_key:${JSON.stringify(job.unique_key)}`)}`}>
           ${job.unique_key}
         </a>${job.unique_until === 'start' ? ', until it starts' : ''}
-        ${job.unique_for_ms ? `, for at least ${span(job.unique_for_ms)}` : ''}`,
+        ${job.unique_for_ms ? `, for at least ${span(job.unique_for_ms)}` : ''}
+        ${job.max_wait_ms ? `, put off for at most ${span(job.max_wait_ms)}` : ''}`,
     )}
     ${fact(
       'Order key',
