@@ -267,6 +267,12 @@ mutants() {
     mutant 'unique key of a job that started' internal/store/jobs/unique_keys.rs \
         'if started && options.unique_until == UniqueUntil::Start && !taken.timed {' 'if started && options.unique_until == UniqueUntil::Start && taken.over {' \
         unique_keys::work_requested_while_a_job_runs_becomes_one_job_of_its_own
+    mutant 'longest wait of a postponed job' internal/store/jobs/unique_keys.rs \
+        '|latest| asked.min(latest))' '|latest| asked.max(latest.min(asked)))' \
+        unique_keys::requests_put_a_waiting_job_off_but_not_beyond_its_longest_wait
+    mutant 'due time of a job that is asked for earlier' internal/store/jobs/unique_keys.rs \
+        '|latest| asked.min(latest)).max(owed.execute_at);' '|latest| asked.min(latest));' \
+        unique_keys::requests_put_a_waiting_job_off_but_not_beyond_its_longest_wait
     mutant 'unique keys of unfinished jobs' internal/store/retention/forget.rs \
         'if row.try_get::<bool, _>("free")? {' 'if true {' \
         unique_keys::the_times_of_unique_keys_are_checked_and_end
@@ -289,7 +295,7 @@ mutants() {
         'if self.paused[queue] {' 'if false {' \
         queues::a_paused_queue_starts_nothing_on_any_runner_until_it_goes_on
     mutant 'batches of claims' internal/engine/reaper.rs \
-        'let (mut after, mut open) = (None, 0);' 'let (mut after, mut open) = (Some(uuid::Uuid::max()), 0);' \
+        'page.lapsed, round).await?.min(open);' 'page.lapsed.into_iter().take(0).collect(), round).await?.min(open);' \
         claims::attempts_of_a_killed_runner_are_found_behind_any_number_of_jobs
     mutant 'transaction of a claim' internal/store/attempts/claim.rs \
         'script.push("BEGIN", Vec::new());' 'script.push("DO 0", Vec::new());' \
@@ -395,7 +401,7 @@ mutants() {
         'in_list(lock, ids, " ORDER BY id FOR UPDATE")' 'in_list(lock, ids, " ORDER BY id")' \
         dead_letters::a_replay_sent_twice_with_one_key_makes_one_job
     mutant 'producer of the holder of a unique key' internal/store/jobs/unique_keys.rs \
-        'foreign: !producer.reaches(&options)' 'foreign: !producer.reaches(&options) && id.is_nil()' \
+        'foreign: !producer.reaches(&options),' 'foreign: !producer.reaches(&options) && options.timeout_ms.is_some(),' \
         security::a_unique_key_shows_and_replaces_only_what_its_own_producer_made
     mutant 'end of what lasts with its key' internal/api/http/revocation.rs \
         'key.id == id && key.revoked.is_none()' 'key.id == id' \
