@@ -256,7 +256,7 @@ mutants() {
         'digest.update(caller);' '' \
         enqueue_once::a_key_belongs_to_its_token_and_to_one_call
     mutant 'state of a holder that is replaced' internal/store/jobs/unique_keys.rs \
-        'if next(owed.state, StateInput::Cancel) != Ok(State::Cancelled) {' 'if false {' \
+        'if !still_waits(owed.state) {' 'if false {' \
         enqueue_once::unique_keys_stay_exact_while_their_holders_run_and_end
     mutant 'time of a unique key after the end of its job' internal/store/rows/unique_keys.rs \
         'let timed = if completed {' 'let timed = if false && completed {' \
