@@ -557,7 +557,7 @@ mutants() {
         ahead::a_limit_holds_for_jobs_that_were_claimed_ahead_of_it
     mutant 'a held job has no due time' internal/store/rows/jobs.rs \
         'if held.contains(&job.id) { held_until().into() }' 'if held.contains(&job.id) && false { held_until().into() }' \
-        order::jobs_with_one_order_key_run_one_at_a_time_in_the_order_of_acceptance
+        order::a_job_that_is_held_is_not_made_due_and_costs_redis_nothing
     mutant 'lock of an order key' internal/store/rows/jobs.rs \
         '    lock_or_make(conn, &newcomers.iter().map(|new| new.key).collect()).await?;' '' \
         order::no_job_is_left_behind_when_jobs_are_accepted_while_those_in_front_end
