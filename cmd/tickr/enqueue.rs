@@ -108,6 +108,7 @@ pub(crate) fn command() -> Command {
             .value_parser(["block", "skip"])
             .requires("order-key"),
         )
+        .arg(text("limit-key", "KEY", "Limit key: limits count the jobs with the same one; see `tickr limits`"))
         .arg(client::idempotency_key())
         .arg(
             text("wait", "DURATION", "Wait at most this long for the end of the job, such as 30s or 10m")
@@ -138,6 +139,7 @@ pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
         ("unique-until", "unique_until"),
         ("order-key", "order_key"),
         ("on-failure", "on_failure"),
+        ("limit-key", "limit_key"),
     ];
     for (flag, field) in texts {
         if let Some(value) = text(flag) {

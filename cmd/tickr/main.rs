@@ -11,6 +11,7 @@
 //! - `dead_letters.rs`: list, replay and discard dead letters
 //! - `operations.rs`: bulk operations on many jobs
 //! - `api_keys.rs`: list, create and revoke API keys
+//! - `limits.rs`: limits by key
 //! - `queues.rs`: list, pause, prioritise and limit queues
 //! - `runners.rs`: list, drain and resume runners
 //! - `events.rs`: follow the events of the cluster
@@ -43,6 +44,7 @@ mod ending;
 mod enqueue;
 mod events;
 mod jobs;
+mod limits;
 mod migrate;
 mod operations;
 mod queues;
@@ -93,6 +95,7 @@ fn main() -> ExitCode {
             operations::command(),
             api_keys::command(),
             queues::command(),
+            limits::command(),
             runners::command(),
             events::command(),
             rebuild::command(),
@@ -113,6 +116,7 @@ fn main() -> ExitCode {
         Some(("enqueue", matches)) => enqueue::run(matches),
         Some(("jobs", matches)) => jobs::run(matches),
         Some(("queues", matches)) => queues::run(matches),
+        Some(("limits", matches)) => limits::run(matches),
         Some(("runners", matches)) => runners::run(matches),
         Some(("events", matches)) => events::run(matches),
         Some(("schedules", matches)) => schedules::run(matches),

@@ -14,6 +14,7 @@
 //! - `bulk.rs`: bulk operations (`/v1/operations`)
 //! - `dead_letters.rs`: dead letters and their groups, replay and discard (`/v1/dead-letters`)
 //! - `events.rs`: server-sent events of one job and of the cluster (`/v1/events`)
+//! - `limits.rs`: limits by key (`/v1/limits`)
 //! - `queues.rs`: settings, pauses and counts of queues (`/v1/queues`)
 //! - `reports.rs`: download of finished reports (`/v1/reports`)
 //! - `runners.rs`: the runners, their jobs, drain and resume (`/v1/runners`)
@@ -26,6 +27,7 @@ mod dead_letters;
 mod events;
 mod http;
 mod jobs;
+mod limits;
 mod queues;
 mod reports;
 mod runners;
@@ -143,6 +145,7 @@ type Api = Arc<ApiParts>;
     )),
     tags(
         (name = "jobs", description = "Enqueue, read, change and cancel jobs"),
+        (name = "limits", description = "Limit how many jobs with the same limit key run at once or start in a period"),
         (name = "queues", description = "Pause queues, set their priorities and limits"),
         (name = "schedules", description = "Enqueue jobs on a cron expression or at an interval"),
         (name = "dead letters", description = "Jobs that failed for good: read, replay, discard"),
@@ -176,6 +179,9 @@ fn routes() -> (Router<Api>, utoipa::openapi::OpenApi) {
         .routes(routes!(bulk::cancel))
         .routes(routes!(jobs::result::result))
         .routes(routes!(jobs::explain::show))
+        .routes(routes!(limits::list))
+        .routes(routes!(limits::show, limits::put, limits::remove))
+        .routes(routes!(limits::keys))
         .routes(routes!(queues::list))
         .routes(routes!(queues::show, queues::change))
         .routes(routes!(queues::pause))

@@ -132,12 +132,15 @@ pub(crate) struct JobView {
     /// Order key. Left out when there is none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) order_key: Option<String>,
+    /// Limit key. Left out when there is none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) limit_key: Option<String>,
     /// What the final failure of the job does to the jobs behind it. Left out without an order key.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<OnFailureWord>)]
     pub(crate) on_failure: Option<OnFailure>,
-    /// True while the job waits for a job in front of it with the same order key. Left out otherwise, and in the
-    /// response to an enqueue.
+    /// True while the job waits for its turn: for a job in front of it with the same order key, or for a limit. Left out
+    /// otherwise, and in the response to an enqueue.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     #[schema(required = false)]
     pub(crate) held: bool,
@@ -421,6 +424,7 @@ impl JobView {
             unique_for_ms: job.options.unique_for_ms,
             max_wait_ms: job.options.max_wait_ms,
             order_key: job.options.order.as_ref().map(|order| order.key.clone()),
+            limit_key: job.options.limit_key.clone(),
             on_failure: job.options.order.as_ref().map(|order| order.on_failure),
             held: false,
             schedule: job.options.schedule.clone().map(Into::into),
@@ -467,6 +471,7 @@ impl JobView {
             max_wait_ms: job.options.max_wait_ms,
             on_failure: job.options.order.as_ref().map(|order| order.on_failure),
             order_key: job.options.order.map(|order| order.key),
+            limit_key: job.options.limit_key,
             held: job.held,
             schedule: job.options.schedule.map(Into::into),
             tags: job.options.tags.iter().map(ToString::to_string).collect(),

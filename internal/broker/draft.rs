@@ -46,6 +46,8 @@ pub struct Draft {
     pub max_wait_ms: Option<u64>,
     /// Order key: jobs with the same one run one at a time, in the order of their acceptance.
     pub order_key: Option<String>,
+    /// Limit key: the limits that operators set count the jobs with the same one.
+    pub limit_key: Option<String>,
     /// What the final failure of the job does to the jobs behind it. Only together with an order key.
     pub on_failure: Option<OnFailure>,
     /// Words by which the job can be found, at most ten.
@@ -74,6 +76,7 @@ impl Draft {
             unique_for_ms: None,
             max_wait_ms: None,
             order_key: None,
+            limit_key: None,
             on_failure: None,
             tags: Vec::new(),
             trace: None,
@@ -198,6 +201,9 @@ impl Draft {
         if self.order_key.as_ref().is_some_and(|key| !key_fits(key)) {
             wrong("/order_key", format!("must be 1 to {} bytes", limits::MAX_KEY_BYTES));
         }
+        if self.limit_key.as_ref().is_some_and(|key| !key_fits(key)) {
+            wrong("/limit_key", format!("must be 1 to {} bytes", limits::MAX_KEY_BYTES));
+        }
         if self.on_failure.is_some() && self.order_key.is_none() {
             wrong("/on_failure", "may only be given together with order_key".to_owned());
         }
@@ -247,6 +253,7 @@ impl Draft {
                 unique_until: self.unique_until.unwrap_or_default(),
                 unique_for_ms: self.unique_for_ms,
                 max_wait_ms: self.max_wait_ms,
+                limit_key: self.limit_key,
                 order: self.order_key.map(|key| Order { key, on_failure: self.on_failure.unwrap_or_default() }),
                 ..JobOptions::default()
             },

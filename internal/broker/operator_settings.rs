@@ -1,5 +1,5 @@
-//! The settings of operators that every process must follow within two seconds: API keys, queues, and whether this
-//! runner is drained.
+//! The settings of operators that every process must follow within two seconds: API keys, queues, limits, and whether
+//! this runner is drained.
 //!
 //! They are stored in MySQL. Each process keeps a copy, which it compares with MySQL every second, and at once after a
 //! change made through it. While MySQL cannot be read, the last copy stays valid for queues and drains, so that runners
@@ -19,7 +19,7 @@ use tokio_util::task::TaskTracker;
 use uuid::Uuid;
 
 use tickr_job::{Name, RunnerId};
-use tickr_store::{ApiKey, ChangeSummary, QueueSetting, Store, StoreError};
+use tickr_store::{ApiKey, ChangeSummary, LimitSetting, QueueSetting, Store, StoreError};
 
 /// Time between two comparisons of the copy with MySQL.
 const READ_EVERY: Duration = Duration::from_secs(1);
@@ -41,12 +41,14 @@ pub struct OperatorSettings {
     pub api_keys: Vec<ApiKey>,
     /// Queues that have or had settings.
     pub queues: BTreeMap<Name, QueueSetting>,
+    /// Limits by key.
+    pub limits: Arc<Vec<LimitSetting>>,
     /// Queues with a limit, each with a runner that wants more permits than it has.
     pub wanting: BTreeSet<(Name, String)>,
     /// An operator drained this runner: it takes no new work.
     pub drained: bool,
-    /// The checksum of the API keys and queues before they were read, and the moment of that. Absent when it could not
-    /// be read.
+    /// The checksum of the API keys, queues and limits before they were read, and the moment of that. Absent when it
+    /// could not be read.
     pub checksum: Option<(String, Instant)>,
 }
 
@@ -84,7 +86,9 @@ impl OperatorSettingsCopy {
         tasks: &TaskTracker,
     ) -> Result<Self, StoreError> {
         let asked = Instant::now();
-        let copy = watch::Sender::new(Arc::new(read(&store, &runner).await?));
+        let first = read(&store, &runner).await?;
+        store.follow_limits(&first.limits, asked);
+        let copy = watch::Sender::new(Arc::new(first));
         // Back-dated, so that the first use of an API key is recorded soon.
         let noted = Instant::now().checked_sub(NOTE_EVERY).unwrap_or_else(Instant::now);
         let used = Arc::new(Mutex::new(Used { keys: HashSet::new(), noted }));
@@ -188,6 +192,7 @@ impl OperatorSettingsCopy {
                 Arc::new(fresh)
             }
         };
+        self.store.follow_limits(&fresh.limits, asked);
         self.copy.send_replace(fresh);
         let mut read_at = self.read_at.lock().unwrap_or_else(PoisonError::into_inner);
         *read_at = asked.max(*read_at);
@@ -240,7 +245,7 @@ impl OperatorSettingsCopy {
 }
 
 impl OperatorSettings {
-    /// Return whether the API keys and queues are those that this summary saw.
+    /// Return whether the API keys, queues and limits are those that this summary saw.
     fn is_as(&self, summary: &ChangeSummary) -> bool {
         self.checksum
             .as_ref()
@@ -252,7 +257,8 @@ async fn read(store: &Store, runner: &RunnerId) -> Result<OperatorSettings, Stor
     let (api_keys, queues, drained) = (store.api_keys().await?, store.queues().await?, store.is_drained(runner).await?);
     let wanting = wanting(store, queues.iter()).await?;
     let queues = queues.into_iter().map(|queue| (queue.name.clone(), queue)).collect();
-    Ok(OperatorSettings { api_keys, queues, wanting, drained, checksum: None })
+    let limits = Arc::new(store.limits().await?);
+    Ok(OperatorSettings { api_keys, queues, limits, wanting, drained, checksum: None })
 }
 
 /// Read which runners want permits, if any of these queues has a limit.

@@ -85,6 +85,12 @@ macro_rules! shared_options {
                 self
             }
 
+            /// Set the limit key: the limits that operators set count the jobs with the same one.
+            pub fn limit_key(mut self, key: impl Into<String>) -> Self {
+                self.options.limit_key = Some(key.into());
+                self
+            }
+
             /// Set what the final failure of the job does to the jobs behind it with the same order key. Default: it
             /// blocks them. Only together with an order key.
             pub fn on_failure(mut self, action: OnFailure) -> Self {

@@ -26,6 +26,7 @@ pub(super) struct Options {
     pub(super) unique_for: Option<Duration>,
     pub(super) max_wait: Option<Duration>,
     pub(super) order_key: Option<String>,
+    pub(super) limit_key: Option<String>,
     pub(super) on_failure: Option<OnFailure>,
     pub(super) tags: Vec<String>,
     pub(super) idempotency_key: Option<String>,
@@ -47,6 +48,7 @@ impl Default for Options {
             unique_for: None,
             max_wait: None,
             order_key: None,
+            limit_key: None,
             on_failure: None,
             tags: Vec::new(),
             idempotency_key: None,
@@ -88,6 +90,8 @@ pub(super) struct Body {
     #[serde(skip_serializing_if = "Option::is_none")]
     order_key: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    limit_key: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     on_failure: Option<OnFailure>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     tags: Vec<String>,
@@ -118,6 +122,7 @@ impl Options {
             unique_for_ms: self.unique_for.map(millis),
             max_wait_ms: self.max_wait.map(millis),
             order_key: self.order_key.clone(),
+            limit_key: self.limit_key.clone(),
             on_failure: self.on_failure,
             tags: self.tags.clone(),
         }
@@ -148,6 +153,7 @@ impl Body {
             unique_for_ms: self.unique_for_ms,
             max_wait_ms: self.max_wait_ms,
             order_key: self.order_key.clone(),
+            limit_key: self.limit_key.clone(),
             on_failure: self.on_failure,
             tags: self.tags.clone(),
             trace: trace.cloned(),

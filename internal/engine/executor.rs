@@ -249,8 +249,9 @@ async fn undo_claim(
     let (verdict, settled) = settle(shared, settlement).await;
     drop((live, room));
     match settled {
-        Some(Settled::Done { execute_at: Some(execute_at), line: Some((queue, priority)), .. }) => {
+        Some(Settled::Done { execute_at: Some(execute_at), line: Some((queue, priority)), released, .. }) => {
             shared.broker.hint_first(claimed.id, &queue, priority, execute_at);
+            shared.start_or_hint(released);
         }
         settled => {
             if let Some(Settled::Done { state, .. }) = &settled {

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use super::EngineState;
 use super::reports::OldReports;
 use tickr_job::JobId;
-use tickr_store::{KEEP_RUNNERS, StoreError, TallyPlace, UniqueKeyPlace};
+use tickr_store::{KEEP_RUNNERS, LimitKey, StoreError, TallyPlace, UniqueKeyPlace};
 
 /// Time between rounds, before jitter.
 const ROUND_EVERY: Duration = Duration::from_secs(60);
@@ -103,9 +103,11 @@ struct JanitorPositions {
     queues: Option<TallyPlace>,
     departures: Option<JobId>,
     order_keys: Vec<u8>,
+    limit_keys: Option<LimitKey>,
     unique_keys: Option<UniqueKeyPlace>,
-    /// The end of the last walk through the order keys.
+    /// The ends of the last walks through the order keys and the keys of limits.
     order_keys_walked: Option<Instant>,
+    limit_keys_walked: Option<Instant>,
 }
 
 impl JanitorPositions {
@@ -129,6 +131,7 @@ impl JanitorPositions {
             done("tallies", self.tallies(shared, pages()).await);
             done("the table departures", self.departures(shared, pages()).await);
             done("order keys", self.order_keys(shared, pages()).await);
+            done("keys of limits", self.limit_keys(shared, pages()).await);
             done("unique keys", self.unique_keys(shared, pages()).await);
         }
         eldest && more && !shared.stop_loops.is_cancelled()
@@ -225,6 +228,22 @@ impl JanitorPositions {
             self.order_keys_walked = next.is_none().then(Instant::now);
             self.order_keys = next.unwrap_or_default();
             if self.order_keys_walked.is_some() {
+                return Ok(false);
+            }
+            if !pages.next_page().await {
+                return Ok(true);
+            }
+        }
+    }
+
+    async fn limit_keys(&mut self, shared: &EngineState, mut pages: PageBudget<'_>) -> Result<bool, StoreError> {
+        if self.limit_keys_walked.is_some_and(|end| end.elapsed() < REST) {
+            return Ok(false);
+        }
+        loop {
+            self.limit_keys = shared.store.forget_limit_keys(self.limit_keys.take()).await?.1;
+            self.limit_keys_walked = self.limit_keys.is_none().then(Instant::now);
+            if self.limit_keys_walked.is_some() {
                 return Ok(false);
             }
             if !pages.next_page().await {

@@ -12,10 +12,11 @@
 //! - `queue_order.rs`: the order in which a runner takes from its lanes (a lane is one priority of one queue).
 //! - `permits.rs`: the permits of this runner for queues with a concurrency limit.
 //! - `fetcher.rs`: takes ids for free seats.
-//! - `released.rs`: starts the next job of an order key without the way through Redis.
+//! - `released.rs`: starts jobs that waited for an order key or a limit without the way through Redis.
 //! - `worker_pool.rs`: how many handlers run at once, and how many jobs may be claimed or settled besides.
 //! - `worker.rs`: claims an id and has the job executed.
 //! - `executor.rs`: runs one attempt, from its claim to its settled verdict.
+//! - `limits.rs`: the sweep of limits by key.
 //! - `live.rs`: the attempts that run in this process.
 //! - `trace.rs`: the OpenTelemetry span of an attempt.
 //! - `attempt_metrics.rs`: metrics of attempts.
@@ -50,6 +51,7 @@ mod fetcher;
 mod heartbeat;
 mod heartbeat_history;
 mod janitor;
+mod limits;
 mod live;
 mod permits;
 mod queue_order;
@@ -239,11 +241,11 @@ impl Engine {
             Heartbeat::start(store.heartbeat_connection(), row, Arc::clone(&live), Arc::clone(&heartbeats), events)?;
         let alarm = Arc::new(Alarm::start()?);
         let tick_alarm = Arc::new(Alarm::start()?);
-        let claimant = store.claimant(runner, registry.names(), settings.lease);
+        let (sender, released) = mpsc::unbounded_channel();
+        let claimant = store.claimant(runner, registry.names(), settings.lease).sending_to(sender.clone());
         let shared =
             Arc::new(EngineState::new((broker, index, operator_settings), registry, settings, (live, heartbeats)));
         let (fetching, working, looping) = (TaskTracker::new(), TaskTracker::new(), TaskTracker::new());
-        let (sender, released) = mpsc::unbounded_channel();
         // It is set here alone.
         let _ = shared.released.set(sender);
         // The fetcher takes a seat for each id before it takes the id.

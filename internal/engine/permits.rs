@@ -16,8 +16,8 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::Notify;
 
-use super::EngineState;
 use super::heartbeat_history::HeartbeatHistory;
+use super::{EngineState, limits};
 use tickr_broker::OperatorSettings;
 use tickr_job::Name;
 use tickr_store::{MayJudge, PermitGrant, PermitRequest};
@@ -121,6 +121,11 @@ impl Permit {
     /// Return whether the queue has a limit, so that other runners may take the permit when this runner falls silent.
     pub(super) const fn is_limited(&self) -> bool {
         self.gaps.is_some()
+    }
+
+    /// Return the queue of the job that runs on the permit.
+    pub(super) fn queue(&self) -> &Name {
+        &self.permits.queues[self.queue].name
     }
 
     /// Record the result of the claim made with this permit: whether a job runs, and whether the job had already ended.
@@ -262,7 +267,11 @@ fn limit(settings: &OperatorSettings, queue: &Name) -> Option<u32> {
 /// Adjust the permits to the settings of the operators and to what is in use, and wake the fetcher when it may start
 /// more.
 pub(super) async fn keep_until_stopped(shared: Arc<EngineState>) {
-    tokio::join!(adjust_until_stopped(&shared), wake_fetcher_until_stopped(&shared));
+    tokio::join!(
+        adjust_until_stopped(&shared),
+        wake_fetcher_until_stopped(&shared),
+        limits::sweep_until_stopped(&shared)
+    );
 }
 
 /// Wake the fetcher when a permit is free again. This runs beside the loop that waits for MySQL: until the fetcher

@@ -79,6 +79,9 @@ pub async fn run_suspect(
     let shared = Arc::new(EngineState::new((broker, index, operator_settings), registry, settings, (live, heartbeats)));
     let mut happened = shared.broker.events().listen();
     let asked = Instant::now();
+    // A suspect counts against its limits as well.
+    let asked_limits = Instant::now();
+    store.follow_limits(&Arc::new(store.limits().await?), asked_limits);
     let claim = claimant.claim_suspect(job).await;
     // The connection of the claimant is not needed any more.
     drop(claimant);
@@ -122,7 +125,7 @@ fn begin(
             let shared = Arc::clone(shared);
             Some(tokio::spawn(async move { executor::refuse(&shared, *unreadable).await }))
         }
-        Ok(Claim::Gone) => {
+        Ok(Claim::Gone | Claim::Parked) => {
             line.report(&ChildReport::Gone);
             None
         }

@@ -215,6 +215,8 @@ async fn run_here(shared: &EngineState, claimant: &Claimant, job: DueJob) {
         Ok(Claim::Unreadable(unreadable)) => executor::refuse(shared, *unreadable).await,
         Ok(Claim::NotDue(job) | Claim::OtherKind(job)) => shared.broker.hint_due(&job),
         Ok(Claim::Gone) => metrics::counter!("tickr_claims_dropped_total").increment(1),
+        // It comes back when its limit has room.
+        Ok(Claim::Parked) => {}
         Err(error) => {
             tracing::warn!(job = %job.id, %error, "cannot claim a job");
             shared.store_failed();

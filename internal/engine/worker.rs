@@ -53,7 +53,9 @@ async fn claim(shared: &EngineState, claimant: &Claimant, id: JobId, seat: Seat,
     }
     // The lease starts at some moment after this one.
     let mut asked = Instant::now();
-    let mut claim = if shared.workers.is_ahead() { claimant.claim_ahead(id).await } else { claimant.claim(id).await };
+    let queue = permit.queue();
+    let ahead = shared.workers.is_ahead();
+    let mut claim = if ahead { claimant.claim_ahead(id, queue).await } else { claimant.claim(id, queue).await };
     let mut worker = None;
     if let Ok(Claim::LastAttempt(job)) = &claim {
         shared.workers.record_last_attempt();
@@ -68,7 +70,7 @@ async fn claim(shared: &EngineState, claimant: &Claimant, id: JobId, seat: Seat,
             return;
         }
         asked = Instant::now();
-        claim = claimant.claim(id).await;
+        claim = claimant.claim(id, queue).await;
     }
     let took = asked.elapsed();
     shared.attempt_metrics.record_claimed(took);
@@ -111,6 +113,8 @@ async fn handle_claim(
         Ok(Claim::Suspect(job)) => Box::pin(suspects::run_or_put_off(shared, claimant, job, permit)).await,
         // A job that has a worker is claimed for its last attempt as well, so the claim does not return this.
         Ok(Claim::LastAttempt(job)) => shared.broker.hint_due(&job),
+        // It comes back when its limit has room.
+        Ok(Claim::Parked) => {}
         Ok(Claim::Gone) => metrics::counter!("tickr_claims_dropped_total").increment(1),
         Err(error) => {
             tracing::warn!(job = %id, %error, "cannot claim a job");

@@ -10,6 +10,7 @@
 //! - `history`: [`Tally`], [`SlotWidth`] and [`Span`], counts per time slot for charts
 //! - `hours`: [`Hours`], a part of the day in UTC
 //! - `id`: [`JobId`], [`AttemptToken`] and [`RunnerId`]
+//! - `limit`: [`Limit`], the bounds of jobs with the same limit key
 //! - `dead_letter`: [`DeadLetter`], the data of a job that failed for good
 //! - `name`: [`Name`], the syntax of queue and kind names
 //! - `operation`: [`Operation`], a bulk operation: one action on many jobs
@@ -39,6 +40,7 @@ mod histogram;
 mod history;
 mod hours;
 mod id;
+pub mod limit;
 mod name;
 pub mod operation;
 mod producer;
@@ -67,6 +69,7 @@ pub use histogram::{Histogram, InvalidHistogram};
 pub use history::{Point, Series, SlotWidth, Span, Tally, Window};
 pub use hours::Hours;
 pub use id::{AttemptToken, JobId, RunnerId, first_id_of};
+pub use limit::{Bounds, Limit, Rate, SharedBy};
 pub use name::{InvalidName, Name};
 pub use operation::{Action, Among, NewOperation, Operation, OperationParams, OperationState};
 pub use producer::Producer;

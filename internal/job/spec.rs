@@ -21,7 +21,7 @@ pub mod limits {
     pub const MAX_BATCH: usize = 1_000;
     /// Maximum time that a unique key stays taken after the acceptance of its job.
     pub const MAX_UNIQUE_FOR: Duration = Duration::from_secs(366 * 24 * 60 * 60);
-    /// Maximum length of a unique key or an order key, in bytes.
+    /// Maximum length of a unique key, an order key or a limit key, in bytes.
     pub const MAX_KEY_BYTES: usize = 255;
     /// Maximum length of the reason for a discard, in characters.
     pub const MAX_REASON: usize = 500;
@@ -155,6 +155,9 @@ pub struct JobOptions {
     /// Order key of the job.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub order: Option<Order>,
+    /// Limit key of the job, 1 to 255 bytes: the limits that operators set count the jobs with the same one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub limit_key: Option<String>,
     /// When the job gives up its unique key.
     #[serde(skip_serializing_if = "UniqueUntil::is_default")]
     pub unique_until: UniqueUntil,

@@ -22,7 +22,7 @@ use crate::jobs::search::{Breakdown, Counted, Order, Search, SearchBudget, break
 use crate::retention::remove::{Removal, remove};
 use crate::rows::aged::{Aged, purge_aged};
 use crate::rows::jobs::Accepted;
-use crate::rows::order::held_until;
+use crate::rows::limits::waits_for_turn;
 use crate::rows::owed::lock_held;
 use crate::sql::batches::{groups, placeholders, statement, tuples};
 use crate::sql::clock::read_clock;
@@ -621,7 +621,7 @@ impl Work {
         // A moment in the past means now. Due times are whole milliseconds, rounded so that no job starts early.
         let due = params.execute_at.map(|moment| ceil_ms(moment).max(floor_ms(now)));
         for (id, owed) in lock_held(conn, ids.iter().copied().map(JobId::from_uuid)).await? {
-            let held = owed.execute_at == held_until();
+            let held = waits_for_turn(owed.execute_at);
             if !matches!(owed.state, State::Waiting | State::Retrying) || (held && due.is_some()) {
                 continue;
             }

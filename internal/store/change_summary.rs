@@ -11,7 +11,7 @@ use sqlx::Row;
 use crate::sql::connection::on_pool;
 use crate::sql::error::corrupt;
 use crate::sql::script::{Script, Value};
-use crate::{Store, StoreError, api_keys, queues};
+use crate::{Store, StoreError, api_keys, queues, rows};
 use tickr_job::{Name, RunnerId, Timestamp};
 
 /// What may have changed since the last summary.
@@ -19,11 +19,13 @@ use tickr_job::{Name, RunnerId, Timestamp};
 pub struct ChangeSummary {
     /// A moment before MySQL read the tables, by the monotonic clock of this process.
     pub asked: Instant,
-    /// Number of rows and checksum of the API keys and of the queues. Two summaries with the same value show the same
+    /// Number of rows and checksum of the API keys, the queues and the limits. Two summaries with the same value show the same
     /// settings, but for a chance of one in four billion.
     pub settings: String,
     /// An operator drained the runner.
     pub drained: bool,
+    /// A job has a slot of a limit by key, or waits for one.
+    pub limits_in_use: bool,
     /// No runner carries out some bulk operation.
     pub operation_is_free: bool,
     /// Due time of the first tick among the schedules of the runner's kinds.
@@ -45,7 +47,8 @@ impl Store {
                 let kinds: Vec<&str> = kinds.iter().map(Name::as_str).collect();
                 let (places, listed) = script.list(&kinds);
                 let sql = format!(
-                    "SELECT UTC_TIMESTAMP(6) AS now, CONCAT({}, ' ', {}) AS settings, \
+                    "SELECT UTC_TIMESTAMP(6) AS now, CONCAT({}, ' ', {}, ' ', {}) AS settings, \
+                     EXISTS (SELECT 1 FROM limit_slots) OR EXISTS (SELECT 1 FROM limit_waits) AS limits_in_use, \
                      EXISTS (SELECT 1 FROM runners WHERE id = ? AND drained_at IS NOT NULL) AS drained, \
                      EXISTS (SELECT 1 FROM operations FORCE INDEX (operations_state) WHERE state = 'running' \
                      AND lease_until < UTC_TIMESTAMP(6)) AS operation_is_free, \
@@ -53,6 +56,7 @@ impl Store {
                      AND kind IN {places} ORDER BY next_at LIMIT 1) AS next_tick",
                     checksum("api_keys", api_keys::COLUMNS),
                     checksum("queues", queues::COLUMNS),
+                    checksum("limits", rows::limits::COLUMNS),
                 );
                 let values = std::iter::once(Value::Text(runner.as_str())).chain(listed).collect();
                 script.push(sql, values);
@@ -65,6 +69,7 @@ impl Store {
                     asked,
                     settings: row.try_get_unchecked("settings")?,
                     drained: row.try_get::<i64, _>("drained")? != 0,
+                    limits_in_use: row.try_get::<i64, _>("limits_in_use")? != 0,
                     operation_is_free: row.try_get::<i64, _>("operation_is_free")? != 0,
                     next_tick: row.try_get("next_tick")?,
                 })
@@ -78,5 +83,7 @@ impl Store {
 fn checksum(table: &str, columns: &str) -> String {
     let columns: Vec<String> = columns.split(',').map(|column| format!("IFNULL({}, '')", column.trim())).collect();
     let columns = columns.join(", ");
-    format!("(SELECT CONCAT(COUNT(*), ':', IFNULL(BIT_XOR(CRC32(CONCAT_WS('|', {columns}))), 0)) FROM {table})")
+    // A CRC is linear: the same change of two rows would cancel out. So it is taken of a digest.
+    let row = format!("CRC32(SHA2(CONCAT_WS('|', {columns}), 256))");
+    format!("(SELECT CONCAT(COUNT(*), ':', IFNULL(BIT_XOR({row}), 0)) FROM {table})")
 }

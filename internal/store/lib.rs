@@ -25,6 +25,7 @@
 //! - `change_summary.rs`: a summary of what runners look at each second.
 //! - `dead_letters.rs`: dead letters.
 //! - `idempotency.rs`: carries out requests with an idempotency key at most once, and stores their responses.
+//! - `limits.rs`: limits by key, made by operators.
 //! - `migrate/`: changes the tables to the form that this binary needs.
 //! - `queues.rs`: settings of queues.
 //! - `runners.rs`: the list of runners, the jobs in their workers, drain.
@@ -40,6 +41,7 @@ mod change_summary;
 mod dead_letters;
 mod idempotency;
 mod jobs;
+mod limits;
 mod migrate;
 mod queues;
 mod reports;
@@ -58,6 +60,7 @@ pub use attempts::claim_batches::{BatchPage, LapseRule, Lapsed};
 pub use attempts::lease::{
     HeartbeatAnswer, HeartbeatConnection, OwedPage, Reaped, RunnerBeat, RunnerRow, UnstoppedRunners,
 };
+pub use attempts::limited::LimitSweep;
 pub use attempts::permits::{MayJudge, PermitGrant, PermitRequest};
 pub use attempts::readers::{Reader, UNREAD};
 pub use attempts::settlement::{Again, Settled, Settlement};
@@ -79,6 +82,7 @@ pub use jobs::explain::QueuePosition;
 #[doc(hidden)]
 pub use jobs::lanes::due_statements;
 pub use jobs::lanes::{Depth, DueCursor, DueLine, DueRange, DueRow, DueWalk, LinePage};
+pub use jobs::limits::{KeyUse, ParkedAt};
 pub use jobs::order::OrderPlace;
 pub use jobs::pending::Pending;
 pub use jobs::read::JobPage;
@@ -86,6 +90,7 @@ pub use jobs::search::{Breakdown, Counted, Replayed};
 pub use jobs::stats::{PoolUse, Stats};
 pub use jobs::unique_keys::{EnqueueOutcome, EnqueueReceipts, EnqueuedJob, KeyHolder};
 pub use jobs::watch::JobRevision;
+pub use limits::{LimitOutcome, MAX_LIMITS};
 pub use migrate::{MIGRATION_PATIENCE, MigrateSettings};
 pub use queues::{MAX_QUEUES, Pause, PauseRequest, QueueChange, QueueChangeOutcome, QueueSetting};
 pub use reports::files::{RemovedPlace, RemovedReport};
@@ -94,6 +99,7 @@ pub use retention::forget::{KEEP_RUNNERS, TallyPlace, UniqueKeyPlace};
 pub use retention::purge::Purged;
 pub use retention::times::{KindRetention, Retention};
 pub use rows::jobs::Accepted;
+pub use rows::limits::{FairShare, LimitKey, LimitSetting};
 pub use rows::owed::{DueJob, MAX_LOSSES, MAX_SPARED, SUSPECT_FROM};
 pub use runners::{DrainOutcome, LiveAttempt, MAX_WORKER_JOBS, RunnerSeen, WorkerJob, WorkerJobs};
 pub use samples::{Figures, History, MAX_CHARTED, MAX_SAMPLES, Sample};
@@ -121,13 +127,16 @@ use std::time::{Duration, Instant};
 
 use sqlx::mysql::MySqlConnectOptions;
 use sqlx::{MySqlConnection, Row};
+use tokio::sync::mpsc::UnboundedSender;
 use tokio_util::task::TaskTracker;
 
 use attempts::claim::{ClaimRequest, Claims};
 use attempts::claim_batches::OpenClaims;
+use attempts::limited::{FreedSlots, SlotsOfJob};
 use attempts::settle::Settles;
 use jobs::idempotent_inserts::IdempotentInserts;
 use jobs::insert::{Inserts, OrderedInserts, together};
+use rows::limits::KnownLimits;
 use rows::tallies::Lanes;
 use sql::connection::Target;
 use sql::durability::Variables;
@@ -142,6 +151,8 @@ const WAITING_INSERTS: usize = 20_000;
 const WAITING_WORKERS: usize = 8_192;
 /// Claims of suspects that may wait. A process makes one at a time.
 const WAITING_SUSPECTS: usize = 16;
+/// Longest wait until the slots of an attempt that has been settled are free.
+const SLOTS_LIMIT: Duration = Duration::from_secs(5);
 /// If the first connection takes longer than this, MySQL counts as having been down.
 const PROMPT: Duration = Duration::from_secs(1);
 
@@ -175,6 +186,8 @@ struct StoreInner {
     was_out: bool,
     /// The attempts that this process has claimed and not yet settled.
     open_claims: Arc<OpenClaims>,
+    /// The limits by key that this process follows.
+    limits: Arc<KnownLimits>,
 }
 
 /// The store. It is cheap to clone.
@@ -185,6 +198,7 @@ pub struct Store {
     ordered: Arc<GroupCommit<OrderedInserts>>,
     idempotent_inserts: Arc<GroupCommit<IdempotentInserts>>,
     settles: Arc<GroupCommit<Settles>>,
+    freed: Arc<GroupCommit<FreedSlots>>,
 }
 
 /// The first questions to the server when tickr starts. They are one attempt, with one time limit, because the
@@ -251,9 +265,9 @@ impl Store {
         }
         // Other connections than those of the pools, rounded up: the flushers of the three group commits and of the
         // claims, the connections for locked rows (`locked_rows.rs`), the flushers of jobs with order keys and of
-        // suspects, and the heartbeat.
+        // suspects, those of limits by key with their locked rows, and the heartbeat.
         let pooled = settings.connections.max(PoolSizes::LEAST) + sql::pools::FOR_REPORTS;
-        let connections = pooled as usize + 5 * settings.flushers + 7;
+        let connections = pooled as usize + 7 * settings.flushers + 9;
         if let Some(most) = first.variables.prepared_statements() {
             if most < connections {
                 return Err(refused(format!(
@@ -273,9 +287,10 @@ impl Store {
             tasks: TaskTracker::new(),
             was_out,
             open_claims: Arc::default(),
+            limits: Arc::default(),
         });
         let (options, tasks) = (&shared.options, &shared.tasks);
-        let inserts = Inserts { clock: shared.clock.clone() };
+        let inserts = Inserts { clock: shared.clock.clone(), limits: Arc::clone(&shared.limits) };
         let inserts = GroupCommit::start(inserts, options, settings.flushers, WAITING_INSERTS, tasks);
         let ordered = OrderedInserts { clock: shared.clock.clone() };
         let ordered = Arc::new(GroupCommit::start(ordered, options, 1, WAITING_INSERTS, tasks));
@@ -284,12 +299,15 @@ impl Store {
             GroupCommit::start(idempotent_inserts, options, settings.flushers, WAITING_INSERTS, tasks);
         let settles = Settles::new(shared.clock.clone(), shared.lanes);
         let settles = GroupCommit::start(settles, options, settings.flushers, WAITING_WORKERS, tasks);
+        let freed = FreedSlots { limits: Arc::clone(&shared.limits) };
+        let freed = Arc::new(GroupCommit::start(freed, options, settings.flushers, WAITING_WORKERS, tasks));
         Ok(Self {
             shared,
             inserts: Arc::new(inserts),
             ordered,
             idempotent_inserts: Arc::new(idempotent_inserts),
             settles: Arc::new(settles),
+            freed,
         })
     }
 
@@ -352,18 +370,27 @@ impl Store {
     #[must_use]
     pub fn claimant(&self, runner: RunnerId, kinds: Vec<Name>, lease: Duration) -> Claimant {
         let shared = &self.shared;
-        let runner = Arc::new(runner);
-        let claims = |kinds, suspects| Claims {
+        let (runner, kinds): (_, Arc<[Name]>) = (Arc::new(runner), kinds.into());
+        let claims = |suspects, limited| Claims {
             runner: Arc::clone(&runner),
-            kinds,
+            kinds: Arc::clone(&kinds),
             lease,
             suspects,
+            limits: Arc::clone(&shared.limits),
+            limited,
             open: Arc::clone(&shared.open_claims),
         };
-        let (suspects, claims) = (claims(kinds.clone(), true), claims(kinds, false));
-        let suspects = GroupCommit::start(suspects, &shared.options, 1, WAITING_SUSPECTS, &shared.tasks);
-        let claims = GroupCommit::start(claims, &shared.options, shared.flushers, WAITING_WORKERS, &shared.tasks);
-        Claimant { claims: Arc::new(claims), suspects: Arc::new(suspects) }
+        let start = |claims, flushers, waiting| {
+            Arc::new(GroupCommit::start(claims, &shared.options, flushers, waiting, &shared.tasks))
+        };
+        Claimant {
+            claims: start(claims(false, false), shared.flushers, WAITING_WORKERS),
+            // Apart from the others, which need not wait for the keys.
+            limited: start(claims(false, true), shared.flushers, WAITING_WORKERS),
+            suspects: start(claims(true, true), 1, WAITING_SUSPECTS),
+            limits: Arc::clone(&shared.limits),
+            let_go: None,
+        }
     }
 
     /// Settle an attempt, if the token still holds its job.
@@ -373,8 +400,19 @@ impl Store {
     /// may try again.
     pub async fn settle(&self, settlement: Settlement) -> Result<Settled, StoreError> {
         let (id, token) = (settlement.id, settlement.token);
-        let settled = self.settles.submit(settlement).await?;
+        let slots = settlement.opened.as_ref().map(|opened| Arc::clone(&opened.slots)).unwrap_or_default();
+        let mut settled = self.settles.submit(settlement).await?;
         self.shared.open_claims.ended(id, token);
+        if let Settled::Done { released, .. } = &mut settled
+            && !slots.is_empty()
+        {
+            let freed = self.freed.submit(SlotsOfJob { id: id.uuid(), keys: slots });
+            match tokio::time::timeout(SLOTS_LIMIT, freed).await {
+                Ok(Ok(gone)) => released.extend(gone),
+                Ok(Err(error)) => tracing::debug!(%error, "cannot free the slots of a job, the next sweep does"),
+                Err(_) => tracing::debug!("mysql did not free the slots of a job in time, the next sweep does"),
+            }
+        }
         Ok(settled)
     }
 
@@ -409,8 +447,8 @@ impl Store {
     /// Close the store: finish the writes that were handed in, then close the connections. Call this after all users of
     /// the store have ended.
     pub async fn close(self) {
-        let Self { shared, inserts, ordered, idempotent_inserts, settles } = self;
-        drop((inserts, ordered, idempotent_inserts, settles));
+        let Self { shared, inserts, ordered, idempotent_inserts, settles, freed } = self;
+        drop((inserts, ordered, idempotent_inserts, settles, freed));
         shared.tasks.close();
         if tokio::time::timeout(Duration::from_secs(10), shared.tasks.wait()).await.is_err() {
             tracing::warn!("the store closed while a task of tickr still used it");
@@ -428,7 +466,10 @@ impl Store {
 #[derive(Clone)]
 pub struct Claimant {
     claims: Arc<GroupCommit<Claims>>,
+    limited: Arc<GroupCommit<Claims>>,
     suspects: Arc<GroupCommit<Claims>>,
+    limits: Arc<KnownLimits>,
+    let_go: Option<UnboundedSender<DueJob>>,
 }
 
 impl std::fmt::Debug for Claimant {
@@ -438,13 +479,20 @@ impl std::fmt::Debug for Claimant {
 }
 
 impl Claimant {
+    /// Send parked jobs that a claim let go to `let_go`. Without this they wait until a reconciler finds them.
+    #[must_use]
+    pub fn sending_to(self, let_go: UnboundedSender<DueJob>) -> Self {
+        Self { let_go: Some(let_go), ..self }
+    }
+
     /// Start an attempt, if the job waits and is due. The attempt is committed when this returns [`Claim::Won`] (G5).
+    /// `queue` is the queue of the job.
     ///
     /// # Errors
     /// [`StoreError`] when MySQL cannot be reached or refuses the statement. If the attempt was committed nevertheless,
     /// it ends with its lease.
-    pub async fn claim(&self, id: JobId) -> Result<Claim, StoreError> {
-        self.claims.submit(ClaimRequest { id, ahead: false }).await
+    pub async fn claim(&self, id: JobId, queue: &Name) -> Result<Claim, StoreError> {
+        self.submit(self.of_queue(queue), ClaimRequest { id, ahead: false }).await
     }
 
     /// Start an attempt as [`claim`](Self::claim) does, for a job that may have to wait for a worker. A job with one
@@ -452,8 +500,8 @@ impl Claimant {
     ///
     /// # Errors
     /// The errors of [`claim`](Self::claim).
-    pub async fn claim_ahead(&self, id: JobId) -> Result<Claim, StoreError> {
-        self.claims.submit(ClaimRequest { id, ahead: true }).await
+    pub async fn claim_ahead(&self, id: JobId, queue: &Name) -> Result<Claim, StoreError> {
+        self.submit(self.of_queue(queue), ClaimRequest { id, ahead: true }).await
     }
 
     /// Start an attempt as [`claim`](Self::claim) does, and also accept suspects: jobs whose last runners died while
@@ -462,6 +510,21 @@ impl Claimant {
     /// # Errors
     /// The errors of [`claim`](Self::claim).
     pub async fn claim_suspect(&self, id: JobId) -> Result<Claim, StoreError> {
-        self.suspects.submit(ClaimRequest { id, ahead: false }).await
+        self.submit(&self.suspects, ClaimRequest { id, ahead: false }).await
+    }
+
+    fn of_queue(&self, queue: &Name) -> &GroupCommit<Claims> {
+        if self.limits.concern_queue(queue) { &self.limited } else { &self.claims }
+    }
+
+    async fn submit(&self, to: &GroupCommit<Claims>, request: ClaimRequest) -> Result<Claim, StoreError> {
+        let reply = to.submit(request).await?;
+        if let Some(let_go) = &self.let_go {
+            for job in reply.let_go {
+                // The engine has stopped if it does not listen any more.
+                let _ = let_go.send(job);
+            }
+        }
+        Ok(reply.claim)
     }
 }

@@ -204,6 +204,7 @@ pub static METRICS: &[Metric] = &[
         &[],
         "Hints that Redis did not accept; the reconciler puts the jobs into the index later",
     ),
+    row("tickr_jobs_parked_total", Counter, Runner, &["limit"], "Jobs that found no room at a limit by key"),
     row("tickr_claims_dropped_total", Counter, Runner, &[], "Ids that were delivered twice or too late"),
     // Did something fail?
     row(

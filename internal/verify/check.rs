@@ -34,6 +34,8 @@ pub enum Check {
     UniqueKey,
     /// Of the jobs with one order key the one at the head may run, every other one is held, and they ran in their order.
     Order,
+    /// No limit by key is exceeded, and each parked job waits for a limit.
+    Limit,
     /// All jobs that were accepted together exist.
     Batch,
     /// Every tick of a schedule that fired has its job.
@@ -54,7 +56,7 @@ pub enum Check {
 
 impl Check {
     /// All checks, in the order of a report.
-    pub const ALL: [Self; 22] = [
+    pub const ALL: [Self; 23] = [
         Self::Lost,
         Self::Strange,
         Self::OpenAttempt,
@@ -69,6 +71,7 @@ impl Check {
         Self::Final,
         Self::UniqueKey,
         Self::Order,
+        Self::Limit,
         Self::Batch,
         Self::Tick,
         Self::Counted,
@@ -97,6 +100,7 @@ impl Check {
             Self::Final => "final",
             Self::UniqueKey => "unique_key",
             Self::Order => "order",
+            Self::Limit => "limit",
             Self::Batch => "batch",
             Self::Tick => "tick",
             Self::Counted => "counted",
@@ -114,7 +118,7 @@ impl Check {
         match self {
             Self::Lost | Self::Strange | Self::Tick | Self::Counted => "G2",
             Self::Abandoned | Self::Overdue | Self::IndexMissing | Self::IndexExtra | Self::IndexScore => "G3",
-            Self::OpenAttempt | Self::Overlap | Self::Order => "G4",
+            Self::OpenAttempt | Self::Overlap | Self::Order | Self::Limit => "G4",
             Self::Contiguous | Self::Bounded | Self::Failed | Self::DeadLetter => "G5",
             Self::Completed | Self::Final => "G6",
             Self::Early => "G7",
@@ -141,6 +145,7 @@ impl Check {
             Self::Final => "only an operator's retry follows an end state",
             Self::UniqueKey => "at most one unfinished job for each unique key",
             Self::Order => "jobs with one order key run one at a time, in the order of their acceptance",
+            Self::Limit => "no more jobs of a limit key run than its limit allows",
             Self::Batch => "batches are complete",
             Self::Tick => "a tick that fired has its job",
             Self::Counted => "ended jobs were counted",

@@ -168,7 +168,7 @@ pub async fn verify(
     }
     if !whole {
         let note = format!("time was over after the oldest {} jobs; the rest was not looked at", report.looked_at.jobs);
-        report.cut_short(&[Check::UniqueKey, Check::Order, Check::Tick]);
+        report.cut_short(&[Check::UniqueKey, Check::Order, Check::Limit, Check::Tick]);
         report.record_unchecked(note);
     }
     counted(&mut evidence, &ended, &mut report).await?;
@@ -286,6 +286,10 @@ async fn beyond_pages(
             return Ok(false);
         }
         keys = next;
+    }
+    for (key, running, most) in evidence.exceeded_limits().await? {
+        let what = format!("{running} jobs of the key {:?} run, and the limit {} allows {most}", key.key, key.limit);
+        report.found_in_all(Check::Limit, what);
     }
     let mut ticks: Walk<TickPlace> = Walk::From((String::new(), Timestamp::UNIX_EPOCH, 0));
     while let Walk::From(after) = ticks {

@@ -62,7 +62,9 @@ pub(super) fn faults(job: &JobEvidence, moment: &SnapshotFacts<'_>) -> Vec<Fault
             if !owed.key_held {
                 wrong(Check::UniqueKey, "its unique key is not held correctly".into());
             }
-            if !owed.placed {
+            if !owed.placed && owed.parked {
+                wrong(Check::Limit, "it is parked, and waits for no limit".into());
+            } else if !owed.placed {
                 wrong(Check::Order, "it is held, and has no place with an order key".into());
             }
         }

@@ -15,8 +15,8 @@ use crate::jobs::missing;
 use crate::view::Moment;
 use crate::{Api, json};
 use tickr_index::Health;
-use tickr_job::{Job, State as JobState, Timestamp};
-use tickr_store::{OrderPlace, QueuePosition, QueueSetting, RunnerSeen, SUSPECT_FROM};
+use tickr_job::{Bounds, Job, State as JobState, Timestamp};
+use tickr_store::{OrderPlace, ParkedAt, QueuePosition, QueueSetting, RunnerSeen, SUSPECT_FROM};
 
 /// A runner without a heartbeat for this long counts as dead until its next heartbeat.
 const SILENT: Duration = Duration::from_secs(60);
@@ -59,6 +59,8 @@ pub(crate) enum ReasonCode {
     LeaseOver,
     /// A job in front of it with the same order key has not ended, or failed and blocks the key.
     BehindKey,
+    /// A limit by key has no room for the job.
+    LimitReached,
     /// The job is not due yet.
     NotDue,
     /// The last attempt did not succeed; the job waits for the next one.
@@ -96,6 +98,7 @@ struct Evidence<'a> {
     at: Timestamp,
     standing: Option<QueuePosition>,
     place: Option<OrderPlace>,
+    parked: Option<(ParkedAt, Bounds)>,
     queue: Option<&'a QueueSetting>,
     permits: u32,
     runners: &'a [RunnerSeen],
@@ -134,6 +137,22 @@ fn behind_text(place: Option<&OrderPlace>) -> String {
     format!("{more}{jobs} with the same order key must end before it; {first}")
 }
 
+/// Say which limit has no room, and which jobs use it.
+fn limit_text(ParkedAt { key, ahead, holders, running }: &ParkedAt, bounds: Bounds) -> String {
+    let of_key = if key.key.is_empty() { String::new() } else { format!(" for the key {}", cut(&key.key)) };
+    let concurrency = bounds.concurrency.map(|most| {
+        let some: Vec<String> = holders.iter().map(ToString::to_string).collect();
+        let which = if some.is_empty() { String::new() } else { format!(" (such as {})", some.join(", ")) };
+        format!("{running} of {most} run or are about to start{which}")
+    });
+    let rate = bounds.rate.map(|rate| {
+        format!("{} may start in {}", rate.starts, duration_text(TimeDelta::milliseconds(rate.period_ms.into())))
+    });
+    let bounds: Vec<String> = concurrency.into_iter().chain(rate).collect();
+    let bounds = if bounds.is_empty() { "it was changed a moment ago".to_owned() } else { bounds.join("; ") };
+    format!("the limit {} has no room{of_key}: {bounds}; {ahead} jobs that were due earlier wait for it", key.limit)
+}
+
 fn explain(evidence: &Evidence<'_>) -> Vec<Reason> {
     let job = evidence.job;
     let mut reasons = Vec::new();
@@ -162,8 +181,10 @@ fn explain(evidence: &Evidence<'_>) -> Vec<Reason> {
         }
         return reasons;
     }
-    if job.held {
-        because(ReasonCode::BehindKey, behind_text(evidence.place.as_ref()));
+    match &evidence.parked {
+        Some((parked, bounds)) => because(ReasonCode::LimitReached, limit_text(parked, *bounds)),
+        None if job.held => because(ReasonCode::BehindKey, behind_text(evidence.place.as_ref())),
+        None => {}
     }
     let due_in = job.execute_at - evidence.at;
     let due = due_in <= TimeDelta::zero();
@@ -297,7 +318,16 @@ pub(crate) async fn show(State(api): State<Api>, IdPath(id): IdPath) -> Result<R
     let store = api.broker.store();
     let Some((job, _)) = store.job(id).await? else { return Err(missing(id)) };
     let standing = store.queue_position(id).await?;
-    let place = if job.held { store.order_place(id).await? } else { None };
+    let parked = if job.held { store.parked_at(id).await? } else { None };
+    let parked = match parked {
+        Some(parked) => {
+            let set = store.listed_limits().await?.into_iter().find(|set| set.limit.name == parked.key.limit);
+            let bounds = set.map(|set| set.limit.bounds_of(&parked.key.key)).unwrap_or_default();
+            Some((parked, bounds))
+        }
+        None => None,
+    };
+    let place = if job.held && parked.is_none() { store.order_place(id).await? } else { None };
     let queue = store.listed_queues().await?.into_iter().find(|queue| queue.name == job.queue);
     let permits = match &queue {
         Some(queue) if queue.concurrency.is_some() => {
@@ -313,6 +343,7 @@ pub(crate) async fn show(State(api): State<Api>, IdPath(id): IdPath) -> Result<R
         at,
         standing,
         place,
+        parked,
         queue: queue.as_ref(),
         permits,
         runners: &runners,

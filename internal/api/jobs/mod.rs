@@ -106,6 +106,10 @@ pub(crate) struct NewJobBody {
     /// their kinds and queues are. A job that waits for its next attempt keeps its place.
     #[schema(min_length = 1, max_length = 255)]
     order_key: Option<String>,
+    /// Limit key. The limits that operators set at `/v1/limits` count the jobs with the same limit key. A `/` makes the
+    /// part before it the parent, as in `tenant-7/user-42`.
+    #[schema(min_length = 1, max_length = 255)]
+    limit_key: Option<String>,
     /// What the final failure of the job does to the jobs behind it. `block`: they wait until the failed job is
     /// retried, replayed, discarded or deleted. `skip`: the next one runs. Default: `block`. Only with `order_key`.
     #[schema(value_type = Option<crate::view::OnFailureWord>)]
@@ -161,6 +165,7 @@ impl NewJobBody {
             unique_for_ms: self.unique_for_ms,
             max_wait_ms: self.max_wait_ms,
             order_key: self.order_key,
+            limit_key: self.limit_key,
             on_failure: self.on_failure,
             tags: self.tags,
             trace: self.trace.and_then(|Object(own)| own.context()).or_else(|| trace.cloned()),
@@ -282,7 +287,8 @@ pub(crate) fn held_detail(holder: &KeyHolder, rest: &str) -> String {
     if holder.state.is_end() {
         return format!("a job that completed holds this unique key until its unique_for_ms is over{rest}");
     }
-    let why = "; that job belongs to another producer, so only its producer or an admin key may replace it";
+    let why = "; that job belongs to another producer, so only its producer or an admin key may replace or \
+               postpone it";
     format!("an unfinished job has this unique key{rest}{}", if holder.foreign { why } else { "" })
 }
 
@@ -643,7 +649,7 @@ async fn act_on_job(api: &Api, id: JobId, action: JobAction, who: &Actor, key: K
             Problem::new(Code::WrongState, format!("{refusal}; this one is {state}")).in_state(state)
         }
         ActionOutcome::Held(state) => {
-            let detail = "the job waits for a job in front of it with the same order key; explain says which one";
+            let detail = "the job waits for its turn, behind its order key or a limit; explain says which one";
             Problem::new(Code::WrongState, detail).in_state(state)
         }
         _ => missing(id),

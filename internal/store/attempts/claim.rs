@@ -1,6 +1,6 @@
 //! Claims: the writes that start attempts. A claim is a compare-and-set on the row in `owed`, found by primary key.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,6 +10,7 @@ use sqlx::{MySqlConnection, Row};
 use uuid::Uuid;
 
 use crate::attempts::claim_batches::OpenClaims;
+use crate::rows::limits::{KnownLimits, LimitKey};
 use crate::rows::owed::{DueJob, SUSPECT_FROM, due_job, unreadable};
 use crate::sql::batch::Batch;
 use crate::sql::batches::placeholders;
@@ -49,6 +50,7 @@ pub struct Claimed {
     pub started_at: Timestamp,
     runner: Arc<RunnerId>,
     keyed: bool,
+    pub(crate) slots: Arc<[LimitKey]>,
 }
 
 /// The data from the claim that no other process changes while the attempt is open. With it, a success is settled
@@ -65,6 +67,8 @@ pub struct Opened {
     pub(crate) keyed: bool,
     /// The order key of the job.
     pub(crate) order_key: Option<Arc<str>>,
+    /// Keys of limits of which the attempt has a slot.
+    pub(crate) slots: Arc<[LimitKey]>,
 }
 
 impl Claimed {
@@ -80,6 +84,7 @@ impl Claimed {
             started_at: self.started_at,
             keyed: self.keyed,
             order_key: self.options.order.as_ref().map(|order| order.key.as_str().into()),
+            slots: Arc::clone(&self.slots),
         }
     }
 }
@@ -118,6 +123,8 @@ pub enum Claim {
     /// The job is due and has one attempt left, so [`Claimant::claim_ahead`](crate::Claimant::claim_ahead) has not
     /// claimed it. If the runner died before a worker was free, the job would fail though no handler had run.
     LastAttempt(DueJob),
+    /// The job is due, but a limit leaves no room for it. It is parked: the store lets it go when there is room.
+    Parked,
     /// This runner has the job, but its row cannot be read, so no handler can execute it.
     Unreadable(Box<Unreadable>),
     /// The job is executing already or has ended: the index delivered its id twice. Drop it.
@@ -134,20 +141,31 @@ pub(crate) struct ClaimRequest {
     pub(crate) ahead: bool,
 }
 
+/// The answer to a claim.
+pub(crate) struct ClaimReply {
+    pub(crate) claim: Claim,
+    /// Parked jobs that have a due time now. They may follow other claims of the same batch.
+    pub(crate) let_go: Vec<DueJob>,
+}
+
 /// The group commit of the claims of one runner.
 pub(crate) struct Claims {
     pub(crate) runner: Arc<RunnerId>,
-    pub(crate) kinds: Vec<Name>,
+    pub(crate) kinds: Arc<[Name]>,
     pub(crate) lease: Duration,
     /// True if suspects are claimed as well: jobs whose last runners died while they executed them.
     pub(crate) suspects: bool,
+    /// The limits that the claims follow.
+    pub(crate) limits: Arc<KnownLimits>,
+    /// True if a limit may apply to the jobs.
+    pub(crate) limited: bool,
     /// The attempts that this process has claimed and not yet settled.
     pub(crate) open: Arc<OpenClaims>,
 }
 
 impl Batch for Claims {
     type Item = ClaimRequest;
-    type Reply = Claim;
+    type Reply = ClaimReply;
     /// One token for the whole batch. Token and job id together name one attempt, and a single statement can write the
     /// token to all rows.
     type Mark = AttemptToken;
@@ -160,8 +178,8 @@ impl Batch for Claims {
 
     /// The session that holds the row lock decides about the job. If the job still waits afterwards, the reconciler
     /// brings it back.
-    fn left_out() -> Option<Claim> {
-        Some(Claim::Gone)
+    fn left_out() -> Option<ClaimReply> {
+        Some(ClaimReply { claim: Claim::Gone, let_go: Vec::new() })
     }
 
     fn mark(&self) -> AttemptToken {
@@ -174,7 +192,7 @@ impl Batch for Claims {
         items: &'c [ClaimRequest],
         token: AttemptToken,
         earlier: PriorRun,
-    ) -> DbFuture<'c, Vec<Claim>> {
+    ) -> DbFuture<'c, Vec<ClaimReply>> {
         Box::pin(async move {
             if earlier == PriorRun::MayHaveCommitted {
                 self.open.uncertain(token);
@@ -184,9 +202,28 @@ impl Batch for Claims {
             ids.dedup();
             // When the answer to an earlier run was lost, this update changes no row twice, and the token still finds
             // the jobs that the earlier run claimed.
-            let batch = Uuid::now_v7();
+            let batches = [Uuid::now_v7(), Uuid::now_v7()];
             let sure: Vec<Uuid> = items.iter().filter(|item| !item.ahead).map(|item| item.id.uuid()).collect();
-            let mut claims = self.take(conn, (&ids, &sure), token, batch).await?;
+            let caught_up = self.limits.catch_up(conn).await?;
+            let may_apply = self.limited || caught_up;
+            let limits = Some(self.limits.now()).filter(|limits| may_apply && !limits.is_empty());
+            let limited = match &limits {
+                Some(limits) => self.limited_among(conn, &ids, limits).await?,
+                None => Vec::new(),
+            };
+            let mut claims = HashMap::new();
+            if limited.len() < ids.len() {
+                let free: Vec<Uuid> =
+                    ids.iter().copied().filter(|id| limited.iter().all(|job| job.id != *id)).collect();
+                claims = self.take(conn, (&free, &among(&sure, &free)), token, batches[0]).await?;
+            }
+            let mut let_go = Vec::new();
+            let own: HashSet<JobId> = limited.iter().map(|job| JobId::from_uuid(job.id)).collect();
+            if let Some(limits) = limits.filter(|_| !limited.is_empty()) {
+                let taken = self.take_limited(conn, (&limited, &limits), &sure, token, batches[1]).await?;
+                claims.extend(taken.claims);
+                let_go = taken.let_go;
+            }
             let lost: Vec<Uuid> = ids.into_iter().filter(|id| !claims.contains_key(&JobId::from_uuid(*id))).collect();
             if !lost.is_empty() {
                 claims.extend(self.why_lost(conn, &lost, &sure).await?);
@@ -194,13 +231,23 @@ impl Batch for Claims {
             // Hand out each attempt that is found under the token only once. A batch may contain an id twice, and its
             // items may be claimed one by one under the same token.
             let won = |claim: &Claim| matches!(claim, Claim::Won(_) | Claim::Unreadable(_));
-            let found: Vec<JobId> = claims.iter().filter(|(_, claim)| won(claim)).map(|(id, _)| *id).collect();
-            if !found.is_empty() {
-                let fresh = self.open.won(batch, token, &found);
-                claims.retain(|id, claim| !won(claim) || fresh.contains(id));
+            for (batch, of_limited) in batches.into_iter().zip([false, true]) {
+                let found = claims.iter().filter(|(id, claim)| won(claim) && own.contains(id) == of_limited);
+                let found: Vec<JobId> = found.map(|(id, _)| *id).collect();
+                if !found.is_empty() {
+                    let fresh = self.open.won(batch, token, &found);
+                    claims.retain(|id, claim| !won(claim) || own.contains(id) != of_limited || fresh.contains(id));
+                }
             }
+            let mut let_go = Some(let_go).filter(|jobs| !jobs.is_empty());
             // `remove`, not `get`: if two callers in one batch have the same id, only the first may execute the job.
-            Ok(items.iter().map(|item| claims.remove(&item.id).unwrap_or(Claim::Gone)).collect())
+            Ok(items
+                .iter()
+                .map(|item| {
+                    let claim = claims.remove(&item.id).unwrap_or(Claim::Gone);
+                    ClaimReply { claim, let_go: let_go.take().unwrap_or_default() }
+                })
+                .collect())
         })
     }
 
@@ -235,6 +282,32 @@ impl Claims {
         // BEGIN and UPDATE go in one request when there are few jobs: another round trip costs more than parsing the
         // text.
         let mut script = Script::about(ids.len(), 0);
+        script.push("BEGIN", Vec::new());
+        self.claim_step(&mut script, (ids, sure), token);
+        let taken: u64 = script.run(conn).await?.iter().map(|done| done.affected).sum();
+
+        // The remaining statements also go in one request when there are few jobs.
+        let mut script = Script::about(ids.len(), 0);
+        let bytes: Vec<u8> = ids.iter().flat_map(|id| *id.as_bytes()).collect();
+        if taken > 0 {
+            // This lists all ids, also those that were not claimed. Only the next statement shows which were claimed,
+            // and this one need not wait for it.
+            self.batch_step(&mut script, &bytes, token, batch);
+        }
+        read_step(&mut script, ids, token);
+        script.push("COMMIT", Vec::new());
+        let done = script.run(conn).await?;
+        self.claims_in(done.iter().flat_map(|done| &done.rows), token)
+    }
+
+    /// Add the step that claims those of these jobs that are due and of the runner's kinds. `sure`, a part of them, are
+    /// claimed for their last attempt as well.
+    pub(super) fn claim_step<'s>(
+        &'s self,
+        script: &mut Script<'s>,
+        (ids, sure): (&[Uuid], &[Uuid]),
+        token: AttemptToken,
+    ) {
         let (list, places_of_ids) = script.list(ids);
         let lease = i64::try_from(self.lease.as_micros()).unwrap_or(i64::MAX);
         let mut values = vec![Value::from(token.uuid()), self.runner.as_str().into(), lease.into()];
@@ -260,50 +333,34 @@ impl Claims {
             placeholders(self.kinds.len().max(1)),
             if self.suspects { String::new() } else { format!(" AND losses < {SUSPECT_FROM}") },
         );
-        script.push("BEGIN", Vec::new());
         script.push(update, values);
-        let taken: u64 = script.run(conn).await?.iter().map(|done| done.affected).sum();
+    }
 
-        // The remaining statements also go in one request when there are few jobs.
-        let mut script = Script::about(ids.len(), 0);
-        let bytes: Vec<u8> = ids.iter().flat_map(|id| *id.as_bytes()).collect();
-        if taken > 0 {
-            // This lists all ids, also those that were not claimed. Only the next statement shows which were claimed,
-            // and this one need not wait for it.
-            let values = vec![
-                Value::from(self.runner.as_str()),
-                batch.into(),
-                token.uuid().into(),
-                Value::from(bytes.as_slice()),
-            ];
-            script.push("INSERT INTO claim_batches (runner, id, token, ids) VALUES (?, ?, ?, ?)", values);
-        }
-        let (list, mut values) = script.list(ids);
-        values.push(token.uuid().into());
-        let select = format!(
-            "SELECT o.id, o.kind, o.queue, o.attempt, o.spared, o.losses, o.max_attempts, o.execute_at, o.started_at, \
-             j.payload, j.options, o.keyed, j.created_at FROM owed o FORCE INDEX (PRIMARY) STRAIGHT_JOIN jobs j ON j.id = o.id \
-             WHERE o.id IN {list} AND o.token = ?",
-        );
-        script.push(select, values);
-        script.push("COMMIT", Vec::new());
-        let done = script.run(conn).await?;
-        let found = done.iter().flat_map(|done| &done.rows);
-        found
-            .map(|row| {
-                let (id, number) = (JobId::from_uuid(row.try_get("id")?), row.try_get("attempt")?);
-                let claim = match self.claimed(row, token) {
-                    Ok(claimed) => Claim::Won(Box::new(claimed)),
-                    Err(e) => {
-                        let name =
-                            |column: &str| row.try_get::<&str, _>(column).ok().and_then(|name| name.parse().ok());
-                        let (kind, queue) = (name("kind"), name("queue"));
-                        Claim::Unreadable(Box::new(Unreadable { id, token, number, kind, queue, error: e.to_string() }))
-                    }
-                };
-                Ok((id, claim))
-            })
-            .collect()
+    /// Add the step that lets the reaper find the claims of these jobs.
+    pub(super) fn batch_step<'s>(&'s self, script: &mut Script<'s>, ids: &'s [u8], token: AttemptToken, batch: Uuid) {
+        let values = vec![Value::from(self.runner.as_str()), batch.into(), token.uuid().into(), Value::from(ids)];
+        script.push("INSERT INTO claim_batches (runner, id, token, ids) VALUES (?, ?, ?, ?)", values);
+    }
+
+    /// Read the rows of [`read_step`].
+    pub(super) fn claims_in<'r>(
+        &self,
+        rows: impl Iterator<Item = &'r MySqlRow>,
+        token: AttemptToken,
+    ) -> Result<HashMap<JobId, Claim>, sqlx::Error> {
+        rows.map(|row| {
+            let (id, number) = (JobId::from_uuid(row.try_get("id")?), row.try_get("attempt")?);
+            let claim = match self.claimed(row, token) {
+                Ok(claimed) => Claim::Won(Box::new(claimed)),
+                Err(e) => {
+                    let name = |column: &str| row.try_get::<&str, _>(column).ok().and_then(|name| name.parse().ok());
+                    let (kind, queue) = (name("kind"), name("queue"));
+                    Claim::Unreadable(Box::new(Unreadable { id, token, number, kind, queue, error: e.to_string() }))
+                }
+            };
+            Ok((id, claim))
+        })
+        .collect()
     }
 
     /// Find out why the other jobs were not claimed. This is not part of the claim: it is a hint for the index, read a
@@ -346,6 +403,24 @@ impl Claims {
     }
 }
 
+/// Return those of these ids that are in `all`.
+pub(super) fn among(ids: &[Uuid], all: &[Uuid]) -> Vec<Uuid> {
+    let all: HashSet<&Uuid> = all.iter().collect();
+    ids.iter().copied().filter(|id| all.contains(id)).collect()
+}
+
+/// Add the step that reads everything a handler needs of the jobs under the token.
+pub(super) fn read_step(script: &mut Script<'_>, ids: &[Uuid], token: AttemptToken) {
+    let (list, mut values) = script.list(ids);
+    values.push(token.uuid().into());
+    let select = format!(
+        "SELECT o.id, o.kind, o.queue, o.attempt, o.spared, o.losses, o.max_attempts, o.execute_at, o.started_at, \
+         j.payload, j.options, o.keyed, j.created_at FROM owed o FORCE INDEX (PRIMARY) STRAIGHT_JOIN jobs j ON j.id = o.id \
+         WHERE o.id IN {list} AND o.token = ?",
+    );
+    script.push(select, values);
+}
+
 impl Claims {
     fn claimed(&self, row: &MySqlRow, token: AttemptToken) -> Result<Claimed, sqlx::Error> {
         let number: u32 = row.try_get("attempt")?;
@@ -375,6 +450,7 @@ impl Claims {
             started_at: row.try_get("started_at")?,
             runner: Arc::clone(&self.runner),
             keyed: row.try_get("keyed")?,
+            slots: Arc::default(),
         })
     }
 }

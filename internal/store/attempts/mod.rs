@@ -4,6 +4,7 @@
 //! - `claim_batches.rs`: finds the open attempts of a runner.
 //! - `complete.rs`: settles plain successes.
 //! - `lease.rs`: renews leases, and ends attempts whose lease has ended.
+//! - `limited.rs`: claims of jobs that count against limits by key.
 //! - `permits.rs`: permits of queues with a limit.
 //! - `readers.rs`: the runners that can still try to read a job that another runner cannot read.
 //! - `settle.rs`: settles all other attempts.
@@ -14,6 +15,7 @@ pub(super) mod claim;
 pub(super) mod claim_batches;
 pub(super) mod complete;
 pub(super) mod lease;
+pub(super) mod limited;
 pub(super) mod permits;
 pub(super) mod readers;
 pub(super) mod settle;

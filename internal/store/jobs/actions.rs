@@ -13,6 +13,7 @@ use crate::jobs::read::read_job;
 use crate::rows::dead_letters::{delete_dead_letter, was_replayed};
 use crate::rows::jobs::Accepted;
 use crate::rows::ledger::{AttemptRow, append_to_ledger};
+use crate::rows::limits::{unpark, waits_for_turn};
 use crate::rows::order::{OrderedJobs, close_places, held_until, lock_keys_of, lock_or_make_keys_of, place_again};
 use crate::rows::owed::{Owed, delete_owed, lock_held};
 use crate::rows::tallies::count;
@@ -206,14 +207,17 @@ pub(crate) async fn cancel_waiting(
     error: Option<&str>,
 ) -> Result<(), sqlx::Error> {
     delete_owed(conn, &[id.uuid()]).await?;
+    if waits_for_turn(owed.execute_at) {
+        unpark(conn, id.uuid()).await?;
+    }
     // A closing line without a runner: no attempt was executed, but the ledger must record the end.
     let closing = AttemptRow {
         job: id,
         number: owed.attempt + 1,
         burned: owed.attempt - owed.spared,
         runner: "",
-        // A job that was held had no due time yet.
-        execute_at: if owed.execute_at == held_until() { floor_ms(now) } else { owed.execute_at },
+        // A job that waited for its turn had no due time.
+        execute_at: if waits_for_turn(owed.execute_at) { floor_ms(now) } else { owed.execute_at },
         started_at: now,
         verdict: Verdict::Cancelled,
         end: Some(State::Cancelled),
@@ -274,7 +278,7 @@ pub(crate) async fn apply_event(
     let priority = owed.priority.try_into().map_err(corrupt)?;
     let waits = |execute_at| {
         let (kind, queue) = (owed.kind.clone(), owed.queue.clone());
-        Accepted { id, kind, queue, priority, execute_at, created_at: now, held: execute_at == held_until() }
+        Accepted { id, kind, queue, priority, execute_at, created_at: now, held: waits_for_turn(execute_at) }
     };
     let Ok(state) = next(owed.state, event) else {
         return Ok(done(match (owed.state, event, earlier) {
@@ -309,7 +313,7 @@ pub(crate) async fn apply_event(
                 .await?;
             Ok(done(ActionOutcome::StopRequested))
         }
-        StateInput::RunNow if owed.execute_at == held_until() => Ok(done(ActionOutcome::Held(owed.state))),
+        StateInput::RunNow if waits_for_turn(owed.execute_at) => Ok(done(ActionOutcome::Held(owed.state))),
         StateInput::RunNow => {
             let execute_at = floor_ms(now).min(owed.execute_at);
             sqlx::query("UPDATE owed SET execute_at = ? WHERE id = ?")

@@ -11,7 +11,7 @@ use crate::idempotency::{IdempotentOutcome, IdempotentRequest, ResponseBuilder, 
 use crate::jobs::actions::{ActionOutcome, UpdatedJob};
 use crate::jobs::read::read_job;
 use crate::rows::jobs::{Accepted, due_at};
-use crate::rows::order::held_until;
+use crate::rows::limits::waits_for_turn;
 use crate::rows::owed::lock_held;
 use crate::sql::clock::read_clock;
 use crate::sql::connection::{PriorRun, transact};
@@ -109,7 +109,7 @@ async fn apply_change(
             priority,
             execute_at,
             created_at: job.created_at,
-            held: owed.execute_at == held_until(),
+            held: waits_for_turn(owed.execute_at),
         })
     };
     let own = earlier == PriorRun::MayHaveCommitted && was_recorded(conn, &request.act).await?;
@@ -130,7 +130,7 @@ async fn apply_change(
     if request.condition.as_ref().is_some_and(|holds| !holds(&job, &attempts)) {
         return refuse(conn, request, ChangeOutcome::Unmet).await;
     }
-    if request.change.due.is_some() && owed.execute_at == held_until() {
+    if request.change.due.is_some() && waits_for_turn(owed.execute_at) {
         return refuse(conn, request, ChangeOutcome::Held(owed.state)).await;
     }
     let before: Priority = owed.priority.try_into().map_err(corrupt)?;
@@ -161,7 +161,7 @@ async fn apply_change(
         "execute_at": {"from": owed.execute_at, "to": execute_at},
         "priority": {"from": before.level(), "to": priority.level()},
     });
-    if owed.execute_at == held_until() {
+    if waits_for_turn(owed.execute_at) {
         // It has no due time yet.
         detail["execute_at"] = json!(null);
     }

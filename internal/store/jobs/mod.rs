@@ -9,6 +9,7 @@
 //! - `idempotent_inserts.rs`: accepts jobs with an idempotency key.
 //! - `insert.rs`: accepts jobs.
 //! - `lanes.rs`: reads lanes of unfinished jobs in the order of their due times.
+//! - `limits.rs`: why a job is parked, and the keys of a limit.
 //! - `order.rs`: the jobs in front of a job with the same order key.
 //! - `pending.rs`: payloads of unfinished jobs, to check if a binary can read them.
 //! - `read.rs`: one job with its attempts, or a page of jobs.
@@ -26,6 +27,7 @@ pub(super) mod explain;
 pub(super) mod idempotent_inserts;
 pub(super) mod insert;
 pub(super) mod lanes;
+pub(super) mod limits;
 pub(super) mod order;
 pub(super) mod pending;
 pub(super) mod read;

@@ -9,7 +9,7 @@ use uuid::Uuid;
 
 use crate::jobs::search::{Order, Search, SearchBudget};
 use crate::rows::dead_letters::dead_letter;
-use crate::rows::order::held_until;
+use crate::rows::limits::waits_for_turn;
 use crate::sql::batches::{padded, padded_len, placeholders, statement};
 use crate::sql::connection::on_pool;
 use crate::sql::error::corrupt;
@@ -197,13 +197,13 @@ fn job(row: &MySqlRow, ledger: &Ledger) -> Result<Job, sqlx::Error> {
             None => JobOptions::default(),
         },
         created_at: row.try_get("created_at")?,
-        execute_at: match (due.filter(|due| *due != held_until()), last) {
+        execute_at: match (due.filter(|due| !waits_for_turn(*due)), last) {
             (Some(due), _) => due,
-            // A job that is held has the due time that was asked for.
+            // A job that waits for its turn has the due time that was asked for.
             (None, Some(last)) if due.is_none() => last.execute_at,
             (None, _) => row.try_get("execute_at")?,
         },
-        held: due == Some(held_until()),
+        held: due.is_some_and(waits_for_turn),
         started_at: if executing { started_at } else { last.map(|last| last.started_at) },
         finished_at: end.map(|end| end.finished_at),
         cancel_requested_at: row.try_get("cancel_requested_at")?,

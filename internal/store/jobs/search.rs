@@ -188,6 +188,12 @@ impl Search {
                 [Bind::Bytes(key.clone().into_bytes())],
             );
             self.key = "job_id";
+        } else if let Some(key) = &filter.limit_key {
+            source.add(
+                "SELECT job_id AS id FROM job_limit_keys FORCE INDEX (job_limit_keys_key) WHERE limit_key = ?",
+                [Bind::Bytes(key.clone().into_bytes())],
+            );
+            self.key = "job_id";
         } else if let Some(group) = filter.fingerprint {
             source.add(
                 "SELECT job_id AS id FROM dead_letters FORCE INDEX (dead_letters_group) WHERE fingerprint = ?",
@@ -352,6 +358,10 @@ fn narrow(filter: &Filter, conditions: &mut Piece) {
     }
     if let Some(key) = &filter.order_key {
         let sql = " AND (SELECT COUNT(*) FROM order_places p WHERE p.job_id = j.id AND p.order_key = ?) = 1";
+        conditions.add(sql, [Bind::Bytes(key.clone().into_bytes())]);
+    }
+    if let Some(key) = &filter.limit_key {
+        let sql = " AND (SELECT COUNT(*) FROM job_limit_keys l WHERE l.job_id = j.id AND l.limit_key = ?) = 1";
         conditions.add(sql, [Bind::Bytes(key.clone().into_bytes())]);
     }
     let due = format!("COALESCE(o.execute_at, {}, j.execute_at)", last_line("execute_at"));

@@ -6,7 +6,7 @@ use sqlx::Row;
 
 use crate::jobs::backlog::{Backlog, StateCount, backlog};
 use crate::jobs::lanes::{lines_of, queues_to_show};
-use crate::rows::order::held_until;
+use crate::rows::limits::parked_until;
 use crate::rows::tallies::OTHER;
 use crate::sql::connection::on_pool;
 use crate::sql::error::corrupt;
@@ -112,8 +112,8 @@ impl Store {
                     );
                     let (queue, priority) = (line.queue.as_str(), line.priority.level());
                     let edges = edges.bind(queue).bind(priority).bind(queue).bind(priority);
-                    // A job behind its order key has no due time yet.
-                    let edges = edges.bind(held_until().naive_utc());
+                    // A job that waits for its turn has no due time.
+                    let edges = edges.bind(parked_until().naive_utc());
                     let row = edges.fetch_one(&mut *conn).await?;
                     oldest_due = earlier(oldest_due, row.try_get("oldest_due")?);
                     next_due = earlier(next_due, row.try_get("next_due")?);

@@ -4,7 +4,8 @@
 //! `unique_for_ms` was over. The row of a job that is unique until its start passes to the next job that asks, once an
 //! attempt has started. The row is the lock for every change that concerns its unique key. A request that wants the
 //! unique key inserts the row; the primary key decides between two concurrent requests. A request that wants to replace
-//! the holder or to put it off, or whose job has one of these options, locks the row first, so that concurrent requests take turns.
+//! the holder or to put it off, or whose job has one of these options, locks the row first, so that concurrent requests
+//! take turns.
 //!
 //! A client can guess a unique key. So the answer shows the holder in full, and a request may replace the holder, only
 //! if both belong to the same producer (`job::Producer`). The producer of the holder is in the holder's options. They
@@ -18,8 +19,8 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
-use chrono::TimeDelta;
 use sqlx::mysql::MySqlRow;
 use sqlx::{MySqlConnection, Row};
 
@@ -29,7 +30,8 @@ use crate::jobs::actions::cancel_waiting;
 use crate::jobs::insert::together;
 use crate::jobs::read::read_job;
 use crate::rows::jobs::{Accepted, accepted_at, due_at, mark_held, receipts, write_jobs};
-use crate::rows::order::{close_places, held_until, lock_keys_of, lock_or_make, order_key_of};
+use crate::rows::limits::{parked_until, waits_for_turn};
+use crate::rows::order::{close_places, lock_keys_of, lock_or_make, order_key_of};
 use crate::rows::owed::{Owed, lock_held};
 use crate::rows::tallies::count;
 use crate::rows::unique_keys::{TakenKey, WantedKey, hand_over, insert, lock_or_take, read_taken};
@@ -38,8 +40,8 @@ use crate::sql::connection::{PriorRun, transact};
 use crate::sql::error::{Fault, again, corrupt, fault};
 use crate::{Store, StoreError, StoreInner};
 use tickr_job::{
-    Actor, Attempt, Job, JobId, JobOptions, NewJob, OnConflict, Producer, State, StateInput, Timestamp, UniqueUntil,
-    ceil_ms, next,
+    Actor, Attempt, Due, Job, JobId, JobOptions, NewJob, OnConflict, Producer, State, StateInput, Timestamp,
+    UniqueUntil, limits, next,
 };
 
 /// A job that has a unique key: an unfinished one, or one that completed and holds the key for a time.
@@ -190,12 +192,13 @@ pub(crate) async fn insert_keyed(
         None => BTreeMap::new(),
         Some(_) => lock_held(conn, changed().map(|(_, holder)| holder.id)).await?,
     };
-    for (place, holder) in changed() {
+    for (_, holder) in changed() {
         // The holder cannot end without its unique key, which this transaction holds. But a runner may have started it
-        // since the read without a lock.
+        // since the read without a lock. The next run decides anew: a job that is unique until its start has passed its
+        // key on by then.
         let owed = held.get(&holder.id).ok_or_else(|| again("the holder of a unique key is gone"))?;
         if !still_waits(owed.state) {
-            taken.push((*place, KeyHolder { state: owed.state, ..*holder }));
+            return Err(again("the holder of a unique key has started"));
         }
     }
     if !taken.is_empty() {
@@ -417,9 +420,9 @@ enum Holds {
 /// to give up the key. The read takes no lock, so that it does not wait for a transaction that itself waits for this
 /// key.
 async fn read_holder(conn: &mut MySqlConnection, taken: TakenKey, producer: &Producer) -> Result<Holds, sqlx::Error> {
-    let sql = "SELECT o.state, o.attempt, IF(o.execute_at = ?, j.execute_at, o.execute_at) AS execute_at, j.options \
+    let sql = "SELECT o.state, o.attempt, IF(o.execute_at >= ?, j.execute_at, o.execute_at) AS execute_at, j.options \
                FROM owed o FORCE INDEX (PRIMARY) JOIN jobs j FORCE INDEX (PRIMARY) ON j.id = o.id WHERE o.id = ?";
-    let row = sqlx::query(sql).bind(held_until().naive_utc()).bind(taken.id).fetch_optional(&mut *conn).await?;
+    let row = sqlx::query(sql).bind(parked_until().naive_utc()).bind(taken.id).fetch_optional(&mut *conn).await?;
     let Some(row) = row else { return read_completed(conn, taken, producer).await };
     let state = State::from_word(row.try_get::<&str, _>("state")?).ok_or_else(|| corrupt("state"))?;
     let options = options_of(&row)?;
@@ -488,7 +491,7 @@ async fn read_in_full(conn: &mut MySqlConnection, id: JobId) -> Result<(Job, Vec
 }
 
 /// Put this locked holder off to the due time that `job` asks for: never to an earlier one, and not beyond the longest
-/// wait of either. Returns its new due time if that has changed. A job that is held has none yet.
+/// wait of either. Returns its new due time if that has changed. A job that waits for its turn has none.
 async fn postpone(
     conn: &mut MySqlConnection,
     job: &NewJob,
@@ -496,15 +499,14 @@ async fn postpone(
     held: &BTreeMap<JobId, Owed>,
     now: Timestamp,
 ) -> Result<Option<Accepted>, sqlx::Error> {
-    let Some(owed) = held.get(&holder.id).filter(|owed| owed.execute_at != held_until()) else { return Ok(None) };
+    let Some(owed) = held.get(&holder.id).filter(|owed| !waits_for_turn(owed.execute_at)) else { return Ok(None) };
     let row = sqlx::query("SELECT created_at, options FROM jobs FORCE INDEX (PRIMARY) WHERE id = ?")
         .bind(holder.id.uuid())
         .fetch_one(&mut *conn)
         .await?;
     let (created_at, own): (Timestamp, _) = (row.try_get("created_at")?, options_of(&row)?.max_wait_ms);
     let longest = own.into_iter().chain(job.options.max_wait_ms).min();
-    let latest =
-        longest.map(|ms| ceil_ms(created_at + TimeDelta::milliseconds(ms.try_into().unwrap_or(i64::MAX / 1_000))));
+    let latest = longest.map(|ms| due_at(Due::After(Duration::from_millis(ms).min(limits::MAX_AHEAD)), created_at));
     let asked = due_at(job.due, now);
     let execute_at = latest.map_or(asked, |latest| asked.min(latest)).max(owed.execute_at);
     if execute_at == owed.execute_at {

@@ -60,6 +60,7 @@ const FILES: &[(&str, &str)] = embedded![
     "0032_clock_steps.sql",
     "0033_order.sql",
     "0034_unique_windows.sql",
+    "0035_limits.sql",
 ];
 
 /// The migrations that this binary brings, in order.

@@ -7,6 +7,7 @@ use std::time::Duration;
 use sqlx::{MySqlConnection, Row};
 
 use crate::rows::aged::{Aged, purge_aged};
+use crate::rows::limits::{LimitKey, key_in};
 use crate::rows::owed::SKIP_LOCKED;
 use crate::rows::tallies::OTHER;
 use crate::sql::batches::statement;
@@ -108,6 +109,41 @@ impl Store {
                     let sql = "DELETE FROM order_keys WHERE order_key = ? AND head > tail AND NOT EXISTS \
                                (SELECT 1 FROM order_places p WHERE p.order_key = ?)";
                     forgotten += sqlx::query(sql).bind(key).bind(key).execute(&mut *conn).await?.rows_affected();
+                }
+                Ok((forgotten, keys.last().filter(|_| keys.len() == PAGE as usize).cloned()))
+            })
+        })
+        .await
+    }
+
+    /// Delete the rows of keys of limits behind `after` that no job uses and whose rate allows a start at once, one page
+    /// at most. Returns the number of deleted rows and the key behind which the next page begins.
+    ///
+    /// # Errors
+    /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
+    pub async fn forget_limit_keys(&self, after: Option<LimitKey>) -> Result<(u64, Option<LimitKey>), StoreError> {
+        transact(&self.shared.pools.loops, "delete keys of limits", move |conn, _| {
+            let (limit, key) = after.clone().map_or_else(Default::default, |key| (key.limit.to_string(), key.key));
+            Box::pin(async move {
+                // A key that a transaction is about to use is locked, and is left for the next walk.
+                let sql = format!(
+                    "SELECT limit_name, limit_key FROM limit_keys FORCE INDEX (PRIMARY) WHERE limit_name > ? \
+                     OR (limit_name = ? AND limit_key > ?) ORDER BY limit_name, limit_key LIMIT ? FOR UPDATE{SKIP_LOCKED}"
+                );
+                let query = statement(sql).bind(limit.clone()).bind(limit).bind(key.into_bytes()).bind(PAGE);
+                let page = query.fetch_all(&mut *conn).await?;
+                let keys: Vec<LimitKey> = page.iter().map(key_in).collect::<Result<_, _>>()?;
+                let mut forgotten = 0;
+                for LimitKey { limit, key } in &keys {
+                    let sql = "DELETE FROM limit_keys WHERE limit_name = ? AND limit_key = ? \
+                               AND (next_start IS NULL OR next_start < UTC_TIMESTAMP(6)) \
+                               AND NOT EXISTS (SELECT 1 FROM limit_slots s WHERE s.limit_name = ? AND s.limit_key = ?) \
+                               AND NOT EXISTS (SELECT 1 FROM limit_waits w WHERE w.limit_name = ? AND w.limit_key = ?)";
+                    let mut query = sqlx::query(sql);
+                    for _ in 0..3 {
+                        query = query.bind(limit.as_str()).bind(key.as_bytes());
+                    }
+                    forgotten += query.execute(&mut *conn).await?.rows_affected();
                 }
                 Ok((forgotten, keys.last().filter(|_| keys.len() == PAGE as usize).cloned()))
             })

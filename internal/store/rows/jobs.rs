@@ -1,12 +1,13 @@
 //! Rows of new jobs, in `jobs` and `owed`, and the receipts of their acceptance.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
 use chrono::TimeDelta;
 use sqlx::{MySqlConnection, Row};
 use uuid::Uuid;
 
+use crate::rows::limits::{LimitKey, ToPark, park_step, parked_until};
 use crate::rows::order::{Newcomer, held_until, lock_or_make, take_places};
 use crate::sql::batches::{padded, padded_len, placeholders, statement};
 use crate::sql::clock::{StoreClock, begin, read_clock};
@@ -30,8 +31,8 @@ pub struct Accepted {
     pub execute_at: Timestamp,
     /// The time when it was accepted.
     pub created_at: Timestamp,
-    /// True if a job in front of it with the same order key has not ended. It is due when its turn comes, and not
-    /// before `execute_at`.
+    /// True if it waits for its turn: a job in front of it with the same order key has not ended, or its limit has no
+    /// room. It is due when its turn comes, and not before `execute_at`.
     pub held: bool,
 }
 
@@ -97,7 +98,8 @@ pub(crate) async fn write_jobs(
     let rows: Vec<JobRow<'_>> = pairs.iter().map(|(job, accepted)| JobRow::at(job, accepted)).collect();
     let options = options_of(&rows)?;
     let mut script = script_about(&rows);
-    insert_into(&mut script, &rows, &options, &held);
+    let parked = BTreeMap::new();
+    insert_into(&mut script, &rows, &options, &Turns { held: &held, parked: &parked });
     script.run(conn).await?;
     Ok(held)
 }
@@ -128,7 +130,8 @@ async fn take_places_of(
     take_places(conn, &newcomers).await
 }
 
-/// Insert `jobs`, sorted by id and without order keys, in a transaction of their own, and return their receipts.
+/// Insert `jobs`, sorted by id and without order keys, in a transaction of their own, and return their receipts. Those
+/// in `parked` wait for a limit.
 ///
 /// The time of the server is the time of their acceptance. When all of them are due at once and there are few of them,
 /// MySQL takes the time itself, in the request that writes and commits them. Otherwise the time is read first, because
@@ -137,7 +140,14 @@ pub(crate) async fn commit_jobs(
     conn: &mut MySqlConnection,
     jobs: &[&NewJob],
     clock: &StoreClock,
+    parked: &BTreeMap<JobId, LimitKey>,
 ) -> Result<Vec<Accepted>, sqlx::Error> {
+    let turns = Turns { held: &BTreeSet::new(), parked };
+    let receipts_at = |now| {
+        let mut accepted: Vec<Accepted> = jobs.iter().map(|job| accepted_at(job, now)).collect();
+        accepted.iter_mut().for_each(|accepted| accepted.held = parked.contains_key(&accepted.id));
+        accepted
+    };
     let due_now: Vec<JobRow<'_>> =
         jobs.iter().map(|job| JobRow { job, execute_at: DUE_NOW, created_at: NOW }).collect();
     let options = options_of(&due_now)?;
@@ -147,19 +157,19 @@ pub(crate) async fn commit_jobs(
         for sql in SET_NOW {
             script.push(sql, Vec::new());
         }
-        insert_into(&mut script, &due_now, &options, &BTreeSet::new());
+        insert_into(&mut script, &due_now, &options, &turns);
         script.push("COMMIT", Vec::new());
         let sent = Instant::now();
         let done = script.run(conn).await?;
         let row = done.iter().flat_map(|step| &step.rows).next().ok_or_else(|| corrupt("no time of the server"))?;
         let now = row.try_get(0)?;
         clock.sample(sent, Instant::now(), now);
-        return Ok(jobs.iter().map(|job| accepted_at(job, now)).collect());
+        return Ok(receipts_at(now));
     }
     let now = begin(conn, clock).await?;
-    let accepted: Vec<Accepted> = jobs.iter().map(|job| accepted_at(job, now)).collect();
+    let accepted = receipts_at(now);
     let rows: Vec<JobRow<'_>> = jobs.iter().zip(&accepted).map(|(job, accepted)| JobRow::at(job, accepted)).collect();
-    insert_into(&mut script, &rows, &options, &BTreeSet::new());
+    insert_into(&mut script, &rows, &options, &turns);
     script.push("COMMIT", Vec::new());
     script.run(conn).await?;
     Ok(accepted)
@@ -201,13 +211,14 @@ fn script_about<'a>(rows: &[JobRow<'_>]) -> Script<'a> {
     Script::about(rows.len(), rows.iter().map(JobRow::bytes).sum())
 }
 
+/// The new jobs that wait for their turns: for their order, or for a limit.
+struct Turns<'a> {
+    held: &'a BTreeSet<JobId>,
+    parked: &'a BTreeMap<JobId, LimitKey>,
+}
+
 /// Add the statements that write these jobs. `options` has the text of the options of each job.
-fn insert_into<'a>(
-    script: &mut Script<'a>,
-    rows: &[JobRow<'a>],
-    options: &'a [Option<String>],
-    held: &BTreeSet<JobId>,
-) {
+fn insert_into<'a>(script: &mut Script<'a>, rows: &[JobRow<'a>], options: &'a [Option<String>], turns: &Turns<'a>) {
     let asked = [
         "INSERT INTO jobs (id, kind, queue, priority, max_attempts, unique_key, options, payload, execute_at, created_at, \
          batch_id, batch_size) VALUES",
@@ -255,11 +266,38 @@ fn insert_into<'a>(
                 job.priority.level().into(),
                 job.max_attempts.into(),
                 job.unique_key.is_some().into(),
-                if held.contains(&job.id) { held_until().into() } else { row.execute_at },
+                if turns.held.contains(&job.id) {
+                    held_until().into()
+                } else if turns.parked.contains_key(&job.id) {
+                    parked_until().into()
+                } else {
+                    row.execute_at
+                },
             ]);
         },
     );
-    // One more statement, for the jobs that have tags.
+    let parked: Vec<ToPark<'a>> = rows
+        .iter()
+        .filter_map(|row| {
+            let key = turns.parked.get(&row.job.id)?;
+            Some(ToPark { id: row.job.id.uuid(), key, queue: row.job.queue.as_str(), due_at: row.execute_at })
+        })
+        .collect();
+    if !parked.is_empty() {
+        park_step(script, &parked);
+    }
+    // One more statement each, for the jobs that have limit keys or tags.
+    let limited: Vec<(Uuid, &str)> =
+        rows.iter().filter_map(|row| Some((row.job.id.uuid(), row.job.options.limit_key.as_deref()?))).collect();
+    if !limited.is_empty() {
+        let keys = ["INSERT INTO job_limit_keys (job_id, limit_key) VALUES", "(?,?)", ""];
+        script.insert(
+            keys,
+            &limited,
+            |_| 300,
+            |&(id, key), values| values.extend([Value::from(id), Value::from(key.as_bytes())]),
+        );
+    }
     let tags: Vec<(&str, Uuid)> =
         rows.iter().flat_map(|row| row.job.options.tags.iter().map(|tag| (tag.as_str(), row.job.id.uuid()))).collect();
     if !tags.is_empty() {
@@ -289,11 +327,11 @@ pub(crate) fn due_at(due: Due, now: Timestamp) -> Timestamp {
 pub(crate) async fn receipts(conn: &mut MySqlConnection, jobs: &[&NewJob]) -> Result<Vec<Accepted>, sqlx::Error> {
     let ids: Vec<Uuid> = jobs.iter().map(|job| job.id.uuid()).collect();
     let sql = format!(
-        "SELECT j.id, j.queue, j.priority, j.execute_at, j.created_at, j.kind, COALESCE(o.execute_at = ?, FALSE) AS held \
+        "SELECT j.id, j.queue, j.priority, j.execute_at, j.created_at, j.kind, COALESCE(o.execute_at >= ?, FALSE) AS held \
          FROM jobs j FORCE INDEX (PRIMARY) LEFT JOIN owed o ON o.id = j.id WHERE j.id IN {} ORDER BY j.id",
         placeholders(padded_len(ids.len()))
     );
-    let mut query = statement(sql).bind(held_until().naive_utc());
+    let mut query = statement(sql).bind(parked_until().naive_utc());
     for id in padded(&ids) {
         query = query.bind(id);
     }

@@ -6,6 +6,7 @@
 //! - `dead_letters.rs`: rows of `dead_letters`.
 //! - `jobs.rs`: rows of new jobs, and their receipts.
 //! - `ledger.rs`: lines of the ledger, `attempts`.
+//! - `limits.rs`: rows of `limit_keys`, `limit_slots` and `limit_waits`.
 //! - `order.rs`: rows of `order_keys` and `order_places`.
 //! - `owed.rs`: rows of `owed`.
 //! - `tallies.rs`: rows of `tallies`.
@@ -15,6 +16,7 @@ pub(super) mod aged;
 pub(super) mod dead_letters;
 pub(super) mod jobs;
 pub(super) mod ledger;
+pub(super) mod limits;
 pub(super) mod order;
 pub(super) mod owed;
 pub(super) mod tallies;

@@ -106,6 +106,11 @@ impl<'a> Script<'a> {
         Self { form, statements: Vec::new(), steps: 0 }
     }
 
+    /// Start a script that is one text whatever its size, for statements whose sizes are seldom the same twice.
+    pub(crate) fn as_text() -> Self {
+        Self { form: Form::Text, statements: Vec::new(), steps: 0 }
+    }
+
     /// Return whether all statements are sent as one text, in one request.
     pub(crate) fn is_one_request(&self) -> bool {
         self.form == Form::Text

@@ -13,6 +13,7 @@ use sqlx::mysql::MySqlRow;
 use sqlx::{MySqlConnection, Row};
 use uuid::Uuid;
 
+use crate::rows::limits::parked_until;
 use crate::rows::order::held_until;
 use crate::rows::tallies::OTHER;
 use crate::sql::connection;
@@ -103,8 +104,10 @@ pub struct OwedRow {
     pub keyed: bool,
     /// True if the job holds that row, or does not say that it does.
     pub key_held: bool,
-    /// False if the job has the due time of a job that is held, and no place with an order key.
+    /// False if the job has the due time of a job that waits for its turn, and no place with an order key or no limit.
     pub placed: bool,
+    /// True if the job is parked: it has the due time of a job that waits for a limit.
+    pub parked: bool,
     /// State of the job.
     pub state: State,
     /// The time when it is due.
@@ -284,10 +287,13 @@ impl Evidence {
              IF(o.keyed, EXISTS (SELECT 1 FROM jobs j LEFT JOIN unique_keys k ON k.kind = j.kind \
              AND k.unique_key = j.unique_key AND k.job_id = j.id WHERE j.id = o.id \
              AND (k.job_id IS NOT NULL OR j.options LIKE '%\"unique_until\":\"start\"%')), TRUE) AS key_held, \
-             IF(o.execute_at = ?, EXISTS (SELECT 1 FROM order_places p WHERE p.job_id = o.id AND p.open), TRUE) \
-             AS placed FROM owed o FORCE INDEX (PRIMARY) WHERE o.id > ? AND o.id <= ?",
+             IF(o.execute_at = ?, EXISTS (SELECT 1 FROM order_places p WHERE p.job_id = o.id AND p.open), \
+             IF(o.execute_at = ?, EXISTS (SELECT 1 FROM limit_waits w WHERE w.job_id = o.id), TRUE)) \
+             AS placed, o.execute_at = ? AS parked FROM owed o FORCE INDEX (PRIMARY) WHERE o.id > ? AND o.id <= ?",
         )
         .bind(held_until().naive_utc())
+        .bind(parked_until().naive_utc())
+        .bind(parked_until().naive_utc())
         .bind(self.after)
         .bind(until)
         .fetch_all(&mut self.conn)
@@ -586,6 +592,7 @@ fn owed_row(row: &MySqlRow) -> Result<OwedRow, sqlx::Error> {
         keyed: row.try_get("keyed")?,
         key_held: row.try_get("key_held")?,
         placed: row.try_get("placed")?,
+        parked: row.try_get("parked")?,
         state: State::from_word(row.try_get("state")?).ok_or_else(|| corrupt("state"))?,
         execute_at: row.try_get("execute_at")?,
         attempt: row.try_get("attempt")?,

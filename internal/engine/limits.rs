@@ -1,0 +1,44 @@
+//! The sweep of limits by key: it mends what settlements have not done.
+//!
+//! A settlement frees the slots of its attempt and lets parked jobs go. When a runner died in between, when an operator
+//! raised or removed a limit, or when a job that was let go did not start, the sweep does it. Any runner may sweep; the
+//! locks of the keys keep two of them from letting the same job go.
+
+use std::sync::atomic::Ordering;
+
+use super::EngineState;
+use tickr_store::LimitSweep;
+
+/// Sweep after each summary of changes that shows a limit in use, about once a second.
+pub(super) async fn sweep_until_stopped(shared: &EngineState) {
+    let mut summaries = shared.operator_settings.summaries();
+    let (mut sweep, mut settings, mut changed_before) = (LimitSweep::default(), String::new(), false);
+    loop {
+        tokio::select! {
+            () = shared.stop_loops.cancelled() => break,
+            changed = summaries.changed() => if changed.is_err() {
+                return;
+            },
+        }
+        let Some(summary) = summaries.borrow_and_update().clone() else { continue };
+        let in_use = summary.limits_in_use;
+        // The limits of this process are read after the summary that shows a change, so the next sweep is sure to know
+        // them.
+        let changes = std::mem::replace(&mut settings, summary.settings.clone()) != summary.settings;
+        let changed = changes || std::mem::replace(&mut changed_before, changes);
+        let uncounted = shared.operator_settings.now().limits.iter().any(|set| !set.counted);
+        if (!in_use && !uncounted) || shared.store_trouble.load(Ordering::Relaxed) {
+            continue;
+        }
+        match shared.store.sweep_limits(std::mem::take(&mut sweep), changed).await {
+            Ok((let_go, next)) => {
+                sweep = next;
+                shared.start_or_hint(let_go);
+            }
+            Err(error) => {
+                settings.clear();
+                tracing::debug!(%error, "cannot sweep the limits");
+            }
+        }
+    }
+}

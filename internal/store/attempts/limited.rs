@@ -1,0 +1,583 @@
+//! Claims of jobs that count against limits by key, and the end of their slots.
+//!
+//! A claim locks the keys first, and counts. A job without room is parked in the same transaction, so no runner takes its
+//! id again before there is room. The slot of an attempt is freed in a transaction of its own after its settlement: so a
+//! settlement locks no key, and a slot is never free too early. If a runner dies in between, another one frees the slot
+//! within a second or two ([`Store::sweep_limits`]).
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use sqlx::mysql::MySqlRow;
+use sqlx::{Connection, MySqlConnection, Row};
+use uuid::Uuid;
+
+use crate::attempts::claim::{Claim, Claims, among, read_step};
+use crate::rows::limits::{
+    FairShare, KEPT_AT_MOST_S, KeyBounds, KeyState, KnownLimits, LimitKey, LimitSetting, MOST_SLOTS, ToPark,
+    begin_with, count_parked, free_slots_of, key_in, keys_of, let_go, lock_keys, park_owed, park_step, state_step,
+    states_in, take_back, write_rates,
+};
+use crate::rows::owed::DueJob;
+use crate::sql::batch::Batch;
+use crate::sql::batches::{MAX_ROWS, statement};
+use crate::sql::connection::{DbFuture, PriorRun, on_pool, transact};
+use crate::sql::error::corrupt;
+use crate::sql::script::{Script, Value};
+use crate::{Store, StoreError};
+use tickr_job::{AttemptToken, JobId, Name, Timestamp};
+
+/// A job to claim that counts against limits.
+pub(super) struct Limited {
+    pub(super) id: Uuid,
+    execute_at: Timestamp,
+    keys: Vec<(LimitKey, KeyBounds)>,
+}
+
+/// Outcome of claims with limits.
+pub(super) struct TakenLimited {
+    pub(super) claims: HashMap<JobId, Claim>,
+    /// Parked jobs that have a due time now.
+    pub(super) let_go: Vec<DueJob>,
+}
+
+impl Claims {
+    /// Find the waiting jobs among these to which a limit applies.
+    pub(super) async fn limited_among(
+        &self,
+        conn: &mut MySqlConnection,
+        ids: &[Uuid],
+        limits: &[LimitSetting],
+    ) -> Result<Vec<Limited>, sqlx::Error> {
+        let mut script = Script::as_text();
+        let (list, values) = script.list(ids);
+        let sql = format!(
+            "SELECT o.id, o.kind, o.queue, o.execute_at, l.limit_key FROM owed o FORCE INDEX (PRIMARY) \
+             LEFT JOIN job_limit_keys l ON l.job_id = o.id WHERE o.id IN {list} \
+             AND o.state IN ('waiting', 'retrying') AND o.execute_at <= UTC_TIMESTAMP(6)"
+        );
+        script.push(sql, values);
+        let found: Vec<MySqlRow> = script.run(conn).await?.into_iter().flat_map(|step| step.rows).collect();
+        let mut limited = Vec::new();
+        for row in &found {
+            // A row that cannot be read is left to the claim without limits, which reports it.
+            let name = |column| row.try_get::<&str, _>(column).ok().and_then(|name| name.parse::<Name>().ok());
+            let (Some(kind), Some(queue)) = (name("kind"), name("queue")) else { continue };
+            let key: Option<Vec<u8>> = row.try_get("limit_key")?;
+            let key = key.map(|key| String::from_utf8_lossy(&key).into_owned());
+            let keys = keys_of(limits, (&kind, &queue), key.as_deref());
+            if !keys.is_empty() {
+                limited.push(Limited { id: row.try_get("id")?, execute_at: row.try_get("execute_at")?, keys });
+            }
+        }
+        // The job that was due first gets the first slot.
+        limited.sort_by_key(|job| (job.execute_at, job.id));
+        Ok(limited)
+    }
+
+    /// Claim those of these jobs for which their limits have room, and park the others.
+    pub(super) async fn take_limited(
+        &self,
+        conn: &mut MySqlConnection,
+        (jobs, limits): (&[Limited], &[LimitSetting]),
+        sure: &[Uuid],
+        token: AttemptToken,
+        batch: Uuid,
+    ) -> Result<TakenLimited, sqlx::Error> {
+        let ids: Vec<Uuid> = jobs.iter().map(|job| job.id).collect();
+        let keys: BTreeMap<&LimitKey, KeyBounds> =
+            jobs.iter().flat_map(|job| job.keys.iter().map(|(key, bounds)| (key, *bounds))).collect();
+        let sorted: Vec<&LimitKey> = keys.keys().copied().collect();
+        begin_with(conn, &sorted).await?;
+        let mut script = Script::as_text();
+        state_step(&mut script, &sorted);
+        let (list, values) = script.list(&ids);
+        script.push(
+            format!(
+                "SELECT limit_name, limit_key, job_id FROM limit_slots FORCE INDEX (limit_slots_job) \
+                 WHERE job_id IN {list} AND kept_until > UTC_TIMESTAMP(6)"
+            ),
+            values,
+        );
+        let mut done = script.run(conn).await?;
+        let kept = done.pop().unwrap_or_default().rows;
+        let mut states = states_in(&done.pop().unwrap_or_default().rows)?;
+        let mut kept_for: BTreeSet<(LimitKey, Uuid)> = BTreeSet::new();
+        for row in &kept {
+            kept_for.insert((key_in(row)?, row.try_get("job_id")?));
+        }
+
+        // The starts of jobs that are admitted and then not claimed do not count.
+        let mut rates = states.clone();
+        let (mut admitted, mut refused) = (Vec::new(), BTreeMap::new());
+        for job in jobs {
+            match admit(job, &mut states, &kept_for)? {
+                None => admitted.push(job.id),
+                Some(key) => drop(refused.insert(job.id, key)),
+            }
+        }
+        let mut script = Script::as_text();
+        if !admitted.is_empty() {
+            self.claim_step(&mut script, (&admitted, &among(sure, &admitted)), token);
+            read_step(&mut script, &admitted, token);
+        }
+        let to_park: Vec<Uuid> = refused.keys().copied().collect();
+        let (list, values) = script.list(&to_park);
+        script.push(
+            format!(
+                "SELECT id, queue, execute_at FROM owed FORCE INDEX (PRIMARY) WHERE id IN {list} \
+                 AND state IN ('waiting', 'retrying') AND execute_at <= UTC_TIMESTAMP(6) ORDER BY id FOR UPDATE"
+            ),
+            values,
+        );
+        let mut done = script.run(conn).await?;
+        let still_due = done.pop().unwrap_or_default().rows;
+        let mut claims = match done.pop() {
+            Some(read) => self.claims_in(read.rows.iter(), token)?,
+            None => HashMap::new(),
+        };
+
+        let won: Vec<&Limited> = jobs.iter().filter(|job| claims.contains_key(&JobId::from_uuid(job.id))).collect();
+        for (key, bounds) in won.iter().flat_map(|job| &job.keys) {
+            if let Some(state) = rates.get_mut(key) {
+                state.start(*bounds);
+            }
+        }
+        let bytes: Vec<u8> = won.iter().flat_map(|job| *job.id.as_bytes()).collect();
+        let won_ids: Vec<Uuid> = won.iter().map(|job| job.id).collect();
+        let queues: Vec<(Uuid, String, Timestamp)> = still_due
+            .iter()
+            .map(|row| Ok((row.try_get("id")?, row.try_get("queue")?, row.try_get("execute_at")?)))
+            .collect::<Result<_, sqlx::Error>>()?;
+        let mut script = Script::as_text();
+        if !won.is_empty() {
+            self.batch_step(&mut script, &bytes, token, batch);
+            // The slots that were kept for them become those of their attempts.
+            let (list, values) = script.list(&won_ids);
+            let sql = format!("DELETE FROM limit_slots WHERE job_id IN {list} ORDER BY job_id LIMIT {MOST_SLOTS}");
+            script.push(sql, values);
+            slots_step(&mut script, &won);
+            write_rates(&mut script, &rates);
+        }
+        let parked: Vec<ToPark<'_>> = queues
+            .iter()
+            .filter_map(|(id, queue, due_at)| {
+                let key = refused.get(id)?;
+                Some(ToPark { id: *id, key, queue, due_at: (*due_at).into() })
+            })
+            .collect();
+        if !parked.is_empty() {
+            park_step(&mut script, &parked);
+            // The slots of other limits that were kept for them are free as well.
+            park_owed(&mut script, &parked);
+            for job in &parked {
+                count_parked(&job.key.limit);
+            }
+            claims.extend(parked.iter().map(|job| (JobId::from_uuid(job.id), Claim::Parked)));
+        }
+        // A start makes the next one of its rate due.
+        let rated = keys.iter().filter(|(_, bounds)| bounds.bounds.rate.is_some());
+        let rated: BTreeSet<LimitKey> = rated.map(|(key, _)| (*key).clone()).collect();
+        if rated.is_empty() {
+            script.push("COMMIT", Vec::new());
+        }
+        script.run(conn).await?;
+        for job in won {
+            if let Some(Claim::Won(claimed)) = claims.get_mut(&JobId::from_uuid(job.id)) {
+                claimed.slots = slots_of(job).cloned().collect();
+            }
+        }
+        let mut gone = Vec::new();
+        if !rated.is_empty() {
+            gone = let_go(conn, &rated, limits).await?.0;
+            sqlx::raw_sql("COMMIT").execute(conn).await?;
+        }
+        Ok(TakenLimited { claims, let_go: gone })
+    }
+}
+
+/// Decide whether a job may start, and count it if so. Otherwise return the key that has no room.
+fn admit<'j>(
+    job: &'j Limited,
+    states: &mut BTreeMap<LimitKey, KeyState>,
+    kept_for: &BTreeSet<(LimitKey, Uuid)>,
+) -> Result<Option<&'j LimitKey>, sqlx::Error> {
+    let mut after = Vec::with_capacity(job.keys.len());
+    for (key, bounds) in &job.keys {
+        let mut state = *states.get(key).ok_or_else(|| corrupt("a key of a limit without a row"))?;
+        let may =
+            if kept_for.contains(&(key.clone(), job.id)) { state.admit_let_go(*bounds) } else { state.admit(*bounds) };
+        if !may {
+            return Ok(Some(key));
+        }
+        after.push((key, state));
+    }
+    for (key, state) in after {
+        states.insert(key.clone(), state);
+    }
+    Ok(None)
+}
+
+/// Return the keys of which an attempt of this job has a slot.
+fn slots_of(job: &Limited) -> impl Iterator<Item = &LimitKey> {
+    job.keys.iter().filter(|(_, bounds)| bounds.bounds.concurrency.is_some()).map(|(key, _)| key)
+}
+
+/// Add the step that gives these attempts their slots.
+fn slots_step<'a>(script: &mut Script<'a>, won: &[&'a Limited]) {
+    let slots: Vec<(&LimitKey, Uuid)> = won.iter().flat_map(|job| slots_of(job).map(|key| (key, job.id))).collect();
+    insert_slots(script, &slots);
+}
+
+fn insert_slots<'a>(script: &mut Script<'a>, slots: &[(&'a LimitKey, Uuid)]) {
+    if slots.is_empty() {
+        return;
+    }
+    let insert = [
+        "INSERT INTO limit_slots (limit_name, limit_key, job_id) VALUES",
+        "(?,?,?)",
+        "ON DUPLICATE KEY UPDATE kept_until = NULL",
+    ];
+    script.insert(
+        insert,
+        slots,
+        |_| 400,
+        |&(key, id), values| {
+            values.extend([Value::from(key.limit.as_str()), Value::from(key.key.as_bytes()), id.into()]);
+        },
+    );
+}
+
+/// The group commit that frees the slots of attempts that have ended.
+pub(crate) struct FreedSlots {
+    pub(crate) limits: Arc<KnownLimits>,
+}
+
+/// A job whose attempt has ended, and the keys of which it had slots.
+pub(crate) struct SlotsOfJob {
+    pub(crate) id: Uuid,
+    pub(crate) keys: Arc<[LimitKey]>,
+}
+
+impl Batch for FreedSlots {
+    type Item = SlotsOfJob;
+    type Reply = Vec<DueJob>;
+    type Mark = ();
+    const ATTEMPTED: &'static str = "free slots";
+    const FULL: usize = 256;
+
+    fn mark(&self) {}
+
+    fn write<'c>(
+        &'c self,
+        conn: &'c mut MySqlConnection,
+        items: &'c [SlotsOfJob],
+        (): (),
+        _earlier: PriorRun,
+    ) -> DbFuture<'c, Vec<Vec<DueJob>>> {
+        Box::pin(async move {
+            let ids: Vec<Uuid> = items.iter().map(|item| item.id).collect();
+            let keys: BTreeSet<LimitKey> = items.iter().flat_map(|item| item.keys.iter().cloned()).collect();
+            let mut tx = conn.begin().await?;
+            let (gone, _) = free(&mut tx, &ids, &keys, &self.limits.now(), false).await?;
+            tx.commit().await?;
+            // Each of them is told once.
+            let mut gone = Some(gone);
+            Ok(items.iter().map(|_| gone.take().unwrap_or_default()).collect())
+        })
+    }
+}
+
+/// Free the slots of jobs that do not execute any more, and let parked jobs of these keys go. Returns these, and whether
+/// there may be more with room.
+async fn free(
+    conn: &mut MySqlConnection,
+    ids: &[Uuid],
+    keys: &BTreeSet<LimitKey>,
+    limits: &[LimitSetting],
+    changed: bool,
+) -> Result<(Vec<DueJob>, bool), sqlx::Error> {
+    lock_keys(conn, &keys.iter().collect::<Vec<_>>()).await?;
+    free_slots_of(conn, ids).await?;
+    if changed {
+        take_back(conn, keys).await?;
+    }
+    let_go(conn, keys, limits).await
+}
+
+/// Keys that one transaction of a sweep looks at.
+const PAGE: usize = 64;
+/// Keys with parked jobs that one statement of a sweep reads.
+const KEYS_READ: usize = 256;
+/// Time after a change of a limit until every runner follows it and the claims that did not are over.
+const HEARD_AFTER_MS: i64 = 3_000;
+
+/// Time for which a sweep lets jobs of the same keys go.
+const LETTING_GO: Duration = Duration::from_secs(2);
+
+/// Where a sweep of the limits goes on.
+#[derive(Clone, Debug, Default)]
+pub struct LimitSweep {
+    /// The last key that was looked at.
+    after: Option<LimitKey>,
+}
+
+impl Store {
+    /// Mend what the settlements of attempts have not done: free slots whose attempts have ended or that were kept in
+    /// vain, let jobs go that have room, and count the attempts that ran when a limit was set. Returns the jobs that are
+    /// due now, and where the next sweep goes on. With `changed`, after a change of settings, it looks at all keys.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn sweep_limits(
+        &self,
+        sweep: LimitSweep,
+        changed: bool,
+    ) -> Result<(Vec<DueJob>, LimitSweep), StoreError> {
+        self.count_attempts_of_new_limits().await?;
+        self.share_fairly().await?;
+        let limits = self.shared.limits.now();
+        let mut gone = Vec::new();
+        let stale: Vec<(LimitKey, Vec<Uuid>)> = self.stale_slots().await?.into_iter().collect();
+        for page in stale.chunks(PAGE) {
+            gone.extend(self.free_page(page.to_vec(), &limits, false).await?.0);
+        }
+        let mut after = if changed { None } else { sweep.after };
+        loop {
+            let keys = self.keys_with_room(after, &limits, changed).await?;
+            for page in keys.with_room.chunks(PAGE) {
+                let page: Vec<(LimitKey, Vec<Uuid>)> = page.iter().map(|key| (key.clone(), Vec::new())).collect();
+                // A limit that was removed may have any number of parked jobs.
+                let began = Instant::now();
+                while began.elapsed() < LETTING_GO {
+                    let (some, more) = self.free_page(page.clone(), &limits, changed).await?;
+                    gone.extend(some);
+                    if !more {
+                        break;
+                    }
+                }
+            }
+            after = keys.last;
+            if !changed || after.is_none() {
+                return Ok((gone, LimitSweep { after }));
+            }
+        }
+    }
+
+    /// Read what the keys of fair limits share: the workers of the runners, less those that work for keys without
+    /// waiting jobs, and a quarter more, so that the next jobs are on their way when a worker is free.
+    async fn share_fairly(&self) -> Result<(), StoreError> {
+        let limits = self.shared.limits.now();
+        let fair: Vec<LimitSetting> = limits.iter().filter(|set| set.limit.fair).cloned().collect();
+        if fair.is_empty() {
+            return Ok(());
+        }
+        let fair = Arc::new(fair);
+        let shares = on_pool(&self.shared.pools.loops, "read the shares of keys", move |conn, _| {
+            let fair = Arc::clone(&fair);
+            Box::pin(async move {
+                let mut shares = BTreeMap::new();
+                for set in fair.iter() {
+                    shares.insert(set.limit.name.clone(), read_share(conn, set).await?);
+                }
+                Ok(shares)
+            })
+        });
+        self.shared.limits.share(&shares.await?);
+        Ok(())
+    }
+
+    async fn stale_slots(&self) -> Result<BTreeMap<LimitKey, Vec<Uuid>>, StoreError> {
+        on_pool(&self.shared.pools.loops, "read slots of limits", move |conn, _| {
+            Box::pin(async move {
+                let sql = format!(
+                    "SELECT s.limit_name, s.limit_key, s.job_id FROM limit_slots s FORCE INDEX (PRIMARY) \
+                     LEFT JOIN owed o ON o.id = s.job_id WHERE (s.kept_until IS NULL AND \
+                     (o.id IS NULL OR o.state <> 'executing')) OR s.kept_until <= UTC_TIMESTAMP(6) \
+                     OR s.kept_until > UTC_TIMESTAMP(6) + INTERVAL {KEPT_AT_MOST_S} SECOND LIMIT 1000"
+                );
+                let mut stale: BTreeMap<LimitKey, Vec<Uuid>> = BTreeMap::new();
+                for row in statement(sql).fetch_all(conn).await? {
+                    stale.entry(key_in(&row)?).or_default().push(row.try_get("job_id")?);
+                }
+                Ok(stale)
+            })
+        })
+        .await
+    }
+
+    async fn free_page(
+        &self,
+        page: Vec<(LimitKey, Vec<Uuid>)>,
+        limits: &Arc<Vec<LimitSetting>>,
+        changed: bool,
+    ) -> Result<(Vec<DueJob>, bool), StoreError> {
+        let (page, limits) = (Arc::new(page), Arc::clone(limits));
+        transact(&self.shared.pools.loops, "free slots of limits", move |conn, _| {
+            let (page, limits) = (Arc::clone(&page), Arc::clone(&limits));
+            Box::pin(async move {
+                let keys: BTreeSet<LimitKey> = page.iter().map(|(key, _)| key.clone()).collect();
+                let ids: Vec<Uuid> = page.iter().flat_map(|(_, ids)| ids.iter().copied()).collect();
+                free(conn, &ids, &keys, &limits, changed).await
+            })
+        })
+        .await
+    }
+
+    /// Read a page of the keys with parked jobs. Returns those with room.
+    async fn keys_with_room(
+        &self,
+        after: Option<LimitKey>,
+        limits: &Arc<Vec<LimitSetting>>,
+        changed: bool,
+    ) -> Result<KeysRead, StoreError> {
+        let limits = Arc::clone(limits);
+        on_pool(&self.shared.pools.loops, "read keys with parked jobs", move |conn, _| {
+            let (limits, after) = (Arc::clone(&limits), after.clone());
+            Box::pin(async move {
+                let (limit, key) = after.map_or_else(Default::default, |key| (key.limit.to_string(), key.key));
+                // After a change of a limit, jobs that were let go with a due time ahead count as well.
+                let (waits, slots) =
+                    ("limit_waits FORCE INDEX (limit_waits_line)", "limit_slots FORCE INDEX (PRIMARY)");
+                let of = |table: &str| {
+                    format!(
+                        "(SELECT DISTINCT limit_name, limit_key FROM {table} WHERE limit_name > ? OR (limit_name = ? \
+                         AND limit_key > ?) ORDER BY limit_name, limit_key LIMIT {KEYS_READ})"
+                    )
+                };
+                let both = if changed { format!(" UNION {}", of(slots)) } else { String::new() };
+                let sql = format!("{}{both} ORDER BY limit_name, limit_key LIMIT {KEYS_READ}", of(waits));
+                let mut query = statement(sql);
+                for _ in 0..if changed { 2 } else { 1 } {
+                    query = query.bind(limit.clone()).bind(limit.clone()).bind(key.clone().into_bytes());
+                }
+                let rows = query.fetch_all(&mut *conn).await?;
+                let keys: Vec<LimitKey> = rows.iter().map(key_in).collect::<Result<_, _>>()?;
+                let last = if keys.len() == KEYS_READ { keys.last().cloned() } else { None };
+                let mut with_room = Vec::new();
+                for keys in keys.chunks(PAGE) {
+                    let asked: Vec<&LimitKey> = keys.iter().collect();
+                    let mut script = Script::as_text();
+                    state_step(&mut script, &asked);
+                    let found: Vec<MySqlRow> = script.run(conn).await?.into_iter().flat_map(|step| step.rows).collect();
+                    let states = states_in(&found)?;
+                    with_room.extend(
+                        keys.iter()
+                            .filter(|key| {
+                                // A key without a row has no attempts and no kept slots.
+                                changed
+                                    || states.get(key).is_none_or(|state| state.room(KeyBounds::find(&limits, key)) > 0)
+                            })
+                            .cloned(),
+                    );
+                }
+                Ok(KeysRead { with_room, last })
+            })
+        })
+        .await
+    }
+
+    /// Give the executing jobs of limits that were set a moment ago their slots.
+    async fn count_attempts_of_new_limits(&self) -> Result<(), StoreError> {
+        let now = self.shared.clock.now();
+        let heard = |set: &&LimitSetting| !set.counted && (now - set.changed.0).num_milliseconds() >= HEARD_AFTER_MS;
+        let limits = self.shared.limits.now();
+        let new: Vec<LimitSetting> = limits.iter().filter(heard).cloned().collect();
+        if new.is_empty() {
+            return Ok(());
+        }
+        let new = Arc::new(new);
+        transact(&self.shared.pools.loops, "count for a new limit", move |conn, _| {
+            let new = Arc::clone(&new);
+            Box::pin(async move { count_attempts(conn, &new).await })
+        })
+        .await
+    }
+}
+
+/// Keys with waiting jobs whose weights are read. With more, each key has as many slots as its weight in any case.
+const MOST_WEIGHED: u32 = 2_000;
+
+async fn read_share(conn: &mut MySqlConnection, set: &LimitSetting) -> Result<FairShare, sqlx::Error> {
+    let (name, queue) = (set.limit.name.as_str(), set.limit.queue.as_ref().map(Name::as_str));
+    let workers: i64 = sqlx::query_scalar(
+        "SELECT CAST(COALESCE(SUM(slots), 0) AS SIGNED) FROM runners WHERE stopped_at IS NULL AND parent IS NULL \
+         AND drained_at IS NULL AND heartbeat_at >= UTC_TIMESTAMP(6) - INTERVAL lease_ms * 1000 MICROSECOND \
+         AND (? IS NULL OR JSON_CONTAINS(queues, JSON_QUOTE(?)))",
+    )
+    .bind(queue)
+    .bind(queue.unwrap_or_default())
+    .fetch_one(&mut *conn)
+    .await?;
+    let keys: Vec<Vec<u8>> = sqlx::query_scalar(
+        "SELECT DISTINCT limit_key FROM limit_waits FORCE INDEX (limit_waits_line) WHERE limit_name = ? LIMIT ?",
+    )
+    .bind(name)
+    .bind(MOST_WEIGHED)
+    .fetch_all(&mut *conn)
+    .await?;
+    let keys: BTreeSet<String> = keys.into_iter().map(|key| String::from_utf8_lossy(&key).into_owned()).collect();
+    let used =
+        sqlx::query("SELECT limit_key, COUNT(*) AS slots FROM limit_slots WHERE limit_name = ? GROUP BY limit_key");
+    let mut elsewhere = 0;
+    for row in used.bind(name).fetch_all(conn).await? {
+        let key: Vec<u8> = row.try_get("limit_key")?;
+        if !keys.contains(String::from_utf8_lossy(&key).as_ref()) {
+            elsewhere += row.try_get::<i64, _>("slots")?;
+        }
+    }
+    let weights = keys.iter().map(|key| u64::from(set.limit.bounds_of(key).weight.unwrap_or(1))).sum();
+    let workers = u64::try_from(workers - elsewhere).unwrap_or(0);
+    Ok(FairShare { workers: workers + (workers / 4).max(2), weights })
+}
+
+struct KeysRead {
+    with_room: Vec<LimitKey>,
+    last: Option<LimitKey>,
+}
+
+/// Insert the slots of executing jobs that these limits count, and say that they are counted.
+async fn count_attempts(conn: &mut MySqlConnection, new: &[LimitSetting]) -> Result<(), sqlx::Error> {
+    // Every attempt is in a batch of claims, until some time after its end.
+    let batches: Vec<Vec<u8>> = sqlx::query_scalar("SELECT ids FROM claim_batches").fetch_all(&mut *conn).await?;
+    let ids: BTreeSet<Uuid> =
+        batches.iter().flat_map(|ids| ids.chunks_exact(16)).filter_map(|id| Uuid::from_slice(id).ok()).collect();
+    let ids: Vec<Uuid> = ids.into_iter().collect();
+    for ids in ids.chunks(MAX_ROWS) {
+        let mut script = Script::as_text();
+        let (list, values) = script.list(ids);
+        let sql = format!(
+            "SELECT o.id, o.kind, o.queue, l.limit_key FROM owed o FORCE INDEX (PRIMARY) \
+             LEFT JOIN job_limit_keys l ON l.job_id = o.id WHERE o.id IN {list} AND o.state = 'executing'"
+        );
+        script.push(sql, values);
+        let found: Vec<MySqlRow> = script.run(conn).await?.into_iter().flat_map(|step| step.rows).collect();
+        let mut slots: BTreeSet<(LimitKey, Uuid)> = BTreeSet::new();
+        for row in &found {
+            let name = |column| row.try_get::<&str, _>(column).ok().and_then(|name| name.parse::<Name>().ok());
+            let (Some(kind), Some(queue)) = (name("kind"), name("queue")) else { continue };
+            let key: Option<Vec<u8>> = row.try_get("limit_key")?;
+            let key = key.map(|key| String::from_utf8_lossy(&key).into_owned());
+            let id = row.try_get("id")?;
+            slots.extend(keys_of(new, (&kind, &queue), key.as_deref()).into_iter().map(|(key, _)| (key, id)));
+        }
+        let slots: Vec<(&LimitKey, Uuid)> = slots.iter().map(|(key, id)| (key, *id)).collect();
+        let keys: BTreeSet<&LimitKey> = slots.iter().map(|(key, _)| *key).collect();
+        if slots.is_empty() {
+            continue;
+        }
+        lock_keys(conn, &keys.into_iter().collect::<Vec<_>>()).await?;
+        let mut script = Script::as_text();
+        insert_slots(&mut script, &slots);
+        script.run(conn).await?;
+    }
+    for set in new {
+        sqlx::query("UPDATE limits SET counted = TRUE WHERE name = ? AND version = ?")
+            .bind(set.limit.name.as_str())
+            .bind(set.version)
+            .execute(&mut *conn)
+            .await?;
+    }
+    Ok(())
+}

@@ -1,0 +1,152 @@
+//! Reads about limits by key: why a job is parked, and which keys have jobs.
+
+use std::collections::BTreeSet;
+
+use sqlx::Row;
+
+use crate::rows::limits::{LimitKey, key_in};
+use crate::sql::batches::statement;
+use crate::sql::connection::on_pool;
+use crate::{Store, StoreError};
+use tickr_job::{JobId, Name, Timestamp};
+
+/// Jobs that are counted at most.
+const MAX_COUNTED: i64 = 10_000;
+/// Running jobs of a key that are named.
+const MAX_NAMED: i64 = 5;
+/// Keys that one read returns.
+const MAX_KEYS: i64 = 200;
+
+/// The limit for which a parked job waits.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ParkedAt {
+    /// The limit and its key.
+    pub key: LimitKey,
+    /// Number of parked jobs of the key that were due before it. Counted up to a limit.
+    pub ahead: u32,
+    /// Some of the jobs that have slots of the key.
+    pub holders: Vec<JobId>,
+    /// Number of jobs that have slots of the key.
+    pub running: u32,
+}
+
+/// The jobs of one key of a limit.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KeyUse {
+    /// The key. Empty for a limit that all jobs share.
+    pub key: String,
+    /// Number of attempts, and of jobs that were let go, that have slots.
+    pub running: u32,
+    /// Number of parked jobs. Counted up to 10,000.
+    pub parked: u32,
+    /// Due time of the parked job that was due first.
+    pub parked_since: Option<Timestamp>,
+}
+
+impl Store {
+    /// Read for which limit a job is parked. Returns nothing if it is not parked.
+    ///
+    /// # Errors
+    /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
+    pub async fn parked_at(&self, id: JobId) -> Result<Option<ParkedAt>, StoreError> {
+        on_pool(&self.shared.pools.reads, "read why a job is parked", move |conn, _| {
+            Box::pin(async move {
+                let sql = "SELECT limit_name, limit_key, due_at FROM limit_waits WHERE job_id = ?";
+                let found = sqlx::query(sql).bind(id.uuid()).fetch_optional(&mut *conn).await?;
+                let Some(row) = found else { return Ok(None) };
+                let (key, due_at): (LimitKey, Timestamp) = (key_in(&row)?, row.try_get("due_at")?);
+                let ahead: i64 = sqlx::query_scalar(
+                    "SELECT COUNT(*) FROM (SELECT 1 FROM limit_waits FORCE INDEX (limit_waits_line) \
+                     WHERE limit_name = ? AND limit_key = ? AND (due_at < ? OR (due_at = ? AND job_id < ?)) LIMIT ?) w",
+                )
+                .bind(key.limit.as_str())
+                .bind(key.key.as_bytes())
+                .bind(due_at)
+                .bind(due_at)
+                .bind(id.uuid())
+                .bind(MAX_COUNTED)
+                .fetch_one(&mut *conn)
+                .await?;
+                let running: i64 =
+                    sqlx::query_scalar("SELECT COUNT(*) FROM limit_slots WHERE limit_name = ? AND limit_key = ?")
+                        .bind(key.limit.as_str())
+                        .bind(key.key.as_bytes())
+                        .fetch_one(&mut *conn)
+                        .await?;
+                let holders: Vec<uuid::Uuid> = sqlx::query_scalar(
+                    "SELECT job_id FROM limit_slots WHERE limit_name = ? AND limit_key = ? ORDER BY job_id LIMIT ?",
+                )
+                .bind(key.limit.as_str())
+                .bind(key.key.as_bytes())
+                .bind(MAX_NAMED)
+                .fetch_all(conn)
+                .await?;
+                Ok(Some(ParkedAt {
+                    key,
+                    ahead: u32::try_from(ahead).unwrap_or(u32::MAX),
+                    holders: holders.into_iter().map(JobId::from_uuid).collect(),
+                    running: u32::try_from(running).unwrap_or(u32::MAX),
+                }))
+            })
+        })
+        .await
+    }
+
+    /// Read the keys of a limit that have jobs, in key order, at most 200. The result of one page begins after `after`.
+    ///
+    /// # Errors
+    /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
+    pub async fn limit_keys_in_use(&self, limit: &Name, after: Option<String>) -> Result<Vec<KeyUse>, StoreError> {
+        let limit = limit.clone();
+        on_pool(&self.shared.pools.reads, "read the keys of a limit", move |conn, _| {
+            let (limit, after) = (limit.clone(), after.clone());
+            Box::pin(async move {
+                let (name, bound) = (limit.as_str(), after.as_deref().map(str::as_bytes));
+                // Before every key stands nothing, and the empty key is one.
+                let rest = if bound.is_some() { "AND limit_key > ?" } else { "AND limit_key >= ?" };
+                let sql = format!(
+                    "(SELECT DISTINCT limit_key FROM limit_slots WHERE limit_name = ? {rest} ORDER BY limit_key LIMIT ?) \
+                     UNION (SELECT DISTINCT limit_key FROM limit_waits FORCE INDEX (limit_waits_line) \
+                     WHERE limit_name = ? {rest} ORDER BY limit_key LIMIT ?)"
+                );
+                let mut query = statement(sql);
+                for _ in 0..2 {
+                    query = query.bind(name).bind(bound.unwrap_or_default()).bind(MAX_KEYS);
+                }
+                let rows = query.fetch_all(&mut *conn).await?;
+                let keys: BTreeSet<Vec<u8>> =
+                    rows.iter().map(|row| row.try_get("limit_key")).collect::<Result<_, _>>()?;
+                let mut used = Vec::new();
+                for key in keys.into_iter().take(usize::try_from(MAX_KEYS).unwrap_or(0)) {
+                    let row = sqlx::query(
+                        "SELECT (SELECT COUNT(*) FROM limit_slots WHERE limit_name = ? AND limit_key = ?) AS running, \
+                         (SELECT COUNT(*) FROM (SELECT 1 FROM limit_waits FORCE INDEX (limit_waits_line) \
+                         WHERE limit_name = ? AND limit_key = ? LIMIT ?) w) AS parked, \
+                         (SELECT MIN(due_at) FROM limit_waits FORCE INDEX (limit_waits_line) \
+                         WHERE limit_name = ? AND limit_key = ?) AS parked_since",
+                    )
+                    .bind(name)
+                    .bind(&key)
+                    .bind(name)
+                    .bind(&key)
+                    .bind(MAX_COUNTED)
+                    .bind(name)
+                    .bind(&key)
+                    .fetch_one(&mut *conn)
+                    .await?;
+                    let count = |column| -> Result<u32, sqlx::Error> {
+                        Ok(u32::try_from(row.try_get::<i64, _>(column)?).unwrap_or(u32::MAX))
+                    };
+                    used.push(KeyUse {
+                        key: String::from_utf8_lossy(&key).into_owned(),
+                        running: count("running")?,
+                        parked: count("parked")?,
+                        parked_since: row.try_get("parked_since")?,
+                    });
+                }
+                Ok(used)
+            })
+        })
+        .await
+    }
+}

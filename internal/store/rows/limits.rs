@@ -1,0 +1,801 @@
+//! Rows of `limit_keys`, `limit_slots` and `limit_waits`: the jobs that count against a limit by key, and those that
+//! wait for it.
+//!
+//! An attempt that counts against a limit of concurrency has a row in `limit_slots` from its claim until some moment
+//! after its end. A job that is due and finds no room is *parked*: a row in `limit_waits` keeps its due time, and its
+//! `owed` row gets the due time [`parked_until`], so that claims, the scheduler and the index do not meet it. When there
+//! is room, the parked job that was due first is let go. A slot is kept for it for a few seconds, so that no other job
+//! overtakes it on its way to a runner.
+//!
+//! The row in `limit_keys` is the lock of a key. A transaction locks these rows in key order, before it locks rows of
+//! `owed`. It also has the state of the rate: the generic cell rate algorithm (GCRA) of ATM networks, with one time for
+//! each key and no counters that would have to be reset.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::{Duration, Instant};
+
+use chrono::TimeDelta;
+use sqlx::mysql::MySqlRow;
+use sqlx::{MySqlConnection, Row};
+use uuid::Uuid;
+
+use crate::rows::order::held_until;
+use crate::rows::owed::{DueJob, due_job};
+use crate::sql::batches::{MAX_ROWS, statement};
+use crate::sql::error::corrupt;
+use crate::sql::script::{Script, Value};
+use tickr_job::{Actor, Bounds, Limit, Name, Rate, SharedBy, Timestamp, ceil_ms};
+
+/// Time for which a slot is kept for a job that was let go, after its due time.
+const KEPT_FOR: TimeDelta = TimeDelta::seconds(5);
+/// Jobs of one key that are let go at once at most.
+pub(crate) const MOST_AT_ONCE: usize = 256;
+/// More slots than the jobs of one statement have. The order and the limit of a DELETE make MySQL take the index.
+pub(crate) const MOST_SLOTS: usize = 1_000_000;
+/// A rate lets jobs go this long before their turns, so that their way to a runner does not cost starts.
+const LET_GO_AHEAD: TimeDelta = TimeDelta::milliseconds(100);
+/// Most jobs of one key of a rate, or of a fair limit, that are let go and have not started.
+const MOST_AHEAD: i64 = 64;
+/// A job whose turn is further ahead than this stays parked. A sweep lets it go later.
+const FURTHEST_TURN: TimeDelta = TimeDelta::seconds(60);
+/// A slot is kept for no longer than this from now. One that is kept for longer dates from before the clock was set back.
+pub(crate) const KEPT_AT_MOST_S: i64 = 70;
+
+/// Age from which the limits of a process are read again before a claim. They are read about once a second. Less than the
+/// time after which the attempts of a new limit are counted, by more than a claim takes.
+const OLD: Duration = Duration::from_millis(1_500);
+
+/// The due time in `owed` of a parked job: 9999-12-30, a day before that of a job that is held for its order.
+pub(crate) fn parked_until() -> Timestamp {
+    held_until() - TimeDelta::days(1)
+}
+
+/// Return whether a due time in `owed` says that the job waits for its turn: for its order or for a limit.
+pub(crate) fn waits_for_turn(execute_at: Timestamp) -> bool {
+    execute_at >= parked_until()
+}
+
+/// A limit as it is stored.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LimitSetting {
+    /// The limit.
+    pub limit: Limit,
+    /// False until the attempts that ran when the limit was set are counted. No job of the limit starts before that.
+    pub counted: bool,
+    /// Time and actor of the last change.
+    pub changed: (Timestamp, Actor),
+    /// The version. Every change increments it.
+    pub version: u32,
+    /// What the keys of a fair limit share, as this process last read it. It is not stored.
+    pub share: Option<FairShare>,
+}
+
+pub(crate) const COLUMNS: &str = "name, kind, queue, shared_by, concurrency, rate, period_ms, burst, fair, overrides, counted, \
+                                  changed_at, changed_by, version";
+
+/// Read all limits, in the order of their names.
+pub(crate) async fn read_limits(conn: &mut MySqlConnection) -> Result<Vec<LimitSetting>, sqlx::Error> {
+    let sql = format!("SELECT {COLUMNS} FROM limits ORDER BY name LIMIT 2000");
+    statement(sql).fetch_all(conn).await?.iter().map(setting).collect()
+}
+
+pub(crate) fn setting(row: &MySqlRow) -> Result<LimitSetting, sqlx::Error> {
+    let name = |column| -> Result<Option<Name>, sqlx::Error> {
+        let text: Option<String> = row.try_get(column)?;
+        text.map(|text| text.parse().map_err(|_| corrupt(column))).transpose()
+    };
+    let (starts, period_ms, burst): (Option<u32>, Option<u32>, Option<u32>) =
+        (row.try_get("rate")?, row.try_get("period_ms")?, row.try_get("burst")?);
+    let rate = match (starts, period_ms, burst) {
+        (Some(starts), Some(period_ms), Some(burst)) => Some(Rate { starts, period_ms, burst }),
+        _ => None,
+    };
+    let overrides: Option<String> = row.try_get("overrides")?;
+    Ok(LimitSetting {
+        limit: Limit {
+            name: name("name")?.ok_or_else(|| corrupt("name"))?,
+            kind: name("kind")?,
+            queue: name("queue")?,
+            shared_by: SharedBy::from_word(row.try_get("shared_by")?).ok_or_else(|| corrupt("shared_by"))?,
+            fair: row.try_get("fair")?,
+            bounds: Bounds { concurrency: row.try_get("concurrency")?, rate, weight: None },
+            overrides: match overrides {
+                Some(text) => serde_json::from_str(&text).map_err(|e| corrupt(format!("overrides: {e}")))?,
+                None => BTreeMap::new(),
+            },
+        },
+        counted: row.try_get("counted")?,
+        changed: (row.try_get("changed_at")?, Actor::from_stored(row.try_get("changed_by")?)),
+        version: row.try_get("version")?,
+        share: None,
+    })
+}
+
+/// What the keys of a fair limit with waiting jobs share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FairShare {
+    /// Number of jobs of these keys that may run at the same time.
+    pub workers: u64,
+    /// Sum of the weights of these keys.
+    pub weights: u64,
+}
+
+impl FairShare {
+    /// Return how many jobs of a key with this weight may run at the same time. With many keys each has as many as its
+    /// weight: they take turns then, because a job that ends lets the next one of its key wait behind the other keys.
+    fn of(self, weight: u32) -> u32 {
+        let weight = u64::from(weight);
+        let share = self.workers * weight / self.weights.max(weight);
+        u32::try_from(share.max(weight)).unwrap_or(u32::MAX)
+    }
+}
+
+/// The limits of this process, as they were last read. Claims, inserts and settlements follow them.
+#[derive(Debug, Default)]
+pub(crate) struct KnownLimits(RwLock<Followed>);
+
+#[derive(Debug, Default)]
+struct Followed {
+    limits: Arc<Vec<LimitSetting>>,
+    /// A moment before they were read. None in a process that follows no limits.
+    asked: Option<Instant>,
+}
+
+impl KnownLimits {
+    pub(crate) fn now(&self) -> Arc<Vec<LimitSetting>> {
+        Arc::clone(&self.0.read().unwrap_or_else(PoisonError::into_inner).limits)
+    }
+
+    /// Follow these limits, which were read after the moment `asked`. Fair ones keep their shares.
+    pub(crate) fn follow(&self, limits: &Arc<Vec<LimitSetting>>, asked: Instant) {
+        let mut known = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        known.asked = known.asked.max(Some(asked));
+        if limits.iter().all(|set| !set.limit.fair) {
+            known.limits = Arc::clone(limits);
+            return;
+        }
+        let share = |name: &Name| known.limits.iter().find(|set| set.limit.name == *name).and_then(|set| set.share);
+        let limits = limits.iter().map(|set| LimitSetting { share: share(&set.limit.name), ..set.clone() });
+        let limits = Arc::new(limits.collect());
+        known.limits = limits;
+    }
+
+    /// Read the limits again if those of this process are old: it was suspended, or its reads fail. Otherwise it would
+    /// claim without regard to a limit that was set meanwhile. Return whether they were read.
+    pub(crate) async fn catch_up(&self, conn: &mut MySqlConnection) -> Result<bool, sqlx::Error> {
+        let asked = self.0.read().unwrap_or_else(PoisonError::into_inner).asked;
+        if asked.is_none_or(|asked| asked.elapsed() < OLD) {
+            return Ok(false);
+        }
+        let asked = Instant::now();
+        self.follow(&Arc::new(read_limits(conn).await?), asked);
+        Ok(true)
+    }
+
+    /// Set what the keys of fair limits share.
+    pub(crate) fn share(&self, shares: &BTreeMap<Name, FairShare>) {
+        let mut known = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        let share = |set: &LimitSetting| shares.get(&set.limit.name).copied().or(set.share);
+        let limits = known.limits.iter().map(|set| LimitSetting { share: share(set), ..set.clone() });
+        let limits = Arc::new(limits.collect());
+        known.limits = limits;
+    }
+
+    /// Return whether a limit may apply to jobs of this queue.
+    pub(crate) fn concern_queue(&self, queue: &Name) -> bool {
+        self.now().iter().any(|set| set.limit.concerns_queue(queue))
+    }
+}
+
+/// A key of a limit.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct LimitKey {
+    /// The name of the limit.
+    pub limit: Name,
+    /// The key. Empty for a limit that all jobs share.
+    pub key: String,
+}
+
+/// Return the keys under which a job counts, with the values of their limits.
+pub(crate) fn keys_of(
+    limits: &[LimitSetting],
+    (kind, queue): (&Name, &Name),
+    limit_key: Option<&str>,
+) -> Vec<(LimitKey, KeyBounds)> {
+    let of = |set: &LimitSetting| {
+        let key = set.limit.key_of(kind, queue, limit_key)?;
+        let bounds = KeyBounds::of(set, key);
+        let bounded = bounds.bounds != Bounds::default();
+        bounded.then(|| (LimitKey { limit: set.limit.name.clone(), key: key.to_owned() }, bounds))
+    };
+    limits.iter().filter_map(of).collect()
+}
+
+/// The values of a limit for one key.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct KeyBounds {
+    pub(crate) bounds: Bounds,
+    /// True if the limit is fair. Then few jobs of a key may be on their way to a runner, ahead of those of other keys.
+    fair: bool,
+    /// False while the attempts that ran when the limit was set are not counted yet.
+    counted: bool,
+}
+
+impl KeyBounds {
+    fn of(set: &LimitSetting, key: &str) -> Self {
+        let mut bounds = set.limit.bounds_of(key);
+        let counted = set.counted || bounds.concurrency.is_none();
+        if let Some(share) = set.share.filter(|_| set.limit.fair) {
+            let share = share.of(bounds.weight.unwrap_or(1));
+            bounds.concurrency = Some(bounds.concurrency.map_or(share, |most| most.min(share)));
+        }
+        Self { bounds: Bounds { weight: None, ..bounds }, fair: set.limit.fair, counted }
+    }
+
+    /// Return the values of a key, also of one whose limit was removed: that has none.
+    pub(crate) fn find(limits: &[LimitSetting], key: &LimitKey) -> Self {
+        let set = limits.iter().find(|set| set.limit.name == key.limit);
+        set.map_or_else(Self::default, |set| Self::of(set, &key.key))
+    }
+}
+
+/// The state of a key.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct KeyState {
+    /// Number of attempts with a slot.
+    pub(crate) running: i64,
+    /// Number of jobs for which a slot is kept.
+    pub(crate) kept: i64,
+    /// True if jobs of the key are parked.
+    pub(crate) parked: bool,
+    /// When the rate allows the next start without a burst.
+    next_start: Option<Timestamp>,
+    /// The time of the server at the reading.
+    pub(crate) now: Timestamp,
+}
+
+impl KeyState {
+    /// Return whether a job that was not let go may start now. If so, count it.
+    pub(crate) fn admit(&mut self, bounds: KeyBounds) -> bool {
+        // Parked jobs were due earlier.
+        if self.parked || !self.has_room(bounds) || !self.conforms(bounds) {
+            return false;
+        }
+        self.running += 1;
+        self.start(bounds);
+        true
+    }
+
+    /// Return whether a job that was let go may start now. If so, count it. Its slot is counted already.
+    pub(crate) fn admit_let_go(&mut self, bounds: KeyBounds) -> bool {
+        if !self.conforms(bounds) {
+            return false;
+        }
+        self.start(bounds);
+        true
+    }
+
+    fn has_room(&self, KeyBounds { bounds, counted, .. }: KeyBounds) -> bool {
+        bounds.concurrency.is_none_or(|most| counted && self.running + self.kept < i64::from(most))
+    }
+
+    fn conforms(&self, bounds: KeyBounds) -> bool {
+        bounds.bounds.rate.is_none_or(|rate| self.turn(&rate, 0) <= self.now)
+    }
+
+    /// Return the even time of the next start. A start is followed by the next within its interval and the tolerance. A
+    /// later time dates from a slower rate, or from before the clock was set back: then the next start may come now.
+    fn even(&self, rate: &Rate) -> Timestamp {
+        let tolerance = TimeDelta::microseconds(rate.tolerance_us());
+        let latest = self.now + tolerance + TimeDelta::microseconds(rate.interval_us());
+        match self.next_start {
+            Some(next) if next > latest => self.now + tolerance,
+            next => next.unwrap_or(self.now),
+        }
+    }
+
+    /// Return the time from which the rate allows the start after `others` more.
+    fn turn(&self, rate: &Rate, others: i64) -> Timestamp {
+        self.even(rate) + TimeDelta::microseconds(rate.interval_us() * others - rate.tolerance_us())
+    }
+
+    /// Count a start against the rate.
+    pub(crate) fn start(&mut self, bounds: KeyBounds) {
+        let Some(rate) = bounds.bounds.rate else { return };
+        self.next_start = Some(self.even(&rate).max(self.now) + TimeDelta::microseconds(rate.interval_us()));
+    }
+
+    /// Return how many parked jobs may be let go.
+    pub(crate) fn room(&self, KeyBounds { bounds, fair, counted }: KeyBounds) -> usize {
+        let slots = bounds.concurrency.map(|most| if counted { i64::from(most) - self.running - self.kept } else { 0 });
+        let turns = bounds.rate.map(|rate| {
+            let ahead = LET_GO_AHEAD.num_microseconds().unwrap_or(0) / rate.interval_us().max(1) + 1;
+            ahead.min(MOST_AHEAD) - self.kept
+        });
+        let on_their_way = fair.then(|| MOST_AHEAD - self.kept);
+        let room = slots.into_iter().chain(turns).chain(on_their_way).min().unwrap_or(i64::MAX);
+        usize::try_from(room.max(0)).unwrap_or(0).min(MOST_AT_ONCE)
+    }
+}
+
+/// Condition on a parked job: its queue is not paused. Jobs of a paused queue would keep slots that they cannot use.
+const NOT_PAUSED: &str = "queue NOT IN (SELECT name FROM queues WHERE paused_at IS NOT NULL)";
+
+/// Build the condition that a row belongs to one of these keys. The columns have the prefix `alias`.
+fn any_of<'a>(alias: &str, keys: &[&'a LimitKey]) -> (String, Vec<Value<'a>>) {
+    let one = format!("({alias}limit_name = ? AND {alias}limit_key = ?)");
+    let values = keys.iter().flat_map(|key| [Value::from(key.limit.as_str()), Value::from(key.key.as_bytes())]);
+    (vec![one; keys.len()].join(" OR "), values.collect())
+}
+
+/// Read a key from the columns of a row.
+pub(crate) fn key_in(row: &MySqlRow) -> Result<LimitKey, sqlx::Error> {
+    let key: Vec<u8> = row.try_get("limit_key")?;
+    Ok(LimitKey {
+        limit: row.try_get::<&str, _>("limit_name")?.parse().map_err(|_| corrupt("limit_name"))?,
+        key: String::from_utf8_lossy(&key).into_owned(),
+    })
+}
+
+/// Lock these keys, in their order, in the caller's transaction. Return those that have no rows.
+///
+/// An upsert would lock and make rows in one step, but two upserts of neighbouring keys may deadlock.
+async fn lock_those_that_exist<'k>(
+    conn: &mut MySqlConnection,
+    keys: &[&'k LimitKey],
+) -> Result<Vec<&'k LimitKey>, sqlx::Error> {
+    let mut script = Script::as_text();
+    let (any, values) = any_of("", keys);
+    let sql = "SELECT limit_name, limit_key FROM limit_keys FORCE INDEX (PRIMARY) WHERE";
+    script.push(format!("{sql} {any} ORDER BY limit_name, limit_key FOR UPDATE"), values);
+    let rows: Vec<MySqlRow> = script.run(conn).await?.into_iter().flat_map(|step| step.rows).collect();
+    if rows.len() == keys.len() {
+        return Ok(Vec::new());
+    }
+    let found: BTreeSet<LimitKey> = rows.iter().map(key_in).collect::<Result<_, _>>()?;
+    Ok(keys.iter().copied().filter(|key| !found.contains(*key)).collect())
+}
+
+async fn make_rows(conn: &mut MySqlConnection, keys: &[&LimitKey]) -> Result<(), sqlx::Error> {
+    let mut script = Script::as_text();
+    script.insert(
+        ["INSERT IGNORE INTO limit_keys (limit_name, limit_key) VALUES", "(?,?)", ""],
+        keys,
+        |_| 300,
+        |&key, values| values.extend([Value::from(key.limit.as_str()), Value::from(key.key.as_bytes())]),
+    );
+    script.run(conn).await.map(drop)
+}
+
+/// Begin a transaction with locks on these keys. Make the rows of those that have none before it, so that nothing is
+/// locked meanwhile.
+pub(crate) async fn begin_with(conn: &mut MySqlConnection, keys: &[&LimitKey]) -> Result<(), sqlx::Error> {
+    sqlx::raw_sql("BEGIN").execute(&mut *conn).await?;
+    let missing = lock_those_that_exist(conn, keys).await?;
+    if missing.is_empty() {
+        return Ok(());
+    }
+    sqlx::raw_sql("COMMIT").execute(&mut *conn).await?;
+    make_rows(conn, &missing).await?;
+    sqlx::raw_sql("BEGIN").execute(&mut *conn).await?;
+    lock_keys(conn, keys).await
+}
+
+/// Lock these keys, in their order, in the caller's transaction, and make the rows of those that have none.
+pub(crate) async fn lock_keys(conn: &mut MySqlConnection, keys: &[&LimitKey]) -> Result<(), sqlx::Error> {
+    let missing = lock_those_that_exist(conn, keys).await?;
+    if missing.is_empty() {
+        return Ok(());
+    }
+    make_rows(conn, &missing).await?;
+    // Another transaction may have made one of them, and then only this locks it.
+    lock_those_that_exist(conn, &missing).await.map(drop)
+}
+
+/// Add the step that reads the states of these keys.
+pub(crate) fn state_step<'a>(script: &mut Script<'a>, keys: &[&'a LimitKey]) {
+    let (any, values) = any_of("k.", keys);
+    let of_key = "limit_name = k.limit_name AND limit_key = k.limit_key";
+    let slots = format!("SELECT COUNT(*) FROM limit_slots FORCE INDEX (PRIMARY) WHERE {of_key}");
+    let sql = format!(
+        "SELECT k.limit_name, k.limit_key, k.next_start, UTC_TIMESTAMP(6) AS moment, \
+         ({slots} AND kept_until IS NULL) AS running, ({slots} AND kept_until > UTC_TIMESTAMP(6)) AS kept, \
+         EXISTS (SELECT 1 FROM limit_waits FORCE INDEX (limit_waits_line) WHERE {of_key} AND {NOT_PAUSED}) AS parked \
+         FROM limit_keys k FORCE INDEX (PRIMARY) WHERE {any}"
+    );
+    script.push(sql, values);
+}
+
+/// Read the rows of [`state_step`].
+pub(crate) fn states_in(rows: &[MySqlRow]) -> Result<BTreeMap<LimitKey, KeyState>, sqlx::Error> {
+    rows.iter()
+        .map(|row| {
+            let state = KeyState {
+                running: row.try_get("running")?,
+                kept: row.try_get("kept")?,
+                parked: row.try_get::<i64, _>("parked")? != 0,
+                next_start: row.try_get("next_start")?,
+                now: row.try_get("moment")?,
+            };
+            Ok((key_in(row)?, state))
+        })
+        .collect()
+}
+
+/// Add the step that writes the rates of these keys.
+pub(crate) fn write_rates<'a>(script: &mut Script<'a>, keys: &'a BTreeMap<LimitKey, KeyState>) {
+    let rated: Vec<_> = keys.iter().filter_map(|(key, state)| Some((key, state.next_start?))).collect();
+    if rated.is_empty() {
+        return;
+    }
+    let insert = [
+        "INSERT INTO limit_keys (limit_name, limit_key, next_start) VALUES",
+        "(?,?,?)",
+        "ON DUPLICATE KEY UPDATE next_start = VALUES(next_start)",
+    ];
+    script.insert(
+        insert,
+        &rated,
+        |_| 300,
+        |&(key, next), values| {
+            values.extend([Value::from(key.limit.as_str()), Value::from(key.key.as_bytes()), next.into()]);
+        },
+    );
+}
+
+/// A job that is to be parked.
+pub(crate) struct ToPark<'a> {
+    pub(crate) id: Uuid,
+    pub(crate) key: &'a LimitKey,
+    pub(crate) queue: &'a str,
+    pub(crate) due_at: Value<'a>,
+}
+
+/// Count a job that was parked, for the metrics. There are few limits, so their names may be labels.
+pub(crate) fn count_parked(limit: &Name) {
+    metrics::counter!("tickr_jobs_parked_total", "limit" => limit.to_string()).increment(1);
+}
+
+/// Add the step that makes these jobs wait for their limits. Their `owed` rows need the due time [`parked_until`].
+pub(crate) fn park_step<'a>(script: &mut Script<'a>, jobs: &[ToPark<'a>]) {
+    let insert = [
+        "INSERT INTO limit_waits (job_id, limit_name, limit_key, queue, due_at) VALUES",
+        "(?,?,?,?,?)",
+        "ON DUPLICATE KEY UPDATE limit_name = VALUES(limit_name), limit_key = VALUES(limit_key), due_at = VALUES(due_at)",
+    ];
+    script.insert(
+        insert,
+        jobs,
+        |_| 400,
+        |job, values| {
+            values.extend([
+                Value::from(job.id),
+                job.key.limit.as_str().into(),
+                Value::from(job.key.key.as_bytes()),
+                job.queue.into(),
+                job.due_at,
+            ]);
+        },
+    );
+}
+
+/// Return those of these keys that have parked jobs in queues that are not paused.
+pub(crate) async fn keys_with_parked_jobs(
+    conn: &mut MySqlConnection,
+    keys: &[&LimitKey],
+) -> Result<Vec<LimitKey>, sqlx::Error> {
+    let mut found = Vec::new();
+    for keys in keys.chunks(64) {
+        let one = format!(
+            "(SELECT limit_name, limit_key FROM limit_waits FORCE INDEX (limit_waits_line) \
+             WHERE limit_name = ? AND limit_key = ? AND {NOT_PAUSED} LIMIT 1)"
+        );
+        let mut script = Script::as_text();
+        let values = keys.iter().flat_map(|key| [Value::from(key.limit.as_str()), Value::from(key.key.as_bytes())]);
+        script.push(vec![one.as_str(); keys.len()].join(" UNION ALL "), values.collect());
+        for row in script.run(conn).await?.iter().flat_map(|step| &step.rows) {
+            found.push(key_in(row)?);
+        }
+    }
+    Ok(found)
+}
+
+/// Delete the row of a parked job that does not wait any more.
+pub(crate) async fn unpark(conn: &mut MySqlConnection, id: Uuid) -> Result<(), sqlx::Error> {
+    sqlx::query("DELETE FROM limit_waits WHERE job_id = ?").bind(id).execute(conn).await.map(drop)
+}
+
+/// Let parked jobs of these keys go, as many as have room, those that were due first before others. The keys are locked.
+/// Returns the jobs with their due times, and whether there may be more with room.
+pub(crate) async fn let_go(
+    conn: &mut MySqlConnection,
+    keys: &BTreeSet<LimitKey>,
+    limits: &[LimitSetting],
+) -> Result<(Vec<DueJob>, bool), sqlx::Error> {
+    let mut all = Vec::new();
+    let mut more = false;
+    let keys: Vec<&LimitKey> = keys.iter().collect();
+    for keys in keys.chunks(64) {
+        let mut script = Script::as_text();
+        state_step(&mut script, keys);
+        let found: Vec<MySqlRow> = script.run(conn).await?.into_iter().flat_map(|step| step.rows).collect();
+        let states = states_in(&found)?;
+        let rooms: Vec<(&LimitKey, &KeyState, usize)> = states
+            .iter()
+            .filter(|(_, state)| state.parked)
+            .map(|(key, state)| (key, state, state.room(KeyBounds::find(limits, key))))
+            .filter(|(_, _, room)| *room > 0)
+            .collect();
+        if rooms.is_empty() {
+            continue;
+        }
+        let one = format!(
+            "(SELECT limit_name, limit_key, job_id, due_at FROM limit_waits FORCE INDEX (limit_waits_line) \
+             WHERE limit_name = ? AND limit_key = ? AND {NOT_PAUSED} ORDER BY due_at, job_id LIMIT ?)"
+        );
+        let mut script = Script::as_text();
+        let values = rooms.iter().flat_map(|(key, _, room)| {
+            let room = i64::try_from(*room).unwrap_or(0);
+            [Value::from(key.limit.as_str()), Value::from(key.key.as_bytes()), room.into()]
+        });
+        script.push(vec![one.as_str(); rooms.len()].join(" UNION ALL "), values.collect());
+        let found: Vec<MySqlRow> = script.run(conn).await?.into_iter().flat_map(|step| step.rows).collect();
+        let mut waiting: BTreeMap<Uuid, (LimitKey, Timestamp)> = BTreeMap::new();
+        for row in &found {
+            waiting.insert(row.try_get("job_id")?, (key_in(row)?, row.try_get("due_at")?));
+        }
+        let gone = let_go_of(conn, &waiting, &states, limits).await?;
+        more |= rooms.iter().any(|(_, _, room)| *room == MOST_AT_ONCE) && !waiting.is_empty();
+        all.extend(gone);
+    }
+    Ok((all, more))
+}
+
+/// Give these parked jobs due times, and keep slots for them.
+async fn let_go_of(
+    conn: &mut MySqlConnection,
+    waiting: &BTreeMap<Uuid, (LimitKey, Timestamp)>,
+    states: &BTreeMap<LimitKey, KeyState>,
+    limits: &[LimitSetting],
+) -> Result<Vec<DueJob>, sqlx::Error> {
+    let ids: Vec<Uuid> = waiting.keys().copied().collect();
+    if ids.is_empty() {
+        return Ok(Vec::new());
+    }
+    let mut script = Script::as_text();
+    let (list, values) = script.list(&ids);
+    let mut values = values;
+    values.push(parked_until().into());
+    let locked = "SELECT id, queue, priority, execute_at, kind FROM owed FORCE INDEX (PRIMARY) WHERE id IN";
+    script.push(format!("{locked} {list} AND execute_at = ? ORDER BY id FOR UPDATE"), values);
+    let found: Vec<MySqlRow> = script.run(conn).await?.into_iter().flat_map(|step| step.rows).collect();
+    let mut jobs = Vec::with_capacity(found.len());
+    for row in &found {
+        jobs.push(due_job(row)?);
+    }
+    // In the order in which they were due, so that the first one gets the first turn.
+    jobs.sort_by_key(|job| waiting.get(&job.id.uuid()).map(|(_, due_at)| (*due_at, job.id)));
+    let mut too_early: BTreeSet<Uuid> = BTreeSet::new();
+    let mut turns: BTreeMap<&LimitKey, i64> = BTreeMap::new();
+    let mut kept: Vec<(&LimitKey, Uuid, Timestamp)> = Vec::with_capacity(jobs.len());
+    for job in &mut jobs {
+        let Some((key, due_at)) = waiting.get(&job.id.uuid()) else { continue };
+        let (Some(state), bounds) = (states.get(key), KeyBounds::find(limits, key).bounds) else { continue };
+        job.execute_at = match bounds.rate {
+            None => *due_at,
+            Some(rate) => {
+                let turn = turns.entry(key).or_insert(state.kept);
+                *turn += 1;
+                let at = state.turn(&rate, *turn - 1);
+                if at > state.now + FURTHEST_TURN {
+                    too_early.insert(job.id.uuid());
+                    continue;
+                }
+                ceil_ms(at).max(*due_at)
+            }
+        };
+        if bounds != Bounds::default() {
+            kept.push((key, job.id.uuid(), job.execute_at.max(state.now) + KEPT_FOR));
+        }
+    }
+    jobs.retain(|job| !too_early.contains(&job.id.uuid()));
+    let ids: Vec<Uuid> = ids.into_iter().filter(|id| !too_early.contains(id)).collect();
+    if ids.is_empty() {
+        return Ok(Vec::new());
+    }
+    let mut script = Script::as_text();
+    // Also the rows of jobs that do not wait any more.
+    let (list, values) = script.list(&ids);
+    script.push(format!("DELETE FROM limit_waits WHERE job_id IN {list} ORDER BY job_id LIMIT {MOST_SLOTS}"), values);
+    if !jobs.is_empty() {
+        let mut values: Vec<Value<'_>> =
+            jobs.iter().flat_map(|job| [Value::from(job.id.uuid()), job.execute_at.into()]).collect();
+        let (list, of_ids) = script.list(&jobs.iter().map(|job| job.id.uuid()).collect::<Vec<_>>());
+        values.extend(of_ids);
+        let whens = "WHEN ? THEN CAST(? AS DATETIME(3)) ".repeat(jobs.len());
+        script.push(
+            format!("UPDATE owed FORCE INDEX (PRIMARY) SET execute_at = CASE id {whens}END WHERE id IN {list}"),
+            values,
+        );
+    }
+    if !kept.is_empty() {
+        let insert = [
+            "INSERT INTO limit_slots (limit_name, limit_key, job_id, kept_until) VALUES",
+            "(?,?,?,?)",
+            "ON DUPLICATE KEY UPDATE kept_until = VALUES(kept_until)",
+        ];
+        script.insert(
+            insert,
+            &kept,
+            |_| 400,
+            |&(key, id, until), values| {
+                let name = key.limit.as_str();
+                values.extend([Value::from(name), Value::from(key.key.as_bytes()), id.into(), until.into()]);
+            },
+        );
+    }
+    script.run(conn).await?;
+    Ok(jobs)
+}
+
+/// Delete the slots of those of these jobs that do not execute, and slots that were kept for long enough. The keys are
+/// locked, so none of the jobs starts meanwhile.
+pub(crate) async fn free_slots_of(conn: &mut MySqlConnection, ids: &[Uuid]) -> Result<(), sqlx::Error> {
+    for ids in ids.chunks(MAX_ROWS) {
+        let mut script = Script::as_text();
+        let (list, values) = script.list(ids);
+        script.push(
+            format!("SELECT id FROM owed FORCE INDEX (PRIMARY) WHERE state = 'executing' AND id IN {list}"),
+            values,
+        );
+        let found: Vec<MySqlRow> = script.run(conn).await?.into_iter().flat_map(|step| step.rows).collect();
+        let executing: BTreeSet<Uuid> = found.iter().map(|row| row.try_get("id")).collect::<Result<_, _>>()?;
+        let ended: Vec<Uuid> = ids.iter().copied().filter(|id| !executing.contains(id)).collect();
+        if ended.is_empty() {
+            continue;
+        }
+        let mut script = Script::as_text();
+        let (list, values) = script.list(&ended);
+        let sql = format!(
+            "DELETE FROM limit_slots WHERE job_id IN {list} AND (kept_until IS NULL OR kept_until <= UTC_TIMESTAMP(6) \
+             OR kept_until > UTC_TIMESTAMP(6) + INTERVAL {KEPT_AT_MOST_S} SECOND) ORDER BY job_id LIMIT {MOST_SLOTS}"
+        );
+        script.push(sql, values);
+        script.run(conn).await?;
+    }
+    Ok(())
+}
+
+/// Park jobs of these keys again that were let go for a turn further ahead than a moment. After a change of a limit their
+/// turns may come earlier. The keys are locked.
+pub(crate) async fn take_back(conn: &mut MySqlConnection, keys: &BTreeSet<LimitKey>) -> Result<(), sqlx::Error> {
+    let keys: Vec<&LimitKey> = keys.iter().collect();
+    for keys in keys.chunks(64) {
+        let (any, mut values) = any_of("s.", keys);
+        values.insert(0, parked_until().into());
+        let mut script = Script::as_text();
+        let sql = format!(
+            "SELECT s.limit_name, s.limit_key, o.id, o.queue, j.execute_at FROM limit_slots s FORCE INDEX (PRIMARY) \
+             STRAIGHT_JOIN owed o ON o.id = s.job_id AND o.state IN ('waiting', 'retrying') AND o.execute_at < ? \
+             AND o.execute_at > UTC_TIMESTAMP(6) + INTERVAL 1 SECOND STRAIGHT_JOIN jobs j ON j.id = o.id \
+             WHERE s.kept_until IS NOT NULL AND ({any}) ORDER BY o.id FOR UPDATE"
+        );
+        script.push(sql, values);
+        let found: Vec<MySqlRow> = script.run(conn).await?.into_iter().flat_map(|step| step.rows).collect();
+        let mut far: Vec<(LimitKey, Uuid, String, Timestamp)> = Vec::with_capacity(found.len());
+        for row in &found {
+            far.push((key_in(row)?, row.try_get("id")?, row.try_get("queue")?, row.try_get("execute_at")?));
+        }
+        if far.is_empty() {
+            continue;
+        }
+        let parked: Vec<ToPark<'_>> = far
+            .iter()
+            .map(|(key, id, queue, due_at)| ToPark { id: *id, key, queue, due_at: (*due_at).into() })
+            .collect();
+        let mut script = Script::as_text();
+        park_step(&mut script, &parked);
+        park_owed(&mut script, &parked);
+        script.run(conn).await?;
+    }
+    Ok(())
+}
+
+/// Add the steps that give the `owed` rows of these jobs the due time of parked jobs, and free slots that were kept for
+/// them.
+pub(crate) fn park_owed<'a>(script: &mut Script<'a>, parked: &[ToPark<'a>]) {
+    let ids: Vec<Uuid> = parked.iter().map(|job| job.id).collect();
+    let (list, of_ids) = script.list(&ids);
+    let mut values = vec![Value::from(parked_until())];
+    values.extend(&of_ids);
+    script.push(format!("UPDATE owed FORCE INDEX (PRIMARY) SET execute_at = ? WHERE id IN {list}"), values);
+    let sql = format!("DELETE FROM limit_slots WHERE job_id IN {list} ORDER BY job_id LIMIT {MOST_SLOTS}");
+    script.push(sql, of_ids);
+}
+
+#[cfg(test)]
+mod tests {
+    use chrono::DateTime;
+
+    use super::*;
+
+    fn at(ms: i64) -> Timestamp {
+        DateTime::from_timestamp_millis(1_700_000_000_000 + ms).unwrap()
+    }
+
+    fn quiet(now: Timestamp) -> KeyState {
+        KeyState { running: 0, kept: 0, parked: false, next_start: None, now }
+    }
+
+    fn rate(starts: u32, period_ms: u32, burst: u32) -> KeyBounds {
+        let rate = Some(Rate { starts, period_ms, burst });
+        KeyBounds { bounds: Bounds { rate, ..Bounds::default() }, fair: false, counted: true }
+    }
+
+    /// Ask at these moments, and return the moments of the starts.
+    fn starts(bounds: KeyBounds, moments: impl Iterator<Item = i64>) -> Vec<i64> {
+        let mut state = quiet(at(0));
+        let mut started = Vec::new();
+        for moment in moments {
+            state.now = at(moment);
+            if state.admit(bounds) {
+                started.push(moment);
+            }
+        }
+        started
+    }
+
+    #[test]
+    fn in_no_window_start_more_than_the_rate_and_its_burst() {
+        for (starts_in_period, period_ms, burst) in [(10, 1_000, 0), (10, 1_000, 3), (7, 100, 1), (1, 500, 5)] {
+            let bounds = rate(starts_in_period, period_ms, burst);
+            // Every millisecond, after a quiet time, and with a quiet time in between.
+            let moments = (0..4_000).chain(9_000..13_000).flat_map(|ms| [ms; 5]);
+            let started = starts(bounds, moments);
+            let most = started
+                .iter()
+                .map(|from| started.iter().filter(|at| (*from..from + i64::from(period_ms)).contains(*at)).count());
+            let most = most.max().unwrap_or(0);
+            assert!(most <= (starts_in_period + burst) as usize, "{most} of {starts_in_period} + {burst}");
+            let even = 2 * 4_000 * i64::from(starts_in_period) / i64::from(period_ms);
+            assert!(started.len() as i64 >= even, "{} of {even}", started.len());
+        }
+    }
+
+    #[test]
+    fn a_clock_that_is_set_back_or_a_faster_rate_holds_no_key_up() {
+        let bounds = rate(10, 1_000, 2);
+        let mut state = quiet(at(3_600_000));
+        while state.admit(bounds) {}
+        // An hour back.
+        state.now = at(0);
+        assert!(state.admit(bounds));
+        assert!(!state.admit(bounds), "no burst of its own");
+        state.now = at(100);
+        assert!(state.admit(bounds));
+        // From one in an hour to ten in a second.
+        let slow = rate(1, 3_600_000, 0);
+        let mut state = quiet(at(0));
+        assert!(state.admit(slow) && !state.admit(slow));
+        assert!(state.admit(bounds));
+    }
+
+    #[test]
+    fn jobs_are_let_go_while_slots_and_turns_are_left() {
+        let most = |concurrency| KeyBounds {
+            bounds: Bounds { concurrency: Some(concurrency), ..Bounds::default() },
+            fair: false,
+            counted: true,
+        };
+        let mut state = quiet(at(0));
+        assert_eq!(state.room(most(3)), 3);
+        (state.running, state.kept) = (1, 1);
+        assert_eq!(state.room(most(3)), 1);
+        assert_eq!(state.room(most(1)), 0, "a lower limit stops no job");
+        assert_eq!(state.room(KeyBounds { counted: false, ..most(3) }), 0);
+        // A tenth of a second ahead.
+        assert_eq!(state.room(rate(100, 1_000, 10)), 10);
+        assert_eq!(state.room(KeyBounds::default()), MOST_AT_ONCE);
+    }
+}
