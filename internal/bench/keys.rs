@@ -6,7 +6,7 @@ use super::environment::{RunChecks, RunEnvironment, rate, stop};
 use super::figure::Target;
 use super::load::{jobs, payload};
 use super::result_row::{ResultRow, Samples};
-use super::{Bench, BenchError, Scenario};
+use super::{Bench, BenchError, Scenario, key_limits};
 use crate::job::{Due, OnFailure, Order, limits};
 
 pub(super) async fn run(bench: &Bench<'_>) -> Result<Vec<ResultRow>, BenchError> {
@@ -31,10 +31,12 @@ pub(super) async fn run(bench: &Bench<'_>) -> Result<Vec<ResultRow>, BenchError>
         }
     }
     let name = format!("drain, noop, {keys} order keys, beside none");
-    Ok(vec![
+    let mut lines = vec![
         of_many.line(Scenario::Keys, name, "jobs/s", &[Target::of_bare(0.6)]),
         of_one.line(Scenario::Keys, "drain, noop, one order key", "jobs/s", &[Target::at_least(1_000.0)]),
-    ])
+    ];
+    lines.extend(Box::pin(key_limits::run(bench)).await?);
+    Ok(lines)
 }
 
 async fn keyed(bench: &Bench<'_>, count: u64, keys: u64) -> Result<(f64, RunChecks), BenchError> {

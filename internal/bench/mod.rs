@@ -24,7 +24,7 @@
 //! - `rebuild.rs`: scenario `rebuild`
 //! - `idle.rs`: scenario `idle`
 //! - `growth.rs`: scenario `growth`
-//! - `keys.rs`: scenario `keys`
+//! - `keys.rs`, `key_limits.rs`: scenario `keys`
 //! - `process.rs`: processor time and memory of a process
 //! - `progress.rs`: the progress bar
 
@@ -36,6 +36,7 @@ mod figure;
 mod flow;
 mod growth;
 mod idle;
+mod key_limits;
 mod keys;
 mod lateness;
 mod load;
@@ -82,7 +83,7 @@ pub enum Scenario {
     Rebuild,
     /// A runner without work.
     Idle,
-    /// Work off a backlog of jobs with order keys.
+    /// Work off a backlog of jobs with order keys, and jobs under limits by key.
     Keys,
     /// Work off a backlog beside a long history.
     Growth,
@@ -209,8 +210,8 @@ pub async fn run(settings: &BenchSettings, ground: &BenchServers) -> Result<Repo
     for scenario in &settings.scenarios {
         bench.progress.begin(*scenario);
         lines.extend(match scenario {
-            Scenario::Enqueue => enqueue::run(&bench).await?,
-            Scenario::Batch => batch::run(&bench).await?,
+            Scenario::Enqueue => Box::pin(enqueue::run(&bench)).await?,
+            Scenario::Batch => Box::pin(batch::run(&bench)).await?,
             Scenario::Drain => drain::run(&bench).await?,
             Scenario::Flow => flow::run(&bench).await?,
             Scenario::Lateness => lateness::run(&bench).await?,
