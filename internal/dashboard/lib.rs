@@ -28,6 +28,8 @@ const SCREENS: &[&str] = &[
     "/dead-letters/{fingerprint}",
     "/queues",
     "/queues/{name}",
+    "/limits",
+    "/limits/{name}",
     "/schedules",
     "/schedules/{name}",
     "/runners",

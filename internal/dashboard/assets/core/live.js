@@ -35,13 +35,13 @@ function refresh() {
 document.addEventListener('visibilitychange', () => {
   if (!document.hidden) {
     failures = 0;
-    tell({ type: 'awake' });
+    announce({ type: 'awake' });
   }
   refresh();
 });
 
 /** Tell every listener of an event. The page itself tells them of `operation`, which the stream does not have. */
-export function tell(event) {
+export function announce(event) {
   for (const listener of [...listeners]) listener(event);
 }
 
@@ -57,11 +57,11 @@ async function run() {
     failures = 0;
     live.set('live');
     // What happened in between is not told again.
-    tell({ type: 'awake' });
+    announce({ type: 'awake' });
     await follow(response.body.pipeThrough(new TextDecoderStream()), (event) => {
       if (event.id) lastId = event.id;
       if (event.type === 'reset') lastId = null;
-      tell(event);
+      announce(event);
     });
   } catch {
     /* it is opened again below */

@@ -15,6 +15,8 @@ export const screens = [
   { at: /^\/dead-letters\/([^/]+)$/, load: () => import('../pages/dead-letter-group.js'), under: '/dead-letters' },
   { at: /^\/queues$/, load: () => import('../pages/queues.js'), item: ['Queues', '/queues', 'queues', 'q'] },
   { at: /^\/queues\/([^/]+)$/, load: () => import('../pages/queue.js'), under: '/queues' },
+  { at: /^\/limits$/, load: () => import('../pages/limits.js'), item: ['Limits', '/limits', 'limits', 'l'] },
+  { at: /^\/limits\/([^/]+)$/, load: () => import('../pages/limit.js'), under: '/limits' },
   {
     at: /^\/schedules$/,
     load: () => import('../pages/schedules.js'),

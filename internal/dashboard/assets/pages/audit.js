@@ -13,6 +13,7 @@ const places = {
   job: (target) => `/jobs/${seg(target)}`,
   operation: (target) => `/operations/${seg(target)}`,
   queue: (target) => `/queues/${seg(target)}`,
+  limit: (target) => `/limits/${seg(target)}`,
   schedule: (target) => `/schedules/${seg(target)}`,
   runner: () => '/runners',
   api_key: () => '/api-keys',
@@ -55,7 +56,7 @@ export default function Audit() {
         autocomplete="off"
         spellcheck=${false}
         value=${text}
-        placeholder="A job's or operation's id, the name of a queue, schedule or key"
+        placeholder="A job's or operation's id, the name of a queue, limit, schedule or key"
         onInput=${(event) => setText(event.target.value)}
       />
       <button type="submit">Find</button>
@@ -162,8 +163,8 @@ function None({ target }) {
       The whole id or name is needed, as it is written there. <a href="/audit">Show all</a>
     </${Empty}>`;
   return html`<${Empty} title="No action of an operator yet">
-    Whatever changes a job, a queue, a schedule, an API key or a runner by hand is written down here with who asked. To
-    say for whom a program asks:
+    Whatever changes a job, a queue, a limit, a schedule, an API key or a runner by hand is written down here with who
+    asked. To say for whom a program asks:
     <div>
       <pre>curl -X POST ${location.origin}/v1/queues/default/pause -H 'Tickr-Actor: nora' \\
   -H 'Content-Type: application/json' -d '{"reason": "the mail server is down"}'</pre>

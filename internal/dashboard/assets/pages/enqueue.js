@@ -39,12 +39,14 @@ const NONE = {
   limit: '',
   tags: '',
   unique: '',
+  fields: '',
   conflict: '',
   until: '',
   unique_for: '',
   max_wait: '',
   order: '',
   failure: '',
+  shared: '',
   retry: null,
 };
 // Characters that make a line look like another than it is.
@@ -60,12 +62,14 @@ const OWN = [
   'timeout_ms',
   'tags',
   'unique_key',
+  'unique_fields',
   'on_conflict',
   'unique_until',
   'unique_for_ms',
   'max_wait_ms',
   'order_key',
   'on_failure',
+  'limit_key',
 ];
 
 const draw = () =>
@@ -94,11 +98,19 @@ const optionsOf = (job, kind) => ({
   unique_for: job.unique_for_ms ? String(job.unique_for_ms / 1000) : '',
   order: job.order_key ?? '',
   failure: job.on_failure === 'skip' ? 'skip' : '',
+  shared: job.limit_key ?? '',
   tags: (job.tags ?? []).join(' '),
   retry: job.retry ?? null,
   attempts: job.max_attempts === kind?.max_attempts ? '' : String(job.max_attempts),
   limit: job.timeout_ms ? String(job.timeout_ms / 1000) : '',
 });
+
+/** JSON pointers, one per line or with commas between them. A comma within a pointer is not before a slash. */
+const pointersOf = (text) =>
+  text
+    .split(/\n|,(?=\s*(?:\/|,|$))/)
+    .map((pointer) => pointer.trim())
+    .filter(Boolean);
 
 function bodyOf(kind, payload, o) {
   const body = { kind, payload: payload ?? {} };
@@ -114,12 +126,16 @@ function bodyOf(kind, payload, o) {
   const tags = o.tags.split(/[\s,]+/).filter(Boolean);
   put('tags', tags.length, tags);
   put('unique_key', o.unique, o.unique);
-  put('on_conflict', o.unique && o.conflict, o.conflict);
-  put('unique_until', o.unique && o.until, o.until);
-  put('unique_for_ms', o.unique && o.unique_for, Math.round(Number(o.unique_for) * 1000));
-  put('max_wait_ms', o.unique && o.conflict === 'postpone' && o.max_wait, Math.round(Number(o.max_wait) * 1000));
+  const pointers = o.unique ? [] : pointersOf(o.fields);
+  put('unique_fields', pointers.length, pointers);
+  const keyed = o.unique || pointers.length;
+  put('on_conflict', keyed && o.conflict, o.conflict);
+  put('unique_until', keyed && o.until, o.until);
+  put('unique_for_ms', keyed && o.unique_for, Math.round(Number(o.unique_for) * 1000));
+  put('max_wait_ms', keyed && o.conflict === 'postpone' && o.max_wait, Math.round(Number(o.max_wait) * 1000));
   put('order_key', o.order, o.order);
   put('on_failure', o.order && o.failure, o.failure);
+  put('limit_key', o.shared, o.shared);
   put('retry', o.retry, o.retry);
   return body;
 }
@@ -431,11 +447,30 @@ function Options({ of: o, set, kind, queues, errors }) {
       'Unique key',
       'unique',
       'unique_key',
-      { maxlength: '255', spellcheck: false },
+      { maxlength: '255', spellcheck: false, disabled: !o.unique && pointersOf(o.fields).length > 0 },
       'At most one unfinished job of the kind has it',
     )}
+    <${Field}
+      label="Unique fields"
+      id="option-fields"
+      hint="Instead of a unique key: JSON pointers into the payload, one on each line. Their values are the key"
+      wrong=${wrong('unique_fields')}
+    >
+      <textarea
+        id="option-fields"
+        class="low"
+        rows="2"
+        spellcheck=${false}
+        disabled=${Boolean(o.unique)}
+        value=${o.fields}
+        placeholder="/to"
+        aria-describedby="option-fields-hint"
+        aria-invalid=${wrong('unique_fields') ? 'true' : undefined}
+        onInput=${(e) => set({ fields: e.target.value })}
+      ></textarea>
+    </${Field}>
     ${
-      o.unique &&
+      (o.unique || pointersOf(o.fields).length > 0) &&
       html`<${Field} label="If an unfinished job has it" id="option-conflict" wrong=${wrong('on_conflict')}>
         <select id="option-conflict" value=${o.conflict} onChange=${(e) => set({ conflict: e.target.value })}>
           <option value="">show that job, enqueue nothing</option>
@@ -484,6 +519,13 @@ function Options({ of: o, set, kind, queues, errors }) {
         </select>
       </${Field}>`
     }
+    ${field(
+      'Limit key',
+      'shared',
+      'limit_key',
+      { maxlength: '255', spellcheck: false },
+      'Limits by key bound how many jobs with the same one run at once',
+    )}
     ${
       o.retry &&
       html`<div class="note">

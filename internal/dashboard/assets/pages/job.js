@@ -1,6 +1,6 @@
 // One job: why it is where it is, what happened to it, and what can be done.
 
-import { call, callTagged, post, seg } from '../core/api.js';
+import { call, callTagged, post, seg, url } from '../core/api.js';
 import { html, useEffect, useState } from '../core/dom.js';
 import { plural, span, utc } from '../core/format.js';
 import { useQuery } from '../core/query.js';
@@ -19,8 +19,10 @@ import {
   tell,
   useMay,
   useNow,
+  WithJobs,
 } from '../ui/base.js';
 import { ask, confirm, InputField } from '../ui/dialog.js';
+import { quoted } from '../ui/filter.js';
 import { Json } from '../ui/json.js';
 
 const waits = (job) => job.state === 'waiting' || job.state === 'retrying';
@@ -45,6 +47,7 @@ export default function Job({ params: [id] }) {
   if (!job.data) return job.error ? html`<${Trouble} error=${job.error} retry=${job.reload} />` : html`<${Skeleton} />`;
   const it = job.data;
   const kind = kinds.data?.data.find((known) => known.kind === it.kind);
+  const parked = it.held && (!it.order_key || has(why.data, 'limit_reached'));
   return html`
     <${Head}
       title=${html`${it.kind} <${Badge} is=${it.state} />`}
@@ -92,7 +95,7 @@ export default function Job({ params: [id] }) {
         }
       </div>
       <div class="stack">
-        <${Panel} title="Timeline"><${Timeline} job=${it} /></${Panel}>
+        <${Panel} title="Timeline"><${Timeline} job=${it} parked=${parked} /></${Panel}>
         <${Panel} title="Facts"><${Facts} job=${it} /></${Panel}>
         <${Done} id=${it.id} />
       </div>
@@ -100,10 +103,12 @@ export default function Job({ params: [id] }) {
   `;
 }
 
+const has = (explanation, ...codes) => explanation?.reasons.some((reason) => codes.includes(reason.code));
+
 function Explained({ why, job }) {
   if (!why.data) return why.error ? html`<${Trouble} error=${why.error} />` : null;
   const bad = ['queue_paused', 'no_runner', 'queue_not_served', 'kind_unknown', 'overdue', 'lease_over'];
-  const worst = why.data.reasons.some((reason) => bad.includes(reason.code))
+  const worst = has(why.data, ...bad, 'limit_reached')
     ? 'warn'
     : job.state === 'failed'
       ? 'bad'
@@ -115,22 +120,37 @@ function Explained({ why, job }) {
     <b>${title}</b>
     ${
       why.data.reasons.length === 1
-        ? html`<p class="wrap">${sentence(why.data.reasons[0].text)}</p>`
+        ? html`<p class="wrap"><${Reason} of=${why.data.reasons[0]} /></p>`
         : html`<ol class="wrap">
-          ${why.data.reasons.map((reason) => html`<li key=${reason.code}>${sentence(reason.text)}</li>`)}
+          ${why.data.reasons.map((reason) => html`<li key=${reason.code}><${Reason} of=${reason} /></li>`)}
         </ol>`
     }
     ${
-      why.data.reasons.some((reason) => reason.code === 'queue_paused') &&
-      html`<p><a href=${`/queues/${seg(job.queue)}`}>To the queue ${job.queue}</a></p>`
+      has(why.data, 'limit_reached') &&
+      html`<p class="row"><${ToLimit} reasons=${why.data.reasons} /> <${SameKey} job=${job} /></p>`
     }
     ${
-      why.data.reasons.some((reason) =>
-        ['no_runner', 'queue_not_served', 'kind_unknown', 'workers_busy'].includes(reason.code),
-      ) && html`<p><a href="/runners">To the runners</a></p>`
+      has(why.data, 'queue_paused') && html`<p><a href=${`/queues/${seg(job.queue)}`}>To the queue ${job.queue}</a></p>`
+    }
+    ${
+      has(why.data, 'no_runner', 'queue_not_served', 'kind_unknown', 'workers_busy') &&
+      html`<p><a href="/runners">To the runners</a></p>`
     }
   </div>`;
 }
+const Reason = ({ of }) => html`<${WithJobs} text=${sentence(of.text)} />`;
+
+/** The limit that a job waits for; only the sentence names it. */
+function ToLimit({ reasons }) {
+  const { text } = reasons.find((reason) => reason.code === 'limit_reached');
+  const [, name] = /^the limit ([a-z0-9][a-z0-9_.-]{0,63}) /.exec(text) ?? [];
+  return name ? html`<a href=${`/limits/${seg(name)}`}>To the limit ${name}</a>` : html`<a href="/limits">Limits</a>`;
+}
+
+const SameKey = ({ job }) =>
+  job.limit_key && html`<a href=${withKey('limit', job.limit_key)}>Jobs with its limit key</a>`;
+
+const withKey = (field, key) => url('/jobs', { q: `${field}:${quoted(key)}` });
 const sentence = (text) => text.charAt(0).toUpperCase() + text.slice(1);
 
 function Actions({ job, path, reload }) {
@@ -369,7 +389,7 @@ function Attempts({ job }) {
 }
 
 /** What happened when, and how long it stayed so. */
-function Timeline({ job }) {
+function Timeline({ job, parked }) {
   const now = useNow();
   const steps = [{ at: job.created_at, is: 'waiting', text: 'Accepted' }];
   for (const attempt of job.attempts ?? []) {
@@ -395,7 +415,11 @@ function Timeline({ job }) {
     });
   if (waits(job)) {
     const due = Date.parse(job.execute_at) > now ? 'Due' : 'Has been due';
-    const text = job.held ? `${due}, behind other jobs with its order key` : due;
+    const text = parked
+      ? `${due}, and waits for its limit`
+      : job.held
+        ? `${due}, behind other jobs with its order key`
+        : due;
     steps.push({ at: job.execute_at, is: 'waiting', text });
   }
   return html`<ol class="timeline">
@@ -428,7 +452,7 @@ function Facts({ job }) {
     ${fact(
       'Unique key',
       job.unique_key &&
-        html`<a class="mono wrap" href=${`/jobs?q=${seg(`unique_key:${JSON.stringify(job.unique_key)}`)}`}>
+        html`<a class="mono wrap" href=${withKey('unique_key', job.unique_key)}>
           ${job.unique_key}
         </a>${job.unique_until === 'start' ? ', until it starts' : ''}
         ${job.unique_for_ms ? `, for at least ${span(job.unique_for_ms)}` : ''}
@@ -437,9 +461,13 @@ function Facts({ job }) {
     ${fact(
       'Order key',
       job.order_key &&
-        html`<a class="mono wrap" href=${`/jobs?q=${seg(`order:${JSON.stringify(job.order_key)}`)}`}>
+        html`<a class="mono wrap" href=${withKey('order', job.order_key)}>
           ${job.order_key}
         </a>${job.on_failure === 'block' ? ', blocks it when it fails for good' : ''}`,
+    )}
+    ${fact(
+      'Limit key',
+      job.limit_key && html`<a class="mono wrap" href=${withKey('limit', job.limit_key)}>${job.limit_key}</a>`,
     )}
     ${fact(
       'Tags',

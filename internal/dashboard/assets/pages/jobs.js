@@ -200,7 +200,7 @@ function About({ job }) {
     return html`<span class=${cls('clip', job.state !== 'cancelled' && 'bad')} title=${job.last_error}>
       ${job.last_error}
     </span>`;
-  const words = [job.unique_key, job.order_key, ...(job.tags ?? [])].filter(Boolean);
+  const words = [job.unique_key, job.order_key, job.limit_key, ...(job.tags ?? [])].filter(Boolean);
   if (job.schedule)
     return html`<span class="clip">
       by <a href=${`/schedules/${encodeURIComponent(job.schedule.name)}`}>${job.schedule.name}</a>

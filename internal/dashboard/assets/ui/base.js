@@ -35,6 +35,7 @@ const paths = {
   jobs: 'M4 6h16M4 12h16M4 18h10',
   'dead-letters': 'M12 4 3 20h18L12 4Zm0 6v4m0 3v.01',
   queues: 'M4 5h16v4H4zM4 12h11v3H4zM4 18h7v2H4z',
+  limits: 'M4 17a8 8 0 1 1 16 0M12 17l4-6',
   schedules: 'M12 4a8 8 0 1 0 0 16 8 8 0 0 0 0-16Zm0 4v4l3 2',
   runners: 'M5 5h14v6H5zM5 13h14v6H5zM8 8h.01M8 16h.01',
   index:
@@ -179,6 +180,12 @@ export const Field = ({ label, id, hint, wrong, children }) => html`<div class="
   ${hint && html`<span class="hint" id=${`${id}-hint`}>${hint}</span>`}
   ${wrong && html`<span class="wrong" role="alert">${wrong}</span>`}
 </div>`;
+
+/** A sentence of the server; the ids of jobs in it are links, written in full or in `brief`. */
+export const WithJobs = ({ text, brief }) =>
+  text
+    .split(/([0-9a-f]{8}-[0-9a-f-]{27})/)
+    .map((part, i) => (i % 2 ? html`<${JobLink} key=${i} id=${part}>${brief ? null : part}</${JobLink}>` : part));
 
 export const JobLink = ({ id, children }) =>
   id

@@ -3,7 +3,7 @@
 import { get, post } from '../core/api.js';
 import { html, useEffect, useState } from '../core/dom.js';
 import { count, plural, span } from '../core/format.js';
-import { tell as announce } from '../core/live.js';
+import { announce } from '../core/live.js';
 import { Badge, JobLink, Skeleton, Trouble, tell } from './base.js';
 import { ask, InputField } from './dialog.js';
 

@@ -14,6 +14,7 @@ const fields = [
   ['finished:', 'ended within a span, or since a date'],
   ['unique_key:', 'its unique key'],
   ['order:', 'its order key'],
+  ['limit:', 'its limit key'],
   ['tag:', 'one of its tags'],
   ['schedule:', 'made by this schedule'],
   ['error:', 'words of its last error'],
@@ -178,4 +179,4 @@ export function wordOf(text, field) {
 }
 
 /** A value as a filter writes it. */
-export const quoted = (value) => (/[\s"\\]/.test(value) ? `"${value.replace(/[\\"]/g, '\\$&')}"` : value);
+export const quoted = (value) => (/[\s\u0085"\\]/.test(value) ? `"${value.replace(/[\\"]/g, '\\$&')}"` : value);

@@ -61,11 +61,12 @@ const plain = {
   state: 'state',
   kind: 'kind',
   queue: 'queue',
-  unique_key: 'key',
-  order_key: 'order key',
+  unique_key: 'unique_key',
+  order_key: 'order',
+  limit_key: 'limit',
   error: 'error',
   fingerprint: 'group',
-  dead_letter: 'dead letter',
+  dead_letter: 'dead_letter',
   schedule: 'schedule',
 };
 const moments = { created: 'accepted', due: 'due', finished: 'ended' };
@@ -111,6 +112,7 @@ export function filterWords(filter) {
   if (filter.schedule) parts.push(`made by the schedule ${filter.schedule}`);
   if (filter.unique_key) parts.push(`with the key “${filter.unique_key}”`);
   if (filter.order_key) parts.push(`with the order key “${filter.order_key}”`);
+  if (filter.limit_key) parts.push(`with the limit key “${filter.limit_key}”`);
   if (filter.tags?.length) parts.push(`tagged ${filter.tags.join(', ')}`);
   if (filter.error) parts.push(`whose error says “${filter.error}”`);
   for (const [word, said] of Object.entries(moments)) {

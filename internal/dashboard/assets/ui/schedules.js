@@ -3,7 +3,7 @@
 import { call, Problem, post, seg, send } from '../core/api.js';
 import { html, useEffect, useMemo, useState } from '../core/dom.js';
 import { useQuery } from '../core/query.js';
-import { Badge, Field, Head, JobLink, Panel, Segment, Skeleton, Time, Trouble, tell } from './base.js';
+import { Badge, Field, Head, JobLink, Panel, Segment, Skeleton, Time, Trouble, tell, WithJobs } from './base.js';
 import { ask, InputField } from './dialog.js';
 import { blank, elsewhere, parse, SchemaForm } from './schema-form.js';
 
@@ -187,8 +187,7 @@ export function Runs({ runs, zone }) {
 }
 
 /** Why a tick made no job; the job that it speaks of is a link. */
-export const Why = ({ tick }) =>
-  tick.reason.split(/([0-9a-f]{8}-[0-9a-f-]{27})/).map((part, i) => (i % 2 ? html`<${JobLink} id=${part} />` : part));
+export const Why = ({ tick }) => html`<${WithJobs} text=${tick.reason} brief />`;
 
 const units = [
   [86400000, 'days'],
