@@ -133,7 +133,6 @@ mutants() {
     mutant 'reads by line' internal/store/jobs/lanes.rs \
         'FROM owed FORCE INDEX (owed_line) WHERE queue = ? AND priority = ? \' \
         'FROM owed FORCE INDEX (PRIMARY) WHERE queue = ? AND priority = ? \' \
-        backlog::a_lost_list_comes_back_within_the_bound_behind_any_backlog \
         backlog::without_redis_a_limited_and_a_paused_backlog_in_front_delay_no_other_queue
     mutant 'lists of served lines alone' internal/store/jobs/lanes.rs \
         'Box::pin(async move { lines_of(conn, &queues).await })' \
@@ -177,7 +176,7 @@ mutants() {
         'running.open = None;' '' \
         poison::a_stop_gives_suspects_the_grace_and_gives_back_what_does_not_finish
     mutant 'checksum of the settings' internal/store/change_summary.rs \
-        'IFNULL(BIT_XOR(CRC32(' 'IFNULL(BIT_AND(0 * CRC32(' \
+        'IFNULL(BIT_XOR({row}), 0)' 'IFNULL(BIT_AND(0 * {row}), 0)' \
         change_summary::every_change_of_a_queue_or_an_api_key_changes_the_summary
     mutant 'time limit of a summary' internal/broker/operator_settings.rs \
         'timeout(SUMMARY_LIMIT, asking)' 'timeout(Duration::from_secs(60), asking)' \
@@ -309,7 +308,10 @@ mutants() {
         '.is_some_and(|row| !seen.insert(row));' '.is_some_and(|row| !seen.insert(row)) && false;' \
         store::an_id_that_is_twice_in_a_batch_starts_once_whatever_else_is_in_it
     mutant 'heartbeat behind a permit, and behind the fetcher' internal/engine/permits.rs \
-        'if self.granted == UNLIMITED || may_start' 'if self.granted != 0 || may_start' \
+        'gaps_now == Some(confirmed.gaps) && confirmed.since.elapsed() < lease' 'gaps_now == Some(confirmed.gaps)' \
+        internal/engine/heartbeat_history.rs \
+        'beats.last.is_some_and(|last| last.elapsed() < lease).then_some(beats.gaps)' \
+        'Some(beats.gaps.min(u64::from(lease.is_zero())))' \
         internal/engine/fetcher.rs \
         'if !shared.heartbeats.is_beating(shared.settings.lease) {' 'if false {' \
         queues::a_permit_that_waited_for_work_is_not_good_after_its_holder_slept
@@ -321,6 +323,8 @@ mutants() {
         queues::a_lowered_limit_holds_on_a_runner_that_is_never_short_of_jobs
     mutant 'wait for other runners to hear of a limit' internal/engine/permits.rs \
         'let may_start = self.settles.is_none() && ' 'let may_start = ' \
+        internal/engine/permits.rs \
+        '(counts.settles.is_none() && counts.used <= counts.granted)' 'counts.used <= counts.granted' \
         queues::a_new_limit_counts_the_jobs_of_a_runner_that_hears_of_it_later
     mutant 'permits of other queues behind a locked row' internal/store/attempts/permits.rs \
         'FOR UPDATE NOWAIT' 'FOR UPDATE' \
@@ -529,7 +533,7 @@ mutants() {
         '!has_room_for_statements()' 'false' \
         mysql_faults::jobs_are_accepted_and_run_while_the_server_prepares_no_statement
     mutant 'last attempts are not claimed ahead' internal/engine/worker.rs \
-        'if shared.workers.is_ahead() {' 'if shared.workers.is_ahead() && false {' \
+        'let ahead = shared.workers.is_ahead();' 'let ahead = shared.workers.is_ahead() && false;' \
         workers::a_job_on_its_last_attempt_is_claimed_only_when_a_worker_is_free
     mutant 'an undone claim leaves no attempt' internal/store/attempts/settle.rs \
         'let undone = matches!(item.again, Again::Unstarted)' 'let undone = false && matches!(item.again, Again::Unstarted)' \
@@ -556,8 +560,43 @@ mutants() {
         'counts.granted == UNLIMITED || (counts.settles.is_none()' 'true || (counts.settles.is_none()' \
         ahead::a_limit_holds_for_jobs_that_were_claimed_ahead_of_it
     mutant 'a held job has no due time' internal/store/rows/jobs.rs \
-        'if held.contains(&job.id) { held_until().into() }' 'if held.contains(&job.id) && false { held_until().into() }' \
+        'if turns.held.contains(&job.id) {' 'if turns.held.contains(&job.id) && false {' \
         order::a_job_that_is_held_is_not_made_due_and_costs_redis_nothing
+    mutant 'count of a limit by key' internal/store/rows/limits.rs \
+        'counted && self.running + self.kept < i64::from(most)' 'counted || self.running + self.kept < i64::from(most)' \
+        key_limits::a_limit_holds_for_each_key_over_all_runners_and_is_used_up \
+        key_limits::limits_hold_while_redis_is_flushed_and_runners_are_killed
+    mutant 'rate of a limit by key' internal/store/rows/limits.rs \
+        'self.turn(&rate, 0) <= self.now' 'self.turn(&rate, 0) <= self.now + TimeDelta::days(1)' \
+        key_limits::in_no_period_start_more_jobs_than_the_rate_and_its_burst
+    mutant 'share of a key of a fair limit' internal/store/rows/limits.rs \
+        'set.share.filter(|_| set.limit.fair)' 'set.share.filter(|_| false)' \
+        key_limits::a_flood_of_one_key_does_not_delay_the_jobs_of_another \
+        key_limits::keys_of_a_fair_limit_share_the_workers_by_their_weights
+    mutant 'limits of a runner that was suspended' internal/store/rows/limits.rs \
+        'asked.elapsed() < OLD)' 'asked.elapsed() < OLD * 1_000)' \
+        key_limits::a_runner_that_was_suspended_when_a_limit_was_set_follows_it_at_once
+    mutant 'lock of a key of a limit' internal/store/rows/limits.rs \
+        'ORDER BY limit_name, limit_key FOR UPDATE' 'ORDER BY limit_name, limit_key' \
+        key_limits::limits_hold_while_redis_is_flushed_and_runners_are_killed
+    mutant 'attempts that ran before a limit' internal/store/attempts/limited.rs \
+        'slots.extend(keys_of(new,' 'slots.extend(keys_of(&new[..0],' \
+        key_limits::a_new_limit_counts_the_attempts_that_run
+    mutant 'sweep of limits by key' internal/engine/limits.rs \
+        'if (!in_use && !uncounted) ||' 'if !uncounted ||' \
+        key_limits::a_changed_or_removed_limit_holds_within_seconds
+    mutant 'parked jobs of paused queues' internal/store/rows/limits.rs \
+        'const NOT_PAUSED: &str = "queue NOT IN (SELECT name FROM queues WHERE paused_at IS NOT NULL)";' \
+        'const NOT_PAUSED: &str = "TRUE";' \
+        key_limits::parked_jobs_of_a_paused_queue_keep_no_slot_from_others
+    mutant 'slots of attempts that still run' internal/store/rows/limits.rs \
+        "WHERE state = 'executing' AND id IN {list}" "WHERE state = 'waiting' AND id IN {list}" \
+        internal/store/attempts/limited.rs \
+        "(o.id IS NULL OR o.state <> 'executing')" 'TRUE' \
+        key_limits::a_slot_is_free_only_after_its_attempt_has_ended
+    mutant 'due times of parked jobs' internal/store/rows/limits.rs \
+        'ORDER BY due_at, job_id LIMIT ?)"' 'ORDER BY due_at DESC, job_id DESC LIMIT ?)"' \
+        key_limits::parked_jobs_start_in_the_order_in_which_they_were_due
     mutant 'lock of an order key' internal/store/rows/jobs.rs \
         '    lock_or_make(conn, &newcomers.iter().map(|new| new.key).collect()).await?;' '' \
         order::no_job_is_left_behind_when_jobs_are_accepted_while_those_in_front_end
@@ -574,7 +613,7 @@ mutants() {
         'is_some_and(|ordered| end != State::Failed || !ordered.blocks)' 'is_some()' \
         order::a_job_that_fails_for_good_blocks_its_key_until_it_is_dealt_with_or_skips
     mutant 'no early start of a held job' internal/store/jobs/actions.rs \
-        'StateInput::RunNow if owed.execute_at == held_until()' 'StateInput::RunNow if false' \
+        'StateInput::RunNow if waits_for_turn(owed.execute_at)' 'StateInput::RunNow if false' \
         order::a_job_that_is_held_is_not_made_due_and_costs_redis_nothing
     mutant 'due time at the head' internal/store/rows/order.rs \
         'GREATEST(p.due_at, ?)' 'LEAST(p.due_at, ?)' \

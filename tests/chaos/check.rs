@@ -94,6 +94,7 @@ pub(crate) async fn everything(world: &World) -> anyhow::Result<Findings> {
     executions(&mut found, &jobs, &history);
     limit(&mut found, &jobs, &history);
     order(&mut found, &jobs, &history, &mut root).await?;
+    tenants(&mut found, &jobs, &history, &mut root).await?;
     callbacks(&mut found, &jobs, &calls);
     tables(&mut found, &mut root).await?;
     tallies(&mut found, &mut root).await?;
@@ -231,12 +232,7 @@ fn limit(found: &mut Findings, jobs: &BTreeMap<Uuid, Job>, history: &History) {
             }
         }
     }
-    events.sort_unstable();
-    let (mut running, mut most) = (0_usize, 0);
-    for (_, begins) in events {
-        running = if begins { running + 1 } else { running - 1 };
-        most = most.max(running);
-    }
+    let most = most_at_once(events);
     if most > driver::MAX_AT_ONCE {
         let allowed = driver::MAX_AT_ONCE;
         found.wrong.push(format!("{most} jobs of {} ran at once, and {allowed} may", driver::NARROW));
@@ -272,6 +268,46 @@ async fn order(
         }
     }
     Ok(())
+}
+
+/// Check that no more jobs with one limit key ran at once than their limit allows, counted as in [`limit`].
+async fn tenants(
+    found: &mut Findings,
+    jobs: &BTreeMap<Uuid, Job>,
+    history: &History,
+    root: &mut MySqlConnection,
+) -> anyhow::Result<()> {
+    let mut tenants: BTreeMap<Vec<u8>, Vec<(usize, bool)>> = BTreeMap::new();
+    for row in sqlx::query("SELECT job_id, limit_key FROM job_limit_keys").fetch_all(&mut *root).await? {
+        let (id, key): (Uuid, Vec<u8>) = (row.try_get(0)?, row.try_get(1)?);
+        let Some(job) = jobs.get(&id) else { continue };
+        let tokens: BTreeSet<Uuid> = job.lines.iter().filter_map(Line::token).collect();
+        for execution in history.jobs.get(&id).into_iter().flatten() {
+            if let Some((ended, _)) = execution.ended.as_ref().filter(|_| tokens.contains(&execution.token)) {
+                tenants.entry(key.clone()).or_default().extend([(execution.began, true), (*ended, false)]);
+            }
+        }
+    }
+    anyhow::ensure!(!tenants.is_empty(), "no job had a limit key");
+    for (key, events) in tenants {
+        let most = most_at_once(events);
+        if most > driver::MAX_OF_TENANT {
+            let (key, allowed) = (String::from_utf8_lossy(&key), driver::MAX_OF_TENANT);
+            found.wrong.push(format!("{most} jobs of {key} ran at once, and {allowed} may"));
+        }
+    }
+    Ok(())
+}
+
+/// Return the most executions that ran at the same time, from their beginnings and ends.
+fn most_at_once(mut events: Vec<(usize, bool)>) -> usize {
+    events.sort_unstable();
+    let (mut running, mut most) = (0_usize, 0);
+    for (_, begins) in events {
+        running = if begins { running + 1 } else { running - 1 };
+        most = most.max(running);
+    }
+    most
 }
 
 /// Find two executions of which the newer one began before the older one ended. Only an execution whose end is in the
@@ -312,7 +348,7 @@ fn callbacks(found: &mut Findings, jobs: &BTreeMap<Uuid, Job>, calls: &BTreeMap<
 
 /// Check the invariants that the tables alone can show.
 async fn tables(found: &mut Findings, root: &mut MySqlConnection) -> anyhow::Result<()> {
-    const FAULTS: [&str; 10] = [
+    const FAULTS: [&str; 11] = [
         "SELECT COUNT(*) FROM owed o LEFT JOIN jobs j ON j.id = o.id WHERE j.id IS NULL",
         "SELECT COUNT(*) FROM (SELECT job_id FROM attempts GROUP BY job_id \
          HAVING COUNT(*) <> MAX(number) OR SUM(verdict = 'succeeded') > 1) a",
@@ -324,6 +360,7 @@ async fn tables(found: &mut Findings, root: &mut MySqlConnection) -> anyhow::Res
         "SELECT COUNT(*) FROM unique_keys k LEFT JOIN owed o ON o.id = k.job_id AND o.keyed WHERE o.id IS NULL",
         "SELECT COUNT(*) FROM order_places p LEFT JOIN owed o ON o.id = p.job_id WHERE p.open AND o.id IS NULL",
         "SELECT COUNT(*) FROM order_keys WHERE head <= tail",
+        "SELECT COUNT(*) FROM limit_waits",
         "SELECT COUNT(*) FROM attempts a JOIN jobs j ON j.id = a.job_id WHERE a.burned > j.max_attempts",
         "SELECT CAST(ABS((SELECT COUNT(*) FROM jobs) - (SELECT COUNT(*) FROM owed) \
          - (SELECT COALESCE(SUM(n), 0) FROM tallies)) AS SIGNED)",

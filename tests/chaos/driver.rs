@@ -22,6 +22,9 @@ const CALLERS: u64 = 6;
 /// Longest pause of a client between two requests, in milliseconds. Together the clients enqueue about 100 jobs per
 /// second.
 const PAUSE_MS: u64 = 130;
+/// Tenants: at most `MAX_OF_TENANT` jobs of each may run at once, on all runners together.
+const TENANTS: u64 = 8;
+pub(crate) const MAX_OF_TENANT: usize = 2;
 /// A queue with a limit: at most `MAX_AT_ONCE` of its jobs may run at once, on all runners together.
 pub(crate) const NARROW: &str = "narrow";
 pub(crate) const MAX_AT_ONCE: usize = 2;
@@ -57,6 +60,9 @@ pub(crate) async fn prepare(world: &World) -> anyhow::Result<()> {
     let limit = Request::patch(format!("/v1/queues/{NARROW}")).with(json!({"concurrency": MAX_AT_ONCE}));
     let answer = world.call(&mut rng, limit).await;
     anyhow::ensure!(matches!(answer, Answer::Said(200, _)), "the limit of {NARROW} was answered with {answer:?}");
+    let limit = Request::put("/v1/limits/tenants").with(json!({"concurrency": MAX_OF_TENANT}));
+    let answer = world.call(&mut rng, limit).await;
+    anyhow::ensure!(matches!(answer, Answer::Said(201, _)), "the limit of tenants was answered with {answer:?}");
     for batch in 0..ELSEWHERE_BATCHES {
         let job = |number: usize| {
             let name = format!("elsewhere-{batch}-{number}");
@@ -103,8 +109,11 @@ impl Caller {
             62..70 => {
                 let (name, mut job) = self.job();
                 job["unique_key"] = json!(format!("key{}", self.rng.random_range(0..KEYS)));
-                if let Some(policy) = ["return", "reject", "replace"].choose(&mut self.rng) {
+                if let Some(policy) = ["return", "reject", "replace", "postpone"].choose(&mut self.rng) {
                     job["on_conflict"] = json!(policy);
+                }
+                if self.rng.random_ratio(1, 4) {
+                    job["unique_until"] = json!("start");
                 }
                 self.enqueue(Enqueue::job(name, job)).await;
             }
@@ -173,6 +182,11 @@ impl Caller {
             // The jobs behind one that holds its line for seconds would be too many for a short run.
             job["payload"]["ms"] = json!(ms.min(60));
             job.as_object_mut().map(|job| job.remove("delay_ms"));
+        }
+        if self.rng.random_ratio(1, 3) {
+            job["limit_key"] = json!(format!("tenant{}", self.rng.random_range(0..TENANTS)));
+            // Few jobs of a tenant run at once, and a short run must get through all of them.
+            job["payload"]["ms"] = json!(ms.min(60));
         }
         (name, job)
     }

@@ -52,6 +52,10 @@ impl Request {
         Self { method: Method::PATCH, ..Self::get(path) }
     }
 
+    pub(crate) fn put(path: impl Into<String>) -> Self {
+        Self { method: Method::PUT, ..Self::get(path) }
+    }
+
     pub(crate) fn with(self, body: Value) -> Self {
         Self { body: Some(body), ..self }
     }

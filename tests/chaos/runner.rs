@@ -232,6 +232,7 @@ impl Keeper {
     fn judge(&self, status: ExitStatus, pid: u32, expected: Expected, was_up: bool) -> Option<String> {
         const ABORT: i32 = 6;
         const KILL: i32 = 9;
+        const TERMINATE: i32 = 15;
         if status.signal() == Some(ABORT) {
             let history = History::read(&self.journal).unwrap_or_default();
             if history.aborted.contains(&pid) {
@@ -242,6 +243,8 @@ impl Keeper {
         match expected {
             Expected::Kill if status.signal() == Some(KILL) => None,
             Expected::Stop { .. } if status.success() => None,
+            // The second signal of a stop came to the next process, which had only just begun.
+            Expected::Stop { .. } if !was_up && status.signal() == Some(TERMINATE) => None,
             // The runner could not reach MySQL for as long as it tries, reported that, and exited so that the keeper
             // starts it again.
             Expected::Nothing if !was_up && status.code() == Some(1) => None,

@@ -372,6 +372,130 @@ async fn a_job_behind_its_order_key_says_so_and_leads_to_the_others() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_limit_is_set_shows_its_keys_with_jobs_and_is_changed_and_removed() {
+    let Some((tickr, browser)) = begin().await else { return };
+    let page = browser.page(&tickr.url("")).await;
+    page.visit("/limits").await;
+    page.reads("No limit yet").await;
+    page.click(&button("New limit")).await;
+    page.fill(&field("Name"), "per-tenant").await;
+
+    // The form shows all refusals of the server at their fields.
+    page.fill(&field("Kind"), "Not A Name").await;
+    page.fill(&field("Queue"), "Nor This").await;
+    page.click(&button("Set the limit")).await;
+    page.until(
+        "both fields are marked",
+        "['kind', 'queue'].every((field) => document.querySelector(`#l-${field}`).getAttribute('aria-invalid') === 'true')",
+    )
+    .await;
+    page.expected("422");
+    page.fill(&field("Kind"), "letter").await;
+    page.fill(&field("Queue"), "").await;
+    page.fill(&field("At once"), "1").await;
+    page.fill(&field("Starts in a period"), "100").await;
+    page.click(&button("Set the limit")).await;
+    page.reads("per-tenant was set").await;
+    page.reads("No key has jobs").await;
+    let set = tickr.get("/v1/limits/per-tenant").await.body;
+    assert_eq!((&set["kind"], &set["queue"], &set["concurrency"]), (&json!("letter"), &Value::Null, &json!(1)));
+    assert_eq!(set["rate"], json!({"starts": 100, "period_ms": 60_000, "burst": 1}));
+
+    // One job has the slot of its key, two are parked. The key leads to its jobs, whatever characters it has.
+    let key = r#"tenant 7 "<b>x</b>" \&'"#;
+    let job = |fate: &str| json!({"kind": "letter", "payload": {"to": "ada", "fate": fate}, "limit_key": key});
+    let runs = tickr.enqueue(job("travels")).await;
+    tickr.until(runs, State::Executing).await;
+    let [parked, _] = tickr.enqueue_many([job("arrives"), job("arrives")]).await[..] else { panic!() };
+    page.until(
+        "the key is shown with its jobs",
+        "document.querySelector('main tr[data-row]')?.innerText.replace(/\\s+/g, ' ').includes('1 of 1 2 ')",
+    )
+    .await;
+    page.click(&link("2").near(key)).await;
+    page.until("its parked jobs are shown", "document.querySelectorAll('tbody tr').length === 2").await;
+
+    // A parked job names its limit, and leads to it and to the jobs with its key.
+    page.visit(&format!("/jobs/{parked}")).await;
+    page.reads("The limit per-tenant has no room for the key tenant 7").await;
+    page.reads("Has been due, and waits for its limit").await;
+    page.click(&link(key)).await;
+    page.until("the jobs of the key are shown", "document.querySelectorAll('tbody tr').length === 3").await;
+    page.visit(&format!("/jobs/{parked}")).await;
+    page.click(&link("To the limit per-tenant")).await;
+    page.has(&heading("per-tenant")).await;
+
+    // A change keeps the rate of an override, which the form does not edit. Two overrides of one key are not sent.
+    let put = async |body: Value| {
+        let answer = call(&tickr.url(""), Method::PUT, "/v1/limits/per-tenant", "", Some(body)).await;
+        assert_eq!(answer.status, 200, "{:#}", answer.body);
+    };
+    let own = json!({"rate": {"starts": 5, "period_ms": 1_000, "burst": 2}});
+    put(json!({"kind": "letter", "concurrency": 1, "overrides": {"__proto__": own}})).await;
+    page.click(&button("Change")).await;
+    page.reads("Rate 5 in 1 s, burst 2: stays").await;
+    page.click(&button("Add an override")).await;
+    page.fill(&field("Key of override 2"), "__proto__").await;
+    page.reads("This key has an override above").await;
+    page.click(&button("Save")).await;
+    page.fill(&field("Key of override 2"), key).await;
+    page.reads_not("This key has an override above").await;
+    page.click(&button("Save")).await;
+    page.reads("must have concurrency, rate or weight").await;
+    page.expected("422");
+    page.fill(&field("At once of override 2"), "2").await;
+    page.click(&field("Fair: keys with waiting jobs")).await;
+    page.fill(&field("Weight of override 2"), "3").await;
+    page.click(&button("Save")).await;
+    page.reads("per-tenant was changed").await;
+    let set = tickr.get("/v1/limits/per-tenant").await.body;
+    assert_eq!(set["overrides"]["__proto__"], json!({"concurrency": null, "rate": own["rate"], "weight": null}));
+    assert_eq!(set["fair"], true);
+    assert_eq!(set["overrides"][key], json!({"concurrency": 2, "rate": null, "weight": 3}));
+    // With more room the parked jobs start.
+    tickr.until(parked, State::Completed).await;
+
+    // A form does not overwrite what was changed after it was opened.
+    page.click(&button("Change")).await;
+    page.fill(&field("At once"), "9").await;
+    put(json!({"kind": "letter", "concurrency": 7})).await;
+    page.click(&button("Save")).await;
+    page.reads("Another operator changed or removed it").await;
+    page.expected("412");
+    page.click(&button("Show it as it is now")).await;
+    page.until("the form is new", "document.querySelector('#l-concurrency')?.value === '7'").await;
+    page.click(&button("Cancel")).await;
+
+    page.visit("/limits").await;
+    page.click(&link("per-tenant")).await;
+    page.click(&button("Remove")).await;
+    page.reads("Jobs that wait for it start within a few seconds").await;
+    page.click(&button("Remove")).await;
+    page.reads("per-tenant was removed").await;
+    page.reads("No limit yet").await;
+    assert_eq!(tickr.get("/v1/limits/per-tenant").await.status, 404);
+
+    // A job that runs again with edits keeps its limit key. The form takes unique fields instead of a unique key.
+    page.visit(&format!("/enqueue?from={parked}")).await;
+    assert_eq!(page.value(&field("Limit key")).await, key);
+    page.fill(&field("Unique fields"), "/to, /sheets").await;
+    page.until("there is one way to a unique key", "document.querySelector('#option-unique').disabled").await;
+    page.reads("If an unfinished job has it").await;
+    page.click(&button("Enqueue")).await;
+    page.reads("must be a JSON pointer to a value of the payload").await;
+    page.expected("422");
+    page.fill(&field("Unique fields"), "/to").await;
+    page.click(&button("Enqueue")).await;
+    page.reads("Accepted and durable").await;
+    let made = tickr.get("/v1/jobs").await.body["data"][0].clone();
+    assert_eq!(made["limit_key"], json!(key), "{made:#}");
+    assert!(made["unique_key"].as_str().is_some_and(|key| key.starts_with("fields:")), "{made:#}");
+    page.assert_calm();
+    drop(page);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_schedule_is_made_from_its_preview_triggered_and_paused() {
     let Some((tickr, browser)) = begin().await else { return };
     let page = browser.page(&tickr.url("")).await;
@@ -506,7 +630,7 @@ async fn sign_in(page: &Page, key: &str) {
 
 /// Names of the buttons that change something.
 const ACTS: &str = "['Retry', 'Cancel', 'Delete', 'Replay', 'Discard', 'Release', 'Pause', 'Resume', 'Drain', 'Trigger', \
-    'Rebuild', 'Verify', 'New schedule', 'Limit', 'Run again', 'Run now', 'Enqueue'] \
+    'Rebuild', 'Verify', 'New schedule', 'New limit', 'Change', 'Remove', 'Limit', 'Run again', 'Run now', 'Enqueue'] \
     .filter((name) => __eye.has({role: 'button', name}))";
 
 #[tokio::test(flavor = "multi_thread")]
@@ -514,6 +638,8 @@ async fn keys_are_made_used_and_revoked_and_readers_see_no_buttons() {
     let Some((tickr, browser)) = begin().await else { return };
     let failed = tickr.enqueue(letter(&json!({"to": "nora", "fate": "returns"}))).await;
     tickr.until(failed, State::Failed).await;
+    let limit = Some(json!({"concurrency": 2, "overrides": {"ada": {"concurrency": 3}}}));
+    assert_eq!(call(&tickr.url(""), Method::PUT, "/v1/limits/per-tenant", "", limit).await.status, 201);
     let page = browser.page(&tickr.url("")).await;
     page.visit("/api-keys").await;
     page.reads("The API is open").await;
@@ -554,6 +680,9 @@ async fn keys_are_made_used_and_revoked_and_readers_see_no_buttons() {
         "/dead-letters",
         "/queues",
         "/queues/default",
+        "/limits",
+        "/limits/per-tenant",
+        "/limits/per-tenant?edit=1",
         "/schedules",
         "/runners",
         "/index",
@@ -624,7 +753,10 @@ async fn hostile_text_is_shown_as_it_is_and_never_runs() {
     one["unique_key"] = json!(HOSTILE);
     let failed = tickr.enqueue(one).await;
     let done = tickr.enqueue(job(HOSTILE, "arrives")).await;
-    let travels = tickr.enqueue(job(HOSTILE, "travels")).await;
+    act(Method::PUT, "/v1/limits/wild", json!({"concurrency": 1, "overrides": {HOSTILE: {"concurrency": 1}}})).await;
+    let mut two = job(HOSTILE, "travels");
+    two["limit_key"] = json!(HOSTILE);
+    let travels = tickr.enqueue(two.clone()).await;
     let url = hostile_service().await;
     let called = tickr.enqueue(json!({"kind": "http", "payload": {"url": url}, "max_attempts": 1})).await;
     let odd = json!({"kind": "noop", "payload": {HOSTILE: {HOSTILE: [HOSTILE, null]}}, "queue": "attic"});
@@ -633,6 +765,7 @@ async fn hostile_text_is_shown_as_it_is_and_never_runs() {
     tickr.until(done, State::Completed).await;
     tickr.until(called, State::Failed).await;
     tickr.until(travels, State::Executing).await;
+    let parked = tickr.enqueue(two).await;
     post("/v1/queues/attic/pause", json!({"reason": HOSTILE})).await;
     let schedule = json!({"every_ms": 86_400_000, "kind": "letter", "payload": {"to": HOSTILE}});
     act(Method::PUT, "/v1/schedules/nightly", schedule).await;
@@ -660,12 +793,16 @@ async fn hostile_text_is_shown_as_it_is_and_never_runs() {
         (&format!("/jobs/{failed}"), true),
         (&format!("/jobs/{done}"), true),
         (&format!("/jobs/{travels}"), true),
+        (&format!("/jobs/{parked}"), true),
         (&format!("/jobs/{called}"), false),
         (&format!("/jobs/{odd}"), true),
         ("/dead-letters", true),
         (&format!("/dead-letters/{group}"), true),
         ("/queues", true),
         ("/queues/attic", true),
+        ("/limits", true),
+        ("/limits/wild", true),
+        ("/limits/wild?edit=1", false),
         ("/schedules", true),
         ("/schedules/nightly", true),
         ("/runners", true),
@@ -706,8 +843,9 @@ async fn hostile_text_is_shown_as_it_is_and_never_runs() {
     page.press("Escape").await;
     page.assert_calm();
     drop(page);
-    let cancel = format!("/v1/jobs/{travels}/cancel");
-    call(&tickr.url(""), Method::POST, &cancel, &key, None).await;
+    for job in [parked, travels] {
+        call(&tickr.url(""), Method::POST, &format!("/v1/jobs/{job}/cancel"), &key, None).await;
+    }
     tickr.stop().await;
 }
 
@@ -737,9 +875,25 @@ async fn furnish(tickr: &TestApp) -> (Vec<(&'static str, String)>, String) {
             (0..4).map(|n| json!({"kind": "noop", "payload": {"page": n}, "queue": "press", "delay_ms": 3_000})),
         )
         .await;
-    let travels = tickr.enqueue(letter(&json!({"to": "Nora", "seal": "wax", "fate": "travels"}))).await;
+    for (name, limit) in [
+        ("per-customer", json!({"kind": "letter", "concurrency": 1, "overrides": {"customer:7": {"concurrency": 5}}})),
+        ("per-host", json!({"kind": "http", "rate": {"starts": 100, "period_ms": 60_000}})),
+    ] {
+        let answer = call(&tickr.url(""), Method::PUT, &format!("/v1/limits/{name}"), "", Some(limit)).await;
+        assert_eq!(answer.status, 201, "{:#}", answer.body);
+        // No job of a new limit starts before the attempts that run are counted.
+        eventually("the limit has counted what runs", || async {
+            (tickr.get(&format!("/v1/limits/{name}")).await.body["counted"] == true).then_some(())
+        })
+        .await;
+    }
+    let mut travels = letter(&json!({"to": "Nora", "seal": "wax", "fate": "travels"}));
+    travels["limit_key"] = json!("customer:42");
+    let parked = travels.clone();
+    let travels = tickr.enqueue(travels).await;
     let failed = tickr.enqueue(letter(&json!({"to": "Ada", "sheets": 2, "fate": "returns"}))).await;
     tickr.until(travels, State::Executing).await;
+    tickr.enqueue(parked).await;
     tickr.until_count("SELECT COUNT(*) FROM attempts WHERE end_state = 'failed'", 13).await;
     tickr.until_count("SELECT COUNT(*) FROM attempts WHERE verdict = 'failed'", 3).await;
     for (name, cron) in [("morning-round", "0 7 * * 1-5"), ("weekly-report", "30 2 * * 1")] {
@@ -765,6 +919,9 @@ async fn furnish(tickr: &TestApp) -> (Vec<(&'static str, String)>, String) {
         ("dead-letter-group", &format!("/dead-letters/{group}")),
         ("queues", "/queues"),
         ("queue", "/queues/press"),
+        ("limits", "/limits"),
+        ("limit", "/limits/per-customer"),
+        ("limit-change", "/limits/per-customer?edit=1"),
         ("schedules", "/schedules"),
         ("schedule", "/schedules/morning-round"),
         ("schedule-new", "/schedules?new=1"),

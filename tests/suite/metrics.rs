@@ -20,7 +20,8 @@ const RARE: &[&str] = &[
     "tickr_loop_panics_total",
     "tickr_store_repeats_total",
     "tickr_batches_split_total",
-    // They need a schedule, a dead letter or a collector.
+    // They need a schedule, a limit by key, a dead letter or a collector.
+    "tickr_jobs_parked_total",
     "tickr_schedule_ticks_total",
     "tickr_schedule_lateness_seconds",
     "tickr_alerts_total",

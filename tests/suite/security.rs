@@ -100,7 +100,7 @@ async fn a_unique_key_shows_and_replaces_only_what_its_own_producer_made() {
     assert_eq!(lines[0], json!({"line": 1, "id": first, "existing": true}));
 
     // It cannot end that job either, with any `on_conflict`.
-    for on_conflict in ["reject", "replace"] {
+    for on_conflict in ["reject", "replace", "postpone"] {
         let taken = post(&url, "/v1/jobs", &mallory, job(other.clone(), on_conflict)).await;
         assert_eq!((taken.status, taken.code(), &taken.body["holder"]), (409, "unique_key_taken", &json!(first)));
         assert!(taken.body["detail"].as_str().unwrap().contains("another producer"), "{:#}", taken.body);

@@ -3,22 +3,22 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::value::RawValue;
 use sqlx::{AssertSqlSafe, Connection, Executor, MySqlConnection, Row};
 use tickr::job::{
-    Actor, AttemptToken, Due, Edition, Editions, JobId, JobOptions, Name, NewJob, OnConflict, Priority, Producer,
-    RetryPolicy, RunnerId, Scope, State, Verdict,
+    Actor, AttemptToken, Bounds, Due, Edition, Editions, JobId, JobOptions, Limit, Name, NewJob, OnConflict, Priority,
+    Producer, Rate, RetryPolicy, RunnerId, Scope, SharedBy, State, Verdict,
 };
 use tickr::services::{Options, Services};
 use tickr::store::{
-    ActionOutcome, Again, Answer, Claim, Claimant, Claimed, EnqueueOutcome, EnqueueReceipts, IdempotentOutcome,
-    IdempotentRequest, LapseRule, Lapsed, LiveAttempt, PoolSizes, ResponseBuilder, RunnerRow, Settled, Settlement,
-    Store, StoreError, StoreSettings,
+    ActionOutcome, Again, Answer, Claim, Claimant, Claimed, Condition, EnqueueOutcome, EnqueueReceipts,
+    IdempotentOutcome, IdempotentRequest, LapseRule, Lapsed, LiveAttempt, PoolSizes, ResponseBuilder, RunnerRow,
+    Settled, Settlement, Store, StoreError, StoreSettings,
 };
 
-use crate::support::{Proxy, connect, drop_database, eventually, migrated_database, until_said};
+use crate::support::{Proxy, connect, default_queue, drop_database, eventually, migrated_database, until_said};
 
 struct TestStore {
     store: Store,
@@ -47,7 +47,7 @@ impl TestStore {
     }
 
     async fn claimed(&self, id: JobId) -> Claimed {
-        match self.claimant.claim(id).await.unwrap() {
+        match self.claimant.claim(id, default_queue()).await.unwrap() {
             Claim::Won(claimed) => *claimed,
             other => panic!("{other:?}"),
         }
@@ -321,7 +321,7 @@ async fn only_the_holder_of_the_token_can_end_an_attempt() {
     let test = TestStore::start().await;
     let accepted = test.store.insert(vec![job()]).await.unwrap();
     let claimed = test.claimed(accepted[0].id).await;
-    assert!(matches!(test.claimant.claim(claimed.id).await.unwrap(), Claim::Gone));
+    assert!(matches!(test.claimant.claim(claimed.id, default_queue()).await.unwrap(), Claim::Gone));
 
     let mut forged = settlement(&claimed, Verdict::Succeeded);
     forged.token = AttemptToken::new();
@@ -345,10 +345,48 @@ async fn a_claim_is_refused_before_the_due_time_and_for_other_kinds() {
     let other = NewJob { kind: "other".parse::<Name>().unwrap(), ..job() };
     let (later_id, other_id) = (later.id, other.id);
     test.store.insert(vec![later, other]).await.unwrap();
-    assert!(matches!(test.claimant.claim(later_id).await.unwrap(), Claim::NotDue(_)));
-    assert!(matches!(test.claimant.claim(other_id).await.unwrap(), Claim::OtherKind(_)));
-    assert!(matches!(test.claimant.claim(JobId::new()).await.unwrap(), Claim::Gone));
+    assert!(matches!(test.claimant.claim(later_id, default_queue()).await.unwrap(), Claim::NotDue(_)));
+    assert!(matches!(test.claimant.claim(other_id, default_queue()).await.unwrap(), Claim::OtherKind(_)));
+    assert!(matches!(test.claimant.claim(JobId::new(), default_queue()).await.unwrap(), Claim::Gone));
     assert_eq!(test.count("SELECT COUNT(*) FROM owed WHERE attempt = 0").await, 2);
+    test.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_last_attempt_is_not_claimed_ahead_in_one_batch_with_limited_jobs() {
+    let (name, url) = migrated_database().await;
+    let test = TestStore::with_flushers(name, url.clone(), url, 1).await;
+    let rate = Some(Rate { starts: 1_000, period_ms: 1, burst: 1_000 });
+    let limit = Limit {
+        name: "l".parse().unwrap(),
+        kind: None,
+        queue: None,
+        shared_by: SharedBy::Key,
+        fair: false,
+        bounds: Bounds { rate, ..Bounds::default() },
+        overrides: BTreeMap::new(),
+    };
+    test.store.set_limit(limit, Condition::Any, &Actor::tickr()).await.unwrap();
+    test.store.follow_limits(&Arc::new(test.store.limits().await.unwrap()), Instant::now());
+    for _ in 0..5 {
+        let limited =
+            || NewJob { options: JobOptions { limit_key: Some("a".into()), ..JobOptions::default() }, ..job() };
+        let jobs: Vec<NewJob> =
+            (0..40).map(|n| if n % 2 == 0 { limited() } else { NewJob { max_attempts: 1, ..job() } }).collect();
+        let ids: Vec<JobId> = jobs.iter().map(|job| job.id).collect();
+        test.store.insert(jobs).await.unwrap();
+        let claim = async |n: usize| match n % 2 {
+            0 => test.claimant.claim(ids[n], default_queue()).await,
+            _ => test.claimant.claim_ahead(ids[n], default_queue()).await,
+        };
+        for (n, claim) in futures_util::future::join_all((0..40).map(claim)).await.into_iter().enumerate() {
+            match claim.unwrap() {
+                Claim::Won(_) if n % 2 == 0 => {}
+                Claim::LastAttempt(_) if n % 2 == 1 => {}
+                other => panic!("job {n}: {other:?}"),
+            }
+        }
+    }
     test.stop().await;
 }
 
@@ -359,7 +397,7 @@ async fn an_attempt_is_claimed_by_one_of_many() {
     let jobs: Vec<NewJob> = (0..100).map(|_| job()).collect();
     let ids: Vec<JobId> = jobs.iter().map(|job| job.id).collect();
     test.store.insert(jobs).await.unwrap();
-    let calls = claimants.iter().flat_map(|claimant| ids.iter().rev().map(|id| claimant.claim(*id)));
+    let calls = claimants.iter().flat_map(|claimant| ids.iter().rev().map(|id| claimant.claim(*id, default_queue())));
     let won = futures_util::future::join_all(calls).await;
     let won: Vec<JobId> = won
         .into_iter()
@@ -384,14 +422,14 @@ async fn claimed_together(test: &TestStore, first: JobId, ids: &[JobId]) -> Vec<
     sqlx::query("SELECT id FROM owed WHERE id = ? FOR UPDATE").bind(first.uuid()).execute(&mut *tx).await.unwrap();
     let stuck = tokio::spawn({
         let claimant = claimant.clone();
-        async move { claimant.claim(first).await }
+        async move { claimant.claim(first, default_queue()).await }
     });
     test.until_said("UPDATE owed FORCE INDEX", 1).await;
     let waiting: Vec<_> = ids
         .iter()
         .map(|id| {
             let (claimant, id) = (claimant.clone(), *id);
-            tokio::spawn(async move { claimant.claim(id).await.unwrap() })
+            tokio::spawn(async move { claimant.claim(id, default_queue()).await.unwrap() })
         })
         .collect();
     tokio::time::sleep(Duration::from_millis(100)).await;
@@ -442,7 +480,7 @@ async fn an_id_that_is_twice_in_a_batch_starts_once_whatever_else_is_in_it() {
             .unwrap();
         let claim = |id: JobId| {
             let claimant = claimant.clone();
-            tokio::spawn(async move { claimant.claim(id).await })
+            tokio::spawn(async move { claimant.claim(id, default_queue()).await })
         };
         let stuck = claim(ids[1]);
         test.until_said("UPDATE owed FORCE INDEX", 1).await;
@@ -469,7 +507,7 @@ async fn a_beat_that_renews_some_pages_counts_for_those() {
         test.store.insert(jobs.to_vec()).await.unwrap();
     }
     let claimant = test.claimant.clone();
-    let claims = ids.iter().map(|id| claimant.claim(*id));
+    let claims = ids.iter().map(|id| claimant.claim(*id, default_queue()));
     let mut live = Vec::new();
     for claim in futures_util::future::join_all(claims).await {
         let Claim::Won(claimed) = claim.unwrap() else { panic!("not won") };
@@ -531,7 +569,7 @@ async fn an_attempt_that_waited_for_its_row_begins_after_the_wait() {
     let mut tx = other.begin().await.unwrap();
     sqlx::query("SELECT id FROM owed WHERE id = ? FOR UPDATE").bind(id.uuid()).execute(&mut *tx).await.unwrap();
     let claimant = test.claimant.clone();
-    let claim = tokio::spawn(async move { claimant.claim(id).await });
+    let claim = tokio::spawn(async move { claimant.claim(id, default_queue()).await });
     test.until_said("UPDATE owed", 1).await;
     let ended: chrono::NaiveDateTime = sqlx::query_scalar("SELECT SYSDATE(6)").fetch_one(&mut *tx).await.unwrap();
     tx.commit().await.unwrap();
@@ -740,7 +778,7 @@ async fn a_locked_row_holds_up_none_of_the_claims_in_its_batch_for_more_than_one
     let held = hold(&mut operator, *stuck).await;
     let claim = |id: &JobId| {
         let (claimant, id) = (test.claimant.clone(), *id);
-        tokio::spawn(async move { claimant.claim(id).await })
+        tokio::spawn(async move { claimant.claim(id, default_queue()).await })
     };
     let began = std::time::Instant::now();
     // Each id comes twice: the index may deliver an id again, and only one of the two claims may win.
@@ -760,7 +798,7 @@ async fn a_locked_row_holds_up_none_of_the_claims_in_its_batch_for_more_than_one
     held.commit().await.unwrap();
     // When the row is offered again, it can be claimed.
     eventually("the row is free", || async {
-        matches!(test.claimant.claim(*stuck).await.unwrap(), Claim::Won(_)).then_some(())
+        matches!(test.claimant.claim(*stuck, default_queue()).await.unwrap(), Claim::Won(_)).then_some(())
     })
     .await;
     assert_eq!(test.count("SELECT COUNT(*) FROM owed WHERE state = 'executing' AND attempt = 1").await, 65);
@@ -823,7 +861,7 @@ async fn a_job_fails_after_three_losses_in_a_row_and_a_verdict_of_its_own_clears
     };
     let suspect = async || {
         due().await;
-        assert!(matches!(test.claimant.claim(id).await.unwrap(), Claim::Suspect(_)));
+        assert!(matches!(test.claimant.claim(id, default_queue()).await.unwrap(), Claim::Suspect(_)));
         match test.claimant.claim_suspect(id).await.unwrap() {
             Claim::Won(claimed) => *claimed,
             other => panic!("{other:?}"),
@@ -1167,7 +1205,7 @@ async fn a_claim_that_was_given_up_is_rolled_back_or_given_back_and_burns_nothin
 
     // The write was carried out, and its transaction ends with the connection.
     proxy.cut_and_refuse("BEGIN;UPDATE owed FORCE INDEX");
-    assert!(test.claimant.claim(ids[0]).await.is_err());
+    assert!(test.claimant.claim(ids[0], default_queue()).await.is_err());
     proxy.let_in();
     assert_eq!(test.store.unanswered_claims(), 1);
     assert!(test.store.give_back_unanswered().await.unwrap().is_empty());
@@ -1176,7 +1214,7 @@ async fn a_claim_that_was_given_up_is_rolled_back_or_given_back_and_burns_nothin
 
     // The claim was committed and no answer came, so no handler was started.
     proxy.cut_and_refuse("INSERT INTO claim_batches");
-    assert!(test.claimant.claim(ids[1]).await.is_err());
+    assert!(test.claimant.claim(ids[1], default_queue()).await.is_err());
     proxy.let_in();
     assert_eq!(test.count("SELECT COUNT(*) FROM owed WHERE state = 'executing'").await, 1);
     let given: Vec<JobId> = test.store.give_back_unanswered().await.unwrap().iter().map(|given| given.id).collect();
@@ -1250,7 +1288,7 @@ async fn times_are_utc_on_a_server_that_lives_elsewhere() {
     let later = test.store.insert(vec![NewJob { due: Due::At(due), ..job() }]).await.unwrap();
     let ms = test.count("SELECT MAX(TIMESTAMPDIFF(SECOND, UTC_TIMESTAMP(6), execute_at)) FROM owed").await;
     assert!((3_590..=3_600).contains(&ms), "{ms} s");
-    assert!(matches!(test.claimant.claim(later[0].id).await.unwrap(), Claim::NotDue(_)));
+    assert!(matches!(test.claimant.claim(later[0].id, default_queue()).await.unwrap(), Claim::NotDue(_)));
     test.stop().await;
 }
 

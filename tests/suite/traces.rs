@@ -358,7 +358,7 @@ async fn a_collector_that_hangs_or_is_gone_costs_spans_and_nothing_else() {
     let gone = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let absent = format!("http://{}", gone.local_addr().unwrap());
     drop(gone);
-    for (endpoint, jobs) in [(hanging, 5_200), (absent, 100)] {
+    for (endpoint, jobs) in [(hanging, 6_500), (absent, 100)] {
         let tickr = tickr_with(&endpoint, |config| config.workers = 64).await;
         let before = spans_counted(&tickr, "dropped").await;
         let good = sampled();
@@ -366,7 +366,8 @@ async fn a_collector_that_hangs_or_is_gone_costs_spans_and_nothing_else() {
         tickr.enqueue_many(std::iter::repeat_n(traced, jobs)).await;
         tickr.until_idle().await;
         if jobs > 5_000 {
-            // There are more spans than may wait. The rest is dropped at once, and counted. A span ends after the verdict
+            // There are more spans than may wait, also if the collector lets some fail meanwhile. The rest is dropped at
+            // once, and counted. A span ends after the verdict
             // of its attempt is written, so the last ones may still be on their way.
             eventually("the spans that may not wait are dropped", || async {
                 (spans_counted(&tickr, "dropped").await >= before + 500.0).then_some(())

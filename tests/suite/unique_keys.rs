@@ -1,4 +1,5 @@
-//! Unique keys that outlive their jobs for a time (`unique_for_ms`), or pass on when their jobs start (`unique_until`).
+//! Unique keys that outlive their jobs for a time (`unique_for_ms`), or pass on when their jobs start (`unique_until`),
+//! and jobs that later requests put off (`on_conflict: postpone`).
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
@@ -16,7 +17,7 @@ use tickr::job::State;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::support::{Answer, TestApp, answer, http};
+use crate::support::{Answer, TestApp, answer, eventually, http};
 
 const HOUR_MS: u64 = 3_600_000;
 
@@ -393,23 +394,34 @@ async fn requests_put_a_waiting_job_off_but_not_beyond_its_longest_wait() {
     tickr.stop().await;
 }
 
+/// Let fifty callers post four times each, in turn to both runners, and return all answers. On a slow machine they wait
+/// for the same row for so long that some are told to come back.
+async fn ask_fifty_times(apps: [&App; 2], job: impl Fn(usize) -> Value) -> Vec<Answer> {
+    let job = &job;
+    let call = async |n: usize| {
+        let mut answers = Vec::new();
+        for round in 0..4 {
+            let answer = eventually("an answer that is not to come back", || async {
+                let answer = post(apps[(n + round) % 2], &job(n)).await;
+                (answer.status != 503).then_some(answer)
+            });
+            answers.push(answer.await);
+        }
+        answers
+    };
+    join_all((0..50).map(call)).await.into_iter().flatten().collect()
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_job_that_fifty_callers_put_off_starts_once_and_not_before_its_last_due_time() {
     let tickr = TestApp::start().await;
     let other = tickr.another().await;
     // The first due time passes while the others put the job off.
-    let asks =
+    let delayed =
         |delay_ms: usize| json!({"kind": "noop", "unique_key": "k", "on_conflict": "postpone", "delay_ms": delay_ms});
-    assert_eq!(post(&tickr.app, &asks(2_000)).await.status, 201);
-    let call = async |n: usize| {
-        let mut answers = Vec::new();
-        for round in 0..4 {
-            let app = if (n + round).is_multiple_of(2) { &tickr.app } else { &other };
-            answers.push(post(app, &asks(5_000 + 10 * n)).await);
-        }
-        answers
-    };
-    let answers: Vec<Answer> = join_all((0..50).map(call)).await.into_iter().flatten().collect();
+    let asks = |n: usize| delayed(5_000 + 10 * n);
+    assert_eq!(post(&tickr.app, &delayed(2_000)).await.status, 201);
+    let answers = ask_fifty_times([&tickr.app, &other], asks).await;
     assert!(
         answers.iter().all(|answer| answer.status == 200),
         "{:?}",
@@ -425,5 +437,64 @@ async fn a_job_that_fifty_callers_put_off_starts_once_and_not_before_its_last_du
     assert_eq!(tickr.count("SELECT COUNT(*) FROM attempts").await, 1);
     assert_eq!(tickr.count("SELECT COUNT(*) FROM jobs").await, 1);
     other.stop(CancellationToken::new()).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_that_puts_a_job_off_while_it_starts_makes_the_next_job() {
+    let tickr = TestApp::start().await;
+    let other = tickr.another().await;
+    for round in 0..5 {
+        // The longest wait is over at once, so the job starts while the callers put it off.
+        let job = |_| {
+            let key = format!("k{round}");
+            json!({"kind": "noop", "unique_key": key, "unique_until": "start", "on_conflict": "postpone",
+                   "delay_ms": 5_000, "max_wait_ms": 1})
+        };
+        let answers = ask_fifty_times([&tickr.app, &other], job).await;
+        let refused = answers.iter().find(|answer| !matches!(answer.status, 200 | 201));
+        assert!(refused.is_none(), "{refused:?}");
+
+        let made = answers.iter().filter(|answer| answer.status == 201).count();
+        assert_eq!(ids(&answers).len(), made);
+    }
+    tickr.until_idle().await;
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM jobs").await, tickr.count("SELECT COUNT(*) FROM attempts").await);
+    other.stop(CancellationToken::new()).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_is_put_off_behind_a_pause_a_flush_and_an_order_key() {
+    let tickr = TestApp::start().await;
+    assert_eq!(tickr.post("/v1/queues/default/pause", json!({})).await.status, 200);
+    let job =
+        |delay_ms: u64| json!({"kind": "noop", "unique_key": "k", "on_conflict": "postpone", "delay_ms": delay_ms});
+    let first = tickr.post("/v1/jobs", job(0)).await;
+    assert_eq!(first.status, 201, "{:#}", first.body);
+    let _: () = redis::cmd("FLUSHALL").query_async(&mut tickr.redis().await).await.unwrap();
+    let later = tickr.post("/v1/jobs", job(3_000)).await;
+    assert_eq!((later.status, &later.body["id"]), (200, &first.body["id"]));
+    let due: DateTime<Utc> = serde_json::from_value(later.body["execute_at"].clone()).unwrap();
+
+    // A job behind another one of its order key has no due time yet. It stays held and starts after that one.
+    let ordered = |key: &str, delay_ms: u64| json!({"kind": "noop", "order_key": "o", "unique_key": key, "on_conflict": "postpone", "delay_ms": delay_ms});
+    let head = tickr.post("/v1/jobs", ordered("head", 0)).await;
+    let held = tickr.post("/v1/jobs", ordered("held", 0)).await;
+    assert_eq!((head.status, held.status), (201, 201), "{:#}", held.body);
+    let put_off = tickr.post("/v1/jobs", ordered("held", 2_000)).await;
+    assert_eq!((put_off.status, &put_off.body["id"]), (200, &held.body["id"]), "{:#}", put_off.body);
+    assert_eq!(put_off.body["held"], true, "{:#}", put_off.body);
+
+    assert_eq!(tickr.post("/v1/queues/default/resume", json!({})).await.status, 200);
+    tickr.until_idle().await;
+    let path = |answer: &Answer| format!("/v1/jobs/{}", answer.body["id"].as_str().unwrap());
+    let started = async |answer: &Answer| -> DateTime<Utc> {
+        let job = tickr.get(&path(answer)).await;
+        assert_eq!((&job.body["state"], &job.body["attempt"]), (&json!("completed"), &json!(1)), "{:#}", job.body);
+        serde_json::from_value(job.body["started_at"].clone()).unwrap()
+    };
+    assert!(started(&first).await >= due);
+    assert!(started(&held).await >= started(&head).await);
     tickr.stop().await;
 }

@@ -217,6 +217,11 @@ async fn a_seeded_fault_lights_its_check() {
     seed(Check::Order, done(), place);
     let headless = "INSERT INTO order_keys (order_key, head, tail) VALUES ('k', 1, 1) ON DUPLICATE KEY UPDATE head = 1";
     seed(Check::Order, done(), headless);
+    seed(Check::Limit, waiting(), "UPDATE owed SET execute_at = '9999-12-30' WHERE id = ID");
+    let exceeded = "INSERT INTO limits (name, shared_by, concurrency, changed_at, changed_by) \
+         VALUES ('seeded', 'key', 0, '2026-01-01', 'test'); \
+         INSERT INTO limit_slots (limit_name, limit_key, job_id) VALUES ('seeded', 'k', ID)";
+    seed(Check::Limit, waiting(), &format!("{open}; {exceeded}"));
     seed(Check::Batch, done(), "UPDATE jobs SET batch_id = ID, batch_size = 2 WHERE id = ID");
     let tick = "INSERT INTO ticks (schedule, due_at, outcome, job_id, recorded_at, recorded_by) VALUES \
          ('seeded', UTC_TIMESTAMP(3), 'fired', ID, UTC_TIMESTAMP(6), 'test')";
@@ -272,6 +277,7 @@ async fn a_seeded_fault_lights_its_check() {
         }
         redis.zrem(&scheduled, &member).await.unwrap();
         rest.sql("DELETE FROM order_keys").await;
+        rest.sql("DELETE FROM limits; DELETE FROM limit_slots; DELETE FROM limit_keys").await;
         if check == Check::Counted {
             rest.sql(sql.replace("- 100", "+ 100")).await;
         }

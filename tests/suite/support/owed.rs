@@ -1,5 +1,9 @@
 //! Many owed jobs at once, inserted with SQL on the server: backlogs that would take minutes to enqueue.
 
+use std::sync::LazyLock;
+
+use tickr::job::Name;
+
 use super::TestApp;
 
 /// Number of rows of one statement.
@@ -55,4 +59,10 @@ impl Owed<'_> {
             ))
             .await;
     }
+}
+
+/// Return the queue of jobs that name none.
+pub(crate) fn default_queue() -> &'static Name {
+    static QUEUE: LazyLock<Name> = LazyLock::new(|| "default".parse().unwrap());
+    &QUEUE
 }

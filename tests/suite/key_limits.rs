@@ -1,0 +1,645 @@
+//! Limits by key: how many jobs with the same limit key run at the same time, and how many start in a period.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use reqwest::Method;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use sqlx::Row;
+use tickr::app::App;
+use tickr::handlers::{Context, Failure, Kind, Output, Registry};
+use tickr::job::State;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use crate::support::{self, Answer, Owed, Proxy, Runner, TestApp, eventually};
+
+/// A job that notes how many jobs with its key run.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+struct Call {
+    key: String,
+    ms: u64,
+    /// Number of attempts that fail before one succeeds.
+    #[serde(default)]
+    fails: u32,
+}
+
+impl Kind for Call {
+    const NAME: &'static str = "call";
+}
+
+/// The handlers' own record: how many jobs of each key run, and the most that ever did.
+#[derive(Clone, Default)]
+struct Calls(Arc<Mutex<BTreeMap<String, (usize, usize)>>>);
+
+/// A job that runs. A handler that is dropped does not run any more either.
+struct Running(Calls, String);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.0.0.lock().unwrap().get_mut(&self.1).unwrap().0 -= 1;
+    }
+}
+
+impl Calls {
+    fn begin(&self, key: &str) -> Running {
+        let mut all = self.0.lock().unwrap();
+        let (running, most) = all.entry(key.to_owned()).or_default();
+        *running += 1;
+        *most = (*running).max(*most);
+        Running(self.clone(), key.to_owned())
+    }
+
+    fn registry(&self) -> Registry {
+        let (mut registry, calls) = (Registry::new(), self.clone());
+        registry.register(move |call: Call, context: Context| {
+            let running = calls.begin(&call.key);
+            async move {
+                tokio::time::sleep(Duration::from_millis(call.ms)).await;
+                drop(running);
+                if context.attempt() <= call.fails { Err(Failure::retry("not yet")) } else { Ok(Output::default()) }
+            }
+        });
+        registry
+    }
+
+    /// Return the most jobs of a key that ever ran at once.
+    fn most(&self, key: &str) -> usize {
+        self.0.lock().unwrap().get(key).map_or(0, |(_, most)| *most)
+    }
+}
+
+fn job(key: &str, ms: u64) -> Value {
+    json!({"kind": "call", "payload": {"key": key, "ms": ms}, "limit_key": key})
+}
+
+async fn set(tickr: &TestApp, name: &str, limit: Value) -> Answer {
+    let path = format!("/v1/limits/{name}");
+    let answer = support::call(&tickr.url(""), Method::PUT, &path, "", Some(limit)).await;
+    assert!(matches!(answer.status, 200 | 201), "{:#}", answer.body);
+    answer
+}
+
+/// Set a limit, and wait until every runner follows it.
+async fn set_and_wait(tickr: &TestApp, name: &str, limit: Value) {
+    set(tickr, name, limit).await;
+    eventually("the limit holds", || async {
+        (tickr.get(&format!("/v1/limits/{name}")).await.body["counted"] == true).then_some(())
+    })
+    .await;
+}
+
+async fn remove(tickr: &TestApp, name: &str) {
+    let answer = support::call(&tickr.url(""), Method::DELETE, &format!("/v1/limits/{name}"), "", None).await;
+    assert_eq!(answer.status, 204, "{:#}", answer.body);
+}
+
+const NO_ROWS_LEFT: &str = "SELECT (SELECT COUNT(*) FROM limit_slots) + (SELECT COUNT(*) FROM limit_waits)";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_limit_holds_for_each_key_over_all_runners_and_is_used_up() {
+    let calls = Calls::default();
+    let tickr = TestApp::start_with(|config| config.workers = 16, calls.registry()).await;
+    let other = tickr.another_with(|_| {}, calls.registry()).await;
+    set_and_wait(&tickr, "per-tenant", json!({"concurrency": 2})).await;
+    let began = Instant::now();
+    let jobs = (0..60).flat_map(|_| ["a", "b", "c"].map(|key| job(key, 100)));
+    tickr.enqueue_many(jobs).await;
+    let free = tickr.enqueue(json!({"kind": "call", "payload": {"key": "free", "ms": 1}})).await;
+    tickr.until(free, State::Completed).await;
+    tickr.until_idle().await;
+    for key in ["a", "b", "c"] {
+        assert_eq!(calls.most(key), 2, "{key}");
+    }
+    // 60 jobs of 100 ms, two at a time, take three seconds.
+    println!("{:?} for work of 3 s", began.elapsed());
+    tickr.assert_each_ran_once(181).await;
+    tickr.until_count(NO_ROWS_LEFT, 0).await;
+    tickr.assert_sound().await;
+    other.stop(CancellationToken::new()).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn in_no_period_start_more_jobs_than_the_rate_and_its_burst() {
+    let calls = Calls::default();
+    let tickr = TestApp::start_with(|_| {}, calls.registry()).await;
+    let other = tickr.another_with(|_| {}, calls.registry()).await;
+    let rate = json!({"rate": {"starts": 100, "period_ms": 1_000, "burst": 10}});
+    set_and_wait(&tickr, "per-tenant", rate).await;
+    tickr.enqueue_many((0..500).map(|_| job("a", 1))).await;
+    tickr.until_idle().await;
+    let (within, took) = starts_within(&tickr, 1_000).await;
+    println!("at most {within} starts in a second, {took} ms for work of 5 s");
+    assert!(within <= 110, "{within} in a second");
+    other.stop(CancellationToken::new()).await;
+    tickr.until_count(NO_ROWS_LEFT, 0).await;
+    tickr.assert_sound().await;
+    tickr.stop().await;
+}
+
+/// Return the most attempts that started within a period of this length, and the time from the first start to the last,
+/// in milliseconds, by the ledger.
+async fn starts_within(tickr: &TestApp, period_ms: i64) -> (usize, i64) {
+    let rows = sqlx::query("SELECT started_at FROM attempts ORDER BY started_at");
+    let rows = rows.fetch_all(&mut tickr.mysql().await).await.unwrap();
+    let starts: Vec<chrono::DateTime<chrono::Utc>> = rows.iter().map(|row| row.get("started_at")).collect();
+    let within = |from: usize| {
+        starts[from..].iter().take_while(|at| (**at - starts[from]).num_milliseconds() < period_ms).count()
+    };
+    let most = (0..starts.len()).map(within).max().unwrap_or(0);
+    (most, (starts[starts.len() - 1] - starts[0]).num_milliseconds())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_changed_or_removed_limit_holds_within_seconds() {
+    let calls = Calls::default();
+    let tickr = TestApp::start_with(|config| config.workers = 32, calls.registry()).await;
+    set_and_wait(&tickr, "l", json!({"concurrency": 1})).await;
+    tickr.enqueue_many((0..12).map(|_| job("a", 60_000))).await;
+    let executing = "SELECT COUNT(*) FROM owed WHERE state = 'executing'";
+    tickr.until_count(executing, 1).await;
+    tickr.until_count("SELECT COUNT(*) FROM limit_waits", 11).await;
+    set(&tickr, "l", json!({"concurrency": 4})).await;
+    tickr.until_count(executing, 4).await;
+    set(&tickr, "l", json!({"concurrency": 1, "overrides": {"a": {"concurrency": 6}}})).await;
+    tickr.until_count(executing, 6).await;
+    // A lower limit stops no job and starts none.
+    set(&tickr, "l", json!({"concurrency": 2})).await;
+    tickr.enqueue_many((0..2).map(|_| job("b", 60_000))).await;
+    tickr.until_count(executing, 8).await;
+    assert_eq!(calls.most("a"), 6);
+    remove(&tickr, "l").await;
+    tickr.until_count(executing, 14).await;
+    for id in tickr.get("/v1/jobs?state=executing&limit=100").await.body["data"].as_array().unwrap() {
+        tickr.post(&format!("/v1/jobs/{}/cancel", id["id"].as_str().unwrap()), json!({})).await;
+    }
+    tickr.until_idle().await;
+    tickr.until_count(NO_ROWS_LEFT, 0).await;
+    tickr.assert_sound().await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_new_limit_counts_the_attempts_that_run() {
+    let calls = Calls::default();
+    let tickr = TestApp::start_with(|config| config.workers = 16, calls.registry()).await;
+    let running = tickr.enqueue_many((0..3).map(|_| job("a", 60_000))).await;
+    let executing = "SELECT COUNT(*) FROM owed WHERE state = 'executing'";
+    tickr.until_count(executing, 3).await;
+    set(&tickr, "l", json!({"concurrency": 4})).await;
+    tickr.enqueue_many((0..5).map(|_| job("a", 60_000))).await;
+    tickr.until_count(executing, 4).await;
+    tickr.until_count("SELECT COUNT(*) FROM limit_slots WHERE kept_until IS NULL", 4).await;
+    assert_eq!(calls.most("a"), 4);
+    // A slot of an attempt that began before the limit is free when that attempt ends.
+    tickr.post(&format!("/v1/jobs/{}/cancel", running[0]), json!({})).await;
+    tickr.until_count("SELECT COUNT(*) FROM limit_waits", 3).await;
+    tickr.until_count(executing, 4).await;
+    assert_eq!(calls.most("a"), 4);
+    tickr.halt_broken("jobs run").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_parked_job_says_why_it_waits_and_follows_its_operator() {
+    let calls = Calls::default();
+    let tickr = TestApp::start_with(|_| {}, calls.registry()).await;
+    set_and_wait(&tickr, "per-tenant", json!({"kind": "call", "shared_by": "parent", "concurrency": 1})).await;
+    let first = tickr.enqueue(json!({"kind": "call", "payload": {"key": "a", "ms": 60_000}, "limit_key": "t/1"})).await;
+    tickr.until(first, State::Executing).await;
+    let call = |key: &str| json!({"kind": "call", "payload": {"key": "a", "ms": 1}, "limit_key": key});
+    let second = tickr.enqueue(call("t/2")).await;
+    tickr.until_count("SELECT COUNT(*) FROM limit_waits", 1).await;
+    let third = tickr.enqueue(call("t")).await;
+    let other = tickr.enqueue(call("u/1")).await;
+    tickr.until(other, State::Completed).await;
+    tickr.until_count("SELECT COUNT(*) FROM limit_waits", 2).await;
+
+    let parked = tickr.job(second).await;
+    assert_eq!(
+        (&parked["state"], &parked["held"], &parked["limit_key"]),
+        (&json!("waiting"), &json!(true), &json!("t/2"))
+    );
+    let explained = tickr.get(&format!("/v1/jobs/{second}/explain")).await;
+    assert_eq!(explained.body["reasons"][0]["code"], "limit_reached", "{:#}", explained.body);
+    let text = explained.body["summary"].as_str().unwrap();
+    assert!(text.contains("per-tenant") && text.contains("key t:") && text.contains(&first.to_string()), "{text}");
+    let keys = tickr.get("/v1/limits/per-tenant/keys").await;
+    let of_t = &keys.body["data"][0];
+    assert_eq!(
+        (&of_t["key"], &of_t["running"], &of_t["parked"]),
+        (&json!("t"), &json!(1), &json!(2)),
+        "{:#}",
+        keys.body
+    );
+    let found = tickr.get("/v1/jobs?q=limit:t/2").await;
+    assert_eq!(found.body["data"].as_array().unwrap().len(), 1, "{:#}", found.body);
+    assert_eq!(found.body["data"][0]["id"], json!(second.to_string()));
+
+    // It cannot be run before its turn, but cancelled, and its priority can be changed.
+    let refused = tickr.post(&format!("/v1/jobs/{second}/run-now"), json!({})).await;
+    assert_eq!((refused.status, refused.code()), (409, "wrong_state"), "{:#}", refused.body);
+    assert_eq!(tickr.post(&format!("/v1/jobs/{second}/cancel"), json!({})).await.status, 200);
+    tickr.until_count("SELECT COUNT(*) FROM limit_waits", 1).await;
+    tickr.assert_sound().await;
+    tickr.post(&format!("/v1/jobs/{first}/cancel"), json!({})).await;
+    tickr.until(third, State::Completed).await;
+    assert_eq!(calls.most("a"), 2, "jobs of two tenants");
+    tickr.until_idle().await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_limit_that_all_share_counts_jobs_without_keys() {
+    let calls = Calls::default();
+    let tickr = TestApp::start_with(|_| {}, calls.registry()).await;
+    set_and_wait(&tickr, "calls", json!({"kind": "call", "shared_by": "all", "concurrency": 3})).await;
+    tickr.enqueue_many((0..30).map(|_| json!({"kind": "call", "payload": {"key": "a", "ms": 20}}))).await;
+    tickr.enqueue_many((0..30).map(|_| json!({"kind": "noop"}))).await;
+    tickr.until_idle().await;
+    assert_eq!(calls.most("a"), 3);
+    tickr.assert_each_ran_once(60).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_retry_gives_its_slot_back_and_takes_another() {
+    let calls = Calls::default();
+    let tickr = TestApp::start_with(|_| {}, calls.registry()).await;
+    set_and_wait(&tickr, "l", json!({"concurrency": 1})).await;
+    let retry = json!({"base_ms": 2_000, "factor": 1.0, "cap_ms": 2_000});
+    let fails = json!({"kind": "call", "payload": {"key": "a", "ms": 1, "fails": 1}, "limit_key": "a", "retry": retry});
+    let first = tickr.enqueue(fails).await;
+    tickr.until(first, State::Retrying).await;
+    let second = tickr.enqueue(job("a", 1)).await;
+    tickr.until(second, State::Completed).await;
+    assert_eq!(tickr.job(first).await["state"], "retrying", "the second did not wait for the retry");
+    tickr.until(first, State::Completed).await;
+    assert_eq!(calls.most("a"), 1);
+    tickr.until_idle().await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn limits_hold_while_redis_is_flushed_and_runners_are_killed() {
+    let tickr = TestApp::start_with(|config| config.queues = vec!["other".to_owned()], Registry::new()).await;
+    set_and_wait(&tickr, "l", json!({"concurrency": 3})).await;
+    let of_default = [("TICKR_QUEUES", "default"), ("TICKR_LEASE", "2s"), ("TICKR_WORKERS", "8")];
+    let mut runners = vec![Runner::start(&tickr, &of_default), Runner::start(&tickr, &of_default)];
+    for runner in &runners {
+        runner.base().await;
+    }
+    let sleep = |n: usize| json!({"kind": "sleep", "payload": {"ms": 50}, "limit_key": format!("k{}", n % 2)});
+    tickr.enqueue_many((0..400).map(sleep)).await;
+    for round in 1..=3 {
+        let sql: &'static str = Box::leak(
+            format!("SELECT COUNT(*) >= {} FROM attempts WHERE verdict = 'succeeded'", round * 90).into_boxed_str(),
+        );
+        tickr.until_count(sql, 1).await;
+        let _: () = redis::cmd("FLUSHALL").query_async(&mut tickr.redis().await).await.unwrap();
+        runners.remove(0).signal("KILL");
+        runners.push(Runner::start(&tickr, &of_default));
+    }
+    tickr.until_count("SELECT COUNT(DISTINCT job_id) FROM attempts WHERE verdict = 'succeeded'", 400).await;
+    tickr.until_count("SELECT COUNT(*) FROM owed", 0).await;
+    // A lost attempt has its slot until it is reaped.
+    let most = "SELECT CAST(MAX(n) AS SIGNED) FROM (SELECT (SELECT COUNT(*) FROM attempts b \
+         JOIN job_limit_keys k ON k.job_id = b.job_id WHERE k.limit_key = l.limit_key \
+         AND b.started_at <= a.started_at AND b.finished_at > a.started_at) n \
+         FROM attempts a JOIN job_limit_keys l ON l.job_id = a.job_id) x";
+    assert_eq!(tickr.count(most).await, 3);
+    tickr.until_count(NO_ROWS_LEFT, 0).await;
+    tickr.assert_sound().await;
+    drop(runners);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn wrong_limits_are_refused_with_all_their_problems() {
+    let tickr = TestApp::start().await;
+    let put = async |name: &str, body: Value| {
+        support::call(&tickr.url(""), Method::PUT, &format!("/v1/limits/{name}"), "", Some(body)).await
+    };
+    let cases = [
+        (json!({}), vec![""]),
+        (json!({"concurrency": 0}), vec!["/concurrency"]),
+        (json!({"kind": "Not A Name", "queue": "", "concurrency": 1}), vec!["/kind", "/queue"]),
+        (json!({"rate": {"starts": 0, "period_ms": 0}}), vec!["/rate/starts", "/rate/period_ms"]),
+        (json!({"concurrency": 1, "overrides": {"": {"concurrency": 1}}}), vec!["/overrides/"]),
+        (json!({"shared_by": "all", "fair": true}), vec!["/fair"]),
+        (json!({"concurrency": 1, "overrides": {"a": {"weight": 2}}}), vec!["/overrides/a/weight"]),
+        (json!({"fair": true, "overrides": {"a": {"weight": 0}}}), vec!["/overrides/a/weight"]),
+        (json!({"shared_by": "all", "concurrency": 1, "overrides": {"a": {"concurrency": 1}}}), vec!["/overrides"]),
+        (
+            json!({"shared_by": "parent", "concurrency": 1, "overrides": {"a/b": {"concurrency": 1}}}),
+            vec!["/overrides/a~1b"],
+        ),
+    ];
+    for (body, pointers) in cases {
+        let answer = put("l", body.clone()).await;
+        assert_eq!((answer.status, answer.pointers()), (422, pointers), "{body}: {:#}", answer.body);
+    }
+    assert_eq!(put("l", json!({"concurrency": 1, "more": 1})).await.status, 422);
+    assert_eq!(put("Not A Name", json!({"concurrency": 1})).await.status, 422);
+    assert_eq!(tickr.get("/v1/limits/l").await.status, 404);
+    assert_eq!(tickr.get("/v1/limits/l/keys").await.status, 404);
+    assert_eq!(put("l", json!({"concurrency": 1})).await.status, 201);
+    let same = put("l", json!({"concurrency": 1})).await;
+    assert_eq!((same.status, same.header("etag")), (200, "\"1\""));
+    let changed = put("l", json!({"rate": {"starts": 5, "period_ms": 1_000}})).await;
+    assert_eq!((changed.status, changed.header("etag"), &changed.body["rate"]["burst"]), (200, "\"2\"", &json!(1)));
+    let long = "k".repeat(256);
+    let answer = tickr.post("/v1/jobs", json!({"kind": "noop", "limit_key": long})).await;
+    assert_eq!((answer.status, answer.pointers()), (422, vec!["/limit_key"]));
+    remove(&tickr, "l").await;
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM audit WHERE action IN ('limit.set', 'limit.remove')").await, 3);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn parked_jobs_start_in_the_order_in_which_they_were_due() {
+    let calls = Calls::default();
+    let tickr = TestApp::start_with(|_| {}, calls.registry()).await;
+    let other = tickr.another_with(|_| {}, calls.registry()).await;
+    set_and_wait(&tickr, "l", json!({"concurrency": 1})).await;
+    // The later ones come while the first ones are let go one after the other.
+    for _ in 0..40 {
+        tickr.enqueue_many((0..2).map(|_| job("a", 5))).await;
+    }
+    tickr.until_idle().await;
+    // Ids grow with the time, and with the position in a batch.
+    let overtaken =
+        "SELECT COUNT(*) FROM attempts a JOIN attempts b ON b.started_at > a.started_at AND b.job_id < a.job_id";
+    assert_eq!(tickr.count(overtaken).await, 0);
+    tickr.assert_each_ran_once(80).await;
+    other.stop(CancellationToken::new()).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn parked_jobs_of_a_paused_queue_keep_no_slot_from_others() {
+    let calls = Calls::default();
+    let queues = |config: &mut tickr::config::Config| config.queues = vec!["default".to_owned(), "mail".to_owned()];
+    let tickr = TestApp::start_with(queues, calls.registry()).await;
+    set_and_wait(&tickr, "l", json!({"concurrency": 1})).await;
+    let first = tickr.enqueue(job("a", 60_000)).await;
+    tickr.until(first, State::Executing).await;
+    let in_mail = json!({"kind": "call", "payload": {"key": "a", "ms": 1}, "limit_key": "a", "queue": "mail"});
+    let mail = tickr.enqueue(in_mail.clone()).await;
+    tickr.until_count("SELECT COUNT(*) FROM limit_waits", 1).await;
+    assert_eq!(tickr.post("/v1/queues/mail/pause", json!({})).await.status, 200);
+    let second = tickr.enqueue(job("a", 1)).await;
+    tickr.post(&format!("/v1/jobs/{first}/cancel"), json!({})).await;
+    tickr.until(second, State::Completed).await;
+    assert_eq!(tickr.job(mail).await["state"], "waiting");
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM limit_waits WHERE queue = 'mail'").await, 1, "it was not let go");
+    assert_eq!(tickr.post("/v1/queues/mail/resume", json!({})).await.status, 200);
+    tickr.until(mail, State::Completed).await;
+    assert_eq!(calls.most("a"), 1);
+    tickr.until_idle().await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_slot_is_free_only_after_its_attempt_has_ended() {
+    let calls = Calls::default();
+    let tickr = TestApp::start_with(|config| config.workers = 16, calls.registry()).await;
+    set_and_wait(&tickr, "l", json!({"concurrency": 2})).await;
+    // Two runs of the sweep and more, while slots are freed and taken.
+    let long = tickr.enqueue(job("a", 5_000)).await;
+    tickr.until(long, State::Executing).await;
+    // A slot that nothing will free but the sweep, beside one of an attempt that runs.
+    tickr
+        .sql("INSERT INTO limit_slots (limit_name, limit_key, job_id) VALUES ('l', 'a', UNHEX(REPEAT('00', 16)))")
+        .await;
+    let short = tickr.enqueue(job("a", 1)).await;
+    tickr.until(short, State::Completed).await;
+    let ids = format!("UNHEX('{}')", long.uuid().simple());
+    let slot: &'static str =
+        Box::leak(format!("SELECT COUNT(*) FROM limit_slots WHERE job_id = {ids}").into_boxed_str());
+    assert_eq!(tickr.count(slot).await, 1);
+    assert_eq!(tickr.job(long).await["state"], "executing");
+    tickr.until(long, State::Completed).await;
+    tickr.until_count(NO_ROWS_LEFT, 0).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn jobs_that_were_let_go_for_a_slow_rate_follow_a_faster_one() {
+    let calls = Calls::default();
+    let tickr = TestApp::start_with(|_| {}, calls.registry()).await;
+    set_and_wait(&tickr, "l", json!({"rate": {"starts": 1, "period_ms": 40_000, "burst": 0}})).await;
+    let ids = tickr.enqueue_many((0..5).map(|_| job("a", 1))).await;
+    tickr.until(ids[0], State::Completed).await;
+    // The second one has the due time of its turn by now, 40 seconds ahead, and the others are parked.
+    tickr.until_count("SELECT COUNT(*) FROM limit_waits", 3).await;
+    set(&tickr, "l", json!({"rate": {"starts": 100, "period_ms": 1_000}})).await;
+    tickr.until_idle().await;
+    let took = tickr.count("SELECT TIMESTAMPDIFF(SECOND, MIN(started_at), MAX(started_at)) FROM attempts").await;
+    assert!(took < 20, "{took} s");
+    // No row of a key is left once a start of its rate is allowed at once.
+    eventually("the key is forgotten", || async {
+        tickr.app.broker().store().forget_limit_keys(None).await.unwrap();
+        (tickr.count("SELECT COUNT(*) FROM limit_keys").await == 0).then_some(())
+    })
+    .await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_flood_of_one_key_does_not_delay_the_jobs_of_another() {
+    let calls = Calls::default();
+    let tickr = TestApp::start_with(|config| config.workers = 8, calls.registry()).await;
+    set_and_wait(&tickr, "fair", json!({"fair": true})).await;
+    for _ in 0..4 {
+        tickr.enqueue_many((0..500).map(|_| job("flood", 10))).await;
+    }
+    // From here on most jobs of the flood are parked. None of them is ahead of the others.
+    tickr.until_count("SELECT COUNT(*) > 1000 FROM limit_waits", 1).await;
+    for n in 0..10 {
+        let id = tickr.enqueue(job("other", 1)).await;
+        tickr.until(id, State::Completed).await;
+        let id = id.uuid().simple();
+        // How many jobs of the flood started while this one waited.
+        let passed = format!(
+            "SELECT COUNT(*) FROM attempts o JOIN attempts f ON f.started_at > o.execute_at AND f.started_at < o.started_at \
+             WHERE o.job_id = UNHEX('{id}')"
+        );
+        let passed = tickr.count(Box::leak(passed.into_boxed_str())).await;
+        println!("{passed} jobs of the flood started before job {n}");
+        // Those that were let go before it, for eight workers.
+        assert!(passed <= 24, "{passed} jobs of the flood started before job {n}");
+    }
+    assert!(tickr.count("SELECT COUNT(*) FROM limit_waits WHERE limit_key = 'flood'").await > 0, "the flood is over");
+    tickr.until_idle().await;
+    tickr.assert_each_ran_once(2_010).await;
+    tickr.until_count(NO_ROWS_LEFT, 0).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn keys_of_a_fair_limit_share_the_workers_by_their_weights() {
+    let calls = Calls::default();
+    let tickr = TestApp::start_with(|config| config.workers = 8, calls.registry()).await;
+    set_and_wait(&tickr, "fair", json!({"fair": true, "overrides": {"heavy": {"weight": 3}}})).await;
+    for _ in 0..2 {
+        tickr.enqueue_many((0..900).map(|n| job(if n % 2 == 0 { "heavy" } else { "light" }, 20))).await;
+    }
+    tickr.until_count("SELECT COUNT(*) >= 800 FROM attempts", 1).await;
+    // While both had parked jobs, and after the first second, in which the shares are read.
+    let share = |key: &str| {
+        let sql = format!(
+            "SELECT COUNT(*) FROM (SELECT l.limit_key FROM attempts a JOIN job_limit_keys l ON l.job_id = a.job_id \
+             ORDER BY a.started_at LIMIT 300, 500) x WHERE limit_key = '{key}'"
+        );
+        let sql: &'static str = Box::leak(sql.into_boxed_str());
+        tickr.count(sql)
+    };
+    let (heavy, light) = (share("heavy").await, share("light").await);
+    println!("{heavy} of the heavy key beside {light} of the light one");
+    assert!((2 * light..=4 * light).contains(&heavy), "{heavy} and {light}");
+    tickr.until_idle().await;
+    tickr.assert_each_ran_once(1_800).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn limits_that_are_set_together_are_followed_together() {
+    let calls = Calls::default();
+    let tickr = TestApp::start_with(|_| {}, calls.registry()).await;
+    // The sweep says at the same moment of all of them that they are counted.
+    tokio::join!(set(&tickr, "one", json!({"concurrency": 1})), set(&tickr, "two", json!({"concurrency": 1})));
+    let began = Instant::now();
+    let id = tickr.enqueue(job("a", 1)).await;
+    tickr.until(id, State::Completed).await;
+    // The settings are read anew every 30 s in any case.
+    assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_runner_that_was_suspended_when_a_limit_was_set_follows_it_at_once() {
+    let tickr = TestApp::start_with(|config| config.queues = vec!["other".to_owned()], Registry::new()).await;
+    let proxy = Proxy::start(tickr.config.mysql_url().unwrap().expose()).await;
+    let url = proxy.url();
+    let environment = [
+        ("TICKR_QUEUES", "default"),
+        ("TICKR_LEASE", "30s"),
+        ("TICKR_WORKERS", "4"),
+        ("TICKR_MYSQL_URL", url.as_str()),
+    ];
+    let asleep = Runner::start(&tickr, &environment);
+    asleep.base().await;
+    let warm = tickr.enqueue_kind("noop", json!({})).await;
+    tickr.until(warm, State::Completed).await;
+    asleep.signal("STOP");
+    // When it continues, it is told for half a second of no change of the settings.
+    proxy.silent_from("SELECT UTC_TIMESTAMP(6) AS now");
+    set_and_wait(&tickr, "l", json!({"concurrency": 1})).await;
+    let long = json!({"kind": "sleep", "payload": {"ms": 60_000}, "limit_key": "a"});
+    let ids = tickr.enqueue_many((0..6).map(|_| long.clone())).await;
+    asleep.signal("CONT");
+    tickr.until_count("SELECT COUNT(*) FROM limit_waits", 5).await;
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM owed WHERE state = 'executing'").await, 1);
+    for id in ids {
+        tickr.post(&format!("/v1/jobs/{id}/cancel"), json!({})).await;
+    }
+    tickr.until_idle().await;
+    tickr.assert_sound().await;
+    drop(asleep);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_with_an_order_key_and_a_limit_key_follows_both() {
+    let calls = Calls::default();
+    let tickr = TestApp::start_with(|_| {}, calls.registry()).await;
+    set_and_wait(&tickr, "l", json!({"concurrency": 1})).await;
+    let first = tickr.enqueue(job("a", 60_000)).await;
+    tickr.until(first, State::Executing).await;
+    let ordered = || json!({"kind": "call", "payload": {"key": "a", "ms": 5}, "limit_key": "a", "order_key": "o"});
+    let line = tickr.enqueue_many((0..6).map(|_| ordered())).await;
+    // The head of the line is parked, the others are held behind it.
+    tickr.until_count("SELECT COUNT(*) FROM limit_waits", 1).await;
+    let code = async |id| tickr.get(&format!("/v1/jobs/{id}/explain")).await.body["reasons"][0]["code"].clone();
+    assert_eq!((code(line[0]).await, code(line[1]).await), (json!("limit_reached"), json!("behind_key")));
+    tickr.assert_sound().await;
+    // The next one is at the head when that one is cancelled, and finds no room either.
+    tickr.post(&format!("/v1/jobs/{}/cancel", line[0]), json!({})).await;
+    eventually("the next one is parked", || async { (code(line[1]).await == json!("limit_reached")).then_some(()) })
+        .await;
+    tickr.assert_sound().await;
+    tickr.post(&format!("/v1/jobs/{first}/cancel"), json!({})).await;
+    tickr.until_idle().await;
+    assert_eq!(calls.most("a"), 1);
+    let overtaken = "SELECT COUNT(*) FROM attempts a JOIN attempts b ON b.started_at > a.started_at AND b.job_id < a.job_id \
+         WHERE a.verdict = 'succeeded' AND b.verdict = 'succeeded'";
+    assert_eq!(tickr.count(overtaken).await, 0);
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM attempts WHERE verdict = 'succeeded'").await, 5);
+    tickr.until_count(NO_ROWS_LEFT, 0).await;
+    tickr.assert_sound().await;
+    tickr.stop().await;
+}
+
+/// Enqueue jobs of a kind that only this runner knows.
+async fn enqueue_through(app: &App, jobs: impl Iterator<Item = Value>) {
+    let url = format!("http://{}", app.addr());
+    let batch = json!({"jobs": jobs.collect::<Vec<_>>()});
+    let answer = support::call(&url, Method::POST, "/v1/jobs/batch", "", Some(batch)).await;
+    assert_eq!(answer.status, 201, "{:#}", answer.body);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_limit_by_key_holds_after_mysql_stood_still() {
+    let calls = Calls::default();
+    let tickr = TestApp::start_alone(|_| {}, |config| config.queues = vec!["other".to_owned()]).await;
+    let of_default = |config: &mut tickr::config::Config| config.queues = vec!["default".to_owned()];
+    let runners = [
+        tickr.another_with(of_default, calls.registry()).await,
+        tickr.another_with(of_default, calls.registry()).await,
+    ];
+    set_and_wait(&tickr, "l", json!({"concurrency": 2})).await;
+    enqueue_through(&runners[0], (0..150).map(|n| job(if n % 2 == 0 { "a" } else { "b" }, 30))).await;
+    tickr.until_count("SELECT COUNT(*) > 30 FROM attempts", 1).await;
+    // Longer than the leases, the waits for locks and the time for which a slot is kept.
+    tickr.services().mysql().pause().unwrap();
+    tokio::time::sleep(Duration::from_secs(18)).await;
+    tickr.services().mysql().resume().unwrap();
+    tickr.until_idle().await;
+    assert_eq!((calls.most("a"), calls.most("b")), (2, 2));
+    assert_eq!(tickr.count("SELECT COUNT(DISTINCT job_id) FROM attempts WHERE verdict = 'succeeded'").await, 150);
+    tickr.until_count(NO_ROWS_LEFT, 0).await;
+    tickr.assert_sound().await;
+    for runner in runners {
+        runner.stop(CancellationToken::new()).await;
+    }
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_redis_and_behind_a_backlog_limited_jobs_start_within_their_limit() {
+    let calls = Calls::default();
+    let tickr = TestApp::start_alone(|_| {}, |config| config.queues = vec!["other".to_owned()]).await;
+    let of_default = |config: &mut tickr::config::Config| config.queues = vec!["default".to_owned()];
+    let runners = [
+        tickr.another_with(of_default, calls.registry()).await,
+        tickr.another_with(of_default, calls.registry()).await,
+    ];
+    set_and_wait(&tickr, "l", json!({"concurrency": 2})).await;
+    Owed { queue: "'elsewhere'", ..Owed::overdue(200_000) }.insert(&tickr, 1).await;
+    tickr.services().redis().kill9().unwrap();
+    enqueue_through(&runners[0], (0..40).map(|_| job("a", 5))).await;
+    tickr.until_count("SELECT COUNT(*) FROM attempts WHERE verdict = 'succeeded'", 40).await;
+    assert_eq!(calls.most("a"), 2);
+    Owed::remove(&tickr).await;
+    tickr.services().redis().start_again().unwrap();
+    tickr.until_idle().await;
+    tickr.until_count(NO_ROWS_LEFT, 0).await;
+    for runner in runners {
+        runner.stop(CancellationToken::new()).await;
+    }
+    tickr.stop().await;
+}
