@@ -5,12 +5,17 @@ use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use serde_json::json;
 use tokio::io::{AsyncBufReadExt, AsyncRead, BufReader};
 use tokio::process::{Child, Command};
+use tokio_util::task::TaskTracker;
 
 use super::{DEADLINE, answer, eventually, http};
+
+/// Longest wait for the last lines of a program that has ended. On a busy machine they arrive after its exit code.
+const LAST_LINES: Duration = Duration::from_secs(5);
 
 /// Return the path of the `tickr` command of this build.
 pub(crate) fn tickr() -> PathBuf {
@@ -80,15 +85,19 @@ pub(crate) async fn outcome(mut command: Command) -> (i32, String, String) {
 pub(crate) struct Program {
     child: Child,
     said: Arc<Mutex<String>>,
+    /// The tasks that read its two channels. They end when every process that holds a channel has closed it.
+    readers: TaskTracker,
 }
 
 impl Program {
     pub(crate) fn spawn(mut command: Command) -> Self {
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let said = Arc::<Mutex<String>>::default();
-        listen(child.stdout.take().unwrap(), Arc::clone(&said));
-        listen(child.stderr.take().unwrap(), Arc::clone(&said));
-        Self { child, said }
+        let readers = TaskTracker::new();
+        readers.spawn(read(child.stdout.take().unwrap(), Arc::clone(&said)));
+        readers.spawn(read(child.stderr.take().unwrap(), Arc::clone(&said)));
+        readers.close();
+        Self { child, said, readers }
     }
 
     /// Return everything printed so far, on both channels.
@@ -98,19 +107,21 @@ impl Program {
 
     /// Wait for a line that has `mark`. Return the rest of the line.
     pub(crate) async fn says(&mut self, mark: &str) -> String {
-        let (child, said) = (&mut self.child, &self.said);
         let mut ended = false;
         let deadline = tokio::time::Instant::now() + DEADLINE;
         loop {
-            let text = said.lock().unwrap().clone();
+            let text = self.said();
             if let Some(rest) = text.lines().find_map(|line| line.split_once(mark).map(|(_, rest)| rest.to_owned())) {
                 return rest;
             }
             assert!(!ended, "it ended without saying {mark:?}:\n{text}");
             assert!(tokio::time::Instant::now() < deadline, "it does not say {mark:?}:\n{text}");
-            // After its end, read once more what it printed last.
-            ended = child.try_wait().unwrap().is_some();
-            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+            ended = self.child.try_wait().unwrap().is_some();
+            if ended {
+                self.read_to_the_end().await;
+            } else {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
         }
     }
 
@@ -143,21 +154,28 @@ impl Program {
         assert!(Command::new("sh").args(["-c", "kill -s $0 $1", name, &pid]).status().await.unwrap().success());
     }
 
+    /// Wait until it has ended and everything that it printed is read.
     pub(crate) async fn ends(&mut self) -> ExitStatus {
         let ended = tokio::time::timeout(DEADLINE, self.child.wait()).await;
-        ended.unwrap_or_else(|_| panic!("it does not end:\n{}", self.said())).unwrap()
+        let status = ended.unwrap_or_else(|_| panic!("it does not end:\n{}", self.said())).unwrap();
+        self.read_to_the_end().await;
+        status
+    }
+
+    /// Read what an ended program printed last. A process that it started may hold a channel open for longer, so this
+    /// gives up after some seconds.
+    async fn read_to_the_end(&self) {
+        let _ = tokio::time::timeout(LAST_LINES, self.readers.wait()).await;
     }
 }
 
-fn listen(channel: impl AsyncRead + Unpin + Send + 'static, said: Arc<Mutex<String>>) {
-    tokio::spawn(async move {
-        let mut lines = BufReader::new(channel).lines();
-        while let Ok(Some(line)) = lines.next_line().await {
-            let mut said = said.lock().unwrap();
-            said.push_str(&line);
-            said.push('\n');
-        }
-    });
+async fn read(channel: impl AsyncRead + Unpin, said: Arc<Mutex<String>>) {
+    let mut lines = BufReader::new(channel).lines();
+    while let Ok(Some(line)) = lines.next_line().await {
+        let mut said = said.lock().unwrap();
+        said.push_str(&line);
+        said.push('\n');
+    }
 }
 
 /// Wait until no process names this folder in its command line.
