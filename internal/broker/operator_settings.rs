@@ -193,9 +193,12 @@ impl OperatorSettingsCopy {
             }
         };
         self.store.follow_limits(&fresh.limits, asked);
-        self.copy.send_replace(fresh);
         let mut read_at = self.read_at.lock().unwrap_or_else(PoisonError::into_inner);
-        *read_at = asked.max(*read_at);
+        // Two reads may overlap. The one that began earlier may not undo a change that the other one has seen.
+        if asked >= *read_at {
+            self.copy.send_replace(fresh);
+            *read_at = asked;
+        }
         Ok(())
     }
 

@@ -492,7 +492,7 @@ impl Claimant {
     /// [`StoreError`] when MySQL cannot be reached or refuses the statement. If the attempt was committed nevertheless,
     /// it ends with its lease.
     pub async fn claim(&self, id: JobId, queue: &Name) -> Result<Claim, StoreError> {
-        self.submit(self.of_queue(queue), ClaimRequest { id, ahead: false }).await
+        self.submit(self.of_queue(queue), ClaimRequest { id, queue: Some(queue.clone()), ahead: false }).await
     }
 
     /// Start an attempt as [`claim`](Self::claim) does, for a job that may have to wait for a worker. A job with one
@@ -501,7 +501,7 @@ impl Claimant {
     /// # Errors
     /// The errors of [`claim`](Self::claim).
     pub async fn claim_ahead(&self, id: JobId, queue: &Name) -> Result<Claim, StoreError> {
-        self.submit(self.of_queue(queue), ClaimRequest { id, ahead: true }).await
+        self.submit(self.of_queue(queue), ClaimRequest { id, queue: Some(queue.clone()), ahead: true }).await
     }
 
     /// Start an attempt as [`claim`](Self::claim) does, and also accept suspects: jobs whose last runners died while
@@ -510,11 +510,11 @@ impl Claimant {
     /// # Errors
     /// The errors of [`claim`](Self::claim).
     pub async fn claim_suspect(&self, id: JobId) -> Result<Claim, StoreError> {
-        self.submit(&self.suspects, ClaimRequest { id, ahead: false }).await
+        self.submit(&self.suspects, ClaimRequest { id, queue: None, ahead: false }).await
     }
 
     fn of_queue(&self, queue: &Name) -> &GroupCommit<Claims> {
-        if self.limits.concern_queue(queue) { &self.limited } else { &self.claims }
+        if self.limits.concern(Some(queue)) { &self.limited } else { &self.claims }
     }
 
     async fn submit(&self, to: &GroupCommit<Claims>, request: ClaimRequest) -> Result<Claim, StoreError> {

@@ -137,6 +137,8 @@ const LAST_ATTEMPT: &str = "(attempt + 1 >= spared + max_attempts)";
 /// A job to claim.
 pub(crate) struct ClaimRequest {
     pub(crate) id: JobId,
+    /// Its queue, for the limits that apply. None if any limit may.
+    pub(crate) queue: Option<Name>,
     /// True if the job may have to wait for a worker. Then it is not claimed for its last attempt.
     pub(crate) ahead: bool,
 }
@@ -157,7 +159,7 @@ pub(crate) struct Claims {
     pub(crate) suspects: bool,
     /// The limits that the claims follow.
     pub(crate) limits: Arc<KnownLimits>,
-    /// True if a limit may apply to the jobs.
+    /// True if this group commit is the one for jobs to which a limit may apply.
     pub(crate) limited: bool,
     /// The attempts that this process has claimed and not yet settled.
     pub(crate) open: Arc<OpenClaims>,
@@ -204,8 +206,9 @@ impl Batch for Claims {
             // the jobs that the earlier run claimed.
             let batches = [Uuid::now_v7(), Uuid::now_v7()];
             let sure: Vec<Uuid> = items.iter().filter(|item| !item.ahead).map(|item| item.id.uuid()).collect();
-            let caught_up = self.limits.catch_up(conn).await?;
-            let may_apply = self.limited || caught_up;
+            self.limits.catch_up(conn).await?;
+            // The limits may have changed since the runner chose this group commit for the jobs.
+            let may_apply = self.limited || items.iter().any(|item| self.limits.concern(item.queue.as_ref()));
             let limits = Some(self.limits.now()).filter(|limits| may_apply && !limits.is_empty());
             let limited = match &limits {
                 Some(limits) => self.limited_among(conn, &ids, limits).await?,

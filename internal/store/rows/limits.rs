@@ -147,10 +147,14 @@ impl KnownLimits {
         Arc::clone(&self.0.read().unwrap_or_else(PoisonError::into_inner).limits)
     }
 
-    /// Follow these limits, which were read after the moment `asked`. Fair ones keep their shares.
+    /// Follow these limits, which were read after the moment `asked`. Fair ones keep their shares. An answer that comes
+    /// after the one to a later question is not followed: a runner that was suspended while it read may hold one.
     pub(crate) fn follow(&self, limits: &Arc<Vec<LimitSetting>>, asked: Instant) {
         let mut known = self.0.write().unwrap_or_else(PoisonError::into_inner);
-        known.asked = known.asked.max(Some(asked));
+        if known.asked > Some(asked) {
+            return;
+        }
+        known.asked = Some(asked);
         if limits.iter().all(|set| !set.limit.fair) {
             known.limits = Arc::clone(limits);
             return;
@@ -162,15 +166,15 @@ impl KnownLimits {
     }
 
     /// Read the limits again if those of this process are old: it was suspended, or its reads fail. Otherwise it would
-    /// claim without regard to a limit that was set meanwhile. Return whether they were read.
-    pub(crate) async fn catch_up(&self, conn: &mut MySqlConnection) -> Result<bool, sqlx::Error> {
+    /// claim without regard to a limit that was set meanwhile.
+    pub(crate) async fn catch_up(&self, conn: &mut MySqlConnection) -> Result<(), sqlx::Error> {
         let asked = self.0.read().unwrap_or_else(PoisonError::into_inner).asked;
         if asked.is_none_or(|asked| asked.elapsed() < OLD) {
-            return Ok(false);
+            return Ok(());
         }
         let asked = Instant::now();
         self.follow(&Arc::new(read_limits(conn).await?), asked);
-        Ok(true)
+        Ok(())
     }
 
     /// Set what the keys of fair limits share.
@@ -182,9 +186,9 @@ impl KnownLimits {
         known.limits = limits;
     }
 
-    /// Return whether a limit may apply to jobs of this queue.
-    pub(crate) fn concern_queue(&self, queue: &Name) -> bool {
-        self.now().iter().any(|set| set.limit.concerns_queue(queue))
+    /// Return whether a limit may apply to jobs of this queue, or of any queue.
+    pub(crate) fn concern(&self, queue: Option<&Name>) -> bool {
+        self.now().iter().any(|set| queue.is_none_or(|queue| set.limit.concerns_queue(queue)))
     }
 }
 
@@ -779,6 +783,28 @@ mod tests {
         let mut state = quiet(at(0));
         assert!(state.admit(slow) && !state.admit(slow));
         assert!(state.admit(bounds));
+    }
+
+    #[test]
+    fn limits_that_were_read_earlier_and_arrive_later_are_not_followed() {
+        let known = KnownLimits::default();
+        let limit = Limit {
+            name: "l".parse().unwrap(),
+            kind: None,
+            queue: None,
+            shared_by: SharedBy::Key,
+            fair: false,
+            bounds: Bounds { concurrency: Some(1), ..Bounds::default() },
+            overrides: BTreeMap::new(),
+        };
+        let changed = (at(0), Actor::tickr());
+        let newer = Arc::new(vec![LimitSetting { limit, counted: true, changed, version: 1, share: None }]);
+        let earlier = Instant::now();
+        known.follow(&newer, earlier + Duration::from_secs(1));
+        known.follow(&Arc::default(), earlier);
+        assert_eq!(known.now().len(), 1);
+        known.follow(&Arc::default(), earlier + Duration::from_secs(2));
+        assert!(known.now().is_empty());
     }
 
     #[test]

@@ -23,7 +23,7 @@ use tokio_util::sync::CancellationToken;
 use super::contract;
 use super::halted::{self, Halted};
 use super::servers::{connect, drop_database, migrated_database, servers, unique_name};
-use super::{DEADLINE, eventually, until_said};
+use super::{DEADLINE, eventually, eventually_seen, until_said};
 
 /// A running tickr. Call `stop` at the end of a test.
 pub(crate) struct TestApp {
@@ -226,9 +226,9 @@ impl TestApp {
 
     /// Wait until the job is in this state.
     pub(crate) async fn until(&self, id: JobId, state: State) -> Value {
-        eventually(&format!("job {id} is {state}"), || async {
+        eventually_seen(&format!("job {id} is {state}"), || async {
             let job = self.job(id).await;
-            (job["state"] == state.as_str()).then_some(job)
+            if job["state"] == state.as_str() { Ok(job) } else { Err(job) }
         })
         .await
     }
@@ -252,7 +252,11 @@ impl TestApp {
 
     /// Wait until a query gives this number.
     pub(crate) async fn until_count(&self, sql: &'static str, wanted: i64) {
-        eventually(&format!("{wanted} = {sql}"), || async { (self.count(sql).await == wanted).then_some(()) }).await;
+        eventually_seen(&format!("{wanted} = {sql}"), || async {
+            let found = self.count(sql).await;
+            if found == wanted { Ok(()) } else { Err(found) }
+        })
+        .await;
     }
 
     /// Wait until at least this many sessions run a statement that begins with this text.

@@ -33,6 +33,7 @@ pub(crate) use sse::{EventStream, Told};
 pub(crate) use suspects::make_suspects;
 pub(crate) use translator::Translator;
 
+use std::fmt::Display;
 use std::future::Future;
 use std::time::Duration;
 
@@ -61,12 +62,25 @@ pub(crate) async fn until_said(url: &str, database: &str, begins: &str, wanted: 
 
 /// Ask repeatedly until `question` returns a value. Fail after the deadline.
 pub(crate) async fn eventually<T, F: Future<Output = Option<T>>>(what: &str, mut question: impl FnMut() -> F) -> T {
+    let question = || {
+        let answer = question();
+        async { answer.await.ok_or("") }
+    };
+    eventually_seen(what, question).await
+}
+
+/// Ask repeatedly until `question` returns a value. Fail after the deadline, with the last thing seen instead.
+pub(crate) async fn eventually_seen<T, S: Display, F: Future<Output = Result<T, S>>>(
+    what: &str,
+    mut question: impl FnMut() -> F,
+) -> T {
     let deadline = Instant::now() + DEADLINE;
     loop {
-        if let Some(answer) = question().await {
-            return answer;
-        }
-        assert!(Instant::now() < deadline, "gave up waiting until {what}");
+        let seen = match question().await {
+            Ok(answer) => return answer,
+            Err(seen) => seen,
+        };
+        assert!(Instant::now() < deadline, "gave up waiting until {what}; {seen:#}");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
 }
