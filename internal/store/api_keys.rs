@@ -13,6 +13,7 @@ use crate::sql::batches::{padded, padded_len, placeholders, statement};
 use crate::sql::clock::read_clock;
 use crate::sql::connection::{Pool, on_pool, transact};
 use crate::sql::error::{Fault, corrupt, fault};
+use crate::sql::script::rows_as_text;
 use crate::{Store, StoreError};
 use tickr_job::{Actor, Name, Scope, Timestamp};
 
@@ -258,7 +259,7 @@ async fn keys_through(pool: &Pool) -> Result<Vec<ApiKey>, StoreError> {
     on_pool(pool, "read the API keys", |conn, _| {
         Box::pin(async move {
             let sql = format!("SELECT {COLUMNS} FROM api_keys ORDER BY revoked_at IS NOT NULL, id DESC LIMIT 2000");
-            statement(sql).fetch_all(conn).await?.iter().map(key).collect()
+            rows_as_text(conn, sql, Vec::new()).await?.iter().map(key).collect()
         })
     })
     .await

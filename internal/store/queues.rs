@@ -9,6 +9,7 @@ use crate::sql::batches::statement;
 use crate::sql::clock::read_clock;
 use crate::sql::connection::{Pool, PriorRun, on_pool, transact};
 use crate::sql::error::corrupt;
+use crate::sql::script::rows_as_text;
 use crate::{Store, StoreError};
 use tickr_job::{Actor, Name, Priority, Timestamp};
 
@@ -228,7 +229,7 @@ async fn queues_through(pool: &Pool) -> Result<Vec<QueueSetting>, StoreError> {
     on_pool(pool, "read the queues", |conn, _| {
         Box::pin(async move {
             let sql = format!("SELECT {COLUMNS} FROM queues ORDER BY name LIMIT 2000");
-            statement(sql).fetch_all(conn).await?.iter().map(setting).collect()
+            rows_as_text(conn, sql, Vec::new()).await?.iter().map(setting).collect()
         })
     })
     .await

@@ -20,6 +20,7 @@ use crate::sql::batches::{MAX_ROWS, padded, padded_len, placeholders, statement}
 use crate::sql::clock::read_clock;
 use crate::sql::connection::{PriorRun, on_pool, transact};
 use crate::sql::error::corrupt;
+use crate::sql::script::rows_as_text;
 use crate::{Store, StoreError};
 use tickr_job::{Actor, AttemptToken, JobId, Name, Progress, RunnerId, Timestamp};
 
@@ -247,9 +248,8 @@ impl Store {
         on_pool(&self.shared.pools.controls, "read whether a runner is drained", move |conn, _| {
             let id = id.clone();
             Box::pin(async move {
-                let sql = "SELECT drained_at IS NOT NULL FROM runners WHERE id = ?";
-                let drained: Option<bool> = sqlx::query_scalar(sql).bind(id.as_str()).fetch_optional(conn).await?;
-                Ok(drained.unwrap_or(false))
+                let sql = "SELECT 1 FROM runners WHERE id = ? AND drained_at IS NOT NULL";
+                Ok(!rows_as_text(conn, sql, vec![id.as_str().into()]).await?.is_empty())
             })
         })
         .await

@@ -14,6 +14,7 @@ use crate::sql::batches::{MAX_ROWS, padded, padded_len, placeholders, statement}
 use crate::sql::clock::Reading;
 use crate::sql::connection::{on_pool, transact};
 use crate::sql::error::corrupt;
+use crate::sql::script::rows_as_text;
 use crate::{Store, StoreError};
 use tickr_job::{Name, RunnerId};
 
@@ -157,7 +158,7 @@ impl Store {
             Box::pin(async move {
                 let sql = "SELECT queue, runner FROM queue_permits WHERE wanting LIMIT 2000";
                 let mut wanting = BTreeSet::new();
-                for row in sqlx::query(sql).fetch_all(conn).await? {
+                for row in rows_as_text(conn, sql, Vec::new()).await? {
                     let queue = row.try_get::<String, _>("queue")?.parse().map_err(|_| corrupt("queue"))?;
                     wanting.insert((queue, row.try_get("runner")?));
                 }

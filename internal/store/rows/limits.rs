@@ -22,9 +22,9 @@ use uuid::Uuid;
 
 use crate::rows::order::held_until;
 use crate::rows::owed::{DueJob, due_job};
-use crate::sql::batches::{MAX_ROWS, statement};
+use crate::sql::batches::MAX_ROWS;
 use crate::sql::error::corrupt;
-use crate::sql::script::{Script, Value};
+use crate::sql::script::{Script, Value, rows_as_text};
 use tickr_job::{Actor, Bounds, Limit, Name, Rate, SharedBy, Timestamp, ceil_ms};
 
 /// Time for which a slot is kept for a job that was let go, after its due time.
@@ -77,7 +77,7 @@ pub(crate) const COLUMNS: &str = "name, kind, queue, shared_by, concurrency, rat
 /// Read all limits, in the order of their names.
 pub(crate) async fn read_limits(conn: &mut MySqlConnection) -> Result<Vec<LimitSetting>, sqlx::Error> {
     let sql = format!("SELECT {COLUMNS} FROM limits ORDER BY name LIMIT 2000");
-    statement(sql).fetch_all(conn).await?.iter().map(setting).collect()
+    rows_as_text(conn, sql, Vec::new()).await?.iter().map(setting).collect()
 }
 
 pub(crate) fn setting(row: &MySqlRow) -> Result<LimitSetting, sqlx::Error> {

@@ -242,6 +242,18 @@ impl<'a> Script<'a> {
     }
 }
 
+/// Run one statement as text and return its rows. A loop whose failure would stop a runner reads like this, because a
+/// server whose room for prepared statements is taken answers it as well.
+pub(crate) async fn rows_as_text(
+    conn: &mut MySqlConnection,
+    sql: impl Into<String>,
+    values: Vec<Value<'_>>,
+) -> Result<Vec<MySqlRow>, sqlx::Error> {
+    let mut script = Script::as_text();
+    script.push(sql, values);
+    Ok(script.run(conn).await?.pop().unwrap_or_default().rows)
+}
+
 impl StepResult {
     /// Add one answer to the result. Return whether it was the last one of its statement.
     fn take(&mut self, answer: Either<MySqlQueryResult, MySqlRow>) -> bool {
