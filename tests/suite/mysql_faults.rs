@@ -16,7 +16,9 @@ use tickr::store::{EnqueueOutcome, Store, StoreSettings};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::support::{Answer, DEADLINE, Proxy, Runner, TestApp, answer, draft, eventually, http};
+use crate::support::{
+    Answer, DEADLINE, Proxy, Runner, TestApp, answer, draft, eventually, eventually_seen, http, make_api_key,
+};
 
 /// Configure a tickr that accepts jobs and runs none of them.
 fn bystander(config: &mut Config) {
@@ -611,6 +613,37 @@ async fn jobs_are_accepted_and_run_while_the_server_prepares_no_statement() {
     }
     tickr.sql("SET GLOBAL max_prepared_stmt_count = 16382").await;
     tickr.assert_each_ran_once(5_000).await;
+    tickr.stop().await;
+}
+
+/// A runner that could not read the API keys would accept a revoked one for ten seconds, and then none.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_revoked_key_is_refused_while_the_server_prepares_no_statement() {
+    let tickr = TestApp::start_alone(|_| {}, |_| {}).await;
+    let base = tickr.url("");
+    let kept = make_api_key(&base, "", "kept", json!({"scope": "admin"})).await;
+    let revoked = make_api_key(&base, &kept, "revoked", json!({"scope": "admin"})).await;
+    let status = async |key: &str| answer(http().get(tickr.url("/v1/whoami")).bearer_auth(key)).await.status;
+    assert_eq!((status(&kept).await, status(&revoked).await), (200, 200));
+    // New connections have no statement that was prepared earlier.
+    let mut own = tickr.mysql().await;
+    own.execute("SET GLOBAL max_prepared_stmt_count = 0").await.unwrap();
+    let others = "SELECT CAST(CONCAT('KILL ', id) AS CHAR) FROM information_schema.processlist \
+                  WHERE db = DATABASE() AND id <> CONNECTION_ID()";
+    for row in own.fetch_all(others).await.unwrap() {
+        // It may have ended by itself.
+        own.execute(AssertSqlSafe(row.get::<String, _>(0))).await.ok();
+    }
+    own.execute("UPDATE api_keys SET revoked_at = UTC_TIMESTAMP(6), revoked_by = 'test' WHERE name = 'revoked'")
+        .await
+        .unwrap();
+    eventually_seen("the revoked key is refused", async || match status(&revoked).await {
+        401 => Ok(()),
+        other => Err(other),
+    })
+    .await;
+    assert_eq!(status(&kept).await, 200);
+    own.execute("SET GLOBAL max_prepared_stmt_count = 16382").await.unwrap();
     tickr.stop().await;
 }
 
