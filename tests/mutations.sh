@@ -532,6 +532,9 @@ mutants() {
     mutant 'text when the server prepares nothing' internal/store/sql/script.rs \
         '!has_room_for_statements()' 'false' \
         mysql_faults::jobs_are_accepted_and_run_while_the_server_prepares_no_statement
+    mutant 'API keys are read as text' internal/store/api_keys.rs \
+        'rows_as_text(conn, sql, Vec::new())' 'sqlx::query(sqlx::AssertSqlSafe(sql)).fetch_all(conn)' \
+        mysql_faults::a_revoked_key_is_refused_while_the_server_prepares_no_statement
     mutant 'last attempts are not claimed ahead' internal/engine/worker.rs \
         'let ahead = shared.workers.is_ahead();' 'let ahead = shared.workers.is_ahead() && false;' \
         workers::a_job_on_its_last_attempt_is_claimed_only_when_a_worker_is_free
