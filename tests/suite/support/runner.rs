@@ -94,6 +94,14 @@ impl Runner {
         self.child.try_wait().unwrap().is_some()
     }
 
+    /// Return the name of each thread and the kernel's function in which it waits, on Linux.
+    fn threads(&self) -> String {
+        let threads = std::fs::read_dir(format!("/proc/{}/task", self.pid())).into_iter().flatten().flatten();
+        let read = |path: std::path::PathBuf| std::fs::read_to_string(path).unwrap_or_default().trim().to_owned();
+        let one = |dir: std::path::PathBuf| format!("{}: {}", read(dir.join("comm")), read(dir.join("wchan")));
+        threads.map(|thread| one(thread.path())).collect::<Vec<_>>().join(", ")
+    }
+
     /// Wait for its end. Return `None` when a signal ended it.
     pub(crate) async fn exit_code(&mut self) -> Option<i32> {
         let deadline = tokio::time::Instant::now() + super::DEADLINE;
@@ -109,10 +117,15 @@ impl Runner {
 
 impl Drop for Runner {
     fn drop(&mut self) {
+        if std::thread::panicking() {
+            let condition = match self.child.try_wait() {
+                Ok(Some(status)) => format!("had ended with {status}"),
+                // A thread in "futex" waits for a lock or for work; all of them there for good are a deadlock.
+                _ => format!("was running, with its threads in {}", self.threads()),
+            };
+            eprintln!("the runner {condition}, and said:\n{}", self.log());
+        }
         let _ = self.child.kill();
         let _ = self.child.wait();
-        if std::thread::panicking() {
-            eprintln!("the runner said:\n{}", self.log());
-        }
     }
 }
