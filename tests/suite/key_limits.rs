@@ -648,3 +648,80 @@ async fn without_redis_and_behind_a_backlog_limited_jobs_start_within_their_limi
     }
     tickr.stop().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_limit_by_key_holds_in_a_limited_queue_with_drains_deletions_a_pause_and_heavy_readers() {
+    let calls = Calls::default();
+    let tickr = TestApp::start_with(|config| config.queues = vec!["other".to_owned()], calls.registry()).await;
+    let of_default = |config: &mut tickr::config::Config| config.queues = vec!["default".to_owned()];
+    let runners = [
+        tickr.another_with(of_default, calls.registry()).await,
+        tickr.another_with(of_default, calls.registry()).await,
+    ];
+    let operate = async |method: Method, path: &str, body: Option<Value>| {
+        let answer = support::call(&tickr.url(""), method, path, "", body).await;
+        assert!(matches!(answer.status, 200 | 202), "{path}: {:#}", answer.body);
+        answer
+    };
+    let drain = async |runner: &App, word: &str| {
+        let path = format!("/v1/runners/{}/{word}", runner.runner().to_string().replace('/', "%2F"));
+        operate(Method::POST, &path, Some(json!({}))).await;
+    };
+    let until_done = async |jobs: usize| {
+        eventually("more jobs are done", || async {
+            let done = "SELECT COUNT(*) FROM attempts WHERE verdict = 'succeeded'";
+            (tickr.count(done).await >= i64::try_from(jobs).unwrap()).then_some(())
+        })
+        .await;
+    };
+    // Three of the four that the two keys may run at once. Most jobs have the first key.
+    operate(Method::PATCH, "/v1/queues/default", Some(json!({"concurrency": 3}))).await;
+    set_and_wait(&tickr, "l", json!({"concurrency": 2})).await;
+    let readers: Vec<_> = (0..30)
+        .map(|_| {
+            let (http, url) = (support::http(), tickr.url("/v1/jobs/count?q=payload.key:a"));
+            tokio::spawn(async move {
+                loop {
+                    let _ = http.get(&url).send().await;
+                }
+            })
+        })
+        .collect();
+
+    let accepted = tickr.enqueue_many((0..200).map(|n| job(if n % 5 == 0 { "b" } else { "a" }, 40))).await;
+    until_done(20).await;
+    drain(&runners[0], "drain").await;
+    // The last ones of the batch: all of them are parked.
+    for action in ["cancel", "delete"] {
+        let parked = json!({"action": action, "filter": {"ids": &accepted[140..]}});
+        let operation = operate(Method::POST, "/v1/operations", Some(parked)).await.body["id"].clone();
+        let path = format!("/v1/operations/{}", operation.as_str().unwrap());
+        let over = eventually("the operation is over", || async {
+            let operation = tickr.get(&path).await.body;
+            (operation["state"] == "done").then_some(operation)
+        });
+        assert_eq!(over.await["done"], 60, "{action}");
+    }
+    until_done(60).await;
+    drain(&runners[0], "resume").await;
+    drain(&runners[1], "drain").await;
+    operate(Method::POST, "/v1/queues/default/pause", Some(json!({}))).await;
+    tickr.until_count("SELECT COUNT(*) FROM owed WHERE state = 'executing'", 0).await;
+    operate(Method::POST, "/v1/queues/default/resume", None).await;
+    until_done(100).await;
+    drain(&runners[1], "resume").await;
+    tickr.until_idle().await;
+    readers.iter().for_each(tokio::task::JoinHandle::abort);
+
+    tickr.assert_each_ran_once(140).await;
+    assert_eq!(calls.most("a"), 2);
+    let at_once = "SELECT CAST(MAX(n) AS SIGNED) FROM (SELECT (SELECT COUNT(*) FROM attempts b \
+         WHERE b.started_at <= a.started_at AND b.finished_at > a.started_at) n FROM attempts a) x";
+    assert_eq!(tickr.count(at_once).await, 3, "the limit of the queue");
+    tickr.until_count(NO_ROWS_LEFT, 0).await;
+    tickr.assert_sound().await;
+    for runner in runners {
+        runner.stop(CancellationToken::new()).await;
+    }
+    tickr.stop().await;
+}

@@ -117,15 +117,15 @@ impl Runner {
 
 impl Drop for Runner {
     fn drop(&mut self) {
-        if std::thread::panicking() {
-            let condition = match self.child.try_wait() {
-                Ok(Some(status)) => format!("had ended with {status}"),
-                // A thread in "futex" waits for a lock or for work; all of them there for good are a deadlock.
-                _ => format!("was running, with its threads in {}", self.threads()),
-            };
-            eprintln!("the runner {condition}, and said:\n{}", self.log());
-        }
+        let condition = match self.child.try_wait() {
+            Ok(Some(status)) => format!("had ended with {status}"),
+            _ if std::thread::panicking() => format!("was running, with its threads in {}", self.threads()),
+            _ => String::new(),
+        };
         let _ = self.child.kill();
         let _ = self.child.wait();
+        if std::thread::panicking() {
+            eprintln!("the runner {condition}, and said:\n{}", self.log());
+        }
     }
 }
