@@ -285,7 +285,7 @@ async fn a_retry_gives_its_slot_back_and_takes_another() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn limits_hold_while_redis_is_flushed_and_runners_are_killed() {
-    let tickr = TestApp::start_with(|config| config.queues = vec!["other".to_owned()], Registry::new()).await;
+    let tickr = TestApp::start_alone(|_| {}, |config| config.queues = vec!["other".to_owned()]).await;
     set_and_wait(&tickr, "l", json!({"concurrency": 3})).await;
     let of_default = [("TICKR_QUEUES", "default"), ("TICKR_LEASE", "2s"), ("TICKR_WORKERS", "8")];
     let mut runners = vec![Runner::start(&tickr, &of_default), Runner::start(&tickr, &of_default)];
@@ -299,7 +299,7 @@ async fn limits_hold_while_redis_is_flushed_and_runners_are_killed() {
             format!("SELECT COUNT(*) >= {} FROM attempts WHERE verdict = 'succeeded'", round * 90).into_boxed_str(),
         );
         tickr.until_count(sql, 1).await;
-        let _: () = redis::cmd("FLUSHALL").query_async(&mut tickr.redis().await).await.unwrap();
+        tickr.flush_redis().await;
         runners.remove(0).signal("KILL");
         runners.push(Runner::start(&tickr, &of_default));
     }

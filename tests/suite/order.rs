@@ -472,7 +472,7 @@ async fn a_million_jobs_of_ten_thousand_keys_keep_their_order_through_kills_and_
         let mut turn = 0;
         while !accepted.is_cancelled() {
             tokio::time::sleep(Duration::from_secs(5)).await;
-            let _: () = redis::cmd("FLUSHALL").query_async(&mut tickr.redis().await).await.unwrap();
+            tickr.flush_redis().await;
             runners[turn % 3].kill9();
             runners[turn % 3] = Runner::start(&tickr, &[("TICKR_WORKERS", "64")]);
             turn += 1;

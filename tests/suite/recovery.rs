@@ -69,7 +69,6 @@ async fn redis_restarted_empty_under_waiting_jobs_loses_none_and_runs_each_once(
 #[tokio::test(flavor = "multi_thread")]
 async fn flushing_redis_at_random_moments_under_load_loses_none_and_runs_each_once() {
     let tickr = TestApp::start_alone(|_| {}, |config| config.workers = 16).await;
-    let mut redis = tickr.redis().await;
     let load = async {
         for _ in 0..20 {
             tickr.enqueue_many(soon(100)).await;
@@ -78,7 +77,7 @@ async fn flushing_redis_at_random_moments_under_load_loses_none_and_runs_each_on
     let flushes = async {
         for _ in 0..30 {
             tokio::time::sleep(Duration::from_millis(rand::random_range(0..120))).await;
-            redis.flushall().await.unwrap();
+            tickr.flush_redis().await;
         }
     };
     tokio::join!(load, flushes);

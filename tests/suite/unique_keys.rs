@@ -472,13 +472,13 @@ async fn a_request_that_puts_a_job_off_while_it_starts_makes_the_next_job() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_job_is_put_off_behind_a_pause_a_flush_and_an_order_key() {
-    let tickr = TestApp::start().await;
+    let tickr = TestApp::start_alone(|_| {}, |_| {}).await;
     assert_eq!(tickr.post("/v1/queues/default/pause", json!({})).await.status, 200);
     let job =
         |delay_ms: u64| json!({"kind": "noop", "unique_key": "k", "on_conflict": "postpone", "delay_ms": delay_ms});
     let first = tickr.post("/v1/jobs", job(0)).await;
     assert_eq!(first.status, 201, "{:#}", first.body);
-    let _: () = redis::cmd("FLUSHALL").query_async(&mut tickr.redis().await).await.unwrap();
+    tickr.flush_redis().await;
     let later = tickr.post("/v1/jobs", job(3_000)).await;
     assert_eq!((later.status, &later.body["id"]), (200, &first.body["id"]));
     let due: DateTime<Utc> = serde_json::from_value(later.body["execute_at"].clone()).unwrap();

@@ -357,6 +357,12 @@ impl TestApp {
         client.get_multiplexed_async_connection().await.unwrap()
     }
 
+    /// Remove everything from Redis, in a test that started alone: the others share one Redis, and would lose theirs.
+    pub(crate) async fn flush_redis(&self) {
+        self.services();
+        redis::cmd("FLUSHALL").exec_async(&mut self.redis().await).await.unwrap();
+    }
+
     pub(crate) fn key(&self, name: &str) -> String {
         format!("{{{}}}:{name}", self.config.redis_prefix)
     }
