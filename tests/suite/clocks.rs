@@ -58,10 +58,11 @@ async fn a_runner_two_hours_off_and_stepped_starts_nothing_early_and_leaves_noth
     let clock = Clock { file: tickr.dir.path().join("clock") };
     clock.turn(two_hours).unwrap();
     let environment = clock.environment(&library);
-    let lease = ("TICKR_LEASE", "5s");
+    // The jobs that sleep must not take all workers of a runner: it would log no failure while they last.
+    let common = [("TICKR_LEASE", "5s"), ("TICKR_WORKERS", "128")];
     let mut turned: Vec<(&str, &str)> =
         environment.iter().map(|(name, path)| (*name, path.to_str().unwrap())).collect();
-    turned.push(lease);
+    turned.extend(common);
     let turned = Runner::start(&tickr, &turned);
     // A runner that listens may not be listed yet.
     tickr.until_count("SELECT COUNT(*) FROM runners", 2).await;
@@ -70,7 +71,7 @@ async fn a_runner_two_hours_off_and_stepped_starts_nothing_early_and_leaves_noth
         .fetch_one(&mut tickr.mysql().await)
         .await
         .unwrap();
-    let others = [Runner::start(&tickr, &[lease]), Runner::start(&tickr, &[lease])];
+    let others = [Runner::start(&tickr, &common), Runner::start(&tickr, &common)];
     let mut doors = vec![turned.base().await];
     for other in &others {
         doors.push(other.base().await);
