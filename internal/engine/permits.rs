@@ -53,7 +53,7 @@ pub(super) struct Permits {
     fetcher_waits: AtomicBool,
     /// Signals that a permit that the fetcher waits for is free.
     freed: Notify,
-    /// Signals that jobs had to wait for permits.
+    /// Signals that jobs had to wait for permits, or that a permit was taken for a job of another runner.
     hungry: Notify,
 }
 
@@ -161,6 +161,10 @@ impl Drop for Permit {
             counts.used -= 1;
             if self.ran.load(Ordering::Relaxed) {
                 counts.turned = Some(Instant::now());
+            } else if self.is_limited() {
+                // The job is for another runner. While this one tries it again and again, the permit is unused only
+                // between two tries, so that is the moment to give the permit away.
+                self.permits.hungry.notify_one();
             }
         }
         if self.permits.fetcher_waits.swap(false, Ordering::AcqRel) {
@@ -383,7 +387,7 @@ struct QueueTurn {
     retry: Instant,
     /// This runner held a permit at that time.
     had: bool,
-    /// One of them was in use shortly before.
+    /// A job ran on one of them shortly before.
     recently_used: bool,
     /// The limit that MySQL last answered for.
     limit: Option<u32>,
@@ -487,7 +491,7 @@ async fn adjust(shared: &EngineState, held: &QueuePermits, settings: &OperatorSe
         (counts.granted, counts.hungry) = (used, false);
         let yielding = others_want && turn.yields_now(granted > 0);
         (turn.asked, turn.had) = (since, granted > 0);
-        turn.recently_used = recently_used || used > 0;
+        turn.recently_used = recently_used;
         (PermitRequest { used, wanted, yielding }, settled)
     };
     let (heartbeats, lease) = (Arc::clone(&shared.heartbeats), shared.settings.lease);
@@ -520,7 +524,7 @@ async fn adjust(shared: &EngineState, held: &QueuePermits, settings: &OperatorSe
             if !turn.had && permits > 0 {
                 turn.begin();
                 counts.turned = Some(Instant::now());
-            } else if turn.recently_used {
+            } else if turn.recently_used || counts.turned.is_some_and(|turned| turned >= since) {
                 // No job could start during the request.
                 counts.turned = Some(Instant::now());
             }
@@ -546,7 +550,31 @@ async fn wake_fetcher(shared: &EngineState) {
 
 #[cfg(test)]
 mod tests {
+    use futures_util::FutureExt;
+
     use super::*;
+
+    #[test]
+    fn a_permit_that_was_taken_for_a_job_of_another_runner_is_looked_at_at_once() {
+        let lease = Duration::from_secs(30);
+        let heartbeats = Arc::new(HeartbeatHistory::default());
+        heartbeats.record_beat(Instant::now(), lease);
+        let queue: Name = "one".parse().unwrap();
+        let permits = Permits::new(&[queue], &OperatorSettings::default(), heartbeats, lease);
+        {
+            let mut counts = permits.queues[0].counts();
+            (counts.granted, counts.confirmed) = (1, Some(Confirmation { since: Instant::now(), gaps: 0 }));
+        }
+        let mut woken = Vec::new();
+        for runs in [true, false] {
+            let permit = permits.take(0).unwrap();
+            permit.record_claim(runs, false);
+            drop(permit);
+            woken.push(permits.hungry.notified().now_or_never().is_some());
+            assert_eq!(permits.queues[0].counts().turned.take().is_some(), runs, "a job ran on it");
+        }
+        assert_eq!(woken, [false, true]);
+    }
 
     #[test]
     fn a_runner_without_permits_gives_way_to_nobody() {
