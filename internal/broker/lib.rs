@@ -351,7 +351,11 @@ impl Broker {
                     self.hints.send(entry(accepted));
                 }
             }
-            ActionOutcome::Done(_) | ActionOutcome::Refused(_) | ActionOutcome::Held(_) | ActionOutcome::Missing => {}
+            ActionOutcome::Done(_)
+            | ActionOutcome::Refused(_)
+            | ActionOutcome::Held(_)
+            | ActionOutcome::UniqueKeyTaken { .. }
+            | ActionOutcome::Missing => {}
         }
     }
 

@@ -196,7 +196,9 @@ impl Client {
         Ok(match done {
             ActionOutcome::Done(_) | ActionOutcome::Waits(_) => Cancelled::Done,
             ActionOutcome::StopRequested => Cancelled::StopRequested,
-            ActionOutcome::Refused(state) | ActionOutcome::Held(state) => Cancelled::Ended(state),
+            ActionOutcome::Refused(state)
+            | ActionOutcome::Held(state)
+            | ActionOutcome::UniqueKeyTaken { state, .. } => Cancelled::Ended(state),
             ActionOutcome::Missing => Cancelled::Missing,
         })
     }

@@ -599,6 +599,11 @@ impl Work {
             }
             match outcome {
                 ActionOutcome::Refused(_) | ActionOutcome::Held(_) | ActionOutcome::Missing => continue,
+                ActionOutcome::UniqueKeyTaken { holder, .. } => {
+                    self.failed += 1;
+                    self.last_error = Some(format!("job {id}: {}", Refusal::UniqueKeyTaken(holder)));
+                    continue;
+                }
                 ActionOutcome::Waits(accepted) => self.batched.waits.push(accepted),
                 ActionOutcome::StopRequested => self.batched.stop_requested.push(id),
                 ActionOutcome::Done(State::Cancelled) => self.batched.cancelled.push(id),

@@ -344,6 +344,34 @@ async fn a_job_that_ended_anew_while_the_purge_waited_for_it_stays() {
     tickr.stop().await;
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_retried_job_that_waits_or_runs_is_not_purged() {
+    let tickr = TestApp::start().await;
+    let store = tickr.app.broker().store();
+    let later = |queue: &str| json!({"kind": "sleep", "payload": {"ms": 600_000}, "queue": queue, "delay_ms": 600_000});
+    let (waits, runs) = (tickr.enqueue(later("still")).await, tickr.enqueue(later("default")).await);
+    let ended = tickr.enqueue_kind("noop", json!({})).await;
+    tickr.until(ended, State::Completed).await;
+    assert_eq!(tickr.post("/v1/queues/still/pause", json!({})).await.status, 200);
+    for id in [waits, runs] {
+        for action in ["cancel", "retry"] {
+            assert_eq!(tickr.post(&format!("/v1/jobs/{id}/{action}"), json!({})).await.status, 200);
+        }
+    }
+    tickr.until(runs, State::Executing).await;
+    // The last end in the ledger came long before the retry.
+    tokio::time::sleep(Duration::from_millis(5)).await;
+    let keep = Retention::all(Duration::from_millis(1));
+    assert_eq!(store.purge_page(None, &keep).await.unwrap().jobs, 1, "the job that ended");
+    assert_eq!(tickr.get(&format!("/v1/jobs/{ended}")).await.status, 404);
+    for (id, state) in [(waits, "waiting"), (runs, "executing")] {
+        assert_eq!(tickr.job(id).await["state"], state);
+        assert!(tickr.post(&format!("/v1/jobs/{id}/cancel"), json!({})).await.status < 300);
+        tickr.until(id, State::Cancelled).await;
+    }
+    tickr.stop().await;
+}
+
 /// A job may have more attempts in the ledger than a page of the purge.
 #[tokio::test(flavor = "multi_thread")]
 async fn retention_ends_for_jobs_of_thousands_of_lines() {

@@ -116,6 +116,48 @@ async fn a_job_that_failed_or_was_cancelled_frees_its_unique_key_at_once() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_retry_whose_unique_key_another_job_took_names_that_job() {
+    let tickr = TestApp::start().await;
+    let failing =
+        |key: &str| json!({"kind": "fail", "payload": {"permanent": true}, "unique_key": key, "tags": ["night"]});
+    let (taken, free) = (tickr.enqueue(failing("taken")).await, tickr.enqueue(failing("free")).await);
+    tickr.until(taken, State::Failed).await;
+    tickr.until(free, State::Failed).await;
+    let later = json!({"kind": "fail", "payload": {"permanent": true}, "unique_key": "taken", "delay_ms": HOUR_MS});
+    let holder = tickr.enqueue(later).await;
+    let refused = tickr.post(&format!("/v1/jobs/{taken}/retry"), json!({})).await;
+    assert_eq!((refused.status, refused.code()), (409, "unique_key_taken"), "{:#}", refused.body);
+    assert_eq!(
+        (&refused.body["holder"], &refused.body["current_state"]),
+        (&json!(holder.to_string()), &json!("waiting"))
+    );
+    assert_eq!(tickr.job(taken).await["state"], "failed");
+
+    // A bulk retry says the same about this job, and retries the other one.
+    tickr.post("/v1/queues/default/pause", json!({})).await;
+    let asked = json!({"action": "retry", "filter": {"tag": "night"}});
+    let asked = tickr.post("/v1/operations", asked).await;
+    let url = format!("/v1/operations/{}", asked.body["id"].as_str().unwrap());
+    let done = eventually("the operation is over", || async {
+        let operation = tickr.get(&url).await.body;
+        (operation["state"] == "done").then_some(operation)
+    })
+    .await;
+    assert_eq!((&done["done"], &done["failed"]), (&json!(1), &json!(1)), "{done:#}");
+    let said = done["last_error"].as_str().unwrap();
+    assert!(said.contains(&taken.to_string()) && said.contains(&format!("job {holder} has its unique key")), "{said}");
+    assert_eq!(tickr.job(free).await["state"], "waiting");
+
+    // Once the holder has ended, the job can run again.
+    assert_eq!(tickr.post(&format!("/v1/jobs/{holder}/cancel"), json!({})).await.status, 200);
+    assert_eq!(tickr.post(&format!("/v1/jobs/{taken}/retry"), json!({})).await.status, 200);
+    tickr.post("/v1/queues/default/resume", json!({})).await;
+    tickr.until(taken, State::Failed).await;
+    tickr.until_idle().await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn fifty_callers_on_two_runners_get_one_job_for_each_window() {
     let tickr = TestApp::start().await;
     let other = tickr.another().await;

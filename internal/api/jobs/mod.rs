@@ -595,13 +595,13 @@ pub(crate) async fn cancel(
 
 /// Retry a failed or cancelled job
 ///
-/// Give the job a full set of attempts. 409 for a job in any other state.
+/// Give the job a full set of attempts. 409 for a job in any other state, and while another job has its unique key.
 #[utoipa::path(
     post, path = "/v1/jobs/{id}/retry", tag = "jobs", operation_id = "retry_job", params(("id" = Uuid, Path, description = "The job's id")),
     responses(
         (status = 200, description = "The job waits again", body = JobView),
         (status = 404, description = "not_found", body = Problem),
-        (status = 409, description = "wrong_state", body = Problem),
+        (status = 409, description = "wrong_state, unique_key_taken: `holder` has the unique key; nothing was written", body = Problem),
         (status = 422, description = "invalid_id", body = Problem),
     )
 )]
@@ -638,10 +638,7 @@ pub(crate) async fn run_now(
 async fn act_on_job(api: &Api, id: JobId, action: JobAction, who: &Actor, key: Key) -> Result<Response, Problem> {
     let (word, refusal) = match action {
         JobAction::Cancel => ("cancel", "a job that has ended cannot be cancelled"),
-        JobAction::Retry => (
-            "retry",
-            "only a failed or cancelled job that was not replayed and whose unique key is free can be retried",
-        ),
+        JobAction::Retry => ("retry", "only a failed or cancelled job that was not replayed can be retried"),
         JobAction::RunNow => ("run-now", "only a waiting or retrying job can be run now"),
     };
     let refused = |outcome: ActionOutcome| match outcome {
@@ -651,6 +648,12 @@ async fn act_on_job(api: &Api, id: JobId, action: JobAction, who: &Actor, key: K
         ActionOutcome::Held(state) => {
             let detail = "the job waits for its turn, behind its order key or a limit; explain says which one";
             Problem::new(Code::WrongState, detail).in_state(state)
+        }
+        ActionOutcome::UniqueKeyTaken { holder, state } => {
+            let detail = format!("job {holder} has the unique key and is {state}; nothing was written");
+            let mut problem = Problem::new(Code::UniqueKeyTaken, detail).in_state(state);
+            problem.holder = Some(holder.to_string());
+            problem
         }
         _ => missing(id),
     };

@@ -37,6 +37,13 @@ pub enum ActionOutcome {
     Refused(State),
     /// Not possible while a job in front of it with the same order key has not ended.
     Held(State),
+    /// Not possible while another job has the unique key of this one. Only after a retry.
+    UniqueKeyTaken {
+        /// The job that has the unique key.
+        holder: JobId,
+        /// The state of that job.
+        state: State,
+    },
     /// There is no such job.
     Missing,
 }
@@ -45,7 +52,7 @@ impl ActionOutcome {
     /// Return whether the action was carried out.
     #[must_use]
     pub const fn is_done(&self) -> bool {
-        !matches!(self, Self::Refused(_) | Self::Held(_) | Self::Missing)
+        !matches!(self, Self::Refused(_) | Self::Held(_) | Self::UniqueKeyTaken { .. } | Self::Missing)
     }
 }
 
@@ -379,8 +386,9 @@ async fn ended(
         let options: Option<String> = row.try_get("options")?;
         let options = options.map(|text| JobOptions::as_far_as_readable(&text)).unwrap_or_default();
         let wanted = WantedKey { kind: &kind, key, id: id.uuid(), for_ms: options.unique_for_ms };
-        if lock_or_take(conn, wanted).await?.is_some() {
-            return Ok(only(ActionOutcome::Refused(state)));
+        if let Some(taken) = lock_or_take(conn, wanted).await? {
+            let (holder, state) = (JobId::from_uuid(taken.id), state_of_holder(conn, taken.id).await?);
+            return Ok(only(ActionOutcome::UniqueKeyTaken { holder, state }));
         }
     }
     let execute_at = floor_ms(now);
@@ -409,4 +417,12 @@ async fn ended(
         counts,
         now,
     })
+}
+
+/// Read the state of a job that has a unique key. Without a row in `owed` it has completed, because the other ends give
+/// the unique key up. The read takes no lock, so that it waits for no transaction that itself waits for this unique key.
+async fn state_of_holder(conn: &mut MySqlConnection, id: Uuid) -> Result<State, sqlx::Error> {
+    let sql = "SELECT state FROM owed FORCE INDEX (PRIMARY) WHERE id = ?";
+    let word: Option<String> = sqlx::query_scalar(sql).bind(id).fetch_optional(conn).await?;
+    word.map_or(Ok(State::Completed), |word| State::from_word(&word).ok_or_else(|| corrupt("state")))
 }
