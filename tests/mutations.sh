@@ -117,7 +117,13 @@ mutants() {
         mysql_faults::the_servers_own_defaults_change_nothing_and_its_limits_are_kept
     mutant 'seats of searches' internal/store/sql/pools.rs \
         '(self.reads - 1).clamp(1, 4)' '(self.reads + 1_000).clamp(1, 1_000)' \
-        starvation::a_flood_of_counts_by_a_read_key_stops_nothing_and_its_key_ends_at_once
+        starvation::a_flood_of_heavy_reads_stops_nothing_and_its_key_ends_at_once
+    mutant 'seat of a forecast' internal/api/system/forecast.rs \
+        'run_with_seat(&api, async move { forecast_from(&store).await }).await?' 'forecast_from(&store).await?' \
+        starvation::a_flood_of_heavy_reads_stops_nothing_and_its_key_ends_at_once
+    mutant 'holder of the unique key of a retried job' internal/store/jobs/actions.rs \
+        'return Ok(only(ActionOutcome::UniqueKeyTaken { holder, state }));' 'return Ok(only(ActionOutcome::Held(state)));' \
+        unique_keys::a_retry_whose_unique_key_another_job_took_names_that_job
     mutant 'end of keys that cannot be read' internal/broker/operator_settings.rs \
         'KEYS_HOLD: Duration = Duration::from_secs(10)' 'KEYS_HOLD: Duration = Duration::from_secs(1_000)' \
         starvation::keys_hold_for_ten_seconds_when_it_cannot_be_read_whether_they_were_revoked
@@ -447,6 +453,9 @@ mutants() {
     mutant 'last line read again behind the lock of a purge' internal/store/retention/remove.rs \
         'discarded.is_none() && finished_at < now - age' 'discarded.is_none() && finished_at < now + age + TimeDelta::hours(1)' \
         bounds::a_job_that_ended_anew_while_the_purge_waited_for_it_stays
+    mutant 'unfinished jobs in a purge' internal/store/retention/remove.rs \
+        'self.last.filter(|_| !self.owed)' 'self.last.filter(|_| !self.owed || self.kind != REPORT)' \
+        bounds::a_retried_job_that_waits_or_runs_is_not_purged
     mutant 'delete of all lines of a job' internal/store/retention/remove.rs \
         '.rows_affected() >= u64::from(ROWS) {}' '.rows_affected() >= u64::MAX {}' \
         operations::a_delete_takes_every_line_of_its_jobs_and_no_other

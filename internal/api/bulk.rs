@@ -18,6 +18,7 @@ use crate::http::cursor::Listing;
 use crate::http::filter::{filter_struct, refused};
 use crate::http::idempotency::{Key, ResponseContent, respond_to_outcome};
 use crate::http::problem::{Code, Problem};
+use crate::http::searches::run_with_seat;
 use crate::jobs::json_answer;
 use crate::view::{Moment, StateWord};
 use crate::{Api, json};
@@ -25,7 +26,7 @@ use tickr_job::{
     Action, DeadLetterStatus, Filter, NewOperation, Operation, OperationParams, OperationState, Priority,
     State as JobState, Timestamp, Wanted, operation,
 };
-use tickr_store::{Breakdown, CancelOutcome, Replayed};
+use tickr_store::{Breakdown, CancelOutcome, Replayed, StoreError};
 
 /// Number of jobs that a dry run shows.
 const SAMPLE: u32 = 10;
@@ -292,7 +293,13 @@ pub(super) async fn start(
     })?;
     let store = api.broker.store();
     if dry_run {
-        let Breakdown { counted, states } = store.break_down_for(new.action, new.filter.clone()).await?;
+        let (counting, action, filter) = (store.clone(), new.action, new.filter);
+        let found = async move {
+            let breakdown = counting.break_down_for(action, filter.clone()).await?;
+            let page = counting.list_among(filter, action.among(), None, SAMPLE).await?;
+            Ok::<_, StoreError>((breakdown, page))
+        };
+        let (Breakdown { counted, states }, page) = run_with_seat(&api, found).await?;
         let (mut would_change, mut would_skip) = (0, Vec::new());
         for ((state, replayed), jobs) in states {
             // Retrying a job that was replayed would do its work twice.
@@ -306,7 +313,6 @@ pub(super) async fn start(
             }
         }
         let rate = new.rate;
-        let page = store.list_among(new.filter, new.action.among(), None, SAMPLE).await?;
         let sample = page.jobs.into_iter().map(|job| SampleView {
             id: job.id.to_string(),
             kind: job.kind.to_string(),

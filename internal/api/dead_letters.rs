@@ -249,7 +249,8 @@ pub(super) struct GroupAnswer {
 pub(super) async fn group(State(api): State<Api>, Path(text): Path<String>) -> Result<Response, Problem> {
     let fingerprint: Fingerprint =
         text.parse().map_err(|e: tickr_job::InvalidFingerprint| Problem::new(Code::InvalidId, e.to_string()))?;
-    let group = api.broker.store().dead_letter_group(fingerprint).await?;
+    let store = api.broker.store().clone();
+    let group = run_with_seat(&api, async move { store.dead_letter_group(fingerprint).await }).await?;
     let group = group.ok_or_else(|| Problem::new(Code::NotFound, format!("there is no group {fingerprint}")))?;
     let of = |status: DeadLetterStatus| group.statuses.get(status.as_str()).copied().unwrap_or(0);
     let answer = GroupAnswer {

@@ -112,7 +112,7 @@ pub struct ApiParts {
     pub streams: RequestPermits,
     /// Permits for imports.
     pub imports: RequestPermits,
-    /// Permits for searches and counts.
+    /// Permits for searches, counts and other heavy reads.
     pub searches: Arc<Semaphore>,
     /// Requests with unknown API keys, by address.
     pub failed_logins: Arc<FailedLogins>,

@@ -12,6 +12,7 @@ use crate::http::auth::RequestActor;
 use crate::http::body::{Body, NamePath, Object, QueryParams};
 use crate::http::etag::{self, IfMatch, Preconditions};
 use crate::http::problem::{Code, Problem};
+use crate::http::searches::run_with_seat;
 use crate::view::Moment;
 use crate::{Api, json};
 use tickr_job::limit::{MAX_BOUND, MAX_OVERRIDES, MAX_PERIOD_MS, MAX_WEIGHT};
@@ -447,7 +448,8 @@ pub(super) async fn keys(
         return Err(Problem::new(Code::InvalidRequest, "invalid listing; `errors` says why").at("", vec![here]));
     }
     let set = find(&api, &name).await?;
-    let used = api.broker.store().limit_keys_in_use(&name, asked.after).await?;
+    let store = api.broker.store().clone();
+    let used = run_with_seat(&api, async move { store.limit_keys_in_use(&name, asked.after).await }).await?;
     let next = if used.len() == PAGE { used.last().map(|last| last.key.clone()) } else { None };
     let view = |KeyUse { key, running, parked, parked_since }: KeyUse| {
         let bounds = set.limit.bounds_of(&key);

@@ -12,10 +12,13 @@ use crate::http::auth::RequestActor;
 use crate::http::body::{Body, NamePath};
 use crate::http::etag::{self, IfMatch};
 use crate::http::problem::{Code, Problem};
+use crate::http::searches::run_with_seat;
 use crate::view::Moment;
 use crate::{Api, json};
 use tickr_job::{Actor, Name, Priority};
-use tickr_store::{Condition, MAX_QUEUES, Pause, PauseRequest, QueueChange, QueueChangeOutcome, QueueSetting, Stats};
+use tickr_store::{
+    Condition, MAX_QUEUES, Pause, PauseRequest, QueueChange, QueueChangeOutcome, QueueSetting, Stats, Store, StoreError,
+};
 
 /// Maximum value of a concurrency limit.
 const MAX_CONCURRENCY: u32 = 100_000;
@@ -120,10 +123,18 @@ struct Counts {
     exact: bool,
 }
 
-/// Count the jobs of all queues. The queue `also` is always counted, even when not all can be.
-async fn counts(api: &Api, also: Option<&Name>) -> Result<Counts, Problem> {
-    let store = api.broker.store();
-    let (stats, runners) = (store.stats_also_of(also.cloned()).await?, store.runners(1_000).await?);
+/// Count the jobs of all queues, or of one, in a seat of the heavy reads.
+async fn counts_in_a_seat(api: &Api, only: Option<Name>) -> Result<Counts, Problem> {
+    let store = api.broker.store().clone();
+    run_with_seat(api, async move { counts(&store, only.as_ref()).await }).await
+}
+
+async fn counts(store: &Store, only: Option<&Name>) -> Result<Counts, StoreError> {
+    let stats = match only {
+        Some(queue) => store.stats_of(queue.clone()).await?,
+        None => store.stats().await?,
+    };
+    let runners = store.runners(1_000).await?;
     let permits = store.permits().await?;
     let mut states: BTreeMap<Name, BTreeMap<String, i64>> = BTreeMap::new();
     for count in stats.owed.iter().chain(&stats.ended) {
@@ -164,7 +175,7 @@ fn view(name: &Name, setting: Option<&QueueSetting>, counts: &Counts) -> QueueVi
     )
 )]
 pub(super) async fn list(State(api): State<Api>) -> Result<Response, Problem> {
-    let counts = counts(&api, None).await?;
+    let counts = counts_in_a_seat(&api, None).await?;
     let set: BTreeMap<Name, QueueSetting> =
         api.broker.store().listed_queues().await?.into_iter().map(|set| (set.name.clone(), set)).collect();
     let names: BTreeSet<&Name> = counts.states.keys().chain(counts.runners.keys()).chain(set.keys()).collect();
@@ -183,7 +194,7 @@ pub(super) async fn list(State(api): State<Api>) -> Result<Response, Problem> {
     )
 )]
 pub(super) async fn show(State(api): State<Api>, NamePath(name): NamePath) -> Result<Response, Problem> {
-    let counts = counts(&api, Some(&name)).await?;
+    let counts = counts_in_a_seat(&api, Some(name.clone())).await?;
     let set = api.broker.store().listed_queues().await?.into_iter().find(|set| set.name == name);
     if set.is_none() && !counts.states.contains_key(&name) && !counts.runners.contains_key(&name) {
         return Err(Problem::new(Code::NotFound, format!("there is no queue {name}")));
@@ -304,6 +315,7 @@ async fn apply(
     };
     // This process applies the change at once, the others within two seconds.
     api.operator_settings.refresh().await?;
-    let counts = counts(api, Some(name)).await?;
+    // The change is made, so its answer waits for no seat.
+    let counts = counts(api.broker.store(), Some(name)).await?;
     Ok(etag::with_tag(StatusCode::OK, &etag::of_version(setting.version), view(name, Some(&setting), &counts)))
 }

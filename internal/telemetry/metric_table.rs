@@ -275,7 +275,7 @@ pub static METRICS: &[Metric] = &[
         Counter,
         Runner,
         &[],
-        "Searches and counts refused because too many were running",
+        "Searches, counts and other heavy reads refused because too many were running",
     ),
     row(
         "tickr_controls_age_seconds",

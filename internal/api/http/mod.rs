@@ -14,7 +14,7 @@
 //! - `problem.rs`: problem documents and their codes
 //! - `problem_table.rs`: the meaning of each problem code and its remedy
 //! - `revocation.rs`: the end of long requests when their API key is revoked
-//! - `searches.rs`: the limit on searches and counts that run at the same time
+//! - `searches.rs`: the limit on searches, counts and other heavy reads that run at the same time
 //! - `shares.rs`: permits for streams, imports and downloads, shared between API keys
 //! - `trace.rs`: the W3C trace context of a request
 

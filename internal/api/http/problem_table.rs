@@ -287,7 +287,7 @@ problems! {
     Overloaded => {
         status: TOO_MANY_REQUESTS,
         title: "A limit of this runner is reached",
-        meaning: "This runner has reached a limit: requests that wait for MySQL, open connections, streams, imports, downloads, or searches and counts. Nothing was accepted. For an import, the lines that were already answered keep their outcome.",
+        meaning: "This runner has reached a limit: requests that wait for MySQL, open connections, streams, imports, downloads, or searches, counts and other heavy reads. Nothing was accepted. For an import, the lines that were already answered keep their outcome.",
         remedy: "Wait for the time in `Retry-After` and try again, on another runner if there is one. Operators find the numbers in `tickr_http_clients_turned_away_total` and `tickr_searches_refused_total`, and the limits in the configuration.",
         again: Later,
     }

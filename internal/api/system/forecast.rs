@@ -8,9 +8,11 @@ use serde::Serialize;
 use utoipa::ToSchema;
 
 use crate::http::problem::{Code, Problem};
+use crate::http::searches::run_with_seat;
 use crate::view::Moment;
 use crate::{Api, json};
 use tickr_job::{Cadence, Timestamp};
+use tickr_store::Store;
 
 /// Number of hours in a forecast.
 const HOURS: u32 = 24;
@@ -51,7 +53,11 @@ pub(crate) struct HourView {
     )
 )]
 pub(crate) async fn forecast(State(api): State<Api>) -> Result<Response, Problem> {
-    let store = api.broker.store();
+    let store = api.broker.store().clone();
+    Ok(json(StatusCode::OK, run_with_seat(&api, async move { forecast_from(&store).await }).await?))
+}
+
+async fn forecast_from(store: &Store) -> Result<Forecast, Problem> {
     let hours = store.due_by_hour(HOURS).await?;
     let starts: Vec<Timestamp> = hours.iter().map(|hour| hour.from).collect();
     let end = starts.last().map_or_else(|| store.clock().now(), |last| *last + TimeDelta::hours(1));
@@ -67,7 +73,7 @@ pub(crate) async fn forecast(State(api): State<Api>) -> Result<Response, Problem
         ticks,
         more_ticks: ahead.more,
     });
-    Ok(json(StatusCode::OK, Forecast { hours: hours.collect(), unreadable_schedules: ahead.unreadable }))
+    Ok(Forecast { hours: hours.collect(), unreadable_schedules: ahead.unreadable })
 }
 
 /// Count the ticks in each of these hours.

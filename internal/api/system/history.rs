@@ -12,6 +12,7 @@ use utoipa::{IntoParams, ToSchema};
 use crate::http::body::QueryParams;
 use crate::http::filter::refused;
 use crate::http::problem::Problem;
+use crate::http::searches::run_with_seat;
 use crate::view::Moment;
 use crate::{Api, json};
 use tickr_job::{Point, Series, Span};
@@ -168,7 +169,8 @@ pub(crate) async fn show(
     QueryParams(asked): QueryParams<HistoryQuery>,
 ) -> Result<Response, Problem> {
     let (span, series) = (span_of(asked.span.as_deref())?, series_of(asked.queue.as_deref())?);
-    let history = api.broker.store().history(span, series).await?;
+    let store = api.broker.store().clone();
+    let history = run_with_seat(&api, async move { store.history(span, series).await }).await?;
     let scale = Scale::new(&history);
     let points = history.series.first().map(|(_, points)| points.as_slice()).unwrap_or_default();
     let queue = scale.view(String::new(), points);
@@ -208,7 +210,8 @@ pub(crate) async fn queues(
     QueryParams(asked): QueryParams<QueuesHistoryQuery>,
 ) -> Result<Response, Problem> {
     let span = span_of(asked.span.as_deref())?;
-    let history = api.broker.store().history_by_queue(span).await?;
+    let store = api.broker.store().clone();
+    let history = run_with_seat(&api, async move { store.history_by_queue(span).await }).await?;
     let scale = Scale::new(&history);
     let answer = QueuesHistoryAnswer {
         at: Moment(history.at),

@@ -1,5 +1,6 @@
 //! `/v1/index`: the state of Redis compared with MySQL, as this runner sees it, and its rebuild.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use axum::extract::State;
@@ -10,11 +11,12 @@ use utoipa::ToSchema;
 
 use crate::http::auth::RequestActor;
 use crate::http::problem::{Code, Problem};
+use crate::http::searches::run_with_seat;
 use crate::view::Moment;
 use crate::{Api, json};
 use tickr_index::{Health, IndexError, IndexStatus, Lane, RebuildTrigger};
 use tickr_job::{Name, Timestamp};
-use tickr_store::{AuditEntry, DueWithin};
+use tickr_store::{AuditEntry, DueWithin, StoreError};
 
 /// Maximum numbers of runners and queues that are read.
 const MAX_RUNNERS: u32 = 200;
@@ -155,22 +157,9 @@ impl From<RebuildTrigger> for RebuildCause {
     )
 )]
 pub(crate) async fn show(State(api): State<Api>) -> Result<Response, Problem> {
-    let store = api.broker.store();
-    let owed = store.due_within(api.index.horizon()).await?;
-    let redis = match api.index.health().now() {
-        // Only the scheduler probes Redis until it answers again.
-        Health::Degraded => None,
-        Health::Fast | Health::Rebuilding => {
-            let runners = store.runners(MAX_RUNNERS).await?;
-            let living = runners.into_iter().filter(|runner| runner.stopped_at.is_none());
-            let mut queues = owed.queues.clone();
-            queues.extend(living.flat_map(|runner| runner.queues));
-            let queues: Vec<Name> = queues.into_iter().take(MAX_QUEUES).collect();
-            // If Redis fails here, the index records that and its health changes.
-            holds(&api, &queues).await.ok()
-        }
-    };
-    let clock = store.clock();
+    let counting = Arc::clone(&api);
+    let (owed, redis) = run_with_seat(&api, async move { count_both(&counting).await }).await?;
+    let clock = api.broker.store().clock();
     let at = |when: Instant| Moment(clock.at(when));
     let IndexStatus { health, since, cause, last, drift } = api.index.health().status();
     let answer = IndexAnswer {
@@ -192,6 +181,24 @@ pub(crate) async fn show(State(api): State<Api>) -> Result<Response, Problem> {
         weakness: api.index.weakness(),
     };
     Ok(json(StatusCode::OK, answer))
+}
+
+/// Count the jobs in MySQL and the entries in Redis. The latter are absent while Redis does not answer.
+async fn count_both(api: &Api) -> Result<(DueWithin, Option<RedisView>), StoreError> {
+    let store = api.broker.store();
+    let owed = store.due_within(api.index.horizon()).await?;
+    // Only the scheduler probes Redis until it answers again.
+    if api.index.health().now() == Health::Degraded {
+        return Ok((owed, None));
+    }
+    let runners = store.runners(MAX_RUNNERS).await?;
+    let living = runners.into_iter().filter(|runner| runner.stopped_at.is_none());
+    let mut queues = owed.queues.clone();
+    queues.extend(living.flat_map(|runner| runner.queues));
+    let queues: Vec<Name> = queues.into_iter().take(MAX_QUEUES).collect();
+    // If Redis fails here, the index records that and its health changes.
+    let redis = holds(api, &queues).await.ok();
+    Ok((owed, redis))
 }
 
 async fn holds(api: &Api, queues: &[Name]) -> Result<RedisView, IndexError> {

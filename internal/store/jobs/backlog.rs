@@ -50,6 +50,16 @@ pub(crate) async fn backlog(
     if let Some(counts) = short(conn).await? {
         return Ok(Backlog { counts, exact: true, whole: BTreeSet::new() });
     }
+    backlog_of(conn, queues, lines, others).await
+}
+
+/// Count the unfinished jobs of these queues, lane by lane.
+pub(crate) async fn backlog_of(
+    conn: &mut MySqlConnection,
+    queues: &[Name],
+    lines: &[DueLine],
+    others: bool,
+) -> Result<Backlog, sqlx::Error> {
     let (counted, left_out) = lines.split_at(lines.len().min(MAX_LINES));
     let first = FIRST_SHARE.min(MAX_COUNTED / counted.len().max(1));
     let mut found = each(conn, counted, first).await?;

@@ -4,10 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use sqlx::Row;
 
-use crate::jobs::backlog::{Backlog, StateCount, backlog};
+use crate::jobs::backlog::{Backlog, StateCount, backlog, backlog_of};
 use crate::jobs::lanes::{lines_of, queues_to_show};
 use crate::rows::limits::parked_until;
 use crate::rows::tallies::OTHER;
+use crate::sql::batches::statement;
 use crate::sql::connection::on_pool;
 use crate::sql::error::corrupt;
 use crate::{Store, StoreError};
@@ -79,28 +80,41 @@ impl Store {
     /// # Errors
     /// When MySQL cannot be reached or refuses.
     pub async fn stats(&self) -> Result<Stats, StoreError> {
-        self.stats_also_of(None).await
+        self.count_jobs(None).await
     }
 
-    /// Count as [`stats`](Self::stats) does, with this queue in addition.
+    /// Count the jobs of this queue alone, so that other queues add nothing to the cost. `exact` is about this queue.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
-    pub async fn stats_also_of(&self, queue: Option<Name>) -> Result<Stats, StoreError> {
+    pub async fn stats_of(&self, queue: Name) -> Result<Stats, StoreError> {
+        self.count_jobs(Some(queue)).await
+    }
+
+    async fn count_jobs(&self, only: Option<Name>) -> Result<Stats, StoreError> {
         on_pool(&self.shared.pools.reads, "count jobs", move |conn, _| {
-            let queue = queue.clone();
+            let only = only.clone();
             Box::pin(async move {
                 let at: Timestamp = sqlx::query_scalar("SELECT UTC_TIMESTAMP(6)").fetch_one(&mut *conn).await?;
-                let ended = sqlx::query(
-                    "SELECT queue, state, CAST(SUM(n) AS SIGNED) AS jobs FROM tallies GROUP BY queue, state \
-                     ORDER BY queue, state",
-                )
-                .fetch_all(&mut *conn)
-                .await?;
-                let (mut queues, others) = queues_to_show(conn, MAX_QUEUES).await?;
-                queues.extend(queue.filter(|queue| !queues.contains(queue)));
+                let condition = if only.is_some() { "WHERE queue = ?" } else { "" };
+                let mut ended = statement(format!(
+                    "SELECT queue, state, CAST(SUM(n) AS SIGNED) AS jobs FROM tallies {condition} GROUP BY queue, state \
+                     ORDER BY queue, state"
+                ));
+                if let Some(queue) = &only {
+                    ended = ended.bind(queue.as_str());
+                }
+                let ended = ended.fetch_all(&mut *conn).await?;
+                let (queues, others) = match &only {
+                    Some(queue) => (vec![queue.clone()], false),
+                    None => queues_to_show(conn, MAX_QUEUES).await?,
+                };
                 let lines = lines_of(conn, &queues).await?;
-                let Backlog { counts: owed, exact, whole } = backlog(conn, &queues, &lines, others).await?;
+                let counted = match &only {
+                    Some(_) => backlog_of(conn, &queues, &lines, others).await?,
+                    None => backlog(conn, &queues, &lines, others).await?,
+                };
+                let Backlog { counts: owed, exact, whole } = counted;
                 let (mut oldest_due, mut next_due): (Option<Timestamp>, Option<Timestamp>) = (None, None);
                 for line in &lines {
                     let edges = sqlx::query(
@@ -118,13 +132,15 @@ impl Store {
                     oldest_due = earlier(oldest_due, row.try_get("oldest_due")?);
                     next_due = earlier(next_due, row.try_get("next_due")?);
                 }
-                let dead_letters = sqlx::query(
+                let condition = if only.is_some() { "AND queue = ?" } else { "" };
+                let mut dead_letters = statement(format!(
                     "SELECT queue, COUNT(*) AS jobs FROM (SELECT queue FROM dead_letters \
-                     FORCE INDEX (dead_letters_queue) WHERE standing = 'open' LIMIT ?) d GROUP BY queue",
-                )
-                .bind(MAX_OPEN)
-                .fetch_all(&mut *conn)
-                .await?;
+                     FORCE INDEX (dead_letters_queue) WHERE standing = 'open' {condition} LIMIT ?) d GROUP BY queue"
+                ));
+                if let Some(queue) = &only {
+                    dead_letters = dead_letters.bind(queue.as_str());
+                }
+                let dead_letters = dead_letters.bind(MAX_OPEN).fetch_all(&mut *conn).await?;
                 let mut open_dead_letters = BTreeMap::new();
                 for row in &dead_letters {
                     let queue: Name = row.try_get::<String, _>("queue")?.parse().map_err(|_| corrupt("queue"))?;

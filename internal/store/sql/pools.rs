@@ -47,7 +47,7 @@ impl PoolSizes {
     /// Most connections for the loops. There are no more loops than this, so further connections would never be used.
     const MAX_LOOPS: u32 = 12;
 
-    /// Return the number of searches and counts of clients that may run at the same time. One connection stays free for
+    /// Return the number of searches, counts and other heavy reads of clients that may run at the same time. One connection stays free for
     /// quick reads, if there is more than one.
     #[must_use]
     pub fn searches(self) -> u32 {
