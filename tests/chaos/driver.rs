@@ -2,6 +2,7 @@
 //! answers. They record every answer.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use rand::rngs::StdRng;
@@ -87,7 +88,9 @@ impl Caller {
     async fn call_until_stopped(mut self, stop: CancellationToken) {
         while !stop.is_cancelled() {
             // The client finishes the request that it has sent, so that it records every answer.
-            self.one_call().await;
+            if !self.world.quiet.load(Ordering::Relaxed) {
+                self.one_call().await;
+            }
             let pause = Duration::from_millis(self.rng.random_range(0..PAUSE_MS));
             tokio::select! {
                 () = stop.cancelled() => {}

@@ -1,11 +1,13 @@
 //! The time from the end of a fault until tickr has recovered: every runner accepts a job and the job completes, no job
 //! waits beyond its time, and no lease has expired.
 
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use rand::Rng as _;
 use rand::rngs::StdRng;
 use serde_json::json;
+use sqlx::Row as _;
 use tokio::time::Instant;
 use uuid::Uuid;
 
@@ -14,15 +16,21 @@ use crate::request::{Answer, Request, id_of};
 use crate::world::World;
 
 /// Longest allowed recovery. It covers a lease, the wait of a reaper that was cut off itself, the repair of the index,
-/// and a backlog that grew while runners restarted.
+/// and a backlog that grew while runners restarted. After a third of it, the clients of the load wait.
 pub(crate) const BOUND: Duration = Duration::from_secs(30);
 
 /// Jobs that should have begun a while ago, or whose runner lost them. The backlog that no runner serves is left out.
-const OVERDUE: &str = "SELECT COUNT(*) FROM owed WHERE queue <> 'elsewhere' AND ((state <> 'executing' \
+const OVERDUE_JOBS: &str = "SELECT * FROM owed WHERE queue <> 'elsewhere' AND ((state <> 'executing' \
     AND execute_at < UTC_TIMESTAMP(6) - INTERVAL 1 SECOND) OR (state = 'executing' AND lease_until < UTC_TIMESTAMP(6)))";
 
 /// Wait for the recovery. Return how long it took and what was repaired last, or what is still wrong after the bound.
 pub(crate) async fn wait(world: &World, rng: &mut StdRng) -> Result<(Duration, String), String> {
+    let recovered = until_recovered(world, rng).await;
+    world.quiet.store(false, Ordering::Relaxed);
+    recovered
+}
+
+async fn until_recovered(world: &World, rng: &mut StdRng) -> Result<(Duration, String), String> {
     let began = Instant::now();
     let mut counted_from = began;
     let mut aborts = world.ledger.aborts();
@@ -32,8 +40,12 @@ pub(crate) async fn wait(world: &World, rng: &mut StdRng) -> Result<(Duration, S
         let missing = missing(world, &mut probes, rng).await;
         let Some(missing) = missing else { return Ok((counted_from.elapsed(), last)) };
         if counted_from.elapsed() > BOUND {
-            return Err(format!("not recovered after {} s: {missing}", BOUND.as_secs()));
+            let overdue = overdue(world).await.unwrap_or_else(|error| vec![format!("{error:#}")]);
+            return Err(format!("not recovered after {} s: {missing}: {}", BOUND.as_secs(), overdue.join("; ")));
         }
+        // A machine that is too slow for the load always has a backlog. Without new jobs the backlog ends, and a job that
+        // tickr forgot stays.
+        world.quiet.store(counted_from.elapsed() > BOUND / 3, Ordering::Relaxed);
         last = missing;
         // A job that kills its runners continues to do so after the fault, so the time counts from the last abort.
         if world.ledger.aborts() != aborts {
@@ -42,6 +54,34 @@ pub(crate) async fn wait(world: &World, rng: &mut StdRng) -> Result<(Duration, S
         }
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
+}
+
+/// Return how many jobs of each queue and state are overdue, for how long, and what a runner says about the first of
+/// each group.
+async fn overdue(world: &World) -> anyhow::Result<Vec<String>> {
+    let mut root = world.servers.root().await?;
+    let groups = format!(
+        "SELECT queue, CAST(state AS CHAR) AS state, COUNT(*) AS jobs, CAST(SUM(losses) AS SIGNED) AS losses, MIN(id) AS first, \
+         CAST(TIMESTAMPDIFF(MICROSECOND, MIN(execute_at), UTC_TIMESTAMP(6)) DIV 1000 AS SIGNED) AS oldest_ms \
+         FROM ({OVERDUE_JOBS}) overdue GROUP BY 1, 2"
+    );
+    let mut told = Vec::new();
+    for group in sqlx::query(sqlx::AssertSqlSafe(groups)).fetch_all(&mut root).await? {
+        let first: Uuid = group.try_get("first")?;
+        let says = match world.runners.iter().find_map(crate::runner::Runner::addr) {
+            Some(addr) => format!("{:?}", world.ask(addr, Request::get(format!("/v1/jobs/{first}/explain"))).await),
+            None => "no runner is up".to_owned(),
+        };
+        told.push(format!(
+            "{} {} jobs of {} with {} losses, the oldest for {} ms; {first}: {says}",
+            group.try_get::<i64, _>("jobs")?,
+            group.try_get::<String, _>("state")?,
+            group.try_get::<String, _>("queue")?,
+            group.try_get::<i64, _>("losses")?,
+            group.try_get::<i64, _>("oldest_ms")?,
+        ));
+    }
+    Ok(told)
 }
 
 /// Return what has not recovered yet.
@@ -74,7 +114,8 @@ async fn missing(world: &World, probes: &mut [Option<Uuid>], rng: &mut StdRng) -
                 .fetch_one(&mut root)
                 .await?;
         }
-        let overdue: i64 = sqlx::query_scalar(OVERDUE).fetch_one(&mut root).await?;
+        let overdue = format!("SELECT COUNT(*) FROM ({OVERDUE_JOBS}) overdue");
+        let overdue: i64 = sqlx::query_scalar(sqlx::AssertSqlSafe(overdue)).fetch_one(&mut root).await?;
         anyhow::Ok((waiting, overdue))
     };
     match looked.await {

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use crate::clock;
@@ -25,6 +26,8 @@ pub(crate) struct World {
     pub(crate) ledger: Arc<Ledger>,
     pub(crate) client: reqwest::Client,
     pub(crate) internal_errors: InternalErrors,
+    /// Whether the clients of the load wait.
+    pub(crate) quiet: AtomicBool,
 }
 
 impl World {
@@ -49,7 +52,8 @@ impl World {
         let client = reqwest::Client::builder().connect_timeout(Duration::from_secs(2)).build()?;
         let sink = Sink::start(seed).await?;
         let (dir, internal_errors) = (dir.to_owned(), InternalErrors::default());
-        let world = Self { seed, dir, servers, runners, sink, ledger, client, internal_errors };
+        let world =
+            Self { seed, dir, servers, runners, sink, ledger, client, internal_errors, quiet: AtomicBool::new(false) };
         for runner in &world.runners {
             let up = tokio::time::timeout(Duration::from_secs(30), runner.until_up()).await;
             up.map_err(|_| anyhow::anyhow!("runner {} does not come up", runner.number))?;
