@@ -220,8 +220,53 @@ async fn twenty_jobs_that_abort_leave_the_others_half_of_their_throughput() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn several_jobs_that_abort_at_once_fail_and_no_innocent_does() {
-    crowd(4, 200, 2, "16", 200).await;
+async fn several_jobs_that_abort_at_once_fail_alone_and_leave_the_others_half_their_throughput() {
+    let tickr = bystander().await;
+    // Two runners of 16 workers carry 160 of these jobs a second, so these last for longer than both windows.
+    tickr.enqueue_many((0..3_000).map(|_| sleeping(200))).await;
+    let mut fleet = Fleet::start(&tickr, 2, &[("TICKR_WORKERS", "16"), ("TICKR_LEASE", "5s")]);
+    eventually("both runners are at work", || async {
+        let working = "SELECT COUNT(DISTINCT runner) FROM attempts WHERE verdict = 'succeeded'";
+        (tickr.count(working).await == 2).then_some(())
+    })
+    .await;
+    let baseline = Duration::from_secs(4);
+    let from = clock(&tickr).await;
+    tokio::time::sleep(baseline).await;
+    let guilty = (0..4).map(|_| {
+        let mut culprit = job("abort", &json!({"after_ms": 100}));
+        culprit["priority"] = json!(0);
+        culprit
+    });
+    let guilty = tickr.enqueue_many(guilty).await;
+    fleet.until(&tickr, "SELECT COUNT(*) FROM owed", 0, Duration::from_secs(120)).await;
+
+    // The culprits kill both runners twice, a lease apart. The window contains that, and ends before the work does.
+    let window = "SELECT MIN(started_at), LEAST(MIN(started_at) + INTERVAL 12 SECOND, (SELECT MAX(a.started_at) \
+                  FROM attempts a JOIN jobs i ON i.id = a.job_id WHERE i.kind = 'sleep' AND a.number = 1)) \
+                  FROM attempts WHERE job_id = ?";
+    let (begins, ends): (chrono::NaiveDateTime, chrono::NaiveDateTime) =
+        sqlx::query_as(window).bind(guilty[0].uuid()).fetch_one(&mut tickr.mysql().await).await.unwrap();
+    let rate = async |from: chrono::NaiveDateTime, to: chrono::NaiveDateTime| {
+        let done = "SELECT COUNT(*) FROM attempts WHERE verdict = 'succeeded' AND finished_at >= ? AND finished_at < ?";
+        let mut mysql = tickr.mysql().await;
+        let done = sqlx::query_scalar::<_, i64>(done).bind(from).bind(to).fetch_one(&mut mysql);
+        done.await.unwrap() as f64 / (to - from).as_seconds_f64()
+    };
+    let without = rate(from, from + baseline).await;
+    let with = rate(begins, ends).await;
+    println!(
+        "{} deaths, {} attempts lost: {without:.1} jobs/s without culprits, {with:.1} with them, in {} ms",
+        fleet.deaths,
+        lost(&tickr).await,
+        (ends - begins).num_milliseconds()
+    );
+    assert!(ends - begins > chrono::TimeDelta::seconds(8), "the work ended too early to tell: {}", ends - begins);
+    assert!(with >= without / 2.0, "{with:.1} jobs/s beside culprits, {without:.1} without");
+    assert_only_culprits_failed(&tickr, &guilty).await;
+    tickr.assert_sound().await;
+    fleet.stop().await;
+    tickr.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -2,16 +2,20 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use reqwest::Method;
 use sqlx::{AssertSqlSafe, Executor as _};
 use tickr::config::{CallbackSecret, Config, Flags, markdown_table};
 use tickr::handlers::Registry;
+use tokio::net::TcpListener;
 use tokio::process::Command;
+use tokio::task::JoinHandle;
 
 use crate::support::documents::{Block, Document, document, documents, root};
 use crate::support::program::{Program, command, on_servers, outcome, tickr};
-use crate::support::{TestApp, answer, connect, database, drop_database, http, servers, unique_name};
+use crate::support::{TestApp, answer, connect, database, drop_database, eventually, http, servers, unique_name};
 
 async fn as_root(sql: String) {
     let mut conn = connect(&servers().mysql_url("information_schema")).await;
@@ -99,11 +103,14 @@ async fn every_configuration_of_the_documents_with_a_schedule_starts() {
     let with_schedules: Vec<Block> =
         configurations().into_iter().filter(|block| block.text.contains("[schedules.")).collect();
     assert!(with_schedules.len() > 2, "only {} blocks were read", with_schedules.len());
+    let receiver = Receiver::start().await;
     for block in with_schedules {
         let (name, mysql) = database().await;
         let dir = tempfile::tempdir().unwrap();
-        std::fs::write(dir.path().join("tickr.toml"), as_configuration(&block)).unwrap();
+        let configuration = receiver.instead_of_others(&as_configuration(&block));
+        std::fs::write(dir.path().join("tickr.toml"), configuration).unwrap();
         let mut serve = serve(dir.path(), &mysql, &name);
+        serve.env("TICKR_CALLBACK_ALLOW", "127.0.0.1");
         // A password without a mail server is worth a warning.
         if !block.text.contains("[smtp]") {
             serve.env_remove("TICKR_SMTP_PASSWORD");
@@ -246,6 +253,48 @@ fn every_variable_of_the_documents_is_read_by_some_program() {
     }
 }
 
+/// A receiver of callbacks on this machine. The examples name hosts of others, and no test may send them a request.
+struct Receiver {
+    url: String,
+    calls: Arc<AtomicUsize>,
+    serving: JoinHandle<()>,
+}
+
+impl Receiver {
+    async fn start() -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let calls = Arc::<AtomicUsize>::default();
+        let called = Arc::clone(&calls);
+        let count = move || {
+            called.fetch_add(1, Ordering::SeqCst);
+            std::future::ready(())
+        };
+        let app = axum::Router::new().fallback(count);
+        let serving = tokio::spawn(async move { axum::serve(listener, app).await.unwrap() });
+        Self { url, calls, serving }
+    }
+
+    /// Return the text with this receiver in place of every other host.
+    fn instead_of_others(&self, text: &str) -> String {
+        let mut parts = text.split("https://");
+        let mut ours = parts.next().unwrap_or_default().to_owned();
+        for part in parts {
+            let host = part.find(|c: char| !c.is_ascii_alphanumeric() && !matches!(c, '.' | '-' | ':'));
+            ours.push_str(&self.url);
+            ours.push_str(&part[host.unwrap_or(part.len())..]);
+        }
+        assert!(ours.split("http://").skip(1).all(|rest| rest.starts_with("127.0.0.1:")), "{ours}");
+        ours
+    }
+}
+
+impl Drop for Receiver {
+    fn drop(&mut self) {
+        self.serving.abort();
+    }
+}
+
 /// One call of curl, as far as the documents use it.
 struct Call {
     method: Option<Method>,
@@ -288,6 +337,7 @@ impl Call {
 #[tokio::test(flavor = "multi_thread")]
 async fn every_request_of_the_documents_is_carried_out() {
     let mut count = 0;
+    let receiver = Receiver::start().await;
     for document in documents() {
         let calls: Vec<_> = commands(&document).into_iter().filter(|(_, words)| words[0] == "curl").collect();
         if calls.is_empty() {
@@ -307,7 +357,7 @@ async fn every_request_of_the_documents_is_carried_out() {
                 request = request.header(name, value);
             }
             if let Some(body) = call.body {
-                request = request.body(body);
+                request = request.body(receiver.instead_of_others(&body));
             }
             let answer = answer(request).await;
             assert!((200..300).contains(&answer.status), "{place}: {words:?}: {} {:#}", answer.status, answer.body);
@@ -319,6 +369,11 @@ async fn every_request_of_the_documents_is_carried_out() {
         tickr.stop().await;
     }
     assert!(count > 20, "only {count} requests were read");
+    // At least the callback of docs/KEYS.md and the schedule that docs/SCHEDULES.md triggers are for other hosts.
+    eventually("the callbacks of the documents arrive here", || async {
+        (receiver.calls.load(Ordering::SeqCst) >= 2).then_some(())
+    })
+    .await;
 }
 
 /// A new user reads this page first.
