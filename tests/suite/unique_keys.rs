@@ -12,12 +12,13 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use sqlx::Row;
 use tickr::app::App;
+use tickr::config::Config;
 use tickr::handlers::{Context, Kind, Output, Registry};
 use tickr::job::State;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::support::{Answer, TestApp, answer, eventually, eventually_seen, http};
+use crate::support::{Answer, Proxy, TestApp, answer, eventually, eventually_seen, http};
 
 const HOUR_MS: u64 = 3_600_000;
 
@@ -544,5 +545,43 @@ async fn a_job_is_put_off_behind_a_pause_a_flush_and_an_order_key() {
     };
     assert!(started(&first).await >= due);
     assert!(started(&held).await >= started(&head).await);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_that_a_lost_commit_put_off_is_the_answer_after_it_started() {
+    let starts = Starts::default();
+    let tickr = TestApp::start_with(|_| {}, touch(&starts)).await;
+    let proxy = Proxy::start(tickr.config.mysql_url().unwrap().expose()).await;
+    let through = Config::for_tests(&proxy.url(), "redis://unused");
+    let elsewhere = |config: &mut Config| {
+        config.mysql_url = through.mysql_url;
+        config.queues = vec!["nothing".into()];
+    };
+    let cut = tickr.another_with(elsewhere, touch(&starts)).await;
+    let job = json!({"kind": "touch", "unique_key": "k", "on_conflict": "postpone"});
+    for round in 1..=3 {
+        assert_eq!(tickr.post("/v1/queues/default/pause", json!({})).await.status, 200);
+        let first = tickr.post("/v1/jobs", job.clone()).await;
+        assert_eq!(first.status, 201, "{:#}", first.body);
+        let path = format!("/v1/jobs/{}", first.body["id"].as_str().unwrap());
+
+        // MySQL commits the new due time, and its answer is lost. Before the runner can ask again, the job has ended.
+        proxy.cut_and_hold("COMMIT");
+        let cuts = proxy.cuts();
+        let again = async { post(&cut, &job).await };
+        let ends = async {
+            eventually("the answer is lost", || async { (proxy.cuts() > cuts).then_some(()) }).await;
+            assert_eq!(tickr.post("/v1/queues/default/resume", json!({})).await.status, 200);
+            tickr.until_idle().await;
+            proxy.let_in();
+        };
+        let (again, ()) = tokio::join!(again, ends);
+        assert_eq!((again.status, &again.body["id"]), (200, &first.body["id"]), "{:#}", again.body);
+        let ended = tickr.get(&path).await;
+        assert_eq!(ended.body["execute_at"], again.body["execute_at"], "{:#}", ended.body);
+        assert_eq!(tickr.count("SELECT COUNT(*) FROM jobs").await, round);
+    }
+    cut.stop(CancellationToken::new()).await;
     tickr.stop().await;
 }

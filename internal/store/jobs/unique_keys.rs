@@ -281,13 +281,38 @@ async fn done_before(
     if let Some((once, _)) = once {
         return stored_before(conn, Some(once), decided.map(EnqueueOutcome::Accepted)).await;
     }
-    let mut by_id: Vec<&NewJob> = jobs.iter().collect();
-    by_id.sort_unstable_by_key(|job| job.id);
-    let found = receipts(conn, &by_id).await?;
-    // The ids were made before the first run. If they exist, our own commit without an answer wrote them, all of them.
-    Ok(decided
-        .filter(|_| !found.is_empty())
-        .map(|decided| IdempotentOutcome::Refused(EnqueueOutcome::Accepted(decided))))
+    let Some(decided) = decided else { return Ok(None) };
+    let committed = if decided.accepted().next().is_some() {
+        let mut by_id: Vec<&NewJob> = jobs.iter().collect();
+        by_id.sort_unstable_by_key(|job| job.id);
+        // The ids were made before the first run. If they exist, our own commit without an answer wrote them, all of
+        // them.
+        !receipts(conn, &by_id).await?.is_empty()
+    } else {
+        all_put_off(conn, &decided.postponed).await?
+    };
+    Ok(committed.then(|| IdempotentOutcome::Refused(EnqueueOutcome::Accepted(decided))))
+}
+
+/// Return true if each of these jobs has the due time that an earlier run gave it, or a later one. Such a run leaves no
+/// other trace, and its jobs may have started or ended since: a decision made anew would refuse the request, or make a
+/// second job of it.
+async fn all_put_off(conn: &mut MySqlConnection, postponed: &[Accepted]) -> Result<bool, sqlx::Error> {
+    for moved in postponed {
+        let found: Option<bool> = sqlx::query_scalar(
+            "SELECT COALESCE((SELECT execute_at FROM owed WHERE id = ?), (SELECT MAX(execute_at) FROM attempts \
+             WHERE job_id = ?)) >= ?",
+        )
+        .bind(moved.id.uuid())
+        .bind(moved.id.uuid())
+        .bind(moved.execute_at)
+        .fetch_one(&mut *conn)
+        .await?;
+        if found != Some(true) {
+            return Ok(false);
+        }
+    }
+    Ok(!postponed.is_empty())
 }
 
 /// The job that is the answer for a requested job that is not written.

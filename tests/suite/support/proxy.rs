@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex};
 
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream, UnixStream};
+use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 /// Commands of the protocol.
@@ -34,6 +35,9 @@ struct Shared {
     /// Whether new connections are to be refused after the next lost answer.
     refuse_after: AtomicBool,
     refuses: AtomicBool,
+    /// Whether requests are to wait after the next lost answer.
+    hold_after: AtomicBool,
+    holds: watch::Sender<bool>,
 }
 
 /// What happens to a request.
@@ -100,9 +104,17 @@ impl Proxy {
         self.cut_after(text);
     }
 
-    /// Accept new connections again.
+    /// Do the same as [`cut_after`](Self::cut_after), and let the requests of all connections wait from then on, until
+    /// [`let_in`](Self::let_in).
+    pub(crate) fn cut_and_hold(&self, text: &'static str) {
+        self.shared.hold_after.store(true, Ordering::SeqCst);
+        self.cut_after(text);
+    }
+
+    /// Accept new connections and pass requests on again.
     pub(crate) fn let_in(&self) {
         self.shared.refuses.store(false, Ordering::SeqCst);
+        self.shared.holds.send_replace(false);
     }
 
     /// Fall silent, on one connection, with the next request whose statement begins with this text.
@@ -229,6 +241,7 @@ async fn relay(
             answers.abort();
             return;
         }
+        let _ = shared.holds.subscribe().wait_for(|holds| !holds).await;
         if silent || shared.forgotten.load(Ordering::SeqCst) != known {
             bytes.clear();
             continue;
@@ -309,6 +322,9 @@ impl Line {
                 self.lose = fate == Fate::AnswerLost;
                 if self.lose && shared.refuse_after.swap(false, Ordering::SeqCst) {
                     shared.refuses.store(true, Ordering::SeqCst);
+                }
+                if self.lose && shared.hold_after.swap(false, Ordering::SeqCst) {
+                    shared.holds.send_replace(true);
                 }
                 if let Fate::DoneAndRefused(error) = fate {
                     self.refuse = Some(error);
