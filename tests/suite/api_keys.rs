@@ -8,36 +8,10 @@ use tickr::app::{App, StartError};
 use tickr::handlers::Registry;
 
 use crate::support::program::{command, outcome, tickr as program};
-use crate::support::{TestApp, call, eventually, http, make_api_key};
+use crate::support::{TestApp, call, eventually, make_api_key};
 
 async fn make(url: &str, by: &str, name: &str, scope: &str) -> String {
     make_api_key(url, by, name, json!({"scope": scope})).await
-}
-
-/// Scripts that were written before the paths got their names of today.
-#[tokio::test(flavor = "multi_thread")]
-async fn former_paths_of_api_keys_and_dead_letters_still_answer() {
-    let tickr = TestApp::start().await;
-    let url = tickr.url("");
-    // The OpenAPI document, which `call` compares with, has only the paths of today.
-    let former = async |method: Method, path: &str, key: &str, body: Value| {
-        let request = http().request(method, format!("{url}/v1/{path}")).bearer_auth(key).json(&body);
-        let answer = request.send().await.unwrap();
-        (answer.status().as_u16(), answer.json::<Value>().await.unwrap())
-    };
-    let (status, made) = former(Method::PUT, "keys/ops", "", json!({"scope": "admin"})).await;
-    assert_eq!(status, 201, "{made:#}");
-    let admin = made["token"].as_str().unwrap();
-    let reads = make(&url, admin, "board", "read").await;
-    assert_eq!(former(Method::GET, "keys", &reads, json!({})).await.0, 403);
-    for (path, now) in [("keys", "api-keys"), ("dead", "dead-letters"), ("dead/groups", "dead-letters/groups")] {
-        let (status, body) = former(Method::GET, path, admin, json!({})).await;
-        let today = call(&url, Method::GET, &format!("/v1/{now}"), admin, None).await.body;
-        assert_eq!((status, &body["data"]), (200, &today["data"]), "{path}");
-    }
-    assert_eq!(former(Method::DELETE, "keys/board", admin, json!({})).await.0, 200);
-    assert_eq!(call(&url, Method::GET, "/v1/stats", &reads, None).await.status, 401);
-    tickr.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
