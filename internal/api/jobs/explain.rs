@@ -11,7 +11,6 @@ use utoipa::ToSchema;
 
 use crate::http::body::IdPath;
 use crate::http::problem::Problem;
-use crate::jobs::missing;
 use crate::view::Moment;
 use crate::{Api, json};
 use tickr_index::Health;
@@ -316,7 +315,7 @@ fn cut(error: &str) -> String {
 )]
 pub(crate) async fn show(State(api): State<Api>, IdPath(id): IdPath) -> Result<Response, Problem> {
     let store = api.broker.store();
-    let Some((job, _)) = store.job(id).await? else { return Err(missing(id)) };
+    let Some((job, _)) = store.job(id).await? else { return Err(Problem::not_found("job", id)) };
     let standing = store.queue_position(id).await?;
     let parked = if job.held { store.parked_at(id).await? } else { None };
     let parked = match parked {

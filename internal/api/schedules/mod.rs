@@ -12,8 +12,8 @@ use utoipa::{IntoParams, ToSchema};
 use uuid::Uuid;
 
 use crate::http::auth::RequestActor;
-use crate::http::body::{Body, NamePath, Object, QueryParams};
-use crate::http::cursor::Listing;
+use crate::http::body::{Body, NamePath, Object, QueryParams, empty_object};
+use crate::http::cursor::{Listing, page_size};
 use crate::http::etag::{self, Preconditions};
 use crate::http::idempotency::{Key, ResponseContent, replay_stored, respond_to_outcome};
 use crate::http::problem::{Code, Problem};
@@ -90,10 +90,6 @@ pub(crate) struct ScheduleBody {
     /// Backoff between attempts. Default: that of the kind.
     #[schema(value_type = Option<RetryView>)]
     retry: Option<Object<RetryView>>,
-}
-
-fn empty_object() -> Box<RawValue> {
-    RawValue::from_string("{}".into()).unwrap_or_default()
 }
 
 impl From<ScheduleBody> for ScheduleDraft {
@@ -343,10 +339,6 @@ fn read_tag(text: &str) -> Option<VersionTag> {
     Some(VersionTag { created_us: i64::from_str_radix(created, 16).ok()?, version: version.parse().ok()? })
 }
 
-fn missing(name: &Name) -> Problem {
-    Problem::new(Code::NotFound, format!("there is no schedule {name}"))
-}
-
 fn unexpected(name: &Name) -> Problem {
     let detail = format!("the schedule {name} does not meet the condition of the request; nothing was changed");
     Problem::new(Code::PreconditionFailed, detail)
@@ -410,7 +402,7 @@ pub(crate) async fn put(
     )
 )]
 pub(crate) async fn show(State(api): State<Api>, NamePath(name): NamePath) -> Result<Response, Problem> {
-    let row = api.broker.store().schedule(name.clone()).await?.ok_or_else(|| missing(&name))?;
+    let row = api.broker.store().schedule(name.clone()).await?.ok_or_else(|| Problem::not_found("schedule", &name))?;
     ScheduleView::shown(&api, StatusCode::OK, row).await
 }
 
@@ -456,7 +448,7 @@ pub(crate) async fn delete(
     let undeclared = asked.undeclared && !api.declared_schedules.contains(name.as_str());
     match api.broker.delete_schedule(name.clone(), condition, undeclared, &who).await? {
         DeleteOutcome::Done => Ok(StatusCode::NO_CONTENT.into_response()),
-        DeleteOutcome::Missing => Err(missing(&name)),
+        DeleteOutcome::Missing => Err(Problem::not_found("schedule", &name)),
         DeleteOutcome::Unexpected => Err(unexpected(&name)),
         DeleteOutcome::OwnedByConfig => Err(declared(&name)),
     }
@@ -493,15 +485,6 @@ pub(crate) struct UnreadableScheduleView {
     reason: String,
 }
 
-fn page_limit(asked: Option<u32>) -> Result<u32, Problem> {
-    let limit = asked.unwrap_or(50);
-    if (1..=200).contains(&limit) {
-        return Ok(limit);
-    }
-    let here = tickr_handlers::Problem::at("limit", "must be 1 to 200");
-    Err(Problem::new(Code::InvalidRequest, "invalid listing; `errors` says why").at("", vec![here]))
-}
-
 /// List schedules by name
 #[utoipa::path(
     get, path = "/v1/schedules", tag = "schedules", operation_id = "list_schedules", params(ListQuery),
@@ -514,7 +497,7 @@ pub(crate) async fn list(
     State(api): State<Api>,
     QueryParams(asked): QueryParams<ListQuery>,
 ) -> Result<Response, Problem> {
-    let limit = page_limit(asked.limit)?;
+    let limit = page_size(asked.limit)?;
     let listing = Listing::new("schedules", &());
     let after = listing.place(asked.cursor.as_deref())?.map(|place| String::from_utf8_lossy(&place).into_owned());
     // Read one row more than the page holds, to know whether there is another page.
@@ -570,7 +553,11 @@ pub(crate) async fn pause(
         return Err(Problem::new(Code::InvalidRequest, "the reason is too long").at("", vec![here]));
     }
     let reason = body.reason.filter(|reason| !reason.trim().is_empty());
-    let row = api.broker.pause_schedule(name.clone(), reason, &who).await?.ok_or_else(|| missing(&name))?;
+    let row = api
+        .broker
+        .pause_schedule(name.clone(), reason, &who)
+        .await?
+        .ok_or_else(|| Problem::not_found("schedule", &name))?;
     ScheduleView::shown(&api, StatusCode::OK, row).await
 }
 
@@ -591,7 +578,8 @@ pub(crate) async fn resume(
     RequestActor(who): RequestActor,
     NamePath(name): NamePath,
 ) -> Result<Response, Problem> {
-    let row = api.broker.resume_schedule(name.clone(), &who).await?.ok_or_else(|| missing(&name))?;
+    let row =
+        api.broker.resume_schedule(name.clone(), &who).await?.ok_or_else(|| Problem::not_found("schedule", &name))?;
     ScheduleView::shown(&api, StatusCode::OK, row).await
 }
 
@@ -673,7 +661,7 @@ async fn fire(
                     format!("the schedule's previous job {id} is {state}; `overlap=allow` fires all the same"),
                 )
                 .held_by_job(id, state),
-                TriggerOutcome::Missing | TriggerOutcome::Fired(_) => missing(name),
+                TriggerOutcome::Missing | TriggerOutcome::Fired(_) => Problem::not_found("schedule", name),
                 TriggerOutcome::Changed => {
                     let detail = "the schedule is being changed at this moment; try again";
                     Problem::new(Code::StoreUnavailable, detail)
@@ -732,7 +720,7 @@ pub(crate) async fn ticks(
     NamePath(name): NamePath,
     QueryParams(asked): QueryParams<TicksQuery>,
 ) -> Result<Response, Problem> {
-    let limit = page_limit(asked.limit)?;
+    let limit = page_size(asked.limit)?;
     let fired = match asked.outcome.as_deref() {
         None => None,
         Some("fired") => Some(true),
@@ -752,7 +740,7 @@ pub(crate) async fn ticks(
     };
     let page = api.broker.store().ticks(name.clone(), fired, before, limit).await?;
     if page.lines.is_empty() && page.next.is_none() && api.broker.store().schedule(name.clone()).await?.is_none() {
-        return Err(missing(&name));
+        return Err(Problem::not_found("schedule", &name));
     }
     let next_cursor = page.next.map(|next| listing.cursor(&place_of(next)));
     let data = page.lines.into_iter().map(TickView::from).collect();
