@@ -8,7 +8,7 @@ use tickr::app::{App, StartError};
 use tickr::handlers::Registry;
 
 use crate::support::program::{command, outcome, tickr as program};
-use crate::support::{TestApp, call, eventually, make_api_key};
+use crate::support::{TestApp, answer, call, eventually, make_api_key};
 
 async fn make(url: &str, by: &str, name: &str, scope: &str) -> String {
     make_api_key(url, by, name, json!({"scope": scope})).await
@@ -73,15 +73,9 @@ async fn api_keys_open_what_their_scope_names_are_stored_as_digests_and_end_when
     for key in [&admin, &reads, &produces] {
         assert!(key.len() > 40 && !keys.to_string().contains(key.as_str()));
         let text = hex(key);
-        let found = tickr
-            .count(Box::leak(
-                format!(
-                    "SELECT COUNT(*) FROM api_keys WHERE INSTR(CONCAT(name, digest, created_by), UNHEX('{text}')) > 0"
-                )
-                .into_boxed_str(),
-            ))
-            .await;
-        assert_eq!(found, 0);
+        let sql =
+            format!("SELECT COUNT(*) FROM api_keys WHERE INSTR(CONCAT(name, digest, created_by), UNHEX('{text}')) > 0");
+        assert_eq!(tickr.count(sql).await, 0);
     }
     let seen = eventually("it is known that the key was used", || async {
         let keys = call(&here, Method::GET, "/v1/api-keys", &admin, None).await.body;
@@ -149,7 +143,7 @@ async fn an_address_beyond_this_host_needs_a_key_or_a_token() {
         outcome(command).await
     };
     eventually("this runner knows the key", || async {
-        (call(&tickr.url(""), Method::GET, "/v1/stats", key, None).await.status == 200).then_some(())
+        (answer(tickr.with_key(key, Method::GET, "/v1/stats")).await.status == 200).then_some(())
     })
     .await;
     let (code, out, err) = run(&["api-keys", "create", "shop", "--scope", "enqueue"]).await;

@@ -227,8 +227,7 @@ async fn without_redis_a_limited_and_a_paused_backlog_in_front_delay_no_other_qu
         jobs.push(broker.enqueue(broker.prepare(draft(&job)).unwrap()).await.unwrap());
     }
     let ours = "FROM attempts a JOIN jobs j ON j.id = a.job_id WHERE j.queue = 'default'";
-    let done: &'static str = Box::leak(format!("SELECT COUNT(*) {ours}").into_boxed_str());
-    tickr.until_count(done, i64::try_from(jobs.len()).unwrap()).await;
+    tickr.until_count(format!("SELECT COUNT(*) {ours}"), i64::try_from(jobs.len()).unwrap()).await;
     let late = format!("SELECT TIMESTAMPDIFF(MICROSECOND, a.execute_at, a.started_at) DIV 1000 {ours}");
     let mut late: Vec<i64> = sqlx::query_scalar(AssertSqlSafe(late)).fetch_all(&mut tickr.mysql().await).await.unwrap();
     late.sort_unstable();
