@@ -1,7 +1,7 @@
 # The commands of the project; `make` lists them. ARGS is passed on: make run ARGS='--workers 8', make test ARGS=retry
 
 .DEFAULT_GOAL := help
-.PHONY: help deps clocks contract browser run test test-fast test-mysql bench compare chaos mutants check format build release clean cargo rustfmt clippy pages python
+.PHONY: help deps clocks contract browser run test test-fast test-mysql bench compare chaos mutants check features deny package format build release clean cargo rustfmt clippy pages python
 
 INSTALL := internal/services/install.sh
 ARGS ?=
@@ -47,8 +47,21 @@ mutants: deps clocks cargo ## Take out each safeguard in turn and see its test t
 check: cargo rustfmt clippy pages ## Check the formatting, the lints and the documentation, of Rust and of the dashboard
 	cargo fmt --all --check
 	cargo clippy --all-targets -- -D warnings
-	cargo clippy --lib --no-default-features -- -D warnings
 	RUSTDOCFLAGS='-D warnings' cargo doc --no-deps
+
+features: cargo clippy ## Check the crate without its features, and with each of them alone
+	@for features in '' $$(sed -n '/^\[features\]/,/^\[lib\]/s/^\([a-z]*\) = .*/\1/p' Cargo.toml | grep -vx default); do \
+		echo "features: $${features:-none}"; \
+		cargo clippy --quiet --package tickr --lib --bins --no-default-features --features "$$features" $(ARGS) -- -D warnings || exit 1; \
+	done
+
+deny: cargo ## Check the licences and advisories of the dependencies
+	@cargo deny --version >/dev/null 2>&1 || \
+		{ echo 'cargo-deny is missing; install it with: cargo install --locked cargo-deny' >&2; exit 1; }
+	cargo deny check $(ARGS)
+
+package: cargo ## Package and build every crate as a registry would get it; nothing is uploaded
+	cargo publish --workspace --dry-run --locked $(ARGS)
 
 format: cargo rustfmt ## Bring Rust and the dashboard's files into their format
 	cargo fmt --all

@@ -273,7 +273,7 @@ mutants() {
         'if started && options.unique_until == UniqueUntil::Start && !taken.timed {' 'if started && options.unique_until == UniqueUntil::Start && taken.over {' \
         unique_keys::work_requested_while_a_job_runs_becomes_one_job_of_its_own
     mutant 'postpone whose COMMIT was not answered' internal/store/jobs/unique_keys.rs \
-        'all_put_off(conn, &decided.postponed).await?' 'all_put_off(conn, &decided.postponed).await? \&\& false' \
+        'all_put_off(conn, &decided.postponed).await?' 'all_put_off(conn, &decided.postponed).await? && false' \
         unique_keys::a_job_that_a_lost_commit_put_off_is_the_answer_after_it_started
     mutant 'longest wait of a postponed job' internal/store/jobs/unique_keys.rs \
         '|latest| asked.min(latest))' '|latest| asked.max(latest.min(asked)))' \

@@ -228,7 +228,7 @@ pub(super) async fn revoke(
     NamePath(name): NamePath,
 ) -> Result<Response, Problem> {
     match api.broker.store().revoke_api_key(&name, &who).await? {
-        RevokedApiKey::Missing => Err(Problem::new(Code::NotFound, format!("there is no API key {name}"))),
+        RevokedApiKey::Missing => Err(Problem::not_found("API key", name)),
         RevokedApiKey::Revoked(key) | RevokedApiKey::Before(key) => {
             api.operator_settings.refresh().await?;
             Ok(json(StatusCode::OK, ApiKeyView::from(key)))

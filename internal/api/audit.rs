@@ -9,7 +9,7 @@ use utoipa::{IntoParams, ToSchema};
 use uuid::Uuid;
 
 use crate::http::body::QueryParams;
-use crate::http::cursor::Listing;
+use crate::http::cursor::{Listing, read_page_size};
 use crate::http::problem::{Code, Problem};
 use crate::view::Moment;
 use crate::{Api, json};
@@ -86,11 +86,8 @@ pub(super) async fn list(
     State(api): State<Api>,
     QueryParams(asked): QueryParams<AuditQuery>,
 ) -> Result<Response, Problem> {
-    let limit = asked.limit.unwrap_or(50);
     let mut problems = Vec::new();
-    if !(1..=200).contains(&limit) {
-        problems.push(tickr_handlers::Problem::at("limit", "must be 1 to 200"));
-    }
+    let limit = read_page_size(asked.limit, &mut problems);
     if asked.target.as_ref().is_some_and(|target| target.chars().count() > MAX_TARGET) {
         problems.push(tickr_handlers::Problem::at("target", format!("must be at most {MAX_TARGET} characters")));
     }

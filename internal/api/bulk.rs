@@ -11,10 +11,10 @@ use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 use uuid::Uuid;
 
-use crate::dead_letters::{page_size, reason_of};
+use crate::dead_letters::reason_of;
 use crate::http::auth::RequestActor;
 use crate::http::body::{Body, Object, QueryParams};
-use crate::http::cursor::Listing;
+use crate::http::cursor::{Listing, page_size};
 use crate::http::filter::{filter_struct, refused};
 use crate::http::idempotency::{Key, ResponseContent, respond_to_outcome};
 use crate::http::problem::{Code, Problem};
@@ -463,10 +463,6 @@ fn id_of(text: &str) -> Result<Uuid, Problem> {
     id.map(Into::into).map_err(|_| Problem::new(Code::InvalidId, "the id of a bulk operation is a hyphenated UUID"))
 }
 
-fn missing(id: Uuid) -> Problem {
-    Problem::new(Code::NotFound, format!("there is no bulk operation {id}"))
-}
-
 /// Show a bulk operation with its progress
 #[utoipa::path(
     get, path = "/v1/operations/{id}", tag = "operations", operation_id = "show_operation",
@@ -479,7 +475,7 @@ fn missing(id: Uuid) -> Problem {
 )]
 pub(super) async fn show(State(api): State<Api>, Path(text): Path<String>) -> Result<Response, Problem> {
     let id = id_of(&text)?;
-    let found = api.broker.store().operation(id).await?.ok_or_else(|| missing(id))?;
+    let found = api.broker.store().operation(id).await?.ok_or_else(|| Problem::not_found("bulk operation", id))?;
     Ok(json(StatusCode::OK, OperationView::new(&found, api.broker.store().clock().now())))
 }
 
@@ -513,7 +509,7 @@ pub(super) async fn cancel(
                 Code::WrongState,
                 format!("only a running bulk operation can be cancelled; this one is {}", state.as_str()),
             ),
-            CancelOutcome::Missing | CancelOutcome::Done(_) => missing(id),
+            CancelOutcome::Missing | CancelOutcome::Done(_) => Problem::not_found("bulk operation", id),
         })
     })
 }

@@ -12,12 +12,12 @@ use utoipa::{IntoParams, ToSchema};
 
 use crate::http::auth::RequestActor;
 use crate::http::body::{Body, IdPath, QueryParams};
-use crate::http::cursor::Listing;
+use crate::http::cursor::{Listing, page_size};
 use crate::http::filter::{filter_query, refused};
 use crate::http::idempotency::{Key, ResponseContent, replay_stored, respond_to_outcome};
 use crate::http::problem::{Code, Problem};
 use crate::http::searches::run_with_seat;
-use crate::jobs::{ListAnswer, json_answer, missing};
+use crate::jobs::{ListAnswer, json_answer};
 use crate::view::{DeadLetterStatusWord, JobView, Moment};
 use crate::{Api, json};
 use tickr_job::{DeadLetterStatus, Filter, Fingerprint, Job, JobId, Name, State as JobState, limits, normalise};
@@ -94,15 +94,6 @@ async fn latest(api: &Api, status: DeadLetterStatus, limit: u32) -> Result<Respo
     jobs.sort_by_key(place);
     let data = jobs.into_iter().map(|job| JobView::read(job, None)).collect();
     Ok(json(StatusCode::OK, ListAnswer { data, next_cursor: None }))
-}
-
-pub(super) fn page_size(limit: Option<u32>) -> Result<u32, Problem> {
-    let limit = limit.unwrap_or(50);
-    if (1..=200).contains(&limit) {
-        return Ok(limit);
-    }
-    Err(Problem::new(Code::InvalidRequest, "invalid size of a page; `errors` says why")
-        .at("", vec![tickr_handlers::Problem::at("limit", "must be 1 to 200")]))
 }
 
 /// Filter and page of a listing of groups.
@@ -251,7 +242,7 @@ pub(super) async fn group(State(api): State<Api>, Path(text): Path<String>) -> R
         text.parse().map_err(|e: tickr_job::InvalidFingerprint| Problem::new(Code::InvalidId, e.to_string()))?;
     let store = api.broker.store().clone();
     let group = run_with_seat(&api, async move { store.dead_letter_group(fingerprint).await }).await?;
-    let group = group.ok_or_else(|| Problem::new(Code::NotFound, format!("there is no group {fingerprint}")))?;
+    let group = group.ok_or_else(|| Problem::not_found("group", fingerprint))?;
     let of = |status: DeadLetterStatus| group.statuses.get(status.as_str()).copied().unwrap_or(0);
     let answer = GroupAnswer {
         fingerprint: fingerprint.to_string(),
@@ -302,7 +293,7 @@ pub(super) async fn replay(
     let once = key.request(&format!("POST /v1/jobs/{id}/replay"), Some(&text))?;
     let original = match api.broker.store().job(id).await? {
         Some((job, _)) => original(job),
-        None => return replay_stored(&api, once, ResponseContent::Job, missing(id)).await,
+        None => return replay_stored(&api, once, ResponseContent::Job, Problem::not_found("job", id)).await,
     };
     let job = match api.broker.remake(&original, body.payload) {
         Ok(job) => job,
@@ -330,7 +321,7 @@ fn original(job: Job) -> Original {
 
 fn refusal(id: JobId, refused: Option<Refusal>) -> Problem {
     match refused {
-        None | Some(Refusal::Missing) => missing(id),
+        None | Some(Refusal::Missing) => Problem::not_found("job", id),
         Some(Refusal::State(state)) => {
             let detail = format!("only a failed job can be replayed or discarded; this one is {state}");
             Problem::new(Code::WrongState, detail).in_state(state)

@@ -26,7 +26,6 @@ use crate::http::caller::Requester;
 use crate::http::problem::{Code, Problem};
 use crate::http::revocation::RequestRight;
 use crate::http::shares::RequestPermit;
-use crate::jobs;
 use crate::view::{Moment, StateWord, VerdictWord};
 use tickr_broker::{Delivery, EventType, Listener, PublishedEvent, StreamPosition, Watch};
 use tickr_job::{Attempt, Job, JobId, Name, State as JobState, Timestamp, Verdict};
@@ -162,7 +161,7 @@ pub(super) async fn of_job(
     let permit = take_permit(&api, &sharing)?;
     // Watch before the first read, so that a change between the two is not missed.
     let watch = api.watches.watch(id);
-    let (job, attempts) = api.broker.store().job(id).await?.ok_or_else(|| jobs::missing(id))?;
+    let (job, attempts) = api.broker.store().job(id).await?.ok_or_else(|| Problem::not_found("job", id))?;
     asker.require_access(&job)?;
     let mut reported = ReportedState::after(last.as_deref());
     if job.state.is_end() && last.is_some_and(|last| last == end_id(&job, &attempts)) {

@@ -57,7 +57,7 @@ use axum::extract::{Request, State};
 use axum::http::{HeaderValue, Method, StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{Html, IntoResponse, Response};
-use axum::routing::{get, put};
+use axum::routing::get;
 use tokio::sync::{Semaphore, watch};
 use tower_http::catch_panic::CatchPanicLayer;
 use utoipa::OpenApi;
@@ -206,11 +206,11 @@ fn routes() -> (Router<Api>, utoipa::openapi::OpenApi) {
         .routes(routes!(http::auth::whoami))
         .routes(routes!(schedules::list))
         .routes(routes!(schedules::show, schedules::put, schedules::delete))
-        .routes(routes!(schedules::preview))
+        .routes(routes!(schedules::preview::preview))
         .routes(routes!(schedules::pause))
         .routes(routes!(schedules::resume))
-        .routes(routes!(schedules::trigger))
-        .routes(routes!(schedules::ticks))
+        .routes(routes!(schedules::trigger::trigger))
+        .routes(routes!(schedules::ticks::ticks))
         .routes(routes!(reports::download))
         .routes(routes!(system::health::livez))
         .routes(routes!(system::health::readyz))
@@ -266,17 +266,6 @@ impl Documents {
     }
 }
 
-/// Return the paths that API keys and dead letters had before 0.1.0, so that older scripts keep working. The OpenAPI
-/// document has only the paths of today.
-fn former_paths() -> Router<Api> {
-    Router::new()
-        .route("/v1/keys", get(api_keys::list))
-        .route("/v1/keys/{name}", put(api_keys::make).delete(api_keys::revoke))
-        .route("/v1/dead", get(dead_letters::list))
-        .route("/v1/dead/groups", get(dead_letters::groups))
-        .route("/v1/dead/groups/{fingerprint}", get(dead_letters::group))
-}
-
 /// Build the router of the whole API.
 pub fn router(parts: ApiParts) -> Router {
     let api = Arc::new(parts);
@@ -289,7 +278,6 @@ pub fn router(parts: ApiParts) -> Router {
     };
     let page = async move |State(api): State<Api>| Html(documents.get_or_init(|| Documents::new(&api)).page.clone());
     routes
-        .merge(former_paths())
         .route("/openapi.json", get(text))
         .route("/docs", get(page))
         .route("/docs/problems/{code}", get(system::docs::problem))

@@ -197,7 +197,7 @@ pub(super) async fn show(State(api): State<Api>, NamePath(name): NamePath) -> Re
     let counts = counts_in_a_seat(&api, Some(name.clone())).await?;
     let set = api.broker.store().listed_queues().await?.into_iter().find(|set| set.name == name);
     if set.is_none() && !counts.states.contains_key(&name) && !counts.runners.contains_key(&name) {
-        return Err(Problem::new(Code::NotFound, format!("there is no queue {name}")));
+        return Err(Problem::not_found("queue", name));
     }
     let version = set.as_ref().map_or(0, |set| set.version);
     Ok(etag::with_tag(StatusCode::OK, &etag::of_version(version), view(&name, set.as_ref(), &counts)))

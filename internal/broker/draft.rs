@@ -140,7 +140,7 @@ impl Draft {
                 known.push_str("; for email, set [smtp] or outbox_dir");
             }
             let mut asked = self.kind;
-            asked.truncate((0..=80).rev().find(|at| asked.is_char_boundary(*at)).unwrap_or(0));
+            asked.truncate(asked.floor_char_boundary(80));
             return Err(Invalid::UnknownKind { kind: asked, known });
         };
         self.prepare_as(kind)

@@ -224,10 +224,7 @@ impl Context {
     pub fn progress(&self, percent: f64, note: impl Into<String>) {
         // Control characters become spaces: the note is shown in terminals, and its JSON must fit its column.
         let mut note: String = note.into().chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
-        if note.len() > 120 {
-            let end = (0..=120).rev().find(|at| note.is_char_boundary(*at)).unwrap_or(0);
-            note.truncate(end);
-        }
+        note.truncate(note.floor_char_boundary(120));
         let note = if note.is_empty() { None } else { Some(note) };
         let percent = if percent.is_finite() { percent.clamp(0.0, 100.0) } else { 0.0 };
         self.parts.progress.put(Progress { percent, note });

@@ -38,8 +38,7 @@ pub fn panic_message(payload: Box<dyn Any + Send>) -> String {
         return "without a message".to_owned();
     };
     if text.len() > MESSAGE_BYTES {
-        let end = (0..=MESSAGE_BYTES).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0);
-        text.truncate(end);
+        text.truncate(text.floor_char_boundary(MESSAGE_BYTES));
         text.push('…');
     }
     text

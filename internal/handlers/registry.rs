@@ -277,8 +277,7 @@ impl Registered {
 /// Shorten a validator's message. It quotes the offending value, which may be a megabyte.
 fn shortened(mut text: String) -> String {
     if text.len() > 300 {
-        let end = (0..=300).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0);
-        text.truncate(end);
+        text.truncate(text.floor_char_boundary(300));
         text.push('…');
     }
     text

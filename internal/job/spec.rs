@@ -64,8 +64,7 @@ pub mod limits {
     #[must_use]
     pub fn cut(mut text: String) -> String {
         if text.len() > MAX_ERROR_BYTES {
-            let end = (0..=MAX_ERROR_BYTES - 4).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0);
-            text.truncate(end);
+            text.truncate(text.floor_char_boundary(MAX_ERROR_BYTES - 4));
             text.push('…');
         }
         text

@@ -9,7 +9,7 @@ use uuid::Uuid;
 
 use crate::audit::{AuditEntry, record};
 use crate::idempotency::Digest;
-use crate::sql::batches::{padded, padded_len, placeholders, statement};
+use crate::sql::batches::{bind_padded, padded_len, placeholders, statement};
 use crate::sql::clock::read_clock;
 use crate::sql::connection::{Pool, on_pool, transact};
 use crate::sql::error::{Fault, corrupt, fault};
@@ -239,10 +239,7 @@ impl Store {
                     "UPDATE api_keys SET last_used_at = UTC_TIMESTAMP(6) WHERE id IN {} ORDER BY id LIMIT 2000",
                     placeholders(padded_len(ids.len()))
                 );
-                let mut query = statement(sql);
-                for id in padded(&ids) {
-                    query = query.bind(id);
-                }
+                let query = bind_padded(statement(sql), &ids);
                 query.execute(conn).await.map(drop)
             })
         })

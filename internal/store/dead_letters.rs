@@ -20,7 +20,7 @@ use crate::rows::dead_letters::{NewDeadLetter, StatusColumns, group, insert_dead
 use crate::rows::jobs::{Accepted, accepted_at, mark_held, receipts, write_jobs};
 use crate::rows::order::{close_places, lock_open_keys_of};
 use crate::rows::unique_keys::{WantedKey, lock_or_take};
-use crate::sql::batches::{MAX_ROWS, in_list, padded, padded_len, placeholders, statement};
+use crate::sql::batches::{MAX_ROWS, bind_padded, in_list, padded_len, placeholders, statement};
 use crate::sql::clock::read_clock;
 use crate::sql::connection::{PriorRun, on_pool, transact};
 use crate::sql::error::corrupt;
@@ -650,10 +650,8 @@ async fn first_failures(
          WHERE fingerprint IN {} AND standing = 'open' AND first_failed_at IS NOT NULL GROUP BY fingerprint",
         placeholders(padded_len(fingerprints.len()))
     );
-    let mut query = statement(sql);
-    for bytes in padded(&fingerprints) {
-        query = query.bind(bytes.to_vec());
-    }
+    let bytes: Vec<&[u8]> = fingerprints.iter().map(<[u8; 8]>::as_slice).collect();
+    let query = bind_padded(statement(sql), &bytes);
     let mut firsts = BTreeMap::new();
     for row in query.fetch_all(conn).await? {
         firsts.insert(group(row.try_get("fingerprint")?)?, row.try_get("first_at")?);

@@ -15,7 +15,7 @@ use sqlx::{MySqlConnection, Row};
 use uuid::Uuid;
 
 use crate::rows::aged::{Aged, purge_aged};
-use crate::sql::batches::{groups_by_bytes, padded, padded_len, placeholders, statement, tuples};
+use crate::sql::batches::{bind_padded, groups_by_bytes, padded_len, placeholders, statement, tuples};
 use crate::sql::connection::{on_pool, transact};
 use crate::sql::error::{Fault, corrupt, fault, waited_for_lock};
 use crate::{Store, StoreError};
@@ -116,10 +116,8 @@ pub(super) async fn find_all(
              WHERE key_hash IN {}",
             placeholders(padded_len(keys.len()))
         );
-        let mut query = statement(sql);
-        for key in padded(keys) {
-            query = query.bind(key.to_vec());
-        }
+        let bytes: Vec<&[u8]> = keys.iter().map(Digest::as_slice).collect();
+        let query = bind_padded(statement(sql), &bytes);
         for row in query.fetch_all(&mut *conn).await? {
             let answer = Answer { status: row.try_get("status")?, body: row.try_get("answer")? };
             found.insert(

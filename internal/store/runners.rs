@@ -16,7 +16,7 @@ use uuid::Uuid;
 use crate::audit::{AuditEntry, record, was_recorded};
 use crate::jobs::lanes::lines_of;
 use crate::queues::{Pause, PauseRequest};
-use crate::sql::batches::{MAX_ROWS, padded, padded_len, placeholders, statement};
+use crate::sql::batches::{MAX_ROWS, bind_padded, padded_len, placeholders, statement};
 use crate::sql::clock::read_clock;
 use crate::sql::connection::{PriorRun, on_pool, transact};
 use crate::sql::error::corrupt;
@@ -314,10 +314,7 @@ impl Store {
 async fn worker_jobs_of(conn: &mut MySqlConnection, ids: &[Uuid]) -> Result<Vec<(RunnerId, WorkerJob)>, sqlx::Error> {
     let list = placeholders(padded_len(ids.len()));
     let sql = format!("SELECT {JOB} FROM owed FORCE INDEX (PRIMARY) WHERE id IN {list} AND state = 'executing'");
-    let mut query = statement(sql);
-    for id in padded(ids) {
-        query = query.bind(id);
-    }
+    let query = bind_padded(statement(sql), ids);
     query.fetch_all(conn).await?.iter().map(worker_job).collect()
 }
 

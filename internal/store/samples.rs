@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use sqlx::mysql::MySqlRow;
 use sqlx::{MySqlConnection, Row};
 
-use crate::sql::batches::{MAX_ROWS, padded, padded_len, placeholders, statement, tuples};
+use crate::sql::batches::{MAX_ROWS, bind_padded, padded, padded_len, placeholders, statement, tuples};
 use crate::sql::clock::read_clock;
 use crate::sql::connection::on_pool;
 use crate::sql::error::corrupt;
@@ -147,10 +147,7 @@ impl Store {
                 let moments: Vec<Timestamp> = window.moments().collect();
                 let list = placeholders(padded_len(moments.len()));
                 let sql = summed(&format!("step = ? AND at IN {list} AND queue = ?"));
-                let mut query = statement(sql).bind(window.step.seconds());
-                for moment in padded(&moments) {
-                    query = query.bind(moment);
-                }
+                let query = bind_padded(statement(sql).bind(window.step.seconds()), &moments);
                 sqlx::raw_sql(SUMS).execute(&mut *conn).await?;
                 let found = query.bind(series.as_str().to_owned()).fetch_all(conn).await?;
                 let mut history = read(at, window, &found)?;
@@ -195,11 +192,9 @@ impl Store {
                     "step = ? AND at >= ? AND at < ? AND queue IN {}",
                     placeholders(padded_len(shown.len()))
                 ));
-                let mut query = bound(statement(sql), window);
+                let query = bound(statement(sql), window);
                 let names: Vec<&str> = shown.iter().map(String::as_str).collect();
-                for name in padded(&names) {
-                    query = query.bind(name.to_owned());
-                }
+                let query = bind_padded(query, &names);
                 let found = query.fetch_all(conn).await?;
                 let mut history = read(at, window, &found)?.busiest_first();
                 history.more = more;

@@ -151,7 +151,7 @@ async fn a_runner_that_was_frozen_starts_no_job_whose_lease_is_over() {
     let ran = format!(
         "SELECT COUNT(*) FROM attempts WHERE verdict = 'lost' AND finished_at <= '{thawed}' AND late_note NOT LIKE 'interrupted%'"
     );
-    assert_eq!(tickr.count(ran.leak()).await, 0, "{}", frozen.log());
+    assert_eq!(tickr.count(ran).await, 0, "{}", frozen.log());
     tickr.stop().await;
 }
 

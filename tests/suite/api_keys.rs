@@ -9,36 +9,10 @@ use tickr::broker::OperatorSettings;
 use tickr::handlers::Registry;
 
 use crate::support::program::{command, outcome, tickr as program};
-use crate::support::{TestApp, call, eventually, http, make_api_key};
+use crate::support::{TestApp, answer, call, eventually, make_api_key};
 
 async fn make(url: &str, by: &str, name: &str, scope: &str) -> String {
     make_api_key(url, by, name, json!({"scope": scope})).await
-}
-
-/// Scripts that were written before the paths got their names of today.
-#[tokio::test(flavor = "multi_thread")]
-async fn former_paths_of_api_keys_and_dead_letters_still_answer() {
-    let tickr = TestApp::start().await;
-    let url = tickr.url("");
-    // The OpenAPI document, which `call` compares with, has only the paths of today.
-    let former = async |method: Method, path: &str, key: &str, body: Value| {
-        let request = http().request(method, format!("{url}/v1/{path}")).bearer_auth(key).json(&body);
-        let answer = request.send().await.unwrap();
-        (answer.status().as_u16(), answer.json::<Value>().await.unwrap())
-    };
-    let (status, made) = former(Method::PUT, "keys/ops", "", json!({"scope": "admin"})).await;
-    assert_eq!(status, 201, "{made:#}");
-    let admin = made["token"].as_str().unwrap();
-    let reads = make(&url, admin, "board", "read").await;
-    assert_eq!(former(Method::GET, "keys", &reads, json!({})).await.0, 403);
-    for (path, now) in [("keys", "api-keys"), ("dead", "dead-letters"), ("dead/groups", "dead-letters/groups")] {
-        let (status, body) = former(Method::GET, path, admin, json!({})).await;
-        let today = call(&url, Method::GET, &format!("/v1/{now}"), admin, None).await.body;
-        assert_eq!((status, &body["data"]), (200, &today["data"]), "{path}");
-    }
-    assert_eq!(former(Method::DELETE, "keys/board", admin, json!({})).await.0, 200);
-    assert_eq!(call(&url, Method::GET, "/v1/stats", &reads, None).await.status, 401);
-    tickr.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -100,15 +74,9 @@ async fn api_keys_open_what_their_scope_names_are_stored_as_digests_and_end_when
     for key in [&admin, &reads, &produces] {
         assert!(key.len() > 40 && !keys.to_string().contains(key.as_str()));
         let text = hex(key);
-        let found = tickr
-            .count(Box::leak(
-                format!(
-                    "SELECT COUNT(*) FROM api_keys WHERE INSTR(CONCAT(name, digest, created_by), UNHEX('{text}')) > 0"
-                )
-                .into_boxed_str(),
-            ))
-            .await;
-        assert_eq!(found, 0);
+        let sql =
+            format!("SELECT COUNT(*) FROM api_keys WHERE INSTR(CONCAT(name, digest, created_by), UNHEX('{text}')) > 0");
+        assert_eq!(tickr.count(sql).await, 0);
     }
     let seen = eventually("it is known that the key was used", || async {
         let keys = call(&here, Method::GET, "/v1/api-keys", &admin, None).await.body;
@@ -179,7 +147,7 @@ async fn an_address_beyond_this_host_needs_a_key_or_a_token() {
         outcome(command).await
     };
     eventually("this runner knows the key", || async {
-        (call(&tickr.url(""), Method::GET, "/v1/stats", key, None).await.status == 200).then_some(())
+        (answer(tickr.with_key(key, Method::GET, "/v1/stats")).await.status == 200).then_some(())
     })
     .await;
     let (code, out, err) = run(&["api-keys", "create", "shop", "--scope", "enqueue"]).await;

@@ -330,8 +330,7 @@ async fn without_redis_a_limited_and_a_paused_backlog_in_front_delay_no_other_qu
         jobs.push(broker.enqueue(broker.prepare(draft(&job)).unwrap()).await.unwrap());
     }
     let ours = "FROM attempts a JOIN jobs j ON j.id = a.job_id WHERE j.queue = 'default'";
-    let done: &'static str = Box::leak(format!("SELECT COUNT(*) {ours}").into_boxed_str());
-    tickr.until_count(done, i64::try_from(jobs.len()).unwrap()).await;
+    tickr.until_count(format!("SELECT COUNT(*) {ours}"), i64::try_from(jobs.len()).unwrap()).await;
     let (p99, worst) = lateness(&tickr, "JOIN jobs j ON j.id = a.job_id WHERE j.queue = 'default'").await;
     println!("{} jobs beside a limit and a pause, late by p99 {p99} ms, at worst {worst} ms", jobs.len());
     assert!(p99 < 1_000, "{p99} ms late");

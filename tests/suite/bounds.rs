@@ -9,7 +9,7 @@ use tickr::job::{JobId, State};
 use tickr::store::{KEEP_RUNNERS, Retention, Store, StoreSettings};
 
 use crate::support::browser::{Browser, link};
-use crate::support::{Owed, TestApp, answer, connect, database, drop_database, eventually, http};
+use crate::support::{Owed, TestApp, connect, database, drop_database, eventually};
 
 const DIGITS: &str = "(SELECT 0 d UNION ALL SELECT 1 UNION ALL SELECT 2 UNION ALL SELECT 3 UNION ALL SELECT 4 UNION ALL \
                       SELECT 5 UNION ALL SELECT 6 UNION ALL SELECT 7 UNION ALL SELECT 8 UNION ALL SELECT 9)";
@@ -140,8 +140,8 @@ async fn what_could_be_started_is_known_without_a_walk_through_what_waits() {
         let startable = store.startable().await.unwrap();
         startable.has_room_for(&"sleep".parse().unwrap(), &queue.parse().unwrap())
     };
-    let limit = http().patch(tickr.url("/v1/queues/limited")).json(&json!({"concurrency": 1}));
-    assert_eq!(answer(limit).await.status, 200);
+    let limit = tickr.patch("/v1/queues/limited", json!({"concurrency": 1})).await;
+    assert_eq!(limit.status, 200);
     assert!(room("here").await && room("limited").await && !room("elsewhere").await);
     let sleep = |queue: &str| json!({"kind": "sleep", "queue": queue, "payload": {"ms": 600_000}});
     let first = tickr.enqueue(sleep("limited")).await;

@@ -8,7 +8,7 @@ use tickr::job::{Actor, Name, RunnerId, Scope, State};
 use tickr::prelude::*;
 use tickr::store::{ChangeSummary, Store, StoreSettings};
 
-use crate::support::{DEADLINE, TestApp, answer, connect, drop_database, eventually, http, migrated_database};
+use crate::support::{DEADLINE, TestApp, connect, drop_database, eventually, migrated_database};
 
 async fn summary(tickr: &TestApp) -> ChangeSummary {
     let kinds: Vec<Name> = vec!["noop".parse().unwrap(), "sleep".parse().unwrap()];
@@ -95,7 +95,7 @@ async fn the_summary_shows_a_drain_and_the_next_tick_of_its_kinds() {
         ("first", json!({"cron": "0 0 1 1 *", "kind": "email", "payload": mail})),
         ("second", json!({"cron": "0 0 2 1 *", "kind": "noop"})),
     ] {
-        let made = answer(http().put(tickr.url(&format!("/v1/schedules/{name}"))).json(&schedule)).await;
+        let made = tickr.put(&format!("/v1/schedules/{name}"), &schedule).await;
         assert_eq!(made.status, 201, "{:#}", made.body);
     }
     let sql = "SELECT next_at FROM schedules WHERE name = 'second'";
@@ -157,7 +157,7 @@ async fn settings_are_followed_while_a_table_of_the_summary_is_locked() {
 async fn a_schedule_that_another_process_moves_ticks_within_three_seconds() {
     let tickr = TestApp::start().await;
     let yearly = json!({"cron": "0 0 1 1 *", "kind": "noop", "misfire_grace_ms": 60_000});
-    let made = answer(http().put(tickr.url("/v1/schedules/yearly")).json(&yearly)).await;
+    let made = tickr.put("/v1/schedules/yearly", &yearly).await;
     assert_eq!(made.status, 201, "{:#}", made.body);
     let mut mysql = tickr.mysql().await;
     let mut took = Vec::new();

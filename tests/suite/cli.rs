@@ -157,7 +157,7 @@ async fn check_ends_with_1_when_something_would_be_rejected_also_in_an_embedding
     app.enqueue(later("sleep")).await;
     check(0, &["sleep: 1 unfinished, all can be read"]).await;
     let schedule = json!({"every_ms": 3_600_000, "kind": "sleep", "payload": {"ms": 1}});
-    let put = answer(http().put(app.url("/v1/schedules/hourly")).json(&schedule)).await;
+    let put = app.put("/v1/schedules/hourly", &schedule).await;
     assert_eq!(put.status, 201, "{:#}", put.body);
     app.sql("UPDATE schedules SET payload = '{\"ms\": \"x\"}'").await;
     check(1, &["1 of 1 schedules would make no job"]).await;
@@ -560,7 +560,7 @@ async fn those_who_follow_outlive_a_restart_of_their_server_for_as_long_as_they_
     hasty.says(&format!("nothing came from {url} for 0 s")).await;
     // The server is down, so it cannot send this change. The commands receive it when the server is back.
     let changed = json!({"concurrency": 7});
-    let body = answer(http().patch(app.url("/v1/queues/mail")).json(&changed)).await;
+    let body = app.patch("/v1/queues/mail", &changed).await;
     assert_eq!(body.status, 200);
     let mut server = serve(&addr);
     for program in [&mut watch, &mut events] {
@@ -736,7 +736,7 @@ async fn a_first_key_asks_before_it_locks_the_others_out() {
     let (code, out, err) = outcome(client(&app, &["api-keys", "create", "shop", "--scope", "enqueue", "--yes"])).await;
     assert!(code == 1 && out.is_empty() && err.contains("admin"), "{err}");
     assert_eq!(app.count("SELECT COUNT(*) FROM api_keys").await, 0);
-    let refused = answer(http().put(app.url("/v1/api-keys/shop")).json(&json!({"scope": "read"}))).await;
+    let refused = app.put("/v1/api-keys/shop", json!({"scope": "read"})).await;
     assert_eq!((refused.status, refused.code(), refused.pointers()), (422, "invalid_request", vec!["/scope"]));
     let key = ok_out(client(&app, &["api-keys", "create", "ops", "--scope", "admin", "--yes"])).await;
     let mut second = client(&app, &["api-keys", "create", "shop", "--scope", "enqueue"]);

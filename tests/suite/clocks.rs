@@ -144,8 +144,8 @@ async fn a_clock_of_mysql_that_is_set_ahead_and_back_ends_no_attempt() {
     let runners = [Runner::start(&tickr, &env), Runner::start(&tickr, &env)];
     tickr.until_count("SELECT COUNT(*) FROM runners", 3).await;
     let every_second = json!({"cron": "* * * * * *", "kind": "noop", "misfire_grace_ms": 60_000});
-    let put = http().put(tickr.url("/v1/schedules/every-second")).json(&every_second);
-    assert_eq!(answer(put).await.status, 201);
+    let put = tickr.put("/v1/schedules/every-second", &every_second).await;
+    assert_eq!(put.status, 201);
     let sleep = json!({"kind": "sleep", "payload": {"ms": 14_000}, "max_attempts": 1});
     let sleeping = tickr.enqueue_many((0..16).map(|_| sleep.clone())).await;
     tickr.until_count("SELECT COUNT(*) FROM owed WHERE state = 'executing' AND max_attempts = 1", 16).await;

@@ -427,7 +427,7 @@ async fn a_limit_is_set_shows_its_keys_with_jobs_and_is_changed_and_removed() {
 
     // A change keeps the rate of an override, which the form does not edit. Two overrides of one key are not sent.
     let put = async |body: Value| {
-        let answer = call(&tickr.url(""), Method::PUT, "/v1/limits/per-tenant", "", Some(body)).await;
+        let answer = tickr.put("/v1/limits/per-tenant", body).await;
         assert_eq!(answer.status, 200, "{:#}", answer.body);
     };
     let own = json!({"rate": {"starts": 5, "period_ms": 1_000, "burst": 2}});
@@ -879,7 +879,7 @@ async fn furnish(tickr: &TestApp) -> (Vec<(&'static str, String)>, String) {
         ("per-customer", json!({"kind": "letter", "concurrency": 1, "overrides": {"customer:7": {"concurrency": 5}}})),
         ("per-host", json!({"kind": "http", "rate": {"starts": 100, "period_ms": 60_000}})),
     ] {
-        let answer = call(&tickr.url(""), Method::PUT, &format!("/v1/limits/{name}"), "", Some(limit)).await;
+        let answer = tickr.put(&format!("/v1/limits/{name}"), limit).await;
         assert_eq!(answer.status, 201, "{:#}", answer.body);
         // No job of a new limit starts before the attempts that run are counted.
         eventually("the limit has counted what runs", || async {
@@ -900,7 +900,7 @@ async fn furnish(tickr: &TestApp) -> (Vec<(&'static str, String)>, String) {
         let schedule =
             json!({"cron": cron, "zone": "Europe/Warsaw", "kind": "letter", "payload": {"to": "the editor"}});
         let path = format!("/v1/schedules/{name}");
-        assert_eq!(call(&tickr.url(""), Method::PUT, &path, "", Some(schedule)).await.status, 201);
+        assert_eq!(tickr.put(&path, schedule).await.status, 201);
         assert!(tickr.post(&format!("/v1/schedules/{name}/trigger"), json!({})).await.status < 300);
     }
     let operation =

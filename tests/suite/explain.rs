@@ -5,8 +5,8 @@ use serde_json::{Value, json};
 use tickr::handlers::Registry;
 use tickr::job::{JobId, State};
 
+use crate::support::TestApp;
 use crate::support::program::{command, outcome, tickr as program};
-use crate::support::{TestApp, answer, http};
 
 /// Return the codes of the reasons, in their order.
 async fn reasons(tickr: &TestApp, id: JobId) -> Vec<String> {
@@ -118,8 +118,8 @@ async fn the_forecast_counts_what_becomes_due_hour_by_hour() {
 async fn the_forecast_counts_the_ticks_of_active_schedules_hour_by_hour() {
     let tickr = TestApp::start().await;
     let put = async |name: &str, schedule: Value| {
-        let put = http().put(tickr.url(&format!("/v1/schedules/{name}"))).json(&schedule);
-        assert_eq!(answer(put).await.status, 201);
+        let put = tickr.put(&format!("/v1/schedules/{name}"), &schedule).await;
+        assert_eq!(put.status, 201);
     };
     let soon = Utc::now() + TimeDelta::minutes(90);
     put("hourly", json!({"every_ms": 3_600_000, "anchor": soon, "kind": "noop"})).await;
@@ -160,8 +160,8 @@ async fn a_check_before_a_rollout_lists_what_this_binary_would_reject() {
         ("foreign", "noop", json!({})),
     ] {
         let schedule = json!({"cron": "0 0 1 1 *", "kind": kind, "payload": payload});
-        let put = http().put(tickr.url(&format!("/v1/schedules/{name}"))).json(&schedule);
-        assert_eq!(answer(put).await.status, 201);
+        let put = tickr.put(&format!("/v1/schedules/{name}"), &schedule).await;
+        assert_eq!(put.status, 201);
     }
     let (code, out, err) = run(&["check", "--pending"]).await;
     assert!(out.contains("schedules: 4, all can be read"), "{out}{err}");

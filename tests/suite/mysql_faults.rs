@@ -573,7 +573,7 @@ async fn the_servers_own_defaults_change_nothing_and_its_limits_are_kept() {
     tickr.assert_each_ran_once(541).await;
     // Acknowledged changes were committed, so every other session sees them.
     let schedule = json!({"every_ms": 3_600_000, "kind": "noop"});
-    let put = answer(http().put(tickr.url("/v1/schedules/hourly")).json(&schedule)).await;
+    let put = tickr.put("/v1/schedules/hourly", &schedule).await;
     assert!(put.status < 300, "{:#}", put.body);
     assert_eq!(tickr.count("SELECT COUNT(*) FROM schedules").await, 1);
     // The same holds for writes outside transactions, such as the row of the runner.

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use tickr::handlers::{Context, Handler, Kind, Outcome, Output, Problem, Registry};
 use tickr::job::{JobId, State};
 
-use crate::support::{TestApp, answer, eventually, http};
+use crate::support::{TestApp, eventually, http};
 
 /// A payload type that panics for some texts, as a hand-written `Deserialize` with an `unwrap` does.
 #[derive(Serialize, JsonSchema)]
@@ -123,7 +123,7 @@ async fn a_check_that_panics_refuses_the_request_and_harms_nothing() {
         assert_eq!((&end["accepted"], &end["lines"], &end["rejected"]), (&json!(0), &json!(3), &json!(1)), "{end:#}");
 
         let schedule = json!({"cron": "0 0 1 1 *", "kind": "fragile", "payload": {"text": text}});
-        let put = answer(http().put(tickr.url("/v1/schedules/odd")).json(&schedule)).await;
+        let put = tickr.put("/v1/schedules/odd", &schedule).await;
         assert_eq!((put.status, put.code()), (422, "invalid_payload"), "{:#}", put.body);
     }
     assert_eq!(tickr.count("SELECT COUNT(*) FROM jobs").await, 0);
@@ -175,7 +175,7 @@ async fn a_follow_up_and_a_replay_whose_check_panics_are_not_written() {
 async fn a_schedule_whose_payload_panics_stops_no_other_and_says_so() {
     let tickr = TestApp::start_with(|_| {}, glass()).await;
     let put = async |name: &str, schedule: Value| {
-        let put = answer(http().put(tickr.url(&format!("/v1/schedules/{name}"))).json(&schedule)).await;
+        let put = tickr.put(&format!("/v1/schedules/{name}"), &schedule).await;
         assert_eq!(put.status, 201, "{:#}", put.body);
     };
     // This schedule is always due first.
@@ -196,7 +196,7 @@ async fn a_schedule_whose_payload_panics_stops_no_other_and_says_so() {
     let trigger = tickr.post("/v1/schedules/a-odd/trigger", json!({})).await;
     assert_eq!((trigger.status, trigger.code()), (422, "invalid_payload"), "{:#}", trigger.body);
     for name in ["a-odd", "b-even"] {
-        assert_eq!(answer(http().delete(tickr.url(&format!("/v1/schedules/{name}")))).await.status, 204);
+        assert_eq!(tickr.delete(&format!("/v1/schedules/{name}")).await.status, 204);
     }
     tickr.until_idle().await;
     tickr.assert_sound().await;

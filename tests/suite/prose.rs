@@ -1,8 +1,10 @@
-//! The language of comments: the actor has a name, and documentation says what is, not what is asked. The lines of the
-//! dashboard: its formatter leaves templates alone, so a test keeps them narrow.
+//! The language of comments and documents: the actor has a name, and documentation says what is, not what is asked. The
+//! lines of the dashboard and of documents: no formatter breaks them, so a test keeps them narrow.
 
 use std::fs;
 use std::path::{Path, PathBuf};
+
+use crate::support::documents::{Document, documents};
 
 /// Folders whose Rust sources are read.
 const ROOTS: &[&str] = &["internal", "cmd", "tests", "examples", "benches"];
@@ -13,17 +15,18 @@ const NAMELESS: &[&str] =
 const QUESTIONS: &[&str] = &["What", "Who", "Whom", "Whose", "How", "When", "Where", "Why", "Which", "Whether"];
 /// Most columns of a line, as rustfmt and the formatter of scripts have it.
 const MAX_COLUMNS: usize = 120;
-/// Most nameless actors among 1,000 lines of comment.
+/// Most nameless actors among 1,000 lines of comment or document.
 const MAX_NAMELESS: usize = 2;
-/// Most pieces of documentation among 100 that open with a question.
+/// Most pieces of documentation, or of a document, among 100 that open with a question.
 const MAX_QUESTIONS: usize = 5;
 
-/// The comments of all sources, counted.
+/// The comments of all sources, or the text of all documents, counted.
 #[derive(Default)]
 struct Prose {
     lines: usize,
     nameless: Vec<String>,
-    docs: usize,
+    /// Pieces: blocks of documentation; headings, paragraphs and list items of documents.
+    pieces: usize,
     questions: Vec<String>,
 }
 
@@ -34,21 +37,57 @@ impl Prose {
             let line = line.trim_start();
             let doc = line.strip_prefix("///").or_else(|| line.strip_prefix("//!"));
             if let Some(text) = doc.or_else(|| line.strip_prefix("//")) {
-                self.lines += 1;
-                let words = text.split(|c: char| !c.is_alphanumeric());
-                let found = || format!("{}:{}: {line}", file.display(), number + 1);
-                let nameless = words.filter(|word| NAMELESS.contains(&word.to_lowercase().as_str())).count();
-                self.nameless.extend((0..nameless).map(|_| found()));
-                if doc.is_some() && !in_doc {
-                    self.docs += 1;
-                    let opens = text.split_whitespace().next().unwrap_or_default();
-                    if QUESTIONS.contains(&opens.trim_end_matches(|c: char| !c.is_alphanumeric())) {
-                        self.questions.push(found());
-                    }
-                }
+                let place = format!("{}:{}", file.display(), number + 1);
+                self.note(&place, text, doc.is_some() && !in_doc);
             }
             in_doc = doc.is_some();
         }
+    }
+
+    /// Read the text of a document. A line of a table or of a paragraph opens nothing.
+    fn read_document(&mut self, document: &Document) {
+        let mut in_paragraph = false;
+        for (number, line) in document.lines_of_prose() {
+            let line = line.trim();
+            let number_off = line.trim_start_matches(|c: char| c.is_ascii_digit());
+            let marked = line.trim_start_matches('#').strip_prefix(' ').filter(|_| line.starts_with('#'));
+            let marked = marked.or_else(|| line.strip_prefix("- ")).or_else(|| number_off.strip_prefix(". "));
+            if !line.is_empty() {
+                let opens = marked.is_some() || !in_paragraph && !line.starts_with('|');
+                self.note(&format!("{}:{number}", document.name), line, opens);
+            }
+            in_paragraph = !line.is_empty() && !line.starts_with('#');
+        }
+    }
+
+    /// Count one line, which may be the first of a piece.
+    fn note(&mut self, place: &str, text: &str, opens: bool) {
+        let found = || format!("{place}: {}", text.trim());
+        self.lines += 1;
+        let words = text.split(|c: char| !c.is_alphanumeric());
+        let nameless = words.filter(|word| NAMELESS.contains(&word.to_lowercase().as_str())).count();
+        self.nameless.extend((0..nameless).map(|_| found()));
+        if opens {
+            self.pieces += 1;
+            let words = text.split(|c: char| !c.is_alphanumeric());
+            let word = words.into_iter().find(|word| word.starts_with(char::is_alphabetic));
+            if word.is_some_and(|word| QUESTIONS.contains(&word)) {
+                self.questions.push(found());
+            }
+        }
+    }
+
+    fn assert_plain(&self) {
+        println!(
+            "{} lines: {:.1} nameless actors among 1,000; {} pieces: {:.1} % open with a question",
+            self.lines,
+            1_000.0 * self.nameless.len() as f64 / self.lines as f64,
+            self.pieces,
+            100.0 * self.questions.len() as f64 / self.pieces as f64,
+        );
+        let (nameless, questions) = (&self.nameless, &self.questions);
+        assert!(nameless.len() * 1_000 < MAX_NAMELESS * self.lines, "name the actor:\n{}", nameless.join("\n"));
+        assert!(questions.len() * 100 < MAX_QUESTIONS * self.pieces, "say what is:\n{}", questions.join("\n"));
     }
 }
 
@@ -76,20 +115,44 @@ fn comments_name_the_actor_and_open_with_no_question() {
     for file in &files {
         prose.read(file);
     }
-    println!(
-        "{} lines of comment: {:.1} nameless actors among 1,000; {} pieces of documentation: {:.1} % open with a question",
-        prose.lines,
-        1_000.0 * prose.nameless.len() as f64 / prose.lines as f64,
-        prose.docs,
-        100.0 * prose.questions.len() as f64 / prose.docs as f64,
-    );
-    assert!(prose.lines > 5_000 && prose.docs > 3_000, "the sources were not found: {} files", files.len());
-    assert!(
-        prose.nameless.len() * 1_000 < MAX_NAMELESS * prose.lines,
-        "name the actor:\n{}",
-        prose.nameless.join("\n")
-    );
-    assert!(prose.questions.len() * 100 < MAX_QUESTIONS * prose.docs, "say what is:\n{}", prose.questions.join("\n"));
+    assert!(prose.lines > 5_000 && prose.pieces > 3_000, "the sources were not found: {} files", files.len());
+    prose.assert_plain();
+}
+
+#[test]
+fn documents_name_the_actor_and_open_with_no_question() {
+    let mut prose = Prose::default();
+    for document in &documents() {
+        prose.read_document(document);
+    }
+    assert!(prose.lines > 2_000 && prose.pieces > 800, "{} lines, {} pieces", prose.lines, prose.pieces);
+    prose.assert_plain();
+}
+
+#[test]
+fn the_measure_of_documents_sees_nameless_actors_and_questions() {
+    let text = "# What it is\n\nNobody reads\nWhat follows.\n\n```sh\nHow\n```\n- **Why** not\n- so\n| When | Who |\n";
+    let mut prose = Prose::default();
+    prose.read_document(&Document { name: "x.md".to_owned(), text: text.to_owned() });
+    assert_eq!(prose.nameless, ["x.md:3: Nobody reads"]);
+    assert_eq!(prose.questions, ["x.md:1: # What it is", "x.md:9: - **Why** not"]);
+    assert_eq!((prose.lines, prose.pieces), (6, 4));
+}
+
+#[test]
+fn the_lines_of_the_documents_fit_120_columns() {
+    let mut long = Vec::new();
+    for document in documents() {
+        for (number, line) in document.lines_of_prose() {
+            let columns = line.chars().count();
+            // A row of a table cannot be broken, and neither can a link.
+            let breaks = line.trim_start_matches(['-', ' ']).contains(' ');
+            if columns > MAX_COLUMNS && !line.starts_with('|') && breaks {
+                long.push(format!("{}:{number}: {columns} columns", document.name));
+            }
+        }
+    }
+    assert!(long.is_empty(), "break these lines:\n{}", long.join("\n"));
 }
 
 /// The scripts of the dashboard, without those of other projects.

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use reqwest::Method;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
@@ -17,24 +16,20 @@ use tickr::store::{Claim, PermitGrant, PermitRequest};
 use uuid::Uuid;
 
 use crate::support::program::{command, outcome, tickr as program};
-use crate::support::{self, Answer, DEADLINE, Proxy, Runner, TestApp, answer, default_queue, eventually, http};
-
-async fn call(tickr: &TestApp, method: Method, path: &str, body: Option<Value>) -> Answer {
-    support::call(&tickr.url(""), method, path, "", body).await
-}
+use crate::support::{DEADLINE, Proxy, Runner, TestApp, answer, default_queue, eventually, http};
 
 async fn set(tickr: &TestApp, queue: &str, change: Value) {
-    let changed = call(tickr, Method::PATCH, &format!("/v1/queues/{queue}"), Some(change)).await;
+    let changed = tickr.patch(&format!("/v1/queues/{queue}"), change).await;
     assert_eq!(changed.status, 200, "{:#}", changed.body);
 }
 
 async fn pause(tickr: &TestApp, queue: &str) {
-    let paused = call(tickr, Method::POST, &format!("/v1/queues/{queue}/pause"), Some(json!({}))).await;
+    let paused = tickr.post(&format!("/v1/queues/{queue}/pause"), json!({})).await;
     assert_eq!(paused.status, 200, "{:#}", paused.body);
 }
 
 async fn resume(tickr: &TestApp, queue: &str) {
-    let resumed = call(tickr, Method::POST, &format!("/v1/queues/{queue}/resume"), None).await;
+    let resumed = tickr.post(&format!("/v1/queues/{queue}/resume"), json!({})).await;
     assert_eq!((resumed.status, &resumed.body["paused"]), (200, &Value::Null), "{:#}", resumed.body);
 }
 
@@ -63,7 +58,7 @@ async fn most_at_once(tickr: &TestApp, queue: &str) -> i64 {
          WHERE k.queue = '{queue}' AND b.started_at <= a.started_at AND b.finished_at > a.started_at) n \
          FROM attempts a JOIN jobs j ON j.id = a.job_id WHERE j.queue = '{queue}') x"
     );
-    tickr.count(Box::leak(sql.into_boxed_str())).await
+    tickr.count(sql).await
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -77,7 +72,7 @@ async fn a_paused_queue_starts_nothing_on_any_runner_until_it_goes_on() {
     let without = tickr.another_with(without, Registry::new()).await;
 
     let reason = json!({"reason": "provider is down"});
-    let paused = call(&tickr, Method::POST, "/v1/queues/mail/pause", Some(reason)).await;
+    let paused = tickr.post("/v1/queues/mail/pause", reason).await;
     assert_eq!(paused.body["paused"]["reason"], "provider is down");
     assert_eq!(paused.body["paused"]["by"], "anyone");
     assert_eq!((&paused.body["runners"], &paused.body["priority"]), (&json!(3), &json!(5)));
@@ -92,7 +87,7 @@ async fn a_paused_queue_starts_nothing_on_any_runner_until_it_goes_on() {
         tickr.until(id, State::Completed).await;
     }
     // A job that is made due at once waits for its paused queue as well.
-    let moved = call(&tickr, Method::POST, &format!("/v1/jobs/{}/run-now", mail[0]), None).await;
+    let moved = tickr.post(&format!("/v1/jobs/{}/run-now", mail[0]), json!({})).await;
     assert_eq!(moved.status, 200);
     let waiting = "SELECT COUNT(*) FROM owed WHERE queue = 'mail' AND state = 'waiting'";
     assert_eq!(tickr.count(waiting).await, 40);
@@ -153,7 +148,7 @@ async fn a_limit_holds_over_all_runners_and_does_not_slow_what_is_within_it() {
 
     // A lower limit stops no running job and starts no new one. Without a limit all jobs run.
     set(&tickr, "slow", json!({"concurrency": null})).await;
-    let view = call(&tickr, Method::GET, "/v1/queues/slow", None).await.body;
+    let view = tickr.get("/v1/queues/slow").await.body;
     assert_eq!((&view["concurrency"], &view["permits"]), (&Value::Null, &Value::Null));
     let long = (0..20).map(|_| json!({"kind": "sleep", "payload": {"ms": 60_000}, "queue": "slow"}));
     let long = tickr.enqueue_many(long).await;
@@ -165,14 +160,14 @@ async fn a_limit_holds_over_all_runners_and_does_not_slow_what_is_within_it() {
     let more = tickr.enqueue(json!({"kind": "noop", "queue": "slow"})).await;
     // Fifteen jobs may end before the next one may start.
     for id in &long[..15] {
-        call(&tickr, Method::POST, &format!("/v1/jobs/{id}/cancel"), None).await;
+        tickr.post(&format!("/v1/jobs/{id}/cancel"), json!({})).await;
     }
     tickr.until_count("SELECT COUNT(*) FROM owed WHERE queue = 'slow' AND state = 'executing'", 5).await;
     assert_eq!(tickr.job(more).await["state"], "waiting");
-    call(&tickr, Method::POST, &format!("/v1/jobs/{}/cancel", long[15]), None).await;
+    tickr.post(&format!("/v1/jobs/{}/cancel", long[15]), json!({})).await;
     tickr.until(more, State::Completed).await;
     for id in &long[16..] {
-        call(&tickr, Method::POST, &format!("/v1/jobs/{id}/cancel"), None).await;
+        tickr.post(&format!("/v1/jobs/{id}/cancel"), json!({})).await;
     }
     tickr.until_idle().await;
     tickr.assert_sound().await;
@@ -210,7 +205,7 @@ async fn a_lowered_limit_holds_on_a_runner_that_is_never_short_of_jobs() {
             break;
         }
         let id = JobId::from_uuid(running[0]);
-        call(&tickr, Method::POST, &format!("/v1/jobs/{id}/cancel"), None).await;
+        tickr.post(&format!("/v1/jobs/{id}/cancel"), json!({})).await;
         tickr.until(id, State::Cancelled).await;
         ended += 1;
         // Four must end. A few others may have started before the runner asked MySQL.
@@ -244,7 +239,7 @@ async fn a_new_limit_counts_the_jobs_of_a_runner_that_hears_of_it_later() {
                 tickr.until(*id, State::Completed).await;
             }
         }
-        call(&tickr, Method::POST, &format!("/v1/jobs/{id}/cancel"), None).await;
+        tickr.post(&format!("/v1/jobs/{id}/cancel"), json!({})).await;
     }
     tickr.until_idle().await;
     let beside_short_ones = "SELECT CAST(MAX(n) AS SIGNED) FROM (SELECT (SELECT COUNT(*) FROM attempts b \
@@ -365,7 +360,7 @@ async fn most_kept_at_once(tickr: &TestApp, queue: &str) -> i64 {
          WHERE k.queue = '{queue}' AND b.verdict <> 'lost' AND b.started_at <= a.started_at AND b.finished_at > a.started_at) n \
          FROM attempts a JOIN jobs j ON j.id = a.job_id WHERE j.queue = '{queue}' AND a.verdict <> 'lost') x"
     );
-    tickr.count(Box::leak(sql.into_boxed_str())).await
+    tickr.count(sql).await
 }
 
 const OF_ONE: [(&str, &str); 3] = [("TICKR_QUEUES", "one"), ("TICKR_LEASE", "2s"), ("TICKR_WORKERS", "4")];
@@ -427,9 +422,8 @@ async fn a_limit_holds_after_its_holder_slept() {
     // Longer than its lease plus the four seconds after which another runner may take its permit.
     let by_heir =
         format!("SELECT COUNT(*) FROM attempts a JOIN runners r ON r.id = a.runner WHERE r.pid = {}", heir.pid());
-    let by_heir: &'static str = Box::leak(by_heir.into_boxed_str());
-    let before = tickr.count(by_heir).await;
-    eventually("the heir has taken its permit", || async { (tickr.count(by_heir).await >= before + 2).then_some(()) })
+    let before = tickr.count(&by_heir).await;
+    eventually("the heir has taken its permit", || async { (tickr.count(&by_heir).await >= before + 2).then_some(()) })
         .await;
     holder.signal("CONT");
     tickr.until_idle().await;
@@ -707,16 +701,16 @@ async fn what_is_set_about_a_queue_is_checked_versioned_and_shown() {
         (json!({}), ""),
         (json!({"paused": true}), "/paused"),
     ] {
-        let refused = call(&tickr, Method::PATCH, "/v1/queues/mail", Some(body.clone())).await;
+        let refused = tickr.patch("/v1/queues/mail", body.clone()).await;
         assert_eq!((refused.status, refused.pointers()), (422, vec![pointer]), "{body}");
     }
     let long = json!({"reason": "x".repeat(256)});
-    assert_eq!(call(&tickr, Method::POST, "/v1/queues/mail/pause", Some(long)).await.pointers(), ["/reason"]);
-    assert_eq!(call(&tickr, Method::POST, "/v1/queues/Mail/pause", Some(json!({}))).await.pointers(), ["name"]);
-    assert_eq!(call(&tickr, Method::GET, "/v1/queues/mail", None).await.status, 404);
+    assert_eq!(tickr.post("/v1/queues/mail/pause", long).await.pointers(), ["/reason"]);
+    assert_eq!(tickr.post("/v1/queues/Mail/pause", json!({})).await.pointers(), ["name"]);
+    assert_eq!(tickr.get("/v1/queues/mail").await.status, 404);
 
     // A change with the tag of an older version is refused.
-    let mine = call(&tickr, Method::PATCH, "/v1/queues/mail", Some(json!({"priority": 3}))).await;
+    let mine = tickr.patch("/v1/queues/mail", json!({"priority": 3})).await;
     let tag = mine.header("etag").to_owned();
     let with_tag = async |tag: &str, change: Value| {
         let request = http().patch(tickr.url("/v1/queues/mail")).header("if-match", tag).json(&change);

@@ -74,7 +74,7 @@ const READER: &str = "CASE WHEN j.payload LIKE '%fax%' OR j.payload LIKE '%rail%
                       WHEN j.payload LIKE '%phone%' OR j.payload LIKE '%drone%' THEN 'new' END";
 
 async fn number(tickr: &TestApp, sql: &str) -> i64 {
-    tickr.count(Box::leak(sql.to_owned().into_boxed_str())).await
+    tickr.count(sql).await
 }
 
 /// Check that each job completed once, in a version that can read it. A job that a runner gave back has used no
@@ -337,7 +337,7 @@ async fn suspects_run_in_processes_of_a_version_that_can_read_them() {
 async fn a_limit_of_one_holds_over_two_versions_and_jams_on_neither() {
     let versions = Versions::built().await;
     let tickr = bystander().await;
-    let limit = call(&tickr.url(""), Method::PATCH, "/v1/queues/narrow", "", Some(json!({"concurrency": 1}))).await;
+    let limit = tickr.patch("/v1/queues/narrow", json!({"concurrency": 1})).await;
     assert_eq!(limit.status, 200, "{:#}", limit.body);
     let (mut old, mut new) = (start(&tickr, &versions.old, "8", "30s"), start(&tickr, &versions.new, "8", "30s"));
     let (base_old, base_new) = (old.base().await, new.base().await);

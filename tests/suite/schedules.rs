@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
+use reqwest::Method;
 use serde_json::{Value, json};
 use tickr::app::App;
 use tickr::config::ServerUrl;
@@ -44,10 +45,6 @@ async fn put(tickr: &TestApp, name: &str, schedule: &Value) -> Value {
     let put = put_with(&tickr.app, name, &[], schedule).await;
     assert!(matches!(put.status, 200 | 201), "{:#}", put.body);
     put.body
-}
-
-async fn delete(tickr: &TestApp, path: &str) -> Answer {
-    answer(http().delete(tickr.url(path))).await
 }
 
 async fn ticks(tickr: &TestApp, name: &str) -> Vec<Value> {
@@ -130,7 +127,7 @@ async fn two_runners_fire_two_hundred_ticks_of_a_second_exactly_once_each() {
 }
 
 async fn delete_of(tickr: &TestApp, name: &str) -> Answer {
-    delete(tickr, &format!("/v1/schedules/{name}")).await
+    tickr.delete(&format!("/v1/schedules/{name}")).await
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -250,7 +247,7 @@ async fn a_schedule_is_made_changed_and_deleted_only_as_its_caller_expects() {
     assert_eq!(tickr.get("/v1/schedules/nightly").await.header("etag"), changed.header("etag"));
     assert_eq!(tickr.get("/v1/schedules/other").await.status, 404);
 
-    let request = http().delete(tickr.url("/v1/schedules/nightly")).header("If-Match", tag);
+    let request = tickr.request(Method::DELETE, "/v1/schedules/nightly").header("If-Match", tag);
     assert_eq!(answer(request).await.status, 412);
     assert_eq!(delete_of(&tickr, "nightly").await.status, 204);
     assert_eq!(delete_of(&tickr, "nightly").await.status, 404);
@@ -506,10 +503,7 @@ async fn after_an_outage_each_policy_does_what_it_says_and_writes_little() {
     }
     // These are the ticks of the outage. Ticks after it are on time or late by milliseconds.
     let fired = "SELECT COUNT(*) FROM ticks WHERE outcome = 'fired' AND due_at < recorded_at - INTERVAL 5 SECOND AND schedule = ";
-    let late = async |name: &str| {
-        let sql = format!("{fired}'{name}'");
-        tickr.count(sql.leak()).await
-    };
+    let late = async |name: &str| tickr.count(format!("{fired}'{name}'")).await;
     assert_eq!(late("skip").await, 0);
     assert!(late("all").await >= 18, "{}", late("all").await);
     let ones = ticks(&tickr, "one").await;
@@ -779,7 +773,7 @@ async fn what_the_configuration_declares_is_there_after_the_start_and_only_the_c
     let refused = put_with(&tickr.app, "nightly", &[], &yearly()).await;
     assert_eq!((refused.status, refused.code()), (409, "declared_in_config"));
     assert_eq!(delete_of(&tickr, "nightly").await.code(), "declared_in_config");
-    assert_eq!(delete(&tickr, "/v1/schedules/nightly?undeclared=true").await.code(), "declared_in_config");
+    assert_eq!(tickr.delete("/v1/schedules/nightly?undeclared=true").await.code(), "declared_in_config");
     assert_eq!(tickr.post("/v1/schedules/nightly/trigger", json!({})).await.status, 201);
     assert_eq!(tickr.post("/v1/schedules/nightly/pause", json!({})).await.status, 200);
 

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 use tickr::handlers::Registry;
 use tickr::job::{JobId, State};
 
-use crate::support::{TestApp, answer, eventually, http};
+use crate::support::{TestApp, eventually};
 
 /// So far ahead that no job starts during a test.
 const LATER_MS: u64 = 86_400_000;
@@ -245,8 +245,8 @@ async fn a_schedule_finds_the_jobs_it_made_also_for_an_operation() {
     let tickr = TestApp::start().await;
     for name in ["nightly", "hourly"] {
         let schedule = json!({"cron": "0 0 1 1 *", "kind": "noop", "queue": "nobody-serves-it"});
-        let put = http().put(tickr.url(&format!("/v1/schedules/{name}"))).json(&schedule);
-        assert_eq!(answer(put).await.status, 201);
+        let put = tickr.put(&format!("/v1/schedules/{name}"), &schedule).await;
+        assert_eq!(put.status, 201);
     }
     let trigger = async |name: &str| -> JobId {
         let fired = tickr.post(&format!("/v1/schedules/{name}/trigger"), json!({})).await;

@@ -101,7 +101,7 @@ fn mail(job: &Value) -> Value {
 }
 
 async fn count(tickr: &TestApp, sql: &str) -> i64 {
-    tickr.mysql().await.fetch_one(AssertSqlSafe(sql.to_owned())).await.unwrap().get(0)
+    tickr.count(sql).await
 }
 
 fn names(dir: &Path) -> Vec<String> {

@@ -248,10 +248,10 @@ async fn a_tick_is_the_root_of_the_trace_of_its_job() {
     let (collector, endpoint) = Collector::start().await;
     let tickr = tickr_with(&endpoint, |config| config.otlp_sample = 1.0).await;
     let schedule = json!({"cron": "* * * * * *", "kind": "noop"});
-    let put = answer(http().put(tickr.url("/v1/schedules/each-second")).json(&schedule)).await;
+    let put = tickr.put("/v1/schedules/each-second", &schedule).await;
     assert_eq!(put.status, 201, "{:#}", put.body);
     tickr.until_count("SELECT COUNT(*) >= 2 FROM attempts WHERE end_state = 'completed'", 1).await;
-    assert_eq!(answer(http().delete(tickr.url("/v1/schedules/each-second"))).await.status, 204);
+    assert_eq!(tickr.delete("/v1/schedules/each-second").await.status, 204);
     tickr.until_idle().await;
     let jobs = tickr.get("/v1/jobs?schedule=each-second").await.body["data"].as_array().unwrap().clone();
     let spans = collector.until(2 * jobs.len()).await;
@@ -275,7 +275,7 @@ async fn a_tick_is_the_root_of_the_trace_of_its_job() {
     }
     // A trigger is a request of a client, and continues the trace of that client.
     let yearly = json!({"cron": "0 0 1 1 *", "kind": "noop"});
-    assert_eq!(answer(http().put(tickr.url("/v1/schedules/yearly")).json(&yearly)).await.status, 201);
+    assert_eq!(tickr.put("/v1/schedules/yearly", &yearly).await.status, 201);
     let path = "/v1/schedules/yearly/trigger";
     let fired = answer(http().post(tickr.url(path)).header("traceparent", sampled())).await;
     let job = tickr.until(id(&fired), State::Completed).await;

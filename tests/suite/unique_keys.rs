@@ -332,8 +332,8 @@ async fn unique_keys_hold_behind_a_pause_a_drain_a_limit_and_while_mysql_stands_
         let answer = tickr.post(&path, json!({})).await;
         assert_eq!(answer.status, 200, "{:#}", answer.body);
     };
-    let limited = http().patch(tickr.url("/v1/queues/default")).json(&json!({"concurrency": 1}));
-    assert_eq!(answer(limited).await.status, 200);
+    let limited = tickr.patch("/v1/queues/default", json!({"concurrency": 1})).await;
+    assert_eq!(limited.status, 200);
     let slow = json!({"kind": "sleep", "payload": {"ms": 1_500}, "unique_key": "k", "unique_until": "start"});
     let runner = format!("/v1/runners/{}", tickr.app.runner().as_str().replace('/', "%2F"));
 

@@ -50,10 +50,10 @@ async fn a_live_system_that_keeps_its_promises_lights_no_check() {
     let other = tickr.another().await;
     // At the same time, operators use every action they have.
     let schedule = json!({"cron": "* * * * * *", "kind": "noop", "misfire_grace_ms": 60_000});
-    let put = http().put(tickr.url("/v1/schedules/each-second")).json(&schedule).send().await.unwrap();
-    assert!(put.status().is_success());
-    let limit = http().patch(tickr.url("/v1/queues/tight")).json(&json!({"concurrency": 1})).send().await.unwrap();
-    assert!(limit.status().is_success());
+    let put = tickr.put("/v1/schedules/each-second", &schedule).await;
+    assert_eq!(put.status, 201);
+    let limit = tickr.patch("/v1/queues/tight", json!({"concurrency": 1})).await;
+    assert_eq!(limit.status, 200);
     tickr.post("/v1/queues/paused/pause", json!({"reason": "a test"})).await;
     tickr.enqueue_many((0..20).map(|_| json!({"kind": "noop", "queue": "paused"}))).await;
     let narrow = |ms: u64| json!({"kind": "sleep", "queue": "tight", "payload": {"ms": ms}});
@@ -476,8 +476,8 @@ async fn what_waits_on_purpose_breaks_no_promise() {
     };
     let tickr = TestApp::start_with(queues, Registry::new()).await;
     assert_eq!(tickr.post("/v1/queues/paused/pause", json!({})).await.status, 200);
-    let limit = http().patch(tickr.url("/v1/queues/tight")).json(&json!({"concurrency": 1})).send().await.unwrap();
-    assert!(limit.status().is_success());
+    let limit = tickr.patch("/v1/queues/tight", json!({"concurrency": 1})).await;
+    assert_eq!(limit.status, 200);
     let holder = tickr.enqueue(json!({"kind": "sleep", "queue": "tight", "payload": {"ms": 120_000}})).await;
     tickr.until(holder, State::Executing).await;
     tickr.enqueue_many((0..4).map(|_| json!({"kind": "noop", "queue": "tight"}))).await;
@@ -572,8 +572,8 @@ async fn what_operators_and_retention_remove_is_told_from_what_is_lost() {
 
     // The same for ticks.
     let schedule = json!({"cron": "0 0 1 1 *", "kind": "noop"});
-    let put = http().put(tickr.url("/v1/schedules/yearly")).json(&schedule).send().await.unwrap();
-    assert!(put.status().is_success());
+    let put = tickr.put("/v1/schedules/yearly", &schedule).await;
+    assert_eq!(put.status, 201);
     for _ in 0..2 {
         let fired = tickr.post("/v1/schedules/yearly/trigger", json!({})).await;
         assert_eq!(fired.status, 201, "{:#}", fired.body);

@@ -4,7 +4,6 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use reqwest::Method;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -12,7 +11,7 @@ use sqlx::{Executor, MySqlConnection};
 use tickr::handlers::{Context, Kind, Output, Registry};
 use tokio_util::sync::CancellationToken;
 
-use crate::support::{TestApp, call, connect, eventually};
+use crate::support::{TestApp, connect, eventually};
 
 /// Verdicts of one worker that may be on their way to MySQL.
 const SETTLING: usize = 8;
@@ -196,7 +195,7 @@ async fn a_job_counts_against_the_limit_of_its_queue_until_its_verdict_is_writte
     )
     .await;
     let one = json!({"concurrency": 1});
-    let changed = call(&tickr.url(""), Method::PATCH, "/v1/queues/default", "", Some(one)).await;
+    let changed = tickr.patch("/v1/queues/default", one).await;
     assert_eq!(changed.status, 200, "{:#}", changed.body);
     tickr.until_count("SELECT COUNT(*) FROM queue_permits WHERE queue = 'default' AND permits = 1", 1).await;
     let ids = tickr.enqueue_many((0..2).map(|_| json!({"kind": "count"}))).await;

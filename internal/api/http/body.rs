@@ -11,6 +11,7 @@ use futures_util::StreamExt as _;
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{DeserializeOwned, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
+use serde_json::value::RawValue;
 use utoipa::openapi::OpenApi;
 use utoipa::openapi::path::Operation;
 
@@ -48,6 +49,11 @@ impl<T: DeserializeOwned> FromRequest<Api> for Body<T> {
         let bytes = bytes?;
         parse(&bytes).map(|parsed| Self(parsed, bytes))
     }
+}
+
+/// Return the payload of a job that has none in its body.
+pub(crate) fn empty_object() -> Box<RawValue> {
+    RawValue::from_string("{}".into()).unwrap_or_default()
 }
 
 pub(crate) fn body_timeout_problem(patience: Duration) -> Problem {

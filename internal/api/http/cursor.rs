@@ -8,6 +8,30 @@ use uuid::Uuid;
 
 use crate::http::problem::{Code, Problem};
 
+/// Number of entries of a page unless the client asks for another one.
+const PAGE_SIZE: u32 = 50;
+/// Most entries of a page.
+const MAX_PAGE_SIZE: u32 = 200;
+
+/// Return the size of a page, and add a problem to `problems` if it is out of range.
+pub(crate) fn read_page_size(asked: Option<u32>, problems: &mut Vec<tickr_handlers::Problem>) -> u32 {
+    let size = asked.unwrap_or(PAGE_SIZE);
+    if !(1..=MAX_PAGE_SIZE).contains(&size) {
+        problems.push(tickr_handlers::Problem::at("limit", format!("must be 1 to {MAX_PAGE_SIZE}")));
+    }
+    size
+}
+
+/// Return the size of a page of a listing that has no other parameters to check.
+pub(crate) fn page_size(asked: Option<u32>) -> Result<u32, Problem> {
+    let mut problems = Vec::new();
+    let size = read_page_size(asked, &mut problems);
+    if problems.is_empty() {
+        return Ok(size);
+    }
+    Err(Problem::new(Code::InvalidRequest, "invalid listing; `errors` says why").at("", problems))
+}
+
 /// The digest of a listing and its filter.
 pub(crate) struct Listing([u8; 6]);
 

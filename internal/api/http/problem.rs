@@ -80,6 +80,11 @@ impl Problem {
         }
     }
 
+    /// Say that there is no such object: `job` and its id, `schedule` and its name.
+    pub(crate) fn not_found(noun: &str, name: impl std::fmt::Display) -> Self {
+        Self::new(Code::NotFound, format!("there is no {noun} {name}"))
+    }
+
     /// Set the single errors, each pointer prefixed with `prefix`.
     pub(crate) fn at(mut self, prefix: &str, problems: Vec<tickr_handlers::Problem>) -> Self {
         (self.errors, self.unsaid) = (Vec::new(), 0);
@@ -183,8 +188,7 @@ fn cut(text: &str, most: usize) -> String {
     if text.len() <= most {
         return text.to_owned();
     }
-    let end = (0..=most - 3).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0);
-    format!("{}…", &text[..end])
+    format!("{}…", &text[..text.floor_char_boundary(most - 3)])
 }
 
 /// Describe a response that is a problem. [`super::describe_problems`] sets its media type.

@@ -1,11 +1,14 @@
-//! The table of problems: each code with its status, its meaning, its remedy, and whether a retry makes sense. `docs/PROBLEMS.md`
-//! and `/docs` are generated from it.
+//! The table of problems: each code with its status, its meaning, its remedy, and whether a retry makes sense.
+//! `docs/PROBLEMS.md` and `/docs` are generated from it.
 
 use std::fmt::Write as _;
 
 use axum::http::StatusCode;
 use serde::Serialize;
 use utoipa::ToSchema;
+
+/// Most columns of a line of `docs/PROBLEMS.md` outside tables.
+const MAX_COLUMNS: usize = 120;
 
 /// Advice on sending the same request again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -332,13 +335,37 @@ impl Code {
     }
 }
 
+/// Return a paragraph or list item in lines of at most 120 columns.
+fn filled(mark: &str, text: &str) -> String {
+    let mut lines = mark.to_owned();
+    let mut column = mark.len();
+    for (at, word) in text.split(' ').enumerate() {
+        let width = word.chars().count();
+        if at > 0 && column + 1 + width > MAX_COLUMNS {
+            let _ = write!(lines, "\n{:1$}", "", mark.len());
+            column = mark.len();
+        } else if at > 0 {
+            lines.push(' ');
+            column += 1;
+        }
+        lines.push_str(word);
+        column += width;
+    }
+    lines.push('\n');
+    lines
+}
+
 /// Return the text of `docs/PROBLEMS.md`.
 #[must_use]
 pub fn markdown() -> String {
-    let mut text = String::from(
-        "# Problems\n\nGenerated from `internal/api/http/problem_table.rs`; a test compares the two. Every response with a \
-         status of 400 or more, except those\nof `/readyz`, is an RFC 9457 problem document (`application/problem+json`) with \
-         these fields:\n\n\
+    let mut text = String::from("# Problems\n\n");
+    text += &filled(
+        "",
+        "Generated from `internal/api/http/problem_table.rs`; a test compares the two. Every response with a status of 400 \
+         or more, except those of `/readyz`, is an RFC 9457 problem document (`application/problem+json`) with these \
+         fields:",
+    );
+    text += "\n\
          | field | holds |\n|---|---|\n\
          | `type` | `urn:tickr:problem:` followed by the code; stable |\n\
          | `code` | the code; stable, for programs |\n\
@@ -348,20 +375,19 @@ pub fn markdown() -> String {
          | `errors` | the single faults: `pointer` (a JSON pointer into the body, or the name of a parameter or header) and `detail` |\n\
          | `current_state` | the state of the job, with `wrong_state`, `unique_key_taken` and `previous_unfinished` |\n\
          | `holder` | the job in the way, with `unique_key_taken` of a single job and with `previous_unfinished` |\n\
-         | `replayed_as` | the job that replayed the dead letter, with `already_replayed` |\n\n\
-         The server below the API answers malformed request heads with an empty body: 400 when they are not HTTP, 414 \
-         and 431 when they\nare too large. It closes the connection of a client that sends its head, or reads the response, too slowly.\n",
+         | `replayed_as` | the job that replayed the dead letter, with `already_replayed` |\n\n";
+    text += &filled(
+        "",
+        "The server below the API answers malformed request heads with an empty body: 400 when they are not HTTP, 414 and \
+         431 when they are too large. It closes the connection of a client that sends its head, or reads the response, \
+         too slowly.",
     );
     for &code in Code::ALL {
         let Entry { meaning, remedy, again } = code.entry();
-        let _ = write!(
-            text,
-            "\n## `{}`\n\n**{} {}.** {meaning}\n\n- What to do: {remedy}\n- Retry: {}\n",
-            code.word(),
-            code.status().as_u16(),
-            code.title(),
-            again.words(),
-        );
+        let title = format!("**{} {}.** {meaning}", code.status().as_u16(), code.title());
+        let _ = write!(text, "\n## `{}`\n\n{}\n", code.word(), filled("", &title));
+        text += &filled("- ", &format!("Remedy: {remedy}"));
+        text += &filled("- ", &format!("Retry: {}", again.words()));
     }
     text
 }

@@ -15,7 +15,7 @@ use crate::http::body::{Body, IdPath};
 use crate::http::etag::{self, IfMatch};
 use crate::http::idempotency::{Key, ResponseContent, respond_to_outcome};
 use crate::http::problem::{Code, Problem};
-use crate::jobs::{due, json_answer, missing};
+use crate::jobs::{due, json_answer};
 use crate::view::JobView;
 use tickr_broker::problem_of_due;
 use tickr_job::{Attempt, Job, Priority};
@@ -105,7 +105,7 @@ pub(crate) async fn change(
                 let detail = "the job no longer has an ETag of If-Match; nothing was changed; read the job again";
                 Problem::new(Code::PreconditionFailed, detail)
             }
-            ChangeOutcome::Done(_) | ChangeOutcome::Missing => missing(id),
+            ChangeOutcome::Done(_) | ChangeOutcome::Missing => Problem::not_found("job", id),
         })
     })
 }

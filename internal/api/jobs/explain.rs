@@ -11,7 +11,6 @@ use utoipa::ToSchema;
 
 use crate::http::body::IdPath;
 use crate::http::problem::Problem;
-use crate::jobs::missing;
 use crate::view::Moment;
 use crate::{Api, json};
 use tickr_index::Health;
@@ -101,8 +100,289 @@ struct Evidence<'a> {
     parked: Option<(ParkedAt, Bounds)>,
     queue: Option<&'a QueueSetting>,
     permits: u32,
-    runners: &'a [RunnerSeen],
+    runners: Runners<'a>,
     health: Health,
+}
+
+/// The living runners, in narrowing sets.
+struct Runners<'a> {
+    living: Vec<&'a RunnerSeen>,
+    /// Those that serve the queue of the job.
+    serving: Vec<&'a RunnerSeen>,
+    /// Those that also have its kind.
+    able: Vec<&'a RunnerSeen>,
+    /// Those that also take new work.
+    willing: Vec<&'a RunnerSeen>,
+    /// Processes that run one suspect. Such a process serves no queue, and keeps one worker of its parent runner busy.
+    children: Vec<&'a RunnerSeen>,
+}
+
+impl<'a> Runners<'a> {
+    fn new(job: &Job, all: &'a [RunnerSeen]) -> Self {
+        let alive = |runner: &&RunnerSeen| runner.stopped_at.is_none() && runner.heartbeat_age < SILENT;
+        let (children, living): (Vec<_>, Vec<_>) = all.iter().filter(alive).partition(|runner| runner.parent.is_some());
+        let serving: Vec<_> = living.iter().copied().filter(|runner| runner.queues.contains(&job.queue)).collect();
+        let able: Vec<_> = serving.iter().copied().filter(|runner| runner.kinds.contains(&job.kind)).collect();
+        let willing = able.iter().copied().filter(|runner| runner.takes_jobs()).collect();
+        Self { living, serving, able, willing, children }
+    }
+
+    /// Return the workers of the willing runners, and how many of them are busy.
+    fn workers(&self) -> (u32, u32) {
+        let theirs = |child: &&&RunnerSeen| self.willing.iter().any(|runner| child.parent.as_ref() == Some(&runner.id));
+        let busy = self.willing.iter().chain(self.children.iter().filter(theirs)).map(|runner| runner.busy_workers);
+        (self.willing.iter().map(|runner| runner.workers).sum(), busy.sum())
+    }
+}
+
+impl Evidence<'_> {
+    /// Return how long ago a moment was.
+    fn since(&self, moment: Timestamp) -> String {
+        duration_text(self.at - moment)
+    }
+
+    fn due_in(&self) -> TimeDelta {
+        self.job.execute_at - self.at
+    }
+
+    fn is_due(&self) -> bool {
+        self.due_in() <= TimeDelta::zero()
+    }
+
+    /// Return the last error of the job, to be put behind a sentence.
+    fn last_error(&self) -> String {
+        self.job.last_error.as_deref().map(|error| format!(": {}", cut(error))).unwrap_or_default()
+    }
+}
+
+/// The jobs to which a reason can apply.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    Ended,
+    Executing,
+    /// Jobs without an open attempt.
+    Waiting,
+    /// Waiting jobs that are due and not held. It is not known now whether these reasons will apply to others at their
+    /// due time.
+    Startable,
+}
+
+impl Stage {
+    fn has(self, evidence: &Evidence<'_>) -> bool {
+        let job = evidence.job;
+        let waits = !job.state.is_end() && job.state != JobState::Executing;
+        match self {
+            Self::Ended => job.state.is_end(),
+            Self::Executing => job.state == JobState::Executing,
+            Self::Waiting => waits,
+            Self::Startable => waits && evidence.is_due() && !job.held,
+        }
+    }
+}
+
+/// Return the text of a reason if it applies.
+type Rule = fn(&Evidence<'_>) -> Option<String>;
+
+/// Every reason but the two of [`without_reason`], in the order in which they must be removed.
+const REASONS: &[(ReasonCode, Stage, Rule)] = &[
+    (ReasonCode::Ended, Stage::Ended, ended),
+    (ReasonCode::Executing, Stage::Executing, executing),
+    (ReasonCode::CancelRequested, Stage::Executing, cancel_requested),
+    (ReasonCode::LeaseOver, Stage::Executing, lease_over),
+    (ReasonCode::LimitReached, Stage::Waiting, limit_reached),
+    (ReasonCode::BehindKey, Stage::Waiting, behind_key),
+    (ReasonCode::Retrying, Stage::Waiting, retrying),
+    (ReasonCode::NotDue, Stage::Waiting, not_due),
+    (ReasonCode::QueuePaused, Stage::Waiting, queue_paused),
+    (ReasonCode::NoRunner, Stage::Waiting, no_runner),
+    (ReasonCode::QueueNotServed, Stage::Waiting, queue_not_served),
+    (ReasonCode::KindUnknown, Stage::Waiting, kind_unknown),
+    (ReasonCode::RunnersDraining, Stage::Waiting, runners_draining),
+    (ReasonCode::QueueFull, Stage::Startable, queue_full),
+    (ReasonCode::WorkersBusy, Stage::Startable, workers_busy),
+    (ReasonCode::RunsAlone, Stage::Startable, runs_alone),
+    (ReasonCode::Behind, Stage::Startable, behind),
+    (ReasonCode::IndexDegraded, Stage::Startable, index_degraded),
+];
+
+fn explain(evidence: &Evidence<'_>) -> Vec<Reason> {
+    let applying = REASONS.iter().filter(|(_, stage, _)| stage.has(evidence));
+    let mut reasons: Vec<Reason> =
+        applying.filter_map(|&(code, _, text)| text(evidence).map(|text| Reason { code, text })).collect();
+    // A retry that is due is no reason by itself.
+    if Stage::Startable.has(evidence) && reasons.iter().all(|reason| reason.code == ReasonCode::Retrying) {
+        reasons.push(without_reason(evidence));
+    }
+    reasons
+}
+
+fn ended(evidence: &Evidence<'_>) -> Option<String> {
+    let job = evidence.job;
+    let when = job.finished_at.map(|at| format!(" {} ago", evidence.since(at))).unwrap_or_default();
+    let why = if job.state == JobState::Completed { String::new() } else { evidence.last_error() };
+    Some(format!("it ended as {}{when}, after {}{why}", job.state, attempts(job.attempt)))
+}
+
+fn executing(evidence: &Evidence<'_>) -> Option<String> {
+    let job = evidence.job;
+    let since = job.started_at.map(|at| format!(" for {}", evidence.since(at))).unwrap_or_default();
+    Some(format!("it runs{since}, attempt {} of {}", job.attempt, job.max_attempts))
+}
+
+fn cancel_requested(evidence: &Evidence<'_>) -> Option<String> {
+    let at = evidence.job.cancel_requested_at?;
+    Some(format!("it was asked to stop {} ago and has not ended yet", evidence.since(at)))
+}
+
+fn lease_over(evidence: &Evidence<'_>) -> Option<String> {
+    let until = evidence.standing?.lease_until.filter(|until| *until < evidence.at)?;
+    Some(format!(
+        "its runner has not renewed the lease, which ended {} ago: if the runner is dead, the attempt is recorded as lost within 5 s",
+        evidence.since(until)
+    ))
+}
+
+/// Say which limit has no room, and which jobs use it.
+fn limit_reached(evidence: &Evidence<'_>) -> Option<String> {
+    let (ParkedAt { key, ahead, holders, running }, bounds) = evidence.parked.as_ref()?;
+    let of_key = if key.key.is_empty() { String::new() } else { format!(" for the key {}", cut(&key.key)) };
+    let concurrency = bounds.concurrency.map(|most| {
+        let some: Vec<String> = holders.iter().map(ToString::to_string).collect();
+        let which = if some.is_empty() { String::new() } else { format!(" (such as {})", some.join(", ")) };
+        format!("{running} of {most} run or are about to start{which}")
+    });
+    let rate = bounds.rate.map(|rate| {
+        format!("{} may start in {}", rate.starts, duration_text(TimeDelta::milliseconds(rate.period_ms.into())))
+    });
+    let bounds: Vec<String> = concurrency.into_iter().chain(rate).collect();
+    let bounds = if bounds.is_empty() { "it was changed a moment ago".to_owned() } else { bounds.join("; ") };
+    Some(format!(
+        "the limit {} has no room{of_key}: {bounds}; {ahead} jobs that were due earlier wait for it",
+        key.limit
+    ))
+}
+
+/// Say which jobs with the same order key are in front.
+fn behind_key(evidence: &Evidence<'_>) -> Option<String> {
+    if !evidence.job.held || evidence.parked.is_some() {
+        return None;
+    }
+    let Some((place, (head, state))) = evidence.place.as_ref().and_then(|place| Some((place, place.head?))) else {
+        return Some("a job in front of it with the same order key ended a moment ago".to_owned());
+    };
+    let more = if place.more_ahead { "at least " } else { "" };
+    let jobs = if place.ahead == 1 { "1 job".to_owned() } else { format!("{} jobs", place.ahead) };
+    let first = match state {
+        JobState::Failed => {
+            format!("job {head} failed and blocks the key: retry, replay, discard or delete it")
+        }
+        state => format!("the first is job {head}, which is {state}"),
+    };
+    Some(format!("{more}{jobs} with the same order key must end before it; {first}"))
+}
+
+fn retrying(evidence: &Evidence<'_>) -> Option<String> {
+    let job = evidence.job;
+    let when = if evidence.is_due() { "now".to_owned() } else { format!("in {}", duration_text(evidence.due_in())) };
+    (job.state == JobState::Retrying).then(|| {
+        let (number, most, error) = (job.attempt, job.max_attempts, evidence.last_error());
+        format!("attempt {number} of {most} did not succeed{error}; the next is due {when}")
+    })
+}
+
+fn not_due(evidence: &Evidence<'_>) -> Option<String> {
+    let applies = evidence.job.state != JobState::Retrying && !evidence.is_due();
+    applies.then(|| format!("it is due in {}", duration_text(evidence.due_in())))
+}
+
+fn queue_paused(evidence: &Evidence<'_>) -> Option<String> {
+    let pause = evidence.queue?.pause.as_ref()?;
+    let reason = pause.reason.as_deref().map(|reason| format!(": {reason}")).unwrap_or_default();
+    let (queue, since) = (&evidence.job.queue, evidence.since(pause.at));
+    Some(format!("queue {queue} has been paused for {since} by {}{reason}", pause.by))
+}
+
+fn no_runner(evidence: &Evidence<'_>) -> Option<String> {
+    evidence.runners.living.is_empty().then(|| "no runner is alive".to_owned())
+}
+
+fn queue_not_served(Evidence { job, runners, .. }: &Evidence<'_>) -> Option<String> {
+    match runners.living.len() {
+        0 => None,
+        _ if !runners.serving.is_empty() => None,
+        1 => Some(format!("the only living runner does not serve the queue {}", job.queue)),
+        count => Some(format!("none of the {count} living runners serves the queue {}", job.queue)),
+    }
+}
+
+fn kind_unknown(Evidence { job, runners, .. }: &Evidence<'_>) -> Option<String> {
+    let (queue, kind) = (&job.queue, &job.kind);
+    match runners.serving.len() {
+        0 => None,
+        _ if !runners.able.is_empty() => None,
+        1 => Some(format!("the only living runner that serves {queue} does not have the kind {kind}")),
+        count => Some(format!("none of the {count} living runners that serve {queue} has the kind {kind}")),
+    }
+}
+
+fn runners_draining(evidence: &Evidence<'_>) -> Option<String> {
+    let Runners { able, willing, .. } = &evidence.runners;
+    let drain = able.first().and_then(|runner| runner.drain.as_ref()).filter(|_| willing.is_empty())?;
+    let reason = drain.reason.as_deref().map(|reason| format!(": {reason}")).unwrap_or_default();
+    let (when, by) = (evidence.since(drain.at), &drain.by);
+    Some(match able.len() {
+        1 => format!(
+            "the only living runner that could run it was drained {when} ago by {by} and takes no new work{reason}"
+        ),
+        count => format!(
+            "all {count} living runners that could run it are drained and take no new work; one was drained {when} ago by {by}{reason}"
+        ),
+    })
+}
+
+fn queue_full(evidence: &Evidence<'_>) -> Option<String> {
+    let limit = evidence.queue?.concurrency.filter(|limit| evidence.permits >= *limit)?;
+    let (permits, queue) = (evidence.permits, &evidence.job.queue);
+    Some(format!("{permits} jobs of the queue {queue} run or are about to start, and its limit is {limit}"))
+}
+
+fn workers_busy(Evidence { runners, .. }: &Evidence<'_>) -> Option<String> {
+    let (workers, busy) = runners.workers();
+    let count = runners.willing.len();
+    (count > 0 && busy >= workers)
+        .then(|| format!("all {workers} workers of the {count} runners that could run it are busy"))
+}
+
+fn runs_alone(evidence: &Evidence<'_>) -> Option<String> {
+    let losses = evidence.standing?.losses;
+    (losses >= SUSPECT_FROM).then(|| {
+        format!(
+            "its last {losses} runners died while it ran: it runs in a process of its own, when a runner has a free worker for that process"
+        )
+    })
+}
+
+fn behind(evidence: &Evidence<'_>) -> Option<String> {
+    let standing = evidence.standing.filter(|standing| standing.ahead > 0)?;
+    let more = if standing.more_ahead { "at least " } else { "" };
+    Some(format!("{more}{} jobs of its queue were due before it", standing.ahead))
+}
+
+fn index_degraded(evidence: &Evidence<'_>) -> Option<String> {
+    (evidence.health == Health::Degraded)
+        .then(|| "Redis does not answer: runners read due jobs from MySQL a few times a second".to_owned())
+}
+
+/// Return the reason for a job that nothing prevents from running.
+fn without_reason(evidence: &Evidence<'_>) -> Reason {
+    let late = duration_text(-evidence.due_in());
+    if -evidence.due_in() > ON_ITS_WAY {
+        let text = format!(
+            "it has been due for {late}, and tickr knows of nothing that prevents it from running; `tickr verify` checks more"
+        );
+        return Reason { code: ReasonCode::Overdue, text };
+    }
+    Reason { code: ReasonCode::OnItsWay, text: format!("it has been due for {late} and is on its way to a worker") }
 }
 
 /// Format a length of time in one or two units.
@@ -119,181 +399,6 @@ fn duration_text(length: TimeDelta) -> String {
 
 fn attempts(count: u32) -> String {
     if count == 1 { "one attempt".to_owned() } else { format!("{count} attempts") }
-}
-
-/// Say which jobs with the same order key are in front.
-fn behind_text(place: Option<&OrderPlace>) -> String {
-    let Some((place, (head, state))) = place.and_then(|place| Some((place, place.head?))) else {
-        return "a job in front of it with the same order key ended a moment ago".to_owned();
-    };
-    let more = if place.more_ahead { "at least " } else { "" };
-    let jobs = if place.ahead == 1 { "1 job".to_owned() } else { format!("{} jobs", place.ahead) };
-    let first = match state {
-        JobState::Failed => {
-            format!("job {head} failed and blocks the key: retry, replay, discard or delete it")
-        }
-        state => format!("the first is job {head}, which is {state}"),
-    };
-    format!("{more}{jobs} with the same order key must end before it; {first}")
-}
-
-/// Say which limit has no room, and which jobs use it.
-fn limit_text(ParkedAt { key, ahead, holders, running }: &ParkedAt, bounds: Bounds) -> String {
-    let of_key = if key.key.is_empty() { String::new() } else { format!(" for the key {}", cut(&key.key)) };
-    let concurrency = bounds.concurrency.map(|most| {
-        let some: Vec<String> = holders.iter().map(ToString::to_string).collect();
-        let which = if some.is_empty() { String::new() } else { format!(" (such as {})", some.join(", ")) };
-        format!("{running} of {most} run or are about to start{which}")
-    });
-    let rate = bounds.rate.map(|rate| {
-        format!("{} may start in {}", rate.starts, duration_text(TimeDelta::milliseconds(rate.period_ms.into())))
-    });
-    let bounds: Vec<String> = concurrency.into_iter().chain(rate).collect();
-    let bounds = if bounds.is_empty() { "it was changed a moment ago".to_owned() } else { bounds.join("; ") };
-    format!("the limit {} has no room{of_key}: {bounds}; {ahead} jobs that were due earlier wait for it", key.limit)
-}
-
-fn explain(evidence: &Evidence<'_>) -> Vec<Reason> {
-    let job = evidence.job;
-    let mut reasons = Vec::new();
-    let mut because = |code, text: String| reasons.push(Reason { code, text });
-    let last_error = job.last_error.as_deref().map(|error| format!(": {}", cut(error))).unwrap_or_default();
-    if job.state.is_end() {
-        let when = job.finished_at.map(|at| format!(" {} ago", duration_text(evidence.at - at))).unwrap_or_default();
-        let why = if job.state == JobState::Completed { String::new() } else { last_error };
-        because(ReasonCode::Ended, format!("it ended as {}{when}, after {}{why}", job.state, attempts(job.attempt)));
-        return reasons;
-    }
-    if job.state == JobState::Executing {
-        let since = job.started_at.map(|at| format!(" for {}", duration_text(evidence.at - at))).unwrap_or_default();
-        because(ReasonCode::Executing, format!("it runs{since}, attempt {} of {}", job.attempt, job.max_attempts));
-        if let Some(at) = job.cancel_requested_at {
-            let text = format!("it was asked to stop {} ago and has not ended yet", duration_text(evidence.at - at));
-            because(ReasonCode::CancelRequested, text);
-        }
-        let over = evidence.standing.and_then(|standing| standing.lease_until).filter(|until| *until < evidence.at);
-        if let Some(until) = over {
-            let text = format!(
-                "its runner has not renewed the lease, which ended {} ago: if the runner is dead, the attempt is recorded as lost within 5 s",
-                duration_text(evidence.at - until)
-            );
-            because(ReasonCode::LeaseOver, text);
-        }
-        return reasons;
-    }
-    match &evidence.parked {
-        Some((parked, bounds)) => because(ReasonCode::LimitReached, limit_text(parked, *bounds)),
-        None if job.held => because(ReasonCode::BehindKey, behind_text(evidence.place.as_ref())),
-        None => {}
-    }
-    let due_in = job.execute_at - evidence.at;
-    let due = due_in <= TimeDelta::zero();
-    if job.state == JobState::Retrying {
-        let when = if due { "now".to_owned() } else { format!("in {}", duration_text(due_in)) };
-        let text = format!(
-            "attempt {} of {} did not succeed{last_error}; the next is due {when}",
-            job.attempt, job.max_attempts
-        );
-        because(ReasonCode::Retrying, text);
-    } else if !due {
-        because(ReasonCode::NotDue, format!("it is due in {}", duration_text(due_in)));
-    }
-    if let Some(pause) = evidence.queue.and_then(|queue| queue.pause.as_ref()) {
-        let reason = pause.reason.as_deref().map(|reason| format!(": {reason}")).unwrap_or_default();
-        let text = format!(
-            "queue {} has been paused for {} by {}{reason}",
-            job.queue,
-            duration_text(evidence.at - pause.at),
-            pause.by
-        );
-        because(ReasonCode::QueuePaused, text);
-    }
-    let living: Vec<&RunnerSeen> =
-        evidence.runners.iter().filter(|runner| runner.stopped_at.is_none() && runner.heartbeat_age < SILENT).collect();
-    // A process that runs one suspect serves no queue, and keeps one worker of its parent runner busy.
-    let (children, living): (Vec<&RunnerSeen>, Vec<&RunnerSeen>) =
-        living.into_iter().partition(|runner| runner.parent.is_some());
-    let serving: Vec<&RunnerSeen> =
-        living.iter().filter(|runner| runner.queues.contains(&job.queue)).copied().collect();
-    let able: Vec<&RunnerSeen> = serving.iter().filter(|runner| runner.kinds.contains(&job.kind)).copied().collect();
-    if living.is_empty() {
-        because(ReasonCode::NoRunner, "no runner is alive".to_owned());
-    } else if serving.is_empty() {
-        let text = match living.len() {
-            1 => format!("the only living runner does not serve the queue {}", job.queue),
-            count => format!("none of the {count} living runners serves the queue {}", job.queue),
-        };
-        because(ReasonCode::QueueNotServed, text);
-    } else if able.is_empty() {
-        let text = match serving.len() {
-            1 => format!("the only living runner that serves {} does not have the kind {}", job.queue, job.kind),
-            count => format!("none of the {count} living runners that serve {} has the kind {}", job.queue, job.kind),
-        };
-        because(ReasonCode::KindUnknown, text);
-    }
-    let willing: Vec<&RunnerSeen> = able.iter().filter(|runner| runner.takes_jobs()).copied().collect();
-    if let Some(drain) = able.first().and_then(|runner| runner.drain.as_ref()).filter(|_| willing.is_empty()) {
-        let reason = drain.reason.as_deref().map(|reason| format!(": {reason}")).unwrap_or_default();
-        let (when, by) = (duration_text(evidence.at - drain.at), &drain.by);
-        let text = match able.len() {
-            1 => format!(
-                "the only living runner that could run it was drained {when} ago by {by} and takes no new work{reason}"
-            ),
-            count => format!(
-                "all {count} living runners that could run it are drained and take no new work; one was drained {when} ago by {by}{reason}"
-            ),
-        };
-        because(ReasonCode::RunnersDraining, text);
-    }
-    if !due || job.held {
-        // Whether other reasons will apply at the due time is not known now.
-        return reasons;
-    }
-    if let Some(limit) = evidence.queue.and_then(|queue| queue.concurrency).filter(|limit| evidence.permits >= *limit) {
-        let text = format!(
-            "{} jobs of the queue {} run or are about to start, and its limit is {limit}",
-            evidence.permits, job.queue
-        );
-        because(ReasonCode::QueueFull, text);
-    }
-    let workers = willing.iter().map(|runner| runner.workers).sum::<u32>();
-    let theirs = |child: &&&RunnerSeen| willing.iter().any(|runner| child.parent.as_ref() == Some(&runner.id));
-    let busy = willing.iter().chain(children.iter().filter(theirs)).map(|runner| runner.busy_workers).sum::<u32>();
-    if !willing.is_empty() && busy >= workers {
-        let text = format!("all {workers} workers of the {} runners that could run it are busy", willing.len());
-        because(ReasonCode::WorkersBusy, text);
-    }
-    if let Some(standing) = evidence.standing {
-        if standing.losses >= SUSPECT_FROM {
-            let text = format!(
-                "its last {} runners died while it ran: it runs in a process of its own, when a runner has a free worker for that process",
-                standing.losses
-            );
-            because(ReasonCode::RunsAlone, text);
-        }
-        if standing.ahead > 0 {
-            let more = if standing.more_ahead { "at least " } else { "" };
-            let text = format!("{more}{} jobs of its queue were due before it", standing.ahead);
-            because(ReasonCode::Behind, text);
-        }
-    }
-    if evidence.health == Health::Degraded {
-        because(
-            ReasonCode::IndexDegraded,
-            "Redis does not answer: runners read due jobs from MySQL a few times a second".to_owned(),
-        );
-    }
-    if reasons.is_empty() || (reasons.len() == 1 && reasons[0].code == ReasonCode::Retrying) {
-        let late = duration_text(-due_in);
-        let overdue = -due_in > ON_ITS_WAY;
-        reasons.push(if overdue {
-            let text = format!("it has been due for {late}, and tickr knows of nothing that prevents it from running; `tickr verify` checks more");
-            Reason { code: ReasonCode::Overdue, text }
-        } else {
-            Reason { code: ReasonCode::OnItsWay, text: format!("it has been due for {late} and is on its way to a worker") }
-        });
-    }
-    reasons
 }
 
 /// Cut an error to the length of one line.
@@ -316,7 +421,7 @@ fn cut(error: &str) -> String {
 )]
 pub(crate) async fn show(State(api): State<Api>, IdPath(id): IdPath) -> Result<Response, Problem> {
     let store = api.broker.store();
-    let Some((job, _)) = store.job(id).await? else { return Err(missing(id)) };
+    let Some((job, _)) = store.job(id).await? else { return Err(Problem::not_found("job", id)) };
     let standing = store.queue_position(id).await?;
     let parked = if job.held { store.parked_at(id).await? } else { None };
     let parked = match parked {
@@ -346,7 +451,7 @@ pub(crate) async fn show(State(api): State<Api>, IdPath(id): IdPath) -> Result<R
         parked,
         queue: queue.as_ref(),
         permits,
-        runners: &runners,
+        runners: Runners::new(&job, &runners),
         health,
     });
     let summary = reasons.first().map(|reason| reason.text.clone()).unwrap_or_default();
@@ -356,6 +461,20 @@ pub(crate) async fn show(State(api): State<Api>, IdPath(id): IdPath) -> Result<R
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn every_code_has_one_rule_and_every_rule_comes_after_those_of_earlier_stages() {
+        let mut codes: Vec<String> = REASONS.iter().map(|(code, ..)| format!("{code:?}")).collect();
+        codes.extend([ReasonCode::Overdue, ReasonCode::OnItsWay].map(|code| format!("{code:?}")));
+        let schema = serde_json::to_value(<ReasonCode as utoipa::PartialSchema>::schema()).unwrap();
+        let count = schema["enum"].as_array().or_else(|| schema["oneOf"].as_array()).map_or(0, Vec::len);
+        assert_eq!(codes.len(), count, "{schema}");
+        codes.sort();
+        codes.dedup();
+        assert_eq!(codes.len(), count);
+        let stages: Vec<u8> = REASONS.iter().map(|(_, stage, _)| *stage as u8).collect();
+        assert!(stages.is_sorted(), "{stages:?}");
+    }
 
     #[test]
     fn lengths_are_said_in_one_or_two_units() {

@@ -25,9 +25,9 @@ use serde_json::value::RawValue;
 use utoipa::ToSchema;
 
 use crate::http::auth::RequestActor;
-use crate::http::body::{Body, IdPath, Object, QueryParams};
+use crate::http::body::{Body, IdPath, Object, QueryParams, empty_object};
 use crate::http::caller::Requester;
-use crate::http::cursor::Listing;
+use crate::http::cursor::{Listing, read_page_size};
 use crate::http::etag::{IfNoneMatch, respond_with_etag};
 use crate::http::filter::{filter_query, refused};
 use crate::http::idempotency::{Key, ResponseContent, replay_stored, respond, respond_to_outcome};
@@ -135,10 +135,6 @@ pub(crate) enum OnConflictWord {
     Reject,
     Replace,
     Postpone,
-}
-
-fn empty_object() -> Box<RawValue> {
-    RawValue::from_string("{}".into()).unwrap_or_default()
 }
 
 impl NewJobBody {
@@ -489,10 +485,7 @@ pub(crate) async fn list(
         problems = wrong;
         Filter::default()
     });
-    let limit = asked.limit.unwrap_or(50);
-    if !(1..=200).contains(&limit) {
-        problems.push(tickr_handlers::Problem::at("limit", "must be 1 to 200"));
-    }
+    let limit = read_page_size(asked.limit, &mut problems);
     if !problems.is_empty() {
         return Err(refused(problems));
     }
@@ -562,12 +555,8 @@ pub(crate) async fn show(
     IdPath(id): IdPath,
     known: IfNoneMatch,
 ) -> Result<Response, Problem> {
-    let (job, attempts) = api.broker.store().job(id).await?.ok_or_else(|| missing(id))?;
+    let (job, attempts) = api.broker.store().job(id).await?.ok_or_else(|| Problem::not_found("job", id))?;
     Ok(known.not_modified_if_match(respond_with_etag(StatusCode::OK, &asker.show(job, attempts))))
-}
-
-pub(crate) fn missing(id: JobId) -> Problem {
-    Problem::new(Code::NotFound, format!("there is no job {id}"))
 }
 
 /// Cancel a job
@@ -655,7 +644,7 @@ async fn act_on_job(api: &Api, id: JobId, action: JobAction, who: &Actor, key: K
             problem.holder = Some(holder.to_string());
             problem
         }
-        _ => missing(id),
+        _ => Problem::not_found("job", id),
     };
     let status = |outcome: &ActionOutcome| {
         if *outcome == ActionOutcome::StopRequested { StatusCode::ACCEPTED } else { StatusCode::OK }

@@ -14,7 +14,6 @@ use crate::http::body::{IdPath, QueryParams};
 use crate::http::caller::Requester;
 use crate::http::problem::{Code, Problem};
 use crate::http::revocation::RequestRight;
-use crate::jobs;
 use crate::view::StateWord;
 use crate::{Api, json, parse_wait};
 use tickr_event::Event;
@@ -80,7 +79,7 @@ pub(crate) async fn result(
     // Listen before the first read, so that an end between the two is not missed.
     let mut events = api.broker.events().listen();
     loop {
-        let Some((job, _)) = api.broker.store().job(id).await? else { return Err(jobs::missing(id)) };
+        let Some((job, _)) = api.broker.store().job(id).await? else { return Err(Problem::not_found("job", id)) };
         asker.require_access(&job)?;
         let over = job.state.is_end();
         let stopping = *stop.borrow_and_update();

@@ -352,7 +352,7 @@ pub(crate) async fn problem(code: Result<Path<String>, PathRejection>) -> Result
             h1 { code { (code.word()) } }
             p { strong { (code.status().as_u16()) " " (code.title()) } }
             (prose(meaning))
-            h4 { "What to do" }
+            h4 { "Remedy" }
             (prose(remedy))
             h4 { "Retry" }
             (prose(again.words()))

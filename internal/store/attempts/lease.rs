@@ -14,7 +14,7 @@ use crate::attempts::settlement::{Again, Settled, Settlement};
 use crate::rows::order::{OrderedJobs, lock_free_keys_of, lock_keys_of};
 use crate::rows::owed::{Owed, lock_free, lock_held};
 use crate::runners::{LiveAttempt, job_ids};
-use crate::sql::batches::{MAX_ROWS, padded, padded_len, placeholders, statement};
+use crate::sql::batches::{MAX_ROWS, bind_padded, padded_len, placeholders, statement};
 use crate::sql::clock::{Reading, read_clock};
 use crate::sql::connection::{DbFuture, DedicatedConnection, PriorRun, on_pool, transact};
 use crate::sql::error::corrupt;
@@ -447,10 +447,7 @@ pub(crate) async fn own_policies(
         "SELECT id, options FROM jobs FORCE INDEX (PRIMARY) WHERE id IN {} AND options IS NOT NULL",
         placeholders(padded_len(ids.len()))
     );
-    let mut query = statement(sql);
-    for id in padded(&ids) {
-        query = query.bind(id);
-    }
+    let query = bind_padded(statement(sql), &ids);
     let mut own = HashMap::new();
     for row in query.fetch_all(conn).await? {
         let options = serde_json::from_str::<JobOptions>(row.try_get("options")?).unwrap_or_default();

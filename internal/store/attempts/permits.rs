@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use sqlx::{MySqlConnection, Row};
 use uuid::Uuid;
 
-use crate::sql::batches::{MAX_ROWS, padded, padded_len, placeholders, statement};
+use crate::sql::batches::{MAX_ROWS, bind_padded, padded_len, placeholders, statement};
 use crate::sql::clock::Reading;
 use crate::sql::connection::{on_pool, transact};
 use crate::sql::error::corrupt;
@@ -117,10 +117,7 @@ impl Store {
                         "SELECT queue, permits FROM queue_permits WHERE runner = ? AND queue IN {}",
                         placeholders(padded_len(names.len()))
                     );
-                    let mut query = statement(sql).bind(runner.as_str().to_owned());
-                    for name in padded(&names) {
-                        query = query.bind(name.to_owned());
-                    }
+                    let query = bind_padded(statement(sql).bind(runner.as_str().to_owned()), &names);
                     for row in query.fetch_all(&mut *conn).await? {
                         found.insert(row.try_get("queue")?, row.try_get("permits")?);
                     }
@@ -280,10 +277,7 @@ async fn open_attempts(conn: &mut MySqlConnection, queue: &Name, holder: &str) -
              WHERE o.id IN {} AND o.queue = ? AND o.state = 'executing' AND (o.runner = ? OR r.parent = ?)",
             placeholders(padded_len(ids.len()))
         );
-        let mut query = statement(sql);
-        for id in padded(ids) {
-            query = query.bind(id);
-        }
+        let query = bind_padded(statement(sql), ids);
         let row = query.bind(queue.as_str()).bind(holder).bind(holder).fetch_one(&mut *conn).await?;
         open += u32::try_from(row.try_get::<i64, _>(0)?).unwrap_or(u32::MAX);
     }

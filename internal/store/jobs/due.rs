@@ -8,7 +8,7 @@ use sqlx::Row;
 
 use crate::jobs::lanes::{fed_queues, lines_of};
 use crate::rows::owed::{DueJob, due_job, unreadable};
-use crate::sql::batches::{MAX_ROWS, padded, padded_len, placeholders, statement};
+use crate::sql::batches::{MAX_ROWS, bind_padded, padded_len, placeholders, statement};
 use crate::sql::connection::on_pool;
 use crate::{Store, StoreError};
 use tickr_job::{JobId, Name, Timestamp};
@@ -38,10 +38,10 @@ impl Store {
             Box::pin(async move {
                 let mut found = HashSet::new();
                 for page in ids.chunks(MAX_ROWS) {
-                    let mut query = statement(format!("{select} {} {only}", placeholders(padded_len(page.len()))));
-                    for id in padded(page) {
-                        query = query.bind(id);
-                    }
+                    let query = bind_padded(
+                        statement(format!("{select} {} {only}", placeholders(padded_len(page.len())))),
+                        page,
+                    );
                     for row in query.fetch_all(&mut *conn).await? {
                         found.insert(JobId::from_uuid(row.try_get(0)?));
                     }
@@ -143,10 +143,7 @@ impl Store {
                          AND state IN ('waiting', 'retrying')",
                         placeholders(padded_len(page.len()))
                     );
-                    let mut query = statement(sql);
-                    for id in padded(page) {
-                        query = query.bind(id);
-                    }
+                    let query = bind_padded(statement(sql), page);
                     for row in query.fetch_all(&mut *conn).await? {
                         match due_job(&row) {
                             Ok(job) => drop(due.insert(job.id, job)),

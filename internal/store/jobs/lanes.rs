@@ -13,7 +13,7 @@ use sqlx::mysql::MySqlRow;
 use sqlx::{MySqlConnection, Row};
 
 use crate::rows::owed::{DueJob, unreadable};
-use crate::sql::batches::{padded_len, statement};
+use crate::sql::batches::{bind_padded, padded_len, statement};
 use crate::sql::connection::on_pool;
 use crate::sql::error::corrupt;
 use crate::{Store, StoreError};
@@ -234,10 +234,8 @@ impl DueWalk {
 pub(crate) async fn lines_of(conn: &mut MySqlConnection, queues: &[Name]) -> Result<Vec<DueLine>, sqlx::Error> {
     let mut lines = Vec::new();
     for queues in queues.chunks(MAX_BRANCHES) {
-        let mut query = statement(probes(padded_len(queues.len())));
-        for queue in crate::sql::batches::padded(&queues.iter().collect::<Vec<_>>()) {
-            query = query.bind(queue.as_str());
-        }
+        let names: Vec<&str> = queues.iter().map(Name::as_str).collect();
+        let query = bind_padded(statement(probes(padded_len(queues.len()))), &names);
         let mut found: Vec<(usize, i64, i64)> = Vec::with_capacity(queues.len());
         for row in &query.fetch_all(&mut *conn).await? {
             let place = usize::try_from(row.try_get::<i64, _>("place")?).unwrap_or(usize::MAX);

@@ -10,7 +10,7 @@ use uuid::Uuid;
 use crate::jobs::search::{Order, Search, SearchBudget};
 use crate::rows::dead_letters::dead_letter;
 use crate::rows::limits::waits_for_turn;
-use crate::sql::batches::{padded, padded_len, placeholders, statement};
+use crate::sql::batches::{bind_padded, padded_len, placeholders, statement};
 use crate::sql::connection::on_pool;
 use crate::sql::error::corrupt;
 use crate::{Store, StoreError};
@@ -272,10 +272,7 @@ async fn ledgers_of(
          ORDER BY job_id, number",
         placeholders(padded_len(ids.len()))
     );
-    let mut query = statement(sql);
-    for id in padded(&ids) {
-        query = query.bind(id);
-    }
+    let query = bind_padded(statement(sql), &ids);
     let mut ledgers: BTreeMap<JobId, Ledger> = BTreeMap::new();
     for row in query.fetch_all(conn).await? {
         let ledger = ledgers.entry(JobId::from_uuid(row.try_get("job_id")?)).or_default();

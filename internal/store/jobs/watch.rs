@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use sqlx::Row;
 use uuid::Uuid;
 
-use crate::sql::batches::{MAX_ROWS, padded, padded_len, placeholders, statement};
+use crate::sql::batches::{MAX_ROWS, bind_padded, padded_len, placeholders, statement};
 use crate::sql::connection::on_pool;
 use crate::sql::error::corrupt;
 use crate::{Store, StoreError};
@@ -44,10 +44,7 @@ impl Store {
                          FROM jobs j FORCE INDEX (PRIMARY) LEFT JOIN owed o ON o.id = j.id WHERE j.id IN {}",
                         placeholders(padded_len(ids.len()))
                     );
-                    let mut query = statement(sql);
-                    for id in padded(ids) {
-                        query = query.bind(id);
-                    }
+                    let query = bind_padded(statement(sql), ids);
                     for row in query.fetch_all(&mut *conn).await? {
                         let state: Option<&str> = row.try_get("state")?;
                         let revision = JobRevision {
@@ -85,10 +82,7 @@ impl Store {
                         "SELECT id, kind, queue FROM jobs FORCE INDEX (PRIMARY) WHERE id IN {}",
                         placeholders(padded_len(ids.len()))
                     );
-                    let mut query = statement(sql);
-                    for id in padded(ids) {
-                        query = query.bind(id);
-                    }
+                    let query = bind_padded(statement(sql), ids);
                     for row in query.fetch_all(&mut *conn).await? {
                         let kind: Name = row.try_get::<String, _>("kind")?.parse().map_err(|_| corrupt("kind"))?;
                         let queue: Name = row.try_get::<String, _>("queue")?.parse().map_err(|_| corrupt("queue"))?;

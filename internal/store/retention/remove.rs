@@ -14,7 +14,7 @@ use uuid::Uuid;
 
 use crate::retention::times::Retention;
 use crate::rows::order::{close_places, lock_open_keys_of};
-use crate::sql::batches::{MAX_ROWS, groups, in_list, padded, padded_len, placeholders, statement, tuples};
+use crate::sql::batches::{MAX_ROWS, bind_padded, groups, in_list, padded_len, placeholders, statement, tuples};
 use crate::sql::error::corrupt;
 use tickr_job::{DeadLetterStatus, JobId, JobOptions, State, Timestamp};
 
@@ -173,10 +173,7 @@ async fn hide_reports(conn: &mut MySqlConnection, ids: &[Uuid], now: Timestamp) 
         return Ok(());
     }
     let sql = format!("UPDATE report_files SET removed_at = ? WHERE id IN {}", placeholders(padded_len(ids.len())));
-    let mut query = statement(sql).bind(now);
-    for id in padded(ids) {
-        query = query.bind(id);
-    }
+    let query = bind_padded(statement(sql).bind(now), ids);
     query.execute(conn).await.map(drop)
 }
 

@@ -8,7 +8,7 @@ use sqlx::{MySqlConnection, Row};
 use uuid::Uuid;
 
 use crate::StoreInner;
-use crate::sql::batches::{MAX_ROWS, padded, padded_len, placeholders, statement};
+use crate::sql::batches::{MAX_ROWS, bind_padded, padded_len, placeholders, statement};
 use crate::sql::clock::read_clock;
 use tickr_job::{Timestamp, first_id_of};
 
@@ -58,10 +58,7 @@ pub(crate) async fn purge_aged(
         // The order by key and the LIMIT keep MySQL from scanning a small table.
         let sql =
             format!("DELETE FROM {table} WHERE id IN {} ORDER BY id LIMIT ?", placeholders(padded_len(ids.len())));
-        let mut query = statement(sql);
-        for id in padded(ids) {
-            query = query.bind(id);
-        }
+        let query = bind_padded(statement(sql), ids);
         query.bind(AGED_PAGE).execute(&mut *conn).await?;
     }
     Ok((old.len(), next))

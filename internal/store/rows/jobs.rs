@@ -9,7 +9,7 @@ use uuid::Uuid;
 
 use crate::rows::limits::{LimitKey, ToPark, park_step, parked_until};
 use crate::rows::order::{Newcomer, held_until, lock_or_make, take_places};
-use crate::sql::batches::{padded, padded_len, placeholders, statement};
+use crate::sql::batches::{bind_padded, padded_len, placeholders, statement};
 use crate::sql::clock::{StoreClock, begin, read_clock};
 use crate::sql::connection::PriorRun;
 use crate::sql::error::corrupt;
@@ -331,10 +331,7 @@ pub(crate) async fn receipts(conn: &mut MySqlConnection, jobs: &[&NewJob]) -> Re
          FROM jobs j FORCE INDEX (PRIMARY) LEFT JOIN owed o ON o.id = j.id WHERE j.id IN {} ORDER BY j.id",
         placeholders(padded_len(ids.len()))
     );
-    let mut query = statement(sql).bind(parked_until().naive_utc());
-    for id in padded(&ids) {
-        query = query.bind(id);
-    }
+    let query = bind_padded(statement(sql).bind(parked_until().naive_utc()), &ids);
     let found = query.fetch_all(conn).await?;
     found
         .iter()

@@ -10,7 +10,7 @@ use sqlx::mysql::MySqlRow;
 use sqlx::{MySqlConnection, Row};
 use uuid::Uuid;
 
-use crate::sql::batches::{padded, padded_len, placeholders, statement};
+use crate::sql::batches::{bind_padded, padded_len, placeholders, statement};
 use crate::sql::error::corrupt;
 use tickr_job::{AttemptToken, JobId, Name, Priority, RunnerId, State, Timestamp};
 
@@ -70,10 +70,7 @@ async fn lock(
          FOR UPDATE{locked_rows}",
         placeholders(padded_len(ids.len())),
     );
-    let mut query = statement(sql);
-    for id in padded(&ids) {
-        query = query.bind(id);
-    }
+    let query = bind_padded(statement(sql), &ids);
     let found = query.fetch_all(conn).await?;
     found
         .iter()
@@ -108,10 +105,7 @@ pub(crate) async fn delete_owed(conn: &mut MySqlConnection, ids: &[Uuid]) -> Res
     }
     // A single-table DELETE takes no index hint. The order and the limit have the same effect.
     let sql = format!("DELETE FROM owed WHERE id IN {} ORDER BY id LIMIT ?", placeholders(padded_len(ids.len())));
-    let mut query = statement(sql);
-    for id in padded(ids) {
-        query = query.bind(id);
-    }
+    let query = bind_padded(statement(sql), ids);
     query.bind(i64::try_from(ids.len()).unwrap_or(i64::MAX)).execute(conn).await?;
     Ok(())
 }

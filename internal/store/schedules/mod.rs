@@ -25,7 +25,7 @@ use crate::schedules::rows::{
     COLUMNS, ScheduleOrigin, Scheduled, UnreadableSchedule, VersionTag, lock_schedule, read_one, understood, word,
 };
 use crate::schedules::ticks::{last_tick_of, pass_over};
-use crate::sql::batches::{padded, padded_len, placeholders, statement};
+use crate::sql::batches::{bind_padded, padded_len, placeholders, statement};
 use crate::sql::clock::read_clock;
 use crate::sql::connection::on_pool;
 use crate::sql::error::{Fault, again, fault};
@@ -441,16 +441,14 @@ async fn read_due(
          ORDER BY next_at, name LIMIT ? OFFSET ?",
         placeholders(padded_len(kinds.len()))
     );
+    let kinds: Vec<&str> = kinds.iter().map(Name::as_str).collect();
     let now = read_clock(conn, &shared.clock).await?;
     let mut found = DueSchedules { now, due: Vec::new(), next: None };
     let mut readable = 0;
     // Schedules that this binary cannot read, or that the caller excludes, stay due and stay in front. They must not
     // hide the others.
     for page in 0..MAX_PAGES {
-        let mut query = statement(sql.clone());
-        for kind in padded(&kinds.iter().collect::<Vec<_>>()) {
-            query = query.bind(kind.as_str());
-        }
+        let query = bind_padded(statement(sql.clone()), &kinds);
         let ahead: Vec<(String, Timestamp)> = query
             .bind(limit + 1)
             .bind(page * limit)
@@ -465,10 +463,7 @@ async fn read_due(
         if !names.is_empty() {
             let sql =
                 format!("SELECT {COLUMNS} FROM schedules WHERE name IN {}", placeholders(padded_len(names.len())));
-            let mut query = statement(sql);
-            for name in padded(&names) {
-                query = query.bind(name);
-            }
+            let query = bind_padded(statement(sql), &names);
             for row in query.fetch_all(&mut *conn).await? {
                 let row = understood(&row)?;
                 readable += u32::from(row.is_ok());

@@ -26,7 +26,7 @@ use crate::rows::order::{close_places, lock_keys_of};
 use crate::rows::owed::{Owed, lock_held};
 use crate::rows::tallies::count;
 use crate::schedules::rows::{Scheduled, lock_schedule};
-use crate::sql::batches::{padded, padded_len, placeholders, statement};
+use crate::sql::batches::{bind_padded, padded_len, placeholders, statement};
 use crate::sql::clock::read_clock;
 use crate::sql::connection::{PriorRun, on_pool, transact};
 use crate::sql::error::corrupt;
@@ -332,10 +332,7 @@ async fn lock_standing(
          ORDER BY name FOR UPDATE",
         placeholders(padded_len(names.len()))
     );
-    let mut query = statement(sql);
-    for name in padded(&names) {
-        query = query.bind(name);
-    }
+    let query = bind_padded(statement(sql), &names);
     let standing = |row: &MySqlRow| {
         let last_job: Option<Uuid> = row.try_get("last_job")?;
         let standing = ScheduleCursor {

@@ -5,9 +5,9 @@
 
 use std::fmt::Write as _;
 
-use sqlx::AssertSqlSafe;
 use sqlx::mysql::{MySql, MySqlArguments};
 use sqlx::query::Query;
+use sqlx::{AssertSqlSafe, Encode, Type};
 use uuid::Uuid;
 
 use crate::sql::connection::statement_bytes;
@@ -96,13 +96,14 @@ pub(crate) fn padded<T: Copy>(values: &[T]) -> impl Iterator<Item = T> + '_ {
 /// A statement with its values.
 pub(crate) type Sql = Query<'static, MySql, MySqlArguments>;
 
+/// Bind the values of a padded IN list.
+pub(crate) fn bind_padded<'t, T: Copy + Encode<'t, MySql> + Type<MySql>>(query: Sql, values: &[T]) -> Sql {
+    padded(values).fold(query, Query::bind)
+}
+
 /// Build a statement with a list of ids between `sql` and `tail`.
 pub(crate) fn in_list(sql: &str, ids: &[Uuid], tail: &str) -> Sql {
-    let mut query = statement(format!("{sql} {}{tail}", placeholders(padded_len(ids.len()))));
-    for id in padded(ids) {
-        query = query.bind(id);
-    }
-    query
+    bind_padded(statement(format!("{sql} {}{tail}", placeholders(padded_len(ids.len())))), ids)
 }
 
 #[cfg(test)]

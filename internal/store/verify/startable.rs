@@ -7,7 +7,7 @@ use sqlx::{MySqlConnection, Row};
 use uuid::Uuid;
 
 use crate::rows::owed::{DueJob, SUSPECT_FROM, due_job};
-use crate::sql::batches::{MAX_ROWS, padded, padded_len, placeholders, statement};
+use crate::sql::batches::{MAX_ROWS, bind_padded, padded_len, placeholders, statement};
 use crate::sql::connection::on_pool;
 use crate::sql::error::corrupt;
 use crate::{Store, StoreError};
@@ -132,10 +132,7 @@ impl Store {
                     let sql = format!(
                         "SELECT id, lease_until FROM owed FORCE INDEX (PRIMARY) WHERE id IN {list} AND state = 'executing'"
                     );
-                    let mut query = statement(sql);
-                    for id in padded(page) {
-                        query = query.bind(id);
-                    }
+                    let query = bind_padded(statement(sql), page);
                     for row in query.fetch_all(&mut *conn).await? {
                         leases.insert(JobId::from_uuid(row.try_get("id")?), row.try_get("lease_until")?);
                     }
@@ -162,10 +159,7 @@ impl Store {
                          WHERE id IN {} AND state IN ('waiting', 'retrying')",
                         placeholders(padded_len(page.len()))
                     );
-                    let mut query = statement(sql);
-                    for id in padded(page) {
-                        query = query.bind(id);
-                    }
+                    let query = bind_padded(statement(sql), page);
                     for row in query.fetch_all(&mut *conn).await? {
                         let job = due_job(&row)?;
                         stuck.insert(job.id, StuckJob { job, losses: row.try_get("losses")? });
@@ -231,10 +225,7 @@ async fn claimed(conn: &mut MySqlConnection) -> Result<Running, sqlx::Error> {
                  AND o.state = 'executing' GROUP BY 1, 2, 3",
                 placeholders(padded_len(ids.len()))
             );
-            let mut query = statement(sql).bind(SUSPECT_FROM);
-            for id in padded(ids) {
-                query = query.bind(id);
-            }
+            let query = bind_padded(statement(sql).bind(SUSPECT_FROM), ids);
             running.add(executing_rows(&query.fetch_all(&mut *conn).await?)?);
         }
         match found.last() {

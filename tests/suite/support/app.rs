@@ -1,9 +1,11 @@
 //! A whole tickr inside a test, with its own database, key prefix, folders and port.
 
+use std::borrow::Borrow;
 use std::future::Future;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use reqwest::{Method, RequestBuilder};
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 use sqlx::{AssertSqlSafe, Executor, MySqlConnection};
@@ -176,11 +178,33 @@ impl TestApp {
     }
 
     pub(crate) async fn get(&self, path: &str) -> Answer {
-        answer(self.client.get(self.url(path))).await
+        answer(self.request(Method::GET, path)).await
     }
 
-    pub(crate) async fn post(&self, path: &str, body: Value) -> Answer {
-        answer(self.client.post(self.url(path)).json(&body)).await
+    pub(crate) async fn post(&self, path: &str, body: impl Borrow<Value>) -> Answer {
+        answer(self.request(Method::POST, path).json(body.borrow())).await
+    }
+
+    pub(crate) async fn put(&self, path: &str, body: impl Borrow<Value>) -> Answer {
+        answer(self.request(Method::PUT, path).json(body.borrow())).await
+    }
+
+    pub(crate) async fn patch(&self, path: &str, body: impl Borrow<Value>) -> Answer {
+        answer(self.request(Method::PATCH, path).json(body.borrow())).await
+    }
+
+    pub(crate) async fn delete(&self, path: &str) -> Answer {
+        answer(self.request(Method::DELETE, path)).await
+    }
+
+    /// Begin a request, for headers or a body that is no JSON. [`answer`] sends it.
+    pub(crate) fn request(&self, method: Method, path: &str) -> RequestBuilder {
+        self.client.request(method, self.url(path))
+    }
+
+    /// Begin a request with an API key.
+    pub(crate) fn with_key(&self, key: &str, method: Method, path: &str) -> RequestBuilder {
+        self.request(method, path).bearer_auth(key)
     }
 
     /// Enqueue through the API. Return the id of the new job.
@@ -251,7 +275,8 @@ impl TestApp {
     }
 
     /// Wait until a query gives this number.
-    pub(crate) async fn until_count(&self, sql: &'static str, wanted: i64) {
+    pub(crate) async fn until_count(&self, sql: impl Into<String>, wanted: i64) {
+        let sql: &str = &sql.into();
         eventually_seen(&format!("{wanted} = {sql}"), || async {
             let found = self.count(sql).await;
             if found == wanted { Ok(()) } else { Err(found) }
@@ -325,8 +350,8 @@ impl TestApp {
     }
 
     /// Read one number from the tables.
-    pub(crate) async fn count(&self, sql: &'static str) -> i64 {
-        sqlx::query_scalar(sql).fetch_one(&mut self.mysql().await).await.unwrap()
+    pub(crate) async fn count(&self, sql: impl Into<String>) -> i64 {
+        sqlx::query_scalar(AssertSqlSafe(sql.into())).fetch_one(&mut self.mysql().await).await.unwrap()
     }
 
     /// Change the tables directly, without the API.

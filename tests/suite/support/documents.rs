@@ -4,12 +4,13 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// The documents outside `docs/`.
-const OTHERS: [&str; 7] = [
+const OTHERS: [&str; 8] = [
     "README.md",
     "ARCHITECTURE.md",
     "CHANGELOG.md",
     "CONTRIBUTING.md",
     "SECURITY.md",
+    "benches/peers/README.md",
     "migrations/README.md",
     "tests/MUTATIONS.md",
 ];
@@ -103,18 +104,22 @@ impl Document {
         blocks.remove(0).text
     }
 
-    /// Return the text without its fenced blocks.
-    pub(crate) fn prose(&self) -> String {
-        let (mut prose, mut inside) = (String::new(), false);
-        for line in self.text.lines() {
+    /// Return the lines outside fenced blocks, with their numbers.
+    pub(crate) fn lines_of_prose(&self) -> Vec<(usize, &str)> {
+        let (mut lines, mut inside) = (Vec::new(), false);
+        for (at, line) in self.text.lines().enumerate() {
             let fence = line.trim_start().starts_with("```");
             if !inside && !fence {
-                prose.push_str(line);
-                prose.push('\n');
+                lines.push((at + 1, line));
             }
             inside ^= fence;
         }
-        prose
+        lines
+    }
+
+    /// Return the text without its fenced blocks.
+    pub(crate) fn prose(&self) -> String {
+        self.lines_of_prose().into_iter().flat_map(|(_, line)| [line, "\n"]).collect()
     }
 
     /// Return what is between back quotes in the prose.
