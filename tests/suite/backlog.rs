@@ -391,6 +391,7 @@ async fn a_row_that_cannot_be_read_costs_no_other_its_start() {
     assert!(late_ms < 5_000, "{late_ms} ms late");
     tickr.sql("UPDATE owed SET kind = 'noop', priority = 5").await;
     tickr.until_idle().await;
+    tickr.redis_stays_out();
     tickr.stop().await;
 }
 

@@ -35,6 +35,7 @@ mod enqueue_once;
 mod events;
 mod examples;
 mod explain;
+mod failover;
 mod flood;
 mod history;
 mod import;

@@ -6,6 +6,8 @@ use std::time::{Duration, Instant};
 use reqwest::Method;
 use serde_json::{Value, json};
 use sqlx::Executor;
+use tickr::app::App;
+use tickr::broker::OperatorSettings;
 use tickr::config::ServerUrl;
 use tickr::handlers::Registry;
 use tokio::task::JoinSet;
@@ -17,14 +19,24 @@ use crate::support::{Answer, Proxy, Runner, TestApp, answer, call, eventually, h
 /// A token of the configuration, which allows every call.
 const TOKEN: &str = "operator-token-of-this-test-0123456789";
 
-/// Check that the call is answered with this status, within the limit.
-async fn promptly(what: &str, wanted: u16, limit: Duration, call: impl Future<Output = Answer>) -> Answer {
+/// Check that the call is answered with this status, within the limit. Return how long it took.
+async fn promptly(what: &str, wanted: u16, limit: Duration, call: impl Future<Output = Answer>) -> Duration {
     let began = Instant::now();
     let answer = call.await;
     let took = began.elapsed();
     assert_eq!(answer.status, wanted, "{what} after {took:?}: {:#}", answer.body);
     assert!(took < limit, "{what} took {took:?}");
-    answer
+    took
+}
+
+/// Wait until this runner's copy of the API keys has no valid key of that name.
+async fn until_revoked(app: &App, name: &str) {
+    let mut copy = app.operator_settings().listen();
+    let gone = |settings: &OperatorSettings| {
+        settings.api_keys.iter().all(|key| key.name.as_str() != name || key.revoked.is_some())
+    };
+    let learned = tokio::time::timeout(Duration::from_secs(20), copy.wait_for(|settings| gone(settings)));
+    learned.await.expect("the runner learns of it").unwrap();
 }
 
 /// Insert so many jobs, due in the next day, and so many dead letters that each of the heavy reads takes a while.
@@ -132,18 +144,26 @@ async fn a_flood_of_heavy_reads_stops_nothing_and_its_key_ends_at_once() {
     // connections, the calls failed or took longer than this.
     let soon = Duration::from_secs(5);
     let path = format!("/v1/jobs/{job}");
+    let mut fastest = [Duration::MAX; 4];
     for n in 0..4 {
         for base in &bases {
-            promptly("/readyz", 200, soon, answer(http().get(format!("{base}/readyz")))).await;
-            promptly("one job", 200, soon, call(base, Method::GET, &path, TOKEN, None)).await;
+            let ready = answer(http().get(format!("{base}/readyz")));
             let pause = call(base, Method::POST, "/v1/queues/idle/pause", TOKEN, Some(json!({})));
-            promptly("a pause", 200, soon, pause).await;
             let job = json!({"kind": "noop", "queue": "far", "unique_key": format!("{n} {base}"), "delay_ms": 600_000});
-            promptly("a job with a unique key", 201, soon, call(base, Method::POST, "/v1/jobs", TOKEN, Some(job)))
-                .await;
+            let job = call(base, Method::POST, "/v1/jobs", TOKEN, Some(job));
+            let took = [
+                promptly("/readyz", 200, soon, ready).await,
+                promptly("one job", 200, soon, call(base, Method::GET, &path, TOKEN, None)).await,
+                promptly("a pause", 200, soon, pause).await,
+                promptly("a job with a unique key", 201, soon, job).await,
+            ];
+            fastest.iter_mut().zip(took).for_each(|(fastest, took)| *fastest = took.min(*fastest));
         }
         tokio::time::sleep(Duration::from_millis(300)).await;
     }
+    // None of them has to wait for the flood: the best of eight shows what the flood itself costs.
+    println!("the fastest probe, look at a job, pause and job with a unique key took {fastest:?}");
+    assert!(fastest.iter().all(|took| *took < Duration::from_secs(1)), "{fastest:?}");
     // The lost jobs of the killed runner are found within a lease plus five seconds.
     eventually("lost attempts are ended", || async {
         let lost = "SELECT COUNT(*) FROM attempts a JOIN jobs j ON j.id = a.job_id WHERE a.verdict = 'lost' AND j.queue = 'doomed'";
@@ -161,16 +181,16 @@ async fn a_flood_of_heavy_reads_stops_nothing_and_its_key_ends_at_once() {
     assert!(last < lease + Duration::from_secs(5), "{last:?}");
 
     promptly("the end of a key", 200, soon, call(&bases[0], Method::DELETE, "/v1/api-keys/flooder", TOKEN, None)).await;
+    // Each runner learns of it within two seconds, and from then on refuses the key. When a flood kept the runners from
+    // reading MySQL, the key stayed good.
     let revoked = Instant::now();
+    tokio::join!(until_revoked(&tickr.app, "flooder"), until_revoked(&other, "flooder"));
+    let learned = revoked.elapsed();
+    println!("both runners knew after {learned:?} that the key was revoked");
+    assert!(learned < Duration::from_secs(2), "{learned:?}");
     for base in &bases {
-        eventually("the key is refused", || async {
-            (call(base, Method::GET, "/v1/whoami", &key, None).await.status == 401).then_some(())
-        })
-        .await;
+        promptly("the revoked key", 401, soon, call(base, Method::GET, "/v1/whoami", &key, None)).await;
     }
-    // Each runner learns of it within two seconds. The rest is for the requests, beside a flood on a busy machine. When a
-    // flood kept the runners from reading MySQL, the key stayed good.
-    assert!(revoked.elapsed() < Duration::from_secs(2) + soon, "{:?}", revoked.elapsed());
     over.cancel();
     let (mut seen, mut by_path): (BTreeMap<u16, usize>, BTreeMap<_, usize>) = Default::default();
     while let Some(one) = flood.join_next().await {

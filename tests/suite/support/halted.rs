@@ -64,3 +64,9 @@ pub(crate) fn settings(config: &Config, patience: std::time::Duration, repair: b
     let retention = tickr::app::retention_of(config);
     VerifySettings { since: None, patience, repair, retention, pace: Pace::Full }
 }
+
+/// Return whether a verification found no fault and could check everything except the index, because Redis was out.
+pub(crate) fn only_redis_is_unchecked(report: &Report) -> bool {
+    let because_of_redis = |why: &String| why.starts_with("Redis does not answer");
+    report.faults().is_empty() && !report.unchecked.is_empty() && report.unchecked.iter().all(because_of_redis)
+}

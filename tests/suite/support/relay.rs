@@ -65,6 +65,11 @@ impl Relay {
         *self.shared.upstream.lock().unwrap() = Some(upstream);
     }
 
+    /// Lead new connections to this port on the loopback interface. Open connections stay as they are.
+    pub(crate) fn lead_to_port(&self, port: u16) {
+        *self.shared.upstream.lock().unwrap() = Some(Upstream::Tcp(format!("127.0.0.1:{port}")));
+    }
+
     /// Return the URL of the Redis behind the relay.
     pub(crate) fn redis_url(&self) -> String {
         format!("redis://127.0.0.1:{}/", self.port)
