@@ -291,7 +291,7 @@ async fn done_before(
     } else {
         all_put_off(conn, &decided.postponed).await?
     };
-    Ok(committed.then(|| IdempotentOutcome::Refused(EnqueueOutcome::Accepted(decided))))
+    Ok(committed.then_some(IdempotentOutcome::Refused(EnqueueOutcome::Accepted(decided))))
 }
 
 /// Return true if each of these jobs has the due time that an earlier run gave it, or a later one. Such a run leaves no
