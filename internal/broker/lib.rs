@@ -49,7 +49,7 @@ use tickr_job::{Actor, JobId, JobOptions, Name, NewJob, Producer, State};
 use tickr_store::{
     Accepted, ActionOutcome, BatchOutcome, Change, ChangeCondition, ChangeOutcome, DueJob, EnqueueOutcome,
     EnqueueReceipts, EnqueuedJob, IdempotentOutcome, IdempotentRequest, JobAction, KeyHolder, Original, Refusal,
-    Remake, ResponseBuilder, Store, StoreError, UpdatedJob,
+    Remake, ResponseBuilder, Store, StoreError, TakenKeys, UpdatedJob,
 };
 use tickr_telemetry::Meters;
 
@@ -154,7 +154,9 @@ impl Broker {
         } else {
             EnqueueOutcome::Accepted(EnqueueReceipts::new(self.store.insert(jobs).await?))
         };
-        self.announce_keyed(&keyed).await;
+        if let EnqueueOutcome::Accepted(receipts) = &keyed {
+            self.announce_keyed(receipts).await;
+        }
         Ok(keyed)
     }
 
@@ -170,19 +172,19 @@ impl Broker {
         jobs: Vec<NewJob>,
         once: Option<IdempotentRequest>,
         build: ResponseBuilder<EnqueueReceipts>,
-    ) -> Result<IdempotentOutcome<EnqueueOutcome>, StoreError> {
+    ) -> Result<IdempotentOutcome<EnqueueReceipts, TakenKeys>, StoreError> {
         let Some(once) = once else {
             return Ok(match self.enqueue_unique(producer, jobs).await? {
                 EnqueueOutcome::Accepted(receipts) => {
                     let answer = build(&receipts);
-                    IdempotentOutcome::First { done: Some(EnqueueOutcome::Accepted(receipts)), answer }
+                    IdempotentOutcome::First { done: Some(receipts), answer }
                 }
-                conflict @ EnqueueOutcome::KeyConflict(_) => IdempotentOutcome::Refused(conflict),
+                EnqueueOutcome::KeyConflict(taken) => IdempotentOutcome::Refused(taken),
             });
         };
         let outcome = self.store.insert_idempotent(producer.clone(), jobs, once, build).await?;
-        if let IdempotentOutcome::First { done: Some(keyed), .. } = &outcome {
-            self.announce_keyed(keyed).await;
+        if let IdempotentOutcome::First { done: Some(receipts), .. } = &outcome {
+            self.announce_keyed(receipts).await;
         }
         Ok(outcome)
     }
@@ -398,8 +400,7 @@ impl Broker {
         self.meters.record_accepted(accepted.iter().map(|receipt| &receipt.queue));
     }
 
-    async fn announce_keyed(&self, keyed: &EnqueueOutcome) {
-        let EnqueueOutcome::Accepted(receipts) = keyed else { return };
+    async fn announce_keyed(&self, receipts: &EnqueueReceipts) {
         for id in &receipts.replaced {
             self.events.emit(Event::Cancelled { id: *id });
         }

@@ -11,9 +11,7 @@ use super::{Conflict, Enqueued, Error};
 use tickr_broker::{Broker, IdempotencyKey};
 use tickr_handlers::Problem;
 use tickr_job::{JobId, NewJob, Producer, TraceContext, limits};
-use tickr_store::{
-    Answer, EnqueueOutcome, EnqueueReceipts, EnqueuedJob, IdempotentOutcome, IdempotentRequest, KeyHolder,
-};
+use tickr_store::{Answer, EnqueueReceipts, EnqueuedJob, IdempotentOutcome, IdempotentRequest, KeyHolder};
 
 /// The caller of every client in Rust, for idempotency keys. They are apart from those of the API.
 const CALLER: &[u8] = b"tickr::Client";
@@ -58,10 +56,7 @@ pub(super) async fn enqueue(
     match outcome.map_err(|e| Error::of_store(ATTEMPTED, &e))? {
         IdempotentOutcome::First { answer, .. } => read_stored_answer(&answer, false),
         IdempotentOutcome::Replayed(answer) => read_stored_answer(&answer, true),
-        IdempotentOutcome::Refused(EnqueueOutcome::KeyConflict(holders)) => Err(key_conflict(&holders)),
-        IdempotentOutcome::Refused(EnqueueOutcome::Accepted(receipts)) => {
-            Ok(answers(&receipts).into_iter().map(|it| it.into_enqueued(false)).collect())
-        }
+        IdempotentOutcome::Refused(holders) => Err(key_conflict(&holders)),
         IdempotentOutcome::Conflict => Err(Error::Conflict(Conflict::IdempotencyKey)),
         IdempotentOutcome::Busy => Err(Error::Conflict(Conflict::InProgress)),
     }

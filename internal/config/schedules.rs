@@ -66,11 +66,11 @@ pub(super) static SCHEDULES: &[Setting<ScheduleKeys>] = &[
     .file_only(),
     Row::new("zone", "ZONE", "Time zone; default: UTC", |s, t| parse::some(&mut s.zone, parse::line(t))).file_only(),
     Row::new("dst", "POLICY", "Policy for clock changes: once, skip or both", |s, t| {
-        parse::some(&mut s.dst, word(t, Dst::ALL, Dst::as_str))
+        parse::some(&mut s.dst, word(t, &Dst::ALL, Dst::as_str))
     })
     .file_only(),
     Row::new("misfire", "POLICY", "Policy for missed ticks: skip, one or all", |s, t| {
-        parse::some(&mut s.misfire, word(t, Misfire::ALL, Misfire::as_str))
+        parse::some(&mut s.misfire, word(t, &Misfire::ALL, Misfire::as_str))
     })
     .file_only(),
     Row::new("misfire_grace", "DURATION", "Maximum lateness of a tick before it counts as missed", |s, t| {
@@ -78,7 +78,7 @@ pub(super) static SCHEDULES: &[Setting<ScheduleKeys>] = &[
     })
     .file_only(),
     Row::new("overlap", "POLICY", "Policy while the previous job has not ended: allow, skip or replace", |s, t| {
-        parse::some(&mut s.overlap, word(t, Overlap::ALL, Overlap::as_str))
+        parse::some(&mut s.overlap, word(t, &Overlap::ALL, Overlap::as_str))
     })
     .file_only(),
     Row::new("kind", "KIND", "Kind of its jobs; required", |s, t| parse::put(&mut s.kind, parse::name(t))).file_only(),

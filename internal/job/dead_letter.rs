@@ -1,7 +1,5 @@
 //! Dead letters: jobs that failed for good, until an operator replays or discards them.
 
-use std::fmt;
-
 use serde::{Deserialize, Serialize};
 
 use super::{Fingerprint, JobId, Timestamp};
@@ -17,33 +15,11 @@ pub enum DeadLetterStatus {
     /// Discarded: an operator decided that nothing is to be done.
     Discarded,
 }
-
-impl DeadLetterStatus {
-    /// All statuses.
-    pub const ALL: [Self; 3] = [Self::Open, Self::Replayed, Self::Discarded];
-
-    /// Return the word used in the tables and the API.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Open => "open",
-            Self::Replayed => "replayed",
-            Self::Discarded => "discarded",
-        }
-    }
-
-    /// Return the status of this word, if there is one.
-    #[must_use]
-    pub fn from_word(word: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|status| status.as_str() == word)
-    }
-}
-
-impl fmt::Display for DeadLetterStatus {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
-    }
-}
+words!(DeadLetterStatus {
+    Open => "open",
+    Replayed => "replayed",
+    Discarded => "discarded",
+});
 
 /// The data of a failed job beyond its attempts.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]

@@ -1,6 +1,5 @@
 //! Counts per time slot: the figures of a queue, the slot widths that are stored, and the slots that a chart shows.
 
-use std::fmt;
 use std::time::Duration;
 
 use chrono::{DateTime, TimeDelta};
@@ -166,6 +165,11 @@ pub enum Span {
     /// A day in steps of fifteen minutes.
     Day,
 }
+words!(Span {
+    FiveMinutes => "5m",
+    Hour => "1h",
+    Day => "24h",
+});
 
 /// Time after the end of a slot when every runner counts as having written it.
 const WRITTEN: TimeDelta = TimeDelta::seconds(2);
@@ -184,25 +188,6 @@ pub struct Window {
 }
 
 impl Span {
-    /// All spans, from the shortest to the longest.
-    pub const ALL: [Self; 3] = [Self::FiveMinutes, Self::Hour, Self::Day];
-
-    /// Return the word used in the API.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::FiveMinutes => "5m",
-            Self::Hour => "1h",
-            Self::Day => "24h",
-        }
-    }
-
-    /// Return the span of this word, if there is one.
-    #[must_use]
-    pub fn from_word(word: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|span| span.as_str() == word)
-    }
-
     /// Return the slots of a chart drawn at this moment. A wide slot would be long out of date at its end, so the last
     /// slot may still be open. It appears as soon as runners have written its first five seconds.
     #[must_use]
@@ -239,12 +224,6 @@ impl Window {
         let began = self.from + self.step.width() * (self.steps as i32 - 1);
         let passed = self.written.max(counted.unwrap_or(self.written)) - began;
         passed.min(self.step.width()).to_std().unwrap_or_default()
-    }
-}
-
-impl fmt::Display for Span {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
     }
 }
 

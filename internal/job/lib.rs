@@ -28,6 +28,10 @@
 //! - `time`: [`Timestamp`] and its rounding
 //! - `trace`: [`TraceContext`], the trace that a job continues
 //! - `verdict`: [`Verdict`], the result of one attempt, which differs from the state of its job
+//! - `words`: the macro `words`, which gives the variants of an enum their words
+
+#[macro_use]
+mod words;
 
 mod actor;
 mod alert;

@@ -1,7 +1,5 @@
 //! Bulk operations: one action on many jobs, requested by an operator.
 
-use std::fmt;
-
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
@@ -28,41 +26,18 @@ pub enum Action {
     /// Discard the dead letter: it is not to be replayed.
     Discard,
 }
+words!(Action {
+    Cancel => "cancel",
+    Retry => "retry",
+    RunNow => "run_now",
+    Reschedule => "reschedule",
+    SetPriority => "set_priority",
+    Delete => "delete",
+    Replay => "replay",
+    Discard => "discard",
+});
 
 impl Action {
-    /// All actions.
-    pub const ALL: [Self; 8] = [
-        Self::Cancel,
-        Self::Retry,
-        Self::RunNow,
-        Self::Reschedule,
-        Self::SetPriority,
-        Self::Delete,
-        Self::Replay,
-        Self::Discard,
-    ];
-
-    /// Return the word used in the tables and the API.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Cancel => "cancel",
-            Self::Retry => "retry",
-            Self::RunNow => "run_now",
-            Self::Reschedule => "reschedule",
-            Self::SetPriority => "set_priority",
-            Self::Delete => "delete",
-            Self::Replay => "replay",
-            Self::Discard => "discard",
-        }
-    }
-
-    /// Return the action of this word, if there is one.
-    #[must_use]
-    pub fn from_word(word: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|action| action.as_str() == word)
-    }
-
     /// Return the name in the audit for this action on one job.
     #[must_use]
     pub const fn act(self) -> &'static str {
@@ -105,12 +80,6 @@ impl Action {
     }
 }
 
-impl fmt::Display for Action {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
-    }
-}
-
 /// A part of all jobs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Among {
@@ -150,28 +119,12 @@ pub enum OperationState {
     /// Could not continue; `last_error` has the reason.
     Failed,
 }
-
-impl OperationState {
-    /// All states.
-    pub const ALL: [Self; 4] = [Self::Running, Self::Done, Self::Cancelled, Self::Failed];
-
-    /// Return the word used in the tables and the API.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Running => "running",
-            Self::Done => "done",
-            Self::Cancelled => "cancelled",
-            Self::Failed => "failed",
-        }
-    }
-
-    /// Return the state of this word, if there is one.
-    #[must_use]
-    pub fn from_word(word: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|state| state.as_str() == word)
-    }
-}
+words!(OperationState {
+    Running => "running",
+    Done => "done",
+    Cancelled => "cancelled",
+    Failed => "failed",
+});
 
 /// A requested bulk operation.
 #[derive(Clone, Debug)]

@@ -1,18 +1,17 @@
 //! The life of a job, as one pure function.
 //!
 //! ```text
-//!              ┌────────────── run now ──┐
-//!              ▼                         │
-//!  enqueue → waiting ──── claim ───→ executing ──→ completed
-//!              ▲  ▲                   │ │ │ │
-//!              │  └─ interrupted, ────┘ │ │ └────→ failed ────┐
-//!              │     snoozed            │ └──────→ cancelled ─┤
-//!              │                        ▼                     │
-//!              │                     retrying ── claim ─→ …   │
+//!                                    retrying
+//!                                     │    ▲
+//!                               claim │    │ failed attempt
+//!                                     ▼    │
+//!  enqueue ─→ waiting ─── claim ───→ executing ──→ completed
+//!              ▲  ▲                   │    │ │
+//!              │  └─ interrupted, ────┘    │ └───→ failed ────┐
+//!              │     snoozed               └─────→ cancelled ─┤
+//!              │                                              │
 //!              └───────────────── operator's retry ───────────┘
 //! ```
-
-use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
@@ -35,12 +34,16 @@ pub enum State {
     /// Stopped on request. Retained until its retention ends; an operator may retry it.
     Cancelled,
 }
+words!(State {
+    Waiting => "waiting",
+    Executing => "executing",
+    Retrying => "retrying",
+    Completed => "completed",
+    Failed => "failed",
+    Cancelled => "cancelled",
+});
 
 impl State {
-    /// All states.
-    pub const ALL: [Self; 6] =
-        [Self::Waiting, Self::Executing, Self::Retrying, Self::Completed, Self::Failed, Self::Cancelled];
-
     /// Return true if the job has ended. Only an operator's retry changes an end state.
     #[must_use]
     pub const fn is_end(self) -> bool {
@@ -48,31 +51,6 @@ impl State {
             Self::Waiting | Self::Executing | Self::Retrying => false,
             Self::Completed | Self::Failed | Self::Cancelled => true,
         }
-    }
-
-    /// Return the word used in the tables, the API and the logs.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Waiting => "waiting",
-            Self::Executing => "executing",
-            Self::Retrying => "retrying",
-            Self::Completed => "completed",
-            Self::Failed => "failed",
-            Self::Cancelled => "cancelled",
-        }
-    }
-
-    /// Return the state of a word read from the store or a query string.
-    #[must_use]
-    pub fn from_word(word: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|state| state.as_str() == word)
-    }
-}
-
-impl fmt::Display for State {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
     }
 }
 

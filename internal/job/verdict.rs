@@ -1,7 +1,5 @@
 //! The result of an attempt.
 
-use std::fmt;
-
 use serde::{Deserialize, Serialize};
 
 /// The verdict on one attempt. Different from the [`State`](super::State) of its job: a `failed` attempt may leave a
@@ -28,21 +26,19 @@ pub enum Verdict {
     /// The handler requested to run later. Uses no attempt.
     Snoozed,
 }
+words!(Verdict {
+    Succeeded => "succeeded",
+    Failed => "failed",
+    Rejected => "rejected",
+    TimedOut => "timed_out",
+    Panicked => "panicked",
+    Cancelled => "cancelled",
+    Interrupted => "interrupted",
+    Lost => "lost",
+    Snoozed => "snoozed",
+});
 
 impl Verdict {
-    /// All verdicts, in the order of the column's definition.
-    pub const ALL: [Self; 9] = [
-        Self::Succeeded,
-        Self::Failed,
-        Self::Rejected,
-        Self::TimedOut,
-        Self::Panicked,
-        Self::Cancelled,
-        Self::Interrupted,
-        Self::Lost,
-        Self::Snoozed,
-    ];
-
     /// Return true if this verdict counts against `max_attempts`.
     #[must_use]
     pub const fn burns_attempt(self) -> bool {
@@ -56,33 +52,5 @@ impl Verdict {
             | Self::Cancelled
             | Self::Lost => true,
         }
-    }
-
-    /// Return the word used in the tables, the API and the logs.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Succeeded => "succeeded",
-            Self::Failed => "failed",
-            Self::Rejected => "rejected",
-            Self::TimedOut => "timed_out",
-            Self::Panicked => "panicked",
-            Self::Cancelled => "cancelled",
-            Self::Interrupted => "interrupted",
-            Self::Lost => "lost",
-            Self::Snoozed => "snoozed",
-        }
-    }
-
-    /// Return the verdict of a word read from the store.
-    #[must_use]
-    pub fn from_word(word: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|verdict| verdict.as_str() == word)
-    }
-}
-
-impl fmt::Display for Verdict {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
     }
 }

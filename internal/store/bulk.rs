@@ -14,9 +14,9 @@ use sqlx::mysql::MySqlRow;
 use sqlx::{MySqlConnection, Row};
 use uuid::Uuid;
 
-use crate::audit::{AuditEntry, record};
+use crate::audit::AuditEntry;
 use crate::dead_letters::{Each, Refusal, Remake, discard_all, replay_all};
-use crate::idempotency::{IdempotentOutcome, IdempotentRequest, ResponseBuilder, store_answer, stored_before};
+use crate::idempotency::{IdempotentOutcome, IdempotentRequest, ResponseBuilder, finish, stored_before};
 use crate::jobs::actions::{ActionOutcome, AppliedAction, apply_event, lock_for};
 use crate::jobs::search::{Breakdown, Counted, Order, Search, SearchBudget, break_down, count};
 use crate::retention::remove::{Removal, remove};
@@ -155,12 +155,7 @@ impl Store {
                 let now = read_clock(conn, &shared.clock).await?;
                 insert(conn, &new, &act.actor, estimate, now).await?;
                 let operation = read(conn, new.id).await?.ok_or_else(|| corrupt("an operation without a row"))?;
-                let answer = build(&operation);
-                if let Some(instead) = store_answer(conn, once.as_ref(), &answer, now).await? {
-                    return Ok(instead);
-                }
-                record(conn, &act, now).await?;
-                Ok(IdempotentOutcome::First { done: Some(()), answer })
+                finish(conn, once.as_ref(), &act, ((), build(&operation)), now).await
             })
         })
         .await
@@ -231,11 +226,7 @@ impl Store {
                     .await?;
                 let operation = read(conn, id).await?.ok_or_else(|| corrupt("a locked operation is gone"))?;
                 let answer = build(&operation);
-                if let Some(instead) = store_answer(conn, once.as_ref(), &answer, now).await? {
-                    return Ok(instead);
-                }
-                record(conn, &act, now).await?;
-                Ok(IdempotentOutcome::First { done: Some(CancelOutcome::Done(Box::new(operation))), answer })
+                finish(conn, once.as_ref(), &act, (CancelOutcome::Done(Box::new(operation)), answer), now).await
             })
         })
         .await

@@ -12,8 +12,8 @@ use sqlx::mysql::MySqlRow;
 use sqlx::{MySqlConnection, Row};
 use uuid::Uuid;
 
-use crate::audit::{AuditEntry, record};
-use crate::idempotency::{Answer, IdempotentOutcome, IdempotentRequest, ResponseBuilder, store_answer, stored_before};
+use crate::audit::AuditEntry;
+use crate::idempotency::{Answer, IdempotentOutcome, IdempotentRequest, ResponseBuilder, finish, stored_before};
 use crate::jobs::actions::{ActionOutcome, UpdatedJob};
 use crate::jobs::read::read_job;
 use crate::rows::dead_letters::{NewDeadLetter, StatusColumns, group, insert_dead_letters, write};
@@ -393,11 +393,7 @@ async fn finish_action<T>(
         // An earlier call may have carried out this same request.
         return Ok(stored_before(conn, once, None).await?.unwrap_or(IdempotentOutcome::Refused(done)));
     };
-    if let Some(instead) = store_answer(conn, once, &answer, now).await? {
-        return Ok(instead);
-    }
-    record(conn, act, now).await?;
-    Ok(IdempotentOutcome::First { done: Some(done), answer })
+    finish(conn, once, act, (done, answer), now).await
 }
 
 async fn backfill_dead_letters(

@@ -14,6 +14,7 @@ use sqlx::mysql::MySqlRow;
 use sqlx::{MySqlConnection, Row};
 use uuid::Uuid;
 
+use crate::audit::{AuditEntry, record};
 use crate::rows::aged::{Aged, purge_aged};
 use crate::sql::batches::{bind_padded, groups_by_bytes, padded_len, placeholders, statement, tuples};
 use crate::sql::connection::{on_pool, transact};
@@ -58,9 +59,9 @@ pub struct Answer {
 /// commits together with the work.
 pub type ResponseBuilder<T> = Arc<dyn Fn(&T) -> Answer + Send + Sync>;
 
-/// Outcome of an idempotent request.
+/// Outcome of an idempotent request: the result `T`, or the refusal `R`.
 #[derive(Clone, Debug)]
-pub enum IdempotentOutcome<T> {
+pub enum IdempotentOutcome<T, R = T> {
     /// Carried out now; the response is stored.
     First {
         /// The result. Absent if an earlier run committed it and MySQL's answer to that COMMIT was lost.
@@ -69,7 +70,7 @@ pub enum IdempotentOutcome<T> {
         answer: Answer,
     },
     /// Not possible. Nothing was changed and nothing was stored: the idempotency key is free.
-    Refused(T),
+    Refused(R),
     /// Carried out before. This is the stored response.
     Replayed(Answer),
     /// The idempotency key belongs to a different request.
@@ -89,7 +90,7 @@ pub(super) struct StoredResponse {
 impl StoredResponse {
     /// Return the outcome that this row means for a request with the same key. `done` is the result of the request, in
     /// case the row is its own.
-    pub(super) fn resolve<T>(self, once: &IdempotentRequest, done: Option<T>) -> IdempotentOutcome<T> {
+    pub(super) fn resolve<T, R>(self, once: &IdempotentRequest, done: Option<T>) -> IdempotentOutcome<T, R> {
         if self.id == once.id {
             IdempotentOutcome::First { done, answer: self.answer }
         } else if self.request == once.request {
@@ -166,23 +167,23 @@ pub(super) async fn store_responses(
 
 /// Return the outcome that an earlier call of the same request has stored, if there was one. `done` is the result of
 /// the request, in case the stored row is its own.
-pub(super) async fn stored_before<T>(
+pub(super) async fn stored_before<T, R>(
     conn: &mut MySqlConnection,
     once: Option<&IdempotentRequest>,
     done: Option<T>,
-) -> Result<Option<IdempotentOutcome<T>>, sqlx::Error> {
+) -> Result<Option<IdempotentOutcome<T, R>>, sqlx::Error> {
     let Some(once) = once else { return Ok(None) };
     Ok(find(conn, once).await?.map(|kept| kept.resolve(once, done)))
 }
 
 /// Store the response of a request that this transaction carries out. If another request has taken the key, everything
 /// is rolled back, and the outcome of this request is returned: the caller then writes nothing more.
-pub(super) async fn store_answer<T>(
+pub(super) async fn store_answer<T, R>(
     conn: &mut MySqlConnection,
     once: Option<&IdempotentRequest>,
     answer: &Answer,
     now: Timestamp,
-) -> Result<Option<IdempotentOutcome<T>>, sqlx::Error> {
+) -> Result<Option<IdempotentOutcome<T, R>>, sqlx::Error> {
     let Some(once) = once else { return Ok(None) };
     match store_responses(conn, &mut [(once, answer)], now).await {
         Ok(()) => Ok(None),
@@ -190,13 +191,29 @@ pub(super) async fn store_answer<T>(
     }
 }
 
+/// Store the response of a request that this transaction has carried out, record the action in the audit, and return
+/// the outcome. If another request has taken the key, return the outcome of that one instead, as [`store_answer`] does.
+pub(super) async fn finish<T, R>(
+    conn: &mut MySqlConnection,
+    once: Option<&IdempotentRequest>,
+    act: &AuditEntry,
+    (done, answer): (T, Answer),
+    now: Timestamp,
+) -> Result<IdempotentOutcome<T, R>, sqlx::Error> {
+    if let Some(instead) = store_answer(conn, once, &answer, now).await? {
+        return Ok(instead);
+    }
+    record(conn, act, now).await?;
+    Ok(IdempotentOutcome::First { done: Some(done), answer })
+}
+
 /// Roll back and return the outcome of a request that cannot go on because another request took its key. Other errors
 /// are returned as they are.
-async fn resolve_conflict<T>(
+async fn resolve_conflict<T, R>(
     conn: &mut MySqlConnection,
     once: &IdempotentRequest,
     error: sqlx::Error,
-) -> Result<IdempotentOutcome<T>, sqlx::Error> {
+) -> Result<IdempotentOutcome<T, R>, sqlx::Error> {
     if fault(&error) != Fault::Duplicate && !waited_for_lock(&error) {
         return Err(error);
     }
@@ -218,10 +235,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
-    pub async fn find_response<T: Send + 'static>(
-        &self,
-        once: IdempotentRequest,
-    ) -> Result<Option<IdempotentOutcome<T>>, StoreError> {
+    pub async fn find_response(&self, once: IdempotentRequest) -> Result<Option<IdempotentOutcome<()>>, StoreError> {
         on_pool(&self.shared.pools.steering, "look up an idempotency key", move |conn, _| {
             let once = once.clone();
             Box::pin(async move { Ok(find(conn, &once).await?.map(|kept| kept.resolve(&once, None))) })

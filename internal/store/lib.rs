@@ -88,7 +88,7 @@ pub use jobs::pending::Pending;
 pub use jobs::read::JobPage;
 pub use jobs::search::{Breakdown, Counted, Replayed};
 pub use jobs::stats::{PoolUse, Stats};
-pub use jobs::unique_keys::{EnqueueOutcome, EnqueueReceipts, EnqueuedJob, KeyHolder};
+pub use jobs::unique_keys::{EnqueueOutcome, EnqueueReceipts, EnqueuedJob, KeyHolder, TakenKeys};
 pub use jobs::watch::JobRevision;
 pub use limits::{LimitOutcome, MAX_LIMITS};
 pub use migrate::{MIGRATION_PATIENCE, MigrateSettings};

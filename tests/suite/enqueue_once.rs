@@ -15,7 +15,7 @@ use tickr::broker::{Draft, IdempotencyKey};
 use tickr::config::Config;
 use tickr::handlers::Registry;
 use tickr::job::{JobId, Producer, State};
-use tickr::store::{EnqueueOutcome, EnqueueReceipts, IdempotentOutcome};
+use tickr::store::{EnqueueReceipts, IdempotentOutcome};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio_util::sync::CancellationToken;
@@ -531,9 +531,7 @@ async fn a_program_enqueues_once_without_http() {
         let job = broker.prepare(Draft::new("noop", payload)).unwrap();
         broker.enqueue_request(&Producer::tickr(), vec![job], Some(once), Arc::new(word)).await.unwrap()
     };
-    let IdempotentOutcome::First { done: Some(EnqueueOutcome::Accepted(receipts)), answer } =
-        enqueue(r#"{"n": 7}"#).await
-    else {
+    let IdempotentOutcome::First { done: Some(receipts), answer } = enqueue(r#"{"n": 7}"#).await else {
         panic!("there was no earlier request");
     };
     assert_eq!(receipts.accepted().map(|accepted| accepted.id.to_string()).collect::<String>(), answer.body);

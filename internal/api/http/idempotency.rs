@@ -22,7 +22,7 @@ use crate::http::etag;
 use crate::http::problem::{Code, Problem, describe_problem};
 use tickr_broker::IdempotencyKey;
 use tickr_job::{JobId, limits};
-use tickr_store::{Answer, EnqueueOutcome, IdempotentOutcome, IdempotentRequest};
+use tickr_store::{Answer, IdempotentOutcome, IdempotentRequest};
 
 const KEY: HeaderName = HeaderName::from_static("idempotency-key");
 const REPLAYED: HeaderName = HeaderName::from_static("idempotency-replayed");
@@ -109,10 +109,10 @@ pub(crate) fn respond(answer: Answer, replayed: bool, shows: ResponseContent) ->
 }
 
 /// Build the response from the outcome of an idempotent request. `refused` builds it for a request that was refused.
-pub(crate) fn respond_to_outcome<T>(
-    outcome: IdempotentOutcome<T>,
+pub(crate) fn respond_to_outcome<T, R>(
+    outcome: IdempotentOutcome<T, R>,
     shows: ResponseContent,
-    refused: impl FnOnce(T) -> Result<Response, Problem>,
+    refused: impl FnOnce(R) -> Result<Response, Problem>,
 ) -> Result<Response, Problem> {
     match outcome {
         IdempotentOutcome::First { answer, .. } => Ok(respond(answer, false, shows)),
@@ -138,7 +138,7 @@ pub(crate) async fn replay_stored(
     problem: Problem,
 ) -> Result<Response, Problem> {
     let Some(once) = once else { return Err(problem) };
-    match api.broker.store().find_response::<EnqueueOutcome>(once).await? {
+    match api.broker.store().find_response(once).await? {
         Some(IdempotentOutcome::Replayed(answer)) => Ok(respond(answer, true, shows)),
         _ => Err(problem),
     }

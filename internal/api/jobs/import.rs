@@ -32,7 +32,7 @@ use crate::jobs::{NewJobBody, held_detail, prepare, unique_key_taken};
 use crate::view::Moment;
 use tickr_broker::IdempotencyKey;
 use tickr_job::{Name, NewJob, OnConflict};
-use tickr_store::{Answer, EnqueueOutcome, EnqueueReceipts, EnqueuedJob, IdempotentOutcome, StoreError};
+use tickr_store::{Answer, EnqueueReceipts, EnqueuedJob, IdempotentOutcome, StoreError, TakenKeys};
 
 /// Maximum number of lines in one part.
 const MAX_LINES: usize = 500;
@@ -444,10 +444,8 @@ impl Import {
             let (kept, replayed, holders) = match outcome {
                 IdempotentOutcome::First { answer, .. } => (answer, false, Vec::new()),
                 IdempotentOutcome::Replayed(answer) => (answer, true, Vec::new()),
-                IdempotentOutcome::Refused(EnqueueOutcome::KeyConflict(holders)) => {
-                    (Answer { status: 200, body: String::new() }, false, holders)
-                }
-                IdempotentOutcome::Refused(EnqueueOutcome::Accepted(_)) | IdempotentOutcome::Conflict => {
+                IdempotentOutcome::Refused(holders) => (Answer { status: 200, body: String::new() }, false, holders),
+                IdempotentOutcome::Conflict => {
                     return Err(Problem::new(
                         Code::IdempotencyConflict,
                         "this idempotency key belongs to an import of other lines; nothing more was accepted",
@@ -489,7 +487,7 @@ impl Import {
         jobs: Vec<NewJob>,
         once: Option<tickr_store::IdempotentRequest>,
         build: tickr_store::ResponseBuilder<EnqueueReceipts>,
-    ) -> Result<IdempotentOutcome<EnqueueOutcome>, Problem> {
+    ) -> Result<IdempotentOutcome<EnqueueReceipts, TakenKeys>, Problem> {
         let mut pause = Duration::from_millis(50);
         for attempt in 1.. {
             let (producer, build) = (self.asker.producer(), Arc::clone(&build));

@@ -30,7 +30,7 @@ use crate::http::caller::Requester;
 use crate::http::cursor::{Listing, read_page_size};
 use crate::http::etag::{IfNoneMatch, respond_with_etag};
 use crate::http::filter::{filter_query, refused};
-use crate::http::idempotency::{Key, ResponseContent, replay_stored, respond, respond_to_outcome};
+use crate::http::idempotency::{Key, ResponseContent, replay_stored, respond_to_outcome};
 use crate::http::problem::{Code, Problem};
 use crate::http::searches::run_with_seat;
 use crate::http::trace::RequestTrace;
@@ -41,8 +41,8 @@ use tickr_job::{
     Actor, Due, Filter, JobId, Name, NewJob, OnConflict, OnFailure, Producer, TraceContext, UniqueUntil, limits,
 };
 use tickr_store::{
-    ActionOutcome, Answer, EnqueueOutcome, EnqueueReceipts, EnqueuedJob, IdempotentRequest, JobAction, KeyHolder,
-    ResponseBuilder, UpdatedJob,
+    ActionOutcome, Answer, EnqueueReceipts, EnqueuedJob, IdempotentRequest, JobAction, KeyHolder, ResponseBuilder,
+    UpdatedJob,
 };
 
 /// A job to enqueue.
@@ -206,11 +206,8 @@ async fn accept(
     build: ResponseBuilder<EnqueueReceipts>,
     taken: impl FnOnce(&[(usize, KeyHolder)]) -> Problem,
 ) -> Result<Response, Problem> {
-    let outcome = api.broker.enqueue_request(producer, jobs, once, Arc::clone(&build)).await?;
-    respond_to_outcome(outcome, shows, |refused| match refused {
-        EnqueueOutcome::Accepted(receipts) => Ok(respond(build(&receipts), false, shows)),
-        EnqueueOutcome::KeyConflict(holders) => Err(taken(&holders)),
-    })
+    let outcome = api.broker.enqueue_request(producer, jobs, once, build).await?;
+    respond_to_outcome(outcome, shows, |holders| Err(taken(&holders)))
 }
 
 pub(crate) fn json_answer(status: StatusCode, body: &impl Serialize) -> Answer {

@@ -4,12 +4,10 @@
 //! of one plan is bounded, and so is the number of rows written: the latest ticks get a row each, and the first row
 //! stands for all ticks before them.
 
-use std::fmt;
 use std::time::Duration;
 
 use chrono::TimeDelta;
 
-use super::spec::words;
 use super::{Cadence, Misfire};
 use crate::Timestamp;
 
@@ -257,7 +255,7 @@ mod tests {
         fn every_tick_is_seen_to_exactly_once(
             step in 1_000_u64..100_000,
             now in -5_000_i64..3_000_000,
-            misfire in prop::sample::select(Misfire::ALL),
+            misfire in prop::sample::select(&Misfire::ALL),
             withheld in prop::option::of(Just(SkipCause::Paused)),
         ) {
             let cadence = every(step);

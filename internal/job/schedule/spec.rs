@@ -80,35 +80,6 @@ impl Schedule {
     }
 }
 
-/// Define the words of an enum for columns and the API, one for each variant.
-macro_rules! words {
-    ($type:ident { $($variant:ident => $word:literal),+ }) => {
-        impl $type {
-            /// All variants.
-            pub const ALL: &'static [Self] = &[$(Self::$variant),+];
-
-            /// Return the word used in the tables and the API.
-            #[must_use]
-            pub const fn as_str(self) -> &'static str {
-                match self { $(Self::$variant => $word),+ }
-            }
-
-            /// Return the variant of this word, if there is one.
-            #[must_use]
-            pub fn from_word(word: &str) -> Option<Self> {
-                Self::ALL.iter().copied().find(|one| one.as_str() == word)
-            }
-        }
-
-        impl fmt::Display for $type {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str(self.as_str())
-            }
-        }
-    };
-}
-pub(super) use words;
-
 /// Policy for missed ticks, whose time passed while no runner could fire them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

@@ -8,7 +8,7 @@ use sqlx::{MySqlConnection, Row};
 use uuid::Uuid;
 
 use crate::audit::{AuditEntry, record};
-use crate::idempotency::{IdempotentOutcome, IdempotentRequest, ResponseBuilder, store_answer, stored_before};
+use crate::idempotency::{IdempotentOutcome, IdempotentRequest, ResponseBuilder, finish, stored_before};
 use crate::jobs::read::read_job;
 use crate::rows::dead_letters::{delete_dead_letter, was_replayed};
 use crate::rows::jobs::Accepted;
@@ -196,12 +196,11 @@ async fn act_and_answer(
     let (job, attempts) = read_job(conn, id).await?.ok_or_else(|| corrupt("a job whose row in jobs is missing"))?;
     let updated = UpdatedJob { outcome, job, attempts };
     let answer = build(&updated);
-    if let Some(instead) = store_answer(conn, once, &answer, now).await? {
-        return Ok(instead);
+    let outcome = finish(conn, once, act, (updated.outcome, answer), now).await?;
+    if let IdempotentOutcome::First { .. } = outcome {
+        count(conn, shared.lanes.any(), &counts).await?;
     }
-    record(conn, act, now).await?;
-    count(conn, shared.lanes.any(), &counts).await?;
-    Ok(IdempotentOutcome::First { done: Some(updated.outcome), answer })
+    Ok(outcome)
 }
 
 /// End a waiting job whose row is locked as cancelled, without a runner. The caller must release its unique key and close

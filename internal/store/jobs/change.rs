@@ -6,8 +6,8 @@ use std::sync::Arc;
 use serde_json::json;
 use sqlx::MySqlConnection;
 
-use crate::audit::{AuditEntry, record, was_recorded};
-use crate::idempotency::{IdempotentOutcome, IdempotentRequest, ResponseBuilder, store_answer, stored_before};
+use crate::audit::{AuditEntry, was_recorded};
+use crate::idempotency::{IdempotentOutcome, IdempotentRequest, ResponseBuilder, finish, stored_before};
 use crate::jobs::actions::{ActionOutcome, UpdatedJob};
 use crate::jobs::read::read_job;
 use crate::rows::jobs::{Accepted, due_at};
@@ -154,9 +154,6 @@ async fn apply_change(
     let (job, attempts) = read_job(conn, id).await?.ok_or_else(|| corrupt("a job is in owed but not in jobs"))?;
     let updated = UpdatedJob { outcome: waits(priority, execute_at), job, attempts };
     let answer = (request.build)(&updated);
-    if let Some(instead) = store_answer(conn, request.once.as_ref(), &answer, now).await? {
-        return Ok(instead);
-    }
     let mut detail = json!({
         "execute_at": {"from": owed.execute_at, "to": execute_at},
         "priority": {"from": before.level(), "to": priority.level()},
@@ -165,8 +162,8 @@ async fn apply_change(
         // It has no due time yet.
         detail["execute_at"] = json!(null);
     }
-    record(conn, &request.act.clone().with(detail), now).await?;
-    Ok(IdempotentOutcome::First { done: Some(ChangeOutcome::Done(updated.outcome)), answer })
+    let act = request.act.clone().with(detail);
+    finish(conn, request.once.as_ref(), &act, (ChangeOutcome::Done(updated.outcome), answer), now).await
 }
 
 /// Answer that nothing is changed. If the same request was carried out before, return its stored response instead.

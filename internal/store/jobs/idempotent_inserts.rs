@@ -12,9 +12,7 @@ use crate::idempotency::{
     Answer, Digest, IdempotentOutcome, IdempotentRequest, ResponseBuilder, StoredResponse, find_all, store_responses,
 };
 use crate::jobs::insert::{bytes_of, together};
-use crate::jobs::unique_keys::{
-    EnqueueOutcome, EnqueueReceipts, EnqueueRequest, EnqueuedJob, insert_keyed, with_producer,
-};
+use crate::jobs::unique_keys::{EnqueueReceipts, EnqueueRequest, EnqueuedJob, TakenKeys, insert_keyed, with_producer};
 use crate::rows::jobs::{Accepted, accepted_at, in_order_of, receipts, write_jobs};
 use crate::sql::batch::Batch;
 use crate::sql::batches::BYTES_PER_ROW;
@@ -37,7 +35,7 @@ pub(crate) struct IdempotentJobs {
 
 /// Outcome of one request in a shared write.
 pub(crate) enum Shareable {
-    Settled(IdempotentOutcome<EnqueueOutcome>),
+    Settled(IdempotentOutcome<EnqueueReceipts, TakenKeys>),
     /// Its batch could not be written because of the key of some request in it. Write this request alone.
     Alone,
 }
@@ -129,8 +127,7 @@ impl Batch for IdempotentInserts {
                 None if busy => Shareable::Settled(IdempotentOutcome::Busy),
                 None => Shareable::Alone,
                 Some(row) => {
-                    let accepted =
-                        done.remove(&item.once.id).map(|a| EnqueueOutcome::Accepted(EnqueueReceipts::new(a)));
+                    let accepted = done.remove(&item.once.id).map(EnqueueReceipts::new);
                     Shareable::Settled(row.clone().resolve(&item.once, accepted))
                 }
             };
@@ -178,7 +175,7 @@ impl Store {
         jobs: Vec<NewJob>,
         once: IdempotentRequest,
         build: ResponseBuilder<EnqueueReceipts>,
-    ) -> Result<IdempotentOutcome<EnqueueOutcome>, StoreError> {
+    ) -> Result<IdempotentOutcome<EnqueueReceipts, TakenKeys>, StoreError> {
         // These may have to wait for the lock of a key.
         let alone = jobs.iter().any(|job| job.unique_key.is_some() || job.options.order.is_some());
         let request = EnqueueRequest { jobs: together(with_producer(jobs, &producer)), producer };
@@ -193,7 +190,7 @@ impl Store {
         transact(&self.shared.pools.steering, "insert jobs once", move |conn, earlier| {
             let (item, shared, memory) = (Arc::clone(&item), shared.clone(), Arc::clone(&memory));
             Box::pin(async move {
-                insert_keyed(conn, &item.request, Some((&item.once, &item.build)), &shared, &memory, earlier).await
+                insert_keyed(conn, &item.request, (Some(&item.once), &item.build), &shared, &memory, earlier).await
             })
         })
         .await

@@ -25,7 +25,7 @@ use sqlx::mysql::MySqlRow;
 use sqlx::{MySqlConnection, Row};
 
 use crate::audit::{AuditEntry, record_all};
-use crate::idempotency::{IdempotentOutcome, IdempotentRequest, ResponseBuilder, store_answer, stored_before};
+use crate::idempotency::{Answer, IdempotentOutcome, IdempotentRequest, ResponseBuilder, store_answer, stored_before};
 use crate::jobs::actions::cancel_waiting;
 use crate::jobs::insert::together;
 use crate::jobs::read::read_job;
@@ -120,10 +120,12 @@ impl EnqueueReceipts {
 pub enum EnqueueOutcome {
     /// Each job is accepted, or the holder of its unique key is the answer in its place, as the request allows.
     Accepted(EnqueueReceipts),
-    /// Nothing was written. Each entry is the position of a job in the request and the unfinished job that holds its
-    /// unique key.
-    KeyConflict(Vec<(usize, KeyHolder)>),
+    /// Nothing was written.
+    KeyConflict(TakenKeys),
 }
+
+/// The jobs of a request whose unique keys are taken: the position of each, and the unfinished job that holds its key.
+pub type TakenKeys = Vec<(usize, KeyHolder)>;
 
 /// What the runs of one write remember.
 #[derive(Debug, Default)]
@@ -145,12 +147,16 @@ impl Store {
         let request = Arc::new(EnqueueRequest { jobs: together(with_producer(jobs, &producer)), producer });
         let (shared, memory) = (self.shared.clone(), Arc::default());
         let attempted = "insert jobs with unique keys";
+        // Without an idempotency key no response is stored.
+        let build: ResponseBuilder<EnqueueReceipts> = Arc::new(|_| Answer { status: 200, body: String::new() });
         let outcome = transact(&self.shared.pools.steering, attempted, move |conn, earlier| {
             let (request, shared, memory) = (Arc::clone(&request), shared.clone(), Arc::clone(&memory));
-            Box::pin(async move { insert_keyed(conn, &request, None, &shared, &memory, earlier).await })
+            let build = Arc::clone(&build);
+            Box::pin(async move { insert_keyed(conn, &request, (None, &build), &shared, &memory, earlier).await })
         });
         match outcome.await? {
-            IdempotentOutcome::First { done: Some(keyed), .. } | IdempotentOutcome::Refused(keyed) => Ok(keyed),
+            IdempotentOutcome::First { done: Some(receipts), .. } => Ok(EnqueueOutcome::Accepted(receipts)),
+            IdempotentOutcome::Refused(taken) => Ok(EnqueueOutcome::KeyConflict(taken)),
             _ => Err(StoreError::Corrupt { attempted, cause: "a stored response without an idempotency key".into() }),
         }
     }
@@ -174,13 +180,13 @@ pub(crate) fn with_producer(mut jobs: Vec<NewJob>, producer: &Producer) -> Vec<N
 pub(crate) async fn insert_keyed(
     conn: &mut MySqlConnection,
     EnqueueRequest { jobs, producer }: &EnqueueRequest,
-    once: Option<(&IdempotentRequest, &ResponseBuilder<EnqueueReceipts>)>,
+    (once, build): (Option<&IdempotentRequest>, &ResponseBuilder<EnqueueReceipts>),
     shared: &StoreInner,
     memory: &PriorDecision,
     earlier: PriorRun,
-) -> Result<IdempotentOutcome<EnqueueOutcome>, sqlx::Error> {
+) -> Result<IdempotentOutcome<EnqueueReceipts, TakenKeys>, sqlx::Error> {
     if earlier == PriorRun::MayHaveCommitted
-        && let Some(done) = done_before(conn, jobs, once, memory).await?
+        && let Some(done) = done_before(conn, jobs, (once, build), memory).await?
     {
         return Ok(done);
     }
@@ -205,11 +211,11 @@ pub(crate) async fn insert_keyed(
         // This releases the unique keys taken so far. The commit that follows has nothing to write.
         sqlx::raw_sql("ROLLBACK").execute(&mut *conn).await?;
         // Perhaps an earlier call of this same request took the unique keys.
-        if let Some(outcome) = stored_before(conn, once.map(|(once, _)| once), None).await? {
+        if let Some(outcome) = stored_before(conn, once, None).await? {
             return Ok(outcome);
         }
         taken.sort_unstable_by_key(|(place, _)| *place);
-        return Ok(IdempotentOutcome::Refused(EnqueueOutcome::KeyConflict(taken)));
+        return Ok(IdempotentOutcome::Refused(taken));
     }
 
     let now = read_clock(conn, &shared.clock).await?;
@@ -242,16 +248,10 @@ pub(crate) async fn insert_keyed(
     {
         receipts.holder = Some(Box::new(read_in_full(conn, holder.id).await?));
     }
-    let answer = match once {
-        None => None,
-        Some((once, build)) => {
-            let answer = build(&receipts);
-            if let Some(instead) = store_answer(conn, Some(once), &answer, now).await? {
-                return Ok(instead);
-            }
-            Some(answer)
-        }
-    };
+    let answer = build(&receipts);
+    if let Some(instead) = store_answer(conn, once, &answer, now).await? {
+        return Ok(instead);
+    }
     replace(conn, jobs, producer.actor(), &decided.replace, &held, now).await?;
     let accepted: Vec<Accepted> = receipts.accepted().cloned().collect();
     let mut pairs: Vec<(&NewJob, &Accepted)> = new.iter().zip(&accepted).collect();
@@ -264,22 +264,19 @@ pub(crate) async fn insert_keyed(
     }
     count(conn, shared.lanes.any(), &ended).await?;
     *memory.receipts.lock().unwrap_or_else(PoisonError::into_inner) = Some(receipts.clone());
-    Ok(match answer {
-        Some(answer) => IdempotentOutcome::First { done: Some(EnqueueOutcome::Accepted(receipts)), answer },
-        None => IdempotentOutcome::Refused(EnqueueOutcome::Accepted(receipts)),
-    })
+    Ok(IdempotentOutcome::First { done: Some(receipts), answer })
 }
 
 /// Return the decision of an earlier run if that run has committed.
 async fn done_before(
     conn: &mut MySqlConnection,
     jobs: &[NewJob],
-    once: Option<(&IdempotentRequest, &ResponseBuilder<EnqueueReceipts>)>,
+    (once, build): (Option<&IdempotentRequest>, &ResponseBuilder<EnqueueReceipts>),
     memory: &PriorDecision,
-) -> Result<Option<IdempotentOutcome<EnqueueOutcome>>, sqlx::Error> {
+) -> Result<Option<IdempotentOutcome<EnqueueReceipts, TakenKeys>>, sqlx::Error> {
     let decided = memory.receipts.lock().unwrap_or_else(PoisonError::into_inner).clone();
-    if let Some((once, _)) = once {
-        return stored_before(conn, Some(once), decided.map(EnqueueOutcome::Accepted)).await;
+    if once.is_some() {
+        return stored_before(conn, once, decided).await;
     }
     let Some(decided) = decided else { return Ok(None) };
     let committed = if decided.accepted().next().is_some() {
@@ -291,7 +288,7 @@ async fn done_before(
     } else {
         all_put_off(conn, &decided.postponed).await?
     };
-    Ok(committed.then_some(IdempotentOutcome::Refused(EnqueueOutcome::Accepted(decided))))
+    Ok(committed.then(|| IdempotentOutcome::First { answer: build(&decided), done: Some(decided) }))
 }
 
 /// Return true if each of these jobs has the due time that an earlier run gave it, or a later one. Such a run leaves no
