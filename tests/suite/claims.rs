@@ -1,16 +1,21 @@
 //! Claims and the attempts that they open: a search finds open attempts however many jobs wait, and a claim without an
 //! answer uses up no attempt.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 use serde_json::json;
 use sqlx::{AssertSqlSafe, Connection, Executor, MySqlConnection, Row};
 use tickr::config::Config;
-use tickr::handlers::Registry;
-use tickr::job::State;
+use tickr::handlers::{Context, Kind, Output, Registry};
+use tickr::job::{JobId, State};
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
 
-use crate::support::{Runner, TestApp, eventually};
+use crate::support::{Runner, TestApp, answer, eventually, http};
 
 /// Configure a tickr that accepts jobs and reaps, but runs no job.
 fn bystander(config: &mut Config) {
@@ -244,6 +249,85 @@ async fn a_mysql_that_stands_still_for_longer_than_every_limit_burns_no_attempt(
         tickr.services().mysql().resume().unwrap();
     })
     .await;
+    tickr.stop().await;
+}
+
+/// A job whose handler writes into a journal of the test.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+struct Noted {}
+
+impl Kind for Noted {
+    const NAME: &'static str = "noted";
+}
+
+/// Callers that enqueue all the time, and the time for which MySQL stands still meanwhile.
+const CALLERS: usize = 16;
+const FROZEN: Duration = Duration::from_secs(40);
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_mysql_frozen_under_sixteen_callers_costs_no_single_attempt() {
+    let tickr = TestApp::start_alone(|_| {}, bystander).await;
+    let journal = Arc::new(Mutex::new(BTreeMap::<JobId, usize>::new()));
+    let noted = Arc::clone(&journal);
+    let mut kinds = Registry::new();
+    kinds.register(move |_: Noted, ctx: Context| {
+        *noted.lock().unwrap().entry(ctx.job_id()).or_default() += 1;
+        async { Ok(Output::default()) }
+    });
+    let serves = |config: &mut Config| (config.workers, config.queues) = (16, vec!["default".into()]);
+    let runner = tickr.another_with(serves, kinds).await;
+    let url = format!("http://{}/v1/jobs", runner.addr());
+
+    let over = CancellationToken::new();
+    let mut callers = JoinSet::new();
+    for _ in 0..CALLERS {
+        let (url, over) = (url.clone(), over.clone());
+        callers.spawn(async move {
+            let (client, mut accepted, mut refused) = (http(), Vec::<JobId>::new(), 0);
+            while !over.is_cancelled() {
+                let job = json!({"kind": "noted", "max_attempts": 1});
+                let answer = answer(client.post(&url).json(&job)).await;
+                if answer.status == 201 {
+                    accepted.push(answer.body["id"].as_str().unwrap().parse().unwrap());
+                } else {
+                    assert_eq!((answer.status, answer.code()), (503, "store_unavailable"), "{:#}", answer.body);
+                    refused += 1;
+                }
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+            (accepted, refused)
+        });
+    }
+    let ran = || journal.lock().unwrap().len();
+    eventually("the callers are under way", || async { (ran() > 200).then_some(()) }).await;
+    tickr.services().mysql().pause().unwrap();
+    tokio::time::sleep(FROZEN).await;
+    let before = ran();
+    tickr.services().mysql().resume().unwrap();
+    eventually("jobs run again", || async { (ran() > before + 200).then_some(()) }).await;
+    over.cancel();
+    let (mut accepted, mut refused) = (BTreeSet::new(), 0);
+    while let Some(caller) = callers.join_next().await {
+        let (mine, no) = caller.unwrap();
+        accepted.extend(mine);
+        refused += no;
+    }
+    eventually("all have ended", || async {
+        let stats = tickr.app.broker().store().stats().await.ok()?;
+        stats.owed.is_empty().then_some(())
+    })
+    .await;
+    assert_eq!(tickr.count(BURNED).await, 0, "an attempt was used up");
+    // The handlers' own notes agree. Those whose answer did not arrive may have been accepted as well.
+    let journal = journal.lock().unwrap().clone();
+    assert!(journal.values().all(|times| *times == 1), "{journal:?}");
+    let missing: Vec<_> = accepted.iter().filter(|id| !journal.contains_key(id)).collect();
+    assert!(missing.is_empty(), "accepted, and never run: {missing:?}");
+    let jobs = tickr.count("SELECT COUNT(*) FROM jobs").await;
+    assert_eq!(jobs, i64::try_from(journal.len()).unwrap());
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM attempts WHERE verdict = 'succeeded'").await, jobs);
+    println!("{} jobs accepted, {refused} requests refused, {jobs} jobs run once, 0 lost", accepted.len());
+    runner.stop(CancellationToken::new()).await;
     tickr.stop().await;
 }
 

@@ -198,6 +198,24 @@ async fn migrate_is_repeatable_and_rebuild_has_redis_fed_again() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn top_prints_one_read_of_the_api_as_json() {
+    let app = TestApp::start().await;
+    let failed = app.enqueue(json!({"kind": "fail", "payload": {"permanent": true}})).await;
+    app.until(failed, State::Failed).await;
+    app.enqueue(json!({"kind": "noop", "delay_ms": 600_000})).await;
+    let shown: Value = serde_json::from_str(&ok(client(&app, &["top", "--json"])).await).unwrap();
+    let named = |list: &str, field: &str| -> Vec<Value> {
+        shown[list].as_array().unwrap().iter().map(|row| row[field].clone()).collect()
+    };
+    assert!(named("queues", "name").contains(&json!("default")), "{shown:#}");
+    assert_eq!(named("runners", "id"), [json!(app.app.runner().as_str())], "{shown:#}");
+    assert_eq!(named("dead_letters", "id"), [json!(failed.to_string())], "{shown:#}");
+    let stats = app.get("/v1/stats").await.body;
+    assert!(stats.as_object().unwrap().keys().eq(shown["stats"].as_object().unwrap().keys()), "{shown:#}");
+    app.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn enqueue_takes_a_payload_from_everywhere_and_waits_if_asked() {
     let app = TestApp::start().await;
     let job = async |out: &str| app.job(out.split(' ').next().unwrap().parse().unwrap()).await;

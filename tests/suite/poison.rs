@@ -857,5 +857,6 @@ async fn without_redis_suspects_wait_for_room_without_spinning() {
     assert_eq!(tickr.job(second).await["state"], "retrying");
     tickr.post(&format!("/v1/jobs/{first}/cancel"), json!({})).await;
     tickr.until(second, State::Completed).await;
+    tickr.redis_stays_out();
     tickr.stop().await;
 }

@@ -398,6 +398,34 @@ fn every_block_of_the_documents_has_a_language() {
     }
 }
 
+/// The unit for systemd and the container file give a stop the time that the defaults need, run as another account than
+/// root, and stop by the signal that tickr follows.
+#[test]
+fn the_unit_and_the_container_file_stop_tickr_in_peace() {
+    let page = document("docs/OPERATIONS.md");
+    let unit = page.block("ini");
+    let set = |name: &str| {
+        let lines: Vec<&str> = unit.lines().filter_map(|line| line.strip_prefix(name)?.strip_prefix('=')).collect();
+        assert_eq!(lines.len(), 1, "{name}: {lines:?}");
+        lines[0].to_owned()
+    };
+    let loaded = Config::load(&Flags::default(), std::iter::empty(), None).unwrap();
+    let needed = loaded.config.shutdown_notice + loaded.config.shutdown_grace;
+    let patience: u64 = set("TimeoutStopSec").parse().unwrap();
+    // The rest is for results while MySQL is out.
+    assert!(patience >= needed.as_secs() + 30, "{patience} s for {needed:?}");
+    assert_eq!((set("KillSignal").as_str(), set("KillMode").as_str()), ("SIGTERM", "mixed"));
+    assert!(set("ExecStart").ends_with("/tickr serve") && set("User") != "root");
+    assert_eq!(set("Type"), "exec", "tickr sends no word to systemd");
+    let container = page.block("dockerfile");
+    for line in ["USER 10001", "STOPSIGNAL SIGTERM", "ENTRYPOINT [\"/usr/local/bin/tickr\"]", "CMD [\"serve\"]"] {
+        assert!(container.lines().any(|one| one == line), "{line}");
+    }
+    for secret in ["_URL", "TOKEN", "SECRET", "PASSWORD"] {
+        assert!(!container.contains(secret) && !unit.contains(secret), "{secret}");
+    }
+}
+
 /// Every account of the machine can read command lines in the list of processes.
 #[test]
 fn no_command_line_of_the_documents_carries_a_secret() {
