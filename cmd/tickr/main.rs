@@ -138,13 +138,26 @@ fn main() -> ExitCode {
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(Failure { code, error }) => {
-            // `{:#}` prints the chain of causes. Returning the error from `main` would print a backtrace.
+            // Returning the error from `main` would print a backtrace.
             if let Some(error) = error {
-                eprintln!("tickr: {error:#}");
+                eprintln!("tickr: {}", with_causes(&error));
             }
             ExitCode::from(code)
         }
     }
+}
+
+/// Write an error and its causes in one text. Most errors name their cause, which is then not repeated.
+fn with_causes(error: &anyhow::Error) -> String {
+    let mut text = String::new();
+    for cause in error.chain().map(ToString::to_string) {
+        if text.is_empty() {
+            text = cause;
+        } else if !text.contains(&cause) {
+            text = format!("{text}: {cause}");
+        }
+    }
+    text
 }
 
 /// End quietly when the reader of a pipe ends, as in `tickr jobs list | head`. The exit code is 141, the one that a

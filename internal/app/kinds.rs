@@ -31,7 +31,7 @@ pub(super) fn register_all(config: &Config, own: Registry, finished: &FinishedRe
 }
 
 fn http(config: &Config) -> Result<HttpHandler, StartError> {
-    HttpHandler::new(callbacks(config)).map_err(|e| StartError::Kind { kind: "http", cause: e.to_string() })
+    HttpHandler::new(callbacks(config)).map_err(|e| StartError::Kind { kind: "http", cause: e.into() })
 }
 
 /// Build the settings of callbacks from the configuration.
@@ -64,7 +64,7 @@ fn email(config: &Config, finished: FinishedReports) -> Result<Option<EmailHandl
     let (senders, recipients) =
         (AllowedAddresses::new(&config.email_senders), AllowedAddresses::new(&config.email_recipients));
     let handler = EmailHandler::new(settings).and_then(|handler| handler.limited_to(senders, recipients));
-    handler.map(Some).map_err(|e| StartError::Kind { kind: "email", cause: e.to_string() })
+    handler.map(Some).map_err(|e| StartError::Kind { kind: "email", cause: e.into() })
 }
 
 #[cfg(feature = "smtp")]
@@ -90,8 +90,8 @@ fn over_smtp(smtp: &Smtp) -> Result<Delivery, StartError> {
 
 #[cfg(not(feature = "smtp"))]
 fn over_smtp(_: &Smtp) -> Result<Delivery, StartError> {
-    let cause = "[smtp] is set, and this program was built without the feature `smtp` of tickr".to_owned();
-    Err(StartError::Kind { kind: "email", cause })
+    let cause = "[smtp] is set, and this program was built without the feature `smtp` of tickr";
+    Err(StartError::Kind { kind: "email", cause: cause.into() })
 }
 
 fn report(config: &Config, finished: FinishedReports) -> Result<Reports, StartError> {

@@ -90,10 +90,10 @@ pub enum StartError {
     #[error(
         "{0}\ntried {1}\nis MySQL or MariaDB running there? `tickr dev` starts a private one; TICKR_MYSQL_URL or --mysql-url names another"
     )]
-    Store(StoreError, String),
+    Store(#[source] StoreError, String),
     /// MySQL answers, but cannot be used as it is.
     #[error("{0}\nthe server is {1}")]
-    StoreRefused(StoreError, String),
+    StoreRefused(#[source] StoreError, String),
     /// The server may lose commits that it acknowledged, and strict durability is required.
     #[error(
         "strict_durability is set and the MySQL server may lose acknowledged commits: {0}\nset innodb_flush_log_at_trx_commit=1 and, with a binary log, sync_binlog=1"
@@ -105,6 +105,7 @@ pub enum StartError {
         /// The address.
         addr: SocketAddr,
         /// Reason given by the operating system.
+        #[source]
         cause: std::io::Error,
     },
     /// The address can be reached from other hosts, and callers need no API key or API token.
@@ -118,7 +119,8 @@ pub enum StartError {
         /// Name of the kind.
         kind: &'static str,
         /// Reason.
-        cause: String,
+        #[source]
+        cause: Box<dyn std::error::Error + Send + Sync>,
     },
     /// The URL for alerts cannot be called, so alerts would never arrive.
     #[error("the url of [alerts] cannot be called: {0}")]
@@ -134,7 +136,7 @@ pub enum StartError {
     Tracer(#[from] TracerError),
     /// The operating system refused a thread.
     #[error("cannot start the thread of the heartbeat or of an alarm: {0}")]
-    Thread(std::io::Error),
+    Thread(#[source] std::io::Error),
 }
 
 /// A running tickr process.
@@ -543,7 +545,7 @@ fn report_source(config: &Config) -> Result<ReportQueries, StartError> {
         None => config.mysql_url()?,
     };
     ReportQueries::connect_lazy(url.expose(), config.reports.connections)
-        .map_err(|e| StartError::Kind { kind: "report", cause: e.to_string() })
+        .map_err(|e| StartError::Kind { kind: "report", cause: e.into() })
 }
 
 /// Return the SMTP user and password, if they are set. The secret is exposed only here.
@@ -551,4 +553,24 @@ fn report_source(config: &Config) -> Result<ReportQueries, StartError> {
 fn smtp_login(smtp: &crate::config::Smtp) -> Option<(String, secrecy::SecretString)> {
     let (user, password) = (smtp.username.as_ref()?, smtp.password.as_ref()?);
     Some((user.clone(), password.expose_secret().into()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::error::Error as _;
+
+    use super::*;
+
+    #[test]
+    fn errors_of_a_start_have_their_causes_as_sources() {
+        let of_store = || StoreError::corrupt("read", "a value");
+        let io = || std::io::Error::from(std::io::ErrorKind::AddrInUse);
+        let is_io = |error: &StartError| error.source().is_some_and(|source| source.is::<std::io::Error>());
+        for error in [StartError::Store(of_store(), "x".into()), StartError::StoreRefused(of_store(), "x".into())] {
+            assert!(error.source().is_some_and(|source| source.is::<StoreError>()), "{error}");
+        }
+        let addr = SocketAddr::from(([127, 0, 0, 1], 7070));
+        assert!(is_io(&StartError::Listen { addr, cause: io() }) && is_io(&StartError::Thread(io())));
+        assert!(StartError::Kind { kind: "email", cause: "no server".into() }.source().is_some());
+    }
 }

@@ -125,10 +125,7 @@ impl Broker {
             }),
             EnqueueOutcome::KeyConflict(mut taken) => taken.pop().map(|(_, holder)| Enqueued::KeyConflict(holder)),
         };
-        first.ok_or_else(|| StoreError::Corrupt {
-            attempted: "enqueue a job",
-            cause: "the store returned no receipt".into(),
-        })
+        first.ok_or_else(|| StoreError::corrupt("enqueue a job", "the store returned no receipt"))
     }
 
     /// Accept jobs without unique keys: all or none, in this order. They are durable when this returns.

@@ -173,7 +173,7 @@ impl Fetch {
 
     fn broken(&mut self, attempted: &'static str, error: &redis::RedisError) -> IndexError {
         self.conn = None;
-        let error = IndexError::Unavailable { attempted, cause: error.to_string() };
+        let error = IndexError::Unavailable { attempted, cause: error.to_string(), source: Some(error.clone()) };
         self.health.record_failure(&error);
         error
     }

@@ -255,7 +255,7 @@ fn change(condition: &mut Condition, to: Health, cause: RebuildTrigger, why: &st
 mod tests {
     use super::*;
 
-    const OUT: IndexError = IndexError::Unavailable { attempted: "ask", cause: String::new() };
+    const OUT: IndexError = IndexError::Unavailable { attempted: "ask", cause: String::new(), source: None };
 
     #[test]
     fn a_rebuild_that_redis_failed_somebody_during_does_not_count() {

@@ -88,6 +88,9 @@ pub enum IndexError {
         attempted: &'static str,
         /// Reason given by the driver.
         cause: String,
+        /// Error of the driver. Absent while the next connection is not tried yet.
+        #[source]
+        source: Option<redis::RedisError>,
     },
     /// The data in Redis is gone and must be rebuilt from MySQL. Nothing was changed.
     #[error("{attempted}: the index has lost its data")]
@@ -99,7 +102,7 @@ pub enum IndexError {
 
 impl IndexError {
     fn driver(attempted: &'static str) -> impl FnOnce(redis::RedisError) -> Self {
-        move |e| Self::Unavailable { attempted, cause: e.to_string() }
+        move |e| Self::Unavailable { attempted, cause: e.to_string(), source: Some(e) }
     }
 
     /// Return true if Redis refused because a key holds a value of another type than tickr writes. It refuses for as
@@ -774,5 +777,19 @@ impl std::fmt::Display for RefillPosition {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}", self.execute_at.timestamp_millis())?;
         self.after.map_or(Ok(()), |id| write!(f, ":{id}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::error::Error as _;
+
+    use super::*;
+
+    #[test]
+    fn an_error_of_the_driver_is_the_source_of_the_indexs_error() {
+        let refused = redis::RedisError::from(std::io::Error::from(std::io::ErrorKind::ConnectionRefused));
+        let error = IndexError::driver("ask")(refused);
+        assert!(error.source().is_some_and(|source| source.is::<redis::RedisError>()), "{error:?}");
     }
 }

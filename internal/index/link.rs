@@ -65,18 +65,21 @@ impl Link {
                 let number = wire.number;
                 let result = run(wire.conn).await;
                 self.learn(number, result.is_ok());
-                result.map_err(|e| e.to_string())
+                result.map_err(Some)
             }
-            Err(cause) => Err(cause),
+            Err(source) => Err(source),
         };
-        result.map_err(|cause| {
-            let error = IndexError::Unavailable { attempted, cause };
+        result.map_err(|source| {
+            let cause =
+                source.as_ref().map_or_else(|| "waiting before the next connection".to_owned(), ToString::to_string);
+            let error = IndexError::Unavailable { attempted, cause, source };
             self.health.record_failure(&error);
             error
         })
     }
 
-    async fn wire(&self) -> Result<Wire, String> {
+    /// Return the connection, or open one. An error without a cause when it is too early for another one.
+    async fn wire(&self) -> Result<Wire, Option<redis::RedisError>> {
         if let Some(wire) = self.open_wire()? {
             return Ok(wire);
         }
@@ -96,16 +99,16 @@ impl Link {
             }
             Err(error) => {
                 self.state().wait_longer();
-                Err(error.to_string())
+                Err(Some(error))
             }
         }
     }
 
     /// Return the open connection. An error when it is too early for another one.
-    fn open_wire(&self) -> Result<Option<Wire>, String> {
+    fn open_wire(&self) -> Result<Option<Wire>, Option<redis::RedisError>> {
         let state = self.state();
         if state.wire.is_none() && state.not_before.is_some_and(|moment| Instant::now() < moment) {
-            return Err("waiting before the next connection".to_owned());
+            return Err(None);
         }
         Ok(state.wire.clone())
     }

@@ -112,7 +112,7 @@ pub use sql::clock_steps::ClockStep;
 #[doc(hidden)]
 pub use sql::connection::PoolGuard;
 pub use sql::durability::Durability;
-pub use sql::error::StoreError;
+pub use sql::error::{ServerError, StoreError};
 pub use sql::pools::PoolSizes;
 pub use verify::evidence::{
     Evidence, EvidencePage, JobEvidence, JobRow, LedgerRow, OwedRow, Tallies, TallyKey, TickPlace, Walk,
@@ -238,7 +238,7 @@ impl Store {
     /// MySQL does not answer within `patience`.
     pub async fn connect(settings: &StoreSettings, patience: Duration) -> Result<Self, StoreError> {
         let attempted = "connect to mysql";
-        let refused = |cause: String| StoreError::Refused { attempted, cause };
+        let refused = |cause: String| StoreError::refused(attempted, cause);
         let options = MySqlConnectOptions::from_str(&settings.url)
             // The driver's message may contain the URL.
             .map_err(|_| refused("the url is not mysql://user:password@host:port/database".into()))?;
@@ -328,7 +328,7 @@ impl Store {
     /// Open a connection to the server of `url` without selecting its database. Returns the connection and the name of
     /// that database.
     async fn outside_of(url: &str, attempted: &'static str) -> Result<(MySqlConnection, String), StoreError> {
-        let refused = |cause: &str| StoreError::Refused { attempted, cause: cause.into() };
+        let refused = |cause: &str| StoreError::refused(attempted, cause);
         let options = MySqlConnectOptions::from_str(url)
             .map_err(|_| refused("the url is not mysql://user:password@host:port/database"))?;
         let name = options.get_database().unwrap_or_default().to_owned();
@@ -434,7 +434,7 @@ impl Store {
             "the server's max_allowed_packet is {packet} bytes, too few for a job of body_limit = {payload_bytes} bytes: raise it to \
              at least {wanted}, for example with SET GLOBAL max_allowed_packet = 16777216, or set a smaller body_limit"
         );
-        Err(StoreError::Refused { attempted: "check max_allowed_packet", cause })
+        Err(StoreError::refused("check max_allowed_packet", cause))
     }
 
     /// Return true if [`connect`](Self::connect) had to wait for MySQL. Then other runners may have lost their

@@ -157,7 +157,7 @@ impl Store {
         match outcome.await? {
             IdempotentOutcome::First { done: Some(receipts), .. } => Ok(EnqueueOutcome::Accepted(receipts)),
             IdempotentOutcome::Refused(taken) => Ok(EnqueueOutcome::KeyConflict(taken)),
-            _ => Err(StoreError::Corrupt { attempted, cause: "a stored response without an idempotency key".into() }),
+            _ => Err(StoreError::corrupt(attempted, "a stored response without an idempotency key")),
         }
     }
 }

@@ -134,7 +134,7 @@ impl Store {
             let mut run = Run { store: self, settings, progress: Progress(&settings.progress), blocked_since: None };
             match run.go().await {
                 Ok(()) => return Ok(()),
-                Err(Halt::Refused(cause)) => return Err(StoreError::Refused { attempted, cause }),
+                Err(Halt::Refused(cause)) => return Err(StoreError::refused(attempted, cause)),
                 Err(Halt::Driver(e)) if matches!(fault(&e), Fault::Refused | Fault::Unfit) || runs >= MAX_RUNS => {
                     return Err(StoreError::from_driver(attempted, &e));
                 }

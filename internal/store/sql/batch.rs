@@ -93,7 +93,7 @@ impl<B: Batch> Reply<B> {
 
 /// The error for an item whose row stays locked.
 pub(crate) fn locked_row<B: Batch>() -> StoreError {
-    StoreError::Unavailable { attempted: B::ATTEMPTED, cause: "another session holds a lock on its row".into() }
+    StoreError::unavailable(B::ATTEMPTED, "another session holds a lock on its row")
 }
 
 /// Write these items, or nothing if the wait for a lock timed out.

@@ -332,7 +332,7 @@ where
     });
     match task.await {
         Ok(outcome) => outcome,
-        Err(e) => Err(StoreError::Refused { attempted, cause: e.to_string() }),
+        Err(e) => Err(StoreError::refused(attempted, e.to_string())),
     }
 }
 

@@ -18,6 +18,9 @@ pub enum StoreError {
         attempted: &'static str,
         /// The last error that was seen.
         cause: String,
+        /// The error below, if there is one.
+        #[source]
+        source: Option<ServerError>,
     },
     /// Too many calls are in flight. The caller can try again later.
     #[error("{attempted}: too many calls in flight")]
@@ -33,6 +36,9 @@ pub enum StoreError {
         attempted: &'static str,
         /// The reason of the server.
         cause: String,
+        /// The error below, if there is one.
+        #[source]
+        source: Option<ServerError>,
     },
     /// MySQL will never accept this row: a value does not fit, or another row has its unique value.
     #[error("{attempted}: {cause}")]
@@ -41,6 +47,9 @@ pub enum StoreError {
         attempted: &'static str,
         /// The reason of the server.
         cause: String,
+        /// The error below, if there is one.
+        #[source]
+        source: Option<ServerError>,
     },
     /// A row contains a value that no version of tickr writes.
     #[error("{attempted}: unreadable row: {cause}")]
@@ -49,7 +58,19 @@ pub enum StoreError {
         attempted: &'static str,
         /// The unreadable value.
         cause: String,
+        /// The error below, if there is one.
+        #[source]
+        source: Option<ServerError>,
     },
+}
+
+/// The error of MySQL, or of the driver, below a [`StoreError`].
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{message}")]
+pub struct ServerError {
+    /// The number of MySQL's error. Absent when the server did not answer with one.
+    pub number: Option<u16>,
+    message: String,
 }
 
 /// The server's errors for a statement that was written for tables of another version.
@@ -227,17 +248,34 @@ impl StoreError {
     /// Make the caller's error from a driver error that will not be retried any more.
     pub(crate) fn from_driver(attempted: &'static str, error: &sqlx::Error) -> Self {
         let mut cause = error.to_string();
+        let source = Some(ServerError { number: number(error), message: cause.clone() });
         if let Some(NO_SUCH_TABLE | NO_SUCH_COLUMN) = number(error) {
             cause.push_str("; the tables do not match this version of tickr: run `tickr migrate`, or start `tickr serve`, which migrates as well");
         }
         match (fault(error), error) {
-            (Fault::Again | Fault::Reconnect, _) => Self::Unavailable { attempted, cause },
+            (Fault::Again | Fault::Reconnect, _) => Self::Unavailable { attempted, cause, source },
             (Fault::Unfit, sqlx::Error::ColumnDecode { .. } | sqlx::Error::Decode(_)) => {
-                Self::Corrupt { attempted, cause }
+                Self::Corrupt { attempted, cause, source }
             }
-            (Fault::Duplicate | Fault::Unfit, _) => Self::Unfit { attempted, cause },
-            (Fault::Refused, _) => Self::Refused { attempted, cause },
+            (Fault::Duplicate | Fault::Unfit, _) => Self::Unfit { attempted, cause, source },
+            (Fault::Refused, _) => Self::Refused { attempted, cause, source },
         }
+    }
+
+    /// Make the error for a server that cannot be used as it is, without an error of the driver.
+    pub(crate) fn refused(attempted: &'static str, cause: impl Into<String>) -> Self {
+        Self::Refused { attempted, cause: cause.into(), source: None }
+    }
+
+    /// Make the error for a call that may succeed later, without an error of the driver.
+    pub(crate) fn unavailable(attempted: &'static str, cause: &str) -> Self {
+        Self::Unavailable { attempted, cause: cause.to_owned(), source: None }
+    }
+
+    /// Make the error for a value that no version of tickr writes.
+    #[must_use]
+    pub fn corrupt(attempted: &'static str, cause: &str) -> Self {
+        Self::Corrupt { attempted, cause: cause.to_owned(), source: None }
     }
 
     /// Return true if the same call may succeed later without any change by an operator.
@@ -261,4 +299,22 @@ impl StoreError {
 /// of a statement.
 pub(crate) fn corrupt(what: impl Into<String>) -> sqlx::Error {
     sqlx::Error::Decode(what.into().into())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::error::Error as _;
+
+    use super::*;
+
+    #[test]
+    fn an_error_of_the_driver_is_the_source_of_the_stores_error() {
+        let broken = sqlx::Error::Io(std::io::ErrorKind::ConnectionReset.into());
+        let error = StoreError::from_driver("read a job", &broken);
+        assert!(error.is_transient());
+        let below = error.source().and_then(|source| source.downcast_ref::<ServerError>()).unwrap();
+        assert_eq!((below.number, below.to_string()), (None, broken.to_string()));
+        let own = [StoreError::refused("a", "b"), StoreError::unavailable("a", "b"), StoreError::corrupt("a", "b")];
+        assert!(own.iter().all(|error| error.source().is_none()));
+    }
 }

@@ -119,7 +119,7 @@ impl<B: Batch> GroupCommit<B> {
     /// which may still be written.
     pub(crate) async fn submit(&self, item: B::Item) -> Result<B::Reply, StoreError> {
         let (reply, answer) = oneshot::channel();
-        let closed = || StoreError::Unavailable { attempted: B::ATTEMPTED, cause: "the store is closing".into() };
+        let closed = || StoreError::unavailable(B::ATTEMPTED, "the store is closing");
         let waiting = Waiting { item, reply: Reply { answer: reply, room: None } };
         self.entrance.send(waiting).await.map_err(|_| closed())?;
         self.note_arrival();
@@ -136,14 +136,10 @@ impl<B: Batch> GroupCommit<B> {
         let waiting = Waiting { item, reply: Reply { answer: reply, room: Some(room) } };
         self.entrance.try_send(waiting).map_err(|refused| match refused {
             mpsc::error::TrySendError::Full(_) => StoreError::Overloaded { attempted: B::ATTEMPTED },
-            mpsc::error::TrySendError::Closed(_) => {
-                StoreError::Unavailable { attempted: B::ATTEMPTED, cause: "the store is closing".into() }
-            }
+            mpsc::error::TrySendError::Closed(_) => StoreError::unavailable(B::ATTEMPTED, "the store is closing"),
         })?;
         self.note_arrival();
-        answer
-            .await
-            .map_err(|_| StoreError::Unavailable { attempted: B::ATTEMPTED, cause: "the store is closing".into() })?
+        answer.await.map_err(|_| StoreError::unavailable(B::ATTEMPTED, "the store is closing"))?
     }
 }
 
