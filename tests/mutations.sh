@@ -820,6 +820,45 @@ mutants() {
         'if shared.health.take_misshapen_report() {' \
         'if false && shared.health.take_misshapen_report() {' \
         redis_faults::keys_of_a_wrong_type_are_made_again_and_cost_no_job_more_than_the_bound
+    mutant 'first to die when memory runs out' internal/app/suspect.rs \
+        '"/proc/self/oom_score_adj", "1000"' \
+        '"/proc/self/oom_score_adj", "0"' \
+        poison::suspects_run_in_processes_of_their_own_beside_ordinary_work
+    mutant 'question before the first API key' cmd/tickr/api_keys.rs \
+        'if !matches.get_flag("yes") {' \
+        'if !matches.get_flag("yes") && name.is_empty() {' \
+        cli::a_first_key_asks_before_it_locks_the_others_out
+    mutant 'end of an API key without the API' cmd/tickr/api_keys.rs \
+        '"revoke" if matches.get_flag("in-store") =>' \
+        '"revoke" if matches.get_flag("in-store") && name().is_empty() =>' \
+        starvation::a_key_is_ended_in_the_store_when_the_api_cannot_be_asked
+    mutant 'exit code of a job that failed' cmd/tickr/ending.rs \
+        '"failed" => FAILED,' \
+        '"failed" => NOT_OVER,' \
+        cli::the_exit_code_of_an_enqueue_that_waits_says_how_the_job_ended
+    mutant 'largest job against the packet of the server' internal/app/mod.rs \
+        'store.check_payload_size(config.body_limit_bytes)' \
+        'store.check_payload_size(0)' \
+        mysql_faults::a_server_that_cannot_carry_the_largest_job_is_refused_at_the_start
+    mutant 'drained runners in a check' internal/store/verify/startable.rs \
+        'WHERE stopped_at IS NULL AND drained_at IS NULL ' \
+        'WHERE stopped_at IS NULL ' \
+        verify::what_waits_on_purpose_breaks_no_promise
+    mutant 'stop of handlers before their leases end' internal/engine/heartbeat.rs \
+        'live.stop_expired(lasting(lease))' \
+        'live.stop_expired(lasting(lease) * 1_000)' \
+        leases::a_runner_that_cannot_renew_stops_its_handlers_before_their_leases_end
+    mutant 'headers of proxies at an open API' internal/api/http/origin.rs \
+        'FORWARDED.contains(name) || name.as_str()' \
+        'FORWARDED.contains(name) && name.as_str()' \
+        security::an_open_api_refuses_pages_of_other_sites_proxies_and_hosts_that_cannot_be_read
+    mutant 'one suspect at a time without processes' internal/engine/suspects.rs \
+        'MAX_CHILDREN) } else { 1 };' \
+        'MAX_CHILDREN) } else { workers };' \
+        internal/engine/suspects.rs \
+        'if self.no_children.load(Ordering::Relaxed) { 1 }' \
+        'if self.no_children.load(Ordering::Relaxed) { self.most }' \
+        poison::without_processes_suspects_run_one_at_a_time_beside_ordinary_work
 }
 
 # mutant NAME FILES OLD NEW [FILES OLD NEW ...] TESTS

@@ -73,6 +73,8 @@ use server::HttpLimits;
 
 /// Longest time that a start waits for MySQL before it fails.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// Time between two rounds of the janitor, before jitter.
+const JANITOR_EVERY: Duration = Duration::from_secs(60);
 /// Most imports at the same time. Each holds a few megabytes.
 const MAX_IMPORTS: usize = 16;
 /// Most reports that are read from MySQL for clients at the same time. Each holds one or two parts in memory.
@@ -426,8 +428,9 @@ fn http_limits(config: &Config) -> HttpLimits {
     }
 }
 
-/// Build the settings of the engine from the configuration.
-fn engine_settings(
+/// Build the settings of the engine from the configuration. Public for tests of the engine's loops.
+#[must_use]
+pub fn engine_settings(
     config: &Config,
     runner: RunnerId,
     tracer: Tracer,
@@ -446,6 +449,7 @@ fn engine_settings(
         alerts: config.alerts.as_ref().map(alert_settings),
         keep_audit: config.retention_audit,
         keep_ticks: config.retention_ticks,
+        janitor_every: JANITOR_EVERY,
         reports,
         child,
     }

@@ -13,8 +13,6 @@ use super::reports::OldReports;
 use tickr_job::JobId;
 use tickr_store::{KEEP_RUNNERS, LimitKey, StoreError, TallyPlace, UniqueKeyPlace};
 
-/// Time between rounds, before jitter.
-const ROUND_EVERY: Duration = Duration::from_secs(60);
 /// Pages of each table in one round of a runner that is not the eldest.
 const PAGES: usize = 50;
 /// Rest between two pages of such a runner, and the shortest rest of the eldest one.
@@ -44,7 +42,7 @@ pub(super) async fn run_until_stopped(shared: Arc<EngineState>) {
         if let Err(error) = missing_dead_letters.insert(&shared).await {
             tracing::warn!(%error, "cannot look for missing dead letters");
         }
-        let mut pause = ROUND_EVERY.mul_f64(0.5 + rand::random::<f64>());
+        let mut pause = shared.settings.janitor_every.mul_f64(0.5 + rand::random::<f64>());
         while !pause.is_zero() {
             tokio::select! {
                 () = shared.stop_loops.cancelled() => return,

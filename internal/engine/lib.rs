@@ -133,6 +133,8 @@ pub struct EngineSettings {
     pub keep_audit: Duration,
     /// Retention of the recorded ticks of schedules.
     pub keep_ticks: Duration,
+    /// Time between two rounds of the janitor, before jitter.
+    pub janitor_every: Duration,
     /// The finished reports of this runner and their retention.
     pub reports: Option<ReportKeeping>,
     /// Program that runs each suspect in a process of its own. None: suspects run in this process, one at a time.

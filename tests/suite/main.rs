@@ -40,6 +40,7 @@ mod flood;
 mod history;
 mod import;
 mod index;
+mod janitor;
 mod key_limits;
 mod kinds;
 mod layering;

@@ -4,17 +4,23 @@ import { call, skew } from './api.js';
 import { useCallback, useEffect, useRef, useState } from './dom.js';
 import { listen } from './live.js';
 
+/** Refusals in a row of a busy server that are not shown. */
+const PATIENCE = 3;
+const LONGEST_WAIT = 30000;
+
 /**
  * Read `path` (null for nothing yet). Reads again:
  * - when something happened that `on` cares for: `true` for anything, a list of event types, or a test of an event; at
  *   most once in `pace` ms, and never before the last answer came;
  * - every `every` ms, while the page is seen.
  * What was read stays until the next answer, also when that is an error.
+ * A server that is busy with other costly reads (429 `overloaded`) is asked again after some seconds. It is an error to
+ * show only when it refuses several times in a row.
  */
 export function useQuery(path, { on = null, every = 0, pace = 1000, read = null } = {}) {
   const [state, setState] = useState({ path: null, data: null, error: null, at: 0 });
   const [asked, ask] = useState(0);
-  const busy = useRef({ flying: false, dirty: false, last: 0, timer: 0 });
+  const busy = useRef({ flying: false, dirty: false, last: 0, timer: 0, refused: 0 });
   const care = useRef(on);
   care.current = on;
 
@@ -27,16 +33,25 @@ export function useQuery(path, { on = null, every = 0, pace = 1000, read = null 
     own.flying = true;
     own.dirty = false;
     own.last = Date.now();
+    let again = 0;
     (read ? read(path, abort.signal) : call('GET', path, { signal: abort.signal }))
       .then(
         (data) => {
+          own.refused = 0;
           // Only the clock of the database says what time it is.
           if (data && typeof data.at === 'string') skew.set(Date.parse(data.at) - Date.now());
           setState({ path, data, error: null, at: Date.now() });
         },
         (error) => {
-          if (!abort.signal.aborted)
-            setState((old) => ({ ...(old.path === path ? old : { data: null }), path, error, at: Date.now() }));
+          if (abort.signal.aborted) return;
+          own.refused = error.code === 'overloaded' ? own.refused + 1 : 0;
+          if (own.refused > 0) {
+            // The random part keeps many open pages from asking all at once.
+            const wait = Math.min(1000 * 2 ** (own.refused - 1), LONGEST_WAIT);
+            again = setTimeout(() => !document.hidden && reload(), wait * (1 + Math.random()));
+            if (own.refused <= PATIENCE) return;
+          }
+          setState((old) => ({ ...(old.path === path ? old : { data: null }), path, error, at: Date.now() }));
         },
       )
       .finally(() => {
@@ -48,6 +63,7 @@ export function useQuery(path, { on = null, every = 0, pace = 1000, read = null 
       abort.abort();
       own.flying = false;
       clearTimeout(own.timer);
+      clearTimeout(again);
       own.timer = 0;
     };
   }, [path, asked]);

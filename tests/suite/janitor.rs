@@ -1,0 +1,108 @@
+//! The janitor as a runner has it: it empties each table that it is responsible for, and another runner takes its place.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::json;
+use tickr::app::engine_settings;
+use tickr::config::Config;
+use tickr::engine::{Engine, runner_of_this_process};
+use tickr::handlers::Registry;
+use tickr::job::State;
+use tickr::telemetry::Tracer;
+use tokio_util::sync::CancellationToken;
+
+use crate::support::{TestApp, eventually};
+
+/// Rows whose retention has ended.
+const OLD: &str = "\
+    INSERT INTO runners (id, version, kinds, queues, slots, lease_ms, started_at, heartbeat_at, stopped_at) VALUES \
+    ('old/1-abcdef', '0', '[]', '[]', 1, 30000, UTC_TIMESTAMP(6) - INTERVAL 900 DAY, UTC_TIMESTAMP(6) - INTERVAL 900 DAY, \
+    UTC_TIMESTAMP(6) - INTERVAL 900 DAY); \
+    INSERT INTO departures (id, jobs, size, at) VALUES (UNHEX('00000000000070008000000000000001'), 1, 2, \
+    UTC_TIMESTAMP(6) - INTERVAL 900 DAY); \
+    INSERT INTO audit (id, at, actor, action, target) VALUES (UNHEX('00000000000070008000000000000002'), \
+    UTC_TIMESTAMP(6) - INTERVAL 900 DAY, 'old', 'queue.pause', 'old'); \
+    INSERT INTO idempotency_keys (id, key_hash, request_hash, status, answer, created_at) VALUES \
+    (UNHEX('00000000000070008000000000000003'), UNHEX(SHA2('old', 256)), UNHEX(SHA2('old', 256)), 200, '{}', \
+    UTC_TIMESTAMP(6) - INTERVAL 900 DAY); \
+    INSERT INTO ticks (schedule, due_at, outcome, cause, recorded_at, recorded_by) VALUES \
+    ('old', UTC_TIMESTAMP(3) - INTERVAL 900 DAY, 'skipped', 'missed', UTC_TIMESTAMP(6) - INTERVAL 900 DAY, 'old'); \
+    INSERT INTO unique_keys (kind, unique_key, job_id, held_until) VALUES \
+    ('old', 'old', UNHEX('00000000000070008000000000000004'), UTC_TIMESTAMP(3) - INTERVAL 1 HOUR); \
+    INSERT INTO tallies (lane, queue, kind, state, n, changed_at) VALUES \
+    (3, 'old', 'old', 'completed', 0, NOW() - INTERVAL 400 DAY)";
+
+/// Rows that a runner looks for once an hour, when none of their jobs are kept any more.
+const OLD_KEYS: &str = "\
+    INSERT INTO order_keys (order_key, head, tail) VALUES ('old', 2, 1); \
+    INSERT INTO limit_keys (limit_name, limit_key) VALUES ('old', 'old')";
+
+/// Counts of all those rows.
+const LEFT: [&str; 9] = [
+    "SELECT COUNT(*) FROM runners WHERE id LIKE 'old/%'",
+    "SELECT COUNT(*) FROM departures WHERE at < UTC_TIMESTAMP(6) - INTERVAL 800 DAY",
+    "SELECT COUNT(*) FROM audit WHERE actor = 'old'",
+    "SELECT COUNT(*) FROM idempotency_keys",
+    "SELECT COUNT(*) FROM ticks",
+    "SELECT COUNT(*) FROM unique_keys",
+    "SELECT COUNT(*) FROM order_keys",
+    "SELECT COUNT(*) FROM limit_keys",
+    "SELECT COUNT(*) FROM tallies WHERE lane > 0 AND queue = 'old'",
+];
+
+/// Start a runner whose janitor makes many rounds, and which counts as started this many days ago.
+async fn runner(tickr: &TestApp, days: u32) -> Engine {
+    let config = Config { retention_completed: Duration::ZERO, purge_hours: None, ..tickr.config.clone() };
+    let id = runner_of_this_process();
+    let mut settings = engine_settings(&config, id.clone(), Tracer::off(), None, None);
+    settings.janitor_every = Duration::from_millis(100);
+    let (app, registry) = (&tickr.app, Arc::new(Registry::new()));
+    let settings_copy = app.operator_settings().clone();
+    let engine = Engine::start(app.broker().clone(), app.index().clone(), settings_copy, registry, settings).unwrap();
+    let mut mysql = tickr.mysql().await;
+    let elder = "UPDATE runners SET started_at = started_at - INTERVAL ? DAY WHERE id = ?";
+    loop {
+        let changed = sqlx::query(elder).bind(days).bind(id.as_str()).execute(&mut mysql).await.unwrap();
+        if changed.rows_affected() == 1 {
+            return engine;
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_janitor_empties_its_tables_and_another_carries_on() {
+    // The runner of the test itself removes nothing while the test runs.
+    let now = chrono::Utc::now();
+    let hours = [now + chrono::TimeDelta::hours(10), now + chrono::TimeDelta::hours(11)];
+    let hours = format!("{}-{}", hours[0].format("%H:%M"), hours[1].format("%H:%M"));
+    let tickr = TestApp::start_with(|config| config.purge_hours = Some(hours.parse().unwrap()), Registry::new()).await;
+    let done = tickr.enqueue_kind("noop", json!({})).await;
+    tickr.until(done, State::Completed).await;
+    tickr.sql(OLD).await;
+    tickr.sql(OLD_KEYS).await;
+    for sql in LEFT {
+        assert_eq!(tickr.count(sql).await, 1, "{sql}");
+    }
+    let (first, second) = (runner(&tickr, 2).await, runner(&tickr, 1).await);
+    for sql in LEFT {
+        tickr.until_count(sql, 0).await;
+    }
+    tickr.until_count("SELECT COUNT(*) FROM jobs", 0).await;
+
+    // The first runner has just looked through the keys, so these stay until the second one does. It becomes the eldest
+    // when the first one goes away.
+    tickr.sql(OLD_KEYS).await;
+    first.stop(Duration::ZERO, CancellationToken::new()).await;
+    tickr.sql(OLD).await;
+    for sql in LEFT {
+        tickr.until_count(sql, 0).await;
+    }
+    second.stop(Duration::ZERO, CancellationToken::new()).await;
+    eventually("both runners are unregistered", || async {
+        (tickr.count("SELECT COUNT(*) FROM runners WHERE stopped_at IS NULL").await == 1).then_some(())
+    })
+    .await;
+    tickr.stop_broken("rows of jobs that never were, and a job that went before its time").await;
+}
