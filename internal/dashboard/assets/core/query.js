@@ -4,17 +4,22 @@ import { call, skew } from './api.js';
 import { useCallback, useEffect, useRef, useState } from './dom.js';
 import { listen } from './live.js';
 
+/** The server asks a reader to come again so many times in a row before the screen says so. */
+const PATIENCE = 5;
+
 /**
  * Read `path` (null for nothing yet). Reads again:
  * - when something happened that `on` cares for: `true` for anything, a list of event types, or a test of an event; at
  *   most once in `pace` ms, and never before the last answer came;
  * - every `every` ms, while the page is seen.
  * What was read stays until the next answer, also when that is an error.
+ * A server with too many heavy reads answers 429. Then this asks again after a moment, and only a long row of such
+ * answers is an error.
  */
 export function useQuery(path, { on = null, every = 0, pace = 1000, read = null } = {}) {
   const [state, setState] = useState({ path: null, data: null, error: null, at: 0 });
   const [asked, ask] = useState(0);
-  const busy = useRef({ flying: false, dirty: false, last: 0, timer: 0 });
+  const busy = useRef({ flying: false, dirty: false, last: 0, timer: 0, refused: 0, again: 0 });
   const care = useRef(on);
   care.current = on;
 
@@ -30,13 +35,19 @@ export function useQuery(path, { on = null, every = 0, pace = 1000, read = null 
     (read ? read(path, abort.signal) : call('GET', path, { signal: abort.signal }))
       .then(
         (data) => {
+          own.refused = 0;
           // Only the clock of the database says what time it is.
           if (data && typeof data.at === 'string') skew.set(Date.parse(data.at) - Date.now());
           setState({ path, data, error: null, at: Date.now() });
         },
         (error) => {
-          if (!abort.signal.aborted)
-            setState((old) => ({ ...(old.path === path ? old : { data: null }), path, error, at: Date.now() }));
+          if (abort.signal.aborted) return;
+          const crowded = error.code === 'overloaded';
+          own.refused = crowded ? own.refused + 1 : 0;
+          // At a random moment: what was refused at the same time must not come at the same time again.
+          if (crowded) own.again = setTimeout(reload, 1000 + 2000 * Math.random());
+          if (crowded && own.refused < PATIENCE) return;
+          setState((old) => ({ ...(old.path === path ? old : { data: null }), path, error, at: Date.now() }));
         },
       )
       .finally(() => {
@@ -48,6 +59,7 @@ export function useQuery(path, { on = null, every = 0, pace = 1000, read = null 
       abort.abort();
       own.flying = false;
       clearTimeout(own.timer);
+      clearTimeout(own.again);
       own.timer = 0;
     };
   }, [path, asked]);
