@@ -77,8 +77,10 @@ const HEAVY: [&str; 14] = [
 #[tokio::test(flavor = "multi_thread")]
 async fn a_flood_of_heavy_reads_stops_nothing_and_its_key_ends_at_once() {
     let lease = Duration::from_secs(5);
+    // One seat for heavy reads in each runner: a flood keeps it taken, and leaves the cores to other tests.
     let change = |config: &mut tickr::config::Config| {
         (config.lease, config.api_tokens) = (lease, vec![TOKEN.to_owned().into()]);
+        config.mysql_connections = 8;
     };
     let tickr = TestApp::start_with(change, Registry::new()).await;
     let other = tickr.another_with(change, Registry::new()).await;
@@ -106,7 +108,7 @@ async fn a_flood_of_heavy_reads_stops_nothing_and_its_key_ends_at_once() {
 
     let over = CancellationToken::new();
     let mut flood = JoinSet::new();
-    for n in 0..100 {
+    for n in 0..24 {
         let (base, key, over) = (bases[n % 2].clone(), key.clone(), over.clone());
         flood.spawn(async move {
             let (client, mut seen) = (http(), BTreeMap::<(&str, u16), usize>::new());
@@ -184,7 +186,8 @@ async fn a_flood_of_heavy_reads_stops_nothing_and_its_key_ends_at_once() {
     assert!(seen[&429] > seen[&200], "the surplus is refused: {seen:?}");
     for path in HEAVY {
         assert!(by_path.contains_key(&(path, 429)), "{path} takes a seat: {by_path:?}");
-        assert!(by_path.contains_key(&(path, 200)), "{path} is served now and then: {by_path:?}");
+        let limit = Duration::from_secs(30);
+        promptly(path, 200, limit, call(&bases[0], Method::GET, path, TOKEN, None)).await;
     }
     tickr.sql("DELETE FROM dead_letters").await;
     let missed = "SELECT COUNT(*) FROM ticks WHERE schedule = 'each-second' AND outcome <> 'fired'";
