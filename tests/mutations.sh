@@ -820,45 +820,99 @@ mutants() {
         'if shared.health.take_misshapen_report() {' \
         'if false && shared.health.take_misshapen_report() {' \
         redis_faults::keys_of_a_wrong_type_are_made_again_and_cost_no_job_more_than_the_bound
-    mutant 'first to die when memory runs out' internal/app/suspect.rs \
-        '"/proc/self/oom_score_adj", "1000"' \
-        '"/proc/self/oom_score_adj", "0"' \
-        poison::suspects_run_in_processes_of_their_own_beside_ordinary_work
-    mutant 'question before the first API key' cmd/tickr/api_keys.rs \
-        'if !matches.get_flag("yes") {' \
-        'if !matches.get_flag("yes") && name.is_empty() {' \
-        cli::a_first_key_asks_before_it_locks_the_others_out
-    mutant 'end of an API key without the API' cmd/tickr/api_keys.rs \
-        '"revoke" if matches.get_flag("in-store") =>' \
-        '"revoke" if matches.get_flag("in-store") && name().is_empty() =>' \
-        starvation::a_key_is_ended_in_the_store_when_the_api_cannot_be_asked
     mutant 'exit code of a job that failed' cmd/tickr/ending.rs \
         '"failed" => FAILED,' \
         '"failed" => NOT_OVER,' \
         cli::the_exit_code_of_an_enqueue_that_waits_says_how_the_job_ended
-    mutant 'largest job against the packet of the server' internal/app/mod.rs \
-        'store.check_payload_size(config.body_limit_bytes)' \
-        'store.check_payload_size(0)' \
-        mysql_faults::a_server_that_cannot_carry_the_largest_job_is_refused_at_the_start
-    mutant 'drained runners in a check' internal/store/verify/startable.rs \
-        'WHERE stopped_at IS NULL AND drained_at IS NULL ' \
-        'WHERE stopped_at IS NULL ' \
-        verify::what_waits_on_purpose_breaks_no_promise
-    mutant 'stop of handlers before their leases end' internal/engine/heartbeat.rs \
-        'live.stop_expired(lasting(lease))' \
-        'live.stop_expired(lasting(lease) * 1_000)' \
-        leases::a_runner_that_cannot_renew_stops_its_handlers_before_their_leases_end
-    mutant 'headers of proxies at an open API' internal/api/http/origin.rs \
-        'FORWARDED.contains(name) || name.as_str()' \
-        'FORWARDED.contains(name) && name.as_str()' \
-        security::an_open_api_refuses_pages_of_other_sites_proxies_and_hosts_that_cannot_be_read
-    mutant 'one suspect at a time without processes' internal/engine/suspects.rs \
+    mutant 'burial of a runner after two leases' internal/engine/reaper.rs \
+        'let over = delta(runner.lease * 2);' \
+        'let over = delta(runner.lease);' \
+        recovery::a_dead_runner_is_not_forgotten_while_a_lease_of_its_own_runs_on
+    mutant 'own age of discarded dead letters' internal/store/retention/remove.rs \
+        'discarded.is_none() && finished_at < now - age' \
+        'finished_at < now - age' \
+        dead_letters::a_discarded_dead_letter_keeps_its_reason_and_is_purged_by_its_own_age
+    mutant 'late clock of a success' internal/store/attempts/complete.rs \
+        'GREATEST(SYSDATE(6), TIMESTAMP(?))' \
+        'LEAST(SYSDATE(6), TIMESTAMP(?))' \
+        store::a_cancel_and_a_settle_that_waited_for_their_row_come_after_the_wait
+    mutant 'one suspect at a time in the process of the runner' internal/engine/suspects.rs \
         'MAX_CHILDREN) } else { 1 };' \
         'MAX_CHILDREN) } else { workers };' \
         internal/engine/suspects.rs \
-        'if self.no_children.load(Ordering::Relaxed) { 1 }' \
-        'if self.no_children.load(Ordering::Relaxed) { self.most }' \
+        'if self.no_children.load(Ordering::Relaxed) { 1 } else { self.most }' \
+        'self.most' \
         poison::without_processes_suspects_run_one_at_a_time_beside_ordinary_work
+    mutant 'suspects that the kernel kills first' internal/app/suspect.rs \
+        '"/proc/self/oom_score_adj", "1000"' \
+        '"/proc/self/oom_score_adj", "0"' \
+        poison::suspects_run_in_processes_of_their_own_beside_ordinary_work
+    mutant 'packet of the server for the largest job' internal/store/lib.rs \
+        'if packet >= wanted {' \
+        'if packet > 0 {' \
+        mysql_faults::a_server_that_cannot_carry_the_largest_job_is_refused_at_the_start
+    mutant 'question before the first key' cmd/tickr/api_keys.rs \
+        'if whoami.get("open").and_then(Value::as_bool) != Some(true) {' \
+        'if whoami.get("open").is_some() {' \
+        cli::a_first_key_asks_before_it_locks_the_others_out
+    mutant 'end of a key without the API' cmd/tickr/api_keys.rs \
+        '"revoke" if matches.get_flag("in-store") =>' \
+        '"revoke" if matches.get_flag("in-store") && name().is_empty() =>' \
+        starvation::a_key_is_ended_in_the_store_when_the_api_cannot_be_asked
+    mutant 'exit code of an enqueue that waits' cmd/tickr/enqueue.rs \
+        'if wait.is_some() { ending::to_exit_code' \
+        'if wait.is_none() { ending::to_exit_code' \
+        cli::the_exit_code_of_an_enqueue_that_waits_says_how_the_job_ended
+    mutant 'headers of proxies at an open API' internal/api/http/origin.rs \
+        'FORWARDED.contains(name) || name.as_str().starts_with("x-forwarded-")' \
+        'FORWARDED.is_empty() && name.as_str().is_empty()' \
+        security::an_open_api_refuses_pages_of_other_sites_proxies_and_hosts_that_cannot_be_read
+    mutant 'host of Azure behind the wide switch' internal/handlers/http/guard.rs \
+        'IpAddr::V4(Ipv4Addr::new(168, 63, 129, 16)),' \
+        'IpAddr::V4(Ipv4Addr::new(169, 254, 169, 254)),' \
+        callbacks::a_refused_target_names_the_setting_and_what_the_setting_names_is_reached
+    mutant 'stop of handlers whose leases end' internal/engine/heartbeat.rs \
+        'let stopped = live.stop_expired(lasting(lease));' \
+        'let stopped = live.stop_expired(lasting(lease) * 1_000);' \
+        leases::a_runner_that_cannot_renew_stops_its_handlers_before_their_leases_end
+    mutant 'drained runners in verify' internal/store/verify/startable.rs \
+        'WHERE stopped_at IS NULL AND drained_at IS NULL' \
+        'WHERE stopped_at IS NULL' \
+        verify::what_waits_on_purpose_breaks_no_promise
+    mutant 'wait of a suspect in verify' internal/verify/drift.rs \
+        'let may_wait = |suspect: &StuckJob| now.suspects_run() || suspect.job.execute_at >= late;' \
+        'let may_wait = |suspect: &StuckJob| suspect.job.execute_at < late && now.suspects_run();' \
+        verify::what_waits_on_purpose_breaks_no_promise
+    mutant 'size of a statement' internal/store/sql/batches.rs \
+        '(fit == 0 || total + bytes(&rows[fit]) <= most)' \
+        '(fit == 0 || total + bytes(&rows[fit]) <= most.max(usize::MAX))' \
+        store::a_batch_larger_than_the_servers_packet_is_written_in_pieces
+    mutant 'refusals while the tables are migrated' internal/api/system/health.rs \
+        'json(StatusCode::SERVICE_UNAVAILABLE, answer)
+    };
+    let later' \
+        'json(StatusCode::OK, answer)
+    };
+    let later' \
+        migrations::serve_answers_probes_while_it_waits_for_a_migration_and_starts_when_it_is_done
+    mutant 'check of follow-up jobs' internal/engine/executor.rs \
+        'Err((verdict, error)) => return failed(settlement, verdict, error),' \
+        'Err((verdict, error)) => drop((verdict, error)),' \
+        callbacks::at_most_a_thousand_jobs_follow_one_and_all_are_checked_before_any_is_written \
+        panics::a_follow_up_and_a_replay_whose_check_panics_are_not_written
+    mutant 'due time in the transaction of a tick' internal/store/schedules/ticks.rs \
+        'standing.is_as(&plan.row) && is_due(plan)' \
+        'standing.is_as(&plan.row) && (is_due(plan) || true)' \
+        schedules::a_tick_that_is_not_due_by_the_clock_of_mysql_is_not_written
+    mutant 'screens that come again' internal/dashboard/assets/core/query.js \
+        "const crowded = error.code === 'overloaded';" \
+        "const crowded = error.code === '';" \
+        dashboard::a_screen_that_is_told_to_come_again_waits_and_does_so_by_itself
+    mutant 'registration before the API answers' internal/app/mod.rs \
+        '        Box::pin(Engine::enlist(&store, &registry, &settings)).await;
+' \
+        '' \
+        runners::a_runner_is_registered_before_it_answers
 }
 
 # mutant NAME FILES OLD NEW [FILES OLD NEW ...] TESTS

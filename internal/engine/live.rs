@@ -232,3 +232,40 @@ pub(super) async fn forward_cancels(shared: Arc<EngineState>) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_attempt_whose_code_panics_or_is_dropped_is_renewed_no_more() {
+        let live = LiveAttempts::default();
+        let insert =
+            |id| live.insert(id, AttemptToken::new(), Instant::now(), StopSwitch::default(), Default::default());
+        let (panics, ends, runs) = (JobId::new(), JobId::new(), JobId::new());
+        let still = insert(runs);
+        let renewed =
+            |live: &LiveAttempts| live.to_heartbeat().iter().map(|attempt| attempt.id).collect::<HashSet<_>>();
+        let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            let _attempt = insert(panics);
+            assert_eq!(renewed(&live), [panics, runs].into());
+            panic!("on purpose");
+        }));
+        assert!(panicked.is_err());
+        drop(insert(ends));
+        assert_eq!(renewed(&live), [runs].into());
+        drop(still);
+        assert!(renewed(&live).is_empty());
+    }
+
+    #[test]
+    fn the_end_of_an_old_attempt_leaves_the_new_one_of_its_job() {
+        let (live, id) = (LiveAttempts::default(), JobId::new());
+        let insert = || live.insert(id, AttemptToken::new(), Instant::now(), StopSwitch::default(), Default::default());
+        let (old, new) = (insert(), insert());
+        drop(old);
+        assert!(live.ids().contains(&id), "its lease is still renewed");
+        drop(new);
+        assert!(live.ids().is_empty());
+    }
+}

@@ -37,13 +37,22 @@ pub(super) struct Held<'a> {
 /// Claim a job and act on the result of the claim.
 pub(super) async fn work(shared: Arc<EngineState>, claimant: Claimant, job: FetchedJob) {
     let FetchedJob { id, seat, permit } = job;
-    // A panic of a handler does not come here, and this code should not panic. If it does, the job loses an attempt, but
-    // the runner does not lose a worker: the lease of the attempt is no longer renewed, and the reaper ends the attempt.
-    if AssertUnwindSafe(claim(&shared, &claimant, id, seat, &permit)).catch_unwind().await.is_err() {
-        tracing::error!(job = %id, "a worker panicked, it continues with the next job");
-        metrics::counter!("tickr_loop_panics_total", "loop" => "worker").increment(1);
+    if panics(id, claim(&shared, &claimant, id, seat, &permit)).await {
         shared.store_failed();
     }
+}
+
+/// Run the work on a job. Return whether it panicked.
+///
+/// A panic of a handler does not come here, and this code should not panic. If it does, the job loses an attempt, but
+/// the runner does not lose a worker: the lease of the attempt is no longer renewed, and the reaper ends the attempt.
+async fn panics(id: JobId, work: impl Future<Output = ()>) -> bool {
+    let panicked = AssertUnwindSafe(work).catch_unwind().await.is_err();
+    if panicked {
+        tracing::error!(job = %id, "a worker panicked, it continues with the next job");
+        metrics::counter!("tickr_loop_panics_total", "loop" => "worker").increment(1);
+    }
+    panicked
 }
 
 /// Claim a job that was popped, and act on the result of the claim.
@@ -123,5 +132,16 @@ async fn handle_claim(
             // the claim was committed and its answer was lost, and the reaper gives the attempt back.
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_panic_in_the_work_on_a_job_ends_with_that_job() {
+        assert!(!panics(JobId::new(), async {}).await);
+        assert!(panics(JobId::new(), async { panic!("on purpose") }).await);
     }
 }

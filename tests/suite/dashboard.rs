@@ -8,9 +8,12 @@ use reqwest::Method;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
+use sqlx::Executor;
 use tickr::config::Config;
 use tickr::handlers::{Context, Failure, Kind, Output, Registry};
 use tickr::job::State;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
 
 use crate::support::browser::{Browser, Page, axe, button, choice, field, heading, link};
 use crate::support::{TestApp, answer, call, eventually, http, make_api_key};
@@ -77,6 +80,50 @@ async fn begin() -> Option<(TestApp, Arc<Browser>)> {
     let browser = Browser::shared().await?;
     let queues = |config: &mut Config| config.queues = ["default", "post", "press"].map(str::to_owned).to_vec();
     Some((TestApp::start_with(queues, kinds()).await, browser))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_screen_that_is_told_to_come_again_waits_and_does_so_by_itself() {
+    let Some(browser) = Browser::shared().await else { return };
+    // One heavy read at a time.
+    let tickr = TestApp::start_with(|config| config.mysql_connections = 8, kinds()).await;
+    tickr.enqueue(json!({"kind": "noop", "payload": {}, "queue": "later", "delay_ms": 3_600_000})).await;
+    let page = browser.page(&tickr.url("")).await;
+    page.visit("/").await;
+    page.reads("waiting 1").await;
+
+    // Reads that wait for their table keep the seat.
+    let mut operator = tickr.mysql().await;
+    operator.execute("LOCK TABLES dead_letters WRITE").await.unwrap();
+    let (over, mut readers) = (CancellationToken::new(), JoinSet::new());
+    for _ in 0..4 {
+        let (over, url) = (over.clone(), tickr.url("/v1/dead-letters/groups"));
+        readers.spawn(async move {
+            while !over.is_cancelled() {
+                let _ = answer(http().get(&url)).await;
+            }
+        });
+    }
+    let refused = |path: &str| {
+        format!(
+            "performance.getEntriesByType('resource').filter((one) => one.responseStatus === 429 && \
+             one.name.includes('{path}')).length > 2"
+        )
+    };
+    page.until("the overview is refused", &refused("/v1/stats")).await;
+    let shown: bool = page.eval("__eye.reads('waiting 1') && !document.querySelector('main > .note.bad')").await;
+    assert!(shown, "the last values stay");
+    let _: Value = page.eval("setTimeout(() => location.assign('/queues'), 0)").await;
+    let waits =
+        format!("location.pathname === '/queues' && document.querySelector('.skeleton') && {}", refused("/v1/queues"));
+    page.until("a new screen is refused and asks again", &format!("Boolean({waits})")).await;
+    assert!(page.eval::<bool>("document.querySelector('.note.bad') === null").await, "it shows no error meanwhile");
+    over.cancel();
+    operator.execute("UNLOCK TABLES").await.unwrap();
+    readers.join_all().await;
+    page.has(&link("later")).await;
+    drop(page);
+    tickr.stop().await;
 }
 
 async fn make(tickr: &TestApp, by: &str, name: &str, scope: &str) -> String {

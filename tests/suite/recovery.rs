@@ -185,6 +185,9 @@ async fn a_dead_runner_is_not_forgotten_while_a_lease_of_its_own_runs_on() {
         .await;
     // G3: the lease plus five seconds.
     assert!((0..5_000).contains(&late_ms), "{late_ms} ms after the lease");
+    tickr.until_count("SELECT COUNT(*) FROM runners WHERE id = 'gone/1-abcdef' AND stopped_at IS NOT NULL", 1).await;
+    let early = "SELECT COUNT(*) FROM runners r JOIN attempts a ON a.runner = r.id WHERE r.stopped_at < a.finished_at";
+    assert_eq!(tickr.count(early).await, 0, "it was forgotten before its attempt was ended");
     tickr.assert_sound().await;
     tickr.stop().await;
 }

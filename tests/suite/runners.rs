@@ -1,10 +1,14 @@
 //! Runners as operators see them: the jobs of their workers, and drain.
 
+use std::time::Duration;
+
 use serde_json::{Value, json};
+use sqlx::Connection;
 use tickr::app::App;
 use tickr::config::ServerUrl;
 use tickr::handlers::Registry;
 use tickr::job::{JobId, State};
+use tokio_util::sync::CancellationToken;
 
 use crate::support::{Answer, DEADLINE, TestApp, eventually};
 
@@ -40,6 +44,23 @@ async fn heard(app: &App, drained: bool) {
     let mut settings = app.operator_settings().listen();
     let heard = settings.wait_for(|settings| settings.drained == drained);
     tokio::time::timeout(DEADLINE, heard).await.unwrap().unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_runner_is_registered_before_it_answers() {
+    let tickr = TestApp::start().await;
+    // The list takes no new row for a while.
+    let mut operator = tickr.mysql().await;
+    let mut held = operator.begin().await.unwrap();
+    sqlx::query("SELECT id FROM runners FOR UPDATE").fetch_all(&mut *held).await.unwrap();
+    let mut start = Box::pin(tickr.another_with(|_| {}, Registry::new()));
+    let early = tokio::time::timeout(Duration::from_millis(1_500), &mut start).await;
+    assert!(early.is_err(), "it answers, and no other runner knows that it can read its jobs");
+    held.rollback().await.unwrap();
+    let other = start.await;
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM runners WHERE stopped_at IS NULL").await, 2);
+    other.stop(CancellationToken::new()).await;
+    tickr.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -4,6 +4,7 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
+use chrono::TimeDelta;
 use futures_util::future::join_all;
 use reqwest::Method;
 use serde_json::{Value, json};
@@ -11,7 +12,8 @@ use tickr::app::App;
 use tickr::config::ServerUrl;
 use tickr::event::Event;
 use tickr::handlers::Registry;
-use tickr::job::{JobId, State};
+use tickr::job::{Actor, JobId, State};
+use tickr::telemetry::Tracer;
 use tokio_util::sync::CancellationToken;
 
 use crate::support::{Answer, DEADLINE, Proxy, Runner, TestApp, answer, eventually, http};
@@ -194,6 +196,24 @@ async fn a_tick_whose_commit_is_not_answered_fires_once() {
     assert_seamless(&behind).await;
     through.stop(CancellationToken::new()).await;
     behind.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_tick_that_is_not_due_by_the_clock_of_mysql_is_not_written() {
+    let tickr = TestApp::start().await;
+    put(&tickr, "yearly", &yearly()).await;
+    let store = tickr.app.broker().store();
+    let row = store.schedule("yearly".parse().unwrap()).await.unwrap().unwrap();
+    let before = row.next_at;
+    // The ticker planned this tick, and then the clock of MySQL was set back by a year.
+    let planned = before.unwrap() + TimeDelta::seconds(1);
+    let by = Actor::runner(tickr.app.runner());
+    let ticked = tickr.app.broker().tick(vec![row], planned, &by, &Tracer::off()).await.unwrap();
+    assert_eq!((ticked.overtaken, ticked.lines.len()), (1, 0), "{ticked:?}");
+    let row = store.schedule("yearly".parse().unwrap()).await.unwrap().unwrap();
+    assert_eq!(row.next_at, before, "it stays due then");
+    assert_eq!(tickr.count("SELECT (SELECT COUNT(*) FROM ticks) + (SELECT COUNT(*) FROM jobs)").await, 0);
+    tickr.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -4,9 +4,10 @@ import { call, skew } from './api.js';
 import { useCallback, useEffect, useRef, useState } from './dom.js';
 import { listen } from './live.js';
 
-/** Refusals in a row of a busy server that are not shown. */
-const PATIENCE = 3;
-const LONGEST_WAIT = 30000;
+/** The server asks a reader to come again so many times in a row before the screen says so. */
+const PATIENCE = 5;
+/** Longest wait before it asks again, in ms; up to as much again is random. */
+const LONGEST_WAIT = 15000;
 
 /**
  * Read `path` (null for nothing yet). Reads again:
@@ -14,13 +15,13 @@ const LONGEST_WAIT = 30000;
  *   most once in `pace` ms, and never before the last answer came;
  * - every `every` ms, while the page is seen.
  * What was read stays until the next answer, also when that is an error.
- * A server that is busy with other costly reads (429 `overloaded`) is asked again after some seconds. It is an error to
- * show only when it refuses several times in a row.
+ * A server with too many heavy reads answers 429. Then this asks again after a moment, and only a long row of such
+ * answers is an error.
  */
 export function useQuery(path, { on = null, every = 0, pace = 1000, read = null } = {}) {
   const [state, setState] = useState({ path: null, data: null, error: null, at: 0 });
   const [asked, ask] = useState(0);
-  const busy = useRef({ flying: false, dirty: false, last: 0, timer: 0, refused: 0 });
+  const busy = useRef({ flying: false, dirty: false, last: 0, timer: 0, refused: 0, again: 0 });
   const care = useRef(on);
   care.current = on;
 
@@ -33,7 +34,6 @@ export function useQuery(path, { on = null, every = 0, pace = 1000, read = null 
     own.flying = true;
     own.dirty = false;
     own.last = Date.now();
-    let again = 0;
     (read ? read(path, abort.signal) : call('GET', path, { signal: abort.signal }))
       .then(
         (data) => {
@@ -44,13 +44,12 @@ export function useQuery(path, { on = null, every = 0, pace = 1000, read = null 
         },
         (error) => {
           if (abort.signal.aborted) return;
-          own.refused = error.code === 'overloaded' ? own.refused + 1 : 0;
-          if (own.refused > 0) {
-            // The random part keeps many open pages from asking all at once.
-            const wait = Math.min(1000 * 2 ** (own.refused - 1), LONGEST_WAIT);
-            again = setTimeout(() => !document.hidden && reload(), wait * (1 + Math.random()));
-            if (own.refused <= PATIENCE) return;
-          }
+          const crowded = error.code === 'overloaded';
+          own.refused = crowded ? own.refused + 1 : 0;
+          // Ever later, and at a random moment: what was refused at the same time must not come at the same time again.
+          const wait = Math.min(1000 * 2 ** (own.refused - 1), LONGEST_WAIT) * (1 + Math.random());
+          if (crowded) own.again = setTimeout(() => !document.hidden && reload(), wait);
+          if (crowded && own.refused < PATIENCE) return;
           setState((old) => ({ ...(old.path === path ? old : { data: null }), path, error, at: Date.now() }));
         },
       )
@@ -63,7 +62,7 @@ export function useQuery(path, { on = null, every = 0, pace = 1000, read = null 
       abort.abort();
       own.flying = false;
       clearTimeout(own.timer);
-      clearTimeout(again);
+      clearTimeout(own.again);
       own.timer = 0;
     };
   }, [path, asked]);
