@@ -48,7 +48,7 @@ export function useQuery(path, { on = null, every = 0, pace = 1000, read = null 
           own.refused = crowded ? own.refused + 1 : 0;
           // Ever later, and at a random moment: what was refused at the same time must not come at the same time again.
           const wait = Math.min(1000 * 2 ** (own.refused - 1), LONGEST_WAIT) * (1 + Math.random());
-          if (crowded) own.again = setTimeout(() => !document.hidden && reload(), wait);
+          if (crowded) own.again = setTimeout(reload, wait);
           if (crowded && own.refused < PATIENCE) return;
           setState((old) => ({ ...(old.path === path ? old : { data: null }), path, error, at: Date.now() }));
         },
