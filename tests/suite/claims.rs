@@ -167,8 +167,9 @@ async fn no_loop_reads_the_owed_rows_as_a_whole() {
     mysql.execute("SET GLOBAL general_log = 0").await.unwrap();
 
     let found = statements(&mut mysql).await;
-    // Leave out the statements of tests and operators, and the bounded searches of the API.
-    let loops = found.iter().filter(|text| {
+    // Leave out the statements of tests and operators, and the bounded searches of the API. A statement that was prepared
+    // before the log began stands there without its values; the runners, which started later, prepare the same ones.
+    let loops = found.iter().filter(|text| !text.contains('?')).filter(|text| {
         let asked = ["SELECT COUNT(*) FROM owed", "SELECT MAX(id)", "SELECT queue, state, COUNT(*)", "EXPLAIN"];
         !asked.iter().any(|begins| text.starts_with(begins)) && !text.contains("INSERT INTO runners")
     });
