@@ -569,9 +569,9 @@ mod tests {
     fn errors_of_a_start_have_their_causes_as_sources() {
         let of_store = || StoreError::corrupt("read", "a value");
         let io = || std::io::Error::from(std::io::ErrorKind::AddrInUse);
-        let is_io = |error: &StartError| error.source().is_some_and(|source| source.is::<std::io::Error>());
+        let is_io = |error: &StartError| error.source().is_some_and(<dyn std::error::Error>::is::<std::io::Error>);
         for error in [StartError::Store(of_store(), "x".into()), StartError::StoreRefused(of_store(), "x".into())] {
-            assert!(error.source().is_some_and(|source| source.is::<StoreError>()), "{error}");
+            assert!(error.source().is_some_and(<dyn std::error::Error>::is::<StoreError>), "{error}");
         }
         let addr = SocketAddr::from(([127, 0, 0, 1], 7070));
         assert!(is_io(&StartError::Listen { addr, cause: io() }) && is_io(&StartError::Thread(io())));

@@ -37,7 +37,8 @@ pub(super) struct Held<'a> {
 /// Claim a job and act on the result of the claim.
 pub(super) async fn work(shared: Arc<EngineState>, claimant: Claimant, job: FetchedJob) {
     let FetchedJob { id, seat, permit } = job;
-    if panics(id, claim(&shared, &claimant, id, seat, &permit)).await {
+    let work = std::pin::pin!(claim(&shared, &claimant, id, seat, &permit));
+    if panics(id, work).await {
         shared.store_failed();
     }
 }

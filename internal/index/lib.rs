@@ -790,6 +790,6 @@ mod tests {
     fn an_error_of_the_driver_is_the_source_of_the_indexs_error() {
         let refused = redis::RedisError::from(std::io::Error::from(std::io::ErrorKind::ConnectionRefused));
         let error = IndexError::driver("ask")(refused);
-        assert!(error.source().is_some_and(|source| source.is::<redis::RedisError>()), "{error:?}");
+        assert!(error.source().is_some_and(<dyn std::error::Error>::is::<redis::RedisError>), "{error:?}");
     }
 }

@@ -453,6 +453,7 @@ async fn without_redis_the_tables_are_checked_all_the_same() {
     assert_eq!((code, &said["verdict"], &said["ok"]), (3, &json!("unchecked"), &json!(false)), "{out}{err}");
     let last = checked(&tickr, json!({})).await["report"].clone();
     assert_eq!((&last["verdict"], &last["ok"], &last["complete"]), (&json!("unchecked"), &json!(false), &json!(false)));
+    tickr.redis_stays_out();
     tickr.stop().await;
 }
 
