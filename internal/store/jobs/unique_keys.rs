@@ -293,12 +293,13 @@ async fn done_before(
 
 /// Return true if each of these jobs has the due time that an earlier run gave it, or a later one. Such a run leaves no
 /// other trace, and its jobs may have started or ended since: a decision made anew would refuse the request, or make a
-/// second job of it.
+/// second job of it. A job that is held or parked tells nothing by its due time in the year 9999. It has not started, so
+/// a new decision puts it off again.
 async fn all_put_off(conn: &mut MySqlConnection, postponed: &[Accepted]) -> Result<bool, sqlx::Error> {
     for moved in postponed {
         let found: Option<bool> = sqlx::query_scalar(
-            "SELECT COALESCE((SELECT execute_at FROM owed WHERE id = ?), (SELECT MAX(execute_at) FROM attempts \
-             WHERE job_id = ?)) >= ?",
+            "SELECT COALESCE((SELECT execute_at FROM owed WHERE id = ? AND execute_at < '9999-01-01'), \
+             (SELECT MAX(execute_at) FROM attempts WHERE job_id = ?)) >= ?",
         )
         .bind(moved.id.uuid())
         .bind(moved.id.uuid())
