@@ -521,7 +521,7 @@ mutants() {
         'FLUSH: Duration = Duration::from_secs(2)' 'FLUSH: Duration = Duration::from_secs(120)' \
         traces::a_collector_that_hangs_or_is_gone_costs_spans_and_nothing_else
     mutant 'catch around the check of a kind' internal/handlers/registry.rs \
-        'caught(|| self.problems(payload)).map_err(' 'Ok::<_, String>(self.problems(payload)).map_err(' \
+        'caught(|| self.checked(payload)).map_err(' 'Ok::<_, String>(self.checked(payload)).map_err(' \
         panics::a_schedule_whose_payload_panics_stops_no_other_and_says_so
     mutant "payload read within the attempt's task" internal/handlers/registry.rs \
         'Box::pin(async move {
@@ -584,6 +584,12 @@ mutants() {
     mutant 'a held job has no due time' internal/store/rows/jobs.rs \
         'if turns.held.contains(&job.id) {' 'if turns.held.contains(&job.id) && false {' \
         order::a_job_that_is_held_is_not_made_due_and_costs_redis_nothing
+    mutant 'host of a job' internal/job/limit.rs \
+        'SharedBy::Host => by.host,' 'SharedBy::Host => by.host.filter(|host| host.is_empty()),' \
+        receivers::a_limit_for_each_host_holds_over_all_runners_however_the_host_is_written
+    mutant 'one text for each way to write a host' internal/handlers/http/host.rs \
+        'address.and_then(|address| address.to_ipv4_mapped())' 'address.and_then(|_| None::<std::net::Ipv4Addr>)' \
+        receivers::a_limit_for_each_host_holds_over_all_runners_however_the_host_is_written
     mutant 'count of a limit by key' internal/store/rows/limits.rs \
         'counted && self.running + self.kept < i64::from(most)' 'counted || self.running + self.kept < i64::from(most)' \
         key_limits::a_limit_holds_for_each_key_over_all_runners_and_is_used_up \

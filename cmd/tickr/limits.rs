@@ -20,8 +20,8 @@ pub(crate) fn command() -> Command {
         .arg(own("kind", "KIND", "Only jobs of this kind; all kinds without this"))
         .arg(own("queue", "QUEUE", "Only jobs in this queue; all queues without this"))
         .arg(
-            own("shared-by", "WHAT", "The jobs that share the limit: those with the same limit key (`key`), with the same part before the first slash (`parent`), or `all`")
-                .value_parser(["key", "parent", "all"]),
+            own("shared-by", "WHAT", "The jobs that share the limit: those with the same limit key (`key`), with the same part before the first slash (`parent`), that call the same host (`host`), or `all`")
+                .value_parser(["key", "parent", "host", "all"]),
         )
         .arg(own("concurrency", "N", "Most attempts at the same time, for each key").value_parser(value_parser!(u32)))
         .arg(own("rate", "N/DURATION", "Most starts in a period, for each key, such as 100/1m"))

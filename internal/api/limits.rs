@@ -15,6 +15,7 @@ use crate::http::problem::{Code, Problem};
 use crate::http::searches::run_with_seat;
 use crate::view::Moment;
 use crate::{Api, json};
+use tickr_handlers::http::is_host;
 use tickr_job::limit::{MAX_BOUND, MAX_OVERRIDES, MAX_PERIOD_MS, MAX_WEIGHT};
 use tickr_job::{Bounds, Limit, Name, Rate, SharedBy, limits::MAX_KEY_BYTES};
 use tickr_store::{KeyUse, LimitOutcome, LimitSetting, MAX_LIMITS};
@@ -30,6 +31,7 @@ pub(crate) enum SharedByWord {
     Key,
     Parent,
     All,
+    Host,
 }
 
 /// Most starts in a period.
@@ -74,8 +76,8 @@ pub(super) struct LimitBody {
     #[schema(pattern = "^[a-z0-9][a-z0-9_.-]{0,63}$")]
     queue: Option<String>,
     /// The jobs that share the limit. `key`: those with the same `limit_key`. `parent`: those whose limit keys have the
-    /// same part before the first `/`. `all`: all jobs of the kind and the queue, with or without a limit key. Default:
-    /// `key`.
+    /// same part before the first `/`. `all`: all jobs of the kind and the queue, with or without a limit key. `host`:
+    /// those that call the same host, such as callbacks to `example.com`. Default: `key`.
     #[schema(value_type = Option<SharedByWord>)]
     shared_by: Option<SharedBy>,
     /// Most attempts at the same time, for each key.
@@ -148,7 +150,7 @@ pub(super) struct LimitsAnswer {
 /// The jobs of one key of a limit.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct KeyView {
-    /// The key. Empty for a limit that all jobs share.
+    /// The key: a limit key, a parent or a host. Empty for a limit that all jobs share.
     key: String,
     /// Most attempts at the same time; null for no such limit.
     concurrency: Option<u32>,
@@ -235,6 +237,12 @@ impl LimitBody {
                 problems.push(tickr_handlers::Problem::at(&at, format!("a key must be 1 to {MAX_KEY_BYTES} bytes")));
             } else if shared_by == SharedBy::Parent && key.contains('/') {
                 let detail = "a parent is the part of a key before the first /".to_owned();
+                problems.push(tickr_handlers::Problem::at(&at, detail));
+            }
+            if shared_by == SharedBy::Host && !is_host(&key) {
+                let detail = "must be a host in lower case, with a port other than the usual one: example.com or \
+                              example.com:8443"
+                    .to_owned();
                 problems.push(tickr_handlers::Problem::at(&at, detail));
             }
             let own = Bounds { weight: body.weight, ..self::bounds(&at, body.concurrency, body.rate, &mut problems) };

@@ -135,6 +135,9 @@ pub(crate) struct JobView {
     /// Limit key. Left out when there is none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) limit_key: Option<String>,
+    /// Host that the job calls, by which limits that are shared by host count it. Left out when its kind knows none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) host: Option<String>,
     /// What the final failure of the job does to the jobs behind it. Left out without an order key.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<OnFailureWord>)]
@@ -425,6 +428,7 @@ impl JobView {
             max_wait_ms: job.options.max_wait_ms,
             order_key: job.options.order.as_ref().map(|order| order.key.clone()),
             limit_key: job.options.limit_key.clone(),
+            host: job.host.clone(),
             on_failure: job.options.order.as_ref().map(|order| order.on_failure),
             held: false,
             schedule: job.options.schedule.clone().map(Into::into),
@@ -472,6 +476,7 @@ impl JobView {
             on_failure: job.options.order.as_ref().map(|order| order.on_failure),
             order_key: job.options.order.map(|order| order.key),
             limit_key: job.options.limit_key,
+            host: job.host,
             held: job.held,
             schedule: job.options.schedule.map(Into::into),
             tags: job.options.tags.iter().map(ToString::to_string).collect(),

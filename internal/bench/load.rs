@@ -42,6 +42,7 @@ pub(super) fn jobs(count: u64, payload: &RawValue, due: impl Fn(u64) -> Due) -> 
         max_attempts: 5,
         unique_key: None,
         on_conflict: OnConflict::default(),
+        host: None,
         options: JobOptions::default(),
         batch: None,
     };

@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde_json::value::RawValue;
 
 use crate::unique_fields::{MAX_UNIQUE_FIELDS, unique_key_from};
-use tickr_handlers::{Panicked, Problem, Registered, Registry};
+use tickr_handlers::{Checked, Panicked, Problem, Registered, Registry};
 use tickr_job::{
     Due, JobId, JobOptions, Name, NewJob, OnConflict, OnFailure, Order, Priority, RetryPolicy, Tag, TraceContext,
     UniqueUntil, limits,
@@ -224,7 +224,7 @@ impl Draft {
             return Err(Invalid::Job { problems });
         };
 
-        let problems = kind.check(&self.payload)?;
+        let Checked { problems, host } = kind.read(&self.payload)?;
         if !problems.is_empty() {
             return Err(Invalid::Payload { kind: kind.name().clone(), problems });
         }
@@ -245,6 +245,7 @@ impl Draft {
             max_attempts,
             unique_key,
             on_conflict: self.on_conflict.unwrap_or_default(),
+            host,
             options: JobOptions {
                 timeout_ms: self.timeout_ms,
                 retry: self.retry,

@@ -52,7 +52,7 @@ pub mod wording;
 pub use context::{Context, ContextParts, ExchangeSlot, ProgressSlot};
 pub use outcome::{Failure, FollowUp, Outcome, Output};
 pub use panicked::{Panicked, panic_message};
-pub use registry::{KindDefaults, Problem, Ran, Registered, Registry};
+pub use registry::{Checked, KindDefaults, Problem, Ran, Registered, Registry};
 
 use std::future::Future;
 
@@ -66,6 +66,15 @@ use serde::de::DeserializeOwned;
 pub trait Kind: Serialize + DeserializeOwned + JsonSchema + Send + 'static {
     /// The name of the kind: see [`Name`](tickr_job::Name) for what it may contain.
     const NAME: &'static str;
+
+    /// Return the host that a job with this payload calls, in lower case and with a port other than the usual one:
+    /// `example.com`, `example.com:8443`, `[2001:db8::1]`. Limits that are shared by host count the jobs by it. It must
+    /// not do I/O. tickr calls it once, when it accepts the job. Default: none.
+    ///
+    /// At most 255 bytes are used. [`http::host_of_url`] makes it from a URL.
+    fn host(&self) -> Option<String> {
+        None
+    }
 }
 
 /// The code of one kind, with its own state, such as a connection pool, a client or configuration.

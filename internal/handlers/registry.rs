@@ -15,7 +15,7 @@ use serde_json::value::RawValue;
 use super::panicked::caught;
 use super::{Context, Failure, Handler, Kind, Outcome, Panicked, wording};
 use tickr_config::KindConfig;
-use tickr_job::{Edition, Editions, Name, RetryPolicy};
+use tickr_job::{Edition, Editions, Name, RetryPolicy, limits};
 
 /// Defaults for jobs of a kind that set no options of their own.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -90,6 +90,15 @@ impl Problem {
     }
 }
 
+/// What a kind says about a payload at enqueue.
+#[derive(Debug, Default)]
+pub struct Checked {
+    /// At most 20 problems of the first step that found any.
+    pub problems: Vec<Problem>,
+    /// Host that the job would call, if the payload has no problems and its kind knows one.
+    pub host: Option<String>,
+}
+
 /// Outcome of a call to the code of a kind.
 #[derive(Debug)]
 pub enum Ran {
@@ -104,20 +113,24 @@ type RunFuture = Pin<Box<dyn Future<Output = Ran> + Send>>;
 
 /// Type-erased handler, as the registry holds it.
 trait ErasedHandler: Send + Sync {
-    fn check(&self, payload: &RawValue) -> Vec<Problem>;
+    fn check(&self, payload: &RawValue) -> Checked;
     fn run(self: Arc<Self>, payload: Box<RawValue>, ctx: Context) -> RunFuture;
 }
 
 struct Erased<H>(H);
 
 impl<H: Handler> ErasedHandler for Erased<H> {
-    fn check(&self, payload: &RawValue) -> Vec<Problem> {
+    fn check(&self, payload: &RawValue) -> Checked {
         // Parse the same text that the runner will parse later. A payload that passes here, for example one without
         // duplicate fields, passes there as well.
         let mut reader = serde_json::Deserializer::from_str(payload.get());
         match serde_path_to_error::deserialize::<_, H::Payload>(&mut reader) {
-            Ok(typed) => self.0.check(&typed),
-            Err(error) => vec![Problem::in_json(error)],
+            Ok(typed) => {
+                let problems = self.0.check(&typed);
+                let host = if problems.is_empty() { typed.host().and_then(within_key) } else { None };
+                Checked { problems, host }
+            }
+            Err(error) => Checked { problems: vec![Problem::in_json(error)], host: None },
         }
     }
 
@@ -225,18 +238,26 @@ impl Registered {
     /// # Errors
     /// [`Panicked`] when the type or the handler panics during the check.
     pub fn check(&self, payload: &RawValue) -> Result<Vec<Problem>, Panicked> {
-        caught(|| self.problems(payload)).map_err(|message| {
+        self.read(payload).map(|checked| checked.problems)
+    }
+
+    /// Check a payload as [`check`](Self::check) does, and find the host that the job would call.
+    ///
+    /// # Errors
+    /// The errors of [`check`](Self::check).
+    pub fn read(&self, payload: &RawValue) -> Result<Checked, Panicked> {
+        caught(|| self.checked(payload)).map_err(|message| {
             // Logged without the message, which may quote the payload.
             tracing::error!(kind = %self.name, "the code of a kind panicked while it checked a payload");
             Panicked { kind: self.name.clone(), message }
         })
     }
 
-    fn problems(&self, payload: &RawValue) -> Vec<Problem> {
+    fn checked(&self, payload: &RawValue) -> Checked {
         let mut reader = serde_json::Deserializer::from_str(payload.get());
         let value: Value = match serde_path_to_error::deserialize(&mut reader) {
             Ok(value) => value,
-            Err(error) => return vec![Problem::in_json(error)],
+            Err(error) => return Checked { problems: vec![Problem::in_json(error)], host: None },
         };
         let problems: Vec<Problem> = self
             .validator
@@ -244,7 +265,7 @@ impl Registered {
             .take(20)
             .map(|e| Problem::at(e.instance_path().to_string(), shortened(e.to_string())))
             .collect();
-        if problems.is_empty() { self.handler.check(payload) } else { problems }
+        if problems.is_empty() { self.handler.check(payload) } else { Checked { problems, host: None } }
     }
 
     /// As [`check`](Self::check), but the texts quote nothing of the payload except names of its fields. For logs and
@@ -272,6 +293,12 @@ impl Registered {
     pub fn run(&self, payload: Box<RawValue>, ctx: Context) -> RunFuture {
         Arc::clone(&self.handler).run(payload, ctx)
     }
+}
+
+/// Cut a host to the length of a key. No name in DNS is as long.
+fn within_key(mut host: String) -> Option<String> {
+    host.truncate(host.floor_char_boundary(limits::MAX_KEY_BYTES));
+    (!host.is_empty()).then_some(host)
 }
 
 /// Shorten a validator's message. It quotes the offending value, which may be a megabyte.

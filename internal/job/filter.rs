@@ -56,6 +56,9 @@ pub struct Filter {
     /// Only jobs with this limit key, compared byte for byte.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub limit_key: Option<String>,
+    /// Only jobs that call this host, compared byte for byte.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub host: Option<String>,
     /// Only jobs with all of these tags.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub tags: Vec<Tag>,

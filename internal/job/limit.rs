@@ -45,6 +45,17 @@ pub enum SharedBy {
     Parent,
     /// All jobs to which the limit applies, with or without a limit key.
     All,
+    /// Jobs that call the same host. The kind of a job finds the host in its payload. Jobs without one have no such limit.
+    Host,
+}
+
+/// What a job has that limits count by.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CountedBy<'k> {
+    /// Limit key that the client gave to the job.
+    pub limit_key: Option<&'k str>,
+    /// Host that the job calls, such as `example.com` or `example.com:8443`.
+    pub host: Option<&'k str>,
 }
 
 impl SharedBy {
@@ -55,13 +66,14 @@ impl SharedBy {
             Self::Key => "key",
             Self::Parent => "parent",
             Self::All => "all",
+            Self::Host => "host",
         }
     }
 
     /// Return the value of a word.
     #[must_use]
     pub fn from_word(word: &str) -> Option<Self> {
-        [Self::Key, Self::Parent, Self::All].into_iter().find(|shared| shared.as_str() == word)
+        [Self::Key, Self::Parent, Self::All, Self::Host].into_iter().find(|shared| shared.as_str() == word)
     }
 }
 
@@ -123,14 +135,15 @@ impl Limit {
 
     /// Return the key under which a job counts against this limit. Nothing if the limit does not apply to the job.
     #[must_use]
-    pub fn key_of<'k>(&self, kind: &Name, queue: &Name, limit_key: Option<&'k str>) -> Option<&'k str> {
+    pub fn key_of<'k>(&self, kind: &Name, queue: &Name, by: CountedBy<'k>) -> Option<&'k str> {
         if !self.concerns_queue(queue) || self.kind.as_ref().is_some_and(|own| own != kind) {
             return None;
         }
         match self.shared_by {
-            SharedBy::Key => limit_key,
-            SharedBy::Parent => limit_key.map(|key| key.split('/').next().unwrap_or(key)),
+            SharedBy::Key => by.limit_key,
+            SharedBy::Parent => by.limit_key.map(|key| key.split('/').next().unwrap_or(key)),
             SharedBy::All => Some(""),
+            SharedBy::Host => by.host,
         }
     }
 
@@ -163,15 +176,20 @@ mod tests {
     }
 
     #[test]
-    fn a_job_counts_under_its_key_its_parent_or_all() {
+    fn a_job_counts_under_its_key_its_parent_its_host_or_all() {
         let (email, http, queue) = ("email".parse().unwrap(), "http".parse().unwrap(), "default".parse().unwrap());
-        let key = |shared_by, kind, key| limit(shared_by).key_of(kind, &queue, key).map(str::to_owned);
+        let key = |shared_by, kind, limit_key| {
+            let by = CountedBy { limit_key, host: Some("example.com") };
+            limit(shared_by).key_of(kind, &queue, by).map(str::to_owned)
+        };
         assert_eq!(key(SharedBy::Key, &email, Some("acme/7")).as_deref(), Some("acme/7"));
         assert_eq!(key(SharedBy::Parent, &email, Some("acme/7")).as_deref(), Some("acme"));
         assert_eq!(key(SharedBy::Parent, &email, Some("acme")).as_deref(), Some("acme"));
         assert_eq!(key(SharedBy::All, &email, None).as_deref(), Some(""));
         assert_eq!(key(SharedBy::Key, &email, None), None);
         assert_eq!(key(SharedBy::All, &http, None), None);
+        assert_eq!(key(SharedBy::Host, &email, Some("acme/7")).as_deref(), Some("example.com"));
+        assert_eq!(limit(SharedBy::Host).key_of(&email, &queue, CountedBy::default()), None);
     }
 
     #[test]

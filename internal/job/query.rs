@@ -32,7 +32,7 @@ impl fmt::Display for QueryError {
 }
 
 /// The fields of a filter, for help texts.
-pub const FIELDS: &str = "state kind queue schedule created due finished unique_key order limit tag error group dead_letter id payload.<path>";
+pub const FIELDS: &str = "state kind queue schedule created due finished unique_key order limit host tag error group dead_letter id payload.<path>";
 
 /// Add the conditions in `text` to `filter`. Spans count from `now`.
 ///
@@ -151,6 +151,8 @@ pub fn put(filter: &mut Filter, field: &str, value: &str) -> Result<(), String> 
             once(&mut filter.limit_key, value.to_owned())
         }
         "limit" | "limit_key" => Err(format!("a limit key has at most {} bytes", super::limits::MAX_KEY_BYTES)),
+        "host" if value.len() <= super::limits::MAX_KEY_BYTES => once(&mut filter.host, value.to_owned()),
+        "host" => Err(format!("a host has at most {} bytes", super::limits::MAX_KEY_BYTES)),
         "tag" => {
             let tag = value.parse().map_err(|e: super::InvalidTag| e.to_string())?;
             if filter.tags.len() >= Filter::MAX_TAGS {
@@ -296,7 +298,7 @@ mod tests {
     #[test]
     fn a_filter_bar_is_read() {
         let filter = parse(
-            r#"state:failed  kind:email queue:mail schedule:nightly unique_key:order-7 order:conv-7 limit:tenant-7 tag:a tag:tenant:42 error:"timed out" payload.user.id:42 payload."odd key":"42""#,
+            r#"state:failed  kind:email queue:mail schedule:nightly unique_key:order-7 order:conv-7 limit:tenant-7 host:example.com:8443 tag:a tag:tenant:42 error:"timed out" payload.user.id:42 payload."odd key":"42""#,
         )
         .unwrap();
         assert_eq!(filter.state, Some(State::Failed));
@@ -306,6 +308,7 @@ mod tests {
         assert_eq!(filter.unique_key.unwrap(), "order-7");
         assert_eq!(filter.order_key.unwrap(), "conv-7");
         assert_eq!(filter.limit_key.unwrap(), "tenant-7");
+        assert_eq!(filter.host.unwrap(), "example.com:8443");
         assert_eq!(filter.tags.iter().map(super::super::Tag::as_str).collect::<Vec<_>>(), ["a", "tenant:42"]);
         assert_eq!(filter.error.unwrap(), "timed out");
         assert_eq!(filter.payload[&"user.id".parse().unwrap()], Wanted::Word { word: "42".into() });

@@ -26,6 +26,8 @@ pub struct Job {
     pub max_attempts: u32,
     /// Unique key: at most one unfinished job exists per (kind, unique key).
     pub unique_key: Option<String>,
+    /// Host that the job calls, if its kind knows one.
+    pub host: Option<String>,
     /// The less common options.
     pub options: JobOptions,
     /// Time when the store accepted the job.

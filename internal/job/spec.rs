@@ -21,7 +21,7 @@ pub mod limits {
     pub const MAX_BATCH: usize = 1_000;
     /// Maximum time that a unique key stays taken after the acceptance of its job.
     pub const MAX_UNIQUE_FOR: Duration = Duration::from_secs(366 * 24 * 60 * 60);
-    /// Maximum length of a unique key, an order key or a limit key, in bytes.
+    /// Maximum length of a unique key, an order key, a limit key or a host, in bytes.
     pub const MAX_KEY_BYTES: usize = 255;
     /// Maximum length of the reason for a discard, in characters.
     pub const MAX_REASON: usize = 500;
@@ -250,6 +250,8 @@ pub struct NewJob {
     pub unique_key: Option<String>,
     /// Behaviour if an unfinished job has the unique key.
     pub on_conflict: OnConflict,
+    /// Host that the job calls, if its kind knows one: the limits that operators set count the jobs of a host.
+    pub host: Option<String>,
     /// The less common options.
     pub options: JobOptions,
     /// The batch that the job belongs to, if any. Set by the store.

@@ -60,6 +60,7 @@ mod problems;
 mod prose;
 mod queues;
 mod readme;
+mod receivers;
 mod recovery;
 mod redis_faults;
 mod report;

@@ -409,6 +409,7 @@ async fn a_lost_commit_in_a_batch_neither_repeats_nor_skips_a_job() {
             max_attempts: original.max_attempts,
             unique_key: None,
             on_conflict: tickr::job::OnConflict::default(),
+            host: None,
             options: tickr::job::JobOptions { replay_of: Some(original.id), ..Default::default() },
             batch: None,
         })

@@ -160,6 +160,7 @@ fn job() -> NewJob {
         max_attempts: 5,
         unique_key: None,
         on_conflict: OnConflict::Reject,
+        host: None,
         options: JobOptions::default(),
         batch: None,
     }

@@ -13,12 +13,14 @@
 //! - `secrets.rs`: signing secrets by receiver
 //! - `signature.rs`: Standard Webhooks signatures
 //! - `response.rs`: the response, and the outcome that follows from it
+//! - `host.rs`: the host of a URL, by which limits count callbacks
 //! - `exchange.rs`: the request and the response without their secrets, for operators
 //! - `tests.rs`: tests against receivers on this machine
 
 mod check;
 mod exchange;
 mod guard;
+mod host;
 mod response;
 mod secrets;
 mod signature;
@@ -40,6 +42,7 @@ use tokio::time::{Instant, timeout};
 
 pub use self::exchange::of_success as exchange_of_success;
 use self::guard::{Guard, Lookup, Refused, Rule, SystemLookup};
+pub use self::host::{host_of_url, is_host};
 use self::response::Reply;
 pub use self::secrets::CallbackSecrets;
 pub use self::signature::{InvalidSecret, SigningSecret};
@@ -121,6 +124,10 @@ impl HttpCallback {
 
 impl Kind for HttpCallback {
     const NAME: &'static str = "http";
+
+    fn host(&self) -> Option<String> {
+        host_of_url(&self.url)
+    }
 }
 
 /// The operator's settings for callbacks.

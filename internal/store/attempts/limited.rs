@@ -26,7 +26,7 @@ use crate::sql::connection::{DbFuture, PriorRun, on_pool, transact};
 use crate::sql::error::corrupt;
 use crate::sql::script::{Script, Value};
 use crate::{Store, StoreError};
-use tickr_job::{AttemptToken, JobId, Name, Timestamp};
+use tickr_job::{AttemptToken, CountedBy, JobId, Name, SharedBy, Timestamp};
 
 /// A job to claim that counts against limits.
 pub(super) struct Limited {
@@ -52,10 +52,11 @@ impl Claims {
     ) -> Result<Vec<Limited>, sqlx::Error> {
         let mut script = Script::as_text();
         let (list, values) = script.list(ids);
+        let counted_by = CountedColumns::of(limits);
         let sql = format!(
-            "SELECT o.id, o.kind, o.queue, o.execute_at, l.limit_key FROM owed o FORCE INDEX (PRIMARY) \
-             LEFT JOIN job_limit_keys l ON l.job_id = o.id WHERE o.id IN {list} \
-             AND o.state IN ('waiting', 'retrying') AND o.execute_at <= UTC_TIMESTAMP(6)"
+            "SELECT o.id, o.kind, o.queue, o.execute_at, {} FROM owed o FORCE INDEX (PRIMARY) {} WHERE o.id IN {list} \
+             AND o.state IN ('waiting', 'retrying') AND o.execute_at <= UTC_TIMESTAMP(6)",
+            counted_by.columns, counted_by.joins
         );
         script.push(sql, values);
         let found: Vec<MySqlRow> = script.run(conn).await?.into_iter().flat_map(|step| step.rows).collect();
@@ -64,9 +65,9 @@ impl Claims {
             // A row that cannot be read is left to the claim without limits, which reports it.
             let name = |column| row.try_get::<&str, _>(column).ok().and_then(|name| name.parse::<Name>().ok());
             let (Some(kind), Some(queue)) = (name("kind"), name("queue")) else { continue };
-            let key: Option<Vec<u8>> = row.try_get("limit_key")?;
-            let key = key.map(|key| String::from_utf8_lossy(&key).into_owned());
-            let keys = keys_of(limits, (&kind, &queue), key.as_deref());
+            let (key, host) = (text(row, "limit_key")?, text(row, "host")?);
+            let by = CountedBy { limit_key: key.as_deref(), host: host.as_deref() };
+            let keys = keys_of(limits, (&kind, &queue), by);
             if !keys.is_empty() {
                 limited.push(Limited { id: row.try_get("id")?, execute_at: row.try_get("execute_at")?, keys });
             }
@@ -195,6 +196,29 @@ impl Claims {
         }
         Ok(TakenLimited { claims, let_go: gone })
     }
+}
+
+/// The columns by which these limits count jobs, and the joins that they need. Rows of `jobs` are read only if a limit is
+/// shared by host, because they are wide.
+struct CountedColumns {
+    columns: &'static str,
+    joins: &'static str,
+}
+
+impl CountedColumns {
+    fn of(limits: &[LimitSetting]) -> Self {
+        if limits.iter().any(|set| set.limit.shared_by == SharedBy::Host) {
+            let joins = "STRAIGHT_JOIN jobs j ON j.id = o.id LEFT JOIN job_limit_keys l ON l.job_id = o.id";
+            Self { columns: "l.limit_key, j.host", joins }
+        } else {
+            Self { columns: "l.limit_key, NULL AS host", joins: "LEFT JOIN job_limit_keys l ON l.job_id = o.id" }
+        }
+    }
+}
+
+fn text(row: &MySqlRow, column: &str) -> Result<Option<String>, sqlx::Error> {
+    let bytes: Option<Vec<u8>> = row.try_get(column)?;
+    Ok(bytes.map(|bytes| String::from_utf8_lossy(&bytes).into_owned()))
 }
 
 /// Decide whether a job may start, and count it if so. Otherwise return the key that has no room.
@@ -547,9 +571,11 @@ async fn count_attempts(conn: &mut MySqlConnection, new: &[LimitSetting]) -> Res
     for ids in ids.chunks(MAX_ROWS) {
         let mut script = Script::as_text();
         let (list, values) = script.list(ids);
+        let counted_by = CountedColumns::of(new);
         let sql = format!(
-            "SELECT o.id, o.kind, o.queue, l.limit_key FROM owed o FORCE INDEX (PRIMARY) \
-             LEFT JOIN job_limit_keys l ON l.job_id = o.id WHERE o.id IN {list} AND o.state = 'executing'"
+            "SELECT o.id, o.kind, o.queue, {} FROM owed o FORCE INDEX (PRIMARY) {} WHERE o.id IN {list} \
+             AND o.state = 'executing'",
+            counted_by.columns, counted_by.joins
         );
         script.push(sql, values);
         let found: Vec<MySqlRow> = script.run(conn).await?.into_iter().flat_map(|step| step.rows).collect();
@@ -557,10 +583,10 @@ async fn count_attempts(conn: &mut MySqlConnection, new: &[LimitSetting]) -> Res
         for row in &found {
             let name = |column| row.try_get::<&str, _>(column).ok().and_then(|name| name.parse::<Name>().ok());
             let (Some(kind), Some(queue)) = (name("kind"), name("queue")) else { continue };
-            let key: Option<Vec<u8>> = row.try_get("limit_key")?;
-            let key = key.map(|key| String::from_utf8_lossy(&key).into_owned());
+            let (key, host) = (text(row, "limit_key")?, text(row, "host")?);
+            let by = CountedBy { limit_key: key.as_deref(), host: host.as_deref() };
             let id = row.try_get("id")?;
-            slots.extend(keys_of(new, (&kind, &queue), key.as_deref()).into_iter().map(|(key, _)| (key, id)));
+            slots.extend(keys_of(new, (&kind, &queue), by).into_iter().map(|(key, _)| (key, id)));
         }
         let slots: Vec<(&LimitKey, Uuid)> = slots.iter().map(|(key, id)| (key, *id)).collect();
         let keys: BTreeSet<&LimitKey> = slots.iter().map(|(key, _)| *key).collect();

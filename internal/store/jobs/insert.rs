@@ -14,7 +14,7 @@ use crate::sql::batch::Batch;
 use crate::sql::batches::BYTES_PER_ROW;
 use crate::sql::clock::StoreClock;
 use crate::sql::connection::{DbFuture, PriorRun};
-use tickr_job::{BatchPlace, Due, JobId, NewJob};
+use tickr_job::{BatchPlace, CountedBy, Due, JobId, NewJob};
 
 /// The group commit of inserts. One item is the jobs of one caller, which are all written or not at all.
 pub(crate) struct Inserts {
@@ -72,7 +72,8 @@ async fn full_limits(
     let mut keys: BTreeMap<LimitKey, Vec<JobId>> = BTreeMap::new();
     if !limits.is_empty() {
         for job in jobs.iter().filter(|job| job.due == Due::Now) {
-            for (key, _) in keys_of(limits, (&job.kind, &job.queue), job.options.limit_key.as_deref()) {
+            let by = CountedBy { limit_key: job.options.limit_key.as_deref(), host: job.host.as_deref() };
+            for (key, _) in keys_of(limits, (&job.kind, &job.queue), by) {
                 keys.entry(key).or_default().push(job.id);
             }
         }

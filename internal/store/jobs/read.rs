@@ -29,7 +29,7 @@ pub struct JobPage {
 }
 
 const COLUMNS: &str = "j.id, j.kind, j.queue, COALESCE(o.priority, j.priority) AS priority, j.max_attempts, \
-     j.unique_key, j.options, j.execute_at, j.created_at, o.state, o.execute_at AS owed_execute_at, o.attempt, \
+     j.unique_key, j.host, j.options, j.execute_at, j.created_at, o.state, o.execute_at AS owed_execute_at, o.attempt, \
      o.spared, o.runner, o.started_at, o.cancel_requested_at, o.progress, \
      d.fingerprint, d.failed_at, d.standing, d.since, d.replayed_as, d.actor, d.reason";
 
@@ -173,6 +173,7 @@ fn job(row: &MySqlRow, ledger: &Ledger) -> Result<Job, sqlx::Error> {
     let end = ledger.end.as_ref().filter(|_| state.is_end());
     let executing = state == State::Executing;
     let key: Option<Vec<u8>> = row.try_get("unique_key")?;
+    let host: Option<Vec<u8>> = row.try_get("host")?;
     let options: Option<String> = row.try_get("options")?;
     let progress: Option<String> = row.try_get("progress")?;
     let due: Option<Timestamp> = row.try_get("owed_execute_at")?;
@@ -192,6 +193,7 @@ fn job(row: &MySqlRow, ledger: &Ledger) -> Result<Job, sqlx::Error> {
         },
         max_attempts: row.try_get("max_attempts")?,
         unique_key: key.map(|key| String::from_utf8_lossy(&key).into_owned()),
+        host: host.map(|host| String::from_utf8_lossy(&host).into_owned()),
         options: match options {
             Some(text) => JobOptions::as_far_as_readable(&text),
             None => JobOptions::default(),

@@ -364,6 +364,9 @@ fn narrow(filter: &Filter, conditions: &mut Piece) {
         let sql = " AND (SELECT COUNT(*) FROM job_limit_keys l WHERE l.job_id = j.id AND l.limit_key = ?) = 1";
         conditions.add(sql, [Bind::Bytes(key.clone().into_bytes())]);
     }
+    if let Some(host) = &filter.host {
+        conditions.add(" AND j.host = ?", [Bind::Bytes(host.clone().into_bytes())]);
+    }
     let due = format!("COALESCE(o.execute_at, {}, j.execute_at)", last_line("execute_at"));
     let finished = format!("o.id IS NULL AND {}", last_line("finished_at"));
     for (what, from, to) in [

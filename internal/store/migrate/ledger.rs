@@ -61,6 +61,7 @@ const FILES: &[(&str, &str)] = embedded![
     "0033_order.sql",
     "0034_unique_windows.sql",
     "0035_limits.sql",
+    "0036_jobs_host.sql",
 ];
 
 /// The migrations that this binary brings, in order.

@@ -221,8 +221,8 @@ struct Turns<'a> {
 fn insert_into<'a>(script: &mut Script<'a>, rows: &[JobRow<'a>], options: &'a [Option<String>], turns: &Turns<'a>) {
     let asked = [
         "INSERT INTO jobs (id, kind, queue, priority, max_attempts, unique_key, options, payload, execute_at, created_at, \
-         batch_id, batch_size) VALUES",
-        "(?,?,?,?,?,?,?,?,?,?,?,?)",
+         batch_id, batch_size, host) VALUES",
+        "(?,?,?,?,?,?,?,?,?,?,?,?,?)",
         "",
     ];
     let with_options: Vec<_> = rows.iter().zip(options).collect();
@@ -245,6 +245,7 @@ fn insert_into<'a>(script: &mut Script<'a>, rows: &[JobRow<'a>], options: &'a [O
                 row.created_at,
                 job.batch.map(|batch| batch.first.uuid()).into(),
                 job.batch.map(|batch| batch.size).into(),
+                job.host.as_ref().map(String::as_bytes).into(),
             ]);
         },
     );

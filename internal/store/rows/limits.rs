@@ -25,7 +25,7 @@ use crate::rows::owed::{DueJob, due_job};
 use crate::sql::batches::MAX_ROWS;
 use crate::sql::error::corrupt;
 use crate::sql::script::{Script, Value, rows_as_text};
-use tickr_job::{Actor, Bounds, Limit, Name, Rate, SharedBy, Timestamp, ceil_ms};
+use tickr_job::{Actor, Bounds, CountedBy, Limit, Name, Rate, SharedBy, Timestamp, ceil_ms};
 
 /// Time for which a slot is kept for a job that was let go, after its due time.
 const KEPT_FOR: TimeDelta = TimeDelta::seconds(5);
@@ -205,10 +205,10 @@ pub struct LimitKey {
 pub(crate) fn keys_of(
     limits: &[LimitSetting],
     (kind, queue): (&Name, &Name),
-    limit_key: Option<&str>,
+    by: CountedBy<'_>,
 ) -> Vec<(LimitKey, KeyBounds)> {
     let of = |set: &LimitSetting| {
-        let key = set.limit.key_of(kind, queue, limit_key)?;
+        let key = set.limit.key_of(kind, queue, by)?;
         let bounds = KeyBounds::of(set, key);
         let bounded = bounds.bounds != Bounds::default();
         bounded.then(|| (LimitKey { limit: set.limit.name.clone(), key: key.to_owned() }, bounds))

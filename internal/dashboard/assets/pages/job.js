@@ -469,6 +469,7 @@ function Facts({ job }) {
       'Limit key',
       job.limit_key && html`<a class="mono wrap" href=${withKey('limit', job.limit_key)}>${job.limit_key}</a>`,
     )}
+    ${fact('Host', job.host && html`<a class="mono wrap" href=${withKey('host', job.host)}>${job.host}</a>`)}
     ${fact(
       'Tags',
       job.tags?.length > 0 &&

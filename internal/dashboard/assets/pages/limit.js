@@ -8,7 +8,7 @@ import { go, useWords } from '../core/route.js';
 import { Acts } from '../ui/acts.js';
 import { Allowed, Empty, Head, Panel, Skeleton, Time, Trouble, useMay } from '../ui/base.js';
 import { quoted } from '../ui/filter.js';
-import { allowance, each, LimitForm, RateOf, readTagged, remove, shares } from '../ui/limits.js';
+import { allowance, each, keyWord, LimitForm, RateOf, readTagged, remove, shares } from '../ui/limits.js';
 
 const happens = ['accepted', 'started', 'settled', 'cancelled', 'reaped'];
 /** The API counts no further. */
@@ -132,6 +132,7 @@ function jobsOf(limit, key, state) {
   if (limit.shared_by === 'parent') return null;
   const words = [
     limit.shared_by === 'key' && `limit:${quoted(key)}`,
+    limit.shared_by === 'host' && `host:${quoted(key)}`,
     limit.kind && `kind:${limit.kind}`,
     limit.queue && `queue:${limit.queue}`,
     state && `state:${state}`,
@@ -147,7 +148,7 @@ function Keys({ limit, path }) {
   const after = trail.at(-1) ?? '';
   const keys = useQuery(url(`${path}/keys`, { after }), { on: happens, every: 5000, pace: 1000 });
   const rows = keys.data?.data ?? [];
-  const word = limit.shared_by === 'parent' ? 'Parent' : 'Key';
+  const word = keyWord(limit.shared_by);
   const rated = rows.some((row) => row.rate);
   return html`
     <${Panel} title=${`${word}s with jobs`} flush>

@@ -135,7 +135,8 @@ function List({ admin }) {
 
 const None = ({ admin }) => html`<${Empty} title="No limit yet">
   A limit by key bounds how many jobs with the same limit key, such as a tenant, run at the same time, or start in a
-  period. A job names its key as <code>limit_key</code>, and waits without a worker while its key has no room.
+  period. A job names its key as <code>limit_key</code>, or counts by the host that it calls. It waits without a worker
+  while its key has no room.
   <div>
     <pre>curl -X PUT ${location.origin}/v1/limits/per-tenant -H 'Content-Type: application/json' \\
   -d '{"kind": "http", "concurrency": 5, "rate": {"starts": 100, "period_ms": 60000}}'</pre>

@@ -15,6 +15,7 @@ const fields = [
   ['unique_key:', 'its unique key'],
   ['order:', 'its order key'],
   ['limit:', 'its limit key'],
+  ['host:', 'the host that it calls'],
   ['tag:', 'one of its tags'],
   ['schedule:', 'made by this schedule'],
   ['error:', 'words of its last error'],

@@ -11,10 +11,19 @@ import { confirm } from './dialog.js';
 export const shares = {
   key: 'The jobs with the same limit key',
   parent: 'The jobs whose limit keys have the same part before the first /',
+  host: 'The jobs that call the same host, such as callbacks to example.com',
   all: 'All jobs of the kind and the queue, with or without a limit key',
 };
 
-export const each = { key: 'for each key', parent: 'for each parent', all: 'all jobs together' };
+export const each = {
+  key: 'for each key',
+  parent: 'for each parent',
+  host: 'for each host',
+  all: 'all jobs together',
+};
+
+/** What the keys of a limit are called. */
+export const keyWord = (shared) => ({ parent: 'Parent', host: 'Host' })[shared] ?? 'Key';
 
 const units = [
   [86400000, 'days', 'd'],
@@ -337,7 +346,7 @@ function Form({ seen, done, again }) {
         ${v.rows.map((row, i) => {
           const wrong = twice(v.rows, row) ? 'This key has an override above' : idle(row) ? '' : under(row);
           const which = html`<span class="hidden-visually">${' '}of override ${i + 1}</span>`;
-          const key = v.shared_by === 'parent' ? 'Parent' : 'Key';
+          const key = keyWord(v.shared_by);
           return html`<div key=${row.id} class="override">
             <${Field} label=${html`${key}${which}`} id=${`l-key-${row.id}`} wrong=${wrong}>
               <input

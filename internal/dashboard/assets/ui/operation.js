@@ -64,6 +64,7 @@ const plain = {
   unique_key: 'unique_key',
   order_key: 'order',
   limit_key: 'limit',
+  host: 'host',
   error: 'error',
   fingerprint: 'group',
   dead_letter: 'dead_letter',
@@ -113,6 +114,7 @@ export function filterWords(filter) {
   if (filter.unique_key) parts.push(`with the key “${filter.unique_key}”`);
   if (filter.order_key) parts.push(`with the order key “${filter.order_key}”`);
   if (filter.limit_key) parts.push(`with the limit key “${filter.limit_key}”`);
+  if (filter.host) parts.push(`to the host ${filter.host}`);
   if (filter.tags?.length) parts.push(`tagged ${filter.tags.join(', ')}`);
   if (filter.error) parts.push(`whose error says “${filter.error}”`);
   for (const [word, said] of Object.entries(moments)) {
