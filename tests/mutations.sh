@@ -590,6 +590,51 @@ mutants() {
     mutant 'one text for each way to write a host' internal/handlers/http/host.rs \
         'address.and_then(|address| address.to_ipv4_mapped())' 'address.and_then(|_| None::<std::net::Ipv4Addr>)' \
         receivers::a_limit_for_each_host_holds_over_all_runners_however_the_host_is_written
+    mutant 'failures before a breaker opens' internal/store/rows/breakers.rs \
+        '!open && self.failures < rule.breaker.failures' '!open && self.failures <= rule.breaker.failures' \
+        receivers::a_breaker_opens_after_its_failures_and_parked_jobs_burn_no_attempt
+    mutant 'failures in a row' internal/store/rows/breakers.rs \
+        '        if outcome == CallOutcome::Answered {
+            *self = Self::default();' \
+'        if outcome == CallOutcome::Answered {
+            self.failed_at = Some(now);' \
+        receivers::a_breaker_opens_after_its_failures_and_parked_jobs_burn_no_attempt
+    mutant 'open breaker in a claim' internal/store/rows/limits.rs \
+        'self.open_gate(bounds).is_none_or(|(gate, rule)| gate.may_probe(rule, self.now))' 'self.open_gate(bounds).is_none_or(|(gate, rule)| gate.is_open(rule))' \
+        receivers::an_open_breaker_outlives_a_flush_and_an_outage_of_redis
+    mutant 'one call of a half-open breaker' internal/store/rows/breakers.rs \
+        '!self.probing && (self.probe_at <= now' '(self.probe_at <= now' \
+        receivers::one_call_at_a_time_decides_over_two_runners
+    mutant 'pause of a breaker' internal/store/rows/breakers.rs \
+        'self.probe_at <= now || self.probe_at > latest' 'self.probe_at <= latest || self.probe_at > latest' \
+        receivers::the_pause_doubles_up_to_the_longest_and_no_call_comes_before_its_end
+    mutant 'doubled pause' internal/store/rows/breakers.rs \
+        'pause.saturating_mul(2)' 'pause.saturating_mul(1)' \
+        receivers::the_pause_doubles_up_to_the_longest_and_no_call_comes_before_its_end
+    mutant 'longest pause' internal/store/rows/breakers.rs \
+        'let longest = rule.breaker.max_pause_ms;' 'let longest = rule.breaker.max_pause_ms * 16;' \
+        receivers::the_pause_doubles_up_to_the_longest_and_no_call_comes_before_its_end
+    mutant 'call of a dead runner' internal/store/rows/breakers.rs \
+        'AND s.kept_until IS NULL) AS probing' 'AND s.kept_until IS NULL) OR k.probe_job IS NOT NULL AS probing' \
+        receivers::a_call_that_was_to_decide_and_lost_its_runner_is_made_again
+    mutant 'breaker that was set again' internal/store/rows/breakers.rs \
+        'self.failed_at >= rule.since' 'self.failed_at > rule.since - TimeDelta::days(1)' \
+        receivers::a_removed_breaker_or_limit_lets_its_jobs_go_and_is_forgotten
+    mutant 'refusals that are about a call' internal/handlers/http/response.rs \
+        '        let status = self.status;
+        status.is_server_error() ||' \
+'        let status = self.status;
+        status.is_client_error() || status.is_server_error() ||' \
+        receivers::refusals_that_are_about_a_call_open_no_breaker
+    mutant 'actor that closes a breaker' internal/store/breakers.rs \
+        'record(conn, &act, now).await?;
+                let (gone, _)' \
+'let _ = (record, now);
+                let (gone, _)' \
+        receivers::a_breaker_opens_after_its_failures_and_parked_jobs_burn_no_attempt
+    mutant 'hosts that fail in the janitor' internal/store/retention/forget.rs \
+        '(failed_at IS NULL OR GREATEST(' '(TRUE OR GREATEST(' \
+        janitor::the_janitor_empties_its_tables_and_another_carries_on
     mutant 'count of a limit by key' internal/store/rows/limits.rs \
         'counted && self.running + self.kept < i64::from(most)' 'counted || self.running + self.kept < i64::from(most)' \
         key_limits::a_limit_holds_for_each_key_over_all_runners_and_is_used_up \

@@ -1,4 +1,4 @@
-//! `tickr limits list|show|set|remove|keys`: limits by key, through the API.
+//! `tickr limits list|show|set|remove|keys|close`: limits by key, through the API.
 
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use serde_json::{Map, Value, json};
@@ -31,6 +31,15 @@ pub(crate) fn command() -> Command {
                 .requires("rate"),
         )
         .arg(
+            own("breaker", "N", "Stop calls to a host after this many failures in a row; only with --shared-by host")
+                .value_parser(value_parser!(u32)),
+        )
+        .arg(
+            own("breaker-pause", "DURATION", "Time until one call is made again, 10s without this; it doubles with each failure")
+                .requires("breaker"),
+        )
+        .arg(own("breaker-max-pause", "DURATION", "Longest such time, 10m without this").requires("breaker"))
+        .arg(
             Arg::new("fair")
                 .long("fair")
                 .action(ArgAction::SetTrue)
@@ -53,6 +62,10 @@ pub(crate) fn command() -> Command {
         .subcommand(set.arg_required_else_help(true))
         .subcommand(verb("remove", "Remove a limit: the jobs that wait for it start within a few seconds"))
         .subcommand(verb("keys", "List the keys of a limit that have jobs: how many run and how many wait"))
+        .subcommand(
+            verb("close", "Close the breaker of a host: its jobs start as the limit allows")
+                .arg(Arg::new("host").required(true).value_name("HOST").help("The host, such as example.com")),
+        )
 }
 
 pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
@@ -75,6 +88,10 @@ pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
             "show" => client.get(&path).await?,
             "set" => client.put(&path, &limit(matches)?).await?,
             "keys" => client.get(&format!("{path}/keys")).await?,
+            "close" => {
+                let host = matches.get_one::<String>("host").map_or("", String::as_str);
+                client.post(&format!("{path}/close-breaker"), &json!({"host": host}), None).await?
+            }
             _ => {
                 client.delete(&path).await?;
                 if as_json {
@@ -87,6 +104,10 @@ pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
         };
         if as_json {
             println!("{answer:#}");
+        } else if verb == "close" {
+            let closed = answer.get("closed") == Some(&Value::Bool(true));
+            let outcome = if closed { "is closed now" } else { "was not open" };
+            println!("the breaker of {} {outcome}", printable(&text(&answer, "host")));
         } else if verb == "keys" {
             keys(&answer);
         } else {
@@ -117,6 +138,16 @@ fn limit(matches: &ArgMatches) -> anyhow::Result<Value> {
         }
         limit.insert("rate".into(), rate);
     }
+    if let Some(failures) = matches.get_one::<u32>("breaker") {
+        let mut breaker = json!({"failures": failures});
+        for (flag, field) in [("breaker-pause", "pause_ms"), ("breaker-max-pause", "max_pause_ms")] {
+            if let Some(pause) = matches.get_one::<String>(flag) {
+                let wrong = |_| anyhow::anyhow!("--{flag} must be a duration, such as 10s");
+                breaker[field] = u64::try_from(duration(pause).map_err(wrong)?.as_millis())?.into();
+            }
+        }
+        limit.insert("breaker".into(), breaker);
+    }
     if matches.get_flag("fair") {
         limit.insert("fair".into(), true.into());
     }
@@ -138,7 +169,7 @@ fn limit(matches: &ArgMatches) -> anyhow::Result<Value> {
 
 fn list<'a>(limits: impl Iterator<Item = &'a Value>) {
     let mut table =
-        table(["LIMIT", "KIND", "QUEUE", "SHARED BY", "AT ONCE", "RATE", "FAIR", "OVERRIDES", "CHANGED BY"]);
+        table(["LIMIT", "KIND", "QUEUE", "SHARED BY", "AT ONCE", "RATE", "FAIR", "BREAKER", "OVERRIDES", "CHANGED BY"]);
     let or_all = |limit: &Value, field| {
         let value = text(limit, field);
         if value.is_empty() { "all".to_owned() } else { value }
@@ -152,6 +183,10 @@ fn list<'a>(limits: impl Iterator<Item = &'a Value>) {
             concurrency(limit),
             rate(limit),
             if limit.get("fair") == Some(&Value::Bool(true)) { "yes".into() } else { "no".into() },
+            limit
+                .get("breaker")
+                .filter(|breaker| breaker.is_object())
+                .map_or_else(|| "no".into(), |breaker| format!("after {}", number(breaker, "failures"))),
             limit.get("overrides").and_then(Value::as_object).map_or(0, Map::len).to_string(),
             printable(&text(limit, "changed_by")),
         ]);
@@ -160,17 +195,32 @@ fn list<'a>(limits: impl Iterator<Item = &'a Value>) {
 }
 
 fn keys(answer: &Value) {
-    let mut table = table(["KEY", "RUNNING", "AT ONCE", "RATE", "WAITING", "WAITING SINCE"]);
-    for key in answer.get("data").and_then(Value::as_array).into_iter().flatten() {
+    let data = || answer.get("data").and_then(Value::as_array).into_iter().flatten();
+    let has_breaker = data().any(|key| key.get("breaker").is_some_and(|breaker| !breaker.is_null()));
+    let mut heads = vec!["KEY", "RUNNING", "AT ONCE", "RATE", "WAITING", "WAITING SINCE"];
+    if has_breaker {
+        heads.extend(["BREAKER", "SINCE", "NEXT CALL", "LAST ERROR"]);
+    }
+    let mut table = table(heads);
+    for key in data() {
         let name = text(key, "key");
-        table.add_row([
+        let mut row = vec![
             if name.is_empty() { "(all jobs)".to_owned() } else { printable(&name) },
             number(key, "running").to_string(),
             concurrency(key),
             rate(key),
             number(key, "parked").to_string(),
             text(key, "parked_since"),
-        ]);
+        ];
+        if let Some(breaker) = key.get("breaker").filter(|_| has_breaker) {
+            row.extend([
+                text(breaker, "state").replace('_', "-"),
+                text(breaker, "since"),
+                text(breaker, "next_call_at"),
+                printable(&text(breaker, "last_error")),
+            ]);
+        }
+        table.add_row(row);
     }
     println!("{table}");
     if let Some(next) = answer.get("next").and_then(Value::as_str) {

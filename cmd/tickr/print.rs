@@ -7,7 +7,7 @@ use serde_json::Value;
 use tickr::job::is_terminal_control;
 
 /// Make a table without borders, which is easy to grep and to copy.
-pub(crate) fn table<const N: usize>(header: [&str; N]) -> Table {
+pub(crate) fn table<'h>(header: impl IntoIterator<Item = &'h str>) -> Table {
     let mut table = Table::new();
     table.load_style(presets::NOTHING);
     table.set_header(header);

@@ -182,6 +182,7 @@ fn routes() -> (Router<Api>, utoipa::openapi::OpenApi) {
         .routes(routes!(limits::list))
         .routes(routes!(limits::show, limits::put, limits::remove))
         .routes(routes!(limits::keys))
+        .routes(routes!(limits::close_breaker))
         .routes(routes!(queues::list))
         .routes(routes!(queues::show, queues::change))
         .routes(routes!(queues::pause))

@@ -17,8 +17,8 @@ use crate::view::Moment;
 use crate::{Api, json};
 use tickr_handlers::http::is_host;
 use tickr_job::limit::{MAX_BOUND, MAX_OVERRIDES, MAX_PERIOD_MS, MAX_WEIGHT};
-use tickr_job::{Bounds, Limit, Name, Rate, SharedBy, limits::MAX_KEY_BYTES};
-use tickr_store::{KeyUse, LimitOutcome, LimitSetting, MAX_LIMITS};
+use tickr_job::{Bounds, Breaker, Limit, Name, Rate, SharedBy, limits::MAX_KEY_BYTES};
+use tickr_store::{BreakerSeen, KeyUse, LimitKey, LimitOutcome, LimitSetting, MAX_LIMITS};
 
 /// Keys in one page.
 const PAGE: usize = 200;
@@ -48,6 +48,21 @@ pub(super) struct RateBody {
     /// Default: the starts of a tenth of a second, at least 1.
     #[schema(minimum = 0, maximum = 1_000_000)]
     burst: Option<u32>,
+}
+
+/// When calls to a host stop, and when one is made again.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct BreakerBody {
+    /// Number of failed calls in a row after which calls to the host stop. Default: 5.
+    #[schema(minimum = 1, maximum = 1000)]
+    failures: Option<u32>,
+    /// Time until one call is made, in milliseconds. It doubles each time that this call fails. Default: 10 s.
+    #[schema(minimum = 100, maximum = 86_400_000)]
+    pause_ms: Option<u32>,
+    /// Longest such time in milliseconds. Default: 10 minutes, or `pause_ms` if that is longer.
+    #[schema(minimum = 100, maximum = 86_400_000)]
+    max_pause_ms: Option<u32>,
 }
 
 /// Values for one key.
@@ -91,6 +106,9 @@ pub(super) struct LimitBody {
     #[serde(default)]
     #[schema(required = false)]
     fair: bool,
+    /// Stop the calls to a host after repeated failures. Only with `shared_by: host`. Default: no breaker.
+    #[schema(value_type = Option<BreakerBody>)]
+    breaker: Option<Object<BreakerBody>>,
     /// Other values for single keys. What an override leaves out is as for all keys.
     #[serde(default)]
     #[schema(value_type = Option<BTreeMap<String, BoundsBody>>)]
@@ -114,6 +132,17 @@ pub(super) struct BoundsView {
     weight: Option<u32>,
 }
 
+/// When calls to a host stop, and when one is made again.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct BreakerView {
+    /// Number of failed calls in a row after which calls to the host stop.
+    failures: u32,
+    /// Time until one call is made, in milliseconds.
+    pause_ms: u32,
+    /// Longest such time in milliseconds.
+    max_pause_ms: u32,
+}
+
 /// A limit.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct LimitView {
@@ -130,6 +159,8 @@ pub(super) struct LimitView {
     rate: Option<RateView>,
     /// True if keys with waiting jobs share the workers of the runners by their weights.
     fair: bool,
+    /// When calls to a host stop; null for never.
+    breaker: Option<BreakerView>,
     /// Other values for single keys.
     overrides: BTreeMap<String, BoundsView>,
     /// False for three or four seconds after the limit was set, while the attempts that ran before are counted. No job of the
@@ -163,6 +194,64 @@ pub(super) struct KeyView {
     /// Time at which the longest-waiting of these jobs was due.
     #[schema(value_type = Option<String>, format = DateTime)]
     parked_since: Option<Moment>,
+    /// The breaker of the host; null if the limit has none.
+    breaker: Option<BreakerStateView>,
+}
+
+/// State of a breaker. `closed`: calls start as usual. `open`: no call starts. `half_open`: the pause is over, and one call
+/// decides.
+#[derive(Clone, Copy, Debug, Serialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum BreakerWord {
+    Closed,
+    Open,
+    HalfOpen,
+}
+
+/// The breaker of a host.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct BreakerStateView {
+    state: BreakerWord,
+    /// Number of failed calls in a row.
+    failures: u32,
+    /// Since when it is open; null while it is closed.
+    #[schema(value_type = Option<String>, format = DateTime)]
+    since: Option<Moment>,
+    /// Time of the last failed call; null while there is none.
+    #[schema(value_type = Option<String>, format = DateTime)]
+    last_failure_at: Option<Moment>,
+    /// Error of the last failed call; null while there is none.
+    last_error: Option<String>,
+    /// From when on one call may start; null while it is closed.
+    #[schema(value_type = Option<String>, format = DateTime)]
+    next_call_at: Option<Moment>,
+}
+
+impl BreakerStateView {
+    fn new(seen: Option<BreakerSeen>) -> Self {
+        let Some(BreakerSeen { failures, failed_at, last_error, opened_at, next_call_at, half_open }) = seen else {
+            return Self {
+                state: BreakerWord::Closed,
+                failures: 0,
+                since: None,
+                last_failure_at: None,
+                last_error: None,
+                next_call_at: None,
+            };
+        };
+        Self {
+            state: match (opened_at, half_open) {
+                (None, _) => BreakerWord::Closed,
+                (Some(_), true) => BreakerWord::HalfOpen,
+                (Some(_), false) => BreakerWord::Open,
+            },
+            failures,
+            since: opened_at.map(Moment),
+            last_failure_at: Some(Moment(failed_at)),
+            last_error,
+            next_call_at: next_call_at.map(Moment),
+        }
+    }
 }
 
 /// Keys of a limit that have jobs.
@@ -188,7 +277,12 @@ impl From<Bounds> for BoundsView {
 
 impl From<LimitSetting> for LimitView {
     fn from(set: LimitSetting) -> Self {
-        let Limit { name, kind, queue, shared_by, fair, bounds, overrides } = set.limit;
+        let Limit { name, kind, queue, shared_by, fair, breaker, bounds, overrides } = set.limit;
+        let breaker = breaker.map(|Breaker { failures, pause_ms, max_pause_ms }| BreakerView {
+            failures,
+            pause_ms,
+            max_pause_ms,
+        });
         Self {
             name: name.to_string(),
             kind: kind.map(|kind| kind.to_string()),
@@ -197,6 +291,7 @@ impl From<LimitSetting> for LimitView {
             concurrency: bounds.concurrency,
             rate: bounds.rate.map(Into::into),
             fair,
+            breaker,
             overrides: overrides.into_iter().map(|(key, bounds)| (key, bounds.into())).collect(),
             counted: set.counted,
             changed_at: Moment(set.changed.0),
@@ -223,6 +318,7 @@ impl LimitBody {
             problems.push(tickr_handlers::Problem::at("/fair", detail));
         }
         let bounds = bounds("", self.concurrency, self.rate, &mut problems);
+        let breaker = self.breaker.map(|Object(body)| breaker(&body, shared_by, &mut problems));
         if self.overrides.len() > MAX_OVERRIDES {
             problems.push(tickr_handlers::Problem::at("/overrides", format!("must be at most {MAX_OVERRIDES}")));
         }
@@ -259,15 +355,38 @@ impl LimitBody {
             }
             overrides.insert(key, own);
         }
-        if bounds == Bounds::default() && overrides.is_empty() && !self.fair && problems.is_empty() {
-            problems.push(tickr_handlers::Problem::at("", "must have concurrency, rate, fair or overrides".to_owned()));
+        if bounds == Bounds::default() && overrides.is_empty() && !self.fair && breaker.is_none() && problems.is_empty()
+        {
+            let detail = "must have concurrency, rate, fair, breaker or overrides".to_owned();
+            problems.push(tickr_handlers::Problem::at("", detail));
         }
         if problems.is_empty() {
-            Ok(Limit { name, kind, queue, shared_by, fair: self.fair, bounds, overrides })
+            Ok(Limit { name, kind, queue, shared_by, fair: self.fair, breaker, bounds, overrides })
         } else {
             Err(problems)
         }
     }
+}
+
+fn breaker(body: &BreakerBody, shared_by: SharedBy, problems: &mut Vec<tickr_handlers::Problem>) -> Breaker {
+    let mut wrong =
+        |place: &str, detail: String| problems.push(tickr_handlers::Problem::at(format!("/breaker{place}"), detail));
+    if shared_by != SharedBy::Host {
+        wrong("", "may only be given when the limit is shared by host".to_owned());
+    }
+    let usual = Breaker::default();
+    let (failures, pause_ms) = (body.failures.unwrap_or(usual.failures), body.pause_ms.unwrap_or(usual.pause_ms));
+    let max_pause_ms = body.max_pause_ms.unwrap_or(usual.max_pause_ms.max(pause_ms));
+    if !(1..=Breaker::MAX_FAILURES).contains(&failures) {
+        wrong("/failures", format!("must be 1 to {}", Breaker::MAX_FAILURES));
+    }
+    let (least, most) = (Breaker::MIN_PAUSE_MS, Breaker::MAX_PAUSE_MS);
+    if !(least..=most).contains(&pause_ms) {
+        wrong("/pause_ms", format!("must be {least} to {most}"));
+    } else if !(pause_ms..=most).contains(&max_pause_ms) {
+        wrong("/max_pause_ms", format!("must be {pause_ms}, the first pause, to {most}"));
+    }
+    Breaker { failures, pause_ms, max_pause_ms }
 }
 
 fn bounds(
@@ -433,7 +552,7 @@ pub(super) struct KeysQuery {
 
 /// List the keys of a limit that have jobs
 ///
-/// A key is listed while jobs of it run or wait for the limit.
+/// A key is listed while jobs of it run or wait for the limit, and while its breaker is open.
 #[utoipa::path(
     get, path = "/v1/limits/{name}/keys", tag = "limits", operation_id = "list_limit_keys",
     params(
@@ -459,7 +578,8 @@ pub(super) async fn keys(
     let store = api.broker.store().clone();
     let used = run_with_seat(&api, async move { store.limit_keys_in_use(&name, asked.after).await }).await?;
     let next = if used.len() == PAGE { used.last().map(|last| last.key.clone()) } else { None };
-    let view = |KeyUse { key, running, parked, parked_since }: KeyUse| {
+    let has_breaker = set.limit.breaker.is_some();
+    let view = |KeyUse { key, running, parked, parked_since, breaker }: KeyUse| {
         let bounds = set.limit.bounds_of(&key);
         KeyView {
             concurrency: bounds.concurrency,
@@ -468,7 +588,58 @@ pub(super) async fn keys(
             running,
             parked,
             parked_since: parked_since.map(Moment),
+            breaker: has_breaker.then(|| BreakerStateView::new(breaker)),
         }
     };
     Ok(json(StatusCode::OK, KeysAnswer { data: used.into_iter().map(view).collect(), next }))
+}
+
+/// The host whose breaker is to be closed.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct CloseBreakerBody {
+    /// The host, as the keys of the limit name it.
+    #[schema(min_length = 1, max_length = 255)]
+    host: String,
+}
+
+/// Outcome of a request to close a breaker.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct CloseBreakerAnswer {
+    host: String,
+    /// True if the breaker was open, and is closed now. False if it was not open.
+    closed: bool,
+}
+
+/// Close the breaker of a host
+///
+/// The jobs of the host start as the limit allows. Failures are counted anew.
+#[utoipa::path(
+    post, path = "/v1/limits/{name}/close-breaker", tag = "limits", operation_id = "close_breaker",
+    request_body = CloseBreakerBody,
+    params(("name" = String, Path, description = "The limit", pattern = "^[a-z0-9][a-z0-9_.-]{0,63}$")),
+    responses(
+        (status = 200, description = "The breaker is closed", body = CloseBreakerAnswer),
+        (status = 404, description = "not_found", body = Problem),
+        (status = 422, description = "invalid_request", body = Problem),
+    )
+)]
+pub(super) async fn close_breaker(
+    State(api): State<Api>,
+    RequestActor(who): RequestActor,
+    NamePath(name): NamePath,
+    Body(body, _): Body<CloseBreakerBody>,
+) -> Result<Response, Problem> {
+    let host = body.host;
+    if host.is_empty() || host.len() > MAX_KEY_BYTES {
+        let here = tickr_handlers::Problem::at("/host", format!("must be 1 to {MAX_KEY_BYTES} bytes"));
+        return Err(Problem::new(Code::InvalidRequest, "invalid host; `errors` says why").at("", vec![here]));
+    }
+    find(&api, &name).await?;
+    let gone = api.broker.store().close_breaker(LimitKey { limit: name, key: host.clone() }, &who).await?;
+    let closed = gone.is_some();
+    for job in gone.iter().flatten() {
+        api.broker.hint_released(job);
+    }
+    Ok(json(StatusCode::OK, CloseBreakerAnswer { host, closed }))
 }

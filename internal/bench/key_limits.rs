@@ -66,6 +66,7 @@ fn limit(bounds: Bounds, fair: bool) -> Result<Limit, BenchError> {
         queue: None,
         shared_by: SharedBy::Key,
         fair,
+        breaker: None,
         bounds,
         overrides: BTreeMap::new(),
     })

@@ -22,9 +22,10 @@ use super::worker_pool::{PATIENCE, Seat, Worker};
 use tickr_broker::{Draft, Invalid};
 use tickr_event::Event;
 use tickr_handlers::{
-    Context, ContextParts, ExchangeSlot, Failure, FollowUp, KindDefaults, Outcome, ProgressSlot, Ran, panic_message,
+    CallSlot, Context, ContextParts, ExchangeSlot, Failure, FollowUp, KindDefaults, Outcome, ProgressSlot, Ran,
+    panic_message,
 };
-use tickr_job::{NewJob, TraceContext, Verdict, limits};
+use tickr_job::{CallOutcome, NewJob, TraceContext, Verdict, limits};
 use tickr_store::{Again, Claimed, Settled, Settlement, Unreadable};
 use tickr_telemetry::{LogScope, in_log_scope};
 
@@ -76,6 +77,7 @@ pub(super) async fn refuse(shared: &EngineState, unreadable: Unreadable) {
         result: None,
         follow_ups: Vec::new(),
         again,
+        call: None,
     };
     let (verdict, settled) = settle(shared, settlement).await;
     if let Some(given_back) = answer.given_back {
@@ -133,7 +135,8 @@ async fn attempt(
     let trace = AttemptTrace::begin(&shared.settings.tracer, &claimed);
     let began = Instant::now();
     let exchange = ExchangeSlot::default();
-    let slots = (progress, exchange.clone());
+    let call = CallSlot::default();
+    let slots = (progress, exchange.clone(), call.clone());
     let payload = std::mem::replace(&mut claimed.payload, RawValue::NULL.to_owned());
     let ended = run(shared, &claimed, payload, &stop, slots, &defaults, &trace, scope).await;
     let ran = began.elapsed();
@@ -147,6 +150,11 @@ async fn attempt(
     if settlement.verdict != Verdict::Succeeded {
         settlement.exchange = exchange.take().and_then(|exchange| serde_json::to_string(&exchange).ok());
     }
+    settlement.call = call.get().or(match settlement.verdict {
+        Verdict::Succeeded => Some(CallOutcome::Answered),
+        Verdict::TimedOut => Some(CallOutcome::Failed),
+        _ => None,
+    });
     shared.live.mark_settling(claimed.id, claimed.token);
     let room = shared.workers.until_settling((Some(worker), seat)).await;
     let began = Instant::now();
@@ -279,7 +287,7 @@ async fn run(
     claimed: &Claimed,
     payload: Box<RawValue>,
     stop: &StopSwitch,
-    (progress, exchange): (ProgressSlot, ExchangeSlot),
+    (progress, exchange, call): (ProgressSlot, ExchangeSlot, CallSlot),
     defaults: &KindDefaults,
     trace: &AttemptTrace,
     scope: LogScope,
@@ -302,6 +310,7 @@ async fn run(
         progress,
         trace: trace.trace_context().cloned(),
         exchange,
+        call,
     })
     .with(shared.client.attachment());
     // A spawned task does not inherit the log scope, so pass it on. The task is aborted if this one panics.
@@ -383,6 +392,7 @@ fn judge(
         result: None,
         follow_ups: Vec::new(),
         again: backoff,
+        call: None,
     };
     let failed = |mut settlement: Settlement, verdict: Verdict, error: String| {
         settlement.verdict = verdict;

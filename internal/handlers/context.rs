@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use tickr_job::{AttemptToken, Exchange, JobId, Name, Progress, TraceContext};
+use tickr_job::{AttemptToken, CallOutcome, Exchange, JobId, Name, Progress, TraceContext};
 
 /// A handler's view of its own attempt. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -42,6 +42,25 @@ pub struct ContextParts {
     pub trace: Option<TraceContext>,
     /// Last exchange with another service, from which it is written to the attempt.
     pub exchange: ExchangeSlot,
+    /// How the call to the job's host ended, for the breaker of that host.
+    pub call: CallSlot,
+}
+
+/// How the call of an attempt to the job's host ended, if the handler said so.
+#[derive(Clone, Debug, Default)]
+pub struct CallSlot(Arc<Mutex<Option<CallOutcome>>>);
+
+impl CallSlot {
+    /// Overwrite the outcome.
+    pub fn put(&self, outcome: CallOutcome) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(outcome);
+    }
+
+    /// Return the outcome, if there is one.
+    #[must_use]
+    pub fn get(&self) -> Option<CallOutcome> {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// The last exchange of an attempt with another service. It stays in memory until the attempt ends.
@@ -83,6 +102,26 @@ impl ProgressSlot {
     }
 }
 
+impl ContextParts {
+    #[expect(clippy::expect_used, reason = "a constant of the caller's own test")]
+    pub(crate) fn detached(kind: &str) -> Self {
+        Self {
+            job: JobId::new(),
+            kind: kind.parse().expect("a legal kind name"),
+            queue: "default".parse().expect("a legal queue name"),
+            attempt: 1,
+            max_attempts: 5,
+            token: AttemptToken::new(),
+            deadline: Instant::now() + Duration::from_secs(60),
+            stop: CancellationToken::new(),
+            progress: ProgressSlot::default(),
+            trace: None,
+            exchange: ExchangeSlot::default(),
+            call: CallSlot::default(),
+        }
+    }
+}
+
 impl Context {
     /// Make a context of these values.
     #[must_use]
@@ -110,21 +149,8 @@ impl Context {
     /// # Panics
     /// When `kind` is not a legal name.
     #[must_use]
-    #[expect(clippy::expect_used, reason = "a constant of the caller's own test")]
     pub fn detached(kind: &str) -> Self {
-        Self::new(ContextParts {
-            job: JobId::new(),
-            kind: kind.parse().expect("a legal kind name"),
-            queue: "default".parse().expect("a legal queue name"),
-            attempt: 1,
-            max_attempts: 5,
-            token: AttemptToken::new(),
-            deadline: Instant::now() + Duration::from_secs(60),
-            stop: CancellationToken::new(),
-            progress: ProgressSlot::default(),
-            trace: None,
-            exchange: ExchangeSlot::default(),
-        })
+        Self::new(ContextParts::detached(kind))
     }
 
     /// The job's id. It is the same in all attempts, so that systems which a handler changes can recognise a
@@ -212,6 +238,18 @@ impl Context {
     #[must_use]
     pub fn stop_token(&self) -> CancellationToken {
         self.parts.stop.clone()
+    }
+
+    /// Say that the host of the job did not answer, or cannot serve calls now. Several such calls in a row open the breaker
+    /// of the host, if a limit has one. Without a word, a success counts as an answer, an attempt that timed out as a failed
+    /// call, and every other attempt not at all.
+    pub fn host_failed(&self) {
+        self.parts.call.put(CallOutcome::Failed);
+    }
+
+    /// Say that the host of the job answered, although the attempt does not succeed.
+    pub fn host_answered(&self) {
+        self.parts.call.put(CallOutcome::Answered);
     }
 
     /// Keep the last request to another service and its response. They are stored with the attempt unless it succeeds.

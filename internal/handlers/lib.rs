@@ -49,7 +49,7 @@ pub mod report;
 pub mod test_kinds;
 pub mod wording;
 
-pub use context::{Context, ContextParts, ExchangeSlot, ProgressSlot};
+pub use context::{CallSlot, Context, ContextParts, ExchangeSlot, ProgressSlot};
 pub use outcome::{Failure, FollowUp, Outcome, Output};
 pub use panicked::{Panicked, panic_message};
 pub use registry::{Checked, KindDefaults, Problem, Ran, Registered, Registry};

@@ -28,10 +28,47 @@ pub struct Limit {
     pub shared_by: SharedBy,
     /// True if keys with waiting jobs share the workers of the runners, by their weights. A key alone may use all of them.
     pub fair: bool,
+    /// When calls to a host stop. Only for limits that are shared by host.
+    pub breaker: Option<Breaker>,
     /// The values for every key without an override.
     pub bounds: Bounds,
     /// Values for single keys. What an override leaves out is as in `bounds`.
     pub overrides: BTreeMap<String, Bounds>,
+}
+
+/// When calls to a host stop, and when one is made again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Breaker {
+    /// Number of failed calls in a row after which calls stop.
+    pub failures: u32,
+    /// Time until one call is made, in milliseconds. It doubles with each failure of that call.
+    pub pause_ms: u32,
+    /// Longest such time in milliseconds.
+    pub max_pause_ms: u32,
+}
+
+impl Breaker {
+    /// Largest number of failures in a row.
+    pub const MAX_FAILURES: u32 = 1_000;
+    /// Shortest pause in milliseconds.
+    pub const MIN_PAUSE_MS: u32 = 100;
+    /// Longest pause in milliseconds: a day.
+    pub const MAX_PAUSE_MS: u32 = 24 * 60 * 60 * 1_000;
+}
+
+impl Default for Breaker {
+    fn default() -> Self {
+        Self { failures: 5, pause_ms: 10_000, max_pause_ms: 600_000 }
+    }
+}
+
+/// How a call to a host ended, for its breaker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CallOutcome {
+    /// The host answered, be it with a refusal that is about this call.
+    Answered,
+    /// The host did not answer, or said that it cannot serve calls now.
+    Failed,
 }
 
 /// The jobs that share a limit.
@@ -170,6 +207,7 @@ mod tests {
             queue: None,
             shared_by,
             fair: false,
+            breaker: None,
             bounds: Bounds { concurrency: Some(2), ..Bounds::default() },
             overrides: BTreeMap::from([("acme".to_owned(), Bounds { concurrency: Some(9), ..Bounds::default() })]),
         }

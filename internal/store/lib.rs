@@ -21,6 +21,7 @@
 //! - `alerts.rs`: alerts about dead letters.
 //! - `api_keys.rs`: API keys.
 //! - `audit.rs`: the record of what operators changed.
+//! - `breakers.rs`: breakers of hosts, as operators see and close them.
 //! - `bulk.rs`: bulk operations.
 //! - `change_summary.rs`: a summary of what runners look at each second.
 //! - `dead_letters.rs`: dead letters.
@@ -36,6 +37,7 @@ mod api_keys;
 mod attempts;
 mod audit;
 mod bench;
+mod breakers;
 mod bulk;
 mod change_summary;
 mod dead_letters;
@@ -82,7 +84,7 @@ pub use jobs::explain::QueuePosition;
 #[doc(hidden)]
 pub use jobs::lanes::due_statements;
 pub use jobs::lanes::{Depth, DueCursor, DueLine, DueRange, DueRow, DueWalk, LinePage};
-pub use jobs::limits::{KeyUse, ParkedAt};
+pub use jobs::limits::{BreakerSeen, KeyUse, ParkedAt};
 pub use jobs::order::OrderPlace;
 pub use jobs::pending::Pending;
 pub use jobs::read::JobPage;
@@ -130,6 +132,7 @@ use sqlx::{MySqlConnection, Row};
 use tokio::sync::mpsc::UnboundedSender;
 use tokio_util::task::TaskTracker;
 
+use attempts::breakers::EndedCall;
 use attempts::claim::{ClaimRequest, Claims};
 use attempts::claim_batches::OpenClaims;
 use attempts::limited::{FreedSlots, SlotsOfJob};
@@ -401,12 +404,14 @@ impl Store {
     pub async fn settle(&self, settlement: Settlement) -> Result<Settled, StoreError> {
         let (id, token) = (settlement.id, settlement.token);
         let slots = settlement.opened.as_ref().map(|opened| Arc::clone(&opened.slots)).unwrap_or_default();
+        let call = settlement.call.filter(|_| !slots.is_empty());
+        let call = call.map(|outcome| EndedCall { outcome, error: settlement.error.clone() });
         let mut settled = self.settles.submit(settlement).await?;
         self.shared.open_claims.ended(id, token);
         if let Settled::Done { released, .. } = &mut settled
             && !slots.is_empty()
         {
-            let freed = self.freed.submit(SlotsOfJob { id: id.uuid(), keys: slots });
+            let freed = self.freed.submit(SlotsOfJob { id: id.uuid(), keys: slots, call });
             match tokio::time::timeout(SLOTS_LIMIT, freed).await {
                 Ok(Ok(gone)) => released.extend(gone),
                 Ok(Err(error)) => tracing::debug!(%error, "cannot free the slots of a job, the next sweep does"),

@@ -85,6 +85,7 @@ impl Store {
                         return Ok(LimitOutcome::TooMany);
                     }
                     let set = LimitSetting {
+                        breaker_since: limit.breaker.map(|_| now),
                         limit,
                         counted: false,
                         changed: (now, act.actor.clone()),
@@ -101,9 +102,11 @@ impl Store {
                 // Attempts that run now may count from now on. Those of a limit that only has another number are
                 // counted already.
                 let counted = before.counted && counts_the_same(&before.limit, &limit);
+                let breaker_since = limit.breaker.map(|_| before.breaker_since.unwrap_or(now));
                 let set = LimitSetting {
                     limit,
                     counted,
+                    breaker_since,
                     changed: (now, act.actor.clone()),
                     version: before.version + 1,
                     share: None,
@@ -152,7 +155,7 @@ impl Store {
 /// Return whether every attempt that counts against `after` had a slot under `before`.
 fn counts_the_same(before: &Limit, after: &Limit) -> bool {
     (&before.kind, &before.queue, before.shared_by) == (&after.kind, &after.queue, after.shared_by)
-        && before.bounds.concurrency.is_some()
+        && (before.bounds.concurrency.is_some() || before.breaker.is_some())
 }
 
 fn audit_detail(limit: &Limit) -> serde_json::Value {
@@ -163,6 +166,7 @@ fn audit_detail(limit: &Limit) -> serde_json::Value {
         "concurrency": limit.bounds.concurrency,
         "rate": limit.bounds.rate,
         "fair": limit.fair,
+        "breaker": limit.breaker,
         "overrides": limit.overrides,
     })
 }
@@ -174,7 +178,7 @@ async fn lock(conn: &mut MySqlConnection, name: &Name) -> Result<Option<LimitSet
 }
 
 async fn write(conn: &mut MySqlConnection, set: &LimitSetting) -> Result<(), sqlx::Error> {
-    let Limit { name, kind, queue, shared_by, fair, bounds, overrides } = &set.limit;
+    let Limit { name, kind, queue, shared_by, fair, breaker, bounds, overrides } = &set.limit;
     let overrides = if overrides.is_empty() {
         None
     } else {
@@ -182,7 +186,8 @@ async fn write(conn: &mut MySqlConnection, set: &LimitSetting) -> Result<(), sql
     };
     sqlx::query(
         "REPLACE INTO limits (name, kind, queue, shared_by, concurrency, rate, period_ms, burst, fair, overrides, \
-         counted, changed_at, changed_by, version) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+         counted, changed_at, changed_by, version, breaker_failures, breaker_pause_ms, breaker_max_pause_ms, breaker_since) \
+         VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
     )
     .bind(name.as_str())
     .bind(kind.as_ref().map(Name::as_str))
@@ -198,6 +203,10 @@ async fn write(conn: &mut MySqlConnection, set: &LimitSetting) -> Result<(), sql
     .bind(set.changed.0)
     .bind(set.changed.1.as_str())
     .bind(set.version)
+    .bind(breaker.map(|breaker| breaker.failures))
+    .bind(breaker.map(|breaker| breaker.pause_ms))
+    .bind(breaker.map(|breaker| breaker.max_pause_ms))
+    .bind(set.breaker_since)
     .execute(conn)
     .await
     .map(drop)

@@ -119,6 +119,7 @@ pub static METRICS: &[Metric] = &[
     row("tickr_index_ready", Gauge, All, &["queue"], "Entries in the ready lists of a queue that this runner serves"),
     row("tickr_index_waiting", Gauge, All, &[], "Entries in Redis that are not due yet"),
     row("tickr_runners", Gauge, All, &[], "Registered runners with a heartbeat within the last two minutes"),
+    row("tickr_breakers_open", Gauge, All, &[], "Open breakers: hosts to which no calls start after repeated failures"),
     row("tickr_heartbeat_age_seconds", Gauge, All, &[], "Time since the oldest last heartbeat of a registered runner"),
     row(
         "tickr_dead_letters",
@@ -205,6 +206,13 @@ pub static METRICS: &[Metric] = &[
         "Hints that Redis did not accept; the reconciler puts the jobs into the index later",
     ),
     row("tickr_jobs_parked_total", Counter, Runner, &["limit"], "Jobs that found no room at a limit by key"),
+    row(
+        "tickr_breaker_openings_total",
+        Counter,
+        Runner,
+        &["limit"],
+        "Breakers of hosts that opened after repeated failures",
+    ),
     row("tickr_claims_dropped_total", Counter, Runner, &[], "Ids that were delivered twice or too late"),
     // Did something fail?
     row(

@@ -419,6 +419,46 @@ async fn a_job_behind_its_order_key_says_so_and_leads_to_the_others() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_breaker_is_set_shown_and_closed() {
+    let Some((tickr, browser)) = begin().await else { return };
+    let page = browser.page(&tickr.url("")).await;
+    page.visit("/limits?new=1").await;
+    page.fill(&field("Name"), "per-host").await;
+    page.fill(&field("Shared by"), "host").await;
+    page.click(&field("Breaker: after failed calls")).await;
+    page.fill(&field("Failures in a row"), "1").await;
+    page.fill(&field("First pause in seconds"), "1800").await;
+    page.click(&button("Set the limit")).await;
+    page.reads("must be 1800000, the first pause, to 86400000").await;
+    page.expected("422");
+    page.fill(&field("Longest pause in seconds"), "3600").await;
+    page.click(&button("Set the limit")).await;
+    page.reads("per-host was set").await;
+    let set = tickr.get("/v1/limits/per-host").await.body;
+    assert_eq!(set["breaker"], json!({"failures": 1, "pause_ms": 1_800_000, "max_pause_ms": 3_600_000}));
+    page.reads("opens after 1 failure in a row, for 30 m up to 1 h").await;
+
+    // Nothing listens there.
+    let gone = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let job = json!({"kind": "http", "payload": {"url": format!("http://{gone}/")}, "max_attempts": 1});
+    let failed = tickr.enqueue(job.clone()).await;
+    tickr.until(failed, State::Failed).await;
+    page.reads("could not be called").await;
+    let parked = tickr.enqueue(job).await;
+    eventually("it is parked", || async { (tickr.job(parked).await["held"] == true).then_some(()) }).await;
+    page.visit(&format!("/jobs/{parked}")).await;
+    page.reads(&format!("The limit per-host holds back calls to {gone}")).await;
+    page.click(&link("To the limit per-host")).await;
+    page.click(&button("Close the breaker")).await;
+    page.reads("Failures are counted anew").await;
+    page.click(&button("Close it")).await;
+    page.reads(&format!("The breaker of {gone} was closed")).await;
+    tickr.until(parked, State::Failed).await;
+    page.assert_calm();
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_limit_is_set_shows_its_keys_with_jobs_and_is_changed_and_removed() {
     let Some((tickr, browser)) = begin().await else { return };
     let page = browser.page(&tickr.url("")).await;

@@ -36,7 +36,14 @@ const OLD: &str = "\
 /// Rows that a runner looks for once an hour, when none of their jobs are kept any more.
 const OLD_KEYS: &str = "\
     INSERT INTO order_keys (order_key, head, tail) VALUES ('old', 2, 1); \
-    INSERT INTO limit_keys (limit_name, limit_key) VALUES ('old', 'old')";
+    INSERT INTO limit_keys (limit_name, limit_key, failed_at) VALUES ('old', 'old', NULL), \
+    ('old', 'forgiven', UTC_TIMESTAMP(6) - INTERVAL 25 HOUR)";
+
+/// The key of a host that failed a moment ago, and one whose breaker makes its next call later.
+const FAILING: &str = "\
+    INSERT INTO limit_keys (limit_name, limit_key, failures, failed_at, probe_at) VALUES \
+    ('old', 'failing', 1, UTC_TIMESTAMP(6), NULL), \
+    ('old', 'open', 9, UTC_TIMESTAMP(6) - INTERVAL 25 HOUR, UTC_TIMESTAMP(6) - INTERVAL 1 HOUR)";
 
 /// Counts of all those rows.
 const LEFT: [&str; 9] = [
@@ -47,7 +54,7 @@ const LEFT: [&str; 9] = [
     "SELECT COUNT(*) FROM ticks",
     "SELECT COUNT(*) FROM unique_keys",
     "SELECT COUNT(*) FROM order_keys",
-    "SELECT COUNT(*) FROM limit_keys",
+    "SELECT SIGN(COUNT(*)) FROM limit_keys WHERE limit_key IN ('old', 'forgiven')",
     "SELECT COUNT(*) FROM tallies WHERE lane > 0 AND queue = 'old'",
 ];
 
@@ -82,6 +89,7 @@ async fn the_janitor_empties_its_tables_and_another_carries_on() {
     tickr.until(done, State::Completed).await;
     tickr.sql(OLD).await;
     tickr.sql(OLD_KEYS).await;
+    tickr.sql(FAILING).await;
     for sql in LEFT {
         assert_eq!(tickr.count(sql).await, 1, "{sql}");
     }
@@ -104,5 +112,6 @@ async fn the_janitor_empties_its_tables_and_another_carries_on() {
         (tickr.count("SELECT COUNT(*) FROM runners WHERE stopped_at IS NULL").await == 1).then_some(())
     })
     .await;
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM limit_keys").await, 2, "hosts that fail are not forgotten");
     tickr.stop_broken("rows of jobs that never were, and a job that went before its time").await;
 }

@@ -22,6 +22,7 @@ const RARE: &[&str] = &[
     "tickr_batches_split_total",
     // They need a schedule, a limit by key, a dead letter or a collector.
     "tickr_jobs_parked_total",
+    "tickr_breaker_openings_total",
     "tickr_schedule_ticks_total",
     "tickr_schedule_lateness_seconds",
     "tickr_alerts_total",

@@ -12,7 +12,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use sqlx::Row;
-use tickr::handlers::{Context, Kind, Output, Registry};
+use tickr::handlers::{Context, Failure, Kind, Output, Registry};
 use tickr::job::State;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
@@ -20,7 +20,8 @@ use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::support::{self, Answer, TestApp, eventually};
+use crate::support::program;
+use crate::support::{self, Answer, Runner, TestApp, eventually};
 
 /// A receiver on loopback. It counts its calls, and how many of them it answered at the same time.
 struct Receiver {
@@ -151,6 +152,7 @@ async fn key_of(tickr: &TestApp, name: &str, host: &str) -> Value {
     keys.body["data"].as_array().unwrap().iter().find(|row| row["key"] == host).cloned().unwrap_or_default()
 }
 
+const EXECUTING: &str = "SELECT COUNT(*) FROM owed WHERE state = 'executing'";
 const PARKED: &str = "SELECT COUNT(*) FROM limit_waits";
 const NO_ROWS_LEFT: &str = "SELECT (SELECT COUNT(*) FROM limit_slots) + (SELECT COUNT(*) FROM limit_waits)";
 
@@ -212,13 +214,14 @@ async fn a_host_that_hangs_holds_its_share_of_workers_and_delays_no_other() {
     let (slow, fast) = tokio::join!(Receiver::start(Duration::ZERO), Receiver::start(Duration::from_millis(5)));
     set_and_wait(&tickr, "per-host", json!({"kind": "http", "shared_by": "host", "concurrency": 2})).await;
     // Until the runner knows that the limit is counted, jobs are parked for a second.
-    latencies(&tickr, &fast).await;
+    sweeps().await;
     let alone = latencies(&tickr, &fast).await;
     slow.hangs(true);
     tickr.enqueue_many((0..200).map(|_| slow.callback())).await;
     eventually("the slow host holds its share", || async { (slow.open() == 2).then_some(()) }).await;
+    tickr.until_count(PARKED, 198).await;
     let beside = latencies(&tickr, &fast).await;
-    println!("slowest of 100 callbacks: {alone:?} alone, {beside:?} beside a host that hangs");
+    println!("median and p99 of 300 callbacks: {alone:?} alone, {beside:?} beside a host that hangs");
     assert_eq!((slow.open(), slow.count()), (2, 2), "calls to the slow host hold two workers");
     assert_eq!(tickr.count(PARKED).await, 198);
     slow.hangs(false);
@@ -229,19 +232,20 @@ async fn a_host_that_hangs_holds_its_share_of_workers_and_delays_no_other() {
     tickr.stop().await;
 }
 
-/// Make 100 callbacks, ten at a time, and return the longest time that one took by the ledger, from its due time on.
-async fn latencies(tickr: &TestApp, receiver: &Receiver) -> Duration {
-    let mut longest = 0;
-    for _ in 0..10 {
-        let ids = tickr.enqueue_many((0..10).map(|_| receiver.callback())).await;
+/// Make 300 callbacks, three at a time, and return the median and the p99 of the times that they took by the ledger, from
+/// their due times on.
+async fn latencies(tickr: &TestApp, receiver: &Receiver) -> [Duration; 2] {
+    let mut took: Vec<i64> = Vec::new();
+    for _ in 0..100 {
+        let ids = tickr.enqueue_many((0..3).map(|_| receiver.callback())).await;
         for id in ids {
             tickr.until(id, State::Completed).await;
             let sql = "SELECT TIMESTAMPDIFF(MICROSECOND, execute_at, finished_at) FROM attempts WHERE job_id = ?";
-            let took: i64 = sqlx::query_scalar(sql).bind(id.uuid()).fetch_one(&mut tickr.mysql().await).await.unwrap();
-            longest = longest.max(took);
+            took.push(sqlx::query_scalar(sql).bind(id.uuid()).fetch_one(&mut tickr.mysql().await).await.unwrap());
         }
     }
-    Duration::from_micros(longest.unsigned_abs())
+    took.sort_unstable();
+    [took.len() / 2, took.len() * 99 / 100].map(|at| Duration::from_micros(took[at].unsigned_abs()))
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -253,7 +257,7 @@ async fn limits_by_host_by_key_and_order_keys_hold_together() {
     set_and_wait(&tickr, "per-host", json!({"shared_by": "host", "concurrency": 3})).await;
     set_and_wait(&tickr, "per-tenant", json!({"concurrency": 2})).await;
     let jobs = (0..120).map(|n: usize| {
-        let mut job = if n % 2 == 0 { one.callback() } else { two.callback() };
+        let mut job = if n.is_multiple_of(2) { one.callback() } else { two.callback() };
         match n % 3 {
             0 => job["limit_key"] = json!("tenant"),
             1 => job["order_key"] = json!(format!("order-{}", n % 4)),
@@ -284,6 +288,9 @@ async fn limits_by_host_by_key_and_order_keys_hold_together() {
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 struct Push {
     gateway: String,
+    /// The end of its call.
+    #[serde(default)]
+    ends: String,
 }
 
 impl Kind for Push {
@@ -367,11 +374,455 @@ async fn wrong_limits_for_hosts_are_refused() {
             json!({"shared_by": "host", "concurrency": 1, "overrides": {"https://a.example": {"concurrency": 2}}}),
             vec!["/overrides/https:~1~1a.example"],
         ),
+        (json!({"concurrency": 1, "breaker": {}}), vec!["/breaker"]),
+        (
+            json!({"shared_by": "host", "breaker": {"failures": 0, "pause_ms": 99}}),
+            vec!["/breaker/failures", "/breaker/pause_ms"],
+        ),
+        (
+            json!({"shared_by": "host", "breaker": {"pause_ms": 1_000, "max_pause_ms": 999}}),
+            vec!["/breaker/max_pause_ms"],
+        ),
+        (json!({"shared_by": "host", "breaker": {"max_pause_ms": 86_400_001}}), vec!["/breaker/max_pause_ms"]),
     ] {
         let answer = tickr.put("/v1/limits/l", &limit).await;
         assert_eq!((answer.status, answer.pointers()), (422, pointers), "{limit}: {:#}", answer.body);
     }
     let own = json!({"example.com:8443": {"concurrency": 2}, "[2001:db8::1]": {"rate": {"starts": 1, "period_ms": 1}}});
     set(&tickr, "l", json!({"shared_by": "host", "concurrency": 1, "overrides": own})).await;
+    for (breaker, whole) in [
+        (json!({}), json!({"failures": 5, "pause_ms": 10_000, "max_pause_ms": 600_000})),
+        (json!({"pause_ms": 900_000}), json!({"failures": 5, "pause_ms": 900_000, "max_pause_ms": 900_000})),
+    ] {
+        let set = set(&tickr, "l", json!({"shared_by": "host", "breaker": breaker})).await;
+        assert_eq!(set.body["breaker"], whole);
+    }
+    assert_eq!(tickr.post("/v1/limits/none/close-breaker", json!({"host": "a"})).await.status, 404);
+    tickr.stop().await;
+}
+
+/// A limit with a breaker that opens after this many failures.
+fn with_breaker(failures: u32, pause_ms: u32, max_pause_ms: u32) -> Value {
+    let breaker = json!({"failures": failures, "pause_ms": pause_ms, "max_pause_ms": max_pause_ms});
+    json!({"kind": "http", "shared_by": "host", "concurrency": 1, "breaker": breaker})
+}
+
+impl Receiver {
+    /// Return a callback that has one attempt.
+    fn once(&self) -> Value {
+        let mut job = self.callback();
+        job["max_attempts"] = json!(1);
+        job
+    }
+
+    async fn until_count(&self, count: usize) {
+        eventually(&format!("{count} calls"), || async { (self.count() >= count).then_some(()) }).await;
+    }
+}
+
+/// Wait until the breaker of this host has this state, and return its row.
+async fn until_breaker(tickr: &TestApp, host: &str, state: &str) -> Value {
+    eventually(&format!("the breaker of {host} is {state}"), || async {
+        let row = key_of(tickr, "per-host", host).await;
+        (row["breaker"]["state"] == state).then_some(row)
+    })
+    .await
+}
+
+async fn close(tickr: &TestApp, host: &str) -> Answer {
+    tickr.post("/v1/limits/per-host/close-breaker", json!({"host": host})).await
+}
+
+/// Make one call to a receiver that answers with an error, whose breaker opens after one failure.
+async fn open_breaker_of(tickr: &TestApp, receiver: &Receiver) {
+    receiver.answers(503);
+    let id = tickr.enqueue(receiver.once()).await;
+    tickr.until(id, State::Failed).await;
+    until_breaker(tickr, &receiver.host(), "open").await;
+}
+
+/// Let several rounds of the sweep pass, in which the runners would find what may start.
+async fn sweeps() {
+    tokio::time::sleep(Duration::from_millis(2_500)).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_breaker_opens_after_its_failures_and_parked_jobs_burn_no_attempt() {
+    let tickr = TestApp::start_with(|config| config.workers = 8, Registry::new()).await;
+    let other = tickr.another_with(|_| {}, Registry::new()).await;
+    let (down, up) = tokio::join!(Receiver::start(Duration::ZERO), Receiver::start(Duration::ZERO));
+    set_and_wait(&tickr, "per-host", with_breaker(3, 600_000, 600_000)).await;
+    // Two failures, then an answer: the failures are counted in a row.
+    for (status, state, failures) in
+        [(500, State::Failed, 1), (500, State::Failed, 2), (200, State::Completed, 0), (500, State::Failed, 1)]
+    {
+        down.answers(status);
+        let id = tickr.enqueue(down.once()).await;
+        tickr.until(id, state).await;
+        let sql = "SELECT COUNT(*) FROM limit_keys WHERE failures > 0 AND opened_at IS NOT NULL";
+        assert_eq!(tickr.count(sql).await, 0, "open after {failures}");
+        let counted = format!(
+            "SELECT CAST(COALESCE(MAX(failures), 0) AS SIGNED) FROM limit_keys WHERE limit_key = '{}'",
+            down.host()
+        );
+        tickr.until_count(counted, failures).await;
+    }
+    let jobs = tickr.enqueue_many((0..20).map(|_| down.once())).await;
+    let open = until_breaker(&tickr, &down.host(), "open").await;
+    assert_eq!(down.count(), 6, "the third failure in a row is the last call");
+    tickr.enqueue_many((0..40).map(|_| up.callback())).await;
+    tickr.until_count(PARKED, 18).await;
+    tickr.until_count("SELECT COUNT(*) FROM jobs j LEFT JOIN owed o ON o.id = j.id WHERE o.id IS NOT NULL", 18).await;
+    sweeps().await;
+    assert_eq!((down.count(), up.count()), (6, 40));
+    let attempts = "SELECT COUNT(*) FROM attempts a JOIN limit_waits w ON w.job_id = a.job_id";
+    assert_eq!(tickr.count(attempts).await, 0, "parked jobs have no attempts");
+
+    // What an operator sees.
+    let breaker = &open["breaker"];
+    assert_eq!(breaker["failures"], 3, "{open:#}");
+    assert!(breaker["last_error"].as_str().unwrap().contains("answered 500"), "{open:#}");
+    let at = |field: &str| breaker[field].as_str().unwrap().parse::<chrono::DateTime<chrono::Utc>>().unwrap();
+    assert_eq!((at("next_call_at") - at("since")).num_seconds(), 600, "{open:#}");
+    let last = jobs.last().unwrap();
+    let explained = tickr.get(&format!("/v1/jobs/{last}/explain")).await;
+    assert_eq!(explained.body["reasons"][0]["code"], "breaker_open", "{:#}", explained.body);
+    let text = explained.body["summary"].as_str().unwrap();
+    assert!(text.contains(&down.host()) && text.contains("answered 500"), "{text}");
+    eventually("the metrics count it", || async {
+        let text = support::http().get(tickr.url("/metrics")).send().await.unwrap().text().await.unwrap();
+        let says = |line: &str| text.lines().any(|said| said == line);
+        // Other tests of this process open breakers as well.
+        let opened = text.lines().any(|said| said.starts_with("tickr_breaker_openings_total{limit=\"per-host\"} "));
+        (says("tickr_breakers_open 1") && opened).then_some(())
+    })
+    .await;
+
+    // An operator closes it.
+    down.answers(200);
+    let closed = close(&tickr, &down.host()).await;
+    assert_eq!((closed.status, &closed.body["closed"]), (200, &json!(true)), "{:#}", closed.body);
+    tickr.until_idle().await;
+    assert_eq!((down.count(), down.most()), (24, 1));
+    let again = close(&tickr, &down.host()).await;
+    assert_eq!((again.status, &again.body["closed"]), (200, &json!(false)), "{:#}", again.body);
+    assert_eq!(close(&tickr, "nobody.example").await.body["closed"], false);
+    let audit = tickr.get("/v1/audit?target=per-host").await;
+    let acts: Vec<&Value> = audit.body["data"].as_array().unwrap().iter().collect();
+    let acts: Vec<_> = acts.iter().filter(|act| act["action"] == "limit.close_breaker").collect();
+    assert_eq!(acts.len(), 1, "{:#}", audit.body);
+    assert_eq!((&acts[0]["actor"], &acts[0]["detail"]["host"]), (&json!("anyone"), &json!(down.host())));
+    tickr.until_count(NO_ROWS_LEFT, 0).await;
+    tickr.assert_sound().await;
+    other.stop(CancellationToken::new()).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn refusals_that_are_about_a_call_open_no_breaker() {
+    let tickr = TestApp::start_with(|_| {}, Registry::new()).await;
+    let receiver = Receiver::start(Duration::ZERO).await;
+    set_and_wait(&tickr, "per-host", with_breaker(1, 600_000, 600_000)).await;
+    for (calls, status) in [400, 401, 404, 410, 422, 302].into_iter().enumerate() {
+        receiver.answers(status);
+        let id = tickr.enqueue(receiver.once()).await;
+        tickr.until(id, State::Failed).await;
+        assert_eq!(receiver.count(), calls + 1, "{status}");
+        tickr.until_count(NO_ROWS_LEFT, 0).await;
+        assert_eq!(tickr.count("SELECT COUNT(*) FROM limit_keys WHERE failures > 0").await, 0, "{status}");
+    }
+    // What the receiver cannot do now opens it.
+    for status in [500, 503, 429, 408] {
+        receiver.answers(status);
+        let id = tickr.enqueue(receiver.once()).await;
+        tickr.until(id, State::Failed).await;
+        until_breaker(&tickr, &receiver.host(), "open").await;
+        assert_eq!(close(&tickr, &receiver.host()).await.body["closed"], true, "{status}");
+    }
+    // So does a receiver that does not answer in time, and one that is gone.
+    let (slow, gone) = tokio::join!(Receiver::start(Duration::ZERO), Receiver::start(Duration::ZERO));
+    slow.hangs(true);
+    let mut impatient = slow.once();
+    impatient["payload"]["timeout_ms"] = json!(200);
+    tickr.enqueue(impatient).await;
+    let row = until_breaker(&tickr, &slow.host(), "open").await;
+    assert!(row["breaker"]["last_error"].as_str().unwrap().contains("did not answer"), "{row:#}");
+    let mut late = gone.once();
+    late["timeout_ms"] = json!(200);
+    gone.hangs(true);
+    tickr.enqueue(late).await;
+    until_breaker(&tickr, &gone.host(), "open").await;
+    close(&tickr, &gone.host()).await;
+    let (host, job) = (gone.host(), gone.once());
+    gone.serving.abort();
+    eventually("it is gone", || async { tokio::net::TcpStream::connect(&host).await.err() }).await;
+    tickr.enqueue(job).await;
+    let row = until_breaker(&tickr, &host, "open").await;
+    assert!(row["breaker"]["last_error"].as_str().unwrap().contains("could not be called"), "{row:#}");
+    tickr.stop_broken("breakers are open").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_call_that_the_guard_refuses_opens_no_breaker() {
+    let closed = |config: &mut tickr::config::Config| config.callback_allow_private = false;
+    let tickr = TestApp::start_with(closed, Registry::new()).await;
+    // This runner accepts the jobs, and the other one runs them.
+    let open = |config: &mut tickr::config::Config| {
+        (config.callback_allow_private, config.queues) = (true, vec!["other".to_owned()]);
+    };
+    let other = tickr.another_with(open, Registry::new()).await;
+    let receiver = Receiver::start(Duration::ZERO).await;
+    set_and_wait(&tickr, "per-host", with_breaker(1, 600_000, 600_000)).await;
+    for host in ["localhost", "127.0.0.1", "localhost"] {
+        let job = receiver.callback_at(host);
+        let accepted =
+            support::call(&format!("http://{}", other.addr()), Method::POST, "/v1/jobs", "", Some(job)).await;
+        assert_eq!(accepted.status, 201, "{:#}", accepted.body);
+        let id = accepted.body["id"].as_str().unwrap().parse().unwrap();
+        let error = tickr.until(id, State::Failed).await["last_error"].as_str().unwrap().to_owned();
+        assert!(error.contains("not allowed"), "{error}");
+    }
+    assert_eq!(receiver.count(), 0);
+    other.stop(CancellationToken::new()).await;
+    tickr.until_count(NO_ROWS_LEFT, 0).await;
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM limit_keys WHERE failures > 0").await, 0);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_call_at_a_time_decides_over_two_runners() {
+    let tickr = TestApp::start_with(|config| config.workers = 16, Registry::new()).await;
+    let other = tickr.another_with(|_| {}, Registry::new()).await;
+    let receiver = Receiver::start(Duration::ZERO).await;
+    let mut limit = with_breaker(1, 400, 60_000);
+    limit["concurrency"] = json!(10);
+    set_and_wait(&tickr, "per-host", limit).await;
+    open_breaker_of(&tickr, &receiver).await;
+    receiver.hangs(true);
+    tickr.enqueue_many((0..40).map(|_| receiver.callback())).await;
+    receiver.until_count(2).await;
+    sweeps().await;
+    assert_eq!((receiver.count(), receiver.open()), (2, 1), "one call decides");
+    assert_eq!(tickr.count(PARKED).await, 39);
+    until_breaker(&tickr, &receiver.host(), "half_open").await;
+    receiver.answers(200);
+    receiver.hangs(false);
+    tickr.until_idle().await;
+    assert_eq!(receiver.count(), 41);
+    assert!(receiver.most() <= 10, "{} at once", receiver.most());
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM attempts").await, 41);
+    tickr.until_count(NO_ROWS_LEFT, 0).await;
+    tickr.assert_sound().await;
+    other.stop(CancellationToken::new()).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_pause_doubles_up_to_the_longest_and_no_call_comes_before_its_end() {
+    let tickr = TestApp::start_with(|_| {}, Registry::new()).await;
+    let other = tickr.another_with(|_| {}, Registry::new()).await;
+    let receiver = Receiver::start(Duration::ZERO).await;
+    receiver.answers(500);
+    set_and_wait(&tickr, "per-host", with_breaker(1, 700, 2_000)).await;
+    tickr.enqueue_many((0..6).map(|_| receiver.once())).await;
+    let pauses = [700, 1_400, 2_000, 2_000, 2_000];
+    for (calls, pause) in (1..).zip(pauses) {
+        receiver.until_count(calls).await;
+        tickr
+            .until_count(format!("SELECT COUNT(*) FROM limit_keys WHERE failures = {calls} AND pause_ms = {pause}"), 1)
+            .await;
+    }
+    receiver.until_count(6).await;
+    let at = receiver.calls.at.lock().unwrap().clone();
+    let gaps: Vec<Duration> = at.windows(2).map(|pair| pair[1] - pair[0]).collect();
+    println!("pauses of {pauses:?} ms took {gaps:?}");
+    for (gap, pause) in gaps.iter().zip(pauses) {
+        assert!(*gap >= Duration::from_millis(pause), "{gap:?} instead of {pause} ms");
+    }
+    tickr.until_count("SELECT COUNT(*) FROM attempts", 6).await;
+    tickr.until_idle().await;
+    other.stop(CancellationToken::new()).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_call_that_was_to_decide_and_lost_its_runner_is_made_again() {
+    let tickr = TestApp::start_alone(|_| {}, |config| config.queues = vec!["other".to_owned()]).await;
+    let receiver = Receiver::start(Duration::ZERO).await;
+    set_and_wait(&tickr, "per-host", with_breaker(1, 500, 60_000)).await;
+    let env = [("TICKR_QUEUES", "default"), ("TICKR_LEASE", "2s"), ("TICKR_CALLBACK_ALLOW_PRIVATE", "true")];
+    let first = Runner::start(&tickr, &env);
+    first.base().await;
+    open_breaker_of(&tickr, &receiver).await;
+    receiver.hangs(true);
+    let jobs = tickr.enqueue_many((0..3).map(|_| receiver.callback())).await;
+    receiver.until_count(2).await;
+    let second = Runner::start(&tickr, &env);
+    second.base().await;
+    assert_eq!((receiver.count(), tickr.count(EXECUTING).await), (2, 1));
+    let killed = Instant::now();
+    first.signal("KILL");
+    receiver.answers(200);
+    receiver.hangs(false);
+    receiver.until_count(3).await;
+    let took = killed.elapsed();
+    println!("the next call came after {took:?}, with a lease of 2 s");
+    assert!(took < Duration::from_secs(3 * 7), "{took:?}");
+    tickr.until_count("SELECT COUNT(*) FROM owed", 0).await;
+    assert_eq!(receiver.count(), 5);
+    let mut lost = 0;
+    for job in jobs {
+        lost += tickr.verdicts(job).await.iter().filter(|verdict| *verdict == "lost").count();
+    }
+    assert_eq!(lost, 1);
+    tickr.until_count(NO_ROWS_LEFT, 0).await;
+    tickr.assert_sound().await;
+    drop((first, second));
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_open_breaker_outlives_a_flush_and_an_outage_of_redis() {
+    let tickr = TestApp::start_alone(|_| {}, |_| {}).await;
+    let (one, two) = tokio::join!(Receiver::start(Duration::ZERO), Receiver::start(Duration::ZERO));
+    set_and_wait(&tickr, "per-host", with_breaker(1, 600_000, 600_000)).await;
+    open_breaker_of(&tickr, &one).await;
+    tickr.enqueue_many((0..5).map(|_| one.callback())).await;
+    tickr.until_count(PARKED, 5).await;
+    tickr.flush_redis().await;
+    tickr.enqueue_many((0..5).map(|_| one.callback())).await;
+    tickr.until_count(PARKED, 10).await;
+    sweeps().await;
+    assert_eq!(one.count(), 1);
+
+    tickr.services().redis().kill9().unwrap();
+    tickr.enqueue_many((0..5).map(|_| one.callback())).await;
+    sweeps().await;
+    assert_eq!(one.count(), 1);
+    one.answers(200);
+    assert_eq!(close(&tickr, &one.host()).await.body["closed"], true);
+    // A breaker opens, and the call that decides is made, while Redis is out.
+    set_and_wait(&tickr, "per-host", with_breaker(1, 400, 400)).await;
+    open_breaker_of(&tickr, &two).await;
+    two.answers(200);
+    tickr.enqueue_many((0..5).map(|_| two.callback())).await;
+    tickr.until_count("SELECT COUNT(*) FROM owed", 0).await;
+    assert_eq!((one.count(), two.count()), (16, 6));
+    tickr.services().redis().start_again().unwrap();
+    tickr.until_count(NO_ROWS_LEFT, 0).await;
+    tickr.assert_sound().await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_removed_breaker_or_limit_lets_its_jobs_go_and_is_forgotten() {
+    let tickr = TestApp::start_with(|_| {}, Registry::new()).await;
+    let other = tickr.another_with(|_| {}, Registry::new()).await;
+    let receiver = Receiver::start(Duration::ZERO).await;
+    let limit = with_breaker(1, 600_000, 600_000);
+    set_and_wait(&tickr, "per-host", limit.clone()).await;
+    for way in ["the breaker", "the limit"] {
+        open_breaker_of(&tickr, &receiver).await;
+        tickr.enqueue_many((0..10).map(|_| receiver.callback())).await;
+        tickr.until_count(PARKED, 10).await;
+        receiver.answers(200);
+        let removed = Instant::now();
+        if way == "the breaker" {
+            set(&tickr, "per-host", json!({"kind": "http", "shared_by": "host", "concurrency": 1})).await;
+        } else {
+            assert_eq!(tickr.delete("/v1/limits/per-host").await.status, 204);
+        }
+        tickr.until_count(PARKED, 0).await;
+        let took = removed.elapsed();
+        println!("without {way} the jobs went on after {took:?}");
+        assert!(took < Duration::from_secs(3 * 2), "{way}: {took:?}");
+        tickr.until_idle().await;
+        // Set again, it is closed. The other runner follows it within two seconds.
+        set_and_wait(&tickr, "per-host", limit.clone()).await;
+        sweeps().await;
+        let before = receiver.count();
+        let id = tickr.enqueue(receiver.callback()).await;
+        tickr.until(id, State::Completed).await;
+        assert_eq!(receiver.count(), before + 1);
+    }
+    tickr.until_count(NO_ROWS_LEFT, 0).await;
+    tickr.assert_sound().await;
+    other.stop(CancellationToken::new()).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_kind_of_its_own_says_how_its_calls_ended() {
+    let mut registry = Registry::new();
+    registry.register(|push: Push, ctx: Context| async move {
+        match push.ends.as_str() {
+            "failed" => ctx.host_failed(),
+            "answered" => ctx.host_answered(),
+            "late" => ctx.stopped().await,
+            "well" => return Ok(Output::default()),
+            _ => {}
+        }
+        Err(Failure::reject(push.ends))
+    });
+    let tickr = TestApp::start_with(|_| {}, registry).await;
+    let breaker = json!({"failures": 2, "pause_ms": 600_000});
+    set_and_wait(&tickr, "per-host", json!({"shared_by": "host", "breaker": breaker})).await;
+    let push = async |ends: &str| {
+        let payload = json!({"gateway": "push.example", "ends": ends});
+        let job = json!({"kind": "push", "payload": payload, "timeout_ms": 300, "max_attempts": 1});
+        let id = tickr.enqueue(job).await;
+        eventually("it ended or is parked", || async {
+            let job = tickr.job(id).await;
+            (job["finished_at"].is_string() || job["held"] == true).then_some(job)
+        })
+        .await
+    };
+    let failures = async |count: i64| {
+        tickr.until_count(NO_ROWS_LEFT, 0).await;
+        let sql = "SELECT CAST(COALESCE(MAX(failures), 0) AS SIGNED) FROM limit_keys";
+        assert_eq!(tickr.count(sql).await, count);
+    };
+    for (ends, count) in
+        [("failed", 1), ("an error of its own", 1), ("answered", 0), ("late", 1), ("well", 0), ("late", 1)]
+    {
+        push(ends).await;
+        failures(count).await;
+    }
+    push("failed").await;
+    until_breaker(&tickr, "push.example", "open").await;
+    assert_eq!(push("well").await["held"], true);
+    close(&tickr, "push.example").await;
+    tickr.until_idle().await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_command_line_sets_shows_and_closes_breakers() {
+    let tickr = TestApp::start().await;
+    let receiver = Receiver::start(Duration::ZERO).await;
+    let run = async |args: &[&str]| {
+        let mut command = program::command(&program::tickr(), tickr.dir.path(), args);
+        command.env("TICKR_URL", tickr.url(""));
+        let (code, out, err) = program::outcome(command).await;
+        assert_eq!((code, err.as_str()), (0, ""), "{out}");
+        out
+    };
+    let limit = ["limits", "set", "per-host", "--shared-by", "host", "--concurrency", "2"];
+    run(&[&limit[..], &["--breaker", "1", "--breaker-pause", "1h", "--breaker-max-pause", "2h"]].concat()).await;
+    let set = tickr.get("/v1/limits/per-host").await.body;
+    assert_eq!(set["breaker"], json!({"failures": 1, "pause_ms": 3_600_000, "max_pause_ms": 7_200_000}));
+    set_and_wait(&tickr, "per-host", json!({"shared_by": "host", "concurrency": 2, "breaker": set["breaker"]})).await;
+    open_breaker_of(&tickr, &receiver).await;
+    let parked = tickr.enqueue(receiver.callback()).await;
+    tickr.until_count(PARKED, 1).await;
+    let keys = run(&["limits", "keys", "per-host"]).await;
+    for part in ["BREAKER", "open", "answered 503", &receiver.host()] {
+        assert!(keys.contains(part), "{part} is not in:\n{keys}");
+    }
+    receiver.answers(200);
+    assert!(run(&["limits", "close", "per-host", &receiver.host()]).await.contains("is closed now"));
+    tickr.until(parked, State::Completed).await;
+    assert!(run(&["limits", "close", "per-host", &receiver.host()]).await.contains("was not open"));
+    tickr.until_idle().await;
     tickr.stop().await;
 }

@@ -137,6 +137,7 @@ fn stoppable() -> (Context, CancellationToken) {
         progress: ProgressSlot::default(),
         trace: None,
         exchange: Default::default(),
+        call: Default::default(),
     });
     (ctx, stop)
 }

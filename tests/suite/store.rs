@@ -182,6 +182,7 @@ fn settlement(claimed: &Claimed, verdict: Verdict) -> Settlement {
         result: None,
         follow_ups: Vec::new(),
         again: Again::Backoff(RetryPolicy::default(), 0.5),
+        call: None,
     }
 }
 
@@ -390,6 +391,7 @@ async fn a_last_attempt_is_not_claimed_ahead_in_one_batch_with_limited_jobs() {
         queue: None,
         shared_by: SharedBy::Key,
         fair: false,
+        breaker: None,
         bounds: Bounds { rate, ..Bounds::default() },
         overrides: BTreeMap::new(),
     };

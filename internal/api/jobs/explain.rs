@@ -58,6 +58,8 @@ pub(crate) enum ReasonCode {
     LeaseOver,
     /// A job in front of it with the same order key has not ended, or failed and blocks the key.
     BehindKey,
+    /// Calls to the host of the job failed in a row, so its breaker is open.
+    BreakerOpen,
     /// A limit by key has no room for the job.
     LimitReached,
     /// The job is not due yet.
@@ -189,6 +191,7 @@ const REASONS: &[(ReasonCode, Stage, Rule)] = &[
     (ReasonCode::Executing, Stage::Executing, executing),
     (ReasonCode::CancelRequested, Stage::Executing, cancel_requested),
     (ReasonCode::LeaseOver, Stage::Executing, lease_over),
+    (ReasonCode::BreakerOpen, Stage::Waiting, breaker_open),
     (ReasonCode::LimitReached, Stage::Waiting, limit_reached),
     (ReasonCode::BehindKey, Stage::Waiting, behind_key),
     (ReasonCode::Retrying, Stage::Waiting, retrying),
@@ -242,9 +245,33 @@ fn lease_over(evidence: &Evidence<'_>) -> Option<String> {
     ))
 }
 
+/// Say since when the breaker of the host is open, and when it is tried again.
+fn breaker_open(evidence: &Evidence<'_>) -> Option<String> {
+    let (ParkedAt { key, breaker, .. }, _) = evidence.parked.as_ref()?;
+    let breaker = breaker.as_ref()?;
+    let (opened_at, next_call_at) = (breaker.opened_at?, breaker.next_call_at?);
+    let next = if breaker.half_open {
+        "its pause is over, and the next call decides".to_owned()
+    } else {
+        format!("the next call may start in {}", duration_text(next_call_at - evidence.at))
+    };
+    let error = breaker.last_error.as_deref().map(|error| format!("; the last error: {}", cut(error)));
+    Some(format!(
+        "the limit {} holds back calls to {}: its breaker opened {} ago, and {} calls in a row failed; {next}{}",
+        key.limit,
+        cut(&key.key),
+        evidence.since(opened_at),
+        breaker.failures,
+        error.unwrap_or_default()
+    ))
+}
+
 /// Say which limit has no room, and which jobs use it.
 fn limit_reached(evidence: &Evidence<'_>) -> Option<String> {
-    let (ParkedAt { key, ahead, holders, running }, bounds) = evidence.parked.as_ref()?;
+    let (ParkedAt { key, ahead, holders, running, breaker }, bounds) = evidence.parked.as_ref()?;
+    if breaker.as_ref().is_some_and(|breaker| breaker.opened_at.is_some()) {
+        return None;
+    }
     let of_key = if key.key.is_empty() { String::new() } else { format!(" for the key {}", cut(&key.key)) };
     let concurrency = bounds.concurrency.map(|most| {
         let some: Vec<String> = holders.iter().map(ToString::to_string).collect();

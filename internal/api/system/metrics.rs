@@ -128,6 +128,9 @@ impl ReadingsInner {
             let runners = runners?;
             let began = Instant::now();
             let stats = answer_within(COUNT_LIMIT, self.store.stats()).await;
+            if let Some(open) = answer_within(LIMIT, self.store.open_breakers()).await {
+                gauge!("tickr_breakers_open").set(open as f64);
+            }
             Some((runners, stats, began.elapsed()))
         };
         let index = async {

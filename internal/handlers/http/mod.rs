@@ -290,15 +290,25 @@ impl HttpHandler {
             Ok(Ok(response)) => response,
             unanswered => {
                 ctx.keep_exchange(exchange);
-                return Err(match unanswered {
+                let failure = match unanswered {
                     Ok(Err(error)) => failure(&target, error, limit),
                     Ok(Ok(_)) | Err(_) => timed_out(&target, limit),
-                });
+                };
+                // A call that was refused here says nothing about the receiver.
+                if matches!(failure, Failure::Retry { .. }) {
+                    ctx.host_failed();
+                }
+                return Err(failure);
             }
         };
         let reply = Reply::read(&mut response, started + limit, &secrets).await;
         exchange.response = Some(reply.shown(exchange::headers(response.headers())));
         ctx.keep_exchange(exchange);
+        if reply.is_receivers_fault() {
+            ctx.host_failed();
+        } else {
+            ctx.host_answered();
+        }
         reply.judge(&target, started.elapsed())
     }
 }

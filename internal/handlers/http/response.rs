@@ -67,6 +67,12 @@ impl Reply {
         ExchangeResponse { status: self.status.as_u16(), headers, body: self.body_snippet.clone() }
     }
 
+    /// Return whether the receiver said that it cannot serve calls now. Other refusals are about this call.
+    pub(super) fn is_receivers_fault(&self) -> bool {
+        let status = self.status;
+        status.is_server_error() || matches!(status, StatusCode::REQUEST_TIMEOUT | StatusCode::TOO_MANY_REQUESTS)
+    }
+
     /// Turn the response into the outcome of the attempt.
     pub(super) fn judge(&self, target: &str, took: Duration) -> Outcome {
         let status = self.status;
@@ -84,8 +90,7 @@ impl Reply {
         }
         let words = self.body_snippet.split_whitespace().collect::<Vec<_>>().join(" ");
         let error = if words.is_empty() { answer } else { format!("{answer}: {words}") };
-        let may_pass =
-            status.is_server_error() || matches!(status, StatusCode::REQUEST_TIMEOUT | StatusCode::TOO_MANY_REQUESTS);
+        let may_pass = self.is_receivers_fault();
         Err(match self.retry_after {
             Some(delay) if may_pass => Failure::snooze(delay, error),
             None if may_pass => Failure::retry(error),

@@ -19,6 +19,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 
 use super::*;
+use crate::{CallSlot, ContextParts};
+use tickr_job::CallOutcome;
 
 /// One received request.
 #[derive(Clone, Debug)]
@@ -73,6 +75,14 @@ async fn answer(State(log): State<Log>, method: Verb, uri: Uri, headers: Headers
 fn handler(secrets: Vec<SigningSecret>) -> HttpHandler {
     let secrets = CallbackSecrets::usual(secrets);
     HttpHandler::new(CallbackSettings { secrets, allow_private: true, ..CallbackSettings::default() }).unwrap()
+}
+
+/// Make a call, and return what it says about the receiver.
+async fn said_of_receiver(handler: &HttpHandler, payload: Value) -> Option<CallOutcome> {
+    let call = CallSlot::default();
+    let ctx = Context::new(ContextParts { call: call.clone(), ..ContextParts::detached("http") });
+    let _ = handler.run(serde_json::from_value(payload).unwrap(), ctx).await;
+    call.get()
 }
 
 async fn call(handler: &HttpHandler, payload: Value) -> Outcome {
@@ -312,6 +322,33 @@ async fn counting(address: SocketAddr) -> (SocketAddr, Arc<AtomicUsize>) {
         }
     });
     (address, count)
+}
+
+#[tokio::test]
+async fn a_call_blames_the_receiver_for_what_the_receiver_did() {
+    let (address, _) = receiver().await;
+    let inner = vec![vec!["127.0.0.1".parse().unwrap()]; 2];
+    let lookup = Rebinding { answers: HashMap::from([("inner.example", inner)]), asked: AtomicUsize::new(0) };
+    let handler = guarded(outside_is_two, lookup);
+    // The guard refuses a name at the connection, and an address before it.
+    for host in ["inner.example", "127.0.0.1"] {
+        let url = format!("http://{host}:{}/ok", address.port());
+        assert_eq!(said_of_receiver(&handler, json!({"url": url})).await, None, "{host}");
+    }
+    let handler = HttpHandler::new(CallbackSettings { allow_private: true, ..CallbackSettings::default() }).unwrap();
+    for (path, said) in [
+        ("ok", CallOutcome::Answered),
+        ("away", CallOutcome::Answered),
+        ("later", CallOutcome::Failed),
+        ("date", CallOutcome::Failed),
+    ] {
+        let url = format!("http://{address}/{path}");
+        assert_eq!(said_of_receiver(&handler, json!({"url": url})).await, Some(said), "{path}");
+    }
+    // Nothing listens there.
+    let gone = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
+    let url = format!("http://{gone}/");
+    assert_eq!(said_of_receiver(&handler, json!({"url": url})).await, Some(CallOutcome::Failed));
 }
 
 #[tokio::test]

@@ -676,6 +676,7 @@ mod tests {
             progress: ProgressSlot::default(),
             trace: None,
             exchange: Default::default(),
+            call: Default::default(),
         });
         let source = Memory { hangs: true, ..memory(500) };
         let running = tokio::spawn({

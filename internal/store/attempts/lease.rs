@@ -398,6 +398,7 @@ fn ending(id: JobId, owed: &Owed, verdict: Verdict, why: &str, again: Again) -> 
         result: None,
         follow_ups: Vec::new(),
         again,
+        call: None,
     }
 }
 

@@ -13,6 +13,7 @@ use sqlx::mysql::MySqlRow;
 use sqlx::{Connection, MySqlConnection, Row};
 use uuid::Uuid;
 
+use crate::attempts::breakers::{EndedCall, Turned, count_calls, counted};
 use crate::attempts::claim::{Claim, Claims, among, read_step};
 use crate::rows::limits::{
     FairShare, KEPT_AT_MOST_S, KeyBounds, KeyState, KnownLimits, LimitKey, LimitSetting, MOST_SLOTS, ToPark,
@@ -112,8 +113,9 @@ impl Claims {
         // The starts of jobs that are admitted and then not claimed do not count.
         let mut rates = states.clone();
         let (mut admitted, mut refused) = (Vec::new(), BTreeMap::new());
+        let mut probes: BTreeMap<&LimitKey, Uuid> = BTreeMap::new();
         for job in jobs {
-            match admit(job, &mut states, &kept_for)? {
+            match admit(job, &mut states, &kept_for, &mut probes)? {
                 None => admitted.push(job.id),
                 Some(key) => drop(refused.insert(job.id, key)),
             }
@@ -160,6 +162,10 @@ impl Claims {
             script.push(sql, values);
             slots_step(&mut script, &won);
             write_rates(&mut script, &rates);
+            for (key, id) in probes.iter().filter(|(_, id)| won_ids.contains(id)) {
+                let values = vec![Value::from(*id), key.limit.as_str().into(), Value::from(key.key.as_bytes())];
+                script.push("UPDATE limit_keys SET probe_job = ? WHERE limit_name = ? AND limit_key = ?", values);
+            }
         }
         let parked: Vec<ToPark<'_>> = queues
             .iter()
@@ -221,11 +227,13 @@ fn text(row: &MySqlRow, column: &str) -> Result<Option<String>, sqlx::Error> {
     Ok(bytes.map(|bytes| String::from_utf8_lossy(&bytes).into_owned()))
 }
 
-/// Decide whether a job may start, and count it if so. Otherwise return the key that has no room.
+/// Decide whether a job may start, and count it if so. Otherwise return the key that has no room. A job whose call decides
+/// about an open breaker is added to `probes`.
 fn admit<'j>(
     job: &'j Limited,
     states: &mut BTreeMap<LimitKey, KeyState>,
     kept_for: &BTreeSet<(LimitKey, Uuid)>,
+    probes: &mut BTreeMap<&'j LimitKey, Uuid>,
 ) -> Result<Option<&'j LimitKey>, sqlx::Error> {
     let mut after = Vec::with_capacity(job.keys.len());
     for (key, bounds) in &job.keys {
@@ -238,14 +246,17 @@ fn admit<'j>(
         after.push((key, state));
     }
     for (key, state) in after {
-        states.insert(key.clone(), state);
+        let before = states.insert(key.clone(), state);
+        if state.is_probing() && before.is_some_and(|before| !before.is_probing()) {
+            probes.insert(key, job.id);
+        }
     }
     Ok(None)
 }
 
 /// Return the keys of which an attempt of this job has a slot.
 fn slots_of(job: &Limited) -> impl Iterator<Item = &LimitKey> {
-    job.keys.iter().filter(|(_, bounds)| bounds.bounds.concurrency.is_some()).map(|(key, _)| key)
+    job.keys.iter().filter(|(_, bounds)| bounds.has_slots()).map(|(key, _)| key)
 }
 
 /// Add the step that gives these attempts their slots.
@@ -282,6 +293,8 @@ pub(crate) struct FreedSlots {
 pub(crate) struct SlotsOfJob {
     pub(crate) id: Uuid,
     pub(crate) keys: Arc<[LimitKey]>,
+    /// How its call to a host ended.
+    pub(crate) call: Option<EndedCall>,
 }
 
 impl Batch for FreedSlots {
@@ -298,14 +311,21 @@ impl Batch for FreedSlots {
         conn: &'c mut MySqlConnection,
         items: &'c [SlotsOfJob],
         (): (),
-        _earlier: PriorRun,
+        earlier: PriorRun,
     ) -> DbFuture<'c, Vec<Vec<DueJob>>> {
         Box::pin(async move {
             let ids: Vec<Uuid> = items.iter().map(|item| item.id).collect();
             let keys: BTreeSet<LimitKey> = items.iter().flat_map(|item| item.keys.iter().cloned()).collect();
+            let limits = self.limits.now();
+            let calls = items.iter().filter_map(|item| Some((item.id, item.call.as_ref()?, &item.keys)));
+            let calls = calls.flat_map(|(id, call, keys)| counted((id, call), keys, &limits)).collect();
             let mut tx = conn.begin().await?;
-            let (gone, _) = free(&mut tx, &ids, &keys, &self.limits.now(), false).await?;
+            lock_keys(&mut tx, &keys.iter().collect::<Vec<_>>()).await?;
+            let turned = count_calls(&mut tx, calls, earlier).await?;
+            free_slots_of(&mut tx, &ids).await?;
+            let (gone, _) = let_go(&mut tx, &keys, &limits).await?;
             tx.commit().await?;
+            turned.iter().for_each(Turned::tell);
             // Each of them is told once.
             let mut gone = Some(gone);
             Ok(items.iter().map(|_| gone.take().unwrap_or_default()).collect())
@@ -367,6 +387,10 @@ impl Store {
         for page in stale.chunks(PAGE) {
             gone.extend(self.free_page(page.to_vec(), &limits, false).await?.0);
         }
+        for page in self.keys_to_probe(&limits).await?.chunks(PAGE) {
+            let page = page.iter().map(|key| (key.clone(), Vec::new())).collect();
+            gone.extend(self.free_page(page, &limits, false).await?.0);
+        }
         let mut after = if changed { None } else { sweep.after };
         loop {
             let keys = self.keys_with_room(after, &limits, changed).await?;
@@ -426,6 +450,25 @@ impl Store {
                     stale.entry(key_in(&row)?).or_default().push(row.try_get("job_id")?);
                 }
                 Ok(stale)
+            })
+        })
+        .await
+    }
+
+    /// Read the keys of open breakers whose pause is over.
+    async fn keys_to_probe(&self, limits: &[LimitSetting]) -> Result<Vec<LimitKey>, StoreError> {
+        if limits.iter().all(|set| set.breaker_rule().is_none()) {
+            return Ok(Vec::new());
+        }
+        on_pool(&self.shared.pools.loops, "read open breakers", |conn, _| {
+            Box::pin(async move {
+                let sql = format!(
+                    "SELECT k.limit_name, k.limit_key FROM limit_keys k FORCE INDEX (limit_keys_probe) \
+                     WHERE k.probe_at <= UTC_TIMESTAMP(6) AND EXISTS (SELECT 1 FROM limit_waits w \
+                     FORCE INDEX (limit_waits_line) WHERE w.limit_name = k.limit_name AND w.limit_key = k.limit_key) \
+                     ORDER BY k.probe_at LIMIT {KEYS_READ}"
+                );
+                statement(sql).fetch_all(conn).await?.iter().map(key_in).collect()
             })
         })
         .await

@@ -1,5 +1,6 @@
 //! Attempts: claimed, leased, settled and lost.
 //!
+//! - `breakers.rs`: counts the ends of calls for the breakers of their hosts.
 //! - `claim.rs`: starts attempts.
 //! - `claim_batches.rs`: finds the open attempts of a runner.
 //! - `complete.rs`: settles plain successes.
@@ -11,6 +12,7 @@
 //! - `settlement.rs`: what a runner reports about an attempt, and the answer.
 //! - `suspects.rs`: ends a suspect at once when its process is known to be dead.
 
+pub(super) mod breakers;
 pub(super) mod claim;
 pub(super) mod claim_batches;
 pub(super) mod complete;

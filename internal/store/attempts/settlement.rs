@@ -7,7 +7,7 @@ use serde_json::value::RawValue;
 use crate::attempts::claim::Opened;
 use crate::rows::jobs::Accepted;
 use crate::rows::owed::DueJob;
-use tickr_job::{AttemptToken, JobId, Name, NewJob, Priority, RetryPolicy, State, Timestamp, Verdict};
+use tickr_job::{AttemptToken, CallOutcome, JobId, Name, NewJob, Priority, RetryPolicy, State, Timestamp, Verdict};
 
 /// The result of an attempt, as the holder of its token reports it.
 #[derive(Clone, Debug)]
@@ -32,6 +32,8 @@ pub struct Settlement {
     pub follow_ups: Vec<NewJob>,
     /// Due time of the next attempt, if the job waits again.
     pub again: Again,
+    /// How the call to the job's host ended, if it says something about the host.
+    pub call: Option<CallOutcome>,
 }
 
 /// Due time of a job that waits again.

@@ -56,6 +56,7 @@ impl Store {
                     result: None,
                     follow_ups: Vec::new(),
                     again,
+                    call: None,
                 };
                 let step = decide(0, &ended, owed, now)?;
                 let step = [step];

@@ -1,8 +1,9 @@
 //! Reads about limits by key: why a job is parked, and which keys have jobs.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
-use sqlx::Row;
+use sqlx::mysql::MySqlRow;
+use sqlx::{MySqlConnection, Row};
 
 use crate::rows::limits::{LimitKey, key_in};
 use crate::sql::batches::statement;
@@ -28,6 +29,25 @@ pub struct ParkedAt {
     pub holders: Vec<JobId>,
     /// Number of jobs that have slots of the key.
     pub running: u32,
+    /// The breaker of the host, if it has failures.
+    pub breaker: Option<BreakerSeen>,
+}
+
+/// The breaker of a host whose last calls failed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BreakerSeen {
+    /// Number of failures in a row.
+    pub failures: u32,
+    /// Time of the last failure.
+    pub failed_at: Timestamp,
+    /// Error of the last failure.
+    pub last_error: Option<String>,
+    /// Since when it is open. Nothing while it is closed.
+    pub opened_at: Option<Timestamp>,
+    /// When the next call may start, if it is open.
+    pub next_call_at: Option<Timestamp>,
+    /// True if it is open and its pause is over: the next call decides, or is under way.
+    pub half_open: bool,
 }
 
 /// The jobs of one key of a limit.
@@ -41,6 +61,35 @@ pub struct KeyUse {
     pub parked: u32,
     /// Due time of the parked job that was due first.
     pub parked_since: Option<Timestamp>,
+    /// The breaker of the host, if it has failures.
+    pub breaker: Option<BreakerSeen>,
+}
+
+/// Read the breakers with failures of the keys of a limit from one key to another, both included.
+async fn breakers(
+    conn: &mut MySqlConnection,
+    limit: &Name,
+    (first, last): (&[u8], &[u8]),
+) -> Result<BTreeMap<Vec<u8>, BreakerSeen>, sqlx::Error> {
+    let found = sqlx::query(
+        "SELECT k.limit_key, k.failures, k.failed_at, k.last_error, k.opened_at, k.probe_at, \
+         COALESCE(k.probe_at <= UTC_TIMESTAMP(6), FALSE) AS half_open FROM limits l STRAIGHT_JOIN limit_keys k \
+         FORCE INDEX (PRIMARY) ON k.limit_name = l.name AND k.failed_at >= l.breaker_since \
+         WHERE l.name = ? AND k.limit_key >= ? AND k.limit_key <= ? AND k.failures > 0 LIMIT ?",
+    );
+    let found = found.bind(limit.as_str()).bind(first).bind(last).bind(MAX_KEYS).fetch_all(conn).await?;
+    let seen = |row: &MySqlRow| {
+        let seen = BreakerSeen {
+            failures: row.try_get("failures")?,
+            failed_at: row.try_get("failed_at")?,
+            last_error: row.try_get("last_error")?,
+            opened_at: row.try_get("opened_at")?,
+            next_call_at: row.try_get("probe_at")?,
+            half_open: row.try_get::<i64, _>("half_open")? != 0,
+        };
+        Ok((row.try_get("limit_key")?, seen))
+    };
+    found.iter().map(seen).collect()
 }
 
 impl Store {
@@ -79,9 +128,12 @@ impl Store {
                 .bind(key.limit.as_str())
                 .bind(key.key.as_bytes())
                 .bind(MAX_NAMED)
-                .fetch_all(conn)
+                .fetch_all(&mut *conn)
                 .await?;
+                let bytes = key.key.as_bytes();
+                let breaker = breakers(conn, &key.limit, (bytes, bytes)).await?.remove(bytes);
                 Ok(Some(ParkedAt {
+                    breaker,
                     key,
                     ahead: u32::try_from(ahead).unwrap_or(u32::MAX),
                     holders: holders.into_iter().map(JobId::from_uuid).collect(),
@@ -92,7 +144,7 @@ impl Store {
         .await
     }
 
-    /// Read the keys of a limit that have jobs, in key order, at most 200. The result of one page begins after `after`.
+    /// Read the keys of a limit that have jobs or an open breaker, in key order, at most 200. The result of one page begins after `after`.
     ///
     /// # Errors
     /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
@@ -107,15 +159,23 @@ impl Store {
                 let sql = format!(
                     "(SELECT DISTINCT limit_key FROM limit_slots WHERE limit_name = ? {rest} ORDER BY limit_key LIMIT ?) \
                      UNION (SELECT DISTINCT limit_key FROM limit_waits FORCE INDEX (limit_waits_line) \
-                     WHERE limit_name = ? {rest} ORDER BY limit_key LIMIT ?)"
+                     WHERE limit_name = ? {rest} ORDER BY limit_key LIMIT ?) UNION (SELECT k.limit_key FROM limits l \
+                     STRAIGHT_JOIN limit_keys k FORCE INDEX (PRIMARY) ON k.limit_name = l.name \
+                     AND k.failed_at >= l.breaker_since WHERE l.name = ? {} AND k.probe_at IS NOT NULL \
+                     ORDER BY k.limit_key LIMIT ?)",
+                    rest.replace("limit_key", "k.limit_key")
                 );
                 let mut query = statement(sql);
-                for _ in 0..2 {
+                for _ in 0..3 {
                     query = query.bind(name).bind(bound.unwrap_or_default()).bind(MAX_KEYS);
                 }
                 let rows = query.fetch_all(&mut *conn).await?;
                 let keys: BTreeSet<Vec<u8>> =
                     rows.iter().map(|row| row.try_get("limit_key")).collect::<Result<_, _>>()?;
+                let mut breakers = match (keys.first(), keys.last()) {
+                    (Some(first), Some(last)) => breakers(conn, &limit, (first, last)).await?,
+                    _ => BTreeMap::new(),
+                };
                 let mut used = Vec::new();
                 for key in keys.into_iter().take(usize::try_from(MAX_KEYS).unwrap_or(0)) {
                     let row = sqlx::query(
@@ -142,6 +202,7 @@ impl Store {
                         running: count("running")?,
                         parked: count("parked")?,
                         parked_since: row.try_get("parked_since")?,
+                        breaker: breakers.remove(&key),
                     });
                 }
                 Ok(used)

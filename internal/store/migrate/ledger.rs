@@ -62,6 +62,7 @@ const FILES: &[(&str, &str)] = embedded![
     "0034_unique_windows.sql",
     "0035_limits.sql",
     "0036_jobs_host.sql",
+    "0037_breakers.sql",
 ];
 
 /// The migrations that this binary brings, in order.

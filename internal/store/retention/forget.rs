@@ -117,7 +117,7 @@ impl Store {
     }
 
     /// Delete the rows of keys of limits behind `after` that no job uses and whose rate allows a start at once, one page
-    /// at most. Returns the number of deleted rows and the key behind which the next page begins.
+    /// at most. Failed calls are forgotten after a day. Returns the number of deleted rows and the key behind which the next page begins.
     ///
     /// # Errors
     /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
@@ -137,6 +137,8 @@ impl Store {
                 for LimitKey { limit, key } in &keys {
                     let sql = "DELETE FROM limit_keys WHERE limit_name = ? AND limit_key = ? \
                                AND (next_start IS NULL OR next_start < UTC_TIMESTAMP(6)) \
+                               AND (failed_at IS NULL OR GREATEST(failed_at, COALESCE(probe_at, failed_at)) \
+                               < UTC_TIMESTAMP(6) - INTERVAL 1 DAY) \
                                AND NOT EXISTS (SELECT 1 FROM limit_slots s WHERE s.limit_name = ? AND s.limit_key = ?) \
                                AND NOT EXISTS (SELECT 1 FROM limit_waits w WHERE w.limit_name = ? AND w.limit_key = ?)";
                     let mut query = sqlx::query(sql);

@@ -20,12 +20,13 @@ use sqlx::mysql::MySqlRow;
 use sqlx::{MySqlConnection, Row};
 use uuid::Uuid;
 
+use crate::rows::breakers::{BreakerRule, OpenGate};
 use crate::rows::order::held_until;
 use crate::rows::owed::{DueJob, due_job};
 use crate::sql::batches::MAX_ROWS;
 use crate::sql::error::corrupt;
 use crate::sql::script::{Script, Value, rows_as_text};
-use tickr_job::{Actor, Bounds, CountedBy, Limit, Name, Rate, SharedBy, Timestamp, ceil_ms};
+use tickr_job::{Actor, Bounds, Breaker, CountedBy, Limit, Name, Rate, SharedBy, Timestamp, ceil_ms};
 
 /// Time for which a slot is kept for a job that was let go, after its due time.
 const KEPT_FOR: TimeDelta = TimeDelta::seconds(5);
@@ -67,12 +68,22 @@ pub struct LimitSetting {
     pub changed: (Timestamp, Actor),
     /// The version. Every change increments it.
     pub version: u32,
+    /// When the limit got a breaker.
+    pub breaker_since: Option<Timestamp>,
     /// What the keys of a fair limit share, as this process last read it. It is not stored.
     pub share: Option<FairShare>,
 }
 
 pub(crate) const COLUMNS: &str = "name, kind, queue, shared_by, concurrency, rate, period_ms, burst, fair, overrides, counted, \
-                                  changed_at, changed_by, version";
+                                  changed_at, changed_by, version, breaker_failures, breaker_pause_ms, breaker_max_pause_ms, \
+                                  breaker_since";
+
+impl LimitSetting {
+    /// Return the breaker of the limit, if it has one.
+    pub(crate) fn breaker_rule(&self) -> Option<BreakerRule> {
+        Some(BreakerRule { breaker: self.limit.breaker?, since: self.breaker_since? })
+    }
+}
 
 /// Read all limits, in the order of their names.
 pub(crate) async fn read_limits(conn: &mut MySqlConnection) -> Result<Vec<LimitSetting>, sqlx::Error> {
@@ -91,6 +102,12 @@ pub(crate) fn setting(row: &MySqlRow) -> Result<LimitSetting, sqlx::Error> {
         (Some(starts), Some(period_ms), Some(burst)) => Some(Rate { starts, period_ms, burst }),
         _ => None,
     };
+    let breaker: (Option<u32>, Option<u32>, Option<u32>) =
+        (row.try_get("breaker_failures")?, row.try_get("breaker_pause_ms")?, row.try_get("breaker_max_pause_ms")?);
+    let breaker = match breaker {
+        (Some(failures), Some(pause_ms), Some(max_pause_ms)) => Some(Breaker { failures, pause_ms, max_pause_ms }),
+        _ => None,
+    };
     let overrides: Option<String> = row.try_get("overrides")?;
     Ok(LimitSetting {
         limit: Limit {
@@ -99,6 +116,7 @@ pub(crate) fn setting(row: &MySqlRow) -> Result<LimitSetting, sqlx::Error> {
             queue: name("queue")?,
             shared_by: SharedBy::from_word(row.try_get("shared_by")?).ok_or_else(|| corrupt("shared_by"))?,
             fair: row.try_get("fair")?,
+            breaker,
             bounds: Bounds { concurrency: row.try_get("concurrency")?, rate, weight: None },
             overrides: match overrides {
                 Some(text) => serde_json::from_str(&text).map_err(|e| corrupt(format!("overrides: {e}")))?,
@@ -108,6 +126,7 @@ pub(crate) fn setting(row: &MySqlRow) -> Result<LimitSetting, sqlx::Error> {
         counted: row.try_get("counted")?,
         changed: (row.try_get("changed_at")?, Actor::from_stored(row.try_get("changed_by")?)),
         version: row.try_get("version")?,
+        breaker_since: row.try_get("breaker_since")?,
         share: None,
     })
 }
@@ -210,8 +229,7 @@ pub(crate) fn keys_of(
     let of = |set: &LimitSetting| {
         let key = set.limit.key_of(kind, queue, by)?;
         let bounds = KeyBounds::of(set, key);
-        let bounded = bounds.bounds != Bounds::default();
-        bounded.then(|| (LimitKey { limit: set.limit.name.clone(), key: key.to_owned() }, bounds))
+        bounds.is_bounded().then(|| (LimitKey { limit: set.limit.name.clone(), key: key.to_owned() }, bounds))
     };
     limits.iter().filter_map(of).collect()
 }
@@ -220,6 +238,7 @@ pub(crate) fn keys_of(
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct KeyBounds {
     pub(crate) bounds: Bounds,
+    pub(crate) breaker: Option<BreakerRule>,
     /// True if the limit is fair. Then few jobs of a key may be on their way to a runner, ahead of those of other keys.
     fair: bool,
     /// False while the attempts that ran when the limit was set are not counted yet.
@@ -234,7 +253,17 @@ impl KeyBounds {
             let share = share.of(bounds.weight.unwrap_or(1));
             bounds.concurrency = Some(bounds.concurrency.map_or(share, |most| most.min(share)));
         }
-        Self { bounds: Bounds { weight: None, ..bounds }, fair: set.limit.fair, counted }
+        Self { bounds: Bounds { weight: None, ..bounds }, breaker: set.breaker_rule(), fair: set.limit.fair, counted }
+    }
+
+    /// Return whether anything may keep a job of the key from its start.
+    fn is_bounded(&self) -> bool {
+        self.bounds != Bounds::default() || self.breaker.is_some()
+    }
+
+    /// Return whether the attempts of the key have slots: they are counted, or the end of their calls is.
+    pub(crate) fn has_slots(&self) -> bool {
+        self.bounds.concurrency.is_some() || self.breaker.is_some()
     }
 
     /// Return the values of a key, also of one whose limit was removed: that has none.
@@ -255,6 +284,8 @@ pub(crate) struct KeyState {
     pub(crate) parked: bool,
     /// When the rate allows the next start without a burst.
     next_start: Option<Timestamp>,
+    /// The breaker of the host, if it is open.
+    gate: Option<OpenGate>,
     /// The time of the server at the reading.
     pub(crate) now: Timestamp,
 }
@@ -263,20 +294,22 @@ impl KeyState {
     /// Return whether a job that was not let go may start now. If so, count it.
     pub(crate) fn admit(&mut self, bounds: KeyBounds) -> bool {
         // Parked jobs were due earlier.
-        if self.parked || !self.has_room(bounds) || !self.conforms(bounds) {
+        if self.parked || !self.has_room(bounds) || !self.conforms(bounds) || !self.passes(bounds) {
             return false;
         }
         self.running += 1;
         self.start(bounds);
+        self.call(bounds);
         true
     }
 
     /// Return whether a job that was let go may start now. If so, count it. Its slot is counted already.
     pub(crate) fn admit_let_go(&mut self, bounds: KeyBounds) -> bool {
-        if !self.conforms(bounds) {
+        if !self.conforms(bounds) || !self.passes(bounds) {
             return false;
         }
         self.start(bounds);
+        self.call(bounds);
         true
     }
 
@@ -286,6 +319,29 @@ impl KeyState {
 
     fn conforms(&self, bounds: KeyBounds) -> bool {
         bounds.bounds.rate.is_none_or(|rate| self.turn(&rate, 0) <= self.now)
+    }
+
+    /// Return whether the breaker lets a job start.
+    fn passes(&self, bounds: KeyBounds) -> bool {
+        self.open_gate(bounds).is_none_or(|(gate, rule)| gate.may_probe(rule, self.now))
+    }
+
+    fn open_gate(&self, bounds: KeyBounds) -> Option<(OpenGate, BreakerRule)> {
+        Some((self.gate?, bounds.breaker?)).filter(|(gate, rule)| gate.is_open(*rule))
+    }
+
+    /// Return whether the call that decides about an open breaker is under way.
+    pub(crate) fn is_probing(&self) -> bool {
+        self.gate.is_some_and(|gate| gate.probing)
+    }
+
+    /// Note a start. With an open breaker, its call is the one that decides.
+    fn call(&mut self, bounds: KeyBounds) {
+        if self.open_gate(bounds).is_some()
+            && let Some(gate) = &mut self.gate
+        {
+            gate.probing = true;
+        }
     }
 
     /// Return the even time of the next start. A start is followed by the next within its interval and the tolerance. A
@@ -311,14 +367,18 @@ impl KeyState {
     }
 
     /// Return how many parked jobs may be let go.
-    pub(crate) fn room(&self, KeyBounds { bounds, fair, counted }: KeyBounds) -> usize {
+    pub(crate) fn room(&self, key: KeyBounds) -> usize {
+        let KeyBounds { bounds, fair, counted, .. } = key;
         let slots = bounds.concurrency.map(|most| if counted { i64::from(most) - self.running - self.kept } else { 0 });
         let turns = bounds.rate.map(|rate| {
             let ahead = LET_GO_AHEAD.num_microseconds().unwrap_or(0) / rate.interval_us().max(1) + 1;
             ahead.min(MOST_AHEAD) - self.kept
         });
         let on_their_way = fair.then(|| MOST_AHEAD - self.kept);
-        let room = slots.into_iter().chain(turns).chain(on_their_way).min().unwrap_or(i64::MAX);
+        // While a breaker is open, one job at a time may start, once its pause is over.
+        let probes =
+            self.open_gate(key).map(|(gate, rule)| if gate.may_probe(rule, self.now) { 1 - self.kept } else { 0 });
+        let room = slots.into_iter().chain(turns).chain(on_their_way).chain(probes).min().unwrap_or(i64::MAX);
         usize::try_from(room.max(0)).unwrap_or(0).min(MOST_AT_ONCE)
     }
 }
@@ -327,7 +387,7 @@ impl KeyState {
 const NOT_PAUSED: &str = "queue NOT IN (SELECT name FROM queues WHERE paused_at IS NOT NULL)";
 
 /// Build the condition that a row belongs to one of these keys. The columns have the prefix `alias`.
-fn any_of<'a>(alias: &str, keys: &[&'a LimitKey]) -> (String, Vec<Value<'a>>) {
+pub(crate) fn any_of<'a>(alias: &str, keys: &[&'a LimitKey]) -> (String, Vec<Value<'a>>) {
     let one = format!("({alias}limit_name = ? AND {alias}limit_key = ?)");
     let values = keys.iter().flat_map(|key| [Value::from(key.limit.as_str()), Value::from(key.key.as_bytes())]);
     (vec![one; keys.len()].join(" OR "), values.collect())
@@ -402,8 +462,9 @@ pub(crate) fn state_step<'a>(script: &mut Script<'a>, keys: &[&'a LimitKey]) {
     let (any, values) = any_of("k.", keys);
     let of_key = "limit_name = k.limit_name AND limit_key = k.limit_key";
     let slots = format!("SELECT COUNT(*) FROM limit_slots FORCE INDEX (PRIMARY) WHERE {of_key}");
+    let gate = OpenGate::COLUMNS;
     let sql = format!(
-        "SELECT k.limit_name, k.limit_key, k.next_start, UTC_TIMESTAMP(6) AS moment, \
+        "SELECT k.limit_name, k.limit_key, k.next_start, UTC_TIMESTAMP(6) AS moment, {gate}, \
          ({slots} AND kept_until IS NULL) AS running, ({slots} AND kept_until > UTC_TIMESTAMP(6)) AS kept, \
          EXISTS (SELECT 1 FROM limit_waits FORCE INDEX (limit_waits_line) WHERE {of_key} AND {NOT_PAUSED}) AS parked \
          FROM limit_keys k FORCE INDEX (PRIMARY) WHERE {any}"
@@ -420,6 +481,7 @@ pub(crate) fn states_in(rows: &[MySqlRow]) -> Result<BTreeMap<LimitKey, KeyState
                 kept: row.try_get("kept")?,
                 parked: row.try_get::<i64, _>("parked")? != 0,
                 next_start: row.try_get("next_start")?,
+                gate: OpenGate::in_row(row)?,
                 now: row.try_get("moment")?,
             };
             Ok((key_in(row)?, state))
@@ -585,8 +647,8 @@ async fn let_go_of(
     let mut kept: Vec<(&LimitKey, Uuid, Timestamp)> = Vec::with_capacity(jobs.len());
     for job in &mut jobs {
         let Some((key, due_at)) = waiting.get(&job.id.uuid()) else { continue };
-        let (Some(state), bounds) = (states.get(key), KeyBounds::find(limits, key).bounds) else { continue };
-        job.execute_at = match bounds.rate {
+        let (Some(state), bounds) = (states.get(key), KeyBounds::find(limits, key)) else { continue };
+        job.execute_at = match bounds.bounds.rate {
             None => *due_at,
             Some(rate) => {
                 let turn = turns.entry(key).or_insert(state.kept);
@@ -599,7 +661,7 @@ async fn let_go_of(
                 ceil_ms(at).max(*due_at)
             }
         };
-        if bounds != Bounds::default() {
+        if bounds.is_bounded() {
             kept.push((key, job.id.uuid(), job.execute_at.max(state.now) + KEPT_FOR));
         }
     }
@@ -729,12 +791,12 @@ mod tests {
     }
 
     fn quiet(now: Timestamp) -> KeyState {
-        KeyState { running: 0, kept: 0, parked: false, next_start: None, now }
+        KeyState { running: 0, kept: 0, parked: false, next_start: None, gate: None, now }
     }
 
     fn rate(starts: u32, period_ms: u32, burst: u32) -> KeyBounds {
         let rate = Some(Rate { starts, period_ms, burst });
-        KeyBounds { bounds: Bounds { rate, ..Bounds::default() }, fair: false, counted: true }
+        KeyBounds { bounds: Bounds { rate, ..Bounds::default() }, breaker: None, fair: false, counted: true }
     }
 
     /// Ask at these moments, and return the moments of the starts.
@@ -794,11 +856,13 @@ mod tests {
             queue: None,
             shared_by: SharedBy::Key,
             fair: false,
+            breaker: None,
             bounds: Bounds { concurrency: Some(1), ..Bounds::default() },
             overrides: BTreeMap::new(),
         };
         let changed = (at(0), Actor::tickr());
-        let newer = Arc::new(vec![LimitSetting { limit, counted: true, changed, version: 1, share: None }]);
+        let set = LimitSetting { limit, counted: true, changed, version: 1, breaker_since: None, share: None };
+        let newer = Arc::new(vec![set]);
         let earlier = Instant::now();
         known.follow(&newer, earlier + Duration::from_secs(1));
         known.follow(&Arc::default(), earlier);
@@ -811,6 +875,7 @@ mod tests {
     fn jobs_are_let_go_while_slots_and_turns_are_left() {
         let most = |concurrency| KeyBounds {
             bounds: Bounds { concurrency: Some(concurrency), ..Bounds::default() },
+            breaker: None,
             fair: false,
             counted: true,
         };

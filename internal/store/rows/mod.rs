@@ -3,6 +3,7 @@
 //! These files know [`sql`](super::sql) and each other, and no other room.
 //!
 //! - `aged.rs`: removes rows by their age.
+//! - `breakers.rs`: columns of `limit_keys` about the breaker of a host.
 //! - `dead_letters.rs`: rows of `dead_letters`.
 //! - `jobs.rs`: rows of new jobs, and their receipts.
 //! - `ledger.rs`: lines of the ledger, `attempts`.
@@ -13,6 +14,7 @@
 //! - `unique_keys.rs`: rows of `unique_keys`.
 
 pub(super) mod aged;
+pub(super) mod breakers;
 pub(super) mod dead_letters;
 pub(super) mod jobs;
 pub(super) mod ledger;

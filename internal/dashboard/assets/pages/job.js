@@ -47,7 +47,7 @@ export default function Job({ params: [id] }) {
   if (!job.data) return job.error ? html`<${Trouble} error=${job.error} retry=${job.reload} />` : html`<${Skeleton} />`;
   const it = job.data;
   const kind = kinds.data?.data.find((known) => known.kind === it.kind);
-  const parked = it.held && (!it.order_key || has(why.data, 'limit_reached'));
+  const parked = it.held && (!it.order_key || has(why.data, 'limit_reached', 'breaker_open'));
   return html`
     <${Head}
       title=${html`${it.kind} <${Badge} is=${it.state} />`}
@@ -108,7 +108,7 @@ const has = (explanation, ...codes) => explanation?.reasons.some((reason) => cod
 function Explained({ why, job }) {
   if (!why.data) return why.error ? html`<${Trouble} error=${why.error} />` : null;
   const bad = ['queue_paused', 'no_runner', 'queue_not_served', 'kind_unknown', 'overdue', 'lease_over'];
-  const worst = has(why.data, ...bad, 'limit_reached')
+  const worst = has(why.data, ...bad, 'limit_reached', 'breaker_open')
     ? 'warn'
     : job.state === 'failed'
       ? 'bad'
@@ -126,7 +126,7 @@ function Explained({ why, job }) {
         </ol>`
     }
     ${
-      has(why.data, 'limit_reached') &&
+      has(why.data, 'limit_reached', 'breaker_open') &&
       html`<p class="row"><${ToLimit} reasons=${why.data.reasons} /> <${SameKey} job=${job} /></p>`
     }
     ${
@@ -142,7 +142,7 @@ const Reason = ({ of }) => html`<${WithJobs} text=${sentence(of.text)} />`;
 
 /** The limit that a job waits for; only the sentence names it. */
 function ToLimit({ reasons }) {
-  const { text } = reasons.find((reason) => reason.code === 'limit_reached');
+  const { text } = reasons.find((reason) => ['limit_reached', 'breaker_open'].includes(reason.code));
   const [, name] = /^the limit ([a-z0-9][a-z0-9_.-]{0,63}) /.exec(text) ?? [];
   return name ? html`<a href=${`/limits/${seg(name)}`}>To the limit ${name}</a>` : html`<a href="/limits">Limits</a>`;
 }

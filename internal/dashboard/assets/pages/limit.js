@@ -1,14 +1,15 @@
 // One limit by key: what it allows, and its keys that have jobs.
 
-import { seg, url } from '../core/api.js';
+import { call, seg, url } from '../core/api.js';
 import { html, useState } from '../core/dom.js';
 import { count, plural } from '../core/format.js';
 import { useQuery } from '../core/query.js';
 import { go, useWords } from '../core/route.js';
 import { Acts } from '../ui/acts.js';
-import { Allowed, Empty, Head, Panel, Skeleton, Time, Trouble, useMay } from '../ui/base.js';
+import { Allowed, Empty, Head, Panel, Skeleton, Time, Trouble, tell, useMay } from '../ui/base.js';
+import { confirm } from '../ui/dialog.js';
 import { quoted } from '../ui/filter.js';
-import { allowance, each, keyWord, LimitForm, RateOf, readTagged, remove, shares } from '../ui/limits.js';
+import { allowance, breakerText, each, keyWord, LimitForm, RateOf, readTagged, remove, shares } from '../ui/limits.js';
 
 const happens = ['accepted', 'started', 'settled', 'cancelled', 'reaped'];
 /** The API counts no further. */
@@ -89,6 +90,7 @@ function Facts({ it }) {
     <dd>${it.rate ? html`<${RateOf} rate=${it.rate} />` : 'no such limit'}</dd>
     <dt>Fair</dt>
     <dd>${it.fair ? 'keys with waiting jobs share the workers' : 'no'}</dd>
+    ${it.breaker && html`<dt>Breaker</dt><dd>${breakerText(it.breaker)}</dd>`}
     <dt>Last changed</dt>
     <dd><${Time} at=${it.changed_at} /> by ${it.changed_by}</dd>
   </dl>`;
@@ -142,6 +144,36 @@ function jobsOf(limit, key, state) {
 
 const Maybe = ({ to, children }) => (to ? html`<a href=${to}>${children}</a>` : html`<span>${children}</span>`);
 
+/** The state of the breaker of a host, why it is open, and the way to close it. */
+function BreakerOf({ of, host, path, done }) {
+  if (!of) return html`<span class="faint">–</span>`;
+  if (of.state === 'closed')
+    return html`<span class="soft">closed${of.failures > 0 ? `, ${plural(of.failures, 'failure')}` : ''}</span>`;
+  const close = () =>
+    confirm(
+      `Close the breaker of ${host}?`,
+      'The jobs that wait for it start as the limit allows. Failures are counted anew.',
+      'Close it',
+      async () => {
+        const { closed } = await call('POST', `${path}/close-breaker`, { body: { host } });
+        tell(closed ? `The breaker of ${host} was closed` : `The breaker of ${host} was not open any more`);
+        done();
+        return true;
+      },
+    );
+  return html`<div class="stack">
+    <span>
+      <b class="bad">${of.state === 'half_open' ? 'half-open' : 'open'}</b> since <${Time} at=${of.since} />
+      <span class="soft">${plural(of.failures, 'failure')}</span>
+    </span>
+    <span class="soft">
+      ${of.state === 'half_open' ? 'The next call decides' : html`Next call <${Time} at=${of.next_call_at} />`}
+    </span>
+    ${of.last_error && html`<span class="mono lines" title=${of.last_error}>${of.last_error}</span>`}
+    <${Allowed}><button type="button" class="small" onClick=${close}>Close the breaker</button></${Allowed}>
+  </div>`;
+}
+
 /** The keys that have jobs, page by page. */
 function Keys({ limit, path }) {
   const [trail, follow] = useState([]);
@@ -150,6 +182,7 @@ function Keys({ limit, path }) {
   const rows = keys.data?.data ?? [];
   const word = keyWord(limit.shared_by);
   const rated = rows.some((row) => row.rate);
+  const guarded = Boolean(limit.breaker);
   return html`
     <${Panel} title=${`${word}s with jobs`} flush>
       <${Trouble} error=${keys.error} retry=${keys.reload} />
@@ -158,7 +191,7 @@ function Keys({ limit, path }) {
         keys.data &&
         rows.length === 0 &&
         html`<${Empty} title=${after ? 'No more keys' : 'No key has jobs'}>
-          A key is listed while jobs of it run, or wait for this limit.
+          A key is listed while jobs of it run, or wait for this limit${guarded && ', and while its breaker is open'}.
         </${Empty}>`
       }
       ${
@@ -171,6 +204,7 @@ function Keys({ limit, path }) {
               <th class="right">Waiting</th>
               <th>Since</th>
               ${rated && html`<th>Rate</th>`}
+              ${guarded && html`<th>Breaker</th>`}
             </tr>
           </thead>
           <tbody>
@@ -203,6 +237,12 @@ function Keys({ limit, path }) {
                 </td>
                 <td data-label="Since"><${Time} at=${row.parked_since} /></td>
                 ${rated && html`<td data-label="Rate" class="num"><${RateOf} rate=${row.rate} /></td>`}
+                ${
+                  guarded &&
+                  html`<td data-label="Breaker">
+                    <${BreakerOf} of=${row.breaker} host=${row.key} path=${path} done=${keys.reload} />
+                  </td>`
+                }
               </tr>`,
             )}
           </tbody>

@@ -50,12 +50,23 @@ export const RateOf = ({ rate }) =>
     </span>`
     : html`<span class="faint">–</span>`;
 
+/** A length of time in words: `10 s`. */
+export function spanText(ms) {
+  const [length, , unit] = ms > 1000 && ms % 1000 ? units[3] : unitOf(ms);
+  return `${count(ms / length)} ${unit}`;
+}
+
+/** A breaker in words. */
+export const breakerText = ({ failures, pause_ms, max_pause_ms }) =>
+  `opens after ${plural(failures, 'failure')} in a row, for ${spanText(pause_ms)} up to ${spanText(max_pause_ms)}`;
+
 /** What a limit allows, in a sentence. */
-export const allowance = ({ concurrency, rate, fair }) =>
+export const allowance = ({ concurrency, rate, fair, breaker }) =>
   [
     concurrency !== null && `${count(concurrency)} at once`,
     rate && rateText(rate),
     fair && 'a fair share of the workers',
+    breaker && 'a breaker',
   ]
     .filter(Boolean)
     .join(', ');
@@ -94,6 +105,10 @@ function valuesOf(l) {
     unit: String(unit),
     burst: text(l?.rate?.burst),
     fair: l?.fair ?? false,
+    breaker: Boolean(l?.breaker),
+    failures: text(l?.breaker?.failures ?? 5),
+    pause: text((l?.breaker?.pause_ms ?? 10000) / 1000),
+    max_pause: text((l?.breaker?.max_pause_ms ?? 600000) / 1000),
     rows: Object.entries(l?.overrides ?? {}).map(([key, own], id) => ({
       id,
       key,
@@ -117,6 +132,12 @@ function bodyOf(v) {
     if (v.burst !== '') body.rate.burst = Number(v.burst);
   }
   if (v.fair) body.fair = true;
+  if (v.breaker && v.shared_by === 'host')
+    body.breaker = {
+      failures: Number(v.failures),
+      pause_ms: Math.round(Number(v.pause) * 1000),
+      max_pause_ms: Math.round(Number(v.max_pause) * 1000),
+    };
   const own = ({ concurrency, rate, weight }) => ({
     ...(concurrency === '' ? {} : { concurrency: Number(concurrency) }),
     ...(rate ? { rate } : {}),
@@ -168,6 +189,7 @@ function Form({ seen, done, again }) {
   const own = new Set([
     ...fields.map((field) => `/${field}`),
     ...['', '/starts', '/period_ms', '/burst'].map((field) => `/rate${field}`),
+    ...['', '/failures', '/pause_ms', '/max_pause_ms'].map((field) => `/breaker${field}`),
   ]);
   const rowsTold = new Set(
     v.rows.filter((row) => !idle(row)).flatMap((row) => errors.filter((error) => covers(row, error))),
@@ -332,6 +354,47 @@ function Form({ seen, done, again }) {
       </label>
       ${at('/fair') && html`<p class="bad" role="alert">${at('/fair')}</p>`}
     </${Panel}>
+    ${
+      v.shared_by === 'host' &&
+      html`<${Panel} title="When a host fails">
+        <label class="row">
+          <input
+            type="checkbox"
+            id="l-breaker"
+            checked=${v.breaker}
+            onChange=${(e) => set({ breaker: e.target.checked })}
+          />
+          Breaker: after failed calls in a row, the jobs of the host wait, and one call is made after a pause
+        </label>
+        ${at('/breaker') && html`<p class="bad" role="alert">${at('/breaker')}</p>`}
+        ${
+          v.breaker &&
+          html`<div class="fields">
+            ${input(
+              'failures',
+              'Failures in a row',
+              { type: 'number', min: 1, max: 1000, required: true },
+              'No answer, a status of 500 or more, or 429',
+              '/breaker/failures',
+            )}
+            ${input(
+              'pause',
+              'First pause in seconds',
+              { type: 'number', min: 0.1, max: 86400, step: 'any', required: true },
+              'It doubles with each failure',
+              '/breaker/pause_ms',
+            )}
+            ${input(
+              'max_pause',
+              'Longest pause in seconds',
+              { type: 'number', min: 0.1, max: 86400, step: 'any', required: true },
+              null,
+              '/breaker/max_pause_ms',
+            )}
+          </div>`
+        }
+      </${Panel}>`
+    }
     <${Panel}
       title="Other values for single keys"
       side=${html`<span class="soft num">${plural(v.rows.length, 'override')}</span>`}
