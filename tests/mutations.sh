@@ -125,7 +125,7 @@ mutants() {
         'return Ok(only(ActionOutcome::UniqueKeyTaken { holder, state }));' 'return Ok(only(ActionOutcome::Held(state)));' \
         unique_keys::a_retry_whose_unique_key_another_job_took_names_that_job
     mutant 'end of keys that cannot be read' internal/broker/operator_settings.rs \
-        'KEYS_HOLD: Duration = Duration::from_secs(10)' 'KEYS_HOLD: Duration = Duration::from_secs(1_000)' \
+        'API_KEYS_HOLD: Duration = Duration::from_secs(10)' 'API_KEYS_HOLD: Duration = Duration::from_secs(1_000)' \
         starvation::keys_hold_for_ten_seconds_when_it_cannot_be_read_whether_they_were_revoked
     mutant 'token check in reap' internal/store/attempts/lease.rs \
         'owed.token == lapsed.token && owed.lease_until' 'owed.lease_until' \
