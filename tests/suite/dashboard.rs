@@ -196,7 +196,7 @@ async fn jobs_are_found_by_a_filter_in_the_address_and_dealt_with_together() {
         "document.querySelector('[role=combobox]').getAttribute('aria-invalid') === 'true'",
     )
     .await;
-    page.expected("422");
+    page.expected("422").await;
 
     // The address alone restores a search. Then act on all matching jobs, not only on those of this page.
     page.visit("/jobs?q=tag%3Abulk").await;
@@ -436,7 +436,7 @@ async fn a_limit_is_set_shows_its_keys_with_jobs_and_is_changed_and_removed() {
         "['kind', 'queue'].every((field) => document.querySelector(`#l-${field}`).getAttribute('aria-invalid') === 'true')",
     )
     .await;
-    page.expected("422");
+    page.expected("422").await;
     page.fill(&field("Kind"), "letter").await;
     page.fill(&field("Queue"), "").await;
     page.fill(&field("At once"), "1").await;
@@ -489,7 +489,7 @@ async fn a_limit_is_set_shows_its_keys_with_jobs_and_is_changed_and_removed() {
     page.reads_not("This key has an override above").await;
     page.click(&button("Save")).await;
     page.reads("must have concurrency, rate or weight").await;
-    page.expected("422");
+    page.expected("422").await;
     page.fill(&field("At once of override 2"), "2").await;
     page.click(&field("Fair: keys with waiting jobs")).await;
     page.fill(&field("Weight of override 2"), "3").await;
@@ -508,7 +508,7 @@ async fn a_limit_is_set_shows_its_keys_with_jobs_and_is_changed_and_removed() {
     put(json!({"kind": "letter", "concurrency": 7})).await;
     page.click(&button("Save")).await;
     page.reads("Another operator changed or removed it").await;
-    page.expected("412");
+    page.expected("412").await;
     page.click(&button("Show it as it is now")).await;
     page.until("the form is new", "document.querySelector('#l-concurrency')?.value === '7'").await;
     page.click(&button("Cancel")).await;
@@ -530,7 +530,7 @@ async fn a_limit_is_set_shows_its_keys_with_jobs_and_is_changed_and_removed() {
     page.reads("If an unfinished job has it").await;
     page.click(&button("Enqueue")).await;
     page.reads("must be a JSON pointer to a value of the payload").await;
-    page.expected("422");
+    page.expected("422").await;
     page.fill(&field("Unique fields"), "/to").await;
     page.click(&button("Enqueue")).await;
     page.reads("Accepted and durable").await;
@@ -556,7 +556,7 @@ async fn a_schedule_is_made_from_its_preview_triggered_and_paused() {
     page.reads("That gives no time yet").await;
     page.until("the field is marked", "document.querySelector('#s-cron').getAttribute('aria-invalid') === 'true'")
         .await;
-    page.expected("422");
+    page.expected("422").await;
     page.fill(&field("Cron expression"), "30 7 * * 1").await;
     page.fill(&field("Time zone"), "Europe/Warsaw").await;
     page.until("five runs are shown", "document.querySelectorAll('[data-preview] tbody tr').length === 5").await;
@@ -611,7 +611,7 @@ async fn the_enqueue_form_comes_from_the_schema_and_shows_refusals_at_their_fiel
     )
     .await;
     assert_eq!(tickr.count("SELECT COUNT(*) FROM jobs").await, 0);
-    page.expected("422");
+    page.expected("422").await;
     page.fill(&field("Tags"), "post").await;
     page.fill(&field("Unique key"), "letter-1").await;
     page.click(&button("Enqueue")).await;
@@ -672,7 +672,7 @@ async fn sign_in(page: &Page, key: &str) {
     page.fill(&field("API key"), key).await;
     page.click(&button("Sign in")).await;
     page.has_not(&button("Sign in")).await;
-    page.expected("401");
+    page.expected("401").await;
 }
 
 /// Names of the buttons that change something.
@@ -752,7 +752,7 @@ async fn keys_are_made_used_and_revoked_and_readers_see_no_buttons() {
     page.reads("board is refused from now on").await;
     reader.follow("/queues").await;
     reader.has(&button("Sign in")).await;
-    reader.expected("401");
+    reader.expected("401").await;
     reader.assert_calm();
 
     // After signing out, the page does not have the key any more, even after a reload.
