@@ -285,7 +285,7 @@ pub(super) async fn start(
     key: Key,
     Body(body, text): Body<OperationBody>,
 ) -> Result<Response, Problem> {
-    let once = key.request("POST /v1/operations", Some(&text))?;
+    let idempotent = key.request("POST /v1/operations", Some(&text))?;
     let now = api.broker.store().clock().now();
     let dry_run = body.dry_run;
     let new = read(body, now).map_err(|problems| {
@@ -334,7 +334,7 @@ pub(super) async fn start(
         return Ok(json(StatusCode::OK, answer));
     }
     let build = move |operation: &Operation| json_answer(StatusCode::ACCEPTED, &OperationView::new(operation, now));
-    let outcome = store.start_operation(new, &who, once, Arc::new(build)).await?;
+    let outcome = store.start_operation(new, &who, idempotent, Arc::new(build)).await?;
     respond_to_outcome(outcome, ResponseContent::Other, |()| {
         Err(Problem::new(Code::Internal, "MySQL refused a bulk operation for an unknown reason"))
     })
@@ -499,10 +499,10 @@ pub(super) async fn cancel(
     key: Key,
 ) -> Result<Response, Problem> {
     let id = id_of(&text)?;
-    let once = key.request(&format!("POST /v1/operations/{id}/cancel"), None)?;
+    let idempotent = key.request(&format!("POST /v1/operations/{id}/cancel"), None)?;
     let now = api.broker.store().clock().now();
     let build = move |operation: &Operation| json_answer(StatusCode::OK, &OperationView::new(operation, now));
-    let outcome = api.broker.store().cancel_operation(id, &who, once, Arc::new(build)).await?;
+    let outcome = api.broker.store().cancel_operation(id, &who, idempotent, Arc::new(build)).await?;
     respond_to_outcome(outcome, ResponseContent::Other, |refused| {
         Err(match refused {
             CancelOutcome::Over(state) => Problem::new(

@@ -290,19 +290,21 @@ pub(super) async fn replay(
     key: Key,
     Body(body, text): Body<ReplayBody>,
 ) -> Result<Response, Problem> {
-    let once = key.request(&format!("POST /v1/jobs/{id}/replay"), Some(&text))?;
+    let idempotent = key.request(&format!("POST /v1/jobs/{id}/replay"), Some(&text))?;
     let original = match api.broker.store().job(id).await? {
         Some((job, _)) => original(job),
-        None => return replay_stored(&api, once, ResponseContent::Job, Problem::not_found("job", id)).await,
+        None => return replay_stored(&api, idempotent, ResponseContent::Job, Problem::not_found("job", id)).await,
     };
     let job = match api.broker.remake(&original, body.payload) {
         Ok(job) => job,
-        Err(invalid) => return replay_stored(&api, once, ResponseContent::Job, Problem::invalid("", invalid)).await,
+        Err(invalid) => {
+            return replay_stored(&api, idempotent, ResponseContent::Job, Problem::invalid("", invalid)).await;
+        }
     };
     let made = job.clone();
     let build =
         move |accepted: &Accepted| json_answer(StatusCode::CREATED, &JobView::accepted(&made, accepted, Vec::new()));
-    let outcome = api.broker.replay(id, job, &who, once, Arc::new(build)).await?;
+    let outcome = api.broker.replay(id, job, &who, idempotent, Arc::new(build)).await?;
     respond_to_outcome(outcome, ResponseContent::Job, |refused| Err(refusal(id, refused.err())))
 }
 
@@ -389,13 +391,13 @@ pub(super) async fn discard(
     key: Key,
     Body(body, text): Body<DiscardBody>,
 ) -> Result<Response, Problem> {
-    let once = key.request(&format!("POST /v1/jobs/{id}/discard"), Some(&text))?;
+    let idempotent = key.request(&format!("POST /v1/jobs/{id}/discard"), Some(&text))?;
     let reason = reason_of(&body.reason)
         .map_err(|wrong| Problem::new(Code::InvalidRequest, "a discard needs a reason").at("", vec![wrong]))?;
     let build = |updated: &UpdatedJob| {
         json_answer(StatusCode::OK, &JobView::read(updated.job.clone(), Some(updated.attempts.clone())))
     };
-    let outcome = api.broker.store().discard(id, reason, &who, once, Arc::new(build)).await?;
+    let outcome = api.broker.store().discard(id, reason, &who, idempotent, Arc::new(build)).await?;
     if matches!(&outcome, IdempotentOutcome::First { .. }) {
         api.broker.hint_heads(&[id]).await;
     }

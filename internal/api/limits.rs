@@ -302,7 +302,7 @@ fn meanwhile(name: &Name, set: Option<&LimitSetting>) -> Problem {
 }
 
 fn shown(status: StatusCode, set: LimitSetting) -> Response {
-    etag::with_tag(status, &etag::of_version(set.version), LimitView::from(set))
+    etag::with_tag(status, &etag::from_version(set.version), LimitView::from(set))
 }
 
 /// List the limits

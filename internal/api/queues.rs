@@ -200,7 +200,7 @@ pub(super) async fn show(State(api): State<Api>, NamePath(name): NamePath) -> Re
         return Err(Problem::not_found("queue", name));
     }
     let version = set.as_ref().map_or(0, |set| set.version);
-    Ok(etag::with_tag(StatusCode::OK, &etag::of_version(version), view(&name, set.as_ref(), &counts)))
+    Ok(etag::with_tag(StatusCode::OK, &etag::from_version(version), view(&name, set.as_ref(), &counts)))
 }
 
 /// Change a queue's priority or limit
@@ -317,5 +317,5 @@ async fn apply(
     api.operator_settings.refresh().await?;
     // The change is made, so its answer waits for no seat.
     let counts = counts(api.broker.store(), Some(name)).await?;
-    Ok(etag::with_tag(StatusCode::OK, &etag::of_version(setting.version), view(name, Some(&setting), &counts)))
+    Ok(etag::with_tag(StatusCode::OK, &etag::from_version(setting.version), view(name, Some(&setting), &counts)))
 }

@@ -84,7 +84,7 @@ pub(crate) struct TraceView {
 
 impl From<TraceContext> for TraceView {
     fn from(context: TraceContext) -> Self {
-        Self { traceparent: context.place.to_string(), tracestate: context.state }
+        Self { traceparent: context.span_context.to_string(), tracestate: context.state }
     }
 }
 

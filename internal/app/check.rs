@@ -7,7 +7,7 @@ use std::fmt;
 use serde::Serialize;
 
 use super::kinds::register_all;
-use super::{StartError, connect_store, of_the_store};
+use super::{StartError, connect_store, start_error};
 use crate::config::Config;
 use crate::handlers::report::FinishedReports;
 use crate::handlers::{Panicked, Problem, Registry};
@@ -140,7 +140,7 @@ pub async fn check_pending(
     let (mut after, mut more) = (None, true);
     while more {
         let page;
-        (page, more) = store.pending(after).await.map_err(|e| of_the_store(e, config))?;
+        (page, more) = store.pending(after).await.map_err(|e| start_error(e, config))?;
         after = page.last().map(|job| job.id);
         for job in page {
             let kind = found.kinds.entry(job.kind.clone()).or_default();
@@ -160,7 +160,7 @@ pub async fn check_pending(
     }
     let mut after = None;
     loop {
-        let page = store.schedules(after, PAGE).await.map_err(|e| of_the_store(e, config))?;
+        let page = store.schedules(after, PAGE).await.map_err(|e| start_error(e, config))?;
         for row in &page {
             found.schedules.look_at(row, &registry);
         }
@@ -170,7 +170,7 @@ pub async fn check_pending(
             _ => break,
         }
     }
-    let readers = store.readers().await.map_err(|e| of_the_store(e, config))?;
+    let readers = store.readers().await.map_err(|e| start_error(e, config))?;
     for kind in registry.iter() {
         let another = |reader: &&Reader| {
             let edition = reader.editions.as_ref().and_then(|editions| editions.kinds.get(kind.name()));

@@ -15,7 +15,7 @@ use crate::store::{MigrateSettings, Store, StoreError};
 use hyper_util::service::TowerToHyperService;
 
 /// Most connections during the migration. They are those of probes and a few others.
-const MAX_GUESTS: usize = 64;
+const MAX_CONNECTIONS: usize = 64;
 /// Time that open requests have to end once the migration is done.
 const LAST_ANSWERS: Duration = Duration::from_secs(1);
 
@@ -45,22 +45,22 @@ async fn answer_probes(
     let service = TowerToHyperService::new(api::while_migrating(progress));
     let leaving = CancellationToken::new();
     // Dropping this future, as a signal does, ends every connection.
-    let mut guests = JoinSet::new();
+    let mut connections = JoinSet::new();
     loop {
-        let room = guests.len() < MAX_GUESTS;
+        let room = connections.len() < MAX_CONNECTIONS;
         tokio::select! {
             () = done.cancelled() => break,
-            Some(_) = guests.join_next() => {}
+            Some(_) = connections.join_next() => {}
             accepted = listener.accept(), if room => match accepted {
                 Ok((stream, peer)) => {
                     let (peer, service) = (Peer(peer.ip()), service.clone());
-                    guests.spawn(connection::serve(stream, peer, service, limits.patience, leaving.clone()));
+                    connections.spawn(connection::serve(stream, peer, service, limits.patience, leaving.clone()));
                 }
                 Err(_) => tokio::time::sleep(Duration::from_millis(200)).await,
             },
         }
     }
     leaving.cancel();
-    let gone = async { while guests.join_next().await.is_some() {} };
+    let gone = async { while connections.join_next().await.is_some() {} };
     let _ = tokio::time::timeout(LAST_ANSWERS, gone).await;
 }

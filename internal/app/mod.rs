@@ -184,8 +184,8 @@ impl App {
         let runner = runner_of_this_process();
         let (tracer, exporter) = tracer_of(config, &runner)?;
         let store = connect_store(config).await?;
-        store.check_payload_size(config.body_limit_bytes).map_err(|e| of_the_store(e, config))?;
-        let durability = store.durability().await.map_err(|e| of_the_store(e, config))?;
+        store.check_payload_size(config.body_limit_bytes).map_err(|e| start_error(e, config))?;
+        let durability = store.durability().await.map_err(|e| start_error(e, config))?;
         if !durability.durable {
             let weaknesses = durability.weaknesses.join("; ");
             if config.strict_durability {
@@ -206,7 +206,7 @@ impl App {
         let listener = TcpListener::bind(config.http_addr).await;
         let listener = listener.map_err(|cause| StartError::Listen { addr: config.http_addr, cause })?;
         let addr = listener.local_addr().map_err(|cause| StartError::Listen { addr: config.http_addr, cause })?;
-        migrating::migrate(&store, &listener, http_limits(config)).await.map_err(|e| of_the_store(e, config))?;
+        migrating::migrate(&store, &listener, http_limits(config)).await.map_err(|e| start_error(e, config))?;
 
         let tasks = TaskTracker::new();
         // Dropping the guard ends the loop, also when the start fails further down.
@@ -219,7 +219,7 @@ impl App {
             &tasks,
         );
         let stop_operator_settings = stop_operator_settings.drop_guard();
-        let operator_settings = operator_settings.await.map_err(|e| of_the_store(e, config))?;
+        let operator_settings = operator_settings.await.map_err(|e| start_error(e, config))?;
         if !addr.ip().is_loopback() && config.api_tokens.is_empty() && operator_settings.now().api_keys.is_empty() {
             return Err(StartError::Open(addr));
         }
@@ -465,7 +465,7 @@ pub async fn connect_store(config: &Config) -> Result<Store, StartError> {
         connections: config.mysql_connections,
         flushers: 2,
     };
-    Store::connect(&settings, PATIENCE).await.map_err(|e| of_the_store(e, config))
+    Store::connect(&settings, PATIENCE).await.map_err(|e| start_error(e, config))
 }
 
 /// Create the tracer, and its exporter if an endpoint is configured.
@@ -517,7 +517,7 @@ pub fn retention_of(config: &Config) -> Retention {
 
 /// Turn an error of MySQL into an error of the start. Only for a server that does not answer does the text ask whether
 /// it runs; a server that refuses has given its reason.
-fn of_the_store(error: StoreError, config: &Config) -> StartError {
+fn start_error(error: StoreError, config: &Config) -> StartError {
     let of = if error.is_transient() { StartError::Store } else { StartError::StoreRefused };
     of(error, mysql_of(config))
 }

@@ -8,7 +8,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use super::{StartError, of_the_store};
+use super::{StartError, start_error};
 use crate::broker::{Broker, Invalid};
 use crate::config::{Config, ConfigError, ConfigErrors};
 use crate::handlers::Problem;
@@ -65,7 +65,7 @@ pub(super) async fn declare(config: &Config, broker: &Broker) -> Result<Arc<BTre
     if !errors.is_empty() {
         return Err(ConfigErrors(errors).into());
     }
-    let (failed, by) = (|error| of_the_store(error, config), Actor::config());
+    let (failed, by) = (|error| start_error(error, config), Actor::config());
     for (name, declared) in &config.schedules {
         let schedule = declared.schedule.clone();
         let put = broker.put_schedule(name.clone(), schedule, ScheduleOrigin::Config, Condition::Any, &by);

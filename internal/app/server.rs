@@ -38,16 +38,16 @@ pub(super) struct HttpLimits {
 /// Serve until `stop`; then close the listener, finish the open requests, and return. Dropping the future ends every
 /// connection.
 pub(super) async fn serve(listener: TcpListener, router: axum::Router, limits: HttpLimits, stop: CancellationToken) {
-    let door = ClosingListener::new(&listener);
+    let listening = ClosingListener::new(&listener);
     let closed = async move {
         stop.cancelled().await;
-        door.close().await;
+        listening.close().await;
     };
     tokio::pin!(closed);
     let service = TowerToHyperService::new(router);
     let room = Arc::new(Semaphore::new(limits.connections));
     let leaving = CancellationToken::new();
-    let (mut guests, mut turned_away) = (JoinSet::new(), JoinSet::new());
+    let (mut connections, mut turned_away) = (JoinSet::new(), JoinSet::new());
     let open = metrics::gauge!("tickr_http_connections");
     loop {
         let (stream, peer) = tokio::select! {
@@ -62,8 +62,8 @@ pub(super) async fn serve(listener: TcpListener, router: axum::Router, limits: H
                 }
             },
             () = &mut closed => break,
-            Some(_) = guests.join_next() => {
-                open.set(guests.len() as f64);
+            Some(_) = connections.join_next() => {
+                open.set(connections.len() as f64);
                 continue;
             }
             Some(_) = turned_away.join_next() => continue,
@@ -73,11 +73,11 @@ pub(super) async fn serve(listener: TcpListener, router: axum::Router, limits: H
         match Arc::clone(&room).try_acquire_owned() {
             Ok(place) => {
                 let serving = connection::serve(stream, peer, service.clone(), limits.patience, leaving.clone());
-                guests.spawn(async move {
+                connections.spawn(async move {
                     serving.await;
                     drop(place);
                 });
-                open.set(guests.len() as f64);
+                open.set(connections.len() as f64);
             }
             Err(_) => {
                 metrics::counter!("tickr_http_clients_turned_away_total").increment(1);
@@ -89,7 +89,7 @@ pub(super) async fn serve(listener: TcpListener, router: axum::Router, limits: H
     }
     drop(listener);
     leaving.cancel();
-    while guests.join_next().await.is_some() {}
+    while connections.join_next().await.is_some() {}
     open.set(0.0);
 }
 

@@ -27,7 +27,7 @@ pub(super) async fn run(bench: &Bench<'_>) -> Result<Vec<ResultRow>, BenchError>
             samples.product(sample, jobs, checked);
         }
     }
-    let aims = [Target::at_least(30_000.0), Target::of_bare(0.6)];
+    let aims = [Target::at_least(30_000.0), Target::relative_to_bare(0.6)];
     Ok(vec![samples.line(Scenario::Drain, "drain, noop, full history", "jobs/s", &aims)])
 }
 

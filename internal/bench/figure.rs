@@ -85,7 +85,7 @@ impl Target {
 
     /// A ratio to the bare figure of at least this value.
     #[must_use]
-    pub const fn of_bare(bound: f64) -> Self {
+    pub const fn relative_to_bare(bound: f64) -> Self {
         Self { of: TargetOf::Ratio, side: TargetSide::AtLeast, bound }
     }
 
@@ -132,7 +132,7 @@ mod tests {
     fn aims_look_at_their_own_quantity_and_side() {
         assert_eq!(Target::at_least(10.0).is_met(10.0, None), Some(true));
         assert_eq!(Target::at_most(1.5).is_met(1.6, None), Some(false));
-        assert_eq!(Target::of_bare(0.6).is_met(0.0, Some(0.7)), Some(true));
-        assert_eq!(Target::of_bare(0.6).is_met(1e9, None), None);
+        assert_eq!(Target::relative_to_bare(0.6).is_met(0.0, Some(0.7)), Some(true));
+        assert_eq!(Target::relative_to_bare(0.6).is_met(1e9, None), None);
     }
 }

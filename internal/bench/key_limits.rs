@@ -52,7 +52,12 @@ pub(super) async fn run(bench: &Bench<'_>) -> Result<Vec<ResultRow>, BenchError>
     }
     let line = |samples: Samples, name: String, unit, aims: &[Target]| samples.line(Scenario::Keys, name, unit, aims);
     Ok(vec![
-        line(of_many, format!("drain, noop, {keys} limit keys, beside none"), "jobs/s", &[Target::of_bare(0.6)]),
+        line(
+            of_many,
+            format!("drain, noop, {keys} limit keys, beside none"),
+            "jobs/s",
+            &[Target::relative_to_bare(0.6)],
+        ),
         line(of_limit, format!("use of a limit of {at_once} jobs of 500 ms"), "%", &[Target::at_least(95.0)]),
         line(of_rate, format!("use of a rate of {starts}/s"), "%", &[Target::at_least(98.0)]),
         line(of_flood, format!("lateness beside a flood of {flood}, fair, p99"), "ms", &[]),

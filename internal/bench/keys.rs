@@ -32,7 +32,7 @@ pub(super) async fn run(bench: &Bench<'_>) -> Result<Vec<ResultRow>, BenchError>
     }
     let name = format!("drain, noop, {keys} order keys, beside none");
     let mut lines = vec![
-        of_many.line(Scenario::Keys, name, "jobs/s", &[Target::of_bare(0.6)]),
+        of_many.line(Scenario::Keys, name, "jobs/s", &[Target::relative_to_bare(0.6)]),
         of_one.line(Scenario::Keys, "drain, noop, one order key", "jobs/s", &[Target::at_least(1_000.0)]),
     ];
     lines.extend(Box::pin(key_limits::run(bench)).await?);

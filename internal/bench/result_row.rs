@@ -95,7 +95,8 @@ mod tests {
             samples.bare(bare, good);
             samples.product(product, 10, good);
         }
-        let line = samples.line(Scenario::Drain, "drain", "jobs/s", &[Target::at_least(35.0), Target::of_bare(0.6)]);
+        let line =
+            samples.line(Scenario::Drain, "drain", "jobs/s", &[Target::at_least(35.0), Target::relative_to_bare(0.6)]);
         assert_eq!((line.figure.median, line.jobs, line.exactly_once, line.deadlocks), (35.0, 30, true, Some(0)));
         assert_eq!(line.ratio, Some(35.0 / 60.0));
         assert_eq!(line.aims.iter().map(|aim| aim.met).collect::<Vec<_>>(), [Some(true), Some(false)]);

@@ -137,7 +137,7 @@ mod tests {
     fn aims_say_what_they_are_about() {
         let met = |aim, met| super::aim(&TargetResult { aim, met });
         assert_eq!(met(Target::at_least(30_000.0), Some(true)), "≥ 30,000 ✓");
-        assert_eq!(met(Target::of_bare(0.6), Some(false)), "≥ 0.6 of bare ✗");
+        assert_eq!(met(Target::relative_to_bare(0.6), Some(false)), "≥ 0.6 of bare ✗");
         assert_eq!(met(Target::at_most(1.5), None), "≤ 1.5");
     }
 

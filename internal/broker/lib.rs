@@ -29,7 +29,7 @@ pub use cluster_events::{ClusterEvents, Delivery, EventType, Listener, Published
 pub use draft::{Draft, Invalid, problem_of_due};
 pub use hints::Wake;
 pub use idempotency::{IdempotencyKey, InvalidKey};
-pub use operator_settings::{KEYS_HOLD, OperatorSettings, OperatorSettingsCopy};
+pub use operator_settings::{API_KEYS_HOLD, OperatorSettings, OperatorSettingsCopy};
 pub use schedules::TriggerError;
 pub use tickr_index::StreamPosition;
 pub use watches::{Watch, Watches};
@@ -167,10 +167,10 @@ impl Broker {
         &self,
         producer: &Producer,
         jobs: Vec<NewJob>,
-        once: Option<IdempotentRequest>,
+        idempotent: Option<IdempotentRequest>,
         build: ResponseBuilder<EnqueueReceipts>,
     ) -> Result<IdempotentOutcome<EnqueueReceipts, TakenKeys>, StoreError> {
-        let Some(once) = once else {
+        let Some(idempotent) = idempotent else {
             return Ok(match self.enqueue_unique(producer, jobs).await? {
                 EnqueueOutcome::Accepted(receipts) => {
                     let answer = build(&receipts);
@@ -179,7 +179,7 @@ impl Broker {
                 EnqueueOutcome::KeyConflict(taken) => IdempotentOutcome::Refused(taken),
             });
         };
-        let outcome = self.store.insert_idempotent(producer.clone(), jobs, once, build).await?;
+        let outcome = self.store.insert_idempotent(producer.clone(), jobs, idempotent, build).await?;
         if let IdempotentOutcome::First { done: Some(receipts), .. } = &outcome {
             self.announce_keyed(receipts).await;
         }
@@ -196,10 +196,10 @@ impl Broker {
         id: JobId,
         action: JobAction,
         by: &Actor,
-        once: Option<IdempotentRequest>,
+        idempotent: Option<IdempotentRequest>,
         build: ResponseBuilder<UpdatedJob>,
     ) -> Result<IdempotentOutcome<ActionOutcome>, StoreError> {
-        let outcome = self.store.act(id, action, by, once, build).await?;
+        let outcome = self.store.act(id, action, by, idempotent, build).await?;
         if let IdempotentOutcome::First { done: Some(done), .. } = &outcome {
             self.announce_action(id, done).await;
         }
@@ -255,10 +255,10 @@ impl Broker {
         id: JobId,
         job: NewJob,
         by: &Actor,
-        once: Option<IdempotentRequest>,
+        idempotent: Option<IdempotentRequest>,
         build: ResponseBuilder<Accepted>,
     ) -> Result<IdempotentOutcome<Result<Accepted, Refusal>>, StoreError> {
-        let outcome = self.store.replay(id, job, by, once, build).await?;
+        let outcome = self.store.replay(id, job, by, idempotent, build).await?;
         if let IdempotentOutcome::First { done: Some(Ok(accepted)), .. } = &outcome {
             self.announce(std::slice::from_ref(accepted));
         }
@@ -276,10 +276,10 @@ impl Broker {
         change: Change,
         by: &Actor,
         condition: Option<ChangeCondition>,
-        once: Option<IdempotentRequest>,
+        idempotent: Option<IdempotentRequest>,
         build: ResponseBuilder<UpdatedJob>,
     ) -> Result<IdempotentOutcome<ChangeOutcome>, StoreError> {
-        let outcome = self.store.change_job(id, change, by, condition, once, build).await?;
+        let outcome = self.store.change_job(id, change, by, condition, idempotent, build).await?;
         if let IdempotentOutcome::First { done: Some(ChangeOutcome::Done(outcome)), .. } = &outcome {
             self.announce_action(id, outcome).await;
         }

@@ -3,7 +3,7 @@
 //!
 //! They are stored in MySQL. Each process keeps a copy, which it compares with MySQL every second, and at once after a
 //! change made through it. While MySQL cannot be read, the last copy stays valid for queues and drains, so that runners
-//! go on as before. For API keys it stays valid only for [`KEYS_HOLD`], because one of them may have been revoked
+//! go on as before. For API keys it stays valid only for [`API_KEYS_HOLD`], because one of them may have been revoked
 //! meanwhile.
 //!
 //! The comparison is a [`ChangeSummary`], one statement. The settings are read only if it differs from the one before
@@ -28,7 +28,7 @@ const READ_ANYWAY_AFTER: Duration = Duration::from_secs(30);
 /// Longest wait for a summary. After that the settings are read with statements of their own.
 const SUMMARY_LIMIT: Duration = Duration::from_millis(500);
 /// Time for which API keys stay valid after the last successful read. API tokens of the configuration do not expire.
-pub const KEYS_HOLD: Duration = Duration::from_secs(10);
+pub const API_KEYS_HOLD: Duration = Duration::from_secs(10);
 /// Time between two log lines that the copy cannot be read.
 const SAID_EVERY: Duration = Duration::from_secs(30);
 /// Time between two updates of the record of used API keys.

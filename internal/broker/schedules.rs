@@ -142,7 +142,7 @@ impl Broker {
         overlap: Option<Overlap>,
         by: &Actor,
         trace: Option<&TraceContext>,
-        once: Option<IdempotentRequest>,
+        idempotent: Option<IdempotentRequest>,
         build: impl Fn(&NewJob) -> ResponseBuilder<Accepted>,
     ) -> Result<IdempotentOutcome<TriggerOutcome>, TriggerError> {
         // Read the schedule again when it was changed in between. Give up after four concurrent changes.
@@ -153,7 +153,7 @@ impl Broker {
             let now = self.store.clock().now();
             let job = self.job_of(&row, now, trace.cloned()).map_err(TriggerError::Invalid)?;
             let build = build(&job);
-            let outcome = self.store.trigger_schedule(&row, job, overlap, by, once.clone(), build).await?;
+            let outcome = self.store.trigger_schedule(&row, job, overlap, by, idempotent.clone(), build).await?;
             if let IdempotentOutcome::First { done: Some(TriggerOutcome::Fired(ticked)), .. } = &outcome {
                 self.announce_ticks(ticked);
             }
@@ -217,7 +217,7 @@ impl Broker {
         let mut invalid: Option<String> = None;
         let line = |mut planned: Planned| {
             let mut job = None;
-            if planned.fate == TickDecision::Fire && invalid.is_none() {
+            if planned.decision == TickDecision::Fire && invalid.is_none() {
                 match self.job_of(&row, planned.due_at, None) {
                     Ok(mut made) => {
                         made.options.trace = begin(made.id);
@@ -232,10 +232,10 @@ impl Broker {
                     }
                 }
             }
-            if planned.fate == TickDecision::Fire && job.is_none() {
-                planned.fate = TickDecision::Skip(SkipCause::Invalid);
+            if planned.decision == TickDecision::Fire && job.is_none() {
+                planned.decision = TickDecision::Skip(SkipCause::Invalid);
             }
-            let reason = match planned.fate {
+            let reason = match planned.decision {
                 TickDecision::Fire => None,
                 TickDecision::Skip(SkipCause::Invalid) => invalid.clone(),
                 TickDecision::Skip(cause) => Some(why_not(&row, &planned, cause, now)),

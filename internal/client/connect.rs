@@ -115,7 +115,7 @@ impl Connection {
         .map_err(setup)?;
         // Two flushers, as in a runner: one collects jobs while MySQL syncs those of the other.
         let settings = StoreSettings { url, connections: PoolSizes::LEAST, flushers: 2 };
-        let store = Store::connect(&settings, PATIENCE).await.map_err(|error| Error::of_store(ATTEMPTED, &error))?;
+        let store = Store::connect(&settings, PATIENCE).await.map_err(|error| Error::from_store(ATTEMPTED, &error))?;
         let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
         let broker = Broker::new(store.clone(), index.clone(), Arc::new(kinds), Events::default(), &tasks);
         tasks.spawn(stop.clone().run_until_cancelled_owned(follow(index, store.clone())));

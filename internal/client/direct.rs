@@ -44,7 +44,7 @@ pub(super) async fn enqueue(
     key: Option<&str>,
     trace: Option<&TraceContext>,
 ) -> Result<Vec<Enqueued>, Error> {
-    let once = idempotent_request(&bodies, key)?;
+    let idempotent = idempotent_request(&bodies, key)?;
     let jobs = prepare(broker, declared, &bodies, shape, trace)?;
     drop(bodies);
     let producer = Producer::tickr();
@@ -52,8 +52,8 @@ pub(super) async fn enqueue(
         status: 201,
         body: serde_json::to_string(&answers(receipts)).unwrap_or_default(),
     };
-    let outcome = broker.enqueue_request(&producer, jobs, once, Arc::new(build)).await;
-    match outcome.map_err(|e| Error::of_store(ATTEMPTED, &e))? {
+    let outcome = broker.enqueue_request(&producer, jobs, idempotent, Arc::new(build)).await;
+    match outcome.map_err(|e| Error::from_store(ATTEMPTED, &e))? {
         IdempotentOutcome::First { answer, .. } => read_stored_answer(&answer, false),
         IdempotentOutcome::Replayed(answer) => read_stored_answer(&answer, true),
         IdempotentOutcome::Refused(holders) => Err(key_conflict(&holders)),

@@ -127,7 +127,7 @@ impl Error {
         }
     }
 
-    pub(super) fn of_store(attempted: &'static str, error: &StoreError) -> Self {
+    pub(super) fn from_store(attempted: &'static str, error: &StoreError) -> Self {
         let source = Box::new(error.clone());
         if error.is_transient() { Self::Unavailable { attempted, source } } else { Self::Setup { attempted, source } }
     }

@@ -113,7 +113,7 @@ impl Remote {
             None => request,
         };
         let request = match trace {
-            Some(trace) => request.header("traceparent", trace.place.to_string()),
+            Some(trace) => request.header("traceparent", trace.span_context.to_string()),
             None => request,
         };
         self.call(request).await?.map_err(Refusal::error)

@@ -178,7 +178,7 @@ impl Client {
             Access::Http(remote) => return remote.status(id).await,
             Access::None => return Err(no_runner("read a job")),
         };
-        let found = broker.store().job(id).await.map_err(|error| Error::of_store("read a job", &error))?;
+        let found = broker.store().job(id).await.map_err(|error| Error::from_store("read a job", &error))?;
         Ok(found.map(|(job, _)| job.into()))
     }
 
@@ -192,7 +192,8 @@ impl Client {
             Access::Http(remote) => return remote.cancel(id).await,
             Access::None => return Err(no_runner("cancel a job")),
         };
-        let done = broker.cancel(id, &Actor::tickr()).await.map_err(|error| Error::of_store("cancel a job", &error))?;
+        let done =
+            broker.cancel(id, &Actor::tickr()).await.map_err(|error| Error::from_store("cancel a job", &error))?;
         Ok(match done {
             ActionOutcome::Done(_) | ActionOutcome::Waits(_) => Cancelled::Done,
             ActionOutcome::StopRequested => Cancelled::StopRequested,

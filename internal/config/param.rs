@@ -88,7 +88,7 @@ impl ReportParam {
             None | Some(Value::Null) if self.required => Err(ParamError::Missing),
             None | Some(Value::Null) => Ok(self.default.clone().unwrap_or(ParamValue::Null)),
             Some(given) => {
-                let value = self.kind.of_json(given).ok_or_else(|| ParamError::Type(self.kind.describe()))?;
+                let value = self.kind.parse_json(given).ok_or_else(|| ParamError::Type(self.kind.describe()))?;
                 self.check_limits(&value)?;
                 Ok(value)
             }
@@ -119,7 +119,7 @@ impl ReportParam {
 }
 
 impl ParamType {
-    fn of_json(&self, value: &Value) -> Option<ParamValue> {
+    fn parse_json(&self, value: &Value) -> Option<ParamValue> {
         match (self, value) {
             (ParamType::Integer, Value::Number(number)) => number.as_i64().map(ParamValue::Integer),
             (ParamType::Number, Value::Number(number)) => number.as_f64().map(ParamValue::Number),
@@ -127,13 +127,13 @@ impl ParamType {
             (
                 ParamType::String | ParamType::Date | ParamType::Timestamp | ParamType::Enum { .. },
                 Value::String(text),
-            ) => self.of_text(text),
+            ) => self.parse_text(text),
             _ => None,
         }
     }
 
     /// Parse a value in the syntax of the file.
-    pub(super) fn of_text(&self, text: &str) -> Option<ParamValue> {
+    pub(super) fn parse_text(&self, text: &str) -> Option<ParamValue> {
         match self {
             ParamType::String => Some(ParamValue::String(text.to_owned())),
             ParamType::Integer => text.parse().ok().map(ParamValue::Integer),

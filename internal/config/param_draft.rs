@@ -108,7 +108,7 @@ impl ParamDraft {
                 wrongs.push((key, Wrong::new("this type has no limits", "leave it out")));
                 return None;
             };
-            let value = limit_type.of_text(&text);
+            let value = limit_type.parse_text(&text);
             if value.is_none() {
                 wrongs.push((key, Wrong::new("not a limit of this type", format!("write {}", limit_type.describe()))));
             }
@@ -123,7 +123,7 @@ impl ParamDraft {
         let required = self.required.unwrap_or(self.default.is_none());
         let mut param = ReportParam { name: self.name, kind, required, default: None, min, max };
         if let Some(text) = self.default {
-            match param.kind.of_text(&text) {
+            match param.kind.parse_text(&text) {
                 None => {
                     let right = format!("write {}", param.kind.describe());
                     wrongs.push(("default", Wrong::new("not a value of this type", right)));

@@ -160,7 +160,7 @@ pub(super) async fn run(
     job: &DueJob,
     permit: &Permit,
 ) -> io::Result<ChildEnd> {
-    let runner = RunnerId::of_process(&host_name());
+    let runner = RunnerId::new_for_host(&host_name());
     let mut running = start(shared, program, job.id, &runner).await?;
     tracing::info!(job = %job.id, kind = %job.kind, child = %runner, pid = running.process.id(), "two runners in a row died under this job: running it in a process of its own");
     let mut heard = ChildReports::default();

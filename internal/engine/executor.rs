@@ -99,7 +99,7 @@ pub(super) async fn execute(shared: &EngineState, claimed: Claimed, asked: std::
         kind: claimed.kind.clone(),
         queue: claimed.queue.clone(),
         attempt: claimed.attempt,
-        place: claimed.options.trace.as_ref().map(|context| context.place),
+        span_context: claimed.options.trace.as_ref().map(|context| context.span_context),
     };
     in_log_scope(scope.clone(), attempt(shared, claimed, (asked, held), scope)).await;
 }

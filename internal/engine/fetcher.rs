@@ -18,7 +18,7 @@ use super::worker_pool::Seat;
 use tickr_broker::OperatorSettings;
 use tickr_index::{Fetch, Health, IndexError, Popped};
 use tickr_job::{JobId, Timestamp};
-use tickr_store::{Depth, DueCursor, DueLine, DueRange, DueRow, LinePage, StoreError};
+use tickr_store::{Depth, DueCursor, DueLane, DueRange, DueRow, LinePage, StoreError};
 
 /// A due job, its seat in this runner, and the permit of its queue.
 pub(super) struct FetchedJob {
@@ -79,7 +79,7 @@ pub(super) struct Fetcher {
     shared: Arc<EngineState>,
     fetch: Fetch,
     queue_order: QueueOrder,
-    /// The settings that the order of service follows.
+    /// The settings that the queue order follows.
     settings: Arc<OperatorSettings>,
     /// Skipped jobs, by the position of their lane.
     skipped: HashMap<usize, Skipped>,
@@ -304,7 +304,7 @@ impl Fetcher {
         let (order, _) = self.queue_order.next_turn(|queue| shared.permits.room(queue));
         let queues: HashSet<usize> = order.lines.iter().map(|place| self.queue_order.queue_of(*place)).collect();
         let names = queues.into_iter().map(|queue| shared.settings.queues[queue].clone()).collect();
-        let filled: HashSet<DueLine> = shared.store.lines_of(names).await?.into_iter().collect();
+        let filled: HashSet<DueLane> = shared.store.lines_of(names).await?.into_iter().collect();
         let lines: Vec<usize> =
             order.lines.into_iter().filter(|place| filled.contains(&self.queue_order.due_line(*place))).collect();
         let (mut taken, mut barred) = (Vec::new(), Vec::new());

@@ -27,7 +27,7 @@ pub(super) struct Heartbeat {
 /// Instruction with which the thread ends.
 enum LastStep {
     /// Every attempt is settled: unregister the runner.
-    Goodbye,
+    Unregister,
     /// An attempt may be left behind: keep the runner's row, so that the reaper looks for it.
     Silent,
 }
@@ -48,9 +48,9 @@ impl Heartbeat {
         Ok(Self { stop, thread })
     }
 
-    /// End the thread and join it. With `goodbye` it unregisters the runner first.
-    pub(super) async fn stop(self, goodbye: bool) {
-        let _ = self.stop.send(if goodbye { LastStep::Goodbye } else { LastStep::Silent });
+    /// End the thread and join it. With `unregister` it unregisters the runner first.
+    pub(super) async fn stop(self, unregister: bool) {
+        let _ = self.stop.send(if unregister { LastStep::Unregister } else { LastStep::Silent });
         // Every call of the thread has a time limit, so this wait has one as well.
         let joined = tokio::task::spawn_blocking(move || self.thread.join());
         match tokio::time::timeout(Duration::from_secs(8), joined).await {
@@ -113,9 +113,10 @@ fn beat_until_stopped(
         let pause = LOOK_EVERY.min(until_beat.max(Duration::from_millis(100)));
         match stopped.recv_timeout(pause) {
             Err(std_mpsc::RecvTimeoutError::Timeout) => {}
-            Ok(LastStep::Goodbye) => {
-                let goodbye = async { tokio::time::timeout(Duration::from_secs(2), connection.goodbye(&row.id)).await };
-                if !matches!(runtime.block_on(goodbye), Ok(Ok(()))) {
+            Ok(LastStep::Unregister) => {
+                let unregister =
+                    async { tokio::time::timeout(Duration::from_secs(2), connection.unregister(&row.id)).await };
+                if !matches!(runtime.block_on(unregister), Ok(Ok(()))) {
                     tracing::warn!("could not unregister the runner");
                 }
                 return;

@@ -454,7 +454,7 @@ where
 /// Return a new identity for a runner in this process.
 #[must_use]
 pub fn runner_of_this_process() -> RunnerId {
-    RunnerId::of_process(&host_name())
+    RunnerId::new_for_host(&host_name())
 }
 
 /// Return the name of this host, at most 255 characters. Empty when it is not known.

@@ -1,4 +1,4 @@
-//! The order of service: the order in which a runner takes from its lanes.
+//! The queue order: the order in which a runner takes from its lanes.
 //!
 //! Between levels it is strict: the lanes of a more urgent level are emptied first. A level is the priority of the
 //! queue, then the priority of the job. Within a level the queues take turns. One fetch in ten uses another order, so
@@ -8,7 +8,7 @@
 use tickr_broker::OperatorSettings;
 use tickr_index::{FetchOrder, Lane};
 use tickr_job::{Name, Priority};
-use tickr_store::DueLine;
+use tickr_store::DueLane;
 
 /// One turn in this many is for levels that the strict order might never serve.
 const SHARE: u64 = 10;
@@ -64,9 +64,9 @@ impl QueueOrder {
     }
 
     /// Return the lane at this position as MySQL knows it.
-    pub(super) fn due_line(&self, place: usize) -> DueLine {
+    pub(super) fn due_line(&self, place: usize) -> DueLane {
         let Served { queue, priority, .. } = self.lines[place];
-        DueLine { queue: self.queues[queue].clone(), priority }
+        DueLane { queue: self.queues[queue].clone(), priority }
     }
 
     /// Return the position of a lane's queue.

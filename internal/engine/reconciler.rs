@@ -24,7 +24,7 @@ use super::EngineState;
 use tickr_event::Event;
 use tickr_index::{Entry, Health, IndexError, Lane, RefillPosition};
 use tickr_job::{JobId, Name, Priority, Timestamp};
-use tickr_store::{Depth, DueCursor, DueLine, DueRange, LinePage, StoreError};
+use tickr_store::{Depth, DueCursor, DueLane, DueRange, LinePage, StoreError};
 
 /// Time between passes, before jitter. With the grace period below it bounds how long a lost entry stays lost (G3).
 const PASS_EVERY: Duration = Duration::from_secs(3);
@@ -69,9 +69,9 @@ enum PassError {
 #[derive(Default)]
 struct PassState {
     /// When each lane was last compared.
-    compared: HashMap<DueLine, Instant>,
+    compared: HashMap<DueLane, Instant>,
     /// Position from which to continue in lanes that are too long for one pass.
-    walks: HashMap<DueLine, DueCursor>,
+    walks: HashMap<DueLane, DueCursor>,
     /// Everything due before this time was fed to the index.
     fed_until: Option<Timestamp>,
     /// Lanes whose ready lists had left jobs out.
@@ -197,7 +197,7 @@ struct FeedResult {
 /// executes.
 async fn feed(
     shared: &EngineState,
-    lines: &[DueLine],
+    lines: &[DueLane],
     from: Timestamp,
     until: Timestamp,
 ) -> Result<FeedResult, PassError> {
@@ -222,14 +222,14 @@ async fn feed(
 async fn compare_overdue(
     shared: &EngineState,
     memory: &mut PassState,
-    lines: &[DueLine],
+    lines: &[DueLane],
     until: Timestamp,
 ) -> Result<usize, PassError> {
     let mut compare = Comparison::begin(shared).await?;
     let mut suspects = MissingJobs { shared, found: Vec::new(), put_back: 0 };
     memory.forget_gone_lanes(lines, &compare);
 
-    let recent = |line: &DueLine| DueRange { line: line.clone(), after: DueCursor::at(until - RECENT), until };
+    let recent = |line: &DueLane| DueRange { line: line.clone(), after: DueCursor::at(until - RECENT), until };
     let mut walk = shared.store.walk(memory.walks.keys().map(recent), PAGE, Depth::Owed);
     for _ in 0..RECENT_PAGES {
         let Some(pages) = walk.next().await? else { break };
@@ -237,7 +237,7 @@ async fn compare_overdue(
     }
 
     let most_of_a_line = shared.index.high_water() + ROWS_BEYOND_A_LIST;
-    let (mut left, mut read) = (ROWS_IN_A_PASS.max(most_of_a_line), HashMap::<DueLine, usize>::new());
+    let (mut left, mut read) = (ROWS_IN_A_PASS.max(most_of_a_line), HashMap::<DueLane, usize>::new());
     let ranges = memory.order_lanes(shared, lines, until).await?;
     let mut walk = shared.store.walk(ranges, PAGE, Depth::Owed);
     let began = Instant::now();
@@ -268,8 +268,8 @@ async fn compare_overdue(
 impl PassState {
     /// Forget lanes that are gone. If the note about jobs that a full list left out is lost, the way to the jobs behind
     /// the list is lost with it; then the walk through that lane starts again.
-    fn forget_gone_lanes(&mut self, lines: &[DueLine], compare: &Comparison<'_>) {
-        let lines: HashSet<&DueLine> = lines.iter().collect();
+    fn forget_gone_lanes(&mut self, lines: &[DueLane], compare: &Comparison<'_>) {
+        let lines: HashSet<&DueLane> = lines.iter().collect();
         let lost = |line: &Lane| self.noted.contains(line) && !compare.left_out.contains_key(line);
         self.walks.retain(|line, _| lines.contains(line) && !lost(&name_of(line)));
         self.compared.retain(|line, _| lines.contains(line));
@@ -280,15 +280,15 @@ impl PassState {
     async fn order_lanes(
         &self,
         shared: &EngineState,
-        lines: &[DueLine],
+        lines: &[DueLane],
         until: Timestamp,
     ) -> Result<Vec<DueRange>, IndexError> {
         let names: Vec<Lane> = lines.iter().map(name_of).collect();
         let (_, lengths) = shared.index.depth(&names).await?;
-        let mut lines: Vec<(&DueLine, usize)> = lines.iter().zip(lengths).collect();
-        let ago = |line: &DueLine| self.compared.get(line).map_or(Duration::MAX, Instant::elapsed);
+        let mut lines: Vec<(&DueLane, usize)> = lines.iter().zip(lengths).collect();
+        let ago = |line: &DueLane| self.compared.get(line).map_or(Duration::MAX, Instant::elapsed);
         lines.sort_by_cached_key(|(line, length)| (*length >= SHORT_LIST, Reverse(ago(line))));
-        let after = |line: &DueLine| self.walks.get(line).copied().unwrap_or(DueCursor::FRONT);
+        let after = |line: &DueLane| self.walks.get(line).copied().unwrap_or(DueCursor::FRONT);
         Ok(lines.into_iter().map(|(line, _)| DueRange { line: line.clone(), after: after(line), until }).collect())
     }
 }
@@ -378,7 +378,7 @@ fn horizon(shared: &EngineState) -> TimeDelta {
 }
 
 /// Return the lane as Redis knows it.
-fn name_of(line: &DueLine) -> Lane {
+fn name_of(line: &DueLane) -> Lane {
     Lane::new(&line.queue, line.priority)
 }
 
@@ -390,7 +390,7 @@ fn entries(page: &LinePage) -> impl Iterator<Item = Entry> + '_ {
 /// Compares overdue rows with the ready lists. Each list is read once and kept while its lane is read.
 struct Comparison<'a> {
     shared: &'a EngineState,
-    ready: HashMap<DueLine, HashSet<JobId>>,
+    ready: HashMap<DueLane, HashSet<JobId>>,
     /// Position from which each lane left jobs out of its ready list. The refill puts back the jobs from there on.
     left_out: HashMap<Lane, RefillPosition>,
 }
@@ -415,7 +415,7 @@ impl<'a> Comparison<'a> {
     /// Return the overdue jobs of these pages that are in no ready list and that no refill will put back.
     async fn missing(&mut self, pages: &[LinePage]) -> Result<Vec<Entry>, IndexError> {
         let new = pages.iter().filter(|page| !page.rows.is_empty() && !self.ready.contains_key(&page.line));
-        let new: Vec<&DueLine> = new.map(|page| &page.line).collect();
+        let new: Vec<&DueLane> = new.map(|page| &page.line).collect();
         let names: Vec<Lane> = new.iter().map(|line| name_of(line)).collect();
         if !new.is_empty() {
             let lists = self.shared.index.ready_lists(&names).await?;
@@ -439,9 +439,9 @@ impl<'a> Comparison<'a> {
 pub(super) async fn refill_until_stopped(shared: Arc<EngineState>) {
     let of_queue = |queue: &Name| {
         let queue = queue.clone();
-        Priority::all().map(move |priority| DueLine { queue: queue.clone(), priority })
+        Priority::all().map(move |priority| DueLane { queue: queue.clone(), priority })
     };
-    let lines: Vec<DueLine> = shared.settings.queues.iter().flat_map(of_queue).collect();
+    let lines: Vec<DueLane> = shared.settings.queues.iter().flat_map(of_queue).collect();
     loop {
         tokio::select! {
             () = shared.stop_loops.cancelled() => return,
@@ -466,7 +466,7 @@ pub(super) async fn refill_until_stopped(shared: Arc<EngineState>) {
     }
 }
 
-async fn refill(shared: &EngineState, line: &DueLine, name: &Lane) -> Result<(), PassError> {
+async fn refill(shared: &EngineState, line: &DueLane, name: &Lane) -> Result<(), PassError> {
     if !shared.index.has_run_low(name).await? {
         return Ok(());
     }
@@ -486,7 +486,7 @@ async fn refill(shared: &EngineState, line: &DueLine, name: &Lane) -> Result<(),
 /// short, if it did.
 async fn list_more(
     shared: &EngineState,
-    line: &DueLine,
+    line: &DueLane,
     name: &Lane,
     place: RefillPosition,
 ) -> Result<Option<RefillPosition>, PassError> {

@@ -21,9 +21,9 @@ impl AttemptTrace {
         if !tracer.records(context) {
             return Self { carried: Some(context.clone()), recorded: None };
         }
-        let own = context.place.with_span(SpanId::of_attempt(claimed.id, claimed.number));
-        let carried = Some(TraceContext { place: own, state: context.state.clone() });
-        Self { carried, recorded: Some((context.place.span(), SystemTime::now())) }
+        let own = context.span_context.with_span(SpanId::for_attempt(claimed.id, claimed.number));
+        let carried = Some(TraceContext { span_context: own, state: context.state.clone() });
+        Self { carried, recorded: Some((context.span_context.span(), SystemTime::now())) }
     }
 
     pub(super) fn trace_context(&self) -> Option<&TraceContext> {
@@ -32,7 +32,8 @@ impl AttemptTrace {
 
     /// Record the span of an attempt that ended. It has no error text, because that may quote the payload.
     pub(super) fn end(self, tracer: &Tracer, runner: &str, claimed: &Claimed, verdict: Verdict) {
-        let (Some(TraceContext { place, state }), Some((parent, started))) = (self.carried, self.recorded) else {
+        let (Some(TraceContext { span_context, state }), Some((parent, started))) = (self.carried, self.recorded)
+        else {
             return;
         };
         // A stopped, returned or snoozed attempt is not a failure.
@@ -57,10 +58,10 @@ impl AttemptTrace {
         tracer.record(Span {
             name: Cow::Owned(format!("run {kind}")),
             role: Role::Consumer,
-            place,
+            span_context,
             parent: Some(parent),
             state,
-            link: (claimed.number > 1).then(|| SpanId::of_attempt(claimed.id, claimed.number - 1)),
+            link: (claimed.number > 1).then(|| SpanId::for_attempt(claimed.id, claimed.number - 1)),
             started,
             ended: SystemTime::now(),
             attributes,

@@ -214,7 +214,7 @@ pub(super) async fn decide(shared: &EngineState, unread_job: UnreadJob<'_>) -> U
     let UnreadJob { id, kind, queue, number, part, why } = unread_job;
     let own = match part {
         UnreadPart::Payload => shared.registry.get(kind.as_str()).map(Registered::edition),
-        UnreadPart::Options => Some(Edition::of_options()),
+        UnreadPart::Options => Some(Edition::for_options()),
     };
     let mut refused: BTreeSet<Edition> = own.into_iter().collect();
     if number > 1 {
@@ -281,7 +281,7 @@ mod tests {
     use tickr_job::{Editions, RunnerId};
 
     fn edition(text: &str) -> Edition {
-        Edition::of_schema(&json!(text))
+        Edition::from_schema(&json!(text))
     }
 
     fn reader(payload: Option<&str>, options: &str) -> Reader {

@@ -181,7 +181,7 @@ impl Context {
     /// The text of the `traceparent` header; see [`Context::trace`].
     #[must_use]
     pub fn traceparent(&self) -> Option<String> {
-        self.parts.trace.as_ref().map(|context| context.place.to_string())
+        self.parts.trace.as_ref().map(|context| context.span_context.to_string())
     }
 
     /// Time when the attempt is stopped as timed out.

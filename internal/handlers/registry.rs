@@ -177,7 +177,7 @@ impl Registered {
         let schema = SchemaSettings::draft2020_12().into_generator().into_root_schema_for::<H::Payload>().to_value();
         let validator = jsonschema::validator_for(&schema).expect("a derived schema is a valid schema");
         let defaults = handler.defaults();
-        let edition = Edition::of_schema(&schema);
+        let edition = Edition::from_schema(&schema);
         Self { name, schema, edition, validator, defaults, handler: Arc::new(Erased(handler)) }
     }
 
@@ -343,7 +343,7 @@ impl Registry {
     #[must_use]
     pub fn editions(&self) -> Editions {
         let kinds = self.kinds.iter().map(|(name, kind)| (name.clone(), kind.edition)).collect();
-        Editions { options: Edition::of_options(), kinds }
+        Editions { options: Edition::for_options(), kinds }
     }
 
     /// Names of all kinds, in order.

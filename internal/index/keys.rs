@@ -3,7 +3,7 @@
 //! | key | type | holds |
 //! |---|---|---|
 //! | `{prefix}:epoch` | string | present while the index is complete; without it the index must be rebuilt |
-//! | `{prefix}:beat` | counter | raised at every look of a scheduler; when it falls, Redis has gone back in time |
+//! | `{prefix}:sequence` | counter | raised at every look of a scheduler; when it falls, Redis has gone back in time |
 //! | `{prefix}:waiting` | sorted set | `<lane>:<job id>` scored by due time, unix milliseconds, within the horizon |
 //! | `{prefix}:ready:<lane>` | list | ids of due jobs, newest at the head, taken from the tail |
 //! | `{prefix}:overflow` | hash | lane → position in MySQL's due order from which jobs were left out of a full list |
@@ -44,10 +44,10 @@ impl Lane {
         Self(text)
     }
 
-    /// Return every lane of these queues, by priority, then in the order of `queues`. The order of service is decided
+    /// Return every lane of these queues, by priority, then in the order of `queues`. The queue order is decided
     /// in `engine/queue_order.rs`.
     #[must_use]
-    pub fn of_queues(queues: &[Name]) -> Vec<Self> {
+    pub fn all_of(queues: &[Name]) -> Vec<Self> {
         Priority::all().flat_map(|priority| queues.iter().map(move |queue| Self::new(queue, priority))).collect()
     }
 }
@@ -58,7 +58,7 @@ pub(super) struct Keys {
     /// Pattern that all keys match. Braces have no meaning in it, and the prefix holds no other special characters.
     pub(super) all: String,
     pub(super) epoch: String,
-    pub(super) beat: String,
+    pub(super) sequence: String,
     pub(super) waiting: String,
     pub(super) overflow: String,
     pub(super) events: String,
@@ -75,7 +75,7 @@ impl Keys {
         Self {
             all: key("*"),
             epoch: key("epoch"),
-            beat: key("beat"),
+            sequence: key("sequence"),
             waiting: key("waiting"),
             overflow: key("overflow"),
             events: key("events"),
@@ -91,7 +91,7 @@ impl Keys {
         let prefixes = [(&self.ready_prefix, "list"), (&self.nudge_prefix, "list"), (&self.refill_prefix, "string")];
         let fixed = [
             (&self.epoch, "string"),
-            (&self.beat, "string"),
+            (&self.sequence, "string"),
             (&self.waiting, "zset"),
             (&self.overflow, "hash"),
             (&self.events, "stream"),
@@ -123,7 +123,8 @@ mod tests {
         let keys = Keys::new("tickr");
         let line = Lane::new(&"mail".parse().unwrap(), Priority::NORMAL);
         assert_eq!(keys.ready(&line), "{tickr}:ready:mail");
-        for key in [&keys.epoch, &keys.beat, &keys.waiting, &keys.overflow, &keys.ready(&line), &keys.refill(&line)] {
+        for key in [&keys.epoch, &keys.sequence, &keys.waiting, &keys.overflow, &keys.ready(&line), &keys.refill(&line)]
+        {
             assert!(key.starts_with("{tickr}:"), "{key}");
         }
     }
@@ -131,7 +132,7 @@ mod tests {
     #[test]
     fn urgent_lines_come_first() {
         let queues: Vec<Name> = vec!["a".parse().unwrap(), "b".parse().unwrap()];
-        let lines = Lane::of_queues(&queues);
+        let lines = Lane::all_of(&queues);
         assert_eq!(lines.len(), 20);
         assert_eq!((lines[0].as_str(), lines[1].as_str()), ("a:0", "b:0"));
         assert_eq!((lines[10].as_str(), lines[11].as_str()), ("a", "b"));

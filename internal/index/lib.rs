@@ -131,7 +131,7 @@ impl Entry {
         format!("{}:{}", self.line.as_str(), self.id)
     }
 
-    fn of_member(member: &str, due_ms: i64) -> Option<Self> {
+    fn from_member(member: &str, due_ms: i64) -> Option<Self> {
         let (line, id) = member.split_at_checked(member.len().checked_sub(37)?)?;
         let (id, execute_at) = (id.strip_prefix(':')?.parse().ok()?, DateTime::from_timestamp_millis(due_ms)?);
         Some(Self { id, line: Lane::from_stored(line.to_owned()), execute_at })
@@ -177,8 +177,8 @@ struct IndexInner {
     settings: IndexSettings,
     /// MySQL's clock minus Redis's clock, in microseconds, as last measured.
     offset_us: AtomicI64,
-    /// Highest value of the `beat` counter seen since the index lost its data. Zero before the first one.
-    beat: AtomicU64,
+    /// Highest value of the `sequence` counter seen since the index lost its data. Zero before the first one.
+    sequence: AtomicU64,
     /// True while a client in the cluster listens to events, as of the last move.
     listened: watch::Sender<bool>,
     health: Arc<IndexHealth>,
@@ -216,7 +216,7 @@ impl Index {
             keys: Keys::new(&settings.prefix),
             settings,
             offset_us: AtomicI64::new(0),
-            beat: AtomicU64::new(0),
+            sequence: AtomicU64::new(0),
             listened: watch::Sender::new(false),
             health,
             weakness: Mutex::new(None),
@@ -287,10 +287,10 @@ impl Index {
         self.shared.link.call(attempted, run).await
     }
 
-    /// Record that the index has lost its data, as a script or the `beat` counter shows.
+    /// Record that the index has lost its data, as a script or the `sequence` counter shows.
     fn lost_data(&self, attempted: &'static str) -> IndexError {
         // The counter may have started again at zero.
-        self.shared.beat.store(0, Ordering::Relaxed);
+        self.shared.sequence.store(0, Ordering::Relaxed);
         let error = IndexError::Lost { attempted };
         self.shared.health.record_failure(&error);
         error
@@ -375,7 +375,7 @@ impl Index {
             self.delete_misshapen().await?;
         }
         let mut call = shared.mover.prepare_invoke();
-        call.key(&shared.keys.epoch).key(&shared.keys.waiting).key(&shared.keys.overflow).key(&shared.keys.beat);
+        call.key(&shared.keys.epoch).key(&shared.keys.waiting).key(&shared.keys.overflow).key(&shared.keys.sequence);
         call.key(&shared.keys.listeners);
         call.arg(shared.offset_us.load(Ordering::Relaxed))
             .arg(most)
@@ -398,10 +398,10 @@ impl Index {
             let store_us = store_now(middle).timestamp_micros();
             shared.offset_us.store(store_us - redis_us, Ordering::Relaxed);
         }
-        let beat: u64 = words.next().and_then(|word| word.parse().ok()).unwrap_or(0);
+        let sequence: u64 = words.next().and_then(|word| word.parse().ok()).unwrap_or(0);
         let listened = words.next().is_some_and(|word| word == "1");
         shared.listened.send_if_modified(|known| std::mem::replace(known, listened) != listened);
-        if beat <= shared.beat.fetch_max(beat, Ordering::Relaxed) {
+        if sequence <= shared.sequence.fetch_max(sequence, Ordering::Relaxed) {
             return Err(self.lost_data("check that redis did not go back in time"));
         }
         shared.health.wrote();
@@ -418,15 +418,15 @@ impl Index {
         type Found = ([Option<String>; 3], Vec<(String, f64)>);
         let keys = &self.shared.keys;
         let mut look = redis::pipe();
-        look.cmd("MGET").arg(&keys.epoch).arg(&keys.beat).arg(&keys.listeners);
+        look.cmd("MGET").arg(&keys.epoch).arg(&keys.sequence).arg(&keys.listeners);
         look.cmd("ZRANGE").arg(&keys.waiting).arg(0).arg(0).arg("WITHSCORES");
         let call = |mut conn| async move { look.query_async::<Found>(&mut conn).await };
-        let ([epoch, beat, listeners], first) = self.call("look for the next entry", call).await?;
+        let ([epoch, sequence, listeners], first) = self.call("look for the next entry", call).await?;
         let listened = listeners.is_some();
         self.shared.listened.send_if_modified(|known| std::mem::replace(known, listened) != listened);
-        let beat: u64 = beat.and_then(|beat| beat.parse().ok()).unwrap_or(0);
+        let sequence: u64 = sequence.and_then(|sequence| sequence.parse().ok()).unwrap_or(0);
         let first = first.first().and_then(|(_, ms)| DateTime::from_timestamp_millis(*ms as i64));
-        Ok(epoch.is_some() && beat >= self.shared.beat.load(Ordering::Relaxed) && first == next)
+        Ok(epoch.is_some() && sequence >= self.shared.sequence.load(Ordering::Relaxed) && first == next)
     }
 
     /// Mark the index as complete from now on. The caller must hint what was committed before this call; what is
@@ -449,9 +449,9 @@ impl Index {
     pub async fn forget(&self) -> Result<usize, IndexError> {
         let keys = &self.shared.keys;
         // The counter starts again at zero. Here that is intended, and must not be taken for lost data.
-        self.shared.beat.store(0, Ordering::Relaxed);
+        self.shared.sequence.store(0, Ordering::Relaxed);
         self.call("forget the index", |mut conn| async move {
-            let fixed = [&keys.epoch, &keys.waiting, &keys.overflow, &keys.beat, &keys.events, &keys.listeners];
+            let fixed = [&keys.epoch, &keys.waiting, &keys.overflow, &keys.sequence, &keys.events, &keys.listeners];
             let mut gone = conn.del(&fixed[..]).await?;
             let mut lists = Vec::new();
             {
@@ -497,10 +497,10 @@ impl Index {
                     let of_page = page.iter().zip(&types).filter(|(name, found)| other(name, found));
                     wrong.extend(of_page.map(|(name, _)| name.clone()));
                 }
-                if !wrong.contains(&keys.beat) {
-                    let beat = conn.get(&keys.beat).await?;
-                    if beat.is_some_and(|text| text.parse::<i64>().is_err()) {
-                        wrong.push(keys.beat.clone());
+                if !wrong.contains(&keys.sequence) {
+                    let sequence = conn.get(&keys.sequence).await?;
+                    if sequence.is_some_and(|text| text.parse::<i64>().is_err()) {
+                        wrong.push(keys.sequence.clone());
                     }
                 }
                 if !wrong.is_empty() {
@@ -594,7 +594,7 @@ impl Index {
         let attempted = "read scheduled jobs";
         let found: Vec<(String, f64)> =
             self.call(attempted, |mut conn| async move { ask.query_async(&mut conn).await }).await?;
-        Ok(found.into_iter().filter_map(|(member, ms)| Entry::of_member(&member, ms as i64)).collect())
+        Ok(found.into_iter().filter_map(|(member, ms)| Entry::from_member(&member, ms as i64)).collect())
     }
 
     /// Remove entries from the sorted set. Return how many there were. Ready lists are not changed: the claims drop

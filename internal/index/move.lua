@@ -1,21 +1,21 @@
 -- Move due entries from the sorted set to their ready lists. lists.lua is put in front of this script.
 --
--- KEYS  1 epoch  2 waiting  3 overflow  4 beat  5 listeners
+-- KEYS  1 epoch  2 waiting  3 overflow  4 sequence  5 listeners
 -- ARGV  1 MySQL's clock minus Redis's, microseconds
 --       2 most entries to move
 --       3 high water of a ready list
 --       4 prefix of the ready lists
 --       5 low water of a ready list
 -- Returns -1 when the epoch is gone, otherwise
---       {moved, due time of the next entry or '', Redis's clock in microseconds, beat, '1' if a client listens to the
+--       {moved, due time of the next entry or '', Redis's clock in microseconds, sequence, '1' if a client listens to the
 --       events, lanes to refill, one element each}
 --
 -- One clock, Redis's corrected to MySQL's, decides for every runner, whatever their own clocks show.
 --
--- The beat is raised before anything else. So every call is a write: a replica, or a Redis without free memory, refuses
+-- The sequence is raised before anything else. So every call is a write: a replica, or a Redis without free memory, refuses
 -- it even when nothing is due. And a Redis that was restored from a snapshot, or failed over to a replica that lagged,
--- shows a beat that its runners have seen before.
-local beat = redis.call('INCR', KEYS[4])
+-- shows a sequence that its runners have seen before.
+local sequence = redis.call('INCR', KEYS[4])
 if redis.call('EXISTS', KEYS[1]) == 0 then return -1 end
 local time = redis.call('TIME')
 local clock = time[1] * 1000000 + time[2]
@@ -32,7 +32,7 @@ end
 local first = redis.call('ZRANGE', KEYS[2], 0, 0, 'WITHSCORES')
 local listened = redis.call('EXISTS', KEYS[5])
 local answer =
-  { #due / 2, first[2] or '', string.format('%d', clock), string.format('%d', beat), string.format('%d', listened) }
+  { #due / 2, first[2] or '', string.format('%d', clock), string.format('%d', sequence), string.format('%d', listened) }
 for _, name in ipairs(redis.call('HKEYS', KEYS[3])) do
   if redis.call('LLEN', ARGV[4] .. name) < tonumber(ARGV[5]) then answer[#answer + 1] = name end
 end

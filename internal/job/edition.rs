@@ -25,13 +25,13 @@ pub struct InvalidEdition;
 impl Edition {
     /// Return the edition of a payload type with this JSON Schema.
     #[must_use]
-    pub fn of_schema(schema: &Value) -> Self {
+    pub fn from_schema(schema: &Value) -> Self {
         Self::digest(&schema.to_string())
     }
 
     /// Return the edition of the options that a job may have beside its payload.
     #[must_use]
-    pub fn of_options() -> Self {
+    pub fn for_options() -> Self {
         let every = JobOptions { timeout_ms: Some(1), retry: Some(RetryPolicy::default()), ..JobOptions::default() };
         Self::digest(&serde_json::to_string(&every).unwrap_or_default())
     }
@@ -95,14 +95,14 @@ mod tests {
     #[test]
     fn another_field_is_another_edition() {
         let (one, two) = (json!({"properties": {"a": {}}}), json!({"properties": {"a": {}, "b": {}}}));
-        assert_eq!(Edition::of_schema(&one), Edition::of_schema(&one.clone()));
-        assert_ne!(Edition::of_schema(&one), Edition::of_schema(&two));
-        assert_ne!(Edition::of_options(), Edition::of_schema(&one));
+        assert_eq!(Edition::from_schema(&one), Edition::from_schema(&one.clone()));
+        assert_ne!(Edition::from_schema(&one), Edition::from_schema(&two));
+        assert_ne!(Edition::for_options(), Edition::from_schema(&one));
     }
 
     #[test]
     fn editions_travel_as_hex_digits() {
-        let edition = Edition::of_schema(&json!({}));
+        let edition = Edition::from_schema(&json!({}));
         assert_eq!(edition.to_string().parse(), Ok(edition));
         for bad in ["", "x", "0123456789ABCDEF", "+123456789abcdef", "0123456789abcde"] {
             assert_eq!(bad.parse::<Edition>(), Err(InvalidEdition), "{bad}");

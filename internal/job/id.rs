@@ -103,7 +103,7 @@ impl RunnerId {
 
     /// Make an id for this process on `host`.
     #[must_use]
-    pub fn of_process(host: &str) -> Self {
+    pub fn new_for_host(host: &str) -> Self {
         let legal = |c: &char| c.is_ascii_alphanumeric() || matches!(c, '-' | '.' | '_');
         let host: Vec<char> = host.chars().filter(legal).collect();
         // The end of a host name distinguishes the pods of one deployment; the beginning does not.
@@ -160,9 +160,9 @@ mod tests {
 
     #[test]
     fn runner_ids_fit_their_column_and_differ() {
-        let (a, b) = (RunnerId::of_process(&"häßlich host".repeat(20)), RunnerId::of_process(""));
+        let (a, b) = (RunnerId::new_for_host(&"häßlich host".repeat(20)), RunnerId::new_for_host(""));
         assert!(a.as_str().len() <= RunnerId::MAX_LEN && a.as_str().is_ascii());
-        assert_ne!(RunnerId::of_process("web1"), RunnerId::of_process("web1"));
+        assert_ne!(RunnerId::new_for_host("web1"), RunnerId::new_for_host("web1"));
         assert!(b.as_str().starts_with("runner/"));
     }
 }

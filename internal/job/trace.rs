@@ -29,7 +29,7 @@ impl SpanId {
     /// Return the span id of one execution of a job. It is computed from the job and the number, so that the next
     /// execution can link to it although it is not stored.
     #[must_use]
-    pub fn of_attempt(job: JobId, number: u32) -> Self {
+    pub fn for_attempt(job: JobId, number: u32) -> Self {
         let mut digest = Sha256::new();
         digest.update(job.uuid().as_bytes());
         digest.update(number.to_be_bytes());
@@ -162,7 +162,7 @@ fn unhex<const N: usize>(text: &[u8]) -> Option<[u8; N]> {
 #[serde(try_from = "Words", into = "Words")]
 pub struct TraceContext {
     /// The span context of the enqueue.
-    pub place: SpanContext,
+    pub span_context: SpanContext,
     /// The `tracestate` of other tracing systems.
     pub state: Option<String>,
 }
@@ -177,7 +177,7 @@ struct Words {
 
 impl From<TraceContext> for Words {
     fn from(context: TraceContext) -> Self {
-        Self { traceparent: context.place.to_string(), tracestate: context.state }
+        Self { traceparent: context.span_context.to_string(), tracestate: context.state }
     }
 }
 
@@ -194,8 +194,8 @@ impl TraceContext {
     /// left out.
     #[must_use]
     pub fn parse(traceparent: &str, tracestate: Option<&str>) -> Option<Self> {
-        let place = SpanContext::parse(traceparent)?;
-        Some(Self { place, state: tracestate.map(str::trim).filter(|state| is_state(state)).map(str::to_owned) })
+        let span_context = SpanContext::parse(traceparent)?;
+        Some(Self { span_context, state: tracestate.map(str::trim).filter(|state| is_state(state)).map(str::to_owned) })
     }
 }
 
@@ -230,12 +230,12 @@ mod tests {
 
     #[test]
     fn a_traceparent_is_read_strictly_and_written_as_it_was() {
-        let place = SpanContext::parse(GOOD).unwrap();
-        assert!(place.is_sampled());
-        assert_eq!((place.to_string().as_str(), place.trace_id().as_str()), (GOOD, &GOOD[3..35]));
+        let span_context = SpanContext::parse(GOOD).unwrap();
+        assert!(span_context.is_sampled());
+        assert_eq!((span_context.to_string().as_str(), span_context.trace_id().as_str()), (GOOD, &GOOD[3..35]));
         // Unknown flags of later versions are not passed on, because their meaning is unknown here.
         let later = GOOD.replacen("00", "01", 1);
-        assert_eq!(SpanContext::parse(&format!("{}ff-what-comes", &later[..53])), Some(place));
+        assert_eq!(SpanContext::parse(&format!("{}ff-what-comes", &later[..53])), Some(span_context));
         assert!(!SpanContext::parse(&GOOD.replace("-01", "-00")).unwrap().is_sampled());
         for bad in [
             "",
@@ -284,9 +284,9 @@ mod tests {
     #[test]
     fn the_span_of_an_attempt_is_known_without_asking() {
         let (one, other) = (JobId::new(), JobId::new());
-        assert_eq!(SpanId::of_attempt(one, 1), SpanId::of_attempt(one, 1));
-        assert_ne!(SpanId::of_attempt(one, 1), SpanId::of_attempt(one, 2));
-        assert_ne!(SpanId::of_attempt(one, 1), SpanId::of_attempt(other, 1));
+        assert_eq!(SpanId::for_attempt(one, 1), SpanId::for_attempt(one, 1));
+        assert_ne!(SpanId::for_attempt(one, 1), SpanId::for_attempt(one, 2));
+        assert_ne!(SpanId::for_attempt(one, 1), SpanId::for_attempt(other, 1));
         assert_eq!(SpanId::from_bytes([0; 8]).bytes(), [0, 0, 0, 0, 0, 0, 0, 1]);
     }
 
@@ -294,15 +294,15 @@ mod tests {
         #[test]
         fn nothing_a_caller_says_is_misread(text in "\\PC{0,80}", state in "\\PC{0,600}") {
             if let Some(context) = TraceContext::parse(&text, Some(&state)) {
-                prop_assert_eq!(context.place.to_string().len(), 55);
+                prop_assert_eq!(context.span_context.to_string().len(), 55);
                 prop_assert!(context.state.is_none_or(|state| state.len() <= MAX_STATE_BYTES));
             }
         }
 
         #[test]
         fn what_is_written_is_read_again(trace in 1_u128.., span in 1_u64.., flags in 0_u8..=1) {
-            let place = SpanContext { trace: trace.to_be_bytes(), span: SpanId(span.to_be_bytes()), flags };
-            prop_assert_eq!(SpanContext::parse(&place.to_string()), Some(place));
+            let span_context = SpanContext { trace: trace.to_be_bytes(), span: SpanId(span.to_be_bytes()), flags };
+            prop_assert_eq!(SpanContext::parse(&span_context.to_string()), Some(span_context));
         }
     }
 }

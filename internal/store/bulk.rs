@@ -121,7 +121,7 @@ impl Store {
         &self,
         mut new: NewOperation,
         by: &Actor,
-        once: Option<IdempotentRequest>,
+        idempotent: Option<IdempotentRequest>,
         build: ResponseBuilder<Operation>,
     ) -> Result<IdempotentOutcome<()>, StoreError> {
         let attempted = "start an operation";
@@ -141,10 +141,10 @@ impl Store {
         let detail = json!({"action": new.action, "filter": new.filter, "params": new.params, "rate": new.rate});
         let act = AuditEntry::new(by, "operation.start", new.id.to_string()).with(detail);
         transact(&self.shared.pools.steering, attempted, move |conn, earlier| {
-            let (shared, act, once, build, new) =
-                (shared.clone(), act.clone(), once.clone(), build.clone(), new.clone());
+            let (shared, act, idempotent, build, new) =
+                (shared.clone(), act.clone(), idempotent.clone(), build.clone(), new.clone());
             Box::pin(async move {
-                if let Some(outcome) = stored_before(conn, once.as_ref(), Some(())).await? {
+                if let Some(outcome) = stored_before(conn, idempotent.as_ref(), Some(())).await? {
                     return Ok(outcome);
                 }
                 if earlier == PriorRun::MayHaveCommitted
@@ -155,7 +155,7 @@ impl Store {
                 let now = read_clock(conn, &shared.clock).await?;
                 insert(conn, &new, &act.actor, estimate, now).await?;
                 let operation = read(conn, new.id).await?.ok_or_else(|| corrupt("an operation without a row"))?;
-                finish(conn, once.as_ref(), &act, ((), build(&operation)), now).await
+                finish(conn, idempotent.as_ref(), &act, ((), build(&operation)), now).await
             })
         })
         .await
@@ -202,19 +202,19 @@ impl Store {
         &self,
         id: Uuid,
         by: &Actor,
-        once: Option<IdempotentRequest>,
+        idempotent: Option<IdempotentRequest>,
         build: ResponseBuilder<Operation>,
     ) -> Result<IdempotentOutcome<CancelOutcome>, StoreError> {
         let shared = self.shared.clone();
         let act = AuditEntry::new(by, "operation.cancel", id.to_string());
         transact(&self.shared.pools.steering, "cancel an operation", move |conn, earlier| {
-            let (shared, act, once, build) = (shared.clone(), act.clone(), once.clone(), build.clone());
+            let (shared, act, idempotent, build) = (shared.clone(), act.clone(), idempotent.clone(), build.clone());
             Box::pin(async move {
                 let held = lock(conn, id).await?.map(|held| held.state);
                 let ours = earlier == PriorRun::MayHaveCommitted && held == Some(OperationState::Cancelled);
                 if held != Some(OperationState::Running) && !ours {
                     let refused = held.map_or(CancelOutcome::Missing, CancelOutcome::Over);
-                    return Ok(stored_before(conn, once.as_ref(), None)
+                    return Ok(stored_before(conn, idempotent.as_ref(), None)
                         .await?
                         .unwrap_or(IdempotentOutcome::Refused(refused)));
                 }
@@ -226,7 +226,7 @@ impl Store {
                     .await?;
                 let operation = read(conn, id).await?.ok_or_else(|| corrupt("a locked operation is gone"))?;
                 let answer = build(&operation);
-                finish(conn, once.as_ref(), &act, (CancelOutcome::Done(Box::new(operation)), answer), now).await
+                finish(conn, idempotent.as_ref(), &act, (CancelOutcome::Done(Box::new(operation)), answer), now).await
             })
         })
         .await

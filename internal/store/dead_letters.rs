@@ -302,14 +302,14 @@ impl Store {
         id: JobId,
         job: NewJob,
         by: &Actor,
-        once: Option<IdempotentRequest>,
+        idempotent: Option<IdempotentRequest>,
         build: ResponseBuilder<Accepted>,
     ) -> Result<IdempotentOutcome<Result<Accepted, Refusal>>, StoreError> {
         let shared = self.shared.clone();
         let act = AuditEntry::new(by, "job.replay", id.to_string()).with(json!({"replayed_as": job.id}));
         transact(&self.shared.pools.steering, "replay a dead letter", move |conn, earlier| {
-            let (shared, act, once, build, job) =
-                (shared.clone(), act.clone(), once.clone(), Arc::clone(&build), job.clone());
+            let (shared, act, idempotent, build, job) =
+                (shared.clone(), act.clone(), idempotent.clone(), Arc::clone(&build), job.clone());
             Box::pin(async move {
                 let made = job.clone();
                 let remake: Remake = Arc::new(move |_| Ok(made.clone()));
@@ -324,7 +324,7 @@ impl Store {
                     done => done,
                 };
                 let answer = done.as_ref().ok().map(|accepted| build(accepted));
-                finish_action(conn, done, answer, once.as_ref(), &act, now).await
+                finish_action(conn, done, answer, idempotent.as_ref(), &act, now).await
             })
         })
         .await
@@ -340,14 +340,14 @@ impl Store {
         id: JobId,
         reason: String,
         by: &Actor,
-        once: Option<IdempotentRequest>,
+        idempotent: Option<IdempotentRequest>,
         build: ResponseBuilder<UpdatedJob>,
     ) -> Result<IdempotentOutcome<Result<(), Refusal>>, StoreError> {
         let shared = self.shared.clone();
         let act = AuditEntry::new(by, "job.discard", id.to_string()).with(json!({"reason": reason}));
         transact(&self.shared.pools.steering, "discard a dead letter", move |conn, earlier| {
-            let (shared, act, once, build, reason) =
-                (shared.clone(), act.clone(), once.clone(), Arc::clone(&build), reason.clone());
+            let (shared, act, idempotent, build, reason) =
+                (shared.clone(), act.clone(), idempotent.clone(), Arc::clone(&build), reason.clone());
             Box::pin(async move {
                 let now = read_clock(conn, &shared.clock).await?;
                 let each = discard_all(conn, &[id.uuid()], &reason, &act.actor, now).await?;
@@ -361,7 +361,7 @@ impl Store {
                     let (job, attempts) = read_job(conn, id).await?.ok_or_else(|| corrupt("a locked job is gone"))?;
                     answer = Some(build(&UpdatedJob { outcome: ActionOutcome::Done(State::Failed), job, attempts }));
                 }
-                finish_action(conn, done, answer, once.as_ref(), &act, now).await
+                finish_action(conn, done, answer, idempotent.as_ref(), &act, now).await
             })
         })
         .await
@@ -385,15 +385,15 @@ async fn finish_action<T>(
     conn: &mut MySqlConnection,
     done: Result<T, Refusal>,
     answer: Option<Answer>,
-    once: Option<&IdempotentRequest>,
+    idempotent: Option<&IdempotentRequest>,
     act: &AuditEntry,
     now: Timestamp,
 ) -> Result<IdempotentOutcome<Result<T, Refusal>>, sqlx::Error> {
     let Some(answer) = answer else {
         // An earlier call may have carried out this same request.
-        return Ok(stored_before(conn, once, None).await?.unwrap_or(IdempotentOutcome::Refused(done)));
+        return Ok(stored_before(conn, idempotent, None).await?.unwrap_or(IdempotentOutcome::Refused(done)));
     };
-    finish(conn, once, act, (done, answer), now).await
+    finish(conn, idempotent, act, (done, answer), now).await
 }
 
 async fn backfill_dead_letters(

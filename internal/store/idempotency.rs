@@ -90,10 +90,10 @@ pub(super) struct StoredResponse {
 impl StoredResponse {
     /// Return the outcome that this row means for a request with the same key. `done` is the result of the request, in
     /// case the row is its own.
-    pub(super) fn resolve<T, R>(self, once: &IdempotentRequest, done: Option<T>) -> IdempotentOutcome<T, R> {
-        if self.id == once.id {
+    pub(super) fn resolve<T, R>(self, idempotent: &IdempotentRequest, done: Option<T>) -> IdempotentOutcome<T, R> {
+        if self.id == idempotent.id {
             IdempotentOutcome::First { done, answer: self.answer }
-        } else if self.request == once.request {
+        } else if self.request == idempotent.request {
             IdempotentOutcome::Replayed(self.answer)
         } else {
             IdempotentOutcome::Conflict
@@ -102,8 +102,11 @@ impl StoredResponse {
 }
 
 /// Read the stored row for this idempotency key, if there is one.
-async fn find(conn: &mut MySqlConnection, once: &IdempotentRequest) -> Result<Option<StoredResponse>, sqlx::Error> {
-    Ok(find_all(conn, &[once.key]).await?.remove(&once.key))
+async fn find(
+    conn: &mut MySqlConnection,
+    idempotent: &IdempotentRequest,
+) -> Result<Option<StoredResponse>, sqlx::Error> {
+    Ok(find_all(conn, &[idempotent.key]).await?.remove(&idempotent.key))
 }
 
 pub(super) async fn find_all(
@@ -144,18 +147,18 @@ pub(super) async fn store_responses(
     // In key order, so that two batches with the same keys wait for each other instead of deadlocking. A plain insert
     // is used, because it reports a duplicate. An upsert could not tell which request won: the driver counts matched
     // rows.
-    requests.sort_unstable_by_key(|(once, _)| once.key);
+    requests.sort_unstable_by_key(|(idempotent, _)| idempotent.key);
     for group in groups_by_bytes(requests, |(_, answer)| 200 + answer.body.len()) {
         let sql = format!(
             "INSERT INTO idempotency_keys (id, key_hash, request_hash, status, answer, created_at) VALUES {}",
             tuples(&placeholders(6), group.len())
         );
         let mut query = statement(sql);
-        for (once, answer) in group {
+        for (idempotent, answer) in group {
             query = query
-                .bind(once.id)
-                .bind(once.key.to_vec())
-                .bind(once.request.to_vec())
+                .bind(idempotent.id)
+                .bind(idempotent.key.to_vec())
+                .bind(idempotent.request.to_vec())
                 .bind(answer.status)
                 .bind(answer.body.as_str())
                 .bind(now);
@@ -169,25 +172,25 @@ pub(super) async fn store_responses(
 /// the request, in case the stored row is its own.
 pub(super) async fn stored_before<T, R>(
     conn: &mut MySqlConnection,
-    once: Option<&IdempotentRequest>,
+    idempotent: Option<&IdempotentRequest>,
     done: Option<T>,
 ) -> Result<Option<IdempotentOutcome<T, R>>, sqlx::Error> {
-    let Some(once) = once else { return Ok(None) };
-    Ok(find(conn, once).await?.map(|kept| kept.resolve(once, done)))
+    let Some(idempotent) = idempotent else { return Ok(None) };
+    Ok(find(conn, idempotent).await?.map(|kept| kept.resolve(idempotent, done)))
 }
 
 /// Store the response of a request that this transaction carries out. If another request has taken the key, everything
 /// is rolled back, and the outcome of this request is returned: the caller then writes nothing more.
 pub(super) async fn store_answer<T, R>(
     conn: &mut MySqlConnection,
-    once: Option<&IdempotentRequest>,
+    idempotent: Option<&IdempotentRequest>,
     answer: &Answer,
     now: Timestamp,
 ) -> Result<Option<IdempotentOutcome<T, R>>, sqlx::Error> {
-    let Some(once) = once else { return Ok(None) };
-    match store_responses(conn, &mut [(once, answer)], now).await {
+    let Some(idempotent) = idempotent else { return Ok(None) };
+    match store_responses(conn, &mut [(idempotent, answer)], now).await {
         Ok(()) => Ok(None),
-        Err(error) => resolve_conflict(conn, once, error).await.map(Some),
+        Err(error) => resolve_conflict(conn, idempotent, error).await.map(Some),
     }
 }
 
@@ -195,12 +198,12 @@ pub(super) async fn store_answer<T, R>(
 /// the outcome. If another request has taken the key, return the outcome of that one instead, as [`store_answer`] does.
 pub(super) async fn finish<T, R>(
     conn: &mut MySqlConnection,
-    once: Option<&IdempotentRequest>,
+    idempotent: Option<&IdempotentRequest>,
     act: &AuditEntry,
     (done, answer): (T, Answer),
     now: Timestamp,
 ) -> Result<IdempotentOutcome<T, R>, sqlx::Error> {
-    if let Some(instead) = store_answer(conn, once, &answer, now).await? {
+    if let Some(instead) = store_answer(conn, idempotent, &answer, now).await? {
         return Ok(instead);
     }
     record(conn, act, now).await?;
@@ -211,7 +214,7 @@ pub(super) async fn finish<T, R>(
 /// are returned as they are.
 async fn resolve_conflict<T, R>(
     conn: &mut MySqlConnection,
-    once: &IdempotentRequest,
+    idempotent: &IdempotentRequest,
     error: sqlx::Error,
 ) -> Result<IdempotentOutcome<T, R>, sqlx::Error> {
     if fault(&error) != Fault::Duplicate && !waited_for_lock(&error) {
@@ -222,8 +225,8 @@ async fn resolve_conflict<T, R>(
     if waited_for_lock(&error) {
         return Ok(IdempotentOutcome::Busy);
     }
-    match find(conn, once).await? {
-        Some(kept) => Ok(kept.resolve(once, None)),
+    match find(conn, idempotent).await? {
+        Some(kept) => Ok(kept.resolve(idempotent, None)),
         // The other row was purged meanwhile, or the duplicate is our own id. The next run decides.
         None => Err(crate::sql::error::again("an idempotency key was taken, but its row is missing")),
     }
@@ -235,10 +238,13 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
-    pub async fn find_response(&self, once: IdempotentRequest) -> Result<Option<IdempotentOutcome<()>>, StoreError> {
+    pub async fn find_response(
+        &self,
+        idempotent: IdempotentRequest,
+    ) -> Result<Option<IdempotentOutcome<()>>, StoreError> {
         on_pool(&self.shared.pools.steering, "look up an idempotency key", move |conn, _| {
-            let once = once.clone();
-            Box::pin(async move { Ok(find(conn, &once).await?.map(|kept| kept.resolve(&once, None))) })
+            let idempotent = idempotent.clone();
+            Box::pin(async move { Ok(find(conn, &idempotent).await?.map(|kept| kept.resolve(&idempotent, None))) })
         })
         .await
     }

@@ -81,7 +81,7 @@ pub use jobs::due::DueWithin;
 pub use jobs::explain::QueuePosition;
 #[doc(hidden)]
 pub use jobs::lanes::due_statements;
-pub use jobs::lanes::{Depth, DueCursor, DueLine, DueRange, DueRow, DueWalk, LinePage};
+pub use jobs::lanes::{Depth, DueCursor, DueLane, DueRange, DueRow, DueWalk, LinePage};
 pub use jobs::limits::{KeyUse, ParkedAt};
 pub use jobs::order::OrderPlace;
 pub use jobs::pending::Pending;

@@ -88,7 +88,7 @@ pub enum LogScope {
         /// Number of attempts that the job has used, including this one.
         attempt: u32,
         /// Span context of the attempt.
-        place: Option<SpanContext>,
+        span_context: Option<SpanContext>,
     },
 }
 
@@ -118,13 +118,13 @@ impl LogScope {
     fn fields(&self, mut tell: impl FnMut(&'static str, Value)) {
         match self {
             Self::Request { id } => tell("request_id", Value::from(&**id)),
-            Self::Attempt { job, kind, queue, attempt, place } => {
+            Self::Attempt { job, kind, queue, attempt, span_context } => {
                 tell("job", job.to_string().into());
                 tell("kind", kind.as_str().into());
                 tell("queue", queue.as_str().into());
                 tell("attempt", (*attempt).into());
-                if let Some(place) = place {
-                    tell("trace_id", place.trace_id().into());
+                if let Some(span_context) = span_context {
+                    tell("trace_id", span_context.trace_id().into());
                 }
             }
         }

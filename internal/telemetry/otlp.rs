@@ -50,11 +50,11 @@ pub(super) fn request(resource: &Resource, spans: &[Span]) -> Vec<u8> {
 }
 
 fn span(out: &mut Message, span: &Span) {
-    let trace = span.place.trace();
+    let trace = span.span_context.trace();
     let state = span.state.as_deref().unwrap_or("");
-    let sampled = u32::from(span.place.is_sampled());
+    let sampled = u32::from(span.span_context.is_sampled());
     out.bytes(1, &trace);
-    out.bytes(2, &span.place.span().bytes());
+    out.bytes(2, &span.span_context.span().bytes());
     out.text(3, state);
     if let Some(parent) = span.parent {
         out.bytes(4, &parent.bytes());

@@ -112,7 +112,7 @@ pub struct Span {
     /// Role of the span.
     pub role: Role,
     /// Its trace and span id.
-    pub place: SpanContext,
+    pub span_context: SpanContext,
     /// The parent span.
     pub parent: Option<SpanId>,
     /// The `tracestate` of other tracing systems.
@@ -185,31 +185,33 @@ impl Tracer {
     #[must_use]
     pub fn request(&self, caller: Option<TraceContext>) -> RequestSpan {
         let Some(entrance) = &self.entrance else { return RequestSpan { carried: caller, recorded: None } };
-        let (place, parent, state) = match &caller {
-            Some(context) if context.place.is_sampled() => {
-                (context.place.with_span(SpanId::random()), Some(context.place.span()), context.state.clone())
-            }
+        let (span_context, parent, state) = match &caller {
+            Some(context) if context.span_context.is_sampled() => (
+                context.span_context.with_span(SpanId::random()),
+                Some(context.span_context.span()),
+                context.state.clone(),
+            ),
             // The caller decides for the whole trace: if it does not record, neither does tickr.
             Some(_) => return RequestSpan { carried: caller, recorded: None },
             None if entrance.is_chosen() => (SpanContext::root(), None, None),
             None => return RequestSpan { carried: None, recorded: None },
         };
         let recorded =
-            Recorded { tracer: self.clone(), place, parent, state: state.clone(), started: SystemTime::now() };
-        RequestSpan { carried: Some(TraceContext { place, state }), recorded: Some(recorded) }
+            Recorded { tracer: self.clone(), span_context, parent, state: state.clone(), started: SystemTime::now() };
+        RequestSpan { carried: Some(TraceContext { span_context, state }), recorded: Some(recorded) }
     }
 
     /// Begin the span of a tick that is to create a job, if chance selects it: the root of that job's trace.
     #[must_use]
     pub fn tick(&self) -> Option<TickSpan> {
         self.entrance.as_ref().filter(|entrance| entrance.is_chosen())?;
-        Some(TickSpan { tracer: self.clone(), place: SpanContext::root(), started: SystemTime::now() })
+        Some(TickSpan { tracer: self.clone(), span_context: SpanContext::root(), started: SystemTime::now() })
     }
 
     /// Return true if an attempt that continues this context is recorded.
     #[must_use]
     pub fn records(&self, context: &TraceContext) -> bool {
-        self.entrance.is_some() && context.place.is_sampled()
+        self.entrance.is_some() && context.span_context.is_sampled()
     }
 
     /// Hand in a finished span. Never waits.
@@ -233,7 +235,7 @@ impl Entrance {
 #[derive(Debug)]
 pub struct TickSpan {
     tracer: Tracer,
-    place: SpanContext,
+    span_context: SpanContext,
     started: SystemTime,
 }
 
@@ -241,17 +243,17 @@ impl TickSpan {
     /// Return the context for the job of the tick.
     #[must_use]
     pub fn trace_context(&self) -> TraceContext {
-        TraceContext { place: self.place, state: None }
+        TraceContext { span_context: self.span_context, state: None }
     }
 
     /// End the span of a tick that fired and created this job.
     pub fn end(self, schedule: &str, job: JobId) {
-        let Self { tracer, place, started } = self;
+        let Self { tracer, span_context, started } = self;
         let job = job.to_string();
         tracer.record(Span {
             name: Cow::Borrowed("tick"),
             role: Role::Producer,
-            place,
+            span_context,
             parent: None,
             state: None,
             link: None,
@@ -279,7 +281,7 @@ pub struct RequestSpan {
 #[derive(Debug)]
 struct Recorded {
     tracer: Tracer,
-    place: SpanContext,
+    span_context: SpanContext,
     parent: Option<SpanId>,
     state: Option<String>,
     started: SystemTime,
@@ -294,11 +296,11 @@ impl RequestSpan {
 
     /// End the span of a request that was answered with this status.
     pub fn end(self, route: &'static str, status: u16) {
-        let Some(Recorded { tracer, place, parent, state, started }) = self.recorded else { return };
+        let Some(Recorded { tracer, span_context, parent, state, started }) = self.recorded else { return };
         tracer.record(Span {
             name: Cow::Owned(format!("POST {route}")),
             role: Role::Server,
-            place,
+            span_context,
             parent,
             state,
             link: None,

@@ -109,7 +109,7 @@ async fn the_summary_shows_an_operation_that_no_runner_carries_out() {
     let (name, url) = migrated_database().await;
     let settings = StoreSettings { url: url.clone(), connections: 5, flushers: 1 };
     let store = Store::connect(&settings, DEADLINE).await.unwrap();
-    let is_free = async || store.change_summary(&RunnerId::of_process("test"), &[]).await.unwrap().operation_is_free;
+    let is_free = async || store.change_summary(&RunnerId::new_for_host("test"), &[]).await.unwrap().operation_is_free;
     let mut mysql = connect(&url).await;
     assert!(!is_free().await, "there is none");
     mysql

@@ -394,7 +394,7 @@ async fn a_lost_commit_in_a_batch_neither_repeats_nor_skips_a_job() {
     proxy.cut_after("COMMIT");
     store.start_operation(operation, &Actor::anyone(), None, Arc::new(word)).await.unwrap();
     let lease = Duration::from_secs(60);
-    let runner = RunnerId::of_process("test");
+    let runner = RunnerId::new_for_host("test");
     let taken = store.lease_operations(runner.clone(), lease).await.unwrap();
     assert_eq!(taken.len(), 1, "the operation was started once, though the answer was lost");
     assert!(store.lease_operations(runner, lease).await.unwrap().is_empty(), "the operation was leased once");

@@ -530,7 +530,8 @@ async fn a_permit_is_not_free_while_an_attempt_under_it_is_open() {
     let ids = tickr.enqueue_many((0..2).map(|_| json!({"kind": "noop", "queue": "one"}))).await;
     let store = tickr.app.broker().store();
     // A runner claimed a job after its last heartbeat, and fell silent.
-    let (silent, child, other) = (RunnerId::of_process("a"), RunnerId::of_process("b"), RunnerId::of_process("c"));
+    let (silent, child, other) =
+        (RunnerId::new_for_host("a"), RunnerId::new_for_host("b"), RunnerId::new_for_host("c"));
     let kinds = || vec!["noop".parse().unwrap()];
     let claimed =
         store.claimant(silent.clone(), kinds(), Duration::from_secs(60)).claim(ids[0], default_queue()).await.unwrap();

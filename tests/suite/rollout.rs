@@ -370,7 +370,7 @@ async fn a_limit_of_one_holds_over_two_versions_and_jams_on_neither() {
 async fn options_that_one_tickr_cannot_read_wait_for_the_other() {
     let versions = Versions::built().await;
     let tickr = bystander().await;
-    let edition = Edition::of_options().to_string();
+    let edition = Edition::for_options().to_string();
     let other_edition: String = edition.chars().rev().collect();
     assert_ne!(edition, other_edition);
     let mysql = tickr.config.mysql_url().unwrap().expose();

@@ -146,7 +146,7 @@ async fn transactions(url: &str) -> Vec<(String, String)> {
 }
 
 fn claimant(store: &Store) -> Claimant {
-    store.claimant(RunnerId::of_process("test"), vec!["noop".parse().unwrap()], Duration::from_secs(30))
+    store.claimant(RunnerId::new_for_host("test"), vec!["noop".parse().unwrap()], Duration::from_secs(30))
 }
 
 fn job() -> NewJob {
@@ -549,7 +549,7 @@ async fn a_beat_that_renews_some_pages_counts_for_those() {
     let renewed = std::sync::Mutex::new(Vec::new());
     let hear = |page: &[LiveAttempt]| renewed.lock().unwrap().extend(page.iter().map(|attempt| attempt.id));
     let mut pulse = test.store.heartbeat_connection();
-    let (runner, lease) = (RunnerId::of_process("test"), Duration::from_secs(300));
+    let (runner, lease) = (RunnerId::new_for_host("test"), Duration::from_secs(300));
     let beat = pulse.beat(&runner, lease, &live, &hear);
     assert!(tokio::time::timeout(Duration::from_secs(2), beat).await.is_err(), "the last page waits");
     pulse.disconnect();
@@ -1349,10 +1349,10 @@ async fn a_runner_shows_no_more_busy_workers_than_it_has() {
     for (workers, live, busy) in [(2, &live[..], 2), (8, &live[..], 3), (0, &live[..1], 1)] {
         let mut heartbeat = test.store.heartbeat_connection();
         let row = RunnerRow {
-            id: RunnerId::of_process("test"),
+            id: RunnerId::new_for_host("test"),
             version: "0",
             kinds: Vec::new(),
-            editions: Editions { options: Edition::of_options(), kinds: BTreeMap::new() },
+            editions: Editions { options: Edition::for_options(), kinds: BTreeMap::new() },
             queues: Vec::new(),
             workers,
             lease: Duration::from_secs(5),

@@ -16,7 +16,7 @@ use crate::support::program::{Program, command, outcome, tickr};
 use crate::support::{TestApp, eventually, halted, http};
 
 /// Return jobs with every possible outcome.
-fn of_every_fate() -> Vec<Value> {
+fn with_every_ending() -> Vec<Value> {
     let quick = json!({"base_ms": 1, "cap_ms": 2});
     let mut jobs = Vec::new();
     for n in 0..10 {
@@ -80,7 +80,7 @@ async fn a_live_system_that_keeps_its_promises_lights_no_check() {
             let keep = Retention { discarded: Duration::ZERO, ..keep };
             store.purge_discarded(&keep).await.unwrap();
             tickr.post(&of_runner(other.runner(), "resume"), json!({})).await;
-            let ids = tickr.enqueue_many(of_every_fate()).await;
+            let ids = tickr.enqueue_many(with_every_ending()).await;
             let keyed = (0..5).map(|n| json!({"kind": "noop", "delay_ms": 700, "unique_key": format!("{round}-{n}")}));
             let keyed = tickr.enqueue_many(keyed).await;
             let slow = tickr.enqueue_kind("sleep", json!({"ms": 60_000})).await;

@@ -21,7 +21,7 @@ use crate::http::failed_logins::Peer;
 use crate::http::origin;
 use crate::http::problem::{Code, Problem, add_problems};
 use crate::{Api, json};
-use tickr_broker::{KEYS_HOLD, OperatorSettings};
+use tickr_broker::{API_KEYS_HOLD, OperatorSettings};
 use tickr_job::{Actor, Name, Scope};
 
 /// Header that names the person or system that the caller acts for. It is recorded beside the authenticated caller and
@@ -201,7 +201,7 @@ impl Need {
         }
     }
 
-    const fn word(self) -> &'static str {
+    const fn as_str(self) -> &'static str {
         match self {
             Self::Any => "any",
             Self::Read => "read",
@@ -242,7 +242,7 @@ pub(crate) async fn check(State(api): State<Api>, mut request: Request, next: Ne
         return Problem::new(Code::Unauthorized, detail).into_response();
     };
     let age = api.operator_settings.age();
-    if holder.key.is_some() && age > KEYS_HOLD {
+    if holder.key.is_some() && age > API_KEYS_HOLD {
         let detail = format!("tickr could not read for {} s whether this API key was revoked", age.as_secs());
         return Problem::new(Code::StoreUnavailable, detail).into_response();
     }
@@ -250,7 +250,7 @@ pub(crate) async fn check(State(api): State<Api>, mut request: Request, next: Ne
     if !need.is_met_by(holder.scope) {
         let detail = format!(
             "this request needs the scope {}, but {} has the scope {}",
-            need.word(),
+            need.as_str(),
             holder.actor,
             holder.scope
         );
@@ -412,7 +412,7 @@ mod tests {
                 let need = Need::for_route(&method, &path);
                 calls += 1;
                 if need != usual && !OPEN.contains(&path.as_str()) {
-                    named.insert(format!("{method} {path} {}", need.word()));
+                    named.insert(format!("{method} {path} {}", need.as_str()));
                 }
             }
         }

@@ -52,7 +52,7 @@ pub(crate) fn with_tag(status: StatusCode, tag: &str, body: impl Serialize) -> R
 }
 
 /// Return the ETag of a version.
-pub(crate) fn of_version(version: u32) -> String {
+pub(crate) fn from_version(version: u32) -> String {
     format!("\"{version}\"")
 }
 
@@ -250,7 +250,7 @@ mod tests {
         assert!(Tags::Any.match_strongly("\"a\""));
         let versions = Tags::These(["\"7\"", "W/\"8\"", "\"x\"", "\"9\""].map(str::to_owned).into());
         assert_eq!(versions.condition(version_of), Condition::OneOf(vec![7, 9]));
-        assert_eq!(version_of(&of_version(7)), Some(7));
+        assert_eq!(version_of(&from_version(7)), Some(7));
     }
 
     #[test]

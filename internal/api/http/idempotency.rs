@@ -133,12 +133,12 @@ pub(crate) fn respond_to_outcome<T, R>(
 /// invalid on this runner may have been carried out before, for example on a runner that had the kind.
 pub(crate) async fn replay_stored(
     api: &Api,
-    once: Option<IdempotentRequest>,
+    idempotent: Option<IdempotentRequest>,
     shows: ResponseContent,
     problem: Problem,
 ) -> Result<Response, Problem> {
-    let Some(once) = once else { return Err(problem) };
-    match api.broker.store().find_response(once).await? {
+    let Some(idempotent) = idempotent else { return Err(problem) };
+    match api.broker.store().find_response(idempotent).await? {
         Some(IdempotentOutcome::Replayed(answer)) => Ok(respond(answer, true, shows)),
         _ => Err(problem),
     }

@@ -85,11 +85,11 @@ pub(crate) async fn change(
     let condition = tags?.map(|tags| -> ChangeCondition {
         Arc::new(move |job: &Job, attempts: &[Attempt]| tags.match_strongly(&etag::compute(&text_of(job, attempts))))
     });
-    let once = key.request(&format!("PATCH /v1/jobs/{id}"), Some(&text))?;
+    let idempotent = key.request(&format!("PATCH /v1/jobs/{id}"), Some(&text))?;
     let build = |updated: &UpdatedJob| {
         json_answer(StatusCode::OK, &JobView::read(updated.job.clone(), Some(updated.attempts.clone())))
     };
-    let outcome = api.broker.change(id, change, &who, condition, once, Arc::new(build)).await?;
+    let outcome = api.broker.change(id, change, &who, condition, idempotent, Arc::new(build)).await?;
     respond_to_outcome(outcome, ResponseContent::Job, |refused| {
         Err(match refused {
             ChangeOutcome::Refused(state) => {

@@ -426,7 +426,7 @@ impl Import {
             return Ok(Vec::new());
         }
         let numbers: Vec<u64> = part.iter().map(|(number, _, _)| *number).collect();
-        let once = self.key.map(|key| {
+        let idempotent = self.key.map(|key| {
             let bodies: Vec<&str> = part.iter().map(|(_, _, raw)| raw.get()).collect();
             let body = RawValue::from_string(format!("[{}]", bodies.join(","))).ok();
             let call = format!("POST /v1/jobs/import {:?}", self.on_error);
@@ -440,7 +440,7 @@ impl Import {
                 taken.iter().map(|(place, problem)| (*place, problem.detail.clone())).collect();
             let build = move |receipts: &EnqueueReceipts| stored_lines(&places, &refusals, receipts);
             let all: Vec<NewJob> = jobs.iter().map(|(_, job)| job.clone()).collect();
-            let outcome = self.submit(all, once.clone(), Arc::new(build)).await?;
+            let outcome = self.submit(all, idempotent.clone(), Arc::new(build)).await?;
             let (kept, replayed, holders) = match outcome {
                 IdempotentOutcome::First { answer, .. } => (answer, false, Vec::new()),
                 IdempotentOutcome::Replayed(answer) => (answer, true, Vec::new()),
@@ -485,13 +485,13 @@ impl Import {
     async fn submit(
         &mut self,
         jobs: Vec<NewJob>,
-        once: Option<tickr_store::IdempotentRequest>,
+        idempotent: Option<tickr_store::IdempotentRequest>,
         build: tickr_store::ResponseBuilder<EnqueueReceipts>,
     ) -> Result<IdempotentOutcome<EnqueueReceipts, TakenKeys>, Problem> {
         let mut pause = Duration::from_millis(50);
         for attempt in 1.. {
             let (producer, build) = (self.asker.producer(), Arc::clone(&build));
-            let outcome = self.api.broker.enqueue_request(producer, jobs.clone(), once.clone(), build).await;
+            let outcome = self.api.broker.enqueue_request(producer, jobs.clone(), idempotent.clone(), build).await;
             match outcome {
                 Err(StoreError::Overloaded { .. }) if attempt < MAX_TRIES => {
                     tokio::time::sleep(pause).await;

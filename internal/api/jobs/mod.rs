@@ -201,12 +201,12 @@ async fn accept(
     api: &Api,
     producer: &Producer,
     jobs: Vec<NewJob>,
-    once: Option<IdempotentRequest>,
+    idempotent: Option<IdempotentRequest>,
     shows: ResponseContent,
     build: ResponseBuilder<EnqueueReceipts>,
     taken: impl FnOnce(&[(usize, KeyHolder)]) -> Problem,
 ) -> Result<Response, Problem> {
-    let outcome = api.broker.enqueue_request(producer, jobs, once, build).await?;
+    let outcome = api.broker.enqueue_request(producer, jobs, idempotent, build).await?;
     respond_to_outcome(outcome, shows, |holders| Err(taken(&holders)))
 }
 
@@ -248,10 +248,10 @@ async fn enqueue_one(
     text: &[u8],
 ) -> Result<Response, Problem> {
     body.check_requester(asker, "")?;
-    let once = key.request("POST /v1/jobs", Some(text))?;
+    let idempotent = key.request("POST /v1/jobs", Some(text))?;
     let job = match prepare(api, body, "", traced.0.trace_context()) {
         Ok(job) => job,
-        Err(problem) => return replay_stored(api, once, ResponseContent::Job, problem).await,
+        Err(problem) => return replay_stored(api, idempotent, ResponseContent::Job, problem).await,
     };
     let asked = job.clone();
     let warnings = api.warnings.about(api.broker.store(), &api.operator_settings, std::slice::from_ref(&job)).await;
@@ -266,7 +266,7 @@ async fn enqueue_one(
         // The store returns either a receipt or a holder, so this does not happen.
         (None, None) => json_answer(StatusCode::OK, &()),
     };
-    accept(api, asker.producer(), vec![job], once, ResponseContent::Job, Arc::new(build), |taken| {
+    accept(api, asker.producer(), vec![job], idempotent, ResponseContent::Job, Arc::new(build), |taken| {
         let detail = taken.first().map_or(String::new(), |(_, holder)| held_detail(holder, "; nothing was written"));
         let problem = Problem::new(Code::UniqueKeyTaken, detail)
             .at("", taken.iter().map(|held| unique_key_taken("", held)).collect());
@@ -359,10 +359,10 @@ async fn enqueue_all(
     text: &[u8],
 ) -> Result<Response, Problem> {
     check_all_requested(&body, asker)?;
-    let once = key.request("POST /v1/jobs/batch", Some(text))?;
+    let idempotent = key.request("POST /v1/jobs/batch", Some(text))?;
     let jobs = match prepare_all(api, body, traced.0.trace_context()) {
         Ok(jobs) => jobs,
-        Err(problem) => return replay_stored(api, once, ResponseContent::Other, problem).await,
+        Err(problem) => return replay_stored(api, idempotent, ResponseContent::Other, problem).await,
     };
     let warnings = api.warnings.about(api.broker.store(), &api.operator_settings, &jobs).await;
     let build = move |receipts: &EnqueueReceipts| {
@@ -378,7 +378,7 @@ async fn enqueue_all(
         let jobs = receipts.jobs.iter().map(receipt).collect();
         json_answer(status, &BatchAnswer { jobs, warnings: warnings.clone() })
     };
-    accept(api, asker.producer(), jobs, once, ResponseContent::Other, Arc::new(build), |taken| {
+    accept(api, asker.producer(), jobs, idempotent, ResponseContent::Other, Arc::new(build), |taken| {
         let here = |held: &(usize, KeyHolder)| unique_key_taken(&format!("/jobs/{}", held.0), held);
         let problem =
             Problem::new(Code::UniqueKeyTaken, "unfinished jobs have some of the unique keys; nothing was written");
@@ -646,10 +646,10 @@ async fn act_on_job(api: &Api, id: JobId, action: JobAction, who: &Actor, key: K
     let status = |outcome: &ActionOutcome| {
         if *outcome == ActionOutcome::StopRequested { StatusCode::ACCEPTED } else { StatusCode::OK }
     };
-    let once = key.request(&format!("POST /v1/jobs/{id}/{word}"), None)?;
+    let idempotent = key.request(&format!("POST /v1/jobs/{id}/{word}"), None)?;
     let build = move |updated: &UpdatedJob| {
         json_answer(status(&updated.outcome), &JobView::read(updated.job.clone(), Some(updated.attempts.clone())))
     };
-    let outcome = api.broker.act(id, action, who, once, Arc::new(build)).await?;
+    let outcome = api.broker.act(id, action, who, idempotent, Arc::new(build)).await?;
     respond_to_outcome(outcome, ResponseContent::Job, |outcome| Err(refused(outcome)))
 }

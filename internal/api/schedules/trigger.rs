@@ -78,7 +78,7 @@ async fn fire(
         None => None,
     };
     let word = overlap.map_or("", Overlap::as_str);
-    let once = key.request(&format!("POST /v1/schedules/{name}/trigger {word}"), None)?;
+    let idempotent = key.request(&format!("POST /v1/schedules/{name}/trigger {word}"), None)?;
     let build = |job: &NewJob| -> ResponseBuilder<Accepted> {
         let job = job.clone();
         Arc::new(move |accepted: &Accepted| {
@@ -90,7 +90,7 @@ async fn fire(
             Answer { status: StatusCode::CREATED.as_u16(), body }
         })
     };
-    match api.broker.trigger_schedule(name, overlap, who, traced.0.trace_context(), once.clone(), build).await {
+    match api.broker.trigger_schedule(name, overlap, who, traced.0.trace_context(), idempotent.clone(), build).await {
         Ok(outcome) => respond_to_outcome(outcome, ResponseContent::Job, |refused| {
             Err(match refused {
                 TriggerOutcome::Busy(id, state) => Problem::new(
@@ -106,7 +106,7 @@ async fn fire(
             })
         }),
         Err(TriggerError::Invalid(invalid)) => {
-            replay_stored(api, once, ResponseContent::Job, Problem::invalid("", invalid)).await
+            replay_stored(api, idempotent, ResponseContent::Job, Problem::invalid("", invalid)).await
         }
         Err(TriggerError::Store(error)) => Err(error.into()),
     }

@@ -131,7 +131,7 @@ impl ReadingsInner {
             Some((runners, stats, began.elapsed()))
         };
         let index = async {
-            let lines = Lane::of_queues(&self.queues);
+            let lines = Lane::all_of(&self.queues);
             let depth = answer_within(LIMIT, self.index.depth(&lines)).await;
             gauge!("tickr_up", "server" => "redis").set(f64::from(depth.is_some()));
             let (waiting, lengths) = depth?;
@@ -161,7 +161,7 @@ impl ReadingsInner {
     fn set_index(&self, waiting: usize, lengths: &[usize]) {
         gauge!("tickr_index_waiting").set(waiting as f64);
         let mut ready: HashMap<&Name, usize> = HashMap::new();
-        // `Lane::of_queues` repeats the queues once for each priority.
+        // `Lane::all_of` repeats the queues once for each priority.
         for (length, queue) in lengths.iter().zip(self.queues.iter().cycle()) {
             *ready.entry(queue).or_default() += length;
         }

@@ -203,7 +203,7 @@ async fn count_both(api: &Api) -> Result<(DueWithin, Option<RedisView>), StoreEr
 
 async fn holds(api: &Api, queues: &[Name]) -> Result<RedisView, IndexError> {
     let epoch = api.index.epoch().await?;
-    let (waiting, ready) = api.index.depth(&Lane::of_queues(queues)).await?;
+    let (waiting, ready) = api.index.depth(&Lane::all_of(queues)).await?;
     let full_lists = api.index.left_out().await?.len() as u64;
     Ok(RedisView { epoch, waiting: waiting as u64, ready: ready.iter().map(|list| *list as u64).sum(), full_lists })
 }

@@ -102,7 +102,7 @@ struct Result {
 /// The exchange of a callback that succeeded, made of its payload and its result. A success stores no exchange of its
 /// own.
 #[must_use]
-pub fn of_success(payload: &RawValue, result: &RawValue) -> Option<Exchange> {
+pub fn exchange_of_success(payload: &RawValue, result: &RawValue) -> Option<Exchange> {
     let callback: HttpCallback = serde_json::from_str(payload.get()).ok()?;
     let answer: Result = serde_json::from_str(result.get()).ok()?;
     let mut exchange = request(callback.method, &Url::parse(&callback.url).ok()?);
@@ -147,12 +147,12 @@ mod tests {
         let raw = |text: &str| RawValue::from_string(text.to_owned()).unwrap();
         let payload = raw(r#"{"url":"https://a.example/in?key=s3cr3t","headers":{"authorization":"Bearer s3cr3t"}}"#);
         let result = raw(r#"{"status":201,"duration_ms":12,"content_type":"text/plain","body_snippet":"ok"}"#);
-        let exchange = of_success(&payload, &result).unwrap();
+        let exchange = exchange_of_success(&payload, &result).unwrap();
         let text = serde_json::to_string(&exchange).unwrap();
         assert_eq!(
             text,
             r#"{"method":"POST","url":"https://a.example/in?key=***","took_ms":12,"response":{"status":201,"headers":{"content-type":"text/plain"},"body":"ok"}}"#
         );
-        assert_eq!(of_success(&payload, &raw("null")), None);
+        assert_eq!(exchange_of_success(&payload, &raw("null")), None);
     }
 }

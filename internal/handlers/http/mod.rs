@@ -38,7 +38,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use tokio::time::{Instant, timeout};
 
-pub use self::exchange::of_success as exchange_of_success;
+pub use self::exchange::exchange_of_success;
 use self::guard::{Guard, Lookup, Refused, Rule, SystemLookup};
 use self::response::Reply;
 pub use self::secrets::CallbackSecrets;
@@ -248,7 +248,7 @@ impl HttpHandler {
         headers.insert("tickr-attempt-token", header_value(&ctx.token().to_string())?);
         // A `traceparent` in the payload takes precedence over the trace of the job.
         if let Some(trace) = ctx.trace().filter(|_| !headers.contains_key("traceparent")) {
-            headers.insert("traceparent", header_value(&trace.place.to_string())?);
+            headers.insert("traceparent", header_value(&trace.span_context.to_string())?);
             if let Some(state) = &trace.state {
                 headers.insert("tracestate", header_value(state)?);
             }

@@ -40,7 +40,7 @@ impl ReportName {
         /// Length of a job's id with hyphens.
         const ID: usize = 36;
         let (rest, extension) = name.rsplit_once('.').filter(|_| is_plain(name))?;
-        let format = Format::of_extension(extension)?;
+        let format = Format::from_extension(extension)?;
         // A plain name is ASCII, so it can be split at any byte.
         let (stem, id) = rest.split_at(rest.len().checked_sub(ID)?);
         let job: JobId = id.parse().ok().filter(|job: &JobId| job.to_string() == id)?;

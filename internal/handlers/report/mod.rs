@@ -146,7 +146,7 @@ impl Format {
 
     /// Return the format of files with this extension.
     #[must_use]
-    pub fn of_extension(extension: &str) -> Option<Self> {
+    pub fn from_extension(extension: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|format| format.extension() == extension)
     }
 

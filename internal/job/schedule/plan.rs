@@ -48,7 +48,7 @@ pub struct Planned {
     /// Number of ticks, at least: counting stops at ten thousand.
     pub count: u32,
     /// The decision.
-    pub fate: TickDecision,
+    pub decision: TickDecision,
 }
 
 /// The decision about a tick.
@@ -96,21 +96,21 @@ pub fn plan(cadence: &Cadence, misfire: Misfire, grace: Duration, situation: Sit
     let mut lines = Vec::new();
     let (count, latest) = latest(cadence, from, on_time, told);
     if count > 0 {
-        lines.push(Planned { due_at: from, count, fate: skipped });
+        lines.push(Planned { due_at: from, count, decision: skipped });
     }
-    lines.extend(latest.iter().map(|due_at| Planned { due_at: *due_at, count: 1, fate: late }));
+    lines.extend(latest.iter().map(|due_at| Planned { due_at: *due_at, count: 1, decision: late }));
     if withheld.is_none()
         && misfire == Misfire::One
         && let Some(last) = lines.last_mut()
     {
-        last.fate = TickDecision::Fire;
+        last.decision = TickDecision::Fire;
     }
     let mut next = match latest.last() {
         Some(last) => cadence.next_after(*last),
         None => Some(from),
     };
     while let Some(due_at) = next.filter(|due_at| *due_at <= now && lines.len() < MAX_LINES) {
-        lines.push(Planned { due_at, count: 1, fate: TickDecision::Fire });
+        lines.push(Planned { due_at, count: 1, decision: TickDecision::Fire });
         next = cadence.next_after(due_at);
     }
     if let Some(first_beyond) = lines.get(MAX_LINES) {
@@ -186,12 +186,12 @@ mod tests {
     fn told(cadence: &Cadence, misfire: Misfire, now_ms: i64, withheld: Option<SkipCause>) -> (Vec<String>, i64) {
         let made = plan(cadence, misfire, GRACE, Situation { from: at(0), now: at(now_ms), withheld });
         let line = |line: &Planned| {
-            let fate = match line.fate {
+            let decision = match line.decision {
                 TickDecision::Fire => "fire".to_owned(),
                 TickDecision::Skip(cause) => cause.to_string(),
             };
             let count = if line.count == 1 { String::new() } else { format!(" x{}", line.count) };
-            format!("{} {fate}{count}", (line.due_at - at(0)).num_seconds())
+            format!("{} {decision}{count}", (line.due_at - at(0)).num_seconds())
         };
         (made.lines.iter().map(line).collect(), (made.next.unwrap() - at(0)).num_seconds())
     }
@@ -209,9 +209,12 @@ mod tests {
     fn ticks_that_were_missed_are_skipped_or_the_last_of_them_fires_or_all() {
         let hourly = every(3_600_000);
         let now = 3 * 3_600_000 - 1;
-        let expect = |fates: [&str; 3]| {
+        let expect = |decisions: [&str; 3]| {
             let times = ["0", "3600", "7200"];
-            (times.iter().zip(fates).map(|(time, fate)| format!("{time} {fate}")).collect::<Vec<_>>(), 10_800)
+            (
+                times.iter().zip(decisions).map(|(time, decision)| format!("{time} {decision}")).collect::<Vec<_>>(),
+                10_800,
+            )
         };
         assert_eq!(told(&hourly, Misfire::Skip, now, None), expect(["missed", "missed", "missed"]));
         assert_eq!(told(&hourly, Misfire::One, now, None), expect(["missed", "missed", "fire"]));
@@ -246,7 +249,7 @@ mod tests {
         let now = from + TimeDelta::days(2 * 366 + 10);
         let made = plan(&cadence, Misfire::One, GRACE, Situation { from, now, withheld: None });
         assert_eq!((made.lines.len(), made.lines[0].count), (101, 10_000));
-        assert_eq!(made.lines[100].fate, TickDecision::Fire);
+        assert_eq!(made.lines[100].decision, TickDecision::Fire);
         assert!(made.next.unwrap() > now);
     }
 
@@ -268,7 +271,7 @@ mod tests {
                     prop_assert_eq!(line.due_at, expected);
                     expected = at(0) + TimeDelta::milliseconds(i64::try_from(step).unwrap() * i64::from(seen + line.count));
                     seen += line.count;
-                    fired += u32::from(line.fate == TickDecision::Fire);
+                    fired += u32::from(line.decision == TickDecision::Fire);
                     prop_assert!(line.due_at <= at(now));
                 }
                 from = made.next.unwrap();

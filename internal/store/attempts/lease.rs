@@ -620,7 +620,7 @@ impl HeartbeatConnection {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
-    pub async fn goodbye(&mut self, runner: &RunnerId) -> Result<(), StoreError> {
+    pub async fn unregister(&mut self, runner: &RunnerId) -> Result<(), StoreError> {
         let runner = runner.clone();
         self.link
             .run("mark the runner as stopped", |conn, _| {

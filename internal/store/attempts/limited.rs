@@ -15,9 +15,9 @@ use uuid::Uuid;
 
 use crate::attempts::claim::{Claim, Claims, among, read_step};
 use crate::rows::limits::{
-    FairShare, KEPT_AT_MOST_S, KeyBounds, KeyState, KnownLimits, LimitKey, LimitSetting, MOST_SLOTS, ToPark,
-    begin_with, count_parked, free_slots_of, key_in, keys_of, let_go, lock_keys, park_owed, park_step, state_step,
-    states_in, take_back, write_rates,
+    FairShare, KEPT_AT_MOST_S, KeyBounds, KeyState, KnownLimits, LimitKey, LimitSetting, MAX_SLOTS, ToPark, begin_with,
+    count_parked, free_slots_of, key_in, keys_of, let_go, lock_keys, park_owed, park_step, state_step, states_in,
+    take_back, write_rates,
 };
 use crate::rows::owed::DueJob;
 use crate::sql::batch::Batch;
@@ -155,7 +155,7 @@ impl Claims {
             self.batch_step(&mut script, &bytes, token, batch);
             // The slots that were kept for them become those of their attempts.
             let (list, values) = script.list(&won_ids);
-            let sql = format!("DELETE FROM limit_slots WHERE job_id IN {list} ORDER BY job_id LIMIT {MOST_SLOTS}");
+            let sql = format!("DELETE FROM limit_slots WHERE job_id IN {list} ORDER BY job_id LIMIT {MAX_SLOTS}");
             script.push(sql, values);
             slots_step(&mut script, &won);
             write_rates(&mut script, &rates);
@@ -497,7 +497,7 @@ impl Store {
 }
 
 /// Keys with waiting jobs whose weights are read. With more, each key has as many slots as its weight in any case.
-const MOST_WEIGHED: u32 = 2_000;
+const MAX_WEIGHED: u32 = 2_000;
 
 async fn read_share(conn: &mut MySqlConnection, set: &LimitSetting) -> Result<FairShare, sqlx::Error> {
     let (name, queue) = (set.limit.name.as_str(), set.limit.queue.as_ref().map(Name::as_str));
@@ -514,7 +514,7 @@ async fn read_share(conn: &mut MySqlConnection, set: &LimitSetting) -> Result<Fa
         "SELECT DISTINCT limit_key FROM limit_waits FORCE INDEX (limit_waits_line) WHERE limit_name = ? LIMIT ?",
     )
     .bind(name)
-    .bind(MOST_WEIGHED)
+    .bind(MAX_WEIGHED)
     .fetch_all(&mut *conn)
     .await?;
     let keys: BTreeSet<String> = keys.into_iter().map(|key| String::from_utf8_lossy(&key).into_owned()).collect();

@@ -55,7 +55,7 @@ impl Store {
     pub async fn bare_lane(&self, number: u8) -> Result<BareLane, StoreError> {
         let conn = connection::open(&self.shared.options).await;
         let conn = conn.map_err(|e| StoreError::from_driver("open a connection for bare batches", &e))?;
-        Ok(BareLane { conn, runner: RunnerId::of_process("bare"), number })
+        Ok(BareLane { conn, runner: RunnerId::new_for_host("bare"), number })
     }
 }
 

@@ -110,17 +110,18 @@ impl Store {
         id: JobId,
         action: JobAction,
         by: &Actor,
-        once: Option<IdempotentRequest>,
+        idempotent: Option<IdempotentRequest>,
         build: ResponseBuilder<UpdatedJob>,
     ) -> Result<IdempotentOutcome<ActionOutcome>, StoreError> {
         let shared = self.shared.clone();
         let act = action.audit_entry(id, by);
         transact(&self.shared.pools.steering, action.attempted(), move |conn, earlier| {
-            let (shared, act, once, build) = (shared.clone(), act.clone(), once.clone(), Arc::clone(&build));
+            let (shared, act, idempotent, build) =
+                (shared.clone(), act.clone(), idempotent.clone(), Arc::clone(&build));
             Box::pin(async move {
                 // A repeated run finds the stored response of an earlier one, if there is an idempotency key.
-                let earlier = if once.is_some() { PriorRun::Nothing } else { earlier };
-                act_and_answer(conn, &shared, id, (action, &act), once.as_ref(), &build, earlier).await
+                let earlier = if idempotent.is_some() { PriorRun::Nothing } else { earlier };
+                act_and_answer(conn, &shared, id, (action, &act), idempotent.as_ref(), &build, earlier).await
             })
         })
         .await
@@ -181,7 +182,7 @@ async fn act_and_answer(
     shared: &StoreInner,
     id: JobId,
     (action, act): (JobAction, &AuditEntry),
-    once: Option<&IdempotentRequest>,
+    idempotent: Option<&IdempotentRequest>,
     build: &ResponseBuilder<UpdatedJob>,
     earlier: PriorRun,
 ) -> Result<IdempotentOutcome<ActionOutcome>, sqlx::Error> {
@@ -191,12 +192,12 @@ async fn act_and_answer(
     let AppliedAction { outcome, counts, now } =
         apply_event(conn, shared, id, action.event(), &ordered, earlier).await?;
     if !outcome.is_done() {
-        return Ok(stored_before(conn, once, None).await?.unwrap_or(IdempotentOutcome::Refused(outcome)));
+        return Ok(stored_before(conn, idempotent, None).await?.unwrap_or(IdempotentOutcome::Refused(outcome)));
     }
     let (job, attempts) = read_job(conn, id).await?.ok_or_else(|| corrupt("a job whose row in jobs is missing"))?;
     let updated = UpdatedJob { outcome, job, attempts };
     let answer = build(&updated);
-    let outcome = finish(conn, once, act, (updated.outcome, answer), now).await?;
+    let outcome = finish(conn, idempotent, act, (updated.outcome, answer), now).await?;
     if let IdempotentOutcome::First { .. } = outcome {
         count(conn, shared.lanes.any(), &counts).await?;
     }

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use sqlx::{MySqlConnection, Row};
 
-use crate::jobs::lanes::{DueLine, MAX_BRANCHES};
+use crate::jobs::lanes::{DueLane, MAX_BRANCHES};
 use crate::rows::owed::unreadable;
 use crate::sql::batches::{padded_len, statement};
 use crate::sql::error::corrupt;
@@ -44,7 +44,7 @@ type ByState = BTreeMap<State, i64>;
 pub(crate) async fn backlog(
     conn: &mut MySqlConnection,
     queues: &[Name],
-    lines: &[DueLine],
+    lines: &[DueLane],
     others: bool,
 ) -> Result<Backlog, sqlx::Error> {
     if let Some(counts) = short(conn).await? {
@@ -57,7 +57,7 @@ pub(crate) async fn backlog(
 pub(crate) async fn backlog_of(
     conn: &mut MySqlConnection,
     queues: &[Name],
-    lines: &[DueLine],
+    lines: &[DueLane],
     others: bool,
 ) -> Result<Backlog, sqlx::Error> {
     let (counted, left_out) = lines.split_at(lines.len().min(MAX_LINES));
@@ -70,7 +70,7 @@ pub(crate) async fn backlog_of(
     let (mut longer, read) = (long(&found, first), found.iter().map(rows).sum::<usize>());
     if !longer.is_empty() {
         let share = first.max(MAX_COUNTED.saturating_sub(read) / longer.len());
-        let again: Vec<DueLine> = longer.iter().map(|place| counted[*place].clone()).collect();
+        let again: Vec<DueLane> = longer.iter().map(|place| counted[*place].clone()).collect();
         for (place, more) in longer.iter().zip(each(conn, &again, share).await?) {
             found[*place] = more;
         }
@@ -106,7 +106,7 @@ async fn short(conn: &mut MySqlConnection) -> Result<Option<Vec<StateCount>>, sq
 }
 
 /// Count the first `share` jobs of each lane by state.
-async fn each(conn: &mut MySqlConnection, lines: &[DueLine], share: usize) -> Result<Vec<ByState>, sqlx::Error> {
+async fn each(conn: &mut MySqlConnection, lines: &[DueLane], share: usize) -> Result<Vec<ByState>, sqlx::Error> {
     let mut found = Vec::with_capacity(lines.len());
     let most = i64::try_from(share).unwrap_or(i64::MAX);
     for lines in lines.chunks(MAX_BRANCHES) {

@@ -52,7 +52,7 @@ struct ChangeRequest {
     change: Change,
     act: AuditEntry,
     condition: Option<ChangeCondition>,
-    once: Option<IdempotentRequest>,
+    idempotent: Option<IdempotentRequest>,
     build: ResponseBuilder<UpdatedJob>,
 }
 
@@ -68,7 +68,7 @@ impl Store {
         change: Change,
         by: &Actor,
         condition: Option<ChangeCondition>,
-        once: Option<IdempotentRequest>,
+        idempotent: Option<IdempotentRequest>,
         build: ResponseBuilder<UpdatedJob>,
     ) -> Result<IdempotentOutcome<ChangeOutcome>, StoreError> {
         let shared = self.shared.clone();
@@ -76,7 +76,7 @@ impl Store {
             change,
             act: AuditEntry::new(by, "job.change", id.to_string()),
             condition,
-            once,
+            idempotent,
             build,
         });
         transact(&self.shared.pools.steering, "change a job", move |conn, earlier| {
@@ -163,7 +163,7 @@ async fn apply_change(
         detail["execute_at"] = json!(null);
     }
     let act = request.act.clone().with(detail);
-    finish(conn, request.once.as_ref(), &act, (ChangeOutcome::Done(updated.outcome), answer), now).await
+    finish(conn, request.idempotent.as_ref(), &act, (ChangeOutcome::Done(updated.outcome), answer), now).await
 }
 
 /// Answer that nothing is changed. If the same request was carried out before, return its stored response instead.
@@ -172,5 +172,5 @@ async fn refuse(
     request: &ChangeRequest,
     why: ChangeOutcome,
 ) -> Result<IdempotentOutcome<ChangeOutcome>, sqlx::Error> {
-    Ok(stored_before(conn, request.once.as_ref(), None).await?.unwrap_or(IdempotentOutcome::Refused(why)))
+    Ok(stored_before(conn, request.idempotent.as_ref(), None).await?.unwrap_or(IdempotentOutcome::Refused(why)))
 }

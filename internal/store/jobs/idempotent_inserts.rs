@@ -29,7 +29,7 @@ const MAX_ROUNDS: usize = 4;
 /// Jobs without unique keys and order keys from one idempotent request.
 pub(crate) struct IdempotentJobs {
     pub(crate) request: EnqueueRequest,
-    pub(crate) once: IdempotentRequest,
+    pub(crate) idempotent: IdempotentRequest,
     pub(crate) build: ResponseBuilder<EnqueueReceipts>,
 }
 
@@ -78,7 +78,7 @@ impl Batch for IdempotentInserts {
             // Of several requests with one key the first is written. The others are answered from its row.
             let mut writers: BTreeMap<Digest, &IdempotentJobs> = BTreeMap::new();
             for item in items {
-                writers.entry(item.once.key).or_insert(item);
+                writers.entry(item.idempotent.key).or_insert(item);
             }
             let mut look = earlier == PriorRun::MayHaveCommitted;
             let mut busy = false;
@@ -87,7 +87,7 @@ impl Batch for IdempotentInserts {
                     let keys: Vec<Digest> = writers.keys().copied().collect();
                     for (key, row) in find_all(conn, &keys).await? {
                         let written = writers.remove(&key);
-                        if let Some(item) = written.filter(|item| item.once.id == row.id) {
+                        if let Some(item) = written.filter(|item| item.idempotent.id == row.id) {
                             // An earlier run wrote this row, and its commit was not answered.
                             let mut by_id: Vec<&NewJob> = item.request.jobs.iter().collect();
                             by_id.sort_unstable_by_key(|job| job.id);
@@ -123,12 +123,12 @@ impl Batch for IdempotentInserts {
                     Err(e) => return Err(e),
                 }
             }
-            let reply = |item: &Arc<IdempotentJobs>| match kept.get(&item.once.key) {
+            let reply = |item: &Arc<IdempotentJobs>| match kept.get(&item.idempotent.key) {
                 None if busy => Shareable::Settled(IdempotentOutcome::Busy),
                 None => Shareable::Alone,
                 Some(row) => {
-                    let accepted = done.remove(&item.once.id).map(EnqueueReceipts::new);
-                    Shareable::Settled(row.clone().resolve(&item.once, accepted))
+                    let accepted = done.remove(&item.idempotent.id).map(EnqueueReceipts::new);
+                    Shareable::Settled(row.clone().resolve(&item.idempotent, accepted))
                 }
             };
             Ok(items.iter().map(reply).collect())
@@ -150,11 +150,11 @@ async fn write_all(
         let accepted: Vec<Accepted> = item.request.jobs.iter().map(|job| accepted_at(job, now)).collect();
         let receipts = EnqueueReceipts::new(accepted);
         let answer = (item.build)(&receipts);
-        let row = StoredResponse { id: item.once.id, request: item.once.request, answer };
+        let row = StoredResponse { id: item.idempotent.id, request: item.idempotent.request, answer };
         written.push(((*key, row), receipts.jobs.into_iter().filter_map(EnqueuedJob::accepted).collect()));
     }
     let mut keys: Vec<(&IdempotentRequest, &Answer)> =
-        writers.values().zip(&written).map(|(item, ((_, row), _))| (&item.once, &row.answer)).collect();
+        writers.values().zip(&written).map(|(item, ((_, row), _))| (&item.idempotent, &row.answer)).collect();
     store_responses(conn, &mut keys, now).await?;
     let jobs = writers.values().flat_map(|item| &item.request.jobs);
     let mut pairs: Vec<(&NewJob, &Accepted)> = jobs.zip(written.iter().flat_map(|(_, accepted)| accepted)).collect();
@@ -173,13 +173,13 @@ impl Store {
         &self,
         producer: Producer,
         jobs: Vec<NewJob>,
-        once: IdempotentRequest,
+        idempotent: IdempotentRequest,
         build: ResponseBuilder<EnqueueReceipts>,
     ) -> Result<IdempotentOutcome<EnqueueReceipts, TakenKeys>, StoreError> {
         // These may have to wait for the lock of a key.
         let alone = jobs.iter().any(|job| job.unique_key.is_some() || job.options.order.is_some());
         let request = EnqueueRequest { jobs: together(with_producer(jobs, &producer)), producer };
-        let item = Arc::new(IdempotentJobs { request, once, build });
+        let item = Arc::new(IdempotentJobs { request, idempotent, build });
         if !alone {
             match self.idempotent_inserts.submit_or_refuse(Arc::clone(&item)).await? {
                 Shareable::Settled(outcome) => return Ok(outcome),
@@ -190,7 +190,8 @@ impl Store {
         transact(&self.shared.pools.steering, "insert jobs once", move |conn, earlier| {
             let (item, shared, memory) = (Arc::clone(&item), shared.clone(), Arc::clone(&memory));
             Box::pin(async move {
-                insert_keyed(conn, &item.request, (Some(&item.once), &item.build), &shared, &memory, earlier).await
+                insert_keyed(conn, &item.request, (Some(&item.idempotent), &item.build), &shared, &memory, earlier)
+                    .await
             })
         })
         .await

@@ -26,7 +26,7 @@ const FEWEST_ROWS: usize = 125;
 
 /// A lane: one queue at one priority.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct DueLine {
+pub struct DueLane {
     /// The queue.
     pub queue: Name,
     /// Urgency within the queue.
@@ -73,7 +73,7 @@ impl DueCursor {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DueRange {
     /// The lane.
-    pub line: DueLine,
+    pub line: DueLane,
     /// The position to read after.
     pub after: DueCursor,
     /// The latest due time to read, inclusive.
@@ -83,7 +83,7 @@ pub struct DueRange {
 impl DueRange {
     /// Return the range of all jobs of a lane that are due at or before `until`.
     #[must_use]
-    pub const fn until(line: DueLine, until: Timestamp) -> Self {
+    pub const fn until(line: DueLane, until: Timestamp) -> Self {
         Self { line, after: DueCursor::FRONT, until }
     }
 }
@@ -103,7 +103,7 @@ pub struct DueRow {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LinePage {
     /// The lane.
-    pub line: DueLine,
+    pub line: DueLane,
     /// Jobs of the lane, in order of due time.
     pub rows: Vec<DueRow>,
     /// The position to continue after; absent when the range is exhausted.
@@ -140,7 +140,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
-    pub async fn lines_of(&self, queues: Vec<Name>) -> Result<Vec<DueLine>, StoreError> {
+    pub async fn lines_of(&self, queues: Vec<Name>) -> Result<Vec<DueLane>, StoreError> {
         on_pool(&self.shared.pools.loops, "look for lanes of unfinished jobs", move |conn, _| {
             let queues = queues.clone();
             Box::pin(async move { lines_of(conn, &queues).await })
@@ -231,7 +231,7 @@ impl DueWalk {
     }
 }
 
-pub(crate) async fn lines_of(conn: &mut MySqlConnection, queues: &[Name]) -> Result<Vec<DueLine>, sqlx::Error> {
+pub(crate) async fn lines_of(conn: &mut MySqlConnection, queues: &[Name]) -> Result<Vec<DueLane>, sqlx::Error> {
     let mut lines = Vec::new();
     for queues in queues.chunks(MAX_BRANCHES) {
         let names: Vec<&str> = queues.iter().map(Name::as_str).collect();
@@ -251,7 +251,7 @@ pub(crate) async fn lines_of(conn: &mut MySqlConnection, queues: &[Name]) -> Res
                 unreadable("a priority above 9");
             }
             let within = |priority: &Priority| (first..=last).contains(&i64::from(priority.level()));
-            let line = |priority| DueLine { queue: queues[place].clone(), priority };
+            let line = |priority| DueLane { queue: queues[place].clone(), priority };
             lines.extend(Priority::all().filter(within).map(line));
         }
     }

@@ -59,7 +59,7 @@ pub(crate) enum Order {
 }
 
 impl Order {
-    const fn word(self) -> &'static str {
+    const fn as_str(self) -> &'static str {
         match self {
             Self::NewestFirst => "DESC",
             Self::OldestFirst => "ASC",
@@ -268,7 +268,7 @@ impl Search {
 
     fn rows_between(&self, span: Span, limit: i64) -> Piece {
         let mut piece = self.source.clone();
-        let (key, order) = (self.key, self.order.word());
+        let (key, order) = (self.key, self.order.as_str());
         let tail = format!(" AND {key} >= ? AND {key} < ? ORDER BY {key} {order} LIMIT ?");
         piece.add(&tail, [Bind::Id(span.from), Bind::Id(span.to), Bind::Number(limit)]);
         piece
@@ -304,7 +304,7 @@ impl Search {
         // it was measured.
         let most = if self.is_narrow() { 2 * self.chunk } else { limit };
         let window = self.rows_between(chunk.span, most);
-        let (order, conditions) = (self.order.word(), &self.conditions);
+        let (order, conditions) = (self.order.as_str(), &self.conditions);
         let sql = format!(
             "SELECT {columns} FROM ({}) w STRAIGHT_JOIN jobs j ON j.id = w.id LEFT JOIN owed o ON o.id = j.id \
              LEFT JOIN dead_letters d ON d.job_id = j.id WHERE TRUE{} ORDER BY w.id {order} LIMIT ?",

@@ -180,13 +180,13 @@ pub(crate) fn with_producer(mut jobs: Vec<NewJob>, producer: &Producer) -> Vec<N
 pub(crate) async fn insert_keyed(
     conn: &mut MySqlConnection,
     EnqueueRequest { jobs, producer }: &EnqueueRequest,
-    (once, build): (Option<&IdempotentRequest>, &ResponseBuilder<EnqueueReceipts>),
+    (idempotent, build): (Option<&IdempotentRequest>, &ResponseBuilder<EnqueueReceipts>),
     shared: &StoreInner,
     memory: &PriorDecision,
     earlier: PriorRun,
 ) -> Result<IdempotentOutcome<EnqueueReceipts, TakenKeys>, sqlx::Error> {
     if earlier == PriorRun::MayHaveCommitted
-        && let Some(done) = done_before(conn, jobs, (once, build), memory).await?
+        && let Some(done) = done_before(conn, jobs, (idempotent, build), memory).await?
     {
         return Ok(done);
     }
@@ -211,7 +211,7 @@ pub(crate) async fn insert_keyed(
         // This releases the unique keys taken so far. The commit that follows has nothing to write.
         sqlx::raw_sql("ROLLBACK").execute(&mut *conn).await?;
         // Perhaps an earlier call of this same request took the unique keys.
-        if let Some(outcome) = stored_before(conn, once, None).await? {
+        if let Some(outcome) = stored_before(conn, idempotent, None).await? {
             return Ok(outcome);
         }
         taken.sort_unstable_by_key(|(place, _)| *place);
@@ -249,7 +249,7 @@ pub(crate) async fn insert_keyed(
         receipts.holder = Some(Box::new(read_in_full(conn, holder.id).await?));
     }
     let answer = build(&receipts);
-    if let Some(instead) = store_answer(conn, once, &answer, now).await? {
+    if let Some(instead) = store_answer(conn, idempotent, &answer, now).await? {
         return Ok(instead);
     }
     replace(conn, jobs, producer.actor(), &decided.replace, &held, now).await?;
@@ -271,12 +271,12 @@ pub(crate) async fn insert_keyed(
 async fn done_before(
     conn: &mut MySqlConnection,
     jobs: &[NewJob],
-    (once, build): (Option<&IdempotentRequest>, &ResponseBuilder<EnqueueReceipts>),
+    (idempotent, build): (Option<&IdempotentRequest>, &ResponseBuilder<EnqueueReceipts>),
     memory: &PriorDecision,
 ) -> Result<Option<IdempotentOutcome<EnqueueReceipts, TakenKeys>>, sqlx::Error> {
     let decided = memory.receipts.lock().unwrap_or_else(PoisonError::into_inner).clone();
-    if once.is_some() {
-        return stored_before(conn, once, decided).await;
+    if idempotent.is_some() {
+        return stored_before(conn, idempotent, decided).await;
     }
     let Some(decided) = decided else { return Ok(None) };
     let committed = if decided.accepted().next().is_some() {

@@ -30,13 +30,13 @@ use tickr_job::{Actor, Bounds, Limit, Name, Rate, SharedBy, Timestamp, ceil_ms};
 /// Time for which a slot is kept for a job that was let go, after its due time.
 const KEPT_FOR: TimeDelta = TimeDelta::seconds(5);
 /// Jobs of one key that are let go at once at most.
-pub(crate) const MOST_AT_ONCE: usize = 256;
+pub(crate) const MAX_AT_ONCE: usize = 256;
 /// More slots than the jobs of one statement have. The order and the limit of a DELETE make MySQL take the index.
-pub(crate) const MOST_SLOTS: usize = 1_000_000;
+pub(crate) const MAX_SLOTS: usize = 1_000_000;
 /// A rate lets jobs go this long before their turns, so that their way to a runner does not cost starts.
 const LET_GO_AHEAD: TimeDelta = TimeDelta::milliseconds(100);
 /// Most jobs of one key of a rate, or of a fair limit, that are let go and have not started.
-const MOST_AHEAD: i64 = 64;
+const MAX_KEPT_AHEAD: i64 = 64;
 /// A job whose turn is further ahead than this stays parked. A sweep lets it go later.
 const FURTHEST_TURN: TimeDelta = TimeDelta::seconds(60);
 /// A slot is kept for no longer than this from now. One that is kept for longer dates from before the clock was set back.
@@ -315,11 +315,11 @@ impl KeyState {
         let slots = bounds.concurrency.map(|most| if counted { i64::from(most) - self.running - self.kept } else { 0 });
         let turns = bounds.rate.map(|rate| {
             let ahead = LET_GO_AHEAD.num_microseconds().unwrap_or(0) / rate.interval_us().max(1) + 1;
-            ahead.min(MOST_AHEAD) - self.kept
+            ahead.min(MAX_KEPT_AHEAD) - self.kept
         });
-        let on_their_way = fair.then(|| MOST_AHEAD - self.kept);
+        let on_their_way = fair.then(|| MAX_KEPT_AHEAD - self.kept);
         let room = slots.into_iter().chain(turns).chain(on_their_way).min().unwrap_or(i64::MAX);
-        usize::try_from(room.max(0)).unwrap_or(0).min(MOST_AT_ONCE)
+        usize::try_from(room.max(0)).unwrap_or(0).min(MAX_AT_ONCE)
     }
 }
 
@@ -550,7 +550,7 @@ pub(crate) async fn let_go(
             waiting.insert(row.try_get("job_id")?, (key_in(row)?, row.try_get("due_at")?));
         }
         let gone = let_go_of(conn, &waiting, &states, limits).await?;
-        more |= rooms.iter().any(|(_, _, room)| *room == MOST_AT_ONCE) && !waiting.is_empty();
+        more |= rooms.iter().any(|(_, _, room)| *room == MAX_AT_ONCE) && !waiting.is_empty();
         all.extend(gone);
     }
     Ok((all, more))
@@ -611,7 +611,7 @@ async fn let_go_of(
     let mut script = Script::as_text();
     // Also the rows of jobs that do not wait any more.
     let (list, values) = script.list(&ids);
-    script.push(format!("DELETE FROM limit_waits WHERE job_id IN {list} ORDER BY job_id LIMIT {MOST_SLOTS}"), values);
+    script.push(format!("DELETE FROM limit_waits WHERE job_id IN {list} ORDER BY job_id LIMIT {MAX_SLOTS}"), values);
     if !jobs.is_empty() {
         let mut values: Vec<Value<'_>> =
             jobs.iter().flat_map(|job| [Value::from(job.id.uuid()), job.execute_at.into()]).collect();
@@ -663,7 +663,7 @@ pub(crate) async fn free_slots_of(conn: &mut MySqlConnection, ids: &[Uuid]) -> R
         let (list, values) = script.list(&ended);
         let sql = format!(
             "DELETE FROM limit_slots WHERE job_id IN {list} AND (kept_until IS NULL OR kept_until <= UTC_TIMESTAMP(6) \
-             OR kept_until > UTC_TIMESTAMP(6) + INTERVAL {KEPT_AT_MOST_S} SECOND) ORDER BY job_id LIMIT {MOST_SLOTS}"
+             OR kept_until > UTC_TIMESTAMP(6) + INTERVAL {KEPT_AT_MOST_S} SECOND) ORDER BY job_id LIMIT {MAX_SLOTS}"
         );
         script.push(sql, values);
         script.run(conn).await?;
@@ -714,7 +714,7 @@ pub(crate) fn park_owed<'a>(script: &mut Script<'a>, parked: &[ToPark<'a>]) {
     let mut values = vec![Value::from(parked_until())];
     values.extend(&of_ids);
     script.push(format!("UPDATE owed FORCE INDEX (PRIMARY) SET execute_at = ? WHERE id IN {list}"), values);
-    let sql = format!("DELETE FROM limit_slots WHERE job_id IN {list} ORDER BY job_id LIMIT {MOST_SLOTS}");
+    let sql = format!("DELETE FROM limit_slots WHERE job_id IN {list} ORDER BY job_id LIMIT {MAX_SLOTS}");
     script.push(sql, of_ids);
 }
 
@@ -822,6 +822,6 @@ mod tests {
         assert_eq!(state.room(KeyBounds { counted: false, ..most(3) }), 0);
         // A tenth of a second ahead.
         assert_eq!(state.room(rate(100, 1_000, 10)), 10);
-        assert_eq!(state.room(KeyBounds::default()), MOST_AT_ONCE);
+        assert_eq!(state.room(KeyBounds::default()), MAX_AT_ONCE);
     }
 }

@@ -166,18 +166,18 @@ impl Store {
         job: NewJob,
         overlap: Option<Overlap>,
         by: &Actor,
-        once: Option<IdempotentRequest>,
+        idempotent: Option<IdempotentRequest>,
         build: ResponseBuilder<Accepted>,
     ) -> Result<IdempotentOutcome<TriggerOutcome>, StoreError> {
         let mut act = AuditEntry::new(by, "schedule.trigger", row.name.as_str());
         act = act.with(json!({"job": job.id}));
         let row = Arc::new(row.clone());
         self.change("trigger a schedule", act, move |conn, shared, act| {
-            let (row, job, once, build) = (Arc::clone(&row), job.clone(), once.clone(), Arc::clone(&build));
+            let (row, job, idempotent, build) = (Arc::clone(&row), job.clone(), idempotent.clone(), Arc::clone(&build));
             Box::pin(async move {
                 // Two equal requests take turns at the row of the schedule.
                 let locked = lock_schedule(conn, &row.name).await?;
-                if let Some(outcome) = stored_before(conn, once.as_ref(), None).await? {
+                if let Some(outcome) = stored_before(conn, idempotent.as_ref(), None).await? {
                     return Ok(outcome);
                 }
                 let triggered = trigger(conn, &shared, (&row, locked), job, overlap, &act).await?;
@@ -186,7 +186,7 @@ impl Store {
                 };
                 let accepted = ticked.accepted.first().ok_or_else(|| corrupt("a trigger without a job"))?;
                 let answer = build(accepted);
-                if let Some(instead) = store_answer(conn, once.as_ref(), &answer, accepted.created_at).await? {
+                if let Some(instead) = store_answer(conn, idempotent.as_ref(), &answer, accepted.created_at).await? {
                     return Ok(instead);
                 }
                 Ok(IdempotentOutcome::First { done: Some(triggered), answer })
@@ -372,7 +372,7 @@ impl<'a> Work<'a, '_> {
         let last_fire = plan.lines.iter().rposition(|line| line.job.is_some());
         for (place, line) in plan.lines.iter().enumerate() {
             let Some(job) = &line.job else {
-                let TickDecision::Skip(cause) = line.planned.fate else { continue };
+                let TickDecision::Skip(cause) = line.planned.decision else { continue };
                 self.line(plan, line, Err((cause, line.reason.clone())));
                 continue;
             };

@@ -27,7 +27,7 @@ pub(crate) struct Proxy {
 #[derive(Default)]
 struct Shared {
     /// What happens to the next requests with this text, and to how many of them.
-    wanted: Mutex<Option<(&'static str, Fate, usize)>>,
+    wanted: Mutex<Option<(&'static str, Treatment, usize)>>,
     cuts: AtomicUsize,
     requests: AtomicUsize,
     /// Number of times that all connections were forgotten.
@@ -42,7 +42,7 @@ struct Shared {
 
 /// What happens to a request.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Fate {
+enum Treatment {
     Passed,
     /// It arrives, and the connection breaks before the answer.
     AnswerLost,
@@ -94,7 +94,7 @@ impl Proxy {
     /// Lose the answer to the next request whose statement begins with this text. A request that is a whole transaction
     /// also counts as COMMIT.
     pub(crate) fn cut_after(&self, text: &'static str) {
-        *self.shared.wanted.lock().unwrap() = Some((text, Fate::AnswerLost, 1));
+        *self.shared.wanted.lock().unwrap() = Some((text, Treatment::AnswerLost, 1));
     }
 
     /// Do the same as [`cut_after`](Self::cut_after), and refuse new connections from then on, until
@@ -119,18 +119,18 @@ impl Proxy {
 
     /// Fall silent, on one connection, with the next request whose statement begins with this text.
     pub(crate) fn silent_from(&self, text: &'static str) {
-        *self.shared.wanted.lock().unwrap() = Some((text, Fate::Swallowed, 1));
+        *self.shared.wanted.lock().unwrap() = Some((text, Treatment::Swallowed, 1));
     }
 
     /// Answer this many of the next requests whose statement begins with this text with this server error, without
     /// passing them on.
     pub(crate) fn refuse(&self, text: &'static str, error: u16, times: usize) {
-        *self.shared.wanted.lock().unwrap() = Some((text, Fate::Refused(error), times));
+        *self.shared.wanted.lock().unwrap() = Some((text, Treatment::Refused(error), times));
     }
 
     /// Do the same as [`refuse`](Self::refuse), but let the server carry the request out.
     pub(crate) fn refuse_what_is_done(&self, text: &'static str, error: u16, times: usize) {
-        *self.shared.wanted.lock().unwrap() = Some((text, Fate::DoneAndRefused(error), times));
+        *self.shared.wanted.lock().unwrap() = Some((text, Treatment::DoneAndRefused(error), times));
     }
 
     /// Pass everything on again.
@@ -254,10 +254,10 @@ async fn relay(
             let Some(packet) = bytes.get(whole + 4..end) else { break };
             if sequence == 0 {
                 shared.requests.fetch_add(1, Ordering::SeqCst);
-                let fate = line.lock().unwrap().ask(packet, &shared);
-                shared.cuts.fetch_add(usize::from(fate != Fate::Passed), Ordering::SeqCst);
-                silent |= fate == Fate::Swallowed;
-                if let Fate::Refused(error) = fate {
+                let treatment = line.lock().unwrap().ask(packet, &shared);
+                shared.cuts.fetch_add(usize::from(treatment != Treatment::Passed), Ordering::SeqCst);
+                silent |= treatment == Treatment::Swallowed;
+                if let Treatment::Refused(error) = treatment {
                     let _ = to_client.lock().await.write_all(&error_packet(error)).await;
                     bytes.drain(whole..end);
                     continue;
@@ -301,37 +301,37 @@ fn is_about(statement: &[u8], text: &str) -> bool {
 
 impl Line {
     /// Decide what happens to a command of the client.
-    fn ask(&mut self, packet: &[u8], shared: &Shared) -> Fate {
-        let Some((command, rest)) = packet.split_first() else { return Fate::Passed };
+    fn ask(&mut self, packet: &[u8], shared: &Shared) -> Treatment {
+        let Some((command, rest)) = packet.split_first() else { return Treatment::Passed };
         let statement = match *command {
             QUERY => rest,
             PREPARE => {
                 self.preparing = Some(rest.to_vec());
-                return Fate::Passed;
+                return Treatment::Passed;
             }
             EXECUTE => {
                 let number = rest.first_chunk().map_or(0, |bytes| u32::from_le_bytes(*bytes));
                 self.prepared.get(&number).map_or(&[][..], Vec::as_slice)
             }
-            _ => return Fate::Passed,
+            _ => return Treatment::Passed,
         };
         let mut wanted = shared.wanted.lock().unwrap();
         match *wanted {
-            Some((text, fate, times)) if !self.lose && is_about(statement, text) => {
-                *wanted = (times > 1).then_some((text, fate, times - 1));
-                self.lose = fate == Fate::AnswerLost;
+            Some((text, treatment, times)) if !self.lose && is_about(statement, text) => {
+                *wanted = (times > 1).then_some((text, treatment, times - 1));
+                self.lose = treatment == Treatment::AnswerLost;
                 if self.lose && shared.refuse_after.swap(false, Ordering::SeqCst) {
                     shared.refuses.store(true, Ordering::SeqCst);
                 }
                 if self.lose && shared.hold_after.swap(false, Ordering::SeqCst) {
                     shared.holds.send_replace(true);
                 }
-                if let Fate::DoneAndRefused(error) = fate {
+                if let Treatment::DoneAndRefused(error) = treatment {
                     self.refuse = Some(error);
                 }
-                fate
+                treatment
             }
-            _ => Fate::Passed,
+            _ => Treatment::Passed,
         }
     }
 

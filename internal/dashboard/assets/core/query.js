@@ -7,7 +7,7 @@ import { listen } from './live.js';
 /** The server asks a reader to come again so many times in a row before the screen says so. */
 const PATIENCE = 5;
 /** Longest wait before it asks again, in ms; up to as much again is random. */
-const LONGEST_WAIT = 15000;
+const MAX_WAIT = 15000;
 
 /**
  * Read `path` (null for nothing yet). Reads again:
@@ -47,7 +47,7 @@ export function useQuery(path, { on = null, every = 0, pace = 1000, read = null 
           const crowded = error.code === 'overloaded';
           own.refused = crowded ? own.refused + 1 : 0;
           // Ever later, and at a random moment: what was refused at the same time must not come at the same time again.
-          const wait = Math.min(1000 * 2 ** (own.refused - 1), LONGEST_WAIT) * (1 + Math.random());
+          const wait = Math.min(1000 * 2 ** (own.refused - 1), MAX_WAIT) * (1 + Math.random());
           if (crowded) own.again = setTimeout(reload, wait);
           if (crowded && own.refused < PATIENCE) return;
           setState((old) => ({ ...(old.path === path ? old : { data: null }), path, error, at: Date.now() }));

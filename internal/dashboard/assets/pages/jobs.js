@@ -24,7 +24,7 @@ import { FilterBar, withWord, wordOf } from '../ui/filter.js';
 const states = ['waiting', 'executing', 'retrying', 'completed', 'failed', 'cancelled'];
 const PAGE = 50;
 /** Rows of an export. */
-const MOST_ROWS = 10000;
+const MAX_ROWS = 10000;
 const happens = ['accepted', 'started', 'settled', 'cancelled', 'rescheduled', 'reaped', 'cancel_requested'];
 
 /** The end of a job, or when it is due. */
@@ -280,12 +280,12 @@ function Export({ q }) {
       let cursor = '';
       do {
         const page = await call('GET', url('/v1/jobs', { q, limit: 200, cursor }));
-        for (const job of page.data.slice(0, MOST_ROWS - rows))
+        for (const job of page.data.slice(0, MAX_ROWS - rows))
           parts.push(kind === 'csv' ? csv(job) : `${JSON.stringify(job)}\n`);
         rows += page.data.length;
         cursor = page.next_cursor ?? '';
-        set(Math.min(rows, MOST_ROWS));
-      } while (cursor && rows < MOST_ROWS);
+        set(Math.min(rows, MAX_ROWS));
+      } while (cursor && rows < MAX_ROWS);
       const link = document.createElement('a');
       link.href = URL.createObjectURL(new Blob(parts, { type: kind === 'csv' ? 'text/csv' : 'application/x-ndjson' }));
       link.download = `jobs.${kind === 'csv' ? 'csv' : 'ndjson'}`;
@@ -293,8 +293,8 @@ function Export({ q }) {
       setTimeout(() => URL.revokeObjectURL(link.href), 10000);
       tell(
         cursor
-          ? `The newest ${count(MOST_ROWS)} jobs were exported; a narrower filter finds the rest`
-          : `${plural(Math.min(rows, MOST_ROWS), 'job')} exported`,
+          ? `The newest ${count(MAX_ROWS)} jobs were exported; a narrower filter finds the rest`
+          : `${plural(Math.min(rows, MAX_ROWS), 'job')} exported`,
       );
     } catch (problem) {
       tellProblem(problem);

@@ -12,7 +12,7 @@ import { allowance, each, LimitForm, RateOf, readTagged, remove, shares } from '
 
 const happens = ['accepted', 'started', 'settled', 'cancelled', 'reaped'];
 /** The API counts no further. */
-const MOST_COUNTED = 10000;
+const MAX_COUNTED = 10000;
 const OVERRIDES = 20;
 
 export default function LimitPage({ params: [name] }) {
@@ -196,7 +196,7 @@ function Keys({ limit, path }) {
                     row.parked === 0
                       ? html`<span class="faint">0</span>`
                       : html`<${Maybe} to=${jobsOf(limit, row.key, 'waiting')}>
-                        ${count(row.parked, row.parked >= MOST_COUNTED)}
+                        ${count(row.parked, row.parked >= MAX_COUNTED)}
                       </${Maybe}>`
                   }
                 </td>

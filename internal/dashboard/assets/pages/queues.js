@@ -12,14 +12,14 @@ import { BEHIND, pause, resume, Standing, troubleOf, waiting } from '../ui/queue
 const happens = ['accepted', 'started', 'settled', 'cancelled', 'rescheduled', 'reaped'];
 const PAGE = 50;
 /** Queues whose overdue jobs are counted, one bounded request each. */
-const MOST_COUNTED = 20;
+const MAX_COUNTED = 20;
 
 /** How many jobs of the busiest queues are overdue. */
 function useBehind(rows) {
   const names = rows
     .filter((queue) => waiting(queue) > 0)
     .sort((a, b) => waiting(b) - waiting(a))
-    .slice(0, MOST_COUNTED)
+    .slice(0, MAX_COUNTED)
     .map((queue) => queue.name)
     .sort();
   const read = async (_, signal) => {

@@ -24,7 +24,7 @@ import { ask, InputField } from '../ui/dialog.js';
 const SILENT_MS = 15000;
 /** A clock that is off by so much makes log lines hard to follow. */
 const SKEW_MS = 1000;
-const MOST_WORKERS = 128;
+const MAX_WORKERS = 128;
 const PAGE = 50;
 
 const standing = (runner) => {
@@ -257,7 +257,7 @@ const Names = ({ of, to }) =>
 
 function Inside({ runner }) {
   const now = useNow();
-  const workers = Math.min(runner.workers, MOST_WORKERS);
+  const workers = Math.min(runner.workers, MAX_WORKERS);
   return html`<div class="stack tight grow">
     ${
       workers > 0 &&

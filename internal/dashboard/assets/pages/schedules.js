@@ -11,7 +11,7 @@ import { Outcome, pause, resume, ScheduleForm, trigger, Why } from '../ui/schedu
 
 const PAGE = 50;
 /** Pages of a search: the API has no filter for names, so they are looked through here. */
-const MOST_PAGES = 10;
+const MAX_PAGES = 10;
 
 export default function Schedules() {
   const [query, change] = useWords();
@@ -27,7 +27,7 @@ export default function Schedules() {
 
 async function search(_, signal) {
   const found = { data: [], unreadable: [], next_cursor: null };
-  for (let page = 0; page < MOST_PAGES && (page === 0 || found.next_cursor); page += 1) {
+  for (let page = 0; page < MAX_PAGES && (page === 0 || found.next_cursor); page += 1) {
     const next = await get('/v1/schedules', { limit: 200, cursor: found.next_cursor }, signal);
     found.data.push(...next.data);
     found.unreadable.push(...(next.unreadable ?? []));
