@@ -604,6 +604,9 @@ mutants() {
     mutant 'attempts that ran before a limit' internal/store/attempts/limited.rs \
         'slots.extend(keys_of(new,' 'slots.extend(keys_of(&new[..0],' \
         key_limits::a_new_limit_counts_the_attempts_that_run
+    mutant 'limit of a job that becomes due during its claim' internal/store/attempts/limited.rs \
+        'if job.keys.is_empty() {' 'if job.keys.is_empty() || !row.try_get::<bool, _>("is_due")? {' \
+        key_limits::a_job_that_becomes_due_while_it_is_claimed_counts_against_its_limit
     mutant 'sweep of limits by key' internal/engine/limits.rs \
         'if (!in_use && !uncounted) ||' 'if !uncounted ||' \
         key_limits::a_changed_or_removed_limit_holds_within_seconds
