@@ -410,6 +410,22 @@ async fn a_job_behind_its_order_key_says_so_and_leads_to_the_others() {
         page.reads(&id.to_string()[28..]).await;
     }
 
+    // The listing of order keys leads to the job at the head and to those behind it, and to the keys that a failed job
+    // holds up.
+    let failed = json!({"kind": "letter", "payload": {"to": "nora", "fate": "returns"}, "order_key": "conversation 9"});
+    let failed = tickr.enqueue_many([failed.clone(), failed]).await[0];
+    tickr.until(failed, State::Failed).await;
+    page.visit("/order-keys").await;
+    page.reads("conversation 7").await;
+    page.click(&button("Behind a failed job")).await;
+    page.reads_not("conversation 7").await;
+    page.reads("conversation 9").await;
+    page.click(&link("1").near("conversation 9")).await;
+    page.until("the job behind is shown", "document.querySelectorAll('tbody tr').length === 1").await;
+    page.visit("/order-keys?blocked=1").await;
+    page.click(&link(&format!("…{}", &failed.to_string()[28..]))).await;
+    page.has(&button("Retry")).await;
+
     page.visit("/enqueue?kind=noop").await;
     page.fill(&field("Order key"), "conversation 8").await;
     page.reads("If it fails for good").await;
@@ -730,6 +746,7 @@ async fn keys_are_made_used_and_revoked_and_readers_see_no_buttons() {
         "/limits",
         "/limits/per-tenant",
         "/limits/per-tenant?edit=1",
+        "/order-keys",
         "/schedules",
         "/runners",
         "/index",
@@ -806,7 +823,7 @@ async fn hostile_text_is_shown_as_it_is_and_never_runs() {
     let travels = tickr.enqueue(two.clone()).await;
     let url = hostile_service().await;
     let called = tickr.enqueue(json!({"kind": "http", "payload": {"url": url}, "max_attempts": 1})).await;
-    let odd = json!({"kind": "noop", "payload": {HOSTILE: {HOSTILE: [HOSTILE, null]}}, "queue": "attic"});
+    let odd = json!({"kind": "noop", "payload": {HOSTILE: {HOSTILE: [HOSTILE, null]}}, "queue": "attic", "order_key": HOSTILE});
     let odd = tickr.enqueue(odd).await;
     tickr.until(failed, State::Failed).await;
     tickr.until(done, State::Completed).await;
@@ -850,6 +867,7 @@ async fn hostile_text_is_shown_as_it_is_and_never_runs() {
         ("/limits", true),
         ("/limits/wild", true),
         ("/limits/wild?edit=1", false),
+        ("/order-keys", true),
         ("/schedules", true),
         ("/schedules/nightly", true),
         ("/runners", true),
