@@ -235,8 +235,8 @@ mutants() {
         'recognise_own_work(conn, items, answers).await?;' '' \
         store::a_commit_whose_answer_is_lost_is_recognised_and_not_repeated
     mutant 'rebuild of an index that went back in time' internal/index/lib.rs \
-        'if beat <= shared.beat.fetch_max(beat, Ordering::Relaxed) {' \
-        'if beat == 0 && shared.beat.fetch_max(beat, Ordering::Relaxed) == 0 {' \
+        'if sequence <= shared.sequence.fetch_max(sequence, Ordering::Relaxed) {' \
+        'if sequence == 0 && shared.sequence.fetch_max(sequence, Ordering::Relaxed) == 0 {' \
         redis_faults::an_index_that_went_back_in_time_is_rebuilt_though_no_connection_broke
     mutant 'new connection after an error of Redis' internal/index/link.rs \
         '} else if state.wire.take().is_some() {' '} else if false && state.wire.take().is_some() {' \
@@ -255,14 +255,14 @@ mutants() {
         'INSERT INTO idempotency_keys' 'INSERT IGNORE INTO idempotency_keys' \
         enqueue_once::fifty_callers_with_one_key_and_body_on_two_runners_make_one_job
     mutant 'body compared before a replay' internal/store/idempotency.rs \
-        '} else if self.request == once.request {' '} else if true {' \
+        '} else if self.request == idempotent.request {' '} else if true {' \
         enqueue_once::fifty_callers_with_one_key_and_different_bodies_make_one_job
     mutant 'idempotency key in the transaction of its jobs' internal/store/jobs/idempotent_inserts.rs \
         'store_responses(conn, &mut keys, now).await?;' \
         'store_responses(conn, &mut keys, now).await?; sqlx::raw_sql("COMMIT").execute(&mut *conn).await?;' \
         enqueue_once::a_request_that_fails_in_the_middle_leaves_no_key_and_may_be_sent_again
     mutant 'own row after a lost commit' internal/store/idempotency.rs \
-        'if self.id == once.id {' 'if false {' \
+        'if self.id == idempotent.id {' 'if false {' \
         enqueue_once::a_commit_whose_answer_is_lost_is_not_done_again_and_its_answer_is_the_first
     mutant 'caller in the idempotency key' internal/broker/idempotency.rs \
         'digest.update(caller);' '' \
@@ -306,7 +306,7 @@ mutants() {
     mutant 'end of streams at a stop' internal/api/events.rs \
         '*self.stopping.borrow_and_update()' 'false' \
         events::open_streams_end_with_their_runner_and_do_not_hold_it_up
-    mutant 'pause in the order of service' internal/engine/queue_order.rs \
+    mutant 'pause in the queue order' internal/engine/queue_order.rs \
         'if self.paused[queue] {' 'if false {' \
         queues::a_paused_queue_starts_nothing_on_any_runner_until_it_goes_on
     mutant 'batches of claims' internal/engine/reaper.rs \
@@ -655,6 +655,9 @@ mutants() {
     mutant 'attempts that ran before a limit' internal/store/attempts/limited.rs \
         'slots.extend(keys_of(new,' 'slots.extend(keys_of(&new[..0],' \
         key_limits::a_new_limit_counts_the_attempts_that_run
+    mutant 'limit of a job that becomes due during its claim' internal/store/attempts/limited.rs \
+        'if job.keys.is_empty() {' 'if job.keys.is_empty() || !row.try_get::<bool, _>("is_due")? {' \
+        key_limits::a_job_that_becomes_due_while_it_is_claimed_counts_against_its_limit
     mutant 'sweep of limits by key' internal/engine/limits.rs \
         'if (!in_use && !uncounted) ||' 'if !uncounted ||' \
         key_limits::a_changed_or_removed_limit_holds_within_seconds

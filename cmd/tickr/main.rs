@@ -12,6 +12,7 @@
 //! - `operations.rs`: bulk operations on many jobs
 //! - `api_keys.rs`: list, create and revoke API keys
 //! - `limits.rs`: limits by key
+//! - `order_keys.rs`: the order keys that have jobs
 //! - `queues.rs`: list, pause, prioritise and limit queues
 //! - `runners.rs`: list, drain and resume runners
 //! - `events.rs`: follow the events of the cluster
@@ -47,6 +48,7 @@ mod jobs;
 mod limits;
 mod migrate;
 mod operations;
+mod order_keys;
 mod queues;
 mod rebuild;
 mod runners;
@@ -96,6 +98,7 @@ fn main() -> ExitCode {
             api_keys::command(),
             queues::command(),
             limits::command(),
+            order_keys::command(),
             runners::command(),
             events::command(),
             rebuild::command(),
@@ -117,6 +120,7 @@ fn main() -> ExitCode {
         Some(("jobs", matches)) => jobs::run(matches),
         Some(("queues", matches)) => queues::run(matches),
         Some(("limits", matches)) => limits::run(matches),
+        Some(("order-keys", matches)) => order_keys::run(matches),
         Some(("runners", matches)) => runners::run(matches),
         Some(("events", matches)) => events::run(matches),
         Some(("schedules", matches)) => schedules::run(matches),

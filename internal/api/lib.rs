@@ -15,6 +15,7 @@
 //! - `dead_letters.rs`: dead letters and their groups, replay and discard (`/v1/dead-letters`)
 //! - `events.rs`: server-sent events of one job and of the cluster (`/v1/events`)
 //! - `limits.rs`: limits by key (`/v1/limits`)
+//! - `order_keys.rs`: the order keys that have jobs (`/v1/order-keys`)
 //! - `queues.rs`: settings, pauses and counts of queues (`/v1/queues`)
 //! - `reports.rs`: download of finished reports (`/v1/reports`)
 //! - `runners.rs`: the runners, their jobs, drain and resume (`/v1/runners`)
@@ -28,6 +29,7 @@ mod events;
 mod http;
 mod jobs;
 mod limits;
+mod order_keys;
 mod queues;
 mod reports;
 mod runners;
@@ -146,6 +148,7 @@ type Api = Arc<ApiParts>;
     tags(
         (name = "jobs", description = "Enqueue, read, change and cancel jobs"),
         (name = "limits", description = "Limit how many jobs with the same limit key run at once or start in a period"),
+        (name = "order keys", description = "Jobs with the same order key run one at a time, in their order"),
         (name = "queues", description = "Pause queues, set their priorities and limits"),
         (name = "schedules", description = "Enqueue jobs on a cron expression or at an interval"),
         (name = "dead letters", description = "Jobs that failed for good: read, replay, discard"),
@@ -183,6 +186,7 @@ fn routes() -> (Router<Api>, utoipa::openapi::OpenApi) {
         .routes(routes!(limits::show, limits::put, limits::remove))
         .routes(routes!(limits::keys))
         .routes(routes!(limits::close_breaker))
+        .routes(routes!(order_keys::list))
         .routes(routes!(queues::list))
         .routes(routes!(queues::show, queues::change))
         .routes(routes!(queues::pause))

@@ -10,6 +10,7 @@ use utoipa::{IntoParams, ToSchema};
 
 use crate::http::auth::RequestActor;
 use crate::http::body::{Body, NamePath, Object, QueryParams};
+use crate::http::cursor::check_key;
 use crate::http::etag::{self, IfMatch, Preconditions};
 use crate::http::problem::{Code, Problem};
 use crate::http::searches::run_with_seat;
@@ -570,10 +571,7 @@ pub(super) async fn keys(
     NamePath(name): NamePath,
     QueryParams(asked): QueryParams<KeysQuery>,
 ) -> Result<Response, Problem> {
-    if asked.after.as_ref().is_some_and(|key| key.len() > MAX_KEY_BYTES) {
-        let here = tickr_handlers::Problem::at("after", format!("must be at most {MAX_KEY_BYTES} bytes"));
-        return Err(Problem::new(Code::InvalidRequest, "invalid listing; `errors` says why").at("", vec![here]));
-    }
+    check_key(asked.after.as_deref())?;
     let set = find(&api, &name).await?;
     let store = api.broker.store().clone();
     let used = run_with_seat(&api, async move { store.limit_keys_in_use(&name, asked.after).await }).await?;

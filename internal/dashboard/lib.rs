@@ -30,6 +30,7 @@ const SCREENS: &[&str] = &[
     "/queues/{name}",
     "/limits",
     "/limits/{name}",
+    "/order-keys",
     "/schedules",
     "/schedules/{name}",
     "/runners",

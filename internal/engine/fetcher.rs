@@ -79,7 +79,7 @@ pub(super) struct Fetcher {
     shared: Arc<EngineState>,
     fetch: Fetch,
     queue_order: QueueOrder,
-    /// The settings that the order of service follows.
+    /// The settings that the queue order follows.
     settings: Arc<OperatorSettings>,
     /// Skipped jobs, by the position of their lane.
     skipped: HashMap<usize, Skipped>,

@@ -1,4 +1,4 @@
-//! The order of service: the order in which a runner takes from its lanes.
+//! The queue order: the order in which a runner takes from its lanes.
 //!
 //! Between levels it is strict: the lanes of a more urgent level are emptied first. A level is the priority of the
 //! queue, then the priority of the job. Within a level the queues take turns. One fetch in ten uses another order, so

@@ -44,7 +44,7 @@ impl Lane {
         Self(text)
     }
 
-    /// Return every lane of these queues, by priority, then in the order of `queues`. The order of service is decided
+    /// Return every lane of these queues, by priority, then in the order of `queues`. The queue order is decided
     /// in `engine/queue_order.rs`.
     #[must_use]
     pub fn all_of(queues: &[Name]) -> Vec<Self> {

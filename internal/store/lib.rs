@@ -86,6 +86,7 @@ pub use jobs::lanes::due_statements;
 pub use jobs::lanes::{Depth, DueCursor, DueLane, DueRange, DueRow, DueWalk, LinePage};
 pub use jobs::limits::{BreakerSeen, KeyUse, ParkedAt};
 pub use jobs::order::OrderPlace;
+pub use jobs::order_keys::{MAX_ORDER_KEYS, OrderKeyHead, OrderKeyPage, OrderKeyUse};
 pub use jobs::pending::Pending;
 pub use jobs::read::JobPage;
 pub use jobs::search::{Breakdown, Counted, Replayed};

@@ -196,7 +196,7 @@ async fn jobs_are_found_by_a_filter_in_the_address_and_dealt_with_together() {
         "document.querySelector('[role=combobox]').getAttribute('aria-invalid') === 'true'",
     )
     .await;
-    page.expected("422");
+    page.expected("422").await;
 
     // The address alone restores a search. Then act on all matching jobs, not only on those of this page.
     page.visit("/jobs?q=tag%3Abulk").await;
@@ -410,6 +410,22 @@ async fn a_job_behind_its_order_key_says_so_and_leads_to_the_others() {
         page.reads(&id.to_string()[28..]).await;
     }
 
+    // The listing of order keys leads to the job at the head and to those behind it, and to the keys that a failed job
+    // holds up.
+    let failed = json!({"kind": "letter", "payload": {"to": "nora", "fate": "returns"}, "order_key": "conversation 9"});
+    let failed = tickr.enqueue_many([failed.clone(), failed]).await[0];
+    tickr.until(failed, State::Failed).await;
+    page.visit("/order-keys").await;
+    page.reads("conversation 7").await;
+    page.click(&button("Behind a failed job")).await;
+    page.reads_not("conversation 7").await;
+    page.reads("conversation 9").await;
+    page.click(&link("1").near("conversation 9")).await;
+    page.until("the job behind is shown", "document.querySelectorAll('tbody tr').length === 1").await;
+    page.visit("/order-keys?blocked=1").await;
+    page.click(&link(&format!("…{}", &failed.to_string()[28..]))).await;
+    page.has(&button("Retry")).await;
+
     page.visit("/enqueue?kind=noop").await;
     page.fill(&field("Order key"), "conversation 8").await;
     page.reads("If it fails for good").await;
@@ -476,7 +492,7 @@ async fn a_limit_is_set_shows_its_keys_with_jobs_and_is_changed_and_removed() {
         "['kind', 'queue'].every((field) => document.querySelector(`#l-${field}`).getAttribute('aria-invalid') === 'true')",
     )
     .await;
-    page.expected("422");
+    page.expected("422").await;
     page.fill(&field("Kind"), "letter").await;
     page.fill(&field("Queue"), "").await;
     page.fill(&field("At once"), "1").await;
@@ -529,7 +545,7 @@ async fn a_limit_is_set_shows_its_keys_with_jobs_and_is_changed_and_removed() {
     page.reads_not("This key has an override above").await;
     page.click(&button("Save")).await;
     page.reads("must have concurrency, rate or weight").await;
-    page.expected("422");
+    page.expected("422").await;
     page.fill(&field("At once of override 2"), "2").await;
     page.click(&field("Fair: keys with waiting jobs")).await;
     page.fill(&field("Weight of override 2"), "3").await;
@@ -548,7 +564,7 @@ async fn a_limit_is_set_shows_its_keys_with_jobs_and_is_changed_and_removed() {
     put(json!({"kind": "letter", "concurrency": 7})).await;
     page.click(&button("Save")).await;
     page.reads("Another operator changed or removed it").await;
-    page.expected("412");
+    page.expected("412").await;
     page.click(&button("Show it as it is now")).await;
     page.until("the form is new", "document.querySelector('#l-concurrency')?.value === '7'").await;
     page.click(&button("Cancel")).await;
@@ -570,7 +586,7 @@ async fn a_limit_is_set_shows_its_keys_with_jobs_and_is_changed_and_removed() {
     page.reads("If an unfinished job has it").await;
     page.click(&button("Enqueue")).await;
     page.reads("must be a JSON pointer to a value of the payload").await;
-    page.expected("422");
+    page.expected("422").await;
     page.fill(&field("Unique fields"), "/to").await;
     page.click(&button("Enqueue")).await;
     page.reads("Accepted and durable").await;
@@ -596,7 +612,7 @@ async fn a_schedule_is_made_from_its_preview_triggered_and_paused() {
     page.reads("That gives no time yet").await;
     page.until("the field is marked", "document.querySelector('#s-cron').getAttribute('aria-invalid') === 'true'")
         .await;
-    page.expected("422");
+    page.expected("422").await;
     page.fill(&field("Cron expression"), "30 7 * * 1").await;
     page.fill(&field("Time zone"), "Europe/Warsaw").await;
     page.until("five runs are shown", "document.querySelectorAll('[data-preview] tbody tr').length === 5").await;
@@ -651,7 +667,7 @@ async fn the_enqueue_form_comes_from_the_schema_and_shows_refusals_at_their_fiel
     )
     .await;
     assert_eq!(tickr.count("SELECT COUNT(*) FROM jobs").await, 0);
-    page.expected("422");
+    page.expected("422").await;
     page.fill(&field("Tags"), "post").await;
     page.fill(&field("Unique key"), "letter-1").await;
     page.click(&button("Enqueue")).await;
@@ -712,7 +728,7 @@ async fn sign_in(page: &Page, key: &str) {
     page.fill(&field("API key"), key).await;
     page.click(&button("Sign in")).await;
     page.has_not(&button("Sign in")).await;
-    page.expected("401");
+    page.expected("401").await;
 }
 
 /// Names of the buttons that change something.
@@ -770,6 +786,7 @@ async fn keys_are_made_used_and_revoked_and_readers_see_no_buttons() {
         "/limits",
         "/limits/per-tenant",
         "/limits/per-tenant?edit=1",
+        "/order-keys",
         "/schedules",
         "/runners",
         "/index",
@@ -792,7 +809,7 @@ async fn keys_are_made_used_and_revoked_and_readers_see_no_buttons() {
     page.reads("board is refused from now on").await;
     reader.follow("/queues").await;
     reader.has(&button("Sign in")).await;
-    reader.expected("401");
+    reader.expected("401").await;
     reader.assert_calm();
 
     // After signing out, the page does not have the key any more, even after a reload.
@@ -846,7 +863,7 @@ async fn hostile_text_is_shown_as_it_is_and_never_runs() {
     let travels = tickr.enqueue(two.clone()).await;
     let url = hostile_service().await;
     let called = tickr.enqueue(json!({"kind": "http", "payload": {"url": url}, "max_attempts": 1})).await;
-    let odd = json!({"kind": "noop", "payload": {HOSTILE: {HOSTILE: [HOSTILE, null]}}, "queue": "attic"});
+    let odd = json!({"kind": "noop", "payload": {HOSTILE: {HOSTILE: [HOSTILE, null]}}, "queue": "attic", "order_key": HOSTILE});
     let odd = tickr.enqueue(odd).await;
     tickr.until(failed, State::Failed).await;
     tickr.until(done, State::Completed).await;
@@ -890,6 +907,7 @@ async fn hostile_text_is_shown_as_it_is_and_never_runs() {
         ("/limits", true),
         ("/limits/wild", true),
         ("/limits/wild?edit=1", false),
+        ("/order-keys", true),
         ("/schedules", true),
         ("/schedules/nightly", true),
         ("/runners", true),

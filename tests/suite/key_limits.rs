@@ -8,10 +8,12 @@ use reqwest::Method;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use sqlx::Row;
+use sqlx::{Connection, Row};
 use tickr::app::App;
+use tickr::config::Config;
 use tickr::handlers::{Context, Failure, Kind, Output, Registry};
-use tickr::job::State;
+use tickr::job::{Name, RunnerId, State};
+use tickr::store::Claim;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -423,6 +425,51 @@ async fn a_slot_is_free_only_after_its_attempt_has_ended() {
     assert_eq!(tickr.count(slot).await, 1);
     assert_eq!(tickr.job(long).await["state"], "executing");
     tickr.until(long, State::Completed).await;
+    tickr.until_count(NO_ROWS_LEFT, 0).await;
+    tickr.stop().await;
+}
+
+/// A claim first looks for limits that apply to its jobs. A job that another session makes due after that look counts
+/// against its limit as well: a retry whose time comes, a job that is let go, one that an operator runs now.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_that_becomes_due_while_it_is_claimed_counts_against_its_limit() {
+    let calls = Calls::default();
+    let served = |config: &mut Config| config.queues = vec!["served".into()];
+    let tickr = TestApp::start_with(served, calls.registry()).await;
+    set_and_wait(&tickr, "l", json!({"concurrency": 1})).await;
+    let in_queue = |mut job: Value, queue: &str| {
+        job["queue"] = json!(queue);
+        job
+    };
+    let holder = tickr.enqueue(in_queue(job("a", 5_000), "served")).await;
+    tickr.until(holder, State::Executing).await;
+    let mut late = in_queue(job("a", 1), "claimed-by-the-test");
+    late["delay_ms"] = json!(3_600_000);
+    let late = tickr.enqueue(late).await;
+    let queue: Name = "claimed-by-the-test".parse().unwrap();
+    let kinds = vec!["call".parse().unwrap()];
+    let store = tickr.app.broker().store();
+    let claimant = store.claimant(RunnerId::new_for_host("test"), kinds, Duration::from_secs(30));
+
+    let mut other = tickr.mysql().await;
+    let mut tx = other.begin().await.unwrap();
+    let make_due = "UPDATE owed SET execute_at = UTC_TIMESTAMP(3) - INTERVAL 1 SECOND WHERE id = ?";
+    sqlx::query(make_due).bind(late.uuid()).execute(&mut *tx).await.unwrap();
+    let mut claim = tokio::spawn(async move { claimant.claim(late, &queue).await.unwrap() });
+    // The claim has looked for limits once it waits for the row, or once it is over.
+    let early = tokio::select! {
+        () = tickr.until_said("UPDATE owed FORCE INDEX", 1) => None,
+        claim = &mut claim => Some(claim.unwrap()),
+    };
+    tx.commit().await.unwrap();
+    let claim = match early {
+        Some(claim) => claim,
+        None => claim.await.unwrap(),
+    };
+    assert!(!matches!(claim, Claim::Won(_)), "{claim:?}");
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM owed WHERE state = 'executing'").await, 1);
+    assert_eq!(tickr.post(&format!("/v1/jobs/{late}/cancel"), json!({})).await.status, 200);
+    tickr.until(holder, State::Completed).await;
     tickr.until_count(NO_ROWS_LEFT, 0).await;
     tickr.stop().await;
 }

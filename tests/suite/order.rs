@@ -13,6 +13,7 @@ use tickr::job::{JobId, State};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use crate::support::program::{self, command, outcome};
 use crate::support::{Runner, TestApp, eventually};
 
 /// A job of a line. It notes its start and its end.
@@ -231,6 +232,86 @@ async fn a_job_that_fails_for_good_blocks_its_key_until_it_is_dealt_with_or_skip
     tickr.until(second, State::Completed).await;
     assert_eq!(tickr.job(first).await["state"], "failed");
     assert_eq!(log.order()["skip"], [0, 1], "retries come before the next job");
+    tickr.stop().await;
+}
+
+/// Read the listing of order keys to its end. Return the entries by order key, and the number of pages.
+async fn listed(tickr: &TestApp, blocked: bool) -> (BTreeMap<String, Value>, usize) {
+    let (mut entries, mut pages, mut after) = (BTreeMap::new(), 0, String::new());
+    loop {
+        let page = tickr.get(&format!("/v1/order-keys?blocked={blocked}{after}")).await;
+        assert_eq!(page.status, 200, "{:#}", page.body);
+        pages += 1;
+        for entry in page.body["data"].as_array().unwrap() {
+            entries.insert(entry["key"].as_str().unwrap().to_owned(), entry.clone());
+        }
+        let Some(next) = page.body["next"].as_str() else { return (entries, pages) };
+        after = format!("&after={next}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn order_keys_with_jobs_name_their_heads_and_a_failed_head_is_found() {
+    let (tickr, log) = start().await;
+    let jobs = [held("busy", 0), link("busy", 1), link("busy", 2), failing("stuck", 0), link("stuck", 1)];
+    let ids = tickr.enqueue_many(jobs).await;
+    let mut far = link("far", 0);
+    far["delay_ms"] = json!(3_600_000);
+    let far = tickr.enqueue(far).await;
+    tickr.until(ids[0], State::Executing).await;
+    tickr.until(ids[3], State::Failed).await;
+
+    let (entries, _) = listed(&tickr, false).await;
+    assert_eq!(entries.keys().collect::<Vec<_>>(), ["busy", "far", "stuck"]);
+    let view = |key: &str| {
+        let entry = &entries[key];
+        (entry["head"]["id"].clone(), entry["head"]["state"].clone(), entry["waiting"].clone())
+    };
+    assert_eq!(view("busy"), (json!(ids[0]), json!("executing"), json!(2)));
+    assert_eq!(view("stuck"), (json!(ids[3]), json!("failed"), json!(1)));
+    assert_eq!(view("far"), (json!(far), json!("waiting"), json!(0)));
+    let far_due = tickr.job(far).await["execute_at"].clone();
+    assert_eq!((&entries["far"]["head"]["since"], &entries["far"]["waiting_since"]), (&far_due, &Value::Null));
+    let ended = tickr.job(ids[3]).await["finished_at"].clone();
+    assert_eq!(entries["stuck"]["head"]["since"], ended);
+    let due = tickr.job(ids[1]).await["execute_at"].clone();
+    assert_eq!(entries["busy"]["waiting_since"], due, "{:#}", entries["busy"]);
+    let only: Vec<String> = listed(&tickr, true).await.0.into_keys().collect();
+    assert_eq!(only, ["stuck"]);
+    let mut list = command(&program::tickr(), tickr.dir.path(), &["order-keys", "--blocked"]);
+    list.env("TICKR_URL", tickr.url(""));
+    let (code, printed, err) = outcome(list).await;
+    assert_eq!((code, err.as_str()), (0, ""));
+    assert!(
+        printed.contains("stuck") && printed.contains(&ids[3].to_string()) && !printed.contains("busy"),
+        "{printed}"
+    );
+
+    // Keys whose jobs have all ended cost no page more than its bound, however many there are.
+    let digits = "(SELECT 0 d UNION ALL SELECT 1 UNION ALL SELECT 2 UNION ALL SELECT 3 UNION ALL SELECT 4 UNION ALL \
+                  SELECT 5 UNION ALL SELECT 6 UNION ALL SELECT 7 UNION ALL SELECT 8 UNION ALL SELECT 9)";
+    tickr
+        .sql(format!(
+            "INSERT INTO order_keys (order_key, head, tail) SELECT CONCAT('e', a.d, b.d, c.d, e.d), 2, 1 \
+             FROM {digits} a, {digits} b, {digits} c, {digits} e"
+        ))
+        .await;
+    let (entries, pages) = listed(&tickr, false).await;
+    assert_eq!((entries.len(), pages), (3, 3));
+    let (entries, pages) = listed(&tickr, true).await;
+    assert_eq!((entries.len(), pages), (1, 3));
+
+    // After an operator has dealt with the failed job, its key is held up no more.
+    assert_eq!(tickr.post(&format!("/v1/jobs/{}/discard", ids[3]), json!({"reason": "no"})).await.status, 200);
+    log.gate.cancel();
+    tickr.until(ids[4], State::Completed).await;
+    tickr.until(ids[2], State::Completed).await;
+    assert_eq!(listed(&tickr, true).await.0.len(), 0);
+    let left: Vec<String> = listed(&tickr, false).await.0.into_keys().collect();
+    assert_eq!(left, ["far"]);
+    for wrong in [format!("after={}", "k".repeat(256)), "blocked=perhaps".to_owned(), "limit=3".to_owned()] {
+        assert_eq!(tickr.get(&format!("/v1/order-keys?{wrong}")).await.status, 422, "{wrong}");
+    }
     tickr.stop().await;
 }
 

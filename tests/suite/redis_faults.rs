@@ -156,7 +156,8 @@ async fn keys_deleted_one_by_one_under_load_cost_no_job_more_than_the_bound() {
     let tickr = TestApp::start_with(|config| config.workers = 8, Registry::new()).await;
     until_health(&tickr, Health::Fast).await;
     let mut redis = tickr.redis().await;
-    let keys = ["epoch", "beat", "waiting", "ready:default", "overflow", "refill:default"].map(|key| tickr.key(key));
+    let keys =
+        ["epoch", "sequence", "waiting", "ready:default", "overflow", "refill:default"].map(|key| tickr.key(key));
     let deletions = async {
         for turn in 0..24 {
             tokio::time::sleep(Duration::from_millis(rand::random_range(100..300))).await;
@@ -176,7 +177,7 @@ async fn keys_of_a_wrong_type_are_made_again_and_cost_no_job_more_than_the_bound
     let tickr = TestApp::start_with(|config| config.workers = 8, Registry::new()).await;
     until_health(&tickr, Health::Fast).await;
     let mut redis = tickr.redis().await;
-    let types = [("ready:default", "list"), ("waiting", "zset"), ("overflow", "hash"), ("beat", "string")];
+    let types = [("ready:default", "list"), ("waiting", "zset"), ("overflow", "hash"), ("sequence", "string")];
     let spoil = async {
         for (name, wanted) in types {
             let key = tickr.key(name);
@@ -278,17 +279,17 @@ async fn an_index_that_went_back_in_time_is_rebuilt_though_no_connection_broke()
     let tickr = TestApp::start().await;
     until_health(&tickr, Health::Fast).await;
     let mut redis = tickr.redis().await;
-    let keys = ["epoch", "beat"].map(|key| tickr.key(key));
+    let keys = ["epoch", "sequence"].map(|key| tickr.key(key));
     let mut snapshot = Vec::new();
     for key in &keys {
         let dump: Vec<u8> = redis::cmd("DUMP").arg(key).query_async(&mut redis).await.unwrap();
         snapshot.push(dump);
     }
-    let beat: u64 = redis.get(&keys[1]).await.unwrap().unwrap().parse().unwrap();
+    let sequence: u64 = redis.get(&keys[1]).await.unwrap().unwrap().parse().unwrap();
     tickr.enqueue_many((0..50).map(|n| json!({"kind": "noop", "delay_ms": 600_000 + n}))).await;
     eventually("time goes on", || {
         let (mut redis, key) = (redis.clone(), keys[1].clone());
-        async move { (redis.get(key).await.unwrap().unwrap().parse::<u64>().unwrap() > beat + 2).then_some(()) }
+        async move { (redis.get(key).await.unwrap().unwrap().parse::<u64>().unwrap() > sequence + 2).then_some(()) }
     })
     .await;
     // A proxy's failover to a replica that lagged behind does this, and no connection breaks.
@@ -517,13 +518,13 @@ async fn after_a_failover_the_new_master_is_found_though_old_connections_live_on
     tickr.until_idle().await;
     tickr.assert_each_ran_once(jobs).await;
     assert_late_within(&tickr, BOUND).await;
-    // The heartbeat counter grows on the new master.
-    let beat = |mut redis: MultiplexedConnection, key: String| async move {
+    // The counter grows on the new master.
+    let sequence = |mut redis: MultiplexedConnection, key: String| async move {
         redis.get(key).await.unwrap().unwrap().parse::<u64>().unwrap()
     };
-    let then = beat(new.clone(), tickr.key("beat")).await;
+    let then = sequence(new.clone(), tickr.key("sequence")).await;
     eventually("the counter grows on the new master", || {
-        let now = beat(new.clone(), tickr.key("beat"));
+        let now = sequence(new.clone(), tickr.key("sequence"));
         async move { (now.await > then).then_some(()) }
     })
     .await;

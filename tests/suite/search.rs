@@ -311,14 +311,18 @@ async fn rows_read(tickr: &TestApp) -> i64 {
 }
 
 /// Return the number of rows that a call makes MySQL read. The counters are those of the server, which the loops of the
-/// runner use as well, so the least of three calls counts.
-async fn rows_read_by(tickr: &TestApp, path: &str) -> i64 {
+/// runner use as well. On a slow machine such a loop falls into most of the calls, so the call is repeated until one
+/// reads less than `bound`, or thirty read more.
+async fn rows_read_by(tickr: &TestApp, path: &str, bound: i64) -> i64 {
     let mut least = i64::MAX;
-    for _ in 0..3 {
+    for _ in 0..30 {
         let before = rows_read(tickr).await;
         let answer = tickr.get(path).await;
         least = least.min(rows_read(tickr).await - before);
-        assert_eq!(answer.status, 200, "{:#}", answer.body);
+        assert_eq!(answer.status, 200, "{path}: {:#}", answer.body);
+        if least < bound {
+            break;
+        }
     }
     least
 }
@@ -387,9 +391,9 @@ async fn a_page_reads_a_bounded_number_of_rows_whatever_it_looks_for() {
         ("schedule:busy state:failed error:needle", 180_000),
         ("schedule:busy tag:nobody", 2_000),
     ] {
-        let read = rows_read_by(&tickr, &format!("/v1/jobs?limit=50&q={}", encoded(words))).await;
+        let read = rows_read_by(&tickr, &format!("/v1/jobs?limit=50&q={}", encoded(words)), most).await;
         assert!(read < most, "{words}: {read} rows were read");
-        let read = rows_read_by(&tickr, &format!("/v1/jobs/count?q={}", encoded(words))).await;
+        let read = rows_read_by(&tickr, &format!("/v1/jobs/count?q={}", encoded(words)), 800_000).await;
         assert!(read < 800_000, "counting {words}: {read} rows were read");
     }
     let all = tickr.get("/v1/jobs/count").await.body;

@@ -7,6 +7,7 @@ use sha2::{Digest, Sha256};
 use uuid::Uuid;
 
 use crate::http::problem::{Code, Problem};
+use tickr_job::limits;
 
 /// Number of entries of a page unless the client asks for another one.
 const PAGE_SIZE: u32 = 50;
@@ -30,6 +31,15 @@ pub(crate) fn page_size(asked: Option<u32>) -> Result<u32, Problem> {
         return Ok(size);
     }
     Err(Problem::new(Code::InvalidRequest, "invalid listing; `errors` says why").at("", problems))
+}
+
+/// Check a cursor that is an order key or the key of a limit.
+pub(crate) fn check_key(after: Option<&str>) -> Result<(), Problem> {
+    if after.is_none_or(|key| key.len() <= limits::MAX_KEY_BYTES) {
+        return Ok(());
+    }
+    let here = tickr_handlers::Problem::at("after", format!("must be at most {} bytes", limits::MAX_KEY_BYTES));
+    Err(Problem::new(Code::InvalidRequest, "invalid listing; `errors` says why").at("", vec![here]))
 }
 
 /// The digest of a listing and its filter.

@@ -210,18 +210,22 @@ impl Batch for Claims {
             // The limits may have changed since the runner chose this group commit for the jobs.
             let may_apply = self.limited || items.iter().any(|item| self.limits.concern(item.queue.as_ref()));
             let limits = Some(self.limits.now()).filter(|limits| may_apply && !limits.is_empty());
-            let limited = match &limits {
-                Some(limits) => self.limited_among(conn, &ids, limits).await?,
-                None => Vec::new(),
+            let (free, limited, ours) = match &limits {
+                Some(limits) => {
+                    let divided = self.divide(conn, &ids, limits, token).await?;
+                    (divided.free, divided.limited, divided.ours)
+                }
+                None => (ids.clone(), Vec::new(), Vec::new()),
             };
             let mut claims = HashMap::new();
-            if limited.len() < ids.len() {
-                let free: Vec<Uuid> =
-                    ids.iter().copied().filter(|id| limited.iter().all(|job| job.id != *id)).collect();
+            if !free.is_empty() {
                 claims = self.take(conn, (&free, &among(&sure, &free)), token, batches[0]).await?;
             }
             let mut let_go = Vec::new();
-            let own: HashSet<JobId> = limited.iter().map(|job| JobId::from_uuid(job.id)).collect();
+            let own: HashSet<JobId> = limited.iter().chain(&ours).map(|job| JobId::from_uuid(job.id)).collect();
+            if !ours.is_empty() {
+                claims.extend(self.read_ours(conn, &ours, token).await?);
+            }
             if let Some(limits) = limits.filter(|_| !limited.is_empty()) {
                 let taken = self.take_limited(conn, (&limited, &limits), &sure, token, batches[1]).await?;
                 claims.extend(taken.claims);

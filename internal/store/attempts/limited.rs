@@ -36,6 +36,18 @@ pub(super) struct Limited {
     keys: Vec<(LimitKey, KeyBounds)>,
 }
 
+/// Jobs to claim, by whether a limit applies to them. A job that a limit concerns and that is not due is in no part: it
+/// may become due at any moment, so a claim without limits must not try it.
+#[derive(Default)]
+pub(super) struct Divided {
+    /// No limit applies to these.
+    pub(super) free: Vec<Uuid>,
+    /// These are due, and limits apply to them.
+    pub(super) limited: Vec<Limited>,
+    /// Limits apply to these, and an earlier run of this claim, whose answer was lost, has claimed them.
+    pub(super) ours: Vec<Limited>,
+}
+
 /// Outcome of claims with limits.
 pub(super) struct TakenLimited {
     pub(super) claims: HashMap<JobId, Claim>,
@@ -44,38 +56,68 @@ pub(super) struct TakenLimited {
 }
 
 impl Claims {
-    /// Find the waiting jobs among these to which a limit applies.
-    pub(super) async fn limited_among(
+    /// Find the jobs among these to which a limit applies.
+    pub(super) async fn divide(
         &self,
         conn: &mut MySqlConnection,
         ids: &[Uuid],
         limits: &[LimitSetting],
-    ) -> Result<Vec<Limited>, sqlx::Error> {
+        token: AttemptToken,
+    ) -> Result<Divided, sqlx::Error> {
         let mut script = Script::as_text();
-        let (list, values) = script.list(ids);
         let counted_by = CountedColumns::of(limits);
+        let (list, of_ids) = script.list(ids);
+        let mut values = vec![Value::from(token.uuid())];
+        values.extend(of_ids);
         let sql = format!(
-            "SELECT o.id, o.kind, o.queue, o.execute_at, {} FROM owed o FORCE INDEX (PRIMARY) {} WHERE o.id IN {list} \
-             AND o.state IN ('waiting', 'retrying') AND o.execute_at <= UTC_TIMESTAMP(6)",
+            "SELECT o.id, o.kind, o.queue, o.execute_at, {}, o.state = 'executing' AND o.token = ? AS is_ours, \
+             o.state IN ('waiting', 'retrying') AND o.execute_at <= UTC_TIMESTAMP(6) AS is_due \
+             FROM owed o FORCE INDEX (PRIMARY) {} WHERE o.id IN {list}",
             counted_by.columns, counted_by.joins
         );
         script.push(sql, values);
         let found: Vec<MySqlRow> = script.run(conn).await?.into_iter().flat_map(|step| step.rows).collect();
-        let mut limited = Vec::new();
+        let mut divided = Divided::default();
         for row in &found {
+            let id = row.try_get("id")?;
             // A row that cannot be read is left to the claim without limits, which reports it.
             let name = |column| row.try_get::<&str, _>(column).ok().and_then(|name| name.parse::<Name>().ok());
-            let (Some(kind), Some(queue)) = (name("kind"), name("queue")) else { continue };
-            let (key, host) = (text(row, "limit_key")?, text(row, "host")?);
-            let by = CountedBy { limit_key: key.as_deref(), host: host.as_deref() };
-            let keys = keys_of(limits, (&kind, &queue), by);
-            if !keys.is_empty() {
-                limited.push(Limited { id: row.try_get("id")?, execute_at: row.try_get("execute_at")?, keys });
+            let keys = match (name("kind"), name("queue")) {
+                (Some(kind), Some(queue)) => {
+                    let (key, host) = (text(row, "limit_key")?, text(row, "host")?);
+                    keys_of(limits, (&kind, &queue), CountedBy { limit_key: key.as_deref(), host: host.as_deref() })
+                }
+                _ => Vec::new(),
+            };
+            let job = Limited { id, execute_at: row.try_get("execute_at")?, keys };
+            if job.keys.is_empty() {
+                divided.free.push(id);
+            } else if row.try_get("is_due")? {
+                divided.limited.push(job);
+            } else if row.try_get("is_ours")? {
+                divided.ours.push(job);
             }
         }
+        divided.free.sort_unstable();
         // The job that was due first gets the first slot.
-        limited.sort_by_key(|job| (job.execute_at, job.id));
-        Ok(limited)
+        divided.limited.sort_by_key(|job| (job.execute_at, job.id));
+        Ok(divided)
+    }
+
+    /// Read the jobs that an earlier run of this claim has claimed.
+    pub(super) async fn read_ours(
+        &self,
+        conn: &mut MySqlConnection,
+        ours: &[Limited],
+        token: AttemptToken,
+    ) -> Result<HashMap<JobId, Claim>, sqlx::Error> {
+        let ids: Vec<Uuid> = ours.iter().map(|job| job.id).collect();
+        let mut script = Script::as_text();
+        read_step(&mut script, &ids, token);
+        let done = script.run(conn).await?;
+        let mut claims = self.claims_in(done.iter().flat_map(|step| &step.rows), token)?;
+        name_slots(ours, &mut claims);
+        Ok(claims)
     }
 
     /// Claim those of these jobs for which their limits have room, and park the others.
@@ -190,11 +232,7 @@ impl Claims {
             script.push("COMMIT", Vec::new());
         }
         script.run(conn).await?;
-        for job in won {
-            if let Some(Claim::Won(claimed)) = claims.get_mut(&JobId::from_uuid(job.id)) {
-                claimed.slots = slots_of(job).cloned().collect();
-            }
-        }
+        name_slots(won, &mut claims);
         let mut gone = Vec::new();
         if !rated.is_empty() {
             gone = let_go(conn, &rated, limits).await?.0;
@@ -252,6 +290,15 @@ fn admit<'j>(
         }
     }
     Ok(None)
+}
+
+/// Note in the claims of these jobs the slots that they have.
+fn name_slots<'j>(jobs: impl IntoIterator<Item = &'j Limited>, claims: &mut HashMap<JobId, Claim>) {
+    for job in jobs {
+        if let Some(Claim::Won(claimed)) = claims.get_mut(&JobId::from_uuid(job.id)) {
+            claimed.slots = slots_of(job).cloned().collect();
+        }
+    }
 }
 
 /// Return the keys of which an attempt of this job has a slot.

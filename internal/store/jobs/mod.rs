@@ -11,6 +11,7 @@
 //! - `lanes.rs`: reads lanes of unfinished jobs in the order of their due times.
 //! - `limits.rs`: why a job is parked, and the keys of a limit.
 //! - `order.rs`: the jobs in front of a job with the same order key.
+//! - `order_keys.rs`: the order keys that have jobs.
 //! - `pending.rs`: payloads of unfinished jobs, to check if a binary can read them.
 //! - `read.rs`: one job with its attempts, or a page of jobs.
 //! - `search.rs`: jobs that match a filter.
@@ -29,6 +30,7 @@ pub(super) mod insert;
 pub(super) mod lanes;
 pub(super) mod limits;
 pub(super) mod order;
+pub(super) mod order_keys;
 pub(super) mod pending;
 pub(super) mod read;
 pub(super) mod search;

@@ -18,6 +18,11 @@ export const screens = [
   { at: /^\/limits$/, load: () => import('../pages/limits.js'), item: ['Limits', '/limits', 'limits', 'l'] },
   { at: /^\/limits\/([^/]+)$/, load: () => import('../pages/limit.js'), under: '/limits' },
   {
+    at: /^\/order-keys$/,
+    load: () => import('../pages/order-keys.js'),
+    item: ['Order keys', '/order-keys', 'order-keys', 'y'],
+  },
+  {
     at: /^\/schedules$/,
     load: () => import('../pages/schedules.js'),
     item: ['Schedules', '/schedules', 'schedules', 's'],
