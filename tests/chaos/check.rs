@@ -344,6 +344,14 @@ fn callbacks(found: &mut Findings, jobs: &BTreeMap<Uuid, Job>, calls: &BTreeMap<
     for id in calls.keys().filter(|id| !jobs.contains_key(id)) {
         found.wrong.push(format!("callback {id} came and is not there"));
     }
+    // Only calls of jobs that were executed once count, because tickr never took their runners for dead.
+    let once = |id: &Uuid| jobs.get(id).is_some_and(|job| job.executed() == 1 && job.end() == Some("completed"));
+    let events = calls.iter().filter(|(id, _)| once(id)).flat_map(|(_, calls)| calls);
+    let events = events.filter_map(|call| Some([(call.began, true), (call.ended?, false)])).flatten().collect();
+    let most = most_at_once(events);
+    if most > driver::MAX_CALLS {
+        found.wrong.push(format!("{most} callbacks ran at once, and {} may", driver::MAX_CALLS));
+    }
 }
 
 /// Check the invariants that the tables alone can show.

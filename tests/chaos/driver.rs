@@ -26,6 +26,8 @@ const PAUSE_MS: u64 = 130;
 /// Tenants: at most `MAX_OF_TENANT` jobs of each may run at once, on all runners together.
 const TENANTS: u64 = 8;
 pub(crate) const MAX_OF_TENANT: usize = 2;
+/// At most `MAX_CALLS` callbacks run at once, on all runners together: all of them go to one host.
+pub(crate) const MAX_CALLS: usize = 4;
 /// A queue with a limit: at most `MAX_AT_ONCE` of its jobs may run at once, on all runners together.
 pub(crate) const NARROW: &str = "narrow";
 pub(crate) const MAX_AT_ONCE: usize = 2;
@@ -64,6 +66,10 @@ pub(crate) async fn prepare(world: &World) -> anyhow::Result<()> {
     let limit = Request::put("/v1/limits/tenants").with(json!({"concurrency": MAX_OF_TENANT}));
     let answer = world.call(&mut rng, limit).await;
     anyhow::ensure!(matches!(answer, Answer::Said(201, _)), "the limit of tenants was answered with {answer:?}");
+    let breaker = json!({"failures": 4, "pause_ms": 400, "max_pause_ms": 1_600});
+    let limit = json!({"kind": "http", "shared_by": "host", "concurrency": MAX_CALLS, "breaker": breaker});
+    let answer = world.call(&mut rng, Request::put("/v1/limits/hosts").with(limit)).await;
+    anyhow::ensure!(matches!(answer, Answer::Said(201, _)), "the limit of hosts was answered with {answer:?}");
     for batch in 0..ELSEWHERE_BATCHES {
         let job = |number: usize| {
             let name = format!("elsewhere-{batch}-{number}");

@@ -1,9 +1,11 @@
-//! The service that `http` jobs call. It records every call, and sometimes it fails on purpose.
+//! The service that `http` jobs call. It records every call. Sometimes it fails on purpose, and from time to time it is
+//! down: then it refuses every call for some seconds.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::Router;
 use axum::extract::State;
@@ -18,11 +20,18 @@ use uuid::Uuid;
 
 use crate::locked;
 
-/// One call and the status of its answer.
+/// Time from the beginning of one outage of the service to the next, and the length of each.
+const DOWN_EVERY: Duration = Duration::from_secs(45);
+const DOWN_FOR: Duration = Duration::from_secs(4);
+
+/// One call, the status of its answer, and its place among the beginnings and ends of all calls.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Call {
     pub(crate) token: Uuid,
     pub(crate) status: u16,
+    pub(crate) began: usize,
+    /// None while the call is not answered, and if the client hung up.
+    pub(crate) ended: Option<usize>,
 }
 
 /// The running service. It ends when it is dropped.
@@ -35,6 +44,20 @@ pub(crate) struct Sink {
 struct Book {
     calls: Mutex<BTreeMap<Uuid, Vec<Call>>>,
     rng: Mutex<StdRng>,
+    began: Instant,
+    /// Number of beginnings and ends of calls so far.
+    moments: AtomicUsize,
+}
+
+impl Book {
+    fn moment(&self) -> usize {
+        self.moments.fetch_add(1, Ordering::SeqCst)
+    }
+
+    fn is_down(&self) -> bool {
+        let elapsed = self.began.elapsed().as_millis();
+        elapsed % DOWN_EVERY.as_millis() > (DOWN_EVERY - DOWN_FOR).as_millis()
+    }
 }
 
 impl Sink {
@@ -42,7 +65,8 @@ impl Sink {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let addr = listener.local_addr()?;
         let rng = Mutex::new(StdRng::seed_from_u64(seed));
-        let book = Arc::new(Book { calls: Mutex::default(), rng });
+        let moments = AtomicUsize::new(0);
+        let book = Arc::new(Book { calls: Mutex::default(), rng, began: Instant::now(), moments });
         let router = Router::new().route("/called", post(called)).with_state(Arc::clone(&book));
         let task = tokio::spawn(async move {
             let _ = axum::serve(listener, router).await;
@@ -76,14 +100,21 @@ async fn called(State(book): State<Arc<Book>>, headers: HeaderMap) -> Response {
         (rng.random_range(0..100), rng.random_range(0..600))
     };
     let status = match chance {
+        _ if book.is_down() => StatusCode::BAD_GATEWAY,
         0..5 => StatusCode::INTERNAL_SERVER_ERROR,
         5..8 => StatusCode::SERVICE_UNAVAILABLE,
         _ => StatusCode::OK,
     };
     // The call is recorded before the answer: if the runner dies now, it has called all the same.
-    locked(&book.calls).entry(job).or_default().push(Call { token, status: status.as_u16() });
-    if chance >= 90 {
+    let began = book.moment();
+    let call = Call { token, status: status.as_u16(), began, ended: None };
+    locked(&book.calls).entry(job).or_default().push(call);
+    if chance >= 90 && status != StatusCode::BAD_GATEWAY {
         tokio::time::sleep(Duration::from_millis(pause)).await;
+    }
+    let ended = book.moment();
+    for call in locked(&book.calls).entry(job).or_default().iter_mut().filter(|call| call.began == began) {
+        call.ended = Some(ended);
     }
     if status == StatusCode::SERVICE_UNAVAILABLE {
         return (status, [("retry-after", "1")]).into_response();

@@ -446,7 +446,7 @@ async fn a_breaker_is_set_shown_and_closed() {
     page.fill(&field("First pause in seconds"), "1800").await;
     page.click(&button("Set the limit")).await;
     page.reads("must be 1800000, the first pause, to 86400000").await;
-    page.expected("422");
+    page.expected("422").await;
     page.fill(&field("Longest pause in seconds"), "3600").await;
     page.click(&button("Set the limit")).await;
     page.reads("per-host was set").await;
