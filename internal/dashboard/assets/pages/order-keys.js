@@ -33,10 +33,7 @@ export default function OrderKeys() {
     >
       <${Segment}
         label="Which order keys"
-        of=${[
-          ['all', 'With jobs'],
-          ['blocked', 'Behind a failed job'],
-        ]}
+        of=${[['all', 'With jobs'], ['blocked', 'Behind a failed job']]}
         is=${blocked ? 'blocked' : 'all'}
         on=${show}
       />
