@@ -163,14 +163,16 @@ function BreakerOf({ of, host, path, done }) {
     );
   return html`<div class="stack">
     <span>
-      <b class="bad">${of.state === 'half_open' ? 'half-open' : 'open'}</b> since <${Time} at=${of.since} />
-      <span class="soft">${plural(of.failures, 'failure')}</span>
+      <b class="bad">${of.state === 'half_open' ? 'half-open' : 'open'}</b> since <${Time} at=${of.since} />${' '}
+      <span class="soft">after ${plural(of.failures, 'failure')}</span>
     </span>
     <span class="soft">
       ${of.state === 'half_open' ? 'The next call decides' : html`Next call <${Time} at=${of.next_call_at} />`}
     </span>
     ${of.last_error && html`<span class="mono lines" title=${of.last_error}>${of.last_error}</span>`}
-    <${Allowed}><button type="button" class="small" onClick=${close}>Close the breaker</button></${Allowed}>
+    <${Allowed}>
+      <div><button type="button" class="small" onClick=${close}>Close the breaker</button></div>
+    </${Allowed}>
   </div>`;
 }
 
