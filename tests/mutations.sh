@@ -958,10 +958,6 @@ mutants() {
         'standing.is_as(&plan.row) && is_due(plan)' \
         'standing.is_as(&plan.row) && (is_due(plan) || true)' \
         schedules::a_tick_that_is_not_due_by_the_clock_of_mysql_is_not_written
-    mutant 'screens that come again' internal/dashboard/assets/core/query.js \
-        "const crowded = error.code === 'overloaded';" \
-        "const crowded = error.code === '';" \
-        dashboard::a_screen_that_is_told_to_come_again_waits_and_does_so_by_itself
     mutant 'registration before the API answers' internal/app/mod.rs \
         '        Box::pin(Engine::enlist(&store, &registry, &settings)).await;
 ' \
