@@ -17,7 +17,8 @@ use tickr::store::Claim;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::support::{self, Answer, Owed, Proxy, Runner, TestApp, eventually, eventually_seen};
+use crate::support::limits::{NO_ROWS_LEFT, set, set_and_wait};
+use crate::support::{self, Owed, Proxy, Runner, TestApp, eventually, eventually_seen};
 
 /// A job that notes how many jobs with its key run.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
@@ -78,28 +79,10 @@ fn job(key: &str, ms: u64) -> Value {
     json!({"kind": "call", "payload": {"key": key, "ms": ms}, "limit_key": key})
 }
 
-async fn set(tickr: &TestApp, name: &str, limit: Value) -> Answer {
-    let path = format!("/v1/limits/{name}");
-    let answer = support::call(&tickr.url(""), Method::PUT, &path, "", Some(limit)).await;
-    assert!(matches!(answer.status, 200 | 201), "{:#}", answer.body);
-    answer
-}
-
-/// Set a limit, and wait until every runner follows it.
-async fn set_and_wait(tickr: &TestApp, name: &str, limit: Value) {
-    set(tickr, name, limit).await;
-    eventually("the limit holds", || async {
-        (tickr.get(&format!("/v1/limits/{name}")).await.body["counted"] == true).then_some(())
-    })
-    .await;
-}
-
 async fn remove(tickr: &TestApp, name: &str) {
     let answer = support::call(&tickr.url(""), Method::DELETE, &format!("/v1/limits/{name}"), "", None).await;
     assert_eq!(answer.status, 204, "{:#}", answer.body);
 }
-
-const NO_ROWS_LEFT: &str = "SELECT (SELECT COUNT(*) FROM limit_slots) + (SELECT COUNT(*) FROM limit_waits)";
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_limit_holds_for_each_key_over_all_runners_and_is_used_up() {

@@ -20,6 +20,7 @@ use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use crate::support::limits::{NO_ROWS_LEFT, set, set_and_wait};
 use crate::support::program;
 use crate::support::{self, Answer, Runner, TestApp, eventually};
 
@@ -129,22 +130,6 @@ impl Drop for Receiver {
     }
 }
 
-async fn set(tickr: &TestApp, name: &str, limit: Value) -> Answer {
-    let path = format!("/v1/limits/{name}");
-    let answer = support::call(&tickr.url(""), Method::PUT, &path, "", Some(limit)).await;
-    assert!(matches!(answer.status, 200 | 201), "{:#}", answer.body);
-    answer
-}
-
-/// Set a limit, and wait until every runner follows it.
-async fn set_and_wait(tickr: &TestApp, name: &str, limit: Value) {
-    set(tickr, name, limit).await;
-    eventually("the limit holds", || async {
-        (tickr.get(&format!("/v1/limits/{name}")).await.body["counted"] == true).then_some(())
-    })
-    .await;
-}
-
 /// Return the row of this host in the list of keys, or null.
 async fn key_of(tickr: &TestApp, name: &str, host: &str) -> Value {
     let keys = tickr.get(&format!("/v1/limits/{name}/keys")).await;
@@ -154,8 +139,6 @@ async fn key_of(tickr: &TestApp, name: &str, host: &str) -> Value {
 
 const EXECUTING: &str = "SELECT COUNT(*) FROM owed WHERE state = 'executing'";
 const PARKED: &str = "SELECT COUNT(*) FROM limit_waits";
-const NO_ROWS_LEFT: &str = "SELECT (SELECT COUNT(*) FROM limit_slots) + (SELECT COUNT(*) FROM limit_waits)";
-
 #[tokio::test(flavor = "multi_thread")]
 async fn a_limit_for_each_host_holds_over_all_runners_however_the_host_is_written() {
     let tickr = TestApp::start_with(|config| config.workers = 16, Registry::new()).await;
@@ -506,7 +489,7 @@ async fn a_breaker_opens_after_its_failures_and_parked_jobs_burn_no_attempt() {
     assert_eq!((down.count(), down.most()), (24, 1));
     let again = close(&tickr, &down.host()).await;
     assert_eq!((again.status, &again.body["closed"]), (200, &json!(false)), "{:#}", again.body);
-    assert_eq!(close(&tickr, "nobody.example").await.body["closed"], false);
+    assert_eq!(close(&tickr, "unknown.example").await.body["closed"], false);
     let audit = tickr.get("/v1/audit?target=per-host").await;
     let acts: Vec<&Value> = audit.body["data"].as_array().unwrap().iter().collect();
     let acts: Vec<_> = acts.iter().filter(|act| act["action"] == "limit.close_breaker").collect();

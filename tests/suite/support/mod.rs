@@ -9,6 +9,7 @@ pub(crate) mod contract;
 pub(crate) mod documents;
 mod gate;
 pub(crate) mod halted;
+pub(crate) mod limits;
 mod owed;
 pub(crate) mod program;
 mod proxy;
