@@ -14,6 +14,7 @@ use tickr::config::Config;
 use tickr::handlers::{Context, Failure, Kind, Output, Registry};
 use tickr::job::{Name, RunnerId, State};
 use tickr::store::Claim;
+use tokio::sync::Semaphore;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -36,20 +37,24 @@ impl Kind for Call {
 
 /// The handlers' own record: how many jobs of each key run, and the most that ever did.
 #[derive(Clone, Default)]
-struct Calls(Arc<Mutex<BTreeMap<String, (usize, usize)>>>);
+struct Calls {
+    of: Arc<Mutex<BTreeMap<String, (usize, usize)>>>,
+    /// Number of jobs that may still end. Without it all may.
+    ends: Option<Arc<Semaphore>>,
+}
 
 /// A job that runs. A handler that is dropped does not run any more either.
 struct Running(Calls, String);
 
 impl Drop for Running {
     fn drop(&mut self) {
-        self.0.0.lock().unwrap().get_mut(&self.1).unwrap().0 -= 1;
+        self.0.of.lock().unwrap().get_mut(&self.1).unwrap().0 -= 1;
     }
 }
 
 impl Calls {
     fn begin(&self, key: &str) -> Running {
-        let mut all = self.0.lock().unwrap();
+        let mut all = self.of.lock().unwrap();
         let (running, most) = all.entry(key.to_owned()).or_default();
         *running += 1;
         *most = (*running).max(*most);
@@ -62,6 +67,9 @@ impl Calls {
             let running = calls.begin(&call.key);
             async move {
                 tokio::time::sleep(Duration::from_millis(call.ms)).await;
+                if let Some(ends) = &running.0.ends {
+                    ends.acquire().await.unwrap().forget();
+                }
                 drop(running);
                 if context.attempt() <= call.fails { Err(Failure::retry("not yet")) } else { Ok(Output::default()) }
             }
@@ -71,7 +79,7 @@ impl Calls {
 
     /// Return the most jobs of a key that ever ran at once.
     fn most(&self, key: &str) -> usize {
-        self.0.lock().unwrap().get(key).map_or(0, |(_, most)| *most)
+        self.of.lock().unwrap().get(key).map_or(0, |(_, most)| *most)
     }
 }
 
@@ -681,7 +689,8 @@ async fn without_redis_and_behind_a_backlog_limited_jobs_start_within_their_limi
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_limit_by_key_holds_in_a_limited_queue_with_drains_deletions_a_pause_and_heavy_readers() {
-    let calls = Calls::default();
+    let ends = Arc::new(Semaphore::new(20));
+    let calls = Calls { ends: Some(Arc::clone(&ends)), ..Calls::default() };
     let tickr = TestApp::start_with(|config| config.queues = vec!["other".to_owned()], calls.registry()).await;
     let of_default = |config: &mut tickr::config::Config| config.queues = vec!["default".to_owned()];
     let runners = [
@@ -721,7 +730,7 @@ async fn a_limit_by_key_holds_in_a_limited_queue_with_drains_deletions_a_pause_a
     let accepted = tickr.enqueue_many((0..200).map(|n| job(if n % 5 == 0 { "b" } else { "a" }, 40))).await;
     until_done(20).await;
     drain(&runners[0], "drain").await;
-    // The last ones of the batch: all of them are parked.
+    // The last ones of the batch: all of them wait, as no job ends before both operations are over.
     for action in ["cancel", "delete"] {
         let parked = json!({"action": action, "filter": {"ids": &accepted[140..]}});
         let operation = operate(Method::POST, "/v1/operations", Some(parked)).await.body["id"].clone();
@@ -732,6 +741,7 @@ async fn a_limit_by_key_holds_in_a_limited_queue_with_drains_deletions_a_pause_a
         });
         assert_eq!(over.await["done"], 60, "{action}");
     }
+    ends.add_permits(1_000);
     until_done(60).await;
     drain(&runners[0], "resume").await;
     drain(&runners[1], "drain").await;
