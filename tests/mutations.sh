@@ -210,11 +210,10 @@ mutants() {
         "if redis.call('EXISTS', KEYS[1]) == 0 then return -1 end" '' \
         recovery::a_lost_epoch_leads_to_a_rebuild
     mutant 'due time in the claim' internal/store/attempts/claim.rs \
-        'AND execute_at <= UTC_TIMESTAMP(6) AND kind IN' 'AND kind IN' \
+        'let is_due = " AND execute_at <= UTC_TIMESTAMP(6)";' 'let is_due = "";' \
         store::a_claim_is_refused_before_the_due_time_and_for_other_kinds
     mutant 'state in the claim' internal/store/attempts/claim.rs \
-        "AND state IN ('waiting', 'retrying') AND execute_at <= UTC_TIMESTAMP(6) AND kind" \
-        'AND execute_at <= UTC_TIMESTAMP(6) AND kind' \
+        "AND state IN ('waiting', 'retrying'){is_due}" '{is_due}' \
         store::an_attempt_is_claimed_by_one_of_many
     mutant 'clock after the locks of a cancel' internal/store/jobs/actions.rs \
         'let held = lock_held(conn, std::iter::once(id)).await?;
@@ -697,6 +696,22 @@ mutants() {
     mutant 'due time at the head after a success' internal/store/rows/order.rs \
         'due_at.max(floor_ms(moment))' 'due_at.min(floor_ms(moment))' \
         order::a_due_time_holds_when_a_job_is_at_the_head_and_the_jobs_behind_wait_for_it
+    mutant 'end of a turn of an order key' internal/engine/executor.rs \
+        'MAX_TURN: Duration = Duration::from_millis(20)' 'MAX_TURN: Duration = Duration::from_secs(3600)' \
+        order::an_urgent_job_does_not_wait_until_a_key_has_no_more_jobs
+    mutant 'row in claim_batches for the next job of a key' internal/store/attempts/complete.rs \
+        '        self.claims.batch_step(script, &self.bytes, self.token, self.batch);
+' '' \
+        store::the_next_job_of_an_order_key_is_claimed_by_the_commit_that_ends_the_one_in_front
+    mutant 'queue of the next job of a key' internal/store/attempts/complete.rs \
+        'front.opened.queue == job.queue && ' '' \
+        store::a_next_job_that_may_not_follow_at_once_is_let_go_and_not_claimed
+    mutant 'limits of the next job of a key' internal/store/attempts/complete.rs \
+        ' && !claims.limits.concern(Some(&job.queue))' '' \
+        store::a_next_job_that_may_not_follow_at_once_is_let_go_and_not_claimed
+    mutant 'unanswered claim of the next job of a key' internal/store/attempts/complete.rs \
+        'self.claims.open.gave_up(self.token, &ids);' 'let _ = ids;' \
+        store::a_next_job_whose_claim_was_not_answered_is_given_back_and_uses_no_attempt
     mutant 'locked order keys apart' internal/store/jobs/insert.rs \
         'let key = item.iter().find_map(order_key_of)?;' 'let key = item.iter().find_map(order_key_of).filter(|_| false)?;' \
         order::a_key_whose_row_is_locked_delays_the_jobs_of_no_other_key

@@ -15,9 +15,10 @@ use super::heartbeat::lasting;
 use super::live::{LiveGuard, StopReason, StopSwitch};
 use super::permits::Permit;
 use super::queue_order::is_paused;
+use super::released::may_start;
 use super::trace::AttemptTrace;
 use super::unread::{self, GivenBack, UnreadDecision, UnreadJob, UnreadPart};
-use super::worker::Held;
+use super::worker::{Held, Successor};
 use super::worker_pool::{PATIENCE, Seat, Worker};
 use tickr_broker::{Draft, Invalid};
 use tickr_event::Event;
@@ -26,7 +27,7 @@ use tickr_handlers::{
     panic_message,
 };
 use tickr_job::{CallOutcome, NewJob, TraceContext, Verdict, limits};
-use tickr_store::{Again, Claimed, Settled, Settlement, Unreadable};
+use tickr_store::{Again, Claim, Claimant, Claimed, Settled, Settlement, Unreadable};
 use tickr_telemetry::{LogScope, in_log_scope};
 
 /// Time that a handler has to stop after it was told to, before it is dropped.
@@ -79,7 +80,7 @@ pub(super) async fn refuse(shared: &EngineState, unreadable: Unreadable) {
         again,
         call: None,
     };
-    let (verdict, settled) = settle(shared, settlement).await;
+    let SettleEnd { verdict, settled, .. } = settle(shared, settlement, None).await;
     if let Some(given_back) = answer.given_back {
         shared.unread.remember(id, given_back, settled.as_ref());
     }
@@ -94,8 +95,13 @@ pub(super) async fn refuse(shared: &EngineState, unreadable: Unreadable) {
 }
 
 /// Execute a claimed job. `asked` is a moment before the claim was sent; its lease is counted from there. `held` is what
-/// the job was fetched with.
-pub(super) async fn execute(shared: &EngineState, claimed: Claimed, asked: std::time::Instant, held: Option<Held<'_>>) {
+/// the job was fetched with. Return the next job of its order key, if that was claimed when this one ended.
+pub(super) async fn execute(
+    shared: &EngineState,
+    claimed: Claimed,
+    asked: std::time::Instant,
+    held: Option<Held<'_>>,
+) -> Option<Successor> {
     let scope = LogScope::Attempt {
         job: claimed.id,
         kind: claimed.kind.clone(),
@@ -103,7 +109,7 @@ pub(super) async fn execute(shared: &EngineState, claimed: Claimed, asked: std::
         attempt: claimed.attempt,
         span_context: claimed.options.trace.as_ref().map(|context| context.span_context),
     };
-    in_log_scope(scope.clone(), attempt(shared, claimed, (asked, held), scope)).await;
+    in_log_scope(scope.clone(), attempt(shared, claimed, (asked, held), scope)).await
 }
 
 async fn attempt(
@@ -111,19 +117,25 @@ async fn attempt(
     mut claimed: Claimed,
     (asked, held): (std::time::Instant, Option<Held<'_>>),
     scope: LogScope,
-) {
+) -> Option<Successor> {
     let stop = StopSwitch::default();
     let progress = ProgressSlot::default();
     let live = shared.live.insert(claimed.id, claimed.token, asked, stop.clone(), progress.clone());
     if claimed.lost_before {
         shared.workers.record_loss();
     }
-    let (seat, worker, permit) =
-        held.map_or((None, None, None), |held| (Some(held.seat), held.worker, Some(held.permit)));
+    let (mut seat, mut worker, turn) = (None, None, held.as_ref().map(Turn::of));
+    if let Some(held) = held {
+        (seat, worker) = (Some(held.seat), held.worker);
+    }
+    let permit = turn.as_ref().map(|turn| turn.permit);
     let claimed_at = Instant::now();
     let worker = match until_startable(shared, &claimed, (worker, permit), &stop).await {
         Ok(worker) => worker,
-        Err(why) => return undo_claim(shared, &claimed, (live, seat), stop.reason(), why).await,
+        Err(why) => {
+            undo_claim(shared, &claimed, (live, seat), stop.reason(), why).await;
+            return None;
+        }
     };
     let lateness = (claimed.started_at - claimed.execute_at).to_std().unwrap_or_default() + claimed_at.elapsed();
     shared.attempt_metrics.record_started(&claimed, lateness);
@@ -156,9 +168,13 @@ async fn attempt(
         _ => None,
     });
     shared.live.mark_settling(claimed.id, claimed.token);
+    let takes_next = settlement.verdict == Verdict::Succeeded && claimed.options.order.is_some();
+    let turn = turn.filter(|_| takes_next);
+    let next_seat = turn.as_ref().and_then(|turn| turn.seat_for_next(shared, &claimed, &mut seat));
     let room = shared.workers.until_settling((Some(worker), seat)).await;
     let began = Instant::now();
-    let (verdict, settled) = settle(shared, settlement).await;
+    let claimant = next_seat.as_ref().and(turn.as_ref()).map(|turn| turn.claimant);
+    let SettleEnd { verdict, settled, next } = settle(shared, settlement, claimant).await;
     shared.attempt_metrics.record_settled(began.elapsed());
     drop((live, room));
     if let Some(given_back) = given_back {
@@ -174,6 +190,32 @@ async fn attempt(
     };
     shared.broker.meters().record_ended(&claimed.queue, ran, written);
     announce(shared, &claimed, verdict, settled);
+    next.zip(next_seat).map(|((claim, asked), seat)| Successor { claim, asked, seat })
+}
+
+/// Longest time for which one permit and one seat run the jobs of one order key after each other. Then jobs that were
+/// due before the next one of the key, and those of a higher priority, have their turn.
+const MAX_TURN: Duration = Duration::from_millis(20);
+
+/// What the jobs of one order key run with that follow each other.
+struct Turn<'a> {
+    permit: &'a Permit,
+    claimant: &'a Claimant,
+    since: std::time::Instant,
+}
+
+impl<'a> Turn<'a> {
+    fn of(held: &Held<'a>) -> Self {
+        Self { permit: held.permit, claimant: held.claimant, since: held.since }
+    }
+
+    /// Return a seat for the job that follows this one: a free one, or the seat of this one while its turn lasts. Return
+    /// nothing if that job should not start here.
+    fn seat_for_next(&self, shared: &EngineState, claimed: &Claimed, seat: &mut Option<Seat>) -> Option<Seat> {
+        let may_start = may_start(shared, &claimed.queue) && self.permit.is_usable();
+        let own = || if self.since.elapsed() < MAX_TURN { seat.take() } else { None };
+        may_start.then(|| shared.workers.another_seat().or_else(own)).flatten()
+    }
 }
 
 /// Wait for a worker. Return the reason if the handler may not start.
@@ -254,7 +296,7 @@ async fn undo_claim(
     settlement.error = Some(why.to_owned());
     shared.live.mark_settling(claimed.id, claimed.token);
     let room = shared.workers.until_settling((None, seat)).await;
-    let (verdict, settled) = settle(shared, settlement).await;
+    let SettleEnd { verdict, settled, .. } = settle(shared, settlement, None).await;
     drop((live, room));
     match settled {
         Some(Settled::Done { execute_at: Some(execute_at), line: Some((queue, priority)), released, .. }) => {
@@ -460,15 +502,33 @@ fn prepare(
 /// Time between two log lines about a verdict that cannot be written yet.
 const SAID_EVERY: Duration = Duration::from_secs(30);
 
+/// How the settlement of an attempt ended.
+struct SettleEnd {
+    /// The verdict that was written.
+    verdict: Verdict,
+    settled: Option<Settled>,
+    /// The claim of the next job of the order key, and a moment before it was sent.
+    next: Option<(Claim, std::time::Instant)>,
+}
+
 /// Write the verdict. The work is done, so keep trying while the process lives, until the verdict is written, another
-/// attempt holds the job, or MySQL refuses this row for good. Return the verdict that was written.
-async fn settle(shared: &EngineState, mut settlement: Settlement) -> (Verdict, Option<Settled>) {
+/// attempt holds the job, or MySQL refuses this row for good. With a claimant, the next job of the order key is claimed.
+async fn settle(shared: &EngineState, mut settlement: Settlement, claimant: Option<&Claimant>) -> SettleEnd {
     let mut pause = Duration::from_millis(100);
     let mut said: Option<Instant> = None;
     let mut bare = false;
     loop {
-        match shared.store.settle(settlement.clone()).await {
-            Ok(settled) => return (settlement.verdict, Some(settled)),
+        let asked = std::time::Instant::now();
+        let written = match claimant {
+            Some(claimant) => shared.store.settle_and_claim_next(settlement.clone(), claimant).await,
+            None => shared.store.settle(settlement.clone()).await.map(|settled| (settled, None)),
+        };
+        let unsettled = |verdict| SettleEnd { verdict, settled: None, next: None };
+        match written {
+            Ok((settled, next)) => {
+                let next = next.map(|claim| (claim, asked));
+                return SettleEnd { verdict: settlement.verdict, settled: Some(settled), next };
+            }
             Err(error) if error.is_about_the_row() && !bare => {
                 tracing::error!(job = %settlement.id, %error, "mysql refuses the outcome of an attempt, settling it without");
                 (settlement, bare) = (without_outcome(&settlement), true);
@@ -477,7 +537,7 @@ async fn settle(shared: &EngineState, mut settlement: Settlement) -> (Verdict, O
             Err(error) if error.is_about_the_row() => {
                 // The lease ends and the attempt counts as lost. That is late, but nothing wrong is recorded.
                 tracing::error!(job = %settlement.id, %error, "mysql refuses the verdict of an attempt, its lease will end");
-                return (settlement.verdict, None);
+                return unsettled(settlement.verdict);
             }
             Err(error) => {
                 if said.is_none_or(|said| said.elapsed() > SAID_EVERY) {
@@ -488,7 +548,7 @@ async fn settle(shared: &EngineState, mut settlement: Settlement) -> (Verdict, O
             }
         }
         tokio::select! {
-            () = shared.give_up.cancelled() => return (settlement.verdict, None),
+            () = shared.give_up.cancelled() => return unsettled(settlement.verdict),
             () = tokio::time::sleep(pause.mul_f64(0.5 + rand::random::<f64>() / 2.0)) => {}
         }
         pause = (pause * 2).min(Duration::from_secs(2));

@@ -13,6 +13,7 @@ use super::EngineState;
 use super::fetcher::FetchedJob;
 use super::queue_order::is_paused;
 use tickr_event::Event;
+use tickr_job::Name;
 use tickr_store::DueJob;
 
 /// Start or hint the jobs that come, until the runner stops.
@@ -43,18 +44,22 @@ pub(super) async fn start_until_stopped(
 
 /// Take what the start of this job needs. Return nothing if the job cannot start here at once.
 fn take(shared: &EngineState, job: &DueJob) -> Option<FetchedJob> {
-    let settings = shared.operator_settings.now();
     let queue = shared.settings.queues.iter().position(|queue| *queue == job.queue)?;
-    let may_start = job.execute_at <= shared.store.clock().now()
-        && !settings.drained
-        && !is_paused(&settings, &job.queue)
-        && shared.registry.get(job.kind.as_str()).is_some()
-        && shared.heartbeats.is_beating(shared.settings.lease)
-        && !shared.store_trouble.load(Ordering::Relaxed);
-    if !may_start {
+    let is_due = job.execute_at <= shared.store.clock().now();
+    if !is_due || shared.registry.get(job.kind.as_str()).is_none() || !may_start(shared, &job.queue) {
         return None;
     }
     let seat = shared.workers.another_seat()?;
     let permit = shared.permits.take(queue)?;
     Some(FetchedJob { id: job.id, seat, permit })
+}
+
+/// Return whether this runner may start a job of this queue now, as far as its operator and its servers are concerned.
+pub(super) fn may_start(shared: &EngineState, queue: &Name) -> bool {
+    let settings = shared.operator_settings.now();
+    !settings.drained
+        && !is_paused(&settings, queue)
+        && !shared.stop_fetching.is_cancelled()
+        && shared.heartbeats.is_beating(shared.settings.lease)
+        && !shared.store_trouble.load(Ordering::Relaxed)
 }

@@ -118,7 +118,7 @@ fn begin(
             let lateness_us = u64::try_from(lateness.as_micros()).unwrap_or(u64::MAX);
             line.report(&ChildReport::Claimed { number: claimed.number, lateness_us });
             let shared = Arc::clone(shared);
-            Some(tokio::spawn(async move { executor::execute(&shared, *claimed, asked, None).await }))
+            Some(tokio::spawn(async move { drop(executor::execute(&shared, *claimed, asked, None).await) }))
         }
         Ok(Claim::Unreadable(unreadable)) => {
             line.report(&ChildReport::Claimed { number: unreadable.number, lateness_us: 0 });

@@ -32,6 +32,18 @@ pub(super) struct Held<'a> {
     pub(super) worker: Option<Worker<'a>>,
     /// Without it, the handler does not start.
     pub(super) permit: &'a Permit,
+    /// Claims the next job of an order key.
+    pub(super) claimant: &'a Claimant,
+    /// When the job was fetched with whose permit this one runs.
+    pub(super) since: Instant,
+}
+
+/// The next job of an order key, which was claimed when the job in front of it ended. It runs on the same permit.
+pub(super) struct Successor {
+    pub(super) claim: Claim,
+    /// A moment before the claim was sent.
+    pub(super) asked: Instant,
+    pub(super) seat: Seat,
 }
 
 /// Claim a job and act on the result of the claim.
@@ -63,6 +75,7 @@ async fn claim(shared: &EngineState, claimant: &Claimant, id: JobId, seat: Seat,
     }
     // The lease starts at some moment after this one.
     let mut asked = Instant::now();
+    let since = asked;
     let queue = permit.queue();
     let ahead = shared.workers.is_ahead();
     let mut claim = if ahead { claimant.claim_ahead(id, queue).await } else { claimant.claim(id, queue).await };
@@ -86,23 +99,35 @@ async fn claim(shared: &EngineState, claimant: &Claimant, id: JobId, seat: Seat,
     shared.attempt_metrics.record_claimed(took);
     shared.workers.record_claim(took);
     permit.record_claim(matches!(claim, Ok(Claim::Won(_) | Claim::Suspect(_))), matches!(claim, Ok(Claim::Gone)));
-    handle_claim(shared, claimant, id, claim, (asked, Held { seat, worker, permit })).await;
+    let held = Held { seat, worker, permit, claimant, since };
+    let mut next = handle_claim(shared, claimant, id, claim, (asked, held)).await;
+    while let Some(Successor { claim, asked, seat }) = next {
+        let held = Held { seat, worker: None, permit, claimant, since };
+        next = match claim {
+            Claim::Won(claimed) => executor::execute(shared, *claimed, asked, Some(held)).await,
+            Claim::Unreadable(unreadable) => {
+                executor::refuse(shared, *unreadable).await;
+                None
+            }
+            _ => None,
+        };
+    }
     if shared.unread.is_resting(id) {
         permit.mark_unused();
     }
 }
 
-/// Act on the result of a claim. `asked` is a moment before the claim was sent.
+/// Act on the result of a claim. `asked` is a moment before the claim was sent. Return the job that follows it.
 async fn handle_claim(
     shared: &EngineState,
     claimant: &Claimant,
     id: JobId,
     claim: Result<Claim, StoreError>,
     (asked, held): (Instant, Held<'_>),
-) {
+) -> Option<Successor> {
     let permit = held.permit;
     match claim {
-        Ok(Claim::Won(claimed)) => executor::execute(shared, *claimed, asked, Some(held)).await,
+        Ok(Claim::Won(claimed)) => return executor::execute(shared, *claimed, asked, Some(held)).await,
         Ok(Claim::Unreadable(unreadable)) => executor::refuse(shared, *unreadable).await,
         Ok(Claim::NotDue(mut job)) => {
             // Offer it a little after it is due, in case this runner's estimate of MySQL's clock is ahead. Otherwise
@@ -134,6 +159,7 @@ async fn handle_claim(
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     }
+    None
 }
 
 #[cfg(test)]

@@ -66,6 +66,7 @@ pub use attempts::limited::LimitSweep;
 pub use attempts::permits::{MayJudge, PermitGrant, PermitRequest};
 pub use attempts::readers::{Reader, UNREAD};
 pub use attempts::settlement::{Again, Settled, Settlement};
+use attempts::settlement::{SettleReply, SettleRequest};
 pub use attempts::suspects::Death;
 pub use audit::{AuditEntry, AuditRecord};
 pub use bench::bare::{BareClaims, BareLane};
@@ -392,6 +393,7 @@ impl Store {
             // Apart from the others, which need not wait for the keys.
             limited: start(claims(false, true), shared.flushers, WAITING_WORKERS),
             suspects: start(claims(true, true), 1, WAITING_SUSPECTS),
+            successors: Arc::new(claims(false, false)),
             limits: Arc::clone(&shared.limits),
             let_go: None,
         }
@@ -403,13 +405,35 @@ impl Store {
     /// [`StoreError`] when MySQL cannot be reached or refuses the statement. The lease then still holds, and the caller
     /// may try again.
     pub async fn settle(&self, settlement: Settlement) -> Result<Settled, StoreError> {
+        Ok(self.settle_request(SettleRequest { settlement, successor_for: None }).await?.settled)
+    }
+
+    /// Settle an attempt as [`settle`](Self::settle) does, and claim the next job of its order key in the same
+    /// transaction. That claim is [`Claim::Won`] or [`Claim::Unreadable`]. Without one, the next job is among the
+    /// released ones as usual: there is none, it is in another queue, not due, of another kind, a suspect or in its last
+    /// attempt, a limit may apply to it, or the attempt did not succeed.
+    ///
+    /// # Errors
+    /// The errors of [`settle`](Self::settle). If the next job was claimed nevertheless, it is given back.
+    pub async fn settle_and_claim_next(
+        &self,
+        settlement: Settlement,
+        claimant: &Claimant,
+    ) -> Result<(Settled, Option<Claim>), StoreError> {
+        let successor_for = Some(Arc::clone(&claimant.successors));
+        let SettleReply { settled, next } = self.settle_request(SettleRequest { settlement, successor_for }).await?;
+        Ok((settled, next))
+    }
+
+    async fn settle_request(&self, request: SettleRequest) -> Result<SettleReply, StoreError> {
+        let settlement = &request.settlement;
         let (id, token) = (settlement.id, settlement.token);
         let slots = settlement.opened.as_ref().map(|opened| Arc::clone(&opened.slots)).unwrap_or_default();
         let call = settlement.call.filter(|_| !slots.is_empty());
         let call = call.map(|outcome| EndedCall { outcome, error: settlement.error.clone() });
-        let mut settled = self.settles.submit(settlement).await?;
+        let mut reply = self.settles.submit(request).await?;
         self.shared.open_claims.ended(id, token);
-        if let Settled::Done { released, .. } = &mut settled
+        if let Settled::Done { released, .. } = &mut reply.settled
             && !slots.is_empty()
         {
             let freed = self.freed.submit(SlotsOfJob { id: id.uuid(), keys: slots, call });
@@ -419,7 +443,7 @@ impl Store {
                 Err(_) => tracing::debug!("mysql did not free the slots of a job in time, the next sweep does"),
             }
         }
-        Ok(settled)
+        Ok(reply)
     }
 
     /// Return true if MySQL answers and accepts writes within `limit`.
@@ -474,6 +498,8 @@ pub struct Claimant {
     claims: Arc<GroupCommit<Claims>>,
     limited: Arc<GroupCommit<Claims>>,
     suspects: Arc<GroupCommit<Claims>>,
+    /// For claims in the transaction of a settlement.
+    successors: Arc<Claims>,
     limits: Arc<KnownLimits>,
     let_go: Option<UnboundedSender<DueJob>>,
 }

@@ -8,6 +8,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use sqlx::{Connection, Executor};
+use tickr::event::Event;
 use tickr::handlers::{Context, Failure, Kind, Output, Registry};
 use tickr::job::{JobId, State};
 use tokio::time::Instant;
@@ -422,6 +423,41 @@ async fn a_due_time_holds_when_a_job_is_at_the_head_and_the_jobs_behind_wait_for
     assert_eq!(tickr.post(&format!("/v1/jobs/{far}/cancel"), json!({})).await.status, 200);
     tickr.until(later, State::Completed).await;
     assert!(began.elapsed() >= Duration::from_millis(1_500));
+    tickr.stop().await;
+}
+
+/// A worker that ends a job of a key runs the next one of the key for a moment without a new claim. It must not keep
+/// going while a more urgent job waits.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_urgent_job_does_not_wait_until_a_key_has_no_more_jobs() {
+    let tickr = TestApp::start_with(|config| config.workers = 1, Registry::new()).await;
+    let of_key = json!({"kind": "sleep", "payload": {"ms": 30}, "order_key": "k"});
+    let jobs = tickr.enqueue_many((0..100).map(|_| of_key.clone())).await;
+    tickr.until(jobs[3], State::Completed).await;
+    let urgent = tickr.enqueue(json!({"kind": "noop", "priority": 0})).await;
+    tickr.until(urgent, State::Completed).await;
+    let left = tickr.count("SELECT COUNT(*) FROM owed").await;
+    assert!(left > 50, "only {left} jobs of the key were left");
+    tickr.until_idle().await;
+    tickr.assert_each_ran_once(101).await;
+    tickr.stop().await;
+}
+
+/// Jobs that follow each other with the same key leave the index alone: it would only be told of each of them and lose it
+/// a moment later.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_jobs_of_a_key_follow_each_other_without_a_hint_to_the_index() {
+    let (tickr, log) = start().await;
+    let mut events = tickr.app.broker().events().listen();
+    tickr.enqueue_many((0..100).map(|n| link("k", n))).await;
+    tickr.until_idle().await;
+    assert_eq!(log.order()["k"], (0..100).collect::<Vec<_>>());
+    let mut released = 0;
+    while let Ok(event) = events.try_recv() {
+        released += usize::from(matches!(event, Event::Rescheduled { .. }));
+    }
+    // A runner that is busy at the wrong moment lets a job go the usual way.
+    assert!(released < 50, "{released} of 100 jobs went the usual way");
     tickr.stop().await;
 }
 

@@ -10,8 +10,8 @@ use sqlx::{AssertSqlSafe, Connection, Executor, MySqlConnection, Row};
 use tickr::app::connect_store;
 use tickr::config::Config;
 use tickr::job::{
-    Actor, AttemptToken, Bounds, Due, Edition, Editions, JobId, JobOptions, Limit, Name, NewJob, OnConflict, Priority,
-    Producer, Rate, RetryPolicy, RunnerId, Scope, SharedBy, State, Verdict,
+    Actor, AttemptToken, Bounds, Due, Edition, Editions, JobId, JobOptions, Limit, Name, NewJob, OnConflict, OnFailure,
+    Order, Priority, Producer, Rate, RetryPolicy, RunnerId, Scope, SharedBy, State, Verdict,
 };
 use tickr::services::{Options, Services};
 use tickr::store::{
@@ -385,18 +385,7 @@ async fn a_last_attempt_is_not_claimed_ahead_in_one_batch_with_limited_jobs() {
     let (name, url) = migrated_database().await;
     let test = TestStore::with_flushers(name, url.clone(), url, 1).await;
     let rate = Some(Rate { starts: 1_000, period_ms: 1, burst: 1_000 });
-    let limit = Limit {
-        name: "l".parse().unwrap(),
-        kind: None,
-        queue: None,
-        shared_by: SharedBy::Key,
-        fair: false,
-        breaker: None,
-        bounds: Bounds { rate, ..Bounds::default() },
-        overrides: BTreeMap::new(),
-    };
-    test.store.set_limit(limit, Condition::Any, &Actor::tickr()).await.unwrap();
-    test.store.follow_limits(&Arc::new(test.store.limits().await.unwrap()), Instant::now());
+    test.set_limit(Bounds { rate, ..Bounds::default() }).await;
     for _ in 0..5 {
         let limited =
             || NewJob { options: JobOptions { limit_key: Some("a".into()), ..JobOptions::default() }, ..job() };
@@ -1152,6 +1141,125 @@ async fn a_commit_whose_answer_is_lost_is_recognised_and_not_repeated() {
     assert!(matches!(settled, Settled::Done { state: State::Retrying, .. }), "{settled:?}");
     assert_eq!(proxy.cuts(), 3);
     assert_eq!(test.count("SELECT COUNT(*) FROM attempts").await, 1);
+    test.stop().await;
+}
+
+/// Return jobs with the same order key.
+fn in_order(count: usize) -> Vec<NewJob> {
+    let order = || Order { key: "k".to_owned(), on_failure: OnFailure::default() };
+    (0..count)
+        .map(|_| NewJob { options: JobOptions { order: Some(order()), ..JobOptions::default() }, ..job() })
+        .collect()
+}
+
+impl TestStore {
+    /// Set a limit for each limit key.
+    async fn set_limit(&self, bounds: Bounds) {
+        let limit = Limit {
+            name: "l".parse().unwrap(),
+            kind: None,
+            queue: None,
+            shared_by: SharedBy::Key,
+            fair: false,
+            breaker: None,
+            bounds,
+            overrides: BTreeMap::new(),
+        };
+        self.store.set_limit(limit, Condition::Any, &Actor::tickr()).await.unwrap();
+        self.store.follow_limits(&Arc::new(self.store.limits().await.unwrap()), Instant::now());
+    }
+
+    /// End the attempt as a success, and claim the next job of its order key. Return also the jobs that were released.
+    async fn end_and_claim_next(&self, claimed: &Claimed) -> (Option<Claimed>, Vec<JobId>) {
+        let success = settlement(claimed, Verdict::Succeeded);
+        let (settled, next) = self.store.settle_and_claim_next(success, &self.claimant).await.unwrap();
+        let Settled::Done { state: State::Completed, released, .. } = settled else { panic!("{settled:?}") };
+        let next = next.map(|claim| match claim {
+            Claim::Won(claimed) => *claimed,
+            other => panic!("{other:?}"),
+        });
+        (next, released.into_iter().map(|job| job.id).collect())
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_next_job_of_an_order_key_is_claimed_by_the_commit_that_ends_the_one_in_front() {
+    let test = TestStore::start().await;
+    let jobs = in_order(3);
+    let ids: Vec<JobId> = jobs.iter().map(|job| job.id).collect();
+    test.store.insert(jobs).await.unwrap();
+    let mut claimed = test.claimed(ids[0]).await;
+    for id in &ids[1..] {
+        let (next, released) = test.end_and_claim_next(&claimed).await;
+        claimed = next.unwrap();
+        assert_eq!((claimed.id, claimed.number, claimed.attempt, released), (*id, 1, 1, vec![]));
+        assert_eq!(test.count("SELECT COUNT(*) FROM owed WHERE state = 'executing'").await, 1);
+        // The reaper finds the attempt if this process dies now.
+        let in_batches =
+            "SELECT COUNT(*) FROM claim_batches b JOIN owed o ON o.token = b.token AND o.state = 'executing'";
+        assert_eq!(test.count(in_batches).await, 1);
+    }
+    let (next, released) = test.end_and_claim_next(&claimed).await;
+    assert!(next.is_none() && released.is_empty(), "{next:?} {released:?}");
+    let overlaps = "SELECT COUNT(*) FROM attempts a JOIN attempts b ON a.job_id <> b.job_id \
+                    AND a.started_at < b.finished_at AND b.started_at < a.finished_at";
+    assert_eq!((test.count("SELECT COUNT(*) FROM attempts").await, test.count(overlaps).await), (3, 0));
+    test.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_next_job_that_may_not_follow_at_once_is_let_go_and_not_claimed() {
+    let test = TestStore::start().await;
+    let other_queue = |job: &mut NewJob| job.queue = "other".parse().unwrap();
+    let other_kind = |job: &mut NewJob| job.kind = "sleep".parse().unwrap();
+    let last_attempt = |job: &mut NewJob| job.max_attempts = 1;
+    let later = |job: &mut NewJob| job.due = Due::After(Duration::from_secs(600));
+    let cases: [(&str, &dyn Fn(&mut NewJob)); 5] = [
+        ("another queue", &other_queue),
+        ("another kind", &other_kind),
+        ("its last attempt", &last_attempt),
+        ("due later", &later),
+        ("limited", &|_| {}),
+    ];
+    for (case, change) in cases {
+        let mut jobs = in_order(2);
+        let [first, second] = [jobs[0].id, jobs[1].id];
+        change(&mut jobs[1]);
+        test.store.insert(jobs).await.unwrap();
+        let claimed = test.claimed(first).await;
+        if case == "limited" {
+            test.set_limit(Bounds { concurrency: Some(1), ..Bounds::default() }).await;
+        }
+        let (next, released) = test.end_and_claim_next(&claimed).await;
+        assert_eq!((next.map(|next| next.id), released), (None, vec![second]), "{case}");
+        assert_eq!(test.count("SELECT COUNT(*) FROM owed WHERE state <> 'waiting'").await, 0, "{case}");
+        assert!(matches!(test.store.cancel(second, &Actor::tickr()).await.unwrap(), ActionOutcome::Done(_)));
+    }
+    test.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_next_job_whose_claim_was_not_answered_is_given_back_and_uses_no_attempt() {
+    let (name, url) = migrated_database().await;
+    let proxy = Proxy::start(&url).await;
+    let test = TestStore::at(name, url, proxy.url()).await;
+    let jobs = in_order(2);
+    let [first, second] = [jobs[0].id, jobs[1].id];
+    test.store.insert(jobs).await.unwrap();
+    let claimed = test.claimed(first).await;
+    // The text with the COMMIT. The job in front is recognised as ended; the claim of the next one has no caller.
+    proxy.cut_after("INSERT INTO attempts");
+    let (next, released) = test.end_and_claim_next(&claimed).await;
+    assert!(next.is_none() && released.is_empty(), "{next:?} {released:?}");
+    assert_eq!((proxy.cuts(), test.store.unanswered_claims()), (1, 1));
+    assert_eq!(test.count("SELECT COUNT(*) FROM owed WHERE state = 'executing'").await, 1);
+    let given = test.store.give_back_unanswered().await.unwrap();
+    assert_eq!(given.iter().map(|given| given.id).collect::<Vec<_>>(), [second]);
+    assert_eq!(test.count("SELECT COUNT(*) FROM owed WHERE state <> 'executing' AND attempt = spared").await, 1);
+    let again = test.claimed(second).await;
+    assert_eq!((again.number, again.attempt), (2, 1));
+    test.store.settle(settlement(&again, Verdict::Succeeded)).await.unwrap();
+    assert_eq!(test.count("SELECT COUNT(*) FROM attempts WHERE verdict = 'succeeded'").await, 2);
     test.stop().await;
 }
 

@@ -11,6 +11,7 @@ use uuid::Uuid;
 
 use crate::attempts::claim_batches::OpenClaims;
 use crate::rows::limits::{KnownLimits, LimitKey};
+use crate::rows::order::held_until;
 use crate::rows::owed::{DueJob, SUSPECT_FROM, due_job, unreadable};
 use crate::sql::batch::Batch;
 use crate::sql::batches::placeholders;
@@ -315,28 +316,59 @@ impl Claims {
         (ids, sure): (&[Uuid], &[Uuid]),
         token: AttemptToken,
     ) {
-        let (list, places_of_ids) = script.list(ids);
+        // Most claims have none of the other sort.
+        let (last_attempts, values) = match (sure.is_empty(), sure.len() < ids.len()) {
+            (_, false) => (String::new(), Vec::new()),
+            (true, true) => (format!(" AND NOT {LAST_ATTEMPT}"), Vec::new()),
+            (false, true) => {
+                let (list, sure) = script.list(sure);
+                (format!(" AND (NOT {LAST_ATTEMPT} OR id IN {list})"), sure)
+            }
+        };
+        let is_due = " AND execute_at <= UTC_TIMESTAMP(6)";
+        self.claim(script, ids, token, ["", is_due, &last_attempts], [Vec::new(), Vec::new(), values]);
+    }
+
+    /// Add the step that claims those of these jobs that are held until they are at the head of their order key, which
+    /// they are now, and that are due at `execute_at`. None is claimed for its last attempt.
+    pub(super) fn claim_held_step<'s>(
+        &'s self,
+        script: &mut Script<'s>,
+        ids: &[Uuid],
+        execute_at: Timestamp,
+        token: AttemptToken,
+    ) {
+        let is_held = " AND execute_at = ? AND TIMESTAMP(?) <= UTC_TIMESTAMP(6)";
+        let due = [Value::from(execute_at)];
+        let values = [due.to_vec(), vec![held_until().into(), execute_at.into()], Vec::new()];
+        let not_last = format!(" AND NOT {LAST_ATTEMPT}");
+        // MySQL sets columns from the left to the right, and this one last.
+        self.claim(script, ids, token, [", execute_at = ?", is_held, &not_last], values);
+    }
+
+    fn claim<'s>(
+        &'s self,
+        script: &mut Script<'s>,
+        ids: &[Uuid],
+        token: AttemptToken,
+        [set, is_due, last_attempts]: [&str; 3],
+        [of_set, of_due, of_last_attempts]: [Vec<Value<'s>>; 3],
+    ) {
+        let (list, ids) = script.list(ids);
         let lease = i64::try_from(self.lease.as_micros()).unwrap_or(i64::MAX);
         let mut values = vec![Value::from(token.uuid()), self.runner.as_str().into(), lease.into()];
-        values.extend(&places_of_ids);
+        values.extend(of_set);
+        values.extend(ids);
+        values.extend(of_due);
         values.extend(self.kinds.iter().map(|kind| Value::from(kind.as_str())));
         if self.kinds.is_empty() {
             values.push("".into());
         }
-        // Most claims have none of the other sort.
-        let last_attempts = match (sure.is_empty(), sure.len() < ids.len()) {
-            (_, false) => String::new(),
-            (true, true) => format!(" AND NOT {LAST_ATTEMPT}"),
-            (false, true) => {
-                let (list, sure) = script.list(sure);
-                values.extend(sure);
-                format!(" AND (NOT {LAST_ATTEMPT} OR id IN {list})")
-            }
-        };
+        values.extend(of_last_attempts);
         let update = format!(
             "UPDATE owed FORCE INDEX (PRIMARY) SET state = 'executing', attempt = attempt + 1, token = ?, runner = ?, \
-             started_at = SYSDATE(6), lease_until = UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND, progress = NULL \
-             WHERE id IN {list} AND state IN ('waiting', 'retrying') AND execute_at <= UTC_TIMESTAMP(6) AND kind IN {}{last_attempts}{}",
+             started_at = SYSDATE(6), lease_until = UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND, progress = NULL{set} \
+             WHERE id IN {list} AND state IN ('waiting', 'retrying'){is_due} AND kind IN {}{last_attempts}{}",
             placeholders(self.kinds.len().max(1)),
             if self.suspects { String::new() } else { format!(" AND losses < {SUSPECT_FROM}") },
         );

@@ -4,34 +4,48 @@
 //! id and token, unless a cancel was requested. The number of deleted rows tells if every attempt still held its job.
 //! If one did not, the transaction is rolled back and the whole batch is settled in `settle.rs`, which reads the rows
 //! and decides about each one.
+//!
+//! The next job of an order key can be claimed in the same transaction, for the runner that ended the one before it. So
+//! the jobs of one key cost one commit each, and not two.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use sqlx::MySqlConnection;
 use sqlx::mysql::MySqlRow;
 use uuid::Uuid;
 
-use crate::attempts::claim::Opened;
-use crate::attempts::settlement::Settlement;
-use crate::rows::order::{Successor, close_steps, lock_step, release_steps};
+use crate::attempts::claim::{Claim, Claims, Opened, read_step};
+use crate::attempts::settlement::{SettleRequest, Settlement};
+use crate::rows::order::{Successor, lock_step, release_steps, successors_step};
 use crate::rows::owed::DueJob;
 use crate::rows::tallies::tally;
 use crate::sql::script::{Script, Value};
-use tickr_job::{Name, State, Verdict};
+use tickr_job::{AttemptToken, JobId, Name, State, Timestamp, Verdict};
 
 /// A success with nothing else to write than its place: no follow-up jobs and no unique key.
 pub(crate) struct Success<'a> {
     item: &'a Settlement,
     opened: &'a Opened,
+    successor_for: Option<&'a Arc<Claims>>,
+}
+
+/// What a batch of successes brought about.
+pub(crate) struct Completed {
+    /// Jobs that are not held any more and were not claimed.
+    pub(crate) released: Vec<DueJob>,
+    /// Claims of jobs that were held, by the job that ended.
+    pub(crate) next: HashMap<JobId, Claim>,
 }
 
 impl<'a> Success<'a> {
     /// Return the success if the attempt can be settled without reading its row.
-    pub(crate) fn from_settlement(item: &'a Settlement) -> Option<Self> {
+    pub(crate) fn from_request(request: &'a SettleRequest) -> Option<Self> {
+        let item = &request.settlement;
         let opened = item.opened.as_ref()?;
         let plain = item.verdict == Verdict::Succeeded && item.follow_ups.is_empty() && !opened.keyed;
-        plain.then_some(Self { item, opened })
+        let successor_for = request.successor_for.as_ref().filter(|_| opened.order_key.is_some());
+        plain.then_some(Self { item, opened, successor_for })
     }
 
     fn bytes(&self) -> usize {
@@ -39,13 +53,17 @@ impl<'a> Success<'a> {
     }
 }
 
-/// Settle all of them or none. Returns the jobs that are not held any more. Returns nothing, with nothing written, when a
-/// token no longer holds its job or a cancel was requested for one of them.
+/// Settle all of them or none. Returns nothing, with nothing written, when a token no longer holds its job or a cancel
+/// was requested for one of them.
 pub(crate) async fn complete(
     conn: &mut MySqlConnection,
     successes: &[Success<'_>],
     lane: u8,
-) -> Result<Option<Vec<DueJob>>, sqlx::Error> {
+) -> Result<Option<Completed>, sqlx::Error> {
+    let claims = successes.iter().find_map(|success| success.successor_for);
+    if let Some(claims) = claims {
+        claims.limits.catch_up(conn).await?;
+    }
     let mut sorted: Vec<&Success<'_>> = successes.iter().collect();
     sorted.sort_unstable_by_key(|success| success.item.id);
     let bytes = sorted.iter().map(|success| success.bytes()).sum();
@@ -79,26 +97,18 @@ pub(crate) async fn complete(
          ORDER BY id LIMIT ?"
     );
     take.push(delete, values);
-    let done = take.run(conn).await?;
+    if !ordered.is_empty() {
+        successors_step(&mut take, &ordered);
+    }
+    let mut done = take.run(conn).await?;
+    let found = if ordered.is_empty() { Vec::new() } else { done.pop().map_or_else(Vec::new, |step| step.rows) };
     let taken = done.last().map_or(0, |deleted| deleted.affected);
     let locked: usize = done.iter().map(|step| step.rows.len()).sum();
-    if taken != ids.len() as u64 || locked != keys.len() {
+    let successors = Successor::read_all(&found)?.filter(|all| all.len() == ordered.len());
+    let Some(successors) = successors.filter(|_| taken == ids.len() as u64 && locked == keys.len()) else {
         sqlx::raw_sql("ROLLBACK").execute(conn).await?;
         return Ok(None);
-    }
-    let mut successors = Vec::new();
-    if !ordered.is_empty() {
-        let mut close = Script::about(ordered.len(), 0);
-        close_steps(&mut close, &ordered);
-        let found: Vec<MySqlRow> = close.run(conn).await?.into_iter().flat_map(|step| step.rows).collect();
-        match Successor::read_all(&found)? {
-            Some(all) if all.len() == ordered.len() => successors = all,
-            _ => {
-                sqlx::raw_sql("ROLLBACK").execute(conn).await?;
-                return Ok(None);
-            }
-        }
-    }
+    };
 
     let mut write = Script::about(sorted.len(), bytes);
     // SYSDATE is read after the locks are taken, so a request that was made while this statement waited comes before
@@ -133,13 +143,97 @@ pub(crate) async fn complete(
     }
     let counts: Vec<_> = counts.into_iter().map(|((queue, kind), n)| (queue, kind, State::Completed, n)).collect();
     tally(&mut write, lane, &counts);
+    // The claims come first, so that one update of a row is enough.
+    let claim = claims.and_then(|claims| SuccessorClaim::new(claims, &sorted, &successors));
+    if let Some(claim) = &claim {
+        claim.add_steps(&mut write);
+    }
     if !successors.is_empty() {
         release_steps(&mut write, &successors);
     }
     // In the text form this is the same request. MySQL does not go on to it when a statement before it fails.
     write.push("COMMIT", Vec::new());
-    write.run(conn).await?;
-    Ok(Some(successors.into_iter().filter_map(Successor::released).collect()))
+    let written = write.run(conn).await?;
+    let mut released: Vec<DueJob> = successors.into_iter().filter_map(Successor::released).collect();
+    let mut next = HashMap::new();
+    if let Some(claim) = claim {
+        let (won, front_of) = claim.answered(written.iter().flat_map(|step| &step.rows))?;
+        released.retain(|job| !won.contains_key(&job.id));
+        next = won.into_iter().filter_map(|(id, claim)| Some((*front_of.get(&id)?, claim))).collect();
+    }
+    Ok(Some(Completed { released, next }))
+}
+
+/// The claim of the next jobs of order keys, in the transaction that ends the jobs in front of them.
+///
+/// Each run of a batch has a token of its own. When a run gets no answer, its claims are given back, because no later
+/// run can tell whether they were committed.
+struct SuccessorClaim<'a> {
+    claims: &'a Arc<Claims>,
+    token: AttemptToken,
+    batch: Uuid,
+    /// The job in front of each job that is claimed.
+    front_of: HashMap<JobId, JobId>,
+    /// The jobs that are claimed, in order. Empty when the claim was answered.
+    ids: Vec<Uuid>,
+    /// When they are due.
+    execute_at: Timestamp,
+    bytes: Vec<u8>,
+}
+
+impl<'a> SuccessorClaim<'a> {
+    /// Choose the jobs to claim: those in the same queue as the job in front of them, whose permit they need. A job to
+    /// which a limit may apply goes the usual way.
+    fn new(claims: &'a Arc<Claims>, successes: &[&Success<'_>], successors: &[Successor]) -> Option<Self> {
+        let asks = |success: &&&Success<'_>| success.successor_for.is_some_and(|of| Arc::ptr_eq(of, claims));
+        let front: HashMap<&[u8], &Success<'_>> = successes
+            .iter()
+            .filter(asks)
+            .filter_map(|success| Some((success.opened.order_key.as_ref()?.as_bytes(), *success)))
+            .collect();
+        // Those that were due before they were at the head are due now, all at the same time. The others come later.
+        let execute_at = successors.iter().filter_map(Successor::of_key).map(|(_, job)| job.execute_at).min()?;
+        let mut front_of = HashMap::new();
+        for (key, job) in successors.iter().filter_map(Successor::of_key) {
+            let Some(front) = front.get(key).filter(|_| job.execute_at == execute_at) else { continue };
+            if front.opened.queue == job.queue && !claims.limits.concern(Some(&job.queue)) {
+                front_of.insert(job.id, front.item.id);
+            }
+        }
+        let mut ids: Vec<Uuid> = front_of.keys().map(|id| id.uuid()).collect();
+        ids.sort_unstable();
+        let bytes = ids.iter().flat_map(|id| *id.as_bytes()).collect();
+        let (token, batch) = (AttemptToken::new(), Uuid::now_v7());
+        (!ids.is_empty()).then_some(Self { claims, token, batch, front_of, ids, execute_at, bytes })
+    }
+
+    /// Add the steps of the claim. A job that may have to wait for a worker is not claimed for its last attempt.
+    fn add_steps<'s>(&'s self, script: &mut Script<'s>) {
+        self.claims.claim_held_step(script, &self.ids, self.execute_at, self.token);
+        self.claims.batch_step(script, &self.bytes, self.token, self.batch);
+        read_step(script, &self.ids, self.token);
+    }
+
+    /// Read the rows of the claim. Return the claims, and the job in front of each.
+    fn answered<'r>(
+        mut self,
+        rows: impl Iterator<Item = &'r MySqlRow>,
+    ) -> Result<(HashMap<JobId, Claim>, HashMap<JobId, JobId>), sqlx::Error> {
+        let claims = self.claims.claims_in(rows, self.token)?;
+        let won: Vec<JobId> = claims.keys().copied().collect();
+        self.claims.open.won(self.batch, self.token, &won);
+        self.ids.clear();
+        Ok((claims, std::mem::take(&mut self.front_of)))
+    }
+}
+
+impl Drop for SuccessorClaim<'_> {
+    fn drop(&mut self) {
+        if !self.ids.is_empty() {
+            let ids: Vec<JobId> = self.ids.iter().copied().map(JobId::from_uuid).collect();
+            self.claims.open.gave_up(self.token, &ids);
+        }
+    }
 }
 
 fn pair(item: &Settlement) -> [u8; 32] {

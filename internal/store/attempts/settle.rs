@@ -19,7 +19,7 @@ use sqlx::{Connection, MySqlConnection, Row};
 use uuid::Uuid;
 
 use crate::attempts::complete::{Success, complete};
-use crate::attempts::settlement::{Again, Settled, Settlement};
+use crate::attempts::settlement::{Again, SettleReply, SettleRequest, Settled, Settlement};
 use crate::rows::dead_letters::{NewDeadLetter, insert_dead_letters};
 use crate::rows::jobs::{Accepted, insert_owed};
 use crate::rows::ledger::{AttemptRow, append_to_ledger};
@@ -48,19 +48,19 @@ impl Settles {
 }
 
 impl Batch for Settles {
-    type Item = Settlement;
-    type Reply = Settled;
+    type Item = SettleRequest;
+    type Reply = SettleReply;
     type Mark = u8;
     const ATTEMPTED: &'static str = "settle attempts";
     const FULL: usize = 256;
 
-    fn weight(item: &Settlement) -> usize {
+    fn weight(SettleRequest { settlement: item, .. }: &SettleRequest) -> usize {
         let follow_ups = item.follow_ups.iter().map(|job| 1 + job.payload.get().len() / BYTES_PER_ROW).sum::<usize>();
         1 + follow_ups + item.result.as_ref().map_or(0, |raw| raw.get().len()) / BYTES_PER_ROW
     }
 
-    fn row(item: &Settlement) -> Option<JobId> {
-        Some(item.id)
+    fn row(item: &SettleRequest) -> Option<JobId> {
+        Some(item.settlement.id)
     }
 
     fn mark(&self) -> u8 {
@@ -70,27 +70,29 @@ impl Batch for Settles {
     fn write<'c>(
         &'c self,
         conn: &'c mut MySqlConnection,
-        items: &'c [Settlement],
+        items: &'c [SettleRequest],
         lane: u8,
         _earlier: PriorRun,
-    ) -> DbFuture<'c, Vec<Settled>> {
+    ) -> DbFuture<'c, Vec<SettleReply>> {
         Box::pin(async move {
             let mut answers: Vec<Settled> = (0..items.len()).map(|_| Settled::NotOurs).collect();
-            let successes: Vec<Success<'_>> = items.iter().filter_map(Success::from_settlement).collect();
-            let mut released = if successes.is_empty() { None } else { complete(conn, &successes, lane).await? };
-            let completed = released.is_some();
+            let successes: Vec<Success<'_>> = items.iter().filter_map(Success::from_request).collect();
+            let completed = if successes.is_empty() { None } else { complete(conn, &successes, lane).await? };
+            let are_completed = completed.is_some();
+            let (mut released, mut next) = completed.map(|done| (done.released, done.next)).unwrap_or_default();
             let mut rest: Vec<(usize, &Settlement)> = Vec::new();
             for (place, item) in items.iter().enumerate() {
-                if completed && Success::from_settlement(item).is_some() {
-                    answers[place] = Settled::completed(released.take().unwrap_or_default());
+                if are_completed && Success::from_request(item).is_some() {
+                    answers[place] = Settled::completed(std::mem::take(&mut released));
                 } else {
-                    rest.push((place, item));
+                    rest.push((place, &item.settlement));
                 }
             }
             if !rest.is_empty() {
                 self.settle_held(conn, &rest, lane, &mut answers).await?;
             }
-            Ok(answers)
+            let answers = items.iter().zip(answers);
+            Ok(answers.map(|(item, settled)| SettleReply { settled, next: next.remove(&item.settlement.id) }).collect())
         })
     }
 }

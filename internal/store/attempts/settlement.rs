@@ -1,10 +1,11 @@
 //! What a runner reports about an attempt, and the answer of the store.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::value::RawValue;
 
-use crate::attempts::claim::Opened;
+use crate::attempts::claim::{Claim, Claims, Opened};
 use crate::rows::jobs::Accepted;
 use crate::rows::owed::DueJob;
 use tickr_job::{AttemptToken, CallOutcome, JobId, Name, NewJob, Priority, RetryPolicy, State, Timestamp, Verdict};
@@ -34,6 +35,20 @@ pub struct Settlement {
     pub again: Again,
     /// How the call to the job's host ended, if it says something about the host.
     pub call: Option<CallOutcome>,
+}
+
+/// A settlement on its way to the store.
+pub(crate) struct SettleRequest {
+    pub(crate) settlement: Settlement,
+    /// Claims the next job of the order key in the same transaction, if it may.
+    pub(crate) successor_for: Option<Arc<Claims>>,
+}
+
+/// The answer to a settlement.
+pub(crate) struct SettleReply {
+    pub(crate) settled: Settled,
+    /// The claim of the next job of the order key.
+    pub(crate) next: Option<Claim>,
 }
 
 /// Due time of a job that waits again.

@@ -34,7 +34,8 @@ impl Store {
             Box::pin(async move {
                 let found = sqlx::query(
                     "SELECT p.order_key, p.place, k.head FROM order_places p FORCE INDEX (PRIMARY) \
-                     STRAIGHT_JOIN order_keys k ON k.order_key = p.order_key WHERE p.job_id = ? AND p.open",
+                     STRAIGHT_JOIN order_keys k ON k.order_key = p.order_key WHERE p.job_id = ? AND p.open \
+                     AND p.place >= k.head",
                 )
                 .bind(id.uuid())
                 .fetch_optional(&mut *conn)

@@ -7,6 +7,9 @@
 //! whose clocks differ, so their order is not the order of acceptance.
 //!
 //! The row in `order_keys` is the lock of a key. A transaction locks these rows in key order, before any other row.
+//!
+//! A place is open if it is not in front of the head and its flag is set. The flag is cleared when a job leaves its place
+//! before it was at the head. To clear it when the head moves as well would cost each job one more write.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -86,7 +89,8 @@ pub(crate) async fn lock_or_make_keys_of(conn: &mut MySqlConnection, ids: &[Uuid
 pub(crate) async fn lock_open_keys_of(conn: &mut MySqlConnection, ids: &[Uuid]) -> Result<OrderedJobs, sqlx::Error> {
     let mut open = Vec::new();
     for ids in ids.chunks(MAX_ROWS) {
-        let sql = "SELECT job_id FROM order_places FORCE INDEX (PRIMARY) WHERE open AND job_id IN";
+        let sql = "SELECT p.job_id FROM order_places p FORCE INDEX (PRIMARY) STRAIGHT_JOIN order_keys k \
+                   ON k.order_key = p.order_key WHERE p.open AND p.place >= k.head AND p.job_id IN";
         for row in in_list(sql, ids, "").fetch_all(&mut *conn).await? {
             open.push(row.try_get("job_id")?);
         }
@@ -206,7 +210,8 @@ pub(crate) async fn take_places(
     let replaced: Vec<Uuid> = newcomers.iter().filter_map(|new| new.instead_of).collect();
     let mut handed: BTreeMap<Uuid, u64> = BTreeMap::new();
     if !replaced.is_empty() {
-        let open = "SELECT job_id, place FROM order_places FORCE INDEX (PRIMARY) WHERE open AND job_id IN";
+        let open = "SELECT p.job_id, p.place FROM order_places p FORCE INDEX (PRIMARY) STRAIGHT_JOIN order_keys k \
+                    ON k.order_key = p.order_key WHERE p.open AND p.place >= k.head AND p.job_id IN";
         for replaced in replaced.chunks(MAX_ROWS) {
             for row in in_list(open, replaced, "").fetch_all(&mut *conn).await? {
                 handed.insert(row.try_get("job_id")?, row.try_get("place")?);
@@ -251,10 +256,9 @@ pub(crate) async fn place_again(
     due_at: Timestamp,
 ) -> Result<bool, sqlx::Error> {
     let Some(Ordered { key, blocks }) = ordered.get(&id.uuid()) else { return Ok(false) };
-    let open: bool = sqlx::query_scalar("SELECT open FROM order_places WHERE job_id = ?")
-        .bind(id.uuid())
-        .fetch_one(&mut *conn)
-        .await?;
+    let open = "SELECT p.open AND p.place >= k.head FROM order_places p JOIN order_keys k ON k.order_key = p.order_key \
+                WHERE p.job_id = ?";
+    let open: bool = sqlx::query_scalar(open).bind(id.uuid()).fetch_one(&mut *conn).await?;
     if open {
         // It ran, so it is at the head.
         return Ok(false);
@@ -270,14 +274,10 @@ pub(crate) fn lock_step<'a>(script: &mut Script<'a>, keys: &BTreeSet<&'a [u8]>) 
     script.push(format!("{sql} {list} ORDER BY order_key FOR UPDATE"), values);
 }
 
-/// Add the steps that close the places of these jobs and read the next job of each key to a script. The jobs were
-/// executing, so they are at the heads of their keys.
-pub(crate) fn close_steps<'a>(script: &mut Script<'a>, ids: &[Uuid]) {
+/// Add the step that reads the next job behind each of these to a script. The jobs were executing, so they are at the
+/// heads of their keys.
+pub(crate) fn successors_step(script: &mut Script<'_>, ids: &[Uuid]) {
     let (list, values) = script.list(ids);
-    script.push(
-        format!("UPDATE order_places FORCE INDEX (PRIMARY) SET open = FALSE WHERE job_id IN {list}"),
-        values.clone(),
-    );
     let mut asked = vec![Value::Moment(held_until())];
     asked.extend(values);
     // Closed places in between, of jobs that were cancelled while they were held, are passed over once.
@@ -300,7 +300,7 @@ pub(crate) struct Successor {
 }
 
 impl Successor {
-    /// Read the rows of [`close_steps`]. Returns nothing if the tables are not as they should be: then the slower way
+    /// Read the rows of [`successors_step`]. Returns nothing if the tables are not as they should be: then the slower way
     /// has to decide.
     pub(crate) fn read_all(rows: &[MySqlRow]) -> Result<Option<Vec<Self>>, sqlx::Error> {
         let mut all = Vec::with_capacity(rows.len());
@@ -327,6 +327,11 @@ impl Successor {
     /// Return the job that is not held any more.
     pub(crate) fn released(self) -> Option<DueJob> {
         self.next.map(|(_, job)| job)
+    }
+
+    /// Return the order key, and the job that is not held any more.
+    pub(crate) fn of_key(&self) -> Option<(&[u8], &DueJob)> {
+        self.next.as_ref().map(|(_, job)| (self.key.as_slice(), job))
     }
 }
 

@@ -287,7 +287,8 @@ impl Evidence {
              IF(o.keyed, EXISTS (SELECT 1 FROM jobs j LEFT JOIN unique_keys k ON k.kind = j.kind \
              AND k.unique_key = j.unique_key AND k.job_id = j.id WHERE j.id = o.id \
              AND (k.job_id IS NOT NULL OR j.options LIKE '%\"unique_until\":\"start\"%')), TRUE) AS key_held, \
-             IF(o.execute_at = ?, EXISTS (SELECT 1 FROM order_places p WHERE p.job_id = o.id AND p.open), \
+             IF(o.execute_at = ?, EXISTS (SELECT 1 FROM order_places p JOIN order_keys k ON k.order_key = p.order_key \
+             WHERE p.job_id = o.id AND p.open AND p.place >= k.head), \
              IF(o.execute_at = ?, EXISTS (SELECT 1 FROM limit_waits w WHERE w.job_id = o.id), TRUE)) \
              AS placed, o.execute_at = ? AS parked FROM owed o FORCE INDEX (PRIMARY) WHERE o.id > ? AND o.id <= ?",
         )

@@ -47,7 +47,7 @@ impl Evidence {
         let (key, place, job) = after;
         let read = async {
             let found = sqlx::query(
-                "SELECT p.order_key, p.place, p.job_id, p.open, p.blocks, k.head, \
+                "SELECT p.order_key, p.place, p.job_id, p.open AND p.place >= COALESCE(k.head, 0) AS open, p.blocks, k.head, \
                  COALESCE(o.started_at > '1970-01-01 00:00:00', FALSE) AS executing, o.started_at, \
                  o.id IS NOT NULL AS owed, COALESCE(o.execute_at = ?, FALSE) AS held, \
                  (SELECT MIN(a.started_at) FROM attempts a WHERE a.job_id = p.job_id AND a.runner <> '') AS first_start, \
