@@ -95,24 +95,12 @@ pub struct CountedBy<'k> {
     pub host: Option<&'k str>,
 }
 
-impl SharedBy {
-    /// The word in the API and in MySQL.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Key => "key",
-            Self::Parent => "parent",
-            Self::All => "all",
-            Self::Host => "host",
-        }
-    }
-
-    /// Return the value of a word.
-    #[must_use]
-    pub fn from_word(word: &str) -> Option<Self> {
-        [Self::Key, Self::Parent, Self::All, Self::Host].into_iter().find(|shared| shared.as_str() == word)
-    }
-}
+words!(SharedBy {
+    Key => "key",
+    Parent => "parent",
+    All => "all",
+    Host => "host",
+});
 
 /// The values of a limit for one key.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -63,5 +63,6 @@ mod tests {
         check(&Misfire::ALL, Misfire::from_word);
         check(&Overlap::ALL, Overlap::from_word);
         check(&Dst::ALL, Dst::from_word);
+        check(&SharedBy::ALL, SharedBy::from_word);
     }
 }

@@ -150,6 +150,18 @@ impl Store {
         })
         .await
     }
+
+    /// Count the jobs that are parked by limits, up to 100,000.
+    ///
+    /// # Errors
+    /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
+    pub async fn parked_jobs(&self) -> Result<i64, StoreError> {
+        on_pool(&self.shared.pools.reads, "count parked jobs", |conn, _| {
+            let sql = "SELECT COUNT(*) FROM (SELECT 1 FROM limit_waits LIMIT 100000) w";
+            Box::pin(async move { sqlx::query_scalar(sql).fetch_one(conn).await })
+        })
+        .await
+    }
 }
 
 /// Return whether every attempt that counts against `after` had a slot under `before`.

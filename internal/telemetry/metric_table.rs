@@ -120,6 +120,14 @@ pub static METRICS: &[Metric] = &[
     row("tickr_index_waiting", Gauge, All, &[], "Entries in Redis that are not due yet"),
     row("tickr_runners", Gauge, All, &[], "Registered runners with a heartbeat within the last two minutes"),
     row("tickr_breakers_open", Gauge, All, &[], "Open breakers: hosts to which no calls start after repeated failures"),
+    row("tickr_parked_jobs", Gauge, All, &[], "Jobs that wait for room at a limit by key; counted up to 100,000"),
+    row(
+        "tickr_order_keys_blocked",
+        Gauge,
+        All,
+        &[],
+        "Order keys that a failed job holds up, among the newest 10,000 open dead letters",
+    ),
     row("tickr_heartbeat_age_seconds", Gauge, All, &[], "Time since the oldest last heartbeat of a registered runner"),
     row(
         "tickr_dead_letters",

@@ -206,6 +206,7 @@ async fn a_parked_job_says_why_it_waits_and_follows_its_operator() {
     let call = |key: &str| json!({"kind": "call", "payload": {"key": "a", "ms": 1}, "limit_key": key});
     let second = tickr.enqueue(call("t/2")).await;
     tickr.until_count("SELECT COUNT(*) FROM limit_waits", 1).await;
+    tickr.until_metric("tickr_parked_jobs 1").await;
     let third = tickr.enqueue(call("t")).await;
     let other = tickr.enqueue(call("u/1")).await;
     tickr.until(other, State::Completed).await;

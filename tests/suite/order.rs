@@ -279,6 +279,7 @@ async fn order_keys_with_jobs_name_their_heads_and_a_failed_head_is_found() {
     assert_eq!(entries["busy"]["waiting_since"], due, "{:#}", entries["busy"]);
     let only: Vec<String> = listed(&tickr, true).await.0.into_keys().collect();
     assert_eq!(only, ["stuck"]);
+    tickr.until_metric("tickr_order_keys_blocked 1").await;
     let mut list = command(&program::tickr(), tickr.dir.path(), &["order-keys", "--blocked"]);
     list.env("TICKR_URL", tickr.url(""));
     let (code, printed, err) = outcome(list).await;
@@ -308,6 +309,7 @@ async fn order_keys_with_jobs_name_their_heads_and_a_failed_head_is_found() {
     tickr.until(ids[4], State::Completed).await;
     tickr.until(ids[2], State::Completed).await;
     assert_eq!(listed(&tickr, true).await.0.len(), 0);
+    tickr.until_metric("tickr_order_keys_blocked 0").await;
     let left: Vec<String> = listed(&tickr, false).await.0.into_keys().collect();
     assert_eq!(left, ["far"]);
     for wrong in [format!("after={}", "k".repeat(256)), "blocked=perhaps".to_owned(), "limit=3".to_owned()] {

@@ -131,6 +131,12 @@ impl ReadingsInner {
             if let Some(open) = answer_within(LIMIT, self.store.open_breakers()).await {
                 gauge!("tickr_breakers_open").set(open as f64);
             }
+            if let Some(parked) = answer_within(LIMIT, self.store.parked_jobs()).await {
+                gauge!("tickr_parked_jobs").set(parked as f64);
+            }
+            if let Some(blocked) = answer_within(LIMIT, self.store.blocked_order_keys()).await {
+                gauge!("tickr_order_keys_blocked").set(blocked as f64);
+            }
             Some((runners, stats, began.elapsed()))
         };
         let index = async {

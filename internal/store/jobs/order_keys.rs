@@ -67,6 +67,28 @@ impl Store {
     }
 }
 
+impl Store {
+    /// Count the order keys that a failed job holds up, among the newest 10,000 open dead letters.
+    ///
+    /// # Errors
+    /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
+    pub async fn blocked_order_keys(&self) -> Result<i64, StoreError> {
+        on_pool(&self.shared.pools.reads, "count blocked order keys", |conn, _| {
+            Box::pin(async move {
+                sqlx::query_scalar(
+                    "SELECT COUNT(*) FROM (SELECT job_id FROM dead_letters FORCE INDEX (dead_letters_standing) \
+                     WHERE standing = 'open' ORDER BY job_id DESC LIMIT 10000) d \
+                     STRAIGHT_JOIN order_places p FORCE INDEX (PRIMARY) ON p.job_id = d.job_id AND p.open \
+                     STRAIGHT_JOIN order_keys k FORCE INDEX (PRIMARY) ON k.order_key = p.order_key AND k.head = p.place",
+                )
+                .fetch_one(conn)
+                .await
+            })
+        })
+        .await
+    }
+}
+
 async fn page(conn: &mut MySqlConnection, after: &[u8], blocked: bool) -> Result<OrderKeyPage, sqlx::Error> {
     let last_read: Option<Vec<u8>> = sqlx::query_scalar(
         "SELECT order_key FROM order_keys FORCE INDEX (PRIMARY) WHERE order_key > ? ORDER BY order_key LIMIT 1 OFFSET ?",

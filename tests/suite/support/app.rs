@@ -26,7 +26,7 @@ use tokio_util::sync::CancellationToken;
 use super::contract;
 use super::halted::{self, Halted};
 use super::servers::{connect, drop_database, migrated_database, servers, unique_name};
-use super::{DEADLINE, eventually, eventually_seen, until_said};
+use super::{DEADLINE, eventually, eventually_seen, http, until_said};
 
 /// A running tickr. Call `stop` at the end of a test.
 pub(crate) struct TestApp {
@@ -355,6 +355,15 @@ impl TestApp {
     /// Read one number from the tables.
     pub(crate) async fn count(&self, sql: impl Into<String>) -> i64 {
         sqlx::query_scalar(AssertSqlSafe(sql.into())).fetch_one(&mut self.mysql().await).await.unwrap()
+    }
+
+    /// Wait until the page of metrics has this line. Other apps of this process set the same gauges.
+    pub(crate) async fn until_metric(&self, line: &str) {
+        eventually(&format!("the metrics say {line}"), || async {
+            let text = http().get(self.url("/metrics")).send().await.unwrap().text().await.unwrap();
+            text.lines().any(|said| said == line).then_some(())
+        })
+        .await;
     }
 
     /// Change the tables directly, without the API.
