@@ -82,11 +82,10 @@ pub(crate) async fn complete(
     let order_key = |success: &&Success<'_>| success.opened.order_key.clone();
     let keys: Vec<Arc<str>> = sorted.iter().filter_map(order_key).collect();
     let keys: BTreeSet<&[u8]> = keys.iter().map(|key| key.as_bytes()).collect();
-    let ordered: Vec<Uuid> = sorted
+    let heads = sorted
         .iter()
-        .filter(|success| success.opened.order_key.is_some())
-        .map(|success| success.item.id.uuid())
-        .collect();
+        .filter_map(|success| success.opened.order_key.as_ref().map(|key| (key.as_bytes(), success.item.id.uuid())));
+    let heads: BTreeMap<&[u8], Uuid> = heads.collect();
     if !keys.is_empty() {
         // Before any other row.
         lock_step(&mut take, &keys);
@@ -97,15 +96,19 @@ pub(crate) async fn complete(
          ORDER BY id LIMIT ?"
     );
     take.push(delete, values);
-    if !ordered.is_empty() {
-        successors_step(&mut take, &ordered);
+    if !keys.is_empty() {
+        successors_step(&mut take, &keys);
     }
     let mut done = take.run(conn).await?;
-    let found = if ordered.is_empty() { Vec::new() } else { done.pop().map_or_else(Vec::new, |step| step.rows) };
+    let found = if keys.is_empty() { Vec::new() } else { done.pop().map_or_else(Vec::new, |step| step.rows) };
     let taken = done.last().map_or(0, |deleted| deleted.affected);
     let locked: usize = done.iter().map(|step| step.rows.len()).sum();
-    let successors = Successor::read_all(&found)?.filter(|all| all.len() == ordered.len());
-    let Some(successors) = successors.filter(|_| taken == ids.len() as u64 && locked == keys.len()) else {
+    let successors = if taken == ids.len() as u64 && locked == keys.len() {
+        Successor::read_all(conn, &found, &heads).await?
+    } else {
+        None
+    };
+    let Some(successors) = successors else {
         sqlx::raw_sql("ROLLBACK").execute(conn).await?;
         return Ok(None);
     };

@@ -274,54 +274,106 @@ pub(crate) fn lock_step<'a>(script: &mut Script<'a>, keys: &BTreeSet<&'a [u8]>) 
     script.push(format!("{sql} {list} ORDER BY order_key FOR UPDATE"), values);
 }
 
-/// Add the step that reads the next job behind each of these to a script. The jobs were executing, so they are at the
-/// heads of their keys.
-pub(crate) fn successors_step(script: &mut Script<'_>, ids: &[Uuid]) {
-    let (list, values) = script.list(ids);
+/// Add the step that reads the head of each of these keys and the place behind it to a script.
+pub(crate) fn successors_step<'a>(script: &mut Script<'a>, keys: &BTreeSet<&'a [u8]>) {
+    let (list, keys) = script.list(&keys.iter().copied().collect::<Vec<_>>());
+    let mut values = vec![Value::Moment(held_until())];
+    values.extend(keys);
+    let sql = format!(
+        "SELECT k.order_key, k.head, k.tail, UTC_TIMESTAMP(6) AS moment, p.place, p.job_id, p.due_at, o.id, o.queue, \
+         o.priority, o.execute_at, o.kind, COALESCE(o.execute_at = ?, FALSE) AS held \
+         FROM order_keys k FORCE INDEX (PRIMARY) STRAIGHT_JOIN order_places p FORCE INDEX (order_places_line) \
+         ON p.order_key = k.order_key AND p.place BETWEEN k.head AND k.head + 1 AND p.open \
+         LEFT JOIN owed o FORCE INDEX (PRIMARY) ON o.id = p.job_id WHERE k.order_key IN {list}"
+    );
+    script.push(sql, values);
+}
+
+/// Add the step that searches the next job of each of these keys, whatever was closed in between, to a script. The jobs
+/// are those at the heads.
+fn search_step(script: &mut Script<'_>, heads: &[Uuid]) {
+    let (list, values) = script.list(heads);
     let mut asked = vec![Value::Moment(held_until())];
     asked.extend(values);
     // Closed places in between, of jobs that were cancelled while they were held, are passed over once.
     let sql = format!(
-        "SELECT x.order_key, k.head = x.place AS is_head, UTC_TIMESTAMP(6) AS moment, x.next IS NOT NULL AS followed, \
-         n.place, n.due_at, o.id, o.queue, o.priority, o.execute_at, o.kind, COALESCE(o.execute_at = ?, FALSE) AS held \
+        "SELECT x.order_key, UTC_TIMESTAMP(6) AS moment, x.next IS NOT NULL AS followed, n.place, n.due_at, o.id, \
+         o.queue, o.priority, o.execute_at, o.kind, COALESCE(o.execute_at = ?, FALSE) AS held \
          FROM (SELECT h.order_key, h.place, (SELECT p.job_id FROM order_places p FORCE INDEX (order_places_line) \
          WHERE p.order_key = h.order_key AND p.place > h.place AND p.open ORDER BY p.place LIMIT 1) AS next \
          FROM order_places h FORCE INDEX (PRIMARY) WHERE h.job_id IN {list}) x \
-         STRAIGHT_JOIN order_keys k ON k.order_key = x.order_key LEFT JOIN order_places n ON n.job_id = x.next \
-         LEFT JOIN owed o FORCE INDEX (PRIMARY) ON o.id = x.next"
+         LEFT JOIN order_places n ON n.job_id = x.next LEFT JOIN owed o FORCE INDEX (PRIMARY) ON o.id = x.next"
     );
     script.push(sql, asked);
 }
 
-/// The next job of a key whose head was closed.
+/// The next job of a key whose head ended.
 pub(crate) struct Successor {
     key: Vec<u8>,
     next: Option<(i64, DueJob)>,
 }
 
 impl Successor {
-    /// Read the rows of [`successors_step`]. Returns nothing if the tables are not as they should be: then the slower way
-    /// has to decide.
-    pub(crate) fn read_all(rows: &[MySqlRow]) -> Result<Option<Vec<Self>>, sqlx::Error> {
-        let mut all = Vec::with_capacity(rows.len());
+    /// Read the rows of [`successors_step`]. `heads` are the jobs that ended, by key. Returns nothing if the tables are
+    /// not as they should be: then the slower way has to decide.
+    pub(crate) async fn read_all(
+        conn: &mut MySqlConnection,
+        rows: &[MySqlRow],
+        heads: &BTreeMap<&[u8], Uuid>,
+    ) -> Result<Option<Vec<Self>>, sqlx::Error> {
+        let (mut of_key, mut at_head, mut searched) = (BTreeMap::new(), BTreeSet::new(), BTreeSet::new());
         for row in rows {
-            if !row.try_get::<bool, _>("is_head")? {
-                return Ok(None);
+            let key: &[u8] = row.try_get("order_key")?;
+            let (head, tail, place): (u64, u64, u64) =
+                (row.try_get("head")?, row.try_get("tail")?, row.try_get("place")?);
+            if place == head {
+                if heads.get(key) != Some(&row.try_get("job_id")?) {
+                    return Ok(None);
+                }
+                at_head.insert(key);
+                if head < tail {
+                    searched.insert(key);
+                }
+            } else {
+                of_key.insert(key, Self::read(row)?);
             }
-            let key = row.try_get("order_key")?;
-            if !row.try_get::<bool, _>("followed")? {
-                all.push(Self { key, next: None });
-                continue;
-            }
-            if !row.try_get::<bool, _>("held")? {
-                return Ok(None);
-            }
-            let (moment, due_at): (Timestamp, Timestamp) = (row.try_get("moment")?, row.try_get("due_at")?);
-            let place: u64 = row.try_get("place")?;
-            let job = DueJob { execute_at: due_at.max(floor_ms(moment)), ..due_job(row)? };
-            all.push(Self { key, next: Some((i64::try_from(place).unwrap_or(i64::MAX), job)) });
         }
+        if at_head.len() != heads.len() {
+            return Ok(None);
+        }
+        // The place behind the head was closed, or its job has got another one.
+        searched.retain(|key| !of_key.contains_key(key));
+        let mut all: Vec<Option<Self>> = of_key.into_values().collect();
+        if !searched.is_empty() {
+            let heads: Vec<Uuid> = searched.iter().filter_map(|key| heads.get(key)).copied().collect();
+            let mut search = Script::about(heads.len(), 0);
+            search_step(&mut search, &heads);
+            for row in search.run(conn).await?.iter().flat_map(|step| &step.rows) {
+                let followed: bool = row.try_get("followed")?;
+                all.push(if followed { Self::read(row)? } else { Some(Self::last(row.try_get("order_key")?)) });
+            }
+        }
+        let Some(mut all) = all.into_iter().collect::<Option<Vec<Self>>>() else { return Ok(None) };
+        let followed: BTreeSet<Vec<u8>> = all.iter().map(|successor| successor.key.clone()).collect();
+        all.extend(heads.keys().filter(|key| !followed.contains(**key)).map(|key| Self::last(key.to_vec())));
         Ok(Some(all))
+    }
+
+    /// The end of a key without another job.
+    const fn last(key: Vec<u8>) -> Self {
+        Self { key, next: None }
+    }
+
+    /// Read a row with the next job. Returns nothing if that job is not held.
+    fn read(row: &MySqlRow) -> Result<Option<Self>, sqlx::Error> {
+        if !row.try_get::<bool, _>("held")? {
+            return Ok(None);
+        }
+        let (moment, due_at): (Timestamp, Timestamp) = (row.try_get("moment")?, row.try_get("due_at")?);
+        let place: u64 = row.try_get("place")?;
+        let job = DueJob { execute_at: due_at.max(floor_ms(moment)), ..due_job(row)? };
+        let next = Some((i64::try_from(place).unwrap_or(i64::MAX), job));
+        Ok(Some(Self { key: row.try_get("order_key")?, next }))
     }
 
     /// Return the job that is not held any more.
