@@ -699,6 +699,12 @@ mutants() {
     mutant 'end of a turn of an order key' internal/engine/executor.rs \
         'MAX_TURN: Duration = Duration::from_millis(20)' 'MAX_TURN: Duration = Duration::from_secs(3600)' \
         order::an_urgent_job_does_not_wait_until_a_key_has_no_more_jobs
+    mutant 'end of a turn on a permit' internal/engine/executor.rs \
+        ' || !lasts && self.permit.is_scarce()' '' \
+        order::an_urgent_job_of_a_limited_queue_does_not_wait_until_a_key_has_no_more_jobs
+    mutant 'permits of a limited queue for all' internal/engine/released.rs \
+        'shared.permits.are_scarce(queue) || ' '' \
+        order::an_urgent_job_of_a_limited_queue_does_not_wait_until_a_key_has_no_more_jobs
     mutant 'row in claim_batches for the next job of a key' internal/store/attempts/complete.rs \
         '        self.claims.batch_step(script, &self.bytes, self.token, self.batch);
 ' '' \

@@ -193,8 +193,8 @@ async fn attempt(
     next.zip(next_seat).map(|((claim, asked), seat)| Successor { claim, asked, seat })
 }
 
-/// Longest time for which one permit and one seat run the jobs of one order key after each other. Then jobs that were
-/// due before the next one of the key, and those of a higher priority, have their turn.
+/// Longest time for which the jobs of one order key follow each other on one seat, or on one permit of a limited queue.
+/// Then jobs that were due before the next one of the key, and those of a higher priority, have their turn.
 const MAX_TURN: Duration = Duration::from_millis(20);
 
 /// What the jobs of one order key run with that follow each other.
@@ -212,9 +212,12 @@ impl<'a> Turn<'a> {
     /// Return a seat for the job that follows this one: a free one, or the seat of this one while its turn lasts. Return
     /// nothing if that job should not start here.
     fn seat_for_next(&self, shared: &EngineState, claimed: &Claimed, seat: &mut Option<Seat>) -> Option<Seat> {
+        let lasts = self.since.elapsed() < MAX_TURN;
         let may_start = may_start(shared, &claimed.queue) && self.permit.is_usable();
-        let own = || if self.since.elapsed() < MAX_TURN { seat.take() } else { None };
-        may_start.then(|| shared.workers.another_seat().or_else(own)).flatten()
+        if !may_start || !lasts && self.permit.is_scarce() {
+            return None;
+        }
+        shared.workers.another_seat().or_else(|| if lasts { seat.take() } else { None })
     }
 }
 

@@ -119,8 +119,13 @@ pub(super) struct Permit {
 
 impl Permit {
     /// Return whether the queue has a limit, so that other runners may take the permit when this runner falls silent.
-    pub(super) const fn is_limited(&self) -> bool {
+    const fn is_limited(&self) -> bool {
         self.gaps.is_some()
+    }
+
+    /// Return whether other jobs may wait for this permit.
+    pub(super) fn is_scarce(&self) -> bool {
+        self.is_limited() || self.permits.are_scarce(self.queue)
     }
 
     /// Return the queue of the job that runs on the permit.
@@ -233,6 +238,11 @@ impl Permits {
             counts.used += 1;
             Permit { permits: Arc::clone(self), queue, gaps, ran: AtomicBool::new(false) }
         })
+    }
+
+    /// Return whether the queue has a limit now, so that jobs may wait for its permits.
+    pub(super) fn are_scarce(&self, queue: usize) -> bool {
+        self.queues[queue].counts().granted != UNLIMITED
     }
 
     /// Return the queues with a limit whose ready lists recently gave several ids of ended jobs in a row.

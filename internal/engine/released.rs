@@ -2,7 +2,8 @@
 //!
 //! The way through Redis would cost the next job of an order key a round trip, and its jobs follow each other. So if a
 //! seat is free, this runner starts the job itself. A seat is free only while no fetched job waits for one, so nothing is
-//! overtaken. In every other case the index gets a hint as usual.
+//! overtaken. In a limited queue jobs may wait for a permit though a seat is free. There, and in every other case, the
+//! index gets a hint as usual.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -46,7 +47,8 @@ pub(super) async fn start_until_stopped(
 fn take(shared: &EngineState, job: &DueJob) -> Option<FetchedJob> {
     let queue = shared.settings.queues.iter().position(|queue| *queue == job.queue)?;
     let is_due = job.execute_at <= shared.store.clock().now();
-    if !is_due || shared.registry.get(job.kind.as_str()).is_none() || !may_start(shared, &job.queue) {
+    let has_kind = shared.registry.get(job.kind.as_str()).is_some();
+    if !is_due || !has_kind || shared.permits.are_scarce(queue) || !may_start(shared, &job.queue) {
         return None;
     }
     let seat = shared.workers.another_seat()?;

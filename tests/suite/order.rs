@@ -429,10 +429,13 @@ async fn a_due_time_holds_when_a_job_is_at_the_head_and_the_jobs_behind_wait_for
 }
 
 /// A worker that ends a job of a key runs the next one of the key for a moment without a new claim. It must not keep
-/// going while a more urgent job waits.
-#[tokio::test(flavor = "multi_thread")]
-async fn an_urgent_job_does_not_wait_until_a_key_has_no_more_jobs() {
-    let tickr = TestApp::start_with(|config| config.workers = 1, Registry::new()).await;
+/// going while a more urgent job waits, for the worker or for the only permit of the queue.
+async fn an_urgent_job_has_its_turn(workers: usize, limit: Option<u32>) {
+    let tickr = TestApp::start_with(|config| config.workers = workers, Registry::new()).await;
+    if let Some(limit) = limit {
+        let set = tickr.patch("/v1/queues/default", json!({"concurrency": limit})).await;
+        assert_eq!(set.status, 200, "{:#}", set.body);
+    }
     let of_key = json!({"kind": "sleep", "payload": {"ms": 30}, "order_key": "k"});
     let jobs = tickr.enqueue_many((0..100).map(|_| of_key.clone())).await;
     tickr.until(jobs[3], State::Completed).await;
@@ -443,6 +446,16 @@ async fn an_urgent_job_does_not_wait_until_a_key_has_no_more_jobs() {
     tickr.until_idle().await;
     tickr.assert_each_ran_once(101).await;
     tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_urgent_job_does_not_wait_until_a_key_has_no_more_jobs() {
+    an_urgent_job_has_its_turn(1, None).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_urgent_job_of_a_limited_queue_does_not_wait_until_a_key_has_no_more_jobs() {
+    an_urgent_job_has_its_turn(8, Some(1)).await;
 }
 
 /// Jobs that follow each other with the same key leave the index alone: it would only be told of each of them and lose it
