@@ -717,7 +717,8 @@ mutants() {
         store::a_next_job_that_may_not_follow_at_once_is_let_go_and_not_claimed
     mutant 'unanswered claim of the next job of a key' internal/store/attempts/complete.rs \
         'self.claims.open.gave_up(self.token, &ids);' 'let _ = ids;' \
-        store::a_next_job_whose_claim_was_not_answered_is_given_back_and_uses_no_attempt
+        store::a_next_job_whose_claim_was_not_answered_is_given_back_and_uses_no_attempt \
+        store::a_next_job_that_was_claimed_is_given_back_when_the_rest_of_its_batch_cannot_be_written
     mutant 'locked order keys apart' internal/store/jobs/insert.rs \
         'let key = item.iter().find_map(order_key_of)?;' 'let key = item.iter().find_map(order_key_of).filter(|_| false)?;' \
         order::a_key_whose_row_is_locked_delays_the_jobs_of_no_other_key

@@ -26,7 +26,7 @@ use tickr_handlers::{
     CallSlot, Context, ContextParts, ExchangeSlot, Failure, FollowUp, KindDefaults, Outcome, ProgressSlot, Ran,
     panic_message,
 };
-use tickr_job::{CallOutcome, NewJob, TraceContext, Verdict, limits};
+use tickr_job::{CallOutcome, Name, NewJob, TraceContext, Verdict, limits};
 use tickr_store::{Again, Claim, Claimant, Claimed, Settled, Settlement, Unreadable};
 use tickr_telemetry::{LogScope, in_log_scope};
 
@@ -174,9 +174,12 @@ async fn attempt(
     let room = shared.workers.until_settling((Some(worker), seat)).await;
     let began = Instant::now();
     let claimant = next_seat.as_ref().and(turn.as_ref()).map(|turn| turn.claimant);
+    let claimant = claimant.map(|claimant| (claimant, &claimed.queue));
     let SettleEnd { verdict, settled, next } = settle(shared, settlement, claimant).await;
     shared.attempt_metrics.record_settled(began.elapsed());
     drop((live, room));
+    // A seat that the next job does not need is free for a job that was released.
+    let next = next.zip(next_seat);
     if let Some(given_back) = given_back {
         shared.unread.remember(claimed.id, given_back, settled.as_ref());
     }
@@ -190,7 +193,7 @@ async fn attempt(
     };
     shared.broker.meters().record_ended(&claimed.queue, ran, written);
     announce(shared, &claimed, verdict, settled);
-    next.zip(next_seat).map(|((claim, asked), seat)| Successor { claim, asked, seat })
+    next.map(|((claim, asked), seat)| Successor { claim, asked, seat })
 }
 
 /// Longest time for which the jobs of one order key follow each other on one seat, or on one permit of a limited queue.
@@ -515,22 +518,35 @@ struct SettleEnd {
 }
 
 /// Write the verdict. The work is done, so keep trying while the process lives, until the verdict is written, another
-/// attempt holds the job, or MySQL refuses this row for good. With a claimant, the next job of the order key is claimed.
-async fn settle(shared: &EngineState, mut settlement: Settlement, claimant: Option<&Claimant>) -> SettleEnd {
+/// attempt holds the job, or MySQL refuses this row for good. With a claimant, the next job of the order key is claimed if
+/// it is in this queue.
+async fn settle(
+    shared: &EngineState,
+    mut settlement: Settlement,
+    mut claimant: Option<(&Claimant, &Name)>,
+) -> SettleEnd {
     let mut pause = Duration::from_millis(100);
     let mut said: Option<Instant> = None;
     let mut bare = false;
     loop {
         let asked = std::time::Instant::now();
         let written = match claimant {
-            Some(claimant) => shared.store.settle_and_claim_next(settlement.clone(), claimant).await,
-            None => shared.store.settle(settlement.clone()).await.map(|settled| (settled, None)),
+            Some((claimant, queue)) if may_start(shared, queue) => {
+                shared.store.settle_and_claim_next(settlement.clone(), claimant).await
+            }
+            _ => shared.store.settle(settlement.clone()).await.map(|settled| (settled, None)),
         };
         let unsettled = |verdict| SettleEnd { verdict, settled: None, next: None };
         match written {
             Ok((settled, next)) => {
                 let next = next.map(|claim| (claim, asked));
                 return SettleEnd { verdict: settlement.verdict, settled: Some(settled), next };
+            }
+            // Perhaps it is the claim that MySQL refuses.
+            Err(error) if error.is_about_the_row() && claimant.is_some() => {
+                tracing::warn!(job = %settlement.id, %error, "cannot settle an attempt and claim the next job of its key");
+                claimant = None;
+                continue;
             }
             Err(error) if error.is_about_the_row() && !bare => {
                 tracing::error!(job = %settlement.id, %error, "mysql refuses the outcome of an attempt, settling it without");

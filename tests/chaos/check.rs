@@ -366,7 +366,8 @@ async fn tables(found: &mut Findings, root: &mut MySqlConnection) -> anyhow::Res
         "SELECT COUNT(*) FROM owed o LEFT JOIN (SELECT job_id, COUNT(*) AS n FROM attempts GROUP BY job_id) a \
          ON a.job_id = o.id WHERE o.attempt <> COALESCE(a.n, 0) + (o.state = 'executing')",
         "SELECT COUNT(*) FROM unique_keys k LEFT JOIN owed o ON o.id = k.job_id AND o.keyed WHERE o.id IS NULL",
-        "SELECT COUNT(*) FROM order_places p LEFT JOIN owed o ON o.id = p.job_id WHERE p.open AND o.id IS NULL",
+        "SELECT COUNT(*) FROM order_places p JOIN order_keys k ON k.order_key = p.order_key \
+         LEFT JOIN owed o ON o.id = p.job_id WHERE p.open AND p.place >= k.head AND o.id IS NULL",
         "SELECT COUNT(*) FROM order_keys WHERE head <= tail",
         "SELECT COUNT(*) FROM limit_waits",
         "SELECT COUNT(*) FROM attempts a JOIN jobs j ON j.id = a.job_id WHERE a.burned > j.max_attempts",

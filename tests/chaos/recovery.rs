@@ -132,8 +132,8 @@ pub(crate) async fn until_nothing_is_owed(world: &World, limit: Duration) -> Res
         let counted = async {
             let mut root = world.servers.root().await?;
             // Failed jobs that block their order keys.
-            let blocking = "SELECT p.job_id FROM order_places p LEFT JOIN owed o ON o.id = p.job_id \
-                            WHERE p.open AND o.id IS NULL";
+            let blocking = "SELECT p.job_id FROM order_places p JOIN order_keys k ON k.order_key = p.order_key \
+                            LEFT JOIN owed o ON o.id = p.job_id WHERE p.open AND p.place >= k.head AND o.id IS NULL";
             for id in sqlx::query_scalar::<_, Uuid>(blocking).fetch_all(&mut root).await? {
                 if let Some(addr) = world.runners.iter().find_map(crate::runner::Runner::addr) {
                     world.ask(addr, driver::discard(id)).await;

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use futures_util::FutureExt;
 use serde_json::value::RawValue;
 use sqlx::{AssertSqlSafe, Connection, Executor, MySqlConnection, Row};
 use tickr::app::connect_store;
@@ -1220,12 +1221,14 @@ async fn a_next_job_that_may_not_follow_at_once_is_let_go_and_not_claimed() {
     let other_kind = |job: &mut NewJob| job.kind = "sleep".parse().unwrap();
     let last_attempt = |job: &mut NewJob| job.max_attempts = 1;
     let later = |job: &mut NewJob| job.due = Due::After(Duration::from_secs(600));
-    let cases: [(&str, &dyn Fn(&mut NewJob)); 5] = [
-        ("another queue", &other_queue),
-        ("another kind", &other_kind),
-        ("its last attempt", &last_attempt),
-        ("due later", &later),
-        ("limited", &|_| {}),
+    let limited = |_: &mut NewJob| {};
+    type Change = fn(&mut NewJob);
+    let cases: [(&str, Change); 5] = [
+        ("another queue", other_queue),
+        ("another kind", other_kind),
+        ("its last attempt", last_attempt),
+        ("due later", later),
+        ("limited", limited),
     ];
     for (case, change) in cases {
         let mut jobs = in_order(2);
@@ -1267,6 +1270,45 @@ async fn a_next_job_whose_claim_was_not_answered_is_given_back_and_uses_no_attem
     test.store.settle(settlement(&again, Verdict::Succeeded)).await.unwrap();
     assert_eq!(test.count("SELECT COUNT(*) FROM attempts WHERE verdict = 'succeeded'").await, 2);
     test.stop().await;
+}
+
+/// The successes of a batch are written first, in a transaction of their own.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_next_job_that_was_claimed_is_given_back_when_the_rest_of_its_batch_cannot_be_written() {
+    let (name, url) = migrated_database().await;
+    let test = TestStore::with_flushers(name, url.clone(), url, 1).await;
+    let mut jobs = in_order(2);
+    jobs.extend([job(), job()]);
+    let ids: Vec<JobId> = jobs.iter().map(|job| job.id).collect();
+    test.store.insert(jobs).await.unwrap();
+    let [first, fails, blocking] = [test.claimed(ids[0]).await, test.claimed(ids[2]).await, test.claimed(ids[3]).await];
+    // The only flusher waits for a row, so that the next writes make one batch. Another row stays locked.
+    let (mut other, mut another) = (test.mysql().await, test.mysql().await);
+    let (mut blocker, mut locked) = (other.begin().await.unwrap(), another.begin().await.unwrap());
+    let lock = "SELECT id FROM owed WHERE id = ? FOR UPDATE";
+    sqlx::query(lock).bind(blocking.id.uuid()).execute(&mut *blocker).await.unwrap();
+    sqlx::query(lock).bind(fails.id.uuid()).execute(&mut *locked).await.unwrap();
+    let settle = |settlement: Settlement| {
+        let store = test.store.clone();
+        tokio::spawn(async move { store.settle(settlement).await.unwrap() })
+    };
+    let front = settle(settlement(&blocking, Verdict::Succeeded));
+    test.until_said("DELETE FROM owed", 1).await;
+    let mut success = Box::pin(test.end_and_claim_next(&first));
+    assert!((&mut success).now_or_never().is_none());
+    let failure = settle(settlement(&fails, Verdict::Failed));
+    tokio::task::yield_now().await;
+    blocker.commit().await.unwrap();
+    assert!(matches!(front.await.unwrap(), Settled::Done { .. }));
+    let (next, _) = success.await;
+    locked.commit().await.unwrap();
+    assert!(matches!(failure.await.unwrap(), Settled::Done { .. }));
+    // Either the caller has the next job, or it is given back.
+    assert!(next.is_none(), "the batch was split after its successes were written: {next:?}");
+    let given = test.store.give_back_unanswered().await.unwrap();
+    assert_eq!(given.iter().map(|given| given.id).collect::<Vec<_>>(), [ids[1]]);
+    assert_eq!(test.claimed(ids[1]).await.attempt, 1);
+    test.stop_broken("a job runs").await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -31,11 +31,11 @@ pub(crate) struct Success<'a> {
 }
 
 /// What a batch of successes brought about.
-pub(crate) struct Completed {
+pub(crate) struct Completed<'a> {
     /// Jobs that are not held any more and were not claimed.
     pub(crate) released: Vec<DueJob>,
-    /// Claims of jobs that were held, by the job that ended.
-    pub(crate) next: HashMap<JobId, Claim>,
+    /// The claim of jobs that were held.
+    pub(crate) claim: Option<SuccessorClaim<'a>>,
 }
 
 impl<'a> Success<'a> {
@@ -55,14 +55,19 @@ impl<'a> Success<'a> {
 
 /// Settle all of them or none. Returns nothing, with nothing written, when a token no longer holds its job or a cancel
 /// was requested for one of them.
-pub(crate) async fn complete(
+pub(crate) async fn complete<'a>(
     conn: &mut MySqlConnection,
-    successes: &[Success<'_>],
+    successes: &[Success<'a>],
     lane: u8,
-) -> Result<Option<Completed>, sqlx::Error> {
-    let claims = successes.iter().find_map(|success| success.successor_for);
-    if let Some(claims) = claims {
-        claims.limits.catch_up(conn).await?;
+) -> Result<Option<Completed<'a>>, sqlx::Error> {
+    let mut claims = successes.iter().find_map(|success| success.successor_for);
+    if let Some(of) = claims {
+        match of.limits.catch_up(conn).await {
+            Ok(()) => {}
+            // A limit that this version cannot read must not cost an attempt its verdict.
+            Err(sqlx::Error::Decode(_) | sqlx::Error::ColumnDecode { .. }) => claims = None,
+            Err(error) => return Err(error),
+        }
     }
     let mut sorted: Vec<&Success<'_>> = successes.iter().collect();
     sorted.sort_unstable_by_key(|success| success.item.id);
@@ -103,7 +108,8 @@ pub(crate) async fn complete(
     let found = if keys.is_empty() { Vec::new() } else { done.pop().map_or_else(Vec::new, |step| step.rows) };
     let taken = done.last().map_or(0, |deleted| deleted.affected);
     let locked: usize = done.iter().map(|step| step.rows.len()).sum();
-    let successors = if taken == ids.len() as u64 && locked == keys.len() {
+    let ordered = sorted.iter().filter(|success| success.opened.order_key.is_some()).count();
+    let successors = if taken == ids.len() as u64 && locked == keys.len() && ordered == keys.len() {
         Successor::read_all(conn, &found, &heads).await?
     } else {
         None
@@ -147,7 +153,7 @@ pub(crate) async fn complete(
     let counts: Vec<_> = counts.into_iter().map(|((queue, kind), n)| (queue, kind, State::Completed, n)).collect();
     tally(&mut write, lane, &counts);
     // The claims come first, so that one update of a row is enough.
-    let claim = claims.and_then(|claims| SuccessorClaim::new(claims, &sorted, &successors));
+    let mut claim = claims.and_then(|claims| SuccessorClaim::new(claims, &sorted, &successors));
     if let Some(claim) = &claim {
         claim.add_steps(&mut write);
     }
@@ -158,27 +164,27 @@ pub(crate) async fn complete(
     write.push("COMMIT", Vec::new());
     let written = write.run(conn).await?;
     let mut released: Vec<DueJob> = successors.into_iter().filter_map(Successor::released).collect();
-    let mut next = HashMap::new();
-    if let Some(claim) = claim {
-        let (won, front_of) = claim.answered(written.iter().flat_map(|step| &step.rows))?;
-        released.retain(|job| !won.contains_key(&job.id));
-        next = won.into_iter().filter_map(|(id, claim)| Some((*front_of.get(&id)?, claim))).collect();
+    if let Some(claim) = &mut claim {
+        claim.answered(written.iter().flat_map(|step| &step.rows))?;
+        released.retain(|job| !claim.won.contains_key(&job.id));
     }
-    Ok(Some(Completed { released, next }))
+    Ok(Some(Completed { released, claim }))
 }
 
 /// The claim of the next jobs of order keys, in the transaction that ends the jobs in front of them.
 ///
-/// Each run of a batch has a token of its own. When a run gets no answer, its claims are given back, because no later
-/// run can tell whether they were committed.
-struct SuccessorClaim<'a> {
+/// Each run of a batch has a token of its own. When a run gets no answer or fails later, its claims are given back,
+/// because no later run can tell whether they were committed.
+pub(crate) struct SuccessorClaim<'a> {
     claims: &'a Arc<Claims>,
     token: AttemptToken,
     batch: Uuid,
     /// The job in front of each job that is claimed.
     front_of: HashMap<JobId, JobId>,
-    /// The jobs that are claimed, in order. Empty when the claim was answered.
+    /// The jobs that are claimed, in order. Empty when they are handed out.
     ids: Vec<Uuid>,
+    /// The claims that were answered.
+    won: HashMap<JobId, Claim>,
     /// When they are due.
     execute_at: Timestamp,
     bytes: Vec<u8>,
@@ -207,7 +213,16 @@ impl<'a> SuccessorClaim<'a> {
         ids.sort_unstable();
         let bytes = ids.iter().flat_map(|id| *id.as_bytes()).collect();
         let (token, batch) = (AttemptToken::new(), Uuid::now_v7());
-        (!ids.is_empty()).then_some(Self { claims, token, batch, front_of, ids, execute_at, bytes })
+        (!ids.is_empty()).then_some(Self {
+            claims,
+            token,
+            batch,
+            front_of,
+            ids,
+            won: HashMap::new(),
+            execute_at,
+            bytes,
+        })
     }
 
     /// Add the steps of the claim. A job that may have to wait for a worker is not claimed for its last attempt.
@@ -217,16 +232,19 @@ impl<'a> SuccessorClaim<'a> {
         read_step(script, &self.ids, self.token);
     }
 
-    /// Read the rows of the claim. Return the claims, and the job in front of each.
-    fn answered<'r>(
-        mut self,
-        rows: impl Iterator<Item = &'r MySqlRow>,
-    ) -> Result<(HashMap<JobId, Claim>, HashMap<JobId, JobId>), sqlx::Error> {
-        let claims = self.claims.claims_in(rows, self.token)?;
-        let won: Vec<JobId> = claims.keys().copied().collect();
+    /// Read the rows of the claim.
+    fn answered<'r>(&mut self, rows: impl Iterator<Item = &'r MySqlRow>) -> Result<(), sqlx::Error> {
+        self.won = self.claims.claims_in(rows, self.token)?;
+        Ok(())
+    }
+
+    /// Return the claims, by the job in front, when the whole batch is written.
+    pub(crate) fn hand_out(mut self) -> HashMap<JobId, Claim> {
+        let won: Vec<JobId> = self.won.keys().copied().collect();
         self.claims.open.won(self.batch, self.token, &won);
         self.ids.clear();
-        Ok((claims, std::mem::take(&mut self.front_of)))
+        let won = std::mem::take(&mut self.won);
+        won.into_iter().filter_map(|(id, claim)| Some((*self.front_of.get(&id)?, claim))).collect()
     }
 }
 

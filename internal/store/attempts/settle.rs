@@ -18,7 +18,7 @@ use serde_json::value::RawValue;
 use sqlx::{Connection, MySqlConnection, Row};
 use uuid::Uuid;
 
-use crate::attempts::complete::{Success, complete};
+use crate::attempts::complete::{Success, SuccessorClaim, complete};
 use crate::attempts::settlement::{Again, SettleReply, SettleRequest, Settled, Settlement};
 use crate::rows::dead_letters::{NewDeadLetter, insert_dead_letters};
 use crate::rows::jobs::{Accepted, insert_owed};
@@ -79,7 +79,7 @@ impl Batch for Settles {
             let successes: Vec<Success<'_>> = items.iter().filter_map(Success::from_request).collect();
             let completed = if successes.is_empty() { None } else { complete(conn, &successes, lane).await? };
             let are_completed = completed.is_some();
-            let (mut released, mut next) = completed.map(|done| (done.released, done.next)).unwrap_or_default();
+            let (mut released, claim) = completed.map(|done| (done.released, done.claim)).unwrap_or_default();
             let mut rest: Vec<(usize, &Settlement)> = Vec::new();
             for (place, item) in items.iter().enumerate() {
                 if are_completed && Success::from_request(item).is_some() {
@@ -91,6 +91,7 @@ impl Batch for Settles {
             if !rest.is_empty() {
                 self.settle_held(conn, &rest, lane, &mut answers).await?;
             }
+            let mut next = claim.map(SuccessorClaim::hand_out).unwrap_or_default();
             let answers = items.iter().zip(answers);
             Ok(answers.map(|(item, settled)| SettleReply { settled, next: next.remove(&item.settlement.id) }).collect())
         })

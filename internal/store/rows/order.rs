@@ -274,37 +274,37 @@ pub(crate) fn lock_step<'a>(script: &mut Script<'a>, keys: &BTreeSet<&'a [u8]>) 
     script.push(format!("{sql} {list} ORDER BY order_key FOR UPDATE"), values);
 }
 
-/// Add the step that reads the head of each of these keys and the place behind it to a script.
+/// Columns of a next job `p` of a key, with its row in `owed`.
+const OF_NEXT: &str = "UTC_TIMESTAMP(6) AS moment, p.place, p.due_at, o.id, o.queue, o.priority, o.execute_at, o.kind, \
+                       COALESCE(o.execute_at = ?, FALSE) AS held";
+
+/// Add the step that reads the job at the head of each of these keys, and the job at the next place, to a script.
 pub(crate) fn successors_step<'a>(script: &mut Script<'a>, keys: &BTreeSet<&'a [u8]>) {
     let (list, keys) = script.list(&keys.iter().copied().collect::<Vec<_>>());
     let mut values = vec![Value::Moment(held_until())];
     values.extend(keys);
+    // Both places are found by equality: a range of places would be searched in all that the key has ever had.
     let sql = format!(
-        "SELECT k.order_key, k.head, k.tail, UTC_TIMESTAMP(6) AS moment, p.place, p.job_id, p.due_at, o.id, o.queue, \
-         o.priority, o.execute_at, o.kind, COALESCE(o.execute_at = ?, FALSE) AS held \
-         FROM order_keys k FORCE INDEX (PRIMARY) STRAIGHT_JOIN order_places p FORCE INDEX (order_places_line) \
-         ON p.order_key = k.order_key AND p.place BETWEEN k.head AND k.head + 1 AND p.open \
+        "SELECT k.order_key, k.head, k.tail, h.job_id AS at_head, {OF_NEXT} FROM order_keys k FORCE INDEX (PRIMARY) \
+         STRAIGHT_JOIN order_places h FORCE INDEX (order_places_line) \
+         ON h.order_key = k.order_key AND h.place = k.head AND h.open \
+         LEFT JOIN order_places p FORCE INDEX (order_places_line) \
+         ON p.order_key = k.order_key AND p.place = k.head + 1 AND p.open \
          LEFT JOIN owed o FORCE INDEX (PRIMARY) ON o.id = p.job_id WHERE k.order_key IN {list}"
     );
     script.push(sql, values);
 }
 
-/// Add the step that searches the next job of each of these keys, whatever was closed in between, to a script. The jobs
-/// are those at the heads.
-fn search_step(script: &mut Script<'_>, heads: &[Uuid]) {
-    let (list, values) = script.list(heads);
-    let mut asked = vec![Value::Moment(held_until())];
-    asked.extend(values);
-    // Closed places in between, of jobs that were cancelled while they were held, are passed over once.
+/// Add the step that searches the next job of this key behind a place to a script. Closed places in between, of jobs
+/// that were cancelled while they were held, are passed over once.
+fn search_step<'a>(script: &mut Script<'a>, key: &'a [u8], place: u64) {
     let sql = format!(
-        "SELECT x.order_key, UTC_TIMESTAMP(6) AS moment, x.next IS NOT NULL AS followed, n.place, n.due_at, o.id, \
-         o.queue, o.priority, o.execute_at, o.kind, COALESCE(o.execute_at = ?, FALSE) AS held \
-         FROM (SELECT h.order_key, h.place, (SELECT p.job_id FROM order_places p FORCE INDEX (order_places_line) \
-         WHERE p.order_key = h.order_key AND p.place > h.place AND p.open ORDER BY p.place LIMIT 1) AS next \
-         FROM order_places h FORCE INDEX (PRIMARY) WHERE h.job_id IN {list}) x \
-         LEFT JOIN order_places n ON n.job_id = x.next LEFT JOIN owed o FORCE INDEX (PRIMARY) ON o.id = x.next"
+        "SELECT p.order_key, {OF_NEXT} FROM order_places p FORCE INDEX (order_places_line) \
+         LEFT JOIN owed o FORCE INDEX (PRIMARY) ON o.id = p.job_id \
+         WHERE p.order_key = ? AND p.place > ? AND p.open ORDER BY p.place LIMIT 1"
     );
-    script.push(sql, asked);
+    let place = Value::Number(i64::try_from(place).unwrap_or(i64::MAX));
+    script.push(sql, vec![Value::Moment(held_until()), key.into(), place]);
 }
 
 /// The next job of a key whose head ended.
@@ -321,47 +321,35 @@ impl Successor {
         rows: &[MySqlRow],
         heads: &BTreeMap<&[u8], Uuid>,
     ) -> Result<Option<Vec<Self>>, sqlx::Error> {
-        let (mut of_key, mut at_head, mut searched) = (BTreeMap::new(), BTreeSet::new(), BTreeSet::new());
-        for row in rows {
-            let key: &[u8] = row.try_get("order_key")?;
-            let (head, tail, place): (u64, u64, u64) =
-                (row.try_get("head")?, row.try_get("tail")?, row.try_get("place")?);
-            if place == head {
-                if heads.get(key) != Some(&row.try_get("job_id")?) {
-                    return Ok(None);
-                }
-                at_head.insert(key);
-                if head < tail {
-                    searched.insert(key);
-                }
-            } else {
-                of_key.insert(key, Self::read(row)?);
-            }
-        }
-        if at_head.len() != heads.len() {
+        if rows.len() != heads.len() {
             return Ok(None);
         }
-        // The place behind the head was closed, or its job has got another one.
-        searched.retain(|key| !of_key.contains_key(key));
-        let mut all: Vec<Option<Self>> = of_key.into_values().collect();
-        if !searched.is_empty() {
-            let heads: Vec<Uuid> = searched.iter().filter_map(|key| heads.get(key)).copied().collect();
-            let mut search = Script::about(heads.len(), 0);
-            search_step(&mut search, &heads);
-            for row in search.run(conn).await?.iter().flat_map(|step| &step.rows) {
-                let followed: bool = row.try_get("followed")?;
-                all.push(if followed { Self::read(row)? } else { Some(Self::last(row.try_get("order_key")?)) });
+        let mut search = Script::about(rows.len(), 0);
+        let (mut all, mut searched) = (Vec::with_capacity(rows.len()), BTreeSet::new());
+        for row in rows {
+            let key: &[u8] = row.try_get("order_key")?;
+            if heads.get(key) != Some(&row.try_get("at_head")?) {
+                return Ok(None);
+            }
+            let (head, tail): (u64, u64) = (row.try_get("head")?, row.try_get("tail")?);
+            if row.try_get::<Option<u64>, _>("place")?.is_some() {
+                all.push(Self::read(row)?);
+            } else if head < tail {
+                // The next place was closed, or its job has taken another one.
+                search_step(&mut search, key, head);
+                searched.insert(key);
+            } else {
+                all.push(Some(Self { key: key.to_vec(), next: None }));
             }
         }
-        let Some(mut all) = all.into_iter().collect::<Option<Vec<Self>>>() else { return Ok(None) };
-        let followed: BTreeSet<Vec<u8>> = all.iter().map(|successor| successor.key.clone()).collect();
-        all.extend(heads.keys().filter(|key| !followed.contains(**key)).map(|key| Self::last(key.to_vec())));
-        Ok(Some(all))
-    }
-
-    /// The end of a key without another job.
-    const fn last(key: Vec<u8>) -> Self {
-        Self { key, next: None }
+        if !searched.is_empty() {
+            for row in search.run(conn).await?.iter().flat_map(|step| &step.rows) {
+                searched.remove(row.try_get::<&[u8], _>("order_key")?);
+                all.push(Self::read(row)?);
+            }
+            all.extend(searched.into_iter().map(|key| Some(Self { key: key.to_vec(), next: None })));
+        }
+        Ok(all.into_iter().collect())
     }
 
     /// Read a row with the next job. Returns nothing if that job is not held.
@@ -437,14 +425,15 @@ pub(crate) async fn close_places(
     if ids.is_empty() {
         return Ok(Vec::new());
     }
-    let sql = "SELECT DISTINCT k.order_key, k.tail FROM order_places p FORCE INDEX (PRIMARY) \
+    let sql = "SELECT DISTINCT k.order_key, k.head, k.tail FROM order_places p FORCE INDEX (PRIMARY) \
                STRAIGHT_JOIN order_keys k ON k.order_key = p.order_key AND k.head = p.place WHERE p.open AND p.job_id IN";
     let mut lines: BTreeMap<Vec<u8>, KeyPlaces> = BTreeMap::new();
     for ids in ids.chunks(MAX_ROWS) {
         for row in in_list(sql, ids, "").fetch_all(&mut *conn).await? {
-            // Without another open place, the head is behind the tail.
-            let tail: u64 = row.try_get("tail")?;
-            lines.insert(row.try_get("order_key")?, KeyPlaces { head: tail + 1, tail });
+            lines.insert(
+                row.try_get("order_key")?,
+                KeyPlaces { head: row.try_get("head")?, tail: row.try_get("tail")? },
+            );
         }
     }
     close(conn, ids).await?;
@@ -453,23 +442,18 @@ pub(crate) async fn close_places(
         return Ok(Vec::new());
     }
     let mut next: Vec<Uuid> = Vec::with_capacity(lines.len());
-    let keys: Vec<Vec<u8>> = lines.keys().cloned().collect();
-    let keys: Vec<&[u8]> = keys.iter().map(Vec::as_slice).collect();
-    for group in groups(&keys) {
+    for (key, line) in &mut lines {
         // Closed places in between, of jobs that were cancelled while they were held, are passed over once.
-        let sql = format!(
-            "SELECT n.order_key, p.job_id, p.place FROM (SELECT k.order_key, (SELECT p.job_id FROM order_places p \
-             FORCE INDEX (order_places_line) WHERE p.order_key = k.order_key AND p.place > k.head AND p.open \
-             ORDER BY p.place LIMIT 1) AS job_id FROM order_keys k FORCE INDEX (PRIMARY) WHERE k.order_key IN {}) n \
-             STRAIGHT_JOIN order_places p ON p.job_id = n.job_id",
-            placeholders(padded_len(group.len()))
+        let found = statement(
+            "SELECT job_id, place FROM order_places FORCE INDEX (order_places_line) \
+             WHERE order_key = ? AND place > ? AND open ORDER BY place LIMIT 1"
+                .to_owned(),
         );
-        let query = padded(group).fold(statement(sql), Query::bind);
-        for row in query.fetch_all(&mut *conn).await? {
-            let key: Vec<u8> = row.try_get("order_key")?;
-            if let Some(line) = lines.get_mut(&key) {
-                line.head = row.try_get("place")?;
-            }
+        let found = found.bind(key.as_slice()).bind(line.head).fetch_optional(&mut *conn).await?;
+        // Without another open place, the head is behind the tail.
+        line.head = line.tail + 1;
+        if let Some(row) = found {
+            line.head = row.try_get("place")?;
             next.push(row.try_get("job_id")?);
         }
     }
