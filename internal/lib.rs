@@ -134,7 +134,7 @@ pub use {schemars, serde, serde_json};
 /// ```
 pub mod prelude {
     #[doc(no_inline)]
-    pub use crate::{Client, Context, ContextExt, Failure, Handler, Kind, Outcome, Output, Registry};
+    pub use crate::{Client, Context, ContextExt, Failure, FollowUp, Handler, Kind, Outcome, Output, Registry};
     #[doc(no_inline)]
     pub use schemars::JsonSchema;
     #[doc(no_inline)]

@@ -742,7 +742,7 @@ mutants() {
         callbacks::a_group_is_as_old_as_its_first_failure_though_its_jobs_are_retried_in_vain
     mutant 'limit of follow-up jobs' internal/handlers/outcome.rs \
         'if self.follow_ups.len() >= most {' 'if self.follow_ups.len() >= 10 * most {' \
-        callbacks::at_most_a_thousand_jobs_follow_one_and_all_are_checked_before_any_is_written
+        follow_ups::at_most_a_thousand_jobs_follow_one_and_all_are_checked_before_any_is_written
     mutant 'token behind the row of a report' internal/store/reports/files.rs \
         'fetch_optional(&mut *conn).await?.is_none()' 'fetch_optional(&mut *conn).await?.is_some_and(|_| false)' \
         shared_reports::only_the_holder_of_a_job_replaces_its_report_and_only_by_a_whole_one
@@ -971,10 +971,44 @@ mutants() {
     };
     let later' \
         migrations::serve_answers_probes_while_it_waits_for_a_migration_and_starts_when_it_is_done
+    mutant 'expiry in the claim' internal/store/attempts/claim.rs \
+        'expires_at > SYSDATE(6))' 'SYSDATE(6) > 0)' \
+        store::a_claim_takes_no_job_that_has_expired \
+        expiry::no_attempt_starts_at_the_expiry_or_later_on_any_runner
+    mutant 'expired jobs that execute' internal/store/jobs/expire.rs \
+        'if at <= now && owed.state != State::Executing => {' 'if at <= now => {' \
+        expiry::a_running_attempt_goes_on_after_the_expiry_and_a_retry_does_not_start
+    mutant 'place of an expired job' internal/store/jobs/expire.rs \
+        'close_places(conn, &places, now)' 'close_places(conn, &places[..0], now)' \
+        expiry::an_expired_job_lets_the_next_one_of_its_order_key_go_on
+    mutant 'turn of a parked job that expired' internal/store/jobs/expire.rs \
+        'if waits_for_turn(owed.execute_at) {' 'if owed.keyed {' \
+        expiry::a_job_that_is_parked_at_its_limit_expires
+    mutant 'unique key of an expired job' internal/store/jobs/expire.rs \
+        'if owed.keyed {' 'if owed.losses > 9 {' \
+        expiry::a_job_that_did_not_start_in_time_fails_in_a_group_of_its_own_and_an_operator_may_run_it
+    mutant 'pages of expired jobs' internal/engine/expiry.rs \
+        'if !more {' 'if true {' \
+        expiry::a_thousand_expired_jobs_end_within_seconds_and_hold_up_no_other
+    mutant 'keys of follow-up jobs before all others' internal/store/attempts/settle.rs \
+        'let ordered = lock_keys_of_and(&mut tx, &may_be_ordered, of_follow_ups).await?;' \
+        'let _: std::collections::BTreeSet<&[u8]> = of_follow_ups; let ordered = lock_keys_of_and(&mut tx, &may_be_ordered, std::collections::BTreeSet::new()).await?;' \
+        follow_ups::follow_up_jobs_with_each_others_order_keys_cause_no_deadlock
+    mutant 'attempt that a cancel leaves alone' internal/api/jobs/mod.rs \
+        'Some(UnlessWord::Executing) => JobAction::CancelUnlessExecuting,' 'Some(UnlessWord::Executing) => JobAction::Cancel,' \
+        cancel::a_cancel_unless_executing_leaves_an_attempt_alone_and_still_ends_a_job_that_waits \
+        cancel::a_cancel_unless_executing_that_races_the_start_either_prevents_it_or_does_nothing
+    mutant 'producer of a cancelled job' internal/api/jobs/mod.rs \
+        'if !asker.sees_every_job() {' 'if false && !asker.sees_every_job() {' \
+        security::a_producer_cancels_the_jobs_whose_ids_it_was_given_and_no_job_of_another
+    mutant 'kind of a new payload' internal/api/jobs/change.rs \
+        'let job = api.broker.prepare(draft).map_err(|invalid| Problem::invalid("", invalid))?;' \
+        'let text = draft.payload.clone(); let job = match api.broker.prepare(draft) { Ok(job) => job, Err(_) => return Ok(NewPayload { text, host: None }) };' \
+        change::a_waiting_job_gets_another_payload_that_fits_its_kind_and_runs_with_it
     mutant 'check of follow-up jobs' internal/engine/executor.rs \
         'Err((verdict, error)) => return failed(settlement, verdict, error),' \
         'Err((verdict, error)) => drop((verdict, error)),' \
-        callbacks::at_most_a_thousand_jobs_follow_one_and_all_are_checked_before_any_is_written \
+        follow_ups::at_most_a_thousand_jobs_follow_one_and_all_are_checked_before_any_is_written \
         panics::a_follow_up_and_a_replay_whose_check_panics_are_not_written
     mutant 'due time in the transaction of a tick' internal/store/schedules/ticks.rs \
         'standing.is_as(&plan.row) && is_due(plan)' \

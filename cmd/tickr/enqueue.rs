@@ -108,6 +108,15 @@ pub(crate) fn command() -> Command {
             .value_parser(["block", "skip"])
             .requires("order-key"),
         )
+        .arg(
+            text("expires-in", "DURATION", "Fail the job if it has not started after this time, such as 10m")
+                .value_parser(duration),
+        )
+        .arg(
+            text("retry-delays", "DURATIONS", "Delays before the second attempt, the third, and so on, such as 1s,5s,1m")
+                .value_parser(duration)
+                .value_delimiter(','),
+        )
         .arg(text("limit-key", "KEY", "Limit key: limits count the jobs with the same one; see `tickr limits`"))
         .arg(client::idempotency_key())
         .arg(
@@ -154,10 +163,15 @@ pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
     if let Some(pointers) = matches.get_many::<String>("unique-field") {
         job.insert("unique_fields".into(), pointers.cloned().collect::<Vec<_>>().into());
     }
-    for (flag, field) in [("unique-for", "unique_for_ms"), ("max-wait", "max_wait_ms")] {
+    for (flag, field) in [("unique-for", "unique_for_ms"), ("max-wait", "max_wait_ms"), ("expires-in", "expires_in_ms")]
+    {
         if let Some(time) = matches.get_one::<Duration>(flag) {
             job.insert(field.into(), u64::try_from(time.as_millis()).unwrap_or(u64::MAX).into());
         }
+    }
+    if let Some(delays) = matches.get_many::<Duration>("retry-delays") {
+        let delays: Vec<u64> = delays.map(|time| u64::try_from(time.as_millis()).unwrap_or(u64::MAX)).collect();
+        job.insert("retry".into(), serde_json::json!({"delays_ms": delays}));
     }
     if let Some(value) = matches.get_one::<u32>("max-attempts") {
         job.insert("max_attempts".into(), (*value).into());

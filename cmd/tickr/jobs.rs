@@ -1,5 +1,5 @@
-//! `tickr jobs list|count|show|explain|cancel|retry|run-now|reschedule|set-priority|watch`: read, change and follow
-//! jobs through the API.
+//! `tickr jobs list|count|show|explain|cancel|retry|run-now|reschedule|set-priority|set-payload|watch`: read, change and
+//! follow jobs through the API.
 
 use std::time::Duration;
 
@@ -27,7 +27,14 @@ pub(crate) fn command() -> Command {
         ))
         .subcommand(one("show", "Show a job with its attempts, and the reasons if it waits"))
         .subcommand(one("explain", "List the reasons why a job does not run, the most important first"))
-        .subcommand(one("cancel", "Cancel a job").arg(client::idempotency_key()))
+        .subcommand(
+            one("cancel", "Cancel a job").arg(client::idempotency_key()).arg(
+                Arg::new("unless-executing")
+                    .long("unless-executing")
+                    .action(ArgAction::SetTrue)
+                    .help("Leave the job alone if it is running"),
+            ),
+        )
         .subcommand(one("retry", "Run a failed or cancelled job again").arg(client::idempotency_key()))
         .subcommand(one("run-now", "Make a waiting job due now").arg(client::idempotency_key()))
         .subcommand(
@@ -57,6 +64,9 @@ pub(crate) fn command() -> Command {
                     .help("0 runs first, 9 last"),
             ),
         )
+        .subcommand(one("set-payload", "Change the payload of a waiting job").arg(
+            Arg::new("payload").required(true).value_name("JSON").help("JSON text, @FILE, or - for standard input"),
+        ))
         .subcommand(watch::command())
 }
 
@@ -95,6 +105,14 @@ pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
                 client.patch(&path, &change).await?
             }
             "set-priority" => client.patch(&path, &json!({"priority": matches.get_one::<u8>("priority")})).await?,
+            "set-payload" => {
+                let given = matches.get_one::<String>("payload").cloned().unwrap_or_default();
+                client.patch(&path, &json!({"payload": enqueue::payload(&given)?})).await?
+            }
+            "cancel" if matches.get_flag("unless-executing") => {
+                let key = matches.get_one::<String>("idempotency-key");
+                client.post(&format!("{path}/cancel?unless=executing"), &json!({}), key).await?
+            }
             verb => {
                 let key = matches.get_one::<String>("idempotency-key");
                 client.post(&format!("/v1/jobs/{id}/{verb}"), &json!({}), key).await?
@@ -197,7 +215,8 @@ fn print_table(jobs: &[Value]) {
 }
 
 pub(crate) fn show(job: &Value) {
-    for field in ["id", "kind", "queue", "state", "execute_at", "started_at", "finished_at", "last_error"] {
+    for field in ["id", "kind", "queue", "state", "execute_at", "expires_at", "started_at", "finished_at", "last_error"]
+    {
         let value = text(job, field);
         if !value.is_empty() {
             println!("{field:<12} {}", printable(&value));

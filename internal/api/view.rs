@@ -11,7 +11,7 @@ use tickr_handlers::Kind as _;
 use tickr_handlers::http::{HttpCallback, exchange_of_success};
 use tickr_job::{
     Attempt, DeadLetter, DeadLetterStatus, Exchange, ExchangeResponse, Job, JobId, NewJob, OnFailure, Progress,
-    RetryPolicy, ScheduledBy, State, Timestamp, TraceContext, UniqueUntil, Verdict,
+    RetryPolicy, RetryRequest, ScheduledBy, State, Timestamp, TraceContext, UniqueUntil, Verdict,
 };
 use tickr_store::Accepted;
 
@@ -25,48 +25,52 @@ impl Serialize for Moment {
     }
 }
 
-/// Backoff of a job. The delay after the n-th failure is `min(base_ms × factor^(n−1), cap_ms)`, varied by ± `jitter`.
+/// Backoff of a job. The delay after the n-th failure is `min(base_ms × factor^(n−1), cap_ms)`, or the n-th one of
+/// `delays_ms`, varied by ± `jitter`.
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct RetryView {
-    /// Delay after the first failure, in milliseconds.
+    /// Delay after the first failure, in milliseconds. Default: that of the kind.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(example = 1000, minimum = 1, maximum = 86_400_000)]
-    pub(crate) base_ms: u64,
-    /// Factor from one delay to the next. Default: 2, also when the kind has another.
-    #[serde(default = "usual_factor")]
+    pub(crate) base_ms: Option<u64>,
+    /// Factor from one delay to the next. Default: that of the kind.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(minimum = 1, maximum = 100)]
-    pub(crate) factor: f64,
-    /// Maximum delay, in milliseconds. Default: 60000, also when the kind has another.
-    #[serde(default = "usual_cap")]
+    pub(crate) factor: Option<f64>,
+    /// Maximum delay, in milliseconds. Default: that of the kind, or `base_ms` if that is longer.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(minimum = 1, maximum = 604_800_000)]
-    pub(crate) cap_ms: u64,
-    /// Share by which a delay varies in both directions: 0.1 means ± 10 %. Default: 0.1.
-    #[serde(default = "usual_jitter")]
+    pub(crate) cap_ms: Option<u64>,
+    /// Share by which a delay varies in both directions: 0.1 means ± 10 %. Default: that of the kind, and 0 with
+    /// `delays_ms`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(minimum = 0, maximum = 1)]
-    pub(crate) jitter: f64,
+    pub(crate) jitter: Option<f64>,
+    /// Delays after the first failure, the second, and so on, in milliseconds. The last one repeats. Not together with
+    /// `base_ms`, `factor` or `cap_ms`. With it, `max_attempts` is one more than there are delays by default.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(min_items = 1, max_items = 100, example = json!([1000, 2000, 4000]))]
+    pub(crate) delays_ms: Option<Vec<u64>>,
 }
 
-fn usual_factor() -> f64 {
-    RetryPolicy::default().factor
-}
-
-fn usual_cap() -> u64 {
-    RetryPolicy::default().cap_ms
-}
-
-fn usual_jitter() -> f64 {
-    RetryPolicy::default().jitter
-}
-
-impl From<RetryView> for RetryPolicy {
+impl From<RetryView> for RetryRequest {
     fn from(view: RetryView) -> Self {
-        Self { base_ms: view.base_ms, factor: view.factor, cap_ms: view.cap_ms, jitter: view.jitter }
+        let RetryView { base_ms, factor, cap_ms, jitter, delays_ms } = view;
+        Self { base_ms, factor, cap_ms, jitter, delays_ms }
+    }
+}
+
+impl From<RetryRequest> for RetryView {
+    fn from(retry: RetryRequest) -> Self {
+        let RetryRequest { base_ms, factor, cap_ms, jitter, delays_ms } = retry;
+        Self { base_ms, factor, cap_ms, jitter, delays_ms }
     }
 }
 
 impl From<RetryPolicy> for RetryView {
     fn from(policy: RetryPolicy) -> Self {
-        Self { base_ms: policy.base_ms, factor: policy.factor, cap_ms: policy.cap_ms, jitter: policy.jitter }
+        RetryRequest::from(policy).into()
     }
 }
 
@@ -162,6 +166,11 @@ pub(crate) struct JobView {
     /// Due time of the next attempt, or of the last one.
     #[schema(value_type = String, format = DateTime)]
     pub(crate) execute_at: Moment,
+    /// Time from which on no attempt starts any more. An operator's retry runs the job after it as well. Left out if the
+    /// job does not expire.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>, format = DateTime)]
+    pub(crate) expires_at: Option<Moment>,
     /// Start of the running attempt, or of the last one.
     #[schema(value_type = Option<String>, format = DateTime)]
     pub(crate) started_at: Option<Moment>,
@@ -406,6 +415,7 @@ pub(crate) enum VerdictWord {
     Interrupted,
     Lost,
     Snoozed,
+    Expired,
 }
 
 impl JobView {
@@ -421,7 +431,7 @@ impl JobView {
             attempt: 0,
             max_attempts: job.max_attempts,
             timeout_ms: job.options.timeout_ms,
-            retry: job.options.retry.map(Into::into),
+            retry: job.options.retry.clone().map(RetryView::from),
             unique_key: job.unique_key.clone(),
             unique_until: Some(job.options.unique_until).filter(|until| *until == UniqueUntil::Start),
             unique_for_ms: job.options.unique_for_ms,
@@ -436,6 +446,7 @@ impl JobView {
             trace: job.options.trace.clone().map(Into::into),
             created_at: Moment(accepted.created_at),
             execute_at: Moment(accepted.execute_at),
+            expires_at: job.expires_at(accepted.created_at).map(Moment),
             started_at: None,
             finished_at: None,
             cancel_requested_at: None,
@@ -468,7 +479,7 @@ impl JobView {
             attempt: job.attempt,
             max_attempts: job.max_attempts,
             timeout_ms: job.options.timeout_ms,
-            retry: job.options.retry.map(Into::into),
+            retry: job.options.retry.map(RetryView::from),
             unique_key: job.unique_key,
             unique_until: Some(job.options.unique_until).filter(|until| *until == UniqueUntil::Start),
             unique_for_ms: job.options.unique_for_ms,
@@ -483,6 +494,7 @@ impl JobView {
             trace: job.options.trace.map(Into::into),
             created_at: Moment(job.created_at),
             execute_at: Moment(job.execute_at),
+            expires_at: job.options.expires_at.map(Moment),
             started_at: job.started_at.map(Moment),
             finished_at: job.finished_at.map(Moment),
             cancel_requested_at: job.cancel_requested_at.map(Moment),

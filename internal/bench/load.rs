@@ -38,6 +38,7 @@ pub(super) fn jobs(count: u64, payload: &RawValue, due: impl Fn(u64) -> Due) -> 
         queue: queue.clone(),
         payload: payload.to_owned(),
         due: due(number),
+        expires: None,
         priority: Priority::NORMAL,
         max_attempts: 5,
         unique_key: None,

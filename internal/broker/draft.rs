@@ -7,7 +7,7 @@ use serde_json::value::RawValue;
 use crate::unique_fields::{MAX_UNIQUE_FIELDS, unique_key_from};
 use tickr_handlers::{Checked, Panicked, Problem, Registered, Registry};
 use tickr_job::{
-    Due, JobId, JobOptions, Name, NewJob, OnConflict, OnFailure, Order, Priority, RetryPolicy, Tag, TraceContext,
+    Due, JobId, JobOptions, Name, NewJob, OnConflict, OnFailure, Order, Priority, RetryRequest, Tag, TraceContext,
     UniqueUntil, limits,
 };
 
@@ -22,14 +22,16 @@ pub struct Draft {
     pub queue: Option<String>,
     /// Time at which the job is due.
     pub due: Due,
+    /// When the job expires: no attempt starts then or later.
+    pub expires: Option<Due>,
     /// Priority from 0 (first) to 9 (last).
     pub priority: Option<u8>,
     /// Most attempts, 1 to 100. Default: that of the kind.
     pub max_attempts: Option<u32>,
     /// Time limit of one attempt, in milliseconds. Default: that of the kind.
     pub timeout_ms: Option<u64>,
-    /// Delays between attempts. Default: those of the kind.
-    pub retry: Option<RetryPolicy>,
+    /// Delays between attempts. What is left out is that of the kind.
+    pub retry: Option<RetryRequest>,
     /// Unique key: at most one unfinished job of a kind has it.
     pub unique_key: Option<String>,
     /// Fields of the payload that make the unique key, as JSON pointers. Not together with a unique key.
@@ -65,6 +67,7 @@ impl Draft {
             payload,
             queue: None,
             due: Due::Now,
+            expires: None,
             priority: None,
             max_attempts: None,
             timeout_ms: None,
@@ -157,7 +160,8 @@ impl Draft {
         let priority = self.priority.map_or(Ok(Priority::NORMAL), Priority::try_from).inspect_err(|e| {
             wrong("/priority", (*e).to_owned());
         });
-        let max_attempts = self.max_attempts.unwrap_or(kind.defaults().max_attempts);
+        let of_table = self.retry.as_ref().and_then(RetryRequest::attempts);
+        let max_attempts = self.max_attempts.or(of_table).unwrap_or(kind.defaults().max_attempts);
         if !(1..=limits::MAX_ATTEMPTS).contains(&max_attempts) {
             wrong("/max_attempts", format!("must be 1 to {}", limits::MAX_ATTEMPTS));
         }
@@ -165,7 +169,8 @@ impl Draft {
         if self.timeout_ms.is_some_and(|ms| ms == 0 || ms > most_ms) {
             wrong("/timeout_ms", format!("must be 1 to {most_ms}"));
         }
-        if let Some((field, why)) = self.retry.as_ref().and_then(RetryPolicy::problem) {
+        let usual = &kind.defaults().retry;
+        if let Some((field, why)) = self.retry.as_ref().and_then(|retry| retry.problem(usual)) {
             wrong(&format!("/retry/{field}"), why.to_owned());
         }
         let key_fits = |key: &String| (1..=limits::MAX_KEY_BYTES).contains(&key.len());
@@ -220,6 +225,7 @@ impl Draft {
             }
         }
         problems.extend(problem_of_due(self.due));
+        problems.extend(self.expires.and_then(|expires| problem_of_expiry(expires, self.due)));
         let (Ok(queue), Ok(priority), true) = (queue, priority, problems.is_empty()) else {
             return Err(Invalid::Job { problems });
         };
@@ -241,6 +247,7 @@ impl Draft {
             queue,
             payload: self.payload,
             due: self.due,
+            expires: self.expires,
             priority,
             max_attempts,
             unique_key,
@@ -248,7 +255,7 @@ impl Draft {
             host,
             options: JobOptions {
                 timeout_ms: self.timeout_ms,
-                retry: self.retry,
+                retry: self.retry.map(|retry| retry.over(usual)),
                 tags,
                 trace: self.trace,
                 unique_until: self.unique_until.unwrap_or_default(),
@@ -260,6 +267,32 @@ impl Draft {
             },
             batch: None,
         })
+    }
+}
+
+/// Check when a job expires that is due at `due`. Pointers are relative to the job.
+fn problem_of_expiry(expires: Due, due: Due) -> Option<Problem> {
+    let most_ms = limits::MAX_AHEAD.as_millis();
+    match (expires, due) {
+        (Due::Now, _) => None,
+        (Due::After(time), _) if time.is_zero() || time > limits::MAX_AHEAD => {
+            Some(Problem::at("/expires_in_ms", format!("must be 1 to {most_ms} (366 days)")))
+        }
+        (Due::After(time), Due::After(delay)) if time <= delay => {
+            Some(Problem::at("/expires_in_ms", "must be more than delay_ms: the job would never start"))
+        }
+        (Due::At(moment), Due::At(due)) if moment <= due => {
+            Some(Problem::at("/expires_at", "must be later than execute_at: the job would never start"))
+        }
+        (Due::At(moment), _) => {
+            // As for due times, this host's clock is only trusted to a day. MySQL's clock decides when the job expires.
+            let now = chrono::Utc::now();
+            let tolerance = Duration::from_secs(86_400);
+            let days = limits::MAX_AHEAD.as_secs() / 86_400;
+            (moment > now + limits::MAX_AHEAD + tolerance || moment < now - tolerance)
+                .then(|| Problem::at("/expires_at", format!("must lie between now and {days} days from now")))
+        }
+        (Due::After(_), _) => None,
     }
 }
 

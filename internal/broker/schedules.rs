@@ -290,7 +290,7 @@ fn draft_of(schedule: &Schedule) -> Draft {
         priority: Some(template.priority.level()),
         max_attempts: template.max_attempts,
         timeout_ms: template.timeout_ms,
-        retry: template.retry,
+        retry: template.retry.clone(),
         ..Draft::new(template.kind.to_string(), template.payload.clone())
     }
 }

@@ -61,6 +61,19 @@ macro_rules! shared_options {
                 self
             }
 
+            /// Let the job expire this long after its acceptance: no attempt starts then or later. If it has not ended by
+            /// then and does not run, it fails.
+            pub fn expires_in(mut self, time: Duration) -> Self {
+                self.options.expires = Some(Due::After(time));
+                self
+            }
+
+            /// Let the job expire at this moment, as [`expires_in`](Self::expires_in) does.
+            pub fn expires_at(mut self, moment: Timestamp) -> Self {
+                self.options.expires = Some(Due::At(moment));
+                self
+            }
+
             /// Set the number of attempts before the job fails, 1 to 100. Default: that of the kind.
             pub fn max_attempts(mut self, most: u32) -> Self {
                 self.options.max_attempts = Some(most);
@@ -75,7 +88,7 @@ macro_rules! shared_options {
 
             /// Set the delays between attempts. Default: those of the kind.
             pub fn retry(mut self, policy: RetryPolicy) -> Self {
-                self.options.retry = Some(policy);
+                self.options.retry = Some(policy.into());
                 self
             }
 

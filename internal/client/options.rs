@@ -8,17 +8,18 @@ use serde_json::value::{RawValue, to_raw_value};
 use super::Error;
 use tickr_broker::Draft;
 use tickr_handlers::{Kind, Problem};
-use tickr_job::{Due, OnConflict, OnFailure, RetryPolicy, Timestamp, TraceContext, UniqueUntil, limits};
+use tickr_job::{Due, OnConflict, OnFailure, RetryRequest, Timestamp, TraceContext, UniqueUntil, limits};
 
 /// The options of a job. Those that are not set have the defaults of the kind.
 #[derive(Clone, Debug)]
 pub(super) struct Options {
     pub(super) queue: Option<String>,
     pub(super) due: Due,
+    pub(super) expires: Option<Due>,
     pub(super) priority: Option<u8>,
     pub(super) max_attempts: Option<u32>,
     pub(super) timeout: Option<Duration>,
-    pub(super) retry: Option<RetryPolicy>,
+    pub(super) retry: Option<RetryRequest>,
     pub(super) unique_key: Option<String>,
     pub(super) on_conflict: Option<OnConflict>,
     pub(super) unique_fields: Vec<String>,
@@ -37,6 +38,7 @@ impl Default for Options {
         Self {
             queue: None,
             due: Due::Now,
+            expires: None,
             priority: None,
             max_attempts: None,
             timeout: None,
@@ -68,13 +70,17 @@ pub(super) struct Body {
     #[serde(skip_serializing_if = "Option::is_none")]
     delay_ms: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    expires_at: Option<Timestamp>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    expires_in_ms: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     priority: Option<u8>,
     #[serde(skip_serializing_if = "Option::is_none")]
     max_attempts: Option<u32>,
     #[serde(skip_serializing_if = "Option::is_none")]
     timeout_ms: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    retry: Option<RetryPolicy>,
+    retry: Option<RetryRequest>,
     #[serde(skip_serializing_if = "Option::is_none")]
     unique_key: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -100,21 +106,20 @@ pub(super) struct Body {
 impl Options {
     /// Make the body of a job with these options.
     pub(super) fn body(&self, kind: &str, payload: Box<RawValue>) -> Body {
-        let (execute_at, delay_ms) = match self.due {
-            Due::Now => (None, None),
-            Due::At(moment) => (Some(moment), None),
-            Due::After(delay) => (None, Some(millis(delay))),
-        };
+        let (execute_at, delay_ms) = in_words(self.due);
+        let (expires_at, expires_in_ms) = self.expires.map(in_words).unwrap_or_default();
         Body {
             kind: kind.to_owned(),
             payload,
             queue: self.queue.clone(),
             execute_at,
             delay_ms,
+            expires_at,
+            expires_in_ms,
             priority: self.priority,
             max_attempts: self.max_attempts,
             timeout_ms: self.timeout.map(millis),
-            retry: self.retry,
+            retry: self.retry.clone(),
             unique_key: self.unique_key.clone(),
             on_conflict: self.on_conflict,
             unique_fields: self.unique_fields.clone(),
@@ -132,20 +137,17 @@ impl Options {
 impl Body {
     /// Make the draft that the broker checks.
     pub(super) fn draft(&self, trace: Option<&TraceContext>) -> Draft {
-        let due = match (self.execute_at, self.delay_ms) {
-            (Some(moment), _) => Due::At(moment),
-            (None, Some(ms)) => Due::After(Duration::from_millis(ms)),
-            (None, None) => Due::Now,
-        };
+        let due = from_words(self.execute_at, self.delay_ms).unwrap_or(Due::Now);
         Draft {
             kind: self.kind.clone(),
             payload: self.payload.clone(),
             queue: self.queue.clone(),
             due,
+            expires: from_words(self.expires_at, self.expires_in_ms),
             priority: self.priority,
             max_attempts: self.max_attempts,
             timeout_ms: self.timeout_ms,
-            retry: self.retry,
+            retry: self.retry.clone(),
             unique_key: self.unique_key.clone(),
             on_conflict: self.on_conflict,
             unique_fields: self.unique_fields.clone(),
@@ -180,6 +182,20 @@ impl Body {
 pub(super) fn payload_json<K: Kind>(payload: &K) -> Result<Box<RawValue>, Error> {
     to_raw_value(payload)
         .map_err(|error| Error::refused(Problem::at("/payload", format!("cannot be written as JSON: {error}"))))
+}
+
+/// Return the fields of a body that give this time: a moment, or a number of milliseconds.
+fn in_words(time: Due) -> (Option<Timestamp>, Option<u64>) {
+    match time {
+        Due::Now => (None, None),
+        Due::At(moment) => (Some(moment), None),
+        Due::After(delay) => (None, Some(millis(delay))),
+    }
+}
+
+/// Do the opposite of [`in_words`].
+fn from_words(at: Option<Timestamp>, in_ms: Option<u64>) -> Option<Due> {
+    at.map(Due::At).or(in_ms.map(|ms| Due::After(Duration::from_millis(ms))))
 }
 
 /// A duration in milliseconds, rounded up: a job never starts early.

@@ -8,7 +8,7 @@ use super::error::Wrong;
 use super::origin::SettingOrigin;
 use super::setting::{Secrecy, Setting};
 use super::{duration, parse};
-use tickr_job::{Dst, Misfire, Overlap, RetryPolicy, Schedule, ScheduleDraft, Timestamp};
+use tickr_job::{Dst, Misfire, Overlap, RetryRequest, Schedule, ScheduleDraft, Timestamp};
 
 /// A declared schedule.
 #[derive(Debug, Clone)]
@@ -136,13 +136,12 @@ impl ScheduleKeys {
         }
         let payload = self.payload.unwrap_or_else(|| RawValue::from_string("{}".to_owned()).unwrap_or_default());
         let ms = |duration: Duration| u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
-        let usual = RetryPolicy::default();
         let says_retry = self.retry_base.is_some() || self.retry_cap.is_some() || self.retry_factor.is_some();
-        let retry = says_retry.then(|| RetryPolicy {
-            base_ms: self.retry_base.map_or(usual.base_ms, ms),
-            cap_ms: self.retry_cap.map_or(usual.cap_ms, ms),
-            factor: self.retry_factor.unwrap_or(usual.factor),
-            ..usual
+        let retry = says_retry.then(|| RetryRequest {
+            base_ms: self.retry_base.map(ms),
+            cap_ms: self.retry_cap.map(ms),
+            factor: self.retry_factor,
+            ..RetryRequest::default()
         });
         let draft = ScheduleDraft {
             cron: self.cron,

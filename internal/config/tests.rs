@@ -477,7 +477,7 @@ fn schedules_are_read_and_every_mistake_in_them_is_named_with_its_key() {
     let nightly = &schedules.get("nightly").unwrap().schedule;
     assert_eq!(nightly.cadence.describe(), "At 02:30 (Europe/Warsaw)");
     assert_eq!((nightly.grace, nightly.template.payload.get()), (Duration::from_secs(60), "{\"canary\": 1}"));
-    assert_eq!(nightly.template.retry.map(|retry| retry.base_ms), Some(2_000));
+    assert_eq!(nightly.template.retry.clone().and_then(|retry| retry.base_ms), Some(2_000));
     assert!(schedules.get("often").unwrap().schedule.unanchored);
     assert_no_canary(&format!("{} {:?}", loaded.origins, loaded.config));
 

@@ -326,7 +326,7 @@ async fn end_attempt(shared: &EngineState, job: JobId, child: &RunnerId, death: 
 }
 
 fn policies(shared: &EngineState) -> HashMap<Name, RetryPolicy> {
-    shared.registry.iter().map(|kind| (kind.name().clone(), kind.defaults().retry)).collect()
+    shared.registry.iter().map(|kind| (kind.name().clone(), kind.defaults().retry.clone())).collect()
 }
 
 /// Tell the index and the listeners of events about an attempt that this runner ended.

@@ -143,7 +143,7 @@ async fn attempt(
     shared.broker.events().emit(Event::Started { id: claimed.id, number: claimed.number });
 
     let defaults =
-        shared.registry.get(claimed.kind.as_str()).map_or_else(KindDefaults::default, |kind| *kind.defaults());
+        shared.registry.get(claimed.kind.as_str()).map_or_else(KindDefaults::default, |kind| kind.defaults().clone());
     let trace = AttemptTrace::begin(&shared.settings.tracer, &claimed);
     let began = Instant::now();
     let exchange = ExchangeSlot::default();
@@ -156,7 +156,7 @@ async fn attempt(
     shared.workers.record_run(ran);
     let (ended, given_back) = resolve_unread(shared, &claimed, ended).await;
     let mut settlement = judge(shared, &claimed, ended, stop.reason(), &defaults, trace.trace_context());
-    if let (Some(_), Again::After(delay)) = (&given_back, settlement.again) {
+    if let (Some(_), &Again::After(delay)) = (&given_back, &settlement.again) {
         settlement.again = Again::ForAnother(delay);
     }
     if settlement.verdict != Verdict::Succeeded {
@@ -418,7 +418,7 @@ fn judge(
     defaults: &KindDefaults,
     trace: Option<&TraceContext>,
 ) -> Settlement {
-    let policy = claimed.options.retry.unwrap_or(defaults.retry);
+    let policy = claimed.options.retry.as_ref().unwrap_or(&defaults.retry).clone();
     let chance = rand::random();
     // The blocking handler ends with the process at the latest. The next attempt should not overlap it.
     let not_before = match ended {
@@ -494,8 +494,22 @@ fn prepare(
     follow_up: FollowUp,
     trace: Option<&TraceContext>,
 ) -> Result<NewJob, (Verdict, String)> {
-    let kind = follow_up.kind;
-    let draft = Draft { trace: trace.cloned(), ..Draft::new(kind, follow_up.payload) };
+    let FollowUp { kind, payload, options, .. } = follow_up;
+    let draft = Draft {
+        queue: options.queue,
+        due: options.due,
+        expires: options.expires,
+        priority: options.priority,
+        max_attempts: options.max_attempts,
+        timeout_ms: options.timeout.map(|limit| u64::try_from(limit.as_millis()).unwrap_or(u64::MAX)),
+        retry: options.retry.map(Into::into),
+        order_key: options.order_key,
+        on_failure: options.on_failure,
+        limit_key: options.limit_key,
+        tags: options.tags,
+        trace: trace.cloned(),
+        ..Draft::new(kind, payload)
+    };
     shared.broker.prepare(draft).map_err(|invalid| {
         let verdict = match &invalid {
             Invalid::Panicked(_) => Verdict::Panicked,

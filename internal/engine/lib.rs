@@ -33,6 +33,7 @@
 //! Loops beside them:
 //! - `ticker.rs`: fires the ticks of schedules.
 //! - `reconciler.rs`: repairs and rebuilds the index from MySQL.
+//! - `expiry.rs`: ends jobs that did not start before their expiry.
 //! - `bulk_runner.rs`: carries out bulk operations.
 //! - `janitor.rs`: removes rows whose retention has ended.
 //! - `reports.rs`: the part of the janitor that removes report files.
@@ -47,6 +48,7 @@ mod attempt_metrics;
 mod bulk_runner;
 mod child;
 mod executor;
+mod expiry;
 mod fetcher;
 mod heartbeat;
 mod heartbeat_history;
@@ -268,6 +270,9 @@ impl Engine {
         keep_running(&looping, &shared, "refill", reconciler::refill_until_stopped);
         keep_running(&looping, &shared, "reaper", reaper::run_until_stopped);
         keep_running(&looping, &shared, "unanswered claims", reaper::give_back_until_stopped);
+        keep_running(&looping, &shared, "expiry", async move |shared: Arc<EngineState>| {
+            expiry::end_until_stopped(&shared).await;
+        });
         keep_running(&looping, &shared, "janitor", janitor::run_until_stopped);
         keep_running(&looping, &shared, "bulk runner", bulk_runner::run_until_stopped);
         keep_running(&looping, &shared, "alerts", alerts::run_until_stopped);

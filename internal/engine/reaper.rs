@@ -254,7 +254,7 @@ impl Reaper {
             return Ok(0);
         }
         let policies: HashMap<Name, RetryPolicy> =
-            shared.registry.iter().map(|kind| (kind.name().clone(), kind.defaults().retry)).collect();
+            shared.registry.iter().map(|kind| (kind.name().clone(), kind.defaults().retry.clone())).collect();
         let policies = Arc::new(policies);
         let mut ended = 0;
         for page in lapsed.chunks(PAGE) {

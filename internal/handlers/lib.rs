@@ -50,7 +50,7 @@ pub mod test_kinds;
 pub mod wording;
 
 pub use context::{CallSlot, Context, ContextParts, ExchangeSlot, ProgressSlot};
-pub use outcome::{Failure, FollowUp, Outcome, Output};
+pub use outcome::{Failure, FollowUp, FollowUpOptions, Outcome, Output};
 pub use panicked::{Panicked, panic_message};
 pub use registry::{Checked, KindDefaults, Problem, Ran, Registered, Registry};
 

@@ -6,7 +6,7 @@ use serde::Serialize;
 use serde_json::value::{RawValue, to_raw_value};
 
 use super::Kind;
-use tickr_job::limits;
+use tickr_job::{Due, OnFailure, RetryPolicy, Timestamp, limits};
 
 /// Return value of a handler.
 pub type Outcome = Result<Output, Failure>;
@@ -35,16 +35,30 @@ impl Output {
     ///
     /// # Errors
     /// [`Failure::Reject`] when the payload cannot be written as JSON, or when there are too many follow-up jobs.
-    pub fn then<P: Kind>(mut self, payload: &P) -> Outcome {
+    pub fn then<P: Kind>(self, payload: &P) -> Outcome {
+        self.then_job(FollowUp::of(payload)?)
+    }
+
+    /// Do what [`then`](Self::then) does, for a follow-up job with options of its own.
+    ///
+    /// # Errors
+    /// [`Failure::Reject`] when there are too many follow-up jobs.
+    pub fn then_job(mut self, job: FollowUp) -> Outcome {
         let most = limits::MAX_FOLLOW_UPS;
         if self.follow_ups.len() >= most {
             let help = "let a follow-up job enqueue the rest";
             return Err(Failure::reject(format!("a job may be followed by {most} jobs at most; {help}")));
         }
-        let payload = to_raw_value(payload)
-            .map_err(|e| Failure::reject(format!("write the payload of the follow-up {} job: {e}", P::NAME)))?;
-        self.follow_ups.push(FollowUp { kind: P::NAME, payload });
+        self.follow_ups.push(job);
         Ok(self)
+    }
+
+    /// Add several follow-up jobs. All of them are accepted with the success, or none.
+    ///
+    /// # Errors
+    /// [`Failure::Reject`] when there are too many follow-up jobs.
+    pub fn then_all(self, jobs: impl IntoIterator<Item = FollowUp>) -> Outcome {
+        jobs.into_iter().try_fold(self, Self::then_job)
     }
 
     /// The result and the follow-up jobs.
@@ -60,13 +74,159 @@ impl From<()> for Output {
     }
 }
 
-/// A follow-up job, enqueued together with the success of another job.
-#[derive(Debug)]
+/// A follow-up job, enqueued together with the success of another job. What is not set has the default of its kind.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct FollowUp {
     /// Kind of the job, which must be registered.
     pub kind: &'static str,
     /// Payload of the job, checked before it is written, as at enqueue.
     pub payload: Box<RawValue>,
+    /// Its options.
+    pub options: FollowUpOptions,
+}
+
+/// The options of a follow-up job.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct FollowUpOptions {
+    /// Name of the queue. Default: `default`.
+    pub queue: Option<String>,
+    /// When the job is due, from the time at which the success is stored.
+    pub due: Due,
+    /// When the job expires.
+    pub expires: Option<Due>,
+    /// Priority from 0 (first) to 9 (last).
+    pub priority: Option<u8>,
+    /// Number of attempts, 1 to 100.
+    pub max_attempts: Option<u32>,
+    /// Time limit of one attempt.
+    pub timeout: Option<Duration>,
+    /// Delays between attempts.
+    pub retry: Option<RetryPolicy>,
+    /// Order key.
+    pub order_key: Option<String>,
+    /// What the final failure of the job does to the jobs behind it with the same order key.
+    pub on_failure: Option<OnFailure>,
+    /// Limit key.
+    pub limit_key: Option<String>,
+    /// Tags.
+    pub tags: Vec<String>,
+}
+
+impl Default for FollowUpOptions {
+    fn default() -> Self {
+        Self {
+            queue: None,
+            due: Due::Now,
+            expires: None,
+            priority: None,
+            max_attempts: None,
+            timeout: None,
+            retry: None,
+            order_key: None,
+            on_failure: None,
+            limit_key: None,
+            tags: Vec::new(),
+        }
+    }
+}
+
+impl FollowUp {
+    /// Make a follow-up job with this payload.
+    ///
+    /// # Errors
+    /// [`Failure::Reject`] when the payload cannot be written as JSON.
+    pub fn of<P: Kind>(payload: &P) -> Result<Self, Failure> {
+        let payload = to_raw_value(payload)
+            .map_err(|e| Failure::reject(format!("write the payload of the follow-up {} job: {e}", P::NAME)))?;
+        Ok(Self { kind: P::NAME, payload, options: FollowUpOptions::default() })
+    }
+
+    /// Set the queue. Default: `default`.
+    #[must_use]
+    pub fn queue(mut self, name: impl Into<String>) -> Self {
+        self.options.queue = Some(name.into());
+        self
+    }
+
+    /// Let the job be due this long after the success is stored.
+    #[must_use]
+    pub fn delay(mut self, delay: Duration) -> Self {
+        self.options.due = Due::After(delay);
+        self
+    }
+
+    /// Let the job be due at this moment. A moment in the past means now.
+    #[must_use]
+    pub fn at(mut self, moment: Timestamp) -> Self {
+        self.options.due = Due::At(moment);
+        self
+    }
+
+    /// Let the job expire this long after the success is stored: no attempt starts then or later.
+    #[must_use]
+    pub fn expires_in(mut self, time: Duration) -> Self {
+        self.options.expires = Some(Due::After(time));
+        self
+    }
+
+    /// Set the priority, 0 (first) to 9 (last). Default: 5.
+    #[must_use]
+    pub fn priority(mut self, level: u8) -> Self {
+        self.options.priority = Some(level);
+        self
+    }
+
+    /// Set the number of attempts before the job fails, 1 to 100. Default: that of the kind.
+    #[must_use]
+    pub fn max_attempts(mut self, most: u32) -> Self {
+        self.options.max_attempts = Some(most);
+        self
+    }
+
+    /// Set the time limit of one attempt. Default: that of the kind.
+    #[must_use]
+    pub fn timeout(mut self, limit: Duration) -> Self {
+        self.options.timeout = Some(limit);
+        self
+    }
+
+    /// Set the delays between attempts. Default: those of the kind.
+    #[must_use]
+    pub fn retry(mut self, policy: RetryPolicy) -> Self {
+        self.options.retry = Some(policy);
+        self
+    }
+
+    /// Set the order key: jobs with the same one run one at a time, in the order of their acceptance. Follow-up jobs of
+    /// one success are accepted in the order in which they were added.
+    #[must_use]
+    pub fn order_key(mut self, key: impl Into<String>) -> Self {
+        self.options.order_key = Some(key.into());
+        self
+    }
+
+    /// Set what the final failure of the job does to the jobs behind it. Only together with an order key.
+    #[must_use]
+    pub fn on_failure(mut self, action: OnFailure) -> Self {
+        self.options.on_failure = Some(action);
+        self
+    }
+
+    /// Set the limit key: the limits that operators set count the jobs with the same one.
+    #[must_use]
+    pub fn limit_key(mut self, key: impl Into<String>) -> Self {
+        self.options.limit_key = Some(key.into());
+        self
+    }
+
+    /// Add a tag to find the job by. At most ten.
+    #[must_use]
+    pub fn tag(mut self, tag: impl Into<String>) -> Self {
+        self.options.tags.push(tag.into());
+        self
+    }
 }
 
 /// Reason why an attempt did not succeed. The variant decides what happens next. The texts are stored with the attempt,

@@ -18,7 +18,7 @@ use tickr_config::KindConfig;
 use tickr_job::{Edition, Editions, Name, RetryPolicy, limits};
 
 /// Defaults for jobs of a kind that set no options of their own.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct KindDefaults {
     /// Number of attempts that a job may use.
     pub max_attempts: u32,

@@ -32,7 +32,8 @@ impl Edition {
     /// Return the edition of the options that a job may have beside its payload.
     #[must_use]
     pub fn for_options() -> Self {
-        let every = JobOptions { timeout_ms: Some(1), retry: Some(RetryPolicy::default()), ..JobOptions::default() };
+        let retry = RetryPolicy { delays_ms: vec![1], ..RetryPolicy::default() };
+        let every = JobOptions { timeout_ms: Some(1), retry: Some(retry), ..JobOptions::default() };
         Self::digest(&serde_json::to_string(&every).unwrap_or_default())
     }
 

@@ -65,7 +65,12 @@ impl Tally {
         self.completed += u64::from(state == State::Completed);
         self.ended += u64::from(state.is_end());
         self.failed += u64::from(match verdict {
-            Verdict::Failed | Verdict::Rejected | Verdict::TimedOut | Verdict::Panicked | Verdict::Lost => true,
+            Verdict::Failed
+            | Verdict::Rejected
+            | Verdict::TimedOut
+            | Verdict::Panicked
+            | Verdict::Lost
+            | Verdict::Expired => true,
             // A job that was stopped or postponed has not failed.
             Verdict::Succeeded | Verdict::Cancelled | Verdict::Interrupted | Verdict::Snoozed => false,
         });

@@ -18,7 +18,7 @@
 //! - `query`: the text form of a filter, as in a search field
 //! - `record`: [`Job`] and [`Attempt`], as the store knows them
 //! - `report`: [`ReportRecord`], the data of a finished report without its content
-//! - `retry`: [`RetryPolicy`], the delay before a failed job runs again
+//! - `retry`: [`RetryPolicy`], the delay before a failed job runs again, and [`RetryRequest`], what a client says of it
 //! - `schedule`: [`Schedule`] and [`plan`], jobs that are created by a cron expression or an interval
 //! - `scope`: [`Scope`], the permissions of an API key
 //! - `spec`: [`NewJob`], the job that a client requests, and its limits
@@ -79,10 +79,10 @@ pub use operation::{Action, Among, NewOperation, Operation, OperationParams, Ope
 pub use producer::Producer;
 pub use record::{Attempt, Job, Progress};
 pub use report::ReportRecord;
-pub use retry::RetryPolicy;
+pub use retry::{RetryPolicy, RetryRequest};
 pub use schedule::{
     Cadence, CronExpression, Dst, Misfire, Overlap, Plan, Planned, Schedule, ScheduleDraft, ScheduledBy, Situation,
-    SkipCause, Template, TickDecision, UnknownZone, WrongField, Zone, plan,
+    SkipCause, Template, TemplateOptions, TickDecision, UnknownZone, WrongField, Zone, plan,
 };
 pub use scope::Scope;
 pub use spec::{BatchPlace, Due, JobOptions, NewJob, OnConflict, OnFailure, Order, Priority, UniqueUntil, limits};

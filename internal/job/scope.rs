@@ -5,7 +5,8 @@
 pub enum Scope {
     /// Read everything, change nothing.
     Read,
-    /// Enqueue jobs, and read a job by its id. No listings: a producer need not see the jobs of other producers.
+    /// Enqueue jobs, and read and cancel a job by its id. No listings: a producer need not see the jobs of other
+    /// producers.
     Enqueue,
     /// All requests.
     Admin,

@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
+use chrono::TimeDelta;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
-use super::{Actor, JobId, Name, RetryPolicy, ScheduledBy, Tag, Timestamp, TraceContext};
+use super::{Actor, JobId, Name, RetryPolicy, ScheduledBy, Tag, Timestamp, TraceContext, ceil_ms};
 
 /// The limits of one job. The API names the limit that a request exceeds.
 pub mod limits {
@@ -167,6 +168,9 @@ pub struct JobOptions {
     /// Requests with the same unique key put the job off at most until this long after its acceptance, in milliseconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_wait_ms: Option<u64>,
+    /// No attempt of the job starts at this time or later. Set by the store.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub expires_at: Option<Timestamp>,
 }
 
 /// The time at which a job gives up its unique key.
@@ -242,6 +246,8 @@ pub struct NewJob {
     pub payload: Box<RawValue>,
     /// Requested start time.
     pub due: Due,
+    /// When the job expires: no attempt starts then or later.
+    pub expires: Option<Due>,
     /// Urgency within the queue.
     pub priority: Priority,
     /// Attempts that may be used before the job fails.
@@ -256,6 +262,18 @@ pub struct NewJob {
     pub options: JobOptions,
     /// The batch that the job belongs to, if any. Set by the store.
     pub batch: Option<BatchPlace>,
+}
+
+impl NewJob {
+    /// Return when the job expires, if it was accepted at `accepted_at`: in whole milliseconds.
+    #[must_use]
+    pub fn expires_at(&self, accepted_at: Timestamp) -> Option<Timestamp> {
+        self.expires.map(|expires| match expires {
+            Due::Now => ceil_ms(accepted_at),
+            Due::After(delay) => ceil_ms(accepted_at + TimeDelta::from_std(delay).unwrap_or(TimeDelta::zero())),
+            Due::At(moment) => ceil_ms(moment),
+        })
+    }
 }
 
 /// Behaviour for a new job whose unique key belongs to an unfinished job.

@@ -70,6 +70,8 @@ pub enum StateInput {
     },
     /// A client requests that the job stops.
     Cancel,
+    /// A client requests that no attempt of the job starts any more. An attempt that runs is not stopped.
+    CancelUnlessExecuting,
     /// An operator runs an ended job again.
     Retry,
     /// An operator makes a waiting job due now.
@@ -98,7 +100,7 @@ pub const fn next(state: State, event: StateInput) -> Result<State, Refused> {
     match (state, event) {
         (Waiting, StateInput::Claim) => Ok(Executing),
         (Waiting, StateInput::Settle { .. }) => refused,
-        (Waiting, StateInput::Cancel) => Ok(Cancelled),
+        (Waiting, StateInput::Cancel | StateInput::CancelUnlessExecuting) => Ok(Cancelled),
         (Waiting, StateInput::Retry) => refused,
         (Waiting, StateInput::RunNow) => Ok(Waiting),
         (Waiting, StateInput::Change) => Ok(Waiting),
@@ -108,20 +110,21 @@ pub const fn next(state: State, event: StateInput) -> Result<State, Refused> {
             Ok(settled(verdict, spent, cancel_requested))
         }
         (Executing, StateInput::Cancel) => Ok(Executing),
+        (Executing, StateInput::CancelUnlessExecuting) => refused,
         (Executing, StateInput::Retry) => refused,
         (Executing, StateInput::RunNow) => refused,
         (Executing, StateInput::Change) => refused,
 
         (Retrying, StateInput::Claim) => Ok(Executing),
         (Retrying, StateInput::Settle { .. }) => refused,
-        (Retrying, StateInput::Cancel) => Ok(Cancelled),
+        (Retrying, StateInput::Cancel | StateInput::CancelUnlessExecuting) => Ok(Cancelled),
         (Retrying, StateInput::Retry) => refused,
         (Retrying, StateInput::RunNow) => Ok(Retrying),
         (Retrying, StateInput::Change) => Ok(Retrying),
 
         (Completed, StateInput::Claim) => refused,
         (Completed, StateInput::Settle { .. }) => refused,
-        (Completed, StateInput::Cancel) => refused,
+        (Completed, StateInput::Cancel | StateInput::CancelUnlessExecuting) => refused,
         // A success is not repeated by accident: a client that wants the work again enqueues a new job.
         (Completed, StateInput::Retry) => refused,
         (Completed, StateInput::RunNow) => refused,
@@ -129,14 +132,14 @@ pub const fn next(state: State, event: StateInput) -> Result<State, Refused> {
 
         (Failed, StateInput::Claim) => refused,
         (Failed, StateInput::Settle { .. }) => refused,
-        (Failed, StateInput::Cancel) => refused,
+        (Failed, StateInput::Cancel | StateInput::CancelUnlessExecuting) => refused,
         (Failed, StateInput::Retry) => Ok(Waiting),
         (Failed, StateInput::RunNow) => refused,
         (Failed, StateInput::Change) => refused,
 
         (Cancelled, StateInput::Claim) => refused,
         (Cancelled, StateInput::Settle { .. }) => refused,
-        (Cancelled, StateInput::Cancel) => refused,
+        (Cancelled, StateInput::Cancel | StateInput::CancelUnlessExecuting) => refused,
         (Cancelled, StateInput::Retry) => Ok(Waiting),
         (Cancelled, StateInput::RunNow) => refused,
         (Cancelled, StateInput::Change) => refused,
@@ -148,7 +151,7 @@ const fn settled(verdict: Verdict, spent: bool, cancel_requested: bool) -> State
     match verdict {
         // Finished work stays completed, and work that can never succeed stays failed, also if a cancel came too late.
         Verdict::Succeeded => State::Completed,
-        Verdict::Rejected => State::Failed,
+        Verdict::Rejected | Verdict::Expired => State::Failed,
         Verdict::Cancelled => State::Cancelled,
         Verdict::Failed | Verdict::TimedOut | Verdict::Panicked | Verdict::Lost => {
             if cancel_requested {
@@ -174,8 +177,14 @@ mod tests {
     use super::*;
 
     fn every_event() -> Vec<StateInput> {
-        let mut events =
-            vec![StateInput::Claim, StateInput::Cancel, StateInput::Retry, StateInput::RunNow, StateInput::Change];
+        let mut events = vec![
+            StateInput::Claim,
+            StateInput::Cancel,
+            StateInput::CancelUnlessExecuting,
+            StateInput::Retry,
+            StateInput::RunNow,
+            StateInput::Change,
+        ];
         for verdict in Verdict::ALL {
             for (spent, cancel_requested) in [(false, false), (false, true), (true, false), (true, true)] {
                 events.push(StateInput::Settle { verdict, spent, cancel_requested });
@@ -205,6 +214,8 @@ mod tests {
             assert_eq!(next(state, StateInput::Claim).is_ok(), claimable, "{state}");
             // Waiting and retrying jobs can be changed while no runner executes them, and keep their state.
             assert_eq!(next(state, StateInput::Change).ok(), claimable.then_some(state), "{state}");
+            let cancelled = claimable.then_some(State::Cancelled);
+            assert_eq!(next(state, StateInput::CancelUnlessExecuting).ok(), cancelled, "{state}");
         }
     }
 
@@ -225,7 +236,7 @@ mod tests {
             let event = StateInput::Settle { verdict, spent: false, cancel_requested: true };
             let expected = match verdict {
                 Verdict::Succeeded => State::Completed,
-                Verdict::Rejected => State::Failed,
+                Verdict::Rejected | Verdict::Expired => State::Failed,
                 _ => State::Cancelled,
             };
             assert_eq!(next(State::Executing, event), Ok(expected), "{verdict}");
@@ -237,7 +248,8 @@ mod tests {
         for verdict in Verdict::ALL {
             let event = StateInput::Settle { verdict, spent: true, cancel_requested: false };
             let state = next(State::Executing, event).unwrap();
-            assert_eq!(state.is_end(), verdict.burns_attempt(), "{verdict}");
+            // An expired job did not run, and never will.
+            assert_eq!(state.is_end(), verdict.burns_attempt() || verdict == Verdict::Expired, "{verdict}");
         }
     }
 

@@ -25,6 +25,8 @@ pub enum Verdict {
     Lost,
     /// The handler requested to run later. Uses no attempt.
     Snoozed,
+    /// The job expired before it started. No handler ran. Uses no attempt.
+    Expired,
 }
 words!(Verdict {
     Succeeded => "succeeded",
@@ -36,6 +38,7 @@ words!(Verdict {
     Interrupted => "interrupted",
     Lost => "lost",
     Snoozed => "snoozed",
+    Expired => "expired",
 });
 
 impl Verdict {
@@ -43,7 +46,7 @@ impl Verdict {
     #[must_use]
     pub const fn burns_attempt(self) -> bool {
         match self {
-            Self::Interrupted | Self::Snoozed => false,
+            Self::Interrupted | Self::Snoozed | Self::Expired => false,
             Self::Succeeded
             | Self::Failed
             | Self::Rejected

@@ -26,6 +26,8 @@ pub struct ChangeSummary {
     pub drained: bool,
     /// A job has a slot of a limit by key, or waits for one.
     pub limits_in_use: bool,
+    /// A job has expired that a runner has not looked at.
+    pub expired: bool,
     /// No runner carries out some bulk operation.
     pub operation_is_free: bool,
     /// Due time of the first tick among the schedules of the runner's kinds.
@@ -49,6 +51,8 @@ impl Store {
                 let sql = format!(
                     "SELECT UTC_TIMESTAMP(6) AS now, CONCAT({}, ' ', {}, ' ', {}) AS settings, \
                      EXISTS (SELECT 1 FROM limit_slots) OR EXISTS (SELECT 1 FROM limit_waits) AS limits_in_use, \
+                     EXISTS (SELECT 1 FROM job_expiries FORCE INDEX (job_expiries_look) \
+                     WHERE look_at <= UTC_TIMESTAMP(6)) AS expired, \
                      EXISTS (SELECT 1 FROM runners WHERE id = ? AND drained_at IS NOT NULL) AS drained, \
                      EXISTS (SELECT 1 FROM operations FORCE INDEX (operations_state) WHERE state = 'running' \
                      AND lease_until < UTC_TIMESTAMP(6)) AS operation_is_free, \
@@ -70,6 +74,7 @@ impl Store {
                     settings: row.try_get_unchecked("settings")?,
                     drained: row.try_get::<i64, _>("drained")? != 0,
                     limits_in_use: row.try_get::<i64, _>("limits_in_use")? != 0,
+                    expired: row.try_get::<i64, _>("expired")? != 0,
                     operation_is_free: row.try_get::<i64, _>("operation_is_free")? != 0,
                     next_tick: row.try_get("next_tick")?,
                 })

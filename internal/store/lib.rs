@@ -78,9 +78,10 @@ pub use dead_letters::{DeadLetterCount, DeadLetterGroup, Original, Refusal, Rema
 pub use idempotency::{Answer, Digest, IdempotentOutcome, IdempotentRequest, ResponseBuilder};
 pub use jobs::actions::{ActionOutcome, JobAction, UpdatedJob};
 pub use jobs::backlog::StateCount;
-pub use jobs::change::{Change, ChangeCondition, ChangeOutcome};
+pub use jobs::change::{Change, ChangeCondition, ChangeOutcome, NewPayload};
 pub use jobs::condition::Condition;
 pub use jobs::due::DueWithin;
+pub use jobs::expire::{ExpiredJob, ExpiredJobs};
 pub use jobs::explain::QueuePosition;
 #[doc(hidden)]
 pub use jobs::lanes::due_statements;

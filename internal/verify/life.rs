@@ -167,7 +167,7 @@ fn ledger(job: &JobEvidence, moment: &SnapshotFacts<'_>, wrong: &mut impl FnMut(
         if before.is_some_and(|before| before.end == Some(State::Completed)) {
             wrong(Check::Final, format!("attempt {number} after it was completed"));
         }
-        let permanent = line.verdict == Verdict::Rejected;
+        let permanent = matches!(line.verdict, Verdict::Rejected | Verdict::Expired);
         let may_be_spent = burned_out || life.losses_at_most >= MAX_LOSSES;
         if line.end == Some(State::Failed) && !permanent && !may_be_spent {
             wrong(

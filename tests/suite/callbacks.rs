@@ -13,13 +13,11 @@ use axum::serve::Listener;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use hmac::{Hmac, Mac};
-use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use sha2::Sha256;
 use tickr::app::App;
 use tickr::config::{Alerts, CallbackSecret, Config, Flags, Threshold};
-use tickr::handlers::{Context, Kind, Output, Registry};
+use tickr::handlers::Registry;
 use tickr::job::State;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
@@ -243,64 +241,6 @@ async fn a_group_is_as_old_as_its_first_failure_though_its_jobs_are_retried_in_v
     tickr.until_attempts(id, 4).await;
     tickr.until(id, State::Failed).await;
     assert!(seen().await.0 > last);
-    tickr.stop().await;
-}
-
-/// A job with this many follow-up jobs.
-#[derive(Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-struct Parent {
-    followers: u32,
-    /// Whether its kind refuses the last of them.
-    #[serde(default)]
-    and_a_bad_one: bool,
-}
-
-impl Kind for Parent {
-    const NAME: &'static str = "parent";
-}
-
-#[derive(Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-struct Child {
-    #[schemars(range(max = 9_999))]
-    n: u32,
-}
-
-impl Kind for Child {
-    const NAME: &'static str = "child";
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn at_most_a_thousand_jobs_follow_one_and_all_are_checked_before_any_is_written() {
-    let mut family = Registry::new();
-    family.register(|parent: Parent, _: Context| async move {
-        let mut output = Output::default();
-        for n in 0..parent.followers {
-            output = output.then(&Child { n })?;
-        }
-        if parent.and_a_bad_one { output.then(&Child { n: 10_000 }) } else { Ok(output) }
-    });
-    family.register(|_: Child, _: Context| async { Ok(().into()) });
-    let tickr = TestApp::start_with(|_| {}, family).await;
-    let parent = async |payload: Value, state: State| {
-        let id = tickr.enqueue_kind("parent", payload).await;
-        tickr.until(id, state).await
-    };
-    let children = async || tickr.count("SELECT COUNT(*) FROM jobs WHERE kind = 'child'").await;
-    for (payload, says) in [
-        (json!({"followers": 1_001}), "1000 jobs at most"),
-        (json!({"followers": 999, "and_a_bad_one": true}), "the follow-up child job cannot be enqueued"),
-    ] {
-        let job = parent(payload, State::Failed).await;
-        assert_eq!(job["attempts"][0]["verdict"], "rejected", "{job:#}");
-        assert!(job["last_error"].as_str().unwrap().contains(says), "{job:#}");
-        assert_eq!(children().await, 0);
-    }
-    parent(json!({"followers": 1_000}), State::Completed).await;
-    assert_eq!(children().await, 1_000);
-    tickr.until_idle().await;
-    tickr.assert_sound().await;
     tickr.stop().await;
 }
 

@@ -12,7 +12,7 @@ use sqlx::Row;
 use tickr::app::App;
 use tickr::config::Config;
 use tickr::handlers::{Context, Failure, Kind, Registry};
-use tickr::job::{Actor, JobId};
+use tickr::job::{Actor, JobId, State};
 use tickr::store::{ActionOutcome, StoreError};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -248,5 +248,65 @@ async fn a_running_handler_sees_a_cancel_through_another_runner_within_two_secon
     );
     tickr.assert_sound().await;
     other.stop(CancellationToken::new()).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cancel_unless_executing_leaves_an_attempt_alone_and_still_ends_a_job_that_waits() {
+    let tickr = TestApp::start().await;
+    let cancel = async |id: JobId| tickr.post(&format!("/v1/jobs/{id}/cancel?unless=executing"), json!({})).await;
+    let runs = tickr.enqueue_kind("sleep", json!({"ms": 1_500})).await;
+    tickr.until(runs, State::Executing).await;
+    let refused = cancel(runs).await;
+    assert_eq!((refused.status, refused.code()), (409, "wrong_state"), "{:#}", refused.body);
+    assert_eq!(refused.body["current_state"], "executing");
+    let job = tickr.until(runs, State::Completed).await;
+    assert_eq!(job["cancel_requested_at"], json!(null));
+    // It is over, and a later cancel does not change that.
+    assert_eq!(cancel(runs).await.body["current_state"], "completed");
+
+    let waits = tickr.enqueue(json!({"kind": "noop", "delay_ms": 600_000})).await;
+    let ended = cancel(waits).await;
+    assert_eq!((ended.status, &ended.body["state"]), (200, &json!("cancelled")));
+    let retries = tickr.enqueue(json!({"kind": "fail", "retry": {"delays_ms": [600_000]}})).await;
+    tickr.until(retries, State::Retrying).await;
+    assert_eq!((cancel(retries).await.status, cancel(retries).await.status), (200, 409));
+    assert_eq!(
+        (tickr.job(retries).await["state"].clone(), tickr.verdicts(retries).await),
+        (json!("cancelled"), vec!["failed".to_owned()])
+    );
+    let wrong = tickr.post(&format!("/v1/jobs/{waits}/cancel?unless=waiting"), json!({})).await;
+    assert_eq!((wrong.status, wrong.code(), wrong.pointers()), (422, "invalid_request", vec!["unless"]));
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM audit WHERE action = 'job.cancel'").await, 2);
+    tickr.stop().await;
+}
+
+/// Both sides of the race: a job that starts at the moment at which a client asks.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cancel_unless_executing_that_races_the_start_either_prevents_it_or_does_nothing() {
+    let starts = Starts::default();
+    let tickr = TestApp::start_with(|_| {}, noted(&starts)).await;
+    let client = reqwest::Client::new();
+    let mut tally: BTreeMap<u16, usize> = BTreeMap::new();
+    for _ in 0..20 {
+        let delays = (0..20).map(|_| rand::random_range(0..8));
+        let jobs = delays.map(|ms| json!({"kind": "noted", "payload": {"ms": 2, "fail_first": false}, "delay_ms": ms}));
+        let ids = tickr.enqueue_many(jobs).await;
+        let asked = ids.iter().map(async |id| {
+            tokio::time::sleep(Duration::from_millis(rand::random_range(0..8))).await;
+            let url = tickr.url(&format!("/v1/jobs/{id}/cancel?unless=executing"));
+            (*id, client.post(url).send().await.unwrap().status().as_u16())
+        });
+        let answers = futures_util::future::join_all(asked).await;
+        tickr.until_idle().await;
+        let started: HashSet<JobId> = starts.lock().unwrap().iter().map(|(id, _)| *id).collect();
+        for (id, status) in answers {
+            assert_eq!(status == 409, started.contains(&id), "{id}: {status}");
+            *tally.entry(status).or_default() += 1;
+        }
+    }
+    println!("{tally:?}");
+    assert!([200, 409].iter().all(|status| tally.get(status).is_some_and(|count| *count > 10)), "{tally:?}");
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM attempts WHERE verdict NOT IN ('succeeded', 'cancelled')").await, 0);
     tickr.stop().await;
 }

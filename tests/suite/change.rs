@@ -65,6 +65,43 @@ async fn a_waiting_job_gets_another_due_time_and_priority_and_the_audit_says_who
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_waiting_job_gets_another_payload_that_fits_its_kind_and_runs_with_it() {
+    let tickr = TestApp::start().await;
+    let id = tickr.enqueue(json!({"kind": "fail", "payload": {"times": 5}, "retry": {"delays_ms": [600_000]}})).await;
+    tickr.until(id, State::Retrying).await;
+    let before = tickr.get(&format!("/v1/jobs/{id}")).await;
+    let wrong = patch(&tickr, id, &[], &json!({"payload": {"times": "many"}})).await;
+    assert_eq!((wrong.status, wrong.code(), wrong.pointers()), (422, "invalid_payload", vec!["/payload/times"]));
+    let null = patch(&tickr, id, &[], &json!({"payload": null})).await;
+    assert_eq!((null.status, null.code()), (422, "invalid_payload"), "{:#}", null.body);
+    let changed = patch(&tickr, id, &[], &json!({"payload": {"times": 0}, "delay_ms": 0})).await;
+    assert_eq!((changed.status, &changed.body["payload"]), (200, &json!({"times": 0})), "{:#}", changed.body);
+    assert_ne!(changed.header("etag"), before.header("etag"));
+    let job = tickr.until(id, State::Completed).await;
+    assert_eq!(job["payload"], json!({"times": 0}));
+    let over = patch(&tickr, id, &[], &json!({"payload": {"times": 1}})).await;
+    assert_eq!((over.status, over.code()), (409, "wrong_state"));
+    // The audit says that it was changed, and does not quote it.
+    let acts = acts(&tickr, id).await;
+    assert_eq!((acts.len(), &acts[0]["detail"]["payload"]), (1, &json!("changed")));
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_callback_with_another_payload_counts_for_its_new_host() {
+    let tickr = TestApp::start().await;
+    let callback = |host: &str| json!({"url": format!("https://{host}/hook")});
+    let id = tickr.enqueue(json!({"kind": "http", "payload": callback("old.example"), "delay_ms": LATER_MS})).await;
+    let changed = patch(&tickr, id, &[], &json!({"payload": callback("new.example")})).await;
+    assert_eq!((changed.status, &changed.body["host"]), (200, &json!("new.example")), "{:#}", changed.body);
+    for (host, expected) in [("old.example", 0), ("new.example", 1)] {
+        let found = tickr.get(&format!("/v1/jobs?q=host:{host}")).await;
+        assert_eq!(found.body["data"].as_array().unwrap().len(), expected, "{host}");
+    }
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn only_waiting_and_retrying_jobs_are_changed_and_what_is_wrong_is_pointed_at() {
     let tickr = TestApp::start().await;
     let id = tickr.enqueue(later()).await;

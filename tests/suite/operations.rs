@@ -405,6 +405,7 @@ async fn a_lost_commit_in_a_batch_neither_repeats_nor_skips_a_job() {
             queue: original.queue.clone(),
             payload: original.payload.clone(),
             due: tickr::job::Due::Now,
+            expires: None,
             priority: original.priority,
             max_attempts: original.max_attempts,
             unique_key: None,

@@ -176,9 +176,37 @@ fn bad_jobs() -> Vec<Case> {
             "invalid_request",
             "/retry/factor",
         ),
+        at("an expiry of no time", with("expires_in_ms", "0"), "invalid_request", "/expires_in_ms"),
+        at("an absurd expiry", with("expires_in_ms", "31622400001"), "invalid_request", "/expires_in_ms"),
+        at("an expiry long ago", with("expires_at", r#""2020-01-01T00:00:00Z""#), "invalid_request", "/expires_at"),
+        at(
+            "two expiries",
+            r#"{"kind": "noop", "expires_in_ms": 1, "expires_at": "2026-01-01T00:00:00Z"}"#,
+            "invalid_request",
+            "/expires_in_ms",
+        ),
+        at(
+            "an expiry before the start",
+            r#"{"kind": "noop", "delay_ms": 5000, "expires_in_ms": 5000}"#,
+            "invalid_request",
+            "/expires_in_ms",
+        ),
         at("a backoff of no time", with("retry", r#"{"base_ms": 0}"#), "invalid_request", "/retry/base_ms"),
         at("a backoff without field names", with("retry", "[1, 2, 3, 0.1]"), "invalid_request", "/retry"),
-        at("a backoff without base", with("retry", "{}"), "invalid_request", "/retry/base_ms"),
+        at(
+            "two kinds of backoff",
+            with("retry", r#"{"base_ms": 1, "delays_ms": [1]}"#),
+            "invalid_request",
+            "/retry/delays_ms",
+        ),
+        at("an empty table of delays", with("retry", r#"{"delays_ms": []}"#), "invalid_request", "/retry/delays_ms"),
+        at(
+            "a table with a delay of no time",
+            with("retry", r#"{"delays_ms": [5, 0]}"#),
+            "invalid_request",
+            "/retry/delays_ms",
+        ),
+        at("a table with words", with("retry", r#"{"delays_ms": ["1s"]}"#), "invalid_request", "/retry/delays_ms/0"),
         at("an unknown word in the backoff", with("retry", r#"{"base_ms": 1, "x": 1}"#), "invalid_request", "/retry/x"),
     ]);
     cases
@@ -232,9 +260,11 @@ async fn every_bad_input_has_its_code_and_changes_nothing() {
             // The OpenAPI document refuses the same bodies, as far as a schema can.
             let read: Option<Value> = serde_json::from_str(&body).ok();
             if let Some(read) = read.filter(|_| code == "invalid_request" && pointer != Some("/delay_ms")) {
-                let dates = ["/execute_at", "/kind", "/payload", "/retry/factor"];
-                let by_schema =
-                    !pointer.is_some_and(|p| dates.contains(&p)) && !what.contains("twice") && !what.contains("wide");
+                let dates = ["/execute_at", "/expires_at", "/kind", "/payload", "/retry/factor"];
+                let by_schema = !pointer.is_some_and(|p| dates.contains(&p))
+                    && !["twice", "wide", "two ", "before the start", "a table with a delay"]
+                        .iter()
+                        .any(|part| what.contains(part));
                 if by_schema && contract::request_fits("POST", path, &read) != Some(false) {
                     wrong.push(format!("{what}: the OpenAPI document allows it"));
                 }

@@ -62,6 +62,54 @@ async fn a_kind_overrides_the_policy_and_a_job_overrides_its_kind() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_table_of_delays_is_kept_to_the_millisecond_and_says_how_many_attempts_there_are() {
+    let tickr = TestApp::start().await;
+    let table = json!({"delays_ms": [3_000, 700_000, 20_000]});
+    let id = tickr.enqueue(json!({"kind": "fail", "retry": table})).await;
+    let job = tickr.job(id).await;
+    assert_eq!(
+        (&job["max_attempts"], &job["retry"]),
+        (&json!(4), &json!({"delays_ms": [3_000, 700_000, 20_000], "jitter": 0.0}))
+    );
+    for (attempt, expected) in [(1, 3_000), (2, 700_000), (3, 20_000)] {
+        tickr.until_attempts(id, attempt).await;
+        let delay = delay_ms(&tickr, id).await;
+        assert!((expected..=expected + 1).contains(&delay), "{delay} ms after attempt {attempt}");
+        assert_eq!(tickr.post(&format!("/v1/jobs/{id}/run-now"), json!({})).await.status, 200);
+    }
+    tickr.until(id, State::Failed).await;
+    // With more attempts than delays, the last delay repeats.
+    let longer = tickr.enqueue(json!({"kind": "fail", "retry": {"delays_ms": [30_000]}, "max_attempts": 3})).await;
+    for attempt in 1..=2 {
+        tickr.until_attempts(longer, attempt).await;
+        assert!((30_000..=30_001).contains(&delay_ms(&tickr, longer).await));
+        assert_eq!(tickr.post(&format!("/v1/jobs/{longer}/run-now"), json!({})).await.status, 200);
+    }
+    tickr.until(longer, State::Failed).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_job_leaves_out_of_its_backoff_is_that_of_its_kind() {
+    let own = KindConfig {
+        retry_base: Some(Duration::from_secs(7)),
+        retry_cap: Some(Duration::from_secs(90_000)),
+        retry_factor: Some(3.0),
+        ..KindConfig::default()
+    };
+    let tickr = TestApp::start_with(|config| config.kinds.extend([("fail".into(), own)]), Registry::new()).await;
+    let id = tickr.enqueue(json!({"kind": "fail", "retry": {"base_ms": 10_000, "jitter": 0.0}})).await;
+    let expected = json!({"base_ms": 10_000, "factor": 3.0, "cap_ms": 90_000_000, "jitter": 0.0});
+    assert_eq!(tickr.job(id).await["retry"], expected);
+    for (attempt, expected) in [(1, 10_000), (2, 30_000), (3, 90_000)] {
+        tickr.until_attempts(id, attempt).await;
+        assert!((expected..=expected + 1).contains(&delay_ms(&tickr, id).await), "after attempt {attempt}");
+        assert_eq!(tickr.post(&format!("/v1/jobs/{id}/run-now"), json!({})).await.status, 200);
+    }
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_permanent_failure_and_a_job_of_one_attempt_fail_at_once() {
     let tickr = TestApp::start().await;
     let permanent = tickr.enqueue_kind("fail", json!({"permanent": true})).await;

@@ -8,7 +8,7 @@ use reqwest::Method;
 use serde_json::{Value, json};
 use tickr::config::Config;
 use tickr::handlers::Registry;
-use tickr::job::State;
+use tickr::job::{JobId, State};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::sync::mpsc;
 
@@ -154,6 +154,42 @@ async fn a_unique_key_shows_and_replaces_only_what_its_own_producer_made() {
     assert_eq!(get(&url, &path, &mallory).await.body, json!({"id": first, "state": "cancelled", "foreign": true}));
     let plain = post(&url, "/v1/jobs", &shop, json!({"kind": "noop", "payload": other, "delay_ms": 3_600_000})).await;
     assert_eq!(get(&url, &format!("/v1/jobs/{}", id_of(&plain)), &mallory).await.body["payload"], other);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_producer_cancels_the_jobs_whose_ids_it_was_given_and_no_job_of_another() {
+    let tickr = TestApp::start().await;
+    let url = tickr.url("");
+    let admin = make_api_key(&url, "", "ops", json!({"scope": "admin"})).await;
+    let shop = make_api_key(&url, &admin, "shop", json!({"scope": "enqueue"})).await;
+    let mallory = make_api_key(&url, &admin, "mallory", json!({"scope": "enqueue"})).await;
+    let board = make_api_key(&url, &admin, "board", json!({"scope": "read"})).await;
+    let job = |unique_key: Option<&str>| json!({"kind": "noop", "unique_key": unique_key, "delay_ms": 3_600_000});
+    let keyed = post(&url, "/v1/jobs", &shop, job(Some("order-1"))).await;
+    let path = format!("/v1/jobs/{}", id_of(&keyed));
+    // Mallory learns the id of the job by guessing its unique key.
+    let told = post(&url, "/v1/jobs", &mallory, job(Some("order-1"))).await;
+    assert_eq!(told.body["id"], keyed.body["id"]);
+    for (key, query) in [(&mallory, ""), (&mallory, "?unless=executing"), (&board, "")] {
+        let refused = post(&url, &format!("{path}/cancel{query}"), key, json!({})).await;
+        assert_eq!((refused.status, refused.code()), (403, "forbidden"), "{:#}", refused.body);
+    }
+    assert_eq!(get(&url, &path, &admin).await.body["state"], "waiting");
+    for other in ["retry", "run-now"] {
+        assert_eq!(post(&url, &format!("{path}/{other}"), &shop, json!({})).await.status, 403, "{other}");
+    }
+    let ended = post(&url, &format!("{path}/cancel"), &shop, json!({})).await;
+    assert_eq!((ended.status, &ended.body["state"]), (200, &json!("cancelled")));
+    // The id of a job without a unique key is known only to those whom its producer told.
+    let plain = post(&url, "/v1/jobs", &shop, job(None)).await;
+    let ended = post(&url, &format!("/v1/jobs/{}/cancel", id_of(&plain)), &mallory, json!({})).await;
+    assert_eq!(ended.status, 200);
+    let missing = post(&url, &format!("/v1/jobs/{}/cancel", JobId::new()), &shop, json!({})).await;
+    assert_eq!((missing.status, missing.code()), (404, "not_found"));
+    let audit = get(&url, "/v1/audit?limit=2", &admin).await.body;
+    let actors: Vec<&Value> = audit["data"].as_array().unwrap().iter().map(|act| &act["actor"]).collect();
+    assert_eq!(actors, [&json!("key:mallory"), &json!("key:shop")]);
     tickr.stop().await;
 }
 

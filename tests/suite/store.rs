@@ -157,6 +157,7 @@ fn job() -> NewJob {
         queue: "default".parse().unwrap(),
         payload: RawValue::from_string("{}".into()).unwrap(),
         due: Due::Now,
+        expires: None,
         priority: Priority::NORMAL,
         max_attempts: 5,
         unique_key: None,
@@ -378,6 +379,61 @@ async fn a_claim_is_refused_before_the_due_time_and_for_other_kinds() {
     assert!(matches!(test.claimant.claim(other_id, default_queue()).await.unwrap(), Claim::OtherKind(_)));
     assert!(matches!(test.claimant.claim(JobId::new(), default_queue()).await.unwrap(), Claim::Gone));
     assert_eq!(test.count("SELECT COUNT(*) FROM owed WHERE attempt = 0").await, 2);
+    test.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_claim_takes_no_job_that_has_expired() {
+    let test = TestStore::start().await;
+    let expires = |ms| NewJob { expires: Some(Due::After(Duration::from_millis(ms))), ..job() };
+    let limited = NewJob { options: JobOptions { limit_key: Some("a".into()), ..JobOptions::default() }, ..expires(1) };
+    let (soon, later) = (expires(1), expires(600_000));
+    let (soon_id, later_id, limited_id) = (soon.id, later.id, limited.id);
+    test.store.insert(vec![soon, later, limited]).await.unwrap();
+    let expired = "SELECT COUNT(*) FROM owed WHERE expires_at <= UTC_TIMESTAMP(6)";
+    eventually("two have expired", || async { (test.count(expired).await == 2).then_some(()) }).await;
+    assert!(matches!(test.claimant.claim(soon_id, default_queue()).await.unwrap(), Claim::Gone));
+    assert!(matches!(test.claimant.claim(later_id, default_queue()).await.unwrap(), Claim::Won(_)));
+    let rate = Some(Rate { starts: 1_000, period_ms: 1, burst: 1_000 });
+    test.set_limit(Bounds { rate, ..Bounds::default() }).await;
+    assert!(matches!(test.claimant.claim(limited_id, default_queue()).await.unwrap(), Claim::Gone));
+    // A runner ends them without an attempt, and once.
+    let runner = RunnerId::new_for_host("test");
+    let ended = test.store.end_expired(&runner).await.unwrap();
+    assert_eq!((ended.ended.len(), ended.more), (2, false));
+    assert!(test.store.end_expired(&runner).await.unwrap().ended.is_empty());
+    assert_eq!(test.count("SELECT COUNT(*) FROM attempts WHERE end_state = 'failed' AND burned = 0").await, 2);
+    assert_eq!(test.count("SELECT COUNT(*) FROM dead_letters").await, 2);
+    test.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn two_runners_end_each_expired_job_once() {
+    let test = TestStore::start().await;
+    let expires = || NewJob { expires: Some(Due::After(Duration::from_millis(1))), ..job() };
+    test.store.insert((0..500).map(|_| expires()).collect()).await.unwrap();
+    let runner = RunnerId::new_for_host("test");
+    let ended = async || {
+        let mut ended = 0;
+        loop {
+            let page = test.store.end_expired(&runner).await.unwrap();
+            ended += page.ended.len();
+            if page.ended.is_empty() && !page.more {
+                return ended;
+            }
+        }
+    };
+    eventually("all have expired", || async {
+        let waits = test.count("SELECT COUNT(*) FROM owed WHERE expires_at > UTC_TIMESTAMP(6)").await;
+        (waits == 0).then_some(())
+    })
+    .await;
+    let both = tokio::join!(ended(), ended(), ended());
+    // A row that another one locks at this moment is looked at again a few seconds later.
+    sqlx::query("UPDATE job_expiries SET look_at = UTC_TIMESTAMP(3)").execute(&mut test.mysql().await).await.unwrap();
+    assert_eq!(both.0 + both.1 + both.2 + ended().await, 500);
+    assert_eq!(test.count("SELECT COUNT(*) FROM attempts").await, 500);
+    assert_eq!(test.count("SELECT COUNT(*) FROM job_expiries").await, 0);
     test.stop().await;
 }
 
@@ -909,7 +965,7 @@ async fn a_job_fails_after_three_losses_in_a_row_and_a_verdict_of_its_own_clears
 #[tokio::test(flavor = "multi_thread")]
 async fn the_first_loss_costs_a_job_neither_its_place_nor_time() {
     let test = TestStore::start().await;
-    let hour = RetryPolicy { base_ms: 3_600_000, factor: 1.0, cap_ms: 3_600_000, jitter: 0.0 };
+    let hour = RetryPolicy { base_ms: 3_600_000, factor: 1.0, cap_ms: 3_600_000, jitter: 0.0, delays_ms: Vec::new() };
     let asked = NewJob { options: JobOptions { retry: Some(hour), ..JobOptions::default() }, ..job() };
     let id = asked.id;
     test.store.insert(vec![asked]).await.unwrap();
@@ -930,8 +986,7 @@ async fn the_first_loss_costs_a_job_neither_its_place_nor_time() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lost_attempt_is_retried_by_the_jobs_own_policy_or_its_kinds() {
     let test = TestStore::start().await;
-    let hours =
-        |hours: u64| RetryPolicy { base_ms: hours * 3_600_000, factor: 1.0, cap_ms: hours * 3_600_000, jitter: 0.0 };
+    let hours = |hours: u64| RetryPolicy::table([Duration::from_secs(hours * 3_600)]);
     let own = NewJob { options: JobOptions { retry: Some(hours(2)), ..JobOptions::default() }, ..job() };
     let jobs = [own, job()];
     let kind = HashMap::from([("noop".parse::<Name>().unwrap(), hours(1))]);

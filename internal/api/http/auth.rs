@@ -179,6 +179,8 @@ impl Need {
         let reads = matches!(*method, Method::GET | Method::HEAD | Method::OPTIONS);
         match parts[..] {
             ["v1", "jobs"] | ["v1", "jobs", "batch" | "import"] if *method == Method::POST => Self::Enqueue,
+            // By the id of a job, which its producer knows.
+            ["v1", "jobs", _, "cancel"] if *method == Method::POST => Self::Enqueue,
             ["v1", "jobs", "count"] if reads => Self::Read,
             ["v1", "schedules", "preview"] if *method == Method::POST => Self::Read,
             // By the id of a job, which its producer knows.
@@ -383,7 +385,9 @@ mod tests {
             (Method::POST, "/v1/jobs", "nyy"),
             (Method::POST, "/v1/jobs/batch", "nyy"),
             (Method::POST, "/v1/jobs/import", "nyy"),
-            (Method::POST, &format!("{id}/cancel"), "nny"),
+            (Method::POST, &format!("{id}/cancel"), "nyy"),
+            (Method::GET, &format!("{id}/cancel"), "yny"),
+            (Method::POST, &format!("{id}/retry"), "nny"),
             (Method::PATCH, id, "nny"),
             (Method::DELETE, "/v1/api-keys/ci", "nny"),
             (Method::PUT, "/v1/schedules/nightly", "nny"),
@@ -427,6 +431,7 @@ mod tests {
             "POST /v1/jobs enqueue",
             "POST /v1/jobs/batch enqueue",
             "POST /v1/jobs/import enqueue",
+            "POST /v1/jobs/{id}/cancel enqueue",
             "POST /v1/schedules/preview read",
         ];
         assert_eq!(named, expected.map(str::to_owned).into());

@@ -62,6 +62,11 @@ impl Requester {
         self.reads_all || job.unique_key.is_none() || self.producer.reaches(&job.options)
     }
 
+    /// Return whether the caller may see every job in full.
+    pub(crate) const fn sees_every_job(&self) -> bool {
+        self.reads_all
+    }
+
     /// Refuse access to the details of a job that belongs to another producer.
     pub(crate) fn require_access(&self, job: &Job) -> Result<(), Problem> {
         if self.can_see(job) {
@@ -113,7 +118,7 @@ fn mails(payload: &RawValue) -> bool {
 
 fn foreign(id: JobId) -> Problem {
     let detail =
-        format!("job {id} belongs to another producer: this API key may read only its state, with GET /v1/jobs/{id}");
+        format!("job {id} belongs to another producer: this API key may only read its state, with GET /v1/jobs/{id}");
     Problem::new(Code::Forbidden, detail)
 }
 

@@ -1,4 +1,4 @@
-//! `PATCH /v1/jobs/{id}`: change the due time or the priority of a waiting job.
+//! `PATCH /v1/jobs/{id}`: change the due time, the priority or the payload of a waiting job.
 
 use std::sync::Arc;
 
@@ -7,6 +7,7 @@ use axum::http::StatusCode;
 use axum::response::Response;
 use chrono::{DateTime, Utc};
 use serde::Deserialize;
+use serde_json::value::RawValue;
 use utoipa::ToSchema;
 
 use crate::Api;
@@ -17,9 +18,9 @@ use crate::http::idempotency::{Key, ResponseContent, respond_to_outcome};
 use crate::http::problem::{Code, Problem};
 use crate::jobs::{due, json_answer};
 use crate::view::JobView;
-use tickr_broker::problem_of_due;
-use tickr_job::{Attempt, Job, Priority};
-use tickr_store::{Change, ChangeCondition, ChangeOutcome, UpdatedJob};
+use tickr_broker::{Draft, problem_of_due};
+use tickr_job::{Attempt, Job, JobId, Priority};
+use tickr_store::{Change, ChangeCondition, ChangeOutcome, NewPayload, UpdatedJob};
 
 /// The changes to a job. A field that is left out stays as it is; at least one must be given.
 #[derive(Debug, Deserialize, ToSchema)]
@@ -34,10 +35,20 @@ pub(crate) struct ChangeBody {
     /// New priority: 0 runs first, 9 last.
     #[schema(maximum = 9)]
     priority: Option<u8>,
+    /// New input of the handler. It must fit the schema of the kind. A unique key stays as it is, also one that was made
+    /// from fields of the payload.
+    #[serde(default, deserialize_with = "given")]
+    #[schema(value_type = Option<serde_json::Value>)]
+    payload: Option<Box<RawValue>>,
+}
+
+/// Read a value that may be `null`: a payload of `null` is one, too.
+fn given<'de, D: serde::Deserializer<'de>>(value: D) -> Result<Option<Box<RawValue>>, D::Error> {
+    Box::<RawValue>::deserialize(value).map(Some)
 }
 
 impl ChangeBody {
-    fn read(&self) -> Result<Change, Problem> {
+    fn read(&self, payload: Option<NewPayload>) -> Result<Change, Problem> {
         let mut problems = Vec::new();
         let asked = due(self.execute_at, self.delay_ms, "")?;
         problems.extend(asked.and_then(problem_of_due));
@@ -45,17 +56,25 @@ impl ChangeBody {
         if let Err(wrong) = priority {
             problems.push(tickr_handlers::Problem::at("/priority", wrong));
         }
-        if asked.is_none() && self.priority.is_none() {
-            problems.push(tickr_handlers::Problem::at("", "must name execute_at, delay_ms or priority"));
+        if asked.is_none() && self.priority.is_none() && payload.is_none() {
+            problems.push(tickr_handlers::Problem::at("", "must name execute_at, delay_ms, priority or payload"));
         }
         match priority {
-            Ok(priority) if problems.is_empty() => Ok(Change { due: asked, priority }),
+            Ok(priority) if problems.is_empty() => Ok(Change { due: asked, priority, payload }),
             _ => Err(Problem::new(Code::InvalidRequest, "invalid change of a job; `errors` says why").at("", problems)),
         }
     }
 }
 
-/// Change the due time or the priority of a waiting job
+/// Check a payload against the kind of a job.
+async fn checked(api: &Api, id: JobId, payload: Box<RawValue>) -> Result<NewPayload, Problem> {
+    let (job, _) = api.broker.store().job(id).await?.ok_or_else(|| Problem::not_found("job", id))?;
+    let draft = Draft::new(job.kind.as_str(), payload);
+    let job = api.broker.prepare(draft).map_err(|invalid| Problem::invalid("", invalid))?;
+    Ok(NewPayload { text: job.payload, host: job.host })
+}
+
+/// Change the due time, the priority or the payload of a waiting job
 ///
 /// The job must be waiting or retrying. With `If-Match`, only if the job still has one of the given ETags.
 #[utoipa::path(
@@ -70,7 +89,7 @@ impl ChangeBody {
         (status = 404, description = "not_found", body = Problem),
         (status = 409, description = "wrong_state: the job is running or has ended", body = Problem),
         (status = 412, description = "precondition_failed: the job has another ETag now; nothing was changed", body = Problem),
-        (status = 422, description = "invalid_id, invalid_request", body = Problem),
+        (status = 422, description = "invalid_id, invalid_request, invalid_payload", body = Problem),
     )
 )]
 pub(crate) async fn change(
@@ -81,7 +100,11 @@ pub(crate) async fn change(
     key: Key,
     Body(body, text): Body<ChangeBody>,
 ) -> Result<Response, Problem> {
-    let change = body.read()?;
+    let payload = match &body.payload {
+        Some(payload) => Some(checked(&api, id, payload.clone()).await?),
+        None => None,
+    };
+    let change = body.read(payload)?;
     let condition = tags?.map(|tags| -> ChangeCondition {
         Arc::new(move |job: &Job, attempts: &[Attempt]| tags.match_strongly(&etag::compute(&text_of(job, attempts))))
     });

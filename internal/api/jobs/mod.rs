@@ -22,7 +22,7 @@ use axum::response::Response;
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
-use utoipa::ToSchema;
+use utoipa::{IntoParams, ToSchema};
 
 use crate::http::auth::RequestActor;
 use crate::http::body::{Body, IdPath, Object, QueryParams, empty_object};
@@ -65,6 +65,12 @@ pub(crate) struct NewJobBody {
     /// Delay in milliseconds after which the job becomes due, at most 366 days. Not together with `execute_at`.
     #[schema(maximum = 31_622_400_000_u64)]
     delay_ms: Option<u64>,
+    /// Time from which on no attempt of the job starts any more. If the job has not ended by then and does not run, it
+    /// fails without a further attempt. At most 366 days ahead. Not together with `expires_in_ms`.
+    expires_at: Option<DateTime<Utc>>,
+    /// The same as a time after the acceptance, in milliseconds. Not together with `expires_at`.
+    #[schema(minimum = 1, maximum = 31_622_400_000_u64)]
+    expires_in_ms: Option<u64>,
     /// Number of attempts before the job fails, 1 to 100. Default: that of the kind.
     #[schema(minimum = 1, maximum = 100)]
     max_attempts: Option<u32>,
@@ -145,11 +151,13 @@ impl NewJobBody {
 
     fn draft(self, prefix: &str, trace: Option<&TraceContext>) -> Result<Draft, Problem> {
         let due = due(self.execute_at, self.delay_ms, prefix)?.unwrap_or(Due::Now);
+        let expires = expiry(self.expires_at, self.expires_in_ms, prefix)?;
         Ok(Draft {
             kind: self.kind,
             payload: self.payload,
             queue: self.queue,
             due,
+            expires,
             priority: self.priority,
             max_attempts: self.max_attempts,
             timeout_ms: self.timeout_ms,
@@ -182,6 +190,19 @@ pub(crate) fn due(
         (Some(_), Some(_)) => {
             let both = tickr_handlers::Problem::at("/delay_ms", "give execute_at or delay_ms, not both");
             Err(Problem::new(Code::InvalidRequest, "the job has two due times").at(prefix, vec![both]))
+        }
+    }
+}
+
+/// Return the expiry that a body gives in one of two ways, if it gives one.
+fn expiry(at: Option<DateTime<Utc>>, in_ms: Option<u64>, prefix: &str) -> Result<Option<Due>, Problem> {
+    match (at, in_ms) {
+        (None, None) => Ok(None),
+        (Some(moment), None) => Ok(Some(Due::At(moment))),
+        (None, Some(ms)) => Ok(Some(Due::After(Duration::from_millis(ms)))),
+        (Some(_), Some(_)) => {
+            let both = tickr_handlers::Problem::at("/expires_in_ms", "give expires_at or expires_in_ms, not both");
+            Err(Problem::new(Code::InvalidRequest, "the job expires at two times").at(prefix, vec![both]))
         }
     }
 }
@@ -556,27 +577,57 @@ pub(crate) async fn show(
     Ok(known.not_modified_if_match(respond_with_etag(StatusCode::OK, &asker.show(job, attempts))))
 }
 
+/// The query of a cancel.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(crate) struct CancelParams {
+    /// With `executing`, a job that is running is left alone: the response is 409 `wrong_state`. So a delivery that is
+    /// under way is not cut off.
+    #[param(inline)]
+    unless: Option<UnlessWord>,
+}
+
+/// The state in which a cancel leaves a job alone.
+#[derive(Clone, Copy, Debug, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum UnlessWord {
+    Executing,
+}
+
 /// Cancel a job
 ///
 /// 200: the job was waiting, and no further attempt starts. 202: the job is running and was asked to stop. 409: the job
-/// has ended.
+/// has ended, or is running and the query says `unless=executing`. A key with the scope `enqueue` may cancel every job
+/// that it may see.
 #[utoipa::path(
-    post, path = "/v1/jobs/{id}/cancel", tag = "jobs", operation_id = "cancel_job", params(("id" = Uuid, Path, description = "The job's id")),
+    post, path = "/v1/jobs/{id}/cancel", tag = "jobs", operation_id = "cancel_job",
+    params(("id" = Uuid, Path, description = "The job's id"), CancelParams),
     responses(
         (status = 200, description = "Cancelled: no further attempt of the job starts", body = JobView),
         (status = 202, description = "The job is running, and its handler was asked to stop", body = JobView),
         (status = 404, description = "not_found", body = Problem),
-        (status = 409, description = "wrong_state: the job has ended", body = Problem),
-        (status = 422, description = "invalid_id", body = Problem),
+        (status = 403, description = "forbidden: the job belongs to another producer", body = Problem),
+        (status = 409, description = "wrong_state: the job has ended, or is running and `unless` says to leave it alone", body = Problem),
+        (status = 422, description = "invalid_id, invalid_request", body = Problem),
     )
 )]
 pub(crate) async fn cancel(
     State(api): State<Api>,
-    RequestActor(who): RequestActor,
+    asker: Requester,
     IdPath(id): IdPath,
+    QueryParams(params): QueryParams<CancelParams>,
     key: Key,
 ) -> Result<Response, Problem> {
-    act_on_job(&api, id, JobAction::Cancel, &who, key).await
+    if !asker.sees_every_job() {
+        let (job, _) = api.broker.store().job(id).await?.ok_or_else(|| Problem::not_found("job", id))?;
+        asker.require_access(&job)?;
+    }
+    let action = match params.unless {
+        None => JobAction::Cancel,
+        Some(UnlessWord::Executing) => JobAction::CancelUnlessExecuting,
+    };
+    act_on_job(&api, id, action, asker.producer().actor(), key).await
 }
 
 /// Retry a failed or cancelled job
@@ -624,6 +675,9 @@ pub(crate) async fn run_now(
 async fn act_on_job(api: &Api, id: JobId, action: JobAction, who: &Actor, key: Key) -> Result<Response, Problem> {
     let (word, refusal) = match action {
         JobAction::Cancel => ("cancel", "a job that has ended cannot be cancelled"),
+        JobAction::CancelUnlessExecuting => {
+            ("cancel?unless=executing", "only a waiting or retrying job is cancelled with unless=executing")
+        }
         JobAction::Retry => ("retry", "only a failed or cancelled job that was not replayed can be retried"),
         JobAction::RunNow => ("run-now", "only a waiting or retrying job can be run now"),
     };

@@ -169,7 +169,7 @@ impl ScheduleView {
             priority: template.priority.level(),
             max_attempts: template.max_attempts,
             timeout_ms: template.timeout_ms,
-            retry: template.retry.map(Into::into),
+            retry: template.retry.map(RetryView::from),
             origin: row.origin.as_str(),
             paused: row.paused.map(Into::into),
             next_at: row.next_at.map(Moment),

@@ -44,7 +44,7 @@ pub(crate) async fn list(State(api): State<Api>) -> Response {
         kind: kind.name().to_string(),
         max_attempts: kind.defaults().max_attempts,
         timeout_ms: u64::try_from(kind.defaults().timeout.as_millis()).unwrap_or(u64::MAX),
-        retry: kind.defaults().retry.into(),
+        retry: kind.defaults().retry.clone().into(),
         schema: kind.schema().clone(),
     };
     json(StatusCode::OK, KindsAnswer { data: api.broker.registry().iter().map(view).collect() })

@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde_json::value::RawValue;
 
 use super::{Cadence, CronExpression, Dst, Misfire, Overlap, Schedule, Template, Zone};
-use crate::{Name, Priority, RetryPolicy, Timestamp, ceil_ms, limits};
+use crate::{Name, Priority, RetryPolicy, RetryRequest, Timestamp, ceil_ms, limits};
 
 /// A requested schedule. Everything except the kind and one of `cron` and `every_ms` is optional.
 #[derive(Clone, Debug)]
@@ -38,8 +38,8 @@ pub struct ScheduleDraft {
     pub max_attempts: Option<u32>,
     /// Time limit of one attempt, in milliseconds; the default of the kind if absent.
     pub timeout_ms: Option<u64>,
-    /// Backoff; the default of the kind if absent.
-    pub retry: Option<RetryPolicy>,
+    /// Backoff; what is absent is that of the kind.
+    pub retry: Option<RetryRequest>,
 }
 
 /// One problem of a draft.
@@ -101,7 +101,9 @@ impl ScheduleDraft {
         if self.timeout_ms.is_some_and(|ms| ms == 0 || ms > most_ms) {
             says("timeout_ms", format!("must be 1 to {most_ms}"));
         }
-        if let Some((field, why)) = self.retry.as_ref().and_then(RetryPolicy::problem) {
+        // The policy of the kind may change until a tick. The job of a tick is checked against it.
+        let usual = RetryPolicy::default();
+        if let Some((field, why)) = self.retry.as_ref().and_then(|retry| retry.problem(&usual)) {
             says(&format!("retry/{field}"), why.to_owned());
         }
         let grace = self.misfire_grace_ms.map_or(USUAL_GRACE, Duration::from_millis);

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 use super::{Cadence, Dst, Zone};
-use crate::{Name, Priority, RetryPolicy, Timestamp};
+use crate::{Name, Priority, RetryRequest, Timestamp};
 
 /// A requested schedule: complete and checked.
 #[derive(Clone, Debug)]
@@ -44,7 +44,19 @@ pub struct Template {
     /// Time limit of one attempt, in milliseconds.
     pub timeout_ms: Option<u64>,
     /// Backoff.
-    pub retry: Option<RetryPolicy>,
+    pub retry: Option<RetryRequest>,
+}
+
+/// The less common options of a schedule's jobs, stored as one JSON object.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct TemplateOptions {
+    /// Time limit of one attempt, in milliseconds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub timeout_ms: Option<u64>,
+    /// Backoff.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub retry: Option<RetryRequest>,
 }
 
 impl fmt::Debug for Template {
@@ -63,8 +75,8 @@ impl Schedule {
             && (self.zone, self.misfire, self.grace, self.overlap)
                 == (other.zone, other.misfire, other.grace, other.overlap)
             && mine.payload.get() == theirs.payload.get()
-            && (&mine.kind, &mine.queue, mine.priority, mine.max_attempts, mine.timeout_ms, mine.retry)
-                == (&theirs.kind, &theirs.queue, theirs.priority, theirs.max_attempts, theirs.timeout_ms, theirs.retry)
+            && (&mine.kind, &mine.queue, mine.priority, mine.max_attempts, mine.timeout_ms, &mine.retry)
+                == (&theirs.kind, &theirs.queue, theirs.priority, theirs.max_attempts, theirs.timeout_ms, &theirs.retry)
     }
 
     /// Return true if this schedule has the same ticks as the existing one. An interval without an anchor keeps the

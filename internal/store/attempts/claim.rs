@@ -135,6 +135,10 @@ pub enum Claim {
 /// Condition on a row of `owed`: the next attempt is the last one.
 const LAST_ATTEMPT: &str = "(attempt + 1 >= spared + max_attempts)";
 
+/// Condition on a row of `owed`: an attempt may still start. SYSDATE is the time after the wait for the lock of the row,
+/// the same that becomes `started_at`.
+pub(super) const NOT_EXPIRED: &str = "(expires_at IS NULL OR expires_at > SYSDATE(6))";
+
 /// A job to claim.
 pub(crate) struct ClaimRequest {
     pub(crate) id: JobId,
@@ -368,7 +372,7 @@ impl Claims {
         let update = format!(
             "UPDATE owed FORCE INDEX (PRIMARY) SET state = 'executing', attempt = attempt + 1, token = ?, runner = ?, \
              started_at = SYSDATE(6), lease_until = UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND, progress = NULL{set} \
-             WHERE id IN {list} AND state IN ('waiting', 'retrying'){is_due} AND kind IN {}{last_attempts}{}",
+             WHERE id IN {list} AND state IN ('waiting', 'retrying'){is_due} AND {NOT_EXPIRED} AND kind IN {}{last_attempts}{}",
             placeholders(self.kinds.len().max(1)),
             if self.suspects { String::new() } else { format!(" AND losses < {SUSPECT_FROM}") },
         );
@@ -415,7 +419,7 @@ impl Claims {
         let sql = format!(
             "SELECT id, queue, priority, execute_at, kind, losses >= {SUSPECT_FROM} AND execute_at <= UTC_TIMESTAMP(6) \
              AS due_suspect, {LAST_ATTEMPT} AND execute_at <= UTC_TIMESTAMP(6) AS due_last FROM owed FORCE INDEX (PRIMARY) \
-             WHERE id IN {list} AND state IN ('waiting', 'retrying')"
+             WHERE id IN {list} AND state IN ('waiting', 'retrying') AND {NOT_EXPIRED}"
         );
         script.push(sql, values);
         let found: Vec<MySqlRow> = script.run(conn).await?.into_iter().flat_map(|done| done.rows).collect();

@@ -290,7 +290,7 @@ impl Store {
                 let (ordered, locked) = lock_free_keys_of(conn, &uuids).await?;
                 let held = lock_free(conn, ids.into_iter().filter(|id| !locked.contains(&id.uuid()))).await?;
                 let policy =
-                    |id: &JobId| own.get(id).or_else(|| policies.get(&held[id].kind)).copied().unwrap_or_default();
+                    |id: &JobId| own.get(id).or_else(|| policies.get(&held[id].kind)).cloned().unwrap_or_default();
                 let lost: Vec<Settlement> = lapsed
                     .iter()
                     .filter(|lapsed| {

@@ -14,7 +14,7 @@ use sqlx::{Connection, MySqlConnection, Row};
 use uuid::Uuid;
 
 use crate::attempts::breakers::{EndedCall, Turned, count_calls, counted};
-use crate::attempts::claim::{Claim, Claims, among, read_step};
+use crate::attempts::claim::{Claim, Claims, NOT_EXPIRED, among, read_step};
 use crate::rows::limits::{
     FairShare, KEPT_AT_MOST_S, KeyBounds, KeyState, KnownLimits, LimitKey, LimitSetting, MAX_SLOTS, ToPark, begin_with,
     count_parked, free_slots_of, key_in, keys_of, let_go, lock_keys, park_owed, park_step, state_step, states_in,
@@ -71,7 +71,7 @@ impl Claims {
         values.extend(of_ids);
         let sql = format!(
             "SELECT o.id, o.kind, o.queue, o.execute_at, {}, o.state = 'executing' AND o.token = ? AS is_ours, \
-             o.state IN ('waiting', 'retrying') AND o.execute_at <= UTC_TIMESTAMP(6) AS is_due \
+             o.state IN ('waiting', 'retrying') AND o.execute_at <= UTC_TIMESTAMP(6) AND {NOT_EXPIRED} AS is_due \
              FROM owed o FORCE INDEX (PRIMARY) {} WHERE o.id IN {list}",
             counted_by.columns, counted_by.joins
         );

@@ -23,7 +23,7 @@ use crate::attempts::settlement::{Again, SettleReply, SettleRequest, Settled, Se
 use crate::rows::dead_letters::{NewDeadLetter, insert_dead_letters};
 use crate::rows::jobs::{Accepted, insert_owed};
 use crate::rows::ledger::{AttemptRow, append_to_ledger};
-use crate::rows::order::{OrderedJobs, close_places, lock_keys_of};
+use crate::rows::order::{OrderedJobs, close_places, lock_keys_of_and, order_key_of};
 use crate::rows::owed::{DueJob, MAX_LOSSES, MAX_SPARED, Owed, delete_owed, lock_held};
 use crate::rows::tallies::{Lanes, count};
 use crate::rows::unique_keys::release_key_of;
@@ -111,7 +111,9 @@ impl Settles {
         let may_be_ordered =
             items.iter().filter(|(_, item)| item.opened.as_ref().is_none_or(|opened| opened.order_key.is_some()));
         let may_be_ordered: Vec<Uuid> = may_be_ordered.map(|(_, item)| item.id.uuid()).collect();
-        let ordered = lock_keys_of(&mut tx, &may_be_ordered).await?;
+        // Two settlements may need the keys of each other's follow-up jobs. So both lock all keys at once, in key order.
+        let of_follow_ups = items.iter().flat_map(|(_, item)| &item.follow_ups).filter_map(order_key_of).collect();
+        let ordered = lock_keys_of_and(&mut tx, &may_be_ordered, of_follow_ups).await?;
         let mut held = lock_held(&mut tx, items.iter().map(|(_, item)| item.id)).await?;
         // Read the clock after the locks, for which this may have waited. So a cancel that held a lock has an earlier
         // time than the end.
@@ -212,15 +214,15 @@ pub(crate) fn decide<'a>(
     let spent = burned >= owed.max_attempts || losses >= MAX_LOSSES;
     let event = StateInput::Settle { verdict, spent, cancel_requested: owed.cancel_requested_at.is_some() };
     let state = next(owed.state, event).map_err(|e| corrupt(e.to_string()))?;
-    let delay = match item.again {
-        Again::Backoff(policy, chance) => policy.delay(burned, chance),
-        Again::After(delay) | Again::ForAnother(delay) => delay,
+    let delay = match &item.again {
+        Again::Backoff(policy, chance) => policy.delay(burned, *chance),
+        Again::After(delay) | Again::ForAnother(delay) => *delay,
         Again::Now | Again::NowWithinBounds | Again::Unstarted => Duration::ZERO,
     };
     let due = || ceil_ms(now + TimeDelta::from_std(delay).unwrap_or(TimeDelta::zero()));
     // An interrupted job keeps its position in its lane. Every other job gets its new due time. If the old due time is
     // in the future, the clock has been set back since, so the current time is used.
-    let execute_at = match (state.is_end(), item.again) {
+    let execute_at = match (state.is_end(), &item.again) {
         (true, _) => None,
         (false, Again::Now | Again::NowWithinBounds | Again::Unstarted) => Some(owed.execute_at.min(ceil_ms(now))),
         (false, _) => Some(due()),

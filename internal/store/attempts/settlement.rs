@@ -52,7 +52,7 @@ pub(crate) struct SettleReply {
 }
 
 /// Due time of a job that waits again.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub enum Again {
     /// After the backoff of this policy. The random number, 0.0..=1.0, was drawn by the caller.
     Backoff(RetryPolicy, f64),

@@ -43,7 +43,7 @@ impl Store {
                 let Some(owed) = held.get(&job).filter(ours) else { return Ok(None) };
                 let own = own_policies(conn, &[job]).await?;
                 let now = read_clock(conn, &shared.clock).await?;
-                let policy = own.get(&job).or_else(|| death.policies.get(&owed.kind)).copied().unwrap_or_default();
+                let policy = own.get(&job).or_else(|| death.policies.get(&owed.kind)).cloned().unwrap_or_default();
                 let again = if death.verdict == Verdict::Lost { after_loss(owed, policy) } else { Again::Now };
                 let ended = Settlement {
                     id: job,

@@ -133,6 +133,8 @@ impl Store {
 pub enum JobAction {
     /// Cancel the job.
     Cancel,
+    /// Cancel the job if it waits. An attempt that runs is not stopped.
+    CancelUnlessExecuting,
     /// Run the job again after its end.
     Retry,
     /// Make the job due now.
@@ -143,6 +145,7 @@ impl JobAction {
     const fn event(self) -> StateInput {
         match self {
             Self::Cancel => StateInput::Cancel,
+            Self::CancelUnlessExecuting => StateInput::CancelUnlessExecuting,
             Self::Retry => StateInput::Retry,
             Self::RunNow => StateInput::RunNow,
         }
@@ -150,7 +153,7 @@ impl JobAction {
 
     const fn attempted(self) -> &'static str {
         match self {
-            Self::Cancel => "cancel a job",
+            Self::Cancel | Self::CancelUnlessExecuting => "cancel a job",
             Self::Retry => "retry a job",
             Self::RunNow => "run a job now",
         }
@@ -158,7 +161,7 @@ impl JobAction {
 
     fn audit_entry(self, id: JobId, by: &Actor) -> AuditEntry {
         let action = match self {
-            Self::Cancel => "job.cancel",
+            Self::Cancel | Self::CancelUnlessExecuting => "job.cancel",
             Self::Retry => "job.retry",
             Self::RunNow => "job.run_now",
         };
@@ -250,7 +253,7 @@ pub(crate) async fn lock_for(
     ids: &[Uuid],
 ) -> Result<OrderedJobs, sqlx::Error> {
     match event {
-        StateInput::Cancel => lock_keys_of(conn, ids).await,
+        StateInput::Cancel | StateInput::CancelUnlessExecuting => lock_keys_of(conn, ids).await,
         StateInput::Retry => lock_or_make_keys_of(conn, ids).await,
         StateInput::RunNow | StateInput::Change | StateInput::Claim | StateInput::Settle { .. } => {
             Ok(OrderedJobs::default())
@@ -276,9 +279,11 @@ pub(crate) async fn apply_event(
         return Ok(match (&step.outcome, event, earlier) {
             // The earlier run may have committed without an answer. Whichever request cancelled the job, the answer 200
             // is true.
-            (ActionOutcome::Refused(State::Cancelled), StateInput::Cancel, PriorRun::MayHaveCommitted) => {
-                done(ActionOutcome::Done(State::Cancelled))
-            }
+            (
+                ActionOutcome::Refused(State::Cancelled),
+                StateInput::Cancel | StateInput::CancelUnlessExecuting,
+                PriorRun::MayHaveCommitted,
+            ) => done(ActionOutcome::Done(State::Cancelled)),
             _ => step,
         });
     };
@@ -301,7 +306,7 @@ pub(crate) async fn apply_event(
         }));
     };
     match event {
-        StateInput::Cancel if state == State::Cancelled => {
+        StateInput::Cancel | StateInput::CancelUnlessExecuting if state == State::Cancelled => {
             cancel_waiting(conn, id, owed, now, None).await?;
             if owed.keyed {
                 release_key_of(conn, id.uuid(), false).await?;
@@ -331,9 +336,11 @@ pub(crate) async fn apply_event(
             Ok(done(ActionOutcome::Waits(waits(execute_at))))
         }
         // The state machine refuses these events for every unfinished state, so they do not get here.
-        StateInput::Claim | StateInput::Settle { .. } | StateInput::Retry | StateInput::Change => {
-            Ok(done(ActionOutcome::Refused(owed.state)))
-        }
+        StateInput::Claim
+        | StateInput::Settle { .. }
+        | StateInput::Retry
+        | StateInput::Change
+        | StateInput::CancelUnlessExecuting => Ok(done(ActionOutcome::Refused(owed.state))),
     }
 }
 

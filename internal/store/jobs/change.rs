@@ -1,9 +1,11 @@
-//! Changes of the due time or the priority of a waiting job. One transaction locks the row, asks the state machine,
+//! Changes of the due time, the priority or the payload of a waiting job. One transaction locks the row, asks the state machine,
 //! checks the condition of the request, and answers with the job after the change.
 
+use std::fmt;
 use std::sync::Arc;
 
 use serde_json::json;
+use serde_json::value::RawValue;
 use sqlx::MySqlConnection;
 
 use crate::audit::{AuditEntry, was_recorded};
@@ -20,12 +22,30 @@ use crate::{Store, StoreError, StoreInner};
 use tickr_job::{Actor, Attempt, Due, Job, JobId, Priority, State, StateInput, next};
 
 /// The requested change. An absent field stays as it is.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default)]
 pub struct Change {
     /// The new due time.
     pub due: Option<Due>,
     /// The new priority within the queue.
     pub priority: Option<Priority>,
+    /// The new payload, which was checked against the kind of the job.
+    pub payload: Option<NewPayload>,
+}
+
+/// A payload in place of the one with which a job was accepted.
+#[derive(Clone)]
+pub struct NewPayload {
+    /// JSON text.
+    pub text: Box<RawValue>,
+    /// Host that the job calls, if its kind knows one.
+    pub host: Option<String>,
+}
+
+impl fmt::Debug for NewPayload {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Payloads must not appear in logs.
+        f.debug_struct("NewPayload").finish_non_exhaustive()
+    }
 }
 
 /// The condition of a request: given the job and all its attempts, it returns true if the job may be changed. It is
@@ -143,10 +163,18 @@ async fn apply_change(
         .execute(&mut *conn)
         .await?;
     if priority != before {
-        // Of a row in `jobs`, only the priority ever changes after the insert. It is one byte before and after, so the
-        // row does not grow.
+        // The priority is one byte before and after, so the row does not grow.
         sqlx::query("UPDATE jobs SET priority = ? WHERE id = ?")
             .bind(priority.level())
+            .bind(id.uuid())
+            .execute(&mut *conn)
+            .await?;
+    }
+    if let Some(payload) = &request.change.payload {
+        // The row in `owed` is locked, so no claim reads the payload meanwhile.
+        sqlx::query("UPDATE jobs SET payload = ?, host = ? WHERE id = ?")
+            .bind(payload.text.get())
+            .bind(payload.host.as_ref().map(String::as_bytes))
             .bind(id.uuid())
             .execute(&mut *conn)
             .await?;
@@ -161,6 +189,10 @@ async fn apply_change(
     if waits_for_turn(owed.execute_at) {
         // It has no due time yet.
         detail["execute_at"] = json!(null);
+    }
+    if request.change.payload.is_some() {
+        // The audit does not quote payloads.
+        detail["payload"] = json!("changed");
     }
     let act = request.act.clone().with(detail);
     finish(conn, request.idempotent.as_ref(), &act, (ChangeOutcome::Done(updated.outcome), answer), now).await

@@ -5,6 +5,7 @@
 //! - `change.rs`: changes of the due time or the priority of one job.
 //! - `condition.rs`: preconditions of a change.
 //! - `due.rs`: looks up and counts unfinished jobs, to compare the index with them.
+//! - `expire.rs`: the end of jobs that did not start before their expiry.
 //! - `explain.rs`: the position of a job that waits.
 //! - `idempotent_inserts.rs`: accepts jobs with an idempotency key.
 //! - `insert.rs`: accepts jobs.
@@ -24,6 +25,7 @@ pub(super) mod backlog;
 pub(super) mod change;
 pub(super) mod condition;
 pub(super) mod due;
+pub(super) mod expire;
 pub(super) mod explain;
 pub(super) mod idempotent_inserts;
 pub(super) mod insert;

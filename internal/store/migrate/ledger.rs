@@ -63,6 +63,7 @@ const FILES: &[(&str, &str)] = embedded![
     "0035_limits.sql",
     "0036_jobs_host.sql",
     "0037_breakers.sql",
+    "0038_expiries.sql",
 ];
 
 /// The migrations that this binary brings, in order.

@@ -188,6 +188,7 @@ async fn delete(conn: &mut MySqlConnection, ids: &[Uuid]) -> Result<(), sqlx::Er
         ("dead_letters", "job_id"),
         ("order_places", "job_id"),
         ("job_limit_keys", "job_id"),
+        ("job_expiries", "job_id"),
         ("jobs", "id"),
     ] {
         // The order by key and the LIMIT keep MySQL from scanning a small table. A job may have any number of lines, so

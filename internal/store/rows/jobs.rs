@@ -1,5 +1,6 @@
 //! Rows of new jobs, in `jobs` and `owed`, and the receipts of their acceptance.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
@@ -149,10 +150,12 @@ pub(crate) async fn commit_jobs(
         accepted
     };
     let due_now: Vec<JobRow<'_>> =
-        jobs.iter().map(|job| JobRow { job, execute_at: DUE_NOW, created_at: NOW }).collect();
+        jobs.iter().map(|job| JobRow { job, execute_at: DUE_NOW, created_at: NOW, expires_at: None }).collect();
     let options = options_of(&due_now)?;
     let mut script = script_about(&due_now);
-    if script.is_one_request() && jobs.iter().all(|job| job.due == Due::Now) {
+    // An expiry follows from the time of the acceptance, too.
+    let at_once = |job: &&NewJob| job.due == Due::Now && job.expires.is_none();
+    if script.is_one_request() && jobs.iter().all(at_once) {
         script.push("BEGIN", Vec::new());
         for sql in SET_NOW {
             script.push(sql, Vec::new());
@@ -169,6 +172,8 @@ pub(crate) async fn commit_jobs(
     let now = begin(conn, clock).await?;
     let accepted = receipts_at(now);
     let rows: Vec<JobRow<'_>> = jobs.iter().zip(&accepted).map(|(job, accepted)| JobRow::at(job, accepted)).collect();
+    let options = options_of(&rows)?;
+    let mut script = script_about(&rows);
     insert_into(&mut script, &rows, &options, &turns);
     script.push("COMMIT", Vec::new());
     script.run(conn).await?;
@@ -190,11 +195,17 @@ struct JobRow<'a> {
     job: &'a NewJob,
     execute_at: Value<'a>,
     created_at: Value<'a>,
+    expires_at: Option<Timestamp>,
 }
 
 impl<'a> JobRow<'a> {
     fn at(job: &'a NewJob, accepted: &Accepted) -> Self {
-        Self { job, execute_at: accepted.execute_at.into(), created_at: accepted.created_at.into() }
+        Self {
+            job,
+            execute_at: accepted.execute_at.into(),
+            created_at: accepted.created_at.into(),
+            expires_at: job.expires_at(accepted.created_at),
+        }
     }
 
     fn bytes(&self) -> usize {
@@ -204,7 +215,7 @@ impl<'a> JobRow<'a> {
 
 /// Return the options of each job as JSON text, if it has any.
 fn options_of(rows: &[JobRow<'_>]) -> Result<Vec<Option<String>>, sqlx::Error> {
-    rows.iter().map(|row| options_text(row.job)).collect()
+    rows.iter().map(options_text).collect()
 }
 
 fn script_about<'a>(rows: &[JobRow<'_>]) -> Script<'a> {
@@ -249,11 +260,20 @@ fn insert_into<'a>(script: &mut Script<'a>, rows: &[JobRow<'a>], options: &'a [O
             ]);
         },
     );
-    let owed = [
-        "INSERT INTO owed (id, kind, queue, priority, max_attempts, keyed, state, execute_at) VALUES",
-        "(?,?,?,?,?,?,'waiting',?)",
-        "",
-    ];
+    let expire = rows.iter().any(|row| row.expires_at.is_some());
+    let owed = if expire {
+        [
+            "INSERT INTO owed (id, kind, queue, priority, max_attempts, keyed, state, execute_at, expires_at) VALUES",
+            "(?,?,?,?,?,?,'waiting',?,?)",
+            "",
+        ]
+    } else {
+        [
+            "INSERT INTO owed (id, kind, queue, priority, max_attempts, keyed, state, execute_at) VALUES",
+            "(?,?,?,?,?,?,'waiting',?)",
+            "",
+        ]
+    };
     script.insert(
         owed,
         rows,
@@ -275,6 +295,9 @@ fn insert_into<'a>(script: &mut Script<'a>, rows: &[JobRow<'a>], options: &'a [O
                     row.execute_at
                 },
             ]);
+            if expire {
+                values.push(row.expires_at.into());
+            }
         },
     );
     let parked: Vec<ToPark<'a>> = rows
@@ -287,7 +310,13 @@ fn insert_into<'a>(script: &mut Script<'a>, rows: &[JobRow<'a>], options: &'a [O
     if !parked.is_empty() {
         park_step(script, &parked);
     }
-    // One more statement each, for the jobs that have limit keys or tags.
+    // One more statement each, for the jobs that expire, or that have limit keys or tags.
+    let expiries: Vec<(Uuid, Timestamp)> =
+        rows.iter().filter_map(|row| Some((row.job.id.uuid(), row.expires_at?))).collect();
+    if !expiries.is_empty() {
+        let insert = ["INSERT INTO job_expiries (job_id, look_at) VALUES", "(?,?)", ""];
+        script.insert(insert, &expiries, |_| 60, |&(id, at), values| values.extend([Value::from(id), at.into()]));
+    }
     let limited: Vec<(Uuid, &str)> =
         rows.iter().filter_map(|row| Some((row.job.id.uuid(), row.job.options.limit_key.as_deref()?))).collect();
     if !limited.is_empty() {
@@ -307,11 +336,15 @@ fn insert_into<'a>(script: &mut Script<'a>, rows: &[JobRow<'a>], options: &'a [O
     }
 }
 
-fn options_text(job: &NewJob) -> Result<Option<String>, sqlx::Error> {
-    if job.options.is_default() {
+fn options_text(row: &JobRow<'_>) -> Result<Option<String>, sqlx::Error> {
+    let mut options = Cow::Borrowed(&row.job.options);
+    if row.expires_at.is_some() {
+        options.to_mut().expires_at = row.expires_at;
+    }
+    if options.is_default() {
         return Ok(None);
     }
-    serde_json::to_string(&job.options).map(Some).map_err(|e| sqlx::Error::Encode(Box::new(e)))
+    serde_json::to_string(&options).map(Some).map_err(|e| sqlx::Error::Encode(Box::new(e)))
 }
 
 /// Return the due time of a job by the clock of the database: in whole milliseconds and never earlier than requested. A

@@ -85,6 +85,21 @@ pub(crate) async fn lock_or_make_keys_of(conn: &mut MySqlConnection, ids: &[Uuid
     Ok(OrderedJobs(ordered))
 }
 
+/// Do what [`lock_keys_of`] does, and lock these keys as well, or make their rows. All are locked in key order.
+pub(crate) async fn lock_keys_of_and(
+    conn: &mut MySqlConnection,
+    ids: &[Uuid],
+    more: BTreeSet<&[u8]>,
+) -> Result<OrderedJobs, sqlx::Error> {
+    if more.is_empty() {
+        return lock_keys_of(conn, ids).await;
+    }
+    let ordered = keys_of(conn, ids).await?;
+    let all = more.into_iter().chain(ordered.values().map(|job| job.key.as_slice())).collect();
+    lock_or_make(conn, &all).await?;
+    Ok(OrderedJobs(ordered))
+}
+
 /// Do what [`lock_keys_of`] does, for those jobs whose places are open.
 pub(crate) async fn lock_open_keys_of(conn: &mut MySqlConnection, ids: &[Uuid]) -> Result<OrderedJobs, sqlx::Error> {
     let mut open = Vec::new();

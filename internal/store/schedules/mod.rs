@@ -30,7 +30,7 @@ use crate::sql::clock::read_clock;
 use crate::sql::connection::on_pool;
 use crate::sql::error::{Fault, again, fault};
 use crate::{Store, StoreError, StoreInner};
-use tickr_job::{Actor, Cadence, Dst, JobOptions, Name, Schedule, SkipCause, Template, Timestamp, floor_ms};
+use tickr_job::{Actor, Cadence, Dst, Name, Schedule, SkipCause, Template, TemplateOptions, Timestamp, floor_ms};
 
 /// Outcome of a put.
 #[derive(Clone, Debug)]
@@ -423,8 +423,8 @@ fn cadence_columns(cadence: &Cadence) -> (Option<&str>, Option<u64>, Option<Time
 }
 
 fn options_of(template: &Template) -> Result<Option<String>, sqlx::Error> {
-    let options = JobOptions { timeout_ms: template.timeout_ms, retry: template.retry, ..JobOptions::default() };
-    let text = (!options.is_default()).then(|| serde_json::to_string(&options)).transpose();
+    let options = TemplateOptions { timeout_ms: template.timeout_ms, retry: template.retry.clone() };
+    let text = (options != TemplateOptions::default()).then(|| serde_json::to_string(&options)).transpose();
     text.map_err(|e| sqlx::Error::Encode(Box::new(e)))
 }
 

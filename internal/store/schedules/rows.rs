@@ -16,7 +16,8 @@ use crate::sql::connection::{DbFuture, PriorRun, transact};
 use crate::sql::error::corrupt;
 use crate::{Store, StoreError, StoreInner};
 use tickr_job::{
-    Actor, Cadence, CronExpression, Dst, JobId, JobOptions, Misfire, Name, Overlap, Schedule, Template, Timestamp, Zone,
+    Actor, Cadence, CronExpression, Dst, JobId, Misfire, Name, Overlap, Schedule, Template, TemplateOptions, Timestamp,
+    Zone,
 };
 
 /// A schedule as it is stored.
@@ -187,9 +188,9 @@ pub(crate) fn read_cadence(row: &MySqlRow) -> Result<(Cadence, Zone), sqlx::Erro
 fn read_schedule(row: &MySqlRow) -> Result<Schedule, sqlx::Error> {
     let (cadence, zone) = read_cadence(row)?;
     let options: Option<String> = row.try_get("options")?;
-    let options: JobOptions = match options {
+    let options: TemplateOptions = match options {
         Some(text) => serde_json::from_str(&text).map_err(|e| corrupt(format!("options: {e}")))?,
-        None => JobOptions::default(),
+        None => TemplateOptions::default(),
     };
     Ok(Schedule {
         cadence,

@@ -304,7 +304,7 @@ impl Evidence {
             self.note(&mut jobs, "owed", row, owed, |job, owed| job.owed = Some(owed))?;
         }
         let lines = sqlx::query(
-            "SELECT job_id AS id, number, burned, runner <> '' AS executed, execute_at, started_at, finished_at, \
+            "SELECT job_id AS id, number, burned, runner <> '' AND verdict <> 'expired' AS executed, execute_at, started_at, finished_at, \
              verdict, end_state, cancel_requested_at FROM attempts FORCE INDEX (PRIMARY) \
              WHERE job_id > ? AND job_id <= ? ORDER BY job_id, number",
         )

@@ -83,20 +83,31 @@ impl TestApp {
     ) -> Self {
         let options = Options::ephemeral_under(Path::new(env!("CARGO_TARGET_TMPDIR")));
         let own = Services::start(&with(options)).unwrap();
-        Self::start_with_own(own, before, change).await
+        Self::start_with_own(own, before, change, Registry::new()).await
     }
 
     /// Start on servers that the test has started.
     pub(crate) async fn start_on_own(own: Services, change: impl FnOnce(&mut Config)) -> Self {
-        Self::start_with_own(own, |_| {}, change).await
+        Self::start_with_own(own, |_| {}, change, Registry::new()).await
     }
 
-    async fn start_with_own(own: Services, before: impl FnOnce(&Services), change: impl FnOnce(&mut Config)) -> Self {
+    /// Start on a pair of servers that only this test has, with these kinds.
+    pub(crate) async fn start_alone_with(change: impl FnOnce(&mut Config), kinds: Registry) -> Self {
+        let own = Services::start(&Options::ephemeral_under(Path::new(env!("CARGO_TARGET_TMPDIR")))).unwrap();
+        Self::start_with_own(own, |_| {}, change, kinds).await
+    }
+
+    async fn start_with_own(
+        own: Services,
+        before: impl FnOnce(&Services),
+        change: impl FnOnce(&mut Config),
+        kinds: Registry,
+    ) -> Self {
         let name = unique_name();
         let (mysql, redis) = (own.mysql_url(&name), own.redis_url());
         Store::create_database(&mysql).await.unwrap();
         before(&own);
-        Self::start_on(Some(own), name, &mysql, &redis, change, Registry::new()).await
+        Self::start_on(Some(own), name, &mysql, &redis, change, kinds).await
     }
 
     async fn start_on(

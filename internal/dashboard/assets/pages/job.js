@@ -444,6 +444,7 @@ function Facts({ job }) {
     ${fact('Priority', `${job.priority} (0 runs first, 9 last)`)}
     ${fact('Accepted', html`<${Time} at=${job.created_at} />`)}
     ${fact('Due', html`<${Time} at=${job.execute_at} />`)}
+    ${job.expires_at && fact('Expires', html`<${Time} at=${job.expires_at} />`)}
     ${fact('Time limit', job.timeout_ms && span(job.timeout_ms))}
     ${fact(
       'Retries',

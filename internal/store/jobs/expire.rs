@@ -1,0 +1,207 @@
+//! The end of jobs that did not start before their expiry.
+//!
+//! A claim takes no job that has expired, so nothing starts late. Here the job then ends as failed, a dead letter in a
+//! group of its own, without an attempt. Any runner may do it: rows that another one locks are left out.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use sqlx::{MySqlConnection, Row};
+use uuid::Uuid;
+
+use crate::rows::dead_letters::{NewDeadLetter, insert_dead_letters};
+use crate::rows::ledger::{AttemptRow, append_to_ledger};
+use crate::rows::limits::{unpark, waits_for_turn};
+use crate::rows::order::{close_places, lock_free_keys_of};
+use crate::rows::owed::{DueJob, Owed, delete_owed, lock_free};
+use crate::rows::tallies::count;
+use crate::rows::unique_keys::release_key_of;
+use crate::sql::batches::in_list;
+use crate::sql::clock::read_clock;
+use crate::sql::connection::transact;
+use crate::{Store, StoreError, StoreInner};
+use tickr_job::{JobId, Name, RunnerId, State, Timestamp, Verdict, floor_ms};
+
+/// Jobs that one transaction looks at.
+const PAGE: usize = 256;
+
+/// Outcome of a look for expired jobs.
+#[derive(Clone, Debug, Default)]
+pub struct ExpiredJobs {
+    /// The jobs that ended as failed.
+    pub ended: Vec<ExpiredJob>,
+    /// Jobs that are not held any more, because one of those was in front of them.
+    pub released: Vec<DueJob>,
+    /// True if there may be more.
+    pub more: bool,
+}
+
+/// A job that expired.
+#[derive(Clone, Debug)]
+pub struct ExpiredJob {
+    /// The job.
+    pub id: JobId,
+    /// Its kind.
+    pub kind: Name,
+    /// Its queue.
+    pub queue: Name,
+}
+
+impl Store {
+    /// End jobs that have expired, at most 256. The ledger names this runner as the one that found them.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn end_expired(&self, runner: &RunnerId) -> Result<ExpiredJobs, StoreError> {
+        let (shared, runner) = (self.shared.clone(), runner.clone());
+        transact(&self.shared.pools.loops, "end expired jobs", move |conn, _| {
+            let (shared, runner) = (shared.clone(), runner.clone());
+            Box::pin(async move { end_page(conn, &shared, &runner).await })
+        })
+        .await
+    }
+}
+
+async fn end_page(
+    conn: &mut MySqlConnection,
+    shared: &StoreInner,
+    runner: &RunnerId,
+) -> Result<ExpiredJobs, sqlx::Error> {
+    let found: Vec<Uuid> = sqlx::query_scalar(
+        "SELECT job_id FROM job_expiries FORCE INDEX (job_expiries_look) WHERE look_at <= UTC_TIMESTAMP(6) \
+         ORDER BY look_at, job_id LIMIT ?",
+    )
+    .bind(i64::try_from(PAGE).unwrap_or(i64::MAX))
+    .fetch_all(&mut *conn)
+    .await?;
+    if found.is_empty() {
+        return Ok(ExpiredJobs::default());
+    }
+    // The order keys come before any other row.
+    let (ordered, busy) = lock_free_keys_of(conn, &found).await?;
+    let free = found.iter().filter(|id| !busy.contains(id));
+    let held = lock_free(conn, free.map(|id| JobId::from_uuid(*id))).await?;
+    let now = read_clock(conn, &shared.clock).await?;
+    // The locks may have waited for a settlement or for an operator's retry, so what is true is read now.
+    let mut expiries: BTreeMap<Uuid, Option<Timestamp>> = BTreeMap::new();
+    for row in in_list("SELECT id, expires_at FROM owed FORCE INDEX (PRIMARY) WHERE id IN", &found, "")
+        .fetch_all(&mut *conn)
+        .await?
+    {
+        expiries.insert(row.try_get("id")?, row.try_get("expires_at")?);
+    }
+    let mut page = Page::default();
+    for id in &found {
+        match (expiries.get(id).copied(), held.get(&JobId::from_uuid(*id))) {
+            // The job has ended, or an operator's retry has cleared its expiry.
+            (None | Some(None), _) => page.done.push(*id),
+            // Another session changes it at this moment.
+            (Some(Some(_)), None) => page.later.push(*id),
+            (Some(Some(at)), Some(owed)) if at <= now && owed.state != State::Executing => {
+                page.expired.push((*id, owed, at));
+            }
+            (Some(Some(_)), Some(_)) => page.later.push(*id),
+        }
+    }
+    page.expired.sort_unstable_by_key(|(id, _, _)| *id);
+    let ids: Vec<Uuid> = page.expired.iter().map(|(id, _, _)| *id).collect();
+    page.write_ends(conn, runner, now).await?;
+    let places: Vec<Uuid> = ids.iter().copied().filter(|id| ordered.contains(JobId::from_uuid(*id))).collect();
+    let released = close_places(conn, &places, now).await?;
+    let over: BTreeSet<Uuid> = page.done.iter().chain(&ids).copied().collect();
+    let over: Vec<Uuid> = over.into_iter().collect();
+    if !over.is_empty() {
+        in_list("DELETE FROM job_expiries WHERE job_id IN", &over, " ORDER BY job_id LIMIT 256")
+            .execute(&mut *conn)
+            .await?;
+    }
+    page.later.sort_unstable();
+    if !page.later.is_empty() {
+        // So that they do not stand in front of jobs that can be ended.
+        let sql = "UPDATE job_expiries SET look_at = UTC_TIMESTAMP(3) + INTERVAL 5 SECOND WHERE job_id IN";
+        in_list(sql, &page.later, " ORDER BY job_id LIMIT 256").execute(&mut *conn).await?;
+    }
+    let counts = page.counts();
+    count(conn, shared.lanes.any(), &counts).await?;
+    let ended = page.expired.iter().map(|(id, owed, _)| ExpiredJob {
+        id: JobId::from_uuid(*id),
+        kind: owed.kind.clone(),
+        queue: owed.queue.clone(),
+    });
+    Ok(ExpiredJobs { ended: ended.collect(), released, more: found.len() == PAGE })
+}
+
+/// Jobs whose time to be looked at has come.
+#[derive(Default)]
+struct Page<'a> {
+    /// These have expired. Their rows are locked.
+    expired: Vec<(Uuid, &'a Owed, Timestamp)>,
+    /// These need not be looked at again.
+    done: Vec<Uuid>,
+    /// These are looked at again in a few seconds.
+    later: Vec<Uuid>,
+}
+
+impl Page<'_> {
+    /// Write the ends of the jobs that have expired: what a failure writes, with a ledger line of an attempt that was
+    /// never started.
+    async fn write_ends(
+        &self,
+        conn: &mut MySqlConnection,
+        runner: &RunnerId,
+        now: Timestamp,
+    ) -> Result<(), sqlx::Error> {
+        if self.expired.is_empty() {
+            return Ok(());
+        }
+        delete_owed(conn, &self.expired.iter().map(|(id, _, _)| *id).collect::<Vec<_>>()).await?;
+        let errors: Vec<String> = self.expired.iter().map(|(_, _, at)| error_of(*at)).collect();
+        let lines = self.expired.iter().zip(&errors).map(|((id, owed, _), error)| AttemptRow {
+            job: JobId::from_uuid(*id),
+            number: owed.attempt + 1,
+            burned: owed.attempt - owed.spared,
+            runner: runner.as_str(),
+            // A job that waited for its turn had no due time.
+            execute_at: if waits_for_turn(owed.execute_at) { floor_ms(now) } else { owed.execute_at },
+            started_at: now,
+            verdict: Verdict::Expired,
+            end: Some(State::Failed),
+            error: Some(error),
+            result: None,
+            cancel_requested_at: None,
+            exchange: None,
+        });
+        append_to_ledger(conn, &lines.collect::<Vec<_>>(), now).await?;
+        let dead_letters = self.expired.iter().zip(&errors).map(|((id, owed, _), error)| NewDeadLetter {
+            id: *id,
+            kind: &owed.kind,
+            queue: &owed.queue,
+            failed_at: now,
+            error,
+            lived_before: owed.spared > 0,
+        });
+        insert_dead_letters(conn, &dead_letters.collect::<Vec<_>>()).await?;
+        for (id, owed, _) in &self.expired {
+            if waits_for_turn(owed.execute_at) {
+                unpark(conn, *id).await?;
+            }
+            if owed.keyed {
+                release_key_of(conn, *id, false).await?;
+            }
+        }
+        Ok(())
+    }
+
+    fn counts(&self) -> BTreeMap<(Name, Name, State), i64> {
+        let mut counts = BTreeMap::new();
+        for (_, owed, _) in &self.expired {
+            *counts.entry((owed.queue.clone(), owed.kind.clone(), State::Failed)).or_default() += 1;
+        }
+        counts
+    }
+}
+
+/// Describe the end of a job that expired. The normalised text is the same for all of them, so that they are one group of
+/// dead letters for each kind.
+fn error_of(at: Timestamp) -> String {
+    format!("expired: it did not start before {}", at.to_rfc3339_opts(chrono::SecondsFormat::Millis, true))
+}
