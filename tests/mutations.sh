@@ -139,7 +139,7 @@ mutants() {
     mutant 'reads by line' internal/store/jobs/lanes.rs \
         'FROM owed FORCE INDEX (owed_line) WHERE queue = ? AND priority = ? \' \
         'FROM owed FORCE INDEX (PRIMARY) WHERE queue = ? AND priority = ? \' \
-        backlog::without_redis_a_limited_and_a_paused_backlog_in_front_delay_no_other_queue
+        backlog::a_look_at_due_work_reads_its_lines_and_nothing_else
     mutant 'lists of served lines alone' internal/store/jobs/lanes.rs \
         'Box::pin(async move { lines_of(conn, &queues).await })' \
         'Box::pin(async move { drop(queues); let (all, _) = queues_to_show(conn, 30_000).await?; lines_of(conn, &all).await })' \
@@ -332,7 +332,7 @@ mutants() {
         queues::a_permit_that_waited_for_work_is_not_good_after_its_holder_slept
     mutant "steps of the database's clock" internal/engine/heartbeat_history.rs \
         'let before = self.reading.replace(reading)?;' 'let before = self.reading.replace(reading).filter(|_| false)?;' \
-        clocks::a_clock_of_mysql_that_is_set_ahead_and_back_ends_no_attempt
+        clocks::a_runner_that_starts_after_a_step_of_the_clock_of_mysql_judges_no_other_by_it
     mutant 'request after a lowered limit' internal/engine/permits.rs \
         'let same_limit = limit == turn.limit && !settled;' 'let same_limit = !settled;' \
         queues::a_lowered_limit_holds_on_a_runner_that_is_never_short_of_jobs

@@ -136,7 +136,7 @@ async fn settings_are_followed_while_a_table_of_the_summary_is_locked() {
     let mut times = Vec::new();
     let mut operator = tickr.mysql().await;
     operator.execute("LOCK TABLES schedules WRITE").await.unwrap();
-    for (verb, paused) in [("pause", true), ("resume", false)] {
+    for (verb, paused) in [("pause", true), ("resume", false), ("pause", true), ("resume", false)] {
         let mut settings = other.operator_settings().listen();
         let asked = Instant::now();
         assert_eq!(tickr.post(&format!("/v1/queues/mail/{verb}"), json!({})).await.status, 200);
@@ -147,8 +147,9 @@ async fn settings_are_followed_while_a_table_of_the_summary_is_locked() {
         println!("the other process knew after {} ms", took.as_millis());
         times.push(took);
     }
-    // With the summary alone each would take ten seconds, the time limit of a wait for a table.
-    assert!(fastest(&times) < Duration::from_secs(6), "{times:?}");
+    // With the summary alone each but the first would take ten seconds, the time limit of a wait for a table: its wait
+    // begins when the process has learned of the change before.
+    assert!(fastest(&times[1..]) < Duration::from_secs(6), "{times:?}");
     operator.execute("UNLOCK TABLES").await.unwrap();
     tickr.stop().await;
 }
