@@ -1005,6 +1005,31 @@ mutants() {
         'let job = api.broker.prepare(draft).map_err(|invalid| Problem::invalid("", invalid))?;' \
         'let text = draft.payload.clone(); let job = match api.broker.prepare(draft) { Ok(job) => job, Err(_) => return Ok(NewPayload { text, host: None }) };' \
         change::a_waiting_job_gets_another_payload_that_fits_its_kind_and_runs_with_it
+    mutant 'removal of rows that became jobs' internal/store/outbox/pages.rs \
+        'for ids in done.chunks(MAX_ROWS) {' 'for ids in done[..0].chunks(MAX_ROWS) {' \
+        outbox::a_job_exists_exactly_if_the_transaction_was_committed
+    mutant 'rows whose jobs exist' internal/store/outbox/pages.rs \
+        'if known.contains(&job.id.uuid()) {' 'if known.len() > 100_000 {' \
+        outbox::a_job_exists_exactly_if_the_transaction_was_committed
+    mutant 'rows that another session locks' internal/store/outbox/pages.rs \
+        'FOR UPDATE{SKIP_LOCKED}"' 'FOR UPDATE{}"' \
+        internal/store/outbox/pages.rs \
+        'if after.is_some() { ">" } else { ">=" }' 'if after.is_some() { ">" } else { ">=" }, if SKIP_LOCKED.is_empty() { "" } else { "" }' \
+        outbox::a_transaction_that_stays_open_delays_no_other_row
+    mutant 'rows for another version' internal/broker/outbox.rs \
+        'if age < LEFT_AT_MOST && another_may_read' 'if age < -LEFT_AT_MOST && another_may_read' \
+        outbox::a_row_whose_kind_only_another_runner_has_is_left_to_it
+    mutant 'rows of a dead leader' internal/store/change_summary.rs \
+        '- INTERVAL 3 SECOND' '- INTERVAL 3 HOUR' \
+        internal/store/change_summary.rs \
+        'FROM outbox_leader WHERE lease_until > UTC_TIMESTAMP(6)), \' 'FROM outbox_leader), \' \
+        outbox::rows_are_moved_soon_after_their_leader_has_died
+    mutant 'id of a row of the outbox' internal/broker/outbox.rs \
+        'if !is_job_id(row.id, row.created_at) {' 'if row.id.is_nil() {' \
+        outbox::what_cannot_become_a_job_is_kept_with_the_reason_and_runs_after_a_fix
+    mutant 'wake of a nudged outbox' internal/broker/outbox.rs \
+        'self.outbox_nudge.notify_one();' 'drop(std::sync::Arc::clone(&self.outbox_nudge));' \
+        outbox::a_nudge_starts_jobs_within_milliseconds_and_needs_the_right_key
     mutant 'check of follow-up jobs' internal/engine/executor.rs \
         'Err((verdict, error)) => return failed(settlement, verdict, error),' \
         'Err((verdict, error)) => drop((verdict, error)),' \

@@ -13,6 +13,7 @@
 //! - `api_keys.rs`: list, create and revoke API keys
 //! - `limits.rs`: limits by key
 //! - `order_keys.rs`: the order keys that have jobs
+//! - `outbox.rs`: jobs that other programs request with a plain INSERT
 //! - `queues.rs`: list, pause, prioritise and limit queues
 //! - `runners.rs`: list, drain and resume runners
 //! - `events.rs`: follow the events of the cluster
@@ -49,6 +50,7 @@ mod limits;
 mod migrate;
 mod operations;
 mod order_keys;
+mod outbox;
 mod queues;
 mod rebuild;
 mod runners;
@@ -99,6 +101,7 @@ fn main() -> ExitCode {
             queues::command(),
             limits::command(),
             order_keys::command(),
+            outbox::command(),
             runners::command(),
             events::command(),
             rebuild::command(),
@@ -121,6 +124,7 @@ fn main() -> ExitCode {
         Some(("queues", matches)) => queues::run(matches),
         Some(("limits", matches)) => limits::run(matches),
         Some(("order-keys", matches)) => order_keys::run(matches),
+        Some(("outbox", matches)) => outbox::run(matches),
         Some(("runners", matches)) => runners::run(matches),
         Some(("events", matches)) => events::run(matches),
         Some(("schedules", matches)) => schedules::run(matches),

@@ -16,6 +16,7 @@
 //! - `events.rs`: server-sent events of one job and of the cluster (`/v1/events`)
 //! - `limits.rs`: limits by key (`/v1/limits`)
 //! - `order_keys.rs`: the order keys that have jobs (`/v1/order-keys`)
+//! - `outbox.rs`: jobs that other programs request with a plain INSERT (`/v1/outbox`)
 //! - `queues.rs`: settings, pauses and counts of queues (`/v1/queues`)
 //! - `reports.rs`: download of finished reports (`/v1/reports`)
 //! - `runners.rs`: the runners, their jobs, drain and resume (`/v1/runners`)
@@ -30,6 +31,7 @@ mod http;
 mod jobs;
 mod limits;
 mod order_keys;
+mod outbox;
 mod queues;
 mod reports;
 mod runners;
@@ -149,6 +151,7 @@ type Api = Arc<ApiParts>;
         (name = "jobs", description = "Enqueue, read, change and cancel jobs"),
         (name = "limits", description = "Limit how many jobs with the same limit key run at once or start in a period"),
         (name = "order keys", description = "Jobs with the same order key run one at a time, in their order"),
+        (name = "outbox", description = "Jobs that other programs request with a plain INSERT in their own transactions"),
         (name = "queues", description = "Pause queues, set their priorities and limits"),
         (name = "schedules", description = "Enqueue jobs on a cron expression or at an interval"),
         (name = "dead letters", description = "Jobs that failed for good: read, replay, discard"),
@@ -187,6 +190,11 @@ fn routes() -> (Router<Api>, utoipa::openapi::OpenApi) {
         .routes(routes!(limits::keys))
         .routes(routes!(limits::close_breaker))
         .routes(routes!(order_keys::list))
+        .routes(routes!(outbox::show))
+        .routes(routes!(outbox::nudge))
+        .routes(routes!(outbox::rejected))
+        .routes(routes!(outbox::replay))
+        .routes(routes!(outbox::discard))
         .routes(routes!(queues::list))
         .routes(routes!(queues::show, queues::change))
         .routes(routes!(queues::pause))

@@ -8,6 +8,7 @@
 //! - `draft.rs`: a job as the caller describes it, and its checks.
 //! - `idempotency.rs`: idempotency keys and digests of requests.
 //! - `hints.rs`: the background task that sends hints to the index.
+//! - `outbox.rs`: moves jobs from the outbox.
 //! - `queues.rs`: changes of queues.
 //! - `schedules.rs`: changes and ticks of schedules.
 //! - `operator_settings.rs`: this process's copy of the settings of operators.
@@ -20,6 +21,7 @@ mod draft;
 mod hints;
 mod idempotency;
 mod operator_settings;
+mod outbox;
 mod queues;
 mod schedules;
 mod unique_fields;
@@ -30,6 +32,7 @@ pub use draft::{Draft, Invalid, problem_of_due};
 pub use hints::Wake;
 pub use idempotency::{IdempotencyKey, InvalidKey};
 pub use operator_settings::{API_KEYS_HOLD, OperatorSettings, OperatorSettingsCopy};
+pub use outbox::OutboxPass;
 pub use schedules::TriggerError;
 pub use tickr_index::StreamPosition;
 pub use watches::{Watch, Watches};
@@ -39,6 +42,7 @@ use std::sync::Arc;
 
 use metrics::Counter;
 use serde_json::value::RawValue;
+use tokio::sync::Notify;
 use tokio_util::task::TaskTracker;
 
 use hints::Hints;
@@ -63,6 +67,7 @@ pub struct Broker {
     meters: Meters,
     /// Counters of accepted jobs, by kind. The handles are stored because looking them up is slow.
     accepted: Arc<HashMap<Name, Counter>>,
+    outbox_nudge: Arc<Notify>,
 }
 
 /// Outcome of an enqueue.
@@ -88,7 +93,7 @@ impl Broker {
             (kind, counter)
         };
         let accepted = Arc::new(registry.names().into_iter().map(counter).collect());
-        Self { store, registry, events, hints, meters: Meters::default(), accepted }
+        Self { store, registry, events, hints, meters: Meters::default(), accepted, outbox_nudge: Arc::default() }
     }
 
     /// Return the kinds of this process.

@@ -34,6 +34,7 @@
 //! - `ticker.rs`: fires the ticks of schedules.
 //! - `reconciler.rs`: repairs and rebuilds the index from MySQL.
 //! - `expiry.rs`: ends jobs that did not start before their expiry.
+//! - `outbox.rs`: moves jobs from the outbox.
 //! - `bulk_runner.rs`: carries out bulk operations.
 //! - `janitor.rs`: removes rows whose retention has ended.
 //! - `reports.rs`: the part of the janitor that removes report files.
@@ -55,6 +56,7 @@ mod heartbeat_history;
 mod janitor;
 mod limits;
 mod live;
+mod outbox;
 mod permits;
 mod queue_order;
 mod reaper;
@@ -274,6 +276,7 @@ impl Engine {
             expiry::end_until_stopped(&shared).await;
         });
         keep_running(&looping, &shared, "janitor", janitor::run_until_stopped);
+        keep_running(&looping, &shared, "outbox", outbox::move_until_stopped);
         keep_running(&looping, &shared, "bulk runner", bulk_runner::run_until_stopped);
         keep_running(&looping, &shared, "alerts", alerts::run_until_stopped);
         keep_running(&looping, &shared, "cancels", live::forward_cancels);

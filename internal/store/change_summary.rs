@@ -28,6 +28,8 @@ pub struct ChangeSummary {
     pub limits_in_use: bool,
     /// A job has expired that a runner has not looked at.
     pub expired: bool,
+    /// The outbox has rows and no leader, or rows that its leader has left for some seconds.
+    pub outbox_waits: bool,
     /// No runner carries out some bulk operation.
     pub operation_is_free: bool,
     /// Due time of the first tick among the schedules of the runner's kinds.
@@ -53,6 +55,10 @@ impl Store {
                      EXISTS (SELECT 1 FROM limit_slots) OR EXISTS (SELECT 1 FROM limit_waits) AS limits_in_use, \
                      EXISTS (SELECT 1 FROM job_expiries FORCE INDEX (job_expiries_look) \
                      WHERE look_at <= UTC_TIMESTAMP(6)) AS expired, \
+                     IF(EXISTS (SELECT 1 FROM outbox_leader WHERE lease_until > UTC_TIMESTAMP(6)), \
+                     EXISTS (SELECT 1 FROM (SELECT created_at FROM tickr_outbox ORDER BY id LIMIT 100) w \
+                     WHERE created_at < UTC_TIMESTAMP(6) - INTERVAL 3 SECOND), \
+                     EXISTS (SELECT 1 FROM tickr_outbox)) AS outbox_waits, \
                      EXISTS (SELECT 1 FROM runners WHERE id = ? AND drained_at IS NOT NULL) AS drained, \
                      EXISTS (SELECT 1 FROM operations FORCE INDEX (operations_state) WHERE state = 'running' \
                      AND lease_until < UTC_TIMESTAMP(6)) AS operation_is_free, \
@@ -75,6 +81,7 @@ impl Store {
                     drained: row.try_get::<i64, _>("drained")? != 0,
                     limits_in_use: row.try_get::<i64, _>("limits_in_use")? != 0,
                     expired: row.try_get::<i64, _>("expired")? != 0,
+                    outbox_waits: row.try_get::<i64, _>("outbox_waits")? != 0,
                     operation_is_free: row.try_get::<i64, _>("operation_is_free")? != 0,
                     next_tick: row.try_get("next_tick")?,
                 })

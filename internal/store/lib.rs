@@ -27,6 +27,7 @@
 //! - `dead_letters.rs`: dead letters.
 //! - `idempotency.rs`: carries out requests with an idempotency key at most once, and stores their responses.
 //! - `limits.rs`: limits by key, made by operators.
+//! - `outbox/`: jobs that other programs request with a plain INSERT.
 //! - `migrate/`: changes the tables to the form that this binary needs.
 //! - `queues.rs`: settings of queues.
 //! - `runners.rs`: the list of runners, the jobs in their workers, drain.
@@ -45,6 +46,7 @@ mod idempotency;
 mod jobs;
 mod limits;
 mod migrate;
+mod outbox;
 mod queues;
 mod reports;
 mod retention;
@@ -97,6 +99,9 @@ pub use jobs::unique_keys::{EnqueueOutcome, EnqueueReceipts, EnqueuedJob, KeyHol
 pub use jobs::watch::JobRevision;
 pub use limits::{LimitOutcome, MAX_LIMITS};
 pub use migrate::{MIGRATION_PATIENCE, MigrateSettings};
+pub use outbox::leader::OutboxState;
+pub use outbox::pages::{KeyedRow, OutboxPage, OutboxRow, PrepareRow, PreparedRow};
+pub use outbox::rejected::{RejectedAction, RejectedRow};
 pub use queues::{MAX_QUEUES, Pause, PauseRequest, QueueChange, QueueChangeOutcome, QueueSetting};
 pub use reports::files::{RemovedPlace, RemovedReport};
 pub use reports::query::{InvalidUrl, ReportQueries};

@@ -128,6 +128,16 @@ pub static METRICS: &[Metric] = &[
         &[],
         "Order keys that a failed job holds up, among the newest 10,000 open dead letters",
     ),
+    row("tickr_outbox_moved_total", Counter, Runner, &[], "Rows of the outbox that this process moved"),
+    row("tickr_outbox_rejected_total", Counter, Runner, &[], "Rows of the outbox that this process rejected"),
+    row("tickr_outbox_rejected", Gauge, All, &[], "Rejected rows of the outbox; counted up to 10,000"),
+    row(
+        "tickr_outbox_oldest_seconds",
+        Gauge,
+        All,
+        &[],
+        "Time since the oldest row of the outbox was inserted; 0 if there is none",
+    ),
     row("tickr_heartbeat_age_seconds", Gauge, All, &[], "Time since the oldest last heartbeat of a registered runner"),
     row(
         "tickr_dead_letters",

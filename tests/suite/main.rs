@@ -56,6 +56,7 @@ mod mysql_faults;
 mod openapi;
 mod operations;
 mod order;
+mod outbox;
 mod panics;
 mod poison;
 mod problems;

@@ -181,6 +181,7 @@ impl Need {
             ["v1", "jobs"] | ["v1", "jobs", "batch" | "import"] if *method == Method::POST => Self::Enqueue,
             // By the id of a job, which its producer knows.
             ["v1", "jobs", _, "cancel"] if *method == Method::POST => Self::Enqueue,
+            ["v1", "outbox", "nudge"] if *method == Method::POST => Self::Enqueue,
             ["v1", "jobs", "count"] if reads => Self::Read,
             ["v1", "schedules", "preview"] if *method == Method::POST => Self::Read,
             // By the id of a job, which its producer knows.
@@ -432,6 +433,7 @@ mod tests {
             "POST /v1/jobs/batch enqueue",
             "POST /v1/jobs/import enqueue",
             "POST /v1/jobs/{id}/cancel enqueue",
+            "POST /v1/outbox/nudge enqueue",
             "POST /v1/schedules/preview read",
         ];
         assert_eq!(named, expected.map(str::to_owned).into());

@@ -74,7 +74,7 @@ impl Listing {
         (sealed == self.0).then_some(bytes)
     }
 
-    fn wrong() -> Problem {
+    pub(crate) fn wrong() -> Problem {
         Problem::new(Code::InvalidCursor, "send next_cursor of a page with the same filter, unchanged")
     }
 }

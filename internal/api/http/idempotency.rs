@@ -145,7 +145,7 @@ pub(crate) async fn replay_stored(
 }
 
 /// POSTs without an idempotency key, because repeating them changes nothing or joins what is already running.
-const REPEATABLE: [&str; 9] = [
+const REPEATABLE: [&str; 11] = [
     "pause_schedule",
     "resume_schedule",
     "preview_schedule",
@@ -155,6 +155,8 @@ const REPEATABLE: [&str; 9] = [
     "resume_runner",
     "rebuild_index",
     "start_verification",
+    "nudge_outbox",
+    "replay_rejected_row",
 ];
 
 /// Describe the header and its responses for every other POST and for the PATCH of a job.

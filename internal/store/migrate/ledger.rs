@@ -64,6 +64,7 @@ const FILES: &[(&str, &str)] = embedded![
     "0036_jobs_host.sql",
     "0037_breakers.sql",
     "0038_expiries.sql",
+    "0039_outbox.sql",
 ];
 
 /// The migrations that this binary brings, in order.

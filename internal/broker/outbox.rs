@@ -1,0 +1,223 @@
+//! Moves jobs from the outbox, where other programs requested them with a plain INSERT.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use chrono::TimeDelta;
+use serde::Deserialize;
+use serde_json::value::RawValue;
+use uuid::Uuid;
+
+use crate::Broker;
+use crate::draft::Draft;
+use tickr_handlers::{Registered, Registry};
+use tickr_job::{Due, JobId, NewJob, OnConflict, OnFailure, RetryRequest, Timestamp, TraceContext, UniqueUntil};
+use tickr_store::{EnqueuedJob, KeyedRow, OutboxRow, PrepareRow, PreparedRow, Reader, StoreError};
+
+/// Longest time between the time in the id of a row and its insertion.
+const ID_TOLERANCE: TimeDelta = TimeDelta::days(1);
+
+/// Longest time for which a row that this version cannot read is left to runners of another one. A deploy takes less.
+const LEFT_AT_MOST: TimeDelta = TimeDelta::minutes(10);
+
+/// What became of a page of the outbox.
+#[derive(Clone, Debug, Default)]
+pub struct OutboxPass {
+    /// Number of rows that became jobs.
+    pub moved: usize,
+    /// Rows that were rejected, with the reasons.
+    pub rejected: Vec<(Uuid, String)>,
+    /// The id behind which the next page begins, if there may be one.
+    pub next: Option<Uuid>,
+}
+
+/// The less common options of a row, as in the body of `POST /v1/jobs`.
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct RowOptions {
+    delay_ms: Option<u64>,
+    expires_at: Option<Timestamp>,
+    expires_in_ms: Option<u64>,
+    priority: Option<u8>,
+    max_attempts: Option<u32>,
+    timeout_ms: Option<u64>,
+    retry: Option<RetryRequest>,
+    unique_key: Option<String>,
+    unique_fields: Vec<String>,
+    on_conflict: Option<OnConflict>,
+    unique_until: Option<UniqueUntil>,
+    unique_for_ms: Option<u64>,
+    max_wait_ms: Option<u64>,
+    order_key: Option<String>,
+    limit_key: Option<String>,
+    on_failure: Option<OnFailure>,
+    tags: Vec<String>,
+    trace: Option<RowTrace>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RowTrace {
+    traceparent: String,
+    tracestate: Option<String>,
+}
+
+/// Make the job of a row, or say why it cannot become one.
+fn prepare(registry: &Registry, row: OutboxRow) -> Result<NewJob, String> {
+    if !is_job_id(row.id, row.created_at) {
+        return Err("the id must be a UUIDv7 made within a day of the INSERT: it becomes the id of the job".to_owned());
+    }
+    let payload = RawValue::from_string(row.payload).map_err(|error| format!("the payload is not JSON: {error}"))?;
+    let options: RowOptions = match row.options.as_deref() {
+        Some(text) => serde_json::from_str(text).map_err(|error| format!("the options cannot be read: {error}"))?,
+        None => RowOptions::default(),
+    };
+    let twice = |what: &str| Err(format!("give {what}, not both"));
+    let due = match (row.execute_at, options.delay_ms) {
+        (Some(_), Some(_)) => return twice("execute_at or delay_ms"),
+        (Some(moment), None) => Due::At(moment),
+        (None, Some(ms)) => Due::After(Duration::from_millis(ms)),
+        (None, None) => Due::Now,
+    };
+    let expires = match (options.expires_at, options.expires_in_ms) {
+        (Some(_), Some(_)) => return twice("expires_at or expires_in_ms"),
+        (Some(moment), None) => Some(Due::At(moment)),
+        (None, ms) => ms.map(|ms| Due::After(Duration::from_millis(ms))),
+    };
+    let draft = Draft {
+        queue: row.queue,
+        due,
+        expires,
+        priority: options.priority,
+        max_attempts: options.max_attempts,
+        timeout_ms: options.timeout_ms,
+        retry: options.retry,
+        unique_key: options.unique_key,
+        unique_fields: options.unique_fields,
+        on_conflict: options.on_conflict,
+        unique_until: options.unique_until,
+        unique_for_ms: options.unique_for_ms,
+        max_wait_ms: options.max_wait_ms,
+        order_key: options.order_key,
+        limit_key: options.limit_key,
+        on_failure: options.on_failure,
+        tags: options.tags,
+        trace: options.trace.and_then(|trace| TraceContext::parse(&trace.traceparent, trace.tracestate.as_deref())),
+        ..Draft::new(row.kind, payload)
+    };
+    let job = draft.prepare(registry).map_err(|invalid| invalid.in_full())?;
+    Ok(NewJob { id: JobId::from_uuid(row.id), ..job })
+}
+
+/// Return whether a living runner of another version has this kind, so that it may be able to read what this one cannot.
+fn another_may_read(readers: &[Reader], registry: &Registry, kind: &str) -> bool {
+    let (own, ours) = (registry.get(kind).map(Registered::edition), registry.editions());
+    let differs = |reader: &Reader| match &reader.editions {
+        Some(theirs) => theirs.options != ours.options || theirs.kinds.get(kind) != own.as_ref(),
+        None => true,
+    };
+    readers.iter().any(|reader| reader.kinds.iter().any(|known| known.as_str() == kind) && differs(reader))
+}
+
+/// Return whether an id of a row can be the id of a job: ids sort by the time of the request.
+fn is_job_id(id: Uuid, created_at: Timestamp) -> bool {
+    let made = id.get_timestamp().and_then(|time| {
+        let (seconds, nanos) = time.to_unix();
+        Timestamp::from_timestamp(i64::try_from(seconds).ok()?, nanos)
+    });
+    id.get_version_num() == 7
+        && id.get_variant() == uuid::Variant::RFC4122
+        && made.is_some_and(|made| (made - created_at).abs() <= ID_TOLERANCE)
+}
+
+impl Broker {
+    /// Move a page of the outbox behind this id, and hint the jobs.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn move_outbox(&self, after: Option<Uuid>) -> Result<OutboxPass, StoreError> {
+        let registry = Arc::clone(&self.registry);
+        let readers = self.store.readers().await?;
+        let prepare: PrepareRow = Arc::new(move |row| {
+            let (kind, age) = (row.kind.clone(), chrono::Utc::now() - row.created_at);
+            match prepare(&registry, row) {
+                Ok(job) => PreparedRow::Job(Box::new(job)),
+                Err(_) if age < LEFT_AT_MOST && another_may_read(&readers, &registry, &kind) => PreparedRow::ForAnother,
+                Err(reason) => PreparedRow::Unfit(reason),
+            }
+        });
+        let page = self.store.move_outbox_page(after, prepare).await?;
+        self.announce(&page.accepted);
+        let mut pass =
+            OutboxPass { moved: page.accepted.len() + page.repeated, rejected: page.rejected, next: page.next };
+        for (row, job) in page.keyed {
+            match self.store.move_keyed_row(row, job).await? {
+                KeyedRow::Moved(receipts) => {
+                    debug_assert!(matches!(receipts.jobs[..], [EnqueuedJob::New(_) | EnqueuedJob::Existing(_)]));
+                    self.announce_keyed(&receipts).await;
+                    pass.moved += 1;
+                }
+                KeyedRow::Repeated => pass.moved += 1,
+                KeyedRow::Rejected(reason) => pass.rejected.push((row, reason)),
+            }
+        }
+        metrics::counter!("tickr_outbox_moved_total").increment(pass.moved as u64);
+        metrics::counter!("tickr_outbox_rejected_total").increment(pass.rejected.len() as u64);
+        for (id, reason) in &pass.rejected {
+            // The reason may quote the payload.
+            tracing::warn!(row = %id, "a row of the outbox was rejected; GET /v1/outbox/rejected says why");
+            tracing::debug!(row = %id, %reason, "rejected");
+        }
+        Ok(pass)
+    }
+
+    /// Let this process move the rows of the outbox now.
+    pub fn nudge_outbox(&self) {
+        self.outbox_nudge.notify_one();
+    }
+
+    /// Wait for the next nudge of the outbox.
+    pub async fn outbox_nudged(&self) {
+        self.outbox_nudge.notified().await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_id_of_a_row_is_one_of_a_job_made_about_now() {
+        let now = chrono::Utc::now();
+        assert!(is_job_id(Uuid::now_v7(), now));
+        assert!(is_job_id(Uuid::now_v7(), now + TimeDelta::hours(23)));
+        assert!(!is_job_id(Uuid::now_v7(), now + TimeDelta::hours(25)));
+        assert!(!is_job_id(Uuid::new_v4(), now));
+        assert!(!is_job_id(Uuid::nil(), now) && !is_job_id(Uuid::max(), now));
+    }
+
+    #[test]
+    fn a_row_that_cannot_become_a_job_says_why() {
+        let row = |payload: &str, options: Option<&str>| OutboxRow {
+            id: Uuid::now_v7(),
+            kind: "noop".to_owned(),
+            payload: payload.to_owned(),
+            queue: None,
+            execute_at: None,
+            options: options.map(str::to_owned),
+            created_at: chrono::Utc::now(),
+        };
+        let registry = Registry::new();
+        for (row, part) in [
+            (row("{", None), "the payload is not JSON"),
+            (row("{}", Some("[")), "the options cannot be read"),
+            (row("{}", Some(r#"{"wait": 1}"#)), "unknown field `wait`"),
+            (row("{}", Some(r#"{"expires_in_ms": 1, "expires_at": "2026-01-01T00:00:00Z"}"#)), "not both"),
+            (OutboxRow { id: Uuid::new_v4(), ..row("{}", None) }, "UUIDv7"),
+            (row("{}", None), "no kind is called \"noop\""),
+        ] {
+            let reason = prepare(&registry, row).unwrap_err();
+            assert!(reason.contains(part), "{reason}");
+        }
+    }
+}

@@ -1,0 +1,147 @@
+//! Moves jobs from the outbox, where other programs requested them with a plain INSERT.
+//!
+//! While nothing is inserted, the summary of changes says when there is a row. The runner that sees it first becomes the
+//! leader: it looks about ten times a second, until nothing was inserted for ten minutes. If the leader dies, another runner
+//! follows when its lease is over. A process that is nudged through the API moves the rows at once, leader or not.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use super::EngineState;
+use tickr_store::StoreError;
+
+/// Time between two looks of the leader.
+const LOOK_EVERY: Duration = Duration::from_millis(104);
+/// A look that takes long is not repeated before this many times its duration.
+const REST: u32 = 5;
+/// Lease of the leader.
+const LEASE: Duration = Duration::from_secs(5);
+/// Time between two renewals of the lease.
+const RENEW_EVERY: Duration = Duration::from_secs(2);
+/// Time for which the leader goes on looking when nothing is inserted.
+const LEADS_FOR: Duration = Duration::from_secs(600);
+/// Pause after an error.
+const PAUSE: Duration = Duration::from_millis(500);
+
+/// Move rows until the runner stops.
+pub(super) async fn move_until_stopped(shared: Arc<EngineState>) {
+    let mut summaries = shared.operator_settings.summaries();
+    let mut led: Option<Led> = None;
+    loop {
+        // A leader looks by itself. Every runner looks when it is nudged or when a summary shows rows.
+        let next_look = led.as_ref().map(Led::next_look);
+        let nudged = tokio::select! {
+            () = shared.stop_loops.cancelled() => break,
+            () = shared.broker.outbox_nudged() => true,
+            () = async {
+                match next_look {
+                    Some(at) => tokio::time::sleep_until(at.into()).await,
+                    None => std::future::pending().await,
+                }
+            } => false,
+            changed = summaries.changed() => {
+                if changed.is_err() {
+                    break;
+                }
+                if !summaries.borrow_and_update().as_ref().is_some_and(|summary| summary.outbox_waits) {
+                    continue;
+                }
+                if led.is_none() {
+                    led = lead(&shared).await;
+                }
+                true
+            }
+        };
+        if shared.store_trouble.load(Ordering::Relaxed) {
+            led = None;
+            continue;
+        }
+        if let Some(leads) = &led
+            && leads.renewed.elapsed() >= RENEW_EVERY
+        {
+            let last_row = leads.last_row;
+            led = lead(&shared).await.map(|new| Led { last_row, ..new });
+        }
+        let began = Instant::now();
+        match look(&shared, nudged).await {
+            Ok(found) => {
+                if let Some(leads) = &mut led {
+                    leads.looked(found, began.elapsed());
+                }
+            }
+            Err(error) => {
+                tracing::debug!(%error, "cannot move rows of the outbox yet");
+                tokio::select! {
+                    () = shared.stop_loops.cancelled() => break,
+                    () = tokio::time::sleep(PAUSE) => {}
+                }
+            }
+        }
+        if led.as_ref().is_some_and(|leads| leads.last_row.elapsed() > LEADS_FOR) {
+            led = None;
+            leave(&shared).await;
+        }
+    }
+    if led.is_some() {
+        leave(&shared).await;
+    }
+}
+
+/// The state of a leader.
+struct Led {
+    renewed: Instant,
+    last_row: Instant,
+    next_look: Instant,
+}
+
+impl Led {
+    fn next_look(&self) -> Instant {
+        self.next_look
+    }
+
+    fn looked(&mut self, found: bool, took: Duration) {
+        let now = Instant::now();
+        if found {
+            self.last_row = now;
+        }
+        // Deleted rows that the server has not purged yet make a look slow. Then it must not become a load.
+        self.next_look =
+            now + LOOK_EVERY.max(took * REST).min(Duration::from_secs(1)).saturating_sub(took.min(LOOK_EVERY));
+    }
+}
+
+/// Become or stay the leader. Nothing if another runner is, or if MySQL does not answer.
+async fn lead(shared: &EngineState) -> Option<Led> {
+    let now = Instant::now();
+    match shared.store.lead_outbox(&shared.runner, LEASE).await {
+        Ok(true) => Some(Led { renewed: now, last_row: now, next_look: now }),
+        Ok(false) => None,
+        Err(error) => {
+            tracing::debug!(%error, "cannot lead the outbox");
+            None
+        }
+    }
+}
+
+async fn leave(shared: &EngineState) {
+    if let Err(error) = shared.store.leave_outbox(&shared.runner).await {
+        tracing::debug!(%error, "cannot leave the outbox, the lease ends by itself");
+    }
+}
+
+/// Move all rows that are there. Returns whether there were some. `expects` says that there probably are.
+async fn look(shared: &EngineState, expects: bool) -> Result<bool, StoreError> {
+    if !expects && !shared.store.outbox_has_rows().await? {
+        return Ok(false);
+    }
+    let (mut after, mut found) = (None, false);
+    loop {
+        let pass = shared.broker.move_outbox(after).await?;
+        found |= pass.moved > 0 || !pass.rejected.is_empty();
+        after = pass.next;
+        if after.is_none() || shared.stop_loops.is_cancelled() {
+            return Ok(found);
+        }
+    }
+}

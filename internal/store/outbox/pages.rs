@@ -1,0 +1,271 @@
+//! Moves rows of the outbox to `jobs` and `owed`.
+//!
+//! A row and its job change places in one transaction, so nothing is lost or doubled, whatever dies in between. Rows
+//! that another session locks are left out: a transaction of an application that stays open delays no other row, and two
+//! movers take different rows. No session waits for a row of the outbox while it holds another lock.
+
+use std::collections::{BTreeMap, HashSet};
+use std::fmt;
+use std::sync::Arc;
+
+use sqlx::{MySqlConnection, Row};
+use uuid::Uuid;
+
+use crate::idempotency::{Answer, IdempotentOutcome, ResponseBuilder};
+use crate::jobs::unique_keys::{
+    EnqueueReceipts, EnqueueRequest, PriorDecision, TakenKeys, insert_keyed, with_producer,
+};
+use crate::outbox::rejected::reject;
+use crate::rows::jobs::{Accepted, accepted_at, mark_held, write_jobs};
+use crate::rows::owed::SKIP_LOCKED;
+use crate::sql::batches::{MAX_ROWS, in_list, statement};
+use crate::sql::clock::read_clock;
+use crate::sql::connection::{PriorRun, transact};
+use crate::{Store, StoreError, StoreInner};
+use tickr_job::{NewJob, Producer, Timestamp, limits};
+
+/// Rows that one transaction takes at most.
+const ROWS: u32 = 1_000;
+/// Bytes of payloads and options that one transaction takes at most, but one row at least.
+const BYTES: usize = 4 << 20;
+/// Maximum size of the options of a row, in bytes.
+const MAX_OPTIONS_BYTES: usize = 64 << 10;
+
+/// A row of the outbox.
+#[derive(Clone)]
+pub struct OutboxRow {
+    /// The id that the application chose.
+    pub id: Uuid,
+    /// Name of the kind.
+    pub kind: String,
+    /// Input of the handler, as JSON text.
+    pub payload: String,
+    /// Name of the queue.
+    pub queue: Option<String>,
+    /// Due time.
+    pub execute_at: Option<Timestamp>,
+    /// The other options, as the text of a JSON object.
+    pub options: Option<String>,
+    /// When the row was inserted, by the clock of the database.
+    pub created_at: Timestamp,
+}
+
+impl fmt::Debug for OutboxRow {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Payloads must not appear in logs.
+        f.debug_struct("OutboxRow").field("id", &self.id).field("kind", &self.kind).finish_non_exhaustive()
+    }
+}
+
+/// Makes the job of a row.
+pub type PrepareRow = Arc<dyn Fn(OutboxRow) -> PreparedRow + Send + Sync>;
+
+/// What can be done with a row.
+#[derive(Debug)]
+pub enum PreparedRow {
+    /// It becomes this job.
+    Job(Box<NewJob>),
+    /// It stays where it is: a runner of another version may be able to read it.
+    ForAnother,
+    /// It cannot become a job, for this reason.
+    Unfit(String),
+}
+
+/// What became of a page of rows.
+#[derive(Clone, Debug, Default)]
+pub struct OutboxPage {
+    /// The jobs that were accepted.
+    pub accepted: Vec<Accepted>,
+    /// Rows whose jobs have unique keys. They are still in the outbox: move each with [`Store::move_keyed_row`].
+    pub keyed: Vec<(Uuid, NewJob)>,
+    /// Rows that cannot become jobs, with the reasons.
+    pub rejected: Vec<(Uuid, String)>,
+    /// Rows whose jobs had been accepted before.
+    pub repeated: usize,
+    /// Rows that were left to runners of another version.
+    pub left: usize,
+    /// The id behind which the next page begins, if there may be one.
+    pub next: Option<Uuid>,
+}
+
+/// What became of a row whose job has a unique key.
+#[derive(Clone, Debug)]
+pub enum KeyedRow {
+    /// The job was accepted, or another job is the answer in its place.
+    Moved(EnqueueReceipts),
+    /// The row is gone, or its job had been accepted before.
+    Repeated,
+    /// Another job has the unique key, and this one does not accept that. The row was rejected.
+    Rejected(String),
+}
+
+impl Store {
+    /// Move a page of rows of the outbox, behind this id.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn move_outbox_page(&self, after: Option<Uuid>, prepare: PrepareRow) -> Result<OutboxPage, StoreError> {
+        let shared = self.shared.clone();
+        transact(&self.shared.pools.loops, "move rows of the outbox", move |conn, _| {
+            let (shared, prepare) = (shared.clone(), Arc::clone(&prepare));
+            Box::pin(async move { move_page(conn, &shared, after, &prepare).await })
+        })
+        .await
+    }
+
+    /// Move one row of the outbox whose job has a unique key.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn move_keyed_row(&self, row: Uuid, job: NewJob) -> Result<KeyedRow, StoreError> {
+        let producer = Producer::tickr();
+        let request = Arc::new(EnqueueRequest { jobs: with_producer(vec![job], &producer), producer });
+        let (shared, memory) = (self.shared.clone(), Arc::<PriorDecision>::default());
+        let build: ResponseBuilder<EnqueueReceipts> = Arc::new(|_| Answer { status: 200, body: String::new() });
+        let attempted = "move a row of the outbox with a unique key";
+        let moved = transact(&self.shared.pools.steering, attempted, move |conn, _| {
+            let (request, shared, memory) = (Arc::clone(&request), shared.clone(), Arc::clone(&memory));
+            let build = Arc::clone(&build);
+            Box::pin(async move {
+                let delete = sqlx::query("DELETE FROM tickr_outbox WHERE id = ?").bind(row);
+                let gone = delete.execute(&mut *conn).await?.rows_affected() == 0;
+                let known = sqlx::query("SELECT 1 FROM jobs WHERE id = ?").bind(request.jobs[0].id.uuid());
+                if gone || known.fetch_optional(&mut *conn).await?.is_some() {
+                    return Ok(None);
+                }
+                // A refusal rolls the deletion of the row back as well.
+                insert_keyed(conn, &request, (None, &build), &shared, &memory, PriorRun::Nothing).await.map(Some)
+            })
+        });
+        match moved.await? {
+            None => Ok(KeyedRow::Repeated),
+            Some(IdempotentOutcome::First { done: Some(receipts), .. }) => Ok(KeyedRow::Moved(receipts)),
+            Some(IdempotentOutcome::Refused(taken)) => {
+                let reason = reason_of(&taken);
+                let said = reason.clone();
+                transact(&self.shared.pools.loops, "reject a row of the outbox", move |conn, _| {
+                    let said = said.clone();
+                    Box::pin(async move { reject(conn, &[(row, said)]).await })
+                })
+                .await?;
+                Ok(KeyedRow::Rejected(reason))
+            }
+            Some(_) => Err(StoreError::corrupt(attempted, "a stored response without an idempotency key")),
+        }
+    }
+}
+
+fn reason_of(taken: &TakenKeys) -> String {
+    taken.first().map_or_else(
+        || "another job has the unique key".to_owned(),
+        |(_, holder)| format!("job {} has the unique key and is {}", holder.id, holder.state),
+    )
+}
+
+async fn move_page(
+    conn: &mut MySqlConnection,
+    shared: &StoreInner,
+    after: Option<Uuid>,
+    prepare: &PrepareRow,
+) -> Result<OutboxPage, sqlx::Error> {
+    let sql = format!(
+        "SELECT id, LENGTH(payload) AS payload_bytes, COALESCE(LENGTH(options), 0) AS options_bytes FROM tickr_outbox \
+         FORCE INDEX (PRIMARY) WHERE id {} ? ORDER BY id LIMIT ? FOR UPDATE{SKIP_LOCKED}",
+        if after.is_some() { ">" } else { ">=" }
+    );
+    let found = statement(sql).bind(after.unwrap_or_default()).bind(ROWS).fetch_all(&mut *conn).await?;
+    let mut page = OutboxPage::default();
+    let (mut small, mut bytes): (Vec<Uuid>, usize) = (Vec::new(), 0);
+    let mut last = None;
+    for row in &found {
+        let size = |column| -> Result<usize, sqlx::Error> {
+            Ok(usize::try_from(row.try_get::<i64, _>(column)?).unwrap_or(usize::MAX))
+        };
+        let (id, payload, options): (Uuid, _, _) = (row.try_get("id")?, size("payload_bytes")?, size("options_bytes")?);
+        if payload > limits::MAX_PAYLOAD_BYTES {
+            let most = limits::MAX_PAYLOAD_BYTES;
+            page.rejected.push((id, format!("the payload has {payload} bytes, and {most} are allowed")));
+        } else if options > MAX_OPTIONS_BYTES {
+            page.rejected.push((id, format!("the options have {options} bytes, and {MAX_OPTIONS_BYTES} are allowed")));
+        } else {
+            bytes += payload + options;
+            if bytes > BYTES && !small.is_empty() {
+                break;
+            }
+            small.push(id);
+        }
+        last = Some(id);
+    }
+    if found.is_empty() {
+        return Ok(page);
+    }
+    if last != found.last().map(|row| row.try_get("id")).transpose()? || found.len() as u32 == ROWS {
+        page.next = last;
+    }
+
+    let mut jobs: BTreeMap<Uuid, NewJob> = BTreeMap::new();
+    for ids in small.chunks(MAX_ROWS) {
+        let sql = "SELECT id, kind, payload, queue, execute_at, options, created_at FROM tickr_outbox \
+                   FORCE INDEX (PRIMARY) WHERE id IN";
+        for row in in_list(sql, ids, "").fetch_all(&mut *conn).await? {
+            let row = OutboxRow {
+                id: row.try_get("id")?,
+                kind: row.try_get("kind")?,
+                payload: row.try_get("payload")?,
+                queue: row.try_get("queue")?,
+                execute_at: row.try_get("execute_at")?,
+                options: row.try_get("options")?,
+                created_at: row.try_get("created_at")?,
+            };
+            let id = row.id;
+            match prepare(row) {
+                PreparedRow::Job(job) => drop(jobs.insert(id, *job)),
+                PreparedRow::ForAnother => page.left += 1,
+                PreparedRow::Unfit(reason) => page.rejected.push((id, reason)),
+            }
+        }
+    }
+    let known = known_jobs(conn, &jobs).await?;
+    let mut done: Vec<Uuid> = Vec::with_capacity(jobs.len());
+    let mut plain: Vec<NewJob> = Vec::with_capacity(jobs.len());
+    for (row, job) in jobs {
+        if known.contains(&job.id.uuid()) {
+            page.repeated += 1;
+            done.push(row);
+        } else if job.unique_key.is_some() {
+            page.keyed.push((row, job));
+        } else {
+            done.push(row);
+            plain.push(job);
+        }
+    }
+    if !plain.is_empty() {
+        plain.sort_unstable_by_key(|job| job.id);
+        let now = read_clock(conn, &shared.clock).await?;
+        page.accepted = plain.iter().map(|job| accepted_at(job, now)).collect();
+        let pairs: Vec<(&NewJob, &Accepted)> = plain.iter().zip(&page.accepted).collect();
+        let held = write_jobs(conn, &pairs).await?;
+        mark_held(&mut page.accepted, &held);
+    }
+    for ids in done.chunks(MAX_ROWS) {
+        let tail = format!(" ORDER BY id LIMIT {}", ids.len());
+        in_list("DELETE FROM tickr_outbox WHERE id IN", ids, &tail).execute(&mut *conn).await?;
+    }
+    reject(conn, &page.rejected).await?;
+    Ok(page)
+}
+
+/// Return the ids of those jobs that exist already: the application has repeated its transaction.
+async fn known_jobs(conn: &mut MySqlConnection, jobs: &BTreeMap<Uuid, NewJob>) -> Result<HashSet<Uuid>, sqlx::Error> {
+    let mut ids: Vec<Uuid> = jobs.values().map(|job| job.id.uuid()).collect();
+    ids.sort_unstable();
+    let mut known = HashSet::new();
+    for ids in ids.chunks(MAX_ROWS) {
+        for row in
+            in_list("SELECT id FROM jobs FORCE INDEX (PRIMARY) WHERE id IN", ids, "").fetch_all(&mut *conn).await?
+        {
+            known.insert(row.try_get("id")?);
+        }
+    }
+    Ok(known)
+}

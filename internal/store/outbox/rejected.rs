@@ -1,0 +1,145 @@
+//! Rows of the outbox that cannot become jobs.
+
+use sqlx::mysql::MySqlRow;
+use sqlx::{MySqlConnection, Row};
+use uuid::Uuid;
+
+use crate::audit::{AuditEntry, record, was_recorded};
+use crate::sql::clock::read_clock;
+use crate::sql::connection::{PriorRun, on_pool, transact};
+use crate::{Store, StoreError};
+use tickr_job::{Actor, Timestamp, limits};
+
+/// A row of the outbox that cannot become a job.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RejectedRow {
+    /// The id that the application chose.
+    pub id: Uuid,
+    /// Name of the kind.
+    pub kind: String,
+    /// Input of the handler, as the application wrote it. At most 64 KiB of it.
+    pub payload: String,
+    /// Name of the queue.
+    pub queue: Option<String>,
+    /// Due time.
+    pub execute_at: Option<Timestamp>,
+    /// The other options.
+    pub options: Option<String>,
+    /// When the row was inserted.
+    pub created_at: Timestamp,
+    /// When it was rejected.
+    pub rejected_at: Timestamp,
+    /// Why.
+    pub reason: String,
+}
+
+/// What an operator does with a rejected row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RejectedAction {
+    /// Move it back to the outbox, because what was wrong is right now.
+    Replay,
+    /// Remove it.
+    Discard,
+}
+
+const COLUMNS: &str = "id, kind, payload, queue, execute_at, options, created_at";
+
+/// Move these rows, with the reasons, to the rejected ones. The rows are locked.
+pub(super) async fn reject(conn: &mut MySqlConnection, rows: &[(Uuid, String)]) -> Result<(), sqlx::Error> {
+    for (id, reason) in rows {
+        // An earlier row with this id may have been rejected as well. The newest counts.
+        sqlx::query("DELETE FROM outbox_rejected WHERE id = ?").bind(id).execute(&mut *conn).await?;
+        let sql = format!(
+            "INSERT INTO outbox_rejected ({COLUMNS}, rejected_at, reason) \
+             SELECT {COLUMNS}, UTC_TIMESTAMP(6), ? FROM tickr_outbox WHERE id = ?"
+        );
+        let insert = sqlx::query(sqlx::AssertSqlSafe(sql)).bind(limits::cut(reason.clone())).bind(id);
+        insert.execute(&mut *conn).await?;
+        sqlx::query("DELETE FROM tickr_outbox WHERE id = ?").bind(id).execute(&mut *conn).await?;
+    }
+    Ok(())
+}
+
+impl Store {
+    /// Read a page of the rejected rows, the newest first, behind the row with this time and id.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn rejected_rows(
+        &self,
+        before: Option<(Timestamp, Uuid)>,
+        limit: u32,
+    ) -> Result<Vec<RejectedRow>, StoreError> {
+        on_pool(&self.shared.pools.reads, "read the rejected rows of the outbox", move |conn, _| {
+            Box::pin(async move {
+                let (at, id) = before.unwrap_or((Timestamp::MAX_UTC, Uuid::max()));
+                let at = at.min(crate::rows::order::held_until());
+                let found = sqlx::query(
+                    "SELECT id, kind, LEFT(payload, 65536) AS payload, queue, execute_at, options, created_at, rejected_at, \
+                     reason FROM outbox_rejected FORCE INDEX (outbox_rejected_at) \
+                     WHERE rejected_at < ? OR (rejected_at = ? AND id < ?) ORDER BY rejected_at DESC, id DESC LIMIT ?",
+                )
+                .bind(at.naive_utc())
+                .bind(at.naive_utc())
+                .bind(id)
+                .bind(limit)
+                .fetch_all(conn)
+                .await?;
+                found.iter().map(rejected_row).collect()
+            })
+        })
+        .await
+    }
+
+    /// Move a rejected row back to the outbox, or remove it. Returns false if there is no such row.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn act_on_rejected(&self, id: Uuid, action: RejectedAction, by: &Actor) -> Result<bool, StoreError> {
+        let name = match action {
+            RejectedAction::Replay => "outbox.replay",
+            RejectedAction::Discard => "outbox.discard",
+        };
+        let act = AuditEntry::new(by, name, id.hyphenated().to_string());
+        let shared = self.shared.clone();
+        transact(&self.shared.pools.controls, "act on a rejected row of the outbox", move |conn, earlier| {
+            let (shared, act) = (shared.clone(), act.clone());
+            Box::pin(async move {
+                if earlier == PriorRun::MayHaveCommitted && was_recorded(conn, &act).await? {
+                    return Ok(true);
+                }
+                let found = sqlx::query("SELECT 1 FROM outbox_rejected WHERE id = ? FOR UPDATE").bind(id);
+                if found.fetch_optional(&mut *conn).await?.is_none() {
+                    return Ok(false);
+                }
+                let now = read_clock(conn, &shared.clock).await?;
+                if action == RejectedAction::Replay {
+                    // The application may have inserted the row again. Both ask for the same job.
+                    let sql = format!(
+                        "INSERT INTO tickr_outbox ({COLUMNS}) SELECT {COLUMNS} FROM outbox_rejected WHERE id = ? \
+                         ON DUPLICATE KEY UPDATE id = VALUES(id)"
+                    );
+                    sqlx::query(sqlx::AssertSqlSafe(sql)).bind(id).execute(&mut *conn).await?;
+                }
+                sqlx::query("DELETE FROM outbox_rejected WHERE id = ?").bind(id).execute(&mut *conn).await?;
+                record(conn, &act, now).await?;
+                Ok(true)
+            })
+        })
+        .await
+    }
+}
+
+fn rejected_row(row: &MySqlRow) -> Result<RejectedRow, sqlx::Error> {
+    Ok(RejectedRow {
+        id: row.try_get("id")?,
+        kind: row.try_get("kind")?,
+        payload: row.try_get("payload")?,
+        queue: row.try_get("queue")?,
+        execute_at: row.try_get("execute_at")?,
+        options: row.try_get("options")?,
+        created_at: row.try_get("created_at")?,
+        rejected_at: row.try_get("rejected_at")?,
+        reason: row.try_get("reason")?,
+    })
+}

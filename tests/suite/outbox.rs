@@ -1,0 +1,382 @@
+//! The outbox: a job exists exactly if the transaction of the application was committed.
+
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use sqlx::{Connection, Executor, MySqlConnection};
+use tickr::config::Config;
+use tickr::handlers::Registry;
+use tickr::job::{JobId, State};
+use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
+
+use crate::support::{Proxy, TestApp, call, eventually, gated, make_api_key};
+
+/// Insert a row as an application does.
+async fn insert(conn: &mut MySqlConnection, id: Uuid, kind: &str, payload: &str) {
+    sqlx::query("INSERT INTO tickr_outbox (id, kind, payload) VALUES (?, ?, ?)")
+        .bind(id)
+        .bind(kind)
+        .bind(payload)
+        .execute(conn)
+        .await
+        .unwrap();
+}
+
+async fn insert_with(conn: &mut MySqlConnection, id: Uuid, kind: &str, options: Value) {
+    sqlx::query("INSERT INTO tickr_outbox (id, kind, payload, options) VALUES (?, ?, '{}', ?)")
+        .bind(id)
+        .bind(kind)
+        .bind(options.to_string())
+        .execute(conn)
+        .await
+        .unwrap();
+}
+
+/// Wait until the row is a job, and then until the job is in this state.
+async fn until(tickr: &TestApp, id: JobId, state: State) -> Value {
+    let path = format!("/v1/jobs/{id}");
+    eventually("the row is a job", || async { (tickr.get(&path).await.status == 200).then_some(()) }).await;
+    tickr.until(id, state).await
+}
+
+const WAITING: &str = "SELECT COUNT(*) FROM tickr_outbox";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_exists_exactly_if_the_transaction_was_committed() {
+    let tickr = TestApp::start().await;
+    let mut app = tickr.mysql().await;
+    app.execute("CREATE TABLE orders (number INT PRIMARY KEY)").await.unwrap();
+    let (dropped, kept) = (Uuid::now_v7(), Uuid::now_v7());
+    for (number, id) in [(1, dropped), (2, kept)] {
+        let mut tx = app.begin().await.unwrap();
+        sqlx::query("INSERT INTO orders VALUES (?)").bind(number).execute(&mut *tx).await.unwrap();
+        insert(&mut tx, id, "noop", "{}").await;
+        if id == kept { tx.commit().await.unwrap() } else { tx.rollback().await.unwrap() }
+    }
+    // The id of the row is the id of the job.
+    let job = until(&tickr, JobId::from_uuid(kept), State::Completed).await;
+    assert_eq!((&job["kind"], &job["queue"]), (&json!("noop"), &json!("default")));
+    assert_eq!(tickr.get(&format!("/v1/jobs/{dropped}")).await.status, 404);
+    assert_eq!(tickr.count(WAITING).await, 0);
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM jobs").await, 1);
+    // The application repeats its transaction, because it got no answer to its COMMIT.
+    insert(&mut app, kept, "noop", "{}").await;
+    tickr.until_count(WAITING, 0).await;
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM jobs").await, 1);
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM attempts").await, 1);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_row_may_have_every_option_of_a_job() {
+    let tickr = TestApp::start().await;
+    let mut app = tickr.mysql().await;
+    let id = Uuid::now_v7();
+    let options = json!({"priority": 2, "max_attempts": 7, "timeout_ms": 9_000, "retry": {"delays_ms": [5]},
+        "unique_key": "u", "unique_until": "start", "order_key": "o", "on_failure": "skip", "limit_key": "l",
+        "tags": ["a"], "expires_in_ms": 3_600_000});
+    sqlx::query(
+        "INSERT INTO tickr_outbox (id, kind, payload, queue, execute_at, options) \
+         VALUES (?, 'noop', '{\"pad\":\"x\"}', 'mail', UTC_TIMESTAMP(3) + INTERVAL 30 MINUTE, ?)",
+    )
+    .bind(id)
+    .bind(options.to_string())
+    .execute(&mut app)
+    .await
+    .unwrap();
+    tickr.until_count(WAITING, 0).await;
+    let job = tickr.job(JobId::from_uuid(id)).await;
+    for field in [
+        "priority",
+        "max_attempts",
+        "timeout_ms",
+        "unique_key",
+        "unique_until",
+        "order_key",
+        "on_failure",
+        "limit_key",
+        "tags",
+    ] {
+        assert_eq!(job[field], options[field], "{field}");
+    }
+    assert_eq!(
+        (&job["queue"], &job["payload"], &job["state"]),
+        (&json!("mail"), &json!({"pad": "x"}), &json!("waiting"))
+    );
+    let moment = |value: &Value| value.as_str().unwrap().parse::<chrono::DateTime<chrono::Utc>>().unwrap();
+    assert!((moment(&job["execute_at"]) - moment(&job["created_at"])).num_minutes() >= 29);
+    assert!((moment(&job["expires_at"]) - moment(&job["created_at"])).num_minutes() == 60);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_cannot_become_a_job_is_kept_with_the_reason_and_runs_after_a_fix() {
+    let open = CancellationToken::new();
+    let tickr = TestApp::start().await;
+    let mut app = tickr.mysql().await;
+    let gate = Uuid::now_v7();
+    insert(&mut app, gate, "gate", "{}").await;
+    let bad = [
+        (Uuid::now_v7(), "noop", "{".to_owned(), "the payload is not JSON"),
+        (Uuid::now_v7(), "fail", r#"{"times": "many"}"#.to_owned(), "/times"),
+        (Uuid::new_v4(), "noop", "{}".to_owned(), "UUIDv7"),
+        (Uuid::now_v7(), "noop", format!("\"{}\"", "x".repeat(1 << 20)), "1048576 are allowed"),
+    ];
+    for (id, kind, payload, _) in &bad {
+        insert(&mut app, *id, kind, payload).await;
+    }
+    insert_with(&mut app, Uuid::now_v7(), "noop", json!({"priority": 11})).await;
+    // They hold up no good row.
+    let good = Uuid::now_v7();
+    insert(&mut app, good, "noop", "{}").await;
+    until(&tickr, JobId::from_uuid(good), State::Completed).await;
+    tickr.until_count("SELECT COUNT(*) FROM outbox_rejected", 6).await;
+    assert_eq!(tickr.count(WAITING).await, 0);
+    let page = tickr.get("/v1/outbox/rejected?limit=4").await;
+    let next = page.body["next_cursor"].as_str().unwrap().to_owned();
+    let more = tickr.get(&format!("/v1/outbox/rejected?limit=4&cursor={next}")).await;
+    let rows: Vec<Value> =
+        [&page, &more].iter().flat_map(|page| page.body["data"].as_array().unwrap().clone()).collect();
+    assert_eq!((rows.len(), &more.body["next_cursor"]), (6, &Value::Null));
+    for (id, _, payload, part) in &bad {
+        let row = rows.iter().find(|row| row["id"] == id.to_string()).unwrap();
+        assert!(row["reason"].as_str().unwrap().contains(part), "{}", row["reason"]);
+        assert!(payload.starts_with(row["payload"].as_str().unwrap()));
+    }
+    assert!(rows.iter().any(|row| row["reason"].as_str().unwrap().contains("/priority")));
+    assert_eq!(tickr.get("/v1/outbox").await.body["rejected"], 6);
+    tickr.until_metric("tickr_outbox_rejected 6").await;
+    assert_eq!(tickr.get(&format!("/v1/outbox/rejected?cursor={}", &next[1..])).await.status, 422);
+
+    // A row that is still wrong is rejected again. One whose kind is there now becomes a job.
+    let replay = async |id: Uuid| tickr.post(&format!("/v1/outbox/rejected/{id}/replay"), json!({})).await.status;
+    assert_eq!(replay(bad[0].0).await, 204);
+    tickr.until_count("SELECT COUNT(*) FROM outbox_rejected", 6).await;
+    let newer = tickr.another_with(|_| {}, gated(&open)).await;
+    assert_eq!(replay(gate).await, 204);
+    open.cancel();
+    until(&tickr, JobId::from_uuid(gate), State::Completed).await;
+    for (id, ..) in &bad {
+        assert_eq!(tickr.delete(&format!("/v1/outbox/rejected/{id}")).await.status, 204);
+    }
+    assert_eq!((replay(bad[0].0).await, tickr.count("SELECT COUNT(*) FROM outbox_rejected").await), (404, 1));
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM audit WHERE action LIKE 'outbox.%'").await, 6);
+    newer.stop(CancellationToken::new()).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_transaction_that_stays_open_delays_no_other_row() {
+    let tickr = TestApp::start().await;
+    let (mut slow, mut quick) = (tickr.mysql().await, tickr.mysql().await);
+    let first = Uuid::now_v7();
+    slow.execute("BEGIN").await.unwrap();
+    insert(&mut slow, first, "noop", "{}").await;
+    for _ in 0..20 {
+        let id = Uuid::now_v7();
+        insert(&mut quick, id, "noop", "{}").await;
+        until(&tickr, JobId::from_uuid(id), State::Completed).await;
+    }
+    assert_eq!(tickr.get(&format!("/v1/jobs/{first}")).await.status, 404);
+    slow.execute("COMMIT").await.unwrap();
+    until(&tickr, JobId::from_uuid(first), State::Completed).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn unique_keys_and_order_keys_of_rows_mean_what_they_mean_elsewhere() {
+    let open = CancellationToken::new();
+    let tickr = TestApp::start_with(|_| {}, gated(&open)).await;
+    let mut app = tickr.mysql().await;
+    let ids: Vec<Uuid> = (0..3).map(|_| Uuid::now_v7()).collect();
+    insert_with(&mut app, ids[0], "gate", json!({"unique_key": "u"})).await;
+    until(&tickr, JobId::from_uuid(ids[0]), State::Executing).await;
+    insert_with(&mut app, ids[1], "gate", json!({"unique_key": "u"})).await;
+    insert_with(&mut app, ids[2], "gate", json!({"unique_key": "u", "on_conflict": "reject"})).await;
+    tickr.until_count(WAITING, 0).await;
+    let rejected = tickr.get("/v1/outbox/rejected").await;
+    let reason = rejected.body["data"][0]["reason"].as_str().unwrap();
+    assert!(reason.contains(&ids[0].to_string()) && reason.contains("executing"), "{reason}");
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM jobs").await, 1);
+    open.cancel();
+
+    let mut tx = app.begin().await.unwrap();
+    let line: Vec<Uuid> = (0..50).map(|_| Uuid::now_v7()).collect();
+    for id in line.iter().rev() {
+        insert_with(&mut tx, *id, "noop", json!({"order_key": "o"})).await;
+    }
+    tx.commit().await.unwrap();
+    tickr.until_count(WAITING, 0).await;
+    tickr.until_idle().await;
+    let order: Vec<Uuid> = sqlx::query_scalar("SELECT job_id FROM order_places WHERE order_key = 'o' ORDER BY place")
+        .fetch_all(&mut app)
+        .await
+        .unwrap();
+    assert_eq!(order, line);
+    tickr.stop().await;
+}
+
+/// Three runners and a flood of nudges move the same rows, while applications commit and roll back.
+#[tokio::test(flavor = "multi_thread")]
+async fn each_committed_row_becomes_one_job_whoever_moves_it() {
+    let tickr = TestApp::start().await;
+    let others = [tickr.another().await, tickr.another().await];
+    let urls: Vec<String> =
+        std::iter::once(tickr.url("")).chain(others.iter().map(|other| format!("http://{}", other.addr()))).collect();
+    let stop = CancellationToken::new();
+    let nudging = urls.iter().map(|url| {
+        let (url, stop) = (url.clone(), stop.clone());
+        tokio::spawn(async move {
+            while !stop.is_cancelled() {
+                assert_eq!(call(&url, reqwest::Method::POST, "/v1/outbox/nudge", "", None).await.status, 204);
+            }
+        })
+    });
+    let nudging: Vec<_> = nudging.collect();
+    let applications = (0..8).map(|n| {
+        let tickr = &tickr;
+        async move {
+            let mut app = tickr.mysql().await;
+            let mut kept = 0;
+            for turn in 0..40_i64 {
+                let mut tx = app.begin().await.unwrap();
+                for _ in 0..5 {
+                    insert(&mut tx, Uuid::now_v7(), "noop", "{}").await;
+                }
+                if (turn + n) % 4 == 0 {
+                    tx.rollback().await.unwrap();
+                } else {
+                    tx.commit().await.unwrap();
+                    kept += 5;
+                }
+            }
+            kept
+        }
+    });
+    let kept: i64 = futures_util::future::join_all(applications).await.iter().sum();
+    tickr.until_count(WAITING, 0).await;
+    stop.cancel();
+    for task in nudging {
+        task.await.unwrap();
+    }
+    tickr.until_idle().await;
+    assert_eq!(kept, 8 * 30 * 5);
+    tickr.assert_each_ran_once(kept).await;
+    for other in others {
+        other.stop(CancellationToken::new()).await;
+    }
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_move_whose_commit_is_not_answered_neither_loses_nor_doubles_a_row() {
+    let tickr = TestApp::start_with(|config| config.queues = vec!["elsewhere".into()], Registry::new()).await;
+    let proxy = Proxy::start(tickr.config.mysql_url().unwrap().expose()).await;
+    let url = Config::for_tests(&proxy.url(), "redis://unused").mysql_url;
+    let served = |config: &mut Config| (config.mysql_url, config.queues) = (url, vec!["default".into()]);
+    let through = tickr.another_with(served, Registry::new()).await;
+    let mut app = tickr.mysql().await;
+    let ids: Vec<Uuid> = (0..20).map(|_| Uuid::now_v7()).collect();
+    for chunk in ids.chunks(4) {
+        for id in chunk {
+            insert(&mut app, *id, "noop", "{}").await;
+        }
+        proxy.cut_after("COMMIT");
+        let _ = through.broker().move_outbox(None).await;
+    }
+    tickr.until_count(WAITING, 0).await;
+    tickr.until_idle().await;
+    tickr.assert_each_ran_once(20).await;
+    through.stop(CancellationToken::new()).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_are_moved_soon_after_their_leader_has_died() {
+    let tickr = TestApp::start().await;
+    let mut app = tickr.mysql().await;
+    let ghost = "INSERT INTO outbox_leader VALUES (1, 'ghost/1-00000000', UTC_TIMESTAMP(6) + INTERVAL 5 SECOND) \
+                 ON DUPLICATE KEY UPDATE runner = VALUES(runner), lease_until = VALUES(lease_until)";
+    app.execute(ghost).await.unwrap();
+    let (id, began) = (Uuid::now_v7(), Instant::now());
+    insert(&mut app, id, "noop", "{}").await;
+    until(&tickr, JobId::from_uuid(id), State::Completed).await;
+    println!("{:?} after its leader died", began.elapsed());
+    assert!(began.elapsed() < Duration::from_secs(15), "{:?}", began.elapsed());
+    // When the lease of the dead one is over, this runner looks ten times a second.
+    tickr.until_count("SELECT COUNT(*) FROM outbox_leader WHERE lease_until < UTC_TIMESTAMP(6)", 1).await;
+    let next = Uuid::now_v7();
+    insert(&mut app, next, "noop", "{}").await;
+    until(&tickr, JobId::from_uuid(next), State::Completed).await;
+    eventually("this runner leads", || async {
+        (tickr.get("/v1/outbox").await.body["leader"] == tickr.app.runner().to_string()).then_some(())
+    })
+    .await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_row_whose_kind_only_another_runner_has_is_left_to_it() {
+    let open = CancellationToken::new();
+    open.cancel();
+    let tickr = TestApp::start().await;
+    let mut app = tickr.mysql().await;
+    let first = Uuid::now_v7();
+    insert(&mut app, first, "noop", "{}").await;
+    until(&tickr, JobId::from_uuid(first), State::Completed).await;
+    // This runner leads now, and the other one has a kind that it does not know.
+    let newer = tickr.another_with(|_| {}, gated(&open)).await;
+    tickr.until_count("SELECT COUNT(*) FROM runners WHERE kinds LIKE '%gate%'", 1).await;
+    let id = Uuid::now_v7();
+    insert(&mut app, id, "gate", "{}").await;
+    until(&tickr, JobId::from_uuid(id), State::Completed).await;
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM outbox_rejected").await, 0);
+    newer.stop(CancellationToken::new()).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_nudge_starts_jobs_within_milliseconds_and_needs_the_right_key() {
+    let tickr = TestApp::start().await;
+    let mut app = tickr.mysql().await;
+    let mut late = Vec::new();
+    for _ in 0..30 {
+        let id = Uuid::now_v7();
+        insert(&mut app, id, "noop", "{}").await;
+        let committed = chrono::Utc::now();
+        assert_eq!(tickr.post("/v1/outbox/nudge", json!({})).await.status, 204);
+        let job = until(&tickr, JobId::from_uuid(id), State::Completed).await;
+        let started: chrono::DateTime<chrono::Utc> = job["started_at"].as_str().unwrap().parse().unwrap();
+        late.push((started - committed).num_milliseconds());
+    }
+    late.sort_unstable();
+    println!("started {} ms (median), {} ms (p90) after the COMMIT", late[15], late[27]);
+    // A look of the leader comes every 104 ms.
+    assert!(late[15] < 100, "{late:?}");
+    let url = tickr.url("");
+    let admin = make_api_key(&url, "", "ops", json!({"scope": "admin"})).await;
+    let shop = make_api_key(&url, &admin, "shop", json!({"scope": "enqueue"})).await;
+    let board = make_api_key(&url, &admin, "board", json!({"scope": "read"})).await;
+    let asks = async |key: &str, method: reqwest::Method, path: &str| call(&url, method, path, key, None).await.status;
+    assert_eq!(asks(&shop, reqwest::Method::POST, "/v1/outbox/nudge").await, 204);
+    assert_eq!(asks(&board, reqwest::Method::POST, "/v1/outbox/nudge").await, 403);
+    assert_eq!(asks(&shop, reqwest::Method::GET, "/v1/outbox/rejected").await, 403);
+    assert_eq!(asks(&board, reqwest::Method::GET, "/v1/outbox/rejected").await, 200);
+    assert_eq!(asks(&board, reqwest::Method::DELETE, &format!("/v1/outbox/rejected/{}", Uuid::now_v7())).await, 403);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_become_jobs_without_redis_too() {
+    let tickr = TestApp::start_alone(|_| {}, |_| {}).await;
+    tickr.services().redis().stop().unwrap();
+    let mut app = tickr.mysql().await;
+    for _ in 0..5 {
+        let id = Uuid::now_v7();
+        insert(&mut app, id, "noop", "{}").await;
+        until(&tickr, JobId::from_uuid(id), State::Completed).await;
+    }
+    tickr.services().redis().start_again().unwrap();
+    tickr.stop().await;
+}
