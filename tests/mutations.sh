@@ -636,7 +636,6 @@ mutants() {
         janitor::the_janitor_empties_its_tables_and_another_carries_on
     mutant 'count of a limit by key' internal/store/rows/limits.rs \
         'counted && self.running + self.kept < i64::from(most)' 'counted || self.running + self.kept < i64::from(most)' \
-        key_limits::a_limit_holds_for_each_key_over_all_runners_and_is_used_up \
         key_limits::limits_hold_while_redis_is_flushed_and_runners_are_killed
     mutant 'rate of a limit by key' internal/store/rows/limits.rs \
         'self.turn(&rate, 0) <= self.now' 'self.turn(&rate, 0) <= self.now + TimeDelta::days(1)' \
@@ -699,11 +698,10 @@ mutants() {
     mutant 'end of a turn of an order key' internal/engine/executor.rs \
         'MAX_TURN: Duration = Duration::from_millis(20)' 'MAX_TURN: Duration = Duration::from_secs(3600)' \
         order::an_urgent_job_does_not_wait_until_a_key_has_no_more_jobs
-    mutant 'end of a turn on a permit' internal/engine/executor.rs \
-        ' || !lasts && self.permit.is_scarce()' '' \
-        order::an_urgent_job_of_a_limited_queue_does_not_wait_until_a_key_has_no_more_jobs
     mutant 'permits of a limited queue for all' internal/engine/released.rs \
         'shared.permits.are_scarce(queue) || ' '' \
+        internal/engine/executor.rs \
+        ' || !lasts && self.permit.is_scarce()' '' \
         order::an_urgent_job_of_a_limited_queue_does_not_wait_until_a_key_has_no_more_jobs
     mutant 'row in claim_batches for the next job of a key' internal/store/attempts/complete.rs \
         '        self.claims.batch_step(script, &self.bytes, self.token, self.batch);

@@ -65,14 +65,11 @@ impl Tally {
         self.completed += u64::from(state == State::Completed);
         self.ended += u64::from(state.is_end());
         self.failed += u64::from(match verdict {
-            Verdict::Failed
-            | Verdict::Rejected
-            | Verdict::TimedOut
-            | Verdict::Panicked
-            | Verdict::Lost
-            | Verdict::Expired => true,
-            // A job that was stopped or postponed has not failed.
-            Verdict::Succeeded | Verdict::Cancelled | Verdict::Interrupted | Verdict::Snoozed => false,
+            Verdict::Failed | Verdict::Rejected | Verdict::TimedOut | Verdict::Panicked | Verdict::Lost => true,
+            // A job that was stopped, postponed or never started has no failed attempt.
+            Verdict::Succeeded | Verdict::Cancelled | Verdict::Interrupted | Verdict::Snoozed | Verdict::Expired => {
+                false
+            }
         });
     }
 
