@@ -125,6 +125,8 @@ pub use handlers::{Context, Failure, FollowUp, Handler, Kind, KindDefaults, Outc
 pub use job::{
     AttemptToken, JobId, Name, OnConflict, OnFailure, RetryPolicy, State, Timestamp, TraceContext, UniqueUntil,
 };
+#[doc(inline)]
+pub use store::MySqlConnection;
 pub use {schemars, serde, serde_json};
 
 /// The names that most handlers and clients use.
@@ -149,6 +151,8 @@ mod documents {
     #[doc = include_str!("../README.md")]
     struct Readme;
 
+    #[doc = include_str!("../docs/TRANSACTIONS.md")]
+    struct Transactions;
     #[doc = include_str!("../docs/HANDLERS.md")]
     struct Handlers;
 }

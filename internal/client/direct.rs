@@ -62,6 +62,16 @@ pub(super) async fn enqueue(
     }
 }
 
+/// Check a job as the API does.
+pub(super) fn check(
+    broker: &Broker,
+    declared: &Declared,
+    body: &Body,
+    trace: Option<&TraceContext>,
+) -> Result<(), Error> {
+    prepare(broker, declared, std::slice::from_ref(body), RequestShape::One, trace).map(drop)
+}
+
 fn idempotent_request(bodies: &[Body], key: Option<&str>) -> Result<Option<IdempotentRequest>, Error> {
     let Some(key) = key else { return Ok(None) };
     let refused = |detail: String| Error::refused(Problem::at("/idempotency_key", detail));

@@ -102,6 +102,11 @@ impl Remote {
         }
     }
 
+    pub(super) async fn nudge(&self) -> Result<(), Error> {
+        let request = self.http.post(format!("{}/v1/outbox/nudge", self.url));
+        self.call::<serde::de::IgnoredAny>(request).await?.map(drop).map_err(Refusal::error)
+    }
+
     async fn send<T: DeserializeOwned>(
         &self,
         request: reqwest::RequestBuilder,
@@ -137,7 +142,9 @@ impl Remote {
         let repeated = response.headers().contains_key("idempotency-replayed");
         let bytes = response.bytes().await.map_err(unavailable)?;
         if status.is_success() {
-            let body = serde_json::from_slice(&bytes).map_err(setup)?;
+            // 204 has no body.
+            let text: &[u8] = if bytes.is_empty() { b"null" } else { &bytes };
+            let body = serde_json::from_slice(text).map_err(setup)?;
             return Ok(Ok((status.as_u16(), repeated, body)));
         }
         match serde_json::from_slice::<Refusal>(&bytes) {

@@ -4,11 +4,13 @@ use std::time::Duration;
 
 use serde::Serialize;
 use serde_json::value::{RawValue, to_raw_value};
+use serde_json::{Map, Value, json};
 
 use super::Error;
 use tickr_broker::Draft;
 use tickr_handlers::{Kind, Problem};
-use tickr_job::{Due, OnConflict, OnFailure, RetryRequest, Timestamp, TraceContext, UniqueUntil, limits};
+use tickr_job::{Due, JobId, OnConflict, OnFailure, RetryRequest, Timestamp, TraceContext, UniqueUntil, limits};
+use tickr_store::NewOutboxRow;
 
 /// The options of a job. Those that are not set have the defaults of the kind.
 #[derive(Clone, Debug)]
@@ -160,6 +162,32 @@ impl Body {
             tags: self.tags.clone(),
             trace: trace.cloned(),
         }
+    }
+
+    /// Make the row of the outbox for this job.
+    pub(super) fn outbox_row(&self, trace: Option<&TraceContext>) -> Result<NewOutboxRow, Error> {
+        let unreadable = |error: serde_json::Error| Error::refused(Problem::at("", error.to_string()));
+        let mut options = match serde_json::to_value(self).map_err(unreadable)? {
+            Value::Object(fields) => fields,
+            _ => Map::new(),
+        };
+        // These have columns of their own.
+        for column in ["kind", "payload", "queue", "execute_at"] {
+            options.remove(column);
+        }
+        if let Some(trace) = trace {
+            let trace = json!({"traceparent": trace.span_context.to_string(), "tracestate": trace.state});
+            options.insert("trace".to_owned(), trace);
+        }
+        let options = (!options.is_empty()).then(|| Value::Object(options).to_string());
+        Ok(NewOutboxRow {
+            id: JobId::new(),
+            kind: self.kind.clone(),
+            payload: self.payload.get().to_owned(),
+            queue: self.queue.clone(),
+            execute_at: self.execute_at,
+            options,
+        })
     }
 
     /// Check the limits that the API has for the text of a request.

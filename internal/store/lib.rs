@@ -57,6 +57,9 @@ mod schedules;
 mod sql;
 mod verify;
 
+/// A connection of the caller, for rows of the outbox in the caller's transactions.
+pub use sqlx::MySqlConnection;
+
 pub use alerts::Message;
 pub use api_keys::{ApiKey, MAX_API_KEYS, MadeApiKey, NewApiKey, RevokedApiKey};
 pub use attempts::claim::{Claim, Claimed, Opened, Unreadable};
@@ -99,6 +102,7 @@ pub use jobs::unique_keys::{EnqueueOutcome, EnqueueReceipts, EnqueuedJob, KeyHol
 pub use jobs::watch::JobRevision;
 pub use limits::{LimitOutcome, MAX_LIMITS};
 pub use migrate::{MIGRATION_PATIENCE, MigrateSettings};
+pub use outbox::insert::{NewOutboxRow, insert_outbox_row};
 pub use outbox::leader::OutboxState;
 pub use outbox::pages::{KeyedRow, OutboxPage, OutboxRow, PrepareRow, PreparedRow};
 pub use outbox::rejected::{RejectedAction, RejectedRow};
@@ -135,8 +139,8 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use sqlx::Row;
 use sqlx::mysql::MySqlConnectOptions;
-use sqlx::{MySqlConnection, Row};
 use tokio::sync::mpsc::UnboundedSender;
 use tokio_util::task::TaskTracker;
 

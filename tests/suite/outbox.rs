@@ -2,15 +2,17 @@
 
 use std::time::{Duration, Instant};
 
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use sqlx::{Connection, Executor, MySqlConnection};
 use tickr::config::Config;
-use tickr::handlers::Registry;
+use tickr::handlers::{Context, Kind, Registry};
 use tickr::job::{JobId, State};
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-use crate::support::{Proxy, TestApp, call, eventually, gated, make_api_key};
+use crate::support::{Proxy, TestApp, call, database, drop_database, eventually, gated, make_api_key};
 
 /// Insert a row as an application does.
 async fn insert(conn: &mut MySqlConnection, id: Uuid, kind: &str, payload: &str) {
@@ -379,4 +381,58 @@ async fn rows_become_jobs_without_redis_too() {
     }
     tickr.services().redis().start_again().unwrap();
     tickr.stop().await;
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct Paid {
+    #[schemars(range(max = 9_999))]
+    order: u32,
+}
+
+impl Kind for Paid {
+    const NAME: &'static str = "paid";
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_in_rust_enqueues_in_a_transaction_of_the_caller() {
+    let mut own = Registry::new();
+    own.register(|_: Paid, _: Context| async { Ok(().into()) });
+    let tickr = TestApp::start_with(|_| {}, own).await;
+    let mysql = tickr.config.mysql_url().unwrap().expose().to_owned();
+    let redis = tickr.config.redis_url().unwrap().expose().to_owned();
+    let beside = tickr::Client::connect(&mysql, &redis).await.unwrap();
+    let remote = tickr::Client::http(&tickr.url(""), None).unwrap();
+    let mut app = tickr.mysql().await;
+    // Another database of the same server is selected, as in an application with tables of its own.
+    let (name, _) = database().await;
+    for (n, client) in [tickr.app.client(), beside.clone(), remote].into_iter().enumerate() {
+        let is_remote = n == 2;
+        if !is_remote {
+            app.execute(sqlx::AssertSqlSafe(format!("USE {name}"))).await.unwrap();
+        } else {
+            app = tickr.mysql().await;
+        }
+        let mut tx = app.begin().await.unwrap();
+        let dropped = client.enqueue_in(&mut tx, &Paid { order: 1 }).await.unwrap();
+        tx.rollback().await.unwrap();
+        let mut tx = app.begin().await.unwrap();
+        let kept =
+            client.enqueue(&Paid { order: 2 }).tag("a").priority(1).order_key("o").within(&mut tx).await.unwrap();
+        tx.commit().await.unwrap();
+        client.nudge().await.unwrap();
+        let job = until(&tickr, kept, State::Completed).await;
+        assert_eq!((&job["tags"], &job["priority"], &job["order_key"]), (&json!(["a"]), &json!(1), &json!("o")));
+        assert_eq!(client.status(dropped).await.unwrap().map(|job| job.id), None);
+        // What is wrong is refused before it is written, and the transaction goes on.
+        let mut tx = app.begin().await.unwrap();
+        let refused = client.enqueue(&Paid { order: 10_000 }).within(&mut tx).await;
+        assert_eq!(refused.is_err(), !is_remote, "{refused:?}");
+        let twice = client.enqueue(&Paid { order: 1 }).idempotency_key("k").within(&mut tx).await;
+        assert!(twice.unwrap_err().to_string().contains("/idempotency_key"));
+        tx.rollback().await.unwrap();
+    }
+    beside.close().await;
+    tickr.stop().await;
+    drop_database(&mysql, &name).await;
 }
