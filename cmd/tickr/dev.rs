@@ -193,7 +193,7 @@ async fn welcome(app: &App, config: &Config, services: &Services, dir: &Path, ad
     println!("  API        {url}/docs");
     println!("  OpenAPI    {url}/openapi.json");
     println!("  data       {}", dir.display());
-    println!("  outbox     {}", config.outbox_dir.as_deref().unwrap_or(dir).display());
+    println!("  mails      {}", config.outbox_dir.as_deref().unwrap_or(dir).display());
     println!("  MySQL      {mysql}");
     println!("  Redis      {redis}");
     // The secret is valid on this machine only, and its receivers need it.

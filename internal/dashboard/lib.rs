@@ -31,6 +31,7 @@ const SCREENS: &[&str] = &[
     "/limits",
     "/limits/{name}",
     "/order-keys",
+    "/outbox",
     "/schedules",
     "/schedules/{name}",
     "/runners",

@@ -435,6 +435,45 @@ async fn a_job_behind_its_order_key_says_so_and_leads_to_the_others() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn rejected_rows_of_the_outbox_are_shown_replayed_and_discarded() {
+    let Some((tickr, browser)) = begin().await else { return };
+    let page = browser.page(&tickr.url("")).await;
+    page.visit("/outbox").await;
+    page.reads("No row is rejected").await;
+    page.reads("no runner looks all the time").await;
+    let rows = "INSERT INTO tickr_outbox (id, kind, payload) VALUES (UNHEX(REPLACE(?, '-', '')), 'noop', ?)";
+    let mut mysql = tickr.mysql().await;
+    for payload in ["<b>first</b>", "{second"] {
+        sqlx::query(rows).bind(uuid::Uuid::now_v7().to_string()).bind(payload).execute(&mut mysql).await.unwrap();
+    }
+    page.reads("the payload is not JSON").await;
+    page.reads("looks for new ones").await;
+    tickr.until_count("SELECT COUNT(*) FROM outbox_rejected", 2).await;
+    page.until("both rows are shown", "document.querySelectorAll('tbody tr').length === 2").await;
+    // What was wrong is put right, as far as the row is concerned.
+    tickr.sql("UPDATE outbox_rejected SET payload = '{}' WHERE payload LIKE '{%'").await;
+    for replayed in [true, false] {
+        let count = if replayed { 2 } else { 1 };
+        page.until("the rows are shown", &format!("document.querySelectorAll('tbody tr').length === {count}")).await;
+        let row = if replayed { "document.querySelectorAll('tbody tr').length" } else { "1" };
+        assert_eq!(page.eval::<usize>(row).await, count);
+        if replayed {
+            page.eval::<()>("[...document.querySelectorAll('tbody tr')].find((row) => row.querySelector('pre').textContent.startsWith('{')).querySelector('button').click()").await;
+            tickr.until_count("SELECT COUNT(*) FROM jobs", 1).await;
+        } else {
+            page.click(&button("Discard")).await;
+            page.click(&button("Discard it")).await;
+            page.reads("No row is rejected").await;
+        }
+    }
+    page.visit("/audit").await;
+    page.reads("outbox.discard").await;
+    page.assert_calm();
+    drop(page);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_breaker_is_set_shown_and_closed() {
     let Some((tickr, browser)) = begin().await else { return };
     let page = browser.page(&tickr.url("")).await;
@@ -787,6 +826,7 @@ async fn keys_are_made_used_and_revoked_and_readers_see_no_buttons() {
         "/limits/per-tenant",
         "/limits/per-tenant?edit=1",
         "/order-keys",
+        "/outbox",
         "/schedules",
         "/runners",
         "/index",
@@ -908,6 +948,7 @@ async fn hostile_text_is_shown_as_it_is_and_never_runs() {
         ("/limits/wild", true),
         ("/limits/wild?edit=1", false),
         ("/order-keys", true),
+        ("/outbox", true),
         ("/schedules", true),
         ("/schedules/nightly", true),
         ("/runners", true),

@@ -22,6 +22,7 @@ export const screens = [
     load: () => import('../pages/order-keys.js'),
     item: ['Order keys', '/order-keys', 'order-keys', 'y'],
   },
+  { at: /^\/outbox$/, load: () => import('../pages/outbox.js'), item: ['Outbox', '/outbox', 'outbox', 'b'] },
   {
     at: /^\/schedules$/,
     load: () => import('../pages/schedules.js'),

@@ -18,6 +18,7 @@ const places = {
   runner: () => '/runners',
   api_key: () => '/api-keys',
   index: () => '/index',
+  outbox: () => '/outbox',
 };
 const nounOf = (act) => act.action.split('.')[0];
 

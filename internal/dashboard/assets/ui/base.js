@@ -37,6 +37,7 @@ const paths = {
   queues: 'M4 5h16v4H4zM4 12h11v3H4zM4 18h7v2H4z',
   limits: 'M4 17a8 8 0 1 1 16 0M12 17l4-6',
   'order-keys': 'M5 7h14M5 12h14M5 17h8M16 15l3 2-3 2',
+  outbox: 'M4 13v6h16v-6M4 13h5l1 2h4l1-2h5M12 4v7M9 8l3 3 3-3',
   schedules: 'M12 4a8 8 0 1 0 0 16 8 8 0 0 0 0-16Zm0 4v4l3 2',
   runners: 'M5 5h14v6H5zM5 13h14v6H5zM8 8h.01M8 16h.01',
   index:

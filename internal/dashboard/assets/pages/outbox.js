@@ -1,0 +1,116 @@
+// The outbox: jobs that other programs request in their own transactions, and the rows that cannot become jobs.
+
+import { call, post, seg, url } from '../core/api.js';
+import { html } from '../core/dom.js';
+import { count } from '../core/format.js';
+import { useQuery } from '../core/query.js';
+import { useWords } from '../core/route.js';
+import { Allowed, Empty, Head, Panel, Skeleton, Time, Trouble, tell } from '../ui/base.js';
+import { Pages } from '../ui/dead-letters.js';
+import { confirm } from '../ui/dialog.js';
+
+/** The API counts no further. */
+const MAX_COUNTED = 10000;
+
+export default function Outbox() {
+  const [query, change] = useWords();
+  const cursor = query.get('cursor') ?? '';
+  const state = useQuery('/v1/outbox', { on: ['accepted'], every: 5000, pace: 1000 });
+  const page = useQuery(url('/v1/outbox/rejected', { cursor, limit: 50 }), { every: cursor ? 0 : 5000 });
+  const rows = page.data?.data ?? [];
+  const again = () => {
+    state.reload();
+    page.reload();
+  };
+  return html`
+    <${Head}
+      title="Outbox"
+      sub="Jobs that other programs request with an INSERT into tickr_outbox, in their own transactions."
+    />
+    <${Trouble} error=${state.error ?? page.error} retry=${again} />
+    ${state.data && html`<${State} of=${state.data} />`}
+    ${!page.data && !page.error && html`<${Skeleton} />`}
+    ${
+      page.data &&
+      html`<section class="panel scroll" aria-label="Rejected rows found">
+        ${
+          rows.length === 0
+            ? html`<${Empty} title="No row is rejected">
+              A row that cannot become a job, because its kind is unknown or its payload does not fit, is kept here with
+              the reason.
+            </${Empty}>`
+            : html`<table class="cards">
+              <thead>
+                <tr>
+                  <th>Row</th>
+                  <th>Kind</th>
+                  <th>Rejected</th>
+                  <th>Reason</th>
+                  <th></th>
+                </tr>
+              </thead>
+              <tbody>${rows.map((row) => html`<${Row} key=${row.id} row=${row} done=${again} />`)}</tbody>
+            </table>`
+        }
+        <${Pages} cursor=${cursor} next=${page.data.next_cursor} change=${change} />
+      </section>`
+    }
+  `;
+}
+
+const State = ({ of }) => html`<${Panel} title="Waiting rows">
+  <div>
+    ${
+      of.waiting === 0
+        ? 'No row waits.'
+        : html`${count(of.waiting, of.waiting >= MAX_COUNTED)} ${of.waiting === 1 ? 'row waits' : 'rows wait'}, the
+            oldest since <${Time} at=${of.oldest_at} />.`
+    }
+  </div>
+  <div class="soft">
+    ${
+      of.leader
+        ? html`The runner <span class="mono">${of.leader}</span> looks for new ones.`
+        : 'Nothing was inserted for a while, so no runner looks all the time.'
+    }
+  </div>
+</${Panel}>`;
+
+function Row({ row, done }) {
+  const path = `/v1/outbox/rejected/${seg(row.id)}`;
+  const replay = async () => {
+    await post(`${path}/replay`, {});
+    tell('The row is in the outbox again');
+    done();
+  };
+  const discard = () =>
+    confirm('Discard this row?', 'No job is made of it. The audit keeps its id.', 'Discard it', async () => {
+      await call('DELETE', path);
+      tell('The row is gone');
+      done();
+      return true;
+    });
+  return html`<tr data-row>
+    <td data-label="Row"><span class="mono lines" title=${row.id}>…${row.id.slice(-8)}</span></td>
+    <td data-label="Kind"><span class="mono lines" title=${row.kind}>${row.kind}</span></td>
+    <td data-label="Rejected"><${Time} at=${row.rejected_at} /></td>
+    <td data-label="Reason" class="cause">
+      <div class="stack tighter">
+        <span class="lines">${row.reason}</span>
+        <details>
+          <summary class="faint">Payload${row.options ? ' and options' : ''}</summary>
+          <pre class="wrap">${row.payload}</pre>
+          ${row.options && html`<pre class="wrap">${row.options}</pre>`}
+        </details>
+      </div>
+    </td>
+    <td>
+      <${Allowed}>
+        <div class="row">
+          <button type="button" class="small" onClick=${replay}>Replay</button>
+          <button type="button" class="small quiet" onClick=${discard}>Discard</button>
+        </div>
+      </${Allowed}>
+    </td>
+  </tr>`;
+}
