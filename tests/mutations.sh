@@ -1028,6 +1028,9 @@ mutants() {
     mutant 'wake of a nudged outbox' internal/broker/outbox.rs \
         'self.outbox_nudge.notify_one();' 'drop(std::sync::Arc::clone(&self.outbox_nudge));' \
         outbox::a_nudge_starts_jobs_within_milliseconds_and_needs_the_right_key
+    mutant 'rejected rows in the janitor' internal/store/retention/forget.rs \
+        'DELETE FROM outbox_rejected WHERE rejected_at <' 'DELETE FROM outbox_rejected WHERE rejected_at < 0 AND rejected_at <' \
+        janitor::the_janitor_empties_its_tables_and_another_carries_on
     mutant 'check of follow-up jobs' internal/engine/executor.rs \
         'Err((verdict, error)) => return failed(settlement, verdict, error),' \
         'Err((verdict, error)) => drop((verdict, error)),' \

@@ -131,6 +131,7 @@ impl JanitorPositions {
             done("order keys", self.order_keys(shared, pages()).await);
             done("keys of limits", self.limit_keys(shared, pages()).await);
             done("unique keys", self.unique_keys(shared, pages()).await);
+            done("rejected rows of the outbox", rejected_rows(shared, pages()).await);
         }
         eldest && more && !shared.stop_loops.is_cancelled()
     }
@@ -298,6 +299,16 @@ async fn operations(shared: &EngineState, mut pages: PageBudget<'_>) -> Result<b
             return Ok(false);
         }
     }
+}
+
+/// Rejected rows stay as long as failed jobs.
+async fn rejected_rows(shared: &EngineState, mut pages: PageBudget<'_>) -> Result<bool, StoreError> {
+    while shared.store.forget_rejected_rows(shared.settings.retention.failed).await? {
+        if !pages.next_page().await {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 async fn runners(shared: &EngineState, mut pages: PageBudget<'_>) -> Result<bool, StoreError> {

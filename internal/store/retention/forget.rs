@@ -281,6 +281,28 @@ impl Store {
     }
 }
 
+impl Store {
+    /// Delete rows of the outbox that were rejected longer ago than `keep`, one page at most. Returns true if there may
+    /// be more.
+    ///
+    /// # Errors
+    /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
+    pub async fn forget_rejected_rows(&self, keep: Duration) -> Result<bool, StoreError> {
+        let keep = i64::try_from(keep.as_secs()).unwrap_or(i64::MAX / 2);
+        on_pool(&self.shared.pools.loops, "delete old rejected rows of the outbox", move |conn, _| {
+            Box::pin(async move {
+                let gone = sqlx::query(
+                    "DELETE FROM outbox_rejected WHERE rejected_at < UTC_TIMESTAMP(6) - INTERVAL ? SECOND \
+                     ORDER BY rejected_at LIMIT ?",
+                );
+                let gone = gone.bind(keep).bind(PAGE).execute(conn).await?.rows_affected();
+                Ok(gone == u64::from(PAGE))
+            })
+        })
+        .await
+    }
+}
+
 /// The primary key of a tally.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TallyPlace {
