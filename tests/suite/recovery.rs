@@ -165,6 +165,15 @@ async fn a_dead_runner_is_not_forgotten_while_a_lease_of_its_own_runs_on() {
     let lease = |config: &mut tickr::config::Config| config.lease = Duration::from_secs(3);
     let tickr = TestApp::start_with(lease, Registry::new()).await;
     let id = tickr.enqueue(json!({"kind": "noop", "delay_ms": 3_600_000})).await;
+    // A runner calls others dead only when it has watched them for a lease.
+    tickr
+        .sql(
+            "INSERT INTO runners (id, version, kinds, queues, slots, lease_ms, started_at, heartbeat_at) \
+             VALUES ('long/1-abcdef', '0', '[]', '[]', 1, 3000, UTC_TIMESTAMP(6) - INTERVAL 60 SECOND, \
+             UTC_TIMESTAMP(6) - INTERVAL 50 SECOND)",
+        )
+        .await;
+    tickr.until_count("SELECT COUNT(*) FROM runners WHERE id = 'long/1-abcdef' AND stopped_at IS NOT NULL", 1).await;
     // A runner fell silent a lease ago, after a last claim.
     tickr
         .sql(
