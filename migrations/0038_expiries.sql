@@ -15,6 +15,7 @@ CREATE TABLE job_expiries (
     KEY job_expiries_look (look_at, job_id)
 ) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin;
 
--- The verdict on a job that expired. Its line names the runner that found it, and no handler ran.
-ALTER TABLE attempts MODIFY COLUMN verdict ENUM('succeeded', 'failed', 'rejected', 'timed_out', 'panicked', 'cancelled',
-    'interrupted', 'lost', 'snoozed', 'expired') NOT NULL;
+-- Marks the line of a job that expired: its verdict is `expired`, and no handler ran. The column `verdict` has `rejected`
+-- for it: MySQL copies a table to add a word to an ENUM that CHECK constraints name, and an older binary would not know
+-- the word. The line names the runner that found the job.
+ALTER TABLE attempts ADD COLUMN expired BOOLEAN NULL;

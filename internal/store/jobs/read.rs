@@ -9,6 +9,7 @@ use uuid::Uuid;
 
 use crate::jobs::search::{Order, Search, SearchBudget};
 use crate::rows::dead_letters::dead_letter;
+use crate::rows::ledger::VERDICT;
 use crate::rows::limits::waits_for_turn;
 use crate::sql::batches::{bind_padded, padded_len, placeholders, statement};
 use crate::sql::connection::on_pool;
@@ -269,7 +270,7 @@ async fn ledgers_of(
     // Like the result, the exchange is not shown in a listing.
     let exchange = if result == "result" { "exchange" } else { "NULL" };
     let sql = format!(
-        "SELECT job_id, number, runner, execute_at, started_at, finished_at, verdict, error, burned, end_state, \
+        "SELECT job_id, number, runner, execute_at, started_at, finished_at, {VERDICT} AS verdict, error, burned, end_state, \
          {result} AS result, late_note, {exchange} AS exchange FROM attempts FORCE INDEX (PRIMARY) WHERE job_id IN {} \
          ORDER BY job_id, number",
         placeholders(padded_len(ids.len()))

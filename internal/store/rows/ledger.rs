@@ -5,6 +5,9 @@ use sqlx::MySqlConnection;
 use crate::sql::batches::{groups_by_bytes, placeholders, statement, tuples};
 use tickr_job::{JobId, State, Timestamp, Verdict};
 
+/// The verdict of a line. The line of an expired job is marked in a column of its own.
+pub(crate) const VERDICT: &str = "IF(expired, 'expired', verdict)";
+
 /// One line of the ledger, which is the table `attempts`.
 pub(crate) struct AttemptRow<'a> {
     pub(crate) job: JobId,
@@ -32,8 +35,8 @@ pub(crate) async fn append_to_ledger(
     for group in groups_by_bytes(lines, bytes) {
         let sql = format!(
             "INSERT INTO attempts (job_id, number, burned, runner, execute_at, started_at, finished_at, verdict, \
-             end_state, error, result, cancel_requested_at, exchange) VALUES {}",
-            tuples(&placeholders(13), group.len())
+             end_state, error, result, cancel_requested_at, exchange, expired) VALUES {}",
+            tuples(&placeholders(14), group.len())
         );
         let mut query = statement(sql);
         for line in group {
@@ -46,12 +49,13 @@ pub(crate) async fn append_to_ledger(
                 .bind(line.started_at)
                 // After the clock was set back, an attempt must not end before it began.
                 .bind(now.max(line.started_at))
-                .bind(line.verdict.as_str())
+                .bind(if line.verdict == Verdict::Expired { Verdict::Rejected } else { line.verdict }.as_str())
                 .bind(line.end.map(State::as_str))
                 .bind(line.error)
                 .bind(line.result)
                 .bind(line.cancel_requested_at)
-                .bind(line.exchange);
+                .bind(line.exchange)
+                .bind((line.verdict == Verdict::Expired).then_some(true));
         }
         query.execute(&mut *conn).await?;
     }

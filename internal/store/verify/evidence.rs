@@ -13,9 +13,11 @@ use sqlx::mysql::MySqlRow;
 use sqlx::{MySqlConnection, Row};
 use uuid::Uuid;
 
+use crate::rows::ledger::VERDICT;
 use crate::rows::limits::parked_until;
 use crate::rows::order::held_until;
 use crate::rows::tallies::OTHER;
+use crate::sql::batches::statement;
 use crate::sql::connection;
 use crate::sql::error::corrupt;
 use crate::{Store, StoreError};
@@ -303,11 +305,11 @@ impl Evidence {
             let owed = owed_row(row);
             self.note(&mut jobs, "owed", row, owed, |job, owed| job.owed = Some(owed))?;
         }
-        let lines = sqlx::query(
-            "SELECT job_id AS id, number, burned, runner <> '' AND verdict <> 'expired' AS executed, execute_at, started_at, finished_at, \
-             verdict, end_state, cancel_requested_at FROM attempts FORCE INDEX (PRIMARY) \
-             WHERE job_id > ? AND job_id <= ? ORDER BY job_id, number",
-        )
+        let lines = statement(format!(
+            "SELECT job_id AS id, number, burned, runner <> '' AND expired IS NULL AS executed, execute_at, started_at, \
+             finished_at, {VERDICT} AS verdict, end_state, cancel_requested_at FROM attempts FORCE INDEX (PRIMARY) \
+             WHERE job_id > ? AND job_id <= ? ORDER BY job_id, number"
+        ))
         .bind(self.after)
         .bind(until)
         .fetch_all(&mut self.conn)

@@ -51,7 +51,7 @@ impl Evidence {
                  COALESCE(o.started_at > '1970-01-01 00:00:00', FALSE) AS executing, o.started_at, \
                  o.id IS NOT NULL AS owed, COALESCE(o.execute_at = ?, FALSE) AS held, \
                  (SELECT MIN(a.started_at) FROM attempts a WHERE a.job_id = p.job_id AND a.runner <> '' \
-                 AND a.verdict <> 'expired') AS first_start, \
+                 AND a.expired IS NULL) AS first_start, \
                  (SELECT MAX(a.finished_at) FROM attempts a WHERE a.job_id = p.job_id) AS last_end, \
                  (SELECT COUNT(a.end_state) FROM attempts a WHERE a.job_id = p.job_id) AS lives \
                  FROM (SELECT order_key, place, job_id, open, blocks FROM order_places FORCE INDEX (order_places_line) \
