@@ -987,7 +987,7 @@ mutants() {
         expiry::a_job_that_did_not_start_in_time_fails_in_a_group_of_its_own_and_an_operator_may_run_it
     mutant 'pages of expired jobs' internal/engine/expiry.rs \
         'if !more {' 'if true {' \
-        expiry::a_thousand_expired_jobs_end_within_seconds_and_hold_up_no_other
+        expiry::five_thousand_expired_jobs_end_within_seconds_and_hold_up_no_other
     mutant 'keys of follow-up jobs before all others' internal/store/attempts/settle.rs \
         'let ordered = lock_keys_of_and(&mut tx, &may_be_ordered, of_follow_ups).await?;' \
         'let _: std::collections::BTreeSet<&[u8]> = of_follow_ups; let ordered = lock_keys_of_and(&mut tx, &may_be_ordered, std::collections::BTreeSet::new()).await?;' \

@@ -342,8 +342,15 @@ async fn a_row_whose_kind_only_another_runner_has_is_left_to_it() {
 async fn a_nudge_starts_jobs_within_milliseconds_and_needs_the_right_key() {
     let tickr = TestApp::start().await;
     let mut app = tickr.mysql().await;
+    // Another runner leads and does not look. Without a nudge, its rows are moved after three seconds.
+    app.execute(
+        "INSERT INTO outbox_leader VALUES (1, 'ghost/1-00000000', UTC_TIMESTAMP(6) + INTERVAL 1 HOUR) \
+         ON DUPLICATE KEY UPDATE runner = VALUES(runner), lease_until = VALUES(lease_until)",
+    )
+    .await
+    .unwrap();
     let mut late = Vec::new();
-    for _ in 0..30 {
+    for _ in 0..20 {
         let id = Uuid::now_v7();
         insert(&mut app, id, "noop", "{}").await;
         let committed = chrono::Utc::now();
@@ -353,9 +360,8 @@ async fn a_nudge_starts_jobs_within_milliseconds_and_needs_the_right_key() {
         late.push((started - committed).num_milliseconds());
     }
     late.sort_unstable();
-    println!("started {} ms (median), {} ms (p90) after the COMMIT", late[15], late[27]);
-    // A look of the leader comes every 104 ms.
-    assert!(late[15] < 100, "{late:?}");
+    println!("started {} ms (median), {} ms (p90) after the COMMIT", late[10], late[18]);
+    assert!(late[10] < 1_000, "{late:?}");
     let url = tickr.url("");
     let admin = make_api_key(&url, "", "ops", json!({"scope": "admin"})).await;
     let shop = make_api_key(&url, &admin, "shop", json!({"scope": "enqueue"})).await;
