@@ -105,7 +105,8 @@ pub(super) struct RejectedView {
 }
 
 impl From<RejectedRow> for RejectedView {
-    fn from(row: RejectedRow) -> Self {
+    fn from(rejected: RejectedRow) -> Self {
+        let RejectedRow { row, rejected_at, reason } = rejected;
         Self {
             id: row.id.hyphenated().to_string(),
             kind: row.kind,
@@ -114,8 +115,8 @@ impl From<RejectedRow> for RejectedView {
             options: row.options,
             execute_at: row.execute_at.map(Moment),
             created_at: Moment(row.created_at),
-            rejected_at: Moment(row.rejected_at),
-            reason: row.reason,
+            rejected_at: Moment(rejected_at),
+            reason,
         }
     }
 }
@@ -139,9 +140,9 @@ pub(super) async fn rejected(
     let mut rows = api.broker.store().rejected_rows(before, limit + 1).await?;
     let more = rows.len() > limit as usize;
     rows.truncate(limit as usize);
-    let place = |row: &RejectedRow| {
-        let at = row.rejected_at.timestamp_micros().to_be_bytes();
-        listing.cursor(&[at.as_slice(), row.id.as_bytes()].concat())
+    let place = |rejected: &RejectedRow| {
+        let at = rejected.rejected_at.timestamp_micros().to_be_bytes();
+        listing.cursor(&[at.as_slice(), rejected.row.id.as_bytes()].concat())
     };
     let next_cursor = rows.last().filter(|_| more).map(place);
     Ok(json(StatusCode::OK, RejectedAnswer { data: rows.into_iter().map(RejectedView::from).collect(), next_cursor }))

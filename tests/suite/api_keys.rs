@@ -42,7 +42,8 @@ async fn api_keys_open_what_their_scope_names_are_stored_as_digests_and_end_when
     for (key, method, path, body, status) in [
         (&produces, Method::GET, path.as_str(), None, 200),
         (&produces, Method::GET, "/v1/jobs", None, 403),
-        (&produces, Method::POST, &format!("{path}/cancel"), None, 403),
+        (&produces, Method::POST, &format!("{path}/run-now"), None, 403),
+        (&reads, Method::POST, &format!("{path}/cancel"), None, 403),
         (&reads, Method::GET, "/v1/jobs", None, 200),
         (&reads, Method::POST, "/v1/jobs", Some(job), 403),
         (&reads, Method::GET, "/v1/api-keys", None, 403),

@@ -903,6 +903,10 @@ async fn hostile_text_is_shown_as_it_is_and_never_runs() {
     let travels = tickr.enqueue(two.clone()).await;
     let url = hostile_service().await;
     let called = tickr.enqueue(json!({"kind": "http", "payload": {"url": url}, "max_attempts": 1})).await;
+    let row = "INSERT INTO tickr_outbox (id, kind, payload, options) VALUES (?, ?, '{}', ?)";
+    let row = sqlx::query(row).bind(uuid::Uuid::now_v7()).bind(TELLTALE).bind(HOSTILE);
+    row.execute(&mut tickr.mysql().await).await.unwrap();
+    tickr.until_count("SELECT COUNT(*) FROM outbox_rejected", 1).await;
     let odd = json!({"kind": "noop", "payload": {HOSTILE: {HOSTILE: [HOSTILE, null]}}, "queue": "attic", "order_key": HOSTILE});
     let odd = tickr.enqueue(odd).await;
     tickr.until(failed, State::Failed).await;

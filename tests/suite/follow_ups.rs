@@ -150,10 +150,10 @@ async fn follow_up_jobs_of_one_order_key_run_in_the_order_in_which_they_were_add
         async { Ok(().into()) }
     });
     let tickr = TestApp::start_with(|_| {}, family).await;
-    let job = json!({"kind": "parent", "payload": {"followers": 50}, "order_key": "a"});
-    tickr.enqueue(job).await;
-    // It is behind the parent and in front of its follow-up jobs, which are accepted later.
-    tickr.enqueue(json!({"kind": "child", "payload": {"n": 0}, "order_key": "a", "delay_ms": 200})).await;
+    let parent = json!({"kind": "parent", "payload": {"followers": 50}, "order_key": "a"});
+    // It is accepted with the parent, so it is in front of the follow-up jobs.
+    let behind = json!({"kind": "child", "payload": {"n": 0}, "order_key": "a", "delay_ms": 200});
+    tickr.enqueue_many([parent, behind]).await;
     tickr.until_idle().await;
     assert_eq!(*ran.lock().unwrap(), (0..=50).collect::<Vec<u32>>());
     tickr.stop().await;

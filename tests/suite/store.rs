@@ -332,13 +332,13 @@ async fn the_tables_refuse_what_the_state_machine_never_writes() {
         "UPDATE owed SET cancel_requested_at = UTC_TIMESTAMP(6)",
         "UPDATE owed SET state = 'retrying'",
         "UPDATE owed SET spared = 1",
-        "INSERT INTO attempts SELECT id, 0, 1, 'r', execute_at, created_at, created_at, 'lost', NULL, NULL, NULL, NULL, NULL, NULL FROM jobs",
-        "INSERT INTO attempts SELECT id, 1, 1, 'r', execute_at, created_at, created_at, 'succeeded', 'completed', 'no', NULL, NULL, NULL, NULL FROM jobs",
-        "INSERT INTO attempts SELECT id, 1, 1, 'r', execute_at, created_at, created_at, 'succeeded', NULL, NULL, NULL, NULL, NULL, NULL FROM jobs",
-        "INSERT INTO attempts SELECT id, 1, 1, 'r', execute_at, created_at, created_at, 'lost', 'completed', NULL, NULL, NULL, NULL, NULL FROM jobs",
-        "INSERT INTO attempts SELECT id, 1, 1, 'r', execute_at, created_at, created_at, 'failed', NULL, NULL, '1', NULL, NULL, NULL FROM jobs",
-        "INSERT INTO attempts SELECT id, 1, 1, '', execute_at, created_at, created_at, 'lost', NULL, NULL, NULL, NULL, NULL, NULL FROM jobs",
-        "INSERT INTO attempts SELECT id, 1, 1, 'r', execute_at, created_at, created_at, 'failed', NULL, NULL, NULL, 'no', NULL, NULL FROM jobs",
+        "INSERT INTO attempts SELECT id, 0, 1, 'r', execute_at, created_at, created_at, 'lost', NULL, NULL, NULL, NULL, NULL, NULL, NULL FROM jobs",
+        "INSERT INTO attempts SELECT id, 1, 1, 'r', execute_at, created_at, created_at, 'succeeded', 'completed', 'no', NULL, NULL, NULL, NULL, NULL FROM jobs",
+        "INSERT INTO attempts SELECT id, 1, 1, 'r', execute_at, created_at, created_at, 'succeeded', NULL, NULL, NULL, NULL, NULL, NULL, NULL FROM jobs",
+        "INSERT INTO attempts SELECT id, 1, 1, 'r', execute_at, created_at, created_at, 'lost', 'completed', NULL, NULL, NULL, NULL, NULL, NULL FROM jobs",
+        "INSERT INTO attempts SELECT id, 1, 1, 'r', execute_at, created_at, created_at, 'failed', NULL, NULL, '1', NULL, NULL, NULL, NULL FROM jobs",
+        "INSERT INTO attempts SELECT id, 1, 1, '', execute_at, created_at, created_at, 'lost', NULL, NULL, NULL, NULL, NULL, NULL, NULL FROM jobs",
+        "INSERT INTO attempts SELECT id, 1, 1, 'r', execute_at, created_at, created_at, 'failed', NULL, NULL, NULL, 'no', NULL, NULL, NULL FROM jobs",
     ] {
         let refused = mysql.execute(sqlx::raw_sql(AssertSqlSafe(impossible))).await.unwrap_err().to_string();
         assert!(refused.to_lowercase().contains("constraint"), "{impossible}: {refused}");

@@ -5,7 +5,6 @@
 //! movers take different rows. No session waits for a row of the outbox while it holds another lock.
 
 use std::collections::{BTreeMap, HashSet};
-use std::fmt;
 use std::sync::Arc;
 
 use sqlx::{MySqlConnection, Row};
@@ -16,13 +15,14 @@ use crate::jobs::unique_keys::{
     EnqueueReceipts, EnqueueRequest, PriorDecision, TakenKeys, insert_keyed, with_producer,
 };
 use crate::outbox::rejected::reject;
+use crate::outbox::rows::{OutboxRow, outbox_row};
 use crate::rows::jobs::{Accepted, accepted_at, mark_held, write_jobs};
 use crate::rows::owed::SKIP_LOCKED;
 use crate::sql::batches::{MAX_ROWS, in_list, statement};
 use crate::sql::clock::read_clock;
 use crate::sql::connection::{PriorRun, transact};
 use crate::{Store, StoreError, StoreInner};
-use tickr_job::{NewJob, Producer, Timestamp, limits};
+use tickr_job::{NewJob, Producer, limits};
 
 /// Rows that one transaction takes at most.
 const ROWS: u32 = 1_000;
@@ -30,32 +30,6 @@ const ROWS: u32 = 1_000;
 const BYTES: usize = 4 << 20;
 /// Maximum size of the options of a row, in bytes.
 const MAX_OPTIONS_BYTES: usize = 64 << 10;
-
-/// A row of the outbox.
-#[derive(Clone)]
-pub struct OutboxRow {
-    /// The id that the application chose.
-    pub id: Uuid,
-    /// Name of the kind.
-    pub kind: String,
-    /// Input of the handler, as JSON text.
-    pub payload: String,
-    /// Name of the queue.
-    pub queue: Option<String>,
-    /// Due time.
-    pub execute_at: Option<Timestamp>,
-    /// The other options, as the text of a JSON object.
-    pub options: Option<String>,
-    /// When the row was inserted, by the clock of the database.
-    pub created_at: Timestamp,
-}
-
-impl fmt::Debug for OutboxRow {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Payloads must not appear in logs.
-        f.debug_struct("OutboxRow").field("id", &self.id).field("kind", &self.kind).finish_non_exhaustive()
-    }
-}
 
 /// Makes the job of a row.
 pub type PrepareRow = Arc<dyn Fn(OutboxRow) -> PreparedRow + Send + Sync>;
@@ -208,15 +182,7 @@ async fn move_page(
         let sql = "SELECT id, kind, payload, queue, execute_at, options, created_at FROM tickr_outbox \
                    FORCE INDEX (PRIMARY) WHERE id IN";
         for row in in_list(sql, ids, "").fetch_all(&mut *conn).await? {
-            let row = OutboxRow {
-                id: row.try_get("id")?,
-                kind: row.try_get("kind")?,
-                payload: row.try_get("payload")?,
-                queue: row.try_get("queue")?,
-                execute_at: row.try_get("execute_at")?,
-                options: row.try_get("options")?,
-                created_at: row.try_get("created_at")?,
-            };
+            let row = outbox_row(&row)?;
             let id = row.id;
             match prepare(row) {
                 PreparedRow::Job(job) => drop(jobs.insert(id, *job)),

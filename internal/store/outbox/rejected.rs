@@ -5,28 +5,17 @@ use sqlx::{MySqlConnection, Row};
 use uuid::Uuid;
 
 use crate::audit::{AuditEntry, record, was_recorded};
+use crate::outbox::rows::{OutboxRow, outbox_row};
 use crate::sql::clock::read_clock;
 use crate::sql::connection::{PriorRun, on_pool, transact};
 use crate::{Store, StoreError};
 use tickr_job::{Actor, Timestamp, limits};
 
 /// A row of the outbox that cannot become a job.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct RejectedRow {
-    /// The id that the application chose.
-    pub id: Uuid,
-    /// Name of the kind.
-    pub kind: String,
-    /// Input of the handler, as the application wrote it. At most 64 KiB of it.
-    pub payload: String,
-    /// Name of the queue.
-    pub queue: Option<String>,
-    /// Due time.
-    pub execute_at: Option<Timestamp>,
-    /// The other options.
-    pub options: Option<String>,
-    /// When the row was inserted.
-    pub created_at: Timestamp,
+    /// The row as the application wrote it. At most 64 KiB of the payload.
+    pub row: OutboxRow,
     /// When it was rejected.
     pub rejected_at: Timestamp,
     /// Why.
@@ -131,15 +120,5 @@ impl Store {
 }
 
 fn rejected_row(row: &MySqlRow) -> Result<RejectedRow, sqlx::Error> {
-    Ok(RejectedRow {
-        id: row.try_get("id")?,
-        kind: row.try_get("kind")?,
-        payload: row.try_get("payload")?,
-        queue: row.try_get("queue")?,
-        execute_at: row.try_get("execute_at")?,
-        options: row.try_get("options")?,
-        created_at: row.try_get("created_at")?,
-        rejected_at: row.try_get("rejected_at")?,
-        reason: row.try_get("reason")?,
-    })
+    Ok(RejectedRow { row: outbox_row(row)?, rejected_at: row.try_get("rejected_at")?, reason: row.try_get("reason")? })
 }
