@@ -20,7 +20,7 @@ const ID_TOLERANCE: TimeDelta = TimeDelta::days(1);
 /// Longest time for which a row that this version cannot read is left to runners of another one. A deploy takes less.
 const LEFT_AT_MOST: TimeDelta = TimeDelta::minutes(10);
 
-/// What became of a page of the outbox.
+/// Outcome for a page of the outbox.
 #[derive(Clone, Debug, Default)]
 pub struct OutboxPass {
     /// Number of rows that became jobs.

@@ -45,7 +45,7 @@ pub enum PreparedRow {
     Unfit(String),
 }
 
-/// What became of a page of rows.
+/// Outcome for a page of rows.
 #[derive(Clone, Debug, Default)]
 pub struct OutboxPage {
     /// The jobs that were accepted.
@@ -62,7 +62,7 @@ pub struct OutboxPage {
     pub next: Option<Uuid>,
 }
 
-/// What became of a row whose job has a unique key.
+/// Outcome for a row whose job has a unique key.
 #[derive(Clone, Debug)]
 pub enum KeyedRow {
     /// The job was accepted, or another job is the answer in its place.
