@@ -169,6 +169,35 @@ async fn what_cannot_become_a_job_is_kept_with_the_reason_and_runs_after_a_fix()
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_row_that_mysql_refuses_as_a_job_is_rejected_and_holds_up_no_other() {
+    let tickr = TestApp::start().await;
+    let mut app = tickr.mysql().await;
+    app.execute("ALTER TABLE jobs ADD CONSTRAINT no_poison CHECK (payload NOT LIKE '%poison%')").await.unwrap();
+    let ids: Vec<Uuid> = (0..5).map(|_| Uuid::now_v7()).collect();
+    let mut tx = app.begin().await.unwrap();
+    insert(&mut tx, ids[0], "noop", r#"{"pad":"poison"}"#).await;
+    insert_with(&mut tx, ids[1], "noop", json!({"unique_key": "u"})).await;
+    sqlx::query("UPDATE tickr_outbox SET payload = '{\"pad\":\"poison\"}' WHERE id = ?")
+        .bind(ids[1])
+        .execute(&mut *tx)
+        .await
+        .unwrap();
+    for id in &ids[2..] {
+        insert(&mut tx, *id, "noop", "{}").await;
+    }
+    tx.commit().await.unwrap();
+    for id in &ids[2..] {
+        until(&tickr, JobId::from_uuid(*id), State::Completed).await;
+    }
+    tickr.until_count("SELECT COUNT(*) FROM outbox_rejected", 2).await;
+    for row in tickr.get("/v1/outbox/rejected").await.body["data"].as_array().unwrap() {
+        assert!(row["reason"].as_str().unwrap().contains("MySQL refuses the job"), "{row:#}");
+    }
+    assert_eq!((tickr.count(WAITING).await, tickr.count("SELECT COUNT(*) FROM jobs").await), (0, 3));
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_transaction_that_stays_open_delays_no_other_row() {
     let tickr = TestApp::start().await;
     let (mut slow, mut quick) = (tickr.mysql().await, tickr.mysql().await);

@@ -408,6 +408,31 @@ async fn a_claim_takes_no_job_that_has_expired() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn an_expired_job_whose_row_cannot_be_read_holds_up_no_other() {
+    let test = TestStore::start().await;
+    let expires = || NewJob { expires: Some(Due::After(Duration::from_millis(1))), ..job() };
+    let jobs: Vec<NewJob> = (0..5).map(|_| expires()).collect();
+    let bad = jobs[0].id;
+    test.store.insert(jobs).await.unwrap();
+    let mut mysql = test.mysql().await;
+    let spoil = async |mysql: &mut MySqlConnection, kind: &str| {
+        sqlx::query("UPDATE owed SET kind = ? WHERE id = ?").bind(kind).bind(bad.uuid()).execute(mysql).await.unwrap();
+    };
+    spoil(&mut mysql, "NO KIND").await;
+    let expired = "SELECT COUNT(*) FROM job_expiries WHERE look_at <= UTC_TIMESTAMP(6)";
+    eventually("all have expired", || async { (test.count(expired).await == 5).then_some(()) }).await;
+    let runner = RunnerId::new_for_host("test");
+    assert_eq!(test.store.end_expired(&runner).await.unwrap().ended.len(), 4);
+    // It is left alone for a minute, and ends when it can be read again.
+    assert!(test.store.end_expired(&runner).await.unwrap().ended.is_empty());
+    assert_eq!(test.count(expired).await, 0);
+    spoil(&mut mysql, "noop").await;
+    sqlx::query("UPDATE job_expiries SET look_at = UTC_TIMESTAMP(3)").execute(&mut mysql).await.unwrap();
+    assert_eq!(test.store.end_expired(&runner).await.unwrap().ended.len(), 1);
+    test.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn two_runners_end_each_expired_job_once() {
     let test = TestStore::start().await;
     let expires = || NewJob { expires: Some(Due::After(Duration::from_millis(1))), ..job() };

@@ -17,7 +17,7 @@ use crate::rows::tallies::count;
 use crate::rows::unique_keys::release_key_of;
 use crate::sql::batches::in_list;
 use crate::sql::clock::read_clock;
-use crate::sql::connection::transact;
+use crate::sql::connection::{on_pool, transact};
 use crate::{Store, StoreError, StoreInner};
 use tickr_job::{JobId, Name, RunnerId, State, Timestamp, Verdict, floor_ms};
 
@@ -52,10 +52,61 @@ impl Store {
     /// # Errors
     /// When MySQL cannot be reached or refuses.
     pub async fn end_expired(&self, runner: &RunnerId) -> Result<ExpiredJobs, StoreError> {
+        let found: Vec<Uuid> = on_pool(&self.shared.pools.loops, "look for expired jobs", |conn, _| {
+            Box::pin(async move {
+                sqlx::query_scalar(
+                    "SELECT job_id FROM job_expiries FORCE INDEX (job_expiries_look) WHERE look_at <= UTC_TIMESTAMP(6) \
+                     ORDER BY look_at, job_id LIMIT ?",
+                )
+                .bind(i64::try_from(PAGE).unwrap_or(i64::MAX))
+                .fetch_all(conn)
+                .await
+            })
+        })
+        .await?;
+        let more = found.len() == PAGE;
+        match self.end_these(found.clone(), runner).await {
+            Ok(ended) => Ok(ExpiredJobs { more, ..ended }),
+            // One of the rows cannot be read or written. The others must not wait for it.
+            Err(error) if error.is_about_the_row() => {
+                let mut all = ExpiredJobs { more, ..ExpiredJobs::default() };
+                for id in found {
+                    match self.end_these(vec![id], runner).await {
+                        Ok(one) => {
+                            all.ended.extend(one.ended);
+                            all.released.extend(one.released);
+                        }
+                        Err(error) if error.is_about_the_row() => {
+                            tracing::error!(job = %JobId::from_uuid(id), %error, "cannot end an expired job, leaving it for a minute");
+                            self.look_later(id).await?;
+                        }
+                        Err(error) => return Err(error),
+                    }
+                }
+                Ok(all)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    async fn end_these(&self, found: Vec<Uuid>, runner: &RunnerId) -> Result<ExpiredJobs, StoreError> {
         let (shared, runner) = (self.shared.clone(), runner.clone());
         transact(&self.shared.pools.loops, "end expired jobs", move |conn, _| {
-            let (shared, runner) = (shared.clone(), runner.clone());
-            Box::pin(async move { end_page(conn, &shared, &runner).await })
+            let (shared, runner, found) = (shared.clone(), runner.clone(), found.clone());
+            Box::pin(async move { end_page(conn, &shared, &runner, &found).await })
+        })
+        .await
+    }
+
+    async fn look_later(&self, id: Uuid) -> Result<(), StoreError> {
+        on_pool(&self.shared.pools.loops, "leave an expired job for a minute", move |conn, _| {
+            Box::pin(async move {
+                sqlx::query("UPDATE job_expiries SET look_at = UTC_TIMESTAMP(3) + INTERVAL 1 MINUTE WHERE job_id = ?")
+                    .bind(id)
+                    .execute(conn)
+                    .await
+                    .map(drop)
+            })
         })
         .await
     }
@@ -65,32 +116,26 @@ async fn end_page(
     conn: &mut MySqlConnection,
     shared: &StoreInner,
     runner: &RunnerId,
+    found: &[Uuid],
 ) -> Result<ExpiredJobs, sqlx::Error> {
-    let found: Vec<Uuid> = sqlx::query_scalar(
-        "SELECT job_id FROM job_expiries FORCE INDEX (job_expiries_look) WHERE look_at <= UTC_TIMESTAMP(6) \
-         ORDER BY look_at, job_id LIMIT ?",
-    )
-    .bind(i64::try_from(PAGE).unwrap_or(i64::MAX))
-    .fetch_all(&mut *conn)
-    .await?;
     if found.is_empty() {
         return Ok(ExpiredJobs::default());
     }
     // The order keys come before any other row.
-    let (ordered, busy) = lock_free_keys_of(conn, &found).await?;
+    let (ordered, busy) = lock_free_keys_of(conn, found).await?;
     let free = found.iter().filter(|id| !busy.contains(id));
     let held = lock_free(conn, free.map(|id| JobId::from_uuid(*id))).await?;
     let now = read_clock(conn, &shared.clock).await?;
     // The locks may have waited for a settlement or for an operator's retry, so what is true is read now.
     let mut expiries: BTreeMap<Uuid, Option<Timestamp>> = BTreeMap::new();
-    for row in in_list("SELECT id, expires_at FROM owed FORCE INDEX (PRIMARY) WHERE id IN", &found, "")
+    for row in in_list("SELECT id, expires_at FROM owed FORCE INDEX (PRIMARY) WHERE id IN", found, "")
         .fetch_all(&mut *conn)
         .await?
     {
         expiries.insert(row.try_get("id")?, row.try_get("expires_at")?);
     }
     let mut page = Page::default();
-    for id in &found {
+    for id in found {
         match (expiries.get(id).copied(), held.get(&JobId::from_uuid(*id))) {
             // The job has ended, or an operator's retry has cleared its expiry.
             (None | Some(None), _) => page.done.push(*id),
@@ -127,7 +172,7 @@ async fn end_page(
         kind: owed.kind.clone(),
         queue: owed.queue.clone(),
     });
-    Ok(ExpiredJobs { ended: ended.collect(), released, more: found.len() == PAGE })
+    Ok(ExpiredJobs { ended: ended.collect(), released, more: false })
 }
 
 /// Jobs whose time to be looked at has come.

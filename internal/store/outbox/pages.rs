@@ -20,7 +20,7 @@ use crate::rows::jobs::{Accepted, accepted_at, mark_held, write_jobs};
 use crate::rows::owed::SKIP_LOCKED;
 use crate::sql::batches::{MAX_ROWS, in_list, statement};
 use crate::sql::clock::read_clock;
-use crate::sql::connection::{PriorRun, transact};
+use crate::sql::connection::{PriorRun, on_pool, transact};
 use crate::{Store, StoreError, StoreInner};
 use tickr_job::{NewJob, Producer, limits};
 
@@ -79,10 +79,60 @@ impl Store {
     /// # Errors
     /// When MySQL cannot be reached or refuses.
     pub async fn move_outbox_page(&self, after: Option<Uuid>, prepare: PrepareRow) -> Result<OutboxPage, StoreError> {
+        let rows = after.map_or(Rows::All, Rows::Behind);
+        match self.move_rows(rows, Arc::clone(&prepare)).await {
+            // MySQL refuses one of the rows. Only alone can it be told from the others, which must not wait for it.
+            Err(error) if error.is_about_the_row() => self.move_one_by_one(rows, prepare).await,
+            moved => moved,
+        }
+    }
+
+    async fn move_rows(&self, rows: Rows, prepare: PrepareRow) -> Result<OutboxPage, StoreError> {
         let shared = self.shared.clone();
         transact(&self.shared.pools.loops, "move rows of the outbox", move |conn, _| {
             let (shared, prepare) = (shared.clone(), Arc::clone(&prepare));
-            Box::pin(async move { move_page(conn, &shared, after, &prepare).await })
+            Box::pin(async move { move_page(conn, &shared, rows, &prepare).await })
+        })
+        .await
+    }
+
+    /// Move a page of rows, each in a transaction of its own, and reject those that MySQL refuses.
+    async fn move_one_by_one(&self, rows: Rows, prepare: PrepareRow) -> Result<OutboxPage, StoreError> {
+        let ids: Vec<Uuid> = on_pool(&self.shared.pools.loops, "read rows of the outbox", move |conn, _| {
+            Box::pin(async move {
+                let sql = format!("SELECT id FROM tickr_outbox WHERE id {} ? ORDER BY id LIMIT ?", rows.compares());
+                let found = statement(sql).bind(rows.id()).bind(ROWS).fetch_all(conn).await?;
+                found.iter().map(|row| row.try_get("id")).collect()
+            })
+        })
+        .await?;
+        let mut all =
+            OutboxPage { next: ids.last().copied().filter(|_| ids.len() as u32 == ROWS), ..Default::default() };
+        for id in ids {
+            match self.move_rows(Rows::Only(id), Arc::clone(&prepare)).await {
+                Ok(page) => {
+                    all.accepted.extend(page.accepted);
+                    all.keyed.extend(page.keyed);
+                    all.rejected.extend(page.rejected);
+                    all.repeated += page.repeated;
+                    all.left += page.left;
+                }
+                Err(error) if error.is_about_the_row() => {
+                    let reason = format!("MySQL refuses the job: {error}");
+                    self.reject_row(id, &reason).await?;
+                    all.rejected.push((id, reason));
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(all)
+    }
+
+    async fn reject_row(&self, row: Uuid, reason: &str) -> Result<(), StoreError> {
+        let reason = reason.to_owned();
+        transact(&self.shared.pools.loops, "reject a row of the outbox", move |conn, _| {
+            let reason = reason.clone();
+            Box::pin(async move { reject(conn, &[(row, reason)]).await })
         })
         .await
     }
@@ -111,20 +161,50 @@ impl Store {
                 insert_keyed(conn, &request, (None, &build), &shared, &memory, PriorRun::Nothing).await.map(Some)
             })
         });
-        match moved.await? {
+        let moved = match moved.await {
+            Err(error) if error.is_about_the_row() => {
+                let reason = format!("MySQL refuses the job: {error}");
+                self.reject_row(row, &reason).await?;
+                return Ok(KeyedRow::Rejected(reason));
+            }
+            moved => moved?,
+        };
+        match moved {
             None => Ok(KeyedRow::Repeated),
             Some(IdempotentOutcome::First { done: Some(receipts), .. }) => Ok(KeyedRow::Moved(receipts)),
             Some(IdempotentOutcome::Refused(taken)) => {
                 let reason = reason_of(&taken);
-                let said = reason.clone();
-                transact(&self.shared.pools.loops, "reject a row of the outbox", move |conn, _| {
-                    let said = said.clone();
-                    Box::pin(async move { reject(conn, &[(row, said)]).await })
-                })
-                .await?;
+                self.reject_row(row, &reason).await?;
                 Ok(KeyedRow::Rejected(reason))
             }
             Some(_) => Err(StoreError::corrupt(attempted, "a stored response without an idempotency key")),
+        }
+    }
+}
+
+/// The rows that one transaction looks at.
+#[derive(Clone, Copy)]
+enum Rows {
+    All,
+    /// Those behind this id.
+    Behind(Uuid),
+    /// This one.
+    Only(Uuid),
+}
+
+impl Rows {
+    const fn id(self) -> Uuid {
+        match self {
+            Self::All => Uuid::nil(),
+            Self::Behind(id) | Self::Only(id) => id,
+        }
+    }
+
+    const fn compares(self) -> &'static str {
+        match self {
+            Self::All => ">=",
+            Self::Behind(_) => ">",
+            Self::Only(_) => "=",
         }
     }
 }
@@ -139,15 +219,15 @@ fn reason_of(taken: &TakenKeys) -> String {
 async fn move_page(
     conn: &mut MySqlConnection,
     shared: &StoreInner,
-    after: Option<Uuid>,
+    rows: Rows,
     prepare: &PrepareRow,
 ) -> Result<OutboxPage, sqlx::Error> {
     let sql = format!(
         "SELECT id, LENGTH(payload) AS payload_bytes, COALESCE(LENGTH(options), 0) AS options_bytes FROM tickr_outbox \
          FORCE INDEX (PRIMARY) WHERE id {} ? ORDER BY id LIMIT ? FOR UPDATE{SKIP_LOCKED}",
-        if after.is_some() { ">" } else { ">=" }
+        rows.compares()
     );
-    let found = statement(sql).bind(after.unwrap_or_default()).bind(ROWS).fetch_all(&mut *conn).await?;
+    let found = statement(sql).bind(rows.id()).bind(ROWS).fetch_all(&mut *conn).await?;
     let mut page = OutboxPage::default();
     let (mut small, mut bytes): (Vec<Uuid>, usize) = (Vec::new(), 0);
     let mut last = None;
