@@ -1012,7 +1012,10 @@ mutants() {
     mutant 'rows that another session locks' internal/store/outbox/pages.rs \
         'FOR UPDATE{SKIP_LOCKED}"' 'FOR UPDATE{}"' \
         internal/store/outbox/pages.rs \
-        'if after.is_some() { ">" } else { ">=" }' 'if after.is_some() { ">" } else { ">=" }, if SKIP_LOCKED.is_empty() { "" } else { "" }' \
+        '        rows.compares()
+    );' '        rows.compares(),
+        if SKIP_LOCKED.is_empty() { "" } else { "" }
+    );' \
         outbox::a_transaction_that_stays_open_delays_no_other_row
     mutant 'rows for another version' internal/broker/outbox.rs \
         'if age < LEFT_AT_MOST && another_may_read' 'if age < -LEFT_AT_MOST && another_may_read' \
@@ -1031,6 +1034,14 @@ mutants() {
     mutant 'rejected rows in the janitor' internal/store/retention/forget.rs \
         'DELETE FROM outbox_rejected WHERE rejected_at <' 'DELETE FROM outbox_rejected WHERE rejected_at < 0 AND rejected_at <' \
         janitor::the_janitor_empties_its_tables_and_another_carries_on
+    mutant 'rows of the outbox one by one' internal/store/outbox/pages.rs \
+        'Err(error) if error.is_about_the_row() => self.move_one_by_one(rows, prepare).await,' \
+        'Err(error) if error.is_about_the_row() && error.is_transient() => self.move_one_by_one(rows, prepare).await,' \
+        outbox::a_row_that_mysql_refuses_as_a_job_is_rejected_and_holds_up_no_other
+    mutant 'expired jobs one by one' internal/store/jobs/expire.rs \
+        'let mut all = ExpiredJobs { more, ..ExpiredJobs::default() };' \
+        'let mut all = ExpiredJobs { more, ..ExpiredJobs::default() }; if !found.is_empty() { return Err(error); }' \
+        store::an_expired_job_whose_row_cannot_be_read_holds_up_no_other
     mutant 'check of follow-up jobs' internal/engine/executor.rs \
         'Err((verdict, error)) => return failed(settlement, verdict, error),' \
         'Err((verdict, error)) => drop((verdict, error)),' \
