@@ -147,9 +147,9 @@ async fn settings_are_followed_while_a_table_of_the_summary_is_locked() {
         println!("the other process knew after {} ms", took.as_millis());
         times.push(took);
     }
-    // With the summary alone each but the first would take ten seconds, the time limit of a wait for a table: its wait
-    // begins when the process has learned of the change before.
-    assert!(fastest(&times[1..]) < Duration::from_secs(6), "{times:?}");
+    // With the summary alone, a comparison waits ten seconds for the table, and the four together take about a minute.
+    // One of them may be quick, because a change can come just when a wait ends.
+    assert!(times.iter().sum::<Duration>() < Duration::from_secs(24), "{times:?}");
     operator.execute("UNLOCK TABLES").await.unwrap();
     tickr.stop().await;
 }
