@@ -123,7 +123,8 @@ pub use config::Config;
 pub use handlers::{Context, Failure, FollowUp, Handler, Kind, KindDefaults, Outcome, Output, Problem, Registry};
 #[doc(inline)]
 pub use job::{
-    AttemptToken, JobId, Name, OnConflict, OnFailure, RetryPolicy, State, Timestamp, TraceContext, UniqueUntil,
+    AttemptToken, BatchId, JobId, Name, OnConflict, OnFailure, OnParentFailure, RetryPolicy, State, Timestamp,
+    TraceContext, UniqueUntil,
 };
 #[doc(inline)]
 pub use store::MySqlConnection;

@@ -35,7 +35,7 @@ pub(crate) fn idempotency_key() -> Arg {
 
 /// Parameters of a filter, as flags: name in the API, flag, name of the value, help. `q` is a query that can express
 /// all the others.
-const FILTER: [(&str, &str, &str, &str); 18] = [
+const FILTER: [(&str, &str, &str, &str); 19] = [
     ("state", "state", "STATE", "Only jobs in this state"),
     ("kind", "kind", "NAME", "Only jobs of this kind"),
     ("queue", "queue", "NAME", "Only jobs of this queue"),
@@ -54,6 +54,7 @@ const FILTER: [(&str, &str, &str, &str); 18] = [
     ("unique_key", "unique-key", "KEY", "Only jobs with this unique key"),
     ("order_key", "order-key", "KEY", "Only jobs with this order key"),
     ("limit_key", "limit-key", "KEY", "Only jobs with this limit key"),
+    ("batch", "batch", "ID", "Only jobs that this batch counts"),
     ("host", "host", "HOST", "Only jobs that call this host, such as example.com or example.com:8443"),
     ("tag", "tag", "TAG", "Only jobs with this tag"),
     ("error", "error", "TEXT", "Only jobs whose last unsuccessful attempt has this text in its error"),

@@ -117,6 +117,22 @@ pub(crate) fn command() -> Command {
                 .value_parser(duration)
                 .value_delimiter(','),
         )
+        .arg(
+            text("after", "ID", "Wait until this job has completed; repeat it for several jobs")
+                .action(ArgAction::Append)
+                .conflicts_with("order-key"),
+        )
+        .arg(
+            text(
+                "on-parent-failure",
+                "WHAT",
+                "When a job of --after fails for good or is cancelled: cancel this one, run it nevertheless, or hold it until \
+                 the other one has been retried",
+            )
+            .value_parser(["cancel", "run", "hold"])
+            .requires("after"),
+        )
+        .arg(text("batch", "ID", "Add the job to this batch; see `tickr batches`"))
         .arg(text("limit-key", "KEY", "Limit key: limits count the jobs with the same one; see `tickr limits`"))
         .arg(client::idempotency_key())
         .arg(
@@ -149,6 +165,8 @@ pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
         ("order-key", "order_key"),
         ("on-failure", "on_failure"),
         ("limit-key", "limit_key"),
+        ("on-parent-failure", "on_parent_failure"),
+        ("batch", "batch"),
     ];
     for (flag, field) in texts {
         if let Some(value) = text(flag) {
@@ -159,6 +177,9 @@ pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
         if let Some(value) = matches.get_one::<u64>(flag) {
             job.insert(field.into(), (*value).into());
         }
+    }
+    if let Some(parents) = matches.get_many::<String>("after") {
+        job.insert("after".into(), parents.cloned().collect::<Vec<_>>().into());
     }
     if let Some(pointers) = matches.get_many::<String>("unique-field") {
         job.insert("unique_fields".into(), pointers.cloned().collect::<Vec<_>>().into());

@@ -13,6 +13,7 @@
 //! - `api_keys.rs`: list, create and revoke API keys
 //! - `limits.rs`: limits by key
 //! - `order_keys.rs`: the order keys that have jobs
+//! - `batches.rs`: jobs that belong together
 //! - `outbox.rs`: jobs that other programs request with a plain INSERT
 //! - `queues.rs`: list, pause, prioritise and limit queues
 //! - `runners.rs`: list, drain and resume runners
@@ -35,6 +36,7 @@ mod print;
 
 mod api_keys;
 #[cfg(feature = "bench")]
+mod batches;
 mod bench;
 mod check;
 mod client;
@@ -101,6 +103,7 @@ fn main() -> ExitCode {
             queues::command(),
             limits::command(),
             order_keys::command(),
+            batches::command(),
             outbox::command(),
             runners::command(),
             events::command(),
@@ -124,6 +127,7 @@ fn main() -> ExitCode {
         Some(("queues", matches)) => queues::run(matches),
         Some(("limits", matches)) => limits::run(matches),
         Some(("order-keys", matches)) => order_keys::run(matches),
+        Some(("batches", matches)) => batches::run(matches),
         Some(("outbox", matches)) => outbox::run(matches),
         Some(("runners", matches)) => runners::run(matches),
         Some(("events", matches)) => events::run(matches),

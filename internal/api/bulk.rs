@@ -190,7 +190,7 @@ pub(super) struct OperationView {
 }
 
 impl OperationView {
-    fn new(operation: &Operation, now: Timestamp) -> Self {
+    pub(super) fn new(operation: &Operation, now: Timestamp) -> Self {
         let seen = operation.done + operation.skipped + operation.failed;
         let until = operation.ended_at.unwrap_or(now);
         let seconds = operation.started_at.map(|since| (until - since).num_milliseconds().max(1) as f64 / 1_000.0);

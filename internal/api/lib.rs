@@ -24,6 +24,7 @@
 
 mod api_keys;
 mod audit;
+mod batches;
 mod bulk;
 mod dead_letters;
 mod events;
@@ -152,6 +153,7 @@ type Api = Arc<ApiParts>;
         (name = "limits", description = "Limit how many jobs with the same limit key run at once or start in a period"),
         (name = "order keys", description = "Jobs with the same order key run one at a time, in their order"),
         (name = "outbox", description = "Jobs that other programs request with a plain INSERT in their own transactions"),
+        (name = "batches", description = "Jobs that belong together, with callbacks when all have ended or one has failed"),
         (name = "queues", description = "Pause queues, set their priorities and limits"),
         (name = "schedules", description = "Enqueue jobs on a cron expression or at an interval"),
         (name = "dead letters", description = "Jobs that failed for good: read, replay, discard"),
@@ -195,6 +197,11 @@ fn routes() -> (Router<Api>, utoipa::openapi::OpenApi) {
         .routes(routes!(outbox::rejected))
         .routes(routes!(outbox::replay))
         .routes(routes!(outbox::discard))
+        .routes(routes!(batches::create, batches::list))
+        .routes(routes!(batches::show))
+        .routes(routes!(batches::close))
+        .routes(routes!(batches::cancel))
+        .routes(routes!(batches::retry))
         .routes(routes!(queues::list))
         .routes(routes!(queues::show, queues::change))
         .routes(routes!(queues::pause))

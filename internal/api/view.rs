@@ -10,8 +10,8 @@ use utoipa::ToSchema;
 use tickr_handlers::Kind as _;
 use tickr_handlers::http::{HttpCallback, exchange_of_success};
 use tickr_job::{
-    Attempt, DeadLetter, DeadLetterStatus, Exchange, ExchangeResponse, Job, JobId, NewJob, OnFailure, Progress,
-    RetryPolicy, RetryRequest, ScheduledBy, State, Timestamp, TraceContext, UniqueUntil, Verdict,
+    Attempt, DeadLetter, DeadLetterStatus, Exchange, ExchangeResponse, Job, JobId, NewJob, OnFailure, OnParentFailure,
+    Progress, RetryPolicy, RetryRequest, ScheduledBy, State, Timestamp, TraceContext, UniqueUntil, Verdict,
 };
 use tickr_store::Accepted;
 
@@ -146,11 +146,25 @@ pub(crate) struct JobView {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<OnFailureWord>)]
     pub(crate) on_failure: Option<OnFailure>,
-    /// True while the job waits for its turn: for a job in front of it with the same order key, or for a limit. Left out
-    /// otherwise, and in the response to an enqueue.
+    /// True while the job waits for its turn: for a job in front of it with the same order key, for a limit, or for its
+    /// parents. Left out otherwise, and in the response to an enqueue.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     #[schema(required = false)]
     pub(crate) held: bool,
+    /// Parents of the job: it waits or waited for their ends. Left out when there are none.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schema(required = false)]
+    pub(crate) after: Vec<String>,
+    /// What happens to the job when a parent does not complete. Left out without parents.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<OnParentFailureWord>)]
+    pub(crate) on_parent_failure: Option<OnParentFailure>,
+    /// Batch that counts the job. Left out when there is none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) batch: Option<String>,
+    /// Batch of which the job is a callback. Left out of other jobs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) callback_of: Option<String>,
     /// Schedule and tick that made the job. Left out of other jobs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) schedule: Option<ScheduledByView>,
@@ -211,6 +225,16 @@ pub(crate) struct JobView {
 pub(crate) enum OnFailureWord {
     Block,
     Skip,
+}
+
+/// What happens to a job when a parent does not complete.
+#[derive(ToSchema)]
+#[schema(rename_all = "snake_case")]
+#[expect(dead_code, reason = "only its schema is used; the value is the domain's own type")]
+pub(crate) enum OnParentFailureWord {
+    Cancel,
+    Run,
+    Hold,
 }
 
 /// The time at which a job gives up its unique key.
@@ -441,6 +465,10 @@ impl JobView {
             host: job.host.clone(),
             on_failure: job.options.order.as_ref().map(|order| order.on_failure),
             held: false,
+            after: job.options.after.iter().map(ToString::to_string).collect(),
+            on_parent_failure: Some(job.options.on_parent_failure).filter(|_| !job.options.after.is_empty()),
+            batch: job.options.batch.map(|id| id.to_string()),
+            callback_of: job.options.callback_of.map(|id| id.to_string()),
             schedule: job.options.schedule.clone().map(Into::into),
             tags: job.options.tags.iter().map(ToString::to_string).collect(),
             trace: job.options.trace.clone().map(Into::into),
@@ -489,6 +517,10 @@ impl JobView {
             limit_key: job.options.limit_key,
             host: job.host,
             held: job.held,
+            on_parent_failure: Some(job.options.on_parent_failure).filter(|_| !job.options.after.is_empty()),
+            after: job.options.after.iter().map(ToString::to_string).collect(),
+            batch: job.options.batch.map(|id| id.to_string()),
+            callback_of: job.options.callback_of.map(|id| id.to_string()),
             schedule: job.options.schedule.map(Into::into),
             tags: job.options.tags.iter().map(ToString::to_string).collect(),
             trace: job.options.trace.map(Into::into),

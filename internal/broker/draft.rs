@@ -7,8 +7,8 @@ use serde_json::value::RawValue;
 use crate::unique_fields::{MAX_UNIQUE_FIELDS, unique_key_from};
 use tickr_handlers::{Checked, Panicked, Problem, Registered, Registry};
 use tickr_job::{
-    Due, JobId, JobOptions, Name, NewJob, OnConflict, OnFailure, Order, Priority, RetryRequest, Tag, TraceContext,
-    UniqueUntil, limits,
+    BatchId, Due, JobId, JobOptions, Name, NewJob, OnConflict, OnFailure, OnParentFailure, Order, Priority,
+    RetryRequest, Tag, TraceContext, UniqueUntil, limits,
 };
 
 /// Request for a job. Everything except the kind and the payload is optional.
@@ -52,6 +52,12 @@ pub struct Draft {
     pub limit_key: Option<String>,
     /// What the final failure of the job does to the jobs behind it. Only together with an order key.
     pub on_failure: Option<OnFailure>,
+    /// Parents: the job waits until all of them have ended.
+    pub after: Vec<JobId>,
+    /// What happens to the job when a parent does not complete. Only together with parents.
+    pub on_parent_failure: Option<OnParentFailure>,
+    /// Batch that counts the job.
+    pub batch: Option<BatchId>,
     /// Words by which the job can be found, at most ten.
     pub tags: Vec<String>,
     /// Trace that the attempts of the job continue.
@@ -81,6 +87,9 @@ impl Draft {
             order_key: None,
             limit_key: None,
             on_failure: None,
+            after: Vec::new(),
+            on_parent_failure: None,
+            batch: None,
             tags: Vec::new(),
             trace: None,
         }
@@ -212,6 +221,16 @@ impl Draft {
         if self.on_failure.is_some() && self.order_key.is_none() {
             wrong("/on_failure", "may only be given together with order_key".to_owned());
         }
+        if self.after.len() > limits::MAX_PARENTS {
+            wrong("/after", format!("must be at most {}", limits::MAX_PARENTS));
+        }
+        if self.on_parent_failure.is_some() && self.after.is_empty() {
+            wrong("/on_parent_failure", "may only be given together with after".to_owned());
+        }
+        if !self.after.is_empty() && self.order_key.is_some() {
+            let why = "may not be given together with order_key: a job that waits for its parents would block its key";
+            wrong("/after", why.to_owned());
+        }
         if self.tags.len() > limits::MAX_TAGS {
             wrong("/tags", format!("must be at most {}", limits::MAX_TAGS));
         }
@@ -241,6 +260,12 @@ impl Draft {
                 Invalid::Job { problems: vec![Problem::at(format!("/unique_fields/{place}"), detail)] }
             })?);
         }
+        let mut after: Vec<JobId> = Vec::with_capacity(self.after.len());
+        for parent in self.after {
+            if !after.contains(&parent) {
+                after.push(parent);
+            }
+        }
         Ok(NewJob {
             id: JobId::new(),
             kind: kind.name().clone(),
@@ -262,6 +287,9 @@ impl Draft {
                 unique_for_ms: self.unique_for_ms,
                 max_wait_ms: self.max_wait_ms,
                 limit_key: self.limit_key,
+                after,
+                on_parent_failure: self.on_parent_failure.unwrap_or_default(),
+                batch: self.batch,
                 order: self.order_key.map(|key| Order { key, on_failure: self.on_failure.unwrap_or_default() }),
                 ..JobOptions::default()
             },

@@ -8,6 +8,7 @@
 //! - `draft.rs`: a job as the caller describes it, and its checks.
 //! - `idempotency.rs`: idempotency keys and digests of requests.
 //! - `hints.rs`: the background task that sends hints to the index.
+//! - `batches.rs`: batches of jobs.
 //! - `outbox.rs`: moves jobs from the outbox.
 //! - `queues.rs`: changes of queues.
 //! - `schedules.rs`: changes and ticks of schedules.
@@ -16,6 +17,7 @@
 //! - `unique_fields.rs`: unique keys that are made from fields of the payload.
 //! - `watches.rs`: the jobs that clients of this process watch.
 
+mod batches;
 mod cluster_events;
 mod draft;
 mod hints;
@@ -52,8 +54,8 @@ use tickr_index::{Entry, Health, Index, Lane};
 use tickr_job::{Actor, JobId, JobOptions, Name, NewJob, Producer, State};
 use tickr_store::{
     Accepted, ActionOutcome, BatchOutcome, Change, ChangeCondition, ChangeOutcome, DueJob, EnqueueOutcome,
-    EnqueueReceipts, EnqueuedJob, IdempotentOutcome, IdempotentRequest, JobAction, KeyHolder, Original, Refusal,
-    Remake, ResponseBuilder, Store, StoreError, TakenKeys, UpdatedJob,
+    EnqueueReceipts, EnqueueRefusal, EnqueuedJob, IdempotentOutcome, IdempotentRequest, JobAction, KeyHolder,
+    LinkProblem, Original, Refusal, Remake, ResponseBuilder, Store, StoreError, UpdatedJob,
 };
 use tickr_telemetry::Meters;
 
@@ -81,6 +83,8 @@ pub enum Enqueued {
     /// Nothing was written. This unfinished job of the same kind has the same unique key, and the request does not
     /// accept that.
     KeyConflict(KeyHolder),
+    /// Nothing was written. The job cannot have a parent or the batch that it names.
+    LinkRefused(LinkProblem),
 }
 
 impl Broker {
@@ -128,30 +132,36 @@ impl Broker {
                 EnqueuedJob::New(accepted) => Enqueued::Accepted(accepted),
                 EnqueuedJob::Existing(holder) => Enqueued::Existing(holder),
             }),
-            EnqueueOutcome::KeyConflict(mut taken) => taken.pop().map(|(_, holder)| Enqueued::KeyConflict(holder)),
+            EnqueueOutcome::Refused(EnqueueRefusal::KeysTaken(mut taken)) => {
+                taken.pop().map(|(_, holder)| Enqueued::KeyConflict(holder))
+            }
+            EnqueueOutcome::Refused(EnqueueRefusal::Links(mut problems)) => {
+                problems.pop().map(|(_, problem)| Enqueued::LinkRefused(problem))
+            }
         };
         first.ok_or_else(|| StoreError::corrupt("enqueue a job", "the store returned no receipt"))
     }
 
-    /// Accept jobs without unique keys: all or none, in this order. They are durable when this returns.
+    /// Accept jobs without unique keys, parents and batches: all or none, in this order. They are durable when this
+    /// returns.
     ///
     /// # Errors
     /// When MySQL cannot be reached, is overloaded or refuses.
     pub async fn enqueue_all(&self, jobs: Vec<NewJob>) -> Result<Vec<Accepted>, StoreError> {
-        debug_assert!(jobs.iter().all(|job| job.unique_key.is_none()), "jobs with unique keys go to enqueue_unique");
+        debug_assert!(!jobs.iter().any(is_keyed), "jobs with unique keys, parents or batches go to enqueue_unique");
         let accepted = self.store.insert(jobs).await?;
         self.announce(&accepted);
         Ok(accepted)
     }
 
-    /// Accept jobs that may have unique keys: all or none, in this order. They are durable when this returns. If an
+    /// Accept jobs that may have unique keys, parents or batches: all or none, in this order. They are durable when this returns. If an
     /// unfinished job already has one of the unique keys, the `on_conflict` of the new job decides, which shows
     /// and replaces only jobs that the producer may reach. If it refuses one of the jobs, nothing is written.
     ///
     /// # Errors
     /// When MySQL cannot be reached, is overloaded or refuses.
     pub async fn enqueue_unique(&self, producer: &Producer, jobs: Vec<NewJob>) -> Result<EnqueueOutcome, StoreError> {
-        let keyed = if jobs.iter().any(|job| job.unique_key.is_some()) {
+        let keyed = if jobs.iter().any(is_keyed) {
             self.store.insert_unique(producer.clone(), jobs).await?
         } else {
             EnqueueOutcome::Accepted(EnqueueReceipts::new(self.store.insert(jobs).await?))
@@ -174,14 +184,14 @@ impl Broker {
         jobs: Vec<NewJob>,
         idempotent: Option<IdempotentRequest>,
         build: ResponseBuilder<EnqueueReceipts>,
-    ) -> Result<IdempotentOutcome<EnqueueReceipts, TakenKeys>, StoreError> {
+    ) -> Result<IdempotentOutcome<EnqueueReceipts, EnqueueRefusal>, StoreError> {
         let Some(idempotent) = idempotent else {
             return Ok(match self.enqueue_unique(producer, jobs).await? {
                 EnqueueOutcome::Accepted(receipts) => {
                     let answer = build(&receipts);
                     IdempotentOutcome::First { done: Some(receipts), answer }
                 }
-                EnqueueOutcome::KeyConflict(taken) => IdempotentOutcome::Refused(taken),
+                EnqueueOutcome::Refused(refusal) => IdempotentOutcome::Refused(refusal),
             });
         };
         let outcome = self.store.insert_idempotent(producer.clone(), jobs, idempotent, build).await?;
@@ -439,6 +449,11 @@ impl Broker {
     }
 }
 
+/// Return whether the job is accepted in a transaction of its own, which may refuse it.
+fn is_keyed(job: &NewJob) -> bool {
+    job.unique_key.is_some() || job.options.has_links()
+}
+
 fn remake(registry: &Registry, original: &Original, payload: Option<Box<RawValue>>) -> Result<NewJob, Invalid> {
     let payload = payload.unwrap_or_else(|| original.payload.clone());
     // The draft checks the kind and the payload. All other values were checked when the original was accepted, and stay
@@ -449,7 +464,14 @@ fn remake(registry: &Registry, original: &Original, payload: Option<Box<RawValue
     job.max_attempts = original.max_attempts;
     job.unique_key = original.unique_key.clone();
     // The new job does not count as a second job of the tick that made the original.
-    job.options = JobOptions { replay_of: Some(original.id), schedule: None, ..original.options.clone() };
+    // It does not count in the batch of the original, which may have ended, and does not wait for parents again.
+    job.options = JobOptions {
+        replay_of: Some(original.id),
+        schedule: None,
+        after: Vec::new(),
+        batch: None,
+        ..original.options.clone()
+    };
     Ok(job)
 }
 

@@ -11,7 +11,10 @@ use uuid::Uuid;
 use crate::Broker;
 use crate::draft::Draft;
 use tickr_handlers::{Registered, Registry};
-use tickr_job::{Due, JobId, NewJob, OnConflict, OnFailure, RetryRequest, Timestamp, TraceContext, UniqueUntil};
+use tickr_job::{
+    BatchId, Due, JobId, NewJob, OnConflict, OnFailure, OnParentFailure, RetryRequest, Timestamp, TraceContext,
+    UniqueUntil,
+};
 use tickr_store::{EnqueuedJob, KeyedRow, OutboxRow, PrepareRow, PreparedRow, Reader, StoreError};
 
 /// Longest time between the time in the id of a row and its insertion.
@@ -51,6 +54,9 @@ struct RowOptions {
     order_key: Option<String>,
     limit_key: Option<String>,
     on_failure: Option<OnFailure>,
+    after: Vec<JobId>,
+    on_parent_failure: Option<OnParentFailure>,
+    batch: Option<BatchId>,
     tags: Vec<String>,
     trace: Option<RowTrace>,
 }
@@ -101,6 +107,9 @@ fn prepare(registry: &Registry, row: OutboxRow) -> Result<NewJob, String> {
         order_key: options.order_key,
         limit_key: options.limit_key,
         on_failure: options.on_failure,
+        after: options.after,
+        on_parent_failure: options.on_parent_failure,
+        batch: options.batch,
         tags: options.tags,
         trace: options.trace.and_then(|trace| TraceContext::parse(&trace.traceparent, trace.tracestate.as_deref())),
         ..Draft::new(row.kind, payload)

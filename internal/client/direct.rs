@@ -11,7 +11,9 @@ use super::{Conflict, Enqueued, Error};
 use tickr_broker::{Broker, IdempotencyKey};
 use tickr_handlers::Problem;
 use tickr_job::{JobId, NewJob, Producer, TraceContext, limits};
-use tickr_store::{Answer, EnqueueReceipts, EnqueuedJob, IdempotentOutcome, IdempotentRequest, KeyHolder};
+use tickr_store::{
+    Answer, EnqueueReceipts, EnqueueRefusal, EnqueuedJob, IdempotentOutcome, IdempotentRequest, KeyHolder, LinkProblem,
+};
 
 /// The caller of every client in Rust, for idempotency keys. They are apart from those of the API.
 const CALLER: &[u8] = b"tickr::Client";
@@ -56,7 +58,8 @@ pub(super) async fn enqueue(
     match outcome.map_err(|e| Error::from_store(ATTEMPTED, &e))? {
         IdempotentOutcome::First { answer, .. } => read_stored_answer(&answer, false),
         IdempotentOutcome::Replayed(answer) => read_stored_answer(&answer, true),
-        IdempotentOutcome::Refused(holders) => Err(key_conflict(&holders)),
+        IdempotentOutcome::Refused(EnqueueRefusal::KeysTaken(holders)) => Err(key_conflict(&holders)),
+        IdempotentOutcome::Refused(EnqueueRefusal::Links(problems)) => Err(links_refused(&problems, shape)),
         IdempotentOutcome::Conflict => Err(Error::Conflict(Conflict::IdempotencyKey)),
         IdempotentOutcome::Busy => Err(Error::Conflict(Conflict::InProgress)),
     }
@@ -121,6 +124,18 @@ fn key_conflict(holders: &[(usize, KeyHolder)]) -> Error {
         state: Some(holder.state),
     });
     Error::Conflict(conflict)
+}
+
+fn links_refused(problems: &[(usize, LinkProblem)], shape: RequestShape) -> Error {
+    let problems = problems.iter().take(MAX_PROBLEMS).map(|(place, problem)| {
+        let field = if matches!(problem, LinkProblem::UnknownParent(_)) { "after" } else { "batch" };
+        Problem::at(format!("{}/{field}", shape.prefix(*place)), problem.to_string())
+    });
+    Error::Refused {
+        detail: "a parent or the batch does not exist, or the batch has ended".to_owned(),
+        problems: problems.collect(),
+        source: None,
+    }
 }
 
 /// The answer for one job, as it is stored for a repetition.

@@ -9,7 +9,7 @@ use serde_json::value::RawValue;
 use super::options::{Options, payload_json};
 use super::{Client, Enqueued, Error};
 use tickr_handlers::{Kind, Problem};
-use tickr_job::{Due, JobId, OnConflict, OnFailure, RetryPolicy, Timestamp, UniqueUntil};
+use tickr_job::{BatchId, Due, JobId, OnConflict, OnFailure, OnParentFailure, RetryPolicy, Timestamp, UniqueUntil};
 use tickr_store::MySqlConnection;
 
 /// A job that is about to be enqueued. Set its options, then `await` it.
@@ -109,6 +109,25 @@ macro_rules! shared_options {
             /// blocks them. Only together with an order key.
             pub fn on_failure(mut self, action: OnFailure) -> Self {
                 self.options.on_failure = Some(action);
+                self
+            }
+
+            /// Let the job wait until these jobs, its parents, have ended. At most 100. A repeated call adds parents.
+            pub fn after(mut self, parents: impl IntoIterator<Item = JobId>) -> Self {
+                self.options.after.extend(parents);
+                self
+            }
+
+            /// Set what happens to the job when a parent fails for good or is cancelled. Default: it is cancelled. Only
+            /// together with parents.
+            pub fn on_parent_failure(mut self, action: OnParentFailure) -> Self {
+                self.options.on_parent_failure = Some(action);
+                self
+            }
+
+            /// Add the job to a batch, which must not have ended.
+            pub fn batch(mut self, batch: BatchId) -> Self {
+                self.options.batch = Some(batch);
                 self
             }
 

@@ -9,7 +9,10 @@ use serde_json::{Map, Value, json};
 use super::Error;
 use tickr_broker::Draft;
 use tickr_handlers::{Kind, Problem};
-use tickr_job::{Due, JobId, OnConflict, OnFailure, RetryRequest, Timestamp, TraceContext, UniqueUntil, limits};
+use tickr_job::{
+    BatchId, Due, JobId, OnConflict, OnFailure, OnParentFailure, RetryRequest, Timestamp, TraceContext, UniqueUntil,
+    limits,
+};
 use tickr_store::NewOutboxRow;
 
 /// The options of a job. Those that are not set have the defaults of the kind.
@@ -31,6 +34,9 @@ pub(super) struct Options {
     pub(super) order_key: Option<String>,
     pub(super) limit_key: Option<String>,
     pub(super) on_failure: Option<OnFailure>,
+    pub(super) after: Vec<JobId>,
+    pub(super) on_parent_failure: Option<OnParentFailure>,
+    pub(super) batch: Option<BatchId>,
     pub(super) tags: Vec<String>,
     pub(super) idempotency_key: Option<String>,
 }
@@ -54,6 +60,9 @@ impl Default for Options {
             order_key: None,
             limit_key: None,
             on_failure: None,
+            after: Vec::new(),
+            on_parent_failure: None,
+            batch: None,
             tags: Vec::new(),
             idempotency_key: None,
         }
@@ -102,6 +111,12 @@ pub(super) struct Body {
     #[serde(skip_serializing_if = "Option::is_none")]
     on_failure: Option<OnFailure>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
+    after: Vec<JobId>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    on_parent_failure: Option<OnParentFailure>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    batch: Option<BatchId>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     tags: Vec<String>,
 }
 
@@ -131,6 +146,9 @@ impl Options {
             order_key: self.order_key.clone(),
             limit_key: self.limit_key.clone(),
             on_failure: self.on_failure,
+            after: self.after.clone(),
+            on_parent_failure: self.on_parent_failure,
+            batch: self.batch,
             tags: self.tags.clone(),
         }
     }
@@ -159,6 +177,9 @@ impl Body {
             order_key: self.order_key.clone(),
             limit_key: self.limit_key.clone(),
             on_failure: self.on_failure,
+            after: self.after.clone(),
+            on_parent_failure: self.on_parent_failure,
+            batch: self.batch,
             tags: self.tags.clone(),
             trace: trace.cloned(),
         }

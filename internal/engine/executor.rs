@@ -454,7 +454,7 @@ fn judge(
                 let most = limits::MAX_RESULT_BYTES;
                 return failed(settlement, Verdict::Rejected, format!("the result is larger than {most} bytes"));
             }
-            match follow_ups.into_iter().map(|job| prepare(shared, job, trace)).collect() {
+            match follow_ups.into_iter().map(|job| prepare(shared, claimed, job, trace)).collect() {
                 Ok(jobs) => settlement.follow_ups = jobs,
                 Err((verdict, error)) => return failed(settlement, verdict, error),
             }
@@ -491,6 +491,7 @@ fn judge(
 /// Build the job of a follow-up. If it is not valid, return the verdict of the attempt that asked for it.
 fn prepare(
     shared: &EngineState,
+    claimed: &Claimed,
     follow_up: FollowUp,
     trace: Option<&TraceContext>,
 ) -> Result<NewJob, (Verdict, String)> {
@@ -506,6 +507,7 @@ fn prepare(
         order_key: options.order_key,
         on_failure: options.on_failure,
         limit_key: options.limit_key,
+        batch: claimed.options.batch.filter(|_| options.in_batch),
         tags: options.tags,
         trace: trace.cloned(),
         ..Draft::new(kind, payload)

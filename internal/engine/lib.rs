@@ -35,6 +35,8 @@
 //! - `reconciler.rs`: repairs and rebuilds the index from MySQL.
 //! - `expiry.rs`: ends jobs that did not start before their expiry.
 //! - `outbox.rs`: moves jobs from the outbox.
+//! - `dependencies.rs`: lets jobs run whose parents have ended.
+//! - `batches.rs`: counts the jobs of batches, and starts the callbacks.
 //! - `bulk_runner.rs`: carries out bulk operations.
 //! - `janitor.rs`: removes rows whose retention has ended.
 //! - `reports.rs`: the part of the janitor that removes report files.
@@ -46,8 +48,10 @@
 mod alarm;
 mod alerts;
 mod attempt_metrics;
+mod batches;
 mod bulk_runner;
 mod child;
+mod dependencies;
 mod executor;
 mod expiry;
 mod fetcher;
@@ -277,6 +281,8 @@ impl Engine {
         });
         keep_running(&looping, &shared, "janitor", janitor::run_until_stopped);
         keep_running(&looping, &shared, "outbox", outbox::move_until_stopped);
+        keep_running(&looping, &shared, "dependencies", dependencies::tell_until_stopped);
+        keep_running(&looping, &shared, "batches", batches::count_until_stopped);
         keep_running(&looping, &shared, "bulk runner", bulk_runner::run_until_stopped);
         keep_running(&looping, &shared, "alerts", alerts::run_until_stopped);
         keep_running(&looping, &shared, "cancels", live::forward_cancels);

@@ -110,6 +110,8 @@ pub struct FollowUpOptions {
     pub on_failure: Option<OnFailure>,
     /// Limit key.
     pub limit_key: Option<String>,
+    /// True if the batch of the job that ends counts the follow-up job as well.
+    pub in_batch: bool,
     /// Tags.
     pub tags: Vec<String>,
 }
@@ -127,6 +129,7 @@ impl Default for FollowUpOptions {
             order_key: None,
             on_failure: None,
             limit_key: None,
+            in_batch: false,
             tags: Vec::new(),
         }
     }
@@ -141,6 +144,14 @@ impl FollowUp {
         let payload = to_raw_value(payload)
             .map_err(|e| Failure::reject(format!("write the payload of the follow-up {} job: {e}", P::NAME)))?;
         Ok(Self { kind: P::NAME, payload, options: FollowUpOptions::default() })
+    }
+
+    /// Add the job to the batch of the job that ends, so that the batch does not end before it. Without a batch, this
+    /// changes nothing.
+    #[must_use]
+    pub const fn in_batch(mut self) -> Self {
+        self.options.in_batch = true;
+        self
     }
 
     /// Set the queue. Default: `default`.

@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use super::{DeadLetterStatus, Fingerprint, JobId, Name, State, Tag, Timestamp};
+use super::{BatchId, DeadLetterStatus, Fingerprint, JobId, Name, State, Tag, Timestamp};
 
 /// Conditions that select jobs. A job matches if all given conditions hold; an empty filter matches every job.
 ///
@@ -56,6 +56,9 @@ pub struct Filter {
     /// Only jobs with this limit key, compared byte for byte.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub limit_key: Option<String>,
+    /// Only jobs that this batch counts.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub batch: Option<BatchId>,
     /// Only jobs that call this host, compared byte for byte.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub host: Option<String>,

@@ -50,6 +50,47 @@ impl FromStr for JobId {
     }
 }
 
+/// The id of a batch: a UUIDv7, so that ids sort by creation time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct BatchId(Uuid);
+
+impl BatchId {
+    /// Return a new id that sorts after all earlier ids of this process.
+    #[must_use]
+    #[expect(clippy::new_without_default, reason = "every call gives another id, which Default does not suggest")]
+    pub fn new() -> Self {
+        Self(Uuid::now_v7())
+    }
+
+    /// Wrap a UUID read from the store.
+    #[must_use]
+    pub const fn from_uuid(uuid: Uuid) -> Self {
+        Self(uuid)
+    }
+
+    /// Return the plain UUID, for the store and the wire.
+    #[must_use]
+    pub const fn uuid(self) -> Uuid {
+        self.0
+    }
+}
+
+impl fmt::Display for BatchId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.hyphenated().fmt(f)
+    }
+}
+
+impl FromStr for BatchId {
+    type Err = uuid::Error;
+
+    /// Parse only the hyphenated form that tickr itself prints, so that one batch has one URL.
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        Ok(Self(text.parse::<uuid::fmt::Hyphenated>()?.into_uuid()))
+    }
+}
+
 /// Return the smallest job id of a moment, by the clock of the process that makes ids. A scan of ids by age begins or
 /// ends here.
 #[must_use]

@@ -9,7 +9,7 @@
 //! - `histogram`: [`Histogram`], counts of durations
 //! - `history`: [`Tally`], [`SlotWidth`] and [`Span`], counts per time slot for charts
 //! - `hours`: [`Hours`], a part of the day in UTC
-//! - `id`: [`JobId`], [`AttemptToken`] and [`RunnerId`]
+//! - `id`: [`JobId`], [`BatchId`], [`AttemptToken`] and [`RunnerId`]
 //! - `limit`: [`Limit`], the bounds of jobs with the same limit key
 //! - `dead_letter`: [`DeadLetter`], the data of a job that failed for good
 //! - `name`: [`Name`], the syntax of queue and kind names
@@ -72,7 +72,7 @@ pub use fingerprint::{Fingerprint, InvalidFingerprint, normalise};
 pub use histogram::{Histogram, InvalidHistogram};
 pub use history::{Point, Series, SlotWidth, Span, Tally, Window};
 pub use hours::Hours;
-pub use id::{AttemptToken, JobId, RunnerId, first_id_of};
+pub use id::{AttemptToken, BatchId, JobId, RunnerId, first_id_of};
 pub use limit::{Bounds, Breaker, CallOutcome, CountedBy, Limit, Rate, SharedBy};
 pub use name::{InvalidName, Name};
 pub use operation::{Action, Among, NewOperation, Operation, OperationParams, OperationState};
@@ -85,7 +85,9 @@ pub use schedule::{
     SkipCause, Template, TemplateOptions, TickDecision, UnknownZone, WrongField, Zone, plan,
 };
 pub use scope::Scope;
-pub use spec::{BatchPlace, Due, JobOptions, NewJob, OnConflict, OnFailure, Order, Priority, UniqueUntil, limits};
+pub use spec::{
+    BatchPlace, Due, JobOptions, NewJob, OnConflict, OnFailure, OnParentFailure, Order, Priority, UniqueUntil, limits,
+};
 pub use state::{Refused, State, StateInput, next};
 pub use tag::{InvalidTag, Tag};
 pub use time::{Timestamp, ceil_ms, floor_ms};

@@ -32,7 +32,7 @@ impl fmt::Display for QueryError {
 }
 
 /// The fields of a filter, for help texts.
-pub const FIELDS: &str = "state kind queue schedule created due finished unique_key order limit host tag error group dead_letter id payload.<path>";
+pub const FIELDS: &str = "state kind queue schedule created due finished unique_key order limit batch host tag error group dead_letter id payload.<path>";
 
 /// Add the conditions in `text` to `filter`. Spans count from `now`.
 ///
@@ -151,6 +151,7 @@ pub fn put(filter: &mut Filter, field: &str, value: &str) -> Result<(), String> 
             once(&mut filter.limit_key, value.to_owned())
         }
         "limit" | "limit_key" => Err(format!("a limit key has at most {} bytes", super::limits::MAX_KEY_BYTES)),
+        "batch" => once(&mut filter.batch, value.parse().map_err(|_| "is not the id of a batch".to_owned())?),
         "host" if value.len() <= super::limits::MAX_KEY_BYTES => once(&mut filter.host, value.to_owned()),
         "host" => Err(format!("a host has at most {} bytes", super::limits::MAX_KEY_BYTES)),
         "tag" => {

@@ -6,7 +6,7 @@ use chrono::TimeDelta;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
-use super::{Actor, JobId, Name, RetryPolicy, ScheduledBy, Tag, Timestamp, TraceContext, ceil_ms};
+use super::{Actor, BatchId, JobId, Name, RetryPolicy, ScheduledBy, Tag, Timestamp, TraceContext, ceil_ms};
 
 /// The limits of one job. The API names the limit that a request exceeds.
 pub mod limits {
@@ -28,6 +28,10 @@ pub mod limits {
     pub const MAX_REASON: usize = 500;
     /// Maximum number of tags of one job.
     pub const MAX_TAGS: usize = 10;
+    /// Maximum number of parents of one job.
+    pub const MAX_PARENTS: usize = 100;
+    /// Maximum length of the name of a batch, in characters.
+    pub const MAX_BATCH_NAME: usize = 200;
     /// Maximum number of follow-up jobs of one job.
     pub const MAX_FOLLOW_UPS: usize = 1_000;
     /// Maximum length of the error text stored with an attempt, in bytes.
@@ -171,6 +175,43 @@ pub struct JobOptions {
     /// No attempt of the job starts at this time or later. Set by the store.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub expires_at: Option<Timestamp>,
+    /// The parents of the job: it waits until all of them have ended. Each once, in the order of the request.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub after: Vec<JobId>,
+    /// What happens to the job when a parent does not complete.
+    #[serde(skip_serializing_if = "OnParentFailure::is_default")]
+    pub on_parent_failure: OnParentFailure,
+    /// The batch that counts the job.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub batch: Option<BatchId>,
+    /// The batch of which the job is a callback.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub callback_of: Option<BatchId>,
+}
+
+/// What happens to a job when one of its parents fails for good or is cancelled.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OnParentFailure {
+    /// The job is cancelled.
+    #[default]
+    Cancel,
+    /// The job runs as if the parent had completed.
+    Run,
+    /// The job waits until an operator has retried the parent and it has completed.
+    Hold,
+}
+words!(OnParentFailure {
+    Cancel => "cancel",
+    Run => "run",
+    Hold => "hold",
+});
+
+impl OnParentFailure {
+    #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+    fn is_default(&self) -> bool {
+        *self == Self::default()
+    }
 }
 
 /// The time at which a job gives up its unique key.
@@ -224,6 +265,12 @@ impl JobOptions {
             serde_json::from_value(value).ok()
         };
         serde_json::from_str(text).ok().or_else(without_retry).unwrap_or_default()
+    }
+
+    /// Return true if the job waits for other jobs or belongs to a batch.
+    #[must_use]
+    pub fn has_links(&self) -> bool {
+        !self.after.is_empty() || self.batch.is_some()
     }
 
     /// Return true if all options have the defaults of the kind.

@@ -64,5 +64,6 @@ mod tests {
         check(&Overlap::ALL, Overlap::from_word);
         check(&Dst::ALL, Dst::from_word);
         check(&SharedBy::ALL, SharedBy::from_word);
+        check(&OnParentFailure::ALL, OnParentFailure::from_word);
     }
 }

@@ -7,6 +7,7 @@ use std::time::Duration;
 use sqlx::{MySqlConnection, Row};
 
 use crate::rows::jobs::{Accepted, insert_owed};
+use crate::rows::links::NewLinks;
 use crate::sql::clock::read_clock;
 use crate::sql::connection::{PriorRun, on_pool, transact};
 use crate::sql::error::{Fault, again, fault};
@@ -99,6 +100,6 @@ async fn send_alert(
         .execute(&mut *conn)
         .await?;
     let job = message(told);
-    let accepted = insert_owed(conn, &[&job], &shared.clock, PriorRun::Nothing).await?.pop();
+    let accepted = insert_owed(conn, &[&job], &NewLinks::default(), &shared.clock, PriorRun::Nothing).await?.pop();
     Ok(accepted.map(|accepted| (told, accepted)))
 }

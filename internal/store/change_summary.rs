@@ -30,6 +30,10 @@ pub struct ChangeSummary {
     pub expired: bool,
     /// The outbox has rows and no leader, or rows that its leader has left for some seconds.
     pub outbox_waits: bool,
+    /// Parents have ended whose children are not told yet.
+    pub children_wait: bool,
+    /// The counts of batches have changed, or the cancel of one is under way.
+    pub batches_changed: bool,
     /// No runner carries out some bulk operation.
     pub operation_is_free: bool,
     /// Due time of the first tick among the schedules of the runner's kinds.
@@ -59,6 +63,8 @@ impl Store {
                      EXISTS (SELECT 1 FROM (SELECT created_at FROM tickr_outbox ORDER BY id LIMIT 100) w \
                      WHERE created_at < UTC_TIMESTAMP(6) - INTERVAL 3 SECOND), \
                      EXISTS (SELECT 1 FROM tickr_outbox)) AS outbox_waits, \
+                     EXISTS (SELECT 1 FROM parent_ends) AS children_wait, \
+                     EXISTS (SELECT 1 FROM batch_changes) OR EXISTS (SELECT 1 FROM batch_cancels) AS batches_changed, \
                      EXISTS (SELECT 1 FROM runners WHERE id = ? AND drained_at IS NOT NULL) AS drained, \
                      EXISTS (SELECT 1 FROM operations FORCE INDEX (operations_state) WHERE state = 'running' \
                      AND lease_until < UTC_TIMESTAMP(6)) AS operation_is_free, \
@@ -82,6 +88,8 @@ impl Store {
                     limits_in_use: row.try_get::<i64, _>("limits_in_use")? != 0,
                     expired: row.try_get::<i64, _>("expired")? != 0,
                     outbox_waits: row.try_get::<i64, _>("outbox_waits")? != 0,
+                    children_wait: row.try_get::<i64, _>("children_wait")? != 0,
+                    batches_changed: row.try_get::<i64, _>("batches_changed")? != 0,
                     operation_is_free: row.try_get::<i64, _>("operation_is_free")? != 0,
                     next_tick: row.try_get("next_tick")?,
                 })

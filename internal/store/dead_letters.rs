@@ -18,6 +18,7 @@ use crate::jobs::actions::{ActionOutcome, UpdatedJob};
 use crate::jobs::read::read_job;
 use crate::rows::dead_letters::{NewDeadLetter, StatusColumns, group, insert_dead_letters, write};
 use crate::rows::jobs::{Accepted, accepted_at, mark_held, receipts, write_jobs};
+use crate::rows::links::NewLinks;
 use crate::rows::order::{close_places, lock_open_keys_of};
 use crate::rows::unique_keys::{WantedKey, lock_or_take};
 use crate::sql::batches::{MAX_ROWS, bind_padded, in_list, padded_len, placeholders, statement};
@@ -238,7 +239,8 @@ pub(super) async fn replay_all(
     let mut pairs: Vec<(&NewJob, &Accepted)> = made.iter().map(|(_, job, accepted)| (job, accepted)).collect();
     pairs.sort_unstable_by_key(|(job, _)| job.id);
     if !pairs.is_empty() {
-        let held = write_jobs(conn, &pairs).await?;
+        // A replay has no links.
+        let held = write_jobs(conn, &pairs, &NewLinks::default()).await?;
         mark_held(made.iter_mut().map(|(_, _, accepted)| accepted), &held);
     }
     let columns = |job: &NewJob| StatusColumns {

@@ -15,6 +15,7 @@
 //! - `attempts/`: attempts: claimed, leased, settled, lost; permits
 //! - `schedules/`: schedules and their ticks
 //! - `retention/`: removal of old and deleted rows
+//! - `batches/`: jobs that belong together, with callbacks
 //! - `reports/`: queries and finished files of reports
 //! - `verify/`: the reads of `tickr verify`
 //! - `bench/`: used by `tickr bench` only
@@ -37,6 +38,7 @@ mod alerts;
 mod api_keys;
 mod attempts;
 mod audit;
+mod batches;
 mod bench;
 mod breakers;
 mod bulk;
@@ -74,6 +76,11 @@ pub use attempts::settlement::{Again, Settled, Settlement};
 use attempts::settlement::{SettleReply, SettleRequest};
 pub use attempts::suspects::Death;
 pub use audit::{AuditEntry, AuditRecord};
+pub use batches::callbacks::{Callback, CallbackEvent};
+pub use batches::cancel::BatchCancelled;
+pub use batches::count::BatchCounted;
+pub use batches::create::{BatchCreated, BatchProblems, NewBatch};
+pub use batches::rows::{Batch, BatchCounts, BatchState};
 pub use bench::bare::{BareClaims, BareLane};
 pub use bench::growth::Growth;
 pub use bench::server_counters::{CounterConnection, JobCounts, ServerCounters, StatementCounts};
@@ -85,6 +92,7 @@ pub use jobs::actions::{ActionOutcome, JobAction, UpdatedJob};
 pub use jobs::backlog::StateCount;
 pub use jobs::change::{Change, ChangeCondition, ChangeOutcome, NewPayload};
 pub use jobs::condition::Condition;
+pub use jobs::dependencies::{ParentProgress, ToldChildren};
 pub use jobs::due::DueWithin;
 pub use jobs::expire::{ExpiredJob, ExpiredJobs};
 pub use jobs::explain::QueuePosition;
@@ -98,7 +106,7 @@ pub use jobs::pending::Pending;
 pub use jobs::read::JobPage;
 pub use jobs::search::{Breakdown, Counted, Replayed};
 pub use jobs::stats::{PoolUse, Stats};
-pub use jobs::unique_keys::{EnqueueOutcome, EnqueueReceipts, EnqueuedJob, KeyHolder, TakenKeys};
+pub use jobs::unique_keys::{EnqueueOutcome, EnqueueReceipts, EnqueueRefusal, EnqueuedJob, KeyHolder, TakenKeys};
 pub use jobs::watch::JobRevision;
 pub use limits::{LimitOutcome, MAX_LIMITS};
 pub use migrate::{MIGRATION_PATIENCE, MigrateSettings};
@@ -115,6 +123,7 @@ pub use retention::purge::Purged;
 pub use retention::times::{KindRetention, Retention};
 pub use rows::jobs::Accepted;
 pub use rows::limits::{FairShare, LimitKey, LimitSetting};
+pub use rows::links::LinkProblem;
 pub use rows::owed::{DueJob, MAX_LOSSES, MAX_SPARED, SUSPECT_FROM};
 pub use runners::{DrainOutcome, LiveAttempt, MAX_WORKER_JOBS, RunnerSeen, WorkerJob, WorkerJobs};
 pub use samples::{Figures, History, MAX_CHARTED, MAX_SAMPLES, Sample};
@@ -142,6 +151,7 @@ use std::time::{Duration, Instant};
 
 use sqlx::Row;
 use sqlx::mysql::MySqlConnectOptions;
+use tokio::sync::Notify;
 use tokio::sync::mpsc::UnboundedSender;
 use tokio_util::task::TaskTracker;
 
@@ -204,6 +214,22 @@ struct StoreInner {
     open_claims: Arc<OpenClaims>,
     /// The limits by key that this process follows.
     limits: Arc<KnownLimits>,
+    /// Notified when jobs have ended for which other jobs wait.
+    parents_ended: Notify,
+    /// Notified when the counts of batches have changed.
+    batches_changed: Notify,
+}
+
+impl StoreInner {
+    /// Wake the loops that follow the ends of jobs with these links.
+    fn links_ended(&self, links: u8) {
+        if links & rows::links::AWAITED != 0 {
+            self.parents_ended.notify_one();
+        }
+        if links & rows::links::IN_BATCH != 0 {
+            self.batches_changed.notify_one();
+        }
+    }
 }
 
 /// The store. It is cheap to clone.
@@ -304,6 +330,8 @@ impl Store {
             was_out,
             open_claims: Arc::default(),
             limits: Arc::default(),
+            parents_ended: Notify::new(),
+            batches_changed: Notify::new(),
         });
         let (options, tasks) = (&shared.options, &shared.tasks);
         let inserts = Inserts { clock: shared.clock.clone(), limits: Arc::clone(&shared.limits) };
@@ -364,8 +392,8 @@ impl Store {
         &self.shared.clock
     }
 
-    /// Accept jobs, all or none. They are durable when this returns. The commit is shared with other callers that
-    /// insert at the same time.
+    /// Accept jobs without unique keys, parents and batches, all or none. They are durable when this returns. The commit
+    /// is shared with other callers that insert at the same time.
     ///
     /// # Errors
     /// [`StoreError::Overloaded`] when too many callers wait, otherwise [`StoreError`] when MySQL cannot be reached or
@@ -432,7 +460,8 @@ impl Store {
         claimant: &Claimant,
     ) -> Result<(Settled, Option<Claim>), StoreError> {
         let successor_for = Some(Arc::clone(&claimant.successors));
-        let SettleReply { settled, next } = self.settle_request(SettleRequest { settlement, successor_for }).await?;
+        let SettleReply { settled, next, .. } =
+            self.settle_request(SettleRequest { settlement, successor_for }).await?;
         Ok((settled, next))
     }
 
@@ -444,6 +473,7 @@ impl Store {
         let call = call.map(|outcome| EndedCall { outcome, error: settlement.error.clone() });
         let mut reply = self.settles.submit(request).await?;
         self.shared.open_claims.ended(id, token);
+        self.shared.links_ended(reply.linked);
         if let Settled::Done { released, .. } = &mut reply.settled
             && !slots.is_empty()
         {
@@ -455,6 +485,16 @@ impl Store {
             }
         }
         Ok(reply)
+    }
+
+    /// Wait until this process has ended jobs for which other jobs wait.
+    pub async fn parents_ended(&self) {
+        self.shared.parents_ended.notified().await;
+    }
+
+    /// Wait until this process has changed the counts of batches.
+    pub async fn batches_changed(&self) {
+        self.shared.batches_changed.notified().await;
     }
 
     /// Return true if MySQL answers and accepts writes within `limit`.

@@ -38,7 +38,7 @@ async fn load(broker: &Broker, over: &CancellationToken) -> (Vec<JobId>, usize) 
         let answer = match key {
             Some(_) => broker.enqueue_unique(&Producer::tickr(), jobs).await.map(|answer| match answer {
                 EnqueueOutcome::Accepted(receipts) => receipts.accepted().cloned().collect(),
-                EnqueueOutcome::KeyConflict(taken) => panic!("the key is its own: {taken:?}"),
+                EnqueueOutcome::Refused(refusal) => panic!("the key is its own: {refusal:?}"),
             }),
             None => broker.enqueue_all(jobs).await,
         };

@@ -16,7 +16,7 @@ use tickr::job::{
 };
 use tickr::services::{Options, Services};
 use tickr::store::{
-    ActionOutcome, Again, Answer, Claim, Claimant, Claimed, Condition, EnqueueOutcome, EnqueueReceipts,
+    ActionOutcome, Again, Answer, Claim, Claimant, Claimed, Condition, EnqueueOutcome, EnqueueReceipts, EnqueueRefusal,
     IdempotentOutcome, IdempotentRequest, LapseRule, Lapsed, LiveAttempt, PoolSizes, ResponseBuilder, RunnerRow,
     Settled, Settlement, Store, StoreError, StoreSettings,
 };
@@ -272,7 +272,10 @@ async fn a_unique_key_admits_one_of_twenty_and_is_free_when_its_job_ends() {
         for answer in answers {
             match answer.unwrap() {
                 EnqueueOutcome::Accepted(receipts) => winners.extend(receipts.accepted().map(|accepted| accepted.id)),
-                EnqueueOutcome::KeyConflict(taken) => assert!(holders.insert(taken[0].1.id) || holders.len() == 1),
+                EnqueueOutcome::Refused(EnqueueRefusal::KeysTaken(taken)) => {
+                    assert!(holders.insert(taken[0].1.id) || holders.len() == 1);
+                }
+                EnqueueOutcome::Refused(EnqueueRefusal::Links(problems)) => panic!("{problems:?}"),
             }
         }
         assert_eq!((winners.len(), &winners), (1, &holders), "{key:?}");
@@ -303,7 +306,7 @@ async fn a_batch_with_a_taken_key_writes_nothing() {
     let first = keyed("a");
     test.store.insert_unique(Producer::tickr(), vec![first.clone()]).await.unwrap();
     let answer = test.store.insert_unique(Producer::tickr(), vec![job(), keyed("b"), keyed("a"), job()]).await.unwrap();
-    let EnqueueOutcome::KeyConflict(taken) = answer else { panic!("{answer:?}") };
+    let EnqueueOutcome::Refused(EnqueueRefusal::KeysTaken(taken)) = answer else { panic!("{answer:?}") };
     assert_eq!(taken.iter().map(|(place, holder)| (*place, holder.id)).collect::<Vec<_>>(), [(2, first.id)]);
     assert_eq!(test.count("SELECT COUNT(*) FROM jobs").await, 1);
     assert_eq!(test.count("SELECT COUNT(*) FROM unique_keys").await, 1);

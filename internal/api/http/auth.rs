@@ -181,6 +181,9 @@ impl Need {
             ["v1", "jobs"] | ["v1", "jobs", "batch" | "import"] if *method == Method::POST => Self::Enqueue,
             // By the id of a job, which its producer knows.
             ["v1", "jobs", _, "cancel"] if *method == Method::POST => Self::Enqueue,
+            // By the id of a batch, which its producer knows.
+            ["v1", "batches"] | ["v1", "batches", _, "close" | "cancel"] if *method == Method::POST => Self::Enqueue,
+            ["v1", "batches", _] if reads => Self::Any,
             ["v1", "outbox", "nudge"] if *method == Method::POST => Self::Enqueue,
             ["v1", "jobs", "count"] if reads => Self::Read,
             ["v1", "schedules", "preview"] if *method == Method::POST => Self::Read,
@@ -429,6 +432,10 @@ mod tests {
             "GET /v1/api-keys admin",
             "GET /v1/kinds any",
             "GET /v1/whoami any",
+            "GET /v1/batches/{id} any",
+            "POST /v1/batches enqueue",
+            "POST /v1/batches/{id}/close enqueue",
+            "POST /v1/batches/{id}/cancel enqueue",
             "POST /v1/jobs enqueue",
             "POST /v1/jobs/batch enqueue",
             "POST /v1/jobs/import enqueue",

@@ -20,7 +20,7 @@ use crate::http::answers::operations;
 use crate::http::problem::{Code, Problem, add_problems};
 use tickr_handlers::wording;
 use tickr_job::limits::{MAX_LEVELS, deeper_than};
-use tickr_job::{InvalidName, JobId, Name};
+use tickr_job::{BatchId, InvalidName, JobId, Name};
 
 /// Maximum number of fields of a wrong type in one response.
 const MAX_PROBLEMS: usize = 20;
@@ -185,6 +185,24 @@ impl<S: Send + Sync> FromRequestParts<S> for IdPath {
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Problem> {
         let wrong = || {
             Problem::new(Code::InvalidId, "a job id is a hyphenated UUID such as 0192f8c0-7f3a-7c4e-9d5b-3e2a1f0c9b8a")
+        };
+        let Path(text) = Path::<String>::from_request_parts(parts, state).await.map_err(|_| wrong())?;
+        text.parse().map(Self).map_err(|_| wrong())
+    }
+}
+
+/// The id of a batch in the path.
+pub(crate) struct BatchPath(pub(crate) BatchId);
+
+impl<S: Send + Sync> FromRequestParts<S> for BatchPath {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Problem> {
+        let wrong = || {
+            Problem::new(
+                Code::InvalidId,
+                "a batch id is a hyphenated UUID such as 0192f8c0-7f3a-7c4e-9d5b-3e2a1f0c9b8a",
+            )
         };
         let Path(text) = Path::<String>::from_request_parts(parts, state).await.map_err(|_| wrong())?;
         text.parse().map(Self).map_err(|_| wrong())

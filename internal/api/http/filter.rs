@@ -104,6 +104,9 @@ macro_rules! filter_struct {
             /// Only jobs with this limit key.
             #[$attribute(max_length = 255)]
             limit_key: Option<String>,
+            /// Only jobs that this batch counts.
+            #[$attribute(format = "uuid")]
+            batch: Option<String>,
             /// Only jobs that call this host: `example.com` or `example.com:8443`.
             #[$attribute(max_length = 255)]
             host: Option<String>,
@@ -117,7 +120,7 @@ macro_rules! filter_struct {
             #[$attribute(pattern = "^[0-9a-f]{16}$")]
             fingerprint: Option<String>,
             /// A whole filter in the language of the filter bar: `state:failed kind:email queue:mail schedule:nightly
-            /// unique_key:order-7 order:conv-7 limit:tenant-7 host:example.com tag:a error:"timed out" created:>2026-11-01 finished:<2h due:<2h id:…
+            /// unique_key:order-7 order:conv-7 limit:tenant-7 batch:… host:example.com tag:a error:"timed out" created:>2026-11-01 finished:<2h due:<2h id:…
             /// payload.user.id:42`. A span after `created` or `finished` is an age (`created:<2h`: in the last two
             /// hours), a span after `due` lies ahead (`due:<2h`: in the next two hours). Paths into a payload: `items[0].sku`, `"odd key".x`.
             #[$attribute(max_length = 2000, example = "state:failed kind:email created:<2h payload.user.id:42")]
@@ -136,6 +139,7 @@ macro_rules! filter_struct {
                         ("unique_key", self.unique_key.as_deref()),
                         ("order_key", self.order_key.as_deref()),
                         ("limit_key", self.limit_key.as_deref()),
+                        ("batch", self.batch.as_deref()),
                         ("host", self.host.as_deref()),
                         ("tag", self.tag.as_deref()),
                         ("error", self.error.as_deref()),

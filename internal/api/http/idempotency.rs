@@ -145,7 +145,7 @@ pub(crate) async fn replay_stored(
 }
 
 /// POSTs without an idempotency key, because repeating them changes nothing or joins what is already running.
-const REPEATABLE: [&str; 11] = [
+const REPEATABLE: [&str; 13] = [
     "pause_schedule",
     "resume_schedule",
     "preview_schedule",
@@ -157,6 +157,8 @@ const REPEATABLE: [&str; 11] = [
     "start_verification",
     "nudge_outbox",
     "replay_rejected_row",
+    "close_batch",
+    "cancel_batch",
 ];
 
 /// Describe the header and its responses for every other POST and for the PATCH of a job.

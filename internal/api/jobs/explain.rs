@@ -14,8 +14,8 @@ use crate::http::problem::Problem;
 use crate::view::Moment;
 use crate::{Api, json};
 use tickr_index::Health;
-use tickr_job::{Bounds, Job, State as JobState, Timestamp};
-use tickr_store::{OrderPlace, ParkedAt, QueuePosition, QueueSetting, RunnerSeen, SUSPECT_FROM};
+use tickr_job::{Bounds, Job, OnParentFailure, State as JobState, Timestamp};
+use tickr_store::{OrderPlace, ParentProgress, ParkedAt, QueuePosition, QueueSetting, RunnerSeen, SUSPECT_FROM};
 
 /// A runner without a heartbeat for this long counts as dead until its next heartbeat.
 const SILENT: Duration = Duration::from_secs(60);
@@ -56,6 +56,8 @@ pub(crate) enum ReasonCode {
     CancelRequested,
     /// The runner has not renewed the lease of the job: the attempt will be recorded as lost.
     LeaseOver,
+    /// A parent of the job has not completed.
+    WaitsForParents,
     /// A job in front of it with the same order key has not ended, or failed and blocks the key.
     BehindKey,
     /// Calls to the host of the job failed in a row, so its breaker is open.
@@ -100,6 +102,7 @@ struct Evidence<'a> {
     standing: Option<QueuePosition>,
     place: Option<OrderPlace>,
     parked: Option<(ParkedAt, Bounds)>,
+    parents: Option<ParentProgress>,
     queue: Option<&'a QueueSetting>,
     permits: u32,
     runners: Runners<'a>,
@@ -193,6 +196,7 @@ const REASONS: &[(ReasonCode, Stage, Rule)] = &[
     (ReasonCode::LeaseOver, Stage::Executing, lease_over),
     (ReasonCode::BreakerOpen, Stage::Waiting, breaker_open),
     (ReasonCode::LimitReached, Stage::Waiting, limit_reached),
+    (ReasonCode::WaitsForParents, Stage::Waiting, waits_for_parents),
     (ReasonCode::BehindKey, Stage::Waiting, behind_key),
     (ReasonCode::Retrying, Stage::Waiting, retrying),
     (ReasonCode::NotDue, Stage::Waiting, not_due),
@@ -289,9 +293,23 @@ fn limit_reached(evidence: &Evidence<'_>) -> Option<String> {
     ))
 }
 
+/// Say which parents have not completed.
+fn waits_for_parents(evidence: &Evidence<'_>) -> Option<String> {
+    let ParentProgress { parents, open, waits_for } = evidence.parents.as_ref()?;
+    let some: Vec<String> = waits_for.iter().take(5).map(|(id, state)| format!("{id} is {state}")).collect();
+    let more = if (*open as usize) > some.len() { ", …" } else { "" };
+    let failed = waits_for.iter().any(|(_, state)| matches!(state, JobState::Failed | JobState::Cancelled));
+    let advice = match (evidence.job.options.on_parent_failure, failed) {
+        (OnParentFailure::Hold, true) => "; retry the failed parent, or cancel this job",
+        _ => "",
+    };
+    let of = if *parents == 1 { "parent".to_owned() } else { format!("{parents} parents") };
+    Some(format!("it waits for {open} of {of}: {}{more}{advice}", some.join(", ")))
+}
+
 /// Say which jobs with the same order key are in front.
 fn behind_key(evidence: &Evidence<'_>) -> Option<String> {
-    if !evidence.job.held || evidence.parked.is_some() {
+    if !evidence.job.held || evidence.parked.is_some() || evidence.parents.is_some() {
         return None;
     }
     let Some((place, (head, state))) = evidence.place.as_ref().and_then(|place| Some((place, place.head?))) else {
@@ -459,6 +477,9 @@ pub(crate) async fn show(State(api): State<Api>, IdPath(id): IdPath) -> Result<R
         }
         None => None,
     };
+    let parents = if job.held && !job.options.after.is_empty() { Some(store.parent_progress(id).await?) } else { None };
+    // A job may be parked once its parents have ended.
+    let parents = parents.filter(|parents| parked.is_none() && parents.open > 0);
     let place = if job.held && parked.is_none() { store.order_place(id).await? } else { None };
     let queue = store.listed_queues().await?.into_iter().find(|queue| queue.name == job.queue);
     let permits = match &queue {
@@ -476,6 +497,7 @@ pub(crate) async fn show(State(api): State<Api>, IdPath(id): IdPath) -> Result<R
         standing,
         place,
         parked,
+        parents,
         queue: queue.as_ref(),
         permits,
         runners: Runners::new(&job, &runners),

@@ -28,11 +28,13 @@ use crate::http::problem::{Code, Problem};
 use crate::http::revocation::RequestRight;
 use crate::http::shares::RequestPermit;
 use crate::http::trace::ImportSpan;
-use crate::jobs::{NewJobBody, held_detail, prepare, unique_key_taken};
+use crate::jobs::{NewJobBody, held_detail, links_refused, prepare, unique_key_taken};
 use crate::view::Moment;
 use tickr_broker::IdempotencyKey;
 use tickr_job::{Name, NewJob, OnConflict};
-use tickr_store::{Answer, EnqueueReceipts, EnqueuedJob, IdempotentOutcome, StoreError, TakenKeys};
+use tickr_store::{
+    Answer, EnqueueReceipts, EnqueueRefusal, EnqueuedJob, IdempotentOutcome, KeyHolder, LinkProblem, StoreError,
+};
 
 /// Maximum number of lines in one part.
 const MAX_LINES: usize = 500;
@@ -140,14 +142,16 @@ pub(crate) struct ImportEnd {
 }
 
 /// The stored outcome of a line under an idempotency key. The names are short because there may be millions of them.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 enum StoredLine {
     /// A new job, with its due time.
     New(String, i64),
     /// An existing job, with its due time.
     Held(String, i64),
-    /// The detail of a refusal, whose code is always `unique_key_taken`.
+    /// The detail of a refusal with the code `unique_key_taken`.
     Refused(String),
+    /// The detail of a refusal because of a parent or a batch.
+    Unlinked(String),
 }
 
 /// Import jobs, one on each line
@@ -394,7 +398,7 @@ impl Import {
                 body.check_requester(&self.asker, "")?;
                 let raw =
                     serde_json::from_slice(text).map_err(|error| Problem::new(Code::InvalidJson, error.to_string()))?;
-                Ok((prepare(&self.api, body, "", self.span.as_ref().and_then(ImportSpan::trace_context))?, raw))
+                Ok((prepare(&self.api, body, "", self.span.as_ref().and_then(ImportSpan::trace_context), &[])?, raw))
             });
             match job {
                 Err(problem) => {
@@ -436,15 +440,27 @@ impl Import {
         let mut taken: Vec<(usize, Problem)> = Vec::new();
         for _ in 0..MAX_ROUNDS {
             let places: Vec<usize> = jobs.iter().map(|(place, _)| *place).collect();
-            let refusals: Vec<(usize, String)> =
-                taken.iter().map(|(place, problem)| (*place, problem.detail.clone())).collect();
+            let refusals: Vec<(usize, StoredLine)> = taken
+                .iter()
+                .map(|(place, problem)| {
+                    let detail = problem.detail.clone();
+                    let taken = problem.code == Code::UniqueKeyTaken;
+                    (*place, if taken { StoredLine::Refused(detail) } else { StoredLine::Unlinked(detail) })
+                })
+                .collect();
             let build = move |receipts: &EnqueueReceipts| stored_lines(&places, &refusals, receipts);
             let all: Vec<NewJob> = jobs.iter().map(|(_, job)| job.clone()).collect();
             let outcome = self.submit(all, idempotent.clone(), Arc::new(build)).await?;
-            let (kept, replayed, holders) = match outcome {
+            let (kept, replayed, refused_now): (_, _, Vec<(usize, Problem)>) = match outcome {
                 IdempotentOutcome::First { answer, .. } => (answer, false, Vec::new()),
                 IdempotentOutcome::Replayed(answer) => (answer, true, Vec::new()),
-                IdempotentOutcome::Refused(holders) => (Answer { status: 200, body: String::new() }, false, holders),
+                IdempotentOutcome::Refused(refusal) => {
+                    let refused = match refusal {
+                        EnqueueRefusal::KeysTaken(holders) => holders.into_iter().map(key_taken).collect(),
+                        EnqueueRefusal::Links(problems) => problems.iter().map(link_refused).collect(),
+                    };
+                    (Answer { status: 200, body: String::new() }, false, refused)
+                }
                 IdempotentOutcome::Conflict => {
                     return Err(Problem::new(
                         Code::IdempotencyConflict,
@@ -458,14 +474,15 @@ impl Import {
                     ));
                 }
             };
-            if holders.is_empty() {
+            if refused_now.is_empty() {
                 return Ok(import_lines(&numbers, &kept.body, replayed));
             }
-            for (at, holder) in &holders {
-                if let Some((place, _)) = jobs.get(*at) {
-                    let problem = Problem::new(Code::UniqueKeyTaken, held_detail(holder, ""));
-                    let problem = problem.at("", vec![unique_key_taken("", &(*at, *holder))]).held_by(holder);
-                    taken.push((*place, problem));
+            for (at, problem) in refused_now {
+                match (jobs.get(at), taken.last_mut()) {
+                    // A job may have several wrong links.
+                    (Some((place, _)), Some((last, earlier))) if last == place => earlier.join(&problem),
+                    (Some((place, _)), _) => taken.push((*place, problem)),
+                    (None, _) => {}
                 }
             }
             jobs.retain(|(place, _)| !taken.iter().any(|(refused, _)| refused == place));
@@ -487,7 +504,7 @@ impl Import {
         jobs: Vec<NewJob>,
         idempotent: Option<tickr_store::IdempotentRequest>,
         build: tickr_store::ResponseBuilder<EnqueueReceipts>,
-    ) -> Result<IdempotentOutcome<EnqueueReceipts, TakenKeys>, Problem> {
+    ) -> Result<IdempotentOutcome<EnqueueReceipts, EnqueueRefusal>, Problem> {
         let mut pause = Duration::from_millis(50);
         for attempt in 1.. {
             let (producer, build) = (self.asker.producer(), Arc::clone(&build));
@@ -510,13 +527,22 @@ fn line_of(answer: &impl Serialize) -> String {
     text
 }
 
+fn key_taken((at, holder): (usize, KeyHolder)) -> (usize, Problem) {
+    let problem = Problem::new(Code::UniqueKeyTaken, held_detail(&holder, ""));
+    (at, problem.at("", vec![unique_key_taken("", &(at, holder))]).held_by(&holder))
+}
+
+fn link_refused((at, problem): &(usize, LinkProblem)) -> (usize, Problem) {
+    (*at, links_refused(std::iter::once((String::new(), problem)), "batch"))
+}
+
 fn refused(line: u64, problem: Problem) -> ImportLine {
     ImportLine { line, id: None, execute_at: None, existing: false, replayed: false, problem: Some(problem) }
 }
 
 /// Build the stored outcome of a part: one entry for each line that was submitted or was refused because of its unique
 /// key.
-fn stored_lines(places: &[usize], refused: &[(usize, String)], receipts: &EnqueueReceipts) -> Answer {
+fn stored_lines(places: &[usize], refused: &[(usize, StoredLine)], receipts: &EnqueueReceipts) -> Answer {
     let receipt = |placed: &EnqueuedJob| match placed {
         EnqueuedJob::New(accepted) => StoredLine::New(accepted.id.to_string(), accepted.execute_at.timestamp_millis()),
         // The due time of another producer's job is not revealed. No time has this number.
@@ -524,7 +550,7 @@ fn stored_lines(places: &[usize], refused: &[(usize, String)], receipts: &Enqueu
         EnqueuedJob::Existing(holder) => StoredLine::Held(holder.id.to_string(), holder.execute_at.timestamp_millis()),
     };
     let mut kept: Vec<(usize, StoredLine)> = places.iter().copied().zip(receipts.jobs.iter().map(receipt)).collect();
-    kept.extend(refused.iter().map(|(place, detail)| (*place, StoredLine::Refused(detail.clone()))));
+    kept.extend(refused.iter().cloned());
     kept.sort_by_key(|(place, _)| *place);
     Answer { status: 200, body: serde_json::to_string(&kept).unwrap_or_default() }
 }
@@ -538,6 +564,7 @@ fn import_lines(numbers: &[u64], kept: &str, replayed: bool) -> Vec<ImportLine> 
             StoredLine::New(id, due) => (id, due, false),
             StoredLine::Held(id, due) => (id, due, true),
             StoredLine::Refused(detail) => return Some(refused(line, Problem::new(Code::UniqueKeyTaken, detail))),
+            StoredLine::Unlinked(detail) => return Some(refused(line, Problem::new(Code::InvalidRequest, detail))),
         };
         let execute_at = chrono::DateTime::from_timestamp_millis(due).map(Moment);
         Some(ImportLine { line, id: Some(id), execute_at, existing, replayed, problem: None })

@@ -38,11 +38,12 @@ use crate::view::{ForeignJobView, JobView, RetryView, SeenJob, TraceView};
 use crate::{Api, json};
 use tickr_broker::Draft;
 use tickr_job::{
-    Actor, Due, Filter, JobId, Name, NewJob, OnConflict, OnFailure, Producer, TraceContext, UniqueUntil, limits,
+    Actor, BatchId, Due, Filter, JobId, Name, NewJob, OnConflict, OnFailure, OnParentFailure, Producer, TraceContext,
+    UniqueUntil, limits,
 };
 use tickr_store::{
-    ActionOutcome, Answer, EnqueueReceipts, EnqueuedJob, IdempotentRequest, JobAction, KeyHolder, ResponseBuilder,
-    UpdatedJob,
+    ActionOutcome, Answer, EnqueueReceipts, EnqueueRefusal, EnqueuedJob, IdempotentRequest, JobAction, KeyHolder,
+    LinkProblem, ResponseBuilder, UpdatedJob,
 };
 
 /// A job to enqueue.
@@ -120,6 +121,19 @@ pub(crate) struct NewJobBody {
     /// retried, replayed, discarded or deleted. `skip`: the next one runs. Default: `block`. Only with `order_key`.
     #[schema(value_type = Option<crate::view::OnFailureWord>)]
     on_failure: Option<OnFailure>,
+    /// Parents of the job, at most 100: it waits until all of them have ended. Ids of jobs; in `/v1/jobs/batch` and
+    /// `/v1/batches` also positions of earlier jobs of the same request, counted from 0. Not together with `order_key`.
+    #[serde(default)]
+    #[schema(value_type = Option<Vec<ParentBody>>, max_items = 100)]
+    after: Vec<ParentBody>,
+    /// What happens to the job when a parent fails for good or is cancelled. `cancel`: it is cancelled. `run`: it runs as
+    /// if the parent had completed. `hold`: it waits until the parent has been retried and has completed. Default:
+    /// `cancel`. Only with `after`.
+    #[schema(value_type = Option<crate::view::OnParentFailureWord>)]
+    on_parent_failure: Option<OnParentFailure>,
+    /// Batch that counts the job, one of `/v1/batches`. It must not have ended.
+    #[schema(format = "uuid")]
+    batch: Option<String>,
     /// Backoff between attempts. Default: that of the kind.
     #[schema(value_type = Option<RetryView>)]
     retry: Option<Object<RetryView>>,
@@ -130,6 +144,32 @@ pub(crate) struct NewJobBody {
     /// Trace that the attempts continue. Default: the trace of the request's `traceparent` header.
     #[schema(value_type = Option<TraceView>)]
     trace: Option<Object<TraceView>>,
+}
+
+/// A parent of a job: the id of a job, or the position of an earlier job of the same request.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(untagged, expecting = "a parent is the id of a job, or the position of an earlier job of the same request")]
+pub(crate) enum ParentBody {
+    Place(u64),
+    Id(String),
+}
+
+impl ParentBody {
+    fn id(&self, earlier: &[Option<JobId>]) -> Result<JobId, String> {
+        match self {
+            Self::Id(text) => text
+                .parse()
+                .map_err(|_| "must be the id of a job, such as 019a8b7c-5d3e-7f10-8a2b-3c4d5e6f7a8b".to_owned()),
+            Self::Place(_) if earlier.is_empty() => {
+                Err("there is no earlier job in this request: give the id of a job".to_owned())
+            }
+            Self::Place(place) => match usize::try_from(*place).ok().and_then(|place| earlier.get(place)) {
+                Some(Some(id)) => Ok(*id),
+                Some(None) => Err(format!("job {place} of this request is not valid")),
+                None => Err(format!("must be the position of an earlier job: less than {}", earlier.len())),
+            },
+        }
+    }
 }
 
 /// Action when an unfinished job has the unique key.
@@ -149,7 +189,22 @@ impl NewJobBody {
         asker.may_enqueue(&self.kind, &self.payload, prefix)
     }
 
-    fn draft(self, prefix: &str, trace: Option<&TraceContext>) -> Result<Draft, Problem> {
+    fn draft(self, prefix: &str, trace: Option<&TraceContext>, earlier: &[Option<JobId>]) -> Result<Draft, Problem> {
+        let mut wrong = Vec::new();
+        let mut after = Vec::with_capacity(self.after.len());
+        for (place, parent) in self.after.iter().enumerate() {
+            match parent.id(earlier) {
+                Ok(id) => after.push(id),
+                Err(why) => wrong.push(tickr_handlers::Problem::at(format!("/after/{place}"), why)),
+            }
+        }
+        let batch = self.batch.as_ref().map(|text| text.parse::<BatchId>()).transpose();
+        if batch.is_err() {
+            wrong.push(tickr_handlers::Problem::at("/batch", "must be the id of a batch, one of /v1/batches"));
+        }
+        let (Ok(batch), true) = (batch, wrong.is_empty()) else {
+            return Err(Problem::new(Code::InvalidRequest, "the job is not valid; `errors` says why").at(prefix, wrong));
+        };
         let due = due(self.execute_at, self.delay_ms, prefix)?.unwrap_or(Due::Now);
         let expires = expiry(self.expires_at, self.expires_in_ms, prefix)?;
         Ok(Draft {
@@ -171,6 +226,9 @@ impl NewJobBody {
             order_key: self.order_key,
             limit_key: self.limit_key,
             on_failure: self.on_failure,
+            after,
+            on_parent_failure: self.on_parent_failure,
+            batch,
             tags: self.tags,
             trace: self.trace.and_then(|Object(own)| own.context()).or_else(|| trace.cloned()),
         })
@@ -212,8 +270,9 @@ pub(crate) fn prepare(
     body: NewJobBody,
     prefix: &str,
     trace: Option<&TraceContext>,
+    earlier: &[Option<JobId>],
 ) -> Result<NewJob, Problem> {
-    let draft = body.draft(prefix, trace)?;
+    let draft = body.draft(prefix, trace, earlier)?;
     api.broker.prepare(draft).map_err(|invalid| Problem::invalid(prefix, invalid))
 }
 
@@ -225,10 +284,35 @@ async fn accept(
     idempotent: Option<IdempotentRequest>,
     shows: ResponseContent,
     build: ResponseBuilder<EnqueueReceipts>,
+    place: impl Fn(usize) -> String,
     taken: impl FnOnce(&[(usize, KeyHolder)]) -> Problem,
 ) -> Result<Response, Problem> {
     let outcome = api.broker.enqueue_request(producer, jobs, idempotent, build).await?;
-    respond_to_outcome(outcome, shows, |holders| Err(taken(&holders)))
+    respond_to_outcome(outcome, shows, |refusal| {
+        Err(match refusal {
+            EnqueueRefusal::KeysTaken(holders) => taken(&holders),
+            EnqueueRefusal::Links(problems) => {
+                links_refused(problems.iter().map(|(at, problem)| (place(*at), problem)), "batch")
+            }
+        })
+    })
+}
+
+/// Say which parents or batches jobs cannot have. Each problem comes with the pointer to its job. `of_batch` is the field
+/// that names a batch there.
+pub(crate) fn links_refused<'a>(problems: impl Iterator<Item = (String, &'a LinkProblem)>, of_batch: &str) -> Problem {
+    let problems: Vec<(String, &LinkProblem)> = problems.take(20).collect();
+    let over = |problem: &LinkProblem| matches!(problem, LinkProblem::EndedBatch(_) | LinkProblem::CancelledBatch(_));
+    let (code, detail) = if problems.iter().all(|(_, problem)| over(problem)) {
+        (Code::WrongState, "the batch has ended or was cancelled; nothing was written")
+    } else {
+        (Code::InvalidRequest, "a parent or a batch does not exist; nothing was written")
+    };
+    let errors = problems.into_iter().map(|(pointer, problem)| {
+        let field = if matches!(problem, LinkProblem::UnknownParent(_)) { "after" } else { of_batch };
+        tickr_handlers::Problem::at(format!("{pointer}/{field}"), problem.to_string())
+    });
+    Problem::new(code, detail).at("", errors.collect())
 }
 
 pub(crate) fn json_answer(status: StatusCode, body: &impl Serialize) -> Answer {
@@ -270,7 +354,7 @@ async fn enqueue_one(
 ) -> Result<Response, Problem> {
     body.check_requester(asker, "")?;
     let idempotent = key.request("POST /v1/jobs", Some(text))?;
-    let job = match prepare(api, body, "", traced.0.trace_context()) {
+    let job = match prepare(api, body, "", traced.0.trace_context(), &[]) {
         Ok(job) => job,
         Err(problem) => return replay_stored(api, idempotent, ResponseContent::Job, problem).await,
     };
@@ -287,12 +371,22 @@ async fn enqueue_one(
         // The store returns either a receipt or a holder, so this does not happen.
         (None, None) => json_answer(StatusCode::OK, &()),
     };
-    accept(api, asker.producer(), vec![job], idempotent, ResponseContent::Job, Arc::new(build), |taken| {
-        let detail = taken.first().map_or(String::new(), |(_, holder)| held_detail(holder, "; nothing was written"));
-        let problem = Problem::new(Code::UniqueKeyTaken, detail)
-            .at("", taken.iter().map(|held| unique_key_taken("", held)).collect());
-        taken.first().map_or(problem.clone(), |(_, holder)| problem.held_by(holder))
-    })
+    accept(
+        api,
+        asker.producer(),
+        vec![job],
+        idempotent,
+        ResponseContent::Job,
+        Arc::new(build),
+        |_| String::new(),
+        |taken| {
+            let detail =
+                taken.first().map_or(String::new(), |(_, holder)| held_detail(holder, "; nothing was written"));
+            let problem = Problem::new(Code::UniqueKeyTaken, detail)
+                .at("", taken.iter().map(|held| unique_key_taken("", held)).collect());
+            taken.first().map_or(problem.clone(), |(_, holder)| problem.held_by(holder))
+        },
+    )
     .await
 }
 
@@ -321,6 +415,12 @@ pub(crate) struct BatchBody {
     /// Jobs to enqueue, 1 to 1,000.
     #[schema(min_items = 1, max_items = 1000, value_type = Vec<NewJobBody>)]
     jobs: Vec<Object<NewJobBody>>,
+}
+
+impl BatchBody {
+    pub(crate) const fn of(jobs: Vec<Object<NewJobBody>>) -> Self {
+        Self { jobs }
+    }
 }
 
 /// The receipt of a batch.
@@ -379,7 +479,7 @@ async fn enqueue_all(
     body: BatchBody,
     text: &[u8],
 ) -> Result<Response, Problem> {
-    check_all_requested(&body, asker)?;
+    check_all_requested(&body.jobs, asker)?;
     let idempotent = key.request("POST /v1/jobs/batch", Some(text))?;
     let jobs = match prepare_all(api, body, traced.0.trace_context()) {
         Ok(jobs) => jobs,
@@ -399,7 +499,8 @@ async fn enqueue_all(
         let jobs = receipts.jobs.iter().map(receipt).collect();
         json_answer(status, &BatchAnswer { jobs, warnings: warnings.clone() })
     };
-    accept(api, asker.producer(), jobs, idempotent, ResponseContent::Other, Arc::new(build), |taken| {
+    let place = |at| format!("/jobs/{at}");
+    accept(api, asker.producer(), jobs, idempotent, ResponseContent::Other, Arc::new(build), place, |taken| {
         let here = |held: &(usize, KeyHolder)| unique_key_taken(&format!("/jobs/{}", held.0), held);
         let problem =
             Problem::new(Code::UniqueKeyTaken, "unfinished jobs have some of the unique keys; nothing was written");
@@ -409,9 +510,9 @@ async fn enqueue_all(
 }
 
 /// Refuse the batch if the caller's API key may not enqueue the kind of one of its jobs.
-fn check_all_requested(body: &BatchBody, asker: &Requester) -> Result<(), Problem> {
+pub(crate) fn check_all_requested(jobs: &[Object<NewJobBody>], asker: &Requester) -> Result<(), Problem> {
     let mut refused: Option<Problem> = None;
-    for (place, Object(job)) in body.jobs.iter().enumerate().take(limits::MAX_BATCH) {
+    for (place, Object(job)) in jobs.iter().enumerate().take(limits::MAX_BATCH) {
         match (job.check_requester(asker, &format!("/jobs/{place}")), &mut refused) {
             (Ok(()), _) => {}
             (Err(problem), None) => refused = Some(problem),
@@ -421,7 +522,7 @@ fn check_all_requested(body: &BatchBody, asker: &Requester) -> Result<(), Proble
     refused.map_or(Ok(()), Err)
 }
 
-fn prepare_all(api: &Api, body: BatchBody, trace: Option<&TraceContext>) -> Result<Vec<NewJob>, Problem> {
+pub(crate) fn prepare_all(api: &Api, body: BatchBody, trace: Option<&TraceContext>) -> Result<Vec<NewJob>, Problem> {
     let count = body.jobs.len();
     if count == 0 || count > limits::MAX_BATCH {
         let here =
@@ -435,16 +536,19 @@ fn prepare_all(api: &Api, body: BatchBody, trace: Option<&TraceContext>) -> Resu
         None => first = Some(problem),
         Some(first) => first.join(&problem),
     };
+    let mut ids: Vec<Option<JobId>> = Vec::with_capacity(count);
     let mut keys: HashMap<(Name, String), usize> = HashMap::new();
     for (place, Object(body)) in body.jobs.into_iter().enumerate() {
         let prefix = format!("/jobs/{place}");
-        let job = match prepare(api, body, &prefix, trace) {
+        let job = match prepare(api, body, &prefix, trace, &ids) {
             Ok(job) => job,
             Err(problem) => {
+                ids.push(None);
                 wrong(problem);
                 continue;
             }
         };
+        ids.push(Some(job.id));
         if let Some(key) = &job.unique_key {
             let first = *keys.entry((job.kind.clone(), key.clone())).or_insert(place);
             if first < place && job.on_conflict != OnConflict::Return {
@@ -686,7 +790,8 @@ async fn act_on_job(api: &Api, id: JobId, action: JobAction, who: &Actor, key: K
             Problem::new(Code::WrongState, format!("{refusal}; this one is {state}")).in_state(state)
         }
         ActionOutcome::Held(state) => {
-            let detail = "the job waits for its turn, behind its order key or a limit; explain says which one";
+            let detail =
+                "the job waits for its turn: behind its order key, for a limit or for its parents; explain says which";
             Problem::new(Code::WrongState, detail).in_state(state)
         }
         ActionOutcome::UniqueKeyTaken { holder, state } => {

@@ -18,7 +18,7 @@ use crate::sql::batches::placeholders;
 use crate::sql::connection::{DbFuture, PriorRun};
 use crate::sql::error::corrupt;
 use crate::sql::script::{Script, Value};
-use tickr_job::{AttemptToken, JobId, JobOptions, Name, RunnerId, Timestamp};
+use tickr_job::{AttemptToken, BatchId, JobId, JobOptions, Name, RunnerId, Timestamp};
 
 /// A successful claim. The attempt is committed, and the handler may start.
 #[derive(Clone, Debug)]
@@ -51,6 +51,7 @@ pub struct Claimed {
     pub started_at: Timestamp,
     runner: Arc<RunnerId>,
     keyed: bool,
+    links: u8,
     pub(crate) slots: Arc<[LimitKey]>,
 }
 
@@ -66,6 +67,10 @@ pub struct Opened {
     pub(crate) started_at: Timestamp,
     /// True if the job holds a unique key.
     pub(crate) keyed: bool,
+    /// The links of the job at the claim: `owed.links`.
+    pub(crate) links: u8,
+    /// The batch that counts the job.
+    pub(crate) batch: Option<BatchId>,
     /// The order key of the job.
     pub(crate) order_key: Option<Arc<str>>,
     /// Keys of limits of which the attempt has a slot.
@@ -84,6 +89,8 @@ impl Claimed {
             execute_at: self.execute_at,
             started_at: self.started_at,
             keyed: self.keyed,
+            links: self.links,
+            batch: self.options.batch,
             order_key: self.options.order.as_ref().map(|order| order.key.as_str().into()),
             slots: Arc::clone(&self.slots),
         }
@@ -458,7 +465,7 @@ pub(super) fn read_step(script: &mut Script<'_>, ids: &[Uuid], token: AttemptTok
     values.push(token.uuid().into());
     let select = format!(
         "SELECT o.id, o.kind, o.queue, o.attempt, o.spared, o.losses, o.max_attempts, o.execute_at, o.started_at, \
-         j.payload, j.options, o.keyed, j.created_at FROM owed o FORCE INDEX (PRIMARY) STRAIGHT_JOIN jobs j ON j.id = o.id \
+         j.payload, j.options, o.keyed, o.links, j.created_at FROM owed o FORCE INDEX (PRIMARY) STRAIGHT_JOIN jobs j ON j.id = o.id \
          WHERE o.id IN {list} AND o.token = ?",
     );
     script.push(select, values);
@@ -493,6 +500,7 @@ impl Claims {
             started_at: row.try_get("started_at")?,
             runner: Arc::clone(&self.runner),
             keyed: row.try_get("keyed")?,
+            links: row.try_get("links")?,
             slots: Arc::default(),
         })
     }

@@ -17,6 +17,7 @@ use uuid::Uuid;
 
 use crate::attempts::claim::{Claim, Claims, Opened, read_step};
 use crate::attempts::settlement::{SettleRequest, Settlement};
+use crate::rows::links::{AWAITED, BatchChanges, IN_BATCH};
 use crate::rows::order::{Successor, lock_step, release_steps, successors_step};
 use crate::rows::owed::DueJob;
 use crate::rows::tallies::tally;
@@ -36,6 +37,8 @@ pub(crate) struct Completed<'a> {
     pub(crate) released: Vec<DueJob>,
     /// The claim of jobs that were held.
     pub(crate) claim: Option<SuccessorClaim<'a>>,
+    /// The links of the jobs: bits of `owed.links`.
+    pub(crate) linked: u8,
 }
 
 impl<'a> Success<'a> {
@@ -44,6 +47,8 @@ impl<'a> Success<'a> {
         let item = &request.settlement;
         let opened = item.opened.as_ref()?;
         let plain = item.verdict == Verdict::Succeeded && item.follow_ups.is_empty() && !opened.keyed;
+        let in_batch = opened.links & IN_BATCH != 0;
+        let plain = plain && opened.links & AWAITED == 0 && in_batch == opened.batch.is_some();
         let successor_for = request.successor_for.as_ref().filter(|_| opened.order_key.is_some());
         plain.then_some(Self { item, opened, successor_for })
     }
@@ -98,7 +103,7 @@ pub(crate) async fn complete<'a>(
     // A single-table DELETE accepts no index hint. The ORDER BY and the LIMIT have the same effect.
     let delete = format!(
         "DELETE FROM owed WHERE id IN {ids_list} AND CONCAT(id, token) IN {pairs_list} AND cancel_requested_at IS NULL \
-         ORDER BY id LIMIT ?"
+         AND links < {AWAITED} ORDER BY id LIMIT ?"
     );
     take.push(delete, values);
     if !keys.is_empty() {
@@ -152,6 +157,12 @@ pub(crate) async fn complete<'a>(
     }
     let counts: Vec<_> = counts.into_iter().map(|((queue, kind), n)| (queue, kind, State::Completed, n)).collect();
     tally(&mut write, lane, &counts);
+    let mut changes = BatchChanges::default();
+    for batch in sorted.iter().filter_map(|success| success.opened.batch) {
+        changes.of(batch.uuid()).completed += 1;
+    }
+    let linked = if changes.is_empty() { 0 } else { IN_BATCH };
+    changes.add_step(&mut write);
     // The claims come first, so that one update of a row is enough.
     let mut claim = claims.and_then(|claims| SuccessorClaim::new(claims, &sorted, &successors));
     if let Some(claim) = &claim {
@@ -168,7 +179,7 @@ pub(crate) async fn complete<'a>(
         claim.answered(written.iter().flat_map(|step| &step.rows))?;
         released.retain(|job| !claim.won.contains_key(&job.id));
     }
-    Ok(Some(Completed { released, claim }))
+    Ok(Some(Completed { released, claim, linked }))
 }
 
 /// The claim of the next jobs of order keys, in the transaction that ends the jobs in front of them.

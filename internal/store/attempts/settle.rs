@@ -23,6 +23,7 @@ use crate::attempts::settlement::{Again, SettleReply, SettleRequest, Settled, Se
 use crate::rows::dead_letters::{NewDeadLetter, insert_dead_letters};
 use crate::rows::jobs::{Accepted, insert_owed};
 use crate::rows::ledger::{AttemptRow, append_to_ledger};
+use crate::rows::links::{LinkedEnd, check_links, record_ends};
 use crate::rows::order::{OrderedJobs, close_places, lock_keys_of_and, order_key_of};
 use crate::rows::owed::{DueJob, MAX_LOSSES, MAX_SPARED, Owed, delete_owed, lock_held};
 use crate::rows::tallies::{Lanes, count};
@@ -79,6 +80,7 @@ impl Batch for Settles {
             let successes: Vec<Success<'_>> = items.iter().filter_map(Success::from_request).collect();
             let completed = if successes.is_empty() { None } else { complete(conn, &successes, lane).await? };
             let are_completed = completed.is_some();
+            let mut linked = completed.as_ref().map_or(0, |done| done.linked);
             let (mut released, claim) = completed.map(|done| (done.released, done.claim)).unwrap_or_default();
             let mut rest: Vec<(usize, &Settlement)> = Vec::new();
             for (place, item) in items.iter().enumerate() {
@@ -89,24 +91,30 @@ impl Batch for Settles {
                 }
             }
             if !rest.is_empty() {
-                self.settle_held(conn, &rest, lane, &mut answers).await?;
+                linked |= self.settle_held(conn, &rest, lane, &mut answers).await?;
             }
             let mut next = claim.map(SuccessorClaim::hand_out).unwrap_or_default();
             let answers = items.iter().zip(answers);
-            Ok(answers.map(|(item, settled)| SettleReply { settled, next: next.remove(&item.settlement.id) }).collect())
+            let reply = |(item, settled): (&SettleRequest, Settled)| SettleReply {
+                settled,
+                next: next.remove(&item.settlement.id),
+                linked: std::mem::take(&mut linked),
+            };
+            Ok(answers.map(reply).collect())
         })
     }
 }
 
 impl Settles {
-    /// Settle attempts with any verdict: lock their rows, decide, and write the outcome.
+    /// Settle attempts with any verdict: lock their rows, decide, and write the outcome. Returns the links
+    /// of the jobs that ended.
     async fn settle_held(
         &self,
         conn: &mut MySqlConnection,
         items: &[(usize, &Settlement)],
         lane: u8,
         answers: &mut [Settled],
-    ) -> Result<(), sqlx::Error> {
+    ) -> Result<u8, sqlx::Error> {
         let mut tx = conn.begin().await?;
         let may_be_ordered =
             items.iter().filter(|(_, item)| item.opened.as_ref().is_none_or(|opened| opened.order_key.is_some()));
@@ -127,7 +135,7 @@ impl Settles {
         }
         moves.sort_unstable_by_key(|step| step.item.id);
         moves.dedup_by_key(|step| step.item.id);
-        let Written { mut follow_ups, mut released } =
+        let Written { mut follow_ups, mut released, linked } =
             write_moves(&mut tx, &moves, &ordered, now, &self.clock, lane).await?;
         tx.commit().await?;
 
@@ -141,7 +149,8 @@ impl Settles {
             };
         }
         recognise_own_work(conn, items, answers).await?;
-        keep_late_notes(conn, items, answers).await
+        keep_late_notes(conn, items, answers).await?;
+        Ok(linked)
     }
 }
 
@@ -237,6 +246,8 @@ pub(crate) struct Written {
     pub(crate) follow_ups: BTreeMap<JobId, Vec<Accepted>>,
     /// Jobs that are not held any more.
     pub(crate) released: Vec<DueJob>,
+    /// The links of the jobs that ended: bits of `owed.links`.
+    pub(crate) linked: u8,
 }
 
 /// Write decided settlements, sorted by id. The order keys of their jobs are locked.
@@ -271,6 +282,11 @@ pub(crate) async fn write_moves(
         .collect();
     insert_dead_letters(conn, &dead_letters).await?;
     release_unique_keys(conn, &ended).await?;
+    let ends: Vec<LinkedEnd> = ended
+        .iter()
+        .map(|step| LinkedEnd { id: step.item.id.uuid(), links: step.owed.links, state: step.state })
+        .collect();
+    let linked = record_ends(conn, &ends).await?;
     let closed = ended.iter().filter(|step| ordered.closes(step.item.id, step.state));
     let released = close_places(conn, &closed.map(|step| step.item.id.uuid()).collect::<Vec<_>>(), now).await?;
     let follow_ups = accept_follow_ups(conn, &ended, clock).await?;
@@ -279,7 +295,7 @@ pub(crate) async fn write_moves(
         *counts.entry((step.owed.queue.clone(), step.owed.kind.clone(), step.state)).or_default() += 1;
     }
     count(conn, lane, &counts).await?;
-    Ok(Written { follow_ups, released })
+    Ok(Written { follow_ups, released, linked })
 }
 
 /// Write the new values of jobs that wait again. An upsert of rows that are locked and known to exist updates many
@@ -355,7 +371,11 @@ async fn accept_follow_ups(
     }
     jobs.sort_unstable_by_key(|(job, _)| job.id);
     let plain: Vec<&NewJob> = jobs.iter().map(|(job, _)| *job).collect();
-    let accepted = insert_owed(conn, &plain, clock, PriorRun::Nothing).await?;
+    // They belong to the batches of the jobs that end, which cannot have ended before. One may have been cancelled: then
+    // its cancel, which is not over while it has unfinished jobs, ends them as well.
+    let own = plain.iter().filter_map(|job| job.options.batch).collect();
+    let (links, _) = check_links(conn, &plain, &own).await?;
+    let accepted = insert_owed(conn, &plain, &links, clock, PriorRun::Nothing).await?;
     let mut by_parent: BTreeMap<JobId, Vec<Accepted>> = BTreeMap::new();
     for ((_, parent), receipt) in jobs.into_iter().zip(accepted) {
         by_parent.entry(parent).or_default().push(receipt);

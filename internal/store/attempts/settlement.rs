@@ -49,6 +49,8 @@ pub(crate) struct SettleReply {
     pub(crate) settled: Settled,
     /// The claim of the next job of the order key.
     pub(crate) next: Option<Claim>,
+    /// The links of the jobs that ended in the same batch of settlements: bits of `owed.links`.
+    pub(crate) linked: u8,
 }
 
 /// Due time of a job that waits again.

@@ -14,10 +14,12 @@ use crate::rows::dead_letters::{delete_dead_letter, was_replayed};
 use crate::rows::jobs::Accepted;
 use crate::rows::ledger::{AttemptRow, append_to_ledger};
 use crate::rows::limits::{unpark, waits_for_turn};
+use crate::rows::links::{LinkedEnd, forget_blocked, record_ends, record_retry};
 use crate::rows::order::{OrderedJobs, close_places, held_until, lock_keys_of, lock_or_make_keys_of, place_again};
-use crate::rows::owed::{Owed, delete_owed, lock_held};
+use crate::rows::owed::{DueJob, Owed, delete_owed, lock_held};
 use crate::rows::tallies::count;
 use crate::rows::unique_keys::{WantedKey, lock_or_take, release_key_of};
+use crate::sql::batches::{MAX_ROWS, bind_padded, in_list, padded_len, placeholders, statement};
 use crate::sql::clock::read_clock;
 use crate::sql::connection::{PriorRun, transact};
 use crate::sql::error::corrupt;
@@ -35,7 +37,7 @@ pub enum ActionOutcome {
     Waits(Accepted),
     /// Not allowed in the job's current state.
     Refused(State),
-    /// Not possible while a job in front of it with the same order key has not ended.
+    /// Not possible while the job waits for its turn: for a job in front of it, for a limit, or for its parents.
     Held(State),
     /// Not possible while another job has the unique key of this one. Only after a retry.
     UniqueKeyTaken {
@@ -219,9 +221,15 @@ pub(crate) async fn cancel_waiting(
     delete_owed(conn, &[id.uuid()]).await?;
     if waits_for_turn(owed.execute_at) {
         unpark(conn, id.uuid()).await?;
+        forget_blocked(conn, id.uuid()).await?;
     }
-    // A closing line without a runner: no attempt was executed, but the ledger must record the end.
-    let closing = AttemptRow {
+    record_ends(conn, &[LinkedEnd { id: id.uuid(), links: owed.links, state: State::Cancelled }]).await?;
+    append_to_ledger(conn, &[closing_line(id, owed, now, error)], now).await
+}
+
+/// Return the line that ends a waiting job as cancelled. No attempt was executed, but the ledger must record the end.
+fn closing_line<'a>(id: JobId, owed: &Owed, now: Timestamp, error: Option<&'a str>) -> AttemptRow<'a> {
+    AttemptRow {
         job: id,
         number: owed.attempt + 1,
         burned: owed.attempt - owed.spared,
@@ -235,8 +243,65 @@ pub(crate) async fn cancel_waiting(
         result: None,
         cancel_requested_at: Some(now),
         exchange: None,
-    };
-    append_to_ledger(conn, &[closing], now).await
+    }
+}
+
+/// Cancel these jobs, whose rows and order keys are locked: those that wait end now, the handlers of executing ones are
+/// asked to stop. What [`cancel_waiting`] does for one job, with as few statements as for one.
+pub(crate) async fn cancel_all(
+    conn: &mut MySqlConnection,
+    jobs: &BTreeMap<JobId, Owed>,
+    ordered: &OrderedJobs,
+    now: Timestamp,
+) -> Result<CancelledJobs, sqlx::Error> {
+    let waits = |owed: &Owed| next(owed.state, StateInput::Cancel) == Ok(State::Cancelled);
+    let mut done = CancelledJobs::default();
+    let waiting: Vec<(JobId, &Owed)> =
+        jobs.iter().filter(|(_, owed)| waits(owed)).map(|(id, owed)| (*id, owed)).collect();
+    done.stop_requested = jobs.iter().filter(|(_, owed)| !waits(owed)).map(|(id, _)| *id).collect();
+    for ids in done.stop_requested.iter().map(|id| id.uuid()).collect::<Vec<_>>().chunks(MAX_ROWS) {
+        let sql = format!(
+            "UPDATE owed FORCE INDEX (PRIMARY) SET cancel_requested_at = COALESCE(cancel_requested_at, ?) \
+             WHERE id IN {} ORDER BY id",
+            placeholders(padded_len(ids.len()))
+        );
+        bind_padded(statement(sql).bind(now), ids).execute(&mut *conn).await?;
+    }
+    if waiting.is_empty() {
+        return Ok(done);
+    }
+    delete_owed(conn, &waiting.iter().map(|(id, _)| id.uuid()).collect::<Vec<_>>()).await?;
+    let lines: Vec<AttemptRow<'_>> = waiting.iter().map(|(id, owed)| closing_line(*id, owed, now, None)).collect();
+    append_to_ledger(conn, &lines, now).await?;
+    let ends = waiting.iter().map(|(id, owed)| LinkedEnd { id: id.uuid(), links: owed.links, state: State::Cancelled });
+    record_ends(conn, &ends.collect::<Vec<_>>()).await?;
+    let turns: Vec<Uuid> =
+        waiting.iter().filter(|(_, owed)| waits_for_turn(owed.execute_at)).map(|(id, _)| id.uuid()).collect();
+    for ids in turns.chunks(MAX_ROWS) {
+        let tail = format!(" ORDER BY job_id LIMIT {MAX_ROWS}");
+        in_list("DELETE FROM limit_waits WHERE job_id IN", ids, &tail).execute(&mut *conn).await?;
+        in_list("DELETE FROM blocked_jobs WHERE job_id IN", ids, &tail).execute(&mut *conn).await?;
+    }
+    for (id, _) in waiting.iter().filter(|(_, owed)| owed.keyed) {
+        release_key_of(conn, id.uuid(), false).await?;
+    }
+    let places: Vec<Uuid> = waiting.iter().filter(|(id, _)| ordered.contains(*id)).map(|(id, _)| id.uuid()).collect();
+    done.released = close_places(conn, &places, now).await?;
+    for (id, owed) in waiting {
+        *done.counts.entry((owed.queue.clone(), owed.kind.clone(), State::Cancelled)).or_default() += 1;
+        done.cancelled.push(id);
+    }
+    Ok(done)
+}
+
+/// Outcome of [`cancel_all`]. The caller writes the tallies last in the transaction.
+#[derive(Default)]
+pub(crate) struct CancelledJobs {
+    pub(crate) cancelled: Vec<JobId>,
+    pub(crate) stop_requested: Vec<JobId>,
+    /// Jobs that are not held any more.
+    pub(crate) released: Vec<DueJob>,
+    pub(crate) counts: BTreeMap<(Name, Name, State), i64>,
 }
 
 /// Outcome of an action, and the changes for the tallies. The caller writes the tallies last in the transaction.
@@ -400,10 +465,11 @@ async fn ended(
     }
     let execute_at = floor_ms(now);
     let held = place_again(conn, ordered, id, execute_at).await?;
+    let links = record_retry(conn, id.uuid(), state).await?;
     // The numbers in the ledger continue. Earlier attempts count as spared, so that the job has all its attempts again.
     sqlx::query(
-        "INSERT INTO owed (id, kind, queue, priority, max_attempts, keyed, state, execute_at, attempt, spared) \
-         VALUES (?, ?, ?, ?, ?, ?, 'waiting', ?, ?, ?)",
+        "INSERT INTO owed (id, kind, queue, priority, max_attempts, keyed, state, execute_at, attempt, spared, links) \
+         VALUES (?, ?, ?, ?, ?, ?, 'waiting', ?, ?, ?, ?)",
     )
     .bind(id.uuid())
     .bind(kind.as_str())
@@ -414,6 +480,7 @@ async fn ended(
     .bind(if held { held_until() } else { execute_at }.naive_utc())
     .bind(done)
     .bind(done)
+    .bind(links)
     .execute(&mut *conn)
     .await?;
     delete_dead_letter(conn, id.uuid()).await?;

@@ -11,6 +11,7 @@ use uuid::Uuid;
 use crate::rows::dead_letters::{NewDeadLetter, insert_dead_letters};
 use crate::rows::ledger::{AttemptRow, append_to_ledger};
 use crate::rows::limits::{unpark, waits_for_turn};
+use crate::rows::links::{LinkedEnd, forget_blocked, record_ends};
 use crate::rows::order::{close_places, lock_free_keys_of};
 use crate::rows::owed::{DueJob, Owed, delete_owed, lock_free};
 use crate::rows::tallies::count;
@@ -225,9 +226,13 @@ impl Page<'_> {
             lived_before: owed.spared > 0,
         });
         insert_dead_letters(conn, &dead_letters.collect::<Vec<_>>()).await?;
+        let ends =
+            self.expired.iter().map(|(id, owed, _)| LinkedEnd { id: *id, links: owed.links, state: State::Failed });
+        record_ends(conn, &ends.collect::<Vec<_>>()).await?;
         for (id, owed, _) in &self.expired {
             if waits_for_turn(owed.execute_at) {
                 unpark(conn, *id).await?;
+                forget_blocked(conn, *id).await?;
             }
             if owed.keyed {
                 release_key_of(conn, *id, false).await?;

@@ -12,8 +12,11 @@ use crate::idempotency::{
     Answer, Digest, IdempotentOutcome, IdempotentRequest, ResponseBuilder, StoredResponse, find_all, store_responses,
 };
 use crate::jobs::insert::{bytes_of, together};
-use crate::jobs::unique_keys::{EnqueueReceipts, EnqueueRequest, EnqueuedJob, TakenKeys, insert_keyed, with_producer};
+use crate::jobs::unique_keys::{
+    EnqueueReceipts, EnqueueRefusal, EnqueueRequest, EnqueuedJob, insert_keyed, with_producer,
+};
 use crate::rows::jobs::{Accepted, accepted_at, in_order_of, receipts, write_jobs};
+use crate::rows::links::NewLinks;
 use crate::sql::batch::Batch;
 use crate::sql::batches::BYTES_PER_ROW;
 use crate::sql::clock::{StoreClock, read_clock};
@@ -35,7 +38,7 @@ pub(crate) struct IdempotentJobs {
 
 /// Outcome of one request in a shared write.
 pub(crate) enum Shareable {
-    Settled(IdempotentOutcome<EnqueueReceipts, TakenKeys>),
+    Settled(IdempotentOutcome<EnqueueReceipts, EnqueueRefusal>),
     /// Its batch could not be written because of the key of some request in it. Write this request alone.
     Alone,
 }
@@ -159,7 +162,7 @@ async fn write_all(
     let jobs = writers.values().flat_map(|item| &item.request.jobs);
     let mut pairs: Vec<(&NewJob, &Accepted)> = jobs.zip(written.iter().flat_map(|(_, accepted)| accepted)).collect();
     pairs.sort_unstable_by_key(|(job, _)| job.id);
-    write_jobs(conn, &pairs).await?;
+    write_jobs(conn, &pairs, &NewLinks::default()).await?;
     Ok(written)
 }
 
@@ -175,9 +178,10 @@ impl Store {
         jobs: Vec<NewJob>,
         idempotent: IdempotentRequest,
         build: ResponseBuilder<EnqueueReceipts>,
-    ) -> Result<IdempotentOutcome<EnqueueReceipts, TakenKeys>, StoreError> {
-        // These may have to wait for the lock of a key.
-        let alone = jobs.iter().any(|job| job.unique_key.is_some() || job.options.order.is_some());
+    ) -> Result<IdempotentOutcome<EnqueueReceipts, EnqueueRefusal>, StoreError> {
+        // These may have to wait for the lock of a key, a parent or a batch.
+        let waits = |job: &NewJob| job.unique_key.is_some() || job.options.order.is_some() || job.options.has_links();
+        let alone = jobs.iter().any(waits);
         let request = EnqueueRequest { jobs: together(with_producer(jobs, &producer)), producer };
         let item = Arc::new(IdempotentJobs { request, idempotent, build });
         if !alone {

@@ -9,6 +9,7 @@ use uuid::Uuid;
 
 use crate::rows::jobs::{Accepted, commit_jobs, in_order_of, insert_owed, written_before};
 use crate::rows::limits::{KnownLimits, LimitKey, LimitSetting, count_parked, keys_of, keys_with_parked_jobs};
+use crate::rows::links::NewLinks;
 use crate::rows::order::order_key_of;
 use crate::sql::batch::Batch;
 use crate::sql::batches::BYTES_PER_ROW;
@@ -131,7 +132,7 @@ impl Batch for OrderedInserts {
             let mut jobs: Vec<&NewJob> = items.iter().flatten().collect();
             jobs.sort_unstable_by_key(|job| job.id);
             let mut tx = conn.begin().await?;
-            let accepted = insert_owed(&mut tx, &jobs, &self.clock, earlier).await?;
+            let accepted = insert_owed(&mut tx, &jobs, &NewLinks::default(), &self.clock, earlier).await?;
             tx.commit().await?;
             items.iter().map(|jobs| in_order_of(jobs, &accepted)).collect()
         })

@@ -182,6 +182,12 @@ impl Search {
                 [text(kind.as_str()), Bind::Bytes(key.clone().into_bytes())],
             );
             self.key = "job_id";
+        } else if let Some(batch) = filter.batch {
+            source.add(
+                "SELECT job_id AS id FROM batch_jobs FORCE INDEX (batch_jobs_batch) WHERE batch_id = ?",
+                [Bind::Id(batch.uuid())],
+            );
+            self.key = "job_id";
         } else if let Some(key) = &filter.order_key {
             source.add(
                 "SELECT job_id AS id FROM order_places FORCE INDEX (order_places_job) WHERE order_key = ?",
@@ -355,6 +361,10 @@ fn narrow(filter: &Filter, conditions: &mut Piece) {
     }
     if let Some(key) = &filter.unique_key {
         conditions.add(" AND j.unique_key = ?", [Bind::Bytes(key.clone().into_bytes())]);
+    }
+    if let Some(batch) = filter.batch {
+        let sql = " AND (SELECT COUNT(*) FROM batch_jobs b WHERE b.job_id = j.id AND b.batch_id = ?) = 1";
+        conditions.add(sql, [Bind::Id(batch.uuid())]);
     }
     if let Some(key) = &filter.order_key {
         let sql = " AND (SELECT COUNT(*) FROM order_places p WHERE p.job_id = j.id AND p.order_key = ?) = 1";

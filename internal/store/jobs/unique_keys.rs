@@ -11,12 +11,12 @@
 //! if both belong to the same producer (`job::Producer`). The producer of the holder is in the holder's options. They
 //! are read by the statement that reads the holder's state.
 //!
-//! Rows are locked in this order: order keys, unique keys, both in key order, rows of replaced jobs in id order, the
-//! idempotency key, then new rows, and the tallies last. A settle locks in the opposite order: first the `owed` row,
+//! Rows are locked in this order: order keys, unique keys, both in key order, rows of replaced jobs in id order, rows of
+//! parents in id order, batches, the idempotency key, then new rows, and the tallies last. A settle locks in the opposite order: first the `owed` row,
 //! then its unique key. If a settle and a replacement of the same job deadlock, MySQL rolls one of them back. That one
 //! runs again and sees the result of the other.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -31,6 +31,7 @@ use crate::jobs::insert::together;
 use crate::jobs::read::read_job;
 use crate::rows::jobs::{Accepted, accepted_at, due_at, mark_held, receipts, write_jobs};
 use crate::rows::limits::{parked_until, waits_for_turn};
+use crate::rows::links::{LinkProblem, check_links};
 use crate::rows::order::{close_places, lock_keys_of, lock_or_make, order_key_of};
 use crate::rows::owed::{Owed, lock_held};
 use crate::rows::tallies::count;
@@ -121,7 +122,16 @@ pub enum EnqueueOutcome {
     /// Each job is accepted, or the holder of its unique key is the answer in its place, as the request allows.
     Accepted(EnqueueReceipts),
     /// Nothing was written.
-    KeyConflict(TakenKeys),
+    Refused(EnqueueRefusal),
+}
+
+/// The reason why nothing of a request was written.
+#[derive(Clone, Debug)]
+pub enum EnqueueRefusal {
+    /// Unfinished jobs have some of the unique keys.
+    KeysTaken(TakenKeys),
+    /// Some jobs cannot have the parents or the batch that they name, with the positions of the jobs.
+    Links(Vec<(usize, LinkProblem)>),
 }
 
 /// The jobs of a request whose unique keys are taken: the position of each, and the unfinished job that holds its key.
@@ -138,7 +148,7 @@ pub(crate) struct PriorDecision {
 }
 
 impl Store {
-    /// Insert jobs, some of which have unique keys: all of them or none. A unique key shows and replaces only jobs that
+    /// Insert jobs, some of which have unique keys, parents or a batch: all of them or none. A unique key shows and replaces only jobs that
     /// the producer may reach.
     ///
     /// # Errors
@@ -156,7 +166,7 @@ impl Store {
         });
         match outcome.await? {
             IdempotentOutcome::First { done: Some(receipts), .. } => Ok(EnqueueOutcome::Accepted(receipts)),
-            IdempotentOutcome::Refused(taken) => Ok(EnqueueOutcome::KeyConflict(taken)),
+            IdempotentOutcome::Refused(refusal) => Ok(EnqueueOutcome::Refused(refusal)),
             _ => Err(StoreError::corrupt(attempted, "a stored response without an idempotency key")),
         }
     }
@@ -184,7 +194,7 @@ pub(crate) async fn insert_keyed(
     shared: &StoreInner,
     memory: &PriorDecision,
     earlier: PriorRun,
-) -> Result<IdempotentOutcome<EnqueueReceipts, TakenKeys>, sqlx::Error> {
+) -> Result<IdempotentOutcome<EnqueueReceipts, EnqueueRefusal>, sqlx::Error> {
     if earlier == PriorRun::MayHaveCommitted
         && let Some(done) = done_before(conn, jobs, (idempotent, build), memory).await?
     {
@@ -215,7 +225,7 @@ pub(crate) async fn insert_keyed(
             return Ok(outcome);
         }
         taken.sort_unstable_by_key(|(place, _)| *place);
-        return Ok(IdempotentOutcome::Refused(taken));
+        return Ok(IdempotentOutcome::Refused(EnqueueRefusal::KeysTaken(taken)));
     }
 
     let now = read_clock(conn, &shared.clock).await?;
@@ -248,6 +258,17 @@ pub(crate) async fn insert_keyed(
     {
         receipts.holder = Some(Box::new(read_in_full(conn, holder.id).await?));
     }
+    let (links, problems) = check_links(conn, &new.iter().collect::<Vec<_>>(), &BTreeSet::new()).await?;
+    if !problems.is_empty() {
+        sqlx::raw_sql("ROLLBACK").execute(&mut *conn).await?;
+        // A parent of an earlier call of this same request may have been removed since.
+        if let Some(outcome) = stored_before(conn, idempotent, None).await? {
+            return Ok(outcome);
+        }
+        let places: Vec<usize> = (0..jobs.len()).filter(is_new).collect();
+        let problems = problems.into_iter().map(|(at, problem)| (places[at], problem)).collect();
+        return Ok(IdempotentOutcome::Refused(EnqueueRefusal::Links(problems)));
+    }
     let answer = build(&receipts);
     if let Some(instead) = store_answer(conn, idempotent, &answer, now).await? {
         return Ok(instead);
@@ -256,7 +277,7 @@ pub(crate) async fn insert_keyed(
     let accepted: Vec<Accepted> = receipts.accepted().cloned().collect();
     let mut pairs: Vec<(&NewJob, &Accepted)> = new.iter().zip(&accepted).collect();
     pairs.sort_unstable_by_key(|(job, _)| job.id);
-    let waiting = write_jobs(conn, &pairs).await?;
+    let waiting = write_jobs(conn, &pairs, &links).await?;
     mark_held(receipts.jobs.iter_mut().filter_map(EnqueuedJob::accepted_mut), &waiting);
     let mut ended = BTreeMap::new();
     for owed in decided.replace.values().filter_map(|holder| held.get(&holder.id)) {
@@ -273,7 +294,7 @@ async fn done_before(
     jobs: &[NewJob],
     (idempotent, build): (Option<&IdempotentRequest>, &ResponseBuilder<EnqueueReceipts>),
     memory: &PriorDecision,
-) -> Result<Option<IdempotentOutcome<EnqueueReceipts, TakenKeys>>, sqlx::Error> {
+) -> Result<Option<IdempotentOutcome<EnqueueReceipts, EnqueueRefusal>>, sqlx::Error> {
     let decided = memory.receipts.lock().unwrap_or_else(PoisonError::into_inner).clone();
     if idempotent.is_some() {
         return stored_before(conn, idempotent, decided).await;

@@ -65,6 +65,8 @@ const FILES: &[(&str, &str)] = embedded![
     "0037_breakers.sql",
     "0038_expiries.sql",
     "0039_outbox.sql",
+    "0040_dependencies.sql",
+    "0041_batches.sql",
 ];
 
 /// The migrations that this binary brings, in order.

@@ -12,11 +12,12 @@ use uuid::Uuid;
 
 use crate::idempotency::{Answer, IdempotentOutcome, ResponseBuilder};
 use crate::jobs::unique_keys::{
-    EnqueueReceipts, EnqueueRequest, PriorDecision, TakenKeys, insert_keyed, with_producer,
+    EnqueueReceipts, EnqueueRefusal, EnqueueRequest, PriorDecision, insert_keyed, with_producer,
 };
 use crate::outbox::rejected::reject;
 use crate::outbox::rows::{OutboxRow, outbox_row};
 use crate::rows::jobs::{Accepted, accepted_at, mark_held, write_jobs};
+use crate::rows::links::NewLinks;
 use crate::rows::owed::SKIP_LOCKED;
 use crate::sql::batches::{MAX_ROWS, in_list, statement};
 use crate::sql::clock::read_clock;
@@ -50,7 +51,7 @@ pub enum PreparedRow {
 pub struct OutboxPage {
     /// The jobs that were accepted.
     pub accepted: Vec<Accepted>,
-    /// Rows whose jobs have unique keys. They are still in the outbox: move each with [`Store::move_keyed_row`].
+    /// Rows whose jobs have unique keys, parents or a batch. They are still in the outbox: move each with [`Store::move_keyed_row`].
     pub keyed: Vec<(Uuid, NewJob)>,
     /// Rows that cannot become jobs, with the reasons.
     pub rejected: Vec<(Uuid, String)>,
@@ -62,14 +63,14 @@ pub struct OutboxPage {
     pub next: Option<Uuid>,
 }
 
-/// Outcome for a row whose job has a unique key.
+/// Outcome for a row whose job has a unique key, parents or a batch.
 #[derive(Clone, Debug)]
 pub enum KeyedRow {
     /// The job was accepted, or another job is the answer in its place.
     Moved(EnqueueReceipts),
     /// The row is gone, or its job had been accepted before.
     Repeated,
-    /// Another job has the unique key, and this one does not accept that. The row was rejected.
+    /// Another job has the unique key, and this one does not accept that, or a link is not possible. The row was rejected.
     Rejected(String),
 }
 
@@ -137,7 +138,7 @@ impl Store {
         .await
     }
 
-    /// Move one row of the outbox whose job has a unique key.
+    /// Move one row of the outbox whose job has a unique key, parents or a batch.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
@@ -172,8 +173,8 @@ impl Store {
         match moved {
             None => Ok(KeyedRow::Repeated),
             Some(IdempotentOutcome::First { done: Some(receipts), .. }) => Ok(KeyedRow::Moved(receipts)),
-            Some(IdempotentOutcome::Refused(taken)) => {
-                let reason = reason_of(&taken);
+            Some(IdempotentOutcome::Refused(refusal)) => {
+                let reason = reason_of(&refusal);
                 self.reject_row(row, &reason).await?;
                 Ok(KeyedRow::Rejected(reason))
             }
@@ -209,11 +210,16 @@ impl Rows {
     }
 }
 
-fn reason_of(taken: &TakenKeys) -> String {
-    taken.first().map_or_else(
-        || "another job has the unique key".to_owned(),
-        |(_, holder)| format!("job {} has the unique key and is {}", holder.id, holder.state),
-    )
+fn reason_of(refusal: &EnqueueRefusal) -> String {
+    match refusal {
+        EnqueueRefusal::KeysTaken(taken) => taken.first().map_or_else(
+            || "another job has the unique key".to_owned(),
+            |(_, holder)| format!("job {} has the unique key and is {}", holder.id, holder.state),
+        ),
+        EnqueueRefusal::Links(problems) => {
+            problems.iter().map(|(_, problem)| problem.to_string()).collect::<Vec<_>>().join("; ")
+        }
+    }
 }
 
 async fn move_page(
@@ -278,7 +284,7 @@ async fn move_page(
         if known.contains(&job.id.uuid()) {
             page.repeated += 1;
             done.push(row);
-        } else if job.unique_key.is_some() {
+        } else if job.unique_key.is_some() || job.options.has_links() {
             page.keyed.push((row, job));
         } else {
             done.push(row);
@@ -290,7 +296,7 @@ async fn move_page(
         let now = read_clock(conn, &shared.clock).await?;
         page.accepted = plain.iter().map(|job| accepted_at(job, now)).collect();
         let pairs: Vec<(&NewJob, &Accepted)> = plain.iter().zip(&page.accepted).collect();
-        let held = write_jobs(conn, &pairs).await?;
+        let held = write_jobs(conn, &pairs, &NewLinks::default()).await?;
         mark_held(&mut page.accepted, &held);
     }
     for ids in done.chunks(MAX_ROWS) {

@@ -189,6 +189,9 @@ async fn delete(conn: &mut MySqlConnection, ids: &[Uuid]) -> Result<(), sqlx::Er
         ("order_places", "job_id"),
         ("job_limit_keys", "job_id"),
         ("job_expiries", "job_id"),
+        ("job_parents", "parent_id"),
+        ("job_parents", "child_id"),
+        ("batch_jobs", "job_id"),
         ("jobs", "id"),
     ] {
         // The order by key and the LIMIT keep MySQL from scanning a small table. A job may have any number of lines, so

@@ -9,6 +9,7 @@ use sqlx::{MySqlConnection, Row};
 use uuid::Uuid;
 
 use crate::rows::limits::{LimitKey, ToPark, park_step, parked_until};
+use crate::rows::links::{NewLinks, blocked_until, link_steps};
 use crate::rows::order::{Newcomer, held_until, lock_or_make, take_places};
 use crate::sql::batches::{bind_padded, padded_len, placeholders, statement};
 use crate::sql::clock::{StoreClock, begin, read_clock};
@@ -32,15 +33,17 @@ pub struct Accepted {
     pub execute_at: Timestamp,
     /// The time when it was accepted.
     pub created_at: Timestamp,
-    /// True if it waits for its turn: a job in front of it with the same order key has not ended, or its limit has no
-    /// room. It is due when its turn comes, and not before `execute_at`.
+    /// True if it waits for its turn: a job in front of it with the same order key has not ended, its limit has no room,
+    /// or a parent has not ended. It is due when its turn comes, and not before `execute_at`.
     pub held: bool,
 }
 
-/// Insert `jobs`, sorted by id, with the current time of the server. Runs in the caller's transaction.
+/// Insert `jobs`, sorted by id, with the current time of the server. Runs in the caller's transaction, which has checked
+/// their links.
 pub(crate) async fn insert_owed(
     conn: &mut MySqlConnection,
     jobs: &[&NewJob],
+    links: &NewLinks,
     clock: &StoreClock,
     earlier: PriorRun,
 ) -> Result<Vec<Accepted>, sqlx::Error> {
@@ -50,7 +53,7 @@ pub(crate) async fn insert_owed(
     let now = read_clock(conn, clock).await?;
     let mut accepted: Vec<Accepted> = jobs.iter().map(|job| accepted_at(job, now)).collect();
     let pairs: Vec<(&NewJob, &Accepted)> = jobs.iter().copied().zip(&accepted).collect();
-    let held = write_jobs(conn, &pairs).await?;
+    let held = write_jobs(conn, &pairs, links).await?;
     mark_held(&mut accepted, &held);
     Ok(accepted)
 }
@@ -90,18 +93,21 @@ pub(crate) fn accepted_at(job: &NewJob, now: Timestamp) -> Accepted {
 }
 
 /// Insert the rows of jobs, sorted by id, with the times in their receipts. Jobs with an order key take their places in
-/// this order; those that are held are returned. Runs in the caller's transaction.
+/// this order; those that are held or blocked are returned. Runs in the caller's transaction, which has checked their
+/// links.
 pub(crate) async fn write_jobs(
     conn: &mut MySqlConnection,
     pairs: &[(&NewJob, &Accepted)],
+    links: &NewLinks,
 ) -> Result<BTreeSet<JobId>, sqlx::Error> {
-    let held = take_places_of(conn, pairs).await?;
+    let mut held = take_places_of(conn, pairs).await?;
     let rows: Vec<JobRow<'_>> = pairs.iter().map(|(job, accepted)| JobRow::at(job, accepted)).collect();
     let options = options_of(&rows)?;
     let mut script = script_about(&rows);
     let parked = BTreeMap::new();
-    insert_into(&mut script, &rows, &options, &Turns { held: &held, parked: &parked });
+    insert_into(&mut script, &rows, &options, &Turns { held: &held, parked: &parked, links });
     script.run(conn).await?;
+    held.extend(pairs.iter().map(|(job, _)| job.id).filter(|id| links.is_blocked(*id)));
     Ok(held)
 }
 
@@ -131,7 +137,7 @@ async fn take_places_of(
     take_places(conn, &newcomers).await
 }
 
-/// Insert `jobs`, sorted by id and without order keys, in a transaction of their own, and return their receipts. Those
+/// Insert `jobs`, sorted by id and without order keys and links, in a transaction of their own, and return their receipts. Those
 /// in `parked` wait for a limit.
 ///
 /// The time of the server is the time of their acceptance. When all of them are due at once and there are few of them,
@@ -143,7 +149,7 @@ pub(crate) async fn commit_jobs(
     clock: &StoreClock,
     parked: &BTreeMap<JobId, LimitKey>,
 ) -> Result<Vec<Accepted>, sqlx::Error> {
-    let turns = Turns { held: &BTreeSet::new(), parked };
+    let turns = Turns { held: &BTreeSet::new(), parked, links: &NewLinks::default() };
     let receipts_at = |now| {
         let mut accepted: Vec<Accepted> = jobs.iter().map(|job| accepted_at(job, now)).collect();
         accepted.iter_mut().for_each(|accepted| accepted.held = parked.contains_key(&accepted.id));
@@ -222,10 +228,11 @@ fn script_about<'a>(rows: &[JobRow<'_>]) -> Script<'a> {
     Script::about(rows.len(), rows.iter().map(JobRow::bytes).sum())
 }
 
-/// The new jobs that wait for their turns: for their order, or for a limit.
+/// The new jobs that wait for their turns: for their order, for a limit, or for their parents.
 struct Turns<'a> {
     held: &'a BTreeSet<JobId>,
     parked: &'a BTreeMap<JobId, LimitKey>,
+    links: &'a NewLinks,
 }
 
 /// Add the statements that write these jobs. `options` has the text of the options of each job.
@@ -260,11 +267,11 @@ fn insert_into<'a>(script: &mut Script<'a>, rows: &[JobRow<'a>], options: &'a [O
             ]);
         },
     );
-    let expire = rows.iter().any(|row| row.expires_at.is_some());
-    let owed = if expire {
+    let rarer = rows.iter().any(|row| row.expires_at.is_some() || turns.links.bits_of(row.job) != 0);
+    let owed = if rarer {
         [
-            "INSERT INTO owed (id, kind, queue, priority, max_attempts, keyed, state, execute_at, expires_at) VALUES",
-            "(?,?,?,?,?,?,'waiting',?,?)",
+            "INSERT INTO owed (id, kind, queue, priority, max_attempts, keyed, state, execute_at, expires_at, links) VALUES",
+            "(?,?,?,?,?,?,'waiting',?,?,?)",
             "",
         ]
     } else {
@@ -287,7 +294,9 @@ fn insert_into<'a>(script: &mut Script<'a>, rows: &[JobRow<'a>], options: &'a [O
                 job.priority.level().into(),
                 job.max_attempts.into(),
                 job.unique_key.is_some().into(),
-                if turns.held.contains(&job.id) {
+                if turns.links.is_blocked(job.id) {
+                    blocked_until().into()
+                } else if turns.held.contains(&job.id) {
                     held_until().into()
                 } else if turns.parked.contains_key(&job.id) {
                     parked_until().into()
@@ -295,8 +304,8 @@ fn insert_into<'a>(script: &mut Script<'a>, rows: &[JobRow<'a>], options: &'a [O
                     row.execute_at
                 },
             ]);
-            if expire {
-                values.push(row.expires_at.into());
+            if rarer {
+                values.extend([Value::from(row.expires_at), turns.links.bits_of(job).into()]);
             }
         },
     );
@@ -310,6 +319,8 @@ fn insert_into<'a>(script: &mut Script<'a>, rows: &[JobRow<'a>], options: &'a [O
     if !parked.is_empty() {
         park_step(script, &parked);
     }
+    let linked: Vec<(&NewJob, Value<'a>)> = rows.iter().map(|row| (row.job, row.execute_at)).collect();
+    link_steps(script, turns.links, &linked);
     // One more statement each, for the jobs that expire, or that have limit keys or tags.
     let expiries: Vec<(Uuid, Timestamp)> =
         rows.iter().filter_map(|row| Some((row.job.id.uuid(), row.expires_at?))).collect();

@@ -8,6 +8,7 @@
 //! - `jobs.rs`: rows of new jobs, and their receipts.
 //! - `ledger.rs`: lines of the ledger, `attempts`.
 //! - `limits.rs`: rows of `limit_keys`, `limit_slots` and `limit_waits`.
+//! - `links.rs`: rows of `job_parents`, `blocked_jobs`, `parent_ends`, `batch_jobs` and `batch_changes`.
 //! - `order.rs`: rows of `order_keys` and `order_places`.
 //! - `owed.rs`: rows of `owed`.
 //! - `tallies.rs`: rows of `tallies`.
@@ -19,6 +20,7 @@ pub(super) mod dead_letters;
 pub(super) mod jobs;
 pub(super) mod ledger;
 pub(super) mod limits;
+pub(super) mod links;
 pub(super) mod order;
 pub(super) mod owed;
 pub(super) mod tallies;

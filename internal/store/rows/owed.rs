@@ -21,6 +21,7 @@ pub(crate) struct Owed {
     pub(crate) priority: u8,
     pub(crate) max_attempts: u32,
     pub(crate) keyed: bool,
+    pub(crate) links: u8,
     pub(crate) state: State,
     pub(crate) execute_at: Timestamp,
     pub(crate) attempt: u32,
@@ -66,7 +67,7 @@ async fn lock(
     ids.dedup();
     let sql = format!(
         "SELECT id, kind, queue, priority, max_attempts, state, execute_at, attempt, spared, losses, runner, token, \
-         started_at, lease_until, cancel_requested_at, keyed FROM owed FORCE INDEX (PRIMARY) WHERE id IN {} ORDER BY id \
+         started_at, lease_until, cancel_requested_at, keyed, links FROM owed FORCE INDEX (PRIMARY) WHERE id IN {} ORDER BY id \
          FOR UPDATE{locked_rows}",
         placeholders(padded_len(ids.len())),
     );
@@ -93,6 +94,7 @@ async fn lock(
                 lease_until: row.try_get("lease_until")?,
                 cancel_requested_at: row.try_get("cancel_requested_at")?,
                 keyed: row.try_get("keyed")?,
+                links: row.try_get("links")?,
             };
             Ok((id, owed))
         })

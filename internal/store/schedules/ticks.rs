@@ -22,6 +22,7 @@ use crate::audit::{AuditEntry, record};
 use crate::idempotency::{IdempotentOutcome, IdempotentRequest, ResponseBuilder, store_answer, stored_before};
 use crate::jobs::actions::cancel_waiting;
 use crate::rows::jobs::{Accepted, accepted_at, receipts, write_jobs};
+use crate::rows::links::NewLinks;
 use crate::rows::order::{close_places, lock_keys_of};
 use crate::rows::owed::{Owed, lock_held};
 use crate::rows::tallies::count;
@@ -446,7 +447,8 @@ async fn write(conn: &mut MySqlConnection, mut jobs: Vec<&NewJob>, ticked: &mut 
         jobs.sort_unstable_by_key(|job| job.id);
         ticked.accepted = jobs.iter().map(|job| accepted_at(job, line.recorded_at)).collect();
         let pairs: Vec<(&NewJob, &Accepted)> = jobs.into_iter().zip(&ticked.accepted).collect();
-        write_jobs(conn, &pairs).await?;
+        // A template has no links.
+        write_jobs(conn, &pairs, &NewLinks::default()).await?;
         write_lines(conn, &ticked.lines).await?;
     }
     Ok(())

@@ -252,6 +252,7 @@ impl TestApp {
         match self.app.broker().enqueue(job).await.unwrap() {
             Enqueued::Accepted(accepted) => accepted.id,
             Enqueued::Existing(holder) | Enqueued::KeyConflict(holder) => panic!("the key is held by {}", holder.id),
+            Enqueued::LinkRefused(problem) => panic!("{problem}"),
         }
     }
 

@@ -24,7 +24,7 @@ mod translator;
 
 pub(crate) use app::{Answer, TestApp, answer, draft};
 pub(crate) use calls::{call, make_api_key};
-pub(crate) use gate::gated;
+pub(crate) use gate::{broken, gated};
 pub(crate) use owed::{Owed, default_queue};
 pub(crate) use proxy::Proxy;
 pub(crate) use relay::{Condition, Relay};

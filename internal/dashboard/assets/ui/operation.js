@@ -113,6 +113,7 @@ export function filterWords(filter) {
   if (filter.schedule) parts.push(`made by the schedule ${filter.schedule}`);
   if (filter.unique_key) parts.push(`with the key “${filter.unique_key}”`);
   if (filter.order_key) parts.push(`with the order key “${filter.order_key}”`);
+  if (filter.batch) parts.push(`of the batch ${filter.batch}`);
   if (filter.limit_key) parts.push(`with the limit key “${filter.limit_key}”`);
   if (filter.host) parts.push(`to the host ${filter.host}`);
   if (filter.tags?.length) parts.push(`tagged ${filter.tags.join(', ')}`);

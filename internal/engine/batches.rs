@@ -1,0 +1,77 @@
+//! Counts the jobs of batches, ends batches, starts their callbacks, and finishes their cancels.
+//!
+//! The transactions that accept and end jobs only leave rows with what has changed. A process that has written such rows
+//! adds them up within a few hundredths of a second; the summary of changes tells the others, about once a second.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use super::EngineState;
+use tickr_store::StoreError;
+
+/// Pause after a look, so that many changes of a batch are added up together.
+const REST: Duration = Duration::from_millis(50);
+/// Pause after an error.
+const PAUSE: Duration = Duration::from_millis(500);
+
+/// Count until the runner stops.
+pub(super) async fn count_until_stopped(shared: Arc<EngineState>) {
+    let mut summaries = shared.operator_settings.summaries();
+    loop {
+        let told = tokio::select! {
+            () = shared.stop_loops.cancelled() => break,
+            () = shared.store.batches_changed() => false,
+            changed = summaries.changed() => {
+                if changed.is_err() {
+                    break;
+                }
+                if !summaries.borrow_and_update().as_ref().is_some_and(|summary| summary.batches_changed) {
+                    continue;
+                }
+                true
+            }
+        };
+        if shared.store_trouble.load(Ordering::Relaxed) {
+            continue;
+        }
+        let pause = match count(&shared).await {
+            Ok(()) => REST,
+            Err(error) => {
+                tracing::warn!(%error, "cannot count the jobs of batches yet");
+                PAUSE
+            }
+        };
+        // The process that was asked for a cancel carries it out. Another one goes on if that one dies.
+        if told && let Err(error) = finish_cancels(&shared).await {
+            tracing::warn!(%error, "cannot cancel the jobs of a batch yet");
+        }
+        tokio::select! {
+            () = shared.stop_loops.cancelled() => break,
+            () = tokio::time::sleep(pause) => {}
+        }
+    }
+}
+
+async fn count(shared: &EngineState) -> Result<(), StoreError> {
+    for batch in shared.store.changed_batches().await? {
+        while !shared.stop_loops.is_cancelled() {
+            let counted = shared.broker.count_batch(batch).await?;
+            if counted.ended {
+                tracing::info!(%batch, "all jobs of a batch have ended");
+            }
+            if !counted.more {
+                break;
+            }
+        }
+    }
+    Ok(())
+}
+
+async fn finish_cancels(shared: &EngineState) -> Result<(), StoreError> {
+    for batch in shared.store.cancelled_batches().await? {
+        shared.broker.cancel_batch_jobs(&[batch], &shared.stop_loops).await?;
+        shared.store.finish_batch_cancel(batch).await?;
+    }
+    Ok(())
+}

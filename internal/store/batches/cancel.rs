@@ -1,0 +1,183 @@
+//! The cancel of a batch with all of its jobs.
+//!
+//! The first transaction marks the batch and its nested ones: no job is added any more, and a follow-up job of one that
+//! runs is accepted but cannot start. Then the jobs are cancelled, a few hundred at a time. A row in `batch_cancels`
+//! stays until none is left, so any runner can finish what another one began.
+
+use std::collections::BTreeSet;
+
+use sqlx::{MySqlConnection, Row};
+use uuid::Uuid;
+
+use crate::audit::{AuditEntry, record};
+use crate::batches::create::look_again;
+use crate::jobs::actions::{CancelledJobs, cancel_all, lock_for};
+use crate::rows::owed::{DueJob, lock_held};
+use crate::rows::tallies::count;
+use crate::sql::batches::statement;
+use crate::sql::clock::read_clock;
+use crate::sql::connection::{on_pool, transact};
+use crate::{Store, StoreError, StoreInner};
+use tickr_job::{Actor, BatchId, JobId, StateInput};
+
+/// Jobs that one transaction cancels at most.
+const JOBS: u32 = 1_000;
+/// Nested batches that one transaction marks at most.
+const NESTED: u32 = 256;
+
+/// Outcome of a part of the cancel of a batch.
+#[derive(Clone, Debug, Default)]
+pub struct BatchCancelled {
+    /// Jobs that were cancelled.
+    pub cancelled: Vec<JobId>,
+    /// Executing jobs that were asked to stop.
+    pub stop_requested: Vec<JobId>,
+    /// Jobs that were behind those with the same order keys, and may run now.
+    pub released: Vec<DueJob>,
+    /// The job behind which the next part begins, if there may be one.
+    pub next: Option<JobId>,
+}
+
+impl Store {
+    /// Mark a batch as cancelled, with its nested ones. No job is added to them any more. Returns all of them, and none if
+    /// there is no such batch. The caller then cancels the jobs with [`cancel_batch_jobs`](Self::cancel_batch_jobs).
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn cancel_batch(&self, id: BatchId, by: &Actor) -> Result<Vec<BatchId>, StoreError> {
+        let mut marked = BTreeSet::new();
+        let mut to_mark = vec![id];
+        while let Some(batch) = to_mark.pop() {
+            if !marked.insert(batch) {
+                continue;
+            }
+            let nested = self.mark_cancelled(batch, by).await?;
+            match nested {
+                None if batch == id => return Ok(Vec::new()),
+                None => {}
+                Some(nested) => to_mark.extend(nested),
+            }
+        }
+        self.shared.batches_changed.notify_one();
+        Ok(marked.into_iter().collect())
+    }
+
+    /// Mark one batch, and return its unfinished nested ones.
+    async fn mark_cancelled(&self, id: BatchId, by: &Actor) -> Result<Option<Vec<BatchId>>, StoreError> {
+        let shared = self.shared.clone();
+        let act = AuditEntry::new(by, "batch.cancel", id.to_string());
+        transact(&self.shared.pools.steering, "cancel a batch", move |conn, _| {
+            let (shared, act) = (shared.clone(), act.clone());
+            Box::pin(async move {
+                let sql = "SELECT cancelled_at IS NOT NULL AS cancelled, completed_at IS NOT NULL AS ended FROM batches \
+                           WHERE id = ? FOR UPDATE";
+                let found = sqlx::query(sql).bind(id.uuid()).fetch_optional(&mut *conn).await?;
+                let Some(row) = found else { return Ok(None) };
+                let (cancelled, ended): (bool, bool) = (row.try_get("cancelled")?, row.try_get("ended")?);
+                if !cancelled && !ended {
+                    let now = read_clock(conn, &shared.clock).await?;
+                    sqlx::query("UPDATE batches SET cancelled_at = ?, closed_at = COALESCE(closed_at, ?) WHERE id = ?")
+                        .bind(now)
+                        .bind(now)
+                        .bind(id.uuid())
+                        .execute(&mut *conn)
+                        .await?;
+                    sqlx::query(
+                        "INSERT INTO batch_cancels (batch_id, touched_at) VALUES (?, ?) \
+                         ON DUPLICATE KEY UPDATE batch_id = VALUES(batch_id)",
+                    )
+                    .bind(id.uuid())
+                    .bind(now)
+                    .execute(&mut *conn)
+                    .await?;
+                    look_again(conn, id).await?;
+                    record(conn, &act, now).await?;
+                }
+                let nested: Vec<Uuid> = sqlx::query_scalar(
+                    "SELECT id FROM batches FORCE INDEX (batches_parent) WHERE parent = ? AND completed_at IS NULL \
+                     ORDER BY id LIMIT ?",
+                )
+                .bind(id.uuid())
+                .bind(NESTED)
+                .fetch_all(&mut *conn)
+                .await?;
+                Ok(Some(nested.into_iter().map(BatchId::from_uuid).collect()))
+            })
+        })
+        .await
+    }
+
+    /// Cancel jobs of a batch behind `after`, a few hundred at most. Executing ones are asked to stop.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn cancel_batch_jobs(&self, id: BatchId, after: Option<JobId>) -> Result<BatchCancelled, StoreError> {
+        let shared = self.shared.clone();
+        transact(&self.shared.pools.steering, "cancel jobs of a batch", move |conn, _| {
+            let shared = shared.clone();
+            Box::pin(async move { cancel_page(conn, &shared, id, after).await })
+        })
+        .await
+    }
+
+    /// Return the batches whose cancel is under way and rests for some seconds.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn cancelled_batches(&self) -> Result<Vec<BatchId>, StoreError> {
+        on_pool(&self.shared.pools.loops, "look for cancelled batches", |conn, _| {
+            Box::pin(async move {
+                let found: Vec<Uuid> =
+                    sqlx::query_scalar("SELECT batch_id FROM batch_cancels WHERE touched_at < UTC_TIMESTAMP(6) - INTERVAL 5 SECOND ORDER BY batch_id LIMIT ?")
+                        .bind(JOBS)
+                        .fetch_all(conn)
+                        .await?;
+                Ok(found.into_iter().map(BatchId::from_uuid).collect())
+            })
+        })
+        .await
+    }
+
+    /// Note that all jobs of a cancelled batch have ended. Returns false while some have not.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn finish_batch_cancel(&self, id: BatchId) -> Result<bool, StoreError> {
+        transact(&self.shared.pools.loops, "finish the cancel of a batch", move |conn, _| {
+            Box::pin(async move {
+                let sql = "DELETE FROM batch_cancels WHERE batch_id = ? AND NOT EXISTS (SELECT 1 FROM batches \
+                           WHERE id = ? AND completed_at IS NULL)";
+                let gone = sqlx::query(sql).bind(id.uuid()).bind(id.uuid()).execute(conn).await?;
+                Ok(gone.rows_affected() > 0)
+            })
+        })
+        .await
+    }
+}
+
+async fn cancel_page(
+    conn: &mut MySqlConnection,
+    shared: &StoreInner,
+    id: BatchId,
+    after: Option<JobId>,
+) -> Result<BatchCancelled, sqlx::Error> {
+    let sql = "SELECT b.job_id FROM batch_jobs b FORCE INDEX (batch_jobs_batch) \
+               STRAIGHT_JOIN owed o FORCE INDEX (PRIMARY) ON o.id = b.job_id \
+               WHERE b.batch_id = ? AND b.job_id > ? ORDER BY b.job_id LIMIT ?";
+    let query = statement(sql.to_owned()).bind(id.uuid()).bind(after.map(JobId::uuid).unwrap_or_default()).bind(JOBS);
+    let found = query.fetch_all(&mut *conn).await?;
+    let ids = found.iter().map(|row| row.try_get("job_id")).collect::<Result<Vec<Uuid>, _>>()?;
+    if ids.is_empty() {
+        return Ok(BatchCancelled::default());
+    }
+    let ordered = lock_for(conn, StateInput::Cancel, &ids).await?;
+    let held = lock_held(conn, ids.iter().copied().map(JobId::from_uuid)).await?;
+    let now = read_clock(conn, &shared.clock).await?;
+    let CancelledJobs { cancelled, stop_requested, released, counts } = cancel_all(conn, &held, &ordered, now).await?;
+    let touch = sqlx::query("UPDATE batch_cancels SET touched_at = ? WHERE batch_id = ?").bind(now).bind(id.uuid());
+    touch.execute(&mut *conn).await?;
+    count(conn, shared.lanes.any(), &counts).await?;
+    let mut done = BatchCancelled { cancelled, stop_requested, released, next: None };
+    done.next = ids.last().copied().map(JobId::from_uuid).filter(|_| ids.len() as u32 == JOBS);
+    Ok(done)
+}

@@ -1,0 +1,202 @@
+//! Adds up the ends of jobs, ends batches, and starts their callbacks.
+//!
+//! The row of the batch is the lock: of two runners that add up at the same time, the second one finds what the first
+//! one has done. A request that adds jobs holds a shared lock on that row, so a batch does not end while jobs are added.
+//! The times in the row say which callbacks have been started. They change in the transaction that inserts the callback.
+
+use std::collections::BTreeSet;
+
+use sqlx::{MySqlConnection, Row};
+use uuid::Uuid;
+
+use crate::batches::callbacks::CallbackEvent;
+use crate::batches::rows::{Batch, BatchCounts, COLUMNS, batch};
+use crate::rows::jobs::{Accepted, accepted_at, mark_held, write_jobs};
+use crate::rows::links::{BatchChanges, check_links};
+use crate::rows::order::{lock_or_make, order_key_of};
+use crate::sql::batches::statement;
+use crate::sql::clock::read_clock;
+use crate::sql::connection::{on_pool, transact};
+use crate::{Store, StoreError, StoreInner};
+use tickr_job::{BatchId, NewJob, State, Timestamp};
+
+/// Changes that one transaction adds up at most.
+const CHANGES: u32 = 2_000;
+/// Batches that one look finds at most.
+const BATCHES: u32 = 256;
+
+/// Outcome of adding up the counts of a batch.
+#[derive(Clone, Debug, Default)]
+pub struct BatchCounted {
+    /// The callbacks that were accepted.
+    pub callbacks: Vec<Accepted>,
+    /// True if all jobs have ended now, for the first time.
+    pub ended: bool,
+    /// True if there may be more changes.
+    pub more: bool,
+}
+
+impl Store {
+    /// Return batches whose counts have changed, those with the oldest changes first.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn changed_batches(&self) -> Result<Vec<BatchId>, StoreError> {
+        on_pool(&self.shared.pools.loops, "look for changed batches", |conn, _| {
+            Box::pin(async move {
+                let sql = "SELECT DISTINCT batch_id FROM (SELECT batch_id FROM batch_changes FORCE INDEX (PRIMARY) \
+                           ORDER BY id LIMIT ?) c LIMIT ?";
+                let found: Vec<Uuid> = sqlx::query_scalar(sql).bind(CHANGES).bind(BATCHES).fetch_all(conn).await?;
+                Ok(found.into_iter().map(BatchId::from_uuid).collect())
+            })
+        })
+        .await
+    }
+
+    /// Add up the changes of a batch, a few thousand at most.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn count_batch(&self, id: BatchId) -> Result<BatchCounted, StoreError> {
+        let shared = self.shared.clone();
+        transact(&self.shared.pools.loops, "count the jobs of a batch", move |conn, _| {
+            let shared = shared.clone();
+            Box::pin(async move { add_up(conn, &shared, id).await })
+        })
+        .await
+    }
+}
+
+/// Lock the order keys of the callbacks of a batch, before any other row.
+pub(super) async fn lock_callback_keys(conn: &mut MySqlConnection, id: BatchId) -> Result<(), sqlx::Error> {
+    let sql = format!("SELECT {COLUMNS} FROM batches WHERE id = ? AND callbacks LIKE '%\"order\"%'");
+    if let Some(row) = statement(sql).bind(id.uuid()).fetch_optional(&mut *conn).await? {
+        // Callbacks never change.
+        let batch = batch(&row)?;
+        lock_or_make(conn, &batch.callbacks.iter().filter_map(|callback| order_key_of(&callback.job)).collect())
+            .await?;
+    }
+    Ok(())
+}
+
+/// Add up the changes of a batch and do what follows from its counts.
+async fn add_up(conn: &mut MySqlConnection, shared: &StoreInner, id: BatchId) -> Result<BatchCounted, sqlx::Error> {
+    lock_callback_keys(conn, id).await?;
+    let sql = format!("SELECT {COLUMNS} FROM batches WHERE id = ? FOR UPDATE");
+    let row = statement(sql).bind(id.uuid()).fetch_optional(&mut *conn).await?;
+    let (change, more) = take_changes(conn, id).await?;
+    let Some(row) = row else { return Ok(BatchCounted { more, ..BatchCounted::default() }) };
+    let mut batch = batch(&row)?;
+    batch.counts.total += change.total;
+    batch.counts.completed += change.completed;
+    batch.counts.failed += change.failed;
+    batch.counts.cancelled += change.cancelled;
+    let now = read_clock(conn, &shared.clock).await?;
+    // With more changes to come, the counts are those of a moment in the past, at which jobs may have been pending.
+    let counted = progress(conn, &mut batch, now, !more).await?;
+    Ok(BatchCounted { more, ..counted })
+}
+
+/// Read and delete the oldest changes of a batch, whose row is locked. Returns their sum, and whether there may be more.
+async fn take_changes(conn: &mut MySqlConnection, id: BatchId) -> Result<(BatchCounts, bool), sqlx::Error> {
+    let sql = "SELECT id, total, completed, failed, cancelled FROM batch_changes FORCE INDEX (batch_changes_batch) \
+               WHERE batch_id = ? ORDER BY id LIMIT ?";
+    let found = sqlx::query(sql).bind(id.uuid()).bind(CHANGES).fetch_all(&mut *conn).await?;
+    let mut sum = BatchCounts::default();
+    let mut rows: Vec<u64> = Vec::with_capacity(found.len());
+    for row in &found {
+        let number = |column| row.try_get::<i32, _>(column).map(i64::from);
+        sum.total += number("total")?;
+        sum.completed += number("completed")?;
+        sum.failed += number("failed")?;
+        sum.cancelled += number("cancelled")?;
+        rows.push(row.try_get("id")?);
+    }
+    for rows in rows.chunks(crate::sql::batches::MAX_ROWS) {
+        let sql = format!(
+            "DELETE FROM batch_changes WHERE id IN {} ORDER BY id LIMIT {}",
+            crate::sql::batches::placeholders(rows.len()),
+            rows.len()
+        );
+        rows.iter().fold(statement(sql), |query, row| query.bind(row)).execute(&mut *conn).await?;
+    }
+    Ok((sum, found.len() as u32 == CHANGES))
+}
+
+/// Write the counts of a locked batch, and what follows from them: its end, its callbacks, and what its parent counts.
+pub(super) async fn progress(
+    conn: &mut MySqlConnection,
+    batch: &mut Batch,
+    now: Timestamp,
+    whole: bool,
+) -> Result<BatchCounted, sqlx::Error> {
+    let mut due: BTreeSet<CallbackEvent> = BTreeSet::new();
+    let counts = batch.counts;
+    let was = batch.completed_at.map(|_| outcome(batch));
+    if batch.failed_at.is_none() && counts.failed > 0 {
+        batch.failed_at = Some(now);
+        due.insert(CallbackEvent::Failure);
+    }
+    let all_ended = whole && counts.pending() <= 0 && batch.closed_at.is_some();
+    let ended = all_ended && batch.completed_at.is_none();
+    if ended {
+        batch.completed_at = Some(now);
+        due.insert(CallbackEvent::Complete);
+    }
+    let all_well = all_ended && counts.failed == 0 && counts.cancelled == 0 && batch.cancelled_at.is_none();
+    if all_well && batch.succeeded_at.is_none() {
+        batch.succeeded_at = Some(now);
+        due.insert(CallbackEvent::Success);
+    }
+    sqlx::query(
+        "UPDATE batches SET total = ?, completed = ?, failed = ?, cancelled = ?, closed_at = ?, cancelled_at = ?, \
+         failed_at = ?, completed_at = ?, succeeded_at = ? WHERE id = ?",
+    )
+    .bind(counts.total)
+    .bind(counts.completed)
+    .bind(counts.failed)
+    .bind(counts.cancelled)
+    .bind(batch.closed_at)
+    .bind(batch.cancelled_at)
+    .bind(batch.failed_at)
+    .bind(batch.completed_at)
+    .bind(batch.succeeded_at)
+    .bind(batch.id.uuid())
+    .execute(&mut *conn)
+    .await?;
+    let mut jobs: Vec<&NewJob> =
+        batch.callbacks.iter().filter(|callback| due.contains(&callback.event)).map(|callback| &callback.job).collect();
+    jobs.sort_unstable_by_key(|job| job.id);
+    let mut callbacks: Vec<Accepted> = jobs.iter().map(|job| accepted_at(job, now)).collect();
+    if !jobs.is_empty() {
+        // The parent counts this batch, so it has not ended.
+        let own = batch.parent.into_iter().collect();
+        let (links, _) = check_links(conn, &jobs, &own).await?;
+        let pairs: Vec<(&NewJob, &Accepted)> = jobs.iter().copied().zip(&callbacks).collect();
+        let held = write_jobs(conn, &pairs, &links).await?;
+        mark_held(&mut callbacks, &held);
+    }
+    if let Some(parent) = batch.parent.filter(|_| batch.completed_at.is_some()) {
+        let is = outcome(batch);
+        let mut changes = BatchChanges::default();
+        if was != Some(is) {
+            if let Some(was) = was {
+                changes.of(parent.uuid()).end(was, -1);
+            }
+            changes.of(parent.uuid()).end(is, 1);
+        }
+        changes.write(conn).await?;
+    }
+    Ok(BatchCounted { callbacks, ended, more: false })
+}
+
+/// Return the state of the job that an ended batch is for its parent.
+const fn outcome(batch: &Batch) -> State {
+    if batch.succeeded_at.is_some() {
+        State::Completed
+    } else if batch.cancelled_at.is_some() {
+        State::Cancelled
+    } else {
+        State::Failed
+    }
+}

@@ -1,0 +1,131 @@
+//! Batches for people, and their removal.
+
+use std::time::Duration;
+
+use chrono::TimeDelta;
+use sqlx::Row;
+use uuid::Uuid;
+
+use crate::batches::rows::{Batch, COLUMNS, batch};
+use crate::sql::batches::{in_list, statement};
+use crate::sql::clock::read_clock;
+use crate::sql::connection::{on_pool, transact};
+use crate::{Store, StoreError};
+use tickr_job::{BatchId, JobId};
+
+/// Batches that are looked at in one page of the retention.
+const PAGE: u32 = 256;
+
+impl Store {
+    /// Read a batch.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn batch(&self, id: BatchId) -> Result<Option<Batch>, StoreError> {
+        on_pool(&self.shared.pools.reads, "read a batch", move |conn, _| {
+            Box::pin(async move {
+                let sql = format!("SELECT {COLUMNS} FROM batches WHERE id = ?");
+                let row = statement(sql).bind(id.uuid()).fetch_optional(conn).await?;
+                row.as_ref().map(batch).transpose()
+            })
+        })
+        .await
+    }
+
+    /// Read batches, the newest first, behind `before`: all of them, or those nested in `parent`. Of a text in the name,
+    /// case counts.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn batches(
+        &self,
+        parent: Option<BatchId>,
+        unfinished: bool,
+        before: Option<BatchId>,
+        limit: u32,
+    ) -> Result<Vec<Batch>, StoreError> {
+        on_pool(&self.shared.pools.reads, "read batches", move |conn, _| {
+            Box::pin(async move {
+                let (index, of_parent) =
+                    if parent.is_some() { ("batches_parent", " AND parent = ?") } else { ("PRIMARY", "") };
+                let open = if unfinished { " AND completed_at IS NULL" } else { "" };
+                let sql = format!(
+                    "SELECT {COLUMNS} FROM batches FORCE INDEX ({index}) WHERE id < ?{of_parent}{open} \
+                     ORDER BY id DESC LIMIT ?"
+                );
+                let mut query = statement(sql).bind(before.map_or(Uuid::max(), BatchId::uuid));
+                if let Some(parent) = parent {
+                    query = query.bind(parent.uuid());
+                }
+                query.bind(limit).fetch_all(conn).await?.iter().map(batch).collect()
+            })
+        })
+        .await
+    }
+
+    /// Read which of these jobs exist: the callbacks that have been started.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn existing_jobs(&self, ids: &[JobId]) -> Result<Vec<JobId>, StoreError> {
+        let ids: Vec<Uuid> = ids.iter().map(|id| id.uuid()).collect();
+        if ids.is_empty() {
+            return Ok(Vec::new());
+        }
+        on_pool(&self.shared.pools.reads, "read which jobs exist", move |conn, _| {
+            let ids = ids.clone();
+            Box::pin(async move {
+                let found =
+                    in_list("SELECT id FROM jobs FORCE INDEX (PRIMARY) WHERE id IN", &ids, "").fetch_all(conn).await?;
+                found.iter().map(|row| row.try_get("id").map(JobId::from_uuid)).collect()
+            })
+        })
+        .await
+    }
+
+    /// Remove batches without jobs that ended before this age, from one page behind `after`. Returns their number, and
+    /// the batch behind which the next page begins.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn purge_batches(
+        &self,
+        after: Option<BatchId>,
+        keep: Duration,
+    ) -> Result<(usize, Option<BatchId>), StoreError> {
+        let shared = self.shared.clone();
+        transact(&self.shared.pools.loops, "remove old batches", move |conn, _| {
+            let shared = shared.clone();
+            Box::pin(async move {
+                let now = read_clock(conn, &shared.clock).await?;
+                let before = now - TimeDelta::from_std(keep).unwrap_or(TimeDelta::MAX / 4);
+                let found = sqlx::query(
+                    "SELECT id, COALESCE(completed_at < ?, FALSE) AND NOT EXISTS (SELECT 1 FROM batch_jobs \
+                     FORCE INDEX (batch_jobs_batch) WHERE batch_id = b.id) AS old \
+                     FROM batches b FORCE INDEX (PRIMARY) WHERE id > ? ORDER BY id LIMIT ?",
+                )
+                .bind(before.naive_utc())
+                .bind(after.map(BatchId::uuid).unwrap_or_default())
+                .bind(PAGE)
+                .fetch_all(&mut *conn)
+                .await?;
+                let mut old: Vec<Uuid> = Vec::new();
+                for row in &found {
+                    if row.try_get("old")? {
+                        old.push(row.try_get("id")?);
+                    }
+                }
+                if !old.is_empty() {
+                    let tail = format!(" ORDER BY id LIMIT {PAGE}");
+                    in_list("DELETE FROM batches WHERE id IN", &old, &tail).execute(&mut *conn).await?;
+                }
+                let next = match found.last() {
+                    Some(last) if found.len() as u32 == PAGE => Some(BatchId::from_uuid(last.try_get("id")?)),
+                    _ => None,
+                };
+                Ok((old.len(), next))
+            })
+        })
+        .await
+    }
+}

@@ -1,0 +1,266 @@
+//! Jobs that wait for the ends of other jobs, their parents.
+//!
+//! The transaction that ends a parent leaves a row in `parent_ends`. Any runner takes it, looks at the children under
+//! the locks of their own rows, and lets them run or cancels them. What the children learn is read then, from the rows
+//! of all their parents, so neither the order nor the number of these looks matters.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use sqlx::{MySqlConnection, Row};
+use uuid::Uuid;
+
+use crate::jobs::actions::cancel_waiting;
+use crate::rows::limits::waits_for_turn;
+use crate::rows::links::{ParentsOutcome, blocked_until, outcomes_of, unblock};
+use crate::rows::owed::{DueJob, SKIP_LOCKED, due_job, lock_held};
+use crate::rows::tallies::count;
+use crate::rows::unique_keys::release_key_of;
+use crate::sql::batches::{MAX_ROWS, in_list, statement};
+use crate::sql::clock::read_clock;
+use crate::sql::connection::{on_pool, transact};
+use crate::sql::error::corrupt;
+use crate::{Store, StoreError, StoreInner};
+use tickr_job::{JobId, Name, OnParentFailure, State, floor_ms};
+
+/// Ended parents that one transaction takes at most.
+const PARENTS: u32 = 64;
+/// Children that one transaction looks at, at most.
+const CHILDREN: usize = 512;
+/// Parents that are named for a job that waits for them.
+const NAMED: u32 = 20;
+
+/// Outcome of a look at jobs that wait for their parents.
+#[derive(Clone, Debug, Default)]
+pub struct ToldChildren {
+    /// Jobs that do not wait for parents any more.
+    pub released: Vec<DueJob>,
+    /// Jobs that were cancelled because a parent did not complete.
+    pub cancelled: Vec<JobId>,
+    /// True if there may be more.
+    pub more: bool,
+}
+
+/// How far the parents of a job have ended.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ParentProgress {
+    /// Number of its parents.
+    pub parents: u32,
+    /// Number of those that it waits for.
+    pub open: u32,
+    /// Some of those that it waits for, each with its state.
+    pub waits_for: Vec<(JobId, State)>,
+}
+
+impl Store {
+    /// Tell children of ended jobs, a few hundred at most.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn tell_children(&self) -> Result<ToldChildren, StoreError> {
+        let shared = self.shared.clone();
+        transact(&self.shared.pools.loops, "tell jobs that their parents ended", move |conn, _| {
+            let shared = shared.clone();
+            Box::pin(async move { tell_page(conn, &shared).await })
+        })
+        .await
+    }
+
+    /// Look again at the blocked jobs behind this id, a few hundred at most. This finds those whose parents were ended by
+    /// a runner of a version that does not know of children. Returns also the id behind which the next page begins.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn recheck_blocked(&self, after: Option<JobId>) -> Result<(ToldChildren, Option<JobId>), StoreError> {
+        let page: Vec<Uuid> = on_pool(&self.shared.pools.loops, "read blocked jobs", move |conn, _| {
+            Box::pin(async move {
+                sqlx::query_scalar(
+                    "SELECT job_id FROM blocked_jobs FORCE INDEX (PRIMARY) WHERE job_id > ? ORDER BY job_id LIMIT ?",
+                )
+                .bind(after.map(JobId::uuid).unwrap_or_default())
+                .bind(CHILDREN as u32)
+                .fetch_all(conn)
+                .await
+            })
+        })
+        .await?;
+        let next = page.last().copied().map(JobId::from_uuid).filter(|_| page.len() == CHILDREN);
+        if page.is_empty() {
+            return Ok((ToldChildren::default(), None));
+        }
+        let shared = self.shared.clone();
+        let told = transact(&self.shared.pools.loops, "look at blocked jobs", move |conn, _| {
+            let (shared, page) = (shared.clone(), page.clone());
+            Box::pin(async move { tell(conn, &shared, &page).await })
+        });
+        Ok((told.await?, next))
+    }
+
+    /// Read how far the parents of a job have ended.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn parent_progress(&self, id: JobId) -> Result<ParentProgress, StoreError> {
+        on_pool(&self.shared.pools.reads, "read the parents of a job", move |conn, _| {
+            Box::pin(async move {
+                let counts = sqlx::query(
+                    "SELECT COUNT(*) AS parents, CAST(COALESCE(SUM(outcome IS NULL OR outcome <> 'completed'), 0) AS SIGNED) \
+                     AS open FROM job_parents FORCE INDEX (job_parents_child) WHERE child_id = ?",
+                )
+                .bind(id.uuid())
+                .fetch_one(&mut *conn)
+                .await?;
+                let found = sqlx::query(
+                    "SELECT p.parent_id, COALESCE(o.state, (SELECT a.end_state FROM attempts a \
+                     WHERE a.job_id = p.parent_id ORDER BY a.number DESC LIMIT 1), 'failed') AS state \
+                     FROM job_parents p FORCE INDEX (job_parents_child) \
+                     LEFT JOIN owed o ON o.id = p.parent_id \
+                     WHERE p.child_id = ? AND (p.outcome IS NULL OR p.outcome <> 'completed') ORDER BY p.parent_id LIMIT ?",
+                )
+                .bind(id.uuid())
+                .bind(NAMED)
+                .fetch_all(&mut *conn)
+                .await?;
+                let number = |column| -> Result<u32, sqlx::Error> {
+                    Ok(u32::try_from(counts.try_get::<i64, _>(column)?).unwrap_or(u32::MAX))
+                };
+                let waits_for = found.iter().map(|row| {
+                    let state = State::from_word(row.try_get("state")?).ok_or_else(|| corrupt("state"))?;
+                    Ok((JobId::from_uuid(row.try_get("parent_id")?), state))
+                });
+                let waits_for = waits_for.collect::<Result<Vec<_>, sqlx::Error>>()?;
+                Ok(ParentProgress { parents: number("parents")?, open: number("open")?, waits_for })
+            })
+        })
+        .await
+    }
+
+    /// Read the jobs that wait or waited for this one, at most `limit`, in id order behind `after`.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn children_of(&self, id: JobId, after: Option<JobId>, limit: u32) -> Result<Vec<JobId>, StoreError> {
+        on_pool(&self.shared.pools.reads, "read the children of a job", move |conn, _| {
+            Box::pin(async move {
+                let children: Vec<Uuid> = sqlx::query_scalar(
+                    "SELECT child_id FROM job_parents FORCE INDEX (PRIMARY) WHERE parent_id = ? AND child_id > ? \
+                     ORDER BY child_id LIMIT ?",
+                )
+                .bind(id.uuid())
+                .bind(after.map(JobId::uuid).unwrap_or_default())
+                .bind(limit)
+                .fetch_all(conn)
+                .await?;
+                Ok(children.into_iter().map(JobId::from_uuid).collect())
+            })
+        })
+        .await
+    }
+}
+
+/// A row of `parent_ends`.
+struct EndedParent {
+    row: u64,
+    parent: Uuid,
+    /// The children up to this one are told.
+    told: Uuid,
+}
+
+async fn tell_page(conn: &mut MySqlConnection, shared: &StoreInner) -> Result<ToldChildren, sqlx::Error> {
+    let sql = format!("SELECT id, parent_id, told FROM parent_ends ORDER BY id LIMIT ? FOR UPDATE{SKIP_LOCKED}");
+    let found = statement(sql).bind(PARENTS).fetch_all(&mut *conn).await?;
+    let mut parents = Vec::with_capacity(found.len());
+    for row in &found {
+        let (row, parent, told) = (row.try_get("id")?, row.try_get("parent_id")?, row.try_get("told")?);
+        parents.push(EndedParent { row, parent, told });
+    }
+    let Some(first) = parents.first() else { return Ok(ToldChildren::default()) };
+    let fresh: Vec<Uuid> = parents.iter().filter(|parent| parent.told.is_nil()).map(|parent| parent.parent).collect();
+    let mut children = BTreeSet::new();
+    let few = fresh.len() == parents.len() && {
+        let sql = "SELECT child_id FROM job_parents FORCE INDEX (PRIMARY) WHERE parent_id IN";
+        let tail = format!(" LIMIT {}", CHILDREN + 1);
+        let found = in_list(sql, &fresh, &tail).fetch_all(&mut *conn).await?;
+        for row in &found {
+            children.insert(row.try_get::<Uuid, _>("child_id")?);
+        }
+        found.len() <= CHILDREN
+    };
+    if few {
+        let mut told = tell(conn, shared, &children.into_iter().collect::<Vec<_>>()).await?;
+        for parents in parents.chunks(MAX_ROWS) {
+            let query = format!("DELETE FROM parent_ends WHERE id IN ({})", vec!["?"; parents.len()].join(","));
+            let query = parents.iter().fold(statement(query), |query, parent| query.bind(parent.row));
+            query.execute(&mut *conn).await?;
+        }
+        told.more = parents.len() as u32 == PARENTS;
+        return Ok(told);
+    }
+    // A parent with many children: a part of them at a time.
+    let page: Vec<Uuid> = sqlx::query_scalar(
+        "SELECT child_id FROM job_parents FORCE INDEX (PRIMARY) WHERE parent_id = ? AND child_id > ? \
+         ORDER BY child_id LIMIT ?",
+    )
+    .bind(first.parent)
+    .bind(first.told)
+    .bind(CHILDREN as u32)
+    .fetch_all(&mut *conn)
+    .await?;
+    let mut told = tell(conn, shared, &page).await?;
+    match page.last().filter(|_| page.len() == CHILDREN) {
+        Some(last) => {
+            let update = sqlx::query("UPDATE parent_ends SET told = ? WHERE id = ?").bind(last).bind(first.row);
+            update.execute(&mut *conn).await?;
+        }
+        None => {
+            sqlx::query("DELETE FROM parent_ends WHERE id = ?").bind(first.row).execute(&mut *conn).await?;
+        }
+    }
+    told.more = true;
+    Ok(told)
+}
+
+/// Look at these jobs, which are in id order, and let those run or cancel them whose parents allow it.
+async fn tell(conn: &mut MySqlConnection, shared: &StoreInner, ids: &[Uuid]) -> Result<ToldChildren, sqlx::Error> {
+    let mut policies: BTreeMap<Uuid, OnParentFailure> = BTreeMap::new();
+    for ids in ids.chunks(MAX_ROWS) {
+        let sql = "SELECT job_id, on_parent_failure FROM blocked_jobs FORCE INDEX (PRIMARY) WHERE job_id IN";
+        for row in in_list(sql, ids, "").fetch_all(&mut *conn).await? {
+            let policy = OnParentFailure::from_word(row.try_get("on_parent_failure")?);
+            policies.insert(row.try_get("job_id")?, policy.ok_or_else(|| corrupt("on_parent_failure"))?);
+        }
+    }
+    if policies.is_empty() {
+        return Ok(ToldChildren::default());
+    }
+    let held = lock_held(conn, policies.keys().copied().map(JobId::from_uuid)).await?;
+    // The lock may have waited for the cancel of a child, or for another runner that told it.
+    policies.retain(|id, _| held.get(&JobId::from_uuid(*id)).is_some_and(|owed| owed.execute_at == blocked_until()));
+    let now = read_clock(conn, &shared.clock).await?;
+    let outcomes = outcomes_of(conn, &policies).await?;
+    let satisfied = |(id, outcome): (&Uuid, &ParentsOutcome)| (*outcome == ParentsOutcome::Satisfied).then_some(*id);
+    let free: Vec<Uuid> = outcomes.iter().filter_map(satisfied).collect();
+    unblock(conn, &free, floor_ms(now)).await?;
+    let mut told = ToldChildren::default();
+    for free in free.chunks(MAX_ROWS) {
+        let sql = "SELECT id, queue, priority, execute_at, kind FROM owed FORCE INDEX (PRIMARY) WHERE id IN";
+        for row in in_list(sql, free, "").fetch_all(&mut *conn).await? {
+            told.released.push(due_job(&row)?);
+        }
+    }
+    let mut counts: BTreeMap<(Name, Name, State), i64> = BTreeMap::new();
+    for (id, outcome) in &outcomes {
+        let (ParentsOutcome::Cancel(parent, end), Some(owed)) = (outcome, held.get(&JobId::from_uuid(*id))) else {
+            continue;
+        };
+        let how = if *end == State::Cancelled { "was cancelled" } else { "failed" };
+        debug_assert!(waits_for_turn(owed.execute_at));
+        cancel_waiting(conn, JobId::from_uuid(*id), owed, now, Some(&format!("its parent {parent} {how}"))).await?;
+        if owed.keyed {
+            release_key_of(conn, *id, false).await?;
+        }
+        *counts.entry((owed.queue.clone(), owed.kind.clone(), State::Cancelled)).or_default() += 1;
+        told.cancelled.push(JobId::from_uuid(*id));
+    }
+    count(conn, shared.lanes.any(), &counts).await?;
+    Ok(told)
+}

@@ -1,0 +1,353 @@
+//! Batches: jobs that belong together, with callbacks that follow from their ends.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use tickr::handlers::{Context, FollowUp, Kind, Output, Registry};
+use tickr::job::{JobId, State};
+use tokio_util::sync::CancellationToken;
+
+use crate::support::{TestApp, broken, eventually, gated};
+
+async fn create(tickr: &TestApp, body: Value) -> Value {
+    let made = tickr.post("/v1/batches", body).await;
+    assert_eq!(made.status, 201, "{:#}", made.body);
+    made.body
+}
+
+async fn show(tickr: &TestApp, batch: &Value) -> Value {
+    tickr.get(&format!("/v1/batches/{}", batch["id"].as_str().unwrap())).await.body
+}
+
+async fn act(tickr: &TestApp, batch: &Value, verb: &str) -> Value {
+    let done = tickr.post(&format!("/v1/batches/{}/{verb}", batch["id"].as_str().unwrap()), json!({})).await;
+    assert!(done.status < 300, "{verb}: {:#}", done.body);
+    done.body
+}
+
+async fn until(tickr: &TestApp, batch: &Value, state: &str) -> Value {
+    eventually(&format!("the batch is {state}"), || async {
+        let batch = show(tickr, batch).await;
+        (batch["state"] == state).then_some(batch)
+    })
+    .await
+}
+
+fn job_of(batch: &Value, event: &str) -> JobId {
+    batch[event]["job_id"].as_str().unwrap().parse().unwrap()
+}
+
+async fn exists(tickr: &TestApp, id: JobId) -> bool {
+    tickr.get(&format!("/v1/jobs/{id}")).await.status == 200
+}
+
+fn callbacks() -> Value {
+    json!({
+        "on_success": {"kind": "noop", "payload": {}},
+        "on_complete": {"kind": "noop", "payload": {}},
+        "on_failure": {"kind": "noop", "payload": {}},
+    })
+}
+
+fn with(mut body: Value, more: Value) -> Value {
+    body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    body
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_batch_ends_after_its_last_job_and_starts_each_callback_once() {
+    let tickr = TestApp::start().await;
+    let other = tickr.another().await;
+    let jobs: Vec<Value> = (0..20).map(|_| json!({"kind": "noop", "payload": {}})).collect();
+    let batch = create(&tickr, with(callbacks(), json!({"name": "invoices", "jobs": jobs}))).await;
+    assert_eq!(
+        (&batch["state"], &batch["total"], batch["jobs"].as_array().unwrap().len()),
+        (&json!("open"), &json!(20), 20)
+    );
+    let id = batch["id"].as_str().unwrap();
+    for _ in 0..10 {
+        let member = tickr.enqueue(json!({"kind": "noop", "payload": {}, "batch": id})).await;
+        assert_eq!(tickr.job(member).await["batch"], *id);
+    }
+    let more = (0..20).map(|_| json!({"kind": "noop", "payload": {}, "batch": id}));
+    tickr.enqueue_many(more).await;
+    eventually("all have completed", || async { (show(&tickr, &batch).await["completed"] == 50).then_some(()) }).await;
+    // It is open, so it has not ended.
+    let open = show(&tickr, &batch).await;
+    assert_eq!((&open["state"], &open["pending"], &open["completed_at"]), (&json!("open"), &json!(0), &Value::Null));
+    assert!(!exists(&tickr, job_of(&batch, "on_complete")).await);
+    let closed = act(&tickr, &batch, "close").await;
+    assert!(!closed["closed_at"].is_null());
+    let ended = until(&tickr, &batch, "succeeded").await;
+    assert_eq!((&ended["total"], &ended["completed"], &ended["failed"]), (&json!(50), &json!(50), &json!(0)));
+    let complete = tickr.until(job_of(&batch, "on_complete"), State::Completed).await;
+    assert_eq!(complete["callback_of"], *id);
+    tickr.until(job_of(&batch, "on_success"), State::Completed).await;
+    assert!(!exists(&tickr, job_of(&batch, "on_failure")).await);
+    act(&tickr, &batch, "close").await;
+    let late = tickr.post("/v1/jobs", json!({"kind": "noop", "payload": {}, "batch": id})).await;
+    assert_eq!((late.status, late.code(), late.pointers()), (409, "wrong_state", vec!["/batch"]), "{:#}", late.body);
+    tickr.until_idle().await;
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM jobs").await, 52);
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM batch_changes").await, 0);
+
+    let listed = tickr.get("/v1/batches?limit=10").await.body;
+    assert_eq!((&listed["data"][0]["name"], &listed["next_cursor"]), (&json!("invoices"), &Value::Null));
+    assert_eq!(tickr.get("/v1/batches?unfinished=true").await.body["data"], json!([]));
+    let members = tickr.get(&format!("/v1/jobs?batch={id}&limit=200")).await.body;
+    assert_eq!(members["data"].as_array().unwrap().len(), 50);
+    let counted = tickr.get(&format!("/v1/jobs/count?q=batch:{id}%20state:completed")).await.body;
+    assert_eq!(counted["count"], 50);
+    other.stop(CancellationToken::new()).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn failures_are_told_once_and_a_retry_of_the_batch_leads_to_success() {
+    let mended = CancellationToken::new();
+    let tickr = TestApp::start_with(|_| {}, broken(&mended)).await;
+    let fails = json!({"kind": "broken", "payload": {}, "max_attempts": 1});
+    let jobs = vec![fails.clone(), fails, json!({"kind": "noop", "payload": {}})];
+    let batch = create(&tickr, with(callbacks(), json!({"jobs": jobs, "close": true}))).await;
+    let ended = until(&tickr, &batch, "failed").await;
+    assert_eq!((&ended["completed"], &ended["failed"], &ended["pending"]), (&json!(1), &json!(2), &json!(0)));
+    tickr.until(job_of(&batch, "on_failure"), State::Completed).await;
+    tickr.until(job_of(&batch, "on_complete"), State::Completed).await;
+    assert!(!exists(&tickr, job_of(&batch, "on_success")).await);
+    tickr.assert_sound().await;
+    mended.cancel();
+    let operation = act(&tickr, &batch, "retry").await;
+    assert_eq!((&operation["action"], &operation["filter"]["state"]), (&json!("retry"), &json!("failed")));
+    let ended = until(&tickr, &batch, "succeeded").await;
+    assert_eq!((&ended["completed"], &ended["failed"]), (&json!(3), &json!(0)));
+    tickr.until(job_of(&batch, "on_success"), State::Completed).await;
+    tickr.until_idle().await;
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM jobs").await, 6);
+    tickr.stop().await;
+}
+
+/// Adds this many jobs of its own kind to its batch, each with one less.
+#[derive(Serialize, Deserialize, JsonSchema)]
+struct Grow {
+    left: u32,
+}
+
+impl Kind for Grow {
+    const NAME: &'static str = "grow";
+}
+
+fn growing() -> Registry {
+    let mut registry = Registry::new();
+    registry.register(|grow: Grow, _: Context| async move {
+        let mut output = Output::default();
+        for _ in 0..grow.left {
+            output = output.then_job(FollowUp::of(&Grow { left: grow.left - 1 })?.in_batch())?;
+        }
+        Ok(output)
+    });
+    registry
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn jobs_of_a_closed_batch_add_others_and_the_batch_waits_for_them() {
+    let tickr = TestApp::start_with(|_| {}, growing()).await;
+    let other = tickr.another_with(|_| {}, growing()).await;
+    let body = json!({"jobs": [{"kind": "grow", "payload": {"left": 5}}], "close": true,
+                      "on_complete": {"kind": "noop", "payload": {}}});
+    let batch = create(&tickr, body).await;
+    let ended = until(&tickr, &batch, "succeeded").await;
+    // 1 + 5 + 5·4 + 5·4·3 + 5·4·3·2 + 5·4·3·2·1
+    assert_eq!(ended["total"], 326);
+    tickr.until(job_of(&batch, "on_complete"), State::Completed).await;
+    let early = "SELECT COUNT(*) FROM jobs c JOIN batch_jobs b JOIN attempts a ON a.job_id = b.job_id \
+                 WHERE c.kind = 'noop' AND a.finished_at > c.created_at";
+    assert_eq!(tickr.count(early).await, 0);
+    other.stop(CancellationToken::new()).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_nested_batch_counts_as_one_job_of_its_parent_with_its_callbacks() {
+    let mended = CancellationToken::new();
+    let tickr = TestApp::start_with(|_| {}, broken(&mended)).await;
+    let outer = create(&tickr, callbacks()).await;
+    let jobs: Vec<Value> = (0..3).map(|_| json!({"kind": "noop", "payload": {}})).collect();
+    let slow = json!({"kind": "sleep", "payload": {"ms": 300}});
+    let inner = create(&tickr, json!({"parent": outer["id"], "jobs": jobs, "close": true, "on_complete": slow})).await;
+    let bad = json!({"kind": "broken", "payload": {}, "max_attempts": 1});
+    let failing = create(&tickr, json!({"parent": outer["id"], "jobs": [bad], "close": true})).await;
+    act(&tickr, &outer, "close").await;
+    until(&tickr, &inner, "succeeded").await;
+    until(&tickr, &failing, "failed").await;
+    let ended = until(&tickr, &outer, "failed").await;
+    // Two batches and the callback of the first one.
+    assert_eq!((&ended["total"], &ended["completed"], &ended["failed"]), (&json!(3), &json!(2), &json!(1)));
+    let nested = tickr.job(job_of(&inner, "on_complete")).await;
+    assert_eq!((&nested["state"], &nested["batch"]), (&json!("completed"), &outer["id"]));
+    tickr.until(job_of(&outer, "on_failure"), State::Completed).await;
+    let listed = tickr.get(&format!("/v1/batches?parent={}", outer["id"].as_str().unwrap())).await.body;
+    assert_eq!(listed["data"].as_array().unwrap().len(), 2);
+    mended.cancel();
+    act(&tickr, &failing, "retry").await;
+    until(&tickr, &failing, "succeeded").await;
+    until(&tickr, &outer, "succeeded").await;
+    tickr.until(job_of(&outer, "on_success"), State::Completed).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_batch_without_jobs_ends_when_it_is_closed() {
+    let tickr = TestApp::start().await;
+    let at_once = create(&tickr, with(callbacks(), json!({"close": true}))).await;
+    until(&tickr, &at_once, "succeeded").await;
+    tickr.until(job_of(&at_once, "on_success"), State::Completed).await;
+    let later = create(&tickr, callbacks()).await;
+    act(&tickr, &later, "close").await;
+    until(&tickr, &later, "succeeded").await;
+    tickr.until(job_of(&later, "on_complete"), State::Completed).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn after_the_cancel_of_a_batch_no_job_of_it_starts() {
+    let open = CancellationToken::new();
+    let kinds = || {
+        let mut kinds = gated(&open);
+        kinds.register(|_: Grow, _: Context| async {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+            Output::default().then_job(FollowUp::of(&Grow { left: 1 })?.in_batch())
+        });
+        kinds
+    };
+    let tickr = TestApp::start_with(|config| config.workers = 8, kinds()).await;
+    let other = tickr.another_with(|config| config.workers = 8, kinds()).await;
+    let batch = create(&tickr, callbacks()).await;
+    let id = batch["id"].as_str().unwrap();
+    let nested =
+        create(&tickr, json!({"parent": id, "jobs": [{"kind": "noop", "payload": {}, "delay_ms": 600_000}]})).await;
+    let held = tickr.enqueue(json!({"kind": "gate", "payload": {}, "batch": id})).await;
+    tickr.until(held, State::Executing).await;
+    // Jobs that wait for themselves, for their time, for a key, for a parent and for their next attempt.
+    let mut jobs: Vec<Value> = Vec::new();
+    for n in 0..600 {
+        jobs.push(json!({"kind": "grow", "payload": {"left": 1}, "batch": id}));
+        if n % 4 == 0 {
+            jobs.push(json!({"kind": "noop", "payload": {}, "batch": id, "delay_ms": 600_000}));
+            jobs.push(json!({"kind": "sleep", "payload": {"ms": 5}, "batch": id, "order_key": "k"}));
+            jobs.push(json!({"kind": "noop", "payload": {}, "batch": id, "after": [held.to_string()]}));
+            let retry = json!({"delays_ms": [100_000]});
+            jobs.push(json!({"kind": "fail", "payload": {"times": 9}, "batch": id, "retry": retry}));
+        }
+    }
+    for part in jobs.chunks(500) {
+        tickr.enqueue_many(part.to_vec()).await;
+    }
+    let answer = act(&tickr, &batch, "cancel").await;
+    let now = "SELECT CAST(UNIX_TIMESTAMP(UTC_TIMESTAMP(6)) * 1000000 AS SIGNED)";
+    let answered = tickr.count(now).await;
+    assert!(["cancelling", "cancelled"].contains(&answer["state"].as_str().unwrap()), "{answer:#}");
+    let refused = tickr.post("/v1/jobs", json!({"kind": "noop", "payload": {}, "batch": id})).await;
+    assert_eq!((refused.status, refused.code()), (409, "wrong_state"), "{:#}", refused.body);
+    let ended = until(&tickr, &batch, "cancelled").await;
+    assert_eq!(ended["pending"], 0);
+    until(&tickr, &nested, "cancelled").await;
+    // Its handler was asked to stop.
+    tickr.until(held, State::Cancelled).await;
+    let late = format!(
+        "SELECT COUNT(*) FROM batch_jobs b JOIN attempts a ON a.job_id = b.job_id \
+         WHERE a.runner <> '' AND UNIX_TIMESTAMP(a.started_at) * 1000000 > {answered}"
+    );
+    assert_eq!(tickr.count(late).await, 0);
+    tickr.until(job_of(&batch, "on_complete"), State::Completed).await;
+    assert!(!exists(&tickr, job_of(&batch, "on_success")).await);
+    tickr.until_count("SELECT COUNT(*) FROM batch_cancels", 0).await;
+    let again = tickr.post(&format!("/v1/batches/{id}/cancel"), json!({})).await;
+    assert_eq!((again.status, again.code()), (409, "wrong_state"), "{:#}", again.body);
+    other.stop(CancellationToken::new()).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn wrong_batches_are_refused_with_the_field_and_nothing_is_written() {
+    let tickr = TestApp::start().await;
+    let noop = json!({"kind": "noop", "payload": {}});
+    let job = |more: Value| with(noop.clone(), more);
+    let id = JobId::new().to_string();
+    for (body, pointer) in [
+        (json!({"name": "x".repeat(201)}), "/name"),
+        (json!({"parent": "x"}), "/parent"),
+        (json!({"parent": id}), "/parent"),
+        (json!({"jobs": [job(json!({"unique_key": "u"}))]}), "/jobs/0/unique_key"),
+        (json!({"jobs": [job(json!({"batch": id}))]}), "/jobs/0/batch"),
+        (json!({"jobs": [noop, job(json!({"after": [id]}))]}), "/jobs/1/after"),
+        (json!({"on_success": job(json!({"unique_key": "u"}))}), "/on_success/unique_key"),
+        (json!({"on_complete": job(json!({"after": [id]}))}), "/on_complete/after"),
+        (json!({"on_failure": job(json!({"batch": id}))}), "/on_failure/batch"),
+        (json!({"on_failure": job(json!({"execute_at": "2026-12-01T00:00:00Z"}))}), "/on_failure/execute_at"),
+    ] {
+        let refused = tickr.post("/v1/batches", body.clone()).await;
+        assert_eq!(refused.status, 422, "{body:#}: {:#}", refused.body);
+        assert_eq!(refused.pointers(), [pointer], "{:#}", refused.body);
+    }
+    let refused = tickr.post("/v1/batches", json!({"on_success": {"kind": "nope", "payload": {}}})).await;
+    assert_eq!((refused.status, refused.code()), (422, "unknown_kind"), "{:#}", refused.body);
+    assert_eq!(tickr.count("SELECT (SELECT COUNT(*) FROM batches) + (SELECT COUNT(*) FROM jobs)").await, 0);
+    for (verb, method) in [("", "GET"), ("/close", "POST"), ("/cancel", "POST"), ("/retry", "POST")] {
+        let path = format!("/v1/batches/{id}{verb}");
+        let missing = if method == "GET" { tickr.get(&path).await } else { tickr.post(&path, json!({})).await };
+        assert_eq!((missing.status, missing.code()), (404, "not_found"), "{method} {path}: {:#}", missing.body);
+    }
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_repeated_request_with_its_key_creates_one_batch() {
+    let tickr = TestApp::start().await;
+    let body = json!({"jobs": [{"kind": "noop", "payload": {}}], "close": true, "on_complete": {"kind": "noop", "payload": {}}});
+    let mut ids = BTreeSet::new();
+    for _ in 0..3 {
+        let request = tickr.request(reqwest::Method::POST, "/v1/batches").header("idempotency-key", "k").json(&body);
+        let answer = crate::support::answer(request).await;
+        assert_eq!(answer.status, 201, "{:#}", answer.body);
+        ids.insert(answer.body["id"].as_str().unwrap().to_owned());
+    }
+    assert_eq!(ids.len(), 1);
+    tickr.until_idle().await;
+    tickr.until_count("SELECT COUNT(*) FROM jobs", 2).await;
+    tickr.until_idle().await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn callbacks_are_started_once_whichever_runner_counts_and_redis_forgets() {
+    let tickr = TestApp::start_alone(|_| {}, |_| {}).await;
+    let mut others = Vec::new();
+    for _ in 0..2 {
+        others.push(tickr.another().await);
+    }
+    let mut batches = Vec::new();
+    for n in 0..30 {
+        let jobs: Vec<Value> = (0..=n % 5).map(|_| json!({"kind": "noop", "payload": {}})).collect();
+        batches.push(create(&tickr, with(callbacks(), json!({"jobs": jobs, "close": true}))).await);
+        if n % 10 == 0 {
+            tickr.flush_redis().await;
+        }
+    }
+    for batch in &batches {
+        until(&tickr, batch, "succeeded").await;
+        tickr.until(job_of(batch, "on_success"), State::Completed).await;
+        tickr.until(job_of(batch, "on_complete"), State::Completed).await;
+    }
+    tickr.until_idle().await;
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM jobs WHERE options LIKE '%callback_of%'").await, 60);
+    let soon = "SELECT COUNT(*) FROM batches b WHERE TIMESTAMPDIFF(MICROSECOND, (SELECT MAX(a.finished_at) FROM attempts a \
+                JOIN batch_jobs m ON m.job_id = a.job_id WHERE m.batch_id = b.id), b.completed_at) > 5000000";
+    assert_eq!(tickr.count(soon).await, 0);
+    for other in others {
+        other.stop(CancellationToken::new()).await;
+    }
+    tickr.stop().await;
+}

@@ -1,0 +1,267 @@
+//! Jobs that wait for other jobs, their parents.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tickr::handlers::Registry;
+use tickr::job::{JobId, State};
+use tokio_util::sync::CancellationToken;
+
+use crate::support::{TestApp, broken, gated};
+
+/// Children that started before one of their parents ended.
+const INVERSIONS: &str = "SELECT COUNT(*) FROM job_parents p JOIN attempts c ON c.job_id = p.child_id AND c.runner <> '' \
+                          AND c.expired IS NULL WHERE c.started_at < COALESCE((SELECT MAX(a.finished_at) FROM attempts a \
+                          WHERE a.job_id = p.parent_id AND a.end_state IS NOT NULL), '9999-01-01')";
+
+async fn after(tickr: &TestApp, parents: &[JobId], more: Value) -> JobId {
+    let mut job =
+        json!({"kind": "noop", "payload": {}, "after": parents.iter().map(ToString::to_string).collect::<Vec<_>>()});
+    job.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    tickr.enqueue(job).await
+}
+
+async fn explained(tickr: &TestApp, id: JobId) -> (String, String) {
+    let body = tickr.get(&format!("/v1/jobs/{id}/explain")).await.body;
+    let reason = &body["reasons"][0];
+    (reason["code"].as_str().unwrap().to_owned(), reason["text"].as_str().unwrap().to_owned())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_waits_for_all_of_its_parents_and_says_so() {
+    let open = CancellationToken::new();
+    let tickr = TestApp::start_with(|_| {}, gated(&open)).await;
+    let gate = json!({"kind": "gate", "payload": {}});
+    let runs = tickr.enqueue(gate.clone()).await;
+    tickr.until(runs, State::Executing).await;
+    let waits = tickr.enqueue(json!({"kind": "noop", "payload": {}, "delay_ms": 600_000})).await;
+    let done = tickr.enqueue(json!({"kind": "noop", "payload": {}})).await;
+    tickr.until(done, State::Completed).await;
+    // A parent that is named twice is one parent.
+    let child =
+        after(&tickr, &[runs, waits, done, runs], json!({"limit_key": "t", "unique_key": "u", "tags": ["a"]})).await;
+    let only_done = after(&tickr, &[done], json!({})).await;
+    tickr.until(only_done, State::Completed).await;
+    let shown = tickr.job(child).await;
+    assert_eq!(
+        (&shown["state"], &shown["held"], &shown["on_parent_failure"]),
+        (&json!("waiting"), &json!(true), &json!("cancel"))
+    );
+    assert_eq!(shown["after"], json!([runs.to_string(), waits.to_string(), done.to_string()]));
+    let (code, text) = explained(&tickr, child).await;
+    assert_eq!(code, "waits_for_parents");
+    assert!(text.starts_with("it waits for 2 of 3 parents: "), "{text}");
+    assert!(text.contains(&format!("{runs} is executing")) && text.contains(&format!("{waits} is waiting")), "{text}");
+    // It cannot be started by hand.
+    let refused = tickr.post(&format!("/v1/jobs/{child}/run-now"), json!({})).await;
+    assert_eq!((refused.status, refused.code()), (409, "wrong_state"), "{:#}", refused.body);
+    tickr.assert_sound().await;
+
+    open.cancel();
+    tickr.until(runs, State::Completed).await;
+    assert_eq!(explained(&tickr, child).await.0, "waits_for_parents");
+    assert_eq!(tickr.post(&format!("/v1/jobs/{waits}/run-now"), json!({})).await.status, 200);
+    let ended = tickr.until(child, State::Completed).await;
+    assert_eq!(ended["held"], Value::Null);
+    assert_eq!(tickr.count(INVERSIONS).await, 0);
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM blocked_jobs").await, 0);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_failed_parent_cancels_runs_or_holds_its_children_as_they_wish() {
+    let mended = CancellationToken::new();
+    let tickr = TestApp::start_with(|_| {}, broken(&mended)).await;
+    let bad = tickr.enqueue(json!({"kind": "broken", "payload": {}, "max_attempts": 1, "delay_ms": 300})).await;
+    let cancel = after(&tickr, &[bad], json!({})).await;
+    let grandchild = after(&tickr, &[cancel], json!({})).await;
+    let run = after(&tickr, &[bad], json!({"on_parent_failure": "run"})).await;
+    let hold = after(&tickr, &[bad], json!({"on_parent_failure": "hold"})).await;
+    tickr.until(bad, State::Failed).await;
+    tickr.until(run, State::Completed).await;
+    for (job, parent, how) in [(cancel, bad, "failed"), (grandchild, cancel, "was cancelled")] {
+        let ended = tickr.until(job, State::Cancelled).await;
+        assert_eq!(ended["last_error"], json!(format!("its parent {parent} {how}")));
+    }
+    let (code, text) = explained(&tickr, hold).await;
+    assert_eq!(code, "waits_for_parents");
+    assert!(text.contains("is failed; retry the failed parent, or cancel this job"), "{text}");
+
+    // Those that come later find the failure.
+    let late_cancel = after(&tickr, &[bad], json!({})).await;
+    let late_run = after(&tickr, &[bad], json!({"on_parent_failure": "run"})).await;
+    let late_hold = after(&tickr, &[bad], json!({"on_parent_failure": "hold"})).await;
+    tickr.until(late_cancel, State::Cancelled).await;
+    tickr.until(late_run, State::Completed).await;
+    tickr.assert_sound().await;
+
+    mended.cancel();
+    assert_eq!(tickr.post(&format!("/v1/jobs/{bad}/retry"), json!({})).await.status, 200);
+    tickr.until(bad, State::Completed).await;
+    tickr.until(hold, State::Completed).await;
+    tickr.until(late_hold, State::Completed).await;
+    // The cancelled one may run again by itself. Its parents are not asked once more.
+    assert_eq!(tickr.post(&format!("/v1/jobs/{cancel}/retry"), json!({})).await.status, 200);
+    tickr.until(cancel, State::Completed).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn wrong_parents_are_refused_with_their_names_and_nothing_is_written() {
+    let tickr = TestApp::start().await;
+    let job = |more: Value| {
+        let mut job = json!({"kind": "noop", "payload": {}});
+        job.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        job
+    };
+    let unknown = JobId::new();
+    for (body, pointer, part) in [
+        (json!({"after": [unknown.to_string()]}), "/after", format!("there is no job {unknown}")),
+        (json!({"after": ["x"]}), "/after/0", "must be the id of a job".to_owned()),
+        (json!({"after": [0]}), "/after/0", "there is no earlier job in this request".to_owned()),
+        (json!({"after": vec![unknown.to_string(); 101]}), "/after", "at most 100".to_owned()),
+        (json!({"after": [unknown.to_string()], "order_key": "k"}), "/after", "together with order_key".to_owned()),
+        (json!({"on_parent_failure": "run"}), "/on_parent_failure", "together with after".to_owned()),
+        (json!({"batch": "x"}), "/batch", "must be the id of a batch".to_owned()),
+        (json!({"batch": unknown.to_string()}), "/batch", "there is no batch".to_owned()),
+    ] {
+        let refused = tickr.post("/v1/jobs", job(body.clone())).await;
+        assert_eq!((refused.status, refused.code()), (422, "invalid_request"), "{body:#}: {:#}", refused.body);
+        assert_eq!(refused.pointers(), [pointer], "{:#}", refused.body);
+        assert!(refused.body["errors"][0]["detail"].as_str().unwrap().contains(&part), "{:#}", refused.body);
+    }
+    let jobs = json!({"jobs": [job(json!({})), job(json!({"after": [1]})), job(json!({"after": [0, 1]}))]});
+    let refused = tickr.post("/v1/jobs/batch", jobs).await;
+    assert_eq!(
+        (refused.status, refused.pointers()),
+        (422, vec!["/jobs/1/after/0", "/jobs/2/after/1"]),
+        "{:#}",
+        refused.body
+    );
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM jobs").await, 0);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_chain_in_one_request_runs_in_its_order() {
+    let tickr = TestApp::start().await;
+    let chain = (0..30).map(|n| {
+        let parents = if n == 0 { json!([]) } else { json!([n - 1]) };
+        json!({"kind": "noop", "payload": {}, "after": parents})
+    });
+    let ids = tickr.enqueue_many(chain).await;
+    for id in &ids {
+        tickr.until(*id, State::Completed).await;
+    }
+    assert_eq!(tickr.count(INVERSIONS).await, 0);
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM job_parents WHERE outcome = 'completed'").await, 29);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn random_graphs_run_in_order_on_two_runners_while_redis_is_flushed() {
+    let tickr = TestApp::start_alone(|_| {}, |config| config.workers = 16).await;
+    let other = tickr.another_with(|config| config.workers = 16, Registry::new()).await;
+    let mut all: Vec<JobId> = Vec::new();
+    // Layers in one request name each other by position, and earlier layers by id, some of which have ended by then.
+    for round in 0..10_u64 {
+        let mut layer = Vec::new();
+        for n in 0..60_u64 {
+            let mut parents: BTreeSet<String> = BTreeSet::new();
+            let mut places = Vec::new();
+            for draw in 0..3_u64 {
+                let pick = (round * 7_919 + n * 104_729 + draw * 1_299_709) % 1_000;
+                if n > 0 && pick % 3 == 0 {
+                    places.push(json!(pick % n));
+                } else if !all.is_empty() {
+                    parents.insert(all[usize::try_from(pick).unwrap() % all.len()].to_string());
+                }
+            }
+            let mut named: Vec<Value> = parents.into_iter().map(Value::from).collect();
+            named.extend(places);
+            let (kind, payload) = if n % 9 == 0 { ("fail", json!({"times": 1})) } else { ("noop", json!({})) };
+            layer.push(json!({"kind": kind, "payload": payload, "after": named, "retry": {"delays_ms": [20]}}));
+        }
+        all.extend(tickr.enqueue_many(layer).await);
+        tickr.flush_redis().await;
+    }
+    tickr.until_idle().await;
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM attempts WHERE end_state = 'completed'").await, 600);
+    assert!(tickr.count("SELECT COUNT(*) FROM job_parents").await > 900);
+    assert_eq!(tickr.count(INVERSIONS).await, 0);
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM parent_ends").await, 0);
+    other.stop(CancellationToken::new()).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_end_of_a_parent_reaches_all_of_its_children_also_after_the_runner_died() {
+    let open = CancellationToken::new();
+    let tickr = TestApp::start_with(|_| {}, gated(&open)).await;
+    let parent = tickr.enqueue(json!({"kind": "gate", "payload": {}})).await;
+    tickr.until(parent, State::Executing).await;
+    let mut children = 0;
+    for _ in 0..3 {
+        let children_of = (0..500).map(|_| json!({"kind": "noop", "payload": {}, "after": [parent.to_string()]}));
+        children += tickr.enqueue_many(children_of).await.len();
+    }
+    open.cancel();
+    tickr.until_count("SELECT COUNT(*) FROM attempts WHERE end_state = 'completed'", 1 + children as i64).await;
+    assert_eq!(tickr.count(INVERSIONS).await, 0);
+
+    // A runner that dies between the end of a parent and its children leaves the row of the end.
+    let ended = tickr.enqueue(json!({"kind": "noop", "payload": {}})).await;
+    tickr.until(ended, State::Completed).await;
+    let forgotten = after(&tickr, &[ended], json!({"delay_ms": 600_000})).await;
+    let (child, parent) = (forgotten.uuid().simple(), ended.uuid().simple());
+    for sql in [
+        format!("UPDATE owed SET execute_at = '9999-12-31 12:00:00' WHERE id = UNHEX('{child}')"),
+        format!("INSERT INTO blocked_jobs VALUES (UNHEX('{child}'), UTC_TIMESTAMP(3), 'cancel')"),
+        format!("UPDATE job_parents SET outcome = NULL WHERE child_id = UNHEX('{child}')"),
+        format!("INSERT INTO parent_ends (parent_id) VALUES (UNHEX('{parent}'))"),
+    ] {
+        tickr.sql(sql).await;
+    }
+    tickr.until(forgotten, State::Completed).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_blocked_job_is_cancelled_expires_and_is_replaced_like_any_other() {
+    let tickr = TestApp::start().await;
+    let parent = tickr.enqueue(json!({"kind": "noop", "payload": {}, "delay_ms": 600_000})).await;
+    let cancelled = after(&tickr, &[parent], json!({"unique_key": "a"})).await;
+    assert_eq!(tickr.post(&format!("/v1/jobs/{cancelled}/cancel"), json!({})).await.status, 200);
+    let expires = after(&tickr, &[parent], json!({"expires_in_ms": 200})).await;
+    assert!(tickr.until(expires, State::Failed).await["last_error"].as_str().unwrap().starts_with("expired"));
+    let first = after(&tickr, &[parent], json!({"unique_key": "b"})).await;
+    let second = after(&tickr, &[parent], json!({"unique_key": "b", "on_conflict": "replace"})).await;
+    tickr.until(first, State::Cancelled).await;
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM blocked_jobs").await, 1);
+    let change = tickr.patch(&format!("/v1/jobs/{second}"), json!({"priority": 1})).await;
+    assert_eq!(change.status, 200, "{:#}", change.body);
+    let change = tickr.patch(&format!("/v1/jobs/{second}"), json!({"delay_ms": 1})).await;
+    assert_eq!((change.status, change.code()), (409, "wrong_state"), "{:#}", change.body);
+    assert_eq!(tickr.post(&format!("/v1/jobs/{parent}/cancel"), json!({})).await.status, 200);
+    tickr.until(second, State::Cancelled).await;
+    tickr.until_idle().await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn children_that_are_accepted_while_their_parent_ends_are_not_forgotten() {
+    let tickr = TestApp::start_with(|config| config.workers = 8, Registry::new()).await;
+    let mut children: BTreeMap<JobId, JobId> = BTreeMap::new();
+    for round in 0..60 {
+        let ms = 1 + round % 7;
+        let parent = tickr.enqueue(json!({"kind": "sleep", "payload": {"ms": ms}})).await;
+        tokio::time::sleep(Duration::from_millis(round % 9)).await;
+        children.insert(after(&tickr, &[parent], json!({})).await, parent);
+    }
+    for child in children.keys() {
+        tickr.until(*child, State::Completed).await;
+    }
+    assert_eq!(tickr.count(INVERSIONS).await, 0);
+    tickr.stop().await;
+}
