@@ -177,6 +177,7 @@ fn routes() -> (Router<Api>, utoipa::openapi::OpenApi) {
         .routes(routes!(jobs::cancel))
         .routes(routes!(jobs::retry))
         .routes(routes!(jobs::run_now))
+        .routes(routes!(jobs::children))
         .routes(routes!(dead_letters::list))
         .routes(routes!(dead_letters::groups))
         .routes(routes!(dead_letters::group))

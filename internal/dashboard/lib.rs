@@ -24,6 +24,8 @@ const SCREENS: &[&str] = &[
     "/",
     "/jobs",
     "/jobs/{id}",
+    "/batches",
+    "/batches/{id}",
     "/dead-letters",
     "/dead-letters/{fingerprint}",
     "/queues",

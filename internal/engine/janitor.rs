@@ -132,6 +132,7 @@ impl JanitorPositions {
             done("keys of limits", self.limit_keys(shared, pages()).await);
             done("unique keys", self.unique_keys(shared, pages()).await);
             done("rejected rows of the outbox", rejected_rows(shared, pages()).await);
+            done("batches", batches(shared, pages()).await);
         }
         eldest && more && !shared.stop_loops.is_cancelled()
     }
@@ -297,6 +298,20 @@ async fn operations(shared: &EngineState, mut pages: PageBudget<'_>) -> Result<b
         // There are few bulk operations: the rest waits for the next round.
         if place.is_none() || !pages.next_page().await {
             return Ok(false);
+        }
+    }
+}
+
+/// A batch stays as long as one of its jobs, and at least as long as completed jobs.
+async fn batches(shared: &EngineState, mut pages: PageBudget<'_>) -> Result<bool, StoreError> {
+    let mut after = None;
+    loop {
+        after = shared.store.purge_batches(after, shared.settings.retention.completed).await?.1;
+        if after.is_none() {
+            return Ok(false);
+        }
+        if !pages.next_page().await {
+            return Ok(true);
         }
     }
 }

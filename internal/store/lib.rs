@@ -141,6 +141,7 @@ pub use sql::pools::PoolSizes;
 pub use verify::evidence::{
     Evidence, EvidencePage, JobEvidence, JobRow, LedgerRow, OwedRow, Tallies, TallyKey, TickPlace, Walk,
 };
+pub use verify::links::ParentRow;
 pub use verify::order::{OrderCursor, PlaceRow};
 pub use verify::startable::{Startable, StuckJob};
 pub use verify::verifications::{BeginOutcome, Verification};

@@ -121,6 +121,14 @@ pub static METRICS: &[Metric] = &[
     row("tickr_runners", Gauge, All, &[], "Registered runners with a heartbeat within the last two minutes"),
     row("tickr_breakers_open", Gauge, All, &[], "Open breakers: hosts to which no calls start after repeated failures"),
     row("tickr_parked_jobs", Gauge, All, &[], "Jobs that wait for room at a limit by key; counted up to 100,000"),
+    row("tickr_blocked_jobs", Gauge, All, &[], "Jobs that wait for their parents; counted up to 100,000"),
+    row(
+        "tickr_batches_unfinished",
+        Gauge,
+        All,
+        &[],
+        "Batches that have not ended, open ones included; counted up to 100,000",
+    ),
     row(
         "tickr_order_keys_blocked",
         Gauge,

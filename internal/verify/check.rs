@@ -36,6 +36,10 @@ pub enum Check {
     Order,
     /// No limit by key is exceeded, and each parked job waits for a limit.
     Limit,
+    /// No job started before one of its parents had ended, and each job that waits for parents has one to wait for.
+    Parents,
+    /// The counts of a batch fit its jobs, and the end of a batch started its callbacks.
+    BatchEnd,
     /// All jobs that were accepted together exist.
     Batch,
     /// Every tick of a schedule that fired has its job.
@@ -56,7 +60,7 @@ pub enum Check {
 
 impl Check {
     /// All checks, in the order of a report.
-    pub const ALL: [Self; 23] = [
+    pub const ALL: [Self; 25] = [
         Self::Lost,
         Self::Strange,
         Self::OpenAttempt,
@@ -72,6 +76,8 @@ impl Check {
         Self::UniqueKey,
         Self::Order,
         Self::Limit,
+        Self::Parents,
+        Self::BatchEnd,
         Self::Batch,
         Self::Tick,
         Self::Counted,
@@ -101,6 +107,8 @@ impl Check {
             Self::UniqueKey => "unique_key",
             Self::Order => "order",
             Self::Limit => "limit",
+            Self::Parents => "parents",
+            Self::BatchEnd => "batch_end",
             Self::Batch => "batch",
             Self::Tick => "tick",
             Self::Counted => "counted",
@@ -116,9 +124,9 @@ impl Check {
     #[must_use]
     pub const fn guarantee(self) -> &'static str {
         match self {
-            Self::Lost | Self::Strange | Self::Tick | Self::Counted => "G2",
+            Self::Lost | Self::Strange | Self::Tick | Self::Counted | Self::BatchEnd => "G2",
             Self::Abandoned | Self::Overdue | Self::IndexMissing | Self::IndexExtra | Self::IndexScore => "G3",
-            Self::OpenAttempt | Self::Overlap | Self::Order | Self::Limit => "G4",
+            Self::OpenAttempt | Self::Overlap | Self::Order | Self::Limit | Self::Parents => "G4",
             Self::Contiguous | Self::Bounded | Self::Failed | Self::DeadLetter => "G5",
             Self::Completed | Self::Final => "G6",
             Self::Early => "G7",
@@ -146,7 +154,9 @@ impl Check {
             Self::UniqueKey => "at most one unfinished job for each unique key",
             Self::Order => "jobs with one order key run one at a time, in the order of their acceptance",
             Self::Limit => "no more jobs of a limit key run than its limit allows",
-            Self::Batch => "batches are complete",
+            Self::Parents => "no job started before its parents had ended",
+            Self::BatchEnd => "the counts of batches fit their jobs, and their ends started the callbacks",
+            Self::Batch => "jobs that were accepted together are complete",
             Self::Tick => "a tick that fired has its job",
             Self::Counted => "ended jobs were counted",
             Self::Abandoned => "every lease that expired led to the end of its attempt",

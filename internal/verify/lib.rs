@@ -36,7 +36,7 @@ use chrono::TimeDelta;
 
 use life::SnapshotFacts;
 use tickr_index::Index;
-use tickr_job::{BatchPlace, JobId, Timestamp};
+use tickr_job::{BatchId, BatchPlace, JobId, Timestamp};
 use tickr_store::{Evidence, JobEvidence, OrderCursor, Retention, Store, StoreError, TallyKey, TickPlace, Walk};
 
 /// Scope and patience of a check.
@@ -168,7 +168,7 @@ pub async fn verify(
     }
     if !whole {
         let note = format!("time was over after the oldest {} jobs; the rest was not looked at", report.looked_at.jobs);
-        report.cut_short(&[Check::UniqueKey, Check::Order, Check::Limit, Check::Tick]);
+        report.cut_short(&[Check::UniqueKey, Check::Order, Check::Limit, Check::Parents, Check::BatchEnd, Check::Tick]);
         report.record_unchecked(note);
     }
     counted(&mut evidence, &ended, &mut report).await?;
@@ -291,6 +291,9 @@ async fn beyond_pages(
         let what = format!("{running} jobs of the key {:?} run, and the limit {} allows {most}", key.key, key.limit);
         report.found_in_all(Check::Limit, what);
     }
+    if !links(evidence, kept_since, moment, (pace, began), report).await? {
+        return Ok(false);
+    }
     let mut ticks: Walk<TickPlace> = Walk::From((String::new(), Timestamp::UNIX_EPOCH, 0));
     while let Walk::From(after) = ticks {
         let (lost, next) = evidence.ticks_without_jobs(kept_since, after).await?;
@@ -316,6 +319,63 @@ async fn beyond_pages(
             return Ok(false);
         }
         replays = next;
+    }
+    Ok(true)
+}
+
+/// Check jobs with parents, and batches. Return false if time was over before the end.
+async fn links(
+    evidence: &mut Evidence,
+    kept_since: Timestamp,
+    moment: &SnapshotFacts<'_>,
+    (pace, began): (Pace, Instant),
+    report: &mut Report,
+) -> Result<bool, StoreError> {
+    let mut page = Instant::now();
+    let first = JobId::from_uuid(uuid::Uuid::nil());
+    let mut parents = Walk::From((first, first));
+    while let Walk::From(after) = parents {
+        let (rows, next) = evidence.parents(after).await?;
+        for row in rows {
+            let Some(start) = row.first_start.filter(|_| !row.removed) else { continue };
+            match row.first_end {
+                Some(end) if moment.in_order(end, start) => {}
+                Some(_) => {
+                    let what = format!("it started before its parent {} had ended", row.parent);
+                    report.add_finding(Check::Parents, row.child, what);
+                }
+                None => {
+                    let what = format!("it started, and its parent {} has not ended", row.parent);
+                    report.add_finding(Check::Parents, row.child, what);
+                }
+            }
+        }
+        if !pace.wait_or_stop(&mut page, began).await {
+            return Ok(false);
+        }
+        parents = next;
+    }
+    let mut blocked = Walk::From(first);
+    while let Walk::From(after) = blocked {
+        let (faults, next) = evidence.wrongly_blocked(after).await?;
+        for (id, what) in faults {
+            report.add_finding(Check::Parents, id, what.to_owned());
+        }
+        if !pace.wait_or_stop(&mut page, began).await {
+            return Ok(false);
+        }
+        blocked = next;
+    }
+    let mut batches = Walk::From(BatchId::from_uuid(uuid::Uuid::nil()));
+    while let Walk::From(after) = batches {
+        let (faults, next) = evidence.wrong_batches(after, kept_since).await?;
+        for (id, what) in faults {
+            report.found_in_all(Check::BatchEnd, format!("batch {id}: {what}"));
+        }
+        if !pace.wait_or_stop(&mut page, began).await {
+            return Ok(false);
+        }
+        batches = next;
     }
     Ok(true)
 }

@@ -64,6 +64,8 @@ pub(super) fn faults(job: &JobEvidence, moment: &SnapshotFacts<'_>) -> Vec<Fault
             }
             if !owed.placed && owed.parked {
                 wrong(Check::Limit, "it is parked, and waits for no limit".into());
+            } else if !owed.placed && owed.blocked {
+                wrong(Check::Parents, "it waits for parents, and blocked_jobs has no row of it".into());
             } else if !owed.placed {
                 wrong(Check::Order, "it is held, and has no place with an order key".into());
             }

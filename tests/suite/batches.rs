@@ -6,11 +6,12 @@ use std::time::Duration;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
+use tickr::config::Config;
 use tickr::handlers::{Context, FollowUp, Kind, Output, Registry};
 use tickr::job::{JobId, State};
 use tokio_util::sync::CancellationToken;
 
-use crate::support::{TestApp, broken, eventually, gated};
+use crate::support::{Proxy, Runner, TestApp, broken, eventually, gated};
 
 async fn create(tickr: &TestApp, body: Value) -> Value {
     let made = tickr.post("/v1/batches", body).await;
@@ -349,5 +350,205 @@ async fn callbacks_are_started_once_whichever_runner_counts_and_redis_forgets() 
     for other in others {
         other.stop(CancellationToken::new()).await;
     }
+    tickr.stop().await;
+}
+
+/// Rows that must all be zero when every batch and every parent has ended.
+const LEFT: &str = "SELECT (SELECT COUNT(*) FROM batch_changes) + (SELECT COUNT(*) FROM parent_ends) \
+                    + (SELECT COUNT(*) FROM blocked_jobs) + (SELECT COUNT(*) FROM batches WHERE completed_at IS NULL)";
+
+/// Create a closed batch of a chain and some jobs beside it.
+async fn small_batch(tickr: &TestApp) -> Value {
+    let mut jobs: Vec<Value> = (0..6).map(|_| json!({"kind": "noop", "payload": {}})).collect();
+    jobs.extend((5..10).map(|front| json!({"kind": "noop", "payload": {}, "after": [front]})));
+    create(tickr, with(callbacks(), json!({"jobs": jobs, "close": true}))).await
+}
+
+/// Check that each of these batches succeeded and that its callbacks ran once.
+async fn assert_each_told_once(tickr: &TestApp, batches: &[Value]) {
+    for batch in batches {
+        let ended = until(tickr, batch, "succeeded").await;
+        assert_eq!((&ended["total"], &ended["completed"]), (&json!(11), &json!(11)), "{ended:#}");
+        for event in ["on_success", "on_complete"] {
+            let callback = tickr.until(job_of(batch, event), State::Completed).await;
+            let ran = callback["attempts"].as_array().unwrap().iter().filter(|line| line["verdict"] == "succeeded");
+            assert_eq!(ran.count(), 1, "{callback:#}");
+        }
+        assert!(!exists(tickr, job_of(batch, "on_failure")).await);
+    }
+    tickr.until_idle().await;
+    tickr.until_count(LEFT, 0).await;
+    let callbacks = tickr.count("SELECT COUNT(*) FROM jobs WHERE options LIKE '%callback_of%'").await;
+    assert_eq!(callbacks, 2 * batches.len() as i64);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn lost_commit_answers_neither_lose_nor_double_an_end() {
+    let tickr = TestApp::start_with(|config| config.queues = vec!["elsewhere".into()], Registry::new()).await;
+    let proxy = Proxy::start(tickr.config.mysql_url().unwrap().expose()).await;
+    let url = Config::for_tests(&proxy.url(), "redis://unused").mysql_url;
+    let served = |config: &mut Config| (config.mysql_url, config.queues) = (url, vec!["default".into()]);
+    let through = tickr.another_with(served, Registry::new()).await;
+    let mut batches = Vec::new();
+    while proxy.cuts() < 40 {
+        let cuts = proxy.cuts();
+        proxy.cut_after("COMMIT");
+        batches.push(small_batch(&tickr).await);
+        eventually("an answer is lost", || async { (proxy.cuts() > cuts).then_some(()) }).await;
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    proxy.pass();
+    assert_each_told_once(&tickr, &batches).await;
+    through.stop(CancellationToken::new()).await;
+    tickr.stop().await;
+}
+
+/// Kill runners while they end the last jobs of batches, this many times.
+async fn kill_runners(kills: u32) {
+    let tickr = TestApp::start_with(|config| config.queues = vec!["elsewhere".into()], Registry::new()).await;
+    let env = [("TICKR_WORKERS", "4"), ("TICKR_LEASE", "3s")];
+    let mut batches = Vec::new();
+    for _ in 0..kills {
+        let mut runner = Runner::start(&tickr, &env);
+        runner.base().await;
+        let before = tickr.count("SELECT COUNT(*) FROM attempts").await;
+        batches.push(small_batch(&tickr).await);
+        tickr.until_count(format!("SELECT COUNT(*) > {before} FROM attempts"), 1).await;
+        tokio::time::sleep(Duration::from_micros(rand::random_range(0..60_000))).await;
+        runner.kill9();
+    }
+    let runner = Runner::start(&tickr, &env);
+    assert_each_told_once(&tickr, &batches).await;
+    drop(runner);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn runners_killed_at_any_moment_neither_lose_nor_double_an_end() {
+    kill_runners(8).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "kills a thousand runners, which takes about half an hour"]
+async fn a_thousand_killed_runners_neither_lose_nor_double_an_end() {
+    kill_runners(1_000).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn jobs_come_into_a_batch_in_every_way_in_which_jobs_are_accepted() {
+    let tickr = TestApp::start().await;
+    let batch = create(&tickr, callbacks()).await;
+    let id = batch["id"].as_str().unwrap();
+    let unique = json!({"kind": "noop", "payload": {}, "batch": id, "unique_key": "u", "delay_ms": 600_000});
+    let holder = tickr.enqueue(unique.clone()).await;
+    // An answer in place of a new job adds none.
+    assert_eq!(tickr.post("/v1/jobs", &unique).await.status, 200);
+    let replaced = tickr.enqueue(with(unique, json!({"on_conflict": "replace", "delay_ms": 0}))).await;
+    tickr.until(replaced, State::Completed).await;
+    tickr.until(holder, State::Cancelled).await;
+    for _ in 0..2 {
+        let once = json!({"kind": "noop", "payload": {}, "batch": id});
+        let request = tickr.request(reqwest::Method::POST, "/v1/jobs").header("idempotency-key", "one").json(&once);
+        assert_eq!(crate::support::answer(request).await.status, 201);
+    }
+    let gone = JobId::new();
+    let lines =
+        [json!({"kind": "noop", "batch": id, "order_key": "k"}), json!({"kind": "noop", "batch": gone.to_string()})];
+    let lines = lines.map(|line| line.to_string()).join("\n");
+    let imported = tickr
+        .request(reqwest::Method::POST, "/v1/jobs/import")
+        .header("content-type", "application/x-ndjson")
+        .body(lines)
+        .send()
+        .await
+        .unwrap();
+    let imported = imported.text().await.unwrap();
+    assert!(imported.contains("there is no batch"), "{imported}");
+    let (row, wrong) = (uuid::Uuid::now_v7(), uuid::Uuid::now_v7());
+    for (row, batch) in [(row, id.to_owned()), (wrong, gone.to_string())] {
+        tickr
+            .sql(format!(
+                "INSERT INTO tickr_outbox (id, kind, payload, options) \
+                 VALUES (UNHEX('{}'), 'noop', '{{}}', '{{\"batch\":\"{batch}\"}}')",
+                row.simple()
+            ))
+            .await;
+    }
+    tickr.until_count("SELECT COUNT(*) FROM tickr_outbox", 0).await;
+    tickr.until(JobId::from_uuid(row), State::Completed).await;
+    tickr.until_count("SELECT COUNT(*) FROM outbox_rejected WHERE reason LIKE '%there is no batch%'", 1).await;
+    act(&tickr, &batch, "close").await;
+    let ended = until(&tickr, &batch, "failed").await;
+    // The replaced one was cancelled.
+    assert_eq!(
+        (&ended["total"], &ended["completed"], &ended["cancelled"]),
+        (&json!(5), &json!(4), &json!(1)),
+        "{ended:#}"
+    );
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn expired_and_cancelled_jobs_count_and_removed_ones_stay_counted() {
+    let tickr = TestApp::start().await;
+    let later = json!({"kind": "noop", "payload": {}, "delay_ms": 600_000});
+    let jobs = vec![later.clone(), with(later.clone(), json!({"delay_ms": 100, "expires_in_ms": 200})), later];
+    assert_eq!(tickr.post("/v1/queues/default/pause", json!({})).await.status, 200);
+    let batch = create(&tickr, json!({"jobs": jobs, "close": true})).await;
+    let id = batch["id"].as_str().unwrap();
+    let cancelled = batch["jobs"][0].as_str().unwrap();
+    assert_eq!(tickr.post(&format!("/v1/jobs/{cancelled}/cancel"), json!({})).await.status, 200);
+    eventually("one expired and one is cancelled", || async {
+        let now = show(&tickr, &batch).await;
+        (now["failed"] == 1 && now["cancelled"] == 1).then_some(())
+    })
+    .await;
+    // A bulk operation cancels and removes jobs of the batch.
+    let filter = json!({"batch": id});
+    for action in ["cancel", "delete"] {
+        let started = tickr.post("/v1/operations", json!({"action": action, "filter": filter})).await;
+        assert_eq!(started.status, 202, "{:#}", started.body);
+        let path = format!("/v1/operations/{}", started.body["id"].as_str().unwrap());
+        eventually("the operation is over", || async {
+            (tickr.get(&path).await.body["state"] == "done").then_some(())
+        })
+        .await;
+    }
+    let ended = until(&tickr, &batch, "failed").await;
+    assert_eq!(
+        (&ended["failed"], &ended["cancelled"], &ended["total"]),
+        (&json!(1), &json!(2), &json!(3)),
+        "{ended:#}"
+    );
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM jobs").await, 0);
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM batch_jobs").await, 0);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_that_is_added_while_its_batch_ends_is_refused_or_counted() {
+    let tickr = TestApp::start().await;
+    let (mut added, mut refused) = (0, 0);
+    for round in 0..60_u64 {
+        let batch = create(&tickr, json!({"jobs": [{"kind": "sleep", "payload": {"ms": 3}}], "close": true})).await;
+        tokio::time::sleep(Duration::from_millis(round * 7 % 140)).await;
+        let adds = (0..6)
+            .map(|_| tickr.post("/v1/jobs", json!({"kind": "sleep", "payload": {"ms": 1}, "batch": batch["id"]})));
+        for answer in futures_util::future::join_all(adds).await {
+            match answer.status {
+                201 => added += 1,
+                409 => refused += 1,
+                other => panic!("{other}: {:#}", answer.body),
+            }
+        }
+    }
+    tickr.until_idle().await;
+    tickr.until_count(LEFT, 0).await;
+    println!("{added} added, {refused} refused");
+    assert!(added > 10 && refused > 10, "{added} added, {refused} refused");
+    let late = "SELECT COUNT(*) FROM batch_jobs m JOIN attempts a ON a.job_id = m.job_id JOIN batches b ON b.id = m.batch_id \
+                WHERE a.finished_at > b.completed_at";
+    assert_eq!(tickr.count(late).await, 0);
+    assert_eq!(tickr.count("SELECT CAST(SUM(total) AS SIGNED) FROM batches").await, 60 + added);
     tickr.stop().await;
 }

@@ -16,7 +16,7 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use crate::support::browser::{Browser, Page, axe, button, choice, field, heading, link};
-use crate::support::{TestApp, answer, call, eventually, http, make_api_key};
+use crate::support::{TestApp, answer, broken, call, eventually, http, make_api_key};
 
 /// A kind whose payload has every sort of field.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
@@ -473,6 +473,159 @@ async fn rejected_rows_of_the_outbox_are_shown_replayed_and_discarded() {
     tickr.stop().await;
 }
 
+/// Create a batch, and return the address of its page.
+async fn make_batch(tickr: &TestApp, body: Value) -> String {
+    let made = tickr.post("/v1/batches", body).await;
+    assert_eq!(made.status, 201, "{:#}", made.body);
+    format!("/batches/{}", made.body["id"].as_str().unwrap())
+}
+
+/// Wait until a batch counts so many jobs that ended like this.
+async fn batch_has(tickr: &TestApp, batch: &str, end: &str, count: u64) {
+    eventually(&format!("the batch counts {count} {end}"), || async {
+        (tickr.get(&format!("/v1{batch}")).await.body[end] == count).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_batch_shows_its_counts_and_its_tree_and_is_closed_cancelled_and_retried() {
+    let Some(browser) = Browser::shared().await else { return };
+    let mended = CancellationToken::new();
+    let tickr = TestApp::start_with(|_| {}, broken(&mended)).await;
+    let page = browser.page(&tickr.url("")).await;
+    page.visit("/batches").await;
+    page.reads("No batch yet").await;
+    let noop = json!({"kind": "noop", "payload": {}});
+    let bad = json!({"kind": "broken", "payload": {}, "max_attempts": 1});
+    let later = json!({"kind": "noop", "payload": {}, "delay_ms": 7_200_000});
+    let outer = json!({"name": "nightly invoices", "jobs": [noop, noop, bad], "on_success": noop, "on_failure": noop});
+    let outer = make_batch(&tickr, outer).await;
+    let inner = json!({"name": "reminders", "parent": &outer[9..], "jobs": [noop], "close": true});
+    let inner = make_batch(&tickr, inner).await;
+    make_batch(&tickr, json!({"name": "old news", "jobs": [later, later, noop], "close": true})).await;
+
+    // The list updates itself, and a batch leads to its page.
+    let row = "[...document.querySelectorAll('main tr[data-row]')].find((row) => row.innerText.includes('nightly')) \
+               ?.innerText.replace(/\\s+/g, ' ')";
+    let counted = format!("Boolean({row}?.startsWith('open nightly invoices 4 of 4 1 failed 3 1 0 0 '))");
+    page.until("the row has the counts", &counted).await;
+    page.click(&button("Unfinished only")).await;
+    page.until("the nested one has ended", "document.querySelectorAll('main tr[data-row]').length === 2").await;
+    assert_eq!(page.address().await, "/batches?unfinished=1");
+    page.click(&link("nightly invoices")).await;
+    page.settles(&outer).await;
+    page.reads("It does not end before it is closed").await;
+    page.reads("4 of 4").await;
+
+    // The callback that has begun leads to its job, and the other one has none yet.
+    page.until("on_failure has run", &has_line("on_failure", "completed")).await;
+    page.until("on_success waits", &has_line("on_success", "not started")).await;
+
+    // The figures lead to the jobs.
+    page.click(&link("Failed 1")).await;
+    page.until("the failed job is shown", "document.querySelectorAll('main tr[data-row]').length === 1").await;
+    page.visit(&outer).await;
+    page.click(&link("Its jobs")).await;
+    page.until("its jobs are shown", "document.querySelectorAll('main tr[data-row]').length === 3").await;
+    page.click(&link("…")).await;
+    page.click(&link("nightly invoices")).await;
+    page.settles(&outer).await;
+
+    // The tree of nested batches goes down on request, and up from each of them.
+    page.click(&button("Batches in reminders")).await;
+    page.reads("No batch is nested in it").await;
+    page.click(&link("reminders")).await;
+    page.settles(&inner).await;
+    page.reads("All of its jobs have completed").await;
+    page.click(&link("nightly invoices")).await;
+    page.settles(&outer).await;
+
+    page.click(&button("Close")).await;
+    page.click(&button("Close the batch")).await;
+    page.reads("The batch is closed").await;
+    page.reads("All of its jobs had ended, and some had not completed").await;
+    mended.cancel();
+    page.click(&button("Retry failed jobs")).await;
+    page.reads("1 failed job will get a new life").await;
+    page.click(&button("Retry")).await;
+    page.reads("The retry has begun").await;
+    page.reads("1 retried").await;
+    page.reads("It has succeeded").await;
+    page.until("on_success has run", &has_line("on_success", "completed")).await;
+    page.has_not(&button("Retry failed jobs")).await;
+    page.click(&link("Particulars")).await;
+    page.has(&button("Start it again")).await;
+    page.click(&link(&format!("failed jobs of the batch {}", &outer[9..]))).await;
+    page.until("the filter has the batch", &format!("location.search.includes('batch%3A{}')", &outer[9..])).await;
+    page.reads("No job matches").await;
+
+    page.visit("/batches").await;
+    page.click(&link("old news")).await;
+    page.click(&button("Cancel")).await;
+    page.reads("It has 2 unfinished jobs").await;
+    page.click(&button("Cancel the batch")).await;
+    page.reads("It was cancelled").await;
+    page.reads("All of its jobs have ended").await;
+    page.visit("/audit").await;
+    page.reads("batch.cancel").await;
+    page.click(&link(&outer[9..])).await;
+    page.settles(&outer).await;
+    page.assert_calm();
+    drop(page);
+    tickr.stop().await;
+}
+
+/// Return script that says whether the callback for an event is shown with this text.
+fn has_line(event: &str, text: &str) -> String {
+    format!(
+        "[...document.querySelectorAll('main li')].some((li) => li.innerText.includes('{event}') && \
+         li.innerText.includes('{text}'))"
+    )
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_shows_its_parents_and_its_children() {
+    let Some(browser) = Browser::shared().await else { return };
+    let mended = CancellationToken::new();
+    let tickr = TestApp::start_with(|_| {}, broken(&mended)).await;
+    let bad = tickr.enqueue(json!({"kind": "broken", "payload": {}, "max_attempts": 1})).await;
+    let far = tickr.enqueue(json!({"kind": "noop", "payload": {}, "delay_ms": 7_200_000})).await;
+    let child = json!({"kind": "noop", "payload": {}, "after": [bad, far], "on_parent_failure": "hold"});
+    let child = tickr.enqueue(child).await;
+    tickr.until(bad, State::Failed).await;
+    let page = browser.page(&tickr.url("")).await;
+    page.visit(&format!("/jobs/{child}")).await;
+    page.reads("It waits for 2 of 2 parents").await;
+    page.reads("and waits for its parents").await;
+    page.reads("this job waits until that parent is retried and completes").await;
+    let short = |id: tickr::job::JobId| format!("…{}", &id.to_string()[28..]);
+    page.until("the failed parent is shown", &has_line(&short(bad), "failed")).await;
+    page.until("the waiting parent is shown", &has_line(&short(far), "waiting")).await;
+
+    // A parent leads to its children, and the page of a child follows its parents.
+    page.click(&link(&short(far))).await;
+    page.settles(&format!("/jobs/{far}")).await;
+    page.until("the child is shown", &has_line(&short(child), "waiting")).await;
+    page.click(&button("Run now")).await;
+    page.click(&button("Run now")).await;
+    page.reads("How it ended").await;
+    page.click(&link(&short(child))).await;
+    page.settles(&format!("/jobs/{child}")).await;
+    page.until("the parent has completed", &has_line(&short(far), "completed")).await;
+    mended.cancel();
+    assert_eq!(tickr.post(&format!("/v1/jobs/{bad}/retry"), json!({})).await.status, 200);
+    page.until("the other one has completed", &has_line(&short(bad), "completed")).await;
+    page.reads("How it ended").await;
+
+    page.visit("/jobs").await;
+    page.fill(&field("Filter"), "bat").await;
+    page.has(&choice("batch:")).await;
+    page.assert_calm();
+    drop(page);
+    tickr.stop().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_breaker_is_set_shown_and_closed() {
     let Some((tickr, browser)) = begin().await else { return };
@@ -772,7 +925,8 @@ async fn sign_in(page: &Page, key: &str) {
 
 /// Names of the buttons that change something.
 const ACTS: &str = "['Retry', 'Cancel', 'Delete', 'Replay', 'Discard', 'Release', 'Pause', 'Resume', 'Drain', 'Trigger', \
-    'Rebuild', 'Verify', 'New schedule', 'New limit', 'Change', 'Remove', 'Limit', 'Run again', 'Run now', 'Enqueue'] \
+    'Rebuild', 'Verify', 'New schedule', 'New limit', 'Change', 'Remove', 'Limit', 'Run again', 'Run now', 'Enqueue', \
+    'Close'] \
     .filter((name) => __eye.has({role: 'button', name}))";
 
 #[tokio::test(flavor = "multi_thread")]
@@ -780,6 +934,8 @@ async fn keys_are_made_used_and_revoked_and_readers_see_no_buttons() {
     let Some((tickr, browser)) = begin().await else { return };
     let failed = tickr.enqueue(letter(&json!({"to": "nora", "fate": "returns"}))).await;
     tickr.until(failed, State::Failed).await;
+    let batch = make_batch(&tickr, json!({"jobs": [letter(&json!({"to": "nora", "fate": "returns"}))]})).await;
+    batch_has(&tickr, &batch, "failed", 1).await;
     let limit = Some(json!({"concurrency": 2, "overrides": {"ada": {"concurrency": 3}}}));
     assert_eq!(call(&tickr.url(""), Method::PUT, "/v1/limits/per-tenant", "", limit).await.status, 201);
     let page = browser.page(&tickr.url("")).await;
@@ -819,6 +975,8 @@ async fn keys_are_made_used_and_revoked_and_readers_see_no_buttons() {
         "/",
         "/jobs",
         &format!("/jobs/{failed}"),
+        "/batches",
+        &batch,
         "/dead-letters",
         "/queues",
         "/queues/default",
@@ -896,7 +1054,12 @@ async fn hostile_text_is_shown_as_it_is_and_never_runs() {
     let mut one = job(HOSTILE, "returns");
     one["unique_key"] = json!(HOSTILE);
     let failed = tickr.enqueue(one).await;
-    let done = tickr.enqueue(job(HOSTILE, "arrives")).await;
+    let batch = post("/v1/batches", json!({"name": HOSTILE})).await["id"].as_str().unwrap().to_owned();
+    post("/v1/batches", json!({"name": HOSTILE, "parent": batch, "on_complete": {"kind": "noop", "payload": {}}}))
+        .await;
+    let mut member = job(HOSTILE, "arrives");
+    member["batch"] = json!(batch);
+    let done = tickr.enqueue(member).await;
     act(Method::PUT, "/v1/limits/wild", json!({"concurrency": 1, "overrides": {HOSTILE: {"concurrency": 1}}})).await;
     let mut two = job(HOSTILE, "travels");
     two["limit_key"] = json!(HOSTILE);
@@ -944,6 +1107,8 @@ async fn hostile_text_is_shown_as_it_is_and_never_runs() {
         (&format!("/jobs/{parked}"), true),
         (&format!("/jobs/{called}"), false),
         (&format!("/jobs/{odd}"), true),
+        ("/batches", true),
+        (&format!("/batches/{batch}"), true),
         ("/dead-letters", true),
         (&format!("/dead-letters/{group}"), true),
         ("/queues", true),
@@ -1057,6 +1222,21 @@ async fn furnish(tickr: &TestApp) -> (Vec<(&'static str, String)>, String) {
         json!({"action": "replay", "filter": {"kind": "letter"}, "rate": 1, "reason": "the addresses were mended"});
     let operation = tickr.post("/v1/operations", operation).await.body["id"].as_str().unwrap().to_owned();
     let group = tickr.get("/v1/dead-letters/groups").await.body["data"][0]["fingerprint"].as_str().unwrap().to_owned();
+    let job = |fate: &str| letter(&json!({"to": "Grace", "fate": fate}));
+    let later = json!({"kind": "noop", "payload": {}, "delay_ms": 3_600_000});
+    let callback = |name: &str| json!({"kind": "letter", "payload": {"to": name}});
+    let batch = make_batch(
+        tickr,
+        json!({"name": "nightly invoices", "jobs": [job("arrives"), job("arrives"), job("returns"), later],
+               "on_success": callback("the press"), "on_failure": callback("the editor")}),
+    )
+    .await;
+    let nested = json!({"name": "reminders", "parent": &batch[9..], "jobs": [job("arrives"), later]});
+    make_batch(tickr, nested).await;
+    batch_has(tickr, &batch, "completed", 2).await;
+    batch_has(tickr, &batch, "failed", 1).await;
+    let child = json!({"kind": "noop", "payload": {}, "after": [failed, travels], "on_parent_failure": "hold"});
+    let child = tickr.enqueue(child).await;
     let key = make(tickr, "", "ops", "admin").await;
     make(tickr, &key, "shop", "enqueue").await;
     make(tickr, &key, "board", "read").await;
@@ -1065,6 +1245,9 @@ async fn furnish(tickr: &TestApp) -> (Vec<(&'static str, String)>, String) {
         ("jobs", "/jobs"),
         ("job", &format!("/jobs/{failed}")),
         ("job-running", &format!("/jobs/{travels}")),
+        ("job-parents", &format!("/jobs/{child}")),
+        ("batches", "/batches"),
+        ("batch", &batch),
         ("dead-letters", "/dead-letters"),
         ("dead-letter-group", &format!("/dead-letters/{group}")),
         ("queues", "/queues"),

@@ -142,7 +142,7 @@ const IDLE_RUNNER: &str = "INSERT INTO runners (id, version, kinds, queues, slot
 async fn a_seeded_fault_lights_its_check() {
     let tickr = TestApp::start().await;
     let quick = json!({"base_ms": 1, "cap_ms": 2});
-    let done = tickr.enqueue_many((0..10).map(|_| json!({"kind": "noop"}))).await;
+    let done = tickr.enqueue_many((0..20).map(|_| json!({"kind": "noop"}))).await;
     let failed = json!({"kind": "fail", "max_attempts": 2, "retry": quick});
     let failed = tickr.enqueue_many(vec![failed; 10]).await;
     let waiting = |n: u64| json!({"kind": "noop", "delay_ms": 120_000 + n, "unique_key": format!("k{n}")});
@@ -222,6 +222,27 @@ async fn a_seeded_fault_lights_its_check() {
          VALUES ('seeded', 'key', 0, '2026-01-01', 'test'); \
          INSERT INTO limit_slots (limit_name, limit_key, job_id) VALUES ('seeded', 'k', ID)";
     seed(Check::Limit, waiting(), &format!("{open}; {exceeded}"));
+    seed(Check::Parents, waiting(), "UPDATE owed SET execute_at = '9999-12-31 12:00:00' WHERE id = ID");
+    seed(Check::Parents, done(), "INSERT INTO job_parents (parent_id, child_id) VALUES (ID, ID)");
+    seed(Check::Parents, done(), "INSERT INTO blocked_jobs VALUES (ID, UTC_TIMESTAMP(3), 'cancel')");
+    let forgotten = "UPDATE owed SET execute_at = '9999-12-31 12:00:00' WHERE id = ID; \
+         INSERT INTO blocked_jobs VALUES (ID, UTC_TIMESTAMP(3), 'cancel')";
+    seed(Check::Parents, waiting(), forgotten);
+    let batch = |columns: &str, values: &str| {
+        format!(
+            "INSERT INTO batches (id, actor, created_at, {columns}) VALUES (ID, 'test', UTC_TIMESTAMP(6), {values})"
+        )
+    };
+    seed(Check::BatchEnd, done(), &batch("total", "1"));
+    seed(Check::BatchEnd, done(), &batch("closed_at", "UTC_TIMESTAMP(6)"));
+    let member = "INSERT INTO batch_jobs (job_id, batch_id) VALUES (ID, ID)";
+    seed(Check::BatchEnd, waiting(), &format!("{}; {member}", batch("total", "0")));
+    let callback = format!(
+        r#"'[{{"event":"complete","id":"{}","kind":"noop","queue":"default","payload":{{}},"priority":5,"max_attempts":1}}]'"#,
+        JobId::new()
+    );
+    let ended = format!("UTC_TIMESTAMP(6), UTC_TIMESTAMP(6), {callback}");
+    seed(Check::BatchEnd, done(), &batch("closed_at, completed_at, callbacks", &ended));
     seed(Check::Batch, done(), "UPDATE jobs SET batch_id = ID, batch_size = 2 WHERE id = ID");
     let tick = "INSERT INTO ticks (schedule, due_at, outcome, job_id, recorded_at, recorded_by) VALUES \
          ('seeded', UTC_TIMESTAMP(3), 'fired', ID, UTC_TIMESTAMP(6), 'test')";
@@ -272,6 +293,10 @@ async fn a_seeded_fault_lights_its_check() {
             ("ticks", "job_id"),
             ("dead_letters", "job_id"),
             ("order_places", "job_id"),
+            ("job_parents", "child_id"),
+            ("blocked_jobs", "job_id"),
+            ("batches", "id"),
+            ("batch_jobs", "job_id"),
         ] {
             rest.sql(format!("DELETE FROM {table} WHERE {column} = UNHEX('{}')", id.uuid().simple())).await;
         }

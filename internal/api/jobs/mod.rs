@@ -1,4 +1,4 @@
-//! `/v1/jobs`: enqueue, list, count, show, cancel, retry and run now.
+//! `/v1/jobs`: enqueue, list, count, show, cancel, retry, run now, and the children of a job.
 //!
 //! - `change.rs`: change the due time or the priority of a waiting job (`PATCH /v1/jobs/{id}`)
 //! - `explain.rs`: the reasons why a job does not run (`/v1/jobs/{id}/explain`)
@@ -27,7 +27,7 @@ use utoipa::{IntoParams, ToSchema};
 use crate::http::auth::RequestActor;
 use crate::http::body::{Body, IdPath, Object, QueryParams, empty_object};
 use crate::http::caller::Requester;
-use crate::http::cursor::{Listing, read_page_size};
+use crate::http::cursor::{Listing, page_size, read_page_size};
 use crate::http::etag::{IfNoneMatch, respond_with_etag};
 use crate::http::filter::{filter_query, refused};
 use crate::http::idempotency::{Key, ResponseContent, replay_stored, respond_to_outcome};
@@ -38,8 +38,8 @@ use crate::view::{ForeignJobView, JobView, RetryView, SeenJob, TraceView};
 use crate::{Api, json};
 use tickr_broker::Draft;
 use tickr_job::{
-    Actor, BatchId, Due, Filter, JobId, Name, NewJob, OnConflict, OnFailure, OnParentFailure, Producer, TraceContext,
-    UniqueUntil, limits,
+    Actor, BatchId, Due, Filter, JobId, Name, NewJob, OnConflict, OnFailure, OnParentFailure, Producer,
+    State as JobState, TraceContext, UniqueUntil, limits,
 };
 use tickr_store::{
     ActionOutcome, Answer, EnqueueReceipts, EnqueueRefusal, EnqueuedJob, IdempotentRequest, JobAction, KeyHolder,
@@ -679,6 +679,60 @@ pub(crate) async fn show(
 ) -> Result<Response, Problem> {
     let (job, attempts) = api.broker.store().job(id).await?.ok_or_else(|| Problem::not_found("job", id))?;
     Ok(known.not_modified_if_match(respond_with_etag(StatusCode::OK, &asker.show(job, attempts))))
+}
+
+/// Page of the children of a job.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(crate) struct ChildrenQuery {
+    /// Number of jobs in one page, 1 to 200.
+    #[param(minimum = 1, maximum = 200, default = 50)]
+    limit: Option<u32>,
+    /// `next_cursor` of the last page.
+    cursor: Option<String>,
+}
+
+/// A page of the children of a job.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct ChildrenAnswer {
+    /// The children, in the order of their ids.
+    data: Vec<ChildView>,
+    /// Cursor of the next page; null on the last page.
+    next_cursor: Option<String>,
+}
+
+/// A job that waits or waited for a parent.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct ChildView {
+    id: String,
+    #[schema(value_type = crate::view::StateWord)]
+    state: JobState,
+}
+
+/// List the children of a job: those that wait or waited for its end
+#[utoipa::path(
+    get, path = "/v1/jobs/{id}/children", tag = "jobs", operation_id = "list_children",
+    params(("id" = Uuid, Path, description = "The job's id"), ChildrenQuery),
+    responses(
+        (status = 200, description = "A page of jobs", body = ChildrenAnswer),
+        (status = 422, description = "invalid_id, invalid_request, invalid_cursor", body = Problem),
+    )
+)]
+pub(crate) async fn children(
+    State(api): State<Api>,
+    IdPath(id): IdPath,
+    QueryParams(asked): QueryParams<ChildrenQuery>,
+) -> Result<Response, Problem> {
+    let limit = page_size(asked.limit)?;
+    let listing = Listing::new("children", &id);
+    let after = listing.id(asked.cursor.as_deref())?.map(JobId::from_uuid);
+    let mut children = api.broker.store().children_of(id, after, limit + 1).await?;
+    let more = children.len() > limit as usize;
+    children.truncate(limit as usize);
+    let next_cursor = children.last().filter(|_| more).map(|(last, _)| listing.cursor(last.uuid().as_bytes()));
+    let data = children.into_iter().map(|(id, state)| ChildView { id: id.to_string(), state }).collect();
+    Ok(json(StatusCode::OK, ChildrenAnswer { data, next_cursor }))
 }
 
 /// The query of a cancel.

@@ -134,6 +134,10 @@ impl ReadingsInner {
             if let Some(parked) = answer_within(LIMIT, self.store.parked_jobs()).await {
                 gauge!("tickr_parked_jobs").set(parked as f64);
             }
+            if let Some((blocked, batches)) = answer_within(LIMIT, self.store.blocked_and_unfinished()).await {
+                gauge!("tickr_blocked_jobs").set(blocked as f64);
+                gauge!("tickr_batches_unfinished").set(batches as f64);
+            }
             if let Some(outbox) = answer_within(LIMIT, self.store.outbox_state()).await {
                 gauge!("tickr_outbox_rejected").set(f64::from(outbox.rejected));
                 gauge!("tickr_outbox_oldest_seconds").set(outbox.oldest_us as f64 / 1e6);

@@ -4,7 +4,7 @@ use sqlx::Row;
 use sqlx::mysql::MySqlRow;
 use uuid::Uuid;
 
-use crate::batches::callbacks::{Callback, from_text};
+use crate::batches::callbacks::{Callback, CallbackEvent, from_text};
 use tickr_job::{Actor, BatchId, Timestamp};
 
 /// A batch as it is stored.
@@ -88,6 +88,16 @@ impl BatchState {
 }
 
 impl Batch {
+    /// Return when this event happened, if it has.
+    #[must_use]
+    pub const fn due_at(&self, event: CallbackEvent) -> Option<Timestamp> {
+        match event {
+            CallbackEvent::Success => self.succeeded_at,
+            CallbackEvent::Complete => self.completed_at,
+            CallbackEvent::Failure => self.failed_at,
+        }
+    }
+
     /// Return its state.
     #[must_use]
     pub const fn state(&self) -> BatchState {
@@ -103,11 +113,11 @@ impl Batch {
 }
 
 /// Columns of `batches` that [`batch`] reads.
-pub(super) const COLUMNS: &str = "id, name, parent, actor, created_at, closed_at, cancelled_at, failed_at, completed_at, \
+pub(crate) const COLUMNS: &str = "id, name, parent, actor, created_at, closed_at, cancelled_at, failed_at, completed_at, \
                                   succeeded_at, total, completed, failed, cancelled, callbacks";
 
 /// Read a row.
-pub(super) fn batch(row: &MySqlRow) -> Result<Batch, sqlx::Error> {
+pub(crate) fn batch(row: &MySqlRow) -> Result<Batch, sqlx::Error> {
     let id = BatchId::from_uuid(row.try_get("id")?);
     let parent = row.try_get::<Option<Uuid>, _>("parent")?.map(BatchId::from_uuid);
     let count = |column| row.try_get::<i32, _>(column).map(i64::from);

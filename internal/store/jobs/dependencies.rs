@@ -95,6 +95,25 @@ impl Store {
         Ok((told.await?, next))
     }
 
+    /// Count the jobs that wait for their parents, and the batches that have not ended, each up to 100,000.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn blocked_and_unfinished(&self) -> Result<(i64, i64), StoreError> {
+        on_pool(&self.shared.pools.reads, "count blocked jobs and unfinished batches", |conn, _| {
+            Box::pin(async move {
+                sqlx::query_as(
+                    "SELECT (SELECT COUNT(*) FROM (SELECT 1 FROM blocked_jobs LIMIT 100000) b), \
+                     (SELECT COUNT(*) FROM (SELECT 1 FROM batches FORCE INDEX (batches_completed) \
+                     WHERE completed_at IS NULL LIMIT 100000) c)",
+                )
+                .fetch_one(conn)
+                .await
+            })
+        })
+        .await
+    }
+
     /// Read how far the parents of a job have ended.
     ///
     /// # Errors
@@ -134,23 +153,36 @@ impl Store {
         .await
     }
 
-    /// Read the jobs that wait or waited for this one, at most `limit`, in id order behind `after`.
+    /// Read the jobs that wait or waited for this one, each with its state, at most `limit`, in id order behind `after`.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
-    pub async fn children_of(&self, id: JobId, after: Option<JobId>, limit: u32) -> Result<Vec<JobId>, StoreError> {
+    pub async fn children_of(
+        &self,
+        id: JobId,
+        after: Option<JobId>,
+        limit: u32,
+    ) -> Result<Vec<(JobId, State)>, StoreError> {
         on_pool(&self.shared.pools.reads, "read the children of a job", move |conn, _| {
             Box::pin(async move {
-                let children: Vec<Uuid> = sqlx::query_scalar(
-                    "SELECT child_id FROM job_parents FORCE INDEX (PRIMARY) WHERE parent_id = ? AND child_id > ? \
-                     ORDER BY child_id LIMIT ?",
+                let found = sqlx::query(
+                    "SELECT p.child_id, COALESCE(o.state, (SELECT a.end_state FROM attempts a \
+                     WHERE a.job_id = p.child_id ORDER BY a.number DESC LIMIT 1), 'waiting') AS state \
+                     FROM (SELECT child_id FROM job_parents FORCE INDEX (PRIMARY) WHERE parent_id = ? AND child_id > ? \
+                     ORDER BY child_id LIMIT ?) p LEFT JOIN owed o ON o.id = p.child_id ORDER BY p.child_id",
                 )
                 .bind(id.uuid())
                 .bind(after.map(JobId::uuid).unwrap_or_default())
                 .bind(limit)
                 .fetch_all(conn)
                 .await?;
-                Ok(children.into_iter().map(JobId::from_uuid).collect())
+                found
+                    .iter()
+                    .map(|row| {
+                        let state = State::from_word(row.try_get("state")?).ok_or_else(|| corrupt("state"))?;
+                        Ok((JobId::from_uuid(row.try_get("child_id")?), state))
+                    })
+                    .collect()
             })
         })
         .await

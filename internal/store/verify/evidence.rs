@@ -15,6 +15,7 @@ use uuid::Uuid;
 
 use crate::rows::ledger::VERDICT;
 use crate::rows::limits::parked_until;
+use crate::rows::links::blocked_until;
 use crate::rows::order::held_until;
 use crate::rows::tallies::OTHER;
 use crate::sql::batches::statement;
@@ -110,6 +111,8 @@ pub struct OwedRow {
     pub placed: bool,
     /// True if the job is parked: it has the due time of a job that waits for a limit.
     pub parked: bool,
+    /// True if the job is blocked: it has the due time of a job that waits for its parents.
+    pub blocked: bool,
     /// State of the job.
     pub state: State,
     /// The time when it is due.
@@ -291,12 +294,15 @@ impl Evidence {
              AND (k.job_id IS NOT NULL OR j.options LIKE '%\"unique_until\":\"start\"%')), TRUE) AS key_held, \
              IF(o.execute_at = ?, EXISTS (SELECT 1 FROM order_places p JOIN order_keys k ON k.order_key = p.order_key \
              WHERE p.job_id = o.id AND p.open AND p.place >= k.head), \
-             IF(o.execute_at = ?, EXISTS (SELECT 1 FROM limit_waits w WHERE w.job_id = o.id), TRUE)) \
-             AS placed, o.execute_at = ? AS parked FROM owed o FORCE INDEX (PRIMARY) WHERE o.id > ? AND o.id <= ?",
+             IF(o.execute_at = ?, EXISTS (SELECT 1 FROM limit_waits w WHERE w.job_id = o.id), \
+             IF(o.execute_at = ?, EXISTS (SELECT 1 FROM blocked_jobs b WHERE b.job_id = o.id), TRUE))) \
+             AS placed, o.execute_at = ? AS parked, o.execute_at = ? AS blocked FROM owed o FORCE INDEX (PRIMARY) WHERE o.id > ? AND o.id <= ?",
         )
         .bind(held_until().naive_utc())
         .bind(parked_until().naive_utc())
+        .bind(blocked_until().naive_utc())
         .bind(parked_until().naive_utc())
+        .bind(blocked_until().naive_utc())
         .bind(self.after)
         .bind(until)
         .fetch_all(&mut self.conn)
@@ -596,6 +602,7 @@ fn owed_row(row: &MySqlRow) -> Result<OwedRow, sqlx::Error> {
         key_held: row.try_get("key_held")?,
         placed: row.try_get("placed")?,
         parked: row.try_get("parked")?,
+        blocked: row.try_get("blocked")?,
         state: State::from_word(row.try_get("state")?).ok_or_else(|| corrupt("state"))?,
         execute_at: row.try_get("execute_at")?,
         attempt: row.try_get("attempt")?,

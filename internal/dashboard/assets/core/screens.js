@@ -7,6 +7,8 @@ export const screens = [
   { at: /^\/$/, load: () => import('../pages/overview.js'), item: ['Overview', '/', 'overview', 'o'] },
   { at: /^\/jobs$/, load: () => import('../pages/jobs.js'), item: ['Jobs', '/jobs', 'jobs', 'j'] },
   { at: /^\/jobs\/([^/]+)$/, load: () => import('../pages/job.js'), under: '/jobs' },
+  { at: /^\/batches$/, load: () => import('../pages/batches.js'), item: ['Batches', '/batches', 'batches', 't'] },
+  { at: /^\/batches\/([^/]+)$/, load: () => import('../pages/batch.js'), under: '/batches' },
   {
     at: /^\/dead-letters$/,
     load: () => import('../pages/dead-letters.js'),

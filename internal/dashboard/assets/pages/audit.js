@@ -19,6 +19,7 @@ const places = {
   api_key: () => '/api-keys',
   index: () => '/index',
   outbox: () => '/outbox',
+  batch: (target) => `/batches/${seg(target)}`,
 };
 const nounOf = (act) => act.action.split('.')[0];
 
@@ -57,7 +58,7 @@ export default function Audit() {
         autocomplete="off"
         spellcheck=${false}
         value=${text}
-        placeholder="A job's or operation's id, the name of a queue, limit, schedule or key"
+        placeholder="The id of a job, batch or operation, the name of a queue, limit, schedule or key"
         onInput=${(event) => setText(event.target.value)}
       />
       <button type="submit">Find</button>

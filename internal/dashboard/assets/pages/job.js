@@ -21,6 +21,7 @@ import {
   useNow,
   WithJobs,
 } from '../ui/base.js';
+import { JobList, NamedBatch, useJobs } from '../ui/batches.js';
 import { ask, confirm, InputField } from '../ui/dialog.js';
 import { quoted } from '../ui/filter.js';
 import { Json } from '../ui/json.js';
@@ -47,7 +48,8 @@ export default function Job({ params: [id] }) {
   if (!job.data) return job.error ? html`<${Trouble} error=${job.error} retry=${job.reload} />` : html`<${Skeleton} />`;
   const it = job.data;
   const kind = kinds.data?.data.find((known) => known.kind === it.kind);
-  const parked = it.held && (!it.order_key || has(why.data, 'limit_reached', 'breaker_open'));
+  const limited = has(why.data, 'limit_reached', 'breaker_open');
+  const behind = it.held && (limited ? 'limit' : it.order_key ? 'key' : it.after?.length ? 'parents' : 'limit');
   return html`
     <${Head}
       title=${html`${it.kind} <${Badge} is=${it.state} />`}
@@ -95,7 +97,9 @@ export default function Job({ params: [id] }) {
         }
       </div>
       <div class="stack">
-        <${Panel} title="Timeline"><${Timeline} job=${it} parked=${parked} /></${Panel}>
+        <${Panel} title="Timeline"><${Timeline} job=${it} behind=${behind} /></${Panel}>
+        ${it.after?.length > 0 && html`<${Parents} job=${it} />`}
+        <${Children} path=${path} />
         <${Panel} title="Facts"><${Facts} job=${it} /></${Panel}>
         <${Done} id=${it.id} />
       </div>
@@ -388,8 +392,46 @@ function Attempts({ job }) {
   </div>`;
 }
 
+/** The jobs that it waits for, and what becomes of it when one of them does not complete. */
+function Parents({ job }) {
+  const known = useJobs(job.after, waits(job) ? 5000 : 30000);
+  return html`<${Panel} title="Parents">
+    ${
+      known.data
+        ? html`<${JobList} jobs=${job.after.map((id) => known.data.get(id) ?? { id })} />`
+        : known.error
+          ? html`<${Trouble} error=${known.error} retry=${known.reload} />`
+          : html`<${Skeleton} />`
+    }
+    <p class="soft">When a parent does not complete, ${onParentFailure[job.on_parent_failure]}.</p>
+  </${Panel}>`;
+}
+
+const onParentFailure = {
+  cancel: 'this job is cancelled',
+  run: 'this job runs all the same',
+  hold: 'this job waits until that parent is retried and completes',
+};
+
+/** The jobs that wait or waited for this one, as many as one page has. A server may not have the route. */
+function Children({ path }) {
+  const [missing, miss] = useState(false);
+  const found = useQuery(missing ? null : `${path}/children`, { every: 15000 });
+  useEffect(() => miss(found.error?.status === 404), [found.error]);
+  if (!found.data?.data.length) return null;
+  return html`<${Panel} title="Children" side=${html`<span class="faint">jobs that wait or waited for this one</span>`}>
+    <${JobList} jobs=${found.data.data.slice(0, 50)} more=${found.data.next_cursor || found.data.data.length > 50} />
+  </${Panel}>`;
+}
+
+const waitsFor = {
+  limit: ', and waits for its limit',
+  key: ', behind other jobs with its order key',
+  parents: ', and waits for its parents',
+};
+
 /** What happened when, and how long it stayed so. */
-function Timeline({ job, parked }) {
+function Timeline({ job, behind }) {
   const now = useNow();
   const steps = [{ at: job.created_at, is: 'waiting', text: 'Accepted' }];
   for (const attempt of job.attempts ?? []) {
@@ -415,12 +457,7 @@ function Timeline({ job, parked }) {
     });
   if (waits(job)) {
     const due = Date.parse(job.execute_at) > now ? 'Due' : 'Has been due';
-    const text = parked
-      ? `${due}, and waits for its limit`
-      : job.held
-        ? `${due}, behind other jobs with its order key`
-        : due;
-    steps.push({ at: job.execute_at, is: 'waiting', text });
+    steps.push({ at: job.execute_at, is: 'waiting', text: `${due}${behind ? waitsFor[behind] : ''}` });
   }
   return html`<ol class="timeline">
     ${steps.map((step, i) => {
@@ -476,6 +513,8 @@ function Facts({ job }) {
       job.tags?.length > 0 &&
         job.tags.map((tag) => html`<a key=${tag} class="tag" href=${`/jobs?q=${seg(`tag:${tag}`)}`}>${tag}</a> `),
     )}
+    ${fact('Batch', job.batch && html`<${NamedBatch} id=${job.batch} />`)}
+    ${fact('Callback of', job.callback_of && html`<${NamedBatch} id=${job.callback_of} />`)}
     ${fact(
       'Schedule',
       job.schedule &&

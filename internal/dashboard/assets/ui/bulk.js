@@ -131,7 +131,7 @@ function Preview({ action, filter, values }) {
 const pause = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
 
 /** Let every screen read again each time that an operation has changed some jobs, until it ends. */
-async function follow(id) {
+export async function follow(id) {
   let seen = '';
   for (let wait = 250; ; wait = Math.min(5000, wait * 1.5)) {
     await pause(wait);

@@ -16,6 +16,7 @@ const fields = [
   ['order:', 'its order key'],
   ['limit:', 'its limit key'],
   ['host:', 'the host that it calls'],
+  ['batch:', 'the batch that it belongs to'],
   ['tag:', 'one of its tags'],
   ['schedule:', 'made by this schedule'],
   ['error:', 'words of its last error'],

@@ -65,6 +65,7 @@ const plain = {
   order_key: 'order',
   limit_key: 'limit',
   host: 'host',
+  batch: 'batch',
   error: 'error',
   fingerprint: 'group',
   dead_letter: 'dead_letter',

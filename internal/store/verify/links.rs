@@ -1,0 +1,188 @@
+//! Reads about jobs that wait for parents, and about batches.
+
+use sqlx::Row;
+use uuid::Uuid;
+
+use super::evidence::{Evidence, PAGE_LIMIT, Walk};
+use crate::StoreError;
+use crate::batches::rows::{COLUMNS, batch};
+use crate::rows::links::blocked_until;
+use crate::sql::batches::{in_list, statement};
+use crate::sql::connection;
+use tickr_job::{BatchId, JobId, Timestamp};
+
+/// Rows of one page.
+const PAGE: u32 = 1_000;
+
+/// A job and one of its parents.
+#[derive(Clone, Debug)]
+pub struct ParentRow {
+    /// The parent.
+    pub parent: JobId,
+    /// The job.
+    pub child: JobId,
+    /// When the parent ended for the first time. Absent if it has not ended, or was removed.
+    pub first_end: Option<Timestamp>,
+    /// True if the parent was removed.
+    pub removed: bool,
+    /// When the job started for the first time.
+    pub first_start: Option<Timestamp>,
+}
+
+impl Evidence {
+    /// Read one page of jobs with their parents, behind this parent and child.
+    ///
+    /// # Errors
+    /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
+    pub async fn parents(
+        &mut self,
+        (parent, child): (JobId, JobId),
+    ) -> Result<(Vec<ParentRow>, Walk<(JobId, JobId)>), StoreError> {
+        let read = async {
+            let found = sqlx::query(
+                "SELECT p.parent_id, p.child_id, j.id IS NULL AS removed, \
+                 (SELECT MIN(a.finished_at) FROM attempts a WHERE a.job_id = p.parent_id AND a.end_state IS NOT NULL) \
+                 AS first_end, \
+                 COALESCE((SELECT MIN(a.started_at) FROM attempts a WHERE a.job_id = p.child_id AND a.runner <> '' \
+                 AND a.expired IS NULL), IF(o.started_at > '1970-01-01 00:00:00', o.started_at, NULL)) AS first_start \
+                 FROM (SELECT parent_id, child_id FROM job_parents FORCE INDEX (PRIMARY) WHERE parent_id > ? \
+                 OR (parent_id = ? AND child_id > ?) ORDER BY parent_id, child_id LIMIT ?) p \
+                 LEFT JOIN jobs j ON j.id = p.parent_id LEFT JOIN owed o ON o.id = p.child_id \
+                 ORDER BY p.parent_id, p.child_id",
+            )
+            .bind(parent.uuid())
+            .bind(parent.uuid())
+            .bind(child.uuid())
+            .bind(PAGE)
+            .fetch_all(&mut self.conn)
+            .await?;
+            let mut rows = Vec::with_capacity(found.len());
+            for row in &found {
+                rows.push(ParentRow {
+                    parent: JobId::from_uuid(row.try_get("parent_id")?),
+                    child: JobId::from_uuid(row.try_get("child_id")?),
+                    first_end: row.try_get("first_end")?,
+                    removed: row.try_get("removed")?,
+                    first_start: row.try_get("first_start")?,
+                });
+            }
+            let next = match rows.last() {
+                Some(last) if rows.len() == PAGE as usize => Walk::From((last.parent, last.child)),
+                _ => Walk::Over,
+            };
+            Ok((rows, next))
+        };
+        connection::within(PAGE_LIMIT, read).await.map_err(|e| StoreError::from_driver("read parents of jobs", &e))
+    }
+
+    /// Return the faults among the blocked jobs of one page behind `after`: jobs that wait although their parents have
+    /// ended, and rows of jobs that do not wait.
+    ///
+    /// # Errors
+    /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
+    pub async fn wrongly_blocked(
+        &mut self,
+        after: JobId,
+    ) -> Result<(Vec<(JobId, &'static str)>, Walk<JobId>), StoreError> {
+        let read = async {
+            let found = sqlx::query(
+                "SELECT b.job_id, COALESCE(o.execute_at = ?, FALSE) AS waits, \
+                 EXISTS (SELECT 1 FROM job_parents p JOIN owed q ON q.id = p.parent_id WHERE p.child_id = b.job_id) \
+                 OR EXISTS (SELECT 1 FROM job_parents p JOIN parent_ends e ON e.parent_id = p.parent_id \
+                 WHERE p.child_id = b.job_id) \
+                 OR (b.on_parent_failure = 'hold' AND EXISTS (SELECT 1 FROM job_parents p WHERE p.child_id = b.job_id \
+                 AND p.outcome IN ('failed', 'cancelled'))) \
+                 OR EXISTS (SELECT 1 FROM batch_jobs m JOIN batches c ON c.id = m.batch_id \
+                 WHERE m.job_id = b.job_id AND c.cancelled_at IS NOT NULL) AS has_reason \
+                 FROM (SELECT job_id, on_parent_failure FROM blocked_jobs FORCE INDEX (PRIMARY) WHERE job_id > ? \
+                 ORDER BY job_id LIMIT ?) b LEFT JOIN owed o ON o.id = b.job_id ORDER BY b.job_id",
+            )
+            .bind(blocked_until().naive_utc())
+            .bind(after.uuid())
+            .bind(PAGE)
+            .fetch_all(&mut self.conn)
+            .await?;
+            let mut faults = Vec::new();
+            for row in &found {
+                let id = JobId::from_uuid(row.try_get("job_id")?);
+                let (waits, has_reason): (bool, bool) = (row.try_get("waits")?, row.try_get("has_reason")?);
+                if !waits {
+                    faults.push((id, "blocked_jobs has a row of it, and it does not wait for parents"));
+                } else if !has_reason {
+                    faults.push((id, "it waits for parents, and all of them have ended"));
+                }
+            }
+            let next = match found.last() {
+                Some(last) if found.len() == PAGE as usize => Walk::From(JobId::from_uuid(last.try_get("job_id")?)),
+                _ => Walk::Over,
+            };
+            Ok((faults, next))
+        };
+        connection::within(PAGE_LIMIT, read).await.map_err(|e| StoreError::from_driver("read blocked jobs", &e))
+    }
+
+    /// Return the faults among the batches of one page behind `after`: counts that do not fit the jobs, batches that have
+    /// not ended although their jobs have, and callbacks that are missing. Callbacks that were due before `kept_since`
+    /// may have been removed.
+    ///
+    /// # Errors
+    /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
+    pub async fn wrong_batches(
+        &mut self,
+        after: BatchId,
+        kept_since: Timestamp,
+    ) -> Result<(Vec<(BatchId, String)>, Walk<BatchId>), StoreError> {
+        let read = async {
+            // One statement sees one moment, so what is under way contradicts nothing.
+            let sql = format!(
+                "SELECT {COLUMNS}, \
+                 CAST((SELECT COALESCE(SUM(c.total - c.completed - c.failed - c.cancelled), 0) FROM batch_changes c \
+                 FORCE INDEX (batch_changes_batch) WHERE c.batch_id = b.id) AS SIGNED) AS to_come, \
+                 EXISTS (SELECT 1 FROM batch_changes c FORCE INDEX (batch_changes_batch) WHERE c.batch_id = b.id) AS untold, \
+                 (SELECT COUNT(*) FROM batch_jobs m FORCE INDEX (batch_jobs_batch) JOIN owed o ON o.id = m.job_id \
+                 WHERE m.batch_id = b.id) \
+                 + (SELECT COUNT(*) FROM batches n FORCE INDEX (batches_parent) WHERE n.parent = b.id \
+                 AND n.completed_at IS NULL) AS unfinished \
+                 FROM batches b FORCE INDEX (PRIMARY) WHERE b.id > ? ORDER BY b.id LIMIT 100"
+            );
+            let found = statement(sql).bind(after.uuid()).fetch_all(&mut self.conn).await?;
+            let mut faults = Vec::new();
+            let mut last = None;
+            for row in &found {
+                let batch = batch(row)?;
+                last = Some(batch.id);
+                let pending = batch.counts.pending() + row.try_get::<i64, _>("to_come")?;
+                let unfinished: i64 = row.try_get("unfinished")?;
+                if pending != unfinished {
+                    let what = format!("it counts {pending} unfinished jobs, and {unfinished} are unfinished");
+                    faults.push((batch.id, what));
+                } else if pending == 0
+                    && batch.closed_at.is_some()
+                    && batch.completed_at.is_none()
+                    && !row.try_get::<bool, _>("untold")?
+                {
+                    faults.push((batch.id, "all of its jobs have ended, and it has not".to_owned()));
+                }
+                let due: Vec<Uuid> = batch
+                    .callbacks
+                    .iter()
+                    .filter(|callback| batch.due_at(callback.event).is_some_and(|at| at >= kept_since))
+                    .map(|callback| callback.job.id.uuid())
+                    .collect();
+                if !due.is_empty() {
+                    let there = in_list("SELECT id FROM jobs FORCE INDEX (PRIMARY) WHERE id IN", &due, "");
+                    let there = there.fetch_all(&mut self.conn).await?.len();
+                    if there < due.len() {
+                        faults.push((batch.id, format!("{} of its callbacks are missing", due.len() - there)));
+                    }
+                }
+            }
+            let next = match last {
+                Some(last) if found.len() == 100 => Walk::From(last),
+                _ => Walk::Over,
+            };
+            Ok((faults, next))
+        };
+        connection::within(PAGE_LIMIT, read).await.map_err(|e| StoreError::from_driver("read batches", &e))
+    }
+}
