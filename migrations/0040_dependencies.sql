@@ -31,5 +31,6 @@ CREATE TABLE parent_ends (
     id        BIGINT UNSIGNED NOT NULL AUTO_INCREMENT PRIMARY KEY,
     parent_id BINARY(16)      NOT NULL,
     -- The children up to this one are told.
-    told      BINARY(16)      NOT NULL DEFAULT ''
+    told      BINARY(16)      NOT NULL DEFAULT '',
+    KEY parent_ends_parent (parent_id)
 ) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin;

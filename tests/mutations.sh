@@ -1042,6 +1042,50 @@ mutants() {
         'let mut all = ExpiredJobs { more, ..ExpiredJobs::default() };' \
         'let mut all = ExpiredJobs { more, ..ExpiredJobs::default() }; if !found.is_empty() { return Err(error); }' \
         store::an_expired_job_whose_row_cannot_be_read_holds_up_no_other
+    mutant 'parents in a success without a read' internal/store/attempts/complete.rs \
+        'AND links < {AWAITED} ORDER BY id' 'AND links < {AWAITED} + 9 ORDER BY id' \
+        dependencies::children_that_are_accepted_while_their_parent_ends_are_not_forgotten
+    mutant 'mark of an awaited parent' internal/store/rows/links.rs \
+        'SET links = links | {AWAITED}' 'SET links = links | ({AWAITED} & 0)' \
+        dependencies::a_job_waits_for_all_of_its_parents_and_says_so
+    mutant 'row of an ended parent' internal/store/rows/links.rs \
+        'linked.iter().filter(|end| end.links & AWAITED != 0)' 'linked.iter().filter(|end| end.links & AWAITED > 9)' \
+        dependencies::a_job_waits_for_all_of_its_parents_and_says_so
+    mutant 'rows of ended parents in a summary' internal/store/change_summary.rs \
+        'EXISTS (SELECT 1 FROM parent_ends)' '(SELECT 0)' \
+        dependencies::the_row_of_an_ended_parent_is_followed_by_any_runner_within_seconds
+    mutant 'look at all blocked jobs' internal/engine/dependencies.rs \
+        'if recheck.at.elapsed() >= RECHECK_EVERY {' 'if recheck.at.elapsed() >= RECHECK_EVERY * 1_000 {' \
+        dependencies::a_child_whose_parent_was_ended_by_an_older_version_is_found
+    mutant 'parents that have not ended' internal/store/rows/links.rs \
+        'awaited.insert(parent);
+                    outcome.wait();' 'awaited.insert(parent);' \
+        dependencies::a_job_waits_for_all_of_its_parents_and_says_so \
+        dependencies::random_graphs_run_in_order_on_two_runners_while_redis_is_flushed
+    mutant 'parents that failed' internal/store/rows/links.rs \
+        '(Some(_), OnParentFailure::Hold) => outcome.wait(),' '(Some(_), OnParentFailure::Hold) => {}' \
+        dependencies::a_failed_parent_cancels_runs_or_holds_its_children_as_they_wish
+    mutant 'lock of a batch that takes a job' internal/store/rows/links.rs \
+        'WHERE id = ? LOCK IN SHARE MODE' 'WHERE id = ?' \
+        batches::a_job_that_is_added_while_its_batch_ends_is_refused_or_counted
+    mutant 'follow-up jobs of a cancelled batch' internal/store/rows/links.rs \
+        'waits |= job.options.batch.is_some_and(|batch| cancelled.contains(&batch));' '' \
+        batches::after_the_cancel_of_a_batch_no_job_of_it_starts
+    mutant 'count of a job that runs again' internal/store/rows/links.rs \
+        'changes.of(batch).end(end, -1);' 'changes.of(batch).end(end, 0);' \
+        batches::failures_are_told_once_and_a_retry_of_the_batch_leads_to_success
+    mutant 'counts of batches in a summary' internal/store/change_summary.rs \
+        'EXISTS (SELECT 1 FROM batch_changes) OR ' '' \
+        batches::runners_killed_at_any_moment_neither_lose_nor_double_an_end
+    mutant 'batch of a callback of a nested one' internal/store/batches/callbacks.rs \
+        'batch: parent, ..stored.options' 'batch: None, ..stored.options' \
+        batches::a_nested_batch_counts_as_one_job_of_its_parent_with_its_callbacks
+    mutant 'jobs of a batch that wait for their turn' internal/store/jobs/actions.rs \
+        'in_list("DELETE FROM blocked_jobs WHERE job_id IN", ids, &tail).execute(&mut *conn).await?;' '' \
+        batches::after_the_cancel_of_a_batch_no_job_of_it_starts
+    mutant 'end of an open batch' internal/store/batches/count.rs \
+        'counts.pending() <= 0 && batch.closed_at.is_some()' 'counts.pending() <= 0' \
+        batches::a_batch_ends_after_its_last_job_and_starts_each_callback_once
     mutant 'check of follow-up jobs' internal/engine/executor.rs \
         'Err((verdict, error)) => return failed(settlement, verdict, error),' \
         'Err((verdict, error)) => drop((verdict, error)),' \

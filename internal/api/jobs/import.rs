@@ -28,7 +28,7 @@ use crate::http::problem::{Code, Problem};
 use crate::http::revocation::RequestRight;
 use crate::http::shares::RequestPermit;
 use crate::http::trace::ImportSpan;
-use crate::jobs::{NewJobBody, held_detail, links_refused, prepare, unique_key_taken};
+use crate::jobs::{NewJobBody, held_detail, prepare, unique_key_taken};
 use crate::view::Moment;
 use tickr_broker::IdempotencyKey;
 use tickr_job::{Name, NewJob, OnConflict};
@@ -533,7 +533,9 @@ fn key_taken((at, holder): (usize, KeyHolder)) -> (usize, Problem) {
 }
 
 fn link_refused((at, problem): &(usize, LinkProblem)) -> (usize, Problem) {
-    (*at, links_refused(std::iter::once((String::new(), problem)), "batch"))
+    let field = if matches!(problem, LinkProblem::UnknownParent(_)) { "/after" } else { "/batch" };
+    let here = tickr_handlers::Problem::at(field, problem.to_string());
+    (*at, Problem::new(Code::InvalidRequest, problem.to_string()).at("", vec![here]))
 }
 
 fn refused(line: u64, problem: Problem) -> ImportLine {
