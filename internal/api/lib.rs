@@ -11,6 +11,7 @@
 //! - `schedules/`: schedules and their ticks
 //! - `api_keys.rs`: API keys (`/v1/api-keys`)
 //! - `audit.rs`: the actions of operators (`/v1/audit`)
+//! - `batches.rs`: jobs that belong together, with callbacks (`/v1/batches`)
 //! - `bulk.rs`: bulk operations (`/v1/operations`)
 //! - `dead_letters.rs`: dead letters and their groups, replay and discard (`/v1/dead-letters`)
 //! - `events.rs`: server-sent events of one job and of the cluster (`/v1/events`)
