@@ -47,7 +47,8 @@
 //! free. The worker claims the job in the store by compare-and-set, and the executor runs its [handler](handlers). The
 //! verdict is settled in the store with the token of the attempt. A job under which two runners died in a row is
 //! executed in a process of its own. The engine's ticker commits the jobs of [schedules](job::Schedule), which take the
-//! same path from there.
+//! same path from there. A job that waits for parents has no due time until they have ended; the engine's loops
+//! `dependencies` and `batches` follow the rows that the ends of jobs leave for their children and batches.
 //!
 //! The modules, from the bottom up. All but [`app`], [`bench`](mod@bench) and [`testing`] are crates of their own, such
 //! as `tickr-store` for [`store`]:
@@ -64,7 +65,7 @@
 //! | [`broker`] | every write that concerns both servers: commit, then hint | reading |
 //! | [`client`] | typed jobs from Rust, checked as at the API | everything below the broker |
 //! | [`verify`] | proof from the tables that the guarantees hold | repair of anything except the index |
-//! | [`engine`] | the loops: scheduler, fetcher, workers, heartbeat, reaper, reconciler, janitor, ticker, bulk runner, alerts, recorder | HTTP |
+//! | [`engine`] | the loops: scheduler, fetcher, workers, heartbeat, reaper, reconciler, janitor, ticker, dependencies, batches, bulk runner, alerts, recorder | HTTP |
 //! | [`api`] | HTTP: routes, problem documents, OpenAPI | everything below the broker |
 //! | [`dashboard`] | pages for a browser, which use only the API | everything else |
 //! | [`app`] | the composition: ordered start, ordered stop, signals | — |
@@ -156,4 +157,7 @@ mod documents {
     struct Transactions;
     #[doc = include_str!("../docs/HANDLERS.md")]
     struct Handlers;
+
+    #[doc = include_str!("../docs/BATCHES.md")]
+    struct Batches;
 }
