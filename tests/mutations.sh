@@ -1058,8 +1058,7 @@ mutants() {
         'if recheck.at.elapsed() >= RECHECK_EVERY {' 'if recheck.at.elapsed() >= RECHECK_EVERY * 1_000 {' \
         dependencies::a_child_whose_parent_was_ended_by_an_older_version_is_found
     mutant 'parents that have not ended' internal/store/rows/links.rs \
-        'awaited.insert(parent);
-                    outcome.wait();' 'awaited.insert(parent);' \
+        'if *self == Self::Satisfied {' 'if *self == Self::Satisfied && false {' \
         dependencies::a_job_waits_for_all_of_its_parents_and_says_so \
         dependencies::random_graphs_run_in_order_on_two_runners_while_redis_is_flushed
     mutant 'parents that failed' internal/store/rows/links.rs \
@@ -1067,7 +1066,7 @@ mutants() {
         dependencies::a_failed_parent_cancels_runs_or_holds_its_children_as_they_wish
     mutant 'lock of a batch that takes a job' internal/store/rows/links.rs \
         'WHERE id = ? LOCK IN SHARE MODE' 'WHERE id = ?' \
-        batches::a_job_that_is_added_while_its_batch_ends_is_refused_or_counted
+        batches::a_batch_does_not_end_while_a_job_is_being_added
     mutant 'follow-up jobs of a cancelled batch' internal/store/rows/links.rs \
         'waits |= job.options.batch.is_some_and(|batch| cancelled.contains(&batch));' '' \
         batches::after_the_cancel_of_a_batch_no_job_of_it_starts
@@ -1076,7 +1075,7 @@ mutants() {
         batches::failures_are_told_once_and_a_retry_of_the_batch_leads_to_success
     mutant 'counts of batches in a summary' internal/store/change_summary.rs \
         'EXISTS (SELECT 1 FROM batch_changes) OR ' '' \
-        batches::runners_killed_at_any_moment_neither_lose_nor_double_an_end
+        batches::changes_that_a_dead_runner_left_are_counted_within_seconds
     mutant 'batch of a callback of a nested one' internal/store/batches/callbacks.rs \
         'batch: parent, ..stored.options' 'batch: None, ..stored.options' \
         batches::a_nested_batch_counts_as_one_job_of_its_parent_with_its_callbacks
@@ -1086,6 +1085,18 @@ mutants() {
     mutant 'end of an open batch' internal/store/batches/count.rs \
         'counts.pending() <= 0 && batch.closed_at.is_some()' 'counts.pending() <= 0' \
         batches::a_batch_ends_after_its_last_job_and_starts_each_callback_once
+    mutant 'rows of a removed parent' internal/store/retention/remove.rs \
+        '("job_parents", "child_id"),' '("job_parents", "parent_id"),' \
+        dependencies::a_removed_parent_that_failed_still_holds_its_children
+    mutant 'children of a replayed job' internal/store/dead_letters.rs \
+        'if hand_children_over(conn, *failed, job.id.uuid()).await? {' 'if false {' \
+        dependencies::a_replay_takes_the_place_of_a_failed_parent
+    mutant 'pages of nested batches' internal/store/batches/cancel.rs \
+        '.filter(|_| nested.len() as u32 == NESTED)' '.filter(|_| nested.is_empty())' \
+        batches::a_cancel_reaches_any_number_of_nested_batches
+    mutant 'answers in place of parents' internal/store/jobs/unique_keys.rs \
+        'wait_for_the_answer(&mut new, jobs, &decided);' '' \
+        dependencies::a_job_waits_for_the_answer_in_place_of_its_parent
     mutant 'check of follow-up jobs' internal/engine/executor.rs \
         'Err((verdict, error)) => return failed(settlement, verdict, error),' \
         'Err((verdict, error)) => drop((verdict, error)),' \

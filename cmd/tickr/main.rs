@@ -35,8 +35,8 @@
 mod print;
 
 mod api_keys;
-#[cfg(feature = "bench")]
 mod batches;
+#[cfg(feature = "bench")]
 mod bench;
 mod check;
 mod client;

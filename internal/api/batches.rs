@@ -87,7 +87,8 @@ pub(super) struct BatchView {
     /// some had not completed. `cancelled`: it was cancelled, and all jobs have ended.
     #[schema(value_type = BatchStateWord)]
     state: &'static str,
-    /// Number of jobs. A nested batch counts as one. Counts follow the jobs within a tenth of a second.
+    /// Number of jobs. A nested batch counts as one. Counts follow the jobs within a tenth of a second usually, and
+    /// within a second or two when a runner died.
     total: i64,
     /// Number of unfinished jobs.
     pending: i64,

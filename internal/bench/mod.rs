@@ -25,10 +25,13 @@
 //! - `idle.rs`: scenario `idle`
 //! - `growth.rs`: scenario `growth`
 //! - `keys.rs`, `key_limits.rs`: scenario `keys`
+//! - `batches.rs`: scenario `batches`
+//! - `outbox.rs`: scenario `outbox`
 //! - `process.rs`: processor time and memory of a process
 //! - `progress.rs`: the progress bar
 
 mod batch;
+mod batches;
 mod drain;
 mod enqueue;
 mod environment;
@@ -40,6 +43,7 @@ mod key_limits;
 mod keys;
 mod lateness;
 mod load;
+mod outbox;
 mod process;
 mod progress;
 mod rebuild;
@@ -85,14 +89,28 @@ pub enum Scenario {
     Idle,
     /// Work off a backlog of jobs with order keys, and jobs under limits by key.
     Keys,
+    /// Work off a backlog in one batch of jobs, and cancel one.
+    Batches,
+    /// Rows of the outbox become jobs.
+    Outbox,
     /// Work off a backlog beside a long history.
     Growth,
 }
 
 impl Scenario {
     /// All scenarios except [`Growth`](Self::Growth), which takes minutes, in the order in which they run.
-    pub const USUAL: [Self; 8] =
-        [Self::Enqueue, Self::Batch, Self::Drain, Self::Keys, Self::Flow, Self::Lateness, Self::Rebuild, Self::Idle];
+    pub const USUAL: [Self; 10] = [
+        Self::Enqueue,
+        Self::Batch,
+        Self::Drain,
+        Self::Keys,
+        Self::Batches,
+        Self::Outbox,
+        Self::Flow,
+        Self::Lateness,
+        Self::Rebuild,
+        Self::Idle,
+    ];
 
     /// Name on the command line.
     #[must_use]
@@ -106,6 +124,8 @@ impl Scenario {
             Self::Rebuild => "rebuild",
             Self::Idle => "idle",
             Self::Keys => "keys",
+            Self::Batches => "batches",
+            Self::Outbox => "outbox",
             Self::Growth => "growth",
         }
     }
@@ -218,6 +238,8 @@ pub async fn run(settings: &BenchSettings, ground: &BenchServers) -> Result<Repo
             Scenario::Rebuild => rebuild::run(&bench).await?,
             Scenario::Idle => idle::run(&bench).await?,
             Scenario::Keys => keys::run(&bench).await?,
+            Scenario::Batches => Box::pin(batches::run(&bench)).await?,
+            Scenario::Outbox => Box::pin(outbox::run(&bench)).await?,
             Scenario::Growth => growth::run(&bench).await?,
         });
     }

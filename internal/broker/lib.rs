@@ -464,14 +464,9 @@ fn remake(registry: &Registry, original: &Original, payload: Option<Box<RawValue
     job.max_attempts = original.max_attempts;
     job.unique_key = original.unique_key.clone();
     // The new job does not count as a second job of the tick that made the original.
-    // It does not count in the batch of the original, which may have ended, and does not wait for parents again.
-    job.options = JobOptions {
-        replay_of: Some(original.id),
-        schedule: None,
-        after: Vec::new(),
-        batch: None,
-        ..original.options.clone()
-    };
+    // It does not wait for parents again.
+    job.options =
+        JobOptions { replay_of: Some(original.id), schedule: None, after: Vec::new(), ..original.options.clone() };
     Ok(job)
 }
 

@@ -23,6 +23,7 @@ use crate::retention::remove::{Removal, remove};
 use crate::rows::aged::{Aged, purge_aged};
 use crate::rows::jobs::Accepted;
 use crate::rows::limits::waits_for_turn;
+use crate::rows::links::{AWAITED, IN_BATCH};
 use crate::rows::owed::lock_held;
 use crate::sql::batches::{groups, placeholders, statement, tuples};
 use crate::sql::clock::read_clock;
@@ -303,11 +304,13 @@ impl Store {
         remake: Remake,
     ) -> Result<BatchOutcome, StoreError> {
         let shared = self.shared.clone();
-        transact(&self.shared.pools.loops, "carry out an operation", move |conn, _| {
+        let batched = transact(&self.shared.pools.loops, "carry out an operation", move |conn, _| {
             let (shared, remake) = (shared.clone(), remake.clone());
             Box::pin(async move { advance(conn, &shared, held, most, lease, &remake).await })
-        })
-        .await
+        });
+        let batched = batched.await?;
+        self.shared.links_ended(AWAITED | IN_BATCH);
+        Ok(batched)
     }
 
     /// End a bulk operation that cannot go on, and record why.

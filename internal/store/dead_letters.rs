@@ -18,7 +18,7 @@ use crate::jobs::actions::{ActionOutcome, UpdatedJob};
 use crate::jobs::read::read_job;
 use crate::rows::dead_letters::{NewDeadLetter, StatusColumns, group, insert_dead_letters, write};
 use crate::rows::jobs::{Accepted, accepted_at, mark_held, receipts, write_jobs};
-use crate::rows::links::NewLinks;
+use crate::rows::links::{BatchChanges, NewLinks, hand_children_over};
 use crate::rows::order::{close_places, lock_open_keys_of};
 use crate::rows::unique_keys::{WantedKey, lock_or_take};
 use crate::sql::batches::{MAX_ROWS, bind_padded, in_list, padded_len, placeholders, statement};
@@ -239,8 +239,20 @@ pub(super) async fn replay_all(
     let mut pairs: Vec<(&NewJob, &Accepted)> = made.iter().map(|(_, job, accepted)| (job, accepted)).collect();
     pairs.sort_unstable_by_key(|(job, _)| job.id);
     if !pairs.is_empty() {
-        // A replay has no links.
-        let held = write_jobs(conn, &pairs, &NewLinks::default()).await?;
+        // A replay takes the place of the failed job: in its batch, and for the jobs that wait for it.
+        let (mut awaited, mut changes) = (BTreeSet::new(), BatchChanges::default());
+        for (failed, job, _) in &made {
+            if hand_children_over(conn, *failed, job.id.uuid()).await? {
+                awaited.insert(job.id.uuid());
+            }
+            if let Some(batch) = job.options.batch {
+                let change = changes.of(batch.uuid());
+                change.total -= 1;
+                change.failed -= 1;
+            }
+        }
+        changes.write(conn).await?;
+        let held = write_jobs(conn, &pairs, &NewLinks::of_replays(awaited)).await?;
         mark_held(made.iter_mut().map(|(_, _, accepted)| accepted), &held);
     }
     let columns = |job: &NewJob| StatusColumns {

@@ -83,6 +83,7 @@ pub use batches::create::{BatchCreated, BatchProblems, NewBatch};
 pub use batches::rows::{Batch, BatchCounts, BatchState};
 pub use bench::bare::{BareClaims, BareLane};
 pub use bench::growth::Growth;
+pub use bench::links::OutboxWriter;
 pub use bench::server_counters::{CounterConnection, JobCounts, ServerCounters, StatementCounts};
 pub use bulk::{BatchOutcome, CancelOutcome, OperationLease};
 pub use change_summary::ChangeSummary;

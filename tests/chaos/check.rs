@@ -89,6 +89,7 @@ pub(crate) async fn everything(world: &World) -> anyhow::Result<Findings> {
     world.ledger.write(|book| {
         found.wrong.append(&mut book.complaints);
         answers(&mut found, book, &jobs);
+        callbacks_of_batches(&mut found, book);
         cancels(&mut found, book, &jobs, &history);
     });
     executions(&mut found, &jobs, &history);
@@ -103,7 +104,7 @@ pub(crate) async fn everything(world: &World) -> anyhow::Result<Findings> {
 
 /// Check the answers to enqueues: a job that was answered with 2xx exists and has ended, a job that was refused with
 /// 4xx does not exist, and no name exists twice.
-fn answers(found: &mut Findings, book: &Book, jobs: &BTreeMap<Uuid, Job>) {
+fn answers(found: &mut Findings, book: &mut Book, jobs: &BTreeMap<Uuid, Job>) {
     for (id, name) in &book.accepted {
         match jobs.get(id) {
             None => {
@@ -134,11 +135,20 @@ fn answers(found: &mut Findings, book: &Book, jobs: &BTreeMap<Uuid, Job>) {
             found.doubled += 1;
             found.wrong.push(format!("{} was enqueued once and is there twice: {other} and {id}", job.name));
         }
+        book.callbacks.remove(&job.name);
         if book.refused.contains(&job.name) {
             found.wrong.push(format!("job {id} ({}) was refused and is there", job.name));
         } else if !book.accepted.contains_key(id) && !book.unknown.contains(&job.name) {
             found.wrong.push(format!("job {id} ({}) is there and was never requested", job.name));
         }
+    }
+}
+
+/// Check that the end of each accepted batch has started its callback. Those that are there have been removed.
+fn callbacks_of_batches(found: &mut Findings, book: &Book) {
+    for name in &book.callbacks {
+        found.lost += 1;
+        found.wrong.push(format!("{name} is not there, and its batch was accepted"));
     }
 }
 
@@ -163,7 +173,10 @@ fn cancels(found: &mut Findings, book: &Book, jobs: &BTreeMap<Uuid, Job>, histor
         }
     }
     for (id, job) in jobs {
-        let asked = book.cancel_asked.contains(id) || book.keyed.contains(id) || book.unknown.contains(&job.name);
+        let asked = book.cancel_asked.contains(id)
+            || book.keyed.contains(id)
+            || book.children.contains(id)
+            || book.unknown.contains(&job.name);
         if job.end() == Some("cancelled") && !asked {
             found.wrong.push(format!("job {id} is cancelled and its cancel was never requested"));
         }
@@ -356,7 +369,7 @@ fn callbacks(found: &mut Findings, jobs: &BTreeMap<Uuid, Job>, calls: &BTreeMap<
 
 /// Check the invariants that the tables alone can show.
 async fn tables(found: &mut Findings, root: &mut MySqlConnection) -> anyhow::Result<()> {
-    const FAULTS: [&str; 11] = [
+    const FAULTS: [&str; 15] = [
         "SELECT COUNT(*) FROM owed o LEFT JOIN jobs j ON j.id = o.id WHERE j.id IS NULL",
         "SELECT COUNT(*) FROM (SELECT job_id FROM attempts GROUP BY job_id \
          HAVING COUNT(*) <> MAX(number) OR SUM(verdict = 'succeeded') > 1) a",
@@ -370,6 +383,13 @@ async fn tables(found: &mut Findings, root: &mut MySqlConnection) -> anyhow::Res
          LEFT JOIN owed o ON o.id = p.job_id WHERE p.open AND p.place >= k.head AND o.id IS NULL",
         "SELECT COUNT(*) FROM order_keys WHERE head <= tail",
         "SELECT COUNT(*) FROM limit_waits",
+        "SELECT COUNT(*) FROM blocked_jobs",
+        "SELECT (SELECT COUNT(*) FROM parent_ends) + (SELECT COUNT(*) FROM batch_changes)",
+        "SELECT COUNT(*) FROM batches WHERE completed_at IS NULL OR total <> completed + failed + cancelled \
+         OR (succeeded_at IS NOT NULL AND completed < total AND failed_at IS NULL)",
+        "SELECT COUNT(*) FROM job_parents p WHERE (SELECT MIN(c.started_at) FROM attempts c WHERE c.job_id = p.child_id \
+         AND c.runner <> '') < (SELECT MIN(a.finished_at) FROM attempts a WHERE a.job_id = p.parent_id \
+         AND a.end_state IS NOT NULL)",
         "SELECT COUNT(*) FROM attempts a JOIN jobs j ON j.id = a.job_id WHERE a.burned > j.max_attempts",
         "SELECT CAST(ABS((SELECT COUNT(*) FROM jobs) - (SELECT COUNT(*) FROM owed) \
          - (SELECT COALESCE(SUM(n), 0) FROM tallies)) AS SIGNED)",

@@ -111,10 +111,11 @@ impl Caller {
                 let (name, job) = self.job();
                 self.enqueue(Enqueue::job(name, job)).await;
             }
-            50..62 => {
+            50..58 => {
                 let jobs = (0..self.rng.random_range(2..=15)).map(|_| self.job()).collect();
                 self.enqueue(Enqueue::batch(jobs)).await;
             }
+            58..62 => self.enqueue_a_batch_with_callbacks().await,
             62..70 => {
                 let (name, mut job) = self.job();
                 job["unique_key"] = json!(format!("key{}", self.rng.random_range(0..KEYS)));
@@ -198,6 +199,30 @@ impl Caller {
             job["payload"]["ms"] = json!(ms.min(60));
         }
         (name, job)
+    }
+
+    /// Create a closed batch with callbacks. Some of its jobs wait for others of it.
+    async fn enqueue_a_batch_with_callbacks(&mut self) {
+        let mut jobs: Vec<(String, Value)> = (0..self.rng.random_range(2..=12)).map(|_| self.job()).collect();
+        for place in 1..jobs.len() {
+            if self.rng.random_ratio(1, 2) {
+                let parents: Vec<usize> = (0..3).map(|_| self.rng.random_range(0..place)).collect();
+                let policy = ["cancel", "run"].choose(&mut self.rng);
+                if let Some(job) = jobs[place].1.as_object_mut() {
+                    // A job with parents has no order key.
+                    job.remove("order_key");
+                    job.remove("on_failure");
+                    job.insert("after".to_owned(), json!(parents));
+                    job.insert("on_parent_failure".to_owned(), json!(policy));
+                }
+            }
+        }
+        let callbacks = ["on_complete", "on_success", "on_failure"].map(|event| {
+            let name = format!("{}-{event}", self.name());
+            let payload = json!({"name": name, "ms": 1, "first": Act::Succeed, "times": 1});
+            (event, name, json!({"kind": "record", "payload": payload, "max_attempts": 10, "retry": quick()}))
+        });
+        self.enqueue(Enqueue::with_callbacks(jobs, callbacks)).await;
     }
 
     /// Send the jobs with or without an `Idempotency-Key`. Without it, the client cannot repeat the request.

@@ -24,19 +24,34 @@ pub(crate) struct Enqueue {
     /// Status of the expected refusal, if one is expected.
     refusal: Option<u16>,
     once: bool,
+    /// Names of the callbacks of a batch, that of its end first.
+    callbacks: Vec<String>,
 }
 
 impl Enqueue {
     pub(crate) fn job(name: String, job: Value) -> Self {
         let keyed = job.get("unique_key").is_some();
         let request = Request::post("/v1/jobs").with(job);
-        Self { names: vec![name], request, keyed, refusal: None, once: false }
+        Self { names: vec![name], request, keyed, refusal: None, once: false, callbacks: Vec::new() }
     }
 
     pub(crate) fn batch(jobs: Vec<(String, Value)>) -> Self {
         let (names, jobs): (Vec<String>, Vec<Value>) = jobs.into_iter().unzip();
         let request = Request::post("/v1/jobs/batch").with(json!({"jobs": jobs}));
-        Self { names, request, keyed: false, refusal: None, once: false }
+        Self { names, request, keyed: false, refusal: None, once: false, callbacks: Vec::new() }
+    }
+
+    /// Create a closed batch of these jobs with these callbacks: the field of the API, the name of the job, and its body.
+    pub(crate) fn with_callbacks(jobs: Vec<(String, Value)>, callbacks: [(&str, String, Value); 3]) -> Self {
+        let (names, jobs): (Vec<String>, Vec<Value>) = jobs.into_iter().unzip();
+        let mut body = json!({"jobs": jobs, "close": true});
+        let mut of_callbacks = Vec::new();
+        for (event, name, job) in callbacks {
+            body[event] = job;
+            of_callbacks.push(name);
+        }
+        let request = Request::post("/v1/batches").with(body);
+        Self { names, request, keyed: false, refusal: None, once: false, callbacks: of_callbacks }
     }
 
     /// Carry the request out at most once: send it with an `Idempotency-Key`, and repeat it until there is an answer.
@@ -80,7 +95,8 @@ impl Enqueue {
                 tokio::time::sleep(Duration::from_millis(rng.random_range(50..500))).await;
             }
         }
-        world.ledger.write(|book| if doubt { &mut book.unknown } else { &mut book.refused }.extend(self.names));
+        let names = self.names.into_iter().chain(self.callbacks);
+        world.ledger.write(|book| if doubt { &mut book.unknown } else { &mut book.refused }.extend(names));
         Vec::new()
     }
 
@@ -120,7 +136,11 @@ impl Enqueue {
 
     fn accepted(self, world: &World, body: &Value) -> Vec<Uuid> {
         let ids: Vec<Uuid> = match body["jobs"].as_array() {
-            Some(receipts) => receipts.iter().filter_map(id_of).collect(),
+            // A batch answers with ids, other requests with receipts.
+            Some(receipts) => receipts
+                .iter()
+                .filter_map(|receipt| receipt.as_str().map_or_else(|| id_of(receipt), |text| text.parse().ok()))
+                .collect(),
             None => id_of(body).into_iter().collect(),
         };
         if ids.len() != self.names.len() {
@@ -130,6 +150,12 @@ impl Enqueue {
             world.ledger.complain(format!("{:?} make no sense and were accepted", self.names));
         }
         world.ledger.write(|book| {
+            if let Some(of_end) = self.callbacks.first() {
+                // A parent that fails cancels its children.
+                book.children.extend(ids.iter().copied());
+                book.callbacks.insert(of_end.clone());
+            }
+            book.unknown.extend(self.callbacks);
             if self.keyed {
                 book.keyed.extend(ids.iter().copied());
             }
@@ -151,6 +177,7 @@ impl Enqueue {
         // tickr does not store a refusal with the `Idempotency-Key`, so an earlier try that is still under way may be
         // carried out after it. The answer 200 is different: another job holds the unique key, and that is final.
         let final_word = !doubt || matches!(answer, Answer::Said(200, _));
-        world.ledger.write(|book| if final_word { &mut book.refused } else { &mut book.unknown }.extend(self.names));
+        let names = self.names.into_iter().chain(self.callbacks);
+        world.ledger.write(|book| if final_word { &mut book.refused } else { &mut book.unknown }.extend(names));
     }
 }

@@ -28,6 +28,10 @@ pub(crate) struct Book {
     pub(crate) unknown: BTreeSet<String>,
     /// Jobs with a unique key, which another job may have replaced.
     pub(crate) keyed: BTreeSet<Uuid>,
+    /// Jobs of batches, some of which are cancelled when a parent does not complete.
+    pub(crate) children: BTreeSet<Uuid>,
+    /// Names of the jobs that the ends of accepted batches must have started.
+    pub(crate) callbacks: BTreeSet<String>,
     /// Jobs whose cancel was requested, whatever the answer was.
     pub(crate) cancel_asked: BTreeSet<Uuid>,
     /// Jobs whose cancel was answered with 200, and the length of the journal at that time, in lines.

@@ -6,6 +6,7 @@ use std::time::Duration;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
+use sqlx::Executor;
 use tickr::config::Config;
 use tickr::handlers::{Context, FollowUp, Kind, Output, Registry};
 use tickr::job::{JobId, State};
@@ -550,5 +551,109 @@ async fn a_job_that_is_added_while_its_batch_ends_is_refused_or_counted() {
                 WHERE a.finished_at > b.completed_at";
     assert_eq!(tickr.count(late).await, 0);
     assert_eq!(tickr.count("SELECT CAST(SUM(total) AS SIGNED) FROM batches").await, 60 + added);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cancel_reaches_any_number_of_nested_batches() {
+    let tickr = TestApp::start().await;
+    let outer = create(&tickr, json!({})).await;
+    let id = outer["id"].as_str().unwrap();
+    // As many as two pages of them, written at once.
+    tickr
+        .sql(format!(
+            "INSERT INTO batches (id, parent, actor, created_at) WITH RECURSIVE n (n) AS (SELECT 1 UNION ALL \
+             SELECT n + 1 FROM n WHERE n < 600) SELECT UNHEX(MD5(n)), UNHEX(REPLACE('{id}', '-', '')), 'test', \
+             UTC_TIMESTAMP(6) FROM n"
+        ))
+        .await;
+    tickr.sql(format!("UPDATE batches SET total = 600 WHERE id = UNHEX(REPLACE('{id}', '-', ''))")).await;
+    act(&tickr, &outer, "cancel").await;
+    until(&tickr, &outer, "cancelled").await;
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM batches WHERE cancelled_at IS NOT NULL").await, 601);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_replay_takes_the_place_of_a_failed_job_in_its_batch() {
+    let mended = CancellationToken::new();
+    let tickr = TestApp::start_with(|_| {}, broken(&mended)).await;
+    let jobs = json!([{"kind": "broken", "payload": {}, "max_attempts": 1}, {"kind": "noop", "payload": {}}]);
+    let batch = create(&tickr, with(callbacks(), json!({"jobs": jobs, "close": true}))).await;
+    until(&tickr, &batch, "failed").await;
+    mended.cancel();
+    let replayed = tickr.post(&format!("/v1/jobs/{}/replay", batch["jobs"][0].as_str().unwrap()), json!({})).await;
+    assert_eq!((replayed.status, &replayed.body["batch"]), (201, &batch["id"]), "{:#}", replayed.body);
+    let ended = until(&tickr, &batch, "succeeded").await;
+    assert_eq!(
+        (&ended["total"], &ended["completed"], &ended["failed"]),
+        (&json!(2), &json!(2), &json!(0)),
+        "{ended:#}"
+    );
+    tickr.until(job_of(&batch, "on_success"), State::Completed).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_that_is_retried_in_a_cancelled_batch_may_add_others() {
+    let tickr = TestApp::start_with(|_| {}, growing()).await;
+    let grow = json!({"kind": "grow", "payload": {"left": 2}, "delay_ms": 600_000});
+    let batch = create(&tickr, json!({"jobs": [grow], "close": true})).await;
+    act(&tickr, &batch, "cancel").await;
+    until(&tickr, &batch, "cancelled").await;
+    let member = batch["jobs"][0].as_str().unwrap();
+    assert_eq!(tickr.post(&format!("/v1/jobs/{member}/retry"), json!({})).await.status, 200);
+    tickr.until_count("SELECT COUNT(*) FROM attempts WHERE end_state = 'completed'", 5).await;
+    eventually("the batch has counted them", || async {
+        let now = show(&tickr, &batch).await;
+        (now["completed"] == 5 && now["pending"] == 0).then_some(())
+    })
+    .await;
+    assert_eq!(show(&tickr, &batch).await["state"], "cancelled");
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_batch_does_not_end_while_a_job_is_being_added() {
+    let open = CancellationToken::new();
+    let tickr = TestApp::start_with(|_| {}, gated(&open)).await;
+    let batch = create(&tickr, json!({"jobs": [{"kind": "gate", "payload": {}}], "close": true})).await;
+    let first: JobId = batch["jobs"][0].as_str().unwrap().parse().unwrap();
+    tickr.until(first, State::Executing).await;
+    // The request has looked at the batch, and waits for this table in the middle of its transaction.
+    let mut other = tickr.mysql().await;
+    other.execute("LOCK TABLES job_tags WRITE").await.unwrap();
+    let job = json!({"kind": "noop", "payload": {}, "batch": batch["id"], "tags": ["t"]});
+    let add = tickr.post("/v1/jobs", job);
+    let meanwhile = async {
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        open.cancel();
+        tickr.until_count("SELECT COUNT(*) FROM attempts", 1).await;
+        tokio::time::sleep(Duration::from_millis(1_500)).await;
+        let ended = tickr.count("SELECT COUNT(*) FROM batches WHERE completed_at IS NOT NULL").await;
+        other.execute("UNLOCK TABLES").await.unwrap();
+        ended
+    };
+    let (added, ended) = tokio::join!(add, meanwhile);
+    assert_eq!((added.status, ended), (201, 0), "{:#}", added.body);
+    let ended = until(&tickr, &batch, "succeeded").await;
+    assert_eq!(ended["total"], 2);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn changes_that_a_dead_runner_left_are_counted_within_seconds() {
+    let tickr = TestApp::start().await;
+    let began = std::time::Instant::now();
+    tickr
+        .sql(
+            "INSERT INTO batches (id, actor, created_at, closed_at) \
+             VALUES (UNHEX(MD5('b')), 'test', UTC_TIMESTAMP(6), UTC_TIMESTAMP(6)); \
+             INSERT INTO batch_changes (batch_id, total, completed, failed, cancelled) \
+             VALUES (UNHEX(MD5('b')), 3, 2, 0, 0), (UNHEX(MD5('b')), 0, 1, 0, 0)",
+        )
+        .await;
+    tickr.until_count("SELECT COUNT(*) FROM batches WHERE succeeded_at IS NOT NULL", 1).await;
+    assert!(began.elapsed() < Duration::from_secs(4), "{:?}", began.elapsed());
     tickr.stop().await;
 }

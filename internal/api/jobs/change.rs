@@ -120,8 +120,7 @@ pub(crate) async fn change(
                 Problem::new(Code::WrongState, detail).in_state(state)
             }
             ChangeOutcome::Held(state) => {
-                let detail =
-                    "the job waits for a job in front of it with the same order key, so its due time cannot be changed";
+                let detail = "the job waits for its turn, so its due time cannot be changed: for a job in front of it, a limit or its parents";
                 Problem::new(Code::WrongState, detail).in_state(state)
             }
             ChangeOutcome::Unmet => {

@@ -303,8 +303,8 @@ fn waits_for_parents(evidence: &Evidence<'_>) -> Option<String> {
         (OnParentFailure::Hold, true) => "; retry the failed parent, or cancel this job",
         _ => "",
     };
-    let of = if *parents == 1 { "parent".to_owned() } else { format!("{parents} parents") };
-    Some(format!("it waits for {open} of {of}: {}{more}{advice}", some.join(", ")))
+    let whom = if *parents == 1 { "its parent".to_owned() } else { format!("{open} of {parents} parents") };
+    Some(format!("it waits for {whom}: {}{more}{advice}", some.join(", ")))
 }
 
 /// Say which jobs with the same order key are in front.

@@ -716,6 +716,7 @@ pub(crate) struct ChildView {
     params(("id" = Uuid, Path, description = "The job's id"), ChildrenQuery),
     responses(
         (status = 200, description = "A page of jobs", body = ChildrenAnswer),
+        (status = 404, description = "not_found", body = Problem),
         (status = 422, description = "invalid_id, invalid_request, invalid_cursor", body = Problem),
     )
 )]
@@ -729,6 +730,9 @@ pub(crate) async fn children(
     let after = listing.id(asked.cursor.as_deref())?.map(JobId::from_uuid);
     let mut children = api.broker.store().children_of(id, after, limit + 1).await?;
     let more = children.len() > limit as usize;
+    if children.is_empty() && api.broker.store().job(id).await?.is_none() {
+        return Err(Problem::not_found("job", id));
+    }
     children.truncate(limit as usize);
     let next_cursor = children.last().filter(|_| more).map(|(last, _)| listing.cursor(last.uuid().as_bytes()));
     let data = children.into_iter().map(|(id, state)| ChildView { id: id.to_string(), state }).collect();

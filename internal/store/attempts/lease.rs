@@ -418,6 +418,8 @@ async fn end(
     }
     moves.sort_unstable_by_key(|step| step.item.id);
     let mut written = write_moves(conn, &moves, ordered, now, &shared.clock, shared.lanes.any()).await?;
+    // A moment before the COMMIT. If the loops come too early, the summary of changes tells them again.
+    shared.links_ended(written.linked);
     let done = |step: &crate::attempts::settle::Transition<'_>| Reaped {
         id: step.item.id,
         kind: step.owed.kind.clone(),

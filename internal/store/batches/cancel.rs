@@ -12,6 +12,7 @@ use uuid::Uuid;
 use crate::audit::{AuditEntry, record};
 use crate::batches::create::look_again;
 use crate::jobs::actions::{CancelledJobs, cancel_all, lock_for};
+use crate::rows::links::{AWAITED, IN_BATCH};
 use crate::rows::owed::{DueJob, lock_held};
 use crate::rows::tallies::count;
 use crate::sql::batches::statement;
@@ -22,7 +23,7 @@ use tickr_job::{Actor, BatchId, JobId, StateInput};
 
 /// Jobs that one transaction cancels at most.
 const JOBS: u32 = 1_000;
-/// Nested batches that one transaction marks at most.
+/// Nested batches that one transaction finds at most.
 const NESTED: u32 = 256;
 
 /// Outcome of a part of the cancel of a batch.
@@ -51,19 +52,32 @@ impl Store {
             if !marked.insert(batch) {
                 continue;
             }
-            let nested = self.mark_cancelled(batch, by).await?;
-            match nested {
-                None if batch == id => return Ok(Vec::new()),
-                None => {}
-                Some(nested) => to_mark.extend(nested),
+            let mut behind = None;
+            loop {
+                let Some(nested) = self.mark_cancelled(batch, by, behind).await? else {
+                    if batch == id {
+                        return Ok(Vec::new());
+                    }
+                    break;
+                };
+                behind = nested.last().copied().filter(|_| nested.len() as u32 == NESTED);
+                to_mark.extend(nested);
+                if behind.is_none() {
+                    break;
+                }
             }
         }
         self.shared.batches_changed.notify_one();
         Ok(marked.into_iter().collect())
     }
 
-    /// Mark one batch, and return its unfinished nested ones.
-    async fn mark_cancelled(&self, id: BatchId, by: &Actor) -> Result<Option<Vec<BatchId>>, StoreError> {
+    /// Mark one batch, and return a page of its unfinished nested ones, those behind this one.
+    async fn mark_cancelled(
+        &self,
+        id: BatchId,
+        by: &Actor,
+        behind: Option<BatchId>,
+    ) -> Result<Option<Vec<BatchId>>, StoreError> {
         let shared = self.shared.clone();
         let act = AuditEntry::new(by, "batch.cancel", id.to_string());
         transact(&self.shared.pools.steering, "cancel a batch", move |conn, _| {
@@ -94,10 +108,11 @@ impl Store {
                     record(conn, &act, now).await?;
                 }
                 let nested: Vec<Uuid> = sqlx::query_scalar(
-                    "SELECT id FROM batches FORCE INDEX (batches_parent) WHERE parent = ? AND completed_at IS NULL \
-                     ORDER BY id LIMIT ?",
+                    "SELECT id FROM batches FORCE INDEX (batches_parent) WHERE parent = ? AND id > ? \
+                     AND completed_at IS NULL ORDER BY id LIMIT ?",
                 )
                 .bind(id.uuid())
+                .bind(behind.map(BatchId::uuid).unwrap_or_default())
                 .bind(NESTED)
                 .fetch_all(&mut *conn)
                 .await?;
@@ -113,11 +128,13 @@ impl Store {
     /// When MySQL cannot be reached or refuses.
     pub async fn cancel_batch_jobs(&self, id: BatchId, after: Option<JobId>) -> Result<BatchCancelled, StoreError> {
         let shared = self.shared.clone();
-        transact(&self.shared.pools.steering, "cancel jobs of a batch", move |conn, _| {
+        let page = transact(&self.shared.pools.steering, "cancel jobs of a batch", move |conn, _| {
             let shared = shared.clone();
             Box::pin(async move { cancel_page(conn, &shared, id, after).await })
-        })
-        .await
+        });
+        let page = page.await?;
+        self.shared.links_ended(AWAITED | IN_BATCH);
+        Ok(page)
     }
 
     /// Return the batches whose cancel is under way and rests for some seconds.

@@ -153,7 +153,7 @@ async fn create(
         .map(|(at, problem)| (new.jobs.iter().position(|job| job.id == sorted[at].id), problem))
         .collect();
     if let Some(parent) = new.parent {
-        problems.extend(crate::rows::links::lock_open(conn, parent).await?.map(|problem| (None, problem)));
+        problems.extend(crate::rows::links::lock_open(conn, parent).await?.map(|(problem, _)| (None, problem)));
     }
     if !problems.is_empty() {
         sqlx::raw_sql("ROLLBACK").execute(&mut *conn).await?;

@@ -2,8 +2,10 @@
 //!
 //! - `bare.rs`: the writes of the product without a runner.
 //! - `growth.rs`: fills the tables before a run.
+//! - `links.rs`: rows of the outbox, and the times of batches.
 //! - `server_counters.rs`: readings of the server's counters.
 
 pub(super) mod bare;
 pub(super) mod growth;
+pub(super) mod links;
 pub(super) mod server_counters;

@@ -10,7 +10,7 @@ use tickr_job::{JobId, Timestamp};
 
 /// A connection for readings.
 pub struct CounterConnection {
-    conn: MySqlConnection,
+    pub(super) conn: MySqlConnection,
 }
 
 impl std::fmt::Debug for CounterConnection {

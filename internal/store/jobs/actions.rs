@@ -14,7 +14,7 @@ use crate::rows::dead_letters::{delete_dead_letter, was_replayed};
 use crate::rows::jobs::Accepted;
 use crate::rows::ledger::{AttemptRow, append_to_ledger};
 use crate::rows::limits::{unpark, waits_for_turn};
-use crate::rows::links::{LinkedEnd, forget_blocked, record_ends, record_retry};
+use crate::rows::links::{AWAITED, IN_BATCH, LinkedEnd, forget_blocked, record_ends, record_retry};
 use crate::rows::order::{OrderedJobs, close_places, held_until, lock_keys_of, lock_or_make_keys_of, place_again};
 use crate::rows::owed::{DueJob, Owed, delete_owed, lock_held};
 use crate::rows::tallies::count;
@@ -86,7 +86,7 @@ impl Store {
     async fn act_without_answer(&self, id: JobId, action: JobAction, by: &Actor) -> Result<ActionOutcome, StoreError> {
         let shared = self.shared.clone();
         let act = action.audit_entry(id, by);
-        transact(&self.shared.pools.steering, action.attempted(), move |conn, earlier| {
+        let outcome = transact(&self.shared.pools.steering, action.attempted(), move |conn, earlier| {
             let (shared, act) = (shared.clone(), act.clone());
             Box::pin(async move {
                 let ordered = lock_for(conn, action.event(), &[id.uuid()]).await?;
@@ -97,8 +97,10 @@ impl Store {
                 count(conn, shared.lanes.any(), &step.counts).await?;
                 Ok(step.outcome)
             })
-        })
-        .await
+        });
+        let outcome = outcome.await?;
+        self.shared.links_ended(AWAITED | IN_BATCH);
+        Ok(outcome)
     }
 
     /// Cancel, retry or run a job now, at most once if the request has an idempotency key. `build` builds the response
@@ -117,7 +119,7 @@ impl Store {
     ) -> Result<IdempotentOutcome<ActionOutcome>, StoreError> {
         let shared = self.shared.clone();
         let act = action.audit_entry(id, by);
-        transact(&self.shared.pools.steering, action.attempted(), move |conn, earlier| {
+        let outcome = transact(&self.shared.pools.steering, action.attempted(), move |conn, earlier| {
             let (shared, act, idempotent, build) =
                 (shared.clone(), act.clone(), idempotent.clone(), Arc::clone(&build));
             Box::pin(async move {
@@ -125,8 +127,10 @@ impl Store {
                 let earlier = if idempotent.is_some() { PriorRun::Nothing } else { earlier };
                 act_and_answer(conn, &shared, id, (action, &act), idempotent.as_ref(), &build, earlier).await
             })
-        })
-        .await
+        });
+        let outcome = outcome.await?;
+        self.shared.links_ended(AWAITED | IN_BATCH);
+        Ok(outcome)
     }
 }
 

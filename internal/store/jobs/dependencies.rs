@@ -11,7 +11,7 @@ use uuid::Uuid;
 
 use crate::jobs::actions::cancel_waiting;
 use crate::rows::limits::waits_for_turn;
-use crate::rows::links::{ParentsOutcome, blocked_until, outcomes_of, unblock};
+use crate::rows::links::{IN_BATCH, ParentsOutcome, blocked_until, outcomes_of, unblock};
 use crate::rows::owed::{DueJob, SKIP_LOCKED, due_job, lock_held};
 use crate::rows::tallies::count;
 use crate::rows::unique_keys::release_key_of;
@@ -58,11 +58,15 @@ impl Store {
     /// When MySQL cannot be reached or refuses.
     pub async fn tell_children(&self) -> Result<ToldChildren, StoreError> {
         let shared = self.shared.clone();
-        transact(&self.shared.pools.loops, "tell jobs that their parents ended", move |conn, _| {
+        let told = transact(&self.shared.pools.loops, "tell jobs that their parents ended", move |conn, _| {
             let shared = shared.clone();
             Box::pin(async move { tell_page(conn, &shared).await })
-        })
-        .await
+        });
+        let told = told.await?;
+        if !told.cancelled.is_empty() {
+            self.shared.links_ended(IN_BATCH);
+        }
+        Ok(told)
     }
 
     /// Look again at the blocked jobs behind this id, a few hundred at most. This finds those whose parents were ended by
@@ -224,7 +228,7 @@ async fn tell_page(conn: &mut MySqlConnection, shared: &StoreInner) -> Result<To
             let query = parents.iter().fold(statement(query), |query, parent| query.bind(parent.row));
             query.execute(&mut *conn).await?;
         }
-        told.more = parents.len() as u32 == PARENTS;
+        told.more |= parents.len() as u32 == PARENTS;
         return Ok(told);
     }
     // A parent with many children: a part of them at a time.
@@ -294,5 +298,7 @@ async fn tell(conn: &mut MySqlConnection, shared: &StoreInner, ids: &[Uuid]) -> 
         told.cancelled.push(JobId::from_uuid(*id));
     }
     count(conn, shared.lanes.any(), &counts).await?;
+    // Children of the cancelled ones may wait.
+    told.more = !told.cancelled.is_empty();
     Ok(told)
 }

@@ -11,7 +11,7 @@ use uuid::Uuid;
 use crate::rows::dead_letters::{NewDeadLetter, insert_dead_letters};
 use crate::rows::ledger::{AttemptRow, append_to_ledger};
 use crate::rows::limits::{unpark, waits_for_turn};
-use crate::rows::links::{LinkedEnd, forget_blocked, record_ends};
+use crate::rows::links::{AWAITED, IN_BATCH, LinkedEnd, forget_blocked, record_ends};
 use crate::rows::order::{close_places, lock_free_keys_of};
 use crate::rows::owed::{DueJob, Owed, delete_owed, lock_free};
 use crate::rows::tallies::count;
@@ -92,11 +92,15 @@ impl Store {
 
     async fn end_these(&self, found: Vec<Uuid>, runner: &RunnerId) -> Result<ExpiredJobs, StoreError> {
         let (shared, runner) = (self.shared.clone(), runner.clone());
-        transact(&self.shared.pools.loops, "end expired jobs", move |conn, _| {
+        let ended = transact(&self.shared.pools.loops, "end expired jobs", move |conn, _| {
             let (shared, runner, found) = (shared.clone(), runner.clone(), found.clone());
             Box::pin(async move { end_page(conn, &shared, &runner, &found).await })
-        })
-        .await
+        });
+        let ended = ended.await?;
+        if !ended.ended.is_empty() {
+            self.shared.links_ended(AWAITED | IN_BATCH);
+        }
+        Ok(ended)
     }
 
     async fn look_later(&self, id: Uuid) -> Result<(), StoreError> {

@@ -31,7 +31,7 @@ use crate::jobs::insert::together;
 use crate::jobs::read::read_job;
 use crate::rows::jobs::{Accepted, accepted_at, due_at, mark_held, receipts, write_jobs};
 use crate::rows::limits::{parked_until, waits_for_turn};
-use crate::rows::links::{LinkProblem, check_links};
+use crate::rows::links::{AWAITED, IN_BATCH, LinkProblem, check_links};
 use crate::rows::order::{close_places, lock_keys_of, lock_or_make, order_key_of};
 use crate::rows::owed::{Owed, lock_held};
 use crate::rows::tallies::count;
@@ -154,6 +154,7 @@ impl Store {
     /// # Errors
     /// When MySQL cannot be reached or refuses.
     pub async fn insert_unique(&self, producer: Producer, jobs: Vec<NewJob>) -> Result<EnqueueOutcome, StoreError> {
+        let linked = jobs.iter().any(|job| job.options.has_links());
         let request = Arc::new(EnqueueRequest { jobs: together(with_producer(jobs, &producer)), producer });
         let (shared, memory) = (self.shared.clone(), Arc::default());
         let attempted = "insert jobs with unique keys";
@@ -165,7 +166,13 @@ impl Store {
             Box::pin(async move { insert_keyed(conn, &request, (None, &build), &shared, &memory, earlier).await })
         });
         match outcome.await? {
-            IdempotentOutcome::First { done: Some(receipts), .. } => Ok(EnqueueOutcome::Accepted(receipts)),
+            IdempotentOutcome::First { done: Some(receipts), .. } => {
+                // New jobs of a batch, a replaced one, or one whose parent has failed.
+                if linked || !receipts.replaced.is_empty() {
+                    self.shared.links_ended(AWAITED | IN_BATCH);
+                }
+                Ok(EnqueueOutcome::Accepted(receipts))
+            }
             IdempotentOutcome::Refused(refusal) => Ok(EnqueueOutcome::Refused(refusal)),
             _ => Err(StoreError::corrupt(attempted, "a stored response without an idempotency key")),
         }
@@ -201,8 +208,8 @@ pub(crate) async fn insert_keyed(
         return Ok(done);
     }
     lock_or_make(conn, &jobs.iter().filter_map(order_key_of).collect()).await?;
-    let decided = decide(conn, jobs, producer, &memory.lock_first).await?;
-    let mut taken = decided.taken;
+    let mut decided = decide(conn, jobs, producer, &memory.lock_first).await?;
+    let mut taken = std::mem::take(&mut decided.taken);
     let changed = || decided.replace.iter().chain(&decided.postpone);
     let held = match changed().next() {
         None => BTreeMap::new(),
@@ -233,6 +240,7 @@ pub(crate) async fn insert_keyed(
     let mut new: Vec<NewJob> = (0..jobs.len()).filter(is_new).map(|place| jobs[place].clone()).collect();
     if new.len() < jobs.len() {
         new = together(new);
+        wait_for_the_answer(&mut new, jobs, &decided);
     }
     let mut receipts =
         EnqueueReceipts { replaced: decided.replace.values().map(|h| h.id).collect(), ..EnqueueReceipts::default() };
@@ -286,6 +294,23 @@ pub(crate) async fn insert_keyed(
     count(conn, shared.lanes.any(), &ended).await?;
     *memory.receipts.lock().unwrap_or_else(PoisonError::into_inner) = Some(receipts.clone());
     Ok(IdempotentOutcome::First { done: Some(receipts), answer })
+}
+
+/// Let jobs whose parents are not written wait for the jobs that are the answers in their place.
+fn wait_for_the_answer(new: &mut [NewJob], jobs: &[NewJob], decided: &Decided) {
+    let existing = decided.existing.iter().map(|(place, existing)| match existing {
+        Existing::Holder(holder) => (jobs[*place].id, holder.id),
+        Existing::Earlier(first) => (jobs[*place].id, jobs[*first].id),
+    });
+    let postponed = decided.postpone.iter().map(|(place, holder)| (jobs[*place].id, holder.id));
+    // An earlier job of the request may itself be answered with another one.
+    let answers: BTreeMap<JobId, JobId> = existing.chain(postponed).collect();
+    let answer = |id: &JobId| answers.get(id).map(|first| *answers.get(first).unwrap_or(first));
+    for parent in new.iter_mut().flat_map(|job| &mut job.options.after) {
+        if let Some(id) = answer(parent) {
+            *parent = id;
+        }
+    }
 }
 
 /// Return the decision of an earlier run if that run has committed.

@@ -189,7 +189,7 @@ async fn delete(conn: &mut MySqlConnection, ids: &[Uuid]) -> Result<(), sqlx::Er
         ("order_places", "job_id"),
         ("job_limit_keys", "job_id"),
         ("job_expiries", "job_id"),
-        ("job_parents", "parent_id"),
+        // Rows of its children stay, so that they know how it ended.
         ("job_parents", "child_id"),
         ("batch_jobs", "job_id"),
         ("jobs", "id"),

@@ -68,13 +68,18 @@ pub(crate) struct NewLinks {
     blocked: BTreeSet<Uuid>,
     /// How parents had ended before, by parent.
     ended: BTreeMap<Uuid, State>,
-    /// The jobs for which other jobs of the same request wait.
+    /// The jobs for which other jobs wait from the beginning.
     awaited: BTreeSet<Uuid>,
     /// True if some job has a link.
     any: bool,
 }
 
 impl NewLinks {
+    /// Return the links of replays, for some of which other jobs wait.
+    pub(crate) fn of_replays(awaited: BTreeSet<Uuid>) -> Self {
+        Self { awaited, any: true, ..Self::default() }
+    }
+
     pub(crate) fn is_blocked(&self, id: JobId) -> bool {
         self.blocked.contains(&id.uuid())
     }
@@ -88,8 +93,8 @@ impl NewLinks {
 }
 
 /// Check the links of new jobs, and lock the rows on which they depend: those of unfinished parents, then the batches.
-/// Returns a problem for each link that is not possible, with the position of the job. A batch in `own` has not ended:
-/// it is made by this transaction, or counts a job that ends in it.
+/// Returns a problem for each link that is not possible, with the position of the job. A batch in `own` takes the job in
+/// any case: it is made by this transaction, or counts a job that ends in it.
 pub(crate) async fn check_links(
     conn: &mut MySqlConnection,
     jobs: &[&NewJob],
@@ -115,8 +120,8 @@ pub(crate) async fn check_links(
     let mut cancelled: BTreeSet<BatchId> = BTreeSet::new();
     for batch in batches {
         match lock_open(conn, batch).await? {
-            Some(LinkProblem::CancelledBatch(_)) if own.contains(&batch) => drop(cancelled.insert(batch)),
-            Some(problem) if !own.contains(&batch) => drop(closed.insert(batch, problem)),
+            Some((LinkProblem::CancelledBatch(_), false)) if own.contains(&batch) => drop(cancelled.insert(batch)),
+            Some((problem, _)) if !own.contains(&batch) => drop(closed.insert(batch, problem)),
             _ => {}
         }
     }
@@ -142,6 +147,19 @@ pub(crate) async fn check_links(
         }
     }
     Ok((links, problems))
+}
+
+/// Let a replay take the place of a failed job: the jobs that wait for that one wait for the replay. Returns whether there
+/// are some.
+pub(crate) async fn hand_children_over(
+    conn: &mut MySqlConnection,
+    failed: Uuid,
+    replay: Uuid,
+) -> Result<bool, sqlx::Error> {
+    let sql = "UPDATE job_parents FORCE INDEX (PRIMARY) SET parent_id = ?, outcome = NULL WHERE parent_id = ? \
+               AND child_id IN (SELECT job_id FROM blocked_jobs)";
+    let moved = sqlx::query(sql).bind(replay).bind(failed).execute(conn).await?;
+    Ok(moved.rows_affected() > 0)
 }
 
 /// Mark these jobs as awaited, as far as they are unfinished, and return those.
@@ -177,16 +195,20 @@ async fn ends_of(conn: &mut MySqlConnection, ids: &[Uuid]) -> Result<BTreeMap<Uu
     Ok(ends)
 }
 
-/// Lock a batch so that it cannot end before this transaction does. Returns the reason if it takes no job.
-pub(crate) async fn lock_open(conn: &mut MySqlConnection, batch: BatchId) -> Result<Option<LinkProblem>, sqlx::Error> {
+/// Lock a batch so that it cannot end before this transaction does. Returns the reason if it takes no job, and whether it
+/// has ended.
+pub(crate) async fn lock_open(
+    conn: &mut MySqlConnection,
+    batch: BatchId,
+) -> Result<Option<(LinkProblem, bool)>, sqlx::Error> {
     let sql = "SELECT cancelled_at IS NOT NULL AS cancelled, completed_at IS NOT NULL AS ended FROM batches \
                WHERE id = ? LOCK IN SHARE MODE";
     let Some(row) = sqlx::query(sql).bind(batch.uuid()).fetch_optional(conn).await? else {
-        return Ok(Some(LinkProblem::UnknownBatch(batch)));
+        return Ok(Some((LinkProblem::UnknownBatch(batch), false)));
     };
     Ok(match (row.try_get("cancelled")?, row.try_get("ended")?) {
-        (true, _) => Some(LinkProblem::CancelledBatch(batch)),
-        (false, true) => Some(LinkProblem::EndedBatch(batch)),
+        (true, ended) => Some((LinkProblem::CancelledBatch(batch), ended)),
+        (false, true) => Some((LinkProblem::EndedBatch(batch), true)),
         (false, false) => None,
     })
 }
@@ -398,6 +420,7 @@ pub(crate) async fn outcomes_of(
     let mut awaited = BTreeSet::new();
     for ids in ids.chunks(MAX_ROWS) {
         let sql = "SELECT p.child_id, p.parent_id, p.outcome, o.id IS NOT NULL AS unfinished, \
+                   CAST(COALESCE(o.links, 0) AS SIGNED) AS links, \
                    (SELECT a.end_state FROM attempts a WHERE a.job_id = p.parent_id ORDER BY a.number DESC LIMIT 1) \
                    AS end_state FROM job_parents p FORCE INDEX (job_parents_child) \
                    LEFT JOIN owed o FORCE INDEX (PRIMARY) ON o.id = p.parent_id WHERE p.child_id IN";
@@ -421,7 +444,9 @@ pub(crate) async fn outcomes_of(
             match (end, policy) {
                 (Some(State::Completed), _) | (Some(_), OnParentFailure::Run) => {}
                 (None, _) => {
-                    awaited.insert(parent);
+                    if row.try_get::<i64, _>("links")? & i64::from(AWAITED) == 0 {
+                        awaited.insert(parent);
+                    }
                     outcome.wait();
                 }
                 (Some(_), OnParentFailure::Hold) => outcome.wait(),
@@ -442,7 +467,8 @@ pub(crate) async fn outcomes_of(
     }
     // A job without parents follows from one of a cancelled batch, and is cancelled with that.
     outcomes.iter_mut().filter(|(id, _)| !with_parents.contains(id)).for_each(|(_, outcome)| outcome.wait());
-    // A parent may have been retried before it had a child.
+    // A parent may have been retried before it had a child. The others are marked, and are not locked here: a request that
+    // names both a job and its parent locks them in the other order.
     mark_awaited(conn, &awaited.into_iter().collect::<Vec<_>>()).await?;
     Ok(outcomes)
 }

@@ -93,7 +93,7 @@ impl Evidence {
                  OR (b.on_parent_failure = 'hold' AND EXISTS (SELECT 1 FROM job_parents p WHERE p.child_id = b.job_id \
                  AND p.outcome IN ('failed', 'cancelled'))) \
                  OR EXISTS (SELECT 1 FROM batch_jobs m JOIN batches c ON c.id = m.batch_id \
-                 WHERE m.job_id = b.job_id AND c.cancelled_at IS NOT NULL) AS has_reason \
+                 WHERE m.job_id = b.job_id AND c.cancelled_at IS NOT NULL AND c.completed_at IS NULL) AS has_reason \
                  FROM (SELECT job_id, on_parent_failure FROM blocked_jobs FORCE INDEX (PRIMARY) WHERE job_id > ? \
                  ORDER BY job_id LIMIT ?) b LEFT JOIN owed o ON o.id = b.job_id ORDER BY b.job_id",
             )
