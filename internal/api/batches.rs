@@ -359,12 +359,9 @@ pub(super) async fn list(
     QueryParams(asked): QueryParams<BatchesQuery>,
 ) -> Result<Response, Problem> {
     let limit = page_size(asked.limit)?;
-    let parent = match asked.parent.as_deref().map(str::parse::<BatchId>).transpose() {
-        Ok(parent) => parent,
-        Err(_) => {
-            let here = tickr_handlers::Problem::at("parent", "must be the id of a batch");
-            return Err(Problem::new(Code::InvalidRequest, "the query is not valid").at("", vec![here]));
-        }
+    let Ok(parent) = asked.parent.as_deref().map(str::parse::<BatchId>).transpose() else {
+        let here = tickr_handlers::Problem::at("parent", "must be the id of a batch");
+        return Err(Problem::new(Code::InvalidRequest, "the query is not valid").at("", vec![here]));
     };
     let unfinished = asked.unfinished.unwrap_or(false);
     let listing = Listing::new("batches", &(parent, unfinished));

@@ -204,11 +204,11 @@ impl Caller {
     /// Create a closed batch with callbacks. Some of its jobs wait for others of it.
     async fn enqueue_a_batch_with_callbacks(&mut self) {
         let mut jobs: Vec<(String, Value)> = (0..self.rng.random_range(2..=12)).map(|_| self.job()).collect();
-        for place in 1..jobs.len() {
+        for (place, (_, job)) in jobs.iter_mut().enumerate().skip(1) {
             if self.rng.random_ratio(1, 2) {
                 let parents: Vec<usize> = (0..3).map(|_| self.rng.random_range(0..place)).collect();
                 let policy = ["cancel", "run"].choose(&mut self.rng);
-                if let Some(job) = jobs[place].1.as_object_mut() {
+                if let Some(job) = job.as_object_mut() {
                     // A job with parents has no order key.
                     job.remove("order_key");
                     job.remove("on_failure");

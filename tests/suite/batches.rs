@@ -55,7 +55,8 @@ fn callbacks() -> Value {
 }
 
 fn with(mut body: Value, more: Value) -> Value {
-    body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    let Value::Object(more) = more else { panic!("not an object: {more}") };
+    body.as_object_mut().unwrap().extend(more);
     body
 }
 

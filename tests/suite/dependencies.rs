@@ -25,7 +25,8 @@ const LATE: &str = "SELECT COUNT(*) FROM (SELECT p.child_id, (SELECT MIN(c.start
 async fn after(tickr: &TestApp, parents: &[JobId], more: Value) -> JobId {
     let mut job =
         json!({"kind": "noop", "payload": {}, "after": parents.iter().map(ToString::to_string).collect::<Vec<_>>()});
-    job.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    let Value::Object(more) = more else { panic!("not an object: {more}") };
+    job.as_object_mut().unwrap().extend(more);
     tickr.enqueue(job).await
 }
 
@@ -120,7 +121,8 @@ async fn wrong_parents_are_refused_with_their_names_and_nothing_is_written() {
     let tickr = TestApp::start().await;
     let job = |more: Value| {
         let mut job = json!({"kind": "noop", "payload": {}});
-        job.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let Value::Object(more) = more else { panic!("not an object: {more}") };
+        job.as_object_mut().unwrap().extend(more);
         job
     };
     let unknown = JobId::new();

@@ -284,9 +284,9 @@ async fn accept(
     idempotent: Option<IdempotentRequest>,
     shows: ResponseContent,
     build: ResponseBuilder<EnqueueReceipts>,
-    place: impl Fn(usize) -> String,
     taken: impl FnOnce(&[(usize, KeyHolder)]) -> Problem,
 ) -> Result<Response, Problem> {
+    let place = |at: usize| if shows == ResponseContent::Job { String::new() } else { format!("/jobs/{at}") };
     let outcome = api.broker.enqueue_request(producer, jobs, idempotent, build).await?;
     respond_to_outcome(outcome, shows, |refusal| {
         Err(match refusal {
@@ -371,22 +371,12 @@ async fn enqueue_one(
         // The store returns either a receipt or a holder, so this does not happen.
         (None, None) => json_answer(StatusCode::OK, &()),
     };
-    accept(
-        api,
-        asker.producer(),
-        vec![job],
-        idempotent,
-        ResponseContent::Job,
-        Arc::new(build),
-        |_| String::new(),
-        |taken| {
-            let detail =
-                taken.first().map_or(String::new(), |(_, holder)| held_detail(holder, "; nothing was written"));
-            let problem = Problem::new(Code::UniqueKeyTaken, detail)
-                .at("", taken.iter().map(|held| unique_key_taken("", held)).collect());
-            taken.first().map_or(problem.clone(), |(_, holder)| problem.held_by(holder))
-        },
-    )
+    accept(api, asker.producer(), vec![job], idempotent, ResponseContent::Job, Arc::new(build), |taken| {
+        let detail = taken.first().map_or(String::new(), |(_, holder)| held_detail(holder, "; nothing was written"));
+        let problem = Problem::new(Code::UniqueKeyTaken, detail)
+            .at("", taken.iter().map(|held| unique_key_taken("", held)).collect());
+        taken.first().map_or(problem.clone(), |(_, holder)| problem.held_by(holder))
+    })
     .await
 }
 
@@ -499,8 +489,7 @@ async fn enqueue_all(
         let jobs = receipts.jobs.iter().map(receipt).collect();
         json_answer(status, &BatchAnswer { jobs, warnings: warnings.clone() })
     };
-    let place = |at| format!("/jobs/{at}");
-    accept(api, asker.producer(), jobs, idempotent, ResponseContent::Other, Arc::new(build), place, |taken| {
+    accept(api, asker.producer(), jobs, idempotent, ResponseContent::Other, Arc::new(build), |taken| {
         let here = |held: &(usize, KeyHolder)| unique_key_taken(&format!("/jobs/{}", held.0), held);
         let problem =
             Problem::new(Code::UniqueKeyTaken, "unfinished jobs have some of the unique keys; nothing was written");

@@ -6,6 +6,7 @@
 
 use std::collections::BTreeSet;
 
+use sqlx::query::Query;
 use sqlx::{MySqlConnection, Row};
 use uuid::Uuid;
 
@@ -118,7 +119,7 @@ async fn take_changes(conn: &mut MySqlConnection, id: BatchId) -> Result<(BatchC
             crate::sql::batches::placeholders(rows.len()),
             rows.len()
         );
-        rows.iter().fold(statement(sql), |query, row| query.bind(row)).execute(&mut *conn).await?;
+        rows.iter().fold(statement(sql), Query::bind).execute(&mut *conn).await?;
     }
     Ok((sum, found.len() as u32 == CHANGES))
 }
