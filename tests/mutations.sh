@@ -1097,6 +1097,9 @@ mutants() {
     mutant 'answers in place of parents' internal/store/jobs/unique_keys.rs \
         'wait_for_the_answer(&mut new, jobs, &decided);' '' \
         dependencies::a_job_waits_for_the_answer_in_place_of_its_parent
+    mutant 'rule of a callback' internal/handlers/http/response.rs \
+        'rule.and_then(|rule| rule.judge(status, &self.body))' 'rule.and_then(|rule| rule.judge(status, &self.body)).filter(|_| false)' \
+        receivers::a_callback_is_judged_by_the_value_in_the_body
     mutant 'check of follow-up jobs' internal/engine/executor.rs \
         'Err((verdict, error)) => return failed(settlement, verdict, error),' \
         'Err((verdict, error)) => drop((verdict, error)),' \

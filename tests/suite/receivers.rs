@@ -809,3 +809,32 @@ async fn the_command_line_sets_shows_and_closes_breakers() {
     tickr.until_idle().await;
     tickr.stop().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_callback_is_judged_by_the_value_in_the_body() {
+    let tickr = TestApp::start_with(|config| config.callback_allow_private = true, Registry::new()).await;
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let addr = listener.local_addr().unwrap();
+    // It answers 200 to everything: first that it is busy, then that it has failed once, then that all is well.
+    let calls = Arc::new(AtomicUsize::new(0));
+    let answer = move || {
+        let call = calls.fetch_add(1, Ordering::SeqCst);
+        let code = ["busy", "failed", "done"][call.min(2)];
+        async move { axum::Json(json!({"result": {"code": code}})) }
+    };
+    let app = axum::Router::new().fallback(answer);
+    tokio::spawn(async move { axum::serve(listener, app).await.unwrap() });
+    let rule = json!({"at": "/result/code", "success": ["done"], "retry": ["failed"], "snooze": ["busy"], "snooze_ms": 1_000,
+                      "otherwise": "reject"});
+    let payload = json!({"url": format!("http://{addr}/"), "answer": rule});
+    let id = tickr.enqueue(json!({"kind": "http", "payload": payload, "retry": {"delays_ms": [10]}})).await;
+    let job = tickr.until(id, State::Completed).await;
+    assert_eq!(tickr.verdicts(id).await, ["snoozed", "failed", "succeeded"]);
+    // A snooze uses no attempt.
+    assert_eq!(job["attempt"], 2);
+    let wrong = json!({"url": format!("http://{addr}/"), "answer": {"at": "code"}});
+    let refused = tickr.post("/v1/jobs", json!({"kind": "http", "payload": wrong})).await;
+    assert_eq!((refused.status, refused.code()), (422, "invalid_payload"), "{:#}", refused.body);
+    assert_eq!(refused.pointers(), ["/payload/answer/at", "/payload/answer"], "{:#}", refused.body);
+    tickr.stop().await;
+}

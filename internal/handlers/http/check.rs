@@ -4,7 +4,7 @@ use reqwest::Url;
 use reqwest::header::{HeaderName, HeaderValue};
 
 use super::guard::{Rule, check_host};
-use super::{HttpCallback, Method, Problem};
+use super::{AnswerRule, HttpCallback, Method, Problem};
 
 /// Longest value of a header, in bytes.
 const HEADER_VALUE_BYTES: usize = 4_096;
@@ -42,6 +42,7 @@ pub(super) fn problems(callback: &HttpCallback, rule: &Rule) -> Vec<Problem> {
     if callback.body.is_some() && matches!(callback.method, Method::Get | Method::Head) {
         problems.push(Problem::at("/body", "must be absent: a GET or HEAD request has no body"));
     }
+    problems.extend(callback.answer.iter().flat_map(AnswerRule::problems));
     problems
 }
 

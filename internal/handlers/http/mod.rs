@@ -5,9 +5,11 @@
 //! a repetition by `webhook-id` (the job's id) and a late attempt by `tickr-attempt-token`. With configured secrets it
 //! can check that tickr sent the body (`signature.rs`).
 //!
-//! The status alone decides: 2xx succeeds; 408, 429 and 5xx are retried, or snoozed when the receiver sends
-//! `Retry-After`; everything else is rejected. The start of the response body is kept for operators.
+//! Usually the status decides: 2xx succeeds; 408, 429 and 5xx are retried, or snoozed when the receiver sends
+//! `Retry-After`; everything else is rejected. A callback may bring a rule of its own, also about a value in the body
+//! (`answer.rs`). The start of the response body is kept for operators.
 //!
+//! - `answer.rs`: the rule of a callback about its answers
 //! - `check.rs`: checks of a payload beyond its schema
 //! - `guard.rs`: the addresses that callbacks may reach
 //! - `secrets.rs`: signing secrets by receiver
@@ -17,6 +19,7 @@
 //! - `exchange.rs`: the request and the response without their secrets, for operators
 //! - `tests.rs`: tests against receivers on this machine
 
+mod answer;
 mod check;
 mod exchange;
 mod guard;
@@ -40,6 +43,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use tokio::time::{Instant, timeout};
 
+pub use self::answer::{AnswerRule, AnswerVerdict};
 pub use self::exchange::exchange_of_success;
 use self::guard::{Guard, Lookup, Refused, Rule, SystemLookup};
 pub use self::host::{host_of_url, is_host};
@@ -73,6 +77,10 @@ pub struct HttpCallback {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 30_000))]
     pub timeout_ms: Option<u64>,
+    /// How the answer is judged. Default: 2xx is a success, 408, 429 and 5xx are tried again, and everything else has
+    /// failed for good.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub answer: Option<AnswerRule>,
 }
 
 /// HTTP methods of callbacks.
@@ -114,6 +122,7 @@ impl HttpCallback {
             headers: BTreeMap::new(),
             body: Some(serde_json::value::to_raw_value(body)?),
             timeout_ms: None,
+            answer: None,
         })
     }
 
@@ -301,7 +310,9 @@ impl HttpHandler {
                 return Err(failure);
             }
         };
-        let reply = Reply::read(&mut response, started + limit, &secrets).await;
+        let rule = callback.answer.as_ref();
+        let reads_body = rule.is_some_and(AnswerRule::reads_body);
+        let reply = Reply::read(&mut response, started + limit, &secrets, reads_body).await;
         exchange.response = Some(reply.shown(exchange::headers(response.headers())));
         ctx.keep_exchange(exchange);
         if reply.is_receivers_fault() {
@@ -309,7 +320,7 @@ impl HttpHandler {
         } else {
             ctx.host_answered();
         }
-        reply.judge(&target, started.elapsed())
+        reply.judge(&target, started.elapsed(), rule)
     }
 }
 

@@ -9,14 +9,18 @@ use reqwest::{Response, StatusCode};
 use serde::Serialize;
 use tokio::time::{Instant, timeout_at};
 
-use super::{Failure, Outcome, Output};
+use super::{AnswerRule, AnswerVerdict, Failure, Outcome, Output};
 use tickr_job::ExchangeResponse;
 
 /// Bytes read from a body: enough to reuse the connection after ordinary responses, and too few to do harm.
 const READ_BYTES: usize = 16 * 1024;
+/// Bytes read from a body that decides.
+const JUDGED_BYTES: usize = 64 * 1024;
+/// Pause of a snooze if neither the receiver nor the rule gives one.
+const SNOOZE: Duration = Duration::from_secs(60);
 /// Bytes of a body that are stored with the job.
 const KEPT_BYTES: usize = 2_000;
-/// Time limit for the body after the status. The status alone decides, so the body may be incomplete.
+/// Time limit for the body after the status. Unless the body decides, it may be incomplete.
 const BODY_TIME: Duration = Duration::from_secs(5);
 /// Shortest and longest delay in seconds that a receiver may request with `Retry-After`.
 const RETRY_AFTER_SECONDS: (i64, i64) = (1, 24 * 60 * 60);
@@ -28,6 +32,8 @@ pub(super) struct Reply {
     content_type: Option<String>,
     retry_after: Option<Duration>,
     body_snippet: String,
+    /// The body, if it decides.
+    body: Vec<u8>,
 }
 
 /// The result of a successful callback.
@@ -43,13 +49,15 @@ impl Reply {
     /// Read as much of the body as is kept. A body that breaks off or is too slow ends there: the receiver has already
     /// processed the request, and a repeated request would make it do so twice.
     ///
-    /// The values in `secrets` were sent to the receiver. They are removed when the receiver sends them back.
-    pub(super) async fn read(response: &mut Response, deadline: Instant, secrets: &[String]) -> Self {
+    /// The values in `secrets` were sent to the receiver. They are removed when the receiver sends them back. With
+    /// `decides`, more of the body is read, because a rule needs it.
+    pub(super) async fn read(response: &mut Response, deadline: Instant, secrets: &[String], decides: bool) -> Self {
         let deadline = deadline.min(Instant::now() + BODY_TIME);
+        let most = if decides { JUDGED_BYTES } else { READ_BYTES };
         let mut body = Vec::new();
-        while body.len() < READ_BYTES {
+        while body.len() < most {
             match timeout_at(deadline, response.chunk()).await {
-                Ok(Ok(Some(chunk))) => body.extend_from_slice(&chunk[..chunk.len().min(READ_BYTES - body.len())]),
+                Ok(Ok(Some(chunk))) => body.extend_from_slice(&chunk[..chunk.len().min(most - body.len())]),
                 Ok(Ok(None) | Err(_)) | Err(_) => break,
             }
         }
@@ -59,6 +67,7 @@ impl Reply {
             content_type: headers.get(CONTENT_TYPE).map(|value| printable(value.as_bytes(), 100)),
             retry_after: retry_after(headers, Utc::now()),
             body_snippet: printable(without(&body, secrets).as_bytes(), KEPT_BYTES),
+            body: if decides { body } else { Vec::new() },
         }
     }
 
@@ -73,10 +82,11 @@ impl Reply {
         status.is_server_error() || matches!(status, StatusCode::REQUEST_TIMEOUT | StatusCode::TOO_MANY_REQUESTS)
     }
 
-    /// Turn the response into the outcome of the attempt.
-    pub(super) fn judge(&self, target: &str, took: Duration) -> Outcome {
+    /// Turn the response into the outcome of the attempt, by this rule if it says something about the response.
+    pub(super) fn judge(&self, target: &str, took: Duration, rule: Option<&AnswerRule>) -> Outcome {
         let status = self.status;
-        if status.is_success() {
+        let judged = rule.and_then(|rule| rule.judge(status, &self.body));
+        if judged.as_ref().map_or(status.is_success(), |judged| judged.verdict == AnswerVerdict::Success) {
             return Output::json(&Success {
                 status: status.as_u16(),
                 duration_ms: u64::try_from(took.as_millis()).unwrap_or(u64::MAX),
@@ -84,12 +94,25 @@ impl Reply {
                 body_snippet: &self.body_snippet,
             });
         }
-        let answer = format!("{target} answered {status}");
-        if status.is_redirection() {
+        let value = judged.as_ref().and_then(|judged| judged.value.as_deref());
+        let answer = match value {
+            // The value may be one that was sent to the receiver.
+            Some(value) if !self.body_snippet.contains("***") => format!("{target} answered {status} with {value}"),
+            _ => format!("{target} answered {status}"),
+        };
+        if status.is_redirection() && judged.is_none() {
             return Err(Failure::reject(format!("{answer}: redirects are not followed")));
         }
         let words = self.body_snippet.split_whitespace().collect::<Vec<_>>().join(" ");
         let error = if words.is_empty() { answer } else { format!("{answer}: {words}") };
+        if let Some(judged) = judged {
+            let pause = rule.and_then(|rule| rule.snooze_ms).map_or(SNOOZE, Duration::from_millis);
+            return Err(match judged.verdict {
+                AnswerVerdict::Snooze => Failure::snooze(self.retry_after.unwrap_or(pause), error),
+                AnswerVerdict::Reject => Failure::reject(error),
+                AnswerVerdict::Retry | AnswerVerdict::Success => Failure::retry(error),
+            });
+        }
         let may_pass = self.is_receivers_fault();
         Err(match self.retry_after {
             Some(delay) if may_pass => Failure::snooze(delay, error),
@@ -160,8 +183,39 @@ mod tests {
             content_type: None,
             retry_after: retry_after.map(Duration::from_secs),
             body_snippet: body.to_owned(),
+            body: body.as_bytes().to_vec(),
         };
-        reply.judge("POST https://example.com", Duration::from_millis(5))
+        reply.judge("POST https://example.com", Duration::from_millis(5), None)
+    }
+
+    #[test]
+    fn a_rule_decides_and_says_by_which_value() {
+        let judged = |rule: serde_json::Value, status: u16, retry_after: Option<u64>, body: &str| {
+            let rule: AnswerRule = serde_json::from_value(rule).unwrap();
+            let reply = Reply {
+                status: StatusCode::from_u16(status).unwrap(),
+                content_type: None,
+                retry_after: retry_after.map(Duration::from_secs),
+                body_snippet: body.to_owned(),
+                body: body.as_bytes().to_vec(),
+            };
+            reply.judge("POST https://example.com", Duration::ZERO, Some(&rule))
+        };
+        let code =
+            serde_json::json!({"at": "/code", "success": [100], "snooze": [5], "reject": [9], "snooze_ms": 2_000});
+        assert!(judged(code.clone(), 200, None, r#"{"code":100}"#).is_ok());
+        let Err(Failure::Retry { error }) = judged(code.clone(), 200, None, r#"{"code":101}"#) else { panic!() };
+        assert_eq!(error, "POST https://example.com answered 200 OK with 101 at /code: {\"code\":101}");
+        let Err(Failure::Reject { .. }) = judged(code.clone(), 200, None, r#"{"code":9}"#) else { panic!() };
+        for (retry_after, seconds) in [(None, 2), (Some(7), 7)] {
+            let snoozed = judged(code.clone(), 200, retry_after, r#"{"code":5}"#);
+            assert!(matches!(snoozed, Err(Failure::Snooze { delay, .. }) if delay.as_secs() == seconds));
+        }
+        // The rule says nothing about other statuses.
+        assert!(matches!(judged(code.clone(), 500, None, r#"{"code":100}"#), Err(Failure::Retry { .. })));
+        assert!(matches!(judged(code, 404, None, r#"{"code":100}"#), Err(Failure::Reject { .. })));
+        let status = serde_json::json!({"success": [302, 404]});
+        assert!(judged(status.clone(), 302, None, "").is_ok() && judged(status, 404, None, "").is_ok());
     }
 
     #[test]

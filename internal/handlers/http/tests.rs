@@ -60,6 +60,9 @@ async fn answer(State(log): State<Log>, method: Verb, uri: Uri, headers: Headers
             (StatusCode::SERVICE_UNAVAILABLE, [("retry-after", date)]).into_response()
         }
         "/away" => (StatusCode::FOUND, [("location", "/ok")]).into_response(),
+        "/code" => (StatusCode::OK, [("content-type", "application/json")], r#"{"code": 101}"#).into_response(),
+        "/late-code" => format!(r#"{{"pad": "{}", "code": 100}}"#, "x".repeat(60_000)).into_response(),
+        "/too-late-code" => format!(r#"{{"pad": "{}", "code": 100}}"#, "x".repeat(70_000)).into_response(),
         "/dirty" => (StatusCode::OK, [("content-type", "text/html")], "\u{1b}[2J<b>\0").into_response(),
         "/endless" => {
             let chunks = futures_util::stream::repeat_with(|| Ok::<_, std::io::Error>(Bytes::from(vec![b'x'; 8_192])));
@@ -476,4 +479,34 @@ fn the_schema_describes_the_payload() {
     assert_eq!(pointers(json!({"url": "https://example.com/", "method": "TRACE"})), ["/method"]);
     assert_eq!(pointers(json!({"url": "https://example.com/", "timeout_ms": 30_001})), ["/timeout_ms"]);
     assert_eq!(pointers(json!({"url": "https://example.com/", "uri": 1})), [""]);
+}
+
+#[tokio::test]
+async fn the_body_decides_if_the_callback_says_so() {
+    let (address, log) = receiver().await;
+    let handler = handler(Vec::new());
+    let outcome = async |path: &str, rule: Value| {
+        let mut payload = json!({"url": format!("http://{address}/{path}"), "body": {}});
+        if !rule.is_null() {
+            let mut whole = json!({"at": "/code", "success": [100]});
+            whole.as_object_mut().unwrap().extend(rule.as_object().unwrap().clone());
+            payload["answer"] = whole;
+        }
+        call(&handler, payload).await
+    };
+    assert!(outcome("code", Value::Null).await.is_ok());
+    let failure = outcome("code", json!({})).await.unwrap_err();
+    assert!(matches!(failure, Failure::Retry { .. }), "{failure:?}");
+    assert!(text(&failure).contains("answered 200 OK with 101 at /code"), "{}", text(&failure));
+    assert!(outcome("code", json!({"success": [101]})).await.is_ok());
+    let snoozed = outcome("code", json!({"snooze": [101]})).await;
+    assert!(matches!(snoozed, Err(Failure::Snooze { delay, .. }) if delay.as_secs() == 60));
+    assert!(matches!(outcome("code", json!({"reject": [101]})).await, Err(Failure::Reject { .. })));
+    assert!(outcome("late-code", json!({})).await.is_ok());
+    // A body that is longer than what is read is no JSON.
+    assert!(matches!(outcome("too-late-code", json!({})).await, Err(Failure::Retry { .. })));
+    assert!(matches!(outcome("404", json!({})).await, Err(Failure::Reject { .. })));
+    let any = json!({"any_status": true, "otherwise": "retry"});
+    assert!(matches!(outcome("404", any).await, Err(Failure::Retry { .. })));
+    assert_eq!(log.all().len(), 9);
 }
