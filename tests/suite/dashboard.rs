@@ -529,7 +529,10 @@ async fn a_batch_shows_its_counts_and_its_tree_and_is_closed_cancelled_and_retri
     page.click(&link("Its jobs")).await;
     page.until("its jobs are shown", "document.querySelectorAll('main tr[data-row]').length === 3").await;
     page.click(&link("…")).await;
-    page.click(&link("nightly invoices")).await;
+    // The page of the job draws the batch again while its state comes, so a press and a release may meet two elements.
+    let to_batch =
+        "[...document.querySelectorAll('main a')].find((a) => a.textContent === 'nightly invoices')?.click()";
+    page.until("the page of the batch", &format!("({to_batch}, location.pathname === '{outer}')")).await;
     page.settles(&outer).await;
 
     // The tree of nested batches goes down on request, and up from each of them.
