@@ -87,8 +87,8 @@ pub(super) struct BatchView {
     /// some had not completed. `cancelled`: it was cancelled, and all jobs have ended.
     #[schema(value_type = BatchStateWord)]
     state: &'static str,
-    /// Number of jobs. A nested batch counts as one. Counts follow the jobs within a tenth of a second usually, and
-    /// within a second or two when a runner died.
+    /// Number of jobs. A nested batch counts as one. The counts are those of the moment of the response; the state and
+    /// the times follow them within a tenth of a second, or within a second or two when a runner died.
     total: i64,
     /// Number of unfinished jobs.
     pending: i64,
@@ -393,8 +393,9 @@ pub(super) async fn close(
     asker: Requester,
     BatchPath(id): BatchPath,
 ) -> Result<Response, Problem> {
-    let closed = api.broker.close_batch(id, asker.producer().actor()).await?;
-    let batch = closed.ok_or_else(|| Problem::not_found("batch", id))?;
+    let missing = || Problem::not_found("batch", id);
+    api.broker.close_batch(id, asker.producer().actor()).await?.ok_or_else(missing)?;
+    let batch = api.broker.store().batch(id).await?.ok_or_else(missing)?;
     Ok(json(StatusCode::OK, BatchView::new(&batch)))
 }
 

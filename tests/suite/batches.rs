@@ -71,6 +71,8 @@ async fn a_batch_ends_after_its_last_job_and_starts_each_callback_once() {
         (&json!("open"), &json!(20), 20)
     );
     let id = batch["id"].as_str().unwrap();
+    // The counts are those of this moment, also before a runner has added them up.
+    assert_eq!(show(&tickr, &batch).await["total"], 20);
     for _ in 0..10 {
         let member = tickr.enqueue(json!({"kind": "noop", "payload": {}, "batch": id})).await;
         assert_eq!(tickr.job(member).await["batch"], *id);

@@ -13,6 +13,19 @@ use crate::sql::connection::{on_pool, transact};
 use crate::{Store, StoreError};
 use tickr_job::{BatchId, JobId};
 
+/// The columns of batches `b`. The counts include the changes that no runner has added up yet.
+fn columns() -> String {
+    let mut columns = COLUMNS.to_owned();
+    for count in ["total", "completed", "failed", "cancelled"] {
+        let whole = format!(
+            ", CAST(b.{count} + (SELECT COALESCE(SUM(c.{count}), 0) FROM batch_changes c FORCE INDEX (batch_changes_batch) \
+             WHERE c.batch_id = b.id) AS SIGNED) AS {count},"
+        );
+        columns = columns.replace(&format!(", {count},"), &whole);
+    }
+    columns
+}
+
 /// Batches that are looked at in one page of the retention.
 const PAGE: u32 = 256;
 
@@ -24,7 +37,7 @@ impl Store {
     pub async fn batch(&self, id: BatchId) -> Result<Option<Batch>, StoreError> {
         on_pool(&self.shared.pools.reads, "read a batch", move |conn, _| {
             Box::pin(async move {
-                let sql = format!("SELECT {COLUMNS} FROM batches WHERE id = ?");
+                let sql = format!("SELECT {} FROM batches b WHERE id = ?", columns());
                 let row = statement(sql).bind(id.uuid()).fetch_optional(conn).await?;
                 row.as_ref().map(batch).transpose()
             })
@@ -32,8 +45,7 @@ impl Store {
         .await
     }
 
-    /// Read batches, the newest first, behind `before`: all of them, or those nested in `parent`. Of a text in the name,
-    /// case counts.
+    /// Read batches, the newest first, behind `before`: all of them, or those nested in `parent`.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
@@ -50,8 +62,8 @@ impl Store {
                     if parent.is_some() { ("batches_parent", " AND parent = ?") } else { ("PRIMARY", "") };
                 let open = if unfinished { " AND completed_at IS NULL" } else { "" };
                 let sql = format!(
-                    "SELECT {COLUMNS} FROM batches FORCE INDEX ({index}) WHERE id < ?{of_parent}{open} \
-                     ORDER BY id DESC LIMIT ?"
+                    "SELECT {} FROM batches b FORCE INDEX ({index}) WHERE id < ?{of_parent}{open} ORDER BY id DESC LIMIT ?",
+                    columns()
                 );
                 let mut query = statement(sql).bind(before.map_or(Uuid::max(), BatchId::uuid));
                 if let Some(parent) = parent {

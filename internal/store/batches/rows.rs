@@ -120,7 +120,7 @@ pub(crate) const COLUMNS: &str = "id, name, parent, actor, created_at, closed_at
 pub(crate) fn batch(row: &MySqlRow) -> Result<Batch, sqlx::Error> {
     let id = BatchId::from_uuid(row.try_get("id")?);
     let parent = row.try_get::<Option<Uuid>, _>("parent")?.map(BatchId::from_uuid);
-    let count = |column| row.try_get::<i32, _>(column).map(i64::from);
+    let count = |column| row.try_get::<i64, _>(column);
     Ok(Batch {
         id,
         name: row.try_get("name")?,
