@@ -566,7 +566,7 @@ async fn a_cancel_reaches_any_number_of_nested_batches() {
     tickr
         .sql(format!(
             "INSERT INTO batches (id, parent, actor, created_at) WITH RECURSIVE n (n) AS (SELECT 1 UNION ALL \
-             SELECT n + 1 FROM n WHERE n < 600) SELECT UNHEX(MD5(n)), UNHEX(REPLACE('{id}', '-', '')), 'test', \
+             SELECT n + 1 FROM n WHERE n < 600) SELECT UNHEX(LEFT(SHA2(n, 256), 32)), UNHEX(REPLACE('{id}', '-', '')), 'test', \
              UTC_TIMESTAMP(6) FROM n"
         ))
         .await;
@@ -651,9 +651,9 @@ async fn changes_that_a_dead_runner_left_are_counted_within_seconds() {
     tickr
         .sql(
             "INSERT INTO batches (id, actor, created_at, closed_at) \
-             VALUES (UNHEX(MD5('b')), 'test', UTC_TIMESTAMP(6), UTC_TIMESTAMP(6)); \
+             VALUES (UNHEX(LEFT(SHA2('b', 256), 32)), 'test', UTC_TIMESTAMP(6), UTC_TIMESTAMP(6)); \
              INSERT INTO batch_changes (batch_id, total, completed, failed, cancelled) \
-             VALUES (UNHEX(MD5('b')), 3, 2, 0, 0), (UNHEX(MD5('b')), 0, 1, 0, 0)",
+             VALUES (UNHEX(LEFT(SHA2('b', 256), 32)), 3, 2, 0, 0), (UNHEX(LEFT(SHA2('b', 256), 32)), 0, 1, 0, 0)",
         )
         .await;
     tickr.until_count("SELECT COUNT(*) FROM batches WHERE succeeded_at IS NOT NULL", 1).await;
