@@ -184,8 +184,16 @@ impl Claims {
         };
 
         let won: Vec<&Limited> = jobs.iter().filter(|job| claims.contains_key(&JobId::from_uuid(job.id))).collect();
+        // The attempts have started a moment after the states were read, and the rate counts from their starts: otherwise a
+        // period that begins with a late start would have room for more.
+        let starts = claims.values().filter_map(|claim| match claim {
+            Claim::Won(claimed) => Some(claimed.started_at),
+            _ => None,
+        });
+        let started = starts.max();
         for (key, bounds) in won.iter().flat_map(|job| &job.keys) {
             if let Some(state) = rates.get_mut(key) {
+                state.now = started.map_or(state.now, |started| started.max(state.now));
                 state.start(*bounds);
             }
         }
