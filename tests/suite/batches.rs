@@ -12,7 +12,8 @@ use tickr::handlers::{Context, FollowUp, Kind, Output, Registry};
 use tickr::job::{JobId, State};
 use tokio_util::sync::CancellationToken;
 
-use crate::support::{Proxy, Runner, TestApp, broken, eventually, gated};
+use crate::support::limits::set_and_wait;
+use crate::support::{Owed, Proxy, Runner, TestApp, broken, eventually, gated};
 
 async fn create(tickr: &TestApp, body: Value) -> Value {
     let made = tickr.post("/v1/batches", body).await;
@@ -658,5 +659,44 @@ async fn changes_that_a_dead_runner_left_are_counted_within_seconds() {
         .await;
     tickr.until_count("SELECT COUNT(*) FROM batches WHERE succeeded_at IS NOT NULL", 1).await;
     assert!(began.elapsed() < Duration::from_secs(4), "{:?}", began.elapsed());
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_batch_holds_with_a_paused_queue_a_limit_a_drained_runner_and_a_backlog_of_others() {
+    let tickr = TestApp::start_with(|config| config.workers = 8, Registry::new()).await;
+    let other = tickr.another().await;
+    let runner = other.runner().to_string().replace('/', "%2F");
+    let drained = tickr.post(&format!("/v1/runners/{runner}/drain"), json!({"reason": "test"})).await;
+    assert_eq!(drained.status, 200, "{:#}", drained.body);
+    set_and_wait(&tickr, "per-tenant", json!({"concurrency": 1})).await;
+    Owed { queue: "'elsewhere'", ..Owed::overdue(50_000) }.insert(&tickr, 1).await;
+    assert_eq!(tickr.post("/v1/queues/default/pause", json!({})).await.status, 200);
+    let root = json!({"kind": "sleep", "payload": {"ms": 5}, "limit_key": "t"});
+    let child = |parent: u32| with(root.clone(), json!({"after": [parent], "on_parent_failure": "run"}));
+    let mut jobs = vec![root.clone(); 6];
+    jobs.extend((0..6).map(child));
+    let batch = create(&tickr, with(callbacks(), json!({"jobs": jobs, "close": true}))).await;
+    // One parent is cancelled and removed while the queue is paused.
+    let gone = batch["jobs"][0].as_str().unwrap();
+    assert_eq!(tickr.post(&format!("/v1/jobs/{gone}/cancel"), json!({})).await.status, 200);
+    let deleted = tickr.post("/v1/operations", json!({"action": "delete", "filter": {"ids": [gone]}})).await;
+    assert_eq!(deleted.status, 202, "{:#}", deleted.body);
+    tickr.until_count(format!("SELECT COUNT(*) FROM jobs WHERE id = UNHEX(REPLACE('{gone}', '-', ''))"), 0).await;
+    assert_eq!(show(&tickr, &batch).await["pending"], 11);
+    assert_eq!(tickr.post("/v1/queues/default/resume", json!({})).await.status, 200);
+    let ended = until(&tickr, &batch, "failed").await;
+    assert_eq!(
+        (&ended["completed"], &ended["cancelled"], &ended["total"]),
+        (&json!(11), &json!(1), &json!(12)),
+        "{ended:#}"
+    );
+    tickr.until(job_of(&batch, "on_complete"), State::Completed).await;
+    let overlaps = "SELECT COUNT(*) FROM attempts a JOIN attempts b ON b.job_id > a.job_id AND b.started_at < a.finished_at \
+                    AND b.finished_at > a.started_at JOIN job_limit_keys k ON k.job_id = a.job_id \
+                    JOIN job_limit_keys l ON l.job_id = b.job_id WHERE a.runner <> '' AND b.runner <> ''";
+    assert_eq!(tickr.count(overlaps).await, 0);
+    Owed::remove(&tickr).await;
+    other.stop(CancellationToken::new()).await;
     tickr.stop().await;
 }
