@@ -121,7 +121,10 @@ pub use client::{Cancelled, Client, Conflict, Connect, ContextExt, Enqueue, Enqu
 #[doc(inline)]
 pub use config::Config;
 #[doc(inline)]
-pub use handlers::{Context, Failure, FollowUp, Handler, Kind, KindDefaults, Outcome, Output, Problem, Registry};
+pub use handlers::{
+    CheckpointError, Context, Failure, FinishKey, FinishLater, FollowUp, Handler, Kind, KindDefaults, Outcome, Output,
+    Problem, Registry,
+};
 #[doc(inline)]
 pub use job::{
     AttemptToken, BatchId, JobId, Name, OnConflict, OnFailure, OnParentFailure, RetryPolicy, State, Timestamp,

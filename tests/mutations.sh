@@ -230,6 +230,54 @@ mutants() {
     Ok(now)' 'clock.sample(sent, Instant::now(), now);
     Ok(chrono::Utc::now())' \
         clocks::a_runner_two_hours_off_and_stepped_starts_nothing_early_and_leaves_nothing_lying
+    mutant 'token of a checkpoint' internal/store/attempts/checkpoints.rs \
+        'held.get(&new.id).is_some_and(|owed| owed.token == new.token)' \
+        'held.contains_key(&new.id)' \
+        checkpoints::an_attempt_that_lost_its_job_saves_no_checkpoint
+    mutant 'checkpoint with the verdict' internal/store/attempts/settle.rs \
+        'write_checkpoints(conn, &rows, now).await?;' \
+        'drop(rows);' \
+        checkpoints::the_next_attempt_begins_with_the_newest_checkpoint_whatever_ended_the_one_before
+    mutant 'checkpoint of a retried job' internal/store/jobs/actions.rs \
+        '| checkpoint_bit(conn, id.uuid()).await?' \
+        '| checkpoint_bit(conn, id.uuid()).await? & 0' \
+        checkpoints::a_failed_job_keeps_its_checkpoint_for_the_retry_of_an_operator_and_loses_it_when_it_is_deleted
+    mutant 'locked rows apart from other checkpoints' internal/store/attempts/checkpoints.rs \
+        'lock_free(conn, page.iter()' \
+        'crate::rows::owed::lock_held(conn, page.iter()' \
+        checkpoints::a_locked_row_delays_no_checkpoint_of_another_job
+    mutant 'end of a checkpoint with its job' internal/store/attempts/settle.rs \
+        'completed(step) && step.owed.links & HAS_CHECKPOINT != 0' \
+        'completed(step) && step.owed.links & HAS_CHECKPOINT == u8::MAX' \
+        checkpoints::the_next_attempt_begins_with_the_newest_checkpoint_whatever_ended_the_one_before
+    mutant 'loop of checkpoints of a suspect' internal/engine/solo.rs \
+        'checkpoints::save_until_stopped(&shared).await' \
+        'drop(shared)' \
+        checkpoints::a_suspect_saves_its_checkpoints_in_its_own_process
+    mutant 'token of a deferred attempt' internal/store/attempts/deferred.rs \
+        'owed.token == token && owed.state == State::Executing' \
+        'owed.token != AttemptToken::from_uuid(Uuid::max()) || owed.token == token' \
+        deferred::an_attempt_of_which_nothing_is_heard_times_out_and_its_key_opens_no_later_one
+    mutant 'lease of a deferred attempt' internal/store/attempts/deferred.rs \
+        '.bind(until.map(|until| until + MARGIN))' \
+        '.bind(until.map(|_| chrono::Utc::now()))' \
+        deferred::neither_a_stop_nor_the_death_of_its_runner_interrupts_a_deferred_attempt
+    mutant 'longer lease of a deferred attempt' internal/store/attempts/claim_batches.rs \
+        '.filter(|_| !deferred.contains(&(id, token)))' \
+        '.filter(|_| deferred.len() < usize::MAX)' \
+        deferred::neither_a_stop_nor_the_death_of_its_runner_interrupts_a_deferred_attempt
+    mutant 'time that a report gives' internal/store/attempts/deferred.rs \
+        'if until.is_some() {' \
+        'if until.is_some() && id.uuid().is_nil() {' \
+        deferred::reports_keep_an_attempt_alive_until_its_deadline_and_carry_its_checkpoint
+    mutant 'deadline of a deferred attempt' internal/store/attempts/deferred.rs \
+        'report_by.min(self.deadline_at.unwrap_or(report_by))' \
+        'report_by' \
+        deferred::reports_keep_an_attempt_alive_until_its_deadline_and_carry_its_checkpoint
+    mutant 'time of a deferred attempt in a summary' internal/engine/deferred.rs \
+        'is_some_and(|summary| summary.deferred_overdue)' \
+        'is_some_and(|summary| summary.deferred_overdue && shared.runner.as_str().is_empty())' \
+        deferred::an_attempt_of_which_nothing_is_heard_times_out_and_its_key_opens_no_later_one
     mutant 'own lost commit recognised' internal/store/attempts/settle.rs \
         'recognise_own_work(conn, items, answers).await?;' '' \
         store::a_commit_whose_answer_is_lost_is_recognised_and_not_repeated

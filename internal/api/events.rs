@@ -467,7 +467,7 @@ pub(super) struct GapEvent {
 /// Follow the events of the whole cluster
 ///
 /// Events arrive as they happen, from about a second after the first client connected. About jobs: `accepted`,
-/// `started`, `settled`, `cancel_requested`, `cancelled`, `rescheduled`, `lease_lost`. About queues: `queue_changed`,
+/// `started`, `settled`, `cancel_requested`, `cancelled`, `rescheduled`, `deferred`, `lease_lost`. About queues: `queue_changed`,
 /// `queue_paused`, `queue_resumed`. About schedules: `schedule_put`, `schedule_paused`, `schedule_resumed`,
 /// `schedule_deleted`, `schedule_ticked`. About runners: `reaped`, `rebuilt`, `index_health`, `runner_stopping`.
 /// Later versions may add event types and fields: ignore what you do not know.

@@ -10,6 +10,7 @@
 //! - `system/`: the state of tickr itself
 //! - `schedules/`: schedules and their ticks
 //! - `api_keys.rs`: API keys (`/v1/api-keys`)
+//! - `attempts.rs`: reports and verdicts of systems that finish attempts (`/v1/attempts`)
 //! - `audit.rs`: the actions of operators (`/v1/audit`)
 //! - `batches.rs`: jobs that belong together, with callbacks (`/v1/batches`)
 //! - `bulk.rs`: bulk operations (`/v1/operations`)
@@ -24,6 +25,7 @@
 //! - `view.rs`: the JSON form of jobs and attempts
 
 mod api_keys;
+mod attempts;
 mod audit;
 mod batches;
 mod bulk;
@@ -153,6 +155,7 @@ type Api = Arc<ApiParts>;
         (name = "jobs", description = "Enqueue, read, change and cancel jobs"),
         (name = "limits", description = "Limit how many jobs with the same limit key run at once or start in a period"),
         (name = "order keys", description = "Jobs with the same order key run one at a time, in their order"),
+        (name = "attempts", description = "Report on and finish attempts that a handler left to another system"),
         (name = "outbox", description = "Jobs that other programs request with a plain INSERT in their own transactions"),
         (name = "batches", description = "Jobs that belong together, with callbacks when all have ended or one has failed"),
         (name = "queues", description = "Pause queues, set their priorities and limits"),
@@ -199,6 +202,8 @@ fn routes() -> (Router<Api>, utoipa::openapi::OpenApi) {
         .routes(routes!(outbox::rejected))
         .routes(routes!(outbox::replay))
         .routes(routes!(outbox::discard))
+        .routes(routes!(attempts::report))
+        .routes(routes!(attempts::finish))
         .routes(routes!(batches::create, batches::list))
         .routes(routes!(batches::show))
         .routes(routes!(batches::close))

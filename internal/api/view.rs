@@ -10,8 +10,9 @@ use utoipa::ToSchema;
 use tickr_handlers::Kind as _;
 use tickr_handlers::http::{HttpCallback, exchange_of_success};
 use tickr_job::{
-    Attempt, DeadLetter, DeadLetterStatus, Exchange, ExchangeResponse, Job, JobId, NewJob, OnFailure, OnParentFailure,
-    Progress, RetryPolicy, RetryRequest, ScheduledBy, State, Timestamp, TraceContext, UniqueUntil, Verdict,
+    Attempt, Checkpoint, DeadLetter, DeadLetterStatus, Exchange, ExchangeResponse, Job, JobId, NewJob, OnFailure,
+    OnParentFailure, Progress, RetryPolicy, RetryRequest, ScheduledBy, State, Timestamp, TraceContext, UniqueUntil,
+    Verdict,
 };
 use tickr_store::Accepted;
 
@@ -203,6 +204,15 @@ pub(crate) struct JobView {
     /// Progress that the running attempt reported.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) progress: Option<ProgressView>,
+    /// While another system works on the running attempt: the time at which the attempt times out, unless the system
+    /// reports on it or finishes it before. Left out of listings.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>, format = DateTime)]
+    pub(crate) deferred_until: Option<Moment>,
+    /// Newest checkpoint that the handler saved, with which the next attempt begins; until the job completes. Left out of
+    /// listings.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) checkpoint: Option<CheckpointView>,
     /// Id of the failed job that this job replays.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) replay_of: Option<String>,
@@ -349,6 +359,23 @@ impl From<Progress> for ProgressView {
     }
 }
 
+/// JSON that a handler saved while it ran.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct CheckpointView {
+    /// The JSON, at most 64 KiB.
+    #[schema(value_type = serde_json::Value)]
+    pub(crate) content: Box<RawValue>,
+    /// Time when it was saved.
+    #[schema(value_type = String, format = DateTime)]
+    pub(crate) saved_at: Moment,
+}
+
+impl From<Checkpoint> for CheckpointView {
+    fn from(Checkpoint { content, saved_at }: Checkpoint) -> Self {
+        Self { content, saved_at: Moment(saved_at) }
+    }
+}
+
 /// One execution of a job.
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct AttemptView {
@@ -481,6 +508,8 @@ impl JobView {
             last_error: None,
             result: Some(None),
             progress: None,
+            deferred_until: None,
+            checkpoint: None,
             replay_of: job.options.replay_of.map(|id| id.to_string()),
             dead_letter: None,
             warnings,
@@ -533,6 +562,8 @@ impl JobView {
             last_error: job.last_error,
             result: attempts.is_some().then_some(job.result),
             progress: job.progress.map(ProgressView::from),
+            deferred_until: job.deferred_until.map(Moment),
+            checkpoint: job.checkpoint.map(CheckpointView::from),
             replay_of: job.options.replay_of.map(|id| id.to_string()),
             dead_letter: job.dead_letter.map(DeadLetterView::from),
             warnings: Vec::new(),

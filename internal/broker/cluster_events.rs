@@ -49,6 +49,8 @@ pub enum EventType {
     Started,
     /// An attempt was settled.
     Settled,
+    /// An attempt was left to another system, which finishes it.
+    Deferred,
     /// A runner finished an attempt whose lease it had lost.
     LeaseLost,
     /// A running job was told to stop.
@@ -87,10 +89,11 @@ pub enum EventType {
 
 impl EventType {
     /// All types.
-    pub const ALL: [Self; 20] = [
+    pub const ALL: [Self; 21] = [
         Self::Accepted,
         Self::Started,
         Self::Settled,
+        Self::Deferred,
         Self::LeaseLost,
         Self::CancelRequested,
         Self::Cancelled,
@@ -117,6 +120,7 @@ impl EventType {
             Self::Accepted => "accepted",
             Self::Started => "started",
             Self::Settled => "settled",
+            Self::Deferred => "deferred",
             Self::LeaseLost => "lease_lost",
             Self::CancelRequested => "cancel_requested",
             Self::Cancelled => "cancelled",
@@ -525,6 +529,7 @@ impl<'a> Session<'a> {
             Event::Settled { verdict, state, .. } => {
                 PublishedEvent { verdict: Some(*verdict), state: Some(*state), ..blank(EventType::Settled) }
             }
+            Event::Deferred { .. } => blank(EventType::Deferred),
             Event::LeaseLost { .. } => blank(EventType::LeaseLost),
             Event::CancelRequested { .. } => blank(EventType::CancelRequested),
             Event::Cancelled { .. } => blank(EventType::Cancelled),

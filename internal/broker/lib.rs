@@ -6,6 +6,7 @@
 //!
 //! Its files:
 //! - `draft.rs`: a job as the caller describes it, and its checks.
+//! - `deferred.rs`: attempts that other systems finish.
 //! - `idempotency.rs`: idempotency keys and digests of requests.
 //! - `hints.rs`: the background task that sends hints to the index.
 //! - `batches.rs`: batches of jobs.
@@ -19,6 +20,7 @@
 
 mod batches;
 mod cluster_events;
+mod deferred;
 mod draft;
 mod hints;
 mod idempotency;
@@ -30,6 +32,7 @@ mod unique_fields;
 mod watches;
 
 pub use cluster_events::{ClusterEvents, Delivery, EventType, Listener, PublishedEvent};
+pub use deferred::{Finish, Finished};
 pub use draft::{Draft, Invalid, problem_of_due};
 pub use hints::Wake;
 pub use idempotency::{IdempotencyKey, InvalidKey};

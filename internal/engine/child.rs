@@ -105,6 +105,8 @@ pub(super) enum ChildReport {
         /// State of the job after it.
         state: State,
     },
+    /// It left the attempt to another system.
+    Deferred,
     /// The lease was taken away before the verdict was written.
     LeaseLost,
 }
@@ -291,6 +293,11 @@ fn handle_report(shared: &EngineState, job: &DueJob, line: &str, heard: &mut Chi
             shared.attempt_metrics.record_ended(kind, verdict);
             shared.broker.meters().record_ended(queue, ran, Some((verdict, state)));
             shared.broker.events().emit(Event::Settled { id: job.id, verdict, state });
+            heard.over = Some(ChildEnd::Settled);
+        }
+        ChildReport::Deferred => {
+            shared.broker.meters().record_ended(queue, ran.unwrap_or_default(), None);
+            shared.broker.events().emit(Event::Deferred { id: job.id });
             heard.over = Some(ChildEnd::Settled);
         }
         ChildReport::LeaseLost => {

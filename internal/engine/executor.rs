@@ -3,6 +3,7 @@
 //! start → run → judge → settle → tell. The handler runs in a task of its own. So its panic fails the attempt and not
 //! the worker, and the task can be dropped when the handler does not stop.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::value::RawValue;
@@ -11,6 +12,8 @@ use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::EngineState;
+use super::checkpoints;
+use super::deferred;
 use super::heartbeat::lasting;
 use super::live::{LiveGuard, StopReason, StopSwitch};
 use super::permits::Permit;
@@ -23,11 +26,11 @@ use super::worker_pool::{PATIENCE, Seat, Worker};
 use tickr_broker::{Draft, Invalid};
 use tickr_event::Event;
 use tickr_handlers::{
-    CallSlot, Context, ContextParts, ExchangeSlot, Failure, FollowUp, KindDefaults, Outcome, ProgressSlot, Ran,
-    panic_message,
+    CallSlot, CheckpointSlot, Context, ContextParts, ExchangeSlot, Failure, FinishLater, FinishSlot, FollowUp,
+    KindDefaults, Outcome, ProgressSlot, Ran, panic_message,
 };
 use tickr_job::{CallOutcome, Name, NewJob, TraceContext, Verdict, limits};
-use tickr_store::{Again, Claim, Claimant, Claimed, Settled, Settlement, Unreadable};
+use tickr_store::{Again, CheckpointUse, Claim, Claimant, Claimed, Settled, Settlement, Unreadable};
 use tickr_telemetry::{LogScope, in_log_scope};
 
 /// Time that a handler has to stop after it was told to, before it is dropped.
@@ -79,6 +82,7 @@ pub(super) async fn refuse(shared: &EngineState, unreadable: Unreadable) {
         follow_ups: Vec::new(),
         again,
         call: None,
+        checkpoint: CheckpointUse::Unused,
     };
     let SettleEnd { verdict, settled, .. } = settle(shared, settlement, None).await;
     if let Some(given_back) = answer.given_back {
@@ -120,7 +124,9 @@ async fn attempt(
 ) -> Option<Successor> {
     let stop = StopSwitch::default();
     let progress = ProgressSlot::default();
-    let live = shared.live.insert(claimed.id, claimed.token, asked, stop.clone(), progress.clone());
+    let checkpoint = CheckpointSlot::waking(Arc::clone(&shared.save_checkpoints));
+    let reported = (progress.clone(), checkpoint.clone());
+    let live = shared.live.insert(claimed.id, claimed.token, asked, stop.clone(), reported);
     if claimed.lost_before {
         shared.workers.record_loss();
     }
@@ -130,6 +136,8 @@ async fn attempt(
     }
     let permit = turn.as_ref().map(|turn| turn.permit);
     let claimed_at = Instant::now();
+    // If the attempt is told to stop meanwhile, its handler is not started.
+    checkpoint.begin_with(checkpoints::read(shared, &claimed, &stop).await);
     let worker = match until_startable(shared, &claimed, (worker, permit), &stop).await {
         Ok(worker) => worker,
         Err(why) => {
@@ -148,12 +156,30 @@ async fn attempt(
     let began = Instant::now();
     let exchange = ExchangeSlot::default();
     let call = CallSlot::default();
-    let slots = (progress, exchange.clone(), call.clone());
+    let finish = FinishSlot::stored_in(Arc::new(deferred::FinishKeys::of(shared, &claimed)));
+    let slots = (progress, checkpoint.clone(), exchange.clone(), call.clone(), finish.clone());
     let payload = std::mem::replace(&mut claimed.payload, RawValue::NULL.to_owned());
     let ended = run(shared, &claimed, payload, &stop, slots, &defaults, &trace, scope).await;
     let ran = began.elapsed();
     shared.attempt_metrics.record_ran(&claimed.kind, ran);
     shared.workers.record_run(ran);
+    let ended = match ended {
+        HandlerEnd::Returned(Ok(output)) if output.later().is_some() && finish.is_made() => {
+            let saved = until_saved(shared, &checkpoint).await;
+            if let Some(later) = output.later().filter(|_| saved) {
+                leave(shared, &claimed, (live, worker, seat), (later, call.get()), ran).await;
+                return None;
+            }
+            HandlerEnd::Returned(Err(Failure::retry(
+                "the runner stopped before another system could finish the attempt",
+            )))
+        }
+        HandlerEnd::Returned(Ok(output)) if output.later().is_some() => {
+            let why = "the handler left the attempt to another system and gave it no finish key";
+            HandlerEnd::Returned(Err(Failure::reject(why)))
+        }
+        ended => ended,
+    };
     let (ended, given_back) = resolve_unread(shared, &claimed, ended).await;
     let mut settlement = judge(shared, &claimed, ended, stop.reason(), &defaults, trace.trace_context());
     if let (Some(_), &Again::After(delay)) = (&given_back, &settlement.again) {
@@ -168,6 +194,11 @@ async fn attempt(
         _ => None,
     });
     shared.live.mark_settling(claimed.id, claimed.token);
+    settlement.checkpoint = match checkpoint.unsaved() {
+        Some(newest) => CheckpointUse::Unsaved(newest.content),
+        None if checkpoint.is_used() => CheckpointUse::Saved,
+        None => CheckpointUse::Unused,
+    };
     let takes_next = settlement.verdict == Verdict::Succeeded && claimed.options.order.is_some();
     let turn = turn.filter(|_| takes_next);
     let next_seat = turn.as_ref().and_then(|turn| turn.seat_for_next(shared, &claimed, &mut seat));
@@ -194,6 +225,35 @@ async fn attempt(
     shared.broker.meters().record_ended(&claimed.queue, ran, written);
     announce(shared, &claimed, verdict, settled);
     next.map(|((claim, asked), seat)| Successor { claim, asked, seat })
+}
+
+/// Wait until the checkpoint is in the store: the attempt goes on without this runner. Returns false if the runner gives up
+/// first.
+async fn until_saved(shared: &EngineState, checkpoint: &CheckpointSlot) -> bool {
+    tokio::select! {
+        () = checkpoint.until_saved() => true,
+        () = shared.give_up.cancelled() => false,
+    }
+}
+
+/// Leave an attempt to the system that has its finish key.
+async fn leave(
+    shared: &EngineState,
+    claimed: &Claimed,
+    (live, worker, seat): (LiveGuard<'_>, Worker<'_>, Option<Seat>),
+    (later, call): (FinishLater, Option<CallOutcome>),
+    ran: Duration,
+) {
+    shared.live.mark_settling(claimed.id, claimed.token);
+    let room = shared.workers.until_settling((Some(worker), seat)).await;
+    let call = call.or(Some(CallOutcome::Answered));
+    let deferred = deferred::defer(shared, claimed, later, call).await;
+    drop((live, room));
+    shared.broker.meters().record_ended(&claimed.queue, ran, None);
+    if !deferred {
+        tracing::debug!(job = %claimed.id, number = claimed.number, "the attempt had ended before it could be deferred");
+    }
+    shared.broker.events().emit(Event::Deferred { id: claimed.id });
 }
 
 /// Longest time for which the jobs of one order key follow each other on one seat, or on one permit of a limited queue.
@@ -335,7 +395,7 @@ async fn run(
     claimed: &Claimed,
     payload: Box<RawValue>,
     stop: &StopSwitch,
-    (progress, exchange, call): (ProgressSlot, ExchangeSlot, CallSlot),
+    (progress, checkpoint, exchange, call, finish): (ProgressSlot, CheckpointSlot, ExchangeSlot, CallSlot, FinishSlot),
     defaults: &KindDefaults,
     trace: &AttemptTrace,
     scope: LogScope,
@@ -356,6 +416,8 @@ async fn run(
         deadline,
         stop: stop.token().clone(),
         progress,
+        checkpoint,
+        finish,
         trace: trace.trace_context().cloned(),
         exchange,
         call,
@@ -441,6 +503,7 @@ fn judge(
         follow_ups: Vec::new(),
         again: backoff,
         call: None,
+        checkpoint: CheckpointUse::Unused,
     };
     let failed = |mut settlement: Settlement, verdict: Verdict, error: String| {
         settlement.verdict = verdict;
@@ -600,7 +663,17 @@ fn without_outcome(settlement: &Settlement) -> Settlement {
     );
     let verdict = if verdict == Verdict::Succeeded { Verdict::Rejected } else { verdict };
     let (opened, result, follow_ups) = (None, None, Vec::new());
-    Settlement { verdict, error: Some(why), exchange: None, opened, result, follow_ups, ..settlement.clone() }
+    let checkpoint = CheckpointUse::Unused;
+    Settlement {
+        verdict,
+        error: Some(why),
+        exchange: None,
+        opened,
+        result,
+        follow_ups,
+        checkpoint,
+        ..settlement.clone()
+    }
 }
 
 /// Tell the index and the listeners of events.

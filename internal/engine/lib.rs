@@ -16,6 +16,7 @@
 //! - `worker_pool.rs`: how many handlers run at once, and how many jobs may be claimed or settled besides.
 //! - `worker.rs`: claims an id and has the job executed.
 //! - `executor.rs`: runs one attempt, from its claim to its settled verdict.
+//! - `checkpoints.rs`: saves the checkpoints of attempts that run.
 //! - `limits.rs`: the sweep of limits by key.
 //! - `live.rs`: the attempts that run in this process.
 //! - `trace.rs`: the OpenTelemetry span of an attempt.
@@ -33,6 +34,7 @@
 //! Loops beside them:
 //! - `ticker.rs`: fires the ticks of schedules.
 //! - `reconciler.rs`: repairs and rebuilds the index from MySQL.
+//! - `deferred.rs`: leaves attempts to the systems that finish them, and ends those that nothing is heard of.
 //! - `expiry.rs`: ends jobs that did not start before their expiry.
 //! - `outbox.rs`: moves jobs from the outbox.
 //! - `dependencies.rs`: lets jobs run whose parents have ended.
@@ -50,7 +52,9 @@ mod alerts;
 mod attempt_metrics;
 mod batches;
 mod bulk_runner;
+mod checkpoints;
 mod child;
+mod deferred;
 mod dependencies;
 mod executor;
 mod expiry;
@@ -173,6 +177,10 @@ struct EngineState {
     living_kinds: Mutex<HashSet<Name>>,
     /// Jobs that are not held any more, for [`released`].
     released: OnceLock<UnboundedSender<DueJob>>,
+    /// The store for finish keys of attempts, which costs each attempt one pointer.
+    finish_keys: Arc<Store>,
+    /// Wakes the loop that saves checkpoints.
+    save_checkpoints: Arc<Notify>,
     /// Wakes the reconciler before its next pass is due.
     reconcile: Notify,
     /// Wakes the loop that refills ready lists.
@@ -279,12 +287,18 @@ impl Engine {
         keep_running(&looping, &shared, "expiry", async move |shared: Arc<EngineState>| {
             expiry::end_until_stopped(&shared).await;
         });
+        keep_running(&looping, &shared, "deferred attempts", async move |shared: Arc<EngineState>| {
+            deferred::end_until_stopped(&shared).await;
+        });
         keep_running(&looping, &shared, "janitor", janitor::run_until_stopped);
         keep_running(&looping, &shared, "outbox", outbox::move_until_stopped);
         keep_running(&looping, &shared, "dependencies", dependencies::tell_until_stopped);
         keep_running(&looping, &shared, "batches", batches::count_until_stopped);
         keep_running(&looping, &shared, "bulk runner", bulk_runner::run_until_stopped);
         keep_running(&looping, &shared, "alerts", alerts::run_until_stopped);
+        keep_running(&looping, &shared, "checkpoints", async move |shared: Arc<EngineState>| {
+            checkpoints::save_until_stopped(&shared).await;
+        });
         keep_running(&looping, &shared, "cancels", live::forward_cancels);
         tracing::info!(runner = %shared.runner, workers = shared.settings.workers, "runner started");
         Ok(Self { shared, fetching, working, looping, heartbeat })
@@ -376,6 +390,7 @@ impl EngineState {
     ) -> Self {
         Self {
             store: broker.store().clone(),
+            finish_keys: Arc::new(broker.store().clone()),
             runner: settings.runner.clone(),
             workers: WorkerPool::new(settings.workers),
             suspects: Suspects::new(settings.workers, settings.child.is_some()),
@@ -392,6 +407,7 @@ impl EngineState {
             store_trouble: AtomicBool::new(false),
             living_kinds: Mutex::new(HashSet::new()),
             released: OnceLock::new(),
+            save_checkpoints: Arc::default(),
             reconcile: Notify::new(),
             refill: Notify::new(),
             stop_fetching: CancellationToken::new(),

@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 use tokio_util::sync::CancellationToken;
 
 use super::EngineState;
-use tickr_handlers::ProgressSlot;
+use tickr_handlers::{CheckpointSlot, ProgressSlot};
 use tickr_job::{AttemptToken, JobId};
-use tickr_store::LiveAttempt;
+use tickr_store::{LiveAttempt, NewCheckpoint};
 
 /// Reason for which an attempt is told to stop. The first reason counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,6 +64,7 @@ struct Running {
     token: AttemptToken,
     stop: StopSwitch,
     progress: ProgressSlot,
+    checkpoint: CheckpointSlot,
     /// A moment before the claim or the newest renewal of the lease.
     leased: Instant,
     /// A moment before the claim.
@@ -110,13 +111,13 @@ impl LiveAttempts {
         token: AttemptToken,
         leased: Instant,
         stop: StopSwitch,
-        progress: ProgressSlot,
+        (progress, checkpoint): (ProgressSlot, CheckpointSlot),
     ) -> LiveGuard<'_> {
         let mut attempts = self.lock();
         if self.closed.load(Ordering::Relaxed) {
             stop.trigger(StopReason::Shutdown);
         }
-        attempts.insert(id, Running { token, stop, progress, leased, since: leased, settling: false });
+        attempts.insert(id, Running { token, stop, progress, checkpoint, leased, since: leased, settling: false });
         LiveGuard { live: self, id, token }
     }
 
@@ -158,6 +159,33 @@ impl LiveAttempts {
         drop(attempts);
         live.sort_unstable_by_key(|(since, attempt)| (*since, attempt.id));
         live.into_iter().map(|(_, attempt)| attempt).collect()
+    }
+
+    /// Return the checkpoints that are not in the store yet, those that have waited longest first. An attempt whose verdict
+    /// is being written saves its own with it.
+    pub(super) fn unsaved_checkpoints(&self) -> Vec<NewCheckpoint> {
+        let attempts = self.lock();
+        let running = attempts.iter().filter(|(_, running)| !running.settling);
+        let mut unsaved: Vec<(Instant, NewCheckpoint)> = running
+            .filter_map(|(id, running)| {
+                let newest = running.checkpoint.unsaved()?;
+                let (content, version) = (newest.content, newest.version);
+                Some((newest.since, NewCheckpoint { id: *id, token: running.token, content, version }))
+            })
+            .collect();
+        drop(attempts);
+        unsaved.sort_unstable_by_key(|(since, new)| (*since, new.id));
+        unsaved.into_iter().map(|(_, new)| new).collect()
+    }
+
+    /// Record that these checkpoints are in the store.
+    pub(super) fn record_saved(&self, saved: &[NewCheckpoint]) {
+        let attempts = self.lock();
+        for new in saved {
+            if let Some(running) = attempts.get(&new.id).filter(|running| running.token == new.token) {
+                running.checkpoint.record_saved(new.version);
+            }
+        }
     }
 
     /// Tell an attempt of this job to stop, if one runs here. With `token`, only if it is that attempt. Return whether

@@ -10,12 +10,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::AbortOnDropHandle;
 
 use super::child::ChildReport;
 use super::heartbeat::Heartbeat;
 use super::heartbeat_history::HeartbeatHistory;
 use super::live::LiveAttempts;
-use super::{EngineSettings, EngineState, executor};
+use super::{EngineSettings, EngineState, checkpoints, executor};
 use tickr_broker::{Broker, OperatorSettingsCopy};
 use tickr_event::Event;
 use tickr_handlers::Registry;
@@ -77,6 +78,10 @@ pub async fn run_suspect(
     let operator_settings = OperatorSettingsCopy::empty(store.clone(), runner.clone());
     let claimant = store.claimant(runner, registry.names(), settings.lease);
     let shared = Arc::new(EngineState::new((broker, index, operator_settings), registry, settings, (live, heartbeats)));
+    let saves = {
+        let shared = Arc::clone(&shared);
+        AbortOnDropHandle::new(tokio::spawn(async move { checkpoints::save_until_stopped(&shared).await }))
+    };
     let mut happened = shared.broker.events().listen();
     let asked = Instant::now();
     // A suspect counts against its limits as well.
@@ -90,12 +95,14 @@ pub async fn run_suspect(
         Some(attempt) => to_its_end(&shared, attempt, &give_back).await,
         None => !in_doubt,
     };
+    drop(saves);
     if let Some(given_back) = shared.unread.given_back(job) {
         line.report(&ChildReport::Unread(given_back));
     }
     while let Ok(event) = happened.try_recv() {
         match event {
             Event::Settled { id, verdict, state } if id == job => line.report(&ChildReport::Settled { verdict, state }),
+            Event::Deferred { id } if id == job => line.report(&ChildReport::Deferred),
             Event::LeaseLost { id } if id == job => line.report(&ChildReport::LeaseLost),
             _ => {}
         }

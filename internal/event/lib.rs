@@ -33,6 +33,11 @@ pub enum Event {
         /// New state of the job.
         state: State,
     },
+    /// An attempt was left to another system, which finishes it.
+    Deferred {
+        /// The job.
+        id: JobId,
+    },
     /// An attempt could not be settled, because its lease was lost.
     LeaseLost {
         /// The job.
@@ -118,6 +123,7 @@ impl Event {
             Self::Accepted { id }
             | Self::Started { id, .. }
             | Self::Settled { id, .. }
+            | Self::Deferred { id }
             | Self::LeaseLost { id }
             | Self::CancelRequested { id }
             | Self::Cancelled { id }

@@ -1,13 +1,20 @@
 //! A running handler's view of its attempt.
 
 use std::any::Any;
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::value::RawValue;
+use tokio::sync::Notify;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use tickr_job::{AttemptToken, CallOutcome, Exchange, JobId, Name, Progress, TraceContext};
+use super::{Failure, FinishKey, FinishSlot};
+use tickr_job::{AttemptToken, CallOutcome, Checkpoint, Exchange, JobId, Name, Progress, TraceContext, limits};
 
 /// A handler's view of its own attempt. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -38,6 +45,10 @@ pub struct ContextParts {
     pub stop: CancellationToken,
     /// Newest progress, from which the heartbeat writes it to the store.
     pub progress: ProgressSlot,
+    /// Checkpoint of the job.
+    pub checkpoint: CheckpointSlot,
+    /// Key with which another system may finish the attempt.
+    pub finish: FinishSlot,
     /// Span context of the attempt within the trace of its job.
     pub trace: Option<TraceContext>,
     /// Last exchange with another service, from which it is written to the attempt.
@@ -102,6 +113,158 @@ impl ProgressSlot {
     }
 }
 
+/// The checkpoint of an attempt: the one with which it began, and the newest one that its handler saved. It is overwritten
+/// in memory, written to the store a few times a second, and at the latest with the verdict.
+#[derive(Clone, Default)]
+pub struct CheckpointSlot(Arc<CheckpointCell>);
+
+#[derive(Default)]
+struct CheckpointCell {
+    newest: Mutex<Newest>,
+    /// Version of the newest content that is in the store.
+    saved: AtomicU64,
+    /// Notified when that has changed.
+    was_saved: Notify,
+    /// Wakes the loop that writes to the store.
+    wake: Arc<Notify>,
+}
+
+#[derive(Default)]
+struct Newest {
+    /// The content with which the attempt began, or the newest one since.
+    content: Option<Arc<str>>,
+    /// Number of saves of this attempt.
+    version: u64,
+    /// When the first content was saved that is not in the store.
+    since: Option<std::time::Instant>,
+}
+
+/// A checkpoint that is not in the store yet.
+#[derive(Clone)]
+pub struct UnsavedCheckpoint {
+    /// The JSON text.
+    pub content: Arc<str>,
+    /// Its number among the checkpoints of the attempt, from 1.
+    pub version: u64,
+    /// When the handler saved the first content that is not in the store.
+    pub since: std::time::Instant,
+}
+
+impl fmt::Debug for CheckpointSlot {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Like a payload, the content must not appear in logs.
+        f.debug_struct("CheckpointSlot").field("saves", &self.lock().version).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for UnsavedCheckpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("UnsavedCheckpoint").field("version", &self.version).finish_non_exhaustive()
+    }
+}
+
+impl CheckpointSlot {
+    /// Make a slot that wakes the loop which writes to the store.
+    #[must_use]
+    pub fn waking(wake: Arc<Notify>) -> Self {
+        Self(Arc::new(CheckpointCell { wake, ..CheckpointCell::default() }))
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Newest> {
+        self.0.newest.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Set the checkpoint with which the attempt begins.
+    pub fn begin_with(&self, checkpoint: Option<Checkpoint>) {
+        self.lock().content = checkpoint.map(|checkpoint| Box::<str>::from(checkpoint.content).into());
+    }
+
+    fn put(&self, content: Arc<str>) {
+        let mut newest = self.lock();
+        newest.content = Some(content);
+        newest.version += 1;
+        newest.since.get_or_insert_with(std::time::Instant::now);
+        drop(newest);
+        self.0.wake.notify_one();
+    }
+
+    fn content(&self) -> Option<Arc<str>> {
+        self.lock().content.clone()
+    }
+
+    /// Return whether the handler has saved a checkpoint in this attempt.
+    #[must_use]
+    pub fn is_used(&self) -> bool {
+        self.lock().version > 0
+    }
+
+    /// Return the newest checkpoint, if it is not in the store yet.
+    #[must_use]
+    pub fn unsaved(&self) -> Option<UnsavedCheckpoint> {
+        let newest = self.lock();
+        let since = newest.since?;
+        newest.content.clone().map(|content| UnsavedCheckpoint { content, version: newest.version, since })
+    }
+
+    /// Record that the checkpoint with this version is in the store.
+    pub fn record_saved(&self, version: u64) {
+        let mut newest = self.lock();
+        newest.since = (newest.version > version).then(std::time::Instant::now);
+        drop(newest);
+        self.0.saved.fetch_max(version, Ordering::SeqCst);
+        self.0.was_saved.notify_waiters();
+    }
+
+    /// Wait until the newest checkpoint is in the store.
+    pub async fn until_saved(&self) {
+        let wanted = self.lock().version;
+        loop {
+            // It hears of every save from here on, so none is missed between the look and the wait.
+            let was_saved = self.0.was_saved.notified();
+            if self.0.saved.load(Ordering::SeqCst) >= wanted {
+                return;
+            }
+            was_saved.await;
+        }
+    }
+}
+
+/// Reason why a checkpoint cannot be saved.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum CheckpointError {
+    /// It cannot be written as JSON.
+    Json(serde_json::Error),
+    /// It has more than 64 KiB of JSON.
+    TooLarge {
+        /// Its size.
+        bytes: usize,
+    },
+    /// The attempt has to stop: see [`Context::should_stop`].
+    Stopped,
+}
+
+impl fmt::Display for CheckpointError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Json(_) => f.write_str("the checkpoint cannot be written as JSON"),
+            Self::TooLarge { bytes } => {
+                write!(f, "the checkpoint has {bytes} bytes, and {} are allowed", limits::MAX_CHECKPOINT_BYTES)
+            }
+            Self::Stopped => f.write_str("the attempt has to stop, so its checkpoint was not saved in time"),
+        }
+    }
+}
+
+impl std::error::Error for CheckpointError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Json(error) => Some(error),
+            Self::TooLarge { .. } | Self::Stopped => None,
+        }
+    }
+}
+
 impl ContextParts {
     #[expect(clippy::expect_used, reason = "a constant of the caller's own test")]
     pub(crate) fn detached(kind: &str) -> Self {
@@ -115,6 +278,8 @@ impl ContextParts {
             deadline: Instant::now() + Duration::from_secs(60),
             stop: CancellationToken::new(),
             progress: ProgressSlot::default(),
+            checkpoint: CheckpointSlot::default(),
+            finish: FinishSlot::default(),
             trace: None,
             exchange: ExchangeSlot::default(),
             call: CallSlot::default(),
@@ -238,6 +403,67 @@ impl Context {
     #[must_use]
     pub fn stop_token(&self) -> CancellationToken {
         self.parts.stop.clone()
+    }
+
+    /// Return the checkpoint of the job: the newest one that this attempt saved, else the last one of an earlier attempt.
+    /// `None` in a job that has saved none, so the handler begins from the start.
+    ///
+    /// # Errors
+    /// When the JSON does not fit the type, because another version of the handler saved it.
+    pub fn checkpoint<T: DeserializeOwned>(&self) -> Result<Option<T>, serde_json::Error> {
+        self.parts.checkpoint.content().map(|content| serde_json::from_str(&content)).transpose()
+    }
+
+    /// Save a checkpoint, with which the next attempt of the job begins. It replaces the last one. Frequent calls are cheap:
+    /// only the newest one is written to MySQL, within about a quarter of a second, and at the latest with the verdict of
+    /// the attempt. If the runner dies before that, the next attempt gets the one before.
+    ///
+    /// A job that completes loses its checkpoint. A job that failed or was cancelled keeps it, for an operator's retry.
+    ///
+    /// # Errors
+    /// When the value cannot be written as JSON or has more than 64 KiB.
+    pub fn save_checkpoint<T: Serialize + ?Sized>(&self, value: &T) -> Result<(), CheckpointError> {
+        let content = serde_json::to_string(value).map_err(CheckpointError::Json)?;
+        if content.len() > limits::MAX_CHECKPOINT_BYTES {
+            return Err(CheckpointError::TooLarge { bytes: content.len() });
+        }
+        self.parts.checkpoint.put(content.into());
+        Ok(())
+    }
+
+    /// Wait until MySQL has the newest checkpoint, before a step that must not be repeated. It takes milliseconds, or as
+    /// long as MySQL is out.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Stopped`] when the attempt has to stop first.
+    pub async fn checkpoint_saved(&self) -> Result<(), CheckpointError> {
+        tokio::select! {
+            () = self.parts.checkpoint.until_saved() => Ok(()),
+            () = self.stopped() => Err(CheckpointError::Stopped),
+        }
+    }
+
+    /// Return the key with which another system finishes this attempt. The same in each call. It is stored before this
+    /// returns, so the system may use it at once. The handler then returns
+    /// [`Output::finished_later`](super::Output::finished_later).
+    ///
+    /// # Errors
+    /// [`Failure::Retry`] when the key cannot be stored.
+    pub async fn finish_key(&self) -> Result<FinishKey, Failure> {
+        self.parts.finish.key().await.cloned()
+    }
+
+    /// Set the checkpoint with which the attempt begins, for unit tests of handlers.
+    ///
+    /// # Panics
+    /// When the value cannot be written as JSON.
+    #[must_use]
+    #[expect(clippy::expect_used, reason = "a value of the caller's own test")]
+    pub fn with_checkpoint<T: Serialize + ?Sized>(self, value: &T) -> Self {
+        let content = RawValue::from_string(serde_json::to_string(value).expect("a value that can be written as JSON"));
+        let content = content.expect("JSON that was just written");
+        self.parts.checkpoint.begin_with(Some(Checkpoint { content, saved_at: chrono::DateTime::UNIX_EPOCH }));
+        self
     }
 
     /// Say that the host of the job did not answer, or cannot serve calls now. Several such calls in a row open the breaker

@@ -29,6 +29,7 @@
 //! The traits [`Kind`] and [`Handler`] are what a kind implements. The files:
 //!
 //! - `context.rs`: [`Context`], a running handler's view of its attempt
+//! - `finish.rs`: [`FinishKey`], with which another system finishes an attempt
 //! - `outcome.rs`: [`Outcome`], [`Output`] and [`Failure`], which a handler returns
 //! - `registry.rs`: [`Registry`], the kinds by name with the JSON Schemas that enqueue enforces
 //! - `panicked.rs`: [`Panicked`], panics in the code of a kind
@@ -42,6 +43,7 @@ pub mod email;
 pub mod http;
 
 mod context;
+mod finish;
 mod outcome;
 mod panicked;
 mod registry;
@@ -49,7 +51,10 @@ pub mod report;
 pub mod test_kinds;
 pub mod wording;
 
-pub use context::{CallSlot, Context, ContextParts, ExchangeSlot, ProgressSlot};
+pub use context::{
+    CallSlot, CheckpointError, CheckpointSlot, Context, ContextParts, ExchangeSlot, ProgressSlot, UnsavedCheckpoint,
+};
+pub use finish::{FinishKey, FinishKeyStore, FinishLater, FinishSlot};
 pub use outcome::{Failure, FollowUp, FollowUpOptions, Outcome, Output};
 pub use panicked::{Panicked, panic_message};
 pub use registry::{Checked, KindDefaults, Problem, Ran, Registered, Registry};

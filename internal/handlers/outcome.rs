@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde::Serialize;
 use serde_json::value::{RawValue, to_raw_value};
 
-use super::Kind;
+use super::{FinishLater, Kind};
 use tickr_job::{Due, OnFailure, RetryPolicy, Timestamp, limits};
 
 /// Return value of a handler.
@@ -16,6 +16,7 @@ pub type Outcome = Result<Output, Failure>;
 pub struct Output {
     result: Option<Box<RawValue>>,
     follow_ups: Vec<FollowUp>,
+    later: Option<FinishLater>,
 }
 
 impl Output {
@@ -25,7 +26,21 @@ impl Output {
     /// [`Failure::Reject`] when the value cannot be written as JSON.
     pub fn json<T: Serialize + ?Sized>(value: &T) -> Outcome {
         let result = to_raw_value(value).map_err(|e| Failure::reject(format!("write the result as json: {e}")))?;
-        Ok(Self { result: Some(result), follow_ups: Vec::new() })
+        Ok(Self { result: Some(result), ..Self::default() })
+    }
+
+    /// End the handler without a verdict: the system that got the finish key of the attempt sends it later
+    /// ([`Context::finish_key`](super::Context::finish_key)). The worker is free meanwhile, and no stop of a runner concerns
+    /// the attempt.
+    #[must_use]
+    pub fn finished_later(later: FinishLater) -> Self {
+        Self { later: Some(later), ..Self::default() }
+    }
+
+    /// Return how long another system may take, if it finishes the attempt.
+    #[must_use]
+    pub const fn later(&self) -> Option<FinishLater> {
+        self.later
     }
 
     /// Add a follow-up job. It is enqueued in the transaction that stores this success: both are committed or neither

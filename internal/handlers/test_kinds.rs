@@ -1,5 +1,5 @@
 //! Kinds for tests and benches, registered only with `TICKR_TEST_KINDS=1`. Their jobs do nothing, take long, fail,
-//! panic, block a thread, take memory or abort the process, as the payload requests.
+//! panic, block a thread, take memory, abort the process or resume at a checkpoint, as the payload requests.
 
 use std::time::Duration;
 
@@ -17,6 +17,7 @@ pub fn register(registry: &mut Registry) {
         .register(panic)
         .register(spin)
         .register(abort)
+        .register(steps)
         .register(hoard);
 }
 
@@ -149,6 +150,51 @@ impl Kind for Abort {
 async fn abort(job: Abort, _ctx: Context) -> Outcome {
     tokio::time::sleep(Duration::from_millis(job.after_ms)).await;
     std::process::abort()
+}
+
+/// A job of many steps, which saves a checkpoint after each one. Its attempts abort the process at these steps, one each.
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Steps {
+    /// Number of steps.
+    #[schemars(range(max = 1_000_000))]
+    steps: u32,
+    /// Duration of a step, in milliseconds.
+    #[serde(default)]
+    #[schemars(range(max = 600_000))]
+    ms: u64,
+    /// The first attempt aborts the process before this step, the second one before the next one of these steps.
+    #[serde(default)]
+    abort_before: Vec<u32>,
+}
+
+impl Kind for Steps {
+    const NAME: &'static str = "steps";
+}
+
+/// The checkpoint of `steps`, which is also its result.
+#[derive(Default, Serialize, Deserialize)]
+struct StepsDone {
+    /// Number of steps that are done.
+    done: u32,
+    /// The step at which each attempt began.
+    began_at: Vec<u32>,
+}
+
+async fn steps(job: Steps, ctx: Context) -> Outcome {
+    let mut at = ctx.checkpoint::<StepsDone>()?.unwrap_or_default();
+    at.began_at.push(at.done);
+    let abort_before = job.abort_before.get(at.began_at.len() - 1);
+    while at.done < job.steps {
+        if abort_before == Some(&at.done) {
+            ctx.checkpoint_saved().await?;
+            std::process::abort();
+        }
+        tokio::time::sleep(Duration::from_millis(job.ms)).await;
+        at.done += 1;
+        ctx.save_checkpoint(&at)?;
+    }
+    Output::json(&at)
 }
 
 /// A job that allocates memory and keeps it, until the operating system stops the process.

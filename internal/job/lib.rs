@@ -16,7 +16,7 @@
 //! - `operation`: [`Operation`], a bulk operation: one action on many jobs
 //! - `producer`: [`Producer`], the client that enqueues, and the jobs that its unique keys may return or replace
 //! - `query`: the text form of a filter, as in a search field
-//! - `record`: [`Job`] and [`Attempt`], as the store knows them
+//! - `record`: [`Job`], [`Attempt`] and [`Checkpoint`], as the store knows them
 //! - `report`: [`ReportRecord`], the data of a finished report without its content
 //! - `retry`: [`RetryPolicy`], the delay before a failed job runs again, and [`RetryRequest`], what a client says of it
 //! - `schedule`: [`Schedule`] and [`plan`], jobs that are created by a cron expression or an interval
@@ -77,7 +77,7 @@ pub use limit::{Bounds, Breaker, CallOutcome, CountedBy, Limit, Rate, SharedBy};
 pub use name::{InvalidName, Name};
 pub use operation::{Action, Among, NewOperation, Operation, OperationParams, OperationState};
 pub use producer::Producer;
-pub use record::{Attempt, Job, Progress};
+pub use record::{Attempt, Checkpoint, Job, Progress};
 pub use report::ReportRecord;
 pub use retry::{RetryPolicy, RetryRequest};
 pub use schedule::{

@@ -1,5 +1,7 @@
 //! Jobs and attempts as the store knows them.
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
@@ -48,6 +50,10 @@ pub struct Job {
     pub result: Option<Box<RawValue>>,
     /// Progress that the running attempt reported.
     pub progress: Option<Progress>,
+    /// The newest checkpoint, until the job completes. Left out of listings.
+    pub checkpoint: Option<Checkpoint>,
+    /// The time at which the open attempt times out, if another system finishes it. Left out of listings.
+    pub deferred_until: Option<Timestamp>,
     /// The dead letter, while the job is failed.
     pub dead_letter: Option<DeadLetter>,
 }
@@ -73,6 +79,25 @@ pub struct Attempt {
     pub late_note: Option<String>,
     /// The attempt's request to another service, with the response.
     pub exchange: Option<Exchange>,
+}
+
+/// JSON that a handler saved while it ran, for the next attempt of the job to begin with.
+#[derive(Clone, Serialize)]
+pub struct Checkpoint {
+    /// The JSON, at most [`MAX_CHECKPOINT_BYTES`](crate::limits::MAX_CHECKPOINT_BYTES).
+    pub content: Box<RawValue>,
+    /// Time when it was saved, by the store's clock.
+    pub saved_at: Timestamp,
+}
+
+impl fmt::Debug for Checkpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Like a payload, the content must not appear in logs.
+        f.debug_struct("Checkpoint")
+            .field("bytes", &self.content.get().len())
+            .field("saved_at", &self.saved_at)
+            .finish()
+    }
 }
 
 /// Progress that a running attempt reported.

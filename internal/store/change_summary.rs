@@ -32,6 +32,8 @@ pub struct ChangeSummary {
     pub outbox_waits: bool,
     /// Parents have ended whose children are not told yet.
     pub children_wait: bool,
+    /// The time of a deferred attempt is up.
+    pub deferred_overdue: bool,
     /// The counts of batches have changed, or the cancel of one is under way.
     pub batches_changed: bool,
     /// No runner carries out some bulk operation.
@@ -64,6 +66,8 @@ impl Store {
                      WHERE created_at < UTC_TIMESTAMP(6) - INTERVAL 3 SECOND), \
                      EXISTS (SELECT 1 FROM tickr_outbox)) AS outbox_waits, \
                      EXISTS (SELECT 1 FROM parent_ends) AS children_wait, \
+                     EXISTS (SELECT 1 FROM deferred_attempts FORCE INDEX (deferred_attempts_look) \
+                     WHERE look_at <= UTC_TIMESTAMP(6)) AS deferred_overdue, \
                      EXISTS (SELECT 1 FROM batch_changes) OR EXISTS (SELECT 1 FROM batch_cancels) AS batches_changed, \
                      EXISTS (SELECT 1 FROM runners WHERE id = ? AND drained_at IS NOT NULL) AS drained, \
                      EXISTS (SELECT 1 FROM operations FORCE INDEX (operations_state) WHERE state = 'running' \
@@ -89,6 +93,7 @@ impl Store {
                     expired: row.try_get::<i64, _>("expired")? != 0,
                     outbox_waits: row.try_get::<i64, _>("outbox_waits")? != 0,
                     children_wait: row.try_get::<i64, _>("children_wait")? != 0,
+                    deferred_overdue: row.try_get::<i64, _>("deferred_overdue")? != 0,
                     batches_changed: row.try_get::<i64, _>("batches_changed")? != 0,
                     operation_is_free: row.try_get::<i64, _>("operation_is_free")? != 0,
                     next_tick: row.try_get("next_tick")?,

@@ -64,15 +64,17 @@ pub use sqlx::MySqlConnection;
 
 pub use alerts::Message;
 pub use api_keys::{ApiKey, MAX_API_KEYS, MadeApiKey, NewApiKey, RevokedApiKey};
+pub use attempts::checkpoints::NewCheckpoint;
 pub use attempts::claim::{Claim, Claimed, Opened, Unreadable};
 pub use attempts::claim_batches::{BatchPage, LapseRule, Lapsed};
+pub use attempts::deferred::{Deferral, DeferredAttempt, FinishKeyDigest, Reported};
 pub use attempts::lease::{
     HeartbeatAnswer, HeartbeatConnection, OwedPage, Reaped, RunnerBeat, RunnerRow, UnstoppedRunners,
 };
 pub use attempts::limited::LimitSweep;
 pub use attempts::permits::{MayJudge, PermitGrant, PermitRequest};
 pub use attempts::readers::{Reader, UNREAD};
-pub use attempts::settlement::{Again, Settled, Settlement};
+pub use attempts::settlement::{Again, CheckpointUse, Settled, Settlement};
 use attempts::settlement::{SettleReply, SettleRequest};
 pub use attempts::suspects::Death;
 pub use audit::{AuditEntry, AuditRecord};
@@ -479,7 +481,7 @@ impl Store {
         if let Settled::Done { released, .. } = &mut reply.settled
             && !slots.is_empty()
         {
-            let freed = self.freed.submit(SlotsOfJob { id: id.uuid(), keys: slots, call });
+            let freed = self.freed.submit(SlotsOfJob { id: id.uuid(), keys: slots, call, keeps: false });
             match tokio::time::timeout(SLOTS_LIMIT, freed).await {
                 Ok(Ok(gone)) => released.extend(gone),
                 Ok(Err(error)) => tracing::debug!(%error, "cannot free the slots of a job, the next sweep does"),

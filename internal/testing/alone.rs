@@ -20,9 +20,23 @@ where
     F: Fn(P, Context) -> Fut + Send + Sync + 'static,
     Fut: Future<Output = Outcome> + Send + 'static,
 {
+    run_in(Context::detached(P::NAME), handler, payload).await
+}
+
+/// Do what [`run`] does in this context, which has a checkpoint to begin with ([`Context::with_checkpoint`]), or from which
+/// the test reads the one that the handler saved ([`Context::checkpoint`]).
+///
+/// # Panics
+/// As [`run`].
+pub async fn run_in<P, F, Fut>(context: Context, handler: F, payload: P) -> Outcome
+where
+    P: Kind,
+    F: Fn(P, Context) -> Fut + Send + Sync + 'static,
+    Fut: Future<Output = Outcome> + Send + 'static,
+{
     let mut kinds = Registry::new();
     kinds.register(handler);
-    execute(kinds.get(P::NAME), &payload).await
+    execute(context, kinds.get(P::NAME), &payload).await
 }
 
 /// Do what [`run`] does with a handler that has its own state or its own check.
@@ -32,11 +46,12 @@ where
 pub async fn run_handler<H: Handler>(handler: H, payload: H::Payload) -> Outcome {
     let mut kinds = Registry::new();
     kinds.register_handler(handler);
-    execute(kinds.get(<H::Payload as Kind>::NAME), &payload).await
+    let name = <H::Payload as Kind>::NAME;
+    execute(Context::detached(name), kinds.get(name), &payload).await
 }
 
 #[expect(clippy::expect_used, reason = "a mistake in the caller's own test")]
-async fn execute<P: Kind>(kind: Option<&Registered>, payload: &P) -> Outcome {
+async fn execute<P: Kind>(context: Context, kind: Option<&Registered>, payload: &P) -> Outcome {
     let kind = kind.expect("the kind was registered above");
     let raw = to_raw_value(payload).expect("the payload can be written as JSON");
     let refused = |detail: String| Err(Failure::reject(format!("the payload is refused at enqueue: {detail}")));
@@ -49,7 +64,7 @@ async fn execute<P: Kind>(kind: Option<&Registered>, payload: &P) -> Outcome {
         }
         Ok(_) => {}
     }
-    match kind.run(raw, Context::detached(P::NAME)).await {
+    match kind.run(raw, context).await {
         Ran::Returned(outcome) => outcome,
         Ran::Unread(why) => Err(Failure::reject(format!("read the payload as {}: {why}", P::NAME))),
     }

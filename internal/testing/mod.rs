@@ -33,7 +33,7 @@
 //! server programs on the machine, and the error says how to install them. `examples/testing.rs` of the repository is a
 //! whole test.
 //!
-//! - `alone.rs`: [`run`] and [`run_handler`]
+//! - `alone.rs`: [`run`], [`run_in`] and [`run_handler`]
 //! - `runner.rs`: [`TestRunner`]
 //! - `servers.rs`: the private servers of the process
 
@@ -41,5 +41,5 @@ mod alone;
 mod runner;
 mod servers;
 
-pub use alone::{run, run_handler};
+pub use alone::{run, run_handler, run_in};
 pub use runner::{Error, TestRunner, assert_enqueued, start, start_with};

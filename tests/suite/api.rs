@@ -318,7 +318,7 @@ async fn kinds_come_with_schemas_that_say_what_enqueue_enforces() {
     let kinds = tickr.get("/v1/kinds").await.body;
     let kinds = kinds["data"].as_array().unwrap();
     let names: Vec<&str> = kinds.iter().map(|kind| kind["kind"].as_str().unwrap()).collect();
-    assert_eq!(names, ["abort", "email", "fail", "hoard", "http", "noop", "panic", "report", "sleep", "spin"]);
+    assert_eq!(names, ["abort", "email", "fail", "hoard", "http", "noop", "panic", "report", "sleep", "spin", "steps"]);
     for kind in kinds {
         assert_eq!(kind["schema"]["$schema"], "https://json-schema.org/draft/2020-12/schema");
         assert!(jsonschema::validator_for(&kind["schema"]).is_ok(), "{}", kind["kind"]);

@@ -2,13 +2,16 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use reqwest::Method;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 use sqlx::{AssertSqlSafe, Executor as _};
 use tickr::config::{CallbackSecret, Config, Flags, markdown_table};
-use tickr::handlers::Registry;
+use tickr::handlers::{Context, FinishLater, Kind, Output, Registry};
 use tokio::net::TcpListener;
 use tokio::process::Command;
 use tokio::task::JoinHandle;
@@ -334,6 +337,36 @@ impl Call {
     }
 }
 
+/// The finish keys of jobs that another system finishes.
+#[derive(Default)]
+struct FinishKeys(Arc<Mutex<Vec<String>>>);
+
+#[derive(Serialize, Deserialize, JsonSchema)]
+struct Keyed {}
+
+impl Kind for Keyed {
+    const NAME: &'static str = "keyed";
+}
+
+impl FinishKeys {
+    fn kinds(&self) -> Registry {
+        let (keys, mut kinds) = (Arc::clone(&self.0), Registry::new());
+        kinds.register(move |_: Keyed, ctx: Context| {
+            let keys = Arc::clone(&keys);
+            async move {
+                let key = ctx.finish_key().await?;
+                keys.lock().unwrap().push(key.expose().to_owned());
+                Ok(Output::finished_later(FinishLater::within(Duration::from_secs(60))))
+            }
+        });
+        kinds
+    }
+
+    async fn next(&self) -> String {
+        eventually("a handler asks for its finish key", || async { self.0.lock().unwrap().pop() }).await
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn every_request_of_the_documents_is_carried_out() {
     let mut count = 0;
@@ -345,11 +378,21 @@ async fn every_request_of_the_documents_is_carried_out() {
         }
         let lines = document.blocks_of("ndjson").into_iter().map(|block| ("jobs.ndjson".to_owned(), block.text));
         let files: BTreeMap<String, String> = lines.collect();
-        let tickr = TestApp::start_with(|_| {}, Registry::new()).await;
+        let keys = FinishKeys::default();
+        let tickr = TestApp::start_with(|_| {}, keys.kinds()).await;
+        let mut finish_key = None;
         // The job that the requests name: one of the test, until the document enqueues its own.
         let mut id = tickr.enqueue(serde_json::json!({"kind": "noop"})).await.to_string();
         for (place, words) in calls {
-            let words: Vec<String> = words[1..].iter().map(|word| word.replace("$ID", &id)).collect();
+            let mut words: Vec<String> = words[1..].iter().map(|word| word.replace("$ID", &id)).collect();
+            if words.iter().any(|word| word.contains("$FINISH_KEY")) {
+                if finish_key.is_none() {
+                    tickr.enqueue(serde_json::json!({"kind": "keyed"})).await;
+                    finish_key = Some(keys.next().await);
+                }
+                let key = finish_key.as_deref().unwrap();
+                words = words.iter().map(|word| word.replace("$FINISH_KEY", key)).collect();
+            }
             let call = Call::of(&words, &files).unwrap_or_else(|wrong| panic!("{place}: {wrong}: {words:?}"));
             let usual = if call.body.is_some() { Method::POST } else { Method::GET };
             let mut request = http().request(call.method.unwrap_or(usual), tickr.url(&call.path));

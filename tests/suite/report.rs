@@ -135,6 +135,8 @@ fn stoppable() -> (Context, CancellationToken) {
         deadline: tokio::time::Instant::now() + Duration::from_secs(60),
         stop: stop.clone(),
         progress: ProgressSlot::default(),
+        checkpoint: Default::default(),
+        finish: Default::default(),
         trace: None,
         exchange: Default::default(),
         call: Default::default(),

@@ -16,9 +16,9 @@ use tickr::job::{
 };
 use tickr::services::{Options, Services};
 use tickr::store::{
-    ActionOutcome, Again, Answer, Claim, Claimant, Claimed, Condition, EnqueueOutcome, EnqueueReceipts, EnqueueRefusal,
-    IdempotentOutcome, IdempotentRequest, LapseRule, Lapsed, LiveAttempt, PoolSizes, ResponseBuilder, RunnerRow,
-    Settled, Settlement, Store, StoreError, StoreSettings,
+    ActionOutcome, Again, Answer, CheckpointUse, Claim, Claimant, Claimed, Condition, EnqueueOutcome, EnqueueReceipts,
+    EnqueueRefusal, IdempotentOutcome, IdempotentRequest, LapseRule, Lapsed, LiveAttempt, PoolSizes, ResponseBuilder,
+    RunnerRow, Settled, Settlement, Store, StoreError, StoreSettings,
 };
 use tickr::verify::{VerifySettings, verify};
 
@@ -185,6 +185,7 @@ fn settlement(claimed: &Claimed, verdict: Verdict) -> Settlement {
         follow_ups: Vec::new(),
         again: Again::Backoff(RetryPolicy::default(), 0.5),
         call: None,
+        checkpoint: CheckpointUse::Unused,
     }
 }
 

@@ -31,6 +31,14 @@ const ACTS_FOR: HeaderName = HeaderName::from_static("tickr-actor");
 /// Paths that need no API key.
 const OPEN: [&str; 2] = ["/livez", "/readyz"];
 
+/// Return whether the path of a request holds the right to it, so that no API key is needed.
+fn is_opened_by_its_path(path: &str) -> bool {
+    path.starts_with(FINISHED_BY_KEY)
+}
+
+/// The first part of the paths that hold a finish key.
+const FINISHED_BY_KEY: &str = "/v1/attempts/";
+
 /// Digests of the API tokens of the configuration. Each token has the scope `admin`.
 #[derive(Clone, Default)]
 pub struct Tokens {
@@ -232,6 +240,10 @@ pub(crate) async fn check(State(api): State<Api>, mut request: Request, next: Ne
             Err(problem) => problem.into_response(),
         };
     }
+    // The finish key in the path is the right to report on its attempt and to finish it.
+    if is_opened_by_its_path(request.uri().path()) {
+        return next.run(request).await;
+    }
     let given = request.headers().get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
     // The name of the scheme is case-insensitive (RFC 9110).
     let token = given.and_then(|value| value.split_once(' '));
@@ -304,7 +316,7 @@ pub(crate) fn describe(document: &mut OpenApi) {
     let scheme = SecurityScheme::Http(Http::builder().scheme(HttpAuthScheme::Bearer).build());
     document.components.get_or_insert_default().security_schemes.insert("bearer".to_owned(), RefOr::T(scheme));
     for (path, item) in &mut document.paths.paths {
-        if OPEN.contains(&path.as_str()) {
+        if OPEN.contains(&path.as_str()) || is_opened_by_its_path(path) {
             continue;
         }
         let all = [&mut item.get, &mut item.put, &mut item.post, &mut item.patch, &mut item.delete];
@@ -419,7 +431,7 @@ mod tests {
                 let usual = if method == Method::GET { Need::Read } else { Need::Admin };
                 let need = Need::for_route(&method, &path);
                 calls += 1;
-                if need != usual && !OPEN.contains(&path.as_str()) {
+                if need != usual && !OPEN.contains(&path.as_str()) && !is_opened_by_its_path(&path) {
                     named.insert(format!("{method} {path} {}", need.as_str()));
                 }
             }

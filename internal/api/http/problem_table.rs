@@ -205,6 +205,14 @@ problems! {
         remedy: "Look for its successor in `/v1/runners`. A process that starts again is a new runner with a new id.",
         again: Changed,
     }
+    /// 409: the attempt has ended, by another verdict or because its time was up.
+    AttemptEnded => {
+        status: CONFLICT,
+        title: "The attempt has ended",
+        meaning: "The attempt with this finish key has ended: with another verdict, because its time was up, or because its runner was lost. Nothing was changed.",
+        remedy: "Stop the work. If the job runs again, its next attempt has another finish key.",
+        again: Changed,
+    }
     /// 412: the object does not meet the request's If-Match or If-None-Match.
     PreconditionFailed => {
         status: PRECONDITION_FAILED,

@@ -233,7 +233,12 @@ fn ended(evidence: &Evidence<'_>) -> Option<String> {
 fn executing(evidence: &Evidence<'_>) -> Option<String> {
     let job = evidence.job;
     let since = job.started_at.map(|at| format!(" for {}", evidence.since(at))).unwrap_or_default();
-    Some(format!("it runs{since}, attempt {} of {}", job.attempt, job.max_attempts))
+    let elsewhere = job.deferred_until.map(|until| {
+        let left = duration_text((until - evidence.at).max(TimeDelta::zero()));
+        format!("; another system works on it, and must report or finish within {left}")
+    });
+    let elsewhere = elsewhere.unwrap_or_default();
+    Some(format!("it runs{since}, attempt {} of {}{elsewhere}", job.attempt, job.max_attempts))
 }
 
 fn cancel_requested(evidence: &Evidence<'_>) -> Option<String> {

@@ -37,7 +37,7 @@ use std::time::Duration;
 
 use chrono::Utc;
 use reqwest::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, USER_AGENT};
-use reqwest::{Client, Url, redirect};
+use reqwest::{Client, StatusCode, Url, redirect};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
@@ -50,7 +50,7 @@ pub use self::host::{host_of_url, is_host};
 use self::response::Reply;
 pub use self::secrets::CallbackSecrets;
 pub use self::signature::{InvalidSecret, SigningSecret};
-use super::{Context, Failure, Handler, Kind, KindDefaults, Outcome, Output, Problem};
+use super::{Context, Failure, FinishLater, Handler, Kind, KindDefaults, Outcome, Output, Problem};
 use tickr_config::Allowed;
 
 /// A callback to send.
@@ -77,10 +77,35 @@ pub struct HttpCallback {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 30_000))]
     pub timeout_ms: Option<u64>,
+    /// The receiver may answer 202, work on, and finish the attempt later, with the key in the header `tickr-finish-key`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "FinishRule")]
+    pub finish: Option<FinishRule>,
     /// How the answer is judged. Default: 2xx is a success, 408, 429 and 5xx are tried again, and everything else has
     /// failed for good.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub answer: Option<AnswerRule>,
+}
+
+/// How long a receiver that answers 202 may take to finish the attempt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct FinishRule {
+    /// Time until the attempt must be finished, in milliseconds, at most seven days. Then it has timed out.
+    #[schemars(range(min = 1_000, max = 604_800_000))]
+    pub within_ms: u64,
+    /// Longest time between two reports, in milliseconds. Without one for longer, the attempt has timed out. Default: the
+    /// receiver need not report.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1_000, max = 604_800_000))]
+    pub report_within_ms: Option<u64>,
+}
+
+impl From<FinishRule> for FinishLater {
+    fn from(rule: FinishRule) -> Self {
+        let report_within = rule.report_within_ms.map(Duration::from_millis);
+        Self { within: Duration::from_millis(rule.within_ms), report_within }
+    }
 }
 
 /// HTTP methods of callbacks.
@@ -122,6 +147,7 @@ impl HttpCallback {
             headers: BTreeMap::new(),
             body: Some(serde_json::value::to_raw_value(body)?),
             timeout_ms: None,
+            finish: None,
             answer: None,
         })
     }
@@ -282,7 +308,12 @@ impl HttpHandler {
         let target = format!("{} {}", reqwest::Method::from(callback.method), exchange::endpoint(&url));
         let own_limit = callback.timeout_ms.map_or(TOTAL_TIMEOUT, Duration::from_millis);
         let limit = own_limit.min(TOTAL_TIMEOUT).min(ctx.time_left());
-        let headers = self.headers(callback, &url, ctx)?;
+        let mut headers = self.headers(callback, &url, ctx)?;
+        if callback.finish.is_some() {
+            let mut key = header_value(ctx.finish_key().await?.expose())?;
+            key.set_sensitive(true);
+            headers.insert("tickr-finish-key", key);
+        }
         let secrets = secrets_of(callback, &headers);
         // Kept before the response arrives, so that an operator who cancels a waiting attempt sees the receiver it
         // waits for.
@@ -320,7 +351,10 @@ impl HttpHandler {
         } else {
             ctx.host_answered();
         }
-        reply.judge(&target, started.elapsed(), rule)
+        match callback.finish.filter(|_| response.status() == StatusCode::ACCEPTED) {
+            Some(finish) => Ok(Output::finished_later(finish.into())),
+            None => reply.judge(&target, started.elapsed(), rule),
+        }
     }
 }
 
@@ -352,9 +386,9 @@ impl Handler for HttpHandler {
 }
 
 /// Values that were sent and must not be stored if the receiver sends them back: values of the payload's headers, the
-/// signature and the token of the attempt. Short values are left out, because they are ordinary words.
+/// signature, the token and the finish key of the attempt. Short values are left out, because they are ordinary words.
 fn secrets_of(callback: &HttpCallback, headers: &HeaderMap) -> Vec<String> {
-    let ours = ["webhook-signature", "tickr-attempt-token"];
+    let ours = ["webhook-signature", "tickr-attempt-token", "tickr-finish-key"];
     let ours = ours.into_iter().filter_map(|name| headers.get(name)?.to_str().ok().map(str::to_owned));
     let words = callback.headers.values().flat_map(|value| value.split_whitespace()).map(str::to_owned);
     // A header with two signatures has two words as well.

@@ -10,6 +10,7 @@ use sqlx::{MySqlConnection, Row};
 use uuid::Uuid;
 
 use crate::attempts::claim_batches::OpenClaims;
+use crate::rows::checkpoints::HAS_CHECKPOINT;
 use crate::rows::limits::{KnownLimits, LimitKey};
 use crate::rows::order::held_until;
 use crate::rows::owed::{DueJob, SUSPECT_FROM, due_job, unreadable};
@@ -78,6 +79,18 @@ pub struct Opened {
 }
 
 impl Claimed {
+    /// Return the keys of limits of which the attempt has a slot.
+    #[must_use]
+    pub fn slots(&self) -> Arc<[LimitKey]> {
+        Arc::clone(&self.slots)
+    }
+
+    /// Return whether an earlier attempt saved a checkpoint.
+    #[must_use]
+    pub const fn has_checkpoint(&self) -> bool {
+        self.links & HAS_CHECKPOINT != 0
+    }
+
     /// Return the data that the settlement of this attempt needs.
     #[must_use]
     pub fn opened(&self) -> Opened {

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use sqlx::{MySqlConnection, Row};
 use uuid::Uuid;
 
-use crate::sql::batches::{MAX_ROWS, padded, padded_len, placeholders, statement};
+use crate::sql::batches::{MAX_ROWS, in_list, padded, padded_len, placeholders, statement};
 use crate::sql::connection::on_pool;
 use crate::sql::error::corrupt;
 use crate::{Store, StoreError};
@@ -310,10 +310,16 @@ async fn page_of(
         for id in padded(ids) {
             query = query.bind(id);
         }
+        let mut executing: Vec<(Uuid, Uuid, Timestamp)> = Vec::new();
         for row in query.fetch_all(&mut *conn).await? {
-            let (id, token, until): (Uuid, Uuid, Timestamp) =
-                (row.try_get("id")?, row.try_get("token")?, row.try_get("lease_until")?);
-            let Some(batch) = batch_of.get(&(id, token)) else { continue };
+            executing.push((row.try_get("id")?, row.try_get("token")?, row.try_get("lease_until")?));
+        }
+        // A deferred attempt is not this runner's any more. It has a longer lease than its runner gives, and that is no sign
+        // of a clock that was set back.
+        let others = executing.iter().filter(|(.., until)| !LapseRule::at(rule.at).has_lapsed(*until));
+        let deferred = deferred_among(conn, others.map(|(id, ..)| *id).collect()).await?;
+        for (id, token, until) in executing {
+            let Some(batch) = batch_of.get(&(id, token)).filter(|_| !deferred.contains(&(id, token))) else { continue };
             batches.remove(batch);
             page.open += 1;
             if rule.has_lapsed(until) {
@@ -325,6 +331,19 @@ async fn page_of(
     let settled: Vec<Uuid> = batches.into_iter().collect();
     delete(conn, runner, &settled).await?;
     Ok(page)
+}
+
+/// Return those of these attempts that other systems finish.
+async fn deferred_among(conn: &mut MySqlConnection, mut ids: Vec<Uuid>) -> Result<HashSet<(Uuid, Uuid)>, sqlx::Error> {
+    ids.sort_unstable();
+    let mut deferred = HashSet::new();
+    for ids in ids.chunks(MAX_ROWS) {
+        let sql = "SELECT job_id, token FROM deferred_attempts FORCE INDEX (deferred_attempts_job) WHERE job_id IN";
+        for row in in_list(sql, ids, " AND look_at IS NOT NULL").fetch_all(&mut *conn).await? {
+            deferred.insert((row.try_get("job_id")?, row.try_get("token")?));
+        }
+    }
+    Ok(deferred)
 }
 
 async fn delete(conn: &mut MySqlConnection, runner: &RunnerId, rows: &[Uuid]) -> Result<(), sqlx::Error> {

@@ -16,7 +16,8 @@ use sqlx::mysql::MySqlRow;
 use uuid::Uuid;
 
 use crate::attempts::claim::{Claim, Claims, Opened, read_step};
-use crate::attempts::settlement::{SettleRequest, Settlement};
+use crate::attempts::settlement::{CheckpointUse, SettleRequest, Settlement};
+use crate::rows::checkpoints::HAS_CHECKPOINT;
 use crate::rows::links::{AWAITED, BatchChanges, IN_BATCH};
 use crate::rows::order::{Successor, lock_step, release_steps, successors_step};
 use crate::rows::owed::DueJob;
@@ -24,7 +25,7 @@ use crate::rows::tallies::tally;
 use crate::sql::script::{Script, Value};
 use tickr_job::{AttemptToken, JobId, Name, State, Timestamp, Verdict};
 
-/// A success with nothing else to write than its place: no follow-up jobs and no unique key.
+/// A success with nothing else to write than its place: no follow-up jobs, no unique key and no checkpoint.
 pub(crate) struct Success<'a> {
     item: &'a Settlement,
     opened: &'a Opened,
@@ -48,7 +49,8 @@ impl<'a> Success<'a> {
         let opened = item.opened.as_ref()?;
         let plain = item.verdict == Verdict::Succeeded && item.follow_ups.is_empty() && !opened.keyed;
         let in_batch = opened.links & IN_BATCH != 0;
-        let plain = plain && opened.links & AWAITED == 0 && in_batch == opened.batch.is_some();
+        let plain = plain && opened.links & (AWAITED | HAS_CHECKPOINT) == 0 && in_batch == opened.batch.is_some();
+        let plain = plain && matches!(item.checkpoint, CheckpointUse::Unused);
         let successor_for = request.successor_for.as_ref().filter(|_| opened.order_key.is_some());
         plain.then_some(Self { item, opened, successor_for })
     }

@@ -10,7 +10,7 @@ use uuid::Uuid;
 
 use crate::attempts::claim_batches::{LapseRule, Lapsed};
 use crate::attempts::settle::{decide, write_moves};
-use crate::attempts::settlement::{Again, Settled, Settlement};
+use crate::attempts::settlement::{Again, CheckpointUse, Settled, Settlement};
 use crate::rows::order::{OrderedJobs, lock_free_keys_of, lock_keys_of};
 use crate::rows::owed::{Owed, lock_free, lock_held};
 use crate::runners::{LiveAttempt, job_ids};
@@ -386,7 +386,7 @@ pub(crate) fn after_loss(owed: &Owed, policy: RetryPolicy) -> Again {
 }
 
 /// Build the end of an attempt that its holder does not settle.
-fn ending(id: JobId, owed: &Owed, verdict: Verdict, why: &str, again: Again) -> Settlement {
+pub(super) fn ending(id: JobId, owed: &Owed, verdict: Verdict, why: &str, again: Again) -> Settlement {
     Settlement {
         id,
         token: owed.token,
@@ -399,11 +399,12 @@ fn ending(id: JobId, owed: &Owed, verdict: Verdict, why: &str, again: Again) -> 
         follow_ups: Vec::new(),
         again,
         call: None,
+        checkpoint: CheckpointUse::Unused,
     }
 }
 
 /// Write the ends of attempts whose rows are locked.
-async fn end(
+pub(super) async fn end(
     conn: &mut MySqlConnection,
     shared: &StoreInner,
     ends: &[Settlement],
@@ -644,7 +645,7 @@ impl HeartbeatConnection {
 
 /// Return the progress as JSON for its column of 255 characters. Only a note with many escaped characters is too long
 /// for it; such a note is left out.
-fn progress_text(progress: &Progress) -> String {
+pub(super) fn progress_text(progress: &Progress) -> String {
     let text = serde_json::to_string(progress).unwrap_or_default();
     if text.len() <= 255 {
         return text;

@@ -350,6 +350,8 @@ pub(crate) struct SlotsOfJob {
     pub(crate) keys: Arc<[LimitKey]>,
     /// How its call to a host ended.
     pub(crate) call: Option<EndedCall>,
+    /// The attempt goes on without its call and keeps its slots.
+    pub(crate) keeps: bool,
 }
 
 impl Batch for FreedSlots {
@@ -369,7 +371,7 @@ impl Batch for FreedSlots {
         earlier: PriorRun,
     ) -> DbFuture<'c, Vec<Vec<DueJob>>> {
         Box::pin(async move {
-            let ids: Vec<Uuid> = items.iter().map(|item| item.id).collect();
+            let ids: Vec<Uuid> = items.iter().filter(|item| !item.keeps).map(|item| item.id).collect();
             let keys: BTreeSet<LimitKey> = items.iter().flat_map(|item| item.keys.iter().cloned()).collect();
             let limits = self.limits.now();
             let calls = items.iter().filter_map(|item| Some((item.id, item.call.as_ref()?, &item.keys)));

@@ -1,9 +1,11 @@
 //! Attempts: claimed, leased, settled and lost.
 //!
 //! - `breakers.rs`: counts the ends of calls for the breakers of their hosts.
+//! - `checkpoints.rs`: saves and reads checkpoints of attempts that run.
 //! - `claim.rs`: starts attempts.
 //! - `claim_batches.rs`: finds the open attempts of a runner.
 //! - `complete.rs`: settles plain successes.
+//! - `deferred.rs`: attempts whose verdict comes through the API.
 //! - `lease.rs`: renews leases, and ends attempts whose lease has ended.
 //! - `limited.rs`: claims of jobs that count against limits by key.
 //! - `permits.rs`: permits of queues with a limit.
@@ -13,9 +15,11 @@
 //! - `suspects.rs`: ends a suspect at once when its process is known to be dead.
 
 pub(super) mod breakers;
+pub(super) mod checkpoints;
 pub(super) mod claim;
 pub(super) mod claim_batches;
 pub(super) mod complete;
+pub(super) mod deferred;
 pub(super) mod lease;
 pub(super) mod limited;
 pub(super) mod permits;

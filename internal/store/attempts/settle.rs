@@ -19,7 +19,8 @@ use sqlx::{Connection, MySqlConnection, Row};
 use uuid::Uuid;
 
 use crate::attempts::complete::{Success, SuccessorClaim, complete};
-use crate::attempts::settlement::{Again, SettleReply, SettleRequest, Settled, Settlement};
+use crate::attempts::settlement::{Again, CheckpointUse, SettleReply, SettleRequest, Settled, Settlement};
+use crate::rows::checkpoints::{HAS_CHECKPOINT, delete_checkpoints, mark_checkpoints, sorted, write_checkpoints};
 use crate::rows::dead_letters::{NewDeadLetter, insert_dead_letters};
 use crate::rows::jobs::{Accepted, insert_owed};
 use crate::rows::ledger::{AttemptRow, append_to_ledger};
@@ -57,7 +58,8 @@ impl Batch for Settles {
 
     fn weight(SettleRequest { settlement: item, .. }: &SettleRequest) -> usize {
         let follow_ups = item.follow_ups.iter().map(|job| 1 + job.payload.get().len() / BYTES_PER_ROW).sum::<usize>();
-        1 + follow_ups + item.result.as_ref().map_or(0, |raw| raw.get().len()) / BYTES_PER_ROW
+        let checkpoint = if let CheckpointUse::Unsaved(content) = &item.checkpoint { content.len() } else { 0 };
+        1 + follow_ups + (item.result.as_ref().map_or(0, |raw| raw.get().len()) + checkpoint) / BYTES_PER_ROW
     }
 
     fn row(item: &SettleRequest) -> Option<JobId> {
@@ -266,6 +268,7 @@ pub(crate) async fn write_moves(
     let again: Vec<&Transition<'_>> = moves.iter().filter(|step| !step.state.is_end()).collect();
     delete_owed(conn, &ended.iter().map(|step| step.item.id.uuid()).collect::<Vec<_>>()).await?;
     wait_again(conn, &again).await?;
+    settle_checkpoints(conn, moves, now).await?;
     let started = moves.iter().filter(|step| !step.undone);
     append_to_ledger(conn, &started.map(AttemptRow::from_transition).collect::<Vec<_>>(), now).await?;
     let failed = ended.iter().filter(|step| step.state == State::Failed);
@@ -296,6 +299,29 @@ pub(crate) async fn write_moves(
     }
     count(conn, lane, &counts).await?;
     Ok(Written { follow_ups, released, linked })
+}
+
+/// Save the checkpoints that are not saved yet, and delete those of jobs that completed. A job that failed or was
+/// cancelled keeps its checkpoint, because an operator may retry it.
+async fn settle_checkpoints(
+    conn: &mut MySqlConnection,
+    moves: &[Transition<'_>],
+    now: Timestamp,
+) -> Result<(), sqlx::Error> {
+    let completed = |step: &&Transition<'_>| step.state == State::Completed;
+    let unsaved = moves.iter().filter(|step| !completed(step)).filter_map(|step| match &step.item.checkpoint {
+        CheckpointUse::Unsaved(content) => Some((step, &**content)),
+        CheckpointUse::Unused | CheckpointUse::Saved => None,
+    });
+    let unsaved: Vec<(&Transition<'_>, &str)> = unsaved.collect();
+    if !unsaved.is_empty() {
+        let unmarked = unsaved.iter().filter(|(step, _)| step.owed.links & HAS_CHECKPOINT == 0 && !step.state.is_end());
+        mark_checkpoints(conn, &unmarked.map(|(step, _)| step.item.id.uuid()).collect::<Vec<_>>()).await?;
+        let rows = sorted(unsaved.iter().map(|(step, content)| (step.item.id.uuid(), *content)));
+        write_checkpoints(conn, &rows, now).await?;
+    }
+    let over = moves.iter().filter(|step| completed(step) && step.owed.links & HAS_CHECKPOINT != 0);
+    delete_checkpoints(conn, &over.map(|step| step.item.id.uuid()).collect::<Vec<_>>()).await
 }
 
 /// Write the new values of jobs that wait again. An upsert of rows that are locked and known to exist updates many

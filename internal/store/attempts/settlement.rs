@@ -35,6 +35,31 @@ pub struct Settlement {
     pub again: Again,
     /// How the call to the job's host ended, if it says something about the host.
     pub call: Option<CallOutcome>,
+    /// The checkpoint of the attempt.
+    pub checkpoint: CheckpointUse,
+}
+
+/// What an attempt has done to the checkpoint of its job.
+#[derive(Clone, Default)]
+pub enum CheckpointUse {
+    /// It has saved none.
+    #[default]
+    Unused,
+    /// The newest one is in the store.
+    Saved,
+    /// This JSON text is not in the store yet. It is saved with the verdict, unless the job completes.
+    Unsaved(Arc<str>),
+}
+
+impl std::fmt::Debug for CheckpointUse {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        // Like a payload, the content must not appear in logs.
+        f.write_str(match self {
+            Self::Unused => "Unused",
+            Self::Saved => "Saved",
+            Self::Unsaved(_) => "Unsaved",
+        })
+    }
 }
 
 /// A settlement on its way to the store.

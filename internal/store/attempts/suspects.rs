@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::attempts::lease::{Reaped, after_loss, own_policies};
 use crate::attempts::settle::{decide, write_moves};
-use crate::attempts::settlement::{Again, Settled, Settlement};
+use crate::attempts::settlement::{Again, CheckpointUse, Settled, Settlement};
 use crate::rows::order::lock_keys_of;
 use crate::rows::owed::lock_held;
 use crate::sql::clock::read_clock;
@@ -57,6 +57,7 @@ impl Store {
                     follow_ups: Vec::new(),
                     again,
                     call: None,
+                    checkpoint: CheckpointUse::Unused,
                 };
                 let step = decide(0, &ended, owed, now)?;
                 let step = [step];

@@ -10,6 +10,7 @@ use uuid::Uuid;
 use crate::audit::{AuditEntry, record};
 use crate::idempotency::{IdempotentOutcome, IdempotentRequest, ResponseBuilder, finish, stored_before};
 use crate::jobs::read::read_job;
+use crate::rows::checkpoints::checkpoint_bit;
 use crate::rows::dead_letters::{delete_dead_letter, was_replayed};
 use crate::rows::jobs::Accepted;
 use crate::rows::ledger::{AttemptRow, append_to_ledger};
@@ -469,7 +470,7 @@ async fn ended(
     }
     let execute_at = floor_ms(now);
     let held = place_again(conn, ordered, id, execute_at).await?;
-    let links = record_retry(conn, id.uuid(), state).await?;
+    let links = record_retry(conn, id.uuid(), state).await? | checkpoint_bit(conn, id.uuid()).await?;
     // The numbers in the ledger continue. Earlier attempts count as spared, so that the job has all its attempts again.
     sqlx::query(
         "INSERT INTO owed (id, kind, queue, priority, max_attempts, keyed, state, execute_at, attempt, spared, links) \

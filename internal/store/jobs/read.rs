@@ -8,6 +8,7 @@ use sqlx::{MySqlConnection, Row};
 use uuid::Uuid;
 
 use crate::jobs::search::{Order, Search, SearchBudget};
+use crate::rows::checkpoints::checkpoint_of;
 use crate::rows::dead_letters::dead_letter;
 use crate::rows::ledger::VERDICT;
 use crate::rows::limits::waits_for_turn;
@@ -91,13 +92,17 @@ pub(crate) async fn read_job(
     id: JobId,
 ) -> Result<Option<(Job, Vec<Attempt>)>, sqlx::Error> {
     let sql = format!(
-        "SELECT {COLUMNS}, j.payload FROM jobs j LEFT JOIN owed o ON o.id = j.id \
-         LEFT JOIN dead_letters d ON d.job_id = j.id WHERE j.id = ?"
+        "SELECT {COLUMNS}, j.payload, c.content AS checkpoint, c.saved_at, f.look_at AS deferred_until FROM jobs j LEFT JOIN owed o ON o.id = j.id \
+         LEFT JOIN dead_letters d ON d.job_id = j.id LEFT JOIN checkpoints c ON c.job_id = j.id \
+         LEFT JOIN deferred_attempts f ON f.job_id = j.id AND f.token = o.token AND f.look_at IS NOT NULL \
+         WHERE j.id = ? LIMIT 1"
     );
     let Some(row) = statement(sql).bind(id.uuid()).fetch_optional(&mut *conn).await? else { return Ok(None) };
     let ledger = ledgers_of(conn, &[id], "result").await?.remove(&id).unwrap_or_default();
     let mut job = job(&row, &ledger)?;
     job.payload = Some(raw(row.try_get("payload")?, "payload")?);
+    job.checkpoint = checkpoint_of(&row)?;
+    job.deferred_until = row.try_get("deferred_until")?;
     let mut attempts = ledger.attempts;
     attempts.extend(open_attempt(&row, &job)?);
     Ok(Some((job, attempts)))
@@ -219,6 +224,8 @@ fn job(row: &MySqlRow, ledger: &Ledger) -> Result<Job, sqlx::Error> {
         },
         result: end.and_then(|end| end.result.clone()),
         progress: progress.and_then(|text| serde_json::from_str::<Progress>(&text).ok()),
+        checkpoint: None,
+        deferred_until: None,
         dead_letter: dead_letter(row)?.filter(|_| state == State::Failed),
     })
 }

@@ -67,6 +67,8 @@ const FILES: &[(&str, &str)] = embedded![
     "0039_outbox.sql",
     "0040_dependencies.sql",
     "0041_batches.sql",
+    "0042_checkpoints.sql",
+    "0043_deferred_attempts.sql",
 ];
 
 /// The migrations that this binary brings, in order.

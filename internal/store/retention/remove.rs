@@ -186,6 +186,8 @@ async fn delete(conn: &mut MySqlConnection, ids: &[Uuid]) -> Result<(), sqlx::Er
         ("attempts", "job_id"),
         ("job_tags", "job_id"),
         ("dead_letters", "job_id"),
+        ("checkpoints", "job_id"),
+        ("deferred_attempts", "job_id"),
         ("order_places", "job_id"),
         ("job_limit_keys", "job_id"),
         ("job_expiries", "job_id"),

@@ -4,6 +4,7 @@
 //!
 //! - `aged.rs`: removes rows by their age.
 //! - `breakers.rs`: columns of `limit_keys` about the breaker of a host.
+//! - `checkpoints.rs`: rows of `checkpoints`.
 //! - `dead_letters.rs`: rows of `dead_letters`.
 //! - `jobs.rs`: rows of new jobs, and their receipts.
 //! - `ledger.rs`: lines of the ledger, `attempts`.
@@ -16,6 +17,7 @@
 
 pub(super) mod aged;
 pub(super) mod breakers;
+pub(super) mod checkpoints;
 pub(super) mod dead_letters;
 pub(super) mod jobs;
 pub(super) mod ledger;

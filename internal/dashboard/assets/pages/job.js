@@ -86,6 +86,15 @@ export default function Job({ params: [id] }) {
         </${Panel}>
         <${Panel} title="Payload"><${Json} value=${it.payload} schema=${kind?.schema} label="payload" /></${Panel}>
         ${
+          it.checkpoint &&
+          html`<${Panel}
+            title="Checkpoint"
+            side=${html`<span class="soft">saved <${Time} at=${it.checkpoint.saved_at} /></span>`}
+          >
+            <${Json} value=${it.checkpoint.content} label="checkpoint" />
+          </${Panel}>`
+        }
+        ${
           it.state === 'completed' &&
           html`<${Panel} title="Result">
             ${

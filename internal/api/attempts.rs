@@ -1,0 +1,237 @@
+//! `/v1/attempts`: reports about attempts that other systems finish, and their verdicts.
+//!
+//! The finish key in the path is the right to do so; an API key is not needed.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Extension;
+use axum::extract::{Path, State};
+use axum::http::StatusCode;
+use axum::response::Response;
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+use utoipa::ToSchema;
+
+use crate::http::body::Body;
+use crate::http::failed_logins::Peer;
+use crate::http::problem::{Code, Problem};
+use crate::view::{Moment, StateWord};
+use crate::{Api, json};
+use tickr_broker::{Finish, Finished};
+use tickr_handlers::FinishKey;
+use tickr_job::{JobId, Progress, State as JobState, limits};
+
+/// Longest note with the progress, in characters.
+const MAX_NOTE: usize = 120;
+/// Longest error, in characters.
+const MAX_ERROR: usize = 2_000;
+
+/// What a system says about an attempt on which it works.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct ReportBody {
+    /// Progress in percent, 0 to 100.
+    #[schema(minimum = 0, maximum = 100)]
+    percent: Option<f64>,
+    /// Short description of the progress, at most 120 characters.
+    #[schema(max_length = 120)]
+    note: Option<String>,
+    /// JSON with which the next attempt begins if this one fails, at most 64 KiB.
+    #[schema(value_type = Option<serde_json::Value>)]
+    checkpoint: Option<Box<RawValue>>,
+}
+
+/// The answer to a report.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct ReportAnswer {
+    /// The job.
+    #[schema(format = "uuid")]
+    job: String,
+    /// True when a client has asked the job to stop. Stop the work and finish the attempt as `failed`: the job is then
+    /// cancelled.
+    cancel_requested: bool,
+    /// The attempt times out at this moment, unless it is reported on or finished before. Null while the call to the system
+    /// is not answered.
+    #[schema(value_type = Option<String>, format = DateTime)]
+    until: Option<Moment>,
+}
+
+/// Report on an attempt
+///
+/// It keeps the attempt from timing out, shows its progress, and tells whether the job was cancelled.
+#[utoipa::path(
+    post, path = "/v1/attempts/{key}/report", tag = "attempts", operation_id = "report_on_attempt",
+    params(("key" = String, Path, description = "The finish key")),
+    request_body = ReportBody,
+    responses(
+        (status = 200, description = "The attempt is under way", body = ReportAnswer),
+        (status = 404, description = "not_found: no attempt has this finish key", body = Problem),
+        (status = 409, description = "attempt_ended", body = Problem),
+        (status = 422, description = "invalid_request", body = Problem),
+    )
+)]
+pub(super) async fn report(
+    State(api): State<Api>,
+    peer: Option<Extension<Peer>>,
+    Path(key): Path<String>,
+    Body(body, _): Body<ReportBody>,
+) -> Result<Response, Problem> {
+    let ReportBody { percent, note, checkpoint } = body;
+    let mut problems = Vec::new();
+    if percent.is_some_and(|percent| !(0.0..=100.0).contains(&percent)) {
+        problems.push(tickr_handlers::Problem::at("/percent", "must be 0 to 100"));
+    }
+    if note.as_ref().is_some_and(|note| note.chars().count() > MAX_NOTE || note.chars().any(char::is_control)) {
+        problems
+            .push(tickr_handlers::Problem::at("/note", "must have at most 120 characters, and no control characters"));
+    }
+    if checkpoint.as_ref().is_some_and(|checkpoint| checkpoint.get().len() > limits::MAX_CHECKPOINT_BYTES) {
+        problems.push(tickr_handlers::Problem::at("/checkpoint", "must have at most 65536 bytes"));
+    }
+    if !problems.is_empty() {
+        return Err(Problem::new(Code::InvalidRequest, "invalid report; `errors` says why").at("", problems));
+    }
+    let progress = (percent.is_some() || note.is_some())
+        .then(|| Progress { percent: percent.unwrap_or(0.0), note: note.filter(|note| !note.is_empty()) });
+    let checkpoint = checkpoint.map(|checkpoint| Arc::from(Box::<str>::from(checkpoint)));
+    let digest = digest_of(&key);
+    let reported = match digest {
+        Some(digest) => api.broker.report_on(digest, progress, checkpoint).await?,
+        None => None,
+    };
+    match reported {
+        Some((id, Some(reported))) => {
+            let cancel_requested = reported.cancel_requested;
+            let answer = ReportAnswer { job: id.to_string(), cancel_requested, until: reported.until.map(Moment) };
+            Ok(json(StatusCode::OK, answer))
+        }
+        Some((id, None)) => Err(ended(id)),
+        None => Err(unknown(&api, peer).await),
+    }
+}
+
+/// The verdict of an attempt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+#[schema(rename_all = "snake_case")]
+pub(super) enum FinishVerdict {
+    Succeeded,
+    Failed,
+    Rejected,
+    Snoozed,
+}
+
+/// The end of an attempt.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct FinishBody {
+    /// `succeeded`; `failed`: another attempt may succeed; `rejected`: no attempt can succeed; `snoozed`: the job runs again
+    /// after `delay_ms`, and no attempt is used.
+    verdict: FinishVerdict,
+    /// Result to store with the job, at most 256 KiB of JSON. Only with `succeeded`.
+    #[schema(value_type = Option<serde_json::Value>)]
+    result: Option<Box<RawValue>>,
+    /// Why the attempt did not succeed, for operators: at most 2,000 characters, without secrets. Required unless it
+    /// succeeded.
+    #[schema(max_length = 2_000)]
+    error: Option<String>,
+    /// Time until the job runs again, in milliseconds. Required with `snoozed`, and only there.
+    #[schema(minimum = 1_000, maximum = 604_800_000)]
+    delay_ms: Option<u64>,
+}
+
+/// The answer to the end of an attempt.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct FinishAnswer {
+    /// The job.
+    #[schema(format = "uuid")]
+    job: String,
+    /// State of the job.
+    #[schema(value_type = StateWord)]
+    state: JobState,
+}
+
+/// Finish an attempt
+///
+/// A repeated call with the same verdict changes nothing and has the same answer, so a call that got no answer can be sent
+/// again. With another verdict the answer is 409.
+#[utoipa::path(
+    post, path = "/v1/attempts/{key}/finish", tag = "attempts", operation_id = "finish_attempt",
+    params(("key" = String, Path, description = "The finish key")),
+    request_body = FinishBody,
+    responses(
+        (status = 200, description = "The attempt has this verdict", body = FinishAnswer),
+        (status = 404, description = "not_found: no attempt has this finish key", body = Problem),
+        (status = 409, description = "attempt_ended", body = Problem),
+        (status = 422, description = "invalid_request", body = Problem),
+    )
+)]
+pub(super) async fn finish(
+    State(api): State<Api>,
+    peer: Option<Extension<Peer>>,
+    Path(key): Path<String>,
+    Body(body, _): Body<FinishBody>,
+) -> Result<Response, Problem> {
+    let finish = read(body)?;
+    let finished = match digest_of(&key) {
+        Some(digest) => api.broker.finish(digest, finish).await?,
+        None => Finished::Unknown,
+    };
+    match finished {
+        Finished::Done { id, state } => Ok(json(StatusCode::OK, FinishAnswer { job: id.to_string(), state })),
+        Finished::Ended(id) => Err(ended(id)),
+        Finished::Unknown => Err(unknown(&api, peer).await),
+    }
+}
+
+fn read(body: FinishBody) -> Result<Finish, Problem> {
+    let FinishBody { verdict, result, error, delay_ms } = body;
+    let mut problems = Vec::new();
+    let mut wrong = |pointer: &str, detail: &str| problems.push(tickr_handlers::Problem::at(pointer, detail));
+    let succeeded = verdict == FinishVerdict::Succeeded;
+    if result.is_some() && !succeeded {
+        wrong("/result", "may only be given with the verdict succeeded");
+    }
+    if result.as_ref().is_some_and(|result| result.get().len() > limits::MAX_RESULT_BYTES) {
+        wrong("/result", "must have at most 262144 bytes");
+    }
+    match &error {
+        Some(_) if succeeded => wrong("/error", "may not be given with the verdict succeeded"),
+        Some(text) if text.trim().is_empty() || text.chars().count() > MAX_ERROR => {
+            wrong("/error", "must have 1 to 2000 characters");
+        }
+        None if !succeeded => wrong("/error", "must say why the attempt did not succeed"),
+        Some(_) | None => {}
+    }
+    match (verdict, delay_ms) {
+        (FinishVerdict::Snoozed, Some(1_000..=604_800_000)) => {}
+        (FinishVerdict::Snoozed, _) => wrong("/delay_ms", "must be 1000 to 604800000"),
+        (_, Some(_)) => wrong("/delay_ms", "may only be given with the verdict snoozed"),
+        (_, None) => {}
+    }
+    if !problems.is_empty() {
+        return Err(Problem::new(Code::InvalidRequest, "invalid end of an attempt; `errors` says why").at("", problems));
+    }
+    let error = error.unwrap_or_default();
+    Ok(match verdict {
+        FinishVerdict::Succeeded => Finish::Succeeded(result),
+        FinishVerdict::Failed => Finish::Failed(error),
+        FinishVerdict::Rejected => Finish::Rejected(error),
+        FinishVerdict::Snoozed => Finish::Snoozed(Duration::from_millis(delay_ms.unwrap_or_default()), error),
+    })
+}
+
+fn digest_of(key: &str) -> Option<[u8; 32]> {
+    FinishKey::parse(key).map(|key| key.digest())
+}
+
+fn ended(id: JobId) -> Problem {
+    Problem::new(Code::AttemptEnded, format!("this attempt of job {id} has ended, and nothing was changed"))
+}
+
+/// Slow down a client that guesses keys.
+async fn unknown(api: &Api, peer: Option<Extension<Peer>>) -> Problem {
+    tokio::time::sleep(api.failed_logins.record_failure(peer.map(|Extension(peer)| peer))).await;
+    Problem::new(Code::NotFound, "no attempt has this finish key")
+}

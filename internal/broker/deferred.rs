@@ -1,0 +1,124 @@
+//! Attempts that other systems finish: reports, and verdicts that come later through the API.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::value::RawValue;
+
+use crate::Broker;
+use tickr_event::Event;
+use tickr_job::{CallOutcome, JobId, Progress, RetryPolicy, State, Verdict, limits};
+use tickr_store::{Again, CheckpointUse, DeferredAttempt, FinishKeyDigest, Reported, Settled, Settlement, StoreError};
+
+/// The end of an attempt, as the system with its finish key says it.
+#[derive(Clone, Debug)]
+pub enum Finish {
+    /// It succeeded, perhaps with a result.
+    Succeeded(Option<Box<RawValue>>),
+    /// It failed; another attempt may succeed.
+    Failed(String),
+    /// It failed for good.
+    Rejected(String),
+    /// The work cannot be done now: the job runs again after this delay, and no attempt is used.
+    Snoozed(Duration, String),
+}
+
+impl Finish {
+    const fn verdict(&self) -> Verdict {
+        match self {
+            Self::Succeeded(_) => Verdict::Succeeded,
+            Self::Failed(_) => Verdict::Failed,
+            Self::Rejected(_) => Verdict::Rejected,
+            Self::Snoozed(..) => Verdict::Snoozed,
+        }
+    }
+}
+
+/// Outcome of a finish.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Finished {
+    /// The attempt has this verdict now. The same call gave the same answer before, if it was repeated.
+    Done {
+        /// The job.
+        id: JobId,
+        /// State of the job.
+        state: State,
+    },
+    /// The attempt had ended otherwise. Nothing was changed.
+    Ended(JobId),
+    /// No attempt has this finish key.
+    Unknown,
+}
+
+impl Broker {
+    /// Record that the system with the finish key works on its attempt. Returns nothing if no attempt has this key, and
+    /// the job without more if the attempt has ended.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn report_on(
+        &self,
+        key: FinishKeyDigest,
+        progress: Option<Progress>,
+        checkpoint: Option<Arc<str>>,
+    ) -> Result<Option<(JobId, Option<Reported>)>, StoreError> {
+        let Some(attempt) = self.store.deferred_attempt(key).await? else { return Ok(None) };
+        let reported = self.store.report_on(&attempt, progress, checkpoint).await?;
+        Ok(Some((attempt.id, reported)))
+    }
+
+    /// Give the attempt with this finish key its verdict. A repeated call with the same verdict has the same answer.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn finish(&self, key: FinishKeyDigest, finish: Finish) -> Result<Finished, StoreError> {
+        let Some(attempt) = self.store.deferred_attempt(key).await? else { return Ok(Finished::Unknown) };
+        let verdict = finish.verdict();
+        match self.store.settle(self.settlement(&attempt, finish)).await? {
+            Settled::NotOurs => Ok(Finished::Ended(attempt.id)),
+            Settled::Done { state, execute_at, line, released, .. } => {
+                if attempt.open {
+                    self.meters.record_settled(Some(&attempt.queue), verdict, state);
+                    let kind = attempt.kind.to_string();
+                    metrics::counter!("tickr_attempts_total", "kind" => kind, "verdict" => verdict.as_str())
+                        .increment(1);
+                }
+                if let (Some(execute_at), Some((queue, priority))) = (execute_at, line) {
+                    self.hint(attempt.id, &queue, priority, execute_at);
+                }
+                released.iter().for_each(|job| self.hint_released(job));
+                self.events.emit(Event::Settled { id: attempt.id, verdict, state });
+                Ok(Finished::Done { id: attempt.id, state })
+            }
+        }
+    }
+
+    fn settlement(&self, attempt: &DeferredAttempt, finish: Finish) -> Settlement {
+        let policy = || -> RetryPolicy {
+            let of_kind = || self.registry.get(attempt.kind.as_str()).map(|kind| kind.defaults().retry.clone());
+            attempt.retry.clone().or_else(of_kind).unwrap_or_default()
+        };
+        let verdict = finish.verdict();
+        let (result, error, again) = match finish {
+            Finish::Succeeded(result) => (result, None, Again::Now),
+            Finish::Failed(error) => (None, Some(error), Again::Backoff(policy(), rand::random())),
+            Finish::Rejected(error) => (None, Some(error), Again::Now),
+            Finish::Snoozed(delay, error) => (None, Some(error), Again::After(delay.min(limits::MAX_AHEAD))),
+        };
+        Settlement {
+            id: attempt.id,
+            token: attempt.token,
+            number: attempt.number,
+            opened: None,
+            verdict,
+            error: error.map(limits::cut),
+            exchange: None,
+            result,
+            follow_ups: Vec::new(),
+            again,
+            // The call has ended, and was counted, when the attempt was deferred.
+            call: None::<CallOutcome>,
+            checkpoint: CheckpointUse::Unused,
+        }
+    }
+}

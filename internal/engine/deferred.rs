@@ -1,0 +1,113 @@
+//! Leaves attempts to the systems that finish them, and ends those that were not finished or reported on in time.
+//!
+//! The runner renews the lease of a deferred attempt no longer. Reports do, through the API of any runner. The summary of
+//! changes says when the time of one is up: a look costs nothing more.
+
+use std::collections::HashMap;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use super::EngineState;
+use super::reaper::announce;
+use tickr_event::Event;
+use tickr_handlers::{FinishKeyStore, FinishLater};
+use tickr_job::{AttemptToken, CallOutcome, JobId, Name, RetryPolicy, Verdict};
+use tickr_store::{Claimed, Deferral, Store};
+
+/// Shortest and longest time that another system may take.
+const WITHIN: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(7 * 24 * 60 * 60));
+
+/// Stores the finish key of an attempt.
+#[derive(Debug)]
+pub(super) struct FinishKeys {
+    store: Arc<Store>,
+    attempt: (JobId, AttemptToken, u32),
+}
+
+impl FinishKeys {
+    pub(super) fn of(shared: &EngineState, claimed: &Claimed) -> Self {
+        Self { store: Arc::clone(&shared.finish_keys), attempt: (claimed.id, claimed.token, claimed.number) }
+    }
+}
+
+impl FinishKeyStore for FinishKeys {
+    fn store(&self, digest: [u8; 32]) -> Pin<Box<dyn Future<Output = Result<(), String>> + Send + '_>> {
+        Box::pin(
+            async move { self.store.store_finish_key(self.attempt, digest).await.map_err(|error| error.to_string()) },
+        )
+    }
+}
+
+/// Leave the attempt to the system that has its finish key. Like a verdict, this is tried until it is written or the
+/// runner gives up. Returns false if the attempt has ended: the system was faster, or the lease is lost.
+pub(super) async fn defer(
+    shared: &EngineState,
+    claimed: &Claimed,
+    later: FinishLater,
+    call: Option<CallOutcome>,
+) -> bool {
+    let bounded = |time: Duration| time.clamp(WITHIN.0, WITHIN.1);
+    let deferral = Deferral { within: bounded(later.within), report_within: later.report_within.map(bounded) };
+    let mut pause = Duration::from_millis(100);
+    loop {
+        match shared.store.defer((claimed.id, claimed.token), deferral, claimed.slots(), call).await {
+            Ok(deferred) => return deferred,
+            Err(error) => {
+                tracing::warn!(job = %claimed.id, %error, "cannot defer an attempt yet, trying again");
+                shared.store_failed();
+            }
+        }
+        tokio::select! {
+            () = shared.give_up.cancelled() => return false,
+            () = tokio::time::sleep(pause.mul_f64(0.5 + rand::random::<f64>() / 2.0)) => {}
+        }
+        pause = (pause * 2).min(Duration::from_secs(2));
+    }
+}
+
+/// End deferred attempts whose time is up, after each summary of changes that shows some, about once a second.
+pub(super) async fn end_until_stopped(shared: &EngineState) {
+    let mut summaries = shared.operator_settings.summaries();
+    let policies: Arc<HashMap<Name, RetryPolicy>> =
+        Arc::new(shared.registry.iter().map(|kind| (kind.name().clone(), kind.defaults().retry.clone())).collect());
+    loop {
+        tokio::select! {
+            () = shared.stop_loops.cancelled() => break,
+            changed = summaries.changed() => if changed.is_err() {
+                return;
+            },
+        }
+        let some = summaries.borrow_and_update().as_ref().is_some_and(|summary| summary.deferred_overdue);
+        // After an outage of MySQL, or a step of its clock, the systems have a lease's time to report.
+        let lease = shared.settings.lease;
+        while some
+            && !shared.stop_loops.is_cancelled()
+            && !shared.store_trouble.load(Ordering::Relaxed)
+            && shared.heartbeats.may_call_dead(lease, lease)
+        {
+            match shared.store.end_overdue_attempts(Arc::clone(&policies)).await {
+                Ok((ended, more)) => {
+                    if !ended.is_empty() {
+                        tracing::info!(attempts = ended.len(), "deferred attempts timed out");
+                    }
+                    for ended in ended {
+                        shared.attempt_metrics.record_ended(&ended.kind, Verdict::TimedOut);
+                        announce(shared, &ended, Verdict::TimedOut);
+                        let (verdict, state) = (Verdict::TimedOut, ended.state);
+                        shared.broker.events().emit(Event::Settled { id: ended.id, verdict, state });
+                    }
+                    if !more {
+                        break;
+                    }
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "cannot end deferred attempts yet");
+                    break;
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,355 @@
+//! Attempts whose verdict comes through the API, from a system that has the finish key.
+//!
+//! The handler asks for the key before it gives it away, so the system may finish the attempt at any moment, also before
+//! the runner knows that it will. When the handler has returned, the runner defers the attempt: it renews the lease no
+//! longer, and the reports of the system do. The `owed` row decides in all cases, by its token.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use chrono::TimeDelta;
+use sqlx::mysql::MySqlRow;
+use sqlx::{MySqlConnection, Row};
+use uuid::Uuid;
+
+use crate::attempts::breakers::EndedCall;
+use crate::attempts::lease::{Reaped, end, ending, own_policies, progress_text};
+use crate::attempts::limited::SlotsOfJob;
+use crate::attempts::settlement::Again;
+use crate::rows::checkpoints::{mark_checkpoints, write_checkpoints};
+use crate::rows::limits::LimitKey;
+use crate::rows::order::lock_free_keys_of;
+use crate::rows::owed::{Owed, lock_free, lock_held};
+use crate::sql::clock::read_clock;
+use crate::sql::connection::{on_pool, transact};
+use crate::sql::error::corrupt;
+use crate::{Store, StoreError};
+use tickr_job::{AttemptToken, CallOutcome, JobId, JobOptions, Name, Progress, RetryPolicy, State, Timestamp, Verdict};
+
+/// Time between the end of a deferred attempt that times out and the end of its lease.
+const MARGIN: TimeDelta = TimeDelta::seconds(30);
+/// Attempts that one call ends at most.
+const PAGE: u32 = 100;
+
+/// The SHA-256 digest of a finish key.
+pub type FinishKeyDigest = [u8; 32];
+
+/// How long a deferred attempt may take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Deferral {
+    /// Time until it must be finished.
+    pub within: Duration,
+    /// Longest time between two reports. None: it need not be reported on.
+    pub report_within: Option<Duration>,
+}
+
+/// An attempt that a finish key opens.
+#[derive(Clone, Debug)]
+pub struct DeferredAttempt {
+    /// The id of the job.
+    pub id: JobId,
+    /// The token of the attempt.
+    pub token: AttemptToken,
+    /// The number of the execution.
+    pub number: u32,
+    /// The kind of the job.
+    pub kind: Name,
+    /// The queue of the job.
+    pub queue: Name,
+    /// The retry policy of the job, if it has its own.
+    pub retry: Option<RetryPolicy>,
+    /// True while the attempt has no verdict.
+    pub open: bool,
+}
+
+/// The answer to a report.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Reported {
+    /// A client has asked the job to stop.
+    pub cancel_requested: bool,
+    /// The attempt times out at this moment, unless it is reported on or finished before. None while its handler runs.
+    pub until: Option<Timestamp>,
+}
+
+/// The times of a row.
+struct Times {
+    deadline_at: Option<Timestamp>,
+    within: Duration,
+    report_within: Option<Duration>,
+}
+
+impl Times {
+    fn read(row: &MySqlRow) -> Result<Self, sqlx::Error> {
+        let (within, report): (u64, u64) = (row.try_get("within_ms")?, row.try_get("report_within_ms")?);
+        Ok(Self {
+            deadline_at: row.try_get("deadline_at")?,
+            within: Duration::from_millis(within),
+            report_within: (report > 0).then(|| Duration::from_millis(report)),
+        })
+    }
+
+    /// Return when the attempt times out if nothing more is heard of it.
+    fn until(&self, now: Timestamp) -> Option<Timestamp> {
+        let report_by = self.report_within.map(|within| now + delta(within));
+        Some(report_by.map_or(self.deadline_at?, |report_by| report_by.min(self.deadline_at.unwrap_or(report_by))))
+    }
+}
+
+fn delta(duration: Duration) -> TimeDelta {
+    TimeDelta::from_std(duration).unwrap_or(TimeDelta::days(36_500))
+}
+
+fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+impl Store {
+    /// Store the finish key of an attempt, before it is given away.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn store_finish_key(
+        &self,
+        (id, token, number): (JobId, AttemptToken, u32),
+        key: FinishKeyDigest,
+    ) -> Result<(), StoreError> {
+        on_pool(&self.shared.pools.loops, "store a finish key", move |conn, _| {
+            Box::pin(async move {
+                let sql = "INSERT INTO deferred_attempts (finish_key, job_id, token, number) VALUES (?, ?, ?, ?) \
+                           ON DUPLICATE KEY UPDATE number = VALUES(number)";
+                let query = sqlx::query(sql).bind(key.to_vec()).bind(id.uuid()).bind(token.uuid()).bind(number);
+                query.execute(conn).await.map(drop)
+            })
+        })
+        .await
+    }
+
+    /// Leave an attempt to the system that has its finish key. Returns false, with nothing changed, if the token does not
+    /// hold the job any more: the system may have finished the attempt already.
+    ///
+    /// `slots` are the keys of limits of which the attempt has a slot. It keeps them.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses. The lease then still holds, and the caller may try again.
+    pub async fn defer(
+        &self,
+        (id, token): (JobId, AttemptToken),
+        deferral: Deferral,
+        slots: Arc<[LimitKey]>,
+        call: Option<CallOutcome>,
+    ) -> Result<bool, StoreError> {
+        let shared = self.shared.clone();
+        let deferred = transact(&self.shared.pools.loops, "defer an attempt", move |conn, _| {
+            let shared = shared.clone();
+            Box::pin(async move {
+                let held = lock_held(conn, std::iter::once(id)).await?;
+                if !is_ours(held.get(&id), token) {
+                    return Ok(false);
+                }
+                let now = read_clock(conn, &shared.clock).await?;
+                let times = Times {
+                    deadline_at: Some(now + delta(deferral.within)),
+                    within: deferral.within,
+                    report_within: deferral.report_within,
+                };
+                let until = times.until(now);
+                let sql = "UPDATE deferred_attempts SET within_ms = ?, report_within_ms = ?, deadline_at = ?, look_at = ? \
+                           WHERE job_id = ? AND token = ?";
+                let query = sqlx::query(sql)
+                    .bind(millis(times.within))
+                    .bind(times.report_within.map_or(0, millis))
+                    .bind(times.deadline_at)
+                    .bind(until)
+                    .bind(id.uuid())
+                    .bind(token.uuid());
+                query.execute(&mut *conn).await?;
+                extend_lease(conn, id, until).await?;
+                Ok(true)
+            })
+        })
+        .await?;
+        if deferred {
+            self.shared.open_claims.ended(id, token);
+            if let Some(outcome) = call.filter(|_| !slots.is_empty()) {
+                let call = Some(EndedCall { outcome, error: None });
+                let counted = self.freed.submit(SlotsOfJob { id: id.uuid(), keys: slots, call, keeps: true });
+                if let Err(error) = counted.await {
+                    tracing::debug!(%error, "cannot count a call for the breaker of its host");
+                }
+            }
+        }
+        Ok(deferred)
+    }
+
+    /// Read the attempt that a finish key opens. Nothing if there is no such key.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn deferred_attempt(&self, key: FinishKeyDigest) -> Result<Option<DeferredAttempt>, StoreError> {
+        on_pool(&self.shared.pools.steering, "read an attempt by its finish key", move |conn, _| {
+            Box::pin(async move {
+                let sql = "SELECT d.job_id, d.token, d.number, j.kind, j.queue, j.options, \
+                           COALESCE(o.state = 'executing' AND o.token = d.token, FALSE) AS open \
+                           FROM deferred_attempts d FORCE INDEX (PRIMARY) STRAIGHT_JOIN jobs j ON j.id = d.job_id \
+                           LEFT JOIN owed o ON o.id = d.job_id WHERE d.finish_key = ?";
+                let Some(row) = sqlx::query(sql).bind(key.to_vec()).fetch_optional(conn).await? else {
+                    return Ok(None);
+                };
+                let options: Option<&str> = row.try_get("options")?;
+                Ok(Some(DeferredAttempt {
+                    id: JobId::from_uuid(row.try_get("job_id")?),
+                    token: AttemptToken::from_uuid(row.try_get("token")?),
+                    number: row.try_get("number")?,
+                    kind: row.try_get::<&str, _>("kind")?.parse().map_err(|_| corrupt("kind"))?,
+                    queue: row.try_get::<&str, _>("queue")?.parse().map_err(|_| corrupt("queue"))?,
+                    retry: options.map(JobOptions::as_far_as_readable).unwrap_or_default().retry,
+                    open: row.try_get::<i64, _>("open")? != 0,
+                }))
+            })
+        })
+        .await
+    }
+
+    /// Record that the system with the finish key works on the attempt, with its progress and a checkpoint. Returns
+    /// nothing if the attempt has ended.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn report_on(
+        &self,
+        attempt: &DeferredAttempt,
+        progress: Option<Progress>,
+        checkpoint: Option<Arc<str>>,
+    ) -> Result<Option<Reported>, StoreError> {
+        let (shared, (id, token)) = (self.shared.clone(), (attempt.id, attempt.token));
+        transact(&self.shared.pools.steering, "report on an attempt", move |conn, _| {
+            let (shared, progress, checkpoint) = (shared.clone(), progress.clone(), checkpoint.clone());
+            Box::pin(async move {
+                let held = lock_held(conn, std::iter::once(id)).await?;
+                let Some(owed) = held.get(&id).filter(|owed| is_ours(Some(owed), token)) else { return Ok(None) };
+                let now = read_clock(conn, &shared.clock).await?;
+                let sql = "SELECT within_ms, report_within_ms, deadline_at FROM deferred_attempts \
+                           FORCE INDEX (deferred_attempts_job) WHERE job_id = ? AND token = ? AND look_at IS NOT NULL";
+                let row = sqlx::query(sql).bind(id.uuid()).bind(token.uuid()).fetch_optional(&mut *conn).await?;
+                // While the handler runs, its runner renews the lease.
+                let until = row.map(|row| Times::read(&row)).transpose()?.and_then(|times| times.until(now));
+                if until.is_some() {
+                    let sql = "UPDATE deferred_attempts SET look_at = ? WHERE job_id = ? AND token = ?";
+                    let query = sqlx::query(sql).bind(until).bind(id.uuid()).bind(token.uuid());
+                    query.execute(&mut *conn).await?;
+                    extend_lease(conn, id, until).await?;
+                }
+                if let Some(progress) = progress {
+                    let query = sqlx::query("UPDATE owed SET progress = ? WHERE id = ?").bind(progress_text(&progress));
+                    query.bind(id.uuid()).execute(&mut *conn).await?;
+                }
+                if let Some(content) = checkpoint {
+                    mark_checkpoints(conn, &[id.uuid()]).await?;
+                    write_checkpoints(conn, &[(id.uuid(), &*content)], now).await?;
+                }
+                Ok(Some(Reported { cancel_requested: owed.cancel_requested_at.is_some(), until }))
+            })
+        })
+        .await
+    }
+
+    /// End deferred attempts that were not finished or reported on in time, as timed out. Returns them, and whether there
+    /// may be more.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn end_overdue_attempts(
+        &self,
+        policies: Arc<HashMap<Name, RetryPolicy>>,
+    ) -> Result<(Vec<Reaped>, bool), StoreError> {
+        let shared = self.shared.clone();
+        transact(&self.shared.pools.loops, "end deferred attempts", move |conn, _| {
+            let (shared, policies) = (shared.clone(), Arc::clone(&policies));
+            Box::pin(async move {
+                let overdue = overdue(conn).await?;
+                if overdue.is_empty() {
+                    return Ok((Vec::new(), false));
+                }
+                let more = overdue.len() as u32 == PAGE;
+                let ids: Vec<JobId> = overdue.iter().map(|attempt| attempt.id).collect();
+                let own = own_policies(conn, &ids).await?;
+                let uuids: Vec<Uuid> = ids.iter().map(|id| id.uuid()).collect();
+                let (ordered, locked) = lock_free_keys_of(conn, &uuids).await?;
+                let held = lock_free(conn, ids.iter().copied().filter(|id| !locked.contains(&id.uuid()))).await?;
+                let now = read_clock(conn, &shared.clock).await?;
+                let mut ends = Vec::new();
+                for attempt in &overdue {
+                    match held.get(&attempt.id) {
+                        Some(owed) if is_ours(Some(owed), attempt.token) => {
+                            // A report that came since the look has extended the lease.
+                            if owed.lease_until - MARGIN <= now {
+                                let policy = own.get(&attempt.id).or_else(|| policies.get(&owed.kind)).cloned();
+                                let again = Again::Backoff(policy.unwrap_or_default(), rand::random());
+                                ends.push(ending(attempt.id, owed, Verdict::TimedOut, &attempt.why(now), again));
+                                attempt.forget(conn).await?;
+                            }
+                        }
+                        Some(_) => attempt.forget(conn).await?,
+                        // The row is locked, or the job has ended.
+                        None => attempt.forget_if_ended(conn).await?,
+                    }
+                }
+                Ok((end(conn, &shared, &ends, &held, &ordered).await?, more))
+            })
+        })
+        .await
+    }
+}
+
+fn is_ours(owed: Option<&Owed>, token: AttemptToken) -> bool {
+    owed.is_some_and(|owed| owed.token == token && owed.state == State::Executing)
+}
+
+async fn extend_lease(conn: &mut MySqlConnection, id: JobId, until: Option<Timestamp>) -> Result<(), sqlx::Error> {
+    let query = sqlx::query("UPDATE owed SET lease_until = ? WHERE id = ?").bind(until.map(|until| until + MARGIN));
+    query.bind(id.uuid()).execute(conn).await.map(drop)
+}
+
+/// An attempt whose time is up.
+struct Overdue {
+    id: JobId,
+    token: AttemptToken,
+    times: Times,
+}
+
+impl Overdue {
+    fn why(&self, now: Timestamp) -> String {
+        match self.times.report_within {
+            Some(within) if self.times.deadline_at.is_none_or(|deadline| deadline > now) => {
+                format!("nothing was heard of it for {} ms", within.as_millis())
+            }
+            _ => format!("it was not finished within {} ms", self.times.within.as_millis()),
+        }
+    }
+
+    /// Look at it no more. The row stays, so that its key still says what became of the attempt.
+    async fn forget(&self, conn: &mut MySqlConnection) -> Result<(), sqlx::Error> {
+        let query = sqlx::query("UPDATE deferred_attempts SET look_at = NULL WHERE job_id = ? AND token = ?");
+        query.bind(self.id.uuid()).bind(self.token.uuid()).execute(conn).await.map(drop)
+    }
+
+    async fn forget_if_ended(&self, conn: &mut MySqlConnection) -> Result<(), sqlx::Error> {
+        let owed = sqlx::query("SELECT 1 FROM owed WHERE id = ?").bind(self.id.uuid());
+        if owed.fetch_optional(&mut *conn).await?.is_none() { self.forget(conn).await } else { Ok(()) }
+    }
+}
+
+async fn overdue(conn: &mut MySqlConnection) -> Result<Vec<Overdue>, sqlx::Error> {
+    let sql = "SELECT job_id, token, within_ms, report_within_ms, deadline_at FROM deferred_attempts \
+               FORCE INDEX (deferred_attempts_look) WHERE look_at <= UTC_TIMESTAMP(6) ORDER BY look_at LIMIT ?";
+    let found = sqlx::query(sql).bind(PAGE).fetch_all(conn).await?;
+    let attempt = |row: &MySqlRow| {
+        Ok(Overdue {
+            id: JobId::from_uuid(row.try_get("job_id")?),
+            token: AttemptToken::from_uuid(row.try_get("token")?),
+            times: Times::read(row)?,
+        })
+    };
+    found.iter().map(attempt).collect()
+}

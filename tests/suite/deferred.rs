@@ -1,0 +1,365 @@
+//! Attempts that another system finishes: a receiver answers 202 and sends the verdict later, through any runner.
+
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use axum::extract::State as Shared;
+use axum::http::{HeaderMap, StatusCode};
+use reqwest::Method;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use tickr::handlers::{Context, FinishLater, Kind, Output, Registry};
+use tickr::job::{JobId, State};
+use tokio::net::TcpListener;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+use crate::support::limits::set_and_wait;
+use crate::support::{Answer, Runner, TestApp, answer, eventually, http};
+
+/// A receiver that answers 202 and keeps the finish keys.
+struct Slow {
+    addr: SocketAddr,
+    seen: Arc<Seen>,
+    serving: JoinHandle<()>,
+}
+
+#[derive(Default)]
+struct Seen {
+    keys: Mutex<VecDeque<String>>,
+    /// A call to make before the answer: the base URL of the API.
+    finish_first: Mutex<Option<String>>,
+}
+
+impl Slow {
+    async fn start() -> Self {
+        async fn accept(Shared(seen): Shared<Arc<Seen>>, headers: HeaderMap) -> StatusCode {
+            let key = headers["tickr-finish-key"].to_str().unwrap().to_owned();
+            let base = seen.finish_first.lock().unwrap().clone();
+            if let Some(base) = base {
+                let finished = http().post(format!("{base}/v1/attempts/{key}/finish"));
+                let finished = answer(finished.json(&json!({"verdict": "succeeded", "result": "at once"}))).await;
+                assert_eq!(finished.status, 200, "{:#}", finished.body);
+            }
+            seen.keys.lock().unwrap().push_back(key);
+            StatusCode::ACCEPTED
+        }
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let addr = listener.local_addr().unwrap();
+        let seen = Arc::<Seen>::default();
+        let app = axum::Router::new().fallback(accept).with_state(Arc::clone(&seen));
+        let serving = tokio::spawn(async move { axum::serve(listener, app).await.unwrap() });
+        Self { addr, seen, serving }
+    }
+
+    /// Return a job that the receiver may finish within this time, and reports within that one.
+    fn job(&self, within_ms: u64, report_within_ms: Option<u64>) -> Value {
+        let url = format!("http://{}/work", self.addr);
+        let finish = json!({"within_ms": within_ms, "report_within_ms": report_within_ms});
+        let retry = json!({"base_ms": 1, "factor": 1.0, "cap_ms": 1, "jitter": 0.0});
+        json!({"kind": "http", "payload": {"url": url, "finish": finish}, "retry": retry})
+    }
+
+    /// Wait for the next call, and return its key.
+    async fn key(&self) -> String {
+        eventually("the receiver is called", || async { self.seen.keys.lock().unwrap().pop_front() }).await
+    }
+}
+
+impl Drop for Slow {
+    fn drop(&mut self) {
+        self.serving.abort();
+    }
+}
+
+impl TestApp {
+    async fn report(&self, key: &str, body: Value) -> Answer {
+        self.post(&format!("/v1/attempts/{key}/report"), body).await
+    }
+
+    async fn finish(&self, key: &str, body: Value) -> Answer {
+        self.post(&format!("/v1/attempts/{key}/finish"), body).await
+    }
+
+    /// Wait until the runner has left the attempt to the receiver.
+    async fn until_deferred(&self, id: JobId) -> Value {
+        eventually("the attempt is deferred", || async {
+            let job = self.job(id).await;
+            job["deferred_until"].is_string().then_some(job)
+        })
+        .await
+    }
+}
+
+fn succeeded() -> Value {
+    json!({"verdict": "succeeded", "result": {"rows": 7}})
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_receiver_answers_202_and_finishes_the_attempt_later_through_any_runner() {
+    let tickr = TestApp::start_with(|config| config.workers = 1, Registry::new()).await;
+    let receiver = Slow::start().await;
+    let id = tickr.enqueue(receiver.job(60_000, None)).await;
+    let key = receiver.key().await;
+    let job = tickr.until_deferred(id).await;
+    assert_eq!(job["state"], "executing", "{job:#}");
+    assert!(!job.to_string().contains(&key), "{job:#}");
+    // The only worker is free meanwhile.
+    let other = tickr.enqueue_kind("noop", json!({})).await;
+    tickr.until(other, State::Completed).await;
+
+    let reported = tickr.report(&key, json!({"percent": 40, "note": "halfway"})).await;
+    assert_eq!((reported.status, &reported.body["cancel_requested"]), (200, &json!(false)), "{:#}", reported.body);
+    assert_eq!(reported.body["job"], id.to_string());
+    assert_eq!(tickr.job(id).await["progress"], json!({"percent": 40.0, "note": "halfway"}));
+    let why = tickr.get(&format!("/v1/jobs/{id}/explain")).await.body;
+    assert!(why["summary"].as_str().unwrap().contains("another system works on it"), "{why:#}");
+
+    let runner = tickr.another().await;
+    let url = format!("http://{}/v1/attempts/{key}/finish", runner.addr());
+    for _ in 0..2 {
+        // Nothing changes when the call is repeated.
+        let finished = answer(http().post(&url).json(&succeeded())).await;
+        assert_eq!((finished.status, &finished.body["state"]), (200, &json!("completed")), "{:#}", finished.body);
+    }
+    let done = tickr.until(id, State::Completed).await;
+    assert_eq!((&done["result"], done.get("deferred_until")), (&json!({"rows": 7}), None), "{done:#}");
+    assert_eq!(tickr.verdicts(id).await, ["succeeded"]);
+    let refused = tickr.finish(&key, json!({"verdict": "rejected", "error": "no"})).await;
+    assert_eq!((refused.status, refused.code()), (409, "attempt_ended"));
+    assert_eq!(tickr.report(&key, json!({})).await.status, 409);
+    runner.stop(CancellationToken::new()).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn neither_a_stop_nor_the_death_of_its_runner_interrupts_a_deferred_attempt() {
+    let tickr = TestApp::start_with(
+        |config| {
+            config.queues = vec!["elsewhere".into()];
+            config.lease = Duration::from_secs(2);
+        },
+        Registry::new(),
+    )
+    .await;
+    let receiver = Slow::start().await;
+    let stopped = tickr.another_with(|config| config.queues = vec!["default".into()], Registry::new()).await;
+    let first = tickr.enqueue(receiver.job(600_000, None)).await;
+    let first_key = receiver.key().await;
+    tickr.until_deferred(first).await;
+    stopped.stop(CancellationToken::new()).await;
+
+    let mut killed = Runner::start(&tickr, &[("TICKR_CALLBACK_ALLOW_PRIVATE", "true")]);
+    let second = tickr.enqueue(receiver.job(600_000, None)).await;
+    let second_key = receiver.key().await;
+    tickr.until_deferred(second).await;
+    killed.kill9();
+    // The reaper has looked at what the dead runner left.
+    tickr.until_count("SELECT COUNT(*) FROM runners WHERE stopped_at IS NULL", 1).await;
+    for (id, key) in [(first, first_key), (second, second_key)] {
+        assert_eq!(tickr.verdicts(id).await, ["open"]);
+        assert_eq!(tickr.finish(&key, succeeded()).await.status, 200);
+        tickr.until(id, State::Completed).await;
+        assert_eq!(tickr.verdicts(id).await, ["succeeded"]);
+    }
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_attempt_of_which_nothing_is_heard_times_out_and_its_key_opens_no_later_one() {
+    let tickr = TestApp::start().await;
+    let receiver = Slow::start().await;
+    let id = tickr.enqueue(receiver.job(60_000, Some(1_000))).await;
+    let old = receiver.key().await;
+    let new = receiver.key().await;
+    assert_ne!(old, new);
+    tickr.until_deferred(id).await;
+    let job = tickr.job(id).await;
+    assert_eq!(job["attempts"][0]["verdict"], "timed_out", "{job:#}");
+    assert_eq!(job["attempts"][0]["error"], "nothing was heard of it for 1000 ms");
+    for refused in [tickr.report(&old, json!({})).await, tickr.finish(&old, succeeded()).await] {
+        assert_eq!((refused.status, refused.code()), (409, "attempt_ended"), "{:#}", refused.body);
+    }
+    assert_eq!(tickr.finish(&new, succeeded()).await.status, 200);
+    tickr.until(id, State::Completed).await;
+    assert_eq!(tickr.verdicts(id).await, ["timed_out", "succeeded"]);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn reports_keep_an_attempt_alive_until_its_deadline_and_carry_its_checkpoint() {
+    let tickr = TestApp::start().await;
+    let receiver = Slow::start().await;
+    let began = Instant::now();
+    let mut job = receiver.job(5_000, Some(2_000));
+    job["max_attempts"] = json!(1);
+    let id = tickr.enqueue(job).await;
+    let key = receiver.key().await;
+    let refused = eventually("the deadline", || async {
+        let reported = tickr.report(&key, json!({"checkpoint": {"row": 3}})).await;
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        (reported.status != 200).then_some(reported)
+    })
+    .await;
+    assert_eq!(refused.code(), "attempt_ended");
+    assert!(began.elapsed() >= Duration::from_secs(5), "{:?}", began.elapsed());
+    let failed = tickr.until(id, State::Failed).await;
+    assert_eq!(failed["last_error"], "it was not finished within 5000 ms", "{failed:#}");
+    assert_eq!(failed["checkpoint"]["content"], json!({"row": 3}));
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cancel_reaches_the_other_system_with_its_next_report() {
+    let tickr = TestApp::start().await;
+    let receiver = Slow::start().await;
+    let id = tickr.enqueue(receiver.job(60_000, None)).await;
+    let key = receiver.key().await;
+    tickr.until_deferred(id).await;
+    assert_eq!(tickr.post(&format!("/v1/jobs/{id}/cancel"), json!({})).await.status, 202);
+    let reported = tickr.report(&key, json!({})).await;
+    assert_eq!(reported.body["cancel_requested"], true, "{:#}", reported.body);
+    let finished = tickr.finish(&key, json!({"verdict": "failed", "error": "stopped on request"})).await;
+    assert_eq!(finished.body["state"], "cancelled", "{:#}", finished.body);
+    tickr.until(id, State::Cancelled).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_verdict_of_another_system_has_its_usual_consequence() {
+    let tickr = TestApp::start().await;
+    let receiver = Slow::start().await;
+    let id = tickr.enqueue(receiver.job(60_000, None)).await;
+    let snoozed = json!({"verdict": "snoozed", "error": "busy", "delay_ms": 1_000});
+    assert_eq!(tickr.finish(&receiver.key().await, snoozed).await.body["state"], "waiting");
+    let failed = json!({"verdict": "failed", "error": "a disk"});
+    assert_eq!(tickr.finish(&receiver.key().await, failed).await.body["state"], "retrying");
+    let rejected = json!({"verdict": "rejected", "error": "no such order"});
+    assert_eq!(tickr.finish(&receiver.key().await, rejected).await.body["state"], "failed");
+    let job = tickr.until(id, State::Failed).await;
+    assert_eq!((&job["last_error"], &job["attempt"]), (&json!("no such order"), &json!(2)), "{job:#}");
+    assert_eq!(tickr.verdicts(id).await, ["snoozed", "failed", "rejected"]);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_finish_that_comes_before_the_answer_of_the_receiver_counts() {
+    let tickr = TestApp::start().await;
+    let receiver = Slow::start().await;
+    *receiver.seen.finish_first.lock().unwrap() = Some(format!("http://{}", tickr.app.addr()));
+    let ids = tickr.enqueue_many((0..20).map(|_| receiver.job(60_000, None))).await;
+    tickr.until_idle().await;
+    for id in ids {
+        assert_eq!(tickr.until(id, State::Completed).await["result"], "at once");
+        assert_eq!(tickr.verdicts(id).await, ["succeeded"]);
+    }
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_finish_key_needs_no_api_key_and_an_unknown_one_opens_nothing() {
+    let tickr = TestApp::start_with(|config| config.api_tokens = vec!["canary-token".into()], Registry::new()).await;
+    let receiver = Slow::start().await;
+    let sent = tickr.with_key("canary-token", Method::POST, "/v1/jobs").json(&receiver.job(60_000, None));
+    assert_eq!(answer(sent).await.status, 201);
+    let key = receiver.key().await;
+    assert_eq!(tickr.get("/v1/jobs").await.status, 401);
+    assert_eq!(tickr.report(&key, json!({})).await.status, 200);
+    let mut other: Vec<u8> = key.clone().into_bytes();
+    other[10] = if other[10] == b'0' { b'1' } else { b'0' };
+    let other = String::from_utf8(other).unwrap();
+    for wrong in ["fin_", "x", &other, &key[..key.len() - 1], &key.to_uppercase()] {
+        let refused = tickr.finish(wrong, succeeded()).await;
+        assert_eq!((refused.status, refused.code()), (404, "not_found"), "{wrong}");
+    }
+    let stored = tickr.count("SELECT COUNT(*) FROM deferred_attempts WHERE LENGTH(finish_key) = 32").await;
+    assert_eq!(stored, 1);
+    assert_eq!(tickr.finish(&key, succeeded()).await.status, 200);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn wrong_reports_and_ends_of_attempts_are_refused_with_every_position() {
+    let tickr = TestApp::start_with(|config| config.body_limit_bytes = 1 << 20, Registry::new()).await;
+    let receiver = Slow::start().await;
+    tickr.enqueue(receiver.job(60_000, None)).await;
+    let key = receiver.key().await;
+    for (body, pointers) in [
+        (json!({"verdict": "succeeded", "error": "x", "delay_ms": 5}), vec!["/error", "/delay_ms"]),
+        (json!({"verdict": "failed", "result": 1}), vec!["/result", "/error"]),
+        (json!({"verdict": "snoozed", "error": "later"}), vec!["/delay_ms"]),
+        (json!({"verdict": "rejected", "error": " "}), vec!["/error"]),
+        (json!({"verdict": "succeeded", "result": "x".repeat(262_143)}), vec!["/result"]),
+    ] {
+        let refused = tickr.finish(&key, body).await;
+        assert_eq!((refused.status, refused.code(), refused.pointers()), (422, "invalid_request", pointers));
+    }
+    assert_eq!(tickr.finish(&key, json!({"verdict": "lost", "error": "x"})).await.status, 422);
+    let wrong = json!({"percent": 101, "note": "x".repeat(121), "checkpoint": "x".repeat(65_536)});
+    let refused = tickr.report(&key, wrong).await;
+    assert_eq!(refused.pointers(), ["/percent", "/note", "/checkpoint"], "{:#}", refused.body);
+    let refused = tickr.post("/v1/jobs", receiver.job(999, Some(604_800_001))).await;
+    assert_eq!(refused.pointers(), ["/payload/finish/report_within_ms", "/payload/finish/within_ms"]);
+    assert_eq!(tickr.finish(&key, succeeded()).await.status, 200);
+    tickr.until_idle().await;
+    tickr.stop().await;
+}
+
+/// A job whose handler asks for a key, or forgets to.
+#[derive(Serialize, Deserialize, JsonSchema)]
+struct Approval {
+    asks: bool,
+}
+
+impl Kind for Approval {
+    const NAME: &'static str = "approval";
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_handler_of_your_own_leaves_its_attempt_to_another_system_and_its_job_keeps_its_places() {
+    let keys = Arc::new(Mutex::new(VecDeque::new()));
+    let mut kinds = Registry::new();
+    let sent = Arc::clone(&keys);
+    kinds.register(move |job: Approval, ctx: Context| {
+        let sent = Arc::clone(&sent);
+        async move {
+            ctx.save_checkpoint("asked")?;
+            if job.asks {
+                let key = ctx.finish_key().await?;
+                assert_eq!(ctx.finish_key().await?, key, "an attempt has one key");
+                sent.lock().unwrap().push_back(key.expose().to_owned());
+            }
+            Ok(Output::finished_later(FinishLater::within(Duration::from_secs(60))))
+        }
+    });
+    let tickr = TestApp::start_with(|_| {}, kinds).await;
+    let forgetful = tickr.enqueue_kind("approval", json!({"asks": false})).await;
+    let failed = tickr.until(forgetful, State::Failed).await;
+    assert!(failed["last_error"].as_str().unwrap().contains("gave it no finish key"), "{failed:#}");
+
+    set_and_wait(&tickr, "one", json!({"concurrency": 1})).await;
+    let job =
+        |key: &str| json!({"kind": "approval", "payload": {"asks": true}, "limit_key": "tenant", "order_key": key});
+    let ids = [tickr.enqueue(job("a")).await, tickr.enqueue(job("a")).await, tickr.enqueue(job("b")).await];
+    for nth in 1..=3 {
+        let key = eventually("a handler asks", || async { keys.lock().unwrap().pop_front() }).await;
+        tickr.until_count("SELECT COUNT(*) FROM deferred_attempts WHERE look_at IS NOT NULL", 1).await;
+        // The limit counts the attempt, and the order key waits for it.
+        assert_eq!(tickr.count("SELECT COUNT(*) FROM owed WHERE state = 'executing'").await, 1, "{nth}");
+        assert_eq!(tickr.count("SELECT COUNT(*) FROM checkpoints").await, 2, "that of the failed job, and this one");
+        assert_eq!(tickr.finish(&key, json!({"verdict": "succeeded"})).await.status, 200);
+        tickr.sql("UPDATE deferred_attempts SET look_at = NULL").await;
+    }
+    for id in ids {
+        tickr.until(id, State::Completed).await;
+    }
+    tickr.until_idle().await;
+    let deletes = json!({"action": "delete", "filter": {"kind": "approval"}});
+    assert_eq!(tickr.post("/v1/operations", deletes).await.status, 202);
+    tickr.until_count("SELECT COUNT(*) FROM jobs", 0).await;
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM deferred_attempts").await, 0);
+    tickr.stop().await;
+}
