@@ -31,7 +31,14 @@ pub(super) fn register_all(config: &Config, own: Registry, finished: &FinishedRe
 }
 
 fn http(config: &Config) -> Result<HttpHandler, StartError> {
-    HttpHandler::new(callbacks(config)).map_err(|e| StartError::Kind { kind: "http", cause: e.into() })
+    let failed = |cause: Box<dyn std::error::Error + Send + Sync>| StartError::Kind { kind: "http", cause };
+    let mut settings = callbacks(config);
+    if let Some(file) = &config.callback_ca_file {
+        let read = std::fs::read(file);
+        settings.authorities =
+            read.map_err(|error| failed(format!("cannot read callback_ca_file {}: {error}", file.display()).into()))?;
+    }
+    HttpHandler::new(settings).map_err(|error| failed(error.into()))
 }
 
 /// Build the settings of callbacks from the configuration.
@@ -47,6 +54,8 @@ pub(super) fn callbacks(config: &Config) -> CallbackSettings {
         allow_private: config.callback_allow_private,
         allow: config.callback_allow.clone(),
         idle: config.workers,
+        longest: config.callback_timeout,
+        authorities: Vec::new(),
     }
 }
 

@@ -183,6 +183,10 @@ pub struct Config {
     pub callback_host_secrets: Vec<HostSecrets>,
     /// Let callbacks reach loopback and private addresses.
     pub callback_allow_private: bool,
+    /// Longest time that a callback may wait for its answer.
+    pub callback_timeout: Duration,
+    /// File with certificates of authorities that callbacks trust besides the public ones.
+    pub callback_ca_file: Option<PathBuf>,
     /// Hosts and networks outside the public internet that callbacks may reach.
     pub callback_allow: Vec<Allowed>,
     /// Register the kinds for tests and benchmarks.
@@ -286,6 +290,7 @@ impl Config {
             shutdown_notice: Duration::ZERO,
             mysql_connections: 16,
             callback_allow_private: true,
+            callback_timeout: Duration::from_secs(30),
             callback_allow: Vec::new(),
             test_kinds: true,
             ..Config::defaults()
@@ -350,6 +355,8 @@ impl Config {
             callback_secret: Vec::new(),
             callback_host_secrets: Vec::new(),
             callback_allow_private: false,
+            callback_timeout: Duration::ZERO,
+            callback_ca_file: None,
             callback_allow: Vec::new(),
             test_kinds: false,
             smtp: None,

@@ -255,9 +255,22 @@ pub static SETTINGS: &[Setting<Config>] = &[
     )
     .switch(),
     Row::new(
+        "callback_timeout",
+        "DURATION",
+        "Longest time that a callback may wait for its answer (timeout_ms); up to 24h",
+        |c, t| parse::put(&mut c.callback_timeout, duration::between(t, SECOND, DAY)),
+    )
+    .default("30s"),
+    Row::new(
+        "callback_ca_file",
+        "FILE",
+        "PEM file with certificates of authorities that callbacks trust besides the public ones",
+        |c, t| parse::some(&mut c.callback_ca_file, parse::line(t).map(Into::into)),
+    ),
+    Row::new(
         "test_kinds",
         "BOOL",
-        "Register the kinds for tests and benchmarks: noop, sleep, fail, panic, spin, abort, hoard",
+        "Register the kinds for tests and benchmarks: noop, sleep, fail, panic, spin, abort, hoard, steps",
         |c, t| parse::put(&mut c.test_kinds, parse::switch(t)),
     )
     .switch(),

@@ -40,7 +40,7 @@ fn samples(name: &str) -> [&'static str; 3] {
         "mysql_url" => ["mysql://a@localhost/d", "mysql://b@localhost/d", "mysql://c@localhost/d"],
         "redis_url" => ["redis://a", "redis://b", "redis://c"],
         "http_addr" => ["127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3"],
-        "queues" | "redis_prefix" | "outbox_dir" | "reports_dir" => ["qa", "qb", "qc"],
+        "queues" | "redis_prefix" | "outbox_dir" | "reports_dir" | "callback_ca_file" => ["qa", "qb", "qc"],
         "lease"
         | "shutdown_grace"
         | "shutdown_notice"
@@ -55,6 +55,7 @@ fn samples(name: &str) -> [&'static str; 3] {
         | "http_body_timeout"
         | "http_write_timeout"
         | "http_idle_timeout"
+        | "callback_timeout"
         | "retention_idempotency" => ["11s", "12s", "13s"],
         "purge_hours" => ["01:00-02:00", "01:00-03:00", "22:00-04:00"],
         "body_limit" => ["11KiB", "12KiB", "13KiB"],
@@ -96,6 +97,10 @@ fn typed(config: &Config, name: &str) -> String {
         "queues" => config.queues.join(","),
         "redis_prefix" => config.redis_prefix.clone(),
         "outbox_dir" => config.outbox_dir.as_deref().map(|dir| dir.display().to_string()).unwrap_or_default(),
+        "callback_ca_file" => {
+            config.callback_ca_file.as_deref().map(|file| file.display().to_string()).unwrap_or_default()
+        }
+        "callback_timeout" => duration::show(config.callback_timeout),
         "reports_dir" => config.reports_dir.display().to_string(),
         "lease" => duration::show(config.lease),
         "shutdown_grace" => duration::show(config.shutdown_grace),

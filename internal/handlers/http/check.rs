@@ -1,5 +1,7 @@
 //! Checks of a callback that its schema cannot express.
 
+use std::time::Duration;
+
 use reqwest::Url;
 use reqwest::header::{HeaderName, HeaderValue};
 
@@ -27,7 +29,7 @@ const CONNECTION_HEADERS: &[&str] = &[
 ];
 
 /// Return all problems of a callback.
-pub(super) fn problems(callback: &HttpCallback, rule: &Rule) -> Vec<Problem> {
+pub(super) fn problems(callback: &HttpCallback, rule: &Rule, longest: Duration) -> Vec<Problem> {
     let mut problems: Vec<Problem> = url(&callback.url, rule).err().into_iter().collect();
     let mut seen = Vec::new();
     for (name, value) in &callback.headers {
@@ -41,6 +43,11 @@ pub(super) fn problems(callback: &HttpCallback, rule: &Rule) -> Vec<Problem> {
     }
     if callback.body.is_some() && matches!(callback.method, Method::Get | Method::Head) {
         problems.push(Problem::at("/body", "must be absent: a GET or HEAD request has no body"));
+    }
+    if callback.timeout_ms.is_some_and(|ms| Duration::from_millis(ms) > longest) {
+        let most = longest.as_millis();
+        let detail = format!("must be at most {most}: an operator may raise the setting callback_timeout up to 24h");
+        problems.push(Problem::at("/timeout_ms", detail));
     }
     problems.extend(callback.answer.iter().flat_map(AnswerRule::problems));
     problems
@@ -102,7 +109,10 @@ mod tests {
 
     fn pointers(payload: serde_json::Value) -> Vec<String> {
         let callback: HttpCallback = serde_json::from_value(payload).unwrap();
-        problems(&callback, &Rule::new(false, Vec::new())).into_iter().map(|problem| problem.pointer).collect()
+        problems(&callback, &Rule::new(false, Vec::new()), Duration::from_secs(30))
+            .into_iter()
+            .map(|problem| problem.pointer)
+            .collect()
     }
 
     #[test]

@@ -38,6 +38,8 @@ use std::time::Duration;
 use chrono::Utc;
 use reqwest::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, USER_AGENT};
 use reqwest::{Client, StatusCode, Url, redirect};
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
@@ -52,6 +54,7 @@ pub use self::secrets::CallbackSecrets;
 pub use self::signature::{InvalidSecret, SigningSecret};
 use super::{Context, Failure, FinishLater, Handler, Kind, KindDefaults, Outcome, Output, Problem};
 use tickr_config::Allowed;
+use tickr_job::limits;
 
 /// A callback to send.
 ///
@@ -73,9 +76,10 @@ pub struct HttpCallback {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<serde_json::Value>")]
     pub body: Option<Box<RawValue>>,
-    /// Time limit for the response, in milliseconds. Default: 30 seconds.
+    /// Time limit for the response, in milliseconds, at most the setting `callback_timeout` of the runner, which is 30 seconds
+    /// unless an operator raises it. Default: 30 seconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 1, max = 30_000))]
+    #[schemars(range(min = 1, max = 86_400_000))]
     pub timeout_ms: Option<u64>,
     /// The receiver may answer 202, work on, and finish the attempt later, with the key in the header `tickr-finish-key`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -176,11 +180,22 @@ pub struct CallbackSettings {
     pub allow: Vec<Allowed>,
     /// Idle connections kept for each receiver: as many as callbacks may run at the same time.
     pub idle: usize,
+    /// Longest time limit that a callback may have.
+    pub longest: Duration,
+    /// Certificates of authorities in PEM that are trusted besides the public ones. May be empty.
+    pub authorities: Vec<u8>,
 }
 
 impl Default for CallbackSettings {
     fn default() -> Self {
-        Self { secrets: CallbackSecrets::default(), allow_private: false, allow: Vec::new(), idle: 64 }
+        Self {
+            secrets: CallbackSecrets::default(),
+            allow_private: false,
+            allow: Vec::new(),
+            idle: 64,
+            longest: TOTAL_TIMEOUT,
+            authorities: Vec::new(),
+        }
     }
 }
 
@@ -189,7 +204,7 @@ impl CallbackSettings {
     pub async fn problem_of(&self, url: &str) -> Option<String> {
         let rule = Rule::new(self.allow_private, self.allow.clone());
         let callback = HttpCallback::post(url, &()).ok()?;
-        if let Some(problem) = check::problems(&callback, &rule).into_iter().next() {
+        if let Some(problem) = check::problems(&callback, &rule, self.longest).into_iter().next() {
             return Some(problem.detail);
         }
         let judged = async { guard::check_name(&Url::parse(url).ok()?, &rule, &SystemLookup).await.err() };
@@ -204,6 +219,9 @@ pub enum CallbackSetupError {
     /// The TLS configuration could not be built.
     #[error("set up tls for callbacks")]
     Tls(#[from] rustls::Error),
+    /// The file of additional authorities has no certificate, or one that cannot be read.
+    #[error("read the certificates of callback_ca_file: {0}")]
+    Authorities(String),
     /// The HTTP client refused its settings.
     #[error("build the http client for callbacks")]
     Client(#[from] reqwest::Error),
@@ -211,7 +229,7 @@ pub enum CallbackSetupError {
 
 /// Time limit for a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// Time limit for the response, and the default of callbacks that set none.
+/// Time limit for the response of callbacks that set none.
 const TOTAL_TIMEOUT: Duration = Duration::from_secs(30);
 /// Time after which an idle connection is closed.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
@@ -229,6 +247,7 @@ pub struct HttpHandler {
     client: Client,
     secrets: CallbackSecrets,
     rule: Rule,
+    longest: Duration,
 }
 
 impl HttpHandler {
@@ -237,9 +256,10 @@ impl HttpHandler {
     /// # Errors
     /// When the HTTP client cannot be built.
     pub fn new(settings: CallbackSettings) -> Result<Self, CallbackSetupError> {
-        let CallbackSettings { secrets, allow_private, allow, idle } = settings;
-        let roots = rustls::RootCertStore { roots: webpki_roots::TLS_SERVER_ROOTS.to_vec() };
-        Self::with_guard(secrets, Rule::new(allow_private, allow), idle, Arc::new(SystemLookup), roots)
+        let CallbackSettings { secrets, allow_private, allow, idle, longest, authorities } = settings;
+        let roots = roots(&authorities)?;
+        let handler = Self::with_guard(secrets, Rule::new(allow_private, allow), idle, Arc::new(SystemLookup), roots)?;
+        Ok(Self { longest, ..handler })
     }
 
     fn with_guard(
@@ -269,7 +289,7 @@ impl HttpHandler {
             .http2_keep_alive_interval(ALIVE.0)
             .http2_keep_alive_timeout(ALIVE.1)
             .build()?;
-        Ok(Self { client, secrets, rule })
+        Ok(Self { client, secrets, rule, longest: TOTAL_TIMEOUT })
     }
 
     /// The headers of a callback: first those of the payload, then those of tickr, which override them.
@@ -307,7 +327,7 @@ impl HttpHandler {
     async fn call(&self, callback: &HttpCallback, url: Url, ctx: &Context) -> Outcome {
         let target = format!("{} {}", reqwest::Method::from(callback.method), exchange::endpoint(&url));
         let own_limit = callback.timeout_ms.map_or(TOTAL_TIMEOUT, Duration::from_millis);
-        let limit = own_limit.min(TOTAL_TIMEOUT).min(ctx.time_left());
+        let limit = own_limit.min(self.longest).min(ctx.time_left());
         let mut headers = self.headers(callback, &url, ctx)?;
         if callback.finish.is_some() {
             let mut key = header_value(ctx.finish_key().await?.expose())?;
@@ -362,12 +382,13 @@ impl Handler for HttpHandler {
     type Payload = HttpCallback;
 
     fn check(&self, callback: &HttpCallback) -> Vec<Problem> {
-        check::problems(callback, &self.rule)
+        check::problems(callback, &self.rule, self.longest)
     }
 
     fn defaults(&self) -> KindDefaults {
         // Twice the time limit of the response, so that the limit of the attempt is never reached first.
-        KindDefaults { timeout: 2 * TOTAL_TIMEOUT, ..KindDefaults::default() }
+        let timeout = (2 * self.longest.max(TOTAL_TIMEOUT)).min(limits::MAX_TIMEOUT);
+        KindDefaults { timeout, ..KindDefaults::default() }
     }
 
     async fn run(&self, callback: HttpCallback, ctx: Context) -> Outcome {
@@ -382,6 +403,26 @@ impl Handler for HttpHandler {
             () = ctx.stopped() => Err(Failure::retry("callback stopped before the receiver answered")),
             outcome = self.call(&callback, url, &ctx) => outcome,
         }
+    }
+}
+
+/// Return the public authorities, and those of this PEM text.
+fn roots(pem: &[u8]) -> Result<rustls::RootCertStore, CallbackSetupError> {
+    let mut roots = rustls::RootCertStore { roots: webpki_roots::TLS_SERVER_ROOTS.to_vec() };
+    if pem.is_empty() {
+        return Ok(roots);
+    }
+    let wrong = |error: String| CallbackSetupError::Authorities(error);
+    let mut count = 0;
+    for certificate in CertificateDer::pem_slice_iter(pem) {
+        let certificate = certificate.map_err(|error| wrong(error.to_string()))?;
+        roots.add(certificate).map_err(|error| wrong(error.to_string()))?;
+        count += 1;
+    }
+    if count == 0 {
+        Err(wrong("it has none; PEM begins with -----BEGIN CERTIFICATE-----".to_owned()))
+    } else {
+        Ok(roots)
     }
 }
 

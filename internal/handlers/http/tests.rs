@@ -477,6 +477,7 @@ fn the_schema_describes_the_payload() {
     assert!(pointers(full).is_empty());
     assert!(pointers(json!({"url": "https://example.com/", "body": null})).is_empty());
     assert_eq!(pointers(json!({"url": "https://example.com/", "method": "TRACE"})), ["/method"]);
+    assert_eq!(pointers(json!({"url": "https://example.com/", "timeout_ms": 86_400_001})), ["/timeout_ms"]);
     assert_eq!(pointers(json!({"url": "https://example.com/", "timeout_ms": 30_001})), ["/timeout_ms"]);
     assert_eq!(pointers(json!({"url": "https://example.com/", "uri": 1})), [""]);
 }
@@ -509,4 +510,51 @@ async fn the_body_decides_if_the_callback_says_so() {
     let any = json!({"any_status": true, "otherwise": "retry"});
     assert!(matches!(outcome("404", any).await, Err(Failure::Retry { .. })));
     assert_eq!(log.all().len(), 9);
+}
+
+#[tokio::test]
+async fn an_authority_of_your_own_is_trusted_and_a_longer_answer_awaited_if_the_operator_says_so() {
+    let key = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+    let pem = key.cert.pem();
+    let tls = rustls::ServerConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_no_client_auth()
+        .with_single_cert(vec![key.cert.der().clone()], key.signing_key.into())
+        .unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    tokio::spawn(async move {
+        let acceptor = tokio_rustls::TlsAcceptor::from(Arc::new(tls));
+        while let Ok((socket, _)) = listener.accept().await {
+            let acceptor = acceptor.clone();
+            tokio::spawn(async move {
+                // A caller that does not trust the certificate breaks the handshake off.
+                let Ok(mut stream) = acceptor.accept(socket).await else { return };
+                let mut asked = [0; 4_096];
+                let _ = stream.read(&mut asked).await;
+                let _ = stream.write_all(b"HTTP/1.1 204 No Content\r\ncontent-length: 0\r\n\r\n").await;
+                let _ = stream.shutdown().await;
+            });
+        }
+    });
+    let settings = |authorities: &str| CallbackSettings {
+        allow_private: true,
+        longest: Duration::from_secs(3_600),
+        authorities: authorities.as_bytes().to_vec(),
+        ..CallbackSettings::default()
+    };
+    let payload = json!({"url": format!("https://localhost:{port}/in"), "timeout_ms": 3_600_000});
+    let trusting = HttpHandler::new(settings(&pem)).unwrap();
+    assert_eq!(trusting.defaults().timeout, Duration::from_secs(7_200));
+    call(&trusting, payload.clone()).await.unwrap();
+    let failure = call(&HttpHandler::new(settings("")).unwrap(), payload.clone()).await.unwrap_err();
+    assert!(text(&failure).contains("certificate"), "{failure:?}");
+    let usual = HttpHandler::new(CallbackSettings { allow_private: true, ..CallbackSettings::default() }).unwrap();
+    let failure = call(&usual, payload).await.unwrap_err();
+    assert!(text(&failure).contains("must be at most 30000"), "{failure:?}");
+    for wrong in ["not PEM", "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"] {
+        let refused = HttpHandler::new(settings(wrong)).err().unwrap().to_string();
+        assert!(refused.contains("callback_ca_file"), "{refused}");
+    }
 }
