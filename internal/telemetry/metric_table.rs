@@ -123,6 +123,13 @@ pub static METRICS: &[Metric] = &[
     row("tickr_parked_jobs", Gauge, All, &[], "Jobs that wait for room at a limit by key; counted up to 100,000"),
     row("tickr_blocked_jobs", Gauge, All, &[], "Jobs that wait for their parents; counted up to 100,000"),
     row(
+        "tickr_deferred_attempts",
+        Gauge,
+        All,
+        &[],
+        "Attempts on which other systems work, which finish them through the API; counted up to 100,000",
+    ),
+    row(
         "tickr_batches_unfinished",
         Gauge,
         All,

@@ -115,6 +115,7 @@ async fn a_receiver_answers_202_and_finishes_the_attempt_later_through_any_runne
     assert_eq!((reported.status, &reported.body["cancel_requested"]), (200, &json!(false)), "{:#}", reported.body);
     assert_eq!(reported.body["job"], id.to_string());
     assert_eq!(tickr.job(id).await["progress"], json!({"percent": 40.0, "note": "halfway"}));
+    tickr.until_metric("tickr_deferred_attempts 1").await;
     let why = tickr.get(&format!("/v1/jobs/{id}/explain")).await.body;
     assert!(why["summary"].as_str().unwrap().contains("another system works on it"), "{why:#}");
 

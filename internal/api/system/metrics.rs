@@ -138,6 +138,9 @@ impl ReadingsInner {
                 gauge!("tickr_blocked_jobs").set(blocked as f64);
                 gauge!("tickr_batches_unfinished").set(batches as f64);
             }
+            if let Some(deferred) = answer_within(LIMIT, self.store.deferred_attempts()).await {
+                gauge!("tickr_deferred_attempts").set(deferred as f64);
+            }
             if let Some(outbox) = answer_within(LIMIT, self.store.outbox_state()).await {
                 gauge!("tickr_outbox_rejected").set(f64::from(outbox.rejected));
                 gauge!("tickr_outbox_oldest_seconds").set(outbox.oldest_us as f64 / 1e6);

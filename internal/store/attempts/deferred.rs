@@ -254,6 +254,21 @@ impl Store {
         .await
     }
 
+    /// Count the attempts on which other systems work, up to 100,000.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn deferred_attempts(&self) -> Result<i64, StoreError> {
+        on_pool(&self.shared.pools.reads, "count deferred attempts", |conn, _| {
+            Box::pin(async move {
+                let sql = "SELECT COUNT(*) FROM (SELECT 1 FROM deferred_attempts FORCE INDEX (deferred_attempts_look) \
+                           WHERE look_at IS NOT NULL LIMIT 100000) d";
+                sqlx::query_scalar(sql).fetch_one(conn).await
+            })
+        })
+        .await
+    }
+
     /// End deferred attempts that were not finished or reported on in time, as timed out. Returns them, and whether there
     /// may be more.
     ///
