@@ -8,6 +8,7 @@ use uuid::Uuid;
 
 use crate::driver;
 use crate::journal::{Execution, History};
+use crate::kinds;
 use crate::ledger::Book;
 use crate::sink::Call;
 use crate::world::World;
@@ -26,6 +27,8 @@ pub(crate) struct Findings {
     pub(crate) verdicts: BTreeMap<String, usize>,
     /// Number of jobs by end state.
     pub(crate) ends: BTreeMap<String, usize>,
+    /// Attempts in the checkpoints of jobs that completed.
+    pub(crate) checkpoints: usize,
     /// Number of callbacks that completed.
     pub(crate) callbacks: usize,
 }
@@ -50,6 +53,12 @@ struct Line {
 }
 
 impl Line {
+    /// Return the attempts that were in the checkpoint of the job when it succeeded.
+    fn lived(&self) -> Option<Vec<Uuid>> {
+        let result: Value = serde_json::from_str(self.result.as_deref()?).ok()?;
+        result["lived"].as_array()?.iter().map(|token| token.as_str()?.parse().ok()).collect()
+    }
+
     /// Return the token that the handler returned with its success.
     fn token(&self) -> Option<Uuid> {
         let result: Value = serde_json::from_str(self.result.as_deref()?).ok()?;
@@ -93,6 +102,7 @@ pub(crate) async fn everything(world: &World) -> anyhow::Result<Findings> {
         cancels(&mut found, book, &jobs, &history);
     });
     executions(&mut found, &jobs, &history);
+    checkpoints(&mut found, &jobs, &history);
     limit(&mut found, &jobs, &history);
     order(&mut found, &jobs, &history, &mut root).await?;
     tenants(&mut found, &jobs, &history, &mut root).await?;
@@ -229,6 +239,24 @@ fn executions(found: &mut Findings, jobs: &BTreeMap<Uuid, Job>, history: &Histor
             if !done {
                 found.wrong.push(format!("job {id} is completed with {result:?}, which no handler returned"));
             }
+        }
+    }
+}
+
+/// Check that each attempt began with the checkpoint of those before it: no attempt is missing whose checkpoint MySQL had,
+/// and they are in the order of their starts.
+fn checkpoints(found: &mut Findings, jobs: &BTreeMap<Uuid, Job>, history: &History) {
+    for (id, job) in jobs.iter().filter(|(id, job)| kinds::saves(**id) && job.kind == "record") {
+        let Some(line) = job.lines.iter().find(|line| line.verdict == "succeeded") else { continue };
+        let (lived, executions) = (line.lived().unwrap_or_default(), history.jobs.get(id));
+        found.checkpoints += lived.len();
+        let executions = executions.into_iter().flatten();
+        let until: Vec<&Execution> =
+            executions.take_while(|execution| Some(&execution.token) != lived.last()).collect();
+        let missing = until.iter().filter(|execution| execution.saved && !lived.contains(&execution.token)).count();
+        let place = |token: &Uuid| until.iter().position(|execution| execution.token == *token).unwrap_or(until.len());
+        if missing > 0 || !lived.is_sorted_by_key(place) || line.token() != lived.last().copied() {
+            found.wrong.push(format!("job {id} ended with the checkpoint {lived:?}, {missing} are missing: {until:?}"));
         }
     }
 }

@@ -33,6 +33,8 @@ pub(crate) struct Execution {
     pub(crate) began: usize,
     /// Line number and word of its end; `None` when its process died.
     pub(crate) ended: Option<(usize, String)>,
+    /// MySQL had the checkpoint that names the execution.
+    pub(crate) saved: bool,
 }
 
 /// Everything that the handlers wrote.
@@ -66,8 +68,9 @@ impl History {
         let executions = self.jobs.entry(job).or_default();
         let known = executions.iter_mut().find(|execution| execution.token == token);
         match (word, known) {
-            ("start", None) => executions.push(Execution { token, began: at, ended: None }),
+            ("start", None) => executions.push(Execution { token, began: at, ended: None, saved: false }),
             ("start", Some(_)) => self.doubled.push((job, token)),
+            ("saved", Some(execution)) => execution.saved = true,
             (end, Some(execution)) if execution.ended.is_none() => {
                 execution.ended = Some((at, end.to_owned()));
                 if end == "abort" {

@@ -91,6 +91,24 @@ impl Drop for End {
     }
 }
 
+/// Return whether the attempts of a job save checkpoints.
+pub(crate) fn saves(job: Uuid) -> bool {
+    job.as_u128().is_multiple_of(9)
+}
+
+impl Recorder {
+    /// Add this attempt to the checkpoint of the job, and return all attempts in it. The journal gets a line when MySQL has
+    /// it.
+    async fn save(&self, ctx: &Context) -> Result<Vec<Uuid>, Failure> {
+        let mut lived: Vec<Uuid> = ctx.checkpoint()?.unwrap_or_default();
+        lived.push(ctx.token().uuid());
+        ctx.save_checkpoint(&lived)?;
+        ctx.checkpoint_saved().await?;
+        self.0.write("saved", ctx.job_id().uuid(), ctx.token().uuid())?;
+        Ok(lived)
+    }
+}
+
 impl Handler for Recorder {
     type Payload = Record;
 
@@ -98,6 +116,7 @@ impl Handler for Recorder {
         let (id, token) = (ctx.job_id().uuid(), ctx.token().uuid());
         self.0.write("start", id, token)?;
         let mut end = End { journal: Arc::clone(&self.0), job: id, token, word: "dropped" };
+        let lived = if saves(id) { Some(self.save(&ctx).await?) } else { None };
         let act = if ctx.attempt() <= job.times { job.first } else { Act::Succeed };
         let time = Duration::from_millis(job.ms);
         if job.first == Act::Spin {
@@ -115,12 +134,14 @@ impl Handler for Recorder {
         match act {
             Act::Succeed | Act::Spin => {
                 end.word = "done";
-                Output::json(&json!({"token": token}))
+                Output::json(&json!({"token": token, "lived": lived}))
             }
             Act::Fail => Err(Failure::retry("failed on request")),
             Act::Reject => Err(Failure::reject("rejected on request")),
             // A snooze does not count as an attempt used, so chance ends the series.
-            Act::Snooze if rand::random() => Output::json(&json!({"token": token})).inspect(|_| end.word = "done"),
+            Act::Snooze if rand::random() => {
+                Output::json(&json!({"token": token, "lived": lived})).inspect(|_| end.word = "done")
+            }
             Act::Snooze => Err(Failure::snooze(Duration::from_millis(300), "snoozed on request")),
             Act::Panic => panic!("panicked on request"),
             Act::Abort => {
