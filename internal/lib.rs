@@ -32,6 +32,7 @@
 //! - To enqueue from Rust: [`Client`], in a handler by [`ContextExt::client`].
 //! - A handler with state: a closure, or a type that implements [`Handler`].
 //! - A runner inside a larger program: [`App`].
+//! - To store the lines of handlers with their attempts under a `tracing` subscriber of your own: [`attempt_log_layer`].
 //! - To test handlers, alone or with a whole runner: [`testing`].
 //! - To leave out what a small service does not need: the features of the crate.
 //!
@@ -132,6 +133,8 @@ pub use job::{
 };
 #[doc(inline)]
 pub use store::MySqlConnection;
+#[doc(inline)]
+pub use telemetry::attempt_log_layer;
 pub use {schemars, serde, serde_json};
 
 /// The names that most handlers and clients use.

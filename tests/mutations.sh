@@ -1079,6 +1079,58 @@ mutants() {
     mutant 'wake of a nudged outbox' internal/broker/outbox.rs \
         'self.outbox_nudge.notify_one();' 'drop(std::sync::Arc::clone(&self.outbox_nudge));' \
         outbox::a_nudge_starts_jobs_within_milliseconds_and_needs_the_right_key
+    mutant 'log of a success' internal/store/attempts/complete.rs \
+        'insert_logs_step(&mut write, &logs);' \
+        'insert_logs_step(&mut write, &logs[..0]);' \
+        attempt_logs::every_attempt_keeps_the_lines_of_its_handler
+    mutant 'log of every other attempt' internal/store/attempts/settle.rs \
+        'insert_logs_step(&mut script, logs);' \
+        'insert_logs_step(&mut script, &logs[..0]);' \
+        attempt_logs::every_attempt_keeps_the_lines_of_its_handler
+    mutant 'no row for an attempt without lines' 'internal/store/attempts/complete.rs internal/store/attempts/settle.rs' \
+        'let log = self.item.log.as_deref()?;' \
+        'let log = self.item.log.as_deref().unwrap_or_default();' \
+        attempt_logs::an_attempt_without_lines_has_no_log_and_no_row
+    mutant 'bytes of a log in a statement' internal/store/rows/attempt_logs.rs \
+        '40 + self.log.len()' \
+        '40' \
+        store::five_hundred_full_logs_are_settled_by_a_server_that_takes_small_statements
+    mutant 'verdict without a refused log' internal/engine/executor.rs \
+        'error.is_about_the_row() && settlement.log.is_some() =>' \
+        'error.is_about_the_row() && settlement.log.is_some() && bare =>' \
+        attempt_logs::a_log_that_mysql_refuses_costs_the_attempt_nothing_else
+    mutant 'logs of a removed job' internal/store/retention/remove.rs \
+        '("attempt_logs", "job_id"),' \
+        '' \
+        attempt_logs::logs_go_with_their_jobs
+    mutant 'right to read a log' internal/api/jobs/attempt_log.rs \
+        'asker.require_access(&job)?;' \
+        'let _ = (asker, job);' \
+        attempt_logs::a_key_that_may_not_see_a_job_may_not_read_its_logs
+    mutant 'size of a log' internal/telemetry/attempt_log.rs \
+        'self.text.len() + line.len() > ROOM' \
+        'self.text.len() + line.len() > ROOM && self.dropped > 0' \
+        attempt_logs::a_log_keeps_its_newest_lines_and_counts_the_dropped_ones
+    mutant 'control characters in a log' internal/telemetry/attempt_log.rs \
+        'c if is_terminal_control(c) => self.0.extend(c.escape_unicode()),' \
+        'c if is_terminal_control(c) => self.0.push(c),' \
+        attempt_logs::a_log_steers_no_terminal_and_has_one_line_for_each_event
+    mutant 'level of a log' internal/telemetry/attempt_log.rs \
+        'with_attempt_log(|log| log.keeps(*metadata.level()))' \
+        'with_attempt_log(|_| true)' \
+        attempt_logs::the_setting_decides_which_lines_are_kept
+    mutant 'quiet crates in a log' internal/telemetry/attempt_log.rs \
+        '&& !is_quiet(metadata.target(), *metadata.level())' \
+        '&& metadata.is_event()' \
+        attempt_logs::the_setting_decides_which_lines_are_kept
+    mutant 'log of a task of a handler' internal/handlers/context.rs \
+        'log: log.clone(),' \
+        'log: AttemptLog::new(tracing::level_filters::LevelFilter::OFF),' \
+        attempt_logs::the_setting_decides_which_lines_are_kept
+    mutant 'message of a panic in a log' internal/telemetry/logs.rs \
+        'log.write(Level::ERROR, format_args!("panicked at {at}: {message}"));' \
+        'let _ = (log, message);' \
+        attempt_logs::a_served_job_keeps_where_and_why_it_panicked_also_in_a_process_of_its_own
     mutant 'rejected rows in the janitor' internal/store/retention/forget.rs \
         'DELETE FROM outbox_rejected WHERE rejected_at <' 'DELETE FROM outbox_rejected WHERE rejected_at < 0 AND rejected_at <' \
         janitor::the_janitor_empties_its_tables_and_another_carries_on

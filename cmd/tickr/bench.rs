@@ -91,7 +91,7 @@ fn number(name: &'static str, unit: &'static str, range: std::ops::RangeInclusiv
 
 pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
     let text = |name: &str| matches.get_one::<String>(name).map(String::as_str);
-    tickr::telemetry::init_logs(text("log").unwrap_or("error"), false);
+    tickr::telemetry::init_logs(text("log").unwrap_or("error"), false, tickr::config::Config::defaults().attempt_log);
     let settings = settings(matches)?;
     // Register signals before the servers start, so that Ctrl-C during their start also stops them in order.
     let runtime = crate::runtime()?;

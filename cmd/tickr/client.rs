@@ -101,6 +101,15 @@ impl Client {
         self.call(self.http.get(format!("{}{path}", self.url))).await
     }
 
+    /// Get a response that is a text. A problem document becomes an error, as in [`read`](Self::read).
+    pub(crate) async fn get_text(&self, path: &str) -> anyhow::Result<String> {
+        let response = self.send(self.http.get(format!("{}{path}", self.url))).await?;
+        if response.status().is_success() {
+            return Ok(response.text().await?);
+        }
+        bail!("{} answered with {}", self.url, self.read(response).await?)
+    }
+
     /// Send a PUT: for changes that have the same result however often they are repeated.
     pub(crate) async fn put(&self, path: &str, body: &Value) -> anyhow::Result<Value> {
         self.call(self.http.put(format!("{}{path}", self.url)).json(body)).await

@@ -1,8 +1,9 @@
-//! `tickr jobs list|count|show|explain|cancel|retry|run-now|reschedule|set-priority|set-payload|watch`: read, change and
-//! follow jobs through the API.
+//! `tickr jobs list|count|show|log|explain|cancel|retry|run-now|reschedule|set-priority|set-payload|watch`: read, change
+//! and follow jobs through the API.
 
 use std::time::Duration;
 
+use anyhow::anyhow;
 use clap::{Arg, ArgAction, ArgGroup, ArgMatches, Command, value_parser};
 use serde_json::{Value, json};
 
@@ -26,6 +27,15 @@ pub(crate) fn command() -> Command {
             Command::new("count").about("Count the jobs that match a filter").args(client::filter()).arg(json()),
         ))
         .subcommand(one("show", "Show a job with its attempts, and the reasons if it waits"))
+        .subcommand(client::args(
+            Command::new("log").about("Print the lines that an attempt of a job wrote").arg(id()).arg(
+                Arg::new("attempt")
+                    .long("attempt")
+                    .value_name("N")
+                    .value_parser(value_parser!(u32).range(1..))
+                    .help("Number of the attempt; default: the newest one with a log"),
+            ),
+        ))
         .subcommand(one("explain", "List the reasons why a job does not run, the most important first"))
         .subcommand(
             one("cancel", "Cancel a job").arg(client::idempotency_key()).arg(
@@ -76,6 +86,9 @@ pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
         return watch::run(matches);
     }
     let client = Client::from_matches(matches)?;
+    if verb == "log" {
+        return crate::runtime()?.block_on(log(&client, matches));
+    }
     let as_json = matches.get_flag("json");
     crate::runtime()?.block_on(async {
         if verb == "list" {
@@ -129,6 +142,29 @@ pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
         }
         Ok(())
     })
+}
+
+/// Print the log of an attempt. What is said about the attempt goes to standard error, so that standard output has the
+/// log alone.
+async fn log(client: &Client, matches: &ArgMatches) -> CommandResult {
+    let id = matches.get_one::<String>("id").map_or("", String::as_str);
+    let path = format!("/v1/jobs/{}", encoded(id));
+    let number = match matches.get_one::<u32>("attempt") {
+        Some(number) => u64::from(*number),
+        None => {
+            let job = client.get(&path).await?;
+            let attempts = job.get("attempts").and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
+            let newest = attempts.iter().rev().find(|attempt| attempt.get("log_bytes").is_some());
+            let Some(newest) = newest else {
+                return Err(anyhow!("no attempt of job {} has a log", printable(id)).into());
+            };
+            let (number, verdict) = (number(newest, "number"), text(newest, "verdict"));
+            eprintln!("attempt {number} of {}: {}", attempts.len(), printable(&verdict));
+            number
+        }
+    };
+    print!("{}", client.get_text(&format!("{path}/attempts/{number}/log")).await?);
+    Ok(())
 }
 
 /// Print the reasons of an explanation, one line each.
@@ -239,5 +275,12 @@ pub(crate) fn show(job: &Value) {
             text(attempt, "runner"),
             printable(&text(attempt, "error"))
         );
+        if let Some(bytes) = attempt.get("log_bytes").and_then(Value::as_u64) {
+            println!(
+                "     log: {bytes} bytes, `tickr jobs log {} --attempt {}`",
+                text(job, "id"),
+                number(attempt, "number")
+            );
+        }
     }
 }

@@ -222,7 +222,8 @@ fn load(matches: &ArgMatches, requiring: &[&'static str]) -> Result<Loaded, Fail
 
 fn load_flags(flags: &Flags) -> Result<Loaded, Failure> {
     let loaded = Config::load(flags, Config::process_env(), Config::usual_file())?;
-    tickr::telemetry::init_logs(&loaded.config.log, loaded.config.log_format == tickr::config::LogFormat::Json);
+    let Config { log, log_format, attempt_log, .. } = &loaded.config;
+    tickr::telemetry::init_logs(log, *log_format == tickr::config::LogFormat::Json, *attempt_log);
     for warning in &loaded.warnings {
         tracing::warn!("{}: {}", warning.setting, warning.message);
     }

@@ -191,6 +191,7 @@ fn routes() -> (Router<Api>, utoipa::openapi::OpenApi) {
         .routes(routes!(bulk::show))
         .routes(routes!(bulk::cancel))
         .routes(routes!(jobs::result::result))
+        .routes(routes!(jobs::attempt_log::show))
         .routes(routes!(jobs::explain::show))
         .routes(routes!(limits::list))
         .routes(routes!(limits::show, limits::put, limits::remove))

@@ -401,6 +401,11 @@ pub(crate) struct AttemptView {
     /// Only for `http` jobs: the request and the response, without credentials. Left out when no request was made.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) exchange: Option<ExchangeView>,
+    /// Size of the log in bytes. Left out when the attempt has none: it wrote no line, it has not ended, or it was lost.
+    /// `/v1/jobs/{id}/attempts/{number}/log` returns the log.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(maximum = 16384)]
+    pub(crate) log_bytes: Option<u32>,
 }
 
 /// A request to another service, and its response.
@@ -584,6 +589,7 @@ impl From<Attempt> for AttemptView {
             error: attempt.error,
             late_note: attempt.late_note,
             exchange: attempt.exchange.map(ExchangeView::from),
+            log_bytes: attempt.log_bytes,
         }
     }
 }

@@ -56,7 +56,7 @@ use tokio_util::task::TaskTracker;
 use crate::api::{self, ApiParts, Readiness, Readings, RequestPermits, Tokens, Verifier, Warnings};
 use crate::broker::{Broker, ClusterEvents, OperatorSettingsCopy, Watches};
 use crate::client::{Client, RunnerClient};
-use crate::config::{Alerts, Config, ConfigErrors, KindConfig, Threshold};
+use crate::config::{Alerts, Config, ConfigErrors, KeptLogs, KindConfig, Threshold};
 #[cfg(feature = "dashboard")]
 use crate::dashboard;
 use crate::engine::{
@@ -443,6 +443,8 @@ pub fn engine_settings(
         queues: config.queues.iter().filter_map(|name| name.parse().ok()).collect(),
         lease: config.lease,
         tracer,
+        attempt_log: config.attempt_log,
+        keep_logs_of_successes: config.attempt_log_keep == KeptLogs::All,
         retention: retention_of(config),
         purge_hours: config.purge_hours,
         keep_answers: config.retention_idempotency,

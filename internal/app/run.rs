@@ -90,7 +90,7 @@ pub fn serve(matches: &ArgMatches, own: Registry) -> anyhow::Result<()> {
 pub fn serve_with(matches: &ArgMatches, own: Registry, suspects: Suspects) -> anyhow::Result<()> {
     let flags = Flags::from_matches(matches).requiring(&["mysql_url", "redis_url"]);
     let loaded = Config::load(&flags, Config::process_env(), Config::usual_file())?;
-    init_logs(&loaded.config.log, loaded.config.log_format == LogFormat::Json);
+    init_logs(&loaded.config.log, loaded.config.log_format == LogFormat::Json, loaded.config.attempt_log);
     for warning in &loaded.warnings {
         tracing::warn!("{warning}");
     }

@@ -102,7 +102,7 @@ fn run(
 ) -> anyhow::Result<()> {
     let HandOver { runner, parent, job, sources } = hand_over;
     let config = Config::load_again(&sources)?.config;
-    init_logs(&config.log, config.log_format == LogFormat::Json);
+    init_logs(&config.log, config.log_format == LogFormat::Json, config.attempt_log);
     let _ = rustls::crypto::ring::default_provider().install_default();
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let outcome = runtime.block_on(async {

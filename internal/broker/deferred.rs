@@ -113,6 +113,8 @@ impl Broker {
             verdict,
             error: error.map(limits::cut),
             exchange: None,
+            // The runner has stored what the handler wrote.
+            log: None,
             result,
             follow_ups: Vec::new(),
             again,

@@ -68,6 +68,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use secrecy::SecretString;
+use tracing_subscriber::filter::LevelFilter;
 
 use tickr_job::{Hours, Name, suggest};
 
@@ -161,6 +162,10 @@ pub struct Config {
     pub log: String,
     /// Format of the log lines.
     pub log_format: LogFormat,
+    /// Level of the lines that are stored with each attempt, `DEBUG` at most. It does not depend on `log`.
+    pub attempt_log: LevelFilter,
+    /// Attempts whose log is stored.
+    pub attempt_log_keep: KeptLogs,
     /// Base URL of the trace collector, if there is one: the part before `/v1/traces`.
     pub otlp_endpoint: Option<String>,
     /// Headers for the collector: name and value.
@@ -211,6 +216,15 @@ pub enum LogFormat {
     Text,
     /// JSON for log collectors.
     Json,
+}
+
+/// Attempts whose log is stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum KeptLogs {
+    /// All attempts.
+    All,
+    /// The attempts that did not succeed.
+    Failed,
 }
 
 /// A configuration with the information to report about it.
@@ -344,6 +358,8 @@ impl Config {
             http_idle_timeout: Duration::ZERO,
             log: String::new(),
             log_format: LogFormat::Text,
+            attempt_log: LevelFilter::OFF,
+            attempt_log_keep: KeptLogs::All,
             otlp_endpoint: None,
             otlp_headers: Vec::new(),
             otlp_sample: 0.0,

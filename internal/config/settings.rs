@@ -3,15 +3,26 @@
 
 use std::time::Duration;
 
+use tracing_subscriber::filter::LevelFilter;
+
 use super::setting::{Secrecy, Setting};
 use super::url::ServerUrl;
-use super::{Config, LogFormat, callback, duration, parse, size};
+use super::{Config, KeptLogs, LogFormat, callback, duration, parse, size};
 
 const SECOND: Duration = Duration::from_secs(1);
 const HOUR: Duration = Duration::from_secs(3_600);
 const DAY: Duration = Duration::from_secs(86_400);
 
 type Row = Setting<Config>;
+
+/// The levels of the lines that are stored with an attempt.
+const LOG_LEVELS: &[(&str, LevelFilter)] = &[
+    ("off", LevelFilter::OFF),
+    ("error", LevelFilter::ERROR),
+    ("warn", LevelFilter::WARN),
+    ("info", LevelFilter::INFO),
+    ("debug", LevelFilter::DEBUG),
+];
 
 /// All settings outside sections, the most common ones first.
 pub static SETTINGS: &[Setting<Config>] = &[
@@ -177,6 +188,18 @@ pub static SETTINGS: &[Setting<Config>] = &[
         parse::put(&mut c.log_format, parse::one_of(t, &[("text", LogFormat::Text), ("json", LogFormat::Json)]))
     })
     .default("text"),
+    Row::new(
+        "attempt_log",
+        "LEVEL",
+        "Level of the lines stored with each attempt: off, error, warn, info or debug; whatever log says",
+        |c, t| parse::put(&mut c.attempt_log, parse::one_of(t, LOG_LEVELS)),
+    )
+    .default("info"),
+    Row::new("attempt_log_keep", "ATTEMPTS", "Attempts whose log is stored: all, or failed for those that did not succeed", |c, t| {
+        let words = [("all", KeptLogs::All), ("failed", KeptLogs::Failed)];
+        parse::put(&mut c.attempt_log_keep, parse::one_of(t, &words))
+    })
+    .default("all"),
     Row::new(
         "otlp_endpoint",
         "URL",

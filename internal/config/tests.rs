@@ -65,6 +65,8 @@ fn samples(name: &str) -> [&'static str; 3] {
         "ready_low_water" => ["101", "102", "103"],
         "log" => ["debug", "warn", "error"],
         "log_format" => ["json", "text", "json"],
+        "attempt_log" => ["debug", "warn", "off"],
+        "attempt_log_keep" => ["failed", "all", "failed"],
         "otlp_endpoint" => ["http://a:1", "https://b", "http://c/d"],
         "otlp_headers" => ["a=1", "a=1,b=2", "c=3"],
         "otlp_sample" => ["0.25", "0.5", "0.75"],
@@ -130,6 +132,8 @@ fn typed(config: &Config, name: &str) -> String {
         "ready_low_water" => config.ready_low_water.to_string(),
         "log" => config.log.clone(),
         "log_format" => if config.log_format == LogFormat::Json { "json" } else { "text" }.to_owned(),
+        "attempt_log" => config.attempt_log.to_string(),
+        "attempt_log_keep" => if config.attempt_log_keep == KeptLogs::All { "all" } else { "failed" }.to_owned(),
         "otlp_endpoint" => config.otlp_endpoint.clone().unwrap_or_default(),
         "otlp_headers" => {
             let pair = |(name, value): &(String, SecretString)| format!("{name}={}", value.expose_secret());

@@ -47,13 +47,17 @@ pub(super) async fn defer(
     shared: &EngineState,
     claimed: &Claimed,
     later: FinishLater,
-    call: Option<CallOutcome>,
+    (call, log): (Option<CallOutcome>, Option<String>),
 ) -> bool {
     let bounded = |time: Duration| time.clamp(WITHIN.0, WITHIN.1);
     let deferral = Deferral { within: bounded(later.within), report_within: later.report_within.map(bounded) };
     let mut pause = Duration::from_millis(100);
     loop {
-        match shared.store.defer((claimed.id, claimed.token), deferral, claimed.slots(), call).await {
+        match shared
+            .store
+            .defer((claimed.id, claimed.token, claimed.number), deferral, (claimed.slots(), call), log.clone())
+            .await
+        {
             Ok(deferred) => return deferred,
             Err(error) => {
                 tracing::warn!(job = %claimed.id, %error, "cannot defer an attempt yet, trying again");

@@ -31,7 +31,7 @@ use tickr_handlers::{
 };
 use tickr_job::{CallOutcome, Name, NewJob, TraceContext, Verdict, limits};
 use tickr_store::{Again, CheckpointUse, Claim, Claimant, Claimed, Settled, Settlement, Unreadable};
-use tickr_telemetry::{LogScope, in_log_scope};
+use tickr_telemetry::{AttemptLog, LogScope, in_log_scope};
 
 /// Time that a handler has to stop after it was told to, before it is dropped.
 pub(super) const STOP_GRACE: Duration = Duration::from_secs(2);
@@ -78,6 +78,7 @@ pub(super) async fn refuse(shared: &EngineState, unreadable: Unreadable) {
         verdict,
         error: Some(limits::cut(error)),
         exchange: None,
+        log: None,
         result: None,
         follow_ups: Vec::new(),
         again,
@@ -106,21 +107,23 @@ pub(super) async fn execute(
     asked: std::time::Instant,
     held: Option<Held<'_>>,
 ) -> Option<Successor> {
+    let log = AttemptLog::new(shared.settings.attempt_log);
     let scope = LogScope::Attempt {
         job: claimed.id,
         kind: claimed.kind.clone(),
         queue: claimed.queue.clone(),
         attempt: claimed.attempt,
         span_context: claimed.options.trace.as_ref().map(|context| context.span_context),
+        log: log.clone(),
     };
-    in_log_scope(scope.clone(), attempt(shared, claimed, (asked, held), scope)).await
+    in_log_scope(scope.clone(), attempt(shared, claimed, (asked, held), (scope, log))).await
 }
 
 async fn attempt(
     shared: &EngineState,
     mut claimed: Claimed,
     (asked, held): (std::time::Instant, Option<Held<'_>>),
-    scope: LogScope,
+    (scope, log): (LogScope, AttemptLog),
 ) -> Option<Successor> {
     let stop = StopSwitch::default();
     let progress = ProgressSlot::default();
@@ -157,7 +160,7 @@ async fn attempt(
     let exchange = ExchangeSlot::default();
     let call = CallSlot::default();
     let finish = FinishSlot::stored_in(Arc::new(deferred::FinishKeys::of(shared, &claimed)));
-    let slots = (progress, checkpoint.clone(), exchange.clone(), call.clone(), finish.clone());
+    let slots = (progress, checkpoint.clone(), exchange.clone(), call.clone(), finish.clone(), log.clone());
     let payload = std::mem::replace(&mut claimed.payload, RawValue::NULL.to_owned());
     let ended = run(shared, &claimed, payload, &stop, slots, &defaults, &trace, scope).await;
     let ran = began.elapsed();
@@ -167,7 +170,7 @@ async fn attempt(
         HandlerEnd::Returned(Ok(output)) if output.later().is_some() && finish.is_made() => {
             let saved = until_saved(shared, &checkpoint).await;
             if let Some(later) = output.later().filter(|_| saved) {
-                leave(shared, &claimed, (live, worker, seat), (later, call.get()), ran).await;
+                leave(shared, &claimed, (live, worker, seat), (later, call.get(), log.close()), ran).await;
                 return None;
             }
             HandlerEnd::Returned(Err(Failure::retry(
@@ -185,6 +188,9 @@ async fn attempt(
     if let (Some(_), &Again::After(delay)) = (&given_back, &settlement.again) {
         settlement.again = Again::ForAnother(delay);
     }
+    let keeps_log = settlement.verdict != Verdict::Succeeded || shared.settings.keep_logs_of_successes;
+    // What tickr says about the verdict comes after the end of the log.
+    settlement.log = log.close().filter(|_| keeps_log);
     if settlement.verdict != Verdict::Succeeded {
         settlement.exchange = exchange.take().and_then(|exchange| serde_json::to_string(&exchange).ok());
     }
@@ -241,13 +247,13 @@ async fn leave(
     shared: &EngineState,
     claimed: &Claimed,
     (live, worker, seat): (LiveGuard<'_>, Worker<'_>, Option<Seat>),
-    (later, call): (FinishLater, Option<CallOutcome>),
+    (later, call, log): (FinishLater, Option<CallOutcome>, Option<String>),
     ran: Duration,
 ) {
     shared.live.mark_settling(claimed.id, claimed.token);
     let room = shared.workers.until_settling((Some(worker), seat)).await;
     let call = call.or(Some(CallOutcome::Answered));
-    let deferred = deferred::defer(shared, claimed, later, call).await;
+    let deferred = deferred::defer(shared, claimed, later, (call, log)).await;
     drop((live, room));
     shared.broker.meters().record_ended(&claimed.queue, ran, None);
     if !deferred {
@@ -388,6 +394,9 @@ async fn resolve_unread(shared: &EngineState, claimed: &Claimed, ended: HandlerE
     (HandlerEnd::Returned(Err(failure)), given_back)
 }
 
+/// What a handler writes to through its context.
+type Slots = (ProgressSlot, CheckpointSlot, ExchangeSlot, CallSlot, FinishSlot, AttemptLog);
+
 /// Run the handler until it returns, panics, or has to be dropped.
 #[expect(clippy::too_many_arguments, reason = "an attempt and what was made for it")]
 async fn run(
@@ -395,7 +404,7 @@ async fn run(
     claimed: &Claimed,
     payload: Box<RawValue>,
     stop: &StopSwitch,
-    (progress, checkpoint, exchange, call, finish): (ProgressSlot, CheckpointSlot, ExchangeSlot, CallSlot, FinishSlot),
+    (progress, checkpoint, exchange, call, finish, log): Slots,
     defaults: &KindDefaults,
     trace: &AttemptTrace,
     scope: LogScope,
@@ -421,6 +430,7 @@ async fn run(
         trace: trace.trace_context().cloned(),
         exchange,
         call,
+        log,
     })
     .with(shared.client.attachment());
     // A spawned task does not inherit the log scope, so pass it on. The task is aborted if this one panics.
@@ -499,6 +509,7 @@ fn judge(
         verdict: Verdict::Succeeded,
         error: None,
         exchange: None,
+        log: None,
         result: None,
         follow_ups: Vec::new(),
         again: backoff,
@@ -625,6 +636,12 @@ async fn settle(
             Err(error) if error.is_about_the_row() && claimant.is_some() => {
                 tracing::warn!(job = %settlement.id, %error, "cannot settle an attempt and claim the next job of its key");
                 claimant = None;
+                continue;
+            }
+            // Work that was done must not be lost for its log.
+            Err(error) if error.is_about_the_row() && settlement.log.is_some() => {
+                tracing::error!(job = %settlement.id, %error, "mysql refuses the outcome of an attempt, settling it without its log");
+                settlement.log = None;
                 continue;
             }
             Err(error) if error.is_about_the_row() && !bare => {

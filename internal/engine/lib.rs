@@ -100,6 +100,7 @@ use tokio::sync::Notify;
 use tokio::sync::mpsc::{self, UnboundedSender};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
+use tracing::level_filters::LevelFilter;
 
 use alarm::Alarm;
 use attempt_metrics::AttemptMetrics;
@@ -116,7 +117,7 @@ use tickr_handlers::Registry;
 use tickr_index::Index;
 use tickr_job::{Hours, Name, RunnerId};
 use tickr_store::{DueJob, Retention, RunnerRow, Store};
-use tickr_telemetry::{Tracer, log_as};
+use tickr_telemetry::{Tracer, keep_attempt_logs, log_as};
 use unread::Unread;
 use worker_pool::WorkerPool;
 
@@ -133,6 +134,10 @@ pub struct EngineSettings {
     pub lease: Duration,
     /// Records the spans of attempts.
     pub tracer: Tracer,
+    /// Level of the lines that are stored with each attempt.
+    pub attempt_log: LevelFilter,
+    /// Whether an attempt that succeeded keeps its log.
+    pub keep_logs_of_successes: bool,
     /// Retention of ended jobs.
     pub retention: Retention,
     /// Hours in which ended jobs may be removed. None: at any time.
@@ -248,6 +253,7 @@ impl Engine {
         let store = broker.store().clone();
         let runner = settings.runner.clone();
         log_as(&runner);
+        keep_attempt_logs(settings.attempt_log);
         let live = Arc::new(LiveAttempts::default());
         let row = row(&registry, &settings);
         let heartbeats =

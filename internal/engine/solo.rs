@@ -23,7 +23,7 @@ use tickr_handlers::Registry;
 use tickr_index::Index;
 use tickr_job::{JobId, RunnerId};
 use tickr_store::{Claim, StoreError};
-use tickr_telemetry::log_as;
+use tickr_telemetry::{keep_attempt_logs, log_as};
 
 /// Time for settling and unregistering after the handler has ended.
 const TO_SETTLE: Duration = Duration::from_secs(3);
@@ -67,6 +67,7 @@ pub async fn run_suspect(
     let store = broker.store().clone();
     let runner = settings.runner.clone();
     log_as(&runner);
+    keep_attempt_logs(settings.attempt_log);
     // It has no workers of its own: it uses one of its parent.
     let row = super::RunnerRow { workers: 0, parent: Some(parent), ..super::row(&registry, &settings) };
     // Register before the claim, so that other runners notice if this process falls silent.

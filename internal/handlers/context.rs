@@ -1,7 +1,8 @@
 //! A running handler's view of its attempt.
 
 use std::any::Any;
-use std::fmt;
+use std::fmt::{self, Display};
+use std::future::Future;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -12,9 +13,11 @@ use serde_json::value::RawValue;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
+use tracing::Level;
 
 use super::{Failure, FinishKey, FinishSlot};
 use tickr_job::{AttemptToken, CallOutcome, Checkpoint, Exchange, JobId, Name, Progress, TraceContext, limits};
+use tickr_telemetry::{AttemptLog, LogScope, in_log_scope};
 
 /// A handler's view of its own attempt. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -55,6 +58,8 @@ pub struct ContextParts {
     pub exchange: ExchangeSlot,
     /// How the call to the job's host ended, for the breaker of that host.
     pub call: CallSlot,
+    /// The log of the attempt.
+    pub log: AttemptLog,
 }
 
 /// How the call of an attempt to the job's host ended, if the handler said so.
@@ -283,6 +288,7 @@ impl ContextParts {
             trace: None,
             exchange: ExchangeSlot::default(),
             call: CallSlot::default(),
+            log: AttemptLog::default(),
         }
     }
 }
@@ -482,6 +488,45 @@ impl Context {
     /// They must not contain credentials.
     pub(super) fn keep_exchange(&self, exchange: Exchange) {
         self.parts.exchange.put(exchange);
+    }
+
+    /// Add a line of the level `INFO` to the log that is stored with the attempt, and to no other log. The job's page and
+    /// `tickr jobs log` show it. The log keeps the newest 16 KiB of lines. Line breaks are written as `\n`, and a line of
+    /// more than 4 KiB is cut.
+    ///
+    /// The lines of `tracing` and of `log` get there by themselves. This is for handlers that use neither.
+    ///
+    /// ```
+    /// # let ctx = tickr_handlers::Context::detached("import");
+    /// ctx.log(format_args!("read {} of {} rows", 200, 1_000));
+    /// ```
+    pub fn log(&self, message: impl Display) {
+        self.parts.log.write(Level::INFO, message);
+    }
+
+    /// Make `work` write its lines for this attempt. For a task that the handler starts, because a spawned task does not
+    /// inherit this: its lines would name no job and would not be stored with the attempt.
+    ///
+    /// ```no_run
+    /// # async fn work() {}
+    /// # async fn handler(ctx: tickr_handlers::Context) {
+    /// let task = tokio::spawn(ctx.in_scope(async {
+    ///     tracing::info!("a line of this attempt");
+    /// }));
+    /// # let _ = task.await;
+    /// # }
+    /// ```
+    pub fn in_scope<F: Future>(&self, work: F) -> impl Future<Output = F::Output> + use<F> {
+        let ContextParts { job, kind, queue, attempt, trace, log, .. } = &*self.parts;
+        let scope = LogScope::Attempt {
+            job: *job,
+            kind: kind.clone(),
+            queue: queue.clone(),
+            attempt: *attempt,
+            span_context: trace.as_ref().map(|context| context.span_context),
+            log: log.clone(),
+        };
+        in_log_scope(scope, work)
     }
 
     /// Report progress: 0 to 100 percent and a short note. It is shown with the job. Frequent calls are cheap.

@@ -79,6 +79,8 @@ pub struct Attempt {
     pub late_note: Option<String>,
     /// The attempt's request to another service, with the response.
     pub exchange: Option<Exchange>,
+    /// Size of its log in bytes, if it has one.
+    pub log_bytes: Option<u32>,
 }
 
 /// JSON that a handler saved while it ran, for the next attempt of the job to begin with.

@@ -40,6 +40,8 @@ pub mod limits {
     pub const MAX_RESULT_BYTES: usize = 256 * 1024;
     /// Maximum size of a checkpoint of a job, in bytes of JSON.
     pub const MAX_CHECKPOINT_BYTES: usize = 64 * 1024;
+    /// Maximum size of the log stored with an attempt, in bytes.
+    pub const MAX_LOG_BYTES: usize = 16 * 1024;
     /// Maximum size of a payload that a client in Rust may send: the largest body that the API can be set to take.
     pub const MAX_PAYLOAD_BYTES: usize = 1 << 20;
     /// Maximum nesting of a body of the API. Deeper JSON is an attack on the parser, not a payload.

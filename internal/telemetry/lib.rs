@@ -1,5 +1,6 @@
 //! Observability: logs, metrics, traces, and recent figures.
 //!
+//! - `attempt_log`: the newest lines of an attempt, which are stored with it
 //! - `metric_table`: the table of metrics
 //! - `logs`: log lines and their fields
 //! - `meters`: rates and lateness of the last minute
@@ -8,6 +9,7 @@
 //! - `slot`: the open slot of the history behind the charts
 //! - `traces`: spans, and their export to a collector
 
+mod attempt_log;
 mod logs;
 mod meters;
 mod metric_table;
@@ -16,6 +18,7 @@ mod prometheus;
 mod slot;
 mod traces;
 
+pub use attempt_log::{AttemptLog, attempt_log_layer, keep_attempt_logs};
 pub use logs::{LOG_FIELDS, LogScope, in_log_scope, init_logs, log_as, log_fields_table};
 pub use meters::{MeterReadings, Meters};
 pub use metric_table::{Form, METRICS, Metric, Of, metrics_table};

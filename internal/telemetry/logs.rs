@@ -12,12 +12,16 @@ use std::sync::{Arc, OnceLock};
 use chrono::{SecondsFormat, Utc};
 use serde_json::{Map, Value};
 use tracing::field::{Field, Visit};
+use tracing::level_filters::LevelFilter;
 use tracing::{Event, Level, Subscriber};
-use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::format::{Format, Full, Writer};
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
+use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::registry::LookupSpan;
+use tracing_subscriber::util::SubscriberInitExt as _;
+use tracing_subscriber::{EnvFilter, Layer as _};
 
+use super::attempt_log::{AttemptLog, attempt_log_layer, keep_attempt_logs};
 use tickr_job::{JobId, Name, RunnerId, SpanContext};
 
 /// The fields of the lines with their meanings. The fields of every line come first.
@@ -89,6 +93,8 @@ pub enum LogScope {
         attempt: u32,
         /// Span context of the attempt.
         span_context: Option<SpanContext>,
+        /// The log that is stored with the attempt.
+        log: AttemptLog,
     },
 }
 
@@ -114,11 +120,20 @@ fn log_scope() -> Option<LogScope> {
     SCOPE.try_with(Clone::clone).ok()
 }
 
+/// Use the log of the attempt that the current task executes, if it executes one.
+pub(super) fn with_attempt_log<T>(work: impl FnOnce(&AttemptLog) -> T) -> Option<T> {
+    let log = |scope: &LogScope| match scope {
+        LogScope::Attempt { log, .. } => Some(work(log)),
+        LogScope::Request { .. } => None,
+    };
+    SCOPE.try_with(log).ok().flatten()
+}
+
 impl LogScope {
     fn fields(&self, mut tell: impl FnMut(&'static str, Value)) {
         match self {
             Self::Request { id } => tell("request_id", Value::from(&**id)),
-            Self::Attempt { job, kind, queue, attempt, span_context } => {
+            Self::Attempt { job, kind, queue, attempt, span_context, log: _ } => {
                 tell("job", job.to_string().into());
                 tell("kind", kind.as_str().into());
                 tell("queue", queue.as_str().into());
@@ -134,8 +149,10 @@ impl LogScope {
 /// Set up logging for this process. A second call changes nothing, so tests may call it repeatedly.
 ///
 /// `filter` has the syntax of `tracing` filters, such as `info` or `tickr=debug,info`. A filter that cannot be parsed
-/// is replaced by `info`.
-pub fn init_logs(filter: &str, json: bool) {
+/// is replaced by `info`. Lines of `attempts` and above are offered to the logs of attempts, whatever the filter is.
+pub fn init_logs(filter: &str, json: bool, attempts: LevelFilter) {
+    // The bridge from the crate `log` reads the most detailed level once, when it is set up.
+    keep_attempt_logs(attempts);
     let filter = EnvFilter::try_new(filter).unwrap_or_else(|_| EnvFilter::new("info"));
     // For speed only: lines that are never shown are not formatted. `is_quiet` makes the decision.
     let quiet = |(target, level): &(&str, Level)| format!("{target}={level}").parse().ok();
@@ -146,20 +163,27 @@ pub fn init_logs(filter: &str, json: bool) {
         // Terminals get colours, files do not.
         Lines::Text(Format::default().with_target(false).with_ansi(std::io::stderr().is_terminal()))
     };
-    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).event_format(lines);
-    if builder.try_init().is_ok() {
+    let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).event_format(lines).with_filter(filter);
+    if tracing_subscriber::registry().with(lines).with(attempt_log_layer()).try_init().is_ok() {
         log_panics(json);
     }
 }
 
-/// Write panics as log lines. The panic message of a handler may quote its payload, so it is stored with the attempt,
-/// where payloads are protected, and is not logged.
+/// Target of the lines about panics.
+pub(super) const PANICS: &str = module_path!();
+
+/// Write panics as log lines. The panic message of a handler may quote its payload, so it is stored with the attempt and
+/// in the attempt's log, where payloads are protected, and nowhere else.
 fn log_panics(json: bool) {
     let usual = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
         let at = panic.location().map(ToString::to_string).unwrap_or_default();
         match log_scope() {
-            Some(LogScope::Attempt { .. }) => tracing::error!(at, "a handler panicked; its attempt has the message"),
+            Some(LogScope::Attempt { log, .. }) => {
+                let message = panic.payload_as_str().unwrap_or("without a message");
+                log.write(Level::ERROR, format_args!("panicked at {at}: {message}"));
+                tracing::error!(at, "a handler panicked; its attempt has the message");
+            }
             _ if json => tracing::error!(at, error = panic.payload_as_str().unwrap_or(""), "panicked"),
             _ => usual(panic),
         }
@@ -210,7 +234,8 @@ where
     }
 }
 
-fn is_quiet(target: &str, level: Level) -> bool {
+/// Return whether the line comes from one of the crates in [`QUIET`] and is too detailed.
+pub(super) fn is_quiet(target: &str, level: Level) -> bool {
     let root = target.split("::").next().unwrap_or(target);
     // A more detailed level compares as greater.
     QUIET.iter().any(|(quiet, least)| *quiet == root && level > *least)

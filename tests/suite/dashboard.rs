@@ -58,6 +58,7 @@ impl Kind for Letter {
 fn kinds() -> Registry {
     let mut kinds = Registry::new();
     kinds.register(|letter: Letter, ctx: Context| async move {
+        ctx.log(format_args!("to {}", letter.to));
         match letter.fate {
             Fate::Arrives => Output::json(&json!({"delivered_to": letter.to, "sheets": letter.sheets})),
             Fate::Returns => Err(Failure::reject(format!("nobody called {} lives there", letter.to))),
@@ -390,6 +391,28 @@ async fn a_queue_is_paused_with_a_reason_limited_and_resumed() {
     page.reads("default goes on").await;
     tickr.until(waits, State::Completed).await;
     page.reads("served").await;
+    page.assert_calm();
+    drop(page);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_attempt_shows_the_lines_of_its_handler_when_they_are_unfolded() {
+    let Some((tickr, browser)) = begin().await else { return };
+    let page = browser.page(&tickr.url("")).await;
+    let returned = tickr.enqueue(letter(&json!({"to": "Ada\nLovelace", "fate": "returns"}))).await;
+    tickr.until(returned, State::Failed).await;
+    page.visit(&format!("/jobs/{returned}")).await;
+    page.reads("Log 36 bytes").await;
+    page.reads_not("INFO").await;
+    page.click(&button("Log").near("Attempt 1")).await;
+    page.reads("INFO to Ada\\nLovelace").await;
+    // A job whose handler wrote nothing has no such fold.
+    let quiet = tickr.enqueue(json!({"kind": "noop", "payload": {}})).await;
+    tickr.until(quiet, State::Completed).await;
+    page.visit(&format!("/jobs/{quiet}")).await;
+    page.reads("Attempt 1").await;
+    page.has_not(&button("Log").near("Attempt 1")).await;
     page.assert_calm();
     drop(page);
     tickr.stop().await;
@@ -1139,6 +1162,12 @@ async fn hostile_text_is_shown_as_it_is_and_never_runs() {
         if path.ends_with(&called.to_string()) {
             page.click(&button("Request and response")).await;
             page.reads(TELLTALE).await;
+        }
+        if path == format!("/jobs/{failed}") {
+            page.click(&button("Log").near("Attempt")).await;
+            let shown =
+                format!("Boolean(document.querySelector('article pre')?.innerText.includes({}))", json!(TELLTALE));
+            page.until("the log is shown", &shown).await;
         }
         let made: Vec<String> = page
             .eval(

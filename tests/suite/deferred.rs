@@ -328,6 +328,7 @@ async fn a_handler_of_your_own_leaves_its_attempt_to_another_system_and_its_job_
         let sent = Arc::clone(&sent);
         async move {
             ctx.save_checkpoint("asked")?;
+            ctx.log("asked");
             if job.asks {
                 let key = ctx.finish_key().await?;
                 assert_eq!(ctx.finish_key().await?, key, "an attempt has one key");
@@ -351,6 +352,7 @@ async fn a_handler_of_your_own_leaves_its_attempt_to_another_system_and_its_job_
         // The limit counts the attempt, and the order key waits for it.
         assert_eq!(tickr.count("SELECT COUNT(*) FROM owed WHERE state = 'executing'").await, 1, "{nth}");
         assert_eq!(tickr.count("SELECT COUNT(*) FROM checkpoints").await, 2, "that of the failed job, and this one");
+        assert_eq!(tickr.count("SELECT COUNT(*) FROM attempt_logs").await, 1 + nth, "the log is there meanwhile");
         assert_eq!(tickr.finish(&key, json!({"verdict": "succeeded"})).await.status, 200);
         tickr.sql("UPDATE deferred_attempts SET look_at = NULL").await;
     }
@@ -362,5 +364,6 @@ async fn a_handler_of_your_own_leaves_its_attempt_to_another_system_and_its_job_
     assert_eq!(tickr.post("/v1/operations", deletes).await.status, 202);
     tickr.until_count("SELECT COUNT(*) FROM jobs", 0).await;
     assert_eq!(tickr.count("SELECT COUNT(*) FROM deferred_attempts").await, 0);
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM attempt_logs").await, 0);
     tickr.stop().await;
 }

@@ -10,6 +10,7 @@ mod support;
 mod ahead;
 mod api;
 mod api_keys;
+mod attempt_logs;
 mod audit;
 mod backlog;
 mod batches;

@@ -139,6 +139,7 @@ fn stoppable() -> (Context, CancellationToken) {
         finish: Default::default(),
         trace: None,
         exchange: Default::default(),
+        log: Default::default(),
         call: Default::default(),
     });
     (ctx, stop)

@@ -10,6 +10,7 @@ use serde_json::value::RawValue;
 use sqlx::{AssertSqlSafe, Connection, Executor, MySqlConnection, Row};
 use tickr::app::connect_store;
 use tickr::config::Config;
+use tickr::job::limits::MAX_LOG_BYTES;
 use tickr::job::{
     Actor, AttemptToken, Bounds, Due, Edition, Editions, JobId, JobOptions, Limit, Name, NewJob, OnConflict, OnFailure,
     Order, Priority, Producer, Rate, RetryPolicy, RunnerId, Scope, SharedBy, State, Verdict,
@@ -181,6 +182,7 @@ fn settlement(claimed: &Claimed, verdict: Verdict) -> Settlement {
         verdict,
         error: (verdict != Verdict::Succeeded).then(|| "on request".to_owned()),
         exchange: None,
+        log: None,
         result: None,
         follow_ups: Vec::new(),
         again: Again::Backoff(RetryPolicy::default(), 0.5),
@@ -258,6 +260,35 @@ async fn a_refused_write_leaves_no_lock_behind() {
     let mut mysql = test.mysql().await;
     mysql.execute("SET SESSION innodb_lock_wait_timeout = 1").await.unwrap();
     mysql.execute("UPDATE jobs SET max_attempts = max_attempts").await.unwrap();
+    test.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn five_hundred_full_logs_are_settled_by_a_server_that_takes_small_statements() {
+    let options =
+        Options::ephemeral_under(Path::new(env!("CARGO_TARGET_TMPDIR"))).mysql_flag("--max-allowed-packet=524288");
+    let own = Services::start(&options).unwrap();
+    let url = own.mysql_url("logs");
+    Store::create_database(&url).await.unwrap();
+    let test = TestStore::at("logs".into(), url.clone(), url).await;
+    let accepted = test.store.insert((0..500).map(|_| job()).collect()).await.unwrap();
+    let mut settlements = Vec::new();
+    for (place, accepted) in accepted.iter().enumerate() {
+        let claimed = test.claimed(accepted.id).await;
+        let verdict = if place % 2 == 0 { Verdict::Succeeded } else { Verdict::Rejected };
+        // Control characters are written out before they get here. All else is one to four bytes for a character.
+        let log = format!("{place} {}", "ü".repeat(MAX_LOG_BYTES)[..MAX_LOG_BYTES - 6].to_owned());
+        settlements.push(Settlement { log: Some(log), ..settlement(&claimed, verdict) });
+    }
+    let settled = settlements.iter().map(|settlement| test.store.settle(settlement.clone()));
+    for settled in futures_util::future::join_all(settled).await {
+        assert!(matches!(settled.unwrap(), Settled::Done { .. }));
+    }
+    for settlement in &settlements {
+        let log = test.store.attempt_log(settlement.id, settlement.number).await.unwrap();
+        assert_eq!(log, settlement.log);
+    }
+    assert_eq!(test.count("SELECT COUNT(*) FROM attempt_logs WHERE size_bytes = LENGTH(log)").await, 500);
     test.stop().await;
 }
 

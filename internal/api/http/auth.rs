@@ -196,9 +196,8 @@ impl Need {
             ["v1", "jobs", "count"] if reads => Self::Read,
             ["v1", "schedules", "preview"] if *method == Method::POST => Self::Read,
             // By the id of a job, which its producer knows.
-            ["v1", "jobs", _] | ["v1", "jobs", _, "result" | "events"] | ["v1", "kinds" | "whoami"] if reads => {
-                Self::Any
-            }
+            ["v1", "jobs", _] | ["v1", "jobs", _, "result" | "events"] if reads => Self::Any,
+            ["v1", "jobs", _, "attempts", _, "log"] | ["v1", "kinds" | "whoami"] if reads => Self::Any,
             ["" | "docs" | "openapi.json", ..] if reads => Self::Any,
             ["v1", "api-keys" | "keys", ..] => Self::Admin,
             _ if reads => Self::Read,
@@ -386,6 +385,7 @@ mod tests {
             (Method::GET, "/v1/jobs/count", "yny"),
             (Method::GET, id, "yyy"),
             (Method::GET, &format!("{id}/result"), "yyy"),
+            (Method::GET, &format!("{id}/attempts/1/log"), "yyy"),
             (Method::GET, &format!("{id}/explain"), "yny"),
             (Method::GET, "/v1/kinds", "yyy"),
             (Method::GET, "/openapi.json", "yyy"),
@@ -439,6 +439,7 @@ mod tests {
         assert!(calls > 50, "{calls}");
         let expected = [
             "GET /v1/jobs/{id} any",
+            "GET /v1/jobs/{id}/attempts/{number}/log any",
             "GET /v1/jobs/{id}/events any",
             "GET /v1/jobs/{id}/result any",
             "GET /v1/api-keys admin",

@@ -176,6 +176,10 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
     }
 }
 
+fn invalid_job_id() -> Problem {
+    Problem::new(Code::InvalidId, "a job id is a hyphenated UUID such as 0192f8c0-7f3a-7c4e-9d5b-3e2a1f0c9b8a")
+}
+
 /// The job id in the path.
 pub(crate) struct IdPath(pub(crate) JobId);
 
@@ -183,11 +187,26 @@ impl<S: Send + Sync> FromRequestParts<S> for IdPath {
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Problem> {
-        let wrong = || {
-            Problem::new(Code::InvalidId, "a job id is a hyphenated UUID such as 0192f8c0-7f3a-7c4e-9d5b-3e2a1f0c9b8a")
-        };
-        let Path(text) = Path::<String>::from_request_parts(parts, state).await.map_err(|_| wrong())?;
-        text.parse().map(Self).map_err(|_| wrong())
+        let Path(text) = Path::<String>::from_request_parts(parts, state).await.map_err(|_| invalid_job_id())?;
+        text.parse().map(Self).map_err(|_| invalid_job_id())
+    }
+}
+
+/// The job id and the number of an attempt in the path.
+pub(crate) struct AttemptPath(pub(crate) JobId, pub(crate) u32);
+
+impl<S: Send + Sync> FromRequestParts<S> for AttemptPath {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Problem> {
+        let texts = Path::<(String, String)>::from_request_parts(parts, state).await;
+        let Path((id, number)) = texts.map_err(|_| invalid_job_id())?;
+        let number = Some(number).filter(|text| text.bytes().all(|byte| byte.is_ascii_digit()));
+        let number = number.and_then(|text| text.parse().ok()).ok_or_else(|| {
+            let here = tickr_handlers::Problem::at("number", "must be the number of an attempt, such as 1");
+            Problem::new(Code::InvalidRequest, "the number in the path is not valid").at("", vec![here])
+        })?;
+        Ok(Self(id.parse().map_err(|_| invalid_job_id())?, number))
     }
 }
 

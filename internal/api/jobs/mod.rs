@@ -1,11 +1,13 @@
 //! `/v1/jobs`: enqueue, list, count, show, cancel, retry, run now, and the children of a job.
 //!
+//! - `attempt_log.rs`: the log of an attempt (`/v1/jobs/{id}/attempts/{number}/log`)
 //! - `change.rs`: change the due time or the priority of a waiting job (`PATCH /v1/jobs/{id}`)
 //! - `explain.rs`: the reasons why a job does not run (`/v1/jobs/{id}/explain`)
 //! - `import.rs`: enqueue any number of jobs from NDJSON (`/v1/jobs/import`)
 //! - `result.rs`: wait for the result of a job (`/v1/jobs/{id}/result`)
 //! - `warnings.rs`: warnings in the response to an enqueue
 
+pub(super) mod attempt_log;
 pub(super) mod change;
 pub(super) mod explain;
 pub(super) mod import;

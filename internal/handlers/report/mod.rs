@@ -679,6 +679,7 @@ mod tests {
             trace: None,
             exchange: Default::default(),
             call: Default::default(),
+            log: Default::default(),
         });
         let source = Memory { hangs: true, ..memory(500) };
         let running = tokio::spawn({

@@ -17,6 +17,7 @@ use uuid::Uuid;
 
 use crate::attempts::claim::{Claim, Claims, Opened, read_step};
 use crate::attempts::settlement::{CheckpointUse, SettleRequest, Settlement};
+use crate::rows::attempt_logs::{AttemptLogRow, insert_logs_step};
 use crate::rows::checkpoints::HAS_CHECKPOINT;
 use crate::rows::links::{AWAITED, BatchChanges, IN_BATCH};
 use crate::rows::order::{Successor, lock_step, release_steps, successors_step};
@@ -58,6 +59,11 @@ impl<'a> Success<'a> {
     fn bytes(&self) -> usize {
         200 + self.item.result.as_ref().map_or(0, |raw| raw.get().len())
     }
+
+    fn log(&self) -> Option<AttemptLogRow<'a>> {
+        let log = self.item.log.as_deref()?;
+        Some(AttemptLogRow { job: self.item.id, number: self.item.number, log })
+    }
 }
 
 /// Settle all of them or none. Returns nothing, with nothing written, when a token no longer holds its job or a cancel
@@ -78,7 +84,9 @@ pub(crate) async fn complete<'a>(
     }
     let mut sorted: Vec<&Success<'_>> = successes.iter().collect();
     sorted.sort_unstable_by_key(|success| success.item.id);
-    let bytes = sorted.iter().map(|success| success.bytes()).sum();
+    let logs: Vec<AttemptLogRow<'_>> = sorted.iter().filter_map(|success| success.log()).collect();
+    let bytes = sorted.iter().map(|success| success.bytes()).sum::<usize>();
+    let bytes = bytes + logs.iter().map(AttemptLogRow::bytes).sum::<usize>();
 
     let ids: Vec<Uuid> = sorted.iter().map(|success| success.item.id.uuid()).collect();
     // The fence is the pair of id and token. The token alone is not enough: it belongs to a whole batch of claims, and
@@ -153,6 +161,7 @@ pub(crate) async fn complete<'a>(
             ]);
         },
     );
+    insert_logs_step(&mut write, &logs);
     let mut counts: BTreeMap<(&Name, &Name), i64> = BTreeMap::new();
     for success in &sorted {
         *counts.entry((&success.opened.queue, &success.opened.kind)).or_default() += 1;

@@ -17,6 +17,7 @@ use crate::attempts::breakers::EndedCall;
 use crate::attempts::lease::{Reaped, end, ending, own_policies, progress_text};
 use crate::attempts::limited::SlotsOfJob;
 use crate::attempts::settlement::Again;
+use crate::rows::attempt_logs::{AttemptLogRow, write_log};
 use crate::rows::checkpoints::{mark_checkpoints, write_checkpoints};
 use crate::rows::limits::LimitKey;
 use crate::rows::order::lock_free_keys_of;
@@ -128,20 +129,21 @@ impl Store {
     /// Leave an attempt to the system that has its finish key. Returns false, with nothing changed, if the token does not
     /// hold the job any more: the system may have finished the attempt already.
     ///
-    /// `slots` are the keys of limits of which the attempt has a slot. It keeps them.
+    /// `slots` are the keys of limits of which the attempt has a slot. It keeps them. `log` has the lines that the handler
+    /// wrote; they are stored whatever the verdict will be.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses. The lease then still holds, and the caller may try again.
     pub async fn defer(
         &self,
-        (id, token): (JobId, AttemptToken),
+        (id, token, number): (JobId, AttemptToken, u32),
         deferral: Deferral,
-        slots: Arc<[LimitKey]>,
-        call: Option<CallOutcome>,
+        (slots, call): (Arc<[LimitKey]>, Option<CallOutcome>),
+        log: Option<String>,
     ) -> Result<bool, StoreError> {
         let shared = self.shared.clone();
         let deferred = transact(&self.shared.pools.loops, "defer an attempt", move |conn, _| {
-            let shared = shared.clone();
+            let (shared, log) = (shared.clone(), log.clone());
             Box::pin(async move {
                 let held = lock_held(conn, std::iter::once(id)).await?;
                 if !is_ours(held.get(&id), token) {
@@ -165,6 +167,9 @@ impl Store {
                     .bind(token.uuid());
                 query.execute(&mut *conn).await?;
                 extend_lease(conn, id, until).await?;
+                if let Some(log) = &log {
+                    write_log(conn, AttemptLogRow { job: id, number, log }).await?;
+                }
                 Ok(true)
             })
         })

@@ -395,6 +395,7 @@ pub(super) fn ending(id: JobId, owed: &Owed, verdict: Verdict, why: &str, again:
         verdict,
         error: Some(why.into()),
         exchange: None,
+        log: None,
         result: None,
         follow_ups: Vec::new(),
         again,

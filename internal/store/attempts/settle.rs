@@ -2,8 +2,8 @@
 //!
 //! The `owed` rows are locked by primary key and read, and the pure state machine decides. Then a few statements write
 //! the whole batch: rows of jobs that ended are deleted from `owed`, rows of jobs that wait again get a new due time,
-//! every attempt gets its line in the ledger (the last one with the end state and the result of the job), and follow-up
-//! jobs are inserted in the same transaction.
+//! every attempt gets its line in the ledger (the last one with the end state and the result of the job) and a row for its
+//! log if it wrote one, and follow-up jobs are inserted in the same transaction.
 //!
 //! Every statement names its index or its order. On a small table, MySQL and MariaDB both prefer a full scan for an IN
 //! list. Two scans for disjoint rows can deadlock, two index lookups cannot.
@@ -20,6 +20,7 @@ use uuid::Uuid;
 
 use crate::attempts::complete::{Success, SuccessorClaim, complete};
 use crate::attempts::settlement::{Again, CheckpointUse, SettleReply, SettleRequest, Settled, Settlement};
+use crate::rows::attempt_logs::{AttemptLogRow, insert_logs_step};
 use crate::rows::checkpoints::{HAS_CHECKPOINT, delete_checkpoints, mark_checkpoints, sorted, write_checkpoints};
 use crate::rows::dead_letters::{NewDeadLetter, insert_dead_letters};
 use crate::rows::jobs::{Accepted, insert_owed};
@@ -34,6 +35,7 @@ use crate::sql::batches::{BYTES_PER_ROW, groups, placeholders, statement, tuples
 use crate::sql::clock::{StoreClock, read_clock};
 use crate::sql::connection::{DbFuture, PriorRun};
 use crate::sql::error::corrupt;
+use crate::sql::script::Script;
 use tickr_job::{JobId, Name, NewJob, Priority, State, StateInput, Timestamp, Verdict, ceil_ms, limits, next};
 
 /// The group commit of settlements.
@@ -59,7 +61,8 @@ impl Batch for Settles {
     fn weight(SettleRequest { settlement: item, .. }: &SettleRequest) -> usize {
         let follow_ups = item.follow_ups.iter().map(|job| 1 + job.payload.get().len() / BYTES_PER_ROW).sum::<usize>();
         let checkpoint = if let CheckpointUse::Unsaved(content) = &item.checkpoint { content.len() } else { 0 };
-        1 + follow_ups + (item.result.as_ref().map_or(0, |raw| raw.get().len()) + checkpoint) / BYTES_PER_ROW
+        let texts = item.result.as_ref().map_or(0, |raw| raw.get().len()) + item.log.as_ref().map_or(0, String::len);
+        1 + follow_ups + (texts + checkpoint) / BYTES_PER_ROW
     }
 
     fn row(item: &SettleRequest) -> Option<JobId> {
@@ -198,6 +201,12 @@ impl Transition<'_> {
         let priority = self.owed.priority.try_into().ok()?;
         self.execute_at.map(|_| (self.owed.queue.clone(), priority))
     }
+
+    /// Return the row of the log, if the attempt has one.
+    fn log(&self) -> Option<AttemptLogRow<'_>> {
+        let log = self.item.log.as_deref()?;
+        Some(AttemptLogRow { job: self.item.id, number: self.owed.attempt, log })
+    }
 }
 
 /// Decide the outcome of a settlement for its row. This is a pure function of its arguments.
@@ -270,7 +279,8 @@ pub(crate) async fn write_moves(
     wait_again(conn, &again).await?;
     settle_checkpoints(conn, moves, now).await?;
     let started = moves.iter().filter(|step| !step.undone);
-    append_to_ledger(conn, &started.map(AttemptRow::from_transition).collect::<Vec<_>>(), now).await?;
+    append_to_ledger(conn, &started.clone().map(AttemptRow::from_transition).collect::<Vec<_>>(), now).await?;
+    append_logs(conn, &started.filter_map(Transition::log).collect::<Vec<_>>()).await?;
     let failed = ended.iter().filter(|step| step.state == State::Failed);
     let dead_letters: Vec<NewDeadLetter<'_>> = failed
         .map(|step| NewDeadLetter {
@@ -322,6 +332,16 @@ async fn settle_checkpoints(
     }
     let over = moves.iter().filter(|step| completed(step) && step.owed.links & HAS_CHECKPOINT != 0);
     delete_checkpoints(conn, &over.map(|step| step.item.id.uuid()).collect::<Vec<_>>()).await
+}
+
+/// Write the logs of attempts, in key order.
+async fn append_logs(conn: &mut MySqlConnection, logs: &[AttemptLogRow<'_>]) -> Result<(), sqlx::Error> {
+    if logs.is_empty() {
+        return Ok(());
+    }
+    let mut script = Script::about(logs.len(), logs.iter().map(AttemptLogRow::bytes).sum());
+    insert_logs_step(&mut script, logs);
+    script.run(conn).await.map(drop)
 }
 
 /// Write the new values of jobs that wait again. An upsert of rows that are locked and known to exist updates many

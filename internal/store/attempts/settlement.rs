@@ -27,6 +27,9 @@ pub struct Settlement {
     pub error: Option<String>,
     /// The exchange with another service, as JSON: the request and the answer. It is stored unless the job completes.
     pub exchange: Option<String>,
+    /// The newest lines that were written during the attempt, at most
+    /// [`MAX_LOG_BYTES`](tickr_job::limits::MAX_LOG_BYTES).
+    pub log: Option<String>,
     /// The result that the handler returned. It is stored only if the job completes.
     pub result: Option<Box<RawValue>>,
     /// Jobs to insert if the job completes.

@@ -53,6 +53,7 @@ impl Store {
                     verdict: death.verdict,
                     error: Some(death.error),
                     exchange: None,
+                    log: None,
                     result: None,
                     follow_ups: Vec::new(),
                     again,

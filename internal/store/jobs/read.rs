@@ -55,6 +55,24 @@ impl Store {
         .await
     }
 
+    /// Read the log of an attempt, at most [`MAX_LOG_BYTES`](tickr_job::limits::MAX_LOG_BYTES). An attempt that wrote no
+    /// line has none, and neither has one that has not ended.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn attempt_log(&self, id: JobId, number: u32) -> Result<Option<String>, StoreError> {
+        on_pool(&self.shared.pools.reads, "read the log of an attempt", move |conn, _| {
+            Box::pin(async move {
+                sqlx::query_scalar("SELECT log FROM attempt_logs WHERE job_id = ? AND number = ?")
+                    .bind(id.uuid())
+                    .bind(number)
+                    .fetch_optional(conn)
+                    .await
+            })
+        })
+        .await
+    }
+
     /// Read a page of jobs older than `before`, newest first.
     ///
     /// A page looks at a bounded number of rows. With a filter that matches few jobs, a page may be short or empty and
@@ -242,6 +260,7 @@ fn open_attempt(row: &MySqlRow, job: &Job) -> Result<Option<Attempt>, sqlx::Erro
         error: None,
         late_note: None,
         exchange: None,
+        log_bytes: None,
     }))
 }
 
@@ -274,12 +293,17 @@ async fn ledgers_of(
     if ids.is_empty() {
         return Ok(BTreeMap::new());
     }
-    // Like the result, the exchange is not shown in a listing.
-    let exchange = if result == "result" { "exchange" } else { "NULL" };
+    // Like the result, the exchange and the size of the log are not shown in a listing.
+    let (exchange, log_bytes, logs) = if result == "result" {
+        let logs = "LEFT JOIN attempt_logs g FORCE INDEX (PRIMARY) ON g.job_id = a.job_id AND g.number = a.number";
+        ("a.exchange", "g.size_bytes", logs)
+    } else {
+        ("NULL", "NULL", "")
+    };
     let sql = format!(
-        "SELECT job_id, number, runner, execute_at, started_at, finished_at, {VERDICT} AS verdict, error, burned, end_state, \
-         {result} AS result, late_note, {exchange} AS exchange FROM attempts FORCE INDEX (PRIMARY) WHERE job_id IN {} \
-         ORDER BY job_id, number",
+        "SELECT a.job_id, a.number, runner, execute_at, started_at, finished_at, {VERDICT} AS verdict, error, burned, \
+         end_state, {result} AS result, late_note, {exchange} AS exchange, {log_bytes} AS log_bytes \
+         FROM attempts a FORCE INDEX (PRIMARY) {logs} WHERE a.job_id IN {} ORDER BY a.job_id, a.number",
         placeholders(padded_len(ids.len()))
     );
     let query = bind_padded(statement(sql), &ids);
@@ -314,6 +338,7 @@ async fn ledgers_of(
             late_note: row.try_get("late_note")?,
             // The exchange is only information for people, so one that cannot be read is left out.
             exchange: row.try_get::<Option<String>, _>("exchange")?.and_then(|text| serde_json::from_str(&text).ok()),
+            log_bytes: row.try_get::<Option<u16>, _>("log_bytes")?.map(u32::from),
         });
     }
     Ok(ledgers)

@@ -69,6 +69,7 @@ const FILES: &[(&str, &str)] = embedded![
     "0041_batches.sql",
     "0042_checkpoints.sql",
     "0043_deferred_attempts.sql",
+    "0044_attempt_logs.sql",
 ];
 
 /// The migrations that this binary brings, in order.

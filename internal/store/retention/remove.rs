@@ -184,6 +184,7 @@ async fn delete(conn: &mut MySqlConnection, ids: &[Uuid]) -> Result<(), sqlx::Er
     // Delete the ledger first. A job without lines would look lost; lines without a job are only invisible.
     for (table, key) in [
         ("attempts", "job_id"),
+        ("attempt_logs", "job_id"),
         ("job_tags", "job_id"),
         ("dead_letters", "job_id"),
         ("checkpoints", "job_id"),

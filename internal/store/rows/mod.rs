@@ -3,6 +3,7 @@
 //! These files know [`sql`](super::sql) and each other, and no other room.
 //!
 //! - `aged.rs`: removes rows by their age.
+//! - `attempt_logs.rs`: rows of `attempt_logs`.
 //! - `breakers.rs`: columns of `limit_keys` about the breaker of a host.
 //! - `checkpoints.rs`: rows of `checkpoints`.
 //! - `dead_letters.rs`: rows of `dead_letters`.
@@ -16,6 +17,7 @@
 //! - `unique_keys.rs`: rows of `unique_keys`.
 
 pub(super) mod aged;
+pub(super) mod attempt_logs;
 pub(super) mod breakers;
 pub(super) mod checkpoints;
 pub(super) mod dead_letters;

@@ -121,6 +121,12 @@ export async function callTagged(method, path, options) {
   return { body: await read(response), tag: response.headers.get('etag') };
 }
 
+/** The body as text, of an answer that is not JSON. Throws as `call` does. */
+export async function readText(path, signal) {
+  const response = await send('GET', path, { signal });
+  return response.ok ? response.text() : read(response);
+}
+
 export const get = (path, query, signal) => call('GET', url(path, query), { signal });
 export const post = (path, body) => call('POST', path, { body });
 /** One segment of a path. */

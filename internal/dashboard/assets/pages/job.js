@@ -1,8 +1,8 @@
 // One job: why it is where it is, what happened to it, and what can be done.
 
-import { call, callTagged, post, seg, url } from '../core/api.js';
+import { call, callTagged, post, readText, seg, url } from '../core/api.js';
 import { html, useEffect, useState } from '../core/dom.js';
-import { plural, span, utc } from '../core/format.js';
+import { count, plural, span, utc } from '../core/format.js';
 import { useQuery } from '../core/query.js';
 import { go } from '../core/route.js';
 import {
@@ -82,7 +82,7 @@ export default function Job({ params: [id] }) {
     <div class="grid wide">
       <div class="stack">
         <${Panel} title="Attempts" side=${html`<span class="soft num">${it.attempt} of ${it.max_attempts} used</span>`}>
-          <${Attempts} job=${it} />
+          <${Attempts} job=${it} path=${path} />
         </${Panel}>
         <${Panel} title="Payload"><${Json} value=${it.payload} schema=${kind?.schema} label="payload" /></${Panel}>
         ${
@@ -363,7 +363,7 @@ function reschedule(job, path, done) {
   });
 }
 
-function Attempts({ job }) {
+function Attempts({ job, path }) {
   const now = useNow();
   if (!job.attempts?.length) return html`<p class="faint">None has begun yet.</p>`;
   return html`<div class="stack tight">
@@ -396,9 +396,29 @@ function Attempts({ job }) {
             <${Json} value=${attempt.exchange} label="exchange" />
           </details>`
         }
+        ${attempt.log_bytes && html`<${Log} of=${`${path}/attempts/${attempt.number}`} bytes=${attempt.log_bytes} />`}
       </article>`;
     })}
   </div>`;
+}
+
+/** The lines that an attempt wrote. They are read when they are unfolded. */
+function Log({ of, bytes }) {
+  const [wanted, want] = useState(false);
+  const log = useQuery(wanted ? `${of}/log` : null, { read: readText });
+  return html`<details onToggle=${(event) => event.target.open && want(true)}>
+    <summary>Log <span class="soft num">${count(bytes)} bytes</span></summary>
+    ${
+      log.data
+        ? html`
+            <div class="row end"><${Copy} text=${log.data} label="Copy the log" /></div>
+            <pre class="tall" tabindex="0" role="region" aria-label="Log">${log.data}</pre>
+          `
+        : log.error
+          ? html`<${Trouble} error=${log.error} retry=${log.reload} />`
+          : wanted && html`<${Skeleton} />`
+    }
+  </details>`;
 }
 
 /** The jobs that it waits for, and what becomes of it when one of them does not complete. */
