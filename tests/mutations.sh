@@ -1066,7 +1066,7 @@ mutants() {
     );' \
         outbox::a_transaction_that_stays_open_delays_no_other_row
     mutant 'rows for another version' internal/broker/outbox.rs \
-        'if age < LEFT_AT_MOST && another_may_read' 'if age < -LEFT_AT_MOST && another_may_read' \
+        'if age < LEFT_AT_MOST && another_may_read' 'if age > 100 * LEFT_AT_MOST && another_may_read' \
         outbox::a_row_whose_kind_only_another_runner_has_is_left_to_it
     mutant 'rows of a dead leader' internal/store/change_summary.rs \
         '- INTERVAL 3 SECOND' '- INTERVAL 3 HOUR' \
@@ -1131,6 +1131,39 @@ mutants() {
         'log.write(Level::ERROR, format_args!("panicked at {at}: {message}"));' \
         'let _ = (log, message);' \
         attempt_logs::a_served_job_keeps_where_and_why_it_panicked_also_in_a_process_of_its_own
+    mutant 'list of copied rows' internal/store/outbox/copies.rs \
+        'let ids = copied.chunks(16)' 'let ids = copied[..0].chunks(16)' \
+        outbox_sources::a_runner_that_lost_the_source_copies_and_deletes_nothing_that_it_read_before
+    mutant 'list of copied rows after a crash' internal/engine/outbox_sources.rs \
+        'copied: turn.copied.into_iter().collect(),' 'copied: turn.copied.into_iter().take(0).collect(),' \
+        outbox_sources::a_lost_answer_of_either_server_neither_loses_nor_doubles_a_row
+    mutant 'turn of a copy' internal/store/outbox/copies.rs \
+        'if turn != copy.turn {' 'if turn < copy.turn {' \
+        outbox_sources::a_runner_that_lost_the_source_copies_and_deletes_nothing_that_it_read_before
+    mutant 'deletion of a row with a used id' internal/store/outbox/source.rs \
+        'AND (created_at > ?) IS NOT TRUE' 'AND (created_at > ? OR TRUE)' \
+        outbox_sources::a_runner_that_lost_the_source_copies_and_deletes_nothing_that_it_read_before
+    mutant 'copied rows that are locked' internal/store/outbox/source.rs \
+        'Err(error) if error.is_lock_wait() => Ok(false),' 'Err(error) if error.is_lock_wait() && ids.is_empty() => Ok(false),' \
+        outbox_sources::a_row_that_is_copied_and_locked_at_the_source_is_not_copied_again
+    mutant 'outbox of a tickr as a source' internal/store/outbox/source.rs \
+        'column.name == "copied_from"' 'column.name == "no such column"' \
+        outbox_sources::the_outbox_of_a_tickr_is_no_source_and_keeps_its_rows
+    mutant 'rights at a source' internal/store/outbox/source.rs \
+        '("delete from the table", "DELETE FROM' '("read again", "SELECT id FROM' \
+        outbox_sources::a_missing_table_column_or_right_and_a_replica_are_named
+    mutant 'rows of a source one by one' internal/engine/outbox_sources.rs \
+        'if error.is_about_the_row() => {}' 'if error.is_about_the_row() && error.is_transient() => {}' \
+        outbox_sources::a_row_that_the_outbox_cannot_hold_is_rejected_with_its_source_and_holds_up_no_other
+    mutant 'nudge of a source' internal/broker/outbox.rs \
+        'self.source_nudges.send_modify(|nudges| *nudges += 1);' '' \
+        outbox_sources::a_nudged_runner_takes_the_source_over_and_starts_jobs_within_milliseconds
+    mutant 'age of a copied row' internal/store/outbox/leader.rs \
+        'COALESCE(copied_at, created_at) AS since' 'created_at AS since' \
+        outbox_sources::the_lag_of_copied_rows_begins_with_the_copy
+    mutant 'sources in the janitor' internal/store/retention/forget.rs \
+        "INTERVAL ? SECOND AND copied = ''" "INTERVAL ? SECOND AND copied = 'x'" \
+        janitor::the_janitor_empties_its_tables_and_another_carries_on
     mutant 'rejected rows in the janitor' internal/store/retention/forget.rs \
         'DELETE FROM outbox_rejected WHERE rejected_at <' 'DELETE FROM outbox_rejected WHERE rejected_at < 0 AND rejected_at <' \
         janitor::the_janitor_empties_its_tables_and_another_carries_on

@@ -16,9 +16,11 @@ pub(crate) fn command() -> Command {
              payloads that they would reject. Then check every schedule: its ticks, and the payload of its jobs. The \
              report names the kinds that living runners have in another version: a job that one version cannot read \
              waits for a runner of the other version and uses no attempt. A job of a kind that this binary does not \
-             have waits for a runner that has it, and uses no attempt either. The check reads MySQL page by page \
-             without locks, changes nothing, and may run beside a live system.\n\n\
-             Exit code 0 when nothing would be rejected, 1 when something would be rejected or MySQL cannot be read.",
+             have waits for a runner that has it, and uses no attempt either. At last it connects to each outbox in \
+             the database of an application, and says which table or right is missing. The check reads MySQL page by \
+             page without locks, changes nothing, and may run beside a live system.\n\n\
+             Exit code 0 when nothing would be rejected, 1 when something would be rejected, or MySQL or an outbox \
+             cannot be read.",
         )
         .arg(
             Arg::new("pending")

@@ -1,7 +1,9 @@
-//! `tickr outbox show|nudge|rejected|replay|discard`: jobs that other programs request with a plain INSERT.
+//! `tickr outbox show|nudge|rejected|replay|discard|schema`: jobs that other programs request with a plain INSERT.
 
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use serde_json::{Value, json};
+
+use tickr::store::OUTBOX_SCHEMA;
 
 use crate::CommandResult;
 use crate::client::{self, Client};
@@ -23,10 +25,17 @@ pub(crate) fn command() -> Command {
         ))
         .subcommand(client::args(Command::new("replay").about("Move a rejected row back, after a fix").arg(id())))
         .subcommand(client::args(Command::new("discard").about("Remove a rejected row").arg(id())))
+        .subcommand(
+            Command::new("schema").about("Print the statement that makes an outbox in the database of an application"),
+        )
 }
 
 pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
     let Some((verb, matches)) = matches.subcommand() else { return Ok(()) };
+    if verb == "schema" {
+        println!("{OUTBOX_SCHEMA}");
+        return Ok(());
+    }
     let client = Client::from_matches(matches)?;
     let row = || encoded(matches.get_one::<String>("id").map_or("", String::as_str));
     crate::runtime()?.block_on(async {
@@ -43,6 +52,24 @@ pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
                 for field in ["oldest_at", "leader"] {
                     println!("{field:<10} {}", printable(&text(&state, field)));
                 }
+                let sources: Vec<&Value> =
+                    state.get("sources").and_then(Value::as_array).into_iter().flatten().collect();
+                if sources.is_empty() {
+                    return Ok(());
+                }
+                let mut table = table(["SOURCE", "UP", "WAITING", "OLDEST AT", "LEADER", "FAILING SINCE", "ERROR"]);
+                for source in sources {
+                    table.add_row([
+                        text(source, "name"),
+                        if source.get("up") == Some(&Value::Bool(true)) { "yes" } else { "no" }.to_owned(),
+                        number(source, "waiting").to_string(),
+                        text(source, "oldest_at"),
+                        text(source, "leader"),
+                        text(source, "failing_since"),
+                        brief(&text(source, "error"), 90),
+                    ]);
+                }
+                println!("\n{table}");
             }
             "nudge" => drop(client.post("/v1/outbox/nudge", &json!({}), None).await?),
             "rejected" => {
@@ -52,10 +79,11 @@ pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
                     println!("{page:#}");
                     return Ok(());
                 }
-                let mut table = table(["ID", "KIND", "QUEUE", "REJECTED AT", "REASON"]);
+                let mut table = table(["ID", "SOURCE", "KIND", "QUEUE", "REJECTED AT", "REASON"]);
                 for row in page.get("data").and_then(Value::as_array).into_iter().flatten() {
                     table.add_row([
                         text(row, "id"),
+                        text(row, "source"),
                         text(row, "kind"),
                         text(row, "queue"),
                         text(row, "rejected_at"),

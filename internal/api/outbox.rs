@@ -14,20 +14,66 @@ use crate::http::searches::run_with_seat;
 use crate::view::Moment;
 use crate::{Api, json};
 use tickr_job::Timestamp;
-use tickr_store::{RejectedAction, RejectedRow};
+use tickr_store::{RejectedAction, RejectedRow, SourceState};
 
 /// The state of the outbox.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct OutboxAnswer {
     /// Number of committed rows that are not jobs yet. Counted up to 10,000.
     waiting: u32,
-    /// When the oldest of the first 10,000 of them was inserted; null without one.
+    /// When the oldest of the first 10,000 of them was inserted, or copied from an outbox of an application; null without
+    /// one.
     #[schema(value_type = Option<String>, format = DateTime)]
     oldest_at: Option<Moment>,
     /// Number of rejected rows. Counted up to 10,000.
     rejected: u32,
     /// The runner that looks for rows all the time; null while nothing was inserted for ten minutes.
     leader: Option<String>,
+    /// The outboxes in databases of applications, by name, at most 100.
+    sources: Vec<SourceView>,
+}
+
+/// The outbox in the database of an application, as the runner that copies its rows last reported it.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct SourceView {
+    /// Its name in the configuration.
+    #[schema(example = "shop")]
+    name: String,
+    /// True if a runner copies its rows now.
+    up: bool,
+    /// The runner that copies its rows; null if none does.
+    leader: Option<String>,
+    /// Number of committed rows that waited there at `seen_at`. Counted up to 10,000.
+    waiting: u32,
+    /// When the oldest of the first 10,000 of them was inserted, by the clock of that server; null without one.
+    #[schema(value_type = Option<String>, format = DateTime)]
+    oldest_at: Option<Moment>,
+    /// How long that row had waited at `seen_at`, in milliseconds, by the clock of that server.
+    oldest_ms: u64,
+    /// When the server last answered; null if it never did.
+    #[schema(value_type = Option<String>, format = DateTime)]
+    seen_at: Option<Moment>,
+    /// Why it cannot be read now; null if it can. Without the URL and the password.
+    error: Option<String>,
+    /// Since when it cannot be read.
+    #[schema(value_type = Option<String>, format = DateTime)]
+    failing_since: Option<Moment>,
+}
+
+impl From<SourceState> for SourceView {
+    fn from(state: SourceState) -> Self {
+        Self {
+            up: state.is_up(),
+            name: state.name,
+            leader: state.leader,
+            waiting: state.backlog.waiting,
+            oldest_at: state.backlog.oldest_at.map(Moment),
+            oldest_ms: state.backlog.oldest_us / 1_000,
+            seen_at: state.seen_at.map(Moment),
+            error: state.error,
+            failing_since: state.failing_since.map(Moment),
+        }
+    }
 }
 
 /// Show the state of the outbox
@@ -37,12 +83,17 @@ pub(super) struct OutboxAnswer {
 )]
 pub(super) async fn show(State(api): State<Api>) -> Result<Response, Problem> {
     let store = api.broker.store().clone();
-    let state = run_with_seat(&api, async move { store.outbox_state().await }).await?;
+    let (state, sources) = run_with_seat(&api, async move {
+        let state = store.outbox_state().await?;
+        store.source_states().await.map(|sources| (state, sources))
+    })
+    .await?;
     let answer = OutboxAnswer {
         waiting: state.waiting,
         oldest_at: state.oldest_at.map(Moment),
         rejected: state.rejected,
         leader: state.leader,
+        sources: sources.into_iter().map(SourceView::from).collect(),
     };
     Ok(json(StatusCode::OK, answer))
 }
@@ -50,7 +101,7 @@ pub(super) async fn show(State(api): State<Api>) -> Result<Response, Problem> {
 /// Move the rows of the outbox now
 ///
 /// Call it after the COMMIT, so that the jobs start within milliseconds. Nothing is lost without it: a runner finds the rows
-/// by itself.
+/// by itself. The process also copies the rows of the outboxes in databases of applications.
 #[utoipa::path(
     post, path = "/v1/outbox/nudge", tag = "outbox", operation_id = "nudge_outbox",
     responses((status = 204, description = "This process moves the rows that are committed"))
@@ -87,6 +138,9 @@ pub(super) struct RejectedView {
     /// The id that the application chose.
     #[schema(format = "uuid")]
     id: String,
+    /// The outbox of an application from which the row was copied; null for a row that was inserted in the database of
+    /// tickr.
+    source: Option<String>,
     kind: String,
     queue: Option<String>,
     /// The payload as the application wrote it, 64 KiB of it at most.
@@ -95,7 +149,7 @@ pub(super) struct RejectedView {
     options: Option<String>,
     #[schema(value_type = Option<String>, format = DateTime)]
     execute_at: Option<Moment>,
-    /// When the row was inserted.
+    /// When the row was inserted, by the clock of the server in which that was.
     #[schema(value_type = String, format = DateTime)]
     created_at: Moment,
     #[schema(value_type = String, format = DateTime)]
@@ -109,6 +163,7 @@ impl From<RejectedRow> for RejectedView {
         let RejectedRow { row, rejected_at, reason } = rejected;
         Self {
             id: row.id.hyphenated().to_string(),
+            source: row.copied_from,
             kind: row.kind,
             queue: row.queue,
             payload: row.payload,

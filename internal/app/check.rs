@@ -7,12 +7,12 @@ use std::fmt;
 use serde::Serialize;
 
 use super::kinds::register_all;
-use super::{StartError, connect_store, start_error};
+use super::{StartError, connect_store, sources_of, start_error};
 use crate::config::Config;
 use crate::handlers::report::FinishedReports;
 use crate::handlers::{Panicked, Problem, Registry};
 use crate::job::Name;
-use crate::store::{Reader, Scheduled, UnreadableSchedule};
+use crate::store::{OutboxSource, Reader, Scheduled, SourceSettings, UnreadableSchedule};
 
 /// Most job ids listed for each problem.
 const SAMPLES: usize = 5;
@@ -87,6 +87,8 @@ pub struct PendingCheck {
     pub kinds: BTreeMap<Name, KindCheck>,
     /// Result for schedules.
     pub schedules: ScheduleCheck,
+    /// Results for the outboxes in databases of applications: why tickr cannot copy their rows, or nothing if it can.
+    pub outboxes: BTreeMap<Name, Option<String>>,
 }
 
 impl PendingCheck {
@@ -102,9 +104,17 @@ impl PendingCheck {
         self.kinds.values().map(|kind| kind.failing).sum()
     }
 
-    /// Say what this binary would reject, jobs and schedules, or `None` when it takes everything.
+    /// Say what this binary would reject, jobs and schedules, and how many outboxes it cannot read, or `None` when it
+    /// takes everything.
     #[must_use]
     pub fn refusal(&self) -> Option<String> {
+        let unread = self.outboxes.values().flatten().count();
+        let outboxes = (unread > 0).then(|| format!("{unread} of {} outboxes cannot be read", self.outboxes.len()));
+        let parts: Vec<String> = self.rejects().into_iter().chain(outboxes).collect();
+        (!parts.is_empty()).then(|| parts.join(", and "))
+    }
+
+    fn rejects(&self) -> Option<String> {
         let jobs = format!("{} of {} unfinished jobs", self.failing(), self.jobs());
         let schedules = format!("{} of {} schedules", self.schedules.failing, self.schedules.checked);
         match (self.failing(), self.schedules.failing) {
@@ -183,7 +193,20 @@ pub async fn check_pending(
         }
     }
     store.close().await;
+    found.outboxes = check_outboxes(config).await;
     Ok(found)
+}
+
+/// Connect to each outbox of an application as a runner would, all at the same time.
+async fn check_outboxes(config: &Config) -> BTreeMap<Name, Option<String>> {
+    let checks = sources_of(config).into_iter().map(|SourceSettings { name, url }| async move {
+        let problem = match OutboxSource::new(&url) {
+            Ok(mut source) => source.check().await.err(),
+            Err(error) => Some(error),
+        };
+        (name, problem.map(|problem| problem.to_string()))
+    });
+    futures_util::future::join_all(checks).await.into_iter().collect()
 }
 
 /// Turn a panic of a kind's check into a problem of the payload.
@@ -271,7 +294,14 @@ impl fmt::Display for PendingCheck {
                 writeln!(f, "  {told}\n    {}", problem.samples.join(" "))?;
             }
         }
-        write!(f, "{}", self.schedules)
+        write!(f, "{}", self.schedules)?;
+        for (name, problem) in &self.outboxes {
+            match problem {
+                Some(problem) => writeln!(f, "outbox {name}: {}", printable(problem))?,
+                None => writeln!(f, "outbox {name}: can be read")?,
+            }
+        }
+        Ok(())
     }
 }
 

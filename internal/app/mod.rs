@@ -56,7 +56,7 @@ use tokio_util::task::TaskTracker;
 use crate::api::{self, ApiParts, Readiness, Readings, RequestPermits, Tokens, Verifier, Warnings};
 use crate::broker::{Broker, ClusterEvents, OperatorSettingsCopy, Watches};
 use crate::client::{Client, RunnerClient};
-use crate::config::{Alerts, Config, ConfigErrors, KeptLogs, KindConfig, Threshold};
+use crate::config::{Alerts, Config, ConfigErrors, KeptLogs, KindConfig, Outbox, Threshold};
 #[cfg(feature = "dashboard")]
 use crate::dashboard;
 use crate::engine::{
@@ -66,7 +66,9 @@ use crate::event::Events;
 use crate::handlers::Registry;
 use crate::index::{Index, IndexSettings};
 use crate::job::{AlertRule, Name, RunnerId};
-use crate::store::{KindRetention, PoolSizes, ReportQueries, Retention, Store, StoreError, StoreSettings};
+use crate::store::{
+    KindRetention, PoolSizes, ReportQueries, Retention, SourceSettings, Store, StoreError, StoreSettings,
+};
 use crate::telemetry::{Exporter, Tracer, TracerError, TracerSettings};
 use connection::ClientTimeouts;
 use server::HttpLimits;
@@ -244,7 +246,13 @@ impl App {
             broker: broker.clone(),
             index: index.clone(),
             operator_settings: operator_settings.clone(),
-            readings: Readings::new(store.clone(), index.clone(), queues, tasks.clone()),
+            readings: Readings::new(
+                store.clone(),
+                index.clone(),
+                queues,
+                config.outboxes.keys().cloned().collect(),
+                tasks.clone(),
+            ),
             readiness: Readiness::new(store.clone(), tasks.clone()),
             tracer,
             tokens: Tokens::new(&config.api_tokens),
@@ -454,7 +462,17 @@ pub fn engine_settings(
         janitor_every: JANITOR_EVERY,
         reports,
         child,
+        outboxes: sources_of(config),
     }
+}
+
+/// Return the outboxes of applications in this configuration.
+fn sources_of(config: &Config) -> Vec<SourceSettings> {
+    let source = |(name, outbox): (&Name, &Outbox)| SourceSettings {
+        name: name.clone(),
+        url: outbox.mysql_url.expose().to_owned(),
+    };
+    config.outboxes.iter().map(source).collect()
 }
 
 /// Connect to MySQL only, for commands that need no more.

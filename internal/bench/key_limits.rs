@@ -40,7 +40,7 @@ pub(super) async fn run(bench: &Bench<'_>) -> Result<Vec<ResultRow>, BenchError>
         let rate = Rate { starts, period_ms: 1_000, burst: Rate::default_burst(starts, 1_000) };
         let bounds = Bounds { rate: Some(rate), ..Bounds::default() };
         let (at_rate, rate_checked) = work_off(bench, limit(bounds, false)?, round.share_of(rated), 1, None).await?;
-        let (waited, flood_checked) = beside_a_flood(bench, flood, beside, round).await?;
+        let (waited, flood_checked) = Box::pin(beside_a_flood(bench, flood, beside, round)).await?;
         if round.counts() {
             of_many.bare(plain, plain_checked);
             of_many.product(limited, count, checked);

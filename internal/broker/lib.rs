@@ -47,7 +47,7 @@ use std::sync::Arc;
 
 use metrics::Counter;
 use serde_json::value::RawValue;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 use tokio_util::task::TaskTracker;
 
 use hints::Hints;
@@ -73,6 +73,7 @@ pub struct Broker {
     /// Counters of accepted jobs, by kind. The handles are stored because looking them up is slow.
     accepted: Arc<HashMap<Name, Counter>>,
     outbox_nudge: Arc<Notify>,
+    source_nudges: Arc<watch::Sender<u64>>,
 }
 
 /// Outcome of an enqueue.
@@ -100,7 +101,16 @@ impl Broker {
             (kind, counter)
         };
         let accepted = Arc::new(registry.names().into_iter().map(counter).collect());
-        Self { store, registry, events, hints, meters: Meters::default(), accepted, outbox_nudge: Arc::default() }
+        Self {
+            store,
+            registry,
+            events,
+            hints,
+            meters: Meters::default(),
+            accepted,
+            outbox_nudge: Arc::default(),
+            source_nudges: Arc::default(),
+        }
     }
 
     /// Return the kinds of this process.

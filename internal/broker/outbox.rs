@@ -6,6 +6,7 @@ use std::time::Duration;
 use chrono::TimeDelta;
 use serde::Deserialize;
 use serde_json::value::RawValue;
+use tokio::sync::watch;
 use uuid::Uuid;
 
 use crate::Broker;
@@ -21,7 +22,7 @@ use tickr_store::{EnqueuedJob, KeyedRow, OutboxRow, PrepareRow, PreparedRow, Rea
 const ID_TOLERANCE: TimeDelta = TimeDelta::days(1);
 
 /// Longest time for which a row that this version cannot read is left to runners of another one. A deploy takes less.
-const LEFT_AT_MOST: TimeDelta = TimeDelta::minutes(10);
+const LEFT_AT_MOST: Duration = Duration::from_secs(600);
 
 /// Outcome for a page of the outbox.
 #[derive(Clone, Debug, Default)]
@@ -147,8 +148,8 @@ impl Broker {
     pub async fn move_outbox(&self, after: Option<Uuid>) -> Result<OutboxPass, StoreError> {
         let registry = Arc::clone(&self.registry);
         let readers = self.store.readers().await?;
-        let prepare: PrepareRow = Arc::new(move |row| {
-            let (kind, age) = (row.kind.clone(), chrono::Utc::now() - row.created_at);
+        let prepare: PrepareRow = Arc::new(move |row, age| {
+            let kind = row.kind.clone();
             match prepare(&registry, row) {
                 Ok(job) => PreparedRow::Job(Box::new(job)),
                 Err(_) if age < LEFT_AT_MOST && another_may_read(&readers, &registry, &kind) => PreparedRow::ForAnother,
@@ -180,9 +181,21 @@ impl Broker {
         Ok(pass)
     }
 
-    /// Let this process move the rows of the outbox now.
+    /// Let this process move the rows of the outbox now, and copy those of the outboxes of applications.
     pub fn nudge_outbox(&self) {
+        self.move_outbox_soon();
+        self.source_nudges.send_modify(|nudges| *nudges += 1);
+    }
+
+    /// Let this process move the rows of the outbox now, because some were copied to it.
+    pub fn move_outbox_soon(&self) {
         self.outbox_nudge.notify_one();
+    }
+
+    /// Follow the nudges that concern the outboxes of applications. The value is their number.
+    #[must_use]
+    pub fn source_nudges(&self) -> watch::Receiver<u64> {
+        self.source_nudges.subscribe()
     }
 
     /// Wait for the next nudge of the outbox.
@@ -215,6 +228,7 @@ mod tests {
             execute_at: None,
             options: options.map(str::to_owned),
             created_at: chrono::Utc::now(),
+            copied_from: None,
         };
         let registry = Registry::new();
         for (row, part) in [

@@ -216,7 +216,8 @@ impl EnqueueMany {
 
 impl Enqueue {
     /// Enqueue the job in a transaction of yours, on the MySQL server of tickr: it exists exactly if the transaction is
-    /// committed. Returns the id that the job will have. Await this instead of the builder.
+    /// committed. Returns the id that the job will have. Await this instead of the builder. A client of the API inserts
+    /// into the database of the transaction, so that one may also be an outbox in the database of an application.
     ///
     /// The job starts about a tenth of a second after the COMMIT, or at once after [`Client::nudge`]. A client of this
     /// process or with connections of its own checks the job before it is written. An idempotency key is not possible

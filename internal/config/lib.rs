@@ -9,7 +9,8 @@
 //! 3. the file, `mysql_url` in `tickr.toml`
 //! 4. the default of the row
 //!
-//! Lists and sections (`[smtp]`, `[kinds.<kind>]`, `[reports]`) are in the file only, except their secrets.
+//! Lists and sections (`[smtp]`, `[kinds.<kind>]`, `[reports]`, `[outboxes.<name>]`) are in the file only, except their
+//! secrets.
 //! [`Config::load`] reads no global state and reports every problem at once, each with its origin and a correction.
 //! Secrets are never shown: not in errors, not in `Debug`, not in [`Origins`].
 //!
@@ -23,6 +24,7 @@
 //! - `load`: the order of the sources, and the checks across settings
 //! - `markdown`: the table of the documentation
 //! - `origin`: the origin of a value
+//! - `outboxes`: `[outboxes.<name>]`, outboxes in databases of applications
 //! - `param`: the parameters of a report query and their values
 //! - `param_draft`: the declaration of a parameter in the file
 //! - `parse`: parsers of simple values
@@ -48,6 +50,7 @@ mod kinds;
 mod load;
 mod markdown;
 mod origin;
+mod outboxes;
 mod param;
 mod param_draft;
 mod parse;
@@ -80,6 +83,7 @@ pub use flags::{Flags, Subset};
 pub use kinds::KindConfig;
 pub use markdown::markdown_table;
 pub use origin::{Effective, Origins, SettingOrigin};
+pub use outboxes::Outbox;
 pub use param::{ParamError, ParamType, ParamValue, ReportParam};
 pub use reports::{ReportQuery, Reports};
 pub use schedules::ScheduleConfig;
@@ -207,6 +211,8 @@ pub struct Config {
     /// The declared schedules, by name. Their kinds and payloads are checked later, because the kinds are not known
     /// here.
     pub schedules: BTreeMap<Name, ScheduleConfig>,
+    /// The outboxes in databases of applications, by name; at most 16, each in another database.
+    pub outboxes: BTreeMap<Name, Outbox>,
 }
 
 /// Format of the log lines.
@@ -380,6 +386,7 @@ impl Config {
             alerts: None,
             reports: Reports::blank(),
             schedules: BTreeMap::new(),
+            outboxes: BTreeMap::new(),
         }
     }
 }

@@ -7,13 +7,14 @@ use super::error::{ConfigError, ConfigErrors, ConfigWarning, Wrong};
 use super::file::{self, Table};
 use super::flags::Flags;
 use super::origin::{Effective, Origins, SettingOrigin};
+use super::outboxes::OUTBOX;
 use super::reports::REPORTS;
 use super::setting::{Reach, Setting};
 use super::settings::SETTINGS;
 use super::smtp::SMTP;
 use super::sources::Sources;
 use super::suggest::nearest;
-use super::{Config, Loaded, ServerUrl};
+use super::{Config, Loaded};
 
 /// Variables that belong to no setting: those of `--config`, the client commands, the set-up script, the tests and
 /// `tickr dev`.
@@ -56,17 +57,18 @@ fn make(
 
     let mut config = Config::blank();
     loading.settings("", SETTINGS, &root, &mut config);
-    loading.unknown_keys("", &root, SETTINGS, &["smtp", "kinds", "alerts", "reports", "schedules"]);
+    loading.unknown_keys("", &root, SETTINGS, &["smtp", "kinds", "alerts", "reports", "schedules", "outboxes"]);
     config.smtp = loading.smtp(&root);
     config.kinds = loading.kinds(&root);
     config.alerts = loading.alerts(&root);
     config.reports = loading.reports(&root);
     config.schedules = loading.schedules(&root);
+    config.outboxes = loading.outboxes(&root, config.mysql_url.as_ref());
     if !loading.broken_file {
         loading.require();
         loading.cross_checks(&config);
     }
-    loading.odd_variables(config.smtp.is_some());
+    loading.odd_variables(&config);
 
     if loading.errors.is_empty() {
         let file = loading.path.clone().zip(text.and_then(Result::ok));
@@ -209,10 +211,14 @@ impl<'a> Loading<'a> {
             let right = format!("write a low water below the high water, which is {}", config.ready_high_water);
             self.fail_effective("ready_low_water", Wrong::new("not below ready_high_water", right));
         }
-        for (setting, url) in [("mysql_url", &config.mysql_url), ("reports.mysql_url", &config.reports.mysql_url)] {
-            if url.as_ref().is_some_and(ServerUrl::is_unverified) {
+        let servers = [("mysql_url", &config.mysql_url), ("reports.mysql_url", &config.reports.mysql_url)];
+        let servers = servers.into_iter().filter_map(|(setting, url)| Some((setting.to_owned(), url.as_ref()?)));
+        let outboxes = config.outboxes.iter();
+        let outboxes = outboxes.map(|(name, outbox)| (format!("outboxes.{name}.mysql_url"), &outbox.mysql_url));
+        for (setting, url) in servers.chain(outboxes) {
+            if url.is_unverified() {
                 self.warn(
-                    setting,
+                    &setting,
                     "connects to another machine without a check of the server's certificate, so that an attacker on \
                      the network could read and change the traffic; add ssl-mode=VERIFY_IDENTITY, and ssl-ca=FILE for a \
                      CA of your own, as in mysql://user:password@host/tickr?ssl-mode=VERIFY_IDENTITY",
@@ -221,12 +227,17 @@ impl<'a> Loading<'a> {
         }
     }
 
-    fn odd_variables(&mut self, has_smtp: bool) {
+    fn odd_variables(&mut self, config: &Config) {
+        let has_smtp = config.smtp.is_some();
         let flat = SETTINGS.iter().filter_map(|setting| setting.env(""));
         let smtp = SMTP.iter().filter_map(|setting| setting.env("smtp"));
         let reports = REPORTS.iter().filter_map(|setting| setting.env("reports"));
-        let known: Vec<String> =
-            flat.chain(smtp.clone()).chain(reports).chain(OTHER_VARIABLES.map(str::to_owned)).collect();
+        let outboxes = config.outboxes.keys().flat_map(|name| {
+            let section = full_name("outboxes", name.as_str());
+            OUTBOX.iter().filter_map(move |setting| setting.env(&section))
+        });
+        let others = OTHER_VARIABLES.map(str::to_owned);
+        let known: Vec<String> = flat.chain(smtp.clone()).chain(reports).chain(outboxes).chain(others).collect();
         for variable in self.env.keys() {
             let others = SETTINGS.iter().any(|setting| setting.also == Some(variable.as_str()));
             if known.contains(variable) || others || variable.starts_with(TEST_VARIABLES) {
@@ -266,7 +277,7 @@ impl<'a> Loading<'a> {
     }
 
     /// Report a problem of a setting that is valid on its own.
-    fn fail_effective(&mut self, setting: &str, wrong: Wrong) {
+    pub(super) fn fail_effective(&mut self, setting: &str, wrong: Wrong) {
         let effective = self.origins.get(setting).cloned();
         let (value, origin) =
             effective.map_or((None, SettingOrigin::Default), |effective| (effective.value, effective.origin));

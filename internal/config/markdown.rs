@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 
 use super::alerts::{ALERTS, THRESHOLD};
 use super::kinds::KINDS;
+use super::outboxes::OUTBOX;
 use super::param_draft::PARAM;
 use super::reports::{QUERY, REPORTS};
 use super::schedules::SCHEDULES;
@@ -33,6 +34,7 @@ pub fn markdown_table() -> String {
     section(&mut out, "", "[reports.queries.<name>]", QUERY);
     section(&mut out, "", "[[reports.queries.<name>.params]]", PARAM);
     section(&mut out, "", "[schedules.<name>]", SCHEDULES);
+    section(&mut out, "outboxes.<name>", "[outboxes.<name>]", OUTBOX);
     out
 }
 

@@ -7,12 +7,14 @@ use super::error::Wrong;
 use super::file::{Entry, Node, Table};
 use super::kinds::{KINDS, KindConfig};
 use super::load::{Loading, full_name};
+use super::outboxes::{MAX_OUTBOXES, OUTBOX, Outbox, OutboxDraft};
 use super::param::ReportParam;
 use super::param_draft::{PARAM, ParamDraft};
 use super::parse;
 use super::reports::{QUERY, QueryDraft, REPORTS, Reports};
 use super::schedules::{SCHEDULES, ScheduleConfig, ScheduleKeys};
 use super::smtp::{SMTP, Smtp, SmtpTls};
+use super::url::ServerUrl;
 use tickr_job::Name;
 
 impl Loading<'_> {
@@ -139,6 +141,50 @@ impl Loading<'_> {
             }
         }
         schedules
+    }
+
+    pub(super) fn outboxes(&mut self, root: &Table, store: Option<&ServerUrl>) -> BTreeMap<Name, Outbox> {
+        let mut outboxes: BTreeMap<Name, Outbox> = BTreeMap::new();
+        let Some((line, table)) = self.section("outboxes", root.entries.get("outboxes")) else { return outboxes };
+        let named = self.named_sections("outboxes", table);
+        if named.len() > MAX_OUTBOXES {
+            let wrong = Wrong::new(format!("{} outboxes", named.len()), format!("write at most {MAX_OUTBOXES}"));
+            self.fail("outboxes", self.at(line), None, wrong);
+        }
+        let mut variables: BTreeMap<String, String> = BTreeMap::new();
+        for (name, line, table) in named {
+            let section = full_name("outboxes", name);
+            let setting = full_name(&section, "mysql_url");
+            let mut draft = OutboxDraft::default();
+            self.settings(&section, OUTBOX, table, &mut draft);
+            self.unknown_keys(&section, table, OUTBOX, &[]);
+            // A dot and a dash are both an underscore there.
+            let variable = OUTBOX.iter().find_map(|setting| setting.env(&section)).unwrap_or_default();
+            if let Some(other) = variables.insert(variable.clone(), section.clone()) {
+                let wrong = Wrong::new(format!("has the variable {variable}, as {other} has"), "write another name");
+                self.fail(&section, self.at(line), None, wrong);
+            }
+            let (Some(mysql_url), Ok(name)) = (draft.mysql_url, name.parse()) else {
+                if !self.has_failed(&[&setting]) {
+                    let wrong =
+                        Wrong::new("required but not set", format!("write it in [{section}], or set {variable}"));
+                    self.fail(&setting, self.at(line), None, wrong);
+                }
+                continue;
+            };
+            // The rows would be copied onto themselves and then deleted.
+            if store.is_some_and(|store| store.same_database(&mysql_url)) {
+                let right = "remove the section: the outbox in the database of tickr needs none";
+                self.fail_effective(&setting, Wrong::new("is the database of tickr itself", right));
+            }
+            let same = |other: &&Name| outboxes[*other].mysql_url.same_database(&mysql_url);
+            if let Some(other) = outboxes.keys().find(same) {
+                let wrong = Wrong::new(format!("is the database of outboxes.{other} too"), "write one section for it");
+                self.fail_effective(&setting, wrong);
+            }
+            outboxes.insert(name, Outbox { mysql_url });
+        }
+        outboxes
     }
 
     /// Parse the parameters of a query. The second value is true if all of them are valid.

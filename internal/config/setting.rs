@@ -114,6 +114,7 @@ impl<T> Setting<T> {
 
     /// Return the environment variable, if the setting has one: `TICKR_WORKERS`, `TICKR_SMTP_PASSWORD`.
     pub fn env(&self, section: &str) -> Option<String> {
+        let section = section.replace(['.', '-'], "_");
         let name = if section.is_empty() { self.name.to_owned() } else { format!("{section}_{}", self.name) };
         (self.reach != Reach::File).then(|| format!("TICKR_{}", name.to_ascii_uppercase()))
     }

@@ -306,6 +306,9 @@ password = "canary6"
 
 [reports]
 mysql_url = "mysql://reader:canary7@db/tickr"
+
+[outboxes.shop]
+mysql_url = "mysql://mover:canary8@shop/shop"
 "#;
 
 fn assert_no_canary(text: &str) {
@@ -335,9 +338,10 @@ fn secrets_never_show_in_errors() {
         .replace("canary4-", "canary 4")
         .replace("whsec_", "")
         .replace("canary6", "canary\\u00006")
-        .replace("mysql://reader", "http://reader");
+        .replace("mysql://reader", "http://reader")
+        .replace("mysql://mover:", "mysql://mover:/");
     let errors = load_file(&broken).unwrap_err();
-    assert_eq!(errors.0.len(), 7, "{errors}");
+    assert_eq!(errors.0.len(), 8, "{errors}");
     assert_no_canary(&format!("{errors} {errors:?}"));
     // Neither a misspelt name nor a value in the wrong position may print the value.
     let errors =
@@ -580,4 +584,41 @@ fn a_variable_that_other_programs_know_is_asked_after_our_own() {
         let errors = load(&[("TICKR_OTLP_ENDPOINT", bad)]).unwrap_err();
         assert!(!errors.to_string().contains("canary@"), "{errors}");
     }
+}
+
+#[test]
+fn each_outbox_has_a_database_of_its_own_and_its_url_may_come_from_the_environment() {
+    let text =
+        "mysql_url = \"mysql://u@h/tickr\"\n[outboxes.shop]\n[outboxes.\"a.b\"]\nmysql_url = \"mysql://u@h/a\"\n";
+    let (_dir, path) = file(text);
+    let named = [("TICKR_OUTBOXES_SHOP_MYSQL_URL", "mysql://u:secret@shop/shop"), ("TICKR_OUTBOXES_A_B_MYSQL_URL", "")];
+    let loaded = Config::load(&Flags::default(), env(&named), Some(path)).unwrap();
+    let outboxes: Vec<(&str, &str)> =
+        loaded.config.outboxes.iter().map(|(name, outbox)| (name.as_str(), outbox.mysql_url.expose())).collect();
+    assert_eq!(outboxes, [("a.b", "mysql://u@h/a"), ("shop", "mysql://u:secret@shop/shop")]);
+    let shown = loaded.origins.get("outboxes.shop.mysql_url").unwrap();
+    assert_eq!(shown.value.as_deref(), Some("mysql://u:***@shop/shop"));
+    let warnings: Vec<&str> = loaded.warnings.iter().map(|warning| warning.setting.as_str()).collect();
+    assert_eq!(warnings, ["mysql_url", "outboxes.a.b.mysql_url", "outboxes.shop.mysql_url"]);
+
+    let wrong = "mysql_url = \"mysql://u@h/tickr\"\n[outboxes.own]\nmysql_url = \"mysql://x@h:3306/tickr\"\n\
+                 [outboxes.twice]\nmysql_url = \"mysql://x@h/shop\"\n[outboxes.shop]\nmysql_url = \"mysql://y@h/shop\"\n\
+                 [outboxes.none]\n[outboxes.Bad]\n[outboxes.broken]\nmysql_url = \"mysql://h\"\nenabled = 1\n\
+                 [outboxes.\"a.b\"]\nmysql_url = \"mysql://u@h/a\"\n[outboxes.a-b]\nmysql_url = \"mysql://u@h/b\"\n";
+    let mut settings = at_fault(load_file(wrong));
+    settings.sort_unstable();
+    assert_eq!(
+        settings,
+        [
+            "outboxes.Bad",
+            "outboxes.a.b",
+            "outboxes.broken.enabled",
+            "outboxes.broken.mysql_url",
+            "outboxes.none.mysql_url",
+            "outboxes.own.mysql_url",
+            "outboxes.twice.mysql_url",
+        ]
+    );
+    let many: String = (0..17).map(|n| format!("[outboxes.o{n}]\nmysql_url = \"mysql://u@h/d{n}\"\n")).collect();
+    assert_eq!(at_fault(load_file(&many)), ["outboxes"]);
 }

@@ -61,6 +61,20 @@ impl ServerUrl {
         !is_here && parameter(&["socket"]).is_none() && !["verify_ca", "verify_identity"].contains(&mode.as_str())
     }
 
+    /// Return true if both URLs name the same database, as far as their texts show it. The account does not matter.
+    pub fn same_database(&self, other: &ServerUrl) -> bool {
+        let place = |url: &ServerUrl| {
+            let parts = Parts::split(url.expose(), &["mysql"]).ok()?;
+            let socket = parts.query.split('&').find_map(|pair| pair.strip_prefix("socket="));
+            let server = match socket {
+                Some(path) => path.replace("%2F", "/"),
+                None => format!("{}:{}", parts.host.to_ascii_lowercase(), parts.port.unwrap_or("3306")),
+            };
+            Some((server, parts.path.to_owned()))
+        };
+        place(self).is_some_and(|here| place(other) == Some(here))
+    }
+
     /// Return the URL with its password, and every query value that could be one, replaced by `***`.
     pub fn masked(&self) -> &str {
         &self.masked
@@ -290,6 +304,19 @@ mod tests {
             "mysql:///t?socket=/run/mysqld.sock",
         ] {
             assert!(!is_unverified(url), "{url}");
+        }
+    }
+
+    #[test]
+    fn two_urls_name_the_same_database_if_server_and_name_are_the_same() {
+        let url = |text| ServerUrl::mysql(text).unwrap();
+        for (one, other, same) in [
+            ("mysql://a:x@h/d", "mariadb://b@H:3306/d?ssl-mode=REQUIRED", true),
+            ("mysql://a@h/d", "mysql://a@h/e", false),
+            ("mysql://a@h/d", "mysql://a@h:3307/d", false),
+            ("mysql:///d?socket=/run/m.sock", "mysql://a@localhost/d?socket=%2Frun%2Fm.sock", true),
+        ] {
+            assert_eq!(url(one).same_database(&url(other)), same, "{one} {other}");
         }
     }
 

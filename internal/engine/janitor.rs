@@ -28,6 +28,8 @@ const REST: Duration = Duration::from_secs(3_600);
 /// Jobs may be purged late, when there are many or when purges are only allowed at night. Rows that may go only after
 /// their jobs are kept for this much longer.
 const SLACK: Duration = Duration::from_secs(7 * 86_400);
+/// Time for which the outbox of an application is shown after a runner has last copied from it.
+const KEEP_SOURCES: Duration = Duration::from_secs(7 * 86_400);
 
 pub(super) async fn run_until_stopped(shared: Arc<EngineState>) {
     let mut positions = JanitorPositions::default();
@@ -132,6 +134,7 @@ impl JanitorPositions {
             done("keys of limits", self.limit_keys(shared, pages()).await);
             done("unique keys", self.unique_keys(shared, pages()).await);
             done("rejected rows of the outbox", rejected_rows(shared, pages()).await);
+            done("outboxes of applications", shared.store.forget_sources(KEEP_SOURCES).await.map(|_| false));
             done("batches", batches(shared, pages()).await);
         }
         eldest && more && !shared.stop_loops.is_cancelled()

@@ -37,6 +37,7 @@
 //! - `deferred.rs`: leaves attempts to the systems that finish them, and ends those that nothing is heard of.
 //! - `expiry.rs`: ends jobs that did not start before their expiry.
 //! - `outbox.rs`: moves jobs from the outbox.
+//! - `outbox_sources.rs`: copies rows from the outboxes of applications to the outbox.
 //! - `dependencies.rs`: lets jobs run whose parents have ended.
 //! - `batches.rs`: counts the jobs of batches, and starts the callbacks.
 //! - `bulk_runner.rs`: carries out bulk operations.
@@ -65,6 +66,7 @@ mod janitor;
 mod limits;
 mod live;
 mod outbox;
+mod outbox_sources;
 mod permits;
 mod queue_order;
 mod reaper;
@@ -116,7 +118,7 @@ use tickr_event::Event;
 use tickr_handlers::Registry;
 use tickr_index::Index;
 use tickr_job::{Hours, Name, RunnerId};
-use tickr_store::{DueJob, Retention, RunnerRow, Store};
+use tickr_store::{DueJob, Retention, RunnerRow, SourceSettings, Store};
 use tickr_telemetry::{Tracer, keep_attempt_logs, log_as};
 use unread::Unread;
 use worker_pool::WorkerPool;
@@ -156,6 +158,8 @@ pub struct EngineSettings {
     pub reports: Option<ReportKeeping>,
     /// Program that runs each suspect in a process of its own. None: suspects run in this process, one at a time.
     pub child: Option<ChildProgram>,
+    /// Outboxes in databases of applications.
+    pub outboxes: Vec<SourceSettings>,
 }
 
 /// State that all loops share.
@@ -298,6 +302,11 @@ impl Engine {
         });
         keep_running(&looping, &shared, "janitor", janitor::run_until_stopped);
         keep_running(&looping, &shared, "outbox", outbox::move_until_stopped);
+        for source in shared.settings.outboxes.clone() {
+            keep_running(&looping, &shared, "outbox source", move |shared| {
+                outbox_sources::copy_until_stopped(shared, source.clone())
+            });
+        }
         keep_running(&looping, &shared, "dependencies", dependencies::tell_until_stopped);
         keep_running(&looping, &shared, "batches", batches::count_until_stopped);
         keep_running(&looping, &shared, "bulk runner", bulk_runner::run_until_stopped);

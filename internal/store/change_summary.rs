@@ -62,8 +62,8 @@ impl Store {
                      EXISTS (SELECT 1 FROM job_expiries FORCE INDEX (job_expiries_look) \
                      WHERE look_at <= UTC_TIMESTAMP(6)) AS expired, \
                      IF(EXISTS (SELECT 1 FROM outbox_leader WHERE lease_until > UTC_TIMESTAMP(6)), \
-                     EXISTS (SELECT 1 FROM (SELECT created_at FROM tickr_outbox ORDER BY id LIMIT 100) w \
-                     WHERE created_at < UTC_TIMESTAMP(6) - INTERVAL 3 SECOND), \
+                     EXISTS (SELECT 1 FROM (SELECT COALESCE(copied_at, created_at) AS since FROM tickr_outbox \
+                     ORDER BY id LIMIT 100) w WHERE since < UTC_TIMESTAMP(6) - INTERVAL 3 SECOND), \
                      EXISTS (SELECT 1 FROM tickr_outbox)) AS outbox_waits, \
                      EXISTS (SELECT 1 FROM parent_ends) AS children_wait, \
                      EXISTS (SELECT 1 FROM deferred_attempts FORCE INDEX (deferred_attempts_look) \

@@ -113,11 +113,15 @@ pub use jobs::unique_keys::{EnqueueOutcome, EnqueueReceipts, EnqueueRefusal, Enq
 pub use jobs::watch::JobRevision;
 pub use limits::{LimitOutcome, MAX_LIMITS};
 pub use migrate::{MIGRATION_PATIENCE, MigrateSettings};
+pub use outbox::copies::{SourceCopy, SourceState, SourceTurn, TakeOver};
 pub use outbox::insert::{NewOutboxRow, insert_outbox_row};
 pub use outbox::leader::OutboxState;
 pub use outbox::pages::{KeyedRow, OutboxPage, PrepareRow, PreparedRow};
 pub use outbox::rejected::{RejectedAction, RejectedRow};
 pub use outbox::rows::OutboxRow;
+pub use outbox::source::{OUTBOX_SCHEMA, OutboxSource, SourceBacklog, SourcePage, SourceSettings};
+pub use outbox::source_error::SourceError;
+pub use outbox::source_rows::CopiedRow;
 pub use queues::{MAX_QUEUES, Pause, PauseRequest, QueueChange, QueueChangeOutcome, QueueSetting};
 pub use reports::files::{RemovedPlace, RemovedReport};
 pub use reports::query::{InvalidUrl, ReportQueries};
@@ -312,7 +316,7 @@ impl Store {
         // Other connections than those of the pools, rounded up: the flushers of the three group commits and of the
         // claims, the connections for locked rows (`locked_rows.rs`), the flushers of jobs with order keys and of
         // suspects, those of limits by key with their locked rows, and the heartbeat.
-        let pooled = settings.connections.max(PoolSizes::LEAST) + sql::pools::FOR_REPORTS;
+        let pooled = settings.connections.max(PoolSizes::LEAST) + sql::pools::FOR_REPORTS + sql::pools::FOR_SOURCES;
         let connections = pooled as usize + 7 * settings.flushers + 9;
         if let Some(most) = first.variables.prepared_statements() {
             if most < connections {

@@ -489,6 +489,15 @@ async fn rejected_rows_of_the_outbox_are_shown_replayed_and_discarded() {
             page.reads("No row is rejected").await;
         }
     }
+    tickr
+        .sql(
+            "INSERT INTO outbox_sources (name, runner, lease_until, calm_until, turn, copied, waiting, error, failing_since) \
+             VALUES ('shop', '', UTC_TIMESTAMP(6), UTC_TIMESTAMP(6), 1, '', 7, 'no <b>right</b>', UTC_TIMESTAMP(6))",
+        )
+        .await;
+    for text in ["shop", "7", "Cannot be read since", "no <b>right</b>"] {
+        page.reads(text).await;
+    }
     page.visit("/audit").await;
     page.reads("outbox.discard").await;
     page.assert_calm();

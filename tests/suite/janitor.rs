@@ -32,6 +32,10 @@ const OLD: &str = "\
     ('old', 'old', UNHEX('00000000000070008000000000000004'), UTC_TIMESTAMP(3) - INTERVAL 1 HOUR); \
     INSERT INTO outbox_rejected (id, kind, payload, rejected_at, reason) VALUES \
     (UNHEX('00000000000040008000000000000005'), 'old', '{}', UTC_TIMESTAMP(6) - INTERVAL 900 DAY, 'old'); \
+    INSERT IGNORE INTO outbox_sources (name, runner, lease_until, calm_until, turn, copied) VALUES \
+    ('old', 'old/1-abcdef', UTC_TIMESTAMP(6) - INTERVAL 8 DAY, UTC_TIMESTAMP(6), 1, ''), \
+    ('with copied rows', 'old/1-abcdef', UTC_TIMESTAMP(6) - INTERVAL 8 DAY, UTC_TIMESTAMP(6), 1, REPEAT('x', 16)), \
+    ('used', 'old/1-abcdef', UTC_TIMESTAMP(6) - INTERVAL 6 DAY, UTC_TIMESTAMP(6), 1, ''); \
     INSERT INTO tallies (lane, queue, kind, state, n, changed_at) VALUES \
     (3, 'old', 'old', 'completed', 0, NOW() - INTERVAL 400 DAY)";
 
@@ -48,7 +52,7 @@ const FAILING: &str = "\
     ('old', 'open', 9, UTC_TIMESTAMP(6) - INTERVAL 25 HOUR, UTC_TIMESTAMP(6) - INTERVAL 1 HOUR)";
 
 /// Counts of all those rows.
-const LEFT: [&str; 10] = [
+const LEFT: [&str; 11] = [
     "SELECT COUNT(*) FROM runners WHERE id LIKE 'old/%'",
     "SELECT COUNT(*) FROM departures WHERE at < UTC_TIMESTAMP(6) - INTERVAL 800 DAY",
     "SELECT COUNT(*) FROM audit WHERE actor = 'old'",
@@ -56,6 +60,7 @@ const LEFT: [&str; 10] = [
     "SELECT COUNT(*) FROM ticks",
     "SELECT COUNT(*) FROM unique_keys",
     "SELECT COUNT(*) FROM outbox_rejected",
+    "SELECT COUNT(*) <> 2 FROM outbox_sources",
     "SELECT COUNT(*) FROM order_keys",
     "SELECT SIGN(COUNT(*)) FROM limit_keys WHERE limit_key IN ('old', 'forgiven')",
     "SELECT COUNT(*) FROM tallies WHERE lane > 0 AND queue = 'old'",

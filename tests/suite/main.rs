@@ -62,6 +62,7 @@ mod openapi;
 mod operations;
 mod order;
 mod outbox;
+mod outbox_sources;
 mod panics;
 mod poison;
 mod problems;

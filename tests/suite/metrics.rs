@@ -20,7 +20,7 @@ const RARE: &[&str] = &[
     "tickr_loop_panics_total",
     "tickr_store_repeats_total",
     "tickr_batches_split_total",
-    // They need a schedule, a limit by key, a dead letter or a collector.
+    // They need a schedule, a limit by key, a dead letter, a collector or the outbox of an application.
     "tickr_jobs_parked_total",
     "tickr_breaker_openings_total",
     "tickr_schedule_ticks_total",
@@ -30,6 +30,10 @@ const RARE: &[&str] = &[
     "tickr_dead_letter_oldest_seconds",
     "tickr_http_connections",
     "tickr_spans_total",
+    "tickr_outbox_copied_total",
+    "tickr_outbox_source_up",
+    "tickr_outbox_source_waiting",
+    "tickr_outbox_source_oldest_seconds",
 ];
 
 /// A parsed page of metrics.

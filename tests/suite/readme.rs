@@ -232,7 +232,7 @@ fn every_other_command_of_the_documents_names_what_exists() {
 #[test]
 fn every_variable_of_the_documents_is_read_by_some_program() {
     // Those that no setting has: of the clients, the tests, and the build of the private servers.
-    const OTHERS: [&str; 7] = [
+    const OTHERS: [&str; 9] = [
         "TICKR_CONFIG",
         "TICKR_URL",
         "TICKR_TOKEN",
@@ -240,6 +240,8 @@ fn every_variable_of_the_documents_is_read_by_some_program() {
         "TICKR_BLOCK_MS",
         "TICKR_SMTP_PASSWORD",
         "TICKR_REPORTS_MYSQL_URL",
+        "TICKR_OUTBOXES_",
+        "TICKR_OUTBOXES_SHOP_MYSQL_URL",
     ];
     let settings = markdown_table();
     for document in documents() {

@@ -20,7 +20,7 @@ use crate::Api;
 use tickr_event::Health;
 use tickr_index::{Index, Lane};
 use tickr_job::{Name, State as JobState};
-use tickr_store::{RunnerSeen, Stats, Store};
+use tickr_store::{RunnerSeen, SourceState, Stats, Store};
 use tickr_telemetry::metrics_page;
 
 /// Age of a reading after which a scrape starts another.
@@ -58,6 +58,8 @@ struct ReadingsInner {
     index: Index,
     /// The queues that this runner serves.
     queues: Vec<Name>,
+    /// The outboxes of applications from which this runner copies.
+    outboxes: Vec<Name>,
     tasks: TaskTracker,
     made: Instant,
     last: Mutex<Last>,
@@ -78,15 +80,16 @@ struct Last {
 }
 
 impl Readings {
-    /// Make the readings for a runner that serves these queues. Each reading runs in a task of its own, which `tasks`
+    /// Make the readings for a runner that serves these queues and copies from these outboxes of applications. Each reading runs in a task of its own, which `tasks`
     /// joins and which ends within a few seconds.
     #[must_use]
-    pub fn new(store: Store, index: Index, queues: Vec<Name>, tasks: TaskTracker) -> Self {
+    pub fn new(store: Store, index: Index, queues: Vec<Name>, outboxes: Vec<Name>, tasks: TaskTracker) -> Self {
         Self {
             shared: Arc::new(ReadingsInner {
                 store,
                 index,
                 queues,
+                outboxes,
                 tasks,
                 made: Instant::now(),
                 last: Mutex::default(),
@@ -144,6 +147,11 @@ impl ReadingsInner {
             if let Some(outbox) = answer_within(LIMIT, self.store.outbox_state()).await {
                 gauge!("tickr_outbox_rejected").set(f64::from(outbox.rejected));
                 gauge!("tickr_outbox_oldest_seconds").set(outbox.oldest_us as f64 / 1e6);
+            }
+            if !self.outboxes.is_empty()
+                && let Some(states) = answer_within(LIMIT, self.store.source_states()).await
+            {
+                set_sources(&self.outboxes, &states);
             }
             if let Some(blocked) = answer_within(LIMIT, self.store.blocked_order_keys()).await {
                 gauge!("tickr_order_keys_blocked").set(blocked as f64);
@@ -215,6 +223,19 @@ impl ReadingsInner {
 
 async fn answer_within<T, E>(limit: Duration, asked: impl Future<Output = Result<T, E>>) -> Option<T> {
     tokio::time::timeout(limit, asked).await.ok().and_then(Result::ok)
+}
+
+/// Set the metrics of these outboxes of applications. Those of other runners have no series here: the configuration bounds
+/// their number.
+fn set_sources(names: &[Name], states: &[SourceState]) {
+    for name in names {
+        let state = states.iter().find(|state| state.name == name.as_str());
+        let (up, backlog) = state.map_or_else(Default::default, |state| (state.is_up(), state.backlog));
+        gauge!("tickr_outbox_source_up", "source" => name.to_string()).set(f64::from(up));
+        gauge!("tickr_outbox_source_waiting", "source" => name.to_string()).set(f64::from(backlog.waiting));
+        let oldest = backlog.oldest_us as f64 / 1e6;
+        gauge!("tickr_outbox_source_oldest_seconds", "source" => name.to_string()).set(oldest);
+    }
 }
 
 fn set_runners(runners: &[RunnerSeen]) {

@@ -67,7 +67,7 @@ pub struct PoolUse {
 impl Store {
     /// Return the use of each pool. The group commits and the heartbeat have connections of their own.
     #[must_use]
-    pub fn pool_use(&self) -> [PoolUse; 5] {
+    pub fn pool_use(&self) -> [PoolUse; 6] {
         self.shared.pools.each().map(|(name, pool)| {
             let (size, idle) = (pool.connections().size() as usize, pool.connections().num_idle());
             PoolUse { pool: name, idle, busy: size.saturating_sub(idle) }

@@ -70,6 +70,7 @@ const FILES: &[(&str, &str)] = embedded![
     "0042_checkpoints.sql",
     "0043_deferred_attempts.sql",
     "0044_attempt_logs.sql",
+    "0045_outbox_sources.sql",
 ];
 
 /// The migrations that this binary brings, in order.

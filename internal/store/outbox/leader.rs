@@ -18,7 +18,7 @@ const MAX_COUNTED: u32 = 10_000;
 pub struct OutboxState {
     /// Number of committed rows that were not moved yet. Counted up to 10,000.
     pub waiting: u32,
-    /// When the oldest of the first 10,000 of them was inserted.
+    /// When the oldest of the first 10,000 of them was inserted here or copied to here.
     pub oldest_at: Option<Timestamp>,
     /// Time since then, in microseconds, by the clock of the database.
     pub oldest_us: u64,
@@ -99,11 +99,11 @@ impl Store {
         on_pool(&self.shared.pools.reads, "read the state of the outbox", |conn, _| {
             Box::pin(async move {
                 let row = sqlx::query(
-                    "SELECT COUNT(*) AS waiting, MIN(created_at) AS oldest_at, \
-                     COALESCE(TIMESTAMPDIFF(MICROSECOND, MIN(created_at), UTC_TIMESTAMP(6)), 0) AS oldest_us, \
+                    "SELECT COUNT(*) AS waiting, MIN(since) AS oldest_at, \
+                     COALESCE(TIMESTAMPDIFF(MICROSECOND, MIN(since), UTC_TIMESTAMP(6)), 0) AS oldest_us, \
                      (SELECT COUNT(*) FROM (SELECT 1 FROM outbox_rejected LIMIT ?) r) AS rejected, \
                      (SELECT runner FROM outbox_leader WHERE id = 1 AND lease_until > UTC_TIMESTAMP(6)) AS leader \
-                     FROM (SELECT created_at FROM tickr_outbox ORDER BY id LIMIT ?) w",
+                     FROM (SELECT COALESCE(copied_at, created_at) AS since FROM tickr_outbox ORDER BY id LIMIT ?) w",
                 )
                 .bind(MAX_COUNTED)
                 .bind(MAX_COUNTED)

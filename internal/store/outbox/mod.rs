@@ -5,9 +5,19 @@
 //! - `pages.rs`: moves rows to `jobs` and `owed`.
 //! - `rejected.rs`: rows that cannot become jobs.
 //! - `rows.rs`: rows, as applications write them.
+//!
+//! The table may also be in the database of an application, on another server:
+//! - `source.rs`: the connection to such an outbox, and all statements on it.
+//! - `source_rows.rs`: its rows, which may have any form.
+//! - `source_error.rs`: its errors, in words for the operator.
+//! - `copies.rs`: copies its rows to the outbox of tickr, each of them once.
 
+pub(super) mod copies;
 pub(super) mod insert;
 pub(super) mod leader;
 pub(super) mod pages;
 pub(super) mod rejected;
 pub(super) mod rows;
+pub(super) mod source;
+pub(super) mod source_error;
+pub(super) mod source_rows;

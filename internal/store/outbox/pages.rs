@@ -6,6 +6,7 @@
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 use sqlx::{MySqlConnection, Row};
 use uuid::Uuid;
@@ -15,7 +16,7 @@ use crate::jobs::unique_keys::{
     EnqueueReceipts, EnqueueRefusal, EnqueueRequest, PriorDecision, insert_keyed, with_producer,
 };
 use crate::outbox::rejected::reject;
-use crate::outbox::rows::{OutboxRow, outbox_row};
+use crate::outbox::rows::{MAX_OPTIONS_BYTES, OutboxRow, outbox_row};
 use crate::rows::jobs::{Accepted, accepted_at, mark_held, write_jobs};
 use crate::rows::links::NewLinks;
 use crate::rows::owed::SKIP_LOCKED;
@@ -29,11 +30,9 @@ use tickr_job::{NewJob, Producer, limits};
 const ROWS: u32 = 1_000;
 /// Bytes of payloads and options that one transaction takes at most, but one row at least.
 const BYTES: usize = 4 << 20;
-/// Maximum size of the options of a row, in bytes.
-const MAX_OPTIONS_BYTES: usize = 64 << 10;
 
-/// Makes the job of a row.
-pub type PrepareRow = Arc<dyn Fn(OutboxRow) -> PreparedRow + Send + Sync>;
+/// Makes the job of a row that has waited here for this long, by the clock of the database.
+pub type PrepareRow = Arc<dyn Fn(OutboxRow, Duration) -> PreparedRow + Send + Sync>;
 
 /// What can be done with a row.
 #[derive(Debug)]
@@ -265,12 +264,16 @@ async fn move_page(
 
     let mut jobs: BTreeMap<Uuid, NewJob> = BTreeMap::new();
     for ids in small.chunks(MAX_ROWS) {
-        let sql = "SELECT id, kind, payload, queue, execute_at, options, created_at FROM tickr_outbox \
-                   FORCE INDEX (PRIMARY) WHERE id IN";
-        for row in in_list(sql, ids, "").fetch_all(&mut *conn).await? {
+        let sql = format!(
+            "SELECT {}, TIMESTAMPDIFF(MICROSECOND, COALESCE(copied_at, created_at), UTC_TIMESTAMP(6)) AS waited_us \
+             FROM tickr_outbox FORCE INDEX (PRIMARY) WHERE id IN",
+            OutboxRow::COLUMNS
+        );
+        for row in in_list(&sql, ids, "").fetch_all(&mut *conn).await? {
+            let waited = Duration::from_micros(u64::try_from(row.try_get::<i64, _>("waited_us")?).unwrap_or(0));
             let row = outbox_row(&row)?;
             let id = row.id;
-            match prepare(row) {
+            match prepare(row, waited) {
                 PreparedRow::Job(job) => drop(jobs.insert(id, *job)),
                 PreparedRow::ForAnother => page.left += 1,
                 PreparedRow::Unfit(reason) => page.rejected.push((id, reason)),

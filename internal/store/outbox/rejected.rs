@@ -31,7 +31,7 @@ pub enum RejectedAction {
     Discard,
 }
 
-const COLUMNS: &str = "id, kind, payload, queue, execute_at, options, created_at";
+const COLUMNS: &str = OutboxRow::COLUMNS;
 
 /// Move these rows, with the reasons, to the rejected ones. The rows are locked.
 pub(super) async fn reject(conn: &mut MySqlConnection, rows: &[(Uuid, String)]) -> Result<(), sqlx::Error> {
@@ -64,8 +64,8 @@ impl Store {
                 let (at, id) = before.unwrap_or((Timestamp::MAX_UTC, Uuid::max()));
                 let at = at.min(crate::rows::order::held_until());
                 let found = sqlx::query(
-                    "SELECT id, kind, LEFT(payload, 65536) AS payload, queue, execute_at, options, created_at, rejected_at, \
-                     reason FROM outbox_rejected FORCE INDEX (outbox_rejected_at) \
+                    "SELECT id, kind, LEFT(payload, 65536) AS payload, queue, execute_at, options, created_at, copied_from, \
+                     rejected_at, reason FROM outbox_rejected FORCE INDEX (outbox_rejected_at) \
                      WHERE rejected_at < ? OR (rejected_at = ? AND id < ?) ORDER BY rejected_at DESC, id DESC LIMIT ?",
                 )
                 .bind(at.naive_utc())

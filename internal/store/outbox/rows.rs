@@ -8,6 +8,9 @@ use uuid::Uuid;
 
 use tickr_job::Timestamp;
 
+/// Maximum size of the options of a row, in bytes.
+pub(super) const MAX_OPTIONS_BYTES: usize = 64 << 10;
+
 /// A row of the outbox.
 #[derive(Clone)]
 pub struct OutboxRow {
@@ -23,8 +26,15 @@ pub struct OutboxRow {
     pub execute_at: Option<Timestamp>,
     /// The other options, as the text of a JSON object.
     pub options: Option<String>,
-    /// When the row was inserted, by the clock of the database.
+    /// When the row was inserted, by the clock of the database in which that was.
     pub created_at: Timestamp,
+    /// The outbox of an application from which it was copied. None for a row that was inserted here.
+    pub copied_from: Option<String>,
+}
+
+impl OutboxRow {
+    /// The columns, as [`outbox_row`] reads them.
+    pub(super) const COLUMNS: &'static str = "id, kind, payload, queue, execute_at, options, created_at, copied_from";
 }
 
 impl fmt::Debug for OutboxRow {
@@ -44,5 +54,6 @@ pub(super) fn outbox_row(row: &MySqlRow) -> Result<OutboxRow, sqlx::Error> {
         execute_at: row.try_get("execute_at")?,
         options: row.try_get("options")?,
         created_at: row.try_get("created_at")?,
+        copied_from: row.try_get("copied_from")?,
     })
 }

@@ -303,6 +303,27 @@ impl Store {
     }
 }
 
+impl Store {
+    /// Delete the rows of outboxes of applications from which no runner has copied for `keep`. One whose copied rows may
+    /// still be at the source stays: without the list they would be copied again. Their number is bounded by the names
+    /// that operators have given. Returns the number of deleted rows.
+    ///
+    /// # Errors
+    /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
+    pub async fn forget_sources(&self, keep: Duration) -> Result<u64, StoreError> {
+        let keep = i64::try_from(keep.as_secs()).unwrap_or(i64::MAX / 2);
+        on_pool(&self.shared.pools.loops, "delete outboxes that are gone", move |conn, _| {
+            Box::pin(async move {
+                let gone = sqlx::query(
+                    "DELETE FROM outbox_sources WHERE lease_until < UTC_TIMESTAMP(6) - INTERVAL ? SECOND AND copied = ''",
+                );
+                Ok(gone.bind(keep).execute(conn).await?.rows_affected())
+            })
+        })
+        .await
+    }
+}
+
 /// The primary key of a tally.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TallyPlace {

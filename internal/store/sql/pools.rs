@@ -1,9 +1,10 @@
-//! Connections for everything that is not a group commit, in five pools, so that one group of callers cannot starve
+//! Connections for everything that is not a group commit, in six pools, so that one group of callers cannot starve
 //! another. A flood of searches must not stop the reaper, and a flood of enqueues with unique keys must not stop an
 //! operator.
 //!
 //! Every method of the [`Store`](crate::Store) names the pool that it uses. The sizes of the first four pools
-//! add up to `mysql_connections`. The connections for the content of reports are extra.
+//! add up to `mysql_connections`. The connections for the content of reports and for the outboxes of applications are
+//! extra.
 
 use crate::sql::connection::{Pool, Target};
 
@@ -22,11 +23,16 @@ pub(crate) struct Pools {
     pub(crate) reads: Pool,
     /// For the content of reports. It is large, so it has connections of its own and does not delay other statements.
     pub(crate) reports: Pool,
+    /// For copies from the outboxes of applications. Their loops may be many, and delay no other loop.
+    pub(crate) sources: Pool,
 }
 
 /// Number of connections for the content of reports, in addition to those that are split. A runner that neither makes
 /// nor serves reports opens none of them.
 pub(crate) const FOR_REPORTS: u32 = 2;
+/// Number of connections for copies from the outboxes of applications, in addition to those that are split. A runner
+/// without such outboxes opens none of them.
+pub(crate) const FOR_SOURCES: u32 = 2;
 
 /// Number of connections in each pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,17 +86,19 @@ impl Pools {
             steering: pool(steering),
             reads: pool(reads),
             reports: pool(FOR_REPORTS),
+            sources: pool(FOR_SOURCES),
         }
     }
 
     /// Return each pool with its name.
-    pub(crate) fn each(&self) -> [(&'static str, &Pool); 5] {
+    pub(crate) fn each(&self) -> [(&'static str, &Pool); 6] {
         [
             ("controls", &self.controls),
             ("loops", &self.loops),
             ("steering", &self.steering),
             ("reads", &self.reads),
             ("reports", &self.reports),
+            ("sources", &self.sources),
         ]
     }
 

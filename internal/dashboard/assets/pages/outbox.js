@@ -29,6 +29,7 @@ export default function Outbox() {
     />
     <${Trouble} error=${state.error ?? page.error} retry=${again} />
     ${state.data && html`<${State} of=${state.data} />`}
+    ${state.data?.sources.length > 0 && html`<${Sources} of=${state.data.sources} />`}
     ${!page.data && !page.error && html`<${Skeleton} />`}
     ${
       page.data &&
@@ -76,6 +77,42 @@ const State = ({ of }) => html`<${Panel} title="Waiting rows">
   </div>
 </${Panel}>`;
 
+/** Outboxes in databases of applications. */
+const Sources = ({ of }) => html`<section class="panel scroll" aria-label="Outboxes of applications">
+  <table class="cards">
+    <thead>
+      <tr>
+        <th>Source</th>
+        <th>Waiting</th>
+        <th>Copied by</th>
+        <th>State</th>
+      </tr>
+    </thead>
+    <tbody>${of.map((source) => html`<${Source} key=${source.name} of=${source} />`)}</tbody>
+  </table>
+</section>`;
+
+const Source = ({ of }) => html`<tr>
+  <td data-label="Source"><span class="mono lines">${of.name}</span></td>
+  <td data-label="Waiting">
+    ${count(of.waiting, of.waiting >= MAX_COUNTED)}
+    ${of.oldest_at && html`<span class="soft"> since <${Time} at=${of.oldest_at} /></span>`}
+  </td>
+  <td data-label="Copied by"><span class="mono lines">${of.leader ?? '–'}</span></td>
+  <td data-label="State" class="cause">
+    ${
+      of.error
+        ? html`<div class="stack tighter">
+            <span>Cannot be read since <${Time} at=${of.failing_since} /></span>
+            <span class="lines soft">${of.error}</span>
+          </div>`
+        : of.up
+          ? 'Its rows are copied'
+          : 'No runner copies its rows'
+    }
+  </td>
+</tr>`;
+
 function Row({ row, done }) {
   const path = `/v1/outbox/rejected/${seg(row.id)}`;
   const replay = async () => {
@@ -92,7 +129,10 @@ function Row({ row, done }) {
     });
   return html`<tr data-row>
     <td data-label="Row"><span class="mono lines" title=${row.id}>…${row.id.slice(-8)}</span></td>
-    <td data-label="Kind"><span class="mono lines" title=${row.kind}>${row.kind}</span></td>
+    <td data-label="Kind">
+      <span class="mono lines" title=${row.kind}>${row.kind}</span>
+      ${row.source && html`<div class="soft">from <span class="mono lines">${row.source}</span></div>`}
+    </td>
     <td data-label="Rejected"><${Time} at=${row.rejected_at} /></td>
     <td data-label="Reason" class="cause">
       <div class="stack tighter">
