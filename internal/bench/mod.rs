@@ -237,7 +237,7 @@ pub async fn run(settings: &BenchSettings, ground: &BenchServers) -> Result<Repo
             Scenario::Lateness => lateness::run(&bench).await?,
             Scenario::Rebuild => rebuild::run(&bench).await?,
             Scenario::Idle => idle::run(&bench).await?,
-            Scenario::Keys => keys::run(&bench).await?,
+            Scenario::Keys => Box::pin(keys::run(&bench)).await?,
             Scenario::Batches => Box::pin(batches::run(&bench)).await?,
             Scenario::Outbox => Box::pin(outbox::run(&bench)).await?,
             Scenario::Growth => growth::run(&bench).await?,

@@ -322,9 +322,9 @@ async fn a_lost_answer_of_either_server_neither_loses_nor_doubles_a_row() {
         ] {
             let cuts = proxy.cuts();
             if refused {
-                proxy.refuse(text, 1_053, 1)
+                proxy.refuse(text, 1_053, 1);
             } else {
-                proxy.cut_after(text)
+                proxy.cut_after(text);
             }
             for _ in 0..3 {
                 insert(&mut app, Uuid::now_v7(), "noop", "{}").await;
