@@ -6,8 +6,8 @@
 use std::collections::HashMap;
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use super::EngineState;
@@ -20,24 +20,26 @@ use tickr_store::{Claimed, Deferral, Store};
 /// Shortest and longest time that another system may take.
 const WITHIN: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(7 * 24 * 60 * 60));
 
-/// Stores the finish key of an attempt.
+/// Stores the finish key of an attempt. A handler that blocks its thread keeps this beyond the end of its runner, and must
+/// not keep the store open.
 #[derive(Debug)]
 pub(super) struct FinishKeys {
-    store: Arc<Store>,
+    store: Weak<Store>,
     attempt: (JobId, AttemptToken, u32),
 }
 
 impl FinishKeys {
     pub(super) fn of(shared: &EngineState, claimed: &Claimed) -> Self {
-        Self { store: Arc::clone(&shared.finish_keys), attempt: (claimed.id, claimed.token, claimed.number) }
+        Self { store: Arc::downgrade(&shared.finish_keys), attempt: (claimed.id, claimed.token, claimed.number) }
     }
 }
 
 impl FinishKeyStore for FinishKeys {
     fn store(&self, digest: [u8; 32]) -> Pin<Box<dyn Future<Output = Result<(), String>> + Send + '_>> {
-        Box::pin(
-            async move { self.store.store_finish_key(self.attempt, digest).await.map_err(|error| error.to_string()) },
-        )
+        Box::pin(async move {
+            let store = self.store.upgrade().ok_or("the runner has stopped")?;
+            store.store_finish_key(self.attempt, digest).await.map_err(|error| error.to_string())
+        })
     }
 }
 
@@ -47,7 +49,7 @@ pub(super) async fn defer(
     shared: &EngineState,
     claimed: &Claimed,
     later: FinishLater,
-    (call, log): (Option<CallOutcome>, Option<String>),
+    (call, mut log): (Option<CallOutcome>, Option<String>),
 ) -> bool {
     let bounded = |time: Duration| time.clamp(WITHIN.0, WITHIN.1);
     let deferral = Deferral { within: bounded(later.within), report_within: later.report_within.map(bounded) };
@@ -59,6 +61,16 @@ pub(super) async fn defer(
             .await
         {
             Ok(deferred) => return deferred,
+            Err(error) if error.is_about_the_row() && log.is_some() => {
+                tracing::error!(job = %claimed.id, %error, "mysql refuses the log of an attempt, deferring it without");
+                log = None;
+                continue;
+            }
+            Err(error) if error.is_about_the_row() => {
+                // The lease ends and the attempt counts as lost.
+                tracing::error!(job = %claimed.id, %error, "mysql refuses to defer an attempt, its lease will end");
+                return false;
+            }
             Err(error) => {
                 tracing::warn!(job = %claimed.id, %error, "cannot defer an attempt yet, trying again");
                 shared.store_failed();

@@ -367,3 +367,28 @@ async fn a_handler_of_your_own_leaves_its_attempt_to_another_system_and_its_job_
     assert_eq!(tickr.count("SELECT COUNT(*) FROM attempt_logs").await, 0);
     tickr.stop().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_log_that_mysql_refuses_keeps_no_attempt_from_being_deferred() {
+    let keys = Arc::new(Mutex::new(VecDeque::new()));
+    let mut kinds = Registry::new();
+    let sent = Arc::clone(&keys);
+    kinds.register(move |_: Approval, ctx: Context| {
+        let sent = Arc::clone(&sent);
+        async move {
+            ctx.log("x".repeat(1_000));
+            let key = ctx.finish_key().await?;
+            sent.lock().unwrap().push_back(key.expose().to_owned());
+            Ok(Output::finished_later(FinishLater::within(Duration::from_secs(60))))
+        }
+    });
+    let tickr = TestApp::start_with(|_| {}, kinds).await;
+    tickr.sql("ALTER TABLE attempt_logs MODIFY log TINYTEXT NOT NULL").await;
+    let id = tickr.enqueue_kind("approval", json!({"asks": true})).await;
+    tickr.until_deferred(id).await;
+    let key = keys.lock().unwrap().pop_front().unwrap();
+    assert_eq!(tickr.finish(&key, succeeded()).await.status, 200);
+    tickr.until(id, State::Completed).await;
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM attempt_logs").await, 0);
+    tickr.stop().await;
+}

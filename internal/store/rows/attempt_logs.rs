@@ -36,7 +36,7 @@ pub(crate) fn insert_logs_step<'a>(script: &mut Script<'a>, rows: &[AttemptLogRo
 /// Write the log of an attempt that goes on. A repeated call changes nothing.
 pub(crate) async fn write_log(conn: &mut MySqlConnection, row: AttemptLogRow<'_>) -> Result<(), sqlx::Error> {
     let sql = "INSERT INTO attempt_logs (job_id, number, size_bytes, log) VALUES (?, ?, ?, ?) \
-               ON DUPLICATE KEY UPDATE log = VALUES(log)";
+               ON DUPLICATE KEY UPDATE size_bytes = VALUES(size_bytes), log = VALUES(log)";
     let size = u32::try_from(row.log.len()).unwrap_or(u32::MAX);
     let query = sqlx::query(sql).bind(row.job.uuid()).bind(row.number).bind(size).bind(row.log);
     query.execute(conn).await.map(drop)
