@@ -30,7 +30,11 @@ async fn until_health(tickr: &TestApp, wanted: Health) {
 /// Start a tickr whose only worker is busy until the returned job is cancelled.
 async fn start_busy(queues: &[&str]) -> (TestApp, JobId) {
     let queues: Vec<String> = queues.iter().map(|queue| (*queue).to_owned()).collect();
-    let busy = move |config: &mut Config| (config.workers, config.queues) = (1, queues);
+    let busy = move |config: &mut Config| {
+        (config.workers, config.queues) = (1, queues);
+        // A machine that stands still must not cost the sleeper its lease, because the worker would be free then.
+        config.lease = Duration::from_secs(120);
+    };
     let tickr = TestApp::start_with(busy, Registry::new()).await;
     let sleeper = tickr.enqueue_kind("sleep", json!({"ms": 600_000})).await;
     tickr.until(sleeper, State::Executing).await;
