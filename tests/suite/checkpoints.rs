@@ -12,7 +12,7 @@ use tickr::store::NewCheckpoint;
 use tokio::sync::{Notify, Semaphore};
 use tokio_util::sync::CancellationToken;
 
-use crate::support::{Runner, TestApp, eventually, make_suspects};
+use crate::support::{DEADLINE, Runner, TestApp, eventually, make_suspects};
 
 /// A job whose first attempt saves a checkpoint and ends in this way.
 #[derive(Serialize, Deserialize, JsonSchema)]
@@ -70,6 +70,12 @@ fn job(end: End) -> Value {
 /// The checkpoint of [`resumed`].
 fn row_seven() -> Value {
     json!({"row": 7, "note": "Grüße, \u{1f980}"})
+}
+
+/// Take this many permits, which handlers give.
+async fn taken(permits: &Semaphore, many: u32) {
+    let taken = tokio::time::timeout(DEADLINE, permits.acquire_many(many)).await;
+    taken.expect("a handler gives a permit in time").unwrap().forget();
 }
 
 async fn rows(tickr: &TestApp) -> i64 {
@@ -212,7 +218,7 @@ async fn checkpoint_saved_returns_when_mysql_has_the_newest_one() {
     let tickr = TestApp::start_with(|_| {}, careful(&saved, &go)).await;
     let id = tickr.enqueue_kind("careful", json!({})).await;
     for n in 1..=2 {
-        saved.acquire().await.unwrap().forget();
+        taken(&saved, 1).await;
         let found = tickr.count("SELECT CAST(content AS SIGNED) FROM checkpoints").await;
         assert_eq!(found, n);
         go.notify_one();
@@ -227,7 +233,7 @@ async fn an_attempt_that_lost_its_job_saves_no_checkpoint() {
     let (saved, go) = (Arc::new(Semaphore::new(0)), Arc::new(Notify::new()));
     let tickr = TestApp::start_with(|_| {}, careful(&saved, &go)).await;
     let id = tickr.enqueue_kind("careful", json!({})).await;
-    saved.acquire().await.unwrap().forget();
+    taken(&saved, 1).await;
     let store = tickr.app.broker().store();
     let late = |token| NewCheckpoint { id, token, content: "\"late\"".into(), version: 1 };
     assert!(store.save_checkpoints(vec![late(AttemptToken::new())]).await.unwrap().is_empty());
@@ -238,7 +244,7 @@ async fn an_attempt_that_lost_its_job_saves_no_checkpoint() {
     assert_eq!(store.save_checkpoints(vec![holder]).await.unwrap().len(), 1);
     assert_eq!(tickr.count("SELECT COUNT(*) FROM checkpoints WHERE content = '\"late\"'").await, 1);
     go.notify_one();
-    saved.acquire().await.unwrap().forget();
+    taken(&saved, 1).await;
     go.notify_one();
     tickr.until(id, State::Completed).await;
     tickr.stop().await;
@@ -249,7 +255,7 @@ async fn a_locked_row_delays_no_checkpoint_of_another_job() {
     let (saved, go) = (Arc::new(Semaphore::new(0)), Arc::new(Notify::new()));
     let tickr = TestApp::start_with(|_| {}, careful(&saved, &go)).await;
     let locked = tickr.enqueue_kind("careful", json!({})).await;
-    saved.acquire().await.unwrap().forget();
+    taken(&saved, 1).await;
     let mut session = tickr.mysql().await;
     let mut holder = sqlx::Connection::begin(&mut session).await.unwrap();
     let lock = sqlx::query("SELECT id FROM owed WHERE id = ? FOR UPDATE").bind(locked.uuid());
@@ -257,14 +263,14 @@ async fn a_locked_row_delays_no_checkpoint_of_another_job() {
     // The first job saves its second checkpoint, which cannot be written.
     go.notify_one();
     let other = tickr.enqueue_kind("careful", json!({})).await;
-    saved.acquire().await.unwrap().forget();
+    taken(&saved, 1).await;
     let sql = "SELECT COUNT(*) FROM checkpoints WHERE content = '1'";
     assert_eq!(tickr.count(sql).await, 2, "the other job was saved, and the first one has its first checkpoint");
     holder.rollback().await.unwrap();
-    saved.acquire().await.unwrap().forget();
+    taken(&saved, 1).await;
     go.notify_waiters();
     go.notify_one();
-    saved.acquire().await.unwrap().forget();
+    taken(&saved, 1).await;
     go.notify_waiters();
     go.notify_one();
     for id in [locked, other] {
@@ -294,7 +300,7 @@ async fn two_hundred_large_checkpoints_that_end_together_are_saved_with_their_ve
     let tickr = TestApp::start_with(|config| config.workers = JOBS, kinds).await;
     let retry = json!({"base_ms": 1, "factor": 1.0, "cap_ms": 1, "jitter": 0.0});
     tickr.enqueue_many((0..JOBS).map(|_| json!({"kind": "careful", "payload": {}, "retry": retry}))).await;
-    begun.acquire_many(JOBS as u32).await.unwrap().forget();
+    taken(&begun, JOBS as u32).await;
     go.cancel();
     tickr.until_idle().await;
     let ended = "SELECT COUNT(*) FROM attempts WHERE end_state = 'completed' AND number = 2";
@@ -308,13 +314,13 @@ async fn checkpoints_wait_for_mysql_and_are_saved_when_it_is_back() {
     let (saved, go) = (Arc::new(Semaphore::new(0)), Arc::new(Notify::new()));
     let tickr = TestApp::start_alone_with(|config| config.lease = Duration::from_secs(30), careful(&saved, &go)).await;
     let id = tickr.enqueue_kind("careful", json!({})).await;
-    saved.acquire().await.unwrap().forget();
+    taken(&saved, 1).await;
     tickr.services().mysql().pause().unwrap();
     go.notify_one();
     tokio::time::sleep(Duration::from_secs(3)).await;
     assert_eq!(saved.available_permits(), 0, "MySQL stands still");
     tickr.services().mysql().resume().unwrap();
-    saved.acquire().await.unwrap().forget();
+    taken(&saved, 1).await;
     assert_eq!(tickr.count("SELECT CAST(content AS SIGNED) FROM checkpoints").await, 2);
     go.notify_one();
     tickr.until(id, State::Completed).await;
