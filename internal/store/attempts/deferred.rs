@@ -348,7 +348,7 @@ impl Overdue {
         }
     }
 
-    /// Look at it no more. The row stays, so that its key still says what became of the attempt.
+    /// Look at it no more. The row stays, so that its key still finds the attempt, which has ended.
     async fn forget(&self, conn: &mut MySqlConnection) -> Result<(), sqlx::Error> {
         let query = sqlx::query("UPDATE deferred_attempts SET look_at = NULL WHERE job_id = ? AND token = ?");
         query.bind(self.id.uuid()).bind(self.token.uuid()).execute(conn).await.map(drop)
