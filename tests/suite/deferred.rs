@@ -18,7 +18,7 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use crate::support::limits::set_and_wait;
-use crate::support::{Answer, Runner, TestApp, answer, eventually, http};
+use crate::support::{Answer, Owed, Runner, TestApp, answer, eventually, http};
 
 /// A receiver that answers 202 and keeps the finish keys.
 struct Slow {
@@ -390,5 +390,48 @@ async fn a_log_that_mysql_refuses_keeps_no_attempt_from_being_deferred() {
     assert_eq!(tickr.finish(&key, succeeded()).await.status, 200);
     tickr.until(id, State::Completed).await;
     assert_eq!(tickr.count("SELECT COUNT(*) FROM attempt_logs").await, 0);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_deferred_attempt_outlives_a_pause_a_drain_a_backlog_and_a_mysql_that_stands_still_for_longer_than_its_report()
+ {
+    let tickr = TestApp::start_alone(|_| {}, |config| config.lease = Duration::from_secs(5)).await;
+    let receiver = Slow::start().await;
+    let limit = tickr.patch("/v1/queues/default", json!({"concurrency": 1})).await;
+    assert_eq!(limit.status, 200, "{:#}", limit.body);
+    let ids = tickr.enqueue_many((0..2).map(|_| receiver.job(600_000, Some(3_000)))).await;
+    let keys = [receiver.key().await, receiver.key().await];
+    for id in &ids {
+        tickr.until_deferred(*id).await;
+    }
+    Owed { queue: "'elsewhere'", ..Owed::overdue(50_000) }.insert(&tickr, 1).await;
+    assert_eq!(tickr.post("/v1/queues/default/pause", json!({})).await.status, 200);
+    let runner = tickr.app.runner().as_str().replace('/', "%2F");
+    assert_eq!(tickr.post(&format!("/v1/runners/{runner}/drain"), json!({})).await.status, 200);
+    for key in &keys {
+        assert_eq!(tickr.report(key, json!({})).await.status, 200);
+    }
+    tickr.services().mysql().pause().unwrap();
+    // Longer than the lease and than the time between two reports.
+    tokio::time::sleep(Duration::from_secs(8)).await;
+    tickr.services().mysql().resume().unwrap();
+    for key in &keys {
+        // The systems have a lease's time to report again.
+        eventually("a report is heard", || async {
+            let reported = tickr.report(key, json!({})).await;
+            assert_ne!(reported.status, 409, "{:#}", reported.body);
+            (reported.status == 200).then_some(())
+        })
+        .await;
+    }
+    for key in &keys {
+        assert_eq!(tickr.finish(key, succeeded()).await.status, 200);
+    }
+    for id in &ids {
+        tickr.until(*id, State::Completed).await;
+        assert_eq!(tickr.verdicts(*id).await, ["succeeded"]);
+    }
+    Owed::remove(&tickr).await;
     tickr.stop().await;
 }
