@@ -278,6 +278,10 @@ mutants() {
         'is_some_and(|summary| summary.deferred_overdue)' \
         'is_some_and(|summary| summary.deferred_overdue && shared.runner.as_str().is_empty())' \
         deferred::an_attempt_of_which_nothing_is_heard_times_out_and_its_key_opens_no_later_one
+    mutant 'time to report after an outage' internal/engine/deferred.rs \
+        '&& shared.heartbeats.may_call_dead(lease, lease)' \
+        '&& lease > Duration::ZERO' \
+        deferred::a_deferred_attempt_outlives_a_pause_a_drain_a_backlog_and_a_mysql_that_stands_still_for_longer_than_its_report
     mutant 'own lost commit recognised' internal/store/attempts/settle.rs \
         'recognise_own_work(conn, items, answers).await?;' '' \
         store::a_commit_whose_answer_is_lost_is_recognised_and_not_repeated

@@ -396,7 +396,7 @@ async fn a_log_that_mysql_refuses_keeps_no_attempt_from_being_deferred() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_deferred_attempt_outlives_a_pause_a_drain_a_backlog_and_a_mysql_that_stands_still_for_longer_than_its_report()
  {
-    let tickr = TestApp::start_alone(|_| {}, |config| config.lease = Duration::from_secs(5)).await;
+    let tickr = TestApp::start_alone(|_| {}, |config| config.lease = Duration::from_secs(10)).await;
     let receiver = Slow::start().await;
     let limit = tickr.patch("/v1/queues/default", json!({"concurrency": 1})).await;
     assert_eq!(limit.status, 200, "{:#}", limit.body);
@@ -414,8 +414,11 @@ async fn a_deferred_attempt_outlives_a_pause_a_drain_a_backlog_and_a_mysql_that_
     }
     tickr.services().mysql().pause().unwrap();
     // Longer than the lease and than the time between two reports.
-    tokio::time::sleep(Duration::from_secs(8)).await;
+    tokio::time::sleep(Duration::from_secs(12)).await;
     tickr.services().mysql().resume().unwrap();
+    tickr.until_count("SELECT COUNT(*) FROM deferred_attempts WHERE look_at <= UTC_TIMESTAMP(6)", 2).await;
+    // The runner looks once a second, and must end neither attempt yet.
+    tokio::time::sleep(Duration::from_secs(3)).await;
     for key in &keys {
         // The systems have a lease's time to report again.
         eventually("a report is heard", || async {
