@@ -17,7 +17,8 @@ const MAX_PAYLOAD: u64 = 512 << 10;
 const SWEEP_LIMIT: Duration = Duration::from_secs(60);
 
 pub(crate) fn command() -> Command {
-    let all: Vec<&str> = Scenario::USUAL.iter().map(|scenario| scenario.as_str()).chain(["all"]).collect();
+    let named = Scenario::USUAL.iter().chain(&Scenario::NAMED).map(|scenario| scenario.as_str());
+    let all: Vec<&str> = named.chain(["all"]).collect();
     Command::new("bench")
         .about("Measure this build, and the bare store on the same servers for comparison")
         .long_about(
@@ -37,7 +38,7 @@ pub(crate) fn command() -> Command {
                 .value_parser(PossibleValuesParser::new(all))
                 .num_args(0..)
                 .default_value("all")
-                .help("Scenarios to measure"),
+                .help("Scenarios to measure; all is each of them but delayed, which takes minutes"),
         )
         .arg(number("repeat", "N", 1..=100).help("Measured runs of each scenario [default: 3, or 1 with --short]"))
         .arg(number("jobs", "N", 1..=100_000_000).help("Jobs of one run [default: each scenario's own]"))
@@ -133,8 +134,10 @@ fn settings(matches: &ArgMatches) -> Result<BenchSettings, Failure> {
     let size = |name: &str| number(name).and_then(|n| usize::try_from(n).ok()).unwrap_or(1);
     let short = matches.get_flag("short");
     let named: Vec<&str> = matches.get_many::<String>("scenario").into_iter().flatten().map(String::as_str).collect();
-    let wanted = |scenario: &Scenario| named.contains(&"all") || named.contains(&scenario.as_str());
+    let named_one = |scenario: &Scenario| named.contains(&scenario.as_str());
+    let wanted = |scenario: &Scenario| named.contains(&"all") || named_one(scenario);
     let mut scenarios: Vec<Scenario> = Scenario::USUAL.into_iter().filter(wanted).collect();
+    scenarios.extend(Scenario::NAMED.into_iter().filter(named_one));
     if matches.get_flag("growth") {
         scenarios.push(Scenario::Growth);
     }

@@ -29,7 +29,7 @@ pub(super) async fn run(bench: &Bench<'_>) -> Result<Vec<ResultRow>, BenchError>
         bench.progress.step("bare inserts", round);
         let (bare, bare_checked) = bare(bench, jobs).await?;
         bench.progress.step("batches by POST", round);
-        let (sample, checked) = product(bench, requests(jobs), batch).await?;
+        let (sample, checked) = Box::pin(product(bench, requests(jobs), batch)).await?;
         if round.counts() {
             samples.bare(bare, bare_checked);
             samples.product(sample, jobs, checked);

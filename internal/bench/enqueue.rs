@@ -19,7 +19,7 @@ pub(super) async fn run(bench: &Bench<'_>) -> Result<Vec<ResultRow>, BenchError>
         bench.progress.step("bare inserts", round);
         let (bare, bare_checked) = bare(bench, called).await?;
         bench.progress.step("one by one, library and POST", round);
-        let ([by_call, by_post], checked) = product(bench, called, posted).await?;
+        let ([by_call, by_post], checked) = Box::pin(product(bench, called, posted)).await?;
         if round.counts() {
             library.bare(bare, bare_checked);
             http.bare(bare, RunChecks::default());

@@ -19,13 +19,13 @@ const WARM_UP: u64 = 200;
 const TOGETHER: usize = 500;
 
 /// The jobs that become due, and the jobs that wait.
-struct Shape {
-    name: String,
-    jobs: u64,
-    per_second: u64,
-    waiting: u64,
+pub(super) struct Shape {
+    pub(super) name: String,
+    pub(super) jobs: u64,
+    pub(super) per_second: u64,
+    pub(super) waiting: u64,
     /// Targets of p50 and p99.
-    aims: [Option<Target>; 2],
+    pub(super) aims: [Option<Target>; 2],
 }
 
 pub(super) async fn run(bench: &Bench<'_>) -> Result<Vec<ResultRow>, BenchError> {
@@ -42,12 +42,16 @@ pub(super) async fn run(bench: &Bench<'_>) -> Result<Vec<ResultRow>, BenchError>
         shape(calm, 100, far, strict),
         shape(bench.jobs(20_000, 500), 2_000, very_many, [None, Some(Target::at_most(25.0))]),
     ] {
-        lines.extend(measure(bench, &shape).await?);
+        lines.extend(measure(bench, Scenario::Lateness, &shape).await?);
     }
     Ok(lines)
 }
 
-async fn measure(bench: &Bench<'_>, shape: &Shape) -> Result<[ResultRow; 2], BenchError> {
+pub(super) async fn measure(
+    bench: &Bench<'_>,
+    scenario: Scenario,
+    shape: &Shape,
+) -> Result<[ResultRow; 2], BenchError> {
     let (mut middle, mut tail) = (Samples::default(), Samples::default());
     for round in bench.measured_rounds() {
         let (late_ms, checked) = once(bench, shape, round).await?;
@@ -55,7 +59,7 @@ async fn measure(bench: &Bench<'_>, shape: &Shape) -> Result<[ResultRow; 2], Ben
         tail.product(percentile(&late_ms, 99.0), shape.jobs, checked.counted_before());
     }
     let line = |samples: Samples, which: &str, aim: Option<Target>| {
-        samples.line(Scenario::Lateness, format!("{}, {which}", shape.name), "ms", aim.as_slice())
+        samples.line(scenario, format!("{}, {which}", shape.name), "ms", aim.as_slice())
     };
     let [of_middle, of_tail] = shape.aims;
     Ok([line(middle, "p50", of_middle), line(tail, "p99", of_tail)])

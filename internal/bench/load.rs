@@ -181,22 +181,22 @@ fn next_batch<'a, T>(all: &'a [T], turn: &AtomicUsize) -> Option<&'a [T]> {
 }
 
 /// A counter that several tasks count down.
-struct Countdown {
+pub(super) struct Countdown {
     left: AtomicU64,
 }
 
 impl Countdown {
-    fn new(count: u64) -> Self {
+    pub(super) fn new(count: u64) -> Self {
         Self { left: AtomicU64::new(count) }
     }
 
-    fn take(&self) -> bool {
+    pub(super) fn take(&self) -> bool {
         self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_ok()
     }
 }
 
 /// Wait for all tasks. The first error ends the others.
-async fn join(mut tasks: JoinSet<Result<(), BenchError>>) -> Result<(), BenchError> {
+pub(super) async fn join(mut tasks: JoinSet<Result<(), BenchError>>) -> Result<(), BenchError> {
     while let Some(ended) = tasks.join_next().await {
         ended??;
     }

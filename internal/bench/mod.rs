@@ -21,6 +21,8 @@
 //! - `drain.rs`: scenario `drain`
 //! - `flow.rs`: scenario `flow`
 //! - `lateness.rs`: scenario `lateness`
+//! - `delayed.rs`: scenario `delayed`
+//! - `callback.rs`: scenario `callback`
 //! - `rebuild.rs`: scenario `rebuild`
 //! - `idle.rs`: scenario `idle`
 //! - `growth.rs`: scenario `growth`
@@ -32,6 +34,8 @@
 
 mod batch;
 mod batches;
+mod callback;
+mod delayed;
 mod drain;
 mod enqueue;
 mod environment;
@@ -83,6 +87,10 @@ pub enum Scenario {
     Flow,
     /// Lateness: the delay between due time and start.
     Lateness,
+    /// Messages that are due within one minute, 10,000 in each second.
+    Delayed,
+    /// Work off a backlog of callbacks to one receiver.
+    Callback,
     /// Fill an empty index.
     Rebuild,
     /// A runner without work.
@@ -98,8 +106,9 @@ pub enum Scenario {
 }
 
 impl Scenario {
-    /// All scenarios except [`Growth`](Self::Growth), which takes minutes, in the order in which they run.
-    pub const USUAL: [Self; 10] = [
+    /// All scenarios except [`Delayed`](Self::Delayed) and [`Growth`](Self::Growth), which take minutes, in the order
+    /// in which they run.
+    pub const USUAL: [Self; 11] = [
         Self::Enqueue,
         Self::Batch,
         Self::Drain,
@@ -108,9 +117,13 @@ impl Scenario {
         Self::Outbox,
         Self::Flow,
         Self::Lateness,
+        Self::Callback,
         Self::Rebuild,
         Self::Idle,
     ];
+
+    /// Scenarios that are measured only when they are named.
+    pub const NAMED: [Self; 1] = [Self::Delayed];
 
     /// Name on the command line.
     #[must_use]
@@ -121,6 +134,8 @@ impl Scenario {
             Self::Drain => "drain",
             Self::Flow => "flow",
             Self::Lateness => "lateness",
+            Self::Delayed => "delayed",
+            Self::Callback => "callback",
             Self::Rebuild => "rebuild",
             Self::Idle => "idle",
             Self::Keys => "keys",
@@ -235,6 +250,8 @@ pub async fn run(settings: &BenchSettings, ground: &BenchServers) -> Result<Repo
             Scenario::Drain => drain::run(&bench).await?,
             Scenario::Flow => flow::run(&bench).await?,
             Scenario::Lateness => lateness::run(&bench).await?,
+            Scenario::Delayed => delayed::run(&bench).await?,
+            Scenario::Callback => Box::pin(callback::run(&bench)).await?,
             Scenario::Rebuild => rebuild::run(&bench).await?,
             Scenario::Idle => idle::run(&bench).await?,
             Scenario::Keys => Box::pin(keys::run(&bench)).await?,

@@ -20,6 +20,8 @@ impl Progress {
             Scenario::Outbox => rounds + repeat,
             Scenario::Rebuild => rounds,
             Scenario::Lateness => 6 * repeat,
+            Scenario::Delayed => 2 * repeat,
+            Scenario::Callback => 2 * rounds,
             Scenario::Idle => repeat,
             Scenario::Growth => 1 + 3 * repeat,
         });

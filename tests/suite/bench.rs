@@ -35,13 +35,14 @@ async fn databases_like(pattern: &str) -> Vec<String> {
 #[tokio::test(flavor = "multi_thread")]
 async fn every_scenario_completes_each_job_once_and_leaves_nothing_behind() {
     let dir = tempfile::tempdir().unwrap();
-    let (code, out, err) = outcome(on_shared_servers(&dir, &["all", "--short", "--json"])).await;
+    let (code, out, err) = outcome(on_shared_servers(&dir, &["all", "delayed", "--short", "--json"])).await;
     assert_eq!((code, err.as_str()), (0, ""), "{out}");
     let report: Value = serde_json::from_str(&out).unwrap();
     assert_eq!(report["ok"], true);
     assert!(report["machine"]["cores"].as_u64().unwrap() >= 1 && report["servers"]["mysql"].is_string());
     let lines = report["lines"].as_array().unwrap();
-    for scenario in ["enqueue", "batch", "drain", "keys", "flow", "lateness", "rebuild", "idle"] {
+    for scenario in ["enqueue", "batch", "drain", "keys", "flow", "lateness", "delayed", "callback", "rebuild", "idle"]
+    {
         assert!(lines.iter().any(|line| line["scenario"] == scenario), "{scenario} is missing:\n{out}");
     }
     for line in lines {
@@ -49,6 +50,7 @@ async fn every_scenario_completes_each_job_once_and_leaves_nothing_behind() {
         assert_eq!(line["exactly_once"], true, "{line:#}");
         assert_eq!(line["figure"]["samples"].as_array().unwrap().len(), 1, "{line:#}");
         let compared = ["enqueue", "batch", "drain", "flow", "rebuild"].iter().any(|word| line["scenario"] == *word)
+            || line["name"] == "callbacks to one receiver"
             || line["name"].as_str().is_some_and(|name| name.ends_with("beside none"));
         assert_eq!(line["ratio"].as_f64().is_some_and(|ratio| ratio > 0.0), compared, "{line:#}");
         assert_eq!(line["bare"]["median"].as_f64().is_some_and(|median| median > 0.0), compared, "{line:#}");

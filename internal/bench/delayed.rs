@@ -1,0 +1,18 @@
+//! Scenario `delayed`: 600,000 messages that are due within one minute, 10,000 in each second. The rows show how late
+//! their jobs start.
+
+use super::figure::Target;
+use super::lateness::{Shape, measure};
+use super::result_row::ResultRow;
+use super::{Bench, BenchError, Scenario};
+
+pub(super) async fn run(bench: &Bench<'_>) -> Result<Vec<ResultRow>, BenchError> {
+    let shape = Shape {
+        name: "messages due, 10,000/s".to_owned(),
+        jobs: bench.jobs(600_000, 2_000),
+        per_second: 10_000,
+        waiting: 0,
+        aims: [None, Some(Target::at_most(250.0))],
+    };
+    Ok(measure(bench, Scenario::Delayed, &shape).await?.into())
+}
