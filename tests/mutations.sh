@@ -330,6 +330,24 @@ mutants() {
     mutant 'unique key of a job that started' internal/store/jobs/unique_keys.rs \
         'if started && options.unique_until == UniqueUntil::Start && !taken.timed {' 'if started && options.unique_until == UniqueUntil::Start && taken.over {' \
         unique_keys::work_requested_while_a_job_runs_becomes_one_job_of_its_own
+    mutant 'delivery under way that a cancel leaves alone' internal/api/compat/delayed.rs \
+        'cancel_job(api, id, false,' 'cancel_job(api, id, true,' \
+        compat_delayed::a_cancel_and_a_delivery_at_the_same_moment_never_both_win
+    mutant 'jobs that are no messages' internal/api/compat/delayed.rs \
+        'if !job.options.tags.iter()' 'if false && !job.options.tags.iter()' \
+        compat_delayed::a_message_can_be_cancelled_twice_but_not_while_it_is_sent
+    mutant 'kinds of a key for messages' internal/api/compat/delayed.rs \
+        'asker.may_enqueue(HttpCallback::NAME, &payload, "")?;' '' \
+        compat_delayed::messages_need_an_api_key_that_may_enqueue_and_the_setting
+    mutant 'code of a task under any status' internal/handlers/later.rs \
+        'any_status: true' 'any_status: false' \
+        compat_later::only_the_code_100_is_a_success_whatever_the_status_is
+    mutant 'time limit of a task' internal/handlers/later.rs \
+        'Duration::from_secs(3);' 'Duration::from_secs(5);' \
+        compat_later::a_receiver_has_three_seconds
+    mutant 'tasks that are over' internal/api/compat/later.rs \
+        '|| job.state.is_end()' '' \
+        compat_later::a_task_is_repeated_after_10_20_and_40_seconds_and_is_then_forgotten
     mutant 'postpone whose COMMIT was not answered' internal/store/jobs/unique_keys.rs \
         'all_put_off(conn, &decided.postponed).await?' 'all_put_off(conn, &decided.postponed).await? && false' \
         unique_keys::a_job_that_a_lost_commit_put_off_is_the_answer_after_it_started

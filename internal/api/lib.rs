@@ -6,6 +6,7 @@
 //! Folders have the same names in `api/` and `store/`:
 //!
 //! - `http/`: what every resource needs from HTTP
+//! - `compat/`: interfaces of other services, for clients that were written for them
 //! - `jobs/`: jobs: enqueue, list, change, import, results, explanations
 //! - `system/`: the state of tickr itself
 //! - `schedules/`: schedules and their ticks
@@ -29,6 +30,7 @@ mod attempts;
 mod audit;
 mod batches;
 mod bulk;
+mod compat;
 mod dead_letters;
 mod events;
 mod http;
@@ -44,6 +46,7 @@ mod system;
 mod view;
 
 pub use api_keys::new_api_key;
+pub use compat::CompatRoutes;
 pub use http::auth::Tokens;
 pub use http::failed_logins::{FailedLogins, Peer};
 pub use http::problem::{Code, Problem};
@@ -130,6 +133,8 @@ pub struct ApiParts {
     pub verifier: Verifier,
     /// True once the process has begun to stop.
     pub stopping: watch::Receiver<bool>,
+    /// The interfaces of other services that this process serves.
+    pub compat: CompatRoutes,
 }
 
 type Api = Arc<ApiParts>;
@@ -306,6 +311,7 @@ pub fn router(parts: ApiParts) -> Router {
     };
     let page = async move |State(api): State<Api>| Html(documents.get_or_init(|| Documents::new(&api)).page.clone());
     routes
+        .merge(compat::routes(&api.compat))
         .route("/openapi.json", get(text))
         .route("/docs", get(page))
         .route("/docs/problems/{code}", get(system::docs::problem))

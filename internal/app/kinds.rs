@@ -6,13 +6,18 @@ use super::{StartError, report_source};
 use crate::config::{CallbackSecret, Config, Smtp};
 use crate::handlers::email::{AllowedAddresses, Delivery, EmailHandler, EmailSettings};
 use crate::handlers::http::{CallbackSecrets, CallbackSettings, HttpHandler, SigningSecret};
+use crate::handlers::later::LaterHandler;
 use crate::handlers::report::{FinishedReports, ReportSettings, Reports};
 use crate::handlers::{Registry, test_kinds};
 
 /// Register all kinds, and apply the kind settings of the configuration.
 pub(super) fn register_all(config: &Config, own: Registry, finished: &FinishedReports) -> Result<Registry, StartError> {
     let mut registry = own;
-    registry.register_handler(http(config)?);
+    let http = Arc::new(http(config)?);
+    if config.compat.later {
+        registry.register_handler(LaterHandler::new(Arc::clone(&http)));
+    }
+    registry.register_handler(http);
     if let Some(email) = email(config, finished.clone())? {
         registry.register_handler(email);
     }

@@ -53,7 +53,7 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 
-use crate::api::{self, ApiParts, Readiness, Readings, RequestPermits, Tokens, Verifier, Warnings};
+use crate::api::{self, ApiParts, CompatRoutes, Readiness, Readings, RequestPermits, Tokens, Verifier, Warnings};
 use crate::broker::{Broker, ClusterEvents, OperatorSettingsCopy, Watches};
 use crate::client::{Client, RunnerClient};
 use crate::config::{Alerts, Config, ConfigErrors, KeptLogs, KindConfig, Outbox, Threshold};
@@ -129,6 +129,9 @@ pub enum StartError {
     /// The URL for alerts cannot be called, so alerts would never arrive.
     #[error("the url of [alerts] cannot be called: {0}")]
     Alerts(String),
+    /// The URL for delayed messages cannot be called, so no message would ever be delivered.
+    #[error("the url of [compat.delayed] cannot be called: {0}")]
+    DelayedMessages(String),
     /// The configuration names a kind that is not registered.
     #[error("[kinds.{0}] names a kind that this binary does not have; it has {1}")]
     UnknownKind(String, String),
@@ -205,6 +208,11 @@ impl App {
         {
             return Err(StartError::Alerts(problem));
         }
+        if let Some(delayed) = &config.compat.delayed
+            && let Some(problem) = kinds::callbacks(config).problem_of(&delayed.url).await
+        {
+            return Err(StartError::DelayedMessages(problem));
+        }
         let listener = TcpListener::bind(config.http_addr).await;
         let listener = listener.map_err(|cause| StartError::Listen { addr: config.http_addr, cause })?;
         let addr = listener.local_addr().map_err(|cause| StartError::Listen { addr: config.http_addr, cause })?;
@@ -272,6 +280,10 @@ impl App {
             warnings: Warnings::default(),
             verifier,
             stopping: stopping_listener,
+            compat: CompatRoutes {
+                delayed_url: config.compat.delayed.as_ref().map(|delayed| delayed.url.clone()),
+                later: config.compat.later,
+            },
         })
         .merge(pages());
         let stop_http = CancellationToken::new();

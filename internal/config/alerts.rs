@@ -100,7 +100,7 @@ impl Alerts {
     }
 }
 
-fn url(text: &str) -> Result<String, Wrong> {
+pub(super) fn url(text: &str) -> Result<String, Wrong> {
     let rest = text.strip_prefix("https://").or_else(|| text.strip_prefix("http://"));
     if rest.is_some_and(|rest| !rest.is_empty() && !rest.contains([' ', '@']) && text.len() <= 2_048) {
         return Ok(text.to_owned());

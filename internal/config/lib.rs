@@ -16,6 +16,7 @@
 //!
 //! - `alerts`: `[alerts]`, the alerts about dead letters
 //! - `callback`: values of the callback settings: secrets and permitted targets
+//! - `compat`: `[compat.delayed]` and `[compat.later]`, interfaces of other services
 //! - `duration`: values that are durations
 //! - `error`: the error and warning types
 //! - `file`: the configuration file as a tree with line numbers
@@ -42,6 +43,7 @@
 
 mod alerts;
 mod callback;
+mod compat;
 mod duration;
 mod error;
 mod file;
@@ -77,6 +79,7 @@ use tickr_job::{Hours, Name, suggest};
 
 pub use alerts::{Alerts, Threshold};
 pub use callback::{Allowed, CallbackSecret, HostSecrets};
+pub use compat::{Compat, DelayedMessages};
 pub use duration::parse as parse_duration;
 pub use error::{ConfigError, ConfigErrors, ConfigWarning};
 pub use flags::{Flags, Subset};
@@ -213,6 +216,8 @@ pub struct Config {
     pub schedules: BTreeMap<Name, ScheduleConfig>,
     /// The outboxes in databases of applications, by name; at most 16, each in another database.
     pub outboxes: BTreeMap<Name, Outbox>,
+    /// The interfaces of other services that the API serves too.
+    pub compat: Compat,
 }
 
 /// Format of the log lines.
@@ -387,6 +392,7 @@ impl Config {
             reports: Reports::blank(),
             schedules: BTreeMap::new(),
             outboxes: BTreeMap::new(),
+            compat: Compat::default(),
         }
     }
 }

@@ -57,13 +57,19 @@ fn make(
 
     let mut config = Config::blank();
     loading.settings("", SETTINGS, &root, &mut config);
-    loading.unknown_keys("", &root, SETTINGS, &["smtp", "kinds", "alerts", "reports", "schedules", "outboxes"]);
+    loading.unknown_keys(
+        "",
+        &root,
+        SETTINGS,
+        &["smtp", "kinds", "alerts", "reports", "schedules", "outboxes", "compat"],
+    );
     config.smtp = loading.smtp(&root);
     config.kinds = loading.kinds(&root);
     config.alerts = loading.alerts(&root);
     config.reports = loading.reports(&root);
     config.schedules = loading.schedules(&root);
     config.outboxes = loading.outboxes(&root, config.mysql_url.as_ref());
+    config.compat = loading.compat(&root);
     if !loading.broken_file {
         loading.require();
         loading.cross_checks(&config);

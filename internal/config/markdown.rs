@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 
 use super::alerts::{ALERTS, THRESHOLD};
+use super::compat::{DELAYED, LATER};
 use super::kinds::KINDS;
 use super::outboxes::OUTBOX;
 use super::param_draft::PARAM;
@@ -35,6 +36,8 @@ pub fn markdown_table() -> String {
     section(&mut out, "", "[[reports.queries.<name>.params]]", PARAM);
     section(&mut out, "", "[schedules.<name>]", SCHEDULES);
     section(&mut out, "outboxes.<name>", "[outboxes.<name>]", OUTBOX);
+    section(&mut out, "compat.delayed", "[compat.delayed]", DELAYED);
+    section(&mut out, "compat.later", "[compat.later]", LATER);
     out
 }
 

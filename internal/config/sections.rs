@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::alerts::{ALERTS, Alerts, THRESHOLD, Threshold};
+use super::compat::{COMPAT, Compat, DELAYED, DelayedDraft, DelayedMessages, LATER};
 use super::error::Wrong;
 use super::file::{Entry, Node, Table};
 use super::kinds::{KINDS, KindConfig};
@@ -185,6 +186,27 @@ impl Loading<'_> {
             outboxes.insert(name, Outbox { mysql_url });
         }
         outboxes
+    }
+
+    pub(super) fn compat(&mut self, root: &Table) -> Compat {
+        let mut compat = Compat::default();
+        let Some((_, table)) = self.section("compat", root.entries.get("compat")) else { return compat };
+        self.unknown_keys("compat", table, COMPAT, &["delayed", "later"]);
+        if let Some((line, table)) = self.section("compat.delayed", table.entries.get("delayed")) {
+            let mut draft = DelayedDraft::default();
+            self.settings("compat.delayed", DELAYED, table, &mut draft);
+            self.unknown_keys("compat.delayed", table, DELAYED, &[]);
+            compat.delayed = draft.url.map(|url| DelayedMessages { url });
+            if compat.delayed.is_none() && !self.has_failed(&["compat.delayed.url"]) {
+                let right = "write url = \"https://example.com/messages\" in [compat.delayed]";
+                self.fail("compat.delayed.url", self.at(line), None, Wrong::new("required but not set", right));
+            }
+        }
+        if let Some((_, table)) = self.section("compat.later", table.entries.get("later")) {
+            self.settings("compat.later", LATER, table, &mut compat.later);
+            self.unknown_keys("compat.later", table, LATER, &[]);
+        }
+        compat
     }
 
     /// Parse the parameters of a query. The second value is true if all of them are valid.

@@ -622,3 +622,22 @@ fn each_outbox_has_a_database_of_its_own_and_its_url_may_come_from_the_environme
     let many: String = (0..17).map(|n| format!("[outboxes.o{n}]\nmysql_url = \"mysql://u@h/d{n}\"\n")).collect();
     assert_eq!(at_fault(load_file(&many)), ["outboxes"]);
 }
+
+#[test]
+fn interfaces_of_other_services_are_off_unless_the_file_turns_them_on() {
+    assert_eq!(load_file("mysql_url = \"mysql://u@h/tickr\"\n").unwrap().config.compat, Compat::default());
+    let on = "mysql_url = \"mysql://u@h/tickr\"\n[compat.delayed]\nurl = \"https://example.com/messages?v=2\"\n\
+              [compat.later]\nenabled = true\n";
+    let compat = load_file(on).unwrap().config.compat;
+    assert_eq!(compat.delayed.unwrap().url, "https://example.com/messages?v=2");
+    assert!(compat.later);
+
+    let wrong = "mysql_url = \"mysql://u@h/tickr\"\n[compat.delayed]\n[compat.later]\nenabled = \"maybe\"\nport = 1\n\
+                 [compat.resque]\n";
+    assert_eq!(
+        at_fault(load_file(wrong)),
+        ["compat.delayed.url", "compat.later.enabled", "compat.later.port", "compat.resque"]
+    );
+    let bad = "mysql_url = \"mysql://u@h/tickr\"\n[compat.delayed]\nurl = \"ftp://example.com\"\n";
+    assert_eq!(at_fault(load_file(bad)), ["compat.delayed.url"]);
+}

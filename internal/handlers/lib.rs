@@ -36,11 +36,13 @@
 //! - `wording.rs`: parser errors in words for the client
 //! - `email/`: the kind `email`, mails by SMTP
 //! - `http/`: the kind `http`, signed callbacks
+//! - `later.rs`: the kind `later`, tasks of the API of Later
 //! - `report/`: the kind `report`, files made of query results
 //! - `test_kinds.rs`: kinds for tests and benches
 
 pub mod email;
 pub mod http;
+pub mod later;
 
 mod context;
 mod finish;
@@ -60,6 +62,7 @@ pub use panicked::{Panicked, panic_message};
 pub use registry::{Checked, KindDefaults, Problem, Ran, Registered, Registry};
 
 use std::future::Future;
+use std::sync::Arc;
 
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -103,4 +106,21 @@ pub trait Handler: Send + Sync + 'static {
 
     /// Do the work. It runs in its own task: a panic fails the attempt and leaves the worker intact.
     fn run(&self, payload: Self::Payload, ctx: Context) -> impl Future<Output = Outcome> + Send;
+}
+
+/// A handler that other handlers use too.
+impl<H: Handler> Handler for Arc<H> {
+    type Payload = H::Payload;
+
+    fn check(&self, payload: &Self::Payload) -> Vec<Problem> {
+        H::check(self, payload)
+    }
+
+    fn defaults(&self) -> KindDefaults {
+        H::defaults(self)
+    }
+
+    fn run(&self, payload: Self::Payload, ctx: Context) -> impl Future<Output = Outcome> + Send {
+        H::run(self, payload, ctx)
+    }
 }

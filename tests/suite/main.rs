@@ -26,6 +26,8 @@ mod claims;
 mod cli;
 mod client;
 mod clocks;
+mod compat_delayed;
+mod compat_later;
 mod contract;
 mod dashboard;
 mod dead_letters;

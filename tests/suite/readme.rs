@@ -10,7 +10,7 @@ use reqwest::Method;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use sqlx::{AssertSqlSafe, Executor as _};
-use tickr::config::{CallbackSecret, Config, Flags, markdown_table};
+use tickr::config::{CallbackSecret, Config, DelayedMessages, Flags, markdown_table};
 use tickr::handlers::{Context, FinishLater, Kind, Output, Registry};
 use tokio::net::TcpListener;
 use tokio::process::Command;
@@ -381,7 +381,11 @@ async fn every_request_of_the_documents_is_carried_out() {
         let lines = document.blocks_of("ndjson").into_iter().map(|block| ("jobs.ndjson".to_owned(), block.text));
         let files: BTreeMap<String, String> = lines.collect();
         let keys = FinishKeys::default();
-        let tickr = TestApp::start_with(|_| {}, keys.kinds()).await;
+        let compat = |config: &mut Config| {
+            config.compat.delayed = Some(DelayedMessages { url: receiver.url.clone() });
+            config.compat.later = true;
+        };
+        let tickr = TestApp::start_with(compat, keys.kinds()).await;
         let mut finish_key = None;
         // The job that the requests name: one of the test, until the document enqueues its own.
         let mut id = tickr.enqueue(serde_json::json!({"kind": "noop"})).await.to_string();
@@ -406,8 +410,13 @@ async fn every_request_of_the_documents_is_carried_out() {
             }
             let answer = answer(request).await;
             assert!((200..300).contains(&answer.status), "{place}: {words:?}: {} {:#}", answer.status, answer.body);
-            if let Some(made) = answer.body["id"].as_str().filter(|_| call.path == "/v1/jobs") {
-                id = made.to_owned();
+            let made = match call.path.as_str() {
+                "/v1/jobs" | "/create" => answer.body["id"].as_str(),
+                "/schedule" => answer.body["message_id"].as_str(),
+                _ => None,
+            };
+            if let Some(made) = made {
+                made.clone_into(&mut id);
             }
             count += 1;
         }

@@ -192,6 +192,10 @@ impl Need {
             // By the id of a batch, which its producer knows.
             ["v1", "batches"] | ["v1", "batches", _, "close" | "cancel"] if *method == Method::POST => Self::Enqueue,
             ["v1", "batches", _] if reads => Self::Any,
+            // Those of the interfaces of other services, by the id of a job, which its producer knows.
+            ["schedule" | "create" | "delete"] if *method == Method::POST => Self::Enqueue,
+            ["cancel", _] if *method == Method::DELETE => Self::Enqueue,
+            ["query"] if *method == Method::POST => Self::Any,
             ["v1", "outbox", "nudge"] if *method == Method::POST => Self::Enqueue,
             ["v1", "jobs", "count"] if reads => Self::Read,
             ["v1", "schedules", "preview"] if *method == Method::POST => Self::Read,
@@ -383,6 +387,11 @@ mod tests {
         for (method, path, expected) in [
             (Method::GET, "/v1/jobs", "yny"),
             (Method::GET, "/v1/jobs/count", "yny"),
+            (Method::POST, "/schedule", "nyy"),
+            (Method::DELETE, "/cancel/0192f8c0-7f3a-7c4e-9d5b-3e2a1f0c9b8a", "nyy"),
+            (Method::POST, "/create", "nyy"),
+            (Method::POST, "/delete", "nyy"),
+            (Method::POST, "/query", "yyy"),
             (Method::GET, id, "yyy"),
             (Method::GET, &format!("{id}/result"), "yyy"),
             (Method::GET, &format!("{id}/attempts/1/log"), "yyy"),

@@ -51,6 +51,21 @@ impl<T: DeserializeOwned> FromRequest<Api> for Body<T> {
     }
 }
 
+/// A JSON body of type `T`, and its text, whatever its media type is. For clients of interfaces that never asked for one.
+pub(crate) struct AnyMediaBody<T>(pub(crate) T, pub(crate) Vec<u8>);
+
+impl<T: DeserializeOwned> FromRequest<Api> for AnyMediaBody<T> {
+    type Rejection = Problem;
+
+    async fn from_request(request: Request, api: &Api) -> Result<Self, Problem> {
+        let read = read_body(request.into_body(), api.body_limit_bytes);
+        let bytes = tokio::time::timeout(api.body_timeout, read)
+            .await
+            .map_err(|_| body_timeout_problem(api.body_timeout))??;
+        parse(&bytes).map(|parsed| Self(parsed, bytes))
+    }
+}
+
 /// Return the payload of a job that has none in its body.
 pub(crate) fn empty_object() -> Box<RawValue> {
     RawValue::from_string("{}".into()).unwrap_or_default()

@@ -279,7 +279,7 @@ pub(crate) fn prepare(
 }
 
 /// Accept jobs, at most once if the request has an idempotency key. `build` builds the response from the receipts.
-async fn accept(
+pub(crate) async fn accept(
     api: &Api,
     producer: &Producer,
     jobs: Vec<NewJob>,

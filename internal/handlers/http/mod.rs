@@ -292,6 +292,11 @@ impl HttpHandler {
         Ok(Self { client, secrets, rule, longest: TOTAL_TIMEOUT })
     }
 
+    /// Return the longest time limit that a callback may have.
+    pub(crate) const fn longest(&self) -> Duration {
+        self.longest
+    }
+
     /// The headers of a callback: first those of the payload, then those of tickr, which override them.
     fn headers(&self, callback: &HttpCallback, url: &Url, ctx: &Context) -> Result<HeaderMap, Failure> {
         let mut headers = HeaderMap::new();

@@ -11,8 +11,16 @@ use serde_json::{Map, Value, json};
 /// Paths that are not part of the document.
 pub(crate) const UNDOCUMENTED: [&str; 4] = ["/", "/docs", "/openapi.json", "/docs/problems/unique_key_taken"];
 
+/// Paths of the interfaces of other services, which the document leaves out as well.
+const OF_OTHER_SERVICES: [&str; 4] = ["/schedule", "/create", "/query", "/delete"];
+
 /// The only header that not all answers of a documented response carry.
 const REPLAYED: &str = "Idempotency-Replayed";
+
+/// Return whether the path belongs to the interface of another service.
+pub(crate) fn is_of_another_service(path: &str) -> bool {
+    OF_OTHER_SERVICES.contains(&path) || path.starts_with("/cancel/")
+}
 
 /// Return the document of the library, with every object closed to unknown fields.
 pub(crate) fn document() -> &'static Value {
@@ -60,6 +68,9 @@ pub(crate) fn hold(method: &str, path: &str, status: u16, headers: &HeaderMap, b
     let content_type = headers.get("content-type").and_then(|value| value.to_str().ok()).unwrap_or("");
     let said = format!("{method} {path} was answered {status} {content_type}");
     if UNDOCUMENTED.contains(&path) && status == 200 {
+        return;
+    }
+    if status != 404 && is_of_another_service(path) {
         return;
     }
     let media = content_type.split(';').next().unwrap_or("").trim();

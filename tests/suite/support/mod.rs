@@ -16,6 +16,7 @@ mod proxy;
 mod relay;
 mod runner;
 mod servers;
+pub(crate) mod sink;
 #[expect(dead_code, reason = "the unit tests of the email kind use the rest")]
 pub(crate) mod smtp_sink;
 mod sse;

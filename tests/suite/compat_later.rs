@@ -1,0 +1,304 @@
+//! The interface of Later: `POST /create`, `/delete` and `/query`, and its callbacks.
+
+use std::collections::BTreeMap;
+
+use chrono::{DateTime, Utc};
+use futures_util::future::join_all;
+use serde_json::{Value, json};
+use sqlx::Row;
+use tickr::config::Config;
+use tickr::handlers::Registry;
+use tickr::job::{JobId, State};
+
+use crate::support::sink::{Sink, SinkCall};
+use crate::support::{Proxy, Runner, TestApp, eventually, http};
+
+fn on(config: &mut Config) {
+    config.compat.later = true;
+}
+
+/// Send a request as clients of Later do: without a media type.
+async fn call(base: &str, path: &str, body: &str) -> (u16, String) {
+    let response = http().post(format!("{base}{path}")).body(body.to_owned()).send().await.unwrap();
+    (response.status().as_u16(), response.text().await.unwrap())
+}
+
+async fn create(base: &str, delay: i64, retry: u32, callback: &str) -> String {
+    let task = json!({"topic": "order", "delay": delay, "retry": retry, "callback": callback, "content": "hello"});
+    let (status, body) = call(base, "/create", &task.to_string()).await;
+    assert_eq!(status, 200, "{body}");
+    serde_json::from_str::<Value>(&body).unwrap()["id"].as_str().unwrap().to_owned()
+}
+
+async fn query(base: &str, id: &str) -> (u16, Value) {
+    let (status, body) = call(base, "/query", &json!({"id": id}).to_string()).await;
+    (status, serde_json::from_str(&body).unwrap())
+}
+
+fn success(_: usize, _: &Value) -> (u16, String) {
+    (200, r#"{"code":100}"#.to_owned())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_requests_of_its_readme_get_the_answers_of_its_readme() {
+    let tickr = TestApp::start_with(on, Registry::new()).await;
+    let before = Utc::now().timestamp();
+    let example = "{\n\t\"topic\":\"order\",\n\t\"delay\":15,\n\t\"retry\":3,\n\t\"callback\":\"http://127.0.0.1:8888/\",\n\t\"content\":\"hello\"\n}";
+    let (status, created) = call(&tickr.url(""), "/create", example).await;
+    let id = serde_json::from_str::<Value>(&created).unwrap()["id"].as_str().unwrap().to_owned();
+    assert_eq!((status, created), (200, format!("{{\"id\":\"{id}\"}}")));
+
+    let (status, shown) = call(&tickr.url(""), "/query", &format!("{{\n\t\"id\":\"{id}\"\n}}")).await;
+    let at = serde_json::from_str::<Value>(&shown).unwrap()["creat_time"].as_i64().unwrap();
+    assert!((before..=Utc::now().timestamp()).contains(&at), "{at}");
+    // The due time is 15 seconds later to the microsecond, and both are shown in whole seconds.
+    let expected = format!(
+        "{{\"id\":\"{id}\",\"topic\":\"order\",\"execute_time\":{},\"max_retry\":3,\"has_retry\":0,\
+         \"callback\":\"http://127.0.0.1:8888/\",\"content\":\"hello\",\"creat_time\":{at}}}",
+        at + 15
+    );
+    assert_eq!((status, shown), (200, expected));
+
+    let delete = format!("{{\n\t\"id\":\"{id}\"\n}}");
+    assert_eq!(call(&tickr.url(""), "/delete", &delete).await, (200, String::new()));
+    // Later forgets a deleted task. The job is still there for tickr.
+    assert_eq!(call(&tickr.url(""), "/delete", &delete).await.0, 404);
+    assert_eq!(query(&tickr.url(""), &id).await.0, 404);
+    tickr.until(id.parse().unwrap(), State::Cancelled).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn only_the_code_100_is_a_success_whatever_the_status_is() {
+    let long = format!(r#"{{"fill":"{}","code":100}}"#, "x".repeat(70 << 10));
+    let cases: Vec<(u16, String, bool)> = vec![
+        (200, r#"{"code":100}"#.into(), true),
+        (500, r#"{"code": 100, "more": [1]}"#.into(), true),
+        (200, r#"{"code":101}"#.into(), false),
+        (200, r#"{"code":102}"#.into(), false),
+        (200, r#"{"code":"100"}"#.into(), false),
+        (200, "{}".into(), false),
+        (200, "x".into(), false),
+        (200, String::new(), false),
+        (204, String::new(), false),
+        (404, String::new(), false),
+        (200, long, false),
+    ];
+    let answers = cases.clone();
+    let sink = Sink::start(move |_, body| {
+        let place: usize = body["content"].as_str().unwrap().parse().unwrap();
+        (answers[place].0, answers[place].1.clone())
+    })
+    .await;
+    let tickr = TestApp::start_with(on, Registry::new()).await;
+    for (place, (status, answer, good)) in cases.iter().enumerate() {
+        let task = json!({"topic": "t", "retry": 1, "callback": sink.url(), "content": place.to_string()});
+        let (_, created) = call(&tickr.url(""), "/create", &task.to_string()).await;
+        let id: JobId = serde_json::from_str::<Value>(&created).unwrap()["id"].as_str().unwrap().parse().unwrap();
+        let job = tickr.until_attempts(id, 1).await;
+        let expected = if *good { ("completed", "succeeded") } else { ("retrying", "failed") };
+        let seen = (job["state"].as_str().unwrap(), job["attempts"][0]["verdict"].as_str().unwrap());
+        assert_eq!(seen, expected, "{status} {answer:.40}: {job:#}");
+        let calls = sink.calls();
+        let body = &calls.last().unwrap().body;
+        assert_eq!(body, &json!({"id": id.to_string(), "topic": "t", "content": place.to_string()}));
+    }
+    tickr.post("/v1/operations", json!({"action": "cancel", "filter": {"kind": "later"}})).await;
+    tickr.until_idle().await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_task_is_repeated_after_10_20_and_40_seconds_and_is_then_forgotten() {
+    let sink = Sink::start(|_, _| (200, r#"{"code":101}"#.to_owned())).await;
+    let tickr = TestApp::start_with(on, Registry::new()).await;
+    let task = create(&tickr.url(""), 0, 3, &sink.url()).await;
+    let id: JobId = task.parse().unwrap();
+    let sql = "SELECT TIMESTAMPDIFF(MICROSECOND, a.finished_at, o.execute_at) DIV 1000 AS ms FROM owed o \
+               JOIN attempts a ON a.job_id = o.id AND a.number = o.attempt WHERE o.id = ?";
+    let first = query(&tickr.url(""), &task).await.1["execute_time"].clone();
+    for (attempt, expected) in [(1, 10_000), (2, 20_000), (3, 40_000)] {
+        tickr.until_attempts(id, attempt).await;
+        let row = sqlx::query(sql).bind(id.uuid()).fetch_one(&mut tickr.mysql().await).await.unwrap();
+        assert_eq!(row.get::<i64, _>("ms"), expected, "after attempt {attempt}");
+        let (status, shown) = query(&tickr.url(""), &task).await;
+        assert_eq!((status, &shown["max_retry"], &shown["has_retry"]), (200, &json!(3), &json!(attempt)));
+        assert_eq!(shown["execute_time"], first, "it is the time that the client asked for");
+        assert_eq!(tickr.post(&format!("/v1/jobs/{id}/run-now"), json!({})).await.status, 200);
+    }
+    tickr.until(id, State::Failed).await;
+    assert_eq!(sink.calls().len(), 4);
+    assert_eq!(query(&tickr.url(""), &task).await.0, 404);
+    let dead = tickr.get("/v1/dead-letters?kind=later").await;
+    assert_eq!(dead.body["data"].as_array().unwrap().len(), 1, "an operator can replay it: {:#}", dead.body);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_receiver_has_three_seconds() {
+    let sink = Sink::start(success).await;
+    sink.holds(true);
+    let tickr = TestApp::start_with(on, Registry::new()).await;
+    let id: JobId = create(&tickr.url(""), -5, 1, &sink.url()).await.parse().unwrap();
+    let job = tickr.until_attempts(id, 1).await;
+    let error = job["attempts"][0]["error"].as_str().unwrap();
+    assert!(error.contains("did not answer within 3000 ms"), "{job:#}");
+    let time = |name: &str| job["attempts"][0][name].as_str().unwrap().parse::<DateTime<Utc>>().unwrap();
+    assert!((time("finished_at") - time("started_at")).num_milliseconds() >= 3_000);
+    sink.holds(false);
+    assert_eq!(tickr.post(&format!("/v1/jobs/{id}/run-now"), json!({})).await.status, 200);
+    tickr.until(id, State::Completed).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_deleted_task_is_not_delivered_and_a_running_one_is_not_repeated() {
+    let sink = Sink::start(success).await;
+    let tickr = TestApp::start_with(on, Registry::new()).await;
+    let base = tickr.url("");
+    let delete_one = async |_| {
+        let id = create(&base, 2, 3, &sink.url()).await;
+        let (status, _) = call(&base, "/delete", &json!({"id": id}).to_string()).await;
+        // On a slow machine a task may be over before it is deleted.
+        assert!(matches!(status, 200 | 404), "{status}");
+        (status == 200).then_some(id)
+    };
+    let deleted: Vec<String> = join_all((0..200).map(delete_one)).await.into_iter().flatten().collect();
+    assert!(!deleted.is_empty());
+    // A task that is due later than all of them shows when their time is over.
+    let last: JobId = create(&base, 2, 0, &sink.url()).await.parse().unwrap();
+    tickr.until(last, State::Completed).await;
+    tickr.until_idle().await;
+    let delivered: Vec<String> = sink.calls().iter().map(|call| call.body["id"].as_str().unwrap().to_owned()).collect();
+    assert!(deleted.iter().all(|id| !delivered.contains(id)), "{} tasks were deleted", deleted.len());
+    let before = delivered.len();
+
+    sink.holds(true);
+    let running: JobId = create(&base, 0, 3, &sink.url()).await.parse().unwrap();
+    eventually("the call has begun", || async { (sink.calls().len() > before).then_some(()) }).await;
+    assert_eq!(call(&base, "/delete", &json!({"id": running.to_string()}).to_string()).await.0, 200);
+    tickr.until(running, State::Cancelled).await;
+    sink.holds(false);
+    tickr.until_idle().await;
+    assert_eq!(sink.calls().len(), before + 1);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn requests_that_are_not_valid_get_400_and_unknown_tasks_404() {
+    let tickr = TestApp::start_with(on, Registry::new()).await;
+    let base = tickr.url("");
+    for body in [
+        "",
+        "{",
+        "[]",
+        "7",
+        "{}",
+        r#"{"topic":"t","delay":15,"retry":3,"content":"x"}"#,
+        r#"{"callback":""}"#,
+        r#"{"callback":"ftp://example.com"}"#,
+        r#"{"callback":"nowhere"}"#,
+        r#"{"callback":"http://127.0.0.1:8888/","delay":"soon"}"#,
+        r#"{"callback":"http://127.0.0.1:8888/","delay":31622401}"#,
+        r#"{"callback":"http://127.0.0.1:8888/","retry":-1}"#,
+        r#"{"callback":"http://127.0.0.1:8888/","retry":100}"#,
+        r#"{"callback":"http://127.0.0.1:8888/","content":7}"#,
+    ] {
+        let (status, said) = call(&base, "/create", body).await;
+        assert_eq!(status, 400, "{body}: {said}");
+        let problem: Value = serde_json::from_str(&said).unwrap();
+        assert_eq!(problem["status"], 400);
+        let pointers = problem["errors"].as_array().into_iter().flatten();
+        assert!(pointers.clone().all(|e| !e["pointer"].as_str().unwrap().starts_with("/payload")), "{body}: {said}");
+    }
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM jobs").await, 0);
+    let noop = tickr.enqueue(json!({"kind": "noop", "delay_ms": 3_600_000})).await.to_string();
+    for path in ["/delete", "/query"] {
+        for body in ["", "{}", r#"{"id":""}"#, r#"{"id":7}"#] {
+            assert_eq!(call(&base, path, body).await.0, 400, "{path} {body}");
+        }
+        for id in ["35adbde5", "35adbde5-77c4-4d65-adac-0082d91f2554", &noop] {
+            assert_eq!(call(&base, path, &json!({"id": id}).to_string()).await.0, 404, "{path} {id}");
+        }
+    }
+    // Fields that Later does not know are ignored, and so are those that are left out.
+    let few = r#"{"callback":"http://127.0.0.1:8888/","delay":3600,"priority":"high"}"#;
+    let (status, created) = call(&base, "/create", few).await;
+    assert_eq!(status, 200, "{created}");
+    assert_eq!(call(&base, "/delete", &created).await.0, 200);
+    tickr.post(&format!("/v1/jobs/{noop}/cancel"), json!({})).await;
+    tickr.stop().await;
+
+    let off = TestApp::start().await;
+    assert_eq!(call(&off.url(""), "/create", few).await.0, 404);
+    off.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_mysql_the_answer_is_500() {
+    let tickr = TestApp::start().await;
+    let proxy = Proxy::start(tickr.config.mysql_url().unwrap().expose()).await;
+    let through = Config::for_tests(&proxy.url(), "redis://unused");
+    let elsewhere = |config: &mut Config| {
+        config.mysql_url = through.mysql_url;
+        config.queues = vec!["nothing".into()];
+        config.compat.later = true;
+    };
+    let cut = tickr.another_with(elsewhere, Registry::new()).await;
+    let base = format!("http://{}", cut.addr());
+    let id = create(&base, 3_600, 0, "http://127.0.0.1:8888/").await;
+    proxy.cut_and_refuse("");
+    let few = r#"{"callback":"http://127.0.0.1:8888/","delay":3600}"#;
+    for (path, body) in [("/create", few.to_owned()), ("/query", json!({"id": id}).to_string())] {
+        let (status, said) = call(&base, path, &body).await;
+        assert_eq!(status, 500, "{path}: {said}");
+        assert!(said.contains("store_unavailable"), "{said}");
+    }
+    proxy.let_in();
+    let again = eventually("the task is deleted", || async {
+        let (status, _) = call(&base, "/delete", &json!({"id": id}).to_string()).await;
+        (status == 200).then_some(())
+    });
+    again.await;
+    cut.stop(tokio_util::sync::CancellationToken::new()).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn instances_deliver_each_task_without_overlap_and_a_killed_one_loses_none() {
+    const TASKS: usize = 300;
+    let sink = Sink::start(success).await;
+    let tickr = TestApp::start_alone(|_| {}, |config| config.queues = vec!["elsewhere".into()]).await;
+    let file = tickr.dir.path().join("tickr.toml");
+    std::fs::write(&file, "callback_allow_private = true\n[compat.later]\nenabled = true\n").unwrap();
+    let env = [("TICKR_CONFIG", file.to_str().unwrap())];
+    let mut runners = [Runner::start(&tickr, &env), Runner::start(&tickr, &env)];
+    let bases = [runners[0].base().await, runners[1].base().await];
+    let url = sink.url();
+    let tasks: Vec<String> =
+        join_all((0..TASKS).map(|n| create(&bases[n % 2], i64::try_from(n % 3).unwrap(), 3, &url))).await;
+    eventually("half of the tasks are delivered", || async { (sink.calls().len() >= TASKS / 2).then_some(()) }).await;
+    sink.holds(true);
+    eventually("calls are open", || async { sink.calls().iter().any(|call| call.answered.is_none()).then_some(()) })
+        .await;
+    runners[0].kill9();
+    sink.holds(false);
+    tickr.until_idle().await;
+
+    let mut calls = BTreeMap::<String, Vec<SinkCall>>::new();
+    for call in sink.calls() {
+        calls.entry(call.body["id"].as_str().unwrap().to_owned()).or_default().push(call);
+    }
+    for task in &tasks {
+        let of_task = calls.get(task).map_or(&[][..], |calls| calls);
+        assert!(of_task.iter().any(|call| call.answered.is_some()), "task {task} was never answered");
+        for pair in of_task.windows(2) {
+            let end = pair[0].answered.unwrap_or(pair[0].at);
+            assert!(end <= pair[1].at, "two calls of task {task} overlap");
+        }
+    }
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM jobs WHERE kind = 'later'").await, i64::try_from(TASKS).unwrap());
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM attempts WHERE end_state = 'failed'").await, 0);
+    drop(runners);
+    tickr.stop().await;
+}
