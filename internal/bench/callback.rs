@@ -7,11 +7,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-use axum::Router;
-use axum::serve::ListenerExt as _;
 use reqwest::Client;
 use serde_json::json;
-use tokio::net::TcpListener;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
 use tokio::task::{JoinHandle, JoinSet};
 
 use super::environment::{RunChecks, RunEnvironment, rate, rate_of, stop};
@@ -28,6 +27,9 @@ use crate::handlers::{Kind as _, Registry};
 /// Number of jobs in one commit when they are enqueued.
 const TOGETHER: u64 = 500;
 
+/// The answer to every request.
+const ANSWER: &[u8] = b"HTTP/1.1 200 OK\r\ncontent-length: 6\r\n\r\nthanks";
+
 /// A receiver that answers 200 at once, and counts the connections that it accepts.
 struct Receiver {
     addr: SocketAddr,
@@ -41,14 +43,12 @@ impl Receiver {
         let addr = listener.local_addr().map_err(BenchError::io("start a receiver"))?;
         let connections = Arc::<AtomicU64>::default();
         let counted = Arc::clone(&connections);
-        let listener = listener.tap_io(move |stream| {
-            counted.fetch_add(1, Ordering::Relaxed);
-            // Without it an answer may wait for the acknowledgement of the one before.
-            let _ = stream.set_nodelay(true);
-        });
-        let app = Router::new().fallback(|| std::future::ready("thanks"));
         let serving = tokio::spawn(async move {
-            let _ = axum::serve(listener, app).await;
+            let mut open = JoinSet::new();
+            while let Ok((stream, _)) = listener.accept().await {
+                counted.fetch_add(1, Ordering::Relaxed);
+                open.spawn(answer(stream));
+            }
         });
         Ok(Self { addr, connections, serving })
     }
@@ -62,6 +62,33 @@ impl Drop for Receiver {
     fn drop(&mut self) {
         self.serving.abort();
     }
+}
+
+/// Answer the requests of one connection until it is closed.
+async fn answer(mut stream: TcpStream) -> std::io::Result<()> {
+    // Without it an answer may wait for the acknowledgement of the one before.
+    stream.set_nodelay(true)?;
+    let mut received = Vec::new();
+    loop {
+        while let Some(length) = length_of_request(&received) {
+            received.drain(..length);
+            stream.write_all(ANSWER).await?;
+        }
+        if stream.read_buf(&mut received).await? == 0 {
+            return Ok(());
+        }
+    }
+}
+
+/// Return the length of the first request in these bytes, if it is there as a whole.
+fn length_of_request(bytes: &[u8]) -> Option<usize> {
+    let head = bytes.windows(4).position(|part| part == b"\r\n\r\n")? + 4;
+    let text = std::str::from_utf8(&bytes[..head]).ok()?;
+    let lengths = text.lines().filter_map(|line| line.split_once(':'));
+    let length = lengths
+        .filter(|(name, _)| name.eq_ignore_ascii_case("content-length"))
+        .find_map(|(_, length)| length.trim().parse::<usize>().ok());
+    Some(head + length.unwrap_or(0)).filter(|length| bytes.len() >= *length)
 }
 
 pub(super) async fn run(bench: &Bench<'_>) -> Result<Vec<ResultRow>, BenchError> {
@@ -142,4 +169,17 @@ async fn product(bench: &Bench<'_>, jobs: u64, round: Repetition) -> Result<(f64
     let checked = stage.check(jobs, 0).await?;
     stage.close().await?;
     Ok((speed, receiver.connections.load(Ordering::Relaxed), checked))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_is_whole_with_the_last_byte_of_its_body() {
+        let request = b"POST / HTTP/1.1\r\nContent-Length: 3\r\n\r\nabcPOST";
+        assert_eq!(length_of_request(request), Some(request.len() - 4));
+        assert_eq!(length_of_request(&request[..request.len() - 5]), None);
+        assert_eq!(length_of_request(b"GET / HTTP/1.1\r\n\r\n"), Some(18));
+    }
 }

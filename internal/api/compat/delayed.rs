@@ -15,7 +15,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use serde_json::value::RawValue;
 
-use crate::compat::{Cancelled, cancel_job, status_of};
+use crate::compat::cancel::{Cancelled, cancel_job};
+use crate::compat::status::status_of;
 use crate::http::body::AnyMediaBody;
 use crate::http::caller::Requester;
 use crate::http::idempotency::{Key, ResponseContent, replay_stored};

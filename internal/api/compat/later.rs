@@ -12,7 +12,8 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
 
-use crate::compat::{Cancelled, cancel_job, status_of};
+use crate::compat::cancel::{Cancelled, cancel_job};
+use crate::compat::status::status_of;
 use crate::http::body::AnyMediaBody;
 use crate::http::caller::Requester;
 use crate::http::idempotency::{Key, ResponseContent, replay_stored};
