@@ -21,7 +21,7 @@ fn on_shared_servers(dir: &tempfile::TempDir, args: &[&str]) -> Command {
 }
 
 async fn outcome(mut command: Command) -> (i32, String, String) {
-    let output = tokio::time::timeout(Duration::from_secs(180), command.output()).await.expect("it ends").unwrap();
+    let output = tokio::time::timeout(Duration::from_secs(600), command.output()).await.expect("it ends").unwrap();
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
     (output.status.code().unwrap_or(-1), text(output.stdout), text(output.stderr))
 }

@@ -16,7 +16,7 @@ use tickr::store::{Claim, PermitGrant, PermitRequest};
 use uuid::Uuid;
 
 use crate::support::program::{command, outcome, tickr as program};
-use crate::support::{DEADLINE, Proxy, Runner, TestApp, answer, default_queue, eventually, http};
+use crate::support::{DEADLINE, Proxy, Runner, TestApp, answer, default_queue, eventually, http, open_transactions};
 
 async fn set(tickr: &TestApp, queue: &str, change: Value) {
     let changed = tickr.patch(&format!("/v1/queues/{queue}"), change).await;
@@ -378,11 +378,10 @@ async fn two_of_one(tickr: &TestApp, environment: &[(&str, &str)]) -> [Runner; 2
     [first, second]
 }
 
-/// Return the transactions that are open in this database.
-async fn open_transactions(tickr: &TestApp) -> Vec<String> {
-    let sql = "SELECT CAST(t.trx_id AS CHAR) FROM information_schema.innodb_trx t \
-               JOIN information_schema.processlist p ON p.id = t.trx_mysql_thread_id WHERE p.db = DATABASE()";
-    sqlx::query_scalar(sql).fetch_all(&mut tickr.mysql().await).await.unwrap()
+/// Return the ids of the transactions that are open in this database.
+async fn open_ids(tickr: &TestApp) -> Vec<String> {
+    let open = open_transactions(tickr.config.mysql_url().unwrap().expose()).await.into_iter();
+    open.map(|transaction| transaction.id).collect()
 }
 
 /// Suspend the process that has the permit, while a job runs in it. Return that one first.
@@ -400,9 +399,9 @@ async fn stop_the_holder(tickr: &TestApp, runners: [Runner; 2]) -> [Runner; 2] {
         tokio::time::sleep(Duration::from_millis(200)).await;
         // A process that is suspended inside a transaction would hold the locks of the queue or of the job all the
         // time.
-        let open = open_transactions(tickr).await;
+        let open = open_ids(tickr).await;
         tokio::time::sleep(Duration::from_millis(200)).await;
-        let still_open = open_transactions(tickr).await.iter().any(|id| open.contains(id));
+        let still_open = open_ids(tickr).await.iter().any(|id| open.contains(id));
         if !still_open && running().await == Some(pid) {
             return Some(is_first);
         }

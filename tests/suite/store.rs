@@ -23,7 +23,9 @@ use tickr::store::{
 };
 use tickr::verify::{VerifySettings, verify};
 
-use crate::support::{Proxy, connect, default_queue, drop_database, eventually, halted, migrated_database, until_said};
+use crate::support::{
+    Proxy, connect, default_queue, drop_database, eventually, halted, migrated_database, open_transactions, until_said,
+};
 
 struct TestStore {
     store: Store,
@@ -130,21 +132,8 @@ impl TestStore {
 
 /// Return the open transactions of a database: their state and isolation level.
 async fn transactions(url: &str) -> Vec<(String, String)> {
-    static ONE_AT_A_TIME: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
-    let _alone = ONE_AT_A_TIME.lock().await;
-    eventually("the server tells its transactions", || async {
-        // The server answers from a copy, which it renews only if it was not read for a tenth of a second. MySQL 9
-        // fails when the copy holds a statement of any session with binary data. Then the next copy may work.
-        tokio::time::sleep(Duration::from_millis(120)).await;
-        sqlx::query_as(
-            "SELECT t.trx_state, t.trx_isolation_level FROM information_schema.innodb_trx t \
-             JOIN information_schema.processlist p ON p.id = t.trx_mysql_thread_id WHERE p.db = DATABASE()",
-        )
-        .fetch_all(&mut connect(url).await)
-        .await
-        .ok()
-    })
-    .await
+    let open = open_transactions(url).await.into_iter();
+    open.map(|transaction| (transaction.state, transaction.isolation)).collect()
 }
 
 fn claimant(store: &Store) -> Claimant {

@@ -43,6 +43,38 @@ use sqlx::mysql::MySqlRow;
 use sqlx::{Executor, Row};
 use tokio::time::Instant;
 
+/// A transaction that is open.
+#[derive(Debug)]
+pub(crate) struct OpenTransaction {
+    pub(crate) id: String,
+    pub(crate) state: String,
+    pub(crate) isolation: String,
+    /// What its session does: `Sleep` if it does nothing.
+    pub(crate) command: String,
+}
+
+/// Return the open transactions of the database of this URL.
+pub(crate) async fn open_transactions(url: &str) -> Vec<OpenTransaction> {
+    static ONE_AT_A_TIME: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
+    let _alone = ONE_AT_A_TIME.lock().await;
+    let rows: Vec<(String, String, String, String)> = eventually("the server tells its transactions", || async {
+        // The server answers from a copy, which it renews only if it was not read for a tenth of a second. MySQL 9
+        // fails when the copy holds a statement of any session with binary data. Then the next copy may work.
+        tokio::time::sleep(Duration::from_millis(120)).await;
+        sqlx::query_as(
+            "SELECT CAST(t.trx_id AS CHAR), t.trx_state, t.trx_isolation_level, p.command \
+             FROM information_schema.innodb_trx t \
+             JOIN information_schema.processlist p ON p.id = t.trx_mysql_thread_id WHERE p.db = DATABASE()",
+        )
+        .fetch_all(&mut connect(url).await)
+        .await
+        .ok()
+    })
+    .await;
+    let open = |(id, state, isolation, command)| OpenTransaction { id, state, isolation, command };
+    rows.into_iter().map(open).collect()
+}
+
 /// Longest wait for an event that should come soon. It is generous, because the machine may be busy. A test that passes
 /// does not wait for it.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(30);
