@@ -348,6 +348,9 @@ mutants() {
     mutant 'tasks that are over' internal/api/compat/later.rs \
         '|| job.state.is_end()' '' \
         compat_later::a_task_is_repeated_after_10_20_and_40_seconds_and_is_then_forgotten
+    mutant 'results that are too large for their jobs' internal/app/kinds.rs \
+        'registry.keep_large_results(finished.clone());' '' \
+        shared_reports::a_result_that_is_too_large_for_its_job_becomes_a_file
     mutant 'postpone whose COMMIT was not answered' internal/store/jobs/unique_keys.rs \
         'all_put_off(conn, &decided.postponed).await?' 'all_put_off(conn, &decided.postponed).await? && false' \
         unique_keys::a_job_that_a_lost_commit_put_off_is_the_answer_after_it_started

@@ -22,6 +22,7 @@ pub(super) fn register_all(config: &Config, own: Registry, finished: &FinishedRe
         registry.register_handler(email);
     }
     registry.register_handler(report(config, finished.clone())?);
+    registry.keep_large_results(finished.clone());
     if config.test_kinds {
         test_kinds::register(&mut registry);
     }

@@ -82,7 +82,7 @@ async fn once(bench: &Bench<'_>, shape: &Shape, round: Repetition) -> Result<(Ve
     bench.progress.step(&shape.name, round);
     let measured = JobId::new();
     // Enqueueing takes time, which grows with the number of jobs and is long when other tests run.
-    let begin = stage.store.clock().now() + bench.pick(LEAD, LEAD * 2) + Duration::from_micros(100 * shape.jobs);
+    let begin = stage.store.clock().now() + bench.pick(LEAD, LEAD * 2) + Duration::from_micros(200 * shape.jobs);
     let mut due = jobs(shape.jobs, &payload, |number| Due::At(due_at(begin, number, shape.per_second)))?;
     while !due.is_empty() {
         let rest = due.split_off(due.len().min(TOGETHER));

@@ -434,7 +434,16 @@ async fn run(
     })
     .with(shared.client.attachment());
     // A spawned task does not inherit the log scope, so pass it on. The task is aborted if this one panics.
-    let mut handler = AbortOnDropHandle::new(tokio::spawn(in_log_scope(scope, kind.run(payload, context))));
+    let (running, reports) = (kind.run(payload, context.clone()), shared.registry.large_results().cloned());
+    let handler = async move {
+        match (running.await, reports) {
+            (Ran::Returned(Ok(output)), Some(reports)) => {
+                Ran::Returned(reports.keep_large_result(output, &context).await)
+            }
+            (ran, _) => ran,
+        }
+    };
+    let mut handler = AbortOnDropHandle::new(tokio::spawn(in_log_scope(scope, handler)));
     let returned = tokio::select! {
         returned = &mut handler => Some(returned),
         () = stop.token().cancelled() => None,
@@ -525,7 +534,8 @@ fn judge(
         (HandlerEnd::Returned(Ok(output)), _) => {
             let (result, follow_ups) = output.into_parts();
             if result.as_ref().is_some_and(|raw| raw.get().len() > limits::MAX_RESULT_BYTES) {
-                let most = limits::MAX_RESULT_BYTES;
+                // A smaller one has become a file.
+                let most = limits::MAX_FILED_RESULT_BYTES;
                 return failed(settlement, Verdict::Rejected, format!("the result is larger than {most} bytes"));
             }
             match follow_ups.into_iter().map(|job| prepare(shared, claimed, job, trace)).collect() {

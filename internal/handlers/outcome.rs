@@ -20,13 +20,30 @@ pub struct Output {
 }
 
 impl Output {
-    /// Make a success with a result, which is stored with the job. At most 256 KiB of JSON.
+    /// Make a success with a result, which is stored with the job. JSON of more than 256 KiB becomes a report
+    /// file, and the job's result names it; the most is 64 MiB.
     ///
     /// # Errors
     /// [`Failure::Reject`] when the value cannot be written as JSON.
     pub fn json<T: Serialize + ?Sized>(value: &T) -> Outcome {
         let result = to_raw_value(value).map_err(|e| Failure::reject(format!("write the result as json: {e}")))?;
         Ok(Self { result: Some(result), ..Self::default() })
+    }
+
+    /// Return the result, if there is one.
+    pub(crate) fn result(&self) -> Option<&RawValue> {
+        self.result.as_deref()
+    }
+
+    /// Put another result in the place of this one.
+    pub(crate) async fn replace_result(
+        mut self,
+        make: impl AsyncFnOnce(Box<RawValue>) -> Result<Box<RawValue>, Failure>,
+    ) -> Outcome {
+        if let Some(result) = self.result.take() {
+            self.result = Some(make(result).await?);
+        }
+        Ok(self)
     }
 
     /// End the handler without a verdict: the system that got the finish key of the attempt sends it later

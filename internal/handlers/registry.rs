@@ -13,6 +13,7 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 
 use super::panicked::caught;
+use super::report::FinishedReports;
 use super::{Context, Failure, Handler, Kind, Outcome, Panicked, wording};
 use tickr_config::KindConfig;
 use tickr_job::{Edition, Editions, Name, RetryPolicy, limits};
@@ -314,6 +315,8 @@ fn shortened(mut text: String) -> String {
 #[derive(Debug, Default)]
 pub struct Registry {
     kinds: BTreeMap<Name, Registered>,
+    /// Where results go that are too large for the rows of their jobs.
+    large_results: Option<FinishedReports>,
 }
 
 impl Registry {
@@ -348,6 +351,19 @@ impl Registry {
             H::Payload::NAME
         );
         self
+    }
+
+    /// Keep results that are too large for the rows of their jobs among these reports.
+    #[doc(hidden)]
+    pub fn keep_large_results(&mut self, reports: FinishedReports) {
+        self.large_results = Some(reports);
+    }
+
+    /// Return the reports that keep large results.
+    #[doc(hidden)]
+    #[must_use]
+    pub const fn large_results(&self) -> Option<&FinishedReports> {
+        self.large_results.as_ref()
     }
 
     /// Change the defaults of a kind, as the configuration requires. Return false when no such kind is registered.

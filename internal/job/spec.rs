@@ -38,6 +38,8 @@ pub mod limits {
     pub const MAX_ERROR_BYTES: usize = 2_000;
     /// Maximum size of the result stored with a job, in bytes.
     pub const MAX_RESULT_BYTES: usize = 256 * 1024;
+    /// Largest result of a handler that is kept as a file instead, in bytes.
+    pub const MAX_FILED_RESULT_BYTES: usize = 64 * 1024 * 1024;
     /// Maximum size of a checkpoint of a job, in bytes of JSON.
     pub const MAX_CHECKPOINT_BYTES: usize = 64 * 1024;
     /// Maximum size of the log stored with an attempt, in bytes.

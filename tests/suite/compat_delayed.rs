@@ -15,8 +15,9 @@ use tickr::job::{JobId, State};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use crate::support::program::{self, command, on_servers, outcome};
 use crate::support::sink::Sink;
-use crate::support::{TestApp, eventually, http, make_api_key};
+use crate::support::{TestApp, database, drop_database, eventually, http, make_api_key, servers};
 
 /// An answer of an interface that the OpenAPI document does not have.
 struct Answer {
@@ -294,4 +295,19 @@ async fn messages_need_an_api_key_that_may_enqueue_and_the_setting() {
     let without = TestApp::start().await;
     assert_eq!(schedule(&without.app, json!("x"), 0).await.status, 404);
     without.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_service_that_cannot_be_called_is_named_at_the_start() {
+    let (name, mysql) = database().await;
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("tickr.toml"), "[compat.delayed]\nurl = \"http://127.0.0.1:9/in\"\n").unwrap();
+    let mut serve = command(&program::tickr(), dir.path(), &["serve", "--http-addr", "127.0.0.1:0"]);
+    on_servers(&mut serve, &mysql, &servers().redis_url(), &name);
+    let (code, _, said) = outcome(serve).await;
+    assert_eq!(code, 1, "{said}");
+    for part in ["the url of [compat.delayed] cannot be called", "callback_allow"] {
+        assert!(said.contains(part), "{part} is not in {said}");
+    }
+    drop_database(&mysql, &name).await;
 }

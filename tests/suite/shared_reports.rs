@@ -7,11 +7,13 @@ use std::time::{Duration, SystemTime};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use reqwest::Method;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use sqlx::{AssertSqlSafe, Executor as _, Row as _};
 use tickr::app::App;
 use tickr::config::{Config, ReportQuery, ServerUrl, Statement};
-use tickr::handlers::Registry;
+use tickr::handlers::{Context, Kind, Output, Registry};
 use tickr::job::{AttemptToken, JobId, ReportRecord, State};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpSocket;
@@ -445,5 +447,65 @@ async fn downloads_from_mysql_are_bounded_and_ask_for_the_same_keys_as_others() 
     }
     assert_eq!(tickr.get(url(&report)).await.status, 401);
     maker.stop().await;
+    tickr.stop().await;
+}
+
+/// A handler whose result has this many bytes of JSON.
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
+struct Long {
+    bytes: usize,
+}
+
+impl Kind for Long {
+    const NAME: &'static str = "long";
+}
+
+fn long() -> Registry {
+    let mut registry = Registry::new();
+    // The quotes of the text are two bytes.
+    registry.register(|long: Long, _: Context| async move { Output::json(&"x".repeat(long.bytes - 2)) });
+    registry
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_result_that_is_too_large_for_its_job_becomes_a_file() {
+    const MOST: usize = 256 * 1024;
+    let tickr = TestApp::start_with(|_| {}, long()).await;
+    let folder = tickr.dir.path().join("elsewhere");
+    let elsewhere = |config: &mut Config| {
+        (config.queues, config.reports_dir) = (vec!["elsewhere".into()], folder.clone());
+    };
+    let other = tickr.another_with(elsewhere, long()).await;
+    for (bytes, is_file) in [(MOST, false), (MOST + 1, true), (5 << 20, true)] {
+        let id = tickr.enqueue_kind("long", json!({"bytes": bytes})).await;
+        let job = tickr.until(id, State::Completed).await;
+        if !is_file {
+            assert_eq!(job["result"].as_str().unwrap().len(), bytes - 2);
+            continue;
+        }
+        let name = format!("long-result-{id}.json");
+        let expected = json!({"file": name, "format": "json", "bytes": bytes, "url": format!("/v1/reports/{name}")});
+        assert_eq!(job["result"], expected);
+        for addr in [tickr.app.addr(), other.addr()] {
+            let response = http().get(format!("http://{addr}{}", url(&job))).send().await.unwrap();
+            assert_eq!(response.status(), 200);
+            assert_eq!(response.headers()["content-type"], "application/json");
+            let text: String = response.json().await.unwrap();
+            assert_eq!(text, "x".repeat(bytes - 2));
+        }
+    }
+    other.stop(CancellationToken::new()).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_large_result_that_cannot_be_written_is_made_again_by_the_next_attempt() {
+    let tickr = TestApp::start_with(|config| config.reports_dir = "/dev/null/reports".into(), long()).await;
+    let retry = json!({"base_ms": 600_000, "cap_ms": 600_000});
+    let id = tickr.enqueue(json!({"kind": "long", "payload": {"bytes": 1 << 20}, "retry": retry})).await;
+    let job = tickr.until(id, State::Retrying).await;
+    let error = job["last_error"].as_str().unwrap();
+    assert!(error.starts_with("keep the result as a file: "), "{error}");
+    assert_eq!(tickr.post(&format!("/v1/jobs/{id}/cancel"), json!({})).await.status, 200);
     tickr.stop().await;
 }

@@ -10,6 +10,7 @@
 //! - `rows.rs`: the loop that writes rows into a file, and its limits
 //! - `file.rs`: files that are written under a hidden name and renamed when they are complete
 //! - `finished.rs`: finished reports, in the folder of this runner and in MySQL
+//! - `large_result.rs`: results of handlers that are too large for the row of their job
 //! - `csv.rs`: CSV
 //! - `json.rs`: JSON
 //! - `html.rs`: HTML
@@ -24,6 +25,7 @@ mod file;
 mod finished;
 mod html;
 mod json;
+mod large_result;
 #[cfg(feature = "pdf")]
 mod pdf;
 mod query;
