@@ -143,6 +143,18 @@ async fn a_delivery_that_fails_with_4xx_is_not_repeated() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_cancel_and_a_delivery_at_the_same_moment_never_both_win() {
+    race(100, 5).await;
+}
+
+/// `cargo test --test suite -- --ignored compat_`
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "takes a minute; the suite has a smaller one"]
+async fn ten_thousand_cancels_and_deliveries_at_the_same_moment_never_both_win() {
+    race(250, 40).await;
+}
+
+/// Let cancels and deliveries of `lanes` times `each` messages race.
+async fn race(lanes: u64, each: u64) {
     let sink = Sink::start(ok).await;
     let tickr = TestApp::start_with(to(&sink), Registry::new()).await;
     let other = tickr.another_with(to(&sink), Registry::new()).await;
@@ -163,10 +175,10 @@ async fn a_cancel_and_a_delivery_at_the_same_moment_never_both_win() {
         }
         (n, cancelled)
     };
-    let lanes = (0..100).map(async |lane| {
+    let lanes = (0..lanes).map(async |lane| {
         let mut tries = Vec::new();
-        for n in 0..5 {
-            tries.push(try_one(lane * 5 + n).await);
+        for n in 0..each {
+            tries.push(try_one(lane * each + n).await);
         }
         tries
     });
