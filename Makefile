@@ -1,7 +1,7 @@
 # The commands of the project; `make` lists them. ARGS is passed on: make run ARGS='--workers 8', make test ARGS=retry
 
 .DEFAULT_GOAL := help
-.PHONY: help deps clocks contract browser run test test-fast test-mysql bench compare chaos mutants check features deny package format build release clean cargo rustfmt clippy pages python
+.PHONY: help deps clocks contract browser run chat test test-fast test-mysql bench compare chaos mutants check features deny package format build release clean cargo rustfmt clippy pages python
 
 INSTALL := internal/services/install.sh
 ARGS ?=
@@ -21,6 +21,9 @@ deps: ## Install the MariaDB and Redis server binaries if they are missing (no s
 
 run: deps cargo ## Start tickr with private servers and a few sample jobs
 	@cargo run -- dev $(ARGS)
+
+chat: deps cargo ## Start the chat of examples/chat on private servers, with two users to try it
+	@cargo run --example chat -- --private .tickr/chat
 
 test: deps clocks contract browser cargo ## Run every test against private MariaDB and Redis servers
 	@$(if $(ARGS),cargo test $(ARGS),sh tests/all.sh)

@@ -116,7 +116,7 @@ pub mod testing;
 pub use tickr_verify as verify;
 
 #[doc(inline)]
-pub use app::{App, StartError, run};
+pub use app::{App, Signals, StartError, run};
 #[doc(inline)]
 pub use client::{Cancelled, Client, Conflict, Connect, ContextExt, Enqueue, EnqueueMany, Enqueued, Error, JobStatus};
 #[doc(inline)]

@@ -184,6 +184,8 @@ impl App {
     /// # Errors
     /// As [`start`](Self::start).
     pub async fn start_with(config: &Config, own: Registry, child: Option<ChildProgram>) -> Result<Self, StartError> {
+        // One TLS implementation for all connections. An error means that the program chose one already.
+        let _ = rustls::crypto::ring::default_provider().install_default();
         // Metrics must exist before the first event that is counted.
         let _ = crate::telemetry::metrics_page();
         let runner = runner_of_this_process();

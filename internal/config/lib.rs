@@ -276,6 +276,13 @@ impl Config {
         load::load(flags, env, file, defaults)
     }
 
+    /// Load the configuration of a program that has a runner in it: the `TICKR_*` variables and the `tickr.toml` of `tickr
+    /// serve`. `defaults` are settings of the program in the syntax of the file. They apply where the operator set nothing.
+    pub fn from_env(defaults: &str) -> Result<Config, ConfigErrors> {
+        let loaded = load::load(&Flags::default(), Self::process_env(), Self::usual_file(), defaults)?;
+        Ok(loaded.config)
+    }
+
     /// Load the configuration from stored sources. Reads no file.
     pub fn load_again(sources: &Sources) -> Result<Loaded, ConfigErrors> {
         load::load_again(sources)

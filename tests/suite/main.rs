@@ -21,6 +21,8 @@ mod callbacks;
 mod cancel;
 mod change;
 mod change_summary;
+mod chat;
+mod chat_counters;
 mod checkpoints;
 mod claims;
 mod cli;

@@ -566,6 +566,11 @@ impl Page {
         .await;
     }
 
+    /// Forget refusals that the test may have caused. Unlike [`expected`](Self::expected), there may be none.
+    pub(crate) fn allow(&self, part: &str) {
+        self.seen.lock().unwrap().troubles.retain(|trouble| !trouble.contains(part));
+    }
+
     /// Fail if a trouble was recorded.
     pub(crate) fn assert_calm(&self) {
         let troubles = self.troubles();

@@ -3,6 +3,7 @@
 mod app;
 pub(crate) mod browser;
 mod calls;
+pub(crate) mod chat;
 #[path = "../../chaos/clock.rs"]
 pub(crate) mod clock;
 pub(crate) mod contract;

@@ -1,0 +1,409 @@
+//! Numbers from Redis, rows that may lag: applications have chats, chats have messages, and each is numbered from 1.
+//!
+//! The document behind this (`docs/CHAT.md`, *Counters*) takes the next number from a counter in Redis, answers it, and
+//! lets a worker write the row up to an hour later. A server that meets a chat for the first time reads the greatest
+//! number from MySQL and offers it to Redis by SETNX, so that two such servers do not count twice. That leaves two
+//! holes:
+//!
+//! 1. A server that has met the chat before skips the SETNX. If Redis alone comes back empty, INCR begins at 1, and
+//!    numbers repeat. Here no server remembers anything: one script counts only if the counter exists
+//!    ([`Counters::draw`]).
+//! 2. Rows lag, so the greatest number of the rows is too low while jobs wait to write more. Here the answer is the
+//!    commit of the job, not of the row, and the counter begins at the greatest number of both: of the rows and of the
+//!    unfinished jobs ([`Counters::floor`]). The job has the number as its unique key. If another request got the same
+//!    number all the same, because Redis was emptied between its INCR and its job, the later one draws again.
+//!
+//! In this runner the job is a commit in MySQL already. So `UPDATE counter_chats SET next = LAST_INSERT_ID(next + 1)`
+//! in the transaction of the job, as `store.rs` does for the places of an inbox, would be simpler and exact: one row,
+//! no script, no floor. The counter in Redis is here because the document asks for it, and because a Redis that may
+//! vanish at any moment is a good exercise.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use axum::extract::{Path, State};
+use axum::http::StatusCode;
+use axum::routing::{get, post};
+use axum::{Json, Router};
+use rand::rngs::StdRng;
+use rand::{RngCore as _, SeedableRng as _};
+use redis::aio::ConnectionManager;
+use serde_json::Value;
+use sqlx::{MySqlPool, Row as _};
+use tickr::prelude::*;
+use tickr::{Conflict, OnConflict, UniqueUntil};
+
+use super::http::Chat;
+use super::store::Refusal;
+
+/// Draws of a number before a request gives up.
+const DRAWS: usize = 16;
+/// Longest time from the draw of a number to the commit of its job. It is far below [`KEY_KEPT`].
+const TO_COMMIT: Duration = Duration::from_secs(10);
+/// Time for which a number stays taken after its row is written, so that a late request cannot take it again.
+const KEY_KEPT: Duration = Duration::from_secs(600);
+
+/// Write the row of a chat, or of a message.
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct Persist {
+    token: String,
+    chat: i64,
+    /// A message of the chat. Without one, the chat itself.
+    #[serde(default)]
+    message: Option<NumberedMessage>,
+}
+
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct NumberedMessage {
+    number: i64,
+    body: String,
+    /// Milliseconds since 1970.
+    asked_at_ms: i64,
+}
+
+impl Kind for Persist {
+    const NAME: &'static str = "chat.persist";
+}
+
+/// Bring the counts of an application up to date.
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct Counts {
+    token: String,
+}
+
+impl Kind for Counts {
+    const NAME: &'static str = "chat.counts";
+}
+
+/// The parent of a number, in Redis and in the tags of jobs.
+enum Parent<'a> {
+    Application(&'a str),
+    Chat(&'a str, i64),
+}
+
+impl Parent<'_> {
+    fn tag(&self) -> String {
+        match self {
+            Self::Application(token) => format!("chats:{token}"),
+            Self::Chat(token, chat) => format!("messages:{token}:{chat}"),
+        }
+    }
+}
+
+/// The numbers of applications, chats and messages.
+#[derive(Clone)]
+pub(crate) struct Counters {
+    pub(crate) pool: MySqlPool,
+    pub(crate) redis: ConnectionManager,
+    pub(crate) prefix: String,
+    pub(crate) client: Client,
+    /// Draws the tokens. Tests give two servers the same seed, so that their tokens collide.
+    pub(crate) tokens: Arc<Mutex<StdRng>>,
+}
+
+/// Make the source of tokens, from a seed if there is one.
+pub(crate) fn tokens(seed: Option<u64>) -> Arc<Mutex<StdRng>> {
+    Arc::new(Mutex::new(seed.map_or_else(StdRng::from_os_rng, StdRng::seed_from_u64)))
+}
+
+impl Counters {
+    /// Add an application. A token that is taken is drawn again.
+    async fn add_application(&self, name: &str) -> Result<String, Refusal> {
+        for _ in 0..DRAWS {
+            let mut bytes = [0; 16];
+            self.tokens.lock().unwrap_or_else(PoisonError::into_inner).fill_bytes(&mut bytes);
+            let token = uuid::Builder::from_random_bytes(bytes).into_uuid().simple().to_string();
+            let sql = "INSERT INTO counter_applications (token, name) VALUES (?, ?)";
+            match sqlx::query(sql).bind(&token).bind(name).execute(&self.pool).await {
+                Ok(_) => return Ok(token),
+                Err(sqlx::Error::Database(error)) if error.is_unique_violation() => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Err(Refusal::Unavailable(anyhow::anyhow!("{DRAWS} tokens were taken")))
+    }
+
+    /// Add a chat. It has its number when this returns, and its row soon.
+    async fn add_chat(&self, token: &str) -> Result<i64, Refusal> {
+        if !self.is_application(token).await? {
+            return Err(Refusal::Missing("there is no such application"));
+        }
+        let job = |chat| Persist { token: token.to_owned(), chat, message: None };
+        let number = self.numbered(&Parent::Application(token), job).await?;
+        // A copy for later questions. Without it MySQL answers them.
+        let known: Result<(), _> =
+            redis::cmd("SET").arg(self.chat_key(token, number)).arg(1).query_async(&mut self.redis.clone()).await;
+        if let Err(error) = known {
+            tracing::debug!("Redis does not take a chat: {error}");
+        }
+        Ok(number)
+    }
+
+    /// Add a message to a chat.
+    async fn add_message(&self, token: &str, chat: i64, body: &str) -> Result<i64, Refusal> {
+        if !self.has_chat(token, chat).await? {
+            return Err(Refusal::Missing("there is no such chat"));
+        }
+        let asked_at_ms = chrono::Utc::now().timestamp_millis();
+        let job = |number| {
+            let message = NumberedMessage { number, body: body.to_owned(), asked_at_ms };
+            Persist { token: token.to_owned(), chat, message: Some(message) }
+        };
+        self.numbered(&Parent::Chat(token, chat), job).await
+    }
+
+    /// Draw a number and commit the job that writes its row.
+    async fn numbered(&self, parent: &Parent<'_>, job: impl Fn(i64) -> Persist) -> Result<i64, Refusal> {
+        let tag = parent.tag();
+        for _ in 0..DRAWS {
+            let number = self.draw(parent).await?;
+            // The newest chats are found by this tag when Redis has forgotten them.
+            let own_tag = match parent {
+                Parent::Application(token) => format!("chat:{token}:{number}"),
+                Parent::Chat(token, _) => format!("application:{token}"),
+            };
+            let enqueue = self.client.enqueue(&job(number)).unique_key(format!("{tag}/{number}"));
+            let enqueue = enqueue.unique_for(KEY_KEPT).on_conflict(OnConflict::Reject).tag(&tag).tag(own_tag);
+            // The number was answered, so its row must come: only a MySQL that is out fails an attempt.
+            let enqueue = enqueue.max_attempts(100);
+            match tokio::time::timeout(TO_COMMIT, enqueue).await {
+                Ok(Ok(_)) => return Ok(number),
+                Ok(Err(tickr::Error::Conflict(Conflict::UniqueKey { .. }))) => {}
+                Ok(Err(error)) => return Err(error.into()),
+                Err(_) => return Err(Refusal::Unavailable(anyhow::anyhow!("MySQL takes too long"))),
+            }
+        }
+        Err(Refusal::Unavailable(anyhow::anyhow!("{DRAWS} numbers were taken")))
+    }
+
+    /// Count one further. A counter that Redis does not have begins at what MySQL knows.
+    async fn draw(&self, parent: &Parent<'_>) -> Result<i64, Refusal> {
+        let script = redis::Script::new(
+            "if redis.call('EXISTS', KEYS[1]) == 1 then return redis.call('INCR', KEYS[1]) else return false end",
+        );
+        let key = format!("{}:counter:{}", self.prefix, parent.tag());
+        let mut redis = self.redis.clone();
+        for _ in 0..DRAWS {
+            if let Some(number) = script.key(&key).invoke_async::<Option<i64>>(&mut redis).await? {
+                return Ok(number);
+            }
+            // Two servers may come here at once. The first SET counts; the other one does nothing.
+            let floor = self.floor(parent).await?;
+            let _: Option<String> = redis::cmd("SET").arg(&key).arg(floor).arg("NX").query_async(&mut redis).await?;
+        }
+        Err(Refusal::Unavailable(anyhow::anyhow!("Redis forgets its counters too fast")))
+    }
+
+    /// Return the greatest number that was answered: of the jobs that still have to write their rows, and of the rows.
+    /// The jobs are read first, because a job ends after its row is written.
+    async fn floor(&self, parent: &Parent<'_>) -> Result<i64, sqlx::Error> {
+        let path = match parent {
+            Parent::Application(_) => "$.chat",
+            Parent::Chat(..) => "$.message.number",
+        };
+        // The payloads of unfinished jobs with this tag. They are few unless the rows lag.
+        let sql = "SELECT COALESCE(MAX(CAST(JSON_EXTRACT(j.payload, ?) AS SIGNED)), 0) AS newest \
+                   FROM job_tags t JOIN owed o ON o.id = t.job_id JOIN jobs j ON j.id = t.job_id WHERE t.tag = ?";
+        let waiting = sqlx::query(sql).bind(path).bind(parent.tag()).fetch_one(&self.pool).await?;
+        let rows = match parent {
+            Parent::Application(token) => {
+                let sql = "SELECT COALESCE(MAX(number), 0) AS newest FROM counter_chats WHERE application_token = ?";
+                sqlx::query(sql).bind(*token)
+            }
+            Parent::Chat(token, chat) => {
+                let sql = "SELECT COALESCE(MAX(number), 0) AS newest FROM counter_messages \
+                           WHERE application_token = ? AND chat = ?";
+                sqlx::query(sql).bind(*token).bind(*chat)
+            }
+        };
+        let written = rows.fetch_one(&self.pool).await?;
+        Ok(waiting.try_get::<i64, _>("newest")?.max(written.try_get("newest")?))
+    }
+
+    fn chat_key(&self, token: &str, chat: i64) -> String {
+        format!("{}:chat:{token}:{chat}", self.prefix)
+    }
+
+    async fn is_application(&self, token: &str) -> Result<bool, sqlx::Error> {
+        let sql = "SELECT 1 FROM counter_applications WHERE token = ?";
+        Ok(sqlx::query(sql).bind(token).fetch_optional(&self.pool).await?.is_some())
+    }
+
+    /// Return whether a chat was answered: Redis may know it, else its row or the job that will write it. A "no" is not
+    /// kept, because the chat may come.
+    async fn has_chat(&self, token: &str, chat: i64) -> Result<bool, Refusal> {
+        let key = self.chat_key(token, chat);
+        let known: Result<i64, _> = redis::cmd("EXISTS").arg(&key).query_async(&mut self.redis.clone()).await;
+        if known.unwrap_or(0) == 1 {
+            return Ok(true);
+        }
+        // The job first: it ends after its row is written.
+        let sql = "SELECT 1 FROM job_tags t JOIN owed o ON o.id = t.job_id WHERE t.tag = ? LIMIT 1";
+        let waits = sqlx::query(sql).bind(format!("chat:{token}:{chat}")).fetch_optional(&self.pool).await?;
+        let sql = "SELECT 1 FROM counter_chats WHERE application_token = ? AND number = ?";
+        let written = sqlx::query(sql).bind(token).bind(chat).fetch_optional(&self.pool).await?;
+        if waits.is_none() && written.is_none() {
+            return Ok(false);
+        }
+        let _: Result<(), _> = redis::cmd("SET").arg(&key).arg(1).query_async(&mut self.redis.clone()).await;
+        Ok(true)
+    }
+}
+
+/// The handlers of both kinds. They start with the runner, before it has a client.
+#[derive(Clone)]
+pub(crate) struct Writers {
+    pub(crate) pool: MySqlPool,
+    /// Time from the first change of a count to its update.
+    pub(crate) interval: Duration,
+}
+
+impl Writers {
+    pub(crate) fn register(self, kinds: &mut Registry) {
+        let counts = self.clone();
+        kinds.register(move |job: Persist, ctx: Context| {
+            let writers = self.clone();
+            async move { writers.persist(job, ctx).await }
+        });
+        kinds.register(move |job: Counts, _: Context| {
+            let writers = counts.clone();
+            async move { writers.count(job).await }
+        });
+    }
+
+    /// Write a row. An attempt that runs again finds its own row, and changes nothing.
+    async fn persist(&self, job: Persist, ctx: Context) -> Outcome {
+        let Persist { token, chat, message } = job;
+        let id = ctx.job_id().to_string();
+        let (insert, find) = match &message {
+            None => {
+                let insert = "INSERT IGNORE INTO counter_chats (application_token, number, job) VALUES (?, ?, ?)";
+                let find = "SELECT job FROM counter_chats WHERE application_token = ? AND number = ?";
+                (sqlx::query(insert).bind(&token).bind(chat).bind(&id), sqlx::query(find).bind(&token).bind(chat))
+            }
+            Some(message) => {
+                let insert = "INSERT IGNORE INTO counter_messages \
+                              (application_token, chat, number, job, body, asked_at, written_at) \
+                              VALUES (?, ?, ?, ?, ?, ?, UTC_TIMESTAMP(3))";
+                let find = "SELECT job FROM counter_messages WHERE application_token = ? AND chat = ? AND number = ?";
+                let asked_at = chrono::DateTime::from_timestamp_millis(message.asked_at_ms).unwrap_or_default();
+                let insert = sqlx::query(insert).bind(&token).bind(chat).bind(message.number).bind(&id);
+                (
+                    insert.bind(&message.body).bind(asked_at.naive_utc()),
+                    sqlx::query(find).bind(&token).bind(chat).bind(message.number),
+                )
+            }
+        };
+        if insert.execute(&self.pool).await?.rows_affected() == 0 {
+            let holder: String = find.fetch_one(&self.pool).await?.try_get("job")?;
+            if holder != id {
+                return Err(Failure::reject("another job has written this number"));
+            }
+        }
+        // While a job of the application waits, this is that one. One that runs may have counted before this row.
+        let counts = ctx.client().enqueue(&Counts { token: token.clone() }).unique_key(&token);
+        counts.unique_until(UniqueUntil::Start).delay(self.interval).await?;
+        Ok(().into())
+    }
+
+    /// Count the rows of an application: two statements, however many messages came in the meantime.
+    async fn count(&self, job: Counts) -> Outcome {
+        let sql = "UPDATE counter_chats c SET messages_count = (SELECT COUNT(*) FROM counter_messages m \
+                   WHERE m.application_token = c.application_token AND m.chat = c.number) WHERE c.application_token = ?";
+        sqlx::query(sql).bind(&job.token).execute(&self.pool).await?;
+        let sql = "UPDATE counter_applications a SET chats_count = (SELECT COUNT(*) FROM counter_chats c \
+                   WHERE c.application_token = a.token) WHERE a.token = ?";
+        sqlx::query(sql).bind(&job.token).execute(&self.pool).await?;
+        Ok(().into())
+    }
+}
+
+/// Return the routes of the counters.
+pub(crate) fn routes() -> Router<Arc<Chat>> {
+    Router::new()
+        .route("/applications", post(add_application))
+        .route("/applications/{token}", get(show_application))
+        .route("/applications/{token}/chats", post(add_chat))
+        .route("/applications/{token}/chats/{chat}", get(show_chat))
+        .route("/applications/{token}/chats/{chat}/messages", post(add_message))
+        .route("/applications/{token}/chats/{chat}/messages/{number}", get(show_message))
+}
+
+#[derive(Deserialize)]
+struct NewApplication {
+    name: String,
+}
+
+async fn add_application(
+    State(chat): State<Arc<Chat>>,
+    Json(body): Json<NewApplication>,
+) -> Result<(StatusCode, Json<Value>), Refusal> {
+    if body.name.trim().is_empty() || body.name.chars().count() > 120 {
+        return Err(Refusal::Wrong("name must have 1 to 120 characters".to_owned()));
+    }
+    let token = chat.counters.add_application(&body.name).await?;
+    Ok((StatusCode::CREATED, Json(json!({"token": token}))))
+}
+
+async fn show_application(State(chat): State<Arc<Chat>>, Path(token): Path<String>) -> Result<Json<Value>, Refusal> {
+    let sql = "SELECT name, chats_count FROM counter_applications WHERE token = ?";
+    let row = sqlx::query(sql).bind(&token).fetch_optional(&chat.counters.pool).await?;
+    let row = row.ok_or(Refusal::Missing("there is no such application"))?;
+    let (name, count): (String, i64) = (row.try_get("name")?, row.try_get("chats_count")?);
+    Ok(Json(json!({"token": token, "name": name, "chats_count": count})))
+}
+
+async fn add_chat(
+    State(chat): State<Arc<Chat>>,
+    Path(token): Path<String>,
+) -> Result<(StatusCode, Json<Value>), Refusal> {
+    let number = chat.counters.add_chat(&token).await?;
+    Ok((StatusCode::CREATED, Json(json!({"number": number}))))
+}
+
+async fn show_chat(
+    State(chat): State<Arc<Chat>>,
+    Path((token, number)): Path<(String, i64)>,
+) -> Result<Json<Value>, Refusal> {
+    let sql = "SELECT messages_count FROM counter_chats WHERE application_token = ? AND number = ?";
+    let row = sqlx::query(sql).bind(&token).bind(number).fetch_optional(&chat.counters.pool).await?;
+    let count = match row {
+        Some(row) => row.try_get("messages_count")?,
+        // Its row is still to be written.
+        None if chat.counters.has_chat(&token, number).await? => 0,
+        None => return Err(Refusal::Missing("there is no such chat")),
+    };
+    let count: i64 = count;
+    Ok(Json(json!({"number": number, "messages_count": count})))
+}
+
+#[derive(Deserialize)]
+struct NewBody {
+    body: String,
+}
+
+async fn add_message(
+    State(chat): State<Arc<Chat>>,
+    Path((token, number)): Path<(String, i64)>,
+    Json(body): Json<NewBody>,
+) -> Result<(StatusCode, Json<Value>), Refusal> {
+    if body.body.is_empty() || body.body.chars().count() > 4_000 {
+        return Err(Refusal::Wrong("body must have 1 to 4000 characters".to_owned()));
+    }
+    let number = chat.counters.add_message(&token, number, &body.body).await?;
+    Ok((StatusCode::CREATED, Json(json!({"number": number}))))
+}
+
+async fn show_message(
+    State(chat): State<Arc<Chat>>,
+    Path((token, number, message)): Path<(String, i64, i64)>,
+) -> Result<Json<Value>, Refusal> {
+    let sql = "SELECT body FROM counter_messages WHERE application_token = ? AND chat = ? AND number = ?";
+    let row = sqlx::query(sql).bind(&token).bind(number).bind(message).fetch_optional(&chat.counters.pool).await?;
+    let row = row.ok_or(Refusal::Missing("there is no such message yet"))?;
+    let body: String = row.try_get("body")?;
+    Ok(Json(json!({"number": message, "body": body})))
+}

@@ -1,0 +1,169 @@
+//! The kinds of the chat, beside those that ship with tickr.
+//!
+//! - `chat.fanout` makes one delivery for each member of a group. Jobs of one conversation run one at a time.
+//! - `chat.deliver` puts a message into the inbox of its recipient, and pushes it to the recipient's sockets. Jobs of
+//!   one recipient run one at a time.
+//! - `http`, which ships with tickr, calls the push service for a recipient who is offline.
+//!
+//! A recipient who is blocked, deleted or unknown is no matter of time: the job ends at once as a dead letter. A chat
+//! server that does not answer may come back: the job is retried after 1, 2 and 4 seconds.
+
+use std::time::Duration;
+
+use serde_json::value::{RawValue, to_raw_value};
+use tickr::prelude::*;
+use tickr::{KindDefaults, OnFailure};
+
+use super::presence::{Presence, Reached};
+use super::store::{Message, Placed, Store};
+
+/// A pause while Redis is out. It uses no attempt.
+const REDIS_IS_OUT: Duration = Duration::from_secs(1);
+
+/// Sizes of groups at which the fan-out changes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sizes {
+    /// Groups with as many members have inbox rows, one for each member: fan-out on write.
+    pub(crate) write: usize,
+    /// Larger ones up to this size are pushed to members who are online. Still larger ones are read by their members:
+    /// sockets get one word that there is something new.
+    pub(crate) push: usize,
+}
+
+/// Deliver a message of a group to its members.
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct FanOut {
+    pub(crate) conversation: String,
+    pub(crate) seq: i64,
+}
+
+impl Kind for FanOut {
+    const NAME: &'static str = "chat.fanout";
+}
+
+/// Deliver a message to one recipient.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Deliver {
+    pub(crate) conversation: String,
+    pub(crate) seq: i64,
+    pub(crate) user: String,
+    /// True if the inbox keeps the message.
+    pub(crate) stored: bool,
+}
+
+impl Kind for Deliver {
+    const NAME: &'static str = "chat.deliver";
+}
+
+/// A call to the push service, as a job of the kind `http`. Its schema is that of tickr; this type names what the chat
+/// uses of it.
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
+struct Push {
+    url: String,
+    #[schemars(with = "serde_json::Value")]
+    body: Box<RawValue>,
+    timeout_ms: u64,
+}
+
+impl Kind for Push {
+    const NAME: &'static str = "http";
+}
+
+/// Return the order key of the deliveries to a user.
+pub(crate) fn user_key(user: &str) -> String {
+    format!("user:{user}")
+}
+
+/// Both handlers, with what they need.
+#[derive(Clone)]
+pub(crate) struct Handlers {
+    pub(crate) store: Store,
+    pub(crate) presence: Presence,
+    pub(crate) sizes: Sizes,
+    /// Stub of APNs or FCM. Without one, no push is sent.
+    pub(crate) push_url: Option<String>,
+}
+
+impl Handlers {
+    pub(crate) fn register(self, kinds: &mut Registry) {
+        kinds.register_handler(FanOuts(self.clone())).register_handler(Deliveries(self));
+    }
+}
+
+struct FanOuts(Handlers);
+
+impl Handler for FanOuts {
+    type Payload = FanOut;
+
+    async fn run(&self, job: FanOut, _ctx: Context) -> Outcome {
+        let Handlers { store, presence, sizes, .. } = &self.0;
+        let FanOut { conversation, seq } = job;
+        let Some(sender) = store.sender(&conversation, seq).await? else {
+            return Err(Failure::reject("there is no such message"));
+        };
+        let mut members = store.members(&conversation).await?;
+        let (size, stored) = (members.len(), members.len() <= sizes.write);
+        members.retain(|member| *member != sender);
+        if size > sizes.push {
+            presence.tell(&members, &json!({"type": "news", "conversation_id": conversation, "seq": seq})).await?;
+            return Output::json(&json!({"told": members.len()}));
+        }
+        if !stored {
+            members = presence.online(&members).await?;
+        }
+        let delivery = |user: String| {
+            let key = user_key(&user);
+            let job = Deliver { conversation: conversation.clone(), seq, user, stored };
+            Ok(FollowUp::of(&job)?.order_key(key).on_failure(OnFailure::Skip).expires_in(store.expiry()))
+        };
+        let reached = members.len();
+        let deliveries = members.into_iter().map(delivery).collect::<Result<Vec<_>, Failure>>()?;
+        // They are committed with this success, so a runner that dies here loses none and doubles none.
+        Output::json(&json!({"deliveries": reached}))?.then_all(deliveries)
+    }
+}
+
+struct Deliveries(Handlers);
+
+impl Handler for Deliveries {
+    type Payload = Deliver;
+
+    fn defaults(&self) -> KindDefaults {
+        // One attempt and three retries. The delays are those of tickr: 1, 2 and 4 s, each ± 10 %.
+        KindDefaults { max_attempts: 4, timeout: Duration::from_secs(15), ..KindDefaults::default() }
+    }
+
+    async fn run(&self, job: Deliver, _ctx: Context) -> Outcome {
+        let Handlers { store, presence, .. } = &self.0;
+        let messages = match store.place(&job).await? {
+            Placed::Refused(why) => return Err(Failure::reject(why)),
+            Placed::Push(messages) if messages.is_empty() => return Output::json(&"confirmed before"),
+            Placed::Push(messages) => messages,
+        };
+        match presence.push(&job.user, &messages).await {
+            Ok(Reached::Confirmed) => {
+                store.confirm(&job.user, &messages).await?;
+                presence.tell_delivered(&job.user, &messages).await?;
+                Output::json(&"pushed")
+            }
+            Ok(Reached::Offline) => self.offline(&job, &messages),
+            Ok(Reached::Silent) => Err(Failure::retry("the chat server of the recipient does not answer")),
+            Err(error) => Err(Failure::snooze(REDIS_IS_OUT, format!("Redis does not answer: {error:#}"))),
+        }
+    }
+}
+
+impl Deliveries {
+    /// The inbox keeps the message, or the group does. Let the push service wake the phone.
+    fn offline(&self, job: &Deliver, messages: &[Message]) -> Outcome {
+        let done = Output::json(&"offline")?;
+        // The others that came along have jobs of their own, and a push each.
+        let own = messages.iter().find(|message| message.seq == job.seq);
+        let (Some(url), Some(own)) = (&self.0.push_url, own) else { return Ok(done) };
+        // The push says who wrote and not what: it travels through the servers of others.
+        let body = to_raw_value(&json!({"to": job.user, "from": own.sender, "message_id": own.message_id}))?;
+        done.then(&Push { url: url.clone(), body, timeout_ms: 5_000 })
+    }
+}

@@ -1,0 +1,508 @@
+// The client of the chat. Texts of users reach the page as text nodes only, and the policy of the server runs no script
+// but this file.
+//
+// A message has its id before it is sent, waits in `outbox` until the server has acknowledged it, and is sent again
+// after five seconds or a break. Received ids are kept, so a message that arrives twice is shown once. `cursor` is the
+// place in the inbox up to which nothing is missing; a gap behind it is fetched.
+
+const $ = (id) => document.getElementById(id);
+const RESEND_MS = 5_000;
+/** After as many tries a message waits for the next connection. */
+const TRIES = 4;
+const TYPING_MS = 3_000;
+const PRESENCE_MS = 30_000;
+
+const state = {
+  user: null,
+  device: null,
+  socket: null,
+  greeted: false,
+  pause: 250,
+  conversations: new Map(),
+  open: null,
+  cursor: null,
+  newest: 0,
+  syncing: false,
+  seen: new Set(),
+  outbox: [],
+  tries: new Map(),
+  typing: new Map(),
+  typedAt: 0,
+  presence: new Map(),
+};
+
+/** Make an element with a text, which is never read as HTML. */
+function make(name, text, attributes = {}) {
+  const el = document.createElement(name);
+  if (text !== undefined) el.textContent = text;
+  for (const [key, value] of Object.entries(attributes)) el.setAttribute(key, value);
+  return el;
+}
+
+const kept = (name) => `chat:${state.user}:${name}`;
+const keepOutbox = () => localStorage.setItem(kept('outbox'), JSON.stringify(state.outbox));
+const clock = (at) => new Date(at).toLocaleTimeString([], { hour: '2-digit', minute: '2-digit' });
+
+async function call(method, path, body) {
+  const headers = { 'content-type': 'application/json' };
+  if (state.user) headers['chat-user'] = state.user;
+  const answer = await fetch(path, { method, headers, body: body && JSON.stringify(body) });
+  const text = await answer.text();
+  const value = text ? JSON.parse(text) : null;
+  if (!answer.ok) throw new Error(value?.detail ?? answer.statusText);
+  return value;
+}
+
+function complain(id, error) {
+  $(id).textContent = error ? String(error.message ?? error) : '';
+}
+
+// Sign in
+
+async function signIn(name) {
+  const { user } = await call('POST', '/sign-in', { name });
+  state.user = user;
+  state.device = localStorage.getItem(kept('device')) ?? `web-${crypto.randomUUID().slice(0, 8)}`;
+  localStorage.setItem(kept('device'), state.device);
+  state.outbox = JSON.parse(localStorage.getItem(kept('outbox')) ?? '[]');
+  document.title = `${user} · Chat`;
+  $('me').textContent = user;
+  $('sign-in').hidden = true;
+  $('chat').hidden = false;
+  connect();
+}
+
+// The socket
+
+function showLine(word, text) {
+  $('line').dataset.state = word;
+  $('line').textContent = text;
+}
+
+function connect() {
+  const where = location.origin.replace(/^http/, 'ws');
+  const socket = new WebSocket(`${where}/ws?user=${encodeURIComponent(state.user)}&device=${state.device}`);
+  state.socket = socket;
+  socket.onmessage = (event) => hear(JSON.parse(event.data)).catch((error) => complain('wrong', error));
+  socket.onclose = () => {
+    state.greeted = false;
+    state.syncing = false;
+    showLine('offline', 'offline, trying again');
+    showPresence();
+    setTimeout(connect, state.pause * (0.75 + Math.random() / 2));
+    state.pause = Math.min(state.pause * 2, 4_000);
+  };
+}
+
+function say(frame) {
+  if (!state.greeted || state.socket.readyState !== WebSocket.OPEN) return false;
+  state.socket.send(JSON.stringify(frame));
+  return true;
+}
+
+const hears = {
+  async hello() {
+    state.greeted = true;
+    state.pause = 250;
+    showLine('online', 'online');
+    await loadConversations();
+    sync();
+    for (const conversation of state.conversations.values()) await loadHistory(conversation);
+    if (state.open) say({ type: 'open', conversation_id: state.open });
+    state.conversations.forEach(renumber);
+    state.tries.forEach((tried) => clearTimeout(tried.timer));
+    state.tries.clear();
+    state.outbox.forEach(post);
+  },
+  async message(frame) {
+    await add(frame);
+    if (frame.sender !== state.user) say({ type: 'ack', message_id: frame.message_id });
+    if (frame.place !== undefined) arrived(frame.place);
+  },
+  async batch(frame) {
+    for (const message of frame.messages) await add(message);
+    state.cursor = Math.max(state.cursor ?? 0, frame.place);
+    if (frame.messages.length > 0) say({ type: 'synced', place: state.cursor });
+    state.syncing = false;
+    if (frame.more || state.newest > state.cursor) sync();
+  },
+  ack(frame) {
+    state.outbox = state.outbox.filter((waiting) => waiting.message_id !== frame.message_id);
+    keepOutbox();
+    const message = find(frame.conversation_id, frame.message_id);
+    if (message) Object.assign(message, { seq: frame.seq, at: frame.at, waits: false });
+    counted(frame.conversation_id, frame.client_seq);
+    arrived(frame.place);
+    draw();
+  },
+  nack(frame) {
+    // Another device of this user has sent meanwhile. The messages that wait get the next numbers.
+    const conversation = state.conversations.get(frame.conversation_id);
+    if (!conversation) return;
+    conversation.expected = frame.expected;
+    renumber(conversation);
+    state.outbox.filter((waiting) => waiting.conversation_id === conversation.id).forEach(post);
+  },
+  delivery_receipt(frame) {
+    const conversation = state.conversations.get(frame.conversation_id);
+    if (!conversation) return;
+    if (conversation.is_group) return loadSoon(conversation);
+    for (const id of frame.message_ids) {
+      const message = find(frame.conversation_id, id);
+      if (message) message.delivered = 1;
+    }
+    draw();
+  },
+  read_receipt(frame) {
+    const conversation = state.conversations.get(frame.conversation_id);
+    if (!conversation) return;
+    if (conversation.is_group) return loadSoon(conversation);
+    for (const message of conversation.messages.values()) {
+      if (message.sender === state.user && message.seq <= frame.seq) Object.assign(message, { delivered: 1, read: 1 });
+    }
+    draw();
+  },
+  typing(frame) {
+    const key = `${frame.conversation_id} ${frame.user}`;
+    clearTimeout(state.typing.get(key)?.timer);
+    const over = () => {
+      state.typing.delete(key);
+      showTyping();
+    };
+    const timer = setTimeout(over, frame.expires_ms);
+    state.typing.set(key, { conversation: frame.conversation_id, user: frame.user, timer });
+    showTyping();
+  },
+  presence(frame) {
+    for (const one of frame.users) state.presence.set(one.user, one);
+    showPresence();
+  },
+  async news(frame) {
+    const conversation = state.conversations.get(frame.conversation_id);
+    if (conversation) await loadHistory(conversation);
+  },
+  conversation: () => loadConversations(),
+  resync: () => sync(),
+  error: (frame) => complain('wrong', frame.detail),
+};
+
+async function hear(frame) {
+  await hears[frame.type]?.(frame);
+}
+
+// The inbox
+
+function sync() {
+  if (state.syncing) return;
+  state.syncing = say(state.cursor === null ? { type: 'sync' } : { type: 'sync', after: state.cursor });
+}
+
+let syncedTimer = null;
+
+/** A place was used. If those before it are there, the cursor moves; else the gap is fetched. */
+function arrived(place) {
+  state.newest = Math.max(state.newest, place);
+  if (state.cursor === null || place > state.cursor + 1) return sync();
+  if (place <= state.cursor) return;
+  state.cursor = place;
+  syncedTimer ??= setTimeout(() => {
+    syncedTimer = null;
+    say({ type: 'synced', place: state.cursor });
+  }, 1_000);
+}
+
+const find = (conversation, id) => state.conversations.get(conversation)?.messages.get(id);
+
+/** Add a message once, however often it comes. */
+async function add(message) {
+  if (!state.conversations.has(message.conversation_id)) await loadConversations();
+  const conversation = state.conversations.get(message.conversation_id);
+  if (!conversation) return;
+  const first = !state.seen.has(message.message_id);
+  state.seen.add(message.message_id);
+  const known = conversation.messages.get(message.message_id);
+  conversation.messages.set(message.message_id, { delivered: 0, read: 0, ...known, ...message, waits: false });
+  if (message.sender === state.user) {
+    counted(conversation.id, message.client_seq);
+  } else if (first) {
+    clearTyping(conversation.id, message.sender);
+    if (message.seq > conversation.read_seq) conversation.unread += 1;
+  }
+  draw();
+}
+
+function counted(id, clientSeq) {
+  const conversation = state.conversations.get(id);
+  if (!conversation) return;
+  conversation.expected = Math.max(conversation.expected, clientSeq + 1);
+  conversation.next = Math.max(conversation.next, conversation.expected);
+}
+
+// Conversations
+
+async function loadConversations() {
+  const { conversations } = await call('GET', '/conversations');
+  for (const one of conversations) {
+    const known = state.conversations.get(one.id) ?? { messages: new Map(), unread: 0 };
+    const expected = one.next_client_seq;
+    const waiting = state.outbox.filter((message) => message.conversation_id === one.id);
+    const next = Math.max(expected, ...waiting.map((message) => message.client_seq + 1));
+    state.conversations.set(one.id, Object.assign(known, one, { expected, next }));
+  }
+  draw();
+}
+
+/** Load the newest messages of a conversation, with their ticks. */
+async function loadHistory(conversation) {
+  const after = Math.max(0, conversation.last_seq - 200);
+  const { messages } = await call('GET', `/conversations/${encodeURIComponent(conversation.id)}/messages?after=${after}`);
+  for (const message of messages) {
+    await add(message);
+    conversation.last_seq = Math.max(conversation.last_seq, message.seq);
+  }
+  // Messages that wait here are shown as well.
+  for (const waiting of state.outbox) {
+    if (waiting.conversation_id === conversation.id) show(waiting);
+  }
+  draw();
+}
+
+function loadSoon(conversation) {
+  conversation.timer ??= setTimeout(() => {
+    conversation.timer = null;
+    loadHistory(conversation).catch(() => {});
+  }, 200);
+}
+
+function choose(id) {
+  state.open = id;
+  say({ type: 'open', conversation_id: id });
+  draw();
+  $('text').focus();
+}
+
+const nameOf = (conversation) =>
+  conversation.is_group ? conversation.name : conversation.members.find((member) => member !== state.user);
+
+// Messages of this user
+
+function show(waiting) {
+  const conversation = state.conversations.get(waiting.conversation_id);
+  if (!conversation || state.seen.has(waiting.message_id)) return;
+  conversation.messages.set(waiting.message_id, { sender: state.user, delivered: 0, read: 0, waits: true, ...waiting });
+}
+
+function write(content) {
+  const conversation = state.conversations.get(state.open);
+  const waiting = {
+    conversation_id: conversation.id,
+    message_id: crypto.randomUUID(),
+    client_seq: conversation.next,
+    content,
+    at: new Date().toISOString(),
+  };
+  conversation.next += 1;
+  state.outbox.push(waiting);
+  keepOutbox();
+  show(waiting);
+  post(waiting);
+  draw();
+}
+
+function post({ conversation_id, message_id, client_seq, content }) {
+  if (!say({ type: 'send', conversation_id, message_id, client_seq, content })) return;
+  const tried = state.tries.get(message_id) ?? { count: 0 };
+  state.tries.set(message_id, tried);
+  clearTimeout(tried.timer);
+  tried.count += 1;
+  if (tried.count < TRIES) tried.timer = setTimeout(() => again(message_id), RESEND_MS);
+}
+
+function again(id) {
+  const waiting = state.outbox.find((one) => one.message_id === id);
+  if (waiting) post(waiting);
+}
+
+/** Give the messages of a conversation that wait the numbers that the server expects next. */
+function renumber(conversation) {
+  let number = conversation.expected;
+  for (const waiting of state.outbox) {
+    if (waiting.conversation_id !== conversation.id || state.seen.has(waiting.message_id)) continue;
+    waiting.client_seq = number;
+    number += 1;
+  }
+  conversation.next = Math.max(conversation.expected, number);
+  keepOutbox();
+}
+
+// What is shown
+
+let drawing = false;
+
+function draw() {
+  if (drawing) return;
+  drawing = true;
+  requestAnimationFrame(() => {
+    drawing = false;
+    drawList();
+    drawTalk();
+  });
+}
+
+function drawList() {
+  const entries = [...state.conversations.values()].map((conversation) => {
+    const button = make('button', undefined, { type: 'button' });
+    button.append(make('span', nameOf(conversation)));
+    if (conversation.unread > 0) button.append(make('span', String(conversation.unread), { class: 'unread' }));
+    if (conversation.id === state.open) button.setAttribute('aria-current', 'true');
+    button.onclick = () => choose(conversation.id);
+    const entry = make('li');
+    entry.append(button);
+    return entry;
+  });
+  $('conversations').replaceChildren(...entries);
+}
+
+function tick(conversation, message) {
+  if (message.waits) return ['waits', '🕓', 'waits for the server'];
+  const others = message.of ?? conversation.members.length - 1;
+  const readers = message.read ?? 0;
+  if (readers > 0 && conversation.is_group && conversation.receipts === 'full') {
+    return ['read', `✓✓ read by ${readers} of ${others}`, 'read'];
+  }
+  if (readers > 0) return ['read', '✓✓', 'read'];
+  if (message.delivered >= others && others > 0) return ['delivered', '✓✓', 'delivered'];
+  return ['sent', '✓', 'sent'];
+}
+
+function drawTalk() {
+  const conversation = state.conversations.get(state.open);
+  $('talk').hidden = !conversation;
+  $('none').hidden = Boolean(conversation);
+  if (!conversation) return;
+  $('title').textContent = nameOf(conversation);
+  const messages = [...conversation.messages.values()];
+  messages.sort((a, b) => (a.seq ?? Infinity) - (b.seq ?? Infinity) || a.client_seq - b.client_seq);
+  const list = $('messages');
+  const atEnd = list.scrollHeight - list.scrollTop - list.clientHeight < 60;
+  const entries = messages.map((message) => {
+    const mine = message.sender === state.user;
+    const entry = make('li', undefined, { class: mine ? 'mine' : 'theirs' });
+    if (!mine && conversation.is_group) entry.append(make('span', message.sender, { class: 'sender' }));
+    entry.append(make('span', message.content, { class: 'content' }));
+    const foot = make('span', undefined, { class: 'foot' });
+    foot.append(make('time', clock(message.at), { datetime: message.at }));
+    if (mine) {
+      const [word, text, label] = tick(conversation, message);
+      foot.append(make('span', text, { class: 'tick', 'data-state': word, title: label }));
+    }
+    entry.append(foot);
+    return entry;
+  });
+  list.replaceChildren(...entries);
+  if (atEnd) list.scrollTop = list.scrollHeight;
+  markRead(conversation, messages);
+  showPresence();
+  showTyping();
+}
+
+/** Tell the server once that the user has seen the newest message of the others. */
+function markRead(conversation, messages) {
+  if (document.visibilityState === 'hidden') return;
+  conversation.unread = 0;
+  const newest = messages.findLast((message) => message.sender !== state.user && message.seq !== undefined);
+  if (!newest || newest.seq <= conversation.read_seq) return;
+  const told = say({ type: 'read', conversation_id: conversation.id, read_up_to: newest.message_id });
+  if (told) conversation.read_seq = newest.seq;
+}
+
+function showPresence() {
+  const conversation = state.conversations.get(state.open);
+  if (!conversation) return;
+  const others = conversation.members.filter((member) => member !== state.user);
+  const known = others.map((other) => state.presence.get(other)).filter(Boolean);
+  let text = '';
+  if (!state.greeted) text = '';
+  else if (conversation.is_group) {
+    text = `${conversation.members.length} members, ${known.filter((one) => one.status === 'online').length + 1} online`;
+  } else if (known[0]?.status === 'online') text = 'online';
+  else if (known[0]?.status === 'unavailable') text = 'last seen: unavailable';
+  else if (known[0]?.last_seen) text = `last seen ${clock(known[0].last_seen)}`;
+  else if (known[0]) text = 'offline';
+  $('presence').textContent = text;
+}
+
+function clearTyping(conversation, user) {
+  const key = `${conversation} ${user}`;
+  clearTimeout(state.typing.get(key)?.timer);
+  state.typing.delete(key);
+}
+
+function showTyping() {
+  const users = [...state.typing.values()].filter((one) => one.conversation === state.open).map((one) => one.user);
+  $('typing').textContent = users.length ? `${users.join(', ')} ${users.length === 1 ? 'is' : 'are'} typing…` : '';
+}
+
+// What the user does
+
+$('sign-in').onsubmit = (event) => {
+  event.preventDefault();
+  complain('sign-in-wrong');
+  signIn($('name').value).catch((error) => complain('sign-in-wrong', error));
+};
+
+function submits(id, act) {
+  $(id).onsubmit = (event) => {
+    event.preventDefault();
+    complain('wrong');
+    act().catch((error) => complain('wrong', error));
+  };
+}
+
+submits('new-direct', async () => {
+  const { id } = await call('POST', '/conversations', { with: $('with').value });
+  $('with').value = '';
+  await loadConversations();
+  choose(id);
+});
+
+submits('new-group', async () => {
+  const members = $('group-members').value.split(',').map((name) => name.trim()).filter(Boolean);
+  const body = { name: $('group-name').value, members, receipts: $('group-receipts').value };
+  const { id } = await call('POST', '/conversations', body);
+  $('new-group').reset();
+  $('new-group').closest('details').open = false;
+  await loadConversations();
+  choose(id);
+});
+
+submits('write', async () => {
+  const content = $('text').value.trim();
+  if (!content || !state.open) return;
+  $('text').value = '';
+  state.typedAt = 0;
+  write(content);
+});
+
+$('text').oninput = () => {
+  const now = Date.now();
+  if (!state.open || now - state.typedAt < TYPING_MS) return;
+  if (say({ type: 'typing_start', conversation_id: state.open })) state.typedAt = now;
+};
+
+$('privacy').onchange = () => {
+  const body = { last_seen: $('privacy').value };
+  call('PUT', '/privacy', body).catch((error) => complain('wrong', error));
+};
+
+document.onvisibilitychange = () => draw();
+// The presence of the others is asked for again, in case a word about it was lost.
+setInterval(() => state.open && say({ type: 'open', conversation_id: state.open }), PRESENCE_MS);
+
+const as = new URLSearchParams(location.search).get('as');
+if (as) {
+  signIn(as).catch((error) => {
+    $('sign-in').hidden = false;
+    complain('sign-in-wrong', error);
+  });
+} else $('sign-in').hidden = false;

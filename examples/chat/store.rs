@@ -1,0 +1,698 @@
+//! All SQL of the chat. The tables are in `schema.sql`, beside those of tickr.
+//!
+//! A message and the jobs that deliver it are written in one transaction ([`Store::send`]). The rows of an inbox get
+//! their places under the lock of the user ([`Store::place`]), whatever order the jobs have.
+
+use std::time::Duration;
+
+use anyhow::Context as _;
+use chrono::{DateTime, Utc};
+use serde::{Deserialize, Serialize};
+use sqlx::mysql::{MySqlConnectOptions, MySqlPoolOptions, MySqlRow};
+use sqlx::query::Query;
+use sqlx::{AssertSqlSafe, Executor as _, MySqlConnection, MySqlPool, Row as _};
+use tickr::{Client, OnFailure};
+
+use super::kinds::{Deliver, FanOut, user_key};
+
+/// Connections of this process to MySQL, beside those of the runner.
+const CONNECTIONS: u32 = 24;
+/// Messages that one answer to a sync has at most.
+pub(crate) const BATCH: i64 = 1_000;
+/// Messages that a delivery takes along at most.
+const TOGETHER: i64 = 100;
+/// Reason of the dead letter of a blocked message.
+const BLOCKED: &str = "the recipient has blocked the sender";
+
+/// The tables of the chat.
+#[derive(Clone, Debug)]
+pub(crate) struct Store {
+    pub(crate) pool: MySqlPool,
+    /// Age at which a message is not delivered any more.
+    expiry: Duration,
+}
+
+/// A message as a client sends it.
+#[derive(Debug, Deserialize)]
+pub(crate) struct NewMessage {
+    /// UUID, drawn by the client. The same for each repetition.
+    pub(crate) message_id: String,
+    /// 1 for the first message of the sender in this conversation, and one more for each further one.
+    pub(crate) client_seq: i64,
+    pub(crate) content: String,
+}
+
+/// The answer to a message that was stored.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct Sent {
+    pub(crate) message_id: String,
+    pub(crate) conversation_id: String,
+    pub(crate) seq: i64,
+    pub(crate) client_seq: i64,
+    /// Place in the inbox of the sender, for the sender's other devices.
+    pub(crate) place: i64,
+    pub(crate) at: DateTime<Utc>,
+}
+
+/// Reason why a request was not carried out.
+#[derive(Debug)]
+pub(crate) enum Refusal {
+    /// There is no such conversation or user.
+    Missing(&'static str),
+    /// The user is not a member.
+    NotMember,
+    /// The client left out a number. This is the right one.
+    Nack { expected: i64 },
+    /// The request cannot be meant.
+    Wrong(String),
+    /// A server does not answer.
+    Unavailable(anyhow::Error),
+}
+
+impl<E: Into<anyhow::Error>> From<E> for Refusal {
+    fn from(error: E) -> Self {
+        Self::Unavailable(error.into())
+    }
+}
+
+/// A message as clients receive it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Message {
+    pub(crate) message_id: String,
+    pub(crate) conversation_id: String,
+    pub(crate) seq: i64,
+    pub(crate) sender: String,
+    pub(crate) client_seq: i64,
+    pub(crate) content: String,
+    pub(crate) at: DateTime<Utc>,
+    /// Place in the inbox of the recipient. None in groups without inbox rows.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub(crate) place: Option<i64>,
+}
+
+impl Message {
+    fn of(row: &MySqlRow) -> Result<Self, sqlx::Error> {
+        Ok(Self {
+            message_id: row.try_get("message_id")?,
+            conversation_id: row.try_get("conversation")?,
+            seq: row.try_get("seq")?,
+            sender: row.try_get("sender")?,
+            client_seq: row.try_get("client_seq")?,
+            content: row.try_get("body")?,
+            at: utc(row, "at")?,
+            place: row.try_get("place")?,
+        })
+    }
+}
+
+/// The messages that a delivery has to push, or the reason why there are none.
+#[derive(Debug)]
+pub(crate) enum Placed {
+    /// Push these, oldest first. Empty when a device has confirmed them already.
+    Push(Vec<Message>),
+    /// The message must not reach the recipient. A dead letter says why.
+    Refused(&'static str),
+}
+
+/// A conversation as a list shows it.
+#[derive(Debug, Serialize)]
+pub(crate) struct Conversation {
+    pub(crate) id: String,
+    pub(crate) is_group: bool,
+    pub(crate) name: Option<String>,
+    pub(crate) receipts: String,
+    pub(crate) last_seq: i64,
+    pub(crate) read_seq: i64,
+    pub(crate) members: Vec<String>,
+    /// Number that the next message of this user must have.
+    pub(crate) next_client_seq: i64,
+}
+
+/// A message of a conversation, with its ticks.
+#[derive(Debug, Serialize)]
+pub(crate) struct Entry {
+    #[serde(flatten)]
+    message: Message,
+    /// Recipients that a device has confirmed.
+    delivered: i64,
+    /// Recipients that have read it. In a group with simple receipts 1 at most, with none absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    read: Option<i64>,
+    /// Number of recipients.
+    of: i64,
+}
+
+/// A receipt for what a user has read.
+#[derive(Debug)]
+pub(crate) struct Read {
+    pub(crate) seq: i64,
+    pub(crate) at: DateTime<Utc>,
+    pub(crate) receipts: String,
+    pub(crate) members: Vec<String>,
+    /// True if no other recipient had read this far.
+    pub(crate) first: bool,
+}
+
+/// A user whose presence may be shown.
+#[derive(Debug)]
+pub(crate) struct Seen {
+    pub(crate) user: String,
+    pub(crate) last_seen: Option<DateTime<Utc>>,
+}
+
+fn utc(row: &MySqlRow, column: &str) -> Result<DateTime<Utc>, sqlx::Error> {
+    Ok(row.try_get::<chrono::NaiveDateTime, _>(column)?.and_utc())
+}
+
+impl Store {
+    /// Connect, and make the tables that are missing.
+    pub(crate) async fn connect(url: &str, expiry: Duration) -> anyhow::Result<Self> {
+        let options: MySqlConnectOptions = url.parse().context("read the URL of MySQL")?;
+        let pool = MySqlPoolOptions::new()
+            .max_connections(CONNECTIONS)
+            .acquire_timeout(Duration::from_secs(5))
+            // Each statement sees what is committed. A lock concerns the rows that it names, and no gap beside them.
+            .after_connect(|conn, _| {
+                Box::pin(async move {
+                    conn.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED").await?;
+                    Ok(())
+                })
+            })
+            .connect_with(options)
+            .await
+            .context("connect the chat to MySQL")?;
+        let mut conn = pool.acquire().await?;
+        // Two processes may start at once. `CREATE TABLE IF NOT EXISTS` alone may deadlock with itself.
+        sqlx::query("SELECT GET_LOCK('chat_schema', 30)").execute(&mut *conn).await?;
+        let made = conn.execute(sqlx::raw_sql(include_str!("schema.sql"))).await;
+        sqlx::query("SELECT RELEASE_LOCK('chat_schema')").execute(&mut *conn).await?;
+        made.context("make the tables of the chat")?;
+        Ok(Self { pool, expiry })
+    }
+
+    /// Return the age at which a message is not delivered any more.
+    pub(crate) const fn expiry(&self) -> Duration {
+        self.expiry
+    }
+
+    /// Add a user, or bring a deleted one back.
+    pub(crate) async fn sign_in(&self, user: &str) -> Result<(), sqlx::Error> {
+        let sql = "INSERT INTO chat_users (id) VALUES (?) ON DUPLICATE KEY UPDATE deleted = FALSE";
+        sqlx::query(sql).bind(user).execute(&self.pool).await.map(drop)
+    }
+
+    /// Mark a user as deleted. Messages to this user are refused from now on.
+    pub(crate) async fn delete_user(&self, user: &str) -> Result<(), sqlx::Error> {
+        sqlx::query("UPDATE chat_users SET deleted = TRUE WHERE id = ?").bind(user).execute(&self.pool).await.map(drop)
+    }
+
+    /// Return whether there is such a user.
+    pub(crate) async fn knows(&self, user: &str) -> Result<bool, sqlx::Error> {
+        let sql = "SELECT 1 FROM chat_users WHERE id = ? AND NOT deleted";
+        Ok(sqlx::query(sql).bind(user).fetch_optional(&self.pool).await?.is_some())
+    }
+
+    /// Set who may see when a user was here.
+    pub(crate) async fn set_privacy(&self, user: &str, privacy: &str) -> Result<(), sqlx::Error> {
+        let sql = "UPDATE chat_users SET privacy = ? WHERE id = ?";
+        sqlx::query(sql).bind(privacy).bind(user).execute(&self.pool).await.map(drop)
+    }
+
+    /// Add or remove a contact.
+    pub(crate) async fn set_contact(&self, user: &str, contact: &str, is: bool) -> Result<(), sqlx::Error> {
+        let sql = match is {
+            true => "INSERT IGNORE INTO chat_contacts (user, contact) VALUES (?, ?)",
+            false => "DELETE FROM chat_contacts WHERE user = ? AND contact = ?",
+        };
+        sqlx::query(sql).bind(user).bind(contact).execute(&self.pool).await.map(drop)
+    }
+
+    /// Refuse the messages of another user, or accept them again.
+    pub(crate) async fn set_block(&self, user: &str, blocked: &str, is: bool) -> Result<(), sqlx::Error> {
+        let sql = match is {
+            true => "INSERT IGNORE INTO chat_blocks (user, blocked) VALUES (?, ?)",
+            false => "DELETE FROM chat_blocks WHERE user = ? AND blocked = ?",
+        };
+        sqlx::query(sql).bind(user).bind(blocked).execute(&self.pool).await.map(drop)
+    }
+
+    /// Open the conversation of two users. Both get the same one.
+    pub(crate) async fn open_direct(&self, user: &str, other: &str) -> Result<String, Refusal> {
+        if user == other {
+            return Err(Refusal::Wrong("a conversation needs another user".to_owned()));
+        }
+        if !self.knows(other).await? {
+            return Err(Refusal::Missing("there is no such user"));
+        }
+        let id = format!("{}~{}", user.min(other), user.max(other));
+        let mut tx = self.pool.begin().await?;
+        let sql = "INSERT IGNORE INTO chat_conversations (id, is_group) VALUES (?, FALSE)";
+        sqlx::query(sql).bind(&id).execute(&mut *tx).await?;
+        add_members(&mut tx, &id, &[user.to_owned(), other.to_owned()]).await?;
+        tx.commit().await?;
+        Ok(id)
+    }
+
+    /// Make a group. Members that are not known are added as users.
+    pub(crate) async fn make_group(
+        &self,
+        id: &str,
+        name: &str,
+        receipts: &str,
+        members: &[String],
+    ) -> Result<(), Refusal> {
+        let mut tx = self.pool.begin().await?;
+        for some in members.chunks(500) {
+            let sql = format!("INSERT IGNORE INTO chat_users (id) VALUES {}", vec!["(?)"; some.len()].join(","));
+            let insert = some.iter().fold(sqlx::query(AssertSqlSafe(sql)), Query::bind);
+            insert.execute(&mut *tx).await?;
+        }
+        let sql = "INSERT INTO chat_conversations (id, is_group, name, receipts) VALUES (?, TRUE, ?, ?)";
+        sqlx::query(sql).bind(id).bind(name).bind(receipts).execute(&mut *tx).await?;
+        add_members(&mut tx, id, members).await?;
+        tx.commit().await?;
+        Ok(())
+    }
+
+    /// List the conversations of a user, those with the newest messages last.
+    pub(crate) async fn conversations(&self, user: &str) -> Result<Vec<Conversation>, sqlx::Error> {
+        let sql = "SELECT c.id, c.is_group, c.name, c.receipts, c.last_seq, m.read_seq, \
+                   (SELECT COALESCE(MAX(x.client_seq), 0) + 1 FROM chat_messages x \
+                    WHERE x.conversation = c.id AND x.sender = m.user) AS next_client_seq \
+                   FROM chat_members m JOIN chat_conversations c ON c.id = m.conversation \
+                   WHERE m.user = ? ORDER BY c.id LIMIT 500";
+        let mut found = Vec::new();
+        for row in sqlx::query(sql).bind(user).fetch_all(&self.pool).await? {
+            let id: String = row.try_get("id")?;
+            found.push(Conversation {
+                is_group: row.try_get("is_group")?,
+                name: row.try_get("name")?,
+                receipts: row.try_get("receipts")?,
+                last_seq: row.try_get("last_seq")?,
+                read_seq: row.try_get("read_seq")?,
+                next_client_seq: row.try_get("next_client_seq")?,
+                members: self.members(&id).await?,
+                id,
+            });
+        }
+        Ok(found)
+    }
+
+    /// Return the names of all members of a conversation.
+    pub(crate) async fn members(&self, conversation: &str) -> Result<Vec<String>, sqlx::Error> {
+        let sql = "SELECT user FROM chat_members WHERE conversation = ? ORDER BY user";
+        let rows = sqlx::query(sql).bind(conversation).fetch_all(&self.pool).await?;
+        rows.iter().map(|row| row.try_get("user")).collect()
+    }
+
+    /// Return the sender of a message.
+    pub(crate) async fn sender(&self, conversation: &str, seq: i64) -> Result<Option<String>, sqlx::Error> {
+        let sql = "SELECT sender FROM chat_messages WHERE conversation = ? AND seq = ?";
+        let row = sqlx::query(sql).bind(conversation).bind(seq).fetch_optional(&self.pool).await?;
+        row.map(|row| row.try_get("sender")).transpose()
+    }
+
+    /// Return whether a user is a member of a conversation.
+    pub(crate) async fn is_member(&self, conversation: &str, user: &str) -> Result<bool, sqlx::Error> {
+        let sql = "SELECT 1 FROM chat_members WHERE conversation = ? AND user = ?";
+        Ok(sqlx::query(sql).bind(conversation).bind(user).fetch_optional(&self.pool).await?.is_some())
+    }
+
+    /// Store a message together with the job that delivers it: both exist after the COMMIT, or neither does.
+    ///
+    /// A message that was stored before gets its first answer again.
+    pub(crate) async fn send(
+        &self,
+        client: &Client,
+        conversation: &str,
+        sender: &str,
+        message: &NewMessage,
+    ) -> Result<Sent, Refusal> {
+        let mut tx = self.pool.begin().await?;
+        // The lock makes the messages of a conversation one after the other, so `seq` has no gap and no inversion.
+        let sql = "SELECT is_group, last_seq FROM chat_conversations WHERE id = ? FOR UPDATE";
+        let found = sqlx::query(sql).bind(conversation).fetch_optional(&mut *tx).await?;
+        let found = found.ok_or(Refusal::Missing("there is no such conversation"))?;
+        let is_group: bool = found.try_get("is_group")?;
+        let seq = found.try_get::<i64, _>("last_seq")? + 1;
+        let sql = "SELECT UTC_TIMESTAMP(3) AS now, \
+                   EXISTS (SELECT 1 FROM chat_members WHERE conversation = ? AND user = ?) AS is_member, \
+                   (SELECT COALESCE(MAX(client_seq), 0) + 1 FROM chat_messages WHERE conversation = ? AND sender = ?) \
+                   AS expected";
+        let found = sqlx::query(sql).bind(conversation).bind(sender).bind(conversation).bind(sender);
+        let found = found.fetch_one(&mut *tx).await?;
+        if found.try_get::<i64, _>("is_member")? == 0 {
+            return Err(Refusal::NotMember);
+        }
+        if let Some(first) = earlier(&mut tx, conversation, sender, &message.message_id).await? {
+            return Ok(first);
+        }
+        let expected: i64 = found.try_get("expected")?;
+        if message.client_seq != expected {
+            return Err(Refusal::Nack { expected });
+        }
+        let at: chrono::NaiveDateTime = found.try_get("now")?;
+        let sql = "INSERT INTO chat_messages (conversation, seq, message_id, sender, client_seq, body, at) \
+                   VALUES (?, ?, ?, ?, ?, ?, ?)";
+        let insert = sqlx::query(sql).bind(conversation).bind(seq).bind(&message.message_id).bind(sender);
+        let inserted = insert.bind(message.client_seq).bind(&message.content).bind(at).execute(&mut *tx).await;
+        if let Err(sqlx::Error::Database(error)) = &inserted
+            && error.is_unique_violation()
+        {
+            return Err(Refusal::Wrong("another message has this message_id".to_owned()));
+        }
+        inserted?;
+        let sql = "UPDATE chat_conversations SET last_seq = ? WHERE id = ?";
+        sqlx::query(sql).bind(seq).bind(conversation).execute(&mut *tx).await?;
+        let place = next_places(&mut tx, sender, 1).await?;
+        let sql = "INSERT INTO chat_inbox (user, place, conversation, seq, delivered_at) VALUES (?, ?, ?, ?, ?)";
+        let insert = sqlx::query(sql).bind(sender).bind(place).bind(conversation).bind(seq).bind(at);
+        insert.execute(&mut *tx).await?;
+        self.request_delivery(client, &mut tx, conversation, is_group, sender, seq).await?;
+        tx.commit().await?;
+        Ok(Sent {
+            message_id: message.message_id.clone(),
+            conversation_id: conversation.to_owned(),
+            seq,
+            client_seq: message.client_seq,
+            place,
+            at: at.and_utc(),
+        })
+    }
+
+    /// Write the job that delivers a message, in the transaction of the message. Two users need no fan-out: the job is
+    /// the delivery itself.
+    async fn request_delivery(
+        &self,
+        client: &Client,
+        tx: &mut MySqlConnection,
+        conversation: &str,
+        is_group: bool,
+        sender: &str,
+        seq: i64,
+    ) -> Result<(), Refusal> {
+        let conversation = conversation.to_owned();
+        // A failed delivery must not hold up those behind it: the message is in the inbox, and the client fetches it.
+        let job = if is_group {
+            let key = format!("conv:{conversation}");
+            client.enqueue(&FanOut { conversation, seq }).order_key(key)
+        } else {
+            let (one, two) = conversation.split_once('~').unwrap_or_default();
+            let user = if one == sender { two } else { one }.to_owned();
+            let key = user_key(&user);
+            client.enqueue(&Deliver { conversation, seq, user, stored: true }).order_key(key)
+        };
+        job.on_failure(OnFailure::Skip).expires_in(self.expiry).within(tx).await?;
+        Ok(())
+    }
+
+    /// Put a message into the inbox of its recipient, and with it all others of the conversation that are not there
+    /// yet.
+    ///
+    /// Jobs of one recipient run one at a time, but two runners may have taken two messages out of the outbox in the
+    /// other order. So the earlier ones come along here. The later ones come along so that a recipient who gets more
+    /// messages than jobs can run one after the other has them in time. Their own jobs find them placed.
+    pub(crate) async fn place(&self, job: &Deliver) -> Result<Placed, sqlx::Error> {
+        let Deliver { conversation, seq, user, stored } = job;
+        if self.has_all(job).await? {
+            return Ok(Placed::Push(Vec::new()));
+        }
+        let mut tx = self.pool.begin().await?;
+        let locked = sqlx::query("SELECT deleted FROM chat_users WHERE id = ? FOR UPDATE").bind(user);
+        let Some(found) = locked.fetch_optional(&mut *tx).await? else {
+            return Ok(Placed::Refused("there is no such recipient"));
+        };
+        if found.try_get("deleted")? {
+            return Ok(Placed::Refused("the account of the recipient is deleted"));
+        }
+        let sql = "SELECT m.inbox_seq, i.place, i.delivered_at IS NOT NULL AS confirmed, \
+                   EXISTS (SELECT 1 FROM chat_blocks b WHERE b.user = ? AND b.blocked = x.sender) AS blocked \
+                   FROM chat_messages x LEFT JOIN chat_members m ON m.conversation = x.conversation AND m.user = ? \
+                   LEFT JOIN chat_inbox i ON i.conversation = x.conversation AND i.seq = x.seq AND i.user = ? \
+                   WHERE x.conversation = ? AND x.seq = ?";
+        let found = sqlx::query(sql).bind(user).bind(user).bind(user).bind(conversation).bind(seq);
+        let Some(found) = found.fetch_optional(&mut *tx).await? else {
+            return Ok(Placed::Refused("there is no such message"));
+        };
+        let Some(reached) = found.try_get::<Option<i64>, _>("inbox_seq")? else {
+            return Ok(Placed::Refused("the recipient is not a member of the conversation"));
+        };
+        let blocked = found.try_get::<i64, _>("blocked")? != 0;
+        if !stored {
+            let sql = "SELECT x.*, NULL AS place FROM chat_messages x WHERE x.conversation = ? AND x.seq = ?";
+            let row = sqlx::query(sql).bind(conversation).bind(seq).fetch_one(&mut *tx).await?;
+            return Ok(if blocked { Placed::Refused(BLOCKED) } else { Placed::Push(vec![Message::of(&row)?]) });
+        }
+        let mut places = self.unplaced(&mut tx, job, reached).await?;
+        if found.try_get::<Option<i64>, _>("place")?.is_none() && !blocked && !places.contains(seq) {
+            places.push(*seq);
+            places.sort_unstable();
+        }
+        put(&mut tx, user, conversation, &places).await?;
+        let last = places.last().map_or(*seq, |last| *last.max(seq));
+        let sql = "UPDATE chat_members SET inbox_seq = GREATEST(inbox_seq, ?) WHERE conversation = ? AND user = ?";
+        sqlx::query(sql).bind(last).bind(conversation).bind(user).execute(&mut *tx).await?;
+        tx.commit().await?;
+        if blocked && found.try_get::<i64, _>("confirmed")? == 0 {
+            return Ok(Placed::Refused(BLOCKED));
+        }
+        // Messages that were placed before and that no device has confirmed come first, so that none overtakes them.
+        let first = places.first().map_or(*seq, |first| *first.min(seq)) - TOGETHER;
+        let sql = "SELECT x.*, i.place FROM chat_inbox i \
+                   JOIN chat_messages x ON x.conversation = i.conversation AND x.seq = i.seq \
+                   WHERE i.conversation = ? AND i.user = ? AND i.seq BETWEEN ? AND ? AND i.delivered_at IS NULL \
+                   ORDER BY i.seq";
+        let rows = sqlx::query(sql).bind(conversation).bind(user).bind(first).bind(last).fetch_all(&self.pool).await?;
+        rows.iter().map(Message::of).collect::<Result<_, _>>().map(Placed::Push)
+    }
+
+    /// Return whether the message of a job is confirmed and no other one of its conversation is behind it. Most jobs of
+    /// a user who gets many messages end here, because an earlier one took theirs along.
+    async fn has_all(&self, job: &Deliver) -> Result<bool, sqlx::Error> {
+        let sql = "SELECT 1 FROM chat_conversations c \
+                   JOIN chat_members m ON m.conversation = c.id AND m.user = ? AND m.inbox_seq >= c.last_seq \
+                   JOIN chat_inbox i ON i.conversation = c.id AND i.seq = ? AND i.user = m.user \
+                   WHERE c.id = ? AND i.delivered_at IS NOT NULL";
+        let found = sqlx::query(sql).bind(&job.user).bind(job.seq).bind(&job.conversation);
+        Ok(found.fetch_optional(&self.pool).await?.is_some())
+    }
+
+    /// Return the messages of a conversation that are neither in the inbox nor refused nor too old.
+    async fn unplaced(&self, tx: &mut MySqlConnection, job: &Deliver, reached: i64) -> Result<Vec<i64>, sqlx::Error> {
+        let sql = "SELECT x.seq FROM chat_messages x WHERE x.conversation = ? AND x.seq > ? AND x.sender <> ? \
+                   AND x.at > UTC_TIMESTAMP(3) - INTERVAL ? MICROSECOND \
+                   AND NOT EXISTS (SELECT 1 FROM chat_blocks b WHERE b.user = ? AND b.blocked = x.sender) \
+                   ORDER BY x.seq LIMIT ?";
+        let age = i64::try_from(self.expiry.as_micros()).unwrap_or(i64::MAX);
+        let found = sqlx::query(sql).bind(&job.conversation).bind(reached).bind(&job.user);
+        let rows = found.bind(age).bind(&job.user).bind(TOGETHER).fetch_all(tx).await?;
+        rows.iter().map(|row| row.try_get("seq")).collect()
+    }
+
+    /// Note that a device has confirmed these messages of one conversation.
+    pub(crate) async fn confirm(&self, user: &str, messages: &[Message]) -> Result<(), sqlx::Error> {
+        let (Some(first), Some(last)) = (messages.first(), messages.last()) else { return Ok(()) };
+        let update = if first.place.is_some() {
+            let sql = "UPDATE chat_inbox SET delivered_at = UTC_TIMESTAMP(3) \
+                       WHERE conversation = ? AND user = ? AND seq BETWEEN ? AND ? AND delivered_at IS NULL";
+            sqlx::query(sql).bind(&first.conversation_id).bind(user).bind(first.seq).bind(last.seq)
+        } else {
+            let sql = "UPDATE chat_members SET delivered_seq = GREATEST(delivered_seq, ?) \
+                       WHERE conversation = ? AND user = ?";
+            sqlx::query(sql).bind(last.seq).bind(&first.conversation_id).bind(user)
+        };
+        update.execute(&self.pool).await.map(drop)
+    }
+
+    /// Return the place up to which a device has confirmed its inbox.
+    pub(crate) async fn synced(&self, user: &str, device: &str) -> Result<i64, sqlx::Error> {
+        let sql = "SELECT synced_place FROM chat_devices WHERE user = ? AND device = ?";
+        let row = sqlx::query(sql).bind(user).bind(device).fetch_optional(&self.pool).await?;
+        row.map_or(Ok(0), |row| row.try_get("synced_place"))
+    }
+
+    /// Read the inbox behind a place: at most one batch, and whether there is more.
+    pub(crate) async fn inbox(&self, user: &str, after: i64) -> Result<(Vec<Message>, bool), sqlx::Error> {
+        let sql = "SELECT x.*, i.place FROM chat_inbox i \
+                   JOIN chat_messages x ON x.conversation = i.conversation AND x.seq = i.seq \
+                   WHERE i.user = ? AND i.place > ? ORDER BY i.place LIMIT ?";
+        let rows = sqlx::query(sql).bind(user).bind(after).bind(BATCH + 1).fetch_all(&self.pool).await?;
+        let batch = usize::try_from(BATCH).unwrap_or(usize::MAX);
+        let messages = rows.iter().take(batch).map(Message::of).collect::<Result<_, _>>()?;
+        Ok((messages, rows.len() > batch))
+    }
+
+    /// Move the cursor of a device, and confirm what it has now. Return the messages that were not confirmed before.
+    pub(crate) async fn move_cursor(&self, user: &str, device: &str, place: i64) -> Result<Vec<Message>, sqlx::Error> {
+        let mut tx = self.pool.begin().await?;
+        // A client may name a place that it never got. The cursor stays within the inbox.
+        let sql = "INSERT INTO chat_devices (user, device, synced_place) \
+                   SELECT id, ?, LEAST(?, last_place) FROM chat_users WHERE id = ? \
+                   ON DUPLICATE KEY UPDATE synced_place = GREATEST(synced_place, VALUES(synced_place))";
+        sqlx::query(sql).bind(device).bind(place).bind(user).execute(&mut *tx).await?;
+        let sql = "SELECT x.*, i.place FROM chat_inbox i \
+                   JOIN chat_messages x ON x.conversation = i.conversation AND x.seq = i.seq \
+                   WHERE i.user = ? AND i.place <= ? AND i.delivered_at IS NULL ORDER BY i.place LIMIT 5000";
+        let rows = sqlx::query(sql).bind(user).bind(place).fetch_all(&mut *tx).await?;
+        if !rows.is_empty() {
+            let sql = "UPDATE chat_inbox SET delivered_at = UTC_TIMESTAMP(3) \
+                       WHERE user = ? AND place <= ? AND delivered_at IS NULL ORDER BY place LIMIT 5000";
+            sqlx::query(sql).bind(user).bind(place).execute(&mut *tx).await?;
+        }
+        tx.commit().await?;
+        rows.iter().map(Message::of).collect()
+    }
+
+    /// Note that a user has read a conversation up to a message. Return nothing if that was known.
+    pub(crate) async fn read(&self, user: &str, conversation: &str, up_to: &str) -> Result<Option<Read>, sqlx::Error> {
+        let sql = "UPDATE chat_members m JOIN chat_messages x ON x.conversation = m.conversation AND x.message_id = ? \
+                   SET m.read_seq = x.seq, m.read_at = UTC_TIMESTAMP(3) \
+                   WHERE m.conversation = ? AND m.user = ? AND m.read_seq < x.seq";
+        let done = sqlx::query(sql).bind(up_to).bind(conversation).bind(user).execute(&self.pool).await?;
+        if done.rows_affected() == 0 {
+            return Ok(None);
+        }
+        let sql = "SELECT m.read_seq, m.read_at, c.receipts, \
+                   (SELECT COUNT(*) FROM chat_members o WHERE o.conversation = m.conversation AND o.user <> m.user \
+                    AND o.read_seq >= m.read_seq) AS others \
+                   FROM chat_members m JOIN chat_conversations c ON c.id = m.conversation \
+                   WHERE m.conversation = ? AND m.user = ?";
+        let row = sqlx::query(sql).bind(conversation).bind(user).fetch_one(&self.pool).await?;
+        Ok(Some(Read {
+            seq: row.try_get("read_seq")?,
+            at: utc(&row, "read_at")?,
+            receipts: row.try_get("receipts")?,
+            first: row.try_get::<i64, _>("others")? == 0,
+            members: self.members(conversation).await?,
+        }))
+    }
+
+    /// Read a conversation behind a message, with the ticks of each message.
+    pub(crate) async fn history(
+        &self,
+        conversation: &str,
+        user: &str,
+        after: i64,
+    ) -> Result<(Vec<Entry>, bool), sqlx::Error> {
+        let sql = "SELECT x.*, NULL AS place, c.receipts, c.is_group, \
+                   (SELECT COUNT(*) FROM chat_members m WHERE m.conversation = x.conversation) - 1 AS recipients, \
+                   (SELECT COUNT(*) FROM chat_inbox i WHERE i.conversation = x.conversation AND i.seq = x.seq \
+                    AND i.user <> x.sender AND i.delivered_at IS NOT NULL) AS confirmed, \
+                   (SELECT COUNT(*) FROM chat_members m WHERE m.conversation = x.conversation AND m.user <> x.sender \
+                    AND m.delivered_seq >= x.seq) AS pushed, \
+                   (SELECT COUNT(*) FROM chat_members m WHERE m.conversation = x.conversation AND m.user <> x.sender \
+                    AND m.read_seq >= x.seq) AS has_read \
+                   FROM chat_messages x JOIN chat_conversations c ON c.id = x.conversation \
+                   WHERE x.conversation = ? AND x.seq > ? \
+                   AND NOT EXISTS (SELECT 1 FROM chat_blocks b WHERE b.user = ? AND b.blocked = x.sender) \
+                   ORDER BY x.seq LIMIT ?";
+        let found = sqlx::query(sql).bind(conversation).bind(after).bind(user).bind(BATCH + 1);
+        let rows = found.fetch_all(&self.pool).await?;
+        let batch = usize::try_from(BATCH).unwrap_or(usize::MAX);
+        let entry = |row: &MySqlRow| {
+            let has_read: i64 = row.try_get("has_read")?;
+            let (is_group, receipts): (bool, String) = (row.try_get("is_group")?, row.try_get("receipts")?);
+            let read = match receipts.as_str() {
+                _ if !is_group => Some(has_read),
+                "full" => Some(has_read),
+                "simple" => Some(has_read.min(1)),
+                _ => None,
+            };
+            let delivered = row.try_get::<i64, _>("confirmed")?.max(row.try_get("pushed")?);
+            Ok(Entry { message: Message::of(row)?, delivered, read, of: row.try_get("recipients")? })
+        };
+        let entries = rows.iter().take(batch).map(entry).collect::<Result<_, sqlx::Error>>()?;
+        Ok((entries, rows.len() > batch))
+    }
+
+    /// Note when the last session of a user ended.
+    pub(crate) async fn left(&self, user: &str) -> Result<(), sqlx::Error> {
+        let sql = "UPDATE chat_users SET last_seen = UTC_TIMESTAMP(3) WHERE id = ?";
+        sqlx::query(sql).bind(user).execute(&self.pool).await.map(drop)
+    }
+
+    /// Return those of these users whose presence `viewer` may see.
+    ///
+    /// A user shows it to all users, to contacts or to none, and sees it only of those to whom it is shown in return. A
+    /// block hides both users from each other.
+    pub(crate) async fn visible(&self, viewer: &str, users: &[String]) -> Result<Vec<Seen>, sqlx::Error> {
+        if users.is_empty() {
+            return Ok(Vec::new());
+        }
+        let sql = format!(
+            "SELECT u.id, u.last_seen FROM chat_users u JOIN chat_users v ON v.id = ? \
+             WHERE u.id IN ({}) AND NOT u.deleted AND (u.privacy = 'everyone' OR u.privacy = 'contacts' AND EXISTS \
+               (SELECT 1 FROM chat_contacts k WHERE k.user = u.id AND k.contact = v.id)) \
+             AND (v.privacy = 'everyone' OR v.privacy = 'contacts' AND EXISTS \
+               (SELECT 1 FROM chat_contacts k WHERE k.user = v.id AND k.contact = u.id)) \
+             AND NOT EXISTS (SELECT 1 FROM chat_blocks b WHERE b.user = u.id AND b.blocked = v.id) \
+             AND NOT EXISTS (SELECT 1 FROM chat_blocks b WHERE b.user = v.id AND b.blocked = u.id)",
+            vec!["?"; users.len()].join(",")
+        );
+        let select = users.iter().fold(sqlx::query(AssertSqlSafe(sql)).bind(viewer), Query::bind);
+        let seen = |row: &MySqlRow| {
+            let last_seen = row.try_get::<Option<chrono::NaiveDateTime>, _>("last_seen")?;
+            Ok(Seen { user: row.try_get("id")?, last_seen: last_seen.map(|at| at.and_utc()) })
+        };
+        select.fetch_all(&self.pool).await?.iter().map(seen).collect()
+    }
+}
+
+/// Add members to a conversation that is new. Those that it has already stay as they are.
+async fn add_members(tx: &mut MySqlConnection, conversation: &str, members: &[String]) -> Result<(), sqlx::Error> {
+    for some in members.chunks(500) {
+        let values = vec!["(?, ?)"; some.len()].join(",");
+        let sql = format!("INSERT IGNORE INTO chat_members (conversation, user) VALUES {values}");
+        let insert =
+            some.iter().fold(sqlx::query(AssertSqlSafe(sql)), |insert, member| insert.bind(conversation).bind(member));
+        insert.execute(&mut *tx).await?;
+    }
+    Ok(())
+}
+
+/// Return the first answer to a message that was stored before.
+async fn earlier(
+    tx: &mut MySqlConnection,
+    conversation: &str,
+    sender: &str,
+    message_id: &str,
+) -> Result<Option<Sent>, sqlx::Error> {
+    let sql = "SELECT x.seq, x.client_seq, x.at, i.place FROM chat_messages x JOIN chat_inbox i \
+               ON i.conversation = x.conversation AND i.seq = x.seq AND i.user = x.sender \
+               WHERE x.message_id = ? AND x.conversation = ? AND x.sender = ?";
+    let row = sqlx::query(sql).bind(message_id).bind(conversation).bind(sender).fetch_optional(tx).await?;
+    let sent = |row: &MySqlRow| {
+        Ok(Sent {
+            message_id: message_id.to_owned(),
+            conversation_id: conversation.to_owned(),
+            seq: row.try_get("seq")?,
+            client_seq: row.try_get("client_seq")?,
+            place: row.try_get("place")?,
+            at: utc(row, "at")?,
+        })
+    };
+    row.as_ref().map(sent).transpose()
+}
+
+/// Give a user the next places, and return the first of them. The row of the user stays locked until the COMMIT.
+async fn next_places(tx: &mut MySqlConnection, user: &str, count: usize) -> Result<i64, sqlx::Error> {
+    let count = i64::try_from(count).unwrap_or(i64::MAX);
+    let sql = "UPDATE chat_users SET last_place = LAST_INSERT_ID(last_place + ?) WHERE id = ?";
+    let done = sqlx::query(sql).bind(count).bind(user).execute(tx).await?;
+    let last = i64::try_from(done.last_insert_id()).unwrap_or(i64::MAX);
+    Ok(last - count + 1)
+}
+
+/// Put messages of one conversation into an inbox.
+async fn put(tx: &mut MySqlConnection, user: &str, conversation: &str, seqs: &[i64]) -> Result<(), sqlx::Error> {
+    if seqs.is_empty() {
+        return Ok(());
+    }
+    let first = next_places(tx, user, seqs.len()).await?;
+    let values = vec!["(?, ?, ?, ?)"; seqs.len()].join(",");
+    let sql = format!("INSERT INTO chat_inbox (user, place, conversation, seq) VALUES {values}");
+    let insert = (first..).zip(seqs).fold(sqlx::query(AssertSqlSafe(sql)), |insert, (place, seq)| {
+        insert.bind(user).bind(place).bind(conversation).bind(seq)
+    });
+    insert.execute(tx).await.map(drop)
+}

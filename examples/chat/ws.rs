@@ -1,0 +1,221 @@
+//! The socket of a client: its frames, and its end.
+//!
+//! The server closes it with 1001 when it stops, and with 1013 when the client does not keep up. Either way the client
+//! connects again and fetches its inbox behind the last place that it has.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::extract::ws::{CloseFrame, Message as Frame, WebSocket};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use tokio_util::sync::CancellationToken;
+
+use super::http::Chat;
+use super::presence::Joined;
+use super::store::{NewMessage, Refusal, Sent};
+
+/// Most bytes of a frame of a client.
+pub(crate) const MAX_FRAME_BYTES: usize = 64 << 10;
+/// The server stops.
+const GOING_AWAY: u16 = 1_001;
+/// The client does not keep up. It may come again.
+const TRY_AGAIN_LATER: u16 = 1_013;
+/// Time for the last frames of a socket.
+const TO_CLOSE: Duration = Duration::from_secs(1);
+
+/// A frame of a client.
+#[derive(Debug, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+enum FromClient {
+    /// Send a message. Answered by `ack` or `nack`.
+    Send {
+        conversation_id: String,
+        #[serde(flatten)]
+        message: NewMessage,
+    },
+    /// Confirm a message that was pushed.
+    Ack { message_id: String },
+    /// Ask for the inbox behind a place; without one, behind the cursor of this device.
+    Sync { after: Option<i64> },
+    /// Move the cursor of this device: it has everything up to this place.
+    Synced { place: i64 },
+    /// The user has read a conversation up to this message.
+    Read { conversation_id: String, read_up_to: String },
+    /// The user types.
+    TypingStart { conversation_id: String },
+    /// The user looks at a conversation, and at the presence of its members.
+    Open { conversation_id: String },
+}
+
+/// Answer to a message that was stored.
+#[derive(Serialize)]
+struct Ack<'a> {
+    #[serde(rename = "type")]
+    kind: &'static str,
+    status: &'static str,
+    #[serde(flatten)]
+    sent: &'a Sent,
+}
+
+/// Serve a socket until its client or the server ends it.
+pub(crate) async fn serve(mut socket: WebSocket, chat: Arc<Chat>, user: String, device: String) {
+    let joined = match chat.presence.join(&user).await {
+        Ok(joined) => joined,
+        Err(error) => {
+            tracing::warn!("a client was turned away, because Redis does not answer: {error:#}");
+            return close(&mut socket, TRY_AGAIN_LATER, "try again soon").await;
+        }
+    };
+    let number = joined.number;
+    let session = Session { chat: Arc::clone(&chat), user, device, number };
+    session.run(&mut socket, joined, &chat.stop).await;
+    if let Err(error) = chat.presence.leave(&session.user, number).await {
+        // The time to live of the presence ends it.
+        tracing::warn!("a user could not be signed off: {error:#}");
+    }
+}
+
+/// Close a socket with a code. What the client still sends is read: otherwise the system would reset the connection,
+/// and the client would not see the code.
+async fn close(socket: &mut WebSocket, code: u16, reason: &'static str) {
+    let frame = Frame::Close(Some(CloseFrame { code, reason: reason.into() }));
+    let closed = async {
+        if socket.send(frame).await.is_ok() {
+            while matches!(socket.recv().await, Some(Ok(_))) {}
+        }
+    };
+    // The client may be gone already.
+    let _ = tokio::time::timeout(TO_CLOSE, closed).await;
+}
+
+struct Session {
+    chat: Arc<Chat>,
+    user: String,
+    device: String,
+    number: u64,
+}
+
+impl Session {
+    async fn run(&self, socket: &mut WebSocket, mut joined: Joined, stop: &CancellationToken) {
+        // The client may fetch its inbox from here on: later messages are pushed.
+        let hello = json!({"type": "hello", "user": self.user, "device": self.device});
+        if send(socket, hello.to_string()).await.is_err() {
+            return;
+        }
+        let mut ping = tokio::time::interval(self.chat.presence.heartbeat());
+        let mut heard = true;
+        loop {
+            tokio::select! {
+                biased;
+                () = stop.cancelled() => return close(socket, GOING_AWAY, "the server stops").await,
+                () = joined.cut.cancelled() => return close(socket, TRY_AGAIN_LATER, "the client is too slow").await,
+                Some(frame) = joined.frames.recv() => {
+                    if send(socket, frame.to_string()).await.is_err() {
+                        return;
+                    }
+                }
+                frame = socket.recv() => {
+                    heard = true;
+                    let answers = match frame {
+                        Some(Ok(Frame::Text(text))) => self.answer(&text).await,
+                        Some(Ok(Frame::Ping(_) | Frame::Pong(_))) => Vec::new(),
+                        Some(Ok(Frame::Binary(_))) => vec![wrong("send text")],
+                        Some(Ok(Frame::Close(_)) | Err(_)) | None => return,
+                    };
+                    for answer in answers {
+                        if send(socket, answer.to_string()).await.is_err() {
+                            return;
+                        }
+                    }
+                }
+                _ = ping.tick() => {
+                    // A client that is gone without a word answers no ping.
+                    if !std::mem::take(&mut heard) || socket.send(Frame::Ping(Vec::new().into())).await.is_err() {
+                        return;
+                    }
+                }
+            }
+        }
+    }
+
+    async fn answer(&self, text: &str) -> Vec<Value> {
+        let frame = match serde_json::from_str(text) {
+            Ok(frame) => frame,
+            Err(error) => return vec![wrong(&format!("the frame cannot be read: {error}"))],
+        };
+        match self.carry_out(frame).await {
+            Ok(answer) => answer.into_iter().collect(),
+            Err(error) => {
+                tracing::warn!("a frame was not carried out: {error:#}");
+                vec![json!({"type": "error", "code": "unavailable", "detail": "try again soon"})]
+            }
+        }
+    }
+
+    async fn carry_out(&self, frame: FromClient) -> anyhow::Result<Option<Value>> {
+        let Self { chat, user, device, number } = self;
+        match frame {
+            FromClient::Send { conversation_id, message } => {
+                return Ok(Some(self.send_message(&conversation_id, &message).await));
+            }
+            FromClient::Ack { message_id } => chat.presence.confirmed(user, *number, &message_id).await?,
+            FromClient::Sync { after } => return self.inbox(after).await.map(Some),
+            FromClient::Synced { place } => {
+                let messages = chat.store.move_cursor(user, device, place).await?;
+                chat.presence.tell_delivered(user, &messages).await?;
+            }
+            FromClient::Read { conversation_id, read_up_to } => chat.read(user, &conversation_id, &read_up_to).await?,
+            FromClient::TypingStart { conversation_id } => {
+                if chat.store.is_member(&conversation_id, user).await? {
+                    chat.presence.typing(user, &conversation_id).await?;
+                }
+            }
+            FromClient::Open { conversation_id } => {
+                let mut members = chat.store.members(&conversation_id).await?;
+                if !members.contains(user) {
+                    return Ok(Some(wrong("you are not a member of this conversation")));
+                }
+                members.retain(|member| member != user);
+                members.truncate(super::http::MAX_USERS);
+                chat.presence.watch(user, *number, &members);
+                let users = chat.presence.of(user, &members).await?;
+                return Ok(Some(json!({"type": "presence", "users": users})));
+            }
+        }
+        Ok(None)
+    }
+
+    async fn send_message(&self, conversation: &str, message: &NewMessage) -> Value {
+        let id = &message.message_id;
+        match self.chat.send(conversation, &self.user, message).await {
+            Ok(sent) => serde_json::to_value(Ack { kind: "ack", status: "sent", sent: &sent }).unwrap_or_default(),
+            Err(Refusal::Nack { expected }) => json!({
+                "type": "nack", "conversation_id": conversation, "message_id": id, "expected": expected,
+            }),
+            Err(refusal) => {
+                let (_, code, detail) = refusal.in_words();
+                json!({"type": "error", "code": code, "detail": detail, "message_id": id})
+            }
+        }
+    }
+
+    async fn inbox(&self, after: Option<i64>) -> anyhow::Result<Value> {
+        let Self { chat, user, device, .. } = self;
+        let after = match after {
+            Some(place) => place,
+            None => chat.store.synced(user, device).await?,
+        };
+        let (messages, more) = chat.store.inbox(user, after).await?;
+        let place = messages.last().and_then(|message| message.place).unwrap_or(after);
+        Ok(json!({"type": "batch", "messages": messages, "after": after, "place": place, "more": more}))
+    }
+}
+
+async fn send(socket: &mut WebSocket, text: String) -> Result<(), axum::Error> {
+    socket.send(Frame::Text(text.into())).await
+}
+
+fn wrong(detail: &str) -> Value {
+    json!({"type": "error", "code": "wrong", "detail": detail})
+}

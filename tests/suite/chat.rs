@@ -1,0 +1,943 @@
+//! The chat of `examples/chat`, driven as its users drive it: over its sockets and routes, on several servers, which
+//! are killed and stopped meanwhile. Each test is scaled down; those that are ignored have the whole size, and
+//! `docs/CHAT.md` has their command.
+
+use std::collections::{HashMap, HashSet};
+use std::time::Duration;
+
+use futures_util::StreamExt as _;
+use reqwest::Method;
+use serde_json::{Value, json};
+use sqlx::{AssertSqlSafe, Executor as _, Row as _};
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+use uuid::Uuid;
+
+use crate::support::browser::{Browser, Page, button, field};
+use crate::support::chat::{Manner, Person, Server, World, ask};
+use crate::support::{answer, eventually, eventually_seen, http};
+
+/// Send messages from one user to another at a rate, from client number 1 on.
+async fn talk(from: &Person, conversation: &str, count: i64, a_second: u32) -> Vec<String> {
+    let mut tick = tokio::time::interval(Duration::from_secs(1) / a_second);
+    let mut ids = Vec::new();
+    for number in 1..=count {
+        tick.tick().await;
+        ids.push(from.send(conversation, number, &number.to_string()));
+    }
+    ids
+}
+
+fn numbers(count: i64) -> Vec<String> {
+    (1..=count).map(|number| number.to_string()).collect()
+}
+
+/// Return the value below which 99 of 100 lie, and the median.
+fn quantiles(mut times: Vec<Duration>) -> (Duration, Duration) {
+    times.sort_unstable();
+    (times[times.len() * 99 / 100], times[times.len() / 2])
+}
+
+/// Return the open dead letters of a kind: error and attempts.
+async fn dead_letters(world: &World, kind: &str) -> Vec<(String, i64)> {
+    let page = world.tickr.get(&format!("/v1/dead-letters?kind={kind}&limit=200")).await.body;
+    let one = |job: &Value| (job["last_error"].as_str().unwrap().to_owned(), job["attempt"].as_i64().unwrap());
+    page["data"].as_array().unwrap().iter().map(one).collect()
+}
+
+/// Let Redis say that a server which is not there holds the only socket of a user.
+async fn haunt(world: &World, user: &str) {
+    let key = format!("{}:chat:servers:{user}", world.tickr.config.redis_prefix);
+    let mut pipe = redis::pipe();
+    pipe.atomic().cmd("DEL").arg(&key).cmd("ZADD").arg(&key).arg(i64::MAX / 1_024).arg("ghost");
+    pipe.exec_async(&mut world.tickr.redis().await).await.unwrap();
+}
+
+/// Forget the server of [`haunt`].
+async fn lay(world: &World, user: &str) {
+    let key = format!("{}:chat:servers:{user}", world.tickr.config.redis_prefix);
+    redis::cmd("ZREM").arg(&key).arg("ghost").exec_async(&mut world.tickr.redis().await).await.unwrap();
+}
+
+/// Two servers, a user at each, and messages at a rate: none is lost, doubled or out of order. Return the time from
+/// send to receive, as p99 and median.
+async fn flow(count: i64, a_second: u32) -> (Duration, Duration) {
+    let world = World::new().await;
+    let (one, two) = (world.server(&[]).await, world.server(&[]).await);
+    let conversation = one.direct("ada", "bob").await;
+    let (ada, bob) = (Person::join("ada", &[&one]).await, Person::join("bob", &[&two]).await);
+    let ids = talk(&ada, &conversation, count, a_second).await;
+    let count = usize::try_from(count).unwrap();
+    bob.until("all messages are here", |seen| seen.messages.len() == count).await;
+    ada.until("all are delivered", |seen| ids.iter().all(|id| seen.delivered.contains(id))).await;
+    assert_eq!(bob.contents(&conversation), numbers(count as i64));
+    let times = {
+        let sent = ada.look(|seen| {
+            assert_eq!((seen.nacks.len(), seen.errors.len()), (0, 0));
+            seen.sent.clone()
+        });
+        bob.look(|seen| {
+            assert_eq!(seen.repeated, 0);
+            ids.iter().map(|id| seen.arrived[id] - sent[id]).collect()
+        })
+    };
+    assert_eq!(world.stub.calls(), Vec::<Value>::new(), "bob was online");
+    drop((ada, bob));
+    world.end([one, two]).await;
+    quantiles(times)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn messages_reach_another_server_once_and_in_order_and_their_delivery_is_told() {
+    let (p99, median) = flow(100, 50).await;
+    println!("100 messages at 50/s: p99 {p99:?}, median {median:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "takes a machine for itself"]
+async fn whole_2000_messages_at_200_a_second() {
+    let (p99, median) = flow(2_000, 200).await;
+    println!("2,000 messages at 200/s: p99 {p99:?}, median {median:?}");
+    assert!(p99 <= Duration::from_millis(100), "{p99:?}");
+}
+
+/// Add messages to an inbox without their jobs, behind those that are there.
+async fn fill(world: &World, conversation: &str, sender: &str, user: &str, from: i64, to: i64) {
+    let mut conn = world.tickr.mysql().await;
+    let numbers: Vec<i64> = (from..=to).collect();
+    for some in numbers.chunks(500) {
+        let row = |n: &i64| {
+            format!("('{conversation}', {n}, '{}', '{sender}', {n}, '{n}', UTC_TIMESTAMP(3))", Uuid::new_v4())
+        };
+        let messages: Vec<String> = some.iter().map(row).collect();
+        let row = |n: &i64| format!("('{user}', {n}, '{conversation}', {n})");
+        let places: Vec<String> = some.iter().map(row).collect();
+        for sql in [
+            format!("INSERT INTO chat_messages VALUES {}", messages.join(",")),
+            format!("INSERT INTO chat_inbox (user, place, conversation, seq) VALUES {}", places.join(",")),
+        ] {
+            conn.execute(sqlx::raw_sql(AssertSqlSafe(sql))).await.unwrap();
+        }
+    }
+    let sql = format!(
+        "UPDATE chat_conversations SET last_seq = {to} WHERE id = '{conversation}'; \
+         UPDATE chat_users SET last_place = {to} WHERE id = '{user}'; \
+         UPDATE chat_members SET inbox_seq = {to} WHERE conversation = '{conversation}' AND user = '{user}'"
+    );
+    conn.execute(sqlx::raw_sql(AssertSqlSafe(sql))).await.unwrap();
+}
+
+/// Messages to a user who is offline, and then the inbox in batches.
+async fn offline(count: i64, more: i64) {
+    let world = World::new().await;
+    let server = world.server(&[]).await;
+    let conversation = server.direct("ada", "bob").await;
+    let ada = Person::join("ada", &[&server]).await;
+    let ids = talk(&ada, &conversation, count, 500).await;
+    world.stub.until(usize::try_from(count).unwrap()).await;
+    world.until_idle().await;
+    let pushed: HashSet<String> =
+        world.stub.calls().iter().map(|call| call["message_id"].as_str().unwrap().to_owned()).collect();
+    assert_eq!(pushed, ids.iter().cloned().collect(), "each message has its push");
+    assert!(ada.look(|seen| seen.delivered.is_empty()), "bob is offline");
+
+    let bob = Person::join("bob", &[&server]).await;
+    bob.until("the inbox is here", |seen| seen.messages.len() == ids.len()).await;
+    assert_eq!(bob.look(|seen| (seen.batches.clone(), seen.repeated)), (vec![ids.len()], 0));
+    assert_eq!(bob.contents(&conversation), numbers(count));
+    ada.until("all are delivered", |seen| ids.iter().all(|id| seen.delivered.contains(id))).await;
+    bob.leave().await;
+
+    // The rest of the inbox comes in batches of a thousand, also for another device.
+    fill(&world, &conversation, "ada", "bob", count + 1, more).await;
+    let tablet = Person::join_as("bob", "tablet", &[&server], Manner::default()).await;
+    let all = usize::try_from(more).unwrap();
+    tablet.until("the whole inbox is here", |seen| seen.messages.len() == all).await;
+    let last = all - all / 1_000 * 1_000;
+    let wanted: Vec<usize> = std::iter::repeat_n(1_000, all / 1_000).chain((last > 0).then_some(last)).collect();
+    assert_eq!(tablet.look(|seen| (seen.batches.clone(), seen.repeated)), (wanted, 0));
+    assert_eq!(tablet.contents(&conversation), numbers(more));
+    drop((ada, tablet));
+    world.end([server]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_inbox_keeps_the_messages_of_a_user_who_is_offline_and_comes_in_batches() {
+    offline(40, 2_500).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "takes a machine for itself"]
+async fn whole_500_messages_to_a_user_who_is_offline() {
+    offline(500, 2_500).await;
+}
+
+fn members(count: usize) -> Vec<String> {
+    (1..count).map(|number| format!("m{number}")).collect()
+}
+
+/// A message to a group of which the half is online. Return the time until each member was reached.
+async fn group_of(size: usize) -> Duration {
+    let world = World::new().await;
+    let (one, two) = (world.server(&[]).await, world.server(&[]).await);
+    let members = members(size);
+    let group = one.group("ada", &members, "full").await;
+    let ada = Person::join("ada", &[&one]).await;
+    let mut online = Vec::new();
+    for (number, member) in members.iter().take(size / 2).enumerate() {
+        online.push(Person::join(member, &[if number % 2 == 0 { &one } else { &two }]).await);
+    }
+    let began = Instant::now();
+    let id = ada.send(&group, 1, "hello");
+    for member in &online {
+        member.until("the message is here", |seen| seen.arrived.contains_key(&id)).await;
+    }
+    let by_socket = began.elapsed();
+    world.stub.until(size - 1 - online.len()).await;
+    let all = began.elapsed();
+    println!("group of {size}, {} online: by socket {by_socket:?}, with the pushes {all:?}", online.len());
+    world.until_idle().await;
+    let called: HashSet<String> =
+        world.stub.calls().iter().map(|call| call["to"].as_str().unwrap().to_owned()).collect();
+    assert_eq!(called, members.iter().skip(size / 2).cloned().collect());
+    assert_eq!(world.tickr.count("SELECT COUNT(*) FROM chat_messages").await, 1);
+    assert_eq!(world.tickr.count("SELECT COUNT(*) FROM chat_inbox").await, size as i64);
+    let shown = one.history("ada", &group).await;
+    assert_eq!((&shown[0]["delivered"], &shown[0]["of"]), (&json!(online.len()), &json!(size - 1)));
+
+    // A stranger is refused, and nothing is written.
+    one.sign_in(&["eve"]).await;
+    let message = json!({"message_id": Uuid::new_v4(), "client_seq": 1, "content": "let me in"});
+    let (status, body) = one.send("eve", &group, &message).await;
+    assert_eq!((status, body["code"].as_str()), (403, Some("not_a_member")), "{body}");
+    assert_eq!(one.ask("eve", Method::GET, &format!("/conversations/{group}/messages"), Value::Null).await.0, 403);
+    assert_eq!(world.tickr.count("SELECT COUNT(*) FROM chat_messages").await, 1);
+    assert_eq!(world.tickr.count("SELECT COUNT(*) FROM chat_inbox").await, size as i64);
+    drop((ada, online));
+    world.end([one, two]).await;
+    all
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_message_to_a_group_is_stored_once_and_reaches_sockets_inboxes_and_phones() {
+    group_of(24).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "takes a machine for itself"]
+async fn whole_group_of_100_with_50_online() {
+    let time = group_of(100).await;
+    assert!(time <= Duration::from_secs(1), "{time:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn large_groups_have_no_inbox_rows_and_the_largest_are_read_by_their_members() {
+    let world = World::new().await;
+    let server = world.server(&[]).await;
+    let (medium, large) = (members(101), members(1_001));
+    for (members, news) in [(medium, 0), (large, 1)] {
+        let group = server.group("ada", &members, "full").await;
+        let (ada, two) = (Person::join("ada", &[&server]).await, Person::join("m2", &[&server]).await);
+        let id = ada.send(&group, 1, "hello");
+        if news == 0 {
+            two.until("the message is pushed", |seen| seen.arrived.contains_key(&id)).await;
+            ada.until("its delivery is told", |seen| seen.delivered.contains(&id)).await;
+        } else {
+            two.until("there is news", |seen| seen.news.len() == 1).await;
+        }
+        // A member who was offline reads the conversation, and has it all the same.
+        for member in ["m2", "m3"] {
+            assert_eq!(server.history(member, &group).await[0]["content"], "hello");
+        }
+        world.until_idle().await;
+        let rows = format!("SELECT COUNT(*) FROM chat_inbox WHERE conversation = '{group}' AND user <> 'ada'");
+        assert_eq!(world.tickr.count(rows).await, 0);
+        assert_eq!(two.look(|seen| seen.news.len()), news);
+        ada.leave().await;
+        two.leave().await;
+    }
+    assert_eq!(world.tickr.count("SELECT COUNT(*) FROM jobs WHERE kind = 'chat.deliver'").await, 1);
+    assert_eq!(world.stub.calls(), Vec::<Value>::new());
+    world.end([server]).await;
+}
+
+/// Conversations under fire: deliveries that fail, a server that is killed, a Redis that forgets. Each recipient gets
+/// the messages of each conversation in order, and all of them.
+async fn fire(world: World, conversations: i64, each: i64, a_second: u32) -> i64 {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("tickr.toml");
+    // A failed delivery holds up those behind it for a second and more. Here it is less, so that the test is short.
+    std::fs::write(
+        &file,
+        "[kinds.\"chat.deliver\"]\nretry_base = \"100ms\"\nretry_cap = \"200ms\"\nmax_attempts = 20\n",
+    )
+    .unwrap();
+    let env = [("CHAT_PRESENCE_MS", "600"), ("TICKR_CONFIG", file.to_str().unwrap())];
+    let (one, mut two) = (world.server(&env).await, world.server(&env).await);
+    let mut pairs = Vec::new();
+    for number in 0..conversations {
+        let (from, to) = (format!("s{number}"), format!("r{}", number % 3));
+        pairs.push((one.direct(&from, &to).await, from, to));
+    }
+    let mut people = HashMap::new();
+    for (_, from, to) in &pairs {
+        for (user, servers) in [(from, [&two, &one]), (to, [&one, &two])] {
+            if !people.contains_key(user) {
+                people.insert(user.clone(), Person::join(user, &servers).await);
+            }
+        }
+    }
+    let whole = Duration::from_secs(1) / a_second * u32::try_from(each).unwrap();
+    let trouble = async {
+        // The next heartbeat of the server of a user mends it, so each of the three is out for a good part of the time.
+        let mut rounds = tokio::time::interval(Duration::from_millis(120));
+        let last = u32::try_from(whole.as_millis() / 120).unwrap();
+        for round in 0..last {
+            rounds.tick().await;
+            haunt(&world, &format!("r{}", round % 3)).await;
+            match round * 10 / last {
+                tenth if round > 0 && (round - 1) * 10 / last == tenth => {}
+                2 | 7 => world.forget().await,
+                4 => two.runner.kill9(),
+                _ => {}
+            }
+        }
+    };
+    let sending = async {
+        let mut tick = tokio::time::interval(Duration::from_secs(1) / a_second);
+        for number in 1..=each {
+            tick.tick().await;
+            for (conversation, from, _) in &pairs {
+                people[from].send(conversation, number, &number.to_string());
+            }
+        }
+    };
+    tokio::join!(trouble, sending);
+    for number in 0..3 {
+        lay(&world, &format!("r{number}")).await;
+    }
+    let wanted = numbers(each);
+    for (conversation, from, to) in &pairs {
+        let all = usize::try_from(each).unwrap();
+        people[from].until("all are stored", |seen| seen.acked.len() == all).await;
+        people[to]
+            .until("all have arrived", |seen| {
+                seen.messages.iter().filter(|message| message["conversation_id"] == conversation.as_str()).count()
+                    == all
+            })
+            .await;
+        assert_eq!(people[to].contents(conversation), wanted, "{conversation}");
+    }
+    let failed = "SELECT COUNT(*) FROM attempts a JOIN jobs j ON j.id = a.job_id \
+                  WHERE j.kind = 'chat.deliver' AND a.verdict = 'failed'";
+    let (failed, all) = (world.tickr.count(failed).await, conversations * each);
+    println!("{all} messages, {failed} failed deliveries");
+    world.until_idle().await;
+    drop(people);
+    world.end([one]).await;
+    failed
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn deliveries_that_fail_a_killed_server_and_a_forgetful_redis_lose_and_disorder_nothing() {
+    assert!(fire(World::new().await, 4, 25, 10).await > 0, "the test breaks something");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "takes a machine for itself"]
+async fn whole_10_conversations_of_200_messages_under_fire() {
+    let failed = fire(World::alone().await, 10, 200, 10).await;
+    assert!(failed > 100, "{failed}: the test breaks too little");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_message_that_is_sent_fifty_times_at_once_is_stored_once_and_a_hole_in_the_numbers_is_refused() {
+    let world = World::new().await;
+    let (one, two) = (world.server(&[]).await, world.server(&[]).await);
+    let conversation = one.direct("ada", "bob").await;
+    let message = json!({"message_id": Uuid::new_v4(), "client_seq": 1, "content": "once"});
+    let mut callers = JoinSet::new();
+    for number in 0..50 {
+        let base = if number % 2 == 0 { one.url.clone() } else { two.url.clone() };
+        let (path, message) = (format!("/conversations/{conversation}/messages"), message.clone());
+        callers.spawn(async move { ask(&base, "ada", Method::POST, &path, message).await });
+    }
+    let answers = callers.join_all().await;
+    assert!(answers.iter().all(|answer| answer == &answers[0]) && answers[0].0 == 200, "{answers:?}");
+    assert_eq!(world.tickr.count("SELECT COUNT(*) FROM chat_messages").await, 1);
+
+    let hole = json!({"message_id": Uuid::new_v4(), "client_seq": 4, "content": "too far"});
+    let (status, body) = one.send("ada", &conversation, &hole).await;
+    assert_eq!((status, &body["code"], &body["expected"]), (409, &json!("nack"), &json!(2)), "{body}");
+    let ada = Person::join("ada", &[&one]).await;
+    let id = ada.send(&conversation, 3, "too far");
+    ada.until("the hole is refused", |seen| seen.nacks.len() == 1).await;
+    let nack = ada.look(|seen| seen.nacks[0].clone());
+    assert_eq!((&nack["message_id"], &nack["expected"]), (&json!(id), &json!(2)));
+    assert_eq!(world.tickr.count("SELECT COUNT(*) FROM chat_messages").await, 1);
+
+    // The message and its job are one: a job for a recipient exists for each message, and no other.
+    ada.send(&conversation, 2, "then this one");
+    ada.until("it is stored", |seen| seen.acked.len() == 1).await;
+    world.until_idle().await;
+    assert_eq!(world.tickr.count("SELECT COUNT(*) FROM jobs WHERE kind = 'chat.deliver'").await, 2);
+    // The id belongs to a message of another user.
+    let taken = json!({"message_id": message["message_id"], "client_seq": 1, "content": "mine"});
+    assert_eq!(one.send("bob", &conversation, &taken).await.0, 400);
+    drop(ada);
+    world.end([one, two]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_receipt_reads_a_whole_conversation_and_groups_choose_what_it_shows() {
+    let world = World::new().await;
+    let server = world.server(&[]).await;
+    let conversation = server.direct("ada", "bob").await;
+    let ada = Person::join("ada", &[&server]).await;
+    fill(&world, &conversation, "ada", "bob", 1, 500).await;
+    let bob = Person::join("bob", &[&server]).await;
+    bob.until("all are here", |seen| seen.messages.len() == 500).await;
+    let [early, last] = [100, 499].map(|at: usize| bob.look(|seen| seen.messages[at]["message_id"].clone()));
+    let read = |id: &Value| json!({"type": "read", "conversation_id": conversation, "read_up_to": id});
+    bob.say(read(&last));
+    ada.until("the receipt is here", |seen| seen.reads.len() == 1).await;
+    let receipt = ada.look(|seen| seen.reads[0].clone());
+    assert_eq!((&receipt["read_up_to"], &receipt["seq"], &receipt["user"]), (&last, &json!(500), &json!("bob")));
+    let row = "SELECT read_seq FROM chat_members WHERE user = 'bob'";
+    assert_eq!(world.tickr.count(row).await, 500);
+    // An earlier message later takes nothing back. The next message is the fence behind which nothing came.
+    bob.say(read(&early));
+    bob.send(&conversation, 1, "fence");
+    ada.until("the fence is here", |seen| seen.messages.len() == 1).await;
+    assert_eq!((ada.look(|seen| seen.reads.len()), world.tickr.count(row).await), (1, 500));
+    let shown = server.history("ada", &conversation).await;
+    assert!(shown.iter().take(500).all(|message| message["read"] == 1 && message["of"] == 1));
+
+    let members = members(100);
+    for (receipts, read, told) in [("full", json!(50), 50), ("simple", json!(1), 1), ("none", Value::Null, 0)] {
+        let group = server.group("ada", &members, receipts).await;
+        let sent = server.post("ada", &group, 1, "hello").await;
+        ada.look(|seen| seen.reads.clear());
+        let first = Person::join("m1", &[&server]).await;
+        first.say(json!({"type": "read", "conversation_id": group, "read_up_to": sent["message_id"]}));
+        if told > 0 {
+            ada.until("the first receipt is here", |seen| !seen.reads.is_empty()).await;
+        }
+        let mut readers = Vec::new();
+        for member in members.iter().take(50).skip(1) {
+            let reader = Person::join(member, &[&server]).await;
+            reader.say(json!({"type": "read", "conversation_id": group, "read_up_to": sent["message_id"]}));
+            readers.push(reader);
+        }
+        let have_read = format!("SELECT COUNT(*) FROM chat_members WHERE conversation = '{group}' AND read_seq = 1");
+        world.tickr.until_count(&have_read, 50).await;
+        if told > 1 {
+            ada.until("all receipts are here", |seen| seen.reads.len() == told).await;
+        }
+        let shown = server.history("ada", &group).await;
+        assert_eq!((&shown[0]["read"], &shown[0]["of"]), (&read, &json!(99)), "{receipts}");
+        // A message of the last reader is the fence behind which no receipt came.
+        readers[48].send(&group, 1, "fence");
+        let fenced = |seen: &crate::support::chat::Seen| {
+            seen.messages.iter().any(|message| message["conversation_id"] == group.as_str())
+        };
+        ada.until("the fence is here", fenced).await;
+        let reads = ada.look(|seen| seen.reads.clone());
+        assert_eq!(reads.len(), told, "{receipts}");
+        assert!(reads.iter().all(|one| one["user"].is_string() == (receipts == "full")), "{reads:?}");
+    }
+    world.until_idle().await;
+    drop((ada, bob));
+    world.end([server]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn typing_is_told_once_in_three_seconds_and_leaves_no_row_and_no_job() {
+    let world = World::new().await;
+    let (one, two) = (world.server(&[]).await, world.server(&[]).await);
+    let conversation = one.direct("ada", "bob").await;
+    one.sign_in(&["eve"]).await;
+    let (ada, bob) = (Person::join("ada", &[&one]).await, Person::join("bob", &[&two]).await);
+    let eve = Person::join("eve", &[&one]).await;
+    for _ in 0..30 {
+        ada.say(json!({"type": "typing_start", "conversation_id": conversation}));
+        eve.say(json!({"type": "typing_start", "conversation_id": conversation}));
+    }
+    bob.until("ada types", |seen| !seen.typing.is_empty()).await;
+    // The frames of a socket are carried out in their order, so all of them have been when this message arrives.
+    assert_eq!(world.tickr.count("SELECT COUNT(*) FROM chat_messages").await, 0);
+    assert_eq!(world.tickr.count("SELECT COUNT(*) FROM jobs").await, 0);
+    ada.send(&conversation, 1, "fence");
+    bob.until("the fence is here", |seen| seen.messages.len() == 1).await;
+    let wanted = json!({"type": "typing", "conversation_id": conversation, "user": "ada", "expires_ms": 5_000});
+    assert_eq!(bob.look(|seen| seen.typing.clone()), [wanted]);
+    drop((ada, bob, eve));
+    world.end([one, two]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_users_of_a_killed_server_are_offline_after_the_time_to_live_of_their_presence() {
+    let world = World::new().await;
+    let env = [("CHAT_PRESENCE_MS", "800")];
+    let (one, mut two) = (world.server(&env).await, world.server(&env).await);
+    let conversation = one.direct("ada", "bob").await;
+    let ada = Person::join("ada", &[&one]).await;
+    let bob = Person::join("bob", &[&two]).await;
+    ada.say(json!({"type": "open", "conversation_id": conversation}));
+    let is = |status: &'static str| {
+        move |seen: &crate::support::chat::Seen| seen.presence.get("bob").is_some_and(|shown| shown["status"] == status)
+    };
+    ada.until("bob is online", is("online")).await;
+    bob.leave().await;
+    ada.until("ada hears that bob has left", is("offline")).await;
+    assert!(ada.look(|seen| seen.presence["bob"]["last_seen"].is_string()));
+    let bob = Person::join("bob", &[&two]).await;
+    ada.until("ada hears that bob is back", is("online")).await;
+
+    two.runner.kill9();
+    let began = Instant::now();
+    eventually_seen("bob is offline", || async {
+        let (_, shown) = one.ask("ada", Method::GET, "/presence?users=bob", Value::Null).await;
+        if shown["users"][0]["status"] == "offline" { Ok(()) } else { Err(shown) }
+    })
+    .await;
+    println!("offline {:?} after the kill, with a time to live of 800 ms", began.elapsed());
+    drop((ada, bob));
+    world.end([one]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn presence_is_shown_to_those_only_who_show_theirs_and_five_hundred_users_cost_one_read() {
+    let world = World::new().await;
+    let server = world.server(&[]).await;
+    let privacies = ["everyone", "contacts", "nobody"];
+    // Users of each privacy who have the viewer as a contact, or do not; and viewers who have the user, or do not.
+    let mut viewers = Vec::new();
+    let mut sockets = Vec::new();
+    for own in privacies {
+        for (user, contact) in [(format!("friend-{own}"), true), (format!("stranger-{own}"), false)] {
+            server.sign_in(&[&user]).await;
+            server.ask(&user, Method::PUT, "/privacy", json!({"last_seen": own})).await;
+            sockets.push(Person::join(&user, &[&server]).await);
+            for viewer in privacies {
+                for knows in [true, false] {
+                    let name = format!("{viewer}-{}", if knows { "knows" } else { "alone" });
+                    viewers.push((name.clone(), viewer, knows, user.clone(), own, contact));
+                    server.sign_in(&[&name]).await;
+                    server.ask(&name, Method::PUT, "/privacy", json!({"last_seen": viewer})).await;
+                    if contact {
+                        server.ask(&user, Method::PUT, &format!("/contacts/{name}"), Value::Null).await;
+                    }
+                    if knows {
+                        server.ask(&name, Method::PUT, &format!("/contacts/{user}"), Value::Null).await;
+                    }
+                }
+            }
+        }
+    }
+    assert_eq!(viewers.len(), 36);
+    for (viewer, viewer_privacy, knows, user, privacy, contact) in viewers {
+        let (_, shown) = server.ask(&viewer, Method::GET, &format!("/presence?users={user}"), Value::Null).await;
+        let shows = |privacy: &str, is_contact: bool| privacy == "everyone" || privacy == "contacts" && is_contact;
+        let wanted = if shows(privacy, contact) && shows(viewer_privacy, knows) { "online" } else { "unavailable" };
+        assert_eq!(shown["users"][0]["status"], wanted, "{viewer} looks at {user}");
+    }
+    server.ask("friend-everyone", Method::PUT, "/blocks/everyone-knows", Value::Null).await;
+    let (_, shown) = server.ask("everyone-knows", Method::GET, "/presence?users=friend-everyone", Value::Null).await;
+    assert_eq!(shown["users"][0]["status"], "unavailable", "the viewer is blocked");
+
+    let mut crowd = members(501);
+    crowd.truncate(500);
+    server.group("ada", &crowd, "none").await;
+    let client = redis::Client::open(world.tickr.config.redis_url().unwrap().expose()).unwrap();
+    let monitor = client.get_async_monitor().await.unwrap();
+    let url = format!("{}/presence?users={}", server.url, crowd.join(","));
+    let answered = http().get(url).header("chat-user", "ada").send().await.unwrap();
+    assert_eq!(answered.headers()["cache-control"], "private, max-age=30");
+    let shown: Value = answered.json().await.unwrap();
+    assert_eq!(shown["users"].as_array().unwrap().len(), 500);
+    assert_eq!(shown["users"][499], json!({"user": "m500", "status": "offline"}));
+    // A word of the test ends what the monitor heard of the question.
+    let fence = Uuid::new_v4().to_string();
+    let _: String = redis::cmd("ECHO").arg(&fence).query_async(&mut world.tickr.redis().await).await.unwrap();
+    let (mut heard, mut reads) = (monitor.into_on_message::<String>(), 0);
+    while let Some(line) = heard.next().await {
+        if line.contains(&fence) {
+            break;
+        }
+        reads += usize::from(line.contains(&world.tickr.config.redis_prefix) && line.contains("presence:m"));
+    }
+    assert_eq!(reads, 1, "one command reads the presence of all");
+    drop(sockets);
+    world.end([server]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn each_device_gets_what_it_lacks_and_nothing_else() {
+    let world = World::new().await;
+    let server = world.server(&[]).await;
+    let conversation = server.direct("ada", "bob").await;
+    fill(&world, &conversation, "ada", "bob", 1, 500).await;
+    let quiet = Manner { confirms: false, syncs: false, ..Manner::default() };
+    for (device, place) in [("phone", 500), ("desktop", 450), ("web", 480)] {
+        let before = Person::join_as("bob", device, &[&server], quiet).await;
+        before.say(json!({"type": "synced", "place": place}));
+        before.leave().await;
+        let row = format!(
+            "SELECT COALESCE(MAX(synced_place), -1) FROM chat_devices WHERE user = 'bob' AND device = '{device}'"
+        );
+        world.tickr.until_count(row, place).await;
+    }
+    // A device may name a place that is not there yet. It must not miss what comes to it.
+    let ahead = Person::join_as("bob", "phone", &[&server], quiet).await;
+    ahead.say(json!({"type": "synced", "place": 10_000}));
+    ahead.leave().await;
+    let place = "SELECT synced_place FROM chat_devices WHERE user = 'bob' AND device = 'phone'";
+    assert_eq!(world.tickr.count(place).await, 500);
+    for (device, lacks) in [("phone", 0), ("desktop", 50), ("web", 20)] {
+        let back = Person::join_as("bob", device, &[&server], quiet).await;
+        back.say(json!({"type": "sync", "after": null}));
+        back.say(json!({"type": "open", "conversation_id": conversation}));
+        back.until("the answers are here", |seen| seen.presence.contains_key("ada")).await;
+        let wanted = numbers(500).split_off(500 - lacks);
+        assert_eq!(back.contents(&conversation), wanted, "{device}");
+        back.leave().await;
+    }
+    // What one device sends, the others of its user have as well.
+    let (phone, desktop) = (
+        Person::join_as("bob", "phone", &[&server], quiet).await,
+        Person::join_as("ada", "desk", &[&server], quiet).await,
+    );
+    let id = phone.send(&conversation, 1, "from the phone");
+    desktop.until("the message is here", |seen| seen.arrived.contains_key(&id)).await;
+    assert_eq!(world.tickr.count("SELECT COUNT(*) FROM chat_inbox WHERE user = 'bob' AND seq = 501").await, 1);
+    drop((phone, desktop));
+    world.end([server]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_delivery_takes_the_other_messages_of_its_conversation_along() {
+    let world = World::new().await;
+    let server = world.server(&[]).await;
+    let conversation = server.direct("ada", "bob").await;
+    let bob = Person::join("bob", &[&server]).await;
+    // Three messages are stored, and their jobs come late: another runner has taken them out of the outbox.
+    fill(&world, &conversation, "ada", "bob", 1, 3).await;
+    world
+        .tickr
+        .sql("DELETE FROM chat_inbox; UPDATE chat_members SET inbox_seq = 0; UPDATE chat_users SET last_place = 0")
+        .await;
+    server.post("ada", &conversation, 4, "4").await;
+    bob.until("all four are here", |seen| seen.messages.len() == 4).await;
+    assert_eq!(bob.contents(&conversation), numbers(4));
+    world.until_idle().await;
+    assert_eq!(world.tickr.count("SELECT COUNT(*) FROM chat_inbox WHERE user = 'bob'").await, 4);
+
+    // Three are in the inbox, and no device has confirmed them. The next one does not overtake them.
+    let conversation = server.direct("ada", "carl").await;
+    let carl = Person::join_as("carl", "phone", &[&server], Manner { syncs: false, ..Manner::default() }).await;
+    fill(&world, &conversation, "ada", "carl", 1, 3).await;
+    server.post("ada", &conversation, 4, "4").await;
+    carl.until("all four are here", |seen| seen.messages.len() == 4).await;
+    assert_eq!(carl.contents(&conversation), numbers(4));
+    world.until_idle().await;
+    drop((bob, carl));
+    world.end([server]).await;
+}
+
+/// Wait until a delivery to a user is there that satisfies a condition, and return its id.
+async fn delivery(world: &World, user: &str, what: &str, is: impl Fn(&Value) -> bool) -> Value {
+    eventually(what, || async {
+        let page = world.tickr.get(&format!("/v1/jobs?q=order:user:{user}&limit=200")).await.body;
+        page["data"].as_array().unwrap().iter().find(|job| is(job)).cloned()
+    })
+    .await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_refused_delivery_is_a_dead_letter_at_once_and_holds_up_nothing() {
+    let world = World::new().await;
+    let server = world.server(&[]).await;
+    let conversation = server.direct("ada", "bob").await;
+    let with_carl = server.direct("ada", "carl").await;
+    let bob = Person::join("bob", &[&server]).await;
+    assert_eq!(server.ask("bob", Method::PUT, "/blocks/ada", Value::Null).await.0, 204);
+    server.post("ada", &conversation, 1, "refused").await;
+    let letter = [("the recipient has blocked the sender".to_owned(), 1)];
+    eventually("the dead letter is there", || async {
+        (dead_letters(&world, "chat.deliver").await == letter).then_some(())
+    })
+    .await;
+    assert_eq!(world.tickr.count("SELECT COUNT(*) FROM chat_inbox WHERE user = 'bob'").await, 0);
+
+    assert_eq!(server.ask("bob", Method::DELETE, "/blocks/ada", Value::Null).await.0, 204);
+    server.post("ada", &conversation, 2, "welcome").await;
+    bob.until("the next message is here", |seen| seen.messages.len() == 1).await;
+    assert_eq!(bob.contents(&conversation), ["welcome"]);
+
+    assert_eq!(server.ask("carl", Method::DELETE, "/account", Value::Null).await.0, 204);
+    server.post("ada", &with_carl, 1, "to a deleted account").await;
+    let groups = eventually("both groups are there", || async {
+        let groups = world.tickr.get("/v1/dead-letters/groups").await.body["data"].as_array().unwrap().clone();
+        (groups.len() == 2).then_some(groups)
+    })
+    .await;
+    let mut errors: Vec<&str> = groups.iter().map(|group| group["error"].as_str().unwrap()).collect();
+    errors.sort_unstable();
+    assert_eq!(errors, ["the account of the recipient is deleted", "the recipient has blocked the sender"]);
+
+    // After the repair an operator replays the letter.
+    let old = delivery(&world, "bob", "the failed job", |job| job["state"] == "failed").await;
+    let tickr = server.runner.base().await;
+    let id = old["id"].as_str().unwrap();
+    let made = answer(http().post(format!("{tickr}/v1/jobs/{id}/replay")).json(&json!({}))).await;
+    assert_eq!(made.status, 201, "{:#}", made.body);
+    bob.until("the replayed message is here", |seen| seen.messages.len() == 2).await;
+    assert_eq!(bob.contents(&conversation), ["welcome", "refused"]);
+    let old = world.tickr.get(&format!("/v1/jobs/{id}")).await.body;
+    assert_eq!(old["dead_letter"]["status"], "replayed");
+    world.until_idle().await;
+    drop(bob);
+    world.end([server]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_does_not_answer_is_tried_four_times_and_the_replay_delivers() {
+    let world = World::new().await;
+    let server = world.server(&[]).await;
+    let tickr = server.runner.base().await;
+    let conversation = server.direct("ada", "bob").await;
+    let ada = Person::join("ada", &[&server]).await;
+    haunt(&world, "bob").await;
+    let first = ada.send(&conversation, 1, "one");
+    let second = ada.send(&conversation, 2, "two");
+    for number in 0..2 {
+        for (attempt, middle) in [(1, 1_000), (2, 2_000), (3, 4_000)] {
+            let job = delivery(&world, "bob", "the attempt has failed", |job| {
+                job["state"] == "retrying" && job["attempt"] == attempt
+            })
+            .await;
+            let job: tickr::JobId = job["id"].as_str().unwrap().parse().unwrap();
+            let wait = "SELECT TIMESTAMPDIFF(MICROSECOND, a.finished_at, o.execute_at) DIV 1000 AS wait_ms FROM owed o \
+                        JOIN attempts a ON a.job_id = o.id AND a.number = o.attempt WHERE o.id = ?";
+            let row = sqlx::query(wait).bind(job.uuid()).fetch_one(&mut world.tickr.mysql().await).await.unwrap();
+            let wait: i64 = row.try_get("wait_ms").unwrap();
+            assert!((middle * 9 / 10 - 1..=middle * 11 / 10 + 1).contains(&wait), "{wait} ms after attempt {attempt}");
+            // The test has read the wait, and does not wait for it.
+            let now = answer(http().post(format!("{tickr}/v1/jobs/{job}/run-now")).json(&json!({}))).await;
+            assert_eq!(now.status, 200, "{:#}", now.body);
+        }
+        eventually("the dead letter is there", || async {
+            (dead_letters(&world, "chat.deliver").await.len() == number + 1).then_some(())
+        })
+        .await;
+    }
+    let letters = dead_letters(&world, "chat.deliver").await;
+    assert_eq!(letters, vec![("the chat server of the recipient does not answer".to_owned(), 4); 2]);
+
+    // The repair: the ghost is gone, and bob is there without a look into the inbox.
+    lay(&world, "bob").await;
+    let manner = Manner { syncs: false, ..Manner::default() };
+    let bob = Person::join_as("bob", "phone", &[&server], manner).await;
+    let page = world.tickr.get("/v1/dead-letters?kind=chat.deliver").await.body;
+    for job in page["data"].as_array().unwrap().iter().rev() {
+        let path = format!("{tickr}/v1/jobs/{}/replay", job["id"].as_str().unwrap());
+        assert_eq!(answer(http().post(path).json(&json!({}))).await.status, 201);
+    }
+    bob.until("both are here", |seen| seen.messages.len() == 2).await;
+    ada.until("both are delivered", |seen| seen.delivered.contains(&first) && seen.delivered.contains(&second)).await;
+    world.until_idle().await;
+    let replayed = world.tickr.get("/v1/dead-letters?status=replayed").await.body;
+    assert_eq!(replayed["data"].as_array().unwrap().len(), 2);
+    drop((ada, bob));
+    world.end([server]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_message_that_is_older_than_its_expiry_is_never_delivered() {
+    let world = World::new().await;
+    let server = world.server(&[("CHAT_EXPIRY_MS", "700")]).await;
+    let tickr = server.runner.base().await;
+    let conversation = server.direct("ada", "bob").await;
+    let bob = Person::join("bob", &[&server]).await;
+    let pause = answer(http().post(format!("{tickr}/v1/queues/default/pause")).json(&json!({"reason": "test"}))).await;
+    assert_eq!(pause.status, 200, "{:#}", pause.body);
+    server.post("ada", &conversation, 1, "too old").await;
+    let letters = eventually("the message expires", || async {
+        let letters = dead_letters(&world, "chat.deliver").await;
+        (!letters.is_empty()).then_some(letters)
+    })
+    .await;
+    assert!(letters[0].0.starts_with("expired: ") && letters[0].1 == 0, "{letters:?}");
+    let resumed = answer(http().post(format!("{tickr}/v1/queues/default/resume")).json(&json!({}))).await;
+    assert_eq!(resumed.status, 200, "{:#}", resumed.body);
+    server.post("ada", &conversation, 2, "in time").await;
+    bob.until("the next message is here", |seen| seen.messages.len() == 1).await;
+    assert_eq!(bob.contents(&conversation), ["in time"]);
+    world.until_idle().await;
+    drop(bob);
+    world.end([server]).await;
+}
+
+/// Stop both servers in turn while users talk. Their sockets are closed with 1001, and nothing is lost.
+async fn stops(count: i64, a_second: u32) {
+    let world = World::new().await;
+    let (one, two) = (world.server(&[]).await, world.server(&[]).await);
+    let conversation = one.direct("ada", "bob").await;
+    let (ada, bob) = (Person::join("ada", &[&one, &two]).await, Person::join("bob", &[&two, &one]).await);
+    let addr = |server: &Server| server.url.trim_start_matches("http://").to_owned();
+    let places = [addr(&one), addr(&two)];
+    let stopping = async {
+        let whole = Duration::from_secs(1) / a_second * u32::try_from(count).unwrap();
+        let mut running = vec![one, two];
+        for place in &places {
+            tokio::time::sleep(whole / 4).await;
+            let mut stopped = running.remove(0);
+            stopped.runner.signal("TERM");
+            assert_eq!(stopped.runner.exit_code().await, Some(0), "{}", stopped.runner.log());
+            running.push(world.server(&[("CHAT_ADDR", place)]).await);
+        }
+        running
+    };
+    let (ids, running) = tokio::join!(talk(&ada, &conversation, count, a_second), stopping);
+    bob.until("all are here", |seen| seen.messages.len() == ids.len()).await;
+    assert_eq!(bob.contents(&conversation), numbers(count));
+    ada.until("all are acknowledged", |seen| seen.acked.len() == ids.len()).await;
+    // A receipt is a word to sockets: a sender without one reads the ticks with the conversation.
+    eventually("all are delivered", || async {
+        let shown = running[0].history("ada", &conversation).await;
+        shown.iter().all(|message| message["delivered"] == 1).then_some(())
+    })
+    .await;
+    for person in [&ada, &bob] {
+        let closes = person.look(|seen| seen.closes.clone());
+        assert!(closes.contains(&1_001), "{}: {closes:?}", person.user);
+        assert!(closes.iter().all(|code| *code == 1_001), "{}: {closes:?}", person.user);
+    }
+    world.until_idle().await;
+    drop((ada, bob));
+    world.end(running).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn servers_that_stop_in_turn_close_their_sockets_with_1001_and_lose_nothing() {
+    stops(90, 30).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "takes a machine for itself"]
+async fn whole_stop_of_both_servers_under_100_messages_a_second() {
+    stops(1_000, 100).await;
+}
+
+/// Open the conversation of two users in a page.
+async fn open(page: &Page, user: &str, other: &str) {
+    page.visit(&format!("/?as={user}")).await;
+    page.click(&button(other)).await;
+    page.has(&field("Message")).await;
+}
+
+async fn write(page: &Page, text: &str) {
+    page.fill(&field("Message"), text).await;
+    page.click(&button("Send")).await;
+}
+
+/// Wait until the ticks of the messages of this user, oldest first, are these.
+async fn ticks(page: &Page, wanted: &[&str]) {
+    let script = format!(
+        "JSON.stringify([...document.querySelectorAll('.tick')].map((tick) => tick.dataset.state)) === '{}'",
+        serde_json::to_string(wanted).unwrap()
+    );
+    page.until(&format!("the ticks are {wanted:?}"), &script).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn two_pages_talk_while_one_is_offline_and_a_server_is_killed() {
+    let Some(browser) = Browser::shared().await else { return };
+    let world = World::new().await;
+    let env = [("CHAT_PRESENCE_MS", "800")];
+    let (one, mut two) = (world.server(&env).await, world.server(&env).await);
+    one.direct("ada", "bob").await;
+    let (ada, bob) = (browser.page(&one.url).await, browser.page(&two.url).await);
+    open(&ada, "ada", "bob").await;
+    ada.reads("offline").await;
+
+    // Bob is offline: one tick. A text is never read as HTML.
+    write(&ada, "<img src=x onerror=alert(1)> one").await;
+    ticks(&ada, &["sent"]).await;
+    world.stub.until(1).await;
+    // Bob comes online, and has the message before the conversation is open: two ticks. Then it is read.
+    bob.visit("/?as=bob").await;
+    ticks(&ada, &["delivered"]).await;
+    bob.click(&button("ada")).await;
+    bob.reads("<img src=x onerror=alert(1)> one").await;
+    ticks(&ada, &["read"]).await;
+    ada.until("bob is online", "document.getElementById('presence').textContent === 'online'").await;
+    bob.fill(&field("Message"), "t").await;
+    ada.reads("bob is typing…").await;
+    bob.press("o").await;
+    bob.click(&button("Send")).await;
+    ada.reads("to").await;
+    ticks(&bob, &["read"]).await;
+    ada.reads_not("bob is typing…").await;
+
+    // The server of bob is killed. What both write meanwhile waits, and arrives when the server is back.
+    two.runner.kill9();
+    bob.reads("offline, trying again").await;
+    write(&bob, "from a dead line").await;
+    ticks(&bob, &["read", "waits"]).await;
+    write(&ada, "into a dead line").await;
+    ticks(&ada, &["read", "sent"]).await;
+    let place = two.url.trim_start_matches("http://").to_owned();
+    let two = world.server(&[env[0], ("CHAT_ADDR", &place)]).await;
+    bob.reads("into a dead line").await;
+    ada.reads("from a dead line").await;
+    ticks(&ada, &["read", "read"]).await;
+    ticks(&bob, &["read", "read"]).await;
+    ada.until("bob is back", "document.getElementById('presence').textContent === 'online'").await;
+    for page in [&ada, &bob] {
+        let contents: Vec<String> =
+            page.eval("[...document.querySelectorAll('.content')].map((one) => one.textContent)").await;
+        assert_eq!(contents.len(), 4, "{contents:?}");
+        assert_eq!(page.overflow().await, Vec::<String>::new());
+    }
+
+    // A group, made on the page.
+    ada.click(&button("New group")).await;
+    ada.fill(&field("Group name"), "Tea").await;
+    ada.fill(&field("Members, with commas"), "bob, carl").await;
+    ada.click(&button("Make the group")).await;
+    ada.until("the group is open", "document.getElementById('title').textContent === 'Tea'").await;
+    write(&ada, "to the group").await;
+    bob.click(&button("Tea")).await;
+    bob.reads("to the group").await;
+    ada.reads("read by 1 of 2").await;
+    let shots = std::path::Path::new(env!("CARGO_TARGET_TMPDIR"));
+    ada.shot(&shots.join("chat-ada.png")).await;
+    bob.shot(&shots.join("chat-bob.png")).await;
+    // The browser logs each connection that the dead server did not take. There is none if the page tried again only
+    // after the next server had started.
+    bob.allow("WebSocket connection");
+    ada.assert_calm();
+    let others: Vec<String> =
+        bob.troubles().into_iter().filter(|one| !one.contains("ERR_CONNECTION_REFUSED")).collect();
+    assert_eq!(others, Vec::<String>::new());
+    drop((ada, bob));
+    world.end([one, two]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn pages_and_programs_of_elsewhere_are_refused() {
+    let world = World::new().await;
+    let server = world.server(&[]).await;
+    let status = async |name: &str, value: &str| {
+        http().get(format!("{}/", server.url)).header(name, value).send().await.unwrap().status().as_u16()
+    };
+    assert_eq!(status("origin", &server.url).await, 200);
+    assert_eq!(status("origin", "https://evil.example").await, 403);
+    assert_eq!(status("host", "evil.example").await, 403);
+    let page = http().get(format!("{}/", server.url)).send().await.unwrap();
+    let policy = page.headers()["content-security-policy"].to_str().unwrap().to_owned();
+    assert!(policy.contains("default-src 'none'; script-src 'self'") && !policy.contains("unsafe"), "{policy}");
+    world.end([server]).await;
+}

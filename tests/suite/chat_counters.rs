@@ -1,0 +1,333 @@
+//! The counters of `examples/chat`: numbers from a Redis that forgets, rows that lag, counts that follow.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use sqlx::Row as _;
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use crate::support::chat::{Server, World};
+use crate::support::{answer, eventually_seen, http};
+
+/// Ask for something new. Return the status and the body.
+async fn make(base: &str, path: &str, body: &Value) -> Result<(u16, Value), reqwest::Error> {
+    let answer = http().post(format!("{base}{path}")).json(body).send().await?;
+    let status = answer.status().as_u16();
+    Ok((status, answer.json().await?))
+}
+
+async fn application(server: &Server) -> String {
+    let (status, body) = make(&server.url, "/applications", &json!({"name": "shop"})).await.unwrap();
+    assert_eq!(status, 201, "{body}");
+    body["token"].as_str().unwrap().to_owned()
+}
+
+async fn number(server: &Server, path: &str, body: &Value) -> i64 {
+    let (status, answer) = make(&server.url, path, body).await.unwrap();
+    assert_eq!(status, 201, "{path}: {answer}");
+    answer["number"].as_i64().unwrap()
+}
+
+async fn chat(server: &Server, token: &str) -> i64 {
+    number(server, &format!("/applications/{token}/chats"), &json!({})).await
+}
+
+async fn message(server: &Server, token: &str, chat: i64, body: &str) -> i64 {
+    number(server, &format!("/applications/{token}/chats/{chat}/messages"), &json!({"body": body})).await
+}
+
+/// Set the counter of the messages of a chat in Redis.
+async fn set_counter(world: &World, token: &str, chat: i64, value: i64) {
+    let key = format!("{}:chat:counter:messages:{token}:{chat}", world.tickr.config.redis_prefix);
+    redis::cmd("SET").arg(key).arg(value).exec_async(&mut world.tickr.redis().await).await.unwrap();
+}
+
+async fn operate(server: &Server, path: &str) {
+    let tickr = server.runner.base().await;
+    let done = answer(http().post(format!("{tickr}{path}")).json(&json!({"reason": "test"}))).await;
+    assert_eq!(done.status, 200, "{:#}", done.body);
+}
+
+/// What the callers of a run were answered.
+#[derive(Default)]
+struct Answered {
+    /// Bodies by number, for each chat.
+    numbers: Mutex<HashMap<i64, BTreeMap<i64, String>>>,
+    repeated: Mutex<Vec<(i64, i64)>>,
+    failed: AtomicU64,
+}
+
+/// Callers on two servers, while Redis forgets everything again and again, and both servers are killed once. Each
+/// answered number is there once, and its row comes.
+async fn create(world: World, callers: usize, total: usize, chats: i64) {
+    let counts = [("CHAT_COUNTS_MS", "500")];
+    let (one, two) = (world.server(&counts).await, world.server(&counts).await);
+    let token = application(&one).await;
+    let mut new = JoinSet::new();
+    for number in 0..chats {
+        let (base, path) = (if number % 2 == 0 { &one } else { &two }, format!("/applications/{token}/chats"));
+        let base = base.url.clone();
+        new.spawn(async move { make(&base, &path, &json!({})).await.unwrap().1["number"].as_i64().unwrap() });
+    }
+    let numbers: BTreeSet<i64> = new.join_all().await.into_iter().collect();
+    assert_eq!(numbers, (1..=chats).collect());
+
+    let answered = Arc::<Answered>::default();
+    let urls = Arc::new(Mutex::new([one.url.clone(), two.url.clone()]));
+    let left = Arc::new(AtomicU64::new(total as u64));
+    let mut calls = JoinSet::new();
+    for caller in 0..callers {
+        let (answered, urls, left, token) =
+            (Arc::clone(&answered), Arc::clone(&urls), Arc::clone(&left), token.clone());
+        calls.spawn(async move {
+            let mut round = caller as i64;
+            while left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1)).is_ok() {
+                round += 1;
+                let chat = round % chats + 1;
+                let base = urls.lock().unwrap()[(round % 2).unsigned_abs() as usize].clone();
+                let body = format!("{caller} {round}");
+                let path = format!("/applications/{token}/chats/{chat}/messages");
+                match make(&base, &path, &json!({"body": body})).await {
+                    Ok((201, made)) => {
+                        let number = made["number"].as_i64().unwrap();
+                        let mut numbers = answered.numbers.lock().unwrap();
+                        if numbers.entry(chat).or_default().insert(number, body).is_some() {
+                            answered.repeated.lock().unwrap().push((chat, number));
+                        }
+                    }
+                    Ok((503, _)) | Err(_) => {
+                        answered.failed.fetch_add(1, Ordering::SeqCst);
+                        left.fetch_add(1, Ordering::SeqCst);
+                        tokio::time::sleep(Duration::from_millis(50)).await;
+                    }
+                    Ok((status, body)) => panic!("{status}: {body}"),
+                }
+            }
+        });
+    }
+    let over = CancellationToken::new();
+    let forgets = async {
+        let mut every = tokio::time::interval(Duration::from_millis(200));
+        while over.run_until_cancelled(every.tick()).await.is_some() {
+            world.forget().await;
+        }
+    };
+    let deaths = async {
+        let mut servers = [one, two];
+        let half = total as u64 / 2;
+        while left.load(Ordering::SeqCst) > half {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        servers.iter_mut().for_each(|server| server.runner.kill9());
+        world.forget().await;
+        let servers = [world.server(&counts).await, world.server(&counts).await];
+        *urls.lock().unwrap() = [servers[0].url.clone(), servers[1].url.clone()];
+        while let Some(done) = calls.join_next().await {
+            done.unwrap();
+        }
+        over.cancel();
+        servers
+    };
+    let ((), servers) = tokio::join!(forgets, deaths);
+    world.until_idle().await;
+
+    assert_eq!(*answered.repeated.lock().unwrap(), []);
+    let sql = "SELECT chat, number, body FROM counter_messages WHERE application_token = ?";
+    let rows = sqlx::query(sql).bind(&token).fetch_all(&mut world.tickr.mysql().await).await.unwrap();
+    let mut written: HashMap<i64, BTreeMap<i64, String>> = HashMap::new();
+    for row in &rows {
+        let (chat, number): (i64, i64) = (row.try_get("chat").unwrap(), row.try_get("number").unwrap());
+        written.entry(chat).or_default().insert(number, row.try_get("body").unwrap());
+    }
+    let (mut count, mut gaps) = (0, 0);
+    for (chat, numbers) in answered.numbers.lock().unwrap().iter() {
+        for (number, body) in numbers {
+            assert_eq!(written[chat].get(number), Some(body), "message {number} of chat {chat}");
+        }
+        count += numbers.len();
+        gaps += usize::try_from(*written[chat].keys().next_back().unwrap()).unwrap() - written[chat].len();
+    }
+    let failed = answered.failed.load(Ordering::SeqCst);
+    println!("{count} numbers, {failed} failed requests, {gaps} gaps");
+    assert_eq!(count, total);
+    assert!(gaps as u64 <= failed, "{gaps} gaps and {failed} failed requests");
+    world.end(servers).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn numbers_are_unique_and_rows_come_while_redis_forgets_and_both_servers_are_killed() {
+    create(World::new().await, 10, 500, 5).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "takes a machine for itself"]
+async fn whole_20000_creates_of_50_callers_over_20_chats() {
+    create(World::alone().await, 50, 20_000, 20).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_counter_that_is_lost_or_old_begins_behind_the_newest_number_also_when_its_row_is_still_to_come() {
+    let world = World::new().await;
+    let server = world.server(&[("CHAT_COUNTS_MS", "500")]).await;
+    let token = application(&server).await;
+    let one = chat(&server, &token).await;
+    for wanted in 1..=20 {
+        assert_eq!(message(&server, &token, one, "a").await, wanted);
+    }
+    world.tickr.until_count("SELECT COUNT(*) FROM counter_messages", 20).await;
+    // The same server meets the same chat, and Redis alone has lost it.
+    world.forget().await;
+    assert_eq!(message(&server, &token, one, "b").await, 21);
+
+    // The rows lag: more of them than a request draws again.
+    world.tickr.until_count("SELECT COUNT(*) FROM counter_messages", 21).await;
+    operate(&server, "/v1/queues/default/pause").await;
+    for wanted in 22..=42 {
+        assert_eq!(message(&server, &token, one, "c").await, wanted);
+    }
+    let second = chat(&server, &token).await;
+    world.forget().await;
+    assert_eq!(message(&server, &token, one, "d").await, 43);
+    assert_eq!((second, chat(&server, &token).await), (2, 3));
+    // A chat without a row is there all the same, and one that was never made is not.
+    assert_eq!(message(&server, &token, second, "e").await, 1);
+    let none = format!("/applications/{token}/chats/4/messages");
+    assert_eq!(make(&server.url, &none, &json!({"body": "f"})).await.unwrap().0, 404);
+    assert_eq!(chat(&server, &token).await, 4);
+    assert_eq!(number(&server, &none, &json!({"body": "f"})).await, 1, "the answer before was not kept");
+    operate(&server, "/v1/queues/default/resume").await;
+    world.tickr.until_count("SELECT COUNT(*) FROM counter_messages", 45).await;
+
+    // Redis comes back with an old copy. The numbers that it gives are taken.
+    set_counter(&world, &token, one, 37).await;
+    assert_eq!(message(&server, &token, one, "g").await, 44);
+    world.until_idle().await;
+    assert_eq!(world.tickr.count("SELECT COUNT(*) FROM counter_messages WHERE body = 'c'").await, 21);
+    let letters = world.tickr.get("/v1/dead-letters").await.body;
+    assert_eq!(letters["data"], json!([]));
+    world.end([server]).await;
+}
+
+/// Messages at a rate on one application. Return the lag of the rows, p99.
+async fn counted(count: i64, a_second: u32, every: Duration) -> Duration {
+    let world = World::new().await;
+    let millis = every.as_millis().to_string();
+    let server = world.server(&[("CHAT_COUNTS_MS", &millis)]).await;
+    let token = application(&server).await;
+    let chats = [chat(&server, &token).await, chat(&server, &token).await];
+    let began = Instant::now();
+    let mut tick = tokio::time::interval(Duration::from_secs(1) / a_second);
+    let mut calls = JoinSet::new();
+    for number in 0..count {
+        tick.tick().await;
+        let base = server.url.clone();
+        let chat = chats[usize::from(number % 2 == 1)];
+        let path = format!("/applications/{token}/chats/{chat}/messages");
+        calls.spawn(async move { make(&base, &path, &json!({"body": "m"})).await.unwrap().0 });
+    }
+    assert!(calls.join_all().await.iter().all(|status| *status == 201));
+    world.until_idle().await;
+    let intervals = began.elapsed().as_millis() / every.as_millis() + 1;
+    let flushes = world.tickr.count("SELECT COUNT(*) FROM jobs WHERE kind = 'chat.counts'").await;
+    println!("{count} messages, {intervals} intervals, {flushes} updates of the counts");
+    assert!(flushes as u128 <= 2 * intervals, "{flushes} in {intervals} intervals");
+    for (number, wanted) in chats.iter().zip([count - count / 2, count / 2]) {
+        let path = format!("{}/applications/{token}/chats/{number}", server.url);
+        let shown: Value = http().get(path).send().await.unwrap().json().await.unwrap();
+        assert_eq!(shown["messages_count"], wanted);
+    }
+    let shown: Value =
+        http().get(format!("{}/applications/{token}", server.url)).send().await.unwrap().json().await.unwrap();
+    assert_eq!((&shown["name"], &shown["chats_count"]), (&json!("shop"), &json!(2)));
+    let sql = "SELECT TIMESTAMPDIFF(MICROSECOND, asked_at, written_at) DIV 1000 AS lag_ms FROM counter_messages \
+               ORDER BY lag_ms LIMIT 1 OFFSET ?";
+    let row = sqlx::query(sql).bind(count * 99 / 100).fetch_one(&mut world.tickr.mysql().await).await.unwrap();
+    let lag = Duration::from_millis(row.try_get::<i64, _>("lag_ms").unwrap().unsigned_abs());
+    world.end([server]).await;
+    lag
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn many_messages_cost_few_updates_of_the_counts_which_are_right_in_the_end() {
+    let lag = counted(100, 50, Duration::from_millis(500)).await;
+    assert!(lag < Duration::from_secs(5), "{lag:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "takes a machine for itself"]
+async fn whole_10000_messages_at_1000_a_second_on_one_application() {
+    println!("p99 of the lag: {:?}", counted(10_000, 1_000, Duration::from_secs(2)).await);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "takes a machine for itself"]
+async fn whole_lag_of_the_rows_at_200_a_second() {
+    let lag = counted(4_000, 200, Duration::from_secs(2)).await;
+    println!("p99 of the lag: {lag:?}");
+    assert!(lag < Duration::from_secs(5), "{lag:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_token_that_collides_is_drawn_again() {
+    let world = World::new().await;
+    let seed = [("CHAT_TOKEN_SEED", "7")];
+    let (one, two) = (world.server(&seed).await, world.server(&seed).await);
+    let tokens = [application(&one).await, application(&two).await, application(&one).await];
+    let distinct: BTreeSet<&String> = tokens.iter().collect();
+    assert_eq!(distinct.len(), 3, "{tokens:?}");
+    world.end([one, two]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_redis_without_memory_or_without_life_repeats_no_number() {
+    let world = World::alone().await;
+    let server = world.server(&[("CHAT_COUNTS_MS", "100")]).await;
+    let token = application(&server).await;
+    let one = chat(&server, &token).await;
+    assert_eq!(message(&server, &token, one, "a").await, 1);
+    let config = async |value: &str| {
+        let mut redis = world.tickr.redis().await;
+        redis::cmd("CONFIG").arg("SET").arg("maxmemory").arg(value).exec_async(&mut redis).await.unwrap();
+    };
+    config("1").await;
+    let path = format!("/applications/{token}/chats/{one}/messages");
+    let (mut last, mut refused) = (1, 0);
+    for _ in 0..10 {
+        match make(&server.url, &path, &json!({"body": "b"})).await.unwrap() {
+            (201, made) => {
+                let number = made["number"].as_i64().unwrap();
+                assert!(number > last, "{number} after {last}");
+                last = number;
+            }
+            (status, body) => {
+                assert_eq!(status, 503, "{body}");
+                refused += 1;
+            }
+        }
+    }
+    println!("a full Redis: {refused} of 10 requests are told to come again");
+    config("0").await;
+
+    // Redis dies and comes back empty.
+    world.tickr.services().redis().kill9().unwrap();
+    assert_eq!(make(&server.url, &path, &json!({"body": "c"})).await.unwrap().0, 503);
+    world.tickr.services().redis().start_again().unwrap();
+    world.tickr.flush_redis().await;
+    let next = eventually_seen("the counter is back", || async {
+        match make(&server.url, &path, &json!({"body": "d"})).await.unwrap() {
+            (201, made) => Ok(made["number"].as_i64().unwrap()),
+            other => Err(format!("{other:?}")),
+        }
+    })
+    .await;
+    assert!(next > last, "{next} after {last}");
+    world.until_idle().await;
+    let rows = world.tickr.count("SELECT COUNT(*) FROM counter_messages").await;
+    assert_eq!(rows, 2 + 10 - refused, "each answered number has its row");
+    world.end([server]).await;
+}
