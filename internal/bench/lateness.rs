@@ -5,6 +5,7 @@
 use std::time::Duration;
 
 use chrono::TimeDelta;
+use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 
 use super::environment::{LEAD, RunChecks, RunEnvironment, stop, until_whole};
 use super::figure::{Target, percentile};
@@ -84,10 +85,13 @@ async fn once(bench: &Bench<'_>, shape: &Shape, round: Repetition) -> Result<(Ve
     // Enqueueing takes time, which grows with the number of jobs and is long when other tests run.
     let begin = stage.store.clock().now() + bench.pick(LEAD, LEAD * 2) + Duration::from_micros(200 * shape.jobs);
     let mut due = jobs(shape.jobs, &payload, |number| Due::At(due_at(begin, number, shape.per_second)))?;
+    let mut batches = Vec::new();
     while !due.is_empty() {
         let rest = due.split_off(due.len().min(TOGETHER));
-        app.broker().enqueue_all(std::mem::replace(&mut due, rest)).await?;
+        batches.push(std::mem::replace(&mut due, rest));
     }
+    let accepted = stream::iter(batches).map(|batch| app.broker().enqueue_all(batch)).buffer_unordered(LANES.into());
+    accepted.try_for_each(async |_| Ok(())).await?;
     if stage.store.clock().now() > begin {
         return Err(BenchError::Failed("the jobs were not enqueued before they were due".to_owned()));
     }
