@@ -5,7 +5,6 @@
 //! cancelled until its delivery begins: the claim of an attempt and a cancel lock the same row, so exactly one of them
 //! wins.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use axum::extract::{Path, State};
@@ -15,20 +14,19 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use serde_json::value::RawValue;
 
+use crate::compat::accept::accept_job;
 use crate::compat::cancel::{Cancelled, cancel_job};
 use crate::compat::status::status_of;
 use crate::http::body::AnyMediaBody;
 use crate::http::caller::Requester;
-use crate::http::idempotency::{Key, ResponseContent, replay_stored};
+use crate::http::idempotency::Key;
 use crate::http::problem::{Code, Problem};
 use crate::http::trace::RequestTrace;
-use crate::jobs::{accept, json_answer};
 use crate::{Api, json};
 use tickr_broker::Draft;
 use tickr_handlers::Kind as _;
 use tickr_handlers::http::HttpCallback;
 use tickr_job::{Due, JobId, RetryRequest, State as JobState, limits};
-use tickr_store::{EnqueueReceipts, EnqueuedJob};
 
 /// Tag of the jobs that are messages.
 const TAG: &str = "compat:delayed";
@@ -84,37 +82,24 @@ async fn accept_message(
     let payload = callback.and_then(|callback| serde_json::value::to_raw_value(&callback));
     let payload = payload.map_err(|error| Problem::new(Code::InvalidJson, error.to_string()))?;
     asker.may_enqueue(HttpCallback::NAME, &payload, "")?;
-    let longest = limits::MAX_AHEAD.as_secs();
-    if body.delay_seconds > longest {
-        let here =
-            tickr_handlers::Problem::at("/delay_seconds", format!("must be at most {longest}, which is 366 days"));
-        let problem = Problem::new(Code::InvalidRequest, "invalid delay; `errors` says why").at("", vec![here]);
-        return replay_stored(api, idempotent, ResponseContent::Other, problem).await;
-    }
-    let draft = Draft {
-        due: Due::After(Duration::from_secs(body.delay_seconds)),
-        max_attempts: Some(1 + RETRY_DELAYS_MS.len() as u32),
-        retry: Some(RetryRequest { delays_ms: Some(RETRY_DELAYS_MS.to_vec()), ..RetryRequest::default() }),
-        tags: vec![TAG.to_owned()],
-        trace: traced.0.trace_context().cloned(),
-        ..Draft::new(HttpCallback::NAME, payload)
-    };
-    let job = match api.broker.prepare(draft) {
-        Ok(job) => job,
-        Err(invalid) => {
-            return replay_stored(api, idempotent, ResponseContent::Other, Problem::invalid("", invalid)).await;
+    let prepare = || {
+        let longest = limits::MAX_AHEAD.as_secs();
+        if body.delay_seconds > longest {
+            let detail = format!("must be at most {longest}, which is 366 days");
+            let here = tickr_handlers::Problem::at("/delay_seconds", detail);
+            return Err(Problem::new(Code::InvalidRequest, "invalid delay; `errors` says why").at("", vec![here]));
         }
+        let draft = Draft {
+            due: Due::After(Duration::from_secs(body.delay_seconds)),
+            max_attempts: Some(1 + RETRY_DELAYS_MS.len() as u32),
+            retry: Some(RetryRequest { delays_ms: Some(RETRY_DELAYS_MS.to_vec()), ..RetryRequest::default() }),
+            tags: vec![TAG.to_owned()],
+            trace: traced.0.trace_context().cloned(),
+            ..Draft::new(HttpCallback::NAME, payload)
+        };
+        api.broker.prepare(draft).map_err(|invalid| Problem::invalid("", invalid))
     };
-    let build = |receipts: &EnqueueReceipts| {
-        let id = receipts.jobs.first().map(|placed| match placed {
-            EnqueuedJob::New(accepted) => accepted.id,
-            EnqueuedJob::Existing(holder) => holder.id,
-        });
-        json_answer(StatusCode::OK, &ScheduleAnswer { message_id: id.map(|id| id.to_string()).unwrap_or_default() })
-    };
-    // A message has no unique key, so none is taken.
-    let taken = |_: &[_]| Problem::new(Code::Internal, "a message has no unique key");
-    accept(api, asker.producer(), vec![job], idempotent, ResponseContent::Other, Arc::new(build), taken).await
+    accept_job(api, asker, idempotent, prepare(), |message_id| ScheduleAnswer { message_id }).await
 }
 
 /// Cancel a message, unless its delivery has begun. To cancel it twice is no error.

@@ -4,7 +4,6 @@
 //! A task is a job of the kind `later`, which the handler delivers as Later does. Later forgets a task once it is over,
 //! so a job that has ended is unknown here. tickr still has it.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use axum::extract::State;
@@ -12,20 +11,19 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
 
+use crate::compat::accept::accept_job;
 use crate::compat::cancel::{Cancelled, cancel_job};
 use crate::compat::status::status_of;
 use crate::http::body::AnyMediaBody;
 use crate::http::caller::Requester;
-use crate::http::idempotency::{Key, ResponseContent, replay_stored};
+use crate::http::idempotency::Key;
 use crate::http::problem::{Code, Problem};
 use crate::http::trace::RequestTrace;
-use crate::jobs::{accept, json_answer};
 use crate::{Api, json};
 use tickr_broker::Draft;
 use tickr_handlers::Kind as _;
 use tickr_handlers::later::LaterTask;
 use tickr_job::{Attempt, Due, Job, JobId, State as JobState, Tag, limits};
-use tickr_store::{EnqueueReceipts, EnqueuedJob};
 
 /// A task to create. As in Later, fields that are left out are empty, and other fields are ignored.
 #[derive(Debug, Deserialize)]
@@ -107,20 +105,7 @@ async fn accept_task(
         asker.may_enqueue(LaterTask::NAME, &draft.payload, "")?;
         api.broker.prepare(draft).map_err(|invalid| in_fields_of_later(Problem::invalid("", invalid)))
     };
-    let job = match prepare() {
-        Ok(job) => job,
-        Err(problem) => return replay_stored(api, idempotent, ResponseContent::Other, problem).await,
-    };
-    let build = |receipts: &EnqueueReceipts| {
-        let id = receipts.jobs.first().map(|placed| match placed {
-            EnqueuedJob::New(accepted) => accepted.id,
-            EnqueuedJob::Existing(holder) => holder.id,
-        });
-        json_answer(StatusCode::OK, &TaskId { id: id.map(|id| id.to_string()).unwrap_or_default() })
-    };
-    // A task has no unique key, so none is taken.
-    let taken = |_: &[_]| Problem::new(Code::Internal, "a task has no unique key");
-    accept(api, asker.producer(), vec![job], idempotent, ResponseContent::Other, Arc::new(build), taken).await
+    accept_job(api, asker, idempotent, prepare(), |id| TaskId { id }).await
 }
 
 /// Point at the fields of the request: the payload of the job has the same names.

@@ -1,11 +1,13 @@
 //! Interfaces of other services, for clients that were written for them. The operator turns each one on in the
 //! configuration. They are not part of `/openapi.json`, because they may change with their models only.
 //!
+//! - `accept.rs`: acceptance of jobs
 //! - `cancel.rs`: cancels of jobs
 //! - `delayed.rs`: messages that are delivered after a delay (`/schedule`, `/cancel/{id}`)
 //! - `later.rs`: tasks of Later (`/create`, `/delete`, `/query`)
 //! - `status.rs`: statuses of refusals
 
+mod accept;
 mod cancel;
 mod delayed;
 mod later;
