@@ -434,9 +434,13 @@ async fn run(
     })
     .with(shared.client.attachment());
     // A spawned task does not inherit the log scope, so pass it on. The task is aborted if this one panics.
-    let (running, reports) = (kind.run(payload, context.clone()), shared.registry.large_results().cloned());
+    // A handler that blocks its thread outlives its runner. If it held the reports, which hold the store, the stop would
+    // wait for it.
+    let (running, registry) = (kind.run(payload, context.clone()), Arc::downgrade(&shared.registry));
     let handler = async move {
-        match (running.await, reports) {
+        let ran = running.await;
+        let reports = registry.upgrade().and_then(|registry| registry.large_results().cloned());
+        match (ran, reports) {
             (Ran::Returned(Ok(output)), Some(reports)) => {
                 Ran::Returned(reports.keep_large_result(output, &context).await)
             }
