@@ -636,7 +636,7 @@ fn interfaces_of_other_services_are_off_unless_the_file_turns_them_on() {
                  [compat.resque]\n";
     assert_eq!(
         at_fault(load_file(wrong)),
-        ["compat.delayed.url", "compat.later.enabled", "compat.later.port", "compat.resque"]
+        ["compat.resque", "compat.delayed.url", "compat.later.enabled", "compat.later.port"]
     );
     let bad = "mysql_url = \"mysql://u@h/tickr\"\n[compat.delayed]\nurl = \"ftp://example.com\"\n";
     assert_eq!(at_fault(load_file(bad)), ["compat.delayed.url"]);
