@@ -323,3 +323,50 @@ async fn a_service_that_cannot_be_called_is_named_at_the_start() {
     }
     drop_database(&mysql, &name).await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn messages_hold_behind_a_pause_a_drain_a_limit_and_while_mysql_stands_still() {
+    let sink = Sink::start(ok).await;
+    let tickr = TestApp::start_alone(|_| {}, to(&sink)).await;
+    let ask = async |path: String| {
+        let answer = tickr.post(&path, json!({})).await;
+        assert_eq!(answer.status, 200, "{:#}", answer.body);
+    };
+    assert_eq!(tickr.patch("/v1/queues/default", json!({"concurrency": 1})).await.status, 200);
+    let runner = format!("/v1/runners/{}", tickr.app.runner().as_str().replace('/', "%2F"));
+
+    // Messages that are due but wait for a resume, and then for a runner that takes work, can be cancelled.
+    ask("/v1/queues/default/pause".into()).await;
+    let paused = schedule(&tickr.app, json!("paused"), 0).await.message_id();
+    assert_eq!(cancel(&tickr.app, &paused).await.status, 200);
+    ask(format!("{runner}/drain")).await;
+    ask("/v1/queues/default/resume".into()).await;
+    let drained = schedule(&tickr.app, json!("drained"), 0).await.message_id();
+    assert_eq!(cancel(&tickr.app, &drained).await.status, 200);
+    ask(format!("{runner}/resume")).await;
+
+    // One message is being sent, and the next one waits behind the limit.
+    sink.holds(true);
+    let sent = schedule(&tickr.app, json!("sent"), 0).await.message_id();
+    eventually("the delivery has begun", || async { (sink.calls().len() == 1).then_some(()) }).await;
+    let behind = schedule(&tickr.app, json!("behind"), 0).await.message_id();
+    let kept = schedule(&tickr.app, json!("kept"), 0).await.message_id();
+    assert_eq!(cancel(&tickr.app, &behind).await.status, 200);
+    assert_eq!(cancel(&tickr.app, &sent).await.refusal(), (409, "Being sent"));
+
+    // The service answers while MySQL stands still for longer than the limits of a transaction. The delivery counts, and
+    // requests are refused in the words of this interface.
+    tickr.services().mysql().pause().unwrap();
+    sink.holds(false);
+    assert_eq!(cancel(&tickr.app, &kept).await.refusal().0, 503);
+    tokio::time::sleep(Duration::from_secs(17)).await;
+    tickr.services().mysql().resume().unwrap();
+    for message in [&sent, &kept] {
+        tickr.until(message.parse().unwrap(), State::Completed).await;
+    }
+    tickr.until_idle().await;
+    let calls = sink.calls();
+    let contents: Vec<&str> = calls.iter().map(|call| call.body["content"].as_str().unwrap()).collect();
+    assert_eq!(contents, ["sent", "kept"]);
+    tickr.stop().await;
+}
