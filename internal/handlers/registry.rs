@@ -36,7 +36,8 @@ impl Default for KindDefaults {
 }
 
 impl KindDefaults {
-    /// Change the defaults as `[kinds.<kind>]` of the configuration requires.
+    /// Change the defaults as `[kinds.<kind>]` of the configuration requires. A kind whose backoff is a table of delays
+    /// keeps the table, whatever `retry_base`, `retry_factor` and `retry_cap` say.
     #[doc(hidden)]
     pub fn change(&mut self, changes: &KindConfig) {
         self.max_attempts = changes.max_attempts.unwrap_or(self.max_attempts);
@@ -366,7 +367,8 @@ impl Registry {
         self.large_results.as_ref()
     }
 
-    /// Change the defaults of a kind, as the configuration requires. Return false when no such kind is registered.
+    /// Change the defaults of a registered kind. An async function has no [`Handler::defaults`], so this is its only
+    /// way to have its own. Return false when no such kind is registered.
     pub fn set_defaults(&mut self, kind: &str, change: impl FnOnce(&mut KindDefaults)) -> bool {
         self.kinds.get_mut(kind).map(|entry| change(&mut entry.defaults)).is_some()
     }

@@ -30,6 +30,9 @@ impl Edition {
     }
 
     /// Return the edition of the options that a job may have beside its payload.
+    ///
+    /// Every field that a binary without it refuses must have a value here, so that the edition changes with the field:
+    /// those of [`RetryPolicy`]. A binary ignores a field of [`JobOptions`] that it does not know.
     #[must_use]
     pub fn for_options() -> Self {
         let retry = RetryPolicy { delays_ms: vec![1], ..RetryPolicy::default() };

@@ -9,6 +9,10 @@ use super::limits;
 /// Backoff. Either exponential: `min(base × factor^(n−1), cap)` after the n-th used attempt. Or a table: the n-th delay
 /// of `delays_ms`, and the last one when the table is over. Both ± `jitter`.
 ///
+/// A kind has one (`KindDefaults::retry`), and a job may have its own, which is stored with its options. A binary
+/// refuses a stored policy with a field that it does not know, so a new field also gets a value in
+/// [`Edition::for_options`](crate::Edition::for_options).
+///
 /// The jitter spreads jobs that failed together, so that a target that recovers is not overloaded again. The resulting
 /// time is written to MySQL with the verdict; no process sleeps until then.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -128,8 +132,8 @@ impl RetryRequest {
         self.base_ms.is_none() && self.factor.is_none() && self.cap_ms.is_none()
     }
 
-    /// Return the first invalid field with the reason, for a job of a kind with this policy of its own, or `None` if all
-    /// are valid.
+    /// Return the first invalid field with the reason, for a job of a kind with this policy of its own, or `None` if
+    /// all are valid.
     #[must_use]
     pub fn problem(&self, kind: &RetryPolicy) -> Option<(&'static str, &'static str)> {
         match &self.delays_ms {
