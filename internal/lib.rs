@@ -43,13 +43,14 @@
 //! # For contributors: the path of a job
 //!
 //! A client's request becomes a draft, and the draft becomes a checked [`NewJob`](job::NewJob). The [`broker`] commits
-//! it to the [`store`] and only then hints it to the [`index`]; the client gets its response after the commit. When the
-//! job is due, the scheduler of the [`engine`] moves its id to a ready list. The fetcher takes the id when a worker is
-//! free. The worker claims the job in the store by compare-and-set, and the executor runs its [handler](handlers). The
-//! verdict is settled in the store with the token of the attempt. A job under which two runners died in a row is
-//! executed in a process of its own. The engine's ticker commits the jobs of [schedules](job::Schedule), which take the
-//! same path from there. A job that waits for parents has no due time until they have ended; the engine's loops
-//! `dependencies` and `batches` follow the rows that the ends of jobs leave for their children and batches.
+//! it to the [`store`] and only then hints it to the [`index`]; the client gets its response after the commit. The id of
+//! a job that is due goes to a ready list with the hint. When another job becomes due, the scheduler of the [`engine`]
+//! moves its id there. The fetcher takes the id when a seat is free: the right of the runner to claim one more job. The
+//! worker claims the job in the store by compare-and-set, and the executor runs its [handler](handlers). The verdict is
+//! settled in the store with the token of the attempt. A job under which two runners died in a row is executed in a
+//! process of its own. The engine's ticker commits the jobs of [schedules](job::Schedule), which take the same path from
+//! there. A job that waits for parents has no due time until they have ended; the engine's loops `dependencies` and
+//! `batches` follow the rows that the ends of jobs leave for their children and batches.
 //!
 //! The modules, from the bottom up. All but [`app`], [`bench`](mod@bench) and [`testing`] are crates of their own, such
 //! as `tickr-store` for [`store`]:

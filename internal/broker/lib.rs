@@ -167,9 +167,9 @@ impl Broker {
         Ok(accepted)
     }
 
-    /// Accept jobs that may have unique keys, parents or batches: all or none, in this order. They are durable when this returns. If an
-    /// unfinished job already has one of the unique keys, the `on_conflict` of the new job decides, which shows
-    /// and replaces only jobs that the producer may reach. If it refuses one of the jobs, nothing is written.
+    /// Accept jobs that may have unique keys, parents or batches: all or none, in this order. They are durable when
+    /// this returns. If an unfinished job already has one of the unique keys, the `on_conflict` of the new job decides.
+    /// It shows and replaces only jobs that the producer may reach. If it refuses one of the jobs, nothing is written.
     ///
     /// # Errors
     /// When MySQL cannot be reached, is overloaded or refuses.
@@ -293,8 +293,8 @@ impl Broker {
         Ok(outcome)
     }
 
-    /// Change the due time or the priority of a waiting job if `condition` holds, at most once if there is an
-    /// idempotency key. `build` builds the response from the changed job.
+    /// Change the due time, the priority or the payload of a waiting job if `condition` holds, at most once if there is
+    /// an idempotency key. `build` builds the response from the changed job.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
@@ -386,7 +386,8 @@ impl Broker {
         }
     }
 
-    /// Hint a waiting job to the index: after a retry or a snooze, or when it was popped too early. Used by the engine.
+    /// Hint a waiting job to the index: after a retry, a snooze or a release, or when it was popped too early. A job
+    /// that was just accepted is hinted by [`announce`](Self::announce).
     pub fn hint(&self, id: JobId, queue: &Name, priority: tickr_job::Priority, execute_at: tickr_job::Timestamp) {
         self.hints.send(Entry { id, line: Lane::new(queue, priority), execute_at });
     }
@@ -410,7 +411,8 @@ impl Broker {
         self.hint(job.id, &job.queue, job.priority, job.execute_at);
     }
 
-    /// Publish committed jobs to the listeners of events and to the index.
+    /// Publish committed jobs to the listeners of events and to the index. A job that is held is not hinted: it is
+    /// hinted when it is released.
     pub fn announce(&self, accepted: &[Accepted]) {
         for receipt in accepted {
             self.events.emit(Event::Accepted { id: receipt.id });

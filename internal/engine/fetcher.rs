@@ -1,6 +1,6 @@
-//! The fetcher: the only loop that takes ids, and only for workers that are free to start them.
+//! The fetcher: the only loop that takes ids, and only while seats are free ([`worker_pool`](super::worker_pool)).
 //!
-//! Normally it takes from Redis: ids for all free workers in one round trip, and when there are none, one blocking pop.
+//! Normally it takes from Redis: ids for all free seats in one round trip, and when there are none, one blocking pop.
 //! As soon as any code in this process finds Redis out, it reads due jobs from MySQL, from the same lanes in the same
 //! order. The claims are the same in both cases.
 
