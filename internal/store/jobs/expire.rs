@@ -1,7 +1,7 @@
-//! The end of jobs that did not start before their expiry.
+//! The end of jobs that wait when they expire, for their first attempt or for a further one.
 //!
 //! A claim takes no job that has expired, so nothing starts late. Here the job then ends as failed, a dead letter in a
-//! group of its own, without an attempt. Any runner may do it: rows that another one locks are left out.
+//! group of its own, without using an attempt. Any runner may do it: rows that another one locks are left out.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -254,8 +254,8 @@ impl Page<'_> {
     }
 }
 
-/// Describe the end of a job that expired. The normalised text is the same for all of them, so that they are one group of
-/// dead letters for each kind.
+/// Describe the end of a job that expired. The normalised text is the same for all of them, so that they are one group
+/// of dead letters for each kind.
 fn error_of(at: Timestamp) -> String {
     format!("expired: it did not start before {}", at.to_rfc3339_opts(chrono::SecondsFormat::Millis, true))
 }
