@@ -6,8 +6,9 @@ use std::path::Path;
 use reqwest::Method;
 use serde_json::json;
 use tickr::broker::EventType;
+use tickr::verify::Check;
 
-use crate::support::documents::documents;
+use crate::support::documents::{document, documents};
 use crate::support::{TestApp, answer, contract, http};
 
 #[tokio::test(flavor = "multi_thread")]
@@ -66,6 +67,17 @@ fn the_types_of_events_are_those_in_the_documents() {
     for word in known {
         assert!(told.contains(&format!("`{word}`")), "{word}");
     }
+}
+
+/// The table of docs/OPERATIONS.md has each check of `tickr verify`, with its guarantee and its meaning.
+#[test]
+fn the_checks_in_the_documents_are_those_of_verify() {
+    let page = document("docs/OPERATIONS.md").text;
+    let (_, verify) = page.split_once("| check | of | no fault |").unwrap();
+    let rows = verify.lines().skip(2).take_while(|line| line.starts_with('|'));
+    let known =
+        Check::ALL.map(|check| format!("| `{}` | {} | {} |", check.as_str(), check.guarantee(), check.meaning()));
+    assert_eq!(rows.collect::<Vec<_>>(), known);
 }
 
 /// The calls between back quotes, such as `GET /v1/jobs/{id}`, are those of the OpenAPI document.
