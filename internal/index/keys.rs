@@ -3,14 +3,13 @@
 //! | key | type | holds |
 //! |---|---|---|
 //! | `{prefix}:epoch` | string | present while the index is complete; without it the index must be rebuilt |
-//! | `{prefix}:sequence` | counter | raised at every look of a scheduler; when it falls, Redis has gone back in time |
+//! | `{prefix}:sequence` | counter | raised at each whole look of a scheduler; when it falls, Redis went back in time |
 //! | `{prefix}:waiting` | sorted set | `<lane>:<job id>` scored by due time, unix milliseconds, within the horizon |
 //! | `{prefix}:ready:<lane>` | list | ids of due jobs, newest at the head, taken from the tail |
 //! | `{prefix}:overflow` | hash | lane → position in MySQL's due order from which jobs were left out of a full list |
 //! | `{prefix}:nudge:<runner>` | list, expires | wakes the fetcher of this runner out of its blocking pop |
 //! | `{prefix}:refill:<lane>` | string, expires | the lock of a refill; names its owner |
-//! | `{prefix}:events` | stream, capped, expires | cluster events (types, names and ids), written only while a client
-//! listens |
+//! | `{prefix}:events` | stream, capped, expires | cluster events (types, names, ids), written while a client listens |
 //! | `{prefix}:listeners` | string, expires | present while a client listens to the events |
 //!
 //! The braces are part of the key. They make one hash tag, so that all keys are in one slot of a Redis cluster and one
