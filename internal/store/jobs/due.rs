@@ -1,4 +1,4 @@
-//! Lookups and counts of unfinished jobs, for the comparison with the index. `line.rs` reads the same jobs in order.
+//! Lookups and counts of unfinished jobs, for the comparison with the index. `lanes.rs` reads the same jobs in order.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
