@@ -662,6 +662,39 @@ async fn a_job_shows_its_parents_and_its_children() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_backoff_is_shown_whether_it_is_a_table_a_curve_or_a_part_of_one() {
+    let Some((tickr, browser)) = begin().await else { return };
+    let page = browser.page(&tickr.url("")).await;
+    let shown = [
+        (json!({"delays_ms": [1_000, 2_000, 90_000]}), "after 1.0 s, 2.0 s, 1 m 30 s; the last delay repeats"),
+        (
+            json!({"delays_ms": (1..=10).map(|n| n * 1_000).collect::<Vec<_>>()}),
+            "8.0 s and 2 more delays; the last delay repeats",
+        ),
+        (json!({"base_ms": 500, "factor": 3, "cap_ms": 60_000}), "500 ms, × 3 from one delay to the next, at most 1 m"),
+        (json!({"cap_ms": 60_000}), "at most 1 m"),
+    ];
+    for (place, (retry, text)) in shown.into_iter().enumerate() {
+        let job = json!({"kind": "noop", "payload": {}, "delay_ms": 7_200_000, "retry": retry});
+        let id = tickr.enqueue(job).await;
+        page.visit(&format!("/jobs/{id}")).await;
+        page.reads(text).await;
+        page.visit(&format!("/enqueue?from={id}")).await;
+        page.reads("Backoff as that job's").await;
+        page.reads(text).await;
+        let body = json!({"every_ms": 86_400_000, "kind": "noop", "payload": {}, "retry": retry});
+        let name = format!("weekly-{place}");
+        let made = tickr.put(&format!("/v1/schedules/{name}"), body).await;
+        assert_eq!(made.status, 201, "{:#}", made.body);
+        page.visit(&format!("/schedules/{name}")).await;
+        page.reads(text).await;
+    }
+    page.assert_calm();
+    drop(page);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_breaker_is_set_shown_and_closed() {
     let Some((tickr, browser)) = begin().await else { return };
     let page = browser.page(&tickr.url("")).await;

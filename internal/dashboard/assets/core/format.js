@@ -26,6 +26,20 @@ export function span(ms) {
   return `${Math.round(ms)} ms`;
 }
 
+/** The backoff of a job or a schedule: `1.0 s × 2, at most 1 m`, or its table of delays. What it lacks is the kind's. */
+export function backoff({ base_ms, factor, cap_ms, delays_ms }) {
+  if (delays_ms) {
+    const shown = delays_ms.slice(0, 8).map(span).join(', ');
+    return `after ${shown}${delays_ms.length > 8 ? ` and ${delays_ms.length - 8} more delays` : ''}; the last delay repeats`;
+  }
+  const parts = [
+    base_ms && span(base_ms),
+    factor && `× ${factor} from one delay to the next`,
+    cap_ms && `at most ${span(cap_ms)}`,
+  ];
+  return parts.filter(Boolean).join(', ') || 'as the kind has it';
+}
+
 /** How far a moment is from now: `12 s ago`, `in 4 m`. */
 export function ago(at, now) {
   const ms = now - at;

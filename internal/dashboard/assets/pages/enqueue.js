@@ -2,7 +2,7 @@
 
 import { me, Problem, seg, send } from '../core/api.js';
 import { html, useEffect, useMemo, useRef, useState } from '../core/dom.js';
-import { span, utc } from '../core/format.js';
+import { backoff, utc } from '../core/format.js';
 import { useObservable } from '../core/observable.js';
 import { useQuery } from '../core/query.js';
 import { useWords } from '../core/route.js';
@@ -529,8 +529,7 @@ function Options({ of: o, set, kind, queues, errors }) {
     ${
       o.retry &&
       html`<div class="note">
-        Backoff as that job's: ${span(o.retry.base_ms)} × ${o.retry.factor ?? 2}
-        ${o.retry.cap_ms ? `, at most ${span(o.retry.cap_ms)}` : ''}.${' '}
+        Backoff as that job's: ${backoff(o.retry)}.${' '}
         <button type="button" class="small" onClick=${() => set({ retry: null })}>Use the kind's</button>
       </div>`
     }

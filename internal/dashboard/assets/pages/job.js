@@ -2,7 +2,7 @@
 
 import { call, callTagged, post, readText, seg, url } from '../core/api.js';
 import { html, useEffect, useState } from '../core/dom.js';
-import { count, plural, span, utc } from '../core/format.js';
+import { backoff, count, plural, span, utc } from '../core/format.js';
 import { useQuery } from '../core/query.js';
 import { go } from '../core/route.js';
 import {
@@ -512,10 +512,7 @@ function Facts({ job }) {
     ${fact('Due', html`<${Time} at=${job.execute_at} />`)}
     ${job.expires_at && fact('Expires', html`<${Time} at=${job.expires_at} />`)}
     ${fact('Time limit', job.timeout_ms && span(job.timeout_ms))}
-    ${fact(
-      'Retries',
-      job.retry && `${span(job.retry.base_ms)} × ${job.retry.factor}, at most ${span(job.retry.cap_ms)}`,
-    )}
+    ${fact('Retries', job.retry && backoff(job.retry))}
     ${fact(
       'Unique key',
       job.unique_key &&

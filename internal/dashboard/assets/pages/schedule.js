@@ -2,7 +2,7 @@
 
 import { call, callTagged, seg, url } from '../core/api.js';
 import { html, useState } from '../core/dom.js';
-import { count, plural, span } from '../core/format.js';
+import { backoff, count, plural, span } from '../core/format.js';
 import { useQuery } from '../core/query.js';
 import { go, useWords } from '../core/route.js';
 import { Acts } from '../ui/acts.js';
@@ -184,10 +184,7 @@ function Facts({ it }) {
     <dd>${it.priority} (0 runs first, 9 last)</dd>
     ${it.max_attempts && html`<dt>Attempts</dt><dd>${it.max_attempts}</dd>`}
     ${it.timeout_ms && html`<dt>Time limit</dt><dd>${span(it.timeout_ms)}</dd>`}
-    ${
-      it.retry &&
-      html`<dt>Retries</dt><dd>${span(it.retry.base_ms)} × ${it.retry.factor}, at most ${span(it.retry.cap_ms)}</dd>`
-    }
+    ${it.retry && html`<dt>Retries</dt><dd>${backoff(it.retry)}</dd>`}
     <dt>Last job</dt>
     <dd><${JobLink} id=${it.last_job} /></dd>
     ${
