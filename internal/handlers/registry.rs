@@ -36,14 +36,19 @@ impl Default for KindDefaults {
 }
 
 impl KindDefaults {
-    /// Change the defaults as `[kinds.<kind>]` of the configuration requires. A kind whose backoff is a table of delays
-    /// keeps the table, whatever `retry_base`, `retry_factor` and `retry_cap` say.
+    /// Change the defaults as `[kinds.<kind>]` of the configuration requires. `retry_base`, `retry_factor` or `retry_cap`
+    /// replaces a table of delays, because the operator asks for a curve.
     #[doc(hidden)]
     pub fn change(&mut self, changes: &KindConfig) {
         self.max_attempts = changes.max_attempts.unwrap_or(self.max_attempts);
         self.timeout = changes.timeout.unwrap_or(self.timeout);
         let ms = |d: Duration| u64::try_from(d.as_millis()).unwrap_or(u64::MAX);
         let retry = &mut self.retry;
+        let asks_for_curve =
+            changes.retry_base.is_some() || changes.retry_cap.is_some() || changes.retry_factor.is_some();
+        if asks_for_curve && !retry.delays_ms.is_empty() {
+            *retry = RetryPolicy::default();
+        }
         retry.base_ms = changes.retry_base.map_or(retry.base_ms, ms);
         retry.cap_ms = changes.retry_cap.map_or(retry.cap_ms, ms).max(retry.base_ms);
         retry.factor = changes.retry_factor.unwrap_or(retry.factor);
@@ -420,6 +425,18 @@ mod tests {
 
     impl Kind for Parcel {
         const NAME: &'static str = "parcel";
+    }
+
+    #[test]
+    fn a_curve_of_the_configuration_replaces_a_table_of_delays() {
+        let table = RetryPolicy::table([Duration::from_secs(9)]);
+        let kind = KindDefaults { retry: table.clone(), ..KindDefaults::default() };
+        let mut asked = kind.clone();
+        asked.change(&KindConfig { retry_base: Some(Duration::from_secs(5)), ..KindConfig::default() });
+        assert_eq!(asked.retry, RetryPolicy { base_ms: 5_000, ..RetryPolicy::default() });
+        let mut kept = kind.clone();
+        kept.change(&KindConfig { max_attempts: Some(3), ..KindConfig::default() });
+        assert_eq!((kept.retry, kept.max_attempts), (table, 3));
     }
 
     struct Post;

@@ -38,7 +38,8 @@ async fn far_jobs(tickr: &TestApp, count: u64) {
          WHERE ? + n < ? ORDER BY n"
     );
     for first in (0..count).step_by(PAGE as usize) {
-        let page = sqlx::query(AssertSqlSafe(page.as_str())).bind(first).bind(count).bind(first).bind(first).bind(count);
+        let page =
+            sqlx::query(AssertSqlSafe(page.as_str())).bind(first).bind(count).bind(first).bind(first).bind(count);
         assert_eq!(page.execute(&mut mysql).await.unwrap().rows_affected(), PAGE.min(count - first));
     }
     let mut after = vec![0_u8];
