@@ -753,6 +753,9 @@ mutants() {
     mutant 'next in line after a success' internal/store/attempts/complete.rs \
         'if !successors.is_empty() {' 'if false {' \
         order::jobs_of_batches_and_of_single_requests_keep_their_order
+    mutant 'next place of an order key' internal/store/rows/order.rs \
+        'p.place = k.head + 1 AND p.open' 'p.place + 0 = k.head + 1 AND p.open' \
+        bounds::the_next_job_of_a_key_is_found_without_reading_its_history
     mutant 'next in line after a cancel' internal/store/jobs/actions.rs \
         'if ordered.contains(id) {' 'if ordered.contains(id) && false {' \
         order::a_cancel_lets_the_next_job_go_and_a_later_retry_goes_to_the_tail
