@@ -707,6 +707,12 @@ mutants() {
     mutant 'hosts that fail in the janitor' internal/store/retention/forget.rs \
         '(failed_at IS NULL OR GREATEST(' '(TRUE OR GREATEST(' \
         janitor::the_janitor_empties_its_tables_and_another_carries_on
+    mutant 'held jobs of a lane' internal/store/jobs/held.rs \
+        'AND priority = ? AND execute_at = ? LIMIT ?' 'AND priority = ? AND execute_at + INTERVAL 0 SECOND = ? LIMIT ?' \
+        bounds::counting_held_jobs_costs_the_same_behind_any_backlog
+    mutant 'parked jobs behind a breaker' internal/store/jobs/held.rs \
+        'if has_breakers {' 'if has_breakers && false {' \
+        metrics::held_jobs_are_counted_by_queue_and_reason
     mutant 'count of a limit by key' internal/store/rows/limits.rs \
         'counted && self.running + self.kept < i64::from(most)' 'counted || self.running + self.kept < i64::from(most)' \
         key_limits::limits_hold_while_redis_is_flushed_and_runners_are_killed

@@ -100,6 +100,9 @@ pub use jobs::due::DueWithin;
 pub use jobs::expire::{ExpiredJob, ExpiredJobs};
 pub use jobs::explain::QueuePosition;
 #[doc(hidden)]
+pub use jobs::held::held_statement;
+pub use jobs::held::{HeldCount, HoldReason};
+#[doc(hidden)]
 pub use jobs::lanes::due_statements;
 pub use jobs::lanes::{Depth, DueCursor, DueLane, DueRange, DueRow, DueWalk, LinePage};
 pub use jobs::limits::{BreakerSeen, KeyUse, ParkedAt};

@@ -120,6 +120,14 @@ pub static METRICS: &[Metric] = &[
     row("tickr_index_waiting", Gauge, All, &[], "Entries in Redis that are not due yet"),
     row("tickr_runners", Gauge, All, &[], "Registered runners with a heartbeat within the last two minutes"),
     row("tickr_breakers_open", Gauge, All, &[], "Open breakers: hosts to which no calls start after repeated failures"),
+    row(
+        "tickr_held_jobs",
+        Gauge,
+        All,
+        &["queue", "reason"],
+        "Jobs that are held: another job with their order key is in front, a limit by key has no room, the breaker of their \
+         host is open, or parents have not ended. Counting stops at a hundred thousand in total, shared among the lanes",
+    ),
     row("tickr_parked_jobs", Gauge, All, &[], "Jobs that wait for room at a limit by key; counted up to 100,000"),
     row("tickr_blocked_jobs", Gauge, All, &[], "Jobs that wait for their parents; counted up to 100,000"),
     row(

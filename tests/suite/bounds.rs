@@ -4,9 +4,9 @@
 use std::time::{Duration, Instant};
 
 use serde_json::json;
-use sqlx::{Executor, MySqlConnection, Row};
+use sqlx::{AssertSqlSafe, Executor, MySqlConnection, Row};
 use tickr::job::{JobId, State};
-use tickr::store::{KEEP_RUNNERS, Retention, Store, StoreSettings};
+use tickr::store::{HoldReason, KEEP_RUNNERS, Retention, Store, StoreSettings, held_statement};
 
 use crate::support::browser::{Browser, link};
 use crate::support::{Owed, TestApp, connect, database, drop_database, eventually};
@@ -82,6 +82,51 @@ async fn counting_jobs_costs_the_same_behind_any_backlog_and_says_what_is_a_floo
         page.has(&link("default")).await;
         assert!(page.eval::<bool>(&shown("default")).await && !page.eval::<bool>(&shown("mail")).await);
         page.assert_calm();
+    }
+    Owed::remove(&tickr).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn counting_held_jobs_costs_the_same_behind_any_backlog() {
+    // The test has its own servers, because it reads their counters. No job runs.
+    let tickr = TestApp::start_alone(|_| {}, |config| config.queues = vec!["elsewhere".into()]).await;
+    let held = |jobs, queue| Owed { jobs, queue, due: "CAST('9999-12-31' AS DATETIME(3))", ..Owed::overdue(0) };
+    held(300, "'mail'").insert(&tickr, 1).await;
+    let mut costs = Vec::new();
+    for series in [2, 4] {
+        held(150_000, "'default'").insert(&tickr, series).await;
+        // The same number of jobs that are not held, in front of them.
+        Owed::overdue(150_000).insert(&tickr, series + 1).await;
+        tickr
+            .sql("UPDATE owed SET execute_at = '9999-12-31' WHERE execute_at >= '9999-12-31'; ANALYZE TABLE owed")
+            .await;
+        let (mut cheapest, mut counts) = (i64::MAX, Vec::new());
+        // The loops of the runner count as well now and then, so the cheapest of several counts is the cost of one.
+        for _ in 0..4 {
+            let before = rows_read(&tickr).await;
+            counts = tickr.app.broker().store().held_jobs().await.unwrap();
+            cheapest = cheapest.min(rows_read(&tickr).await - before);
+        }
+        costs.push(cheapest);
+        let of = |queue: &str| {
+            let found = counts.iter().filter(|count| count.queue.as_str() == queue && count.jobs > 0);
+            found.map(|count| (count.reason, count.jobs)).collect::<Vec<_>>()
+        };
+        assert_eq!(of("mail"), [(HoldReason::OrderKey, 300)]);
+        let [(HoldReason::OrderKey, counted)] = of("default")[..] else { panic!("{counts:?}") };
+        assert!((50_000..=100_000).contains(&counted), "{counted}");
+    }
+    println!("rows read for a count of held jobs behind 300,000 and 600,000 jobs: {costs:?}");
+    // The counted rows are read once from the index, and once more from the part that was cut off.
+    assert!(costs[1] < costs[0] + costs[0] / 5 && costs[1] < 220_000, "{costs:?}");
+    let plan = held_statement().replacen("execute_at = ?", "execute_at = '9999-12-31'", 2);
+    let plan = plan.replace("queue = ?", "queue = 'default'").replace("priority = ?", "priority = 5");
+    let plan = format!("EXPLAIN FORMAT=TRADITIONAL {}", plan.replace("LIMIT ?", "LIMIT 1000"));
+    for row in sqlx::raw_sql(AssertSqlSafe(plan)).fetch_all(&mut tickr.mysql().await).await.unwrap() {
+        let word = |name| row.try_get::<Option<String>, _>(name).unwrap().unwrap_or_default();
+        let told = format!("{} {} {} {}", word("table"), word("key"), word("type"), word("Extra"));
+        assert!(word("table") != "owed" || word("key") == "owed_line" && word("type") == "ref", "{told}");
     }
     Owed::remove(&tickr).await;
     tickr.stop().await;

@@ -7,10 +7,13 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
+use tickr::config::Config;
 use tickr::handlers::Registry;
+use tickr::job::State;
 use tickr::telemetry::{Form, METRICS, Metric, Of, metrics_table};
 use yaml_rust2::{Yaml, YamlLoader};
 
+use crate::support::limits::set_and_wait;
 use crate::support::{Runner, TestApp, contract, eventually, http};
 
 /// Metrics that appear only after events that this file does not cause.
@@ -237,6 +240,53 @@ async fn the_page_has_what_the_table_has_and_no_label_that_a_caller_made_up() {
     assert_eq!((route("/v1/jobs", "POST", "2xx"), route("/v1/jobs", "POST", "4xx")), (7.0, 10.0));
     assert_eq!((route("_other", "GET", "4xx"), route("/v1/jobs", "other", "4xx")), (10.0, 10.0));
     assert_eq!(route("/v1/jobs/{id}", "GET", "4xx"), 10.0);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn held_jobs_are_counted_by_queue_and_reason() {
+    // The pages of this process show the metrics of other tests as well, so the queues have names of their own.
+    let queues = |config: &mut Config| config.queues = vec!["held-here".into(), "held-there".into()];
+    let tickr = TestApp::start_with(queues, Registry::new()).await;
+    set_and_wait(&tickr, "tenants", json!({"kind": "sleep", "concurrency": 1})).await;
+    let breaker = json!({"failures": 1, "pause_ms": 600_000});
+    set_and_wait(&tickr, "hosts", json!({"kind": "http", "shared_by": "host", "breaker": breaker})).await;
+    let sleep = |more: Value| {
+        let mut job = json!({"kind": "sleep", "payload": {"ms": 60_000}, "queue": "held-here"});
+        job.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        job
+    };
+    let call = || {
+        // No process listens at this port.
+        let payload = json!({"url": "http://127.0.0.1:1/"});
+        json!({"kind": "http", "payload": payload, "queue": "held-there", "max_attempts": 1})
+    };
+    let mut held = tickr.enqueue_many((0..4).map(|_| sleep(json!({"order_key": "a"})))).await;
+    held.push(tickr.enqueue(sleep(json!({"after": [held[0]]}))).await);
+    held.extend(tickr.enqueue_many((0..3).map(|_| sleep(json!({"limit_key": "t"})))).await);
+    let failed = tickr.enqueue(call()).await;
+    tickr.until(failed, State::Failed).await;
+    eventually("the breaker is open", || async {
+        let keys = tickr.get("/v1/limits/hosts/keys").await.body;
+        (keys["data"][0]["breaker"]["state"] == "open").then_some(())
+    })
+    .await;
+    held.extend(tickr.enqueue_many((0..2).map(|_| call())).await);
+
+    let say = async |counts: [i64; 4], of_breaker: i64| {
+        let lines = ["order_key", "limit", "breaker", "parents"].into_iter().zip(counts);
+        for (reason, count) in lines {
+            tickr.until_metric(&format!("tickr_held_jobs{{queue=\"held-here\",reason=\"{reason}\"}} {count}")).await;
+        }
+        let there = "tickr_held_jobs{queue=\"held-there\"";
+        tickr.until_metric(&format!("{there},reason=\"breaker\"}} {of_breaker}")).await;
+        tickr.until_metric(&format!("{there},reason=\"limit\"}} 0")).await;
+    };
+    say([3, 2, 0, 1], 2).await;
+    for job in held.iter().rev() {
+        tickr.post(&format!("/v1/jobs/{job}/cancel"), json!({})).await;
+    }
+    say([0, 0, 0, 0], 0).await;
     tickr.stop().await;
 }
 

@@ -20,7 +20,7 @@ use crate::Api;
 use tickr_event::Health;
 use tickr_index::{Index, Lane};
 use tickr_job::{Name, State as JobState};
-use tickr_store::{RunnerSeen, SourceState, Stats, Store};
+use tickr_store::{HeldCount, HoldReason, RunnerSeen, SourceState, Stats, Store};
 use tickr_telemetry::metrics_page;
 
 /// Age of a reading after which a scrape starts another.
@@ -137,6 +137,7 @@ impl ReadingsInner {
             if let Some(parked) = answer_within(LIMIT, self.store.parked_jobs()).await {
                 gauge!("tickr_parked_jobs").set(parked as f64);
             }
+            let held = answer_within(COUNT_LIMIT, self.store.held_jobs()).await;
             if let Some((blocked, batches)) = answer_within(LIMIT, self.store.blocked_and_unfinished()).await {
                 gauge!("tickr_blocked_jobs").set(blocked as f64);
                 gauge!("tickr_batches_unfinished").set(batches as f64);
@@ -156,7 +157,7 @@ impl ReadingsInner {
             if let Some(blocked) = answer_within(LIMIT, self.store.blocked_order_keys()).await {
                 gauge!("tickr_order_keys_blocked").set(blocked as f64);
             }
-            Some((runners, stats, began.elapsed()))
+            Some((runners, stats, held, began.elapsed()))
         };
         let index = async {
             let lines = Lane::all_of(&self.queues);
@@ -168,12 +169,16 @@ impl ReadingsInner {
         };
         let (store, index) = tokio::join!(store, index);
         let rest = if store.is_some() && index.is_some() { FRESH } else { AGAIN };
-        let took = store.as_ref().map_or(Duration::ZERO, |(_, _, took)| *took);
+        let took = store.as_ref().map_or(Duration::ZERO, |(_, _, _, took)| *took);
         let rest = rest.max((took * SHARE).min(LONGEST));
         let mut last = self.last();
-        if let Some((runners, Some(stats), _)) = store {
+        if let Some((runners, Some(stats), held, _)) = store {
+            let named = self.named(&runners);
             set_runners(&runners);
-            set_jobs(&stats, &self.named(&runners), &mut last.queues);
+            set_jobs(&stats, &named, &mut last.queues);
+            if let Some(held) = held {
+                set_held(&held, &named, &last.queues);
+            }
             last.known = Some(Instant::now());
         }
         last.under_way = false;
@@ -265,6 +270,21 @@ fn set_jobs(stats: &Stats, named: &BTreeSet<Name>, known: &mut BTreeSet<String>)
     }
     let overdue = stats.oldest_due.map_or(0.0, |due| (stats.at - due).as_seconds_f64().max(0.0));
     gauge!("tickr_oldest_due_seconds").set(overdue);
+}
+
+/// Set the counts of held jobs for the queues that have series.
+fn set_held(held: &[HeldCount], named: &BTreeSet<Name>, known: &BTreeSet<String>) {
+    let mut counts: BTreeMap<(&str, HoldReason), i64> = BTreeMap::new();
+    for count in held {
+        let queue = if named.contains(&count.queue) { count.queue.as_str() } else { OTHER };
+        *counts.entry((queue, count.reason)).or_default() += count.jobs;
+    }
+    for queue in known {
+        for reason in HoldReason::ALL {
+            let jobs = counts.get(&(queue.as_str(), reason)).copied().unwrap_or(0);
+            gauge!("tickr_held_jobs", "queue" => queue.clone(), "reason" => reason.as_str()).set(jobs as f64);
+        }
+    }
 }
 
 /// Show the metrics of this runner for Prometheus

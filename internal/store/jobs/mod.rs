@@ -8,6 +8,7 @@
 //! - `due.rs`: looks up and counts unfinished jobs, to compare the index with them.
 //! - `expire.rs`: the end of jobs that did not start before their expiry.
 //! - `explain.rs`: the position of a job that waits.
+//! - `held.rs`: counts of held jobs by queue and reason.
 //! - `idempotent_inserts.rs`: accepts jobs with an idempotency key.
 //! - `insert.rs`: accepts jobs.
 //! - `lanes.rs`: reads lanes of unfinished jobs in the order of their due times.
@@ -29,6 +30,7 @@ pub(super) mod dependencies;
 pub(super) mod due;
 pub(super) mod expire;
 pub(super) mod explain;
+pub(super) mod held;
 pub(super) mod idempotent_inserts;
 pub(super) mod insert;
 pub(super) mod lanes;
