@@ -689,6 +689,18 @@ mutants() {
     mutant 'call of a dead runner' internal/store/rows/breakers.rs \
         'AND s.kept_until IS NULL) AS probing' 'AND s.kept_until IS NULL) OR k.probe_job IS NOT NULL AS probing' \
         receivers::a_call_that_was_to_decide_and_lost_its_runner_is_made_again
+    mutant 'call that counted before the answer was lost' internal/store/attempts/breakers.rs \
+        'if earlier == PriorRun::MayHaveCommitted && !calls.is_empty() {' \
+        'if earlier == PriorRun::MayHaveCommitted && calls.is_empty() {' \
+        receivers::a_call_counts_once_when_the_answer_to_its_commit_is_lost
+    mutant 'attempt of a call that counted' internal/store/attempts/breakers.rs \
+        'uncounted.contains(&(call.key.clone(), call.job, call.call.token.uuid()))' \
+        'uncounted.iter().any(|(key, job, _)| key == call.key && *job == call.job)' \
+        receivers::a_call_counts_once_when_the_answer_to_its_commit_is_lost
+    mutant 'call of a deferred attempt' internal/store/attempts/limited.rs \
+        'mark_counted(&mut tx, &kept.collect::<Vec<_>>()).await?;' \
+        'mark_counted(&mut tx, &kept.take(0).collect::<Vec<_>>()).await?;' \
+        receivers::the_call_of_a_deferred_attempt_counts_once_after_a_lost_answer
     mutant 'breaker that was set again' internal/store/rows/breakers.rs \
         'self.failed_at >= rule.since' 'self.failed_at > rule.since - TimeDelta::days(1)' \
         receivers::a_removed_breaker_or_limit_lets_its_jobs_go_and_is_forgotten
@@ -719,6 +731,9 @@ mutants() {
     mutant 'rate of a limit by key' internal/store/rows/limits.rs \
         'self.turn(&rate, 0) <= self.now' 'self.turn(&rate, 0) <= self.now + TimeDelta::days(1)' \
         key_limits::in_no_period_start_more_jobs_than_the_rate_and_its_burst
+    mutant 'rate that was changed a moment ago' internal/store/attempts/limited.rs \
+        'is_some_and(|state| !state.is_of(*bounds))' 'is_some_and(|state| !state.is_of(*bounds) && false)' \
+        key_limits::no_job_starts_under_the_former_values_of_a_changed_rate
     mutant 'share of a key of a fair limit' internal/store/rows/limits.rs \
         'set.share.filter(|_| set.limit.fair)' 'set.share.filter(|_| false)' \
         key_limits::a_flood_of_one_key_does_not_delay_the_jobs_of_another \

@@ -481,7 +481,7 @@ impl Store {
         let (id, token) = (settlement.id, settlement.token);
         let slots = settlement.opened.as_ref().map(|opened| Arc::clone(&opened.slots)).unwrap_or_default();
         let call = settlement.call.filter(|_| !slots.is_empty());
-        let call = call.map(|outcome| EndedCall { outcome, error: settlement.error.clone() });
+        let call = call.map(|outcome| EndedCall { token, outcome, error: settlement.error.clone() });
         let mut reply = self.settles.submit(request).await?;
         self.shared.open_claims.ended(id, token);
         self.shared.links_ended(reply.linked);

@@ -13,7 +13,7 @@ use tickr::app::App;
 use tickr::config::Config;
 use tickr::handlers::{Context, Failure, Kind, Output, Registry};
 use tickr::job::{Name, RunnerId, State};
-use tickr::store::Claim;
+use tickr::store::{Claim, Store, StoreSettings};
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -463,6 +463,43 @@ async fn a_job_that_becomes_due_while_it_is_claimed_counts_against_its_limit() {
     assert_eq!(tickr.post(&format!("/v1/jobs/{late}/cancel"), json!({})).await.status, 200);
     tickr.until(holder, State::Completed).await;
     tickr.until_count(NO_ROWS_LEFT, 0).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_job_starts_under_the_former_values_of_a_changed_rate() {
+    let calls = Calls::default();
+    let served = |config: &mut Config| config.queues = vec!["served".into()];
+    let tickr = TestApp::start_with(served, calls.registry()).await;
+    let rate = |burst: u32| json!({"rate": {"starts": 2, "period_ms": 3_600_000, "burst": burst}});
+    set_and_wait(&tickr, "l", rate(8)).await;
+    let url = tickr.config.mysql_url().unwrap().expose().to_owned();
+    let settings = StoreSettings { url, connections: 6, flushers: 1 };
+    let store = Store::connect(&settings, Duration::from_secs(10)).await.unwrap();
+    let former = Arc::new(store.limits().await.unwrap());
+    set(&tickr, "l", rate(0)).await;
+    let in_queue = |queue: &str| {
+        let mut job = job("a", 1);
+        job["queue"] = json!(queue);
+        job
+    };
+    let first = tickr.enqueue(in_queue("served")).await;
+    tickr.until(first, State::Completed).await;
+    let next = tickr.enqueue(in_queue("claimed-by-the-test")).await;
+    let queue: Name = "claimed-by-the-test".parse().unwrap();
+    let kinds = vec!["call".parse().unwrap()];
+    let claimant = store.claimant(RunnerId::new_for_host("test"), kinds, Duration::from_secs(30));
+    // Under the former rate eight more could start.
+    store.follow_limits(&former, std::time::Instant::now());
+    let claim = claimant.claim(next, &queue).await.unwrap();
+    assert!(matches!(claim, Claim::NotDue(_) | Claim::Parked), "{claim:?}");
+    let claim = claimant.claim(next, &queue).await.unwrap();
+    assert!(matches!(claim, Claim::Parked | Claim::NotDue(_)), "{claim:?}");
+    tickr.until_count("SELECT COUNT(*) FROM limit_waits", 1).await;
+    assert_eq!(tickr.post(&format!("/v1/jobs/{next}/cancel"), json!({})).await.status, 200);
+    tickr.until_count(NO_ROWS_LEFT, 0).await;
+    drop(claimant);
+    store.close().await;
     tickr.stop().await;
 }
 

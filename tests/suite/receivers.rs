@@ -12,7 +12,9 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use sqlx::Row;
-use tickr::handlers::{Context, Failure, Kind, Output, Registry};
+use tickr::app::App;
+use tickr::config::Config;
+use tickr::handlers::{Context, Failure, FinishLater, Kind, Output, Registry};
 use tickr::job::State;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
@@ -22,7 +24,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::support::limits::{NO_ROWS_LEFT, set, set_and_wait};
 use crate::support::program;
-use crate::support::{self, Answer, Runner, TestApp, eventually};
+use crate::support::{self, Answer, Proxy, Runner, TestApp, eventually};
 
 /// A receiver on loopback. It counts its calls, and how many of them it answered at the same time.
 struct Receiver {
@@ -776,6 +778,98 @@ async fn a_kind_of_its_own_says_how_its_calls_ended() {
     assert_eq!(push("well").await["held"], true);
     close(&tickr, "push.example").await;
     tickr.until_idle().await;
+    tickr.stop().await;
+}
+
+/// The first statement that counts the end of a call.
+const COUNTS: &str = "UPDATE limit_keys SET failures";
+const FAILURES: &str = "SELECT CAST(COALESCE(MAX(failures), 0) AS SIGNED) FROM limit_keys";
+
+/// Start a runner that serves the queue `default` through this proxy.
+async fn runner_through(tickr: &TestApp, proxy: &Proxy, kinds: Registry) -> App {
+    let url = Config::for_tests(&proxy.url(), "redis://unused").mysql_url;
+    tickr.another_with(|config| (config.mysql_url, config.queues) = (url, vec!["default".into()]), kinds).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_call_counts_once_when_the_answer_to_its_commit_is_lost() {
+    let tickr = TestApp::start_with(|config| config.queues = vec!["elsewhere".into()], Registry::new()).await;
+    let receiver = Receiver::start(Duration::ZERO).await;
+    set_and_wait(&tickr, "per-host", with_breaker(5, 600_000, 600_000)).await;
+    let mut job = receiver.callback();
+    job["retry"] = json!({"base_ms": 1, "factor": 1.0, "cap_ms": 1, "jitter": 0.0});
+    for next_attempt_runs in [false, true] {
+        let proxy = Proxy::start(tickr.config.mysql_url().unwrap().expose()).await;
+        let through = runner_through(&tickr, &proxy, Registry::new()).await;
+        let before = receiver.count();
+        receiver.answers(503);
+        let mut other = None;
+        let id = if next_attempt_runs {
+            proxy.cut_commit_of_and_hold(COUNTS);
+            let id = tickr.enqueue(job.clone()).await;
+            eventually("the answer is lost", || async { (proxy.cuts() == 1).then_some(()) }).await;
+            // Another runner makes the next call before the first runner hears that its answer is lost.
+            receiver.hangs(true);
+            let serves = |config: &mut Config| config.queues = vec!["default".into()];
+            other = Some(tickr.another_with(serves, Registry::new()).await);
+            receiver.until_count(before + 2).await;
+            proxy.let_in();
+            id
+        } else {
+            proxy.cut_commit_of(COUNTS);
+            let mut once = job.clone();
+            once["max_attempts"] = json!(1);
+            let id = tickr.enqueue(once).await;
+            tickr.until(id, State::Failed).await;
+            id
+        };
+        // At the end of its stop the runner has written everything.
+        through.stop(CancellationToken::new()).await;
+        assert_eq!((proxy.cuts(), tickr.count(FAILURES).await), (1, 1), "{next_attempt_runs}");
+        receiver.answers(200);
+        receiver.hangs(false);
+        if let Some(other) = other {
+            tickr.until(id, State::Completed).await;
+            other.stop(CancellationToken::new()).await;
+        }
+        tickr.until_count(NO_ROWS_LEFT, 0).await;
+        tickr.sql("UPDATE limit_keys SET failures = 0, failed_at = NULL, last_error = NULL").await;
+    }
+    tickr.assert_sound().await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_call_of_a_deferred_attempt_counts_once_after_a_lost_answer() {
+    let tickr = TestApp::start_with(|config| config.queues = vec!["elsewhere".into()], Registry::new()).await;
+    let breaker = json!({"failures": 5, "pause_ms": 600_000});
+    set_and_wait(&tickr, "per-host", json!({"shared_by": "host", "breaker": breaker})).await;
+    let keys: Arc<Mutex<Vec<String>>> = Arc::default();
+    let sent = Arc::clone(&keys);
+    let mut kinds = Registry::new();
+    kinds.register(move |_: Push, ctx: Context| {
+        let sent = Arc::clone(&sent);
+        async move {
+            ctx.host_failed();
+            let key = ctx.finish_key().await?;
+            sent.lock().unwrap().push(key.expose().to_owned());
+            Ok(Output::finished_later(FinishLater::within(Duration::from_secs(60))))
+        }
+    });
+    let proxy = Proxy::start(tickr.config.mysql_url().unwrap().expose()).await;
+    let through = runner_through(&tickr, &proxy, kinds).await;
+    proxy.cut_commit_of(COUNTS);
+    let job = json!({"kind": "push", "payload": {"gateway": "push.example"}});
+    let accepted = support::call(&format!("http://{}", through.addr()), Method::POST, "/v1/jobs", "", Some(job)).await;
+    assert_eq!(accepted.status, 201, "{:#}", accepted.body);
+    eventually("the answer is lost", || async { (proxy.cuts() == 1).then_some(()) }).await;
+    // At the end of its stop the runner has written everything.
+    through.stop(CancellationToken::new()).await;
+    assert_eq!(tickr.count(FAILURES).await, 1);
+    let key = keys.lock().unwrap().pop().unwrap();
+    let finished = tickr.post(&format!("/v1/attempts/{key}/finish"), json!({"verdict": "succeeded"})).await;
+    assert_eq!(finished.status, 200, "{:#}", finished.body);
+    tickr.until_count(NO_ROWS_LEFT, 0).await;
     tickr.stop().await;
 }
 

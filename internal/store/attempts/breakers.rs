@@ -14,11 +14,13 @@ use crate::rows::breakers::{BreakerRule, BreakerState, Turn};
 use crate::rows::limits::{LimitKey, LimitSetting, any_of, key_in};
 use crate::sql::connection::PriorRun;
 use crate::sql::script::{Script, Value};
-use tickr_job::{CallOutcome, Timestamp};
+use tickr_job::{AttemptToken, CallOutcome, Timestamp};
 
 /// The end of a call to a host.
 #[derive(Clone, Debug)]
 pub(crate) struct EndedCall {
+    /// The attempt that made it.
+    pub(crate) token: AttemptToken,
     pub(crate) outcome: CallOutcome,
     /// Error of the attempt.
     pub(crate) error: Option<String>,
@@ -77,9 +79,8 @@ pub(super) async fn count_calls(
     earlier: PriorRun,
 ) -> Result<Vec<Turned>, sqlx::Error> {
     if earlier == PriorRun::MayHaveCommitted && !calls.is_empty() {
-        // A run that was committed has freed the slots of the calls that it counted.
-        let slots = slots_of(conn, &calls).await?;
-        calls.retain(|call| slots.contains(&(call.key.clone(), call.job)));
+        let uncounted = uncounted(conn, &calls).await?;
+        calls.retain(|call| uncounted.contains(&(call.key.clone(), call.job, call.call.token.uuid())));
     }
     if calls.is_empty() {
         return Ok(Vec::new());
@@ -143,18 +144,37 @@ fn write_step<'a>(script: &mut Script<'a>, key: &'a LimitKey, state: &'a Breaker
     );
 }
 
-async fn slots_of(
+/// Read for which keys, jobs and attempts a call still has to count. A run that was committed has freed the slots of
+/// the calls that it counted, or has taken the attempt out of the slot. The slot of a newer attempt has another token.
+async fn uncounted(
     conn: &mut MySqlConnection,
     calls: &[CountedCall<'_>],
-) -> Result<BTreeSet<(LimitKey, Uuid)>, sqlx::Error> {
+) -> Result<BTreeSet<(LimitKey, Uuid, Uuid)>, sqlx::Error> {
     let ids: Vec<Uuid> = calls.iter().map(|call| call.job).collect();
     let mut script = Script::as_text();
     let (list, values) = script.list(&ids);
     let sql = format!(
-        "SELECT limit_name, limit_key, job_id FROM limit_slots FORCE INDEX (limit_slots_job) WHERE job_id IN {list} \
-         AND kept_until IS NULL"
+        "SELECT limit_name, limit_key, job_id, call_token FROM limit_slots FORCE INDEX (limit_slots_job) \
+         WHERE job_id IN {list} AND kept_until IS NULL AND call_token IS NOT NULL"
     );
     script.push(sql, values);
     let found: Vec<MySqlRow> = script.run(conn).await?.into_iter().flat_map(|step| step.rows).collect();
-    found.iter().map(|row| Ok((key_in(row)?, row.try_get("job_id")?))).collect()
+    found.iter().map(|row| Ok((key_in(row)?, row.try_get("job_id")?, row.try_get("call_token")?))).collect()
+}
+
+/// Note that the calls of these attempts, which keep their slots, have counted.
+pub(super) async fn mark_counted(
+    conn: &mut MySqlConnection,
+    attempts: &[(Uuid, AttemptToken)],
+) -> Result<(), sqlx::Error> {
+    if attempts.is_empty() {
+        return Ok(());
+    }
+    let mut script = Script::as_text();
+    for (job, token) in attempts {
+        let values = vec![Value::from(*job), token.uuid().into()];
+        let sql = "UPDATE limit_slots FORCE INDEX (limit_slots_job) SET call_token = NULL WHERE job_id = ? AND call_token = ?";
+        script.push(sql, values);
+    }
+    script.run(conn).await.map(drop)
 }

@@ -13,7 +13,7 @@ use sqlx::mysql::MySqlRow;
 use sqlx::{Connection, MySqlConnection, Row};
 use uuid::Uuid;
 
-use crate::attempts::breakers::{EndedCall, Turned, count_calls, counted};
+use crate::attempts::breakers::{EndedCall, Turned, count_calls, counted, mark_counted};
 use crate::attempts::claim::{Claim, Claims, NOT_EXPIRED, among, read_step};
 use crate::rows::limits::{
     FairShare, KEPT_AT_MOST_S, KeyBounds, KeyState, KnownLimits, LimitKey, LimitSetting, MAX_SLOTS, ToPark, begin_with,
@@ -152,6 +152,14 @@ impl Claims {
             kept_for.insert((key_in(row)?, row.try_get("job_id")?));
         }
 
+        if keys.iter().any(|(key, bounds)| states.get(key).is_some_and(|state| !state.is_of(*bounds))) {
+            // Two runners that follow different values of a limit in turn would start more than either allows. The jobs
+            // are claimed again in a moment.
+            sqlx::raw_sql("ROLLBACK").execute(&mut *conn).await?;
+            self.limits.read_again(conn).await?;
+            return Ok(TakenLimited { claims: HashMap::new(), let_go: Vec::new() });
+        }
+
         // The starts of jobs that are admitted and then not claimed do not count.
         let mut rates = states.clone();
         let (mut admitted, mut refused) = (Vec::new(), BTreeMap::new());
@@ -210,7 +218,7 @@ impl Claims {
             let (list, values) = script.list(&won_ids);
             let sql = format!("DELETE FROM limit_slots WHERE job_id IN {list} ORDER BY job_id LIMIT {MAX_SLOTS}");
             script.push(sql, values);
-            slots_step(&mut script, &won);
+            slots_step(&mut script, &won, token);
             write_rates(&mut script, &rates);
             for (key, id) in probes.iter().filter(|(_, id)| won_ids.contains(id)) {
                 let values = vec![Value::from(*id), key.limit.as_str().into(), Value::from(key.key.as_bytes())];
@@ -315,26 +323,28 @@ fn slots_of(job: &Limited) -> impl Iterator<Item = &LimitKey> {
 }
 
 /// Add the step that gives these attempts their slots.
-fn slots_step<'a>(script: &mut Script<'a>, won: &[&'a Limited]) {
+fn slots_step<'a>(script: &mut Script<'a>, won: &[&'a Limited], token: AttemptToken) {
     let slots: Vec<(&LimitKey, Uuid)> = won.iter().flat_map(|job| slots_of(job).map(|key| (key, job.id))).collect();
-    insert_slots(script, &slots);
+    insert_slots(script, &slots, Some(token));
 }
 
-fn insert_slots<'a>(script: &mut Script<'a>, slots: &[(&'a LimitKey, Uuid)]) {
+/// Add the step that inserts slots of attempts. `token` is that of attempts whose calls count for breakers.
+fn insert_slots<'a>(script: &mut Script<'a>, slots: &[(&'a LimitKey, Uuid)], token: Option<AttemptToken>) {
     if slots.is_empty() {
         return;
     }
     let insert = [
-        "INSERT INTO limit_slots (limit_name, limit_key, job_id) VALUES",
-        "(?,?,?)",
-        "ON DUPLICATE KEY UPDATE kept_until = NULL",
+        "INSERT INTO limit_slots (limit_name, limit_key, job_id, call_token) VALUES",
+        "(?,?,?,?)",
+        "ON DUPLICATE KEY UPDATE kept_until = NULL, call_token = COALESCE(VALUES(call_token), call_token)",
     ];
     script.insert(
         insert,
         slots,
         |_| 400,
         |&(key, id), values| {
-            values.extend([Value::from(key.limit.as_str()), Value::from(key.key.as_bytes()), id.into()]);
+            let token = token.map(AttemptToken::uuid).into();
+            values.extend([Value::from(key.limit.as_str()), Value::from(key.key.as_bytes()), id.into(), token]);
         },
     );
 }
@@ -379,6 +389,9 @@ impl Batch for FreedSlots {
             let mut tx = conn.begin().await?;
             lock_keys(&mut tx, &keys.iter().collect::<Vec<_>>()).await?;
             let turned = count_calls(&mut tx, calls, earlier).await?;
+            let kept = items.iter().filter(|item| item.keeps);
+            let kept = kept.filter_map(|item| Some((item.id, item.call.as_ref()?.token)));
+            mark_counted(&mut tx, &kept.collect::<Vec<_>>()).await?;
             free_slots_of(&mut tx, &ids).await?;
             let (gone, _) = let_go(&mut tx, &keys, &limits).await?;
             tx.commit().await?;
@@ -695,7 +708,7 @@ async fn count_attempts(conn: &mut MySqlConnection, new: &[LimitSetting]) -> Res
         }
         lock_keys(conn, &keys.into_iter().collect::<Vec<_>>()).await?;
         let mut script = Script::as_text();
-        insert_slots(&mut script, &slots);
+        insert_slots(&mut script, &slots, None);
         script.run(conn).await?;
     }
     for set in new {

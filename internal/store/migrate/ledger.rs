@@ -71,6 +71,7 @@ const FILES: &[(&str, &str)] = embedded![
     "0043_deferred_attempts.sql",
     "0044_attempt_logs.sql",
     "0045_outbox_sources.sql",
+    "0046_limit_starts.sql",
 ];
 
 /// The migrations that this binary brings, in order.

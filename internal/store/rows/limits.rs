@@ -184,13 +184,22 @@ impl KnownLimits {
         known.limits = limits;
     }
 
+    /// Return whether the limits of this process are due to be read again.
+    pub(crate) fn are_old(&self) -> bool {
+        self.0.read().unwrap_or_else(PoisonError::into_inner).asked.is_some_and(|asked| asked.elapsed() >= OLD)
+    }
+
     /// Read the limits again if those of this process are old: it was suspended, or its reads fail. Otherwise it would
     /// claim without regard to a limit that was set meanwhile.
     pub(crate) async fn catch_up(&self, conn: &mut MySqlConnection) -> Result<(), sqlx::Error> {
-        let asked = self.0.read().unwrap_or_else(PoisonError::into_inner).asked;
-        if asked.is_none_or(|asked| asked.elapsed() < OLD) {
+        if !self.are_old() {
             return Ok(());
         }
+        self.read_again(conn).await
+    }
+
+    /// Read the limits, and follow them.
+    pub(crate) async fn read_again(&self, conn: &mut MySqlConnection) -> Result<(), sqlx::Error> {
         let asked = Instant::now();
         self.follow(&Arc::new(read_limits(conn).await?), asked);
         Ok(())
@@ -243,6 +252,39 @@ pub(crate) struct KeyBounds {
     fair: bool,
     /// False while the attempts that ran when the limit was set are not counted yet.
     counted: bool,
+    /// Version of the limit, and when it was changed last.
+    version: u32,
+    changed_at: Timestamp,
+}
+
+/// The part of a rate that says how the next start follows from the last one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Pace {
+    interval_us: i64,
+    burst: u32,
+}
+
+impl Pace {
+    fn of(rate: &Rate) -> Self {
+        Self { interval_us: rate.interval_us(), burst: rate.burst }
+    }
+
+    fn tolerance(self) -> TimeDelta {
+        TimeDelta::microseconds(self.interval_us.saturating_mul(i64::from(self.burst)))
+    }
+
+    fn interval(self) -> TimeDelta {
+        TimeDelta::microseconds(self.interval_us)
+    }
+
+    /// Read the columns of a row of `limit_keys`.
+    fn in_row(row: &MySqlRow) -> Result<Option<Self>, sqlx::Error> {
+        let columns: (Option<i64>, Option<u32>) = (row.try_get("start_interval_us")?, row.try_get("start_burst")?);
+        Ok(match columns {
+            (Some(interval_us), Some(burst)) => Some(Self { interval_us: interval_us.max(1), burst }),
+            _ => None,
+        })
+    }
 }
 
 impl KeyBounds {
@@ -253,7 +295,14 @@ impl KeyBounds {
             let share = share.of(bounds.weight.unwrap_or(1));
             bounds.concurrency = Some(bounds.concurrency.map_or(share, |most| most.min(share)));
         }
-        Self { bounds: Bounds { weight: None, ..bounds }, breaker: set.breaker_rule(), fair: set.limit.fair, counted }
+        Self {
+            bounds: Bounds { weight: None, ..bounds },
+            breaker: set.breaker_rule(),
+            fair: set.limit.fair,
+            counted,
+            version: set.version,
+            changed_at: set.changed.0,
+        }
     }
 
     /// Return whether anything may keep a job of the key from its start.
@@ -284,6 +333,10 @@ pub(crate) struct KeyState {
     pub(crate) parked: bool,
     /// When the rate allows the next start without a burst.
     next_start: Option<Timestamp>,
+    /// The rate that the last start followed. None if a binary from before this was written has started it.
+    followed: Option<Pace>,
+    /// Version of the limit at the reading. None if it was removed.
+    version: Option<u32>,
     /// The breaker of the host, if it is open.
     gate: Option<OpenGate>,
     /// The time of the server at the reading.
@@ -318,7 +371,7 @@ impl KeyState {
     }
 
     fn conforms(&self, bounds: KeyBounds) -> bool {
-        bounds.bounds.rate.is_none_or(|rate| self.turn(&rate, 0) <= self.now)
+        self.turn(bounds, 0).is_none_or(|turn| turn <= self.now)
     }
 
     /// Return whether the breaker lets a job start.
@@ -344,26 +397,48 @@ impl KeyState {
         }
     }
 
-    /// Return the even time of the next start. A start is followed by the next within its interval and the tolerance. A
-    /// later time dates from a slower rate, or from before the clock was set back: then the next start may come now.
-    fn even(&self, rate: &Rate) -> Timestamp {
-        let tolerance = TimeDelta::microseconds(rate.tolerance_us());
-        let latest = self.now + tolerance + TimeDelta::microseconds(rate.interval_us());
-        match self.next_start {
-            Some(next) if next > latest => self.now + tolerance,
-            next => next.unwrap_or(self.now),
-        }
+    /// Return whether these values of the limit are those at the reading.
+    pub(crate) fn is_of(&self, bounds: KeyBounds) -> bool {
+        self.version == Some(bounds.version)
     }
 
-    /// Return the time from which the rate allows the start after `others` more.
-    fn turn(&self, rate: &Rate, others: i64) -> Timestamp {
-        self.even(rate) + TimeDelta::microseconds(rate.interval_us() * others - rate.tolerance_us())
+    /// Return the even time of the next start. A start is followed by the next within its interval and the tolerance. A
+    /// later time dates from before the clock was set back: then the next start may come now.
+    ///
+    /// When the rate has changed since the last start, the starts before the change count against the new rate: those
+    /// that were ahead of their even times then are as many starts ahead under the new one. But the next start waits
+    /// for one period at most: no later period has starts of both rates.
+    fn even(&self, rate: &Rate, changed_at: Timestamp) -> Timestamp {
+        let Some(next) = self.next_start else { return self.now };
+        let pace = Pace::of(rate);
+        let followed = self.followed.unwrap_or(pace);
+        if next > self.now + followed.tolerance() + followed.interval() {
+            return self.now + pace.tolerance();
+        }
+        if followed == pace {
+            return next;
+        }
+        let changed_at = changed_at.min(self.now);
+        let ahead_us = (next - changed_at).num_microseconds().unwrap_or(0).max(0);
+        let ahead_us = i128::from(ahead_us) * i128::from(pace.interval_us) / i128::from(followed.interval_us);
+        let most = pace.tolerance() + TimeDelta::milliseconds(rate.period_ms.into());
+        let ahead = i64::try_from(ahead_us).map_or(most, TimeDelta::microseconds);
+        changed_at + ahead.min(most)
+    }
+
+    /// Return the time from which the rate allows the start after `others` more. None without a rate.
+    fn turn(&self, bounds: KeyBounds, others: i64) -> Option<Timestamp> {
+        let rate = bounds.bounds.rate?;
+        let ahead = rate.interval_us() * others - rate.tolerance_us();
+        Some(self.even(&rate, bounds.changed_at) + TimeDelta::microseconds(ahead))
     }
 
     /// Count a start against the rate.
     pub(crate) fn start(&mut self, bounds: KeyBounds) {
         let Some(rate) = bounds.bounds.rate else { return };
-        self.next_start = Some(self.even(&rate).max(self.now) + TimeDelta::microseconds(rate.interval_us()));
+        let even = self.even(&rate, bounds.changed_at).max(self.now);
+        self.next_start = Some(even + TimeDelta::microseconds(rate.interval_us()));
+        self.followed = Some(Pace::of(&rate));
     }
 
     /// Return how many parked jobs may be let go.
@@ -464,7 +539,8 @@ pub(crate) fn state_step<'a>(script: &mut Script<'a>, keys: &[&'a LimitKey]) {
     let slots = format!("SELECT COUNT(*) FROM limit_slots FORCE INDEX (PRIMARY) WHERE {of_key}");
     let gate = OpenGate::COLUMNS;
     let sql = format!(
-        "SELECT k.limit_name, k.limit_key, k.next_start, UTC_TIMESTAMP(6) AS moment, {gate}, \
+        "SELECT k.limit_name, k.limit_key, k.next_start, k.start_interval_us, k.start_burst, \
+         UTC_TIMESTAMP(6) AS moment, (SELECT version FROM limits WHERE name = k.limit_name) AS version, {gate}, \
          ({slots} AND kept_until IS NULL) AS running, ({slots} AND kept_until > UTC_TIMESTAMP(6)) AS kept, \
          EXISTS (SELECT 1 FROM limit_waits FORCE INDEX (limit_waits_line) WHERE {of_key} AND {NOT_PAUSED}) AS parked \
          FROM limit_keys k FORCE INDEX (PRIMARY) WHERE {any}"
@@ -481,6 +557,8 @@ pub(crate) fn states_in(rows: &[MySqlRow]) -> Result<BTreeMap<LimitKey, KeyState
                 kept: row.try_get("kept")?,
                 parked: row.try_get::<i64, _>("parked")? != 0,
                 next_start: row.try_get("next_start")?,
+                followed: Pace::in_row(row)?,
+                version: row.try_get("version")?,
                 gate: OpenGate::in_row(row)?,
                 now: row.try_get("moment")?,
             };
@@ -491,21 +569,25 @@ pub(crate) fn states_in(rows: &[MySqlRow]) -> Result<BTreeMap<LimitKey, KeyState
 
 /// Add the step that writes the rates of these keys.
 pub(crate) fn write_rates<'a>(script: &mut Script<'a>, keys: &'a BTreeMap<LimitKey, KeyState>) {
-    let rated: Vec<_> = keys.iter().filter_map(|(key, state)| Some((key, state.next_start?))).collect();
+    let rated = keys.iter().filter_map(|(key, state)| Some((key, state.next_start?, state.followed)));
+    let rated: Vec<_> = rated.collect();
     if rated.is_empty() {
         return;
     }
     let insert = [
-        "INSERT INTO limit_keys (limit_name, limit_key, next_start) VALUES",
-        "(?,?,?)",
-        "ON DUPLICATE KEY UPDATE next_start = VALUES(next_start)",
+        "INSERT INTO limit_keys (limit_name, limit_key, next_start, start_interval_us, start_burst) VALUES",
+        "(?,?,?,?,?)",
+        "ON DUPLICATE KEY UPDATE next_start = VALUES(next_start), start_interval_us = VALUES(start_interval_us), \
+         start_burst = VALUES(start_burst)",
     ];
     script.insert(
         insert,
         &rated,
         |_| 300,
-        |&(key, next), values| {
+        |&(key, next, followed), values| {
             values.extend([Value::from(key.limit.as_str()), Value::from(key.key.as_bytes()), next.into()]);
+            values.push(followed.map(|pace| pace.interval_us).into());
+            values.push(followed.map(|pace| pace.burst).into());
         },
     );
 }
@@ -648,12 +730,12 @@ async fn let_go_of(
     for job in &mut jobs {
         let Some((key, due_at)) = waiting.get(&job.id.uuid()) else { continue };
         let (Some(state), bounds) = (states.get(key), KeyBounds::find(limits, key)) else { continue };
-        job.execute_at = match bounds.bounds.rate {
+        job.execute_at = match state.turn(bounds, 0) {
             None => *due_at,
-            Some(rate) => {
+            Some(_) => {
                 let turn = turns.entry(key).or_insert(state.kept);
                 *turn += 1;
-                let at = state.turn(&rate, *turn - 1);
+                let at = state.turn(bounds, *turn - 1).unwrap_or(*due_at);
                 if at > state.now + FURTHEST_TURN {
                     too_early.insert(job.id.uuid());
                     continue;
@@ -791,12 +873,13 @@ mod tests {
     }
 
     fn quiet(now: Timestamp) -> KeyState {
-        KeyState { running: 0, kept: 0, parked: false, next_start: None, gate: None, now }
+        let (next_start, followed, version) = (None, None, Some(1));
+        KeyState { running: 0, kept: 0, parked: false, next_start, followed, version, gate: None, now }
     }
 
     fn rate(starts: u32, period_ms: u32, burst: u32) -> KeyBounds {
         let rate = Some(Rate { starts, period_ms, burst });
-        KeyBounds { bounds: Bounds { rate, ..Bounds::default() }, breaker: None, fair: false, counted: true }
+        KeyBounds { bounds: Bounds { rate, ..Bounds::default() }, counted: true, ..KeyBounds::default() }
     }
 
     /// Ask at these moments, and return the moments of the starts.
@@ -848,6 +931,35 @@ mod tests {
     }
 
     #[test]
+    fn in_no_window_with_a_change_start_more_than_the_looser_rate_and_burst() {
+        let rates = [(12, 2_000, 4), (3, 2_000, 1), (2, 2_000, 8), (6, 2_000, 0), (1, 10_000, 0), (100, 1_000, 50)];
+        for (before, after) in rates.iter().flat_map(|before| rates.iter().map(move |after| (before, after))) {
+            let [of_before, of_after] =
+                [before, after].map(|(starts, period_ms, burst)| rate(*starts, *period_ms, *burst));
+            for changed in [0, 1, 400, 1_999, 5_000] {
+                let of_after = KeyBounds { changed_at: at(changed), ..of_after };
+                let (mut state, mut started) = (quiet(at(0)), Vec::new());
+                for ms in 0..30_000 {
+                    state.now = at(ms);
+                    while state.admit(if ms < changed { of_before } else { of_after }) {
+                        started.push(ms);
+                    }
+                }
+                let period = i64::from(before.1.min(after.1));
+                let until = |from: &i64| started.partition_point(|at| *at < from + period);
+                let most = started.iter().enumerate().map(|(place, from)| until(from) - place).max().unwrap_or(0);
+                let allowed = before.0.max(after.0) + before.2.max(after.2);
+                assert!(most <= allowed as usize, "{most} from {before:?} to {after:?} at {changed}, {allowed} may");
+                // The new rate is used up, from a period after the change on.
+                let from = changed + i64::from(after.1);
+                let later = started.iter().filter(|at| **at >= from).count() as i64;
+                let even = (30_000 - from) * i64::from(after.0) / i64::from(after.1);
+                assert!(later >= even - 1, "{later} from {before:?} to {after:?} at {changed}, {even} may");
+            }
+        }
+    }
+
+    #[test]
     fn limits_that_were_read_earlier_and_arrive_later_are_not_followed() {
         let known = KnownLimits::default();
         let limit = Limit {
@@ -875,9 +987,8 @@ mod tests {
     fn jobs_are_let_go_while_slots_and_turns_are_left() {
         let most = |concurrency| KeyBounds {
             bounds: Bounds { concurrency: Some(concurrency), ..Bounds::default() },
-            breaker: None,
-            fair: false,
             counted: true,
+            ..KeyBounds::default()
         };
         let mut state = quiet(at(0));
         assert_eq!(state.room(most(3)), 3);

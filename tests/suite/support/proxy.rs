@@ -28,6 +28,8 @@ pub(crate) struct Proxy {
 struct Shared {
     /// What happens to the next requests with this text, and to how many of them.
     wanted: Mutex<Option<(&'static str, Treatment, usize)>>,
+    /// The answer to the COMMIT behind such a statement is lost.
+    commit_of: Mutex<Option<&'static str>>,
     cuts: AtomicUsize,
     requests: AtomicUsize,
     /// Number of times that all connections were forgotten.
@@ -109,6 +111,18 @@ impl Proxy {
     pub(crate) fn cut_and_hold(&self, text: &'static str) {
         self.shared.hold_after.store(true, Ordering::SeqCst);
         self.cut_after(text);
+    }
+
+    /// Lose the answer to the COMMIT of the next transaction in which a request begins with this text.
+    pub(crate) fn cut_commit_of(&self, text: &'static str) {
+        *self.shared.commit_of.lock().unwrap() = Some(text);
+    }
+
+    /// Do the same as [`cut_commit_of`](Self::cut_commit_of), and let the requests of all connections wait from then
+    /// on, until [`let_in`](Self::let_in).
+    pub(crate) fn cut_commit_of_and_hold(&self, text: &'static str) {
+        self.shared.hold_after.store(true, Ordering::SeqCst);
+        self.cut_commit_of(text);
     }
 
     /// Accept new connections and pass requests on again.
@@ -193,6 +207,8 @@ struct Line {
     prepared: HashMap<u32, Vec<u8>>,
     /// Whether the next answer is dropped.
     lose: bool,
+    /// Whether the answer to the next COMMIT is dropped.
+    lose_commit: bool,
     /// The error that replaces the next answer.
     refuse: Option<u16>,
     /// The part that has arrived of an answer that is lost or replaced.
@@ -315,16 +331,19 @@ impl Line {
             }
             _ => return Treatment::Passed,
         };
+        if shared.commit_of.lock().unwrap().take_if(|text| is_about(statement, text)).is_some() {
+            self.lose_commit = true;
+        }
+        if self.lose_commit && is_about(statement, "COMMIT") {
+            self.lose_commit = false;
+            return self.lose_answer(shared);
+        }
         let mut wanted = shared.wanted.lock().unwrap();
         match *wanted {
             Some((text, treatment, times)) if !self.lose && is_about(statement, text) => {
                 *wanted = (times > 1).then_some((text, treatment, times - 1));
-                self.lose = treatment == Treatment::AnswerLost;
-                if self.lose && shared.refuse_after.swap(false, Ordering::SeqCst) {
-                    shared.refuses.store(true, Ordering::SeqCst);
-                }
-                if self.lose && shared.hold_after.swap(false, Ordering::SeqCst) {
-                    shared.holds.send_replace(true);
+                if treatment == Treatment::AnswerLost {
+                    return self.lose_answer(shared);
                 }
                 if let Treatment::DoneAndRefused(error) = treatment {
                     self.refuse = Some(error);
@@ -333,6 +352,18 @@ impl Line {
             }
             _ => Treatment::Passed,
         }
+    }
+
+    /// Drop the next answer, and begin what was ordered for that moment.
+    fn lose_answer(&mut self, shared: &Shared) -> Treatment {
+        self.lose = true;
+        if shared.refuse_after.swap(false, Ordering::SeqCst) {
+            shared.refuses.store(true, Ordering::SeqCst);
+        }
+        if shared.hold_after.swap(false, Ordering::SeqCst) {
+            shared.holds.send_replace(true);
+        }
+        Treatment::AnswerLost
     }
 
     /// Read an answer of the server. Return whether to lose it, and the error that replaces it; nothing while a part of
