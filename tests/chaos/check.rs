@@ -10,6 +10,7 @@ use crate::driver;
 use crate::journal::{Execution, History};
 use crate::kinds;
 use crate::ledger::Book;
+use crate::rates;
 use crate::sink::Call;
 use crate::world::World;
 
@@ -31,6 +32,8 @@ pub(crate) struct Findings {
     pub(crate) checkpoints: usize,
     /// Number of callbacks that completed.
     pub(crate) callbacks: usize,
+    /// Number of starts under the rate.
+    pub(crate) paced: usize,
 }
 
 /// One job, as the tables hold it.
@@ -106,6 +109,11 @@ pub(crate) async fn everything(world: &World) -> anyhow::Result<Findings> {
     limit(&mut found, &jobs, &history);
     order(&mut found, &jobs, &history, &mut root).await?;
     tenants(&mut found, &jobs, &history, &mut root).await?;
+    let rules = world.ledger.write(|book| book.rules.clone());
+    let (exceeded, paced) = rates::exceeded(&rules, &mut root).await?;
+    anyhow::ensure!(paced > 0, "no job started under a rate");
+    found.wrong.extend(exceeded);
+    found.paced = paced;
     callbacks(&mut found, &jobs, &calls);
     tables(&mut found, &mut root).await?;
     tallies(&mut found, &mut root).await?;

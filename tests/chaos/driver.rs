@@ -15,6 +15,7 @@ use uuid::Uuid;
 use crate::enqueue::Enqueue;
 use crate::journal;
 use crate::kinds::Act;
+use crate::rates::{self, PACED, PACED_KEYS};
 use crate::request::{self, Answer, Request};
 use crate::world::World;
 
@@ -66,6 +67,7 @@ pub(crate) async fn prepare(world: &World) -> anyhow::Result<()> {
     let limit = Request::put("/v1/limits/tenants").with(json!({"concurrency": MAX_OF_TENANT}));
     let answer = world.call(&mut rng, limit).await;
     anyhow::ensure!(matches!(answer, Answer::Said(201, _)), "the limit of tenants was answered with {answer:?}");
+    rates::prepare(world, &mut rng).await?;
     let breaker = json!({"failures": 4, "pause_ms": 400, "max_pause_ms": 1_600});
     let limit = json!({"kind": "http", "shared_by": "host", "concurrency": MAX_CALLS, "breaker": breaker});
     let answer = world.call(&mut rng, Request::put("/v1/limits/hosts").with(limit)).await;
@@ -197,6 +199,13 @@ impl Caller {
             job["limit_key"] = json!(format!("tenant{}", self.rng.random_range(0..TENANTS)));
             // Few jobs of a tenant run at once, and a short run must get through all of them.
             job["payload"]["ms"] = json!(ms.min(60));
+        }
+        if self.rng.random_ratio(1, 20) {
+            job["queue"] = json!(PACED);
+            job["limit_key"] = json!(format!("paced{}", self.rng.random_range(0..PACED_KEYS)));
+            job["payload"]["ms"] = json!(ms.min(20));
+            // Jobs that wait for each other would seldom wait for the rate.
+            job.as_object_mut().map(|job| (job.remove("order_key"), job.remove("on_failure")));
         }
         (name, job)
     }

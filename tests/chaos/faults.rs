@@ -471,12 +471,12 @@ impl Fault {
 }
 
 /// Repeat the request until a runner has carried it out, or answers that its target does not exist any more.
-async fn until_done(world: &World, rng: &mut StdRng, request: Request) -> anyhow::Result<()> {
+pub(crate) async fn until_done(world: &World, rng: &mut StdRng, request: Request) -> anyhow::Result<()> {
     let end = tokio::time::Instant::now() + Duration::from_secs(90);
     loop {
         let answer = world.call(rng, request.clone()).await;
         match answer {
-            Answer::Said(200 | 404 | 409, _) => return Ok(()),
+            Answer::Said(200 | 201 | 404 | 409, _) => return Ok(()),
             _ if tokio::time::Instant::now() > end => anyhow::bail!("{request:?} was answered with {answer:?}"),
             _ => tokio::time::sleep(Duration::from_millis(100)).await,
         }

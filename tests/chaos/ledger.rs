@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use uuid::Uuid;
 
 use crate::locked;
+use crate::rates::Rule;
 
 /// Largest number of complaints to keep. With so many, it is clear that something is wrong.
 const MAX_COMPLAINTS: usize = 200;
@@ -42,6 +43,8 @@ pub(crate) struct Book {
     pub(crate) retry_asked: BTreeSet<Uuid>,
     /// Names of jobs that kill every runner that starts them.
     pub(crate) poison: BTreeSet<String>,
+    /// The rules of the rate that were set, in their order.
+    pub(crate) rules: Vec<Rule>,
     /// Number of answers by status; 0 stands for requests without an answer.
     pub(crate) answers: BTreeMap<u16, usize>,
     /// Violations that were found during the run.

@@ -8,6 +8,7 @@
 //! - `world` holds the parts of a run: `servers`, `proxy`, `runner`, `clock`, `kinds` and `sink`.
 //! - `first_starts` kills migrations before the run begins.
 //! - `driver` makes the load. `enqueue` and `request` send it and record every answer in the `ledger`.
+//! - `rates` changes limits by key meanwhile, and knows which of them held when.
 //! - `faults` are drawn and happen, and `recovery` measures how long their effects last.
 //! - `check` is the final comparison.
 //!
@@ -23,6 +24,7 @@ mod journal;
 mod kinds;
 mod ledger;
 mod proxy;
+mod rates;
 mod recovery;
 mod request;
 mod runner;
@@ -132,7 +134,8 @@ async fn run(settings: Settings, dir: &Path, template: &Path) -> anyhow::Result<
     let world = Arc::new(World::start(settings.seed, dir, template).await?);
     driver::prepare(&world).await?;
     let stop = CancellationToken::new();
-    let callers = driver::start(&world, &stop);
+    let mut callers = driver::start(&world, &stop);
+    callers.push(tokio::spawn(rates::change_until_stopped(Arc::clone(&world), stop.clone())));
     let mut rng = StdRng::seed_from_u64(settings.seed);
     let mut story = Story::default();
     let freeze = Fault::long_freeze(&mut rng, settings.length);
@@ -247,13 +250,15 @@ fn report(world: &World, story: &Story, found: &check::Findings, settings: Setti
         }
     }
     println!(
-        "chaos: seed {}, {:.0} s: {} jobs, {} attempts, {} in checkpoints, {} callbacks, {} faults ({}), lost {}, doubled {}, slowest recovery {:.1} s ({})",
+        "chaos: seed {}, {:.0} s: {} jobs, {} attempts, {} in checkpoints, {} callbacks, {} starts at {} rates, {} faults ({}), lost {}, doubled {}, slowest recovery {:.1} s ({})",
         settings.seed,
         began.elapsed().as_secs_f64(),
         found.jobs,
         found.attempts,
         found.checkpoints,
         found.callbacks,
+        found.paced,
+        world.ledger.write(|book| book.rules.len()),
         story.faults.values().sum::<usize>(),
         list(&story.faults),
         found.lost,

@@ -29,7 +29,7 @@ const ENVIRONMENT: [(&str, &str); 10] = [
     ("TICKR_LEASE", "2s"),
     ("TICKR_SHUTDOWN_GRACE", "5s"),
     ("TICKR_WORKERS", "16"),
-    ("TICKR_QUEUES", "default,side,narrow"),
+    ("TICKR_QUEUES", "default,side,narrow,paced"),
     ("TICKR_MYSQL_CONNECTIONS", "6"),
     ("TICKR_CALLBACK_ALLOW_PRIVATE", "true"),
     ("TICKR_TEST_KINDS", "true"),
