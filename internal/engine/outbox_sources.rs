@@ -115,7 +115,8 @@ struct Copier {
 struct Led {
     turn: u64,
     renewed: Instant,
-    last_row: Instant,
+    /// When this runner found rows. Without any, it looks rarely from the beginning.
+    last_row: Option<Instant>,
     next_look: Instant,
     /// Rows that were copied and may still be at the source, and the time up to which such a row is the one that was copied.
     copied: BTreeSet<Uuid>,
@@ -188,9 +189,10 @@ impl Copier {
                 let Some(led) = &mut self.led else { return };
                 let (now, took) = (Instant::now(), began.elapsed());
                 if found {
-                    led.last_row = now;
+                    led.last_row = Some(now);
                 }
-                let every = if led.last_row.elapsed() < BUSY_FOR { LOOK_EVERY } else { LOOK_RARELY };
+                let busy = led.last_row.is_some_and(|last| last.elapsed() < BUSY_FOR);
+                let every = if busy { LOOK_EVERY } else { LOOK_RARELY };
                 // Deleted rows that the server has not purged yet make a look slow. Then it must not become a load.
                 led.next_look = now + every.max(took * REST).min(LOOK_RARELY).saturating_sub(took.min(every));
             }
@@ -242,7 +244,8 @@ impl Copier {
             turn: turn.number,
             // Due at once: the first report says that the source can be read.
             renewed: now.checked_sub(RENEW_EVERY).unwrap_or(now),
-            last_row: now,
+            // Rows that another runner has copied and not deleted came a moment ago.
+            last_row: (!turn.copied.is_empty()).then_some(now),
             next_look: now,
             copied: turn.copied.into_iter().collect(),
             until: turn.until,

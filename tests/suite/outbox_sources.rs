@@ -753,6 +753,39 @@ async fn a_runner_that_lost_the_source_copies_and_deletes_nothing_that_it_read_b
     shop.end().await;
 }
 
+/// Return the number of statements that the server has received from its clients.
+async fn questions(conn: &mut MySqlConnection) -> u64 {
+    let sql = "SHOW GLOBAL STATUS LIKE 'Questions'";
+    let (_, count): (String, String) = sqlx::query_as(sql).fetch_one(conn).await.unwrap();
+    count.parse().unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_idle_runner_with_an_outbox_asks_both_servers_ten_times_a_second_at_most() {
+    let shop = Shop::alone().await;
+    let url = shop.url.clone();
+    let idle = move |config: &mut Config| {
+        outbox(config, "shop", &url);
+        // Tests have a shorter lease, which is renewed more often.
+        config.lease = Config::defaults().lease;
+    };
+    let tickr = TestApp::start_alone(|_| {}, idle).await;
+    eventually("the source is up", || async { (seen(&tickr, "shop").await["up"] == true).then_some(()) }).await;
+    let (mut own, mut source) = (tickr.mysql().await, shop.mysql().await);
+    // The loops have finished what they do once after a start.
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    let (before, began) = ([questions(&mut own).await, questions(&mut source).await], Instant::now());
+    tokio::time::sleep(Duration::from_secs(12)).await;
+    let after = [questions(&mut own).await, questions(&mut source).await];
+    let elapsed = began.elapsed().as_secs_f64();
+    // One of them is the question itself.
+    let [own, source] = [0, 1].map(|at| (after[at] - before[at] - 1) as f64 / elapsed);
+    println!("{own:.1} statements a second to the server of tickr, {source:.1} to that of the application");
+    assert!(source >= 0.5, "it looks for rows");
+    assert!(own + source <= 10.0, "{own} and {source} statements a second");
+    tickr.stop().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn the_lag_of_a_source_is_measured_by_its_clock_alone() {
     let shop = Shop::beside().await;
