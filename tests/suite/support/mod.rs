@@ -23,6 +23,7 @@ pub(crate) mod smtp_sink;
 mod sse;
 mod suspects;
 mod translator;
+pub(crate) mod writers;
 
 pub(crate) use app::{Answer, TestApp, answer, draft};
 pub(crate) use calls::{call, make_api_key};

@@ -187,11 +187,14 @@ async fn serve(listener: TcpListener, upstream: Upstream, shared: Arc<Shared>) {
         let shared = Arc::clone(&shared);
         match &upstream {
             Upstream::Socket(path) => {
-                let (reader, writer) = UnixStream::connect(path).await.unwrap().into_split();
+                // A test may have killed the server. Then the client is turned away.
+                let Ok(stream) = UnixStream::connect(path).await else { continue };
+                let (reader, writer) = stream.into_split();
                 tokio::spawn(relay(client, reader, writer, shared));
             }
             Upstream::Tcp(host) => {
-                let (reader, writer) = TcpStream::connect(host).await.unwrap().into_split();
+                let Ok(stream) = TcpStream::connect(host).await else { continue };
+                let (reader, writer) = stream.into_split();
                 tokio::spawn(relay(client, reader, writer, shared));
             }
         }
