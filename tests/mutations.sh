@@ -348,6 +348,35 @@ mutants() {
     mutant 'tasks that are over' internal/api/compat/later.rs \
         '|| job.state.is_end()' '' \
         compat_later::a_task_is_repeated_after_10_20_and_40_seconds_and_is_then_forgotten
+    mutant 'rare looks into an outbox without rows' internal/engine/outbox_sources.rs \
+        'LOOK_RARELY: Duration = Duration::from_secs(1);' 'LOOK_RARELY: Duration = Duration::from_millis(50);' \
+        outbox_sources::an_idle_runner_with_an_outbox_asks_both_servers_ten_times_a_second_at_most
+    mutant 'last wait of a message' internal/api/compat/delayed.rs \
+        '8_000, 16_000]' '8_000, 8_000]' \
+        compat_delayed::a_delivery_that_fails_with_5xx_is_repeated_after_1_2_4_8_and_16_seconds
+    mutant 'attempts of a message' internal/api/compat/delayed.rs \
+        'max_attempts: Some(1 + RETRY_DELAYS_MS.len() as u32),' 'max_attempts: Some(RETRY_DELAYS_MS.len() as u32),' \
+        compat_delayed::a_delivery_that_fails_with_5xx_is_repeated_after_1_2_4_8_and_16_seconds
+    mutant 'idempotency key of a message' internal/api/compat/delayed.rs \
+        'key.request("POST /schedule", Some(&text))?;' 'key.request("POST /schedule", Some(&text))?.filter(|_| false);' \
+        compat_delayed::a_message_that_is_scheduled_twice_with_one_idempotency_key_is_one_message
+    mutant 'service that cannot be called' internal/app/mod.rs \
+        '&& let Some(problem) = kinds::callbacks(config).problem_of(&delayed.url).await' \
+        '&& let Some(problem) = kinds::callbacks(config).problem_of(&delayed.url).await.filter(|_| false)' \
+        compat_delayed::a_service_that_cannot_be_called_is_named_at_the_start
+    mutant 'first wait of a task' internal/handlers/later.rs \
+        'Duration::from_secs(10);' 'Duration::from_secs(11);' \
+        compat_later::a_task_is_repeated_after_10_20_and_40_seconds_and_is_then_forgotten
+    mutant 'longest wait of a task' internal/handlers/later.rs \
+        'cap_ms: ms(RETRY_CAP),' 'cap_ms: 60_000,' \
+        compat_later::each_wait_of_a_task_is_twice_as_long_as_the_one_before_up_to_a_week
+    mutant 'idempotency key of a task' internal/api/compat/later.rs \
+        'key.request("POST /create", Some(&text))?;' 'key.request("POST /create", Some(&text))?.filter(|_| false);' \
+        compat_later::a_task_that_is_created_twice_with_one_idempotency_key_is_one_task
+    mutant '500 without MySQL' internal/api/compat/later.rs \
+        'StatusCode::SERVICE_UNAVAILABLE => StatusCode::INTERNAL_SERVER_ERROR,' \
+        'StatusCode::SERVICE_UNAVAILABLE => StatusCode::SERVICE_UNAVAILABLE,' \
+        compat_later::without_mysql_the_answer_is_500
     mutant 'results that are too large for their jobs' internal/app/kinds.rs \
         'registry.keep_large_results(finished.clone());' '' \
         shared_reports::a_result_that_is_too_large_for_its_job_becomes_a_file

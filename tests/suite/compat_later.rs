@@ -1,6 +1,8 @@
 //! The interface of Later: `POST /create`, `/delete` and `/query`, and its callbacks.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use chrono::{DateTime, Utc};
 use futures_util::future::join_all;
@@ -108,19 +110,23 @@ async fn only_the_code_100_is_a_success_whatever_the_status_is() {
     tickr.stop().await;
 }
 
+/// The delay between the end of the newest attempt and the next one, in milliseconds.
+async fn wait_ms(tickr: &TestApp, id: JobId) -> i64 {
+    let sql = "SELECT TIMESTAMPDIFF(MICROSECOND, a.finished_at, o.execute_at) DIV 1000 AS ms FROM owed o \
+               JOIN attempts a ON a.job_id = o.id AND a.number = o.attempt WHERE o.id = ?";
+    sqlx::query(sql).bind(id.uuid()).fetch_one(&mut tickr.mysql().await).await.unwrap().get("ms")
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_task_is_repeated_after_10_20_and_40_seconds_and_is_then_forgotten() {
     let sink = Sink::start(|_, _| (200, r#"{"code":101}"#.to_owned())).await;
     let tickr = TestApp::start_with(on, Registry::new()).await;
     let task = create(&tickr.url(""), 0, 3, &sink.url()).await;
     let id: JobId = task.parse().unwrap();
-    let sql = "SELECT TIMESTAMPDIFF(MICROSECOND, a.finished_at, o.execute_at) DIV 1000 AS ms FROM owed o \
-               JOIN attempts a ON a.job_id = o.id AND a.number = o.attempt WHERE o.id = ?";
     let first = query(&tickr.url(""), &task).await.1["execute_time"].clone();
     for (attempt, expected) in [(1, 10_000), (2, 20_000), (3, 40_000)] {
         tickr.until_attempts(id, attempt).await;
-        let row = sqlx::query(sql).bind(id.uuid()).fetch_one(&mut tickr.mysql().await).await.unwrap();
-        assert_eq!(row.get::<i64, _>("ms"), expected, "after attempt {attempt}");
+        assert_eq!(wait_ms(&tickr, id).await, expected, "after attempt {attempt}");
         let (status, shown) = query(&tickr.url(""), &task).await;
         assert_eq!((status, &shown["max_retry"], &shown["has_retry"]), (200, &json!(3), &json!(attempt)));
         assert_eq!(shown["execute_time"], first, "it is the time that the client asked for");
@@ -131,6 +137,73 @@ async fn a_task_is_repeated_after_10_20_and_40_seconds_and_is_then_forgotten() {
     assert_eq!(query(&tickr.url(""), &task).await.0, 404);
     let dead = tickr.get("/v1/dead-letters?kind=later").await;
     assert_eq!(dead.body["data"].as_array().unwrap().len(), 1, "an operator can replay it: {:#}", dead.body);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn each_wait_of_a_task_is_twice_as_long_as_the_one_before_up_to_a_week() {
+    let sink = Sink::start(|_, _| (200, r#"{"code":102}"#.to_owned())).await;
+    let tickr = TestApp::start_with(on, Registry::new()).await;
+    let id: JobId = create(&tickr.url(""), 0, 18, &sink.url()).await.parse().unwrap();
+    let mut waits = Vec::new();
+    for attempt in 1..=18 {
+        tickr.until_attempts(id, attempt).await;
+        waits.push(wait_ms(&tickr, id).await);
+        assert_eq!(tickr.post(&format!("/v1/jobs/{id}/run-now"), json!({})).await.status, 200);
+    }
+    let expected: Vec<i64> = (0..18).map(|n| (10_000 << n).min(7 * 86_400_000)).collect();
+    assert_eq!(waits, expected);
+    tickr.until(id, State::Failed).await;
+    assert_eq!(sink.calls().len(), 19);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_task_that_is_created_twice_with_one_idempotency_key_is_one_task() {
+    let sink = Sink::start(success).await;
+    let tickr = TestApp::start_with(on, Registry::new()).await;
+    let once = async |content: &str| {
+        let task = json!({"topic": "order", "delay": 0, "retry": 3, "callback": sink.url(), "content": content});
+        let request = http().post(tickr.url("/create")).header("idempotency-key", "order-42");
+        let response = request.body(task.to_string()).send().await.unwrap();
+        (response.status().as_u16(), response.text().await.unwrap())
+    };
+    let first = once("hello").await;
+    assert_eq!((first.0, &once("hello").await), (200, &first));
+    let (status, said) = once("another").await;
+    assert!(status == 400 && said.contains("idempotency_conflict"), "{status} {said}");
+    tickr.until_idle().await;
+    assert_eq!(sink.calls().len(), 1);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_operation_replays_the_tasks_of_a_receiver_that_was_down_and_each_is_delivered_once() {
+    let mended = Arc::<AtomicBool>::default();
+    let is_mended = Arc::clone(&mended);
+    let answer = move |_: usize, _: &Value| {
+        let code = if is_mended.load(Ordering::SeqCst) { 100 } else { 102 };
+        (200, json!({"code": code}).to_string())
+    };
+    let sink = Sink::start(answer).await;
+    let tickr = TestApp::start_with(on, Registry::new()).await;
+    let (base, receiver) = (tickr.url(""), sink.url());
+    let tasks = join_all((0..40).map(|_| create(&base, 0, 0, &receiver))).await;
+    let tasks: BTreeSet<String> = tasks.into_iter().collect();
+    tickr.until_count("SELECT COUNT(*) FROM attempts WHERE end_state = 'failed'", 40).await;
+    mended.store(true, Ordering::SeqCst);
+    let failed = sink.calls().len();
+    let replay = json!({"action": "replay", "filter": {"kind": "later"}, "reason": "the receiver is back"});
+    assert_eq!(tickr.post("/v1/operations", replay).await.status, 202);
+    tickr.until_count("SELECT COUNT(*) FROM attempts WHERE end_state = 'completed'", 40).await;
+    // A replay is a task of its own, with an id of its own, and with the topic and the content of the old one.
+    let calls = sink.calls().split_off(failed);
+    let delivered: BTreeSet<&str> = calls.iter().map(|call| call.body["id"].as_str().unwrap()).collect();
+    assert_eq!((calls.len(), delivered.len()), (40, 40));
+    assert!(calls.iter().all(|call| call.body["topic"] == "order" && call.body["content"] == "hello"));
+    let replayed = tickr.get("/v1/dead-letters?status=replayed&limit=200").await;
+    let replayed = replayed.body["data"].as_array().unwrap().iter().map(|job| job["id"].as_str().unwrap().to_owned());
+    assert_eq!(replayed.collect::<BTreeSet<String>>(), tasks);
     tickr.stop().await;
 }
 
