@@ -78,6 +78,12 @@ impl Kind for Counts {
     const NAME: &'static str = "chat.counts";
 }
 
+impl Counts {
+    fn tag(token: &str) -> String {
+        format!("counts:{token}")
+    }
+}
+
 /// The parent of a number, in Redis and in the tags of jobs.
 enum Parent<'a> {
     Application(&'a str),
@@ -303,10 +309,20 @@ impl Writers {
                 return Err(Failure::reject("another job has written this number"));
             }
         }
-        // While a job of the application waits, this is that one. One that runs may have counted before this row.
-        let counts = ctx.client().enqueue(&Counts { token: token.clone() }).unique_key(&token);
-        counts.unique_until(UniqueUntil::Start).delay(self.interval).await?;
+        // A job that waits will count this row. One that runs may have counted before it. The look locks nothing; the
+        // enqueue locks the unique key, for which the other workers of the application would wait.
+        if !self.will_count(&token).await? {
+            let counts = ctx.client().enqueue(&Counts { token: token.clone() }).unique_key(&token);
+            counts.unique_until(UniqueUntil::Start).delay(self.interval).tag(Counts::tag(&token)).await?;
+        }
         Ok(().into())
+    }
+
+    /// Return whether a job waits that will count the rows of the application.
+    async fn will_count(&self, token: &str) -> Result<bool, sqlx::Error> {
+        let sql = "SELECT 1 FROM job_tags t JOIN owed o ON o.id = t.job_id \
+                   WHERE t.tag = ? AND o.state IN ('waiting', 'retrying') ORDER BY t.job_id DESC LIMIT 1";
+        Ok(sqlx::query(sql).bind(Counts::tag(token)).fetch_optional(&self.pool).await?.is_some())
     }
 
     /// Count the rows of an application: two statements, however many messages came in the meantime.

@@ -16,7 +16,17 @@ use crate::support::{answer, eventually_seen, http};
 
 /// Ask for something new. Return the status and the body.
 async fn make(base: &str, path: &str, body: &Value) -> Result<(u16, Value), reqwest::Error> {
-    let answer = http().post(format!("{base}{path}")).json(body).send().await?;
+    make_by(&http(), base, path, body).await
+}
+
+/// Do the same with a client that keeps its connections.
+async fn make_by(
+    client: &reqwest::Client,
+    base: &str,
+    path: &str,
+    body: &Value,
+) -> Result<(u16, Value), reqwest::Error> {
+    let answer = client.post(format!("{base}{path}")).json(body).send().await?;
     let status = answer.status().as_u16();
     Ok((status, answer.json().await?))
 }
@@ -85,14 +95,14 @@ async fn create(world: World, callers: usize, total: usize, chats: i64) {
         let (answered, urls, left, token) =
             (Arc::clone(&answered), Arc::clone(&urls), Arc::clone(&left), token.clone());
         calls.spawn(async move {
-            let mut round = caller as i64;
+            let (client, mut round) = (http(), caller as i64);
             while left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1)).is_ok() {
                 round += 1;
                 let chat = round % chats + 1;
                 let base = urls.lock().unwrap()[(round % 2).unsigned_abs() as usize].clone();
                 let body = format!("{caller} {round}");
                 let path = format!("/applications/{token}/chats/{chat}/messages");
-                match make(&base, &path, &json!({"body": body})).await {
+                match make_by(&client, &base, &path, &json!({"body": body})).await {
                     Ok((201, made)) => {
                         let number = made["number"].as_i64().unwrap();
                         let mut numbers = answered.numbers.lock().unwrap();
@@ -222,13 +232,13 @@ async fn counted(count: i64, a_second: u32, every: Duration) -> Duration {
     let chats = [chat(&server, &token).await, chat(&server, &token).await];
     let began = Instant::now();
     let mut tick = tokio::time::interval(Duration::from_secs(1) / a_second);
-    let mut calls = JoinSet::new();
+    let (client, mut calls) = (http(), JoinSet::new());
     for number in 0..count {
         tick.tick().await;
-        let base = server.url.clone();
+        let (client, base) = (client.clone(), server.url.clone());
         let chat = chats[usize::from(number % 2 == 1)];
         let path = format!("/applications/{token}/chats/{chat}/messages");
-        calls.spawn(async move { make(&base, &path, &json!({"body": "m"})).await.unwrap().0 });
+        calls.spawn(async move { make_by(&client, &base, &path, &json!({"body": "m"})).await.unwrap().0 });
     }
     assert!(calls.join_all().await.iter().all(|status| *status == 201));
     world.until_idle().await;
