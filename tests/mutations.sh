@@ -351,6 +351,9 @@ mutants() {
     mutant 'rare looks into an outbox without rows' internal/engine/outbox_sources.rs \
         'LOOK_RARELY: Duration = Duration::from_secs(1);' 'LOOK_RARELY: Duration = Duration::from_millis(50);' \
         outbox_sources::an_idle_runner_with_an_outbox_asks_both_servers_ten_times_a_second_at_most
+    mutant 'index of the rows of ended parents' internal/store/jobs/dependencies.rs \
+        'WHERE id IN ({places}) ORDER BY id LIMIT {}", parents.len());' 'WHERE id IN ({places})");' \
+        dependencies::children_start_while_another_session_holds_the_row_of_another_parent
     mutant 'last wait of a message' internal/api/compat/delayed.rs \
         '8_000, 16_000]' '8_000, 8_000]' \
         compat_delayed::a_delivery_that_fails_with_5xx_is_repeated_after_1_2_4_8_and_16_seconds

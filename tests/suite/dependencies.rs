@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use serde_json::{Value, json};
+use sqlx::Executor;
 use tickr::handlers::Registry;
 use tickr::job::{JobId, State};
 use tokio_util::sync::CancellationToken;
@@ -247,6 +248,32 @@ async fn the_row_of_an_ended_parent_is_followed_by_any_runner_within_seconds() {
     let forgotten = forget(&tickr, "INSERT INTO parent_ends (parent_id) VALUES (UNHEX('PARENT'))").await;
     tickr.until(forgotten, State::Completed).await;
     assert!(began.elapsed() < Duration::from_secs(4), "{:?}", began.elapsed());
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn children_start_while_another_session_holds_the_row_of_another_parent() {
+    let open = CancellationToken::new();
+    let tickr = TestApp::start_with(|config| config.workers = 8, gated(&open)).await;
+    let mut children = Vec::new();
+    for _ in 0..6 {
+        let parent = tickr.enqueue(json!({"kind": "gate", "payload": {}})).await;
+        tickr.until(parent, State::Executing).await;
+        children.push(after(&tickr, &[parent], json!({})).await);
+    }
+    // A transaction that ends a parent and is not committed yet. A session that waits for its row and holds
+    // locks of children can deadlock with it.
+    let mut other = tickr.mysql().await;
+    other.execute("BEGIN").await.unwrap();
+    other.execute("INSERT INTO parent_ends (parent_id) VALUES (UNHEX(LEFT(SHA2('p', 256), 32)))").await.unwrap();
+    let began = std::time::Instant::now();
+    open.cancel();
+    for child in children {
+        tickr.until(child, State::Completed).await;
+    }
+    tickr.until_count("SELECT COUNT(*) FROM parent_ends", 0).await;
+    println!("{:?}", began.elapsed());
+    other.execute("ROLLBACK").await.unwrap();
     tickr.stop().await;
 }
 
