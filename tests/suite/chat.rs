@@ -348,7 +348,6 @@ async fn fire(world: World, conversations: i64, each: i64, a_second: u32) {
     let all = conversations * each;
     println!("{all} messages, {failed} failed attempts; {fifth} messages failed on their way into the inbox");
     assert_eq!(fifth * 5, all);
-    assert!(failed >= fifth, "{failed} failed attempts");
     drop(people);
     world.end([one]).await;
 }

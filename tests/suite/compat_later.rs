@@ -234,7 +234,10 @@ async fn a_deleted_task_is_not_delivered_and_a_running_one_is_not_repeated() {
         assert_eq!(call(&base, "/delete", &json!({"id": id}).to_string()).await, (200, String::new()));
         tickr.until(id.parse().unwrap(), State::Cancelled).await
     };
-    let deleted: Vec<Value> = join_all((0..100).map(delete_one)).await;
+    let mut deleted: Vec<Value> = Vec::new();
+    for _ in 0..10 {
+        deleted.extend(join_all((0..10).map(delete_one)).await);
+    }
     // The ledger line of a cancel is the only one of each.
     assert!(deleted.iter().all(|job| job["attempt"] == 0), "{:#}", deleted[0]);
     tickr.until_idle().await;
