@@ -1,18 +1,24 @@
-//! Scenario `batches`: a complete runner works off a backlog whose jobs all belong to one batch. The figure beside the
-//! first is that of the same backlog without a batch. Then a batch is cancelled while it runs.
+//! Scenario `batches`: three runners work off a backlog whose jobs all belong to one batch. The figure beside the first
+//! is that of the same backlog without a batch, in the same run. Then a batch is cancelled while it runs.
 
-use std::time::Instant;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use tokio_util::sync::CancellationToken;
-
-use super::drain::product;
-use super::environment::{RunChecks, RunEnvironment, rate, stop};
+use super::drain;
+use super::environment::{RunChecks, RunEnvironment, rate, stop_all};
 use super::figure::Target;
 use super::load::{jobs, payload};
 use super::result_row::{ResultRow, Samples};
 use super::{Bench, BenchError, Scenario};
-use crate::job::{Actor, BatchId, Due, Producer, limits};
+use crate::app::App;
+use crate::job::{Actor, BatchId, Due, JobId, Producer, limits};
 use crate::store::{Answer, Callback, CallbackEvent, EnqueueOutcome, NewBatch};
+
+/// Number of runners, and of the workers of each.
+pub(super) const RUNNERS: usize = 3;
+pub(super) const WORKERS: usize = 64;
+/// Number of callbacks of a batch: one for its success and one for its end.
+const CALLBACKS: u64 = 2;
 
 pub(super) async fn run(bench: &Bench<'_>) -> Result<Vec<ResultRow>, BenchError> {
     let many = bench.jobs(100_000, 2_000);
@@ -20,13 +26,11 @@ pub(super) async fn run(bench: &Bench<'_>) -> Result<Vec<ResultRow>, BenchError>
     for round in bench.rounds() {
         let count = round.share_of(many);
         bench.progress.step("a backlog without a batch", round);
-        let mut stage = RunEnvironment::open(bench).await?;
-        let (plain, plain_checked) = product(bench, &mut stage, count).await?;
-        stage.close().await?;
+        let (plain, plain_checked) = without_links(bench, count).await?;
         bench.progress.step("a backlog in one batch", round);
         let (rate, delay_ms, checked) = work_off(bench, count).await?;
         bench.progress.step("the cancel of a batch", round);
-        let (seconds, cancel_checked) = cancel_all(bench, count).await?;
+        let (seconds, cancel_checked) = Box::pin(cancel_all(bench, count)).await?;
         if round.counts() {
             drain.bare(plain, plain_checked);
             drain.product(rate, count, checked);
@@ -34,85 +38,119 @@ pub(super) async fn run(bench: &Bench<'_>) -> Result<Vec<ResultRow>, BenchError>
             cancel.product(seconds, count, cancel_checked);
         }
     }
+    let row = |samples: Samples, name: String, unit, aim| samples.line(Scenario::Batches, name, unit, &[aim]);
     Ok(vec![
-        drain.line(
-            Scenario::Batches,
-            "drain, noop, one batch, beside none",
+        row(
+            drain,
+            format!("drain, noop, {RUNNERS} runners of {WORKERS}, one batch, beside none"),
             "jobs/s",
-            &[Target::relative_to_bare(0.85)],
+            Target::relative_to_bare(0.85),
         ),
-        told.line(Scenario::Batches, "last end of a batch to its callback", "ms", &[Target::at_most(1_000.0)]),
-        cancel.line(Scenario::Batches, format!("cancel of a batch of {many} jobs"), "s", &[Target::at_most(20.0)]),
+        row(told, "last end of a batch to the start of its callbacks".to_owned(), "ms", Target::at_most(1_000.0)),
+        row(cancel, format!("cancel of a batch of {many} jobs, to its answer"), "s", Target::at_most(20.0)),
     ])
 }
 
-/// Fill a batch with a backlog and close it.
-async fn fill(bench: &Bench<'_>, stage: &RunEnvironment<'_>, count: u64) -> Result<BatchId, BenchError> {
-    let payload = payload(bench.settings.payload_bytes)?;
-    let callbacks =
-        jobs(1, &payload, |_| Due::Now)?.into_iter().map(|job| Callback { event: CallbackEvent::Complete, job });
-    let batch = NewBatch {
-        id: BatchId::new(),
-        name: None,
-        parent: None,
-        callbacks: callbacks.collect(),
-        closed: false,
-        jobs: Vec::new(),
-    };
-    let id = batch.id;
-    let build = |_: &_| Answer { status: 201, body: String::new() };
-    stage.store.create_batch(batch, &Actor::command(), None, std::sync::Arc::new(build)).await?;
-    let mut jobs = jobs(count, &payload, |_| Due::Now)?;
-    jobs.iter_mut().for_each(|job| job.options.batch = Some(id));
-    while !jobs.is_empty() {
-        let rest = jobs.split_off(jobs.len().min(limits::MAX_BATCH));
-        let part = std::mem::replace(&mut jobs, rest);
-        if let EnqueueOutcome::Refused(refusal) = stage.store.insert_unique(Producer::tickr(), part).await? {
-            return Err(BenchError::Failed(format!("the jobs of a batch were refused: {refusal:?}")));
-        }
-    }
-    stage.store.close_batch(id, &Actor::command()).await?;
-    Ok(id)
-}
-
-/// Work off a batch. Return the rate, and the time from its last end to its own in milliseconds.
-async fn work_off(bench: &Bench<'_>, count: u64) -> Result<(f64, f64, RunChecks), BenchError> {
+/// Let the runners work off a backlog of jobs without a batch and without parents.
+pub(super) async fn without_links(bench: &Bench<'_>, count: u64) -> Result<(f64, RunChecks), BenchError> {
     let mut stage = RunEnvironment::open(bench).await?;
-    let id = fill(bench, &stage, count).await?;
-    let app = stage.app().await?;
-    // The callback ends as well.
-    stage.until_ended(count + 1).await?;
-    stop(app).await;
-    let missing = || BenchError::Failed("the batch has not ended".to_owned());
-    let last = stage.counter_connection.last_end_of(id).await?.ok_or_else(missing)?;
-    let batch = stage.store.batch(id).await?.ok_or_else(missing)?;
-    let delay = batch.completed_at.ok_or_else(missing)? - last;
+    drain::fill(bench, &stage, count).await?;
+    let apps = stage.apps(RUNNERS, WORKERS).await?;
+    let ended = stage.until_ended(count).await?;
+    stop_all(apps).await;
     let (_, started) = stage.counter_connection.beginnings(stage.first).await?;
-    let delay_ms = delay.num_microseconds().unwrap_or(i64::MAX) as f64 / 1e3;
-    let measured = (rate(count, started, last)?, delay_ms, stage.check(count + 1, 0).await?);
+    let measured = (rate(count, started, ended)?, stage.check(count, 0).await?);
     stage.close().await?;
     Ok(measured)
 }
 
-/// Cancel a batch while it runs. Return the time that this takes in seconds.
+/// Insert these jobs through the product, with their batches and parents.
+pub(super) async fn insert_linked(
+    stage: &RunEnvironment<'_>,
+    mut jobs: Vec<crate::job::NewJob>,
+) -> Result<(), BenchError> {
+    while !jobs.is_empty() {
+        let rest = jobs.split_off(jobs.len().min(limits::MAX_BATCH));
+        let part = std::mem::replace(&mut jobs, rest);
+        if let EnqueueOutcome::Refused(refusal) = stage.store.insert_unique(Producer::tickr(), part).await? {
+            return Err(BenchError::Failed(format!("jobs with a batch or with parents were refused: {refusal:?}")));
+        }
+    }
+    Ok(())
+}
+
+/// Fill a batch with a backlog and close it. Return its id and the ids of its callbacks.
+async fn fill(bench: &Bench<'_>, stage: &RunEnvironment<'_>, count: u64) -> Result<(BatchId, Vec<JobId>), BenchError> {
+    let payload = payload(bench.settings.payload_bytes)?;
+    let events = [CallbackEvent::Complete, CallbackEvent::Success, CallbackEvent::Failure];
+    let callbacks = jobs(events.len() as u64, &payload, |_| Due::Now)?.into_iter().zip(events);
+    let callbacks: Vec<_> = callbacks.map(|(job, event)| Callback { event, job }).collect();
+    let told = callbacks.iter().map(|callback| callback.job.id).collect();
+    let id = BatchId::new();
+    let batch = NewBatch { id, name: None, parent: None, callbacks, closed: false, jobs: Vec::new() };
+    let build = |_: &_| Answer { status: 201, body: String::new() };
+    stage.store.create_batch(batch, &Actor::command(), None, Arc::new(build)).await?;
+    let mut jobs = jobs(count, &payload, |_| Due::Now)?;
+    jobs.iter_mut().for_each(|job| job.options.batch = Some(id));
+    insert_linked(stage, jobs).await?;
+    stage.store.close_batch(id, &Actor::command()).await?;
+    Ok((id, told))
+}
+
+/// Work off a batch. Return the rate, and the time from its last end to the start of its last callback in milliseconds.
+async fn work_off(bench: &Bench<'_>, count: u64) -> Result<(f64, f64, RunChecks), BenchError> {
+    let mut stage = RunEnvironment::open(bench).await?;
+    let (id, callbacks) = fill(bench, &stage, count).await?;
+    let apps = stage.apps(RUNNERS, WORKERS).await?;
+    // The callbacks end as well, except that of a failure.
+    stage.until_ended(count + CALLBACKS).await?;
+    stop_all(apps).await;
+    let missing = || BenchError::Failed("the batch has not ended".to_owned());
+    let last = stage.counter_connection.last_end_of(id).await?.ok_or_else(missing)?;
+    let starts = stage.counter_connection.starts(stage.first).await?;
+    let told = starts.into_iter().filter(|(id, _)| callbacks.contains(id)).map(|(_, at)| at);
+    let delay_ms = (told.max().ok_or_else(missing)? - last).num_microseconds().unwrap_or(i64::MAX) as f64 / 1e3;
+    let (_, started) = stage.counter_connection.beginnings(stage.first).await?;
+    // Each job and each callback is there once and completed once.
+    let measured = (rate(count, started, last)?, delay_ms, stage.check(count + CALLBACKS, 0).await?);
+    stage.close().await?;
+    Ok(measured)
+}
+
+/// Cancel a batch while it runs, as a client does. Return the time that this takes in seconds.
 async fn cancel_all(bench: &Bench<'_>, count: u64) -> Result<(f64, RunChecks), BenchError> {
     let mut stage = RunEnvironment::open(bench).await?;
-    let id = fill(bench, &stage, count).await?;
-    let app = stage.app().await?;
+    let (id, _) = fill(bench, &stage, count).await?;
+    let apps = stage.apps(RUNNERS, WORKERS).await?;
     while stage.counter_connection.ended().await?.0 == 0 {
-        tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+        tokio::time::sleep(Duration::from_millis(5)).await;
     }
     let began = Instant::now();
-    let batches = stage.store.cancel_batch(id, &Actor::command()).await?;
-    app.broker().cancel_batch_jobs(&batches, &CancellationToken::new()).await?;
+    cancel_until_answered(&apps[0], id).await?;
     let seconds = began.elapsed().as_secs_f64();
     let answered = stage.counter_connection.now().await?;
+    // The callback of the end runs after a cancel as well.
     stage.until_ended(count + 1).await?;
-    stop(app).await;
+    stop_all(apps).await;
     let last_start = stage.counter_connection.last_start_of(id).await?;
     let deadlocks = stage.check(0, 0).await?.deadlocks;
     // No job may start after the answer.
     let checked = RunChecks { exactly_once: last_start.is_none_or(|start| start <= answered), deadlocks };
     stage.close().await?;
     Ok((seconds, checked))
+}
+
+/// Ask for the cancel of a batch, and again until the answer is that no job of it starts any more.
+async fn cancel_until_answered(app: &App, id: BatchId) -> Result<(), BenchError> {
+    let failed = |error: reqwest::Error| BenchError::Failed(format!("the cancel of the batch: {error}"));
+    let client = reqwest::Client::builder().no_proxy().build().map_err(failed)?;
+    let url = format!("http://{}/v1/batches/{id}/cancel", app.addr());
+    loop {
+        let answer = client.post(&url).send().await.map_err(failed)?;
+        match answer.status().as_u16() {
+            200 => return Ok(()),
+            202 => {}
+            status => return Err(BenchError::Failed(format!("the cancel of the batch was answered {status}"))),
+        }
+    }
 }

@@ -55,7 +55,7 @@ pub(super) async fn product(
 }
 
 /// Insert a backlog of due jobs. Return their ids.
-async fn fill(bench: &Bench<'_>, stage: &RunEnvironment<'_>, count: u64) -> Result<Vec<JobId>, BenchError> {
+pub(super) async fn fill(bench: &Bench<'_>, stage: &RunEnvironment<'_>, count: u64) -> Result<Vec<JobId>, BenchError> {
     let jobs = jobs(count, &payload(bench.settings.payload_bytes)?, |_| Due::Now)?;
     let ids = jobs.iter().map(|job| job.id).collect();
     insert_bare(stage.lanes(LANES).await?, jobs).await?;

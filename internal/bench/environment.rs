@@ -110,6 +110,16 @@ impl<'a> RunEnvironment<'a> {
         Ok(App::start(self.config(), Registry::new()).await?)
     }
 
+    /// Start several runners in this environment, of which each has this many workers. Stop them with [`stop_all`].
+    pub(super) async fn apps(&self, runners: usize, workers: usize) -> Result<Vec<App>, BenchError> {
+        let config = Config { workers, ..self.config().clone() };
+        let mut apps = Vec::with_capacity(runners);
+        for _ in 0..runners {
+            apps.push(App::start(&config, Registry::new()).await?);
+        }
+        Ok(apps)
+    }
+
     /// Start a complete tickr that runs none of the jobs.
     pub(super) async fn app_without_work(&self) -> Result<App, BenchError> {
         let config = Config { queues: vec!["elsewhere".to_owned()], ..self.config().clone() };
@@ -177,6 +187,13 @@ impl<'a> RunEnvironment<'a> {
 /// Stop a tickr in order.
 pub(super) async fn stop(app: App) {
     app.stop(CancellationToken::new()).await;
+}
+
+/// Stop several runners, one after the other.
+pub(super) async fn stop_all(apps: Vec<App>) {
+    for app in apps {
+        stop(app).await;
+    }
 }
 
 /// Wait until the index holds everything that it should.

@@ -28,6 +28,7 @@
 //! - `growth.rs`: scenario `growth`
 //! - `keys.rs`, `key_limits.rs`: scenario `keys`
 //! - `batches.rs`: scenario `batches`
+//! - `graphs.rs`: scenario `graphs`
 //! - `outbox.rs`: scenario `outbox`
 //! - `process.rs`: processor time and memory of a process
 //! - `progress.rs`: the progress bar
@@ -41,6 +42,7 @@ mod enqueue;
 mod environment;
 mod figure;
 mod flow;
+mod graphs;
 mod growth;
 mod idle;
 mod key_limits;
@@ -99,6 +101,8 @@ pub enum Scenario {
     Keys,
     /// Work off a backlog in one batch of jobs, and cancel one.
     Batches,
+    /// Work off random graphs of jobs with parents, and jobs without parents beside one.
+    Graphs,
     /// Rows of the outbox become jobs.
     Outbox,
     /// Work off a backlog beside a long history.
@@ -108,12 +112,13 @@ pub enum Scenario {
 impl Scenario {
     /// All scenarios except [`Delayed`](Self::Delayed) and [`Growth`](Self::Growth), which take minutes, in the order
     /// in which they run.
-    pub const USUAL: [Self; 11] = [
+    pub const USUAL: [Self; 12] = [
         Self::Enqueue,
         Self::Batch,
         Self::Drain,
         Self::Keys,
         Self::Batches,
+        Self::Graphs,
         Self::Outbox,
         Self::Flow,
         Self::Lateness,
@@ -140,6 +145,7 @@ impl Scenario {
             Self::Idle => "idle",
             Self::Keys => "keys",
             Self::Batches => "batches",
+            Self::Graphs => "graphs",
             Self::Outbox => "outbox",
             Self::Growth => "growth",
         }
@@ -256,6 +262,7 @@ pub async fn run(settings: &BenchSettings, ground: &BenchServers) -> Result<Repo
             Scenario::Idle => idle::run(&bench).await?,
             Scenario::Keys => Box::pin(keys::run(&bench)).await?,
             Scenario::Batches => Box::pin(batches::run(&bench)).await?,
+            Scenario::Graphs => Box::pin(graphs::run(&bench)).await?,
             Scenario::Outbox => Box::pin(outbox::run(&bench)).await?,
             Scenario::Growth => growth::run(&bench).await?,
         });

@@ -16,7 +16,8 @@ impl Progress {
         let (repeat, rounds) = (settings.repeat, settings.repeat + usize::from(!settings.short));
         let steps = settings.scenarios.iter().map(|scenario| match scenario {
             Scenario::Enqueue | Scenario::Batch | Scenario::Drain | Scenario::Flow => 2 * rounds,
-            Scenario::Keys | Scenario::Batches => 3 * rounds,
+            Scenario::Batches | Scenario::Graphs => 3 * rounds,
+            Scenario::Keys => 8 * rounds,
             Scenario::Outbox => rounds + repeat,
             Scenario::Rebuild => rounds,
             Scenario::Lateness => 6 * repeat,

@@ -41,8 +41,10 @@ async fn every_scenario_completes_each_job_once_and_leaves_nothing_behind() {
     assert_eq!(report["ok"], true);
     assert!(report["machine"]["cores"].as_u64().unwrap() >= 1 && report["servers"]["mysql"].is_string());
     let lines = report["lines"].as_array().unwrap();
-    for scenario in ["enqueue", "batch", "drain", "keys", "flow", "lateness", "delayed", "callback", "rebuild", "idle"]
-    {
+    for scenario in [
+        "enqueue", "batch", "drain", "keys", "batches", "graphs", "outbox", "flow", "lateness", "delayed", "callback",
+        "rebuild", "idle",
+    ] {
         assert!(lines.iter().any(|line| line["scenario"] == scenario), "{scenario} is missing:\n{out}");
     }
     for line in lines {

@@ -1,4 +1,5 @@
-//! For the scenarios `batches` and `outbox`: rows of the outbox as an application writes them, and the times of batches.
+//! For the scenarios `batches`, `graphs` and `outbox`: rows of the outbox as an application writes them, and the times of
+//! batches and of graphs.
 
 use sqlx::{Connection, MySqlConnection};
 use uuid::Uuid;
@@ -60,6 +61,20 @@ impl CounterConnection {
             .await
             .map_err(|e| StoreError::from_driver("read when jobs started", &e))?;
         Ok(found.into_iter().map(|(id, at)| (JobId::from_uuid(id), at)).collect())
+    }
+
+    /// Read when each job from id `first` on started for the first time, and when it ended.
+    ///
+    /// # Errors
+    /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
+    pub async fn spans(&mut self, first: JobId) -> Result<Vec<(JobId, Timestamp, Timestamp)>, StoreError> {
+        let sql = "SELECT job_id, MIN(started_at), MAX(finished_at) FROM attempts WHERE job_id >= ? GROUP BY job_id";
+        let found: Vec<(Uuid, Timestamp, Timestamp)> = sqlx::query_as(sql)
+            .bind(first.uuid())
+            .fetch_all(&mut self.conn)
+            .await
+            .map_err(|e| StoreError::from_driver("read when jobs started and ended", &e))?;
+        Ok(found.into_iter().map(|(id, start, end)| (JobId::from_uuid(id), start, end)).collect())
     }
 
     /// Read when the last job of a batch ended.

@@ -2,7 +2,7 @@
 //!
 //! - `bare.rs`: the writes of the product without a runner.
 //! - `growth.rs`: fills the tables before a run.
-//! - `links.rs`: rows of the outbox, and the times of batches.
+//! - `links.rs`: rows of the outbox, and the times of batches and of graphs.
 //! - `server_counters.rs`: readings of the server's counters.
 
 pub(super) mod bare;
