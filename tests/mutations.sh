@@ -76,6 +76,25 @@ mutants() {
         'if let Owner::Another { lacks } = Self::owner(&mut conn, statement).await? {' \
         'if let Owner::Another { lacks } = Self::owner(&mut conn, statement).await? && lacks.is_empty() {' \
         migrations::a_table_of_another_program_is_named_and_not_touched
+    mutant 'prefix in a statement' internal/store/sql/session.rs \
+        'match with_prefix(prefix, sql.as_str()) {' \
+        'match with_prefix(&TablePrefix::default(), if prefix.is_empty() { "" } else { sql.as_str() }) {' \
+        table_prefix::a_tickr_with_a_prefix_shares_the_database_of_laravel_and_touches_only_its_tables
+    mutant 'columns with the name of a table' internal/store/sql/table_names.rs \
+        ' && !previous.eq_ignore_ascii_case("KEY")' ' && !previous.eq_ignore_ascii_case("NO")' \
+        table_prefix::a_tickr_with_a_prefix_shares_the_database_of_laravel_and_touches_only_its_tables
+    mutant 'prefix in the keys of Redis' internal/config/load.rs \
+        'config.redis_prefix = Config::usual_redis_prefix(&config.table_prefix);' '' \
+        table_prefix::tickrs_with_two_prefixes_in_one_database_and_one_redis_do_not_see_one_another
+    mutant 'prefix in the lock of a migration' internal/store/migrate/lock.rs \
+        'if prefix.is_empty() {' 'if prefix.as_str().len() < 100 {' \
+        table_prefix::migrations_of_two_prefixes_do_not_wait_for_each_other
+    mutant 'another tickr in the database' internal/store/migrate/mod.rs \
+        'if ledger.is_empty() {' 'if ledger.is_empty() && prefix.as_str().len() > 100 {' \
+        table_prefix::a_changed_prefix_is_refused_and_makes_no_second_installation
+    mutant 'tables that two tickrs would share' internal/store/migrate/mod.rs \
+        'if self.settings.beside_another && shared.is_none() {' 'if self.settings.beside_another {' \
+        table_prefix::a_changed_prefix_is_refused_and_makes_no_second_installation
     mutant 'lock of a migration' internal/store/migrate/lock.rs \
         'Ok(Some(1_i64)) => return Ok(()),' 'Ok(Some(0 | 1_i64)) => return Ok(()),' \
         migrations::serve_answers_probes_while_it_waits_for_a_migration_and_starts_when_it_is_done

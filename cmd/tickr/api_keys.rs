@@ -30,7 +30,7 @@ pub(crate) fn command() -> Command {
     let in_store = |help: &'static str| Arg::new("in-store").long("in-store").action(ArgAction::SetTrue).help(help);
     let make = "Write to MySQL instead of calling the API: for the first API key, or when no admin key is at hand";
     let end = "Write to MySQL instead of calling the API: when the API does not answer, or the last admin key is lost";
-    const STORE: &[&str] = &["mysql_url", "log", "log_format"];
+    const STORE: &[&str] = &["mysql_url", "table_prefix", "log", "log_format"];
     let kinds = Arg::new("kinds")
         .long("kinds")
         .value_name("KINDS")

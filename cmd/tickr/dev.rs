@@ -22,7 +22,7 @@ use tickr::services::{Address, Options, Services};
 
 use crate::CommandResult;
 
-/// The sample report. It reads tickr's own tables.
+/// The sample report. It reads tickr's own tables, whose prefix it gets before it is used.
 const SAMPLE_REPORT: &str = r#"
 [reports.queries.jobs_by_state]
 title = "Jobs by kind and state"
@@ -30,9 +30,9 @@ description = "A sample over tickr's own tables"
 sql = """
 SELECT j.kind, COALESCE(o.state, a.end_state) AS state, COUNT(*) AS jobs,
   MIN(j.created_at) AS oldest, MAX(j.created_at) AS newest
-FROM jobs j LEFT JOIN owed o ON o.id = j.id
-  LEFT JOIN attempts a ON a.job_id = j.id AND a.end_state IS NOT NULL
-    AND a.number = (SELECT MAX(l.number) FROM attempts l WHERE l.job_id = j.id)
+FROM {prefix}jobs j LEFT JOIN {prefix}owed o ON o.id = j.id
+  LEFT JOIN {prefix}attempts a ON a.job_id = j.id AND a.end_state IS NOT NULL
+    AND a.number = (SELECT MAX(l.number) FROM {prefix}attempts l WHERE l.job_id = j.id)
 WHERE j.created_at >= :since GROUP BY 1, 2 ORDER BY 1, 2
 """
 params = [{ name = "since", type = "timestamp", default = 1970-01-01T00:00:00Z }]
@@ -120,7 +120,7 @@ fn defaults(loaded: &Loaded, dir: &Path) -> anyhow::Result<String> {
         values.push(("http_addr", "127.0.0.1:0".into()));
     }
     let lines: String = values.into_iter().map(|(name, value)| format!("{name} = {value}\n")).collect();
-    Ok(lines + SAMPLE_REPORT)
+    Ok(lines + &SAMPLE_REPORT.replace("{prefix}", config.table_prefix.as_str()))
 }
 
 /// Read the secret that signs the callbacks of this data folder. It is created once, so that receivers have to be
@@ -158,6 +158,7 @@ impl Addresses {
             ("TICKR_URL", format!("http://{}", app.addr())),
             ("TICKR_MYSQL_URL", config.mysql_url()?.expose().to_owned()),
             ("TICKR_REDIS_URL", config.redis_url()?.expose().to_owned()),
+            ("TICKR_TABLE_PREFIX", config.table_prefix.to_string()),
             ("TICKR_REDIS_PREFIX", config.redis_prefix.clone()),
         ]
         .into_iter()

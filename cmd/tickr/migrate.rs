@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use clap::{Arg, ArgMatches, Command};
+use clap::{Arg, ArgAction, ArgMatches, Command};
 use tickr::app::connect_store;
 use tickr::config::{Flags, Subset, parse_duration};
 use tickr::store::{MIGRATION_PATIENCE, MigrateSettings};
@@ -21,16 +21,22 @@ pub(crate) fn command() -> Command {
             "How long to retry when other transactions lock a table, such as 30s or 1h [default: 10m]. Those \
              transactions are not interrupted",
         ));
-    Flags::args(command, Subset::Only(&["mysql_url", "log", "log_format"]))
+    let command = command.arg(Arg::new("beside-another").long("beside-another").action(ArgAction::SetTrue).help(
+        "Create the tables also if the database has those of another tickr with another table_prefix. Needed once: \
+             otherwise a changed table_prefix would leave the jobs of the other tables alone",
+    ));
+    Flags::args(command, Subset::Only(&["mysql_url", "table_prefix", "log", "log_format"]))
 }
 
 pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
     let loaded = crate::load(matches, &["mysql_url"])?;
     let patience: Option<Duration> = matches.get_one("patience").copied();
+    let beside_another = matches.get_flag("beside-another");
     crate::runtime()?.block_on(async {
         let store = connect_store(&loaded.config).await?;
         let patience = patience.unwrap_or(MIGRATION_PATIENCE);
-        let migrated = store.migrate_with(&MigrateSettings { patience, ..MigrateSettings::default() }).await;
+        let migrated =
+            store.migrate_with(&MigrateSettings { patience, beside_another, ..MigrateSettings::default() }).await;
         store.close().await;
         migrated?;
         println!("the tables are up to date");

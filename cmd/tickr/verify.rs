@@ -40,6 +40,7 @@ pub(crate) fn command() -> Command {
         .arg(Arg::new("json").long("json").action(ArgAction::SetTrue).help("Print JSON"));
     let settings = [
         "mysql_url",
+        "table_prefix",
         "redis_url",
         "redis_prefix",
         "horizon",

@@ -498,6 +498,7 @@ pub async fn connect_store(config: &Config) -> Result<Store, StartError> {
         url: config.mysql_url()?.expose().to_owned(),
         connections: config.mysql_connections,
         flushers: 2,
+        table_prefix: config.table_prefix.clone(),
     };
     Store::connect(&settings, PATIENCE).await.map_err(|e| start_error(e, config))
 }

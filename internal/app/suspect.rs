@@ -112,7 +112,7 @@ fn run(
         let (tracer, exporter) = tracer_of(&config, &runner)?;
         // Use few connections: there may be many such processes.
         let url = config.mysql_url()?.expose().to_owned();
-        let settings = StoreSettings { url, connections: 1, flushers: 1 };
+        let settings = StoreSettings { url, connections: 1, flushers: 1, table_prefix: config.table_prefix.clone() };
         let store = tokio::select! {
             store = Store::connect(&settings, PATIENCE) => store?,
             () = give_back.cancelled() => return Ok(()),

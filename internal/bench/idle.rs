@@ -134,6 +134,7 @@ impl Runner {
             .env("TICKR_MYSQL_URL", config.mysql_url().map_err(crate::app::StartError::from)?.expose())
             .env("TICKR_REDIS_URL", config.redis_url().map_err(crate::app::StartError::from)?.expose())
             .env("TICKR_REDIS_PREFIX", &config.redis_prefix)
+            .env("TICKR_TABLE_PREFIX", config.table_prefix.as_str())
             // A `tickr.toml` in the current folder of the operator must not apply.
             .current_dir(std::env::temp_dir())
             .stdin(Stdio::null())

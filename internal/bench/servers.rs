@@ -166,7 +166,8 @@ impl BenchServers {
 /// Open a connection to the store of a configuration.
 pub(super) async fn store_of(config: &Config) -> Result<Store, BenchError> {
     let url = config.mysql_url().map_err(crate::app::StartError::from)?.expose().to_owned();
-    Ok(Store::connect(&StoreSettings { url, connections: 4, flushers: 1 }, PATIENCE).await?)
+    let table_prefix = config.table_prefix.clone();
+    Ok(Store::connect(&StoreSettings { url, connections: 4, flushers: 1, table_prefix }, PATIENCE).await?)
 }
 
 #[cfg(test)]

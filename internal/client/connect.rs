@@ -15,6 +15,7 @@ use tickr_config::{Config, Flags, ServerUrl};
 use tickr_event::{Events, Health};
 use tickr_handlers::Registry;
 use tickr_index::{Index, IndexSettings};
+use tickr_job::InvalidTablePrefix;
 use tickr_store::{PoolSizes, Store, StoreSettings};
 
 const ATTEMPTED: &str = "connect a client";
@@ -33,6 +34,8 @@ const LAST_HINTS: Duration = Duration::from_secs(3);
 pub struct Connect {
     config: Result<Box<Config>, Error>,
     kinds: Registry,
+    table_prefix: Option<String>,
+    redis_prefix: Option<String>,
 }
 
 impl Connect {
@@ -44,13 +47,17 @@ impl Connect {
                 ..Config::defaults()
             })
         };
-        Self { config: parsed().map(Box::new), kinds: Registry::new() }
+        Self::with(parsed().map(Box::new))
     }
 
     pub(super) fn as_configured() -> Self {
         let flags = Flags::default().requiring(&["mysql_url", "redis_url"]);
         let loaded = Config::load(&flags, Config::process_env(), Config::usual_file());
-        Self { config: loaded.map(|loaded| Box::new(loaded.config)).map_err(setup), kinds: Registry::new() }
+        Self::with(loaded.map(|loaded| Box::new(loaded.config)).map_err(setup))
+    }
+
+    fn with(config: Result<Box<Config>, Error>) -> Self {
+        Self { config, kinds: Registry::new(), table_prefix: None, redis_prefix: None }
     }
 
     /// Use the handlers' own checks and defaults for these kinds, as a runner with the same registry does. Kinds that
@@ -61,12 +68,30 @@ impl Connect {
         self
     }
 
-    /// Set the first part of every Redis key, which is that of the runners. Default: `tickr`.
-    pub fn redis_prefix(mut self, prefix: impl Into<String>) -> Self {
-        if let Ok(config) = &mut self.config {
-            config.redis_prefix = prefix.into();
-        }
+    /// Set the first part of the name of every table, which is that of the runners. Default: none.
+    pub fn table_prefix(mut self, prefix: impl Into<String>) -> Self {
+        self.table_prefix = Some(prefix.into());
         self
+    }
+
+    /// Set the first part of every Redis key, which is that of the runners. Default: `tickr`, or `tickr.shop_` with the
+    /// table prefix `shop_`.
+    pub fn redis_prefix(mut self, prefix: impl Into<String>) -> Self {
+        self.redis_prefix = Some(prefix.into());
+        self
+    }
+
+    /// Return the configuration with the prefixes, and the kinds.
+    fn finish(self) -> Result<(Box<Config>, Registry), Error> {
+        let mut config = self.config?;
+        if let Some(prefix) = self.table_prefix {
+            config.table_prefix = prefix.parse().map_err(|error: InvalidTablePrefix| setup(error))?;
+            config.redis_prefix = Config::usual_redis_prefix(&config.table_prefix);
+        }
+        if let Some(prefix) = self.redis_prefix {
+            config.redis_prefix = prefix;
+        }
+        Ok((config, self.kinds))
     }
 }
 
@@ -80,8 +105,9 @@ impl IntoFuture for Connect {
 
     fn into_future(self) -> Self::IntoFuture {
         Box::pin(async move {
-            let connection = Connection::open(&*self.config?, self.kinds).await?;
-            Ok(Client { backend: Backend::Servers(Arc::new(connection)), trace: None })
+            let (config, kinds) = self.finish()?;
+            let connection = Connection::open(&config, kinds).await?;
+            Ok(Client::on(Backend::Servers(Arc::new(connection)), None))
         })
     }
 }
@@ -114,7 +140,8 @@ impl Connection {
         })
         .map_err(setup)?;
         // Two flushers, as in a runner: one collects jobs while MySQL syncs those of the other.
-        let settings = StoreSettings { url, connections: PoolSizes::LEAST, flushers: 2 };
+        let table_prefix = config.table_prefix.clone();
+        let settings = StoreSettings { url, connections: PoolSizes::LEAST, flushers: 2, table_prefix };
         let store = Store::connect(&settings, PATIENCE).await.map_err(|error| Error::from_store(ATTEMPTED, &error))?;
         let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
         let broker = Broker::new(store.clone(), index.clone(), Arc::new(kinds), Events::default(), &tasks);

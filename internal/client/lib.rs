@@ -62,8 +62,8 @@ use http::Remote;
 use options::Body;
 use tickr_broker::Broker;
 use tickr_handlers::{Context, Kind};
-use tickr_job::{Actor, JobId, State, TraceContext};
-use tickr_store::{ActionOutcome, MySqlConnection, insert_outbox_row};
+use tickr_job::{Actor, InvalidTablePrefix, JobId, State, TablePrefix, TraceContext};
+use tickr_store::{ActionOutcome, MySqlConnection, OutboxPlace, insert_outbox_row};
 
 /// A client of tickr. Cheap to clone. There are three ways to one:
 ///
@@ -78,6 +78,8 @@ pub struct Client {
     backend: Backend,
     /// Trace that the jobs continue.
     trace: Option<TraceContext>,
+    /// Prefix of the tables of tickr, as far as the backend does not know it.
+    table_prefix: TablePrefix,
 }
 
 /// The way to the servers.
@@ -123,6 +125,10 @@ pub enum Cancelled {
 struct NoRunner;
 
 impl Client {
+    fn on(backend: Backend, trace: Option<TraceContext>) -> Self {
+        Self { backend, trace, table_prefix: TablePrefix::default() }
+    }
+
     /// Connect to the MySQL and Redis of the runners. Takes [options](Connect), then `await`.
     ///
     /// Kinds are checked by the JSON Schema of their payload types. [`Connect::kinds`] adds the handlers' own checks.
@@ -147,7 +153,22 @@ impl Client {
     /// # Errors
     /// [`Error::Setup`] when the URL cannot be used.
     pub fn http(url: &str, token: Option<&str>) -> Result<Self, Error> {
-        Ok(Self { backend: Backend::Http(Arc::new(Remote::new(url, token)?)), trace: None })
+        Ok(Self::on(Backend::Http(Arc::new(Remote::new(url, token)?)), None))
+    }
+
+    /// Set the prefix of the tables of tickr for a client of the API that enqueues within transactions of yours: its
+    /// table has the name `<prefix>outbox`. Without this call it is `tickr_outbox`, as it always is in the database of an
+    /// application. The other clients know the prefix.
+    ///
+    /// # Errors
+    /// [`Error::Setup`] when this is no prefix.
+    pub fn with_table_prefix(mut self, prefix: &str) -> Result<Self, Error> {
+        let parsed = prefix.parse().map_err(|error: InvalidTablePrefix| Error::Setup {
+            attempted: "set the table prefix",
+            source: Box::new(error),
+        });
+        self.table_prefix = parsed?;
+        Ok(self)
     }
 
     /// Enqueue a job. Takes [options](Enqueue), then `await`.
@@ -254,17 +275,20 @@ impl Client {
     }
 
     async fn insert_within(&self, transaction: &mut MySqlConnection, body: Body) -> Result<JobId, Error> {
-        let mut database = None;
+        let mut place = OutboxPlace::default();
         match self.access() {
             Access::Broker(broker, declared) => {
                 direct::check(&broker, declared.unwrap_or(&Declared::default()), &body, self.trace.as_ref())?;
-                database = broker.store().database_name();
+                place = broker.store().outbox_place();
             }
-            Access::Http(_) => body.check_size("")?,
+            Access::Http(_) => {
+                body.check_size("")?;
+                place.prefix = self.table_prefix.clone();
+            }
             Access::None => return Err(no_runner("enqueue")),
         }
         let row = body.outbox_row(self.trace.as_ref())?;
-        insert_outbox_row(transaction, database.as_deref(), &row)
+        insert_outbox_row(transaction, &place, &row)
             .await
             .map_err(|error| Error::from_store("enqueue within a transaction", &error))?;
         Ok(row.id)
@@ -315,7 +339,7 @@ impl RunnerClient {
     #[must_use]
     pub fn new(broker: &Broker) -> Self {
         let broker = Arc::new(broker.clone());
-        let client = Arc::new(Client { backend: Backend::Runner(Arc::downgrade(&broker)), trace: None });
+        let client = Arc::new(Client::on(Backend::Runner(Arc::downgrade(&broker)), None));
         Self { client, _broker: broker }
     }
 
@@ -349,6 +373,6 @@ impl ContextExt for Context {
     fn client(&self) -> Client {
         let backend =
             self.attached::<Client>().map_or_else(|| Backend::Runner(Weak::new()), |client| client.backend.clone());
-        Client { backend, trace: self.trace().cloned() }
+        Client::on(backend, self.trace().cloned())
     }
 }

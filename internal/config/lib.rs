@@ -75,7 +75,7 @@ use std::time::Duration;
 use secrecy::SecretString;
 use tracing_subscriber::filter::LevelFilter;
 
-use tickr_job::{Hours, Name, suggest};
+use tickr_job::{Hours, Name, TablePrefix, suggest};
 
 pub use alerts::{Alerts, Threshold};
 pub use callback::{Allowed, CallbackSecret, HostSecrets};
@@ -122,6 +122,8 @@ pub struct Config {
     pub shutdown_notice: Duration,
     /// Jobs due within this time are put into the index.
     pub horizon: Duration,
+    /// The first part of the name of every table.
+    pub table_prefix: TablePrefix,
     /// The first part of every index key, without braces.
     pub redis_prefix: String,
     /// Number of entries of a ready list above which no more are moved in.
@@ -329,6 +331,13 @@ impl Config {
         }
     }
 
+    /// Return the first part of the index keys if the operator set none. Two tickrs with different tables may use one
+    /// Redis, and must not take each other's entries for theirs.
+    #[must_use]
+    pub fn usual_redis_prefix(tables: &TablePrefix) -> String {
+        if tables.is_empty() { "tickr".to_owned() } else { format!("tickr.{tables}") }
+    }
+
     /// Return the store's URL, or the error for a command that did not require it.
     pub fn mysql_url(&self) -> Result<&ServerUrl, ConfigErrors> {
         self.mysql_url.as_ref().ok_or_else(|| missing("mysql_url"))
@@ -353,6 +362,7 @@ impl Config {
             shutdown_grace: Duration::ZERO,
             shutdown_notice: Duration::ZERO,
             horizon: Duration::ZERO,
+            table_prefix: TablePrefix::default(),
             redis_prefix: String::new(),
             ready_high_water: 0,
             ready_low_water: 0,

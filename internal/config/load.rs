@@ -63,6 +63,7 @@ fn make(
         SETTINGS,
         &["smtp", "kinds", "alerts", "reports", "schedules", "outboxes", "compat"],
     );
+    loading.usual_redis_prefix(&mut config);
     config.smtp = loading.smtp(&root);
     config.kinds = loading.kinds(&root);
     config.alerts = loading.alerts(&root);
@@ -181,6 +182,15 @@ impl<'a> Loading<'a> {
         match table.entries.get(setting.name) {
             Some(entry) => (self.at(entry.line), entry.node.text(setting.shape).map(Some)),
             None => (SettingOrigin::Default, Ok(setting.default.map(str::to_owned))),
+        }
+    }
+
+    /// Make the default of `redis_prefix` follow `table_prefix`.
+    fn usual_redis_prefix(&mut self, config: &mut Config) {
+        let effective = self.origins.0.iter_mut().find(|effective| effective.setting == "redis_prefix");
+        if let Some(effective) = effective.filter(|effective| effective.origin == SettingOrigin::Default) {
+            config.redis_prefix = Config::usual_redis_prefix(&config.table_prefix);
+            effective.value = Some(config.redis_prefix.clone());
         }
     }
 

@@ -8,7 +8,7 @@ use std::str::FromStr;
 use secrecy::SecretString;
 
 use super::error::Wrong;
-use tickr_job::Hours;
+use tickr_job::{Hours, TablePrefix};
 
 /// Store a parsed value in its field, so that a row of the settings table fits on one line.
 pub(super) fn put<V>(field: &mut V, parsed: Result<V, Wrong>) -> Result<(), Wrong> {
@@ -191,6 +191,18 @@ pub(super) fn key_prefix(text: &str) -> Result<String, Wrong> {
     }
 }
 
+/// Parse the prefix of the tables. An empty text means none, as it does in the environment.
+pub(super) fn table_prefix(text: &str) -> Result<TablePrefix, Wrong> {
+    if text.is_empty() {
+        return Ok(TablePrefix::default());
+    }
+    let right = || {
+        let most = TablePrefix::MAX_LEN;
+        format!("write 1 to {most} of a-z, 0-9 and _, a letter first and no upper case, like tickr_")
+    };
+    text.parse().map_err(|_| Wrong::new("not a usable prefix", right()))
+}
+
 /// Parse a log filter. It is checked here so that a typing error stops the start instead of silencing the log.
 pub(super) fn log_filter(text: &str) -> Result<String, Wrong> {
     match tracing_subscriber::EnvFilter::try_new(text) {
@@ -265,6 +277,8 @@ mod tests {
         {
             assert!(domain_or_address(bad).is_err(), "{bad}");
         }
+        assert!(table_prefix("tickr_").is_ok() && table_prefix("").is_ok_and(|prefix| prefix.is_empty()));
+        assert!(table_prefix("Tickr_").is_err() && table_prefix("_").is_err() && table_prefix("a;b").is_err());
         assert!(key_prefix("tickr").is_ok() && key_prefix("a{b").is_err() && key_prefix("").is_err());
         assert!(log_filter("info,sqlx=warn").is_ok() && log_filter("tickr=loud").is_err() && log_filter("").is_err());
         assert!(mailbox("Jobs <jobs@example.com>").is_ok() && mailbox("jobs").is_err());

@@ -83,9 +83,18 @@ pub static SETTINGS: &[Setting<Config>] = &[
         |c, t| parse::put(&mut c.horizon, duration::between(t, 10 * SECOND, DAY)),
     )
     .default("15m"),
-    Row::new("redis_prefix", "PREFIX", "First part of every index key, as in {tickr}:waiting", |c, t| {
-        parse::put(&mut c.redis_prefix, parse::key_prefix(t))
-    })
+    Row::new(
+        "table_prefix",
+        "PREFIX",
+        "First part of the name of every table, like tickr_, in a database that other programs use as well; default: none",
+        |c, t| parse::put(&mut c.table_prefix, parse::table_prefix(t)),
+    ),
+    Row::new(
+        "redis_prefix",
+        "PREFIX",
+        "First part of every index key, as in {tickr}:waiting; default with a table_prefix of shop_: tickr.shop_",
+        |c, t| parse::put(&mut c.redis_prefix, parse::key_prefix(t)),
+    )
     .default("tickr"),
     Row::new("ready_high_water", "N", "Number of entries of a ready list above which no more are moved in", |c, t| {
         parse::put(&mut c.ready_high_water, parse::number(t, 1..=1_000_000))

@@ -40,7 +40,9 @@ fn samples(name: &str) -> [&'static str; 3] {
         "mysql_url" => ["mysql://a@localhost/d", "mysql://b@localhost/d", "mysql://c@localhost/d"],
         "redis_url" => ["redis://a", "redis://b", "redis://c"],
         "http_addr" => ["127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3"],
-        "queues" | "redis_prefix" | "outbox_dir" | "reports_dir" | "callback_ca_file" => ["qa", "qb", "qc"],
+        "queues" | "table_prefix" | "redis_prefix" | "outbox_dir" | "reports_dir" | "callback_ca_file" => {
+            ["qa", "qb", "qc"]
+        }
         "lease"
         | "shutdown_grace"
         | "shutdown_notice"
@@ -97,6 +99,7 @@ fn typed(config: &Config, name: &str) -> String {
         "redis_url" => config.redis_url.as_ref().map(|url| url.expose().to_owned()).unwrap_or_default(),
         "http_addr" => config.http_addr.to_string(),
         "queues" => config.queues.join(","),
+        "table_prefix" => config.table_prefix.to_string(),
         "redis_prefix" => config.redis_prefix.clone(),
         "outbox_dir" => config.outbox_dir.as_deref().map(|dir| dir.display().to_string()).unwrap_or_default(),
         "callback_ca_file" => {

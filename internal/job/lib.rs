@@ -24,6 +24,7 @@
 //! - `spec`: [`NewJob`], the job that a client requests, and its limits
 //! - `state`: [`State`] and [`next`], the life of a job; one function knows the legal moves
 //! - `suggest`: the nearest known name for a misspelt one
+//! - `table_prefix`: [`TablePrefix`], the prefix of the tables of one tickr
 //! - `tag`: [`Tag`], a search word of a job
 //! - `time`: [`Timestamp`] and its rounding
 //! - `trace`: [`TraceContext`], the trace that a job continues
@@ -57,6 +58,7 @@ mod scope;
 mod spec;
 mod state;
 pub mod suggest;
+mod table_prefix;
 mod tag;
 mod time;
 mod trace;
@@ -89,6 +91,7 @@ pub use spec::{
     BatchPlace, Due, JobOptions, NewJob, OnConflict, OnFailure, OnParentFailure, Order, Priority, UniqueUntil, limits,
 };
 pub use state::{Refused, State, StateInput, next};
+pub use table_prefix::{InvalidTablePrefix, TablePrefix};
 pub use tag::{InvalidTag, Tag};
 pub use time::{Timestamp, ceil_ms, floor_ms};
 pub use trace::{SpanContext, SpanId, TraceContext};

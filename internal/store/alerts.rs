@@ -4,13 +4,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use sqlx::{MySqlConnection, Row};
+use sqlx::Row;
 
 use crate::rows::jobs::{Accepted, insert_owed};
 use crate::rows::links::NewLinks;
 use crate::sql::clock::read_clock;
 use crate::sql::connection::{PriorRun, on_pool, transact};
 use crate::sql::error::{Fault, again, fault};
+use crate::sql::session::Session;
 use crate::{Store, StoreError, StoreInner};
 use tickr_job::{AlertChange, AlertRule, Measured, NewJob, Timestamp};
 
@@ -54,7 +55,7 @@ impl Store {
 
 type Last = (bool, Option<Duration>);
 
-async fn read(conn: &mut MySqlConnection, name: &str, lock: &str) -> Result<Option<Last>, sqlx::Error> {
+async fn read(conn: &mut Session<'_>, name: &str, lock: &str) -> Result<Option<Last>, sqlx::Error> {
     let sql = format!(
         "SELECT firing, TIMESTAMPDIFF(MICROSECOND, fired_at, UTC_TIMESTAMP(6)) AS fired_ago_us FROM alerts \
          WHERE name = ? {lock}"
@@ -67,7 +68,7 @@ async fn read(conn: &mut MySqlConnection, name: &str, lock: &str) -> Result<Opti
 }
 
 async fn send_alert(
-    conn: &mut MySqlConnection,
+    conn: &mut Session<'_>,
     shared: &StoreInner,
     rule: &AlertRule,
     measured: Measured,

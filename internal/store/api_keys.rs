@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use sqlx::Row;
 use sqlx::mysql::MySqlRow;
-use sqlx::{MySqlConnection, Row};
 use uuid::Uuid;
 
 use crate::audit::{AuditEntry, record};
@@ -14,6 +14,7 @@ use crate::sql::clock::read_clock;
 use crate::sql::connection::{Pool, on_pool, transact};
 use crate::sql::error::{Fault, corrupt, fault};
 use crate::sql::script::rows_as_text;
+use crate::sql::session::Session;
 use crate::{Store, StoreError};
 use tickr_job::{Actor, Name, Scope, Timestamp};
 
@@ -247,7 +248,7 @@ impl Store {
     }
 }
 
-async fn read(conn: &mut MySqlConnection, name: &Name, lock: &'static str) -> Result<Option<ApiKey>, sqlx::Error> {
+async fn read(conn: &mut Session<'_>, name: &Name, lock: &'static str) -> Result<Option<ApiKey>, sqlx::Error> {
     let sql = format!("SELECT {COLUMNS} FROM api_keys WHERE name = ? {lock}");
     statement(sql).bind(name.as_str()).fetch_optional(conn).await?.as_ref().map(key).transpose()
 }

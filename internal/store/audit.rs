@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use serde_json::Value;
-use sqlx::{MySqlConnection, Row};
+use sqlx::Row;
 use uuid::Uuid;
 
 use crate::rows::aged::{Aged, purge_aged};
@@ -12,6 +12,7 @@ use crate::sql::batches::{groups, placeholders, statement, tuples};
 use crate::sql::clock::read_clock;
 use crate::sql::connection::{on_pool, transact};
 use crate::sql::error::{Fault, corrupt, fault};
+use crate::sql::session::Session;
 use crate::{Store, StoreError};
 use tickr_job::{Actor, Timestamp};
 
@@ -66,7 +67,7 @@ pub struct AuditRecord {
 }
 
 /// Record an action, in the transaction of its change.
-pub(super) async fn record(conn: &mut MySqlConnection, act: &AuditEntry, now: Timestamp) -> Result<(), sqlx::Error> {
+pub(super) async fn record(conn: &mut Session<'_>, act: &AuditEntry, now: Timestamp) -> Result<(), sqlx::Error> {
     let written = sqlx::query("INSERT INTO audit (id, at, actor, action, target, detail) VALUES (?, ?, ?, ?, ?, ?)")
         .bind(act.id)
         .bind(now)
@@ -85,11 +86,7 @@ pub(super) async fn record(conn: &mut MySqlConnection, act: &AuditEntry, now: Ti
 
 /// Record several actions of one transaction. The transaction must not run again after its commit, because this
 /// function does not accept rows that exist already.
-pub(super) async fn record_all(
-    conn: &mut MySqlConnection,
-    acts: &[AuditEntry],
-    now: Timestamp,
-) -> Result<(), sqlx::Error> {
+pub(super) async fn record_all(conn: &mut Session<'_>, acts: &[AuditEntry], now: Timestamp) -> Result<(), sqlx::Error> {
     for group in groups(acts) {
         let sql = format!(
             "INSERT INTO audit (id, at, actor, action, target, detail) VALUES {}",
@@ -111,7 +108,7 @@ pub(super) async fn record_all(
 }
 
 /// Return true if an earlier run of the same transaction has recorded this action.
-pub(super) async fn was_recorded(conn: &mut MySqlConnection, act: &AuditEntry) -> Result<bool, sqlx::Error> {
+pub(super) async fn was_recorded(conn: &mut Session<'_>, act: &AuditEntry) -> Result<bool, sqlx::Error> {
     let found: Option<i64> =
         sqlx::query_scalar("SELECT 1 FROM audit WHERE id = ?").bind(act.id).fetch_optional(conn).await?;
     Ok(found.is_some())

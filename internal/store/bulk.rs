@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use chrono::TimeDelta;
 use serde_json::json;
+use sqlx::Row;
 use sqlx::mysql::MySqlRow;
-use sqlx::{MySqlConnection, Row};
 use uuid::Uuid;
 
 use crate::audit::AuditEntry;
@@ -29,6 +29,7 @@ use crate::sql::batches::{groups, placeholders, statement, tuples};
 use crate::sql::clock::read_clock;
 use crate::sql::connection::{PriorRun, on_pool, transact};
 use crate::sql::error::{again, corrupt};
+use crate::sql::session::Session;
 use crate::{Store, StoreError, StoreInner};
 use tickr_job::{
     Action, Actor, Filter, JobId, Name, NewOperation, Operation, OperationState, RunnerId, State, StateInput,
@@ -360,7 +361,7 @@ fn micros(span: Duration) -> i64 {
 }
 
 async fn insert(
-    conn: &mut MySqlConnection,
+    conn: &mut Session<'_>,
     new: &NewOperation,
     actor: &Actor,
     estimate: Counted,
@@ -385,7 +386,7 @@ async fn insert(
     .map(drop)
 }
 
-async fn read(conn: &mut MySqlConnection, id: Uuid) -> Result<Option<Operation>, sqlx::Error> {
+async fn read(conn: &mut Session<'_>, id: Uuid) -> Result<Option<Operation>, sqlx::Error> {
     let sql = format!("SELECT {COLUMNS} FROM operations WHERE id = ?");
     statement(sql).bind(id).fetch_optional(conn).await?.as_ref().map(operation).transpose()
 }
@@ -422,7 +423,7 @@ struct Locked {
     token: Uuid,
 }
 
-async fn lock(conn: &mut MySqlConnection, id: Uuid) -> Result<Option<Locked>, sqlx::Error> {
+async fn lock(conn: &mut Session<'_>, id: Uuid) -> Result<Option<Locked>, sqlx::Error> {
     let sql = format!("SELECT {COLUMNS} FROM operations WHERE id = ? FOR UPDATE");
     let Some(row) = statement(sql).bind(id).fetch_optional(conn).await? else { return Ok(None) };
     let operation = operation(&row)?;
@@ -430,7 +431,7 @@ async fn lock(conn: &mut MySqlConnection, id: Uuid) -> Result<Option<Locked>, sq
 }
 
 async fn advance(
-    conn: &mut MySqlConnection,
+    conn: &mut Session<'_>,
     shared: &StoreInner,
     held: OperationLease,
     most: u32,
@@ -480,7 +481,7 @@ async fn advance(
 
 /// Find the next jobs of an operation. Also return the new position of the walk; absent at its end.
 async fn next_jobs(
-    conn: &mut MySqlConnection,
+    conn: &mut Session<'_>,
     operation: &Operation,
     place: Option<Uuid>,
     most: u32,
@@ -525,7 +526,7 @@ struct Work {
 impl Work {
     async fn carry_out(
         &mut self,
-        conn: &mut MySqlConnection,
+        conn: &mut Session<'_>,
         shared: &StoreInner,
         operation: &Operation,
         ids: &[Uuid],
@@ -579,7 +580,7 @@ impl Work {
 
     async fn act_on_each(
         &mut self,
-        conn: &mut MySqlConnection,
+        conn: &mut Session<'_>,
         shared: &StoreInner,
         ids: &[Uuid],
         event: StateInput,
@@ -611,7 +612,7 @@ impl Work {
     /// Change the due time or priority of waiting jobs.
     async fn change(
         &mut self,
-        conn: &mut MySqlConnection,
+        conn: &mut Session<'_>,
         operation: &Operation,
         ids: &[Uuid],
         now: Timestamp,
@@ -660,12 +661,7 @@ impl Work {
 }
 
 /// Write an audit record for each changed job, with the actor and the operation.
-async fn audit(
-    conn: &mut MySqlConnection,
-    operation: &Operation,
-    ids: &[Uuid],
-    now: Timestamp,
-) -> Result<(), sqlx::Error> {
+async fn audit(conn: &mut Session<'_>, operation: &Operation, ids: &[Uuid], now: Timestamp) -> Result<(), sqlx::Error> {
     let detail = json!({"operation": operation.id}).to_string();
     for group in groups(ids) {
         let sql = format!(

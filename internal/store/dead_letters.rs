@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 use serde_json::json;
 use serde_json::value::RawValue;
+use sqlx::Row;
 use sqlx::mysql::MySqlRow;
-use sqlx::{MySqlConnection, Row};
 use uuid::Uuid;
 
 use crate::audit::AuditEntry;
@@ -25,6 +25,7 @@ use crate::sql::batches::{MAX_ROWS, bind_padded, in_list, padded_len, placeholde
 use crate::sql::clock::read_clock;
 use crate::sql::connection::{PriorRun, on_pool, transact};
 use crate::sql::error::corrupt;
+use crate::sql::session::Session;
 use crate::{Store, StoreError};
 use tickr_job::{Actor, DeadLetterStatus, Fingerprint, JobId, JobOptions, Name, NewJob, Priority, State, Timestamp};
 
@@ -119,7 +120,7 @@ impl Failure {
 /// Lock these jobs in the order of their ids. Returns the failure of each failed job that was neither replayed nor
 /// discarded, and a refusal for each other job.
 async fn lock_failed(
-    conn: &mut MySqlConnection,
+    conn: &mut Session<'_>,
     ids: &[Uuid],
 ) -> Result<BTreeMap<Uuid, Result<Failure, Refusal>>, sqlx::Error> {
     let lock = "SELECT id FROM jobs FORCE INDEX (PRIMARY) WHERE id IN";
@@ -154,10 +155,7 @@ async fn lock_failed(
 }
 
 /// Read these jobs. A job that cannot be read is returned with the reason.
-async fn originals(
-    conn: &mut MySqlConnection,
-    ids: &[Uuid],
-) -> Result<Vec<(Uuid, Result<Original, String>)>, sqlx::Error> {
+async fn originals(conn: &mut Session<'_>, ids: &[Uuid]) -> Result<Vec<(Uuid, Result<Original, String>)>, sqlx::Error> {
     if ids.is_empty() {
         return Ok(Vec::new());
     }
@@ -190,7 +188,7 @@ async fn originals(
 }
 
 /// Take the unique key of a new job. Returns a refusal when another job holds it.
-async fn take_key(conn: &mut MySqlConnection, job: &NewJob) -> Result<Option<Refusal>, sqlx::Error> {
+async fn take_key(conn: &mut Session<'_>, job: &NewJob) -> Result<Option<Refusal>, sqlx::Error> {
     let Some(key) = &job.unique_key else { return Ok(None) };
     let (kind, key, id) = (&job.kind, key.as_bytes(), job.id.uuid());
     let holder = lock_or_take(conn, WantedKey { kind, key, id, for_ms: job.options.unique_for_ms }).await?;
@@ -203,7 +201,7 @@ pub(super) type Each<T> = Vec<(JobId, Result<T, Refusal>)>;
 /// Insert a new job for each failed job, and store in both which one belongs to it. Runs in the caller's transaction.
 /// `ids` must be sorted.
 pub(super) async fn replay_all(
-    conn: &mut MySqlConnection,
+    conn: &mut Session<'_>,
     ids: &[Uuid],
     remake: &Remake,
     actor: &Actor,
@@ -280,7 +278,7 @@ pub(super) async fn replay_all(
 
 /// Discard dead letters. Runs in the caller's transaction. `ids` must be sorted.
 pub(super) async fn discard_all(
-    conn: &mut MySqlConnection,
+    conn: &mut Session<'_>,
     ids: &[Uuid],
     reason: &str,
     actor: &Actor,
@@ -396,7 +394,7 @@ impl Store {
 }
 
 async fn finish_action<T>(
-    conn: &mut MySqlConnection,
+    conn: &mut Session<'_>,
     done: Result<T, Refusal>,
     answer: Option<Answer>,
     idempotent: Option<&IdempotentRequest>,
@@ -411,7 +409,7 @@ async fn finish_action<T>(
 }
 
 async fn backfill_dead_letters(
-    conn: &mut MySqlConnection,
+    conn: &mut Session<'_>,
     before: Option<JobId>,
 ) -> Result<(usize, Option<JobId>), sqlx::Error> {
     let sql = "SELECT w.job_id, w.end_state, d.job_id IS NULL AS missing FROM (SELECT job_id, end_state FROM attempts \
@@ -577,7 +575,7 @@ impl Store {
 }
 
 async fn dead_letter_groups(
-    conn: &mut MySqlConnection,
+    conn: &mut Session<'_>,
     kind: Option<&Name>,
     after: Option<(Timestamp, Fingerprint)>,
     limit: u32,
@@ -645,7 +643,7 @@ async fn dead_letter_groups(
 /// Read the time of the first failure of the retried jobs in these groups. The index `dead_letters_first` has it for
 /// each fingerprint.
 async fn first_failures(
-    conn: &mut MySqlConnection,
+    conn: &mut Session<'_>,
     groups: &[MySqlRow],
 ) -> Result<BTreeMap<Fingerprint, Timestamp>, sqlx::Error> {
     let fingerprints: Vec<[u8; 8]> = groups
@@ -670,7 +668,7 @@ async fn first_failures(
 }
 
 async fn dead_letter_group(
-    conn: &mut MySqlConnection,
+    conn: &mut Session<'_>,
     fingerprint: Fingerprint,
 ) -> Result<Option<WholeDeadLetterGroup>, sqlx::Error> {
     let bytes = fingerprint.bytes().to_vec();

@@ -10,8 +10,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use sqlx::Row;
 use sqlx::mysql::MySqlRow;
-use sqlx::{MySqlConnection, Row};
 use uuid::Uuid;
 
 use crate::audit::{AuditEntry, record};
@@ -19,6 +19,7 @@ use crate::rows::aged::{Aged, purge_aged};
 use crate::sql::batches::{bind_padded, groups_by_bytes, padded_len, placeholders, statement, tuples};
 use crate::sql::connection::{on_pool, transact};
 use crate::sql::error::{Fault, corrupt, fault, waited_for_lock};
+use crate::sql::session::Session;
 use crate::{Store, StoreError};
 use tickr_job::Timestamp;
 
@@ -102,15 +103,12 @@ impl StoredResponse {
 }
 
 /// Read the stored row for this idempotency key, if there is one.
-async fn find(
-    conn: &mut MySqlConnection,
-    idempotent: &IdempotentRequest,
-) -> Result<Option<StoredResponse>, sqlx::Error> {
+async fn find(conn: &mut Session<'_>, idempotent: &IdempotentRequest) -> Result<Option<StoredResponse>, sqlx::Error> {
     Ok(find_all(conn, &[idempotent.key]).await?.remove(&idempotent.key))
 }
 
 pub(super) async fn find_all(
-    conn: &mut MySqlConnection,
+    conn: &mut Session<'_>,
     keys: &[Digest],
 ) -> Result<BTreeMap<Digest, StoredResponse>, sqlx::Error> {
     let mut found = BTreeMap::new();
@@ -140,7 +138,7 @@ fn digest(row: &MySqlRow, column: &str) -> Result<Digest, sqlx::Error> {
 /// Insert the rows of requests that are being carried out, in key order. Fails with 1062 if another request inserted
 /// one of the keys first.
 pub(super) async fn store_responses(
-    conn: &mut MySqlConnection,
+    conn: &mut Session<'_>,
     requests: &mut [(&IdempotentRequest, &Answer)],
     now: Timestamp,
 ) -> Result<(), sqlx::Error> {
@@ -171,7 +169,7 @@ pub(super) async fn store_responses(
 /// Return the outcome that an earlier call of the same request has stored, if there was one. `done` is the result of
 /// the request, in case the stored row is its own.
 pub(super) async fn stored_before<T, R>(
-    conn: &mut MySqlConnection,
+    conn: &mut Session<'_>,
     idempotent: Option<&IdempotentRequest>,
     done: Option<T>,
 ) -> Result<Option<IdempotentOutcome<T, R>>, sqlx::Error> {
@@ -182,7 +180,7 @@ pub(super) async fn stored_before<T, R>(
 /// Store the response of a request that this transaction carries out. If another request has taken the key, everything
 /// is rolled back, and the outcome of this request is returned: the caller then writes nothing more.
 pub(super) async fn store_answer<T, R>(
-    conn: &mut MySqlConnection,
+    conn: &mut Session<'_>,
     idempotent: Option<&IdempotentRequest>,
     answer: &Answer,
     now: Timestamp,
@@ -197,7 +195,7 @@ pub(super) async fn store_answer<T, R>(
 /// Store the response of a request that this transaction has carried out, record the action in the audit, and return
 /// the outcome. If another request has taken the key, return the outcome of that one instead, as [`store_answer`] does.
 pub(super) async fn finish<T, R>(
-    conn: &mut MySqlConnection,
+    conn: &mut Session<'_>,
     idempotent: Option<&IdempotentRequest>,
     act: &AuditEntry,
     (done, answer): (T, Answer),
@@ -213,7 +211,7 @@ pub(super) async fn finish<T, R>(
 /// Roll back and return the outcome of a request that cannot go on because another request took its key. Other errors
 /// are returned as they are.
 async fn resolve_conflict<T, R>(
-    conn: &mut MySqlConnection,
+    conn: &mut Session<'_>,
     idempotent: &IdempotentRequest,
     error: sqlx::Error,
 ) -> Result<IdempotentOutcome<T, R>, sqlx::Error> {

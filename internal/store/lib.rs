@@ -117,7 +117,7 @@ pub use jobs::watch::JobRevision;
 pub use limits::{LimitOutcome, MAX_LIMITS};
 pub use migrate::{MIGRATION_PATIENCE, MigrateSettings};
 pub use outbox::copies::{SourceCopy, SourceState, SourceTurn, TakeOver};
-pub use outbox::insert::{NewOutboxRow, insert_outbox_row};
+pub use outbox::insert::{NewOutboxRow, OutboxPlace, insert_outbox_row};
 pub use outbox::leader::OutboxState;
 pub use outbox::pages::{KeyedRow, OutboxPage, PrepareRow, PreparedRow};
 pub use outbox::rejected::{RejectedAction, RejectedRow};
@@ -148,6 +148,8 @@ pub use sql::connection::PoolGuard;
 pub use sql::durability::Durability;
 pub use sql::error::{ServerError, StoreError};
 pub use sql::pools::PoolSizes;
+#[doc(hidden)]
+pub use sql::table_names::with_prefix;
 pub use verify::evidence::{
     Evidence, EvidencePage, JobEvidence, JobRow, LedgerRow, OwedRow, Tallies, TallyKey, TickPlace, Walk,
 };
@@ -180,7 +182,7 @@ use sql::durability::Variables;
 use sql::group_commit::GroupCommit;
 use sql::pools::Pools;
 
-use tickr_job::{JobId, Name, NewJob, RunnerId};
+use tickr_job::{JobId, Name, NewJob, RunnerId, TablePrefix};
 
 /// Inserts that may wait for a flusher. Further ones are refused.
 const WAITING_INSERTS: usize = 20_000;
@@ -203,6 +205,8 @@ pub struct StoreSettings {
     pub connections: u32,
     /// Number of flushers of each kind of group commit.
     pub flushers: usize,
+    /// The prefix of the tables.
+    pub table_prefix: TablePrefix,
 }
 
 impl std::fmt::Debug for StoreSettings {
@@ -295,7 +299,7 @@ impl Store {
         let options = MySqlConnectOptions::from_str(&settings.url)
             // The driver's message may contain the URL.
             .map_err(|_| refused("the url is not mysql://user:password@host:port/database".into()))?;
-        let options = Target::new(options);
+        let options = Target::new(options, settings.table_prefix.clone());
         let (started, mut told) = (Instant::now(), false);
         let first = loop {
             match FirstWords::exchange(&options).await {
@@ -391,7 +395,7 @@ impl Store {
         if name.is_empty() || !name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_') {
             return Err(refused("the url must name a database whose name has only letters, digits and underscores"));
         }
-        let conn = sql::connection::open(&Target::new(options.database("")))
+        let conn = sql::connection::open_driver(&Target::new(options.database(""), TablePrefix::default()))
             .await
             .map_err(|e| StoreError::from_driver(attempted, &e))?;
         Ok((conn, name))

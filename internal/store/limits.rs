@@ -3,14 +3,13 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use sqlx::MySqlConnection;
-
 use crate::audit::{AuditEntry, record, was_recorded};
 use crate::jobs::condition::Condition;
 use crate::rows::limits::{COLUMNS, LimitSetting, read_limits, setting};
 use crate::sql::batches::statement;
 use crate::sql::clock::read_clock;
 use crate::sql::connection::{Pool, PriorRun, on_pool, transact};
+use crate::sql::session::Session;
 use crate::{Store, StoreError};
 use tickr_job::{Actor, Limit, Name};
 
@@ -183,13 +182,13 @@ fn audit_detail(limit: &Limit) -> serde_json::Value {
     })
 }
 
-async fn lock(conn: &mut MySqlConnection, name: &Name) -> Result<Option<LimitSetting>, sqlx::Error> {
+async fn lock(conn: &mut Session<'_>, name: &Name) -> Result<Option<LimitSetting>, sqlx::Error> {
     let sql = format!("SELECT {COLUMNS} FROM limits WHERE name = ? FOR UPDATE");
     let row = statement(sql).bind(name.as_str()).fetch_optional(conn).await?;
     row.as_ref().map(setting).transpose()
 }
 
-async fn write(conn: &mut MySqlConnection, set: &LimitSetting) -> Result<(), sqlx::Error> {
+async fn write(conn: &mut Session<'_>, set: &LimitSetting) -> Result<(), sqlx::Error> {
     let Limit { name, kind, queue, shared_by, fair, breaker, bounds, overrides } = &set.limit;
     let overrides = if overrides.is_empty() {
         None

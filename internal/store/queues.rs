@@ -1,7 +1,7 @@
 //! Settings of queues, made by operators.
 
+use sqlx::Row;
 use sqlx::mysql::MySqlRow;
-use sqlx::{MySqlConnection, Row};
 
 use crate::audit::{AuditEntry, record, was_recorded};
 use crate::jobs::condition::Condition;
@@ -10,6 +10,7 @@ use crate::sql::clock::read_clock;
 use crate::sql::connection::{Pool, PriorRun, on_pool, transact};
 use crate::sql::error::corrupt;
 use crate::sql::script::rows_as_text;
+use crate::sql::session::Session;
 use crate::{Store, StoreError};
 use tickr_job::{Actor, Name, Priority, Timestamp};
 
@@ -185,7 +186,7 @@ impl PauseRequest {
 
 /// Lock the row of a queue, and insert it first if there is none. Return nothing if the number of rows is at its limit.
 async fn lock(
-    conn: &mut MySqlConnection,
+    conn: &mut Session<'_>,
     name: &Name,
     by: &Actor,
     now: Timestamp,
@@ -206,7 +207,7 @@ async fn lock(
     setting(&row).map(Some)
 }
 
-async fn write(conn: &mut MySqlConnection, after: &QueueSetting) -> Result<(), sqlx::Error> {
+async fn write(conn: &mut Session<'_>, after: &QueueSetting) -> Result<(), sqlx::Error> {
     let pause = after.pause.as_ref();
     let sql = "UPDATE queues SET priority = ?, concurrency = ?, paused_at = ?, paused_by = ?, pause_reason = ?, \
                changed_at = ?, changed_by = ?, version = ? WHERE name = ?";

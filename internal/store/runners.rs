@@ -9,8 +9,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
+use sqlx::Row;
 use sqlx::mysql::MySqlRow;
-use sqlx::{MySqlConnection, Row};
 use uuid::Uuid;
 
 use crate::audit::{AuditEntry, record, was_recorded};
@@ -21,6 +21,7 @@ use crate::sql::clock::read_clock;
 use crate::sql::connection::{PriorRun, on_pool, transact};
 use crate::sql::error::corrupt;
 use crate::sql::script::rows_as_text;
+use crate::sql::session::Session;
 use crate::{Store, StoreError};
 use tickr_job::{Actor, AttemptToken, JobId, Name, Progress, RunnerId, Timestamp};
 
@@ -311,7 +312,7 @@ impl Store {
     }
 }
 
-async fn worker_jobs_of(conn: &mut MySqlConnection, ids: &[Uuid]) -> Result<Vec<(RunnerId, WorkerJob)>, sqlx::Error> {
+async fn worker_jobs_of(conn: &mut Session<'_>, ids: &[Uuid]) -> Result<Vec<(RunnerId, WorkerJob)>, sqlx::Error> {
     let list = placeholders(padded_len(ids.len()));
     let sql = format!("SELECT {JOB} FROM owed FORCE INDEX (PRIMARY) WHERE id IN {list} AND state = 'executing'");
     let query = bind_padded(statement(sql), ids);

@@ -7,13 +7,14 @@
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
+use sqlx::Row;
 use sqlx::mysql::MySqlRow;
-use sqlx::{MySqlConnection, Row};
 
 use crate::sql::batches::{MAX_ROWS, bind_padded, padded, padded_len, placeholders, statement, tuples};
 use crate::sql::clock::read_clock;
 use crate::sql::connection::on_pool;
 use crate::sql::error::corrupt;
+use crate::sql::session::Session;
 use crate::{Store, StoreError};
 use tickr_job::{Histogram, Point, RunnerId, Series, SlotWidth, Span, Tally, Timestamp, Window};
 
@@ -208,7 +209,7 @@ impl Store {
 /// Most rows of one [`Store::write_samples`].
 pub const MAX_SAMPLES: usize = MAX_ROWS;
 
-async fn write(conn: &mut MySqlConnection, runner: &RunnerId, samples: &[Sample]) -> Result<(), sqlx::Error> {
+async fn write(conn: &mut Session<'_>, runner: &RunnerId, samples: &[Sample]) -> Result<(), sqlx::Error> {
     let mut sorted: Vec<&Sample> = samples.iter().take(MAX_SAMPLES).collect();
     sorted.sort_unstable_by_key(|sample| (sample.step, sample.at, sample.series.as_str()));
     if sorted.is_empty() {
@@ -261,7 +262,7 @@ fn bound(query: crate::sql::batches::Sql, window: Window) -> crate::sql::batches
 }
 
 /// Read the words of the busiest queues, and whether there are others.
-async fn busiest(conn: &mut MySqlConnection, window: Window) -> Result<(Vec<String>, bool), sqlx::Error> {
+async fn busiest(conn: &mut Session<'_>, window: Window) -> Result<(Vec<String>, bool), sqlx::Error> {
     let sql = "SELECT queue FROM samples FORCE INDEX (PRIMARY) WHERE step = ? AND at >= ? AND at < ? AND queue <> '' \
                GROUP BY queue ORDER BY SUM(accepted) + SUM(ended) + SUM(failed) DESC, queue LIMIT ?";
     let query = bound(sqlx::query(sql), window).bind(MAX_CHARTED as u32 + 1);

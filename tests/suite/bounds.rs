@@ -9,7 +9,7 @@ use tickr::job::{JobId, State};
 use tickr::store::{HoldReason, KEEP_RUNNERS, Retention, Store, StoreSettings, held_statement};
 
 use crate::support::browser::{Browser, link};
-use crate::support::{Owed, TestApp, connect, database, drop_database, eventually};
+use crate::support::{Owed, TestApp, connect, database, drop_database, eventually, table_prefix};
 
 const DIGITS: &str = "(SELECT 0 d UNION ALL SELECT 1 UNION ALL SELECT 2 UNION ALL SELECT 3 UNION ALL SELECT 4 UNION ALL \
                       SELECT 5 UNION ALL SELECT 6 UNION ALL SELECT 7 UNION ALL SELECT 8 UNION ALL SELECT 9)";
@@ -540,7 +540,7 @@ async fn purge_rate(store: &Store, jobs: u32) -> f64 {
 /// Purge jobs from tables without a runner, because the janitor of a runner would take part.
 async fn purged(jobs: u32) -> f64 {
     let (name, url) = database().await;
-    let settings = StoreSettings { url: url.clone(), connections: 6, flushers: 1 };
+    let settings = StoreSettings { url: url.clone(), connections: 6, flushers: 1, table_prefix: table_prefix() };
     let store = Store::connect(&settings, Duration::from_secs(10)).await.unwrap();
     store.migrate().await.unwrap();
     let mut mysql = connect(&url).await;

@@ -8,7 +8,7 @@ use tickr::job::{Actor, Name, RunnerId, Scope, State};
 use tickr::prelude::*;
 use tickr::store::{ChangeSummary, Store, StoreSettings};
 
-use crate::support::{DEADLINE, TestApp, connect, drop_database, eventually, migrated_database};
+use crate::support::{DEADLINE, TestApp, connect, drop_database, eventually, migrated_database, table_prefix};
 
 async fn summary(tickr: &TestApp) -> ChangeSummary {
     let kinds: Vec<Name> = vec!["noop".parse().unwrap(), "sleep".parse().unwrap()];
@@ -107,7 +107,7 @@ async fn the_summary_shows_a_drain_and_the_next_tick_of_its_kinds() {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_summary_shows_an_operation_that_no_runner_carries_out() {
     let (name, url) = migrated_database().await;
-    let settings = StoreSettings { url: url.clone(), connections: 5, flushers: 1 };
+    let settings = StoreSettings { url: url.clone(), connections: 5, flushers: 1, table_prefix: table_prefix() };
     let store = Store::connect(&settings, DEADLINE).await.unwrap();
     let is_free = async || store.change_summary(&RunnerId::new_for_host("test"), &[]).await.unwrap().operation_is_free;
     let mut mysql = connect(&url).await;

@@ -18,7 +18,7 @@ use tickr::store::{PoolGuard, StoreSettings};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::support::{TestApp, connect, database, drop_database, eventually};
+use crate::support::{TestApp, connect, database, drop_database, eventually, table_prefix};
 
 /// Poll a future this many times, with enough time in between for one answer of the server, and drop it. A client that
 /// hangs up does the same to it, and so does a timeout.
@@ -264,7 +264,7 @@ async fn the_drivers_options_print_the_password_and_nothing_of_ours_does() {
         format!("{options:?}").contains(PASSWORD),
         "MySqlConnectOptions keeps its password to itself: the Debug forms in store/ may be derived"
     );
-    let settings = StoreSettings { url: url.clone(), connections: 1, flushers: 1 };
+    let settings = StoreSettings { url: url.clone(), connections: 1, flushers: 1, table_prefix: table_prefix() };
     let server = ServerUrl::mysql(&url).unwrap();
     let redis = format!("redis://:{PASSWORD}@127.0.0.1:6379/");
     let config = Config::for_tests(&url, &redis);

@@ -89,6 +89,7 @@ mod shared_reports;
 mod shutdown;
 mod starvation;
 mod store;
+mod table_prefix;
 mod traces;
 mod unique_keys;
 mod verify;

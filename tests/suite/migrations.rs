@@ -13,7 +13,9 @@ use tickr::store::{MigrateSettings, Store, StoreSettings};
 use tokio::process::Command;
 
 use crate::support::program::{Program, command, on_servers, outcome, tickr};
-use crate::support::{answer, connect, database, drop_database, eventually, http, migrated_database, servers};
+use crate::support::{
+    answer, connect, database, drop_database, eventually, http, migrated_database, servers, table_prefix,
+};
 
 /// The last migration of the binaries whose migrations were run by their driver.
 const LAST_OF_THE_DRIVER: i64 = 23;
@@ -69,7 +71,8 @@ impl Empty {
     }
 
     async fn store(&self) -> Store {
-        let settings = StoreSettings { url: self.url.clone(), connections: 2, flushers: 1 };
+        let settings =
+            StoreSettings { url: self.url.clone(), connections: 2, flushers: 1, table_prefix: table_prefix() };
         Store::connect(&settings, Duration::from_secs(10)).await.unwrap()
     }
 

@@ -18,6 +18,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::support::{
     Answer, DEADLINE, Proxy, Runner, TestApp, answer, draft, eventually, eventually_seen, http, make_api_key,
+    table_prefix,
 };
 
 /// Configure a tickr that accepts jobs and runs none of them.
@@ -403,7 +404,7 @@ async fn a_server_whose_binary_log_would_refuse_every_write_is_refused_at_the_st
     let own = Services::start(&options).unwrap();
     let url = own.mysql_url("statement");
     Store::create_database(&url).await.unwrap();
-    let settings = StoreSettings { url, connections: 2, flushers: 1 };
+    let settings = StoreSettings { url, connections: 2, flushers: 1, table_prefix: table_prefix() };
     let refused = Store::connect(&settings, Duration::from_secs(10)).await.unwrap_err();
     assert!(!refused.is_transient(), "{refused}");
     let said = refused.to_string();

@@ -12,7 +12,7 @@ use tickr::job::{
 use tickr::store::{Answer as Kept, Original, Store, StoreSettings};
 use uuid::Uuid;
 
-use crate::support::{self, Proxy, Runner, TestApp, database, drop_database, eventually, http};
+use crate::support::{self, Proxy, Runner, TestApp, database, drop_database, eventually, http, table_prefix};
 
 const LATER_MS: u64 = 86_400_000;
 
@@ -378,7 +378,7 @@ async fn an_operation_survives_the_death_of_its_runner() {
 async fn a_lost_commit_in_a_batch_neither_repeats_nor_skips_a_job() {
     let (name, url) = database().await;
     let proxy = Proxy::start(&url).await;
-    let settings = StoreSettings { url: proxy.url(), connections: 4, flushers: 1 };
+    let settings = StoreSettings { url: proxy.url(), connections: 4, flushers: 1, table_prefix: table_prefix() };
     let store = Store::connect(&settings, Duration::from_secs(10)).await.unwrap();
     store.migrate().await.unwrap();
     let mut mysql = crate::support::connect(&url).await;

@@ -17,7 +17,7 @@ use uuid::Uuid;
 use crate::support::program::{Program, command, outcome, tickr as program};
 use crate::support::{
     Proxy, Runner, TestApp, call, connect, database, drop_database, eventually, eventually_seen, http,
-    migrated_database, until_said,
+    migrated_database, table_prefix, until_said,
 };
 
 /// The database of an application with its outbox.
@@ -805,7 +805,7 @@ async fn the_lag_of_a_source_is_measured_by_its_clock_alone() {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_lag_of_copied_rows_begins_with_the_copy() {
     let (name, url) = migrated_database().await;
-    let settings = StoreSettings { url: url.clone(), connections: 5, flushers: 1 };
+    let settings = StoreSettings { url: url.clone(), connections: 5, flushers: 1, table_prefix: table_prefix() };
     let store = Store::connect(&settings, Duration::from_secs(10)).await.unwrap();
     let mut mysql = connect(&url).await;
     mysql

@@ -24,7 +24,8 @@ use tickr::store::{
 use tickr::verify::{VerifySettings, verify};
 
 use crate::support::{
-    Proxy, connect, default_queue, drop_database, eventually, halted, migrated_database, open_transactions, until_said,
+    Proxy, connect, default_queue, drop_database, eventually, halted, migrated_database, open_transactions,
+    table_prefix, until_said,
 };
 
 struct TestStore {
@@ -46,7 +47,7 @@ impl TestStore {
     }
 
     async fn with_flushers(name: String, url: String, through: String, flushers: usize) -> Self {
-        let settings = StoreSettings { url: through, connections: 4, flushers };
+        let settings = StoreSettings { url: through, connections: 4, flushers, table_prefix: table_prefix() };
         let store = Store::connect(&settings, Duration::from_secs(10)).await.unwrap();
         store.migrate().await.unwrap();
         let claimant = claimant(&store);
@@ -1686,7 +1687,7 @@ async fn a_start_survives_a_line_that_falls_silent_at_any_of_its_steps() {
     let starts = steps.map(async |step| {
         let proxy = Proxy::start(&test.url).await;
         proxy.silent_from(step);
-        let settings = StoreSettings { url: proxy.url(), connections: 2, flushers: 1 };
+        let settings = StoreSettings { url: proxy.url(), connections: 2, flushers: 1, table_prefix: table_prefix() };
         let start = async {
             let store = Store::connect(&settings, Duration::from_secs(10)).await?;
             store.durability().await?;

@@ -6,14 +6,15 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use sqlx::Row;
 use sqlx::mysql::MySqlRow;
-use sqlx::{MySqlConnection, Row};
 use uuid::Uuid;
 
 use crate::rows::breakers::{BreakerRule, BreakerState, Turn};
 use crate::rows::limits::{LimitKey, LimitSetting, any_of, key_in};
 use crate::sql::connection::PriorRun;
 use crate::sql::script::{Script, Value};
+use crate::sql::session::Session;
 use tickr_job::{AttemptToken, CallOutcome, Timestamp};
 
 /// The end of a call to a host.
@@ -74,7 +75,7 @@ impl Turned {
 /// Count these calls, in their order. Their keys are locked. Call this before their slots are freed. Returns the breakers
 /// that opened or closed.
 pub(super) async fn count_calls(
-    conn: &mut MySqlConnection,
+    conn: &mut Session<'_>,
     mut calls: Vec<CountedCall<'_>>,
     earlier: PriorRun,
 ) -> Result<Vec<Turned>, sqlx::Error> {
@@ -147,7 +148,7 @@ fn write_step<'a>(script: &mut Script<'a>, key: &'a LimitKey, state: &'a Breaker
 /// Read for which keys, jobs and attempts a call still has to count. A run that was committed has freed the slots of
 /// the calls that it counted, or has taken the attempt out of the slot. The slot of a newer attempt has another token.
 async fn uncounted(
-    conn: &mut MySqlConnection,
+    conn: &mut Session<'_>,
     calls: &[CountedCall<'_>],
 ) -> Result<BTreeSet<(LimitKey, Uuid, Uuid)>, sqlx::Error> {
     let ids: Vec<Uuid> = calls.iter().map(|call| call.job).collect();
@@ -164,7 +165,7 @@ async fn uncounted(
 
 /// Note that the calls of these attempts, which keep their slots, have counted.
 pub(super) async fn mark_counted(
-    conn: &mut MySqlConnection,
+    conn: &mut Session<'_>,
     attempts: &[(Uuid, AttemptToken)],
 ) -> Result<(), sqlx::Error> {
     if attempts.is_empty() {

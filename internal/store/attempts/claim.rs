@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::value::RawValue;
+use sqlx::Row;
 use sqlx::mysql::MySqlRow;
-use sqlx::{MySqlConnection, Row};
 use uuid::Uuid;
 
 use crate::attempts::claim_batches::OpenClaims;
@@ -19,6 +19,7 @@ use crate::sql::batches::placeholders;
 use crate::sql::connection::{DbFuture, PriorRun};
 use crate::sql::error::corrupt;
 use crate::sql::script::{Script, Value};
+use crate::sql::session::Session;
 use tickr_job::{AttemptToken, BatchId, JobId, JobOptions, Name, RunnerId, Timestamp};
 
 /// A successful claim. The attempt is committed, and the handler may start.
@@ -215,7 +216,7 @@ impl Batch for Claims {
 
     fn write<'c>(
         &'c self,
-        conn: &'c mut MySqlConnection,
+        conn: &'c mut Session<'_>,
         items: &'c [ClaimRequest],
         token: AttemptToken,
         earlier: PriorRun,
@@ -306,7 +307,7 @@ impl Claims {
     /// begins before the previous one ended.
     async fn take(
         &self,
-        conn: &mut MySqlConnection,
+        conn: &mut Session<'_>,
         (ids, sure): (&[Uuid], &[Uuid]),
         token: AttemptToken,
         batch: Uuid,
@@ -430,7 +431,7 @@ impl Claims {
     /// moment later.
     async fn why_lost(
         &self,
-        conn: &mut MySqlConnection,
+        conn: &mut Session<'_>,
         ids: &[Uuid],
         sure: &[Uuid],
     ) -> Result<Vec<(JobId, Claim)>, sqlx::Error> {

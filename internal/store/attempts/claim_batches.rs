@@ -12,12 +12,13 @@ use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use sqlx::{MySqlConnection, Row};
+use sqlx::Row;
 use uuid::Uuid;
 
 use crate::sql::batches::{MAX_ROWS, in_list, padded, padded_len, placeholders, statement};
 use crate::sql::connection::on_pool;
 use crate::sql::error::corrupt;
+use crate::sql::session::Session;
 use crate::{Store, StoreError};
 use tickr_job::{AttemptToken, JobId, RunnerId, Timestamp};
 
@@ -272,7 +273,7 @@ impl Store {
 }
 
 async fn page_of(
-    conn: &mut MySqlConnection,
+    conn: &mut Session<'_>,
     run_here: &HashSet<Uuid>,
     runner: &RunnerId,
     after: Option<Uuid>,
@@ -334,7 +335,7 @@ async fn page_of(
 }
 
 /// Return those of these attempts that other systems finish.
-async fn deferred_among(conn: &mut MySqlConnection, mut ids: Vec<Uuid>) -> Result<HashSet<(Uuid, Uuid)>, sqlx::Error> {
+async fn deferred_among(conn: &mut Session<'_>, mut ids: Vec<Uuid>) -> Result<HashSet<(Uuid, Uuid)>, sqlx::Error> {
     ids.sort_unstable();
     let mut deferred = HashSet::new();
     for ids in ids.chunks(MAX_ROWS) {
@@ -346,7 +347,7 @@ async fn deferred_among(conn: &mut MySqlConnection, mut ids: Vec<Uuid>) -> Resul
     Ok(deferred)
 }
 
-async fn delete(conn: &mut MySqlConnection, runner: &RunnerId, rows: &[Uuid]) -> Result<(), sqlx::Error> {
+async fn delete(conn: &mut Session<'_>, runner: &RunnerId, rows: &[Uuid]) -> Result<(), sqlx::Error> {
     let mut rows = rows.to_vec();
     rows.sort_unstable();
     for rows in rows.chunks(MAX_ROWS) {

@@ -11,7 +11,6 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
-use sqlx::MySqlConnection;
 use sqlx::mysql::MySqlRow;
 use uuid::Uuid;
 
@@ -24,6 +23,7 @@ use crate::rows::order::{Successor, lock_step, release_steps, successors_step};
 use crate::rows::owed::DueJob;
 use crate::rows::tallies::tally;
 use crate::sql::script::{Script, Value};
+use crate::sql::session::Session;
 use tickr_job::{AttemptToken, JobId, Name, State, Timestamp, Verdict};
 
 /// A success with nothing else to write than its place: no follow-up jobs, no unique key and no checkpoint.
@@ -69,7 +69,7 @@ impl<'a> Success<'a> {
 /// Settle all of them or none. Returns nothing, with nothing written, when a token no longer holds its job or a cancel
 /// was requested for one of them.
 pub(crate) async fn complete<'a>(
-    conn: &mut MySqlConnection,
+    conn: &mut Session<'_>,
     successes: &[Success<'a>],
     lane: u8,
 ) -> Result<Option<Completed<'a>>, sqlx::Error> {

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use chrono::TimeDelta;
+use sqlx::Row;
 use sqlx::mysql::MySqlRow;
-use sqlx::{MySqlConnection, Row};
 use uuid::Uuid;
 
 use crate::attempts::breakers::EndedCall;
@@ -25,6 +25,7 @@ use crate::rows::owed::{Owed, lock_free, lock_held};
 use crate::sql::clock::read_clock;
 use crate::sql::connection::{on_pool, transact};
 use crate::sql::error::corrupt;
+use crate::sql::session::Session;
 use crate::{Store, StoreError};
 use tickr_job::{AttemptToken, CallOutcome, JobId, JobOptions, Name, Progress, RetryPolicy, State, Timestamp, Verdict};
 
@@ -326,7 +327,7 @@ fn is_ours(owed: Option<&Owed>, token: AttemptToken) -> bool {
     owed.is_some_and(|owed| owed.token == token && owed.state == State::Executing)
 }
 
-async fn extend_lease(conn: &mut MySqlConnection, id: JobId, until: Option<Timestamp>) -> Result<(), sqlx::Error> {
+async fn extend_lease(conn: &mut Session<'_>, id: JobId, until: Option<Timestamp>) -> Result<(), sqlx::Error> {
     let query = sqlx::query("UPDATE owed SET lease_until = ? WHERE id = ?").bind(until.map(|until| until + MARGIN));
     query.bind(id.uuid()).execute(conn).await.map(drop)
 }
@@ -349,18 +350,18 @@ impl Overdue {
     }
 
     /// Look at it no more. The row stays, so that its key still finds the attempt, which has ended.
-    async fn forget(&self, conn: &mut MySqlConnection) -> Result<(), sqlx::Error> {
+    async fn forget(&self, conn: &mut Session<'_>) -> Result<(), sqlx::Error> {
         let query = sqlx::query("UPDATE deferred_attempts SET look_at = NULL WHERE job_id = ? AND token = ?");
         query.bind(self.id.uuid()).bind(self.token.uuid()).execute(conn).await.map(drop)
     }
 
-    async fn forget_if_ended(&self, conn: &mut MySqlConnection) -> Result<(), sqlx::Error> {
+    async fn forget_if_ended(&self, conn: &mut Session<'_>) -> Result<(), sqlx::Error> {
         let owed = sqlx::query("SELECT 1 FROM owed WHERE id = ?").bind(self.id.uuid());
         if owed.fetch_optional(&mut *conn).await?.is_none() { self.forget(conn).await } else { Ok(()) }
     }
 }
 
-async fn overdue(conn: &mut MySqlConnection) -> Result<Vec<Overdue>, sqlx::Error> {
+async fn overdue(conn: &mut Session<'_>) -> Result<Vec<Overdue>, sqlx::Error> {
     let sql = "SELECT job_id, token, within_ms, report_within_ms, deadline_at FROM deferred_attempts \
                FORCE INDEX (deferred_attempts_look) WHERE look_at <= UTC_TIMESTAMP(6) ORDER BY look_at LIMIT ?";
     let found = sqlx::query(sql).bind(PAGE).fetch_all(conn).await?;

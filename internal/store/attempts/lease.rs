@@ -4,8 +4,8 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use sqlx::Row;
 use sqlx::mysql::MySqlRow;
-use sqlx::{Connection, MySqlConnection, Row};
 use uuid::Uuid;
 
 use crate::attempts::claim_batches::{LapseRule, Lapsed};
@@ -19,6 +19,7 @@ use crate::sql::clock::{Reading, read_clock};
 use crate::sql::connection::{DbFuture, DedicatedConnection, PriorRun, on_pool, transact};
 use crate::sql::error::corrupt;
 use crate::sql::script::{Script, Value};
+use crate::sql::session::Session;
 use crate::{Store, StoreError, StoreInner};
 use tickr_job::{
     AttemptToken, Editions, JobId, JobOptions, Name, Progress, RetryPolicy, RunnerId, State, Timestamp, Verdict,
@@ -406,7 +407,7 @@ pub(super) fn ending(id: JobId, owed: &Owed, verdict: Verdict, why: &str, again:
 
 /// Write the ends of attempts whose rows are locked.
 pub(super) async fn end(
-    conn: &mut MySqlConnection,
+    conn: &mut Session<'_>,
     shared: &StoreInner,
     ends: &[Settlement],
     held: &std::collections::BTreeMap<JobId, Owed>,
@@ -441,7 +442,7 @@ pub(super) async fn end(
 /// Read the retry policies of those jobs that have their own. If options cannot be read, the default applies: the job
 /// must not stay lost.
 pub(crate) async fn own_policies(
-    conn: &mut MySqlConnection,
+    conn: &mut Session<'_>,
     ids: &[JobId],
 ) -> Result<HashMap<JobId, RetryPolicy>, sqlx::Error> {
     let ids: Vec<Uuid> = ids.iter().map(|id| id.uuid()).collect();
@@ -655,12 +656,12 @@ pub(super) fn progress_text(progress: &Progress) -> String {
 }
 
 /// Renew one page of leases: update the rows, then read back which attempts this runner still holds.
-fn renew(
-    conn: &mut MySqlConnection,
+fn renew<'c>(
+    conn: &'c mut Session<'_>,
     _earlier: PriorRun,
     page: Arc<Vec<LiveAttempt>>,
     lease: Option<Duration>,
-) -> DbFuture<'_, HeartbeatAnswer> {
+) -> DbFuture<'c, HeartbeatAnswer> {
     Box::pin(async move {
         let ids: Vec<Uuid> = page.iter().map(|attempt| attempt.id.uuid()).collect();
         // Attempts that were claimed in one batch share a token, so this list is short.

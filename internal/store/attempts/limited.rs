@@ -9,8 +9,8 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use sqlx::Row;
 use sqlx::mysql::MySqlRow;
-use sqlx::{Connection, MySqlConnection, Row};
 use uuid::Uuid;
 
 use crate::attempts::breakers::{EndedCall, Turned, count_calls, counted, mark_counted};
@@ -26,6 +26,7 @@ use crate::sql::batches::{MAX_ROWS, statement};
 use crate::sql::connection::{DbFuture, PriorRun, on_pool, transact};
 use crate::sql::error::corrupt;
 use crate::sql::script::{Script, Value};
+use crate::sql::session::Session;
 use crate::{Store, StoreError};
 use tickr_job::{AttemptToken, CountedBy, JobId, Name, SharedBy, Timestamp};
 
@@ -59,7 +60,7 @@ impl Claims {
     /// Find the jobs among these to which a limit applies.
     pub(super) async fn divide(
         &self,
-        conn: &mut MySqlConnection,
+        conn: &mut Session<'_>,
         ids: &[Uuid],
         limits: &[LimitSetting],
         token: AttemptToken,
@@ -107,7 +108,7 @@ impl Claims {
     /// Read the jobs that an earlier run of this claim has claimed.
     pub(super) async fn read_ours(
         &self,
-        conn: &mut MySqlConnection,
+        conn: &mut Session<'_>,
         ours: &[Limited],
         token: AttemptToken,
     ) -> Result<HashMap<JobId, Claim>, sqlx::Error> {
@@ -123,7 +124,7 @@ impl Claims {
     /// Claim those of these jobs for which their limits have room, and park the others.
     pub(super) async fn take_limited(
         &self,
-        conn: &mut MySqlConnection,
+        conn: &mut Session<'_>,
         (jobs, limits): (&[Limited], &[LimitSetting]),
         sure: &[Uuid],
         token: AttemptToken,
@@ -375,7 +376,7 @@ impl Batch for FreedSlots {
 
     fn write<'c>(
         &'c self,
-        conn: &'c mut MySqlConnection,
+        conn: &'c mut Session<'_>,
         items: &'c [SlotsOfJob],
         (): (),
         earlier: PriorRun,
@@ -406,7 +407,7 @@ impl Batch for FreedSlots {
 /// Free the slots of jobs that do not execute any more, and let parked jobs of these keys go. Returns these, and whether
 /// there may be more with room.
 async fn free(
-    conn: &mut MySqlConnection,
+    conn: &mut Session<'_>,
     ids: &[Uuid],
     keys: &BTreeSet<LimitKey>,
     limits: &[LimitSetting],
@@ -636,7 +637,7 @@ impl Store {
 /// Keys with waiting jobs whose weights are read. With more, each key has as many slots as its weight in any case.
 const MAX_WEIGHED: u32 = 2_000;
 
-async fn read_share(conn: &mut MySqlConnection, set: &LimitSetting) -> Result<FairShare, sqlx::Error> {
+async fn read_share(conn: &mut Session<'_>, set: &LimitSetting) -> Result<FairShare, sqlx::Error> {
     let (name, queue) = (set.limit.name.as_str(), set.limit.queue.as_ref().map(Name::as_str));
     let workers: i64 = sqlx::query_scalar(
         "SELECT CAST(COALESCE(SUM(slots), 0) AS SIGNED) FROM runners WHERE stopped_at IS NULL AND parent IS NULL \
@@ -675,7 +676,7 @@ struct KeysRead {
 }
 
 /// Insert the slots of executing jobs that these limits count, and say that they are counted.
-async fn count_attempts(conn: &mut MySqlConnection, new: &[LimitSetting]) -> Result<(), sqlx::Error> {
+async fn count_attempts(conn: &mut Session<'_>, new: &[LimitSetting]) -> Result<(), sqlx::Error> {
     // Every attempt is in a batch of claims, until some time after its end.
     let batches: Vec<Vec<u8>> = sqlx::query_scalar("SELECT ids FROM claim_batches").fetch_all(&mut *conn).await?;
     let ids: BTreeSet<Uuid> =

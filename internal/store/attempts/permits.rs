@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use sqlx::{MySqlConnection, Row};
+use sqlx::Row;
 use uuid::Uuid;
 
 use crate::sql::batches::{MAX_ROWS, bind_padded, padded_len, placeholders, statement};
@@ -15,6 +15,7 @@ use crate::sql::clock::Reading;
 use crate::sql::connection::{on_pool, transact};
 use crate::sql::error::corrupt;
 use crate::sql::script::rows_as_text;
+use crate::sql::session::Session;
 use crate::{Store, StoreError};
 use tickr_job::{Name, RunnerId};
 
@@ -188,7 +189,7 @@ impl Store {
 }
 
 async fn take(
-    conn: &mut MySqlConnection,
+    conn: &mut Session<'_>,
     queue: &Name,
     runner: &RunnerId,
     asked: PermitRequest,
@@ -259,7 +260,7 @@ async fn take(
 
 /// Count the open attempts of this queue that this runner started, or the processes of its suspects. The reaper ends
 /// those whose leases have lapsed.
-async fn open_attempts(conn: &mut MySqlConnection, queue: &Name, holder: &str) -> Result<u32, sqlx::Error> {
+async fn open_attempts(conn: &mut Session<'_>, queue: &Name, holder: &str) -> Result<u32, sqlx::Error> {
     let sql = "SELECT b.ids FROM claim_batches b WHERE b.runner = ? \
                UNION ALL SELECT b.ids FROM runners r JOIN claim_batches b ON b.runner = r.id WHERE r.parent = ?";
     let mut ids: Vec<Uuid> = Vec::new();
@@ -284,7 +285,7 @@ async fn open_attempts(conn: &mut MySqlConnection, queue: &Name, holder: &str) -
     Ok(open)
 }
 
-async fn remove(conn: &mut MySqlConnection, queue: &str, runner: &str) -> Result<(), sqlx::Error> {
+async fn remove(conn: &mut Session<'_>, queue: &str, runner: &str) -> Result<(), sqlx::Error> {
     let delete = sqlx::query("DELETE FROM queue_permits WHERE queue = ? AND runner = ?").bind(queue).bind(runner);
     delete.execute(conn).await.map(drop)
 }

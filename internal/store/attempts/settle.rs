@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use chrono::TimeDelta;
 use serde_json::value::RawValue;
-use sqlx::{Connection, MySqlConnection, Row};
+use sqlx::Row;
 use uuid::Uuid;
 
 use crate::attempts::complete::{Success, SuccessorClaim, complete};
@@ -36,6 +36,7 @@ use crate::sql::clock::{StoreClock, read_clock};
 use crate::sql::connection::{DbFuture, PriorRun};
 use crate::sql::error::corrupt;
 use crate::sql::script::Script;
+use crate::sql::session::Session;
 use tickr_job::{JobId, Name, NewJob, Priority, State, StateInput, Timestamp, Verdict, ceil_ms, limits, next};
 
 /// The group commit of settlements.
@@ -75,7 +76,7 @@ impl Batch for Settles {
 
     fn write<'c>(
         &'c self,
-        conn: &'c mut MySqlConnection,
+        conn: &'c mut Session<'_>,
         items: &'c [SettleRequest],
         lane: u8,
         _earlier: PriorRun,
@@ -115,7 +116,7 @@ impl Settles {
     /// of the jobs that ended.
     async fn settle_held(
         &self,
-        conn: &mut MySqlConnection,
+        conn: &mut Session<'_>,
         items: &[(usize, &Settlement)],
         lane: u8,
         answers: &mut [Settled],
@@ -162,7 +163,7 @@ impl Settles {
 /// Set `spared_before` for jobs that are about to exceed [`MAX_SPARED`]. An operator's retry counts all executions
 /// before it as spared. Their number is that of the last line that ended the job.
 async fn read_earlier_lives(
-    conn: &mut MySqlConnection,
+    conn: &mut Session<'_>,
     items: &[(usize, &Settlement)],
     held: &mut BTreeMap<JobId, Owed>,
 ) -> Result<(), sqlx::Error> {
@@ -263,7 +264,7 @@ pub(crate) struct Written {
 
 /// Write decided settlements, sorted by id. The order keys of their jobs are locked.
 pub(crate) async fn write_moves(
-    conn: &mut MySqlConnection,
+    conn: &mut Session<'_>,
     moves: &[Transition<'_>],
     ordered: &OrderedJobs,
     now: Timestamp,
@@ -314,7 +315,7 @@ pub(crate) async fn write_moves(
 /// Save the checkpoints that are not saved yet, and delete those of jobs that completed. A job that failed or was
 /// cancelled keeps its checkpoint, because an operator may retry it.
 async fn settle_checkpoints(
-    conn: &mut MySqlConnection,
+    conn: &mut Session<'_>,
     moves: &[Transition<'_>],
     now: Timestamp,
 ) -> Result<(), sqlx::Error> {
@@ -335,7 +336,7 @@ async fn settle_checkpoints(
 }
 
 /// Write the logs of attempts, in key order.
-async fn append_logs(conn: &mut MySqlConnection, logs: &[AttemptLogRow<'_>]) -> Result<(), sqlx::Error> {
+async fn append_logs(conn: &mut Session<'_>, logs: &[AttemptLogRow<'_>]) -> Result<(), sqlx::Error> {
     if logs.is_empty() {
         return Ok(());
     }
@@ -346,7 +347,7 @@ async fn append_logs(conn: &mut MySqlConnection, logs: &[AttemptLogRow<'_>]) -> 
 
 /// Write the new values of jobs that wait again. An upsert of rows that are locked and known to exist updates many
 /// rows, each with its own values, in one statement.
-async fn wait_again(conn: &mut MySqlConnection, moves: &[&Transition<'_>]) -> Result<(), sqlx::Error> {
+async fn wait_again(conn: &mut Session<'_>, moves: &[&Transition<'_>]) -> Result<(), sqlx::Error> {
     for group in groups(moves) {
         let sql = format!(
             "INSERT INTO owed (id, kind, queue, priority, max_attempts, state, execute_at, attempt, spared, losses) \
@@ -397,7 +398,7 @@ impl<'a> AttemptRow<'a> {
 
 /// Delete the unique keys of jobs that ended. A flag in the `owed` row says which jobs have one, so that for most jobs
 /// there is nothing to look up.
-async fn release_unique_keys(conn: &mut MySqlConnection, ended: &[&Transition<'_>]) -> Result<(), sqlx::Error> {
+async fn release_unique_keys(conn: &mut Session<'_>, ended: &[&Transition<'_>]) -> Result<(), sqlx::Error> {
     for step in ended.iter().filter(|step| step.owed.keyed) {
         release_key_of(conn, step.item.id.uuid(), step.state == State::Completed).await?;
     }
@@ -405,7 +406,7 @@ async fn release_unique_keys(conn: &mut MySqlConnection, ended: &[&Transition<'_
 }
 
 async fn accept_follow_ups(
-    conn: &mut MySqlConnection,
+    conn: &mut Session<'_>,
     ended: &[&Transition<'_>],
     clock: &StoreClock,
 ) -> Result<BTreeMap<JobId, Vec<Accepted>>, sqlx::Error> {
@@ -434,7 +435,7 @@ async fn accept_follow_ups(
 /// reaper write the line of an attempt, and the reaper's line says `lost`. So any other line with our verdict is ours.
 /// This is checked before a caller is told that its lease was taken away.
 async fn recognise_own_work(
-    conn: &mut MySqlConnection,
+    conn: &mut Session<'_>,
     items: &[(usize, &Settlement)],
     answers: &mut [Settled],
 ) -> Result<(), sqlx::Error> {
@@ -470,7 +471,7 @@ async fn recognise_own_work(
 /// Store a result that came too late as a note on its lost attempt. It is evidence for people and has no effect. The
 /// number identifies the attempt, because every claim draws a new one.
 async fn keep_late_notes(
-    conn: &mut MySqlConnection,
+    conn: &mut Session<'_>,
     items: &[(usize, &Settlement)],
     answers: &[Settled],
 ) -> Result<(), sqlx::Error> {

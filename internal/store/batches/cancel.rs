@@ -6,7 +6,7 @@
 
 use std::collections::BTreeSet;
 
-use sqlx::{MySqlConnection, Row};
+use sqlx::Row;
 use uuid::Uuid;
 
 use crate::audit::{AuditEntry, record};
@@ -18,6 +18,7 @@ use crate::rows::tallies::count;
 use crate::sql::batches::statement;
 use crate::sql::clock::read_clock;
 use crate::sql::connection::{on_pool, transact};
+use crate::sql::session::Session;
 use crate::{Store, StoreError, StoreInner};
 use tickr_job::{Actor, BatchId, JobId, StateInput};
 
@@ -173,7 +174,7 @@ impl Store {
 }
 
 async fn cancel_page(
-    conn: &mut MySqlConnection,
+    conn: &mut Session<'_>,
     shared: &StoreInner,
     id: BatchId,
     after: Option<JobId>,

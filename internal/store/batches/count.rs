@@ -6,8 +6,8 @@
 
 use std::collections::BTreeSet;
 
+use sqlx::Row;
 use sqlx::query::Query;
-use sqlx::{MySqlConnection, Row};
 use uuid::Uuid;
 
 use crate::batches::callbacks::CallbackEvent;
@@ -18,6 +18,7 @@ use crate::rows::order::{lock_or_make, order_key_of};
 use crate::sql::batches::statement;
 use crate::sql::clock::read_clock;
 use crate::sql::connection::{on_pool, transact};
+use crate::sql::session::Session;
 use crate::{Store, StoreError, StoreInner};
 use tickr_job::{BatchId, NewJob, State, Timestamp};
 
@@ -69,7 +70,7 @@ impl Store {
 }
 
 /// Lock the order keys of the callbacks of a batch, before any other row.
-pub(super) async fn lock_callback_keys(conn: &mut MySqlConnection, id: BatchId) -> Result<(), sqlx::Error> {
+pub(super) async fn lock_callback_keys(conn: &mut Session<'_>, id: BatchId) -> Result<(), sqlx::Error> {
     let sql = format!("SELECT {COLUMNS} FROM batches WHERE id = ? AND callbacks LIKE '%\"order\"%'");
     if let Some(row) = statement(sql).bind(id.uuid()).fetch_optional(&mut *conn).await? {
         // Callbacks never change.
@@ -81,7 +82,7 @@ pub(super) async fn lock_callback_keys(conn: &mut MySqlConnection, id: BatchId) 
 }
 
 /// Add up the changes of a batch and do what follows from its counts.
-async fn add_up(conn: &mut MySqlConnection, shared: &StoreInner, id: BatchId) -> Result<BatchCounted, sqlx::Error> {
+async fn add_up(conn: &mut Session<'_>, shared: &StoreInner, id: BatchId) -> Result<BatchCounted, sqlx::Error> {
     lock_callback_keys(conn, id).await?;
     let sql = format!("SELECT {COLUMNS} FROM batches WHERE id = ? FOR UPDATE");
     let row = statement(sql).bind(id.uuid()).fetch_optional(&mut *conn).await?;
@@ -99,7 +100,7 @@ async fn add_up(conn: &mut MySqlConnection, shared: &StoreInner, id: BatchId) ->
 }
 
 /// Read and delete the oldest changes of a batch, whose row is locked. Returns their sum, and whether there may be more.
-async fn take_changes(conn: &mut MySqlConnection, id: BatchId) -> Result<(BatchCounts, bool), sqlx::Error> {
+async fn take_changes(conn: &mut Session<'_>, id: BatchId) -> Result<(BatchCounts, bool), sqlx::Error> {
     let sql = "SELECT id, total, completed, failed, cancelled FROM batch_changes FORCE INDEX (batch_changes_batch) \
                WHERE batch_id = ? ORDER BY id LIMIT ?";
     let found = sqlx::query(sql).bind(id.uuid()).bind(CHANGES).fetch_all(&mut *conn).await?;
@@ -126,7 +127,7 @@ async fn take_changes(conn: &mut MySqlConnection, id: BatchId) -> Result<(BatchC
 
 /// Write the counts of a locked batch, and what follows from them: its end, its callbacks, and what its parent counts.
 pub(super) async fn progress(
-    conn: &mut MySqlConnection,
+    conn: &mut Session<'_>,
     batch: &mut Batch,
     now: Timestamp,
     whole: bool,

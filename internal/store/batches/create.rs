@@ -3,8 +3,6 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use sqlx::MySqlConnection;
-
 use crate::audit::{AuditEntry, record};
 use crate::batches::callbacks::{Callback, to_text};
 use crate::batches::count::{BatchCounted, lock_callback_keys, progress};
@@ -17,6 +15,7 @@ use crate::rows::order::{lock_or_make, order_key_of};
 use crate::sql::batches::statement;
 use crate::sql::clock::read_clock;
 use crate::sql::connection::{PriorRun, transact};
+use crate::sql::session::Session;
 use crate::{Store, StoreError, StoreInner};
 use tickr_job::{Actor, BatchId, JobOptions, NewJob, Timestamp};
 
@@ -120,14 +119,14 @@ impl Store {
 }
 
 /// Let a runner look at the batch, even if no job of it changes.
-pub(super) async fn look_again(conn: &mut MySqlConnection, id: BatchId) -> Result<(), sqlx::Error> {
+pub(super) async fn look_again(conn: &mut Session<'_>, id: BatchId) -> Result<(), sqlx::Error> {
     let mut changes = BatchChanges::default();
     changes.of(id.uuid());
     changes.write(conn).await
 }
 
 async fn create(
-    conn: &mut MySqlConnection,
+    conn: &mut Session<'_>,
     shared: &StoreInner,
     (new, by): (&NewBatch, &Actor),
     (idempotent, build): (Option<&IdempotentRequest>, &ResponseBuilder<BatchCreated>),

@@ -5,12 +5,13 @@
 //! statements of the product change. It leaves out what only a runner needs: the locks before a settle, the state
 //! machine, and batches of which a part cannot be claimed.
 
-use sqlx::{Connection, MySqlConnection, Row};
+use sqlx::Row;
 use uuid::Uuid;
 
 use crate::sql::batches::{placeholders, statement, tuples};
 use crate::sql::connection;
 use crate::sql::error::corrupt;
+use crate::sql::session::Session;
 use crate::{Store, StoreError};
 use tickr_job::{AttemptToken, Due, JobId, NewJob, RunnerId, Timestamp};
 
@@ -19,7 +20,7 @@ const LEASE_SECONDS: u32 = 30;
 
 /// One connection, and the batches of at most [`FULL`](Self::FULL) jobs that are written on it.
 pub struct BareLane {
-    conn: MySqlConnection,
+    conn: Session<'static>,
     runner: RunnerId,
     /// The value of the column `tallies.lane`. Each connection has its own, so that connections do not wait for each
     /// other's rows.

@@ -1,18 +1,19 @@
 //! For the scenarios `batches`, `graphs` and `outbox`: rows of the outbox as an application writes them, and the times of
 //! batches and of graphs.
 
-use sqlx::{Connection, MySqlConnection};
 use uuid::Uuid;
 
 use crate::bench::server_counters::CounterConnection;
-use crate::outbox::insert::{NewOutboxRow, insert_outbox_row};
+use crate::outbox::insert::{NewOutboxRow, OutboxPlace, insert_outbox_row};
 use crate::sql::connection;
+use crate::sql::session::Session;
 use crate::{Store, StoreError};
 use tickr_job::{BatchId, JobId, Timestamp};
 
 /// A connection of an application that writes rows of the outbox.
 pub struct OutboxWriter {
-    conn: MySqlConnection,
+    conn: Session<'static>,
+    place: OutboxPlace,
 }
 
 impl std::fmt::Debug for OutboxWriter {
@@ -28,7 +29,8 @@ impl Store {
     /// [`StoreError`] when MySQL cannot be reached.
     pub async fn outbox_writer(&self) -> Result<OutboxWriter, StoreError> {
         let conn = connection::open(&self.shared.options).await;
-        conn.map(|conn| OutboxWriter { conn }).map_err(|e| StoreError::from_driver("open a connection", &e))
+        conn.map(|conn| OutboxWriter { conn, place: OutboxPlace { database: None, ..self.outbox_place() } })
+            .map_err(|e| StoreError::from_driver("open a connection", &e))
     }
 }
 
@@ -41,7 +43,7 @@ impl OutboxWriter {
         let failed = |e: sqlx::Error| StoreError::from_driver("write rows of the outbox", &e);
         let mut tx = self.conn.begin().await.map_err(failed)?;
         for row in rows {
-            insert_outbox_row(&mut tx, None, row).await?;
+            insert_outbox_row(tx.driver(), &self.place, row).await?;
         }
         tx.commit().await.map_err(failed)?;
         sqlx::query_scalar("SELECT UTC_TIMESTAMP(6)").fetch_one(&mut self.conn).await.map_err(failed)

@@ -2,15 +2,17 @@
 //! that MySQL stored. They use a connection of their own, so that they neither wait for the product's pool nor take a
 //! connection from it.
 
-use sqlx::{AssertSqlSafe, MySqlConnection, Row};
+use sqlx::{AssertSqlSafe, Row};
 
 use crate::sql::connection;
+use crate::sql::session::Session;
+use crate::sql::table_names::table_name;
 use crate::{Store, StoreError};
 use tickr_job::{JobId, Timestamp};
 
 /// A connection for readings.
 pub struct CounterConnection {
-    pub(super) conn: MySqlConnection,
+    pub(super) conn: Session<'static>,
 }
 
 impl std::fmt::Debug for CounterConnection {
@@ -155,7 +157,8 @@ impl CounterConnection {
             sqlx::raw_sql("SET GLOBAL general_log = OFF").execute(&mut self.conn).await?;
             let sql = "SELECT CONVERT(argument USING utf8mb4) FROM mysql.general_log WHERE command_type IN ('Query', 'Execute')";
             let said: Vec<String> = sqlx::query_scalar(sql).fetch_all(&mut self.conn).await?;
-            Ok::<_, sqlx::Error>(count_statements(said.iter().map(String::as_str)))
+            let owed = table_name(self.conn.prefix(), "owed");
+            Ok::<_, sqlx::Error>(count_statements(said.iter().map(String::as_str), &owed))
         };
         read.await.map_err(|e| StoreError::from_driver("read the general log", &e))
     }
@@ -188,11 +191,11 @@ impl CounterConnection {
     }
 }
 
-fn count_statements<'a>(statements: impl Iterator<Item = &'a str>) -> StatementCounts {
+fn count_statements<'a>(statements: impl Iterator<Item = &'a str>, owed: &str) -> StatementCounts {
     let mut counts = StatementCounts::default();
     for statement in statements {
         let words: Vec<String> = statement.split_whitespace().map(str::to_ascii_lowercase).collect();
-        if !words.iter().any(|word| word == "owed") {
+        if !words.iter().any(|word| word == owed) {
             continue;
         }
         let only_reads = words.first().is_some_and(|first| first == "select")
@@ -217,7 +220,7 @@ mod tests {
             "UPDATE runners SET busy = 0",
             "SELECT UTC_TIMESTAMP(6)",
         ];
-        assert_eq!(count_statements(said.into_iter()), StatementCounts { taking_work: 3, looking: 1 });
+        assert_eq!(count_statements(said.into_iter(), "owed"), StatementCounts { taking_work: 3, looking: 1 });
     }
 
     #[test]

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use sqlx::{MySqlConnection, Row};
+use sqlx::Row;
 use uuid::Uuid;
 
 use crate::audit::{AuditEntry, record};
@@ -24,6 +24,7 @@ use crate::sql::batches::{MAX_ROWS, bind_padded, in_list, padded_len, placeholde
 use crate::sql::clock::read_clock;
 use crate::sql::connection::{PriorRun, transact};
 use crate::sql::error::corrupt;
+use crate::sql::session::Session;
 use crate::{Store, StoreError, StoreInner};
 use tickr_job::{Actor, Attempt, Job, JobId, JobOptions, Name, State, StateInput, Timestamp, Verdict, floor_ms, next};
 
@@ -188,7 +189,7 @@ pub struct UpdatedJob {
 }
 
 async fn act_and_answer(
-    conn: &mut MySqlConnection,
+    conn: &mut Session<'_>,
     shared: &StoreInner,
     id: JobId,
     (action, act): (JobAction, &AuditEntry),
@@ -217,7 +218,7 @@ async fn act_and_answer(
 /// End a waiting job whose row is locked as cancelled, without a runner. The caller must release its unique key and close
 /// its place.
 pub(crate) async fn cancel_waiting(
-    conn: &mut MySqlConnection,
+    conn: &mut Session<'_>,
     id: JobId,
     owed: &Owed,
     now: Timestamp,
@@ -254,7 +255,7 @@ fn closing_line<'a>(id: JobId, owed: &Owed, now: Timestamp, error: Option<&'a st
 /// Cancel these jobs, whose rows and order keys are locked: those that wait end now, the handlers of executing ones are
 /// asked to stop. What [`cancel_waiting`] does for one job, with as few statements as for one.
 pub(crate) async fn cancel_all(
-    conn: &mut MySqlConnection,
+    conn: &mut Session<'_>,
     jobs: &BTreeMap<JobId, Owed>,
     ordered: &OrderedJobs,
     now: Timestamp,
@@ -318,7 +319,7 @@ pub(crate) struct AppliedAction {
 
 /// Lock the order keys of these jobs, as far as `event` concerns their places.
 pub(crate) async fn lock_for(
-    conn: &mut MySqlConnection,
+    conn: &mut Session<'_>,
     event: StateInput,
     ids: &[Uuid],
 ) -> Result<OrderedJobs, sqlx::Error> {
@@ -333,7 +334,7 @@ pub(crate) async fn lock_for(
 
 /// Carry out an action. The order keys are locked, as [`lock_for`] does it.
 pub(crate) async fn apply_event(
-    conn: &mut MySqlConnection,
+    conn: &mut Session<'_>,
     shared: &StoreInner,
     id: JobId,
     event: StateInput,
@@ -416,7 +417,7 @@ pub(crate) async fn apply_event(
 
 /// Handle a job without an `owed` row: it has ended, or never existed.
 async fn ended(
-    conn: &mut MySqlConnection,
+    conn: &mut Session<'_>,
     id: JobId,
     event: StateInput,
     ordered: &OrderedJobs,
@@ -500,7 +501,7 @@ async fn ended(
 
 /// Read the state of a job that has a unique key. Without a row in `owed` it has completed, because the other ends give
 /// the unique key up. The read takes no lock, so that it waits for no transaction that itself waits for this unique key.
-async fn state_of_holder(conn: &mut MySqlConnection, id: Uuid) -> Result<State, sqlx::Error> {
+async fn state_of_holder(conn: &mut Session<'_>, id: Uuid) -> Result<State, sqlx::Error> {
     let sql = "SELECT state FROM owed FORCE INDEX (PRIMARY) WHERE id = ?";
     let word: Option<String> = sqlx::query_scalar(sql).bind(id).fetch_optional(conn).await?;
     word.map_or(Ok(State::Completed), |word| State::from_word(&word).ok_or_else(|| corrupt("state")))

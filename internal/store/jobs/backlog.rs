@@ -7,12 +7,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use sqlx::{MySqlConnection, Row};
+use sqlx::Row;
 
 use crate::jobs::lanes::{DueLane, MAX_BRANCHES};
 use crate::rows::owed::unreadable;
 use crate::sql::batches::{padded_len, statement};
 use crate::sql::error::corrupt;
+use crate::sql::session::Session;
 use tickr_job::{Name, State};
 
 /// A table with fewer rows than this is counted completely, whatever the queues of its jobs are.
@@ -42,7 +43,7 @@ type ByState = BTreeMap<State, i64>;
 /// Count the unfinished jobs. When the table is long, only the given queues are counted; `lines` are their lanes, and
 /// `others` says that there are queues beside these.
 pub(crate) async fn backlog(
-    conn: &mut MySqlConnection,
+    conn: &mut Session<'_>,
     queues: &[Name],
     lines: &[DueLane],
     others: bool,
@@ -55,7 +56,7 @@ pub(crate) async fn backlog(
 
 /// Count the unfinished jobs of these queues, lane by lane.
 pub(crate) async fn backlog_of(
-    conn: &mut MySqlConnection,
+    conn: &mut Session<'_>,
     queues: &[Name],
     lines: &[DueLane],
     others: bool,
@@ -90,7 +91,7 @@ pub(crate) async fn backlog_of(
 }
 
 /// Return the counts of a short table, or nothing when the table is long.
-async fn short(conn: &mut MySqlConnection) -> Result<Option<Vec<StateCount>>, sqlx::Error> {
+async fn short(conn: &mut Session<'_>) -> Result<Option<Vec<StateCount>>, sqlx::Error> {
     let sql = "SELECT queue, state, COUNT(*) AS jobs FROM (SELECT queue, state FROM owed FORCE INDEX (PRIMARY) \
                LIMIT ?) o GROUP BY queue, state ORDER BY queue, state";
     let (mut counts, mut rows) = (Vec::new(), 0);
@@ -106,7 +107,7 @@ async fn short(conn: &mut MySqlConnection) -> Result<Option<Vec<StateCount>>, sq
 }
 
 /// Count the first `share` jobs of each lane by state.
-async fn each(conn: &mut MySqlConnection, lines: &[DueLane], share: usize) -> Result<Vec<ByState>, sqlx::Error> {
+async fn each(conn: &mut Session<'_>, lines: &[DueLane], share: usize) -> Result<Vec<ByState>, sqlx::Error> {
     let mut found = Vec::with_capacity(lines.len());
     let most = i64::try_from(share).unwrap_or(i64::MAX);
     for lines in lines.chunks(MAX_BRANCHES) {

@@ -6,7 +6,6 @@ use std::sync::Arc;
 
 use serde_json::json;
 use serde_json::value::RawValue;
-use sqlx::MySqlConnection;
 
 use crate::audit::{AuditEntry, was_recorded};
 use crate::idempotency::{IdempotentOutcome, IdempotentRequest, ResponseBuilder, finish, stored_before};
@@ -18,6 +17,7 @@ use crate::rows::owed::lock_held;
 use crate::sql::clock::read_clock;
 use crate::sql::connection::{PriorRun, transact};
 use crate::sql::error::corrupt;
+use crate::sql::session::Session;
 use crate::{Store, StoreError, StoreInner};
 use tickr_job::{Actor, Attempt, Due, Job, JobId, Priority, State, StateInput, next};
 
@@ -108,7 +108,7 @@ impl Store {
 }
 
 async fn apply_change(
-    conn: &mut MySqlConnection,
+    conn: &mut Session<'_>,
     shared: &StoreInner,
     id: JobId,
     request: &ChangeRequest,
@@ -200,7 +200,7 @@ async fn apply_change(
 
 /// Answer that nothing is changed. If the same request was carried out before, return its stored response instead.
 async fn refuse(
-    conn: &mut MySqlConnection,
+    conn: &mut Session<'_>,
     request: &ChangeRequest,
     why: ChangeOutcome,
 ) -> Result<IdempotentOutcome<ChangeOutcome>, sqlx::Error> {

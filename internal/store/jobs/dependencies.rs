@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use sqlx::{MySqlConnection, Row};
+use sqlx::Row;
 use uuid::Uuid;
 
 use crate::jobs::actions::cancel_waiting;
@@ -19,6 +19,7 @@ use crate::sql::batches::{MAX_ROWS, in_list, statement};
 use crate::sql::clock::read_clock;
 use crate::sql::connection::{on_pool, transact};
 use crate::sql::error::corrupt;
+use crate::sql::session::Session;
 use crate::{Store, StoreError, StoreInner};
 use tickr_job::{JobId, Name, OnParentFailure, State, floor_ms};
 
@@ -201,7 +202,7 @@ struct EndedParent {
     told: Uuid,
 }
 
-async fn tell_page(conn: &mut MySqlConnection, shared: &StoreInner) -> Result<ToldChildren, sqlx::Error> {
+async fn tell_page(conn: &mut Session<'_>, shared: &StoreInner) -> Result<ToldChildren, sqlx::Error> {
     let sql = format!("SELECT id, parent_id, told FROM parent_ends ORDER BY id LIMIT ? FOR UPDATE{SKIP_LOCKED}");
     let found = statement(sql).bind(PARENTS).fetch_all(&mut *conn).await?;
     let mut parents = Vec::with_capacity(found.len());
@@ -259,7 +260,7 @@ async fn tell_page(conn: &mut MySqlConnection, shared: &StoreInner) -> Result<To
 }
 
 /// Look at these jobs, which are in id order, and let those run or cancel them whose parents allow it.
-async fn tell(conn: &mut MySqlConnection, shared: &StoreInner, ids: &[Uuid]) -> Result<ToldChildren, sqlx::Error> {
+async fn tell(conn: &mut Session<'_>, shared: &StoreInner, ids: &[Uuid]) -> Result<ToldChildren, sqlx::Error> {
     let mut policies: BTreeMap<Uuid, OnParentFailure> = BTreeMap::new();
     for ids in ids.chunks(MAX_ROWS) {
         let sql = "SELECT job_id, on_parent_failure FROM blocked_jobs FORCE INDEX (PRIMARY) WHERE job_id IN";

@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use sqlx::{MySqlConnection, Row};
+use sqlx::Row;
 use uuid::Uuid;
 
 use crate::rows::dead_letters::{NewDeadLetter, insert_dead_letters};
@@ -19,6 +19,7 @@ use crate::rows::unique_keys::release_key_of;
 use crate::sql::batches::in_list;
 use crate::sql::clock::read_clock;
 use crate::sql::connection::{on_pool, transact};
+use crate::sql::session::Session;
 use crate::{Store, StoreError, StoreInner};
 use tickr_job::{JobId, Name, RunnerId, State, Timestamp, Verdict, floor_ms};
 
@@ -118,7 +119,7 @@ impl Store {
 }
 
 async fn end_page(
-    conn: &mut MySqlConnection,
+    conn: &mut Session<'_>,
     shared: &StoreInner,
     runner: &RunnerId,
     found: &[Uuid],
@@ -194,12 +195,7 @@ struct Page<'a> {
 impl Page<'_> {
     /// Write the ends of the jobs that have expired: what a failure writes, with a ledger line of an attempt that was
     /// never started.
-    async fn write_ends(
-        &self,
-        conn: &mut MySqlConnection,
-        runner: &RunnerId,
-        now: Timestamp,
-    ) -> Result<(), sqlx::Error> {
+    async fn write_ends(&self, conn: &mut Session<'_>, runner: &RunnerId, now: Timestamp) -> Result<(), sqlx::Error> {
         if self.expired.is_empty() {
             return Ok(());
         }

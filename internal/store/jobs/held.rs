@@ -7,7 +7,7 @@
 
 use std::collections::BTreeMap;
 
-use sqlx::{MySqlConnection, Row};
+use sqlx::Row;
 
 use crate::jobs::lanes::{DueLane, MAX_BRANCHES, lines_of, queues_to_show};
 use crate::rows::limits::parked_until;
@@ -16,6 +16,7 @@ use crate::rows::order::held_until;
 use crate::rows::owed::unreadable;
 use crate::sql::batches::{padded_len, statement};
 use crate::sql::connection::on_pool;
+use crate::sql::session::Session;
 use crate::{Store, StoreError};
 use tickr_job::{Name, Timestamp};
 
@@ -102,7 +103,7 @@ type Part<'a> = (&'a DueLane, HoldReason);
 
 /// Count the held jobs of these lanes by the reasons that their due times tell.
 async fn by_due_time(
-    conn: &mut MySqlConnection,
+    conn: &mut Session<'_>,
     lanes: &[DueLane],
 ) -> Result<BTreeMap<(Name, HoldReason), i64>, sqlx::Error> {
     let lanes = &lanes[..lanes.len().min(MAX_LANES)];
@@ -128,7 +129,7 @@ async fn by_due_time(
 }
 
 /// Count the first `share` jobs of each of these parts.
-async fn count(conn: &mut MySqlConnection, parts: &[Part<'_>], share: usize) -> Result<Vec<i64>, sqlx::Error> {
+async fn count(conn: &mut Session<'_>, parts: &[Part<'_>], share: usize) -> Result<Vec<i64>, sqlx::Error> {
     let mut found = Vec::with_capacity(parts.len());
     let most = i64::try_from(share).unwrap_or(i64::MAX);
     for parts in parts.chunks(MAX_BRANCHES) {
@@ -172,7 +173,7 @@ fn counts(parts: usize) -> String {
 }
 
 /// Count the parked jobs of keys whose breaker is open, by queue.
-async fn behind_breakers(conn: &mut MySqlConnection) -> Result<BTreeMap<Name, i64>, sqlx::Error> {
+async fn behind_breakers(conn: &mut Session<'_>) -> Result<BTreeMap<Name, i64>, sqlx::Error> {
     let sql = "SELECT queue, COUNT(*) AS jobs FROM (SELECT w.queue FROM limit_keys k FORCE INDEX (limit_keys_probe) \
                STRAIGHT_JOIN limits l ON l.name = k.limit_name STRAIGHT_JOIN limit_waits w \
                FORCE INDEX (limit_waits_line) ON w.limit_name = k.limit_name AND w.limit_key = k.limit_key \

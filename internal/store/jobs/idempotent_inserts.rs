@@ -6,8 +6,6 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use sqlx::{Connection, MySqlConnection};
-
 use crate::idempotency::{
     Answer, Digest, IdempotentOutcome, IdempotentRequest, ResponseBuilder, StoredResponse, find_all, store_responses,
 };
@@ -22,6 +20,7 @@ use crate::sql::batches::BYTES_PER_ROW;
 use crate::sql::clock::{StoreClock, read_clock};
 use crate::sql::connection::{DbFuture, PriorRun, transact};
 use crate::sql::error::{Fault, fault, waited_for_lock};
+use crate::sql::session::Session;
 use crate::{Store, StoreError};
 use tickr_job::{NewJob, Producer};
 
@@ -70,7 +69,7 @@ impl Batch for IdempotentInserts {
 
     fn write<'c>(
         &'c self,
-        conn: &'c mut MySqlConnection,
+        conn: &'c mut Session<'_>,
         items: &'c [Self::Item],
         (): (),
         earlier: PriorRun,
@@ -143,7 +142,7 @@ type Written = Vec<((Digest, StoredResponse), Vec<Accepted>)>;
 
 /// Write jobs together with the rows of their idempotency keys, within the caller's transaction.
 async fn write_all(
-    conn: &mut MySqlConnection,
+    conn: &mut Session<'_>,
     writers: &BTreeMap<Digest, &IdempotentJobs>,
     clock: &StoreClock,
 ) -> Result<Written, sqlx::Error> {

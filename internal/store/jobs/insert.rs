@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use sha2::{Digest as _, Sha256};
-use sqlx::{Connection, MySqlConnection};
 use uuid::Uuid;
 
 use crate::rows::jobs::{Accepted, commit_jobs, in_order_of, insert_owed, written_before};
@@ -15,6 +14,7 @@ use crate::sql::batch::Batch;
 use crate::sql::batches::BYTES_PER_ROW;
 use crate::sql::clock::StoreClock;
 use crate::sql::connection::{DbFuture, PriorRun};
+use crate::sql::session::Session;
 use tickr_job::{BatchPlace, CountedBy, Due, JobId, NewJob};
 
 /// The group commit of inserts. One item is the jobs of one caller, which are all written or not at all.
@@ -42,7 +42,7 @@ impl Batch for Inserts {
 
     fn write<'c>(
         &'c self,
-        conn: &'c mut MySqlConnection,
+        conn: &'c mut Session<'_>,
         items: &'c [Vec<NewJob>],
         (): (),
         earlier: PriorRun,
@@ -66,7 +66,7 @@ impl Batch for Inserts {
 /// saves them the way through Redis and a claim. The read takes no lock: if the last parked job is let go meanwhile, a
 /// sweep lets these go within a second or two.
 async fn full_limits(
-    conn: &mut MySqlConnection,
+    conn: &mut Session<'_>,
     jobs: &[&NewJob],
     limits: &[LimitSetting],
 ) -> Result<BTreeMap<JobId, LimitKey>, sqlx::Error> {
@@ -123,7 +123,7 @@ impl Batch for OrderedInserts {
 
     fn write<'c>(
         &'c self,
-        conn: &'c mut MySqlConnection,
+        conn: &'c mut Session<'_>,
         items: &'c [Vec<NewJob>],
         (): (),
         earlier: PriorRun,

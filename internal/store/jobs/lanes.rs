@@ -9,13 +9,14 @@
 
 use std::collections::{BTreeSet, VecDeque};
 
+use sqlx::Row;
 use sqlx::mysql::MySqlRow;
-use sqlx::{MySqlConnection, Row};
 
 use crate::rows::owed::{DueJob, unreadable};
 use crate::sql::batches::{bind_padded, padded_len, statement};
 use crate::sql::connection::on_pool;
 use crate::sql::error::corrupt;
+use crate::sql::session::Session;
 use crate::{Store, StoreError};
 use tickr_job::{JobId, Name, Priority, Timestamp};
 
@@ -231,7 +232,7 @@ impl DueWalk {
     }
 }
 
-pub(crate) async fn lines_of(conn: &mut MySqlConnection, queues: &[Name]) -> Result<Vec<DueLane>, sqlx::Error> {
+pub(crate) async fn lines_of(conn: &mut Session<'_>, queues: &[Name]) -> Result<Vec<DueLane>, sqlx::Error> {
     let mut lines = Vec::new();
     for queues in queues.chunks(MAX_BRANCHES) {
         let names: Vec<&str> = queues.iter().map(Name::as_str).collect();
@@ -260,7 +261,7 @@ pub(crate) async fn lines_of(conn: &mut MySqlConnection, queues: &[Name]) -> Res
 
 /// Read one page of each of these ranges, at most [`MAX_BRANCHES`] ranges.
 async fn read(
-    conn: &mut MySqlConnection,
+    conn: &mut Session<'_>,
     ranges: &[DueRange],
     most: usize,
     depth: Depth,
@@ -349,7 +350,7 @@ fn kind(row: &MySqlRow, depth: Depth, before: Option<&DueRow>) -> Result<Option<
     }
 }
 
-pub(crate) async fn fed_queues(conn: &mut MySqlConnection) -> Result<BTreeSet<Name>, sqlx::Error> {
+pub(crate) async fn fed_queues(conn: &mut Session<'_>) -> Result<BTreeSet<Name>, sqlx::Error> {
     let living = "SELECT DISTINCT queues FROM runners WHERE stopped_at IS NULL \
                   AND heartbeat_at >= UTC_TIMESTAMP(6) - INTERVAL lease_ms * 1000 MICROSECOND";
     let mut found: Vec<String> = sqlx::query_scalar(living).fetch_all(&mut *conn).await?;
@@ -368,7 +369,7 @@ pub(crate) async fn fed_queues(conn: &mut MySqlConnection) -> Result<BTreeSet<Na
 
 /// List queues to show: those that runners serve, and the first `most` queues by name that have unfinished jobs. Also
 /// return whether there are more. This costs one index lookup per queue.
-pub(crate) async fn queues_to_show(conn: &mut MySqlConnection, most: usize) -> Result<(Vec<Name>, bool), sqlx::Error> {
+pub(crate) async fn queues_to_show(conn: &mut Session<'_>, most: usize) -> Result<(Vec<Name>, bool), sqlx::Error> {
     let (mut queues, mut last) = (fed_queues(conn).await?, String::new());
     for _ in 0..most {
         let Some(next) = next_queue(conn, &last).await? else { return Ok((queues.into_iter().collect(), false)) };
@@ -383,7 +384,7 @@ pub(crate) async fn queues_to_show(conn: &mut MySqlConnection, most: usize) -> R
 }
 
 /// Find the first queue after this name that has unfinished jobs.
-async fn next_queue(conn: &mut MySqlConnection, after: &str) -> Result<Option<String>, sqlx::Error> {
+async fn next_queue(conn: &mut Session<'_>, after: &str) -> Result<Option<String>, sqlx::Error> {
     let next = "SELECT queue FROM owed FORCE INDEX (owed_line) WHERE queue > ? ORDER BY queue LIMIT 1";
     sqlx::query_scalar(next).bind(after).fetch_optional(conn).await
 }

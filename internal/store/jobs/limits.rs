@@ -2,12 +2,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use sqlx::Row;
 use sqlx::mysql::MySqlRow;
-use sqlx::{MySqlConnection, Row};
 
 use crate::rows::limits::{LimitKey, key_in};
 use crate::sql::batches::statement;
 use crate::sql::connection::on_pool;
+use crate::sql::session::Session;
 use crate::{Store, StoreError};
 use tickr_job::{JobId, Name, Timestamp};
 
@@ -67,7 +68,7 @@ pub struct KeyUse {
 
 /// Read the breakers with failures of the keys of a limit from one key to another, both included.
 async fn breakers(
-    conn: &mut MySqlConnection,
+    conn: &mut Session<'_>,
     limit: &Name,
     (first, last): (&[u8], &[u8]),
 ) -> Result<BTreeMap<Vec<u8>, BreakerSeen>, sqlx::Error> {

@@ -1,10 +1,11 @@
 //! The order keys that have jobs: which job is at the head of each, and how many wait behind it.
 
-use sqlx::{MySqlConnection, Row};
+use sqlx::Row;
 
 use crate::sql::batches::statement;
 use crate::sql::connection::on_pool;
 use crate::sql::error::corrupt;
+use crate::sql::session::Session;
 use crate::{Store, StoreError};
 use tickr_job::{JobId, Name, State, Timestamp};
 
@@ -89,7 +90,7 @@ impl Store {
     }
 }
 
-async fn page(conn: &mut MySqlConnection, after: &[u8], blocked: bool) -> Result<OrderKeyPage, sqlx::Error> {
+async fn page(conn: &mut Session<'_>, after: &[u8], blocked: bool) -> Result<OrderKeyPage, sqlx::Error> {
     let last_read: Option<Vec<u8>> = sqlx::query_scalar(
         "SELECT order_key FROM order_keys FORCE INDEX (PRIMARY) WHERE order_key > ? ORDER BY order_key LIMIT 1 OFFSET ?",
     )

@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::value::RawValue;
+use sqlx::Row;
 use sqlx::mysql::MySqlRow;
-use sqlx::{MySqlConnection, Row};
 use uuid::Uuid;
 
 use crate::jobs::search::{Order, Search, SearchBudget};
@@ -15,6 +15,7 @@ use crate::rows::limits::waits_for_turn;
 use crate::sql::batches::{bind_padded, padded_len, placeholders, statement};
 use crate::sql::connection::on_pool;
 use crate::sql::error::corrupt;
+use crate::sql::session::Session;
 use crate::{Store, StoreError};
 use tickr_job::{Among, Attempt, Filter, Job, JobId, JobOptions, Progress, RunnerId, State, Timestamp, Verdict};
 
@@ -105,10 +106,7 @@ impl Store {
 
 /// Read a job with several statements. The caller makes them consistent, by a snapshot or by holding the locks of the
 /// job.
-pub(crate) async fn read_job(
-    conn: &mut MySqlConnection,
-    id: JobId,
-) -> Result<Option<(Job, Vec<Attempt>)>, sqlx::Error> {
+pub(crate) async fn read_job(conn: &mut Session<'_>, id: JobId) -> Result<Option<(Job, Vec<Attempt>)>, sqlx::Error> {
     let sql = format!(
         "SELECT {COLUMNS}, j.payload, c.content AS checkpoint, c.saved_at, f.look_at AS deferred_until FROM jobs j LEFT JOIN owed o ON o.id = j.id \
          LEFT JOIN dead_letters d ON d.job_id = j.id LEFT JOIN checkpoints c ON c.job_id = j.id \
@@ -127,7 +125,7 @@ pub(crate) async fn read_job(
 }
 
 async fn list(
-    conn: &mut MySqlConnection,
+    conn: &mut Session<'_>,
     filter: &Filter,
     among: Among,
     before: Option<JobId>,
@@ -158,7 +156,7 @@ async fn list(
 
 /// Read the jobs of these rows of [`COLUMNS`].
 async fn read_into(
-    conn: &mut MySqlConnection,
+    conn: &mut Session<'_>,
     filter: &Filter,
     found: &[MySqlRow],
     jobs: &mut Vec<Job>,
@@ -285,7 +283,7 @@ struct End {
 /// Read the ledgers of these jobs. `result` is the name of the column, or NULL for a listing that does not show
 /// results.
 async fn ledgers_of(
-    conn: &mut MySqlConnection,
+    conn: &mut Session<'_>,
     ids: &[JobId],
     result: &'static str,
 ) -> Result<BTreeMap<JobId, Ledger>, sqlx::Error> {

@@ -13,11 +13,12 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use chrono::TimeDelta;
-use sqlx::{MySqlConnection, Row};
+use sqlx::Row;
 use uuid::Uuid;
 
 use crate::sql::batches::{Sql, padded, padded_len, placeholders, statement};
 use crate::sql::connection::on_pool;
+use crate::sql::session::Session;
 use crate::{Store, StoreError};
 use tickr_job::{Among, Filter, State, Timestamp, Wanted, first_id_of};
 
@@ -281,7 +282,7 @@ impl Search {
     }
 
     /// Measure the next chunk.
-    pub(crate) async fn chunk(&self, conn: &mut MySqlConnection, span: Span) -> Result<Chunk, sqlx::Error> {
+    pub(crate) async fn chunk(&self, conn: &mut Session<'_>, span: Span) -> Result<Chunk, sqlx::Error> {
         let window = self.rows_between(span, self.chunk);
         let sql =
             format!("SELECT MIN(w.id) AS first_id, MAX(w.id) AS last_id, COUNT(*) AS counted FROM ({}) w", window.sql);
@@ -511,7 +512,7 @@ pub enum Replayed {
 }
 
 /// Count the jobs of a search by state, within the same bounds as [`count`].
-pub(crate) async fn break_down(conn: &mut MySqlConnection, search: &Search) -> Result<Breakdown, sqlx::Error> {
+pub(crate) async fn break_down(conn: &mut Session<'_>, search: &Search) -> Result<Breakdown, sqlx::Error> {
     let state = format!(
         "COALESCE(CAST(o.state AS CHAR), CAST({} AS CHAR)) AS state, \
          o.id IS NULL AND COALESCE(d.standing = 'replayed', FALSE) AS replayed",
@@ -542,7 +543,7 @@ pub(crate) async fn break_down(conn: &mut MySqlConnection, search: &Search) -> R
 }
 
 /// Count the jobs of a search, within bounds.
-pub(crate) async fn count(conn: &mut MySqlConnection, search: &Search) -> Result<Counted, sqlx::Error> {
+pub(crate) async fn count(conn: &mut Session<'_>, search: &Search) -> Result<Counted, sqlx::Error> {
     let (mut jobs, mut place) = (0, search.span(None));
     let mut budget = SearchBudget::new(MAX_COUNTED_OVER);
     while let Some(span) = place {

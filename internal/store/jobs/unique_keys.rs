@@ -21,8 +21,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use sqlx::Row;
 use sqlx::mysql::MySqlRow;
-use sqlx::{MySqlConnection, Row};
 
 use crate::audit::{AuditEntry, record_all};
 use crate::idempotency::{Answer, IdempotentOutcome, IdempotentRequest, ResponseBuilder, store_answer, stored_before};
@@ -39,6 +39,7 @@ use crate::rows::unique_keys::{TakenKey, WantedKey, hand_over, insert, lock_or_t
 use crate::sql::clock::read_clock;
 use crate::sql::connection::{PriorRun, transact};
 use crate::sql::error::{Fault, again, corrupt, fault};
+use crate::sql::session::Session;
 use crate::{Store, StoreError, StoreInner};
 use tickr_job::{
     Actor, Attempt, Due, Job, JobId, JobOptions, NewJob, OnConflict, Producer, State, StateInput, Timestamp,
@@ -195,7 +196,7 @@ pub(crate) fn with_producer(mut jobs: Vec<NewJob>, producer: &Producer) -> Vec<N
 
 /// Write the jobs, all or none, within the caller's transaction. With `once`, write them at most once.
 pub(crate) async fn insert_keyed(
-    conn: &mut MySqlConnection,
+    conn: &mut Session<'_>,
     EnqueueRequest { jobs, producer }: &EnqueueRequest,
     (idempotent, build): (Option<&IdempotentRequest>, &ResponseBuilder<EnqueueReceipts>),
     shared: &StoreInner,
@@ -315,7 +316,7 @@ fn wait_for_the_answer(new: &mut [NewJob], jobs: &[NewJob], decided: &Decided) {
 
 /// Return the decision of an earlier run if that run has committed.
 async fn done_before(
-    conn: &mut MySqlConnection,
+    conn: &mut Session<'_>,
     jobs: &[NewJob],
     (idempotent, build): (Option<&IdempotentRequest>, &ResponseBuilder<EnqueueReceipts>),
     memory: &PriorDecision,
@@ -341,7 +342,7 @@ async fn done_before(
 /// other trace, and its jobs may have started or ended since: a decision made anew would refuse the request, or make a
 /// second job of it. A job that is held or parked tells nothing by its due time in the year 9999. It has not started, so
 /// a new decision puts it off again.
-async fn all_put_off(conn: &mut MySqlConnection, postponed: &[Accepted]) -> Result<bool, sqlx::Error> {
+async fn all_put_off(conn: &mut Session<'_>, postponed: &[Accepted]) -> Result<bool, sqlx::Error> {
     for moved in postponed {
         let found: Option<bool> = sqlx::query_scalar(
             "SELECT COALESCE((SELECT execute_at FROM owed WHERE id = ? AND execute_at < '9999-01-01'), \
@@ -385,7 +386,7 @@ fn still_waits(state: State) -> bool {
 }
 
 async fn decide(
-    conn: &mut MySqlConnection,
+    conn: &mut Session<'_>,
     jobs: &[NewJob],
     producer: &Producer,
     lock_first: &AtomicBool,
@@ -462,7 +463,7 @@ async fn decide(
 
 /// Take a unique key, or return the row of the job that holds it. A plain insert is used, because it reports a
 /// duplicate. An upsert could not tell which request won: the driver counts matched rows.
-async fn take_key(conn: &mut MySqlConnection, wanted: WantedKey<'_>) -> Result<Option<TakenKey>, sqlx::Error> {
+async fn take_key(conn: &mut Session<'_>, wanted: WantedKey<'_>) -> Result<Option<TakenKey>, sqlx::Error> {
     for _ in 0..3 {
         match insert(conn, wanted).await {
             Ok(()) => return Ok(None),
@@ -488,7 +489,7 @@ enum Holds {
 /// Read the holder of a locked unique key. The `owed` row of an unfinished one exists, because its end would first have
 /// to give up the key. The read takes no lock, so that it does not wait for a transaction that itself waits for this
 /// key.
-async fn read_holder(conn: &mut MySqlConnection, taken: TakenKey, producer: &Producer) -> Result<Holds, sqlx::Error> {
+async fn read_holder(conn: &mut Session<'_>, taken: TakenKey, producer: &Producer) -> Result<Holds, sqlx::Error> {
     let sql = "SELECT o.state, o.attempt, IF(o.execute_at >= ?, j.execute_at, o.execute_at) AS execute_at, j.options \
                FROM owed o FORCE INDEX (PRIMARY) JOIN jobs j FORCE INDEX (PRIMARY) ON j.id = o.id WHERE o.id = ?";
     let row = sqlx::query(sql).bind(parked_until().naive_utc()).bind(taken.id).fetch_optional(&mut *conn).await?;
@@ -508,11 +509,7 @@ async fn read_holder(conn: &mut MySqlConnection, taken: TakenKey, producer: &Pro
 }
 
 /// Read a holder without an `owed` row. It completed before its time was over.
-async fn read_completed(
-    conn: &mut MySqlConnection,
-    taken: TakenKey,
-    producer: &Producer,
-) -> Result<Holds, sqlx::Error> {
+async fn read_completed(conn: &mut Session<'_>, taken: TakenKey, producer: &Producer) -> Result<Holds, sqlx::Error> {
     if taken.over {
         return Ok(Holds::NotAnyMore);
     }
@@ -542,7 +539,7 @@ fn options_of(row: &MySqlRow) -> Result<JobOptions, sqlx::Error> {
 
 /// Read a job in full. This takes several reads. The lock on the unique key keeps the job from ending but not from
 /// changing, so read again until two reads in a row agree.
-async fn read_in_full(conn: &mut MySqlConnection, id: JobId) -> Result<(Job, Vec<Attempt>), sqlx::Error> {
+async fn read_in_full(conn: &mut Session<'_>, id: JobId) -> Result<(Job, Vec<Attempt>), sqlx::Error> {
     let mut seen: Option<(String, u32)> = None;
     for _ in 0..6 {
         let read = read_job(conn, id).await?;
@@ -562,7 +559,7 @@ async fn read_in_full(conn: &mut MySqlConnection, id: JobId) -> Result<(Job, Vec
 /// Put this locked holder off to the due time that `job` asks for: never to an earlier one, and not beyond the longest
 /// wait of either. Returns its new due time if that has changed. A job that waits for its turn has none.
 async fn postpone(
-    conn: &mut MySqlConnection,
+    conn: &mut Session<'_>,
     job: &NewJob,
     holder: &KeyHolder,
     held: &BTreeMap<JobId, Owed>,
@@ -593,7 +590,7 @@ async fn postpone(
 
 /// Cancel these locked holders, give their unique keys to the jobs at these positions, and write audit records.
 async fn replace(
-    conn: &mut MySqlConnection,
+    conn: &mut Session<'_>,
     jobs: &[NewJob],
     actor: &Actor,
     replace: &BTreeMap<usize, KeyHolder>,

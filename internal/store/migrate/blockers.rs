@@ -3,7 +3,9 @@
 //! A statement that changes a table waits for every transaction that has read it, and every other statement on the
 //! table waits behind it. The operator needs the connection's number to end it.
 
-use sqlx::{MySqlConnection, Row as _};
+use sqlx::Row as _;
+
+use crate::sql::session::Session;
 
 /// The most connections to name.
 const MAX_NAMED: usize = 3;
@@ -28,7 +30,7 @@ const BY_TRANSACTIONS: &str = "SELECT CAST(t.trx_mysql_thread_id AS SIGNED) AS c
      ORDER BY t.trx_started LIMIT 3";
 
 /// Describe the transactions that block a change of `table`.
-pub(super) async fn describe(conn: &mut MySqlConnection, table: &str) -> String {
+pub(super) async fn describe(conn: &mut Session<'_>, table: &str) -> String {
     for sql in [BY_LOCKS, BY_TRANSACTIONS] {
         // A server that does not keep such records, or does not show them to this account, is no reason to fail.
         let Ok(rows) = sqlx::query(sql).bind(table).fetch_all(&mut *conn).await else { continue };

@@ -12,10 +12,11 @@ use std::sync::LazyLock;
 
 use sqlx::migrate::{Migration, MigrationType};
 use sqlx::mysql::MySqlDatabaseError;
-use sqlx::{MySqlConnection, Row as _, SqlStr};
+use sqlx::{Row as _, SqlStr};
 
 use super::super::StoreError;
 use crate::sql::connection::{FIRST_WORDS, Pool, on_pool, within};
+use crate::sql::session::Session;
 
 /// Embed files of `migrations/` by name.
 macro_rules! embedded {
@@ -98,7 +99,7 @@ pub(super) struct Ledger {
 }
 
 impl Ledger {
-    pub(super) async fn read(conn: &mut MySqlConnection) -> Result<Self, sqlx::Error> {
+    pub(super) async fn read(conn: &mut Session<'_>) -> Result<Self, sqlx::Error> {
         let sql = "SELECT version, checksum, success FROM _sqlx_migrations ORDER BY version";
         let found = match sqlx::query(sql).fetch_all(conn).await {
             // An account that may not read it has more to be told than that (rights.rs).
@@ -129,6 +130,11 @@ impl Ledger {
         MIGRATIONS.iter().find(changed).map(|migration| migration.version)
     }
 
+    /// Return whether there is no row.
+    pub(super) fn is_empty(&self) -> bool {
+        self.rows.is_empty()
+    }
+
     /// The newest version that was applied; 0 for none.
     pub(super) fn newest(&self) -> i64 {
         self.rows.iter().rev().find(|(_, (_, whole))| *whole).map_or(0, |(version, _)| *version)
@@ -146,7 +152,7 @@ pub(super) async fn is_current(pool: &Pool) -> Result<bool, StoreError> {
 
 /// Record that all statements of a migration have run. This completes the row of a migration that was interrupted.
 pub(super) async fn note(
-    conn: &mut MySqlConnection,
+    conn: &mut Session<'_>,
     migration: &Migration,
     took: std::time::Duration,
 ) -> Result<(), sqlx::Error> {

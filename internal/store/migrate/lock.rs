@@ -11,11 +11,12 @@
 use std::time::{Duration, Instant};
 
 use sha2::{Digest as _, Sha256};
-use sqlx::MySqlConnection;
 
 use super::progress::Progress;
 use crate::sql::connection::within;
 use crate::sql::error::is_unusual;
+use crate::sql::session::Session;
+use tickr_job::TablePrefix;
 
 /// Time that the server waits for the lock before it answers.
 const TURN: Duration = Duration::from_secs(5);
@@ -23,12 +24,8 @@ const TURN: Duration = Duration::from_secs(5);
 const REMINDER: Duration = Duration::from_secs(30);
 
 /// Wait for the lock of this database, for as long as another process migrates it.
-pub(super) async fn take(
-    conn: &mut MySqlConnection,
-    database: &str,
-    progress: &Progress<'_>,
-) -> Result<(), sqlx::Error> {
-    let name = name(database);
+pub(super) async fn take(conn: &mut Session<'_>, database: &str, progress: &Progress<'_>) -> Result<(), sqlx::Error> {
+    let name = name(database, conn.prefix());
     let mut said: Option<Instant> = None;
     loop {
         // Ask without a wait first, so that the operator hears of a wait at once.
@@ -60,9 +57,12 @@ pub(super) async fn take(
     }
 }
 
-/// Name the lock. Its name has at most 64 characters, and the database's name alone may have as many.
-fn name(database: &str) -> String {
-    let digest = Sha256::digest(database.as_bytes());
+/// Name the lock. Its name has at most 64 characters, and the database's name alone may have as many. Tickrs with other
+/// prefixes do not wait for each other. Without a prefix the name is that of the binaries that knew none.
+fn name(database: &str, prefix: &TablePrefix) -> String {
+    // No name of a database has a NUL.
+    let tables = if prefix.is_empty() { database.to_owned() } else { format!("{database}\0{prefix}") };
+    let digest = Sha256::digest(tables.as_bytes());
     let short: String = digest.iter().take(16).map(|byte| format!("{byte:02x}")).collect();
     format!("tickr migrate {short}")
 }

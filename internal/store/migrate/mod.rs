@@ -4,7 +4,7 @@
 //! breaks, a right is missing. Five rules make that harmless:
 //! - A lock of the server lets one process migrate at a time (`lock.rs`).
 //! - The migration checks its rights before the first statement (`rights.rs`). It also checks that no other program has
-//!   a table of the same name.
+//!   a table of the same name, and that there is no other tickr with another prefix (`neighbours.rs`).
 //! - It runs one statement at a time, and each may run again (`statement.rs`). A column that exists already is no error.
 //! - A migration counts as applied when all of its statements have run (`ledger.rs`).
 //! - A statement waits for other transactions in short turns, because all traffic on the table waits behind it. The
@@ -16,6 +16,7 @@
 mod blockers;
 mod ledger;
 mod lock;
+mod neighbours;
 mod progress;
 mod rights;
 mod statement;
@@ -23,13 +24,15 @@ mod statement;
 use std::time::{Duration, Instant};
 
 use rand::Rng as _;
+use sqlx::AssertSqlSafe;
 use sqlx::migrate::Migration;
-use sqlx::{AssertSqlSafe, Connection as _, MySqlConnection};
 use tokio::sync::watch;
 
 use super::{Store, StoreError};
 use crate::sql::connection::{self, within};
 use crate::sql::error::{Fault, fault, waited_for_lock};
+use crate::sql::session::Session;
+use crate::sql::table_names::with_prefix;
 use ledger::{Ledger, number};
 use progress::Progress;
 use statement::{Form, Statement, Verb, statements};
@@ -65,11 +68,14 @@ pub struct MigrateSettings {
     /// on a cluster that has no such lock.
     #[doc(hidden)]
     pub lock: bool,
+    /// Make the tables also when the database has those of another tickr, with another prefix. Not needed again once
+    /// they are made.
+    pub beside_another: bool,
 }
 
 impl Default for MigrateSettings {
     fn default() -> Self {
-        Self { patience: MIGRATION_PATIENCE, progress: watch::Sender::default(), lock: true }
+        Self { patience: MIGRATION_PATIENCE, progress: watch::Sender::default(), lock: true, beside_another: false }
     }
 }
 
@@ -174,24 +180,30 @@ impl Run<'_> {
                 "migration {version} was applied with another text than this binary has; use the binary of a release"
             )));
         }
+        let prefix = conn.prefix().clone();
+        let parsed = |migration: &Migration| statements(&with_prefix(&prefix, migration.sql.as_str()));
         let steps: Vec<(&Migration, Vec<Statement>)> =
-            ledger.missing().into_iter().map(|migration| (migration, statements(migration.sql.as_str()))).collect();
+            ledger.missing().into_iter().map(|migration| (migration, parsed(migration))).collect();
         if steps.is_empty() {
             return Ok(());
         }
-        let all: Vec<Statement> = steps.iter().flat_map(|(_, statements)| statements.clone()).collect();
-        let lacking = rights::lacking(&mut conn, &all).await?;
-        if !lacking.is_empty() {
-            return Err(Halt::Refused(rights::complaint(&mut conn, &database, &lacking).await?));
+        if ledger.is_empty() {
+            self.look_for_others(&mut conn, &database).await?;
         }
+        let all: Vec<Statement> = steps.iter().flat_map(|(_, statements)| statements.clone()).collect();
         for statement in all.iter().filter(|statement| statement.verb == Verb::CreateTable) {
             if let Owner::Another { lacks } = Self::owner(&mut conn, statement).await? {
                 return Err(Halt::Refused(format!(
                     "the database {database} has a table {} that is not tickr's (it has no column {lacks}); nothing was \
-                     changed. Give tickr a database of its own, such as mysql://user@host/tickr",
+                     changed. Give tickr a database of its own, such as mysql://user@host/tickr, or a prefix for its \
+                     tables, such as table_prefix = \"tickr_\"",
                     statement.table
                 )));
             }
+        }
+        let lacking = rights::lacking(&mut conn, &all).await?;
+        if !lacking.is_empty() {
+            return Err(Halt::Refused(rights::complaint(&mut conn, &database, &lacking).await?));
         }
         let (from, to) = (ledger.newest(), steps.last().map_or(0, |(migration, _)| migration.version));
         tracing::info!(from, to, steps = steps.len(), "migrating the tables");
@@ -209,8 +221,30 @@ impl Run<'_> {
         Ok(())
     }
 
+    /// Refuse the first migration of this prefix if the database has another tickr, unless the operator wants two.
+    async fn look_for_others(&self, conn: &mut Session<'_>, database: &str) -> Result<(), Halt> {
+        let others = neighbours::find(conn).await?;
+        let (Some(first), prefix) = (others.first(), conn.prefix()) else { return Ok(()) };
+        let shared = others.iter().find_map(|other| Some((other, neighbours::shared_table(prefix, other)?)));
+        if self.settings.beside_another && shared.is_none() {
+            return Ok(());
+        }
+        let other = shared.as_ref().map_or(first, |(other, _)| other);
+        let (theirs, ours) = (neighbours::describe(other), neighbours::describe(prefix));
+        let second = match shared {
+            Some((_, table)) => {
+                format!("choose another table_prefix, because both would have the table {table}")
+            }
+            None => format!("run `tickr migrate --beside-another` once with {ours}"),
+        };
+        Err(Halt::Refused(format!(
+            "the database {database} has the tables of a tickr with {theirs}, and none of one with {ours}; nothing was \
+             changed. To use the tables that exist, run with {theirs}. For a second tickr beside the first, {second}"
+        )))
+    }
+
     /// Find the owner of the table that a CREATE TABLE would make. Other programs use the name `jobs` as well.
-    async fn owner(conn: &mut MySqlConnection, statement: &Statement) -> Result<Owner, sqlx::Error> {
+    async fn owner(conn: &mut Session<'_>, statement: &Statement) -> Result<Owner, sqlx::Error> {
         let sql = "SELECT CAST(column_name AS CHAR) FROM information_schema.columns \
                    WHERE table_schema = DATABASE() AND table_name = ?";
         let found: Vec<String> = sqlx::query_scalar(sql).bind(&statement.table).fetch_all(conn).await?;
@@ -222,7 +256,7 @@ impl Run<'_> {
     }
 
     /// Run one statement in the form that blocks the fewest writers. It may have run before.
-    async fn apply(&mut self, conn: &mut MySqlConnection, version: i64, statement: &Statement) -> Result<(), Halt> {
+    async fn apply(&mut self, conn: &mut Session<'_>, version: i64, statement: &Statement) -> Result<(), Halt> {
         let mut forms = statement.forms();
         // The last form is the plain one, whose answer counts.
         let plain = forms.pop();
@@ -247,7 +281,7 @@ impl Run<'_> {
     /// Judge a statement's answer, knowing that it may have run before as a whole or in part.
     async fn accept(
         &mut self,
-        conn: &mut MySqlConnection,
+        conn: &mut Session<'_>,
         version: i64,
         statement: &Statement,
         outcome: Result<(), Halt>,
@@ -278,7 +312,7 @@ impl Run<'_> {
     /// Run a statement in short turns until it gets the table or the patience of the settings ends.
     async fn insist(
         &mut self,
-        conn: &mut MySqlConnection,
+        conn: &mut Session<'_>,
         version: i64,
         statement: &Statement,
         sql: String,
@@ -320,7 +354,7 @@ impl Run<'_> {
     /// server still works on it, because a connection that the network dropped would be waited for without an end.
     async fn watched(
         &self,
-        conn: &mut MySqlConnection,
+        conn: &mut Session<'_>,
         version: i64,
         statement: &Statement,
         sql: String,
@@ -329,7 +363,8 @@ impl Run<'_> {
             within(LOOK, sqlx::query_scalar::<_, i64>("SELECT CAST(CONNECTION_ID() AS SIGNED)").fetch_one(&mut *conn))
                 .await?;
         let began = Instant::now();
-        let work = sqlx::raw_sql(AssertSqlSafe(sql)).execute(conn);
+        // The statement has the prefix.
+        let work = sqlx::raw_sql(AssertSqlSafe(sql)).execute(conn.driver());
         tokio::pin!(work);
         loop {
             tokio::select! {

@@ -6,10 +6,11 @@
 
 use std::collections::BTreeSet;
 
-use sqlx::{AssertSqlSafe, MySqlConnection};
+use sqlx::AssertSqlSafe;
 
 use super::ledger::{DENIED, NO_SUCH_TABLE, TABLE, number};
 use super::statement::{Statement, Verb};
+use crate::sql::session::Session;
 
 /// A right, and a statement that needs it and does nothing.
 const PROBES: [(&str, &str); 6] = [
@@ -24,7 +25,7 @@ const PROBES: [(&str, &str); 6] = [
 
 /// Return the rights that the account lacks for these statements. This creates the table of applied migrations.
 pub(super) async fn lacking(
-    conn: &mut MySqlConnection,
+    conn: &mut Session<'_>,
     statements: &[Statement],
 ) -> Result<Vec<&'static str>, sqlx::Error> {
     let needed: BTreeSet<&str> = statements.iter().map(|statement| right(statement.verb)).collect();
@@ -54,11 +55,7 @@ const fn right(verb: Verb) -> &'static str {
 }
 
 /// Tell the operator which account lacks which right, and the statement that grants it.
-pub(super) async fn complaint(
-    conn: &mut MySqlConnection,
-    database: &str,
-    lacking: &[&str],
-) -> Result<String, sqlx::Error> {
+pub(super) async fn complaint(conn: &mut Session<'_>, database: &str, lacking: &[&str]) -> Result<String, sqlx::Error> {
     let account: String = sqlx::query_scalar("SELECT CURRENT_USER()").fetch_one(conn).await?;
     let (user, host) = account.rsplit_once('@').unwrap_or((&account, "%"));
     let rights = lacking.join(", ");

@@ -157,11 +157,15 @@ fn split(text: &str, mark: char) -> Vec<String> {
 mod tests {
     use super::super::ledger::MIGRATIONS;
     use super::*;
+    use crate::sql::table_names::with_prefix;
 
     #[test]
     fn every_migration_consists_of_statements_that_may_run_again() {
         for migration in MIGRATIONS.iter() {
             let found = statements(migration.sql.as_str());
+            let prefixed = statements(&with_prefix(&"shop_".parse().unwrap(), migration.sql.as_str()));
+            assert_eq!(found.len(), prefixed.len(), "{}", migration.version);
+            assert!(prefixed.iter().all(|statement| statement.table.starts_with("shop_")), "{prefixed:#?}");
             assert!(!found.is_empty(), "{}", migration.version);
             for statement in found {
                 let about = format!("{}: {}", migration.version, statement.text);

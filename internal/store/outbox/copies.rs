@@ -12,8 +12,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use sqlx::Row;
 use sqlx::mysql::MySqlRow;
-use sqlx::{MySqlConnection, Row};
 use uuid::Uuid;
 
 use crate::outbox::source::{ROWS, SourceBacklog};
@@ -21,6 +21,7 @@ use crate::outbox::source_rows::{CopiedRow, storable};
 use crate::sql::connection::{PriorRun, on_pool, transact};
 use crate::sql::error::corrupt;
 use crate::sql::script::{Script, Value};
+use crate::sql::session::Session;
 use crate::{Store, StoreError};
 use tickr_job::{Name, RunnerId, Timestamp, limits};
 
@@ -222,7 +223,7 @@ impl Store {
 }
 
 async fn take(
-    conn: &mut MySqlConnection,
+    conn: &mut Session<'_>,
     name: &Name,
     runner: &RunnerId,
     how: TakeOver,
@@ -259,7 +260,7 @@ async fn take(
 }
 
 async fn insert_copy(
-    conn: &mut MySqlConnection,
+    conn: &mut Session<'_>,
     earlier: PriorRun,
     name: &Name,
     runner: &RunnerId,
@@ -286,7 +287,7 @@ async fn insert_copy(
 }
 
 /// Insert these rows into the outbox, and the unfit ones into the rejected rows.
-async fn write_rows(conn: &mut MySqlConnection, name: &Name, rows: &[CopiedRow]) -> Result<(), sqlx::Error> {
+async fn write_rows(conn: &mut Session<'_>, name: &Name, rows: &[CopiedRow]) -> Result<(), sqlx::Error> {
     let size = |row: &CopiedRow| row.payload.len() + row.options.as_ref().map_or(0, String::len) + 256;
     let fit: Vec<&CopiedRow> = rows.iter().filter(|row| row.unfit.is_none()).collect();
     let unfit = rows.iter().filter_map(|row| Some((row, limits::cut(row.unfit.clone()?))));

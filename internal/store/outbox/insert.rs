@@ -3,8 +3,9 @@
 use sqlx::MySqlConnection;
 
 use crate::sql::batches::statement;
+use crate::sql::table_names::{OUTBOX, table_name};
 use crate::{Store, StoreError};
-use tickr_job::{JobId, Timestamp};
+use tickr_job::{JobId, TablePrefix, Timestamp};
 
 /// A row of the outbox to insert.
 #[derive(Clone, Debug)]
@@ -23,19 +24,28 @@ pub struct NewOutboxRow {
     pub options: Option<String>,
 }
 
-/// Insert a row of the outbox on this connection, in the transaction that is open there. `database` is that of tickr, if
-/// it may be another one than that of the connection.
+/// The outbox as a session sees it that is not one of tickr's.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct OutboxPlace {
+    /// Database of tickr, if it may be another one than that of the session.
+    pub database: Option<String>,
+    /// Prefix of the tables of tickr.
+    pub prefix: TablePrefix,
+}
+
+/// Insert a row of the outbox on this connection, in the transaction that is open there.
 ///
 /// # Errors
 /// When MySQL cannot be reached or refuses.
 pub async fn insert_outbox_row(
     conn: &mut MySqlConnection,
-    database: Option<&str>,
+    place: &OutboxPlace,
     row: &NewOutboxRow,
 ) -> Result<(), StoreError> {
-    let database = database.map_or_else(String::new, |name| format!("`{}`.", name.replace('`', "``")));
+    let database = place.database.as_deref().map_or_else(String::new, |name| format!("`{}`.", name.replace('`', "``")));
+    let table = table_name(&place.prefix, OUTBOX);
     let sql = format!(
-        "INSERT INTO {database}tickr_outbox (id, kind, payload, queue, execute_at, options) VALUES (?, ?, ?, ?, ?, ?)"
+        "INSERT INTO {database}{table} (id, kind, payload, queue, execute_at, options) VALUES (?, ?, ?, ?, ?, ?)"
     );
     statement(sql)
         .bind(row.id.uuid())
@@ -51,9 +61,10 @@ pub async fn insert_outbox_row(
 }
 
 impl Store {
-    /// Return the name of the database of tickr.
+    /// Return where the outbox of tickr is.
     #[must_use]
-    pub fn database_name(&self) -> Option<String> {
-        self.shared.pools.reads.connections().connect_options().get_database().map(str::to_owned)
+    pub fn outbox_place(&self) -> OutboxPlace {
+        let options = self.shared.pools.reads.connections().connect_options();
+        OutboxPlace { database: options.get_database().map(str::to_owned), prefix: self.shared.options.prefix.clone() }
     }
 }

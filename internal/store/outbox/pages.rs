@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use sqlx::{MySqlConnection, Row};
+use sqlx::Row;
 use uuid::Uuid;
 
 use crate::idempotency::{Answer, IdempotentOutcome, ResponseBuilder};
@@ -23,6 +23,7 @@ use crate::rows::owed::SKIP_LOCKED;
 use crate::sql::batches::{MAX_ROWS, in_list, statement};
 use crate::sql::clock::read_clock;
 use crate::sql::connection::{PriorRun, on_pool, transact};
+use crate::sql::session::Session;
 use crate::{Store, StoreError, StoreInner};
 use tickr_job::{NewJob, Producer, limits};
 
@@ -222,7 +223,7 @@ fn reason_of(refusal: &EnqueueRefusal) -> String {
 }
 
 async fn move_page(
-    conn: &mut MySqlConnection,
+    conn: &mut Session<'_>,
     shared: &StoreInner,
     rows: Rows,
     prepare: &PrepareRow,
@@ -311,7 +312,7 @@ async fn move_page(
 }
 
 /// Return the ids of those jobs that exist already: the application has repeated its transaction.
-async fn known_jobs(conn: &mut MySqlConnection, jobs: &BTreeMap<Uuid, NewJob>) -> Result<HashSet<Uuid>, sqlx::Error> {
+async fn known_jobs(conn: &mut Session<'_>, jobs: &BTreeMap<Uuid, NewJob>) -> Result<HashSet<Uuid>, sqlx::Error> {
     let mut ids: Vec<Uuid> = jobs.values().map(|job| job.id.uuid()).collect();
     ids.sort_unstable();
     let mut known = HashSet::new();

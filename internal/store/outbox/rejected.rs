@@ -1,13 +1,14 @@
 //! Rows of the outbox that cannot become jobs.
 
+use sqlx::Row;
 use sqlx::mysql::MySqlRow;
-use sqlx::{MySqlConnection, Row};
 use uuid::Uuid;
 
 use crate::audit::{AuditEntry, record, was_recorded};
 use crate::outbox::rows::{OutboxRow, outbox_row};
 use crate::sql::clock::read_clock;
 use crate::sql::connection::{PriorRun, on_pool, transact};
+use crate::sql::session::Session;
 use crate::{Store, StoreError};
 use tickr_job::{Actor, Timestamp, limits};
 
@@ -34,7 +35,7 @@ pub enum RejectedAction {
 const COLUMNS: &str = OutboxRow::COLUMNS;
 
 /// Move these rows, with the reasons, to the rejected ones. The rows are locked.
-pub(super) async fn reject(conn: &mut MySqlConnection, rows: &[(Uuid, String)]) -> Result<(), sqlx::Error> {
+pub(super) async fn reject(conn: &mut Session<'_>, rows: &[(Uuid, String)]) -> Result<(), sqlx::Error> {
     for (id, reason) in rows {
         // An earlier row with this id may have been rejected as well. The newest counts.
         sqlx::query("DELETE FROM outbox_rejected WHERE id = ?").bind(id).execute(&mut *conn).await?;

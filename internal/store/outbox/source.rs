@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use rand::seq::SliceRandom;
 use sqlx::mysql::{MySqlConnectOptions, MySqlRow};
-use sqlx::{ConnectOptions, MySqlConnection, Row};
+use sqlx::{ConnectOptions, Row};
 use uuid::Uuid;
 
 use crate::outbox::source_error::SourceError;
@@ -22,7 +22,8 @@ use crate::outbox::source_rows::{CopiedRow, RowHead, copied_row, moment, number,
 use crate::sql::connection::{self, FIRST_WORDS, Target, within};
 use crate::sql::error::waited_for_lock;
 use crate::sql::script::{Script, StepResult, Value};
-use tickr_job::{Name, Timestamp};
+use crate::sql::session::Session;
+use tickr_job::{Name, TablePrefix, Timestamp};
 
 /// Rows that are copied together at most.
 pub(super) const ROWS: usize = 1_000;
@@ -72,7 +73,7 @@ impl fmt::Debug for SourceSettings {
 /// The outbox of an application, with the one connection to it.
 pub struct OutboxSource {
     target: Target,
-    conn: Option<MySqlConnection>,
+    conn: Option<Session<'static>>,
     /// Time of the last answer on the connection.
     heard: Instant,
 }
@@ -116,7 +117,7 @@ impl OutboxSource {
         let options = MySqlConnectOptions::from_str(url).map_err(|_| SourceError::url())?;
         // Whatever the URL or the server says: times are read as UTC, and texts as UTF-8.
         let options = options.timezone(Some("+00:00".to_owned())).charset("utf8mb4").disable_statement_logging();
-        Ok(Self { target: Target::new(options), conn: None, heard: Instant::now() })
+        Ok(Self { target: Target::new(options, TablePrefix::default()), conn: None, heard: Instant::now() })
     }
 
     /// Check that the outbox is there, has the right form, and may be read and emptied with this account.
@@ -279,7 +280,7 @@ impl OutboxSource {
         Ok(answer.pop().unwrap_or_default())
     }
 
-    async fn open(&self) -> Result<MySqlConnection, SourceError> {
+    async fn open(&self) -> Result<Session<'static>, SourceError> {
         let refused = |attempted: &'static str| move |error| SourceError::of(attempted, &error);
         let mut conn = connection::open(&self.target).await.map_err(refused("connect"))?;
         // A statement each, because the server names the first thing that is missing.

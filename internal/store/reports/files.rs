@@ -8,14 +8,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use chrono::TimeDelta;
+use sqlx::Row;
 use sqlx::mysql::MySqlRow;
-use sqlx::{MySqlConnection, Row};
 use uuid::Uuid;
 
 use crate::sql::batches::statement;
 use crate::sql::clock::read_clock;
 use crate::sql::connection::{on_pool, transact};
 use crate::sql::error::corrupt;
+use crate::sql::session::Session;
 use crate::{Store, StoreError};
 use tickr_job::{AttemptToken, JobId, ReportRecord, RunnerId, Timestamp, first_id_of};
 
@@ -301,7 +302,7 @@ impl Store {
 }
 
 /// Return whether all parts of the record are stored.
-async fn is_whole(conn: &mut MySqlConnection, record: &ReportRecord) -> Result<bool, sqlx::Error> {
+async fn is_whole(conn: &mut Session<'_>, record: &ReportRecord) -> Result<bool, sqlx::Error> {
     if record.parts == 0 {
         return Ok(true);
     }

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use sqlx::{MySqlConnection, Row};
+use sqlx::Row;
 
 use crate::rows::aged::{Aged, purge_aged};
 use crate::rows::limits::{LimitKey, key_in};
@@ -12,6 +12,7 @@ use crate::rows::owed::SKIP_LOCKED;
 use crate::rows::tallies::OTHER;
 use crate::sql::batches::statement;
 use crate::sql::connection::{on_pool, transact};
+use crate::sql::session::Session;
 use crate::{Store, StoreError};
 use tickr_job::{JobId, RunnerId};
 
@@ -334,7 +335,7 @@ pub struct TallyPlace {
 /// Read the next rows from `after` on, in lanes up to `last`, that have not changed for `rest` seconds. Takes no locks.
 /// A page may end between the states of one kind, so the next page begins with that kind again.
 async fn resting(
-    conn: &mut MySqlConnection,
+    conn: &mut Session<'_>,
     after: &TallyPlace,
     last: u8,
     rest: i64,
@@ -371,11 +372,7 @@ async fn resting(
 
 /// Delete these rows in the order of their primary key and return their counts. Rows that have changed in the meantime
 /// stay.
-async fn take(
-    conn: &mut MySqlConnection,
-    places: &[TallyPlace],
-    rest: i64,
-) -> Result<Vec<(TallyPlace, i64)>, sqlx::Error> {
+async fn take(conn: &mut Session<'_>, places: &[TallyPlace], rest: i64) -> Result<Vec<(TallyPlace, i64)>, sqlx::Error> {
     let mut taken = Vec::new();
     for place in places {
         let (queue, kind, state) = &place.key;
@@ -390,7 +387,7 @@ async fn take(
     Ok(taken)
 }
 
-async fn add(conn: &mut MySqlConnection, sums: &BTreeMap<Key, i64>) -> Result<(), sqlx::Error> {
+async fn add(conn: &mut Session<'_>, sums: &BTreeMap<Key, i64>) -> Result<(), sqlx::Error> {
     for ((queue, kind, state), n) in sums {
         let sql = "INSERT INTO tallies (lane, queue, kind, state, n) VALUES (0, ?, ?, ?, ?) \
                    ON DUPLICATE KEY UPDATE n = n + VALUES(n)";

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use chrono::TimeDelta;
-use sqlx::{MySqlConnection, Row};
+use sqlx::Row;
 use uuid::Uuid;
 
 use crate::retention::remove::{Removal, remove};
@@ -14,6 +14,7 @@ use crate::sql::batches::{MAX_ROWS, statement};
 use crate::sql::clock::read_clock;
 use crate::sql::connection::{DbFuture, transact};
 use crate::sql::error::corrupt;
+use crate::sql::session::Session;
 use crate::{Store, StoreError, StoreInner};
 use tickr_job::{JobId, State, Timestamp, first_id_of};
 
@@ -81,12 +82,12 @@ impl Store {
     }
 }
 
-fn page(
-    conn: &mut MySqlConnection,
+fn page<'c>(
+    conn: &'c mut Session<'_>,
     shared: Arc<StoreInner>,
     after: Option<JobId>,
     keep: Retention,
-) -> DbFuture<'_, Purged> {
+) -> DbFuture<'c, Purged> {
     Box::pin(async move {
         let now = read_clock(conn, &shared.clock).await?;
         let before = |age: Duration| now - TimeDelta::from_std(age).unwrap_or(TimeDelta::MAX / 4);

@@ -8,14 +8,15 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use chrono::TimeDelta;
+use sqlx::Row;
 use sqlx::mysql::MySqlRow;
-use sqlx::{MySqlConnection, Row};
 use uuid::Uuid;
 
 use crate::retention::times::Retention;
 use crate::rows::order::{close_places, lock_open_keys_of};
 use crate::sql::batches::{MAX_ROWS, bind_padded, groups, in_list, padded_len, placeholders, statement, tuples};
 use crate::sql::error::corrupt;
+use crate::sql::session::Session;
 use tickr_job::{DeadLetterStatus, JobId, JobOptions, State, Timestamp};
 
 /// Most ledger lines removed in one transaction. A single job may have more.
@@ -110,7 +111,7 @@ const CANDIDATE: &str = "SELECT j.id, j.kind, o.id IS NOT NULL AS owed, a.number
 
 /// Remove the jobs that the rule allows, within the caller's transaction. `ids` must be sorted.
 pub(crate) async fn remove(
-    conn: &mut MySqlConnection,
+    conn: &mut Session<'_>,
     ids: &[Uuid],
     removal: Removal<'_>,
     now: Timestamp,
@@ -168,7 +169,7 @@ pub(crate) async fn remove(
 
 /// Hide the reports of jobs that an operator deletes. From now on no runner serves them. Their content is large, so the
 /// janitor removes it later, a few parts at a time.
-async fn hide_reports(conn: &mut MySqlConnection, ids: &[Uuid], now: Timestamp) -> Result<(), sqlx::Error> {
+async fn hide_reports(conn: &mut Session<'_>, ids: &[Uuid], now: Timestamp) -> Result<(), sqlx::Error> {
     if ids.is_empty() {
         return Ok(());
     }
@@ -177,7 +178,7 @@ async fn hide_reports(conn: &mut MySqlConnection, ids: &[Uuid], now: Timestamp) 
     query.execute(conn).await.map(drop)
 }
 
-async fn delete(conn: &mut MySqlConnection, ids: &[Uuid]) -> Result<(), sqlx::Error> {
+async fn delete(conn: &mut Session<'_>, ids: &[Uuid]) -> Result<(), sqlx::Error> {
     if ids.is_empty() {
         return Ok(());
     }
@@ -224,7 +225,7 @@ impl Shrunk {
         }
     }
 
-    async fn write(mut self, conn: &mut MySqlConnection, now: Timestamp) -> Result<(), sqlx::Error> {
+    async fn write(mut self, conn: &mut Session<'_>, now: Timestamp) -> Result<(), sqlx::Error> {
         // A batch that is removed as a whole needs no record.
         self.batches.retain(|_, (size, jobs)| jobs < size);
         let batches: Vec<(Uuid, (u16, u16))> = self.batches.into_iter().collect();

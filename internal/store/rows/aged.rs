@@ -4,12 +4,13 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use chrono::TimeDelta;
-use sqlx::{MySqlConnection, Row};
+use sqlx::Row;
 use uuid::Uuid;
 
 use crate::StoreInner;
 use crate::sql::batches::{MAX_ROWS, bind_padded, padded_len, placeholders, statement};
 use crate::sql::clock::read_clock;
+use crate::sql::session::Session;
 use tickr_job::{Timestamp, first_id_of};
 
 /// A table whose primary key `id` is a UUIDv7, so that its rows are ordered by the time of their creation.
@@ -26,7 +27,7 @@ const AGED_PAGE: u32 = 1_000;
 /// Remove the rows older than `keep` from one page after `after`. Return the number of removed rows and the position to
 /// continue after; absent at the end.
 pub(crate) async fn purge_aged(
-    conn: &mut MySqlConnection,
+    conn: &mut Session<'_>,
     shared: &StoreInner,
     aged: &Aged,
     after: Option<Uuid>,

@@ -1,8 +1,7 @@
 //! Rows of `attempt_logs`: the lines that were written during an attempt.
 
-use sqlx::MySqlConnection;
-
 use crate::sql::script::{Script, Value};
+use crate::sql::session::Session;
 use tickr_job::JobId;
 
 /// The log of an attempt that wrote a line.
@@ -34,7 +33,7 @@ pub(crate) fn insert_logs_step<'a>(script: &mut Script<'a>, rows: &[AttemptLogRo
 }
 
 /// Write the log of an attempt that goes on. A repeated call changes nothing.
-pub(crate) async fn write_log(conn: &mut MySqlConnection, row: AttemptLogRow<'_>) -> Result<(), sqlx::Error> {
+pub(crate) async fn write_log(conn: &mut Session<'_>, row: AttemptLogRow<'_>) -> Result<(), sqlx::Error> {
     let sql = "INSERT INTO attempt_logs (job_id, number, size_bytes, log) VALUES (?, ?, ?, ?) \
                ON DUPLICATE KEY UPDATE size_bytes = VALUES(size_bytes), log = VALUES(log)";
     let size = u32::try_from(row.log.len()).unwrap_or(u32::MAX);

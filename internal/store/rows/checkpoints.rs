@@ -6,12 +6,13 @@
 use std::collections::BTreeMap;
 
 use serde_json::value::RawValue;
+use sqlx::Row;
 use sqlx::mysql::MySqlRow;
-use sqlx::{MySqlConnection, Row};
 use uuid::Uuid;
 
 use crate::sql::batches::{MAX_ROWS, groups_by_bytes, in_list, placeholders, statement, tuples};
 use crate::sql::error::corrupt;
+use crate::sql::session::Session;
 use tickr_job::{Checkpoint, Timestamp};
 
 /// Bit of `owed.links`: the job has a checkpoint.
@@ -19,7 +20,7 @@ pub(crate) const HAS_CHECKPOINT: u8 = 4;
 
 /// Write the checkpoints of these jobs, sorted by id, in place of earlier ones.
 pub(crate) async fn write_checkpoints(
-    conn: &mut MySqlConnection,
+    conn: &mut Session<'_>,
     checkpoints: &[(Uuid, &str)],
     now: Timestamp,
 ) -> Result<(), sqlx::Error> {
@@ -39,7 +40,7 @@ pub(crate) async fn write_checkpoints(
 }
 
 /// Set the bit in the `owed` rows of these jobs, which are locked.
-pub(crate) async fn mark_checkpoints(conn: &mut MySqlConnection, ids: &[Uuid]) -> Result<(), sqlx::Error> {
+pub(crate) async fn mark_checkpoints(conn: &mut Session<'_>, ids: &[Uuid]) -> Result<(), sqlx::Error> {
     for ids in ids.chunks(MAX_ROWS) {
         // The order and the limit keep MySQL from scanning a small table.
         let sql = format!("UPDATE owed SET links = links | {HAS_CHECKPOINT} WHERE id IN");
@@ -49,7 +50,7 @@ pub(crate) async fn mark_checkpoints(conn: &mut MySqlConnection, ids: &[Uuid]) -
 }
 
 /// Delete the checkpoints of these jobs.
-pub(crate) async fn delete_checkpoints(conn: &mut MySqlConnection, ids: &[Uuid]) -> Result<(), sqlx::Error> {
+pub(crate) async fn delete_checkpoints(conn: &mut Session<'_>, ids: &[Uuid]) -> Result<(), sqlx::Error> {
     for ids in ids.chunks(MAX_ROWS) {
         let tail = format!(" ORDER BY job_id LIMIT {}", ids.len());
         in_list("DELETE FROM checkpoints WHERE job_id IN", ids, &tail).execute(&mut *conn).await?;
@@ -58,13 +59,13 @@ pub(crate) async fn delete_checkpoints(conn: &mut MySqlConnection, ids: &[Uuid])
 }
 
 /// Return the bit for a job that an operator retries.
-pub(crate) async fn checkpoint_bit(conn: &mut MySqlConnection, id: Uuid) -> Result<u8, sqlx::Error> {
+pub(crate) async fn checkpoint_bit(conn: &mut Session<'_>, id: Uuid) -> Result<u8, sqlx::Error> {
     let found = sqlx::query("SELECT 1 FROM checkpoints WHERE job_id = ?").bind(id).fetch_optional(conn).await?;
     Ok(if found.is_some() { HAS_CHECKPOINT } else { 0 })
 }
 
 /// Read the checkpoint of a job, if there is one.
-pub(crate) async fn read_checkpoint(conn: &mut MySqlConnection, id: Uuid) -> Result<Option<Checkpoint>, sqlx::Error> {
+pub(crate) async fn read_checkpoint(conn: &mut Session<'_>, id: Uuid) -> Result<Option<Checkpoint>, sqlx::Error> {
     let row = sqlx::query("SELECT content AS checkpoint, saved_at FROM checkpoints WHERE job_id = ?").bind(id);
     row.fetch_optional(conn).await?.map_or(Ok(None), |row| checkpoint_of(&row))
 }

@@ -2,12 +2,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use sqlx::Row;
 use sqlx::mysql::MySqlRow;
-use sqlx::{MySqlConnection, Row};
 use uuid::Uuid;
 
 use crate::sql::batches::{MAX_ROWS, groups, in_list, placeholders, statement, tuples};
 use crate::sql::error::corrupt;
+use crate::sql::session::Session;
 use tickr_job::{DeadLetter, DeadLetterStatus, Fingerprint, JobId, JobOptions, Name, Timestamp};
 
 /// Longest part of an error that is stored with a dead letter, in characters. The column has this width.
@@ -39,7 +40,7 @@ pub(crate) struct StatusColumns<'a> {
 /// Insert the dead letters of jobs that failed, in the transaction that ends the jobs. `dead_letters` must be sorted by
 /// id.
 pub(crate) async fn insert_dead_letters(
-    conn: &mut MySqlConnection,
+    conn: &mut Session<'_>,
     dead_letters: &[NewDeadLetter<'_>],
 ) -> Result<(), sqlx::Error> {
     let open = |dead_letter: &NewDeadLetter<'_>| StatusColumns {
@@ -61,10 +62,7 @@ pub(crate) async fn insert_dead_letters(
 
 /// Store the time of the first failure with the same cause, for jobs that failed before: a retry that fails again is no
 /// new incident. This runs only for retried jobs, which are rare, so it costs other failures nothing.
-async fn note_first_failures(
-    conn: &mut MySqlConnection,
-    dead_letters: &[NewDeadLetter<'_>],
-) -> Result<(), sqlx::Error> {
+async fn note_first_failures(conn: &mut Session<'_>, dead_letters: &[NewDeadLetter<'_>]) -> Result<(), sqlx::Error> {
     for dead_letter in dead_letters.iter().filter(|dead_letter| dead_letter.lived_before) {
         let ends = sqlx::query(
             "SELECT finished_at, error FROM attempts FORCE INDEX (PRIMARY) WHERE job_id = ? AND end_state = 'failed' \
@@ -97,7 +95,7 @@ async fn note_first_failures(
 /// Store the time of the first failure with the same cause, for jobs that are replays: a replay that fails again is no
 /// new incident either. Costs one more read for each batch in which jobs failed.
 async fn note_failures_of_originals(
-    conn: &mut MySqlConnection,
+    conn: &mut Session<'_>,
     dead_letters: &[NewDeadLetter<'_>],
 ) -> Result<(), sqlx::Error> {
     let ids: Vec<Uuid> = dead_letters.iter().map(|dead_letter| dead_letter.id).collect();
@@ -135,7 +133,7 @@ async fn note_failures_of_originals(
 }
 
 pub(crate) async fn write(
-    conn: &mut MySqlConnection,
+    conn: &mut Session<'_>,
     dead_letters: &[(&NewDeadLetter<'_>, StatusColumns<'_>)],
 ) -> Result<(), sqlx::Error> {
     for group in groups(dead_letters) {
@@ -171,12 +169,12 @@ pub(crate) async fn write(
 }
 
 /// Delete the dead letter of a job that is retried. The caller holds the lock of the job.
-pub(crate) async fn delete_dead_letter(conn: &mut MySqlConnection, id: Uuid) -> Result<(), sqlx::Error> {
+pub(crate) async fn delete_dead_letter(conn: &mut Session<'_>, id: Uuid) -> Result<(), sqlx::Error> {
     sqlx::query("DELETE FROM dead_letters WHERE job_id = ?").bind(id).execute(conn).await.map(drop)
 }
 
 /// Return true if the job was replayed. The caller holds the lock of the job.
-pub(crate) async fn was_replayed(conn: &mut MySqlConnection, id: Uuid) -> Result<bool, sqlx::Error> {
+pub(crate) async fn was_replayed(conn: &mut Session<'_>, id: Uuid) -> Result<bool, sqlx::Error> {
     let status: Option<String> =
         sqlx::query_scalar("SELECT standing FROM dead_letters WHERE job_id = ?").bind(id).fetch_optional(conn).await?;
     Ok(status.as_deref() == Some(DeadLetterStatus::Replayed.as_str()))

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
 use chrono::TimeDelta;
-use sqlx::{MySqlConnection, Row};
+use sqlx::Row;
 use uuid::Uuid;
 
 use crate::rows::limits::{LimitKey, ToPark, park_step, parked_until};
@@ -16,6 +16,7 @@ use crate::sql::clock::{StoreClock, begin, read_clock};
 use crate::sql::connection::PriorRun;
 use crate::sql::error::corrupt;
 use crate::sql::script::{Script, Value};
+use crate::sql::session::Session;
 use tickr_job::{Due, JobId, Name, NewJob, OnFailure, Priority, Timestamp, ceil_ms, floor_ms};
 
 /// The receipt for one accepted job. The job is committed, and the receipt has the times that the store gave it.
@@ -41,7 +42,7 @@ pub struct Accepted {
 /// Insert `jobs`, sorted by id, with the current time of the server. Runs in the caller's transaction, which has checked
 /// their links.
 pub(crate) async fn insert_owed(
-    conn: &mut MySqlConnection,
+    conn: &mut Session<'_>,
     jobs: &[&NewJob],
     links: &NewLinks,
     clock: &StoreClock,
@@ -68,7 +69,7 @@ pub(crate) fn mark_held<'a>(accepted: impl IntoIterator<Item = &'a mut Accepted>
 /// Read the receipts of an earlier run whose commit got no answer. The ids were made before the first run. So if they
 /// exist, the lost commit was this one's own, and it wrote all of the jobs.
 pub(crate) async fn written_before(
-    conn: &mut MySqlConnection,
+    conn: &mut Session<'_>,
     jobs: &[&NewJob],
     earlier: PriorRun,
 ) -> Result<Option<Vec<Accepted>>, sqlx::Error> {
@@ -96,7 +97,7 @@ pub(crate) fn accepted_at(job: &NewJob, now: Timestamp) -> Accepted {
 /// this order; those that are held or blocked are returned. Runs in the caller's transaction, which has checked their
 /// links.
 pub(crate) async fn write_jobs(
-    conn: &mut MySqlConnection,
+    conn: &mut Session<'_>,
     pairs: &[(&NewJob, &Accepted)],
     links: &NewLinks,
 ) -> Result<BTreeSet<JobId>, sqlx::Error> {
@@ -114,7 +115,7 @@ pub(crate) async fn write_jobs(
 /// Give each of these new jobs that has an order key its place, and mark the receipts of those that are held. `pairs`
 /// is in the order in which the jobs take their places.
 async fn take_places_of(
-    conn: &mut MySqlConnection,
+    conn: &mut Session<'_>,
     pairs: &[(&NewJob, &Accepted)],
 ) -> Result<BTreeSet<JobId>, sqlx::Error> {
     let newcomers: Vec<Newcomer<'_>> = pairs
@@ -144,7 +145,7 @@ async fn take_places_of(
 /// MySQL takes the time itself, in the request that writes and commits them. Otherwise the time is read first, because
 /// due times follow from it.
 pub(crate) async fn commit_jobs(
-    conn: &mut MySqlConnection,
+    conn: &mut Session<'_>,
     jobs: &[&NewJob],
     clock: &StoreClock,
     parked: &BTreeMap<JobId, LimitKey>,
@@ -369,7 +370,7 @@ pub(crate) fn due_at(due: Due, now: Timestamp) -> Timestamp {
     }
 }
 
-pub(crate) async fn receipts(conn: &mut MySqlConnection, jobs: &[&NewJob]) -> Result<Vec<Accepted>, sqlx::Error> {
+pub(crate) async fn receipts(conn: &mut Session<'_>, jobs: &[&NewJob]) -> Result<Vec<Accepted>, sqlx::Error> {
     let ids: Vec<Uuid> = jobs.iter().map(|job| job.id.uuid()).collect();
     let sql = format!(
         "SELECT j.id, j.queue, j.priority, j.execute_at, j.created_at, j.kind, COALESCE(o.execute_at >= ?, FALSE) AS held \

@@ -1,8 +1,7 @@
 //! Lines of the ledger, which is the table `attempts`.
 
-use sqlx::MySqlConnection;
-
 use crate::sql::batches::{groups_by_bytes, placeholders, statement, tuples};
+use crate::sql::session::Session;
 use tickr_job::{JobId, State, Timestamp, Verdict};
 
 /// The verdict of a line. The line of an expired job is marked in a column of its own.
@@ -26,7 +25,7 @@ pub(crate) struct AttemptRow<'a> {
 
 /// Append lines to the ledger, in key order.
 pub(crate) async fn append_to_ledger(
-    conn: &mut MySqlConnection,
+    conn: &mut Session<'_>,
     lines: &[AttemptRow<'_>],
     now: Timestamp,
 ) -> Result<(), sqlx::Error> {

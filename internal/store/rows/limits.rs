@@ -16,8 +16,8 @@ use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use chrono::TimeDelta;
+use sqlx::Row;
 use sqlx::mysql::MySqlRow;
-use sqlx::{MySqlConnection, Row};
 use uuid::Uuid;
 
 use crate::rows::breakers::{BreakerRule, OpenGate};
@@ -26,6 +26,7 @@ use crate::rows::owed::{DueJob, due_job};
 use crate::sql::batches::MAX_ROWS;
 use crate::sql::error::corrupt;
 use crate::sql::script::{Script, Value, rows_as_text};
+use crate::sql::session::Session;
 use tickr_job::{Actor, Bounds, Breaker, CountedBy, Limit, Name, Rate, SharedBy, Timestamp, ceil_ms};
 
 /// Time for which a slot is kept for a job that was let go, after its due time.
@@ -86,7 +87,7 @@ impl LimitSetting {
 }
 
 /// Read all limits, in the order of their names.
-pub(crate) async fn read_limits(conn: &mut MySqlConnection) -> Result<Vec<LimitSetting>, sqlx::Error> {
+pub(crate) async fn read_limits(conn: &mut Session<'_>) -> Result<Vec<LimitSetting>, sqlx::Error> {
     let sql = format!("SELECT {COLUMNS} FROM limits ORDER BY name LIMIT 2000");
     rows_as_text(conn, sql, Vec::new()).await?.iter().map(setting).collect()
 }
@@ -191,7 +192,7 @@ impl KnownLimits {
 
     /// Read the limits again if those of this process are old: it was suspended, or its reads fail. Otherwise it would
     /// claim without regard to a limit that was set meanwhile.
-    pub(crate) async fn catch_up(&self, conn: &mut MySqlConnection) -> Result<(), sqlx::Error> {
+    pub(crate) async fn catch_up(&self, conn: &mut Session<'_>) -> Result<(), sqlx::Error> {
         if !self.are_old() {
             return Ok(());
         }
@@ -199,7 +200,7 @@ impl KnownLimits {
     }
 
     /// Read the limits, and follow them.
-    pub(crate) async fn read_again(&self, conn: &mut MySqlConnection) -> Result<(), sqlx::Error> {
+    pub(crate) async fn read_again(&self, conn: &mut Session<'_>) -> Result<(), sqlx::Error> {
         let asked = Instant::now();
         self.follow(&Arc::new(read_limits(conn).await?), asked);
         Ok(())
@@ -481,7 +482,7 @@ pub(crate) fn key_in(row: &MySqlRow) -> Result<LimitKey, sqlx::Error> {
 ///
 /// An upsert would lock and make rows in one step, but two upserts of neighbouring keys may deadlock.
 async fn lock_those_that_exist<'k>(
-    conn: &mut MySqlConnection,
+    conn: &mut Session<'_>,
     keys: &[&'k LimitKey],
 ) -> Result<Vec<&'k LimitKey>, sqlx::Error> {
     let mut script = Script::as_text();
@@ -496,7 +497,7 @@ async fn lock_those_that_exist<'k>(
     Ok(keys.iter().copied().filter(|key| !found.contains(*key)).collect())
 }
 
-async fn make_rows(conn: &mut MySqlConnection, keys: &[&LimitKey]) -> Result<(), sqlx::Error> {
+async fn make_rows(conn: &mut Session<'_>, keys: &[&LimitKey]) -> Result<(), sqlx::Error> {
     let mut script = Script::as_text();
     script.insert(
         ["INSERT IGNORE INTO limit_keys (limit_name, limit_key) VALUES", "(?,?)", ""],
@@ -509,7 +510,7 @@ async fn make_rows(conn: &mut MySqlConnection, keys: &[&LimitKey]) -> Result<(),
 
 /// Begin a transaction with locks on these keys. Make the rows of those that have none before it, so that nothing is
 /// locked meanwhile.
-pub(crate) async fn begin_with(conn: &mut MySqlConnection, keys: &[&LimitKey]) -> Result<(), sqlx::Error> {
+pub(crate) async fn begin_with(conn: &mut Session<'_>, keys: &[&LimitKey]) -> Result<(), sqlx::Error> {
     sqlx::raw_sql("BEGIN").execute(&mut *conn).await?;
     let missing = lock_those_that_exist(conn, keys).await?;
     if missing.is_empty() {
@@ -522,7 +523,7 @@ pub(crate) async fn begin_with(conn: &mut MySqlConnection, keys: &[&LimitKey]) -
 }
 
 /// Lock these keys, in their order, in the caller's transaction, and make the rows of those that have none.
-pub(crate) async fn lock_keys(conn: &mut MySqlConnection, keys: &[&LimitKey]) -> Result<(), sqlx::Error> {
+pub(crate) async fn lock_keys(conn: &mut Session<'_>, keys: &[&LimitKey]) -> Result<(), sqlx::Error> {
     let missing = lock_those_that_exist(conn, keys).await?;
     if missing.is_empty() {
         return Ok(());
@@ -630,7 +631,7 @@ pub(crate) fn park_step<'a>(script: &mut Script<'a>, jobs: &[ToPark<'a>]) {
 
 /// Return those of these keys that have parked jobs in queues that are not paused.
 pub(crate) async fn keys_with_parked_jobs(
-    conn: &mut MySqlConnection,
+    conn: &mut Session<'_>,
     keys: &[&LimitKey],
 ) -> Result<Vec<LimitKey>, sqlx::Error> {
     let mut found = Vec::new();
@@ -650,14 +651,14 @@ pub(crate) async fn keys_with_parked_jobs(
 }
 
 /// Delete the row of a parked job that does not wait any more.
-pub(crate) async fn unpark(conn: &mut MySqlConnection, id: Uuid) -> Result<(), sqlx::Error> {
+pub(crate) async fn unpark(conn: &mut Session<'_>, id: Uuid) -> Result<(), sqlx::Error> {
     sqlx::query("DELETE FROM limit_waits WHERE job_id = ?").bind(id).execute(conn).await.map(drop)
 }
 
 /// Let parked jobs of these keys go, as many as have room, those that were due first before others. The keys are locked.
 /// Returns the jobs with their due times, and whether there may be more with room.
 pub(crate) async fn let_go(
-    conn: &mut MySqlConnection,
+    conn: &mut Session<'_>,
     keys: &BTreeSet<LimitKey>,
     limits: &[LimitSetting],
 ) -> Result<(Vec<DueJob>, bool), sqlx::Error> {
@@ -702,7 +703,7 @@ pub(crate) async fn let_go(
 
 /// Give these parked jobs due times, and keep slots for them.
 async fn let_go_of(
-    conn: &mut MySqlConnection,
+    conn: &mut Session<'_>,
     waiting: &BTreeMap<Uuid, (LimitKey, Timestamp)>,
     states: &BTreeMap<LimitKey, KeyState>,
     limits: &[LimitSetting],
@@ -789,7 +790,7 @@ async fn let_go_of(
 
 /// Delete the slots of those of these jobs that do not execute, and slots that were kept for long enough. The keys are
 /// locked, so none of the jobs starts meanwhile.
-pub(crate) async fn free_slots_of(conn: &mut MySqlConnection, ids: &[Uuid]) -> Result<(), sqlx::Error> {
+pub(crate) async fn free_slots_of(conn: &mut Session<'_>, ids: &[Uuid]) -> Result<(), sqlx::Error> {
     for ids in ids.chunks(MAX_ROWS) {
         let mut script = Script::as_text();
         let (list, values) = script.list(ids);
@@ -817,7 +818,7 @@ pub(crate) async fn free_slots_of(conn: &mut MySqlConnection, ids: &[Uuid]) -> R
 
 /// Park jobs of these keys again that were let go for a turn further ahead than a moment. After a change of a limit their
 /// turns may come earlier. The keys are locked.
-pub(crate) async fn take_back(conn: &mut MySqlConnection, keys: &BTreeSet<LimitKey>) -> Result<(), sqlx::Error> {
+pub(crate) async fn take_back(conn: &mut Session<'_>, keys: &BTreeSet<LimitKey>) -> Result<(), sqlx::Error> {
     let keys: Vec<&LimitKey> = keys.iter().collect();
     for keys in keys.chunks(64) {
         let (any, mut values) = any_of("s.", keys);

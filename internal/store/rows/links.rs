@@ -14,14 +14,15 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use chrono::TimeDelta;
+use sqlx::Row;
 use sqlx::query::Query;
-use sqlx::{MySqlConnection, Row};
 use uuid::Uuid;
 
 use crate::rows::order::held_until;
 use crate::sql::batches::{MAX_ROWS, groups, in_list, placeholders, statement, tuples};
 use crate::sql::error::corrupt;
 use crate::sql::script::{Script, Value};
+use crate::sql::session::Session;
 use tickr_job::{BatchId, JobId, NewJob, OnParentFailure, State, Timestamp};
 
 /// Bit of `owed.links`: the job belongs to a batch.
@@ -96,7 +97,7 @@ impl NewLinks {
 /// Returns a problem for each link that is not possible, with the position of the job. A batch in `own` takes the job in
 /// any case: it is made by this transaction, or counts a job that ends in it.
 pub(crate) async fn check_links(
-    conn: &mut MySqlConnection,
+    conn: &mut Session<'_>,
     jobs: &[&NewJob],
     own: &BTreeSet<BatchId>,
 ) -> Result<(NewLinks, Vec<(usize, LinkProblem)>), sqlx::Error> {
@@ -152,7 +153,7 @@ pub(crate) async fn check_links(
 /// Let a replay take the place of a failed job: the jobs that wait for that one wait for the replay. Returns whether there
 /// are some.
 pub(crate) async fn hand_children_over(
-    conn: &mut MySqlConnection,
+    conn: &mut Session<'_>,
     failed: Uuid,
     replay: Uuid,
 ) -> Result<bool, sqlx::Error> {
@@ -163,7 +164,7 @@ pub(crate) async fn hand_children_over(
 }
 
 /// Mark these jobs as awaited, as far as they are unfinished, and return those.
-async fn mark_awaited(conn: &mut MySqlConnection, ids: &[Uuid]) -> Result<BTreeSet<Uuid>, sqlx::Error> {
+async fn mark_awaited(conn: &mut Session<'_>, ids: &[Uuid]) -> Result<BTreeSet<Uuid>, sqlx::Error> {
     let mut unfinished = BTreeSet::new();
     for ids in ids.chunks(MAX_ROWS) {
         // The update locks them in id order, as settlements do.
@@ -179,7 +180,7 @@ async fn mark_awaited(conn: &mut MySqlConnection, ids: &[Uuid]) -> Result<BTreeS
 }
 
 /// Return how these jobs have ended. A job that does not exist is left out.
-async fn ends_of(conn: &mut MySqlConnection, ids: &[Uuid]) -> Result<BTreeMap<Uuid, State>, sqlx::Error> {
+async fn ends_of(conn: &mut Session<'_>, ids: &[Uuid]) -> Result<BTreeMap<Uuid, State>, sqlx::Error> {
     let mut ends = BTreeMap::new();
     for ids in ids.chunks(MAX_ROWS) {
         let sql = "SELECT j.id, (SELECT a.end_state FROM attempts a WHERE a.job_id = j.id ORDER BY a.number DESC LIMIT 1) \
@@ -198,7 +199,7 @@ async fn ends_of(conn: &mut MySqlConnection, ids: &[Uuid]) -> Result<BTreeMap<Uu
 /// Lock a batch so that it cannot end before this transaction does. Returns the reason if it takes no job, and whether it
 /// has ended.
 pub(crate) async fn lock_open(
-    conn: &mut MySqlConnection,
+    conn: &mut Session<'_>,
     batch: BatchId,
 ) -> Result<Option<(LinkProblem, bool)>, sqlx::Error> {
     let sql = "SELECT cancelled_at IS NOT NULL AS cancelled, completed_at IS NOT NULL AS ended FROM batches \
@@ -334,7 +335,7 @@ impl BatchChanges {
         );
     }
 
-    pub(crate) async fn write(self, conn: &mut MySqlConnection) -> Result<(), sqlx::Error> {
+    pub(crate) async fn write(self, conn: &mut Session<'_>) -> Result<(), sqlx::Error> {
         let mut script = Script::about(self.0.len(), 0);
         self.add_step(&mut script);
         script.run(conn).await.map(drop)
@@ -352,7 +353,7 @@ pub(crate) struct LinkedEnd {
 
 /// Record the ends of jobs for their children and batches. The rows in `owed` are locked or deleted. Return the bits of all
 /// their links.
-pub(crate) async fn record_ends(conn: &mut MySqlConnection, ended: &[LinkedEnd]) -> Result<u8, sqlx::Error> {
+pub(crate) async fn record_ends(conn: &mut Session<'_>, ended: &[LinkedEnd]) -> Result<u8, sqlx::Error> {
     let linked: Vec<&LinkedEnd> = ended.iter().filter(|end| end.links != 0).collect();
     if linked.is_empty() {
         return Ok(0);
@@ -375,7 +376,7 @@ pub(crate) async fn record_ends(conn: &mut MySqlConnection, ended: &[LinkedEnd])
 }
 
 /// Return the batch of each of these jobs that belongs to one.
-async fn batches_of(conn: &mut MySqlConnection, jobs: &[Uuid]) -> Result<Vec<(Uuid, Uuid)>, sqlx::Error> {
+async fn batches_of(conn: &mut Session<'_>, jobs: &[Uuid]) -> Result<Vec<(Uuid, Uuid)>, sqlx::Error> {
     let mut found = Vec::new();
     for jobs in jobs.chunks(MAX_ROWS) {
         let sql = "SELECT job_id, batch_id FROM batch_jobs FORCE INDEX (PRIMARY) WHERE job_id IN";
@@ -387,7 +388,7 @@ async fn batches_of(conn: &mut MySqlConnection, jobs: &[Uuid]) -> Result<Vec<(Uu
 }
 
 /// Record that a job that ended in this state runs again. Returns its new `owed.links`.
-pub(crate) async fn record_retry(conn: &mut MySqlConnection, id: Uuid, end: State) -> Result<u8, sqlx::Error> {
+pub(crate) async fn record_retry(conn: &mut Session<'_>, id: Uuid, end: State) -> Result<u8, sqlx::Error> {
     let mut links = 0;
     let mut changes = BatchChanges::default();
     for (_, batch) in batches_of(conn, &[id]).await? {
@@ -403,14 +404,14 @@ pub(crate) async fn record_retry(conn: &mut MySqlConnection, id: Uuid, end: Stat
 }
 
 /// Remove the rows of blocked jobs that end.
-pub(crate) async fn forget_blocked(conn: &mut MySqlConnection, id: Uuid) -> Result<(), sqlx::Error> {
+pub(crate) async fn forget_blocked(conn: &mut Session<'_>, id: Uuid) -> Result<(), sqlx::Error> {
     sqlx::query("DELETE FROM blocked_jobs WHERE job_id = ?").bind(id).execute(conn).await.map(drop)
 }
 
 /// Read how the parents of blocked jobs have ended, and write it down. Returns for each job what follows from it. The
 /// `owed` rows of the jobs are locked.
 pub(crate) async fn outcomes_of(
-    conn: &mut MySqlConnection,
+    conn: &mut Session<'_>,
     jobs: &BTreeMap<Uuid, OnParentFailure>,
 ) -> Result<BTreeMap<Uuid, ParentsOutcome>, sqlx::Error> {
     let ids: Vec<Uuid> = jobs.keys().copied().collect();
@@ -499,7 +500,7 @@ impl ParentsOutcome {
 }
 
 /// Let blocked jobs run: give them the due times that they would have without parents, but not before `now`.
-pub(crate) async fn unblock(conn: &mut MySqlConnection, ids: &[Uuid], now: Timestamp) -> Result<(), sqlx::Error> {
+pub(crate) async fn unblock(conn: &mut Session<'_>, ids: &[Uuid], now: Timestamp) -> Result<(), sqlx::Error> {
     for ids in ids.chunks(MAX_ROWS) {
         let sql = format!(
             "UPDATE owed o FORCE INDEX (PRIMARY) STRAIGHT_JOIN blocked_jobs b FORCE INDEX (PRIMARY) ON b.job_id = o.id \

@@ -14,14 +14,15 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use chrono::DateTime;
+use sqlx::Row;
 use sqlx::mysql::MySqlRow;
 use sqlx::query::Query;
-use sqlx::{MySqlConnection, Row};
 use uuid::Uuid;
 
 use crate::rows::owed::{DueJob, SKIP_LOCKED, due_job};
 use crate::sql::batches::{MAX_ROWS, groups, in_list, padded, padded_len, placeholders, statement, tuples};
 use crate::sql::script::{Script, Value};
+use crate::sql::session::Session;
 use tickr_job::{JobId, NewJob, State, Timestamp, floor_ms};
 
 /// The due time in `owed` of a job that is held: 9999-12-31. Bind it as [`naive_utc`](DateTime::naive_utc), because a
@@ -36,7 +37,7 @@ pub(crate) fn order_key_of(job: &NewJob) -> Option<&[u8]> {
 }
 
 /// Lock these keys, and make the rows of those that have none.
-pub(crate) async fn lock_or_make(conn: &mut MySqlConnection, keys: &BTreeSet<&[u8]>) -> Result<(), sqlx::Error> {
+pub(crate) async fn lock_or_make(conn: &mut Session<'_>, keys: &BTreeSet<&[u8]>) -> Result<(), sqlx::Error> {
     let keys: Vec<&[u8]> = keys.iter().copied().collect();
     for group in groups(&keys) {
         // The update changes nothing, and locks a row that exists.
@@ -72,14 +73,14 @@ impl OrderedJobs {
 }
 
 /// Lock the keys of these jobs.
-pub(crate) async fn lock_keys_of(conn: &mut MySqlConnection, ids: &[Uuid]) -> Result<OrderedJobs, sqlx::Error> {
+pub(crate) async fn lock_keys_of(conn: &mut Session<'_>, ids: &[Uuid]) -> Result<OrderedJobs, sqlx::Error> {
     let ordered = keys_of(conn, ids).await?;
     lock(conn, &ordered, "").await?;
     Ok(OrderedJobs(ordered))
 }
 
 /// Do what [`lock_keys_of`] does, for jobs that may take a place again, and make the rows of keys that have none.
-pub(crate) async fn lock_or_make_keys_of(conn: &mut MySqlConnection, ids: &[Uuid]) -> Result<OrderedJobs, sqlx::Error> {
+pub(crate) async fn lock_or_make_keys_of(conn: &mut Session<'_>, ids: &[Uuid]) -> Result<OrderedJobs, sqlx::Error> {
     let ordered = keys_of(conn, ids).await?;
     lock_or_make(conn, &ordered.values().map(|job| job.key.as_slice()).collect()).await?;
     Ok(OrderedJobs(ordered))
@@ -87,7 +88,7 @@ pub(crate) async fn lock_or_make_keys_of(conn: &mut MySqlConnection, ids: &[Uuid
 
 /// Do what [`lock_keys_of`] does, and lock these keys as well, or make their rows. All are locked in key order.
 pub(crate) async fn lock_keys_of_and(
-    conn: &mut MySqlConnection,
+    conn: &mut Session<'_>,
     ids: &[Uuid],
     more: BTreeSet<&[u8]>,
 ) -> Result<OrderedJobs, sqlx::Error> {
@@ -101,7 +102,7 @@ pub(crate) async fn lock_keys_of_and(
 }
 
 /// Do what [`lock_keys_of`] does, for those jobs whose places are open.
-pub(crate) async fn lock_open_keys_of(conn: &mut MySqlConnection, ids: &[Uuid]) -> Result<OrderedJobs, sqlx::Error> {
+pub(crate) async fn lock_open_keys_of(conn: &mut Session<'_>, ids: &[Uuid]) -> Result<OrderedJobs, sqlx::Error> {
     let mut open = Vec::new();
     for ids in ids.chunks(MAX_ROWS) {
         let sql = "SELECT p.job_id FROM order_places p FORCE INDEX (PRIMARY) STRAIGHT_JOIN order_keys k \
@@ -116,7 +117,7 @@ pub(crate) async fn lock_open_keys_of(conn: &mut MySqlConnection, ids: &[Uuid]) 
 /// Do what [`lock_keys_of`] does, without the keys that another session locks at this moment. Returns also the jobs
 /// that have one of those.
 pub(crate) async fn lock_free_keys_of(
-    conn: &mut MySqlConnection,
+    conn: &mut Session<'_>,
     ids: &[Uuid],
 ) -> Result<(OrderedJobs, BTreeSet<Uuid>), sqlx::Error> {
     let mut ordered = keys_of(conn, ids).await?;
@@ -126,7 +127,7 @@ pub(crate) async fn lock_free_keys_of(
     Ok((OrderedJobs(ordered), others))
 }
 
-async fn keys_of(conn: &mut MySqlConnection, ids: &[Uuid]) -> Result<BTreeMap<Uuid, Ordered>, sqlx::Error> {
+async fn keys_of(conn: &mut Session<'_>, ids: &[Uuid]) -> Result<BTreeMap<Uuid, Ordered>, sqlx::Error> {
     let mut ordered = BTreeMap::new();
     for ids in ids.chunks(MAX_ROWS) {
         let sql = "SELECT job_id, order_key, blocks FROM order_places FORCE INDEX (PRIMARY) WHERE job_id IN";
@@ -139,7 +140,7 @@ async fn keys_of(conn: &mut MySqlConnection, ids: &[Uuid]) -> Result<BTreeMap<Uu
 }
 
 async fn lock(
-    conn: &mut MySqlConnection,
+    conn: &mut Session<'_>,
     ordered: &BTreeMap<Uuid, Ordered>,
     locked_rows: &str,
 ) -> Result<BTreeSet<Vec<u8>>, sqlx::Error> {
@@ -166,7 +167,7 @@ struct KeyPlaces {
     tail: u64,
 }
 
-async fn read_lines(conn: &mut MySqlConnection, keys: &[&[u8]]) -> Result<BTreeMap<Vec<u8>, KeyPlaces>, sqlx::Error> {
+async fn read_lines(conn: &mut Session<'_>, keys: &[&[u8]]) -> Result<BTreeMap<Vec<u8>, KeyPlaces>, sqlx::Error> {
     let mut lines = BTreeMap::new();
     for group in groups(keys) {
         let sql = format!(
@@ -184,7 +185,7 @@ async fn read_lines(conn: &mut MySqlConnection, keys: &[&[u8]]) -> Result<BTreeM
     Ok(lines)
 }
 
-async fn write_lines(conn: &mut MySqlConnection, lines: &BTreeMap<Vec<u8>, KeyPlaces>) -> Result<(), sqlx::Error> {
+async fn write_lines(conn: &mut Session<'_>, lines: &BTreeMap<Vec<u8>, KeyPlaces>) -> Result<(), sqlx::Error> {
     let lines: Vec<(&Vec<u8>, &KeyPlaces)> = lines.iter().collect();
     for group in groups(&lines) {
         let sql = format!(
@@ -214,7 +215,7 @@ pub(crate) struct Newcomer<'a> {
 
 /// Give each of these jobs the next place of its key, in this order. Return those that are held. The keys are locked.
 pub(crate) async fn take_places(
-    conn: &mut MySqlConnection,
+    conn: &mut Session<'_>,
     newcomers: &[Newcomer<'_>],
 ) -> Result<BTreeSet<JobId>, sqlx::Error> {
     if newcomers.is_empty() {
@@ -265,7 +266,7 @@ pub(crate) async fn take_places(
 /// Give a job that runs again after its end a place. A job that blocks its key still has its own; every other one takes
 /// the last. Return whether the job is held. The keys are locked.
 pub(crate) async fn place_again(
-    conn: &mut MySqlConnection,
+    conn: &mut Session<'_>,
     OrderedJobs(ordered): &OrderedJobs,
     id: JobId,
     due_at: Timestamp,
@@ -332,7 +333,7 @@ impl Successor {
     /// Read the rows of [`successors_step`]. `heads` are the jobs that ended, by key. Returns nothing if the tables are
     /// not as they should be: then the slower way has to decide.
     pub(crate) async fn read_all(
-        conn: &mut MySqlConnection,
+        conn: &mut Session<'_>,
         rows: &[MySqlRow],
         heads: &BTreeMap<&[u8], Uuid>,
     ) -> Result<Option<Vec<Self>>, sqlx::Error> {
@@ -422,7 +423,7 @@ pub(crate) fn release_steps<'a>(script: &mut Script<'a>, successors: &'a [Succes
     }
 }
 
-async fn close(conn: &mut MySqlConnection, ids: &[Uuid]) -> Result<(), sqlx::Error> {
+async fn close(conn: &mut Session<'_>, ids: &[Uuid]) -> Result<(), sqlx::Error> {
     for ids in ids.chunks(MAX_ROWS) {
         let sql = "UPDATE order_places FORCE INDEX (PRIMARY) SET open = FALSE WHERE job_id IN";
         in_list(sql, ids, "").execute(&mut *conn).await?;
@@ -433,7 +434,7 @@ async fn close(conn: &mut MySqlConnection, ids: &[Uuid]) -> Result<(), sqlx::Err
 /// Close the places of these jobs, whose keys are locked, and give the next job of each key its due time. Return the
 /// jobs that are not held any more.
 pub(crate) async fn close_places(
-    conn: &mut MySqlConnection,
+    conn: &mut Session<'_>,
     ids: &[Uuid],
     now: Timestamp,
 ) -> Result<Vec<DueJob>, sqlx::Error> {

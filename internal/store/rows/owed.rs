@@ -6,12 +6,13 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use sqlx::Row;
 use sqlx::mysql::MySqlRow;
-use sqlx::{MySqlConnection, Row};
 use uuid::Uuid;
 
 use crate::sql::batches::{bind_padded, padded_len, placeholders, statement};
 use crate::sql::error::corrupt;
+use crate::sql::session::Session;
 use tickr_job::{AttemptToken, JobId, Name, Priority, RunnerId, State, Timestamp};
 
 /// A locked row of `owed`.
@@ -43,7 +44,7 @@ pub(crate) const SKIP_LOCKED: &str = " /*!80001 SKIP LOCKED *//*M!100600 SKIP LO
 
 /// Lock these rows by primary key, in key order, and read them.
 pub(crate) async fn lock_held(
-    conn: &mut MySqlConnection,
+    conn: &mut Session<'_>,
     ids: impl Iterator<Item = JobId>,
 ) -> Result<BTreeMap<JobId, Owed>, sqlx::Error> {
     lock(conn, ids, "").await
@@ -51,14 +52,14 @@ pub(crate) async fn lock_held(
 
 /// Do what [`lock_held`] does, without the rows that another session locks at this moment.
 pub(crate) async fn lock_free(
-    conn: &mut MySqlConnection,
+    conn: &mut Session<'_>,
     ids: impl Iterator<Item = JobId>,
 ) -> Result<BTreeMap<JobId, Owed>, sqlx::Error> {
     lock(conn, ids, SKIP_LOCKED).await
 }
 
 async fn lock(
-    conn: &mut MySqlConnection,
+    conn: &mut Session<'_>,
     ids: impl Iterator<Item = JobId>,
     locked_rows: &str,
 ) -> Result<BTreeMap<JobId, Owed>, sqlx::Error> {
@@ -101,7 +102,7 @@ async fn lock(
         .collect()
 }
 
-pub(crate) async fn delete_owed(conn: &mut MySqlConnection, ids: &[Uuid]) -> Result<(), sqlx::Error> {
+pub(crate) async fn delete_owed(conn: &mut Session<'_>, ids: &[Uuid]) -> Result<(), sqlx::Error> {
     if ids.is_empty() {
         return Ok(());
     }

@@ -2,9 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use sqlx::MySqlConnection;
-
 use crate::sql::script::{Script, Value};
+use crate::sql::session::Session;
 use tickr_job::{Name, State};
 
 /// Tally lanes of one process. A tally lane is a number in the key of the tally rows. Each process draws a small range,
@@ -32,7 +31,7 @@ impl Lanes {
 
 /// Add to the tallies, in key order. The caller does this last in its transaction.
 pub(crate) async fn count(
-    conn: &mut MySqlConnection,
+    conn: &mut Session<'_>,
     lane: u8,
     counts: &BTreeMap<(Name, Name, State), i64>,
 ) -> Result<(), sqlx::Error> {

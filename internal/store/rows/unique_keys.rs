@@ -1,12 +1,13 @@
 //! Rows of `unique_keys`: one for each unfinished job that holds a unique key, and one for each job that completed before
 //! its time of uniqueness was over.
 
+use sqlx::Row;
 use sqlx::mysql::MySqlRow;
-use sqlx::{MySqlConnection, Row};
 use uuid::Uuid;
 
 use crate::sql::batches::statement;
 use crate::sql::error::{Fault, again, fault};
+use crate::sql::session::Session;
 use tickr_job::Name;
 
 /// A unique key that a job asks for.
@@ -43,7 +44,7 @@ const TAKEN: &str = "SELECT job_id, held_until <= UTC_TIMESTAMP(3) AS is_over FR
 
 /// Give up the unique key that this job holds. It is found through the job's own row. A job that `completed` leaves it
 /// taken until its time is over.
-pub(crate) async fn release_key_of(conn: &mut MySqlConnection, id: Uuid, completed: bool) -> Result<(), sqlx::Error> {
+pub(crate) async fn release_key_of(conn: &mut Session<'_>, id: Uuid, completed: bool) -> Result<(), sqlx::Error> {
     let timed = if completed { " AND (k.held_until IS NULL OR k.held_until <= UTC_TIMESTAMP(3))" } else { "" };
     statement(format!(
         "DELETE k FROM unique_keys k JOIN jobs j ON j.kind = k.kind AND j.unique_key = k.unique_key \
@@ -63,7 +64,7 @@ pub(crate) async fn release_key_of(conn: &mut MySqlConnection, id: Uuid, complet
 /// behind. Many transactions that go on from the shared to the exclusive lock would deadlock. So the caller's
 /// transaction begins again and waits for the row.
 pub(crate) async fn lock_or_take(
-    conn: &mut MySqlConnection,
+    conn: &mut Session<'_>,
     wanted: WantedKey<'_>,
 ) -> Result<Option<TakenKey>, sqlx::Error> {
     let sql = statement(format!("{TAKEN} FOR UPDATE"));
@@ -84,17 +85,14 @@ pub(crate) async fn lock_or_take(
 }
 
 /// Read the row of this unique key under a shared lock. A refused [`insert`] already has that lock.
-pub(crate) async fn read_taken(
-    conn: &mut MySqlConnection,
-    wanted: WantedKey<'_>,
-) -> Result<Option<TakenKey>, sqlx::Error> {
+pub(crate) async fn read_taken(conn: &mut Session<'_>, wanted: WantedKey<'_>) -> Result<Option<TakenKey>, sqlx::Error> {
     let sql = statement(format!("{TAKEN} LOCK IN SHARE MODE"));
     let found = sql.bind(wanted.kind.as_str()).bind(wanted.key).fetch_optional(conn).await?;
     found.as_ref().map(TakenKey::from_row).transpose()
 }
 
 /// Insert the row of a unique key. Fails with 1062 if another job holds the key.
-pub(crate) async fn insert(conn: &mut MySqlConnection, wanted: WantedKey<'_>) -> Result<(), sqlx::Error> {
+pub(crate) async fn insert(conn: &mut Session<'_>, wanted: WantedKey<'_>) -> Result<(), sqlx::Error> {
     // NULL plus an interval of NULL is NULL: most keys are taken until their job ends.
     sqlx::query(
         "INSERT INTO unique_keys (kind, unique_key, job_id, held_until) \
@@ -110,7 +108,7 @@ pub(crate) async fn insert(conn: &mut MySqlConnection, wanted: WantedKey<'_>) ->
 }
 
 /// Give a unique key, whose row is locked, to the job that asks for it.
-pub(crate) async fn hand_over(conn: &mut MySqlConnection, wanted: WantedKey<'_>) -> Result<(), sqlx::Error> {
+pub(crate) async fn hand_over(conn: &mut Session<'_>, wanted: WantedKey<'_>) -> Result<(), sqlx::Error> {
     sqlx::query(
         "UPDATE unique_keys SET job_id = ?, held_until = UTC_TIMESTAMP(3) + INTERVAL ? * 1000 MICROSECOND \
          WHERE kind = ? AND unique_key = ?",
@@ -126,7 +124,7 @@ pub(crate) async fn hand_over(conn: &mut MySqlConnection, wanted: WantedKey<'_>)
 
 /// Return true if the holder of a locked key has not ended: its end would first have to give up the key. The read takes
 /// no lock, so that it waits for no transaction that itself waits for this key.
-pub(crate) async fn is_unfinished(conn: &mut MySqlConnection, id: Uuid) -> Result<bool, sqlx::Error> {
+pub(crate) async fn is_unfinished(conn: &mut Session<'_>, id: Uuid) -> Result<bool, sqlx::Error> {
     let found = sqlx::query("SELECT 1 FROM owed FORCE INDEX (PRIMARY) WHERE id = ?").bind(id).fetch_optional(conn);
     Ok(found.await?.is_some())
 }

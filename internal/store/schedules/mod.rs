@@ -16,7 +16,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use serde_json::json;
-use sqlx::{MySqlConnection, Row};
+use sqlx::Row;
 
 use crate::audit::{AuditEntry, record};
 use crate::jobs::condition::Condition;
@@ -29,6 +29,7 @@ use crate::sql::batches::{bind_padded, padded_len, placeholders, statement};
 use crate::sql::clock::read_clock;
 use crate::sql::connection::on_pool;
 use crate::sql::error::{Fault, again, fault};
+use crate::sql::session::Session;
 use crate::{Store, StoreError, StoreInner};
 use tickr_job::{Actor, Cadence, Dst, Name, Schedule, SkipCause, Template, TemplateOptions, Timestamp, floor_ms};
 
@@ -283,7 +284,7 @@ impl Store {
 }
 
 async fn put(
-    conn: &mut MySqlConnection,
+    conn: &mut Session<'_>,
     shared: &StoreInner,
     name: &Name,
     schedule: &Schedule,
@@ -394,7 +395,7 @@ macro_rules! bind_wishes {
     }};
 }
 
-async fn insert(conn: &mut MySqlConnection, row: &Scheduled) -> Result<(), sqlx::Error> {
+async fn insert(conn: &mut Session<'_>, row: &Scheduled) -> Result<(), sqlx::Error> {
     let options = options_of(&row.schedule.template)?;
     let sql = format!("INSERT INTO schedules ({WISHES}, name, created_at, created_by) VALUES {}", placeholders(23));
     let query = bind_wishes!(statement(sql), row, options);
@@ -406,7 +407,7 @@ async fn insert(conn: &mut MySqlConnection, row: &Scheduled) -> Result<(), sqlx:
     }
 }
 
-async fn update(conn: &mut MySqlConnection, row: &Scheduled) -> Result<(), sqlx::Error> {
+async fn update(conn: &mut Session<'_>, row: &Scheduled) -> Result<(), sqlx::Error> {
     let options = options_of(&row.schedule.template)?;
     let columns: Vec<String> = WISHES.split(", ").map(|column| format!("{} = ?", column.trim())).collect();
     let sql = format!("UPDATE schedules SET {} WHERE name = ?", columns.join(", "));
@@ -429,7 +430,7 @@ fn options_of(template: &Template) -> Result<Option<String>, sqlx::Error> {
 }
 
 async fn read_due(
-    conn: &mut MySqlConnection,
+    conn: &mut Session<'_>,
     shared: &StoreInner,
     kinds: &[Name],
     limit: u32,

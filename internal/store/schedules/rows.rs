@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use serde_json::value::RawValue;
+use sqlx::Row;
 use sqlx::mysql::MySqlRow;
-use sqlx::{MySqlConnection, Row};
 use uuid::Uuid;
 
 use crate::audit::{AuditEntry, was_recorded};
@@ -14,6 +14,7 @@ use crate::queues::Pause;
 use crate::sql::batches::statement;
 use crate::sql::connection::{DbFuture, PriorRun, transact};
 use crate::sql::error::corrupt;
+use crate::sql::session::Session;
 use crate::{Store, StoreError, StoreInner};
 use tickr_job::{
     Actor, Cadence, CronExpression, Dst, JobId, Misfire, Name, Overlap, Schedule, Template, TemplateOptions, Timestamp,
@@ -112,12 +113,12 @@ pub(crate) const COLUMNS: &str = "name, cron, every_ms, anchor, zone, dst, misfi
      created_at, created_by, updated_at, updated_by";
 
 /// Lock a schedule and read it.
-pub(crate) async fn lock_schedule(conn: &mut MySqlConnection, name: &Name) -> Result<Option<Scheduled>, sqlx::Error> {
+pub(crate) async fn lock_schedule(conn: &mut Session<'_>, name: &Name) -> Result<Option<Scheduled>, sqlx::Error> {
     read_one(conn, name, "FOR UPDATE").await
 }
 
 pub(crate) async fn read_one(
-    conn: &mut MySqlConnection,
+    conn: &mut Session<'_>,
     name: &Name,
     lock: &'static str,
 ) -> Result<Option<Scheduled>, sqlx::Error> {
@@ -223,7 +224,7 @@ impl Store {
     pub(super) async fn change<T, F>(&self, attempted: &'static str, act: AuditEntry, step: F) -> Result<T, StoreError>
     where
         T: Clone + Send + 'static,
-        F: for<'c> Fn(&'c mut MySqlConnection, Arc<StoreInner>, AuditEntry) -> DbFuture<'c, T> + Send + Sync + 'static,
+        F: for<'c> Fn(&'c mut Session<'_>, Arc<StoreInner>, AuditEntry) -> DbFuture<'c, T> + Send + Sync + 'static,
     {
         let (shared, memory, step) = (self.shared.clone(), PriorResult::<T>::default(), Arc::new(step));
         transact(&self.shared.pools.steering, attempted, move |conn, earlier| {

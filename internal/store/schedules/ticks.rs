@@ -14,8 +14,8 @@ use std::time::Duration;
 
 use chrono::TimeDelta;
 use serde_json::json;
+use sqlx::Row;
 use sqlx::mysql::MySqlRow;
-use sqlx::{MySqlConnection, Row};
 use uuid::Uuid;
 
 use crate::audit::{AuditEntry, record};
@@ -32,6 +32,7 @@ use crate::sql::clock::read_clock;
 use crate::sql::connection::{PriorRun, on_pool, transact};
 use crate::sql::error::corrupt;
 use crate::sql::script::{Script, Value};
+use crate::sql::session::Session;
 use crate::{Store, StoreError, StoreInner};
 use tickr_job::{
     Actor, JobId, Name, NewJob, Overlap, Planned, Situation, SkipCause, State, StateInput, TickDecision, Timestamp,
@@ -255,7 +256,7 @@ impl Store {
 }
 
 /// Return whether an earlier run has committed. It wrote everything or nothing, and the ids were made before it.
-async fn is_written(conn: &mut MySqlConnection, plans: &[TickPlan]) -> Result<bool, sqlx::Error> {
+async fn is_written(conn: &mut Session<'_>, plans: &[TickPlan]) -> Result<bool, sqlx::Error> {
     let mut jobs: Vec<&NewJob> =
         plans.iter().flat_map(|plan| &plan.lines).filter_map(|line| line.job.as_ref()).collect();
     jobs.sort_unstable_by_key(|job| job.id);
@@ -278,7 +279,7 @@ impl ScheduleCursor {
 }
 
 async fn carry_out(
-    conn: &mut MySqlConnection,
+    conn: &mut Session<'_>,
     shared: &StoreInner,
     plans: &[TickPlan],
     runner: &Actor,
@@ -324,7 +325,7 @@ async fn carry_out(
 }
 
 async fn lock_standing(
-    conn: &mut MySqlConnection,
+    conn: &mut Session<'_>,
     plans: &[TickPlan],
 ) -> Result<BTreeMap<String, ScheduleCursor>, sqlx::Error> {
     let names: Vec<&str> = plans.iter().map(|plan| plan.row.name.as_str()).collect();
@@ -363,7 +364,7 @@ impl<'a> Work<'a, '_> {
     /// Decide the lines of a plan by the overlap policy. Return the schedule's last job after them.
     async fn process(
         &mut self,
-        conn: &mut MySqlConnection,
+        conn: &mut Session<'_>,
         plan: &'a TickPlan,
         standing: &ScheduleCursor,
     ) -> Result<Option<JobId>, sqlx::Error> {
@@ -419,7 +420,7 @@ impl<'a> Work<'a, '_> {
     }
 
     /// Cancel the previous job if it waits. Ask its handler to stop if it executes.
-    async fn replace(&mut self, conn: &mut MySqlConnection, id: JobId, by: JobId) -> Result<(), sqlx::Error> {
+    async fn replace(&mut self, conn: &mut Session<'_>, id: JobId, by: JobId) -> Result<(), sqlx::Error> {
         let Some(owed) = self.held.get(&id) else { return Ok(()) };
         if next(owed.state, StateInput::Cancel) == Ok(State::Cancelled) {
             cancel_waiting(conn, id, owed, self.now, Some(&format!("replaced by job {by}"))).await?;
@@ -442,7 +443,7 @@ impl<'a> Work<'a, '_> {
 }
 
 /// Insert the jobs and the lines.
-async fn write(conn: &mut MySqlConnection, mut jobs: Vec<&NewJob>, ticked: &mut Ticked) -> Result<(), sqlx::Error> {
+async fn write(conn: &mut Session<'_>, mut jobs: Vec<&NewJob>, ticked: &mut Ticked) -> Result<(), sqlx::Error> {
     if let Some(line) = ticked.lines.first() {
         jobs.sort_unstable_by_key(|job| job.id);
         ticked.accepted = jobs.iter().map(|job| accepted_at(job, line.recorded_at)).collect();
@@ -454,7 +455,7 @@ async fn write(conn: &mut MySqlConnection, mut jobs: Vec<&NewJob>, ticked: &mut 
     Ok(())
 }
 
-async fn write_lines(conn: &mut MySqlConnection, lines: &[TickLine]) -> Result<(), sqlx::Error> {
+async fn write_lines(conn: &mut Session<'_>, lines: &[TickLine]) -> Result<(), sqlx::Error> {
     let lines: Vec<&TickLine> = lines.iter().collect();
     let bytes = |line: &&TickLine| 200 + line.reason.as_ref().map_or(0, String::len);
     let mut script = Script::about(lines.len(), lines.iter().map(bytes).sum());
@@ -490,7 +491,7 @@ impl TickLine {
 
 /// Record the due ticks of a locked schedule as skipped, and move `row` behind them. The caller writes the row.
 pub(crate) async fn pass_over(
-    conn: &mut MySqlConnection,
+    conn: &mut Session<'_>,
     row: &mut Scheduled,
     cause: SkipCause,
     reason: &str,
@@ -520,7 +521,7 @@ pub(crate) async fn pass_over(
 }
 
 /// Read the time of the last tick in the ledger. It may belong to an earlier schedule with this name.
-pub(crate) async fn last_tick_of(conn: &mut MySqlConnection, name: &Name) -> Result<Option<Timestamp>, sqlx::Error> {
+pub(crate) async fn last_tick_of(conn: &mut Session<'_>, name: &Name) -> Result<Option<Timestamp>, sqlx::Error> {
     sqlx::query_scalar(
         "SELECT due_at FROM ticks WHERE schedule = ? ORDER BY schedule DESC, due_at DESC, number DESC LIMIT 1",
     )
@@ -530,7 +531,7 @@ pub(crate) async fn last_tick_of(conn: &mut MySqlConnection, name: &Name) -> Res
 }
 
 async fn trigger(
-    conn: &mut MySqlConnection,
+    conn: &mut Session<'_>,
     shared: &StoreInner,
     (read, locked): (&Scheduled, Option<Scheduled>),
     mut job: NewJob,
@@ -591,7 +592,7 @@ async fn trigger(
 }
 
 async fn page(
-    conn: &mut MySqlConnection,
+    conn: &mut Session<'_>,
     name: &Name,
     fired: Option<bool>,
     before: Option<(Timestamp, u16)>,

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use sqlx::MySqlConnection;
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
 
 use crate::sql::connection::{DbFuture, DedicatedConnection, PriorRun};
 use crate::sql::error::StoreError;
+use crate::sql::session::Session;
 use tickr_job::JobId;
 
 /// The rules for the batches of one kind of write.
@@ -63,7 +63,7 @@ pub(crate) trait Batch: Send + Sync + 'static {
     /// Write all items or none. Return one answer for each item, in order.
     fn write<'c>(
         &'c self,
-        conn: &'c mut MySqlConnection,
+        conn: &'c mut Session<'_>,
         items: &'c [Self::Item],
         mark: Self::Mark,
         earlier: PriorRun,
@@ -111,7 +111,7 @@ pub(crate) fn step<B: Batch>(
     batch: &Arc<B>,
     items: &Arc<Vec<B::Item>>,
     mark: B::Mark,
-) -> impl for<'c> Fn(&'c mut MySqlConnection, PriorRun) -> DbFuture<'c, Vec<B::Reply>> {
+) -> impl for<'c> Fn(&'c mut Session<'_>, PriorRun) -> DbFuture<'c, Vec<B::Reply>> {
     move |conn, earlier| {
         // Shared and not borrowed, because the step must be able to outlive any one connection.
         let (batch, items) = (Arc::clone(batch), Arc::clone(items));

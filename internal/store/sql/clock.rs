@@ -8,8 +8,9 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use chrono::TimeDelta;
-use sqlx::{MySqlConnection, Row};
+use sqlx::Row;
 
+use crate::sql::session::Session;
 use tickr_job::Timestamp;
 
 /// The best sample of the database's clock.
@@ -100,7 +101,7 @@ impl Anchor {
 
 /// Begin a transaction and read the server's clock in one round trip. The driver does not know of this transaction: the
 /// caller ends it with a COMMIT, and after an error the link sends a ROLLBACK.
-pub(crate) async fn begin(conn: &mut MySqlConnection, clock: &StoreClock) -> Result<Timestamp, sqlx::Error> {
+pub(crate) async fn begin(conn: &mut Session<'_>, clock: &StoreClock) -> Result<Timestamp, sqlx::Error> {
     let sent = Instant::now();
     let row = sqlx::raw_sql("BEGIN; SELECT UTC_TIMESTAMP(6)").fetch_one(conn).await?;
     let now = row.try_get(0)?;
@@ -109,7 +110,7 @@ pub(crate) async fn begin(conn: &mut MySqlConnection, clock: &StoreClock) -> Res
 }
 
 /// Read the server's clock, and update the estimate with it.
-pub(crate) async fn read_clock(conn: &mut MySqlConnection, clock: &StoreClock) -> Result<Timestamp, sqlx::Error> {
+pub(crate) async fn read_clock(conn: &mut Session<'_>, clock: &StoreClock) -> Result<Timestamp, sqlx::Error> {
     let sent = Instant::now();
     // As text: a server whose room for prepared statements is taken tells the time as well.
     let now: Timestamp = sqlx::raw_sql("SELECT UTC_TIMESTAMP(6)").fetch_one(conn).await?.try_get(0)?;

@@ -25,6 +25,8 @@ use sqlx::{ConnectOptions, Connection, MySql, MySqlConnection, Row};
 use crate::sql::error::{
     Fault, StoreError, certainly_rolled_back, fault, is_out_of_statements, number, tell_outage, waited_for_lock,
 };
+use crate::sql::session::Session;
+use tickr_job::TablePrefix;
 
 /// The future of one run of a closure.
 pub(crate) type DbFuture<'c, T> = Pin<Box<dyn Future<Output = Result<T, sqlx::Error>> + Send + 'c>>;
@@ -146,19 +148,20 @@ impl Server {
     }
 }
 
-/// The address and options of the server, and its known limits.
+/// The address and options of the server, its known limits, and the prefix of the tables there.
 #[derive(Clone)]
 pub(crate) struct Target {
     options: MySqlConnectOptions,
     pub(crate) server: Arc<Server>,
+    pub(crate) prefix: TablePrefix,
 }
 
 impl Target {
     /// Build a target. The server's limits are unknown until the first connection.
-    pub(crate) fn new(options: MySqlConnectOptions) -> Self {
+    pub(crate) fn new(options: MySqlConnectOptions, prefix: TablePrefix) -> Self {
         // [`SESSION`] sets the SQL mode, so the driver must not.
         let options = options.pipes_as_concat(false).no_engine_substitution(false);
-        Self { options, server: Arc::new(Server::unknown()) }
+        Self { options, server: Arc::new(Server::unknown()), prefix }
     }
 
     fn options(&self) -> MySqlConnectOptions {
@@ -167,7 +170,12 @@ impl Target {
 }
 
 /// Open one connection outside the pools.
-pub(crate) async fn open(target: &Target) -> Result<MySqlConnection, sqlx::Error> {
+pub(crate) async fn open(target: &Target) -> Result<Session<'static>, sqlx::Error> {
+    Ok(Session::new(open_driver(target).await?, target.prefix.clone()))
+}
+
+/// Open one connection outside the pools, for statements that must reach the server unchanged.
+pub(crate) async fn open_driver(target: &Target) -> Result<MySqlConnection, sqlx::Error> {
     within(FIRST_WORDS, async {
         let mut conn = target.options().connect().await?;
         prepare_session(&mut conn, &target.server).await?;
@@ -276,15 +284,15 @@ impl Pool {
 pub(crate) async fn transact<T, F>(pool: &Pool, attempted: &'static str, step: F) -> Result<T, StoreError>
 where
     T: Send + 'static,
-    F: for<'c> Fn(&'c mut MySqlConnection, PriorRun) -> DbFuture<'c, T> + Send + Sync + 'static,
+    F: for<'c> Fn(&'c mut Session<'_>, PriorRun) -> DbFuture<'c, T> + Send + Sync + 'static,
 {
     let step = Arc::new(step);
     on_pool(pool, attempted, move |conn, earlier| Box::pin(in_transaction(conn, earlier, Arc::clone(&step)))).await
 }
 
-async fn in_transaction<T, F>(conn: &mut MySqlConnection, earlier: PriorRun, step: Arc<F>) -> Result<T, sqlx::Error>
+async fn in_transaction<T, F>(conn: &mut Session<'_>, earlier: PriorRun, step: Arc<F>) -> Result<T, sqlx::Error>
 where
-    F: for<'c> Fn(&'c mut MySqlConnection, PriorRun) -> DbFuture<'c, T>,
+    F: for<'c> Fn(&'c mut Session<'_>, PriorRun) -> DbFuture<'c, T>,
 {
     let mut tx = conn.begin().await?;
     let value = step(&mut tx, earlier).await?;
@@ -296,7 +304,7 @@ where
 pub(crate) async fn on_pool<T, F>(pool: &Pool, attempted: &'static str, step: F) -> Result<T, StoreError>
 where
     T: Send + 'static,
-    F: for<'c> Fn(&'c mut MySqlConnection, PriorRun) -> DbFuture<'c, T> + Send + Sync + 'static,
+    F: for<'c> Fn(&'c mut Session<'_>, PriorRun) -> DbFuture<'c, T> + Send + Sync + 'static,
 {
     let pool = pool.clone();
     let task = tokio::spawn(async move {
@@ -306,8 +314,10 @@ where
                 Err(e) => Err(e),
                 Ok(conn) => {
                     let mut guard = PoolGuard::new(conn);
-                    let work = LIMITS.scope(pool.target.server.limits(), step(guard.connection(), pace.earlier));
+                    let mut session = Session::on(guard.connection(), pool.target.prefix.clone());
+                    let work = LIMITS.scope(pool.target.server.limits(), step(&mut session, pace.earlier));
                     let outcome = within(RUN_LIMIT, work).await;
+                    drop(session);
                     // A step that succeeded has ended its transaction. After some errors the next answer on the
                     // connection is unpredictable, so it is closed instead of released.
                     let is_clean = match &outcome {
@@ -353,7 +363,7 @@ fn ends_connection(error: &sqlx::Error) -> bool {
 /// tasks that are never cancelled and that must not wait for a pool.
 pub(crate) struct DedicatedConnection {
     target: Target,
-    conn: Option<MySqlConnection>,
+    conn: Option<Session<'static>>,
     /// Time of the last answer on the connection.
     heard: Instant,
     /// `hurried`: wait for locks for one second only. `told_hurried`: the setting of the open session.
@@ -374,7 +384,7 @@ impl DedicatedConnection {
     /// Run `step`. Reopen the connection and repeat the step as the rules of this module allow.
     pub(crate) async fn run<T, F>(&mut self, attempted: &'static str, step: F) -> Result<T, StoreError>
     where
-        F: for<'c> Fn(&'c mut MySqlConnection, PriorRun) -> DbFuture<'c, T>,
+        F: for<'c> Fn(&'c mut Session<'_>, PriorRun) -> DbFuture<'c, T>,
     {
         let mut pace = Repetition::new(attempted);
         loop {
@@ -393,7 +403,7 @@ impl DedicatedConnection {
         step: F,
     ) -> Result<Option<T>, StoreError>
     where
-        F: for<'c> Fn(&'c mut MySqlConnection, PriorRun) -> DbFuture<'c, T>,
+        F: for<'c> Fn(&'c mut Session<'_>, PriorRun) -> DbFuture<'c, T>,
     {
         let mut pace = Repetition::new(attempted);
         loop {
@@ -413,7 +423,7 @@ impl DedicatedConnection {
     /// Roll back the open connection, if there is one.
     async fn rolled_back(&mut self) -> bool {
         match &mut self.conn {
-            Some(conn) => rolled_back(conn).await,
+            Some(conn) => rolled_back(conn.driver()).await,
             None => true,
         }
     }
@@ -421,7 +431,7 @@ impl DedicatedConnection {
     /// Run `step` once. After an error, roll the connection back or close it.
     async fn once<T, F>(&mut self, step: &F, earlier: PriorRun) -> Result<T, sqlx::Error>
     where
-        F: for<'c> Fn(&'c mut MySqlConnection, PriorRun) -> DbFuture<'c, T>,
+        F: for<'c> Fn(&'c mut Session<'_>, PriorRun) -> DbFuture<'c, T>,
     {
         let outcome = self.talk(step, earlier).await;
         if let Err(e) = &outcome {
@@ -437,7 +447,7 @@ impl DedicatedConnection {
 
     async fn talk<T, F>(&mut self, step: &F, earlier: PriorRun) -> Result<T, sqlx::Error>
     where
-        F: for<'c> Fn(&'c mut MySqlConnection, PriorRun) -> DbFuture<'c, T>,
+        F: for<'c> Fn(&'c mut Session<'_>, PriorRun) -> DbFuture<'c, T>,
     {
         if self.heard.elapsed() > RESTED && !self.is_alive().await {
             self.conn = None;
@@ -452,7 +462,7 @@ impl DedicatedConnection {
         };
         if self.told_hurried != self.hurried {
             let text = if self.hurried { HURRIED } else { UNHURRIED };
-            within(FIRST_WORDS, sqlx::raw_sql(text).execute(&mut *conn)).await?;
+            within(FIRST_WORDS, sqlx::raw_sql(text).execute(conn.driver())).await?;
             self.told_hurried = self.hurried;
         }
         let limits = self.target.server.limits();
@@ -463,7 +473,7 @@ impl DedicatedConnection {
 
     async fn is_alive(&mut self) -> bool {
         let Some(conn) = &mut self.conn else { return true };
-        matches!(tokio::time::timeout(SIGN_OF_LIFE, conn.ping()).await, Ok(Ok(())))
+        matches!(tokio::time::timeout(SIGN_OF_LIFE, conn.driver().ping()).await, Ok(Ok(())))
     }
 }
 

@@ -1,8 +1,9 @@
 //! Checks of the server's settings: whether a commit is durable (G1), and whether tickr can work with them.
 
-use sqlx::{AssertSqlSafe, MySqlConnection, Row};
+use sqlx::{AssertSqlSafe, Row};
 
 use crate::sql::connection::{FIRST_WORDS, on_pool, within};
+use crate::sql::session::Session;
 use crate::{Store, StoreError};
 
 /// The durability of an acknowledged commit, according to the server's settings.
@@ -43,7 +44,7 @@ impl Store {
     }
 }
 
-async fn settings(conn: &mut MySqlConnection) -> Result<Durability, sqlx::Error> {
+async fn settings(conn: &mut Session<'_>) -> Result<Durability, sqlx::Error> {
     within(FIRST_WORDS, async move {
         let row = sqlx::query(
             "SELECT VERSION() AS version, CAST(@@GLOBAL.innodb_flush_log_at_trx_commit AS SIGNED) AS flush_log, \
@@ -75,7 +76,7 @@ pub(crate) struct Variables {
 
 /// Read these settings. SHOW VARIABLES simply leaves out a variable that the server does not have; a SELECT of it would
 /// fail.
-pub(crate) async fn variables(conn: &mut MySqlConnection) -> Result<Variables, sqlx::Error> {
+pub(crate) async fn variables(conn: &mut Session<'_>) -> Result<Variables, sqlx::Error> {
     let names = "'log_bin', 'binlog_format', 'max_prepared_stmt_count'";
     let found = sqlx::raw_sql(AssertSqlSafe(format!("SHOW VARIABLES WHERE Variable_name IN ({names})")));
     let mut variables = Variables { log_bin: false, statement_format: false, prepared_statements: None };

@@ -386,11 +386,12 @@ async fn gather<B: Batch>(first: Waiting<B>, queue: &mut mpsc::Receiver<Waiting<
 
 #[cfg(test)]
 mod tests {
-    use sqlx::MySqlConnection;
     use sqlx::mysql::MySqlConnectOptions;
 
     use super::*;
     use crate::sql::connection::{DbFuture, PriorRun};
+    use crate::sql::session::Session;
+    use tickr_job::TablePrefix;
 
     /// Items that are their own size in bytes.
     struct Sizes;
@@ -408,13 +409,7 @@ mod tests {
 
         fn mark(&self) {}
 
-        fn write<'c>(
-            &'c self,
-            _: &'c mut MySqlConnection,
-            _: &'c [usize],
-            (): (),
-            _: PriorRun,
-        ) -> DbFuture<'c, Vec<()>> {
+        fn write<'c>(&'c self, _: &'c mut Session<'_>, _: &'c [usize], (): (), _: PriorRun) -> DbFuture<'c, Vec<()>> {
             Box::pin(async { Ok(Vec::new()) })
         }
     }
@@ -423,7 +418,13 @@ mod tests {
     async fn what_waits_is_bounded_in_bytes() {
         // Every item waits: the test has one thread, and the flusher only runs when this task awaits something that is
         // not ready.
-        let group = GroupCommit::start(Sizes, &Target::new(MySqlConnectOptions::new()), 1, 100, &TaskTracker::new());
+        let group = GroupCommit::start(
+            Sizes,
+            &Target::new(MySqlConnectOptions::new(), TablePrefix::default()),
+            1,
+            100,
+            &TaskTracker::new(),
+        );
         let half = MAX_KIB << 9;
         let mut first = std::pin::pin!(group.submit_or_refuse(half));
         let mut second = std::pin::pin!(group.submit_or_refuse(half));

@@ -11,6 +11,8 @@
 //! - `locked_rows.rs`: writes that wait for a row that another session locks.
 //! - `pools.rs`: divides the connections among their uses.
 //! - `script.rs`: runs several statements in few round trips.
+//! - `session.rs`: a connection that knows the prefix of the tables.
+//! - `table_names.rs`: the names of the tables, and the prefix before them.
 
 pub(super) mod batch;
 pub(super) mod batches;
@@ -23,3 +25,5 @@ pub(super) mod group_commit;
 pub(super) mod locked_rows;
 pub(super) mod pools;
 pub(super) mod script;
+pub(super) mod session;
+pub(super) mod table_names;

@@ -13,12 +13,13 @@ use std::fmt::Write as _;
 
 use futures_util::TryStreamExt;
 use sqlx::mysql::{MySqlQueryResult, MySqlRow};
-use sqlx::{AssertSqlSafe, Either, Executor, MySqlConnection};
+use sqlx::{AssertSqlSafe, Either, Executor};
 use uuid::Uuid;
 
 use crate::sql::batches::{groups_by_bytes, padded, padded_len, placeholders, statement, tuples};
 use crate::sql::connection::{has_room_for_statements, statement_bytes};
 use crate::sql::error::corrupt;
+use crate::sql::session::Session;
 use tickr_job::Timestamp;
 
 /// Most rows, and most bytes in them, for the text form, if the server has room for prepared statements.
@@ -164,7 +165,7 @@ impl<'a> Script<'a> {
     }
 
     /// Run the script. Return the result of each step.
-    pub(crate) async fn run(self, conn: &mut MySqlConnection) -> Result<Vec<StepResult>, sqlx::Error> {
+    pub(crate) async fn run(self, conn: &mut Session<'_>) -> Result<Vec<StepResult>, sqlx::Error> {
         let mut done: Vec<StepResult> = (0..self.steps).map(|_| StepResult::default()).collect();
         match self.form {
             Form::Text => {
@@ -245,7 +246,7 @@ impl<'a> Script<'a> {
 /// Run one statement as text and return its rows. A loop whose failure would stop a runner reads like this, because a
 /// server whose room for prepared statements is taken answers it as well.
 pub(crate) async fn rows_as_text(
-    conn: &mut MySqlConnection,
+    conn: &mut Session<'_>,
     sql: impl Into<String>,
     values: Vec<Value<'_>>,
 ) -> Result<Vec<MySqlRow>, sqlx::Error> {

@@ -9,8 +9,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use chrono::TimeDelta;
+use sqlx::Row;
 use sqlx::mysql::MySqlRow;
-use sqlx::{MySqlConnection, Row};
 use uuid::Uuid;
 
 use crate::rows::ledger::VERDICT;
@@ -21,6 +21,7 @@ use crate::rows::tallies::OTHER;
 use crate::sql::batches::statement;
 use crate::sql::connection;
 use crate::sql::error::corrupt;
+use crate::sql::session::Session;
 use crate::{Store, StoreError};
 use tickr_job::{BatchPlace, JobId, Name, State, Timestamp, Verdict, first_id_of};
 
@@ -37,7 +38,7 @@ const MAX_CHANGE: TimeDelta = TimeDelta::minutes(2);
 
 /// A reader of the tables, page by page, on a connection of its own.
 pub struct Evidence {
-    pub(super) conn: MySqlConnection,
+    pub(super) conn: Session<'static>,
     at: Timestamp,
     after: Uuid,
     done: bool,

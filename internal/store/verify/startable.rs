@@ -2,14 +2,15 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
+use sqlx::Row;
 use sqlx::mysql::MySqlRow;
-use sqlx::{MySqlConnection, Row};
 use uuid::Uuid;
 
 use crate::rows::owed::{DueJob, SUSPECT_FROM, due_job};
 use crate::sql::batches::{MAX_ROWS, bind_padded, padded_len, placeholders, statement};
 use crate::sql::connection::on_pool;
 use crate::sql::error::corrupt;
+use crate::sql::session::Session;
 use crate::{Store, StoreError};
 use tickr_job::{JobId, Name, Timestamp};
 
@@ -198,7 +199,7 @@ struct Executing {
     jobs: u32,
 }
 
-async fn claimed(conn: &mut MySqlConnection) -> Result<Running, sqlx::Error> {
+async fn claimed(conn: &mut Session<'_>) -> Result<Running, sqlx::Error> {
     let (mut running, mut seen) = (Running::default(), HashSet::new());
     let mut place = (String::new(), Uuid::nil());
     loop {
@@ -247,7 +248,7 @@ fn executing_rows(found: &[MySqlRow]) -> Result<Vec<Executing>, sqlx::Error> {
     found.iter().map(executing).collect()
 }
 
-async fn executing(conn: &mut MySqlConnection, after: Uuid) -> Result<(Vec<Executing>, Option<Uuid>), sqlx::Error> {
+async fn executing(conn: &mut Session<'_>, after: Uuid) -> Result<(Vec<Executing>, Option<Uuid>), sqlx::Error> {
     let end = "SELECT id FROM owed FORCE INDEX (PRIMARY) WHERE id > ? ORDER BY id LIMIT 1 OFFSET ?";
     let next: Option<Uuid> = sqlx::query_scalar(end).bind(after).bind(PAGE - 1).fetch_optional(&mut *conn).await?;
     let found = sqlx::query(
@@ -263,7 +264,7 @@ async fn executing(conn: &mut MySqlConnection, after: Uuid) -> Result<(Vec<Execu
     Ok((executing_rows(&found)?, next))
 }
 
-async fn startable(conn: &mut MySqlConnection, running: &Running) -> Result<Startable, sqlx::Error> {
+async fn startable(conn: &mut Session<'_>, running: &Running) -> Result<Startable, sqlx::Error> {
     let mut found = Startable { suspects_run: running.suspects, ..Startable::default() };
     let runners = sqlx::query(
         "SELECT id, kinds, queues, slots FROM runners WHERE stopped_at IS NULL AND drained_at IS NULL \

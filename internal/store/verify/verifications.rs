@@ -7,8 +7,8 @@
 use std::time::Duration;
 
 use chrono::TimeDelta;
+use sqlx::Row;
 use sqlx::mysql::MySqlRow;
-use sqlx::{MySqlConnection, Row};
 use uuid::Uuid;
 
 use crate::audit::{AuditEntry, record};
@@ -16,6 +16,7 @@ use crate::sql::batches::statement;
 use crate::sql::clock::read_clock;
 use crate::sql::connection::{PriorRun, on_pool, transact};
 use crate::sql::error::{Fault, again, fault};
+use crate::sql::session::Session;
 use crate::{Store, StoreError};
 use tickr_job::{Actor, RunnerId, Timestamp};
 
@@ -156,7 +157,7 @@ impl Store {
 }
 
 /// Read the running check, and whether it has exceeded its time or lost its runner.
-async fn under_way(conn: &mut MySqlConnection, now: Timestamp) -> Result<Option<(Verification, bool)>, sqlx::Error> {
+async fn under_way(conn: &mut Session<'_>, now: Timestamp) -> Result<Option<(Verification, bool)>, sqlx::Error> {
     let sql = format!(
         "SELECT {COLUMNS}, expires_at <= ? OR EXISTS (SELECT 1 FROM runners r WHERE r.id = v.runner \
          AND r.stopped_at IS NOT NULL) AS lapsed FROM verifications v WHERE under_way = 1"
@@ -166,7 +167,7 @@ async fn under_way(conn: &mut MySqlConnection, now: Timestamp) -> Result<Option<
 }
 
 async fn end(
-    conn: &mut MySqlConnection,
+    conn: &mut Session<'_>,
     id: Uuid,
     now: Timestamp,
     report: Option<&str>,
@@ -177,7 +178,7 @@ async fn end(
     sqlx::query(sql).bind(now).bind(report).bind(failure).bind(id).execute(conn).await.map(drop)
 }
 
-async fn prune(conn: &mut MySqlConnection) -> Result<(), sqlx::Error> {
+async fn prune(conn: &mut Session<'_>) -> Result<(), sqlx::Error> {
     let oldest: Option<Uuid> = sqlx::query_scalar("SELECT id FROM verifications ORDER BY id DESC LIMIT 1 OFFSET ?")
         .bind(KEPT)
         .fetch_optional(&mut *conn)

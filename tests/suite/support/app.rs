@@ -25,7 +25,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::contract;
 use super::halted::{self, Halted};
-use super::servers::{connect, drop_database, migrated_database, servers, unique_name};
+use super::servers::{connect, drop_database, migrated_database, servers, table_prefix, unique_name};
 use super::{DEADLINE, eventually, eventually_seen, http, until_said};
 
 /// A running tickr. Call `stop` at the end of a test.
@@ -97,6 +97,12 @@ impl TestApp {
         Self::start_with_own(own, |_| {}, change, kinds).await
     }
 
+    /// Start on servers of the test, in a database that is there.
+    pub(crate) async fn start_in(own: Services, name: &str, change: impl FnOnce(&mut Config)) -> Self {
+        let (mysql, redis) = (own.mysql_url(name), own.redis_url());
+        Self::start_on(Some(own), name.to_owned(), &mysql, &redis, change, Registry::new()).await
+    }
+
     async fn start_with_own(
         own: Services,
         before: impl FnOnce(&Services),
@@ -121,6 +127,7 @@ impl TestApp {
         let _ = rustls::crypto::ring::default_provider().install_default();
         let dir = tempfile::tempdir().unwrap();
         let mut config = Config::for_tests(mysql, redis);
+        config.table_prefix = table_prefix();
         config.redis_prefix = unique_name();
         config.outbox_dir = Some(dir.path().join("outbox"));
         config.reports_dir = dir.path().join("reports");

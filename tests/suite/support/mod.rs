@@ -32,7 +32,7 @@ pub(crate) use owed::{Owed, default_queue};
 pub(crate) use proxy::Proxy;
 pub(crate) use relay::{Condition, Relay};
 pub(crate) use runner::Runner;
-pub(crate) use servers::{connect, database, drop_database, migrated_database, servers, unique_name};
+pub(crate) use servers::{connect, database, drop_database, migrated_database, servers, table_prefix, unique_name};
 pub(crate) use sse::{EventStream, Told};
 pub(crate) use suspects::make_suspects;
 pub(crate) use translator::Translator;
@@ -42,7 +42,7 @@ use std::future::Future;
 use std::time::Duration;
 
 use sqlx::mysql::MySqlRow;
-use sqlx::{Executor, Row};
+use sqlx::{Connection, Executor, Row};
 use tokio::time::Instant;
 
 /// A transaction that is open.
@@ -68,7 +68,7 @@ pub(crate) async fn open_transactions(url: &str) -> Vec<OpenTransaction> {
              FROM information_schema.innodb_trx t \
              JOIN information_schema.processlist p ON p.id = t.trx_mysql_thread_id WHERE p.db = DATABASE()",
         )
-        .fetch_all(&mut connect(url).await)
+        .fetch_all(&mut sqlx::MySqlConnection::connect(url).await.unwrap())
         .await
         .ok()
     })
@@ -85,6 +85,7 @@ pub(crate) const DEADLINE: Duration = Duration::from_secs(30);
 /// PROCESSLIST, because MySQL 9.7 cannot list a statement that contains binary data in information_schema (its error
 /// 3854).
 pub(crate) async fn until_said(url: &str, database: &str, begins: &str, wanted: usize) {
+    let begins = &*tickr::store::with_prefix(&table_prefix(), begins);
     eventually(&format!("{wanted} or more sessions run {begins}"), || async {
         let sessions = connect(url).await.fetch_all("SHOW PROCESSLIST").await.unwrap();
         let says = |row: &MySqlRow| {

@@ -69,6 +69,7 @@ pub(crate) fn on_servers(command: &mut Command, mysql: &str, redis: &str, prefix
     command
         .env("TICKR_MYSQL_URL", mysql)
         .env("TICKR_REDIS_URL", redis)
+        .env("TICKR_TABLE_PREFIX", super::table_prefix().as_str())
         .env("TICKR_REDIS_PREFIX", prefix)
         .env("TICKR_LOG_FORMAT", "json")
         .env("TICKR_TEST_KINDS", "1");

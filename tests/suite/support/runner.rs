@@ -39,6 +39,7 @@ impl Runner {
             .current_dir(dir.path())
             .env("TICKR_MYSQL_URL", tickr.config.mysql_url().unwrap().expose())
             .env("TICKR_REDIS_URL", tickr.config.redis_url().unwrap().expose())
+            .env("TICKR_TABLE_PREFIX", tickr.config.table_prefix.as_str())
             .env("TICKR_REDIS_PREFIX", &tickr.config.redis_prefix)
             .env("TICKR_HTTP_ADDR", "127.0.0.1:0")
             .env("TICKR_TEST_KINDS", "1")

@@ -5,8 +5,9 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use sqlx::{AssertSqlSafe, Connection, Executor, MySqlConnection};
+use tickr::job::TablePrefix;
 use tickr::services::{Options, Services};
-use tickr::store::{Store, StoreSettings};
+use tickr::store::{Store, StoreSettings, with_prefix};
 
 /// The servers of the tests.
 pub(crate) enum Servers {
@@ -56,6 +57,16 @@ pub(crate) fn unique_name() -> String {
     format!("t{}_{}", NEXT.fetch_add(1, Ordering::Relaxed), &nonce[..8])
 }
 
+/// Return the prefix of the tables in this run of the tests: `TICKR_TEST_TABLE_PREFIX`, usually none.
+pub(crate) fn table_prefix() -> TablePrefix {
+    std::env::var("TICKR_TEST_TABLE_PREFIX")
+        .ok()
+        .filter(|text| !text.is_empty())
+        .map_or_else(TablePrefix::default, |text| {
+            text.parse().unwrap_or_else(|error| panic!("TICKR_TEST_TABLE_PREFIX: {error}"))
+        })
+}
+
 /// Create an empty database. Return its name and its URL.
 pub(crate) async fn database() -> (String, String) {
     let name = unique_name();
@@ -72,7 +83,7 @@ pub(crate) async fn migrated_database() -> (String, String) {
     static STATEMENTS: tokio::sync::OnceCell<Vec<String>> = tokio::sync::OnceCell::const_new();
     let (name, url) = database().await;
     let statements = STATEMENTS.get_or_init(template).await;
-    let mut conn = connect(&url).await;
+    let mut conn = MySqlConnection::connect(&url).await.unwrap();
     for statement in statements {
         conn.execute(sqlx::raw_sql(AssertSqlSafe(statement.as_str()))).await.unwrap();
     }
@@ -84,11 +95,11 @@ pub(crate) async fn migrated_database() -> (String, String) {
 /// Migrate a database. Return the statements that make its tables, and the rows of its applied migrations.
 async fn template() -> Vec<String> {
     let (name, url) = database().await;
-    let settings = StoreSettings { url: url.clone(), connections: 2, flushers: 1 };
+    let settings = StoreSettings { url: url.clone(), connections: 2, flushers: 1, table_prefix: table_prefix() };
     let store = Store::connect(&settings, std::time::Duration::from_secs(10)).await.unwrap();
     store.migrate().await.unwrap();
     store.close().await;
-    let mut conn = connect(&url).await;
+    let mut conn = MySqlConnection::connect(&url).await.unwrap();
     let tables = "SELECT CAST(table_name AS CHAR) FROM information_schema.tables WHERE table_schema = DATABASE()";
     let tables: Vec<String> = sqlx::query_scalar(tables).fetch_all(&mut conn).await.unwrap();
     let mut statements = Vec::new();
@@ -99,8 +110,10 @@ async fn template() -> Vec<String> {
     }
     let rows = "SELECT CONCAT('(', version, ',', QUOTE(description), ',', QUOTE(installed_on), ',', success, ',0x', \
                 HEX(checksum), ',', execution_time, ')') FROM _sqlx_migrations";
-    let rows: Vec<String> = sqlx::query_scalar(rows).fetch_all(&mut conn).await.unwrap();
-    statements.push(format!("INSERT INTO _sqlx_migrations VALUES {}", rows.join(",")));
+    let rows = with_prefix(&table_prefix(), rows);
+    let rows: Vec<String> = sqlx::query_scalar(AssertSqlSafe(rows.as_ref())).fetch_all(&mut conn).await.unwrap();
+    let ledger = with_prefix(&table_prefix(), "INSERT INTO _sqlx_migrations VALUES ").into_owned();
+    statements.push(ledger + &rows.join(","));
     // MySQL may have closed the socket before the driver does.
     let _ = conn.close().await;
     drop_database(&url, &name).await;
@@ -108,14 +121,51 @@ async fn template() -> Vec<String> {
 }
 
 /// Open a connection of the test's own, for looking into the tables and for breaking things.
+///
+/// In a run with a table prefix, its statements still name the tables without it. So they go to a database with a view of
+/// each table, which only the tests know: a statement of tickr that lacks the prefix finds no table.
 pub(crate) async fn connect(url: &str) -> MySqlConnection {
-    MySqlConnection::connect(url).await.unwrap()
+    let mut conn = MySqlConnection::connect(url).await.unwrap();
+    let prefix = table_prefix();
+    if !prefix.is_empty() {
+        use_views(&mut conn, prefix.as_str()).await;
+    }
+    conn
 }
+
+/// Select the database with the views, and make those that it lacks.
+async fn use_views(conn: &mut MySqlConnection, prefix: &str) {
+    let database: Option<String> = sqlx::query_scalar("SELECT DATABASE()").fetch_one(&mut *conn).await.unwrap();
+    let Some(database) = database.filter(|name| !name.is_empty()) else { return };
+    let views = format!("{database}{VIEWS}");
+    let named = "SELECT CAST(table_name AS CHAR) FROM information_schema.tables WHERE table_schema = ?";
+    let tables: Vec<String> = sqlx::query_scalar(named).bind(&database).fetch_all(&mut *conn).await.unwrap();
+    let made: Vec<String> = sqlx::query_scalar(named).bind(&views).fetch_all(&mut *conn).await.unwrap();
+    let tables: Vec<&str> = tables.iter().filter_map(|table| table.strip_prefix(prefix)).collect();
+    if tables.is_empty() {
+        return;
+    }
+    let mut sql = format!("CREATE DATABASE IF NOT EXISTS {views}; USE {views}");
+    for table in tables {
+        let view = match table {
+            "migrations" => "_sqlx_migrations",
+            "outbox" => "tickr_outbox",
+            other => other,
+        };
+        if !made.iter().any(|made| made == view) {
+            sql.push_str(&format!("; CREATE OR REPLACE VIEW {view} AS SELECT * FROM {database}.{prefix}{table}"));
+        }
+    }
+    conn.execute(sqlx::raw_sql(AssertSqlSafe(sql))).await.unwrap();
+}
+
+/// End of the name of a database with views.
+const VIEWS: &str = "_views";
 
 /// Drop a database, if the servers still answer.
 pub(crate) async fn drop_database(url: &str, name: &str) {
     if let Ok(mut conn) = MySqlConnection::connect(url).await {
-        let sql = format!("DROP DATABASE IF EXISTS {name}");
+        let sql = format!("DROP DATABASE IF EXISTS {name}; DROP DATABASE IF EXISTS {name}{VIEWS}");
         let _ = conn.execute(sqlx::raw_sql(AssertSqlSafe(sql))).await;
     }
 }
