@@ -7,6 +7,7 @@ use clap::builder::PossibleValuesParser;
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use tickr::app::{SHUTDOWN, Signals};
 use tickr::bench::{BenchError, BenchServers, BenchSettings, LEAST_PAYLOAD, Report, Scenario, run as measure, table};
+use tickr::job::TablePrefix;
 use tickr::services::{Options, Services};
 
 use crate::{CommandResult, Failure};
@@ -78,6 +79,13 @@ pub(crate) fn command() -> Command {
                 .help("URL of a running Redis server"),
         )
         .arg(
+            Arg::new("table-prefix")
+                .long("table-prefix")
+                .value_name("PREFIX")
+                .value_parser(|text: &str| text.parse::<TablePrefix>().map_err(|error| error.to_string()))
+                .help("Measure with a prefix before the names of the tables"),
+        )
+        .arg(
             Arg::new("log")
                 .long("log")
                 .value_name("FILTER")
@@ -105,6 +113,7 @@ pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
             (Some(services), ground)
         }
     };
+    let ground = ground.with_table_prefix(matches.get_one::<TablePrefix>("table-prefix").cloned().unwrap_or_default());
     let outcome = runtime.block_on(async {
         tokio::select! {
             report = measure(&settings, &ground) => report.map_err(anyhow::Error::from),

@@ -253,7 +253,7 @@ pub async fn run(settings: &BenchSettings, ground: &BenchServers) -> Result<Repo
         lines.extend(match scenario {
             Scenario::Enqueue => Box::pin(enqueue::run(&bench)).await?,
             Scenario::Batch => Box::pin(batch::run(&bench)).await?,
-            Scenario::Drain => drain::run(&bench).await?,
+            Scenario::Drain => Box::pin(drain::run(&bench)).await?,
             Scenario::Flow => flow::run(&bench).await?,
             Scenario::Lateness => lateness::run(&bench).await?,
             Scenario::Delayed => delayed::run(&bench).await?,
@@ -264,7 +264,7 @@ pub async fn run(settings: &BenchSettings, ground: &BenchServers) -> Result<Repo
             Scenario::Batches => Box::pin(batches::run(&bench)).await?,
             Scenario::Graphs => Box::pin(graphs::run(&bench)).await?,
             Scenario::Outbox => Box::pin(outbox::run(&bench)).await?,
-            Scenario::Growth => growth::run(&bench).await?,
+            Scenario::Growth => Box::pin(growth::run(&bench)).await?,
         });
     }
     bench.progress.finish();

@@ -10,6 +10,7 @@ use serde::Serialize;
 use super::BenchError;
 use crate::app::index_of;
 use crate::config::{Config, ServerUrl};
+use crate::job::TablePrefix;
 use crate::store::{Store, StoreSettings};
 
 /// Time limit for reaching a server.
@@ -24,6 +25,7 @@ pub struct BenchServers {
     name: String,
     plots: Mutex<UsedNamespaces>,
     private: bool,
+    table_prefix: TablePrefix,
 }
 
 /// The namespaces that were given out, by number.
@@ -69,7 +71,8 @@ impl BenchServers {
             .parse()
             .map_err(|_| BenchError::Url("mysql", "it is not mysql://user:password@host:port".to_owned()))?;
         let redis = ServerUrl::redis(redis).map_err(|e| BenchError::Url("redis", e.to_string()))?;
-        let ground = Self { mysql, redis, name, plots: Mutex::default(), private: false };
+        let ground =
+            Self { mysql, redis, name, plots: Mutex::default(), private: false, table_prefix: TablePrefix::default() };
         ground.mysql_url(&ground.name)?;
         Ok(ground)
     }
@@ -78,6 +81,12 @@ impl BenchServers {
     #[must_use]
     pub fn private(self) -> Self {
         Self { private: true, ..self }
+    }
+
+    /// Measure with this prefix before the names of the tables.
+    #[must_use]
+    pub fn with_table_prefix(self, table_prefix: TablePrefix) -> Self {
+        Self { table_prefix, ..self }
     }
 
     pub(super) fn is_private(&self) -> bool {
@@ -112,6 +121,7 @@ impl BenchServers {
         config.mysql_url = Some(self.mysql_url(&name)?);
         config.redis_url = Some(self.redis.clone());
         config.redis_prefix = name;
+        config.table_prefix = self.table_prefix.clone();
         Ok(config)
     }
 

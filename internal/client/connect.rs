@@ -9,13 +9,12 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 
 use super::declared::Declared;
-use super::{Backend, Client, Error};
+use super::{Backend, Client, Error, parsed};
 use tickr_broker::Broker;
 use tickr_config::{Config, Flags, ServerUrl};
 use tickr_event::{Events, Health};
 use tickr_handlers::Registry;
 use tickr_index::{Index, IndexSettings};
-use tickr_job::InvalidTablePrefix;
 use tickr_store::{PoolSizes, Store, StoreSettings};
 
 const ATTEMPTED: &str = "connect a client";
@@ -68,7 +67,7 @@ impl Connect {
         self
     }
 
-    /// Set the first part of the name of every table, which is that of the runners. Default: none.
+    /// Set the first part of the name of every table, which is that of the runners. Empty, the default: there is none.
     pub fn table_prefix(mut self, prefix: impl Into<String>) -> Self {
         self.table_prefix = Some(prefix.into());
         self
@@ -85,7 +84,7 @@ impl Connect {
     fn finish(self) -> Result<(Box<Config>, Registry), Error> {
         let mut config = self.config?;
         if let Some(prefix) = self.table_prefix {
-            config.table_prefix = prefix.parse().map_err(|error: InvalidTablePrefix| setup(error))?;
+            config.table_prefix = parsed(&prefix).map_err(setup)?;
             config.redis_prefix = Config::usual_redis_prefix(&config.table_prefix);
         }
         if let Some(prefix) = self.redis_prefix {

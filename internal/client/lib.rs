@@ -157,17 +157,14 @@ impl Client {
     }
 
     /// Set the prefix of the tables of tickr for a client of the API that enqueues within transactions of yours: its
-    /// table has the name `<prefix>outbox`. Without this call it is `tickr_outbox`, as it always is in the database of an
-    /// application. The other clients know the prefix.
+    /// table has the name `<prefix>outbox`. Without this call, or with an empty prefix, it is `tickr_outbox`, as it always
+    /// is in the database of an application. The other clients know the prefix.
     ///
     /// # Errors
     /// [`Error::Setup`] when this is no prefix.
     pub fn with_table_prefix(mut self, prefix: &str) -> Result<Self, Error> {
-        let parsed = prefix.parse().map_err(|error: InvalidTablePrefix| Error::Setup {
-            attempted: "set the table prefix",
-            source: Box::new(error),
-        });
-        self.table_prefix = parsed?;
+        let failed = |error| Error::Setup { attempted: "set the table prefix", source: Box::new(error) };
+        self.table_prefix = parsed(prefix).map_err(failed)?;
         Ok(self)
     }
 
@@ -314,6 +311,11 @@ impl Client {
         let none = Declared::default();
         direct::enqueue(&broker, declared.unwrap_or(&none), bodies, shape, key, self.trace.as_ref()).await
     }
+}
+
+/// Parse a prefix; an empty one is none.
+fn parsed(prefix: &str) -> Result<TablePrefix, InvalidTablePrefix> {
+    if prefix.is_empty() { Ok(TablePrefix::default()) } else { prefix.parse() }
 }
 
 enum Access<'a> {

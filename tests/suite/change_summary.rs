@@ -222,7 +222,9 @@ fn stamps() -> Registry {
 async fn a_delayed_job_of_another_process_begins_within_three_seconds_of_its_due_time() {
     let tickr = TestApp::start_with(|_| (), stamps()).await;
     let (mysql, redis) = (tickr.config.mysql_url().unwrap(), tickr.config.redis_url().unwrap());
-    let client = Client::connect(mysql.expose(), redis.expose()).redis_prefix(&tickr.config.redis_prefix);
+    let client = Client::connect(mysql.expose(), redis.expose())
+        .redis_prefix(&tickr.config.redis_prefix)
+        .table_prefix(tickr.config.table_prefix.as_str());
     let client = client.kinds(stamps()).await.unwrap();
     let mut took = Vec::new();
     for _ in 0..4 {

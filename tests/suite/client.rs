@@ -60,7 +60,10 @@ async fn tickr() -> TestApp {
 /// Return the clients of all ways: of the runner, with connections of its own, and of the API.
 async fn clients(tickr: &TestApp) -> [Client; 3] {
     let (mysql, redis) = (tickr.config.mysql_url().unwrap(), tickr.config.redis_url().unwrap());
-    let apart = Client::connect(mysql.expose(), redis.expose()).redis_prefix(&tickr.config.redis_prefix).kinds(kinds());
+    let apart = Client::connect(mysql.expose(), redis.expose())
+        .redis_prefix(&tickr.config.redis_prefix)
+        .table_prefix(tickr.config.table_prefix.as_str())
+        .kinds(kinds());
     [tickr.app.client(), apart.await.unwrap(), Client::http(&tickr.url(""), None).unwrap()]
 }
 
@@ -231,7 +234,11 @@ async fn the_errors_of_servers_and_settings_have_their_causes() {
 
     let tickr = TestApp::start_alone(|_| {}, |_| {}).await;
     let (mysql, redis) = (tickr.config.mysql_url().unwrap(), tickr.config.redis_url().unwrap());
-    let connect = || Client::connect(mysql.expose(), redis.expose()).redis_prefix(&tickr.config.redis_prefix);
+    let connect = || {
+        Client::connect(mysql.expose(), redis.expose())
+            .redis_prefix(&tickr.config.redis_prefix)
+            .table_prefix(tickr.config.table_prefix.as_str())
+    };
     let client = connect().await.unwrap();
     let wrong = Client::http(&tickr.url("/no/such/place"), None).unwrap();
     assert!(matches!(wrong.enqueue(&stamp("a")).await, Err(Error::Setup { .. })));

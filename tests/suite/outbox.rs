@@ -172,7 +172,7 @@ async fn what_cannot_become_a_job_is_kept_with_the_reason_and_runs_after_a_fix()
 async fn a_row_that_mysql_refuses_as_a_job_is_rejected_and_holds_up_no_other() {
     let tickr = TestApp::start().await;
     let mut app = tickr.mysql().await;
-    app.execute("ALTER TABLE jobs ADD CONSTRAINT no_poison CHECK (payload NOT LIKE '%poison%')").await.unwrap();
+    tickr.sql("ALTER TABLE jobs ADD CONSTRAINT no_poison CHECK (payload NOT LIKE '%poison%')").await;
     let ids: Vec<Uuid> = (0..5).map(|_| Uuid::now_v7()).collect();
     let mut tx = app.begin().await.unwrap();
     insert(&mut tx, ids[0], "noop", r#"{"pad":"poison"}"#).await;
@@ -436,8 +436,9 @@ async fn a_client_in_rust_enqueues_in_a_transaction_of_the_caller() {
     let tickr = TestApp::start_with(|_| {}, own).await;
     let mysql = tickr.config.mysql_url().unwrap().expose().to_owned();
     let redis = tickr.config.redis_url().unwrap().expose().to_owned();
-    let beside = tickr::Client::connect(&mysql, &redis).await.unwrap();
-    let remote = tickr::Client::http(&tickr.url(""), None).unwrap();
+    let prefix = tickr.config.table_prefix.as_str();
+    let beside = tickr::Client::connect(&mysql, &redis).table_prefix(prefix).await.unwrap();
+    let remote = tickr::Client::http(&tickr.url(""), None).unwrap().with_table_prefix(prefix).unwrap();
     let mut app = tickr.mysql().await;
     // Another database of the same server is selected, as in an application with tables of its own.
     let (name, _) = database().await;
@@ -446,7 +447,7 @@ async fn a_client_in_rust_enqueues_in_a_transaction_of_the_caller() {
         if !is_remote {
             app.execute(sqlx::AssertSqlSafe(format!("USE {name}"))).await.unwrap();
         } else {
-            app = tickr.mysql().await;
+            app.execute(sqlx::AssertSqlSafe(format!("USE {}", tickr.database()))).await.unwrap();
         }
         let mut tx = app.begin().await.unwrap();
         let dropped = client.enqueue_in(&mut tx, &Paid { order: 1 }).await.unwrap();

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use reqwest::{Method, RequestBuilder};
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
-use sqlx::{AssertSqlSafe, Executor, MySqlConnection};
+use sqlx::{AssertSqlSafe, Connection as _, Executor, MySqlConnection};
 use tickr::app::App;
 use tickr::broker::{Draft, Enqueued};
 use tickr::config::Config;
@@ -19,7 +19,7 @@ use tickr::handlers::Registry;
 use tickr::index::Health;
 use tickr::job::{Due, JobId, State};
 use tickr::services::{Options, Services};
-use tickr::store::Store;
+use tickr::store::{Store, with_prefix};
 use tickr::verify::{VerifySettings, verify};
 use tokio_util::sync::CancellationToken;
 
@@ -387,7 +387,20 @@ impl TestApp {
 
     /// Change the tables directly, without the API.
     pub(crate) async fn sql(&self, sql: impl Into<String>) {
-        self.mysql().await.execute(sqlx::raw_sql(AssertSqlSafe(sql.into()))).await.unwrap();
+        let sql = sql.into();
+        // The views of a run with a table prefix cannot be altered.
+        let (mut conn, sql) = if sql.starts_with("ALTER TABLE") {
+            let conn = MySqlConnection::connect(self.config.mysql_url().unwrap().expose()).await.unwrap();
+            (conn, with_prefix(&self.config.table_prefix, &sql).into_owned())
+        } else {
+            (self.mysql().await, sql)
+        };
+        conn.execute(sqlx::raw_sql(AssertSqlSafe(sql))).await.unwrap();
+    }
+
+    /// Return the name of the database.
+    pub(crate) fn database(&self) -> &str {
+        &self.name
     }
 
     /// Say that Redis stays out until the end of the test, so its checks are about the tables alone.

@@ -7,10 +7,13 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
+use tickr::store::with_prefix;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream, UnixStream};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
+
+use super::table_prefix;
 
 /// Commands of the protocol.
 const QUERY: u8 = 0x03;
@@ -315,6 +318,8 @@ fn more_results_follow(answer: &[u8]) -> bool {
 
 /// Return whether a request begins with this text. Some transactions are one request: these are found as COMMIT.
 fn is_about(statement: &[u8], text: &str) -> bool {
+    let prefixed = with_prefix(&table_prefix(), text);
+    let text = prefixed.as_ref();
     statement.starts_with(text.as_bytes()) || text == "COMMIT" && statement.ends_with(b";COMMIT")
 }
 
