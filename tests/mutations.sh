@@ -780,7 +780,7 @@ mutants() {
         'counted && self.running + self.kept < i64::from(most)' 'counted || self.running + self.kept < i64::from(most)' \
         key_limits::limits_hold_while_redis_is_flushed_and_runners_are_killed
     mutant 'rate of a limit by key' internal/store/rows/limits.rs \
-        'self.turn(&rate, 0) <= self.now' 'self.turn(&rate, 0) <= self.now + TimeDelta::days(1)' \
+        'is_none_or(|turn| turn <= self.now)' 'is_none_or(|turn| turn <= self.now + TimeDelta::days(1))' \
         key_limits::in_no_period_start_more_jobs_than_the_rate_and_its_burst
     mutant 'rate that was changed a moment ago' internal/store/attempts/limited.rs \
         'is_some_and(|state| !state.is_of(*bounds))' 'is_some_and(|state| !state.is_of(*bounds) && false)' \
@@ -790,7 +790,7 @@ mutants() {
         key_limits::a_flood_of_one_key_does_not_delay_the_jobs_of_another \
         key_limits::keys_of_a_fair_limit_share_the_workers_by_their_weights
     mutant 'limits of a runner that was suspended' internal/store/rows/limits.rs \
-        'asked.elapsed() < OLD)' 'asked.elapsed() < OLD * 1_000)' \
+        'asked.elapsed() >= OLD)' 'asked.elapsed() >= OLD * 1_000)' \
         key_limits::a_runner_that_was_suspended_when_a_limit_was_set_follows_it_at_once
     mutant 'lock of a key of a limit' internal/store/rows/limits.rs \
         'ORDER BY limit_name, limit_key FOR UPDATE' 'ORDER BY limit_name, limit_key' \
