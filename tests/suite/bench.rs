@@ -33,6 +33,19 @@ async fn databases_like(pattern: &str) -> Vec<String> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_bench_with_a_table_prefix_measures_tables_with_that_prefix() {
+    let dir = tempfile::tempdir().unwrap();
+    let scenarios = ["drain", "outbox"];
+    let args = [&scenarios[..], &["--short", "--json", "--table-prefix", "shop_"]].concat();
+    let (code, out, err) = outcome(on_shared_servers(&dir, &args)).await;
+    assert_eq!((code, err.as_str()), (0, ""), "{out}");
+    let report: Value = serde_json::from_str(&out).unwrap();
+    assert!(report["ok"] == true && report["lines"].as_array().unwrap().len() >= 2, "{out}");
+    let (code, _, err) = outcome(on_shared_servers(&dir, &["drain", "--short", "--table-prefix", "Shop-"])).await;
+    assert!(code == 2 && err.contains("a table prefix is 1 to 20 of"), "{err}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn every_scenario_completes_each_job_once_and_leaves_nothing_behind() {
     let dir = tempfile::tempdir().unwrap();
     let (code, out, err) = outcome(on_shared_servers(&dir, &["all", "delayed", "--short", "--json"])).await;

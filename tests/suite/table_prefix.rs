@@ -524,7 +524,8 @@ async fn migrations_of_two_prefixes_do_not_wait_for_each_other() {
     let waits = tokio::time::timeout(Duration::from_secs(3), migrate(&url, prefix("a_"), false)).await;
     assert!(waits.is_err(), "the lock of the test is not that of the migration: {waits:?}");
     tokio::time::timeout(Duration::from_secs(60), migrate(&url, prefix("b_"), true)).await.unwrap().unwrap();
-    conn.close().await.unwrap();
+    // MySQL may have closed the socket before the driver does. The lock ends with the connection.
+    let _ = conn.close().await;
     migrate(&url, prefix("a_"), false).await.unwrap();
 }
 
