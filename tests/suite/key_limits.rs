@@ -19,7 +19,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::support::limits::{NO_ROWS_LEFT, set, set_and_wait};
-use crate::support::{self, Owed, Proxy, Runner, TestApp, eventually, eventually_seen};
+use crate::support::{self, Owed, Proxy, Runner, TestApp, eventually, eventually_seen, table_prefix};
 
 /// A job that notes how many jobs with its key run.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
@@ -474,7 +474,7 @@ async fn no_job_starts_under_the_former_values_of_a_changed_rate() {
     let rate = |burst: u32| json!({"rate": {"starts": 2, "period_ms": 3_600_000, "burst": burst}});
     set_and_wait(&tickr, "l", rate(8)).await;
     let url = tickr.config.mysql_url().unwrap().expose().to_owned();
-    let settings = StoreSettings { url, connections: 6, flushers: 1 };
+    let settings = StoreSettings { url, connections: 6, flushers: 1, table_prefix: table_prefix() };
     let store = Store::connect(&settings, Duration::from_secs(10)).await.unwrap();
     let former = Arc::new(store.limits().await.unwrap());
     set(&tickr, "l", rate(0)).await;

@@ -164,10 +164,7 @@ async fn uncounted(
 }
 
 /// Note that the calls of these attempts, which keep their slots, have counted.
-pub(super) async fn mark_counted(
-    conn: &mut Session<'_>,
-    attempts: &[(Uuid, AttemptToken)],
-) -> Result<(), sqlx::Error> {
+pub(super) async fn mark_counted(conn: &mut Session<'_>, attempts: &[(Uuid, AttemptToken)]) -> Result<(), sqlx::Error> {
     if attempts.is_empty() {
         return Ok(());
     }
