@@ -798,21 +798,31 @@ async fn one_operation_replays_the_dead_letters_of_all_recipients_and_delivers_e
         people.push(Person::join_as(user, "phone", &[&server], manner).await);
     }
     let replay = json!({"action": "replay", "filter": {"kind": "chat.deliver"}, "reason": "the server is back"});
-    let started = world.tickr.post("/v1/operations", replay).await;
-    assert_eq!(started.status, 202, "{:#}", started.body);
+    // The runner of the test may take an operation too. It does not know the kind, so it replays nothing and says so.
+    let done = eventually("an operation is carried out by the server of the chat", || async {
+        let started = world.tickr.post("/v1/operations", &replay).await;
+        assert_eq!(started.status, 202, "{:#}", started.body);
+        let path = format!("/v1/operations/{}", started.body["id"].as_str().unwrap());
+        let done = eventually("the operation is over", || async {
+            let operation = world.tickr.get(&path).await.body;
+            (operation["state"] == "done").then_some(operation)
+        })
+        .await;
+        let error = done["last_error"].as_str().unwrap_or_default();
+        if error.contains("no kind is called") {
+            assert_eq!((&done["done"], &done["failed"]), (&json!(0), &json!(all)), "{done:#}");
+            return None;
+        }
+        Some(done)
+    })
+    .await;
+    assert_eq!((&done["done"], &done["skipped"], &done["failed"]), (&json!(all), &json!(0), &json!(0)), "{done:#}");
     for (person, conversation) in people.iter().zip(&conversations) {
         person.until("all are here", |seen| seen.messages.len() as i64 == each).await;
         assert_eq!(person.contents(conversation), numbers(each));
         assert_eq!(person.look(|seen| seen.repeated), 0);
     }
     world.until_idle().await;
-    let path = format!("/v1/operations/{}", started.body["id"].as_str().unwrap());
-    let done = eventually("the operation is over", || async {
-        let operation = world.tickr.get(&path).await.body;
-        (operation["state"] == "done").then_some(operation)
-    })
-    .await;
-    assert_eq!((&done["done"], &done["skipped"], &done["failed"]), (&json!(all), &json!(0), &json!(0)), "{done:#}");
     let replayed = world.tickr.get("/v1/dead-letters?status=replayed&limit=200").await.body;
     assert_eq!(replayed["data"].as_array().unwrap().len() as i64, all);
     assert_eq!(dead_letters(&world, "chat.deliver").await, []);

@@ -26,11 +26,12 @@ export function span(ms) {
   return `${Math.round(ms)} ms`;
 }
 
-/** The backoff of a job or a schedule: `1.0 s × 2, at most 1 m`, or its table of delays. What it lacks is the kind's. */
+/** The backoff of a job or a schedule: a curve or a table of delays. What it lacks is the kind's. */
 export function backoff({ base_ms, factor, cap_ms, delays_ms }) {
   if (delays_ms) {
     const shown = delays_ms.slice(0, 8).map(span).join(', ');
-    return `after ${shown}${delays_ms.length > 8 ? ` and ${delays_ms.length - 8} more delays` : ''}; the last delay repeats`;
+    const rest = delays_ms.length > 8 ? ` and ${delays_ms.length - 8} more delays` : '';
+    return `after ${shown}${rest}; the last delay repeats`;
   }
   const parts = [
     base_ms && span(base_ms),
