@@ -238,16 +238,13 @@ pub(super) async fn replay_all(
     pairs.sort_unstable_by_key(|(job, _)| job.id);
     if !pairs.is_empty() {
         // A replay takes the place of the failed job: in its batch, and for the jobs that wait for it.
-        let (mut awaited, mut changes) = (BTreeSet::new(), BatchChanges::default());
-        for (failed, job, _) in &made {
-            if hand_children_over(conn, *failed, job.id.uuid()).await? {
-                awaited.insert(job.id.uuid());
-            }
-            if let Some(batch) = job.options.batch {
-                let change = changes.of(batch.uuid());
-                change.total -= 1;
-                change.failed -= 1;
-            }
+        let replays = made.iter().map(|(failed, job, _)| (*failed, job.id.uuid())).collect();
+        let awaited = hand_children_over(conn, &replays).await?;
+        let mut changes = BatchChanges::default();
+        for batch in made.iter().filter_map(|(_, job, _)| job.options.batch) {
+            let change = changes.of(batch.uuid());
+            change.total -= 1;
+            change.failed -= 1;
         }
         changes.write(conn).await?;
         let held = write_jobs(conn, &pairs, &NewLinks::of_replays(awaited)).await?;

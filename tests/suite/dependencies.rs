@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use sqlx::Executor;
+use sqlx::{Executor, MySqlConnection};
 use tickr::handlers::Registry;
 use tickr::job::{JobId, State};
 use tokio_util::sync::CancellationToken;
@@ -360,6 +360,90 @@ async fn a_replay_takes_the_place_of_a_failed_parent() {
     assert_eq!(replayed.status, 201, "{:#}", replayed.body);
     tickr.until(hold, State::Completed).await;
     assert_eq!(tickr.count(LATE).await, 0);
+    tickr.stop().await;
+}
+
+/// Open a session that holds the lock of a row.
+async fn hold_row(tickr: &TestApp, sql: &'static str, ids: &[JobId]) -> MySqlConnection {
+    let mut session = tickr.mysql().await;
+    session.execute("BEGIN").await.unwrap();
+    let query = ids.iter().fold(sqlx::query(sql), |query, id| query.bind(id.uuid()));
+    assert!(query.fetch_optional(&mut session).await.unwrap().is_some(), "{sql}");
+    session
+}
+
+/// Replay a failed job while a runner tells its children and waits for a session. Let the session go once the replay
+/// waits for the runner, or has been made.
+async fn replay_beside(tickr: &TestApp, failed: JobId, mut session: MySqlConnection) {
+    let replay = format!("/v1/jobs/{failed}/replay");
+    let replay = tickr.post(&replay, json!({}));
+    tokio::pin!(replay);
+    let early = tokio::select! {
+        answer = &mut replay => Some(answer),
+        () = tickr.until_said("SELECT id FROM owed FORCE INDEX", 1) => None,
+        () = tickr.until_said("UPDATE job_parents", 1) => None,
+    };
+    session.execute("ROLLBACK").await.unwrap();
+    let replayed = match early {
+        Some(answer) => answer,
+        None => replay.await,
+    };
+    assert_eq!(replayed.status, 201, "{:#}", replayed.body);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_child_that_is_told_of_a_failure_during_a_replay_waits_for_the_replay_alone() {
+    let mended = CancellationToken::new();
+    let tickr = TestApp::start_with(|_| {}, broken(&mended)).await;
+    let other = tickr.enqueue(json!({"kind": "noop", "payload": {}, "delay_ms": 600_000})).await;
+    let bad = tickr.enqueue(json!({"kind": "broken", "payload": {}, "max_attempts": 1, "delay_ms": 600_000})).await;
+    let hold = after(&tickr, &[other, bad], json!({"on_parent_failure": "hold"})).await;
+    // No runner reads how the parents have ended until both of them have.
+    let mut child = hold_row(&tickr, "SELECT id FROM owed WHERE id = ? FOR UPDATE", &[hold]).await;
+    let edge = "SELECT child_id FROM job_parents WHERE parent_id = ? AND child_id = ? FOR UPDATE";
+    let edge = hold_row(&tickr, edge, &[other, hold]).await;
+    for parent in [other, bad] {
+        assert_eq!(tickr.post(&format!("/v1/jobs/{parent}/run-now"), json!({})).await.status, 200);
+    }
+    tickr.until(other, State::Completed).await;
+    tickr.until(bad, State::Failed).await;
+    mended.cancel();
+    child.execute("ROLLBACK").await.unwrap();
+    // The runner has read both ends, and waits while it writes down the first.
+    tickr.until_said("INSERT INTO job_parents", 1).await;
+    replay_beside(&tickr, bad, edge).await;
+    tickr.until(hold, State::Completed).await;
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM job_parents").await, 2);
+    assert_eq!(tickr.count(LATE).await, 0);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_replay_leaves_a_child_that_is_let_go_meanwhile_its_failed_parent() {
+    let mended = CancellationToken::new();
+    let tickr = TestApp::start_with(|_| {}, broken(&mended)).await;
+    let bad = tickr.enqueue(json!({"kind": "broken", "payload": {}, "max_attempts": 1, "delay_ms": 600_000})).await;
+    let mut children = Vec::new();
+    for _ in 0..3 {
+        children.push(after(&tickr, &[bad], json!({"on_parent_failure": "run"})).await);
+    }
+    // The runner writes down how the parent has ended, and waits while it lets the children go.
+    let row = hold_row(&tickr, "SELECT job_id FROM blocked_jobs WHERE job_id = ? FOR UPDATE", &children[..1]).await;
+    assert_eq!(tickr.post(&format!("/v1/jobs/{bad}/run-now"), json!({})).await.status, 200);
+    tickr.until(bad, State::Failed).await;
+    tokio::select! {
+        () = tickr.until_said("UPDATE owed o FORCE INDEX", 1) => {}
+        () = tickr.until_said("DELETE FROM blocked_jobs", 1) => {}
+    }
+    mended.cancel();
+    replay_beside(&tickr, bad, row).await;
+    for child in children {
+        tickr.until(child, State::Completed).await;
+    }
+    let kept = "SELECT COUNT(*) FROM job_parents p JOIN dead_letters d ON d.job_id = p.parent_id";
+    assert_eq!(tickr.count(kept).await, 3);
+    tickr.until_idle().await;
+    assert_eq!(tickr.count(INVERSIONS).await, 0);
     tickr.stop().await;
 }
 

@@ -19,7 +19,7 @@ use sqlx::query::Query;
 use uuid::Uuid;
 
 use crate::rows::order::held_until;
-use crate::sql::batches::{MAX_ROWS, groups, in_list, placeholders, statement, tuples};
+use crate::sql::batches::{MAX_ROWS, bind_padded, groups, in_list, padded_len, placeholders, statement, tuples};
 use crate::sql::error::corrupt;
 use crate::sql::script::{Script, Value};
 use crate::sql::session::Session;
@@ -150,17 +150,46 @@ pub(crate) async fn check_links(
     Ok((links, problems))
 }
 
-/// Let a replay take the place of a failed job: the jobs that wait for that one wait for the replay. Returns whether there
-/// are some.
+/// Let replays take the places of failed jobs: the jobs that wait for a failed job wait for its replay. Returns the
+/// replays for which jobs wait.
 pub(crate) async fn hand_children_over(
     conn: &mut Session<'_>,
-    failed: Uuid,
-    replay: Uuid,
-) -> Result<bool, sqlx::Error> {
-    let sql = "UPDATE job_parents FORCE INDEX (PRIMARY) SET parent_id = ?, outcome = NULL WHERE parent_id = ? \
-               AND child_id IN (SELECT job_id FROM blocked_jobs)";
-    let moved = sqlx::query(sql).bind(replay).bind(failed).execute(conn).await?;
-    Ok(moved.rows_affected() > 0)
+    replays: &BTreeMap<Uuid, Uuid>,
+) -> Result<BTreeSet<Uuid>, sqlx::Error> {
+    let mut children: BTreeMap<Uuid, BTreeSet<Uuid>> = BTreeMap::new();
+    for failed in replays.keys().copied().collect::<Vec<_>>().chunks(MAX_ROWS) {
+        let sql = "SELECT p.parent_id, p.child_id FROM job_parents p FORCE INDEX (PRIMARY) \
+                   STRAIGHT_JOIN blocked_jobs b FORCE INDEX (PRIMARY) ON b.job_id = p.child_id WHERE p.parent_id IN";
+        for row in in_list(sql, failed, "").fetch_all(&mut *conn).await? {
+            children.entry(row.try_get("parent_id")?).or_default().insert(row.try_get("child_id")?);
+        }
+    }
+    // A runner that tells a child reads its parents and writes down how they have ended under this lock. Without it,
+    // that runner would write the failed job down as one more parent, or let a child go that waits for the replay.
+    let all: BTreeSet<Uuid> = children.values().flatten().copied().collect();
+    let mut blocked = BTreeSet::new();
+    for ids in all.into_iter().collect::<Vec<_>>().chunks(MAX_ROWS) {
+        let sql = "SELECT id FROM owed FORCE INDEX (PRIMARY) WHERE id IN";
+        let query = in_list(sql, ids, " AND execute_at = ? ORDER BY id FOR UPDATE").bind(blocked_until().naive_utc());
+        for row in query.fetch_all(&mut *conn).await? {
+            blocked.insert(row.try_get::<Uuid, _>("id")?);
+        }
+    }
+    let mut awaited = BTreeSet::new();
+    for (failed, children) in &children {
+        let Some(replay) = replays.get(failed) else { continue };
+        let children: Vec<Uuid> = children.intersection(&blocked).copied().collect();
+        for ids in children.chunks(MAX_ROWS) {
+            let sql = format!(
+                "UPDATE job_parents FORCE INDEX (PRIMARY) SET parent_id = ?, outcome = NULL WHERE parent_id = ? \
+                 AND child_id IN {}",
+                placeholders(padded_len(ids.len()))
+            );
+            bind_padded(statement(sql).bind(*replay).bind(*failed), ids).execute(&mut *conn).await?;
+            awaited.insert(*replay);
+        }
+    }
+    Ok(awaited)
 }
 
 /// Mark these jobs as awaited, as far as they are unfinished, and return those.
