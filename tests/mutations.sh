@@ -98,6 +98,9 @@ mutants() {
     mutant 'lock of a migration' internal/store/migrate/lock.rs \
         'Ok(Some(1_i64)) => return Ok(()),' 'Ok(Some(0 | 1_i64)) => return Ok(()),' \
         migrations::serve_answers_probes_while_it_waits_for_a_migration_and_starts_when_it_is_done
+    mutant 'kinds of other runners in a replay' internal/broker/lib.rs \
+        'is_none() && living_kinds.contains(&original.kind)' 'is_none() && living_kinds.is_empty()' \
+        operations::a_replay_of_a_kind_that_only_another_runner_has_leaves_no_dead_letter
     mutant 'token in settle' internal/store/attempts/settle.rs \
         '.filter(|owed| owed.token == item.token)' \
         '.filter(|owed| owed.state == State::Executing || owed.token == item.token)' \

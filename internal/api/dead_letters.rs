@@ -316,6 +316,7 @@ fn original(job: Job) -> Original {
         priority: job.priority,
         max_attempts: job.max_attempts,
         unique_key: job.unique_key,
+        host: job.host,
         options: job.options,
         payload: job.payload.unwrap_or_default(),
     }

@@ -42,7 +42,7 @@ pub use schedules::TriggerError;
 pub use tickr_index::StreamPosition;
 pub use watches::{Watch, Watches};
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use metrics::Counter;
@@ -54,7 +54,7 @@ use hints::Hints;
 use tickr_event::{Event, Events};
 use tickr_handlers::{Registered, Registry};
 use tickr_index::{Entry, Health, Index, Lane};
-use tickr_job::{Actor, JobId, JobOptions, Name, NewJob, Producer, State};
+use tickr_job::{Actor, JobId, Name, NewJob, Producer, State};
 use tickr_store::{
     Accepted, ActionOutcome, BatchOutcome, Change, ChangeCondition, ChangeOutcome, DueJob, EnqueueOutcome,
     EnqueueReceipts, EnqueueRefusal, EnqueuedJob, IdempotentOutcome, IdempotentRequest, JobAction, KeyHolder,
@@ -314,11 +314,16 @@ impl Broker {
         Ok(outcome)
     }
 
-    /// Return the function that does what [`remake`](Self::remake) does, for a bulk operation.
+    /// Return the function that does what [`remake`](Self::remake) does, for a bulk operation. A job of a kind that only
+    /// other runners have is made again as it was accepted: the runner that starts it checks its payload. `living_kinds`
+    /// are the kinds of all living runners.
     #[must_use]
-    pub fn remaker(&self) -> Remake {
+    pub fn remaker(&self, living_kinds: HashSet<Name>) -> Remake {
         let registry = Arc::clone(&self.registry);
         Arc::new(move |original| {
+            if registry.get(original.kind.as_str()).is_none() && living_kinds.contains(&original.kind) {
+                return Ok(original.unchanged());
+            }
             remake(&registry, original, None).map_err(|invalid| {
                 let first = match &invalid {
                     Invalid::Payload { problems, .. } | Invalid::Job { problems } => problems.first(),
@@ -478,10 +483,7 @@ fn remake(registry: &Registry, original: &Original, payload: Option<Box<RawValue
     job.priority = original.priority;
     job.max_attempts = original.max_attempts;
     job.unique_key = original.unique_key.clone();
-    // The new job does not count as a second job of the tick that made the original.
-    // It does not wait for parents again.
-    job.options =
-        JobOptions { replay_of: Some(original.id), schedule: None, after: Vec::new(), ..original.options.clone() };
+    job.options = original.options_of_replay();
     Ok(job)
 }
 

@@ -5,11 +5,13 @@
 //! slow moment it catches up within bounds. If a runner dies, its lease ends; a runner that stops releases its
 //! operations.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::EngineState;
-use tickr_store::{ChangeSummary, OperationLease, Remake};
+use tickr_job::Action;
+use tickr_store::{BatchOutcome, ChangeSummary, OperationLease, StoreError};
 
 /// Time between two looks for operations that no runner carries out, while no summary of changes comes.
 const LOOK_EVERY: Duration = Duration::from_millis(1_500);
@@ -74,7 +76,6 @@ struct Running {
 }
 
 pub(super) async fn run_until_stopped(shared: Arc<EngineState>) {
-    let remake = shared.broker.remaker();
     let mut running: Vec<Running> = Vec::new();
     let mut looked: Option<Instant> = None;
     let mut summaries = shared.operator_settings.summaries();
@@ -93,7 +94,7 @@ pub(super) async fn run_until_stopped(shared: Arc<EngineState>) {
         let mut pause = LOOK_EVERY;
         let mut kept = Vec::with_capacity(running.len());
         for mut one in running {
-            if shared.stop_loops.is_cancelled() || batch(&shared, &mut one, &remake).await {
+            if shared.stop_loops.is_cancelled() || batch(&shared, &mut one).await {
                 pause = pause.min(one.bucket.pause().max(one.not_before.saturating_duration_since(Instant::now())));
                 kept.push(one);
             }
@@ -121,7 +122,7 @@ fn is_worth_a_look(summary: Option<&ChangeSummary>, looked: Instant) -> bool {
 }
 
 /// Execute a batch if it is time for one. Return whether the operation continues here.
-async fn batch(shared: &EngineState, one: &mut Running, remake: &Remake) -> bool {
+async fn batch(shared: &EngineState, one: &mut Running) -> bool {
     let now = Instant::now();
     if now < one.not_before {
         return true;
@@ -130,7 +131,7 @@ async fn batch(shared: &EngineState, one: &mut Running, remake: &Remake) -> bool
     if most == 0 {
         return true;
     }
-    match shared.store.advance_operation(one.lease, most, LEASE, Arc::clone(remake)).await {
+    match advance(shared, one.lease, most).await {
         Ok(batched) => {
             one.failures = 0;
             one.bucket.spend(batched.handled);
@@ -157,6 +158,16 @@ async fn batch(shared: &EngineState, one: &mut Running, remake: &Remake) -> bool
             false
         }
     }
+}
+
+/// Handle the next `most` jobs of an operation.
+async fn advance(shared: &EngineState, lease: OperationLease, most: u32) -> Result<BatchOutcome, StoreError> {
+    // Only a replay makes jobs, and needs to know their kinds.
+    let living_kinds = match lease.action {
+        Action::Replay => shared.store.unstopped_runners().await?.living_kinds,
+        _ => HashSet::new(),
+    };
+    shared.store.advance_operation(lease, most, LEASE, shared.broker.remaker(living_kinds)).await
 }
 
 #[cfg(test)]

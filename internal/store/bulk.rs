@@ -55,6 +55,8 @@ const COLUMNS: &str = "id, action, filter, params, rate, state, actor, created_a
 pub struct OperationLease {
     /// The id of the operation.
     pub id: Uuid,
+    /// What it does with each job.
+    pub action: Action,
     /// The limit on its rate, if it has one.
     pub rate: Option<u32>,
     token: Uuid,
@@ -242,15 +244,16 @@ impl Store {
         on_pool(&self.shared.pools.loops, "lease operations", move |conn, _| {
             let runner = runner.clone();
             Box::pin(async move {
-                let free: Vec<(Uuid, Option<u32>)> = sqlx::query_as(
-                    "SELECT id, rate FROM operations FORCE INDEX (operations_state) WHERE state = 'running' \
+                let free: Vec<(Uuid, String, Option<u32>)> = sqlx::query_as(
+                    "SELECT id, action, rate FROM operations FORCE INDEX (operations_state) WHERE state = 'running' \
                      AND lease_until < UTC_TIMESTAMP(6) ORDER BY id LIMIT ?",
                 )
                 .bind(MAX_TAKEN)
                 .fetch_all(&mut *conn)
                 .await?;
                 let mut taken = Vec::new();
-                for (id, rate) in free {
+                for (id, action, rate) in free {
+                    let action = Action::from_word(&action).ok_or_else(|| corrupt("action"))?;
                     let token = Uuid::new_v4();
                     let won = sqlx::query(
                         "UPDATE operations SET runner = ?, token = ?, started_at = COALESCE(started_at, UTC_TIMESTAMP(6)), \
@@ -264,7 +267,7 @@ impl Store {
                     .execute(&mut *conn)
                     .await?;
                     if won.rows_affected() == 1 {
-                        taken.push(OperationLease { id, rate, token });
+                        taken.push(OperationLease { id, action, rate, token });
                     }
                 }
                 Ok(taken)

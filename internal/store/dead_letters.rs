@@ -27,7 +27,9 @@ use crate::sql::connection::{PriorRun, on_pool, transact};
 use crate::sql::error::corrupt;
 use crate::sql::session::Session;
 use crate::{Store, StoreError};
-use tickr_job::{Actor, DeadLetterStatus, Fingerprint, JobId, JobOptions, Name, NewJob, Priority, State, Timestamp};
+use tickr_job::{
+    Actor, DeadLetterStatus, Due, Fingerprint, JobId, JobOptions, Name, NewJob, OnConflict, Priority, State, Timestamp,
+};
 
 /// Dead letters that are counted at most. A count that reaches this is a lower bound.
 const MAX_COUNTED: i64 = 100_000;
@@ -53,10 +55,41 @@ pub struct Original {
     pub max_attempts: u32,
     /// Its unique key.
     pub unique_key: Option<String>,
+    /// The host that it calls, if its kind knows one.
+    pub host: Option<String>,
     /// Its options.
     pub options: JobOptions,
     /// Its payload.
     pub payload: Box<RawValue>,
+}
+
+impl Original {
+    /// Return the options of the new job. It does not count as a second job of the tick that made the original, and it
+    /// does not wait for parents again.
+    #[must_use]
+    pub fn options_of_replay(&self) -> JobOptions {
+        JobOptions { replay_of: Some(self.id), schedule: None, after: Vec::new(), ..self.options.clone() }
+    }
+
+    /// Make the new job without a look at its kind: everything is as it was accepted.
+    #[must_use]
+    pub fn unchanged(&self) -> NewJob {
+        NewJob {
+            id: JobId::new(),
+            kind: self.kind.clone(),
+            queue: self.queue.clone(),
+            payload: self.payload.clone(),
+            due: Due::Now,
+            expires: None,
+            priority: self.priority,
+            max_attempts: self.max_attempts,
+            unique_key: self.unique_key.clone(),
+            on_conflict: OnConflict::default(),
+            host: self.host.clone(),
+            options: self.options_of_replay(),
+            batch: None,
+        }
+    }
 }
 
 /// Makes the new job of a replay from the failed job. Returns an error text when the failed job cannot be accepted any
@@ -159,11 +192,12 @@ async fn originals(conn: &mut Session<'_>, ids: &[Uuid]) -> Result<Vec<(Uuid, Re
     if ids.is_empty() {
         return Ok(Vec::new());
     }
-    let sql = "SELECT id, kind, queue, priority, max_attempts, unique_key, options, payload FROM jobs \
+    let sql = "SELECT id, kind, queue, priority, max_attempts, unique_key, host, options, payload FROM jobs \
                FORCE INDEX (PRIMARY) WHERE id IN";
     let original = |row: &MySqlRow| {
         let id: Uuid = row.try_get("id")?;
         let (key, options): (Option<Vec<u8>>, Option<String>) = (row.try_get("unique_key")?, row.try_get("options")?);
+        let host: Option<Vec<u8>> = row.try_get("host")?;
         let (kind, queue): (String, String) = (row.try_get("kind")?, row.try_get("queue")?);
         let (priority, max_attempts, payload): (u8, u32, String) =
             (row.try_get("priority")?, row.try_get("max_attempts")?, row.try_get("payload")?);
@@ -175,6 +209,7 @@ async fn originals(conn: &mut Session<'_>, ids: &[Uuid]) -> Result<Vec<(Uuid, Re
                 priority: priority.try_into().map_err(|_| format!("its priority {priority}"))?,
                 max_attempts,
                 unique_key: key.map(|key| String::from_utf8_lossy(&key).into_owned()),
+                host: host.map(|host| String::from_utf8_lossy(&host).into_owned()),
                 options: match options {
                     Some(text) => serde_json::from_str(&text).map_err(|e| format!("its options: {e}"))?,
                     None => JobOptions::default(),

@@ -10,9 +10,10 @@ use tickr::job::{
     Action, Actor, DeadLetterStatus, Filter, JobId, NewJob, NewOperation, OperationParams, RunnerId, State,
 };
 use tickr::store::{Answer as Kept, Original, Store, StoreSettings};
+use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-use crate::support::{self, Proxy, Runner, TestApp, database, drop_database, eventually, http, table_prefix};
+use crate::support::{self, Proxy, Runner, TestApp, database, drop_database, eventually, gated, http, table_prefix};
 
 const LATER_MS: u64 = 86_400_000;
 
@@ -370,6 +371,39 @@ async fn an_operation_survives_the_death_of_its_runner() {
     assert_eq!(tickr.count("SELECT COUNT(DISTINCT replayed_as) FROM dead_letters").await, 1_200);
     let done = "SELECT CAST(SUM(done) AS SIGNED) FROM operations";
     assert_eq!(tickr.count(done).await, 1_200);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_replay_of_a_kind_that_only_another_runner_has_leaves_no_dead_letter() {
+    let open = CancellationToken::new();
+    open.cancel();
+    let tickr = TestApp::start().await;
+    tickr.sql(dead_letters(200).replace("'noop'", "'gate'").replace("'parked'", "'default'")).await;
+    tickr.sql("UPDATE jobs SET host = 'mail.example'").await;
+    let replay = |id: &Uuid| json!({"action": "replay", "filter": {"ids": [id]}});
+    let failed: Vec<Uuid> =
+        sqlx::query_scalar("SELECT id FROM jobs ORDER BY id").fetch_all(&mut tickr.mysql().await).await.unwrap();
+    let mut failed = failed.iter();
+    let mut next = || failed.next().expect("a failed job is left");
+    // While no living runner has the kind, the dead letter stays.
+    assert_eq!(carried_out(&tickr, replay(next())).await, (0, 0, 1));
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM dead_letters WHERE standing = 'open'").await, 200);
+    let newer = tickr.another_with(|_| {}, gated(&open)).await;
+    tickr.until_count("SELECT COUNT(*) FROM runners WHERE kinds LIKE '%gate%'", 1).await;
+    // Either runner may carry an operation out. The one that does not know the kind must have done so.
+    let here = format!("SELECT COUNT(*) FROM operations WHERE runner = '{}'", tickr.app.runner());
+    let before = tickr.count(here.clone()).await;
+    let mut replayed = 0;
+    while tickr.count(here.clone()).await < before + 3 {
+        assert_eq!(carried_out(&tickr, replay(next())).await, (1, 0, 0));
+        replayed += 1;
+    }
+    tickr.until_count(&format!("{REPLAYS} AND id NOT IN (SELECT id FROM owed)"), replayed).await;
+    // A runner without the kind cannot ask it for the host of the call.
+    assert_eq!(tickr.count(format!("{REPLAYS} AND host = 'mail.example'")).await, 3);
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM dead_letters WHERE standing = 'open'").await, 200 - replayed);
+    newer.stop(CancellationToken::new()).await;
     tickr.stop().await;
 }
 
