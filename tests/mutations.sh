@@ -101,6 +101,12 @@ mutants() {
     mutant 'kinds of other runners in a replay' internal/broker/lib.rs \
         'is_none() && living_kinds.contains(&original.kind)' 'is_none() && living_kinds.is_empty()' \
         operations::a_replay_of_a_kind_that_only_another_runner_has_leaves_no_dead_letter
+    mutant 'writes on the server in use' internal/store/sql/servers.rs \
+        'if read_only == "0" ||' 'if read_only != "2" ||' \
+        failover::runners_with_two_servers_in_their_url_use_the_one_that_takes_writes
+    mutant 'connections to a server that was left' internal/store/sql/connection.rs \
+        'if server == self.target.servers.in_use() || connections.is_closed() {' 'if server < 9 {' \
+        failover::runners_with_two_servers_in_their_url_use_the_one_that_takes_writes
     mutant 'token in settle' internal/store/attempts/settle.rs \
         '.filter(|owed| owed.token == item.token)' \
         '.filter(|owed| owed.state == State::Executing || owed.token == item.token)' \

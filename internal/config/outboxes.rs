@@ -25,7 +25,7 @@ pub(super) static OUTBOX: &[Setting<OutboxDraft>] = &[Setting::<OutboxDraft>::ne
     "mysql_url",
     "URL",
     "Database of an application with a table tickr_outbox: mysql://user:password@host:port/database; required",
-    |o, t| parse::some(&mut o.mysql_url, ServerUrl::mysql(t).map_err(Into::into)),
+    |o, t| parse::some(&mut o.mysql_url, ServerUrl::one_mysql(t).map_err(Into::into)),
 )
 .secrecy(Secrecy::Url)
 .file_and_environment()];

@@ -29,7 +29,7 @@ pub static SETTINGS: &[Setting<Config>] = &[
     Row::new(
         "mysql_url",
         "URL",
-        "MySQL, the store: mysql://user:password@host:port/database; required to serve",
+        "MySQL, the store: mysql://user:password@host:port,host:port/database, one server or several; required to serve",
         |c, t| parse::some(&mut c.mysql_url, ServerUrl::mysql(t).map_err(Into::into)),
     )
     .secrecy(Secrecy::Url),

@@ -14,26 +14,35 @@ pub struct ServerUrl {
 }
 
 impl ServerUrl {
-    /// Parse a MySQL URL: `mysql://user:password@host:port/database`. `mariadb://` is rewritten, because the driver
-    /// knows one scheme.
+    /// Parse a MySQL URL of one server or several: `mysql://user:password@host:port,host:port/database`. `mariadb://` is
+    /// rewritten, because the driver knows one scheme.
     pub fn mysql(text: &str) -> Result<ServerUrl, UrlError> {
         let parts = Parts::split(text.trim(), &["mysql", "mariadb"])?;
-        parts.check_host(parts.query.split('&').any(|pair| pair.starts_with("socket=")))?;
+        parts.check_hosts(parts.query.split('&').any(|pair| pair.starts_with("socket=")))?;
         match parts.path.strip_prefix('/') {
             Some(database) if !database.is_empty() && !database.contains('/') => Ok(parts.rebuilt("mysql")),
             _ => Err(UrlError::NoDatabase),
         }
     }
 
+    /// Parse a MySQL URL that may name one server only.
+    pub fn one_mysql(text: &str) -> Result<ServerUrl, UrlError> {
+        let parts = Parts::split(text.trim(), &["mysql", "mariadb"])?;
+        if parts.hosts.len() > 1 { Err(UrlError::SeveralHosts) } else { Self::mysql(text) }
+    }
+
     /// Parse a Redis URL: `redis://` and `rediss://` with a host, `redis+unix://` and `unix://` with a socket path.
     pub fn redis(text: &str) -> Result<ServerUrl, UrlError> {
         let parts = Parts::split(text.trim(), &["redis", "rediss", "redis+unix", "unix"])?;
         if parts.scheme.ends_with("unix") {
-            if !parts.host.is_empty() || parts.path.len() < 2 {
+            if !parts.hosts.iter().all(|host| host.name.is_empty()) || parts.path.len() < 2 {
                 return Err(UrlError::NoSocketPath);
             }
         } else {
-            parts.check_host(false)?;
+            if parts.hosts.len() > 1 {
+                return Err(UrlError::SeveralHosts);
+            }
+            parts.check_hosts(false)?;
             let database = parts.path.trim_start_matches('/');
             if !database.is_empty() && database.parse::<u32>().is_err() {
                 return Err(UrlError::BadRedisDatabase);
@@ -47,7 +56,7 @@ impl ServerUrl {
         self.url.expose_secret()
     }
 
-    /// Return true if the connection goes to another machine without a check of the server's certificate. An attacker
+    /// Return true if a connection goes to another machine without a check of the server's certificate. An attacker
     /// on the network could then impersonate the server, and read and change the traffic.
     pub fn is_unverified(&self) -> bool {
         let Ok(parts) = Parts::split(self.expose(), &["mysql"]) else { return false };
@@ -55,24 +64,27 @@ impl ServerUrl {
             let mut pairs = parts.query.split('&').filter_map(|pair| pair.split_once('='));
             pairs.rfind(|(name, _)| names.contains(name)).map(|(_, value)| value.to_ascii_lowercase())
         };
-        let host = parts.host.trim_start_matches('[').trim_end_matches(']');
-        let is_here = host.parse().map_or(host == "localhost", |ip: std::net::IpAddr| ip.is_loopback());
+        let are_here = parts.hosts.iter().all(|host| {
+            let name = host.name.trim_start_matches('[').trim_end_matches(']');
+            name.parse().map_or(name == "localhost", |ip: std::net::IpAddr| ip.is_loopback())
+        });
         let mode = parameter(&["ssl-mode", "sslmode"]).unwrap_or_default();
-        !is_here && parameter(&["socket"]).is_none() && !["verify_ca", "verify_identity"].contains(&mode.as_str())
+        !are_here && parameter(&["socket"]).is_none() && !["verify_ca", "verify_identity"].contains(&mode.as_str())
     }
 
     /// Return true if both URLs name the same database, as far as their texts show it. The account does not matter.
     pub fn same_database(&self, other: &ServerUrl) -> bool {
-        let place = |url: &ServerUrl| {
-            let parts = Parts::split(url.expose(), &["mysql"]).ok()?;
+        let places = |url: &ServerUrl| -> Vec<(String, String)> {
+            let Ok(parts) = Parts::split(url.expose(), &["mysql"]) else { return Vec::new() };
             let socket = parts.query.split('&').find_map(|pair| pair.strip_prefix("socket="));
-            let server = match socket {
-                Some(path) => path.replace("%2F", "/"),
-                None => format!("{}:{}", parts.host.to_ascii_lowercase(), parts.port.unwrap_or("3306")),
+            let servers = match socket {
+                Some(path) => vec![path.replace("%2F", "/")],
+                None => parts.hosts.iter().map(Host::place).collect(),
             };
-            Some((server, parts.path.to_owned()))
+            servers.into_iter().map(|server| (server, parts.path.to_owned())).collect()
         };
-        place(self).is_some_and(|here| place(other) == Some(here))
+        let others = places(other);
+        places(self).iter().any(|place| others.contains(place))
     }
 
     /// Return the URL with its password, and every query value that could be one, replaced by `***`.
@@ -105,6 +117,9 @@ pub enum UrlError {
     /// No host and no socket.
     #[error("the host is missing")]
     NoHost,
+    /// Several servers where only one may be named.
+    #[error("the url names several servers")]
+    SeveralHosts,
     /// The port is not a number up to 65535.
     #[error("the port is not a port number")]
     BadPort,
@@ -124,6 +139,7 @@ impl From<UrlError> for Wrong {
         let right = match &error {
             UrlError::Scheme(_) | UrlError::NoHost => "write it like scheme://user:password@host:port/database",
             UrlError::Reserved | UrlError::BadPort => "percent-encode / ? # @ : % in a password, for example # as %23",
+            UrlError::SeveralHosts => "name one server; only mysql_url and [reports] mysql_url may name several",
             UrlError::NoDatabase => "name it at the end, like mysql://user@host:3306/tickr",
             UrlError::NoSocketPath => "write it like redis+unix:///run/redis.sock",
             UrlError::BadRedisDatabase => "write it like redis://host:6379/0",
@@ -157,10 +173,56 @@ const SHOWN_PARAMETERS: [&str; 7] = ["socket", "ssl-mode", "charset", "collation
 struct Parts<'a> {
     scheme: &'a str,
     userinfo: Option<&'a str>,
-    host: &'a str,
-    port: Option<&'a str>,
+    /// At least one.
+    hosts: Vec<Host<'a>>,
     path: &'a str,
     query: &'a str,
+}
+
+struct Host<'a> {
+    name: &'a str,
+    port: Option<&'a str>,
+}
+
+impl<'a> Host<'a> {
+    fn split(address: &'a str) -> Self {
+        match address.rfind(':') {
+            Some(colon) if !address.ends_with(']') => {
+                Self { name: &address[..colon], port: Some(&address[colon + 1..]) }
+            }
+            _ => Self { name: address, port: None },
+        }
+    }
+
+    fn check(&self, has_socket: bool) -> Result<(), UrlError> {
+        if self.name.is_empty() && !has_socket {
+            return Err(UrlError::NoHost);
+        }
+        let bracketed = self.name.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
+        let valid = match bracketed {
+            Some(v6) => v6.parse::<std::net::Ipv6Addr>().is_ok(),
+            None => self.name.bytes().all(|b| b.is_ascii_alphanumeric() || b"-._%".contains(&b)),
+        };
+        if !valid {
+            return Err(UrlError::Reserved);
+        }
+        match self.port {
+            Some(port) if port.parse::<u16>().is_err() => Err(UrlError::BadPort),
+            _ => Ok(()),
+        }
+    }
+
+    /// Return the host with the port that it means.
+    fn place(&self) -> String {
+        format!("{}:{}", self.name.to_ascii_lowercase(), self.port.unwrap_or("3306"))
+    }
+}
+
+impl fmt::Display for Host<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name)?;
+        self.port.map_or(Ok(()), |port| write!(f, ":{port}"))
+    }
 }
 
 impl<'a> Parts<'a> {
@@ -185,39 +247,22 @@ impl<'a> Parts<'a> {
             Some((userinfo, address)) => (Some(userinfo), address),
             None => (None, authority),
         };
-        let (host, port) = match address.rfind(':') {
-            Some(colon) if !address.ends_with(']') => (&address[..colon], Some(&address[colon + 1..])),
-            _ => (address, None),
-        };
+        let hosts = address.split(',').map(Host::split).collect();
         if userinfo.is_some_and(|userinfo| userinfo.matches(':').count() > 1) {
             return Err(UrlError::Reserved);
         }
-        Ok(Parts { scheme, userinfo, host, port, path, query })
+        Ok(Parts { scheme, userinfo, hosts, path, query })
     }
 
-    fn check_host(&self, has_socket: bool) -> Result<(), UrlError> {
-        if self.host.is_empty() && !has_socket {
-            return Err(UrlError::NoHost);
-        }
-        let bracketed = self.host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
-        let valid = match bracketed {
-            Some(v6) => v6.parse::<std::net::Ipv6Addr>().is_ok(),
-            None => self.host.bytes().all(|b| b.is_ascii_alphanumeric() || b"-._%".contains(&b)),
-        };
-        if !valid {
-            return Err(UrlError::Reserved);
-        }
-        match self.port {
-            Some(port) if port.parse::<u16>().is_err() => Err(UrlError::BadPort),
-            _ => Ok(()),
-        }
+    fn check_hosts(&self, has_socket: bool) -> Result<(), UrlError> {
+        self.hosts.iter().try_for_each(|host| host.check(has_socket && self.hosts.len() == 1))
     }
 
     fn rebuilt(&self, scheme: &str) -> ServerUrl {
-        let port = self.port.map(|port| format!(":{port}")).unwrap_or_default();
+        let hosts = self.hosts.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
         let userinfo = self.userinfo.map(|userinfo| format!("{userinfo}@")).unwrap_or_default();
         let query = if self.query.is_empty() { String::new() } else { format!("?{}", self.query) };
-        let url = format!("{scheme}://{userinfo}{}{port}{}{query}", self.host, self.path);
+        let url = format!("{scheme}://{userinfo}{hosts}{}{query}", self.path);
 
         let masked_userinfo = match self.userinfo.map(|userinfo| userinfo.split_once(':').unwrap_or((userinfo, ""))) {
             None => String::new(),
@@ -225,7 +270,7 @@ impl<'a> Parts<'a> {
             Some((user, _)) => format!("{user}:***@"),
         };
         let masked_query = if self.query.is_empty() { String::new() } else { format!("?{}", masked_pairs(self.query)) };
-        let masked = format!("{scheme}://{masked_userinfo}{}{port}{}{masked_query}", self.host, self.path);
+        let masked = format!("{scheme}://{masked_userinfo}{hosts}{}{masked_query}", self.path);
         ServerUrl { url: SecretString::from(url), masked }
     }
 }
@@ -258,6 +303,7 @@ mod tests {
             "mysql://root@[::1]:3306/tickr",
             "mysql://root@localhost/tickr?socket=%2Frun%2Fmysqld.sock",
             "mysql:///tickr?socket=/run/mysqld.sock",
+            "mysql://u:p@db1:3306,db2,[::1]:3307/tickr?ssl-mode=REQUIRED",
         ] {
             assert_eq!(ServerUrl::mysql(url).unwrap().expose(), url);
         }
@@ -283,6 +329,8 @@ mod tests {
         let url = ServerUrl::mysql("mysql://u:canary@h/d?ssl-mode=REQUIRED&ssl-key=canary").unwrap();
         assert_eq!(url.to_string(), "mysql://u:***@h/d?ssl-mode=REQUIRED&ssl-key=***");
         assert_eq!(format!("{url:?}"), "ServerUrl(mysql://u:***@h/d?ssl-mode=REQUIRED&ssl-key=***)");
+        let url = ServerUrl::mysql("mysql://u:canary@h,i:1/d").unwrap();
+        assert_eq!(url.masked(), "mysql://u:***@h,i:1/d");
         let url = ServerUrl::redis("redis+unix:///run/r.sock?pass=canary&db=1").unwrap();
         assert_eq!(url.masked(), "redis+unix:///run/r.sock?pass=***&db=1");
     }
@@ -290,9 +338,12 @@ mod tests {
     #[test]
     fn only_verified_certificates_make_a_line_to_another_machine_safe() {
         let is_unverified = |url: &str| ServerUrl::mysql(url).unwrap().is_unverified();
-        for url in
-            ["mysql://u@db/t", "mysql://u@10.0.0.1:3306/t?ssl-mode=REQUIRED", "mysql://u@[fd00::1]/t?ssl-mode=DISABLED"]
-        {
+        for url in [
+            "mysql://u@db/t",
+            "mysql://u@localhost,db/t",
+            "mysql://u@10.0.0.1:3306/t?ssl-mode=REQUIRED",
+            "mysql://u@[fd00::1]/t?ssl-mode=DISABLED",
+        ] {
             assert!(is_unverified(url), "{url}");
         }
         for url in [
@@ -314,6 +365,7 @@ mod tests {
             ("mysql://a:x@h/d", "mariadb://b@H:3306/d?ssl-mode=REQUIRED", true),
             ("mysql://a@h/d", "mysql://a@h/e", false),
             ("mysql://a@h/d", "mysql://a@h:3307/d", false),
+            ("mysql://a@g,h/d", "mysql://a@h:3306/d", true),
             ("mysql:///d?socket=/run/m.sock", "mysql://a@localhost/d?socket=%2Frun%2Fm.sock", true),
         ] {
             assert_eq!(url(one).same_database(&url(other)), same, "{one} {other}");
@@ -324,6 +376,8 @@ mod tests {
     fn broken_urls_are_refused_without_being_quoted() {
         for (url, expected) in [
             ("canary", None),
+            ("mysql://u:canary@h,/d", Some(UrlError::NoHost)),
+            ("mysql://u:canary@h,i:canary/d", Some(UrlError::BadPort)),
             ("postgres://u:canary@h/d", None),
             ("mysql://u:can/ary@h/d", Some(UrlError::Reserved)),
             ("mysql://u:12/canary@h/d", Some(UrlError::Reserved)),

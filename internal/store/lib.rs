@@ -181,6 +181,7 @@ use sql::connection::Target;
 use sql::durability::Variables;
 use sql::group_commit::GroupCommit;
 use sql::pools::Pools;
+use sql::servers::read_servers;
 
 use tickr_job::{JobId, Name, NewJob, RunnerId, TablePrefix};
 
@@ -198,7 +199,7 @@ const PROMPT: Duration = Duration::from_secs(1);
 /// Settings of the connection to MySQL.
 #[derive(Clone)]
 pub struct StoreSettings {
-    /// `mysql://user:password@host:port/database`.
+    /// `mysql://user:password@host:port/database`, with one server or several: `host:port,host:port`.
     pub url: String,
     /// Number of connections for everything except the group commits and the heartbeat, which have connections of their
     /// own. [`PoolSizes`] divides this number among its uses.
@@ -296,9 +297,9 @@ impl Store {
     pub async fn connect(settings: &StoreSettings, patience: Duration) -> Result<Self, StoreError> {
         let attempted = "connect to mysql";
         let refused = |cause: String| StoreError::refused(attempted, cause);
-        let options = MySqlConnectOptions::from_str(&settings.url)
+        let options = read_servers(&settings.url)
             // The driver's message may contain the URL.
-            .map_err(|_| refused("the url is not mysql://user:password@host:port/database".into()))?;
+            .ok_or_else(|| refused("the url is not mysql://user:password@host:port/database".into()))?;
         let options = Target::new(options, settings.table_prefix.clone());
         let (started, mut told) = (Instant::now(), false);
         let first = loop {
@@ -395,7 +396,7 @@ impl Store {
         if name.is_empty() || !name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_') {
             return Err(refused("the url must name a database whose name has only letters, digits and underscores"));
         }
-        let conn = sql::connection::open_driver(&Target::new(options.database(""), TablePrefix::default()))
+        let conn = sql::connection::open_driver(&Target::new(vec![options.database("")], TablePrefix::default()))
             .await
             .map_err(|e| StoreError::from_driver(attempted, &e))?;
         Ok((conn, name))

@@ -238,6 +238,13 @@ pub static METRICS: &[Metric] = &[
         &["cause"],
         "Store calls that were repeated after a deadlock, a lock wait timeout or a broken connection",
     ),
+    row(
+        "tickr_store_server_changes_total",
+        Counter,
+        Runner,
+        &[],
+        "Times that the runner went on to another MySQL server of its mysql_url",
+    ),
     // Is the index complete?
     row(
         "tickr_index_state",

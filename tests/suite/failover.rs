@@ -87,11 +87,16 @@ impl Server {
             .unwrap_or_else(|e| panic!("{sql}: {e}"));
     }
 
+    /// Return the file of the binary log, and the place in it, at which this server writes.
+    async fn place(&self) -> (String, u64) {
+        let status = if self.mariadb { "SHOW MASTER STATUS" } else { "SHOW BINARY LOG STATUS" };
+        let status = self.root().await.fetch_one(status).await.unwrap();
+        (status.get(0), status.get(1))
+    }
+
     /// Follow everything that the primary commits from now on, without making it wait.
     async fn follow(&self, primary: &Self) {
-        let status = if self.mariadb { "SHOW MASTER STATUS" } else { "SHOW BINARY LOG STATUS" };
-        let status = primary.root().await.fetch_one(status).await.unwrap();
-        let (file, position): (String, u64) = (status.get(0), status.get(1));
+        let (file, position) = primary.place().await;
         let port = primary.port;
         self.sql(if self.mariadb {
             format!(
@@ -111,6 +116,10 @@ impl Server {
     /// Stop following. What the primary commits from now on never arrives.
     async fn fall_behind(&self) {
         self.sql(if self.mariadb { "STOP SLAVE" } else { "STOP REPLICA" }.to_owned()).await;
+    }
+
+    async fn start_to_follow(&self) {
+        self.sql(if self.mariadb { "START SLAVE" } else { "START REPLICA" }.to_owned()).await;
     }
 
     async fn become_the_primary(&self) {
@@ -204,6 +213,125 @@ async fn a_promoted_replica_loses_what_it_did_not_have_and_nothing_else() {
         assert_eq!(tickr.post("/v1/index/rebuild", json!({})).await.status, 202);
     };
     tickr.event("a rebuild", rebuild, |event| matches!(event, Event::Rebuilt { .. }).then_some(())).await;
+    tickr.assert_sound().await;
+    runner.stop(CancellationToken::new()).await;
+    tickr.stop().await;
+}
+
+/// Two servers, one of which follows the other, and the URL that names both.
+struct Pair {
+    first: Server,
+    second: Server,
+    url: ServerUrl,
+}
+
+impl Pair {
+    async fn start() -> Self {
+        let (first, second) = (Server::start(1).await, Server::start(2).await);
+        second.follow(&first).await;
+        second.take_writes(false).await;
+        // Not an administrator, who may write to a server that is read-only.
+        first.sql("CREATE DATABASE pair CHARACTER SET utf8mb4 COLLATE utf8mb4_bin".to_owned()).await;
+        first.sql("CREATE USER 'runner'@'%' IDENTIFIED BY 'of-it'".to_owned()).await;
+        first.sql("GRANT ALL PRIVILEGES ON pair.* TO 'runner'@'%'".to_owned()).await;
+        let url = format!("mysql://runner:of-it@127.0.0.1:{},127.0.0.1:{}/pair", first.port, second.port);
+        Self { first, second, url: ServerUrl::mysql(&url).unwrap() }
+    }
+}
+
+impl Server {
+    async fn take_writes(&self, takes: bool) {
+        let variable = if self.mariadb { "read_only" } else { "super_read_only" };
+        self.sql(format!("SET GLOBAL {variable} = {}", u8::from(!takes))).await;
+        if takes {
+            self.sql("SET GLOBAL read_only = 0".to_owned()).await;
+        }
+    }
+
+    /// Wait until this server has everything that the primary has committed by now.
+    async fn catch_up(&self, primary: &Self) {
+        let (file, position) = primary.place().await;
+        let wait = if self.mariadb { "MASTER_POS_WAIT" } else { "SOURCE_POS_WAIT" };
+        let sql = format!("SELECT {wait}('{file}', {position}, 20)");
+        let waited: Option<i64> =
+            sqlx::query_scalar(AssertSqlSafe(sql)).fetch_one(&mut self.root().await).await.unwrap();
+        assert!(waited.is_some_and(|events| events >= 0), "the replica did not catch up: {waited:?}");
+    }
+
+    /// Return a number from the tables of the runners, or 0 before they are there.
+    async fn count(&self, sql: &str) -> i64 {
+        sqlx::query_scalar(AssertSqlSafe(sql.to_owned())).fetch_one(&mut self.root().await).await.unwrap_or(0)
+    }
+
+    async fn until_count(&self, sql: &str, wanted: i64) {
+        eventually(sql, || async { (self.count(sql).await == wanted).then_some(()) }).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn runners_with_two_servers_in_their_url_use_the_one_that_takes_writes() {
+    let Pair { first, second, url } = Pair::start().await;
+    let own = Services::start(&Options::ephemeral_under(Path::new(env!("CARGO_TARGET_TMPDIR")))).unwrap();
+    let tickr = TestApp::start_on_own(own, |config| {
+        config.mysql_url = Some(url);
+        config.table_prefix = tickr::job::TablePrefix::default();
+        config.queues = vec!["elsewhere".into()];
+    })
+    .await;
+    let runs = Runs::default();
+    let runner = tickr.another_with(|config| config.queues = vec!["default".into()], counted(&runs)).await;
+    let mut names = Vec::new();
+    let mut accept = async |name: String| {
+        let job = job(&name, 0, 0);
+        let sent = tokio::time::Instant::now();
+        let id = eventually("a job is accepted", || async {
+            // A request that was not answered may have been accepted, so it is repeated with its key.
+            let request = http().post(format!("http://{}/v1/jobs", runner.addr())).header("idempotency-key", &name);
+            let answer = answer(request.json(&job)).await;
+            (answer.status == 201).then(|| answer.body["id"].as_str().unwrap().parse::<JobId>().unwrap())
+        })
+        .await;
+        tickr.until(id, State::Completed).await;
+        names.push(name);
+        sent.elapsed()
+    };
+    for n in 0..10 {
+        accept(format!("first-{n}")).await;
+    }
+    let ended = "SELECT COUNT(*) FROM pair.attempts";
+    second.until_count(ended, 10).await;
+
+    // The first server becomes a replica of the second one. It still answers reads.
+    first.take_writes(false).await;
+    second.catch_up(&first).await;
+    second.fall_behind().await;
+    second.become_the_primary().await;
+    first.follow(&second).await;
+    // A process that reads from this server from now on does not find the jobs, and the test asks both processes.
+    first.fall_behind().await;
+    second.take_writes(true).await;
+    let took = accept("second-0".to_owned()).await;
+    println!("a job was accepted and done {took:?} after its server had become a replica");
+    assert!(took < Duration::from_secs(15), "{took:?}");
+    for n in 1..10 {
+        accept(format!("second-{n}")).await;
+    }
+    first.start_to_follow().await;
+    second.until_count("SELECT COUNT(*) FROM pair.owed", 0).await;
+    first.catch_up(&second).await;
+
+    // The second server dies, and the first one is promoted again.
+    second.services.mysql().kill9().unwrap();
+    first.fall_behind().await;
+    first.become_the_primary().await;
+    first.take_writes(true).await;
+    let took = accept("third-0".to_owned()).await;
+    println!("a job was accepted and done {took:?} after its server had died");
+    assert!(took < Duration::from_secs(15), "{took:?}");
+    let wanted: BTreeMap<String, usize> = names.iter().map(|name| (name.clone(), 1)).collect();
+    assert_eq!(*runs.lock().unwrap(), wanted, "each job ran once");
+    let metrics = http().get(format!("http://{}/metrics", runner.addr())).send().await.unwrap().text().await.unwrap();
+    assert!(metrics.contains("\ntickr_store_server_changes_total "), "{metrics}");
     tickr.assert_sound().await;
     runner.stop(CancellationToken::new()).await;
     tickr.stop().await;

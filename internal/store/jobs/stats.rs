@@ -69,7 +69,8 @@ impl Store {
     #[must_use]
     pub fn pool_use(&self) -> [PoolUse; 6] {
         self.shared.pools.each().map(|(name, pool)| {
-            let (size, idle) = (pool.connections().size() as usize, pool.connections().num_idle());
+            let connections = pool.connections();
+            let (size, idle) = (connections.size() as usize, connections.num_idle());
             PoolUse { pool: name, idle, busy: size.saturating_sub(idle) }
         })
     }

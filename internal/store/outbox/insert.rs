@@ -64,7 +64,7 @@ impl Store {
     /// Return where the outbox of tickr is.
     #[must_use]
     pub fn outbox_place(&self) -> OutboxPlace {
-        let options = self.shared.pools.reads.connections().connect_options();
-        OutboxPlace { database: options.get_database().map(str::to_owned), prefix: self.shared.options.prefix.clone() }
+        let target = &self.shared.options;
+        OutboxPlace { database: target.database(), prefix: target.prefix.clone() }
     }
 }

@@ -117,7 +117,7 @@ impl OutboxSource {
         let options = MySqlConnectOptions::from_str(url).map_err(|_| SourceError::url())?;
         // Whatever the URL or the server says: times are read as UTC, and texts as UTF-8.
         let options = options.timezone(Some("+00:00".to_owned())).charset("utf8mb4").disable_statement_logging();
-        Ok(Self { target: Target::new(options, TablePrefix::default()), conn: None, heard: Instant::now() })
+        Ok(Self { target: Target::new(vec![options], TablePrefix::default()), conn: None, heard: Instant::now() })
     }
 
     /// Check that the outbox is there, has the right form, and may be read and emptied with this account.

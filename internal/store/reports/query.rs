@@ -5,7 +5,6 @@
 //! enforced by the server, and the same limit enforced here in case the server does not answer. Reports never share a
 //! pool with jobs or the API, so a slow report takes no connection from them.
 
-use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,8 +12,8 @@ use chrono::{DateTime, NaiveDate, NaiveDateTime, Utc};
 use futures_util::TryStreamExt;
 use sqlx::mysql::types::{MySqlTime, MySqlTimeSign};
 use sqlx::mysql::{
-    MySql, MySqlColumn, MySqlConnectOptions, MySqlConnection, MySqlDatabaseError, MySqlPool, MySqlPoolOptions,
-    MySqlRow, MySqlTypeInfo, MySqlValueRef,
+    MySql, MySqlColumn, MySqlConnection, MySqlDatabaseError, MySqlPool, MySqlPoolOptions, MySqlRow, MySqlTypeInfo,
+    MySqlValueRef,
 };
 use sqlx::pool::PoolConnection;
 use sqlx::{
@@ -24,6 +23,7 @@ use sqlx::{
 use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
 
+use crate::sql::servers::read_servers;
 use tickr_table::{Cell, Column, ColumnKind, Part, Row, RowSender, RowSource, RowStream, Select, SourceError};
 
 /// Most rows in one batch for the reader.
@@ -39,7 +39,8 @@ const GRACE: Duration = Duration::from_secs(2);
 /// A [`RowSource`] that reads from MySQL or MariaDB.
 #[derive(Debug)]
 pub struct ReportQueries {
-    pool: MySqlPool,
+    /// For each server of the URL.
+    pools: Arc<[MySqlPool]>,
     tasks: TaskTracker,
 }
 
@@ -55,10 +56,8 @@ impl ReportQueries {
     /// # Errors
     /// [`InvalidUrl`] when `url` cannot be parsed.
     pub fn connect_lazy(url: &str, connections: u32) -> Result<Self, InvalidUrl> {
-        let options = MySqlConnectOptions::from_str(url)
-            .map_err(|_| InvalidUrl)?
-            // The driver would log slow statements with their text.
-            .disable_statement_logging();
+        // The driver would log slow statements with their text.
+        let servers = read_servers(url).ok_or(InvalidUrl)?.into_iter().map(ConnectOptions::disable_statement_logging);
         let pool = MySqlPoolOptions::new()
             .max_connections(connections.max(1))
             .acquire_timeout(ACQUIRE_TIMEOUT)
@@ -71,9 +70,9 @@ impl ReportQueries {
                     connection.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED").await?;
                     Ok(())
                 })
-            })
-            .connect_lazy_with(options);
-        Ok(Self { pool, tasks: TaskTracker::new() })
+            });
+        let pools = servers.map(|server| pool.clone().connect_lazy_with(server)).collect();
+        Ok(Self { pools, tasks: TaskTracker::new() })
     }
 
     /// Wait until all reads have ended, then close the connections. Call this after the handlers have ended: their
@@ -81,18 +80,18 @@ impl ReportQueries {
     pub async fn close(&self) {
         self.tasks.close();
         self.tasks.wait().await;
-        self.pool.close().await;
+        futures_util::future::join_all(self.pools.iter().map(MySqlPool::close)).await;
     }
 }
 
 impl RowSource for ReportQueries {
     fn open(&self, select: Select) -> RowStream {
         let (sender, stream) = tickr_table::channel();
-        let pool = self.pool.clone();
+        let pools = Arc::clone(&self.pools);
         // Run in a task of its own. If a driver future were dropped half-way, its connection could keep an open
         // transaction. Here the connection is either clean or closed, whatever the reader does.
         self.tasks.spawn(async move {
-            let last = match answer(&pool, &select, &sender).await {
+            let last = match answer(&pools, &select, &sender).await {
                 Ok(()) => Ok(Part::End),
                 Err(error) => Err(error),
             };
@@ -104,10 +103,10 @@ impl RowSource for ReportQueries {
 }
 
 /// Send all columns and rows of `select`. Afterwards the connection is either clean or closed.
-async fn answer(pool: &MySqlPool, select: &Select, sender: &RowSender) -> Result<(), SourceError> {
+async fn answer(pools: &[MySqlPool], select: &Select, sender: &RowSender) -> Result<(), SourceError> {
     let silent = || SourceError::Unavailable("the server does not answer".into());
-    let patience = Instant::now() + ACQUIRE_TIMEOUT + GRACE;
-    let mut connection = unless_stopped(sender, patience, silent, acquire(pool)).await?;
+    let patience = Instant::now() + ACQUIRE_TIMEOUT * u32::try_from(pools.len()).unwrap_or(1) + GRACE;
+    let (pool, mut connection) = unless_stopped(sender, patience, silent, acquire_first(pools)).await?;
 
     let thread = match unless_stopped(sender, patience, silent, begin(&mut connection, select)).await {
         Ok(thread) => thread,
@@ -150,6 +149,19 @@ async fn unless_stopped<T>(
             answer.unwrap_or_else(|_| Err(too_late()))
         }
     }
+}
+
+/// Take a connection to the first of these servers that gives one.
+async fn acquire_first(pools: &[MySqlPool]) -> Result<(&MySqlPool, PoolConnection<MySql>), SourceError> {
+    let mut refused = SourceError::Unavailable("no server is named".into());
+    for pool in pools {
+        match acquire(pool).await {
+            Ok(connection) => return Ok((pool, connection)),
+            Err(error @ SourceError::Unavailable(_)) => refused = error,
+            Err(error) => return Err(error),
+        }
+    }
+    Err(refused)
 }
 
 async fn acquire(pool: &MySqlPool) -> Result<PoolConnection<MySql>, SourceError> {

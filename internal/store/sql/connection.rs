@@ -13,8 +13,8 @@
 
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use rand::Rng;
@@ -25,6 +25,7 @@ use sqlx::{ConnectOptions, Connection, MySql, MySqlConnection, Row};
 use crate::sql::error::{
     Fault, StoreError, certainly_rolled_back, fault, is_out_of_statements, number, tell_outage, waited_for_lock,
 };
+use crate::sql::servers::{Servers, check_writable};
 use crate::sql::session::Session;
 use tickr_job::TablePrefix;
 
@@ -148,24 +149,32 @@ impl Server {
     }
 }
 
-/// The address and options of the server, its known limits, and the prefix of the tables there.
+/// The addresses and options of the servers, the known limits of the one in use, and the prefix of the tables there.
 #[derive(Clone)]
 pub(crate) struct Target {
-    options: MySqlConnectOptions,
+    servers: Arc<Servers>,
     pub(crate) server: Arc<Server>,
     pub(crate) prefix: TablePrefix,
 }
 
 impl Target {
-    /// Build a target. The server's limits are unknown until the first connection.
-    pub(crate) fn new(options: MySqlConnectOptions, prefix: TablePrefix) -> Self {
+    /// Build a target of at least one server. Its limits are unknown until the first connection.
+    pub(crate) fn new(each: Vec<MySqlConnectOptions>, prefix: TablePrefix) -> Self {
         // [`SESSION`] sets the SQL mode, so the driver must not.
-        let options = options.pipes_as_concat(false).no_engine_substitution(false);
-        Self { options, server: Arc::new(Server::unknown()), prefix }
+        let usual = |options: MySqlConnectOptions| options.pipes_as_concat(false).no_engine_substitution(false);
+        let servers = Arc::new(Servers::new(each.into_iter().map(usual).collect()));
+        Self { servers, server: Arc::new(Server::unknown()), prefix }
     }
 
-    fn options(&self) -> MySqlConnectOptions {
-        self.options.clone().statement_cache_capacity(self.server.texts.load(Ordering::Relaxed))
+    /// Return the number and the options of the server in use.
+    fn options(&self) -> (usize, MySqlConnectOptions) {
+        let (server, options) = self.servers.options();
+        (server, options.clone().statement_cache_capacity(self.server.texts.load(Ordering::Relaxed)))
+    }
+
+    /// Return the name of the database. It is the same on each server.
+    pub(crate) fn database(&self) -> Option<String> {
+        self.servers.options().1.get_database().map(str::to_owned)
     }
 }
 
@@ -176,12 +185,38 @@ pub(crate) async fn open(target: &Target) -> Result<Session<'static>, sqlx::Erro
 
 /// Open one connection outside the pools, for statements that must reach the server unchanged.
 pub(crate) async fn open_driver(target: &Target) -> Result<MySqlConnection, sqlx::Error> {
-    within(FIRST_WORDS, async {
-        let mut conn = target.options().connect().await?;
-        prepare_session(&mut conn, &target.server).await?;
-        Ok(conn)
-    })
-    .await
+    open_somewhere(target).await.map(|(_, conn)| conn)
+}
+
+/// Open one connection to the server in use. When that one cannot be used, go on to the next one, and try each once.
+/// Return also the number of the server.
+async fn open_somewhere(target: &Target) -> Result<(usize, MySqlConnection), sqlx::Error> {
+    let servers = &target.servers;
+    let mut left = servers.len();
+    loop {
+        let (server, options) = target.options();
+        let opened = within(FIRST_WORDS, async {
+            let mut conn = options.connect().await?;
+            prepare_session(&mut conn, &target.server).await?;
+            if servers.are_many() {
+                check_writable(&mut conn).await?;
+            }
+            Ok(conn)
+        });
+        match opened.await {
+            Ok(conn) => {
+                servers.answered(server);
+                return Ok((server, conn));
+            }
+            Err(error) => {
+                servers.leave(server, &error);
+                left -= 1;
+                if left == 0 {
+                    return Err(error);
+                }
+            }
+        }
+    }
 }
 
 /// Run `work` with a time limit. If the server is silent for longer, its connection counts as lost: the caller must
@@ -245,14 +280,20 @@ impl Drop for PoolGuard {
 /// Pooled connections for one group of callers. Group commits do not use them.
 #[derive(Clone)]
 pub(crate) struct Pool {
-    connections: MySqlPool,
+    opened: Arc<RwLock<OpenedPool>>,
     target: Target,
 }
 
-impl Pool {
-    /// Build a pool. No connection is opened before it is needed.
-    pub(crate) fn new(target: &Target, size: u32) -> Self {
-        let server = Arc::clone(&target.server);
+/// The driver's pool of the connections to one server.
+struct OpenedPool {
+    server: usize,
+    connections: MySqlPool,
+}
+
+impl OpenedPool {
+    fn new(target: &Target, size: u32) -> Self {
+        let limits = Arc::clone(&target.server);
+        let (server, options) = target.options();
         let connections = MySqlPoolOptions::new()
             .max_connections(size)
             .acquire_timeout(Duration::from_secs(3))
@@ -261,22 +302,79 @@ impl Pool {
             // used. Its extra round trip does not matter here, because the hot path has connections of its own.
             .test_before_acquire(true)
             .after_connect(move |conn, _| {
-                let server = Arc::clone(&server);
-                Box::pin(async move { prepare_session(conn, &server).await })
+                let limits = Arc::clone(&limits);
+                Box::pin(async move { prepare_session(conn, &limits).await })
             })
-            .connect_lazy_with(target.options());
-        Self { connections, target: target.clone() }
+            .connect_lazy_with(options);
+        Self { server, connections }
+    }
+}
+
+impl Pool {
+    /// Build a pool. No connection is opened before it is needed.
+    pub(crate) fn new(target: &Target, size: u32) -> Self {
+        Self { opened: Arc::new(RwLock::new(OpenedPool::new(target, size))), target: target.clone() }
     }
 
     /// Return the driver's own pool.
-    pub(crate) fn connections(&self) -> &MySqlPool {
-        &self.connections
+    pub(crate) fn connections(&self) -> MySqlPool {
+        self.opened().1
+    }
+
+    /// Return the number of the server in use, and the driver's pool of the connections to it.
+    fn opened(&self) -> (usize, MySqlPool) {
+        let opened = self.opened.read().unwrap_or_else(PoisonError::into_inner);
+        let (server, connections) = (opened.server, opened.connections.clone());
+        drop(opened);
+        if server == self.target.servers.in_use() || connections.is_closed() {
+            return (server, connections);
+        }
+        let mut opened = self.opened.write().unwrap_or_else(PoisonError::into_inner);
+        if opened.server != self.target.servers.in_use() {
+            let size = opened.connections.options().get_max_connections();
+            let left = std::mem::replace(&mut *opened, OpenedPool::new(&self.target, size));
+            // The connections in use end with the work on them.
+            tokio::spawn(async move { left.connections.close().await });
+        }
+        (opened.server, opened.connections.clone())
+    }
+
+    /// Take a connection to the server in use. When that one cannot be used, go on to the next one, and try each once.
+    async fn acquire(&self) -> Result<PoolConnection<MySql>, sqlx::Error> {
+        let servers = &self.target.servers;
+        let mut left = servers.len();
+        loop {
+            let (server, connections) = self.opened();
+            let error = match connections.acquire().await {
+                Ok(conn) if !servers.are_many() => return Ok(conn),
+                // Each time, because a server that has become a replica still answers reads, with what may be old.
+                Ok(mut conn) => match within(SIGN_OF_LIFE, check_writable(&mut conn)).await {
+                    Ok(()) => return Ok(conn),
+                    Err(error) => {
+                        conn.close_on_drop();
+                        error
+                    }
+                },
+                Err(error) => {
+                    let all_are_busy = connections.size() >= connections.options().get_max_connections();
+                    if !servers.are_many() || all_are_busy {
+                        return Err(error);
+                    }
+                    error
+                }
+            };
+            servers.leave(server, &error);
+            left -= 1;
+            if left == 0 {
+                return Err(error);
+            }
+        }
     }
 
     /// Make new connections keep fewer prepared statements, because the server has no room for another one.
     fn keep_fewer(&self) {
         self.target.server.keep_fewer();
-        self.connections.set_connect_options(self.target.options());
+        self.connections().set_connect_options(self.target.options().1);
     }
 }
 
@@ -310,7 +408,7 @@ where
     let task = tokio::spawn(async move {
         let mut pace = Repetition::new(attempted);
         loop {
-            let outcome = match pool.connections.acquire().await {
+            let outcome = match pool.acquire().await {
                 Err(e) => Err(e),
                 Ok(conn) => {
                     let mut guard = PoolGuard::new(conn);
@@ -364,6 +462,8 @@ fn ends_connection(error: &sqlx::Error) -> bool {
 pub(crate) struct DedicatedConnection {
     target: Target,
     conn: Option<Session<'static>>,
+    /// The server of the open connection.
+    server: usize,
     /// Time of the last answer on the connection.
     heard: Instant,
     /// `hurried`: wait for locks for one second only. `told_hurried`: the setting of the open session.
@@ -373,7 +473,7 @@ pub(crate) struct DedicatedConnection {
 
 impl DedicatedConnection {
     pub(crate) fn new(target: Target) -> Self {
-        Self { target, conn: None, heard: Instant::now(), hurried: false, told_hurried: false }
+        Self { target, conn: None, server: 0, heard: Instant::now(), hurried: false, told_hurried: false }
     }
 
     /// Set the lock wait for the next runs: one second if `hurried`, otherwise as long as on other connections.
@@ -449,15 +549,16 @@ impl DedicatedConnection {
     where
         F: for<'c> Fn(&'c mut Session<'_>, PriorRun) -> DbFuture<'c, T>,
     {
-        if self.heard.elapsed() > RESTED && !self.is_alive().await {
+        let is_elsewhere = self.server != self.target.servers.in_use();
+        if is_elsewhere || (self.heard.elapsed() > RESTED && !self.is_alive().await) {
             self.conn = None;
         }
         let conn = match &mut self.conn {
             Some(conn) => conn,
             empty => {
-                let conn = open(&self.target).await?;
-                self.told_hurried = false;
-                empty.insert(conn)
+                let (server, conn) = open_somewhere(&self.target).await?;
+                (self.server, self.told_hurried) = (server, false);
+                empty.insert(Session::new(conn, self.target.prefix.clone()))
             }
         };
         if self.told_hurried != self.hurried {

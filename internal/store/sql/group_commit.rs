@@ -420,7 +420,7 @@ mod tests {
         // not ready.
         let group = GroupCommit::start(
             Sizes,
-            &Target::new(MySqlConnectOptions::new(), TablePrefix::default()),
+            &Target::new(vec![MySqlConnectOptions::new()], TablePrefix::default()),
             1,
             100,
             &TaskTracker::new(),

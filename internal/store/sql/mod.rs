@@ -11,6 +11,7 @@
 //! - `locked_rows.rs`: writes that wait for a row that another session locks.
 //! - `pools.rs`: divides the connections among their uses.
 //! - `script.rs`: runs several statements in few round trips.
+//! - `servers.rs`: the servers that one URL names, and the one in use.
 //! - `session.rs`: a connection that knows the prefix of the tables.
 //! - `table_names.rs`: the names of the tables, and the prefix before them.
 
@@ -25,5 +26,6 @@ pub(super) mod group_commit;
 pub(super) mod locked_rows;
 pub(super) mod pools;
 pub(super) mod script;
+pub(super) mod servers;
 pub(super) mod session;
 pub(super) mod table_names;
