@@ -155,6 +155,12 @@ mutants() {
     mutant 'end of keys that cannot be read' internal/broker/operator_settings.rs \
         'API_KEYS_HOLD: Duration = Duration::from_secs(10)' 'API_KEYS_HOLD: Duration = Duration::from_secs(1_000)' \
         starvation::keys_hold_for_ten_seconds_when_it_cannot_be_read_whether_they_were_revoked
+    mutant 'age of the API keys in open requests' internal/api/http/revocation.rs \
+        'self.api.operator_settings.age() <= API_KEYS_HOLD && self.is_valid(id)' 'self.is_valid(id)' \
+        starvation::keys_hold_for_ten_seconds_when_it_cannot_be_read_whether_they_were_revoked
+    mutant 'look of open requests at the age of the API keys' internal/api/http/revocation.rs \
+        'timeout(LOOK_EVERY, self' 'timeout(LOOK_EVERY * 1_000, self' \
+        starvation::keys_hold_for_ten_seconds_when_it_cannot_be_read_whether_they_were_revoked
     mutant 'token check in reap' internal/store/attempts/lease.rs \
         'owed.token == lapsed.token && owed.lease_until' 'owed.lease_until' \
         store::the_reaper_takes_only_what_has_expired_under_the_token_it_saw

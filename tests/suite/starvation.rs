@@ -259,8 +259,23 @@ async fn keys_hold_for_ten_seconds_when_it_cannot_be_read_whether_they_were_revo
     let base = tickr.url("");
     let made = call(&base, Method::PUT, "/v1/api-keys/board", TOKEN, Some(json!({"scope": "read"}))).await;
     let key = made.body["token"].as_str().unwrap().to_owned();
+    let mut stream = http().get(format!("{base}/v1/events")).bearer_auth(&key).send().await.unwrap();
+    assert_eq!(stream.status(), 200);
+    let job = json!({"kind": "sleep", "payload": {"ms": 100}});
+    let job = call(&base, Method::POST, "/v1/jobs", TOKEN, Some(job)).await.body["id"].as_str().unwrap().to_owned();
+    let wait = json!({"kind": "noop", "delay_ms": 3_600_000});
+    let wait = call(&base, Method::POST, "/v1/jobs", TOKEN, Some(wait)).await.body["id"].as_str().unwrap().to_owned();
+    assert!(stream.chunk().await.unwrap().is_some(), "the stream tells of {job}");
+    let mut wait = JoinSet::from_iter([{
+        let asked = http().get(format!("{base}/v1/jobs/{wait}/result?wait=60s")).bearer_auth(&key);
+        async move { answer(asked).await }
+    }]);
     tickr.sql("RENAME TABLE api_keys TO api_keys_away").await;
     let away = Instant::now();
+    let mut follow = JoinSet::from_iter([async move {
+        while stream.chunk().await.unwrap().is_some() {}
+        Instant::now()
+    }]);
     assert_eq!(call(&base, Method::GET, "/v1/whoami", &key, None).await.status, 200);
     let refused = eventually("the key does not hold any more", || async {
         let answer = call(&base, Method::GET, "/v1/whoami", &key, None).await;
@@ -269,6 +284,14 @@ async fn keys_hold_for_ten_seconds_when_it_cannot_be_read_whether_they_were_revo
     .await;
     assert_eq!((refused.status, refused.code()), (503, "store_unavailable"), "{:#}", refused.body);
     assert!(away.elapsed() > Duration::from_secs(8), "{:?}", away.elapsed());
+    // Neither does it hold for requests that began before.
+    let soon = Duration::from_secs(5);
+    let ended = tokio::time::timeout(soon, follow.join_next()).await.expect("the stream ends").unwrap().unwrap();
+    let held = ended.saturating_duration_since(away);
+    println!("the stream ended {held:?} after the API keys could not be read any more");
+    assert!(held > Duration::from_secs(8), "{held:?}");
+    let refused = tokio::time::timeout(soon, wait.join_next()).await.expect("the wait ends").unwrap().unwrap();
+    assert_eq!((refused.status, refused.code()), (503, "store_unavailable"), "{:#}", refused.body);
     // Tokens of the configuration do not depend on MySQL.
     assert_eq!(call(&base, Method::GET, "/v1/whoami", TOKEN, None).await.status, 200);
     tickr.sql("RENAME TABLE api_keys_away TO api_keys").await;

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::convert::Infallible;
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::extract::{FromRequestParts, Request, State};
 use axum::http::request::Parts;
@@ -264,8 +265,7 @@ pub(crate) async fn check(State(api): State<Api>, mut request: Request, next: Ne
     };
     let age = api.operator_settings.age();
     if holder.key.is_some() && age > API_KEYS_HOLD {
-        let detail = format!("tickr could not read for {} s whether this API key was revoked", age.as_secs());
-        return Problem::new(Code::StoreUnavailable, detail).into_response();
+        return unreadable_api_keys(age).into_response();
     }
     let need = Need::for_route(request.method(), request.uri().path());
     if !need.is_met_by(holder.scope) {
@@ -284,6 +284,12 @@ pub(crate) async fn check(State(api): State<Api>, mut request: Request, next: Ne
     request.extensions_mut().insert(holder.auth_method());
     request.extensions_mut().insert(holder);
     next.run(request).await
+}
+
+/// Make the problem for an API key when the API keys were last read so long ago.
+pub(crate) fn unreadable_api_keys(age: Duration) -> Problem {
+    let detail = format!("tickr could not read for {} s whether this API key was revoked", age.as_secs());
+    Problem::new(Code::StoreUnavailable, detail)
 }
 
 /// The caller and its rights.

@@ -4,15 +4,20 @@
 
 use std::convert::Infallible;
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::extract::FromRequestParts;
 use axum::http::request::Parts;
 use tokio::sync::watch;
+use uuid::Uuid;
 
 use crate::Api;
-use crate::http::auth::{AuthMethod, is_open};
+use crate::http::auth::{AuthMethod, is_open, unreadable_api_keys};
 use crate::http::problem::{Code, Problem};
-use tickr_broker::OperatorSettings;
+use tickr_broker::{API_KEYS_HOLD, OperatorSettings};
+
+/// Time between two looks at the age of the API keys while none is read.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// The right of a request to continue.
 #[derive(Clone)]
@@ -34,12 +39,16 @@ impl FromRequestParts<Api> for RequestRight {
 impl RequestRight {
     /// Return whether the request may continue.
     pub(crate) fn is_good(&self) -> bool {
-        let settings = self.settings.borrow();
         match self.auth_method {
             AuthMethod::Token => true,
-            AuthMethod::Open => is_open(&self.api, &settings),
-            AuthMethod::Key(id) => settings.api_keys.iter().any(|key| key.id == id && key.revoked.is_none()),
+            AuthMethod::Open => is_open(&self.api, &self.settings.borrow()),
+            AuthMethod::Key(id) => self.api.operator_settings.age() <= API_KEYS_HOLD && self.is_valid(id),
         }
+    }
+
+    /// Return whether this API key was valid when the API keys were last read.
+    fn is_valid(&self, id: Uuid) -> bool {
+        self.settings.borrow().api_keys.iter().any(|key| key.id == id && key.revoked.is_none())
     }
 
     /// Wait until the request may no longer continue. Dropping this future loses nothing.
@@ -50,7 +59,8 @@ impl RequestRight {
             if !self.is_good() {
                 return;
             }
-            if self.settings.changed().await.is_err() {
+            // While MySQL cannot be read nothing changes, and only the age of the API keys grows.
+            if let Ok(Err(_)) = tokio::time::timeout(LOOK_EVERY, self.settings.changed()).await {
                 // The settings are no longer read because the process is stopping, and it ends its requests itself.
                 std::future::pending::<()>().await;
             }
@@ -62,6 +72,9 @@ impl RequestRight {
         let detail = match self.auth_method {
             AuthMethod::Open => {
                 "the API has required an API key since this request began; create one with tickr api-keys create"
+            }
+            AuthMethod::Key(id) if self.is_valid(id) => {
+                return unreadable_api_keys(self.api.operator_settings.age().max(API_KEYS_HOLD));
             }
             AuthMethod::Token | AuthMethod::Key(_) => "the API key of this request was revoked",
         };
