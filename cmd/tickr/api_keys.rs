@@ -28,7 +28,8 @@ pub(crate) fn command() -> Command {
         .value_parser(PossibleValuesParser::new(Scope::ALL.map(Scope::as_str)))
         .help("Scope: read (read everything), enqueue (enqueue jobs and read them back) or admin (everything)");
     let in_store = |help: &'static str| Arg::new("in-store").long("in-store").action(ArgAction::SetTrue).help(help);
-    let make = "Write to MySQL instead of calling the API: for the first API key, or when no admin key is at hand";
+    let make = "Write to MySQL instead of calling the API: for the first API key, which must have the scope admin, or \
+                when no admin key is at hand";
     let end = "Write to MySQL instead of calling the API: when the API does not answer, or the last admin key is lost";
     const STORE: &[&str] = &["mysql_url", "table_prefix", "log", "log_format"];
     let kinds = Arg::new("kinds")
@@ -130,12 +131,28 @@ fn create(matches: &ArgMatches) -> Result<Value, crate::Failure> {
         }
         let store = connect_store(&config).await?;
         store.migrate().await?;
+        let is_first = config.api_tokens.is_empty() && store.api_keys().await?.is_empty();
+        if is_first && scope != Scope::Admin {
+            store.close().await;
+            bail!(
+                "the first API key must have the scope admin: after it every request needs an API key, and only an \
+                 admin key can make more"
+            );
+        }
         let digest = Sha256::digest(token.as_bytes()).into();
         let new = NewApiKey { kinds, producer, ..NewApiKey::new(name.clone(), scope) };
         let made = store.make_limited_api_key(new, digest, &Actor::command()).await;
         store.close().await;
         match made? {
-            MadeApiKey::Made(key) => Ok(key),
+            MadeApiKey::Made(key) => {
+                if is_first {
+                    eprintln!(
+                        "this is the first API key: from now on every request needs one, also those of producers, the \
+                         dashboard, /metrics, /docs and /openapi.json"
+                    );
+                }
+                Ok(key)
+            }
             MadeApiKey::NameTaken => {
                 bail!("an API key has or had the name {name}; choose another, a name is never used twice")
             }

@@ -763,6 +763,36 @@ async fn a_first_key_asks_before_it_locks_the_others_out() {
     app.stop().await;
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_first_key_made_in_the_store_is_an_admin_key_and_says_that_it_closes_the_api() {
+    let app = TestApp::start().await;
+    let create = async |name: &str, scope: &str, tokens: Option<&str>| {
+        let mut command = run(app.dir.path(), &["api-keys", "create", name, "--scope", scope, "--in-store"]);
+        command.env("TICKR_MYSQL_URL", app.config.mysql_url().unwrap().expose());
+        command.envs(tokens.map(|tokens| ("TICKR_API_TOKENS", tokens)));
+        outcome(command).await
+    };
+    for scope in ["enqueue", "read"] {
+        let (code, out, err) = create("shop", scope, None).await;
+        assert!(code == 1 && out.is_empty() && err.contains("admin"), "{code} {out} {err}");
+    }
+    assert_eq!(app.count("SELECT COUNT(*) FROM api_keys").await, 0);
+    assert_eq!(app.count("SELECT COUNT(*) FROM audit").await, 0);
+    assert_eq!(app.get("/v1/stats").await.status, 200, "the API is still open");
+    // Tokens of the configuration close the API before the first key, and each of them is an admin key.
+    let (code, _, err) = create("shop", "enqueue", Some("a-token-of-this-configuration-01")).await;
+    assert!(code == 0 && !err.contains("every request"), "{code} {err}");
+    app.sql("DELETE FROM api_keys").await;
+    let (code, out, err) = create("ops", "admin", None).await;
+    assert!(code == 0 && out.starts_with("tickr_"), "{code} {out} {err}");
+    assert!(err.contains("from now on every request needs one"), "{err}");
+    // A revoked key counts: it has closed the API.
+    app.sql("UPDATE api_keys SET revoked_at = UTC_TIMESTAMP(6), revoked_by = 'command'").await;
+    let (code, _, err) = create("shop-2", "enqueue", None).await;
+    assert!(code == 0 && !err.contains("every request"), "{code} {err}");
+    app.stop().await;
+}
+
 /// Run a command that may write to standard error as well, and return its standard output.
 async fn ok_out(command: Command) -> String {
     let (code, out, err) = outcome(command).await;
