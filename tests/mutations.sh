@@ -155,6 +155,12 @@ mutants() {
     mutant 'end of keys that cannot be read' internal/broker/operator_settings.rs \
         'API_KEYS_HOLD: Duration = Duration::from_secs(10)' 'API_KEYS_HOLD: Duration = Duration::from_secs(1_000)' \
         starvation::keys_hold_for_ten_seconds_when_it_cannot_be_read_whether_they_were_revoked
+    mutant 'end of a download of a file with its key' internal/api/reports.rs \
+        'bytes.take_until(async move { pass.wait_until_revoked().await })' 'bytes' \
+        shared_reports::downloads_end_with_their_key_on_the_runner_with_the_file_and_on_others
+    mutant 'end of a download from MySQL with its key' internal/api/reports.rs \
+        '                pass.wait_until_revoked().await;' '                std::future::pending::<()>().await;' \
+        shared_reports::downloads_end_with_their_key_on_the_runner_with_the_file_and_on_others
     mutant 'age of the API keys in open requests' internal/api/http/revocation.rs \
         'self.api.operator_settings.age() <= API_KEYS_HOLD && self.is_valid(id)' 'self.is_valid(id)' \
         starvation::keys_hold_for_ten_seconds_when_it_cannot_be_read_whether_they_were_revoked

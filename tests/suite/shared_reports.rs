@@ -1,12 +1,12 @@
 //! Finished reports: every runner serves and mails them, and they are removed after their retention.
 
 use std::fs::{self, File};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use reqwest::Method;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -16,10 +16,10 @@ use tickr::config::{Config, ReportQuery, ServerUrl, Statement};
 use tickr::handlers::{Context, Kind, Output, Registry};
 use tickr::job::{AttemptToken, JobId, ReportRecord, State};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::TcpSocket;
+use tokio::net::{TcpSocket, TcpStream};
 use tokio_util::sync::CancellationToken;
 
-use crate::support::{Answer, Proxy, TestApp, answer, eventually, http};
+use crate::support::{Answer, Proxy, TestApp, answer, eventually, http, make_api_key};
 
 /// Return a query that gives different bytes each time, a bit more than this many KiB.
 fn query(kib: usize) -> ReportQuery {
@@ -87,6 +87,32 @@ async fn download(tickr: &TestApp, job: &Value) -> (Vec<String>, Vec<u8>) {
     let names = ["content-type", "content-length", "content-disposition", "x-content-type-options", "cache-control"];
     let headers = names.map(|name| response.headers()[name].to_str().unwrap().to_owned()).to_vec();
     (headers, response.bytes().await.unwrap().to_vec())
+}
+
+/// Begin to download a report, and read no further than the status. The client has a small buffer, so that the server
+/// cannot send it the whole file.
+async fn begin_download(addr: SocketAddr, path: &str, key: &str) -> TcpStream {
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.set_recv_buffer_size(4_096).unwrap();
+    let mut stream = socket.connect(addr).await.unwrap();
+    let key = if key.is_empty() { String::new() } else { format!("Authorization: Bearer {key}\r\n") };
+    let request = format!("GET {path} HTTP/1.1\r\nHost: localhost\r\n{key}Connection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).await.unwrap();
+    let mut head = [0; 12];
+    stream.read_exact(&mut head).await.unwrap();
+    assert_eq!(&head, b"HTTP/1.1 200");
+    stream
+}
+
+/// Read a download to its end. Return the announced length, and the number of bytes that came.
+async fn finish_download(mut stream: TcpStream) -> (usize, usize) {
+    let mut text = Vec::new();
+    // A server that ends a download early may reset the connection.
+    let _ = tokio::time::timeout(Duration::from_secs(60), stream.read_to_end(&mut text)).await.expect("it ends");
+    let head = text.windows(4).position(|four| four == b"\r\n\r\n").expect("a head");
+    let announced = String::from_utf8(text[..head].to_vec()).unwrap().to_ascii_lowercase();
+    let length = announced.lines().find_map(|line| line.strip_prefix("content-length: ")).unwrap().parse().unwrap();
+    (length, text.len() - head - 4)
 }
 
 /// Return the attachment of the mail that a job wrote into the outbox.
@@ -414,18 +440,9 @@ async fn downloads_from_mysql_are_bounded_and_ask_for_the_same_keys_as_others() 
     let tickr = TestApp::start_with(with_queries, Registry::new()).await;
     let maker = Maker::start(&tickr, |_| {}).await;
     let report = maker.made(&tickr, "large").await;
-    // These clients read nothing, and each has a small buffer, so the server cannot send them the whole file.
     let mut idle = Vec::new();
     for _ in 0..16 {
-        let socket = TcpSocket::new_v4().unwrap();
-        socket.set_recv_buffer_size(4_096).unwrap();
-        let mut stream = socket.connect(tickr.app.addr()).await.unwrap();
-        let request = format!("GET {} HTTP/1.1\r\nHost: localhost\r\n\r\n", url(&report));
-        stream.write_all(request.as_bytes()).await.unwrap();
-        let mut head = [0; 12];
-        stream.read_exact(&mut head).await.unwrap();
-        assert_eq!(&head, b"HTTP/1.1 200");
-        idle.push(stream);
+        idle.push(begin_download(tickr.app.addr(), url(&report), "").await);
     }
     let refused = tickr.get(url(&report)).await;
     assert_eq!((refused.status, refused.code()), (429, "overloaded"));
@@ -433,19 +450,51 @@ async fn downloads_from_mysql_are_bounded_and_ask_for_the_same_keys_as_others() 
     idle.clear();
     eventually("there is room again", || async { (tickr.get(url(&report)).await.status == 200).then_some(()) }).await;
 
-    let key = async |by: &str, name: &str, scope: &str| {
-        let request =
-            http().request(Method::PUT, tickr.url(&format!("/v1/api-keys/{name}"))).json(&json!({"scope": scope}));
-        let made = answer(if by.is_empty() { request } else { request.bearer_auth(by) }).await;
-        made.body["token"].as_str().unwrap_or_else(|| panic!("{:#}", made.body)).to_owned()
-    };
-    let admin = key("", "ops", "admin").await;
+    let admin = make_api_key(&tickr.url(""), "", "ops", json!({"scope": "admin"})).await;
     for (scope, status) in [("read", 200), ("enqueue", 403), ("admin", 200)] {
-        let key = key(&admin, &format!("of-{scope}"), scope).await;
+        let key = make_api_key(&tickr.url(""), &admin, &format!("of-{scope}"), json!({"scope": scope})).await;
         let fetched = answer(http().get(tickr.url(url(&report))).bearer_auth(key)).await;
         assert_eq!(fetched.status, status, "{scope}");
     }
     assert_eq!(tickr.get(url(&report)).await.status, 401);
+    maker.stop().await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn downloads_end_with_their_key_on_the_runner_with_the_file_and_on_others() {
+    let tickr = TestApp::start_with(with_queries, Registry::new()).await;
+    let maker = Maker::start(&tickr, |_| {}).await;
+    let report = maker.made(&tickr, "large").await;
+    let addrs = [maker.app.addr(), tickr.app.addr()];
+    let admin = make_api_key(&tickr.url(""), "", "ops", json!({"scope": "admin"})).await;
+    let key = make_api_key(&tickr.url(""), &admin, "board", json!({"scope": "read"})).await;
+    let status = async |addr: SocketAddr, key: &str| {
+        answer(http().get(format!("http://{addr}/v1/whoami")).bearer_auth(key)).await.status
+    };
+    // An open API takes any key, so the admin key alone does not tell that a runner knows the others.
+    for (addr, key, wanted) in addrs.iter().flat_map(|addr| [(addr, "none", 401), (addr, &*key, 200)]) {
+        eventually("the runner knows the keys", || async { (status(*addr, key).await == wanted).then_some(()) }).await;
+    }
+    let (mut ended, mut kept) = (Vec::new(), Vec::new());
+    for addr in addrs {
+        ended.push(begin_download(addr, url(&report), &key).await);
+        kept.push(begin_download(addr, url(&report), &admin).await);
+    }
+    let revoke = http().delete(tickr.url("/v1/api-keys/board")).bearer_auth(&admin);
+    assert_eq!(answer(revoke).await.status, 200);
+    for addr in addrs {
+        eventually("the runner knows of the end", || async { (status(addr, &key).await == 401).then_some(()) }).await;
+    }
+    for (stream, from) in ended.into_iter().zip(["its own runner", "another runner"]) {
+        let (announced, came) = finish_download(stream).await;
+        println!("{came} of {announced} bytes came from {from}");
+        assert!(announced > 8_000 << 10 && came < announced, "{came} of {announced} bytes came from {from}");
+    }
+    for stream in kept {
+        let (announced, came) = finish_download(stream).await;
+        assert_eq!(came, announced, "a download with a valid key is whole");
+    }
     maker.stop().await;
     tickr.stop().await;
 }
