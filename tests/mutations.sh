@@ -149,6 +149,19 @@ mutants() {
     mutant 'seat of a forecast' internal/api/system/forecast.rs \
         'run_with_seat(&api, async move { forecast_from(&store).await }).await?' 'forecast_from(&store).await?' \
         starvation::a_flood_of_heavy_reads_stops_nothing_and_its_key_ends_at_once
+    mutant 'seat of a list of batches' internal/api/batches.rs \
+        'run_with_seat(&api, found).await?' 'found.await?' \
+        starvation::a_flood_of_heavy_reads_stops_nothing_and_its_key_ends_at_once
+    mutant 'seat of a list of order keys' internal/api/order_keys.rs \
+        'run_with_seat(&api, async move { store.order_keys_in_use(asked.after, asked.blocked).await }).await?' \
+        'store.order_keys_in_use(asked.after, asked.blocked).await?' \
+        starvation::a_flood_of_heavy_reads_stops_nothing_and_its_key_ends_at_once
+    mutant 'seat of the state of the outbox' internal/api/outbox.rs \
+        'run_with_seat(&api, async move {' '(async move {' \
+        internal/api/outbox.rs \
+        'store.source_states().await.map(|sources| (state, sources))' \
+        'store.source_states().await.map(|sources| (state, sources)).map_err(Problem::from)' \
+        starvation::a_flood_of_heavy_reads_stops_nothing_and_its_key_ends_at_once
     mutant 'holder of the unique key of a retried job' internal/store/jobs/actions.rs \
         'return Ok(only(ActionOutcome::UniqueKeyTaken { holder, state }));' 'return Ok(only(ActionOutcome::Held(state)));' \
         unique_keys::a_retry_whose_unique_key_another_job_took_names_that_job
