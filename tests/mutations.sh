@@ -601,6 +601,10 @@ mutants() {
     mutant 'pause after a wrong key' internal/api/http/failed_logins.rs \
         'const STEP: Duration = Duration::from_millis(100);' 'const STEP: Duration = Duration::ZERO;' \
         security::keys_that_are_tried_in_vain_are_slowed_and_good_ones_are_not
+    mutant 'address of a wrong key' internal/api/http/auth.rs \
+        'record_failure(request.extensions().get::<Peer>().copied())' \
+        'record_failure(request.extensions().get::<Peer>().copied().filter(|_| false))' \
+        security::a_key_that_is_tried_in_vain_is_logged_with_its_address
     mutant 'allowed addresses of mails' internal/handlers/email/mod.rs \
         'problems.extend(check::not_allowed(email, &self.senders, &self.recipients));' \
         'problems.extend(check::not_allowed(email, &self.senders, &self.recipients).into_iter().skip(99));' \

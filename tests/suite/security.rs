@@ -13,7 +13,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::sync::mpsc;
 
 use crate::support::program::{command, outcome, tickr as program};
-use crate::support::{Answer, DEADLINE, TestApp, answer, call, contract, eventually, http, make_api_key};
+use crate::support::{Answer, DEADLINE, Runner, TestApp, answer, call, contract, eventually, http, make_api_key};
 
 /// Content of a job that only its producer may see.
 const CANARY: &str = "Bearer CANARY-SHOP-SECRET";
@@ -663,6 +663,23 @@ async fn keys_that_are_tried_in_vain_are_slowed_and_good_ones_are_not() {
     // A valid API key from the same address is not slowed down, and neither is a client that sends none.
     let (good, none) = (fast(&admin, 200).await, fast("", 401).await);
     assert!(good < Duration::from_millis(400) && none < Duration::from_millis(400), "{good:?} {none:?}");
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_key_that_is_tried_in_vain_is_logged_with_its_address() {
+    let tickr = TestApp::start().await;
+    let runner =
+        Runner::start(&tickr, &[("TICKR_API_TOKENS", "a-token-of-this-test-0123456789"), ("TICKR_QUEUES", "none")]);
+    let guess = "tickr_guess-of-this-test";
+    assert_eq!(get(&runner.base().await, "/v1/stats", guess).await.status, 401);
+    let said = "refused an API key that is unknown or revoked";
+    runner.until_log(said).await;
+    let log = runner.log();
+    let line = log.lines().find(|line| line.contains(said)).unwrap();
+    assert!(line.contains("WARN") && line.contains("127.0.0.1") && line.contains("tries=1"), "{line}");
+    assert!(!log.contains(guess), "the log has the key itself: {log}");
+    drop(runner);
     tickr.stop().await;
 }
 
