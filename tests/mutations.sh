@@ -1129,6 +1129,9 @@ mutants() {
         'if wait.is_some() { ending::to_exit_code' \
         'if wait.is_none() { ending::to_exit_code' \
         cli::the_exit_code_of_an_enqueue_that_waits_says_how_the_job_ended
+    mutant 'order of dead letters in top' cmd/tickr/top.rs \
+        '?order=time&limit=' '?limit=' \
+        cli::top_prints_one_read_of_the_api_as_json
     mutant 'headers of proxies at an open API' internal/api/http/origin.rs \
         'FORWARDED.contains(name) || name.as_str().starts_with("x-forwarded-")' \
         'FORWARDED.is_empty() && name.as_str().is_empty()' \

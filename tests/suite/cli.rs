@@ -200,8 +200,13 @@ async fn migrate_is_repeatable_and_rebuild_has_redis_fed_again() {
 #[tokio::test(flavor = "multi_thread")]
 async fn top_prints_one_read_of_the_api_as_json() {
     let app = TestApp::start().await;
-    let failed = app.enqueue(json!({"kind": "fail", "payload": {"permanent": true}})).await;
-    app.until(failed, State::Failed).await;
+    // The older job fails last.
+    let fail = json!({"kind": "fail", "payload": {"permanent": true}, "delay_ms": 600_000});
+    let [older, newer] = [app.enqueue(fail.clone()).await, app.enqueue(fail).await];
+    for id in [newer, older] {
+        assert_eq!(app.post(&format!("/v1/jobs/{id}/run-now"), json!({})).await.status, 200);
+        app.until(id, State::Failed).await;
+    }
     app.enqueue(json!({"kind": "noop", "delay_ms": 600_000})).await;
     let shown: Value = serde_json::from_str(&ok(client(&app, &["top", "--json"])).await).unwrap();
     let named = |list: &str, field: &str| -> Vec<Value> {
@@ -209,7 +214,8 @@ async fn top_prints_one_read_of_the_api_as_json() {
     };
     assert!(named("queues", "name").contains(&json!("default")), "{shown:#}");
     assert_eq!(named("runners", "id"), [json!(app.app.runner().as_str())], "{shown:#}");
-    assert_eq!(named("dead_letters", "id"), [json!(failed.to_string())], "{shown:#}");
+    // The newest failure is first, although its job is not the newest.
+    assert_eq!(named("dead_letters", "id"), [json!(older.to_string()), json!(newer.to_string())], "{shown:#}");
     let stats = app.get("/v1/stats").await.body;
     assert!(stats.as_object().unwrap().keys().eq(shown["stats"].as_object().unwrap().keys()), "{shown:#}");
     app.stop().await;
