@@ -1129,6 +1129,9 @@ mutants() {
         'if wait.is_some() { ending::to_exit_code' \
         'if wait.is_none() { ending::to_exit_code' \
         cli::the_exit_code_of_an_enqueue_that_waits_says_how_the_job_ended
+    mutant 'wrong field of a cron expression' internal/job/schedule/cadence.rs \
+        'if parse_cron(&alone.join(" ")).is_err() {' 'if parse_cron(&alone.join(" ")).is_err() && given.is_empty() {' \
+        problems::a_client_is_told_in_words_what_would_be_right
     mutant 'order of dead letters in top' cmd/tickr/top.rs \
         '?order=time&limit=' '?limit=' \
         cli::top_prints_one_read_of_the_api_as_json

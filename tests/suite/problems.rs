@@ -533,11 +533,24 @@ async fn a_client_is_told_in_words_what_would_be_right() {
             assert!(!said.contains(word), "{body}: {said}");
         }
     }
-    for cron in ["61 * * * *", "* * *", "* 25 * * *", "a b c d e", "* * 0 * *"] {
-        let body = json!({"cron": cron, "zone": "UTC"});
-        let answer = tickr.post("/v1/schedules/preview", body).await;
-        let said = answer.body.to_string();
-        assert!(answer.status == 422 && !said.contains("Component") && !said.contains("years"), "{cron}: {said}");
+    for (cron, words) in [
+        ("61 * * * *", "61 is its minute, which takes 0 to 59"),
+        ("* 25 * * *", "25 is its hour, which takes 0 to 23"),
+        ("* * *", "it has 3 fields, and takes five"),
+        ("a b c d e", "a is its minute"),
+        ("* * 0 * *", "0 is its day"),
+    ] {
+        let schedule = json!({"cron": cron, "zone": "UTC", "kind": "noop"});
+        for refused in [
+            tickr.post("/v1/schedules/preview", json!({"cron": cron, "zone": "UTC"})).await,
+            tickr.put("/v1/schedules/odd", schedule).await,
+        ] {
+            assert_eq!((refused.status, refused.pointers()), (422, vec!["/cron"]), "{cron}: {:#}", refused.body);
+            let detail = refused.body["errors"][0]["detail"].as_str().unwrap();
+            assert!(detail.contains(words), "{cron}: {detail}");
+            let said = refused.body.to_string();
+            assert!(!said.contains("Component") && !said.contains("years"), "{cron}: {said}");
+        }
     }
     tickr.stop().await;
 }
