@@ -918,6 +918,9 @@ mutants() {
     mutant 'idle connections of a receiver' internal/handlers/http/mod.rs \
         '.pool_max_idle_per_host(idle)' '.pool_max_idle_per_host(idle.min(4))' \
         callbacks::callbacks_to_one_receiver_use_its_connections_again
+    mutant 'HTTP/2 of callbacks' internal/handlers/http/mod.rs \
+        'vec![b"h2".to_vec(), b"http/1.1".to_vec()]' 'vec![b"http/1.1".to_vec()]' \
+        callbacks::callbacks_share_one_connection_to_a_receiver_that_speaks_http_2
     mutant 'cloud metadata behind the wide switch' internal/handlers/http/guard.rs \
         'if is_metadata(address) {' 'if is_metadata(address) && !self.wide {' \
         callbacks::a_refused_target_names_the_setting_and_what_the_setting_names_is_reached
@@ -1129,6 +1132,18 @@ mutants() {
         'if wait.is_some() { ending::to_exit_code' \
         'if wait.is_none() { ending::to_exit_code' \
         cli::the_exit_code_of_an_enqueue_that_waits_says_how_the_job_ended
+    mutant 'lines of a bulk operation in a pipe' cmd/tickr/operations.rs \
+        'if bar.is_hidden() && !as_json' 'if bar.is_hidden() && as_json' \
+        cli::a_bulk_operation_that_is_followed_in_a_pipe_prints_lines_before_its_end
+    mutant 'lines in a pipe beside a terminal' cmd/tickr/operations.rs \
+        'if std::io::stdout().is_terminal() { Prog' 'if !as_json { Prog' \
+        cli::a_bulk_operation_that_is_followed_in_a_pipe_prints_lines_before_its_end
+    mutant 'rate of a bulk operation without one' cmd/tickr/operations.rs \
+        'Value::Null if field == "rate" =>' 'Value::Null if field.is_empty() =>' \
+        cli::a_bulk_operation_that_is_followed_in_a_pipe_prints_lines_before_its_end
+    mutant 'setting behind the kind email' internal/broker/draft.rs \
+        'if self.kind == "email" {' 'if self.kind.is_empty() {' \
+        problems::a_kind_that_needs_a_setting_is_refused_with_the_name_of_the_setting
     mutant 'wrong field of a cron expression' internal/job/schedule/cadence.rs \
         'if parse_cron(&alone.join(" ")).is_err() {' 'if parse_cron(&alone.join(" ")).is_err() && given.is_empty() {' \
         problems::a_client_is_told_in_words_what_would_be_right
@@ -1138,6 +1153,10 @@ mutants() {
     mutant 'headers of proxies at an open API' internal/api/http/origin.rs \
         'FORWARDED.contains(name) || name.as_str().starts_with("x-forwarded-")' \
         'FORWARDED.is_empty() && name.as_str().is_empty()' \
+        security::an_open_api_refuses_pages_of_other_sites_proxies_and_hosts_that_cannot_be_read
+    mutant 'Host header that cannot be read' internal/api/http/origin.rs \
+        ')?.parse().ok()?;' \
+        ').and_then(|text| text.parse().ok()).unwrap_or_else(|| Authority::from_static("localhost"));' \
         security::an_open_api_refuses_pages_of_other_sites_proxies_and_hosts_that_cannot_be_read
     mutant 'host of Azure behind the wide switch' internal/handlers/http/guard.rs \
         'IpAddr::V4(Ipv4Addr::new(168, 63, 129, 16)),' \

@@ -1,5 +1,6 @@
 //! `tickr operations list|show|start|cancel|watch`: bulk operations on many jobs, through the API.
 
+use std::io::IsTerminal as _;
 use std::time::Duration;
 
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
@@ -134,7 +135,8 @@ async fn start(client: &Client, matches: &ArgMatches, as_json: bool) -> CommandR
 /// Follow a bulk operation to its end. On a terminal it shows a progress bar; elsewhere it prints a line for each
 /// change.
 async fn watch(client: &Client, id: &str, as_json: bool) -> CommandResult {
-    let bar = ProgressBar::new(0);
+    // The bar is drawn on standard error. A pipe gets lines, also when only standard error is a terminal.
+    let bar = if std::io::stdout().is_terminal() { ProgressBar::new(0) } else { ProgressBar::hidden() };
     let mut said = String::new();
     let style = ProgressStyle::with_template("{bar:40} {pos}/{len} {msg}").unwrap_or(ProgressStyle::default_bar());
     bar.set_style(style);

@@ -13,6 +13,7 @@ use axum::serve::Listener;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use hmac::{Hmac, Mac};
+use hyper_util::rt::{TokioExecutor, TokioIo};
 use serde_json::{Value, json};
 use sha2::Sha256;
 use tickr::app::App;
@@ -21,6 +22,7 @@ use tickr::handlers::Registry;
 use tickr::job::State;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
+use tokio_rustls::TlsAcceptor;
 
 use crate::support::documents::document;
 use crate::support::program::{Program, command, outcome, tickr as binary};
@@ -104,6 +106,62 @@ async fn callbacks_to_one_receiver_use_its_connections_again() {
 #[ignore = "a minute in a debug build; the same as above, ten times as long"]
 async fn twenty_thousand_callbacks_to_one_receiver_use_its_connections_again() {
     one_receiver(20_000).await;
+}
+
+/// Start a receiver behind TLS that speaks HTTP/2 alone. Return its port, its certificate, and the numbers of accepted
+/// connections and of calls.
+async fn http_2_receiver() -> (u16, String, [Arc<AtomicUsize>; 2]) {
+    let key = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let mut tls = rustls::ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_no_client_auth()
+        .with_single_cert(vec![key.cert.der().clone()], key.signing_key.into())
+        .unwrap();
+    tls.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let counts = [Arc::<AtomicUsize>::default(), Arc::<AtomicUsize>::default()];
+    let [accepted, called] = counts.clone();
+    tokio::spawn(async move {
+        let acceptor = TlsAcceptor::from(Arc::new(tls));
+        while let Ok((socket, _)) = listener.accept().await {
+            accepted.fetch_add(1, Ordering::SeqCst);
+            let (acceptor, called) = (acceptor.clone(), Arc::clone(&called));
+            tokio::spawn(async move {
+                let Ok(stream) = acceptor.accept(socket).await else { return };
+                let answer = hyper::service::service_fn(move |_: hyper::Request<hyper::body::Incoming>| {
+                    called.fetch_add(1, Ordering::SeqCst);
+                    std::future::ready(Ok::<_, std::convert::Infallible>(hyper::Response::new("thanks".to_owned())))
+                });
+                let http = hyper::server::conn::http2::Builder::new(TokioExecutor::new());
+                let _ = http.serve_connection(TokioIo::new(stream), answer).await;
+            });
+        }
+    });
+    (port, key.cert.pem(), counts)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn callbacks_share_one_connection_to_a_receiver_that_speaks_http_2() {
+    let (port, certificate, [accepted, called]) = http_2_receiver().await;
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("ca.pem");
+    std::fs::write(&file, certificate).unwrap();
+    let change = |config: &mut Config| (config.workers, config.callback_ca_file) = (16, Some(file.clone()));
+    let tickr = TestApp::start_with(change, Registry::new()).await;
+    let job = || {
+        let payload = json!({"url": format!("https://localhost:{port}/in"), "body": {"n": 1}});
+        json!({"kind": "http", "payload": payload, "max_attempts": 1})
+    };
+    // The client knows that the receiver speaks HTTP/2 only after the first call.
+    let first = tickr.enqueue(job()).await;
+    tickr.until(first, State::Completed).await;
+    tickr.enqueue_many((0..100).map(|_| job())).await;
+    eventually("all are done", || async { (tickr.count("SELECT COUNT(*) FROM owed").await == 0).then_some(()) }).await;
+    assert_eq!((called.load(Ordering::SeqCst), accepted.load(Ordering::SeqCst)), (101, 1), "calls and connections");
+    tickr.stop().await;
 }
 
 fn configured(name: &'static str, value: &str) -> Config {

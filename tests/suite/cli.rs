@@ -7,13 +7,13 @@ use serde_json::{Value, json};
 use tickr::event::Event;
 use tickr::handlers::Registry;
 use tickr::job::State;
-use tokio::io::AsyncWriteExt;
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::net::TcpListener;
 use tokio::process::Command;
 use tokio_util::sync::CancellationToken;
 
 use crate::support::program::{Program, command, example, outcome, tickr};
-use crate::support::{EventStream, TestApp, answer, eventually, http};
+use crate::support::{DEADLINE, EventStream, TestApp, answer, eventually, http};
 
 /// Make the command `tickr …`, to run in a folder of the test.
 fn run(dir: &Path, args: &[&str]) -> Command {
@@ -467,6 +467,58 @@ async fn dead_letters_and_operations_are_handled_from_the_command_line() {
     assert!(code == 1 && err.contains("wrong_state"), "{err}");
     let (code, _, err) = outcome(client(&app, &["operations", "start", "delete"])).await;
     assert!(code == 1 && err.contains("all: true"), "{err}");
+    app.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_bulk_operation_that_is_followed_in_a_pipe_prints_lines_before_its_end() {
+    let app = TestApp::start().await;
+    for _ in 0..50 {
+        app.enqueue(json!({"kind": "noop", "delay_ms": 3_600_000})).await;
+    }
+    let args = ["operations", "start", "cancel", "--all"];
+    let dry = ok(client(&app, &[&args[..], &["--dry-run"]].concat())).await;
+    let rate = |out: &str| out.lines().find(|line| line.starts_with("rate ")).unwrap_or("").to_owned();
+    assert!(rate(&dry).ends_with("as fast as possible"), "{dry}");
+    let dry = ok(client(&app, &[&args[..], &["--dry-run", "--rate", "7"]].concat())).await;
+    assert!(rate(&dry).ends_with(" 7"), "{dry}");
+
+    let mut follow = client(&app, &[&args[..], &["--rate", "1", "--watch"]].concat());
+    let mut child = follow.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    let mut first = Vec::new();
+    while first.len() < 2 {
+        let line = tokio::time::timeout(DEADLINE, lines.next_line()).await.expect("a line").unwrap();
+        first.push(line.expect("more than one line before the end"));
+    }
+    let operation = app.get("/v1/operations").await.body["data"][0].clone();
+    assert_eq!(operation["state"], "running", "{first:?}: {operation:#}");
+    assert!(first.iter().all(|line| line.contains("/50 running ")) && first[0] != first[1], "{first:?}");
+    let id = operation["id"].as_str().unwrap();
+    assert_eq!(app.post(&format!("/v1/operations/{id}/cancel"), json!({})).await.status, 200);
+    let mut rest = Vec::new();
+    while let Some(line) = tokio::time::timeout(DEADLINE, lines.next_line()).await.expect("the end").unwrap() {
+        rest.push(line);
+    }
+    assert!(rest.iter().any(|line| line.starts_with("state ") && line.ends_with("cancelled")), "{rest:?}");
+    assert_eq!(child.wait().await.unwrap().code(), Some(1));
+
+    // The same when standard error is a terminal, as it is for a person who writes `| tee`.
+    let script = format!("'{}' operations start cancel --all --rate 1 --watch > lines", tickr().display());
+    let mut on_terminal = command(Path::new("script"), app.dir.path(), &["-qec", &script, "/dev/null"]);
+    on_terminal.env("TICKR_URL", app.url("")).stdout(std::process::Stdio::null());
+    let Ok(mut child) = on_terminal.spawn() else {
+        println!("without the program `script` there is no terminal to try");
+        app.stop().await;
+        return;
+    };
+    let lines = || std::fs::read_to_string(app.dir.path().join("lines")).unwrap_or_default();
+    let first = eventually("lines in the pipe", || async { Some(lines()).filter(|said| said.contains('\n')) }).await;
+    assert!(first.contains(" running "), "{first}");
+    let id = app.get("/v1/operations").await.body["data"][0]["id"].as_str().unwrap().to_owned();
+    assert_eq!(app.post(&format!("/v1/operations/{id}/cancel"), json!({})).await.status, 200);
+    child.wait().await.unwrap();
+    assert!(lines().contains("cancelled"), "{}", lines());
     app.stop().await;
 }
 

@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use reqwest::header::CONTENT_TYPE;
 use serde_json::{Value, json};
+use tickr::config::Config;
+use tickr::handlers::Registry;
 use tickr::job::State;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -570,5 +572,22 @@ async fn a_job_that_nothing_would_run_is_accepted_with_a_warning() {
     assert_eq!(warnings.len(), 2, "{warnings:?}");
     assert!(warnings[0].as_str().unwrap().ends_with(": upkeep"), "{warnings:?}");
     tickr.post("/v1/queues/default/resume", json!({})).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_kind_that_needs_a_setting_is_refused_with_the_name_of_the_setting() {
+    let nowhere = |config: &mut Config| (config.outbox_dir, config.smtp) = (None, None);
+    let tickr = TestApp::start_with(nowhere, Registry::new()).await;
+    let refused = async |kind: &str| {
+        let mail = json!({"to": "ada@example.com", "subject": "s", "text": "t"});
+        let answer = tickr.post("/v1/jobs", json!({"kind": kind, "payload": mail})).await;
+        assert_eq!((answer.status, answer.code()), (422, "unknown_kind"), "{:#}", answer.body);
+        answer.body["detail"].as_str().unwrap().to_owned()
+    };
+    let email = refused("email").await;
+    assert!(email.contains("for email, set [smtp] or outbox_dir"), "{email}");
+    let other = refused("emails").await;
+    assert!(!other.contains("outbox_dir"), "{other}");
     tickr.stop().await;
 }

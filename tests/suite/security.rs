@@ -5,9 +5,11 @@ use std::time::{Duration, Instant};
 
 use futures_util::stream;
 use reqwest::Method;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tickr::config::Config;
-use tickr::handlers::Registry;
+use tickr::handlers::{Context, Failure, Kind, Output, Registry};
 use tickr::job::{JobId, State};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::sync::mpsc;
@@ -599,9 +601,28 @@ async fn what_is_wrong_with_a_body_takes_no_more_room_than_a_page() {
     tickr.stop().await;
 }
 
+/// A job that ends with the text of its payload: as its result, or as the error of its attempt.
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
+struct Echo {
+    text: String,
+    fails: bool,
+}
+
+impl Kind for Echo {
+    const NAME: &'static str = "echo";
+}
+
+fn echoes() -> Registry {
+    let mut registry = Registry::new();
+    registry.register(|echo: Echo, _: Context| async move {
+        if echo.fails { Err(Failure::reject(echo.text)) } else { Output::json(&echo.text) }
+    });
+    registry
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn what_a_command_prints_steers_no_terminal() {
-    let tickr = TestApp::start().await;
+    let tickr = TestApp::start_with(|_| {}, echoes()).await;
     let steering = "a\u{9b}2Jb\u{85}\u{202e}c\u{2066}d\u{2069}\u{1b}]0;x\u{7}";
     let steers = |c: char| {
         (c.is_control() && c != '\n' && c != '\t')
@@ -613,6 +634,12 @@ async fn what_a_command_prints_steers_no_terminal() {
     assert!(answer(pause.header("Tickr-Actor", "ada@\u{202e}x".as_bytes())).await.status < 300);
     let stored = tickr.count("SELECT COUNT(*) FROM audit WHERE actor = 'anyone (ada@x)'").await;
     assert_eq!(stored, 1, "the audit log has the name without the control character");
+    let echo = |fails: bool| json!({"kind": "echo", "payload": {"text": steering, "fails": fails}, "max_attempts": 1});
+    let (done, failed) = (tickr.enqueue(echo(false)).await, tickr.enqueue(echo(true)).await);
+    assert_eq!(tickr.until(done, State::Completed).await["result"], steering, "the API has the result as it is");
+    let error = tickr.until(failed, State::Failed).await["attempts"][0]["error"].clone();
+    assert!(error.as_str().unwrap().contains('\u{202e}'), "the API has the error as it is: {error}");
+    let (done, failed) = (done.to_string(), failed.to_string());
     for args in [
         vec!["jobs", "show", &id.to_string()],
         vec!["jobs", "show", &id.to_string(), "--json"],
@@ -628,6 +655,10 @@ async fn what_a_command_prints_steers_no_terminal() {
         let (_, out, err) = outcome(command).await;
         for said in [&out, &err] {
             assert!(!said.contains(steers), "{args:?}: {said:?}");
+        }
+        if args == ["jobs", "show", &done] || args == ["jobs", "show", &failed] {
+            let word = if args[2] == done { "result" } else { "#1" };
+            assert!(out.contains(word) && out.contains("]0;x"), "{args:?}: {out}");
         }
         if args.contains(&"--json") && args.contains(&"show") && args.contains(&"jobs") {
             let shown: Value = serde_json::from_str(&out).unwrap();
