@@ -1,7 +1,7 @@
 # The commands of the project; `make` lists them. ARGS is passed on: make run ARGS='--workers 8', make test ARGS=retry
 
 .DEFAULT_GOAL := help
-.PHONY: help deps clocks contract browser drivers run chat test test-fast test-mysql bench compare chaos mutants check features deny package format build release clean cargo rustfmt clippy pages python
+.PHONY: help deps clocks contract browser drivers run chat test test-fast test-long test-mysql bench compare chaos mutants check features deny package format build release clean cargo rustfmt clippy pages python
 
 INSTALL := internal/services/install.sh
 ARGS ?=
@@ -31,6 +31,10 @@ test: deps clocks contract browser drivers cargo ## Run every test against priva
 test-fast: deps cargo ## Run the unit tests and the tests without outages, browsers and floods: the inner loop
 	@cargo test --lib --bins
 	@cargo test --test suite -- $(FAST)
+
+test-long: deps clocks contract browser drivers cargo ## Run the tests that take a machine for minutes, by module: make test-long ARGS=callbacks::
+	@[ -n '$(ARGS)' ] || { echo 'name the tests, such as ARGS=callbacks::; CONTRIBUTING.md lists them' >&2; exit 1; }
+	cargo test --test suite -- --ignored --nocapture --test-threads 1 $(ARGS)
 
 test-mysql: deps clocks contract browser drivers cargo ## Run every test against a private MySQL server, fetched once
 	@mysqld=$$(sh $(INSTALL) --mysql) && export TICKR_MYSQLD=$$mysqld && $(if $(ARGS),cargo test $(ARGS),sh tests/all.sh)

@@ -430,6 +430,32 @@ async fn every_request_of_the_documents_is_carried_out() {
     .await;
 }
 
+/// A test that is ignored is worth nothing if it is never run.
+#[test]
+fn every_long_test_is_run_by_a_documented_command() {
+    let page = document("CONTRIBUTING.md").text;
+    let named: Vec<&str> =
+        page.split("`make test-long ARGS=").skip(1).map(|rest| rest.split('`').next().unwrap()).collect();
+    let (mut long, mut missing) = (BTreeMap::<String, usize>::new(), Vec::new());
+    for entry in std::fs::read_dir(root().join("tests/suite")).unwrap() {
+        let path = entry.unwrap().path();
+        let Some(module) = path.file_name().unwrap().to_str().unwrap().strip_suffix(".rs") else { continue };
+        let source = std::fs::read_to_string(&path).unwrap();
+        let count = source.lines().filter(|line| line.starts_with("#[ignore = ")).count();
+        if count > 0 {
+            long.insert(format!("{module}::"), count);
+        }
+    }
+    assert!(long.len() > 10, "{long:?}");
+    for module in long.keys().filter(|module| !named.iter().any(|name| module.starts_with(name))) {
+        missing.push(format!("no command runs the long tests of {module}"));
+    }
+    for name in named.iter().filter(|name| !long.keys().any(|module| module.starts_with(**name))) {
+        missing.push(format!("no long test is run by ARGS={name}"));
+    }
+    assert!(missing.is_empty(), "CONTRIBUTING.md: {missing:#?}");
+}
+
 /// A new user reads this page first.
 #[test]
 fn the_readme_is_short() {
