@@ -1158,6 +1158,9 @@ mutants() {
         ')?.parse().ok()?;' \
         ').and_then(|text| text.parse().ok()).unwrap_or_else(|| Authority::from_static("localhost"));' \
         security::an_open_api_refuses_pages_of_other_sites_proxies_and_hosts_that_cannot_be_read
+    mutant 'word to proxies about streams' internal/api/events.rs \
+        'HeaderValue::from_static("no"))]' 'HeaderValue::from_static("yes"))]' \
+        security::a_proxy_in_front_needs_an_api_key_and_nothing_else
     mutant 'host of Azure behind the wide switch' internal/handlers/http/guard.rs \
         'IpAddr::V4(Ipv4Addr::new(168, 63, 129, 16)),' \
         'IpAddr::V4(Ipv4Addr::new(169, 254, 169, 254)),' \

@@ -14,6 +14,7 @@ use tickr::job::{JobId, State};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::sync::mpsc;
 
+use crate::support::documents::document;
 use crate::support::program::{command, outcome, tickr as program};
 use crate::support::{Answer, DEADLINE, Runner, TestApp, answer, call, contract, eventually, http, make_api_key};
 
@@ -500,6 +501,45 @@ async fn an_open_api_refuses_pages_of_other_sites_proxies_and_hosts_that_cannot_
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_proxy_in_front_needs_an_api_key_and_nothing_else() {
+    let nginx = document("docs/OPERATIONS.md").block("nginx");
+    for line in [
+        "proxy_http_version 1.1;",
+        "proxy_buffering off;",
+        "proxy_request_buffering off;",
+        "proxy_read_timeout 90s;",
+        "client_max_body_size 0;",
+    ] {
+        assert!(nginx.lines().any(|one| one.trim() == line), "{line}");
+    }
+    let tickr = TestApp::start().await;
+    // A proxy names its target as the host, or the name that the client asked for, and adds headers of its own.
+    let through = async |method: &str, path: &str, headers: &str, body: &str| {
+        let added =
+            "Host: tickr.example.com\r\nX-Forwarded-For: 192.0.2.1\r\nX-Forwarded-Proto: https\r\nVia: 1.1 proxy\r\n";
+        let length = format!("Content-Length: {}\r\nConnection: close\r\n", body.len());
+        raw(&tickr, &format!("{method} {path} HTTP/1.1\r\n{added}{headers}{length}\r\n{body}")).await
+    };
+    assert_eq!(through("GET", "/v1/stats", "", "").await.0, 403, "the API is open");
+    let admin = make_api_key(&tickr.url(""), "", "ops", json!({"scope": "admin"})).await;
+    let key = format!("Authorization: Bearer {admin}\r\n");
+    let typed = format!("{key}Content-Type: application/json\r\n");
+    assert_eq!(through("GET", "/v1/stats", &key, "").await.0, 200);
+    assert_eq!(through("GET", "/", "", "").await.0, 200, "the pages need no API key");
+    let (status, made) = through("POST", "/v1/jobs", &typed, r#"{"kind": "noop", "delay_ms": 200}"#).await;
+    assert_eq!(status, 201, "{made}");
+    let (_, body) = made.split_once("\r\n\r\n").unwrap();
+    let job: Value = serde_json::from_str(body).unwrap();
+    let (status, events) = through("GET", &format!("/v1/jobs/{}/events", job["id"].as_str().unwrap()), &key, "").await;
+    assert_eq!(status, 200);
+    assert!(
+        events.to_ascii_lowercase().contains("x-accel-buffering: no\r\n") && events.contains("event: end"),
+        "{events}"
+    );
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_key_for_some_kinds_enqueues_no_others() {
     let tickr = TestApp::start().await;
     let url = tickr.url("");
@@ -641,6 +681,15 @@ async fn what_a_command_prints_steers_no_terminal() {
     assert!(error.as_str().unwrap().contains('\u{202e}'), "the API has the error as it is: {error}");
     let (done, failed) = (done.to_string(), failed.to_string());
     for args in [
+        vec!["jobs", "show", &done],
+        vec!["jobs", "show", &failed],
+        vec!["jobs", "list", "--state", "failed"],
+        vec!["jobs", "watch", &done],
+        vec!["jobs", "watch", &failed],
+        vec!["dead-letters", "list"],
+        vec!["dead-letters", "show", &failed],
+        vec!["dead-letters", "groups"],
+        vec!["top", "--once"],
         vec!["jobs", "show", &id.to_string()],
         vec!["jobs", "show", &id.to_string(), "--json"],
         vec!["jobs", "list"],
