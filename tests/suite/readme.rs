@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use sqlx::{AssertSqlSafe, Executor as _};
 use tickr::config::{CallbackSecret, Config, DelayedMessages, Flags, markdown_table};
 use tickr::handlers::{Context, FinishLater, Kind, Output, Registry};
+use tickr::job::JobId;
 use tokio::net::TcpListener;
 use tokio::process::Command;
 use tokio::task::JoinHandle;
@@ -428,6 +429,32 @@ async fn every_request_of_the_documents_is_carried_out() {
         (receiver.calls.load(Ordering::SeqCst) >= 2).then_some(())
     })
     .await;
+}
+
+/// The rows are inserted with an id of today, as a program makes them. The runner serves no queue, so that it sends
+/// nothing to the hosts of the documents.
+#[tokio::test(flavor = "multi_thread")]
+async fn every_row_of_the_outbox_in_the_documents_becomes_a_job() {
+    let tickr = TestApp::start_with(|config| config.queues = vec!["none".into()], Registry::new()).await;
+    let blocks = documents().into_iter().flat_map(|document| document.blocks_of("sql"));
+    let mut count = 0;
+    for Block { text, place, .. } in blocks.filter(|block| block.text.contains("INSERT INTO tickr_outbox")) {
+        let insert = text.split_inclusive(';').find(|one| one.contains("INSERT INTO tickr_outbox")).unwrap();
+        let (before, rest) = insert.split_once("UNHEX('").unwrap_or_else(|| panic!("{place}: no id"));
+        let (_, after) = rest.split_once('\'').unwrap();
+        let id = JobId::new();
+        tickr.sql(format!("{before}UNHEX('{}'{after}", id.uuid().simple())).await;
+        let made = eventually(&format!("the row of {place} is a job or rejected"), || async {
+            let job = tickr.get(&format!("/v1/jobs/{id}")).await;
+            let rejected = tickr.get("/v1/outbox/rejected").await.body;
+            if job.status == 404 && rejected["data"].as_array().is_some_and(Vec::is_empty) { None } else { Some(job) }
+        })
+        .await;
+        assert_eq!((made.status, &made.body["state"]), (200, &"waiting".into()), "{place}: {:#}", made.body);
+        count += 1;
+    }
+    assert!(count >= 2, "only {count} rows were read");
+    tickr.stop().await;
 }
 
 /// A test that is ignored is worth nothing if it is never run.
