@@ -1423,6 +1423,10 @@ mutants() {
 ' \
         '' \
         runners::a_runner_is_registered_before_it_answers
+    mutant 'bound on interruptions by a lost lease' internal/engine/executor.rs \
+        'settlement.again = Again::NowWithinBounds;' \
+        'settlement.again = Again::Now;' \
+        leases::a_job_whose_leases_could_not_be_renewed_a_hundred_times_fails
 }
 
 # mutant NAME FILES OLD NEW [FILES OLD NEW ...] TESTS

@@ -8,11 +8,13 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use sqlx::{Connection, Executor};
+use tickr::app::App;
 use tickr::broker::Enqueued;
 use tickr::config::Config;
 use tickr::handlers::{Context, Failure, Kind, Registry};
 use tickr::index::Health;
 use tickr::job::{JobId, State};
+use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -253,10 +255,14 @@ impl Kind for Patient {
     const NAME: &'static str = "patient";
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_runner_that_cannot_renew_stops_its_handlers_before_their_leases_end() {
+/// The lease of the runner of [`start_patient`].
+const PATIENT_LEASE: Duration = Duration::from_secs(4);
+
+/// Start a tickr and a second runner on servers of the test. The handler of the second runner waits until it is told to
+/// stop, and says then when that was.
+async fn start_patient() -> (TestApp, App, UnboundedReceiver<Instant>) {
     let tickr = TestApp::start_alone(|_| {}, |_| {}).await;
-    let (told, mut heard) = tokio::sync::mpsc::unbounded_channel();
+    let (told, heard) = tokio::sync::mpsc::unbounded_channel();
     let mut own = Registry::new();
     own.register(move |_: Patient, ctx: Context| {
         let told = told.clone();
@@ -266,28 +272,58 @@ async fn a_runner_that_cannot_renew_stops_its_handlers_before_their_leases_end()
             Err(Failure::retry("told to stop"))
         }
     });
-    let lease = Duration::from_secs(4);
-    let runner = tickr.another_with(|config| config.lease = lease, own).await;
-    let id = {
-        let job = json!({"kind": "patient"});
-        let draft = crate::support::draft(&job);
-        match runner.broker().enqueue(runner.broker().prepare(draft).unwrap()).await.unwrap() {
-            Enqueued::Accepted(accepted) => accepted.id,
-            taken => panic!("{taken:?}"),
-        }
-    };
+    let runner = tickr.another_with(|config| config.lease = PATIENT_LEASE, own).await;
+    (tickr, runner, heard)
+}
+
+/// Enqueue through a runner that has kinds of its own.
+async fn enqueue_through(runner: &App, job: &Value) -> JobId {
+    let draft = crate::support::draft(job);
+    match runner.broker().enqueue(runner.broker().prepare(draft).unwrap()).await.unwrap() {
+        Enqueued::Accepted(accepted) => accepted.id,
+        taken => panic!("{taken:?}"),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_runner_that_cannot_renew_stops_its_handlers_before_their_leases_end() {
+    let (tickr, runner, mut heard) = start_patient().await;
+    let id = enqueue_through(&runner, &json!({"kind": "patient"})).await;
     tickr.until(id, State::Executing).await;
     tickr.services().mysql().pause().unwrap();
     let paused = Instant::now();
     let stopped = tokio::time::timeout(Duration::from_secs(20), heard.recv()).await.expect("it is told").unwrap();
     let after = stopped - paused;
-    println!("told to stop {after:?} after the last chance to renew a lease of {lease:?}");
-    assert!(after < lease, "{after:?}");
+    println!("told to stop {after:?} after the last chance to renew a lease of {PATIENT_LEASE:?}");
+    assert!(after < PATIENT_LEASE, "{after:?}");
     tickr.services().mysql().resume().unwrap();
     tickr.until_attempts(id, 1).await;
     assert_eq!(tickr.verdicts(id).await[0], "interrupted");
     runner.stop(CancellationToken::new()).await;
     tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_whose_leases_could_not_be_renewed_a_hundred_times_fails() {
+    let (tickr, runner, mut heard) = start_patient().await;
+    let later = json!({"kind": "patient", "delay_ms": 3_600_000});
+    let id = enqueue_through(&runner, &later).await;
+    // A hundred attempts before this one did not count, and this one is the only one that may.
+    tickr.sql("UPDATE owed SET attempt = 100, spared = 100, max_attempts = 1").await;
+    assert_eq!(tickr.post(&format!("/v1/jobs/{id}/run-now"), json!({})).await.status, 200);
+    tickr.until(id, State::Executing).await;
+    tickr.services().mysql().pause().unwrap();
+    tokio::time::timeout(Duration::from_secs(20), heard.recv()).await.expect("it is told").unwrap();
+    tickr.services().mysql().resume().unwrap();
+    let job = tickr.until(id, State::Failed).await;
+    let last = job["attempts"].as_array().unwrap().last().unwrap();
+    assert_eq!(
+        (&last["number"], &last["verdict"], &last["error"]),
+        (&json!(101), &json!("failed"), &json!("the lease could not be renewed in time")),
+        "{job:#}"
+    );
+    runner.stop(CancellationToken::new()).await;
+    tickr.stop_broken("the test made up the numbers of a hundred attempts").await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
