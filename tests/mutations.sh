@@ -1427,6 +1427,10 @@ mutants() {
         'settlement.again = Again::NowWithinBounds;' \
         'settlement.again = Again::Now;' \
         leases::a_job_whose_leases_could_not_be_renewed_a_hundred_times_fails
+    mutant 'wait for a locked table' internal/store/sql/connection.rs \
+        'innodb_lock_wait_timeout = 5, lock_wait_timeout = 10 /*M' \
+        'innodb_lock_wait_timeout = 5 /*M' \
+        mysql_faults::no_statement_waits_for_a_locked_table_for_longer_than_its_caller
 }
 
 # mutant NAME FILES OLD NEW [FILES OLD NEW ...] TESTS

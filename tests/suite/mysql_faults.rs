@@ -304,15 +304,20 @@ async fn lock_waits_that_time_out_leave_no_half_and_are_repeated() {
     tickr.stop().await;
 }
 
-/// Start a tickr that logs in with an account without special rights, because servers refuse such accounts first.
-async fn ordinary(tickr: &TestApp, change: impl FnOnce(&mut Config)) -> App {
+/// Make an account without special rights, because servers refuse such accounts first. Return the URL with its login.
+async fn ordinary_url(tickr: &TestApp) -> String {
     let url = tickr.config.mysql_url().unwrap().expose().to_owned();
     for host in ["localhost", "127.0.0.1"] {
         tickr.sql(format!("CREATE USER app@'{host}'; GRANT ALL ON `t%`.* TO app@'{host}'")).await;
     }
     let (before, after) = url.split_once("://").unwrap().1.split_once('@').unwrap();
     assert!(before.starts_with("root"));
-    let url = ServerUrl::mysql(&format!("mysql://app@{after}")).unwrap();
+    format!("mysql://app@{after}")
+}
+
+/// Start a tickr that logs in with an account without special rights.
+async fn ordinary(tickr: &TestApp, change: impl FnOnce(&mut Config)) -> App {
+    let url = ServerUrl::mysql(&ordinary_url(tickr).await).unwrap();
     let change = |config: &mut Config| {
         config.mysql_url = Some(url);
         (config.workers, config.queues, config.lease) = (8, vec!["default".into()], Duration::from_secs(30));
@@ -580,6 +585,54 @@ async fn the_servers_own_defaults_change_nothing_and_its_limits_are_kept() {
     // The same holds for writes outside transactions, such as the row of the runner.
     tickr.until_count("SELECT COUNT(*) FROM runners", 1).await;
     tickr.stop().await;
+}
+
+/// Time for which a table is locked as an ALTER or a backup locks it: as long as it takes a claim to be given up, when
+/// it waits for as long as a run of it may.
+const TABLE_LOCKED: Duration = Duration::from_secs(28);
+/// Longest wait for such a lock: ten seconds, and three for a busy machine. A run is given up only after 15 s.
+const MAX_TABLE_WAIT_SECONDS: u64 = 13;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_statement_waits_for_a_locked_table_for_longer_than_its_caller() {
+    // By the server's own default, statements would wait for a day. On other machines a lease ends meanwhile.
+    let busy = |config: &mut Config| (config.workers, config.lease) = (16, Duration::from_secs(90));
+    let tickr = TestApp::start_on_servers_with(&["--lock-wait-timeout=100000"], |_| {}, busy).await;
+    let over = CancellationToken::new();
+    let (mut longest, mut most) = (0, 0);
+    let lock = async {
+        let mut own = tickr.mysql().await;
+        let id: u64 = sqlx::query_scalar("SELECT CONNECTION_ID()").fetch_one(&mut own).await.unwrap();
+        own.execute(sqlx::raw_sql("LOCK TABLES owed WRITE")).await.unwrap();
+        let locked = Instant::now();
+        while locked.elapsed() < TABLE_LOCKED {
+            let sessions = own.fetch_all(sqlx::raw_sql("SHOW PROCESSLIST")).await.unwrap();
+            let waits = sessions.iter().filter(|row| {
+                let state: Option<String> = row.try_get("State").unwrap();
+                number(row) != id && state.is_some_and(|state| state.starts_with("Waiting for table metadata lock"))
+            });
+            let seconds: Vec<u64> = waits.map(waited).collect();
+            most = most.max(seconds.len());
+            longest = longest.max(seconds.into_iter().max().unwrap_or(0));
+            tokio::time::sleep(Duration::from_millis(200)).await;
+        }
+        own.execute(sqlx::raw_sql("UNLOCK TABLES")).await.unwrap();
+        over.cancel();
+    };
+    let broker = tickr.app.broker();
+    let (one, other, ()) = tokio::join!(load(broker, &over), load(broker, &over), lock);
+    println!("{most} sessions waited at once, the longest for {longest} s");
+    assert!(most > 2 && longest > 4, "{most} sessions waited, the longest for {longest} s");
+    assert!(longest <= MAX_TABLE_WAIT_SECONDS, "a statement waited for {longest} s");
+    let lost = assert_done(&tickr, &[one.0, other.0].concat()).await;
+    assert_eq!(lost, 0, "the leases were longer");
+    tickr.stop().await;
+}
+
+/// Read for how many seconds a session in the process list has done what it does. The type differs between servers.
+fn waited(row: &sqlx::mysql::MySqlRow) -> u64 {
+    let seconds = row.try_get::<i32, _>("Time").map(i64::from).or_else(|_| row.try_get::<i64, _>("Time"));
+    seconds.unwrap().unsigned_abs()
 }
 
 #[tokio::test(flavor = "multi_thread")]
