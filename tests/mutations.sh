@@ -1431,6 +1431,16 @@ mutants() {
         'innodb_lock_wait_timeout = 5, lock_wait_timeout = 10 /*M' \
         'innodb_lock_wait_timeout = 5 /*M' \
         mysql_faults::no_statement_waits_for_a_locked_table_for_longer_than_its_caller
+    mutant 'verdict that the account may not write' internal/engine/executor.rs \
+        'Err(error) if error.is_about_the_row() => {
+                // The lease ends' \
+        'Err(error) if !error.is_transient() => {
+                // The lease ends' \
+        mysql_faults::results_outlive_a_right_that_is_taken_away_while_they_come
+    mutant 'session after a missing right' internal/store/sql/connection.rs \
+        ' || lacks_right(error)' \
+        '' \
+        mysql_faults::results_outlive_a_right_that_is_taken_away_while_they_come
 }
 
 # mutant NAME FILES OLD NEW [FILES OLD NEW ...] TESTS

@@ -458,6 +458,46 @@ async fn results_outlive_a_password_that_is_changed_while_they_come() {
     tickr.stop().await;
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn results_outlive_a_right_that_is_taken_away_while_they_come() {
+    let tickr = TestApp::start_alone(|_| {}, bystander).await;
+    let url = ordinary_url(&tickr).await;
+    let env = [("TICKR_MYSQL_URL", url.as_str()), ("TICKR_LEASE", "30s"), ("TICKR_WORKERS", "8")];
+    let mut runner = Runner::start(&tickr, &env);
+    let running = tickr.enqueue_many((0..4).map(|_| json!({"kind": "sleep", "payload": {"ms": 1_500}}))).await;
+    tickr.until_count("SELECT COUNT(*) FROM owed WHERE state = 'executing'", 4).await;
+    let rights = async |change: &str| {
+        for host in ["localhost", "127.0.0.1"] {
+            tickr.sql(format!("{change} app@'{host}'")).await;
+        }
+    };
+    rights("REVOKE INSERT ON `t%`.* FROM").await;
+    // A session keeps the rights in its database that it had when it connected.
+    let mut own = tickr.mysql().await;
+    for row in own.fetch_all("SHOW PROCESSLIST").await.unwrap() {
+        if row.try_get::<String, _>("User").unwrap() == "app" {
+            let _ = own.execute(AssertSqlSafe(format!("KILL {}", number(&row)))).await;
+        }
+    }
+    // MySQL refuses all four, and the runner says so once for each.
+    eventually_seen("four results are refused", async || {
+        let log = runner.log();
+        let refused = |line: &&str| line.contains(" job=") && line.contains("INSERT command denied");
+        if log.lines().filter(refused).count() >= 4 { Ok(()) } else { Err(log) }
+    })
+    .await;
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM attempts").await, 0, "no runner could write a result");
+    rights("GRANT INSERT ON `t%`.* TO").await;
+    for id in &running {
+        tickr.until(*id, State::Completed).await;
+        assert_eq!(tickr.verdicts(*id).await, ["succeeded"], "{id}");
+    }
+    tickr.assert_each_ran_once(4).await;
+    runner.signal("TERM");
+    assert_eq!(runner.exit_code().await, Some(0), "{}", runner.log());
+    tickr.stop().await;
+}
+
 /// Errors of servers, clusters and proxies that can write nothing now and may be able to later: a proxy without a
 /// backend, a proxy or a cluster's gate with an error of its own, a group that lost its quorum, a binary log whose disk
 /// is full.

@@ -23,7 +23,8 @@ use sqlx::pool::PoolConnection;
 use sqlx::{ConnectOptions, Connection, MySql, MySqlConnection, Row};
 
 use crate::sql::error::{
-    Fault, StoreError, certainly_rolled_back, fault, is_out_of_statements, number, tell_outage, waited_for_lock,
+    Fault, StoreError, certainly_rolled_back, fault, is_out_of_statements, lacks_right, number, tell_outage,
+    waited_for_lock,
 };
 use crate::sql::servers::{Servers, check_writable};
 use crate::sql::session::Session;
@@ -452,9 +453,10 @@ async fn rolled_back(conn: &mut MySqlConnection) -> bool {
 }
 
 /// Return whether the connection is unusable after this error. MySQL also closes it after a packet that is too large
-/// (1153).
+/// (1153). And a session keeps the rights in its database that its account had when it connected, so only another
+/// session can use a right that was given since.
 fn ends_connection(error: &sqlx::Error) -> bool {
-    fault(error) == Fault::Reconnect || number(error) == Some(1153)
+    fault(error) == Fault::Reconnect || number(error) == Some(1153) || lacks_right(error)
 }
 
 /// A dedicated connection that is reopened when it breaks. The group commits and the heartbeat use one each: they are

@@ -201,6 +201,12 @@ pub(crate) fn is_unusual(error: &sqlx::Error) -> bool {
     number(error).is_some_and(|number| !is_known_outage(number) && fault_of(number) != Fault::Again)
 }
 
+/// Return true if the account may not run the statement: no right in the database, on the table, on a column, a global
+/// right, or a right on a routine.
+pub(crate) fn lacks_right(error: &sqlx::Error) -> bool {
+    matches!(number(error), Some(1044 | 1142 | 1143 | 1227 | 1370))
+}
+
 /// Return true if the server has no room for another prepared statement.
 pub(crate) fn is_out_of_statements(error: &sqlx::Error) -> bool {
     number(error) == Some(1461)
