@@ -1441,6 +1441,10 @@ mutants() {
         ' || lacks_right(error)' \
         '' \
         mysql_faults::results_outlive_a_right_that_is_taken_away_while_they_come
+    mutant 'permits after a request without an answer' internal/engine/permits.rs \
+        '(counts.granted, counts.recorded) = (asked.used, None);' \
+        '(counts.granted, counts.recorded) = (asked.used.max(u32::from(turn.had)), None);' \
+        queues::a_permit_whose_return_mysql_carried_out_without_an_answer_starts_no_job
 }
 
 # mutant NAME FILES OLD NEW [FILES OLD NEW ...] TESTS

@@ -493,6 +493,48 @@ async fn a_limit_holds_after_mysql_stood_still() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_permit_whose_return_mysql_carried_out_without_an_answer_starts_no_job() {
+    let tickr = TestApp::start().await;
+    set(&tickr, "one", json!({"concurrency": 1})).await;
+    let proxy = Proxy::start(tickr.config.mysql_url().unwrap().expose()).await;
+    let url = proxy.url();
+    // The permits are confirmed every third of a lease, so not during this test.
+    let of_one = |config: &mut tickr::config::Config| {
+        (config.queues, config.workers, config.lease) = (queues(&["one"]), 2, Duration::from_secs(120));
+    };
+    let through = |config: &mut tickr::config::Config| {
+        of_one(config);
+        config.mysql_url = Some(ServerUrl::mysql(&url).unwrap());
+    };
+    let first = tickr.another_with(through, Registry::new()).await;
+    let noop = tickr.enqueue(json!({"kind": "noop", "queue": "one"})).await;
+    tickr.until(noop, State::Completed).await;
+    let holds = |runner: &App| {
+        format!("SELECT COUNT(*) FROM queue_permits WHERE permits = 1 AND runner = '{}'", runner.runner())
+    };
+    tickr.until_count(holds(&first), 1).await;
+    // From now on MySQL carries out each request of the first runner for permits, and no answer arrives.
+    let cuts = proxy.cuts();
+    proxy.cut_commits_of("SELECT concurrency FROM queues WHERE name", usize::MAX);
+    let second = tickr.another_with(of_one, Registry::new()).await;
+    tickr.until_count(holds(&second), 1).await;
+    assert!(proxy.cuts() > cuts, "the first runner gave its permit back");
+    let sleep = json!({"kind": "sleep", "payload": {"ms": 1_000}, "queue": "one"});
+    let jobs = tickr.enqueue_many((0..4).map(|_| sleep.clone())).await;
+    for id in jobs {
+        tickr.until(id, State::Completed).await;
+    }
+    assert_eq!(most_at_once(&tickr, "one").await, 1);
+    proxy.pass();
+    second.stop(Default::default()).await;
+    // Without the other runner it gets the permit again.
+    let last = tickr.enqueue(json!({"kind": "noop", "queue": "one"})).await;
+    tickr.until(last, State::Completed).await;
+    first.stop(Default::default()).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn permits_that_are_gone_are_asked_for_anew() {
     let tickr = TestApp::start().await;
     set(&tickr, "one", json!({"concurrency": 1})).await;

@@ -31,8 +31,8 @@ pub(crate) struct Proxy {
 struct Shared {
     /// What happens to the next requests with this text, and to how many of them.
     wanted: Mutex<Option<(&'static str, Treatment, usize)>>,
-    /// The answer to the COMMIT behind such a statement is lost.
-    commit_of: Mutex<Option<&'static str>>,
+    /// The answers to so many COMMITs behind such a statement are lost.
+    commit_of: Mutex<Option<(&'static str, usize)>>,
     cuts: AtomicUsize,
     requests: AtomicUsize,
     /// Number of times that all connections were forgotten.
@@ -118,7 +118,12 @@ impl Proxy {
 
     /// Lose the answer to the COMMIT of the next transaction in which a request begins with this text.
     pub(crate) fn cut_commit_of(&self, text: &'static str) {
-        *self.shared.commit_of.lock().unwrap() = Some(text);
+        self.cut_commits_of(text, 1);
+    }
+
+    /// Do the same for this many transactions.
+    pub(crate) fn cut_commits_of(&self, text: &'static str, times: usize) {
+        *self.shared.commit_of.lock().unwrap() = Some((text, times));
     }
 
     /// Do the same as [`cut_commit_of`](Self::cut_commit_of), and let the requests of all connections wait from then
@@ -153,6 +158,7 @@ impl Proxy {
     /// Pass everything on again.
     pub(crate) fn pass(&self) {
         *self.shared.wanted.lock().unwrap() = None;
+        *self.shared.commit_of.lock().unwrap() = None;
     }
 
     /// Return whether everything that was ordered has happened.
@@ -339,8 +345,14 @@ impl Line {
             }
             _ => return Treatment::Passed,
         };
-        if shared.commit_of.lock().unwrap().take_if(|text| is_about(statement, text)).is_some() {
-            self.lose_commit = true;
+        {
+            let mut commit_of = shared.commit_of.lock().unwrap();
+            if let Some((text, times)) = *commit_of
+                && is_about(statement, text)
+            {
+                *commit_of = (times > 1).then_some((text, times - 1));
+                self.lose_commit = true;
+            }
         }
         if self.lose_commit && is_about(statement, "COMMIT") {
             self.lose_commit = false;
