@@ -223,7 +223,7 @@ async fn without_redis_twenty_thousand_queue_names_in_front_delay_no_job() {
     tickr.until_count(ENDED, jobs).await;
     let (p90, worst) = lateness(&tickr, "").await;
     println!("{jobs} jobs behind 20,000 queue names, late by p90 {p90} ms, at worst {worst} ms");
-    assert!(p90 < MAX_LATE_MS, "{p90} ms late");
+    assert!(p90 < MAX_LATE_MS && worst < MAX_WORST_MS, "{p90} ms late, at worst {worst} ms");
     assert_eq!(tickr.count("SELECT COUNT(*) FROM owed WHERE queue NOT LIKE 'other-%'").await, 0);
     Owed::remove(&tickr).await;
     tickr.services().redis().start_again().unwrap();
@@ -237,6 +237,9 @@ const ENDED: &str = "SELECT COUNT(*) FROM attempts";
 /// Lateness in milliseconds that nine of ten jobs keep on a very busy machine. A runner that reads the jobs in front
 /// first starts none of them before the deadline of the test.
 const MAX_LATE_MS: i64 = 3_000;
+
+/// The bound of G3 for each job, however busy the machine is.
+const MAX_WORST_MS: i64 = 6_000;
 
 /// Time between two jobs whose lateness is measured. A runner that looks for due jobs in many lanes, on a busy machine,
 /// still starts more.
@@ -349,7 +352,7 @@ async fn without_redis_a_limited_and_a_paused_backlog_in_front_delay_no_other_qu
     tickr.until_count(format!("SELECT COUNT(*) {ours}"), i64::try_from(jobs.len()).unwrap()).await;
     let (p90, worst) = lateness(&tickr, "JOIN jobs j ON j.id = a.job_id WHERE j.queue = 'default'").await;
     println!("{} jobs beside a limit and a pause, late by p90 {p90} ms, at worst {worst} ms", jobs.len());
-    assert!(p90 < MAX_LATE_MS, "{p90} ms late");
+    assert!(p90 < MAX_LATE_MS && worst < MAX_WORST_MS, "{p90} ms late, at worst {worst} ms");
     // The limited queue was served as well, within its limit. The pause still holds.
     let others = "SELECT COUNT(*) FROM attempts a JOIN jobs j ON j.id = a.job_id WHERE j.queue = 'narrow'";
     let narrow = tickr.count(others).await;
