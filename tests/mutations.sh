@@ -1445,6 +1445,11 @@ mutants() {
         '(counts.granted, counts.recorded) = (asked.used, None);' \
         '(counts.granted, counts.recorded) = (asked.used.max(u32::from(turn.had)), None);' \
         queues::a_permit_whose_return_mysql_carried_out_without_an_answer_starts_no_job
+    mutant 'tables that are altered in place' internal/store/migrate/mod.rs \
+        '        let _ = sqlx::raw_sql(NO_COPY).execute(&mut conn).await;
+' \
+        '' \
+        migrations::writes_go_on_while_a_migration_changes_tables_of_200_000_rows
 }
 
 # mutant NAME FILES OLD NEW [FILES OLD NEW ...] TESTS

@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 use rand::Rng as _;
 use serde_json::json;
 use sqlx::migrate::Migrator;
-use sqlx::{AssertSqlSafe, Executor as _, MySqlConnection};
+use sqlx::{AssertSqlSafe, Executor as _, MySqlConnection, Row as _};
+use tickr::services::{Options, Services};
 use tickr::store::{MigrateSettings, Store, StoreSettings};
 use tokio::process::Command;
 
@@ -420,6 +421,91 @@ async fn a_migration_that_waits_for_a_snapshot_lets_settles_pass_and_says_who_is
     assert_eq!(program.ends().await.code(), Some(0), "{}", program.said());
     assert!(database.shape().await.iter().any(|table| table.contains("`exchange`")));
     database.drop().await;
+}
+
+/// Number of rows of each large table in the test of writes during a migration.
+const MANY: u32 = 200_000;
+/// Longest wait of a write that a busy machine explains. A copy of such a table takes about four seconds on two cores.
+const LONGEST_WRITE: Duration = Duration::from_secs(2);
+
+/// Fill the tables that every job writes with [`MANY`] rows each.
+async fn fill(mysql: &mut MySqlConnection) {
+    let digit = "(SELECT 0 d UNION ALL SELECT 1 UNION ALL SELECT 2 UNION ALL SELECT 3 UNION ALL SELECT 4 UNION ALL \
+                 SELECT 5 UNION ALL SELECT 6 UNION ALL SELECT 7 UNION ALL SELECT 8 UNION ALL SELECT 9)";
+    let numbers = format!(
+        "(SELECT a.d + 10 * b.d + 100 * c.d + 1000 * e.d + 10000 * f.d + 100000 * g.d AS n FROM {digit} a, {digit} b, \
+         {digit} c, {digit} e, {digit} f, {digit} g WHERE g.d < 2) numbers WHERE n < {MANY}"
+    );
+    let id = "UNHEX(CONCAT('01900000000070008000', LPAD(HEX(n), 12, '0')))";
+    for sql in [
+        format!(
+            "INSERT INTO jobs (id, kind, queue, priority, max_attempts, payload, execute_at, created_at) \
+             SELECT {id}, 'noop', 'default', 5, 5, RPAD('\"x', 500, 'x'), NOW(3), NOW(6) FROM {numbers}"
+        ),
+        format!(
+            "INSERT INTO owed (id, kind, queue, priority, max_attempts, state, execute_at) \
+             SELECT {id}, 'noop', 'default', 5, 5, 'waiting', NOW(3) FROM {numbers}"
+        ),
+        format!(
+            "INSERT INTO attempts (job_id, number, burned, runner, execute_at, started_at, finished_at, verdict, error) \
+             SELECT {id}, 1, 1, 'r', NOW(3), NOW(6), NOW(6), 'failed', RPAD('', 500, 'x') FROM {numbers}"
+        ),
+    ] {
+        mysql.execute(sqlx::raw_sql(AssertSqlSafe(sql))).await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn writes_go_on_while_a_migration_changes_tables_of_200_000_rows() {
+    // The server is set to copy each table that is altered, and lets writes wait meanwhile.
+    let flag = match std::env::var_os("TICKR_MYSQLD") {
+        Some(path) if !path.is_empty() => "--old-alter-table=1",
+        _ => "--alter-algorithm=COPY",
+    };
+    let options = Options::ephemeral_under(Path::new(env!("CARGO_TARGET_TMPDIR")));
+    let own = Services::start(&options.mysql_flag(flag)).unwrap();
+    let database = Empty { name: "t_large".into(), url: own.mysql_url("t_large"), dir: tempfile::tempdir().unwrap() };
+    Store::create_database(&database.url).await.unwrap();
+    // The next versions add columns to all three tables, and change an index of one.
+    database.migrated_by_the_driver_to(LAST_OF_THE_DRIVER - 1).await;
+    fill(&mut connect(&database.url).await).await;
+    let written = "SHOW GLOBAL STATUS LIKE 'Handler_write'";
+    let written = async || -> u64 {
+        let row = connect(&database.url).await.fetch_one(written).await.unwrap();
+        row.try_get::<String, _>(1).unwrap().parse().unwrap()
+    };
+    let before = written().await;
+    let mut program = Program::spawn(database.tickr(&["migrate"]));
+    let mut writer = connect(&database.url).await;
+    let writes = [
+        "INSERT INTO jobs (id, kind, queue, priority, max_attempts, payload, execute_at, created_at) \
+         VALUES (UNHEX(REPLACE(UUID(), '-', '')), 'noop', 'default', 5, 5, '{}', NOW(3), NOW(6))",
+        "INSERT INTO owed (id, kind, queue, priority, max_attempts, state, execute_at) \
+         VALUES (UNHEX(REPLACE(UUID(), '-', '')), 'noop', 'default', 5, 5, 'waiting', NOW(3))",
+        "INSERT INTO attempts (job_id, number, burned, runner, execute_at, started_at, finished_at, verdict) \
+         VALUES (UNHEX(REPLACE(UUID(), '-', '')), 1, 1, 'r', NOW(3), NOW(6), NOW(6), 'failed')",
+    ];
+    let (mut slowest, mut rows, began) = (Duration::ZERO, 0, Instant::now());
+    let ended = loop {
+        for sql in writes {
+            let asked = Instant::now();
+            writer.execute(sql).await.unwrap();
+            slowest = slowest.max(asked.elapsed());
+            rows += 1;
+        }
+        if let Ok(ended) = tokio::time::timeout(Duration::from_millis(5), program.ends()).await {
+            break ended;
+        }
+    };
+    assert_eq!(ended.code(), Some(0), "{}", program.said());
+    let copied = written().await - before - rows;
+    println!(
+        "migrated within {:?}; {rows} writes meanwhile, the slowest took {slowest:?}; {copied} rows were copied",
+        began.elapsed()
+    );
+    assert!(rows > 30, "{rows}");
+    assert!(slowest < LONGEST_WRITE, "a write waited for {slowest:?}");
+    assert!(copied < u64::from(MANY), "a table was copied: {copied} rows were written by others");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -45,6 +45,9 @@ const SESSION: &str = "SET SESSION sql_mode = 'STRICT_TRANS_TABLES,NO_ENGINE_SUB
                        innodb_lock_wait_timeout = 3, wait_timeout = 60";
 /// MariaDB's limit for any statement; MySQL does not know it, and refuses to set it.
 const NO_LIMIT: &str = "SET SESSION max_statement_time = 0";
+/// A server may be set to copy each table that is altered. MariaDB then copies it even if the statement asks for
+/// another way. Servers that no longer have this setting refuse the statement.
+const NO_COPY: &str = "SET SESSION old_alter_table = 0";
 /// Runs over a broken connection before the migration gives up.
 const MAX_RUNS: u32 = 5;
 /// Time between two looks at a long statement, from another connection.
@@ -168,6 +171,7 @@ impl Run<'_> {
         let mut conn = connection::open(&self.store.shared.options).await?;
         sqlx::raw_sql(SESSION).execute(&mut conn).await?;
         let _ = sqlx::raw_sql(NO_LIMIT).execute(&mut conn).await;
+        let _ = sqlx::raw_sql(NO_COPY).execute(&mut conn).await;
         let database: Option<String> = sqlx::query_scalar("SELECT DATABASE()").fetch_one(&mut conn).await?;
         let database = database.unwrap_or_default();
         if self.settings.lock {
