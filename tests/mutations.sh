@@ -1450,6 +1450,10 @@ mutants() {
 ' \
         '' \
         migrations::writes_go_on_while_a_migration_changes_tables_of_200_000_rows
+    mutant 'SQL mode of a session' internal/store/sql/connection.rs \
+        "sql_mode = 'STRICT_TRANS_TABLES,ERROR_FOR_DIVISION_BY_ZERO,NO_ENGINE_SUBSTITUTION'," \
+        '' \
+        mysql_faults::the_servers_own_defaults_change_nothing_and_its_limits_are_kept
 }
 
 # mutant NAME FILES OLD NEW [FILES OLD NEW ...] TESTS
