@@ -1454,6 +1454,26 @@ mutants() {
         "sql_mode = 'STRICT_TRANS_TABLES,ERROR_FOR_DIVISION_BY_ZERO,NO_ENGINE_SUBSTITUTION'," \
         '' \
         mysql_faults::the_servers_own_defaults_change_nothing_and_its_limits_are_kept
+    mutant 'full lease after an interruption' internal/engine/heartbeat_history.rs \
+        '&& self.resumed.is_none_or(|resumed| since(resumed) >= longer)' \
+        '&& self.resumed.is_none_or(|resumed| since(resumed) >= Duration::ZERO)' \
+        leases::after_an_outage_no_runner_judges_another_before_a_lease_of_that_one
+    mutant 'outage that a runner starts in' internal/engine/lib.rs \
+        'if store.was_out() { HeartbeatHistory::after_an_outage() }' \
+        'if false { HeartbeatHistory::after_an_outage() }' \
+        leases::after_an_outage_no_runner_judges_another_before_a_lease_of_that_one
+    mutant 'interruptions that a runner notices' internal/engine/reaper.rs \
+        'shared.heartbeats.record_interruption();' \
+        '' \
+        internal/engine/heartbeat_history.rs \
+        '            self.resumed = Some(now);
+            self.gaps += 1;
+        }
+        self.last = Some(sent);' \
+        '            self.gaps += 1;
+        }
+        self.last = Some(sent);' \
+        leases::after_an_outage_no_runner_judges_another_before_a_lease_of_that_one
 }
 
 # mutant NAME FILES OLD NEW [FILES OLD NEW ...] TESTS

@@ -248,6 +248,35 @@ async fn runners_that_could_not_renew_are_not_judged_before_they_had_the_chance(
     tickr.stop().await;
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn after_an_outage_no_runner_judges_another_before_a_lease_of_that_one() {
+    let tickr = TestApp::start_alone(|_| {}, |config| config.queues = vec!["elsewhere".into()]).await;
+    let slept = Runner::start(&tickr, &[("TICKR_WORKERS", "1"), ("TICKR_LEASE", "20s")]);
+    let id = tickr.enqueue_kind("sleep", json!({"ms": 600_000})).await;
+    tickr.until(id, State::Executing).await;
+    // One runner lives through the outage, and another one starts in it. Both find the suspended runner silent for
+    // longer than its lease soon afterwards, and it had no time to send a heartbeat.
+    slept.signal("STOP");
+    tickr.services().mysql().pause().unwrap();
+    let outage = async {
+        tokio::time::sleep(Duration::from_secs(9)).await;
+        tickr.services().mysql().resume().unwrap();
+    };
+    let (late, ()) = tokio::join!(tickr.another(), outage);
+    // A runner that has just started, and knows of no outage, judges after six tenths of a lease.
+    tokio::time::sleep(Duration::from_secs(17)).await;
+    let silent = "SELECT COUNT(*) FROM runners WHERE heartbeat_at < UTC_TIMESTAMP(6) - INTERVAL 20 SECOND";
+    assert_eq!((tickr.count(silent).await, tickr.count(LOST).await), (1, 0));
+    slept.signal("CONT");
+    tickr.until_count(silent, 0).await;
+    tickr.post(&format!("/v1/jobs/{id}/cancel"), json!({})).await;
+    tickr.until(id, State::Cancelled).await;
+    assert_eq!(tickr.verdicts(id).await, ["cancelled"]);
+    late.stop(CancellationToken::new()).await;
+    drop(slept);
+    tickr.stop().await;
+}
+
 #[derive(Serialize, Deserialize, JsonSchema)]
 struct Patient {}
 
