@@ -1474,6 +1474,10 @@ mutants() {
         }
         self.last = Some(sent);' \
         leases::after_an_outage_no_runner_judges_another_before_a_lease_of_that_one
+    mutant 'last tick of a schedule that is changed' internal/store/schedules/mod.rs \
+        'row.last_at.map_or(now, |last| last.max(now))' \
+        'row.last_at.map_or(now, |_| now)' \
+        clocks::a_schedule_whose_clock_was_set_back_ticks_no_moment_twice_and_goes_on_where_it_was
 }
 
 # mutant NAME FILES OLD NEW [FILES OLD NEW ...] TESTS

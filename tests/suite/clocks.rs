@@ -201,6 +201,73 @@ async fn a_clock_of_mysql_that_is_set_ahead_and_back_ends_no_attempt() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_schedule_whose_clock_was_set_back_ticks_no_moment_twice_and_goes_on_where_it_was() {
+    let Some(library) = faketime().await else {
+        if cfg!(target_os = "linux") {
+            panic!("sh internal/services/install.sh --faketime fails");
+        }
+        return;
+    };
+    let dir = tempfile::tempdir().unwrap();
+    let clock = Clock { file: dir.path().join("clock") };
+    clock.turn(0).unwrap();
+    let environment = clock.environment(&library);
+    let turned = |options: tickr::services::Options| {
+        environment.iter().fold(options, |options, (name, value)| options.mysql_environment(*name, value.clone()))
+    };
+    let tickr = TestApp::start_alone_as(turned, |_| {}, |config| config.workers = 4).await;
+    let moved = async |seconds: i64| {
+        clock.turn(seconds).unwrap();
+        eventually("the clock of mysql has moved", || async {
+            let now: DateTime<Utc> =
+                sqlx::query_scalar("SELECT UTC_TIMESTAMP(6)").fetch_one(&mut tickr.mysql().await).await.unwrap();
+            ((now - Utc::now()).num_seconds() - seconds).abs().lt(&3).then_some(())
+        })
+        .await;
+    };
+    let every_second = json!({"cron": "* * * * * *", "kind": "noop", "misfire_grace_ms": 60_000});
+    let declare = async |name: &str| {
+        let put = tickr.put(&format!("/v1/schedules/{name}"), &every_second).await;
+        assert_eq!(put.status, 201, "{:#}", put.body);
+    };
+    let ticks = |name: &str| format!("SELECT COUNT(*) FROM ticks WHERE schedule = '{name}'");
+    let until_more_than = async |name: &str, ticked: i64| {
+        eventually("the schedule ticks", || async { (tickr.count(&ticks(name)).await > ticked).then_some(()) }).await;
+    };
+    declare("before").await;
+    until_more_than("before", 2).await;
+
+    // For an hour the clock shows moments that have ticked: the schedule is silent, and a trigger fires at once.
+    moved(-3_600).await;
+    // That holds for a schedule that is changed as well. One with a new name has not ticked yet.
+    let every_other = json!({"cron": "*/2 * * * * *", "kind": "noop", "misfire_grace_ms": 60_000});
+    let changed = tickr.put("/v1/schedules/before", &every_other).await;
+    assert_eq!(changed.status, 200, "{:#}", changed.body);
+    let ticked = tickr.count(&ticks("before")).await;
+    declare("after").await;
+    // In this time the schedule would have ticked five times, as the other one does.
+    until_more_than("after", 4).await;
+    assert_eq!(tickr.count(&ticks("before")).await, ticked, "a moment that had ticked came again");
+    let next =
+        "SELECT COUNT(*) FROM schedules WHERE name = 'before' AND next_at > UTC_TIMESTAMP(3) + INTERVAL 59 MINUTE";
+    assert_eq!(tickr.count(next).await, 1);
+    let triggered = tickr.post("/v1/schedules/before/trigger", json!({})).await;
+    assert!(triggered.status < 300, "{:#}", triggered.body);
+
+    // When the clock is where it was, the schedule goes on.
+    moved(0).await;
+    until_more_than("before", ticked + 3).await;
+    for name in ["before", "after"] {
+        let paused = tickr.post(&format!("/v1/schedules/{name}/pause"), json!({})).await;
+        assert_eq!(paused.status, 200, "{:#}", paused.body);
+    }
+    tickr.until_idle().await;
+    let fired = tickr.count("SELECT COUNT(*) FROM ticks WHERE job_id IS NOT NULL").await;
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM jobs").await, fired, "each tick has its job");
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_job_that_is_given_back_after_the_clock_of_mysql_was_set_back_is_due_at_once() {
     let Some(library) = faketime().await else {
         if cfg!(target_os = "linux") {
