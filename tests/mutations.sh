@@ -1478,6 +1478,10 @@ mutants() {
         'row.last_at.map_or(now, |last| last.max(now))' \
         'row.last_at.map_or(now, |_| now)' \
         clocks::a_schedule_whose_clock_was_set_back_ticks_no_moment_twice_and_goes_on_where_it_was
+    mutant 'end of a page of the walk' internal/store/attempts/lease.rs \
+        '.bind(end.unwrap_or(Uuid::max()))' \
+        '.bind(Uuid::max())' \
+        claims::no_loop_reads_the_owed_rows_as_a_whole
 }
 
 # mutant NAME FILES OLD NEW [FILES OLD NEW ...] TESTS
