@@ -101,8 +101,8 @@ fn without_prefix(text: &str) -> String {
     if prefix.is_empty() { text.to_owned() } else { text.replace(prefix.as_str(), "") }
 }
 
-/// Return a statement of the general log with the constants that it was sent. The log of MariaDB has `\\\\xFF` for a byte
-/// that is no text, and that of MySQL has the byte. Both become a hexadecimal constant here.
+/// Return a statement of the general log with the constants that it was sent. The log of MariaDB has two backslashes
+/// and `xFF` for a byte that is no text, and that of MySQL has the byte. Both become a hexadecimal constant here.
 fn with_hexadecimal_constants(logged: &[u8]) -> String {
     let (mut text, mut rest) = (Vec::new(), logged);
     while let Some(open) = rest.iter().position(|byte| *byte == b'\'') {
@@ -211,7 +211,7 @@ fn split(text: &str) -> Vec<String> {
 
 /// Rows of next month in the test of plans, and the most that a plan may read. The estimate for a page of 5,000 rows is
 /// up to twice as large, and the one for the whole index may be half of it.
-const FAR: u64 = 60_000;
+const FAR: u64 = 100_000;
 const MANY: u64 = 20_000;
 
 /// Return whether a plan reads a table as a whole, or a large part of it.
@@ -246,8 +246,8 @@ async fn no_loop_reads_the_owed_rows_as_a_whole() {
         )
         .await;
     dies.kill9();
-    // The loops behind expiries, limits by key, order keys and parents have work as well. The blocked jobs are looked at
-    // every five seconds.
+    // The loops behind expiries, limits by key, order keys and parents have work as well. The blocked jobs are looked
+    // at every five seconds.
     set_and_wait(&tickr, "per-tenant", json!({"concurrency": 1})).await;
     let expires = tickr.enqueue(json!({"kind": "noop", "queue": "nowhere", "expires_in_ms": 500})).await;
     let sleep = |ms: u64| json!({"kind": "sleep", "payload": {"ms": ms}});
@@ -299,7 +299,8 @@ async fn no_loop_reads_the_owed_rows_as_a_whole() {
             }
             read += 1;
             claims += usize::from(text.starts_with("UPDATE owed"));
-            // The end of a page of the walk. It reads as many rows as the page has, but MySQL estimates all behind it.
+            // The end of a page of the walk. It reads as many rows as the page has, but an estimate may cover all
+            // behind it.
             let is_page = text.starts_with("SELECT id FROM owed FORCE INDEX (PRIMARY) WHERE id > ")
                 && text.contains(" ORDER BY id LIMIT 1 OFFSET ");
             assert!(is_page || !reads_the_whole(&how, rows), "{how} of {rows} rows: {text}");
@@ -311,17 +312,24 @@ async fn no_loop_reads_the_owed_rows_as_a_whole() {
     for begins in LOOPS {
         assert!(found.iter().any(|text| text.contains(begins)), "{begins} is not in {found:#?}");
     }
-    // Check the check itself: it must flag a scan of the whole table, and a walk through the whole primary key.
+    // Check the check itself: it must flag a scan of the whole table, and a walk through the whole primary key. MySQL
+    // estimates no rows for an index that a statement forces, so there the walk is found by the run on MariaDB alone.
+    let server: String = sqlx::query_scalar("SELECT VERSION()").fetch_one(&mut mysql).await.unwrap();
+    let estimates = server.contains("MariaDB");
     for whole in [
         "SELECT id FROM owed WHERE state = 'executing' AND lease_until < UTC_TIMESTAMP(6)",
-        "SELECT id, kind FROM owed FORCE INDEX (PRIMARY) WHERE id > 0x00 AND state = 'executing' ORDER BY id",
+        "SELECT id, kind FROM owed FORCE INDEX (PRIMARY) WHERE id > x'00000000000000000000000000000000' \
+         AND state = 'executing' ORDER BY id",
     ] {
         let plan = &mysql.fetch_all(sqlx::raw_sql(explained(whole))).await.unwrap()[0];
         let word = |column: &str| {
             let text: Option<Vec<u8>> = plan.try_get_unchecked(column).unwrap();
             String::from_utf8(text.unwrap()).unwrap()
         };
-        assert!(reads_the_whole(&word("type"), word("rows").parse().unwrap()), "{} {whole}", word("type"));
+        let (how, rows) = (word("type"), word("rows"));
+        println!("{how} of {rows} rows: {whole}");
+        let unknown = how == "range" && !estimates;
+        assert!(unknown || reads_the_whole(&how, rows.parse().unwrap()), "{how} of {rows} rows: {whole}");
     }
     drop(works);
     tickr.stop().await;
