@@ -107,6 +107,10 @@ mutants() {
     mutant 'connections to a server that was left' internal/store/sql/connection.rs \
         'if server == self.target.servers.in_use() || connections.is_closed() {' 'if server < 9 {' \
         failover::runners_with_two_servers_in_their_url_use_the_one_that_takes_writes
+    mutant 'server that answers with errors alone' internal/store/sql/servers.rs \
+        'sqlx::Error::Database(_) => fault(error) == Fault::Reconnect,' \
+        'sqlx::Error::Database(_) => fault(error) == Fault::Duplicate,' \
+        failover::a_server_that_answers_with_errors_alone_is_left_for_the_next_one_of_the_url
     mutant 'token in settle' internal/store/attempts/settle.rs \
         '.filter(|owed| owed.token == item.token)' \
         '.filter(|owed| owed.state == State::Executing || owed.token == item.token)' \

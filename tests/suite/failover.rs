@@ -16,7 +16,7 @@ use tickr::job::{JobId, State};
 use tickr::services::{Address, Options, Services, Transport};
 use tokio_util::sync::CancellationToken;
 
-use crate::support::{Relay, TestApp, answer, connect, eventually, http};
+use crate::support::{Proxy, Relay, TestApp, answer, connect, eventually, http};
 
 /// A job that counts its executions by its name.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
@@ -333,6 +333,50 @@ async fn runners_with_two_servers_in_their_url_use_the_one_that_takes_writes() {
     let metrics = http().get(format!("http://{}/metrics", runner.addr())).send().await.unwrap().text().await.unwrap();
     assert!(metrics.contains("\ntickr_store_server_changes_total "), "{metrics}");
     tickr.assert_sound().await;
+    runner.stop(CancellationToken::new()).await;
+    tickr.stop().await;
+}
+
+/// Errors of a server that answers and can do nothing: a node of Galera without its cluster, a gate of a cluster, and a
+/// proxy without a server behind it.
+const OF_NO_USE: [u16; 3] = [1047, 3100, 9001];
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_answers_with_errors_alone_is_left_for_the_next_one_of_the_url() {
+    let tickr = TestApp::start_alone(|_| {}, |config| config.queues = vec!["elsewhere".into()]).await;
+    let url = tickr.config.mysql_url().unwrap().expose();
+    // Two addresses of one server.
+    let (one, other) = (Proxy::start(url).await, Proxy::start(url).await);
+    let (start, end) = one.url().rsplit_once('/').map(|(start, end)| (start.to_owned(), end.to_owned())).unwrap();
+    let second = other.url().rsplit_once('/').and_then(|(start, _)| start.rsplit_once('@')).unwrap().1.to_owned();
+    let both = format!("{start},{second}/{end}");
+    let runs = Runs::default();
+    let through = |config: &mut Config| {
+        config.mysql_url = Some(ServerUrl::mysql(&both).unwrap());
+        config.queues = vec!["default".into()];
+    };
+    let runner = tickr.another_with(through, counted(&runs)).await;
+    let base = format!("http://{}", runner.addr());
+    let run = async |name: String| {
+        let id = eventually("a job is accepted", || async {
+            let request = http().post(format!("{base}/v1/jobs")).header("idempotency-key", &name);
+            let answer = answer(request.json(&job(&name, 0, 0))).await;
+            (answer.status == 201).then(|| answer.body["id"].as_str().unwrap().parse::<JobId>().unwrap())
+        })
+        .await;
+        tickr.until(id, State::Completed).await;
+    };
+    run("before".to_owned()).await;
+    // Each of them refuses every transaction in turn.
+    for (turn, error) in OF_NO_USE.into_iter().enumerate() {
+        let (refuses, works) = if turn % 2 == 0 { (&one, &other) } else { (&other, &one) };
+        works.pass();
+        refuses.refuse("COMMIT", error, usize::MAX);
+        run(format!("at-{error}")).await;
+    }
+    for (name, times) in runs.lock().unwrap().iter() {
+        assert_eq!(*times, 1, "{name}");
+    }
     runner.stop(CancellationToken::new()).await;
     tickr.stop().await;
 }

@@ -26,7 +26,7 @@ use crate::sql::error::{
     Fault, StoreError, certainly_rolled_back, fault, is_out_of_statements, lacks_right, number, tell_outage,
     waited_for_lock,
 };
-use crate::sql::servers::{Servers, check_writable};
+use crate::sql::servers::{Servers, check_member, check_writable, is_of_no_use};
 use crate::sql::session::Session;
 use tickr_job::TablePrefix;
 
@@ -201,6 +201,7 @@ async fn open_somewhere(target: &Target) -> Result<(usize, MySqlConnection), sql
             prepare_session(&mut conn, &target.server).await?;
             if servers.are_many() {
                 check_writable(&mut conn).await?;
+                check_member(&mut conn).await?;
             }
             Ok(conn)
         });
@@ -341,16 +342,17 @@ impl Pool {
     }
 
     /// Take a connection to the server in use. When that one cannot be used, go on to the next one, and try each once.
-    async fn acquire(&self) -> Result<PoolConnection<MySql>, sqlx::Error> {
+    /// Return also the number of the server.
+    async fn acquire(&self) -> Result<(usize, PoolConnection<MySql>), sqlx::Error> {
         let servers = &self.target.servers;
         let mut left = servers.len();
         loop {
             let (server, connections) = self.opened();
             let error = match connections.acquire().await {
-                Ok(conn) if !servers.are_many() => return Ok(conn),
+                Ok(conn) if !servers.are_many() => return Ok((server, conn)),
                 // Each time, because a server that has become a replica still answers reads, with what may be old.
                 Ok(mut conn) => match within(SIGN_OF_LIFE, check_writable(&mut conn)).await {
-                    Ok(()) => return Ok(conn),
+                    Ok(()) => return Ok((server, conn)),
                     Err(error) => {
                         conn.close_on_drop();
                         error
@@ -411,7 +413,7 @@ where
         loop {
             let outcome = match pool.acquire().await {
                 Err(e) => Err(e),
-                Ok(conn) => {
+                Ok((server, conn)) => {
                     let mut guard = PoolGuard::new(conn);
                     let mut session = Session::on(guard.connection(), pool.target.prefix.clone());
                     let work = LIMITS.scope(pool.target.server.limits(), step(&mut session, pace.earlier));
@@ -429,6 +431,11 @@ where
                     }
                     if outcome.as_ref().is_err_and(is_out_of_statements) {
                         pool.keep_fewer();
+                    }
+                    if let Err(error) = &outcome
+                        && is_of_no_use(error)
+                    {
+                        pool.target.servers.leave(server, error);
                     }
                     outcome
                 }
@@ -539,6 +546,9 @@ impl DedicatedConnection {
         if let Err(e) = &outcome {
             if is_out_of_statements(e) {
                 self.target.server.keep_fewer();
+            }
+            if self.conn.is_some() && is_of_no_use(e) {
+                self.target.servers.leave(self.server, e);
             }
             if ends_connection(e) || !self.rolled_back().await {
                 self.conn = None;

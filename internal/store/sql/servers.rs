@@ -9,7 +9,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use sqlx::Row;
-use sqlx::mysql::{MySqlConnectOptions, MySqlConnection};
+use sqlx::mysql::{MySqlConnectOptions, MySqlConnection, MySqlRow};
+
+use crate::sql::error::{Fault, fault};
 
 /// Read the addresses of the servers in a URL: `mysql://user:password@first:3306,second:3306/database`. Returns nothing
 /// if the driver cannot read one of them.
@@ -101,6 +103,34 @@ pub(crate) async fn check_writable(conn: &mut MySqlConnection) -> Result<(), sql
         return Ok(());
     }
     Err(sqlx::Error::Io(std::io::Error::other("the server is read-only, so it is a replica of another one")))
+}
+
+/// Check that a server is part of its Galera cluster, if it is a node of one. A node that is not answers questions about
+/// itself, and refuses every statement about a table (its error 1047).
+pub(crate) async fn check_member(conn: &mut MySqlConnection) -> Result<(), sqlx::Error> {
+    let ready = sqlx::raw_sql("SHOW STATUS LIKE 'wsrep_ready'").fetch_optional(&mut *conn).await?;
+    // A server that was built with Galera and runs without it has this value too, and says OFF.
+    let wsrep = sqlx::raw_sql("SHOW VARIABLES LIKE 'wsrep_on'").fetch_optional(conn).await?;
+    let is = |row: Option<MySqlRow>, word: &str| -> Result<bool, sqlx::Error> {
+        let Some(row) = row else { return Ok(false) };
+        Ok(row.try_get::<String, _>(1)?.eq_ignore_ascii_case(word))
+    };
+    if is(wsrep, "ON")? && is(ready, "OFF")? {
+        return Err(sqlx::Error::Io(std::io::Error::other(
+            "the server is not in its cluster, or the cluster has no quorum",
+        )));
+    }
+    Ok(())
+}
+
+/// Return whether a server that answers has said that it cannot work now, or has said nothing for too long. Then another
+/// one may be able to.
+pub(crate) fn is_of_no_use(error: &sqlx::Error) -> bool {
+    match error {
+        sqlx::Error::Database(_) => fault(error) == Fault::Reconnect,
+        sqlx::Error::Io(io) => io.kind() == std::io::ErrorKind::TimedOut,
+        _ => false,
+    }
 }
 
 #[cfg(test)]
