@@ -85,7 +85,8 @@ impl<'c> Transaction<'c> {
     pub(crate) async fn commit(self) -> Result<(), sqlx::Error> {
         match self.0.driver {
             Driver::Transaction(driver) => driver.commit().await,
-            Driver::Own(_) | Driver::Borrowed(_) => Ok(()),
+            // Nothing makes such a transaction, and nothing may call it committed.
+            Driver::Own(_) | Driver::Borrowed(_) => Err(sqlx::Error::BeginFailed),
         }
     }
 
