@@ -102,15 +102,17 @@ mutants() {
         'is_none() && living_kinds.contains(&original.kind)' 'is_none() && living_kinds.is_empty()' \
         operations::a_replay_of_a_kind_that_only_another_runner_has_leaves_no_dead_letter
     mutant 'writes on the server in use' internal/store/sql/servers.rs \
-        'if read_only == "0" ||' 'if read_only != "2" ||' \
+        'text == "0" || text' 'text != "2" || text' \
         failover::runners_with_two_servers_in_their_url_use_the_one_that_takes_writes
     mutant 'connections to a server that was left' internal/store/sql/connection.rs \
-        'if server == self.target.servers.in_use() || connections.is_closed() {' 'if server < 9 {' \
+        'if turn == self.target.turn() || connections.is_closed() {' 'if turn < 999 {' \
         failover::runners_with_two_servers_in_their_url_use_the_one_that_takes_writes
     mutant 'server that answers with errors alone' internal/store/sql/servers.rs \
-        'sqlx::Error::Database(_) => fault(error) == Fault::Reconnect,' \
-        'sqlx::Error::Database(_) => fault(error) == Fault::Duplicate,' \
+        '_ if fault(error) == Fault::Reconnect => Blame::Doubtful,' '_ if number(error) == Some(0) => Blame::Doubtful,' \
         failover::a_server_that_answers_with_errors_alone_is_left_for_the_next_one_of_the_url
+    mutant 'doubt before a server is left' internal/store/sql/connection.rs \
+        'Ok(()) => servers.proved(turn),' 'Ok(()) => servers.leave(turn, error),' \
+        failover::an_error_of_one_statement_leads_no_process_to_another_server
     mutant 'token in settle' internal/store/attempts/settle.rs \
         '.filter(|owed| owed.token == item.token)' \
         '.filter(|owed| owed.state == State::Executing || owed.token == item.token)' \

@@ -579,11 +579,12 @@ fn alert_settings(alerts: &Alerts) -> AlertSettings {
 /// Create the connections from which reports read: with their own MySQL account if one is set, otherwise with the usual
 /// one.
 fn report_source(config: &Config) -> Result<ReportQueries, StartError> {
-    let url = match &config.reports.mysql_url {
-        Some(url) => url,
-        None => config.mysql_url()?,
+    // The account of its own may be of replicas; the usual one reads what the runners have written.
+    let (url, from_writer) = match &config.reports.mysql_url {
+        Some(url) => (url, false),
+        None => (config.mysql_url()?, true),
     };
-    ReportQueries::connect_lazy(url.expose(), config.reports.connections)
+    ReportQueries::connect_lazy(url.expose(), config.reports.connections, from_writer)
         .map_err(|e| StartError::Kind { kind: "report", cause: e.into() })
 }
 

@@ -120,6 +120,9 @@ pub enum UrlError {
     /// Several servers where only one may be named.
     #[error("the url names several servers")]
     SeveralHosts,
+    /// A socket path beside several servers.
+    #[error("the url has a socket path and several servers")]
+    SocketOfSeveral,
     /// The port is not a number up to 65535.
     #[error("the port is not a port number")]
     BadPort,
@@ -140,6 +143,7 @@ impl From<UrlError> for Wrong {
             UrlError::Scheme(_) | UrlError::NoHost => "write it like scheme://user:password@host:port/database",
             UrlError::Reserved | UrlError::BadPort => "percent-encode / ? # @ : % in a password, for example # as %23",
             UrlError::SeveralHosts => "name one server; only mysql_url and [reports] mysql_url may name several",
+            UrlError::SocketOfSeveral => "name the servers by host and port, or name one socket",
             UrlError::NoDatabase => "name it at the end, like mysql://user@host:3306/tickr",
             UrlError::NoSocketPath => "write it like redis+unix:///run/redis.sock",
             UrlError::BadRedisDatabase => "write it like redis://host:6379/0",
@@ -255,7 +259,10 @@ impl<'a> Parts<'a> {
     }
 
     fn check_hosts(&self, has_socket: bool) -> Result<(), UrlError> {
-        self.hosts.iter().try_for_each(|host| host.check(has_socket && self.hosts.len() == 1))
+        if has_socket && self.hosts.len() > 1 {
+            return Err(UrlError::SocketOfSeveral);
+        }
+        self.hosts.iter().try_for_each(|host| host.check(has_socket))
     }
 
     fn rebuilt(&self, scheme: &str) -> ServerUrl {
@@ -377,6 +384,7 @@ mod tests {
         for (url, expected) in [
             ("canary", None),
             ("mysql://u:canary@h,/d", Some(UrlError::NoHost)),
+            ("mysql://u:canary@h,i/d?socket=/run/m.sock", Some(UrlError::SocketOfSeveral)),
             ("mysql://u:canary@h,i:canary/d", Some(UrlError::BadPort)),
             ("postgres://u:canary@h/d", None),
             ("mysql://u:can/ary@h/d", Some(UrlError::Reserved)),

@@ -9,6 +9,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use sqlx::{AssertSqlSafe, Executor, MySqlConnection, Row};
+use tickr::app::App;
 use tickr::config::{Config, ServerUrl};
 use tickr::event::Event;
 use tickr::handlers::{Context, Kind, Output, Registry};
@@ -341,42 +342,80 @@ async fn runners_with_two_servers_in_their_url_use_the_one_that_takes_writes() {
 /// proxy without a server behind it.
 const OF_NO_USE: [u16; 3] = [1047, 3100, 9001];
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_server_that_answers_with_errors_alone_is_left_for_the_next_one_of_the_url() {
-    let tickr = TestApp::start_alone(|_| {}, |config| config.queues = vec!["elsewhere".into()]).await;
-    let url = tickr.config.mysql_url().unwrap().expose();
-    // Two addresses of one server.
-    let (one, other) = (Proxy::start(url).await, Proxy::start(url).await);
-    let (start, end) = one.url().rsplit_once('/').map(|(start, end)| (start.to_owned(), end.to_owned())).unwrap();
-    let second = other.url().rsplit_once('/').and_then(|(start, _)| start.rsplit_once('@')).unwrap().1.to_owned();
-    let both = format!("{start},{second}/{end}");
-    let runs = Runs::default();
-    let through = |config: &mut Config| {
-        config.mysql_url = Some(ServerUrl::mysql(&both).unwrap());
-        config.queues = vec!["default".into()];
-    };
-    let runner = tickr.another_with(through, counted(&runs)).await;
-    let base = format!("http://{}", runner.addr());
-    let run = async |name: String| {
+/// A runner whose URL has two addresses, which lead to one server.
+struct TwoAddresses {
+    tickr: TestApp,
+    one: Proxy,
+    other: Proxy,
+    runner: App,
+    runs: Runs,
+}
+
+impl TwoAddresses {
+    async fn start() -> Self {
+        let tickr = TestApp::start_alone(|_| {}, |config| config.queues = vec!["elsewhere".into()]).await;
+        let url = tickr.config.mysql_url().unwrap().expose();
+        let (one, other) = (Proxy::start(url).await, Proxy::start(url).await);
+        let (first, second) = (one.url(), other.url());
+        let (start, end) = first.rsplit_once('/').unwrap();
+        let (_, second) = second.rsplit_once('/').and_then(|(start, _)| start.rsplit_once('@')).unwrap();
+        let both = ServerUrl::mysql(&format!("{start},{second}/{end}")).unwrap();
+        let runs = Runs::default();
+        let through = |config: &mut Config| {
+            config.mysql_url = Some(both);
+            config.queues = vec!["default".into()];
+        };
+        let runner = tickr.another_with(through, counted(&runs)).await;
+        Self { tickr, one, other, runner, runs }
+    }
+
+    /// Enqueue a job at the runner until it is accepted, and wait until it is done.
+    async fn run(&self, name: String) {
         let id = eventually("a job is accepted", || async {
-            let request = http().post(format!("{base}/v1/jobs")).header("idempotency-key", &name);
-            let answer = answer(request.json(&job(&name, 0, 0))).await;
+            let request = http().post(format!("http://{}/v1/jobs", self.runner.addr()));
+            let request = request.header("idempotency-key", &name).json(&job(&name, 0, 0));
+            let answer = answer(request).await;
             (answer.status == 201).then(|| answer.body["id"].as_str().unwrap().parse::<JobId>().unwrap())
         })
         .await;
-        tickr.until(id, State::Completed).await;
-    };
-    run("before".to_owned()).await;
+        self.tickr.until(id, State::Completed).await;
+    }
+
+    async fn stop(self) {
+        for (name, times) in self.runs.lock().unwrap().iter() {
+            assert_eq!(*times, 1, "{name}");
+        }
+        self.runner.stop(CancellationToken::new()).await;
+        self.tickr.stop().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_answers_with_errors_alone_is_left_for_the_next_one_of_the_url() {
+    let addresses = TwoAddresses::start().await;
+    addresses.run("before".to_owned()).await;
     // Each of them refuses every transaction in turn.
     for (turn, error) in OF_NO_USE.into_iter().enumerate() {
-        let (refuses, works) = if turn % 2 == 0 { (&one, &other) } else { (&other, &one) };
+        let (one, other) = (&addresses.one, &addresses.other);
+        let (refuses, works) = if turn % 2 == 0 { (one, other) } else { (other, one) };
         works.pass();
         refuses.refuse("COMMIT", error, usize::MAX);
-        run(format!("at-{error}")).await;
+        addresses.run(format!("at-{error}")).await;
     }
-    for (name, times) in runs.lock().unwrap().iter() {
-        assert_eq!(*times, 1, "{name}");
+    addresses.stop().await;
+}
+
+/// Errors of one statement: an error that tickr does not know, a killed statement, no room for a prepared one.
+const OF_ONE_STATEMENT: [u16; 3] = [1105, 1317, 1461];
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_error_of_one_statement_leads_no_process_to_another_server() {
+    let addresses = TwoAddresses::start().await;
+    for error in OF_ONE_STATEMENT {
+        addresses.one.refuse("COMMIT", error, 1);
+        addresses.run(format!("at-{error}")).await;
+        assert!(addresses.one.is_through(), "a commit was refused");
     }
-    runner.stop(CancellationToken::new()).await;
-    tickr.stop().await;
+    assert_eq!(addresses.other.requests(), 0, "the second server was asked");
+    addresses.stop().await;
 }

@@ -37,7 +37,7 @@ impl Bench {
     async fn new() -> Self {
         let (database, url) = database().await;
         let admin = MySqlConnection::connect(&url).await.unwrap();
-        let source = ReportQueries::connect_lazy(&url, 2).unwrap();
+        let source = ReportQueries::connect_lazy(&url, 2, true).unwrap();
         Self { admin, database, dir: tempfile::tempdir().unwrap(), source: Arc::new(source) }
     }
 

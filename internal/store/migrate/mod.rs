@@ -140,7 +140,8 @@ impl Store {
         let mut runs = 0;
         loop {
             runs += 1;
-            let mut run = Run { store: self, settings, progress: Progress(&settings.progress), blocked_since: None };
+            let mut run =
+                Run { store: self, settings, progress: Progress(&settings.progress), blocked_since: None, turn: 0 };
             match run.go().await {
                 Ok(()) => return Ok(()),
                 Err(Halt::Refused(cause)) => return Err(StoreError::refused(attempted, cause)),
@@ -164,11 +165,14 @@ struct Run<'a> {
     progress: Progress<'a>,
     /// The moment since which other transactions have blocked the run.
     blocked_since: Option<Instant>,
+    /// The turn of the servers in which the connection was opened.
+    turn: u64,
 }
 
 impl Run<'_> {
     async fn go(&mut self) -> Result<(), Halt> {
         let mut conn = connection::open(&self.store.shared.options).await?;
+        self.turn = self.store.shared.options.turn();
         sqlx::raw_sql(SESSION).execute(&mut conn).await?;
         let _ = sqlx::raw_sql(NO_LIMIT).execute(&mut conn).await;
         let _ = sqlx::raw_sql(NO_COPY).execute(&mut conn).await;
@@ -386,10 +390,12 @@ impl Run<'_> {
 
     /// Return whether the server still knows this connection. No answer counts as yes.
     async fn is_alive(&self, id: i64) -> bool {
+        let turn = self.store.shared.options.turn();
         let asked = connection::on_pool(&self.store.shared.pools.loops, "look after the migration", move |conn, _| {
             let sql = "SELECT COUNT(*) FROM information_schema.processlist WHERE id = ?";
             Box::pin(async move { sqlx::query_scalar::<_, i64>(sql).bind(id).fetch_one(conn).await })
         });
-        !matches!(asked.await, Ok(0))
+        // Another server has other connections.
+        !matches!(asked.await, Ok(0)) || self.turn != turn || turn != self.store.shared.options.turn()
     }
 }

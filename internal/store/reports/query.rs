@@ -23,7 +23,7 @@ use sqlx::{
 use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
 
-use crate::sql::servers::read_servers;
+use crate::sql::servers::{check_member, check_writable, read_servers};
 use tickr_table::{Cell, Column, ColumnKind, Part, Row, RowSender, RowSource, RowStream, Select, SourceError};
 
 /// Most rows in one batch for the reader.
@@ -41,6 +41,8 @@ const GRACE: Duration = Duration::from_secs(2);
 pub struct ReportQueries {
     /// For each server of the URL.
     pools: Arc<[MySqlPool]>,
+    /// Whether to read from the server that takes writes only.
+    from_writer: bool,
     tasks: TaskTracker,
 }
 
@@ -51,11 +53,12 @@ pub struct InvalidUrl;
 
 impl ReportQueries {
     /// Build a pool of at most `connections` connections. They are opened when they are needed, so that the start of
-    /// the process does not depend on this server.
+    /// the process does not depend on this server. If the URL names several servers, a report reads from the first one
+    /// that can be used, or, with `from_writer`, from the first one that takes writes.
     ///
     /// # Errors
     /// [`InvalidUrl`] when `url` cannot be parsed.
-    pub fn connect_lazy(url: &str, connections: u32) -> Result<Self, InvalidUrl> {
+    pub fn connect_lazy(url: &str, connections: u32, from_writer: bool) -> Result<Self, InvalidUrl> {
         // The driver would log slow statements with their text.
         let servers = read_servers(url).ok_or(InvalidUrl)?.into_iter().map(ConnectOptions::disable_statement_logging);
         let pool = MySqlPoolOptions::new()
@@ -72,7 +75,7 @@ impl ReportQueries {
                 })
             });
         let pools = servers.map(|server| pool.clone().connect_lazy_with(server)).collect();
-        Ok(Self { pools, tasks: TaskTracker::new() })
+        Ok(Self { pools, from_writer, tasks: TaskTracker::new() })
     }
 
     /// Wait until all reads have ended, then close the connections. Call this after the handlers have ended: their
@@ -87,11 +90,11 @@ impl ReportQueries {
 impl RowSource for ReportQueries {
     fn open(&self, select: Select) -> RowStream {
         let (sender, stream) = tickr_table::channel();
-        let pools = Arc::clone(&self.pools);
+        let (pools, from_writer) = (Arc::clone(&self.pools), self.from_writer);
         // Run in a task of its own. If a driver future were dropped half-way, its connection could keep an open
         // transaction. Here the connection is either clean or closed, whatever the reader does.
         self.tasks.spawn(async move {
-            let last = match answer(&pools, &select, &sender).await {
+            let last = match answer(&pools, from_writer, &select, &sender).await {
                 Ok(()) => Ok(Part::End),
                 Err(error) => Err(error),
             };
@@ -103,10 +106,15 @@ impl RowSource for ReportQueries {
 }
 
 /// Send all columns and rows of `select`. Afterwards the connection is either clean or closed.
-async fn answer(pools: &[MySqlPool], select: &Select, sender: &RowSender) -> Result<(), SourceError> {
+async fn answer(
+    pools: &[MySqlPool],
+    from_writer: bool,
+    select: &Select,
+    sender: &RowSender,
+) -> Result<(), SourceError> {
     let silent = || SourceError::Unavailable("the server does not answer".into());
     let patience = Instant::now() + ACQUIRE_TIMEOUT * u32::try_from(pools.len()).unwrap_or(1) + GRACE;
-    let (pool, mut connection) = unless_stopped(sender, patience, silent, acquire_first(pools)).await?;
+    let (pool, mut connection) = unless_stopped(sender, patience, silent, acquire_first(pools, from_writer)).await?;
 
     let thread = match unless_stopped(sender, patience, silent, begin(&mut connection, select)).await {
         Ok(thread) => thread,
@@ -151,17 +159,29 @@ async fn unless_stopped<T>(
     }
 }
 
-/// Take a connection to the first of these servers that gives one.
-async fn acquire_first(pools: &[MySqlPool]) -> Result<(&MySqlPool, PoolConnection<MySql>), SourceError> {
+/// Take a connection to the first of these servers that can be used.
+async fn acquire_first(
+    pools: &[MySqlPool],
+    from_writer: bool,
+) -> Result<(&MySqlPool, PoolConnection<MySql>), SourceError> {
     let mut refused = SourceError::Unavailable("no server is named".into());
     for pool in pools {
         match acquire(pool).await {
-            Ok(connection) => return Ok((pool, connection)),
+            Ok(connection) if pools.len() == 1 => return Ok((pool, connection)),
+            Ok(mut connection) => match check_usable(&mut connection, from_writer).await {
+                Ok(()) => return Ok((pool, connection)),
+                Err(error) => refused = SourceError::Unavailable(error.to_string()),
+            },
             Err(error @ SourceError::Unavailable(_)) => refused = error,
             Err(error) => return Err(error),
         }
     }
     Err(refused)
+}
+
+async fn check_usable(connection: &mut MySqlConnection, from_writer: bool) -> Result<(), sqlx::Error> {
+    check_member(connection).await?;
+    if from_writer { check_writable(connection).await } else { Ok(()) }
 }
 
 async fn acquire(pool: &MySqlPool) -> Result<PoolConnection<MySql>, SourceError> {
@@ -443,7 +463,7 @@ mod tests {
 
     #[test]
     fn a_bad_url_is_not_repeated() {
-        let error = ReportQueries::connect_lazy("mysql://root:hunter2@host:port/db", 2).unwrap_err();
+        let error = ReportQueries::connect_lazy("mysql://root:hunter2@host:port/db", 2, true).unwrap_err();
         assert!(!error.to_string().contains("hunter2"));
     }
 }

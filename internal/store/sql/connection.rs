@@ -26,7 +26,7 @@ use crate::sql::error::{
     Fault, StoreError, certainly_rolled_back, fault, is_out_of_statements, lacks_right, number, tell_outage,
     waited_for_lock,
 };
-use crate::sql::servers::{Servers, check_member, check_writable, is_of_no_use};
+use crate::sql::servers::{Blame, Servers, blame, blame_at_opening, check_member, check_writable};
 use crate::sql::session::Session;
 use tickr_job::TablePrefix;
 
@@ -42,6 +42,8 @@ const RUN_LIMIT: Duration = Duration::from_secs(15);
 const RESTED: Duration = Duration::from_secs(1);
 /// Time limit for opening a connection and for the first statements on it.
 pub(crate) const FIRST_WORDS: Duration = Duration::from_secs(5);
+/// Time for which an answer shows that a server works, although it takes no further connection.
+const RECENT: Duration = Duration::from_secs(5);
 /// Time limit for the ping of an idle connection.
 const SIGN_OF_LIFE: Duration = Duration::from_secs(1);
 
@@ -167,15 +169,19 @@ impl Target {
         Self { servers, server: Arc::new(Server::unknown()), prefix }
     }
 
-    /// Return the number and the options of the server in use.
-    fn options(&self) -> (usize, MySqlConnectOptions) {
-        let (server, options) = self.servers.options();
-        (server, options.clone().statement_cache_capacity(self.server.texts.load(Ordering::Relaxed)))
+    /// Return the options of the server of this turn.
+    fn options(&self, turn: u64) -> MySqlConnectOptions {
+        self.servers.options(turn).clone().statement_cache_capacity(self.server.texts.load(Ordering::Relaxed))
+    }
+
+    /// Return the present turn of the servers. It changes when another server is used.
+    pub(crate) fn turn(&self) -> u64 {
+        self.servers.turn()
     }
 
     /// Return the name of the database. It is the same on each server.
     pub(crate) fn database(&self) -> Option<String> {
-        self.servers.options().1.get_database().map(str::to_owned)
+        self.servers.options(0).get_database().map(str::to_owned)
     }
 }
 
@@ -190,34 +196,92 @@ pub(crate) async fn open_driver(target: &Target) -> Result<MySqlConnection, sqlx
 }
 
 /// Open one connection to the server in use. When that one cannot be used, go on to the next one, and try each once.
-/// Return also the number of the server.
-async fn open_somewhere(target: &Target) -> Result<(usize, MySqlConnection), sqlx::Error> {
+/// Return also the turn. When none can be used, the error is that of the first one.
+async fn open_somewhere(target: &Target) -> Result<(u64, MySqlConnection), sqlx::Error> {
     let servers = &target.servers;
-    let mut left = servers.len();
-    loop {
-        let (server, options) = target.options();
-        let opened = within(FIRST_WORDS, async {
-            let mut conn = options.connect().await?;
-            prepare_session(&mut conn, &target.server).await?;
-            if servers.are_many() {
-                check_writable(&mut conn).await?;
-                check_member(&mut conn).await?;
-            }
-            Ok(conn)
-        });
-        match opened.await {
+    let mut first = None;
+    for _ in 0..servers.len() {
+        let turn = servers.turn();
+        match open_at(target, turn).await {
             Ok(conn) => {
-                servers.answered(server);
-                return Ok((server, conn));
+                servers.answered(turn);
+                return Ok((turn, conn));
             }
             Err(error) => {
-                servers.leave(server, &error);
-                left -= 1;
-                if left == 0 {
-                    return Err(error);
+                judge_opening(target, turn, &error).await;
+                first.get_or_insert(error);
+                if servers.turn() == turn {
+                    break;
                 }
             }
         }
+    }
+    Err(first.unwrap_or(sqlx::Error::PoolTimedOut))
+}
+
+/// Open one connection to the server of this turn, and check that it can be used.
+async fn open_at(target: &Target, turn: u64) -> Result<MySqlConnection, sqlx::Error> {
+    within(FIRST_WORDS, async {
+        let mut conn = target.options(turn).connect().await?;
+        prepare_session(&mut conn, &target.server).await?;
+        if target.servers.are_many() {
+            check_writable(&mut conn).await?;
+            check_member(&mut conn).await?;
+        }
+        Ok(conn)
+    })
+    .await
+}
+
+/// Go on to the next server if the error of a statement says that this one cannot be used.
+async fn judge(target: &Target, turn: u64, error: &sqlx::Error) {
+    settle_blame(target, turn, error, blame(error)).await;
+}
+
+/// Go on to the next server if no connection can be opened to this one.
+async fn judge_opening(target: &Target, turn: u64, error: &sqlx::Error) {
+    let answered = target.servers.answered_within(turn, RECENT);
+    settle_blame(target, turn, error, blame_at_opening(error, answered)).await;
+}
+
+/// Act on what an error says about a server. A doubt is settled by a write on a new connection, by one caller for all:
+/// a statement that is slow, or that has an error of its own, must not lead a whole process to another server.
+async fn settle_blame(target: &Target, turn: u64, error: &sqlx::Error, blame: Blame) {
+    let servers = &target.servers;
+    if !servers.are_many() {
+        return;
+    }
+    match blame {
+        Blame::None => {}
+        Blame::Certain => servers.leave(turn, error),
+        Blame::Doubtful => {
+            let _alone = servers.doubt.lock().await;
+            if servers.turn() != turn || servers.proved_within(turn, SIGN_OF_LIFE) {
+                return;
+            }
+            match try_write(target, turn).await {
+                Ok(()) => servers.proved(turn),
+                Err(failure) => {
+                    let answered = servers.answered_within(turn, RECENT);
+                    if blame_at_opening(&failure, answered) != Blame::None {
+                        servers.leave(turn, error);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Carry out a transaction on a new connection to the server of this turn. It changes no row.
+async fn try_write(target: &Target, turn: u64) -> Result<(), sqlx::Error> {
+    let conn = open_at(target, turn).await?;
+    let mut conn = Session::new(conn, target.prefix.clone());
+    let write = "BEGIN;UPDATE runners SET busy = 0 WHERE id = '';COMMIT";
+    match within(FIRST_WORDS, sqlx::raw_sql(write).execute(&mut conn)).await {
+        // The tables may not be there yet, or another session may hold them.
+        Err(error) if matches!(fault(&error), Fault::Refused | Fault::Again) => Ok(()),
+        Err(error) if matches!(error, sqlx::Error::Database(_)) => Err(sqlx::Error::Io(std::io::Error::other(error))),
+        outcome => outcome.map(drop),
     }
 }
 
@@ -288,14 +352,17 @@ pub(crate) struct Pool {
 
 /// The driver's pool of the connections to one server.
 struct OpenedPool {
-    server: usize,
+    /// The turn of that server.
+    turn: u64,
     connections: MySqlPool,
+    /// Pools of servers that were left, while work on their connections goes on.
+    left: Vec<MySqlPool>,
 }
 
 impl OpenedPool {
     fn new(target: &Target, size: u32) -> Self {
         let limits = Arc::clone(&target.server);
-        let (server, options) = target.options();
+        let turn = target.turn();
         let connections = MySqlPoolOptions::new()
             .max_connections(size)
             .acquire_timeout(Duration::from_secs(3))
@@ -307,8 +374,8 @@ impl OpenedPool {
                 let limits = Arc::clone(&limits);
                 Box::pin(async move { prepare_session(conn, &limits).await })
             })
-            .connect_lazy_with(options);
-        Self { server, connections }
+            .connect_lazy_with(target.options(turn));
+        Self { turn, connections, left: Vec::new() }
     }
 }
 
@@ -323,61 +390,78 @@ impl Pool {
         self.opened().1
     }
 
-    /// Return the number of the server in use, and the driver's pool of the connections to it.
-    fn opened(&self) -> (usize, MySqlPool) {
+    /// Return the present turn, and the driver's pool of the connections to its server.
+    fn opened(&self) -> (u64, MySqlPool) {
         let opened = self.opened.read().unwrap_or_else(PoisonError::into_inner);
-        let (server, connections) = (opened.server, opened.connections.clone());
+        let (turn, connections) = (opened.turn, opened.connections.clone());
         drop(opened);
-        if server == self.target.servers.in_use() || connections.is_closed() {
-            return (server, connections);
+        if turn == self.target.turn() || connections.is_closed() {
+            return (turn, connections);
         }
         let mut opened = self.opened.write().unwrap_or_else(PoisonError::into_inner);
-        if opened.server != self.target.servers.in_use() {
+        if opened.turn != self.target.turn() && !opened.connections.is_closed() {
             let size = opened.connections.options().get_max_connections();
-            let left = std::mem::replace(&mut *opened, OpenedPool::new(&self.target, size));
+            let mut replaced = std::mem::replace(&mut *opened, OpenedPool::new(&self.target, size));
+            replaced.left.retain(|pool| pool.size() > 0);
+            replaced.left.push(replaced.connections.clone());
+            opened.left = replaced.left;
             // The connections in use end with the work on them.
-            tokio::spawn(async move { left.connections.close().await });
+            tokio::spawn(async move { replaced.connections.close().await });
         }
-        (opened.server, opened.connections.clone())
+        (opened.turn, opened.connections.clone())
     }
 
     /// Take a connection to the server in use. When that one cannot be used, go on to the next one, and try each once.
-    /// Return also the number of the server.
-    async fn acquire(&self) -> Result<(usize, PoolConnection<MySql>), sqlx::Error> {
+    /// Return also the turn. When none can be used, the error is that of the first one.
+    async fn acquire(&self) -> Result<(u64, PoolConnection<MySql>), sqlx::Error> {
         let servers = &self.target.servers;
-        let mut left = servers.len();
-        loop {
-            let (server, connections) = self.opened();
+        let mut first = None;
+        for _ in 0..servers.len() {
+            let (turn, connections) = self.opened();
             let error = match connections.acquire().await {
-                Ok(conn) if !servers.are_many() => return Ok((server, conn)),
+                Ok(conn) if !servers.are_many() => return Ok((turn, conn)),
                 // Each time, because a server that has become a replica still answers reads, with what may be old.
                 Ok(mut conn) => match within(SIGN_OF_LIFE, check_writable(&mut conn)).await {
-                    Ok(()) => return Ok((server, conn)),
+                    Ok(()) => {
+                        servers.answered(turn);
+                        return Ok((turn, conn));
+                    }
                     Err(error) => {
                         conn.close_on_drop();
+                        judge(&self.target, turn, &error).await;
                         error
                     }
                 },
                 Err(error) => {
-                    let all_are_busy = connections.size() >= connections.options().get_max_connections();
-                    if !servers.are_many() || all_are_busy {
-                        return Err(error);
-                    }
+                    judge_opening(&self.target, turn, &error).await;
                     error
                 }
             };
-            servers.leave(server, &error);
-            left -= 1;
-            if left == 0 {
-                return Err(error);
+            first.get_or_insert(error);
+            if servers.turn() == turn {
+                break;
             }
+        }
+        Err(first.unwrap_or(sqlx::Error::PoolTimedOut))
+    }
+
+    /// Close all connections in an orderly way.
+    pub(crate) async fn close(&self) {
+        let (connections, left) = {
+            let opened = self.opened.read().unwrap_or_else(PoisonError::into_inner);
+            (opened.connections.clone(), opened.left.clone())
+        };
+        connections.close().await;
+        for pool in left {
+            pool.close().await;
         }
     }
 
     /// Make new connections keep fewer prepared statements, because the server has no room for another one.
     fn keep_fewer(&self) {
         self.target.server.keep_fewer();
-        self.connections().set_connect_options(self.target.options().1);
+        let opened = self.opened.read().unwrap_or_else(PoisonError::into_inner);
+        opened.connections.set_connect_options(self.target.options(opened.turn));
     }
 }
 
@@ -413,7 +497,7 @@ where
         loop {
             let outcome = match pool.acquire().await {
                 Err(e) => Err(e),
-                Ok((server, conn)) => {
+                Ok((turn, conn)) => {
                     let mut guard = PoolGuard::new(conn);
                     let mut session = Session::on(guard.connection(), pool.target.prefix.clone());
                     let work = LIMITS.scope(pool.target.server.limits(), step(&mut session, pace.earlier));
@@ -432,10 +516,8 @@ where
                     if outcome.as_ref().is_err_and(is_out_of_statements) {
                         pool.keep_fewer();
                     }
-                    if let Err(error) = &outcome
-                        && is_of_no_use(error)
-                    {
-                        pool.target.servers.leave(server, error);
+                    if let Err(error) = &outcome {
+                        judge(&pool.target, turn, error).await;
                     }
                     outcome
                 }
@@ -471,8 +553,8 @@ fn ends_connection(error: &sqlx::Error) -> bool {
 pub(crate) struct DedicatedConnection {
     target: Target,
     conn: Option<Session<'static>>,
-    /// The server of the open connection.
-    server: usize,
+    /// The turn of the servers in which the connection was opened.
+    turn: u64,
     /// Time of the last answer on the connection.
     heard: Instant,
     /// `hurried`: wait for locks for one second only. `told_hurried`: the setting of the open session.
@@ -482,7 +564,7 @@ pub(crate) struct DedicatedConnection {
 
 impl DedicatedConnection {
     pub(crate) fn new(target: Target) -> Self {
-        Self { target, conn: None, server: 0, heard: Instant::now(), hurried: false, told_hurried: false }
+        Self { target, conn: None, turn: 0, heard: Instant::now(), hurried: false, told_hurried: false }
     }
 
     /// Set the lock wait for the next runs: one second if `hurried`, otherwise as long as on other connections.
@@ -547,8 +629,9 @@ impl DedicatedConnection {
             if is_out_of_statements(e) {
                 self.target.server.keep_fewer();
             }
-            if self.conn.is_some() && is_of_no_use(e) {
-                self.target.servers.leave(self.server, e);
+            // A connection that could not be opened was judged when it was opened.
+            if self.conn.is_some() {
+                judge(&self.target, self.turn, e).await;
             }
             if ends_connection(e) || !self.rolled_back().await {
                 self.conn = None;
@@ -561,15 +644,15 @@ impl DedicatedConnection {
     where
         F: for<'c> Fn(&'c mut Session<'_>, PriorRun) -> DbFuture<'c, T>,
     {
-        let is_elsewhere = self.server != self.target.servers.in_use();
+        let is_elsewhere = self.turn != self.target.turn();
         if is_elsewhere || (self.heard.elapsed() > RESTED && !self.is_alive().await) {
             self.conn = None;
         }
         let conn = match &mut self.conn {
             Some(conn) => conn,
             empty => {
-                let (server, conn) = open_somewhere(&self.target).await?;
-                (self.server, self.told_hurried) = (server, false);
+                let (turn, conn) = open_somewhere(&self.target).await?;
+                (self.turn, self.told_hurried) = (turn, false);
                 empty.insert(Session::new(conn, self.target.prefix.clone()))
             }
         };
@@ -586,7 +669,12 @@ impl DedicatedConnection {
 
     async fn is_alive(&mut self) -> bool {
         let Some(conn) = &mut self.conn else { return true };
-        matches!(tokio::time::timeout(SIGN_OF_LIFE, conn.driver().ping()).await, Ok(Ok(())))
+        let are_many = self.target.servers.are_many();
+        let sign = async {
+            let conn = conn.driver();
+            if are_many { check_writable(conn).await } else { conn.ping().await }
+        };
+        matches!(tokio::time::timeout(SIGN_OF_LIFE, sign).await, Ok(Ok(())))
     }
 }
 

@@ -6,8 +6,6 @@
 //! add up to `mysql_connections`. The connections for the content of reports and for the outboxes of applications are
 //! extra.
 
-use sqlx::MySqlPool;
-
 use crate::sql::connection::{Pool, Target};
 
 /// The pools, one for each group of callers.
@@ -106,8 +104,7 @@ impl Pools {
 
     /// Close all connections in an orderly way.
     pub(crate) async fn close(&self) {
-        let pools = self.each().map(|(_, pool)| pool.connections());
-        futures_util::future::join_all(pools.iter().map(MySqlPool::close)).await;
+        futures_util::future::join_all(self.each().map(|(_, pool)| pool.close())).await;
     }
 }
 

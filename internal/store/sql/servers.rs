@@ -5,13 +5,14 @@
 //! process never writes to one server and reads from another, which may be behind.
 
 use std::str::FromStr;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use sqlx::Row;
 use sqlx::mysql::{MySqlConnectOptions, MySqlConnection, MySqlRow};
 
-use crate::sql::error::{Fault, fault};
+use crate::sql::error::{Fault, fault, number};
 
 /// Read the addresses of the servers in a URL: `mysql://user:password@first:3306,second:3306/database`. Returns nothing
 /// if the driver cannot read one of them.
@@ -30,14 +31,30 @@ fn split(url: &str) -> Vec<String> {
 /// The servers of one URL.
 pub(crate) struct Servers {
     each: Vec<MySqlConnectOptions>,
-    in_use: AtomicUsize,
-    /// The server that answered last, and why the one before it was left.
-    answered: Mutex<(usize, Option<String>)>,
+    /// Number of changes so far, which tells the server in use. A connection knows the turn in which it was opened, so
+    /// that a failure that comes late changes nothing.
+    turn: AtomicU64,
+    seen: Mutex<Seen>,
+    /// Held by the one that settles a doubt.
+    pub(crate) doubt: tokio::sync::Mutex<()>,
+}
+
+/// What the connections of this process have seen of the servers.
+#[derive(Default)]
+struct Seen {
+    /// The turn whose server was told last.
+    told: u64,
+    /// Why the server of that turn was left.
+    why: Option<String>,
+    /// The turn of the last answer, and its time.
+    answered: Option<(u64, Instant)>,
+    /// The turn in which a server proved that it takes writes, and the time.
+    proved: Option<(u64, Instant)>,
 }
 
 impl Servers {
     pub(crate) fn new(each: Vec<MySqlConnectOptions>) -> Self {
-        Self { each, in_use: AtomicUsize::new(0), answered: Mutex::new((0, None)) }
+        Self { each, turn: AtomicU64::new(0), seen: Mutex::default(), doubt: tokio::sync::Mutex::new(()) }
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -49,60 +66,102 @@ impl Servers {
         self.each.len() > 1
     }
 
-    /// Return the number of the server that is in use.
-    pub(crate) fn in_use(&self) -> usize {
-        self.in_use.load(Ordering::Relaxed)
+    /// Return the present turn.
+    pub(crate) fn turn(&self) -> u64 {
+        self.turn.load(Ordering::Relaxed)
     }
 
-    /// Return the number and the address of the server that is in use.
-    pub(crate) fn options(&self) -> (usize, &MySqlConnectOptions) {
-        let server = self.in_use();
-        (server, &self.each[server])
+    /// Return the address of the server of this turn.
+    pub(crate) fn options(&self, turn: u64) -> &MySqlConnectOptions {
+        let place = usize::try_from(turn % self.each.len() as u64).unwrap_or_default();
+        &self.each[place]
     }
 
-    /// Go on to the next server, unless another connection has done so.
-    pub(crate) fn leave(&self, server: usize, error: &sqlx::Error) {
+    /// Go on to the next server, if this turn is the present one.
+    pub(crate) fn leave(&self, turn: u64, error: &sqlx::Error) {
         if !self.are_many() {
             return;
         }
-        let next = (server + 1) % self.each.len();
-        if self.in_use.compare_exchange(server, next, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
-            tracing::debug!(left = %self.name(server), next = %self.name(next), %error, "mysql cannot be used there");
-            let mut answered = self.answered.lock().unwrap_or_else(PoisonError::into_inner);
-            if answered.0 == server {
-                answered.1 = Some(error.to_string());
+        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.turn.compare_exchange(turn, turn + 1, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
+            tracing::debug!(left = %self.name(turn), next = %self.name(turn + 1), %error, "mysql cannot be used there");
+            if seen.told == turn {
+                seen.why = Some(error.to_string());
             }
         }
     }
 
-    /// Note that a server answered and takes writes. Tell it when it is another one than before.
-    pub(crate) fn answered(&self, server: usize) {
-        let mut answered = self.answered.lock().unwrap_or_else(PoisonError::into_inner);
-        let (before, why) = std::mem::replace(&mut *answered, (server, None));
-        drop(answered);
-        if before != server {
+    /// Note that the server of this turn answered and takes writes. Tell it when it is another one than before.
+    pub(crate) fn answered(&self, turn: u64) {
+        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.turn() != turn {
+            return;
+        }
+        seen.answered = Some((turn, Instant::now()));
+        let before = std::mem::replace(&mut seen.told, turn);
+        if before == turn {
+            return;
+        }
+        let why = seen.why.take().unwrap_or_default();
+        drop(seen);
+        // After a round through all servers it may be the same one.
+        if self.name(before) != self.name(turn) {
             metrics::counter!("tickr_store_server_changes_total").increment(1);
-            let why = why.unwrap_or_default();
-            tracing::warn!(now = %self.name(server), before = %self.name(before), why, "another mysql server is in use");
+            tracing::warn!(now = %self.name(turn), before = %self.name(before), why, "another mysql server is in use");
         }
     }
 
-    /// Return the host and port of a server.
-    fn name(&self, server: usize) -> String {
-        let options = &self.each[server];
+    /// Note that the server of this turn carried out a write on a new connection.
+    pub(crate) fn proved(&self, turn: u64) {
+        self.answered(turn);
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner).proved = Some((turn, Instant::now()));
+    }
+
+    /// Return whether the server of this turn answered within this time.
+    pub(crate) fn answered_within(&self, turn: u64, time: Duration) -> bool {
+        let seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        seen.answered.is_some_and(|(of, at)| of == turn && at.elapsed() < time)
+    }
+
+    /// Return whether the server of this turn proved within this time that it takes writes.
+    pub(crate) fn proved_within(&self, turn: u64, time: Duration) -> bool {
+        let seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        seen.proved.is_some_and(|(of, at)| of == turn && at.elapsed() < time)
+    }
+
+    /// Return the host and port of the server of a turn.
+    fn name(&self, turn: u64) -> String {
+        let options = self.options(turn);
         format!("{}:{}", options.get_host(), options.get_port())
+    }
+}
+
+/// The reason why a server that answers cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+struct OfNoUse(&'static str);
+
+fn of_no_use(why: &'static str) -> sqlx::Error {
+    sqlx::Error::Io(std::io::Error::other(OfNoUse(why)))
+}
+
+fn says_of_no_use(error: &std::io::Error) -> bool {
+    match error.get_ref() {
+        Some(cause) => cause.is::<OfNoUse>(),
+        None => false,
     }
 }
 
 /// Check that a server takes writes.
 pub(crate) async fn check_writable(conn: &mut MySqlConnection) -> Result<(), sqlx::Error> {
-    // MariaDB 12 has words for this setting where other servers have a number.
-    let sql = "SELECT CAST(@@GLOBAL.read_only AS CHAR)";
-    let read_only: String = sqlx::raw_sql(sql).fetch_one(conn).await?.try_get(0)?;
-    if read_only == "0" || read_only.eq_ignore_ascii_case("OFF") {
+    // MariaDB 12 has words for this setting where other servers have a number. Some managed replicas set the other one.
+    let sql = "SELECT CAST(@@GLOBAL.read_only AS CHAR), CAST(@@GLOBAL.innodb_read_only AS CHAR)";
+    let row = sqlx::raw_sql(sql).fetch_one(conn).await?;
+    let is_off = |text: String| text == "0" || text.eq_ignore_ascii_case("OFF");
+    if is_off(row.try_get(0)?) && is_off(row.try_get(1)?) {
         return Ok(());
     }
-    Err(sqlx::Error::Io(std::io::Error::other("the server is read-only, so it is a replica of another one")))
+    Err(of_no_use("the server is read-only, so it is a replica of another one"))
 }
 
 /// Check that a server is part of its Galera cluster, if it is a node of one. A node that is not answers questions about
@@ -116,20 +175,49 @@ pub(crate) async fn check_member(conn: &mut MySqlConnection) -> Result<(), sqlx:
         Ok(row.try_get::<String, _>(1)?.eq_ignore_ascii_case(word))
     };
     if is(wsrep, "ON")? && is(ready, "OFF")? {
-        return Err(sqlx::Error::Io(std::io::Error::other(
-            "the server is not in its cluster, or the cluster has no quorum",
-        )));
+        return Err(of_no_use("the server is not in its cluster, or the cluster has no quorum"));
     }
     Ok(())
 }
 
-/// Return whether a server that answers has said that it cannot work now, or has said nothing for too long. Then another
-/// one may be able to.
-pub(crate) fn is_of_no_use(error: &sqlx::Error) -> bool {
+/// What an error says about the server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Blame {
+    /// Nothing: it is about one statement or one connection.
+    None,
+    /// The server may be unable to work, or may be slow, or have an answer of its own for one statement.
+    Doubtful,
+    /// The server cannot work now.
+    Certain,
+}
+
+/// Return what the error of a statement says about the server.
+pub(crate) fn blame(error: &sqlx::Error) -> Blame {
     match error {
-        sqlx::Error::Database(_) => fault(error) == Fault::Reconnect,
-        sqlx::Error::Io(io) => io.kind() == std::io::ErrorKind::TimedOut,
-        _ => false,
+        sqlx::Error::Io(io) if says_of_no_use(io) => Blame::Certain,
+        sqlx::Error::Io(io) if io.kind() == std::io::ErrorKind::TimedOut => Blame::Doubtful,
+        sqlx::Error::PoolTimedOut => Blame::Doubtful,
+        sqlx::Error::Database(_) => match number(error) {
+            // Outside its cluster, shutting down, read-only, offline.
+            Some(1047 | 1053 | 1290 | 1836 | 3032) => Blame::Certain,
+            // No room for a prepared statement, a killed statement, a killed connection.
+            Some(1461 | 1317 | 1927) => Blame::None,
+            _ if fault(error) == Fault::Reconnect => Blame::Doubtful,
+            _ => Blame::None,
+        },
+        _ => Blame::None,
+    }
+}
+
+/// Return what an error says about the server to which a connection could not be opened. `answered` says whether other
+/// connections to it work: then it may have no room for one more, or another password already.
+pub(crate) fn blame_at_opening(error: &sqlx::Error, answered: bool) -> Blame {
+    match (error, blame(error)) {
+        (sqlx::Error::PoolTimedOut, _) => Blame::Doubtful,
+        (sqlx::Error::PoolClosed, _) => Blame::None,
+        (_, Blame::Certain) => Blame::Certain,
+        (sqlx::Error::Database(_), _) if answered => Blame::None,
+        _ => Blame::Certain,
     }
 }
 
@@ -150,14 +238,27 @@ mod tests {
     }
 
     #[test]
-    fn the_servers_are_used_in_turn_and_one_failure_seen_twice_leaves_one_server() {
-        let servers = Servers::new(read_servers("mysql://u@a,b,c/t").unwrap());
+    fn the_servers_are_used_in_turn_and_a_failure_that_comes_late_leaves_none() {
+        let servers = Servers::new(read_servers("mysql://u@a,b/t").unwrap());
         let error = sqlx::Error::PoolTimedOut;
         servers.leave(0, &error);
         servers.leave(0, &error);
-        assert_eq!((servers.in_use(), servers.name(servers.in_use()).as_str()), (1, "b:3306"));
+        assert_eq!((servers.turn(), servers.name(servers.turn()).as_str()), (1, "b:3306"));
         servers.leave(1, &error);
-        servers.leave(2, &error);
-        assert_eq!(servers.in_use(), 0);
+        assert_eq!(servers.name(servers.turn()), "a:3306");
+        // The first server is in use again. This failure is from before.
+        servers.leave(0, &error);
+        assert_eq!(servers.name(servers.turn()), "a:3306");
+    }
+
+    #[test]
+    fn an_answer_counts_for_its_turn_alone() {
+        let servers = Servers::new(read_servers("mysql://u@a,b/t").unwrap());
+        servers.answered(0);
+        assert!(servers.answered_within(0, Duration::from_secs(60)));
+        servers.leave(0, &sqlx::Error::PoolTimedOut);
+        servers.answered(0);
+        assert!(!servers.answered_within(1, Duration::from_secs(60)));
+        assert!(!servers.proved_within(1, Duration::from_secs(60)));
     }
 }
