@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use tickr::handlers::Registry;
 use tickr::job::{JobId, State};
 
-use crate::support::TestApp;
+use crate::support::{TestApp, eventually};
 use crate::support::program::{command, outcome, tickr as program};
 
 /// Return the codes of the reasons, in their order.
@@ -83,13 +83,20 @@ async fn every_reason_why_a_job_waits_is_told_in_order() {
     tickr.until(other, State::Executing).await;
     // Wait until the runner has reported how busy it is.
     let waits = tickr.enqueue(json!({"kind": "noop"})).await;
-    tickr.sql("UPDATE runners SET busy = slots").await;
-    assert_eq!(reasons(&tickr, waits).await[0], "workers_busy");
+    // The next heartbeat of the runner writes the truth again.
+    eventually("all workers are said to be busy", || async {
+        tickr.sql("UPDATE runners SET busy = slots").await;
+        (reasons(&tickr, waits).await[0] == "workers_busy").then_some(())
+    })
+    .await;
     // Its last two runners died while they executed it.
     tickr.sql(format!("UPDATE owed SET losses = 2 WHERE id = UNHEX(REPLACE('{waits}', '-', ''))")).await;
     assert_eq!(reasons(&tickr, waits).await[1], "runs_alone");
-    tickr.sql("UPDATE runners SET stopped_at = UTC_TIMESTAMP(6)").await;
-    assert_eq!(reasons(&tickr, waits).await[0], "no_runner");
+    eventually("the runner is said to have stopped", || async {
+        tickr.sql("UPDATE runners SET stopped_at = UTC_TIMESTAMP(6)").await;
+        (reasons(&tickr, waits).await[0] == "no_runner").then_some(())
+    })
+    .await;
     tickr.sql("UPDATE runners SET stopped_at = NULL, busy = 0").await;
 
     tickr.post(&format!("/v1/jobs/{runs}/cancel"), json!({})).await;

@@ -512,6 +512,7 @@ async fn a_permit_whose_return_mysql_carried_out_without_an_answer_starts_no_job
     let holds = |runner: &App| {
         format!("SELECT COUNT(*) FROM queue_permits WHERE permits = 1 AND runner = '{}'", runner.runner())
     };
+    println!("the first runner is {}", first.runner());
     tickr.until_count(holds(&first), 1).await;
     // From now on MySQL carries out each request of the first runner for permits, and no answer arrives.
     let cuts = proxy.cuts();
