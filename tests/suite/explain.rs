@@ -5,8 +5,8 @@ use serde_json::{Value, json};
 use tickr::handlers::Registry;
 use tickr::job::{JobId, State};
 
-use crate::support::{TestApp, eventually};
 use crate::support::program::{command, outcome, tickr as program};
+use crate::support::{TestApp, eventually};
 
 /// Return the codes of the reasons, in their order.
 async fn reasons(tickr: &TestApp, id: JobId) -> Vec<String> {

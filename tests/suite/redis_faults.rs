@@ -109,8 +109,9 @@ impl Changes {
     fn watch(tickr: &TestApp) -> Self {
         let (index, over) = (tickr.app.index().clone(), CancellationToken::new());
         let end = over.clone();
+        // Before the caller goes on: the task may begin after the first change.
+        let mut seen = vec![index.health().now()];
         let seen = tokio::spawn(async move {
-            let mut seen = vec![index.health().now()];
             while !end.is_cancelled() {
                 let now = index.health().now();
                 if seen.last() != Some(&now) {
