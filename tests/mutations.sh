@@ -1488,6 +1488,67 @@ mutants() {
         '.bind(end.unwrap_or(Uuid::max()))' \
         '.bind(Uuid::max())' \
         claims::no_loop_reads_the_owed_rows_as_a_whole
+    mutant 'fence of a request for jobs' internal/store/attempts/claim.rs \
+        'AND r.fetch_id = ? AND' \
+        'AND ? IS NOT NULL AND' \
+        remote_workers::a_claim_for_a_request_that_a_newer_one_has_replaced_starts_nothing
+    mutant 'attempts that a request does not list' internal/broker/remote_workers.rs \
+        'if !undelivered.is_empty() {
+            self.give_back_undelivered(&worker, undelivered)' \
+        'if false {
+            self.give_back_undelivered(&worker, undelivered)' \
+        remote_workers::a_job_that_the_next_request_does_not_list_is_given_back_at_once_whatever_process_it_goes_to
+    mutant 'a request for jobs that is repeated' internal/store/attempts/remote.rs \
+        'if fetch.is_some() && row' \
+        'if fetch.is_none() && row' \
+        remote_workers::the_same_request_again_gets_the_same_jobs_and_nothing_new_from_any_process
+    mutant 'jobs whose client is gone' internal/broker/remote_workers.rs \
+        'if self.delivered || self.claimed.is_empty() {' \
+        'if self.delivered || !self.claimed.is_empty() {' \
+        remote_workers::a_job_of_a_request_whose_client_is_gone_before_the_answer_is_given_back_at_once
+    mutant 'jobs that never arrived' internal/store/attempts/remote.rs \
+        'found.undelivered = by_token(unlisted);' \
+        'drop(by_token(unlisted));' \
+        remote_workers::a_job_that_never_arrived_comes_back_within_the_lease_of_a_worker_that_fetches_no_more
+    mutant 'permits of a remote worker' internal/engine/remote_workers.rs \
+        'let limited = limited.map(|queue| (queue, may_judge));' \
+        'let limited = limited.map(|queue| (queue, may_judge)).filter(|_| false);' \
+        remote_workers::pauses_limits_and_order_keys_hold_for_remote_workers
+    mutant 'suspects of remote workers' internal/api/workers.rs \
+        'if drained || begun.holds_suspect || begun.repeated {' \
+        'if drained || begun.repeated {' \
+        remote_workers::a_suspect_is_handed_to_a_worker_that_holds_nothing_and_alone
+    mutant 'time limit of a remote attempt' internal/broker/remote_workers.rs \
+        'if overdue.over < TIMEOUT_GRACE {' \
+        'if overdue.over < TIMEOUT_GRACE * 100 {' \
+        remote_workers::a_beat_keeps_the_lease_and_brings_cancels_and_time_limits
+    mutant 'jobs of a worker that leaves' internal/broker/remote_workers.rs \
+        'self.give_back(&worker, attempts, "its worker ended and gave it back").await;' \
+        'drop(attempts);' \
+        remote_workers::a_worker_that_leaves_gives_its_jobs_back_and_uses_no_attempt
+    mutant 'waits at the stop of a process' internal/engine/remote_workers.rs \
+        '                        stopped = true;
+                        self.answer_all();' \
+        '                        stopped = true;' \
+        remote_workers::the_stop_of_a_process_interrupts_no_job_of_a_worker_and_ends_its_wait_at_once
+    mutant 'drain of a waiting worker' internal/engine/remote_workers.rs \
+        '== Some(&Some(poll.fetch.id));
+                let (waiting' \
+        '!= None;
+                let (waiting' \
+        remote_workers::a_drained_worker_gets_no_job_and_keeps_those_that_it_has
+    mutant 'scope of remote workers' internal/api/http/auth.rs \
+        'Self::Work => matches!(scope, Scope::Work | Scope::Admin),' \
+        'Self::Work => true,' \
+        remote_workers::a_key_with_the_scope_work_may_work_and_nothing_else
+    mutant 'schema of a declared kind' internal/handlers/registry.rs \
+        'let schema = kind.schema.clone().unwrap_or_else(|| Value::Object(serde_json::Map::new()));' \
+        'let schema = Value::Object(serde_json::Map::new());' \
+        declared_kinds::a_declared_kind_is_accepted_by_every_runner_and_checked_by_its_schema
+    mutant 'kinds of other runners in a declaration' internal/store/kinds.rs \
+        'if is_compiled(conn, &kind.name).await? {' \
+        'if false {' \
+        declared_kinds::a_kind_of_which_a_living_runner_has_a_handler_cannot_be_declared
 }
 
 # mutant NAME FILES OLD NEW [FILES OLD NEW ...] TESTS

@@ -46,7 +46,7 @@ impl NewApiKeyBody {
         let mut wrong = |pointer: &str, detail: String| problems.push(tickr_handlers::Problem::at(pointer, detail));
         let scope = Scope::from_word(&self.scope);
         if scope.is_none() {
-            wrong("/scope", "must be read, enqueue or admin".to_owned());
+            wrong("/scope", "must be read, enqueue, admin or work".to_owned());
         }
         let limited = [("/kinds", self.kinds.is_some()), ("/producer", self.producer.is_some())];
         for (pointer, _) in limited.into_iter().filter(|(_, given)| *given && scope != Some(Scope::Enqueue)) {
@@ -80,6 +80,7 @@ pub(super) enum ScopeWord {
     Read,
     Enqueue,
     Admin,
+    Work,
 }
 
 /// An API key, without its secret.

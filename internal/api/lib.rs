@@ -17,6 +17,7 @@
 //! - `bulk.rs`: bulk operations (`/v1/operations`)
 //! - `dead_letters.rs`: dead letters and their groups, replay and discard (`/v1/dead-letters`)
 //! - `events.rs`: server-sent events of one job and of the cluster (`/v1/events`)
+//! - `kinds.rs`: the kinds of jobs, and the declarations of those that remote workers execute (`/v1/kinds`)
 //! - `limits.rs`: limits by key (`/v1/limits`)
 //! - `order_keys.rs`: the order keys that have jobs (`/v1/order-keys`)
 //! - `outbox.rs`: jobs that other programs request with a plain INSERT (`/v1/outbox`)
@@ -24,6 +25,7 @@
 //! - `reports.rs`: download of finished reports (`/v1/reports`)
 //! - `runners.rs`: the runners, their jobs, drain and resume (`/v1/runners`)
 //! - `view.rs`: the JSON form of jobs and attempts
+//! - `workers.rs`: remote workers: registration, requests for jobs, heartbeats, verdicts (`/v1/workers`)
 
 mod api_keys;
 mod attempts;
@@ -35,6 +37,7 @@ mod dead_letters;
 mod events;
 mod http;
 mod jobs;
+mod kinds;
 mod limits;
 mod order_keys;
 mod outbox;
@@ -44,6 +47,7 @@ mod runners;
 mod schedules;
 mod system;
 mod view;
+mod workers;
 
 pub use api_keys::new_api_key;
 pub use compat::CompatRoutes;
@@ -121,6 +125,8 @@ pub struct ApiParts {
     pub watches: Watches,
     /// Permits for streams of events.
     pub streams: RequestPermits,
+    /// Permits for requests for jobs that wait.
+    pub polls: RequestPermits,
     /// Permits for imports.
     pub imports: RequestPermits,
     /// Permits for searches, counts and other heavy reads.
@@ -161,6 +167,7 @@ type Api = Arc<ApiParts>;
         (name = "limits", description = "Limit how many jobs with the same limit key run at once or start in a period"),
         (name = "order keys", description = "Jobs with the same order key run one at a time, in their order"),
         (name = "attempts", description = "Report on and finish attempts that a handler left to another system"),
+        (name = "workers", description = "Execute jobs in any language: register a worker, fetch jobs, report, finish"),
         (name = "outbox", description = "Jobs that other programs request with a plain INSERT in their own transactions"),
         (name = "batches", description = "Jobs that belong together, with callbacks when all have ended or one has failed"),
         (name = "queues", description = "Pause queues, set their priorities and limits"),
@@ -168,7 +175,7 @@ type Api = Arc<ApiParts>;
         (name = "dead letters", description = "Jobs that failed for good: read, replay, discard"),
         (name = "operations", description = "Apply one action to all jobs that match a filter"),
         (name = "events", description = "Server-sent events of one job or of the whole cluster"),
-        (name = "kinds", description = "The kinds of jobs that can be enqueued"),
+        (name = "kinds", description = "The kinds of jobs that can be enqueued, and the declarations of those that remote workers execute"),
         (name = "API keys", description = "API keys and their scopes"),
         (name = "system", description = "The state of tickr: runners, index, health, figures and checks"),
     ),
@@ -210,6 +217,11 @@ fn routes() -> (Router<Api>, utoipa::openapi::OpenApi) {
         .routes(routes!(outbox::discard))
         .routes(routes!(attempts::report))
         .routes(routes!(attempts::finish))
+        .routes(routes!(workers::register))
+        .routes(routes!(workers::leave))
+        .routes(routes!(workers::fetch))
+        .routes(routes!(workers::beat))
+        .routes(routes!(workers::finish))
         .routes(routes!(batches::create, batches::list))
         .routes(routes!(batches::show))
         .routes(routes!(batches::close))
@@ -221,7 +233,8 @@ fn routes() -> (Router<Api>, utoipa::openapi::OpenApi) {
         .routes(routes!(queues::resume))
         .routes(routes!(events::of_job))
         .routes(routes!(events::of_cluster))
-        .routes(routes!(system::kinds::list))
+        .routes(routes!(kinds::list))
+        .routes(routes!(kinds::show, kinds::put, kinds::remove))
         .routes(routes!(system::stats::show))
         .routes(routes!(system::redis_index::show))
         .routes(routes!(system::redis_index::rebuild))

@@ -30,12 +30,13 @@ pub(super) struct RunnersAnswer {
     data: Vec<RunnerView>,
 }
 
-/// One tickr process.
+/// One tickr process, or one remote worker.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct RunnerView {
     /// Id of the runner, as in the attempts.
     id: String,
     state: RunnerState,
+    via: RunnerVia,
     version: String,
     /// Host name; null for a runner of an older version.
     host: Option<String>,
@@ -71,6 +72,16 @@ pub(super) struct RunnerView {
     /// Id of the runner that started this process to run one suspect: a job whose last two runners died. Such a process
     /// has no workers of its own and is listed while it is alive. Null for every other runner.
     parent: Option<String>,
+}
+
+/// The way in which a runner takes part.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum RunnerVia {
+    /// It is a tickr process.
+    Process,
+    /// It is a remote worker: a program that calls `/v1/workers`.
+    Http,
 }
 
 /// The state of a runner.
@@ -139,6 +150,7 @@ fn view(runner: RunnerSeen, shown: WorkerJobs) -> RunnerView {
     RunnerView {
         id: runner.id.to_string(),
         state: RunnerState::new(&runner),
+        via: if runner.is_remote { RunnerVia::Http } else { RunnerVia::Process },
         version: runner.version,
         host: runner.host,
         pid: runner.pid,

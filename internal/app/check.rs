@@ -146,6 +146,10 @@ pub async fn check_pending(
 ) -> Result<PendingCheck, StartError> {
     let registry = register_all(config, own, &FinishedReports::in_folder(&config.reports_dir))?;
     let store = connect_store(config).await?;
+    // The tables may be those of an older binary, which has no declared kinds.
+    if let Ok(kinds) = store.declared_kinds().await {
+        registry.follow_declared(kinds.iter().map(|set| (&set.kind, (set.version, set.changed.0))));
+    }
     let mut found = PendingCheck::default();
     let (mut after, mut more) = (None, true);
     while more {
@@ -155,7 +159,7 @@ pub async fn check_pending(
         for job in page {
             let kind = found.kinds.entry(job.kind.clone()).or_default();
             kind.jobs += 1;
-            let Some(registered) = registry.get(job.kind.as_str()) else { continue };
+            let Some(registered) = registry.find(job.kind.as_str()) else { continue };
             kind.known = true;
             let mut problems = match &job.payload {
                 Some(payload) => registered.check(payload).unwrap_or_else(|it| panicked(&it)),
@@ -225,7 +229,7 @@ impl ScheduleCheck {
             }
         };
         let template = &row.schedule.template;
-        let Some(kind) = registry.get(template.kind.as_str()) else {
+        let Some(kind) = registry.find(template.kind.as_str()) else {
             self.unknown += 1;
             let detail =
                 format!("its kind {} is not in this binary, so it waits for a runner that has it", template.kind);

@@ -226,7 +226,7 @@ impl App {
         let operator_settings = OperatorSettingsCopy::start(
             store.clone(),
             runner.clone(),
-            registry.names(),
+            Arc::clone(&registry),
             stop_operator_settings.clone(),
             &tasks,
         );
@@ -276,6 +276,7 @@ impl App {
             cluster_events,
             watches,
             streams: RequestPermits::new(config.http_streams),
+            polls: RequestPermits::new(config.http_polls),
             imports: RequestPermits::new(MAX_IMPORTS),
             searches: Arc::new(Semaphore::new(PoolSizes::new(config.mysql_connections).searches() as usize)),
             failed_logins: Arc::default(),

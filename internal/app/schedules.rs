@@ -35,7 +35,7 @@ pub(super) async fn declare(config: &Config, broker: &Broker) -> Result<Arc<BTre
             }
             Invalid::Payload { problems, kind } => {
                 // The problem names fields but no values: it goes to the log, where no payload may appear.
-                let problems = match broker.registry().get(kind.as_str()) {
+                let problems = match broker.registry().find(kind.as_str()) {
                     Some(kind) => kind.check_discreetly(&declared.schedule.template.payload),
                     None => problems,
                 };

@@ -125,6 +125,11 @@ fn run(
             Arc::new(kinds::register_all(&config, own, &finished)?)
         };
         let tasks = TaskTracker::new();
+        // For follow-up jobs of these kinds.
+        match store.declared_kinds().await {
+            Ok(kinds) => registry.follow_declared(kinds.iter().map(|set| (&set.kind, (set.version, set.changed.0)))),
+            Err(error) => tracing::warn!(%error, "cannot read the declared kinds"),
+        }
         let broker = Broker::new(store.clone(), index.clone(), Arc::clone(&registry), Events::default(), &tasks);
         let settings = engine_settings(&config, runner, tracer, None, None);
         let done = run_in_engine((broker, index), registry, settings, (parent, job), line, give_back).await;

@@ -95,7 +95,7 @@ impl Broker {
 
     fn settlement(&self, attempt: &DeferredAttempt, finish: Finish) -> Settlement {
         let policy = || -> RetryPolicy {
-            let of_kind = || self.registry.get(attempt.kind.as_str()).map(|kind| kind.defaults().retry.clone());
+            let of_kind = || self.registry.find(attempt.kind.as_str()).map(|kind| kind.defaults().retry.clone());
             attempt.retry.clone().or_else(of_kind).unwrap_or_default()
         };
         let verdict = finish.verdict();

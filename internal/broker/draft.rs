@@ -18,7 +18,7 @@ pub struct Draft {
     pub kind: String,
     /// Input of the handler.
     pub payload: Box<RawValue>,
-    /// Name of the queue. Default: `default`.
+    /// Name of the queue. Default: that of the kind, which is `default` unless it was declared with another one.
     pub queue: Option<String>,
     /// Time at which the job is due.
     pub due: Due,
@@ -144,8 +144,8 @@ impl Invalid {
 impl Draft {
     /// Check the draft against its kind, and fill in the defaults.
     pub(super) fn prepare(self, registry: &Registry) -> Result<NewJob, Invalid> {
-        let Some(kind) = registry.get(&self.kind) else {
-            let known: Vec<String> = registry.iter().map(|kind| kind.name().to_string()).collect();
+        let Some(kind) = registry.find(&self.kind) else {
+            let known: Vec<String> = registry.known_names().iter().map(Name::to_string).collect();
             let mut known = known.join(", ");
             // This built-in kind is not always registered.
             if self.kind == "email" {
@@ -155,7 +155,7 @@ impl Draft {
             asked.truncate(asked.floor_char_boundary(80));
             return Err(Invalid::UnknownKind { kind: asked, known });
         };
-        self.prepare_as(kind)
+        self.prepare_as(&kind)
     }
 
     /// Check the draft against this kind, and fill in its defaults.
@@ -163,9 +163,14 @@ impl Draft {
         let mut problems = Vec::new();
         let mut wrong = |pointer: &str, detail: String| problems.push(Problem::at(pointer, detail));
 
-        let queue = self.queue.as_deref().unwrap_or("default").parse::<Name>().inspect_err(|e| {
-            wrong("/queue", e.to_string());
-        });
+        let queue = self
+            .queue
+            .as_deref()
+            .unwrap_or_else(|| kind.queue().map_or("default", Name::as_str))
+            .parse::<Name>()
+            .inspect_err(|e| {
+                wrong("/queue", e.to_string());
+            });
         let priority = self.priority.map_or(Ok(Priority::NORMAL), Priority::try_from).inspect_err(|e| {
             wrong("/priority", (*e).to_owned());
         });

@@ -12,6 +12,7 @@
 //! - `batches.rs`: batches of jobs.
 //! - `outbox.rs`: moves jobs from the outbox.
 //! - `queues.rs`: changes of queues.
+//! - `remote_workers.rs`: requests, heartbeats and verdicts of remote workers.
 //! - `schedules.rs`: changes and ticks of schedules.
 //! - `operator_settings.rs`: this process's copy of the settings of operators.
 //! - `cluster_events.rs`: the events of the whole cluster.
@@ -27,6 +28,7 @@ mod idempotency;
 mod operator_settings;
 mod outbox;
 mod queues;
+mod remote_workers;
 mod schedules;
 mod unique_fields;
 mod watches;
@@ -38,6 +40,7 @@ pub use hints::Wake;
 pub use idempotency::{IdempotencyKey, InvalidKey};
 pub use operator_settings::{API_KEYS_HOLD, OperatorSettings, OperatorSettingsCopy};
 pub use outbox::OutboxPass;
+pub use remote_workers::{JobDelivery, Poll, WorkerBeaten, WorkerFinish, WorkerFinished, WorkerReport, WorkerVerdict};
 pub use schedules::TriggerError;
 pub use tickr_index::StreamPosition;
 pub use watches::{Watch, Watches};
@@ -51,6 +54,7 @@ use tokio::sync::{Notify, watch};
 use tokio_util::task::TaskTracker;
 
 use hints::Hints;
+use remote_workers::Polls;
 use tickr_event::{Event, Events};
 use tickr_handlers::{Registered, Registry};
 use tickr_index::{Entry, Health, Index, Lane};
@@ -72,6 +76,7 @@ pub struct Broker {
     meters: Meters,
     /// Counters of accepted jobs, by kind. The handles are stored because looking them up is slow.
     accepted: Arc<HashMap<Name, Counter>>,
+    polls: Arc<Polls>,
     outbox_nudge: Arc<Notify>,
     source_nudges: Arc<watch::Sender<u64>>,
 }
@@ -108,12 +113,13 @@ impl Broker {
             hints,
             meters: Meters::default(),
             accepted,
+            polls: Arc::new(Polls::new(tasks)),
             outbox_nudge: Arc::default(),
             source_nudges: Arc::default(),
         }
     }
 
-    /// Return the kinds of this process.
+    /// Return the kinds of this process, and the declared ones that it knows.
     #[must_use]
     pub fn registry(&self) -> &Registry {
         &self.registry
@@ -321,7 +327,7 @@ impl Broker {
     pub fn remaker(&self, living_kinds: HashSet<Name>) -> Remake {
         let registry = Arc::clone(&self.registry);
         Arc::new(move |original| {
-            if registry.get(original.kind.as_str()).is_none() && living_kinds.contains(&original.kind) {
+            if registry.find(original.kind.as_str()).is_none() && living_kinds.contains(&original.kind) {
                 return Ok(original.unchanged());
             }
             remake(&registry, original, None).map_err(|invalid| {
@@ -424,9 +430,10 @@ impl Broker {
             if !receipt.held {
                 self.hints.send(entry(receipt));
             }
-            // Only kinds of this registry are accepted.
-            if let Some(counter) = self.accepted.get(&receipt.kind) {
-                counter.increment(1);
+            match self.accepted.get(&receipt.kind) {
+                Some(counter) => counter.increment(1),
+                // A declared kind. Operators declare a bounded number of them.
+                None => metrics::counter!("tickr_jobs_accepted_total", "kind" => receipt.kind.to_string()).increment(1),
             }
         }
         self.meters.record_accepted(accepted.iter().map(|receipt| &receipt.queue));

@@ -1,5 +1,5 @@
-//! The settings of operators that every process must follow within two seconds: API keys, queues, limits, and whether
-//! this runner is drained.
+//! The settings of operators that every process must follow within two seconds: API keys, queues, limits, declared
+//! kinds, and whether this runner is drained.
 //!
 //! They are stored in MySQL. Each process keeps a copy, which it compares with MySQL every second, and at once after a
 //! change made through it. While MySQL cannot be read, the last copy stays valid for queues and drains, so that runners
@@ -18,8 +18,9 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use uuid::Uuid;
 
+use tickr_handlers::Registry;
 use tickr_job::{Name, RunnerId};
-use tickr_store::{ApiKey, ChangeSummary, LimitSetting, QueueSetting, Store, StoreError};
+use tickr_store::{ApiKey, ChangeSummary, KindSetting, LimitSetting, QueueSetting, Store, StoreError};
 
 /// Time between two comparisons of the copy with MySQL.
 const READ_EVERY: Duration = Duration::from_secs(1);
@@ -43,11 +44,13 @@ pub struct OperatorSettings {
     pub queues: BTreeMap<Name, QueueSetting>,
     /// Limits by key.
     pub limits: Arc<Vec<LimitSetting>>,
+    /// Kinds that remote workers execute.
+    pub kinds: Arc<Vec<KindSetting>>,
     /// Queues with a limit, each with a runner that wants more permits than it has.
     pub wanting: BTreeSet<(Name, String)>,
     /// An operator drained this runner: it takes no new work.
     pub drained: bool,
-    /// The checksum of the API keys, queues and limits before they were read, and the moment of that. Absent when it
+    /// The checksum of the API keys, queues, limits and declared kinds before they were read, and the moment of that. Absent when it
     /// could not be read.
     pub checksum: Option<(String, Instant)>,
 }
@@ -57,7 +60,7 @@ pub struct OperatorSettings {
 pub struct OperatorSettingsCopy {
     store: Store,
     runner: RunnerId,
-    kinds: Arc<[Name]>,
+    registry: Arc<Registry>,
     copy: watch::Sender<Arc<OperatorSettings>>,
     summary: watch::Sender<Option<Arc<ChangeSummary>>>,
     /// Held while MySQL is asked for a summary, so that a MySQL that does not answer occupies one connection only.
@@ -74,20 +77,22 @@ struct Used {
 }
 
 impl OperatorSettingsCopy {
-    /// Read the copy for this runner, which has these kinds, and keep it fresh until `stop`.
+    /// Read the copy for this runner, which has these kinds, and keep it fresh until `stop`. The registry follows the
+    /// declared kinds.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
     pub async fn start(
         store: Store,
         runner: RunnerId,
-        kinds: Vec<Name>,
+        registry: Arc<Registry>,
         stop: CancellationToken,
         tasks: &TaskTracker,
     ) -> Result<Self, StoreError> {
         let asked = Instant::now();
         let first = read(&store, &runner).await?;
         store.follow_limits(&first.limits, asked);
+        follow_kinds(&registry, &first);
         let copy = watch::Sender::new(Arc::new(first));
         // Back-dated, so that the first use of an API key is recorded soon.
         let noted = Instant::now().checked_sub(NOTE_EVERY).unwrap_or_else(Instant::now);
@@ -95,7 +100,7 @@ impl OperatorSettingsCopy {
         let operator_settings = Self {
             store,
             runner,
-            kinds: kinds.into(),
+            registry,
             copy,
             summary: watch::Sender::new(None),
             summarizing: Arc::default(),
@@ -129,7 +134,7 @@ impl OperatorSettingsCopy {
         Self {
             store,
             runner,
-            kinds: Arc::default(),
+            registry: Arc::default(),
             copy: watch::Sender::new(Arc::default()),
             summary: watch::Sender::new(None),
             summarizing: Arc::default(),
@@ -196,6 +201,7 @@ impl OperatorSettingsCopy {
         let mut read_at = self.read_at.lock().unwrap_or_else(PoisonError::into_inner);
         // Two reads may overlap. The one that began earlier may not undo a change that the other one has seen.
         if asked >= *read_at {
+            follow_kinds(&self.registry, &fresh);
             self.copy.send_replace(fresh);
             *read_at = asked;
         }
@@ -205,7 +211,7 @@ impl OperatorSettingsCopy {
     /// Ask MySQL for a summary. Return nothing while an earlier one is not answered, or after an error.
     async fn summarize(&self) -> Option<Arc<ChangeSummary>> {
         let alone = Arc::clone(&self.summarizing).try_lock_owned().ok()?;
-        let (store, runner, kinds) = (self.store.clone(), self.runner.clone(), Arc::clone(&self.kinds));
+        let (store, runner, kinds) = (self.store.clone(), self.runner.clone(), self.registry.known_names());
         let asking = tokio::spawn(async move {
             let summary = store.change_summary(&runner, &kinds).await;
             drop(alone);
@@ -248,7 +254,7 @@ impl OperatorSettingsCopy {
 }
 
 impl OperatorSettings {
-    /// Return whether the API keys, queues and limits are those that this summary saw.
+    /// Return whether the API keys, queues, limits and declared kinds are those that this summary saw.
     fn is_as(&self, summary: &ChangeSummary) -> bool {
         self.checksum
             .as_ref()
@@ -260,8 +266,13 @@ async fn read(store: &Store, runner: &RunnerId) -> Result<OperatorSettings, Stor
     let (api_keys, queues, drained) = (store.api_keys().await?, store.queues().await?, store.is_drained(runner).await?);
     let wanting = wanting(store, queues.iter()).await?;
     let queues = queues.into_iter().map(|queue| (queue.name.clone(), queue)).collect();
-    let limits = Arc::new(store.limits().await?);
-    Ok(OperatorSettings { api_keys, queues, limits, wanting, drained, checksum: None })
+    let (limits, kinds) = (Arc::new(store.limits().await?), Arc::new(store.declared_kinds().await?));
+    Ok(OperatorSettings { api_keys, queues, limits, kinds, wanting, drained, checksum: None })
+}
+
+/// Make the registry follow the declared kinds.
+fn follow_kinds(registry: &Registry, settings: &OperatorSettings) {
+    registry.follow_declared(settings.kinds.iter().map(|set| (&set.kind, (set.version, set.changed.0))));
 }
 
 /// Read which runners want permits, if any of these queues has a limit.

@@ -41,6 +41,13 @@ impl Broker {
     /// # Errors
     /// [`Invalid`], with everything that is wrong.
     pub fn prepare_schedule(&self, draft: ScheduleDraft) -> Result<Schedule, Invalid> {
+        let mut draft = draft;
+        // The queue of a declared kind is also that of its scheduled jobs.
+        if draft.queue.is_none()
+            && let Some(kind) = self.registry.find(&draft.kind)
+        {
+            draft.queue = kind.queue().map(Name::to_string);
+        }
         let schedule = draft.check(self.store.clock().now()).map_err(|wrong| Invalid::Job {
             problems: wrong.into_iter().map(|wrong| Problem::at(format!("/{}", wrong.field), wrong.detail)).collect(),
         })?;

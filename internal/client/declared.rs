@@ -34,7 +34,7 @@ impl Declared {
 
     /// Return the kind unless the broker has a handler of it, whose own check is stricter.
     pub(super) fn get(&self, broker: &Broker, kind: &str) -> Option<Arc<Registered>> {
-        if broker.registry().get(kind).is_some() {
+        if broker.registry().find(kind).is_some() {
             return None;
         }
         self.types.read().unwrap_or_else(PoisonError::into_inner).get(kind).cloned()

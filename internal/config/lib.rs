@@ -159,6 +159,8 @@ pub struct Config {
     pub http_connections: usize,
     /// Maximum number of open event streams, which count as connections too.
     pub http_streams: usize,
+    /// Maximum number of requests for jobs of remote workers that wait.
+    pub http_polls: usize,
     /// Time limit for the head of a request, from its first byte.
     pub http_header_timeout: Duration,
     /// Time limit for the body of a request; for an import, for each part of it.
@@ -380,6 +382,7 @@ impl Config {
             http_hosts: Vec::new(),
             http_connections: 0,
             http_streams: 0,
+            http_polls: 0,
             http_header_timeout: Duration::ZERO,
             http_body_timeout: Duration::ZERO,
             http_write_timeout: Duration::ZERO,

@@ -170,6 +170,10 @@ pub static SETTINGS: &[Setting<Config>] = &[
         parse::put(&mut c.http_streams, parse::number(t, 0..=100_000))
     })
     .default("256"),
+    Row::new("http_polls", "N", "Maximum number of requests for jobs of remote workers that wait", |c, t| {
+        parse::put(&mut c.http_polls, parse::number(t, 0..=1_000_000))
+    })
+    .default("2000"),
     Row::new("http_header_timeout", "DURATION", "Time limit for the head of a request", |c, t| {
         parse::put(&mut c.http_header_timeout, duration::between(t, SECOND / 10, HOUR))
     })

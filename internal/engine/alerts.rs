@@ -33,7 +33,7 @@ pub struct AlertSettings {
 
 pub(super) async fn run_until_stopped(shared: Arc<EngineState>) {
     // Kinds that have a metric. It goes back to zero when the kind has no more dead letters.
-    let mut shown: BTreeSet<Name> = shared.registry.names().into_iter().collect();
+    let mut shown: BTreeSet<Name> = shared.registry.known_names().into_iter().collect();
     loop {
         if let Err(error) = look(&shared, &mut shown).await {
             tracing::debug!(%error, "cannot count dead letters");

@@ -333,7 +333,7 @@ async fn end_attempt(shared: &EngineState, job: JobId, child: &RunnerId, death: 
 }
 
 fn policies(shared: &EngineState) -> HashMap<Name, RetryPolicy> {
-    shared.registry.iter().map(|kind| (kind.name().clone(), kind.defaults().retry.clone())).collect()
+    shared.registry.retry_policies()
 }
 
 /// Tell the index and the listeners of events about an attempt that this runner ended.

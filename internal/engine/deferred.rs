@@ -3,7 +3,6 @@
 //! The runner renews the lease of a deferred attempt no longer. Reports do, through the API of any runner. The summary of
 //! changes says when the time of one is up: a look costs nothing more.
 
-use std::collections::HashMap;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::atomic::Ordering;
@@ -14,7 +13,7 @@ use super::EngineState;
 use super::reaper::announce;
 use tickr_event::Event;
 use tickr_handlers::{FinishKeyStore, FinishLater};
-use tickr_job::{AttemptToken, CallOutcome, JobId, Name, RetryPolicy, Verdict};
+use tickr_job::{AttemptToken, CallOutcome, JobId, Verdict};
 use tickr_store::{Claimed, Deferral, Store};
 
 /// Shortest and longest time that another system may take.
@@ -87,8 +86,7 @@ pub(super) async fn defer(
 /// End deferred attempts whose time is up, after each summary of changes that shows some, about once a second.
 pub(super) async fn end_until_stopped(shared: &EngineState) {
     let mut summaries = shared.operator_settings.summaries();
-    let policies: Arc<HashMap<Name, RetryPolicy>> =
-        Arc::new(shared.registry.iter().map(|kind| (kind.name().clone(), kind.defaults().retry.clone())).collect());
+    let policies = Arc::new(shared.registry.retry_policies());
     loop {
         tokio::select! {
             () = shared.stop_loops.cancelled() => break,

@@ -12,6 +12,7 @@
 //! - `queue_order.rs`: the order in which a runner takes from its lanes (a lane is one priority of one queue).
 //! - `permits.rs`: the permits of this runner for queues with a concurrency limit.
 //! - `fetcher.rs`: takes ids for free seats.
+//! - `remote_workers.rs`: serves the requests for jobs of remote workers.
 //! - `released.rs`: starts jobs that waited for an order key or a limit without the way through Redis.
 //! - `worker_pool.rs`: how many handlers run at once, and how many jobs may be claimed or settled besides.
 //! - `worker.rs`: claims an id and has the job executed.
@@ -73,6 +74,7 @@ mod reaper;
 mod reconciler;
 mod recorder;
 mod released;
+mod remote_workers;
 mod reports;
 mod scheduler;
 mod solo;
@@ -99,7 +101,7 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use tokio::sync::Notify;
-use tokio::sync::mpsc::{self, UnboundedSender};
+use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::level_filters::LevelFilter;
@@ -112,7 +114,7 @@ use heartbeat_history::HeartbeatHistory;
 use live::LiveAttempts;
 use permits::Permits;
 use suspects::Suspects;
-use tickr_broker::{Broker, OperatorSettingsCopy};
+use tickr_broker::{Broker, OperatorSettingsCopy, Poll};
 use tickr_client::RunnerClient;
 use tickr_event::Event;
 use tickr_handlers::Registry;
@@ -186,6 +188,8 @@ struct EngineState {
     living_kinds: Mutex<HashSet<Name>>,
     /// Jobs that are not held any more, for [`released`].
     released: OnceLock<UnboundedSender<DueJob>>,
+    /// Requests for jobs of remote workers.
+    polls: tokio::sync::Mutex<Option<UnboundedReceiver<Poll>>>,
     /// The store for finish keys of attempts, which costs each attempt one pointer.
     finish_keys: Arc<Store>,
     /// Wakes the loop that saves checkpoints.
@@ -283,6 +287,7 @@ impl Engine {
         };
         fetching.spawn(released::start_until_stopped(Arc::clone(&shared), released, start.clone()));
         fetching.spawn(Fetcher::new(Arc::clone(&shared)).fetch_until_stopped(start));
+        keep_running(&fetching, &shared, "remote workers", remote_workers::serve_until_stopped);
         keep_running(&looping, &shared, "scheduler", move |shared| {
             scheduler::run_until_stopped(shared, Arc::clone(&alarm))
         });
@@ -403,6 +408,7 @@ impl EngineState {
         settings: EngineSettings,
         (live, heartbeats): (Arc<LiveAttempts>, Arc<HeartbeatHistory>),
     ) -> Self {
+        let polls = broker.polls();
         Self {
             store: broker.store().clone(),
             finish_keys: Arc::new(broker.store().clone()),
@@ -422,6 +428,7 @@ impl EngineState {
             store_trouble: AtomicBool::new(false),
             living_kinds: Mutex::new(HashSet::new()),
             released: OnceLock::new(),
+            polls: tokio::sync::Mutex::new(polls),
             save_checkpoints: Arc::default(),
             reconcile: Notify::new(),
             refill: Notify::new(),

@@ -28,7 +28,7 @@ use chrono::TimeDelta;
 use super::EngineState;
 use tickr_event::Event;
 use tickr_index::{Entry, Lane};
-use tickr_job::{JobId, Name, RetryPolicy, RunnerId, Timestamp, Verdict};
+use tickr_job::{JobId, RunnerId, Timestamp, Verdict};
 use tickr_store::{LapseRule, Lapsed, Reading, Reaped, RunnerBeat, Settled, StoreError, UnstoppedRunners};
 
 /// Time between two looks at the list of runners, before jitter. The second value holds while a silent runner still has
@@ -46,6 +46,8 @@ const WALK_EVERY: Duration = Duration::from_secs(8);
 const WALK_ROWS: u32 = 2_000;
 const FAST_WALK_ROWS: u32 = 5_000;
 const FAST_WALK_PAGES: usize = 100;
+/// Time that remote workers with longer leases get after an outage before attempts are ended whose runner is not known.
+const REMOTE_PATIENCE: Duration = Duration::from_secs(60);
 /// Longest time that a fast walk takes in one round.
 const FAST_WALK: Duration = Duration::from_secs(2);
 /// Time for which an attempt that MySQL refuses to end is skipped.
@@ -138,7 +140,9 @@ impl Reaper {
             })
             .collect();
         // An attempt found by the walk does not say how long its runner's lease is.
-        let longest = beats.iter().map(|beat| beat.lease).max().unwrap_or(lease);
+        // Remote workers repeat a heartbeat that fails within seconds, whatever the length of their leases is.
+        let patience = |beat: &RunnerBeat| if beat.is_remote { beat.lease.min(REMOTE_PATIENCE) } else { beat.lease };
+        let longest = beats.iter().map(patience).max().unwrap_or(lease);
         let judges_all = shared.heartbeats.may_call_dead(lease, longest);
         self.ahead.retain(|id, _| beats.iter().any(|beat| beat.id == *id));
 
@@ -253,9 +257,7 @@ impl Reaper {
         if lapsed.is_empty() {
             return Ok(0);
         }
-        let policies: HashMap<Name, RetryPolicy> =
-            shared.registry.iter().map(|kind| (kind.name().clone(), kind.defaults().retry.clone())).collect();
-        let policies = Arc::new(policies);
+        let policies = Arc::new(shared.registry.retry_policies());
         let mut ended = 0;
         for page in lapsed.chunks(PAGE) {
             // Check again before writing: the search may have hung in the same outage that let the leases lapse.

@@ -164,9 +164,17 @@ async fn queues_to_rebuild(shared: &EngineState) -> Result<Vec<Name>, StoreError
     Ok(queues)
 }
 
+/// Return the queues of this runner, then those of remote workers, which repair nothing themselves.
+async fn served_queues(shared: &EngineState) -> Result<Vec<Name>, StoreError> {
+    let mut queues = shared.settings.queues.clone();
+    let own: BTreeSet<Name> = queues.iter().cloned().collect();
+    queues.extend(shared.store.remote_queues().await?.difference(&own).cloned());
+    Ok(queues)
+}
+
 async fn pass(shared: &EngineState, memory: &mut PassState) -> Result<(), PassError> {
     let now = shared.store.clock().now();
-    let lines = shared.store.lines_of(shared.settings.queues.clone()).await?;
+    let lines = shared.store.lines_of(served_queues(shared).await?).await?;
 
     // Jobs that are due next. Adding an entry to the sorted set twice does no harm.
     let mut drift = feed(shared, &lines, now, now + LOOK_AHEAD).await?.unknown;
@@ -437,11 +445,7 @@ impl<'a> Comparison<'a> {
 
 /// Refill ready lists that left jobs out, whenever the scheduler or the fetcher finds that one has run low.
 pub(super) async fn refill_until_stopped(shared: Arc<EngineState>) {
-    let of_queue = |queue: &Name| {
-        let queue = queue.clone();
-        Priority::all().map(move |priority| DueLane { queue: queue.clone(), priority })
-    };
-    let lines: Vec<DueLane> = shared.settings.queues.iter().flat_map(of_queue).collect();
+    let of_queue = |queue: Name| Priority::all().map(move |priority| DueLane { queue: queue.clone(), priority });
     loop {
         tokio::select! {
             () = shared.stop_loops.cancelled() => return,
@@ -454,6 +458,17 @@ pub(super) async fn refill_until_stopped(shared: Arc<EngineState>) {
                 continue;
             }
         };
+        if noted.is_empty() {
+            continue;
+        }
+        let queues = match served_queues(&shared).await {
+            Ok(queues) => queues,
+            Err(error) => {
+                tracing::warn!(%error, "cannot read the queues of remote workers");
+                shared.settings.queues.clone()
+            }
+        };
+        let lines: Vec<DueLane> = queues.into_iter().flat_map(of_queue).collect();
         for line in &lines {
             let name = name_of(line);
             if !noted.contains_key(&name) {

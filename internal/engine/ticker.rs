@@ -48,12 +48,13 @@ enum TickLook {
 
 pub(super) async fn run_until_stopped(shared: Arc<EngineState>, alarm: Arc<Alarm>) {
     let runner = Actor::runner(&shared.runner);
-    let kinds = shared.registry.names();
     let (mut follows, mut pause, mut unreadable) = (false, FIRST_PAUSE, BTreeSet::new());
     let mut skipped = SkippedSchedules::new();
     let mut summaries = shared.operator_settings.summaries();
     loop {
         let looked = Instant::now();
+        // Schedules of declared kinds may be fired by any runner.
+        let kinds = shared.registry.known_names();
         let sleep = match look(&shared, &kinds, &runner, &mut unreadable, &mut skipped).await {
             Ok(TickLook::Ticked { too_late }) => {
                 pause = FIRST_PAUSE;

@@ -31,6 +31,7 @@
 //! - `context.rs`: [`Context`], a running handler's view of its attempt
 //! - `finish.rs`: [`FinishKey`], with which another system finishes an attempt
 //! - `outcome.rs`: [`Outcome`], [`Output`] and [`Failure`], which a handler returns
+//! - `declared.rs`: kinds that remote workers execute
 //! - `registry.rs`: [`Registry`], the kinds by name with the JSON Schemas that enqueue enforces
 //! - `panicked.rs`: [`Panicked`], panics in the code of a kind
 //! - `wording.rs`: parser errors in words for the client
@@ -45,6 +46,7 @@ pub mod http;
 pub mod later;
 
 mod context;
+mod declared;
 mod finish;
 mod outcome;
 mod panicked;
@@ -56,6 +58,7 @@ pub mod wording;
 pub use context::{
     CallSlot, CheckpointError, CheckpointSlot, Context, ContextParts, ExchangeSlot, ProgressSlot, UnsavedCheckpoint,
 };
+pub use declared::{DeclarationVersion, KnownKind};
 pub use finish::{FinishKey, FinishKeyStore, FinishLater, FinishSlot};
 pub use outcome::{Failure, FollowUp, FollowUpOptions, Outcome, Output};
 pub use panicked::{Panicked, panic_message};

@@ -1,6 +1,6 @@
 //! The registry: kinds by name, with the schemas that enqueue enforces.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::future::Future;
 use std::marker::PhantomData;
 use std::pin::Pin;
@@ -12,11 +12,12 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use serde_json::value::RawValue;
 
+use super::declared::{DeclarationVersion, DeclaredKinds, KnownKind};
 use super::panicked::caught;
 use super::report::FinishedReports;
 use super::{Context, Failure, Handler, Kind, Outcome, Panicked, wording};
 use tickr_config::KindConfig;
-use tickr_job::{Edition, Editions, Name, RetryPolicy, limits};
+use tickr_job::{DeclaredKind, Edition, Editions, Name, RetryPolicy, limits};
 
 /// Defaults for jobs of a kind that set no options of their own.
 #[derive(Clone, Debug, PartialEq)]
@@ -155,6 +156,19 @@ impl<H: Handler> ErasedHandler for Erased<H> {
     }
 }
 
+/// In place of the handler of a declared kind. Only its check is called: this process claims no job of the kind.
+struct RemoteHandler;
+
+impl ErasedHandler for RemoteHandler {
+    fn check(&self, _: &RawValue) -> Checked {
+        Checked::default()
+    }
+
+    fn run(self: Arc<Self>, _: Box<RawValue>, _: Context) -> RunFuture {
+        Box::pin(async { Ran::Returned(Err(Failure::retry("remote workers execute this kind"))) })
+    }
+}
+
 /// [`Handler`] made of a plain async function.
 struct Function<P, F> {
     function: F,
@@ -181,6 +195,7 @@ pub struct Registered {
     edition: Edition,
     validator: jsonschema::Validator,
     defaults: KindDefaults,
+    queue: Option<Name>,
     handler: Arc<dyn ErasedHandler>,
 }
 
@@ -198,7 +213,29 @@ impl Registered {
         let validator = jsonschema::validator_for(&schema).expect("a derived schema is a valid schema");
         let defaults = handler.defaults();
         let edition = Edition::from_schema(&schema);
-        Self { name, schema, edition, validator, defaults, handler: Arc::new(Erased(handler)) }
+        Self { name, schema, edition, validator, defaults, queue: None, handler: Arc::new(Erased(handler)) }
+    }
+
+    /// Make the entry of a kind that remote workers execute.
+    ///
+    /// # Errors
+    /// Says what is wrong with the schema. A reference to a document elsewhere is wrong as well.
+    pub fn declared(kind: &DeclaredKind) -> Result<Self, String> {
+        let schema = kind.schema.clone().unwrap_or_else(|| Value::Object(serde_json::Map::new()));
+        let validator = jsonschema::validator_for(&schema).map_err(|error| shortened(error.to_string()))?;
+        Ok(Self {
+            name: kind.name.clone(),
+            edition: Edition::from_schema(&schema),
+            schema,
+            validator,
+            defaults: KindDefaults {
+                max_attempts: kind.max_attempts,
+                timeout: Duration::from_millis(kind.timeout_ms),
+                retry: kind.retry.clone(),
+            },
+            queue: kind.queue.clone(),
+            handler: Arc::new(RemoteHandler),
+        })
     }
 
     /// Make the entry of a kind from its payload type alone, for a process that enqueues its jobs and executes none.
@@ -237,6 +274,12 @@ impl Registered {
     #[must_use]
     pub fn defaults(&self) -> &KindDefaults {
         &self.defaults
+    }
+
+    /// Queue of jobs that name none. None: `default`.
+    #[must_use]
+    pub fn queue(&self) -> Option<&Name> {
+        self.queue.as_ref()
     }
 
     /// Check a payload against the schema. If it passes, check it with the type and the handler. Return at most 20
@@ -317,10 +360,11 @@ fn shortened(mut text: String) -> String {
     text
 }
 
-/// The kinds that this process can run.
+/// The kinds that this process can run, and those that it only knows because they were declared.
 #[derive(Debug, Default)]
 pub struct Registry {
     kinds: BTreeMap<Name, Registered>,
+    declared: DeclaredKinds,
     /// Where results go that are too large for the rows of their jobs.
     large_results: Option<FinishedReports>,
 }
@@ -378,13 +422,57 @@ impl Registry {
         self.kinds.get_mut(kind).map(|entry| change(&mut entry.defaults)).is_some()
     }
 
-    /// Return the kind of this name.
+    /// Return the kind of this name that this process can run.
     #[must_use]
     pub fn get(&self, kind: &str) -> Option<&Registered> {
         self.kinds.get(kind)
     }
 
-    /// Iterate over all kinds, in the order of their names.
+    /// Return the kind of this name, whether this process or remote workers run its jobs.
+    #[must_use]
+    pub fn find(&self, kind: &str) -> Option<KnownKind<'_>> {
+        let compiled = self.get(kind).map(KnownKind::Compiled);
+        compiled.or_else(|| self.declared.get(kind).map(KnownKind::Declared))
+    }
+
+    /// Know these declared kinds from now on, and no others.
+    pub fn follow_declared<'k>(&self, declared: impl Iterator<Item = (&'k DeclaredKind, DeclarationVersion)>) {
+        self.declared.follow(declared);
+    }
+
+    /// Return the declared kinds, in the order of their names, without those of which this process has a handler.
+    #[must_use]
+    pub fn declared(&self) -> Vec<Arc<Registered>> {
+        let mut declared = self.declared.all();
+        declared.retain(|kind| !self.kinds.contains_key(kind.name()));
+        declared
+    }
+
+    /// Names of the kinds that this process knows: those that it can run, and declared ones.
+    #[must_use]
+    pub fn known_names(&self) -> Vec<Name> {
+        let mut names = self.names();
+        names.extend(self.declared().iter().map(|kind| kind.name().clone()));
+        names
+    }
+
+    /// The backoff of every kind that this process knows.
+    #[must_use]
+    pub fn retry_policies(&self) -> HashMap<Name, RetryPolicy> {
+        let policy = |kind: &Registered| (kind.name.clone(), kind.defaults.retry.clone());
+        let declared = self.declared();
+        self.iter().map(policy).chain(declared.iter().map(|kind| policy(kind))).collect()
+    }
+
+    /// The time limit of one attempt, of every kind that this process knows.
+    #[must_use]
+    pub fn timeouts(&self) -> HashMap<Name, Duration> {
+        let timeout = |kind: &Registered| (kind.name.clone(), kind.defaults.timeout);
+        let declared = self.declared();
+        self.iter().map(timeout).chain(declared.iter().map(|kind| timeout(kind))).collect()
+    }
+
+    /// Iterate over all kinds that this process can run, in the order of their names.
     pub fn iter(&self) -> impl Iterator<Item = &Registered> {
         self.kinds.values()
     }

@@ -154,6 +154,16 @@ impl RunnerId {
         Self(format!("{host}/{}-{}", std::process::id(), &nonce[..8]))
     }
 
+    /// Make an id for a remote worker with this name: `name.w-xxxxxxxxxxxx`. It has no `/`, because it is part of a path.
+    #[must_use]
+    pub fn new_for_worker(name: &str) -> Self {
+        let legal = |c: &char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_');
+        let name: String = name.chars().filter(legal).take(15).collect();
+        let name = if name.is_empty() { "worker".to_owned() } else { name };
+        let nonce = Uuid::new_v4().simple().to_string();
+        Self(format!("{name}.w-{}", &nonce[..12]))
+    }
+
     /// Wrap a stored runner id, unchecked.
     #[must_use]
     pub fn from_stored(text: String) -> Self {
@@ -205,5 +215,7 @@ mod tests {
         assert!(a.as_str().len() <= RunnerId::MAX_LEN && a.as_str().is_ascii());
         assert_ne!(RunnerId::new_for_host("web1"), RunnerId::new_for_host("web1"));
         assert!(b.as_str().starts_with("runner/"));
+        let worker = RunnerId::new_for_worker("ein sehr langer/Name ä");
+        assert!(worker.as_str().starts_with("einsehrlangerNa.w-") && worker.as_str().len() <= RunnerId::MAX_LEN);
     }
 }

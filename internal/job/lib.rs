@@ -11,6 +11,7 @@
 //! - `hours`: [`Hours`], a part of the day in UTC
 //! - `id`: [`JobId`], [`BatchId`], [`AttemptToken`] and [`RunnerId`]
 //! - `limit`: [`Limit`], the bounds of jobs with the same limit key
+//! - `declared_kind`: [`DeclaredKind`], a kind that remote workers execute
 //! - `dead_letter`: [`DeadLetter`], the data of a job that failed for good
 //! - `name`: [`Name`], the syntax of queue and kind names
 //! - `operation`: [`Operation`], a bulk operation: one action on many jobs
@@ -37,6 +38,7 @@ mod words;
 mod actor;
 mod alert;
 mod dead_letter;
+mod declared_kind;
 mod edition;
 mod exchange;
 mod filter;
@@ -67,6 +69,7 @@ mod verdict;
 pub use actor::{Actor, is_terminal_control};
 pub use alert::{AlertChange, AlertRule, Measured};
 pub use dead_letter::{DeadLetter, DeadLetterStatus};
+pub use declared_kind::DeclaredKind;
 pub use edition::{Edition, Editions, InvalidEdition};
 pub use exchange::{Exchange, ExchangeResponse};
 pub use filter::{Filter, InvalidPath, PayloadPath, Wanted};

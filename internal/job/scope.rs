@@ -10,9 +10,12 @@ pub enum Scope {
     Enqueue,
     /// All requests.
     Admin,
+    /// Execute jobs as a remote worker: register, fetch, beat, finish. No enqueues, no listings.
+    Work,
 }
 words!(Scope {
     Read => "read",
     Enqueue => "enqueue",
     Admin => "admin",
+    Work => "work",
 });

@@ -11,7 +11,7 @@ use sqlx::Row;
 use crate::sql::connection::on_pool;
 use crate::sql::error::corrupt;
 use crate::sql::script::{Script, Value};
-use crate::{Store, StoreError, api_keys, queues, rows};
+use crate::{Store, StoreError, api_keys, kinds as declared, queues, rows};
 use tickr_job::{Name, RunnerId, Timestamp};
 
 /// What may have changed since the last summary.
@@ -19,8 +19,8 @@ use tickr_job::{Name, RunnerId, Timestamp};
 pub struct ChangeSummary {
     /// A moment before MySQL read the tables, by the monotonic clock of this process.
     pub asked: Instant,
-    /// Number of rows and checksum of the API keys, the queues and the limits. Two summaries with the same value show the same
-    /// settings, but for a chance of one in four billion.
+    /// Number of rows and checksum of the API keys, the queues, the limits and the declared kinds. Two summaries with the
+    /// same value show the same settings, but for a chance of one in four billion.
     pub settings: String,
     /// An operator drained the runner.
     pub drained: bool,
@@ -57,7 +57,7 @@ impl Store {
                 let kinds: Vec<&str> = kinds.iter().map(Name::as_str).collect();
                 let (places, listed) = script.list(&kinds);
                 let sql = format!(
-                    "SELECT UTC_TIMESTAMP(6) AS now, CONCAT({}, ' ', {}, ' ', {}) AS settings, \
+                    "SELECT UTC_TIMESTAMP(6) AS now, CONCAT({}, ' ', {}, ' ', {}, ' ', {}) AS settings, \
                      EXISTS (SELECT 1 FROM limit_slots) OR EXISTS (SELECT 1 FROM limit_waits) AS limits_in_use, \
                      EXISTS (SELECT 1 FROM job_expiries FORCE INDEX (job_expiries_look) \
                      WHERE look_at <= UTC_TIMESTAMP(6)) AS expired, \
@@ -77,6 +77,7 @@ impl Store {
                     checksum("api_keys", api_keys::COLUMNS),
                     checksum("queues", queues::COLUMNS),
                     checksum("limits", rows::limits::COLUMNS),
+                    checksum("declared_kinds", declared::VERSION_COLUMNS),
                 );
                 let values = std::iter::once(Value::Text(runner.as_str())).chain(listed).collect();
                 script.push(sql, values);

@@ -27,6 +27,7 @@
 //! - `change_summary.rs`: a summary of what runners look at each second.
 //! - `dead_letters.rs`: dead letters.
 //! - `idempotency.rs`: carries out requests with an idempotency key at most once, and stores their responses.
+//! - `kinds.rs`: kinds that remote workers execute.
 //! - `limits.rs`: limits by key, made by operators.
 //! - `outbox/`: jobs that other programs request with a plain INSERT.
 //! - `migrate/`: changes the tables to the form that this binary needs.
@@ -46,6 +47,7 @@ mod change_summary;
 mod dead_letters;
 mod idempotency;
 mod jobs;
+mod kinds;
 mod limits;
 mod migrate;
 mod outbox;
@@ -74,6 +76,10 @@ pub use attempts::lease::{
 pub use attempts::limited::LimitSweep;
 pub use attempts::permits::{MayJudge, PermitGrant, PermitRequest};
 pub use attempts::readers::{Reader, UNREAD};
+pub use attempts::remote::{
+    BegunFetch, HeldAttempt, MAX_REMOTE_CLAIM, NewWorker, OverdueAttempt, RemoteAttempt, RemoteClaims, RemoteFetch,
+    RemoteWorker, WorkerBeat,
+};
 pub use attempts::settlement::{Again, CheckpointUse, Settled, Settlement};
 use attempts::settlement::{SettleReply, SettleRequest};
 pub use attempts::suspects::Death;
@@ -114,6 +120,7 @@ pub use jobs::search::{Breakdown, Counted, Replayed};
 pub use jobs::stats::{PoolUse, Stats};
 pub use jobs::unique_keys::{EnqueueOutcome, EnqueueReceipts, EnqueueRefusal, EnqueuedJob, KeyHolder, TakenKeys};
 pub use jobs::watch::JobRevision;
+pub use kinds::{DeclareOutcome, KindSetting, MAX_DECLARED_KINDS};
 pub use limits::{LimitOutcome, MAX_LIMITS};
 pub use migrate::{MIGRATION_PATIENCE, MigrateSettings};
 pub use outbox::copies::{SourceCopy, SourceState, SourceTurn, TakeOver};
@@ -324,7 +331,10 @@ impl Store {
         // Other connections than those of the pools, rounded up: the flushers of the three group commits and of the
         // claims, the connections for locked rows (`locked_rows.rs`), the flushers of jobs with order keys and of
         // suspects, those of limits by key with their locked rows, and the heartbeat.
-        let pooled = settings.connections.max(PoolSizes::LEAST) + sql::pools::FOR_REPORTS + sql::pools::FOR_SOURCES;
+        let pooled = settings.connections.max(PoolSizes::LEAST)
+            + sql::pools::FOR_REPORTS
+            + sql::pools::FOR_SOURCES
+            + sql::pools::FOR_WORKERS;
         let connections = pooled as usize + 7 * settings.flushers + 9;
         if let Some(most) = first.variables.prepared_statements() {
             if most < connections {
@@ -439,6 +449,7 @@ impl Store {
             limits: Arc::clone(&shared.limits),
             limited,
             open: Arc::clone(&shared.open_claims),
+            remote: None,
         };
         let start = |claims, flushers, waiting| {
             Arc::new(GroupCommit::start(claims, &shared.options, flushers, waiting, &shared.tasks))
@@ -460,7 +471,16 @@ impl Store {
     /// [`StoreError`] when MySQL cannot be reached or refuses the statement. The lease then still holds, and the caller
     /// may try again.
     pub async fn settle(&self, settlement: Settlement) -> Result<Settled, StoreError> {
-        Ok(self.settle_request(SettleRequest { settlement, successor_for: None }).await?.settled)
+        Ok(self.settle_request(SettleRequest { settlement, successor_for: None }, None).await?.settled)
+    }
+
+    /// Settle an attempt as [`settle`](Self::settle) does, and free these slots of limits, for a caller that did not
+    /// claim it.
+    ///
+    /// # Errors
+    /// The errors of [`settle`](Self::settle).
+    pub async fn settle_and_free(&self, settlement: Settlement, slots: Arc<[LimitKey]>) -> Result<Settled, StoreError> {
+        Ok(self.settle_request(SettleRequest { settlement, successor_for: None }, Some(slots)).await?.settled)
     }
 
     /// Settle an attempt as [`settle`](Self::settle) does, and claim the next job of its order key in the same
@@ -477,14 +497,19 @@ impl Store {
     ) -> Result<(Settled, Option<Claim>), StoreError> {
         let successor_for = Some(Arc::clone(&claimant.successors));
         let SettleReply { settled, next, .. } =
-            self.settle_request(SettleRequest { settlement, successor_for }).await?;
+            self.settle_request(SettleRequest { settlement, successor_for }, None).await?;
         Ok((settled, next))
     }
 
-    async fn settle_request(&self, request: SettleRequest) -> Result<SettleReply, StoreError> {
+    async fn settle_request(
+        &self,
+        request: SettleRequest,
+        slots: Option<Arc<[LimitKey]>>,
+    ) -> Result<SettleReply, StoreError> {
         let settlement = &request.settlement;
         let (id, token) = (settlement.id, settlement.token);
-        let slots = settlement.opened.as_ref().map(|opened| Arc::clone(&opened.slots)).unwrap_or_default();
+        let of_claim = || settlement.opened.as_ref().map(|opened| Arc::clone(&opened.slots)).unwrap_or_default();
+        let slots = slots.unwrap_or_else(of_claim);
         let call = settlement.call.filter(|_| !slots.is_empty());
         let call = call.map(|outcome| EndedCall { token, outcome, error: settlement.error.clone() });
         let mut reply = self.settles.submit(request).await?;

@@ -69,6 +69,8 @@ pub struct RunnerSeen {
     /// The runner that started this process to run a suspect; absent for an ordinary runner. Such a process has no
     /// workers of its own: it uses one of that runner.
     pub parent: Option<RunnerId>,
+    /// True if it is a remote worker.
+    pub is_remote: bool,
 }
 
 impl RunnerSeen {
@@ -122,7 +124,7 @@ pub enum DrainOutcome {
 
 const COLUMNS: &str = "id, version, kinds, queues, slots, busy, started_at, heartbeat_at, stopped_at, \
      TIMESTAMPDIFF(MICROSECOND, heartbeat_at, UTC_TIMESTAMP(6)) AS heartbeat_age_us, lease_ms, host, pid, \
-     clock_skew_ms, drained_at, drained_by, drain_reason, slot_jobs, parent";
+     clock_skew_ms, drained_at, drained_by, drain_reason, slot_jobs, parent, via = 'http' AS is_remote";
 
 const JOB: &str = "id, kind, queue, attempt, spared, max_attempts, started_at, cancel_requested_at, progress, runner";
 
@@ -135,7 +137,7 @@ pub(super) fn job_ids(live: &[LiveAttempt]) -> Vec<u8> {
 }
 
 impl Store {
-    /// List the newest living runners, then those that stopped last. Processes for suspects are listed only while they
+    /// List the newest living runners, processes before remote workers, then those that stopped last. Processes for suspects are listed only while they
     /// are alive. The number of rows read depends on `limit`, plus the processes for suspects that stopped meanwhile,
     /// and not on the total number of runners.
     ///
@@ -146,7 +148,7 @@ impl Store {
             Box::pin(async move {
                 let living = format!(
                     "SELECT {COLUMNS} FROM runners FORCE INDEX (runners_stopped) WHERE stopped_at IS NULL \
-                     ORDER BY started_at DESC LIMIT ?"
+                     ORDER BY via, started_at DESC LIMIT ?"
                 );
                 let mut found = statement(living).bind(limit).fetch_all(&mut *conn).await?;
                 let left = limit.saturating_sub(u32::try_from(found.len()).unwrap_or(limit));
@@ -357,6 +359,7 @@ fn seen(row: &MySqlRow) -> Result<RunnerSeen, sqlx::Error> {
         drain: drain(row)?,
         worker_jobs: ids.filter_map(|id| Some(JobId::from_uuid(Uuid::from_slice(id).ok()?))).collect(),
         parent: row.try_get::<Option<String>, _>("parent")?.map(RunnerId::from_stored),
+        is_remote: row.try_get::<i64, _>("is_remote")? != 0,
     })
 }
 

@@ -130,6 +130,7 @@ pub static METRICS: &[Metric] = &[
     ),
     row("tickr_parked_jobs", Gauge, All, &[], "Jobs that wait for room at a limit by key; counted up to 100,000"),
     row("tickr_blocked_jobs", Gauge, All, &[], "Jobs that wait for their parents; counted up to 100,000"),
+    row("tickr_remote_polls", Gauge, Runner, &[], "Requests for jobs of remote workers that wait at this process"),
     row(
         "tickr_deferred_attempts",
         Gauge,
@@ -291,6 +292,13 @@ pub static METRICS: &[Metric] = &[
         Runner,
         &[],
         "Attempts whose lease was lost before their verdict could be written",
+    ),
+    row(
+        "tickr_remote_given_back_total",
+        Counter,
+        Runner,
+        &[],
+        "Attempts of remote workers that were given back because they did not arrive or their worker left",
     ),
     row(
         "tickr_suspects_total",

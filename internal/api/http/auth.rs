@@ -178,6 +178,8 @@ enum Need {
     Read,
     /// `enqueue` or `admin`, for requests that enqueue jobs.
     Enqueue,
+    /// `work` or `admin`, for requests of remote workers.
+    Work,
     /// `admin`: all requests that are not listed below, because they change something or show what only operators need.
     Admin,
 }
@@ -197,12 +199,18 @@ impl Need {
             ["schedule" | "create" | "delete"] if *method == Method::POST => Self::Enqueue,
             ["cancel", _] if *method == Method::DELETE => Self::Enqueue,
             ["query"] if *method == Method::POST => Self::Any,
+            ["v1", "workers"] | ["v1", "workers", _, "fetch" | "beat" | "finish"] if *method == Method::POST => {
+                Self::Work
+            }
+            ["v1", "workers", _] if *method == Method::DELETE => Self::Work,
             ["v1", "outbox", "nudge"] if *method == Method::POST => Self::Enqueue,
             ["v1", "jobs", "count"] if reads => Self::Read,
             ["v1", "schedules", "preview"] if *method == Method::POST => Self::Read,
             // By the id of a job, which its producer knows.
             ["v1", "jobs", _] | ["v1", "jobs", _, "result" | "events"] if reads => Self::Any,
-            ["v1", "jobs", _, "attempts", _, "log"] | ["v1", "kinds" | "whoami"] if reads => Self::Any,
+            ["v1", "jobs", _, "attempts", _, "log"] | ["v1", "kinds" | "whoami"] | ["v1", "kinds", _] if reads => {
+                Self::Any
+            }
             ["" | "docs" | "openapi.json", ..] if reads => Self::Any,
             ["v1", "api-keys" | "keys", ..] => Self::Admin,
             _ if reads => Self::Read,
@@ -215,6 +223,7 @@ impl Need {
             Self::Any => true,
             Self::Read => matches!(scope, Scope::Read | Scope::Admin),
             Self::Enqueue => matches!(scope, Scope::Enqueue | Scope::Admin),
+            Self::Work => matches!(scope, Scope::Work | Scope::Admin),
             Self::Admin => scope == Scope::Admin,
         }
     }
@@ -224,6 +233,7 @@ impl Need {
             Self::Any => "any",
             Self::Read => "read",
             Self::Enqueue => "enqueue",
+            Self::Work => "work",
             Self::Admin => "admin",
         }
     }
@@ -298,7 +308,7 @@ pub(crate) struct WhoAmI {
     /// Name of the caller, as in the audit.
     #[schema(example = "key:deploy")]
     actor: String,
-    /// Scope of the caller: `read`, `enqueue` or `admin`.
+    /// Scope of the caller: `read`, `enqueue`, `admin` or `work`.
     #[schema(example = "admin")]
     scope: &'static str,
     /// True while the API accepts requests without an API key. The first API key ends that.
@@ -389,41 +399,47 @@ mod tests {
             Scope::ALL.map(|scope| if need.is_met_by(scope) { 'y' } else { 'n' }).iter().collect::<String>()
         };
         let id = "/v1/jobs/0192f8c0-7f3a-7c4e-9d5b-3e2a1f0c9b8a";
-        // Expected: allowed for `read`, for `enqueue` and for `admin`.
+        // Expected: allowed for `read`, for `enqueue`, for `admin` and for `work`.
         for (method, path, expected) in [
-            (Method::GET, "/v1/jobs", "yny"),
-            (Method::GET, "/v1/jobs/count", "yny"),
-            (Method::POST, "/schedule", "nyy"),
-            (Method::DELETE, "/cancel/0192f8c0-7f3a-7c4e-9d5b-3e2a1f0c9b8a", "nyy"),
-            (Method::POST, "/create", "nyy"),
-            (Method::POST, "/delete", "nyy"),
-            (Method::POST, "/query", "yyy"),
-            (Method::GET, id, "yyy"),
-            (Method::GET, &format!("{id}/result"), "yyy"),
-            (Method::GET, &format!("{id}/attempts/1/log"), "yyy"),
-            (Method::GET, &format!("{id}/explain"), "yny"),
-            (Method::GET, "/v1/kinds", "yyy"),
-            (Method::GET, "/openapi.json", "yyy"),
-            (Method::GET, "/", "yyy"),
-            (Method::GET, "/metrics", "yny"),
-            (Method::GET, "/v1/audit", "yny"),
-            (Method::GET, "/v1/api-keys", "nny"),
-            (Method::GET, "/v1/keys", "nny"),
-            (Method::POST, "/v1/schedules/preview", "yny"),
-            (Method::GET, "/v1/schedules/nightly/ticks", "yny"),
-            (Method::PUT, "/v1/schedules/nightly", "nny"),
-            (Method::GET, "/v1/reports/x.csv", "yny"),
-            (Method::POST, "/v1/jobs", "nyy"),
-            (Method::POST, "/v1/jobs/batch", "nyy"),
-            (Method::POST, "/v1/jobs/import", "nyy"),
-            (Method::POST, &format!("{id}/cancel"), "nyy"),
-            (Method::GET, &format!("{id}/cancel"), "yny"),
-            (Method::POST, &format!("{id}/retry"), "nny"),
-            (Method::PATCH, id, "nny"),
-            (Method::DELETE, "/v1/api-keys/ci", "nny"),
-            (Method::PUT, "/v1/schedules/nightly", "nny"),
-            (Method::POST, "/v1/jobs/batch/", "nyy"),
-            (Method::POST, "/v1/operations", "nny"),
+            (Method::GET, "/v1/jobs", "ynyn"),
+            (Method::GET, "/v1/jobs/count", "ynyn"),
+            (Method::POST, "/schedule", "nyyn"),
+            (Method::DELETE, "/cancel/0192f8c0-7f3a-7c4e-9d5b-3e2a1f0c9b8a", "nyyn"),
+            (Method::POST, "/create", "nyyn"),
+            (Method::POST, "/delete", "nyyn"),
+            (Method::POST, "/query", "yyyy"),
+            (Method::GET, id, "yyyy"),
+            (Method::GET, &format!("{id}/result"), "yyyy"),
+            (Method::GET, &format!("{id}/attempts/1/log"), "yyyy"),
+            (Method::GET, &format!("{id}/explain"), "ynyn"),
+            (Method::GET, "/v1/kinds", "yyyy"),
+            (Method::GET, "/v1/kinds/mail", "yyyy"),
+            (Method::PUT, "/v1/kinds/mail", "nnyn"),
+            (Method::GET, "/openapi.json", "yyyy"),
+            (Method::GET, "/", "yyyy"),
+            (Method::GET, "/metrics", "ynyn"),
+            (Method::GET, "/v1/audit", "ynyn"),
+            (Method::GET, "/v1/api-keys", "nnyn"),
+            (Method::GET, "/v1/keys", "nnyn"),
+            (Method::POST, "/v1/schedules/preview", "ynyn"),
+            (Method::GET, "/v1/schedules/nightly/ticks", "ynyn"),
+            (Method::PUT, "/v1/schedules/nightly", "nnyn"),
+            (Method::GET, "/v1/reports/x.csv", "ynyn"),
+            (Method::POST, "/v1/jobs", "nyyn"),
+            (Method::POST, "/v1/jobs/batch", "nyyn"),
+            (Method::POST, "/v1/jobs/import", "nyyn"),
+            (Method::POST, &format!("{id}/cancel"), "nyyn"),
+            (Method::GET, &format!("{id}/cancel"), "ynyn"),
+            (Method::POST, &format!("{id}/retry"), "nnyn"),
+            (Method::PATCH, id, "nnyn"),
+            (Method::DELETE, "/v1/api-keys/ci", "nnyn"),
+            (Method::PUT, "/v1/schedules/nightly", "nnyn"),
+            (Method::POST, "/v1/jobs/batch/", "nyyn"),
+            (Method::POST, "/v1/operations", "nnyn"),
+            (Method::POST, "/v1/workers", "nnyy"),
+            (Method::POST, "/v1/workers/php.w-1/fetch", "nnyy"),
+            (Method::DELETE, "/v1/workers/php.w-1", "nnyy"),
+            (Method::GET, "/v1/workers/php.w-1", "ynyn"),
         ] {
             assert_eq!(may(method.clone(), path), expected, "{method} {path}");
         }
@@ -459,6 +475,7 @@ mod tests {
             "GET /v1/jobs/{id}/result any",
             "GET /v1/api-keys admin",
             "GET /v1/kinds any",
+            "GET /v1/kinds/{kind} any",
             "GET /v1/whoami any",
             "GET /v1/batches/{id} any",
             "POST /v1/batches enqueue",
@@ -470,6 +487,11 @@ mod tests {
             "POST /v1/jobs/{id}/cancel enqueue",
             "POST /v1/outbox/nudge enqueue",
             "POST /v1/schedules/preview read",
+            "POST /v1/workers work",
+            "POST /v1/workers/{id}/fetch work",
+            "POST /v1/workers/{id}/beat work",
+            "POST /v1/workers/{id}/finish work",
+            "DELETE /v1/workers/{id} work",
         ];
         assert_eq!(named, expected.map(str::to_owned).into());
     }

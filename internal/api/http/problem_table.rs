@@ -197,6 +197,14 @@ problems! {
         remedy: "Wait for that job, cancel it, or trigger the schedule with `overlap=allow`.",
         again: Changed,
     }
+    /// 409: runners have a handler of this kind, so it cannot be declared.
+    KindCompiled => {
+        status: CONFLICT,
+        title: "Runners have a handler of this kind",
+        meaning: "A runner has a handler of this kind in its program, so the kind cannot be declared for remote workers. Nothing was changed.",
+        remedy: "Choose another name for the kind, or deploy runners without the handler first.",
+        again: Changed,
+    }
     /// 409: the runner has stopped and accepts no more requests.
     RunnerStopped => {
         status: CONFLICT,
@@ -249,8 +257,8 @@ problems! {
     UnknownKind => {
         status: UNPROCESSABLE_ENTITY,
         title: "Unknown kind",
-        meaning: "The runner that answered has no handler for this kind.",
-        remedy: "Use a kind of `/v1/kinds`, or deploy a runner that has this kind first.",
+        meaning: "The runner that answered has no handler for this kind, and the kind is not declared.",
+        remedy: "Use a kind of `/v1/kinds`, deploy a runner that has this kind first, or declare it with `PUT /v1/kinds/{kind}`.",
         again: Changed,
     }
     /// 422: the payload does not fit the schema of its kind; `errors` says where and why.

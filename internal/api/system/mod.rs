@@ -4,7 +4,6 @@
 //! - `forecast.rs`: the jobs and ticks of the next 24 hours (`/v1/forecast`)
 //! - `health.rs`: `/livez` and `/readyz`
 //! - `history.rs`: counts and durations of the last minutes to the last day, for charts (`/v1/history`)
-//! - `kinds.rs`: the registered kinds and the schemas of their payloads (`/v1/kinds`)
 //! - `metrics.rs`: the Prometheus page (`/metrics`)
 //! - `readiness.rs`: the probe of MySQL that all calls of `/readyz` share
 //! - `redis_index.rs`: the state of Redis compared with MySQL, and its rebuild (`/v1/index`)
@@ -15,7 +14,6 @@ pub(super) mod docs;
 pub(super) mod forecast;
 pub(super) mod health;
 pub(super) mod history;
-pub(super) mod kinds;
 pub(super) mod metrics;
 pub(super) mod readiness;
 pub(super) mod redis_index;

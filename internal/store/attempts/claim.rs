@@ -189,6 +189,17 @@ pub(crate) struct Claims {
     pub(crate) limited: bool,
     /// The attempts that this process has claimed and not yet settled.
     pub(crate) open: Arc<OpenClaims>,
+    /// Present if the claims are for a request of a remote worker.
+    pub(crate) remote: Option<RemoteClaim>,
+}
+
+/// What the claims for a request of a remote worker need besides.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RemoteClaim {
+    /// The request. Nothing is claimed unless it is the newest one of its worker.
+    pub(crate) fetch: Uuid,
+    /// The caller has begun the transaction of the claim, which ends it.
+    pub(crate) in_transaction: bool,
 }
 
 impl Batch for Claims {
@@ -244,6 +255,8 @@ impl Batch for Claims {
                 None => (ids.clone(), Vec::new(), Vec::new()),
             };
             let mut claims = HashMap::new();
+            // One transaction of the caller ends with one claim. The other jobs come back in a moment.
+            let limited = if self.is_in_transaction() && !free.is_empty() { Vec::new() } else { limited };
             if !free.is_empty() {
                 claims = self.take(conn, (&free, &among(&sure, &free)), token, batches[0]).await?;
             }
@@ -315,7 +328,9 @@ impl Claims {
         // BEGIN and UPDATE go in one request when there are few jobs: another round trip costs more than parsing the
         // text.
         let mut script = Script::about(ids.len(), 0);
-        script.push("BEGIN", Vec::new());
+        if !self.is_in_transaction() {
+            script.push("BEGIN", Vec::new());
+        }
         self.claim_step(&mut script, (ids, sure), token);
         let taken: u64 = script.run(conn).await?.iter().map(|done| done.affected).sum();
 
@@ -390,10 +405,18 @@ impl Claims {
             values.push("".into());
         }
         values.extend(of_last_attempts);
+        let mut fence = "";
+        if let Some(remote) = &self.remote {
+            // The next request of the worker waits for this lock, and then sees what was claimed for this one.
+            script.push("SELECT id FROM runners WHERE id = ? LOCK IN SHARE MODE", vec![self.runner.as_str().into()]);
+            fence = " AND EXISTS (SELECT 1 FROM runners r WHERE r.id = ? AND r.fetch_id = ? AND r.stopped_at IS NULL \
+                     AND r.drained_at IS NULL)";
+            values.extend([Value::from(self.runner.as_str()), remote.fetch.into()]);
+        }
         let update = format!(
             "UPDATE owed FORCE INDEX (PRIMARY) SET state = 'executing', attempt = attempt + 1, token = ?, runner = ?, \
              started_at = SYSDATE(6), lease_until = UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND, progress = NULL{set} \
-             WHERE id IN {list} AND state IN ('waiting', 'retrying'){is_due} AND {NOT_EXPIRED} AND kind IN {}{last_attempts}{}",
+             WHERE id IN {list} AND state IN ('waiting', 'retrying'){is_due} AND {NOT_EXPIRED} AND kind IN {}{last_attempts}{fence}{}",
             placeholders(self.kinds.len().max(1)),
             if self.suspects { String::new() } else { format!(" AND losses < {SUSPECT_FROM}") },
         );
@@ -402,7 +425,12 @@ impl Claims {
 
     /// Add the step that lets the reaper find the claims of these jobs.
     pub(super) fn batch_step<'s>(&'s self, script: &mut Script<'s>, ids: &'s [u8], token: AttemptToken, batch: Uuid) {
-        let values = vec![Value::from(self.runner.as_str()), batch.into(), token.uuid().into(), Value::from(ids)];
+        let mut values = vec![Value::from(self.runner.as_str()), batch.into(), token.uuid().into(), Value::from(ids)];
+        if let Some(remote) = &self.remote {
+            values.push(remote.fetch.into());
+            let sql = "INSERT INTO claim_batches (runner, id, token, ids, fetch_id) VALUES (?, ?, ?, ?, ?)";
+            return script.push(sql, values);
+        }
         script.push("INSERT INTO claim_batches (runner, id, token, ids) VALUES (?, ?, ?, ?)", values);
     }
 
@@ -464,6 +492,26 @@ impl Claims {
                 Ok((id, claim))
             })
             .collect()
+    }
+}
+
+impl Claims {
+    /// Create the claims of a runner that only reads what it has claimed.
+    pub(super) fn reading(runner: Arc<RunnerId>, kinds: Arc<[Name]>) -> Self {
+        Self {
+            runner,
+            kinds,
+            lease: Duration::ZERO,
+            suspects: false,
+            limits: Arc::default(),
+            limited: false,
+            open: Arc::default(),
+            remote: None,
+        }
+    }
+
+    fn is_in_transaction(&self) -> bool {
+        self.remote.is_some_and(|remote| remote.in_transaction)
     }
 }
 

@@ -16,7 +16,7 @@ use crate::rows::owed::{Owed, lock_free, lock_held};
 use crate::runners::{LiveAttempt, job_ids};
 use crate::sql::batches::{MAX_ROWS, bind_padded, padded_len, placeholders, statement};
 use crate::sql::clock::{Reading, read_clock};
-use crate::sql::connection::{DbFuture, DedicatedConnection, PriorRun, on_pool, transact};
+use crate::sql::connection::{DbFuture, DedicatedConnection, on_pool, transact};
 use crate::sql::error::corrupt;
 use crate::sql::script::{Script, Value};
 use crate::sql::session::Session;
@@ -84,6 +84,8 @@ pub struct RunnerBeat {
     pub heartbeat_at: Timestamp,
     /// True if it records its claims in `claim_batches`. Older binaries do not.
     pub writes_batches: bool,
+    /// True if it is a remote worker.
+    pub is_remote: bool,
 }
 
 /// The runners that have not stopped.
@@ -143,6 +145,7 @@ impl Store {
             Box::pin(async move {
                 // One statement, and a row even when there is no runner.
                 let sql = "SELECT UTC_TIMESTAMP(6) AS now, r.id, r.lease_ms, r.heartbeat_at, r.claim_batches, \
+                           r.via = 'http' AS is_remote, \
                            IF(r.heartbeat_at >= UTC_TIMESTAMP(6) - INTERVAL r.lease_ms * 1000 MICROSECOND, r.kinds, NULL) \
                            AS kinds FROM (SELECT 1 AS n) one LEFT JOIN runners r FORCE INDEX (runners_stopped) \
                            ON r.stopped_at IS NULL";
@@ -161,6 +164,7 @@ impl Store {
                         lease: Duration::from_millis(u64::from(row.try_get::<u32, _>("lease_ms")?)),
                         heartbeat_at: row.try_get("heartbeat_at")?,
                         writes_batches: row.try_get("claim_batches")?,
+                        is_remote: row.try_get::<i64, _>("is_remote")? != 0,
                     });
                     texts.extend(row.try_get::<Option<&str>, _>("kinds")?);
                 }
@@ -558,8 +562,7 @@ impl HeartbeatConnection {
         for page in oldest_first.chunks_mut(MAX_ROWS) {
             page.sort_unstable_by_key(|attempt| attempt.id);
             let page = Arc::new(page.to_vec());
-            let answer =
-                self.link.run("renew leases", |conn, earlier| renew(conn, earlier, page.clone(), Some(lease))).await?;
+            let answer = self.link.run("renew leases", |conn, _| renew(conn, page.clone(), Some(lease))).await?;
             renewed(&page);
             beat.lost.extend(answer.lost);
             beat.cancel_requested.extend(answer.cancel_requested);
@@ -575,8 +578,7 @@ impl HeartbeatConnection {
         let mut beat = HeartbeatAnswer::default();
         for page in live.chunks(MAX_ROWS) {
             let page = Arc::new(page.to_vec());
-            let answer =
-                self.link.run("look for cancels", |conn, earlier| renew(conn, earlier, page.clone(), None)).await?;
+            let answer = self.link.run("look for cancels", |conn, _| renew(conn, page.clone(), None)).await?;
             beat.lost.extend(answer.lost);
             beat.cancel_requested.extend(answer.cancel_requested);
         }
@@ -656,9 +658,8 @@ pub(super) fn progress_text(progress: &Progress) -> String {
 }
 
 /// Renew one page of leases: update the rows, then read back which attempts this runner still holds.
-fn renew<'c>(
+pub(super) fn renew<'c>(
     conn: &'c mut Session<'_>,
-    _earlier: PriorRun,
     page: Arc<Vec<LiveAttempt>>,
     lease: Option<Duration>,
 ) -> DbFuture<'c, HeartbeatAnswer> {

@@ -134,7 +134,11 @@ impl Claims {
         let keys: BTreeMap<&LimitKey, KeyBounds> =
             jobs.iter().flat_map(|job| job.keys.iter().map(|(key, bounds)| (key, *bounds))).collect();
         let sorted: Vec<&LimitKey> = keys.keys().copied().collect();
-        begin_with(conn, &sorted).await?;
+        if self.remote.is_some_and(|remote| remote.in_transaction) {
+            lock_keys(conn, &sorted).await?;
+        } else {
+            begin_with(conn, &sorted).await?;
+        }
         let mut script = Script::as_text();
         state_step(&mut script, &sorted);
         let (list, values) = script.list(&ids);

@@ -10,6 +10,7 @@
 //! - `limited.rs`: claims of jobs that count against limits by key.
 //! - `permits.rs`: permits of queues with a limit.
 //! - `readers.rs`: the runners that can still try to read a job that another runner cannot read.
+//! - `remote.rs`: attempts of remote workers.
 //! - `settle.rs`: settles all other attempts.
 //! - `settlement.rs`: what a runner reports about an attempt, and the answer.
 //! - `suspects.rs`: ends a suspect at once when its process is known to be dead.
@@ -24,6 +25,7 @@ pub(super) mod lease;
 pub(super) mod limited;
 pub(super) mod permits;
 pub(super) mod readers;
+pub(super) mod remote;
 pub(super) mod settle;
 pub(super) mod settlement;
 pub(super) mod suspects;

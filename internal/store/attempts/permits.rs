@@ -188,7 +188,7 @@ impl Store {
     }
 }
 
-async fn take(
+pub(super) async fn take(
     conn: &mut Session<'_>,
     queue: &Name,
     runner: &RunnerId,
@@ -260,7 +260,7 @@ async fn take(
 
 /// Count the open attempts of this queue that this runner started, or the processes of its suspects. The reaper ends
 /// those whose leases have lapsed.
-async fn open_attempts(conn: &mut Session<'_>, queue: &Name, holder: &str) -> Result<u32, sqlx::Error> {
+pub(super) async fn open_attempts(conn: &mut Session<'_>, queue: &Name, holder: &str) -> Result<u32, sqlx::Error> {
     let sql = "SELECT b.ids FROM claim_batches b WHERE b.runner = ? \
                UNION ALL SELECT b.ids FROM runners r JOIN claim_batches b ON b.runner = r.id WHERE r.parent = ?";
     let mut ids: Vec<Uuid> = Vec::new();

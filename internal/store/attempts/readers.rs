@@ -37,7 +37,8 @@ impl Store {
             Box::pin(async move {
                 let found = sqlx::query(
                     "SELECT id, kinds, queues, kind_schemas FROM runners \
-                     WHERE heartbeat_at >= UTC_TIMESTAMP(6) - INTERVAL lease_ms * 1000 MICROSECOND AND parent IS NULL",
+                     WHERE heartbeat_at >= UTC_TIMESTAMP(6) - INTERVAL lease_ms * 1000 MICROSECOND AND parent IS NULL \
+                     AND via = 'process'",
                 )
                 .fetch_all(conn)
                 .await?;

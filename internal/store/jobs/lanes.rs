@@ -178,6 +178,15 @@ impl Store {
         DueWalk { store: self.clone(), ranges: ranges.into_iter().collect(), page, depth }
     }
 
+    /// Read the queues of living remote workers.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn remote_queues(&self) -> Result<BTreeSet<Name>, StoreError> {
+        on_pool(&self.shared.pools.loops, "read the queues of remote workers", |conn, _| Box::pin(remote_queues(conn)))
+            .await
+    }
+
     /// List the queues of living runners. Redis must hold the jobs of these queues. It may hold jobs of other queues,
     /// but does not need to. If no runner is alive, list the queues of the runners with the newest heartbeats.
     ///
@@ -348,6 +357,18 @@ fn kind(row: &MySqlRow, depth: Depth, before: Option<&DueRow>) -> Result<Option<
         Some(known) => Ok(Some(known.clone())),
         None => text.parse().map(Some).map_err(|_| corrupt("kind")),
     }
+}
+
+/// Read the queues of living remote workers.
+pub(crate) async fn remote_queues(conn: &mut Session<'_>) -> Result<BTreeSet<Name>, sqlx::Error> {
+    let living =
+        "SELECT DISTINCT queues FROM runners FORCE INDEX (runners_stopped) WHERE stopped_at IS NULL AND via = 'http'";
+    let found: Vec<String> = sqlx::query_scalar(living).fetch_all(conn).await?;
+    let mut queues = BTreeSet::new();
+    for text in found {
+        queues.extend(serde_json::from_str::<Vec<Name>>(&text).map_err(|e| corrupt(e.to_string()))?);
+    }
+    Ok(queues)
 }
 
 pub(crate) async fn fed_queues(conn: &mut Session<'_>) -> Result<BTreeSet<Name>, sqlx::Error> {

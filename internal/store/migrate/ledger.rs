@@ -73,6 +73,8 @@ const FILES: &[(&str, &str)] = embedded![
     "0044_attempt_logs.sql",
     "0045_outbox_sources.sql",
     "0046_limit_starts.sql",
+    "0047_declared_kinds.sql",
+    "0048_remote_workers.sql",
 ];
 
 /// The migrations that this binary brings, in order.

@@ -50,7 +50,7 @@ impl Store {
             let runner = runner.clone();
             Box::pin(async move {
                 let sql = "SELECT id FROM runners FORCE INDEX (runners_stopped) WHERE stopped_at IS NULL \
-                           AND parent IS NULL AND heartbeat_at >= UTC_TIMESTAMP(6) - INTERVAL lease_ms * 1000 MICROSECOND \
+                           AND parent IS NULL AND via = 'process' AND heartbeat_at >= UTC_TIMESTAMP(6) - INTERVAL lease_ms * 1000 MICROSECOND \
                            ORDER BY started_at, id LIMIT 1";
                 let eldest: Option<String> = sqlx::query_scalar(sql).fetch_optional(conn).await?;
                 Ok(eldest.as_deref() == Some(runner.as_str()))

@@ -1,10 +1,10 @@
-//! Connections for everything that is not a group commit, in six pools, so that one group of callers cannot starve
+//! Connections for everything that is not a group commit, in seven pools, so that one group of callers cannot starve
 //! another. A flood of searches must not stop the reaper, and a flood of enqueues with unique keys must not stop an
 //! operator.
 //!
 //! Every method of the [`Store`](crate::Store) names the pool that it uses. The sizes of the first four pools
-//! add up to `mysql_connections`. The connections for the content of reports and for the outboxes of applications are
-//! extra.
+//! add up to `mysql_connections`. The connections for the content of reports, for the outboxes of applications and for
+//! remote workers are extra.
 
 use crate::sql::connection::{Pool, Target};
 
@@ -25,6 +25,9 @@ pub(crate) struct Pools {
     pub(crate) reports: Pool,
     /// For copies from the outboxes of applications. Their loops may be many, and delay no other loop.
     pub(crate) sources: Pool,
+    /// For the requests of remote workers: claims, heartbeats and the reads of their verdicts. There may be thousands of
+    /// workers, and they delay nothing else.
+    pub(crate) workers: Pool,
 }
 
 /// Number of connections for the content of reports, in addition to those that are split. A runner that neither makes
@@ -33,6 +36,9 @@ pub(crate) const FOR_REPORTS: u32 = 2;
 /// Number of connections for copies from the outboxes of applications, in addition to those that are split. A runner
 /// without such outboxes opens none of them.
 pub(crate) const FOR_SOURCES: u32 = 2;
+/// Number of connections for the requests of remote workers, in addition to those that are split. A runner that no worker
+/// calls opens none of them.
+pub(crate) const FOR_WORKERS: u32 = 8;
 
 /// Number of connections in each pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,11 +93,12 @@ impl Pools {
             reads: pool(reads),
             reports: pool(FOR_REPORTS),
             sources: pool(FOR_SOURCES),
+            workers: pool(FOR_WORKERS),
         }
     }
 
     /// Return each pool with its name.
-    pub(crate) fn each(&self) -> [(&'static str, &Pool); 6] {
+    pub(crate) fn each(&self) -> [(&'static str, &Pool); 7] {
         [
             ("controls", &self.controls),
             ("loops", &self.loops),
@@ -99,6 +106,7 @@ impl Pools {
             ("reads", &self.reads),
             ("reports", &self.reports),
             ("sources", &self.sources),
+            ("workers", &self.workers),
         ]
     }
 

@@ -268,7 +268,8 @@ async fn startable(conn: &mut Session<'_>, running: &Running) -> Result<Startabl
     let mut found = Startable { suspects_run: running.suspects, ..Startable::default() };
     let runners = sqlx::query(
         "SELECT id, kinds, queues, slots FROM runners WHERE stopped_at IS NULL AND drained_at IS NULL \
-         AND heartbeat_at >= UTC_TIMESTAMP(6) - INTERVAL lease_ms * 1000 MICROSECOND",
+         AND heartbeat_at >= UTC_TIMESTAMP(6) - INTERVAL lease_ms * 1000 MICROSECOND \
+         AND (via = 'process' OR polls_until > UTC_TIMESTAMP(6))",
     )
     .fetch_all(&mut *conn)
     .await?;

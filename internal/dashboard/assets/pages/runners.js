@@ -102,9 +102,11 @@ export default function Runners() {
 function Notes({ living }) {
   const silent = living.filter((runner) => standing(runner) === 'silent');
   const drained = living.filter((runner) => runner.draining);
-  const versions = [...new Set(living.map((runner) => runner.version))];
-  const kinds = [...new Set(living.flatMap((runner) => runner.kinds))].filter((kind) =>
-    living.some((runner) => !runner.kinds.includes(kind)),
+  // Remote workers have versions and kinds of their own.
+  const processes = living.filter((runner) => runner.via !== 'http');
+  const versions = [...new Set(processes.map((runner) => runner.version))];
+  const kinds = [...new Set(processes.flatMap((runner) => runner.kinds))].filter((kind) =>
+    processes.some((runner) => !runner.kinds.includes(kind)),
   );
   const fast = living.filter((runner) => Math.abs(runner.clock_skew_ms ?? 0) > SKEW_MS);
   return html`
@@ -167,7 +169,8 @@ function Runner({ runner, open, toggle, reload }) {
             ${open ? '▾' : '▸'} ${runner.id}
           </button>
           <span class="faint clip slim" title=${runner.host ?? ''}>
-            version ${runner.version}${runner.host && ` on ${runner.host}`}
+            ${runner.via === 'http' && 'remote worker, '}
+            version ${runner.version || '–'}${runner.host && ` on ${runner.host}`}
           </span>
         </div>
       </td>

@@ -1,0 +1,321 @@
+//! `/v1/kinds`: the kinds of jobs, the schemas of their payloads, and the declarations of kinds that remote workers
+//! execute.
+
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use utoipa::ToSchema;
+
+use crate::http::auth::RequestActor;
+use crate::http::body::{Body, NamePath, Object};
+use crate::http::etag::{self, IfMatch, Preconditions};
+use crate::http::problem::{Code, Problem};
+use crate::view::{Moment, RetryView};
+use crate::{Api, json};
+use tickr_handlers::{KindDefaults, Registered};
+use tickr_job::{DeclaredKind, Name, RetryRequest, is_terminal_control, limits};
+use tickr_store::{DeclareOutcome, KindSetting, MAX_DECLARED_KINDS};
+
+/// The programs that execute the jobs of a kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum KindOrigin {
+    /// Runners execute it: its handler is part of the program.
+    Compiled,
+    /// Remote workers execute it: an operator declared it with `PUT /v1/kinds/{kind}`.
+    Declared,
+}
+
+/// The kinds that can be enqueued.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct KindsAnswer {
+    /// Kinds, in the order of their names.
+    data: Vec<KindView>,
+}
+
+/// One kind.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct KindView {
+    /// Name of the kind.
+    kind: String,
+    origin: KindOrigin,
+    /// Text for people; null for none.
+    description: Option<String>,
+    /// Default number of attempts of a job.
+    max_attempts: u32,
+    /// Default time limit of one attempt, in milliseconds.
+    timeout_ms: u64,
+    /// Default backoff of a job.
+    retry: RetryView,
+    /// Queue of jobs that name none.
+    queue: String,
+    /// JSON Schema (2020-12) of the payload. An empty one accepts any JSON.
+    #[schema(value_type = Object)]
+    schema: Value,
+    /// Time of the last change of a declaration; null for a compiled kind.
+    #[schema(value_type = Option<String>, format = DateTime)]
+    changed_at: Option<Moment>,
+    /// Actor of the last change of a declaration; null for a compiled kind.
+    changed_by: Option<String>,
+}
+
+impl KindView {
+    fn compiled(kind: &Registered) -> Self {
+        Self {
+            kind: kind.name().to_string(),
+            origin: KindOrigin::Compiled,
+            description: None,
+            max_attempts: kind.defaults().max_attempts,
+            timeout_ms: u64::try_from(kind.defaults().timeout.as_millis()).unwrap_or(u64::MAX),
+            retry: kind.defaults().retry.clone().into(),
+            queue: "default".to_owned(),
+            schema: kind.schema().clone(),
+            changed_at: None,
+            changed_by: None,
+        }
+    }
+
+    fn declared(set: KindSetting) -> Self {
+        let DeclaredKind { name, description, schema, max_attempts, timeout_ms, retry, queue } = set.kind;
+        Self {
+            kind: name.to_string(),
+            origin: KindOrigin::Declared,
+            description,
+            max_attempts,
+            timeout_ms,
+            retry: retry.into(),
+            queue: queue.map_or_else(|| "default".to_owned(), |queue| queue.to_string()),
+            schema: schema.unwrap_or_else(|| Value::Object(serde_json::Map::new())),
+            changed_at: Some(Moment(set.changed.0)),
+            changed_by: Some(set.changed.1.to_string()),
+        }
+    }
+}
+
+/// A kind that remote workers execute. What is left out is as for a kind without settings of its own.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct KindBody {
+    /// Text for people, at most 500 characters.
+    #[schema(max_length = 500)]
+    description: Option<String>,
+    /// JSON Schema (2020-12) of the payload, at most 64 KiB. References to other documents are refused. Default: any
+    /// JSON.
+    #[schema(value_type = Option<Object>)]
+    schema: Option<serde_json::Map<String, Value>>,
+    /// Number of attempts that a job may use. Default: 5.
+    #[schema(minimum = 1, maximum = 100)]
+    max_attempts: Option<u32>,
+    /// Time limit of one attempt, in milliseconds. Default: 5 minutes.
+    #[schema(minimum = 1, maximum = 86_400_000)]
+    timeout_ms: Option<u64>,
+    /// Backoff between attempts.
+    #[schema(value_type = Option<RetryView>)]
+    retry: Option<Object<RetryView>>,
+    /// Queue of jobs that name none. A queue that only remote workers serve costs other runners nothing. Default:
+    /// `default`.
+    #[schema(pattern = "^[a-z0-9][a-z0-9_.-]{0,63}$")]
+    queue: Option<String>,
+}
+
+impl KindBody {
+    /// Check the declaration. Return all problems at once.
+    fn check(self, name: Name) -> Result<DeclaredKind, Vec<tickr_handlers::Problem>> {
+        let mut problems = Vec::new();
+        let mut wrong = |pointer: &str, detail: String| problems.push(tickr_handlers::Problem::at(pointer, detail));
+        let usual = KindDefaults::default();
+        if self.description.as_ref().is_some_and(|text| {
+            text.chars().count() > DeclaredKind::MAX_DESCRIPTION || text.chars().any(is_terminal_control)
+        }) {
+            let most = DeclaredKind::MAX_DESCRIPTION;
+            wrong("/description", format!("must have at most {most} characters, and no control characters"));
+        }
+        let max_attempts = self.max_attempts;
+        if max_attempts.is_some_and(|attempts| !(1..=limits::MAX_ATTEMPTS).contains(&attempts)) {
+            wrong("/max_attempts", format!("must be 1 to {}", limits::MAX_ATTEMPTS));
+        }
+        let most_ms = limits::MAX_TIMEOUT.as_millis() as u64;
+        if self.timeout_ms.is_some_and(|ms| ms == 0 || ms > most_ms) {
+            wrong("/timeout_ms", format!("must be 1 to {most_ms}"));
+        }
+        let retry: Option<RetryRequest> = self.retry.map(|Object(retry)| retry.into());
+        if let Some((field, why)) = retry.as_ref().and_then(|retry| retry.problem(&usual.retry)) {
+            wrong(&format!("/retry/{field}"), why.to_owned());
+        }
+        let queue = self.queue.map(|queue| queue.parse::<Name>()).transpose().unwrap_or_else(|error| {
+            wrong("/queue", error.to_string());
+            None
+        });
+        let schema = self.schema.map(Value::Object);
+        if schema.as_ref().is_some_and(|schema| schema.to_string().len() > DeclaredKind::MAX_SCHEMA_BYTES) {
+            wrong("/schema", format!("must have at most {} bytes", DeclaredKind::MAX_SCHEMA_BYTES));
+        }
+        if !problems.is_empty() {
+            return Err(problems);
+        }
+        let of_table = retry.as_ref().and_then(RetryRequest::attempts);
+        let kind = DeclaredKind {
+            name,
+            description: self.description.filter(|text| !text.trim().is_empty()),
+            schema,
+            max_attempts: max_attempts.or(of_table).unwrap_or(usual.max_attempts),
+            timeout_ms: self.timeout_ms.unwrap_or(usual.timeout.as_millis() as u64),
+            retry: retry.map_or_else(|| usual.retry.clone(), |retry| retry.over(&usual.retry)),
+            queue,
+        };
+        match Registered::declared(&kind) {
+            Ok(_) => Ok(kind),
+            Err(error) => Err(vec![tickr_handlers::Problem::at("/schema", format!("is no usable schema: {error}"))]),
+        }
+    }
+}
+
+fn missing(name: &Name) -> Problem {
+    Problem::new(Code::NotFound, format!("there is no declared kind {name}"))
+}
+
+fn compiled(name: &Name) -> Problem {
+    Problem::new(Code::KindCompiled, format!("runners have a handler of the kind {name}; nothing was changed"))
+}
+
+fn meanwhile(name: &Name, set: Option<&KindSetting>) -> Problem {
+    let detail = match set {
+        Some(set) => format!(
+            "{name} was changed by {} meanwhile and has the ETag \"{}\" now; nothing was changed",
+            set.changed.1, set.version
+        ),
+        None => format!("there is no declared kind {name}; nothing was changed"),
+    };
+    Problem::new(Code::PreconditionFailed, detail)
+}
+
+fn shown(status: StatusCode, set: KindSetting) -> Response {
+    etag::with_tag(status, &etag::from_version(set.version), KindView::declared(set))
+}
+
+/// List the kinds with their payload schemas
+#[utoipa::path(
+    get, path = "/v1/kinds", tag = "kinds", operation_id = "list_kinds",
+    responses(
+        (status = 200, description = "The kinds that this runner has, and those that are declared", body = KindsAnswer),
+    )
+)]
+pub(super) async fn list(State(api): State<Api>) -> Response {
+    let registry = api.broker.registry();
+    let declared = api.operator_settings.now();
+    let declared = declared.kinds.iter().filter(|set| registry.get(set.kind.name.as_str()).is_none());
+    let mut data: Vec<KindView> = registry.iter().map(KindView::compiled).collect();
+    data.extend(declared.cloned().map(KindView::declared));
+    data.sort_by(|a, b| a.kind.cmp(&b.kind));
+    json(StatusCode::OK, KindsAnswer { data })
+}
+
+/// Show a kind
+///
+/// The ETag of a declared kind is its version.
+#[utoipa::path(
+    get, path = "/v1/kinds/{kind}", tag = "kinds", operation_id = "show_kind",
+    params(("kind" = String, Path, description = "The kind", pattern = "^[a-z0-9][a-z0-9_.-]{0,63}$")),
+    responses(
+        (status = 200, description = "The kind", body = KindView, headers(("ETag" = String))),
+        (status = 404, description = "not_found", body = Problem),
+        (status = 422, description = "invalid_request", body = Problem),
+    )
+)]
+pub(super) async fn show(State(api): State<Api>, NamePath(name): NamePath) -> Result<Response, Problem> {
+    if let Some(kind) = api.broker.registry().get(name.as_str()) {
+        return Ok(etag::respond_with_etag(StatusCode::OK, &KindView::compiled(kind)));
+    }
+    let kinds = api.broker.store().listed_kinds().await?;
+    let set = kinds.into_iter().find(|set| set.kind.name == name);
+    set.map(|set| shown(StatusCode::OK, set))
+        .ok_or_else(|| Problem::new(Code::NotFound, format!("there is no kind {name}")))
+}
+
+/// Declare a kind
+///
+/// Remote workers execute its jobs. The declaration replaces the one with the same name, if there is one. Every runner
+/// accepts jobs of it within 2 s, the one that answers at once. Jobs that were accepted before keep their options.
+#[utoipa::path(
+    put, path = "/v1/kinds/{kind}", tag = "kinds", operation_id = "declare_kind", request_body = KindBody,
+    params(
+        ("kind" = String, Path, description = "The kind", pattern = "^[a-z0-9][a-z0-9_.-]{0,63}$"),
+        ("If-Match" = Option<String>, Header, description = "Only if the declaration has one of these ETags",
+            pattern = r#"^(\*|(W/)?"[!#-~]*"( *, *(W/)?"[!#-~]*")*)$"#),
+        ("If-None-Match" = Option<String>, Header, description = "With `*`: only if the kind is not declared",
+            pattern = r"^\*$"),
+    ),
+    responses(
+        (status = 200, description = "The declaration is changed, or was so already", body = KindView,
+            headers(("ETag" = String))),
+        (status = 201, description = "The declaration is new", body = KindView, headers(("ETag" = String))),
+        (status = 409, description = "kind_compiled: runners have a handler of this kind", body = Problem),
+        (status = 412, description = "precondition_failed", body = Problem),
+        (status = 422, description = "invalid_request, too_many", body = Problem),
+    )
+)]
+pub(super) async fn put(
+    State(api): State<Api>,
+    RequestActor(who): RequestActor,
+    NamePath(name): NamePath,
+    expected: Preconditions,
+    Body(body, _): Body<KindBody>,
+) -> Result<Response, Problem> {
+    let condition = expected.condition(etag::version_of)?;
+    let kind = body.check(name.clone()).map_err(|problems| {
+        Problem::new(Code::InvalidRequest, "invalid declaration; `errors` says why").at("", problems)
+    })?;
+    if api.broker.registry().get(name.as_str()).is_some() {
+        return Err(compiled(&name));
+    }
+    let (status, set) = match api.broker.store().declare_kind(kind, condition, &who).await? {
+        DeclareOutcome::Done(set, true) => (StatusCode::CREATED, set),
+        DeclareOutcome::Done(set, false) | DeclareOutcome::Unchanged(set) => (StatusCode::OK, set),
+        DeclareOutcome::Meanwhile(set) => return Err(meanwhile(&name, set.as_ref())),
+        DeclareOutcome::Compiled => return Err(compiled(&name)),
+        DeclareOutcome::TooMany => {
+            return Err(Problem::new(Code::TooMany, format!("there are {MAX_DECLARED_KINDS} declared kinds already")));
+        }
+    };
+    // This process follows the declaration at once, the others within two seconds.
+    api.operator_settings.refresh().await?;
+    Ok(shown(status, set))
+}
+
+/// Remove the declaration of a kind
+///
+/// No further job of the kind is accepted. Its unfinished jobs stay, and remote workers that were registered with the
+/// kind go on to execute them.
+#[utoipa::path(
+    delete, path = "/v1/kinds/{kind}", tag = "kinds", operation_id = "remove_kind",
+    params(
+        ("kind" = String, Path, description = "The kind", pattern = "^[a-z0-9][a-z0-9_.-]{0,63}$"),
+        ("If-Match" = Option<String>, Header, description = "Only if the declaration has one of these ETags",
+            pattern = r#"^(\*|(W/)?"[!#-~]*"( *, *(W/)?"[!#-~]*")*)$"#),
+    ),
+    responses(
+        (status = 204, description = "The declaration is removed"),
+        (status = 404, description = "not_found", body = Problem),
+        (status = 409, description = "kind_compiled: runners have a handler of this kind", body = Problem),
+        (status = 412, description = "precondition_failed", body = Problem),
+        (status = 422, description = "invalid_request", body = Problem),
+    )
+)]
+pub(super) async fn remove(
+    State(api): State<Api>,
+    RequestActor(who): RequestActor,
+    NamePath(name): NamePath,
+    expected: IfMatch,
+) -> Result<Response, Problem> {
+    let condition = expected.condition(etag::version_of)?;
+    match api.broker.store().remove_kind(&name, condition, &who).await? {
+        Ok(_) => {}
+        Err(Some(set)) => return Err(meanwhile(&name, Some(&set))),
+        Err(None) if api.broker.registry().get(name.as_str()).is_some() => return Err(compiled(&name)),
+        Err(None) => return Err(missing(&name)),
+    }
+    api.operator_settings.refresh().await?;
+    Ok(StatusCode::NO_CONTENT.into_response())
+}

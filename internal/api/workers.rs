@@ -1,0 +1,767 @@
+//! `/v1/workers`: programs in other languages that execute jobs.
+//!
+//! A worker is a runner. Any tickr process serves any of its calls, because MySQL knows what it holds, and the token of an
+//! attempt is the right to write about it. `docs/WORKERS.md` is the specification.
+
+use std::collections::HashMap;
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use axum::body::{Body as ResponseBody, Bytes, HttpBody};
+use axum::extract::rejection::PathRejection;
+use axum::extract::{Path, State};
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use http_body::Frame;
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+use utoipa::ToSchema;
+use uuid::Uuid;
+
+use crate::http::body::{Body, Object};
+use crate::http::problem::{Code, Problem};
+use crate::view::{Moment, StateWord};
+use crate::{Api, json};
+use tickr_broker::{JobDelivery, WorkerFinish, WorkerFinished, WorkerReport, WorkerVerdict};
+use tickr_handlers::KindDefaults;
+use tickr_job::{AttemptToken, JobId, Name, Progress, RunnerId, State as JobState, is_terminal_control, limits};
+use tickr_store::{Claimed, NewWorker, RemoteFetch};
+
+/// Most slots of a worker, and most jobs in one answer.
+const MAX_SLOTS: u32 = 1_000;
+const MAX_JOBS: u32 = 500;
+/// Most kinds, and most queues, of a worker.
+const MAX_NAMES: usize = 100;
+/// Shortest, usual and longest lease of a worker.
+const LEASE_MS: (u64, u64, u64) = (10_000, 60_000, 3_600_000);
+/// Usual and longest time for which a request for jobs waits.
+const WAIT_MS: (u64, u64) = (30_000, 60_000);
+/// Most verdicts in one call.
+const MAX_VERDICTS: usize = 500;
+/// Longest note and error, in characters.
+const MAX_NOTE: usize = 120;
+const MAX_ERROR: usize = 2_000;
+/// Time for which the answer to a worker that gets nothing anyway is held back, so that it does not ask in a hurry.
+const CALM: Duration = Duration::from_secs(1);
+
+/// The right to write about one attempt: the job, the token of the attempt and its number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Ticket {
+    id: JobId,
+    token: AttemptToken,
+    number: u32,
+}
+
+impl Ticket {
+    fn text(self) -> String {
+        let mut bytes = [0; 36];
+        bytes[..16].copy_from_slice(self.id.uuid().as_bytes());
+        bytes[16..32].copy_from_slice(self.token.uuid().as_bytes());
+        bytes[32..].copy_from_slice(&self.number.to_be_bytes());
+        URL_SAFE_NO_PAD.encode(bytes)
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        let bytes: [u8; 36] = URL_SAFE_NO_PAD.decode(text).ok()?.try_into().ok()?;
+        Some(Self {
+            id: JobId::from_uuid(Uuid::from_slice(&bytes[..16]).ok()?),
+            token: AttemptToken::from_uuid(Uuid::from_slice(&bytes[16..32]).ok()?),
+            number: u32::from_be_bytes(bytes[32..].try_into().ok()?),
+        })
+    }
+}
+
+/// A worker to register.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct WorkerBody {
+    /// Name of the program. The id of the worker begins with it.
+    #[schema(min_length = 1, max_length = 64)]
+    name: String,
+    /// Name of its host, for operators.
+    #[schema(max_length = 255)]
+    host: Option<String>,
+    /// Its process id, for operators.
+    pid: Option<u32>,
+    /// Version of the program, for operators.
+    #[schema(max_length = 64)]
+    version: Option<String>,
+    /// Declared kinds that it executes.
+    #[schema(min_items = 1, max_items = 100)]
+    kinds: Vec<String>,
+    /// Queues that it serves. Default: `default` and the queues of its kinds.
+    #[schema(min_items = 1, max_items = 100)]
+    queues: Option<Vec<String>>,
+    /// Number of jobs that it executes at once.
+    #[schema(minimum = 1, maximum = 1_000)]
+    slots: u32,
+    /// Time without a heartbeat after which its jobs are taken away, in milliseconds. Default: 60000.
+    #[schema(minimum = 10_000, maximum = 3_600_000)]
+    lease_ms: Option<u64>,
+}
+
+/// A worker that is registered.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct WorkerAnswer {
+    /// Id of the worker: the `runner` of its attempts.
+    id: String,
+    /// Time without a heartbeat after which its jobs are taken away, in milliseconds.
+    lease_ms: u64,
+    /// Time between two heartbeats, in milliseconds.
+    beat_ms: u64,
+}
+
+/// A request for jobs.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct FetchBody {
+    /// Most jobs to return: the free slots of the worker.
+    #[schema(minimum = 1, maximum = 500)]
+    slots: u32,
+    /// Longest wait for the first job, in milliseconds. Default: 30000.
+    #[schema(minimum = 0, maximum = 60_000)]
+    wait_ms: Option<u64>,
+    /// The tokens of all attempts of the worker whose verdicts are not answered yet. An attempt that is not listed did not
+    /// reach the worker: its job is given back.
+    #[schema(max_items = 1_000)]
+    holding: Vec<String>,
+    /// A UUID that is new for each request, and the same when the request is repeated because its answer was lost.
+    #[schema(format = "uuid")]
+    fetch_id: Uuid,
+}
+
+/// A job to execute.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct FetchedJob {
+    /// Id of the job, a UUIDv7. The same in each of its attempts.
+    #[schema(format = "uuid")]
+    id: String,
+    kind: String,
+    queue: String,
+    #[schema(value_type = serde_json::Value)]
+    payload: Box<RawValue>,
+    /// Attempts used: those that count against `max_attempts`, this one included.
+    attempt: u32,
+    max_attempts: u32,
+    /// The right to report on this attempt and to finish it. Opaque.
+    token: String,
+    /// Start of the attempt, by the clock of the database.
+    #[schema(value_type = String, format = DateTime)]
+    started_at: Moment,
+    /// End of the time limit of the attempt.
+    #[schema(value_type = String, format = DateTime)]
+    deadline_at: Moment,
+    /// Time limit of the attempt, in milliseconds.
+    timeout_ms: u64,
+    /// JSON that an earlier attempt saved. Absent if none did.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<serde_json::Value>)]
+    checkpoint: Option<Box<RawValue>>,
+    /// W3C Trace Context of the request that enqueued the job. Absent if it carried none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    traceparent: Option<String>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schema(required = false)]
+    tags: Vec<String>,
+}
+
+/// The answer to a request for jobs.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct FetchAnswer {
+    /// Jobs to execute, at most as many as were asked for. Empty when the wait is over.
+    jobs: Vec<FetchedJob>,
+    /// True while an operator keeps the worker drained: it gets no jobs.
+    drain: bool,
+}
+
+/// An attempt that the worker holds.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct HeldBody {
+    /// Token of the attempt.
+    token: String,
+    /// Progress in percent.
+    #[schema(minimum = 0, maximum = 100)]
+    percent: Option<f64>,
+    /// Short description of the progress.
+    #[schema(max_length = 120)]
+    note: Option<String>,
+    /// JSON with which the next attempt begins if this one does not succeed, at most 64 KiB.
+    #[schema(value_type = Option<serde_json::Value>)]
+    checkpoint: Option<Box<RawValue>>,
+}
+
+/// A heartbeat.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct BeatBody {
+    /// All attempts of the worker whose verdicts are not answered yet.
+    #[schema(value_type = Vec<HeldBody>, max_items = 1_000)]
+    holding: Vec<Object<HeldBody>>,
+}
+
+/// The answer to a heartbeat.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct BeatAnswer {
+    /// Attempts to stop: their job was cancelled, or their time is over. Finish them as `failed`; a cancelled job then ends
+    /// as cancelled.
+    cancel: Vec<String>,
+    /// Attempts that the worker does not hold any more. Stop them; a verdict would change nothing.
+    lost: Vec<String>,
+    /// True while an operator keeps the worker drained.
+    drain: bool,
+}
+
+/// How an attempt ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+#[schema(rename_all = "snake_case")]
+pub(super) enum EndWord {
+    Succeeded,
+    Failed,
+    Rejected,
+    Snoozed,
+    Released,
+}
+
+/// The end of an attempt.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct EndBody {
+    /// Token of the attempt.
+    token: String,
+    /// `succeeded`; `failed`: another attempt may succeed; `rejected`: no attempt can succeed; `snoozed`: the job runs
+    /// again after `delay_ms`, and no attempt is used; `released`: the worker gives the job back, and no attempt is used.
+    verdict: EndWord,
+    /// Result to store with the job, at most 256 KiB of JSON. Only with `succeeded`.
+    #[schema(value_type = Option<serde_json::Value>)]
+    result: Option<Box<RawValue>>,
+    /// Why the attempt did not succeed, for operators: at most 2,000 characters, without secrets. Required with `failed`,
+    /// `rejected` and `snoozed`.
+    #[schema(max_length = 2_000)]
+    error: Option<String>,
+    /// Time until the job runs again, in milliseconds. Required with `snoozed`. With `failed` it replaces the backoff.
+    #[schema(minimum = 0, maximum = 31_622_400_000_u64)]
+    delay_ms: Option<u64>,
+    /// The newest lines that the attempt logged, at most 16 KiB.
+    #[schema(max_length = 16_384)]
+    log: Option<String>,
+}
+
+/// Ends of attempts.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct EndsBody {
+    /// Verdicts, of any attempts.
+    #[schema(value_type = Vec<EndBody>, min_items = 1, max_items = 500)]
+    verdicts: Vec<Object<EndBody>>,
+}
+
+/// What has become true of an attempt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+#[schema(rename_all = "snake_case")]
+pub(super) enum EndResultWord {
+    /// The attempt has this verdict, now or by the same call before.
+    Settled,
+    /// The attempt had ended otherwise, such as by the end of its lease. Nothing was changed.
+    LeaseLost,
+    /// No job has this token.
+    Unknown,
+}
+
+/// The answer to one verdict.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct EndResult {
+    /// Token of the attempt.
+    token: String,
+    result: EndResultWord,
+    /// State of the job, with `settled`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<StateWord>)]
+    state: Option<JobState>,
+}
+
+/// The answer to verdicts.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct EndsAnswer {
+    /// One result for each verdict, in their order.
+    results: Vec<EndResult>,
+}
+
+/// The worker in the path.
+pub(super) struct WorkerPath(RunnerId);
+
+impl<S: Send + Sync> axum::extract::FromRequestParts<S> for WorkerPath {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut axum::http::request::Parts, state: &S) -> Result<Self, Problem> {
+        let path: Result<Path<String>, PathRejection> = Path::from_request_parts(parts, state).await;
+        let Path(text) = path.map_err(|e| Problem::new(Code::NotFound, e.body_text()))?;
+        let id = RunnerId::from_stored(text);
+        if id.as_str().len() > RunnerId::MAX_LEN || !id.as_str().is_ascii() { Err(missing(&id)) } else { Ok(Self(id)) }
+    }
+}
+
+fn missing(id: &RunnerId) -> Problem {
+    Problem::new(Code::NotFound, format!("no worker {id} is registered, or not any more: register again"))
+}
+
+fn invalid(what: &str, problems: Vec<tickr_handlers::Problem>) -> Problem {
+    Problem::new(Code::InvalidRequest, format!("invalid {what}; `errors` says why")).at("", problems)
+}
+
+/// Register a worker
+///
+/// A worker registers when it starts, and again after 404. It is a runner: `/v1/runners` lists it, and operators drain it
+/// there. Its kinds must be declared.
+#[utoipa::path(
+    post, path = "/v1/workers", tag = "workers", operation_id = "register_worker", request_body = WorkerBody,
+    responses(
+        (status = 201, description = "The worker is registered", body = WorkerAnswer),
+        (status = 422, description = "invalid_request", body = Problem),
+    )
+)]
+pub(super) async fn register(State(api): State<Api>, Body(body, _): Body<WorkerBody>) -> Result<Response, Problem> {
+    let worker = checked(&api, body).map_err(|problems| invalid("worker", problems))?;
+    let lease_ms = u64::try_from(worker.lease.as_millis()).unwrap_or(u64::MAX);
+    let answer = WorkerAnswer { id: worker.id.to_string(), lease_ms, beat_ms: lease_ms / 3 };
+    api.broker.store().register_worker(worker).await?;
+    Ok(json(StatusCode::CREATED, answer))
+}
+
+fn checked(api: &Api, body: WorkerBody) -> Result<NewWorker, Vec<tickr_handlers::Problem>> {
+    let WorkerBody { name, host, pid, version, kinds, queues, slots, lease_ms } = body;
+    let mut problems = Vec::new();
+    let mut wrong = |pointer: String, detail: String| problems.push(tickr_handlers::Problem::at(pointer, detail));
+    let texts = [("/name", Some(&name), 64), ("/host", host.as_ref(), 255), ("/version", version.as_ref(), 64)];
+    for (pointer, text, most) in texts {
+        if text.is_some_and(|text| text.chars().count() > most || text.chars().any(is_terminal_control)) {
+            wrong(pointer.to_owned(), format!("must have at most {most} characters, and no control characters"));
+        }
+    }
+    if name.trim().is_empty() {
+        wrong("/name".to_owned(), "must not be empty".to_owned());
+    }
+    if !(1..=MAX_SLOTS).contains(&slots) {
+        wrong("/slots".to_owned(), format!("must be 1 to {MAX_SLOTS}"));
+    }
+    let lease_ms = lease_ms.unwrap_or(LEASE_MS.1);
+    if !(LEASE_MS.0..=LEASE_MS.2).contains(&lease_ms) {
+        wrong("/lease_ms".to_owned(), format!("must be {} to {}", LEASE_MS.0, LEASE_MS.2));
+    }
+    let registry = api.broker.registry();
+    let (mut of_kinds, mut of_queues): (Vec<Name>, Vec<Name>) = (Vec::new(), Vec::new());
+    if !(1..=MAX_NAMES).contains(&kinds.len()) {
+        wrong("/kinds".to_owned(), format!("must be 1 to {MAX_NAMES} kinds"));
+    }
+    for (place, kind) in kinds.iter().take(MAX_NAMES).enumerate() {
+        let declared = registry.find(kind).filter(|_| registry.get(kind).is_none());
+        let Some(declared) = declared else {
+            let why = match registry.get(kind) {
+                Some(_) => "is a kind that runners execute",
+                None => "is not declared: declare it with PUT /v1/kinds/{kind}",
+            };
+            wrong(format!("/kinds/{place}"), why.to_owned());
+            continue;
+        };
+        if !of_kinds.contains(declared.name()) {
+            of_kinds.push(declared.name().clone());
+        }
+        of_queues.extend(declared.queue().cloned());
+    }
+    match queues {
+        None => of_queues.extend("default".parse::<Name>().ok()),
+        Some(given) => {
+            of_queues.clear();
+            if !(1..=MAX_NAMES).contains(&given.len()) {
+                wrong("/queues".to_owned(), format!("must be 1 to {MAX_NAMES} queues"));
+            }
+            for (place, queue) in given.iter().take(MAX_NAMES).enumerate() {
+                match queue.parse::<Name>() {
+                    Ok(queue) => of_queues.push(queue),
+                    Err(error) => wrong(format!("/queues/{place}"), error.to_string()),
+                }
+            }
+        }
+    }
+    of_queues.sort();
+    of_queues.dedup();
+    if !problems.is_empty() {
+        return Err(problems);
+    }
+    Ok(NewWorker {
+        id: RunnerId::new_for_worker(&name),
+        version: version.unwrap_or_default(),
+        host,
+        pid,
+        kinds: of_kinds,
+        queues: of_queues,
+        slots,
+        lease: Duration::from_millis(lease_ms),
+    })
+}
+
+/// Fetch jobs
+///
+/// Waits until there is a job that the worker executes, and returns at most as many as it has free slots. The attempts are
+/// committed before they are returned. A worker has one request for jobs at a time: a new one ends an earlier one. When an
+/// answer is lost, the worker sends the same request again and gets the same jobs. Every attempt that a request does not
+/// list in `holding` is given back at once, and no attempt is used.
+#[utoipa::path(
+    post, path = "/v1/workers/{id}/fetch", tag = "workers", operation_id = "fetch_jobs", request_body = FetchBody,
+    params(("id" = String, Path, description = "The worker's id")),
+    responses(
+        (status = 200, description = "The jobs, or none when the wait is over", body = FetchAnswer),
+        (status = 404, description = "not_found: register again", body = Problem),
+        (status = 422, description = "invalid_request", body = Problem),
+        (status = 429, description = "overloaded: too many requests for jobs wait here", body = Problem),
+    )
+)]
+pub(super) async fn fetch(
+    State(api): State<Api>,
+    WorkerPath(id): WorkerPath,
+    Body(body, _): Body<FetchBody>,
+) -> Result<Response, Problem> {
+    let FetchBody { slots, wait_ms, holding, fetch_id } = body;
+    let wait_ms = wait_ms.unwrap_or(WAIT_MS.0);
+    let mut problems = Vec::new();
+    let mut wrong = |pointer: String, detail: String| problems.push(tickr_handlers::Problem::at(pointer, detail));
+    if !(1..=MAX_JOBS).contains(&slots) {
+        wrong("/slots".to_owned(), format!("must be 1 to {MAX_JOBS}"));
+    }
+    if wait_ms > WAIT_MS.1 {
+        wrong("/wait_ms".to_owned(), format!("must be 0 to {}", WAIT_MS.1));
+    }
+    if holding.len() > MAX_SLOTS as usize {
+        wrong("/holding".to_owned(), format!("must be at most {MAX_SLOTS}"));
+    }
+    let tickets = tickets_in(holding.iter().map(String::as_str), &mut wrong);
+    if !problems.is_empty() {
+        return Err(invalid("request for jobs", problems));
+    }
+    // Like a stream, the request keeps its place until it is answered.
+    let _permit =
+        api.polls.take(None).map_err(|none| none.problem("requests for jobs of remote workers", "http_polls"))?;
+    let wait = Duration::from_millis(wait_ms);
+    let held = tickets.into_iter().map(|ticket| (ticket.id, ticket.token)).collect();
+    let Some(begun) = api.broker.begin_fetch(id.clone(), fetch_id, held, wait).await? else {
+        return Err(missing(&id));
+    };
+    let drained = begun.worker.drained;
+    if begun.repeated && !begun.again.is_empty() {
+        return deliver(&api, api.broker.delivery(&begun.worker.id, begun.again, drained)).await;
+    }
+    // A suspect is executed alone, and a repeated request gets nothing new.
+    if drained || begun.holds_suspect || begun.repeated {
+        until_calm(&api, wait).await;
+        return deliver(&api, api.broker.delivery(&begun.worker.id, Vec::new(), drained)).await;
+    }
+    let request = RemoteFetch { worker: begun.worker, id: fetch_id };
+    let waiting = api.broker.wait_for_jobs(request, slots as usize, wait, begun.holds == 0);
+    let Some(waiting) = waiting else {
+        return Err(Problem::new(Code::Stopping, "this runner is shutting down; send the request to another one"));
+    };
+    let Ok(delivery) = waiting.await else {
+        let detail = "the claim of jobs for this request got no answer; send the same request again";
+        return Err(Problem::new(Code::StoreUnavailable, detail));
+    };
+    deliver(&api, delivery).await
+}
+
+/// Wait for a moment, unless the process stops.
+async fn until_calm(api: &Api, wait: Duration) {
+    let mut stopping = api.stopping.clone();
+    tokio::select! {
+        () = tokio::time::sleep(wait.min(CALM)) => {}
+        _ = stopping.wait_for(|stopping| *stopping) => {}
+    }
+}
+
+fn tickets_in<'t>(texts: impl Iterator<Item = &'t str>, wrong: &mut impl FnMut(String, String)) -> Vec<Ticket> {
+    let mut tickets = Vec::new();
+    for (place, text) in texts.enumerate() {
+        match Ticket::parse(text) {
+            Some(ticket) => tickets.push(ticket),
+            None => wrong(format!("/holding/{place}"), "is no token of an attempt".to_owned()),
+        }
+    }
+    tickets
+}
+
+/// Build the response with these attempts. They are given back if it is dropped before its body is on the wire.
+async fn deliver(api: &Api, delivery: JobDelivery) -> Result<Response, Problem> {
+    let mut checkpoints: HashMap<JobId, Box<RawValue>> = HashMap::new();
+    for claimed in delivery.claimed().iter().filter(|claimed| claimed.has_checkpoint()) {
+        if let Some(checkpoint) = api.broker.store().checkpoint(claimed.id).await? {
+            checkpoints.insert(claimed.id, checkpoint.content);
+        }
+    }
+    let registry = api.broker.registry();
+    let timeout = |claimed: &Claimed| {
+        let of_kind = || {
+            let kind = registry.find(claimed.kind.as_str());
+            kind.map_or_else(|| KindDefaults::default().timeout, |kind| kind.defaults().timeout)
+        };
+        claimed.options.timeout_ms.map_or_else(of_kind, Duration::from_millis)
+    };
+    let jobs = delivery.claimed().iter().map(|claimed| {
+        let timeout = timeout(claimed);
+        FetchedJob {
+            id: claimed.id.to_string(),
+            kind: claimed.kind.to_string(),
+            queue: claimed.queue.to_string(),
+            payload: claimed.payload.clone(),
+            attempt: claimed.attempt,
+            max_attempts: claimed.max_attempts,
+            token: Ticket { id: claimed.id, token: claimed.token, number: claimed.number }.text(),
+            started_at: Moment(claimed.started_at),
+            deadline_at: Moment(claimed.started_at + timeout),
+            timeout_ms: u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX),
+            checkpoint: checkpoints.remove(&claimed.id),
+            traceparent: claimed.options.trace.as_ref().map(|trace| trace.span_context.to_string()),
+            tags: claimed.options.tags.iter().map(ToString::to_string).collect(),
+        }
+    });
+    let answer = FetchAnswer { jobs: jobs.collect(), drain: delivery.drained };
+    let text = serde_json::to_vec(&answer).unwrap_or_default();
+    let body = ResponseBody::new(OnTheWire { bytes: Some(text.into()), delivery });
+    Ok((StatusCode::OK, [(header::CONTENT_TYPE, "application/json")], body).into_response())
+}
+
+/// The body of a response with attempts. The server drops it without reading it when the connection is gone.
+struct OnTheWire {
+    bytes: Option<Bytes>,
+    delivery: JobDelivery,
+}
+
+impl HttpBody for OnTheWire {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        let bytes = self.bytes.take();
+        if bytes.is_some() {
+            self.delivery.delivered();
+        }
+        Poll::Ready(bytes.map(|bytes| Ok(Frame::data(bytes))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.bytes.is_none()
+    }
+
+    fn size_hint(&self) -> http_body::SizeHint {
+        http_body::SizeHint::with_exact(self.bytes.as_ref().map_or(0, |bytes| bytes.len() as u64))
+    }
+}
+
+/// Send a heartbeat
+///
+/// It renews the lease of the worker and those of the attempts that it lists, and says which of them to stop. A worker
+/// sends one every `beat_ms`, and repeats one that fails within seconds.
+#[utoipa::path(
+    post, path = "/v1/workers/{id}/beat", tag = "workers", operation_id = "beat", request_body = BeatBody,
+    params(("id" = String, Path, description = "The worker's id")),
+    responses(
+        (status = 200, description = "The leases are renewed", body = BeatAnswer),
+        (status = 404, description = "not_found: register again", body = Problem),
+        (status = 422, description = "invalid_request", body = Problem),
+    )
+)]
+pub(super) async fn beat(
+    State(api): State<Api>,
+    WorkerPath(id): WorkerPath,
+    Body(body, _): Body<BeatBody>,
+) -> Result<Response, Problem> {
+    let mut problems = Vec::new();
+    let mut wrong = |pointer: String, detail: String| problems.push(tickr_handlers::Problem::at(pointer, detail));
+    if body.holding.len() > MAX_SLOTS as usize {
+        wrong("/holding".to_owned(), format!("must be at most {MAX_SLOTS}"));
+    }
+    let (mut reports, mut texts) = (Vec::new(), HashMap::new());
+    for (place, Object(HeldBody { token, percent, note, checkpoint })) in body.holding.into_iter().enumerate() {
+        let at = |field: &str| format!("/holding/{place}/{field}");
+        if percent.is_some_and(|percent| !(0.0..=100.0).contains(&percent)) {
+            wrong(at("percent"), "must be 0 to 100".to_owned());
+        }
+        if note.as_ref().is_some_and(|note| note.chars().count() > MAX_NOTE || note.chars().any(char::is_control)) {
+            wrong(at("note"), "must have at most 120 characters, and no control characters".to_owned());
+        }
+        if checkpoint.as_ref().is_some_and(|checkpoint| checkpoint.get().len() > limits::MAX_CHECKPOINT_BYTES) {
+            wrong(at("checkpoint"), "must have at most 65536 bytes".to_owned());
+        }
+        let Some(ticket) = Ticket::parse(&token) else {
+            wrong(at("token"), "is no token of an attempt".to_owned());
+            continue;
+        };
+        let progress = (percent.is_some() || note.is_some())
+            .then(|| Progress { percent: percent.unwrap_or(0.0), note: note.filter(|note| !note.is_empty()) });
+        let checkpoint = checkpoint.map(|checkpoint| Arc::from(Box::<str>::from(checkpoint)));
+        reports.push(WorkerReport { id: ticket.id, token: ticket.token, progress, checkpoint });
+        texts.insert(ticket.id, token);
+    }
+    if !problems.is_empty() {
+        return Err(invalid("heartbeat", problems));
+    }
+    let Some(beaten) = api.broker.beat_of_worker(id.clone(), reports).await? else { return Err(missing(&id)) };
+    let words = |ids: std::collections::BTreeSet<JobId>| ids.iter().filter_map(|id| texts.get(id).cloned()).collect();
+    let lost: Vec<String> = words(beaten.lost);
+    let mut cancel: Vec<String> = words(beaten.cancel);
+    cancel.retain(|token| !lost.contains(token));
+    Ok(json(StatusCode::OK, BeatAnswer { cancel, lost, drain: beaten.drained }))
+}
+
+/// Finish attempts
+///
+/// Each verdict has a result of its own. A repeated call with the same verdicts changes nothing and has the same results,
+/// so a call that got no answer can be sent again. The token is the right: the worker need not be registered any more.
+#[utoipa::path(
+    post, path = "/v1/workers/{id}/finish", tag = "workers", operation_id = "finish_attempts",
+    request_body = EndsBody,
+    params(("id" = String, Path, description = "The worker's id")),
+    responses(
+        (status = 200, description = "One result for each verdict", body = EndsAnswer),
+        (status = 404, description = "not_found", body = Problem),
+        (status = 422, description = "invalid_request", body = Problem),
+    )
+)]
+pub(super) async fn finish(
+    State(api): State<Api>,
+    WorkerPath(_): WorkerPath,
+    Body(body, _): Body<EndsBody>,
+) -> Result<Response, Problem> {
+    let mut problems = Vec::new();
+    if !(1..=MAX_VERDICTS).contains(&body.verdicts.len()) {
+        problems.push(tickr_handlers::Problem::at("/verdicts", format!("must be 1 to {MAX_VERDICTS}")));
+    }
+    let (mut texts, mut finishes) = (Vec::new(), Vec::new());
+    for (place, Object(verdict)) in body.verdicts.into_iter().take(MAX_VERDICTS).enumerate() {
+        let text = verdict.token.clone();
+        let ticket = Ticket::parse(&text);
+        match read(verdict) {
+            Ok((verdict, log)) => {
+                if let Some(Ticket { id, token, number }) = ticket {
+                    finishes.push(WorkerFinish { id, token, number, verdict, log });
+                }
+            }
+            Err(wrong) => problems.extend(
+                wrong
+                    .into_iter()
+                    .map(|(field, detail)| tickr_handlers::Problem::at(format!("/verdicts/{place}/{field}"), detail)),
+            ),
+        }
+        texts.push((text, ticket));
+    }
+    if !problems.is_empty() {
+        return Err(invalid("verdicts", problems));
+    }
+    let settings = api.operator_settings.now();
+    let limited = |queue: &Name| settings.queues.get(queue).is_some_and(|set| set.concurrency.is_some());
+    let mut finished = api.broker.finish_remotely(finishes, limited).await?.into_iter();
+    let results = texts.into_iter().map(|(token, ticket)| {
+        let finished = ticket.and_then(|_| finished.next()).unwrap_or(WorkerFinished::Unknown);
+        let (result, state) = match finished {
+            WorkerFinished::Settled(state) => (EndResultWord::Settled, Some(state)),
+            WorkerFinished::LeaseLost => (EndResultWord::LeaseLost, None),
+            WorkerFinished::Unknown => (EndResultWord::Unknown, None),
+        };
+        EndResult { token, result, state }
+    });
+    Ok(json(StatusCode::OK, EndsAnswer { results: results.collect() }))
+}
+
+/// A problem of a verdict, with its field.
+type WrongEnd = (&'static str, String);
+
+/// Check a verdict.
+fn read(body: EndBody) -> Result<(WorkerVerdict, Option<String>), Vec<WrongEnd>> {
+    let EndBody { verdict, result, error, delay_ms, log, .. } = body;
+    let mut problems = Vec::new();
+    let mut wrong = |field: &'static str, detail: String| problems.push((field, detail));
+    if result.is_some() && verdict != EndWord::Succeeded {
+        wrong("result", "may only be given with the verdict succeeded".to_owned());
+    }
+    if result.as_ref().is_some_and(|result| result.get().len() > limits::MAX_RESULT_BYTES) {
+        wrong("result", format!("must have at most {} bytes", limits::MAX_RESULT_BYTES));
+    }
+    match (&error, verdict) {
+        (Some(_), EndWord::Succeeded) => wrong("error", "may not be given with the verdict succeeded".to_owned()),
+        (Some(text), _) if text.trim().is_empty() || text.chars().count() > MAX_ERROR => {
+            wrong("error", format!("must have 1 to {MAX_ERROR} characters"));
+        }
+        (None, EndWord::Failed | EndWord::Rejected | EndWord::Snoozed) => {
+            wrong("error", "must say why the attempt did not succeed".to_owned());
+        }
+        (Some(_), _) | (None, EndWord::Succeeded | EndWord::Released) => {}
+    }
+    let most = u64::try_from(limits::MAX_AHEAD.as_millis()).unwrap_or(u64::MAX);
+    match (verdict, delay_ms) {
+        (EndWord::Snoozed, None) => wrong("delay_ms", "must be given with the verdict snoozed".to_owned()),
+        (EndWord::Snoozed | EndWord::Failed, Some(ms)) if ms > most => {
+            wrong("delay_ms", format!("must be 0 to {most}"));
+        }
+        (EndWord::Succeeded | EndWord::Rejected | EndWord::Released, Some(_)) => {
+            wrong("delay_ms", "may only be given with the verdicts snoozed and failed".to_owned());
+        }
+        _ => {}
+    }
+    if log.as_ref().is_some_and(|log| log.len() > limits::MAX_LOG_BYTES) {
+        wrong("log", format!("must have at most {} bytes", limits::MAX_LOG_BYTES));
+    }
+    if !problems.is_empty() {
+        return Err(problems);
+    }
+    let delay = delay_ms.map(Duration::from_millis);
+    let said = error.unwrap_or_default();
+    let verdict = match verdict {
+        EndWord::Succeeded => WorkerVerdict::Succeeded(result),
+        EndWord::Failed => WorkerVerdict::Failed(said, delay),
+        EndWord::Rejected => WorkerVerdict::Rejected(said),
+        EndWord::Snoozed => WorkerVerdict::Snoozed(delay.unwrap_or_default(), said),
+        EndWord::Released => {
+            WorkerVerdict::Released(if said.is_empty() { "its worker gave it back".to_owned() } else { said })
+        }
+    };
+    Ok((verdict, log.filter(|log| !log.is_empty())))
+}
+
+/// End the registration of a worker
+///
+/// What it still holds is given back, and no attempt is used. A worker calls this when it stops.
+#[utoipa::path(
+    delete, path = "/v1/workers/{id}", tag = "workers", operation_id = "leave",
+    params(("id" = String, Path, description = "The worker's id")),
+    responses(
+        (status = 204, description = "The worker is gone"),
+        (status = 404, description = "not_found", body = Problem),
+    )
+)]
+pub(super) async fn leave(State(api): State<Api>, WorkerPath(id): WorkerPath) -> Result<Response, Problem> {
+    if api.broker.unregister_worker(id.clone()).await? {
+        Ok(StatusCode::NO_CONTENT.into_response())
+    } else {
+        Err(missing(&id))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_token_is_read_again_and_nothing_else_is_one() {
+        let ticket = Ticket { id: JobId::new(), token: AttemptToken::new(), number: 70_000 };
+        let text = ticket.text();
+        assert_eq!(Ticket::parse(&text), Some(ticket));
+        assert!(text.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_'), "{text}");
+        for wrong in ["", "x", &text[1..], &format!("{text}A"), &format!("{}=", &text[..47])] {
+            assert_eq!(Ticket::parse(wrong), None, "{wrong}");
+        }
+    }
+}

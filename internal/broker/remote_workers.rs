@@ -1,0 +1,433 @@
+//! Remote workers: their requests for jobs on the way to the engine, their heartbeats, and their verdicts.
+//!
+//! An attempt that was claimed for a request and does not reach its worker is given back: the [`JobDelivery`] that carries
+//! it does that when it is dropped before it was delivered.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use serde_json::value::RawValue;
+use tokio::sync::{mpsc, oneshot};
+use tokio_util::task::TaskTracker;
+use uuid::Uuid;
+
+use crate::Broker;
+use tickr_event::Event;
+use tickr_job::{AttemptToken, CallOutcome, JobId, Name, Progress, RunnerId, State, Verdict, limits};
+use tickr_store::{
+    Again, BegunFetch, CheckpointUse, Claimed, HeldAttempt, LimitKey, NewCheckpoint, Reaped, RemoteAttempt,
+    RemoteFetch, Settled, Settlement, StoreError,
+};
+
+/// Time beyond its time limit for which an attempt may still be finished by its worker. From the limit on, heartbeats tell
+/// the worker to stop it.
+const TIMEOUT_GRACE: Duration = Duration::from_secs(10);
+
+/// A request for jobs that waits.
+#[derive(Debug)]
+pub struct Poll {
+    /// The request.
+    pub fetch: RemoteFetch,
+    /// Most jobs to return.
+    pub slots: usize,
+    /// When the request ends without a job.
+    pub until: Instant,
+    /// True if the worker holds nothing, so that a suspect may be executed alone.
+    pub idle: bool,
+    /// The way back.
+    pub answer: oneshot::Sender<JobDelivery>,
+}
+
+/// The two ends of the way from the API to the engine.
+#[derive(Debug)]
+pub(super) struct Polls {
+    entrance: mpsc::UnboundedSender<Poll>,
+    exit: Mutex<Option<mpsc::UnboundedReceiver<Poll>>>,
+    tasks: TaskTracker,
+}
+
+impl Polls {
+    pub(super) fn new(tasks: &TaskTracker) -> Self {
+        let (entrance, exit) = mpsc::unbounded_channel();
+        Self { entrance, exit: Mutex::new(Some(exit)), tasks: tasks.clone() }
+    }
+}
+
+/// Attempts on their way to a worker. Those that are not delivered when this is dropped are given back.
+#[derive(Debug)]
+pub struct JobDelivery {
+    broker: Broker,
+    worker: Arc<RunnerId>,
+    claimed: Vec<Claimed>,
+    delivered: bool,
+    /// An operator has drained the worker.
+    pub drained: bool,
+}
+
+impl JobDelivery {
+    /// The attempts.
+    #[must_use]
+    pub fn claimed(&self) -> &[Claimed] {
+        &self.claimed
+    }
+
+    /// Note that the attempts are on the wire.
+    pub fn delivered(&mut self) {
+        self.delivered = true;
+    }
+}
+
+impl Drop for JobDelivery {
+    fn drop(&mut self) {
+        if self.delivered || self.claimed.is_empty() {
+            return;
+        }
+        let (broker, worker) = (self.broker.clone(), Arc::clone(&self.worker));
+        let attempts = self.claimed.iter().map(|claimed| (claimed.token, claimed.id));
+        let attempts = grouped(attempts);
+        self.broker.polls.tasks.spawn(async move {
+            broker.give_back_undelivered(&worker, attempts).await;
+        });
+    }
+}
+
+/// A verdict of a worker.
+#[derive(Clone, Debug)]
+pub enum WorkerVerdict {
+    /// It succeeded, perhaps with a result.
+    Succeeded(Option<Box<RawValue>>),
+    /// It failed; another attempt may succeed. The delay overrides the backoff.
+    Failed(String, Option<Duration>),
+    /// It failed for good.
+    Rejected(String),
+    /// The work cannot be done now: the job runs again after this delay, and no attempt is used.
+    Snoozed(Duration, String),
+    /// The worker gives the job back. No attempt is used.
+    Released(String),
+}
+
+/// A verdict about an attempt.
+#[derive(Clone, Debug)]
+pub struct WorkerFinish {
+    /// The job.
+    pub id: JobId,
+    /// The token of the attempt.
+    pub token: AttemptToken,
+    /// The number of the execution.
+    pub number: u32,
+    /// The verdict.
+    pub verdict: WorkerVerdict,
+    /// The newest lines of its log.
+    pub log: Option<String>,
+}
+
+/// The answer to a verdict.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WorkerFinished {
+    /// The attempt has this verdict, now or by the same call before, and the job is in this state.
+    Settled(State),
+    /// The attempt had ended otherwise. Nothing was changed.
+    LeaseLost,
+    /// There is no such job.
+    Unknown,
+}
+
+/// An attempt that a worker lists in its heartbeat.
+#[derive(Clone, Debug)]
+pub struct WorkerReport {
+    /// The job.
+    pub id: JobId,
+    /// The token of the attempt.
+    pub token: AttemptToken,
+    /// Its progress.
+    pub progress: Option<Progress>,
+    /// A checkpoint to save, as JSON.
+    pub checkpoint: Option<Arc<str>>,
+}
+
+/// The answer to the heartbeat of a worker.
+#[derive(Clone, Debug, Default)]
+pub struct WorkerBeaten {
+    /// Attempts that it should stop.
+    pub cancel: BTreeSet<JobId>,
+    /// Attempts that it does not hold any more.
+    pub lost: BTreeSet<JobId>,
+    /// An operator has drained it.
+    pub drained: bool,
+}
+
+impl Broker {
+    /// Return the exit of the requests for jobs that wait. The engine takes it once, at its start.
+    #[must_use]
+    pub fn polls(&self) -> Option<mpsc::UnboundedReceiver<Poll>> {
+        self.polls.exit.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    /// Begin a request for jobs, and give back what did not reach the worker. Returns nothing if it is not registered.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn begin_fetch(
+        &self,
+        worker: RunnerId,
+        fetch: Uuid,
+        held: Vec<(JobId, AttemptToken)>,
+        wait: Duration,
+    ) -> Result<Option<BegunFetch>, StoreError> {
+        let begun = self.store.begin_fetch(worker.clone(), fetch, held, wait).await?;
+        let Some(mut begun) = begun else { return Ok(None) };
+        let undelivered = std::mem::take(&mut begun.undelivered);
+        if !undelivered.is_empty() {
+            self.give_back_undelivered(&worker, undelivered).await;
+        }
+        Ok(Some(begun))
+    }
+
+    /// Carry attempts to a worker, or an empty answer.
+    #[must_use]
+    pub fn delivery(&self, worker: &Arc<RunnerId>, claimed: Vec<Claimed>, drained: bool) -> JobDelivery {
+        JobDelivery { broker: self.clone(), worker: Arc::clone(worker), claimed, delivered: false, drained }
+    }
+
+    /// Hand a request to the engine. Returns nothing if this process has no engine or stops.
+    pub fn wait_for_jobs(
+        &self,
+        fetch: RemoteFetch,
+        slots: usize,
+        wait: Duration,
+        idle: bool,
+    ) -> Option<oneshot::Receiver<JobDelivery>> {
+        let (answer, answered) = oneshot::channel();
+        let poll = Poll { fetch, slots, until: Instant::now() + wait, idle, answer };
+        self.polls.entrance.send(poll).ok().map(|()| answered)
+    }
+
+    /// Give attempts back that did not reach their worker. No attempt is used. A failure costs time: the next request of
+    /// the worker, or the end of the lease, has the same effect.
+    async fn give_back_undelivered(&self, worker: &RunnerId, attempts: Vec<(AttemptToken, Vec<JobId>)>) {
+        self.give_back(worker, attempts, "its worker did not receive it, so no attempt is used").await;
+    }
+
+    async fn give_back(&self, worker: &RunnerId, attempts: Vec<(AttemptToken, Vec<JobId>)>, why: &'static str) {
+        let mut queues = BTreeSet::new();
+        for (token, ids) in attempts {
+            metrics::counter!("tickr_remote_given_back_total").increment(ids.len() as u64);
+            match self.store.give_back(token, ids, why).await {
+                Ok(given) => {
+                    given.iter().for_each(|reaped| self.announce_given_back(reaped));
+                    queues.extend(given.into_iter().map(|reaped| reaped.queue));
+                }
+                Err(error) => tracing::warn!(%error, "cannot give attempts of a remote worker back yet"),
+            }
+        }
+        for queue in queues {
+            self.recount(&queue, worker).await;
+        }
+    }
+
+    /// Count the permits of a worker in this queue again. It has no effect in a queue without a limit.
+    async fn recount(&self, queue: &Name, worker: &RunnerId) {
+        if let Err(error) = self.store.recount_permits(queue, worker).await {
+            tracing::warn!(%error, "cannot count the permits of a worker yet");
+        }
+    }
+
+    fn announce_given_back(&self, reaped: &Reaped) {
+        self.meters.record_settled(Some(&reaped.queue), Verdict::Interrupted, reaped.state);
+        if let Settled::Done { execute_at, line, released, .. } = &reaped.settled {
+            released.iter().for_each(|job| self.hint_released(job));
+            if let (Some(execute_at), Some((queue, priority))) = (execute_at, line) {
+                self.hint_first(reaped.id, queue, *priority, *execute_at);
+            }
+        }
+        let (verdict, state) = (Verdict::Interrupted, reaped.state);
+        self.events.emit(Event::Settled { id: reaped.id, verdict, state });
+    }
+
+    /// Record the heartbeat of a worker. Returns nothing if it is not registered.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn beat_of_worker(
+        &self,
+        worker: RunnerId,
+        reports: Vec<WorkerReport>,
+    ) -> Result<Option<WorkerBeaten>, StoreError> {
+        let checkpoints: Vec<NewCheckpoint> = reports
+            .iter()
+            .filter_map(|report| {
+                let content = Arc::clone(report.checkpoint.as_ref()?);
+                Some(NewCheckpoint { id: report.id, token: report.token, content, version: 0 })
+            })
+            .collect();
+        let held =
+            reports.into_iter().map(|WorkerReport { id, token, progress, .. }| HeldAttempt { id, token, progress });
+        let timeouts = Arc::new(self.registry.timeouts());
+        let Some(beat) = self.store.beat_of_worker(worker.clone(), held.collect(), timeouts).await? else {
+            return Ok(None);
+        };
+        if !checkpoints.is_empty() {
+            self.store.save_checkpoints(checkpoints).await?;
+        }
+        if !beat.undelivered.is_empty() {
+            self.give_back_undelivered(&worker, beat.undelivered).await;
+        }
+        let mut beaten = WorkerBeaten {
+            cancel: beat.cancel_requested.into_iter().collect(),
+            lost: beat.lost.into_iter().collect(),
+            drained: beat.drained,
+        };
+        for overdue in beat.overdue {
+            let id = overdue.attempt.id;
+            if overdue.over < TIMEOUT_GRACE {
+                beaten.cancel.insert(id);
+                continue;
+            }
+            let ms = overdue.timeout.as_millis();
+            let Some((token, number, _)) = overdue.attempt.open.clone() else { continue };
+            let again = Again::Backoff(self.policy_of(&overdue.attempt), rand::random());
+            let error = Some(format!("timed out after {ms} ms"));
+            let settlement = settlement((id, token, number), Verdict::TimedOut, error, None, again);
+            self.settle_remote(&overdue.attempt, settlement).await?;
+            self.recount(&overdue.attempt.queue, &worker).await;
+            beaten.cancel.remove(&id);
+            beaten.lost.insert(id);
+        }
+        Ok(Some(beaten))
+    }
+
+    /// End the registration of a worker, and give back what it still holds. Returns false if it is not registered.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn unregister_worker(&self, worker: RunnerId) -> Result<bool, StoreError> {
+        let Some(attempts) = self.store.unregister_worker(worker.clone()).await? else { return Ok(false) };
+        self.give_back(&worker, attempts, "its worker ended and gave it back").await;
+        Ok(true)
+    }
+
+    /// Give attempts their verdicts, in this order. A repeated call with the same verdicts has the same answers. `limited`
+    /// says which queues have a limit.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses. Some of the verdicts may be written then; the call may be repeated.
+    pub async fn finish_remotely(
+        &self,
+        finishes: Vec<WorkerFinish>,
+        limited: impl Fn(&Name) -> bool,
+    ) -> Result<Vec<WorkerFinished>, StoreError> {
+        let known = self.store.remote_attempts(finishes.iter().map(|finish| finish.id).collect()).await?;
+        let mut recount: BTreeSet<(Name, RunnerId)> = BTreeSet::new();
+        let mut writing = Vec::with_capacity(finishes.len());
+        for finish in finishes {
+            let attempt = known.get(&finish.id);
+            if let Some(attempt) = attempt
+                && let Some((_, _, runner)) = &attempt.open
+                && limited(&attempt.queue)
+            {
+                recount.insert((attempt.queue.clone(), runner.clone()));
+            }
+            writing.push(self.finish_one(attempt, finish));
+        }
+        // All of them share the group commit of settlements.
+        let answers = futures_util::future::join_all(writing).await;
+        for (queue, runner) in recount {
+            self.recount(&queue, &runner).await;
+        }
+        answers.into_iter().collect()
+    }
+
+    async fn finish_one(
+        &self,
+        attempt: Option<&RemoteAttempt>,
+        finish: WorkerFinish,
+    ) -> Result<WorkerFinished, StoreError> {
+        let Some(attempt) = attempt else { return Ok(WorkerFinished::Unknown) };
+        let (verdict, result, error, again) = match finish.verdict {
+            WorkerVerdict::Succeeded(result) => (Verdict::Succeeded, result, None, Again::Now),
+            WorkerVerdict::Failed(error, None) => {
+                (Verdict::Failed, None, Some(error), Again::Backoff(self.policy_of(attempt), rand::random()))
+            }
+            WorkerVerdict::Failed(error, Some(delay)) => {
+                (Verdict::Failed, None, Some(error), Again::After(delay.min(limits::MAX_AHEAD)))
+            }
+            WorkerVerdict::Rejected(error) => (Verdict::Rejected, None, Some(error), Again::Now),
+            WorkerVerdict::Snoozed(delay, error) => {
+                (Verdict::Snoozed, None, Some(error), Again::After(delay.min(limits::MAX_AHEAD)))
+            }
+            WorkerVerdict::Released(error) => (Verdict::Interrupted, None, Some(error), Again::NowWithinBounds),
+        };
+        let mut settlement = settlement((finish.id, finish.token, finish.number), verdict, error, result, again);
+        settlement.log = finish.log;
+        self.settle_remote(attempt, settlement).await
+    }
+
+    /// Settle an attempt of a worker, and tell the index and the listeners of events.
+    async fn settle_remote(
+        &self,
+        attempt: &RemoteAttempt,
+        settlement: Settlement,
+    ) -> Result<WorkerFinished, StoreError> {
+        let (id, verdict) = (settlement.id, settlement.verdict);
+        let is_open = attempt.open.as_ref().is_some_and(|(token, ..)| *token == settlement.token);
+        let slots: Arc<[LimitKey]> = if is_open { Arc::clone(&attempt.slots) } else { Arc::default() };
+        match self.store.settle_and_free(settlement, slots).await? {
+            Settled::NotOurs => {
+                metrics::counter!("tickr_leases_lost_total").increment(1);
+                Ok(WorkerFinished::LeaseLost)
+            }
+            Settled::Done { state, execute_at, line, released, .. } => {
+                if is_open {
+                    self.meters.record_settled(Some(&attempt.queue), verdict, state);
+                    let kind = attempt.kind.to_string();
+                    metrics::counter!("tickr_attempts_total", "kind" => kind, "verdict" => verdict.as_str())
+                        .increment(1);
+                }
+                if let (Some(execute_at), Some((queue, priority))) = (execute_at, line) {
+                    self.hint(id, &queue, priority, execute_at);
+                }
+                released.iter().for_each(|job| self.hint_released(job));
+                self.events.emit(Event::Settled { id, verdict, state });
+                Ok(WorkerFinished::Settled(state))
+            }
+        }
+    }
+
+    fn policy_of(&self, attempt: &RemoteAttempt) -> tickr_job::RetryPolicy {
+        let of_kind = || self.registry.find(attempt.kind.as_str()).map(|kind| kind.defaults().retry.clone());
+        attempt.retry.clone().or_else(of_kind).unwrap_or_default()
+    }
+}
+
+fn settlement(
+    (id, token, number): (JobId, AttemptToken, u32),
+    verdict: Verdict,
+    error: Option<String>,
+    result: Option<Box<RawValue>>,
+    again: Again,
+) -> Settlement {
+    Settlement {
+        id,
+        token,
+        number,
+        opened: None,
+        verdict,
+        error: error.map(limits::cut),
+        exchange: None,
+        log: None,
+        result,
+        follow_ups: Vec::new(),
+        again,
+        call: None::<CallOutcome>,
+        checkpoint: CheckpointUse::Unused,
+    }
+}
+
+fn grouped(attempts: impl Iterator<Item = (AttemptToken, JobId)>) -> Vec<(AttemptToken, Vec<JobId>)> {
+    let mut found: BTreeMap<Uuid, Vec<JobId>> = BTreeMap::new();
+    for (token, id) in attempts {
+        found.entry(token.uuid()).or_default().push(id);
+    }
+    found.into_iter().map(|(token, ids)| (AttemptToken::from_uuid(token), ids)).collect()
+}

@@ -1,0 +1,644 @@
+//! Serves the requests for jobs of remote workers that wait at this process.
+//!
+//! One loop serves all of them. It takes ids only while a request waits, from the lanes of the queues that the waiting
+//! workers serve, and claims each job for a worker: with its id, its kinds and its lease. So the claims, the limits and
+//! the order of queues are those of every other runner, and this process holds nothing of the attempt: when it stops, the
+//! worker goes on with another one.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use chrono::TimeDelta;
+use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
+use tokio_util::task::TaskTracker;
+
+use super::queue_order::{QueueOrder, is_paused};
+use super::{EngineState, executor};
+use tickr_broker::{OperatorSettings, Poll};
+use tickr_event::Event;
+use tickr_index::{Fetch, Health, Popped};
+use tickr_job::{JobId, Name, RunnerId};
+use tickr_store::{
+    Claim, Claimed, Depth, DueCursor, DueJob, DueLane, DueRange, MAX_REMOTE_CLAIM, MayJudge, RemoteClaims,
+};
+
+/// Most ids taken in one round trip.
+const MAX_AT_ONCE: usize = 256;
+/// Time between two looks whether waiting workers are drained, and between two tries of a queue that has no room.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+const FULL_FOR: Duration = Duration::from_millis(300);
+/// Time between two reads of due jobs from MySQL, while Redis is out and nothing wakes the loop.
+const STORE_POLL: Duration = Duration::from_millis(200);
+/// Rows in a page of a lane, and pages read in a row, while Redis is out.
+const STORE_PAGE: usize = 1_000;
+const STORE_PAGES: usize = 8;
+/// Most queues whose lanes are kept when no request waits for them any more.
+const MAX_QUEUES: usize = 200;
+/// Shortest time for which the index keeps a job that it delivered too early.
+const NOT_DUE_PAUSE: TimeDelta = TimeDelta::milliseconds(3);
+/// Time for which the index hides a job whose kind no waiting request has: short if a living runner has it, long if none
+/// has.
+const OTHERS_KIND_PAUSE_MS: i64 = 100;
+const NOBODYS_KIND_PAUSE: TimeDelta = TimeDelta::seconds(5);
+/// Time for which the index hides a suspect that no idle worker was there for, before jitter.
+const SUSPECT_PAUSE_MS: i64 = 500;
+
+/// What comes back from a claim.
+enum Back {
+    /// Nothing was won: the request waits again.
+    Poll(Poll),
+    /// The job has a kind that the worker does not have.
+    OtherKind(DueJob),
+    /// The queue runs as many jobs as its limit allows.
+    Full(Name),
+}
+
+/// A job that a claim is about to try, with its lane.
+struct Taken {
+    id: JobId,
+    lane: DueLane,
+    /// Its kind, if it was read.
+    kind: Option<Name>,
+}
+
+/// The requests that wait, and what they wait for.
+struct WaitingPolls {
+    shared: Arc<EngineState>,
+    waiting: Vec<Poll>,
+    sender: UnboundedSender<Back>,
+    back: UnboundedReceiver<Back>,
+    /// Queues whose lanes are known to the connection.
+    queues: Vec<Name>,
+    order: QueueOrder,
+    settings: Arc<OperatorSettings>,
+    /// Queues without room, each with the moment to try again.
+    full: HashMap<Name, Instant>,
+    looked: Instant,
+    /// The name under which a blocking pop is woken.
+    nudged: RunnerId,
+    claims: TaskTracker,
+}
+
+/// Serve the requests for jobs until the runner stops. Then each of them gets an empty answer at once.
+pub(super) async fn serve_until_stopped(shared: Arc<EngineState>) {
+    let mut exit = shared.polls.lock().await;
+    let Some(entrance) = exit.as_mut() else { return };
+    let mut polls = WaitingPolls::new(&shared);
+    let mut fetch = shared.index.fetch(polls.order.lines(), &polls.nudged);
+    polls.serve(entrance, &mut fetch).await;
+    entrance.close();
+    while let Ok(poll) = entrance.try_recv() {
+        polls.waiting.push(poll);
+    }
+    polls.claims.close();
+    loop {
+        polls.answer_all();
+        tokio::select! {
+            () = polls.claims.wait() => break,
+            back = polls.back.recv() => if let Some(back) = back { polls.take_back(back) },
+        }
+    }
+    while let Ok(back) = polls.back.try_recv() {
+        polls.take_back(back);
+    }
+    polls.answer_all();
+}
+
+impl WaitingPolls {
+    fn new(shared: &Arc<EngineState>) -> Self {
+        let (sender, back) = mpsc::unbounded_channel();
+        let settings = shared.operator_settings.now();
+        Self {
+            shared: Arc::clone(shared),
+            waiting: Vec::new(),
+            sender,
+            back,
+            queues: Vec::new(),
+            order: QueueOrder::new(&[], &settings),
+            settings,
+            full: HashMap::new(),
+            looked: Instant::now(),
+            nudged: RunnerId::from_stored(format!("{}#polls", shared.runner)),
+            claims: TaskTracker::new(),
+        }
+    }
+
+    async fn serve(&mut self, entrance: &mut UnboundedReceiver<Poll>, fetch: &mut Fetch) {
+        let shared = Arc::clone(&self.shared);
+        let gauge = metrics::gauge!("tickr_remote_polls");
+        loop {
+            while let Ok(poll) = entrance.try_recv() {
+                self.waiting.push(poll);
+            }
+            while let Ok(back) = self.back.try_recv() {
+                self.take_back(back);
+            }
+            self.answer_those_over().await;
+            gauge.set(self.waiting.len() as f64);
+            if shared.stop_fetching.is_cancelled() {
+                return;
+            }
+            if self.waiting.is_empty() {
+                tokio::select! {
+                    biased;
+                    () = shared.stop_fetching.cancelled() => return,
+                    back = self.back.recv() => if let Some(back) = back { self.take_back(back) },
+                    poll = entrance.recv() => match poll {
+                        Some(poll) => self.waiting.push(poll),
+                        None => return,
+                    },
+                }
+                continue;
+            }
+            if self.follow() {
+                *fetch = shared.index.fetch(self.order.lines(), &self.nudged);
+            }
+            let taken = if shared.index.health().now() == Health::Degraded {
+                self.take_from_store(entrance).await
+            } else {
+                self.take_from_index(entrance, fetch).await
+            };
+            let left = self.hand_out(taken);
+            if !left.is_empty() {
+                self.put_back(fetch, left).await;
+            }
+        }
+    }
+
+    fn take_back(&mut self, back: Back) {
+        match back {
+            // The oldest request is served first.
+            Back::Poll(poll) => self.waiting.insert(0, poll),
+            Back::Full(queue) => drop(self.full.insert(queue, Instant::now() + FULL_FOR)),
+            Back::OtherKind(job) => {
+                let lane = DueLane { queue: job.queue.clone(), priority: job.priority };
+                let taken = Taken { id: job.id, lane, kind: Some(job.kind.clone()) };
+                if !self.hand_out(vec![taken]).is_empty() {
+                    self.hide(job);
+                }
+            }
+        }
+    }
+
+    /// Hide a job from the index whose kind no request has that waits here. In MySQL the job stays due.
+    fn hide(&self, mut job: DueJob) {
+        let pause = if self.shared.runs_elsewhere(&job.kind) || self.shared.registry.get(job.kind.as_str()).is_some() {
+            TimeDelta::milliseconds(OTHERS_KIND_PAUSE_MS / 2 + rand::random_range(0..OTHERS_KIND_PAUSE_MS))
+        } else {
+            NOBODYS_KIND_PAUSE
+        };
+        job.execute_at = self.shared.store.clock().now() + pause;
+        self.shared.broker.hint_due(&job);
+    }
+
+    /// Answer requests whose time is over, those that a newer one has replaced, and those of workers that are drained or
+    /// gone.
+    async fn answer_those_over(&mut self) {
+        let now = Instant::now();
+        self.waiting.retain(|poll| !poll.answer.is_closed());
+        let (over, waiting): (Vec<Poll>, Vec<Poll>) = self.waiting.drain(..).partition(|poll| poll.until <= now);
+        self.waiting = waiting;
+        over.into_iter().for_each(|poll| self.answer(poll, false));
+        if self.waiting.is_empty() || self.looked.elapsed() < LOOK_EVERY {
+            return;
+        }
+        self.looked = now;
+        let ids = self.waiting.iter().map(|poll| poll.fetch.worker.id.to_string()).collect();
+        match self.shared.store.registered_workers(ids).await {
+            Ok(found) => {
+                let stays = |poll: &Poll| found.get(poll.fetch.worker.id.as_str()) == Some(&Some(poll.fetch.id));
+                let (waiting, over): (Vec<Poll>, Vec<Poll>) = self.waiting.drain(..).partition(stays);
+                self.waiting = waiting;
+                for poll in over {
+                    let drained = found.get(poll.fetch.worker.id.as_str()) == Some(&None);
+                    self.answer(poll, drained);
+                }
+            }
+            Err(error) => tracing::debug!(%error, "cannot look at waiting workers"),
+        }
+    }
+
+    fn answer_all(&mut self) {
+        for poll in std::mem::take(&mut self.waiting) {
+            self.answer(poll, false);
+        }
+    }
+
+    fn answer(&self, poll: Poll, drained: bool) {
+        let _ = poll.answer.send(self.shared.broker.delivery(&poll.fetch.worker.id, Vec::new(), drained));
+    }
+
+    /// Follow the settings of operators and the queues of the requests. Return true if the lanes have changed.
+    fn follow(&mut self) -> bool {
+        let now = self.shared.operator_settings.now();
+        let missing: Vec<Name> = self.missing_queues();
+        let changed = !missing.is_empty();
+        if changed {
+            if self.queues.len() > MAX_QUEUES {
+                let waiting = &self.waiting;
+                self.queues.retain(|queue| waiting.iter().any(|poll| poll.fetch.worker.queues.contains(queue)));
+            }
+            for queue in missing {
+                if !self.queues.contains(&queue) {
+                    self.queues.push(queue);
+                }
+            }
+            self.order = QueueOrder::new(&self.queues, &now);
+        } else if !Arc::ptr_eq(&now, &self.settings) {
+            self.order.follow(&now);
+        }
+        self.settings = now;
+        self.full.retain(|_, until| Instant::now() < *until);
+        changed
+    }
+
+    fn missing_queues(&self) -> Vec<Name> {
+        let wanted = self.waiting.iter().flat_map(|poll| poll.fetch.worker.queues.iter());
+        wanted.filter(|queue| !self.queues.contains(queue)).cloned().collect()
+    }
+
+    /// Return how many jobs of a queue the waiting requests take.
+    fn room(&self, queue: &Name) -> usize {
+        if self.full.contains_key(queue) {
+            return 0;
+        }
+        let wants = self.waiting.iter().filter(|poll| poll.fetch.worker.queues.contains(queue));
+        let room: usize = wants.map(|poll| poll.slots.min(MAX_REMOTE_CLAIM)).sum();
+        let limit = self.settings.queues.get(queue).and_then(|set| set.concurrency);
+        limit.map_or(room, |limit| room.min(limit as usize))
+    }
+
+    async fn take_from_index(&mut self, entrance: &mut UnboundedReceiver<Poll>, fetch: &mut Fetch) -> Vec<Taken> {
+        let shared = Arc::clone(&self.shared);
+        let rooms: Vec<usize> = self.queues.iter().map(|queue| self.room(queue)).collect();
+        let most = self.waiting.iter().map(|poll| poll.slots).sum::<usize>().min(MAX_AT_ONCE);
+        let (order, _) = self.order.next_turn(|queue| rooms.get(queue).copied());
+        if order.lines.is_empty() {
+            // All queues are paused or full.
+            self.until_news(entrance, STORE_POLL).await;
+            return Vec::new();
+        }
+        let (health, outages) = (shared.index.health(), shared.index.health().outages());
+        let taken = tokio::select! {
+            biased;
+            taken = fetch.take(most, &order) => Some(taken),
+            () = health.out_since(outages) => None,
+        };
+        match taken {
+            Some(Ok(taken)) => {
+                if taken.refill {
+                    shared.refill.notify_one();
+                }
+                if !taken.ids.is_empty() {
+                    return taken.ids.into_iter().map(|(place, id)| self.taken(place, id)).collect();
+                }
+            }
+            Some(Err(_)) => {
+                shared.reconcile.notify_one();
+                self.until_news(entrance, STORE_POLL).await;
+                return Vec::new();
+            }
+            None => {
+                fetch.abandon();
+                return Vec::new();
+            }
+        }
+        let (order, _) = self.order.strict(|queue| rooms.get(queue).copied());
+        let popped = {
+            let wait = fetch.wait(&order);
+            tokio::pin!(wait);
+            let mut stopped = false;
+            loop {
+                let next = self.waiting.iter().map(|poll| poll.until).min().unwrap_or_else(Instant::now);
+                tokio::select! {
+                    biased;
+                    popped = &mut wait => break popped.ok(),
+                    () = health.out_since(outages) => break None,
+                    // The pop is not cancelled, because Redis would send the next id to a connection that is not read.
+                    () = shared.stop_fetching.cancelled(), if !stopped => {
+                        stopped = true;
+                        self.answer_all();
+                        self.nudge().await;
+                    }
+                    back = self.back.recv() => if let Some(back) = back {
+                        self.take_back(back);
+                        if self.waits_for_more(&rooms) {
+                            self.nudge().await;
+                        }
+                    },
+                    poll = entrance.recv(), if !stopped => if let Some(poll) = poll {
+                        self.waiting.push(poll);
+                        if self.waits_for_more(&rooms) {
+                            self.nudge().await;
+                        }
+                    },
+                    () = tokio::time::sleep_until(next.min(self.looked + LOOK_EVERY).into()), if !self.waiting.is_empty() => {
+                        self.answer_those_over().await;
+                    }
+                }
+            }
+        };
+        match popped {
+            Some(Popped::Job(place, id)) => vec![self.taken(place, id)],
+            Some(Popped::Nudge | Popped::Nothing) => Vec::new(),
+            None => {
+                fetch.abandon();
+                Vec::new()
+            }
+        }
+    }
+
+    fn taken(&self, place: usize, id: JobId) -> Taken {
+        Taken { id, lane: self.order.due_line(place), kind: None }
+    }
+
+    /// Return whether a request waits for a queue from which the pop does not take.
+    fn waits_for_more(&self, rooms: &[usize]) -> bool {
+        let covered = |queue: &Name| {
+            let place = self.queues.iter().position(|known| known == queue);
+            place.is_some_and(|place| rooms.get(place).is_some_and(|room| *room > 0)) || self.full.contains_key(queue)
+        };
+        self.waiting.iter().any(|poll| !poll.fetch.worker.queues.iter().all(covered))
+    }
+
+    async fn nudge(&self) {
+        if let Err(error) = self.shared.index.nudge(&self.nudged).await {
+            tracing::debug!(%error, "cannot wake the pop for remote workers");
+        }
+    }
+
+    /// Wait for a new request, for a claim that ends, or for this long.
+    async fn until_news(&mut self, entrance: &mut UnboundedReceiver<Poll>, pause: Duration) {
+        let shared = Arc::clone(&self.shared);
+        tokio::select! {
+            () = shared.stop_fetching.cancelled() => {}
+            () = tokio::time::sleep(pause) => {}
+            back = self.back.recv() => if let Some(back) = back { self.take_back(back) },
+            poll = entrance.recv() => if let Some(poll) = poll { self.waiting.push(poll) },
+        }
+    }
+
+    /// Take due jobs from MySQL, of the kinds that the waiting requests have.
+    async fn take_from_store(&mut self, entrance: &mut UnboundedReceiver<Poll>) -> Vec<Taken> {
+        let shared = Arc::clone(&self.shared);
+        let rooms: Vec<usize> = self.queues.iter().map(|queue| self.room(queue)).collect();
+        let most = self.waiting.iter().map(|poll| poll.slots).sum::<usize>().min(MAX_AT_ONCE);
+        let (order, _) = self.order.next_turn(|queue| rooms.get(queue).copied());
+        let (now, mut found) = (shared.store.clock().now(), Vec::new());
+        for place in order.lines {
+            let line = self.order.due_line(place);
+            let room = rooms.get(self.order.queue_of(place)).copied().unwrap_or(0).min(most - found.len());
+            match self.take_from_line(line, now, room).await {
+                Ok(taken) => found.extend(taken),
+                Err(error) => {
+                    tracing::warn!(%error, "cannot read due jobs for remote workers");
+                    break;
+                }
+            }
+            if found.len() >= most {
+                break;
+            }
+        }
+        if found.is_empty() {
+            self.until_news(entrance, STORE_POLL).await;
+        }
+        found
+    }
+
+    async fn take_from_line(
+        &self,
+        line: DueLane,
+        until: tickr_job::Timestamp,
+        room: usize,
+    ) -> Result<Vec<Taken>, tickr_store::StoreError> {
+        let (mut found, mut after) = (Vec::new(), DueCursor::FRONT);
+        for _ in 0..STORE_PAGES {
+            let range = DueRange { line: line.clone(), after, until };
+            let pages = self.shared.store.due_rows(vec![range], STORE_PAGE, Depth::Waiting).await?;
+            let Some(page) = pages.into_iter().next() else { break };
+            for row in page.rows {
+                let taken = Taken { id: row.id, lane: line.clone(), kind: row.kind };
+                let wanted = taken.kind.is_some() && self.waiting.iter().any(|poll| wants(poll, &taken));
+                if wanted && found.len() < room {
+                    found.push(taken);
+                }
+            }
+            match page.next {
+                Some(next) if found.len() < room => after = next,
+                _ => break,
+            }
+        }
+        Ok(found)
+    }
+
+    /// Give these jobs to requests that wait, evenly, and have them claimed. Return those that no request takes.
+    fn hand_out(&mut self, jobs: Vec<Taken>) -> Vec<Taken> {
+        let mut given: Vec<Vec<Taken>> = self.waiting.iter().map(|_| Vec::new()).collect();
+        let mut left = Vec::new();
+        let settings = self.shared.operator_settings.now();
+        for job in jobs {
+            if is_paused(&settings, &job.lane.queue) || self.shared.stop_fetching.is_cancelled() {
+                left.push(job);
+                continue;
+            }
+            let takes = |place: &usize| {
+                let poll = &self.waiting[*place];
+                wants(poll, &job) && given[*place].len() < poll.slots.min(MAX_REMOTE_CLAIM)
+            };
+            match (0..self.waiting.len()).filter(takes).min_by_key(|place| given[*place].len()) {
+                Some(place) => given[place].push(job),
+                None => left.push(job),
+            }
+        }
+        let mut waiting = Vec::with_capacity(self.waiting.len());
+        for (poll, jobs) in self.waiting.drain(..).zip(given) {
+            if jobs.is_empty() {
+                waiting.push(poll);
+            } else {
+                let work = claim(Arc::clone(&self.shared), self.sender.clone(), poll, jobs);
+                self.claims.spawn(work);
+            }
+        }
+        self.waiting = waiting;
+        left
+    }
+
+    async fn put_back(&self, fetch: &mut Fetch, jobs: Vec<Taken>) {
+        let mut lanes: Vec<(usize, Vec<JobId>)> = Vec::new();
+        for job in jobs {
+            let place = (0..self.order.lines().len()).find(|place| self.order.due_line(*place) == job.lane);
+            let Some(place) = place else { continue };
+            match lanes.iter_mut().find(|(known, _)| *known == place) {
+                Some((_, ids)) => ids.push(job.id),
+                None => lanes.push((place, vec![job.id])),
+            }
+        }
+        if self.shared.index.health().now() == Health::Degraded {
+            return;
+        }
+        for (place, ids) in lanes {
+            if fetch.put_all_back(place, &ids).await.is_err() {
+                // The reconciler puts the others back.
+                self.shared.reconcile.notify_one();
+                return;
+            }
+        }
+    }
+}
+
+/// Return whether the worker of this request executes the job, as far as is known.
+fn wants(poll: &Poll, job: &Taken) -> bool {
+    let worker = &poll.fetch.worker;
+    worker.queues.contains(&job.lane.queue) && job.kind.as_ref().is_none_or(|kind| worker.kinds.contains(kind))
+}
+
+/// Claim jobs for a request, and send what was won to its worker.
+async fn claim(shared: Arc<EngineState>, back: UnboundedSender<Back>, poll: Poll, jobs: Vec<Taken>) {
+    if poll.answer.is_closed() {
+        for job in jobs {
+            shared.broker.hint_first(job.id, &job.lane.queue, job.lane.priority, shared.store.clock().now());
+        }
+        return;
+    }
+    let settings = shared.operator_settings.now();
+    let limited = |queue: &Name| settings.queues.get(queue).is_some_and(|set| set.concurrency.is_some());
+    let (mut free, mut by_queue): (Vec<Taken>, Vec<(Name, Vec<Taken>)>) = (Vec::new(), Vec::new());
+    for job in jobs {
+        if !limited(&job.lane.queue) {
+            free.push(job);
+            continue;
+        }
+        match by_queue.iter_mut().find(|(queue, _)| *queue == job.lane.queue) {
+            Some((_, jobs)) => jobs.push(job),
+            None => by_queue.push((job.lane.queue.clone(), vec![job])),
+        }
+    }
+    let mut groups = by_queue.into_iter().map(|(queue, jobs)| (Some(queue), jobs)).collect::<Vec<_>>();
+    if !free.is_empty() {
+        groups.insert(0, (None, free));
+    }
+    let (mut won, mut suspects, mut failed, mut refused) = (Vec::new(), Vec::new(), false, false);
+    for (queue, jobs) in groups {
+        match try_claim(&shared, &poll, &jobs, false, queue.clone()).await {
+            Some(claims) => {
+                if let Some(queue) = queue.filter(|_| !claims.no_room.is_empty()) {
+                    for job in jobs.iter().filter(|job| claims.no_room.contains(&job.id)) {
+                        let now = shared.store.clock().now();
+                        shared.broker.hint_first(job.id, &job.lane.queue, job.lane.priority, now);
+                    }
+                    let _ = back.send(Back::Full(queue));
+                }
+                refused |= sort_out(&shared, &back, claims, (&mut won, &mut suspects)).await;
+            }
+            None => failed = true,
+        }
+    }
+    // A suspect is executed alone.
+    if won.is_empty()
+        && poll.idle
+        && let Some(job) = suspects.pop()
+    {
+        let (queue, lane) = (job.queue.clone(), DueLane { queue: job.queue.clone(), priority: job.priority });
+        let alone = [Taken { id: job.id, lane, kind: None }];
+        match try_claim(&shared, &poll, &alone, true, Some(queue).filter(limited)).await {
+            Some(claims) => refused |= sort_out(&shared, &back, claims, (&mut won, &mut suspects)).await,
+            None => failed = true,
+        }
+    }
+    for mut job in suspects {
+        let pause = SUSPECT_PAUSE_MS + rand::random_range(0..SUSPECT_PAUSE_MS);
+        job.execute_at = shared.store.clock().now() + TimeDelta::milliseconds(pause);
+        shared.broker.hint_due(&job);
+    }
+    if won.is_empty() {
+        if refused && !is_newest(&shared, &poll).await {
+            // A newer request has replaced this one, or the worker is drained or gone.
+            let _ = poll.answer.send(shared.broker.delivery(&poll.fetch.worker.id, Vec::new(), false));
+            return;
+        }
+        // Without an answer, the request is repeated with the same id, and finds what was claimed nevertheless.
+        if !failed {
+            let _ = back.send(Back::Poll(poll));
+        }
+        return;
+    }
+    let now = shared.store.clock().now();
+    for claimed in &won {
+        let lateness = (now - claimed.execute_at).to_std().unwrap_or_default();
+        shared.attempt_metrics.record_started(claimed, lateness);
+        shared.broker.meters().record_started(&claimed.queue, lateness);
+        shared.broker.events().emit(Event::Started { id: claimed.id, number: claimed.number });
+    }
+    // If the worker does not wait any more, the delivery comes back here and gives the jobs back.
+    let _ = poll.answer.send(shared.broker.delivery(&poll.fetch.worker.id, won, false));
+}
+
+/// Return whether this is the newest request of its worker, as far as MySQL answers.
+async fn is_newest(shared: &EngineState, poll: &Poll) -> bool {
+    let worker = &poll.fetch.worker.id;
+    match shared.store.registered_workers(vec![worker.to_string()]).await {
+        Ok(found) => found.get(worker.as_str()) == Some(&Some(poll.fetch.id)),
+        Err(_) => true,
+    }
+}
+
+/// Send one claim. Return nothing if MySQL failed.
+async fn try_claim(
+    shared: &EngineState,
+    poll: &Poll,
+    jobs: &[Taken],
+    suspects: bool,
+    limited: Option<Name>,
+) -> Option<RemoteClaims> {
+    let (heartbeats, lease) = (Arc::clone(&shared.heartbeats), shared.settings.lease);
+    let may_judge: MayJudge = Arc::new(move |reading, theirs| {
+        heartbeats.record_clock(reading, lease);
+        heartbeats.may_call_dead(lease, theirs)
+    });
+    let asked = Instant::now();
+    let ids = jobs.iter().map(|job| (job.id, job.lane.queue.clone())).collect();
+    let limited = limited.map(|queue| (queue, may_judge));
+    let claims = shared.store.claim_remotely(&poll.fetch, ids, suspects, limited).await;
+    shared.attempt_metrics.record_claimed(asked.elapsed());
+    match claims {
+        Ok(claims) => Some(claims),
+        Err(error) => {
+            tracing::warn!(worker = %poll.fetch.worker.id, %error, "cannot claim jobs for a remote worker");
+            // The ids are gone from the index.
+            shared.reconcile.notify_one();
+            None
+        }
+    }
+}
+
+/// Keep what was won, and give hints about the other jobs. Return whether a job was refused although it is due.
+async fn sort_out(
+    shared: &EngineState,
+    back: &UnboundedSender<Back>,
+    found: RemoteClaims,
+    (won, suspects): (&mut Vec<Claimed>, &mut Vec<DueJob>),
+) -> bool {
+    let mut refused = false;
+    shared.start_or_hint(found.let_go);
+    for (_, claim) in found.claims {
+        match claim {
+            Claim::Won(claimed) => won.push(*claimed),
+            Claim::OtherKind(job) => {
+                let _ = back.send(Back::OtherKind(job));
+            }
+            Claim::NotDue(mut job) => {
+                let now = shared.store.clock().now();
+                refused |= job.execute_at <= now;
+                job.execute_at = job.execute_at.max(now + NOT_DUE_PAUSE);
+                shared.broker.hint_due(&job);
+            }
+            Claim::Suspect(job) => suspects.push(job),
+            Claim::LastAttempt(job) => shared.broker.hint_due(&job),
+            Claim::Unreadable(unreadable) => executor::refuse(shared, *unreadable).await,
+            Claim::Parked => {}
+            Claim::Gone => metrics::counter!("tickr_claims_dropped_total").increment(1),
+        }
+    }
+    refused
+}

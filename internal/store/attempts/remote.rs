@@ -1,0 +1,687 @@
+//! Attempts of remote workers: programs in other languages that fetch jobs over HTTP, from any tickr process.
+//!
+//! A worker is a runner: it has a row in `runners`, a lease, and claims of its own in `claim_batches`. So MySQL, and not
+//! the process that answers, knows what a worker holds:
+//! - A worker has one request for jobs at a time, `runners.fetch_id`. A claim reads it under a shared lock, so nothing is
+//!   claimed for an earlier request, whose answer would reach no one.
+//! - The rows of a worker in `claim_batches` name what was claimed for it. What it does not list in its next request did
+//!   not reach it.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use sqlx::Row;
+use sqlx::mysql::MySqlRow;
+use uuid::Uuid;
+
+use crate::attempts::claim::{Claim, ClaimRequest, Claimed, Claims, RemoteClaim, read_step};
+use crate::attempts::claim_batches::OpenClaims;
+use crate::attempts::lease::{progress_text, renew};
+use crate::attempts::permits::{MayJudge, PermitGrant, PermitRequest, open_attempts, take};
+use crate::rows::limits::{LimitKey, key_in};
+use crate::rows::owed::{DueJob, SUSPECT_FROM};
+use crate::runners::{LiveAttempt, job_ids};
+use crate::sql::batch::Batch;
+use crate::sql::batches::{MAX_ROWS, in_list};
+use crate::sql::connection::{on_pool, transact};
+use crate::sql::error::corrupt;
+use crate::sql::script::Script;
+use crate::sql::session::Session;
+use crate::{Store, StoreError};
+use tickr_job::{AttemptToken, JobId, JobOptions, Name, Progress, RetryPolicy, RunnerId};
+
+/// Most attempts that one claim starts: as many as one row of `claim_batches` can list.
+pub const MAX_REMOTE_CLAIM: usize = 256;
+/// Most batches of claims of one worker that are read. A worker holds at most as many as it has slots.
+const MAX_BATCHES: i64 = 2_000;
+/// Age from which an attempt that its worker does not list in a heartbeat counts as not delivered. At most half a lease.
+const UNDELIVERED_AFTER: Duration = Duration::from_secs(30);
+
+/// A worker that registers.
+#[derive(Clone, Debug)]
+pub struct NewWorker {
+    /// Its id.
+    pub id: RunnerId,
+    /// Version of the program, as it says.
+    pub version: String,
+    /// Name of its host, as it says.
+    pub host: Option<String>,
+    /// Its process id, as it says.
+    pub pid: Option<u32>,
+    /// Kinds that it executes.
+    pub kinds: Vec<Name>,
+    /// Queues that it serves.
+    pub queues: Vec<Name>,
+    /// Number of jobs that it executes at once.
+    pub slots: u32,
+    /// Length of its lease.
+    pub lease: Duration,
+}
+
+/// A worker that is registered.
+#[derive(Clone, Debug)]
+pub struct RemoteWorker {
+    /// Its id.
+    pub id: Arc<RunnerId>,
+    /// Kinds that it executes.
+    pub kinds: Arc<[Name]>,
+    /// Queues that it serves.
+    pub queues: Arc<[Name]>,
+    /// Length of its lease.
+    pub lease: Duration,
+    /// An operator has drained it.
+    pub drained: bool,
+}
+
+/// The answer to the begin of a request for jobs.
+#[derive(Debug)]
+pub struct BegunFetch {
+    /// The worker.
+    pub worker: RemoteWorker,
+    /// True if the request was answered before. Then nothing new is claimed for it.
+    pub repeated: bool,
+    /// The attempts that were claimed for this request before and that the worker does not list.
+    pub again: Vec<Claimed>,
+    /// Attempts that were claimed for earlier requests and that the worker does not list: they did not reach it.
+    pub undelivered: Vec<(AttemptToken, Vec<JobId>)>,
+    /// Number of open attempts that the worker lists.
+    pub holds: usize,
+    /// One of them is a suspect, which is executed alone.
+    pub holds_suspect: bool,
+}
+
+/// A request for jobs.
+#[derive(Clone, Debug)]
+pub struct RemoteFetch {
+    /// The worker that sent it.
+    pub worker: RemoteWorker,
+    /// The id that the worker gave it.
+    pub id: Uuid,
+}
+
+/// The outcome of claims for a request for jobs.
+#[derive(Debug, Default)]
+pub struct RemoteClaims {
+    /// The outcome for each job.
+    pub claims: Vec<(JobId, Claim)>,
+    /// Parked jobs that have a due time now.
+    pub let_go: Vec<DueJob>,
+    /// Jobs that were not tried, because their queue runs as many as its limit allows.
+    pub no_room: Vec<JobId>,
+}
+
+/// An attempt that a worker holds, as it reports it.
+#[derive(Clone, Debug)]
+pub struct HeldAttempt {
+    /// The job.
+    pub id: JobId,
+    /// The token of the attempt.
+    pub token: AttemptToken,
+    /// The newest progress.
+    pub progress: Option<Progress>,
+}
+
+/// An attempt that has run for longer than it may.
+#[derive(Clone, Debug)]
+pub struct OverdueAttempt {
+    /// The attempt.
+    pub attempt: RemoteAttempt,
+    /// How long it might run.
+    pub timeout: Duration,
+    /// How long it has run beyond that.
+    pub over: Duration,
+}
+
+/// The answer to the heartbeat of a worker.
+#[derive(Debug, Default)]
+pub struct WorkerBeat {
+    /// An operator has drained it.
+    pub drained: bool,
+    /// Attempts that it does not hold any more.
+    pub lost: Vec<JobId>,
+    /// Attempts that a client asked to stop.
+    pub cancel_requested: Vec<JobId>,
+    /// Attempts that have run for longer than they may.
+    pub overdue: Vec<OverdueAttempt>,
+    /// Attempts that were claimed some time ago and that it does not list: they did not reach it.
+    pub undelivered: Vec<(AttemptToken, Vec<JobId>)>,
+}
+
+/// An attempt of a remote worker, with what its settlement needs.
+#[derive(Clone, Debug)]
+pub struct RemoteAttempt {
+    /// The job.
+    pub id: JobId,
+    /// The kind of the job.
+    pub kind: Name,
+    /// The queue of the job.
+    pub queue: Name,
+    /// The retry policy of the job, if it has its own.
+    pub retry: Option<RetryPolicy>,
+    /// The attempt that is open, with its number and its runner. None if there is none.
+    pub open: Option<(AttemptToken, u32, RunnerId)>,
+    /// The keys of limits of which the attempt has a slot.
+    pub slots: Arc<[LimitKey]>,
+}
+
+/// An open attempt of a worker.
+struct OpenAttempt {
+    id: JobId,
+    token: AttemptToken,
+    suspect: bool,
+    age: Duration,
+}
+
+impl Store {
+    /// Register a worker. Its lease runs from now.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn register_worker(&self, worker: NewWorker) -> Result<(), StoreError> {
+        on_pool(&self.shared.pools.workers, "register a worker", move |conn, _| {
+            let worker = worker.clone();
+            Box::pin(async move {
+                let names = |names: &[Name]| serde_json::to_string(names).unwrap_or_default();
+                sqlx::query(
+                    "INSERT INTO runners (id, version, kinds, queues, slots, lease_ms, host, pid, started_at, \
+                      heartbeat_at, claim_batches, via) \
+                      VALUES (?, ?, ?, ?, ?, ?, ?, ?, UTC_TIMESTAMP(6), UTC_TIMESTAMP(6), TRUE, 'http') \
+                     ON DUPLICATE KEY UPDATE heartbeat_at = UTC_TIMESTAMP(6)",
+                )
+                .bind(worker.id.as_str())
+                .bind(worker.version.as_str())
+                .bind(names(&worker.kinds))
+                .bind(names(&worker.queues))
+                .bind(worker.slots)
+                .bind(u32::try_from(worker.lease.as_millis()).unwrap_or(u32::MAX))
+                .bind(worker.host.as_deref())
+                .bind(worker.pid)
+                .execute(conn)
+                .await
+                .map(drop)
+            })
+        })
+        .await
+    }
+
+    /// Begin a request for jobs of a worker, which ends every earlier one. `held` are the attempts that the worker lists,
+    /// and `wait` is how long the request may wait. Returns nothing if the worker is not registered, or not any more.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn begin_fetch(
+        &self,
+        worker: RunnerId,
+        fetch: Uuid,
+        held: Vec<(JobId, AttemptToken)>,
+        wait: Duration,
+    ) -> Result<Option<BegunFetch>, StoreError> {
+        let held: Arc<HashSet<(JobId, AttemptToken)>> = Arc::new(held.into_iter().collect());
+        transact(&self.shared.pools.workers, "begin a request for jobs", move |conn, _| {
+            let (worker, held) = (worker.clone(), Arc::clone(&held));
+            Box::pin(async move { begin(conn, worker, fetch, &held, wait).await })
+        })
+        .await
+    }
+
+    /// Claim jobs for a request. With `suspects`, jobs whose last runners died are claimed as well. With a limited queue,
+    /// all jobs are of that queue, and at most as many are claimed as it has room for.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses. What was claimed nevertheless is found by the next request of the worker.
+    pub async fn claim_remotely(
+        &self,
+        fetch: &RemoteFetch,
+        jobs: Vec<(JobId, Name)>,
+        suspects: bool,
+        limited: Option<(Name, MayJudge)>,
+    ) -> Result<RemoteClaims, StoreError> {
+        let worker = &fetch.worker;
+        let claims = Arc::new(Claims {
+            runner: Arc::clone(&worker.id),
+            kinds: Arc::clone(&worker.kinds),
+            lease: worker.lease,
+            suspects,
+            limits: Arc::clone(&self.shared.limits),
+            limited: false,
+            // The rows of `claim_batches` say what the worker holds, and not the memory of this process.
+            open: Arc::new(OpenClaims::default()),
+            remote: Some(RemoteClaim { fetch: fetch.id, in_transaction: limited.is_some() }),
+        });
+        let requests = jobs.into_iter().map(|(id, queue)| ClaimRequest { id, queue: Some(queue), ahead: false });
+        let requests: Arc<[ClaimRequest]> = requests.collect();
+        let (token, limited) = (AttemptToken::new(), limited.map(Arc::new));
+        let is_limited = limited.as_ref().map(|limited| limited.0.clone());
+        let claimed = on_pool(&self.shared.pools.workers, "claim jobs for a worker", move |conn, earlier| {
+            let (claims, requests, limited) = (Arc::clone(&claims), Arc::clone(&requests), limited.clone());
+            Box::pin(async move {
+                let mut room = requests.len();
+                if let Some(limited) = &limited {
+                    let (queue, may_judge) = (&limited.0, &limited.1);
+                    room = reserve(conn, queue, &claims.runner, requests.len(), may_judge).await?.min(room);
+                    if room == 0 {
+                        sqlx::raw_sql("ROLLBACK").execute(&mut *conn).await?;
+                    }
+                }
+                let (tried, no_room) = requests.split_at(room);
+                let no_room = no_room.iter().map(|request| request.id).collect();
+                let mut found = RemoteClaims { no_room, ..RemoteClaims::default() };
+                if !tried.is_empty() {
+                    let replies = claims.write(conn, tried, token, earlier).await?;
+                    for (request, reply) in tried.iter().zip(replies) {
+                        found.claims.push((request.id, reply.claim));
+                        found.let_go.extend(reply.let_go);
+                    }
+                    if claims.remote.as_ref().is_some_and(|remote| remote.in_transaction) {
+                        // The claim has ended the transaction, unless it had nothing to claim.
+                        sqlx::raw_sql("COMMIT").execute(&mut *conn).await?;
+                    }
+                }
+                Ok(found)
+            })
+        })
+        .await?;
+        if let Some(queue) = is_limited {
+            let started = claimed.claims.iter().filter(|(_, claim)| matches!(claim, Claim::Won(_))).count();
+            if started < claimed.claims.len() {
+                self.recount_permits(&queue, &worker.id).await?;
+            }
+        }
+        Ok(claimed)
+    }
+
+    /// Record as many permits of a queue for a worker as it has open attempts there.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn recount_permits(&self, queue: &Name, worker: &RunnerId) -> Result<(), StoreError> {
+        let (queue, worker) = (queue.clone(), worker.clone());
+        transact(&self.shared.pools.workers, "count the permits of a worker", move |conn, _| {
+            let (queue, worker) = (queue.clone(), worker.clone());
+            Box::pin(async move {
+                lock_queue(conn, &queue).await?;
+                let used = open_attempts(conn, &queue, worker.as_str()).await?;
+                let never: MayJudge = Arc::new(|_, _| false);
+                let asked = PermitRequest { used, wanted: used, yielding: false };
+                take(conn, &queue, &worker, asked, &never).await.map(drop)
+            })
+        })
+        .await
+    }
+
+    /// Return the newest request for jobs of each of these workers that is registered and not drained, and nothing for one
+    /// that an operator has drained. Workers that are not registered are left out.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn registered_workers(&self, ids: Vec<String>) -> Result<HashMap<String, Option<Uuid>>, StoreError> {
+        on_pool(&self.shared.pools.workers, "look at waiting workers", move |conn, _| {
+            let ids = ids.clone();
+            Box::pin(async move {
+                let mut found = HashMap::new();
+                for page in ids.chunks(MAX_ROWS) {
+                    let page: Vec<&str> = page.iter().map(String::as_str).collect();
+                    let mut script = Script::about(page.len(), 0);
+                    let (list, values) = script.list(&page);
+                    let sql = format!(
+                        "SELECT id, IF(drained_at IS NULL, fetch_id, NULL) AS fetch_id FROM runners WHERE id IN {list} \
+                         AND stopped_at IS NULL"
+                    );
+                    script.push(sql, values);
+                    for row in script.run(conn).await?.iter().flat_map(|step| &step.rows) {
+                        found.insert(row.try_get("id")?, row.try_get("fetch_id")?);
+                    }
+                }
+                Ok(found)
+            })
+        })
+        .await
+    }
+
+    /// Record the heartbeat of a worker: renew its lease and those of the attempts that it holds. `timeouts` has the time
+    /// limits of kinds. Returns nothing if the worker is not registered, or not any more.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn beat_of_worker(
+        &self,
+        worker: RunnerId,
+        held: Vec<HeldAttempt>,
+        timeouts: Arc<HashMap<Name, Duration>>,
+    ) -> Result<Option<WorkerBeat>, StoreError> {
+        let held = Arc::new(held);
+        on_pool(&self.shared.pools.workers, "write the heartbeat of a worker", move |conn, _| {
+            let (worker, held, timeouts) = (worker.clone(), Arc::clone(&held), Arc::clone(&timeouts));
+            Box::pin(async move { beat(conn, &worker, &held, &timeouts).await })
+        })
+        .await
+    }
+
+    /// End the registration of a worker, and return the attempts that it still holds. Nothing is claimed for it after this.
+    /// Returns nothing if it is not registered.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn unregister_worker(
+        &self,
+        worker: RunnerId,
+    ) -> Result<Option<Vec<(AttemptToken, Vec<JobId>)>>, StoreError> {
+        transact(&self.shared.pools.workers, "end the registration of a worker", move |conn, _| {
+            let worker = worker.clone();
+            Box::pin(async move {
+                // This waits for a claim that is under way.
+                let sql = "SELECT id FROM runners WHERE id = ? AND via = 'http' FOR UPDATE";
+                if sqlx::query(sql).bind(worker.as_str()).fetch_optional(&mut *conn).await?.is_none() {
+                    return Ok(None);
+                }
+                let sql = "UPDATE runners SET stopped_at = COALESCE(stopped_at, UTC_TIMESTAMP(6)), busy = 0, \
+                           slot_jobs = NULL, fetch_id = NULL, polls_until = NULL WHERE id = ?";
+                sqlx::query(sql).bind(worker.as_str()).execute(&mut *conn).await?;
+                let (open, _) = open_of(conn, &worker, None).await?;
+                Ok(Some(by_token(open.iter())))
+            })
+        })
+        .await
+    }
+
+    /// Read what the settlement of these jobs' attempts needs. Jobs that do not exist are left out.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn remote_attempts(&self, ids: Vec<JobId>) -> Result<HashMap<JobId, RemoteAttempt>, StoreError> {
+        let limits = Arc::clone(&self.shared.limits);
+        on_pool(&self.shared.pools.workers, "read the attempts of a worker", move |conn, _| {
+            let (ids, limits) = (ids.clone(), Arc::clone(&limits));
+            Box::pin(async move {
+                let mut ids: Vec<Uuid> = ids.iter().map(|id| id.uuid()).collect();
+                ids.sort_unstable();
+                ids.dedup();
+                let mut found = HashMap::new();
+                for page in ids.chunks(MAX_ROWS) {
+                    let sql = "SELECT j.id, j.kind, j.queue, j.options, o.token, o.attempt, o.runner, \
+                               COALESCE(o.state = 'executing', FALSE) AS open \
+                               FROM jobs j FORCE INDEX (PRIMARY) LEFT JOIN owed o ON o.id = j.id WHERE j.id IN";
+                    for row in &in_list(sql, page, "").fetch_all(&mut *conn).await? {
+                        let attempt = remote_attempt(row)?;
+                        found.insert(attempt.id, attempt);
+                    }
+                    if !limits.now().is_empty() {
+                        read_slots(conn, page, &mut found).await?;
+                    }
+                }
+                Ok(found)
+            })
+        })
+        .await
+    }
+}
+
+async fn begin(
+    conn: &mut Session<'_>,
+    worker: RunnerId,
+    fetch: Uuid,
+    held: &HashSet<(JobId, AttemptToken)>,
+    wait: Duration,
+) -> Result<Option<BegunFetch>, sqlx::Error> {
+    // A claim for an earlier request holds this row until it is committed, so it is seen below.
+    let sql = "SELECT kinds, queues, lease_ms, drained_at IS NOT NULL AS drained FROM runners \
+               WHERE id = ? AND via = 'http' AND stopped_at IS NULL FOR UPDATE";
+    let Some(row) = sqlx::query(sql).bind(worker.as_str()).fetch_optional(&mut *conn).await? else {
+        return Ok(None);
+    };
+    let names = |text: &str| serde_json::from_str::<Vec<Name>>(text).map_err(|e| corrupt(e.to_string()));
+    let found = RemoteWorker {
+        id: Arc::new(worker),
+        kinds: names(row.try_get("kinds")?)?.into(),
+        queues: names(row.try_get("queues")?)?.into(),
+        lease: Duration::from_millis(u64::from(row.try_get::<u32, _>("lease_ms")?)),
+        drained: row.try_get::<i64, _>("drained")? != 0,
+    };
+    // This is no heartbeat: a worker that asks for jobs and does not renew the leases of its own must count as silent.
+    let sql = "UPDATE runners SET fetch_id = ?, busy = LEAST(?, slots), \
+               polls_until = UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND WHERE id = ?";
+    sqlx::query(sql)
+        .bind(fetch)
+        .bind(u32::try_from(held.len()).unwrap_or(u32::MAX))
+        .bind(i64::try_from(wait.as_micros()).unwrap_or(i64::MAX))
+        .bind(found.id.as_str())
+        .execute(&mut *conn)
+        .await?;
+    let (open, of_fetch) = open_of(conn, &found.id, Some(fetch)).await?;
+    let (listed, unlisted): (Vec<_>, Vec<_>) =
+        open.iter().partition(|attempt| held.contains(&(attempt.id, attempt.token)));
+    let (ours, others): (Vec<_>, Vec<_>) = unlisted.into_iter().partition(|attempt| of_fetch.contains(&attempt.token));
+    let again = read_again(conn, &found, &ours).await?;
+    Ok(Some(BegunFetch {
+        repeated: !of_fetch.is_empty(),
+        again,
+        undelivered: by_token(others.into_iter()),
+        holds: listed.len(),
+        holds_suspect: listed.iter().any(|attempt| attempt.suspect),
+        worker: found,
+    }))
+}
+
+/// Read the open attempts of a worker, and the tokens of those batches that were claimed for this request. Other batches
+/// without an open attempt are deleted.
+async fn open_of(
+    conn: &mut Session<'_>,
+    worker: &RunnerId,
+    fetch: Option<Uuid>,
+) -> Result<(Vec<OpenAttempt>, HashSet<AttemptToken>), sqlx::Error> {
+    let sql = "SELECT id, token, ids, fetch_id FROM claim_batches WHERE runner = ? ORDER BY runner, id LIMIT ?";
+    let found = sqlx::query(sql).bind(worker.as_str()).bind(MAX_BATCHES).fetch_all(&mut *conn).await?;
+    let (mut of_fetch, mut batches, mut tokens) = (HashSet::new(), BTreeMap::new(), HashMap::new());
+    for row in &found {
+        let (batch, token): (Uuid, Uuid) = (row.try_get("id")?, row.try_get("token")?);
+        if fetch.is_some() && row.try_get::<Option<Uuid>, _>("fetch_id")? == fetch {
+            of_fetch.insert(AttemptToken::from_uuid(token));
+        } else {
+            batches.insert(token, batch);
+        }
+        for id in row.try_get::<&[u8], _>("ids")?.chunks_exact(16) {
+            let id = Uuid::from_slice(id).map_err(|e| corrupt(e.to_string()))?;
+            tokens.entry(id).or_insert_with(HashSet::new).insert(token);
+        }
+    }
+    let mut ids: Vec<Uuid> = tokens.keys().copied().collect();
+    ids.sort_unstable();
+    let mut open = Vec::new();
+    for page in ids.chunks(MAX_ROWS) {
+        let sql = "SELECT id, token, losses, TIMESTAMPDIFF(MICROSECOND, started_at, UTC_TIMESTAMP(6)) AS age_us \
+                   FROM owed FORCE INDEX (PRIMARY) WHERE id IN";
+        for row in &in_list(sql, page, " AND state = 'executing'").fetch_all(&mut *conn).await? {
+            let (id, token): (Uuid, Uuid) = (row.try_get("id")?, row.try_get("token")?);
+            if tokens.get(&id).is_some_and(|tokens| tokens.contains(&token)) {
+                batches.remove(&token);
+                open.push(OpenAttempt {
+                    id: JobId::from_uuid(id),
+                    token: AttemptToken::from_uuid(token),
+                    suspect: row.try_get::<u32, _>("losses")? >= SUSPECT_FROM,
+                    age: Duration::from_micros(u64::try_from(row.try_get::<i64, _>("age_us")?).unwrap_or(0)),
+                });
+            }
+        }
+    }
+    for batch in batches.values() {
+        let sql = "DELETE FROM claim_batches WHERE runner = ? AND id = ?";
+        sqlx::query(sql).bind(worker.as_str()).bind(batch).execute(&mut *conn).await?;
+    }
+    Ok((open, of_fetch))
+}
+
+/// Read everything that the worker needs of attempts that were claimed for it before.
+async fn read_again(
+    conn: &mut Session<'_>,
+    worker: &RemoteWorker,
+    attempts: &[&OpenAttempt],
+) -> Result<Vec<Claimed>, sqlx::Error> {
+    let mut again = Vec::new();
+    for (token, ids) in by_token(attempts.iter().copied()) {
+        let ids: Vec<Uuid> = ids.iter().map(|id| id.uuid()).collect();
+        let claims = Claims::reading(Arc::clone(&worker.id), Arc::clone(&worker.kinds));
+        let mut script = Script::about(ids.len(), 0);
+        read_step(&mut script, &ids, token);
+        let done = script.run(conn).await?;
+        let found = claims.claims_in(done.iter().flat_map(|step| &step.rows), token)?;
+        again.extend(found.into_values().filter_map(|claim| match claim {
+            Claim::Won(claimed) => Some(*claimed),
+            _ => None,
+        }));
+    }
+    again.sort_by_key(|claimed| (claimed.execute_at, claimed.id));
+    Ok(again)
+}
+
+fn by_token<'a>(attempts: impl Iterator<Item = &'a OpenAttempt>) -> Vec<(AttemptToken, Vec<JobId>)> {
+    let mut found: BTreeMap<Uuid, Vec<JobId>> = BTreeMap::new();
+    for attempt in attempts {
+        found.entry(attempt.token.uuid()).or_default().push(attempt.id);
+    }
+    found.into_iter().map(|(token, ids)| (AttemptToken::from_uuid(token), ids)).collect()
+}
+
+async fn lock_queue(conn: &mut Session<'_>, queue: &Name) -> Result<(), sqlx::Error> {
+    let sql = "SELECT concurrency FROM queues WHERE name = ? FOR UPDATE";
+    sqlx::query(sql).bind(queue.as_str()).fetch_optional(conn).await.map(drop)
+}
+
+/// Begin a transaction and reserve permits of a queue for a worker. Returns how many jobs it may start. The permits are
+/// counted from the open attempts under the lock of the queue, so a verdict that comes meanwhile frees none that is
+/// reserved here.
+async fn reserve(
+    conn: &mut Session<'_>,
+    queue: &Name,
+    worker: &RunnerId,
+    wanted: usize,
+    may_judge: &MayJudge,
+) -> Result<usize, sqlx::Error> {
+    sqlx::raw_sql("BEGIN").execute(&mut *conn).await?;
+    lock_queue(conn, queue).await?;
+    let used = open_attempts(conn, queue, worker.as_str()).await?;
+    let wanted = used.saturating_add(u32::try_from(wanted).unwrap_or(u32::MAX));
+    let asked = PermitRequest { used, wanted, yielding: false };
+    Ok(match take(conn, queue, worker, asked, may_judge).await? {
+        PermitGrant::Permits(granted) => granted.saturating_sub(used) as usize,
+        PermitGrant::Unlimited => usize::MAX,
+    })
+}
+
+async fn beat(
+    conn: &mut Session<'_>,
+    worker: &RunnerId,
+    held: &[HeldAttempt],
+    timeouts: &HashMap<Name, Duration>,
+) -> Result<Option<WorkerBeat>, sqlx::Error> {
+    let sql = "SELECT lease_ms, drained_at IS NOT NULL AS drained FROM runners \
+               WHERE id = ? AND via = 'http' AND stopped_at IS NULL";
+    let Some(row) = sqlx::query(sql).bind(worker.as_str()).fetch_optional(&mut *conn).await? else {
+        return Ok(None);
+    };
+    let lease = Duration::from_millis(u64::from(row.try_get::<u32, _>("lease_ms")?));
+    let mut found = WorkerBeat { drained: row.try_get::<i64, _>("drained")? != 0, ..WorkerBeat::default() };
+    let leased = Instant::now();
+    let live = |held: &HeldAttempt| LiveAttempt { id: held.id, token: held.token, progress: None, leased };
+    let mut attempts: Vec<LiveAttempt> = held.iter().map(live).collect();
+    attempts.sort_unstable_by_key(|attempt| attempt.id);
+    let sql = "UPDATE runners SET heartbeat_at = UTC_TIMESTAMP(6), busy = LEAST(?, slots), slot_jobs = ? \
+               WHERE id = ? AND stopped_at IS NULL";
+    sqlx::query(sql)
+        .bind(u32::try_from(held.len()).unwrap_or(u32::MAX))
+        .bind(job_ids(&attempts))
+        .bind(worker.as_str())
+        .execute(&mut *conn)
+        .await?;
+    for page in attempts.chunks(MAX_ROWS) {
+        let answer = renew(conn, Arc::new(page.to_vec()), Some(lease)).await?;
+        found.lost.extend(answer.lost);
+        found.cancel_requested.extend(answer.cancel_requested);
+    }
+    for held in held {
+        if let Some(progress) = &held.progress {
+            let query = sqlx::query("UPDATE owed SET progress = ? WHERE id = ? AND token = ?");
+            query
+                .bind(progress_text(progress))
+                .bind(held.id.uuid())
+                .bind(held.token.uuid())
+                .execute(&mut *conn)
+                .await?;
+        }
+    }
+    let listed: HashMap<JobId, AttemptToken> = held.iter().map(|held| (held.id, held.token)).collect();
+    found.overdue = overdue(conn, &listed, timeouts).await?;
+    let late = UNDELIVERED_AFTER.min(lease / 2);
+    let (open, _) = open_of(conn, worker, None).await?;
+    let unlisted = open.iter().filter(|open| open.age >= late && listed.get(&open.id) != Some(&open.token));
+    found.undelivered = by_token(unlisted);
+    Ok(Some(found))
+}
+
+/// Return those of these attempts that have run for longer than they may.
+async fn overdue(
+    conn: &mut Session<'_>,
+    listed: &HashMap<JobId, AttemptToken>,
+    timeouts: &HashMap<Name, Duration>,
+) -> Result<Vec<OverdueAttempt>, sqlx::Error> {
+    let mut ids: Vec<Uuid> = listed.keys().map(|id| id.uuid()).collect();
+    ids.sort_unstable();
+    let mut found = Vec::new();
+    for page in ids.chunks(MAX_ROWS) {
+        let sql = "SELECT j.id, j.kind, j.queue, j.options, o.token, o.attempt, o.runner, TRUE AS open, \
+                   TIMESTAMPDIFF(MICROSECOND, o.started_at, UTC_TIMESTAMP(6)) AS age_us \
+                   FROM owed o FORCE INDEX (PRIMARY) STRAIGHT_JOIN jobs j ON j.id = o.id WHERE o.id IN";
+        for row in &in_list(sql, page, " AND o.state = 'executing'").fetch_all(&mut *conn).await? {
+            let attempt = remote_attempt(row)?;
+            if attempt.open.as_ref().map(|(token, ..)| *token) != listed.get(&attempt.id).copied() {
+                continue;
+            }
+            let age = Duration::from_micros(u64::try_from(row.try_get::<i64, _>("age_us")?).unwrap_or(0));
+            let own = row
+                .try_get::<Option<&str>, _>("options")?
+                .and_then(|text| JobOptions::as_far_as_readable(text).timeout_ms);
+            let timeout = own.map(Duration::from_millis).or_else(|| timeouts.get(&attempt.kind).copied());
+            let timeout = timeout.unwrap_or(Duration::from_secs(300));
+            if let Some(over) = age.checked_sub(timeout) {
+                found.push(OverdueAttempt { attempt, timeout, over });
+            }
+        }
+    }
+    Ok(found)
+}
+
+fn remote_attempt(row: &MySqlRow) -> Result<RemoteAttempt, sqlx::Error> {
+    let options: Option<&str> = row.try_get("options")?;
+    let open = if row.try_get::<i64, _>("open")? != 0 {
+        let token = AttemptToken::from_uuid(row.try_get("token")?);
+        Some((token, row.try_get("attempt")?, RunnerId::from_stored(row.try_get("runner")?)))
+    } else {
+        None
+    };
+    Ok(RemoteAttempt {
+        id: JobId::from_uuid(row.try_get("id")?),
+        kind: row.try_get::<&str, _>("kind")?.parse().map_err(|_| corrupt("kind"))?,
+        queue: row.try_get::<&str, _>("queue")?.parse().map_err(|_| corrupt("queue"))?,
+        retry: options.map(JobOptions::as_far_as_readable).unwrap_or_default().retry,
+        open,
+        slots: Arc::default(),
+    })
+}
+
+async fn read_slots(
+    conn: &mut Session<'_>,
+    page: &[Uuid],
+    found: &mut HashMap<JobId, RemoteAttempt>,
+) -> Result<(), sqlx::Error> {
+    let mut slots: HashMap<JobId, Vec<LimitKey>> = HashMap::new();
+    let sql = "SELECT limit_name, limit_key, job_id FROM limit_slots FORCE INDEX (limit_slots_job) WHERE job_id IN";
+    for row in &in_list(sql, page, "").fetch_all(conn).await? {
+        slots.entry(JobId::from_uuid(row.try_get("job_id")?)).or_default().push(key_in(row)?);
+    }
+    for (id, keys) in slots {
+        if let Some(attempt) = found.get_mut(&id) {
+            attempt.slots = keys.into();
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,227 @@
+//! Kinds that remote workers execute, as operators declare them.
+
+use sqlx::Row;
+use sqlx::mysql::MySqlRow;
+
+use crate::audit::{AuditEntry, record, was_recorded};
+use crate::jobs::condition::Condition;
+use crate::sql::batches::statement;
+use crate::sql::clock::read_clock;
+use crate::sql::connection::{Pool, PriorRun, on_pool, transact};
+use crate::sql::error::corrupt;
+use crate::sql::script::rows_as_text;
+use crate::sql::session::Session;
+use crate::{Store, StoreError};
+use tickr_job::{Actor, DeclaredKind, Name, Timestamp};
+
+/// Most kinds that operators can declare. Each of them may be the label of a metric.
+pub const MAX_DECLARED_KINDS: usize = 500;
+
+/// A declared kind as it is stored.
+#[derive(Clone, Debug, PartialEq)]
+pub struct KindSetting {
+    /// The declaration.
+    pub kind: DeclaredKind,
+    /// Time and actor of the last change.
+    pub changed: (Timestamp, Actor),
+    /// The version. Every change increments it.
+    pub version: u32,
+}
+
+/// Outcome of a request to declare a kind.
+#[derive(Clone, Debug)]
+pub enum DeclareOutcome {
+    /// Done. True if the declaration is new.
+    Done(KindSetting, bool),
+    /// Nothing to do: the declaration was as requested.
+    Unchanged(KindSetting),
+    /// Another change came first, so the version does not match. Nothing was changed.
+    Meanwhile(Option<KindSetting>),
+    /// A living runner has a handler of this kind.
+    Compiled,
+    /// There are [`MAX_DECLARED_KINDS`] already.
+    TooMany,
+}
+
+const COLUMNS: &str =
+    "name, description, payload_schema, max_attempts, timeout_ms, retry, queue, changed_at, changed_by, version";
+/// The columns that change with every change of a row, without the schema, which may be large.
+pub(crate) const VERSION_COLUMNS: &str = "name, version, changed_at";
+
+impl Store {
+    /// Read all declared kinds, in the order of their names. This is for the copy in this process.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn declared_kinds(&self) -> Result<Vec<KindSetting>, StoreError> {
+        kinds_through(&self.shared.pools.controls).await
+    }
+
+    /// Read the same as [`declared_kinds`](Self::declared_kinds), on a connection for clients that list them.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn listed_kinds(&self) -> Result<Vec<KindSetting>, StoreError> {
+        kinds_through(&self.shared.pools.reads).await
+    }
+
+    /// Declare a kind, if the version of its declaration meets `condition`. The version of a kind that is not declared
+    /// is 0.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn declare_kind(
+        &self,
+        kind: DeclaredKind,
+        condition: Condition<u32>,
+        by: &Actor,
+    ) -> Result<DeclareOutcome, StoreError> {
+        let act = AuditEntry::new(by, "kind.declare", kind.name.as_str()).with(serde_json::json!({
+            "max_attempts": kind.max_attempts,
+            "timeout_ms": kind.timeout_ms,
+            "queue": kind.queue.as_ref().map(Name::as_str),
+            "schema": kind.schema.is_some(),
+        }));
+        let shared = self.shared.clone();
+        transact(&self.shared.pools.controls, "declare a kind", move |conn, earlier| {
+            let (shared, kind, act, condition) = (shared.clone(), kind.clone(), act.clone(), condition.clone());
+            Box::pin(async move {
+                let now = read_clock(conn, &shared.clock).await?;
+                let before = lock(conn, &kind.name).await?;
+                if earlier == PriorRun::MayHaveCommitted
+                    && was_recorded(conn, &act).await?
+                    && let Some(before) = before
+                {
+                    let new = before.version == 1;
+                    return Ok(DeclareOutcome::Done(before, new));
+                }
+                if !condition.is_met_by(before.as_ref().map(|before| before.version)) {
+                    return Ok(DeclareOutcome::Meanwhile(before));
+                }
+                let version = match &before {
+                    Some(before) if before.kind == kind => return Ok(DeclareOutcome::Unchanged(before.clone())),
+                    Some(before) => before.version + 1,
+                    None => {
+                        if is_compiled(conn, &kind.name).await? {
+                            return Ok(DeclareOutcome::Compiled);
+                        }
+                        let rows: i64 =
+                            sqlx::query_scalar("SELECT COUNT(*) FROM declared_kinds").fetch_one(&mut *conn).await?;
+                        if usize::try_from(rows).is_ok_and(|rows| rows >= MAX_DECLARED_KINDS) {
+                            return Ok(DeclareOutcome::TooMany);
+                        }
+                        1
+                    }
+                };
+                let set = KindSetting { kind, changed: (now, act.actor.clone()), version };
+                write(conn, &set).await?;
+                record(conn, &act, now).await?;
+                Ok(DeclareOutcome::Done(set, before.is_none()))
+            })
+        })
+        .await
+    }
+
+    /// Remove the declaration of a kind, if its version meets `condition`. Returns the kind, or why nothing was removed:
+    /// the version does not match, or, with nothing in it, the kind is not declared.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn remove_kind(
+        &self,
+        name: &Name,
+        condition: Condition<u32>,
+        by: &Actor,
+    ) -> Result<Result<Name, Option<KindSetting>>, StoreError> {
+        let act = AuditEntry::new(by, "kind.remove", name.as_str());
+        let (shared, name) = (self.shared.clone(), name.clone());
+        transact(&self.shared.pools.controls, "remove a declared kind", move |conn, earlier| {
+            let (shared, name, act, condition) = (shared.clone(), name.clone(), act.clone(), condition.clone());
+            Box::pin(async move {
+                let now = read_clock(conn, &shared.clock).await?;
+                let Some(before) = lock(conn, &name).await? else {
+                    let own = earlier == PriorRun::MayHaveCommitted && was_recorded(conn, &act).await?;
+                    return Ok(if own { Ok(name) } else { Err(None) });
+                };
+                if !condition.is_met_by(Some(before.version)) {
+                    return Ok(Err(Some(before)));
+                }
+                sqlx::query("DELETE FROM declared_kinds WHERE name = ?")
+                    .bind(name.as_str())
+                    .execute(&mut *conn)
+                    .await?;
+                record(conn, &act, now).await?;
+                Ok(Ok(name))
+            })
+        })
+        .await
+    }
+}
+
+/// Return whether a living runner has a handler of this kind. A remote worker has none.
+async fn is_compiled(conn: &mut Session<'_>, name: &Name) -> Result<bool, sqlx::Error> {
+    let sql = "SELECT DISTINCT kinds FROM runners WHERE stopped_at IS NULL AND via = 'process' \
+               AND heartbeat_at >= UTC_TIMESTAMP(6) - INTERVAL lease_ms * 1000 MICROSECOND";
+    let lists: Vec<String> = sqlx::query_scalar(sql).fetch_all(conn).await?;
+    // The list of another version may be unreadable for this binary.
+    Ok(lists.iter().any(|list| serde_json::from_str::<Vec<Name>>(list).is_ok_and(|kinds| kinds.contains(name))))
+}
+
+async fn lock(conn: &mut Session<'_>, name: &Name) -> Result<Option<KindSetting>, sqlx::Error> {
+    let sql = format!("SELECT {COLUMNS} FROM declared_kinds WHERE name = ? FOR UPDATE");
+    let row = statement(sql).bind(name.as_str()).fetch_optional(conn).await?;
+    row.as_ref().map(setting).transpose()
+}
+
+async fn write(conn: &mut Session<'_>, set: &KindSetting) -> Result<(), sqlx::Error> {
+    let DeclaredKind { name, description, schema, max_attempts, timeout_ms, retry, queue } = &set.kind;
+    let retry = serde_json::to_string(retry).map_err(|e| sqlx::Error::Encode(Box::new(e)))?;
+    sqlx::query(
+        "REPLACE INTO declared_kinds (name, description, payload_schema, max_attempts, timeout_ms, retry, queue, \
+         changed_at, changed_by, version) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+    )
+    .bind(name.as_str())
+    .bind(description.as_deref())
+    .bind(schema.as_ref().map(serde_json::Value::to_string))
+    .bind(max_attempts)
+    .bind(timeout_ms)
+    .bind(retry)
+    .bind(queue.as_ref().map(Name::as_str))
+    .bind(set.changed.0)
+    .bind(set.changed.1.as_str())
+    .bind(set.version)
+    .execute(conn)
+    .await
+    .map(drop)
+}
+
+async fn kinds_through(pool: &Pool) -> Result<Vec<KindSetting>, StoreError> {
+    on_pool(pool, "read the declared kinds", |conn, _| {
+        Box::pin(async move {
+            let sql = format!("SELECT {COLUMNS} FROM declared_kinds ORDER BY name LIMIT 2000");
+            rows_as_text(conn, sql, Vec::new()).await?.iter().map(setting).collect()
+        })
+    })
+    .await
+}
+
+fn setting(row: &MySqlRow) -> Result<KindSetting, sqlx::Error> {
+    let (name, queue): (String, Option<String>) = (row.try_get("name")?, row.try_get("queue")?);
+    let schema: Option<String> = row.try_get("payload_schema")?;
+    let retry: String = row.try_get("retry")?;
+    let kind = DeclaredKind {
+        name: name.parse().map_err(|_| corrupt("kind"))?,
+        description: row.try_get("description")?,
+        schema: schema.map(|text| serde_json::from_str(&text)).transpose().map_err(|e| corrupt(e.to_string()))?,
+        max_attempts: row.try_get("max_attempts")?,
+        timeout_ms: row.try_get("timeout_ms")?,
+        retry: serde_json::from_str(&retry).map_err(|e| corrupt(e.to_string()))?,
+        queue: queue.map(|queue| queue.parse()).transpose().map_err(|_| corrupt("queue"))?,
+    };
+    let by: String = row.try_get("changed_by")?;
+    Ok(KindSetting {
+        kind,
+        changed: (row.try_get("changed_at")?, Actor::from_stored(by)),
+        version: row.try_get("version")?,
+    })
+}

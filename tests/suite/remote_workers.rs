@@ -1,0 +1,666 @@
+//! Remote workers: programs in other languages that fetch jobs over HTTP, from any tickr process.
+
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use reqwest::Method;
+use serde_json::{Value, json};
+use tickr::app::App;
+use tickr::config::Config;
+use tickr::handlers::Registry;
+use tickr::job::{JobId, State};
+use tokio::io::AsyncWriteExt;
+use tokio::net::TcpStream;
+use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
+
+use crate::support::{Answer, TestApp, answer, eventually};
+
+/// A worker of a test, which calls any process.
+struct Worker {
+    id: String,
+}
+
+impl Worker {
+    /// Register a worker for the kind `resize`, which the test has declared.
+    async fn register(tickr: &TestApp, slots: u32) -> Self {
+        Self::register_as(tickr, json!({"name": "test", "kinds": ["resize"], "slots": slots})).await
+    }
+
+    async fn register_as(tickr: &TestApp, body: Value) -> Self {
+        let made = tickr.post("/v1/workers", body).await;
+        assert_eq!(made.status, 201, "{:#}", made.body);
+        assert_eq!(made.body["beat_ms"].as_u64().unwrap(), made.body["lease_ms"].as_u64().unwrap() / 3);
+        Self { id: made.body["id"].as_str().unwrap().to_owned() }
+    }
+
+    /// Shorten the lease, because a worker cannot ask for less than ten seconds.
+    async fn lease_ms(&self, tickr: &TestApp, ms: u32) {
+        tickr.sql(format!("UPDATE runners SET lease_ms = {ms} WHERE id = '{}'", self.id)).await;
+    }
+
+    async fn call(&self, at: SocketAddr, verb: &str, body: Value) -> Answer {
+        let url = format!("http://{at}/v1/workers/{}/{verb}", self.id);
+        answer(reqwest::Client::new().post(url).json(&body)).await
+    }
+
+    /// Fetch with a new id. Return the jobs.
+    async fn fetch(&self, at: SocketAddr, slots: u32, wait_ms: u64, holding: &[&Value]) -> Vec<Value> {
+        self.fetch_as(Uuid::now_v7(), at, slots, wait_ms, holding).await
+    }
+
+    async fn fetch_as(&self, id: Uuid, at: SocketAddr, slots: u32, wait_ms: u64, holding: &[&Value]) -> Vec<Value> {
+        let holding: Vec<&Value> = holding.iter().map(|job| &job["token"]).collect();
+        let body = json!({"slots": slots, "wait_ms": wait_ms, "holding": holding, "fetch_id": id});
+        let fetched = self.call(at, "fetch", body).await;
+        assert_eq!(fetched.status, 200, "{:#}", fetched.body);
+        fetched.body["jobs"].as_array().unwrap().clone()
+    }
+
+    async fn beat(&self, at: SocketAddr, holding: &[&Value]) -> Value {
+        let holding: Vec<Value> = holding.iter().map(|job| json!({"token": job["token"]})).collect();
+        let beaten = self.call(at, "beat", json!({"holding": holding})).await;
+        assert_eq!(beaten.status, 200, "{:#}", beaten.body);
+        beaten.body
+    }
+
+    /// Finish one attempt. Return its result.
+    async fn finish(&self, at: SocketAddr, job: &Value, mut verdict: Value) -> Value {
+        verdict["token"] = job["token"].clone();
+        let finished = self.call(at, "finish", json!({"verdicts": [verdict]})).await;
+        assert_eq!(finished.status, 200, "{:#}", finished.body);
+        finished.body["results"][0].clone()
+    }
+}
+
+async fn started() -> TestApp {
+    started_with(|_| {}).await
+}
+
+async fn started_with(change: impl FnOnce(&mut Config)) -> TestApp {
+    let tickr = TestApp::start_with(change, Registry::new()).await;
+    let declared = tickr.put("/v1/kinds/resize", json!({"queue": "pictures", "retry": {"base_ms": 10}})).await;
+    assert_eq!(declared.status, 201, "{:#}", declared.body);
+    tickr
+}
+
+fn id_of(job: &Value) -> JobId {
+    job["id"].as_str().unwrap().parse().unwrap()
+}
+
+async fn stop(other: App) {
+    other.stop(CancellationToken::new()).await;
+}
+
+/// Wait until this many sessions of the database of the test wait for a lock.
+async fn until_locked(tickr: &TestApp, wanted: i64) {
+    let sql = "SELECT COUNT(*) FROM information_schema.innodb_trx t JOIN information_schema.processlist p \
+               ON p.id = t.trx_mysql_thread_id WHERE t.trx_state = 'LOCK WAIT' AND p.db = DATABASE()";
+    tickr.until_count(sql, wanted).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_executes_a_job_from_its_enqueue_to_its_result() {
+    let tickr = started().await;
+    let at = tickr.app.addr();
+    let worker = Worker::register(&tickr, 4).await;
+    let trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+    let job = json!({"kind": "resize", "payload": {"path": "a.png"}, "tags": ["eu"], "timeout_ms": 120_000,
+        "trace": {"traceparent": trace}});
+    // The request waits before the job is there.
+    let (jobs, id) = tokio::join!(worker.fetch(at, 4, 20_000, &[]), async {
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        tickr.enqueue(job).await
+    });
+    assert_eq!(jobs.len(), 1, "{jobs:#?}");
+    let job = &jobs[0];
+    assert_eq!((id_of(job), &job["kind"], &job["queue"]), (id, &json!("resize"), &json!("pictures")));
+    assert_eq!((&job["payload"], &job["tags"]), (&json!({"path": "a.png"}), &json!(["eu"])));
+    assert_eq!((&job["attempt"], &job["max_attempts"], &job["timeout_ms"]), (&json!(1), &json!(5), &json!(120_000)));
+    assert!(job["deadline_at"].as_str().unwrap() > job["started_at"].as_str().unwrap());
+    assert!(job["traceparent"].as_str().unwrap().contains("4bf92f3577b34da6a3ce929d0e0e4736"));
+
+    // The attempt was committed before it was handed out, for this worker.
+    let seen = tickr.job(id).await;
+    assert_eq!((&seen["state"], &seen["attempts"][0]["runner"]), (&json!("executing"), &json!(worker.id)));
+    let body = json!({"holding": [{"token": job["token"], "percent": 40.0, "note": "half", "checkpoint": {"row": 7}}]});
+    let beaten = worker.call(at, "beat", body).await;
+    assert_eq!(beaten.body, json!({"cancel": [], "lost": [], "drain": false}));
+    assert_eq!(tickr.job(id).await["progress"]["percent"], 40.0);
+    let listed = tickr.get("/v1/runners").await.body;
+    let listed =
+        listed["data"].as_array().unwrap().iter().find(|runner| runner["id"] == json!(worker.id)).unwrap().clone();
+    assert_eq!((&listed["via"], &listed["workers"], &listed["busy_workers"]), (&json!("http"), &json!(4), &json!(1)));
+
+    // The first attempt fails, and the next begins with its checkpoint.
+    let failed = worker.finish(at, job, json!({"verdict": "failed", "error": "no disk", "log": "a line"})).await;
+    assert_eq!((&failed["result"], &failed["state"]), (&json!("settled"), &json!("retrying")));
+    let again = worker.fetch(at, 4, 20_000, &[]).await;
+    assert_eq!((&again[0]["attempt"], &again[0]["checkpoint"]), (&json!(2), &json!({"row": 7})));
+    let done = json!({"verdict": "succeeded", "result": {"bytes": 12}});
+    let finished = worker.finish(at, &again[0], done.clone()).await;
+    assert_eq!((&finished["result"], &finished["state"]), (&json!("settled"), &json!("completed")));
+    // The same verdict has the same answer, another one has not.
+    assert_eq!(worker.finish(at, &again[0], done).await, finished);
+    let other = worker.finish(at, &again[0], json!({"verdict": "rejected", "error": "no"})).await;
+    assert_eq!(other["result"], "lease_lost");
+    let ended = tickr.job(id).await;
+    assert_eq!((&ended["state"], &ended["result"]), (&json!("completed"), &json!({"bytes": 12})));
+    assert_eq!(tickr.verdicts(id).await, ["failed", "succeeded"]);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn verdicts_of_every_sort_have_the_effect_that_they_have_for_runners() {
+    let tickr = started().await;
+    let at = tickr.app.addr();
+    let worker = Worker::register(&tickr, 10).await;
+    let jobs = tickr.enqueue_many((0..4).map(|n| json!({"kind": "resize", "payload": n}))).await;
+    let mut held = Vec::new();
+    while held.len() < 4 {
+        let listed: Vec<&Value> = held.iter().collect();
+        let more = worker.fetch(at, 10, 5_000, &listed).await;
+        held.extend(more);
+    }
+    held.sort_by_key(|job| job["payload"].as_i64());
+    let verdict = |place: usize, body: Value| {
+        let mut body = body;
+        body["token"] = held[place]["token"].clone();
+        body
+    };
+    let body = json!({"verdicts": [
+        verdict(0, json!({"verdict": "rejected", "error": "no such picture"})),
+        verdict(1, json!({"verdict": "snoozed", "error": "busy", "delay_ms": 3_600_000})),
+        verdict(2, json!({"verdict": "released"})),
+        {"token": "AAAA", "verdict": "succeeded"},
+        verdict(3, json!({"verdict": "failed", "error": "later", "delay_ms": 3_600_000})),
+    ]});
+    let first = worker.call(at, "finish", body.clone()).await.body;
+    let results: Vec<(&str, &str)> = first["results"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|result| (result["result"].as_str().unwrap(), result["state"].as_str().unwrap_or("")))
+        .collect();
+    assert_eq!(
+        results,
+        [
+            ("settled", "failed"),
+            ("settled", "waiting"),
+            ("settled", "waiting"),
+            ("unknown", ""),
+            ("settled", "retrying")
+        ]
+    );
+    assert_eq!(worker.call(at, "finish", body).await.body, first, "a repeated call has the same results");
+    // What was released is there at once, and no attempt is used.
+    let again = worker.fetch(at, 1, 20_000, &[]).await;
+    assert_eq!((id_of(&again[0]), &again[0]["attempt"]), (jobs[2], &json!(1)));
+    worker.finish(at, &again[0], json!({"verdict": "succeeded"})).await;
+    assert_eq!(tickr.verdicts(jobs[2]).await, ["interrupted", "succeeded"]);
+
+    for (verdict, field) in [
+        (json!({"verdict": "failed"}), "error"),
+        (json!({"verdict": "snoozed", "error": "x"}), "delay_ms"),
+        (json!({"verdict": "succeeded", "delay_ms": 1}), "delay_ms"),
+        (json!({"verdict": "rejected", "error": "x", "result": 1}), "result"),
+    ] {
+        let mut verdict = verdict;
+        verdict["token"] = again[0]["token"].clone();
+        let refused = worker.call(at, "finish", json!({"verdicts": [verdict]})).await;
+        assert_eq!((refused.status, refused.pointers()), (422, vec![format!("/verdicts/0/{field}").as_str()]));
+    }
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn jobs_of_a_worker_that_died_run_again_after_its_lease() {
+    let tickr = started().await;
+    let at = tickr.app.addr();
+    let (dead, living) = (Worker::register(&tickr, 1).await, Worker::register(&tickr, 1).await);
+    dead.lease_ms(&tickr, 2_000).await;
+    let id = tickr.enqueue_kind("resize", json!(1)).await;
+    let held = dead.fetch(at, 1, 20_000, &[]).await;
+    assert_eq!(held.len(), 1);
+    // It says nothing more. Its verdict comes when another worker has the job.
+    let began = Instant::now();
+    let again = living.fetch(at, 1, 60_000, &[]).await;
+    assert_eq!((id_of(&again[0]), &again[0]["attempt"]), (id, &json!(2)));
+    assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
+    let late = dead.finish(at, &held[0], json!({"verdict": "succeeded", "result": "late"})).await;
+    assert_eq!(late["result"], "lease_lost");
+    assert_eq!(dead.beat(at, &[&held[0]]).await["lost"], json!([held[0]["token"]]));
+    assert_eq!(living.finish(at, &again[0], json!({"verdict": "succeeded"})).await["state"], "completed");
+    assert_eq!(tickr.verdicts(id).await, ["lost", "succeeded"]);
+    assert!(tickr.job(id).await["attempts"][0]["late_note"].as_str().unwrap().contains("late"));
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_beat_keeps_the_lease_and_brings_cancels_and_time_limits() {
+    let tickr = started().await;
+    let at = tickr.app.addr();
+    let worker = Worker::register(&tickr, 2).await;
+    worker.lease_ms(&tickr, 2_000).await;
+    let id = tickr.enqueue_kind("resize", json!(1)).await;
+    let slow = tickr.enqueue(json!({"kind": "resize", "payload": 2, "timeout_ms": 1, "max_attempts": 1})).await;
+    let mut held = worker.fetch(at, 2, 20_000, &[]).await;
+    while held.len() < 2 {
+        let more = worker.fetch(at, 1, 20_000, &held.iter().collect::<Vec<_>>()).await;
+        held.extend(more);
+    }
+    held.sort_by_key(|job| job["payload"].as_i64());
+    let began = Instant::now();
+    while began.elapsed() < Duration::from_secs(5) {
+        // The time of the second one is over, so the worker is told to stop it.
+        let beaten = worker.beat(at, &held.iter().collect::<Vec<_>>()).await;
+        assert_eq!(beaten, json!({"cancel": [held[1]["token"]], "lost": [], "drain": false}));
+        tokio::time::sleep(Duration::from_millis(400)).await;
+    }
+    assert_eq!(tickr.post(&format!("/v1/jobs/{id}/cancel"), json!({})).await.status, 202);
+    let beaten = worker.beat(at, &[&held[0], &held[1]]).await;
+    assert_eq!(beaten["cancel"].as_array().unwrap().len(), 2, "{beaten:#}");
+    let stopped = worker.finish(at, &held[0], json!({"verdict": "failed", "error": "stopped"})).await;
+    assert_eq!(stopped["state"], "cancelled");
+    // A worker that does not stop an attempt loses it ten seconds after its time limit.
+    let lost = eventually("the attempt is lost", || async {
+        let beaten = worker.beat(at, &[&held[1]]).await;
+        (beaten["lost"] == json!([held[1]["token"]])).then_some(())
+    });
+    lost.await;
+    assert_eq!(tickr.verdicts(slow).await, ["timed_out"]);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_drained_worker_gets_no_job_and_keeps_those_that_it_has() {
+    let tickr = started().await;
+    let at = tickr.app.addr();
+    let worker = Worker::register(&tickr, 2).await;
+    tickr.enqueue_kind("resize", json!(1)).await;
+    let held = worker.fetch(at, 1, 20_000, &[]).await;
+    let (began, listed) = (Instant::now(), [&held[0]]);
+    let ((), empty) = tokio::join!(
+        async {
+            tokio::time::sleep(Duration::from_millis(300)).await;
+            let drained = tickr.post(&format!("/v1/runners/{}/drain", worker.id), json!({"reason": "deploy"})).await;
+            assert_eq!((drained.status, &drained.body["state"]), (200, &json!("draining")), "{:#}", drained.body);
+        },
+        worker.fetch(at, 1, 30_000, &listed),
+    );
+    assert_eq!(empty, Vec::<Value>::new());
+    assert!(began.elapsed() < Duration::from_secs(5), "the drain ends the wait: {:?}", began.elapsed());
+    let waits = tickr.enqueue_kind("resize", json!(2)).await;
+    assert_eq!(worker.fetch(at, 1, 500, &[&held[0]]).await, Vec::<Value>::new());
+    assert_eq!(worker.beat(at, &[&held[0]]).await["drain"], true);
+    let explained = tickr.get(&format!("/v1/jobs/{waits}/explain")).await.body;
+    assert_eq!(explained["reasons"][0]["code"], "runners_draining", "{explained:#}");
+    assert_eq!(worker.finish(at, &held[0], json!({"verdict": "succeeded"})).await["state"], "completed");
+    assert_eq!(tickr.post(&format!("/v1/runners/{}/resume", worker.id), json!({})).await.status, 200);
+    assert_eq!(id_of(&worker.fetch(at, 1, 20_000, &[]).await[0]), waits);
+    tickr.stop_broken("an attempt is open").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_that_leaves_gives_its_jobs_back_and_uses_no_attempt() {
+    let tickr = started().await;
+    let at = tickr.app.addr();
+    let (gone, stays) = (Worker::register(&tickr, 3).await, Worker::register(&tickr, 3).await);
+    let id = tickr.enqueue_kind("resize", json!(1)).await;
+    let held = gone.fetch(at, 3, 20_000, &[]).await;
+    assert_eq!(held.len(), 1);
+    assert_eq!(tickr.delete(&format!("/v1/workers/{}", gone.id)).await.status, 204);
+    let again = stays.fetch(at, 3, 20_000, &[]).await;
+    assert_eq!((id_of(&again[0]), &again[0]["attempt"]), (id, &json!(1)));
+    assert_eq!(gone.finish(at, &held[0], json!({"verdict": "succeeded"})).await["result"], "lease_lost");
+    for (verb, body) in
+        [("fetch", json!({"slots": 1, "holding": [], "fetch_id": Uuid::now_v7()})), ("beat", json!({"holding": []}))]
+    {
+        assert_eq!(gone.call(at, verb, body).await.status, 404, "{verb}");
+    }
+    assert_eq!(stays.finish(at, &again[0], json!({"verdict": "succeeded"})).await["state"], "completed");
+    assert_eq!(tickr.verdicts(id).await, ["interrupted", "succeeded"]);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_stop_of_a_process_interrupts_no_job_of_a_worker_and_ends_its_wait_at_once() {
+    let tickr = started().await;
+    let other = tickr.another().await;
+    let there = other.addr();
+    let worker = Worker::register(&tickr, 2).await;
+    let id = tickr.enqueue_kind("resize", json!(1)).await;
+    let held = worker.fetch(there, 2, 20_000, &[]).await;
+    assert_eq!(id_of(&held[0]), id);
+    let (began, listed) = (Instant::now(), [&held[0]]);
+    let (waited, ()) = tokio::join!(worker.fetch(there, 1, 60_000, &listed), async {
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        stop(other).await;
+    });
+    assert_eq!(waited, Vec::<Value>::new());
+    assert!(began.elapsed() < Duration::from_secs(15), "{:?}", began.elapsed());
+    let at = tickr.app.addr();
+    assert_eq!(worker.beat(at, &[&held[0]]).await["lost"], json!([]));
+    assert_eq!(worker.finish(at, &held[0], json!({"verdict": "succeeded"})).await["state"], "completed");
+    assert_eq!(tickr.verdicts(id).await, ["succeeded"]);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_of_a_request_whose_client_is_gone_before_the_answer_is_given_back_at_once() {
+    let tickr = started().await;
+    let at = tickr.app.addr();
+    let (gone, stays) = (Worker::register(&tickr, 1).await, Worker::register(&tickr, 1).await);
+    let mut socket = TcpStream::connect(at).await.unwrap();
+    let body = json!({"slots": 1, "wait_ms": 60_000, "holding": [], "fetch_id": Uuid::now_v7()}).to_string();
+    let head = format!(
+        "POST /v1/workers/{}/fetch HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n",
+        gone.id,
+        body.len()
+    );
+    socket.write_all(format!("{head}{body}").as_bytes()).await.unwrap();
+    tickr
+        .until_count(format!("SELECT COUNT(*) FROM runners WHERE id = '{}' AND fetch_id IS NOT NULL", gone.id), 1)
+        .await;
+    // Hold the row of the worker, so that its claim is under way while its client goes.
+    let mut conn = tickr.mysql().await;
+    sqlx::raw_sql("BEGIN").execute(&mut conn).await.unwrap();
+    let lock = "SELECT id FROM runners WHERE id = ? FOR UPDATE";
+    sqlx::query(lock).bind(&gone.id).execute(&mut conn).await.unwrap();
+    let id = tickr.enqueue_kind("resize", json!(1)).await;
+    until_locked(&tickr, 1).await;
+    drop(socket);
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    sqlx::raw_sql("COMMIT").execute(&mut conn).await.unwrap();
+    let began = Instant::now();
+    let again = stays.fetch(at, 1, 30_000, &[]).await;
+    assert_eq!((id_of(&again[0]), &again[0]["attempt"]), (id, &json!(1)));
+    assert!(began.elapsed() < Duration::from_secs(5), "not by the end of a lease: {:?}", began.elapsed());
+    assert_eq!(stays.finish(at, &again[0], json!({"verdict": "succeeded"})).await["state"], "completed");
+    assert_eq!(tickr.verdicts(id).await, ["interrupted", "succeeded"]);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_that_the_next_request_does_not_list_is_given_back_at_once_whatever_process_it_goes_to() {
+    let tickr = started().await;
+    let other = tickr.another().await;
+    let worker = Worker::register(&tickr, 2).await;
+    let ids = tickr.enqueue_many((0..2).map(|n| json!({"kind": "resize", "payload": n}))).await;
+    let mut held = worker.fetch(tickr.app.addr(), 2, 20_000, &[]).await;
+    while held.len() < 2 {
+        held.extend(worker.fetch(tickr.app.addr(), 1, 20_000, &held.iter().collect::<Vec<_>>()).await);
+    }
+    // The worker lists one of them: the other one did not reach it.
+    let began = Instant::now();
+    let again = worker.fetch(other.addr(), 1, 30_000, &[&held[0]]).await;
+    assert_eq!((id_of(&again[0]), &again[0]["attempt"]), (id_of(&held[1]), &json!(1)));
+    assert_ne!(again[0]["token"], held[1]["token"]);
+    assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+    for job in [&held[0], &again[0]] {
+        assert_eq!(worker.finish(other.addr(), job, json!({"verdict": "succeeded"})).await["state"], "completed");
+    }
+    let stale = worker.finish(tickr.app.addr(), &held[1], json!({"verdict": "succeeded"})).await;
+    assert_eq!(stale["result"], "lease_lost", "the attempt that was given back is another one");
+    assert_eq!(tickr.verdicts(id_of(&held[1])).await, ["interrupted", "succeeded"]);
+    assert_eq!(tickr.verdicts(id_of(&held[0])).await, ["succeeded"]);
+    assert_eq!(ids.len(), 2);
+    stop(other).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_same_request_again_gets_the_same_jobs_and_nothing_new_from_any_process() {
+    let tickr = started().await;
+    let other = tickr.another().await;
+    let worker = Worker::register(&tickr, 10).await;
+    tickr.enqueue_kind("resize", json!(1)).await;
+    let request = Uuid::now_v7();
+    let first = worker.fetch_as(request, tickr.app.addr(), 10, 20_000, &[]).await;
+    tickr.enqueue_many((0..5).map(|n| json!({"kind": "resize", "payload": n}))).await;
+    let again = worker.fetch_as(request, other.addr(), 10, 20_000, &[]).await;
+    let known = |jobs: &[Value]| jobs.iter().map(|job| (job["id"].clone(), job["token"].clone())).collect::<Vec<_>>();
+    assert_eq!(known(&again), known(&first));
+    assert_eq!(again[0]["payload"], first[0]["payload"]);
+    assert_eq!(worker.fetch_as(request, other.addr(), 10, 0, &[&first[0]]).await, Vec::<Value>::new());
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM owed WHERE state = 'executing'").await, 1);
+    assert_eq!(worker.finish(other.addr(), &first[0], json!({"verdict": "succeeded"})).await["state"], "completed");
+    stop(other).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_claim_for_a_request_that_a_newer_one_has_replaced_starts_nothing() {
+    let tickr = started().await;
+    let other = tickr.another().await;
+    let worker = Worker::register(&tickr, 1).await;
+    let at = tickr.app.addr();
+    let first = tokio::spawn({
+        let worker = Worker { id: worker.id.clone() };
+        async move { worker.fetch(at, 1, 6_000, &[]).await }
+    });
+    let before = format!("SELECT COUNT(*) FROM runners WHERE id = '{}' AND fetch_id IS NOT NULL", worker.id);
+    tickr.until_count(before, 1).await;
+    // Both requests wait, each at another process.
+    let second = tokio::spawn({
+        let (worker, there) = (Worker { id: worker.id.clone() }, other.addr());
+        async move { worker.fetch(there, 1, 20_000, &[]).await }
+    });
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    // Both processes take an id.
+    let ids = tickr.enqueue_many((0..2).map(|n| json!({"kind": "resize", "payload": n}))).await;
+    let got = second.await.unwrap();
+    assert_eq!(first.await.unwrap(), Vec::<Value>::new(), "the first request was replaced");
+    assert_eq!(got.len(), 1);
+    assert_eq!(worker.finish(at, &got[0], json!({"verdict": "succeeded"})).await["state"], "completed");
+    let rest = worker.fetch(at, 1, 20_000, &[]).await;
+    assert_eq!(worker.finish(at, &rest[0], json!({"verdict": "succeeded"})).await["state"], "completed");
+    for id in ids {
+        assert_eq!(tickr.verdicts(id).await, ["succeeded"]);
+    }
+    stop(other).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_that_never_arrived_comes_back_within_the_lease_of_a_worker_that_fetches_no_more() {
+    let tickr = started().await;
+    let at = tickr.app.addr();
+    let worker = Worker::register(&tickr, 1).await;
+    worker.lease_ms(&tickr, 4_000).await;
+    let id = tickr.enqueue_kind("resize", json!(1)).await;
+    let lost = worker.fetch(at, 1, 20_000, &[]).await;
+    assert_eq!(lost.len(), 1);
+    let began = Instant::now();
+    eventually("the heartbeats give it back", || async {
+        worker.beat(at, &[]).await;
+        (tickr.job(id).await["state"] == State::Waiting.as_str()).then_some(())
+    })
+    .await;
+    assert!(began.elapsed() < Duration::from_secs(4), "within the lease: {:?}", began.elapsed());
+    let again = worker.fetch(at, 1, 20_000, &[]).await;
+    assert_eq!((id_of(&again[0]), &again[0]["attempt"]), (id, &json!(1)));
+    assert_eq!(worker.finish(at, &again[0], json!({"verdict": "succeeded"})).await["state"], "completed");
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn pauses_limits_and_order_keys_hold_for_remote_workers() {
+    let tickr = started().await;
+    let at = tickr.app.addr();
+    let worker = Worker::register(&tickr, 10).await;
+    assert_eq!(tickr.patch("/v1/queues/pictures", json!({"concurrency": 2})).await.status, 200);
+    // Each of three runs under the limit of the queue.
+    tickr.enqueue_many((0..3).map(|n| json!({"kind": "resize", "payload": n}))).await;
+    let mut held: Vec<Value> = Vec::new();
+    while held.len() < 2 {
+        held.extend(worker.fetch(at, 10, 20_000, &held.iter().collect::<Vec<_>>()).await);
+    }
+    assert_eq!(held.len(), 2, "the limit is two");
+    let listed: Vec<&Value> = held.iter().collect();
+    assert_eq!(worker.fetch(at, 10, 1_500, &listed).await, Vec::<Value>::new(), "the queue is full");
+    assert_eq!(worker.finish(at, &held[0], json!({"verdict": "succeeded"})).await["state"], "completed");
+    let third = worker.fetch(at, 10, 20_000, &[&held[1]]).await;
+    assert_eq!(third.len(), 1);
+    for job in [&held[1], &third[0]] {
+        worker.finish(at, job, json!({"verdict": "succeeded"})).await;
+    }
+    tickr.until_count("SELECT CAST(COALESCE(SUM(permits), 0) AS SIGNED) FROM queue_permits", 0).await;
+    assert_eq!(tickr.patch("/v1/queues/pictures", json!({"concurrency": null})).await.status, 200);
+
+    assert_eq!(tickr.post("/v1/queues/pictures/pause", json!({})).await.status, 200);
+    tickr.enqueue_kind("resize", json!("paused")).await;
+    assert_eq!(worker.fetch(at, 1, 1_500, &[]).await, Vec::<Value>::new());
+    assert_eq!(tickr.post("/v1/queues/pictures/resume", json!({})).await.status, 200);
+    let resumed = worker.fetch(at, 1, 20_000, &[]).await;
+    worker.finish(at, &resumed[0], json!({"verdict": "succeeded"})).await;
+
+    let ordered = |n: u32| json!({"kind": "resize", "payload": n, "order_key": "one"});
+    let ids = tickr.enqueue_many((0..2).map(ordered)).await;
+    let first = worker.fetch(at, 10, 20_000, &[]).await;
+    assert_eq!((first.len(), id_of(&first[0])), (1, ids[0]));
+    assert_eq!(worker.fetch(at, 10, 1_000, &[&first[0]]).await, Vec::<Value>::new());
+    worker.finish(at, &first[0], json!({"verdict": "succeeded"})).await;
+    let second = worker.fetch(at, 10, 20_000, &[]).await;
+    assert_eq!(id_of(&second[0]), ids[1]);
+    worker.finish(at, &second[0], json!({"verdict": "succeeded"})).await;
+
+    // A limit by key frees its slot with the verdict.
+    let limit = json!({"kind": "resize", "concurrency": 1});
+    assert_eq!(tickr.put("/v1/limits/one", limit).await.status, 201);
+    eventually("the limit counts", || async {
+        (tickr.get("/v1/limits/one").await.body["counted"] == true).then_some(())
+    })
+    .await;
+    let keyed = |n: u32| json!({"kind": "resize", "payload": n, "limit_key": "k"});
+    tickr.enqueue_many((0..2).map(keyed)).await;
+    let first = worker.fetch(at, 10, 20_000, &[]).await;
+    assert_eq!(first.len(), 1);
+    assert_eq!(worker.fetch(at, 10, 1_000, &[&first[0]]).await, Vec::<Value>::new());
+    worker.finish(at, &first[0], json!({"verdict": "succeeded"})).await;
+    let second = worker.fetch(at, 10, 20_000, &[]).await;
+    assert_eq!(worker.finish(at, &second[0], json!({"verdict": "succeeded"})).await["state"], "completed");
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_suspect_is_handed_to_a_worker_that_holds_nothing_and_alone() {
+    let tickr = started().await;
+    let at = tickr.app.addr();
+    let worker = Worker::register(&tickr, 5).await;
+    let suspect = tickr.enqueue(json!({"kind": "resize", "payload": 0, "delay_ms": 3_600_000})).await;
+    tickr.sql("UPDATE owed SET losses = 2, attempt = 2").await;
+    tickr.enqueue_kind("resize", json!(1)).await;
+    let first = worker.fetch(at, 5, 20_000, &[]).await;
+    assert_eq!(first.len(), 1);
+    assert_eq!(tickr.post(&format!("/v1/jobs/{suspect}/run-now"), json!({})).await.status, 200);
+    assert_eq!(worker.fetch(at, 5, 2_000, &[&first[0]]).await, Vec::<Value>::new(), "the worker is not idle");
+    worker.finish(at, &first[0], json!({"verdict": "succeeded"})).await;
+    let alone = worker.fetch(at, 5, 20_000, &[]).await;
+    assert_eq!((alone.len(), id_of(&alone[0])), (1, suspect));
+    tickr.enqueue_kind("resize", json!(2)).await;
+    assert_eq!(worker.fetch(at, 4, 2_000, &[&alone[0]]).await, Vec::<Value>::new(), "a suspect runs alone");
+    assert_eq!(worker.finish(at, &alone[0], json!({"verdict": "succeeded"})).await["state"], "completed");
+    let next = worker.fetch(at, 5, 20_000, &[]).await;
+    assert_eq!(worker.finish(at, &next[0], json!({"verdict": "succeeded"})).await["state"], "completed");
+    tickr.stop_broken("the test has written losses without their attempts").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn workers_get_their_jobs_while_redis_is_out() {
+    let tickr = TestApp::start_alone(|_| {}, |_| {}).await;
+    assert_eq!(tickr.put("/v1/kinds/resize", json!({"queue": "pictures"})).await.status, 201);
+    let at = tickr.app.addr();
+    let worker = Worker::register(&tickr, 3).await;
+    tickr.services().redis().kill9().unwrap();
+    tickr.redis_stays_out();
+    let id = tickr.enqueue_kind("resize", json!(1)).await;
+    let held = worker.fetch(at, 3, 30_000, &[]).await;
+    assert_eq!(id_of(&held[0]), id);
+    assert_eq!(worker.finish(at, &held[0], json!({"verdict": "succeeded"})).await["state"], "completed");
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_key_with_the_scope_work_may_work_and_nothing_else() {
+    let tickr = started().await;
+    let key = |name: &str, scope: &str| {
+        let request = tickr.request(Method::PUT, &format!("/v1/api-keys/{name}")).json(&json!({"scope": scope}));
+        request
+    };
+    let admin = answer(key("boss", "admin")).await;
+    assert_eq!(admin.status, 201, "{:#}", admin.body);
+    let boss = admin.body["token"].as_str().unwrap().to_owned();
+    let made = answer(key("php", "work").bearer_auth(&boss)).await;
+    assert_eq!(made.status, 201, "{:#}", made.body);
+    let work = made.body["token"].as_str().unwrap().to_owned();
+    let with = |method: Method, path: &str, body: Value| {
+        let request = tickr.with_key(&work, method, path).json(&body);
+        async move { answer(request).await }
+    };
+    let body = json!({"name": "php", "kinds": ["resize"], "slots": 1});
+    let registered = with(Method::POST, "/v1/workers", body.clone()).await;
+    assert_eq!(registered.status, 201, "{:#}", registered.body);
+    let id = registered.body["id"].as_str().unwrap();
+    let fetch = json!({"slots": 1, "wait_ms": 0, "holding": [], "fetch_id": Uuid::now_v7()});
+    assert_eq!(with(Method::POST, &format!("/v1/workers/{id}/fetch"), fetch).await.status, 200);
+    assert_eq!(with(Method::POST, &format!("/v1/workers/{id}/beat"), json!({"holding": []})).await.status, 200);
+    for (method, path, body) in [
+        (Method::POST, "/v1/jobs", json!({"kind": "resize", "payload": 1})),
+        (Method::PUT, "/v1/kinds/other", json!({})),
+        (Method::GET, "/v1/runners", json!({})),
+    ] {
+        let refused = with(method.clone(), path, body).await;
+        assert_eq!((refused.status, refused.code()), (403, "forbidden"), "{method} {path}");
+    }
+    let enqueue = answer(key("shop", "enqueue").bearer_auth(&boss)).await.body["token"].as_str().unwrap().to_owned();
+    let refused = answer(tickr.with_key(&enqueue, Method::POST, "/v1/workers").json(&body)).await;
+    assert_eq!(refused.status, 403);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn more_requests_than_may_wait_are_told_to_come_back() {
+    let tickr = started_with(|config| config.http_polls = 1).await;
+    let at = tickr.app.addr();
+    let (first, second) = (Worker::register(&tickr, 1).await, Worker::register(&tickr, 1).await);
+    let waiting = tokio::spawn({
+        let first = Worker { id: first.id.clone() };
+        async move { first.fetch(at, 1, 20_000, &[]).await }
+    });
+    tickr.until_count("SELECT COUNT(*) FROM runners WHERE fetch_id IS NOT NULL", 1).await;
+    let body = json!({"slots": 1, "wait_ms": 0, "holding": [], "fetch_id": Uuid::now_v7()});
+    let refused = second.call(at, "fetch", body).await;
+    assert_eq!((refused.status, refused.code()), (429, "overloaded"), "{:#}", refused.body);
+    assert!(!refused.header("retry-after").is_empty());
+    tickr.enqueue_kind("resize", json!(1)).await;
+    let held = waiting.await.unwrap();
+    assert_eq!(first.finish(at, &held[0], json!({"verdict": "succeeded"})).await["state"], "completed");
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_says_what_it_executes_and_is_told_what_is_wrong() {
+    let tickr = started().await;
+    let good = json!({"name": "php", "kinds": ["resize"], "slots": 1});
+    for (field, value, pointer) in [
+        ("name", json!(" "), "/name"),
+        ("kinds", json!([]), "/kinds"),
+        ("kinds", json!(["resize", "noop"]), "/kinds/1"),
+        ("kinds", json!(["nothing"]), "/kinds/0"),
+        ("queues", json!(["No"]), "/queues/0"),
+        ("slots", json!(0), "/slots"),
+        ("slots", json!(1_001), "/slots"),
+        ("lease_ms", json!(9_999), "/lease_ms"),
+        ("lease_ms", json!(3_600_001), "/lease_ms"),
+    ] {
+        let mut body = good.clone();
+        body[field] = value;
+        let refused = tickr.post("/v1/workers", body).await;
+        assert_eq!((refused.status, refused.pointers()), (422, vec![pointer]), "{field}");
+    }
+    let worker = Worker::register_as(&tickr, good).await;
+    let listed = tickr.get(&format!("/v1/runners/{}", worker.id)).await.body;
+    assert_eq!(listed["queues"], json!(["default", "pictures"]));
+    tickr.stop().await;
+}
