@@ -585,8 +585,7 @@ async fn workers_get_their_jobs_while_redis_is_out() {
 async fn a_key_with_the_scope_work_may_work_and_nothing_else() {
     let tickr = started().await;
     let key = |name: &str, scope: &str| {
-        let request = tickr.request(Method::PUT, &format!("/v1/api-keys/{name}")).json(&json!({"scope": scope}));
-        request
+        tickr.request(Method::PUT, &format!("/v1/api-keys/{name}")).json(&json!({"scope": scope}))
     };
     let admin = answer(key("boss", "admin")).await;
     assert_eq!(admin.status, 201, "{:#}", admin.body);
