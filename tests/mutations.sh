@@ -1527,9 +1527,10 @@ mutants() {
         'drop(attempts);' \
         remote_workers::a_worker_that_leaves_gives_its_jobs_back_and_uses_no_attempt
     mutant 'waits at the stop of a process' internal/engine/remote_workers.rs \
-        '                        stopped = true;
-                        self.answer_all();' \
-        '                        stopped = true;' \
+        'for poll in std::mem::take(&mut self.waiting) {
+            self.answer(poll, false);' \
+        'for poll in std::mem::take(&mut self.waiting) {
+            drop(poll);' \
         remote_workers::the_stop_of_a_process_interrupts_no_job_of_a_worker_and_ends_its_wait_at_once
     mutant 'drain of a waiting worker' internal/engine/remote_workers.rs \
         '== Some(&Some(poll.fetch.id));
