@@ -663,3 +663,33 @@ async fn a_worker_says_what_it_executes_and_is_told_what_is_wrong() {
     assert_eq!(listed["queues"], json!(["default", "pictures"]));
     tickr.stop().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn requests_that_wait_cost_no_statement_each() {
+    let tickr = TestApp::start_alone(|_| {}, |_| {}).await;
+    assert_eq!(tickr.put("/v1/kinds/resize", json!({"queue": "pictures"})).await.status, 201);
+    let at = tickr.app.addr();
+    let questions = || async {
+        let row: (String, String) =
+            sqlx::query_as("SHOW GLOBAL STATUS LIKE 'Questions'").fetch_one(&mut tickr.mysql().await).await.unwrap();
+        row.1.parse::<i64>().unwrap()
+    };
+    let in_four_seconds = || async {
+        let before = questions().await;
+        // The time over which statements are counted.
+        tokio::time::sleep(Duration::from_secs(4)).await;
+        questions().await - before
+    };
+    let without = in_four_seconds().await;
+    let mut waiting = Vec::new();
+    for _ in 0..60 {
+        let worker = Worker::register(&tickr, 1).await;
+        waiting.push(tokio::spawn(async move { worker.fetch(at, 1, 60_000, &[]).await }));
+    }
+    tickr.until_count("SELECT COUNT(*) FROM runners WHERE fetch_id IS NOT NULL", 60).await;
+    let with = in_four_seconds().await;
+    assert!(with - without < 100, "{without} statements without, {with} with sixty requests");
+    println!("{without} statements in four seconds without requests, {with} with sixty that wait");
+    waiting.iter().for_each(tokio::task::JoinHandle::abort);
+    tickr.stop().await;
+}
