@@ -229,6 +229,7 @@ fn routes() -> (Router<Api>, utoipa::openapi::OpenApi) {
         .routes(routes!(batches::retry))
         .routes(routes!(queues::list))
         .routes(routes!(queues::show, queues::change))
+        .routes(routes!(queues::backlog))
         .routes(routes!(queues::pause))
         .routes(routes!(queues::resume))
         .routes(routes!(events::of_job))

@@ -17,7 +17,8 @@ use crate::view::Moment;
 use crate::{Api, json};
 use tickr_job::{Actor, Name, Priority};
 use tickr_store::{
-    Condition, MAX_QUEUES, Pause, PauseRequest, QueueChange, QueueChangeOutcome, QueueSetting, Stats, Store, StoreError,
+    Condition, MAX_QUEUES, Pause, PauseRequest, QueueChange, QueueChangeOutcome, QueueDemand, QueueSetting, RunnerSeen,
+    Stats, Store, StoreError,
 };
 
 /// Maximum value of a concurrency limit.
@@ -75,6 +76,27 @@ pub(super) struct QueuesAnswer {
     /// False when there are too many unfinished jobs to count all. The counts of some queues are then lower bounds, and
     /// those of others are missing.
     exact: bool,
+}
+
+/// The demand of a queue for workers, for programs that start and stop runners.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct QueueBacklog {
+    queue: String,
+    /// Number of workers that the queue could use now: `executing` and those of `due` for which `concurrency` has room. While the queue is
+    /// paused, `executing` alone.
+    wanted_workers: i64,
+    /// Number of jobs that are due and wait for a worker. Jobs for later and held jobs are not among them.
+    due: i64,
+    /// Number of jobs with a running attempt.
+    executing: i64,
+    /// False when there are more than 10,000 such jobs of one priority; the numbers are then lower bounds.
+    exact: bool,
+    /// True while the queue is paused.
+    paused: bool,
+    /// Limit: number of jobs of the queue that may run at the same time on all runners together; null for no limit.
+    concurrency: Option<u32>,
+    /// Number of living runners that serve the queue and take work.
+    runners: u32,
 }
 
 /// The changes to a queue. A field that is left out stays as it is.
@@ -201,6 +223,41 @@ pub(super) async fn show(State(api): State<Api>, NamePath(name): NamePath) -> Re
     }
     let version = set.as_ref().map_or(0, |set| set.version);
     Ok(etag::with_tag(StatusCode::OK, &etag::from_version(version), view(&name, set.as_ref(), &counts)))
+}
+
+/// Show the demand of a queue for workers
+///
+/// For programs that start and stop runners, such as KEDA. Any runner answers for any queue, also for one that no
+/// runner serves. A queue that has no jobs and that is not known wants no workers.
+#[utoipa::path(
+    get, path = "/v1/queues/{name}/backlog", tag = "queues", operation_id = "show_queue_backlog",
+    params(("name" = String, Path, description = "The queue", pattern = "^[a-z0-9][a-z0-9_.-]{0,63}$")),
+    responses(
+        (status = 200, description = "The demand of the queue", body = QueueBacklog),
+        (status = 422, description = "invalid_request", body = Problem),
+    )
+)]
+pub(super) async fn backlog(State(api): State<Api>, NamePath(name): NamePath) -> Result<Response, Problem> {
+    let (store, queue) = (api.broker.store().clone(), name.clone());
+    let (demand, runners, set) = run_with_seat(&api, async move {
+        let demand = store.demand_of(queue.clone()).await?;
+        let serves = |runner: &RunnerSeen| runner.takes_jobs() && runner.queues.contains(&queue);
+        let runners = store.runners(1_000).await?.iter().filter(|runner| serves(runner)).count();
+        let set = store.listed_queues().await?.into_iter().find(|set| set.name == queue);
+        Ok::<_, StoreError>((demand, runners, set))
+    })
+    .await?;
+    let QueueDemand { due, executing, exact } = demand;
+    let concurrency = set.as_ref().and_then(|set| set.concurrency);
+    let paused = set.as_ref().is_some_and(|set| set.pause.is_some());
+    let startable = if paused { 0 } else { due };
+    // A limit that was lowered stops no running job.
+    let room = concurrency.map_or(i64::MAX, |limit| (i64::from(limit) - executing).max(0));
+    let wanted_workers = executing + startable.min(room);
+    let runners = u32::try_from(runners).unwrap_or(u32::MAX);
+    let queue = name.to_string();
+    let view = QueueBacklog { queue, wanted_workers, due, executing, exact, paused, concurrency, runners };
+    Ok(json(StatusCode::OK, view))
 }
 
 /// Change a queue's priority or limit

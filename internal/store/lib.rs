@@ -101,6 +101,7 @@ pub use jobs::actions::{ActionOutcome, JobAction, UpdatedJob};
 pub use jobs::backlog::StateCount;
 pub use jobs::change::{Change, ChangeCondition, ChangeOutcome, NewPayload};
 pub use jobs::condition::Condition;
+pub use jobs::demand::QueueDemand;
 pub use jobs::dependencies::{ParentProgress, ToldChildren};
 pub use jobs::due::DueWithin;
 pub use jobs::expire::{ExpiredJob, ExpiredJobs};

@@ -13,6 +13,7 @@ use tickr::config::ServerUrl;
 use tickr::handlers::{Context, Kind, Registry};
 use tickr::job::{JobId, RunnerId, State};
 use tickr::store::{Claim, PermitGrant, PermitRequest};
+use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use crate::support::program::{command, outcome, tickr as program};
@@ -788,5 +789,58 @@ async fn what_is_set_about_a_queue_is_checked_versioned_and_shown() {
     assert!(code == 0 && out.contains("paused       no"), "{out}");
     let (code, _, err) = run(&["queues", "set", "mail", "--concurrency", "few"]).await;
     assert!(code == 1 && err.contains("none"), "{err}");
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_demand_of_a_queue_that_no_runner_serves_is_told_by_any_runner() {
+    let tickr = TestApp::start_with(|config| config.queues = queues(&["elsewhere"]), Registry::new()).await;
+    let demand = async |queue: &str| {
+        let told = tickr.get(&format!("/v1/queues/{queue}/backlog")).await;
+        assert_eq!(told.status, 200, "{:#}", told.body);
+        told.body
+    };
+    let mut none = json!({"queue": "mail", "wanted_workers": 0, "due": 0, "executing": 0, "exact": true,
+        "paused": false, "concurrency": null, "runners": 0});
+    assert_eq!(demand("mail").await, none);
+    assert_eq!(tickr.get("/v1/queues/Mail/backlog").await.pointers(), ["name"]);
+
+    // Jobs for later and jobs behind another one need no worker yet.
+    let noop = |more: Value| {
+        let mut job = json!({"kind": "noop", "queue": "mail"});
+        job.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        job
+    };
+    tickr.enqueue_many([noop(json!({"delay_ms": 3_600_000})), noop(json!({"delay_ms": 86_400_000 * 30_i64}))]).await;
+    assert_eq!(demand("mail").await, none);
+    tickr.enqueue_many((0..3).map(|_| noop(json!({"order_key": "one"})))).await;
+    tickr.enqueue_many((0..4).map(|priority| noop(json!({"priority": priority})))).await;
+    (none["due"], none["wanted_workers"]) = (json!(5), json!(5));
+    assert_eq!(demand("mail").await, none);
+
+    set(&tickr, "mail", json!({"concurrency": 2})).await;
+    (none["concurrency"], none["wanted_workers"]) = (json!(2), json!(2));
+    assert_eq!(demand("mail").await, none);
+    pause(&tickr, "mail").await;
+    (none["paused"], none["wanted_workers"]) = (json!(true), json!(0));
+    assert_eq!(demand("mail").await, none);
+    tickr.halt().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn executing_jobs_keep_their_workers_in_the_demand_of_a_queue() {
+    let open = CancellationToken::new();
+    let tickr = TestApp::start_with(|_| {}, crate::support::gated(&open)).await;
+    let job = tickr.enqueue(json!({"kind": "gate", "payload": {}})).await;
+    tickr.until(job, State::Executing).await;
+    pause(&tickr, "default").await;
+    tickr.enqueue(json!({"kind": "noop"})).await;
+    let told = tickr.get("/v1/queues/default/backlog").await.body;
+    let parts = ["wanted_workers", "due", "executing", "runners"].map(|part| told[part].as_i64().unwrap());
+    assert_eq!(parts, [1, 1, 1, 1], "{told:#}");
+    open.cancel();
+    tickr.until(job, State::Completed).await;
+    resume(&tickr, "default").await;
+    tickr.until_idle().await;
     tickr.stop().await;
 }

@@ -4,6 +4,7 @@
 //! - `backlog.rs`: counts of unfinished jobs by queue and state.
 //! - `change.rs`: changes of the due time or the priority of one job.
 //! - `condition.rs`: preconditions of a change.
+//! - `demand.rs`: the jobs of one queue that need workers now.
 //! - `dependencies.rs`: jobs that wait for their parents.
 //! - `due.rs`: looks up and counts unfinished jobs, to compare the index with them.
 //! - `expire.rs`: the end of jobs that did not start before their expiry.
@@ -26,6 +27,7 @@ pub(super) mod actions;
 pub(super) mod backlog;
 pub(super) mod change;
 pub(super) mod condition;
+pub(super) mod demand;
 pub(super) mod dependencies;
 pub(super) mod due;
 pub(super) mod expire;

@@ -1,0 +1,60 @@
+//! The demand of one queue for workers: its jobs that are due, and those that execute.
+//!
+//! Due and executing jobs stand at the front of their lanes, in front of jobs for later and of held ones. So a count
+//! reads the front of at most ten ranges of one index, whatever else is in the queue.
+
+use sqlx::Row;
+
+use crate::jobs::lanes::lines_of;
+use crate::sql::connection::on_pool;
+use crate::sql::error::corrupt;
+use crate::{Store, StoreError};
+use tickr_job::{Name, State};
+
+/// Jobs of each priority that are counted at most.
+const MAX_COUNTED: i64 = 10_000;
+
+/// The jobs of a queue that need workers now.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct QueueDemand {
+    /// Jobs that are due and wait for a worker. Jobs for later and held jobs are not among them.
+    pub due: i64,
+    /// Jobs with a running attempt.
+    pub executing: i64,
+    /// False if there are more jobs than are counted.
+    pub exact: bool,
+}
+
+impl Store {
+    /// Count the jobs of this queue that are due or execute, whether a runner serves it or not. At most ten thousand
+    /// of each priority are counted.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn demand_of(&self, queue: Name) -> Result<QueueDemand, StoreError> {
+        on_pool(&self.shared.pools.reads, "count the due jobs of a queue", move |conn, _| {
+            let queue = queue.clone();
+            Box::pin(async move {
+                let mut demand = QueueDemand { exact: true, ..QueueDemand::default() };
+                for lane in lines_of(conn, std::slice::from_ref(&queue)).await? {
+                    let counted = sqlx::query(
+                        "SELECT state, COUNT(*) AS jobs FROM (SELECT state FROM owed FORCE INDEX (owed_line) \
+                         WHERE queue = ? AND priority = ? AND execute_at <= UTC_TIMESTAMP(3) ORDER BY execute_at \
+                         LIMIT ?) o GROUP BY state",
+                    );
+                    let counted = counted.bind(lane.queue.as_str()).bind(lane.priority.level()).bind(MAX_COUNTED);
+                    let mut of_lane = 0;
+                    for row in &counted.fetch_all(&mut *conn).await? {
+                        let jobs: i64 = row.try_get("jobs")?;
+                        let state = State::from_word(row.try_get("state")?).ok_or_else(|| corrupt("state"))?;
+                        *if state == State::Executing { &mut demand.executing } else { &mut demand.due } += jobs;
+                        of_lane += jobs;
+                    }
+                    demand.exact &= of_lane < MAX_COUNTED;
+                }
+                Ok(demand)
+            })
+        })
+        .await
+    }
+}
