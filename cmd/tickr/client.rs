@@ -5,6 +5,7 @@ use std::time::Duration;
 use anyhow::{Context as _, anyhow, bail};
 use clap::{Arg, ArgMatches, Command};
 use serde_json::Value;
+use tickr::client::trusting;
 
 /// The arguments of every command that talks to a running tickr.
 pub(crate) fn args(command: Command) -> Command {
@@ -92,7 +93,7 @@ pub(crate) struct Client {
 impl Client {
     pub(crate) fn from_matches(matches: &ArgMatches) -> anyhow::Result<Self> {
         let text = |name: &str| matches.get_one::<String>(name).cloned();
-        let http = reqwest::Client::builder().timeout(Duration::from_secs(90)).build()?;
+        let http = trusting(|| reqwest::Client::builder().timeout(Duration::from_secs(90)))?;
         let url = text("url").unwrap_or_default().trim_end_matches('/').to_owned();
         Ok(Self { url, token: text("token"), actor: actor(), http })
     }
@@ -108,6 +109,11 @@ impl Client {
             return Ok(response.text().await?);
         }
         bail!("{} answered with {}", self.url, self.read(response).await?)
+    }
+
+    /// Send a GET, and return the response with whatever status it has.
+    pub(crate) async fn probe(&self, path: &str) -> anyhow::Result<reqwest::Response> {
+        self.send(self.http.get(format!("{}{path}", self.url))).await
     }
 
     /// Send a PUT: for changes that have the same result however often they are repeated.

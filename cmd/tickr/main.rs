@@ -17,6 +17,7 @@
 //! - `outbox.rs`: jobs that other programs request with a plain INSERT
 //! - `queues.rs`: list, pause, prioritise and limit queues
 //! - `runners.rs`: list, drain and resume runners
+//! - `health.rs`: ask the probes of a running tickr
 //! - `events.rs`: follow the events of the cluster
 //! - `rebuild.rs`: rebuild the Redis index from MySQL
 //! - `verify.rs`: check the guarantees against the tables
@@ -47,6 +48,7 @@ mod dev;
 mod ending;
 mod enqueue;
 mod events;
+mod health;
 mod jobs;
 mod limits;
 mod migrate;
@@ -69,6 +71,11 @@ use std::process::ExitCode;
 use clap::{ArgMatches, Command};
 use tickr::config::{Config, Flags, Loaded};
 use tickr::handlers::Registry;
+
+/// The allocator of musl takes one lock for all threads, so the static binary brings its own.
+#[cfg(target_env = "musl")]
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 /// Exit codes of every command: 0 success, 1 failure, 2 wrong usage or configuration. `tickr enqueue --wait`, `tickr
 /// jobs watch` and `tickr verify` have further ones.
@@ -107,6 +114,7 @@ fn main() -> ExitCode {
             outbox::command(),
             runners::command(),
             events::command(),
+            health::command(),
             rebuild::command(),
             verify::command(),
             check::command(),
@@ -131,6 +139,7 @@ fn main() -> ExitCode {
         Some(("outbox", matches)) => outbox::run(matches),
         Some(("runners", matches)) => runners::run(matches),
         Some(("events", matches)) => events::run(matches),
+        Some(("health", matches)) => health::run(matches),
         Some(("schedules", matches)) => schedules::run(matches),
         Some(("dead-letters", matches)) => dead_letters::run(matches),
         Some(("operations", matches)) => operations::run(matches),

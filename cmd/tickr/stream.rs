@@ -9,6 +9,7 @@ use clap::{Arg, ArgMatches, value_parser};
 use reqwest::{Response, StatusCode};
 use serde_json::{Map, Value};
 use tickr::app::Signals;
+use tickr::client::trusting;
 
 use crate::client::Client;
 
@@ -97,7 +98,7 @@ impl<'a> Stream<'a> {
         patience: Duration,
         say: impl Fn(&str) + 'a,
     ) -> anyhow::Result<Self> {
-        let http = reqwest::Client::builder().connect_timeout(CONNECT).read_timeout(SILENCE).build()?;
+        let http = trusting(|| reqwest::Client::builder().connect_timeout(CONNECT).read_timeout(SILENCE))?;
         let mut stream = Self {
             client,
             http,

@@ -19,6 +19,7 @@
 //! - `connection.rs`: one HTTP connection and its time limits.
 //! - `graceful_close.rs`: a listening socket that closes without breaking a request.
 //! - `signals.rs`: SIGTERM and SIGINT.
+//! - `supervisor.rs`: messages to systemd, or to another supervisor of this process.
 //! - `kinds.rs`: registers the kinds of this process.
 //! - `schedules.rs`: writes the schedules of the configuration to MySQL.
 //! - `reports.rs`: connects the reports of the handlers with MySQL.
@@ -35,11 +36,13 @@ mod run;
 mod schedules;
 mod server;
 mod signals;
+mod supervisor;
 mod suspect;
 
 pub use check::{KindCheck, PendingCheck, PendingProblem, check_pending};
 pub use run::{SHUTDOWN, Suspects, exit_code, run, serve, serve_with};
 pub use signals::Signals;
+pub use supervisor::Supervisor;
 pub use suspect::{is_for_a_suspect, run_suspect};
 
 use std::net::SocketAddr;
@@ -83,6 +86,9 @@ const MAX_IMPORTS: usize = 16;
 const MAX_DOWNLOADS: usize = 16;
 /// Time that open requests have to end after the last job.
 const HTTP_GRACE: Duration = Duration::from_secs(5);
+/// Longest time between the end of the grace and the end of the process: handlers that were told to stop, loops,
+/// results while MySQL is slow or out, open requests, the last spans. Each of them has a limit of its own.
+const AFTER_THE_GRACE: Duration = Duration::from_secs(35);
 
 /// Reason for which a process could not start. The texts say what was tried and what to do.
 #[derive(Debug, thiserror::Error)]
@@ -352,7 +358,17 @@ impl App {
 
     /// Run until the first SIGTERM or SIGINT, then stop. A second signal ends the grace at once.
     pub async fn run_until_signalled(self, signals: &mut Signals) -> Stopped {
+        self.run_under(&Supervisor::default(), signals).await
+    }
+
+    /// Run as [`run_until_signalled`](Self::run_until_signalled) does, and tell the supervisor of this process that it
+    /// is ready, that it is alive, and that it stops.
+    pub async fn run_under(self, supervisor: &Supervisor, signals: &mut Signals) -> Stopped {
+        supervisor.say_ready(self.addr);
+        let turns = self.engine.heartbeat_turns();
+        let _feeding = supervisor.feed_watchdog(move |within| turns.any_within(within));
         let signal = signals.next().await;
+        supervisor.say_stopping(self.notice.max(self.grace) + AFTER_THE_GRACE);
         tracing::info!(
             signal,
             busy_workers = self.engine.busy_workers(),

@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::{ArgMatches, Command};
 
 use super::check::check_pending;
-use super::{App, Signals, is_for_a_suspect, run_suspect};
+use super::{App, Signals, Supervisor, is_for_a_suspect, run_suspect};
 use crate::config::{Config, Flags, LogFormat, Subset};
 use crate::engine::ChildProgram;
 use crate::handlers::Registry;
@@ -104,15 +104,17 @@ pub fn serve_with(matches: &ArgMatches, own: Registry, suspects: Suspects) -> an
     let outcome = runtime.block_on(async {
         // Registered before the start, so that a signal during the start is not lost.
         let mut signals = Signals::register()?;
+        let supervisor = Supervisor::from_env();
         tell_what_is_signed(&loaded.config);
         let app = tokio::select! {
-            app = App::start_with(&loaded.config, own, child) => app?,
+            app = supervisor.while_starting(App::start_with(&loaded.config, own, child)) => app?,
             signal = signals.next() => {
                 tracing::info!(signal, "stopped before the start was complete");
+                supervisor.say_stopping(SHUTDOWN);
                 return Ok(());
             }
         };
-        app.run_until_signalled(&mut signals).await;
+        app.run_under(&supervisor, &mut signals).await;
         Ok(())
     });
     // Everything is settled. A handler that blocks its thread must not delay the exit.

@@ -29,6 +29,7 @@
 //! # }
 //! ```
 //!
+//! - `authorities.rs`: the authorities that an HTTP client trusts
 //! - `connect.rs`: [`Connect`], the connections of a process that is no runner
 //! - `declared.rs`: kinds that a process only enqueues
 //! - `direct.rs`: enqueue through a broker: commit to MySQL, then hint to Redis
@@ -38,6 +39,7 @@
 //! - `options.rs`: the options of a job
 //! - `status.rs`: [`JobStatus`]
 
+mod authorities;
 mod connect;
 mod declared;
 mod direct;
@@ -47,6 +49,9 @@ mod http;
 mod options;
 mod status;
 
+/// For the commands of tickr.
+#[doc(hidden)]
+pub use authorities::trusting;
 pub use connect::Connect;
 pub use enqueue::{Enqueue, EnqueueMany};
 pub use error::{Cause, Conflict, Error};

@@ -76,6 +76,7 @@ fn beat_until_stopped(
     let mut registered = false;
     let mut last_beat: Option<Instant> = None;
     loop {
+        heartbeats.record_turn();
         let due = last_beat.is_none_or(|last_beat| last_beat.elapsed() >= beat_every);
         let attempts = live.to_heartbeat();
         if due || !attempts.is_empty() {

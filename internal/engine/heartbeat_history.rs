@@ -13,7 +13,7 @@
 //!
 //! How long that is depends on the lease of the other runner: with a longer lease, heartbeats are further apart.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use chrono::TimeDelta;
@@ -48,6 +48,25 @@ struct Beats {
     reading: Option<Reading>,
     /// Steps of the clock that are not recorded yet.
     steps: Vec<ClockStep>,
+    /// Begin of the newest turn of the heartbeat's loop, whatever MySQL answered.
+    turn: Option<Instant>,
+}
+
+/// The turns of the heartbeat's loop. They go on while MySQL is out, and end only when the process hangs.
+pub struct HeartbeatTurns(pub(super) Arc<HeartbeatHistory>);
+
+impl HeartbeatTurns {
+    /// Return whether a turn began within this time before now.
+    #[must_use]
+    pub fn any_within(&self, limit: Duration) -> bool {
+        self.0.lock(|beats| beats.turn.is_some_and(|turn| turn.elapsed() <= limit))
+    }
+}
+
+impl std::fmt::Debug for HeartbeatTurns {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("HeartbeatTurns")
+    }
 }
 
 impl HeartbeatHistory {
@@ -59,6 +78,11 @@ impl HeartbeatHistory {
     /// Record that a heartbeat sent at this moment was answered now.
     pub(super) fn record_beat(&self, sent: Instant, lease: Duration) {
         self.lock(|beats| beats.record_beat(sent, Instant::now(), lease));
+    }
+
+    /// Record that a turn of the heartbeat's loop begins.
+    pub(super) fn record_turn(&self) {
+        self.lock(|beats| beats.turn = Some(Instant::now()));
     }
 
     /// Record that another call on which leases depend failed.
@@ -166,6 +190,17 @@ fn is_gap(pause: Duration, lease: Duration) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_heartbeat_that_hangs_makes_no_turn() {
+        let history = Arc::new(HeartbeatHistory::default());
+        let turns = HeartbeatTurns(Arc::clone(&history));
+        assert!(!turns.any_within(Duration::from_secs(60)));
+        history.record_turn();
+        assert!(turns.any_within(Duration::from_secs(60)));
+        std::thread::sleep(Duration::from_millis(5));
+        assert!(!turns.any_within(Duration::from_millis(4)));
+    }
 
     const LEASE: Duration = Duration::from_secs(30);
 

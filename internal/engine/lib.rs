@@ -87,6 +87,7 @@ mod worker_pool;
 
 pub use alerts::AlertSettings;
 pub use child::{ChildProgram, HandOver, LAST_SECONDS, SUSPECT_WORD};
+pub use heartbeat_history::HeartbeatTurns;
 pub use live::StopReason;
 pub use recorder::Recorder;
 pub use reports::ReportKeeping;
@@ -334,6 +335,12 @@ impl Engine {
     #[must_use]
     pub fn busy_workers(&self) -> usize {
         self.shared.live.len() + self.shared.suspects_elsewhere()
+    }
+
+    /// Return the turns of the heartbeat, which show that this runner is alive.
+    #[must_use]
+    pub fn heartbeat_turns(&self) -> HeartbeatTurns {
+        HeartbeatTurns(Arc::clone(&self.shared.heartbeats))
     }
 
     /// Stop in order: fetch nothing more; give running attempts `grace` to finish, or less if `hurry` is cancelled;

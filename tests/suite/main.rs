@@ -91,6 +91,7 @@ mod shared_reports;
 mod shutdown;
 mod starvation;
 mod store;
+mod supervisor;
 mod table_prefix;
 mod traces;
 mod unique_keys;

@@ -1,0 +1,27 @@
+//! The authorities whose certificates an HTTP client trusts.
+
+use std::sync::Arc;
+
+/// Build an HTTP client that trusts the authorities of the system, or the public ones where the system has none, as in
+/// an image from scratch.
+///
+/// # Errors
+/// When the client cannot be built.
+pub fn trusting(builder: impl Fn() -> reqwest::ClientBuilder) -> reqwest::Result<reqwest::Client> {
+    // Without any certificate the system's verifier refuses the client, also one that will speak plain HTTP alone.
+    builder().build().or_else(|error| match public_authorities() {
+        Ok(tls) => builder().tls_backend_preconfigured(tls).build(),
+        Err(_) => Err(error),
+    })
+}
+
+fn public_authorities() -> Result<rustls::ClientConfig, rustls::Error> {
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let roots = rustls::RootCertStore { roots: webpki_roots::TLS_SERVER_ROOTS.to_vec() };
+    let mut tls = rustls::ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()?
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    tls.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+    Ok(tls)
+}
