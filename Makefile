@@ -1,7 +1,8 @@
 # The commands of the project; `make` lists them. ARGS is passed on: make run ARGS='--workers 8', make test ARGS=retry
 
 .DEFAULT_GOAL := help
-.PHONY: help deps clocks contract browser drivers run chat test test-fast test-long test-mysql bench compare chaos mutants check features deny package format build release clean cargo rustfmt clippy pages python
+.PHONY: help deps clocks contract browser drivers run chat test test-fast test-long test-mysql test-packages bench compare \
+	chaos mutants check check-deploy features deny publish-check package format build release clean cargo rustfmt clippy pages python
 
 INSTALL := internal/services/install.sh
 ARGS ?=
@@ -14,7 +15,7 @@ SEED ?=
 MINUTES ?=
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 deps: ## Install the MariaDB and Redis server binaries if they are missing (no system service)
 	@sh $(INSTALL)
@@ -67,8 +68,19 @@ deny: cargo ## Check the licences and advisories of the dependencies
 		{ echo 'cargo-deny is missing; install it with: cargo install --locked cargo-deny' >&2; exit 1; }
 	cargo deny check $(ARGS)
 
-package: cargo ## Package and build every crate as a registry would get it; nothing is uploaded
+publish-check: cargo ## Package and build every crate as a registry would get it; nothing is uploaded
 	cargo publish --workspace --dry-run --locked $(ARGS)
+
+package: python ## Make the packages that a team without Rust installs: target/packages. TICKR_BINARY=… takes a binary
+	@sh tools/package.sh
+
+test-packages: deps cargo ## Install the packages of `make package` in chroots, as root, and reach a completed job with each
+	@[ "$$(id -u)" = 0 ] || { echo 'chroots need root: sudo make test-packages' >&2; exit 1; }
+	cargo test --test suite -- --ignored --nocapture --test-threads 1 packages::
+
+check-deploy: ## Render the Helm chart and hold every object against the schemas: make check-deploy ARGS=--write
+	@tools=$$(sh $(INSTALL) --deploy-checks) && $$tools/bin/python -B deploy/check/render.py $(ARGS) >target/manifests.jsonl && \
+		node deploy/check/validate.mjs $$tools <target/manifests.jsonl
 
 format: cargo rustfmt ## Bring Rust and the dashboard's files into their format
 	cargo fmt --all
@@ -77,7 +89,7 @@ format: cargo rustfmt ## Bring Rust and the dashboard's files into their format
 build: cargo ## Build for development
 	cargo build $(ARGS)
 
-release: cargo ## Build for production: target/release/tickr
+release: cargo ## Build for production, for this machine: target/release/tickr
 	cargo build --release $(ARGS)
 
 clean: cargo ## Remove what was built and the data of `make run`

@@ -113,6 +113,24 @@ mutants() {
     mutant 'doubt before a server is left' internal/store/sql/connection.rs \
         'Ok(()) => servers.proved(turn),' 'Ok(()) => servers.leave(turn, error),' \
         failover::an_error_of_one_statement_leads_no_process_to_another_server
+    mutant 'stop told to the supervisor' internal/app/mod.rs \
+        'supervisor.say_stopping(self.notice.max(self.grace) + AFTER_THE_GRACE);' '' \
+        supervisor::a_supervisor_hears_of_the_start_the_readiness_and_the_stop_in_this_order
+    mutant 'turns of the heartbeat while MySQL hangs' internal/engine/heartbeat.rs \
+        'heartbeats.record_turn();' '' \
+        supervisor::the_watchdog_is_fed_also_while_mysql_hangs_and_not_by_a_frozen_process
+    mutant 'jobs for later in the demand of a queue' internal/store/jobs/demand.rs \
+        'AND execute_at <= UTC_TIMESTAMP(3) ORDER' 'ORDER' \
+        queues::the_demand_of_a_queue_that_no_runner_serves_is_told_by_any_runner
+    mutant 'executing jobs in the demand of a queue' internal/api/queues.rs \
+        'executing + startable.min(room)' 'startable.min(room)' \
+        queues::executing_jobs_keep_their_workers_in_the_demand_of_a_queue
+    mutant 'mode of the secrets in the Debian package' tools/deb.sh \
+        'put 0640' 'put 0644' \
+        packages::the_debian_package_has_the_program_its_unit_and_no_secret_that_all_can_read
+    mutant 'authorities where the system has none' internal/client/authorities.rs \
+        'match public_authorities() {' 'match Err::<rustls::ClientConfig, ()>(()) {' \
+        supervisor::commands_work_on_a_system_without_certificates
     mutant 'token in settle' internal/store/attempts/settle.rs \
         '.filter(|owed| owed.token == item.token)' \
         '.filter(|owed| owed.state == State::Executing || owed.token == item.token)' \
@@ -1560,7 +1578,7 @@ mutant() {
     ran=$((ran + 1))
     next=$1 cut_files='' problem=''
     shift
-    while case $1 in internal/* | cmd/*) ;; *) false ;; esac; do
+    while case $1 in internal/* | cmd/* | tools/*) ;; *) false ;; esac; do
         cut "$1" "$2" "$3" || problem="**does not say** \`$2\`"
         shift 3
     done

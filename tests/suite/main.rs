@@ -69,6 +69,7 @@ mod order;
 mod outbox;
 mod outbox_sources;
 mod outbox_writers;
+mod packages;
 mod panics;
 mod poison;
 mod problems;

@@ -73,7 +73,7 @@ fn mutants(script: &str) -> Vec<Mutant> {
         let (name, mut rest) = entry.split_first().expect("a safeguard without a name");
         let mut cuts = Vec::new();
         while let [files, old, new, others @ ..] = rest
-            && (files.starts_with("internal/") || files.starts_with("cmd/"))
+            && ["internal/", "cmd/", "tools/"].iter().any(|folder| files.starts_with(folder))
         {
             let files = files.split(' ').map(str::to_owned).collect();
             cuts.push(Cut { files, old: old.clone(), new: new.clone() });
