@@ -505,6 +505,7 @@ async fn the_image_has_nothing_but_tickr_and_reaches_a_job_as_its_own_user() {
     for layer in manifest["layers"].as_array().unwrap() {
         ok(tool("tar", &["-xpzf", blob(layer).to_str().unwrap(), "-C", system.dir.path().to_str().unwrap()])).await;
     }
+    system.mount_proc().await;
     let programs: Vec<_> =
         fs::read_dir(system.path("usr/bin")).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     assert_eq!(programs, ["tickr"]);
