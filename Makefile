@@ -79,7 +79,7 @@ test-packages: deps cargo ## Install the packages of `make package` in chroots, 
 	cargo test --test suite -- --ignored --nocapture --test-threads 1 packages::
 
 check-deploy: ## Render the Helm chart and hold every object against the schemas: make check-deploy ARGS=--write
-	@tools=$$(sh $(INSTALL) --deploy-checks) && $$tools/bin/python -B deploy/check/render.py $(ARGS) >target/manifests.jsonl && \
+	@mkdir -p target && tools=$$(sh $(INSTALL) --deploy-checks) && $$tools/bin/python -B deploy/check/render.py $(ARGS) >target/manifests.jsonl && \
 		node deploy/check/validate.mjs $$tools <target/manifests.jsonl
 
 format: cargo rustfmt ## Bring Rust and the dashboard's files into their format
