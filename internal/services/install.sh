@@ -4,6 +4,7 @@
 #   install.sh              MariaDB and Redis, from packages that bring no system service; returns at once when both are
 #                           there. With neither root nor password-less sudo they go into a private cache instead.
 #   install.sh --mysql      a real MySQL server into the private cache; prints the path of its mysqld
+#   install.sh --galera     what MariaDB needs to be a node of a Galera cluster, into the private cache; prints its folder
 #   install.sh --faketime   the library that changes the clock of one process; prints its path
 #   install.sh --schemathesis   the program that compares the API with its OpenAPI document; prints its path
 #   install.sh --chromium   a browser for the tests of the dashboard; prints its path. If there is none, root gets Debian's
@@ -24,6 +25,7 @@ set -eu
 cache=${XDG_CACHE_HOME:-${HOME:-}/.cache}/tickr
 servers=$cache/servers
 mysql=$cache/mysql
+galera=$cache/galera
 faketime=$cache/faketime
 here=$(cd "$(dirname "$0")" && pwd)
 # Schemathesis and its dependencies, by version and digest.
@@ -62,6 +64,7 @@ main() {
     case "${1:-}" in
         '') install_servers ;;
         --mysql) install_mysql ;;
+        --galera) install_galera ;;
         --faketime) install_faketime ;;
         --schemathesis) install_schemathesis ;;
         --chromium) install_chromium ;;
@@ -191,6 +194,41 @@ update_from_frozen_mirror() {
         made=$(date -u -d "$(sed -n 's/^Date: //p' "$list")" +%Y%m%d) || fail "the package list ${list##*/} has no date"
         [ "$made" -ge "$oldest_lists" ] || fail "the package list ${list##*/} is of $made, and lists from before $oldest_lists are not taken"
     done
+}
+
+# The replication library, and the programs with which a node copies the data of another one. The package of those scripts
+# would also start a server of the system, so it is unpacked and not installed.
+install_galera() {
+    if [ -x "$galera/bin/rsync" ]; then
+        echo "$galera"
+        return 0
+    fi
+    command -v apt-get >/dev/null || fail 'Galera can be fetched on Debian and Ubuntu only'
+    writable
+    say "fetching Galera into $galera (nothing on the system is changed)"
+    scratch=$cache/.new.$$
+    private_apt "$scratch/apt"
+    system_sources "$scratch/apt"
+    apt-get -qq update >&2 || fail 'the package lists could not be fetched'
+    server=$(newest mariadb-server) || fail 'the apt sources of this machine have no MariaDB server'
+    (cd "$archives" && apt-get -qq download galera-4 "$server" rsync libpopt0 lsof libtirpc3 >&2) ||
+        fail 'the packages of Galera could not be fetched'
+    mkdir -p "$scratch/galera/root" "$scratch/galera/bin"
+    unpack "$scratch/galera/root" ''
+    for script in wsrep_sst_rsync wsrep_sst_common; do
+        cp "$scratch/galera/root/usr/bin/$script" "$scratch/galera/bin/" || fail "$script has moved in its package"
+    done
+    # Under root, rsync would serve the data folder as another user, who cannot enter it.
+    # shellcheck disable=SC2016 # expanded by the script
+    sed -i 's/^use chroot = no$/&\nuid = $(id -u)\ngid = $(id -g)/' "$scratch/galera/bin/wsrep_sst_rsync"
+    for program in rsync lsof; do
+        wrapper "$scratch/galera/bin/$program" "usr/bin/$program" "$own_libraries" ''
+        "$scratch/galera/bin/$program" --version >/dev/null 2>&1 || "$scratch/galera/bin/$program" -v >/dev/null 2>&1 ||
+            fail "the fetched $program does not run"
+    done
+    [ -f "$scratch/galera/root/usr/lib/galera/libgalera_smm.so" ] || fail 'the library of Galera has moved in its package'
+    keep "$scratch/galera" "$galera"
+    echo "$galera"
 }
 
 # One small package without dependencies beyond the C library: there is no need to install it.

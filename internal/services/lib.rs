@@ -7,6 +7,7 @@
 //! - `address`: addresses, password and URLs
 //! - `error`: [`ServicesError`]
 //! - `folder`: the data folder and its lock
+//! - `galera`: a cluster of MariaDB servers
 //! - `guard`: the processes that stop a server when its owner dies
 //! - `mysql`: data folder and flags of MySQL or MariaDB
 //! - `options`: [`Options`], the choices of the caller
@@ -24,6 +25,7 @@
 mod address;
 mod error;
 mod folder;
+mod galera;
 mod guard;
 mod mysql;
 mod options;
@@ -40,6 +42,7 @@ use std::thread;
 
 pub use self::address::{Address, Transport};
 pub use self::error::ServicesError;
+pub use self::galera::start_galera;
 pub use self::options::Options;
 pub use self::server::Server;
 pub use self::signal::signal;

@@ -54,14 +54,17 @@ pub(crate) enum What {
     ClockTurned,
     JobAborts,
     JobIsPoison,
+    NodeIsolated,
+    QuorumLost,
 }
 
 use What::{
     ClockTurned, JobAborts, JobIsPoison, MysqlClockAdvanced, MysqlCommitAnswersLost, MysqlConnectionsKilled,
     MysqlFrozenLong, MysqlGloballyLocked, MysqlKilled, MysqlLineBad, MysqlPaused, MysqlReadOnly,
-    MysqlRefusesConnections, MysqlRowsLocked, MysqlTableLocked, QueuePaused, RedisAnswersLost, RedisClientsKilled,
-    RedisEvicts, RedisFlushed, RedisFull, RedisKeyDeleted, RedisKilled, RedisLineBad, RedisPaused, RedisReadOnly,
-    RedisStale, RunnerDrained, RunnerKilled, RunnerPaused, RunnerStopped, RunnerStoppedTwice,
+    MysqlRefusesConnections, MysqlRowsLocked, MysqlTableLocked, NodeIsolated, QueuePaused, QuorumLost,
+    RedisAnswersLost, RedisClientsKilled, RedisEvicts, RedisFlushed, RedisFull, RedisKeyDeleted, RedisKilled,
+    RedisLineBad, RedisPaused, RedisReadOnly, RedisStale, RunnerDrained, RunnerKilled, RunnerPaused, RunnerStopped,
+    RunnerStoppedTwice,
 };
 
 const WEIGHTS: [(What, u32); 32] = [
@@ -98,6 +101,9 @@ const WEIGHTS: [(What, u32); 32] = [
     (JobAborts, 2),
     (JobIsPoison, 1),
 ];
+
+/// The faults that only a cluster has, beside the others.
+const OF_CLUSTERS: [(What, u32); 2] = [(NodeIsolated, 6), (QuorumLost, 3)];
 
 /// The part of the run that a fault affects. Two faults that overlap affect different parts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -170,7 +176,9 @@ impl What {
             | MysqlRowsLocked
             | MysqlTableLocked
             | MysqlReadOnly
-            | MysqlRefusesConnections => Scene::Mysql,
+            | MysqlRefusesConnections
+            | NodeIsolated
+            | QuorumLost => Scene::Mysql,
             MysqlCommitAnswersLost | MysqlLineBad => Scene::MysqlLines,
             RunnerKilled | RunnerPaused | RunnerStopped | RunnerStoppedTwice | RunnerDrained => Scene::Runners,
             QueuePaused => Scene::Queues,
@@ -201,6 +209,9 @@ impl What {
             ClockTurned => 2_000..6_000,
             MysqlClockAdvanced => 500..2_000,
             JobAborts | JobIsPoison => 500..2_000,
+            // Long enough that the other nodes notice, and shorter than that.
+            NodeIsolated => 1_000..15_000,
+            QuorumLost => 3_000..20_000,
         }
     }
 }
@@ -222,15 +233,29 @@ impl Fault {
         3 + self.seconds.abs() % 60
     }
 
+    /// Return the MySQL server that is affected.
+    fn node(&self, world: &World) -> usize {
+        usize::try_from(self.seed % world.servers.nodes() as u64).unwrap_or_default()
+    }
+
+    /// Return the other MySQL servers.
+    fn other_nodes(&self, world: &World) -> impl Iterator<Item = usize> {
+        let node = self.node(world);
+        (0..world.servers.nodes()).filter(move |other| *other != node)
+    }
+
     /// Return the queue that is paused.
     fn queue(&self) -> &'static str {
         if self.seed.is_multiple_of(2) { "side" } else { driver::NARROW }
     }
 
     /// Draw a fault that affects another part than `other` does.
-    pub(crate) fn draw(rng: &mut StdRng, runners: usize, other: Option<&Fault>) -> Self {
+    pub(crate) fn draw(rng: &mut StdRng, world: &World, other: Option<&Fault>) -> Self {
+        let runners = world.runners.len();
+        let of_clusters: &[(What, u32)] = if world.servers.nodes() > 1 { &OF_CLUSTERS } else { &[] };
+        let weights = [&WEIGHTS[..], of_clusters].concat();
         let what = loop {
-            let what = WEIGHTS.choose_weighted(rng, |(_, weight)| *weight).map_or(RedisFlushed, |(what, _)| *what);
+            let what = weights.choose_weighted(rng, |(_, weight)| *weight).map_or(RedisFlushed, |(what, _)| *what);
             if other.is_none_or(|other| other.what.scene() != what.scene()) {
                 break what;
             }
@@ -276,6 +301,7 @@ impl Fault {
 
     async fn begin(&self, world: &World, rng: &mut StdRng) -> anyhow::Result<()> {
         let servers = &world.servers;
+        let node = self.node(world);
         match self.what {
             RedisFlushed => servers.redis(&["FLUSHALL"]).await,
             RedisKilled => {
@@ -308,14 +334,21 @@ impl Fault {
                 self.each_line(world, |line| line.set(self.mode));
                 Ok(())
             }
-            MysqlKilled => servers.with_mysql(Server::kill9).await,
-            MysqlPaused | MysqlFrozenLong => servers.with_mysql(Server::pause).await,
+            MysqlKilled => servers.with_mysql(node, Server::kill9).await,
+            MysqlPaused | MysqlFrozenLong => servers.with_mysql(node, Server::pause).await,
+            NodeIsolated => servers.sql(node, "SET GLOBAL wsrep_provider_options = 'gmcast.isolate=1'").await,
+            QuorumLost => {
+                for other in self.other_nodes(world) {
+                    servers.with_mysql(other, Server::pause).await?;
+                }
+                Ok(())
+            }
             // A backup does this while it copies tables of an engine other than InnoDB.
             MysqlGloballyLocked => self.lock(world, "FLUSH TABLES WITH READ LOCK").await,
             MysqlConnectionsKilled => self.kill_connections(world, rng).await,
             MysqlRowsLocked => self.lock(world, "SELECT id FROM owed ORDER BY id LIMIT 500 FOR UPDATE").await,
             MysqlTableLocked => self.lock(world, "LOCK TABLES owed WRITE").await,
-            MysqlReadOnly => servers.sql("SET GLOBAL read_only = ON").await,
+            MysqlReadOnly => servers.sql(node, "SET GLOBAL read_only = ON").await,
             MysqlRefusesConnections => self.refuse_connections(world, rng).await,
             ClockTurned => self.turn_clocks(world, self.seconds),
             MysqlClockAdvanced => servers.advance_clock(self.advance()),
@@ -349,6 +382,7 @@ impl Fault {
 
     async fn end(&self, world: &World) -> anyhow::Result<()> {
         let servers = &world.servers;
+        let node = self.node(world);
         match self.what {
             RedisKilled => servers.with_redis(Server::start_again).await,
             RedisStale => {
@@ -366,13 +400,20 @@ impl Fault {
                 self.each_line(world, |line| line.set(Mode::Pass));
                 Ok(())
             }
-            MysqlKilled => servers.with_mysql(Server::start_again).await,
-            MysqlPaused | MysqlFrozenLong => servers.with_mysql(Server::resume).await,
+            MysqlKilled => servers.with_mysql(node, Server::start_again).await,
+            MysqlPaused | MysqlFrozenLong => servers.with_mysql(node, Server::resume).await,
+            NodeIsolated => servers.sql(node, "SET GLOBAL wsrep_provider_options = 'gmcast.isolate=0'").await,
+            QuorumLost => {
+                for other in self.other_nodes(world) {
+                    servers.with_mysql(other, Server::resume).await?;
+                }
+                Ok(())
+            }
             QueuePaused => {
                 let mut rng = StdRng::seed_from_u64(self.seed);
                 until_done(world, &mut rng, Request::post(format!("/v1/queues/{}/resume", self.queue()))).await
             }
-            MysqlReadOnly => servers.sql("SET GLOBAL read_only = OFF").await,
+            MysqlReadOnly => servers.sql(node, "SET GLOBAL read_only = OFF").await,
             ClockTurned => self.turn_clocks(world, 0),
             RunnerPaused => self.each_runner(world, Order::Resume).await,
             RedisFlushed
@@ -401,8 +442,15 @@ impl Fault {
     }
 
     fn each_line(&self, world: &World, act: impl Fn(&Proxy)) {
+        let all = self.seed.is_multiple_of(2);
         for runner in self.runners.iter().map(|number| &world.runners[*number]) {
-            act(if self.what.scene() == Scene::MysqlLines { &runner.mysql } else { &runner.redis });
+            if self.what.scene() != Scene::MysqlLines {
+                act(&runner.redis);
+            } else if all {
+                runner.mysql.iter().for_each(&act);
+            } else {
+                act(&runner.mysql[self.node(world)]);
+            }
         }
     }
 
@@ -428,7 +476,7 @@ impl Fault {
 
     /// Kill connections one by one for the duration of the fault.
     async fn kill_connections(&self, world: &World, rng: &mut StdRng) -> anyhow::Result<()> {
-        let mut root = world.servers.root().await?;
+        let mut root = world.servers.root_of(self.node(world)).await?;
         let end = tokio::time::Instant::now() + self.lasts;
         while tokio::time::Instant::now() < end {
             kill_one_connection(&mut root, rng).await?;
@@ -440,7 +488,7 @@ impl Fault {
     /// Kill all connections and let only a few clients reconnect for the duration of the fault.
     async fn refuse_connections(&self, world: &World, rng: &mut StdRng) -> anyhow::Result<()> {
         // All statements use one connection, because MySQL could refuse a second one of root as well.
-        let mut root = world.servers.root().await?;
+        let mut root = world.servers.root_of(self.node(world)).await?;
         root.execute("SET GLOBAL max_connections = 10").await?;
         let mut killed = Ok(true);
         for _ in 0..100 {
@@ -457,7 +505,7 @@ impl Fault {
 
     /// Hold locks for the duration of the fault.
     async fn lock(&self, world: &World, sql: &'static str) -> anyhow::Result<()> {
-        let mut root = world.servers.root().await?;
+        let mut root = world.servers.root_of(self.node(world)).await?;
         root.execute("START TRANSACTION").await?;
         let locked = tokio::time::timeout(Duration::from_secs(10), root.execute(sqlx::raw_sql(sql))).await;
         if matches!(locked, Ok(Ok(_))) {

@@ -2,10 +2,11 @@
 //! be lost or doubled, and all records must agree.
 //!
 //!     make chaos SEED=42 MINUTES=10
+//!     make chaos STORE=galera
 //!
 //! The suite runs it for two minutes with a seed that it draws and prints. Reading order:
 //!
-//! - `world` holds the parts of a run: `servers`, `proxy`, `runner`, `clock`, `kinds` and `sink`.
+//! - `world` holds the parts of a run: `servers` (with `galera`), `proxy`, `runner`, `clock`, `kinds` and `sink`.
 //! - `first_starts` kills migrations before the run begins.
 //! - `driver` makes the load. `enqueue` and `request` send it and record every answer in the `ledger`.
 //! - `rates` changes limits by key meanwhile, and knows which of them held when.
@@ -20,6 +21,7 @@ mod driver;
 mod enqueue;
 mod faults;
 mod first_starts;
+mod galera;
 mod journal;
 mod kinds;
 mod ledger;
@@ -131,7 +133,7 @@ struct Story {
 
 async fn run(settings: Settings, dir: &Path, template: &Path) -> anyhow::Result<bool> {
     let began = Instant::now();
-    let world = Arc::new(World::start(settings.seed, dir, template).await?);
+    let world = Arc::new(World::start(settings, dir, template).await?);
     driver::prepare(&world).await?;
     let stop = CancellationToken::new();
     let mut callers = driver::start(&world, &stop);
@@ -179,8 +181,8 @@ impl Story {
 /// Let one or two overlapping faults happen, and wait for the recovery.
 async fn round(world: &Arc<World>, rng: &mut StdRng, story: &mut Story, settings: Settings, began: Instant) {
     tokio::time::sleep(Duration::from_millis(rng.random_range(200..1_500))).await;
-    let first = Fault::draw(rng, world.runners.len(), None);
-    let second = rng.random_ratio(1, 2).then(|| Fault::draw(rng, world.runners.len(), Some(&first)));
+    let first = Fault::draw(rng, world, None);
+    let second = rng.random_ratio(1, 2).then(|| Fault::draw(rng, world, Some(&first)));
     pull(world, rng, story, settings, began, &first, second.as_ref()).await;
 }
 
@@ -233,7 +235,7 @@ fn report(world: &World, story: &Story, found: &check::Findings, settings: Setti
     };
     let answers: BTreeMap<String, usize> =
         world.ledger.write(|book| book.answers.iter().map(|(status, count)| (status.to_string(), *count)).collect());
-    let lost_answers: usize = world.runners.iter().map(|runner| runner.mysql.lost() + runner.redis.lost()).sum();
+    let lost_answers: usize = world.runners.iter().map(|runner| runner.lost()).sum();
     println!("answers (0: none came): {}; answers lost by the proxies: {lost_answers}", list(&answers));
     println!("ends: {}; verdicts: {}; aborts: {}", list(&found.ends), list(&found.verdicts), world.ledger.aborts());
     for error in locked(&world.internal_errors).iter() {

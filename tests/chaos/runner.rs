@@ -39,10 +39,11 @@ const ENVIRONMENT: [(&str, &str); 10] = [
 /// Longest time for a stop: the grace period, the ordered stop after it, and a margin for a busy machine.
 const STOP_LIMIT: Duration = Duration::from_secs(40);
 
-/// A runner with its two proxies and its clock.
+/// A runner with its proxies and its clock.
 pub(crate) struct Runner {
     pub(crate) number: usize,
-    pub(crate) mysql: Proxy,
+    /// One proxy for each MySQL server.
+    pub(crate) mysql: Vec<Proxy>,
     pub(crate) redis: Proxy,
     pub(crate) clock: Clock,
     addr: watch::Receiver<Option<SocketAddr>>,
@@ -73,14 +74,22 @@ impl Order {
 }
 
 impl Runner {
+    /// Start a runner and its proxies. With `apart` it begins with another MySQL server than the other runners.
     pub(crate) async fn start(
         number: usize,
         servers: &Servers,
+        apart: bool,
         dir: &Path,
         ledger: &Arc<Ledger>,
         faketime: Option<&Path>,
     ) -> anyhow::Result<Self> {
-        let mysql = Proxy::start(&servers.mysql_socket()?, Protocol::Mysql).await?;
+        let mut mysql = Vec::new();
+        for socket in servers.mysql_sockets()? {
+            mysql.push(Proxy::start(&socket, Protocol::Mysql).await?);
+        }
+        let mut addresses: Vec<String> = mysql.iter().map(|proxy| format!("127.0.0.1:{}", proxy.port())).collect();
+        let first = if apart { number % addresses.len() } else { 0 };
+        addresses.rotate_left(first);
         let redis = Proxy::start(&servers.redis_socket()?, Protocol::Redis).await?;
         let (addr_tx, addr) = watch::channel(None);
         let (orders, taken) = mpsc::channel(8);
@@ -93,13 +102,18 @@ impl Runner {
             dir: own,
             clock: faketime.map(|library| clock.environment(library)).unwrap_or_default(),
             journal: dir.join("journal"),
-            mysql_url: format!("mysql://{ACCOUNT}@127.0.0.1:{}/chaos?ssl-mode=disabled", mysql.port()),
+            mysql_url: format!("mysql://{ACCOUNT}@{}/chaos?ssl-mode=disabled", addresses.join(",")),
             redis_url: format!("redis://127.0.0.1:{}/", redis.port()),
             addr: addr_tx,
             ledger: Arc::clone(ledger),
         };
         let keeper = tokio::spawn(keeper.keep(taken));
         Ok(Self { number, mysql, redis, clock, addr, orders, keeper: Mutex::new(Some(keeper)) })
+    }
+
+    /// Return the number of answers that its proxies lost.
+    pub(crate) fn lost(&self) -> usize {
+        self.mysql.iter().chain([&self.redis]).map(Proxy::lost).sum()
     }
 
     /// Return the address of its API, unless it is down.

@@ -1,4 +1,5 @@
-//! The MySQL and Redis servers of one run, and direct connections that no fault closes.
+//! The MySQL and Redis servers of one run, and direct connections that no fault closes. MySQL is one server, or a Galera
+//! cluster of three (`galera`).
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -10,6 +11,7 @@ use sqlx::{AssertSqlSafe, Connection, Executor, MySqlConnection};
 use tickr::services::{Address, Options, Server, Services};
 
 use crate::clock::Clock;
+use crate::galera;
 
 /// Name of the database of the run.
 const DATABASE: &str = "chaos";
@@ -19,7 +21,8 @@ pub(crate) const ACCOUNT: &str = "runner";
 /// The servers. They end when this value is dropped, and when this program ends, even if it is killed.
 #[derive(Clone)]
 pub(crate) struct Servers {
-    services: Arc<Services>,
+    /// The nodes of MySQL. Redis is the one beside the first node.
+    nodes: Arc<[Services]>,
     /// The clock of MySQL and the number of seconds by which it is ahead; `None` without libfaketime.
     clock: Option<Arc<(Clock, AtomicI64)>>,
 }
@@ -35,11 +38,7 @@ impl Servers {
     ) -> anyhow::Result<Self> {
         std::fs::create_dir_all(&dir)?;
         let clock = faketime.map(|library| (Clock { file: dir.join("clock") }, library));
-        let mut options = Options::persistent(dir).durable(durable).template_dir(template);
-        if durable {
-            options =
-                ["--log-bin=binlog", "--sync-binlog=1", "--server-id=1"].into_iter().fold(options, Options::mysql_flag);
-        }
+        let mut options = options(dir, template, durable);
         if let Some((clock, library)) = &clock {
             clock.turn(0)?;
             let environment = clock.environment(library);
@@ -48,8 +47,23 @@ impl Servers {
         }
         let services = tokio::task::spawn_blocking(move || Services::start(&options)).await??;
         let clock = clock.map(|(clock, _)| Arc::new((clock, AtomicI64::new(0))));
-        let servers = Self { services: Arc::new(services), clock };
-        let mut root = MySqlConnection::connect(&servers.services.mysql_url("mysql")).await?;
+        Self { nodes: Arc::new([services]), clock }.with_account().await
+    }
+
+    /// Start a cluster in `dir`. Its nodes have the clock of the machine.
+    pub(crate) async fn start_cluster(dir: PathBuf, template: &Path, durable: bool) -> anyhow::Result<Self> {
+        let each = |number: usize| {
+            let dir = dir.join(format!("n{number}"));
+            std::fs::create_dir_all(&dir).map(|()| options(dir, template, durable))
+        };
+        let each: Vec<Options> = (0..galera::NODES).map(each).collect::<Result<_, _>>()?;
+        let nodes = tokio::task::spawn_blocking(move || tickr::services::start_galera(&each)).await??;
+        Self { nodes: nodes.into(), clock: None }.with_account().await
+    }
+
+    /// Make the database and the account of the runners.
+    async fn with_account(self) -> anyhow::Result<Self> {
+        let mut root = MySqlConnection::connect(&self.nodes[0].mysql_url("mysql")).await?;
         for sql in [
             format!("CREATE DATABASE {DATABASE} CHARACTER SET utf8mb4 COLLATE utf8mb4_bin"),
             format!("CREATE USER '{ACCOUNT}'@'localhost'"),
@@ -57,24 +71,29 @@ impl Servers {
         ] {
             root.execute(sqlx::raw_sql(AssertSqlSafe(sql))).await?;
         }
-        Ok(servers)
+        Ok(self)
     }
 
-    pub(crate) fn mysql_socket(&self) -> anyhow::Result<PathBuf> {
-        socket(self.services.mysql())
+    /// Return the number of MySQL servers.
+    pub(crate) fn nodes(&self) -> usize {
+        self.nodes.len()
+    }
+
+    pub(crate) fn mysql_sockets(&self) -> anyhow::Result<Vec<PathBuf>> {
+        self.nodes.iter().map(|node| socket(node.mysql())).collect()
     }
 
     pub(crate) fn redis_socket(&self) -> anyhow::Result<PathBuf> {
-        socket(self.services.redis())
+        socket(self.nodes[0].redis())
     }
 
-    /// Return the URL for a direct connection to the tables, with full rights.
+    /// Return the URL for a direct connection to the tables on the first server, with full rights.
     pub(crate) fn mysql_url(&self) -> String {
-        self.services.mysql_url(DATABASE)
+        self.nodes[0].mysql_url(DATABASE)
     }
 
     pub(crate) fn redis_url(&self) -> String {
-        self.services.redis_url()
+        self.nodes[0].redis_url()
     }
 
     /// Set the clock of MySQL forward by this many seconds, for good.
@@ -84,17 +103,39 @@ impl Servers {
         Ok(clock.0.turn(ahead)?)
     }
 
-    /// Open a connection that bypasses every proxy, with full rights.
-    pub(crate) async fn root(&self) -> anyhow::Result<MySqlConnection> {
-        let url = self.mysql_url();
+    /// Open a connection to a server that bypasses every proxy, with full rights.
+    pub(crate) async fn root_of(&self, node: usize) -> anyhow::Result<MySqlConnection> {
+        let url = self.nodes[node].mysql_url(DATABASE);
         let opened = tokio::time::timeout(Duration::from_secs(5), MySqlConnection::connect(&url));
         Ok(opened.await.context("mysql does not let root in")??)
     }
 
-    pub(crate) async fn sql(&self, sql: impl Into<String>) -> anyhow::Result<()> {
+    /// Open such a connection to the first server that answers. It sees everything that was committed before, on any
+    /// server.
+    pub(crate) async fn root(&self) -> anyhow::Result<MySqlConnection> {
+        if self.nodes() == 1 {
+            return self.root_of(0).await;
+        }
+        let mut failed = Ok(());
+        for node in 0..self.nodes() {
+            let looked = tokio::time::timeout(Duration::from_secs(3), async {
+                let mut root = self.root_of(node).await?;
+                galera::see_all(&mut root).await?;
+                anyhow::Ok(root)
+            });
+            match looked.await {
+                Ok(Ok(root)) => return Ok(root),
+                Ok(Err(error)) => failed = Err(error),
+                Err(_) => failed = Err(anyhow::anyhow!("node {node} does not answer")),
+            }
+        }
+        failed.and_then(|()| bail!("there is no node"))
+    }
+
+    pub(crate) async fn sql(&self, node: usize, sql: impl Into<String>) -> anyhow::Result<()> {
         let sql = sql.into();
         let text = sql.clone();
-        let mut root = self.root().await?;
+        let mut root = self.root_of(node).await?;
         tokio::time::timeout(Duration::from_secs(10), root.execute(sqlx::raw_sql(AssertSqlSafe(sql))))
             .await
             .with_context(|| text.clone())?
@@ -111,25 +152,35 @@ impl Servers {
         Ok(command.query_async(&mut conn).await?)
     }
 
-    /// Run an operation on MySQL that takes a while.
-    pub(crate) async fn with_mysql(&self, act: impl Fn(&Server) -> Outcome + Send + 'static) -> anyhow::Result<()> {
-        let services = Arc::clone(&self.services);
-        Ok(tokio::task::spawn_blocking(move || act(services.mysql())).await??)
+    /// Run an operation on a MySQL server that takes a while.
+    pub(crate) async fn with_mysql(
+        &self,
+        node: usize,
+        act: impl Fn(&Server) -> Outcome + Send + 'static,
+    ) -> anyhow::Result<()> {
+        let nodes = Arc::clone(&self.nodes);
+        Ok(tokio::task::spawn_blocking(move || act(nodes[node].mysql())).await??)
     }
 
     /// Run an operation on Redis that takes a while.
     pub(crate) async fn with_redis(&self, act: impl Fn(&Server) -> Outcome + Send + 'static) -> anyhow::Result<()> {
-        let services = Arc::clone(&self.services);
-        Ok(tokio::task::spawn_blocking(move || act(services.redis())).await??)
+        let nodes = Arc::clone(&self.nodes);
+        Ok(tokio::task::spawn_blocking(move || act(nodes[0].redis())).await??)
     }
 
     /// Remove the files that Redis wrote, so that it starts empty.
     pub(crate) fn forget_snapshot(&self) -> anyhow::Result<()> {
-        match std::fs::remove_file(self.services.folder().join("dump.rdb")) {
+        match std::fs::remove_file(self.nodes[0].folder().join("dump.rdb")) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => bail!("dump.rdb: {error}"),
             _ => Ok(()),
         }
     }
+}
+
+fn options(dir: PathBuf, template: &Path, durable: bool) -> Options {
+    let options = Options::persistent(dir).durable(durable).template_dir(template);
+    let flags: &[&str] = if durable { &["--log-bin=binlog", "--sync-binlog=1", "--server-id=1"] } else { &[] };
+    flags.iter().copied().fold(options, Options::mysql_flag)
 }
 
 type Outcome = Result<(), tickr::services::ServicesError>;

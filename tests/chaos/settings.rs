@@ -2,11 +2,21 @@
 
 use std::time::Duration;
 
+/// The MySQL of a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Store {
+    /// One server.
+    One,
+    /// A Galera cluster of three.
+    Galera,
+}
+
 /// Settings of one run.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Settings {
     /// Seed of the faults and the load. The same seed draws the same faults; their effects differ from run to run.
     pub(crate) seed: u64,
+    pub(crate) store: Store,
     /// Duration from the first job to the last check.
     pub(crate) length: Duration,
     /// Whether to print every fault as it happens.
@@ -26,7 +36,7 @@ pub(crate) enum Wanted {
 pub(crate) const NAME: &str = "chaos";
 
 impl Wanted {
-    /// Read the environment (`CHAOS_SEED`, `CHAOS_MINUTES`, `CHAOS_TELL`), and those arguments of the usual test
+    /// Read the environment (`CHAOS_SEED`, `CHAOS_MINUTES`, `CHAOS_STORE`, `CHAOS_TELL`), and those arguments of the usual test
     /// harness that decide whether this test runs.
     pub(crate) fn read() -> Result<Self, String> {
         let mut filters = Vec::new();
@@ -51,8 +61,13 @@ impl Wanted {
         }
         let seed = number("CHAOS_SEED")?.unwrap_or_else(|| rand::random_range(1..1_000_000));
         let minutes = number("CHAOS_MINUTES")?.unwrap_or(2).max(1);
+        let store = match std::env::var("CHAOS_STORE").unwrap_or_default().as_str() {
+            "" => Store::One,
+            "galera" => Store::Galera,
+            other => return Err(format!("CHAOS_STORE={other}: the only other store is galera")),
+        };
         let tell = std::env::var_os("CHAOS_TELL").is_some_and(|text| !text.is_empty());
-        Ok(Self::Run(Settings { seed, length: Duration::from_secs(60 * minutes), tell }))
+        Ok(Self::Run(Settings { seed, store, length: Duration::from_secs(60 * minutes), tell }))
     }
 }
 

@@ -11,6 +11,7 @@ use crate::ledger::Ledger;
 use crate::request::InternalErrors;
 use crate::runner::Runner;
 use crate::servers::Servers;
+use crate::settings::{Settings, Store};
 use crate::sink::Sink;
 
 /// Number of runners.
@@ -32,7 +33,11 @@ pub(crate) struct World {
 
 impl World {
     /// Start all parts in a folder of their own, and wait until all runners are up.
-    pub(crate) async fn start(seed: u64, dir: &Path, template: &Path) -> anyhow::Result<Self> {
+    pub(crate) async fn start(
+        Settings { seed, store, .. }: Settings,
+        dir: &Path,
+        template: &Path,
+    ) -> anyhow::Result<Self> {
         let durable = seed.is_multiple_of(3);
         if durable {
             println!("chaos: MySQL syncs every commit and writes a binlog");
@@ -41,13 +46,22 @@ impl World {
         if faketime.is_none() {
             println!("chaos: there is no libfaketime, so no clock is changed");
         }
-        let servers = Servers::start(dir.join("servers"), template, durable, faketime.as_deref()).await?;
+        let servers = dir.join("servers");
+        let servers = match store {
+            Store::One => Servers::start(servers, template, durable, faketime.as_deref()).await?,
+            Store::Galera => Servers::start_cluster(servers, template, durable).await?,
+        };
+        // In an odd run each runner writes to a node of its own, and the cluster has to find conflicts.
+        let apart = matches!(store, Store::Galera) && !seed.is_multiple_of(2);
+        if apart {
+            println!("chaos: each runner begins with another node");
+        }
         first_starts::interrupted(&servers, seed).await?;
         let ledger = Arc::<Ledger>::default();
         let mut runners = Vec::new();
         std::fs::write(dir.join("journal"), "")?;
         for number in 0..RUNNERS {
-            runners.push(Runner::start(number, &servers, dir, &ledger, faketime.as_deref()).await?);
+            runners.push(Runner::start(number, &servers, apart, dir, &ledger, faketime.as_deref()).await?);
         }
         let client = reqwest::Client::builder().connect_timeout(Duration::from_secs(2)).build()?;
         let sink = Sink::start(seed).await?;

@@ -49,6 +49,7 @@ mod explain;
 mod failover;
 mod flood;
 mod follow_ups;
+mod galera;
 mod history;
 mod import;
 mod index;

@@ -12,6 +12,7 @@ use uuid::Uuid;
 
 use crate::sql::batches::{MAX_ROWS, bind_padded, padded_len, placeholders, statement};
 use crate::sql::clock::Reading;
+use crate::sql::cluster::{Locked, lock_in_cluster};
 use crate::sql::connection::{on_pool, transact};
 use crate::sql::error::corrupt;
 use crate::sql::script::rows_as_text;
@@ -199,6 +200,7 @@ pub(super) async fn take(
     // a runner that froze inside this transaction may keep it, and the permits of other queues are next in turn.
     let sql = "SELECT concurrency FROM queues WHERE name = ? FOR UPDATE NOWAIT";
     let limit: Option<Option<u32>> = sqlx::query_scalar(sql).bind(queue.as_str()).fetch_optional(&mut *conn).await?;
+    lock_in_cluster(conn, Locked::Queue, [queue.as_str()]).await?;
     let Some(limit) = limit.flatten() else {
         remove(conn, queue.as_str(), runner.as_str()).await?;
         return Ok(PermitGrant::Unlimited);

@@ -17,6 +17,7 @@ use crate::rows::owed::{DueJob, lock_held};
 use crate::rows::tallies::count;
 use crate::sql::batches::statement;
 use crate::sql::clock::read_clock;
+use crate::sql::cluster::{Locked, lock_in_cluster};
 use crate::sql::connection::{on_pool, transact};
 use crate::sql::session::Session;
 use crate::{Store, StoreError, StoreInner};
@@ -90,6 +91,7 @@ impl Store {
                 let Some(row) = found else { return Ok(None) };
                 let (cancelled, ended): (bool, bool) = (row.try_get("cancelled")?, row.try_get("ended")?);
                 if !cancelled && !ended {
+                    lock_in_cluster(conn, Locked::Batch, [id.uuid()]).await?;
                     let now = read_clock(conn, &shared.clock).await?;
                     sqlx::query("UPDATE batches SET cancelled_at = ?, closed_at = COALESCE(closed_at, ?) WHERE id = ?")
                         .bind(now)

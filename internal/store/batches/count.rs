@@ -17,6 +17,7 @@ use crate::rows::links::{BatchChanges, check_links};
 use crate::rows::order::{lock_or_make, order_key_of};
 use crate::sql::batches::statement;
 use crate::sql::clock::read_clock;
+use crate::sql::cluster::{Locked, lock_in_cluster};
 use crate::sql::connection::{on_pool, transact};
 use crate::sql::session::Session;
 use crate::{Store, StoreError, StoreInner};
@@ -86,6 +87,7 @@ async fn add_up(conn: &mut Session<'_>, shared: &StoreInner, id: BatchId) -> Res
     lock_callback_keys(conn, id).await?;
     let sql = format!("SELECT {COLUMNS} FROM batches WHERE id = ? FOR UPDATE");
     let row = statement(sql).bind(id.uuid()).fetch_optional(&mut *conn).await?;
+    lock_in_cluster(conn, Locked::Batch, [id.uuid()]).await?;
     let (change, more) = take_changes(conn, id).await?;
     let Some(row) = row else { return Ok(BatchCounted { more, ..BatchCounted::default() }) };
     let mut batch = batch(&row)?;

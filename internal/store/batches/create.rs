@@ -14,6 +14,7 @@ use crate::rows::links::{BatchChanges, LinkProblem, check_links};
 use crate::rows::order::{lock_or_make, order_key_of};
 use crate::sql::batches::statement;
 use crate::sql::clock::read_clock;
+use crate::sql::cluster::{Locked, lock_in_cluster};
 use crate::sql::connection::{PriorRun, transact};
 use crate::sql::session::Session;
 use crate::{Store, StoreError, StoreInner};
@@ -99,6 +100,7 @@ impl Store {
                 let sql = format!("SELECT {COLUMNS} FROM batches WHERE id = ? FOR UPDATE");
                 let row = statement(sql).bind(id.uuid()).fetch_optional(&mut *conn).await?;
                 let Some(row) = row else { return Ok(None) };
+                lock_in_cluster(conn, Locked::Batch, [id.uuid()]).await?;
                 let mut batch = batch(&row)?;
                 if batch.closed_at.is_some() {
                     return Ok(Some((batch, BatchCounted::default())));

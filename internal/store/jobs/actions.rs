@@ -22,6 +22,7 @@ use crate::rows::tallies::count;
 use crate::rows::unique_keys::{WantedKey, lock_or_take, release_key_of};
 use crate::sql::batches::{MAX_ROWS, bind_padded, in_list, padded_len, placeholders, statement};
 use crate::sql::clock::read_clock;
+use crate::sql::cluster::{Locked, lock_in_cluster};
 use crate::sql::connection::{PriorRun, transact};
 use crate::sql::error::corrupt;
 use crate::sql::session::Session;
@@ -432,6 +433,7 @@ async fn ended(
     .fetch_optional(&mut *conn)
     .await?;
     let Some(row) = found else { return Ok(only(ActionOutcome::Missing)) };
+    lock_in_cluster(conn, Locked::Job, [id.uuid()]).await?;
     let last = sqlx::query(
         "SELECT a.number, a.end_state, o.state FROM attempts a LEFT JOIN owed o ON o.id = a.job_id WHERE a.job_id = ? \
          ORDER BY a.number DESC LIMIT 1",

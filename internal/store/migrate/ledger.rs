@@ -75,6 +75,7 @@ const FILES: &[(&str, &str)] = embedded![
     "0046_limit_starts.sql",
     "0047_declared_kinds.sql",
     "0048_remote_workers.sql",
+    "0049_cluster_locks.sql",
 ];
 
 /// The migrations that this binary brings, in order.

@@ -15,6 +15,7 @@ use uuid::Uuid;
 use crate::retention::times::Retention;
 use crate::rows::order::{close_places, lock_open_keys_of};
 use crate::sql::batches::{MAX_ROWS, bind_padded, groups, in_list, padded_len, placeholders, statement, tuples};
+use crate::sql::cluster::{Locked, lock_in_cluster};
 use crate::sql::error::corrupt;
 use crate::sql::session::Session;
 use tickr_job::{DeadLetterStatus, JobId, JobOptions, State, Timestamp};
@@ -124,6 +125,7 @@ pub(crate) async fn remove(
     for ids in ids.chunks(MAX_ROWS) {
         let lock = "SELECT id FROM jobs FORCE INDEX (PRIMARY) WHERE id IN";
         in_list(lock, ids, " ORDER BY id FOR UPDATE").fetch_all(&mut *conn).await?;
+        lock_in_cluster(conn, Locked::Job, ids).await?;
         let found = in_list(CANDIDATE, ids, " ORDER BY j.id").fetch_all(&mut *conn).await?;
         let mut strays: BTreeSet<Uuid> = ids.iter().copied().collect();
         let (mut gone, mut reports) = (Vec::new(), Vec::new());

@@ -24,6 +24,7 @@ use crate::rows::breakers::{BreakerRule, OpenGate};
 use crate::rows::order::held_until;
 use crate::rows::owed::{DueJob, due_job};
 use crate::sql::batches::MAX_ROWS;
+use crate::sql::cluster::{Locked, lock_in_cluster_step};
 use crate::sql::error::corrupt;
 use crate::sql::script::{Script, Value, rows_as_text};
 use crate::sql::session::Session;
@@ -489,6 +490,8 @@ async fn lock_those_that_exist<'k>(
     let (any, values) = any_of("", keys);
     let sql = "SELECT limit_name, limit_key FROM limit_keys FORCE INDEX (PRIMARY) WHERE";
     script.push(format!("{sql} {any} ORDER BY limit_name, limit_key FOR UPDATE"), values);
+    let names = keys.iter().map(|key| [key.limit.as_str().as_bytes(), &[0], key.key.as_bytes()].concat());
+    lock_in_cluster_step(&mut script, Locked::LimitKey, names);
     let rows: Vec<MySqlRow> = script.run(conn).await?.into_iter().flat_map(|step| step.rows).collect();
     if rows.len() == keys.len() {
         return Ok(Vec::new());

@@ -20,6 +20,7 @@ use uuid::Uuid;
 
 use crate::rows::order::held_until;
 use crate::sql::batches::{MAX_ROWS, bind_padded, groups, in_list, padded_len, placeholders, statement, tuples};
+use crate::sql::cluster::{Locked, lock_in_cluster};
 use crate::sql::error::corrupt;
 use crate::sql::script::{Script, Value};
 use crate::sql::session::Session;
@@ -113,6 +114,8 @@ pub(crate) async fn check_links(
     links.awaited = named().filter(|id| here.contains(id)).collect();
     let elsewhere: Vec<Uuid> = named().filter(|id| !here.contains(id)).collect::<BTreeSet<_>>().into_iter().collect();
     let unfinished = mark_awaited(conn, &elsewhere).await?;
+    // A parent that is awaited already was not written.
+    lock_in_cluster(conn, Locked::Job, &unfinished).await?;
     let others: Vec<Uuid> = elsewhere.into_iter().filter(|id| !unfinished.contains(id)).collect();
     links.ended = ends_of(conn, &others).await?;
 
@@ -233,9 +236,10 @@ pub(crate) async fn lock_open(
 ) -> Result<Option<(LinkProblem, bool)>, sqlx::Error> {
     let sql = "SELECT cancelled_at IS NOT NULL AS cancelled, completed_at IS NOT NULL AS ended FROM batches \
                WHERE id = ? LOCK IN SHARE MODE";
-    let Some(row) = sqlx::query(sql).bind(batch.uuid()).fetch_optional(conn).await? else {
+    let Some(row) = sqlx::query(sql).bind(batch.uuid()).fetch_optional(&mut *conn).await? else {
         return Ok(Some((LinkProblem::UnknownBatch(batch), false)));
     };
+    lock_in_cluster(conn, Locked::Batch, [batch.uuid()]).await?;
     Ok(match (row.try_get("cancelled")?, row.try_get("ended")?) {
         (true, ended) => Some((LinkProblem::CancelledBatch(batch), ended)),
         (false, true) => Some((LinkProblem::EndedBatch(batch), true)),
@@ -390,6 +394,7 @@ pub(crate) async fn record_ends(conn: &mut Session<'_>, ended: &[LinkedEnd]) -> 
     let awaited: Vec<Uuid> = linked.iter().filter(|end| end.links & AWAITED != 0).map(|end| end.id).collect();
     let counted: BTreeMap<Uuid, State> =
         linked.iter().filter(|end| end.links & IN_BATCH != 0).map(|end| (end.id, end.state)).collect();
+    lock_in_cluster(conn, Locked::Job, &awaited).await?;
     let batches = batches_of(conn, &counted.keys().copied().collect::<Vec<_>>()).await?;
     let mut script = Script::about(linked.len(), 0);
     parent_ends_step(&mut script, &awaited);

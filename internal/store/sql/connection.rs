@@ -13,7 +13,7 @@
 
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
@@ -58,8 +58,8 @@ pub(crate) enum PriorRun {
 
 /// The settings of every session, whatever the server's own defaults are, in one text and one round trip. The driver
 /// has set the time zone and the character set before. Without these settings, a session that did not commit by itself,
-/// limited its results or read quotes differently would break guarantees without an error. [`Server`] needs the row
-/// that comes back.
+/// limited its results or read quotes differently would break guarantees without an error. [`Server`] needs the rows
+/// that come back. MySQL does not know the last variable, and MariaDB says whether it is a node of a Galera cluster.
 ///
 /// A process that froze in a transaction keeps its locks for as long as its connection lives. MariaDB ends a connection
 /// that says nothing in a transaction, here after [`RUN_LIMIT`], when a living process has given up. This also concerns
@@ -69,7 +69,7 @@ const SESSION: &str = "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED; \
      SET SESSION autocommit = 1, completion_type = 0, sql_safe_updates = 0, sql_select_limit = 18446744073709551615, \
      sql_mode = 'STRICT_TRANS_TABLES,ERROR_FOR_DIVISION_BY_ZERO,NO_ENGINE_SUBSTITUTION', \
      innodb_lock_wait_timeout = 5, lock_wait_timeout = 10 /*M!100300 , idle_transaction_timeout = 15 */; \
-     SELECT CAST(@@max_allowed_packet AS SIGNED)";
+     SELECT CAST(@@max_allowed_packet AS SIGNED); SHOW VARIABLES LIKE 'wsrep_on'";
 /// Lock waits of a hurried connection (1 s), and of every other connection (5 s and 10 s).
 const HURRIED: &str = "SET SESSION innodb_lock_wait_timeout = 1, lock_wait_timeout = 1";
 const UNHURRIED: &str = "SET SESSION innodb_lock_wait_timeout = 5, lock_wait_timeout = 10";
@@ -90,6 +90,7 @@ const LEAST_TEXTS: usize = 32;
 pub(crate) struct Server {
     packet: AtomicUsize,
     texts: AtomicUsize,
+    clustered: AtomicBool,
 }
 
 /// What the server of the running step accepts.
@@ -99,6 +100,8 @@ struct StatementLimits {
     bytes: usize,
     /// Whether the server has room for prepared statements.
     prepared: bool,
+    /// Whether the server is a node of a Galera cluster.
+    clustered: bool,
 }
 
 tokio::task_local! {
@@ -115,9 +118,15 @@ pub(crate) fn has_room_for_statements() -> bool {
     LIMITS.try_with(|limits| limits.prepared).unwrap_or(true)
 }
 
+/// Return whether the server that the running step uses is a node of a Galera cluster.
+pub(crate) fn is_in_cluster() -> bool {
+    LIMITS.try_with(|limits| limits.clustered).unwrap_or(false)
+}
+
 impl Server {
     fn unknown() -> Self {
-        Self { packet: AtomicUsize::new(usize::MAX), texts: AtomicUsize::new(MAX_TEXTS) }
+        let (packet, texts) = (AtomicUsize::new(usize::MAX), AtomicUsize::new(MAX_TEXTS));
+        Self { packet, texts, clustered: AtomicBool::new(false) }
     }
 
     /// Return the largest packet that the server accepts, in bytes.
@@ -132,7 +141,11 @@ impl Server {
     }
 
     fn limits(&self) -> StatementLimits {
-        StatementLimits { bytes: self.statement_bytes(), prepared: self.texts.load(Ordering::Relaxed) > 0 }
+        StatementLimits {
+            bytes: self.statement_bytes(),
+            prepared: self.texts.load(Ordering::Relaxed) > 0,
+            clustered: self.clustered.load(Ordering::Relaxed),
+        }
     }
 
     /// Set the number of prepared statements per connection. The server has room for `most` of them, and this process
@@ -301,8 +314,13 @@ pub(crate) async fn within<T>(
 }
 
 async fn prepare_session(conn: &mut MySqlConnection, server: &Server) -> Result<(), sqlx::Error> {
-    let row = sqlx::raw_sql(SESSION).fetch_one(conn).await?;
-    let packet: i64 = row.try_get(0)?;
+    let rows = sqlx::raw_sql(SESSION).fetch_all(conn).await?;
+    let packet: i64 = rows.first().ok_or(sqlx::Error::RowNotFound)?.try_get(0)?;
+    let clustered = match rows.get(1) {
+        Some(row) => row.try_get::<String, _>(1)?.eq_ignore_ascii_case("ON"),
+        None => false,
+    };
+    server.clustered.store(clustered, Ordering::Relaxed);
     server.packet.store(usize::try_from(packet).unwrap_or(usize::MAX), Ordering::Relaxed);
     Ok(())
 }

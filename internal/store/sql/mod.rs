@@ -4,6 +4,7 @@
 //! - `batches.rs`: statements for many rows, in few variants.
 //! - `clock.rs`: reads and estimates of the database's clock.
 //! - `clock_steps.rs`: steps of the database's clock that runners noticed.
+//! - `cluster.rs`: locks that hold in a whole Galera cluster.
 //! - `connection.rs`: connections, and the rules under which every statement runs.
 //! - `durability.rs`: checks of the server's settings.
 //! - `error.rs`: classifies the errors of MySQL.
@@ -19,6 +20,7 @@ pub(super) mod batch;
 pub(super) mod batches;
 pub(super) mod clock;
 pub(super) mod clock_steps;
+pub(super) mod cluster;
 pub(super) mod connection;
 pub(super) mod durability;
 pub(super) mod error;

@@ -22,7 +22,7 @@ pub(crate) const OUTBOX: &str = "tickr_outbox";
 /// All tables in alphabetical order: the name without a prefix, and the part of the name behind a prefix. The ledger and
 /// the outbox lose what distinguishes them from the tables of other programs, because the prefix does that. So with the
 /// prefix `tickr_` the outbox has its usual name.
-pub(crate) const TABLES: [(&str, &str); 48] = [
+pub(crate) const TABLES: [(&str, &str); 49] = [
     (LEDGER, "migrations"),
     ("alerts", "alerts"),
     ("api_keys", "api_keys"),
@@ -37,6 +37,7 @@ pub(crate) const TABLES: [(&str, &str); 48] = [
     ("checkpoints", "checkpoints"),
     ("claim_batches", "claim_batches"),
     ("clock_steps", "clock_steps"),
+    ("cluster_locks", "cluster_locks"),
     ("dead_letters", "dead_letters"),
     ("declared_kinds", "declared_kinds"),
     ("deferred_attempts", "deferred_attempts"),

@@ -1,0 +1,90 @@
+//! Locks that hold in a whole cluster.
+//!
+//! In a Galera cluster, a row that a transaction locks is locked on its own node only. The cluster finds a conflict
+//! between two nodes when both have written the same row. So two transactions that lock the same row, to count other
+//! rows in peace, would both commit. In a cluster such a transaction also writes a row that stands for its lock. Then one
+//! of the two commits, and the other one is told of a deadlock and runs again.
+//!
+//! A transaction needs this only where its lock protects rows that it reads, or a row that it may leave as it is. Writes of
+//! the same row find each other.
+
+use sha2::{Digest as _, Sha256};
+
+use crate::sql::connection::is_in_cluster;
+use crate::sql::script::{Script, Value};
+use crate::sql::session::Session;
+
+/// Number of rows that stand for locks. Two locks with the same row exclude each other too, which costs a repetition.
+const ROWS: u16 = 1_024;
+
+/// What a transaction has locked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Locked {
+    /// The key of a limit: the attempts and parked jobs that count against it.
+    LimitKey,
+    /// A queue: the permits of its runners.
+    Queue,
+    /// A batch: the jobs that it takes until it ends.
+    Batch,
+    /// A job: whether it has ended, and whether it exists.
+    Job,
+}
+
+impl Locked {
+    /// Return the row that stands for the lock of this key. Every version of tickr must return the same one.
+    fn row(self, key: &[u8]) -> u16 {
+        let of: &[u8] = match self {
+            Self::LimitKey => b"limit",
+            Self::Queue => b"queue",
+            Self::Batch => b"batch",
+            Self::Job => b"job",
+        };
+        let digest = Sha256::new().chain_update(of).chain_update([0]).chain_update(key).finalize();
+        u16::from_be_bytes([digest[0], digest[1]]) % ROWS
+    }
+}
+
+/// Add the step that makes the locks of these keys hold in the whole cluster to a script. Outside a cluster it adds none.
+pub(crate) fn lock_in_cluster_step<K: AsRef<[u8]>>(
+    script: &mut Script<'_>,
+    locked: Locked,
+    keys: impl IntoIterator<Item = K>,
+) {
+    if !is_in_cluster() {
+        return;
+    }
+    // In one order, so that two transactions on one node wait for each other and do not deadlock.
+    let mut rows: Vec<u16> = keys.into_iter().map(|key| locked.row(key.as_ref())).collect();
+    rows.sort_unstable();
+    rows.dedup();
+    if !rows.is_empty() {
+        let insert =
+            ["INSERT INTO cluster_locks (id, turn) VALUES", "(?,1)", "ON DUPLICATE KEY UPDATE turn = turn + 1"];
+        script.insert(insert, &rows, |_| 10, |&row, values| values.push(Value::from(row)));
+    }
+}
+
+/// Make the locks of these keys, which the caller's transaction has, hold in the whole cluster.
+pub(crate) async fn lock_in_cluster<K: AsRef<[u8]>>(
+    conn: &mut Session<'_>,
+    locked: Locked,
+    keys: impl IntoIterator<Item = K>,
+) -> Result<(), sqlx::Error> {
+    if !is_in_cluster() {
+        return Ok(());
+    }
+    let mut script = Script::as_text();
+    lock_in_cluster_step(&mut script, locked, keys);
+    script.run(conn).await.map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_version_has_the_same_row_for_a_lock() {
+        assert_eq!(Locked::LimitKey.row(b"tenant\0a"), 933);
+        assert_eq!(Locked::Queue.row(b"default"), 67);
+    }
+}
