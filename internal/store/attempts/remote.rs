@@ -24,6 +24,7 @@ use crate::rows::owed::{DueJob, SUSPECT_FROM};
 use crate::runners::{LiveAttempt, job_ids};
 use crate::sql::batch::Batch;
 use crate::sql::batches::{MAX_ROWS, in_list};
+use crate::sql::cluster::{Locked, lock_in_cluster};
 use crate::sql::connection::{on_pool, transact};
 use crate::sql::error::corrupt;
 use crate::sql::script::Script;
@@ -544,7 +545,8 @@ fn by_token<'a>(attempts: impl Iterator<Item = &'a OpenAttempt>) -> Vec<(Attempt
 
 async fn lock_queue(conn: &mut Session<'_>, queue: &Name) -> Result<(), sqlx::Error> {
     let sql = "SELECT concurrency FROM queues WHERE name = ? FOR UPDATE";
-    sqlx::query(sql).bind(queue.as_str()).fetch_optional(conn).await.map(drop)
+    sqlx::query(sql).bind(queue.as_str()).fetch_optional(&mut *conn).await?;
+    lock_in_cluster(conn, Locked::Queue, [queue.as_str()]).await
 }
 
 /// Begin a transaction and reserve permits of a queue for a worker. Returns how many jobs it may start. The permits are
