@@ -67,7 +67,7 @@
 //! | [`broker`] | every write that concerns both servers: commit, then hint | reading |
 //! | [`client`] | typed jobs from Rust, checked as at the API | everything below the broker |
 //! | [`verify`] | proof from the tables that the guarantees hold | repair of anything except the index |
-//! | [`engine`] | the loops: scheduler, fetcher, workers, heartbeat, reaper, reconciler, janitor, ticker, dependencies, batches, bulk runner, alerts, recorder | HTTP |
+//! | [`engine`] | the loops: scheduler, fetcher, workers, heartbeat, reaper, reconciler, janitor, ticker, expiry, dependencies, batches, outbox, limits, checkpoints, deferred attempts, remote workers, bulk runner, alerts, recorder | HTTP |
 //! | [`api`] | HTTP: routes, problem documents, OpenAPI | everything below the broker |
 //! | [`dashboard`] | pages for a browser, which use only the API | everything else |
 //! | [`app`] | the composition: ordered start, ordered stop, signals | — |

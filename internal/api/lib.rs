@@ -3,7 +3,7 @@
 //! Every function of tickr is available here first. The command line and the dashboard use only this API. The OpenAPI
 //! document is generated from the same types and attributes as the routes.
 //!
-//! Folders have the same names in `api/` and `store/`:
+//! The folders `jobs/` and `schedules/` have the same names in `api/` and `store/`:
 //!
 //! - `http/`: what every resource needs from HTTP
 //! - `compat/`: interfaces of other services, for clients that were written for them

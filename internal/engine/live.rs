@@ -21,7 +21,8 @@ pub enum StopReason {
     Deadline,
     /// The runner stops.
     Shutdown,
-    /// The lease was lost: the handler may go on, but its verdict is not written.
+    /// The lease was lost. The handler is told to stop, and is dropped after two seconds. A verdict that comes after the
+    /// attempt was taken away becomes a note.
     LeaseLost,
 }
 

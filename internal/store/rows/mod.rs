@@ -1,6 +1,6 @@
-//! Rows that several rooms of the store need: their types, and statements about one table.
+//! Rows that several folders of the store need: their types, and statements about one table.
 //!
-//! These files know [`sql`](super::sql) and each other, and no other room.
+//! These files use [`sql`](super::sql) and each other, and no other folder.
 //!
 //! - `aged.rs`: removes rows by their age.
 //! - `attempt_logs.rs`: rows of `attempt_logs`.

@@ -100,7 +100,7 @@ impl Anchor {
 }
 
 /// Begin a transaction and read the server's clock in one round trip. The driver does not know of this transaction: the
-/// caller ends it with a COMMIT, and after an error the link sends a ROLLBACK.
+/// caller ends it with a COMMIT, and after an error the connection is rolled back.
 pub(crate) async fn begin(conn: &mut Session<'_>, clock: &StoreClock) -> Result<Timestamp, sqlx::Error> {
     let sent = Instant::now();
     let row = sqlx::raw_sql("BEGIN; SELECT UTC_TIMESTAMP(6)").fetch_one(conn).await?;

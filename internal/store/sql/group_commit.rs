@@ -253,7 +253,7 @@ impl<B: Batch> Flusher<B> {
         }
     }
 
-    /// Write all of these items and wait for locks, within the limits of a [`Link`].
+    /// Write all of these items and wait for locks, within the limits of a [`DedicatedConnection`].
     async fn flush_patiently(&mut self, taken: Vec<Waiting<B>>, mark: B::Mark) -> Flushed<B> {
         let (items, replies) = apart(taken);
         let written = self.link.run(B::ATTEMPTED, step(&self.batch, &items, mark)).await;
