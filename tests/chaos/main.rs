@@ -235,7 +235,7 @@ fn report(world: &World, story: &Story, found: &check::Findings, settings: Setti
     };
     let answers: BTreeMap<String, usize> =
         world.ledger.write(|book| book.answers.iter().map(|(status, count)| (status.to_string(), *count)).collect());
-    let lost_answers: usize = world.runners.iter().map(|runner| runner.lost()).sum();
+    let lost_answers: usize = world.runners.iter().map(runner::Runner::lost).sum();
     println!("answers (0: none came): {}; answers lost by the proxies: {lost_answers}", list(&answers));
     println!("ends: {}; verdicts: {}; aborts: {}", list(&found.ends), list(&found.verdicts), world.ledger.aborts());
     for error in locked(&world.internal_errors).iter() {
