@@ -472,8 +472,10 @@ async fn adjust(shared: &EngineState, held: &QueuePermits, settings: &OperatorSe
                 // One more than is in use: it starts the first new job at once, and a job that then waits makes this
                 // runner request more.
                 let more = match (hungry, others_want) {
-                    // No job of the queue used the free permits lately. Other runners may have a job for them.
-                    (_, true) if granted > used && !recently_used => 0,
+                    // No job of the queue used the free permits lately. Other runners may have a job for them. After a
+                    // request without an answer, MySQL may still record free permits of which this runner knows
+                    // nothing, so it gives them back before it asks again.
+                    (_, true) if (granted > used || recorded.is_none()) && !recently_used => 0,
                     (true, _) => free,
                     (false, true) => free.min(u32::from(recently_used)),
                     (false, false) => free.min(1),
