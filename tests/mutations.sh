@@ -1536,6 +1536,14 @@ mutants() {
         'if drained || begun.holds_suspect || begun.repeated {' \
         'if drained || begun.repeated {' \
         remote_workers::a_suspect_is_handed_to_a_worker_that_holds_nothing_and_alone
+    mutant 'worker set aside for a suspect' internal/engine/remote_workers.rs \
+        'Some(place) if !self.set_aside && !stopping => {' \
+        'Some(place) if !self.set_aside && stopping => {' \
+        remote_workers::a_suspect_gets_a_worker_to_itself_while_all_workers_have_jobs
+    mutant 'shortest wait of a worker' internal/broker/remote_workers.rs \
+        'wait.max(SHORTEST_WAIT)' \
+        'wait' \
+        remote_workers::a_request_that_does_not_wait_gets_the_jobs_that_are_due
     mutant 'time limit of a remote attempt' internal/broker/remote_workers.rs \
         'if overdue.over < TIMEOUT_GRACE {' \
         'if overdue.over < TIMEOUT_GRACE * 100 {' \

@@ -24,6 +24,9 @@ use tickr_store::{
 /// the worker to stop it.
 const TIMEOUT_GRACE: Duration = Duration::from_secs(10);
 
+/// Time that every request waits, so that one that wants to wait for nothing gets the jobs that are due.
+const SHORTEST_WAIT: Duration = Duration::from_millis(100);
+
 /// A request for jobs that waits.
 #[derive(Debug)]
 pub struct Poll {
@@ -199,7 +202,7 @@ impl Broker {
         idle: bool,
     ) -> Option<oneshot::Receiver<JobDelivery>> {
         let (answer, answered) = oneshot::channel();
-        let poll = Poll { fetch, slots, until: Instant::now() + wait, idle, answer };
+        let poll = Poll { fetch, slots, until: Instant::now() + wait.max(SHORTEST_WAIT), idle, answer };
         self.polls.entrance.send(poll).ok().map(|()| answered)
     }
 

@@ -41,8 +41,12 @@ const NOT_DUE_PAUSE: TimeDelta = TimeDelta::milliseconds(3);
 /// has.
 const OTHERS_KIND_PAUSE_MS: i64 = 100;
 const NOBODYS_KIND_PAUSE: TimeDelta = TimeDelta::seconds(5);
-/// Time for which the index hides a suspect that no idle worker was there for, before jitter.
+/// Time for which the index hides a suspect that no worker was there for, before jitter.
 const SUSPECT_PAUSE_MS: i64 = 500;
+/// Longest time for which a worker gets no other job so that it can have a suspect, and the pause between two looks
+/// whether it holds nothing by now.
+const SET_ASIDE_FOR: Duration = Duration::from_secs(10);
+const EMPTY_LOOK_EVERY: Duration = Duration::from_millis(200);
 
 /// What comes back from a claim.
 enum Back {
@@ -50,6 +54,10 @@ enum Back {
     Poll(Poll),
     /// The job has a kind that the worker does not have.
     OtherKind(DueJob),
+    /// The job is a suspect, and the worker has other jobs.
+    Suspect(DueJob),
+    /// The worker that was set aside for a suspect is not set aside any more.
+    SuspectServed,
     /// The queue runs as many jobs as its limit allows.
     Full(Name),
 }
@@ -75,6 +83,8 @@ struct WaitingPolls {
     /// Queues without room, each with the moment to try again.
     full: HashMap<Name, Instant>,
     looked: Instant,
+    /// A worker is set aside for a suspect. There is at most one, so that the others keep the ordinary jobs going.
+    set_aside: bool,
     /// The name under which a blocking pop is woken.
     nudged: RunnerId,
     claims: TaskTracker,
@@ -119,6 +129,7 @@ impl WaitingPolls {
             settings,
             full: HashMap::new(),
             looked: Instant::now(),
+            set_aside: false,
             nudged: RunnerId::from_stored(format!("{}#polls", shared.runner)),
             claims: TaskTracker::new(),
         }
@@ -172,12 +183,31 @@ impl WaitingPolls {
             Back::Poll(poll) => self.waiting.insert(0, poll),
             Back::Full(queue) => drop(self.full.insert(queue, Instant::now() + FULL_FOR)),
             Back::OtherKind(job) => {
-                let lane = DueLane { queue: job.queue.clone(), priority: job.priority };
-                let taken = Taken { id: job.id, lane, kind: Some(job.kind.clone()) };
+                let taken = Taken { id: job.id, lane: lane_of(&job), kind: Some(job.kind.clone()) };
                 if !self.hand_out(vec![taken]).is_empty() {
                     self.hide(job);
                 }
             }
+            Back::Suspect(job) => self.set_aside(job),
+            Back::SuspectServed => self.set_aside = false,
+        }
+    }
+
+    /// Keep a request free for a suspect until its worker holds nothing: a request of a worker that holds nothing now, or
+    /// any other. Without this, a suspect would wait for as long as all workers have jobs.
+    fn set_aside(&mut self, job: DueJob) {
+        let taken = Taken { id: job.id, lane: lane_of(&job), kind: Some(job.kind.clone()) };
+        let able = (0..self.waiting.len()).filter(|place| wants(&self.waiting[*place], &taken));
+        // By chance among equals: a worker may be busy with something long.
+        let best = able.min_by_key(|place| (!self.waiting[*place].idle, rand::random::<u32>()));
+        let stopping = self.shared.stop_fetching.is_cancelled();
+        match best {
+            Some(place) if !self.set_aside && !stopping => {
+                self.set_aside = true;
+                let poll = self.waiting.remove(place);
+                self.claims.spawn(claim_suspect(Arc::clone(&self.shared), self.sender.clone(), poll, job));
+            }
+            _ => hide_suspect(&self.shared, job),
         }
     }
 
@@ -539,30 +569,98 @@ async fn claim(shared: Arc<EngineState>, back: UnboundedSender<Back>, poll: Poll
         && poll.idle
         && let Some(job) = suspects.pop()
     {
-        let (queue, lane) = (job.queue.clone(), DueLane { queue: job.queue.clone(), priority: job.priority });
-        let alone = [Taken { id: job.id, lane, kind: None }];
-        match try_claim(&shared, &poll, &alone, true, Some(queue).filter(limited)).await {
+        let queue = Some(job.queue.clone()).filter(limited);
+        let alone = [Taken { id: job.id, lane: lane_of(&job), kind: None }];
+        match try_claim(&shared, &poll, &alone, true, queue).await {
             Some(claims) => refused |= sort_out(&shared, &back, claims, (&mut won, &mut suspects)).await,
             None => failed = true,
         }
-    }
-    for mut job in suspects {
-        let pause = SUSPECT_PAUSE_MS + rand::random_range(0..SUSPECT_PAUSE_MS);
-        job.execute_at = shared.store.clock().now() + TimeDelta::milliseconds(pause);
-        shared.broker.hint_due(&job);
     }
     if won.is_empty() {
         if refused && !is_newest(&shared, &poll).await {
             // A newer request has replaced this one, or the worker is drained or gone.
             let _ = poll.answer.send(shared.broker.delivery(&poll.fetch.worker.id, Vec::new(), false));
-            return;
-        }
-        // Without an answer, the request is repeated with the same id, and finds what was claimed nevertheless.
-        if !failed {
+        } else if !failed {
+            // Without an answer, the request is repeated with the same id, and finds what was claimed nevertheless.
             let _ = back.send(Back::Poll(poll));
         }
-        return;
+    } else {
+        deliver(&shared, poll, won);
     }
+    for job in suspects {
+        if let Err(returned) = back.send(Back::Suspect(job))
+            && let Back::Suspect(job) = returned.0
+        {
+            hide_suspect(&shared, job);
+        }
+    }
+}
+
+/// Claim a suspect for a request once its worker holds nothing. The worker gets no other job meanwhile, for a while.
+async fn claim_suspect(shared: Arc<EngineState>, back: UnboundedSender<Back>, mut poll: Poll, job: DueJob) {
+    let until = poll.until.min(Instant::now() + SET_ASIDE_FOR);
+    let (mut won, mut suspects, mut failed, mut refused) = (Vec::new(), Vec::new(), false, false);
+    let mut tried = false;
+    while !tried && Instant::now() < until && !shared.stop_fetching.is_cancelled() && !poll.answer.is_closed() {
+        let holds = if poll.idle { Ok(0) } else { shared.store.open_attempts_of_worker(&poll.fetch.worker.id).await };
+        match holds {
+            Ok(0) => {
+                poll.idle = true;
+                let settings = shared.operator_settings.now();
+                if is_paused(&settings, &job.queue) {
+                    break;
+                }
+                let limited = |queue: &Name| settings.queues.get(queue).is_some_and(|set| set.concurrency.is_some());
+                let queue = Some(job.queue.clone()).filter(limited);
+                let alone = [Taken { id: job.id, lane: lane_of(&job), kind: None }];
+                tried = true;
+                match try_claim(&shared, &poll, &alone, true, queue).await {
+                    Some(claims) if claims.no_room.is_empty() => {
+                        refused |= sort_out(&shared, &back, claims, (&mut won, &mut suspects)).await;
+                    }
+                    // The queue is at its limit.
+                    Some(_) => tried = false,
+                    None => failed = true,
+                }
+            }
+            Ok(_) => {}
+            Err(error) => tracing::debug!(%error, "cannot look whether a worker holds nothing"),
+        }
+        if !tried {
+            tokio::select! {
+                () = shared.stop_fetching.cancelled() => {}
+                () = poll.answer.closed() => {}
+                () = tokio::time::sleep(EMPTY_LOOK_EVERY) => {}
+            }
+        }
+    }
+    if !tried {
+        suspects.push(job);
+    }
+    suspects.into_iter().for_each(|job| hide_suspect(&shared, job));
+    if !won.is_empty() {
+        deliver(&shared, poll, won);
+    } else if refused && !is_newest(&shared, &poll).await {
+        let _ = poll.answer.send(shared.broker.delivery(&poll.fetch.worker.id, Vec::new(), false));
+    } else if !failed {
+        let _ = back.send(Back::Poll(poll));
+    }
+    let _ = back.send(Back::SuspectServed);
+}
+
+/// Hide a suspect from the index for a moment. In MySQL it stays due.
+fn hide_suspect(shared: &EngineState, mut job: DueJob) {
+    let pause = SUSPECT_PAUSE_MS + rand::random_range(0..SUSPECT_PAUSE_MS);
+    job.execute_at = shared.store.clock().now() + TimeDelta::milliseconds(pause);
+    shared.broker.hint_due(&job);
+}
+
+fn lane_of(job: &DueJob) -> DueLane {
+    DueLane { queue: job.queue.clone(), priority: job.priority }
+}
+
+/// Answer a request with the attempts that were claimed for it.
+fn deliver(shared: &EngineState, poll: Poll, won: Vec<Claimed>) {
     let now = shared.store.clock().now();
     for claimed in &won {
         let lateness = (now - claimed.execute_at).to_std().unwrap_or_default();

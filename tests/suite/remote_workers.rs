@@ -151,6 +151,20 @@ async fn a_worker_executes_a_job_from_its_enqueue_to_its_result() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_request_that_does_not_wait_gets_the_jobs_that_are_due() {
+    let tickr = started().await;
+    let at = tickr.app.addr();
+    let worker = Worker::register(&tickr, 1).await;
+    assert_eq!(worker.fetch(at, 1, 0, &[]).await, Vec::<Value>::new());
+    let job = tickr.enqueue_kind("resize", json!(1)).await;
+    // The index hears of the job a moment after its commit.
+    let fetched = eventually("the job is delivered", || async { worker.fetch(at, 1, 0, &[]).await.pop() }).await;
+    assert_eq!(id_of(&fetched), job);
+    worker.finish(at, &fetched, json!({"verdict": "succeeded"})).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn verdicts_of_every_sort_have_the_effect_that_they_have_for_runners() {
     let tickr = started().await;
     let at = tickr.app.addr();
@@ -555,6 +569,8 @@ async fn a_suspect_is_handed_to_a_worker_that_holds_nothing_and_alone() {
     assert_eq!(first.len(), 1);
     assert_eq!(tickr.post(&format!("/v1/jobs/{suspect}/run-now"), json!({})).await.status, 200);
     assert_eq!(worker.fetch(at, 5, 2_000, &[&first[0]]).await, Vec::<Value>::new(), "the worker is not idle");
+    let why = tickr.get(&format!("/v1/jobs/{suspect}/explain")).await.body["summary"].to_string();
+    assert!(why.contains("it runs alone, when a remote worker holds no other job"), "{why}");
     worker.finish(at, &first[0], json!({"verdict": "succeeded"})).await;
     let alone = worker.fetch(at, 5, 20_000, &[]).await;
     assert_eq!((alone.len(), id_of(&alone[0])), (1, suspect));
@@ -563,6 +579,55 @@ async fn a_suspect_is_handed_to_a_worker_that_holds_nothing_and_alone() {
     assert_eq!(worker.finish(at, &alone[0], json!({"verdict": "succeeded"})).await["state"], "completed");
     let next = worker.fetch(at, 5, 20_000, &[]).await;
     assert_eq!(worker.finish(at, &next[0], json!({"verdict": "succeeded"})).await["state"], "completed");
+    tickr.stop_broken("the test has written losses without their attempts").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_suspect_gets_a_worker_to_itself_while_all_workers_have_jobs() {
+    let tickr = started().await;
+    let at = tickr.app.addr();
+    let worker = Worker::register(&tickr, 4).await;
+    let suspect = tickr.enqueue(json!({"kind": "resize", "payload": 0, "delay_ms": 3_600_000})).await;
+    tickr.sql("UPDATE owed SET losses = 2, attempt = 2").await;
+    tickr.enqueue_many((0..8).map(|_| json!({"kind": "resize", "payload": 1}))).await;
+    let mut held = worker.fetch(at, 4, 20_000, &[]).await;
+    assert_eq!(tickr.post(&format!("/v1/jobs/{suspect}/run-now"), json!({})).await.status, 200);
+    let given_up = Instant::now() + Duration::from_secs(30);
+    // The worker always has a free slot and always holds jobs, and there are always more of them.
+    let alone = loop {
+        assert!(Instant::now() < given_up, "no worker is kept free for the suspect");
+        tickr.enqueue_kind("resize", json!(1)).await;
+        let first = held.remove(0);
+        assert_eq!(worker.finish(at, &first, json!({"verdict": "succeeded"})).await["result"], "settled");
+        let holding: Vec<&Value> = held.iter().collect();
+        let mut finished = 0;
+        let fetched = {
+            let others = async {
+                for job in &holding {
+                    tokio::time::sleep(Duration::from_millis(300)).await;
+                    assert_eq!(worker.finish(at, job, json!({"verdict": "succeeded"})).await["result"], "settled");
+                    finished += 1;
+                }
+                std::future::pending::<()>().await;
+            };
+            tokio::select! {
+                fetched = worker.fetch(at, 4 - u32::try_from(holding.len()).unwrap(), 20_000, &holding) => fetched,
+                () = others => unreachable!(),
+            }
+        };
+        held.drain(..finished);
+        if fetched.iter().any(|job| id_of(job) == suspect) {
+            break fetched;
+        }
+        held.extend(fetched);
+    };
+    assert_eq!((alone.len(), held.len()), (1, 0), "it runs alone");
+    assert_eq!(worker.finish(at, &alone[0], json!({"verdict": "succeeded"})).await["state"], "completed");
+    while tickr.count("SELECT COUNT(*) FROM owed").await > 0 {
+        for job in &worker.fetch(at, 4, 1_000, &[]).await {
+            worker.finish(at, job, json!({"verdict": "succeeded"})).await;
+        }
+    }
     tickr.stop_broken("the test has written losses without their attempts").await;
 }
 

@@ -405,10 +405,14 @@ fn workers_busy(Evidence { runners, .. }: &Evidence<'_>) -> Option<String> {
 
 fn runs_alone(evidence: &Evidence<'_>) -> Option<String> {
     let losses = evidence.standing?.losses;
+    let able = &evidence.runners.able;
     (losses >= SUSPECT_FROM).then(|| {
-        format!(
-            "its last {losses} runners died while it ran: it runs in a process of its own, when a runner has a free worker for that process"
-        )
+        let how = if !able.is_empty() && able.iter().all(|runner| runner.is_remote) {
+            "it runs alone, when a remote worker holds no other job"
+        } else {
+            "it runs in a process of its own, when a runner has a free worker for that process"
+        };
+        format!("its last {losses} runners died while it ran: {how}")
     })
 }
 

@@ -340,6 +340,19 @@ impl Store {
         .await
     }
 
+    /// Count the open attempts of a worker.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn open_attempts_of_worker(&self, worker: &RunnerId) -> Result<usize, StoreError> {
+        let worker = worker.clone();
+        transact(&self.shared.pools.workers, "count the attempts of a worker", move |conn, _| {
+            let worker = worker.clone();
+            Box::pin(async move { open_of(conn, &worker, None).await.map(|(open, _)| open.len()) })
+        })
+        .await
+    }
+
     /// Record the heartbeat of a worker: renew its lease and those of the attempts that it holds. `timeouts` has the time
     /// limits of kinds. Returns nothing if the worker is not registered, or not any more.
     ///
