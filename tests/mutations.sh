@@ -1544,6 +1544,18 @@ mutants() {
         'wait.max(SHORTEST_WAIT)' \
         'wait' \
         remote_workers::a_request_that_does_not_wait_gets_the_jobs_that_are_due
+    mutant 'kinds and queues of a key that works' internal/api/workers.rs \
+        'rights.check(&worker.kinds, &worker.queues)?;' \
+        'let _ = rights.check(&worker.kinds, &worker.queues);' \
+        remote_workers::a_key_that_is_limited_to_kinds_and_queues_works_on_nothing_else
+    mutant 'workers of other keys' internal/api/workers.rs \
+        'if rights.are_unlimited() {' \
+        'if rights.are_unlimited() || !id.as_str().is_empty() {' \
+        remote_workers::a_key_that_is_limited_to_kinds_and_queues_works_on_nothing_else
+    mutant 'queues of a key that enqueues' internal/api/jobs/mod.rs \
+        'if !asker.has_queues() {' \
+        'if !asker.has_queues() || prefix.is_empty() {' \
+        remote_workers::a_key_that_is_limited_to_queues_enqueues_nowhere_else
     mutant 'time limit of a remote attempt' internal/broker/remote_workers.rs \
         'if overdue.over < TIMEOUT_GRACE {' \
         'if overdue.over < TIMEOUT_GRACE * 100 {' \

@@ -26,17 +26,20 @@ pub(crate) fn command() -> Command {
         .long("scope")
         .required(true)
         .value_parser(PossibleValuesParser::new(Scope::ALL.map(Scope::as_str)))
-        .help("Scope: read (read everything), enqueue (enqueue jobs and read them back) or admin (everything)");
+        .help("Scope: read (read everything), enqueue (enqueue jobs and read them back), work (execute jobs) or admin (everything)");
     let in_store = |help: &'static str| Arg::new("in-store").long("in-store").action(ArgAction::SetTrue).help(help);
     let make = "Write to MySQL instead of calling the API: for the first API key, which must have the scope admin, or \
                 when no admin key is at hand";
     let end = "Write to MySQL instead of calling the API: when the API does not answer, or the last admin key is lost";
     const STORE: &[&str] = &["mysql_url", "table_prefix", "log", "log_format"];
-    let kinds = Arg::new("kinds")
-        .long("kinds")
-        .value_name("KINDS")
+    let kinds = Arg::new("kinds").long("kinds").value_name("KINDS").value_delimiter(',').help(
+        "With --scope enqueue or work: kinds that the API key may enqueue or execute, comma separated [default: all]",
+    );
+    let queues = Arg::new("queues")
+        .long("queues")
+        .value_name("QUEUES")
         .value_delimiter(',')
-        .help("With --scope enqueue: kinds that the API key may enqueue, comma separated [default: all]");
+        .help("With --scope enqueue or work: queues that the API key may use, comma separated [default: all]");
     let producer = Arg::new("producer")
         .long("producer")
         .value_name("NAME")
@@ -50,6 +53,7 @@ pub(crate) fn command() -> Command {
         .arg(name())
         .arg(scope)
         .arg(kinds)
+        .arg(queues)
         .arg(producer)
         .arg(yes)
         .arg(json());
@@ -108,8 +112,10 @@ fn create(matches: &ArgMatches) -> Result<Value, crate::Failure> {
             crate::runtime()?.block_on(not_the_first(&client))?;
         }
         let mut body = json!({"scope": scope});
-        if let Some(kinds) = matches.get_many::<String>("kinds") {
-            body["kinds"] = kinds.map(|kind| json!(kind)).collect();
+        for field in ["kinds", "queues"] {
+            if let Some(names) = matches.get_many::<String>(field) {
+                body[field] = names.map(|name| json!(name)).collect();
+            }
         }
         if let Some(producer) = matches.get_one::<String>("producer") {
             body["producer"] = json!(producer);
@@ -122,12 +128,18 @@ fn create(matches: &ArgMatches) -> Result<Value, crate::Failure> {
     let made = crate::runtime()?.block_on(async {
         let name: Name = name.parse().context("read the name of the API key")?;
         let scope = Scope::from_word(&scope).context("read the scope of the API key")?;
-        let kinds = matches.get_many::<String>("kinds").map(|kinds| kinds.map(|kind| kind.parse()).collect());
-        let kinds = kinds.transpose().context("read the kinds of the API key")?;
+        let names = |field: &str| {
+            let names = matches.get_many::<String>(field).map(|names| names.map(|name| name.parse()).collect());
+            names.transpose().with_context(|| format!("read the {field} of the API key"))
+        };
+        let (kinds, queues) = (names("kinds")?, names("queues")?);
         let producer = matches.get_one::<String>("producer").map(|producer| producer.parse()).transpose();
         let producer = producer.context("read the producer of the API key")?;
-        if scope != Scope::Enqueue && (kinds.is_some() || producer.is_some()) {
-            bail!("--kinds and --producer are for API keys with --scope enqueue");
+        if scope != Scope::Enqueue && producer.is_some() {
+            bail!("--producer is for API keys with --scope enqueue");
+        }
+        if !matches!(scope, Scope::Enqueue | Scope::Work) && (kinds.is_some() || queues.is_some()) {
+            bail!("--kinds and --queues are for API keys with --scope enqueue or work");
         }
         let store = connect_store(&config).await?;
         store.migrate().await?;
@@ -140,7 +152,7 @@ fn create(matches: &ArgMatches) -> Result<Value, crate::Failure> {
             );
         }
         let digest = Sha256::digest(token.as_bytes()).into();
-        let new = NewApiKey { kinds, producer, ..NewApiKey::new(name.clone(), scope) };
+        let new = NewApiKey { kinds, queues, producer, ..NewApiKey::new(name.clone(), scope) };
         let made = store.make_limited_api_key(new, digest, &Actor::command()).await;
         store.close().await;
         match made? {
@@ -192,13 +204,16 @@ fn revoke_in_store(matches: &ArgMatches, name: &str) -> Result<Value, crate::Fai
 }
 
 fn list(answer: &Value) {
-    let mut table = table(["NAME", "SCOPE", "KINDS", "CREATED", "BY", "LAST USED", "REVOKED"]);
+    let mut table = table(["NAME", "SCOPE", "KINDS", "QUEUES", "CREATED", "BY", "LAST USED", "REVOKED"]);
     for key in answer.get("data").and_then(Value::as_array).into_iter().flatten() {
-        let kinds = key.get("kinds").and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_str);
-        let kinds = kinds.collect::<Vec<_>>().join(",");
+        let names = |field: &str| {
+            let names = key.get(field).and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_str);
+            names.collect::<Vec<_>>().join(",")
+        };
+        let (kinds, queues) = (names("kinds"), names("queues"));
         let [name, scope, created, by, used, revoked] =
             ["name", "scope", "created_at", "created_by", "last_used_at", "revoked_at"].map(|at| text(key, at));
-        table.add_row([name, scope, kinds, created, by, used, revoked]);
+        table.add_row([name, scope, kinds, queues, created, by, used, revoked]);
     }
     println!("{table}");
 }

@@ -26,10 +26,14 @@ pub(super) struct NewApiKeyBody {
     /// Scope. `read`: read everything. `enqueue`: enqueue jobs, and read them by their ids. `admin`: everything.
     #[schema(value_type = ScopeWord)]
     scope: String,
-    /// Kinds that the API key may enqueue. Default: all. Only with the scope `enqueue`. A report that sends its file
-    /// needs `email` as well.
+    /// Kinds that the API key may enqueue, or for which it may register remote workers. Default: all. Only with the
+    /// scopes `enqueue` and `work`. A report that sends its file needs `email` as well.
     #[schema(min_items = 1, max_items = 50, example = json!(["http", "report"]))]
     kinds: Option<Vec<String>>,
+    /// Queues in which the API key may enqueue jobs, or which its remote workers may serve. Default: all. Only with the
+    /// scopes `enqueue` and `work`.
+    #[schema(min_items = 1, max_items = 50, example = json!(["pictures"]))]
+    queues: Option<Vec<String>>,
     /// Producer that the API key belongs to. Default: its own name. Only with the scope `enqueue`. Of the jobs with
     /// unique keys, an API key sees and replaces only those that API keys of the same producer made. So a new API key
     /// can take over from an old one.
@@ -37,8 +41,8 @@ pub(super) struct NewApiKeyBody {
     producer: Option<String>,
 }
 
-/// Maximum number of kinds of one API key.
-const MAX_KINDS: usize = 50;
+/// Maximum number of kinds, and of queues, of one API key.
+const MAX_NAMES: usize = 50;
 
 impl NewApiKeyBody {
     fn read(self, name: Name) -> Result<NewApiKey, Problem> {
@@ -48,25 +52,28 @@ impl NewApiKeyBody {
         if scope.is_none() {
             wrong("/scope", "must be read, enqueue, admin or work".to_owned());
         }
-        let limited = [("/kinds", self.kinds.is_some()), ("/producer", self.producer.is_some())];
-        for (pointer, _) in limited.into_iter().filter(|(_, given)| *given && scope != Some(Scope::Enqueue)) {
-            wrong(pointer, "is allowed only for API keys with the scope enqueue".to_owned());
+        if self.producer.is_some() && scope != Some(Scope::Enqueue) {
+            wrong("/producer", "is allowed only for API keys with the scope enqueue".to_owned());
         }
-        let count = self.kinds.as_ref().map_or(1, Vec::len);
-        if !(1..=MAX_KINDS).contains(&count) {
-            wrong("/kinds", format!("must be 1 to {MAX_KINDS} kinds, such as [\"http\"]"));
-        }
-        let kinds = self.kinds.map(|kinds| {
-            let read = kinds.iter().enumerate().filter_map(|(at, kind)| {
-                kind.parse::<Name>().inspect_err(|error| wrong(&format!("/kinds/{at}"), error.to_string())).ok()
+        let mut names = |field: &str, example: &str, names: Option<Vec<String>>| {
+            let names = names?;
+            if !matches!(scope, Some(Scope::Enqueue | Scope::Work)) {
+                wrong(&format!("/{field}"), "is allowed only for API keys with the scopes enqueue and work".to_owned());
+            }
+            if !(1..=MAX_NAMES).contains(&names.len()) {
+                wrong(&format!("/{field}"), format!("must be 1 to {MAX_NAMES} {field}, such as [\"{example}\"]"));
+            }
+            let read = names.iter().enumerate().filter_map(|(at, name)| {
+                name.parse::<Name>().inspect_err(|error| wrong(&format!("/{field}/{at}"), error.to_string())).ok()
             });
-            read.collect()
-        });
+            Some(read.collect())
+        };
+        let (kinds, queues) = (names("kinds", "http", self.kinds), names("queues", "pictures", self.queues));
         let producer = self.producer.and_then(|producer| {
             producer.parse::<Name>().inspect_err(|error| wrong("/producer", error.to_string())).ok()
         });
         match scope.filter(|_| problems.is_empty()) {
-            Some(scope) => Ok(NewApiKey { name, scope, kinds, producer }),
+            Some(scope) => Ok(NewApiKey { name, scope, kinds, queues, producer }),
             None => Err(Problem::new(Code::InvalidRequest, "invalid API key; `errors` says why").at("", problems)),
         }
     }
@@ -89,9 +96,12 @@ pub(super) struct ApiKeyView {
     name: String,
     #[schema(value_type = ScopeWord)]
     scope: &'static str,
-    /// Kinds that it may enqueue. Left out when it may enqueue all of them, or none.
+    /// Kinds that it may enqueue or execute. Left out when it may use all of them, or none.
     #[serde(skip_serializing_if = "Option::is_none")]
     kinds: Option<Vec<String>>,
+    /// Queues that it may use. Left out when it may use all of them, or none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    queues: Option<Vec<String>>,
     /// Producer whose jobs with unique keys it sees and replaces. Left out when the producer has the name of the API
     /// key.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -115,6 +125,7 @@ impl From<ApiKey> for ApiKeyView {
             name: key.name.to_string(),
             scope: key.scope.as_str(),
             kinds: key.kinds.map(|kinds| kinds.iter().map(ToString::to_string).collect()),
+            queues: key.queues.map(|queues| queues.iter().map(ToString::to_string).collect()),
             producer: key.producer.map(|producer| producer.to_string()),
             created_at: Moment(key.created_at),
             created_by: key.created_by.to_string(),
@@ -136,6 +147,8 @@ pub(super) struct MadeApiKeyView {
     scope: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
     kinds: Option<Vec<String>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    queues: Option<Vec<String>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     producer: Option<String>,
     #[schema(value_type = String, format = DateTime)]
@@ -207,8 +220,9 @@ pub(super) async fn make(
         }
     };
     api.operator_settings.refresh().await?;
-    let ApiKeyView { name, scope, kinds, producer, created_at, created_by, .. } = key.into();
-    Ok(json(StatusCode::CREATED, MadeApiKeyView { token, name, scope, kinds, producer, created_at, created_by }))
+    let ApiKeyView { name, scope, kinds, queues, producer, created_at, created_by, .. } = key.into();
+    let made = MadeApiKeyView { token, name, scope, kinds, queues, producer, created_at, created_by };
+    Ok(json(StatusCode::CREATED, made))
 }
 
 /// Revoke an API key

@@ -198,7 +198,7 @@ async fn create_one(
     body: NewBatchBody,
     text: &[u8],
 ) -> Result<Response, Problem> {
-    check_all_requested(&body.jobs, asker)?;
+    check_all_requested(api, &body.jobs, asker)?;
     let callbacks = [
         (CallbackEvent::Success, &body.on_success),
         (CallbackEvent::Complete, &body.on_complete),
@@ -206,7 +206,7 @@ async fn create_one(
     ];
     for (event, callback) in callbacks {
         if let Some(Object(job)) = callback {
-            job.check_requester(asker, &format!("/{}", event.field()))?;
+            job.check_requester(api, asker, &format!("/{}", event.field()))?;
         }
     }
     let idempotent = key.request("POST /v1/batches", Some(text))?;

@@ -24,6 +24,7 @@ use utoipa::ToSchema;
 use uuid::Uuid;
 
 use crate::http::body::{Body, Object};
+use crate::http::caller::WorkerRights;
 use crate::http::problem::{Code, Problem};
 use crate::view::{Moment, StateWord};
 use crate::{Api, json};
@@ -324,18 +325,24 @@ fn invalid(what: &str, problems: Vec<tickr_handlers::Problem>) -> Problem {
     post, path = "/v1/workers", tag = "workers", operation_id = "register_worker", request_body = WorkerBody,
     responses(
         (status = 201, description = "The worker is registered", body = WorkerAnswer),
+        (status = 403, description = "forbidden: the API key may not work on these kinds or queues", body = Problem),
         (status = 422, description = "invalid_request", body = Problem),
     )
 )]
-pub(super) async fn register(State(api): State<Api>, Body(body, _): Body<WorkerBody>) -> Result<Response, Problem> {
-    let worker = checked(&api, body).map_err(|problems| invalid("worker", problems))?;
+pub(super) async fn register(
+    State(api): State<Api>,
+    rights: WorkerRights,
+    Body(body, _): Body<WorkerBody>,
+) -> Result<Response, Problem> {
+    let worker = checked(&api, body, &rights).map_err(|problems| invalid("worker", problems))?;
+    rights.check(&worker.kinds, &worker.queues)?;
     let lease_ms = u64::try_from(worker.lease.as_millis()).unwrap_or(u64::MAX);
     let answer = WorkerAnswer { id: worker.id.to_string(), lease_ms, beat_ms: lease_ms / 3 };
     api.broker.store().register_worker(worker).await?;
     Ok(json(StatusCode::CREATED, answer))
 }
 
-fn checked(api: &Api, body: WorkerBody) -> Result<NewWorker, Vec<tickr_handlers::Problem>> {
+fn checked(api: &Api, body: WorkerBody, rights: &WorkerRights) -> Result<NewWorker, Vec<tickr_handlers::Problem>> {
     let WorkerBody { name, host, pid, version, kinds, queues, slots, lease_ms } = body;
     let mut problems = Vec::new();
     let mut wrong = |pointer: String, detail: String| problems.push(tickr_handlers::Problem::at(pointer, detail));
@@ -376,7 +383,10 @@ fn checked(api: &Api, body: WorkerBody) -> Result<NewWorker, Vec<tickr_handlers:
         of_queues.extend(declared.queue().cloned());
     }
     match queues {
-        None => of_queues.extend("default".parse::<Name>().ok()),
+        None => {
+            of_queues.extend("default".parse::<Name>().ok());
+            rights.choose_queues(&mut of_queues);
+        }
         Some(given) => {
             of_queues.clear();
             if !(1..=MAX_NAMES).contains(&given.len()) {
@@ -407,6 +417,17 @@ fn checked(api: &Api, body: WorkerBody) -> Result<NewWorker, Vec<tickr_handlers:
     })
 }
 
+/// Refuse a worker that an API key of other kinds or queues has registered: to this caller it does not exist.
+async fn require_rights(api: &Api, rights: &WorkerRights, id: &RunnerId) -> Result<(), Problem> {
+    if rights.are_unlimited() {
+        return Ok(());
+    }
+    match api.broker.store().kinds_and_queues_of_worker(id).await? {
+        Some((kinds, queues)) if rights.cover(&kinds, &queues) => Ok(()),
+        _ => Err(missing(id)),
+    }
+}
+
 /// Fetch jobs
 ///
 /// Waits until there is a job that the worker executes, and returns at most as many as it has free slots. The attempts are
@@ -425,9 +446,11 @@ fn checked(api: &Api, body: WorkerBody) -> Result<NewWorker, Vec<tickr_handlers:
 )]
 pub(super) async fn fetch(
     State(api): State<Api>,
+    rights: WorkerRights,
     WorkerPath(id): WorkerPath,
     Body(body, _): Body<FetchBody>,
 ) -> Result<Response, Problem> {
+    require_rights(&api, &rights, &id).await?;
     let FetchBody { slots, wait_ms, holding, fetch_id } = body;
     let wait_ms = wait_ms.unwrap_or(WAIT_MS.0);
     let mut problems = Vec::new();
@@ -576,9 +599,11 @@ impl HttpBody for OnTheWire {
 )]
 pub(super) async fn beat(
     State(api): State<Api>,
+    rights: WorkerRights,
     WorkerPath(id): WorkerPath,
     Body(body, _): Body<BeatBody>,
 ) -> Result<Response, Problem> {
+    require_rights(&api, &rights, &id).await?;
     let mut problems = Vec::new();
     let mut wrong = |pointer: String, detail: String| problems.push(tickr_handlers::Problem::at(pointer, detail));
     if body.holding.len() > MAX_SLOTS as usize {
@@ -742,7 +767,12 @@ fn read(body: EndBody) -> Result<(WorkerVerdict, Option<String>), Vec<WrongEnd>>
         (status = 404, description = "not_found", body = Problem),
     )
 )]
-pub(super) async fn leave(State(api): State<Api>, WorkerPath(id): WorkerPath) -> Result<Response, Problem> {
+pub(super) async fn leave(
+    State(api): State<Api>,
+    rights: WorkerRights,
+    WorkerPath(id): WorkerPath,
+) -> Result<Response, Problem> {
+    require_rights(&api, &rights, &id).await?;
     if api.broker.unregister_worker(id.clone()).await? {
         Ok(StatusCode::NO_CONTENT.into_response())
     } else {

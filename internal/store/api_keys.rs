@@ -30,8 +30,10 @@ pub struct ApiKey {
     pub name: Name,
     /// The rights of the API key.
     pub scope: Scope,
-    /// The only kinds that the API key may enqueue, in order; all kinds when absent.
+    /// The only kinds that the API key may enqueue or execute, in order; all kinds when absent.
     pub kinds: Option<Arc<BTreeSet<Name>>>,
+    /// The only queues that the API key may use, in order; all queues when absent.
+    pub queues: Option<Arc<BTreeSet<Name>>>,
     /// The producer name of its jobs with unique keys; the name of the API key when absent.
     pub producer: Option<Name>,
     /// SHA-256 of the secret value.
@@ -59,8 +61,10 @@ pub struct NewApiKey {
     pub name: Name,
     /// The rights of the API key.
     pub scope: Scope,
-    /// The only kinds that it may enqueue; all kinds when absent.
+    /// The only kinds that it may enqueue or execute; all kinds when absent.
     pub kinds: Option<BTreeSet<Name>>,
+    /// The only queues that it may use; all queues when absent.
+    pub queues: Option<BTreeSet<Name>>,
     /// The producer name of its jobs with unique keys; its own name when absent.
     pub producer: Option<Name>,
 }
@@ -69,7 +73,7 @@ impl NewApiKey {
     /// Return an API key without limits of its own.
     #[must_use]
     pub const fn new(name: Name, scope: Scope) -> Self {
-        Self { name, scope, kinds: None, producer: None }
+        Self { name, scope, kinds: None, queues: None, producer: None }
     }
 }
 
@@ -104,7 +108,7 @@ pub enum RevokedApiKey {
 }
 
 pub(crate) const COLUMNS: &str =
-    "id, name, scope, digest, created_at, created_by, last_used_at, revoked_at, revoked_by, kinds, producer";
+    "id, name, scope, digest, created_at, created_by, last_used_at, revoked_at, revoked_by, kinds, producer, queues";
 
 impl Store {
     /// Read the API keys, revoked ones included, at most 2,000: first the valid ones, newest first. This is for the
@@ -148,18 +152,23 @@ impl Store {
         digest: Digest,
         by: &Actor,
     ) -> Result<MadeApiKey, StoreError> {
-        let kinds = key.kinds.as_ref().map(|kinds| kinds.iter().map(Name::as_str).collect::<Vec<_>>());
+        let (kinds, queues) = (key.kinds.as_ref().map(words), key.queues.as_ref().map(words));
         let mut detail = serde_json::json!({"scope": key.scope.as_str()});
         if let Some(kinds) = &kinds {
             detail["kinds"] = serde_json::json!(kinds);
+        }
+        if let Some(queues) = &queues {
+            detail["queues"] = serde_json::json!(queues);
         }
         if let Some(producer) = &key.producer {
             detail["producer"] = serde_json::json!(producer.as_str());
         }
         let act = AuditEntry::new(by, "api_key.create", key.name.as_str()).with(detail);
-        let (shared, kinds, id) = (self.shared.clone(), kinds.map(|kinds| kinds.join(",")), Uuid::now_v7());
+        let (shared, id) = (self.shared.clone(), Uuid::now_v7());
+        let (kinds, queues) = (kinds.map(|kinds| kinds.join(",")), queues.map(|queues| queues.join(",")));
         transact(&self.shared.pools.controls, "create an API key", move |conn, _| {
-            let (shared, new, kinds, act) = (shared.clone(), key.clone(), kinds.clone(), act.clone());
+            let (shared, new, act) = (shared.clone(), key.clone(), act.clone());
+            let (kinds, queues) = (kinds.clone(), queues.clone());
             Box::pin(async move {
                 let now = read_clock(conn, &shared.clock).await?;
                 let good: i64 = sqlx::query_scalar("SELECT COUNT(*) FROM api_keys WHERE revoked_at IS NULL")
@@ -168,8 +177,8 @@ impl Store {
                 if usize::try_from(good).is_ok_and(|good| good >= MAX_API_KEYS) {
                     return Ok(MadeApiKey::TooMany);
                 }
-                let sql = "INSERT INTO api_keys (id, name, scope, digest, created_at, created_by, kinds, producer) \
-                           VALUES (?, ?, ?, ?, ?, ?, ?, ?)";
+                let sql = "INSERT INTO api_keys (id, name, scope, digest, created_at, created_by, kinds, producer, \
+                           queues) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)";
                 let inserted = sqlx::query(sql)
                     .bind(id)
                     .bind(new.name.as_str())
@@ -179,6 +188,7 @@ impl Store {
                     .bind(act.actor.as_str())
                     .bind(kinds)
                     .bind(new.producer.as_ref().map(Name::as_str))
+                    .bind(queues)
                     .execute(&mut *conn)
                     .await;
                 match inserted {
@@ -248,6 +258,10 @@ impl Store {
     }
 }
 
+fn words(names: &BTreeSet<Name>) -> Vec<&str> {
+    names.iter().map(Name::as_str).collect()
+}
+
 async fn read(conn: &mut Session<'_>, name: &Name, lock: &'static str) -> Result<Option<ApiKey>, sqlx::Error> {
     let sql = format!("SELECT {COLUMNS} FROM api_keys WHERE name = ? {lock}");
     statement(sql).bind(name.as_str()).fetch_optional(conn).await?.as_ref().map(key).transpose()
@@ -267,13 +281,17 @@ fn key(row: &MySqlRow) -> Result<ApiKey, sqlx::Error> {
     let revoked_at: Option<Timestamp> = row.try_get("revoked_at")?;
     let revoked_by: Option<String> = row.try_get("revoked_by")?;
     let name = |text: String| text.parse::<Name>().map_err(|_| corrupt("name"));
-    let kinds: Option<String> = row.try_get("kinds")?;
-    let kinds = kinds.map(|kinds| kinds.split(',').map(|kind| name(kind.to_owned())).collect::<Result<_, _>>());
+    let names = |column: &str| -> Result<Option<Arc<BTreeSet<Name>>>, sqlx::Error> {
+        let text: Option<String> = row.try_get(column)?;
+        let names = text.map(|text| text.split(',').map(|word| name(word.to_owned())).collect::<Result<_, _>>());
+        Ok(names.transpose()?.map(Arc::new))
+    };
     let producer: Option<String> = row.try_get("producer")?;
     Ok(ApiKey {
         id: row.try_get("id")?,
         name: name(row.try_get("name")?)?,
-        kinds: kinds.transpose()?.map(Arc::new),
+        kinds: names("kinds")?,
+        queues: names("queues")?,
         producer: producer.map(name).transpose()?,
         scope: Scope::from_word(row.try_get("scope")?).ok_or_else(|| corrupt("scope"))?,
         digest: row.try_get::<&[u8], _>("digest")?.try_into().map_err(|_| corrupt("digest"))?,

@@ -88,6 +88,19 @@ fn id_of(job: &Value) -> JobId {
     job["id"].as_str().unwrap().parse().unwrap()
 }
 
+/// Make an API key. Return its secret.
+async fn api_key(tickr: &TestApp, admin: Option<&str>, name: &str, body: Value) -> String {
+    let request = tickr.request(Method::PUT, &format!("/v1/api-keys/{name}")).json(&body);
+    let made = answer(if let Some(admin) = admin { request.bearer_auth(admin) } else { request }).await;
+    assert_eq!(made.status, 201, "{:#}", made.body);
+    made.body["token"].as_str().unwrap().to_owned()
+}
+
+async fn called(at: SocketAddr, method: Method, path: String, key: String, body: Value) -> Answer {
+    let url = format!("http://{at}{path}");
+    answer(reqwest::Client::new().request(method, url).bearer_auth(key).json(&body)).await
+}
+
 async fn stop(other: App) {
     other.stop(CancellationToken::new()).await;
 }
@@ -756,5 +769,80 @@ async fn requests_that_wait_cost_no_statement_each() {
     assert!(with - without < 100, "{without} statements without, {with} with sixty requests");
     println!("{without} statements in four seconds without requests, {with} with sixty that wait");
     waiting.iter().for_each(tokio::task::JoinHandle::abort);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_key_that_is_limited_to_kinds_and_queues_works_on_nothing_else() {
+    let tickr = started().await;
+    let at = tickr.app.addr();
+    assert_eq!(tickr.put("/v1/kinds/secret", json!({})).await.status, 201);
+    let admin = api_key(&tickr, None, "root", json!({"scope": "admin"})).await;
+    let limits = json!({"scope": "work", "kinds": ["resize"], "queues": ["pictures", "more"]});
+    let limited = api_key(&tickr, Some(&admin), "limited", limits).await;
+    let all = api_key(&tickr, Some(&admin), "all", json!({"scope": "work"})).await;
+    let register = |key: &str, body: Value| called(at, Method::POST, "/v1/workers".to_owned(), key.to_owned(), body);
+
+    let worker = json!({"name": "w", "kinds": ["resize", "secret"], "queues": ["pictures", "default"], "slots": 1});
+    let refused = register(&limited, worker).await;
+    assert_eq!((refused.status, &refused.body["code"]), (403, &json!("forbidden")));
+    let told: Vec<&str> =
+        refused.body["errors"].as_array().unwrap().iter().map(|e| e["pointer"].as_str().unwrap()).collect();
+    assert_eq!(told, ["/kinds", "/queues"]);
+    // Without queues it serves those of its kinds that the key may use, and not `default`.
+    let own = register(&limited, json!({"name": "w", "kinds": ["resize"], "slots": 1})).await;
+    assert_eq!(own.status, 201, "{:#}", own.body);
+    let own = own.body["id"].as_str().unwrap().to_owned();
+    let served = format!(r#"SELECT COUNT(*) FROM runners WHERE id = '{own}' AND queues = '["pictures"]'"#);
+    assert_eq!(tickr.count(served).await, 1);
+
+    // The worker of another key does not exist for this one, whatever it wants of it.
+    let other = register(&all, json!({"name": "o", "kinds": ["secret"], "slots": 1})).await;
+    let other = other.body["id"].as_str().unwrap().to_owned();
+    let fetch = json!({"slots": 1, "wait_ms": 0, "holding": [], "fetch_id": Uuid::now_v7()});
+    for (method, verb, body) in [
+        (Method::POST, "/fetch", fetch.clone()),
+        (Method::POST, "/beat", json!({"holding": []})),
+        (Method::DELETE, "", json!({})),
+    ] {
+        let call =
+            |id: &str| called(at, method.clone(), format!("/v1/workers/{id}{verb}"), limited.clone(), body.clone());
+        assert_eq!(call(&other).await.status, 404, "{verb}");
+        assert!(call(&own).await.status < 300, "{verb}");
+    }
+    let still = called(at, Method::POST, format!("/v1/workers/{other}/beat"), all, json!({"holding": []})).await;
+    assert_eq!(still.status, 200, "no call of the other key ended it");
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_key_that_is_limited_to_queues_enqueues_nowhere_else() {
+    let tickr = started().await;
+    let at = tickr.app.addr();
+    let admin = api_key(&tickr, None, "root", json!({"scope": "admin"})).await;
+    let key = api_key(&tickr, Some(&admin), "shop", json!({"scope": "enqueue", "queues": ["pictures"]})).await;
+    let send = |path: &str, body: Value| called(at, Method::POST, path.to_owned(), key.clone(), body);
+    let job = |queue: &str| json!({"kind": "resize", "payload": 1, "queue": queue});
+    // Each way in which jobs are enqueued, with a job that may be there and one that may not.
+    let plain = json!({"kind": "resize", "payload": 1});
+    assert_eq!(send("/v1/jobs", plain).await.status, 201, "the default queue of the kind");
+    assert_eq!(send("/v1/jobs", job("pictures")).await.status, 201);
+    let refused = send("/v1/jobs", job("mail")).await;
+    assert_eq!((refused.status, &refused.body["errors"][0]["pointer"]), (403, &json!("/queue")), "{:#}", refused.body);
+    assert_eq!(send("/v1/jobs", json!({"kind": "noop", "payload": {}})).await.status, 403, "the queue default");
+    let both = json!({"jobs": [job("pictures"), job("mail")]});
+    let refused = send("/v1/jobs/batch", both.clone()).await;
+    assert_eq!((refused.status, &refused.body["errors"][0]["pointer"]), (403, &json!("/jobs/1/queue")));
+    assert_eq!(send("/v1/batches", both).await.status, 403);
+    let callback = json!({"jobs": [job("pictures")], "on_complete": job("mail"), "close": true});
+    let refused = send("/v1/batches", callback).await;
+    assert_eq!((refused.status, &refused.body["errors"][0]["pointer"]), (403, &json!("/on_complete/queue")));
+    let url = format!("http://{at}/v1/jobs/import");
+    let lines = format!("{}\n{}\n", job("pictures"), job("mail"));
+    let import = reqwest::Client::new().post(url).bearer_auth(&key).header("content-type", "application/x-ndjson");
+    let told = import.body(lines).send().await.unwrap().text().await.unwrap();
+    assert!(told.contains("/queue") && told.contains("forbidden"), "{told}");
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM jobs WHERE queue <> 'pictures'").await, 0);
+    assert!(tickr.count("SELECT COUNT(*) FROM jobs").await >= 2);
     tickr.stop().await;
 }

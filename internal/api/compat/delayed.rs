@@ -82,6 +82,7 @@ async fn accept_message(
     let payload = callback.and_then(|callback| serde_json::value::to_raw_value(&callback));
     let payload = payload.map_err(|error| Problem::new(Code::InvalidJson, error.to_string()))?;
     asker.may_enqueue(HttpCallback::NAME, &payload, "")?;
+    asker.may_use_queue("default", "")?;
     let prepare = || {
         let longest = limits::MAX_AHEAD.as_secs();
         if body.delay_seconds > longest {

@@ -103,6 +103,7 @@ async fn accept_task(
     let prepare = || {
         let draft = Draft { trace: traced.0.trace_context().cloned(), ..body.draft()? };
         asker.may_enqueue(LaterTask::NAME, &draft.payload, "")?;
+        asker.may_use_queue(draft.queue.as_deref().unwrap_or("default"), "")?;
         api.broker.prepare(draft).map_err(|invalid| in_fields_of_later(Problem::invalid("", invalid)))
     };
     accept_job(api, asker, idempotent, prepare(), |id| TaskId { id }).await

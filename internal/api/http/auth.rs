@@ -95,8 +95,10 @@ pub(crate) struct Identity {
     scope: Scope,
     /// Id of the API key; `None` for a token of the configuration.
     key: Option<uuid::Uuid>,
-    /// The kinds that it may enqueue; `None` for all.
+    /// The kinds that it may enqueue or execute; `None` for all.
     kinds: Option<Arc<BTreeSet<Name>>>,
+    /// The queues that it may use; `None` for all.
+    queues: Option<Arc<BTreeSet<Name>>>,
     /// The producer that is stored with its jobs that have unique keys.
     creator: Actor,
 }
@@ -108,6 +110,10 @@ impl Identity {
 
     pub(crate) fn kinds(&self) -> Option<Arc<BTreeSet<Name>>> {
         self.kinds.clone()
+    }
+
+    pub(crate) fn queues(&self) -> Option<Arc<BTreeSet<Name>>> {
+        self.queues.clone()
     }
 
     pub(crate) const fn creator(&self) -> &Actor {
@@ -157,7 +163,8 @@ fn identify(tokens: &Tokens, settings: &OperatorSettings, given: &[u8; 32]) -> O
     let place = usize::try_from(place).ok()?.checked_sub(1)?;
     if place < tokens.digests.len() {
         let actor = Actor::token(place + 1);
-        return Some(Identity { creator: actor.clone(), actor, scope: Scope::Admin, key: None, kinds: None });
+        let (key, kinds, queues) = (None, None, None);
+        return Some(Identity { creator: actor.clone(), actor, scope: Scope::Admin, key, kinds, queues });
     }
     let key = good.clone().nth(place - tokens.digests.len())?;
     Some(Identity {
@@ -165,6 +172,7 @@ fn identify(tokens: &Tokens, settings: &OperatorSettings, given: &[u8; 32]) -> O
         scope: key.scope,
         key: Some(key.id),
         kinds: key.kinds.clone(),
+        queues: key.queues.clone(),
         creator: key.creator(),
     })
 }
@@ -364,6 +372,7 @@ mod tests {
             name: name.parse::<Name>().unwrap(),
             scope: *scope,
             kinds: None,
+            queues: None,
             producer: None,
             digest: digest(&format!("secret of {name}")),
             created_at: chrono::Utc::now(),

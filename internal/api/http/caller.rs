@@ -1,4 +1,4 @@
-//! The caller of a job route: the jobs that it may see and the kinds that it may enqueue.
+//! The caller of a job route: the jobs that it may see, and the kinds and queues that it may use.
 
 use std::collections::BTreeSet;
 use std::convert::Infallible;
@@ -21,6 +21,7 @@ use tickr_job::{Actor, Attempt, Job, JobId, Name, Producer, Scope};
 pub(crate) struct Requester {
     producer: Producer,
     kinds: Option<Arc<BTreeSet<Name>>>,
+    queues: Option<Arc<BTreeSet<Name>>>,
     /// True when the caller may read every job.
     reads_all: bool,
 }
@@ -36,7 +37,12 @@ impl<S: Send + Sync> FromRequestParts<S> for Requester {
                 let producer = Producer::new(actor, holder.creator().clone());
                 match holder.scope() {
                     Scope::Admin => Self::all(producer.reaching_all()),
-                    scope => Self { producer, kinds: holder.kinds(), reads_all: scope == Scope::Read },
+                    scope => Self {
+                        producer,
+                        kinds: holder.kinds(),
+                        queues: holder.queues(),
+                        reads_all: scope == Scope::Read,
+                    },
                 }
             }
         })
@@ -45,7 +51,7 @@ impl<S: Send + Sync> FromRequestParts<S> for Requester {
 
 impl Requester {
     const fn all(producer: Producer) -> Self {
-        Self { producer, kinds: None, reads_all: true }
+        Self { producer, kinds: None, queues: None, reads_all: true }
     }
 
     /// Return the caller in the form that the store uses.
@@ -84,6 +90,24 @@ impl Requester {
         }
     }
 
+    /// Refuse a queue to which the caller's API key may not add jobs, with a problem at `prefix`.
+    pub(crate) fn may_use_queue(&self, queue: &str, prefix: &str) -> Result<(), Problem> {
+        let Some(queues) = &self.queues else { return Ok(()) };
+        if queues.iter().any(|known| known.as_str() == queue) {
+            return Ok(());
+        }
+        let (good, queue) = (listed(queues), queue.chars().take(64).collect::<String>());
+        let here =
+            tickr_handlers::Problem::at("/queue", format!("this API key may use the queues {good}, but not {queue:?}"));
+        let detail = format!("{} may enqueue only in these queues: {good}", self.producer.actor());
+        Err(Problem::new(Code::Forbidden, detail).at(prefix, vec![here]))
+    }
+
+    /// Return whether the caller's API key may use only some queues.
+    pub(crate) const fn has_queues(&self) -> bool {
+        self.queues.is_some()
+    }
+
     /// Refuse a kind that the caller's API key may not enqueue, with a problem at `prefix`.
     pub(crate) fn may_enqueue(&self, kind: &str, payload: &RawValue, prefix: &str) -> Result<(), Problem> {
         let Some(kinds) = &self.kinds else { return Ok(()) };
@@ -95,14 +119,77 @@ impl Requester {
         } else {
             return Ok(());
         };
-        let good: Vec<&str> = kinds.iter().map(Name::as_str).collect();
-        let good = good.join(", ");
+        let good = listed(kinds);
         let missing: String = missing.chars().take(64).collect();
         let here =
             tickr_handlers::Problem::at(pointer, format!("this API key may enqueue {good}, but not {missing:?}"));
         let detail = format!("{} may enqueue only these kinds: {good}", self.producer.actor());
         Err(Problem::new(Code::Forbidden, detail).at(prefix, vec![here]))
     }
+}
+
+/// The kinds and queues that an API key of remote workers may use; all of them for other callers.
+pub(crate) struct WorkerRights {
+    actor: Actor,
+    kinds: Option<Arc<BTreeSet<Name>>>,
+    queues: Option<Arc<BTreeSet<Name>>>,
+}
+
+impl<S: Send + Sync> FromRequestParts<S> for WorkerRights {
+    type Rejection = Infallible;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Infallible> {
+        let RequestActor(actor) = RequestActor::from_request_parts(parts, state).await?;
+        let (kinds, queues) =
+            parts.extensions.get::<Identity>().map_or((None, None), |holder| (holder.kinds(), holder.queues()));
+        Ok(Self { actor, kinds, queues })
+    }
+}
+
+impl WorkerRights {
+    /// Return whether the caller may use every kind and queue.
+    pub(crate) const fn are_unlimited(&self) -> bool {
+        self.kinds.is_none() && self.queues.is_none()
+    }
+
+    /// Return whether the caller may use all of these kinds and queues.
+    pub(crate) fn cover(&self, kinds: &[Name], queues: &[Name]) -> bool {
+        let within = |limit: &Option<Arc<BTreeSet<Name>>>, names: &[Name]| {
+            limit.as_ref().is_none_or(|limit| names.iter().all(|name| limit.contains(name)))
+        };
+        within(&self.kinds, kinds) && within(&self.queues, queues)
+    }
+
+    /// Keep those of these queues that the caller may use. If there is none, take the caller's own.
+    pub(crate) fn choose_queues(&self, queues: &mut Vec<Name>) {
+        let Some(own) = &self.queues else { return };
+        queues.retain(|queue| own.contains(queue));
+        if queues.is_empty() {
+            queues.extend(own.iter().cloned());
+        }
+    }
+
+    /// Refuse a worker of kinds or queues that the caller's API key may not use.
+    pub(crate) fn check(&self, kinds: &[Name], queues: &[Name]) -> Result<(), Problem> {
+        let mut wrong = Vec::new();
+        for (field, limit, names) in [("kinds", &self.kinds, kinds), ("queues", &self.queues, queues)] {
+            let Some(limit) = limit else { continue };
+            let may = listed(limit);
+            for name in names.iter().filter(|name| !limit.contains(*name)) {
+                let what = format!("this API key may work on the {field} {may}, but not on {name}");
+                wrong.push(tickr_handlers::Problem::at(format!("/{field}"), what));
+            }
+        }
+        if wrong.is_empty() {
+            return Ok(());
+        }
+        let detail = format!("{} may not work on all of these kinds and queues; `errors` says which", self.actor);
+        Err(Problem::new(Code::Forbidden, detail).at("", wrong))
+    }
+}
+
+fn listed(names: &BTreeSet<Name>) -> String {
+    names.iter().map(Name::as_str).collect::<Vec<_>>().join(", ")
 }
 
 /// Return whether a report sends its file, because then it also enqueues an email.
@@ -131,6 +218,7 @@ mod tests {
         let asker = |kinds: &[&str]| Requester {
             producer: Producer::new(Actor::key("shop"), Actor::key("shop")),
             kinds: Some(Arc::new(kinds.iter().map(|kind| kind.parse().unwrap()).collect())),
+            queues: None,
             reads_all: false,
         };
         let payload = |text: &str| RawValue::from_string(text.to_owned()).unwrap();

@@ -395,7 +395,7 @@ impl Import {
             let number = line.number;
             let job = line.text.as_ref().map_err(Clone::clone).and_then(|text| {
                 let body: NewJobBody = parse(text)?;
-                body.check_requester(&self.asker, "")?;
+                body.check_requester(&self.api, &self.asker, "")?;
                 let raw =
                     serde_json::from_slice(text).map_err(|error| Problem::new(Code::InvalidJson, error.to_string()))?;
                 Ok((prepare(&self.api, body, "", self.span.as_ref().and_then(ImportSpan::trace_context), &[])?, raw))

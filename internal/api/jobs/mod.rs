@@ -186,9 +186,16 @@ pub(crate) enum OnConflictWord {
 }
 
 impl NewJobBody {
-    /// Refuse the job if the caller's API key may not enqueue its kind. `prefix` points at the job in the body.
-    pub(crate) fn check_requester(&self, asker: &Requester, prefix: &str) -> Result<(), Problem> {
-        asker.may_enqueue(&self.kind, &self.payload, prefix)
+    /// Refuse the job if the caller's API key may not enqueue its kind, or not in its queue. `prefix` points at the job in
+    /// the body.
+    pub(crate) fn check_requester(&self, api: &Api, asker: &Requester, prefix: &str) -> Result<(), Problem> {
+        asker.may_enqueue(&self.kind, &self.payload, prefix)?;
+        if !asker.has_queues() {
+            return Ok(());
+        }
+        let kind = api.broker.registry().find(&self.kind);
+        let of_kind = kind.as_ref().and_then(|kind| kind.queue()).map_or("default", Name::as_str);
+        asker.may_use_queue(self.queue.as_deref().unwrap_or(of_kind), prefix)
     }
 
     fn draft(self, prefix: &str, trace: Option<&TraceContext>, earlier: &[Option<JobId>]) -> Result<Draft, Problem> {
@@ -354,7 +361,7 @@ async fn enqueue_one(
     body: NewJobBody,
     text: &[u8],
 ) -> Result<Response, Problem> {
-    body.check_requester(asker, "")?;
+    body.check_requester(api, asker, "")?;
     let idempotent = key.request("POST /v1/jobs", Some(text))?;
     let job = match prepare(api, body, "", traced.0.trace_context(), &[]) {
         Ok(job) => job,
@@ -471,7 +478,7 @@ async fn enqueue_all(
     body: BatchBody,
     text: &[u8],
 ) -> Result<Response, Problem> {
-    check_all_requested(&body.jobs, asker)?;
+    check_all_requested(api, &body.jobs, asker)?;
     let idempotent = key.request("POST /v1/jobs/batch", Some(text))?;
     let jobs = match prepare_all(api, body, traced.0.trace_context()) {
         Ok(jobs) => jobs,
@@ -500,11 +507,11 @@ async fn enqueue_all(
     .await
 }
 
-/// Refuse the batch if the caller's API key may not enqueue the kind of one of its jobs.
-pub(crate) fn check_all_requested(jobs: &[Object<NewJobBody>], asker: &Requester) -> Result<(), Problem> {
+/// Refuse the batch if the caller's API key may not enqueue one of its jobs, because of its kind or its queue.
+pub(crate) fn check_all_requested(api: &Api, jobs: &[Object<NewJobBody>], asker: &Requester) -> Result<(), Problem> {
     let mut refused: Option<Problem> = None;
     for (place, Object(job)) in jobs.iter().enumerate().take(limits::MAX_BATCH) {
-        match (job.check_requester(asker, &format!("/jobs/{place}")), &mut refused) {
+        match (job.check_requester(api, asker, &format!("/jobs/{place}")), &mut refused) {
             (Ok(()), _) => {}
             (Err(problem), None) => refused = Some(problem),
             (Err(problem), Some(refused)) => refused.join(&problem),

@@ -340,6 +340,29 @@ impl Store {
         .await
     }
 
+    /// Read the kinds and the queues for which a worker is registered. Returns nothing if it is not registered, or not any
+    /// more.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn kinds_and_queues_of_worker(
+        &self,
+        worker: &RunnerId,
+    ) -> Result<Option<(Vec<Name>, Vec<Name>)>, StoreError> {
+        let worker = worker.clone();
+        on_pool(&self.shared.pools.workers, "read the kinds and queues of a worker", move |conn, _| {
+            let worker = worker.clone();
+            Box::pin(async move {
+                let sql = "SELECT kinds, queues FROM runners WHERE id = ? AND via = 'http' AND stopped_at IS NULL";
+                let Some(row) = sqlx::query(sql).bind(worker.as_str()).fetch_optional(conn).await? else {
+                    return Ok(None);
+                };
+                Ok(Some((names_in(row.try_get("kinds")?)?, names_in(row.try_get("queues")?)?)))
+            })
+        })
+        .await
+    }
+
     /// Count the open attempts of a worker.
     ///
     /// # Errors
@@ -431,6 +454,10 @@ impl Store {
     }
 }
 
+fn names_in(text: &str) -> Result<Vec<Name>, sqlx::Error> {
+    serde_json::from_str(text).map_err(|e| corrupt(e.to_string()))
+}
+
 async fn begin(
     conn: &mut Session<'_>,
     worker: RunnerId,
@@ -444,11 +471,10 @@ async fn begin(
     let Some(row) = sqlx::query(sql).bind(worker.as_str()).fetch_optional(&mut *conn).await? else {
         return Ok(None);
     };
-    let names = |text: &str| serde_json::from_str::<Vec<Name>>(text).map_err(|e| corrupt(e.to_string()));
     let found = RemoteWorker {
         id: Arc::new(worker),
-        kinds: names(row.try_get("kinds")?)?.into(),
-        queues: names(row.try_get("queues")?)?.into(),
+        kinds: names_in(row.try_get("kinds")?)?.into(),
+        queues: names_in(row.try_get("queues")?)?.into(),
         lease: Duration::from_millis(u64::from(row.try_get::<u32, _>("lease_ms")?)),
         drained: row.try_get::<i64, _>("drained")? != 0,
     };
