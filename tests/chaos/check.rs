@@ -11,6 +11,7 @@ use crate::journal::{Execution, History};
 use crate::kinds;
 use crate::ledger::Book;
 use crate::rates;
+use crate::remote;
 use crate::sink::Call;
 use crate::world::World;
 
@@ -79,6 +80,11 @@ impl Job {
         self.lines.iter().filter(|line| !line.runner.is_empty()).count()
     }
 
+    /// Return whether its executions are in the journal.
+    fn is_recorded(&self) -> bool {
+        ["record", remote::REMOTE].contains(&self.kind.as_str())
+    }
+
     fn has(&self, verdict: &str) -> bool {
         self.lines.iter().any(|line| line.verdict == verdict)
     }
@@ -103,10 +109,12 @@ pub(crate) async fn everything(world: &World) -> anyhow::Result<Findings> {
         answers(&mut found, book, &jobs);
         callbacks_of_batches(&mut found, book);
         cancels(&mut found, book, &jobs, &history);
+        remote_successes(&mut found, book, &jobs);
     });
     executions(&mut found, &jobs, &history);
     checkpoints(&mut found, &jobs, &history);
-    limit(&mut found, &jobs, &history);
+    limit(&mut found, &jobs, &history, driver::NARROW, driver::MAX_AT_ONCE);
+    limit(&mut found, &jobs, &history, remote::REMOTE, remote::MAX_REMOTE);
     order(&mut found, &jobs, &history, &mut root).await?;
     tenants(&mut found, &jobs, &history, &mut root).await?;
     let rules = world.ledger.write(|book| book.rules.clone());
@@ -201,6 +209,18 @@ fn cancels(found: &mut Findings, book: &Book, jobs: &BTreeMap<Uuid, Job>, histor
     }
 }
 
+/// Check that each success that a remote worker was told of is the end of its job.
+fn remote_successes(found: &mut Findings, book: &Book, jobs: &BTreeMap<Uuid, Job>) {
+    for (id, token) in &book.remote_successes {
+        let Some(job) = jobs.get(id) else { continue };
+        let told = job.lines.iter().any(|line| line.verdict == "succeeded" && line.token() == Some(*token));
+        if !told {
+            found.lost += 1;
+            found.wrong.push(format!("job {id} was settled as succeeded under {token}, and is {job:?}"));
+        }
+    }
+}
+
 /// Check the handlers' own journal. Each token starts at most once, each execution has an attempt in the ledger, the
 /// executions of one job do not overlap, and a job is completed exactly if one handler finished with the result that
 /// the job has.
@@ -229,7 +249,7 @@ fn executions(found: &mut Findings, jobs: &BTreeMap<Uuid, Job>, history: &Histor
             found.wrong.push(format!("job {id} ran under {newer} while it ran under {older}: {job:?}"));
         }
     }
-    for (id, job) in jobs.iter().filter(|(_, job)| job.kind == "record") {
+    for (id, job) in jobs.iter().filter(|(_, job)| job.is_recorded()) {
         let successes: Vec<&Line> = job.lines.iter().filter(|line| line.verdict == "succeeded").collect();
         if successes.len() > 1 {
             found.doubled += 1;
@@ -271,9 +291,9 @@ fn checkpoints(found: &mut Findings, jobs: &BTreeMap<Uuid, Job>, history: &Histo
 
 /// Check that the queue with a limit never had more executions at once than the limit allows. Only executions that
 /// succeeded count, because tickr never took their runners for dead.
-fn limit(found: &mut Findings, jobs: &BTreeMap<Uuid, Job>, history: &History) {
+fn limit(found: &mut Findings, jobs: &BTreeMap<Uuid, Job>, history: &History, queue: &str, allowed: usize) {
     let mut events: Vec<(usize, bool)> = Vec::new();
-    for (id, job) in jobs.iter().filter(|(_, job)| job.queue == driver::NARROW && job.kind == "record") {
+    for (id, job) in jobs.iter().filter(|(_, job)| job.queue == queue && job.is_recorded()) {
         let tokens: BTreeSet<Uuid> = job.lines.iter().filter_map(Line::token).collect();
         for execution in history.jobs.get(id).into_iter().flatten() {
             if let Some((ended, _)) = execution.ended.as_ref().filter(|_| tokens.contains(&execution.token)) {
@@ -282,9 +302,8 @@ fn limit(found: &mut Findings, jobs: &BTreeMap<Uuid, Job>, history: &History) {
         }
     }
     let most = most_at_once(events);
-    if most > driver::MAX_AT_ONCE {
-        let allowed = driver::MAX_AT_ONCE;
-        found.wrong.push(format!("{most} jobs of {} ran at once, and {allowed} may", driver::NARROW));
+    if most > allowed {
+        found.wrong.push(format!("{most} jobs of {queue} ran at once, and {allowed} may"));
     }
 }
 

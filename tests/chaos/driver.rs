@@ -16,6 +16,7 @@ use crate::enqueue::Enqueue;
 use crate::journal;
 use crate::kinds::Act;
 use crate::rates::{self, PACED, PACED_KEYS};
+use crate::remote::{self, REMOTE};
 use crate::request::{self, Answer, Request};
 use crate::world::World;
 
@@ -68,6 +69,7 @@ pub(crate) async fn prepare(world: &World) -> anyhow::Result<()> {
     let answer = world.call(&mut rng, limit).await;
     anyhow::ensure!(matches!(answer, Answer::Said(201, _)), "the limit of tenants was answered with {answer:?}");
     rates::prepare(world, &mut rng).await?;
+    remote::prepare(world, &mut rng).await?;
     let breaker = json!({"failures": 4, "pause_ms": 400, "max_pause_ms": 1_600});
     let limit = json!({"kind": "http", "shared_by": "host", "concurrency": MAX_CALLS, "breaker": breaker});
     let answer = world.call(&mut rng, Request::put("/v1/limits/hosts").with(limit)).await;
@@ -206,6 +208,10 @@ impl Caller {
             job["payload"]["ms"] = json!(ms.min(20));
             // Jobs that wait for each other would seldom wait for the rate.
             job.as_object_mut().map(|job| (job.remove("order_key"), job.remove("on_failure")));
+        } else if job["queue"] != NARROW && self.rng.random_ratio(1, 6) {
+            // Its kind has this default queue.
+            job["kind"] = json!(REMOTE);
+            job.as_object_mut().map(|job| job.remove("queue"));
         }
         (name, job)
     }

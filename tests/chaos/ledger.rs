@@ -43,6 +43,8 @@ pub(crate) struct Book {
     pub(crate) retry_asked: BTreeSet<Uuid>,
     /// Names of jobs that kill every runner that starts them.
     pub(crate) poison: BTreeSet<String>,
+    /// Jobs whose success a remote worker reported, with the token of that attempt.
+    pub(crate) remote_successes: BTreeMap<Uuid, Uuid>,
     /// The rules of the rate that were set, in their order.
     pub(crate) rules: Vec<Rule>,
     /// Number of answers by status; 0 stands for requests without an answer.

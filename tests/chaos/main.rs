@@ -9,6 +9,7 @@
 //! - `world` holds the parts of a run: `servers` (with `galera`), `proxy`, `runner`, `clock`, `kinds` and `sink`.
 //! - `first_starts` kills migrations before the run begins.
 //! - `driver` makes the load. `enqueue` and `request` send it and record every answer in the `ledger`.
+//! - `remote` are workers in this process that execute jobs over HTTP, and die and fall silent by themselves.
 //! - `rates` changes limits by key meanwhile, and knows which of them held when.
 //! - `faults` are drawn and happen, and `recovery` measures how long their effects last.
 //! - `check` is the final comparison.
@@ -28,6 +29,7 @@ mod ledger;
 mod proxy;
 mod rates;
 mod recovery;
+mod remote;
 mod request;
 mod runner;
 mod servers;
@@ -39,6 +41,7 @@ mod world;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -135,7 +138,8 @@ async fn run(settings: Settings, dir: &Path, template: &Path) -> anyhow::Result<
     let began = Instant::now();
     let world = Arc::new(World::start(settings, dir, template).await?);
     driver::prepare(&world).await?;
-    let stop = CancellationToken::new();
+    let (stop, end) = (CancellationToken::new(), CancellationToken::new());
+    let workers = remote::start(&world, &stop, &end)?;
     let mut callers = driver::start(&world, &stop);
     callers.push(tokio::spawn(rates::change_until_stopped(Arc::clone(&world), stop.clone())));
     let mut rng = StdRng::seed_from_u64(settings.seed);
@@ -151,6 +155,10 @@ async fn run(settings: Settings, dir: &Path, template: &Path) -> anyhow::Result<
     }
     if let Err(owed) = recovery::until_nothing_is_owed(&world, QUIET).await {
         world.ledger.complain(owed);
+    }
+    end.cancel();
+    for worker in workers {
+        worker.await?;
     }
     for wrong in verify::run(&world).await? {
         world.ledger.complain(wrong);
@@ -252,13 +260,17 @@ fn report(world: &World, story: &Story, found: &check::Findings, settings: Setti
         }
     }
     println!(
-        "chaos: seed {}, {:.0} s: {} jobs, {} attempts, {} in checkpoints, {} callbacks, {} starts at {} rates, {} faults ({}), lost {}, doubled {}, slowest recovery {:.1} s ({})",
+        "chaos: seed {}, {:.0} s: {} jobs, {} attempts, {} in checkpoints, {} callbacks, {} in remote workers ({} answers lost, {} deaths, {} freezes), {} starts at {} rates, {} faults ({}), lost {}, doubled {}, slowest recovery {:.1} s ({})",
         settings.seed,
         began.elapsed().as_secs_f64(),
         found.jobs,
         found.attempts,
         found.checkpoints,
         found.callbacks,
+        world.deeds.fetched.load(Ordering::Relaxed),
+        world.deeds.undelivered.load(Ordering::Relaxed),
+        world.deeds.deaths.load(Ordering::Relaxed),
+        world.deeds.freezes.load(Ordering::Relaxed),
         found.paced,
         world.ledger.write(|book| book.rules.len()),
         story.faults.values().sum::<usize>(),

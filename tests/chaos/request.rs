@@ -56,6 +56,10 @@ impl Request {
         Self { method: Method::PUT, ..Self::get(path) }
     }
 
+    pub(crate) fn delete(path: impl Into<String>) -> Self {
+        Self { method: Method::DELETE, ..Self::get(path) }
+    }
+
     pub(crate) fn with(self, body: Value) -> Self {
         Self { body: Some(body), ..self }
     }
@@ -94,7 +98,8 @@ impl World {
         let sent = async {
             let response = http.timeout(request.patience).send().await?;
             let status = response.status().as_u16();
-            Ok::<_, reqwest::Error>((status, response.json::<Value>().await?))
+            let body = if status == 204 { Value::Null } else { response.json::<Value>().await? };
+            Ok::<_, reqwest::Error>((status, body))
         };
         let answer = match sent.await {
             Ok((status, body)) => Answer::Said(status, body),

@@ -8,6 +8,7 @@ use std::time::Duration;
 use crate::clock;
 use crate::first_starts;
 use crate::ledger::Ledger;
+use crate::remote::Deeds;
 use crate::request::InternalErrors;
 use crate::runner::Runner;
 use crate::servers::Servers;
@@ -25,6 +26,8 @@ pub(crate) struct World {
     pub(crate) runners: Vec<Runner>,
     pub(crate) sink: Sink,
     pub(crate) ledger: Arc<Ledger>,
+    /// What the remote workers did.
+    pub(crate) deeds: Deeds,
     pub(crate) client: reqwest::Client,
     pub(crate) internal_errors: InternalErrors,
     /// Whether the clients of the load wait.
@@ -66,8 +69,8 @@ impl World {
         let client = reqwest::Client::builder().connect_timeout(Duration::from_secs(2)).build()?;
         let sink = Sink::start(seed).await?;
         let (dir, internal_errors) = (dir.to_owned(), InternalErrors::default());
-        let world =
-            Self { seed, dir, servers, runners, sink, ledger, client, internal_errors, quiet: AtomicBool::new(false) };
+        let (deeds, quiet) = (Deeds::default(), AtomicBool::new(false));
+        let world = Self { seed, dir, servers, runners, sink, ledger, deeds, client, internal_errors, quiet };
         for runner in &world.runners {
             let up = tokio::time::timeout(Duration::from_secs(30), runner.until_up()).await;
             up.map_err(|_| anyhow::anyhow!("runner {} does not come up", runner.number))?;
