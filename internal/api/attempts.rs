@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use utoipa::ToSchema;
 
-use crate::http::body::Body;
+use crate::http::body::{Body, ResultBody};
 use crate::http::failed_logins::Peer;
 use crate::http::problem::{Code, Problem};
 use crate::view::{Moment, StateWord};
@@ -171,7 +171,7 @@ pub(super) async fn finish(
     State(api): State<Api>,
     peer: Option<Extension<Peer>>,
     Path(key): Path<String>,
-    Body(body, _): Body<FinishBody>,
+    ResultBody(body): ResultBody<FinishBody>,
 ) -> Result<Response, Problem> {
     let finish = read(body)?;
     let finished = match digest_of(&key) {

@@ -23,7 +23,7 @@ use serde_json::value::RawValue;
 use utoipa::ToSchema;
 use uuid::Uuid;
 
-use crate::http::body::{Body, Object};
+use crate::http::body::{Body, Object, ResultBody};
 use crate::http::caller::WorkerRights;
 use crate::http::problem::{Code, Problem};
 use crate::view::{Moment, StateWord};
@@ -186,11 +186,9 @@ pub(super) struct FetchAnswer {
 pub(super) struct HeldBody {
     /// Token of the attempt.
     token: String,
-    /// Progress in percent.
-    #[schema(minimum = 0, maximum = 100)]
+    /// Progress, 0 to 100 percent. A report that is not valid is left out and listed in `refused`.
     percent: Option<f64>,
-    /// Short description of the progress.
-    #[schema(max_length = 120)]
+    /// Short description of the progress, at most 120 characters.
     note: Option<String>,
     /// JSON with which the next attempt begins if this one does not succeed, at most 64 KiB.
     #[schema(value_type = Option<serde_json::Value>)]
@@ -216,6 +214,20 @@ pub(super) struct BeatAnswer {
     lost: Vec<String>,
     /// True while an operator keeps the worker drained.
     drain: bool,
+    /// Reports that were left out because they are not valid. The leases were renewed all the same.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    refused: Vec<RefusedReport>,
+}
+
+/// A report of an attempt that was left out.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct RefusedReport {
+    /// Token of the attempt.
+    token: String,
+    /// `percent`, `note` or `checkpoint`.
+    field: &'static str,
+    /// What it must be.
+    detail: &'static str,
 }
 
 /// How an attempt ended.
@@ -601,7 +613,7 @@ pub(super) async fn beat(
     State(api): State<Api>,
     rights: WorkerRights,
     WorkerPath(id): WorkerPath,
-    Body(body, _): Body<BeatBody>,
+    ResultBody(body): ResultBody<BeatBody>,
 ) -> Result<Response, Problem> {
     require_rights(&api, &rights, &id).await?;
     let mut problems = Vec::new();
@@ -609,22 +621,35 @@ pub(super) async fn beat(
     if body.holding.len() > MAX_SLOTS as usize {
         wrong("/holding".to_owned(), format!("must be at most {MAX_SLOTS}"));
     }
-    let (mut reports, mut texts) = (Vec::new(), HashMap::new());
+    let (mut reports, mut texts, mut refused) = (Vec::new(), HashMap::new(), Vec::new());
     for (place, Object(HeldBody { token, percent, note, checkpoint })) in body.holding.into_iter().enumerate() {
-        let at = |field: &str| format!("/holding/{place}/{field}");
-        if percent.is_some_and(|percent| !(0.0..=100.0).contains(&percent)) {
-            wrong(at("percent"), "must be 0 to 100".to_owned());
-        }
-        if note.as_ref().is_some_and(|note| note.chars().count() > MAX_NOTE || note.chars().any(char::is_control)) {
-            wrong(at("note"), "must have at most 120 characters, and no control characters".to_owned());
-        }
-        if checkpoint.as_ref().is_some_and(|checkpoint| checkpoint.get().len() > limits::MAX_CHECKPOINT_BYTES) {
-            wrong(at("checkpoint"), "must have at most 65536 bytes".to_owned());
-        }
         let Some(ticket) = Ticket::parse(&token) else {
-            wrong(at("token"), "is no token of an attempt".to_owned());
+            wrong(format!("/holding/{place}/token"), "is no token of an attempt".to_owned());
             continue;
         };
+        // A report that is not valid must not cost the leases of all attempts of the worker.
+        let mut refuse = |field, detail| refused.push(RefusedReport { token: token.clone(), field, detail });
+        let percent = percent.filter(|percent| {
+            let valid = (0.0..=100.0).contains(percent);
+            if !valid {
+                refuse("percent", "must be 0 to 100");
+            }
+            valid
+        });
+        let note = note.filter(|note| {
+            let valid = note.chars().count() <= MAX_NOTE && !note.chars().any(char::is_control);
+            if !valid {
+                refuse("note", "must have at most 120 characters, and no control characters");
+            }
+            valid
+        });
+        let checkpoint = checkpoint.filter(|checkpoint| {
+            let valid = checkpoint.get().len() <= limits::MAX_CHECKPOINT_BYTES;
+            if !valid {
+                refuse("checkpoint", "must have at most 65536 bytes");
+            }
+            valid
+        });
         let progress = (percent.is_some() || note.is_some())
             .then(|| Progress { percent: percent.unwrap_or(0.0), note: note.filter(|note| !note.is_empty()) });
         let checkpoint = checkpoint.map(|checkpoint| Arc::from(Box::<str>::from(checkpoint)));
@@ -639,7 +664,7 @@ pub(super) async fn beat(
     let lost: Vec<String> = words(beaten.lost);
     let mut cancel: Vec<String> = words(beaten.cancel);
     cancel.retain(|token| !lost.contains(token));
-    Ok(json(StatusCode::OK, BeatAnswer { cancel, lost, drain: beaten.drained }))
+    Ok(json(StatusCode::OK, BeatAnswer { cancel, lost, drain: beaten.drained, refused }))
 }
 
 /// Finish attempts
@@ -659,7 +684,7 @@ pub(super) async fn beat(
 pub(super) async fn finish(
     State(api): State<Api>,
     WorkerPath(_): WorkerPath,
-    Body(body, _): Body<EndsBody>,
+    ResultBody(body): ResultBody<EndsBody>,
 ) -> Result<Response, Problem> {
     let mut problems = Vec::new();
     if !(1..=MAX_VERDICTS).contains(&body.verdicts.len()) {

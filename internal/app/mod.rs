@@ -479,7 +479,8 @@ pub fn engine_settings(
     EngineSettings {
         runner,
         workers: config.workers,
-        queues: config.queues.iter().filter_map(|name| name.parse().ok()).collect(),
+        // Without workers it serves no queue.
+        queues: config.queues.iter().filter(|_| config.workers > 0).filter_map(|name| name.parse().ok()).collect(),
         lease: config.lease,
         tracer,
         attempt_log: config.attempt_log,

@@ -52,9 +52,12 @@ pub static SETTINGS: &[Setting<Config>] = &[
     )
     .secrecy(Secrecy::Secret)
     .list(),
-    Row::new("workers", "N", "Number of jobs that this runner executes at the same time", |c, t| {
-        parse::put(&mut c.workers, parse::number(t, 1..=4096))
-    })
+    Row::new(
+        "workers",
+        "N",
+        "Number of jobs that this runner executes at the same time; 0: none, it serves the API and remote workers only",
+        |c, t| parse::put(&mut c.workers, parse::number(t, 0..=4096)),
+    )
     .default("64"),
     Row::new("queues", "NAMES", "Queues that this runner serves, comma separated", |c, t| {
         parse::put(&mut c.queues, parse::queues(t))

@@ -220,14 +220,14 @@ fn numbers_switches_and_lists_have_their_own_spelling_in_the_file() {
 #[test]
 fn a_file_with_six_mistakes_yields_six_messages() {
     let (_dir, path) = file(
-        "workers = 0\nlease = 30\nqueues = [\"mail\", \"Mail!\"]\nworker = 4\nlog_format = \"xml\"\nmysql_url = \"mysql://u:canary\"\n",
+        "workers = 5000\nlease = 30\nqueues = [\"mail\", \"Mail!\"]\nworker = 4\nlog_format = \"xml\"\nmysql_url = \"mysql://u:canary\"\n",
     );
     let errors = Config::load(&Flags::default(), env(&[]), Some(path.clone())).unwrap_err();
     let text = errors.to_string().replace(path.to_str().unwrap(), "tickr.toml");
     let expected = [
         "the configuration has 6 problems:",
         "  mysql_url = \"mysql://***\" (tickr.toml line 6): the port is not a port number; percent-encode / ? # @ : % in a password, for example # as %23",
-        "  workers = \"0\" (tickr.toml line 1): out of range; write a number from 1 to 4096",
+        "  workers = \"5000\" (tickr.toml line 1): out of range; write a number from 0 to 4096",
         "  queues = \"mail,Mail!\" (tickr.toml line 3): entry 2: not a usable name; write 1 to 64 of a-z, 0-9, _, . and -, beginning with a letter or digit",
         "  lease = \"30\" (tickr.toml line 2): the unit is missing, which is one of ms, s, m, h, d; write a duration from 2s to 1h, like 250ms, 30s, 15m, 24h or 7d",
         "  log_format = \"xml\" (tickr.toml line 5): not a permitted value; write one of text, json",

@@ -478,10 +478,12 @@ impl EngineState {
 
 /// Build the row that registers this runner in MySQL.
 fn row(registry: &Registry, settings: &EngineSettings) -> RunnerRow {
+    // Without workers it executes no kind, and other runners must not leave it jobs.
+    let kinds = if settings.workers > 0 { registry.names() } else { Vec::new() };
     RunnerRow {
         id: settings.runner.clone(),
         version: env!("CARGO_PKG_VERSION"),
-        kinds: registry.names(),
+        kinds,
         editions: registry.editions(),
         queues: settings.queues.clone(),
         workers: u32::try_from(settings.workers).unwrap_or(u32::MAX),

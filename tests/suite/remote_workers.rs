@@ -300,6 +300,39 @@ async fn a_beat_keeps_the_lease_and_brings_cancels_and_time_limits() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_report_that_is_not_valid_costs_no_lease_and_the_largest_result_arrives() {
+    let tickr = started().await;
+    let at = tickr.app.addr();
+    let worker = Worker::register(&tickr, 2).await;
+    tickr.enqueue_many((0..2).map(|n| json!({"kind": "resize", "payload": n}))).await;
+    let mut held: Vec<Value> = Vec::new();
+    while held.len() < 2 {
+        let more = worker.fetch(at, 2, 20_000, &held.iter().collect::<Vec<_>>()).await;
+        held.extend(more);
+    }
+    tickr.sql("UPDATE owed SET lease_until = UTC_TIMESTAMP(6) + INTERVAL 1 SECOND").await;
+    let bad = json!({"token": held[0]["token"], "percent": 101, "note": "a\u{7}b", "checkpoint": "x".repeat(70_000)});
+    let beaten = worker.call(at, "beat", json!({"holding": [bad, {"token": held[1]["token"], "percent": 7}]})).await;
+    assert_eq!(beaten.status, 200, "{:#}", beaten.body);
+    let refused: Vec<&str> =
+        beaten.body["refused"].as_array().unwrap().iter().map(|report| report["field"].as_str().unwrap()).collect();
+    assert_eq!(refused, ["percent", "note", "checkpoint"]);
+    let renewed = "SELECT COUNT(*) FROM owed WHERE lease_until > UTC_TIMESTAMP(6) + INTERVAL 30 SECOND";
+    assert_eq!(tickr.count(renewed).await, 2);
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM owed WHERE progress IS NOT NULL").await, 1);
+
+    // 256 KiB with its quotes, which is also the largest size of other bodies.
+    let result = "x".repeat(256 * 1024 - 2);
+    assert_eq!(
+        worker.finish(at, &held[0], json!({"verdict": "succeeded", "result": result})).await["result"],
+        "settled"
+    );
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM attempts WHERE LENGTH(result) = 262144").await, 1);
+    worker.finish(at, &held[1], json!({"verdict": "succeeded"})).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_drained_worker_gets_no_job_and_keeps_those_that_it_has() {
     let tickr = started().await;
     let at = tickr.app.addr();
@@ -656,6 +689,35 @@ async fn workers_get_their_jobs_while_redis_is_out() {
     let held = worker.fetch(at, 3, 30_000, &[]).await;
     assert_eq!(id_of(&held[0]), id);
     assert_eq!(worker.finish(at, &held[0], json!({"verdict": "succeeded"})).await["state"], "completed");
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_process_without_workers_serves_remote_workers_and_runs_no_job_itself() {
+    let tickr = started_with(|config| config.workers = 0).await;
+    let at = tickr.app.addr();
+    let only = json!({"name": "test", "kinds": ["resize"], "queues": ["pictures"], "slots": 1});
+    let worker = Worker::register_as(&tickr, only).await;
+    let remote = tickr.enqueue_kind("resize", json!(1)).await;
+    let own = tickr.enqueue_kind("noop", json!({})).await;
+    let job = worker.fetch(at, 1, 20_000, &[]).await.pop().unwrap();
+    assert_eq!(id_of(&job), remote);
+    assert_eq!(worker.finish(at, &job, json!({"verdict": "succeeded"})).await["state"], "completed");
+    let why = tickr.get(&format!("/v1/jobs/{own}/explain")).await.body;
+    assert_eq!(why["reasons"][0]["code"], "queue_not_served", "{why:#}");
+    // A schedule fires, so the loops run that do the work of the cluster.
+    let every = json!({"every_ms": 1_000, "kind": "resize", "payload": 2});
+    assert_eq!(tickr.put("/v1/schedules/often", every).await.status, 201);
+    let job = worker.fetch(at, 1, 20_000, &[]).await.pop().unwrap();
+    worker.finish(at, &job, json!({"verdict": "succeeded"})).await;
+    assert_eq!(tickr.request(Method::DELETE, "/v1/schedules/often").send().await.unwrap().status(), 204);
+    assert_eq!(
+        tickr.count("SELECT COUNT(*) FROM attempts a JOIN jobs j ON j.id = a.job_id WHERE j.kind = 'noop'").await,
+        0
+    );
+    let runner = tickr.another_with(|config| config.workers = 2, Registry::new()).await;
+    tickr.until(own, State::Completed).await;
+    stop(runner).await;
     tickr.stop().await;
 }
 

@@ -36,19 +36,39 @@ impl<T: DeserializeOwned> FromRequest<Api> for Body<T> {
     type Rejection = Problem;
 
     async fn from_request(request: Request, api: &Api) -> Result<Self, Problem> {
-        let declared = request.headers().get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or("");
-        let media = declared.split(';').next().unwrap_or("").trim();
-        let is_json = media.eq_ignore_ascii_case("application/json") || media.to_ascii_lowercase().ends_with("+json");
-        let read = read_body(request.into_body(), api.body_limit_bytes);
-        let bytes =
-            tokio::time::timeout(api.body_timeout, read).await.map_err(|_| body_timeout_problem(api.body_timeout))?;
-        if !is_json {
-            let detail = "declare the body with Content-Type: application/json";
-            return Err(Problem::new(Code::UnsupportedMediaType, detail));
-        }
-        let bytes = bytes?;
-        parse(&bytes).map(|parsed| Self(parsed, bytes))
+        read_json(request, api, api.body_limit_bytes).await.map(|(parsed, bytes)| Self(parsed, bytes))
     }
+}
+
+/// A JSON body of type `T` that carries results or checkpoints of jobs. It may be larger than other bodies: a result may be
+/// as large as the usual `body_limit`, and has more around it.
+pub(crate) struct ResultBody<T>(pub(crate) T);
+
+/// Size up to which such bodies are read, whatever `body_limit` is: the largest limit that an operator can set.
+const MAX_RESULT_BODY_BYTES: usize = 1 << 20;
+
+impl<T: DeserializeOwned> FromRequest<Api> for ResultBody<T> {
+    type Rejection = Problem;
+
+    async fn from_request(request: Request, api: &Api) -> Result<Self, Problem> {
+        read_json(request, api, api.body_limit_bytes.max(MAX_RESULT_BODY_BYTES)).await.map(|(parsed, _)| Self(parsed))
+    }
+}
+
+/// Read a body that is declared as JSON, and return its value and its text.
+async fn read_json<T: DeserializeOwned>(request: Request, api: &Api, limit: usize) -> Result<(T, Vec<u8>), Problem> {
+    let declared = request.headers().get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or("");
+    let media = declared.split(';').next().unwrap_or("").trim();
+    let is_json = media.eq_ignore_ascii_case("application/json") || media.to_ascii_lowercase().ends_with("+json");
+    let read = read_body(request.into_body(), limit);
+    let bytes =
+        tokio::time::timeout(api.body_timeout, read).await.map_err(|_| body_timeout_problem(api.body_timeout))?;
+    if !is_json {
+        let detail = "declare the body with Content-Type: application/json";
+        return Err(Problem::new(Code::UnsupportedMediaType, detail));
+    }
+    let bytes = bytes?;
+    Ok((parse(&bytes)?, bytes))
 }
 
 /// A JSON body of type `T`, and its text, whatever its media type is. For clients of interfaces that never asked for one.
