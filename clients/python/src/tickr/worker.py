@@ -1,0 +1,202 @@
+"""Workers: one that blocks its thread, and one for asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import ssl
+import sys
+import threading
+from types import FrameType
+from typing import Any, Callable, Dict, Optional, Sequence
+
+from ._engine import Engine, Settings
+from ._http import Transport, Urls
+from .client import Client
+from .context import AttemptLogHandler
+from .errors import Delay, milliseconds
+from .kinds import App
+
+log = logging.getLogger("tickr.worker")
+
+
+class _Worker:
+    """What the two workers have in common."""
+
+    def __init__(
+        self,
+        app: App,
+        *,
+        url: Urls = None,
+        token: Optional[str] = None,
+        name: Optional[str] = None,
+        queues: Optional[Sequence[str]] = None,
+        slots: int = 4,
+        lease_ms: Delay = 60_000,
+        grace_ms: Delay = 25_000,
+        wait_ms: Delay = 30_000,
+        version: Optional[str] = None,
+        exact: bool = False,
+        capture_logs: bool = True,
+        tls: Optional[ssl.SSLContext] = None,
+        around: Optional[Callable[[Callable[[], Any]], Any]] = None,
+        thread_ended: Optional[Callable[[], None]] = None,
+    ):
+        self._app = app
+        # The worker has connections of its own, so that calls of handlers do not hold up its beats.
+        self._transport = Transport(url, token, tls=tls)
+        self._client = Client(url, token, exact=exact, tls=tls)
+        self._settings = Settings(
+            name=name or os.path.basename(sys.argv[0] or "") or socket.gethostname() or "python",
+            queues=queues,
+            slots=slots,
+            lease_ms=milliseconds(lease_ms, "lease_ms"),
+            grace_ms=milliseconds(grace_ms, "grace_ms"),
+            wait_ms=milliseconds(wait_ms, "wait_ms"),
+            version=version,
+            exact=exact,
+        )
+        self._capture = capture_logs
+        self._around = around
+        self._thread_ended = thread_ended
+        self._engine: Optional[Engine] = None
+        self._stop_early = False
+
+    def __repr__(self) -> str:
+        return f"<tickr.{type(self).__name__} {', '.join(self._transport.urls)}>"
+
+    @property
+    def id(self) -> Optional[str]:
+        """The id under which the worker is registered. None before."""
+        return None if self._engine is None else self._engine.worker_id
+
+    @property
+    def client(self) -> Client:
+        """The client that handlers get as `context.client`."""
+        return self._client
+
+    def stop(self) -> None:
+        """Tell the worker to stop, from any thread or from a signal handler. `run` returns when it has left."""
+        self._stop_early = True
+        if self._engine is not None:
+            self._engine.stop()
+
+    def _make(self, loop: Optional[asyncio.AbstractEventLoop]) -> Engine:
+        engine = Engine(
+            self._app,
+            self._transport,
+            self._client,
+            self._settings,
+            loop=loop,
+            around=self._around,
+            thread_ended=self._thread_ended,
+        )
+        self._engine = engine
+        return engine
+
+
+class _Surroundings:
+    """The signal handlers and the log handler of a worker that runs."""
+
+    def __init__(self, worker: _Worker, signals: bool, capture: bool):
+        self._worker = worker
+        self._signals = signals and threading.current_thread() is threading.main_thread()
+        self._log_handler = AttemptLogHandler() if capture else None
+        self._before: Dict[int, Any] = {}
+        self._seen = False
+
+    def __enter__(self) -> _Surroundings:
+        if self._log_handler is not None:
+            logging.getLogger().addHandler(self._log_handler)
+        if self._signals:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                self._before[number] = signal.signal(number, self._on_signal)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        if self._log_handler is not None:
+            logging.getLogger().removeHandler(self._log_handler)
+
+    def _on_signal(self, number: int, _: Optional[FrameType]) -> None:
+        # This may interrupt any code of the main thread, so it takes no lock and writes no log.
+        if self._seen:
+            os._exit(128 + number)
+        self._seen = True
+        self._worker.stop()
+
+
+class Worker(_Worker):
+    """Executes the jobs of the kinds of an App.
+
+    - `url`, `token`: as for `Client`. The API key needs the scope `work`.
+    - `name`: name of the program, with which the id of the worker begins.
+    - `queues`: queues that it serves. Default: `default` and the queues of its kinds.
+    - `slots`: number of jobs that it executes at once, 1 to 1,000.
+    - `lease_ms`: time without a beat after which its jobs are taken away, 10,000 to 3,600,000.
+    - `grace_ms`: time after a stop in which running jobs may end. What has not ended is given back.
+    - `wait_ms`: longest wait of a request for jobs, at most 60,000.
+    - `version`: version of the program, for operators.
+    - `exact`: read JSON numbers with a fraction as Decimal.
+    - `capture_logs`: write records of `logging` that a handler makes to the log of its attempt.
+    - `around`: called with a function that runs a synchronous handler, in its thread; it returns what that one returns.
+    - `thread_ended`: called in each thread for handlers before it ends.
+
+    Synchronous handlers run in threads, and coroutines as tasks of one event loop in a thread of the worker.
+    """
+
+    def run(self, *, signals: bool = True) -> None:
+        """Execute jobs until the worker is told to stop, by `stop` or by SIGTERM or SIGINT.
+
+        Signals are handled only in the main thread. After the first one the worker fetches nothing more, lets running
+        jobs end within the grace, gives back the rest, and leaves. A second one ends the process at once. Raises
+        ApiError or ConnectionFailed if the worker cannot register.
+        """
+        loop: Optional[asyncio.AbstractEventLoop] = None
+        if any(kind.is_async for kind in self._app):
+            loop = asyncio.new_event_loop()
+            threading.Thread(target=loop.run_forever, name="tickr-loop", daemon=True).start()
+        with _Surroundings(self, signals, self._capture):
+            engine = self._make(loop)
+            engine.start()
+            if self._stop_early:
+                engine.stop()
+            engine.done.result()
+        if loop is not None:
+            loop.call_soon_threadsafe(loop.stop)
+        self._transport.close()
+        self._client.close()
+
+
+class AsyncWorker(_Worker):
+    """The worker for asyncio, with the arguments of `Worker`.
+
+    Coroutine handlers run as tasks of the loop that runs the worker, and synchronous ones in threads. A cancel reaches
+    a task as asyncio.CancelledError. Requests and beats have threads of their own, so that a handler that blocks the
+    loop loses no lease.
+    """
+
+    async def run(self, *, signals: bool = True) -> None:
+        """Execute jobs until the worker is told to stop, as `Worker.run` does.
+
+        When the task that awaits it is cancelled, the worker stops in the same way, and CancelledError follows.
+        """
+        loop = asyncio.get_running_loop()
+        with _Surroundings(self, signals, self._capture):
+            engine = self._make(loop)
+            await loop.run_in_executor(None, engine.start)
+            if self._stop_early:
+                engine.stop()
+            done = asyncio.wrap_future(engine.done)
+            try:
+                await asyncio.shield(done)
+            except asyncio.CancelledError:
+                engine.stop()
+                await done
+                raise
+        self._transport.close()
+        self._client.close()
