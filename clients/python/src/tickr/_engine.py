@@ -155,12 +155,15 @@ def payload_of(kind: Kind[Any], attempt: Attempt) -> Any:
 
 
 def success(attempt: Attempt, value: Any) -> End:
-    """Return the verdict of a handler that returned. Raises the verdict that it returned, or PayloadError."""
+    """Return the verdict of a handler that returned. Raises the verdict that it returned, or Failed."""
     if isinstance(value, Verdict):
         raise value
-    result = _json.encode(value)
+    try:
+        result = _json.encode(value)
+    except PayloadError as error:
+        raise Failed(f"the result {error}") from error
     if len(result) > MAX_RESULT_BYTES:
-        raise PayloadError(f"the result has {len(result)} bytes of JSON, and {MAX_RESULT_BYTES} is the most")
+        raise Failed(f"the result has {len(result)} bytes of JSON, and {MAX_RESULT_BYTES} is the most")
     return End(attempt.token, "succeeded", result=None if value is None else result)
 
 
@@ -350,6 +353,12 @@ class Engine:
         """Tell the worker to stop. May be called from a signal handler: it takes no lock."""
         self._stop_asked = True
         self._control.put("stop")
+
+    def join(self, seconds: float) -> None:
+        """Wait until the loops have ended, so that none of them uses a connection any more."""
+        until = time.monotonic() + seconds
+        for thread in self._threads:
+            thread.join(max(0.0, until - time.monotonic()))
 
     def _guarded(self, name: str, target: Callable[[], None]) -> None:
         """Run a loop. A defect in it must not leave a worker that looks alive, so it ends the worker."""

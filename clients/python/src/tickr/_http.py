@@ -228,7 +228,7 @@ class Transport:
                         connection = address.connect(timeout)
                     answer = self._exchange(connection, address, (method, path, body, sent), deadline, abort)
                     break
-                except (OSError, http.client.HTTPException) as error:
+                except (OSError, http.client.HTTPException, ConnectionFailed) as error:
                     if connection is not None:
                         connection.close()
                     # A timeout says nothing about the kept connection, so only a closed one is replaced.

@@ -56,8 +56,12 @@ def enqueue(
     does not fit is kept with the rejected ones.
 
     `connection` is one of PyMySQL, mysqlclient, Django or any other DB-API driver whose parameters are `%s`, with
-    autocommit off or within BEGIN. `id` is a UUIDv7 made by `new_id`, at most a day ago. `table` may name the database
-    as well: `tickr.tickr_outbox`. Raises PayloadError if the payload has no JSON, or more than 1 MiB of it.
+    autocommit off or within BEGIN. `table` may name the database as well: `tickr.tickr_outbox`.
+
+    `id` is a UUIDv7 made by `new_id`, at most a day ago. A transaction whose COMMIT was not answered is run again with
+    the same one. If the driver then says that the primary key is there already, the first COMMIT was carried out.
+
+    Raises PayloadError if the payload has no JSON, or more than 1 MiB of it.
     """
     cursor = connection.cursor()
     try:

@@ -97,6 +97,11 @@ class _Worker:
         self._engine = engine
         return engine
 
+    def _close(self, engine: Engine) -> None:
+        engine.join(1.0)
+        self._transport.close()
+        self._client.close()
+
 
 class _Surroundings:
     """The signal handlers and the log handler of a worker that runs."""
@@ -159,17 +164,22 @@ class Worker(_Worker):
         loop: Optional[asyncio.AbstractEventLoop] = None
         if any(kind.is_async for kind in self._app):
             loop = asyncio.new_event_loop()
-            threading.Thread(target=loop.run_forever, name="tickr-loop", daemon=True).start()
+            thread = threading.Thread(target=loop.run_forever, name="tickr-loop", daemon=True)
+            thread.start()
         with _Surroundings(self, signals, self._capture):
             engine = self._make(loop)
             engine.start()
             if self._stop_early:
                 engine.stop()
-            engine.done.result()
+            try:
+                engine.done.result()
+            finally:
+                self._close(engine)
         if loop is not None:
             loop.call_soon_threadsafe(loop.stop)
-        self._transport.close()
-        self._client.close()
+            thread.join(1.0)
+            if not thread.is_alive():  # a handler may block it
+                loop.close()
 
 
 class AsyncWorker(_Worker):
@@ -198,5 +208,5 @@ class AsyncWorker(_Worker):
                 engine.stop()
                 await done
                 raise
-        self._transport.close()
-        self._client.close()
+            finally:
+                await loop.run_in_executor(None, self._close, engine)

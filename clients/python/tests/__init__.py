@@ -1,0 +1,6 @@
+"""The tests use the sources beside them, without an installation."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))

@@ -1,0 +1,218 @@
+"""A small server with the protocol of workers and the enqueue calls, which loses answers on demand."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+import uuid
+from collections import defaultdict, deque
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, Callable
+
+DEADLINE = 15.0
+"""Seconds after which a test gives up to wait."""
+
+
+def eventually(what: str, condition: Callable[[], Any], seconds: float = DEADLINE) -> Any:
+    """Wait until a condition holds, and return its value."""
+    until = time.monotonic() + seconds
+    while True:
+        value = condition()
+        if value:
+            return value
+        if time.monotonic() > until:
+            raise AssertionError(f"did not happen in {seconds} s: {what}")
+        time.sleep(0.01)
+
+
+class Call:
+    """A request that the server got."""
+
+    def __init__(self, op: str, path: str, headers: Any, body: Any):
+        self.op = op
+        self.path = path
+        self.headers = {name.lower(): value for name, value in headers.items()}
+        self.body = body
+
+
+class FakeServer:
+    """Faults are queued by operation: "before" closes the connection without doing anything, "after" does it and then
+    closes, a number answers with this status, and a float answers after so many seconds."""
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self.calls: list[Call] = []
+        self.faults: dict[str, deque] = defaultdict(deque)
+        self.jobs: deque = deque()
+        self.answers: dict[str, Any] = {}
+        self.verdicts: dict[str, dict] = {}
+        self.settled: list[dict] = []
+        self.enqueued: dict[str, Any] = {}
+        self.cancel: set[str] = set()
+        self.lost: set[str] = set()
+        self.drain = False
+        self.workers: list[str] = []
+        self.known: set[str] = set()
+        self.refuse: Callable[[dict], int] = lambda verdict: 0
+        self.retry_after = "0"
+        self.beat_ms = 100
+        self.stopped = False
+        fake = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def handle_any(self) -> None:
+                length = int(self.headers.get("content-length") or 0)
+                text = self.rfile.read(length)
+                body = json.loads(text) if text else None
+                op = fake.op(self.command, self.path)
+                with fake.changed:
+                    fake.calls.append(Call(op, self.path, self.headers, body))
+                    fault = fake.faults[op].popleft() if fake.faults[op] else None
+                    fake.changed.notify_all()
+                if isinstance(fault, float):
+                    time.sleep(fault)
+                if fault == "before":
+                    self.close_connection = True
+                    return
+                if isinstance(fault, int):
+                    problem = {"type": "urn", "title": "Busy", "status": fault, "code": "busy", "detail": "try later"}
+                    self.answer(fault, problem)
+                    return
+                status, answer = fake.serve(op, self.path, body, self.headers)
+                if fault == "after":
+                    self.close_connection = True
+                    return
+                self.answer(status, answer)
+
+            do_GET = do_POST = do_PUT = do_DELETE = handle_any
+
+            def answer(self, status: int, body: Any) -> None:
+                data = b"" if body is None else json.dumps(body).encode()
+                try:
+                    self.send_response(status)
+                    if status in (429, 503):
+                        self.send_header("retry-after", fake.retry_after)
+                    self.send_header("content-length", str(len(data)))
+                    self.end_headers()
+                    self.wfile.write(data)
+                except OSError:
+                    self.close_connection = True
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        class Server(ThreadingHTTPServer):
+            daemon_threads = True
+
+            def handle_error(self, *_: Any) -> None:
+                pass
+
+        self.http = Server(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.http.server_address[1]}"
+        threading.Thread(target=self.http.serve_forever, args=(0.02,), daemon=True).start()
+
+    def close(self) -> None:
+        with self.changed:
+            self.stopped = True
+            self.changed.notify_all()
+        self.http.shutdown()
+        self.http.server_close()
+
+    @staticmethod
+    def op(method: str, path: str) -> str:
+        path = path.partition("?")[0]
+        if path == "/v1/workers":
+            return "register"
+        if path.startswith("/v1/workers/"):
+            return "leave" if method == "DELETE" else path.rpartition("/")[2]
+        return f"{method} {path}"
+
+    def of(self, op: str) -> list[Call]:
+        """Return the calls of an operation so far."""
+        with self.changed:
+            return [call for call in self.calls if call.op == op]
+
+    def add(self, kind: str, payload: Any = None, **fields: Any) -> str:
+        """Make a job, and return the token of its attempt."""
+        token = fields.pop("token", uuid.uuid4().hex)
+        job = {
+            "id": str(uuid.uuid4()),
+            "kind": kind,
+            "queue": "q",
+            "payload": payload,
+            "attempt": 1,
+            "max_attempts": 3,
+            "token": token,
+            "started_at": "2026-11-27T01:02:03.004Z",
+            "deadline_at": "2026-11-27T02:02:03.004Z",
+            "timeout_ms": 60_000,
+            **fields,
+        }
+        with self.changed:
+            self.jobs.append(job)
+            self.changed.notify_all()
+        return token
+
+    def verdict(self, token: str) -> dict:
+        """Wait for the verdict of an attempt."""
+        return eventually(f"a verdict of {token}", lambda: self.verdicts.get(token))
+
+    def serve(self, op: str, path: str, body: Any, headers: Any) -> tuple[int, Any]:
+        worker = path.split("/")[3] if path.startswith("/v1/workers/") else ""
+        with self.changed:
+            if op == "register":
+                self.workers.append(f"w-{len(self.workers) + 1}")
+                self.known.add(self.workers[-1])
+                return 201, {"id": self.workers[-1], "lease_ms": body["lease_ms"], "beat_ms": self.beat_ms}
+            if op in ("fetch", "beat") and worker not in self.known:
+                return 404, {"title": "Not found", "status": 404, "code": "not_found", "detail": "register again"}
+            if op == "fetch":
+                return 200, self.fetch(body)
+            if op == "beat":
+                tokens = [held["token"] for held in body["holding"]]
+                cancel = [token for token in tokens if token in self.cancel]
+                lost = [token for token in tokens if token in self.lost]
+                return 200, {"cancel": cancel, "lost": lost, "drain": self.drain}
+            if op == "finish":
+                return self.finish(body["verdicts"])
+            if op == "leave":
+                self.known.discard(worker)
+                return 204, None
+            if op.startswith("POST /v1/jobs"):
+                key = headers.get("idempotency-key")
+                if key not in self.enqueued:
+                    jobs = body.get("jobs", [body])
+                    receipts = [{"id": str(uuid.uuid4()), "state": "waiting"} for _ in jobs]
+                    self.enqueued[key] = {"jobs": receipts} if "jobs" in body else receipts[0]
+                return 201, self.enqueued[key]
+        return 200, {}
+
+    def fetch(self, body: Any) -> Any:
+        if body["fetch_id"] not in self.answers:
+            until = time.monotonic() + body["wait_ms"] / 1000
+            while not (self.jobs and not self.drain) and not self.stopped and not self.drain:
+                if not self.changed.wait(max(0.0, until - time.monotonic())):
+                    break
+            jobs = []
+            while self.jobs and len(jobs) < body["slots"] and not self.drain:
+                jobs.append(self.jobs.popleft())
+            self.answers[body["fetch_id"]] = {"jobs": jobs, "drain": self.drain}
+        return self.answers[body["fetch_id"]]
+
+    def finish(self, verdicts: list[dict]) -> tuple[int, Any]:
+        for verdict in verdicts:
+            status = self.refuse(verdict)
+            if status:
+                return status, {"title": "No", "status": status, "code": "invalid_request", "detail": "no"}
+        results = []
+        for verdict in verdicts:
+            first = verdict["token"] not in self.verdicts
+            if first:
+                self.verdicts[verdict["token"]] = verdict
+            self.settled.append(verdict)
+            results.append({"token": verdict["token"], "result": "settled", "state": "completed"})
+        self.changed.notify_all()
+        return 200, {"results": results}

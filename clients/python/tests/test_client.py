@@ -1,0 +1,240 @@
+"""The client against a server that loses answers and refuses."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import pickle
+import time
+import traceback
+import unittest
+from datetime import datetime, timedelta, timezone
+from decimal import Decimal
+from unittest import mock
+
+import tickr
+from tests.support import FakeServer
+from tickr import _http, _json
+from tickr.options import NAMES, checked
+
+TOKEN = "secret-of-the-test-1234"
+
+
+class ClientCase(unittest.TestCase):
+    def setUp(self) -> None:
+        logging.getLogger("tickr").setLevel(logging.CRITICAL + 1)
+        self.server = FakeServer()
+        self.addCleanup(self.server.close)
+        self.client = tickr.Client(self.server.url, TOKEN, timeout=5)
+        self.addCleanup(self.client.close)
+
+    def other(self, url: object = None, **settings: object) -> tickr.Client:
+        client = tickr.Client(url or self.server.url, **settings)  # type: ignore[arg-type]
+        self.addCleanup(client.close)
+        return client
+
+    def posts(self) -> list:
+        return self.server.of("POST /v1/jobs")
+
+
+class Enqueue(ClientCase):
+    def test_a_lost_answer_is_repeated_with_the_same_key_and_enqueues_once(self) -> None:
+        self.server.faults["POST /v1/jobs"].extend(["after", 503, "before", 502, 429])
+        enqueued = self.client.enqueue("email", {"to": "ada"})
+        self.assertEqual(len(self.posts()), 6)
+        self.assertEqual(len({call.headers["idempotency-key"] for call in self.posts()}), 1)
+        self.assertEqual([job["id"] for job in self.server.enqueued.values()], [enqueued.id])
+
+    def test_two_calls_have_two_keys_and_a_key_of_the_caller_is_kept(self) -> None:
+        for _ in range(2):
+            self.client.enqueue("email")
+        self.client.enqueue("email", idempotency_key="order-7")
+        keys = [call.headers["idempotency-key"] for call in self.posts()]
+        self.assertEqual(len(set(keys)), 3)
+        self.assertEqual(keys[2], "order-7")
+
+    def test_every_option_goes_by_its_name(self) -> None:
+        moment = datetime(2026, 11, 27, 2, 0, tzinfo=timezone(timedelta(hours=1)))
+        self.client.enqueue(
+            "email",
+            {"n": Decimal("0.10000000000000000000000001"), "big": 2**80},
+            queue="mail",
+            execute_at=moment,
+            expires_in_ms=timedelta(minutes=1),
+            timeout_ms=5,
+            tags=("a", "b"),
+            after=["x"],
+            retry={"delays_ms": [1, 2]},
+            unique_key=None,
+        )
+        self.assertEqual(
+            self.posts()[0].body,
+            {
+                "kind": "email",
+                "payload": {"n": 0.1, "big": 2**80},
+                "queue": "mail",
+                "execute_at": "2026-11-27T01:00:00.000Z",
+                "expires_in_ms": 60_000,
+                "timeout_ms": 5,
+                "tags": ["a", "b"],
+                "after": ["x"],
+                "retry": {"delays_ms": [1, 2]},
+            },
+        )
+
+    def test_wrong_options_are_refused_before_they_are_sent(self) -> None:
+        for wrong in ({"prioritty": 1}, {"delay_ms": 1.5}, {"tags": "one"}, {"delay_ms": True}):
+            with self.subTest(wrong), self.assertRaises(TypeError):
+                self.client.enqueue("email", **wrong)
+        for wrong in ({"delay_ms": -1}, {"execute_at": datetime(2026, 1, 1)}):
+            with self.subTest(wrong), self.assertRaises(ValueError):
+                self.client.enqueue("email", **wrong)
+        for wrong in (object(), float("nan"), {"a": {1, 2}}, "\ud800", Decimal("inf")):
+            with self.subTest(wrong), self.assertRaises(tickr.PayloadError):
+                self.client.enqueue("email", wrong)
+        self.assertEqual(self.posts(), [])
+
+    def test_bulk(self) -> None:
+        app = tickr.App(self.client)
+
+        @app.kind("email")
+        def email(payload: dict) -> None:
+            pass
+
+        many = self.client.enqueue_many([email.job({"to": "a"}, priority=1), self.client.job("other")])
+        self.assertEqual(len(many), 2)
+        body = self.server.of("POST /v1/jobs/batch")[0].body
+        jobs = [{"kind": "email", "payload": {"to": "a"}, "priority": 1}, {"kind": "other", "payload": {}}]
+        self.assertEqual(body, {"jobs": jobs})
+        self.assertEqual(self.client.enqueue_many([]), [])
+        with self.assertRaises(ValueError):
+            self.client.enqueue_many([self.client.job("x")] * 1001)
+
+
+class Failures(ClientCase):
+    def test_a_problem_document_is_one_exception(self) -> None:
+        self.server.faults["POST /v1/jobs"].append(422)
+        with self.assertRaises(tickr.ApiError) as caught:
+            self.client.enqueue("email")
+        error = caught.exception
+        self.assertEqual((error.status, error.code, error.title, error.detail), (422, "busy", "Busy", "try later"))
+        self.assertEqual(len(self.posts()), 1)
+        self.assertIsInstance(pickle.loads(pickle.dumps(error)), tickr.ApiError)
+
+    def test_the_time_of_a_call_is_bounded(self) -> None:
+        client = self.other(timeout=0.6)
+        self.server.faults["POST /v1/jobs"].extend(["before"] * 1000)
+        began = time.monotonic()
+        with self.assertRaises(tickr.ConnectionFailed):
+            client.enqueue("email")
+        self.assertLess(time.monotonic() - began, 2)
+        self.server.faults["POST /v1/jobs"].clear()
+        self.server.faults["POST /v1/jobs"].extend([5.0] * 2)
+        began = time.monotonic()
+        with self.assertRaises(tickr.ConnectionFailed):
+            client.enqueue("email")
+        self.assertLess(time.monotonic() - began, 2)
+
+    def test_retry_after_is_kept_and_one_that_is_too_long_ends_the_call(self) -> None:
+        self.server.retry_after = "1"
+        self.server.faults["POST /v1/jobs"].append(429)
+        began = time.monotonic()
+        self.client.enqueue("email")
+        self.assertGreaterEqual(time.monotonic() - began, 1.0)
+        self.server.retry_after = "60"
+        self.server.faults["POST /v1/jobs"].append(503)
+        began = time.monotonic()
+        with self.assertRaises(tickr.ApiError):
+            self.client.enqueue("email")
+        self.assertLess(time.monotonic() - began, 1.0)
+
+    def test_the_next_address_is_tried_at_once_and_kept(self) -> None:
+        dead = FakeServer()
+        dead.close()
+        client = self.other([dead.url, self.server.url + "/"])
+        for _ in range(3):
+            client.enqueue("email")
+        self.assertEqual(len(self.posts()), 3)
+        self.assertEqual(client._transport.current, 1)
+
+    def test_a_kept_connection_that_the_server_closed_is_replaced(self) -> None:
+        self.client.enqueue("email")
+        kept = self.client._transport._addresses[0]._idle[0]
+        kept.sock.shutdown(2)
+        self.client.enqueue("email")
+        self.assertEqual(len(self.posts()), 2)
+
+    def test_a_forked_process_does_not_share_connections(self) -> None:
+        self.client.enqueue("email")
+        address = self.client._transport._addresses[0]
+        kept = address._idle[0]
+        with mock.patch.object(os, "getpid", return_value=-1):
+            self.assertIsNone(address.kept())
+        kept.close()
+
+
+class Secrets(ClientCase):
+    def test_the_token_is_sent_and_shown_nowhere(self) -> None:
+        self.client.enqueue("email")
+        self.assertEqual(self.posts()[0].headers["authorization"], f"Bearer {TOKEN}")
+        app = tickr.App()
+        app.kind("a")(lambda payload: None)
+        shown = [repr(self.client), repr(tickr.AsyncClient(client=self.client)), repr(self.client._transport.__dict__)]
+        shown.append(repr(tickr.Worker(app, url=self.server.url, token=TOKEN)))
+        for call in (lambda: tickr.Client("http://x:1", "bad\n" + TOKEN), lambda: tickr.Client(f"http://u:{TOKEN}@x")):
+            try:
+                call()
+                self.fail("was taken")
+            except ValueError:
+                shown.append(traceback.format_exc())
+        self.server.faults["POST /v1/jobs"].append(401)
+        try:
+            self.client.enqueue("email")
+        except tickr.ApiError:
+            shown.append(traceback.format_exc())
+        with self.assertRaises(TypeError):
+            pickle.dumps(self.client)
+        self.assertNotIn(TOKEN, "".join(line for text in shown for line in text if "lambda" not in text))
+
+    def test_address_and_token_come_from_the_environment(self) -> None:
+        with mock.patch.dict(os.environ, {"TICKR_URL": f"{self.server.url}, http://b:1", "TICKR_TOKEN": TOKEN}):
+            client = tickr.Client()
+        self.addCleanup(client.close)
+        self.assertEqual(client._transport.urls, [self.server.url, "http://b:1"])
+        client.enqueue("email")
+        self.assertEqual(self.posts()[0].headers["authorization"], f"Bearer {TOKEN}")
+        self.assertEqual(_http.Transport("h:1").urls, ["http://h:1"])
+
+
+class Async(ClientCase):
+    def test_calls_are_awaitable(self) -> None:
+        async def main() -> None:
+            async with tickr.AsyncClient(self.server.url) as client:
+                one, two = await asyncio.gather(client.enqueue("a", delay_ms=1), client.enqueue("b"))
+                self.assertNotEqual(one.id, two.id)
+                self.assertEqual(len(await client.enqueue_many([client.job("c")])), 1)
+
+        asyncio.run(main())
+        self.assertEqual(sorted(call.body["kind"] for call in self.posts()), ["a", "b"])
+
+
+class Values(unittest.TestCase):
+    def test_numbers_lose_no_digit(self) -> None:
+        text = b'{"a":12345678901234567890123,"b":0.1000000000000000000001,"c":1.0,"d":-1E+300}'
+        self.assertEqual(_json.encode(_json.decode(text, exact=True)), text)
+        self.assertEqual(_json.decode(b"[1.5]"), [1.5])
+        # A payload of another program must not be able to stop a worker.
+        self.assertEqual(len(_json.decode(b"[" + b"9" * 5000 + b", 1e999]")), 2)
+
+    def test_a_text_that_looks_like_a_mark_stays_a_text(self) -> None:
+        value = {"a": Decimal("1.50"), "b": "decimal-0000:1.50", "c": '"decimal-'}
+        self.assertEqual(_json.decode(_json.encode(value), exact=True), value)
+
+    def test_the_names_of_the_options_are_checked(self) -> None:
+        self.assertEqual(len(NAMES), 23)
+        self.assertEqual(checked({"queue": None}), {})
+
+
+if __name__ == "__main__":
+    unittest.main()
