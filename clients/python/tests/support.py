@@ -38,7 +38,7 @@ class Call:
 
 class FakeServer:
     """Faults are queued by operation: "before" closes the connection without doing anything, "after" does it and then
-    closes, a number answers with this status, and a float answers after so many seconds."""
+    closes, "half" sends half of the answer, a number answers with this status, and a float waits so many seconds."""
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
@@ -82,6 +82,9 @@ class FakeServer:
                     self.answer(fault, problem)
                     return
                 status, answer = fake.serve(op, self.path, body, self.headers)
+                if fault == "half":
+                    self.answer(status, answer, cut=True)
+                    return
                 if fault == "after":
                     self.close_connection = True
                     return
@@ -89,7 +92,7 @@ class FakeServer:
 
             do_GET = do_POST = do_PUT = do_DELETE = handle_any
 
-            def answer(self, status: int, body: Any) -> None:
+            def answer(self, status: int, body: Any, cut: bool = False) -> None:
                 data = b"" if body is None else json.dumps(body).encode()
                 try:
                     self.send_response(status)
@@ -97,7 +100,8 @@ class FakeServer:
                         self.send_header("retry-after", fake.retry_after)
                     self.send_header("content-length", str(len(data)))
                     self.end_headers()
-                    self.wfile.write(data)
+                    self.wfile.write(data[: len(data) // 2] if cut else data)
+                    self.close_connection = self.close_connection or cut
                 except OSError:
                     self.close_connection = True
 

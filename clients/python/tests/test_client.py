@@ -40,7 +40,7 @@ class ClientCase(unittest.TestCase):
 
 class Enqueue(ClientCase):
     def test_a_lost_answer_is_repeated_with_the_same_key_and_enqueues_once(self) -> None:
-        self.server.faults["POST /v1/jobs"].extend(["after", 503, "before", 502, 429])
+        self.server.faults["POST /v1/jobs"].extend(["after", 503, "before", "half", 429])
         enqueued = self.client.enqueue("email", {"to": "ada"})
         self.assertEqual(len(self.posts()), 6)
         self.assertEqual(len({call.headers["idempotency-key"] for call in self.posts()}), 1)

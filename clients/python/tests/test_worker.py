@@ -275,6 +275,19 @@ class Beats(WorkerCase):
         self.assertEqual(seen["verdict"], "failed")
         self.assertIn("cancelled", seen["error"])
 
+    def test_a_handler_that_does_not_notice_a_cancel_fails_as_well(self) -> None:
+        @self.app.kind("deaf")
+        def deaf(_: Any, context: tickr.Context) -> str:
+            self.started.release()
+            eventually("the cancel", lambda: context.cancelled)
+            return "done"
+
+        token = self.server.add("deaf")
+        self.start()
+        self.wait_started()
+        self.server.cancel.add(token)
+        self.assertEqual(self.server.verdict(token)["verdict"], "failed")
+
     def test_a_lost_attempt_is_stopped_and_sends_no_verdict(self) -> None:
         reasons = []
 
@@ -468,15 +481,20 @@ class Leave(WorkerCase):
         self.assertEqual([self.server.verdicts[t]["verdict"] for t in tokens], ["released", "released"])
         self.assertEqual(self.server.calls[-1].op, "leave")
 
-    def test_an_answer_that_comes_while_the_worker_stops_is_given_back(self) -> None:
+    def test_a_job_that_was_on_its_way_has_the_grace_and_one_that_comes_after_it_is_given_back(self) -> None:
         self.blocking()
         worker = self.start()
         eventually("a request", lambda: self.server.of("fetch"))
         engine = worker._engine
         with engine._changed:
             engine._stopping = True
+        engine._accept({**self.job(), "token": "on-its-way"})
+        with engine._changed:
+            engine._leaving = True
         engine._accept({**self.job(), "token": "late"})
         self.assertEqual(self.server.verdict("late")["verdict"], "released")
+        self.go.set()
+        self.assertEqual(self.server.verdict("on-its-way")["verdict"], "succeeded")
 
     def job(self) -> dict:
         self.server.add("block")

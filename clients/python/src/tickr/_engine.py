@@ -158,6 +158,9 @@ def success(attempt: Attempt, value: Any) -> End:
     """Return the verdict of a handler that returned. Raises the verdict that it returned, or Failed."""
     if isinstance(value, Verdict):
         raise value
+    if attempt.context.cancelled:
+        # It did not notice that it was told to stop. The protocol wants an attempt that was cancelled to fail.
+        attempt.context.check()
     try:
         result = _json.encode(value)
     except PayloadError as error:
@@ -175,6 +178,8 @@ def failure(attempt: Attempt, error: BaseException) -> Optional[End]:
         error = stop
     if isinstance(error, Lost):
         return None
+    if context.cancelled and isinstance(error, Verdict) and stop is not None:
+        error = stop
     if isinstance(error, (Stopping, Released)):
         return End(token, "released")
     if isinstance(error, AttemptStopped):
@@ -320,6 +325,7 @@ class Engine:
         self._ends: Deque[End] = deque()
         self._sending = 0
         self._stopping = False
+        self._leaving = False
         self._closing = False
         self._stop_asked = False
         self._drained = False
@@ -350,7 +356,7 @@ class Engine:
             thread.start()
 
     def stop(self) -> None:
-        """Tell the worker to stop. May be called from a signal handler: it takes no lock."""
+        """Tell the worker to stop."""
         self._stop_asked = True
         self._control.put("stop")
 
@@ -497,10 +503,12 @@ class Engine:
             self._held[attempt.token] = attempt
             self._occupied += 1
             context._changed = self._beat_soon
-            if self._stopping:
-                # It came while the worker was told to stop.
+            if self._leaving:
                 self._conclude(attempt, End(attempt.token, "released"))
                 return
+            if self._stopping:
+                # It was on its way when the worker was told to stop, and has the grace like the others.
+                context._leaving.set()
             before = self._running.get(context.job_id)
             if before is not None:
                 # The handler of an earlier attempt of this job was told to stop and has not ended. Two of them at a
@@ -533,7 +541,7 @@ class Engine:
             # An attempt that was stopped while it waited for an earlier one does not begin.
             context.check()
             if kind is None:
-                raise Rejected(f"this worker has no handler of the kind {context.kind}")
+                raise Failed(f"this worker has no handler of the kind {context.kind}")
             handler, payload = kind.handler, payload_of(kind, attempt)
             arguments = (payload, context) if kind.takes_context else (payload,)
             value = handler(*arguments) if self.around is None else self.around(lambda: handler(*arguments))
@@ -847,6 +855,7 @@ class Engine:
     def _leave(self) -> None:
         """Give back what has not ended, send the last verdicts, and leave."""
         with self._changed:
+            self._leaving = True
             running = list(self._running.values())
             running += [follower for attempt in running for follower in attempt.followers]
         for attempt in running:

@@ -265,6 +265,9 @@ class Transport:
                 if not part:
                     break
                 parts.append(part)
+            # A read of parts does not notice that the rest of the body is missing.
+            if response.length:
+                raise http.client.IncompleteRead(b"", response.length)
         finally:
             abort.watch(None)
         answer = Answer(response.status, {k.lower(): v for k, v in response.getheaders()}, b"".join(parts))

@@ -115,6 +115,13 @@ class App:
         """Return a kind by its name. None if there is none."""
         return self._kinds.get(name)
 
+    def include(self, other: App) -> None:
+        """Add the kinds of another App. They go on to enqueue with its client."""
+        for kind in other:
+            if kind.name in self._kinds:
+                raise ValueError(f"the kind {kind.name!r} has a handler already")
+            self._kinds[kind.name] = kind
+
     def kind(
         self,
         name: str,

@@ -10,8 +10,7 @@ import socket
 import ssl
 import sys
 import threading
-from types import FrameType
-from typing import Any, Callable, Dict, Optional, Sequence
+from typing import Any, Callable, Dict, Optional, Sequence, Tuple
 
 from ._engine import Engine, Settings
 from ._http import Transport, Urls
@@ -21,6 +20,9 @@ from .errors import Delay, milliseconds
 from .kinds import App
 
 log = logging.getLogger("tickr.worker")
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+"""Signals that tell a worker to stop."""
 
 
 class _Worker:
@@ -79,7 +81,7 @@ class _Worker:
         return self._client
 
     def stop(self) -> None:
-        """Tell the worker to stop, from any thread or from a signal handler. `run` returns when it has left."""
+        """Tell the worker to stop, from any thread. `run` returns when it has left."""
         self._stop_early = True
         if self._engine is not None:
             self._engine.stop()
@@ -104,35 +106,61 @@ class _Worker:
 
 
 class _Surroundings:
-    """The signal handlers and the log handler of a worker that runs."""
+    """The signals and the log handler of a worker that runs."""
 
     def __init__(self, worker: _Worker, signals: bool, capture: bool):
         self._worker = worker
         self._signals = signals and threading.current_thread() is threading.main_thread()
         self._log_handler = AttemptLogHandler() if capture else None
         self._before: Dict[int, Any] = {}
-        self._seen = False
+        self._ends: Optional[Tuple[socket.socket, socket.socket]] = None
+        self._fd_before = -1
 
     def __enter__(self) -> _Surroundings:
         if self._log_handler is not None:
             logging.getLogger().addHandler(self._log_handler)
         if self._signals:
-            for number in (signal.SIGTERM, signal.SIGINT):
-                self._before[number] = signal.signal(number, self._on_signal)
+            # Python runs signal handlers in the main thread, which a handler of a job may block, or which sleeps on
+            # when the system hands the signal to another thread. So a thread reads them from the wakeup fd.
+            self._ends = socket.socketpair()
+            self._ends[1].setblocking(False)
+            self._fd_before = signal.set_wakeup_fd(self._ends[1].fileno(), warn_on_full_buffer=False)
+            for number in SIGNALS:
+                self._before[number] = signal.signal(number, lambda *_: None)
+            reader = threading.Thread(target=self._read, args=(self._ends[0],), name="tickr-signals", daemon=True)
+            reader.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
+        if self._ends is not None:
+            for number, handler in self._before.items():
+                signal.signal(number, handler)
+            signal.set_wakeup_fd(self._fd_before)
+            self._ends[1].close()
         if self._log_handler is not None:
             logging.getLogger().removeHandler(self._log_handler)
 
-    def _on_signal(self, number: int, _: Optional[FrameType]) -> None:
-        # This may interrupt any code of the main thread, so it takes no lock and writes no log.
-        if self._seen:
-            os._exit(128 + number)
-        self._seen = True
-        self._worker.stop()
+    def _read(self, end: socket.socket) -> None:
+        seen = False
+        with end:
+            while True:
+                try:
+                    numbers = end.recv(64)
+                except OSError:
+                    return
+                if not numbers:
+                    return
+                for number in numbers:
+                    if number in SIGNALS:
+                        if seen:
+                            os._exit(128 + number)
+                        seen = True
+                        self._worker.stop()
+                if self._fd_before >= 0:  # of another user of signals, such as an event loop
+                    try:
+                        os.write(self._fd_before, numbers)
+                    except OSError:
+                        pass
 
 
 class Worker(_Worker):
