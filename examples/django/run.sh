@@ -15,8 +15,8 @@ VENV=${SHOP_VENV:-.venv}
 TICKR_URL=${TICKR_URL:-http://127.0.0.1:7070}
 export TICKR_URL PYTHONDONTWRITEBYTECODE=1
 
-command -v "$PYTHON" > /dev/null || { echo "$PYTHON is not installed" >&2; exit 3; }
-"$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "Python 3.10 or newer is needed" >&2; exit 3; }
+command -v "$PYTHON" > /dev/null 2>&1 || { echo "$PYTHON is not installed" >&2; exit 3; }
+"$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "$PYTHON is older than 3.10" >&2; exit 3; }
 
 if ! [ -e "$VENV/ready" ]; then
     "$PYTHON" -m venv "$VENV"
@@ -45,7 +45,8 @@ trap 'exit 0' INT TERM
 
 if [ "${1:-}" = check ]; then
     tries=0
-    until "$python" -c "import urllib.request; urllib.request.urlopen('http://127.0.0.1:$PORT/', timeout=5)" 2> /dev/null; do
+    open="import sys, urllib.request; urllib.request.urlopen(sys.argv[1], timeout=5)"
+    until "$python" -c "$open" "http://127.0.0.1:$PORT/" 2> /dev/null; do
         tries=$((tries + 1))
         [ "$tries" -lt 60 ] || { echo "the page does not answer" >&2; exit 1; }
         sleep 0.5
