@@ -195,7 +195,7 @@ class Secrets(ClientCase):
             shown.append(traceback.format_exc())
         with self.assertRaises(TypeError):
             pickle.dumps(self.client)
-        self.assertNotIn(TOKEN, "".join(line for text in shown for line in text if "lambda" not in text))
+        self.assertNotIn(TOKEN, "\n".join(shown))
 
     def test_address_and_token_come_from_the_environment(self) -> None:
         with mock.patch.dict(os.environ, {"TICKR_URL": f"{self.server.url}, http://b:1", "TICKR_TOKEN": TOKEN}):

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+import time
 import unittest
 from dataclasses import dataclass, field
 from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
 from enum import Enum
 from typing import Any, Dict, List, Literal, Optional, Tuple, TypedDict, Union
+from unittest import mock
 from uuid import UUID
 
 import tickr
@@ -240,8 +242,11 @@ class Outbox(unittest.TestCase):
         self.assertEqual(cursor.rows, [])
 
     def test_ids_are_unique_and_in_order(self) -> None:
-        ids = [uuid7() for _ in range(5_000)]
-        self.assertEqual(ids, sorted(set(ids)))
+        now = time.time_ns()
+        for clock in ([now] * 5_000, range(now + 5_000, now, -1)):  # it stands still, and it goes back
+            with mock.patch("time.time_ns", side_effect=clock):
+                ids = [uuid7() for _ in range(5_000)]
+            self.assertEqual(ids, sorted(set(ids)))
         self.assertEqual({(id.version, id.variant) for id in ids}, {(7, "specified in RFC 4122")})
         made = (ids[0].int >> 80) / 1000
         self.assertLess(abs(datetime.now(timezone.utc).timestamp() - made), 5)

@@ -364,7 +364,8 @@ class Engine:
         """Wait until the loops have ended, so that none of them uses a connection any more."""
         until = time.monotonic() + seconds
         for thread in self._threads:
-            thread.join(max(0.0, until - time.monotonic()))
+            if thread is not threading.current_thread():
+                thread.join(max(0.0, until - time.monotonic()))
 
     def _guarded(self, name: str, target: Callable[[], None]) -> None:
         """Run a loop. A defect in it must not leave a worker that looks alive, so it ends the worker."""
@@ -873,6 +874,7 @@ class Engine:
             self._closing = True
             self._changed.notify_all()
         self._handlers.close()
+        self.join(1.0)  # so that no beat arrives behind the leave
         pause = Pause(len(self.transport.urls))
         while True:
             try:

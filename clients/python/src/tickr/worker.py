@@ -97,6 +97,8 @@ class _Worker:
             thread_ended=self._thread_ended,
         )
         self._engine = engine
+        if self._stop_early:
+            engine.stop()
         return engine
 
     def _close(self, engine: Engine) -> None:
@@ -189,25 +191,31 @@ class Worker(_Worker):
         jobs end within the grace, gives back the rest, and leaves. A second one ends the process at once. Raises
         ApiError or ConnectionFailed if the worker cannot register.
         """
-        loop: Optional[asyncio.AbstractEventLoop] = None
-        if any(kind.is_async for kind in self._app):
-            loop = asyncio.new_event_loop()
-            thread = threading.Thread(target=loop.run_forever, name="tickr-loop", daemon=True)
-            thread.start()
+        loop = _Loop() if any(kind.is_async for kind in self._app) else None
         with _Surroundings(self, signals, self._capture):
-            engine = self._make(loop)
-            engine.start()
-            if self._stop_early:
-                engine.stop()
+            engine = self._make(None if loop is None else loop.loop)
             try:
+                engine.start()
                 engine.done.result()
             finally:
                 self._close(engine)
-        if loop is not None:
-            loop.call_soon_threadsafe(loop.stop)
-            thread.join(1.0)
-            if not thread.is_alive():  # a handler may block it
-                loop.close()
+                if loop is not None:
+                    loop.close()
+
+
+class _Loop:
+    """An event loop in a thread of its own."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self.loop.run_forever, name="tickr-loop", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join(1.0)
+        if not self._thread.is_alive():  # a handler may block it
+            self.loop.close()
 
 
 class AsyncWorker(_Worker):
@@ -226,14 +234,14 @@ class AsyncWorker(_Worker):
         loop = asyncio.get_running_loop()
         with _Surroundings(self, signals, self._capture):
             engine = self._make(loop)
-            await loop.run_in_executor(None, engine.start)
-            if self._stop_early:
-                engine.stop()
+            starting = loop.run_in_executor(None, engine.start)
             done = asyncio.wrap_future(engine.done)
             try:
+                await asyncio.shield(starting)
                 await asyncio.shield(done)
             except asyncio.CancelledError:
                 engine.stop()
+                await starting
                 await done
                 raise
             finally:
