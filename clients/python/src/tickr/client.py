@@ -42,6 +42,8 @@ class Enqueued:
     """True if an earlier request with the same idempotency key was carried out. This is its answer."""
     warnings: Tuple[str, ...] = ()
     """Reasons why the job would not run at present."""
+    created_at: Optional[datetime] = None
+    """When the job was accepted. None in bulk requests, and for a job of another producer."""
 
 
 @dataclass(frozen=True)
@@ -212,7 +214,8 @@ class Client(_Calls):
         answer = self._send("POST", "/v1/jobs", body, headers)
         job = self._read(answer)
         repeated = "idempotency-replayed" in answer.headers
-        return Enqueued(job["id"], answer.status == 200, repeated, tuple(job.get("warnings", ())))
+        created_at = _json.parse_time(job["created_at"]) if "created_at" in job else None
+        return Enqueued(job["id"], answer.status == 200, repeated, tuple(job.get("warnings", ())), created_at)
 
     def enqueue_many(
         self, jobs: Sequence[NewJob], *, idempotency_key: Optional[str] = None, traceparent: Optional[str] = None

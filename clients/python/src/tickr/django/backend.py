@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from datetime import datetime
 from typing import Any, Dict, List, Optional
 
+from django.conf import settings
 from django.core import checks
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
@@ -132,17 +133,21 @@ class TickrBackend(BaseTaskBackend):
         }
         if task.run_after is not None:
             options["execute_at"] = aware(task.run_after)
+        enqueued_at = timezone.now()
         if self.outbox is not None:
             nudge = self.client if self.options.get("nudge", True) and task.run_after is None else None
             table = self.options.get("outbox_table", DEFAULT_TABLE)
             id = enqueue_in_transaction(self.kind, payload, using=self.outbox, table=table, nudge=nudge, **options)
         else:
-            id = self.client.enqueue(self.kind, payload, **options).id
+            enqueued = self.client.enqueue(self.kind, payload, **options)
+            id = enqueued.id
+            if enqueued.created_at is not None:
+                enqueued_at = in_django(enqueued.created_at)
         result: TaskResult[Any] = TaskResult(
             task=task,
             id=id,
             status=STATUSES["waiting"],
-            enqueued_at=timezone.now(),
+            enqueued_at=enqueued_at,
             started_at=None,
             finished_at=None,
             last_attempted_at=None,
@@ -200,7 +205,8 @@ class TickrBackend(BaseTaskBackend):
         for attempt in failed:
             text, number = attempt.get("error") or "", int(attempt["number"])
             log = self.client.log_of(job.id, number) if number in with_log else None
-            errors.append(TaskError(exception_class_path=exception_of(attempt["verdict"], text), traceback=log or text))
+            path = exception_of(attempt["verdict"], text)
+            errors.append(TaskError(exception_class_path=path, traceback=(log or text).rstrip("\n") + "\n"))
         return errors
 
     def check(self, **kwargs: Any) -> Iterable[checks.CheckMessage]:
@@ -248,12 +254,12 @@ def aware(when: datetime) -> datetime:
 
 
 def moment(text: Optional[str]) -> Optional[datetime]:
-    """Read a time of the API, as Django has it: without a time zone if USE_TZ is False."""
-    if not text:
-        return None
-    when = _json.parse_time(text)
-    from django.conf import settings
+    """Read a time of the API, as Django has it."""
+    return in_django(_json.parse_time(text)) if text else None
 
+
+def in_django(when: datetime) -> datetime:
+    """Return a time as Django has it: without a time zone if USE_TZ is False."""
     return when if settings.USE_TZ else timezone.make_naive(when)
 
 

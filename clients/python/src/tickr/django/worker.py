@@ -8,7 +8,7 @@ from django.db import close_old_connections, connections, reset_queries
 from django.utils import timezone
 
 from ..context import Context
-from ..errors import Cancelled, Rejected, Verdict
+from ..errors import Cancelled, Lost, Rejected, Released, Snoozed, Stopping
 from ..kinds import App
 from ._tasks import (
     TaskContext,
@@ -70,11 +70,11 @@ def run_task(backend: TickrBackend, payload: Dict[str, Any], context: Context) -
 
 def is_last(error: BaseException, context: Context) -> bool:
     """Return True if no attempt follows one that ended with this error."""
-    if isinstance(error, (Rejected, Cancelled)):
-        return True
-    if isinstance(error, Verdict) and getattr(error, "error", None) is None:
+    if isinstance(error, (Snoozed, Released, Lost, Stopping)):
         return False
-    return isinstance(error, Exception) and context.attempt >= context.max_attempts
+    if isinstance(error, Rejected) or type(error) is Cancelled:
+        return True
+    return context.attempt >= context.max_attempts
 
 
 def _finish(result: TaskResult[Any], status: TaskResultStatus) -> None:
