@@ -31,6 +31,6 @@ fi
 "$PYTHON" -m unittest discover -t . -s tests
 
 if [ -n "${TICKR_BIN:-}" ]; then
-    "$TICKR_BIN" conformance -- "$PYTHON" conformance.py
-    TICKR_CONFORMANCE_ASYNC=1 "$TICKR_BIN" conformance -- "$PYTHON" conformance.py
+    "$TICKR_BIN" conformance --parallel 8 -- "$PYTHON" conformance.py
+    TICKR_CONFORMANCE_ASYNC=1 "$TICKR_BIN" conformance --parallel 8 -- "$PYTHON" conformance.py
 fi

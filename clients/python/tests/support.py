@@ -48,6 +48,8 @@ class FakeServer:
         self.answers: dict[str, Any] = {}
         self.verdicts: dict[str, dict] = {}
         self.settled: list[dict] = []
+        self.out: dict[str, dict] = {}
+        self.given_back: list[str] = []
         self.enqueued: dict[str, Any] = {}
         self.cancel: set[str] = set()
         self.lost: set[str] = set()
@@ -196,6 +198,10 @@ class FakeServer:
 
     def fetch(self, body: Any) -> Any:
         if body["fetch_id"] not in self.answers:
+            # What a new request does not list did not arrive: it is given back, and has another token from then on.
+            for token in [it for it in self.out if it not in body["holding"] and it not in self.verdicts]:
+                self.given_back.append(token)
+                self.jobs.append({**self.out.pop(token), "token": uuid.uuid4().hex})
             until = time.monotonic() + body["wait_ms"] / 1000
             while not (self.jobs and not self.drain) and not self.stopped and not self.drain:
                 if not self.changed.wait(max(0.0, until - time.monotonic())):
@@ -203,6 +209,7 @@ class FakeServer:
             jobs = []
             while self.jobs and len(jobs) < body["slots"] and not self.drain:
                 jobs.append(self.jobs.popleft())
+            self.out.update({job["token"]: job for job in jobs})
             self.answers[body["fetch_id"]] = {"jobs": jobs, "drain": self.drain}
         return self.answers[body["fetch_id"]]
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import collections
 import logging
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -100,6 +102,7 @@ class Verdicts(WorkerCase):
             },
         )
         self.assertIn("raise value", seen["thrown"]["log"])
+        self.assertNotIn("_engine.py", seen["thrown"]["log"])
 
     def test_a_result_that_is_too_large_or_no_json_fails_before_it_is_sent(self) -> None:
         @self.app.kind("big")
@@ -219,6 +222,31 @@ class LostAnswers(WorkerCase):
         began = self.server.calls.index(self.server.of("finish")[0])
         between = [call for call in self.server.calls[began:answered] if call.op == "fetch"]
         self.assertTrue(all(token in call.body["holding"] for call in between))
+
+    def test_random_faults_lose_no_verdict_and_double_no_job(self) -> None:
+        seed = int(os.environ.get("TEST_SEED") or random.randrange(10_000))
+        dice = random.Random(seed)
+        runs: collections.Counter = collections.Counter()
+
+        @self.app.kind("work")
+        def work(number: int, context: tickr.Context) -> int:
+            runs[context.job_id] += 1
+            context.progress(number % 100)
+            context.sleep(dice.random() / 50)
+            if number % 10 == 0:
+                raise tickr.Failed("one in ten", 0)
+            return number
+
+        for op in ("fetch", "finish", "beat", "register"):
+            faults = ["before", "after", "half", 503, 429, 502, 0.05]
+            self.server.faults[op].extend(dice.choice(faults) if dice.random() < 0.3 else None for _ in range(300))
+        tokens = [self.server.add("work", number) for number in range(200)]
+        self.start(slots=8, url=f"{self.server.url},{self.server.url}/")
+        seen = [self.server.verdict(token) for token in tokens]
+        failed = [number for number, it in enumerate(seen) if it["verdict"] == "failed"]
+        self.assertEqual(failed, list(range(0, 200, 10)), f"seed {seed}")
+        self.assertEqual(set(runs.values()), {1}, f"seed {seed}")
+        self.assertEqual((len(runs), self.server.given_back), (200, []), f"seed {seed}")
 
     def test_the_worker_registers_again_after_404(self) -> None:
         self.counting()

@@ -190,8 +190,13 @@ def failure(attempt: Attempt, error: BaseException) -> Optional[End]:
         return End(token, "rejected", error=error.error)
     if isinstance(error, Snoozed):
         return End(token, "snoozed", error=error.error, delay_ms=error.delay_ms)
-    log.warning("job %s of the kind %s failed", context.job_id, context.kind, exc_info=error)
-    for line in traceback.format_exception(type(error), error, error.__traceback__):
+    # The frames of this package say nothing about the fault.
+    trace = error.__traceback__
+    while trace is not None and str(trace.tb_frame.f_globals.get("__name__")).startswith("tickr."):
+        trace = trace.tb_next
+    trace = trace or error.__traceback__
+    log.warning("job %s of the kind %s failed", context.job_id, context.kind, exc_info=(type(error), error, trace))
+    for line in traceback.format_exception(type(error), error, trace):
         context.log(line.rstrip("\n"))
     return End(token, "failed", error=error_text(error))
 

@@ -1,10 +1,11 @@
-"""Run the tests of django-tasks against the backend of this package.
+"""Run the tests of django-tasks, or of Django itself, against the backend of this package.
 
-    TICKR_URL=http://127.0.0.1:7070 python tests/backport.py FOLDER
+    TICKR_URL=http://127.0.0.1:7070 python tests/upstream.py FOLDER
 
-FOLDER has the sources of django-tasks with their tests, which its package on PyPI lacks. Its tests for the dummy and
-the immediate backend run with two subclasses of `TickrBackend` in the place of these: one that only enqueues, and one
-that waits until a worker in this process has executed the task. It is no part of `test.sh`.
+FOLDER has the sources of django-tasks from its repository, as its package on PyPI lacks the tests, or those of Django 6
+from PyPI. The tests for the dummy and the immediate backend run with two subclasses of `TickrBackend` in the place of
+these: one that only enqueues, and one that waits until a worker in this process has executed the task. It is no part of
+`test.sh`.
 
 Four tests are expected to fail. Two change a result in the memory of the dummy backend, and this one has none; one
 wants the immediate backend to refuse `run_after`, which this one supports; one wants a KeyboardInterrupt of a task in
@@ -21,17 +22,22 @@ import time
 import unittest
 import uuid
 from copy import deepcopy
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Dict, List
 
 folder = Path(sys.argv[1]).resolve()
-sys.path[0] = str(folder)
+is_django = (folder / "tests" / "tasks" / "test_dummy_backend.py").exists()
+sys.path[0] = str(folder / "tests" if is_django else folder)
 sys.path.insert(1, str(Path(__file__).resolve().parent.parent / "src"))
-os.environ["DJANGO_SETTINGS_MODULE"] = "tests.settings"
+os.environ["DJANGO_SETTINGS_MODULE"] = "test_sqlite" if is_django else "tests.settings"
 os.environ["IN_TEST"] = "1"
 
 import django
+from django.conf import settings
 
+if is_django:
+    settings.INSTALLED_APPS = ["tasks"]
 django.setup()
 
 from asgiref.sync import async_to_sync
@@ -42,7 +48,7 @@ from tickr.django import worker
 from tickr.django._tasks import TaskResultDoesNotExist
 from tickr.django.backend import TickrBackend
 
-KIND = f"backport-{uuid.uuid4().hex[:10]}"
+KIND = f"upstream-{uuid.uuid4().hex[:10]}"
 
 
 class Base(TickrBackend):
@@ -101,14 +107,13 @@ class EnqueueAndWait(Base):
         raise NotImplementedError("This backend does not support retrieving or refreshing results.")
 
 
-import django_tasks.backends.dummy
-import django_tasks.backends.immediate
+root = "django.tasks" if is_django else "django_tasks"
+import_module(f"{root}.backends.dummy").DummyBackend = EnqueueOnly  # type: ignore[attr-defined]
+import_module(f"{root}.backends.immediate").ImmediateBackend = EnqueueAndWait  # type: ignore[attr-defined]
 
-django_tasks.backends.dummy.DummyBackend = EnqueueOnly  # type: ignore[assignment,misc]
-django_tasks.backends.immediate.ImmediateBackend = EnqueueAndWait  # type: ignore[assignment,misc]
-
-from tests.tests.test_dummy_backend import DummyBackendTestCase
-from tests.tests.test_immediate_backend import ImmediateBackendTestCase
+tests = "tasks" if is_django else "tests.tests"
+DummyBackendTestCase = import_module(f"{tests}.test_dummy_backend").DummyBackendTestCase
+ImmediateBackendTestCase = import_module(f"{tests}.test_immediate_backend").ImmediateBackendTestCase
 
 for case, name in (
     (DummyBackendTestCase, "test_refresh_result"),
@@ -126,7 +131,7 @@ app = worker.app_for(serving)
 app.declare()
 runner = tickr.Worker(
     app,
-    name="backport",
+    name="upstream",
     queues=[serving.queue_of("default"), serving.queue_of("queue-1")],
     lease_ms=10_000,
     capture_logs=False,
@@ -135,8 +140,8 @@ runner = tickr.Worker(
 )
 thread = threading.Thread(target=runner.run, daemon=True)
 thread.start()
-labels = sys.argv[2:] or ["tests"]
-failures = get_runner(django.conf.settings)(verbosity=1).run_tests(labels)
+labels = sys.argv[2:] or [tests.partition(".")[0]]
+failures = get_runner(settings)(verbosity=1).run_tests(labels)
 runner.stop()
 thread.join(30)
 serving.client.request("DELETE", f"/v1/kinds/{KIND}")
