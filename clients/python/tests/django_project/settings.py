@@ -47,9 +47,10 @@ _OPTIONS = {
 }
 TASKS = {
     "default": {"BACKEND": "tickr.django.TickrBackend", "QUEUES": ["default", "mail"], "OPTIONS": _OPTIONS},
-    "outbox": {
+}
+if "mysql" in DATABASES:
+    TASKS["outbox"] = {
         "BACKEND": "tickr.django.TickrBackend",
         "QUEUES": ["default"],
         "OPTIONS": {**_OPTIONS, "outbox": "mysql"},
-    },
-}
+    }

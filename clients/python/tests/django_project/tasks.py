@@ -1,5 +1,7 @@
 """Tasks of the project."""
 
+from django.conf import settings
+
 import tickr
 from tickr.django import current_context
 
@@ -49,9 +51,11 @@ def no_json():
     return object()
 
 
-@task(backend="outbox")
-def committed(word):
-    return word
+if "outbox" in settings.TASKS:
+
+    @task(backend="outbox")
+    def committed(word):
+        return word
 
 
 def no_task():
