@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import ssl
 import threading
 import time
 import uuid
@@ -40,7 +41,7 @@ class FakeServer:
     """Faults are queued by operation: "before" closes the connection without doing anything, "after" does it and then
     closes, "half" sends half of the answer, a number answers with this status, and a float waits so many seconds."""
 
-    def __init__(self) -> None:
+    def __init__(self, tls: ssl.SSLContext | None = None) -> None:
         self.changed = threading.Condition()
         self.calls: list[Call] = []
         self.faults: dict[str, deque] = defaultdict(deque)
@@ -117,7 +118,9 @@ class FakeServer:
                 pass
 
         self.http = Server(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.http.server_address[1]}"
+        self.url = f"http{'s' if tls else ''}://127.0.0.1:{self.http.server_address[1]}"
+        if tls is not None:
+            self.http.socket = tls.wrap_socket(self.http.socket, server_side=True)
         threading.Thread(target=self.http.serve_forever, args=(0.02,), daemon=True).start()
 
     def close(self) -> None:

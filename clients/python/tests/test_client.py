@@ -6,6 +6,10 @@ import asyncio
 import logging
 import os
 import pickle
+import shutil
+import ssl
+import subprocess
+import tempfile
 import time
 import traceback
 import unittest
@@ -217,6 +221,27 @@ class Async(ClientCase):
 
         asyncio.run(main())
         self.assertEqual(sorted(call.body["kind"] for call in self.posts()), ["a", "b"])
+
+
+@unittest.skipUnless(shutil.which("openssl"), "openssl is not installed: no certificate to test with")
+class Tls(unittest.TestCase):
+    def test_a_certificate_is_checked(self) -> None:
+        logging.getLogger("tickr").setLevel(logging.CRITICAL + 1)
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        key, certificate = f"{folder.name}/key.pem", f"{folder.name}/cert.pem"
+        command = "openssl req -x509 -newkey rsa:2048 -nodes -days 1 -subj /CN=test -addext subjectAltName=IP:127.0.0.1"
+        subprocess.run([*command.split(), "-keyout", key, "-out", certificate], check=True, capture_output=True)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(certificate, key)
+        server = FakeServer(context)
+        self.addCleanup(server.close)
+        with tickr.Client(server.url, tls=ssl.create_default_context(cafile=certificate)) as client:
+            client.enqueue("email")
+        with tickr.Client(server.url, timeout=0.3) as stranger, self.assertRaises(tickr.ConnectionFailed) as caught:
+            stranger.enqueue("email")
+        self.assertIn("certificate", str(caught.exception))
+        self.assertEqual(len(server.of("POST /v1/jobs")), 1)
 
 
 class Values(unittest.TestCase):

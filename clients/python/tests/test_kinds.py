@@ -20,6 +20,11 @@ from tickr import _json, outbox, payloads, testing
 from tickr._ids import uuid7
 from tickr.context import AttemptLog
 
+try:
+    import pydantic
+except ImportError:
+    pydantic = None  # type: ignore[assignment]
+
 
 class Color(Enum):
     RED = "red"
@@ -140,7 +145,25 @@ class Payloads(unittest.TestCase):
             app.kind("order")(lambda payload: None)
         with self.assertRaises(TypeError):
             app.kind("none")(lambda: None)  # type: ignore[arg-type,misc]
+        with self.assertRaises(TypeError):
+            app.kind("odd", payload=threading.Lock)(lambda payload: None)
         self.assertIs(app.kind("untyped")(lambda payload: payload).payload_type, Any)
+
+    @unittest.skipIf(pydantic is None, "pydantic is not installed")
+    def test_a_model_of_pydantic(self) -> None:
+        class Item(pydantic.BaseModel):
+            name: str
+            at: datetime
+
+        @tickr.App().kind("item", payload=Item)
+        def item(payload: Item) -> Any:
+            return {"item": payload, "type": type(payload).__name__}
+
+        good = Item(name="tea", at=datetime(2026, 11, 27, tzinfo=timezone.utc))
+        outcome = testing.run(item, good)
+        self.assertEqual(outcome.result, {"item": {"name": "tea", "at": "2026-11-27T00:00:00Z"}, "type": "Item"})
+        self.assertEqual(testing.run(item, {"name": 1}).verdict, "rejected")
+        self.assertEqual(item.schema()["required"], ["name", "at"])
 
 
 class Doubles(unittest.TestCase):

@@ -47,6 +47,8 @@ class _Writer:
             return self.mark + str(value)
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
             return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        if hasattr(value, "model_dump"):  # a model of pydantic 2
+            return value.model_dump(mode="json")
         if isinstance(value, Enum):
             return value.value
         if isinstance(value, datetime):

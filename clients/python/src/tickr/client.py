@@ -336,8 +336,8 @@ class Client(_Calls):
     # Any call
 
     def request(self, method: str, path: str, body: Any = None) -> Any:
-        """Send any call of the API, and return the JSON of its answer. A POST gets an idempotency key."""
-        headers = {"idempotency-key": str(uuid4())} if method == "POST" else None
+        """Send any call of the API, and return the JSON of its answer. A POST or PATCH gets an idempotency key."""
+        headers = {"idempotency-key": str(uuid4())} if method in ("POST", "PATCH") else None
         return self._read(self._send(method, path, None if body is None else _json.encode(body), headers))
 
     def _read(self, answer: Answer) -> Any:

@@ -47,6 +47,10 @@ class Kind(Generic[P]):
         if not 1 <= len(wanted) <= 2:
             raise TypeError("a handler takes the payload, or the payload and the context")
         self.takes_context = len(wanted) == 2
+        try:
+            payloads.schema(payload_type)  # A type that no payload can have is an error here, and not in each job.
+        except NameError:  # it names a type that follows later in the module
+            pass
         self.__doc__ = handler.__doc__
         self.__name__ = getattr(handler, "__name__", name)
         self.__module__ = handler.__module__
@@ -135,9 +139,9 @@ class App:
     ) -> Callable[[Handler[P]], Kind[P]]:
         """Make a kind of the decorated function, its handler.
 
-        The payload type is the annotation of the first parameter, or `payload`: a dataclass, a TypedDict, or any other
-        type that JSON has. Without one the handler gets the JSON as it is. The other arguments are used by `declare`:
-        the defaults of jobs that set no options of their own.
+        The payload type is the annotation of the first parameter, or `payload`: a dataclass, a TypedDict, a model of
+        pydantic 2, or any other type that JSON has. Without one the handler gets the JSON as it is. The other arguments
+        are used by `declare`: the defaults of jobs that set no options of their own.
         """
 
         def decorate(handler: Handler[P]) -> Kind[P]:

@@ -1,4 +1,4 @@
-"""Payload types: from JSON to dataclasses and TypedDicts, and from them to a JSON Schema."""
+"""Payload types: from JSON to dataclasses, TypedDicts and models of pydantic, and from them to a JSON Schema."""
 
 from __future__ import annotations
 
@@ -26,6 +26,11 @@ def is_typed_dict(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, dict) and hasattr(kind, "__total__")
 
 
+def is_model(kind: Any) -> bool:
+    """Return True for a model of pydantic 2. It is known by its methods, so that pydantic need not be installed."""
+    return isinstance(kind, type) and hasattr(kind, "model_validate") and hasattr(kind, "model_json_schema")
+
+
 def hints(kind: Any) -> Dict[str, Any]:
     """Return the types of the fields of a class, without Annotated, Required and NotRequired."""
     return {name: _bare(hint) for name, hint in typing.get_type_hints(kind).items()}
@@ -43,6 +48,11 @@ def read(kind: Any, value: Any, at: str = "") -> Any:
     """
     if kind is Any or kind is object or isinstance(kind, typing.TypeVar):
         return value
+    if is_model(kind):
+        try:
+            return kind.model_validate(value)
+        except ValueError as error:
+            raise _wrong(at, str(error)) from error
     origin, args = get_origin(kind), get_args(kind)
     if origin in _UNIONS:
         return _read_union(args, value, at)
@@ -159,6 +169,8 @@ def schema(kind: Any) -> Dict[str, Any]:
     """Return the JSON Schema of a payload type. Objects may have further fields, as `read` leaves them out."""
     if kind is Any or kind is object or isinstance(kind, typing.TypeVar):
         return {}
+    if is_model(kind):
+        return dict(kind.model_json_schema())
     origin, args = get_origin(kind), get_args(kind)
     if origin in _UNIONS:
         return {"anyOf": [schema(one) for one in args]}
