@@ -417,7 +417,7 @@ class Engine:
                     undeclared = answer.status == 422 and time.monotonic() < patience
                     if first and answer.status not in REPEATED_STATUSES and not undeclared:
                         raise failure
-                except ConnectionFailed as error:
+                except (ConnectionFailed, ValueError, KeyError, TypeError) as error:
                     failure = error
                 if first and time.monotonic() > until:
                     raise failure
