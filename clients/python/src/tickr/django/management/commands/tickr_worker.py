@@ -42,6 +42,9 @@ class Command(BaseCommand):
                 queues += [kind.defaults["queue"] for kind in other if "queue" in kind.defaults]
             if options["declare"]:
                 app.declare(backend.client)
+            kinds = ", ".join(kind.name for kind in app)
+            self.stdout.write(f"Executing {kinds} of {', '.join(sorted(set(queues)))}. SIGTERM or Ctrl-C ends it.")
+            self.stdout.flush()
             settings: Dict[str, Any] = {"name": options["name"], "slots": options["slots"]}
             Worker(
                 app,
