@@ -72,6 +72,7 @@
 //! | [`dashboard`] | pages for a browser, which use only the API | everything else |
 //! | [`app`] | the composition: ordered start, ordered stop, signals | — |
 //! | [`bench`](mod@bench) | measurements of the whole system, and of the bare store on the same servers | the speed itself |
+//! | `conformance` | the test of a client of remote workers, with a server from memory | all servers |
 //! | [`testing`] | a handler alone, or a whole runner on private servers, in a test | production |
 //! | [`services`] | private MySQL and Redis servers for `tickr dev`, `tickr bench` and the tests | production |
 //!
@@ -91,6 +92,9 @@ pub use tickr_broker as broker;
 pub use tickr_client as client;
 #[doc(hidden)]
 pub use tickr_config as config;
+#[doc(hidden)]
+#[cfg(feature = "conformance")]
+pub use tickr_conformance as conformance;
 #[doc(hidden)]
 #[cfg(feature = "dashboard")]
 pub use tickr_dashboard as dashboard;

@@ -23,6 +23,7 @@
 //! - `verify.rs`: check the guarantees against the tables
 //! - `check.rs`: check that this binary can run the unfinished jobs and the schedules
 //! - `bench.rs`: measure this build
+//! - `conformance.rs`: test a client of remote workers
 //! - `config.rs`: print the effective settings
 //! - `top.rs`: a live view in the terminal
 //! - `completions.rs`: completion scripts for shells
@@ -43,6 +44,8 @@ mod check;
 mod client;
 mod completions;
 mod config;
+#[cfg(feature = "conformance")]
+mod conformance;
 mod dead_letters;
 mod dev;
 mod ending;
@@ -120,6 +123,8 @@ fn main() -> ExitCode {
             check::command(),
             #[cfg(feature = "bench")]
             bench::command(),
+            #[cfg(feature = "conformance")]
+            conformance::command(),
             config::command(),
             #[cfg(feature = "top")]
             top::command(),
@@ -149,6 +154,8 @@ fn main() -> ExitCode {
         Some(("check", matches)) => check::run(matches),
         #[cfg(feature = "bench")]
         Some(("bench", matches)) => bench::run(matches),
+        #[cfg(feature = "conformance")]
+        Some(("conformance", matches)) => conformance::run(matches),
         Some(("config", matches)) => config::run(matches),
         #[cfg(feature = "top")]
         Some(("top", matches)) => top::run(matches),

@@ -9,7 +9,7 @@ use crate::support::documents::{document, documents, root};
 
 /// The modules from top to bottom. A module may use the modules below it, but not the others on its own level.
 const LAYERS: &[&[&str]] = &[
-    &["bench", "testing"],
+    &["bench", "testing", "conformance"],
     &["app"],
     &["engine", "api", "dashboard"],
     &["client"],

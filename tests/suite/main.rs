@@ -30,6 +30,7 @@ mod client;
 mod clocks;
 mod compat_delayed;
 mod compat_later;
+mod conformance;
 mod contract;
 mod dashboard;
 mod dead_letters;

@@ -185,8 +185,10 @@ async fn every_command_of_the_documents_is_one_that_tickr_takes() {
     assert!(seen.len() > 60, "only {} commands were read", seen.len());
     let dir = tempfile::tempdir().unwrap();
     for (words, place) in seen {
-        // clap reads and checks everything before `--help`, and then prints the help instead of doing it.
-        let args: Vec<&str> = words[1..].iter().map(String::as_str).chain(["--help"]).collect();
+        // clap reads and checks everything before `--help`, and then prints the help instead of doing it. What follows
+        // `--` are words of another program.
+        let own = words[1..].iter().map(String::as_str).take_while(|word| *word != "--");
+        let args: Vec<&str> = own.chain(["--help"]).collect();
         let (code, _, said) = outcome(command(&tickr(), dir.path(), &args)).await;
         assert_eq!(code, 0, "{place}: {}\n{said}", words.join(" "));
     }
@@ -236,12 +238,15 @@ fn every_other_command_of_the_documents_names_what_exists() {
 
 #[test]
 fn every_variable_of_the_documents_is_read_by_some_program() {
-    // Those that no setting has: of the clients, the tests, and the build of the private servers.
-    const OTHERS: [&str; 9] = [
+    // Those that no setting has: of the clients and their test, of the tests, and of the build of the private servers.
+    const OTHERS: [&str; 12] = [
         "TICKR_CONFIG",
         "TICKR_URL",
         "TICKR_TOKEN",
         "TICKR_OFFLINE",
+        "TICKR_SLOTS",
+        "TICKR_LEASE_MS",
+        "TICKR_GRACE_MS",
         "TICKR_BLOCK_MS",
         "TICKR_SMTP_PASSWORD",
         "TICKR_REPORTS_MYSQL_URL",

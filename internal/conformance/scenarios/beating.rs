@@ -1,0 +1,207 @@
+//! Heartbeats: their rhythm, what they carry, and what their answers ask for.
+
+use std::time::{Duration, Instant};
+
+use super::Running;
+use crate::call::{Action, Call, Fault};
+use crate::json::Json;
+use crate::stage::{Outcome, PATIENCE, SLACK, Stage, broken, expect_result, expect_verdict};
+use crate::world::{LEASE_MS, State};
+
+fn beat(stage: &Stage) -> Duration {
+    Duration::from_millis(stage.world.read(|state| state.setup.beat_ms))
+}
+
+/// Return the longest pause between two heartbeats from `since` until now.
+fn longest_pause(state: &State, since: Instant) -> Duration {
+    let mut times = vec![since];
+    times.extend(state.calls(Call::Beat).map(|beat| beat.at).filter(|at| *at > since));
+    times.push(Instant::now());
+    times.windows(2).map(|pair| pair[1].duration_since(pair[0])).max().unwrap_or_default()
+}
+
+/// Both slots are blocked, and the beats come all the same.
+pub(super) fn regular(stage: &mut Stage) -> Running<'_> {
+    Box::pin(async move {
+        let jobs = [0, 1].map(|_| stage.job("block", serde_json::json!({ "ms": 4_000 })));
+        for job in jobs {
+            stage.delivered(job).await?;
+        }
+        let began = Instant::now();
+        for job in jobs {
+            let verdict = stage.settled(job).await?;
+            expect_verdict(&verdict, "succeeded")?;
+            expect_result(&verdict, &Json::Null)?;
+        }
+        let beat = beat(stage);
+        let (pause, count) = stage.world.read(|state| {
+            (longest_pause(state, began), state.calls(Call::Beat).filter(|beat| beat.at > began).count())
+        });
+        if pause > beat + SLACK {
+            return broken(format!("{} ms without a beat", pause.as_millis()), "a beat every 500 ms");
+        }
+        let most = (began.elapsed().as_millis() / beat.as_millis()) as usize * 2 + 2;
+        if count > most {
+            return broken(format!("{count} beats within {:?}", began.elapsed()), "a beat every 500 ms");
+        }
+        for job in jobs {
+            let listed = stage.world.read(|state| state.delivered(job).map(|(_, attempt)| attempt.beats.len()));
+            if listed.unwrap_or(0) < 3 {
+                return broken(format!("{listed:?} beats list a job of four seconds"), "every beat lists it");
+            }
+        }
+        Ok(())
+    })
+}
+
+pub(super) fn errors(stage: &mut Stage) -> Running<'_> {
+    Box::pin(async move {
+        stage.fault(Fault::new(Call::Beat, 3, Action::Status(500, None)));
+        let sleeping = stage.job("sleep", serde_json::json!({ "ms": 3_000 }));
+        stage.delivered(sleeping).await?;
+        let fine = |state: &State| state.calls(Call::Beat).filter(|beat| beat.status == Some(200)).nth(1).map(|_| ());
+        stage.wait(Duration::from_millis(LEASE_MS), "beats go on after errors, within the lease", fine).await?;
+        expect_verdict(&stage.settled(sleeping).await?, "succeeded")
+    })
+}
+
+/// A beat gets no answer. The next one must come before the lease is over.
+pub(super) fn no_answer(stage: &mut Stage) -> Running<'_> {
+    Box::pin(async move {
+        let sleeping = stage.job("sleep", serde_json::json!({ "ms": 12_000 }));
+        stage.delivered(sleeping).await?;
+        let fine = |state: &State| state.calls(Call::Beat).find(|beat| beat.status == Some(200)).map(|_| ());
+        stage.wait(PATIENCE, "a beat", fine).await?;
+        let began = Instant::now();
+        stage.fault(Fault::new(Call::Beat, 1, Action::NoAnswer));
+        let hung = move |state: &State| state.calls(Call::Beat).find(|beat| beat.at > began).map(|beat| beat.at);
+        let hung = stage.wait(PATIENCE, "a beat", hung).await?;
+        let again = move |state: &State| state.calls(Call::Beat).find(|beat| beat.at > hung).map(|_| ());
+        let lease = Duration::from_millis(LEASE_MS);
+        stage.wait(lease, "the next beat within the lease, while one gets no answer", again).await
+    })
+}
+
+pub(super) fn not_registered(stage: &mut Stage) -> Running<'_> {
+    Box::pin(async move {
+        let sleeping = stage.job("sleep", serde_json::json!({ "ms": 2_500 }));
+        stage.delivered(sleeping).await?;
+        stage.fault(Fault::new(Call::Beat, 1, Action::Status(404, None)));
+        let again = |state: &State| state.registrations.get(1).map(|_| ());
+        stage.wait(Duration::from_secs(5) + SLACK, "the program registers again after a beat with 404", again).await?;
+        expect_verdict(&stage.settled(sleeping).await?, "succeeded")?;
+        let payload = Json::from(serde_json::json!("after it"));
+        expect_result(&stage.run("echo", payload.clone()).await?, &payload)
+    })
+}
+
+pub(super) fn progress(stage: &mut Stage) -> Running<'_> {
+    Box::pin(async move {
+        let note = format!("half of it\nis done {}", "ü".repeat(200));
+        let checkpoint = Json::from(serde_json::json!({ "page": 7, "of": ["a", null] }));
+        let payload = serde_json::json!({ "percent": 42.5, "note": note, "checkpoint": { "page": 7, "of": ["a", null] },
+            "ms": 2_500 });
+        let job = stage.job("progress", payload);
+        stage.delivered(job).await?;
+        let reported = |state: &State| {
+            let (_, attempt) = state.delivered(job)?;
+            attempt.beats.iter().rev().map(|(_, held)| held.clone()).find(|held| held.get("percent").is_some())
+        };
+        let held = stage.wait(2 * beat(stage) + SLACK, "a beat with the progress of the job", reported).await?;
+        if held.get("percent").is_none_or(|percent| !percent.same(&Json::Number("42.5".to_owned()))) {
+            return broken(held.brief(), "percent 42.5");
+        }
+        if !held.get("note").and_then(Json::as_text).is_some_and(|note| note.starts_with("half of it")) {
+            return broken(held.brief(), "the note, at most 120 characters of it");
+        }
+        let verdict = stage.settled(job).await?;
+        expect_result(&verdict, &serde_json::json!({ "began_with": null }).into())?;
+        let saved = stage.world.read(|state| {
+            let (_, attempt) = state.delivered(job)?;
+            attempt.beats.iter().find_map(|(_, held)| held.get("checkpoint").cloned())
+        });
+        match saved {
+            Some(saved) if saved.same(&checkpoint) => Ok(()),
+            Some(saved) => broken(format!("the checkpoint {}", saved.brief()), checkpoint.brief()),
+            None => broken("no beat with the checkpoint", checkpoint.brief()),
+        }
+    })
+}
+
+pub(super) fn checkpoint(stage: &mut Stage) -> Running<'_> {
+    Box::pin(async move {
+        let checkpoint = Json::from(serde_json::json!({ "page": 3, "text": "ü", "none": null }));
+        let job = stage.job("progress", serde_json::json!({ "percent": 1, "note": "x", "checkpoint": 2, "ms": 100 }));
+        stage.world.change(|state| state.jobs[job].checkpoint = Some(checkpoint.clone()));
+        let verdict = stage.settled(job).await?;
+        expect_result(&verdict, &Json::Object(vec![("began_with".to_owned(), checkpoint)]))
+    })
+}
+
+/// Wait until a beat has told the program to stop an attempt, and then for its verdict: `failed`, and no other.
+async fn stopped(stage: &mut Stage, job: usize, token: &str, within: Duration) -> Outcome {
+    let told = |state: &State| state.attempts.get(token)?.cancel_told_at;
+    stage.wait(PATIENCE, "a beat that lists the attempt", told).await?;
+    let verdict = stage.settled_within(job, within).await?;
+    expect_verdict(&verdict, "failed")
+}
+
+pub(super) fn cancel(stage: &mut Stage) -> Running<'_> {
+    Box::pin(async move {
+        let job = stage.job("sleep", serde_json::json!({ "ms": 30_000 }));
+        let token = stage.delivered(job).await?;
+        stage.world.change(|state| state.cancelled.insert(token.clone()));
+        stopped(stage, job, &token, 2 * beat(stage) + SLACK).await
+    })
+}
+
+/// The handler cannot be stopped, and its success comes after the cancel.
+pub(super) fn cancel_blocked(stage: &mut Stage) -> Running<'_> {
+    Box::pin(async move {
+        let job = stage.job("block", serde_json::json!({ "ms": 3_000 }));
+        let token = stage.delivered(job).await?;
+        stage.world.change(|state| state.cancelled.insert(token.clone()));
+        stopped(stage, job, &token, Duration::from_secs(3) + 2 * beat(stage) + SLACK).await
+    })
+}
+
+/// The time of the attempt is over.
+pub(super) fn deadline(stage: &mut Stage) -> Running<'_> {
+    Box::pin(async move {
+        let began = Instant::now();
+        let job = stage.world.change(|state| {
+            let job = state.add("conformance.sleep", serde_json::json!({ "ms": 30_000 }).into());
+            state.jobs[job].timeout_ms = 1_500;
+            job
+        });
+        let limit = Duration::from_millis(1_500) + 4 * beat(stage) + SLACK;
+        let verdict = stage.settled_within(job, limit).await?;
+        expect_verdict(&verdict, "failed")?;
+        if began.elapsed() < Duration::from_millis(1_400) {
+            return broken(
+                format!("the verdict after {:?}", began.elapsed()),
+                "the verdict after timeout_ms, 1,500 ms",
+            );
+        }
+        Ok(())
+    })
+}
+
+/// The only slot is freed when its attempt is lost.
+pub(super) fn lost(stage: &mut Stage) -> Running<'_> {
+    Box::pin(async move {
+        let job = stage.job("sleep", serde_json::json!({ "ms": 30_000 }));
+        let token = stage.delivered(job).await?;
+        stage.world.change(|state| {
+            if let Some(attempt) = state.attempts.get_mut(&token) {
+                attempt.over = true;
+            }
+        });
+        let told = |state: &State| state.attempts.get(&token)?.lost_told_at;
+        stage.wait(PATIENCE, "a beat that lists the attempt", told).await?;
+        let payload = Json::from(serde_json::json!("in the free slot"));
+        let job = stage.job("echo", payload.clone());
+        let verdict = stage.settled_within(job, 2 * beat(stage) + SLACK).await?;
+        expect_result(&verdict, &payload)
+    })
+}

@@ -1,0 +1,56 @@
+//! Verdicts whose answers are lost, late, or say no.
+
+use std::time::Duration;
+
+use super::Running;
+use crate::call::{Action, Call, Fault};
+use crate::json::Json;
+use crate::stage::{Outcome, Stage, broken, expect_result, expect_verdict};
+
+/// Finish calls fail in these ways; the verdicts come in the end, unchanged.
+async fn repeated(stage: &mut Stage, faults: Vec<Action>) -> Outcome {
+    for action in faults {
+        stage.fault(Fault::new(Call::Finish, 1, action));
+    }
+    let payload = Json::from(serde_json::json!({ "a": 1 }));
+    let echoed = stage.job("echo", payload.clone());
+    let failed = stage.job("fail", serde_json::json!({ "message": "once" }));
+    let verdict = stage.settled_within(echoed, Duration::from_secs(20)).await?;
+    expect_result(&verdict, &payload)?;
+    expect_verdict(&stage.settled_within(failed, Duration::from_secs(20)).await?, "failed")
+}
+
+pub(super) fn lost(stage: &mut Stage) -> Running<'_> {
+    Box::pin(async move { repeated(stage, vec![Action::CutBefore, Action::CutInside, Action::CutBefore]).await })
+}
+
+pub(super) fn errors(stage: &mut Stage) -> Running<'_> {
+    Box::pin(async move {
+        let late = Action::Slow(Duration::from_secs(2));
+        repeated(stage, vec![Action::Status(503, Some(1)), Action::Status(500, None), Action::Page, late]).await
+    })
+}
+
+/// `lease_lost` and `unknown` are answers: the verdict is not sent again, and the worker goes on.
+pub(super) fn refused(stage: &mut Stage) -> Running<'_> {
+    Box::pin(async move {
+        let jobs = ["lease_lost", "unknown"].map(|word| (word, stage.job("sleep", serde_json::json!({ "ms": 600 }))));
+        for (word, job) in jobs {
+            let token = stage.delivered(job).await?;
+            stage.world.change(|state| {
+                if let Some(attempt) = state.attempts.get_mut(&token) {
+                    attempt.forced = Some(word);
+                }
+            });
+        }
+        for (_, job) in jobs {
+            stage.settled(job).await?;
+        }
+        let payload = Json::from(serde_json::json!("after it"));
+        expect_result(&stage.run("echo", payload.clone()).await?, &payload)?;
+        // A client that repeats such a verdict does so within a pause of its repetitions.
+        stage.quiet(Duration::from_millis(1_500)).await?;
+        let sent = stage.world.read(|state| jobs.map(|(_, job)| state.delivered(job).map_or(0, |(_, a)| a.verdicts)));
+        if sent == [1, 1] { Ok(()) } else { broken(format!("{sent:?} verdicts"), "one verdict for each") }
+    })
+}
