@@ -39,7 +39,7 @@ pub(crate) fn command() -> Command {
                 .value_parser(PossibleValuesParser::new(all))
                 .num_args(0..)
                 .default_value("all")
-                .help("Scenarios to measure; all is each of them but delayed, which takes minutes"),
+                .help("Scenarios to measure; all is each of them but delayed and workers, which take minutes"),
         )
         .arg(number("repeat", "N", 1..=100).help("Measured runs of each scenario [default: 3, or 1 with --short]"))
         .arg(number("jobs", "N", 1..=100_000_000).help("Jobs of one run [default: each scenario's own]"))
@@ -60,7 +60,11 @@ pub(crate) fn command() -> Command {
                 .default_value("200")
                 .help("Size of each payload"),
         )
-        .arg(number("callers", "N", 1..=4_096).default_value("32").help("Concurrent callers of the library"))
+        .arg(
+            number("callers", "N", 1..=4_096)
+                .default_value("32")
+                .help("Concurrent callers of the library, and remote workers that fetch batches"),
+        )
         .arg(number("connections", "N", 1..=4_096).default_value("64").help("Concurrent HTTP connections"))
         .arg(number("workers", "N", 1..=4_096).default_value("1024").help("Workers of the measured runner"))
         .arg(Arg::new("json").long("json").action(ArgAction::SetTrue).help("Print JSON"))

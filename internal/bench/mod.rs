@@ -30,6 +30,8 @@
 //! - `batches.rs`: scenario `batches`
 //! - `graphs.rs`: scenario `graphs`
 //! - `outbox.rs`: scenario `outbox`
+//! - `workers.rs`: scenario `workers`
+//! - `runner.rs`: a runner in its own process
 //! - `process.rs`: processor time and memory of a process
 //! - `progress.rs`: the progress bar
 
@@ -55,9 +57,11 @@ mod progress;
 mod rebuild;
 mod report;
 mod result_row;
+mod runner;
 mod servers;
 mod table;
 mod wire;
+mod workers;
 
 pub use figure::{Figure, Target, TargetOf, TargetSide, percentile};
 pub use report::{Machine, Report};
@@ -105,13 +109,15 @@ pub enum Scenario {
     Graphs,
     /// Rows of the outbox become jobs.
     Outbox,
+    /// Remote workers: the way of a job to their hands, work off a backlog, and requests that wait.
+    Workers,
     /// Work off a backlog beside a long history.
     Growth,
 }
 
 impl Scenario {
-    /// All scenarios except [`Delayed`](Self::Delayed) and [`Growth`](Self::Growth), which take minutes, in the order
-    /// in which they run.
+    /// All scenarios except [`NAMED`](Self::NAMED) and [`Growth`](Self::Growth), which take minutes, in the order in
+    /// which they run.
     pub const USUAL: [Self; 12] = [
         Self::Enqueue,
         Self::Batch,
@@ -128,7 +134,7 @@ impl Scenario {
     ];
 
     /// Scenarios that are measured only when they are named.
-    pub const NAMED: [Self; 1] = [Self::Delayed];
+    pub const NAMED: [Self; 2] = [Self::Delayed, Self::Workers];
 
     /// Name on the command line.
     #[must_use]
@@ -147,6 +153,7 @@ impl Scenario {
             Self::Batches => "batches",
             Self::Graphs => "graphs",
             Self::Outbox => "outbox",
+            Self::Workers => "workers",
             Self::Growth => "growth",
         }
     }
@@ -264,6 +271,7 @@ pub async fn run(settings: &BenchSettings, ground: &BenchServers) -> Result<Repo
             Scenario::Batches => Box::pin(batches::run(&bench)).await?,
             Scenario::Graphs => Box::pin(graphs::run(&bench)).await?,
             Scenario::Outbox => Box::pin(outbox::run(&bench)).await?,
+            Scenario::Workers => Box::pin(workers::run(&bench)).await?,
             Scenario::Growth => Box::pin(growth::run(&bench)).await?,
         });
     }

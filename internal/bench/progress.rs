@@ -23,6 +23,7 @@ impl Progress {
             Scenario::Lateness => 6 * repeat,
             Scenario::Delayed => 2 * repeat,
             Scenario::Callback => 2 * rounds,
+            Scenario::Workers => 4 * repeat,
             Scenario::Idle => repeat,
             Scenario::Growth => 1 + 3 * repeat,
         });

@@ -46,23 +46,38 @@ impl KeepAliveConnection {
 
     /// Send a request and read its complete response, which must be 201.
     pub(super) async fn send(&mut self, post: &EncodedRequest) -> Result<(), BenchError> {
+        let (status, _) = self.exchange(post.path, &post.bytes).await?;
+        if status == 201 { Ok(()) } else { Err(BenchError::Answered { path: post.path, status }) }
+    }
+
+    /// Send a request with a body of JSON. Return the status and the body of the response.
+    pub(super) async fn call(&mut self, method: &str, path: &str, body: &str) -> Result<(u16, Vec<u8>), BenchError> {
+        let request = format!(
+            "{method} {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n\
+             content-length: {}\r\n\r\n{body}",
+            body.len()
+        );
+        self.exchange(path, request.as_bytes()).await
+    }
+
+    async fn exchange(&mut self, path: &str, request: &[u8]) -> Result<(u16, Vec<u8>), BenchError> {
         let failed = || BenchError::io("send a request");
-        self.stream.write_all(&post.bytes).await.map_err(failed())?;
+        self.stream.write_all(request).await.map_err(failed())?;
         let answer = loop {
             if let Some(answer) = Answer::at_the_front_of(&self.buffer)? {
                 break answer;
             }
             if self.stream.read_buf(&mut self.buffer).await.map_err(failed())? == 0 {
-                return Err(BenchError::Failed(format!("POST {}: the connection was closed", post.path)));
+                return Err(BenchError::Failed(format!("{path}: the connection was closed")));
             }
         };
         while self.buffer.len() < answer.length {
             if self.stream.read_buf(&mut self.buffer).await.map_err(failed())? == 0 {
-                return Err(BenchError::Failed(format!("POST {}: the answer is cut short", post.path)));
+                return Err(BenchError::Failed(format!("{path}: the answer is cut short")));
             }
         }
-        self.buffer.drain(..answer.length);
-        if answer.status == 201 { Ok(()) } else { Err(BenchError::Answered { path: post.path, status: answer.status }) }
+        let body = self.buffer.drain(..answer.length).skip(answer.length - answer.body).collect();
+        Ok((answer.status, body))
     }
 }
 
@@ -72,6 +87,8 @@ struct Answer {
     status: u16,
     /// Bytes of head and body.
     length: usize,
+    /// Bytes of the body.
+    body: usize,
 }
 
 impl Answer {
@@ -87,7 +104,7 @@ impl Answer {
             .find(|(name, _)| name.eq_ignore_ascii_case("content-length"))
             .and_then(|(_, value)| value.trim().parse().ok())
             .ok_or_else(unknown)?;
-        Ok(Some(Self { status, length: end + 4 + body }))
+        Ok(Some(Self { status, length: end + 4 + body, body }))
     }
 }
 
@@ -98,7 +115,7 @@ mod tests {
     #[test]
     fn heads_of_answers_are_read_when_they_are_whole() {
         let text = b"HTTP/1.1 201 Created\r\nlocation: /v1/jobs/x\r\nContent-Length: 5\r\n\r\nhellorest";
-        let whole = Answer { status: 201, length: text.len() - 4 };
+        let whole = Answer { status: 201, length: text.len() - 4, body: 5 };
         assert_eq!(Answer::at_the_front_of(text).unwrap(), Some(whole));
         assert_eq!(Answer::at_the_front_of(&text[..30]).unwrap(), None);
         assert!(Answer::at_the_front_of(b"HTTP/1.1 200 OK\r\n\r\n").is_err());

@@ -48,7 +48,7 @@ async fn a_bench_with_a_table_prefix_measures_tables_with_that_prefix() {
 #[tokio::test(flavor = "multi_thread")]
 async fn every_scenario_completes_each_job_once_and_leaves_nothing_behind() {
     let dir = tempfile::tempdir().unwrap();
-    let (code, out, err) = outcome(on_shared_servers(&dir, &["all", "delayed", "--short", "--json"])).await;
+    let (code, out, err) = outcome(on_shared_servers(&dir, &["all", "delayed", "workers", "--short", "--json"])).await;
     assert_eq!((code, err.as_str()), (0, ""), "{out}");
     let report: Value = serde_json::from_str(&out).unwrap();
     assert_eq!(report["ok"], true);
@@ -56,7 +56,7 @@ async fn every_scenario_completes_each_job_once_and_leaves_nothing_behind() {
     let lines = report["lines"].as_array().unwrap();
     for scenario in [
         "enqueue", "batch", "drain", "keys", "batches", "graphs", "outbox", "flow", "lateness", "delayed", "callback",
-        "rebuild", "idle",
+        "rebuild", "idle", "workers",
     ] {
         assert!(lines.iter().any(|line| line["scenario"] == scenario), "{scenario} is missing:\n{out}");
     }
