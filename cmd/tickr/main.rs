@@ -11,6 +11,7 @@
 //! - `dead_letters.rs`: list, replay and discard dead letters
 //! - `operations.rs`: bulk operations on many jobs
 //! - `api_keys.rs`: list, create and revoke API keys
+//! - `kinds.rs`: the kinds of jobs, and the declared ones
 //! - `limits.rs`: limits by key
 //! - `order_keys.rs`: the order keys that have jobs
 //! - `batches.rs`: jobs that belong together
@@ -53,6 +54,7 @@ mod enqueue;
 mod events;
 mod health;
 mod jobs;
+mod kinds;
 mod limits;
 mod migrate;
 mod operations;
@@ -111,6 +113,7 @@ fn main() -> ExitCode {
             operations::command(),
             api_keys::command(),
             queues::command(),
+            kinds::command(),
             limits::command(),
             order_keys::command(),
             batches::command(),
@@ -138,6 +141,7 @@ fn main() -> ExitCode {
         Some(("enqueue", matches)) => enqueue::run(matches),
         Some(("jobs", matches)) => jobs::run(matches),
         Some(("queues", matches)) => queues::run(matches),
+        Some(("kinds", matches)) => kinds::run(matches),
         Some(("limits", matches)) => limits::run(matches),
         Some(("order-keys", matches)) => order_keys::run(matches),
         Some(("batches", matches)) => batches::run(matches),

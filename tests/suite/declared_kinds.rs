@@ -4,6 +4,7 @@ use reqwest::Method;
 use serde_json::{Value, json};
 use tickr::handlers::Registry;
 
+use crate::support::program::{command, tickr as program};
 use crate::support::{TestApp, answer, eventually};
 
 fn resize() -> Value {
@@ -171,4 +172,47 @@ fn own_kind() -> Registry {
     let mut kinds = Registry::new();
     kinds.register(|_: Own, _| async { Ok(tickr::handlers::Output::default()) });
     kinds
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn tickr_kinds_declares_a_kind_from_a_file_and_deletes_it() {
+    let tickr = TestApp::start().await;
+    let run = async |args: &[&str]| {
+        let mut kinds = command(&program(), tickr.dir.path(), &[&["kinds"], args].concat());
+        kinds.env("TICKR_URL", tickr.url(""));
+        let output = kinds.output().await.unwrap();
+        let text = |bytes| String::from_utf8(bytes).unwrap();
+        (output.status.code().unwrap(), text(output.stdout), text(output.stderr))
+    };
+    std::fs::write(tickr.dir.path().join("resize.json"), resize().to_string()).unwrap();
+    let (code, out, err) = run(&["declare", "resize", "@resize.json"]).await;
+    assert_eq!((code, err.as_str()), (0, ""), "{out}");
+    assert!(out.contains("resize") && out.contains("pictures") && out.contains("makes pictures smaller"), "{out}");
+    let (code, out, _) = run(&["show", "resize"]).await;
+    let shown: Value = serde_json::from_str(&out).unwrap();
+    assert_eq!((code, &shown["schema"], &shown["max_attempts"]), (0, &resize()["schema"], &json!(7)));
+
+    let (code, out, _) = run(&["list"]).await;
+    assert!(code == 0 && out.contains("compiled") && out.contains("declared"), "{out}");
+    let (code, out, _) = run(&["list", "--declared", "--json"]).await;
+    let listed: Value = serde_json::from_str(&out).unwrap();
+    assert!(
+        code == 0 && listed["data"].as_array().unwrap().len() == 1 && listed["data"][0]["kind"] == "resize",
+        "{out}"
+    );
+
+    for (args, part) in [
+        (&["declare", "resize", "{\"slots\": 1}"][..], "slots"),
+        (&["declare", "resize", "nonsense"], "not JSON"),
+        (&["declare", "email", "{}"], "handler"),
+        (&["show", "absent"], "absent"),
+        (&["delete", "absent"], "absent"),
+    ] {
+        let (code, _, err) = run(args).await;
+        assert!(code == 1 && err.contains(part), "{args:?}: {err}");
+    }
+    let (code, out, err) = run(&["delete", "resize"]).await;
+    assert_eq!((code, err.as_str()), (0, ""), "{out}");
+    assert_eq!(tickr.get("/v1/kinds/resize").await.status, 404);
+    tickr.stop().await;
 }
