@@ -1,0 +1,155 @@
+import { format } from 'node:util';
+
+import { AttemptLog, type LogLevel } from './attempt_log.js';
+import type { Enqueuer } from './client.js';
+import { StoppedError, type StopCause } from './errors.js';
+import { bytesOf, stringify, wellFormed } from './json.js';
+
+const MAX_CHECKPOINT_BYTES = 64 * 1_024;
+const MAX_NOTE_CHARACTERS = 120;
+const CONTROL = /[\u0000-\u001f\u007f-\u009f]/g;
+
+/** The attempt that a handler executes. The fields have their names in docs/WORKERS.md. */
+export interface AttemptJob {
+  /** Id of the job, the same in each of its attempts. */
+  readonly id: string;
+  readonly kind: string;
+  readonly queue: string;
+  /** Attempts used, this one included. */
+  readonly attempt: number;
+  readonly max_attempts: number;
+  readonly started_at: string;
+  /** End of the time limit, by the clock of the database. */
+  readonly deadline_at: string;
+  readonly timeout_ms: number;
+  /** JSON that an earlier attempt saved. */
+  readonly checkpoint?: unknown;
+  readonly traceparent?: string;
+  readonly tags?: readonly string[];
+}
+
+/** Where the reports of a handler go: the worker, or the record of a test. */
+export interface Reports {
+  progress(percent: number | undefined, note: string | undefined): void;
+  /** `json` is the text of the checkpoint. */
+  checkpoint(json: string): void;
+  /** Resolves when the server has the newest checkpoint. */
+  saved(): Promise<void>;
+}
+
+/** What a handler gets beside the payload. */
+export class Context {
+  /** The attempt. */
+  readonly job: AttemptJob;
+  /**
+   * Fires when the attempt has to stop: its job was cancelled, its time is over, the worker does not hold it any more, or
+   * the worker stops. `reason` is a {@link StoppedError}. Give it to `fetch`, timers and drivers.
+   */
+  readonly signal: AbortSignal;
+  /** Enqueues jobs that continue the trace of this one. Its key needs the scope `enqueue`. */
+  readonly client: Enqueuer;
+  readonly #controller: AbortController;
+  readonly #reports: Reports;
+  readonly #log = new AttemptLog();
+
+  /** @internal */
+  constructor(job: AttemptJob, reports: Reports, client: Enqueuer) {
+    this.job = job;
+    this.#controller = new AbortController();
+    this.signal = this.#controller.signal;
+    this.#reports = reports;
+    this.client = client;
+  }
+
+  /** Show the progress with the job: percent from 0 to 100, and a note of at most 120 characters. */
+  progress(percent: number, note?: string): void {
+    const sound = Number.isFinite(percent) ? Math.min(Math.max(percent, 0), 100) : 0;
+    const text = note?.replace(CONTROL, ' ');
+    this.#reports.progress(sound, text === undefined ? undefined : wellFormed(text, MAX_NOTE_CHARACTERS));
+  }
+
+  /**
+   * Save a JSON value with which the next attempt begins, at most 64 KiB. It replaces the last one. The worker sends the
+   * newest one within a second, and at the latest before the verdict.
+   *
+   * @throws RangeError when it is larger.
+   */
+  saveCheckpoint(value: unknown): void {
+    const json = stringify(value);
+    const bytes = bytesOf(json);
+    if (bytes > MAX_CHECKPOINT_BYTES) {
+      throw new RangeError(`the checkpoint has ${bytes} bytes, and at most ${MAX_CHECKPOINT_BYTES} are possible`);
+    }
+    this.#reports.checkpoint(json);
+  }
+
+  /**
+   * Wait until the server has the newest checkpoint. Call it before a step that must not be repeated.
+   *
+   * @throws StoppedError when the attempt has to stop meanwhile.
+   */
+  async checkpointSaved(): Promise<void> {
+    this.signal.throwIfAborted();
+    await this.#unlessStopped((resolve) => {
+      void this.#reports.saved().then(resolve);
+    });
+  }
+
+  /** Add a line to the log of the attempt. The newest 16 KiB are stored with the verdict. Takes what `console.log` takes. */
+  log(...values: unknown[]): void {
+    this.#log.add('info', format(...values));
+  }
+
+  /** Add a line with this level to the log of the attempt. */
+  logAt(level: LogLevel, ...values: unknown[]): void {
+    this.#log.add(level, format(...values));
+  }
+
+  /**
+   * Wait for this many milliseconds.
+   *
+   * @throws StoppedError as soon as the attempt has to stop.
+   */
+  async sleep(ms: number): Promise<void> {
+    this.signal.throwIfAborted();
+    let timer: NodeJS.Timeout | undefined;
+    try {
+      await this.#unlessStopped((resolve) => {
+        timer = setTimeout(resolve, ms);
+      });
+    } finally {
+      clearTimeout(timer);
+    }
+  }
+
+  /** Throw a {@link StoppedError} if the attempt has to stop. Long computations call it between steps. */
+  throwIfStopped(): void {
+    this.signal.throwIfAborted();
+  }
+
+  /** @internal */
+  stop(why: StopCause): void {
+    if (!this.signal.aborted) this.#controller.abort(new StoppedError(why));
+  }
+
+  /** @internal */
+  get stopped(): StoppedError | undefined {
+    return this.signal.aborted ? (this.signal.reason as StoppedError) : undefined;
+  }
+
+  /** @internal */
+  get logText(): string | undefined {
+    return this.#log.text();
+  }
+
+  #unlessStopped(start: (resolve: () => void) => void): Promise<void> {
+    return new Promise((resolve, reject) => {
+      const stop = () => reject(this.signal.reason as Error);
+      this.signal.addEventListener('abort', stop, { once: true });
+      start(() => {
+        this.signal.removeEventListener('abort', stop);
+        resolve();
+      });
+    });
+  }
+}

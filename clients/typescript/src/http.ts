@@ -1,0 +1,224 @@
+import http from 'node:http';
+import https from 'node:https';
+import { setTimeout as pause } from 'node:timers/promises';
+
+import { ApiError, UnavailableError } from './errors.js';
+import { parse } from './json.js';
+
+const DEFAULT_URL = 'http://127.0.0.1:7070';
+const FIRST_PAUSE_MS = 100;
+const LONGEST_PAUSE_MS = 5_000;
+/** Longest time of one try of a call. Another try, perhaps at another address, follows it. */
+const TRY_MS = 10_000;
+/** A server closes an idle connection after a minute or more. */
+const IDLE_CONNECTION_MS = 20_000;
+
+/** Where the servers are, and the right to call them. */
+export interface ConnectOptions {
+  /** Address of a tickr process, or several, separated by commas. Default: `TICKR_URL`, or `http://127.0.0.1:7070`. */
+  url?: string;
+  /** API key. Default: `TICKR_TOKEN`; without either, calls have none. */
+  token?: string;
+}
+
+/** An answer with its body. */
+export interface Answer {
+  status: number;
+  text: string;
+  /** Time that the server asks the client to wait, in milliseconds. */
+  retryAfterMs: number | undefined;
+}
+
+/** A call of the API. */
+export interface Call {
+  method: string;
+  path: string;
+  body?: string | undefined;
+  idempotencyKey?: string | undefined;
+  traceparent?: string | undefined;
+}
+
+/** Statuses after which the same call may succeed. */
+export function isPassing(status: number): boolean {
+  return status === 408 || status === 429 || status === 502 || status === 503 || status === 504;
+}
+
+/** Return the pause after this many failures in a row: growing, at most five seconds, and varied by a fifth. */
+export function pauseAfter(failures: number, longestMs = LONGEST_PAUSE_MS): number {
+  const ms = Math.min(FIRST_PAUSE_MS * 2 ** Math.min(failures, 10), longestMs);
+  return ms * (0.8 + Math.random() * 0.2);
+}
+
+/** The addresses of a cluster, with connections that are kept open. */
+export class Transport {
+  readonly #addresses: URL[];
+  // A field that others can inspect would show the token, and so would the sockets of an agent.
+  readonly #token: string | undefined;
+  readonly #agent: http.Agent;
+  readonly #secureAgent: https.Agent;
+  #current = 0;
+
+  constructor(options: ConnectOptions) {
+    const url = options.url ?? (process.env['TICKR_URL'] || DEFAULT_URL);
+    this.#addresses = url
+      .split(',')
+      .map((part) => part.trim())
+      .filter((part) => part !== '')
+      .map(address);
+    if (this.#addresses.length === 0) throw new TypeError('the URL of tickr is empty');
+    const token = options.token ?? process.env['TICKR_TOKEN'];
+    if (token && !/^[!-~]+$/.test(token)) throw new TypeError('the token of tickr has a character that no header can have');
+    this.#token = token || undefined;
+    const kept = { keepAlive: true, timeout: IDLE_CONNECTION_MS };
+    this.#agent = new http.Agent(kept);
+    this.#secureAgent = new https.Agent(kept);
+  }
+
+  get addresses(): number {
+    return this.#addresses.length;
+  }
+
+  /** Return the place of the address to call now. */
+  get current(): number {
+    return this.#current;
+  }
+
+  /** Say that a call to the address at this place failed, so that the next call goes to another one. */
+  failed(place: number): void {
+    if (place === this.#current) this.#current = (place + 1) % this.#addresses.length;
+  }
+
+  /** Close the connections that are kept. */
+  close(): void {
+    this.#agent.destroy();
+    this.#secureAgent.destroy();
+  }
+
+  /** Send one call to the address at this place. Fails if no whole answer comes within the time. */
+  once(place: number, call: Call, timeoutMs: number, signal?: AbortSignal): Promise<Answer> {
+    const base = this.#addresses[place] as URL;
+    const secure = base.protocol === 'https:';
+    const headers: http.OutgoingHttpHeaders = { accept: 'application/json' };
+    if (call.body !== undefined) {
+      headers['content-type'] = 'application/json';
+      headers['content-length'] = Buffer.byteLength(call.body);
+    }
+    if (this.#token !== undefined) headers.authorization = `Bearer ${this.#token}`;
+    if (call.idempotencyKey !== undefined) headers['idempotency-key'] = call.idempotencyKey;
+    if (call.traceparent !== undefined) headers['traceparent'] = call.traceparent;
+    return new Promise((resolve, reject) => {
+      if (signal?.aborted) {
+        reject(signal.reason as Error);
+        return;
+      }
+      const request = (secure ? https : http).request({
+        agent: secure ? this.#secureAgent : this.#agent,
+        protocol: base.protocol,
+        hostname: base.hostname.replace(/^\[|\]$/g, ''),
+        port: base.port || (secure ? 443 : 80),
+        path: base.pathname.replace(/\/$/, '') + call.path,
+        method: call.method,
+        headers,
+      });
+      const timer = setTimeout(() => request.destroy(new Error(`no answer within ${timeoutMs} ms`)), timeoutMs);
+      const stop = () => request.destroy(signal?.reason as Error);
+      signal?.addEventListener('abort', stop, { once: true });
+      const end = () => {
+        clearTimeout(timer);
+        signal?.removeEventListener('abort', stop);
+      };
+      const fail = (error: Error) => {
+        end();
+        reject(signal?.aborted ? (signal.reason as Error) : error);
+      };
+      request.on('error', fail);
+      request.on('response', (response) => {
+        const chunks: Buffer[] = [];
+        response.on('data', (chunk: Buffer) => chunks.push(chunk));
+        response.on('error', fail);
+        response.on('close', () => {
+          if (response.complete) return;
+          fail(new Error('the connection ended within the answer'));
+        });
+        response.on('end', () => {
+          if (!response.complete) return;
+          end();
+          const text = Buffer.concat(chunks).toString('utf8');
+          const retryAfterMs = retryAfter(response.headers['retry-after']);
+          resolve({ status: response.statusCode ?? 0, text, retryAfterMs });
+        });
+      });
+      request.end(call.body);
+    });
+  }
+
+  /**
+   * Send a call until a server answers it, for at most `timeoutMs`. After a failure the next address is tried. When all
+   * have failed, a pause follows.
+   *
+   * @throws ApiError for an answer that is no success. UnavailableError when no server answered.
+   */
+  async call(call: Call, timeoutMs: number, signal?: AbortSignal, tryMs = TRY_MS): Promise<Answer> {
+    const end = performance.now() + timeoutMs;
+    let asked = 0;
+    for (let failures = 1; ; failures += 1) {
+      const place = this.#current;
+      const left = Math.max(end - performance.now(), 1);
+      let failure: Error;
+      try {
+        const answer = await this.once(place, call, Math.min(tryMs, left), signal);
+        if (answer.status >= 200 && answer.status < 300) return answer;
+        const error = problemOf(answer);
+        if (!isPassing(answer.status) && error.code !== 'idempotency_in_progress') throw error;
+        failure = error;
+        asked = Math.max(asked, answer.retryAfterMs ?? 0);
+      } catch (error) {
+        if (error instanceof ApiError || signal?.aborted) throw error;
+        failure = error as Error;
+      }
+      this.failed(place);
+      const round = failures % this.#addresses.length === 0;
+      const ms = round ? Math.max(pauseAfter(failures / this.#addresses.length - 1), asked) : 0;
+      if (performance.now() + ms >= end) {
+        if (failure instanceof ApiError) throw failure;
+        const what = `${call.method} ${call.path}: no answer of tickr within ${timeoutMs} ms`;
+        throw new UnavailableError(`${what}: ${failure.message}`, { cause: failure });
+      }
+      if (round) asked = 0;
+      if (ms > 0) await pause(ms, undefined, signal ? { signal } : {});
+    }
+  }
+}
+
+/** Read the problem document of an answer. */
+export function problemOf(answer: Answer): ApiError {
+  let document: unknown;
+  try {
+    document = parse(answer.text);
+  } catch {
+    document = undefined;
+  }
+  const isObject = typeof document === 'object' && document !== null;
+  return new ApiError(answer.status, isObject ? (document as Record<string, unknown>) : {});
+}
+
+function address(text: string): URL {
+  let url: URL;
+  try {
+    url = new URL(text);
+  } catch {
+    throw new TypeError('the URL of tickr is no URL: it is like http://127.0.0.1:7070');
+  }
+  if (url.protocol !== 'http:' && url.protocol !== 'https:') {
+    throw new TypeError(`the URL of tickr begins with http:// or https://, not with ${url.protocol}`);
+  }
+  // It would end in messages about the address.
+  if (url.username || url.password) throw new TypeError('the URL of tickr has a password: give the API key as token');
+  return url;
+}
+
+function retryAfter(header: string | undefined): number | undefined {
+  if (header === undefined) return undefined;
+  const ms = /^\d+$/.test(header) ? Number(header) * 1_000 : Date.parse(header) - Date.now();
+  return Number.isFinite(ms) ? Math.max(ms, 0) : undefined;
+}

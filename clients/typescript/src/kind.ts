@@ -1,0 +1,62 @@
+import type { JobOptions, NewJob } from './api.js';
+
+declare const payloadType: unique symbol;
+declare const resultType: unique symbol;
+
+/** A kind of job with the types of its payload and of its result. Made by {@link kind}. */
+export interface Kind<Payload, Result = unknown> {
+  readonly name: string;
+  /** Options of jobs of this kind that set none of their own. */
+  readonly defaults: JobOptions;
+  /** Return a job of this kind, for {@link Client.enqueueMany}. */
+  job(payload: Payload, options?: JobOptions): NewJob;
+  /** Only for the compiler. */
+  readonly [payloadType]?: (payload: Payload) => void;
+  readonly [resultType]?: () => Result;
+}
+
+/**
+ * Name a kind, with the types of its payload and of its result. Producers and workers share the value:
+ *
+ * ```ts
+ * export const sendMail = kind<{ to: string; text: string }, { accepted: boolean }>('mail.send');
+ * ```
+ *
+ * `defaults` are options of the jobs that this program enqueues. An operator declares those of the kind.
+ */
+export function kind<Payload, Result = unknown>(name: string, defaults: JobOptions = {}): Kind<Payload, Result> {
+  return Object.freeze({
+    name,
+    defaults: Object.freeze({ ...defaults }),
+    job: (payload: Payload, options: JobOptions = {}) => ({ kind: name, payload, ...merged(defaults, options) }),
+  });
+}
+
+/** Lay the options over the defaults. Of two fields that exclude each other, the one of the options stays. */
+function merged(defaults: JobOptions, options: JobOptions): JobOptions {
+  const kept: JobOptions = { ...defaults };
+  const either: [keyof JobOptions, keyof JobOptions][] = [
+    ['execute_at', 'delay_ms'],
+    ['expires_at', 'expires_in_ms'],
+    ['unique_key', 'unique_fields'],
+  ];
+  for (const [one, other] of either) {
+    if (options[one] !== undefined) delete kept[other];
+    if (options[other] !== undefined) delete kept[one];
+  }
+  return { ...kept, ...options };
+}
+
+/** Return the job that a call names by a kind or by its name. */
+export function jobOf(kind: Kind<never> | string, payload: unknown, options: JobOptions): NewJob {
+  return typeof kind === 'string' ? { kind, payload, ...options } : kind.job(payload as never, options);
+}
+
+/** Write a job as the API takes it. */
+export function bodyOf(job: NewJob): Record<string, unknown> {
+  const body: Record<string, unknown> = { ...job, payload: job.payload === undefined ? {} : job.payload };
+  for (const time of ['execute_at', 'expires_at']) {
+    if (body[time] instanceof Date) body[time] = (body[time] as Date).toISOString();
+  }
+  return body;
+}

@@ -1,0 +1,636 @@
+// The protocol of docs/WORKERS.md. It runs in a thread of its own, so that no handler can stop the heartbeats.
+
+import { randomUUID } from 'node:crypto';
+
+import { type Answer, type Call, isPassing, pauseAfter, problemOf, Transport } from './http.js';
+import { stringify } from './json.js';
+import type { FromLink, LinkSettings, ToLink } from './messages.js';
+import type { VerdictBody } from './verdicts.js';
+
+const MAX_JOBS = 500;
+const MAX_VERDICTS = 500;
+/** `body_limit` of a server is 256 KiB unless an operator changed it. A larger single verdict is tried all the same. */
+const BODY_BYTES = 200 * 1_024;
+/** Shortest time between two heartbeats that only bring news of handlers. */
+const NEWS_MS = 500;
+/** Longest pause of a heartbeat that failed: meanwhile every lease grows old. */
+const BEAT_PAUSE_MS = 1_000;
+/** Longest wait that a server may ask of a call. */
+const LONGEST_WAIT_MS = 60_000;
+/** Time for which the first registration is repeated after 422: a declaration is known everywhere after two seconds. */
+const DECLARED_WITHIN_MS = 5_000;
+/** The worker counts as blocked when its event loop has not run for this long. */
+const BLOCKED_MS = 1_500;
+const LOOK_MS = 250;
+/** Tokens whose attempts have ended, kept so that a late copy of an answer starts none of them again. */
+const REMEMBERED = 20_000;
+
+/** An attempt whose verdict is not answered. */
+interface Held {
+  percent: number | undefined;
+  note: string | undefined;
+  checkpoint: string | undefined;
+  /** Raised with each report, and what the server has of it. */
+  version: number;
+  sent: number;
+  checkpointVersion: number;
+  hasVerdict: boolean;
+  cancelled: boolean;
+}
+
+interface Pending {
+  token: string;
+  json: string;
+  log: string | undefined;
+  verdict: VerdictBody;
+}
+
+/** A place to wait for news. */
+class Bell {
+  #ring: (() => void) | undefined;
+  #rung = false;
+
+  ring(): void {
+    this.#rung = true;
+    this.#ring?.();
+  }
+
+  /** Wait until somebody rings, at most this long. A ring before the call counts. */
+  async wait(ms: number): Promise<void> {
+    if (!this.#rung && ms > 0) {
+      let timer: NodeJS.Timeout | undefined;
+      await new Promise<void>((resolve) => {
+        this.#ring = resolve;
+        if (Number.isFinite(ms)) timer = setTimeout(resolve, ms);
+      });
+      clearTimeout(timer);
+      this.#ring = undefined;
+    }
+    this.#rung = false;
+  }
+}
+
+export class Link {
+  readonly #settings: LinkSettings;
+  readonly #tell: (message: FromLink) => void;
+  readonly #transport: Transport;
+  readonly #held = new Map<string, Held>();
+  /** Tokens of attempts that take a slot: those that are held, and lost ones whose handlers have not ended. */
+  readonly #busy = new Set<string>();
+  readonly #seen = new Set<string>();
+  readonly #verdicts: Pending[] = [];
+  readonly #slotsBell = new Bell();
+  readonly #beatBell = new Bell();
+  readonly #verdictsBell = new Bell();
+  readonly #settledBell = new Bell();
+  readonly #stopFetching = new AbortController();
+  readonly #gone = new AbortController();
+  #saves: { token: string; version: number; done: () => void }[] = [];
+  #id = '';
+  #beatMs = 20_000;
+  #lastBeat = 0;
+  #drained = false;
+  #registering: Promise<void> | undefined;
+  #fetching: AbortController | undefined;
+  #troubles = new Map<string, number>();
+  /** Until when the server at an address asked not to get a kind of call. */
+  #notBefore = new Map<string, number>();
+  #pulseSeen = -1;
+  #pulseAt = performance.now();
+
+  constructor(settings: LinkSettings, tell: (message: FromLink) => void) {
+    this.#settings = settings;
+    this.#tell = tell;
+    this.#transport = new Transport(settings);
+  }
+
+  /** Register, and begin to fetch and to beat. */
+  async start(): Promise<void> {
+    if (!(await this.#registerFirst())) return;
+    const look = setInterval(() => this.#look(), LOOK_MS);
+    this.#gone.signal.addEventListener('abort', () => clearInterval(look));
+    void this.#fetchLoop();
+    void this.#beatLoop();
+    void this.#finishLoop();
+  }
+
+  receive(message: ToLink): void {
+    switch (message.type) {
+      case 'report': {
+        const held = this.#held.get(message.token);
+        if (held === undefined) return;
+        if (message.percent !== undefined) held.percent = message.percent;
+        if (message.note !== undefined) held.note = message.note;
+        held.version += 1;
+        if (message.checkpoint !== undefined) {
+          held.checkpoint = message.checkpoint;
+          held.checkpointVersion = held.version;
+        }
+        this.#beatBell.ring();
+        return;
+      }
+      case 'save':
+        void this.#checkpointSent(message.token).then(() => this.#tell({ type: 'saved', request: message.request }));
+        return;
+      case 'verdict':
+        void this.#accept(message.token, message.verdict, message.log);
+        return;
+      case 'ended':
+        this.#busy.delete(message.token);
+        this.#slotsBell.ring();
+        return;
+      case 'stop':
+        this.#stopFetching.abort(new Error('the worker stops'));
+        this.#fetching?.abort(new Error('the worker stops'));
+        this.#slotsBell.ring();
+        return;
+      case 'leave':
+        void this.#leave(message.withinMs);
+        return;
+    }
+  }
+
+  // Registration.
+
+  async #registerFirst(): Promise<boolean> {
+    const end = performance.now() + DECLARED_WITHIN_MS;
+    for (let failures = 0; ; failures += 1) {
+      const answer = await this.#try(this.#registration(), 10_000, 'register', this.#stopFetching.signal);
+      if (this.#stopFetching.signal.aborted) return false;
+      if (answer?.status === 201) {
+        this.#registered(answer, false);
+        return true;
+      }
+      const status = answer?.status ?? 0;
+      const isOurs = status >= 400 && status < 500 && !isPassing(status);
+      // A kind that was declared a moment ago may not be known to this process yet.
+      if (isOurs && !(status === 422 && performance.now() < end)) {
+        const problem = problemOf(answer as Answer);
+        const { code, title, detail, errors } = problem;
+        this.#tell({ type: 'refused', status, problem: { code, title, detail, errors } });
+        return false;
+      }
+      await this.#pause('register', failures, answer, this.#stopFetching.signal);
+    }
+  }
+
+  /** Register again, unless that has happened since the worker had this id. */
+  #registerAgain(formerId: string): Promise<void> {
+    if (formerId !== this.#id) return Promise.resolve();
+    this.#registering ??= this.#untilRegistered().finally(() => {
+      this.#registering = undefined;
+    });
+    return this.#registering;
+  }
+
+  async #untilRegistered(): Promise<void> {
+    for (let failures = 0; !this.#gone.signal.aborted; failures += 1) {
+      const answer = await this.#try(this.#registration(), 10_000, 'register', this.#gone.signal);
+      if (answer?.status === 201) {
+        this.#registered(answer, true);
+        return;
+      }
+      await this.#pause('register', failures, answer, this.#gone.signal);
+    }
+  }
+
+  #registration(): Call {
+    const { name, kinds, queues, slots, leaseMs, host, pid, version } = this.#settings;
+    const body = JSON.stringify({ name, kinds, queues, slots, lease_ms: leaseMs, host, pid, version });
+    return { method: 'POST', path: '/v1/workers', body };
+  }
+
+  #registered(answer: Answer, again: boolean): void {
+    const { id, beat_ms } = JSON.parse(answer.text) as { id: string; beat_ms: number };
+    this.#id = id;
+    this.#beatMs = beat_ms;
+    this.#lastBeat = performance.now();
+    this.#tell({ type: 'registered', id, again });
+    // The server does not know yet what a worker that registers again holds.
+    if (again) this.#lastBeat = -Infinity;
+    this.#beatBell.ring();
+  }
+
+  // Fetch.
+
+  async #fetchLoop(): Promise<void> {
+    const stop = this.#stopFetching.signal;
+    while (!stop.aborted) {
+      const slots = Math.min(this.#settings.slots - this.#busy.size, MAX_JOBS);
+      if (slots < 1 || this.#isBlocked()) {
+        await this.#slotsBell.wait(slots < 1 ? Infinity : LOOK_MS);
+        continue;
+      }
+      if (this.#drained) {
+        await this.#slotsBell.wait(this.#beatMs);
+        if (stop.aborted) return;
+      }
+      this.#fetching = new AbortController();
+      await this.#fetch(slots, this.#fetching.signal);
+      this.#fetching = undefined;
+    }
+  }
+
+  async #fetch(slots: number, signal: AbortSignal): Promise<void> {
+    const { waitMs } = this.#settings;
+    const fetchId = randomUUID();
+    const body = JSON.stringify({ slots, wait_ms: waitMs, holding: [...this.#held.keys()], fetch_id: fetchId });
+    for (let failures = 0; !signal.aborted; failures += 1) {
+      const id = this.#id;
+      // The same body again, to any process, gets the same jobs and nothing new.
+      const call = { method: 'POST', path: this.#path(id, '/fetch'), body };
+      const answer = await this.#try(call, waitMs + 10_000, 'fetch', signal);
+      if (signal.aborted) return;
+      if (answer?.status === 200) {
+        const fetched = readFetched(answer.text);
+        if (fetched !== undefined) {
+          this.#deliver(answer.text, fetched.tokens);
+          this.#drain(fetched.drain);
+          return;
+        }
+      }
+      if (answer?.status === 404) {
+        await this.#registerAgain(id);
+        return;
+      }
+      await this.#pause('fetch', failures, answer, signal);
+    }
+  }
+
+  #deliver(answer: string, tokens: string[]): void {
+    const fresh: string[] = [];
+    for (const token of tokens) {
+      if (this.#seen.has(token)) continue;
+      this.#remember(token);
+      fresh.push(token);
+      this.#busy.add(token);
+      this.#held.set(token, {
+        percent: undefined,
+        note: undefined,
+        checkpoint: undefined,
+        version: 0,
+        sent: 0,
+        checkpointVersion: 0,
+        hasVerdict: false,
+        cancelled: false,
+      });
+    }
+    if (fresh.length > 0) this.#tell({ type: 'jobs', answer, tokens: fresh });
+  }
+
+  #remember(token: string): void {
+    this.#seen.add(token);
+    if (this.#seen.size <= REMEMBERED) return;
+    for (const old of this.#seen) {
+      if (this.#busy.has(old)) continue;
+      this.#seen.delete(old);
+      return;
+    }
+  }
+
+  #drain(drained: boolean): void {
+    if (drained === this.#drained) return;
+    this.#drained = drained;
+    this.#note('info', drained ? 'an operator drains this worker: it gets no jobs' : 'this worker gets jobs again');
+    this.#slotsBell.ring();
+  }
+
+  /** Give jobs that are on their way back to the server when the worker is blocked, so that others can execute them. */
+  #look(): void {
+    if (this.#isBlocked()) this.#fetching?.abort(new Error('the event loop of the worker is blocked'));
+  }
+
+  #isBlocked(): boolean {
+    const count = Atomics.load(new Int32Array(this.#settings.pulse), 0);
+    const now = performance.now();
+    if (count !== this.#pulseSeen) {
+      this.#pulseSeen = count;
+      this.#pulseAt = now;
+    }
+    return now - this.#pulseAt > BLOCKED_MS;
+  }
+
+  // Beats.
+
+  async #beatLoop(): Promise<void> {
+    const gone = this.#gone.signal;
+    for (let failures = 0; !gone.aborted; ) {
+      const since = performance.now() - this.#lastBeat;
+      const news = [...this.#held.values()].some((held) => held.version > held.sent);
+      const urgent = this.#saves.length > 0;
+      const rest = urgent ? 0 : news ? NEWS_MS - since : this.#beatMs - since;
+      if (failures === 0 && rest > 0) {
+        await this.#beatBell.wait(rest);
+        continue;
+      }
+      const started = performance.now();
+      const isSent = await this.#beat();
+      if (isSent) {
+        this.#lastBeat = started;
+        failures = 0;
+      } else if (!gone.aborted) {
+        failures += 1;
+        await this.#pause('beat', failures - 1, undefined, gone, BEAT_PAUSE_MS);
+      }
+    }
+  }
+
+  /** Send what the worker holds, in as many requests as their size needs. Returns false if one of them failed. */
+  async #beat(): Promise<boolean> {
+    const entries: { token: string; version: number; json: string }[] = [];
+    for (const [token, held] of this.#held) {
+      const fields = [`"token":${JSON.stringify(token)}`];
+      if (held.percent !== undefined) fields.push(`"percent":${held.percent}`);
+      if (held.note !== undefined) fields.push(`"note":${JSON.stringify(held.note)}`);
+      if (held.checkpointVersion > held.sent) fields.push(`"checkpoint":${held.checkpoint}`);
+      entries.push({ token, version: held.version, json: `{${fields.join(',')}}` });
+    }
+    // A worker that holds nothing beats as well: its own lease is to be renewed.
+    do {
+      const part = takeWithin(entries, MAX_JOBS);
+      const answer = await this.#beatOf(part.map(({ json }) => json));
+      if (answer === undefined) return false;
+      if (answer === 'refused') {
+        this.#note('error', 'the server refuses a report of a handler: progress and checkpoint are left out');
+        const bare = part.map(({ token }) => JSON.stringify({ token }));
+        if (typeof (await this.#beatOf(bare)) !== 'object') return false;
+      }
+      for (const { token, version } of part) {
+        const held = this.#held.get(token);
+        if (held !== undefined) held.sent = Math.max(held.sent, version);
+      }
+      this.#answerSaves();
+    } while (entries.length > 0);
+    return true;
+  }
+
+  async #beatOf(holding: string[]): Promise<object | 'refused' | undefined> {
+    const id = this.#id;
+    const body = `{"holding":[${holding.join(',')}]}`;
+    const tryMs = Math.min(Math.max(this.#beatMs, 1_000), 5_000);
+    const answer = await this.#try({ method: 'POST', path: this.#path(id, '/beat'), body }, tryMs, 'beat', this.#gone.signal);
+    if (answer === undefined) return undefined;
+    if (answer.status === 404) {
+      await this.#registerAgain(id);
+      return undefined;
+    }
+    if (answer.status === 400 || answer.status === 413 || answer.status === 422) return 'refused';
+    if (answer.status !== 200) return undefined;
+    let told: { cancel?: string[]; lost?: string[]; drain?: boolean };
+    try {
+      told = JSON.parse(answer.text) as typeof told;
+    } catch {
+      return undefined;
+    }
+    for (const token of told.cancel ?? []) {
+      const held = this.#held.get(token);
+      if (held === undefined || held.cancelled) continue;
+      held.cancelled = true;
+      this.#tell({ type: 'cancel', token });
+    }
+    for (const token of told.lost ?? []) {
+      // An attempt that was finished meanwhile is not held any more either. The answer to its verdict decides.
+      if (this.#held.get(token)?.hasVerdict !== false) continue;
+      this.#held.delete(token);
+      this.#tell({ type: 'lost', token });
+    }
+    this.#answerSaves();
+    this.#drain(told.drain === true);
+    return told;
+  }
+
+  /** Wait until the server has the newest checkpoint of an attempt, or until the worker does not hold it any more. */
+  #checkpointSent(token: string): Promise<void> {
+    const held = this.#held.get(token);
+    if (held === undefined || held.checkpointVersion <= held.sent) return Promise.resolve();
+    return new Promise((done) => {
+      this.#saves.push({ token, version: held.checkpointVersion, done });
+      this.#beatBell.ring();
+    });
+  }
+
+  #answerSaves(): void {
+    this.#saves = this.#saves.filter(({ token, version, done }) => {
+      const held = this.#held.get(token);
+      if (held !== undefined && held.sent < version) return true;
+      done();
+      return false;
+    });
+  }
+
+  // Verdicts.
+
+  async #accept(token: string, verdict: VerdictBody, log: string | undefined): Promise<void> {
+    const held = this.#held.get(token);
+    if (held !== undefined) {
+      held.hasVerdict = true;
+      // A completed job has no checkpoint. Any other one begins its next attempt with it.
+      if (verdict.verdict !== 'succeeded') await this.#checkpointSent(token);
+      this.#verdicts.push({ token, verdict, log, json: verdictJson(token, verdict, log) });
+      this.#verdictsBell.ring();
+    } else {
+      this.#busy.delete(token);
+      this.#slotsBell.ring();
+    }
+  }
+
+  async #finishLoop(): Promise<void> {
+    while (!this.#gone.signal.aborted) {
+      if (this.#verdicts.length === 0) {
+        this.#settledBell.ring();
+        await this.#verdictsBell.wait(Infinity);
+        continue;
+      }
+      await this.#finish(takeWithin(this.#verdicts, MAX_VERDICTS));
+    }
+  }
+
+  /** Send verdicts until they are answered. */
+  async #finish(verdicts: Pending[]): Promise<void> {
+    const body = `{"verdicts":[${verdicts.map(({ json }) => json).join(',')}]}`;
+    for (let failures = 0; !this.#gone.signal.aborted; failures += 1) {
+      const id = this.#id;
+      const call = { method: 'POST', path: this.#path(id, '/finish'), body };
+      const answer = await this.#try(call, 10_000, 'finish', this.#gone.signal);
+      const results = answer?.status === 200 ? readResults(answer.text, verdicts) : undefined;
+      if (results !== undefined) {
+        for (const { token, result, state } of results) this.#settled(token, result, state);
+        return;
+      }
+      if (answer?.status === 400 || answer?.status === 413 || answer?.status === 422) {
+        await this.#refused(verdicts, answer);
+        return;
+      }
+      if (answer?.status === 404) await this.#registerAgain(id);
+      await this.#pause('finish', failures, answer, this.#gone.signal);
+    }
+  }
+
+  /** One wrong or large verdict makes the server refuse all of a request. Find it, and report its attempt as failed. */
+  async #refused(verdicts: Pending[], answer: Answer): Promise<void> {
+    if (verdicts.length > 1) {
+      const half = Math.ceil(verdicts.length / 2);
+      await this.#finish(verdicts.slice(0, half));
+      await this.#finish(verdicts.slice(half));
+      return;
+    }
+    const [pending] = verdicts as [Pending];
+    const problem = problemOf(answer);
+    this.#note('error', `the server refuses a verdict: ${problem.message}`);
+    // The log goes first, because it is the least of what is lost.
+    if (pending.log !== undefined) {
+      const { token, verdict } = pending;
+      await this.#finish([{ token, verdict, log: undefined, json: verdictJson(token, verdict, undefined) }]);
+      return;
+    }
+    const error = `the server refuses the verdict ${pending.verdict.verdict}: ${problem.message}`.slice(0, 1_000);
+    if (pending.verdict.error?.startsWith('the server refuses the verdict')) {
+      this.#settled(pending.token, 'refused', undefined);
+      return;
+    }
+    const verdict: VerdictBody = { verdict: 'failed', error };
+    await this.#finish([{ token: pending.token, verdict, log: undefined, json: verdictJson(pending.token, verdict, undefined) }]);
+  }
+
+  #settled(token: string, result: string, state: string | undefined): void {
+    this.#held.delete(token);
+    this.#busy.delete(token);
+    this.#answerSaves();
+    this.#tell({ type: 'settled', token, result, state });
+    this.#slotsBell.ring();
+  }
+
+  // The end.
+
+  async #leave(withinMs: number): Promise<void> {
+    const end = performance.now() + withinMs;
+    const isOver = () => performance.now() >= end;
+    while ([...this.#held.values()].some((held) => held.hasVerdict) && !isOver()) {
+      await this.#settledBell.wait(Math.min(end - performance.now(), 20));
+    }
+    for (let failures = 0; this.#id !== ''; failures += 1) {
+      const call = { method: 'DELETE', path: this.#path(this.#id, '') };
+      const answer = await this.#try(call, Math.min(Math.max(end - performance.now(), 500), 5_000), 'leave');
+      if (answer !== undefined && (answer.status < 300 || answer.status === 404)) break;
+      if (isOver()) {
+        this.#note('warn', 'the registration of this worker could not be ended: it ends with its lease');
+        break;
+      }
+      await this.#pause('leave', failures, answer, undefined, 1_000);
+    }
+    this.#gone.abort(new Error('the worker has left'));
+    for (const bell of [this.#beatBell, this.#verdictsBell, this.#slotsBell]) bell.ring();
+    this.#transport.close();
+    this.#tell({ type: 'left' });
+  }
+
+  // Calls.
+
+  #path(id: string, below: string): string {
+    return `/v1/workers/${encodeURIComponent(id)}${below}`;
+  }
+
+  /** Send a call once. Returns nothing when no whole answer came. After a failure the next call goes elsewhere. */
+  async #try(call: Call, timeoutMs: number, what: string, signal?: AbortSignal): Promise<Answer | undefined> {
+    const place = this.#transport.current;
+    try {
+      const answer = await this.#transport.once(place, call, timeoutMs, signal);
+      if (answer.status >= 200 && answer.status < 300) {
+        if (this.#troubles.delete(what)) this.#note('info', `${what}: the server answers again`);
+      } else {
+        if (answer.status !== 404) this.#trouble(what, problemOf(answer).message);
+        if (answer.retryAfterMs !== undefined) {
+          const until = performance.now() + Math.min(answer.retryAfterMs, LONGEST_WAIT_MS);
+          this.#notBefore.set(`${what} ${place}`, until);
+        }
+        if (isPassing(answer.status) || answer.status >= 500) this.#transport.failed(place);
+      }
+      return answer;
+    } catch (error) {
+      if (signal?.aborted) return undefined;
+      this.#trouble(what, (error as Error).message);
+      this.#transport.failed(place);
+      return undefined;
+    }
+  }
+
+  /** Tell the operator of the first failure, and then once a minute. */
+  #trouble(what: string, why: string): void {
+    const now = performance.now();
+    const last = this.#troubles.get(what);
+    if (last !== undefined && now - last < 60_000) return;
+    this.#troubles.set(what, now);
+    this.#note('warn', `${what}: ${why}; the worker tries again`);
+  }
+
+  /**
+   * Pause after a failure: once every address has failed, and for as long as the server at the next address asked for.
+   * A heartbeat does not wait that long.
+   */
+  async #pause(
+    what: string,
+    failures: number,
+    answer: Answer | undefined,
+    signal: AbortSignal | undefined,
+    longestMs?: number,
+  ): Promise<void> {
+    const addresses = this.#transport.addresses;
+    const until = this.#notBefore.get(`${what} ${this.#transport.current}`) ?? 0;
+    const askedMs = what === 'beat' ? 0 : until - performance.now();
+    const isElsewhere = (failures + 1) % addresses !== 0 && (answer === undefined || isPassing(answer.status));
+    const growingMs = isElsewhere ? 0 : pauseAfter(Math.floor(failures / addresses), longestMs);
+    const ms = Math.max(growingMs, askedMs);
+    if (ms <= 0) return;
+    await new Promise<void>((resolve) => {
+      if (signal?.aborted) return resolve();
+      const end = () => {
+        clearTimeout(timer);
+        signal?.removeEventListener('abort', end);
+        resolve();
+      };
+      const timer = setTimeout(end, ms);
+      signal?.addEventListener('abort', end, { once: true });
+    });
+  }
+
+  #note(level: 'info' | 'warn' | 'error', text: string): void {
+    this.#tell({ type: 'note', level, text });
+  }
+}
+
+function readFetched(text: string): { tokens: string[]; drain: boolean } | undefined {
+  try {
+    const { jobs, drain } = JSON.parse(text) as { jobs: { token: string }[]; drain: boolean };
+    return { tokens: jobs.map(({ token }) => token), drain };
+  } catch {
+    return undefined;
+  }
+}
+
+function readResults(text: string, verdicts: Pending[]) {
+  try {
+    const { results } = JSON.parse(text) as { results: { token: string; result: string; state?: string }[] };
+    if (results.length !== verdicts.length) return undefined;
+    return verdicts.map(({ token }, place) => ({ ...results[place], token }) as { token: string; result: string; state?: string });
+  } catch {
+    return undefined;
+  }
+}
+
+function verdictJson(token: string, body: VerdictBody, log: string | undefined): string {
+  const { result, ...fields } = body;
+  const text = stringify({ token, ...fields, log });
+  return result === undefined ? text : `${text.slice(0, -1)},"result":${result}}`;
+}
+
+/** Take as many items off the front as one request may carry. */
+function takeWithin<T extends { json: string }>(items: T[], most: number): T[] {
+  let bytes = 0;
+  let count = 0;
+  for (const item of items) {
+    bytes += Buffer.byteLength(item.json) + 1;
+    if (count > 0 && (bytes > BODY_BYTES || count >= most)) break;
+    count += 1;
+  }
+  return items.splice(0, count);
+}

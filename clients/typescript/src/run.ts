@@ -1,0 +1,25 @@
+import type { Context } from './context.js';
+import { StoppedError } from './errors.js';
+import { Verdict, type VerdictBody, verdictOfError, verdictOfResult } from './verdicts.js';
+
+/**
+ * Executes the jobs of a kind. What it returns is the result of the job, at most 256 KiB of JSON. An error that it throws
+ * fails the attempt. It throws or returns {@link Failed}, {@link Rejected}, {@link Snoozed} or {@link Released} for these
+ * verdicts.
+ */
+export type Handler<Payload = unknown, Result = unknown> = (
+  payload: Payload,
+  context: Context,
+) => Promise<Result | Verdict> | Result | Verdict;
+
+/** Execute a handler, and return its verdict. Never fails. */
+export async function execute(handler: Handler<never>, payload: unknown, context: Context): Promise<VerdictBody> {
+  try {
+    return verdictOfResult(await handler(payload as never, context));
+  } catch (error) {
+    if (error instanceof Error && !(error instanceof Verdict) && !(error instanceof StoppedError) && !context.stopped) {
+      context.logAt('error', error.stack ?? String(error));
+    }
+    return verdictOfError(error, context.stopped);
+  }
+}
