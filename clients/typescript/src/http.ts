@@ -1,6 +1,5 @@
 import http from 'node:http';
 import https from 'node:https';
-import { setTimeout as pause } from 'node:timers/promises';
 
 import { ApiError, UnavailableError } from './errors.js';
 import { parse } from './json.js';
@@ -161,6 +160,7 @@ export class Transport {
   async call(call: Call, timeoutMs: number, signal?: AbortSignal, tryMs = TRY_MS): Promise<Answer> {
     const end = performance.now() + timeoutMs;
     let asked = 0;
+    let problem: ApiError | undefined;
     for (let failures = 1; ; failures += 1) {
       const place = this.#current;
       const left = Math.max(end - performance.now(), 1);
@@ -170,7 +170,7 @@ export class Transport {
         if (answer.status >= 200 && answer.status < 300) return answer;
         const error = problemOf(answer);
         if (!isPassing(answer.status) && error.code !== 'idempotency_in_progress') throw error;
-        failure = error;
+        failure = problem = error;
         asked = Math.max(asked, answer.retryAfterMs ?? 0);
       } catch (error) {
         if (error instanceof ApiError || signal?.aborted) throw error;
@@ -180,14 +180,30 @@ export class Transport {
       const round = failures % this.#addresses.length === 0;
       const ms = round ? Math.max(pauseAfter(failures / this.#addresses.length - 1), asked) : 0;
       if (performance.now() + ms >= end) {
-        if (failure instanceof ApiError) throw failure;
+        // The last answer says more than a try that was cut off by the end of the time.
+        if (problem !== undefined) throw problem;
         const what = `${call.method} ${call.path}: no answer of tickr within ${timeoutMs} ms`;
         throw new UnavailableError(`${what}: ${failure.message}`, { cause: failure });
       }
       if (round) asked = 0;
-      if (ms > 0) await pause(ms, undefined, signal ? { signal } : {});
+      if (ms > 0) await pause(ms, signal);
+      signal?.throwIfAborted();
     }
   }
+}
+
+/** Wait for this many milliseconds, or until the signal fires. */
+export function pause(ms: number, signal?: AbortSignal): Promise<void> {
+  return new Promise((resolve) => {
+    if (signal?.aborted) return resolve();
+    const end = () => {
+      clearTimeout(timer);
+      signal?.removeEventListener('abort', end);
+      resolve();
+    };
+    const timer = setTimeout(end, ms);
+    signal?.addEventListener('abort', end, { once: true });
+  });
 }
 
 /** Read the problem document of an answer. */

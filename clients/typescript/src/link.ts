@@ -2,7 +2,7 @@
 
 import { randomUUID } from 'node:crypto';
 
-import { type Answer, type Call, isPassing, pauseAfter, problemOf, Transport } from './http.js';
+import { type Answer, type Call, isPassing, pause, pauseAfter, problemOf, Transport } from './http.js';
 import { stringify } from './json.js';
 import type { FromLink, LinkSettings, ToLink } from './messages.js';
 import type { VerdictBody } from './verdicts.js';
@@ -581,16 +581,7 @@ export class Link {
     const growingMs = isElsewhere ? 0 : pauseAfter(Math.floor(failures / addresses), longestMs);
     const ms = Math.max(growingMs, askedMs);
     if (ms <= 0) return;
-    await new Promise<void>((resolve) => {
-      if (signal?.aborted) return resolve();
-      const end = () => {
-        clearTimeout(timer);
-        signal?.removeEventListener('abort', end);
-        resolve();
-      };
-      const timer = setTimeout(end, ms);
-      signal?.addEventListener('abort', end, { once: true });
-    });
+    await pause(ms, signal);
   }
 
   #note(level: 'info' | 'warn' | 'error', text: string): void {

@@ -63,6 +63,7 @@ interface Attempt {
   isLost: boolean;
   /** The thread has its verdict. */
   hasVerdict: boolean;
+  deadline?: NodeJS.Timeout;
 }
 
 /**
@@ -286,9 +287,11 @@ export class Worker {
     } else if (context.stopped !== undefined) {
       verdict = verdictOfError(context.stopped, context.stopped);
     } else {
-      const deadline = setTimeout(() => context.stop('deadline'), context.job.timeout_ms);
+      attempt.deadline = setTimeout(() => context.stop('deadline'), context.job.timeout_ms);
+      // A handler that was given up keeps no process alive by it.
+      attempt.deadline.unref();
       verdict = await execute(handler, payload, context);
-      clearTimeout(deadline);
+      clearTimeout(attempt.deadline);
     }
     this.#settle(attempt, verdict);
     this.#attempts.delete(attempt.token);

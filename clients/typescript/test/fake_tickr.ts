@@ -45,6 +45,7 @@ export class FakeTickr {
   readonly #answers = new Map<string, string>();
   #waiters: (() => void)[] = [];
   #changed: (() => void)[] = [];
+  readonly #newest = new Map<string, string>();
   #workers = new Set<string>();
 
   constructor() {
@@ -174,8 +175,12 @@ export class FakeTickr {
   async #fetch(call: Call, worker: string): Promise<{ status: number; body?: unknown }> {
     const former = this.#answers.get(call.body.fetch_id);
     if (former !== undefined) return { status: 200, body: former };
+    // A new request ends the one before it, which then gets no job.
+    this.#newest.set(worker, call.body.fetch_id);
+    for (const wake of this.#waiters.splice(0)) wake();
+    const isNewest = () => this.#newest.get(worker) === call.body.fetch_id;
     const end = performance.now() + Math.min(call.body.wait_ms, 2_000);
-    while (this.#workers.has(worker) && (this.#jobs.length === 0 || this.drain) && performance.now() < end) {
+    while (this.#workers.has(worker) && isNewest() && (this.#jobs.length === 0 || this.drain) && performance.now() < end) {
       if (this.drain) return { status: 200, body: { jobs: [], drain: true } };
       await new Promise<void>((resolve) => {
         const timer = setTimeout(resolve, Math.max(end - performance.now(), 0));
@@ -186,6 +191,7 @@ export class FakeTickr {
       });
     }
     if (!this.#workers.has(worker)) return problem(404, 'not_found');
+    if (!isNewest()) return { status: 200, body: { jobs: [], drain: false } };
     const now = Date.now();
     const jobs = this.#jobs.splice(0, call.body.slots).map((job) => {
       const timeout_ms = job.timeout_ms ?? 60_000;

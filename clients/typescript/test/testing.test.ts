@@ -1,0 +1,60 @@
+import assert from 'node:assert/strict';
+import { test } from 'node:test';
+
+import { type Context, Failed, kind, Snoozed } from 'tickr';
+import { FakeClient, runHandler } from 'tickr/testing';
+
+const resize = kind<{ path: string; width: number }, { file: string }>('resize');
+const notify = kind<{ file: string }>('notify', { queue: 'mail' });
+
+async function resizePicture({ path, width }: { path: string; width: number }, context: Context) {
+  if (!path.endsWith('.png')) return new Failed(`${path} is no PNG`);
+  context.progress(50, 'scaling');
+  context.saveCheckpoint({ width });
+  context.log('scaled %s', path);
+  await context.client.enqueue(notify, { file: path }, { tags: [`width:${width}`] });
+  return { file: `${path}-${width}` };
+}
+
+test('a handler runs without a server', async () => {
+  const outcome = await runHandler(resizePicture, { path: 'cat.png', width: 64 }, { job: { attempt: 2 } });
+  assert.equal(outcome.verdict, 'succeeded');
+  assert.deepEqual(outcome.result, { file: 'cat.png-64' });
+  assert.deepEqual(outcome.progress, [{ percent: 50, note: 'scaling' }]);
+  assert.deepEqual(outcome.checkpoint, { width: 64 });
+  assert.match(outcome.log, /INFO {2}scaled cat\.png\n$/);
+  outcome.enqueued.assertEnqueued(notify, { file: 'cat.png' }, { queue: 'mail', tags: ['width:64'] });
+  const failed = await runHandler(resizePicture, { path: 'cat.gif', width: 64 });
+  assert.deepEqual([failed.verdict, failed.error], ['failed', 'cat.gif is no PNG']);
+});
+
+test('a handler sees its cancel and its checkpoint', async () => {
+  const stop = new AbortController();
+  const run = runHandler(
+    async (_: null, context) => {
+      assert.equal(context.job.checkpoint, 7);
+      stop.abort();
+      await context.sleep(60_000);
+    },
+    null,
+    { cancel: stop.signal, job: { checkpoint: 7 } },
+  );
+  assert.equal((await run).verdict, 'failed');
+  const snoozed = await runHandler(() => new Snoozed(5_000, 'busy'), {});
+  assert.deepEqual([snoozed.verdict, snoozed.delayMs, snoozed.error], ['snoozed', 5_000, 'busy']);
+});
+
+test('a fake client records what was enqueued, and its assertions fail as they should', async () => {
+  const client = new FakeClient();
+  const at = new Date('2026-12-01T08:00:00Z');
+  await client.enqueue(resize, { path: 'cat.png', width: 64 }, { execute_at: at, idempotency_key: 'x' });
+  await client.enqueueMany([notify.job({ file: 'a' }), { kind: 'plain', payload: { deep: { a: 1, b: 2 } } }]);
+  assert.equal(client.jobs.length, 3);
+  client.assertEnqueued(resize);
+  client.assertEnqueued(resize, { width: 64 }, { execute_at: at });
+  client.assertEnqueued<{ deep: object }>('plain', { deep: { b: 2 } });
+  client.assertNotEnqueued(resize, { width: 65 });
+  assert.throws(() => client.assertEnqueued(resize, { width: 65 }), /no such job was enqueued/);
+  assert.throws(() => client.assertEnqueued(notify, {}, { queue: 'other' }), /no such job was enqueued/);
+  assert.throws(() => client.assertNotEnqueued(resize), /a job was enqueued/);
+});

@@ -1,0 +1,398 @@
+import assert from 'node:assert/strict';
+import { type ChildProcess, spawn } from 'node:child_process';
+import { once } from 'node:events';
+import { afterEach, beforeEach, test } from 'node:test';
+import { fileURLToPath } from 'node:url';
+
+import { Failed, Rejected, Released, Snoozed, StoppedError, Worker, type WorkerOptions } from 'tickr';
+
+import { FakeTickr, problem } from './fake_tickr.js';
+
+const KIND = 'test.work';
+let server: FakeTickr;
+let workers: { worker: Worker; run: Promise<void> }[];
+let notes: string[];
+let children: ChildProcess[];
+
+beforeEach(async () => {
+  server = await new FakeTickr().start();
+  workers = [];
+  notes = [];
+  children = [];
+});
+
+afterEach(async () => {
+  for (const child of children) child.kill('SIGKILL');
+  for (const { worker } of workers) void worker.stop(0);
+  await Promise.all(workers.map(({ run }) => run));
+  await server.stop();
+});
+
+function make(options: WorkerOptions = {}): Worker {
+  const note = (text: string) => void notes.push(text);
+  const logger = { info: note, warn: note, error: note };
+  return new Worker({ url: server.url, name: 'test', slots: 4, waitMs: 1_000, logger, ...options });
+}
+
+function start(worker: Worker): Worker {
+  workers.push({ worker, run: worker.run({ signals: false }) });
+  return worker;
+}
+
+function block(ms: number): void {
+  Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, ms);
+}
+
+test('every way to end a handler becomes its verdict', async () => {
+  const ends: Record<string, () => unknown> = {
+    value: () => ({ big: 9007199254740993n }),
+    nothing: () => undefined,
+    failed: () => {
+      throw new Failed('later', { delayMs: 1.5 });
+    },
+    rejected: () => new Rejected('never'),
+    snoozed: () => new Snoozed(2_000, 'busy'),
+    released: () => new Released(),
+    thrown: () => {
+      throw new RangeError('x'.repeat(3_000));
+    },
+    text: () => Promise.reject('only a text'),
+    large: () => 'x'.repeat(300_000),
+    loop: () => {
+      const loop: unknown[] = [];
+      loop.push(loop);
+      return loop;
+    },
+    surrogate: () => {
+      throw new Failed('half \ud83d of a pair');
+    },
+  };
+  start(make().handle<{ how: string }>(KIND, ({ how }) => ends[how]?.()));
+  const verdicts: Record<string, any> = {};
+  for (const how of Object.keys(ends)) {
+    const { token, log, ...rest } = await server.verdictOf(server.add({ kind: KIND, payload: { how } }));
+    verdicts[how] = rest;
+    if (how === 'thrown') assert.match(log, /^\d\d:\d\d:\d\d\.\d{3} ERROR RangeError: x+/);
+  }
+  const { thrown, ...others } = verdicts;
+  assert.equal(thrown.verdict, 'failed');
+  assert.equal(thrown.error, `RangeError: ${'x'.repeat(1_988)}`);
+  assert.deepEqual(others, {
+    // The text of the body has all digits; JSON.parse of the server of this test rounds them.
+    value: { verdict: 'succeeded', result: { big: 9007199254740992 } },
+    nothing: { verdict: 'succeeded', result: null },
+    failed: { verdict: 'failed', error: 'later', delay_ms: 2 },
+    rejected: { verdict: 'rejected', error: 'never' },
+    snoozed: { verdict: 'snoozed', error: 'busy', delay_ms: 2_000 },
+    released: { verdict: 'released', error: 'its worker gave it back' },
+    text: { verdict: 'failed', error: 'only a text' },
+    large: { verdict: 'failed', error: 'the result has 300002 bytes, and at most 262144 are possible' },
+    loop: {
+      verdict: 'failed',
+      error: 'the result cannot be written as JSON: TypeError: a value that contains itself cannot be written as JSON',
+    },
+    surrogate: { verdict: 'failed', error: 'half \ufffd of a pair' },
+  });
+  assert.ok(server.of('finish').some(({ text }) => text.includes('9007199254740993')));
+});
+
+test('a payload reaches the handler with every digit, and the fields of the attempt with it', async () => {
+  let seen: unknown[] = [];
+  start(
+    make().handle(KIND, (payload, context) => {
+      seen = [payload, context.job.checkpoint, context.job.attempt, Object.keys(context.job).includes('token')];
+    }),
+  );
+  await server.verdictOf(server.add({ kind: KIND, raw: '{"n":18446744073709551615}', checkpoint: { row: 7 } }));
+  assert.deepEqual(seen, [{ n: 18446744073709551615n }, { row: 7 }, 1, false]);
+});
+
+test('a fetch whose answer is lost is sent again with the same body, and no job is executed twice', async () => {
+  let lost = 0;
+  server.fate = ({ what }) => (what === 'fetch' && lost++ < 2 ? 'lost' : undefined);
+  let runs = 0;
+  const token = server.add({ kind: KIND });
+  start(make().handle(KIND, () => void (runs += 1)));
+  await server.verdictOf(token);
+  const [first, second, third] = server.of('fetch');
+  assert.equal(second?.text, first?.text);
+  assert.equal(third?.text, first?.text);
+  assert.equal(first?.body.slots, 4);
+  // A server that hands a token out again, beside it and after its end.
+  server.add({ kind: KIND, token });
+  server.add({ kind: KIND, token });
+  await server.verdictOf(server.add({ kind: KIND }));
+  assert.equal(runs, 2);
+});
+
+test('every token stays in holding until its verdict is answered', async () => {
+  let lost = 0;
+  server.fate = ({ what }) => (what === 'finish' && lost++ < 2 ? 'lost' : undefined);
+  const gates = new Map<string, () => void>();
+  const running = () => gates.size;
+  start(
+    make({ slots: 3 }).handle<{ name: string }>(KIND, ({ name }) => new Promise<void>((open) => gates.set(name, open))),
+  );
+  const one = server.add({ kind: KIND, payload: { name: 'one' } });
+  await server.until(() => running() === 1, 'the first job runs');
+  const two = server.add({ kind: KIND, payload: { name: 'two' } });
+  await server.until(() => running() === 2, 'the second job runs');
+  gates.get('one')?.();
+  await server.until(() => lost === 3, 'the verdict is answered');
+  const fetches = server.of('fetch');
+  assert.deepEqual(fetches[1]?.body.holding, [one]);
+  assert.equal(fetches[1]?.body.slots, 2);
+  const finishes = server.of('finish');
+  assert.equal(finishes.length, 3);
+  assert.equal(new Set(finishes.map(({ text }) => text)).size, 1);
+  const answered = finishes[2]?.at ?? 0;
+  for (const beat of server.of('beat').filter(({ at }) => at > (finishes[0]?.at ?? 0) && at < answered)) {
+    assert.ok(beat.body.holding.some(({ token }: { token: string }) => token === one), 'a beat lists what is unanswered');
+  }
+  await server.until(
+    () => server.of('beat').some(({ at, body }) => at > answered && JSON.stringify(body) === JSON.stringify({ holding: [{ token: two }] })),
+    'a beat without the settled attempt',
+  );
+  gates.get('two')?.();
+  await server.verdictOf(two);
+});
+
+test('a handler that blocks the event loop stops no heartbeat', async () => {
+  // In a process of its own: the server of this test needs the event loop of this one.
+  const program = fileURLToPath(new URL('../../conformance.mjs', import.meta.url));
+  const env = { ...process.env, TICKR_URL: server.url, TICKR_TOKEN: '', TICKR_QUEUES: 'test', TICKR_GRACE_MS: '500' };
+  const child = spawn(process.execPath, [program], { env, stdio: 'ignore' });
+  children.push(child);
+  const ended = once(child, 'exit');
+  const token = server.add({ kind: 'conformance.block', payload: { ms: 2_000 } });
+  const echo = server.add({ kind: 'conformance.echo', raw: '[18446744073709551615,0.10000000000000000001]' });
+  assert.equal((await server.verdictOf(token)).verdict, 'succeeded');
+  const beats = server.of('beat').filter(({ body }) => body.holding.some((held: { token: string }) => held.token === token));
+  // Every 100 ms. Other programs may slow this one down.
+  assert.ok(beats.length >= 10, `${beats.length} heartbeats in 2 s`);
+  await server.verdictOf(echo);
+  assert.ok(server.of('finish').some(({ text }) => text.includes('[18446744073709551615,0.10000000000000000001]')));
+  const sleeping = server.add({ kind: 'conformance.sleep', payload: { ms: 60_000 } });
+  await server.until(() => server.of('beat').some(({ text }) => text.includes(sleeping)), 'the attempt runs');
+  child.kill('SIGTERM');
+  assert.deepEqual(await ended, [0, null]);
+  assert.equal((await server.verdictOf(sleeping)).verdict, 'released');
+  assert.equal(server.calls.at(-1)?.what, 'leave');
+});
+
+test('a second signal ends the process at once', async () => {
+  const program = fileURLToPath(new URL('../../conformance.mjs', import.meta.url));
+  const env = { ...process.env, TICKR_URL: server.url, TICKR_TOKEN: '', TICKR_QUEUES: 'test', TICKR_GRACE_MS: '60000' };
+  const child = spawn(process.execPath, [program], { env, stdio: ['ignore', 'pipe', 'inherit'] });
+  children.push(child);
+  const ended = once(child, 'exit');
+  let output = '';
+  child.stdout.on('data', (text) => (output += text));
+  const token = server.add({ kind: 'conformance.sleep', payload: { ms: 60_000 } });
+  await server.until(() => server.of('beat').some(({ text }) => text.includes(token)), 'the attempt runs');
+  child.kill('SIGTERM');
+  await server.until(() => output.includes('the worker stops'), 'the worker got the signal');
+  child.kill('SIGINT');
+  assert.deepEqual(await ended, [130, null]);
+});
+
+test('while the event loop is blocked, the worker takes no job that it could not start', async () => {
+  start(make({ waitMs: 20_000 }).handle<{ ms: number }>(KIND, ({ ms }) => block(ms)));
+  await server.verdictOf(server.add({ kind: KIND, payload: { ms: 1 } }));
+  const token = server.add({ kind: KIND, payload: { ms: 3_000 } });
+  await server.until(() => server.of('fetch').some(({ body }) => body.holding.includes(token)), 'the next fetch');
+  const fetches = server.of('fetch').length;
+  await server.verdictOf(token);
+  await server.until(() => server.of('fetch').length > fetches, 'a fetch after the block');
+  const after = server.of('fetch')[fetches];
+  const former = server.of('fetch')[fetches - 1];
+  assert.notEqual(after?.body.fetch_id, former?.body.fetch_id, 'the request that waited was given up');
+});
+
+test('a cancel ends the wait of a handler, and its attempt fails', async () => {
+  const causes: unknown[] = [];
+  start(
+    make().handle(KIND, async (_, context) => {
+      try {
+        await context.sleep(60_000);
+      } catch (error) {
+        causes.push(error instanceof StoppedError && error.why);
+        throw error;
+      }
+    }),
+  );
+  const token = server.add({ kind: KIND });
+  await server.until(() => server.of('beat').some(({ text }) => text.includes(token)), 'the attempt runs');
+  server.cancel.add(token);
+  const { verdict, error } = await server.verdictOf(token);
+  assert.deepEqual([verdict, error, causes], ['failed', 'the server asked the attempt to stop', ['cancelled']]);
+});
+
+test('the time limit of an attempt ends it', async () => {
+  start(make().handle(KIND, (_, context) => context.sleep(60_000)));
+  const { verdict, error } = await server.verdictOf(server.add({ kind: KIND, timeout_ms: 200 }));
+  assert.deepEqual([verdict, error], ['failed', 'the time limit of the attempt is over']);
+});
+
+test('a lost attempt is stopped, gets no verdict, and frees its slot', async () => {
+  let why: unknown;
+  start(
+    make({ slots: 1 }).handle<{ long: boolean }>(KIND, async ({ long }, { signal, sleep }) => {
+      void sleep;
+      if (!long) return;
+      await new Promise<void>((resolve) => signal.addEventListener('abort', () => resolve()));
+      why = signal.reason.why;
+    }),
+  );
+  const token = server.add({ kind: KIND, payload: { long: true } });
+  await server.until(() => server.of('beat').some(({ text }) => text.includes(token)), 'the attempt runs');
+  server.lost.add(token);
+  await server.verdictOf(server.add({ kind: KIND, payload: { long: false } }));
+  assert.equal(why, 'lost');
+  assert.ok(!server.verdicts.has(token));
+  assert.ok(server.of('fetch').every(({ body }) => body.slots === 1));
+});
+
+test('progress and checkpoint reach the server, the checkpoint before a verdict that is no success', async () => {
+  start(
+    make().handle<{ step: string }>(KIND, async ({ step }, context) => {
+      context.progress(42.5, 'half\nway');
+      context.saveCheckpoint({ row: 9007199254740993n });
+      if (step === 'saved') await context.checkpointSaved();
+      if (step === 'saved') return;
+      throw new Error('later');
+    }),
+  );
+  server.beatMs = 60_000;
+  for (const step of ['saved', 'fails']) {
+    const token = server.add({ kind: KIND, payload: { step } });
+    await server.verdictOf(token);
+    const ended = server.of('finish').find(({ text }) => text.includes(token))?.at ?? 0;
+    const beat = server.of('beat').find(({ text, at }) => at < ended && text.includes(token) && text.includes('checkpoint'));
+    assert.ok(beat?.text.includes('"percent":42.5,"note":"half way","checkpoint":{"row":9007199254740993}'), step);
+  }
+});
+
+test('a checkpoint that is too large is an error of the handler', async () => {
+  start(make().handle(KIND, (_, context) => context.saveCheckpoint('x'.repeat(70_000))));
+  const { error } = await server.verdictOf(server.add({ kind: KIND }));
+  assert.equal(error, 'RangeError: the checkpoint has 70002 bytes, and at most 65536 are possible');
+});
+
+test('the log keeps the newest lines', async () => {
+  start(
+    make().handle(KIND, (_, context) => {
+      for (let line = 0; line < 2_000; line += 1) context.log('line %d', line);
+      context.logAt('warn', 'one\ntwo \u001b[31m');
+    }),
+  );
+  const { log } = await server.verdictOf(server.add({ kind: KIND }));
+  const lines: string[] = log.split('\n');
+  assert.ok(Buffer.byteLength(log) <= 16_384 && Buffer.byteLength(log) > 15_000);
+  assert.match(lines[0] ?? '', /^\(\d+ earlier lines were dropped\)$/);
+  assert.deepEqual(lines.slice(-4).map((line) => line.slice(13)), ['INFO  line 1999', 'WARN  one', 'WARN  two \\u{1b}[31m', '']);
+});
+
+test('a worker that the server forgot registers again, and goes on with what it holds', async () => {
+  let open = () => {};
+  start(make({ slots: 2 }).handle<{ waits: boolean }>(KIND, ({ waits }) => (waits ? new Promise<void>((done) => (open = done)) : undefined)));
+  const held = server.add({ kind: KIND, payload: { waits: true } });
+  await server.until(() => server.of('beat').some(({ text }) => text.includes(held)), 'the attempt runs');
+  server.forget();
+  await server.until(() => server.of('workers').length === 2, 'the second registration');
+  await server.verdictOf(server.add({ kind: KIND, payload: { waits: false } }));
+  const fetch = server.of('fetch').at(-1);
+  assert.deepEqual(fetch?.body.holding.includes(held), true);
+  open();
+  await server.verdictOf(held);
+  assert.equal(server.of('workers').length, 2, 'one registration for all calls that got 404');
+});
+
+test('429 and 503 are waited for, and the next address is tried', async () => {
+  let refused = 0;
+  server.fate = ({ what }) => {
+    if (what !== 'fetch' || refused++ > 0) return undefined;
+    return { ...problem(503, 'stopping'), headers: { 'retry-after': '1' } };
+  };
+  start(make().handle(KIND, () => undefined));
+  await server.verdictOf(server.add({ kind: KIND }));
+  const [first, second] = server.of('fetch');
+  assert.ok((second?.at ?? 0) - (first?.at ?? 0) >= 990);
+});
+
+test('when one of two addresses is gone, the worker goes on at the other one', async () => {
+  const gone = await new FakeTickr().start();
+  await gone.stop();
+  start(make({ url: `${gone.url},${server.url}` }).handle(KIND, () => undefined));
+  await server.verdictOf(server.add({ kind: KIND }));
+});
+
+test('a drained worker gets nothing, and goes on as soon as it may', async () => {
+  start(make().handle(KIND, () => undefined));
+  server.drain = true;
+  await server.until(() => notes.some((note) => note.includes('drains')), 'the worker knows');
+  const token = server.add({ kind: KIND });
+  server.drain = false;
+  await server.verdictOf(token);
+});
+
+test('one verdict that the server refuses holds up no other one', async () => {
+  server.fate = ({ what, body }) => {
+    const isWrong = what === 'finish' && body.verdicts.some((verdict: any) => verdict.result === 'wrong');
+    return isWrong ? problem(422, 'invalid_request', 'no such result') : undefined;
+  };
+  let together = 0;
+  let open = () => {};
+  const all = new Promise<void>((resolve) => (open = resolve));
+  start(
+    make().handle(KIND, async (payload) => {
+      together += 1;
+      if (together === 3) open();
+      await all;
+      return payload;
+    }),
+  );
+  const tokens = ['right', 'wrong', 'also right'].map((payload) => server.add({ kind: KIND, payload }));
+  const verdicts = await Promise.all(tokens.map((token) => server.verdictOf(token)));
+  assert.deepEqual(verdicts.map(({ verdict }) => verdict), ['succeeded', 'failed', 'succeeded']);
+  assert.match(verdicts[1].error, /refuses the verdict succeeded: invalid_request: no such result/);
+});
+
+test('a stop lets handlers finish, gives back the rest, and leaves', async () => {
+  const worker = make({ slots: 2 }).handle<{ ms: number }>(KIND, (_, { sleep }) => void sleep).handle<{ ms: number }>(
+    'test.other',
+    async ({ ms }, context) => {
+      context.saveCheckpoint(ms);
+      if (ms > 1_000) await new Promise(() => {});
+      await context.sleep(ms);
+      return 'finished';
+    },
+  );
+  server.beatMs = 60_000;
+  start(worker);
+  const short = server.add({ kind: 'test.other', payload: { ms: 300 } });
+  const endless = server.add({ kind: 'test.other', payload: { ms: 60_000 } });
+  await server.until(() => server.of('beat').some(({ text }) => text.includes(endless)), 'both run');
+  const late = server.add({ kind: 'test.other', payload: { ms: 0 } });
+  await worker.stop(700);
+  await workers[0]?.run;
+  assert.equal((await server.verdictOf(short)).result, 'finished');
+  assert.equal((await server.verdictOf(endless)).verdict, 'released');
+  assert.ok(!server.verdicts.has(late));
+  assert.equal(server.calls.at(-1)?.what, 'leave');
+  assert.equal(server.of('leave').length, 1);
+});
+
+test('a worker that may not register says why, and one without a server tries again', async () => {
+  server.fate = () => problem(401, 'unauthorized', 'no key');
+  await assert.rejects(make().handle(KIND, () => undefined).run({ signals: false }), { name: 'ApiError', code: 'unauthorized' });
+  let refused = 0;
+  server.fate = ({ what }) => (what === 'workers' && refused++ < 2 ? 'refused' : undefined);
+  start(make().handle(KIND, () => undefined));
+  await server.verdictOf(server.add({ kind: KIND }));
+});
+
+test('a wrong set-up of a worker is an error at once', async () => {
+  assert.throws(() => make().handle(KIND, () => undefined).handle(KIND, () => undefined), /has a handler/);
+  await assert.rejects(make().run(), /no handler/);
+});
