@@ -1,6 +1,6 @@
 // A worker that serves the kinds of `tickr conformance`. Build first: npm run build.
 
-import { Client, Failed, Rejected, Released, Snoozed, Worker } from 'tickr';
+import { Client, Failed, inThread, Rejected, Released, Snoozed, Worker } from 'tickr';
 
 const number = (name, otherwise) => Number(process.env[name] || otherwise);
 const client = new Client();
@@ -34,10 +34,7 @@ worker
     await context.sleep(ms);
     return { slept: true };
   })
-  .handle('conformance.block', ({ ms }) => {
-    Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, ms);
-    return null;
-  })
+  .handle('conformance.block', inThread(new URL('./conformance_block.mjs', import.meta.url)))
   .handle('conformance.progress', async ({ percent, note, checkpoint, ms }, context) => {
     context.progress(percent, note);
     context.saveCheckpoint(checkpoint);

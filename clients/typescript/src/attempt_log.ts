@@ -46,5 +46,8 @@ function printable(line: string): string {
   );
   if (bytesOf(text) <= MAX_LINE_BYTES) return text;
   // The cut may fall into a character, which then becomes one sign.
-  return `${Buffer.from(text, 'utf8').subarray(0, MAX_LINE_BYTES - 8).toString('utf8').replace(/\ufffd$/, '')}…`;
+  return `${Buffer.from(text, 'utf8')
+    .subarray(0, MAX_LINE_BYTES - 8)
+    .toString('utf8')
+    .replace(/\ufffd$/, '')}…`;
 }

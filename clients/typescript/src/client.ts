@@ -121,7 +121,8 @@ export class Client implements Enqueuer {
   }
 
   /**
-   * Cancel a job. Returns `cancelled` when no attempt of it starts any more, and `stopping` when its handler was asked to
+   * Cancel a job. Returns `cancelled` when no attempt of it starts any more, and `stopping` when its handler was
+   * asked to
    * stop. With `unless: 'executing'` a job that runs goes on.
    *
    * @throws ApiError with the code `wrong_state` when the job has ended, or runs and was to be left alone.
@@ -192,7 +193,12 @@ export class Client implements Enqueuer {
   #call(
     method: string,
     path: string,
-    options: { signal?: AbortSignal | undefined; body?: string; idempotencyKey?: string; traceparent?: string | undefined },
+    options: {
+      signal?: AbortSignal | undefined;
+      body?: string;
+      idempotencyKey?: string;
+      traceparent?: string | undefined;
+    },
   ) {
     const { signal, body, idempotencyKey, traceparent } = options;
     return this.#transport.call({ method, path, body, idempotencyKey, traceparent }, this.#timeoutMs, signal);

@@ -35,6 +35,8 @@ export interface Reports {
   checkpoint(json: string): void;
   /** Resolves when the server has the newest checkpoint. */
   saved(): Promise<void>;
+  /** Takes the lines of the log instead of the context. */
+  log?(level: LogLevel, text: string): void;
 }
 
 /** What a handler gets beside the payload. */
@@ -42,7 +44,8 @@ export class Context {
   /** The attempt. */
   readonly job: AttemptJob;
   /**
-   * Fires when the attempt has to stop: its job was cancelled, its time is over, the worker does not hold it any more, or
+   * Fires when the attempt has to stop: its job was cancelled, its time is over, the worker does not hold it any
+   * more, or
    * the worker stops. `reason` is a {@link StoppedError}. Give it to `fetch`, timers and drivers.
    */
   readonly signal: AbortSignal;
@@ -69,7 +72,8 @@ export class Context {
   }
 
   /**
-   * Save a JSON value with which the next attempt begins, at most 64 KiB. It replaces the last one. The worker sends the
+   * Save a JSON value with which the next attempt begins, at most 64 KiB. It replaces the last one. The worker sends
+   * the
    * newest one within a second, and at the latest before the verdict.
    *
    * @throws RangeError when it is larger.
@@ -95,14 +99,18 @@ export class Context {
     });
   }
 
-  /** Add a line to the log of the attempt. The newest 16 KiB are stored with the verdict. Takes what `console.log` takes. */
+  /**
+   * Add a line to the log of the attempt. The newest 16 KiB are stored with the verdict. Takes what `console.log`
+   * takes.
+   */
   log(...values: unknown[]): void {
-    this.#log.add('info', format(...values));
+    this.logAt('info', ...values);
   }
 
   /** Add a line with this level to the log of the attempt. */
   logAt(level: LogLevel, ...values: unknown[]): void {
-    this.#log.add(level, format(...values));
+    if (this.#reports.log) this.#reports.log(level, format(...values));
+    else this.#log.add(level, format(...values));
   }
 
   /**

@@ -66,7 +66,8 @@ export class Transport {
       .map(address);
     if (this.#addresses.length === 0) throw new TypeError('the URL of tickr is empty');
     const token = options.token ?? process.env['TICKR_TOKEN'];
-    if (token && !/^[!-~]+$/.test(token)) throw new TypeError('the token of tickr has a character that no header can have');
+    if (token && !/^[!-~]+$/.test(token))
+      throw new TypeError('the token of tickr has a character that no header can have');
     this.#token = token || undefined;
     const kept = { keepAlive: true, timeout: IDLE_CONNECTION_MS };
     this.#agent = new http.Agent(kept);

@@ -13,7 +13,8 @@ let sawExact = false;
 /**
  * A JSON number that no `number` and no `bigint` holds, such as a decimal with 25 digits.
  *
- * `text` has all its digits. In arithmetic it behaves like the nearest `number`. {@link stringify}, and so every payload
+ * `text` has all its digits. In arithmetic it behaves like the nearest `number`. {@link stringify}, and so every
+ * payload
  * and result, writes all digits again; `JSON.stringify` of your own writes the nearest number.
  */
 export class ExactNumber {

@@ -292,7 +292,7 @@ export class Link {
     if (drained === this.#drained) return;
     this.#drained = drained;
     this.#note('info', drained ? 'an operator drains this worker: it gets no jobs' : 'this worker gets jobs again');
-    this.#slotsBell.ring();
+    if (!drained) this.#slotsBell.ring();
   }
 
   /** Give jobs that are on their way back to the server when the worker is blocked, so that others can execute them. */
@@ -314,7 +314,7 @@ export class Link {
 
   async #beatLoop(): Promise<void> {
     const gone = this.#gone.signal;
-    for (let failures = 0; !gone.aborted; ) {
+    for (let failures = 0; !gone.aborted;) {
       const since = performance.now() - this.#lastBeat;
       const news = [...this.#held.values()].some((held) => held.version > held.sent);
       const urgent = this.#saves.length > 0;
@@ -368,7 +368,12 @@ export class Link {
     const id = this.#id;
     const body = `{"holding":[${holding.join(',')}]}`;
     const tryMs = Math.min(Math.max(this.#beatMs, 1_000), 5_000);
-    const answer = await this.#try({ method: 'POST', path: this.#path(id, '/beat'), body }, tryMs, 'beat', this.#gone.signal);
+    const answer = await this.#try(
+      { method: 'POST', path: this.#path(id, '/beat'), body },
+      tryMs,
+      'beat',
+      this.#gone.signal,
+    );
     if (answer === undefined) return undefined;
     if (answer.status === 404) {
       await this.#registerAgain(id);
@@ -489,7 +494,9 @@ export class Link {
       return;
     }
     const verdict: VerdictBody = { verdict: 'failed', error };
-    await this.#finish([{ token: pending.token, verdict, log: undefined, json: verdictJson(pending.token, verdict, undefined) }]);
+    await this.#finish([
+      { token: pending.token, verdict, log: undefined, json: verdictJson(pending.token, verdict, undefined) },
+    ]);
   }
 
   #settled(token: string, result: string, state: string | undefined): void {
@@ -602,7 +609,9 @@ function readResults(text: string, verdicts: Pending[]) {
   try {
     const { results } = JSON.parse(text) as { results: { token: string; result: string; state?: string }[] };
     if (results.length !== verdicts.length) return undefined;
-    return verdicts.map(({ token }, place) => ({ ...results[place], token }) as { token: string; result: string; state?: string });
+    return verdicts.map(
+      ({ token }, place) => ({ ...results[place], token }) as { token: string; result: string; state?: string },
+    );
   } catch {
     return undefined;
   }

@@ -14,7 +14,9 @@ export interface OutboxConnection {
 
 /** Options of a job that is written to the outbox. */
 export interface OutboxOptions extends JobOptions {
-  /** Id of the job, a UUIDv7. Default: a new one. Repeat a transaction whose COMMIT was not answered with the same id. */
+  /**
+   * Id of the job, a UUIDv7. Default: a new one. Repeat a transaction whose COMMIT was not answered with the same id.
+   */
   id?: string;
   /** Name of the table. Default: `tickr_outbox`. In a database of its own: `tickr.tickr_outbox`. */
   table?: string;
@@ -30,10 +32,12 @@ export interface OutboxRow {
 }
 
 /**
- * Enqueue a job in a transaction of yours: it exists exactly if the transaction is committed. Returns the id that the job
+ * Enqueue a job in a transaction of yours: it exists exactly if the transaction is committed. Returns the id that the
+ * job
  * will have.
  *
- * The job starts about a tenth of a second after the COMMIT, or at once after {@link Client.nudge}. tickr checks kind and
+ * The job starts about a tenth of a second after the COMMIT, or at once after {@link Client.nudge}. tickr checks kind
+ * and
  * payload when it moves the row; a row that is wrong is shown by `tickr outbox rejected`.
  *
  * @throws TypeError when the payload has more than 1 MiB, or an option is not valid. The errors of the connection.

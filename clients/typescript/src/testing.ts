@@ -39,7 +39,11 @@ export interface RunHandlerOptions {
 }
 
 /** Execute a handler without a server. The payload and the result go through JSON, as in a worker. */
-export async function runHandler<P, R>(handler: Handler<P, R>, payload: P, options: RunHandlerOptions = {}): Promise<Outcome<R>> {
+export async function runHandler<P, R>(
+  handler: Handler<P, R>,
+  payload: P,
+  options: RunHandlerOptions = {},
+): Promise<Outcome<R>> {
   const now = Date.now();
   const enqueued = options.client ?? new FakeClient();
   const progress: Outcome['progress'] = [];
@@ -92,7 +96,10 @@ export class FakeClient implements Enqueuer {
     return this.#record(jobOf(kind, payload, jobOptions));
   }
 
-  async enqueueMany(jobs: readonly NewJob[], _options?: CallOptions & { idempotency_key?: string }): Promise<Receipt[]> {
+  async enqueueMany(
+    jobs: readonly NewJob[],
+    _options?: CallOptions & { idempotency_key?: string },
+  ): Promise<Receipt[]> {
     return jobs.map((job) => ({ id: this.#record(job).id }));
   }
 
@@ -144,7 +151,8 @@ export class FakeClient implements Enqueuer {
 }
 
 function has(actual: unknown, expected: unknown): boolean {
-  if (typeof expected !== 'object' || expected === null || Array.isArray(expected)) return isDeepStrictEqual(actual, expected);
+  if (typeof expected !== 'object' || expected === null || Array.isArray(expected))
+    return isDeepStrictEqual(actual, expected);
   if (typeof actual !== 'object' || actual === null) return false;
   return Object.entries(expected).every(([field, value]) => has((actual as Record<string, unknown>)[field], value));
 }

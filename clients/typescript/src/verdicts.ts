@@ -50,7 +50,9 @@ export class Rejected extends Verdict {
   }
 }
 
-/** The job runs again after `delayMs`, and no attempt is used. A job that is snoozed more than a hundred times fails. */
+/**
+ * The job runs again after `delayMs`, and no attempt is used. A job that is snoozed more than a hundred times fails.
+ */
 export class Snoozed extends Verdict {
   readonly delayMs: number;
 
@@ -79,6 +81,21 @@ export class Released extends Verdict {
   }
 }
 
+/** A verdict that is written already. */
+export class Written extends Verdict {
+  readonly #body: VerdictBody;
+
+  constructor(body: VerdictBody) {
+    super(body.error);
+    this.#body = body;
+  }
+
+  /** @internal */
+  override body(): VerdictBody {
+    return this.#body;
+  }
+}
+
 /** Return the verdict for what a handler returned. */
 export function verdictOfResult(returned: unknown): VerdictBody {
   if (returned instanceof Verdict) return returned.body();
@@ -90,7 +107,10 @@ export function verdictOfResult(returned: unknown): VerdictBody {
   }
   const bytes = bytesOf(result);
   if (bytes > MAX_RESULT_BYTES) {
-    return { verdict: 'failed', error: `the result has ${bytes} bytes, and at most ${MAX_RESULT_BYTES} are possible` };
+    return {
+      verdict: 'failed',
+      error: `the result has ${bytes} bytes, and at most ${MAX_RESULT_BYTES} are possible`,
+    };
   }
   return { verdict: 'succeeded', result };
 }

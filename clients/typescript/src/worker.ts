@@ -69,7 +69,8 @@ interface Attempt {
 /**
  * A remote worker: executes jobs that it fetches over HTTP.
  *
- * The protocol runs in a thread of its own. A handler that blocks the event loop keeps its job, because the thread renews
+ * The protocol runs in a thread of its own. A handler that blocks the event loop keeps its job, because the thread
+ * renews
  * the leases. It holds up the other handlers of this process all the same.
  */
 export class Worker {
@@ -107,7 +108,8 @@ export class Worker {
   }
 
   /**
-   * Register, and execute jobs until the worker is stopped. Resolves when it has left: what it could not finish is given
+   * Register, and execute jobs until the worker is stopped. Resolves when it has left: what it could not finish is
+   * given
    * back then. A handler that ignores its signal still runs, so a program ends with `process.exit()` after it.
    *
    * While no server answers, the worker tries again, also at the start.
@@ -119,7 +121,9 @@ export class Worker {
     if (this.#handlers.size === 0) throw new TypeError('the worker has no handler: call handle()');
     if (this.#stopping !== undefined) return;
     const { url, token } = this.#options;
-    this.#client ??= this.#options.client ?? new Client({ ...(url !== undefined && { url }), ...(token !== undefined && { token }) });
+    this.#client ??=
+      this.#options.client ??
+      new Client({ ...(url !== undefined && { url }), ...(token !== undefined && { token }) });
     const pulse = new SharedArrayBuffer(4);
     const beats = new Int32Array(pulse);
     const thread = new Thread(new URL('./thread.js', import.meta.url), {
@@ -169,7 +173,8 @@ export class Worker {
     if (!(await this.#isIdleWithin(graceMs))) {
       for (const attempt of this.#attempts.values()) attempt.context.stop('stopping');
       await this.#isIdleWithin(LAST_WORDS_MS);
-      for (const attempt of this.#attempts.values()) this.#settle(attempt, new Released('its worker stopped and gave it back').body());
+      for (const attempt of this.#attempts.values())
+        this.#settle(attempt, new Released('its worker stopped and gave it back').body());
     }
     this.#post({ type: 'leave', withinMs: LEAVE_MS });
   }

@@ -49,7 +49,10 @@ test('the idempotency key of the caller is used, and is no field of the job', as
   assert.equal(server.calls[0]?.headers['idempotency-key'], 'order-7-mail');
   assert.deepEqual(server.calls[0]?.body, { kind: 'email', payload: {} });
   await client.enqueueMany([email.job({ to: 'a' }), { kind: 'x', payload: 1n, tags: ['t'] }]);
-  const jobs = [{ kind: 'email', payload: { to: 'a' }, queue: 'mail', delay_ms: 5 }, { kind: 'x', payload: 1, tags: ['t'] }];
+  const jobs = [
+    { kind: 'email', payload: { to: 'a' }, queue: 'mail', delay_ms: 5 },
+    { kind: 'x', payload: 1, tags: ['t'] },
+  ];
   assert.deepEqual(server.calls[1]?.body, { jobs });
 });
 
@@ -115,7 +118,11 @@ test('neither an inspection nor an error shows the token', async () => {
   assert.equal(server.calls[0]?.headers.authorization, `Bearer ${token}`);
   server.fate = () => 'refused';
   const errors = [await mine.enqueue('email', {}).catch((error: unknown) => error)];
-  for (const wrong of [{ url: server.url, token: `${token}\n` }, { url: `http://user:${token}@localhost` }, { url: `ftp:${token}` }]) {
+  for (const wrong of [
+    { url: server.url, token: `${token}\n` },
+    { url: `http://user:${token}@localhost` },
+    { url: `ftp:${token}` },
+  ]) {
     try {
       errors.push(new Client(wrong));
     } catch (error) {
@@ -130,14 +137,20 @@ test('the types of a kind reach the payload and the result', async () => {
   // @ts-expect-error a payload of another type
   await client.enqueue(email, { to: 7 });
   const enqueued = await client.enqueue(email, { to: 'ada@example.com' });
-  server.fate = () => ({ status: 200, body: { id: enqueued.id, state: 'completed', result: { accepted: true }, last_error: null } });
+  server.fate = () => ({
+    status: 200,
+    body: { id: enqueued.id, state: 'completed', result: { accepted: true }, last_error: null },
+  });
   const { result } = await client.wait(enqueued);
   const accepted: boolean = result.accepted;
   assert.equal(accepted, true);
 });
 
 test('a wait goes on until the end of the job, and ends with its time', async () => {
-  const fates = [{ status: 202, body: { id: 'x', state: 'waiting' } }, { status: 200, body: { id: 'x', state: 'failed', last_error: 'no' } }];
+  const fates = [
+    { status: 202, body: { id: 'x', state: 'waiting' } },
+    { status: 200, body: { id: 'x', state: 'failed', last_error: 'no' } },
+  ];
   server.fate = () => fates.shift();
   assert.equal((await client.wait('x')).state, 'failed');
   server.fate = () => ({ status: 202, body: { id: 'x', state: 'waiting' } });

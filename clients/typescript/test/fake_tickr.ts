@@ -17,7 +17,8 @@ export interface Call {
 }
 
 /** What happens to a call: its answer is lost (after it was carried out or before), or it gets another answer. */
-export type Fate = 'lost' | 'refused' | { status: number; body?: unknown; headers?: Record<string, string> } | undefined;
+export type Fate =
+  'lost' | 'refused' | { status: number; body?: unknown; headers?: Record<string, string> } | undefined;
 
 export interface FakeJob {
   kind: string;
@@ -180,7 +181,12 @@ export class FakeTickr {
     for (const wake of this.#waiters.splice(0)) wake();
     const isNewest = () => this.#newest.get(worker) === call.body.fetch_id;
     const end = performance.now() + Math.min(call.body.wait_ms, 2_000);
-    while (this.#workers.has(worker) && isNewest() && (this.#jobs.length === 0 || this.drain) && performance.now() < end) {
+    while (
+      this.#workers.has(worker) &&
+      isNewest() &&
+      (this.#jobs.length === 0 || this.drain) &&
+      performance.now() < end
+    ) {
       if (this.drain) return { status: 200, body: { jobs: [], drain: true } };
       await new Promise<void>((resolve) => {
         const timer = setTimeout(resolve, Math.max(end - performance.now(), 0));

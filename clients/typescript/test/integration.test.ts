@@ -117,17 +117,25 @@ test('every option is accepted by its name', options, async () => {
     tags: ['a'],
     trace: { traceparent: '00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01' },
   })) as { job: JobView };
-  assert.deepEqual([job.job.max_attempts, job.job.priority, job.job.limit_key], [3, 1, `limit-${suffix}`] as unknown[]);
-  const ordered = await client.enqueue(echo, { to: 'ada' }, {
-    queue,
-    delay_ms: 3_600_000,
-    expires_at: new Date(Date.now() + 7_200_000),
-    unique_fields: ['/to'],
-    unique_for_ms: 1_000,
-    order_key: `order-${suffix}`,
-    on_failure: 'skip',
-    retry: { base_ms: 10, factor: 2, cap_ms: 100, jitter: 0.1 },
-  });
+  assert.deepEqual([job.job.max_attempts, job.job.priority, job.job.limit_key], [
+    3,
+    1,
+    `limit-${suffix}`,
+  ] as unknown[]);
+  const ordered = await client.enqueue(
+    echo,
+    { to: 'ada' },
+    {
+      queue,
+      delay_ms: 3_600_000,
+      expires_at: new Date(Date.now() + 7_200_000),
+      unique_fields: ['/to'],
+      unique_for_ms: 1_000,
+      order_key: `order-${suffix}`,
+      on_failure: 'skip',
+      retry: { base_ms: 10, factor: 2, cap_ms: 100, jitter: 0.1 },
+    },
+  );
   assert.equal((ordered.job as JobView)['order_key'], `order-${suffix}`);
 });
 
@@ -232,7 +240,12 @@ test('a time limit ends the attempt, and the handler is told', options, async ()
 });
 
 test('a handler that blocks the event loop for longer than the lease keeps its job', options, async () => {
-  start(make('blocks', 1).handle(blocks, ({ ms }) => void Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, ms)));
+  start(
+    make('blocks', 1).handle(
+      blocks,
+      ({ ms }) => void Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, ms),
+    ),
+  );
   const enqueued = await client.enqueue(blocks, { ms: 11_500 });
   const { state } = await client.wait(enqueued, { timeoutMs: 20_000 });
   const { attempts } = (await client.get(enqueued.id)) as JobView;

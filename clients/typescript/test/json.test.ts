@@ -15,7 +15,13 @@ test('numbers of 64 bits and long decimals survive exactly', () => {
 });
 
 test('a number that a double holds exactly stays a number, however long it is written', () => {
-  for (const text of ['9007199254740991', '0.10000000000000000', '1.5e-7', '123456789012345680000e0', '-0.0000000001e-20']) {
+  for (const text of [
+    '9007199254740991',
+    '0.10000000000000000',
+    '1.5e-7',
+    '123456789012345680000e0',
+    '-0.0000000001e-20',
+  ]) {
     assert.equal(typeof parse(`[${text}]`), 'object');
     const [value] = parse(`[${text}]`) as unknown[];
     assert.equal(typeof value, 'number', text);
@@ -32,7 +38,13 @@ test('an exact number counts as the nearest number, and JSON.stringify writes th
 
 test('the reader agrees with JSON.parse', () => {
   const risky = '1234567890123456';
-  const texts = ['{}', '[]', '[1,[2,{"a":null}],true,false]', '{"a\\u0041\\"":"\\ud83d\\ude00"," ":{"__proto__":{"x":1}}}', ' "x" '];
+  const texts = [
+    '{}',
+    '[]',
+    '[1,[2,{"a":null}],true,false]',
+    '{"a\\u0041\\"":"\\ud83d\\ude00"," ":{"__proto__":{"x":1}}}',
+    ' "x" ',
+  ];
   for (const text of texts) assert.deepEqual(parse(`[${risky},${text}]`), JSON.parse(`[${risky},${text}]`), text);
   for (const text of ['', '{', '[1,]', '{"a":1,}', '01', '"\\x"', 'nul', '[1] 2', '{"a" 1}', '1.', '-', '"\n"']) {
     assert.throws(() => JSON.parse(`[${risky},${text}]`), SyntaxError, text);
@@ -42,7 +54,15 @@ test('the reader agrees with JSON.parse', () => {
 });
 
 test('values are written as JSON.stringify writes them', () => {
-  const value = { a: undefined, b: [undefined, () => 1], c: new Date(0), d: Infinity, e: 'ü"\ud800', f: new Map(), g: -0 };
+  const value = {
+    a: undefined,
+    b: [undefined, () => 1],
+    c: new Date(0),
+    d: Infinity,
+    e: 'ü"\ud800',
+    f: new Map(),
+    g: -0,
+  };
   assert.equal(stringify({ ...value, big: 1n }), `${JSON.stringify(value).slice(0, -1)},"big":1}`);
   assert.equal(stringify(undefined), 'null');
   const loop: Record<string, unknown> = { big: 1n };

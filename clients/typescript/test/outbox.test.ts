@@ -27,7 +27,13 @@ test('a row has the columns of the outbox, and every other option in one of them
     '2026-12-01 08:00:00.125',
     '{"priority":2,"order_key":"customer-7"}',
   ]);
-  assert.deepEqual(outboxRow('email', 9007199254740993n).values.slice(1), ['email', '9007199254740993', null, null, null]);
+  assert.deepEqual(outboxRow('email', 9007199254740993n).values.slice(1), [
+    'email',
+    '9007199254740993',
+    null,
+    null,
+    null,
+  ]);
 });
 
 test('wrong rows are refused before the statement', async () => {

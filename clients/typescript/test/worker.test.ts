@@ -4,7 +4,7 @@ import { once } from 'node:events';
 import { afterEach, beforeEach, test } from 'node:test';
 import { fileURLToPath } from 'node:url';
 
-import { Failed, Rejected, Released, Snoozed, StoppedError, Worker, type WorkerOptions } from 'tickr';
+import { Failed, inThread, Rejected, Released, Snoozed, StoppedError, Worker, type WorkerOptions } from 'tickr';
 
 import { FakeTickr, problem } from './fake_tickr.js';
 
@@ -37,6 +37,20 @@ function make(options: WorkerOptions = {}): Worker {
 function start(worker: Worker): Worker {
   workers.push({ worker, run: worker.run({ signals: false }) });
   return worker;
+}
+
+/** Start a program that is a worker of the server. */
+function program(path: string): ChildProcess {
+  const env = {
+    ...process.env,
+    TICKR_URL: server.url,
+    TICKR_TOKEN: '',
+    TICKR_QUEUES: 'test',
+    TICKR_GRACE_MS: '60000',
+  };
+  const child = spawn(process.execPath, [path], { env, stdio: ['ignore', 'pipe', 'inherit'] });
+  children.push(child);
+  return child;
 }
 
 function block(ms: number): void {
@@ -89,7 +103,8 @@ test('every way to end a handler becomes its verdict', async () => {
     large: { verdict: 'failed', error: 'the result has 300002 bytes, and at most 262144 are possible' },
     loop: {
       verdict: 'failed',
-      error: 'the result cannot be written as JSON: TypeError: a value that contains itself cannot be written as JSON',
+      error:
+        'the result cannot be written as JSON: TypeError: a value that contains itself cannot be written as JSON',
     },
     surrogate: { verdict: 'failed', error: 'half \ufffd of a pair' },
   });
@@ -131,7 +146,10 @@ test('every token stays in holding until its verdict is answered', async () => {
   const gates = new Map<string, () => void>();
   const running = () => gates.size;
   start(
-    make({ slots: 3 }).handle<{ name: string }>(KIND, ({ name }) => new Promise<void>((open) => gates.set(name, open))),
+    make({ slots: 3 }).handle<{ name: string }>(
+      KIND,
+      ({ name }) => new Promise<void>((open) => gates.set(name, open)),
+    ),
   );
   const one = server.add({ kind: KIND, payload: { name: 'one' } });
   await server.until(() => running() === 1, 'the first job runs');
@@ -147,10 +165,18 @@ test('every token stays in holding until its verdict is answered', async () => {
   assert.equal(new Set(finishes.map(({ text }) => text)).size, 1);
   const answered = finishes[2]?.at ?? 0;
   for (const beat of server.of('beat').filter(({ at }) => at > (finishes[0]?.at ?? 0) && at < answered)) {
-    assert.ok(beat.body.holding.some(({ token }: { token: string }) => token === one), 'a beat lists what is unanswered');
+    assert.ok(
+      beat.body.holding.some(({ token }: { token: string }) => token === one),
+      'a beat lists what is unanswered',
+    );
   }
   await server.until(
-    () => server.of('beat').some(({ at, body }) => at > answered && JSON.stringify(body) === JSON.stringify({ holding: [{ token: two }] })),
+    () =>
+      server
+        .of('beat')
+        .some(
+          ({ at, body }) => at > answered && JSON.stringify(body) === JSON.stringify({ holding: [{ token: two }] }),
+        ),
     'a beat without the settled attempt',
   );
   gates.get('two')?.();
@@ -159,35 +185,74 @@ test('every token stays in holding until its verdict is answered', async () => {
 
 test('a handler that blocks the event loop stops no heartbeat', async () => {
   // In a process of its own: the server of this test needs the event loop of this one.
-  const program = fileURLToPath(new URL('../../conformance.mjs', import.meta.url));
-  const env = { ...process.env, TICKR_URL: server.url, TICKR_TOKEN: '', TICKR_QUEUES: 'test', TICKR_GRACE_MS: '500' };
-  const child = spawn(process.execPath, [program], { env, stdio: 'ignore' });
-  children.push(child);
-  const ended = once(child, 'exit');
-  const token = server.add({ kind: 'conformance.block', payload: { ms: 2_000 } });
-  const echo = server.add({ kind: 'conformance.echo', raw: '[18446744073709551615,0.10000000000000000001]' });
+  const child = program(fileURLToPath(new URL('./blocking_worker.js', import.meta.url)));
+  const token = server.add({ kind: 'test.block', payload: { ms: 2_000 } });
   assert.equal((await server.verdictOf(token)).verdict, 'succeeded');
-  const beats = server.of('beat').filter(({ body }) => body.holding.some((held: { token: string }) => held.token === token));
+  const beats = server
+    .of('beat')
+    .filter(({ body }) => body.holding.some((held: { token: string }) => held.token === token));
   // Every 100 ms. Other programs may slow this one down.
   assert.ok(beats.length >= 10, `${beats.length} heartbeats in 2 s`);
-  await server.verdictOf(echo);
-  assert.ok(server.of('finish').some(({ text }) => text.includes('[18446744073709551615,0.10000000000000000001]')));
-  const sleeping = server.add({ kind: 'conformance.sleep', payload: { ms: 60_000 } });
-  await server.until(() => server.of('beat').some(({ text }) => text.includes(sleeping)), 'the attempt runs');
+  const ended = once(child, 'exit');
   child.kill('SIGTERM');
   assert.deepEqual(await ended, [0, null]);
-  assert.equal((await server.verdictOf(sleeping)).verdict, 'released');
-  assert.equal(server.calls.at(-1)?.what, 'leave');
+});
+
+test('a handler in a thread does what other handlers do', async () => {
+  start(make().handle(KIND, inThread(new URL('./thread_handler.js', import.meta.url))));
+  server.beatMs = 60_000;
+  const end = (how: string, raw = 'null') =>
+    server.verdictOf(server.add({ kind: KIND, raw: `{"how":"${how}","big":${raw}}`, checkpoint: 7 }));
+  const long = '0.10000000000000000001';
+  const [reports, rejected, exit, enqueue] = await Promise.all([
+    end('reports', long),
+    end('rejected'),
+    end('exit'),
+    end('enqueue', long),
+  ]);
+  assert.deepEqual([reports.verdict, reports.result.slice(1)], ['succeeded', [true, 7]]);
+  assert.match(reports.log, /INFO {2}in a thread: reports\n$/);
+  assert.ok(server.of('finish').some(({ text }) => text.includes(`[${long},true,7]`)));
+  const beat = server.of('beat').find(({ text }) => text.includes(`"checkpoint":${long}`));
+  assert.ok(beat?.text.includes('"percent":50,"note":"half"'));
+  assert.deepEqual([rejected.verdict, rejected.error], ['rejected', 'never']);
+  assert.deepEqual([exit.verdict, exit.error], ['failed', 'Error: the thread of the handler ended with code 3']);
+  assert.equal(enqueue.result, 'waiting');
+  const { text } = server.of('jobs')[0] ?? { text: '' };
+  assert.equal(
+    text,
+    `{"queue":"other","priority":1,"kind":"test.other","payload":${long}}`.replace(
+      /^\{(.*),("kind".*)\}$/,
+      '{$2,$1}',
+    ),
+  );
+});
+
+test('a handler in a thread that blocks holds up no other one, and a cancel ends it', async () => {
+  start(
+    make()
+      .handle(KIND, inThread(new URL('./thread_handler.js', import.meta.url)))
+      .handle('test.other', () => 'done'),
+  );
+  const tokens = ['block', 'sleep'].map((how) => server.add({ kind: KIND, payload: { how } }));
+  await server.until(
+    () => tokens.every((token) => server.of('beat').some(({ text }) => text.includes(token))),
+    'both run',
+  );
+  assert.equal((await server.verdictOf(server.add({ kind: 'test.other' }))).result, 'done');
+  for (const token of tokens) server.cancel.add(token);
+  for (const token of tokens) {
+    const { verdict, error, log } = await server.verdictOf(token);
+    assert.deepEqual([verdict, error], ['failed', 'the server asked the attempt to stop']);
+    assert.match(log, /in a thread/);
+  }
 });
 
 test('a second signal ends the process at once', async () => {
-  const program = fileURLToPath(new URL('../../conformance.mjs', import.meta.url));
-  const env = { ...process.env, TICKR_URL: server.url, TICKR_TOKEN: '', TICKR_QUEUES: 'test', TICKR_GRACE_MS: '60000' };
-  const child = spawn(process.execPath, [program], { env, stdio: ['ignore', 'pipe', 'inherit'] });
-  children.push(child);
+  const child = program(fileURLToPath(new URL('../../conformance.mjs', import.meta.url)));
   const ended = once(child, 'exit');
   let output = '';
-  child.stdout.on('data', (text) => (output += text));
+  child.stdout?.on('data', (text) => (output += text));
   const token = server.add({ kind: 'conformance.sleep', payload: { ms: 60_000 } });
   await server.until(() => server.of('beat').some(({ text }) => text.includes(token)), 'the attempt runs');
   child.kill('SIGTERM');
@@ -237,8 +302,7 @@ test('the time limit of an attempt ends it', async () => {
 test('a lost attempt is stopped, gets no verdict, and frees its slot', async () => {
   let why: unknown;
   start(
-    make({ slots: 1 }).handle<{ long: boolean }>(KIND, async ({ long }, { signal, sleep }) => {
-      void sleep;
+    make({ slots: 1 }).handle<{ long: boolean }>(KIND, async ({ long }, { signal }) => {
       if (!long) return;
       await new Promise<void>((resolve) => signal.addEventListener('abort', () => resolve()));
       why = signal.reason.why;
@@ -268,7 +332,9 @@ test('progress and checkpoint reach the server, the checkpoint before a verdict 
     const token = server.add({ kind: KIND, payload: { step } });
     await server.verdictOf(token);
     const ended = server.of('finish').find(({ text }) => text.includes(token))?.at ?? 0;
-    const beat = server.of('beat').find(({ text, at }) => at < ended && text.includes(token) && text.includes('checkpoint'));
+    const beat = server
+      .of('beat')
+      .find(({ text, at }) => at < ended && text.includes(token) && text.includes('checkpoint'));
     assert.ok(beat?.text.includes('"percent":42.5,"note":"half way","checkpoint":{"row":9007199254740993}'), step);
   }
 });
@@ -290,12 +356,19 @@ test('the log keeps the newest lines', async () => {
   const lines: string[] = log.split('\n');
   assert.ok(Buffer.byteLength(log) <= 16_384 && Buffer.byteLength(log) > 15_000);
   assert.match(lines[0] ?? '', /^\(\d+ earlier lines were dropped\)$/);
-  assert.deepEqual(lines.slice(-4).map((line) => line.slice(13)), ['INFO  line 1999', 'WARN  one', 'WARN  two \\u{1b}[31m', '']);
+  assert.deepEqual(
+    lines.slice(-4).map((line) => line.slice(13)),
+    ['INFO  line 1999', 'WARN  one', 'WARN  two \\u{1b}[31m', ''],
+  );
 });
 
 test('a worker that the server forgot registers again, and goes on with what it holds', async () => {
   let open = () => {};
-  start(make({ slots: 2 }).handle<{ waits: boolean }>(KIND, ({ waits }) => (waits ? new Promise<void>((done) => (open = done)) : undefined)));
+  start(
+    make({ slots: 2 }).handle<{ waits: boolean }>(KIND, ({ waits }) =>
+      waits ? new Promise<void>((done) => (open = done)) : undefined,
+    ),
+  );
   const held = server.add({ kind: KIND, payload: { waits: true } });
   await server.until(() => server.of('beat').some(({ text }) => text.includes(held)), 'the attempt runs');
   server.forget();
@@ -354,20 +427,21 @@ test('one verdict that the server refuses holds up no other one', async () => {
   );
   const tokens = ['right', 'wrong', 'also right'].map((payload) => server.add({ kind: KIND, payload }));
   const verdicts = await Promise.all(tokens.map((token) => server.verdictOf(token)));
-  assert.deepEqual(verdicts.map(({ verdict }) => verdict), ['succeeded', 'failed', 'succeeded']);
+  assert.deepEqual(
+    verdicts.map(({ verdict }) => verdict),
+    ['succeeded', 'failed', 'succeeded'],
+  );
   assert.match(verdicts[1].error, /refuses the verdict succeeded: invalid_request: no such result/);
 });
 
 test('a stop lets handlers finish, gives back the rest, and leaves', async () => {
-  const worker = make({ slots: 2 }).handle<{ ms: number }>(KIND, (_, { sleep }) => void sleep).handle<{ ms: number }>(
-    'test.other',
-    async ({ ms }, context) => {
-      context.saveCheckpoint(ms);
-      if (ms > 1_000) await new Promise(() => {});
-      await context.sleep(ms);
-      return 'finished';
-    },
-  );
+  const worker = make({ slots: 2 });
+  worker.handle<{ ms: number }>('test.other', async ({ ms }, context) => {
+    context.saveCheckpoint(ms);
+    if (ms > 1_000) await new Promise(() => {});
+    await context.sleep(ms);
+    return 'finished';
+  });
   server.beatMs = 60_000;
   start(worker);
   const short = server.add({ kind: 'test.other', payload: { ms: 300 } });
@@ -385,7 +459,12 @@ test('a stop lets handlers finish, gives back the rest, and leaves', async () =>
 
 test('a worker that may not register says why, and one without a server tries again', async () => {
   server.fate = () => problem(401, 'unauthorized', 'no key');
-  await assert.rejects(make().handle(KIND, () => undefined).run({ signals: false }), { name: 'ApiError', code: 'unauthorized' });
+  await assert.rejects(
+    make()
+      .handle(KIND, () => undefined)
+      .run({ signals: false }),
+    { name: 'ApiError', code: 'unauthorized' },
+  );
   let refused = 0;
   server.fate = ({ what }) => (what === 'workers' && refused++ < 2 ? 'refused' : undefined);
   start(make().handle(KIND, () => undefined));
@@ -393,6 +472,12 @@ test('a worker that may not register says why, and one without a server tries ag
 });
 
 test('a wrong set-up of a worker is an error at once', async () => {
-  assert.throws(() => make().handle(KIND, () => undefined).handle(KIND, () => undefined), /has a handler/);
+  assert.throws(
+    () =>
+      make()
+        .handle(KIND, () => undefined)
+        .handle(KIND, () => undefined),
+    /has a handler/,
+  );
   await assert.rejects(make().run(), /no handler/);
 });

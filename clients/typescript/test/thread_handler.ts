@@ -1,0 +1,25 @@
+// A handler for worker.test.ts that runs in a thread.
+
+import { type Context, ExactNumber, Rejected } from 'tickr';
+
+export default async function work(payload: { how: string; big: unknown }, context: Context): Promise<unknown> {
+  context.log('in a thread: %s', payload.how);
+  switch (payload.how) {
+    case 'block':
+      for (;;) Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, 1_000);
+    case 'sleep':
+      await context.sleep(60_000);
+      return null;
+    case 'rejected':
+      throw new Rejected('never');
+    case 'exit':
+      process.exit(3);
+    case 'enqueue':
+      return (await context.client.enqueue('test.other', payload.big, { queue: 'other', priority: 1 })).state;
+    default:
+      context.progress(50, 'half');
+      context.saveCheckpoint(payload.big);
+      await context.checkpointSaved();
+      return [payload.big, payload.big instanceof ExactNumber, context.job.checkpoint];
+  }
+}
