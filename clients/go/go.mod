@@ -1,0 +1,3 @@
+module tickr
+
+go 1.19

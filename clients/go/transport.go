@@ -1,0 +1,278 @@
+package tickr
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand"
+	"net/http"
+	"net/url"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+)
+
+const (
+	defaultURL   = "http://127.0.0.1:7070"
+	firstPause   = 100 * time.Millisecond
+	longestPause = 5 * time.Second
+	// Longest time of one try of a call. Another try, perhaps at another address, follows it.
+	tryTime = 10 * time.Second
+	// Longest wait that a server may ask of a call.
+	longestWait = time.Minute
+	// An answer is as large as its jobs. More is no answer of tickr.
+	maxAnswerBytes = 1 << 30
+)
+
+type answer struct {
+	status     int
+	body       []byte
+	retryAfter time.Duration
+	// Whether the server asked for a pause.
+	asks bool
+}
+
+func (a *answer) isSuccess() bool { return a.status >= 200 && a.status < 300 }
+
+type call struct {
+	method         string
+	path           string
+	body           []byte
+	idempotencyKey string
+	traceparent    string
+}
+
+// transport sends calls to the addresses of a cluster.
+type transport struct {
+	addresses []string
+	token     string
+	http      *http.Client
+
+	mu      sync.Mutex
+	current int
+}
+
+// String keeps the token out of messages that print a client.
+func (t *transport) String() string { return "tickr at " + strings.Join(t.addresses, ",") }
+
+// GoString does the same for %#v.
+func (t *transport) GoString() string { return t.String() }
+
+// Format does the same for every verb.
+func (t *transport) Format(state fmt.State, _ rune) { _, _ = io.WriteString(state, t.String()) }
+
+func newTransport(addresses, token string) (*transport, error) {
+	if addresses == "" {
+		addresses = os.Getenv("TICKR_URL")
+	}
+	if addresses == "" {
+		addresses = defaultURL
+	}
+	if token == "" {
+		token = os.Getenv("TICKR_TOKEN")
+	}
+	for _, sign := range token {
+		if sign < '!' || sign > '~' {
+			return nil, errors.New("tickr: the token has a character that no header can have")
+		}
+	}
+	t := &transport{token: token}
+	for _, part := range strings.Split(addresses, ",") {
+		part = strings.TrimSpace(part)
+		if part == "" {
+			continue
+		}
+		parsed, err := url.Parse(part)
+		if err != nil || parsed.Host == "" || (parsed.Scheme != "http" && parsed.Scheme != "https") {
+			return nil, errors.New("tickr: the URL is none: it is like http://127.0.0.1:7070")
+		}
+		if parsed.User != nil {
+			// It would end in messages about the address.
+			return nil, errors.New("tickr: the URL has a password: give the API key as token")
+		}
+		t.addresses = append(t.addresses, strings.TrimRight(part, "/"))
+	}
+	if len(t.addresses) == 0 {
+		return nil, errors.New("tickr: the URL is empty")
+	}
+	// Each client has connections of its own, so that the end of one disturbs no other.
+	kept := &http.Transport{
+		Proxy:               http.ProxyFromEnvironment,
+		MaxIdleConnsPerHost: 16,
+		IdleConnTimeout:     20 * time.Second,
+		TLSHandshakeTimeout: 10 * time.Second,
+		DisableCompression:  true,
+	}
+	noRedirect := func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
+	t.http = &http.Client{Transport: kept, CheckRedirect: noRedirect}
+	return t, nil
+}
+
+// now returns the place of the address to call.
+func (t *transport) now() int {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.current
+}
+
+// failed says that a call to the address at this place failed, so that the next call goes to another one.
+func (t *transport) failed(place int) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.current == place {
+		t.current = (place + 1) % len(t.addresses)
+	}
+}
+
+// once sends one call. It fails if no whole answer comes within the time.
+func (t *transport) once(ctx context.Context, place int, c call, within time.Duration) (*answer, error) {
+	limited, cancel := context.WithTimeout(ctx, within)
+	defer cancel()
+	var body io.Reader
+	if c.body != nil {
+		body = bytes.NewReader(c.body)
+	}
+	request, err := http.NewRequestWithContext(limited, c.method, t.addresses[place]+c.path, body)
+	if err != nil {
+		return nil, err
+	}
+	request.Header.Set("accept", "application/json")
+	if c.body != nil {
+		request.Header.Set("content-type", "application/json")
+	}
+	if t.token != "" {
+		request.Header.Set("authorization", "Bearer "+t.token)
+	}
+	if c.idempotencyKey != "" {
+		request.Header.Set("idempotency-key", c.idempotencyKey)
+	}
+	if c.traceparent != "" {
+		request.Header.Set("traceparent", c.traceparent)
+	}
+	response, err := t.http.Do(request)
+	if err == nil {
+		defer response.Body.Close()
+		var text []byte
+		text, err = io.ReadAll(io.LimitReader(response.Body, maxAnswerBytes))
+		if err == nil {
+			wait, asks := retryAfter(response.Header.Get("retry-after"))
+			return &answer{status: response.StatusCode, body: text, retryAfter: wait, asks: asks}, nil
+		}
+	}
+	if ctx.Err() == nil && limited.Err() != nil {
+		return nil, fmt.Errorf("no answer within %s", within.Round(time.Millisecond))
+	}
+	return nil, err
+}
+
+// call sends a call until a server answers it, for at most this time. After a failure the next address is tried. When all
+// have failed, a pause follows.
+func (t *transport) call(ctx context.Context, c call, within, try time.Duration) (*answer, error) {
+	end := time.Now().Add(within)
+	var problem *Error
+	var asked time.Duration
+	for failures := 1; ; failures++ {
+		place := t.now()
+		left := time.Until(end)
+		if left < time.Millisecond {
+			left = time.Millisecond
+		}
+		got, err := t.once(ctx, place, c, shorter(try, left))
+		if err == nil {
+			if got.isSuccess() {
+				return got, nil
+			}
+			problem = problemOf(got.status, got.body)
+			if !isPassing(got.status) && problem.Code != "idempotency_in_progress" {
+				return nil, problem
+			}
+			err = problem
+			asked = longer(asked, got.retryAfter)
+		} else if ctx.Err() != nil {
+			return nil, ctx.Err()
+		}
+		t.failed(place)
+		var pause time.Duration
+		if failures%len(t.addresses) == 0 {
+			pause = longer(pauseAfter(failures/len(t.addresses)-1, longestPause), asked)
+			asked = 0
+		}
+		if time.Until(end) <= pause {
+			// The last answer says more than a try that was cut off by the end of the time.
+			if problem != nil {
+				return nil, problem
+			}
+			return nil, &UnavailableError{Within: within, Err: err}
+		}
+		if !sleep(ctx, pause) {
+			return nil, ctx.Err()
+		}
+	}
+}
+
+// isPassing says whether the same call may succeed after this status.
+func isPassing(status int) bool {
+	return status == 408 || status == 429 || status == 502 || status == 503 || status == 504
+}
+
+var (
+	jitterLock sync.Mutex
+	jitter     = rand.New(rand.NewSource(time.Now().UnixNano()))
+)
+
+// pauseAfter returns the pause after this many failures in a row: growing, and varied by a fifth.
+func pauseAfter(failures int, longest time.Duration) time.Duration {
+	if failures > 10 {
+		failures = 10
+	}
+	jitterLock.Lock()
+	share := 0.8 + 0.2*jitter.Float64()
+	jitterLock.Unlock()
+	return time.Duration(float64(shorter(firstPause<<failures, longest)) * share)
+}
+
+// sleep waits for this time. It returns false as soon as the context ends.
+func sleep(ctx context.Context, d time.Duration) bool {
+	if d <= 0 {
+		return ctx.Err() == nil
+	}
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+func retryAfter(header string) (time.Duration, bool) {
+	if header == "" {
+		return 0, false
+	}
+	if seconds, err := strconv.ParseUint(header, 10, 31); err == nil {
+		return time.Duration(seconds) * time.Second, true
+	}
+	if at, err := http.ParseTime(header); err == nil {
+		return longer(time.Until(at), 0), true
+	}
+	return 0, false
+}
+
+func shorter(a, b time.Duration) time.Duration {
+	if a < b {
+		return a
+	}
+	return b
+}
+
+func longer(a, b time.Duration) time.Duration {
+	if a > b {
+		return a
+	}
+	return b
+}
