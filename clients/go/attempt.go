@@ -59,8 +59,8 @@ type Attempt struct {
 	log   attemptLog
 }
 
-// Checkpoint reads the checkpoint that an earlier attempt saved. It returns false when there is none, and an error when it
-// does not fit the type.
+// Checkpoint reads the checkpoint that an earlier attempt saved. It returns false when there is none, and an error when
+// it does not fit the type.
 func (a *Attempt) Checkpoint(into any) (bool, error) {
 	if len(a.began) == 0 {
 		return false, nil

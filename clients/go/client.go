@@ -154,8 +154,8 @@ func (c *Client) Enqueue(ctx context.Context, kind string, payload any, options 
 	return &Enqueued{ID: seen.ID, State: seen.State, Existing: got.status == 200, Warnings: seen.Warnings}, nil
 }
 
-// EnqueueMany enqueues up to 1,000 jobs in one request, all or none. The receipts are in the order of the jobs. An empty
-// idempotency key means that the client makes one.
+// EnqueueMany enqueues up to 1,000 jobs in one request, all or none. The receipts are in the order of the jobs. An
+// empty idempotency key means that the client makes one.
 func (c *Client) EnqueueMany(ctx context.Context, idempotencyKey string, jobs ...Job) ([]Receipt, error) {
 	if len(jobs) == 0 {
 		return nil, nil
@@ -195,7 +195,8 @@ func (c *Client) Cancel(ctx context.Context, id string) (bool, error) {
 	return c.cancel(ctx, id, "")
 }
 
-// CancelUnlessExecuting cancels a job that does not run. The code of the error is wrong_state when it runs or has ended.
+// CancelUnlessExecuting cancels a job that does not run. The code of the error is wrong_state when it runs or has
+// ended.
 func (c *Client) CancelUnlessExecuting(ctx context.Context, id string) error {
 	_, err := c.cancel(ctx, id, "?unless=executing")
 	return err

@@ -14,8 +14,8 @@ type FieldError struct {
 	Detail  string `json:"detail"`
 }
 
-// Error is an answer of the server that is no success: a problem document (RFC 9457). docs/PROBLEMS.md has each code and
-// its remedy. An answer that is no problem document, for example of a proxy, has the code unexpected_answer.
+// Error is an answer of the server that is no success: a problem document (RFC 9457). docs/PROBLEMS.md has each code
+// and its remedy. An answer that is no problem document, for example of a proxy, has the code unexpected_answer.
 type Error struct {
 	// Code is stable, for programs, such as unknown_kind.
 	Code string `json:"code"`

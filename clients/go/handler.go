@@ -8,12 +8,12 @@ import (
 	"time"
 )
 
-// Handler executes the jobs of a kind. Its result is that of the job, at most 256 KiB of JSON. An error fails the attempt;
-// FailAfter, Reject, Snooze and Release make errors for other verdicts, also within a chain of errors. A panic fails the
-// attempt and not the worker.
+// Handler executes the jobs of a kind. Its result is that of the job, at most 256 KiB of JSON. An error fails the
+// attempt; FailAfter, Reject, Snooze and Release make errors for other verdicts, also within a chain of errors. A panic
+// fails the attempt and not the worker.
 //
-// The context ends when the attempt has to stop: its job was cancelled, its time is over, the worker does not hold it any
-// more, or the worker stops. Return an error then, such as that of the context.
+// The context ends when the attempt has to stop: its job was cancelled, its time is over, the worker does not hold it
+// any more, or the worker stops. Return an error then, such as that of the context.
 type Handler[Payload, Result any] func(ctx context.Context, payload Payload, attempt *Attempt) (Result, error)
 
 // erased is a handler without its types.
@@ -78,9 +78,9 @@ func (r recorded) saved() <-chan struct{} {
 	return done
 }
 
-// RunAlone executes a handler without a server, for tests. The payload and the result go through JSON, as in a worker. The
-// info, the checkpoint and the client may be left out. The end of the context counts as a cancel. Package tickrtest has a
-// client for it.
+// RunAlone executes a handler without a server, for tests. The payload and the result go through JSON, as in a worker.
+// The info, the checkpoint and the client may be left out. The end of the context counts as a cancel. Package tickrtest
+// has a client for it.
 func RunAlone[P, R any](
 	ctx context.Context, handler Handler[P, R], payload P, info AttemptInfo, checkpoint any, client Enqueuer,
 ) (*Outcome, error) {
@@ -118,4 +118,3 @@ func RunAlone[P, R any](
 	outcome.Log = attempt.logText()
 	return outcome, nil
 }
-

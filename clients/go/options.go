@@ -32,8 +32,8 @@ type Retry struct {
 	Jitter *float64
 }
 
-// Options are the options of a job. docs/API.md describes each; the zero value of a field leaves the default of the kind.
-// Durations are rounded up to milliseconds, so that a job never starts early.
+// Options are the options of a job. docs/API.md describes each; the zero value of a field leaves the default of the
+// kind. Durations are rounded up to milliseconds, so that a job never starts early.
 type Options struct {
 	// Queue is the queue. Default: that of the kind, or default.
 	Queue string
@@ -54,7 +54,8 @@ type Options struct {
 	UniqueKey string
 	// UniqueFields are the fields of the payload that make the unique key, as JSON pointers. Instead of UniqueKey.
 	UniqueFields []string
-	// OnConflict says what happens when an unfinished job has the unique key: return (default), reject, replace, postpone.
+	// OnConflict says what happens when an unfinished job has the unique key: return (default), reject, replace,
+	// postpone.
 	OnConflict string
 	MaxWait    time.Duration
 	// UniqueUntil is end (default) or start.
@@ -80,8 +81,8 @@ type Options struct {
 	// Traceparent is the W3C Trace Context that the attempts continue.
 	Traceparent string
 	Tracestate  string
-	// IdempotencyKey names the request of Client.Enqueue: a request with the same name and the same job is carried out once.
-	// Default: the client makes one for each call, so that its own repetitions enqueue once.
+	// IdempotencyKey names the request of Client.Enqueue: a request with the same name and the same job is carried out
+	// once. Default: the client makes one for each call, so that its own repetitions enqueue once.
 	IdempotencyKey string
 }
 

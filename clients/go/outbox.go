@@ -36,9 +36,9 @@ type OutboxRow struct {
 // EnqueueTx enqueues a job in a transaction of yours: it exists exactly if the transaction is committed. It returns the
 // id that the job will have. The driver is one for MySQL.
 //
-// The job starts about a tenth of a second after the COMMIT, or at once after Client.Nudge. tickr checks kind and payload
-// when it moves the row; a row that is wrong is shown by `tickr outbox rejected`. When the COMMIT was not answered, run
-// the transaction again with NewOutboxRow and the same id.
+// The job starts about a tenth of a second after the COMMIT, or at once after Client.Nudge. tickr checks kind and
+// payload when it moves the row; a row that is wrong is shown by `tickr outbox rejected`. When the COMMIT was not
+// answered, run the transaction again with NewOutboxRow and the same id.
 func EnqueueTx(ctx context.Context, tx Execer, job Job) (string, error) {
 	if _, isPool := tx.(*sql.DB); isPool {
 		// Each statement of a pool may use another connection, so it would be in no transaction.
@@ -115,8 +115,8 @@ var (
 	idCounter uint16
 )
 
-// NewID makes a UUIDv7. The ids of one process sort in the order in which they were made, also within a millisecond: jobs
-// with one order key run in the order of their ids.
+// NewID makes a UUIDv7. The ids of one process sort in the order in which they were made, also within a millisecond:
+// jobs with one order key run in the order of their ids.
 func NewID() string {
 	var bytes [16]byte
 	mustRead(bytes[:])

@@ -49,21 +49,13 @@ type call struct {
 // transport sends calls to the addresses of a cluster.
 type transport struct {
 	addresses []string
-	token     string
+	// A function, because package fmt shows every field: it would show the token.
+	authorize func(http.Header)
 	http      *http.Client
 
 	mu      sync.Mutex
 	current int
 }
-
-// String keeps the token out of messages that print a client.
-func (t *transport) String() string { return "tickr at " + strings.Join(t.addresses, ",") }
-
-// GoString does the same for %#v.
-func (t *transport) GoString() string { return t.String() }
-
-// Format does the same for every verb.
-func (t *transport) Format(state fmt.State, _ rune) { _, _ = io.WriteString(state, t.String()) }
 
 func newTransport(addresses, token string) (*transport, error) {
 	if addresses == "" {
@@ -80,7 +72,11 @@ func newTransport(addresses, token string) (*transport, error) {
 			return nil, errors.New("tickr: the token has a character that no header can have")
 		}
 	}
-	t := &transport{token: token}
+	t := &transport{authorize: func(header http.Header) {
+		if token != "" {
+			header.Set("authorization", "Bearer "+token)
+		}
+	}}
 	for _, part := range strings.Split(addresses, ",") {
 		part = strings.TrimSpace(part)
 		if part == "" {
@@ -144,9 +140,7 @@ func (t *transport) once(ctx context.Context, place int, c call, within time.Dur
 	if c.body != nil {
 		request.Header.Set("content-type", "application/json")
 	}
-	if t.token != "" {
-		request.Header.Set("authorization", "Bearer "+t.token)
-	}
+	t.authorize(request.Header)
 	if c.idempotencyKey != "" {
 		request.Header.Set("idempotency-key", c.idempotencyKey)
 	}
@@ -169,8 +163,8 @@ func (t *transport) once(ctx context.Context, place int, c call, within time.Dur
 	return nil, err
 }
 
-// call sends a call until a server answers it, for at most this time. After a failure the next address is tried. When all
-// have failed, a pause follows.
+// call sends a call until a server answers it, for at most this time. After a failure the next address is tried. When
+// all have failed, a pause follows.
 func (t *transport) call(ctx context.Context, c call, within, try time.Duration) (*answer, error) {
 	end := time.Now().Add(within)
 	var problem *Error

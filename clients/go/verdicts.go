@@ -34,8 +34,8 @@ type verdictError struct {
 func (v *verdictError) Error() string { return v.message }
 func (v *verdictError) Unwrap() error { return v.err }
 
-// FailAfter returns an error that fails the attempt. The next attempt follows after this delay instead of the backoff. Any
-// other error fails the attempt as well.
+// FailAfter returns an error that fails the attempt. The next attempt follows after this delay instead of the backoff.
+// Any other error fails the attempt as well.
 func FailAfter(delay time.Duration, err error) error {
 	return &verdictError{verdict: "failed", message: err.Error(), delay: &delay, err: err}
 }
@@ -48,8 +48,8 @@ func Reject(err error) error {
 // Rejectf is Reject with a text.
 func Rejectf(format string, values ...any) error { return Reject(fmt.Errorf(format, values...)) }
 
-// Snooze returns an error that lets the job run again after this delay, without using an attempt. A job that is snoozed more
-// than a hundred times fails.
+// Snooze returns an error that lets the job run again after this delay, without using an attempt. A job that is snoozed
+// more than a hundred times fails.
 func Snooze(delay time.Duration, why string) error {
 	return &verdictError{verdict: "snoozed", message: why, delay: &delay}
 }
@@ -95,7 +95,7 @@ func failed(why string) verdictBody { return verdictBody{Verdict: "failed", Erro
 // typed returns the text of an error, with its type if that says something.
 func typed(err error) string {
 	name := strings.TrimPrefix(fmt.Sprintf("%T", err), "*")
-	if strings.HasPrefix(name, "errors.") || strings.HasPrefix(name, "fmt.") {
+	if strings.HasPrefix(name, "errors.") || strings.HasPrefix(name, "fmt.") || name == "tickr.panicked" {
 		return err.Error()
 	}
 	return name + ": " + err.Error()

@@ -60,8 +60,8 @@ type WorkerConfig struct {
 // String shows the settings without the token.
 func (c WorkerConfig) String() string { return c.Name + c.Config.String() }
 
-// Worker is a remote worker: it executes jobs that it fetches over HTTP. Each handler runs in a goroutine of its own, and
-// no handler can stop the heartbeats.
+// Worker is a remote worker: it executes jobs that it fetches over HTTP. Each handler runs in a goroutine of its own,
+// and no handler can stop the heartbeats.
 type Worker struct {
 	config    WorkerConfig
 	transport *transport
@@ -156,6 +156,7 @@ func NewWorker(config WorkerConfig) (*Worker, error) {
 			return nil, err
 		}
 	}
+	config.Token = ""
 	if config.Name == "" {
 		config.Name = filepath.Base(os.Args[0])
 	}
@@ -189,8 +190,8 @@ func NewWorker(config WorkerConfig) (*Worker, error) {
 	}, nil
 }
 
-// Handle lets a worker execute the jobs of a kind with this handler. Call it before Run. It panics when the worker has a
-// handler of the kind already.
+// Handle lets a worker execute the jobs of a kind with this handler. Call it before Run. It panics when the worker has
+// a handler of the kind already.
 func Handle[P, R any](worker *Worker, kind Kind[P, R], handler Handler[P, R]) {
 	if _, has := worker.handlers[kind.Name]; has {
 		panic("tickr: the worker has a handler of " + kind.Name + " already")
@@ -234,11 +235,12 @@ func (w *Worker) RunUntilSignal() error {
 	return w.Run(ctx)
 }
 
-// Run registers the worker and executes jobs until the context ends. Then it fetches no more, gives running handlers the
-// grace to finish, gives back the rest, leaves, and returns nil. A handler that ignores its context still runs then.
+// Run registers the worker and executes jobs until the context ends. Then it fetches no more, gives running handlers
+// the grace to finish, gives back the rest, leaves, and returns nil. A handler that ignores its context still runs
+// then.
 //
-// While no server answers, the worker tries again, also at the start. Run fails with an *Error when the server refuses to
-// register the worker: a wrong key, or a kind that is not declared.
+// While no server answers, the worker tries again, also at the start. Run fails with an *Error when the server refuses
+// to register the worker: a wrong key, or a kind that is not declared.
 func (w *Worker) Run(ctx context.Context) error {
 	if len(w.handlers) == 0 {
 		return errors.New("tickr: the worker has no handler: call Handle")
@@ -595,8 +597,8 @@ func (h *held) saved() <-chan struct{} {
 	return h.worker.saveLocked(h)
 }
 
-// saveLocked returns a channel that is closed when the server has the newest checkpoint of an attempt, or when the worker
-// does not hold it any more.
+// saveLocked returns a channel that is closed when the server has the newest checkpoint of an attempt, or when the
+// worker does not hold it any more.
 func (w *Worker) saveLocked(one *held) <-chan struct{} {
 	done := make(chan struct{})
 	if w.held[one.token] == nil || one.checkpointVersion <= one.sent {
@@ -836,8 +838,8 @@ func (w *Worker) finish(ctx context.Context, verdicts []verdictBody) {
 	}
 }
 
-// refused handles that one wrong or large verdict makes the server refuse all of a request. It finds it, and reports its
-// attempt as failed.
+// refused handles that one wrong or large verdict makes the server refuse all of a request. It finds it, and reports
+// its attempt as failed.
 func (w *Worker) refused(ctx context.Context, verdicts []verdictBody, got *answer) {
 	if len(verdicts) > 1 {
 		half := (len(verdicts) + 1) / 2
@@ -961,8 +963,8 @@ func (w *Worker) trouble(what string, err error) {
 	}
 }
 
-// pause waits after a failure: once every address has failed, and for as long as the server at the next address asked for.
-// A heartbeat does not wait that long.
+// pause waits after a failure: once every address has failed, and for as long as the server at the next address asked
+// for. A heartbeat does not wait that long.
 func (w *Worker) pause(ctx context.Context, what string, failures int, got *answer, longest time.Duration) {
 	addresses := len(w.transport.addresses)
 	var d time.Duration
