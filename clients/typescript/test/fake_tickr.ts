@@ -14,6 +14,8 @@ export interface Call {
   text: string;
   headers: http.IncomingHttpHeaders;
   at: number;
+  /** The client closed the connection before the answer. */
+  isGivenUp: boolean;
 }
 
 /** What happens to a call: its answer is lost (after it was carried out or before), or it gets another answer. */
@@ -40,6 +42,7 @@ export class FakeTickr {
   drain = false;
   leaseMs = 10_000;
   beatMs = 100;
+  longestWaitMs = 2_000;
   url = '';
   readonly #server: http.Server;
   readonly #jobs: (FakeJob & { id: string; token: string })[] = [];
@@ -117,7 +120,12 @@ export class FakeTickr {
       text,
       headers: request.headers,
       at: performance.now(),
+      isGivenUp: false,
     };
+    response.on('close', () => {
+      call.isGivenUp = !response.writableFinished;
+      for (const wake of [...this.#changed.splice(0), ...this.#waiters.splice(0)]) wake();
+    });
     this.calls.push(call);
     const fate = this.fate(call);
     if (fate === 'refused') {
@@ -179,8 +187,8 @@ export class FakeTickr {
     // A new request ends the one before it, which then gets no job.
     this.#newest.set(worker, call.body.fetch_id);
     for (const wake of this.#waiters.splice(0)) wake();
-    const isNewest = () => this.#newest.get(worker) === call.body.fetch_id;
-    const end = performance.now() + Math.min(call.body.wait_ms, 2_000);
+    const isNewest = () => this.#newest.get(worker) === call.body.fetch_id && !call.isGivenUp;
+    const end = performance.now() + Math.min(call.body.wait_ms, this.longestWaitMs);
     while (
       this.#workers.has(worker) &&
       isNewest() &&

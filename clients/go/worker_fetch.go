@@ -1,0 +1,198 @@
+package tickr
+
+import (
+	"context"
+	"encoding/json"
+	"os"
+	"time"
+)
+
+func (w *Worker) registration() call {
+	host, _ := os.Hostname()
+	fields := map[string]any{"name": w.config.Name, "slots": w.config.Slots, "host": cut(host, 255), "pid": os.Getpid()}
+	var kinds []string
+	for kind := range w.handlers {
+		kinds = append(kinds, kind)
+	}
+	fields["kinds"] = kinds
+	if len(w.config.Queues) > 0 {
+		fields["queues"] = w.config.Queues
+	}
+	if w.config.Lease != 0 {
+		fields["lease_ms"] = w.config.Lease.Milliseconds()
+	}
+	if w.config.Version != "" {
+		fields["version"] = w.config.Version
+	}
+	body, _ := encode(fields)
+	return call{method: "POST", path: "/v1/workers", body: body}
+}
+
+func (w *Worker) registerFirst(ctx context.Context) error {
+	end := time.Now().Add(declaredWithin)
+	for failures := 0; ; failures++ {
+		got := w.try(ctx, w.registration(), tryTime, "register")
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		if got != nil && got.status == 201 && w.registered(got, "registered") {
+			return nil
+		}
+		if got != nil && got.status >= 400 && got.status < 500 && !isPassing(got.status) {
+			// A kind that was declared a moment ago may not be known to this process yet.
+			if got.status != 422 || time.Now().After(end) {
+				return problemOf(got.status, got.body)
+			}
+		}
+		w.pause(ctx, "register", failures, got, longestPause)
+	}
+}
+
+// registerAgain registers again, unless that has happened since the worker had this id.
+func (w *Worker) registerAgain(ctx context.Context, formerID string) {
+	w.registering.Lock()
+	defer w.registering.Unlock()
+	for failures := 0; w.ID() == formerID && ctx.Err() == nil; failures++ {
+		got := w.try(ctx, w.registration(), tryTime, "register")
+		if got != nil && got.status == 201 && w.registered(got, "registered again") {
+			// The server does not know yet what the worker holds.
+			w.mu.Lock()
+			w.lastBeat = time.Time{}
+			w.mu.Unlock()
+			w.beatBell.ring()
+			return
+		}
+		w.pause(ctx, "register", failures, got, longestPause)
+	}
+}
+
+func (w *Worker) registered(got *answer, how string) bool {
+	var told struct {
+		ID     string `json:"id"`
+		BeatMS int64  `json:"beat_ms"`
+	}
+	if json.Unmarshal(got.body, &told) != nil || told.ID == "" {
+		return false
+	}
+	w.mu.Lock()
+	w.id = told.ID
+	w.beatEvery = time.Duration(told.BeatMS) * time.Millisecond
+	w.lastBeat = time.Now()
+	w.mu.Unlock()
+	w.config.Logf("tickr: the worker %s is %s", told.ID, how)
+	return true
+}
+
+func (w *Worker) fetchLoop(ctx context.Context) {
+	for ctx.Err() == nil {
+		w.mu.Lock()
+		slots := w.config.Slots - len(w.busy)
+		drained, every := w.drained, w.beatEvery
+		w.mu.Unlock()
+		if slots < 1 {
+			w.slotsBell.wait(ctx, -1)
+			continue
+		}
+		if drained {
+			w.slotsBell.wait(ctx, every)
+			if ctx.Err() != nil {
+				return
+			}
+		}
+		if slots > maxJobs {
+			slots = maxJobs
+		}
+		w.fetch(ctx, slots)
+	}
+}
+
+func (w *Worker) fetch(ctx context.Context, slots int) {
+	w.mu.Lock()
+	holding := make([]string, 0, len(w.held))
+	for token := range w.held {
+		holding = append(holding, token)
+	}
+	w.mu.Unlock()
+	body, _ := encode(map[string]any{
+		"slots": slots, "wait_ms": w.config.Wait.Milliseconds(), "holding": holding, "fetch_id": randomID(),
+	})
+	for failures := 0; ctx.Err() == nil; failures++ {
+		id := w.ID()
+		// The same body again, to any process, gets the same jobs and nothing new.
+		got := w.try(ctx, call{method: "POST", path: path(id, "/fetch"), body: body}, w.config.Wait+tryTime, "fetch")
+		if ctx.Err() != nil {
+			return
+		}
+		if got != nil && got.status == 200 && w.deliver(got.body) {
+			return
+		}
+		if got != nil && got.status == 404 {
+			w.registerAgain(ctx, id)
+			return
+		}
+		w.pause(ctx, "fetch", failures, got, longestPause)
+	}
+}
+
+// deliver starts the jobs of an answer that are new. It returns false when the answer is not whole.
+func (w *Worker) deliver(body []byte) bool {
+	var fetched struct {
+		Jobs []struct {
+			AttemptInfo
+			Token      string          `json:"token"`
+			Payload    json.RawMessage `json:"payload"`
+			Checkpoint json.RawMessage `json:"checkpoint"`
+		} `json:"jobs"`
+		Drain bool `json:"drain"`
+	}
+	if json.Unmarshal(body, &fetched) != nil {
+		return false
+	}
+	var fresh []*held
+	w.mu.Lock()
+	for _, job := range fetched.Jobs {
+		if w.seen[job.Token] {
+			continue
+		}
+		w.remember(job.Token)
+		one := &held{worker: w, token: job.Token, payload: job.Payload}
+		one.attempt = &Attempt{
+			AttemptInfo: job.AttemptInfo, began: job.Checkpoint, reports: one, client: w.client.Continuing(job.Traceparent),
+		}
+		w.held[job.Token] = one
+		w.busy[job.Token] = one
+		w.running++
+		fresh = append(fresh, one)
+	}
+	w.mu.Unlock()
+	for _, one := range fresh {
+		go w.execute(one)
+	}
+	w.drain(fetched.Drain)
+	return true
+}
+
+// remember is called with the lock.
+func (w *Worker) remember(token string) {
+	w.seen[token] = true
+	w.seenInOrder = append(w.seenInOrder, token)
+	for len(w.seenInOrder) > remembered && w.busy[w.seenInOrder[0]] == nil {
+		delete(w.seen, w.seenInOrder[0])
+		w.seenInOrder = w.seenInOrder[1:]
+	}
+}
+
+func (w *Worker) drain(drained bool) {
+	w.mu.Lock()
+	isChange := drained != w.drained
+	w.drained = drained
+	w.mu.Unlock()
+	switch {
+	case !isChange:
+	case drained:
+		w.config.Logf("tickr: an operator drains this worker: it gets no jobs")
+	default:
+		w.config.Logf("tickr: this worker gets jobs again")
+		w.slotsBell.ring()
+	}
+}
