@@ -7,6 +7,8 @@ if ! command -v go >/dev/null 2>&1; then
     echo "go is not installed" >&2
     exit 3
 fi
+# What is built stays in a temporary folder, which makes the next run faster.
+export GOCACHE="${TMPDIR:-/tmp}/tickr-go/cache" GOPATH="${TMPDIR:-/tmp}/tickr-go"
 unformatted=$(gofmt -l .)
 if [ -n "$unformatted" ]; then
     echo "gofmt would change: $unformatted" >&2

@@ -55,7 +55,7 @@ class Bell {
     this.#ring?.();
   }
 
-  /** Wait until somebody rings, at most this long. A ring before the call counts. */
+  /** Wait until the bell rings, at most this long. A ring before the call counts. */
   async wait(ms: number): Promise<void> {
     if (!this.#rung && ms > 0) {
       let timer: NodeJS.Timeout | undefined;
