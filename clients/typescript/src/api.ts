@@ -14,8 +14,8 @@ export interface Trace {
 }
 
 /**
- * The options of a job, by their names in `POST /v1/jobs`. Those that are not set have the defaults of the kind. Names
- * that end with `_ms` are milliseconds.
+ * The options of a job, by their names in `POST /v1/jobs`. Those that are not set have the defaults of the kind.
+ * Names that end with `_ms` are milliseconds.
  */
 export interface JobOptions {
   /** Queue. Default: that of the kind, or `default`. */

@@ -28,8 +28,8 @@ export interface CallOptions {
 /** Options of an enqueue: those of the job, and of the call. */
 export interface EnqueueOptions extends JobOptions, CallOptions {
   /**
-   * Name of this request: a request with the same name and the same job is carried out once. Default: the client makes
-   * one for each call, so that its own repetitions enqueue once. Give your own to repeat a call yourself.
+   * Name of this request: a request with the same name and the same job is carried out once. Default: the client
+   * makes one for each call, so that its own repetitions enqueue once. Give your own to repeat a call yourself.
    */
   idempotency_key?: string;
 }
@@ -122,8 +122,7 @@ export class Client implements Enqueuer {
 
   /**
    * Cancel a job. Returns `cancelled` when no attempt of it starts any more, and `stopping` when its handler was
-   * asked to
-   * stop. With `unless: 'executing'` a job that runs goes on.
+   * asked to stop. With `unless: 'executing'` a job that runs goes on.
    *
    * @throws ApiError with the code `wrong_state` when the job has ended, or runs and was to be left alone.
    */
@@ -135,8 +134,8 @@ export class Client implements Enqueuer {
   }
 
   /**
-   * Wait until the job has ended, for at most `timeoutMs` (default: ten minutes). A job that failed or was cancelled is
-   * no error here: see `state`.
+   * Wait until the job has ended, for at most `timeoutMs` (default: ten minutes). A job that failed or was cancelled
+   * is no error here: see `state`.
    *
    * @throws WaitTimeoutError when the time is over. ApiError with the code `not_found` when there is no such job.
    */

@@ -45,8 +45,7 @@ export class Context {
   readonly job: AttemptJob;
   /**
    * Fires when the attempt has to stop: its job was cancelled, its time is over, the worker does not hold it any
-   * more, or
-   * the worker stops. `reason` is a {@link StoppedError}. Give it to `fetch`, timers and drivers.
+   * more, or the worker stops. `reason` is a {@link StoppedError}. Give it to `fetch`, timers and drivers.
    */
   readonly signal: AbortSignal;
   /** Enqueues jobs that continue the trace of this one. Its key needs the scope `enqueue`. */
@@ -73,8 +72,7 @@ export class Context {
 
   /**
    * Save a JSON value with which the next attempt begins, at most 64 KiB. It replaces the last one. The worker sends
-   * the
-   * newest one within a second, and at the latest before the verdict.
+   * the newest one within a second, and at the latest before the verdict.
    *
    * @throws RangeError when it is larger.
    */

@@ -76,14 +76,12 @@ const CAUSES: Record<StopCause, string> = {
 
 /**
  * The attempt has to stop. It is the `reason` of the signal of a handler. A handler lets it through; the worker then
- * ends
- * the attempt as it should be.
+ * ends the attempt as it should be.
  */
 export class StoppedError extends Error {
   /**
    * `cancelled`: the job was cancelled. `deadline`: its time is over. `lost`: another worker may have it. `stopping`:
-   * this
-   * worker stops, and gives the job back.
+   * this worker stops, and gives the job back.
    */
   readonly why: StopCause;
 

@@ -153,8 +153,8 @@ export class Transport {
   }
 
   /**
-   * Send a call until a server answers it, for at most `timeoutMs`. After a failure the next address is tried. When all
-   * have failed, a pause follows.
+   * Send a call until a server answers it, for at most `timeoutMs`. After a failure the next address is tried. When
+   * all have failed, a pause follows.
    *
    * @throws ApiError for an answer that is no success. UnavailableError when no server answered.
    */

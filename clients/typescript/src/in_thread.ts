@@ -37,8 +37,7 @@ export type ToJobThread =
 
 /**
  * Return a handler that runs in a thread of its own, for work that computes for long or blocks. `module` is a module
- * whose
- * default export is the handler; a URL such as `new URL('./resize.js', import.meta.url)`.
+ * whose default export is the handler; a URL such as `new URL('./resize.js', import.meta.url)`.
  *
  * Such handlers hold up no other one, and an attempt that has to stop is ended a third of a second later, whatever it
  * does. A thread takes some 20 ms to start, and 5 MB or more.

@@ -14,8 +14,7 @@ let sawExact = false;
  * A JSON number that no `number` and no `bigint` holds, such as a decimal with 25 digits.
  *
  * `text` has all its digits. In arithmetic it behaves like the nearest `number`. {@link stringify}, and so every
- * payload
- * and result, writes all digits again; `JSON.stringify` of your own writes the nearest number.
+ * payload and result, writes all digits again; `JSON.stringify` of your own writes the nearest number.
  */
 export class ExactNumber {
   readonly text: string;
@@ -41,7 +40,8 @@ export class ExactNumber {
 }
 
 /**
- * Read JSON. Integers that a `number` cannot hold exactly become a `bigint`, other such numbers an {@link ExactNumber}.
+ * Read JSON. Integers that a `number` cannot hold exactly become a `bigint`, other such numbers an {@link
+ * ExactNumber}.
  *
  * @throws SyntaxError when the text is not JSON.
  */
@@ -50,8 +50,8 @@ export function parse(text: string): unknown {
 }
 
 /**
- * Write JSON, as `JSON.stringify` does, but with every digit of a `bigint` and of an {@link ExactNumber}. A value that
- * JSON cannot have (`undefined`, a function) becomes `null`.
+ * Write JSON, as `JSON.stringify` does, but with every digit of a `bigint` and of an {@link ExactNumber}. A value
+ * that JSON cannot have (`undefined`, a function) becomes `null`.
  *
  * @throws TypeError when the value contains itself.
  */

@@ -571,8 +571,8 @@ export class Link {
   }
 
   /**
-   * Pause after a failure: once every address has failed, and for as long as the server at the next address asked for.
-   * A heartbeat does not wait that long.
+   * Pause after a failure: once every address has failed, and for as long as the server at the next address asked
+   * for. A heartbeat does not wait that long.
    */
   async #pause(
     what: string,

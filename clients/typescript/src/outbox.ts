@@ -33,12 +33,10 @@ export interface OutboxRow {
 
 /**
  * Enqueue a job in a transaction of yours: it exists exactly if the transaction is committed. Returns the id that the
- * job
- * will have.
+ * job will have.
  *
  * The job starts about a tenth of a second after the COMMIT, or at once after {@link Client.nudge}. tickr checks kind
- * and
- * payload when it moves the row; a row that is wrong is shown by `tickr outbox rejected`.
+ * and payload when it moves the row; a row that is wrong is shown by `tickr outbox rejected`.
  *
  * @throws TypeError when the payload has more than 1 MiB, or an option is not valid. The errors of the connection.
  */
@@ -100,8 +98,8 @@ let lastMs = 0;
 let counter = 0;
 
 /**
- * Make a UUIDv7. The ids of one process sort in the order in which they were made, also within a millisecond: jobs with
- * one order key run in the order of their ids.
+ * Make a UUIDv7. The ids of one process sort in the order in which they were made, also within a millisecond: jobs
+ * with one order key run in the order of their ids.
  */
 export function uuidv7(): string {
   const bytes = randomBytes(16);

@@ -4,10 +4,8 @@ import { Verdict, type VerdictBody, verdictOfError, verdictOfResult } from './ve
 
 /**
  * Executes the jobs of a kind. What it returns is the result of the job, at most 256 KiB of JSON. An error that it
- * throws
- * fails the attempt. It throws or returns {@link Failed}, {@link Rejected}, {@link Snoozed} or {@link Released} for
- * these
- * verdicts.
+ * throws fails the attempt. It throws or returns {@link Failed}, {@link Rejected}, {@link Snoozed} or {@link
+ * Released} for these verdicts.
  */
 export type Handler<Payload = unknown, Result = unknown> = (
   payload: Payload,

@@ -104,8 +104,8 @@ export class FakeClient implements Enqueuer {
   }
 
   /**
-   * Return the jobs of a kind. With `payload`, only those whose payload has these fields, and with `options` those with
-   * these options.
+   * Return the jobs of a kind. With `payload`, only those whose payload has these fields, and with `options` those
+   * with these options.
    */
   enqueued<P>(kind: Kind<P, unknown> | string, payload?: Partial<P>, options: Partial<NewJob> = {}): NewJob[] {
     const name = typeof kind === 'string' ? kind : kind.name;

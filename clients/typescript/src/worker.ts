@@ -70,8 +70,7 @@ interface Attempt {
  * A remote worker: executes jobs that it fetches over HTTP.
  *
  * The protocol runs in a thread of its own. A handler that blocks the event loop keeps its job, because the thread
- * renews
- * the leases. It holds up the other handlers of this process all the same.
+ * renews the leases. It holds up the other handlers of this process all the same.
  */
 export class Worker {
   readonly #options: WorkerOptions;
@@ -109,8 +108,7 @@ export class Worker {
 
   /**
    * Register, and execute jobs until the worker is stopped. Resolves when it has left: what it could not finish is
-   * given
-   * back then. A handler that ignores its signal still runs, so a program ends with `process.exit()` after it.
+   * given back then. A handler that ignores its signal still runs, so a program ends with `process.exit()` after it.
    *
    * While no server answers, the worker tries again, also at the start.
    *
@@ -159,8 +157,8 @@ export class Worker {
   }
 
   /**
-   * Fetch no more, give running handlers the grace to finish, give back the rest, and leave. Resolves when the handlers
-   * have ended or were given up; {@link Worker.run} resolves a moment later.
+   * Fetch no more, give running handlers the grace to finish, give back the rest, and leave. Resolves when the
+   * handlers have ended or were given up; {@link Worker.run} resolves a moment later.
    */
   stop(graceMs = this.#options.graceMs ?? 30_000): Promise<void> {
     this.#stopping ??= this.#stop(graceMs);
