@@ -90,6 +90,7 @@ fn reason(status: u16) -> &'static str {
         201 => "Created",
         204 => "No Content",
         404 => "Not Found",
+        413 => "Content Too Large",
         422 => "Unprocessable Content",
         429 => "Too Many Requests",
         500 => "Internal Server Error",

@@ -105,7 +105,12 @@ async fn exchange(world: &World, server: usize, mut connection: Connection, requ
             return None;
         }
         Some(Action::Status(status, retry_after)) => {
-            let code = if *status == 404 { "not_found" } else { "unavailable" };
+            let code = match status {
+                404 => "not_found",
+                413 => "too_large",
+                429 => "overloaded",
+                _ => "unavailable",
+            };
             let mut answer = Answer::problem(*status, code, "the conformance kit answers so on purpose");
             answer.headers.extend(retry_after.map(|seconds| ("retry-after", seconds.to_string())));
             return send(world, number, connection, &answer, None).await;

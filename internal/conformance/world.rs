@@ -26,6 +26,8 @@ pub(crate) struct Setup {
     pub(crate) clock_s: i64,
     /// Index of an address at which no server listens from the start.
     pub(crate) dead: Option<usize>,
+    /// Faults that are planned from the start.
+    pub(crate) faults: Vec<Fault>,
     /// True to send fields in answers that the specification does not have.
     pub(crate) extra_fields: bool,
     /// True to send answers in small chunks.
@@ -34,7 +36,16 @@ pub(crate) struct Setup {
 
 impl Default for Setup {
     fn default() -> Self {
-        Self { beat_ms: 500, slots: 4, grace_ms: 5_000, clock_s: 0, dead: None, extra_fields: false, pieces: false }
+        Self {
+            beat_ms: 500,
+            slots: 4,
+            grace_ms: 5_000,
+            clock_s: 0,
+            dead: None,
+            faults: Vec::new(),
+            extra_fields: false,
+            pieces: false,
+        }
     }
 }
 
@@ -55,6 +66,9 @@ pub(crate) const KINDS: [&str; 12] = [
     "conformance.big",
     "conformance.enqueue",
 ];
+
+/// Largest body, as the setting `body_limit` has it by default.
+const BODY_LIMIT: usize = 256 << 10;
 
 /// A sentence of the specification that the program broke.
 #[derive(Clone, Debug)]
@@ -167,6 +181,7 @@ pub(crate) struct World {
 
 impl World {
     pub(crate) fn new(setup: Setup) -> Self {
+        let faults = setup.faults.clone();
         let state = State {
             setup,
             token: format!("conformance-{}", uuid::Uuid::new_v4().simple()),
@@ -175,7 +190,7 @@ impl World {
             attempts: BTreeMap::new(),
             enqueues: Vec::new(),
             exchanges: Vec::new(),
-            faults: Vec::new(),
+            faults,
             breaches: Vec::new(),
             drained: false,
             cancelled: BTreeSet::new(),
@@ -274,6 +289,11 @@ impl State {
         }
         for (rule, seen, expected) in bodies::check(call, &body) {
             self.breach(rule, seen, expected);
+        }
+        // One verdict alone may be larger: the client cannot make it smaller.
+        let several = body.get("verdicts").and_then(Json::as_list).is_some_and(|verdicts| verdicts.len() > 1);
+        if request.body.len() > BODY_LIMIT && several {
+            return (number, body, Some(Action::Status(413, None)));
         }
         let fault = self.fault(server, call, |action| call != Call::Fetch || !action.comes_after());
         (number, body, fault)

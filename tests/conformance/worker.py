@@ -25,7 +25,7 @@ SLOTS = int(os.environ.get("TICKR_SLOTS", "4"))
 GRACE = int(os.environ.get("TICKR_GRACE_MS", "5000")) / 1000
 LEASE_MS = int(os.environ.get("TICKR_LEASE_MS", "10000"))
 WAIT_MS = 20_000
-MAX_RESULT, MAX_LOG, MAX_ERROR, MAX_NOTE = 256 << 10, 16 << 10, 2_000, 120
+MAX_RESULT, MAX_LOG, MAX_ERROR, MAX_NOTE, MAX_BODY = 256 << 10, 16 << 10, 2_000, 120, 250_000
 
 
 def fault(name):
@@ -248,6 +248,8 @@ class Worker:
                 self.id = answer["id"]
                 return
             except (OSError, http.client.HTTPException, ValueError, Refused):
+                if fault("registers-once"):
+                    raise
                 pauses.wait(self.ended)
 
     def register_again(self, former):
@@ -367,14 +369,26 @@ class Worker:
                 self.changed.wait_for(lambda: self.verdicts or self.ended.is_set())
                 if not self.verdicts:
                     return
-                batch = list(self.verdicts.values())[:100]
+                batch = self.batch()
             try:
                 connection.call("POST", f"/v1/workers/{self.id}/finish", {"verdicts": batch})
             except (OSError, http.client.HTTPException, ValueError, Refused):
+                if fault("gives-up-at-stop") and self.stopping.is_set():
+                    self.answered(batch)
                 pauses.wait()
                 continue
             pauses = Pauses(5)
             self.answered(batch)
+
+    def batch(self):
+        """The verdicts of the next call: as many as one body holds, and at least one."""
+        batch, size = [], 0
+        for verdict in list(self.verdicts.values())[:100]:
+            size += len(write_json(verdict).encode()) + 1
+            if batch and size > MAX_BODY and not fault("large-bodies"):
+                break
+            batch.append(verdict)
+        return batch
 
     def answered(self, batch):
         with self.changed:

@@ -31,6 +31,23 @@ pub(super) fn errors(stage: &mut Stage) -> Running<'_> {
     })
 }
 
+/// Large results wait while the finish calls before them have no answer. Together they are more than one body holds.
+pub(super) fn large(stage: &mut Stage) -> Running<'_> {
+    Box::pin(async move {
+        stage.fault(Fault::new(Call::Finish, 2, Action::Slow(Duration::from_millis(800))));
+        let jobs: Vec<usize> = (0..8).map(|_| stage.job("big", serde_json::json!({ "bytes": 120_000 }))).collect();
+        for job in jobs {
+            let verdict = stage.settled(job).await?;
+            expect_verdict(&verdict, "succeeded")?;
+            let length = verdict.get("result").and_then(Json::as_text).map(str::len);
+            if length != Some(120_000) {
+                return broken(verdict.brief(), "a text of 120,000 characters");
+            }
+        }
+        Ok(())
+    })
+}
+
 /// `lease_lost` and `unknown` are answers: the verdict is not sent again, and the worker goes on.
 pub(super) fn refused(stage: &mut Stage) -> Running<'_> {
     Box::pin(async move {

@@ -21,6 +21,7 @@ mod verdicts;
 use std::future::Future;
 use std::pin::Pin;
 
+use crate::call::{Action, Call, Fault};
 use crate::stage::{Outcome, Stage};
 use crate::world::Setup;
 
@@ -72,6 +73,7 @@ const CHECKPOINT: &str = "`checkpoint` is JSON of at most 64 KiB, with which the
 const PROGRESS: &str = "`percent` and `note` (120 characters, without control characters) are shown with the job.";
 const FINISH_AGAIN: &str = "The same verdict again has the same result, so a call that got no answer is repeated, to any \
                             process, until it is answered.";
+const BODY_LIMIT: &str = "1 to 500 of them, within `body_limit`";
 const FINISH_RESULTS: &str = "`lease_lost` (the attempt had ended otherwise, and nothing was changed) or `unknown` (no job \
                               has this token)";
 const ANY_PROCESS: &str = "a worker may go through a load balancer, or through a list of addresses";
@@ -88,6 +90,14 @@ const ENQUEUE: &str = "Each enqueue has an `Idempotency-Key` of its own, and the
 /// Every scenario, in the order in which they are printed.
 pub(crate) const ALL: &[Scenario] = &[
     Scenario::new("register", "A program that starts again registers again", requests::register),
+    Scenario::new("register-503", AFTER_ERRORS, requests::traffic).with(|| Setup {
+        faults: vec![
+            Fault::new(Call::Register, 1, Action::Status(503, Some(1))),
+            Fault::new(Call::Register, 1, Action::Status(500, None)),
+            Fault::new(Call::Register, 1, Action::CutBefore),
+        ],
+        ..Setup::default()
+    }),
     Scenario::new("token", BEARER, requests::traffic),
     Scenario::new("bodies", EVERY_CALL, requests::traffic),
     Scenario::new("unknown-fields", UNKNOWN_FIELDS, requests::traffic)
@@ -133,6 +143,7 @@ pub(crate) const ALL: &[Scenario] = &[
     Scenario::new("lost", LOST, beating::lost).with(|| Setup { slots: 1, ..Setup::default() }),
     Scenario::new("finish-lost", FINISH_AGAIN, finishing::lost),
     Scenario::new("finish-503", FINISH_AGAIN, finishing::errors),
+    Scenario::new("finish-large", BODY_LIMIT, finishing::large).with(|| Setup { slots: 8, ..Setup::default() }),
     Scenario::new("finish-refused", FINISH_RESULTS, finishing::refused),
     Scenario::new("enqueue", ENQUEUE, enqueueing::once),
     Scenario::new("enqueue-repeated", ENQUEUE, enqueueing::repeated),
@@ -141,6 +152,7 @@ pub(crate) const ALL: &[Scenario] = &[
     Scenario::new("connection-reset", AFTER_ERRORS, addresses::resets),
     Scenario::new("stop", STOP, stopping::finishes),
     Scenario::new("stop-releases", STOP, stopping::releases).with(|| Setup { grace_ms: 1_500, ..Setup::default() }),
+    Scenario::new("stop-finish-lost", FINISH_AGAIN, stopping::finish_lost),
     Scenario::new("stop-while-waiting", STOP, stopping::while_waiting),
     Scenario::new("stop-twice", SECOND_SIGNAL, stopping::twice).with(|| Setup { grace_ms: 60_000, ..Setup::default() }),
 ];

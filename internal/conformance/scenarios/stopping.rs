@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use super::Running;
-use crate::call::Call;
+use crate::call::{Action, Call, Fault};
 use crate::stage::{Outcome, PATIENCE, SLACK, Stage, broken, expect_verdict};
 
 /// Time after the signal within which a request for jobs may still arrive.
@@ -73,6 +73,24 @@ pub(super) fn releases(stage: &mut Stage) -> Running<'_> {
             verdict(stage, job, "released")?;
         }
         Ok(())
+    })
+}
+
+/// The answer to the last verdicts is lost, and the program repeats them before it ends.
+pub(super) fn finish_lost(stage: &mut Stage) -> Running<'_> {
+    Box::pin(async move {
+        let job = stage.job("sleep", serde_json::json!({ "ms": 1_500 }));
+        stage.started(job).await?;
+        stage.stop().await;
+        stage.fault(Fault::new(Call::Finish, 2, Action::CutBefore));
+        ended(stage, Duration::from_millis(1_500) + Duration::from_secs(3) + SLACK).await?;
+        verdict(stage, job, "succeeded")?;
+        let answered = stage.world.read(|state| state.delivered(job).is_some_and(|(_, a)| a.answered_at.is_some()));
+        if answered {
+            Ok(())
+        } else {
+            broken("the program ended without an answer to its verdict", "the verdict again")
+        }
     })
 }
 

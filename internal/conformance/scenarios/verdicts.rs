@@ -38,7 +38,11 @@ pub(super) fn failed(stage: &mut Stage) -> Running<'_> {
         let payload = serde_json::json!({ "message": "not now", "delay_ms": 90_000 });
         let verdict = stage.run("fail", payload).await?;
         expect_verdict(&verdict, "failed")?;
-        expect_delay(&verdict, Some(90_000))
+        expect_delay(&verdict, Some(90_000))?;
+        // No delay is not the same as the usual one.
+        let verdict = stage.run("fail", serde_json::json!({ "message": "at once", "delay_ms": 0 })).await?;
+        expect_verdict(&verdict, "failed")?;
+        expect_delay(&verdict, Some(0))
     })
 }
 
