@@ -58,6 +58,7 @@ const HOLDING: &str = "Every token stays in `holding` until its verdict is answe
 const AGAIN: &str = "When the answer does not come, send the same body with the same `fetch_id` again";
 const AFTER_ERRORS: &str = "After any other failure try again with growing pauses, at most five seconds apart.";
 const RETRY_AFTER: &str = "after 429 and 503 wait for `Retry-After` seconds, or try another process";
+const REPEATED: &str = "A registration that gets no answer, 429 or a 5xx is repeated with growing pauses";
 const REGISTER_AGAIN: &str = "`POST /v1/workers` when the program starts, and again whenever a call answers 404";
 const ONE_REQUEST: &str = "A worker has one request at a time.";
 const NEW_ID: &str = "a UUID: new for each request, the same when the request is repeated";
@@ -90,7 +91,7 @@ const ENQUEUE: &str = "Each enqueue has an `Idempotency-Key` of its own, and the
 /// Every scenario, in the order in which they are printed.
 pub(crate) const ALL: &[Scenario] = &[
     Scenario::new("register", "A program that starts again registers again", requests::register),
-    Scenario::new("register-503", AFTER_ERRORS, requests::traffic).with(|| Setup {
+    Scenario::new("register-503", REPEATED, requests::traffic).with(|| Setup {
         faults: vec![
             Fault::new(Call::Register, 1, Action::Status(503, Some(1))),
             Fault::new(Call::Register, 1, Action::Status(500, None)),
