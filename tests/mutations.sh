@@ -167,6 +167,9 @@ mutants() {
     mutant 'settings of a session' internal/store/sql/connection.rs \
         'SET SESSION autocommit = 1,' 'SET SESSION' \
         mysql_faults::the_servers_own_defaults_change_nothing_and_its_limits_are_kept
+    mutant 'exact numbers' internal/dashboard/assets/core/api.js \
+        'parseAnswer(text)' 'JSON.parse(text)' \
+        dashboard_use::numbers_of_payloads_are_shown_and_copied_as_they_were_sent
     mutant 'seats of searches' internal/store/sql/pools.rs \
         '(self.reads - 1).clamp(1, 4)' '(self.reads + 1_000).clamp(1, 1_000)' \
         starvation::a_flood_of_heavy_reads_stops_nothing_and_its_key_ends_at_once

@@ -72,12 +72,12 @@ fn kinds() -> Registry {
     kinds
 }
 
-fn letter(payload: &Value) -> Value {
+pub(crate) fn letter(payload: &Value) -> Value {
     json!({"kind": "letter", "payload": payload})
 }
 
 /// Start a server with letters, and a browser; return `None` where there is no browser.
-async fn begin() -> Option<(TestApp, Arc<Browser>)> {
+pub(crate) async fn begin() -> Option<(TestApp, Arc<Browser>)> {
     let browser = Browser::shared().await?;
     let queues = |config: &mut Config| config.queues = ["default", "post", "press"].map(str::to_owned).to_vec();
     Some((TestApp::start_with(queues, kinds()).await, browser))

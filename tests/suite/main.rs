@@ -33,6 +33,7 @@ mod compat_later;
 mod conformance;
 mod contract;
 mod dashboard;
+mod dashboard_use;
 mod dead_letters;
 mod declared_kinds;
 mod deferred;

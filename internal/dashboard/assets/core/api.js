@@ -1,4 +1,5 @@
 // The public API, and who this browser is to it.
+import { parseAnswer } from './exact.js';
 import { observable } from './observable.js';
 
 const KEY = 'tickr.key';
@@ -104,7 +105,7 @@ async function read(response) {
   const text = await response.text();
   let body;
   try {
-    body = text ? JSON.parse(text) : null;
+    body = text ? parseAnswer(text) : null;
   } catch {
     body = { detail: text.slice(0, 300) };
   }

@@ -2,14 +2,14 @@
 
 import { url } from '../core/api.js';
 import { html } from '../core/dom.js';
+import { writeExact } from '../core/exact.js';
 import { useQuery } from '../core/query.js';
 import { Panel, Time } from './base.js';
 
 const told = (detail) =>
   Object.entries(detail ?? {})
     .map(
-      ([name, value]) =>
-        `${name} ${value === null ? 'none' : typeof value === 'object' ? JSON.stringify(value) : value}`,
+      ([name, value]) => `${name} ${value === null ? 'none' : typeof value === 'object' ? writeExact(value) : value}`,
     )
     .join(', ');
 

@@ -1,5 +1,6 @@
 // A foldable view of a JSON value. What the schema of its kind calls sensitive is hidden until the operator asks.
 import { html, useState } from '../core/dom.js';
+import { Exact, writeExact } from '../core/exact.js';
 import { Copy } from './base.js';
 
 const MANY = 100;
@@ -52,7 +53,7 @@ export function within(schema, name, root) {
 export function Json({ value, schema, label = 'value' }) {
   if (value === undefined) return null;
   return html`<div class="json">
-    <div class="row end"><${Copy} text=${JSON.stringify(value, null, 2)} label=${`Copy the ${label}`} /></div>
+    <div class="row end"><${Copy} text=${writeExact(value, 2)} label=${`Copy the ${label}`} /></div>
     <${Node} value=${value} schema=${schema} root=${schema} depth=${0} />
   </div>`;
 }
@@ -70,7 +71,7 @@ function Node({ name, value, schema, root, depth }) {
       </button>
     </div>`;
   }
-  if (value === null || typeof value !== 'object')
+  if (value === null || typeof value !== 'object' || value instanceof Exact)
     return html`<div class="leaf">${key}<${Leaf} value=${value} /></div>`;
   const list = Array.isArray(value);
   const entries = list ? value.map((item, i) => [i, item]) : Object.entries(value);
@@ -130,6 +131,7 @@ function Leaf({ value }) {
       }
     `;
   }
-  if (typeof value === 'number') return html`<span class="figure-value num">${String(value)}</span>`;
+  if (typeof value === 'number' || value instanceof Exact)
+    return html`<span class="figure-value num">${String(value)}</span>`;
   return html`<span class="word">${String(value)}</span>`;
 }
