@@ -167,6 +167,9 @@ mutants() {
     mutant 'settings of a session' internal/store/sql/connection.rs \
         'SET SESSION autocommit = 1,' 'SET SESSION' \
         mysql_faults::the_servers_own_defaults_change_nothing_and_its_limits_are_kept
+    mutant 'text in the filter box' internal/dashboard/assets/ui/filter.js \
+        'if (value !== asked.current || document.activeElement !== input.current) setText(value)' 'setText(value)' \
+        dashboard_use::completed_words_stay_apart_while_the_user_types_on
     mutant 'exact numbers' internal/dashboard/assets/core/api.js \
         'parseAnswer(text)' 'JSON.parse(text)' \
         dashboard_use::numbers_of_payloads_are_shown_and_copied_as_they_were_sent

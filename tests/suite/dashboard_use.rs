@@ -2,10 +2,59 @@
 //! under the mouse, figures that must be exact, and releases that must be watched.
 
 use serde_json::json;
+use tickr::job::State;
 
-use crate::dashboard::begin;
-use crate::support::browser::button;
+use crate::dashboard::{begin, letter};
+use crate::support::browser::{Page, button, field, link};
 use crate::support::{answer, http};
+
+/// Return script that says how many rows the page shows.
+const ROWS: &str = "document.querySelectorAll('main tr[data-row]').length";
+
+async fn has_rows(page: &Page, count: usize) {
+    page.until(&format!("{count} rows are shown"), &format!("{ROWS} === {count}")).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn completed_words_stay_apart_while_the_user_types_on() {
+    let Some((tickr, browser)) = begin().await else { return };
+    let failed = tickr.enqueue(letter(&json!({"to": "nora", "fate": "returns"}))).await;
+    tickr.until(failed, State::Failed).await;
+    let page = browser.page(&tickr.url("")).await;
+    page.visit("/jobs").await;
+    page.fill(&field("Filter"), "state:fai").await;
+    page.press("Tab").await;
+    page.until("the first word is searched", "location.search === '?q=state%3Afailed'").await;
+    has_rows(&page, 1).await;
+    page.types("kin").await;
+    assert_eq!(page.value(&field("Filter")).await, "state:failed kin");
+    page.press("Tab").await;
+    page.types("let").await;
+    page.has(&crate::support::browser::choice("kind:letter")).await;
+    page.press("Tab").await;
+    page.until("both words are searched", "location.search === '?q=state%3Afailed+kind%3Aletter'").await;
+    page.types("tag:a").await;
+    assert_eq!(page.value(&field("Filter")).await, "state:failed kind:letter tag:a");
+    page.press("Enter").await;
+    page.reads("No job matches").await;
+    assert_eq!(page.address().await, "/jobs?q=state%3Afailed+kind%3Aletter+tag%3Aa");
+
+    // With the mouse as well; and a link outside of the box still sets it.
+    page.follow("/jobs").await;
+    page.until("the box is empty", "document.querySelector('#filter').value === ''").await;
+    page.fill(&field("Filter"), "kind:").await;
+    page.click(&crate::support::browser::choice("kind:letter")).await;
+    page.until("the word is searched", "location.search === '?q=kind%3Aletter'").await;
+    page.types("state:").await;
+    page.click(&crate::support::browser::choice("state:failed")).await;
+    page.until("both are searched", "location.search === '?q=kind%3Aletter+state%3Afailed'").await;
+    has_rows(&page, 1).await;
+    page.click(&link("All")).await;
+    page.until("the box follows", "document.querySelector('#filter').value === 'kind:letter'").await;
+    page.assert_calm();
+    drop(page);
+    tickr.stop().await;
+}
 
 #[tokio::test(flavor = "multi_thread")]
 async fn numbers_of_payloads_are_shown_and_copied_as_they_were_sent() {

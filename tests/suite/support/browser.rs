@@ -459,6 +459,19 @@ impl Page {
         .await;
     }
 
+    /// Move the mouse to a place of the window.
+    pub(crate) async fn point(&self, x: f64, y: f64) {
+        let event = json!({"type": "mouseMoved", "x": x, "y": y, "button": "none", "buttons": 0});
+        self.call("Input.dispatchMouseEvent", event).await;
+    }
+
+    /// Type a text, one key after the other, wherever the focus is.
+    pub(crate) async fn types(&self, text: &str) {
+        for key in text.chars() {
+            self.press(&key.to_string()).await;
+        }
+    }
+
     /// Replace the text of a field, or choose an option.
     pub(crate) async fn fill(&self, thing: &Thing, text: &str) {
         self.patiently(&format!("{thing:?} has {text:?}"), async || {

@@ -42,10 +42,20 @@ export function FilterBar({ value, on, wrong, label = 'Filter', id = 'filter' })
   const [cursor, setCursor] = useState(0);
   const input = useRef(null);
   const list = useId();
+  // What this box has asked for last, as the address has it: without the spaces around it.
+  const asked = useRef(value);
   const kinds = useQuery(open ? '/v1/kinds' : null);
   const queues = useQuery(open ? '/v1/queues' : null);
   const schedules = useQuery(open && /schedule:/.test(text) ? '/v1/schedules' : null);
-  useEffect(() => setText(value), [value]);
+  useEffect(() => {
+    // The answer to what was typed comes while the user types on, and must not take away what has come since.
+    if (value !== asked.current || document.activeElement !== input.current) setText(value);
+    asked.current = value;
+  }, [value]);
+  const search = (next) => {
+    asked.current = next.trim();
+    on(next.trim());
+  };
 
   const { from, to, word } = wordAt(text, cursor);
   const colon = word.indexOf(':');
@@ -78,7 +88,11 @@ export function FilterBar({ value, on, wrong, label = 'Filter', id = 'filter' })
     setText(next);
     setAt(-1);
     setCursor(place);
-    if (choice.end) on(next.trim());
+    if (choice.end) {
+      search(next);
+      // Until more is typed, the list would only cover what was found.
+      setOpen(false);
+    }
     requestAnimationFrame(() => {
       input.current?.focus();
       input.current?.setSelectionRange(place, place);
@@ -98,7 +112,7 @@ export function FilterBar({ value, on, wrong, label = 'Filter', id = 'filter' })
       event.preventDefault();
       if (at >= 0 && choices[at]) take(choices[at]);
       else {
-        on(text.trim());
+        search(text);
         setOpen(false);
       }
     } else if (event.key === 'Escape' && open) {
