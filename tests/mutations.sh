@@ -167,9 +167,18 @@ mutants() {
     mutant 'settings of a session' internal/store/sql/connection.rs \
         'SET SESSION autocommit = 1,' 'SET SESSION' \
         mysql_faults::the_servers_own_defaults_change_nothing_and_its_limits_are_kept
+    mutant 'index for a small queue' internal/store/jobs/search.rs \
+        'if jobs <= SMALL_QUEUE {' 'if jobs < 0 {' \
+        search::the_unfinished_jobs_of_a_small_queue_are_found_at_once_among_many
+    mutant 'search that goes on' internal/dashboard/assets/ui/search.js \
+        'while (found.next && found.rows.length < PAGE && !own.stopped)' 'while (!found)' \
+        dashboard_use::a_search_goes_on_until_it_has_a_page_and_says_how_far_it_looked
     mutant 'text in the filter box' internal/dashboard/assets/ui/filter.js \
         'if (value !== asked.current || document.activeElement !== input.current) setText(value)' 'setText(value)' \
         dashboard_use::completed_words_stay_apart_while_the_user_types_on
+    mutant 'list that stands still' internal/dashboard/assets/ui/still.js \
+        'const frozen = held || hovered || focused' 'const frozen = false' \
+        dashboard_use::a_list_stands_still_while_a_row_is_hovered_focused_or_chosen
     mutant 'exact numbers' internal/dashboard/assets/core/api.js \
         'parseAnswer(text)' 'JSON.parse(text)' \
         dashboard_use::numbers_of_payloads_are_shown_and_copied_as_they_were_sent
@@ -1094,8 +1103,8 @@ mutants() {
         'if line.number > 0 {' \
         verify::a_life_beyond_its_bounds_is_found_and_one_that_just_keeps_them_is_not
     mutant 'tag of a job in answers about operations' internal/api/bulk.rs \
-        'respond_to_outcome(outcome, ResponseContent::Other, |()| {' \
-        'respond_to_outcome(outcome, ResponseContent::Job, |()| {' \
+        'respond_to_outcome(outcome, ResponseContent::Other, |ReleaseRunning { id }| {' \
+        'respond_to_outcome(outcome, ResponseContent::Job, |ReleaseRunning { id }| {' \
         operations::answers_about_operations_carry_no_tag_of_a_job
     mutant 'due time after the clock was set back' internal/store/attempts/settle.rs \
         'Some(owed.execute_at.min(ceil_ms(now)))' \

@@ -21,7 +21,7 @@ use crate::jobs::{ListAnswer, json_answer};
 use crate::view::{DeadLetterStatusWord, JobView, Moment};
 use crate::{Api, json};
 use tickr_job::{DeadLetterStatus, Filter, Fingerprint, Job, JobId, Name, State as JobState, limits, normalise};
-use tickr_store::{Accepted, IdempotentOutcome, Original, Refusal, UpdatedJob};
+use tickr_store::{Accepted, IdempotentOutcome, JobPage, Original, Refusal, UpdatedJob};
 
 filter_query! {
     /// Filter and page of a listing of dead letters.
@@ -79,9 +79,7 @@ pub(super) async fn list(
     let before = listing.id(asked.cursor.as_deref())?.map(JobId::from_uuid);
     let store = api.broker.store().clone();
     let page = run_with_seat(&api, async move { store.list(filter, before, limit).await }).await?;
-    let data = page.jobs.into_iter().map(|job| JobView::read(job, None)).collect();
-    let next_cursor = page.next.map(|id| listing.cursor(id.uuid().as_bytes()));
-    Ok(json(StatusCode::OK, ListAnswer { data, next_cursor }))
+    Ok(json(StatusCode::OK, ListAnswer::new(page, &listing)))
 }
 
 /// List the dead letters that got this status last.
@@ -92,8 +90,9 @@ async fn latest(api: &Api, status: DeadLetterStatus, limit: u32) -> Result<Respo
     let mut jobs = if ids.is_empty() { Vec::new() } else { store.list(filter, None, limit).await?.jobs };
     let place = |job: &Job| ids.iter().position(|id| *id == job.id);
     jobs.sort_by_key(place);
-    let data = jobs.into_iter().map(|job| JobView::read(job, None)).collect();
-    Ok(json(StatusCode::OK, ListAnswer { data, next_cursor: None }))
+    let looked_at = jobs.len() as u64;
+    let page = JobPage { jobs, next: None, looked_at };
+    Ok(json(StatusCode::OK, ListAnswer::new(page, &Listing::new("dead letters", &status))))
 }
 
 /// Filter and page of a listing of groups.

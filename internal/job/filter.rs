@@ -77,6 +77,10 @@ pub struct Filter {
     /// Only jobs whose payload has these values at these paths.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub payload: BTreeMap<PayloadPath, Wanted>,
+    /// Only jobs that have each of these texts in the error of the last unsuccessful attempt, in a key, in the host or
+    /// in the id, or as the kind, the queue or a tag.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub texts: Vec<String>,
 }
 
 impl Filter {
@@ -88,6 +92,8 @@ impl Filter {
     pub const MAX_PATHS: usize = 5;
     /// Maximum length of the error text to search for, in bytes.
     pub const MAX_ERROR_BYTES: usize = 200;
+    /// Maximum number of texts without a field in one filter.
+    pub const MAX_TEXTS: usize = 5;
 
     /// Return true if the filter matches every job.
     #[must_use]

@@ -99,6 +99,12 @@ pub fn first_id_of(moment: Timestamp) -> Uuid {
     Uuid::from_u128(ms << 80)
 }
 
+/// Return the moment of an id, by the clock of the process that made it.
+#[must_use]
+pub fn moment_of_id(id: Uuid) -> Option<Timestamp> {
+    Timestamp::from_timestamp_millis(i64::try_from(id.as_u128() >> 80).ok()?)
+}
+
 /// The right to write about one executing job. The store accepts a verdict only with the token that its claim wrote.
 /// Tokens are random and never reused. Handlers may pass the token on, as a fencing token, to the systems they change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -198,6 +204,7 @@ mod tests {
         let before = first_id_of(chrono::Utc::now());
         let id = JobId::new().uuid();
         assert!(before < id);
+        assert!(chrono::Utc::now() - moment_of_id(id).unwrap() < chrono::TimeDelta::seconds(2));
         assert!(id < first_id_of(chrono::Utc::now() + chrono::TimeDelta::seconds(2)));
     }
 

@@ -77,7 +77,7 @@ pub use fingerprint::{Fingerprint, InvalidFingerprint, normalise};
 pub use histogram::{Histogram, InvalidHistogram};
 pub use history::{Point, Series, SlotWidth, Span, Tally, Window};
 pub use hours::Hours;
-pub use id::{AttemptToken, BatchId, JobId, RunnerId, first_id_of};
+pub use id::{AttemptToken, BatchId, JobId, RunnerId, first_id_of, moment_of_id};
 pub use limit::{Bounds, Breaker, CallOutcome, CountedBy, Limit, Rate, SharedBy};
 pub use name::{InvalidName, Name};
 pub use operation::{Action, Among, NewOperation, Operation, OperationParams, OperationState};

@@ -1,7 +1,7 @@
 //! The text form of a filter: `state:failed kind:email created:>2026-11-01 due:<2h payload.user.id:42`.
 //!
-//! Words are separated by spaces; a value with spaces must be quoted. All words must hold. Each field can be given
-//! once, except tags, ids and payload paths. Moments are dates, RFC 3339, or spans: `created:<2h` means created in the
+//! Words are separated by spaces; a value with spaces must be quoted. All words must hold. A word without a field is a
+//! text to search for. Each field can be given once, except tags, ids and payload paths. Moments are dates, RFC 3339, or spans: `created:<2h` means created in the
 //! last two hours, `due:<2h` means due within the next two. Each error names the word that it is about.
 
 use std::fmt;
@@ -9,6 +9,7 @@ use std::fmt;
 use chrono::{DateTime, NaiveDate, NaiveTime, TimeDelta, Utc};
 
 use super::filter::{Filter, Wanted};
+use super::suggest::nearest;
 use super::{DeadLetterStatus, State, Timestamp};
 
 /// Maximum length of a filter in text form, in bytes.
@@ -27,12 +28,19 @@ pub struct QueryError {
 
 impl fmt::Display for QueryError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // An unknown field is named in the sentence.
+        if self.why.starts_with(UNKNOWN) {
+            return f.write_str(&self.why);
+        }
         write!(f, "{:?} at {}: {}", self.word, self.at, self.why)
     }
 }
 
 /// The fields of a filter, for help texts.
 pub const FIELDS: &str = "state kind queue schedule created due finished unique_key order limit batch host tag error group dead_letter id payload.<path>";
+
+/// Beginning of the error for a word with a field that does not exist.
+const UNKNOWN: &str = "Unknown filter: ";
 
 /// Add the conditions in `text` to `filter`. Spans count from `now`.
 ///
@@ -92,7 +100,7 @@ fn add_word(filter: &mut Filter, word: &str, now: Timestamp) -> Result<(), Strin
         if let Ok(id) = word.parse() {
             return id_of(filter, id);
         }
-        return Err(format!("write field:value; the fields are {FIELDS}"));
+        return text_of(filter, &unquoted(word)?);
     };
     let (field, written) = (&word[..colon], &word[colon + 1..]);
     let value = unquoted(written)?;
@@ -124,8 +132,35 @@ fn add_word(filter: &mut Filter, word: &str, now: Timestamp) -> Result<(), Strin
             }
             before.map_or(Ok(()), |before| once(high, before))
         }
+        _ if !is_field(field) => Err(unknown(field, word)),
         _ => put(filter, field, &value),
     }
+}
+
+fn is_field(word: &str) -> bool {
+    FIELDS.split(' ').chain(["order_key", "limit_key", "fingerprint"]).any(|field| field == word)
+}
+
+/// Describe a word with an unknown field, and the nearest word that has a meaning.
+fn unknown(field: &str, word: &str) -> String {
+    let value = word.strip_prefix(field).unwrap_or_default();
+    let meant = match nearest(field, FIELDS.split(' ')) {
+        Some(known) => format!("{known}{}", cut(value)),
+        // The text that the client may search for.
+        None => format!("\"{}\" in quotes, a text to search for", cut(&word.replace(['"', '\\'], ""))),
+    };
+    format!("{UNKNOWN}{}. Did you mean {meant}?", cut(field))
+}
+
+fn text_of(filter: &mut Filter, text: &str) -> Result<(), String> {
+    if text.is_empty() || text.len() > Filter::MAX_ERROR_BYTES {
+        return Err(format!("a text to search for has 1 to {} bytes", Filter::MAX_ERROR_BYTES));
+    }
+    if filter.texts.len() >= Filter::MAX_TEXTS {
+        return Err(format!("a filter has at most {} texts without a field", Filter::MAX_TEXTS));
+    }
+    filter.texts.push(text.to_owned());
+    Ok(())
 }
 
 /// Set one plain text field, by its name in the API.
@@ -314,6 +349,10 @@ mod tests {
         assert_eq!(filter.error.unwrap(), "timed out");
         assert_eq!(filter.payload[&"user.id".parse().unwrap()], Wanted::Word { word: "42".into() });
         assert_eq!(filter.payload[&"\"odd key\"".parse().unwrap()], Wanted::Text("42".into()));
+        assert_eq!(
+            parse(r#"deadlock state:failed "timed out" "a:b""#).unwrap().texts,
+            ["deadlock", "timed out", "a:b"]
+        );
         let id = super::super::JobId::new();
         assert_eq!(parse(&format!("{id} id:{id}")).unwrap().ids, [id, id]);
         assert!(parse("  ").unwrap().is_empty());
@@ -347,9 +386,11 @@ mod tests {
     fn what_is_wrong_is_told_with_its_word() {
         for (text, place, part) in [
             ("state:done", 0, "is not one of"),
-            ("kind:email  bogus", 12, "write field:value"),
-            ("größe:1", 0, "no such field"),
-            ("größe:1 x", 8, "write field:value"),
+            ("sate:failed", 0, "Unknown filter: sate. Did you mean state:failed?"),
+            ("größe:1", 0, "Unknown filter: größe. Did you mean \"größe:1\" in quotes, a text to search for?"),
+            ("https://example.com", 0, "Did you mean \"https://example.com\" in quotes"),
+            ("kind:email  a b c d e f", 22, "at most 5 texts"),
+            ("\"\"", 0, "1 to 200 bytes"),
             ("kind:", 0, "is missing"),
             ("kind:\"a", 0, "not closed"),
             ("kind:a kind:b", 7, "twice"),
@@ -372,8 +413,12 @@ mod tests {
                 assert_eq!(last.at, place, "{text}: {wrong:?}");
             }
         }
-        assert_eq!(parse("a b:c").unwrap_err().len(), 2);
-        assert_eq!(parse("größe:1 x").unwrap_err()[1].at, 8);
+        assert_eq!(parse("a:b b:c").unwrap_err().len(), 2);
+        assert_eq!(parse("größe:1 x:1").unwrap_err()[1].at, 8);
+        assert_eq!(
+            parse("sate:failed").unwrap_err()[0].to_string(),
+            "Unknown filter: sate. Did you mean state:failed?"
+        );
         assert!(parse(&"x".repeat(3_000)).unwrap_err()[0].word.len() < 100);
     }
 

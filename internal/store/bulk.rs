@@ -100,7 +100,10 @@ impl Store {
     pub async fn count_for(&self, action: Action, filter: Filter) -> Result<Counted, StoreError> {
         on_pool(&self.shared.pools.reads, "count jobs of an operation", move |conn, _| {
             let filter = filter.clone();
-            Box::pin(async move { count(conn, &Search::among(&filter, Order::OldestFirst, action.among())).await })
+            Box::pin(async move {
+                let search = Search::prepare(conn, &filter, Order::OldestFirst, action.among()).await?;
+                count(conn, search).await
+            })
         })
         .await
     }

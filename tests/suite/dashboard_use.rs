@@ -1,18 +1,90 @@
 //! The dashboard while an operator works with it: searches among many jobs, filters that are typed, lists that change
 //! under the mouse, figures that must be exact, and releases that must be watched.
 
-use serde_json::json;
+use serde_json::{Value, json};
 use tickr::job::State;
 
 use crate::dashboard::{begin, letter};
-use crate::support::browser::{Page, button, field, link};
-use crate::support::{answer, http};
+use crate::support::browser::{Browser, Page, button, field, link};
+use crate::support::{TestApp, answer, http};
 
 /// Return script that says how many rows the page shows.
 const ROWS: &str = "document.querySelectorAll('main tr[data-row]').length";
 
 async fn has_rows(page: &Page, count: usize) {
     page.until(&format!("{count} rows are shown"), &format!("{ROWS} === {count}")).await;
+}
+
+/// Insert so many waiting jobs, each a second newer than the one before.
+async fn insert_waiting(tickr: &TestApp, kind: &str, queue: &str, from: u64, count: u64) {
+    let digits = "(SELECT 0 d UNION ALL SELECT 1 UNION ALL SELECT 2 UNION ALL SELECT 3 UNION ALL SELECT 4 UNION ALL \
+                  SELECT 5 UNION ALL SELECT 6 UNION ALL SELECT 7 UNION ALL SELECT 8 UNION ALL SELECT 9)";
+    let id = "UNHEX(CONCAT(LPAD(HEX(1780000000000 + 1000 * n), 12, '0'), '70008000000000000001'))";
+    let numbers = format!(
+        "(SELECT {from} + a.d + 10 * b.d + 100 * c.d + 1000 * e.d + 10000 * f.d AS n FROM {digits} a, {digits} b, \
+         {digits} c, {digits} e, {digits} f WHERE a.d + 10 * b.d + 100 * c.d + 1000 * e.d + 10000 * f.d < {count}) s"
+    );
+    tickr
+        .sql(format!(
+            "INSERT INTO jobs (id, kind, queue, priority, max_attempts, payload, execute_at, created_at) \
+             SELECT {id}, '{kind}', '{queue}', 5, 1, '{{}}', '2036-01-01', FROM_UNIXTIME(1780000000 + n) FROM {numbers}; \
+             INSERT INTO owed (id, kind, queue, priority, max_attempts, state, execute_at) \
+             SELECT {id}, '{kind}', '{queue}', 5, 1, 'waiting', '2036-01-01' FROM {numbers}"
+        ))
+        .await;
+}
+
+/// The oldest 37 jobs of 50,000 are found by a page that is asked for them once.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_search_goes_on_until_it_has_a_page_and_says_how_far_it_looked() {
+    let Some(browser) = Browser::shared().await else { return };
+    let tickr = TestApp::start_alone(|_| {}, |_| {}).await;
+    insert_waiting(&tickr, "sleep", "orphans", 0, 37).await;
+    insert_waiting(&tickr, "noop", "bulk", 100, 50_000).await;
+    let page = browser.page(&tickr.url("")).await;
+
+    // The links of the product itself are answered by an index: one request finds all of them.
+    for path in ["/jobs?q=queue%3Aorphans+state%3Awaiting", "/jobs?q=state%3Awaiting+kind%3Asleep"] {
+        page.visit(path).await;
+        has_rows(&page, 37).await;
+        page.reads_not("Looked at").await;
+        let asked: usize = page
+            .eval("performance.getEntriesByType('resource').filter((one) => one.name.includes('/v1/jobs?')).length")
+            .await;
+        assert_eq!(asked, 1, "{path}");
+    }
+
+    // Any other search goes on by itself, and says how far it has come.
+    page.visit("/jobs?q=payload.n%3Anothing").await;
+    page.reads("Searching: looked at").await;
+    page.click(&button("Stop")).await;
+    page.reads("Older ones were not searched").await;
+    page.visit("/jobs?q=kind%3Asleep").await;
+    has_rows(&page, 37).await;
+    page.until("it says how many it looked at", "/Looked at 50,\\d{3} jobs, 37 jobs found/.test(__eye.text())").await;
+
+    // A search that was stopped goes on where it stood.
+    page.follow("/jobs").await;
+    page.eval::<()>(
+        "void (window.gate = new Promise((open) => { window.openGate = open }), window.plainFetch = fetch, \
+         window.fetch = async (path, options) => { \
+             if (String(path).includes('cursor=')) await window.gate; \
+             return plainFetch(path, options); })",
+    )
+    .await;
+    page.fill(&field("Filter"), "kind:sleep").await;
+    page.press("Enter").await;
+    page.reads("Searching: looked at 20,000 jobs").await;
+    page.reads("0 jobs found").await;
+    page.click(&button("Stop")).await;
+    page.eval::<()>("openGate()").await;
+    page.reads("Older ones were not searched").await;
+    has_rows(&page, 0).await;
+    page.click(&button("Keep searching")).await;
+    has_rows(&page, 37).await;
+    page.assert_calm();
+    drop(page);
+    tickr.stop_broken("its jobs were written by hand").await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -51,6 +123,104 @@ async fn completed_words_stay_apart_while_the_user_types_on() {
     has_rows(&page, 1).await;
     page.click(&link("All")).await;
     page.until("the box follows", "document.querySelector('#filter').value === 'kind:letter'").await;
+    page.assert_calm();
+    drop(page);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_plain_word_searches_and_an_unknown_filter_is_named_once() {
+    let Some((tickr, browser)) = begin().await else { return };
+    let failed = tickr.enqueue(letter(&json!({"to": "nora", "fate": "returns"}))).await;
+    let keyed = json!({"kind": "noop", "delay_ms": 3_600_000, "unique_key": "order-nora-7"});
+    tickr.enqueue(keyed).await;
+    tickr.enqueue(json!({"kind": "noop", "delay_ms": 3_600_000, "tags": ["nora"]})).await;
+    tickr.enqueue(json!({"kind": "noop", "delay_ms": 3_600_000})).await;
+    tickr.until(failed, State::Failed).await;
+    let page = browser.page(&tickr.url("")).await;
+    page.visit("/").await;
+    page.fill(&field("Find a job by id or filter"), "nora").await;
+    page.press("Enter").await;
+    page.settles("/jobs?q=nora").await;
+    has_rows(&page, 3).await;
+    page.reads("All3").await;
+    page.fill(&field("Filter"), "\"nobody called NORA\"").await;
+    page.press("Enter").await;
+    has_rows(&page, 1).await;
+
+    // The page shows the end of an id, and finds the job by it.
+    page.fill(&field("Filter"), &failed.to_string()[28..]).await;
+    page.press("Enter").await;
+    has_rows(&page, 1).await;
+    page.assert_calm();
+
+    for (words, says) in [
+        ("sate:failed", "Unknown filter: sate. Did you mean state:failed?"),
+        ("colour:blue", "Unknown filter: colour. Did you mean \"colour:blue\" in quotes"),
+    ] {
+        page.eval::<()>("performance.clearResourceTimings()").await;
+        page.fill(&field("Filter"), words).await;
+        page.press("Enter").await;
+        page.reads(says).await;
+        page.settles("/jobs").await;
+        let refused: usize = page
+            .eval("performance.getEntriesByType('resource').filter((one) => one.responseStatus === 422).length")
+            .await;
+        assert_eq!(refused, 1, "the list alone asks for a filter that the server does not understand");
+    }
+    page.expected("422").await;
+    page.assert_calm();
+    drop(page);
+    tickr.stop().await;
+}
+
+/// Return script that lists the ids of the rows, as far as they are shown.
+const IDS: &str = "[...document.querySelectorAll('main tr[data-row] td[data-label=Job] a')].map((a) => a.title)";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_list_stands_still_while_a_row_is_hovered_focused_or_chosen() {
+    let Some((tickr, browser)) = begin().await else { return };
+    let later = |n: u32| json!({"kind": "noop", "delay_ms": 7_200_000 + n});
+    tickr.enqueue_many((0..60).map(later)).await;
+    let page = browser.page(&tickr.url("")).await;
+    page.visit("/jobs").await;
+    page.reads("live").await;
+    has_rows(&page, 50).await;
+    let stands = async |what: &str, act: &str| {
+        let before: Vec<String> = page.eval(IDS).await;
+        tickr.enqueue_many((0..5).map(later)).await;
+        page.reads("5 new").await;
+        assert_eq!(page.eval::<Vec<String>>(IDS).await, before, "{what}");
+        // More than one page: they are counted.
+        tickr.enqueue_many((0..70).map(later)).await;
+        page.reads("75 new").await;
+        assert_eq!(page.eval::<Vec<String>>(IDS).await, before, "{what}");
+        let _ = page.eval::<Value>(act).await;
+        page.reads_not("new").await;
+        let now: Vec<String> = page.eval(IDS).await;
+        assert!(now.iter().all(|id| !before.contains(id)), "{what}: the new ones are shown afterwards");
+    };
+    // The mouse is over a row, and then leaves the table.
+    let at: Vec<f64> = page
+        .eval("(({x, y}) => [x + 300, y + 10])(document.querySelectorAll('main tr[data-row]')[3].getBoundingClientRect())")
+        .await;
+    page.point(at[0], at[1]).await;
+    let hovered = page.eval::<Vec<String>>(IDS).await;
+    tickr.enqueue_many((0..5).map(later)).await;
+    page.reads("5 new").await;
+    assert_eq!(page.eval::<Vec<String>>(IDS).await, hovered);
+    page.point(5.0, 5.0).await;
+    page.reads_not("5 new").await;
+
+    // The keyboard marks a row, which keeps the focus.
+    page.press("j").await;
+    stands("focused", "document.activeElement.closest('tr.at') ? document.activeElement.blur() : null").await;
+
+    // A chosen row stays, ticked, until the user asks for the new ones.
+    page.eval::<()>("document.querySelectorAll('main tr[data-row] input')[2].click()").await;
+    page.reads("1 job chosen").await;
+    stands("chosen", "[...document.querySelectorAll('main button')].find((b) => b.innerText === 'Show').click()").await;
+    page.reads_not("1 job chosen").await;
     page.assert_calm();
     drop(page);
     tickr.stop().await;

@@ -309,7 +309,7 @@ async fn an_operation_that_cannot_be_meant_is_refused_and_a_key_starts_it_once()
         (json!({"action": "cancel", "all": true, "priority": 3}), vec!["/priority"]),
         (json!({"action": "replay", "filter": {"q": "dead_letter:discarded"}}), vec!["/filter"]),
         (
-            json!({"action": "cancel", "filter": {"q": "kind:noop bogus", "ids": ["x"]}}),
+            json!({"action": "cancel", "filter": {"q": "kind:noop bogus:1", "ids": ["x"]}}),
             vec!["/filter/q", "/filter/ids/0"],
         ),
         (

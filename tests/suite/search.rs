@@ -202,7 +202,7 @@ async fn payloads_are_searched_by_value_whatever_stands_in_them() {
         ("payload.a.*:1", "steps"),
         ("payload.a[*]:1", "steps"),
         ("payload.$**.x:1", "steps"),
-        ("payload.\"a\\\"b\":1", "field:value"),
+        ("payload.\"a\\\"b\":1", "whole value"),
         ("payload.:1", "steps"),
     ] {
         let answer = tickr.get(&format!("/v1/jobs?q={}", encoded(words))).await;
@@ -218,7 +218,7 @@ async fn what_a_filter_cannot_mean_is_told_with_its_place() {
     let tickr = TestApp::start().await;
     for (query, pointers) in [
         (
-            format!("q={}&state=done&created_after=soon", encoded("bogus kind:Bad")),
+            format!("q={}&state=done&created_after=soon", encoded("bogus:1 kind:Bad")),
             vec!["state", "created_after", "q", "q"],
         ),
         ("tag=a%20b".to_owned(), vec!["tag"]),
@@ -401,7 +401,11 @@ async fn a_page_reads_a_bounded_number_of_rows_whatever_it_looks_for() {
     let day = tickr.get("/v1/jobs/count?created_after=2026-05-30&created_before=2026-05-31").await.body;
     assert_eq!((day["capped"].as_bool(), day["count"].as_u64().is_some_and(|n| n > 5_000)), (Some(true), true));
 
-    // A client that continues through the pages finds the job, though it takes several pages.
+    // A client that continues through the pages finds the job, though it takes several pages. Each says how far it went.
+    let page = tickr.get(&format!("/v1/jobs?q={}", encoded("state:failed error:needle"))).await.body;
+    assert_eq!(page["searched"], 20_000);
+    let (to, oldest) = (page["searched_to"].as_str().unwrap(), tickr.get("/v1/jobs?limit=1").await.body);
+    assert!(to < oldest["data"][0]["created_at"].as_str().unwrap() && to > "2026-05-28", "{page:#}");
     let (mut pages, mut hits, mut cursor) = (0, 0, String::new());
     loop {
         let page = tickr.get(&format!("/v1/jobs?q={}{cursor}", encoded("state:failed error:needle"))).await.body;
@@ -414,5 +418,37 @@ async fn a_page_reads_a_bounded_number_of_rows_whatever_it_looks_for() {
     }
     assert_eq!(hits, 1);
     assert!((2..10).contains(&pages), "{pages}");
+    tickr.stop_broken("its jobs were written by hand").await;
+}
+
+/// 25 jobs of one queue are older than 50,000 of another one. The first page has all of them, and reads few rows.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_unfinished_jobs_of_a_small_queue_are_found_at_once_among_many() {
+    let tickr = TestApp::start_alone(|_| {}, |_| {}).await;
+    let later = |n: u64| json!({"kind": "noop", "queue": "small", "delay_ms": LATER_MS + n});
+    let small = tickr.enqueue_many((0..25).map(later)).await;
+    let digits = "(SELECT 0 d UNION ALL SELECT 1 UNION ALL SELECT 2 UNION ALL SELECT 3 UNION ALL SELECT 4 UNION ALL \
+                  SELECT 5 UNION ALL SELECT 6 UNION ALL SELECT 7 UNION ALL SELECT 8 UNION ALL SELECT 9)";
+    // These ids are of a later time than any that is made now.
+    tickr
+        .sql(format!(
+            "INSERT INTO jobs (id, kind, queue, priority, max_attempts, payload, execute_at, created_at) \
+             SELECT UNHEX(CONCAT('0FFFFFFFFFFF70008000', LPAD(HEX(a.d + 10 * b.d + 100 * c.d + 1000 * e.d + 10000 * f.d), 12, '0'))), \
+             'noop', 'large', 5, 1, '{{}}', '2036-01-01', '2026-01-01' FROM {digits} a, {digits} b, {digits} c, {digits} e, {digits} f \
+             WHERE f.d < 5; \
+             INSERT INTO owed (id, kind, queue, priority, max_attempts, state, execute_at) \
+             SELECT id, kind, queue, priority, max_attempts, 'waiting', execute_at FROM jobs WHERE queue = 'large'"
+        ))
+        .await;
+    for words in ["queue:small state:waiting", "queue:small kind:noop state:waiting"] {
+        let path = format!("/v1/jobs?limit=50&q={}", encoded(words));
+        let page = tickr.get(&path).await.body;
+        assert_eq!((page["data"].as_array().unwrap().len(), &page["next_cursor"]), (25, &Value::Null), "{page:#}");
+        assert!(rows_read_by(&tickr, &path, 2_000).await < 2_000, "{words}");
+        assert_eq!(by_words(&tickr, words).await, small);
+    }
+    // The queue that fills the table is found as well, and so is a kind that nothing has: by a walk of several pages.
+    assert_eq!(tickr.get("/v1/jobs?q=queue:large%20state:waiting").await.body["data"].as_array().unwrap().len(), 50);
+    assert_eq!(by_words(&tickr, "state:waiting kind:nobody").await, []);
     tickr.stop_broken("its jobs were written by hand").await;
 }

@@ -36,16 +36,16 @@ use crate::http::idempotency::{Key, ResponseContent, replay_stored, respond_to_o
 use crate::http::problem::{Code, Problem};
 use crate::http::searches::run_with_seat;
 use crate::http::trace::RequestTrace;
-use crate::view::{ForeignJobView, JobView, RetryView, SeenJob, TraceView};
+use crate::view::{ForeignJobView, JobView, Moment, RetryView, SeenJob, TraceView};
 use crate::{Api, json};
 use tickr_broker::Draft;
 use tickr_job::{
     Actor, BatchId, Due, Filter, JobId, Name, NewJob, OnConflict, OnFailure, OnParentFailure, Producer,
-    State as JobState, TraceContext, UniqueUntil, limits,
+    State as JobState, TraceContext, UniqueUntil, limits, moment_of_id,
 };
 use tickr_store::{
-    ActionOutcome, Answer, EnqueueReceipts, EnqueueRefusal, EnqueuedJob, IdempotentRequest, JobAction, KeyHolder,
-    LinkProblem, ResponseBuilder, UpdatedJob,
+    ActionOutcome, Answer, EnqueueReceipts, EnqueueRefusal, EnqueuedJob, IdempotentRequest, JobAction, JobPage,
+    KeyHolder, LinkProblem, ResponseBuilder, UpdatedJob,
 };
 
 /// A job to enqueue.
@@ -585,6 +585,22 @@ pub(crate) struct ListAnswer {
     /// Cursor of the next page; null on the last page. A page may be short or empty and still have a cursor, because
     /// one page reads only a bounded number of rows.
     pub(crate) next_cursor: Option<String>,
+    /// Number of jobs that this page looked at.
+    pub(crate) searched: u64,
+    /// Time of acceptance down to which this page searched; null on the last page.
+    #[schema(value_type = Option<String>, format = DateTime)]
+    pub(crate) searched_to: Option<Moment>,
+}
+
+impl ListAnswer {
+    pub(crate) fn new(page: JobPage, listing: &Listing) -> Self {
+        Self {
+            data: page.jobs.into_iter().map(|job| JobView::read(job, None)).collect(),
+            next_cursor: page.next.map(|id| listing.cursor(id.uuid().as_bytes())),
+            searched: page.looked_at,
+            searched_to: page.next.and_then(|id| moment_of_id(id.uuid())).map(Moment),
+        }
+    }
 }
 
 /// List jobs, newest first
@@ -618,8 +634,7 @@ pub(crate) async fn list(
     } else {
         run_with_seat(&api, async move { store.list(filter, before, limit).await }).await?
     };
-    let data = page.jobs.into_iter().map(|job| JobView::read(job, None)).collect();
-    Ok(json(StatusCode::OK, ListAnswer { data, next_cursor: page.next.map(|id| listing.cursor(id.uuid().as_bytes())) }))
+    Ok(json(StatusCode::OK, ListAnswer::new(page, &listing)))
 }
 
 /// The number of jobs that match a filter.

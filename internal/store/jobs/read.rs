@@ -29,6 +29,8 @@ pub struct JobPage {
     pub jobs: Vec<Job>,
     /// The position to continue from: jobs older than this one. Absent at the end.
     pub next: Option<JobId>,
+    /// Number of rows that were looked at.
+    pub looked_at: u64,
 }
 
 const COLUMNS: &str = "j.id, j.kind, j.queue, COALESCE(o.priority, j.priority) AS priority, j.max_attempts, \
@@ -131,9 +133,9 @@ async fn list(
     before: Option<JobId>,
     limit: u32,
 ) -> Result<JobPage, sqlx::Error> {
-    let search = Search::among(filter, Order::NewestFirst, among);
+    let mut search = Search::prepare(conn, filter, Order::NewestFirst, among).await?;
     let mut jobs = Vec::new();
-    let mut budget = SearchBudget::new(MAX_LOOKED_AT);
+    let mut budget = SearchBudget::new(search.most_looked_at(MAX_LOOKED_AT));
     let mut place = search.span(before.map(JobId::uuid));
     while let Some(span) = place {
         let wanted = limit as usize - jobs.len();
@@ -146,12 +148,16 @@ async fn list(
             Some(last) => Some(search.behind(span, last)),
             None => chunk.rest,
         };
-        if jobs.len() >= limit as usize || !budget.may_continue(&chunk) {
-            return Ok(JobPage { jobs, next: rest.map(|rest| JobId::from_uuid(rest.to)) });
+        let goes_on = budget.may_continue(&chunk);
+        if jobs.len() >= limit as usize || !goes_on {
+            let looked_at = budget.looked_at.unsigned_abs().max(jobs.len() as u64);
+            return Ok(JobPage { jobs, next: rest.map(|rest| JobId::from_uuid(rest.to)), looked_at });
         }
+        search.widen();
         place = rest;
     }
-    Ok(JobPage { jobs, next: None })
+    let looked_at = budget.looked_at.unsigned_abs().max(jobs.len() as u64);
+    Ok(JobPage { jobs, next: None, looked_at })
 }
 
 /// Read the jobs of these rows of [`COLUMNS`].

@@ -20,12 +20,16 @@ use crate::sql::batches::{Sql, padded, padded_len, placeholders, statement};
 use crate::sql::connection::on_pool;
 use crate::sql::session::Session;
 use crate::{Store, StoreError};
-use tickr_job::{Among, Filter, State, Timestamp, Wanted, first_id_of};
+use tickr_job::{Among, Filter, Name, State, Tag, Timestamp, Wanted, first_id_of};
 
 /// Number of rows of a source in one chunk.
 const CHUNK: i64 = 2_000;
 /// Number of rows in one chunk when payloads have to be read.
 const HEAVY_CHUNK: i64 = 200;
+/// Most rows in one chunk of `owed`, when its narrow rows alone decide what matches.
+const LIGHT_CHUNK: i64 = 20_000;
+/// A queue with at most so many unfinished jobs is read through its index. In a larger one a walk finds jobs soon.
+const SMALL_QUEUE: i64 = 20_000;
 /// Longest time of one call. The chunk that is under way is finished first.
 const PATIENCE: Duration = Duration::from_secs(3);
 /// Tolerance for wrong clocks of hosts in a range of creation times. Hosts make the ids, but the creation time that
@@ -34,6 +38,10 @@ const SKEW: TimeDelta = TimeDelta::minutes(5);
 /// Most rows of a source that one count may look at, and most jobs that it counts.
 const MAX_COUNTED_OVER: i64 = 100_000;
 const MAX_COUNTED: i64 = 10_000;
+
+/// The condition that the newest error of a job contains a text.
+const ERROR_CONTAINS: &str = "LOCATE(LOWER(CAST(? AS CHAR CHARACTER SET utf8mb4)), LOWER((SELECT a.error FROM attempts a \
+                              WHERE a.job_id = j.id AND a.error IS NOT NULL ORDER BY a.number DESC LIMIT 1))) > 0";
 
 /// A range of ids.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -113,6 +121,11 @@ pub(crate) struct Search {
     by_line: bool,
     /// True if rows of the source may belong to deleted jobs. The ledger of ticks outlives the jobs.
     outlives: bool,
+    /// `AND …` for the conditions on columns of the source itself. They hold while rows are read, not while a chunk is
+    /// measured.
+    own: Piece,
+    /// True if `own` and the state are all that a row has to meet.
+    light: bool,
     /// `AND …` for every other condition, on `w` (the source), `j` (jobs), `o` (owed) and `d` (dead letters).
     conditions: Piece,
     span: Span,
@@ -131,10 +144,6 @@ pub(crate) struct Chunk {
 }
 
 impl Search {
-    pub(crate) fn new(filter: &Filter, order: Order) -> Self {
-        Self::among(filter, order, Among::All)
-    }
-
     /// Build a search in a part of all jobs.
     pub(crate) fn among(filter: &Filter, order: Order, among: Among) -> Self {
         let mut conditions = Piece::default();
@@ -143,6 +152,8 @@ impl Search {
             key: "id",
             by_line: false,
             outlives: false,
+            own: Piece::default(),
+            light: false,
             conditions: Piece::default(),
             span: span_of(filter),
             order,
@@ -227,6 +238,8 @@ impl Search {
             (self.key, self.by_line) = ("job_id", true);
         } else if owed.is_some() || among == Among::Owed {
             source.add("SELECT id FROM owed FORCE INDEX (PRIMARY) WHERE TRUE", []);
+            self.own = own_columns_of_owed(filter);
+            self.light = is_light(filter);
         } else {
             source.add("SELECT id FROM jobs FORCE INDEX (PRIMARY) WHERE TRUE", []);
         }
@@ -253,6 +266,42 @@ impl Search {
         }
     }
 
+    /// Read the unfinished jobs of a queue through the index of the lanes, if the queue is small. Among the jobs of
+    /// other queues they may be few and far apart.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub(crate) async fn prepare(
+        conn: &mut Session<'_>,
+        filter: &Filter,
+        order: Order,
+        among: Among,
+    ) -> Result<Self, sqlx::Error> {
+        let mut search = Self::among(filter, order, among);
+        let Some(queue) = filter.queue.as_ref().filter(|_| search.light) else { return Ok(search) };
+        let sql = "SELECT COUNT(*) FROM (SELECT 1 FROM owed FORCE INDEX (owed_line) WHERE queue = ? LIMIT ?) q";
+        let jobs: i64 = sqlx::query_scalar(sql).bind(queue.as_str()).bind(SMALL_QUEUE + 1).fetch_one(conn).await?;
+        if jobs <= SMALL_QUEUE {
+            let mut source = Piece::default();
+            source.add("SELECT id FROM owed FORCE INDEX (owed_line) WHERE queue = ?", [text(queue.as_str())]);
+            search.source = source;
+            search.chunk = LIGHT_CHUNK;
+        }
+        Ok(search)
+    }
+
+    /// Make the next chunk larger, where that costs little.
+    pub(crate) fn widen(&mut self) {
+        if self.light {
+            self.chunk = (4 * self.chunk).min(LIGHT_CHUNK);
+        }
+    }
+
+    /// Return how many rows one call may look at, if others may look at `most`.
+    pub(crate) fn most_looked_at(&self, most: i64) -> i64 {
+        if self.light { most * LIGHT_CHUNK / CHUNK } else { most }
+    }
+
     /// Return whether the search may look at more rows than it finds jobs.
     pub(crate) fn is_narrow(&self) -> bool {
         self.outlives || !self.conditions.sql.is_empty()
@@ -273,8 +322,9 @@ impl Search {
         }
     }
 
-    fn rows_between(&self, span: Span, limit: i64) -> Piece {
+    fn rows_between(&self, own: &Piece, span: Span, limit: i64) -> Piece {
         let mut piece = self.source.clone();
+        piece.add(&own.sql, own.binds.iter().cloned());
         let (key, order) = (self.key, self.order.as_str());
         let tail = format!(" AND {key} >= ? AND {key} < ? ORDER BY {key} {order} LIMIT ?");
         piece.add(&tail, [Bind::Id(span.from), Bind::Id(span.to), Bind::Number(limit)]);
@@ -283,7 +333,7 @@ impl Search {
 
     /// Measure the next chunk.
     pub(crate) async fn chunk(&self, conn: &mut Session<'_>, span: Span) -> Result<Chunk, sqlx::Error> {
-        let window = self.rows_between(span, self.chunk);
+        let window = self.rows_between(&Piece::default(), span, self.chunk);
         let sql =
             format!("SELECT MIN(w.id) AS first_id, MAX(w.id) AS last_id, COUNT(*) AS counted FROM ({}) w", window.sql);
         let row = bound(sql, window.binds).fetch_one(conn).await?;
@@ -309,8 +359,8 @@ impl Search {
     pub(crate) fn matching(&self, columns: &str, chunk: &Chunk, limit: i64) -> Sql {
         // The ends of the chunk bound the rows that are read. Only few rows can have been inserted between them since
         // it was measured.
-        let most = if self.is_narrow() { 2 * self.chunk } else { limit };
-        let window = self.rows_between(chunk.span, most);
+        let most = if self.is_narrow() && !self.light { 2 * self.chunk } else { limit };
+        let window = self.rows_between(&self.own, chunk.span, most);
         let (order, conditions) = (self.order.as_str(), &self.conditions);
         let sql = format!(
             "SELECT {columns} FROM ({}) w STRAIGHT_JOIN jobs j ON j.id = w.id LEFT JOIN owed o ON o.id = j.id \
@@ -324,6 +374,28 @@ impl Search {
 
 fn text(text: &str) -> Bind {
     Bind::Text(text.to_owned())
+}
+
+/// Build the conditions that the columns of `owed` itself answer.
+fn own_columns_of_owed(filter: &Filter) -> Piece {
+    let mut own = Piece::default();
+    if let Some(state) = filter.state {
+        own.add(" AND state = ?", [text(state.as_str())]);
+    }
+    if let Some(kind) = &filter.kind {
+        own.add(" AND kind = ?", [text(kind.as_str())]);
+    }
+    if let Some(queue) = &filter.queue {
+        own.add(" AND queue = ?", [text(queue.as_str())]);
+    }
+    own
+}
+
+/// Return whether the columns of `owed` answer the whole filter.
+fn is_light(filter: &Filter) -> bool {
+    let plain =
+        Filter { state: filter.state, kind: filter.kind.clone(), queue: filter.queue.clone(), ..Filter::default() };
+    *filter == plain
 }
 
 /// Return the id that follows `id` directly.
@@ -393,9 +465,7 @@ fn narrow(filter: &Filter, conditions: &mut Piece) {
         }
     }
     if let Some(error) = &filter.error {
-        let sql = " AND LOCATE(LOWER(CAST(? AS CHAR CHARACTER SET utf8mb4)), LOWER((SELECT a.error FROM attempts a \
-                    WHERE a.job_id = j.id AND a.error IS NOT NULL ORDER BY a.number DESC LIMIT 1))) > 0";
-        conditions.add(sql, [text(error)]);
+        conditions.add(&format!(" AND {ERROR_CONTAINS}"), [text(error)]);
     }
     if filter.fingerprint.is_some() || filter.dead_letter.is_some() {
         // A binary without dead letters may have left an old one behind. It does not count while the job is unfinished.
@@ -407,9 +477,37 @@ fn narrow(filter: &Filter, conditions: &mut Piece) {
     if let Some(status) = filter.dead_letter {
         conditions.add(" AND d.standing = ?", [text(status.as_str())]);
     }
+    for word in &filter.texts {
+        text_is_somewhere(word, conditions);
+    }
     for (path, wanted) in &filter.payload {
         payload_says(&path.in_mysql(), wanted, conditions);
     }
+}
+
+/// Add the condition that a text is in one of the places where an operator sees it. Errors ignore case; kinds, queues
+/// and tags are compared whole.
+fn text_is_somewhere(word: &str, conditions: &mut Piece) {
+    conditions.add(
+        &format!(
+            " AND ({ERROR_CONTAINS} OR LOCATE(?, j.unique_key) > 0 OR LOCATE(?, j.host) > 0 \
+             OR (SELECT COUNT(*) FROM order_places p WHERE p.job_id = j.id AND LOCATE(?, p.order_key) > 0) > 0 \
+             OR (SELECT COUNT(*) FROM job_limit_keys l WHERE l.job_id = j.id AND LOCATE(?, l.limit_key) > 0) > 0"
+        ),
+        std::iter::once(text(word)).chain((0..4).map(|_| Bind::Bytes(word.as_bytes().to_vec()))),
+    );
+    if word.parse::<Name>().is_ok() {
+        conditions.add(" OR j.kind = ? OR j.queue = ?", [text(word), text(word)]);
+    }
+    if word.parse::<Tag>().is_ok() {
+        conditions.add(" OR (SELECT COUNT(*) FROM job_tags t WHERE t.tag = ? AND t.job_id = j.id) > 0", [text(word)]);
+    }
+    // The dashboard shows the end of an id.
+    let digits: String = word.trim_start_matches('…').chars().filter(|c| *c != '-').collect();
+    if digits.len() >= 6 && digits.bytes().all(|b| b.is_ascii_hexdigit()) {
+        conditions.add(" OR LOCATE(?, HEX(j.id)) > 0", [text(&digits.to_ascii_uppercase())]);
+    }
+    conditions.add(")", []);
 }
 
 /// Add the condition on a value in the payload. Texts are compared byte for byte, numbers as numbers. A payload that
@@ -454,7 +552,8 @@ fn payload_says(path: &str, wanted: &Wanted, conditions: &mut Piece) {
 /// The progress of one call.
 pub(crate) struct SearchBudget {
     began: Instant,
-    looked_at: i64,
+    /// Number of rows of the source that were looked at.
+    pub(crate) looked_at: i64,
     most: i64,
 }
 
@@ -487,7 +586,10 @@ impl Store {
     pub async fn count(&self, filter: Filter) -> Result<Counted, StoreError> {
         on_pool(&self.shared.pools.reads, "count jobs of a filter", move |conn, _| {
             let filter = filter.clone();
-            Box::pin(async move { count(conn, &Search::new(&filter, Order::OldestFirst)).await })
+            Box::pin(async move {
+                let search = Search::prepare(conn, &filter, Order::OldestFirst, Among::All).await?;
+                count(conn, search).await
+            })
         })
         .await
     }
@@ -543,7 +645,7 @@ pub(crate) async fn break_down(conn: &mut Session<'_>, search: &Search) -> Resul
 }
 
 /// Count the jobs of a search, within bounds.
-pub(crate) async fn count(conn: &mut Session<'_>, search: &Search) -> Result<Counted, sqlx::Error> {
+pub(crate) async fn count(conn: &mut Session<'_>, mut search: Search) -> Result<Counted, sqlx::Error> {
     let (mut jobs, mut place) = (0, search.span(None));
     let mut budget = SearchBudget::new(MAX_COUNTED_OVER);
     while let Some(span) = place {
@@ -558,6 +660,7 @@ pub(crate) async fn count(conn: &mut Session<'_>, search: &Search) -> Result<Cou
             let capped = jobs >= MAX_COUNTED || chunk.rest.is_some();
             return Ok(Counted { jobs: jobs.min(MAX_COUNTED).unsigned_abs(), capped });
         }
+        search.widen();
         place = chunk.rest;
     }
     Ok(Counted { jobs: jobs.unsigned_abs(), capped: false })

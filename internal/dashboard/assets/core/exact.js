@@ -1,4 +1,4 @@
-// JSON whose numbers stay as they were written. A JavaScript number changes some of them: 9007199254740993, 1.10, 1e400.
+// JSON whose numbers stay as they were written. JavaScript changes some of them: 9007199254740993, 1.10, 1e400.
 
 /** A number that a JavaScript number would change, as its text. */
 export class Exact {

@@ -20,9 +20,10 @@ import {
 } from '../ui/base.js';
 import { actions, bulk } from '../ui/bulk.js';
 import { FilterBar, withWord, wordOf } from '../ui/filter.js';
+import { SearchState, useSearch } from '../ui/search.js';
+import { useStill } from '../ui/still.js';
 
 const states = ['waiting', 'executing', 'retrying', 'completed', 'failed', 'cancelled'];
-const PAGE = 50;
 /** Rows of an export. */
 const MAX_ROWS = 10000;
 const happens = ['accepted', 'started', 'settled', 'cancelled', 'rescheduled', 'reaped', 'cancel_requested'];
@@ -34,14 +35,10 @@ export default function Jobs() {
   const [query, change] = useWords();
   const q = query.get('q') ?? '';
   const cursor = query.get('cursor') ?? '';
-  const auto = !cursor;
-  const page = useQuery(url('/v1/jobs', { q, limit: PAGE, cursor }), {
-    on: auto && happens,
-    every: auto ? 15000 : 0,
-    pace: 1500,
-  });
+  const page = useSearch(q, cursor, happens);
   const [chosen, choose] = useState(new Set());
   const [all, setAll] = useState(false);
+  const still = useStill(page.rows, page.path, chosen.size > 0 || all);
   const admin = useMay('admin');
   useEffect(() => {
     choose(new Set());
@@ -49,7 +46,7 @@ export default function Jobs() {
   }, [q, cursor]);
   const state = wordOf(q, 'state');
   const set = (text) => change({ q: text, cursor: null }, { replace: false });
-  const rows = page.data?.data ?? [];
+  const { rows } = still;
   const ids = rows.map((job) => job.id);
   const every = ids.length > 0 && ids.every((id) => chosen.has(id));
   const toggle = (id) => {
@@ -72,14 +69,29 @@ export default function Jobs() {
       <${Export} q=${q} />
     </${Head}>
     <div class="row"><${FilterBar} value=${q} on=${set} wrong=${page.error?.status === 422} /></div>
-    ${page.error && html`<${Trouble} error=${page.error} retry=${page.error.status === 422 ? null : page.reload} />`}
-    <${Tabs} q=${q} state=${state} broken=${page.error?.status === 422} />
+    ${
+      page.error &&
+      (page.error.status === 422
+        ? html`<${Wrong} error=${page.error} />`
+        : html`<${Trouble} error=${page.error} retry=${page.reload} />`)
+    }
+    <div class="row apart">
+      <${Tabs} q=${q} state=${state} ready=${page.understood} />
+      <${Fresh}
+        q=${q}
+        still=${still}
+        show=${() => {
+          const kept = still.show();
+          choose(new Set([...chosen].filter((id) => kept.has(id))));
+        }}
+      />
+    </div>
     <section class="panel scroll" aria-label="Jobs found">
       ${
-        !page.data && !page.error
+        !page.known && !page.error
           ? html`<${Skeleton} />`
           : rows.length === 0 && !page.error
-            ? html`<${None} q=${q} more=${page.data?.next_cursor} />`
+            ? !page.searching && !page.next && html`<${None} q=${q} />`
             : html`<table class="cards">
               <thead>
                 <tr>
@@ -106,7 +118,7 @@ export default function Jobs() {
                   <th>About</th>
                 </tr>
               </thead>
-              <tbody>
+              <tbody ...${still.hold}>
                 ${rows.map(
                   (job) => html`<tr key=${job.id} data-row>
                     ${
@@ -140,13 +152,14 @@ export default function Jobs() {
               </tbody>
             </table>`
       }
+      <${SearchState} page=${page} />
       ${
-        (cursor || page.data?.next_cursor) &&
+        (cursor || page.older) &&
         html`<div class="more row">
           ${cursor && html`<button type="button" onClick=${() => history.back()}>Newer</button>`}
           ${
-            page.data?.next_cursor &&
-            html`<button type="button" onClick=${() => change({ cursor: page.data.next_cursor }, { replace: false })}>
+            page.older &&
+            html`<button type="button" onClick=${() => change({ cursor: page.older }, { replace: false })}>
               Older
             </button>`
           }
@@ -212,11 +225,35 @@ function About({ job }) {
     : html`<span class="faint">–</span>`;
 }
 
+/** What the server does not understand, in its words. */
+const Wrong = ({ error }) => html`<div class="note bad" role="alert">
+  ${(error.errors.length ? error.errors : [{ detail: error.message }]).map((one) => html`<p>${one.detail}</p>`)}
+</div>`;
+
+/** Says how many jobs have come while the list stands still, and shows them. */
+function Fresh({ q, still, show }) {
+  // The count takes no second word on the time of acceptance.
+  const since = still.all && !wordOf(q, 'created') ? still.since : null;
+  const more = useQuery(since && url('/v1/jobs/count', { q, created_after: since }), {
+    on: happens,
+    every: 10000,
+    pace: 3000,
+  });
+  if (!still.fresh) return html`<span role="status"></span>`;
+  return html`<span class="fresh" role="status">
+    <b class="num">
+      ${more.data?.count > still.fresh ? count(more.data.count, more.data.capped) : count(still.fresh, still.all)} new
+    </b>${' '}
+    <button type="button" class="small" onClick=${show}>Show</button>
+  </span>`;
+}
+
 /** All, and one tab for each state, with counts that stop at ten thousand. */
-function Tabs({ q, state, broken }) {
+function Tabs({ q, state, ready }) {
   const rest = withWord(q, 'state', null);
-  // One request for each state: they are read side by side, each bounded by the server.
-  const path = broken ? null : url('/v1/jobs/count', { q: rest });
+  // One request for each state: they are read side by side, each bounded by the server. Not before the list has come:
+  // then the filter is one that the server understands.
+  const path = ready ? url('/v1/jobs/count', { q: rest }) : null;
   const read = useMemo(
     () => async (_, signal) => {
       // Of all jobs, the server knows how many are not over yet without a search.
@@ -250,11 +287,7 @@ function Tabs({ q, state, broken }) {
   </nav>`;
 }
 
-function None({ q, more }) {
-  if (more)
-    return html`<${Empty} title="Nothing among the jobs looked at so far">
-      A page looks at a bounded number of jobs. Older ones may match.
-    </${Empty}>`;
+function None({ q }) {
   if (q)
     return html`<${Empty} title="No job matches">
       Words must all hold. Jobs that ended are kept as long as their retention says. <a href="/jobs">Show all jobs</a>

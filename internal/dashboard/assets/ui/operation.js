@@ -87,6 +87,7 @@ export function filterText(filter) {
   }
   for (const tag of filter.tags ?? []) words.push(`tag:${quoted(tag)}`);
   for (const [path, value] of Object.entries(filter.payload ?? {})) words.push(`payload.${path}:${wanted(value)}`);
+  for (const text of filter.texts ?? []) words.push(`"${text.replace(/[\\"]/g, '\\$&')}"`);
   for (const id of filter.ids ?? []) words.push(`id:${id}`);
   return words.join(' ');
 }
@@ -117,6 +118,7 @@ export function filterWords(filter) {
   if (filter.batch) parts.push(`of the batch ${filter.batch}`);
   if (filter.limit_key) parts.push(`with the limit key “${filter.limit_key}”`);
   if (filter.host) parts.push(`to the host ${filter.host}`);
+  if (filter.texts?.length) parts.push(`with ${filter.texts.map((text) => `“${text}”`).join(', ')}`);
   if (filter.tags?.length) parts.push(`tagged ${filter.tags.join(', ')}`);
   if (filter.error) parts.push(`whose error says “${filter.error}”`);
   for (const [word, said] of Object.entries(moments)) {

@@ -1,0 +1,48 @@
+// A list that stands still while the user is at one of its rows. New rows are counted meanwhile.
+
+import { useRef, useState } from '../core/dom.js';
+
+/**
+ * `rows` as they stood when the mouse or the focus came to one of them, or when `held` began; what is known anew of
+ * them is put in. `key` names the listing: the rows of another one are shown at once. The properties of `hold` belong
+ * to the element around the rows.
+ */
+export function useStill(rows, key, held) {
+  const kept = useRef({ key: null, rows: [] });
+  const [hovered, hover] = useState(false);
+  const [focused, focus] = useState(false);
+  const [, draw] = useState(0);
+  const frozen = held || hovered || focused;
+  const own = kept.current;
+  if (!frozen || own.key !== key || own.rows.length === 0) {
+    own.key = key;
+    own.rows = rows;
+  } else if (own.latest !== rows) {
+    const news = new Map(rows.map((row) => [row.id, row]));
+    own.rows = own.rows.map((row) => news.get(row.id) ?? row);
+  }
+  own.latest = rows;
+  const known = new Set(own.rows.map((row) => row.id));
+  const newest = own.rows[0];
+  // An older row that moves up because others are gone is not new.
+  const fresh = frozen && newest ? rows.filter((row) => !known.has(row.id) && row.id > newest.id).length : 0;
+  return {
+    rows: own.rows,
+    fresh,
+    /** There may be more new ones than one page has. */
+    all: fresh > 0 && fresh === rows.length,
+    /** Those of the same millisecond may have been accepted with the newest one. */
+    since: newest && new Date(Date.parse(newest.created_at) + 1).toISOString(),
+    show: () => {
+      own.rows = rows;
+      draw((n) => n + 1);
+      return new Set(rows.map((row) => row.id));
+    },
+    hold: {
+      onPointerEnter: (event) => event.pointerType === 'mouse' && hover(true),
+      onPointerLeave: () => hover(false),
+      onfocusin: () => focus(true),
+      onfocusout: (event) => focus(event.currentTarget.contains(event.relatedTarget)),
+    },
+  };
+}
