@@ -167,6 +167,9 @@ mutants() {
     mutant 'settings of a session' internal/store/sql/connection.rs \
         'SET SESSION autocommit = 1,' 'SET SESSION' \
         mysql_faults::the_servers_own_defaults_change_nothing_and_its_limits_are_kept
+    mutant 'one release of a group at a time' internal/store/bulk.rs \
+        'new.filter.fingerprint.filter(|_| new.action == Action::Replay)' 'new.filter.fingerprint.filter(|_| false)' \
+        dashboard_use::of_releases_of_a_group_that_begin_at_the_same_time_one_is_accepted
     mutant 'index for a small queue' internal/store/jobs/search.rs \
         'if jobs <= SMALL_QUEUE {' 'if jobs < 0 {' \
         search::the_unfinished_jobs_of_a_small_queue_are_found_at_once_among_many
@@ -182,6 +185,9 @@ mutants() {
     mutant 'exact numbers' internal/dashboard/assets/core/api.js \
         'parseAnswer(text)' 'JSON.parse(text)' \
         dashboard_use::numbers_of_payloads_are_shown_and_copied_as_they_were_sent
+    mutant 'operation of a replayed dead letter' internal/store/bulk.rs \
+        '(&operation.actor, Some(operation.id))' '(&operation.actor, None)' \
+        dashboard_use::a_release_counts_the_released_jobs_alone_and_is_the_only_one_of_its_group
     mutant 'seats of searches' internal/store/sql/pools.rs \
         '(self.reads - 1).clamp(1, 4)' '(self.reads + 1_000).clamp(1, 1_000)' \
         starvation::a_flood_of_heavy_reads_stops_nothing_and_its_key_ends_at_once

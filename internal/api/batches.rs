@@ -480,7 +480,8 @@ pub(super) async fn retry(
     };
     let build = move |operation: &Operation| json_answer(StatusCode::ACCEPTED, &OperationView::new(operation, now));
     let outcome = store.start_operation(new, &who, idempotent, Arc::new(build)).await?;
-    respond_to_outcome(outcome, ResponseContent::Other, |()| {
+    // Only a release of a group is refused.
+    respond_to_outcome(outcome, ResponseContent::Other, |_| {
         Err(Problem::new(Code::Internal, "MySQL refused a bulk operation for an unknown reason"))
     })
 }

@@ -26,7 +26,7 @@ use tickr_job::{
     Action, DeadLetterStatus, Filter, NewOperation, Operation, OperationParams, OperationState, Priority,
     State as JobState, Timestamp, Wanted, operation,
 };
-use tickr_store::{Breakdown, CancelOutcome, Replayed, StoreError};
+use tickr_store::{Breakdown, CancelOutcome, ReleaseRunning, Replayed, StoreError};
 
 /// Number of jobs that a dry run shows.
 const SAMPLE: u32 = 10;
@@ -269,12 +269,13 @@ pub(super) struct SampleView {
 ///
 /// A runner executes it in the background, batch by batch, from the oldest job to the newest. It changes no job twice
 /// and leaves none out, even if runners or MySQL fail meanwhile. With `dry_run` nothing is changed, and the response
-/// (200) says what would happen.
+/// (200) says what would happen. While a `replay` with a `fingerprint` runs, another one of that group is refused.
 #[utoipa::path(
     post, path = "/v1/operations", tag = "operations", operation_id = "start_operation", request_body = OperationBody,
     responses(
         (status = 202, description = "The bulk operation is accepted; read it to follow its progress", body = OperationView),
         (status = 200, description = "A dry run: nothing was changed", body = DryRunAnswer),
+        (status = 409, description = "release_running: a bulk operation releases this group already", body = Problem),
         (status = 422, description = "invalid_request", body = Problem),
         (status = 429, description = "overloaded: too many bulk operations are running", body = Problem),
     )
@@ -335,8 +336,14 @@ pub(super) async fn start(
     }
     let build = move |operation: &Operation| json_answer(StatusCode::ACCEPTED, &OperationView::new(operation, now));
     let outcome = store.start_operation(new, &who, idempotent, Arc::new(build)).await?;
-    respond_to_outcome(outcome, ResponseContent::Other, |()| {
-        Err(Problem::new(Code::Internal, "MySQL refused a bulk operation for an unknown reason"))
+    respond_to_outcome(outcome, ResponseContent::Other, |ReleaseRunning { id }| {
+        let detail = match id {
+            Some(id) => {
+                format!("bulk operation {id} releases this group of dead letters; wait for its end or cancel it")
+            }
+            None => "another bulk operation released this group of dead letters until just now; try again".to_owned(),
+        };
+        Err(Problem::new(Code::ReleaseRunning, detail))
     })
 }
 
@@ -477,6 +484,54 @@ pub(super) async fn show(State(api): State<Api>, Path(text): Path<String>) -> Re
     let id = id_of(&text)?;
     let found = api.broker.store().operation(id).await?.ok_or_else(|| Problem::not_found("bulk operation", id))?;
     Ok(json(StatusCode::OK, OperationView::new(&found, api.broker.store().clock().now())))
+}
+
+/// The jobs that a replay made of dead letters, by the state that they have now.
+#[derive(Debug, Default, Serialize, ToSchema)]
+pub(super) struct MadeAnswer {
+    /// Number of jobs found.
+    count: u64,
+    /// True when there may be more: the count stops at ten thousand jobs.
+    capped: bool,
+    waiting: u64,
+    executing: u64,
+    retrying: u64,
+    completed: u64,
+    /// Jobs that failed for good, as the jobs that they were made of did.
+    failed: u64,
+    cancelled: u64,
+}
+
+/// Count the jobs that a replay made
+///
+/// By the state that they have now, so that a caller sees whether a release heals. For another action all counts are 0.
+/// A job counts as long as it and the dead letter that it was made of are kept.
+#[utoipa::path(
+    get, path = "/v1/operations/{id}/made", tag = "operations", operation_id = "count_made_jobs",
+    params(("id" = Uuid, Path, description = "The id of the bulk operation")),
+    responses(
+        (status = 200, description = "The counts", body = MadeAnswer),
+        (status = 404, description = "not_found", body = Problem),
+        (status = 422, description = "invalid_id", body = Problem),
+    )
+)]
+pub(super) async fn made(State(api): State<Api>, Path(text): Path<String>) -> Result<Response, Problem> {
+    let id = id_of(&text)?;
+    let store = api.broker.store().clone();
+    store.operation(id).await?.ok_or_else(|| Problem::not_found("bulk operation", id))?;
+    let found = run_with_seat(&api, async move { store.jobs_of_operation(id).await }).await?;
+    let mut made = MadeAnswer { count: found.counted.jobs, capped: found.counted.capped, ..MadeAnswer::default() };
+    for ((state, _), jobs) in found.states {
+        *match state {
+            JobState::Waiting => &mut made.waiting,
+            JobState::Executing => &mut made.executing,
+            JobState::Retrying => &mut made.retrying,
+            JobState::Completed => &mut made.completed,
+            JobState::Failed => &mut made.failed,
+            JobState::Cancelled => &mut made.cancelled,
+        } += jobs;
+    }
+    Ok(json(StatusCode::OK, made))
 }
 
 /// Cancel a bulk operation

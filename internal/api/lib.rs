@@ -201,6 +201,7 @@ fn routes() -> (Router<Api>, utoipa::openapi::OpenApi) {
         .routes(routes!(dead_letters::discard))
         .routes(routes!(bulk::start, bulk::list))
         .routes(routes!(bulk::show))
+        .routes(routes!(bulk::made))
         .routes(routes!(bulk::cancel))
         .routes(routes!(jobs::result::result))
         .routes(routes!(jobs::attempt_log::show))

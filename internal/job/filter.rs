@@ -5,6 +5,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
+use uuid::Uuid;
 
 use super::{BatchId, DeadLetterStatus, Fingerprint, JobId, Name, State, Tag, Timestamp};
 
@@ -74,6 +75,9 @@ pub struct Filter {
     /// Only jobs whose dead letter has this status.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dead_letter: Option<DeadLetterStatus>,
+    /// Only jobs that this bulk operation made, by replays.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub operation: Option<Uuid>,
     /// Only jobs whose payload has these values at these paths.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub payload: BTreeMap<PayloadPath, Wanted>,

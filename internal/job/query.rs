@@ -37,7 +37,7 @@ impl fmt::Display for QueryError {
 }
 
 /// The fields of a filter, for help texts.
-pub const FIELDS: &str = "state kind queue schedule created due finished unique_key order limit batch host tag error group dead_letter id payload.<path>";
+pub const FIELDS: &str = "state kind queue schedule created due finished unique_key order limit batch host tag error group dead_letter operation id payload.<path>";
 
 /// Beginning of the error for a word with a field that does not exist.
 const UNKNOWN: &str = "Unknown filter: ";
@@ -196,6 +196,11 @@ pub fn put(filter: &mut Filter, field: &str, value: &str) -> Result<(), String> 
             }
             filter.tags.push(tag);
             Ok(())
+        }
+        "operation" => {
+            let id =
+                value.parse::<uuid::fmt::Hyphenated>().map_err(|_| "is not the id of a bulk operation".to_owned())?;
+            once(&mut filter.operation, id.into_uuid())
         }
         "error" if value.len() <= Filter::MAX_ERROR_BYTES => once(&mut filter.error, value.to_owned()),
         "error" => Err(format!("an error text to search for has at most {} bytes", Filter::MAX_ERROR_BYTES)),

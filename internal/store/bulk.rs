@@ -28,12 +28,12 @@ use crate::rows::owed::lock_held;
 use crate::sql::batches::{groups, placeholders, statement, tuples};
 use crate::sql::clock::read_clock;
 use crate::sql::connection::{PriorRun, on_pool, transact};
-use crate::sql::error::{again, corrupt};
+use crate::sql::error::{Fault, again, corrupt, fault};
 use crate::sql::session::Session;
 use crate::{Store, StoreError, StoreInner};
 use tickr_job::{
-    Action, Actor, Filter, JobId, Name, NewOperation, Operation, OperationState, RunnerId, State, StateInput,
-    Timestamp, ceil_ms, floor_ms,
+    Action, Actor, Among, Filter, Fingerprint, JobId, Name, NewOperation, Operation, OperationState, RunnerId, State,
+    StateInput, Timestamp, ceil_ms, floor_ms,
 };
 
 /// Most bulk operations that may run at the same time.
@@ -92,6 +92,13 @@ pub enum CancelOutcome {
     Missing,
 }
 
+/// The refusal of a second release of a group.
+#[derive(Clone, Copy, Debug)]
+pub struct ReleaseRunning {
+    /// The bulk operation that releases the group; absent if it has just ended.
+    pub id: Option<Uuid>,
+}
+
 impl Store {
     /// Count the jobs that a bulk operation would change. The count stops at a limit.
     ///
@@ -120,7 +127,20 @@ impl Store {
         .await
     }
 
-    /// Start a bulk operation, at most once for the idempotency key of `once`. `build` builds the response.
+    /// Count the jobs that a replay made, by state, as far as the dead letters are kept. The count stops at a limit.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn jobs_of_operation(&self, id: Uuid) -> Result<Breakdown, StoreError> {
+        on_pool(&self.shared.pools.reads, "count the jobs of an operation", move |conn, _| {
+            let filter = Filter { operation: Some(id), ..Filter::default() };
+            Box::pin(async move { break_down(conn, &Search::among(&filter, Order::OldestFirst, Among::All)).await })
+        })
+        .await
+    }
+
+    /// Start a bulk operation, at most once for the idempotency key of `once`. `build` builds the response. A second
+    /// release of a group that is being released is refused.
     ///
     /// # Errors
     /// [`StoreError::Overloaded`] when too many operations run, otherwise when MySQL cannot be reached or refuses.
@@ -130,7 +150,7 @@ impl Store {
         by: &Actor,
         idempotent: Option<IdempotentRequest>,
         build: ResponseBuilder<Operation>,
-    ) -> Result<IdempotentOutcome<()>, StoreError> {
+    ) -> Result<IdempotentOutcome<(), ReleaseRunning>, StoreError> {
         let attempted = "start an operation";
         let running = on_pool(&self.shared.pools.steering, attempted, |conn, _| {
             Box::pin(async move {
@@ -160,7 +180,14 @@ impl Store {
                     return Ok(IdempotentOutcome::First { done: Some(()), answer: build(&operation) });
                 }
                 let now = read_clock(conn, &shared.clock).await?;
-                insert(conn, &new, &act.actor, estimate, now).await?;
+                if let Err(error) = insert(conn, &new, &act.actor, estimate, now).await {
+                    let release = fingerprint_of(&new).filter(|_| fault(&error) == Fault::Duplicate);
+                    let Some(group) = release else { return Err(error) };
+                    // The server may have ended it since, and its index knows nothing of it then.
+                    let sql = "SELECT id FROM operations WHERE releasing = ?";
+                    let id = sqlx::query_scalar(sql).bind(group.bytes().to_vec()).fetch_optional(conn).await?;
+                    return Ok(IdempotentOutcome::Refused(ReleaseRunning { id }));
+                }
                 let operation = read(conn, new.id).await?.ok_or_else(|| corrupt("an operation without a row"))?;
                 finish(conn, idempotent.as_ref(), &act, ((), build(&operation)), now).await
             })
@@ -366,6 +393,11 @@ fn micros(span: Duration) -> i64 {
     i64::try_from(span.as_micros()).unwrap_or(i64::MAX)
 }
 
+/// Return the group that an operation releases, if it releases one.
+fn fingerprint_of(new: &NewOperation) -> Option<Fingerprint> {
+    new.filter.fingerprint.filter(|_| new.action == Action::Replay)
+}
+
 async fn insert(
     conn: &mut Session<'_>,
     new: &NewOperation,
@@ -375,8 +407,8 @@ async fn insert(
 ) -> Result<(), sqlx::Error> {
     let text = |json: serde_json::Result<String>| json.map_err(|e| sqlx::Error::Encode(Box::new(e)));
     sqlx::query(
-        "INSERT INTO operations (id, action, filter, params, rate, actor, created_at, estimate, capped) \
-         VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        "INSERT INTO operations (id, action, filter, params, rate, actor, created_at, estimate, capped, fingerprint) \
+         VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
     )
     .bind(new.id)
     .bind(new.action.as_str())
@@ -387,6 +419,7 @@ async fn insert(
     .bind(now)
     .bind(u32::try_from(estimate.jobs).unwrap_or(u32::MAX))
     .bind(estimate.capped)
+    .bind(fingerprint_of(new).map(|group| group.bytes().to_vec()))
     .execute(conn)
     .await
     .map(drop)
@@ -550,7 +583,7 @@ impl Work {
                 Ok(())
             }
             Action::Replay => {
-                let each = replay_all(conn, ids, remake, &operation.actor, now).await?;
+                let each = replay_all(conn, ids, remake, (&operation.actor, Some(operation.id)), now).await?;
                 self.batched.accepted = self.sort(each);
                 Ok(())
             }
@@ -684,8 +717,8 @@ async fn audit(conn: &mut Session<'_>, operation: &Operation, ids: &[Uuid], now:
                 .bind(id.to_string())
                 .bind(detail.as_str());
         }
-        query.execute(&mut *conn).await.map_err(|e| match crate::sql::error::fault(&e) {
-            crate::sql::error::Fault::Duplicate => again("the id of an audit record is taken"),
+        query.execute(&mut *conn).await.map_err(|e| match fault(&e) {
+            Fault::Duplicate => again("the id of an audit record is taken"),
             _ => e,
         })?;
     }

@@ -234,12 +234,12 @@ async fn take_key(conn: &mut Session<'_>, job: &NewJob) -> Result<Option<Refusal
 pub(super) type Each<T> = Vec<(JobId, Result<T, Refusal>)>;
 
 /// Insert a new job for each failed job, and store in both which one belongs to it. Runs in the caller's transaction.
-/// `ids` must be sorted.
+/// `ids` must be sorted. `operation` is the bulk operation that asks for it.
 pub(super) async fn replay_all(
     conn: &mut Session<'_>,
     ids: &[Uuid],
     remake: &Remake,
-    actor: &Actor,
+    (actor, operation): (&Actor, Option<Uuid>),
     now: Timestamp,
 ) -> Result<Each<Accepted>, sqlx::Error> {
     lock_open_keys_of(conn, ids).await?;
@@ -289,6 +289,7 @@ pub(super) async fn replay_all(
         status: DeadLetterStatus::Replayed,
         since: now,
         replayed_as: Some(job.id.uuid()),
+        operation,
         actor: Some(actor.as_str()),
         reason: None,
     };
@@ -322,6 +323,7 @@ pub(super) async fn discard_all(
         status: DeadLetterStatus::Discarded,
         since: now,
         replayed_as: None,
+        operation: None,
         actor: Some(actor.as_str()),
         reason: Some(reason),
     };
@@ -358,7 +360,7 @@ impl Store {
                 let made = job.clone();
                 let remake: Remake = Arc::new(move |_| Ok(made.clone()));
                 let now = read_clock(conn, &shared.clock).await?;
-                let each = replay_all(conn, &[id.uuid()], &remake, &act.actor, now).await?;
+                let each = replay_all(conn, &[id.uuid()], &remake, (&act.actor, None), now).await?;
                 let done = each.into_iter().next().map_or(Err(Refusal::Missing), |(_, done)| done);
                 let done = match done {
                     // This is the job of an earlier run of this call, whose commit got no answer.

@@ -93,7 +93,7 @@ pub use bench::bare::{BareClaims, BareLane};
 pub use bench::growth::Growth;
 pub use bench::links::OutboxWriter;
 pub use bench::server_counters::{CounterConnection, JobCounts, ServerCounters, StatementCounts};
-pub use bulk::{BatchOutcome, CancelOutcome, OperationLease};
+pub use bulk::{BatchOutcome, CancelOutcome, OperationLease, ReleaseRunning};
 pub use change_summary::ChangeSummary;
 pub use dead_letters::{DeadLetterCount, DeadLetterGroup, Original, Refusal, Remake, WholeDeadLetterGroup};
 pub use idempotency::{Answer, Digest, IdempotentOutcome, IdempotentRequest, ResponseBuilder};

@@ -315,7 +315,11 @@ async fn failures_of_one_cause_are_released_at_a_rate_watched_and_stopped() {
     page.click(&button("Release")).await;
     page.reads("at most 10/s").await;
     // The jobs fail again, and the page says so while the operation can still be stopped.
-    page.reads("failed for this cause again").await;
+    page.until(
+        "the released jobs fail again",
+        "/[1-9]\\d* failed again/.test(document.querySelector('[data-released]')?.innerText)",
+    )
+    .await;
     page.click(&button("Stop")).await;
     page.click(&button("Stop it")).await;
     page.reads("It was stopped").await;

@@ -1,12 +1,17 @@
 //! The dashboard while an operator works with it: searches among many jobs, filters that are typed, lists that change
 //! under the mouse, figures that must be exact, and releases that must be watched.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
+use tickr::handlers::{Context, Failure, Kind, Output, Registry};
 use tickr::job::State;
 
 use crate::dashboard::{begin, letter};
-use crate::support::browser::{Browser, Page, button, field, link};
-use crate::support::{TestApp, answer, http};
+use crate::support::browser::{Browser, Page, button, field, heading, link};
+use crate::support::{TestApp, answer, eventually, http};
 
 /// Return script that says how many rows the page shows.
 const ROWS: &str = "document.querySelectorAll('main tr[data-row]').length";
@@ -254,5 +259,126 @@ async fn numbers_of_payloads_are_shown_and_copied_as_they_were_sent() {
     assert_eq!(copied, wanted);
     page.assert_calm();
     drop(page);
+    tickr.stop().await;
+}
+
+/// A job that finds its door locked until the test opens it. A `late` one always does.
+#[derive(Clone, Debug, Serialize, Deserialize, schemars::JsonSchema)]
+struct Visit {
+    #[serde(default)]
+    late: bool,
+}
+
+impl Kind for Visit {
+    const NAME: &'static str = "visit";
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_release_counts_the_released_jobs_alone_and_is_the_only_one_of_its_group() {
+    let Some(browser) = Browser::shared().await else { return };
+    let open = Arc::new(AtomicBool::new(false));
+    let mut kinds = Registry::new();
+    let door = open.clone();
+    kinds.register(move |visit: Visit, _: Context| {
+        let door = door.clone();
+        async move {
+            if visit.late || !door.load(Ordering::SeqCst) {
+                Err(Failure::reject("the door is locked"))
+            } else {
+                Output::json(&Value::Null)
+            }
+        }
+    });
+    let tickr = TestApp::start_with(|_| {}, kinds).await;
+    let visit = |late: bool| json!({"kind": "visit", "payload": {"late": late}});
+    tickr.enqueue_many((0..8).map(|_| visit(false))).await;
+    tickr.until_count("SELECT COUNT(*) FROM dead_letters", 8).await;
+    let group = tickr.get("/v1/dead-letters/groups").await.body["data"][0]["fingerprint"].as_str().unwrap().to_owned();
+    open.store(true, Ordering::SeqCst);
+
+    let page = browser.page(&tickr.url("")).await;
+    page.visit(&format!("/dead-letters/{group}")).await;
+    page.click(&button("Release")).await;
+    page.reads("Would be").await;
+    page.fill(&field("Jobs per second"), "1").await;
+    page.click(&button("Release")).await;
+    page.reads("at most 1/s").await;
+
+    // Other jobs fail for the same cause meanwhile. They are none of the released ones.
+    tickr.enqueue_many((0..5).map(|_| visit(true))).await;
+    tickr
+        .until_count("SELECT COUNT(*) FROM dead_letters WHERE failed_at > (SELECT MAX(created_at) FROM operations)", 5)
+        .await;
+    page.until(
+        "a second release cannot be asked for",
+        "[...document.querySelectorAll('main button')].find((b) => b.innerText === 'Release')?.disabled === true",
+    )
+    .await;
+    let second = tickr.post("/v1/operations", json!({"action": "replay", "filter": {"fingerprint": group}})).await;
+    assert_eq!((second.status, second.code()), (409, "release_running"), "{:#}", second.body);
+    page.reads("8 released → 8 completed · 0 failed again").await;
+    page.click(&link("Particulars")).await;
+    page.has(&heading("Replay")).await;
+    page.reads("8 released → 8 completed · 0 failed again").await;
+
+    // Those that came late are released, and fail again: both pages say so.
+    page.visit(&format!("/dead-letters/{group}")).await;
+    page.click(&button("Release")).await;
+    page.reads("Would be").await;
+    page.click(&button("Release")).await;
+    page.reads("5 released → 0 completed · 5 failed again").await;
+    page.click(&link("5 failed again")).await;
+    has_rows(&page, 5).await;
+    page.visit("/operations").await;
+    page.click(&link("Replay")).await;
+    page.reads("5 released → 0 completed · 5 failed again").await;
+    page.assert_calm();
+    drop(page);
+    tickr.stop().await;
+}
+
+/// Of requests that arrive at the same time, one begins a release, and the others name it. After its end the next one
+/// may begin.
+#[tokio::test(flavor = "multi_thread")]
+async fn of_releases_of_a_group_that_begin_at_the_same_time_one_is_accepted() {
+    let mut kinds = Registry::new();
+    kinds.register(|_: Visit, _: Context| async { Err(Failure::reject("the door is locked")) });
+    let tickr = TestApp::start_with(|_| {}, kinds).await;
+    tickr.enqueue_many((0..20).map(|_| json!({"kind": "visit", "payload": {}}))).await;
+    tickr.until_count("SELECT COUNT(*) FROM dead_letters", 20).await;
+    let group = tickr.get("/v1/dead-letters/groups").await.body["data"][0]["fingerprint"].as_str().unwrap().to_owned();
+    let release = json!({"action": "replay", "filter": {"fingerprint": group}, "rate": 1});
+    let answers = futures_util::future::join_all((0..6).map(|_| tickr.post("/v1/operations", release.clone()))).await;
+    let begun: Vec<&str> = answers
+        .iter()
+        .filter(|answer| answer.status == 202)
+        .map(|answer| answer.body["id"].as_str().unwrap())
+        .collect();
+    assert_eq!(begun.len(), 1, "{answers:#?}");
+    for answer in answers.iter().filter(|answer| answer.status != 202) {
+        assert_eq!((answer.status, answer.code()), (409, "release_running"), "{:#}", answer.body);
+        assert!(answer.body["detail"].as_str().unwrap().contains(begun[0]), "{:#}", answer.body);
+    }
+    // Other actions on the group, and releases of other jobs, are not held up.
+    let discard = json!({"action": "discard", "filter": {"fingerprint": group}, "reason": "late", "dry_run": true});
+    assert_eq!(tickr.post("/v1/operations", discard).await.status, 200);
+    let other = json!({"action": "replay", "filter": {"fingerprint": "00000000000000ff"}});
+    assert_eq!(tickr.post("/v1/operations", other).await.status, 202);
+    assert_eq!(tickr.post(&format!("/v1/operations/{}/cancel", begun[0]), json!({})).await.status, 200);
+    let next = tickr.post("/v1/operations", json!({"action": "replay", "filter": {"fingerprint": group}})).await;
+    assert_eq!(next.status, 202, "{:#}", next.body);
+    let path = format!("/v1/operations/{}", next.body["id"].as_str().unwrap());
+    eventually("the second release is over", || async {
+        (tickr.get(&path).await.body["state"] == "done").then_some(())
+    })
+    .await;
+    let made = eventually("what was released has ended", || async {
+        let made = tickr.get(&format!("{path}/made")).await.body;
+        (made["failed"] == made["count"]).then_some(made)
+    })
+    .await;
+    assert!(made["count"].as_u64().unwrap() >= 15, "{made:#}");
+    let found = tickr.get(&format!("/v1/jobs/count?q=operation:{}", next.body["id"].as_str().unwrap())).await.body;
+    assert_eq!(found["count"], made["count"]);
     tickr.stop().await;
 }

@@ -119,6 +119,9 @@ macro_rules! filter_struct {
             /// Only failed jobs of this group of dead letters; see `/v1/dead-letters/groups`.
             #[$attribute(pattern = "^[0-9a-f]{16}$")]
             fingerprint: Option<String>,
+            /// Only jobs that this bulk operation made of dead letters.
+            #[$attribute(format = "uuid")]
+            operation: Option<String>,
             /// A whole filter in the language of the filter bar: `state:failed kind:email queue:mail schedule:nightly
             /// unique_key:order-7 order:conv-7 limit:tenant-7 batch:… host:example.com tag:a error:"timed out" created:>2026-11-01 finished:<2h due:<2h id:…
             /// payload.user.id:42`. A word without a field (`deadlock`) is searched for in errors, keys, hosts and ids,
@@ -145,6 +148,7 @@ macro_rules! filter_struct {
                         ("tag", self.tag.as_deref()),
                         ("error", self.error.as_deref()),
                         ("fingerprint", self.fingerprint.as_deref()),
+                        ("operation", self.operation.as_deref()),
                     ],
                     moments: [
                         ("created_after", self.created_after.as_deref()),

@@ -157,6 +157,14 @@ problems! {
         remedy: "Wait for that job, choose another unique key, or send `on_conflict` `return` or `replace`. Only an admin key may replace the job of another producer.",
         again: Changed,
     }
+    /// 409: another bulk operation releases this group of dead letters.
+    ReleaseRunning => {
+        status: CONFLICT,
+        title: "The group is being released already",
+        meaning: "A bulk operation with the action `replay` releases this group of dead letters. Two at a time would release it at twice the rate that was chosen. Nothing was changed. `detail` names the operation that runs.",
+        remedy: "Wait until that operation has ended, or cancel it with `POST /v1/operations/{id}/cancel`.",
+        again: Changed,
+    }
     /// 409: an API key has or had this name, and a name is never used for a second one.
     NameTaken => {
         status: CONFLICT,

@@ -212,6 +212,13 @@ impl Search {
                 [Bind::Bytes(key.clone().into_bytes())],
             );
             self.key = "job_id";
+        } else if let Some(operation) = filter.operation {
+            source.add(
+                "SELECT replayed_as AS id FROM dead_letters FORCE INDEX (dead_letters_operation) WHERE operation = ?",
+                [Bind::Id(operation)],
+            );
+            // A dead letter may outlive the job that was made of it.
+            (self.key, self.outlives) = ("replayed_as", true);
         } else if let Some(group) = filter.fingerprint {
             source.add(
                 "SELECT job_id AS id FROM dead_letters FORCE INDEX (dead_letters_group) WHERE fingerprint = ?",
@@ -438,6 +445,11 @@ fn narrow(filter: &Filter, conditions: &mut Piece) {
     if let Some(batch) = filter.batch {
         let sql = " AND (SELECT COUNT(*) FROM batch_jobs b WHERE b.job_id = j.id AND b.batch_id = ?) = 1";
         conditions.add(sql, [Bind::Id(batch.uuid())]);
+    }
+    if let Some(operation) = filter.operation {
+        let sql = " AND (SELECT COUNT(*) FROM dead_letters x FORCE INDEX (dead_letters_operation) \
+                   WHERE x.operation = ? AND x.replayed_as = j.id) > 0";
+        conditions.add(sql, [Bind::Id(operation)]);
     }
     if let Some(key) = &filter.order_key {
         let sql = " AND (SELECT COUNT(*) FROM order_places p WHERE p.job_id = j.id AND p.order_key = ?) = 1";

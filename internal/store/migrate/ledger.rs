@@ -76,6 +76,7 @@ const FILES: &[(&str, &str)] = embedded![
     "0047_declared_kinds.sql",
     "0048_remote_workers.sql",
     "0049_cluster_locks.sql",
+    "0050_releases.sql",
     "0051_api_key_queues.sql",
 ];
 

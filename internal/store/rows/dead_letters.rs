@@ -33,6 +33,8 @@ pub(crate) struct StatusColumns<'a> {
     pub(crate) status: DeadLetterStatus,
     pub(crate) since: Timestamp,
     pub(crate) replayed_as: Option<Uuid>,
+    /// The bulk operation that replayed it.
+    pub(crate) operation: Option<Uuid>,
     pub(crate) actor: Option<&'a str>,
     pub(crate) reason: Option<&'a str>,
 }
@@ -47,6 +49,7 @@ pub(crate) async fn insert_dead_letters(
         status: DeadLetterStatus::Open,
         since: dead_letter.failed_at,
         replayed_as: None,
+        operation: None,
         actor: None,
         reason: None,
     };
@@ -141,11 +144,11 @@ pub(crate) async fn write(
         // no dead letters.
         let sql = format!(
             "INSERT INTO dead_letters (job_id, kind, queue, fingerprint, failed_at, error, standing, since, replayed_as, \
-             actor, reason) VALUES {} ON DUPLICATE KEY UPDATE first_failed_at = IF(fingerprint = VALUES(fingerprint), \
+             operation, actor, reason) VALUES {} ON DUPLICATE KEY UPDATE first_failed_at = IF(fingerprint = VALUES(fingerprint), \
              first_failed_at, NULL), fingerprint = VALUES(fingerprint), \
              failed_at = VALUES(failed_at), error = VALUES(error), standing = VALUES(standing), since = VALUES(since), \
-             replayed_as = VALUES(replayed_as), actor = VALUES(actor), reason = VALUES(reason)",
-            tuples(&placeholders(11), group.len())
+             replayed_as = VALUES(replayed_as), operation = VALUES(operation), actor = VALUES(actor), reason = VALUES(reason)",
+            tuples(&placeholders(12), group.len())
         );
         let mut query = statement(sql);
         for (dead_letter, columns) in group {
@@ -160,6 +163,7 @@ pub(crate) async fn write(
                 .bind(columns.status.as_str())
                 .bind(columns.since)
                 .bind(columns.replayed_as)
+                .bind(columns.operation)
                 .bind(columns.actor)
                 .bind(columns.reason);
         }

@@ -25,7 +25,7 @@ import { DeadLetters, errorOf, failed, recentOf, statuses, useSettled } from '..
 import { ask, confirm, InputField } from '../ui/dialog.js';
 import { quoted } from '../ui/filter.js';
 import { Json } from '../ui/json.js';
-import { isRunning, nameOf, ofGroup, outcome, touches, useOperations, Watched } from '../ui/operation.js';
+import { isReleasing, isRunning, nameOf, ofGroup, outcome, touches, useOperations, Watched } from '../ui/operation.js';
 import { discard, release } from './dead-letters.js';
 
 export default function DeadLetterGroup({ params: [fingerprint] }) {
@@ -83,6 +83,7 @@ export default function DeadLetterGroup({ params: [fingerprint] }) {
   const watched = (operations.data?.data ?? []).filter(
     (operation) => (isRunning(operation) && touches(operation, it)) || begun.includes(operation.id),
   );
+  const releasing = isReleasing(operations.data?.data, it);
   const past = mine.filter((operation) => !watched.includes(operation));
   const title = html`
     ${it.kind}${' '}
@@ -105,7 +106,15 @@ export default function DeadLetterGroup({ params: [fingerprint] }) {
       ${
         it.open > 0 &&
         html`<${Allowed}>
-          <button type="button" class="primary" onClick=${() => start(release)}>Release</button>
+          <button
+            type="button"
+            class="primary"
+            disabled=${releasing}
+            title=${releasing ? 'A release of this group is running' : undefined}
+            onClick=${() => start(release)}
+          >
+            Release
+          </button>
           <button
             type="button"
             onClick=${() =>
@@ -120,11 +129,7 @@ export default function DeadLetterGroup({ params: [fingerprint] }) {
         </${Allowed}>`
       }
     </${Head}>
-    ${watched.map(
-      (operation) => html`<${Watched} key=${operation.id} operation=${operation} reload=${reload}>
-        ${operation.action === 'replay' && html`<${Relapse} operation=${operation} fingerprint=${it.fingerprint} />`}
-      </${Watched}>`,
-    )}
+    ${watched.map((operation) => html`<${Watched} key=${operation.id} operation=${operation} reload=${reload} />`)}
     ${trial && html`<${Trial} id=${trial} hide=${() => change({ trial: null })} />`}
     <div class="figures">
       <${Figure} name="Open" note="wait for an operator" value=${brief(it.open, it.capped)} />
@@ -259,17 +264,6 @@ function Recent({ group }) {
 /** The whole error of the newest job, as its last attempt told it. */
 const errorIn = (job, group) =>
   job?.attempts?.findLast((attempt) => attempt.error)?.error ?? job?.last_error ?? group.sample_error;
-
-/** Says when what is being released fails again. */
-function Relapse({ operation, fingerprint }) {
-  const q = operation.started_at && `dead_letter:open group:${fingerprint} finished:>${operation.started_at}`;
-  const back = useQuery(q && url('/v1/jobs/count', { q }), { every: isRunning(operation) ? 2000 : 10000 });
-  if (!back.data?.count) return null;
-  return html`<b class="bad" role="status">
-    ${plural(back.data.count, 'job')} failed for this cause again since it
-    began.${isRunning(operation) && ' Stop it, unless that was to be expected.'}
-  </b>`;
-}
 
 function Work({ job, schema }) {
   if (!job) return html`<${Skeleton} />`;

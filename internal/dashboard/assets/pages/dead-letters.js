@@ -10,7 +10,7 @@ import { bulk } from '../ui/bulk.js';
 import { Spark } from '../ui/chart.js';
 import { DeadLetters, errorOf, failed, Pages, recentOf, statuses, useSettled } from '../ui/dead-letters.js';
 import { quoted } from '../ui/filter.js';
-import { isRunning, nameOf, ofGroup, portion, useOperations, Watched } from '../ui/operation.js';
+import { isReleasing, isRunning, nameOf, ofGroup, portion, useOperations, Watched } from '../ui/operation.js';
 
 const PAGE = 50;
 /** What a release begins with, so that what has just come back is not pushed over again. */
@@ -279,7 +279,15 @@ function Groups({ page, groups, kind, operations, after }) {
           <${Allowed}>
             <td>
               <div class="row">
-                <button type="button" class="small" onClick=${() => act(release)}>Release</button>
+                <button
+                  type="button"
+                  class="small"
+                  disabled=${isReleasing(operations, group)}
+                  title=${isReleasing(operations, group) ? 'A release of this group is running' : undefined}
+                  onClick=${() => act(release)}
+                >
+                  Release
+                </button>
                 <button type="button" class="small danger" onClick=${() => act(discard)}>Discard</button>
               </div>
             </td>

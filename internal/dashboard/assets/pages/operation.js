@@ -15,6 +15,7 @@ import {
   outcome,
   Progress,
   paceOf,
+  Released,
   stop,
   useOperation,
 } from '../ui/operation.js';
@@ -84,15 +85,18 @@ export default function Operation({ params: [id] }) {
         </span>`
       }
     >
-      <${Progress} operation=${it} />
+      <div class="stack tight">
+        <${Progress} operation=${it} />
+        <${Released} operation=${it} />
+      </div>
     </${Panel}>
     <div class="figures">
       <${Figure} name="Done" note=${actions[it.action]?.name.toLowerCase()} value=${brief(it.done)} />
       <${Figure} name="Left as they were" note="in no state for it" value=${brief(it.skipped)} />
       <${Figure}
-        name="Failed"
+        name="Errors"
         value=${brief(it.failed)}
-        note=${it.failed > 0 ? 'the last error is below' : 'none went wrong'}
+        note=${it.failed > 0 ? 'the last error is below' : 'no errors'}
         bad=${it.failed > 0}
       />
       <${Figure} name="Measured rate" note=${paceOf(it)} value=${`${rate(it.measured_rate)}/s`} />

@@ -22,6 +22,7 @@ const fields = [
   ['error:', 'words of its last error'],
   ['group:', 'fingerprint of a group of dead letters'],
   ['dead_letter:', 'open, replayed or discarded'],
+  ['operation:', 'made by this bulk operation'],
   ['id:', 'one job'],
   ['payload.', 'a place in its payload: payload.user.id:42'],
 ];

@@ -70,6 +70,7 @@ const plain = {
   fingerprint: 'group',
   dead_letter: 'dead_letter',
   schedule: 'schedule',
+  operation: 'operation',
 };
 const moments = { created: 'accepted', due: 'due', finished: 'ended' };
 const wanted = (value) => (typeof value === 'string' ? JSON.stringify(value) : quoted(String(value?.word ?? value)));
@@ -118,6 +119,7 @@ export function filterWords(filter) {
   if (filter.batch) parts.push(`of the batch ${filter.batch}`);
   if (filter.limit_key) parts.push(`with the limit key “${filter.limit_key}”`);
   if (filter.host) parts.push(`to the host ${filter.host}`);
+  if (filter.operation) parts.push(`made by the operation ${filter.operation}`);
   if (filter.texts?.length) parts.push(`with ${filter.texts.map((text) => `“${text}”`).join(', ')}`);
   if (filter.tags?.length) parts.push(`tagged ${filter.tags.join(', ')}`);
   if (filter.error) parts.push(`whose error says “${filter.error}”`);
@@ -177,6 +179,50 @@ export function Progress({ operation }) {
   </div>`;
 }
 
+/** Is a group being released? A second release is refused, or would come on top of a broader one. */
+export const isReleasing = (operations, group) =>
+  (operations ?? []).some(
+    (operation) => isRunning(operation) && operation.action === 'replay' && touches(operation, group),
+  );
+
+const ends = [
+  ['completed', 'completed'],
+  ['executing', 'running'],
+  ['waiting', 'waiting'],
+  ['retrying', 'retrying'],
+  ['failed', 'failed again'],
+  ['cancelled', 'cancelled'],
+];
+
+/** What became of the jobs that a replay made: those alone, whatever else fails for the same cause. */
+export function Released({ operation }) {
+  const [open, set] = useState(true);
+  const made = useQuery(operation.action === 'replay' ? `/v1/operations/${seg(operation.id)}/made` : null, {
+    every: open ? 2000 : 30000,
+  });
+  const it = made.data;
+  useEffect(
+    () => set(isRunning(operation) || !it || it.waiting + it.executing + it.retrying > 0),
+    [operation.state, it],
+  );
+  if (!it || (it.count === 0 && !isRunning(operation))) return null;
+  const link = (state) => url('/jobs', { q: `operation:${operation.id}${state ? ` state:${state}` : ''}` });
+  return html`<span class="num" role="status" data-released>
+    <a href=${link()}>${count(it.count, it.capped)} released</a> → ${' '}
+    ${ends
+      .filter(([state]) => it[state] > 0 || state === 'completed' || state === 'failed')
+      .map(([state, word], i) => {
+        const text = `${count(it[state])} ${word}`;
+        return html`${i > 0 && ' · '}${
+          it[state] > 0
+            ? html`<a key=${state} class=${state === 'failed' && 'bad bold'} href=${link(state)}>${text}</a>`
+            : html`<span key=${state} class="soft">${text}</span>`
+        }`;
+      })}
+    ${it.failed > 0 && isRunning(operation) && html`${' '}<b class="bad">Stop it, unless you expected that.</b>`}
+  </span>`;
+}
+
 /** Ask, and stop it. */
 export const stop = (operation, reload) =>
   confirm(
@@ -201,7 +247,7 @@ export function again(operation) {
 }
 
 /** An operation where its jobs are shown: how far it is, and a way to stop it. */
-export function Watched({ operation, reload, children }) {
+export function Watched({ operation, reload }) {
   const on = isRunning(operation);
   return html`
     <div
@@ -238,7 +284,7 @@ export function Watched({ operation, reload, children }) {
             : ''
         }
       </span>
-      ${children}
+      <${Released} operation=${operation} />
       ${operation.last_error && html`<div class="error">${operation.last_error}</div>`}
     </div>
   `;
