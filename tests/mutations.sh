@@ -188,6 +188,39 @@ mutants() {
     mutant 'operation of a replayed dead letter' internal/store/bulk.rs \
         '(&operation.actor, Some(operation.id))' '(&operation.actor, None)' \
         dashboard_use::a_release_counts_the_released_jobs_alone_and_is_the_only_one_of_its_group
+    mutant 'verdict on the overview' internal/dashboard/assets/ui/verdict.js \
+        'if (!parts.length) return null' 'return null' \
+        dashboard_use::the_overview_says_what_is_wrong_and_where_and_is_silent_otherwise
+    mutant 'focus on the heading of a screen' internal/dashboard/assets/app.js \
+        'now === before) heading.focus({ preventScroll: true })' 'now === before) heading.blur()' \
+        dashboard_use::the_focus_goes_to_the_heading_of_each_screen_and_back_finds_the_place_again
+    mutant 'place of a page in the history' internal/dashboard/assets/core/route.js \
+        'else scrollTo(0, y)' 'else scrollTo(0, 0)' \
+        dashboard_use::the_focus_goes_to_the_heading_of_each_screen_and_back_finds_the_place_again
+    mutant 'selection kept in the history' internal/dashboard/assets/pages/jobs.js \
+        'before?.of === listing ? before.ids : []' '[]' \
+        dashboard_use::the_focus_goes_to_the_heading_of_each_screen_and_back_finds_the_place_again
+    mutant 'text that turns the direction' internal/dashboard/assets/core/dom.js \
+        '? legible(child)' '? child' \
+        dashboard_use::text_that_turns_the_direction_is_written_out_wherever_it_comes_from
+    mutant 'page for unknown addresses' internal/dashboard/lib.rs \
+        'StatusCode::NOT_FOUND | StatusCode::UNAUTHORIZED' 'StatusCode::GONE' \
+        dashboard_use::addresses_that_do_not_exist_lead_back_and_only_what_ends_something_is_red
+    mutant 'bounded height of a payload' internal/dashboard/assets/app.css \
+        'max-height: 36rem' 'max-height: none' \
+        dashboard_use::a_huge_payload_is_shown_in_a_frame_of_bounded_height
+    mutant 'whole headings of panels' internal/dashboard/assets/app.css \
+        'overflow-wrap: break-word' 'word-break: break-all; flex: 1 1 0' \
+        dashboard_use::headings_of_panels_are_whole_at_every_width
+    mutant 'banner of an outage' internal/dashboard/assets/ui/outage.js \
+        'if (!out) return null' 'return null' \
+        dashboard_use::an_outage_of_mysql_is_said_once_and_no_old_figure_looks_fresh
+    mutant 'second request for a screen' internal/dashboard/assets/app.js \
+        'timer = setTimeout(() => begin(tries + 1), Math.min(10000, 1000 * 2 ** tries))' 'timer = 0' \
+        dashboard_use::a_screen_that_did_not_come_is_asked_for_again_by_itself
+    mutant 'pace of the frame' internal/dashboard/assets/app.js \
+        'every: 10000, pace: 5000 }' 'every: 500, pace: 100 }' \
+        dashboard_use::a_page_of_jobs_asks_the_server_about_once_a_second_while_much_happens
     mutant 'seats of searches' internal/store/sql/pools.rs \
         '(self.reads - 1).clamp(1, 4)' '(self.reads + 1_000).clamp(1, 1_000)' \
         starvation::a_flood_of_heavy_reads_stops_nothing_and_its_key_ends_at_once

@@ -295,6 +295,8 @@ impl App {
             },
         })
         .merge(pages());
+        #[cfg(feature = "dashboard")]
+        let router = router.layer(axum::middleware::from_fn(dashboard::show_unknown_paths));
         let stop_http = CancellationToken::new();
         let http = tokio::spawn(server::serve(listener, router, http_limits(config), stop_http.clone()));
         tracing::info!(%addr, "listening");

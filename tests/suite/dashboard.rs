@@ -206,10 +206,10 @@ async fn jobs_are_found_by_a_filter_in_the_address_and_dealt_with_together() {
     page.eval::<()>("void (window.setInterval = () => 0)").await;
     page.follow("/jobs?q=kind%3Anoop+tag%3Abulk").await;
     page.until("a page of them is shown", "document.querySelectorAll('tbody tr').length === 50").await;
-    page.click(&field("Choose all of this page")).await;
-    page.reads("50 jobs chosen").await;
-    page.click(&button("Choose all that match")).await;
-    page.reads("All that match chosen").await;
+    page.click(&field("Select all of this page")).await;
+    page.reads("50 jobs selected").await;
+    page.click(&button("Select all that match")).await;
+    page.reads("All that match selected").await;
     page.click(&button("Set the priority")).await;
     page.reads("60 jobs match").await;
     page.reads("Would be").await;
@@ -222,8 +222,8 @@ async fn jobs_are_found_by_a_filter_in_the_address_and_dealt_with_together() {
 
     // Select the jobs one by one.
     page.follow("/jobs?q=state%3Afailed").await;
-    page.click(&field(&format!("Choose the job {failed}"))).await;
-    page.reads("1 job chosen").await;
+    page.click(&field(&format!("Select the job {failed}"))).await;
+    page.reads("1 job selected").await;
     page.click(&button("Delete")).await;
     page.reads("1 job matches").await;
     page.click(&button("Delete")).await;
@@ -251,7 +251,7 @@ async fn a_job_says_why_it_waits_shows_its_life_and_runs_again_with_edits() {
     page.click(&button("Run now")).await;
     page.reads("becomes due at once").await;
     page.click(&button("Run now")).await;
-    page.reads("How it ended").await;
+    page.reads("Outcome").await;
     page.reads("delivered_to: \"nora\"").await;
     page.reads("Attempt 1: succeeded").await;
 
@@ -269,7 +269,7 @@ async fn a_job_says_why_it_waits_shows_its_life_and_runs_again_with_edits() {
     page.reads("its handler is asked to stop").await;
     page.click(&button("Cancel the job")).await;
     page.reads("The handler was asked to stop").await;
-    page.reads("How it ended").await;
+    page.reads("Outcome").await;
     tickr.until(travels, State::Cancelled).await;
 
     // A failed job: the page shows the error, and can run it again with another payload.
@@ -277,7 +277,7 @@ async fn a_job_says_why_it_waits_shows_its_life_and_runs_again_with_edits() {
     tickr.until(failed, State::Failed).await;
     page.visit(&format!("/jobs/{failed}")).await;
     page.reads("nobody called nobody lives there").await;
-    page.click(&button("Run again with edits")).await;
+    page.click(&button("Duplicate and edit")).await;
     assert_eq!(page.value(&field("sheets")).await, "3");
     page.fill(&field("to"), "somebody").await;
     page.fill(&field("fate"), "arrives").await;
@@ -306,7 +306,7 @@ async fn failures_of_one_cause_are_released_at_a_rate_watched_and_stopped() {
     // Replay one job first, to check whether the cause is gone. It is not.
     page.click(&button("Try one")).await;
     page.click(&button("Try it")).await;
-    page.reads("It failed as well").await;
+    page.reads("Failed with the same error").await;
 
     page.click(&button("Release")).await;
     page.reads("Would be").await;
@@ -341,12 +341,12 @@ async fn failures_of_one_cause_are_released_at_a_rate_watched_and_stopped() {
     page.visit("/operations").await;
     page.reads("Discard").await;
     page.click(&link("Replay")).await;
-    page.reads("It was stopped").await;
+    page.reads("Stopped").await;
     page.reads("the address was mended").await;
     page.visit("/audit").await;
     page.reads("job.discard").await;
     page.reads("anyone").await;
-    page.fill(&field("Done to"), operation["id"].as_str().unwrap()).await;
+    page.fill(&field("Filter by target"), operation["id"].as_str().unwrap()).await;
     page.press("Enter").await;
     page.until("only its own lines are left", "document.querySelectorAll('tbody tr').length === 2").await;
     page.reads("operation.start").await;
@@ -394,7 +394,7 @@ async fn a_queue_is_paused_with_a_reason_limited_and_resumed() {
     page.click(&button("Resume")).await;
     page.reads("default goes on").await;
     tickr.until(waits, State::Completed).await;
-    page.reads("served").await;
+    page.reads("running").await;
     page.assert_calm();
     drop(page);
     tickr.stop().await;
@@ -562,7 +562,7 @@ async fn a_batch_shows_its_counts_and_its_tree_and_is_closed_cancelled_and_retri
     page.click(&link("Failed 1")).await;
     page.until("the failed job is shown", "document.querySelectorAll('main tr[data-row]').length === 1").await;
     page.visit(&outer).await;
-    page.click(&link("Its jobs")).await;
+    page.click(&link("Jobs of the batch")).await;
     page.until("its jobs are shown", "document.querySelectorAll('main tr[data-row]').length === 3").await;
     page.click(&link("…")).await;
     // The page of the job draws the batch again while its state comes, so a press and a release may meet two elements.
@@ -593,7 +593,7 @@ async fn a_batch_shows_its_counts_and_its_tree_and_is_closed_cancelled_and_retri
     page.reads("It has succeeded").await;
     page.until("on_success has run", &has_line("on_success", "completed")).await;
     page.has_not(&button("Retry failed jobs")).await;
-    page.click(&link("Particulars")).await;
+    page.click(&link("Details")).await;
     page.has(&button("Start it again")).await;
     page.click(&link(&format!("failed jobs of the batch {}", &outer[9..]))).await;
     page.until("the filter has the batch", &format!("location.search.includes('batch%3A{}')", &outer[9..])).await;
@@ -648,14 +648,14 @@ async fn a_job_shows_its_parents_and_its_children() {
     page.until("the child is shown", &has_line(&short(child), "waiting")).await;
     page.click(&button("Run now")).await;
     page.click(&button("Run now")).await;
-    page.reads("How it ended").await;
+    page.reads("Outcome").await;
     page.click(&link(&short(child))).await;
     page.settles(&format!("/jobs/{child}")).await;
     page.until("the parent has completed", &has_line(&short(far), "completed")).await;
     mended.cancel();
     assert_eq!(tickr.post(&format!("/v1/jobs/{bad}/retry"), json!({})).await.status, 200);
     page.until("the other one has completed", &has_line(&short(bad), "completed")).await;
-    page.reads("How it ended").await;
+    page.reads("Outcome").await;
 
     page.visit("/jobs").await;
     page.fill(&field("Filter"), "bat").await;
@@ -971,7 +971,7 @@ async fn runners_are_drained_and_the_index_is_rebuilt_and_verified() {
     page.visit("/index").await;
     page.reads("MySQL answers").await;
     page.reads("Redis is fast").await;
-    page.reads("Redis against MySQL").await;
+    page.reads("Redis vs. MySQL").await;
     page.click(&button("Rebuild now")).await;
     page.reads("is forgotten").await;
     page.click(&button("Rebuild")).await;
@@ -997,7 +997,7 @@ async fn sign_in(page: &Page, key: &str) {
 
 /// Names of the buttons that change something.
 const ACTS: &str = "['Retry', 'Cancel', 'Delete', 'Replay', 'Discard', 'Release', 'Pause', 'Resume', 'Drain', 'Trigger', \
-    'Rebuild', 'Verify', 'New schedule', 'New limit', 'Change', 'Remove', 'Limit', 'Run again', 'Run now', 'Enqueue', \
+    'Rebuild', 'Verify', 'New schedule', 'New limit', 'Change', 'Remove', 'Limit', 'Duplicate', 'Run now', 'Enqueue', \
     'Close'] \
     .filter((name) => __eye.has({role: 'button', name}))";
 
@@ -1040,7 +1040,7 @@ async fn keys_are_made_used_and_revoked_and_readers_see_no_buttons() {
     reader.visit("/").await;
     reader.fill(&field("API key"), "tickr_wrong").await;
     reader.click(&button("Sign in")).await;
-    reader.reads("That is no valid API key").await;
+    reader.reads("Invalid API key").await;
     sign_in(&reader, &reads).await;
     reader.reads("key:board").await;
     for path in [
@@ -1421,7 +1421,7 @@ async fn everything_is_reached_by_keyboard() {
     page.visit("/").await;
     // The first stop of the Tab key skips the menu.
     page.press("Tab").await;
-    page.until("the way to the content is first", "document.activeElement.textContent === 'To the content'").await;
+    page.until("the way to the content is first", "document.activeElement.textContent === 'Skip to content'").await;
     page.press("?").await;
     page.has(&heading("Keyboard")).await;
     page.press("Escape").await;
@@ -1437,9 +1437,9 @@ async fn everything_is_reached_by_keyboard() {
     page.until("the filter is left", "document.activeElement.getAttribute('role') !== 'combobox'").await;
     page.press("j").await;
     page.press("x").await;
-    page.reads("1 job chosen").await;
+    page.reads("1 job selected").await;
     page.press("Escape").await;
-    page.reads_not("1 job chosen").await;
+    page.reads_not("1 job selected").await;
     page.press("j").await;
     page.press("Enter").await;
     page.settles(&format!("/jobs/{failed}")).await;

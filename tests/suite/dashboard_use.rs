@@ -3,15 +3,18 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
+use tickr::config::Config;
 use tickr::handlers::{Context, Failure, Kind, Output, Registry};
 use tickr::job::State;
+use tokio_util::sync::CancellationToken;
 
 use crate::dashboard::{begin, letter};
 use crate::support::browser::{Browser, Page, button, field, heading, link};
-use crate::support::{TestApp, answer, eventually, http};
+use crate::support::{Proxy, TestApp, answer, eventually, http};
 
 /// Return script that says how many rows the page shows.
 const ROWS: &str = "document.querySelectorAll('main tr[data-row]').length";
@@ -70,6 +73,7 @@ async fn a_search_goes_on_until_it_has_a_page_and_says_how_far_it_looked() {
 
     // A search that was stopped goes on where it stood.
     page.follow("/jobs").await;
+    has_rows(&page, 50).await;
     page.eval::<()>(
         "void (window.gate = new Promise((open) => { window.openGate = open }), window.plainFetch = fetch, \
          window.fetch = async (path, options) => { \
@@ -79,8 +83,8 @@ async fn a_search_goes_on_until_it_has_a_page_and_says_how_far_it_looked() {
     .await;
     page.fill(&field("Filter"), "kind:sleep").await;
     page.press("Enter").await;
-    page.reads("Searching: looked at 20,000 jobs").await;
-    page.reads("0 jobs found").await;
+    page.until("it says how far it is", "/Searching: looked at \\d+,\\d{3} jobs.*, 0 jobs found/.test(__eye.text())")
+        .await;
     page.click(&button("Stop")).await;
     page.eval::<()>("openGate()").await;
     page.reads("Older ones were not searched").await;
@@ -144,7 +148,7 @@ async fn a_plain_word_searches_and_an_unknown_filter_is_named_once() {
     tickr.until(failed, State::Failed).await;
     let page = browser.page(&tickr.url("")).await;
     page.visit("/").await;
-    page.fill(&field("Find a job by id or filter"), "nora").await;
+    page.fill(&field("Find a job by id, filter or text"), "nora").await;
     page.press("Enter").await;
     page.settles("/jobs?q=nora").await;
     has_rows(&page, 3).await;
@@ -223,9 +227,9 @@ async fn a_list_stands_still_while_a_row_is_hovered_focused_or_chosen() {
 
     // A chosen row stays, ticked, until the user asks for the new ones.
     page.eval::<()>("document.querySelectorAll('main tr[data-row] input')[2].click()").await;
-    page.reads("1 job chosen").await;
+    page.reads("1 job selected").await;
     stands("chosen", "[...document.querySelectorAll('main button')].find((b) => b.innerText === 'Show').click()").await;
-    page.reads_not("1 job chosen").await;
+    page.reads_not("1 job selected").await;
     page.assert_calm();
     drop(page);
     tickr.stop().await;
@@ -317,7 +321,7 @@ async fn a_release_counts_the_released_jobs_alone_and_is_the_only_one_of_its_gro
     let second = tickr.post("/v1/operations", json!({"action": "replay", "filter": {"fingerprint": group}})).await;
     assert_eq!((second.status, second.code()), (409, "release_running"), "{:#}", second.body);
     page.reads("8 released → 8 completed · 0 failed again").await;
-    page.click(&link("Particulars")).await;
+    page.click(&link("Details")).await;
     page.has(&heading("Replay")).await;
     page.reads("8 released → 8 completed · 0 failed again").await;
 
@@ -380,5 +384,245 @@ async fn of_releases_of_a_group_that_begin_at_the_same_time_one_is_accepted() {
     assert!(made["count"].as_u64().unwrap() >= 15, "{made:#}");
     let found = tickr.get(&format!("/v1/jobs/count?q=operation:{}", next.body["id"].as_str().unwrap())).await.body;
     assert_eq!(found["count"], made["count"]);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_overview_says_what_is_wrong_and_where_and_is_silent_otherwise() {
+    let Some((tickr, browser)) = begin().await else { return };
+    let page = browser.page(&tickr.url("")).await;
+    page.visit("/").await;
+    page.reads("Overview").await;
+    let fine = tickr.enqueue(letter(&json!({"to": "nora"}))).await;
+    tickr.until(fine, State::Completed).await;
+    page.reads("completed 1").await;
+    assert!(page.eval::<bool>("document.querySelector('#verdict') === null").await, "all is well");
+
+    tickr.enqueue_many((0..3).map(|_| json!({"kind": "noop", "queue": "orphans"}))).await;
+    // It has stood for a quarter of an hour.
+    tickr.sql("UPDATE owed SET execute_at = execute_at - INTERVAL 15 MINUTE WHERE queue = 'orphans'").await;
+    let pause = http().post(tickr.url("/v1/queues/press/pause")).header("tickr-actor", "ada").json(&json!({}));
+    assert_eq!(answer(pause).await.status, 200);
+    let failures = ["nora", "ada"].map(|to| letter(&json!({"to": to, "fate": "returns"})));
+    tickr.enqueue_many(failures.into_iter().chain([json!({"kind": "fail", "payload": {"permanent": true}})])).await;
+    tickr.until_count("SELECT COUNT(*) FROM dead_letters", 3).await;
+    page.until(
+        "each trouble is named",
+        "/^orphans has no runner: 3 jobs, 15 m.* · press is paused by .*ada.* · 3 dead letters from \\d causes, newest /\
+         .test(document.querySelector('#verdict')?.innerText.replace(/\\s+/g, ' '))",
+    )
+    .await;
+    // The bar names no queue that nothing serves: it would hide the others.
+    page.reads_not("orphans 15 m").await;
+    page.click(&link("orphans has no runner")).await;
+    page.settles("/queues/orphans").await;
+    page.assert_calm();
+    drop(page);
+    tickr.stop().await;
+}
+
+/// Return script that says whether the heading of the screen has the focus.
+const HEADED: &str = "document.activeElement.localName === 'h1'";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_focus_goes_to_the_heading_of_each_screen_and_back_finds_the_place_again() {
+    let Some((tickr, browser)) = begin().await else { return };
+    let later = |n: u32| json!({"kind": "noop", "delay_ms": 7_200_000 + n});
+    tickr.enqueue_many((0..60).map(later)).await;
+    let failed = tickr.enqueue(letter(&json!({"to": "nora", "fate": "returns"}))).await;
+    tickr.until(failed, State::Failed).await;
+    let page = browser.page(&tickr.url("")).await;
+    page.visit("/jobs").await;
+    has_rows(&page, 50).await;
+    let group = tickr.get("/v1/dead-letters/groups").await.body["data"][0]["fingerprint"].as_str().unwrap().to_owned();
+    for path in [format!("/jobs/{failed}"), format!("/dead-letters/{group}"), "/queues/default".into(), "/jobs".into()]
+    {
+        page.follow(&path).await;
+        page.until(&format!("the heading of {path} has the focus"), HEADED).await;
+    }
+    has_rows(&page, 50).await;
+    let chosen: String = page
+        .eval("(() => { const row = document.querySelectorAll('main tr[data-row]')[30]; row.querySelector('input').click(); return row.querySelector('td[data-label=Job] a').title })()")
+        .await;
+    page.reads("1 job selected").await;
+    page.eval::<()>("scrollTo(0, 700)").await;
+    page.until("the place is kept", "history.state?.y === 700 && history.state.chosen?.ids.length === 1").await;
+    page.eval::<()>("[...document.querySelectorAll('main td[data-label=Job] a')][25].click()").await;
+    page.reads("Why it does not run").await;
+    assert_eq!(page.eval::<f64>("scrollY").await, 0.0);
+    page.eval::<()>("history.back()").await;
+    page.reads("1 job selected").await;
+    page.until("the page is where it was", "scrollY === 700").await;
+    let ticked: Vec<String> = page
+        .eval("[...document.querySelectorAll('main tr[data-row] input:checked')].map((box) => box.closest('tr').querySelector('td[data-label=Job] a').title)")
+        .await;
+    assert_eq!(ticked, [chosen]);
+    page.assert_calm();
+    drop(page);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn text_that_turns_the_direction_is_written_out_wherever_it_comes_from() {
+    let Some((tickr, browser)) = begin().await else { return };
+    let turned = "exe.\u{202e}gnp";
+    let job = json!({"kind": "noop", "queue": "press", "delay_ms": 3_600_000, "unique_key": turned, "payload": {"file": turned, turned: 1}});
+    let job = tickr.enqueue(job).await;
+    let reason = json!({"reason": format!("closed \u{2067}for today")});
+    assert_eq!(tickr.post("/v1/queues/press/pause", reason).await.status, 200);
+    let page = browser.page(&tickr.url("")).await;
+    for path in [format!("/jobs/{job}"), "/jobs".to_owned(), "/queues".to_owned(), "/queues/press".to_owned()] {
+        page.visit(&path).await;
+        let part = if path.contains("queues") { "closed \\u2067for today" } else { "exe.\\u202egnp" };
+        page.reads(part).await;
+        let left: bool = page.eval("/[\\u202a-\\u202e\\u2066-\\u2069]/.test(document.body.innerText)").await;
+        assert!(!left, "{path}");
+    }
+    page.assert_calm();
+    drop(page);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn addresses_that_do_not_exist_lead_back_and_only_what_ends_something_is_red() {
+    let Some((tickr, browser)) = begin().await else { return };
+    let waits = tickr.enqueue(json!({"kind": "noop", "delay_ms": 7_200_000})).await;
+    let page = browser.page(&tickr.url("")).await;
+    page.visit("/").await;
+    let _: Value = page.eval("setTimeout(() => location.assign('/nope/at-all'), 0)").await;
+    page.reads("The address names no screen").await;
+    page.expected("404").await;
+    page.click(&link("Back to the overview")).await;
+    page.has(&heading("Overview")).await;
+    page.follow("/jobs/%E0%A4%A").await;
+    page.reads("There is no such job").await;
+    page.allow("422");
+    page.allow("404");
+    // A program that asks for such an address gets the answer of the API.
+    let asked = tickr.get("/nope").await;
+    assert_eq!((asked.status, asked.code()), (404, "not_found"));
+
+    page.follow(&format!("/jobs/{waits}")).await;
+    page.click(&button("Run now")).await;
+    page.until("it is no danger", "document.querySelector('dialog button[type=submit]').className === 'primary'").await;
+    page.press("Escape").await;
+    page.click(&button("Cancel")).await;
+    page.until("it ends the job", "document.querySelector('dialog button[type=submit]').className === 'danger'").await;
+    page.press("Escape").await;
+    page.assert_calm();
+    drop(page);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_huge_payload_is_shown_in_a_frame_of_bounded_height() {
+    let Some((tickr, browser)) = begin().await else { return };
+    let payload = json!({"text": "x".repeat(120_000), "list": (0..8_000).collect::<Vec<u32>>()});
+    let job = tickr.enqueue(json!({"kind": "noop", "delay_ms": 3_600_000, "payload": payload})).await;
+    let page = browser.page(&tickr.url("")).await;
+    for width in [390, 1_440, 2_560] {
+        page.size(width, 900).await;
+        page.visit(&format!("/jobs/{job}")).await;
+        page.click(&button("119600 characters more")).await;
+        page.click(&button("7900 more")).await;
+        page.reads("7400 more").await;
+        page.reads("99600 characters more").await;
+        let height: f64 = page.eval("document.documentElement.scrollHeight").await;
+        assert!(height < 4_000.0, "{width}: {height}");
+        assert!(page.overflow().await.is_empty());
+    }
+    page.has(&button("Download the payload")).await;
+    page.assert_calm();
+    drop(page);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn headings_of_panels_are_whole_at_every_width() {
+    let Some((tickr, browser)) = begin().await else { return };
+    let failed = tickr.enqueue(letter(&json!({"to": "nora", "fate": "returns"}))).await;
+    tickr.until(failed, State::Failed).await;
+    let group = tickr.get("/v1/dead-letters/groups").await.body["data"][0]["fingerprint"].as_str().unwrap().to_owned();
+    let page = browser.page(&tickr.url("")).await;
+    for width in [390, 1_440, 2_560] {
+        page.size(width, 900).await;
+        page.visit(&format!("/dead-letters/{group}")).await;
+        page.reads("When they failed").await;
+        let lines: Vec<f64> = page
+            .eval("[...document.querySelectorAll('main h2')].map((h) => h.getBoundingClientRect().height / parseFloat(getComputedStyle(h).lineHeight))")
+            .await;
+        assert!(lines.iter().all(|lines| *lines < 1.5), "{width}: {lines:?}");
+    }
+    page.assert_calm();
+    drop(page);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_outage_of_mysql_is_said_once_and_no_old_figure_looks_fresh() {
+    let Some(browser) = Browser::shared().await else { return };
+    let tickr = TestApp::start().await;
+    let proxy = Proxy::start(tickr.config.mysql_url().unwrap().expose()).await;
+    let through = Config::for_tests(&proxy.url(), "redis://unused");
+    let elsewhere = |config: &mut Config| {
+        config.mysql_url = through.mysql_url;
+        config.queues = vec!["nothing".into()];
+    };
+    let cut = tickr.another_with(elsewhere, Registry::new()).await;
+    let page = browser.page(&format!("http://{}", cut.addr())).await;
+    page.visit("/queues").await;
+    page.reads("2 runners").await;
+    let good = "document.querySelectorAll('.lights .dot.good').length";
+    page.until("all is well", &format!("{good} >= 3")).await;
+    proxy.cut_and_hold("");
+    page.reads("MySQL does not answer. What is shown is as of").await;
+    page.until("no light is green", &format!("{good} === 0")).await;
+    page.follow("/runners").await;
+    page.reads("Runners").await;
+    assert_eq!(page.eval::<usize>("document.querySelectorAll('[role=alert]').length").await, 1, "said once");
+    page.reads_not("nothing was changed").await;
+    proxy.let_in();
+    page.reads_not("MySQL does not answer").await;
+    page.until("all is well again", &format!("{good} >= 3")).await;
+    drop(page);
+    cut.stop(CancellationToken::new()).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_screen_that_did_not_come_is_asked_for_again_by_itself() {
+    let Some((tickr, browser)) = begin().await else { return };
+    let page = browser.page(&tickr.url("")).await;
+    page.visit("/").await;
+    page.offline(true).await;
+    page.click(&link("Schedules")).await;
+    page.reads("This screen has not come").await;
+    page.offline(false).await;
+    page.reads("No schedule yet").await;
+    assert_eq!(page.address().await, "/schedules");
+    drop(page);
+    tickr.stop().await;
+}
+
+/// At twenty jobs a second the page of jobs asks the server about once a second.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_page_of_jobs_asks_the_server_about_once_a_second_while_much_happens() {
+    let Some((tickr, browser)) = begin().await else { return };
+    let page = browser.page(&tickr.url("")).await;
+    page.visit("/jobs").await;
+    page.reads("live").await;
+    page.eval::<()>("performance.clearResourceTimings()").await;
+    let seconds = 20;
+    let mut ticks = tokio::time::interval(Duration::from_millis(50));
+    for _ in 0..20 * seconds {
+        ticks.tick().await;
+        tickr.enqueue(json!({"kind": "noop"})).await;
+    }
+    let asked: u32 = page.eval("performance.getEntriesByType('resource').length").await;
+    let elapsed: f64 = page.eval("performance.now() / 1000").await;
+    println!("{asked} requests in {seconds} s, {elapsed:.0} s after the load");
+    assert!(asked <= 13 * seconds / 10, "{asked} requests in {seconds} s");
+    page.assert_calm();
+    drop(page);
     tickr.stop().await;
 }

@@ -104,7 +104,7 @@ async fn every_reason_why_a_job_waits_is_told_in_order() {
     let ended = tickr.until(ahead, State::Completed).await;
     assert_eq!(ended["state"], "completed");
     assert_eq!(reasons(&tickr, ahead).await, ["ended"]);
-    assert!(summary(&tickr, ahead).await.contains("as completed"));
+    assert!(summary(&tickr, ahead).await.contains("completed"));
     assert_eq!(tickr.get(&format!("/v1/jobs/{}/explain", JobId::new())).await.status, 404);
     tickr.stop().await;
 }

@@ -227,7 +227,7 @@ fn ended(evidence: &Evidence<'_>) -> Option<String> {
     let job = evidence.job;
     let when = job.finished_at.map(|at| format!(" {} ago", evidence.since(at))).unwrap_or_default();
     let why = if job.state == JobState::Completed { String::new() } else { evidence.last_error() };
-    Some(format!("it ended as {}{when}, after {}{why}", job.state, attempts(job.attempt)))
+    Some(format!("{}{when} after {}{why}", job.state, attempts(job.attempt)))
 }
 
 fn executing(evidence: &Evidence<'_>) -> Option<String> {
@@ -238,7 +238,7 @@ fn executing(evidence: &Evidence<'_>) -> Option<String> {
         format!("; another system works on it, and must report or finish within {left}")
     });
     let elsewhere = elsewhere.unwrap_or_default();
-    Some(format!("it runs{since}, attempt {} of {}{elsewhere}", job.attempt, job.max_attempts))
+    Some(format!("running{since}, attempt {} of {}{elsewhere}", job.attempt, job.max_attempts))
 }
 
 fn cancel_requested(evidence: &Evidence<'_>) -> Option<String> {

@@ -12,7 +12,7 @@ use crate::http::problem::Problem;
 use crate::http::searches::run_with_seat;
 use crate::view::Moment;
 use crate::{Api, json};
-use tickr_job::State as JobState;
+use tickr_job::{State as JobState, Timestamp};
 
 /// Counts and rates.
 #[derive(Debug, Serialize, ToSchema)]
@@ -51,6 +51,8 @@ pub(crate) struct LatenessView {
     p99_ms: Option<f64>,
     /// Time since the oldest overdue job became due, in milliseconds; 0 when no job is overdue.
     oldest_due_ms: i64,
+    /// The same for each queue with overdue jobs.
+    oldest_due_ms_by_queue: BTreeMap<String, i64>,
     /// Due time of the next job that is not due yet.
     #[schema(value_type = Option<String>, format = DateTime)]
     next_due_at: Option<Moment>,
@@ -99,6 +101,7 @@ pub(crate) async fn show(State(api): State<Api>) -> Result<Response, Problem> {
         .map(ToString::to_string)
         .collect();
     let figures = api.broker.meters().read();
+    let since = |due: Timestamp| (stats.at - due).num_milliseconds().max(0);
     let answer = StatsAnswer {
         at: Moment(stats.at),
         states,
@@ -110,7 +113,12 @@ pub(crate) async fn show(State(api): State<Api>) -> Result<Response, Problem> {
         lateness: LatenessView {
             p50_ms: figures.lateness_p50_ms,
             p99_ms: figures.lateness_p99_ms,
-            oldest_due_ms: stats.oldest_due.map_or(0, |due| (stats.at - due).num_milliseconds().max(0)),
+            oldest_due_ms: stats.oldest_due.map_or(0, since),
+            oldest_due_ms_by_queue: stats
+                .oldest_due_by_queue
+                .iter()
+                .map(|(queue, due)| (queue.to_string(), since(*due)))
+                .collect(),
             next_due_at: stats.next_due.map(Moment),
         },
         rates: RatesView {

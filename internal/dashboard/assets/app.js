@@ -1,14 +1,16 @@
 // The frame around all screens, and the screen for the address.
 
 import { me, signOut, whoAmI } from './core/api.js';
-import { html, useEffect, useRef, useState } from './core/dom.js';
+import { cls, html, useEffect, useRef, useState } from './core/dom.js';
+import { known, outage } from './core/known.js';
 import { useObservable } from './core/observable.js';
 import { useQuery } from './core/query.js';
 import { usePlace } from './core/route.js';
-import { screens } from './core/screens.js';
+import { load, screens } from './core/screens.js';
 import { Empty, Skeleton, Toasts, Trouble } from './ui/base.js';
 import { Dialogs } from './ui/dialog.js';
 import { Menu, menuOpen } from './ui/menu.js';
+import { Outage } from './ui/outage.js';
 import { SignIn } from './ui/sign-in.js';
 import { StatusBar } from './ui/status-bar.js';
 import { render } from './vendor/preact.mjs';
@@ -17,62 +19,120 @@ function Screen() {
   const { path } = usePlace();
   const [shown, set] = useState(null);
   const main = useRef(null);
+  const led = useRef(null);
   const found = screens.find((screen) => screen.at.test(path));
   useEffect(() => {
     let gone = false;
+    let timer = 0;
     if (!found) {
       set({ found });
       return undefined;
     }
-    found.load().then(
-      (module) => gone || set({ found, screen: module.default }),
-      (error) => gone || set({ found, error }),
-    );
+    const begin = (tries) => {
+      clearTimeout(timer);
+      load(found, tries).then(
+        (screen) => gone || set({ found, screen }),
+        async () => {
+          if (gone) return;
+          set({ found, missing: true });
+          // A part of the module may be what did not come, and the browser remembers that as well.
+          const back = tries > 0 && (await fetch('/livez').catch(() => null));
+          if (back?.ok) location.reload();
+          else timer = setTimeout(() => begin(tries + 1), Math.min(10000, 1000 * 2 ** tries));
+        },
+      );
+    };
+    begin(0);
     return () => {
       gone = true;
+      clearTimeout(timer);
     };
   }, [found]);
-  // A reader of screens hears where it is.
+  // A reader of screens hears where it is. The heading of a screen may come with its data.
   useEffect(() => {
     menuOpen.set(false);
-    main.current?.querySelector('h1')?.focus({ preventScroll: true });
+    if (shown?.found !== found) return undefined;
+    // The page that was loaded first begins at its beginning, with the way past the menu.
+    const first = led.current === null || led.current === path;
+    led.current = path;
+    if (first) return undefined;
+    const before = document.activeElement;
+    return whenThere(main.current, 'h1', (heading) => {
+      const now = document.activeElement;
+      if (!now || now === document.body || now === before) heading.focus({ preventScroll: true });
+    });
   }, [path, shown?.screen]);
-  const title = found?.item?.[0] ?? decodeURIComponent(path.split('/').pop() || '');
+  const title = found?.item?.[0] ?? (found ? decoded(path.split('/').pop()) : 'Not found');
   useEffect(() => {
     document.title = `${title} · tickr`;
   }, [title]);
-  const params = (found?.at.exec(path) || []).slice(1).map(decodeURIComponent);
+  const params = (found?.at.exec(path) || []).slice(1).map(decoded);
   let content = html`<${Skeleton} />`;
   if (!found)
     content = html`<${Empty} title="There is nothing here">
       The address names no screen. <a href="/">Back to the overview</a>
     </${Empty}>`;
   else if (shown?.found === found)
-    content = shown.error
-      ? html`<${Trouble} error=${shown.error} retry=${() => location.reload()} />`
+    content = shown.missing
+      ? html`<${Empty} title="This screen has not come">
+          The server did not answer. It is asked again by itself; what was entered elsewhere stays.
+        </${Empty}>`
       : html`<${shown.screen} key=${path} params=${params} />`;
   return html`<main class="main" id="main" ref=${main}><div class="stack">${content}</div></main>`;
 }
 
+/** A segment of an address as text. One that no text was encoded to stays as it is. */
+function decoded(segment) {
+  try {
+    return decodeURIComponent(segment);
+  } catch {
+    return segment;
+  }
+}
+
+/** Calls `then` with the first such element within `root`, now or when it comes. Returns what stops the waiting. */
+function whenThere(root, what, then) {
+  const look = () => {
+    const found = root?.querySelector(what);
+    if (found) {
+      observer.disconnect();
+      then(found);
+    }
+  };
+  const observer = new MutationObserver(look);
+  if (root) observer.observe(root, { childList: true, subtree: true });
+  look();
+  return () => observer.disconnect();
+}
+
 function Frame() {
-  const stats = useQuery('/v1/stats', { on: true, every: 10000, pace: 2000 });
+  const stats = useQuery('/v1/stats', { on: true, every: 10000, pace: 5000 });
   const deadLetters = useQuery('/v1/jobs/count?q=dead_letter:open', {
     on: (event) => event.type === 'settled' && event.data.includes('"failed"'),
     every: 20000,
-    pace: 5000,
+    pace: 10000,
   });
   const ready = useQuery('/readyz', {
     on: ['index_health', 'runner_stopping', 'rebuilt'],
-    every: 10000,
+    every: 15000,
     read: readiness,
   });
-  const index = useQuery('/v1/index', { on: ['index_health', 'rebuilt'], every: 15000, pace: 2000 });
-  const runners = useQuery('/v1/runners', { on: ['runner_stopping'], every: 10000 });
+  const index = useQuery('/v1/index', { on: ['index_health', 'rebuilt'], every: 20000, pace: 2000 });
+  const runners = useQuery('/v1/runners', { on: ['runner_stopping'], every: 15000 });
+  useEffect(
+    () => known.set({ stats, ready, runners, index }),
+    [stats.data, stats.error, ready.data, ready.error, runners.data, runners.error, index.data, index.error],
+  );
+  const out = useObservable(outage);
   return html`
-    <a class="skip" href="#main">To the content</a>
+    <a class="skip" href="#main">Skip to content</a>
     <div class="shell">
       <div><${Menu} stats=${stats.data} deadLetters=${deadLetters.data} /></div>
-      <div><${StatusBar} stats=${stats} ready=${ready} runners=${runners} index=${index} /><${Screen} /></div>
+      <div class=${cls(out !== null && 'stale')}>
+        <${StatusBar} stats=${stats} ready=${ready} runners=${runners} index=${index} />
+        <${Outage} ready=${ready} stats=${stats} />
+        <${Screen} />
+      </div>
     </div>
   `;
 }

@@ -41,6 +41,8 @@ pub struct Stats {
     pub whole: BTreeSet<Name>,
     /// Due time of the oldest waiting job that is overdue.
     pub oldest_due: Option<Timestamp>,
+    /// The same for each queue with overdue jobs.
+    pub oldest_due_by_queue: BTreeMap<Name, Timestamp>,
     /// Due time of the next waiting job that is not due yet.
     pub next_due: Option<Timestamp>,
 }
@@ -117,6 +119,7 @@ impl Store {
                 };
                 let Backlog { counts: owed, exact, whole } = counted;
                 let (mut oldest_due, mut next_due): (Option<Timestamp>, Option<Timestamp>) = (None, None);
+                let mut oldest_due_by_queue = BTreeMap::new();
                 for line in &lines {
                     let edges = sqlx::query(
                         "SELECT (SELECT execute_at FROM owed FORCE INDEX (owed_line) WHERE queue = ? AND priority = ? \
@@ -130,7 +133,12 @@ impl Store {
                     // A job that waits for its turn has no due time.
                     let edges = edges.bind(parked_until().naive_utc());
                     let row = edges.fetch_one(&mut *conn).await?;
-                    oldest_due = earlier(oldest_due, row.try_get("oldest_due")?);
+                    let oldest: Option<Timestamp> = row.try_get("oldest_due")?;
+                    if let Some(oldest) = oldest {
+                        let of_queue = oldest_due_by_queue.entry(line.queue.clone()).or_insert(oldest);
+                        *of_queue = oldest.min(*of_queue);
+                    }
+                    oldest_due = earlier(oldest_due, oldest);
                     next_due = earlier(next_due, row.try_get("next_due")?);
                 }
                 let condition = if only.is_some() { "AND queue = ?" } else { "" };
@@ -176,6 +184,7 @@ impl Store {
                     exact,
                     whole,
                     oldest_due,
+                    oldest_due_by_queue,
                     next_due,
                 })
             })

@@ -459,6 +459,12 @@ impl Page {
         .await;
     }
 
+    /// Take the network away from the page, or give it back.
+    pub(crate) async fn offline(&self, offline: bool) {
+        let network = json!({"offline": offline, "latency": 0, "downloadThroughput": -1, "uploadThroughput": -1});
+        self.call("Network.emulateNetworkConditions", network).await;
+    }
+
     /// Move the mouse to a place of the window.
     pub(crate) async fn point(&self, x: f64, y: f64) {
         let event = json!({"type": "mouseMoved", "x": x, "y": y, "button": "none", "buttons": 0});
@@ -501,6 +507,11 @@ impl Page {
 
     /// Press a key by its name, wherever the focus is.
     pub(crate) async fn press(&self, key: &str) {
+        self.press_with(key, 0).await;
+    }
+
+    /// Press a key while others are held: 1 is Alt, 2 Ctrl, 4 Meta, 8 Shift.
+    pub(crate) async fn press_with(&self, key: &str, modifiers: u8) {
         let code = match key {
             "Enter" => 13,
             "Escape" => 27,
@@ -512,11 +523,12 @@ impl Page {
         };
         let text = match key {
             "Enter" => "\r",
-            one if one.len() == 1 => one,
+            one if one.len() == 1 && modifiers == 0 => one,
             _ => "",
         };
         let kind = if text.is_empty() { "rawKeyDown" } else { "keyDown" };
-        let down = json!({"type": kind, "key": key, "code": key, "text": text, "windowsVirtualKeyCode": code});
+        let down = json!({"type": kind, "key": key, "code": key, "text": text, "windowsVirtualKeyCode": code,
+                          "modifiers": modifiers});
         self.call("Input.dispatchKeyEvent", down).await;
         self.call(
             "Input.dispatchKeyEvent",

@@ -101,7 +101,7 @@ export async function send(method, path, { body, headers = {}, signal } = {}) {
   return response;
 }
 
-async function read(response) {
+async function read(response, method) {
   const text = await response.text();
   let body;
   try {
@@ -109,23 +109,25 @@ async function read(response) {
   } catch {
     body = { detail: text.slice(0, 300) };
   }
+  // Of a reading it need not be said that nothing was changed.
+  if (body?.code === 'store_unavailable' && method === 'GET') body.detail = 'MySQL does not answer';
   if (!response.ok) throw new Problem(response.status, body || {});
   return body;
 }
 
 /** The body of the answer. Throws a `Problem` for anything but success. */
-export const call = async (method, path, options) => read(await send(method, path, options));
+export const call = async (method, path, options) => read(await send(method, path, options), method);
 
 /** The body with the ETag, for a change that must not overwrite another caller's. */
 export async function callTagged(method, path, options) {
   const response = await send(method, path, options);
-  return { body: await read(response), tag: response.headers.get('etag') };
+  return { body: await read(response, method), tag: response.headers.get('etag') };
 }
 
 /** The body as text, of an answer that is not JSON. Throws as `call` does. */
 export async function readText(path, signal) {
   const response = await send('GET', path, { signal });
-  return response.ok ? response.text() : read(response);
+  return response.ok ? response.text() : read(response, 'GET');
 }
 
 export const get = (path, query, signal) => call('GET', url(path, query), { signal });

@@ -4,11 +4,47 @@ import { observable, useObservable } from './observable.js';
 const read = () => ({ path: location.pathname, query: new URLSearchParams(location.search) });
 export const place = observable(read());
 
-addEventListener('popstate', () => place.set(read()));
+// An entry of the history keeps where its page was scrolled to, and what a screen wants to find again.
+history.scrollRestoration = 'manual';
+const keep = (change) => history.replaceState({ ...history.state, ...change }, '');
+let pause = 0;
+addEventListener(
+  'scroll',
+  () => {
+    clearTimeout(pause);
+    pause = setTimeout(() => keep({ y: scrollY }), 100);
+  },
+  { passive: true },
+);
+
+/** A page is as high as its data, which come after it: scroll as soon as there is room. */
+function scrollBack(y) {
+  const until = Date.now() + 5000;
+  const step = () => {
+    const room = document.documentElement.scrollHeight - innerHeight;
+    if (history.state?.y !== y || Date.now() > until) return;
+    if (room < y) setTimeout(step, 50);
+    else scrollTo(0, y);
+  };
+  if (y) step();
+}
+
+addEventListener('popstate', () => {
+  clearTimeout(pause);
+  place.set(read());
+  scrollBack(history.state?.y);
+});
+scrollBack(history.state?.y);
+
+/** What `remember` kept in this entry of the history, when the user comes back to it. */
+export const remembered = (name) => history.state?.[name];
+export const remember = (name, value) => keep({ [name]: value });
 
 export function go(to, { replace = false } = {}) {
   const target = new URL(to, location.href);
   if (target.href === location.href) return;
+  clearTimeout(pause);
+  if (!replace) keep({ y: scrollY });
   history[replace ? 'replaceState' : 'pushState'](null, '', target);
   const moved = target.pathname !== place.get().path;
   place.set(read());

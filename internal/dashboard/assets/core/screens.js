@@ -1,54 +1,63 @@
 // The screens: their addresses, the modules that draw them, and their places in the menu.
 
 /**
+ * The module of a screen. A browser remembers that a module did not come, so after a failure it is asked for by another
+ * name.
+ */
+export async function load({ page }, again = 0) {
+  const module = await import(`../pages/${page}.js${again ? `?again=${again}` : ''}`);
+  return module.default;
+}
+
+/**
  * `item` is the name, address, icon and shortcut in the menu. A screen without one is shown under another (`under`).
  */
 export const screens = [
-  { at: /^\/$/, load: () => import('../pages/overview.js'), item: ['Overview', '/', 'overview', 'o'] },
-  { at: /^\/jobs$/, load: () => import('../pages/jobs.js'), item: ['Jobs', '/jobs', 'jobs', 'j'] },
-  { at: /^\/jobs\/([^/]+)$/, load: () => import('../pages/job.js'), under: '/jobs' },
-  { at: /^\/batches$/, load: () => import('../pages/batches.js'), item: ['Batches', '/batches', 'batches', 't'] },
-  { at: /^\/batches\/([^/]+)$/, load: () => import('../pages/batch.js'), under: '/batches' },
+  { at: /^\/$/, page: 'overview', item: ['Overview', '/', 'overview', 'o'] },
+  { at: /^\/jobs$/, page: 'jobs', item: ['Jobs', '/jobs', 'jobs', 'j'] },
+  { at: /^\/jobs\/([^/]+)$/, page: 'job', under: '/jobs' },
+  { at: /^\/batches$/, page: 'batches', item: ['Batches', '/batches', 'batches', 't'] },
+  { at: /^\/batches\/([^/]+)$/, page: 'batch', under: '/batches' },
   {
     at: /^\/dead-letters$/,
-    load: () => import('../pages/dead-letters.js'),
+    page: 'dead-letters',
     item: ['Dead letters', '/dead-letters', 'dead-letters', 'd'],
   },
-  { at: /^\/dead-letters\/([^/]+)$/, load: () => import('../pages/dead-letter-group.js'), under: '/dead-letters' },
-  { at: /^\/queues$/, load: () => import('../pages/queues.js'), item: ['Queues', '/queues', 'queues', 'q'] },
-  { at: /^\/queues\/([^/]+)$/, load: () => import('../pages/queue.js'), under: '/queues' },
-  { at: /^\/limits$/, load: () => import('../pages/limits.js'), item: ['Limits', '/limits', 'limits', 'l'] },
-  { at: /^\/limits\/([^/]+)$/, load: () => import('../pages/limit.js'), under: '/limits' },
+  { at: /^\/dead-letters\/([^/]+)$/, page: 'dead-letter-group', under: '/dead-letters' },
+  { at: /^\/queues$/, page: 'queues', item: ['Queues', '/queues', 'queues', 'q'] },
+  { at: /^\/queues\/([^/]+)$/, page: 'queue', under: '/queues' },
+  { at: /^\/limits$/, page: 'limits', item: ['Limits', '/limits', 'limits', 'l'] },
+  { at: /^\/limits\/([^/]+)$/, page: 'limit', under: '/limits' },
   {
     at: /^\/order-keys$/,
-    load: () => import('../pages/order-keys.js'),
+    page: 'order-keys',
     item: ['Order keys', '/order-keys', 'order-keys', 'y'],
   },
-  { at: /^\/outbox$/, load: () => import('../pages/outbox.js'), item: ['Outbox', '/outbox', 'outbox', 'b'] },
+  { at: /^\/outbox$/, page: 'outbox', item: ['Outbox', '/outbox', 'outbox', 'b'] },
   {
     at: /^\/schedules$/,
-    load: () => import('../pages/schedules.js'),
+    page: 'schedules',
     item: ['Schedules', '/schedules', 'schedules', 's'],
   },
-  { at: /^\/schedules\/([^/]+)$/, load: () => import('../pages/schedule.js'), under: '/schedules' },
-  { at: /^\/runners$/, load: () => import('../pages/runners.js'), item: ['Runners', '/runners', 'runners', 'r'] },
-  { at: /^\/index$/, load: () => import('../pages/redis-index.js'), item: ['Index health', '/index', 'index', 'i'] },
+  { at: /^\/schedules\/([^/]+)$/, page: 'schedule', under: '/schedules' },
+  { at: /^\/runners$/, page: 'runners', item: ['Runners', '/runners', 'runners', 'r'] },
+  { at: /^\/index$/, page: 'redis-index', item: ['Index health', '/index', 'index', 'i'] },
   {
     at: /^\/operations$/,
-    load: () => import('../pages/operations.js'),
+    page: 'operations',
     item: ['Operations', '/operations', 'operations', 'p'],
   },
-  { at: /^\/operations\/([^/]+)$/, load: () => import('../pages/operation.js'), under: '/operations' },
-  { at: /^\/audit$/, load: () => import('../pages/audit.js'), item: ['Audit', '/audit', 'audit', 'a'] },
+  { at: /^\/operations\/([^/]+)$/, page: 'operation', under: '/operations' },
+  { at: /^\/audit$/, page: 'audit', item: ['Audit', '/audit', 'audit', 'a'] },
   {
     at: /^\/enqueue$/,
-    load: () => import('../pages/enqueue.js'),
+    page: 'enqueue',
     item: ['Enqueue', '/enqueue', 'enqueue', 'e'],
     need: 'enqueue',
   },
   {
     at: /^\/api-keys$/,
-    load: () => import('../pages/api-keys.js'),
+    page: 'api-keys',
     item: ['API keys', '/api-keys', 'api-keys', 'k'],
     need: 'admin',
   },

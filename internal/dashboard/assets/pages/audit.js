@@ -50,7 +50,7 @@ export default function Audit() {
   return html`
     <${Head} title="Audit" sub="What operators did, newest first. It is kept as long as its retention says." />
     <form class="row" role="search" aria-label="Audit" onSubmit=${find}>
-      <label for="target">Done to</label>
+      <label for="target">Filter by target</label>
       <input
         id="target"
         class="grow mono"
@@ -87,9 +87,9 @@ export default function Audit() {
                 <tr>
                   <th>When</th>
                   <th>Who</th>
-                  <th>Did</th>
-                  <th>To</th>
-                  <th>Particulars</th>
+                  <th>Action</th>
+                  <th>Target</th>
+                  <th>Details</th>
                 </tr>
               </thead>
               <tbody>${rows.map((row) => html`<${Row} key=${row.key} row=${row} />`)}</tbody>
@@ -106,8 +106,8 @@ function Row({ row: { acts, operation } }) {
   return html`<tr data-row>
     <td data-label="When"><${Time} at=${act.at} /></td>
     <td data-label="Who" class="who"><span class="lines" title=${act.actor}>${act.actor}</span></td>
-    <td data-label="Did"><span class="bold nowrap">${act.action}</span></td>
-    <td data-label="To">
+    <td data-label="Action"><span class="bold nowrap">${act.action}</span></td>
+    <td data-label="Target">
       ${
         many
           ? html`<details>
@@ -117,7 +117,7 @@ function Row({ row: { acts, operation } }) {
           : html`<${Target} act=${act} />`
       }
     </td>
-    <td data-label="Particulars" class="cause"><${Detail} detail=${act.detail} operation=${operation} /></td>
+    <td data-label="Details" class="cause"><${Detail} detail=${act.detail} operation=${operation} /></td>
   </tr>`;
 }
 
@@ -145,13 +145,13 @@ function Detail({ detail, operation }) {
       more &&
       html`<details>
         <summary class="soft">${said(rest) || 'In full'}</summary>
-        <${Json} value=${detail} label="particulars" />
+        <${Json} value=${detail} label="details" />
       </details>`
     }
   </div>`;
 }
 
-/** The beginning of the particulars, for a glance. */
+/** The beginning of the details, for a glance. */
 const said = (detail) => {
   const text = Object.entries(detail)
     .map(([name, value]) => (value === null || typeof value === 'object' ? name : `${name}: ${value}`))

@@ -75,7 +75,7 @@ export default function Batch({ params: [id] }) {
         ${it.completed_at && it.pending > 0 && ` Jobs of it run again: ${plural(it.pending, 'job')} unfinished.`}
       </p>
     </div>
-    <${Panel} title="Progress" side=${html`<a href=${jobsOf(it.id)}>Its jobs</a>`}>
+    <${Panel} title="Progress" side=${html`<a href=${jobsOf(it.id)}>Jobs of the batch</a>`}>
       <${Progress} batch=${it} />
     </${Panel}>
     <div class="figures">
@@ -91,7 +91,7 @@ export default function Batch({ params: [id] }) {
         <${Around} batch=${it} />
       </div>
       <div class="stack">
-        <${Panel} title="Facts"><${Facts} batch=${it} /></${Panel}>
+        <${Panel} title="Details"><${Facts} batch=${it} /></${Panel}>
         <${Acts} target=${it.id} of="batch" />
       </div>
     </div>
@@ -156,6 +156,7 @@ function Actions({ batch, reload, retried }) {
                 const { state } = await post(`${path}/cancel`);
                 return done(state === 'cancelled' ? 'The batch was cancelled' : 'The batch is being cancelled');
               },
+              { danger: true },
             )}
         >
           ${batch.cancelled_at ? 'Being cancelled' : 'Cancel'}

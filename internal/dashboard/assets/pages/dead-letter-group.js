@@ -132,7 +132,7 @@ export default function DeadLetterGroup({ params: [fingerprint] }) {
     ${watched.map((operation) => html`<${Watched} key=${operation.id} operation=${operation} reload=${reload} />`)}
     ${trial && html`<${Trial} id=${trial} hide=${() => change({ trial: null })} />`}
     <div class="figures">
-      <${Figure} name="Open" note="wait for an operator" value=${brief(it.open, it.capped)} />
+      <${Figure} name="Open" note="needs attention" value=${brief(it.open, it.capped)} />
       <${Figure}
         name="First"
         note=${`${utc(Date.parse(it.first_seen)).slice(0, 16)} UTC`}
@@ -150,7 +150,7 @@ export default function DeadLetterGroup({ params: [fingerprint] }) {
         to=${url('/jobs', { q: `state:retrying kind:${quoted(it.kind)}` })}
       />
       <${Figure} name="Replayed" note="became new jobs" value=${brief(it.replayed)} />
-      <${Figure} name="Discarded" note="put away" value=${brief(it.discarded)} />
+      <${Figure} name="Discarded" note="will not run again" value=${brief(it.discarded)} />
     </div>
     <${Recent} group=${it} />
     <div class="grid wide">
@@ -163,12 +163,12 @@ export default function DeadLetterGroup({ params: [fingerprint] }) {
         </${Panel}>
       </div>
       <div class="stack">
-        <${Panel} title="Its job">
+        <${Panel} title="Latest job">
           <${Work} job=${sample.current} schema=${kinds.data?.data.find((known) => known.kind === it.kind)?.schema} />
         </${Panel}>
       </div>
     </div>
-    <section class="panel" aria-label="Its jobs">
+    <section class="panel" aria-label="Jobs of the group">
       <header>
         <h2>Jobs</h2>
         ${
@@ -302,7 +302,7 @@ const tryOne = (group, done) =>
     'Try it',
     async () => {
       const made = await post(`/v1/jobs/${group.sample}/replay`, {});
-      tell('A new job was made of the newest', 'good', { href: `/jobs/${made.id}`, text: 'Look at it' });
+      tell('Started a test run', 'good', { href: `/jobs/${made.id}`, text: 'Look at it' });
       done(made.id);
       return true;
     },
@@ -312,9 +312,9 @@ function Trial({ id, hide }) {
   const job = useQuery(`/v1/jobs/${seg(id)}`, { on: (event) => event.data?.includes(id), every: 3000, pace: 300 });
   const state = job.data?.state;
   const said = {
-    completed: 'It completed: the cause seems to be gone.',
-    failed: 'It failed as well. The rest would do the same.',
-    retrying: 'It failed and will be tried again.',
+    completed: 'Completed: the cause seems to be gone.',
+    failed: 'Failed with the same error, or another one: see below.',
+    retrying: 'Failed, and will be tried again.',
   }[state];
   return html`
     <div
@@ -323,13 +323,13 @@ function Trial({ id, hide }) {
     >
       <div class="row apart">
         <span class="row">
-          <b>The one that was tried</b>
+          <b>Test run</b>
           <${JobLink} id=${id} />
           ${state && html`<${Badge} is=${state} />`}
         </span>
         <button type="button" class="quiet small" aria-label="Hide the trial" onClick=${hide}>✕</button>
       </div>
-      ${job.error ? html`<p>${job.error.message}</p>` : html`<p>${said ?? 'It has not ended yet.'}</p>`}
+      ${job.error ? html`<p>${job.error.message}</p>` : html`<p>${said ?? 'Not finished yet.'}</p>`}
       ${job.data?.last_error && state !== 'completed' && html`<div class="error">${job.data.last_error}</div>`}
     </div>
   `;

@@ -182,16 +182,16 @@ function Summary({ groups, open, retrying, kind, first, more }) {
       first &&
       html`
         <${Figure}
-          name="Failed last"
+          name="Latest failure"
           value=${html`<${Time} at=${groups[0].last_seen} />`}
           note=${groups[0].kind}
           to=${`/dead-letters/${groups[0].fingerprint}`}
         />
       `
     }
-    ${lately !== null && html`<${Figure} name="Last hour" value=${brief(lately)} note="of those open" />`}
+    ${lately !== null && html`<${Figure} name="Last hour" value=${brief(lately)} note="still open" />`}
     <${Figure}
-      name="Most"
+      name="Biggest group"
       value=${brief(most.open, most.capped)}
       note=${most.kind}
       to=${`/dead-letters/${most.fingerprint}`}

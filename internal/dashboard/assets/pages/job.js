@@ -109,7 +109,7 @@ export default function Job({ params: [id] }) {
         <${Panel} title="Timeline"><${Timeline} job=${it} behind=${behind} /></${Panel}>
         ${it.after?.length > 0 && html`<${Parents} job=${it} />`}
         <${Children} path=${path} />
-        <${Panel} title="Facts"><${Facts} job=${it} /></${Panel}>
+        <${Panel} title="Details"><${Facts} job=${it} /></${Panel}>
         <${Done} id=${it.id} />
       </div>
     </div>
@@ -128,7 +128,7 @@ function Explained({ why, job }) {
       : job.state === 'completed'
         ? 'good'
         : '';
-  const title = over(job) ? 'How it ended' : job.state === 'executing' ? 'What it does' : 'Why it does not run';
+  const title = over(job) ? 'Outcome' : job.state === 'executing' ? 'Now' : 'Why it does not run';
   return html`<div class=${`note ${worst}`} id="explain">
     <b>${title}</b>
     ${
@@ -201,15 +201,10 @@ function Actions({ job, path, reload }) {
             type="button"
             class="primary"
             onClick=${() =>
-              confirm(
-                'Retry this job?',
-                'The same job gets a new life, with all of its attempts again.',
-                'Retry',
-                async () => {
-                  await post(`${path}/retry`);
-                  return done('The job waits again');
-                },
-              )}
+              confirm('Retry this job?', 'The same job runs again, with all of its attempts.', 'Retry', async () => {
+                await post(`${path}/retry`);
+                return done('The job waits again');
+              })}
           >
             Retry
           </button>
@@ -288,6 +283,7 @@ function Actions({ job, path, reload }) {
                     answer.state === 'cancelled' ? 'The job will never start' : 'The handler was asked to stop',
                   );
                 },
+                { danger: true },
               )}
           >
             ${job.cancel_requested_at ? 'Asked to stop' : 'Cancel'}
@@ -311,6 +307,7 @@ function Actions({ job, path, reload }) {
                   go('/jobs');
                   return true;
                 },
+                { danger: true },
               )}
           >
             Delete
@@ -318,7 +315,7 @@ function Actions({ job, path, reload }) {
         `
       }
     </${Allowed}>
-    <${Allowed} to="enqueue"><a class="button" href=${`/enqueue?from=${job.id}`}>Run again with edits</a></${Allowed}>
+    <${Allowed} to="enqueue"><a class="button" href=${`/enqueue?from=${job.id}`}>Duplicate and edit</a></${Allowed}>
   </div>`;
 }
 

@@ -1,10 +1,11 @@
-// Jobs: found by a filter, chosen one by one or all that match.
+// Jobs: found by a filter, selected one by one or all that match.
 
 import { call, get, url } from '../core/api.js';
-import { cls, html, useEffect, useMemo, useState } from '../core/dom.js';
+import { cls, html, useEffect, useMemo, useRef, useState } from '../core/dom.js';
 import { brief, count, plural } from '../core/format.js';
+import { known } from '../core/known.js';
 import { useQuery } from '../core/query.js';
-import { useWords } from '../core/route.js';
+import { remember, remembered, useWords } from '../core/route.js';
 import {
   Allowed,
   Badge,
@@ -36,14 +37,20 @@ export default function Jobs() {
   const q = query.get('q') ?? '';
   const cursor = query.get('cursor') ?? '';
   const page = useSearch(q, cursor, happens);
-  const [chosen, choose] = useState(new Set());
-  const [all, setAll] = useState(false);
+  const listing = `${q} ${cursor}`;
+  const before = remembered('chosen');
+  const [chosen, choose] = useState(new Set(before?.of === listing ? before.ids : []));
+  const [all, setAll] = useState(before?.of === listing && before.all);
   const still = useStill(page.rows, page.path, chosen.size > 0 || all);
   const admin = useMay('admin');
+  const last = useRef(listing);
   useEffect(() => {
-    choose(new Set());
-    setAll(false);
-  }, [q, cursor]);
+    if (last.current !== listing) {
+      last.current = listing;
+      choose(new Set());
+      setAll(false);
+    } else if (chosen.size > 0 || all || before) remember('chosen', { of: listing, ids: [...chosen], all });
+  }, [listing, chosen, all]);
   const state = wordOf(q, 'state');
   const set = (text) => change({ q: text, cursor: null }, { replace: false });
   const { rows } = still;
@@ -101,7 +108,7 @@ export default function Jobs() {
                       <input
                         type="checkbox"
                         checked=${every}
-                        aria-label="Choose all of this page"
+                        aria-label="Select all of this page"
                         onChange=${() => {
                           choose(every ? new Set() : new Set(ids));
                           setAll(false);
@@ -127,7 +134,7 @@ export default function Jobs() {
                         <input
                           type="checkbox"
                           checked=${all || chosen.has(job.id)}
-                          aria-label=${`Choose the job ${job.id}`}
+                          aria-label=${`Select the job ${job.id}`}
                           onChange=${() => toggle(job.id)}
                         />
                       </td>`
@@ -169,12 +176,12 @@ export default function Jobs() {
     ${
       admin &&
       (chosen.size > 0 || all) &&
-      html`<div class="selection" role="region" aria-label="Chosen jobs">
-        <b>${all ? 'All that match' : plural(chosen.size, 'job')} chosen</b>
+      html`<div class="selection" role="region" aria-label="Selected jobs">
+        <b>${all ? 'All that match' : plural(chosen.size, 'job')} selected</b>
         ${
           !all &&
           every &&
-          html`<button type="button" class="small quiet" onClick=${() => setAll(true)}>Choose all that match</button>`
+          html`<button type="button" class="small quiet" onClick=${() => setAll(true)}>Select all that match</button>`
         }
         <span class="grow"></span>
         ${Object.entries(actions)
@@ -257,22 +264,22 @@ function Tabs({ q, state, ready }) {
   const read = useMemo(
     () => async (_, signal) => {
       // Of all jobs, the server knows how many are not over yet without a search.
-      const stats = rest ? null : await get('/v1/stats', {}, signal);
-      const known = (word) =>
+      const stats = rest ? null : (known.get().stats.data ?? (await get('/v1/stats', {}, signal)));
+      const counted = (word) =>
         stats && ['waiting', 'executing', 'retrying'].includes(word)
           ? { count: stats.states[word], capped: !stats.exact }
           : null;
       const each = await Promise.all(
-        states.map((word) => known(word) ?? get('/v1/jobs/count', { q: withWord(rest, 'state', word) }, signal)),
+        states.map((word) => counted(word) ?? get('/v1/jobs/count', { q: withWord(rest, 'state', word) }, signal)),
       );
       return Object.fromEntries(states.map((word, i) => [word, each[i]]));
     },
     [rest],
   );
-  const counts = useQuery(path, { on: happens, every: 20000, pace: 3000, read });
+  const counts = useQuery(path, { on: happens, every: 30000, pace: 15000, read });
   const sum = counts.data && states.reduce((n, word) => n + counts.data[word].count, 0);
   const capped = counts.data && states.some((word) => counts.data[word].capped);
-  return html`<nav class="tabs" aria-label="States">
+  return html`<nav class="tabs grow" aria-label="States">
     <a href=${url('/jobs', { q: rest })} aria-current=${state ? undefined : 'page'}>
       All<span class="num">${brief(sum ?? null, capped)}</span>
     </a>

@@ -68,7 +68,7 @@ export default function LimitPage({ params: [name] }) {
     <div class="grid wide">
       <div class="stack"><${Keys} limit=${it} path=${path} /></div>
       <div class="stack">
-        <${Panel} title="Facts"><${Facts} it=${it} /></${Panel}>
+        <${Panel} title="Details"><${Facts} it=${it} /></${Panel}>
         <${Overrides} of=${it.overrides} />
         <${Acts} key=${it.changed_at} target=${name} of="limit" />
       </div>

@@ -67,7 +67,7 @@ export default function Operation({ params: [id] }) {
           id="outcome"
         >
           <b>
-            ${{ done: 'It is done', cancelled: 'It was stopped', failed: 'It could not go on' }[it.state] ?? it.state}
+            ${{ done: 'Finished', cancelled: 'Stopped', failed: 'It could not go on' }[it.state] ?? it.state}
           </b>
           <p>
             ${outcome(it)}${took !== null && `, in ${span(took)}`}.${' '}
@@ -92,7 +92,7 @@ export default function Operation({ params: [id] }) {
     </${Panel}>
     <div class="figures">
       <${Figure} name="Done" note=${actions[it.action]?.name.toLowerCase()} value=${brief(it.done)} />
-      <${Figure} name="Left as they were" note="in no state for it" value=${brief(it.skipped)} />
+      <${Figure} name="Skipped" note="not applicable" value=${brief(it.skipped)} />
       <${Figure}
         name="Errors"
         value=${brief(it.failed)}
@@ -118,7 +118,7 @@ export default function Operation({ params: [id] }) {
         <div class="error">${it.last_error}</div>
       </${Panel}>`
     }
-    <${Panel} title="What was asked">
+    <${Panel} title="Request">
       <dl class="facts">
         <dt>Jobs</dt>
         <dd><${FilterLink} operation=${it} /></dd>

@@ -29,7 +29,7 @@ export default function Operations() {
   return html`
     <${Head}
       title="Operations"
-      sub="What was asked to be done to many jobs at once. A runner does it in the background."
+      sub="Actions on many jobs at once. A runner carries them out in the background."
     />
     <nav class="tabs" aria-label="States">
       <a href="/operations" aria-current=${state ? undefined : 'page'}>All</a>
@@ -119,7 +119,7 @@ function None({ state }) {
   if (state)
     return html`<${Empty} title=${`None is ${state}`}><a href="/operations">Show all operations</a></${Empty}>`;
   return html`<${Empty} title="No operation yet">
-    Choose jobs in <a href="/jobs">the list of jobs</a>, or release a group of <a href="/dead-letters">dead letters</a>.
+    Select jobs in <a href="/jobs">the list of jobs</a>, or release a group of <a href="/dead-letters">dead letters</a>.
     Or over HTTP, at first without changing anything:
     <div>
       <pre>curl -X POST ${location.origin}/v1/operations -H 'Content-Type: application/json' \\

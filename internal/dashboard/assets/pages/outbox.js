@@ -121,12 +121,18 @@ function Row({ row, done }) {
     done();
   };
   const discard = () =>
-    confirm('Discard this row?', 'No job is made of it. The audit keeps its id.', 'Discard it', async () => {
-      await call('DELETE', path);
-      tell('The row is gone');
-      done();
-      return true;
-    });
+    confirm(
+      'Discard this row?',
+      'No job is made of it. The audit keeps its id.',
+      'Discard it',
+      async () => {
+        await call('DELETE', path);
+        tell('The row is gone');
+        done();
+        return true;
+      },
+      { danger: true },
+    );
   return html`<tr data-row>
     <td data-label="Row"><span class="mono lines" title=${row.id}>…${row.id.slice(-8)}</span></td>
     <td data-label="Kind">

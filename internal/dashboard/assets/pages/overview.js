@@ -3,40 +3,58 @@
 import { seg } from '../core/api.js';
 import { html, useMemo } from '../core/dom.js';
 import { brief, count, plural, rate, span } from '../core/format.js';
+import { known } from '../core/known.js';
+import { useObservable } from '../core/observable.js';
 import { useQuery } from '../core/query.js';
 import { Badge, Empty, Figure, Head, JobLink, Panel, Skeleton, Time, Trouble } from '../ui/base.js';
 import { Chart } from '../ui/chart.js';
 import { HistoryCharts } from '../ui/history.js';
+import { behindOf, Verdict } from '../ui/verdict.js';
 
 const states = ['waiting', 'executing', 'retrying', 'completed', 'failed', 'cancelled'];
 /** Of these the server counts a hundred thousand. */
 const unfinished = ['waiting', 'executing', 'retrying'];
+/** Groups of dead letters that are counted. */
+const CAUSES = 100;
 const EXAMPLE = [
   `curl -X POST ${location.origin}/v1/jobs -H 'Content-Type: application/json'`,
   `-d '{"kind": "…", "payload": {…}}'`,
 ].join(' ');
 
 export default function Overview() {
-  const stats = useQuery('/v1/stats', { on: true, every: 5000, pace: 2000 });
+  const { stats, ready, runners } = useObservable(known);
+  const groups = useQuery(`/v1/dead-letters/groups?limit=${CAUSES}`, {
+    on: (event) => event.type === 'settled' && event.data.includes('"failed"'),
+    every: 20000,
+    pace: 5000,
+  });
   const queues = useQuery('/v1/queues', { on: true, every: 15000, pace: 4000 });
   const minute = useQuery('/v1/history?span=5m', { every: 5000 });
   if (!stats.data)
     return stats.error ? html`<${Trouble} error=${stats.error} retry=${stats.reload} />` : html`<${Skeleton} />`;
   const { states: by, lateness, rates } = stats.data;
+  const worst = Object.entries(lateness.oldest_due_ms_by_queue).sort((one, other) => other[1] - one[1])[0];
   const all = minute.data && lastMinute(minute.data.points);
   const none = states.every((word) => !by[word]);
   const atLeast = (word) => !stats.data.exact && unfinished.includes(word);
   return html`
     <${Head} title="Overview" />
+    <${Verdict}
+      stats=${stats.data}
+      queues=${queues.data}
+      groups=${groups.data}
+      runners=${runners.data}
+      ready=${ready.data}
+    />
     <div class="figures">
       <${Figure}
-        name="In"
+        name="Enqueued"
         value=${`${rate(all ? all.accepted : rates.accepted_per_second)}/s`}
         note=${all ? 'accepted, last minute' : 'accepted by this runner, last minute'}
         to="/jobs"
       />
       <${Figure}
-        name="Out"
+        name="Finished"
         value=${`${rate(all ? all.ended : rates.ended_per_second)}/s`}
         note=${all ? 'ended, last minute' : 'attempts ended here, last minute'}
         to="/jobs?q=finished:<10m"
@@ -47,11 +65,11 @@ export default function Overview() {
         note="start after due, last minute"
       />
       <${Figure}
-        name="Oldest due"
+        name="Longest wait"
         value=${span(lateness.oldest_due_ms)}
-        note=${lateness.oldest_due_ms ? 'has been due for so long' : 'nothing is overdue'}
-        to="/jobs?q=state:waiting due:<0s"
-        bad=${lateness.oldest_due_ms > 60000}
+        note=${worst ? `in ${worst[0]}, past its due time` : 'nothing is overdue'}
+        to=${worst ? `/queues/${seg(worst[0])}` : '/queues'}
+        bad=${Boolean(behindOf(stats.data, queues.data))}
       />
       <${Figure}
         name="Next due"
@@ -103,7 +121,7 @@ export default function Overview() {
       </${Panel}>
       <${Problems} queues=${queues} />
     </div>
-    <div class="grid"><${Ahead} /><${Newest} /></div>
+    <div class="grid"><${Ahead} /><${Newest} groups=${groups} /></div>
   `;
 }
 
@@ -136,7 +154,7 @@ function Problems({ queues }) {
       rows.length > 0 &&
       html`<table class="cards">
         <thead>
-          <tr><th>Queue</th><th>Standing</th><th class="right">Waiting</th><th class="right">Running</th></tr>
+          <tr><th>Queue</th><th>Status</th><th class="right">Waiting</th><th class="right">Running</th></tr>
         </thead>
         <tbody>
           ${rows.map(
@@ -144,7 +162,7 @@ function Problems({ queues }) {
               <td data-label="Queue">
                 <a href=${`/queues/${seg(queue.name)}`}><span class="clip">${queue.name}</span></a>
               </td>
-              <td data-label="Standing">${standing(queue)}</td>
+              <td data-label="Status">${standing(queue)}</td>
               <td data-label="Waiting" class="right num" title=${queue.exact ? undefined : 'at least'}>
                 ${brief(waiting(queue), !queue.exact)}
               </td>
@@ -166,7 +184,7 @@ function standing(queue) {
     `;
   if (queue.concurrency !== null && queue.permits >= queue.concurrency)
     return html`<${Badge} is="warn">limit of ${queue.concurrency} reached</${Badge}>`;
-  return queue.runners === 0 ? html`<${Badge}>idle, no runner</${Badge}>` : html`<${Badge} is="good">served</${Badge}>`;
+  return queue.runners === 0 ? html`<${Badge}>idle, no runner</${Badge}>` : html`<span class="soft">running</span>`;
 }
 
 /** What becomes due in the next 24 hours. */
@@ -208,13 +226,8 @@ function Ahead() {
 }
 
 /** The newest groups of dead letters. */
-function Newest() {
-  const groups = useQuery('/v1/dead-letters/groups?limit=6', {
-    on: (event) => event.type === 'settled' && event.data.includes('"failed"'),
-    every: 20000,
-    pace: 3000,
-  });
-  const rows = groups.data?.data ?? [];
+function Newest({ groups }) {
+  const rows = (groups.data?.data ?? []).slice(0, 6);
   return html`<${Panel} title="Newest dead letters" flush side=${html`<a href="/dead-letters">All dead letters</a>`}>
     <${Trouble} error=${groups.error} retry=${groups.reload} />
     ${

@@ -124,10 +124,10 @@ export default function Queue({ params: [name] }) {
         />
       </div>
       <div class="stack">
-        <${Panel} title="Facts">
+        <${Panel} title="Details">
           <dl class="facts">
             <dt>Priority</dt>
-            <dd>${it.priority} (0 is served first, 9 last)</dd>
+            <dd>${it.priority} (0 runs first, 9 last)</dd>
             <dt>Limit</dt>
             <dd>
               ${

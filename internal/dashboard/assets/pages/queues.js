@@ -90,7 +90,7 @@ export default function Queues() {
                 <thead>
                   <tr>
                     <th>Queue</th>
-                    <th>Standing</th>
+                    <th>Status</th>
                     <th class="right">Waiting</th>
                     <th class="right">Running</th>
                     <th class="right roomy">Completed</th>
@@ -111,12 +111,12 @@ export default function Queues() {
                             queue.priority !== 5 &&
                             html`
                               ${' '}
-                              <span class="faint" title="Priority: 0 is served first, 9 last">p${queue.priority}</span>
+                              <span class="faint" title="Priority: 0 runs first, 9 last">p${queue.priority}</span>
                             `
                           }
                         </span>
                       </td>
-                      <td data-label="Standing">
+                      <td data-label="Status">
                         <div>
                           <${Standing} queue=${queue} behind=${behind[queue.name]} />
                           ${

@@ -83,7 +83,7 @@ export default function RedisIndex() {
       </div>`
     }
     ${!index.missing && html`<${Trouble} error=${index.error} retry=${index.reload} />`}
-    <${Panel} title="Lights">
+    <${Panel} title="Health">
       ${
         ready.data || ready.error
           ? html`<${Lights} ready=${ready} health=${it?.health ?? stats.data?.index?.health} index=${it} />`
@@ -231,7 +231,7 @@ function Sides({ it }) {
       <td data-label="Redis" class="right num">${held}</td>
     </tr>`;
   const held = (n) => (redis ? count(n) : html`<span class="faint">no answer</span>`);
-  return html`<${Panel} title="Redis against MySQL" flush>
+  return html`<${Panel} title="Redis vs. MySQL" flush>
     <table class="cards">
       <thead>
         <tr><th>Jobs</th><th class="right">MySQL</th><th class="right">Redis</th></tr>
@@ -268,13 +268,13 @@ function Sides({ it }) {
 
 function Facts({ it }) {
   const last = it.last_rebuild;
-  return html`<${Panel} title="Facts">
+  return html`<${Panel} title="Details">
     <dl class="facts">
       <dt>Health</dt>
       <dd><${Badge} is=${it.health} /> since <${Time} at=${it.since} /></dd>
       <dt>Last rebuild</dt>
       <dd>${last ? html`<${Time} at=${last.at} />, because ${CAUSES[last.cause] ?? last.cause}` : 'none yet'}</dd>
-      ${last && html`<dt>It brought</dt><dd>${plural(last.jobs, 'job')} in ${span(last.took_ms)}</dd>`}
+      ${last && html`<dt>Restored</dt><dd>${plural(last.jobs, 'job')} in ${span(last.took_ms)}</dd>`}
       <dt>Seen by</dt>
       <dd class="mono">${it.runner}</dd>
       ${

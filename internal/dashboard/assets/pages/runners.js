@@ -70,7 +70,7 @@ export default function Runners() {
           <thead>
             <tr>
               <th>Runner</th>
-              <th>Standing</th>
+              <th>Status</th>
               <th>Workers</th>
               <th>Heartbeat, clock</th>
               <${Allowed}>
@@ -174,7 +174,7 @@ function Runner({ runner, open, toggle, reload }) {
           </span>
         </div>
       </td>
-      <td data-label="Standing">
+      <td data-label="Status">
         <div>
           <${Badge} is=${BADGES[is]}>${is}</${Badge}>
           ${

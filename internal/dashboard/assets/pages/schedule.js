@@ -114,7 +114,7 @@ export default function SchedulePage({ params: [name] }) {
         <${Ticks} path=${path} round=${round} />
       </div>
       <div class="stack">
-        <${Panel} title="Facts"><${Facts} it=${it} /></${Panel}>
+        <${Panel} title="Details"><${Facts} it=${it} /></${Panel}>
         <${Panel} title="Payload of its jobs">
           <${Json}
             value=${it.payload}
@@ -147,6 +147,7 @@ function remove(it, path) {
       go('/schedules');
       return true;
     },
+    { danger: true },
   );
 }
 
@@ -190,7 +191,7 @@ function Facts({ it }) {
     ${
       made.data &&
       html`
-        <dt>Its jobs</dt>
+        <dt>Jobs</dt>
         <dd><a href=${url('/jobs', { q: `schedule:${it.name}` })}>${count(made.data.count, made.data.capped)}</a></dd>
       `
     }
@@ -246,7 +247,7 @@ function Ticks({ path, gone, round }) {
               <th>Outcome</th>
               <th>Job</th>
               <th>Why</th>
-              <th>Seen to by</th>
+              <th>Handled by</th>
             </tr>
           </thead>
           <tbody>
@@ -273,7 +274,7 @@ function Ticks({ path, gone, round }) {
                       : html`<span class="faint">–</span>`
                   }
                 </td>
-                <td data-label="Seen to by">
+                <td data-label="Handled by">
                   <span>
                     <span class="clip thin faint" title=${tick.recorded_by}>${tick.recorded_by}</span>
                     ${

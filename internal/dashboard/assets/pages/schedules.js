@@ -282,6 +282,7 @@ function Unreadable({ of, reload }) {
         reload();
         return true;
       },
+      { danger: true },
     );
   return html`<div class="note warn">
     <b>This runner cannot understand ${plural(of.length, 'schedule')}.</b> A newer one wrote them, or they were changed

@@ -3,6 +3,7 @@
 import { may, me, now } from '../core/api.js';
 import { cls, html, useEffect, useState } from '../core/dom.js';
 import { ago, utc } from '../core/format.js';
+import { outage } from '../core/known.js';
 import { observable, useObservable } from '../core/observable.js';
 
 // One clock for all relative times of a page.
@@ -128,7 +129,11 @@ export function Toasts() {
 
 /** A problem where the data would be. */
 export function Trouble({ error, retry }) {
+  const out = useObservable(outage);
   if (!error) return null;
+  // The banner says it once for all.
+  if (out !== null && (error.status === 0 || error.code === 'store_unavailable'))
+    return html`<p class="faint">Not read yet: ${error.message}.</p>`;
   return html`<div class="note bad" role="alert">
     <b>${error.message}</b>
     ${

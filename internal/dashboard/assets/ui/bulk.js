@@ -9,7 +9,7 @@ import { ask, InputField } from './dialog.js';
 
 /** Actions by their words in the API. */
 export const actions = {
-  retry: { name: 'Retry', what: 'Failed and cancelled jobs get a new life.' },
+  retry: { name: 'Retry', what: 'Failed and cancelled jobs run again, with all of their attempts.' },
   run_now: { name: 'Run now', what: 'Waiting jobs become due at once.' },
   cancel: { name: 'Cancel', danger: true, what: 'Waiting jobs will never start; running ones are asked to stop.' },
   reschedule: { name: 'Reschedule', what: 'Waiting jobs get another due time.' },
@@ -24,7 +24,7 @@ export const actions = {
     name: 'Discard',
     danger: true,
     reason: true,
-    what: 'Open dead letters are put away with a reason, and purged after their retention.',
+    what: 'Open dead letters leave the list with a reason, and are purged after their retention.',
   },
 };
 

@@ -72,7 +72,8 @@ export function Chart({ x, series, format = String, axes = true, label, key: _ke
           width: s.bars ? 0 : axes ? 2 : 1.5,
           fill: s.fill || s.bars ? colour(`--chart-${s.colour}`, s.bars ? 80 : 13) : undefined,
           paths: s.bars ? uPlot.paths.bars({ size: [0.8, 60] }) : undefined,
-          points: { show: false },
+          // A value between two gaps has no line, so it is drawn as a point.
+          points: { show: !s.bars, size: axes ? 5 : 3.5, filter: alone, fill: colour(`--chart-${s.colour}`) },
           spanGaps: false,
         })),
       ],
@@ -116,6 +117,9 @@ export function Chart({ x, series, format = String, axes = true, label, key: _ke
   </figure>`;
 }
 
+const empty = (value) => value === null || value === undefined;
+const alone = ({ data: all }, series) =>
+  all[series].flatMap((value, i, values) => (!empty(value) && empty(values[i - 1]) && empty(values[i + 1]) ? [i] : []));
 const two = (n) => String(n).padStart(2, '0');
 const clock = (seconds) => {
   const at = new Date(seconds * 1000);

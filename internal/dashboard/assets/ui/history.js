@@ -38,7 +38,7 @@ export function useQueueHistories(over = '5m') {
 /** Lines of the points of a history. */
 export const linesOf = (points) => ({
   flow: [
-    { name: 'in /s', values: points.accepted, colour: 1, fill: true },
+    { name: 'enqueued /s', values: points.accepted, colour: 1, fill: true },
     { name: 'completed /s', values: points.completed, colour: 2 },
     { name: 'failed attempts /s', values: points.failed, colour: 4 },
   ],

@@ -5,6 +5,9 @@ import { Copy } from './base.js';
 
 const MANY = 100;
 const LONG = 400;
+/** Characters of a text, and items of a list, that one press of a button adds. */
+const MORE = 20000;
+const MORE_ITEMS = 500;
 
 /** Does the schema call this sensitive? `writeOnly`, `format: password` or `x-sensitive`. */
 export const isSensitive = (schema) =>
@@ -52,15 +55,27 @@ export function within(schema, name, root) {
 
 export function Json({ value, schema, label = 'value' }) {
   if (value === undefined) return null;
+  const save = () => {
+    const link = document.createElement('a');
+    link.href = URL.createObjectURL(new Blob([writeExact(value, 2)], { type: 'application/json' }));
+    link.download = `${label}.json`;
+    link.click();
+    setTimeout(() => URL.revokeObjectURL(link.href), 10000);
+  };
   return html`<div class="json">
-    <div class="row end"><${Copy} text=${writeExact(value, 2)} label=${`Copy the ${label}`} /></div>
-    <${Node} value=${value} schema=${schema} root=${schema} depth=${0} />
+    <div class="row end tight">
+      <${Copy} text=${writeExact(value, 2)} label=${`Copy the ${label}`} />
+      <button type="button" class="quiet small" aria-label=${`Download the ${label}`} onClick=${save}>Download</button>
+    </div>
+    <div class="tree-of" tabindex="0" role="region" aria-label=${label}>
+      <${Node} value=${value} schema=${schema} root=${schema} depth=${0} />
+    </div>
   </div>`;
 }
 
 function Node({ name, value, schema, root, depth }) {
   const [shown, show] = useState(false);
-  const [all, showAll] = useState(false);
+  const [most, showMost] = useState(MANY);
   const [open, setOpen] = useState(depth < 2);
   const key = name === undefined ? null : html`<span class="name">${name}</span>: `;
   if (hides(schema, root) && value !== null && !shown) {
@@ -77,7 +92,7 @@ function Node({ name, value, schema, root, depth }) {
   const entries = list ? value.map((item, i) => [i, item]) : Object.entries(value);
   const size = entries.length;
   if (size === 0) return html`<div class="leaf">${key}${list ? '[]' : '{}'}</div>`;
-  const cut = all ? entries : entries.slice(0, MANY);
+  const cut = entries.slice(0, most);
   return html`
     <details
       open=${open}
@@ -104,7 +119,7 @@ function Node({ name, value, schema, root, depth }) {
           )}
           ${
             size > cut.length &&
-            html`<button type="button" class="quiet small" onClick=${() => showAll(true)}>
+            html`<button type="button" class="quiet small" onClick=${() => showMost(most + MORE_ITEMS)}>
               ${size - cut.length} more
             </button>`
           }
@@ -115,17 +130,17 @@ function Node({ name, value, schema, root, depth }) {
 }
 
 function Leaf({ value }) {
-  const [all, show] = useState(false);
+  const [most, show] = useState(LONG);
   if (typeof value === 'string') {
-    const long = value.length > LONG && !all;
+    const long = value.length > most;
     return html`
-      <span class="text">${JSON.stringify(long ? value.slice(0, LONG) : value)}</span>
+      <span class="text">${JSON.stringify(long ? value.slice(0, most) : value)}</span>
       ${
         long &&
         html`
           ${' '}
-          <button type="button" class="quiet small" onClick=${() => show(true)}>
-            ${value.length - LONG} characters more
+          <button type="button" class="quiet small" onClick=${() => show(most + MORE)}>
+            ${value.length - most} characters more
           </button>
         `
       }

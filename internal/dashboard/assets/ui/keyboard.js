@@ -18,8 +18,8 @@ const shortcuts = [
   ],
   ['j · k', 'Next and previous row'],
   ['Enter', 'Open the row'],
-  ['x', 'Choose the row'],
-  ['Esc', 'Close, clear the choice'],
+  ['x', 'Select the row'],
+  ['Esc', 'Close, clear the selection'],
 ];
 export function help() {
   ask({

@@ -87,6 +87,7 @@ export const remove = ({ limit, tag }, done) =>
       done();
       return true;
     },
+    { danger: true },
   );
 
 const text = (value) => String(value ?? '');

@@ -73,7 +73,7 @@ function ThemeChoice() {
   return html`<label class="row">
     <span class="hidden-visually">Theme</span>
     <select value=${theme} onChange=${choose}>
-      <option value="">Theme of the system</option>
+      <option value="">System theme</option>
       <option value="light">Light</option>
       <option value="dark">Dark</option>
     </select>

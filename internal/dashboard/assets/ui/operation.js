@@ -103,7 +103,7 @@ export function filterLink(filter) {
 export function filterWords(filter) {
   const ids = filter.ids?.length;
   const subject = ids
-    ? plural(ids, 'chosen job')
+    ? plural(ids, 'selected job')
     : filter.dead_letter
       ? `${filter.dead_letter} dead letters`
       : filter.state
@@ -235,6 +235,7 @@ export const stop = (operation, reload) =>
       reload?.();
       return true;
     },
+    { danger: true },
   );
 
 /** Ask for the same once more: for what was left, or what has come since. */
@@ -262,7 +263,7 @@ export function Watched({ operation, reload }) {
           <span class="soft lines">by <bdi>${operation.asked_by}</bdi>, <${Time} at=${operation.created_at} /></span>
         </span>
         <span class="row">
-          <a href=${`/operations/${operation.id}`}>Particulars</a>
+          <a href=${`/operations/${operation.id}`}>Details</a>
           ${
             on &&
             html`<${Allowed}>

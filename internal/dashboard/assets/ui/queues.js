@@ -31,7 +31,7 @@ export function Standing({ queue, behind }) {
       </${Badge}>`,
   ].filter(Boolean);
   if (!all.length)
-    all.push(queue.runners ? html`<${Badge} is="good">served</${Badge}>` : html`<${Badge}>idle, no runner</${Badge}>`);
+    all.push(queue.runners ? html`<span class="soft">running</span>` : html`<${Badge}>idle, no runner</${Badge}>`);
   return html`<span class="row tight">${all}</span>`;
 }
 
@@ -124,7 +124,7 @@ export async function setUp(name) {
           label="Priority"
           id="queue-priority"
           name="priority"
-          hint="0 is served first, 9 last. It goes before the priority of jobs."
+          hint="0 runs first, 9 last. It goes before the priority of jobs."
           type="number"
           min="0"
           max="9"

@@ -51,7 +51,7 @@ export function useSearch(q, cursor, happens) {
     return found;
   };
   const live = !cursor && long.current !== path && !soFar;
-  const page = useQuery(path, { on: live && happens, every: live ? 15000 : 0, pace: 2000, read });
+  const page = useQuery(path, { on: live && happens, every: live ? 15000 : 0, pace: 3000, read });
   const done = page.loading ? null : page.data;
   const found = soFar && (!done || own.from) ? soFar : (done ?? (page.error ? null : page.data));
   const searching = Boolean(soFar);
@@ -72,8 +72,9 @@ export function useSearch(q, cursor, happens) {
     older: done && !short && !searching ? done.next : null,
     /** It took many requests, so it is not repeated by itself. */
     long: Boolean(done) && long.current === path,
-    searched: found?.searched ?? 0,
-    to: found?.to ?? null,
+    /** Of the search that is under way, also while the rows are those of the one before. */
+    searched: (soFar ?? found)?.searched ?? 0,
+    to: (soFar ?? found)?.to ?? null,
     stop: () => {
       own.stopped = true;
     },

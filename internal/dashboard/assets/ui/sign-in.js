@@ -15,7 +15,7 @@ export function SignIn() {
     } catch (error) {
       set({
         busy: false,
-        error: error.status === 401 ? { message: 'That is no valid API key: it may be mistyped, or revoked.' } : error,
+        error: error.status === 401 ? { message: 'Invalid API key: it may be mistyped, or revoked.' } : error,
       });
     }
   };

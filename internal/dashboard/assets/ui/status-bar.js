@@ -1,16 +1,23 @@
 // The bar at the top: the state of MySQL, Redis and the runners, and the field that finds a job.
+import { seg } from '../core/api.js';
 import { cls, html } from '../core/dom.js';
 import { brief, span } from '../core/format.js';
+import { outage } from '../core/known.js';
 import { live } from '../core/live.js';
 import { useObservable } from '../core/observable.js';
+import { useQuery } from '../core/query.js';
 import { go } from '../core/route.js';
 import { Icon } from './base.js';
 import { menuOpen } from './menu.js';
+import { behindOf } from './verdict.js';
 
 const Dot = ({ is }) => html`<span class=${cls('dot', is)} aria-hidden="true"></span>`;
 
 const Light = ({ is, to, children, title }) =>
   html`<a class="light" href=${to} title=${title}><${Dot} is=${is} />${children}</a>`;
+
+/** In ms. */
+const LATE = 5000;
 
 export function StatusBar({ ready, stats, runners, index }) {
   const state = useObservable(live);
@@ -18,6 +25,12 @@ export function StatusBar({ ready, stats, runners, index }) {
   const silent = alive?.filter((runner) => runner.heartbeat_age_ms > 15000).length ?? 0;
   const health = ready.data?.index ?? stats.data?.index?.health;
   const out = ready.error?.status === 0;
+  const running = alive?.length === 0 ? 'bad' : silent ? 'warn' : 'good';
+  const stale = useObservable(outage) !== null;
+  // The overview names a queue that no runner serves or that is paused. Here it would hide the others.
+  const some = stats.data?.lateness.oldest_due_ms > LATE;
+  const queues = useQuery(some ? '/v1/queues' : null, { every: 30000 });
+  const late = some && behindOf(stats.data, queues.data, LATE);
   return html`<header class="bar">
     <button type="button" class="quiet menu" aria-label="Menu" aria-controls="menu" onClick=${() => menuOpen.set(true)}>
       <${Icon} of="menu" />
@@ -39,7 +52,7 @@ export function StatusBar({ ready, stats, runners, index }) {
               MySQL${ready.data && !ready.data.mysql ? ' is out' : ''}
             </${Light}>
             <${Light}
-              is=${health === 'fast' ? 'good' : health ? 'warn' : ''}
+              is=${stale ? '' : health === 'fast' ? 'good' : health ? 'warn' : ''}
               to="/index"
               title="Redis: the index. Jobs run without it, with a little more lateness"
             >
@@ -49,7 +62,7 @@ export function StatusBar({ ready, stats, runners, index }) {
               index.data?.drift &&
               html`
                 <${Light}
-                  is=${index.data.drift.jobs > 0 ? 'warn' : 'good'}
+                  is=${stale || health !== 'fast' ? '' : index.data.drift.jobs > 0 ? 'warn' : 'good'}
                   to="/index"
                   title="Jobs that Redis lacked when it was last compared with MySQL"
                 >
@@ -57,7 +70,7 @@ export function StatusBar({ ready, stats, runners, index }) {
                 </${Light}>
               `
             }
-            <${Light} is=${alive ? (alive.length === 0 ? 'bad' : silent ? 'warn' : 'good') : ''} to="/runners">
+            <${Light} is=${alive && !stale ? running : ''} to="/runners">
               ${
                 alive
                   ? `${alive.length} ${alive.length === 1 ? 'runner' : 'runners'}${silent ? `, ${silent} silent` : ''}`
@@ -65,20 +78,10 @@ export function StatusBar({ ready, stats, runners, index }) {
               }
             </${Light}>
             ${
-              stats.data &&
+              late &&
               html`
-                <${Light}
-                  is=${
-                    stats.data.lateness.oldest_due_ms > 60000
-                      ? 'bad'
-                      : stats.data.lateness.oldest_due_ms > 5000
-                        ? 'warn'
-                        : 'good'
-                  }
-                  to="/jobs?q=state%3Awaiting%20due%3A%3C0s"
-                  title="How long the oldest due job has been waiting for its start"
-                >
-                  oldest due ${span(stats.data.lateness.oldest_due_ms)}
+                <${Light} is="warn" to=${`/queues/${seg(late.name)}`} title="How long its oldest due job has waited">
+                  ${late.name} ${span(late.ms)} late
                 </${Light}>
               `
             }
@@ -116,7 +119,7 @@ function Finder() {
     input.blur();
   };
   return html`<form onSubmit=${find} role="search">
-    <label class="hidden-visually" for="find">Find a job by id or filter</label>
-    <input id="find" name="find" placeholder="Job id or filter" autocomplete="off" spellcheck=${false} size="18" />
+    <label class="hidden-visually" for="find">Find a job by id, filter or text</label>
+    <input id="find" name="find" placeholder="Job id, filter, text" autocomplete="off" spellcheck=${false} size="18" />
   </form>`;
 }
