@@ -221,6 +221,9 @@ mutants() {
     mutant 'pace of the frame' internal/dashboard/assets/app.js \
         'every: 10000, pace: 5000 }' 'every: 500, pace: 100 }' \
         dashboard_use::a_page_of_jobs_asks_the_server_about_once_a_second_while_much_happens
+    mutant 'palette of commands' internal/dashboard/assets/ui/keyboard.js \
+        "event.key === 'k' && !" "event.key === 'K' && !" \
+        dashboard_use::the_palette_leads_to_screens_and_queues_and_pauses_one
     mutant 'seats of searches' internal/store/sql/pools.rs \
         '(self.reads - 1).clamp(1, 4)' '(self.reads + 1_000).clamp(1, 1_000)' \
         starvation::a_flood_of_heavy_reads_stops_nothing_and_its_key_ends_at_once

@@ -626,3 +626,49 @@ async fn a_page_of_jobs_asks_the_server_about_once_a_second_while_much_happens()
     drop(page);
     tickr.stop().await;
 }
+
+async fn open_palette(page: &Page) {
+    page.press_with("k", 2).await;
+    page.until("the palette is open", "document.activeElement.closest('.palette') !== null").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_palette_leads_to_screens_and_queues_and_pauses_one() {
+    let Some((tickr, browser)) = begin().await else { return };
+    tickr.enqueue(json!({"kind": "noop", "queue": "press", "delay_ms": 7_200_000})).await;
+    let page = browser.page(&tickr.url("")).await;
+    for width in [390, 1_440, 2_560] {
+        page.size(width, 900).await;
+        page.visit("/").await;
+        open_palette(&page).await;
+        page.types("limi").await;
+        page.until(
+            "the best entry is marked",
+            "document.querySelector('.palette li.at').innerText.startsWith('Limits')",
+        )
+        .await;
+        assert!(page.overflow().await.is_empty());
+        page.press("Enter").await;
+        page.has(&heading("Limits")).await;
+    }
+    open_palette(&page).await;
+    page.types("press").await;
+    page.until("the queue is first", "document.querySelector('.palette li.at').innerText.startsWith('press')").await;
+    page.press("Enter").await;
+    page.settles("/queues/press").await;
+    open_palette(&page).await;
+    page.types("pause press").await;
+    page.until("the action is first", "document.querySelector('.palette li.at').innerText.startsWith('Pause press')")
+        .await;
+    page.press("Enter").await;
+    page.fill(&field("Reason"), "it is cleaned").await;
+    page.click(&button("Pause")).await;
+    page.reads("press is paused").await;
+    open_palette(&page).await;
+    page.types("customer 7").await;
+    page.press("Enter").await;
+    page.settles("/jobs?q=%22customer+7%22").await;
+    page.assert_calm();
+    drop(page);
+    tickr.stop().await;
+}

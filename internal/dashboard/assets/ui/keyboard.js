@@ -5,8 +5,10 @@ import { html } from '../core/dom.js';
 import { go } from '../core/route.js';
 import { screens } from '../core/screens.js';
 import { ask } from './dialog.js';
+import { openPalette } from './palette.js';
 
 const shortcuts = [
+  ['Ctrl K', 'Go to a screen, queue, schedule or job, or act'],
   ['?', 'This list'],
   ['/', 'Filter, or find a job'],
   [
@@ -33,6 +35,11 @@ export function help() {
 
 let going = 0;
 addEventListener('keydown', (event) => {
+  if ((event.metaKey || event.ctrlKey) && event.key === 'k' && !document.querySelector('dialog[open]')) {
+    event.preventDefault();
+    openPalette();
+    return undefined;
+  }
   if (event.metaKey || event.ctrlKey || event.altKey || document.querySelector('dialog[open]')) return;
   if (event.target.closest?.('input, textarea, select, [contenteditable]')) {
     if (event.key === 'Escape') event.target.blur();
