@@ -252,6 +252,8 @@ async fn numbers_of_payloads_are_shown_and_copied_as_they_were_sent() {
     for number in exact {
         page.reads(number).await;
     }
+    // What comes above the payload moves it.
+    page.reads("Why it does not run").await;
     page.eval::<()>("void (navigator.clipboard.writeText = async (text) => { window.copied = text })").await;
     page.click(&button("Copy the payload")).await;
     page.until("it is copied", "typeof window.copied === 'string'").await;
@@ -504,10 +506,16 @@ async fn addresses_that_do_not_exist_lead_back_and_only_what_ends_something_is_r
 
     page.follow(&format!("/jobs/{waits}")).await;
     page.click(&button("Run now")).await;
-    page.until("it is no danger", "document.querySelector('dialog button[type=submit]').className === 'primary'").await;
+    page.until(
+        "it is no danger",
+        "document.querySelector('dialog[open] button[type=submit]')?.className === 'primary'",
+    )
+    .await;
     page.press("Escape").await;
+    page.until("the dialog is closed", "document.querySelector('dialog') === null").await;
     page.click(&button("Cancel")).await;
-    page.until("it ends the job", "document.querySelector('dialog button[type=submit]').className === 'danger'").await;
+    page.until("it ends the job", "document.querySelector('dialog[open] button[type=submit]')?.className === 'danger'")
+        .await;
     page.press("Escape").await;
     page.assert_calm();
     drop(page);
