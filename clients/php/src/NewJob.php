@@ -1,0 +1,74 @@
+<?php
+
+declare(strict_types=1);
+
+namespace Tickr;
+
+/** A job to enqueue: a kind, a payload and options. */
+final class NewJob
+{
+    private const OPTIONS = [
+        'queue', 'execute_at', 'delay_ms', 'expires_at', 'expires_in_ms', 'max_attempts', 'timeout_ms', 'priority',
+        'unique_key', 'unique_fields', 'on_conflict', 'max_wait_ms', 'unique_until', 'unique_for_ms', 'order_key',
+        'on_failure', 'limit_key', 'after', 'on_parent_failure', 'batch', 'retry', 'tags', 'trace',
+    ];
+
+    public readonly string $kind;
+    public readonly mixed $payload;
+    /** @var array<string, mixed> */
+    public readonly array $options;
+
+    /**
+     * @param string|object $kind    the name of the kind, or an object whose class has the attribute {@see Kind}
+     * @param mixed         $payload the payload, when `$kind` is a name. An empty array is sent as `{}`
+     * @param array{
+     *     queue?: string, execute_at?: string|\DateTimeInterface, delay_ms?: int,
+     *     expires_at?: string|\DateTimeInterface, expires_in_ms?: int, max_attempts?: int, timeout_ms?: int,
+     *     priority?: int, unique_key?: string, unique_fields?: list<string>, on_conflict?: string, max_wait_ms?: int,
+     *     unique_until?: string, unique_for_ms?: int, order_key?: string, on_failure?: string, limit_key?: string,
+     *     after?: list<string|int>, on_parent_failure?: string, batch?: string, retry?: array<string, mixed>,
+     *     tags?: list<string>, trace?: array<string, mixed>
+     * } $options every field of `POST /v1/jobs` by its name there; times that end in `_ms` are milliseconds
+     *
+     * @throws \InvalidArgumentException when an option has no such name, or an object is no payload of a kind
+     */
+    public function __construct(string|object $kind, mixed $payload = [], array $options = [])
+    {
+        if (\is_object($kind)) {
+            $of = Kind::of($kind) ?? throw new \InvalidArgumentException(
+                $kind::class . ' is not a kind: give it the attribute #[Tickr\Kind(\'name\')]',
+            );
+            $payload = $kind instanceof \JsonSerializable ? $kind : get_object_vars($kind);
+            $options += $of->options;
+            $kind = $of->name;
+        }
+        foreach (array_keys($options) as $name) {
+            if (!\in_array($name, self::OPTIONS, true)) {
+                $message = "a job has no option \"$name\"; the options are " . implode(', ', self::OPTIONS);
+                throw new \InvalidArgumentException($message);
+            }
+        }
+        foreach (['execute_at', 'expires_at'] as $name) {
+            if (($options[$name] ?? null) instanceof \DateTimeInterface) {
+                $options[$name] = self::time($options[$name]);
+            }
+        }
+        $this->kind = $kind;
+        $this->payload = $payload;
+        $this->options = array_filter($options, static fn ($value) => $value !== null);
+    }
+
+    /** The job as JSON text, as the API takes it. */
+    public function toJson(): string
+    {
+        $members = ['kind' => Json::encode($this->kind), 'payload' => Json::payload($this->payload)];
+        return Json::object($members + array_map(Json::encode(...), $this->options));
+    }
+
+    /** A time as the API takes it: UTC with milliseconds. */
+    public static function time(\DateTimeInterface $time): string
+    {
+        $utc = \DateTimeImmutable::createFromInterface($time)->setTimezone(new \DateTimeZone('UTC'));
+        return $utc->format('Y-m-d\TH:i:s.v\Z');
+    }
+}

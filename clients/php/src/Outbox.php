@@ -1,0 +1,73 @@
+<?php
+
+declare(strict_types=1);
+
+namespace Tickr;
+
+/**
+ * Enqueues jobs in a transaction of the caller: a job exists exactly if the transaction is committed.
+ *
+ * The table `tickr_outbox` stands in the database of the connection, or in another one of the same server.
+ */
+final class Outbox
+{
+    private readonly string $table;
+
+    /**
+     * @param string $table name of the table, perhaps with its database: `tickr.tickr_outbox`
+     *
+     * @throws \InvalidArgumentException when this is no name of a table
+     */
+    public function __construct(private readonly \PDO $pdo, string $table = 'tickr_outbox')
+    {
+        if (preg_match('/^[A-Za-z0-9_$]+(\.[A-Za-z0-9_$]+)?$/D', $table) !== 1) {
+            throw new \InvalidArgumentException("\"$table\" is not the name of a table");
+        }
+        $this->table = '`' . str_replace('.', '`.`', $table) . '`';
+    }
+
+    /**
+     * Write a job into the outbox, on the connection and in the transaction of the caller.
+     *
+     * @param string|object        $kind    the name of a kind, or a payload object with the attribute {@see Kind}
+     * @param array<string, mixed> $options see {@see NewJob}. `delay_ms` counts by the clock of this machine
+     * @param string|null          $id      UUIDv7 of the job. Give the same one when you repeat a transaction whose COMMIT
+     *                                      was not answered
+     *
+     * @return string the id that the job will have
+     *
+     * @throws \InvalidArgumentException when an option or the payload is wrong
+     * @throws \PDOException             when the INSERT fails
+     */
+    public function enqueue(
+        string|object $kind,
+        mixed $payload = [],
+        array $options = [],
+        ?string $id = null,
+    ): string {
+        $job = $kind instanceof NewJob ? $kind : new NewJob($kind, $payload, $options);
+        $options = $job->options;
+        if (isset($options['delay_ms'])) {
+            $ms = (int) floor(microtime(true) * 1000) + (int) $options['delay_ms'];
+            $options['execute_at'] = gmdate('Y-m-d H:i:s', intdiv($ms, 1000)) . sprintf('.%03d', $ms % 1000);
+        } elseif (isset($options['execute_at'])) {
+            $time = new \DateTimeImmutable($options['execute_at'], new \DateTimeZone('UTC'));
+            $options['execute_at'] = $time->setTimezone(new \DateTimeZone('UTC'))->format('Y-m-d H:i:s.v');
+        }
+        $id ??= Uuid::v7();
+        $columns = [
+            str_replace('-', '', $id),
+            $job->kind,
+            Json::payload($job->payload),
+            $options['queue'] ?? null,
+            $options['execute_at'] ?? null,
+        ];
+        unset($options['queue'], $options['execute_at'], $options['delay_ms']);
+        $columns[] = $options === [] ? null : Json::encode($options);
+        // The id goes as hexadecimal text, because bytes may not fit the character set of the connection.
+        $sql = "INSERT INTO $this->table (id, kind, payload, queue, execute_at, options)"
+            . ' VALUES (UNHEX(?), ?, ?, ?, ?, ?)';
+        $this->pdo->prepare($sql)->execute($columns);
+        return $id;
+    }
+}

@@ -1,0 +1,25 @@
+<?php
+
+declare(strict_types=1);
+
+namespace Tickr;
+
+/** The job runs again later, and no attempt is used. A job may be snoozed or released a hundred times. */
+final class Snoozed extends Ending
+{
+    /** @param int $delayMs milliseconds until the job runs again */
+    public function __construct(private readonly int $delayMs, string $message)
+    {
+        parent::__construct($message);
+    }
+
+    public function verdict(): string
+    {
+        return 'snoozed';
+    }
+
+    public function delayMs(): int
+    {
+        return $this->delayMs;
+    }
+}

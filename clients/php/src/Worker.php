@@ -1,0 +1,153 @@
+<?php
+
+declare(strict_types=1);
+
+namespace Tickr;
+
+use Tickr\Worker\Child;
+use Tickr\Worker\Engine;
+use Tickr\Worker\Frames;
+use Tickr\Worker\Settings;
+use Tickr\Worker\Slot;
+
+/**
+ * Executes jobs. Each slot is a process of its own, so handlers may block, leak and crash: the process that holds the
+ * leases goes on.
+ */
+final class Worker
+{
+    /** @var array<string, \Closure(Context): mixed> */
+    private array $handlers = [];
+    private ?\Closure $onStart = null;
+    private \Closure $log;
+
+    public function __construct(private readonly Client $client, private readonly Settings $settings = new Settings())
+    {
+        $this->log = static function (string $line): void {
+            fwrite(\STDERR, gmdate('Y-m-d\TH:i:s\Z') . " tickr: $line\n");
+        };
+    }
+
+    /**
+     * Execute the jobs of a kind with a handler.
+     *
+     * @param string                            $kind    the name of a kind, or a class with the attribute {@see Kind}
+     * @param callable(mixed, Context): mixed $handler gets the payload, in arrays or as an object of the class, and the
+     *                                                 context. What it returns is the result of the job
+     *
+     * @throws \InvalidArgumentException when the kind has a handler already
+     */
+    public function handle(string $kind, callable $handler): self
+    {
+        $of = Kind::of($kind);
+        $name = $of?->name ?? $kind;
+        if (isset($this->handlers[$name])) {
+            throw new \InvalidArgumentException("the kind \"$name\" has a handler already");
+        }
+        $handler = $handler(...);
+        $this->handlers[$name] = $of === null
+            ? static fn (Context $context): mixed => $handler($context->attempt->payload, $context)
+            : static fn (Context $context): mixed => $handler(
+                Kind::build($kind, $context->attempt->payload),
+                $context,
+            );
+        return $this;
+    }
+
+    /** Call this in each new process, before its first job: it is the place to open connections. */
+    public function onProcessStart(callable $call): self
+    {
+        $this->onStart = $call(...);
+        return $this;
+    }
+
+    /**
+     * Write the lines of the worker elsewhere than to standard error.
+     *
+     * @param callable(string): void $log
+     */
+    public function logTo(callable $log): self
+    {
+        $this->log = $log(...);
+        return $this;
+    }
+
+    /**
+     * Execute jobs until SIGTERM or SIGINT. Then the worker fetches nothing more, lets jobs finish within the grace,
+     * gives back the rest, and returns. A second signal ends at once.
+     *
+     * @return int exit code for the program: 0 after an orderly end
+     *
+     * @throws Problem         when the server refuses the worker at its start
+     * @throws \LogicException without a handler, or when ext-pcntl or ext-posix is missing
+     */
+    public function run(): int
+    {
+        if ($this->handlers === []) {
+            throw new \LogicException('a worker needs a handler: call handle() first');
+        }
+        if (!\function_exists('pcntl_fork') || !\function_exists('posix_kill')) {
+            throw new \LogicException('a worker needs the extensions pcntl and posix');
+        }
+        $handlers = $this->handlers;
+        $engine = new Engine(
+            $this->client,
+            $this->settings,
+            array_map('strval', array_keys($handlers)),
+            fn (Engine $engine): ?Slot => $this->spawn($engine),
+            $this->log,
+        );
+        $async = pcntl_async_signals(true);
+        $stop = static fn () => $engine->stop();
+        $former = [SIGTERM => pcntl_signal_get_handler(SIGTERM), SIGINT => pcntl_signal_get_handler(SIGINT)];
+        pcntl_signal(SIGTERM, $stop, false);
+        pcntl_signal(SIGINT, $stop, false);
+        pcntl_signal(SIGCHLD, static fn () => null, false);
+        try {
+            return $engine->run();
+        } finally {
+            foreach ($former as $signal => $handler) {
+                pcntl_signal($signal, $handler);
+            }
+            pcntl_signal(SIGCHLD, SIG_DFL);
+            pcntl_async_signals($async);
+        }
+    }
+
+    private function spawn(Engine $engine): ?Slot
+    {
+        [$ours, $theirs] = Frames::pair();
+        $parent = (int) getmypid();
+        $pid = pcntl_fork();
+        if ($pid === -1) {
+            ($this->log)('the system gave no further process');
+            $ours->close();
+            $theirs->close();
+            return null;
+        }
+        if ($pid > 0) {
+            $theirs->close();
+            return new Slot($ours, $pid, true);
+        }
+        // Ctrl-C reaches the whole group, but only the parent decides when a job ends.
+        pcntl_signal(SIGINT, SIG_IGN);
+        pcntl_signal(SIGTERM, SIG_IGN);
+        pcntl_signal(SIGCHLD, SIG_DFL);
+        foreach ($engine->slots() as $slot) {
+            $slot->frames->close();
+        }
+        $ours->close();
+        try {
+            mt_srand();
+            if ($this->onStart !== null) {
+                ($this->onStart)();
+            }
+            $handlers = $this->handlers;
+            $handler = static fn (Context $context): mixed => $handlers[$context->attempt->kind]($context);
+            (new Child($theirs, $handler, $this->settings->maxJobs, $parent))->run();
+        } catch (\Throwable $error) {
+            ($this->log)('a process could not start: ' . $error::class . ': ' . $error->getMessage());
+        }
+        Child::vanish();
+    }
+}

@@ -1,0 +1,162 @@
+<?php
+
+declare(strict_types=1);
+
+namespace Tickr\Worker;
+
+use Tickr\Attempt;
+use Tickr\Cancelled;
+use Tickr\Context;
+use Tickr\Ending;
+use Tickr\Json;
+use Tickr\RawJson;
+
+/**
+ * The process of one slot: it takes an attempt from the engine, executes the handler, and says how it ended.
+ *
+ * @internal
+ */
+final class Child
+{
+    private bool $busy = false;
+
+    /** @param \Closure(Context): mixed $handler */
+    public function __construct(
+        private readonly Frames $frames,
+        private readonly \Closure $handler,
+        private readonly int $maxJobs,
+        private readonly int $parent,
+    ) {
+    }
+
+    /** Execute attempts until the engine sends the process away or is gone. */
+    public function run(): void
+    {
+        register_shutdown_function(function (): void {
+            if ($this->busy) {
+                $error = error_get_last();
+                $text = $error === null
+                    ? 'the handler ended its process with exit()'
+                    : "PHP stopped: {$error['message']} in {$error['file']}:{$error['line']}";
+                $this->frames->send(['type' => 'end', 'verdict' => 'failed', 'error' => $text]);
+                $this->frames->flushAll();
+            }
+            self::vanish();
+        });
+        for ($jobs = 0; $this->maxJobs === 0 || $jobs < $this->maxJobs; $jobs++) {
+            $this->frames->send(['type' => 'want']);
+            $job = $this->next();
+            if ($job === null) {
+                break;
+            }
+            $this->execute($job);
+        }
+        $this->frames->send(['type' => 'leaving']);
+        $this->frames->flushAll();
+        self::vanish();
+    }
+
+    /**
+     * End this process without destructors: they would end the connections that it shares with its parent.
+     */
+    public static function vanish(): never
+    {
+        posix_kill((int) getmypid(), SIGKILL);
+        exit(1);
+    }
+
+    /**
+     * Read an attempt from a message of the engine.
+     *
+     * @param array<string, string> $job
+     */
+    public static function attempt(array $job): Attempt
+    {
+        $read = static fn (string $name): mixed => isset($job[$name]) ? json_decode($job[$name], true) : null;
+        return new Attempt(
+            (string) $read('id'),
+            (string) $read('kind'),
+            (string) $read('queue'),
+            new RawJson($job['payload'] ?? 'null'),
+            (int) ($read('attempt') ?? 1),
+            (int) ($read('max_attempts') ?? 1),
+            (int) ($read('timeout_ms') ?? 300_000),
+            isset($job['checkpoint']) && $job['checkpoint'] !== 'null' ? new RawJson($job['checkpoint']) : null,
+            $read('traceparent'),
+            $read('tags') ?? [],
+        );
+    }
+
+    /** @return array<string, string>|null */
+    private function next(): ?array
+    {
+        while (true) {
+            foreach ($this->frames->receive() as $message) {
+                if ($message['type'] === 'job') {
+                    return $message;
+                }
+                if ($message['type'] === 'exit') {
+                    return null;
+                }
+            }
+            // Other children may keep the other end of the socket open after the parent has died.
+            if ($this->frames->hasEnded() || posix_getppid() !== $this->parent) {
+                return null;
+            }
+            $this->frames->wait(1.0);
+        }
+    }
+
+    /** @param array<string, string> $job */
+    private function execute(array $job): void
+    {
+        $this->busy = true;
+        try {
+            $context = new ChildContext(self::attempt($job), $this->frames, $this->parent);
+            $end = self::outcome($this->handler, $context);
+        } catch (\Throwable $error) {
+            $end = ['verdict' => 'failed', 'error' => $error::class . ': ' . $error->getMessage()];
+        }
+        $this->busy = false;
+        $this->frames->send(['type' => 'end'] + $end);
+        $this->frames->flushAll();
+    }
+
+    /**
+     * Execute a handler and say how it ended.
+     *
+     * @param \Closure(Context): mixed $handler
+     *
+     * @return array{verdict: string, error?: string, delay_ms?: ?int, result?: string, cancelled?: bool}
+     */
+    public static function outcome(\Closure $handler, Context $context): array
+    {
+        try {
+            $result = $handler($context);
+            if ($result instanceof Ending) {
+                throw $result;
+            }
+            if ($result === null) {
+                return ['verdict' => 'succeeded'];
+            }
+            try {
+                $text = Json::encode($result);
+            } catch (\InvalidArgumentException $error) {
+                return ['verdict' => 'failed', 'error' => 'the result of the handler: ' . $error->getMessage()];
+            }
+            if (\strlen($text) > 262_144) {
+                $error = 'the result of the handler has ' . \strlen($text) . ' bytes of JSON; at most 262144 are kept';
+                return ['verdict' => 'failed', 'error' => $error];
+            }
+            return ['verdict' => 'succeeded', 'result' => $text];
+        } catch (Cancelled $cancelled) {
+            return ['verdict' => 'failed', 'error' => $cancelled->getMessage(), 'cancelled' => true];
+        } catch (Ending $ending) {
+            return [
+                'verdict' => $ending->verdict(), 'error' => $ending->getMessage(), 'delay_ms' => $ending->delayMs(),
+            ];
+        } catch (\Throwable $error) {
+            return ['verdict' => 'failed', 'error' => $error::class . ': ' . $error->getMessage()];
+        }
+    }
+}

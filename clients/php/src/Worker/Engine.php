@@ -1,0 +1,728 @@
+<?php
+
+declare(strict_types=1);
+
+namespace Tickr\Worker;
+
+use Tickr\Cancelled;
+use Tickr\Client;
+use Tickr\Http\Channel;
+use Tickr\Http\Request;
+use Tickr\Http\Response;
+use Tickr\Json;
+use Tickr\Problem;
+use Tickr\Text;
+use Tickr\Uuid;
+
+/**
+ * Speaks the protocol of remote workers, as docs/WORKERS.md of tickr specifies it.
+ *
+ * It runs in a process that executes no handler, so no handler can block its beats. One loop waits for the answers to
+ * four calls (register, fetch, beat, finish) and for the processes of the slots at the same time.
+ *
+ * @internal
+ */
+final class Engine
+{
+    private const MAX_FETCH = 500;
+    private const MAX_VERDICTS = 500;
+    /** Bytes of verdicts in one call; the usual `body_limit` is 256 KiB. */
+    private const FINISH_BYTES = 200_000;
+    private const LOG_BYTES = 16_384;
+    private const SEEN_TOKENS = 10_000;
+    /** Seconds between a beat that carries reports and the one before it. */
+    private const REPORT_SECONDS = 0.5;
+    /** Seconds that a stopped handler has at the end of the grace, before its process is killed. */
+    private const LAST_SECONDS = 0.5;
+    /** Seconds after the grace in which verdicts are still repeated. */
+    private const FLUSH_SECONDS = 10.0;
+    /** Seconds after which a refused first registration is an error: a kind may have been declared just now. */
+    private const REFUSED_SECONDS = 3.0;
+
+    private readonly Repeating $register;
+    private readonly Repeating $fetch;
+    private readonly Repeating $beat;
+    private readonly Repeating $finish;
+    private readonly Channel $leave;
+
+    private ?string $worker = null;
+    private string $formerWorker = '';
+    private float $beatSeconds = 20.0;
+    private float $registerAt = 0.0;
+    private float $registerUntil = 0.0;
+    private float $nextFetch = 0.0;
+    private float $nextBeat = 0.0;
+    private float $lastBeat = 0.0;
+    private ?Request $fetching = null;
+    /** @var list<Held> the verdicts that are being sent */
+    private array $finishing = [];
+    /** Most verdicts of the next call: one after a call was refused. */
+    private int $finishMost = self::MAX_VERDICTS;
+    /** @var array<string, array{Held, ?array{percent: float, note: ?string}, ?string}> reports that a beat carries */
+    private array $reporting = [];
+
+    /** @var list<Slot> */
+    private array $slots = [];
+    /** @var array<string, Held> */
+    private array $held = [];
+    /** @var list<Held> attempts that came while no slot was free */
+    private array $ready = [];
+    /** @var array<string, true> tokens that were executed; one that comes again is not */
+    private array $seen = [];
+
+    private ?float $stopAt = null;
+    private int $stops = 0;
+    private bool $graceOver = false;
+
+    /**
+     * @param list<string>                    $kinds
+     * @param (\Closure(self): ?Slot)|null    $spawn starts a process for one more slot
+     * @param \Closure(string): void          $log
+     */
+    public function __construct(
+        private readonly Client $client,
+        private readonly Settings $settings,
+        private readonly array $kinds,
+        private readonly ?\Closure $spawn,
+        private readonly \Closure $log,
+    ) {
+        $repeating = fn (string $what) => new Repeating($what, $client->channel(), $client->addresses(), $log);
+        $this->register = $repeating('the registration');
+        $this->fetch = $repeating('a request for jobs');
+        $this->beat = $repeating('a beat');
+        $this->finish = $repeating('a finish');
+        $this->leave = $client->channel();
+    }
+
+    public function add(Slot $slot): void
+    {
+        $this->slots[] = $slot;
+    }
+
+    /** @return list<Slot> */
+    public function slots(): array
+    {
+        return $this->slots;
+    }
+
+    /** Stop: the first call lets jobs finish, the second one ends at once. */
+    public function stop(): void
+    {
+        $this->stops++;
+        $this->stopAt ??= Channel::now();
+    }
+
+    /**
+     * Run until the worker is stopped, or until all slots that it did not start are gone.
+     *
+     * @return int exit code of the program
+     *
+     * @throws Problem when the server refuses the worker at its start
+     */
+    public function run(): int
+    {
+        $this->registerUntil = Channel::now() + self::REFUSED_SECONDS;
+        while (true) {
+            if ($this->stops > 1) {
+                foreach ($this->slots as $slot) {
+                    $slot->kill();
+                }
+                return 1;
+            }
+            $this->readSlots();
+            $this->stepRegister();
+            $this->stepBeat();
+            $this->stepFinish();
+            $this->stepFetch();
+            $this->watch();
+            if ($this->isOver()) {
+                break;
+            }
+            $this->wait();
+        }
+        $this->depart();
+        return 0;
+    }
+
+    // Slots.
+
+    private function readSlots(): void
+    {
+        foreach ($this->slots as $slot) {
+            $slot->frames->flush();
+            // A process that has ended may have written its last messages before, so they are read after the look.
+            $ended = $slot->reap();
+            foreach ($slot->frames->receive() as $message) {
+                $this->hear($slot, $message);
+            }
+            if ($ended || $slot->frames->hasEnded()) {
+                $this->lose($slot);
+            }
+        }
+    }
+
+    /** @param array<string, mixed> $message */
+    private function hear(Slot $slot, array $message): void
+    {
+        $held = $slot->held;
+        switch ($message['type'] ?? '') {
+            case 'want':
+                $slot->wants = true;
+                break;
+            case 'leaving':
+                $slot->leaving = true;
+                break;
+            case 'progress':
+                if ($held !== null) {
+                    $held->progress = ['percent' => (float) $message['percent'], 'note' => $message['note'] ?? null];
+                }
+                break;
+            case 'checkpoint':
+                if ($held !== null) {
+                    $held->checkpoint = $message['json'];
+                }
+                break;
+            case 'log':
+                if ($held !== null) {
+                    $held->log = self::appended($held->log, (string) $message['line']);
+                }
+                break;
+            case 'end':
+                if ($held !== null) {
+                    $this->end($held, $message);
+                }
+                break;
+        }
+    }
+
+    private static function appended(string $log, string $line): string
+    {
+        $log .= ($log === '' ? '' : "\n") . $line;
+        return \strlen($log) > 2 * self::LOG_BYTES ? Text::newest($log, self::LOG_BYTES) : $log;
+    }
+
+    /** The process of a slot has ended. */
+    private function lose(Slot $slot): void
+    {
+        if ($slot->owns && $slot->end === null) {
+            $slot->kill();
+            $status = 0;
+            pcntl_waitpid($slot->pid, $status);
+            $slot->end = pcntl_wifsignaled($status) ? 'signal ' . pcntl_wtermsig($status) : 'exit code '
+                . pcntl_wexitstatus($status);
+        }
+        $held = $slot->held;
+        if ($held !== null) {
+            $why = match ($held->cancelled) {
+                null => 'the process of the handler ended before the handler did'
+                    . ($slot->end === null ? '' : ": $slot->end"),
+                Cancelled::STOPPING => '',
+                Cancelled::DEADLINE => 'the time of the attempt is over, and its process was killed',
+                default => 'the job was cancelled, and its process was killed',
+            };
+            $verdict = $held->cancelled === Cancelled::STOPPING ? 'released' : 'failed';
+            $this->end($held, ['verdict' => $verdict, 'error' => $why]);
+        }
+        $slot->frames->close();
+        $this->slots = array_values(array_filter($this->slots, static fn (Slot $other) => $other !== $slot));
+    }
+
+    /**
+     * A handler has ended.
+     *
+     * @param array<string, mixed> $end
+     */
+    private function end(Held $held, array $end): void
+    {
+        if ($held->slot !== null) {
+            $held->slot->held = null;
+            $held->slot = null;
+        }
+        $held->killAt = INF;
+        if ($held->lost) {
+            // A verdict would change nothing.
+            unset($this->held[$held->token]);
+            return;
+        }
+        $verdict = (string) $end['verdict'];
+        if (($end['cancelled'] ?? false) === true) {
+            $verdict = $held->cancelled === Cancelled::STOPPING ? 'released' : 'failed';
+        }
+        $members = ['token' => Json::encode($held->token), 'verdict' => Json::encode($verdict)];
+        if ($verdict === 'succeeded') {
+            if (\is_string($end['result'] ?? null)) {
+                $members['result'] = $end['result'];
+            }
+        } elseif ($verdict !== 'released' || trim((string) ($end['error'] ?? '')) !== '') {
+            $members['error'] = Json::encode(Text::error((string) ($end['error'] ?? '')));
+        }
+        if (isset($end['delay_ms']) && \in_array($verdict, ['failed', 'snoozed'], true)) {
+            $members['delay_ms'] = Json::encode(max(0, (int) $end['delay_ms']));
+        }
+        $log = Text::newest(Text::clean($held->log), self::LOG_BYTES);
+        if ($log !== '') {
+            $members['log'] = Json::encode($log);
+        }
+        $held->verdict = $members;
+        $held->progress = null;
+        if ($verdict === 'succeeded') {
+            $held->checkpoint = null;
+        }
+    }
+
+    private function free(): int
+    {
+        if ($this->spawn !== null) {
+            $busy = \count(array_filter($this->slots, static fn (Slot $slot) => $slot->held !== null));
+            return $this->settings->slots - $busy - \count($this->ready);
+        }
+        return \count($this->takers()) - \count($this->ready);
+    }
+
+    /** @return list<Slot> the processes that wait for a job */
+    private function takers(): array
+    {
+        return array_values(array_filter(
+            $this->slots,
+            static fn (Slot $slot) => $slot->wants && !$slot->leaving && $slot->held === null,
+        ));
+    }
+
+    /** Give the attempts that have come to processes. */
+    private function assign(): void
+    {
+        while ($this->ready !== []) {
+            $slot = $this->takers()[0] ?? null;
+            if ($slot === null) {
+                $idle = array_filter($this->slots, static fn (Slot $slot) => $slot->held === null && !$slot->leaving);
+                if ($this->spawn !== null && \count($idle) < \count($this->ready)) {
+                    $new = ($this->spawn)($this);
+                    if ($new !== null) {
+                        $this->slots[] = $new;
+                        continue;
+                    }
+                }
+                return;
+            }
+            $held = array_shift($this->ready);
+            $held->slot = $slot;
+            $slot->held = $held;
+            $slot->wants = false;
+            $slot->frames->send(['type' => 'job'] + $held->job);
+        }
+    }
+
+    private function cancel(Held $held, string $reason): void
+    {
+        if ($held->verdict !== null || ($held->cancelled !== null && $reason !== Cancelled::STOPPING)) {
+            return;
+        }
+        $first = $held->cancelled === null;
+        $held->cancelled ??= $reason;
+        $seconds = $reason === Cancelled::STOPPING ? self::LAST_SECONDS : $this->settings->killMs / 1000;
+        $held->killAt = min($held->killAt, Channel::now() + $seconds);
+        if ($held->slot === null) {
+            // It waits for a process, so it has not begun.
+            $this->ready = array_values(array_filter($this->ready, static fn (Held $other) => $other !== $held));
+            $this->end($held, ['verdict' => 'failed', 'cancelled' => true, 'error' => (new Cancelled($reason))->getMessage()]);
+        } elseif ($first) {
+            $held->slot->frames->send(['type' => 'cancel', 'reason' => $reason]);
+        }
+    }
+
+    /** Look at deadlines, at handlers that do not stop, and at the end of the grace. */
+    private function watch(): void
+    {
+        $now = Channel::now();
+        foreach ($this->held as $held) {
+            if ($held->verdict === null && $held->cancelled === null && $now >= $held->deadline) {
+                $this->cancel($held, Cancelled::DEADLINE);
+            }
+            if ($now >= $held->killAt && $held->slot !== null && $held->slot->owns) {
+                $held->killAt = INF;
+                $slot = $held->slot;
+                $slot->kill();
+                // What it wrote before counts.
+                foreach ($slot->frames->receive() as $message) {
+                    $this->hear($slot, $message);
+                }
+                $this->lose($slot);
+            }
+        }
+        if ($this->stopAt === null) {
+            return;
+        }
+        $this->fetch->abort();
+        $this->fetching = null;
+        foreach ($this->ready as $held) {
+            $this->end($held, ['verdict' => 'released']);
+        }
+        $this->ready = [];
+        if (!$this->graceOver && $now >= $this->stopAt + $this->settings->graceMs / 1000) {
+            $this->graceOver = true;
+            foreach ($this->held as $held) {
+                $this->cancel($held, Cancelled::STOPPING);
+            }
+        }
+        foreach ($this->slots as $slot) {
+            if ($slot->held === null && !$slot->leaving) {
+                $slot->leaving = true;
+                $slot->frames->send(['type' => 'exit']);
+            }
+        }
+    }
+
+    private function isOver(): bool
+    {
+        if ($this->spawn === null && $this->slots === [] && $this->stopAt === null) {
+            $this->stop();
+        }
+        if ($this->stopAt === null) {
+            return false;
+        }
+        if ($this->held === []) {
+            return true;
+        }
+        $last = $this->stopAt + $this->settings->graceMs / 1000 + self::LAST_SECONDS + self::FLUSH_SECONDS;
+        return Channel::now() >= $last;
+    }
+
+    // Calls.
+
+    private function stepRegister(): void
+    {
+        if ($this->worker !== null) {
+            return;
+        }
+        $now = Channel::now();
+        if ($this->register->isIdle() && $now >= $this->registerAt && $this->stopAt === null) {
+            $body = [
+                'name' => $this->settings->name, 'kinds' => $this->kinds, 'slots' => $this->settings->slots,
+                'lease_ms' => $this->settings->leaseMs, 'host' => substr((string) gethostname(), 0, 255),
+                'pid' => (int) getmypid(),
+            ];
+            if ($this->settings->queues !== null) {
+                $body['queues'] = $this->settings->queues;
+            }
+            if ($this->settings->version !== '') {
+                $body['version'] = $this->settings->version;
+            }
+            $this->register->start(new Request('POST', '/v1/workers', Json::encode($body), [], 15.0));
+        }
+        $response = $this->register->step();
+        if ($response === null) {
+            return;
+        }
+        $answer = json_decode($response->body, true);
+        if (!$response->isSuccess() || !\is_string($answer['id'] ?? null)) {
+            $problem = Problem::of($response);
+            if ($this->formerWorker === '' && $now >= $this->registerUntil) {
+                throw $problem;
+            }
+            ($this->log)('the server refused the registration: ' . $problem->getMessage());
+            $this->registerAt = $now + ($this->formerWorker === '' ? 0.5 : 5.0);
+            return;
+        }
+        $this->worker = $this->formerWorker = $answer['id'];
+        $this->beatSeconds = max(0.1, ((int) ($answer['beat_ms'] ?? 20_000)) / 1000);
+        $this->nextBeat = $now + ($this->held === [] ? $this->beatSeconds : 0.0);
+        $this->nextFetch = 0.0;
+        ($this->log)("registered as $this->worker");
+    }
+
+    private function registerAgain(): void
+    {
+        if ($this->worker !== null) {
+            ($this->log)("$this->worker is not registered any more, so it registers again");
+            $this->worker = null;
+            $this->registerAt = 0.0;
+            $this->fetch->abort();
+            $this->fetching = null;
+            $this->beat->abort();
+            $this->reporting = [];
+        }
+    }
+
+    private function path(string $call): string
+    {
+        return '/v1/workers/' . rawurlencode($this->worker ?? $this->formerWorker) . "/$call";
+    }
+
+    private function stepFetch(): void
+    {
+        $this->assign();
+        if ($this->worker === null || $this->stopAt !== null) {
+            return;
+        }
+        $now = Channel::now();
+        if ($this->fetch->isIdle() && $now >= $this->nextFetch && $this->free() > 0) {
+            $body = [
+                'slots' => min($this->free(), self::MAX_FETCH), 'wait_ms' => $this->settings->waitMs,
+                'holding' => array_map('strval', array_keys($this->held)), 'fetch_id' => Uuid::v4(),
+            ];
+            $timeout = $this->settings->waitMs / 1000 + 15.0;
+            $this->fetching = new Request('POST', $this->path('fetch'), Json::encode($body), [], $timeout);
+            $this->fetch->start($this->fetching);
+        }
+        $response = $this->fetch->step();
+        if ($response === null) {
+            return;
+        }
+        $request = $this->fetching;
+        $this->fetching = null;
+        if ($response->status === 404) {
+            $this->registerAgain();
+            return;
+        }
+        if (!$response->isSuccess()) {
+            ($this->log)('the server refused a request for jobs: ' . Problem::of($response)->getMessage());
+            $this->nextFetch = $now + 5.0;
+            return;
+        }
+        try {
+            $answer = Json::members($response->body);
+            $jobs = Json::members($answer['jobs'] ?? '');
+            $members = array_map(Json::members(...), $jobs);
+        } catch (\InvalidArgumentException) {
+            $this->fetching = $request;
+            $this->fetch->repeat($request, 'the answer is not the JSON of tickr');
+            return;
+        }
+        foreach ($members as $job) {
+            $this->take($job);
+        }
+        if (($answer['drain'] ?? '') === 'true') {
+            $this->nextFetch = $now + $this->beatSeconds;
+        }
+        $this->assign();
+        if ($this->spawn === null && $members === []) {
+            foreach ($this->takers() as $slot) {
+                $slot->wants = false;
+                $slot->frames->send(['type' => 'none']);
+            }
+        }
+    }
+
+    /** @param array<string, string> $job the members of a job, as JSON texts */
+    private function take(array $job): void
+    {
+        $token = (string) json_decode($job['token'] ?? '""');
+        if ($token === '' || isset($this->seen[$token])) {
+            return;
+        }
+        $this->seen[$token] = true;
+        if (\count($this->seen) > self::SEEN_TOKENS) {
+            $this->seen = \array_slice($this->seen, self::SEEN_TOKENS / 2, null, true);
+        }
+        $held = new Held($token, $job, Channel::now());
+        $this->held[$token] = $held;
+        $this->ready[] = $held;
+    }
+
+    private function stepBeat(): void
+    {
+        if ($this->worker === null) {
+            return;
+        }
+        $now = Channel::now();
+        $reports = array_filter($this->held, static fn (Held $held) => $held->hasReport());
+        $due = $now >= $this->nextBeat || ($reports !== [] && $now >= $this->lastBeat + self::REPORT_SECONDS);
+        if ($this->beat->isIdle() && $due) {
+            $this->reporting = array_map(
+                static fn (Held $held) => [$held, $held->progress, $held->checkpoint],
+                $reports,
+            );
+            $holding = implode(',', array_map(static fn (Held $held) => $held->beat(), $this->held));
+            $timeout = min($this->beatSeconds, 10.0);
+            $this->beat->start(new Request('POST', $this->path('beat'), "{\"holding\":[$holding]}", [], $timeout));
+            $this->lastBeat = $now;
+            $this->nextBeat = $now + $this->beatSeconds;
+        }
+        $response = $this->beat->step();
+        if ($response === null) {
+            return;
+        }
+        $reported = $this->reporting;
+        $this->reporting = [];
+        if ($response->status === 404) {
+            $this->registerAgain();
+            return;
+        }
+        if ($response->status >= 400) {
+            // A refused report must not keep the lease from being renewed.
+            ($this->log)('the server refused a beat: ' . Problem::of($response)->getMessage());
+            $this->nextBeat = $reported === [] ? $now + 1.0 : $now;
+        }
+        foreach ($reported as [$held, $progress, $checkpoint]) {
+            if ($held->progress === $progress) {
+                $held->progress = null;
+            }
+            if ($held->checkpoint === $checkpoint) {
+                $held->checkpoint = null;
+            }
+        }
+        $answer = json_decode($response->body, true);
+        foreach ($answer['lost'] ?? [] as $token) {
+            $held = $this->held[$token] ?? null;
+            if ($held !== null && $held->verdict === null) {
+                $held->lost = true;
+                $this->cancel($held, Cancelled::LOST);
+            }
+        }
+        foreach ($answer['cancel'] ?? [] as $token) {
+            if (isset($this->held[$token])) {
+                $this->cancel($this->held[$token], Cancelled::CANCELLED);
+            }
+        }
+        if (($answer['drain'] ?? false) === true) {
+            $this->nextFetch = max($this->nextFetch, $now + $this->beatSeconds);
+        }
+    }
+
+    private function stepFinish(): void
+    {
+        if ($this->finish->isIdle()) {
+            $this->startFinish();
+        }
+        $response = $this->finish->step();
+        if ($response === null) {
+            return;
+        }
+        $sent = $this->finishing;
+        $this->finishing = [];
+        foreach ($sent as $held) {
+            $held->sending = false;
+        }
+        if ($response->isSuccess()) {
+            $this->finishMost = self::MAX_VERDICTS;
+            foreach (json_decode($response->body, true)['results'] ?? [] as $result) {
+                $token = (string) ($result['token'] ?? '');
+                if (($result['result'] ?? '') !== 'settled') {
+                    ($this->log)('a verdict came too late: ' . ($result['result'] ?? ''));
+                }
+                unset($this->held[$token]);
+            }
+        } else {
+            $this->refused($sent, $response);
+        }
+        if ($this->finish->isIdle()) {
+            $this->startFinish();
+            $this->finish->step();
+        }
+    }
+
+    private function startFinish(): void
+    {
+        if ($this->formerWorker === '') {
+            return;
+        }
+        $texts = [];
+        $bytes = 0;
+        foreach ($this->held as $held) {
+            // The next attempt begins with the checkpoint, so that goes first.
+            if ($held->verdict === null || ($held->checkpoint !== null && $this->worker !== null)) {
+                continue;
+            }
+            $text = Json::object($held->verdict);
+            $bytes += \strlen($text) + 1;
+            if ($texts !== [] && ($bytes > self::FINISH_BYTES || \count($texts) >= $this->finishMost)) {
+                break;
+            }
+            $texts[] = $text;
+            $held->sending = true;
+            $this->finishing[] = $held;
+        }
+        if ($texts !== []) {
+            $body = '{"verdicts":[' . implode(',', $texts) . ']}';
+            $this->finish->start(new Request('POST', $this->path('finish'), $body, [], 30.0));
+        }
+    }
+
+    /**
+     * The server refused a call with verdicts. Send each one alone, and make a failure of one that is refused alone.
+     *
+     * @param list<Held> $sent
+     */
+    private function refused(array $sent, Response $response): void
+    {
+        $problem = Problem::of($response);
+        ($this->log)('the server refused verdicts: ' . $problem->getMessage());
+        if (\count($sent) > 1) {
+            $this->finishMost = 1;
+            return;
+        }
+        foreach ($sent as $held) {
+            $error = Text::error('the server refused the verdict of the handler: ' . $problem->getMessage());
+            $failed = [
+                'token' => Json::encode($held->token), 'verdict' => Json::encode('failed'), 'error' => Json::encode($error),
+            ];
+            if ($held->verdict === $failed) {
+                unset($this->held[$held->token]);
+            }
+            $held->verdict = $failed;
+        }
+    }
+
+    private function depart(): void
+    {
+        foreach ($this->slots as $slot) {
+            $slot->kill();
+        }
+        foreach ($this->slots as $slot) {
+            if ($slot->owns) {
+                $status = 0;
+                pcntl_waitpid($slot->pid, $status);
+            }
+        }
+        if ($this->worker === null) {
+            return;
+        }
+        for ($tries = 0; $tries < 3; $tries++) {
+            try {
+                $response = $this->leave->call(new Request('DELETE', substr($this->path(''), 0, -1), null, [], 3.0));
+                if (!$response->isPassing()) {
+                    return;
+                }
+            } catch (\Tickr\ConnectionFailed) {
+            }
+            usleep(200_000);
+        }
+        ($this->log)('no server answered the goodbye; the lease of the worker ends by itself');
+    }
+
+    private function wait(): void
+    {
+        $read = $write = [];
+        $due = INF;
+        foreach ([$this->register, $this->fetch, $this->beat, $this->finish] as $call) {
+            $call->streams($read, $write);
+            $due = min($due, $call->due());
+        }
+        foreach ($this->slots as $slot) {
+            $read[] = $slot->frames->stream();
+            if ($slot->frames->wantsToWrite()) {
+                $write[] = $slot->frames->stream();
+            }
+        }
+        $now = Channel::now();
+        if ($this->worker === null) {
+            $due = min($due, $this->register->isIdle() ? $this->registerAt : INF);
+        } else {
+            $due = min($due, $this->beat->isIdle() ? $this->nextBeat : INF);
+            if ($this->fetch->isIdle() && $this->free() > 0 && $this->stopAt === null) {
+                $due = min($due, $this->nextFetch);
+            }
+        }
+        foreach ($this->held as $held) {
+            $due = min($due, $held->killAt, $held->verdict === null && $held->cancelled === null ? $held->deadline : INF);
+            if ($held->hasReport() && $this->worker !== null && $this->beat->isIdle()) {
+                $due = min($due, $this->lastBeat + self::REPORT_SECONDS);
+            }
+        }
+        if ($this->stopAt !== null && !$this->graceOver) {
+            $due = min($due, $this->stopAt + $this->settings->graceMs / 1000);
+        }
+        // A grandchild may keep the socket of a dead process open, so the processes are looked at each second.
+        Channel::select($read, $write, max(0.0, min($due - $now, 1.0)));
+    }
+}

@@ -1,0 +1,56 @@
+<?php
+
+declare(strict_types=1);
+
+namespace Tickr\Worker;
+
+/**
+ * An attempt of which the verdict is not answered yet.
+ *
+ * @internal
+ */
+final class Held
+{
+    public ?Slot $slot = null;
+    public float $deadline;
+    /** Why the handler was told to stop. */
+    public ?string $cancelled = null;
+    public float $killAt = INF;
+    public bool $lost = false;
+    /** @var array{percent: float, note: ?string}|null what the next beat carries */
+    public ?array $progress = null;
+    public ?string $checkpoint = null;
+    public string $log = '';
+    /** @var array<string, string>|null the members of the verdict, as JSON texts */
+    public ?array $verdict = null;
+    public bool $sending = false;
+
+    /**
+     * @param array<string, string> $job the members of the job, as JSON texts
+     */
+    public function __construct(public readonly string $token, public readonly array $job, float $now)
+    {
+        $this->deadline = $now + ((int) json_decode($job['timeout_ms'] ?? '300000')) / 1000;
+    }
+
+    /** Members for a beat, as JSON text. */
+    public function beat(): string
+    {
+        $members = ['token' => \Tickr\Json::encode($this->token)];
+        if ($this->progress !== null) {
+            $members['percent'] = \Tickr\Json::encode($this->progress['percent']);
+            if ($this->progress['note'] !== null) {
+                $members['note'] = \Tickr\Json::encode($this->progress['note']);
+            }
+        }
+        if ($this->checkpoint !== null) {
+            $members['checkpoint'] = $this->checkpoint;
+        }
+        return \Tickr\Json::object($members);
+    }
+
+    public function hasReport(): bool
+    {
+        return $this->progress !== null || $this->checkpoint !== null;
+    }
+}

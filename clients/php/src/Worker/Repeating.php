@@ -1,0 +1,136 @@
+<?php
+
+declare(strict_types=1);
+
+namespace Tickr\Worker;
+
+use Tickr\ConnectionFailed;
+use Tickr\Http\Addresses;
+use Tickr\Http\Channel;
+use Tickr\Http\Request;
+use Tickr\Http\Response;
+
+/**
+ * A call that is repeated, with the same body, until a server answers it.
+ *
+ * @internal
+ */
+final class Repeating
+{
+    private const LONGEST_PAUSE = 5.0;
+
+    private ?Request $request = null;
+    private float $next = 0.0;
+    private float $pause = 0.1;
+    private int $failures = 0;
+
+    /** @param \Closure(string): void $log */
+    public function __construct(
+        private readonly string $what,
+        private readonly Channel $channel,
+        private readonly Addresses $addresses,
+        private readonly \Closure $log,
+    ) {
+    }
+
+    public function isIdle(): bool
+    {
+        return $this->request === null;
+    }
+
+    public function start(Request $request): void
+    {
+        $this->request = $request;
+        $this->next = 0.0;
+        $this->pause = 0.1;
+        $this->failures = 0;
+    }
+
+    public function abort(): void
+    {
+        if ($this->request !== null) {
+            $this->channel->close();
+            $this->request = null;
+        }
+    }
+
+    /**
+     * Go on, without waiting.
+     *
+     * @return Response|null the final answer, with which the call is over: 2xx, or one that a repetition cannot change
+     */
+    public function step(): ?Response
+    {
+        if ($this->request === null) {
+            return null;
+        }
+        try {
+            if (!$this->channel->isBusy()) {
+                if (Channel::now() < $this->next) {
+                    return null;
+                }
+                $this->channel->begin($this->request);
+            }
+            $response = $this->channel->advance();
+        } catch (ConnectionFailed $failed) {
+            $this->again($failed->getMessage(), null);
+            return null;
+        }
+        if ($response === null) {
+            return null;
+        }
+        // An operator may mend the rights of the API key while the worker runs.
+        if ($response->isPassing() || \in_array($response->status, [401, 403], true)) {
+            $this->addresses->failed($this->addresses->current());
+            $code = json_decode($response->body, true)['code'] ?? '';
+            $this->again("$response->status $code", $response->retryAfter());
+            return null;
+        }
+        $this->request = null;
+        return $response;
+    }
+
+    /** Send the same request again, because its answer makes no sense. */
+    public function repeat(Request $request, string $why): void
+    {
+        $this->request = $request;
+        $this->again($why, null);
+    }
+
+    /**
+     * @param list<resource> $read
+     * @param list<resource> $write
+     */
+    public function streams(array &$read, array &$write): void
+    {
+        if ($this->channel->reading() !== null) {
+            $read[] = $this->channel->reading();
+        }
+        if ($this->channel->writing() !== null) {
+            $write[] = $this->channel->writing();
+        }
+    }
+
+    /** The moment at which `step` has something to do without a stream. */
+    public function due(): float
+    {
+        if ($this->request === null) {
+            return INF;
+        }
+        return $this->channel->isBusy() ? $this->channel->due() : $this->next;
+    }
+
+    private function again(string $why, ?float $after): void
+    {
+        $this->failures++;
+        if ($this->failures === 1 || $this->failures % 20 === 0) {
+            ($this->log)("$this->what failed and is repeated: $why");
+        }
+        if ($this->failures % $this->addresses->count() !== 0) {
+            $this->next = 0.0;
+            return;
+        }
+        $this->next = Channel::now() + ($after ?? $this->pause * random_int(75, 125) / 100);
+        $this->pause = min($this->pause * 2, self::LONGEST_PAUSE * 0.8);
+    }
+}
