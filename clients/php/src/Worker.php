@@ -19,6 +19,8 @@ final class Worker
     /** @var array<string, \Closure(Context): mixed> */
     private array $handlers = [];
     private ?\Closure $onStart = null;
+    private ?\Closure $leaves = null;
+    private ?\Closure $paused = null;
     private \Closure $log;
 
     public function __construct(private readonly Client $client, private readonly Settings $settings = new Settings())
@@ -62,6 +64,28 @@ final class Worker
     }
 
     /**
+     * Replace a process after a job when this returns true there, for example because it uses too much memory.
+     *
+     * @param callable(): bool $leaves
+     */
+    public function replaceProcessWhen(callable $leaves): self
+    {
+        $this->leaves = $leaves(...);
+        return $this;
+    }
+
+    /**
+     * Fetch no jobs as long as this returns true. It is called before each request for jobs, and must not block.
+     *
+     * @param callable(): bool $paused
+     */
+    public function pauseWhile(callable $paused): self
+    {
+        $this->paused = $paused(...);
+        return $this;
+    }
+
+    /**
      * Write the lines of the worker elsewhere than to standard error.
      *
      * @param callable(string): void $log
@@ -97,6 +121,9 @@ final class Worker
             fn (Engine $engine): ?Slot => $this->spawn($engine),
             $this->log,
         );
+        if ($this->paused !== null) {
+            $engine->pauseWhile($this->paused);
+        }
         $async = pcntl_async_signals(true);
         $stop = static fn () => $engine->stop();
         $former = [SIGTERM => pcntl_signal_get_handler(SIGTERM), SIGINT => pcntl_signal_get_handler(SIGINT)];
@@ -144,7 +171,8 @@ final class Worker
             }
             $handlers = $this->handlers;
             $handler = static fn (Context $context): mixed => $handlers[$context->attempt->kind]($context);
-            (new Child($theirs, $handler, $this->settings->maxJobs, $parent))->run();
+            $leaves = $this->leaves ?? static fn (): bool => false;
+            (new Child($theirs, $handler, $leaves, $this->settings->maxJobs, $parent))->run();
         } catch (\Throwable $error) {
             ($this->log)('a process could not start: ' . $error::class . ': ' . $error->getMessage());
         }

@@ -20,10 +20,14 @@ final class Child
 {
     private bool $busy = false;
 
-    /** @param \Closure(Context): mixed $handler */
+    /**
+     * @param \Closure(Context): mixed $handler
+     * @param \Closure(): bool         $leaves  says after a job whether a fresh process must take the place of this one
+     */
     public function __construct(
         private readonly Frames $frames,
         private readonly \Closure $handler,
+        private readonly \Closure $leaves,
         private readonly int $maxJobs,
         private readonly int $parent,
     ) {
@@ -35,7 +39,8 @@ final class Child
         register_shutdown_function(function (): void {
             if ($this->busy) {
                 $error = error_get_last();
-                $text = $error === null
+                $fatal = E_ERROR | E_CORE_ERROR | E_COMPILE_ERROR | E_PARSE | E_USER_ERROR | E_RECOVERABLE_ERROR;
+                $text = $error === null || ($error['type'] & $fatal) === 0
                     ? 'the handler ended its process with exit()'
                     : "PHP stopped: {$error['message']} in {$error['file']}:{$error['line']}";
                 $this->frames->send(['type' => 'end', 'verdict' => 'failed', 'error' => $text]);
@@ -50,6 +55,9 @@ final class Child
                 break;
             }
             $this->execute($job);
+            if (($this->leaves)()) {
+                break;
+            }
         }
         $this->frames->send(['type' => 'leaving']);
         $this->frames->flushAll();

@@ -46,6 +46,17 @@ final class ChildContext extends Context
         return max(0, (int) (($this->deadline - Channel::now()) * 1000));
     }
 
+    /**
+     * Say how the attempt ended, for a process that is about to kill itself.
+     *
+     * @param array{verdict: string, error?: string, delay_ms?: ?int, result?: string} $end
+     */
+    public function end(array $end): void
+    {
+        $this->frames->send(['type' => 'end'] + $end);
+        $this->frames->flushAll();
+    }
+
     protected function cancelled(): ?string
     {
         foreach ($this->frames->receive() as $message) {

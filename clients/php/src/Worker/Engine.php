@@ -73,6 +73,8 @@ final class Engine
     private ?float $stopAt = null;
     private int $stops = 0;
     private bool $graceOver = false;
+    /** @var (\Closure(): bool)|null says whether the worker must fetch nothing for now */
+    private ?\Closure $paused = null;
 
     /**
      * @param list<string>                    $kinds
@@ -103,6 +105,12 @@ final class Engine
     public function slots(): array
     {
         return $this->slots;
+    }
+
+    /** @param \Closure(): bool $paused says whether the worker must fetch nothing for now */
+    public function pauseWhile(\Closure $paused): void
+    {
+        $this->paused = $paused;
     }
 
     /** Stop: the first call lets jobs finish, the second one ends at once. */
@@ -215,7 +223,7 @@ final class Engine
         if ($held !== null) {
             $why = match ($held->cancelled) {
                 null => 'the process of the handler ended before the handler did'
-                    . ($slot->end === null ? '' : ": $slot->end"),
+                    . ($slot->owns ? ": $slot->end" : ''),
                 Cancelled::STOPPING => '',
                 Cancelled::DEADLINE => 'the time of the attempt is over, and its process was killed',
                 default => 'the job was cancelled, and its process was killed',
@@ -456,6 +464,10 @@ final class Engine
         }
         $now = Channel::now();
         if ($this->fetch->isIdle() && $now >= $this->nextFetch && $this->free() > 0) {
+            if ($this->paused !== null && ($this->paused)()) {
+                $this->nextFetch = $now + 1.0;
+                return;
+            }
             $body = [
                 'slots' => min($this->free(), self::MAX_FETCH), 'wait_ms' => $this->settings->waitMs,
                 'holding' => array_map('strval', array_keys($this->held)), 'fetch_id' => Uuid::v4(),

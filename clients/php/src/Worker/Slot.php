@@ -40,6 +40,9 @@ final class Slot
     /** Look whether the process has ended, without waiting. */
     public function reap(): bool
     {
+        if (!$this->owns && posix_getppid() !== $this->pid) {
+            $this->end = 'unknown';
+        }
         if ($this->end === null && $this->owns) {
             $status = 0;
             $done = pcntl_waitpid($this->pid, $status, WNOHANG);

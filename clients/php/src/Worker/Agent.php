@@ -1,0 +1,133 @@
+<?php
+
+declare(strict_types=1);
+
+namespace Tickr\Worker;
+
+use Tickr\Client;
+use Tickr\ConnectionFailed;
+use Tickr\Http\Channel;
+
+/**
+ * A process beside the program that executes one job at a time in its own process.
+ *
+ * The agent holds the lease of the program and sends its beats, so a job may block the program. It ends by itself when
+ * the program is gone.
+ *
+ * @internal
+ */
+final class Agent
+{
+    private bool $asked = false;
+
+    private function __construct(private readonly Frames $frames, private readonly int $pid)
+    {
+    }
+
+    /**
+     * @param list<string>           $kinds
+     * @param \Closure(string): void $log
+     */
+    public static function start(Client $client, Settings $settings, array $kinds, \Closure $log): self
+    {
+        if (!\function_exists('pcntl_fork') || !\function_exists('posix_kill')) {
+            throw new \LogicException('a worker needs the extensions pcntl and posix');
+        }
+        [$ours, $theirs] = Frames::pair();
+        $program = (int) getmypid();
+        $pid = pcntl_fork();
+        if ($pid === -1) {
+            throw new ConnectionFailed('the system gave no process for the agent');
+        }
+        if ($pid > 0) {
+            $theirs->close();
+            return new self($ours, $pid);
+        }
+        foreach ([SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGALRM] as $signal) {
+            pcntl_signal($signal, SIG_IGN);
+        }
+        $ours->close();
+        try {
+            $engine = new Engine($client, $settings, $kinds, null, $log);
+            $engine->add(new Slot($theirs, $program, false));
+            $engine->run();
+        } catch (\Throwable $error) {
+            $log($error->getMessage());
+            $theirs->send(['type' => 'error', 'message' => $error->getMessage()]);
+            $theirs->flushAll();
+        }
+        Child::vanish();
+    }
+
+    /** False when the agent has ended, so that the program starts another one. */
+    public function isAlive(): bool
+    {
+        return !$this->frames->hasEnded();
+    }
+
+    /**
+     * Wait for a job.
+     *
+     * @param float $seconds longest wait
+     *
+     * @return array<string, string>|null the members of the job as JSON texts; null when there is none, or a signal came
+     *
+     * @throws ConnectionFailed when the agent has ended, for example because the server refused it
+     */
+    public function next(float $seconds): ?array
+    {
+        $end = Channel::now() + $seconds;
+        if (!$this->asked) {
+            $this->frames->send(['type' => 'want']);
+            $this->asked = true;
+        }
+        while (true) {
+            foreach ($this->frames->receive() as $message) {
+                if ($message['type'] === 'error') {
+                    $this->reap();
+                    throw new ConnectionFailed('the agent of the worker ended: ' . $message['message']);
+                }
+                if (\in_array($message['type'], ['job', 'none'], true)) {
+                    $this->asked = false;
+                    return $message['type'] === 'job' ? $message : null;
+                }
+            }
+            if ($this->frames->hasEnded()) {
+                $this->reap();
+                throw new ConnectionFailed('the agent of the worker ended');
+            }
+            $left = $end - Channel::now();
+            if ($left <= 0) {
+                return null;
+            }
+            $read = [$this->frames->stream()];
+            $write = [];
+            if (Channel::select($read, $write, $left) === -1) {
+                return null;
+            }
+        }
+    }
+
+    /**
+     * Say how the job ended.
+     *
+     * @param array{verdict: string, error?: string, delay_ms?: ?int, result?: string} $end
+     */
+    public function finish(array $end): void
+    {
+        $this->frames->send(['type' => 'end'] + $end);
+        $this->frames->flushAll();
+    }
+
+    public function close(): void
+    {
+        $this->frames->close();
+    }
+
+    private function reap(): void
+    {
+        $this->frames->close();
+        $status = 0;
+        pcntl_waitpid($this->pid, $status, WNOHANG);
+    }
+}

@@ -1,0 +1,385 @@
+<?php
+
+declare(strict_types=1);
+
+namespace Tickr\Tests\Unit;
+
+use PHPUnit\Framework\TestCase;
+use Tickr\Context;
+use Tickr\Tests\Support\TestServer;
+use Tickr\Tests\Support\Wait;
+use Tickr\Tests\Support\WorkerProcess;
+use Tickr\Worker;
+use Tickr\Worker\Settings;
+
+/** The protocol against a server that loses answers, repeats itself and refuses. */
+final class WorkerTest extends TestCase
+{
+    /** @var array<string, string> */
+    private array $files = [];
+    /** @var list<WorkerProcess> */
+    private array $workers = [];
+
+    protected function tearDown(): void
+    {
+        $this->workers = [];
+        array_map('unlink', array_filter($this->files, 'is_file'));
+    }
+
+    public function testALostAnswerToAFetchIsAskedForAgainWithTheSameBody(): void
+    {
+        $server = $this->server(['fetch' => static fn (int $n) => match ($n) {
+            1 => 'drop',
+            2 => [200, 'no json'],
+            3 => [200, ['jobs' => [self::job('t1')], 'drain' => false]],
+            default => 'hang',
+        }]);
+        $worker = $this->worker($server, fn () => 'done');
+        $finishes = $server->await('/finish', static fn ($all) => \count($all) >= 1);
+        self::assertSame(['token' => 't1', 'verdict' => 'succeeded', 'result' => 'done'], $finishes[0]['body']['verdicts'][0]);
+        $texts = array_column($server->requests('/fetch'), 'text');
+        self::assertCount(1, array_unique(\array_slice($texts, 0, 3)));
+        self::assertNotSame($texts[0], $server->await('/fetch', static fn ($all) => \count($all) >= 4)[3]['text']);
+        $this->assertLeaves($worker, $server);
+    }
+
+    public function testATokenThatComesTwiceIsExecutedOnce(): void
+    {
+        $server = $this->server(['fetch' => static fn (int $n) => match ($n) {
+            1, 2 => [200, ['jobs' => [self::job('t1')], 'drain' => false]],
+            3 => [200, ['jobs' => [self::job('t1'), self::job('t2')], 'drain' => false]],
+            default => 'hang',
+        }]);
+        $runs = $this->file('runs');
+        $this->worker($server, static function ($payload, Context $context) use ($runs): void {
+            file_put_contents($runs, $context->attempt->id . "\n", FILE_APPEND);
+            usleep(200_000);
+        });
+        $server->await('/fetch', static fn ($all) => \count($all) >= 4);
+        Wait::until(static fn () => str_contains((string) @file_get_contents($runs), 'job-t2'), 'the second job');
+        self::assertSame("job-t1\njob-t2\n", file_get_contents($runs));
+    }
+
+    public function testAVerdictIsRepeatedUntilItIsAnsweredAndItsTokenStaysHeld(): void
+    {
+        $server = $this->server([
+            'fetch' => static fn (int $n) => match (true) {
+                $n === 1 => [200, ['jobs' => [self::job('t1')], 'drain' => false]],
+                default => [200, ['jobs' => [], 'drain' => false]],
+            },
+            'finish' => static fn (int $n, $body) => match ($n) {
+                1 => 'drop',
+                2 => [503, ['code' => 'store_unavailable', 'detail' => 'x'], ['Retry-After' => '1']],
+                default => self::settled($body),
+            },
+        ]);
+        $this->worker($server, static fn () => throw new \DomainException('broken'));
+        $finishes = $server->await('/finish', static fn ($all) => \count($all) >= 3);
+        self::assertCount(1, array_unique(array_column($finishes, 'text')));
+        self::assertSame('DomainException: broken', $finishes[0]['body']['verdicts'][0]['error']);
+        $held = array_filter($server->requests('/fetch'), static fn ($one) => $one['body']['holding'] === ['t1']);
+        self::assertNotEmpty($held, 'a fetch while the verdict was not answered lists the token');
+        $server->await('/fetch', static fn ($all) => $all !== [] && end($all)['body']['holding'] === []);
+    }
+
+    public function testAWorkerRegistersAgainAfter404AndKeepsItsAttempts(): void
+    {
+        $server = $this->server([
+            'fetch' => static fn (int $n) => $n === 1 ? [200, ['jobs' => [self::job('t1')], 'drain' => false]] : 'hang',
+            'beat' => static fn (int $n) => $n === 1
+                ? [404, ['code' => 'not_found', 'detail' => 'x']]
+                : [200, ['cancel' => [], 'lost' => [], 'drain' => false]],
+        ], beatMs: 200);
+        $this->worker($server, static function ($payload, Context $context): void {
+            $context->sleep(1500);
+        }, slots: 2);
+        $registrations = $server->await('/workers', static fn ($all) => \count($all) >= 2);
+        self::assertSame($registrations[0]['text'], $registrations[1]['text']);
+        $beats = $server->await('/w-2/beat', static fn ($all) => \count($all) >= 1);
+        self::assertSame([['token' => 't1']], $beats[0]['body']['holding']);
+        $server->await('/w-2/fetch', static fn ($all) => \count($all) >= 1 && $all[0]['body']['holding'] === ['t1']);
+        $server->await('/w-2/finish', static fn ($all) => \count($all) >= 1);
+    }
+
+    public function testBeatsGoOnWhileAHandlerBlocks(): void
+    {
+        $server = $this->server(['fetch' => static fn (int $n) => $n === 1
+            ? [200, ['jobs' => [self::job('t1')], 'drain' => false]] : 'hang'], beatMs: 100);
+        $this->worker($server, static fn () => usleep(1_500_000));
+        $server->await('/finish', static fn ($all) => \count($all) >= 1);
+        $held = array_filter($server->requests('/beat'), static fn ($one) => $one['body']['holding'] !== []);
+        self::assertGreaterThan(8, \count($held));
+    }
+
+    public function testALostAttemptIsStoppedAndGetsNoVerdict(): void
+    {
+        $server = $this->server([
+            'fetch' => static fn (int $n) => match ($n) {
+                1 => [200, ['jobs' => [self::job('t1')], 'drain' => false]],
+                2 => [200, ['jobs' => [self::job('t2')], 'drain' => false]],
+                default => 'hang',
+            },
+            'beat' => static fn (int $n, $body) => [200, [
+                'cancel' => [], 'lost' => array_values(array_intersect(['t1'], array_column($body['holding'], 'token'))),
+                'drain' => false,
+            ]],
+        ], beatMs: 200);
+        $this->worker($server, static function ($payload, Context $context): string {
+            if ($context->attempt->id === 'job-t1') {
+                $context->sleep(60_000);
+            }
+            return 'done';
+        });
+        $finishes = $server->await('/finish', static fn ($all) => \count($all) >= 1);
+        self::assertSame(['t2'], array_column($finishes[0]['body']['verdicts'], 'token'));
+        $server->await('/beat', static fn ($all) => $all !== [] && end($all)['body']['holding'] === []);
+    }
+
+    public function testACancelledHandlerThatDoesNotStopIsKilled(): void
+    {
+        $server = $this->server([
+            'fetch' => static fn (int $n) => match ($n) {
+                1 => [200, ['jobs' => [self::job('t1')], 'drain' => false]],
+                2 => [200, ['jobs' => [self::job('t2')], 'drain' => false]],
+                default => 'hang',
+            },
+            'beat' => static fn (int $n, $body) => [200, [
+                'cancel' => array_values(array_intersect(['t1'], array_column($body['holding'], 'token'))), 'lost' => [],
+                'drain' => false,
+            ]],
+        ], beatMs: 200);
+        $this->worker($server, static function ($payload, Context $context): string {
+            if ($context->attempt->id === 'job-t1') {
+                $context->log('last words');
+                sleep(60);
+            }
+            return 'done';
+        }, killMs: 300);
+        $finishes = $server->await('/finish', static fn ($all) => \count($all) >= 2);
+        self::assertSame([
+            'token' => 't1', 'verdict' => 'failed', 'error' => 'the job was cancelled, and its process was killed',
+            'log' => 'last words',
+        ], $finishes[0]['body']['verdicts'][0]);
+        self::assertSame('t2', $finishes[1]['body']['verdicts'][0]['token']);
+    }
+
+    public function testACheckpointReachesTheServerBeforeTheFailure(): void
+    {
+        $server = $this->server(['fetch' => static fn (int $n) => $n === 1
+            ? [200, ['jobs' => [self::job('t1')], 'drain' => false]] : 'hang'], beatMs: 60_000);
+        $this->worker($server, static function ($payload, Context $context): void {
+            $context->progress(30, 'third');
+            $context->checkpoint(['row' => 3]);
+            throw new \RuntimeException('broken');
+        });
+        $server->await('/finish', static fn ($all) => \count($all) >= 1);
+        $saved = null;
+        foreach ($server->requests() as $request) {
+            if (str_ends_with($request['path'], '/finish')) {
+                break;
+            }
+            $saved = $request['body']['holding'][0]['checkpoint'] ?? $saved;
+        }
+        self::assertSame(['row' => 3], $saved);
+    }
+
+    public function testOneVerdictThatTheServerRefusesHoldsUpNoOther(): void
+    {
+        $server = $this->server([
+            'fetch' => static fn (int $n) => match ($n) {
+                1 => [200, ['jobs' => [self::job('t1'), self::job('t2'), self::job('t3')], 'drain' => false]],
+                default => 'hang',
+            },
+            'finish' => static fn (int $n, $body) => match (true) {
+                $n === 1 => 'drop',
+                \in_array('bad', array_column($body['verdicts'], 'result'), true)
+                    => [413, ['code' => 'too_large', 'title' => 't', 'detail' => 'too large']],
+                default => self::settled($body),
+            },
+        ]);
+        $this->worker($server, static function ($payload, Context $context): string {
+            return $context->attempt->id === 'job-t2' ? 'bad' : 'good';
+        }, slots: 3);
+        $server->await('/finish', static function ($all): bool {
+            $texts = array_filter(array_column($all, 'text'), static fn ($text) => !str_contains($text, '"bad"'));
+            return str_contains(implode($texts), 'failed') && str_contains(implode($texts), '"t3"');
+        });
+        $sent = [];
+        foreach ($server->requests('/finish') as $request) {
+            foreach ($request['body']['verdicts'] as $verdict) {
+                $sent[$verdict['token']] = $verdict['verdict'] . ' ' . ($verdict['result'] ?? $verdict['error']);
+            }
+        }
+        ksort($sent);
+        self::assertSame([
+            't1' => 'succeeded good',
+            't2' => 'failed the server refused the verdict of the handler: too_large: too large',
+            't3' => 'succeeded good',
+        ], $sent);
+    }
+
+    public function testADrainedWorkerAsksAgainAfterABeat(): void
+    {
+        $server = $this->server(['fetch' => static fn (int $n) => [200, ['jobs' => [], 'drain' => true]]], beatMs: 500);
+        $this->worker($server, static fn () => null);
+        $server->await('/fetch', static fn ($all) => \count($all) >= 3);
+        self::assertLessThan(8, \count($server->requests('/fetch')));
+    }
+
+    public function testAProcessThatDiesFailsItsAttemptAndIsReplaced(): void
+    {
+        $server = $this->server(['fetch' => static fn (int $n) => match ($n) {
+            1 => [200, ['jobs' => [self::job('t1')], 'drain' => false]],
+            2 => [200, ['jobs' => [self::job('t2')], 'drain' => false]],
+            3 => [200, ['jobs' => [self::job('t3')], 'drain' => false]],
+            4 => [200, ['jobs' => [self::job('t4')], 'drain' => false]],
+            default => 'hang',
+        }]);
+        $this->worker($server, static fn ($payload, Context $context) => match ($context->attempt->id) {
+            'job-t1' => posix_kill(getmypid(), SIGKILL),
+            'job-t2' => exit(3),
+            'job-t3' => ini_set('display_errors', '0') . eval('class Broken { abstract function f(); }'),
+            default => 'done',
+        });
+        $finishes = $server->await('/finish', static fn ($all) => \count($all) >= 4);
+        $errors = array_map(static fn ($one) => $one['body']['verdicts'][0]['error'] ?? '', $finishes);
+        self::assertSame('the process of the handler ended before the handler did: signal 9', $errors[0]);
+        self::assertSame('the handler ended its process with exit()', $errors[1]);
+        self::assertStringStartsWith('PHP stopped: ', $errors[2]);
+        self::assertSame('succeeded', $finishes[3]['body']['verdicts'][0]['verdict']);
+    }
+
+    public function testAWorkerThatIsToldToStopFinishesWhatItCanAndReleasesTheRest(): void
+    {
+        $server = $this->server(['fetch' => static fn (int $n) => match ($n) {
+            1 => [200, ['jobs' => [self::job('t1'), self::job('t2'), self::job('t3')], 'drain' => false]],
+            default => 'hang',
+        }]);
+        $ready = $this->file('ready');
+        $worker = $this->worker($server, static function ($payload, Context $context) use ($ready): string {
+            file_put_contents($ready, '.', FILE_APPEND);
+            match ($context->attempt->id) {
+                'job-t1' => usleep(600_000),
+                'job-t2' => $context->sleep(60_000),
+                'job-t3' => sleep(60),
+            };
+            return 'done';
+        }, slots: 4, graceMs: 1000);
+        Wait::until(static fn () => \strlen((string) @file_get_contents($ready)) === 3, 'the handlers');
+        $worker->signal(SIGTERM);
+        $begun = hrtime(true);
+        $this->assertLeaves($worker, $server, false);
+        self::assertLessThan(3.0, (hrtime(true) - $begun) / 1e9);
+        $verdicts = [];
+        foreach ($server->requests('/finish') as $request) {
+            $verdicts += array_column($request['body']['verdicts'], 'verdict', 'token');
+        }
+        ksort($verdicts);
+        self::assertSame(['t1' => 'succeeded', 't2' => 'released', 't3' => 'released'], $verdicts);
+    }
+
+    public function testASecondSignalEndsAtOnce(): void
+    {
+        $server = $this->server(['fetch' => static fn (int $n) => $n === 1
+            ? [200, ['jobs' => [self::job('t1')], 'drain' => false]] : 'hang']);
+        $ready = $this->file('ready');
+        $worker = $this->worker($server, static function () use ($ready): void {
+            file_put_contents($ready, (string) getmypid());
+            sleep(60);
+        }, graceMs: 60_000);
+        $child = (int) Wait::until(static fn () => @file_get_contents($ready) ?: null, 'the handler');
+        $worker->signal(SIGTERM);
+        $worker->signal(SIGINT);
+        self::assertSame(1, $worker->join(5.0));
+        Wait::until(static fn () => !posix_kill($child, 0), 'the end of the handler');
+    }
+
+    public function testARefusedWorkerSaysWhy(): void
+    {
+        $server = new TestServer(static fn () => [422, [
+            'code' => 'invalid_request', 'title' => 't', 'detail' => 'invalid worker',
+            'errors' => [['pointer' => '/kinds/0', 'detail' => 'is not declared']],
+        ]]);
+        $worker = $this->worker($server, static fn () => null);
+        self::assertSame(70, $worker->join(10.0));
+        self::assertStringContainsString('/kinds/0 is not declared', $worker->log());
+    }
+
+    public function testTheNextAddressServesWhenOneIsGone(): void
+    {
+        $server = $this->server(['fetch' => static fn (int $n) => $n === 1
+            ? [200, ['jobs' => [self::job('t1')], 'drain' => false]] : 'hang']);
+        $closed = stream_socket_server('tcp://127.0.0.1:0');
+        $dead = 'http://' . stream_socket_get_name($closed, false);
+        fclose($closed);
+        $this->worker("$dead,$server->url", static fn () => 'done');
+        $server->await('/finish', static fn ($all) => \count($all) >= 1);
+        self::assertTrue(true);
+    }
+
+    /** @param array<string, \Closure(int, mixed): mixed> $scripts by call; each gets the number of the call and the body */
+    private function server(array $scripts, int $beatMs = 20_000): TestServer
+    {
+        return new TestServer(static function (string $method, string $path, mixed $body) use ($scripts, $beatMs) {
+            static $counts = [];
+            if ($method === 'DELETE') {
+                return [204, ''];
+            }
+            $call = basename($path);
+            $number = $counts[$call] = ($counts[$call] ?? 0) + 1;
+            if (isset($scripts[$call])) {
+                return $scripts[$call]($number, $body);
+            }
+            return match ($call) {
+                'workers' => [201, ['id' => "w-$number", 'lease_ms' => 60_000, 'beat_ms' => $beatMs]],
+                'beat' => [200, ['cancel' => [], 'lost' => [], 'drain' => false]],
+                'finish' => self::settled($body),
+                default => 'hang',
+            };
+        });
+    }
+
+    private function worker(
+        TestServer|string $server,
+        \Closure $handler,
+        int $slots = 1,
+        int $graceMs = 5_000,
+        int $killMs = 5_000,
+    ): WorkerProcess {
+        return $this->workers[] = new WorkerProcess(
+            \is_string($server) ? $server : $server->url,
+            new Settings('test', ['q'], $slots, graceMs: $graceMs, killMs: $killMs),
+            static fn (Worker $worker) => $worker->handle('kind', $handler),
+        );
+    }
+
+    private function assertLeaves(WorkerProcess $worker, TestServer $server, bool $signal = true): void
+    {
+        if ($signal) {
+            $worker->signal(SIGTERM);
+        }
+        self::assertSame(0, $worker->join());
+        $requests = $server->requests();
+        self::assertSame(['DELETE', '/v1/workers/w-1'], [end($requests)['method'], end($requests)['path']]);
+    }
+
+    private function file(string $name): string
+    {
+        return $this->files[$name] ??= (string) tempnam(sys_get_temp_dir(), 'tickr');
+    }
+
+    private static function job(string $token): array
+    {
+        return [
+            'id' => "job-$token", 'kind' => 'kind', 'queue' => 'q', 'payload' => ['a' => 1], 'attempt' => 1,
+            'max_attempts' => 5, 'token' => $token, 'started_at' => '2026-11-27T00:00:00Z',
+            'deadline_at' => '2026-11-27T00:05:00Z', 'timeout_ms' => 300_000,
+        ];
+    }
+
+    private static function settled(array $body): array
+    {
+        $result = static fn (array $one) => ['token' => $one['token'], 'result' => 'settled', 'state' => 'completed'];
+        return [200, ['results' => array_map($result, $body['verdicts'])]];
+    }
+}

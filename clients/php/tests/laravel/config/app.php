@@ -1,0 +1,17 @@
+<?php
+
+return [
+    'name' => 'tickr-test', 'env' => 'testing', 'debug' => true, 'timezone' => 'UTC', 'locale' => 'en',
+    'key' => 'base64:' . base64_encode(str_repeat('k', 32)), 'cipher' => 'AES-256-CBC',
+    'providers' => [
+        Illuminate\Bus\BusServiceProvider::class,
+        Illuminate\Cache\CacheServiceProvider::class,
+        Illuminate\Foundation\Providers\ConsoleSupportServiceProvider::class,
+        Illuminate\Database\DatabaseServiceProvider::class,
+        Illuminate\Encryption\EncryptionServiceProvider::class,
+        Illuminate\Filesystem\FilesystemServiceProvider::class,
+        Illuminate\Queue\QueueServiceProvider::class,
+        Tickr\Laravel\TickrServiceProvider::class,
+    ],
+    'aliases' => [],
+];
