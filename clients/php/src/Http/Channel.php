@@ -102,6 +102,8 @@ final class Channel
     {
         $this->leaveToParent();
         if ($this->socket !== null) {
+            // The processes of handlers have copies of the socket, so closing this one would not end the connection.
+            @stream_socket_shutdown($this->socket, STREAM_SHUT_RDWR);
             @fclose($this->socket);
         }
         $this->socket = null;

@@ -253,8 +253,12 @@ final class Engine
             return;
         }
         $verdict = (string) $end['verdict'];
-        if (($end['cancelled'] ?? false) === true) {
-            $verdict = $held->cancelled === Cancelled::STOPPING ? 'released' : 'failed';
+        if ($held->cancelled !== null && $held->cancelled !== Cancelled::STOPPING) {
+            // The job was cancelled or its time is over, whatever the handler says afterwards.
+            $end = ['error' => $end['error'] ?? (new Cancelled($held->cancelled))->getMessage()];
+            $verdict = 'failed';
+        } elseif (($end['cancelled'] ?? false) === true) {
+            $verdict = 'released';
         }
         $members = ['token' => Json::encode($held->token), 'verdict' => Json::encode($verdict)];
         if ($verdict === 'succeeded') {
@@ -459,11 +463,11 @@ final class Engine
     private function stepFetch(): void
     {
         $this->assign();
-        if ($this->worker === null || $this->stopAt !== null) {
+        if ($this->worker === null) {
             return;
         }
         $now = Channel::now();
-        if ($this->fetch->isIdle() && $now >= $this->nextFetch && $this->free() > 0) {
+        if ($this->stopAt === null && $this->fetch->isIdle() && $now >= $this->nextFetch && $this->free() > 0) {
             if ($this->paused !== null && ($this->paused)()) {
                 $this->nextFetch = $now + 1.0;
                 return;
@@ -619,7 +623,6 @@ final class Engine
         }
         if ($this->finish->isIdle()) {
             $this->startFinish();
-            $this->finish->step();
         }
     }
 
