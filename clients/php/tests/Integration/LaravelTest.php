@@ -203,7 +203,7 @@ final class LaravelTest extends TestCase
         ));
         self::assertSame([$words[0][3], $words[2][3]], [$words[1][4], $words[3][4]], 'one after the other');
         self::assertSame(2, substr_count($this->diary(), 'tried t'));
-        self::assertGreaterThan(2, substr_count($this->diary(), 'tried r'));
+        self::assertGreaterThan(1, substr_count($this->diary(), 'tried r'));
     }
 
     public function testAQueuedJobCommitsWithItsTransaction(): void

@@ -174,7 +174,7 @@ class RetriesUntil extends Job
 {
     public function retryUntil(): \DateTimeInterface
     {
-        return now()->addSeconds(2);
+        return now()->addSeconds(4);
     }
 
     public function handle(): void

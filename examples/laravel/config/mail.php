@@ -1,0 +1,7 @@
+<?php
+
+return [
+    'default' => 'log',
+    'mailers' => ['log' => ['transport' => 'log', 'channel' => 'mails']],
+    'from' => ['address' => 'shop@example.com', 'name' => 'The shop'],
+];

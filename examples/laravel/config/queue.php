@@ -1,0 +1,15 @@
+<?php
+
+return [
+    'default' => 'tickr',
+    'connections' => [
+        'tickr' => [
+            'driver' => 'tickr',
+            'url' => env('TICKR_URL'),
+            'token' => env('TICKR_TOKEN'),
+            'kind' => 'laravel-shop',
+            'queue' => 'laravel-shop',
+        ],
+    ],
+    'failed' => ['driver' => 'null'],
+];
