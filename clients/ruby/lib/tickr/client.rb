@@ -1,0 +1,196 @@
+# frozen_string_literal: true
+
+require "cgi/escape"
+
+module Tickr
+  # The answer to an enqueue: the id of the job, whether it existed already because of its unique key, and the reasons why
+  # it would not run at present.
+  Enqueued = Struct.new(:id, :existing, :warnings, keyword_init: true)
+
+  # The state of a job, with its result when it has ended.
+  JobResult = Struct.new(:id, :state, :result, :last_error, keyword_init: true) do
+    def ended? = %w[completed failed cancelled].include?(state)
+
+    def completed? = state == "completed"
+  end
+
+  # Calls the API of tickr. Threads may share a client.
+  #
+  # A call is repeated when the connection fails or the server is busy, with growing pauses or after the `Retry-After` of
+  # the answer, and goes to the next address when there are several. Every enqueue carries an idempotency key, so a
+  # repeated one makes one job.
+  class Client
+    # @param url [String] one address, or several with commas between them; default `TICKR_URL`
+    # @param token [String, nil] API key; default `TICKR_TOKEN`
+    # @param retry_for [Numeric] seconds after which a call gives up repeating
+    # @param call_timeout [Numeric] seconds that one answer may take
+    # @raise [ArgumentError] when an address is wrong
+    def initialize(url: ENV["TICKR_URL"] || "http://127.0.0.1:7070", token: ENV["TICKR_TOKEN"], retry_for: 30,
+      call_timeout: 30)
+      token = nil if token == ""
+      raise ArgumentError, "the token has characters that no API key has" if token && token !~ /\A[\x21-\x7e]+\z/
+
+      @addresses = Http::Addresses.new(url)
+      @token = -> { token }
+      @retry_for = retry_for
+      @call_timeout = call_timeout
+      @idle = Thread::Queue.new
+      @pid = Process.pid
+    end
+
+    # Enqueue a job.
+    #
+    # @param kind [String, Kind, NewJob] name of a kind, or a payload object
+    # @param payload [Object] what the job carries, when `kind` is a name
+    # @param idempotency_key [String, nil] 1 to 255 visible ASCII characters; the client makes one by default
+    # @param options [Hash] see NewJob
+    # @return [Enqueued]
+    # @raise [Problem] when the server refuses the job
+    # @raise [ConnectionFailed] when no server answers in time; the job may exist
+    # @raise [ArgumentError] when an option or the payload is wrong
+    def enqueue(kind, payload = {}, idempotency_key: nil, **options)
+      job = NewJob.of(kind, payload, **options)
+      response = post("/v1/jobs", job.to_json, idempotency_key || SecureRandom.uuid)
+      answer = response.json
+      Enqueued.new(id: answer["id"], existing: response.status == 200, warnings: answer["warnings"] || [])
+    end
+
+    # Enqueue up to 1,000 jobs, all or none.
+    #
+    # @param jobs [Enumerable<NewJob, Kind>]
+    # @return [Array<Enqueued>] in the order of the jobs
+    def enqueue_many(jobs, idempotency_key: nil)
+      texts = jobs.map { |job| NewJob.of(job).to_json }
+      return [] if texts.empty?
+
+      body = %({"jobs":[#{texts.join(",")}]})
+      answer = post("/v1/jobs/batch", body, idempotency_key || SecureRandom.uuid).json
+      answer["jobs"].map { |one| Enqueued.new(id: one["id"], existing: one["existing"] || false, warnings: []) }
+    end
+
+    # Create a batch, perhaps with its first jobs and callbacks.
+    #
+    # @param batch [Hash] `name`, `jobs`, `on_success`, `on_complete`, `on_failure`, `parent`, `close`; jobs are NewJob or
+    #   payload objects
+    # @return [Hash] the batch with its `id` and the ids of its `jobs`
+    def create_batch(idempotency_key: nil, **batch)
+      text = ->(value) { value.is_a?(NewJob) || value.is_a?(Kind) ? RawJson.new(NewJob.of(value).to_json) : value }
+      body = batch.transform_values { |value| value.is_a?(Array) ? value.map(&text) : text.(value) }
+      post("/v1/batches", Json.encode(body), idempotency_key || SecureRandom.uuid).json
+    end
+
+    # Close a batch: it ends with its last job.
+    #
+    # @return [Hash] the batch
+    def close_batch(id) = post("/v1/batches/#{escape(id)}/close", "{}").json
+
+    # @return [Hash, nil] the job with its attempts, as `GET /v1/jobs/{id}` shows it; nil when there is none
+    def job(id)
+      call("GET", "/v1/jobs/#{escape(id)}").json
+    rescue Problem => e
+      e.code == "not_found" ? nil : raise
+    end
+
+    # Cancel a job.
+    #
+    # @return [Boolean] true when it never starts again; false when its handler was asked to stop
+    # @raise [Problem] with the code `wrong_state` when the job has ended, and `not_found` when there is none
+    def cancel(id) = post("/v1/jobs/#{escape(id)}/cancel", "{}").status == 200
+
+    # Wait for the end of a job.
+    #
+    # @param timeout [Numeric] longest wait in seconds
+    # @return [JobResult] the state of the job, which has not ended when the time was too short
+    def wait(id, timeout: 30)
+      deadline = Http.now + timeout
+      loop do
+        seconds = (deadline - Http.now).clamp(0, 30).ceil
+        answer = call("GET", "/v1/jobs/#{escape(id)}/result?wait=#{seconds}s", timeout: seconds + @call_timeout).json
+        result = JobResult.new(**answer.slice("id", "state", "result", "last_error").transform_keys(&:to_sym))
+        return result if result.ended? || Http.now >= deadline
+      end
+    end
+
+    # Let a server move the rows of the outbox at once. Call it after the COMMIT; nothing is lost without it.
+    def nudge
+      post("/v1/outbox/nudge", nil)
+      nil
+    end
+
+    # Call any path of the API.
+    #
+    # @param json [String, nil] the body
+    # @param idempotency_key [String, nil] for calls that would do something twice when they are repeated
+    # @return [Http::Response] an answer with a status below 300
+    # @raise [Problem] when the server refuses the call
+    # @raise [ConnectionFailed] when no server answers in time
+    def call(method, path, json = nil, idempotency_key: nil, timeout: @call_timeout)
+      headers = {}
+      if idempotency_key
+        unless idempotency_key.match?(/\A[\x21-\x7e]{1,255}\z/)
+          raise ArgumentError, "an idempotency key has 1 to 255 visible ASCII characters"
+        end
+        headers["idempotency-key"] = idempotency_key
+      end
+      request = Http::Request.new(method: method, path: path, body: json, headers: headers, timeout: timeout)
+      repeat { with_connection { |connection| connection.call(request) } }
+    end
+
+    # @api private
+    def connection = Http::Connection.new(@addresses, @token)
+
+    # @api private
+    attr_reader :addresses
+
+    def inspect = "#<#{self.class}>"
+
+    # A dump would hold the token.
+    def marshal_dump = raise(TypeError, "a client cannot be dumped")
+
+    private
+
+    def post(path, json, key = nil) = call("POST", path, json, idempotency_key: key)
+
+    def escape(part) = CGI.escape(part.to_s).gsub("+", "%20")
+
+    def repeat
+      deadline = Http.now + @retry_for
+      pause = 0.1
+      (1..).each do |tried|
+        wait = nil
+        begin
+          response = yield
+          return response if response.success?
+
+          failure = Problem.of(response)
+          raise failure unless response.passing? || failure.code == "idempotency_in_progress"
+
+          @addresses.failed(@addresses.current)
+          wait = response.retry_after
+        rescue ConnectionFailed => e
+          failure = e
+        end
+        if tried % @addresses.count != 0
+          wait = 0
+        else
+          wait ||= pause * rand(0.75..1.25)
+          pause = [pause * 2, 5.0].min
+        end
+        raise failure if Http.now + wait >= deadline
+
+        sleep(wait)
+      end
+    end
+
+    def with_connection
+      # A child process must not use the connections of its parent.
+      @idle, @pid = Thread::Queue.new, Process.pid if @pid != Process.pid
+      connection = begin
+        @idle.pop(true)
+      rescue ThreadError
+        self.connection
+      end
+      yield(connection).tap { @idle << connection }
+    end
+  end
+end

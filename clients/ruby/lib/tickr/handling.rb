@@ -1,0 +1,50 @@
+# frozen_string_literal: true
+
+module Tickr
+  # Executes a handler and says how it ended, for workers and for tests.
+  #
+  # @api private
+  module Handling
+    MAX_RESULT_BYTES = 262_144
+
+    module_function
+
+    # Read an attempt from the members of a job, which are JSON texts.
+    def attempt(job)
+      read = ->(name) { job[name] && JSON.parse(job[name]) }
+      saved = job["checkpoint"] && job["checkpoint"] != "null" ? RawJson.new(job["checkpoint"]) : nil
+      payload = RawJson.new(job["payload"] || "null")
+      Attempt.new(
+        id: read.("id"), kind: read.("kind"), queue: read.("queue"), payload: payload.decode, payload_json: payload,
+        attempt: read.("attempt") || 1, max_attempts: read.("max_attempts") || 1,
+        timeout_ms: read.("timeout_ms") || 300_000, checkpoint: saved&.decode, checkpoint_json: saved,
+        traceparent: read.("traceparent"), tags: read.("tags") || []
+      )
+    end
+
+    # @return [Hash] `verdict`, and perhaps `result` (JSON text), `error`, `delay_ms` and `cancelled`
+    def outcome(handler, context)
+      result = handler.call(context)
+      raise result if result.is_a?(Ending)
+      return {verdict: "succeeded"} if result.nil?
+
+      begin
+        text = Json.encode(result)
+      rescue ArgumentError => e
+        return {verdict: "failed", error: "the result of the handler: #{e.message}"}
+      end
+      if text.bytesize > MAX_RESULT_BYTES
+        error = "the result of the handler has #{text.bytesize} bytes of JSON; at most #{MAX_RESULT_BYTES} are kept"
+        return {verdict: "failed", error: error}
+      end
+      {verdict: "succeeded", result: text}
+    rescue Cancelled => e
+      {verdict: "failed", error: e.message, cancelled: true}
+    rescue Ending => e
+      {verdict: e.verdict, error: e.message, delay_ms: e.delay_ms}
+    rescue Exception => e # rubocop:disable Lint/RescueException
+      # Also exit and errors of loading end a handler, and its attempt must say so.
+      {verdict: "failed", error: "#{e.class}: #{e.message}"}
+    end
+  end
+end

@@ -1,0 +1,50 @@
+# frozen_string_literal: true
+
+require "time"
+
+module Tickr
+  # A job to enqueue: a kind, a payload and options.
+  class NewJob
+    # The fields of `POST /v1/jobs` beside kind and payload. Times that end in `_ms` are milliseconds.
+    OPTIONS = %i[
+      queue execute_at delay_ms expires_at expires_in_ms max_attempts timeout_ms priority unique_key unique_fields
+      on_conflict max_wait_ms unique_until unique_for_ms order_key on_failure limit_key after on_parent_failure batch
+      retry tags trace
+    ].freeze
+
+    # @return [String] name of the kind
+    attr_reader :kind
+    # @return [Object] what the job carries
+    attr_reader :payload
+    # @return [Hash{Symbol => Object}]
+    attr_reader :options
+
+    # @param kind [String, Kind] name of a kind, or a payload object whose class includes Kind
+    # @param payload [Object] what the job carries, when `kind` is a name
+    # @param options [Hash] see OPTIONS; `execute_at` and `expires_at` also take a Time
+    # @raise [ArgumentError] when an option has no such name
+    def initialize(kind, payload = {}, **options)
+      if kind.is_a?(Kind)
+        payload = kind.to_h
+        options = kind.class.tickr_options.merge(options)
+        kind = kind.class.tickr_name
+      end
+      unknown = options.keys - OPTIONS
+      unless unknown.empty?
+        raise ArgumentError, "a job has no option #{unknown.join(", ")}; the options are #{OPTIONS.join(", ")}"
+      end
+
+      @kind = kind.to_s
+      @payload = payload
+      @options = options.compact.transform_values { |value| value.respond_to?(:iso8601) ? self.class.time(value) : value }
+    end
+
+    def to_json(*) = Json.encode({kind: kind, payload: payload.nil? ? {} : payload}.merge(options))
+
+    # A time as the API takes it: UTC with milliseconds.
+    def self.time(time) = time.to_time.getutc.iso8601(3)
+
+    # @api private
+    def self.of(kind, payload = {}, **options) = kind.is_a?(NewJob) ? kind : new(kind, payload, **options)
+  end
+end

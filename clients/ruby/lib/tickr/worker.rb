@@ -1,0 +1,587 @@
+# frozen_string_literal: true
+
+require "logger"
+require "monitor"
+require "socket"
+require_relative "handling"
+
+module Tickr
+  # Executes jobs as docs/WORKERS.md of tickr specifies it. Each slot is a thread; further threads fetch, beat and finish.
+  #
+  #     worker = Tickr::Worker.new(name: "shop", queues: ["pictures"], slots: 5)
+  #     worker.handle("resize") { |payload, context| ... }
+  #     exit worker.run
+  class Worker
+    MAX_FETCH = 500
+    MAX_VERDICTS = 500
+    # Bytes of verdicts in one call; the usual `body_limit` is 256 KiB.
+    FINISH_BYTES = 200_000
+    LOG_BYTES = 16_384
+    SEEN_TOKENS = 10_000
+    # Seconds between a beat that carries reports and the one before it.
+    REPORT_SECONDS = 0.5
+    # Seconds that a stopped handler has at the end of the grace, before its thread is killed.
+    LAST_SECONDS = 0.5
+    # Seconds after the grace in which verdicts are still repeated.
+    FLUSH_SECONDS = 10
+    # Seconds after which a refused first registration is an error: a kind may have been declared just now.
+    REFUSED_SECONDS = 3
+    LONGEST_PAUSE = 4.0
+    private_constant :MAX_FETCH, :MAX_VERDICTS, :FINISH_BYTES, :LOG_BYTES, :SEEN_TOKENS, :REPORT_SECONDS, :LAST_SECONDS,
+      :FLUSH_SECONDS, :REFUSED_SECONDS, :LONGEST_PAUSE
+
+    # An attempt of which the verdict is not answered yet.
+    Held = Struct.new(:token, :job, :context, :deadline, :thread, :progress, :checkpoint, :log, :verdict, :cancelled,
+      :lost, keyword_init: true) do
+      def running? = verdict.nil?
+
+      def report? = !progress.nil? || !checkpoint.nil?
+
+      def beat
+        members = {token: token}
+        members[:percent] = progress[0] if progress
+        members[:note] = progress[1] if progress && progress[1]
+        members[:checkpoint] = RawJson.new(checkpoint) if checkpoint
+        members
+      end
+    end
+    private_constant :Held
+
+    # @param name [String] name of the program, for operators
+    # @param queues [Array<String>, nil] queues to serve; nil for `default` and the queues of the kinds
+    # @param slots [Integer] handlers at the same time, each in a thread
+    # @param lease [Numeric] seconds without a beat after which the jobs are taken away, at least 10
+    # @param grace [Numeric] seconds after SIGTERM in which running jobs may finish
+    # @param wait [Numeric] longest wait of one request for jobs in seconds, at most 60
+    # @param version [String, nil] version of the program, for operators
+    # @param logger [Logger, nil] default: standard error
+    def initialize(client: Client.new, name: "ruby", queues: nil, slots: 5, lease: 60, grace: 25, wait: 30, version: nil,
+      logger: nil)
+      @client = client
+      @name, @queues, @slots, @version = name, queues, slots, version
+      @lease, @grace, @wait = lease, grace, wait
+      @logger = logger || Logger.new($stderr, progname: "tickr")
+      @handlers = {}
+      @lock = Monitor.new
+      @changed = @lock.new_cond
+      @registering = Mutex.new
+      @held = {}
+      @ready = []
+      @seen = {}
+      @beat_seconds = 20.0
+      @next_fetch = @next_beat = 0.0
+      @last_beat = -Float::INFINITY
+      @finish_most = MAX_VERDICTS
+      @stops = 0
+    end
+
+    # Execute the jobs of a kind with a block, or with an object that answers `call`.
+    #
+    # @param kind [String, Class] name of a kind, or a class that includes Kind
+    # @yieldparam payload [Object] what the job carries, or an instance of the class
+    # @yieldparam context [Context]
+    # @yieldreturn [Object] the result of the job
+    # @raise [ArgumentError] when the kind has a handler already
+    def handle(kind, callable = nil, &block)
+      handler = callable || block || raise(ArgumentError, "a handler is a block, or answers call")
+      typed = kind.is_a?(Class)
+      name = typed ? kind.tickr_name : kind.to_s
+      raise ArgumentError, "the kind #{name.inspect} has a handler already" if @handlers.key?(name)
+
+      @handlers[name] = lambda do |context|
+        payload = context.attempt.payload
+        handler.call(typed ? kind.tickr_build(payload) : payload, context)
+      end
+      self
+    end
+
+    # Execute jobs until SIGTERM, SIGINT or `stop`. Then the worker fetches nothing more, lets jobs finish within the grace,
+    # gives back the rest, and returns. A second signal ends the process at once.
+    #
+    # @param signals [Boolean] false when the program handles signals and calls `stop` itself
+    # @return [Integer] exit code for the program: 0 after an orderly end
+    # @raise [Problem] when the server refuses the worker at its start
+    def run(signals: true)
+      raise ArgumentError, "a worker needs a handler: call handle first" if @handlers.empty?
+
+      @wake, @waker = IO.pipe
+      former = signals ? %w[TERM INT].to_h { |name| [name, trap(name) { signalled }] } : {}
+      @fetch, @beat, @finish, @other = Array.new(4) { @client.connection }
+      register(Http.now + REFUSED_SECONDS) unless stopping?
+      threads = [method(:fetch_loop), method(:beat_loop), method(:finish_loop)].map { |body| loop_in_thread(body) }
+      supervise until over?
+      @lock.synchronize do
+        @done = true
+        @changed.broadcast
+      end
+      [@fetch, @beat, @finish].each(&:abort)
+      threads.each { |thread| thread.join(1) || thread.kill }
+      depart
+      0
+    ensure
+      former&.each { |name, handler| trap(name, handler || "DEFAULT") }
+      [@fetch, @beat, @finish, @other].compact.each(&:close)
+    end
+
+    # Stop: fetch nothing more, and let `run` return after the jobs. Any thread may call it.
+    def stop
+      @lock.synchronize do
+        @stop_at ||= Http.now
+        @changed.broadcast
+      end
+      wake
+    end
+
+    private
+
+    # Runs in a trap, where no lock can be taken.
+    def signalled
+      @stops += 1
+      Process.exit!(1) if @stops > 1
+      wake
+    end
+
+    def wake
+      @waker&.write_nonblock(".")
+    rescue IO::WaitWritable
+      nil
+    end
+
+    def stopping? = @stops.positive? || !@stop_at.nil?
+
+    def log(line) = @logger.info(line)
+
+    def loop_in_thread(body)
+      Thread.new do
+        Thread.current.report_on_exception = false
+        until @done
+          begin
+            body.call
+          rescue StandardError => e
+            # A fault of this library must not end the beats.
+            log("an error in the worker: #{e.class}: #{e.message}")
+            pause(1.0) { @done }
+          end
+        end
+      end
+    end
+
+    # The main thread: deadlines, signals and the end of the grace.
+    def supervise
+      now = Http.now
+      @lock.synchronize do
+        stop if @stops.positive? && @stop_at.nil?
+        @held.each_value { |held| cancel(held, :deadline) if held.running? && held.cancelled.nil? && now >= held.deadline }
+        if @stop_at
+          @ready.each { |held| ended(held, {verdict: "released"}) }
+          @ready.clear
+          if now >= @stop_at + @grace && !@grace_over
+            @grace_over = now
+            @held.values.each { |held| cancel(held, :stopping) }
+          end
+          release_the_rest if @grace_over && now >= @grace_over + LAST_SECONDS
+        end
+      end
+      @fetch.abort if @stop_at && @fetching
+      return unless @wake.wait_readable(patience(now))
+
+      begin
+        @wake.read_nonblock(1000)
+      rescue IO::WaitReadable
+        nil
+      end
+    end
+
+    def patience(now)
+      @lock.synchronize do
+        due = now + 1.0
+        @held.each_value { |held| due = [due, held.deadline].min if held.running? && held.cancelled.nil? }
+        due = [due, now + 0.05].min if @stop_at
+        [due - now, 0.0].max
+      end
+    end
+
+    # Two workers must not execute one job, so a thread that does not stop is killed before its job is given back.
+    def release_the_rest
+      @held.values.select(&:running?).each do |held|
+        held.thread&.kill
+        held.thread&.join(0.2)
+        ended(held, {verdict: "released"})
+      end
+    end
+
+    def over?
+      @lock.synchronize do
+        return false unless @stop_at
+
+        @held.empty? || Http.now >= @stop_at + @grace + LAST_SECONDS + FLUSH_SECONDS
+      end
+    end
+
+    # Call a server until it answers.
+    #
+    # @yield [Response] reads the answer; ConnectionFailed there repeats the call
+    # @return [Response, nil] nil when `give_up` said so
+    def perform(what, connection, request, give_up)
+      failures = 0
+      pause = 0.1
+      until give_up.call
+        after = nil
+        begin
+          response = connection.call(request)
+          # An operator may mend the rights of the API key while the worker runs.
+          unless response.passing? || [401, 403].include?(response.status)
+            yield response if block_given? && response.success?
+            return response
+          end
+
+          @client.addresses.failed(@client.addresses.current)
+          after = response.retry_after
+          why = "#{response.status} #{Problem.of(response).code}"
+        rescue ConnectionFailed => e
+          break if give_up.call
+
+          why = e.message
+        end
+        failures += 1
+        log("#{what} failed and is repeated: #{why}") if failures == 1 || (failures % 20).zero?
+        next unless (failures % @client.addresses.count).zero?
+
+        pause(after || pause * rand(0.75..1.25), &give_up)
+        pause = [pause * 2, LONGEST_PAUSE].min
+      end
+      nil
+    end
+
+    # Wait for so many seconds, or until the block says that it is enough.
+    def pause(seconds)
+      deadline = Http.now + seconds
+      @lock.synchronize do
+        while (left = deadline - Http.now).positive? && !yield
+          @changed.wait([left, 0.5].min)
+        end
+      end
+    end
+
+    def request(call, body, timeout)
+      Http::Request.new(method: "POST", path: call, body: Json.encode(body), timeout: timeout)
+    end
+
+    def path(id, call) = "/v1/workers/#{id}/#{call}"
+
+    # The id of the worker, after a registration if there is none. Nil when the worker stops.
+    def worker_id
+      @registering.synchronize { @id || (register(nil) unless stopping?) }
+    end
+
+    def register(refused_at)
+      body = {
+        name: @name, kinds: @handlers.keys, queues: @queues, slots: @slots, lease_ms: (@lease * 1000).round,
+        host: Socket.gethostname[0, 255], pid: Process.pid, version: @version
+      }.compact
+      sent = request("/v1/workers", body, 15)
+      until stopping?
+        response = perform("the registration", @other, sent, -> { stopping? })
+        return if response.nil?
+
+        if response.success?
+          answer = response.json
+          @lock.synchronize do
+            @beat_seconds = [answer["beat_ms"] / 1000.0, 0.1].max
+            @next_beat = Http.now + (@held.empty? ? @beat_seconds : 0.0)
+            @next_fetch = 0.0
+            @id = @last_id = answer["id"]
+            @changed.broadcast
+          end
+          log("registered as #{@id}")
+          return @id
+        end
+        problem = Problem.of(response)
+        raise problem if refused_at && Http.now >= refused_at
+
+        log("the server refused the registration: #{problem.message}")
+        pause(refused_at ? 0.5 : 5.0) { stopping? }
+      end
+    end
+
+    # A call answered that this id is not registered any more.
+    def gone(id)
+      @lock.synchronize do
+        return unless @id == id
+
+        log("#{id} is not registered any more, so it registers again")
+        @id = nil
+        @changed.broadcast
+      end
+      @fetch.abort if @fetching && @fetching != Thread.current
+    end
+
+    def free = @slots - @held.count { |_, held| held.running? }
+
+    def fetch_loop
+      id = worker_id
+      return pause(0.2) { @done } if id.nil?
+
+      give_up = -> { stopping? || @done || @id != id }
+      holding, slots = @lock.synchronize do
+        @changed.wait([@next_fetch - Http.now, 0.5].min.clamp(0.001, 0.5)) until give_up.call || fetch_now?
+        return if give_up.call
+
+        [@held.keys, [free, MAX_FETCH].min]
+      end
+      body = {slots: slots, wait_ms: (@wait * 1000).round, holding: holding, fetch_id: SecureRandom.uuid}
+      jobs = drain = nil
+      @fetching = Thread.current
+      response = perform("a request for jobs", @fetch, request(path(id, "fetch"), body, @wait + 15), give_up) do |answer|
+        members = Json.members(answer.body)
+        jobs = Json.members(members.fetch("jobs")).map { |job| Json.members(job) }
+        drain = members["drain"] == "true"
+      rescue ArgumentError, KeyError, JSON::ParserError
+        raise ConnectionFailed, "the answer is not the JSON of tickr"
+      end
+      @fetching = nil
+      return if response.nil?
+      return gone(id) if response.status == 404
+
+      unless response.success?
+        log("the server refused a request for jobs: #{Problem.of(response).message}")
+        @lock.synchronize { @next_fetch = Http.now + 5.0 }
+        return
+      end
+      @lock.synchronize do
+        jobs.each { |job| take(job) }
+        start_ready
+        @next_fetch = Http.now + @beat_seconds if drain
+      end
+      wake
+    ensure
+      @fetching = nil
+    end
+
+    def fetch_now? = free.positive? && Http.now >= @next_fetch
+
+    def take(job)
+      token = JSON.parse(job.fetch("token"))
+      return if @seen.key?(token)
+
+      @seen[token] = true
+      @seen.shift if @seen.size > SEEN_TOKENS
+      attempt = Handling.attempt(job)
+      held = Held.new(token: token, job: attempt, deadline: Http.now + attempt.timeout_ms / 1000.0, log: +"")
+      held.context = Context.new(attempt, ->(what, value) { report(held, what, value) })
+      @held[token] = held
+      @ready << held
+    end
+
+    def start_ready
+      return if @stop_at
+
+      start(@ready.shift) while @ready.any? && free + @ready.size > 0
+    end
+
+    def start(held)
+      held.thread = Thread.new do
+        Thread.current.report_on_exception = false
+        handler = @handlers.fetch(held.job.kind) do
+          ->(_) { raise Failed, "this worker has no handler of the kind #{held.job.kind}" }
+        end
+        ended(held, Handling.outcome(handler, held.context))
+      ensure
+        wake
+        @lock.synchronize { @changed.broadcast }
+      end
+    end
+
+    def report(held, what, value)
+      @lock.synchronize do
+        return unless held.running?
+
+        case what
+        when :progress then held.progress = value
+        when :checkpoint then held.checkpoint = value
+        when :log
+          held.log << "\n" unless held.log.empty?
+          held.log << value
+          held.log = +Text.newest(held.log, LOG_BYTES) if held.log.bytesize > 2 * LOG_BYTES
+        end
+        @changed.broadcast
+      end
+    end
+
+    def cancel(held, reason)
+      return unless held.running?
+
+      held.cancelled ||= reason
+      held.context.cancel(reason)
+    end
+
+    # A handler has ended. Only the first end of an attempt counts.
+    def ended(held, outcome)
+      @lock.synchronize do
+        return unless held.running?
+
+        @changed.broadcast
+        # A verdict of a lost attempt would change nothing.
+        return @held.delete(held.token) if held.lost
+
+        verdict, error, delay = outcome.values_at(:verdict, :error, :delay_ms)
+        if held.cancelled && held.cancelled != :stopping
+          # The job was cancelled or its time is over, whatever the handler says afterwards.
+          verdict, delay = "failed", nil
+          error ||= Cancelled.new(held.cancelled).message
+        elsif outcome[:cancelled]
+          verdict = "released"
+        end
+        members = {token: held.token, verdict: verdict}
+        members[:result] = RawJson.new(outcome[:result]) if verdict == "succeeded" && outcome[:result]
+        unless verdict == "succeeded" || (verdict == "released" && error.to_s.strip.empty?)
+          members[:error] = Text.error(error)
+        end
+        members[:delay_ms] = [delay.to_i, 0].max if delay && %w[failed snoozed].include?(verdict)
+        log = Text.newest(held.log, LOG_BYTES)
+        members[:log] = log unless log.empty?
+        held.progress = nil
+        held.checkpoint = nil if verdict == "succeeded"
+        held.verdict = members
+      end
+      wake
+    end
+
+    def beat_loop
+      id = nil
+      reported = holding = nil
+      @lock.synchronize do
+        @changed.wait(0.5.clamp(0.001, [beat_due - Http.now, 0.001].max)) until @done || (@id && Http.now >= beat_due)
+        return if @done
+
+        id = @id
+        reported = @held.each_value.select(&:report?).map { |held| [held, held.progress, held.checkpoint] }
+        holding = @held.each_value.map(&:beat)
+        @last_beat = Http.now
+        @next_beat = @last_beat + @beat_seconds
+      end
+      begin
+        response = @beat.call(request(path(id, "beat"), {holding: holding}, [@beat_seconds, 10.0].min))
+      rescue ConnectionFailed => e
+        return beat_again(e.message, nil)
+      end
+      return gone(id) if response.status == 404
+      if response.passing? || [401, 403].include?(response.status)
+        @client.addresses.failed(@client.addresses.current)
+        return beat_again(response.status.to_s, response.retry_after)
+      end
+      heed(response, reported)
+    end
+
+    # Repeat a beat within seconds: while none is answered, every lease grows old.
+    def beat_again(why, after)
+      @beat_failures = (@beat_failures || 0) + 1
+      log("a beat failed and is repeated: #{why}") if @beat_failures == 1 || (@beat_failures % 20).zero?
+      wait = after || [0.1 * 2**[@beat_failures, 6].min, LONGEST_PAUSE].min
+      wait = 0.0 unless (@beat_failures % @client.addresses.count).zero?
+      @lock.synchronize do
+        @next_beat = Http.now + wait
+        # Reports wait as well, or they would make a hurry of the pause.
+        @last_beat = @next_beat
+      end
+    end
+
+    def heed(response, reported)
+      @beat_failures = 0
+      @lock.synchronize do
+        unless response.success?
+          # A refused report must not keep the lease from being renewed.
+          log("the server refused a beat: #{Problem.of(response).message}")
+          @next_beat = Http.now + (reported.empty? ? 1.0 : 0.0)
+        end
+        reported.each do |held, progress, checkpoint|
+          held.progress = nil if held.progress.equal?(progress)
+          held.checkpoint = nil if held.checkpoint.equal?(checkpoint)
+        end
+        @changed.broadcast
+        next unless response.success?
+
+        answer = response.json
+        Array(answer["lost"]).each do |token|
+          held = @held[token]
+          next unless held&.running?
+
+          held.lost = true
+          cancel(held, :lost)
+        end
+        Array(answer["cancel"]).each { |token| @held[token]&.then { |held| cancel(held, :cancelled) } }
+        @next_fetch = [@next_fetch, Http.now + @beat_seconds].max if answer["drain"]
+      end
+    end
+
+    def beat_due
+      due = @next_beat
+      due = [due, @last_beat + REPORT_SECONDS].min if @held.any? { |_, held| held.report? }
+      due
+    end
+
+    def finish_loop
+      sent = @lock.synchronize do
+        @changed.wait(0.5) until @done || (batch = next_verdicts).any?
+        return if @done
+
+        batch
+      end
+      body = {verdicts: sent.map(&:verdict)}
+      id = @lock.synchronize { @id || @last_id }
+      response = perform("a finish", @finish, request(path(id, "finish"), body, 30), -> { @done })
+      return if response.nil?
+
+      @lock.synchronize do
+        if response.success?
+          @finish_most = MAX_VERDICTS
+          response.json["results"].each do |result|
+            log("a verdict came too late: #{result["result"]}") unless result["result"] == "settled"
+            @held.delete(result["token"])
+          end
+        else
+          refused(sent, Problem.of(response))
+        end
+        start_ready
+        @changed.broadcast
+      end
+      wake
+    end
+
+    def next_verdicts
+      bytes = 0
+      @held.each_value.with_object([]) do |held, batch|
+        # The next attempt begins with the checkpoint, so that goes first.
+        next if held.running? || (held.checkpoint && @id)
+
+        bytes += Json.encode(held.verdict).bytesize + 1
+        break batch if batch.any? && (bytes > FINISH_BYTES || batch.size >= @finish_most)
+
+        batch << held
+      end
+    end
+
+    # The server refused a call with verdicts. Send each one alone, and make a failure of one that is refused alone.
+    def refused(sent, problem)
+      log("the server refused verdicts: #{problem.message}")
+      return @finish_most = 1 if sent.size > 1
+
+      held = sent.first
+      failed = {token: held.token, verdict: "failed",
+                error: Text.error("the server refused the verdict of the handler: #{problem.message}")}
+      held.verdict == failed ? @held.delete(held.token) : held.verdict = failed
+    end
+
+    def depart
+      return if @id.nil?
+
+      goodbye = Http::Request.new(method: "DELETE", path: "/v1/workers/#{@id}", timeout: 3)
+      3.times do
+        return unless @other.call(goodbye).passing?
+      rescue ConnectionFailed
+        sleep(0.2)
+      end
+      log("no server answered the goodbye; the lease of the worker ends by itself")
+    end
+  end
+end
