@@ -1,0 +1,76 @@
+# frozen_string_literal: true
+
+require "active_job"
+require_relative "../tickr"
+require_relative "../active_job/queue_adapters/tickr_adapter"
+
+module Tickr
+  # Jobs of Active Job as jobs of tickr, all of one kind.
+  module ActiveJob
+    KIND = "active_job"
+
+    class << self
+      # @return [Client, Testing::FakeClient] what enqueues; default: a client of `TICKR_URL` and `TICKR_TOKEN`
+      def client = @client ||= Client.new
+
+      attr_writer :client
+
+      # The context of the job that this thread executes, to report progress or to look whether it must stop.
+      #
+      # @return [Context, nil]
+      def context = Thread.current[:tickr_active_job_context]
+
+      # Declare the kind at the server, once. It needs an API key with the scope `admin`.
+      #
+      # @param timeout [Numeric] seconds that an attempt may take
+      # @param max_attempts [Integer] attempts of a job whose process died
+      def declare(client: self.client, kind: KIND, queue: nil, timeout: 3600, max_attempts: 5)
+        body = {description: "jobs of Active Job", queue: queue, timeout_ms: (timeout * 1000).round,
+                max_attempts: max_attempts}.compact
+        client.call("PUT", "/v1/kinds/#{kind}", Json.encode(body))
+        nil
+      end
+
+      # A worker of the jobs of Active Job.
+      #
+      # @param options [Hash] of Worker
+      # @return [Worker]
+      def worker(kind: KIND, client: self.client, **options)
+        Worker.new(client: client, **options).handle(kind) { |payload, context| perform(payload, context) }
+      end
+
+      # The job as the server takes it.
+      #
+      # @api private
+      def new_job(job, kind, given)
+        options = job.class.respond_to?(:tickr_options) ? job.class.tickr_options : {}
+        options = options.merge(given.compact)
+        name = job.class.name.to_s.gsub(/[^A-Za-z0-9_.:\/@=+-]/, ".")
+        options[:tags] = [*options[:tags], "class:#{name[-58..] || name}"].first(10)
+        NewJob.new(kind, job.serialize, **options)
+      end
+
+      private
+
+      # A job that its class neither retries nor discards fails for good, unless its class has the option
+      # `max_attempts`: then tickr tries it again with its backoff.
+      def perform(payload, context)
+        Thread.current[:tickr_active_job_context] = context
+        ::ActiveJob::Base.execute(payload)
+        nil
+      rescue Ending, Cancelled
+        raise
+      rescue StandardError => e
+        text = "#{e.class}: #{e.message}"
+        raise retried?(payload) ? Failed.new(text) : Rejected.new(text)
+      ensure
+        Thread.current[:tickr_active_job_context] = nil
+      end
+
+      def retried?(payload)
+        job_class = payload["job_class"].to_s.safe_constantize
+        job_class.respond_to?(:tickr_options) && job_class.tickr_options.key?(:max_attempts)
+      end
+    end
+  end
+end
