@@ -1,0 +1,86 @@
+# frozen_string_literal: true
+
+require_relative "helper"
+
+class ClientTest < Minitest::Test
+  TOKEN = "a-secret-token-of-the-test"
+
+  def teardown = @server&.close
+
+  def serve(&script) = @server = TestServer.new(&script)
+
+  def test_a_repeated_enqueue_keeps_its_key_and_its_body
+    calls = 0
+    serve do
+      case calls += 1
+      when 1 then :drop
+      when 2 then [503, {code: "stopping", detail: "x"}, {"retry-after" => "1"}]
+      when 3 then [429, {code: "overloaded", detail: "x"}]
+      when 4 then [409, {code: "idempotency_in_progress", detail: "x"}]
+      when 5 then [201, '{"id":', {"content-length" => 100, "connection" => "close"}].then { |cut| calls == 5 ? :drop : cut }
+      else [201, {id: "j1", warnings: ["paused"]}]
+      end
+    end
+    begun = Tickr::Http.now
+    job = Tickr::Client.new(url: @server.url, token: TOKEN).enqueue("echo", {a: 1}, priority: 3)
+    assert_equal ["j1", false, ["paused"]], job.to_a
+    assert_operator Tickr::Http.now - begun, :>, 0.99, "Retry-After is kept"
+    requests = @server.requests
+    assert_equal 6, requests.size
+    assert_equal 1, requests.map { |one| one[:headers]["idempotency-key"] }.uniq.size
+    assert_equal 1, requests.map { |one| one[:text] }.uniq.size
+    assert_equal "Bearer #{TOKEN}", requests[0][:headers]["authorization"]
+  end
+
+  def test_a_refusal_is_a_problem_and_is_not_repeated
+    serve do
+      [409, {code: "unique_key_taken", title: "T", detail: "D", status: 409, holder: "j7",
+             errors: [{pointer: "/x", detail: "wrong"}]}]
+    end
+    problem = assert_raises(Tickr::Problem) { Tickr::Client.new(url: @server.url).enqueue("echo") }
+    assert_equal ["unique_key_taken", "T", "D", 409], [problem.code, problem.title, problem.detail, problem.status]
+    assert_equal "j7", problem.document["holder"]
+    assert_equal "unique_key_taken: D (/x wrong)", problem.message
+    assert_equal 1, @server.requests.size
+  end
+
+  def test_a_failing_call_gives_up_in_its_time
+    serve { :drop }
+    begun = Tickr::Http.now
+    assert_raises(Tickr::ConnectionFailed) { Tickr::Client.new(url: @server.url, retry_for: 1).enqueue("echo") }
+    assert_operator Tickr::Http.now - begun, :<, 2
+    assert_operator @server.requests.size, :>, 2
+  end
+
+  def test_an_answer_that_never_comes_is_given_up
+    serve { :hang }
+    client = Tickr::Client.new(url: @server.url, retry_for: 0.1, call_timeout: 0.3)
+    assert_raises(Tickr::ConnectionFailed) { client.job("x") }
+  end
+
+  def test_the_next_address_is_tried_after_a_failure
+    serve { [201, {id: "j1"}] }
+    closed = TCPServer.new("127.0.0.1", 0)
+    dead = "http://127.0.0.1:#{closed.addr[1]}"
+    closed.close
+    client = Tickr::Client.new(url: "#{dead},#{@server.url}")
+    2.times { assert_equal "j1", client.enqueue("echo").id }
+    assert_equal 2, @server.requests.size
+  end
+
+  def test_threads_share_a_client
+    serve { |_, _, body, _| [201, {id: "j#{body["payload"]["i"]}"}] }
+    client = Tickr::Client.new(url: @server.url)
+    ids = Array.new(8) { |i| Thread.new { Array.new(5) { |j| client.enqueue("echo", {i: i * 5 + j}).id } } }.flat_map(&:value)
+    assert_equal (0...40).map { |i| "j#{i}" }, ids
+  end
+
+  def test_no_dump_and_no_error_shows_the_token
+    serve { [401, {code: "unauthorized", title: "t", detail: "d"}] }
+    client = Tickr::Client.new(url: @server.url, token: TOKEN, retry_for: 0)
+    problem = assert_raises(Tickr::Problem) { client.enqueue("echo") }
+    shown = [client, client.connection, problem].map(&:inspect).join + problem.full_message + client.to_s
+    refute_includes shown, TOKEN
+    assert_raises(TypeError) { Marshal.dump(client) }
+  end
+end

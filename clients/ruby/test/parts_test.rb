@@ -1,0 +1,104 @@
+# frozen_string_literal: true
+
+require_relative "helper"
+
+class PartsTest < Minitest::Test
+  Mail = Struct.new(:to, :count, keyword_init: true) do
+    include Tickr::Kind
+    tickr_kind "mail", queue: "mails", priority: 2
+  end
+
+  def test_json_is_cut_into_its_members_without_being_read
+    text = ' { "a" : 123456789012345678901234567890 , "b\"}" : {"x": "]},\"", "y": [1, [2]] }, "c": "\\\\", "d":[] } '
+    expected = {"a" => "123456789012345678901234567890", "b\"}" => '{"x": "]},\"", "y": [1, [2]] }', "c" => '"\\\\"',
+                "d" => "[]"}
+    assert_equal expected, Tickr::Json.members(text)
+    assert_equal ["1", '"ü,b"', "{}", "null"], Tickr::Json.members('[1, "ü,b",{} , null]')
+    assert_empty Tickr::Json.members("[]")
+    assert_raises(ArgumentError) { Tickr::Json.members("7") }
+  end
+
+  def test_texts_stay_within_their_bounds
+    assert_equal "#{"ü" * 1999}…", Tickr::Text.error("ü" * 3000)
+    assert_equal "ü" * 2000, Tickr::Text.error("ü" * 2000)
+    assert_equal "no reason was given", Tickr::Text.error(" \n")
+    assert_equal "a\u{fffd}b", Tickr::Text.error("a\xFFb")
+    assert_equal "new", Tickr::Text.newest("old line\nnew", 5)
+    assert_equal "üü", Tickr::Text.newest("üüü", 5)
+  end
+
+  def test_ids_sort_in_the_order_in_which_they_were_made
+    ids = Array.new(6000) { Tickr::Uuid.v7 }
+    assert_equal ids.sort, ids
+    assert_equal 6000, ids.uniq.size
+    assert_match(/\A\h{8}-\h{4}-7\h{3}-[89ab]\h{3}-\h{12}\z/, ids.first)
+  end
+
+  def test_a_job_is_written_as_the_api_takes_it
+    job = Tickr::NewJob.new("echo", {}, execute_at: Time.new(2026, 11, 27, 3, 4, 5.5r, "+02:00"), tags: ["a"], order_key: nil)
+    assert_equal '{"kind":"echo","payload":{},"execute_at":"2026-11-27T01:04:05.500Z","tags":["a"]}', job.to_json
+    raw = Tickr::RawJson.new('{"n":1.00000000000000000001}')
+    assert_equal '{"kind":"echo","payload":{"n":1.00000000000000000001}}', Tickr::NewJob.new("echo", raw).to_json
+    expected = '{"kind":"mail","payload":{"to":"ada","count":null},"queue":"mails","priority":1}'
+    assert_equal expected, Tickr::NewJob.new(Mail.new(to: "ada"), priority: 1).to_json
+    assert_match(/no option delay/, assert_raises(ArgumentError) { Tickr::NewJob.new("echo", delay: 5) }.message)
+  end
+
+  def test_addresses_are_checked_and_failures_lead_to_the_next
+    addresses = Tickr::Http::Addresses.new("http://a:1/base/, https://b")
+    addresses.failed(0)
+    addresses.failed(0)
+    assert_equal 1, addresses.current
+    ["http://user:secret@a", "ftp://a", "", "x y"].each do |url|
+      error = assert_raises(ArgumentError) { Tickr::Http::Addresses.new(url) }
+      refute_includes error.message, "secret"
+    end
+  end
+
+  def test_a_fake_client_records_what_was_enqueued
+    client = Tickr::Testing::FakeClient.new
+    client.assert_nothing_enqueued
+    client.enqueue(Mail.new(to: "ada"))
+    client.enqueue("report", {month: 11}, delay_ms: 5)
+    assert_equal 5, client.assert_enqueued("report").options[:delay_ms]
+    client.assert_enqueued(Mail) { |job| job.payload[:to] == "ada" }
+    assert_raises(Minitest::Assertion) { client.assert_enqueued("mail") { |job| job.payload[:to] == "bob" } }
+  end
+
+  def test_a_handler_runs_alone_with_a_fake_context
+    handler = lambda do |payload, context|
+      context.progress(50, "half\nway")
+      context.checkpoint({row: 7})
+      context.log("a line")
+      context.sleep(1000)
+      {sum: payload.sum, from: context.attempt.checkpoint}
+    end
+    context = Tickr::Testing::FakeContext.new([1, 2], checkpoint: {row: 3})
+    outcome = Tickr::Testing.run(handler, context)
+    assert_equal ["succeeded", {"sum" => 3, "from" => {"row" => 3}}], [outcome.verdict, outcome.result]
+    assert_equal [50.0, "half way", {"row" => 7}, ["a line"], 1000],
+      [context.percent, context.note, context.saved, context.lines, context.slept]
+    stopped = Tickr::Testing.run(handler, Tickr::Testing::FakeContext.new([1], cancelled: :cancelled))
+    assert_equal ["failed", "the job was cancelled"], [stopped.verdict, stopped.error]
+  end
+
+  def test_every_end_of_a_handler_has_a_verdict
+    ends = [
+      [-> { raise "no" }, "failed", "RuntimeError: no", nil],
+      [-> { raise Tickr::Failed.new("later", delay_ms: 5) }, "failed", "later", 5],
+      [-> { Tickr::Snoozed.new("not yet", delay_ms: 7) }, "snoozed", "not yet", 7],
+      [-> { "x" * 262_143 }, "failed", "the result of the handler has 262145 bytes of JSON; at most 262144 are kept", nil],
+      [-> { exit }, "failed", "SystemExit: exit", nil]
+    ]
+    ends.each do |handler, verdict, error, delay|
+      outcome = Tickr::Testing.run { |_, _| handler.call }
+      assert_equal [verdict, error, delay], [outcome.verdict, outcome.error, outcome.delay_ms]
+    end
+    assert_match(/cannot be written as JSON/, Tickr::Testing.run { |_, _| Float::NAN }.error)
+  end
+
+  def test_a_payload_that_does_not_fit_its_class_is_rejected
+    assert_equal Mail.new(to: "ada"), Mail.tickr_build({"to" => "ada"})
+    [{"nobody" => 1}, nil, 7].each { |payload| assert_raises(Tickr::Rejected) { Mail.tickr_build(payload) } }
+  end
+end

@@ -1,0 +1,227 @@
+# frozen_string_literal: true
+
+require_relative "helper"
+
+# The protocol against a server that loses answers, repeats itself and refuses.
+class WorkerTest < Minitest::Test
+  IDLE = [200, {jobs: [], drain: false}].freeze
+
+  def teardown
+    @worker&.stop
+    @thread&.join(5)
+    @server&.close
+  end
+
+  # Each script gets the number of the call and the body.
+  def serve(beat_ms: 20_000, **scripts)
+    counts = Hash.new(0)
+    lock = Mutex.new
+    @server = TestServer.new do |method, path, body, _|
+      next [204, ""] if method == "DELETE"
+
+      call = path.split("/").last.to_sym
+      number = lock.synchronize { counts[call] += 1 }
+      next scripts[call].call(number, body) if scripts[call]
+
+      case call
+      when :workers then [201, {id: "w-#{number}", lease_ms: 60_000, beat_ms: beat_ms}]
+      when :beat then [200, {cancel: [], lost: [], drain: false}]
+      when :finish then settled(body)
+      else :hang
+      end
+    end
+  end
+
+  def settled(body)
+    [200, {results: body["verdicts"].map { |one| {token: one["token"], result: "settled", state: "completed"} }}]
+  end
+
+  def job(token)
+    {id: "job-#{token}", kind: "kind", queue: "q", payload: {a: 1}, attempt: 1, max_attempts: 5, token: token,
+     started_at: "2026-11-27T00:00:00Z", deadline_at: "2026-11-27T00:05:00Z", timeout_ms: 300_000}
+  end
+
+  def jobs(*tokens) = [200, {jobs: tokens.map { |token| job(token) }, drain: false}]
+
+  def work(url: @server.url, slots: 1, grace: 5, &handler)
+    @log = StringIO.new
+    @worker = Tickr::Worker.new(client: Tickr::Client.new(url: url), name: "test", queues: ["q"], slots: slots, grace: grace,
+      logger: Logger.new(@log))
+    @worker.handle("kind", &handler)
+    @thread = Thread.new { @worker.run(signals: false) }
+    @thread.report_on_exception = false
+  end
+
+  def verdicts = @server.requests("/finish").flat_map { |one| one[:body]["verdicts"] }
+
+  def test_a_lost_answer_to_a_fetch_is_asked_for_again_with_the_same_body
+    serve(fetch: lambda { |n, _|
+      case n
+      when 1 then :drop
+      when 2 then [200, "no json"]
+      when 3 then jobs("t1")
+      else :hang
+      end
+    })
+    work { "done" }
+    finishes = @server.await("/finish") { |all| all.any? }
+    assert_equal({"token" => "t1", "verdict" => "succeeded", "result" => "done"}, finishes[0][:body]["verdicts"][0])
+    texts = @server.await("/fetch") { |all| all.size >= 4 }.map { |one| one[:text] }
+    assert_equal 1, texts.first(3).uniq.size
+    refute_equal texts[0], texts[3]
+  end
+
+  def test_a_token_that_comes_twice_is_executed_once
+    serve(fetch: lambda { |n, _|
+      case n
+      when 1, 2 then jobs("t1")
+      when 3 then jobs("t1", "t2")
+      else :hang
+      end
+    })
+    runs = Thread::Queue.new
+    work(slots: 2) { |_, context| runs << context.attempt.id }
+    @server.await("/fetch") { |all| all.size >= 4 }
+    eventually("the second job") { runs.size >= 2 }
+    assert_equal %w[job-t1 job-t2], Array.new(runs.size) { runs.pop }
+  end
+
+  def test_a_verdict_is_repeated_until_it_is_answered_and_its_token_stays_held
+    serve(
+      fetch: lambda { |n, _|
+        sleep 0.05
+        n == 1 ? jobs("t1") : IDLE
+      },
+      finish: lambda { |n, body|
+        case n
+        when 1 then :drop
+        when 2 then [503, {code: "store_unavailable", detail: "x"}, {"retry-after" => "1"}]
+        else settled(body)
+        end
+      }
+    )
+    work { raise "broken" }
+    finishes = @server.await("/finish") { |all| all.size >= 3 }
+    assert_equal 1, finishes.map { |one| one[:text] }.uniq.size
+    assert_equal "RuntimeError: broken", finishes[0][:body]["verdicts"][0]["error"]
+    assert(@server.requests("/fetch").any? { |one| one[:body]["holding"] == ["t1"] })
+    @server.await("/fetch") { |all| all.last[:body]["holding"] == [] }
+  end
+
+  def test_a_worker_registers_again_after_404_and_keeps_its_attempts
+    serve(beat_ms: 200, fetch: ->(n, _) { n == 1 ? jobs("t1") : :hang },
+      beat: ->(n, _) { n == 1 ? [404, {code: "not_found", detail: "x"}] : [200, {cancel: [], lost: [], drain: false}] })
+    work(slots: 2) { |_, context| context.sleep(1.5) }
+    registrations = @server.await("/workers") { |all| all.size >= 2 }
+    assert_equal registrations[0][:text], registrations[1][:text]
+    beats = @server.await("/w-2/beat") { |all| all.any? }
+    assert_equal [{"token" => "t1"}], beats[0][:body]["holding"]
+    @server.await("/w-2/fetch") { |all| all.any? && all[0][:body]["holding"] == ["t1"] }
+    @server.await("/w-2/finish") { |all| all.any? }
+  end
+
+  def test_beats_go_on_while_a_handler_blocks
+    serve(beat_ms: 100, fetch: ->(n, _) { n == 1 ? jobs("t1") : :hang })
+    work { sleep 1.5 }
+    @server.await("/finish") { |all| all.any? }
+    assert_operator @server.requests("/beat").count { |one| one[:body]["holding"].any? }, :>, 8
+  end
+
+  def test_a_lost_attempt_is_stopped_and_gets_no_verdict
+    serve(
+      beat_ms: 200, fetch: ->(n, _) { [nil, jobs("t1"), jobs("t2")][n] || :hang },
+      beat: ->(_, body) { [200, {cancel: [], lost: body["holding"].map { |one| one["token"] } & ["t1"], drain: false}] }
+    )
+    work do |_, context|
+      context.sleep(60) if context.attempt.id == "job-t1"
+      "done"
+    end
+    @server.await("/finish") { |all| all.any? }
+    assert_equal ["t2"], verdicts.map { |one| one["token"] }
+    @server.await("/beat") { |all| all.last[:body]["holding"] == [] }
+  end
+
+  def test_a_cancelled_attempt_fails_whatever_its_handler_says
+    serve(
+      beat_ms: 200, fetch: ->(n, _) { n == 1 ? jobs("t1") : :hang },
+      beat: ->(_, body) { [200, {cancel: body["holding"].map { |one| one["token"] }, lost: [], drain: false}] }
+    )
+    work do |_, context|
+      eventually("the cancel") { context.cancelled? }
+      context.log("last words")
+      "done"
+    end
+    @server.await("/finish") { |all| all.any? }
+    assert_equal [{"token" => "t1", "verdict" => "failed", "error" => "the job was cancelled", "log" => "last words"}], verdicts
+  end
+
+  def test_a_checkpoint_reaches_the_server_before_the_failure
+    serve(beat_ms: 60_000, fetch: ->(n, _) { n == 1 ? jobs("t1") : :hang })
+    work do |_, context|
+      context.progress(30, "third")
+      context.checkpoint({row: 3})
+      raise "broken"
+    end
+    @server.await("/finish") { |all| all.any? }
+    before = @server.requests.take_while { |one| !one[:path].end_with?("/finish") }
+    saved = before.filter_map { |one| one[:body]&.dig("holding", 0, "checkpoint") if one[:path].end_with?("/beat") }
+    assert_equal [{"row" => 3}], saved
+  end
+
+  def test_one_verdict_that_the_server_refuses_holds_up_no_other
+    serve(
+      fetch: ->(n, _) { n == 1 ? jobs("t1", "t2", "t3") : :hang },
+      finish: lambda { |n, body|
+        next :drop if n == 1
+        next [413, {code: "too_large", title: "t", detail: "too large"}] if body["verdicts"].any? { |v| v["result"] == "bad" }
+
+        settled(body)
+      }
+    )
+    work(slots: 3) { |_, context| context.attempt.id == "job-t2" ? "bad" : "good" }
+    good = -> { @server.requests("/finish").map { |one| one[:text] }.reject { |text| text.include?("bad") }.join }
+    eventually("the verdicts") { good.call.include?("failed") && good.call.include?("t1") && good.call.include?("t3") }
+    last = verdicts.to_h { |one| [one["token"], one["result"] || one["error"]] }
+    assert_equal({"t1" => "good", "t3" => "good",
+                  "t2" => "the server refused the verdict of the handler: too_large: too large"}, last)
+  end
+
+  def test_a_drained_worker_asks_again_after_a_beat
+    serve(beat_ms: 500, fetch: ->(_, _) { [200, {jobs: [], drain: true}] })
+    work { nil }
+    @server.await("/fetch") { |all| all.size >= 3 }
+    assert_operator @server.requests("/fetch").size, :<, 8
+  end
+
+  def test_a_worker_that_is_told_to_stop_finishes_what_it_can_and_releases_the_rest
+    serve(fetch: ->(n, _) { n == 1 ? jobs("t1", "t2", "t3") : :hang })
+    begun = Thread::Queue.new
+    work(slots: 4, grace: 1) do |_, context|
+      begun << context.attempt.id
+      case context.attempt.id
+      when "job-t1" then sleep 0.6
+      when "job-t2" then context.sleep(60)
+      else sleep 60
+      end
+      "done"
+    end
+    3.times { begun.pop }
+    @worker.stop
+    stopped = Tickr::Http.now
+    assert_equal 0, @thread.value
+    assert_operator Tickr::Http.now - stopped, :<, 3
+    assert_equal({"t1" => "succeeded", "t2" => "released", "t3" => "released"},
+      verdicts.to_h { |one| one.values_at("token", "verdict") })
+    assert_equal ["DELETE", "/v1/workers/w-1"], @server.requests.last.values_at(:method, :path)
+  end
+
+  def test_a_refused_worker_says_why
+    @server = TestServer.new do
+      [422, {code: "invalid_request", title: "t", detail: "invalid worker",
+             errors: [{pointer: "/kinds/0", detail: "is not declared"}]}]
+    end
+    work { nil }
+    assert_match(%r{/kinds/0 is not declared}, assert_raises(Tickr::Problem) { @thread.value }.message)
+    @thread = nil
+  end
+end
