@@ -4,6 +4,7 @@ $LOAD_PATH.unshift(File.expand_path("../lib", __dir__))
 require "minitest/autorun"
 require "socket"
 require "stringio"
+require "tempfile"
 require "tickr"
 require "tickr/testing"
 

@@ -25,7 +25,7 @@ module ActiveJob
           made = client.enqueue_many(some.map { |job| new_job(job, job.scheduled_at&.to_f) })
           some.zip(made) do |job, enqueued|
             job.provider_job_id = enqueued.id
-            job.successfully_enqueued = true
+            job.successfully_enqueued = true if job.respond_to?(:successfully_enqueued=)
           end
         end
         jobs.size

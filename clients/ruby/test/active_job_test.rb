@@ -1,0 +1,158 @@
+# frozen_string_literal: true
+
+require_relative "helper"
+begin
+  require "tickr/active_job"
+rescue LoadError
+  warn "Active Job is not installed, so its adapter is not tested"
+end
+
+if defined?(ActiveJob)
+  ActiveJob::Base.logger = Logger.new(nil)
+
+  # Ordinary job classes of Active Job. Nothing in them knows tickr, except the last one.
+  module Diary
+    def self.lines = (@lines ||= Thread::Queue.new)
+
+    def self.take = Array.new(lines.size) { lines.pop }
+  end
+
+  class PlainJob < ActiveJob::Base
+    queue_as { self.class.to_s.downcase }
+
+    def perform(word, more: nil) = Diary.lines << "ran #{word} #{more.inspect} #{executions}"
+  end
+
+  class RetriedJob < PlainJob
+    retry_on(ArgumentError, wait: ->(_) { 0.1 }, attempts: 3) { |job, error| Diary.lines << "gave up #{job.arguments[0]}: #{error.message}" }
+    discard_on(KeyError) { |job, _| Diary.lines << "discarded #{job.arguments[0]}" }
+    self.queue_adapter = ActiveJob::QueueAdapters::TickrAdapter.new
+
+    def perform(word)
+      Diary.lines << "tried #{word} #{executions}"
+      raise KeyError, "gone" if word == "discarded"
+
+      raise ArgumentError, "no luck" unless word == "third" && executions == 3
+    end
+  end
+
+  class BrokenJob < PlainJob
+    def perform(word) = raise("broken #{word}")
+  end
+
+  class PersistentJob < PlainJob
+    def self.tickr_options = {max_attempts: 3, retry: {base_ms: 50}}
+
+    def perform(word)
+      Diary.lines << "attempt #{Tickr::ActiveJob.context.attempt.attempt} of #{word}"
+      raise "broken" if Tickr::ActiveJob.context.attempt.attempt < 3
+    end
+  end
+
+  class ActiveJobTest < Minitest::Test
+    def setup
+      skip "TICKR_URL is not set, so there is no server to test with" unless ENV["TICKR_URL"]
+
+      @client = Tickr::Client.new
+      @kind = "active-job-#{SecureRandom.hex(4)}"
+      Tickr::ActiveJob.declare(client: @client, kind: @kind, queue: @kind)
+      adapter = ActiveJob::QueueAdapters::TickrAdapter.new(client: @client, kind: @kind)
+      [PlainJob, RetriedJob, BrokenJob, PersistentJob].each do |job_class|
+        job_class.queue_adapter = adapter
+        job_class.queue_as(@kind)
+      end
+      Diary.take
+    end
+
+    def teardown
+      @worker&.stop
+      @thread&.join(10)
+      @client&.call("DELETE", "/v1/kinds/#{@kind}")
+    end
+
+    def work(queues: [@kind], slots: 2)
+      @worker = Tickr::ActiveJob.worker(kind: @kind, client: @client, name: "aj", queues: queues, slots: slots, lease: 10,
+        logger: Logger.new(nil))
+      @thread = Thread.new { @worker.run(signals: false) }
+    end
+
+    def await(lines)
+      begin
+        eventually("the diary") { Diary.lines.size >= lines.size }
+      rescue RuntimeError
+        nil # The comparison says more.
+      end
+      assert_equal lines.sort, Diary.take.sort
+    end
+
+    def test_jobs_run_with_their_arguments_at_their_time_in_their_queue
+      now = PlainJob.perform_later("now", more: {a: 1, at: Date.new(2026, 11, 27)})
+      later = PlainJob.set(wait: 1).perform_later("later")
+      other = PlainJob.set(queue: "#{@kind}.other", priority: 3).perform_later("other")
+      assert_operator Time.iso8601(@client.job(later.provider_job_id)["execute_at"]), :>, Time.now + 0.3
+      view = @client.job(other.provider_job_id)
+      assert_equal ["#{@kind}.other", 3, ["class:PlainJob"]], view.values_at("queue", "priority", "tags")
+      work
+      await(["ran now {:a=>1, :at=>Fri, 27 Nov 2026} 1".sub("Fri, 27 Nov 2026", Date.new(2026, 11, 27).inspect), "ran later nil 1"])
+      assert_equal "completed", @client.wait(now.provider_job_id).state
+      assert_equal "waiting", @client.job(other.provider_job_id)["state"]
+    end
+
+    def test_retries_and_discards_of_the_class
+      %w[third never discarded].each { |word| RetriedJob.perform_later(word) }
+      work
+      await([
+        "tried third 1", "tried third 2", "tried third 3", "tried never 1", "tried never 2", "tried never 3",
+        "gave up never: no luck", "tried discarded 1", "discarded discarded"
+      ])
+    end
+
+    def test_an_error_that_the_class_does_not_handle_is_a_dead_letter
+      job = BrokenJob.perform_later("x")
+      work
+      result = @client.wait(job.provider_job_id)
+      assert_equal ["failed", "RuntimeError: broken x"], [result.state, result.last_error]
+      assert_equal 1, @client.job(job.provider_job_id)["attempts"].size
+    end
+
+    def test_a_class_may_leave_its_attempts_to_tickr
+      job = PersistentJob.perform_later("x")
+      work
+      assert_equal "completed", @client.wait(job.provider_job_id).state
+      await(["attempt 1 of x", "attempt 2 of x", "attempt 3 of x"])
+    end
+
+    def test_many_jobs_are_one_request
+      jobs = Array.new(3) { |i| PlainJob.new(i) }
+      assert_equal 3, PlainJob.queue_adapter.enqueue_all(jobs)
+      assert_equal 3, jobs.map(&:provider_job_id).uniq.size
+      work
+      await(["ran 0 nil 1", "ran 1 nil 1", "ran 2 nil 1"])
+    end
+
+    def test_the_program_executes_jobs_and_ends_on_sigterm
+      file = Tempfile.create(["jobs", ".rb"])
+      file.write(<<~RUBY)
+        require "active_job"
+        ActiveJob::Base.logger = Logger.new(nil)
+        class PlainJob < ActiveJob::Base
+          def perform(path) = File.write(path, "ran")
+        end
+      RUBY
+      file.close
+      path = "#{file.path}.out"
+      job = PlainJob.perform_later(path)
+      lib = File.expand_path("../lib", __dir__)
+      pid = spawn(RbConfig.ruby, "-I", lib, File.expand_path("../exe/tickr-active-job", __dir__), "--require", file.path,
+        "--queues", @kind, "--kind", @kind, "--threads", "1", err: File::NULL)
+      assert_equal "completed", @client.wait(job.provider_job_id, timeout: 20).state
+      assert_equal "ran", File.read(path)
+      Process.kill("TERM", pid)
+      _, status = eventually("the end of the program") { Process.wait2(pid, Process::WNOHANG) }
+      assert_equal 0, status.exitstatus
+    ensure
+      File.delete(file.path) if file
+      File.delete(path) if path && File.exist?(path)
+    end
+  end
+end
