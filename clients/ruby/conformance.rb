@@ -14,10 +14,14 @@ worker = Tickr::Worker.new(
   lease: Integer(ENV.fetch("TICKR_LEASE_MS", "10000")) / 1000.0,
   grace: Integer(ENV.fetch("TICKR_GRACE_MS", "5000")) / 1000.0
 )
-member = ->(context, name) { Tickr::RawJson.new(Tickr::Json.members(context.attempt.payload_json.text).fetch(name, "null")) }
+member = lambda do |context, name|
+  Tickr::RawJson.new(Tickr::Json.members(context.attempt.payload_json.text).fetch(name, "null"))
+end
 
 worker.handle("conformance.echo") { |_, context| context.attempt.payload_json }
-worker.handle("conformance.fail") { |payload, _| raise Tickr::Failed.new(payload["message"], delay_ms: payload["delay_ms"]) }
+worker.handle("conformance.fail") do |payload, _|
+  raise Tickr::Failed.new(payload["message"], delay_ms: payload["delay_ms"])
+end
 worker.handle("conformance.reject") { |payload, _| Tickr::Rejected.new(payload["message"]) }
 worker.handle("conformance.snooze") do |payload, _|
   raise Tickr::Snoozed.new(payload["message"], delay_ms: payload["delay_ms"])

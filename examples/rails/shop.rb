@@ -13,7 +13,7 @@ ActiveJob::Base.logger = ActionMailer::Base.logger = Logger.new($stdout, level: 
 ActionMailer::Base.delivery_job = ActionMailer::MailDeliveryJob
 ActionMailer::Base.delivery_method = :file
 ActionMailer::Base.file_settings = {location: File.join(ENV.fetch("SHOP_DIR"), "mails")}
-ActionMailer::Base.deliver_later_queue_name = :shop_mailers if ActionMailer::Base.respond_to?(:deliver_later_queue_name=)
+ActionMailer::Base.deliver_later_queue_name = :shop_mailers
 
 def shop_file(name) = File.join(ENV.fetch("SHOP_DIR"), name)
 

@@ -10,7 +10,7 @@ interface Enqueuer
     /**
      * Enqueue a job.
      *
-     * @param string|object        $kind           the name of a kind, or a payload object with the attribute {@see Kind}
+     * @param string|object        $kind           name of a kind, or a payload object with the attribute {@see Kind}
      * @param mixed                $payload        the payload, when `$kind` is a name
      * @param array<string, mixed> $options        see {@see NewJob}
      * @param string|null          $idempotencyKey 1 to 255 visible ASCII characters; the client makes one by default

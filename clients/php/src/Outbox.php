@@ -31,8 +31,8 @@ final class Outbox
      *
      * @param string|object        $kind    the name of a kind, or a payload object with the attribute {@see Kind}
      * @param array<string, mixed> $options see {@see NewJob}. `delay_ms` counts by the clock of this machine
-     * @param string|null          $id      UUIDv7 of the job. Give the same one when you repeat a transaction whose COMMIT
-     *                                      was not answered
+     * @param string|null          $id      UUIDv7 of the job. Give the same one when you repeat a transaction
+     *                                      whose COMMIT was not answered
      *
      * @return string the id that the job will have
      *

@@ -1,6 +1,6 @@
 # frozen_string_literal: true
 
-require_relative "helper"
+require_relative "setup"
 
 class PartsTest < Minitest::Test
   Mail = Struct.new(:to, :count, keyword_init: true) do
@@ -35,7 +35,8 @@ class PartsTest < Minitest::Test
   end
 
   def test_a_job_is_written_as_the_api_takes_it
-    job = Tickr::NewJob.new("echo", {}, execute_at: Time.new(2026, 11, 27, 3, 4, 5.5r, "+02:00"), tags: ["a"], order_key: nil)
+    time = Time.new(2026, 11, 27, 3, 4, 5.5r, "+02:00")
+    job = Tickr::NewJob.new("echo", {}, execute_at: time, tags: ["a"], order_key: nil)
     assert_equal '{"kind":"echo","payload":{},"execute_at":"2026-11-27T01:04:05.500Z","tags":["a"]}', job.to_json
     raw = Tickr::RawJson.new('{"n":1.00000000000000000001}')
     assert_equal '{"kind":"echo","payload":{"n":1.00000000000000000001}}', Tickr::NewJob.new("echo", raw).to_json
@@ -87,7 +88,8 @@ class PartsTest < Minitest::Test
       [-> { raise "no" }, "failed", "RuntimeError: no", nil],
       [-> { raise Tickr::Failed.new("later", delay_ms: 5) }, "failed", "later", 5],
       [-> { Tickr::Snoozed.new("not yet", delay_ms: 7) }, "snoozed", "not yet", 7],
-      [-> { "x" * 262_143 }, "failed", "the result of the handler has 262145 bytes of JSON; at most 262144 are kept", nil],
+      [-> { "x" * 262_143 }, "failed",
+        "the result of the handler has 262145 bytes of JSON; at most 262144 are kept", nil],
       [-> { exit }, "failed", "SystemExit: exit", nil]
     ]
     ends.each do |handler, verdict, error, delay|

@@ -1,6 +1,6 @@
 # frozen_string_literal: true
 
-require_relative "helper"
+require_relative "setup"
 require "cgi"
 require "tempfile"
 
@@ -51,7 +51,8 @@ class ServerTest < Minitest::Test
       when "fail" then raise Tickr::Failed.new("boo", delay_ms: 50)
       when "throw" then raise KeyError, "thrown"
       when "reject" then raise Tickr::Rejected, "never"
-      when "snooze" then (seen[:snooze] += 1) == 1 ? Tickr::Snoozed.new("not yet", delay_ms: 50) : context.attempt.attempt
+      when "snooze"
+        (seen[:snooze] += 1) == 1 ? Tickr::Snoozed.new("not yet", delay_ms: 50) : context.attempt.attempt
       when "release" then (seen[:release] += 1) == 1 ? Tickr::Released.new : context.attempt.attempt
       end
     end
@@ -155,7 +156,8 @@ class ServerTest < Minitest::Test
       on_success: Tickr::NewJob.new(@kind, {i: 99}))
     assert_equal (0...60).to_a, ids.map { |id| @client.wait(id, timeout: 20).result }
     assert_equal 1, batch["jobs"].size
-    eventually("the end of the batch") { @client.call("GET", "/v1/batches/#{batch["id"]}").json["state"] == "succeeded" }
+    path = "/v1/batches/#{batch["id"]}"
+    eventually("the end of the batch") { @client.call("GET", path).json["state"] == "succeeded" }
   end
 
   def test_a_unique_key_and_an_idempotency_key_make_one_job

@@ -1,6 +1,6 @@
 # frozen_string_literal: true
 
-require_relative "helper"
+require_relative "setup"
 
 # The protocol against a server that loses answers, repeats itself and refuses.
 class WorkerTest < Minitest::Test
@@ -45,8 +45,8 @@ class WorkerTest < Minitest::Test
 
   def work(url: @server.url, slots: 1, grace: 5, &handler)
     @log = StringIO.new
-    @worker = Tickr::Worker.new(client: Tickr::Client.new(url: url), name: "test", queues: ["q"], slots: slots, grace: grace,
-      logger: Logger.new(@log))
+    @worker = Tickr::Worker.new(client: Tickr::Client.new(url: url), name: "test", queues: ["q"], slots: slots,
+      grace: grace, logger: Logger.new(@log))
     @worker.handle("kind", &handler)
     @thread = Thread.new { @worker.run(signals: false) }
     @thread.report_on_exception = false
@@ -152,7 +152,8 @@ class WorkerTest < Minitest::Test
       "done"
     end
     @server.await("/finish") { |all| all.any? }
-    assert_equal [{"token" => "t1", "verdict" => "failed", "error" => "the job was cancelled", "log" => "last words"}], verdicts
+    expected = {"token" => "t1", "verdict" => "failed", "error" => "the job was cancelled", "log" => "last words"}
+    assert_equal [expected], verdicts
   end
 
   def test_a_checkpoint_reaches_the_server_before_the_failure
@@ -173,7 +174,9 @@ class WorkerTest < Minitest::Test
       fetch: ->(n, _) { n == 1 ? jobs("t1", "t2", "t3") : :hang },
       finish: lambda { |n, body|
         next :drop if n == 1
-        next [413, {code: "too_large", title: "t", detail: "too large"}] if body["verdicts"].any? { |v| v["result"] == "bad" }
+        if body["verdicts"].any? { |one| one["result"] == "bad" }
+          next [413, {code: "too_large", title: "t", detail: "too large"}]
+        end
 
         settled(body)
       }

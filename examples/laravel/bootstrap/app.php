@@ -2,6 +2,8 @@
 
 declare(strict_types=1);
 
+use Illuminate\Foundation\PackageManifest;
+
 // A new application of Laravel has this file already, and needs nothing of it for tickr.
 
 error_reporting(E_ALL & ~E_DEPRECATED);
@@ -24,7 +26,7 @@ $app->singleton(Illuminate\Contracts\Console\Kernel::class, App\Console\Kernel::
 $app->singleton(Illuminate\Contracts\Debug\ExceptionHandler::class, Illuminate\Foundation\Exceptions\Handler::class);
 if (!is_file("$root/vendor/autoload.php")) {
     // Without Composer there are no packages to discover.
-    $app->instance(Illuminate\Foundation\PackageManifest::class, new class extends Illuminate\Foundation\PackageManifest {
+    $app->instance(PackageManifest::class, new class extends PackageManifest {
         public function __construct()
         {
         }

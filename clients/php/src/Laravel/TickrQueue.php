@@ -30,7 +30,7 @@ class TickrQueue extends Queue implements QueueContract
     private array $agents = [];
     private int $agentsOf = 0;
 
-    /** @param (\Closure(): \PDO)|null $outbox the connection whose transactions enqueue, or null to enqueue over HTTP */
+    /** @param (\Closure(): \PDO)|null $outbox the connection whose transactions enqueue; null to enqueue over HTTP */
     public function __construct(
         private readonly Client $client,
         private readonly string $kind,
@@ -48,7 +48,8 @@ class TickrQueue extends Queue implements QueueContract
     public function size($queue = null): int
     {
         try {
-            $states = $this->client->call('GET', '/v1/queues/' . rawurlencode($this->getQueue($queue)))->json()['states'];
+            $path = '/v1/queues/' . rawurlencode($this->getQueue($queue));
+            $states = $this->client->call('GET', $path)->json()['states'];
         } catch (Problem $problem) {
             return $problem->code === 'not_found' ? 0 : throw $problem;
         }
@@ -125,9 +126,10 @@ class TickrQueue extends Queue implements QueueContract
         }
         $agent = $this->agents[$queue] ?? null;
         if ($agent === null || !$agent->isAlive()) {
+            $waitMs = (int) ($this->blockFor * 1000);
             $agent = $this->agents[$queue] = Agent::start(
                 $this->client,
-                new Settings('laravel', [$queue], 1, $this->leaseSeconds * 1000, waitMs: (int) ($this->blockFor * 1000)),
+                new Settings('laravel', [$queue], 1, $this->leaseSeconds * 1000, waitMs: $waitMs),
                 [$this->kind],
                 static function (string $line): void {
                     // Laravel reports the exception of `pop`; the ordinary lines of an agent would only disturb.
@@ -185,6 +187,6 @@ class TickrQueue extends Queue implements QueueContract
         if ($delay !== null) {
             $options['delay_ms'] = max(0, $this->secondsUntil($delay)) * 1000;
         }
-        return new NewJob($this->kind, new RawJson($payload), array_filter($options, static fn ($value) => $value !== 0));
+        return new NewJob($this->kind, new RawJson($payload), $options);
     }
 }

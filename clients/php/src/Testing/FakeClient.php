@@ -44,7 +44,8 @@ final class FakeClient implements Enqueuer
     public function enqueued(?string $kind = null): array
     {
         $name = $kind === null ? null : (\Tickr\Kind::of($kind)?->name ?? $kind);
-        return array_values(array_filter($this->jobs, static fn (NewJob $job) => $name === null || $job->kind === $name));
+        $matches = static fn (NewJob $job): bool => $name === null || $job->kind === $name;
+        return array_values(array_filter($this->jobs, $matches));
     }
 
     /**

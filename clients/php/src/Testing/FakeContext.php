@@ -39,7 +39,8 @@ final class FakeContext extends Context
     ) {
         $saved = $checkpoint === null ? null : new RawJson(Json::encode($checkpoint));
         $json = new RawJson(Json::payload($payload));
-        parent::__construct(new Attempt('00000000-0000-7000-8000-000000000000', $kind, 'test', $json, $attempt, 5, 300_000, $saved));
+        $id = '00000000-0000-7000-8000-000000000000';
+        parent::__construct(new Attempt($id, $kind, 'test', $json, $attempt, checkpoint: $saved));
     }
 
     public function log(string $line): void

@@ -70,7 +70,8 @@ final class Agent
      *
      * @param float $seconds longest wait
      *
-     * @return array<string, string>|null the members of the job as JSON texts; null when there is none, or a signal came
+     * @return array<string, string>|null the members of the job as JSON texts; null when there is none, or a
+     *                                    signal came
      *
      * @throws ConnectionFailed when the agent has ended, for example because the server refused it
      */

@@ -336,7 +336,8 @@ final class Engine
         if ($held->slot === null) {
             // It waits for a process, so it has not begun.
             $this->ready = array_values(array_filter($this->ready, static fn (Held $other) => $other !== $held));
-            $this->end($held, ['verdict' => 'failed', 'cancelled' => true, 'error' => (new Cancelled($reason))->getMessage()]);
+            $error = (new Cancelled($reason))->getMessage();
+            $this->end($held, ['verdict' => 'failed', 'cancelled' => true, 'error' => $error]);
         } elseif ($first) {
             $held->slot->frames->send(['type' => 'cancel', 'reason' => $reason]);
         }
@@ -669,7 +670,9 @@ final class Engine
         foreach ($sent as $held) {
             $error = Text::error('the server refused the verdict of the handler: ' . $problem->getMessage());
             $failed = [
-                'token' => Json::encode($held->token), 'verdict' => Json::encode('failed'), 'error' => Json::encode($error),
+                'token' => Json::encode($held->token),
+                'verdict' => Json::encode('failed'),
+                'error' => Json::encode($error),
             ];
             if ($held->verdict === $failed) {
                 unset($this->held[$held->token]);
@@ -729,7 +732,8 @@ final class Engine
             }
         }
         foreach ($this->held as $held) {
-            $due = min($due, $held->killAt, $held->verdict === null && $held->cancelled === null ? $held->deadline : INF);
+            $runs = $held->verdict === null && $held->cancelled === null;
+            $due = min($due, $held->killAt, $runs ? $held->deadline : INF);
             if ($held->hasReport() && $this->worker !== null && $this->beat->isIdle()) {
                 $due = min($due, $this->lastBeat + self::REPORT_SECONDS);
             }

@@ -33,8 +33,12 @@ final class Settings
         public readonly string $version = '',
     ) {
         $bounds = [
-            'slots' => [$slots, 1, 1000], 'leaseMs' => [$leaseMs, 10_000, 3_600_000], 'graceMs' => [$graceMs, 0, PHP_INT_MAX],
-            'killMs' => [$killMs, 0, PHP_INT_MAX], 'waitMs' => [$waitMs, 0, 60_000], 'maxJobs' => [$maxJobs, 0, PHP_INT_MAX],
+            'slots' => [$slots, 1, 1000],
+            'leaseMs' => [$leaseMs, 10_000, 3_600_000],
+            'graceMs' => [$graceMs, 0, PHP_INT_MAX],
+            'killMs' => [$killMs, 0, PHP_INT_MAX],
+            'waitMs' => [$waitMs, 0, 60_000],
+            'maxJobs' => [$maxJobs, 0, PHP_INT_MAX],
         ];
         foreach ($bounds as $setting => [$value, $least, $most]) {
             if ($value < $least || $value > $most) {

@@ -171,7 +171,8 @@ final class LaravelTest extends TestCase
             'failed b5: not possible', 'catch', 'ran u', 'ran v',
         ]);
         Wait::until(static fn () => $batch->fresh()->finished(), 'the end of the batch');
-        self::assertSame([4, 0, true], [$batch->fresh()->totalJobs, $batch->fresh()->failedJobs, $broken->fresh()->hasFailures()]);
+        self::assertSame([4, 0], [$batch->fresh()->totalJobs, $batch->fresh()->failedJobs]);
+        self::assertTrue($broken->fresh()->hasFailures());
         Wait::until(static fn () => \Illuminate\Support\Facades\Queue::size() === 0, 'an empty queue');
         App\Unique::dispatch('u');
         Wait::until(fn () => substr_count($this->diary(), "ran u\n") === 2, 'the unique job again');
@@ -185,7 +186,8 @@ final class LaravelTest extends TestCase
     {
         App\Dies::dispatch('dies');
         $this->work('tickr:work --slots=1');
-        $this->awaitDiary(['dies dies attempt 1', 'failed dies: Tickr\Tests\App\Dies has been attempted too many times']);
+        $failed = 'failed dies: Tickr\Tests\App\Dies has been attempted too many times';
+        $this->awaitDiary(['dies dies attempt 1', $failed]);
         self::assertSame(1, substr_count($this->diary(), 'dies dies'));
     }
 

@@ -51,7 +51,8 @@ final class ServerTest extends TestCase
     public function testAJobRunsAndEveryDigitSurvives(): void
     {
         $this->worker(static fn ($payload, Context $context) => $context->attempt->payloadJson);
-        $text = '{"n":18446744073709551617,"d":0.1000000000000000055511151231257827,"e":{},"l":[],"f":1.0,"s":"ü\u0001"}';
+        $text = '{"n":18446744073709551617,"d":0.1000000000000000055511151231257827,'
+            . '"e":{},"l":[],"f":1.0,"s":"ü\u0001"}';
         $job = $this->enqueue(new RawJson($text));
         self::assertSame('completed', $this->client->wait($job, 10)->state);
         $answer = $this->client->call('GET', "/v1/jobs/$job/result")->body;

@@ -33,7 +33,8 @@ final class ClientTest extends TestCase
         self::assertGreaterThan(0.99, microtime(true) - $begun, 'Retry-After is kept');
         $requests = $server->requests();
         self::assertCount(5, $requests);
-        self::assertCount(1, array_unique(array_map(static fn ($one) => $one['headers']['idempotency-key'], $requests)));
+        $keys = array_map(static fn ($one) => $one['headers']['idempotency-key'], $requests);
+        self::assertCount(1, array_unique($keys));
         self::assertCount(1, array_unique(array_column($requests, 'text')));
         self::assertSame('Bearer ' . self::TOKEN, $requests[0]['headers']['authorization']);
         self::assertSame('/v1/jobs', $requests[0]['path']);

@@ -32,9 +32,13 @@ final class PartsTest extends TestCase
 {
     public function testJsonIsCutIntoItsMembersWithoutBeingRead(): void
     {
-        $text = ' { "a" : 123456789012345678901234567890 , "b\"}" : {"x": "]},\\"", "y": [1, [2]] }, "c": "\\\\", "d":[] } ';
+        $text = ' { "a" : 123456789012345678901234567890 , "b\"}" : {"x": "]},\\"", "y": [1, [2]] }'
+            . ', "c": "\\\\", "d":[] } ';
         self::assertSame([
-            'a' => '123456789012345678901234567890', 'b"}' => '{"x": "]},\\"", "y": [1, [2]] }', 'c' => '"\\\\"', 'd' => '[]',
+            'a' => '123456789012345678901234567890',
+            'b"}' => '{"x": "]},\\"", "y": [1, [2]] }',
+            'c' => '"\\\\"',
+            'd' => '[]',
         ], Json::members($text));
         self::assertSame(['1', '"a,b"', '{}', 'null'], Json::members('[1, "a,b",{} , null]'));
         self::assertSame([], Json::members('[]'));
@@ -60,7 +64,8 @@ final class PartsTest extends TestCase
         sort($sorted);
         self::assertSame($sorted, $ids);
         self::assertCount(6000, array_unique($ids));
-        self::assertMatchesRegularExpression('/^[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}$/D', $ids[0]);
+        $form = '/^[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}$/D';
+        self::assertMatchesRegularExpression($form, $ids[0]);
     }
 
     public function testAJobIsWrittenAsTheApiTakesIt(): void

@@ -36,7 +36,8 @@ final class WorkerTest extends TestCase
         }]);
         $worker = $this->worker($server, fn () => 'done');
         $finishes = $server->await('/finish', static fn ($all) => \count($all) >= 1);
-        self::assertSame(['token' => 't1', 'verdict' => 'succeeded', 'result' => 'done'], $finishes[0]['body']['verdicts'][0]);
+        $expected = ['token' => 't1', 'verdict' => 'succeeded', 'result' => 'done'];
+        self::assertSame($expected, $finishes[0]['body']['verdicts'][0]);
         $texts = array_column($server->requests('/fetch'), 'text');
         self::assertCount(1, array_unique(\array_slice($texts, 0, 3)));
         self::assertNotSame($texts[0], $server->await('/fetch', static fn ($all) => \count($all) >= 4)[3]['text']);
@@ -120,7 +121,8 @@ final class WorkerTest extends TestCase
                 default => 'hang',
             },
             'beat' => static fn (int $n, $body) => [200, [
-                'cancel' => [], 'lost' => array_values(array_intersect(['t1'], array_column($body['holding'], 'token'))),
+                'cancel' => [],
+                'lost' => array_values(array_intersect(['t1'], array_column($body['holding'], 'token'))),
                 'drain' => false,
             ]],
         ], beatMs: 200);
@@ -144,7 +146,8 @@ final class WorkerTest extends TestCase
                 default => 'hang',
             },
             'beat' => static fn (int $n, $body) => [200, [
-                'cancel' => array_values(array_intersect(['t1'], array_column($body['holding'], 'token'))), 'lost' => [],
+                'cancel' => array_values(array_intersect(['t1'], array_column($body['holding'], 'token'))),
+                'lost' => [],
                 'drain' => false,
             ]],
         ], beatMs: 200);
@@ -317,7 +320,7 @@ final class WorkerTest extends TestCase
         self::assertTrue(true);
     }
 
-    /** @param array<string, \Closure(int, mixed): mixed> $scripts by call; each gets the number of the call and the body */
+    /** @param array<string, \Closure(int, mixed): mixed> $scripts by call; each gets its number and the body */
     private function server(array $scripts, int $beatMs = 20_000): TestServer
     {
         return new TestServer(static function (string $method, string $path, mixed $body) use ($scripts, $beatMs) {

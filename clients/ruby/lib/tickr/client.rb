@@ -3,8 +3,8 @@
 require "cgi/escape"
 
 module Tickr
-  # The answer to an enqueue: the id of the job, whether it existed already because of its unique key, and the reasons why
-  # it would not run at present.
+  # The answer to an enqueue: the id of the job, whether it existed already because of its unique key, and the reasons
+  # why it would not run at present.
   Enqueued = Struct.new(:id, :existing, :warnings, keyword_init: true)
 
   # The state of a job, with its result when it has ended.
@@ -16,8 +16,8 @@ module Tickr
 
   # Calls the API of tickr. Threads may share a client.
   #
-  # A call is repeated when the connection fails or the server is busy, with growing pauses or after the `Retry-After` of
-  # the answer, and goes to the next address when there are several. Every enqueue carries an idempotency key, so a
+  # A call is repeated when the connection fails or the server is busy, with growing pauses or after the `Retry-After`
+  # of the answer, and goes to the next address when there are several. Every enqueue carries an idempotency key, so a
   # repeated one makes one job.
   class Client
     # @param url [String] one address, or several with commas between them; default `TICKR_URL`
@@ -70,8 +70,8 @@ module Tickr
 
     # Create a batch, perhaps with its first jobs and callbacks.
     #
-    # @param batch [Hash] `name`, `jobs`, `on_success`, `on_complete`, `on_failure`, `parent`, `close`; jobs are NewJob or
-    #   payload objects
+    # @param batch [Hash] `name`, `jobs`, `on_success`, `on_complete`, `on_failure`, `parent`, `close`; jobs are NewJob
+    #   or payload objects
     # @return [Hash] the batch with its `id` and the ids of its `jobs`
     def create_batch(idempotency_key: nil, **batch)
       text = ->(value) { value.is_a?(NewJob) || value.is_a?(Kind) ? RawJson.new(NewJob.of(value).to_json) : value }

@@ -4,8 +4,8 @@ module Tickr
   # The attempt that a handler executes.
   #
   # `payload` is read into hashes with string keys; `payload_json` is the RawJson as it was sent. `attempt` counts the
-  # attempts used, this one included, and `timeout_ms` is its time limit in milliseconds. `checkpoint` is what an earlier
-  # attempt saved, or nil.
+  # attempts used, this one included, and `timeout_ms` is its time limit in milliseconds. `checkpoint` is what an
+  # earlier attempt saved, or nil.
   Attempt = Struct.new(:id, :kind, :queue, :payload, :payload_json, :attempt, :max_attempts, :timeout_ms, :checkpoint,
     :checkpoint_json, :traceparent, :tags, keyword_init: true)
 

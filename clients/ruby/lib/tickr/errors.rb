@@ -32,11 +32,12 @@ module Tickr
         nil
       end
       unless document.is_a?(Hash) && document["code"].is_a?(String)
-        return new(code: "http_#{response.status}", title: "Not an answer of tickr", detail: response.body.strip[0, 200],
-          status: response.status)
+        detail = response.body.strip[0, 200]
+        code = "http_#{response.status}"
+        return new(code: code, title: "Not an answer of tickr", detail: detail, status: response.status)
       end
-      new(code: document["code"], title: document["title"].to_s, detail: document["detail"].to_s, status: response.status,
-        document: document)
+      title, detail = document.values_at("title", "detail").map(&:to_s)
+      new(code: document["code"], title: title, detail: detail, status: response.status, document: document)
     end
   end
 

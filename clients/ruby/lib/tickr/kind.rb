@@ -1,8 +1,8 @@
 # frozen_string_literal: true
 
 module Tickr
-  # Makes a class the payload of a kind. Its instances answer `to_h`, and `new` takes the fields as keywords, as those of
-  # a Struct with `keyword_init` do.
+  # Makes a class the payload of a kind. Its instances answer `to_h`, and `new` takes the fields as keywords, as
+  # those of a Struct with `keyword_init` do.
   #
   #     Resize = Struct.new(:path, keyword_init: true) do
   #       include Tickr::Kind

@@ -36,7 +36,9 @@ module Tickr
 
       @kind = kind.to_s
       @payload = payload
-      @options = options.compact.transform_values { |value| value.respond_to?(:iso8601) ? self.class.time(value) : value }
+      @options = options.compact.transform_values do |value|
+        value.respond_to?(:iso8601) ? self.class.time(value) : value
+      end
     end
 
     def to_json(*) = Json.encode({kind: kind, payload: payload.nil? ? {} : payload}.merge(options))

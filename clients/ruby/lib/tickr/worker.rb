@@ -6,7 +6,8 @@ require "socket"
 require_relative "handling"
 
 module Tickr
-  # Executes jobs as docs/WORKERS.md of tickr specifies it. Each slot is a thread; further threads fetch, beat and finish.
+  # Executes jobs as docs/WORKERS.md of tickr specifies it. Each slot is a thread; further threads fetch, beat and
+  # finish.
   #
   #     worker = Tickr::Worker.new(name: "shop", queues: ["pictures"], slots: 5)
   #     worker.handle("resize") { |payload, context| ... }
@@ -55,8 +56,8 @@ module Tickr
     # @param wait [Numeric] longest wait of one request for jobs in seconds, at most 60
     # @param version [String, nil] version of the program, for operators
     # @param logger [Logger, nil] default: standard error
-    def initialize(client: Client.new, name: "ruby", queues: nil, slots: 5, lease: 60, grace: 25, wait: 30, version: nil,
-      logger: nil)
+    def initialize(client: Client.new, name: "ruby", queues: nil, slots: 5, lease: 60, grace: 25, wait: 30,
+      version: nil, logger: nil)
       @client = client
       @name, @queues, @slots, @version = name, queues, slots, version
       @lease, @grace, @wait = lease, grace, wait
@@ -95,8 +96,8 @@ module Tickr
       self
     end
 
-    # Execute jobs until SIGTERM, SIGINT or `stop`. Then the worker fetches nothing more, lets jobs finish within the grace,
-    # gives back the rest, and returns. A second signal ends the process at once.
+    # Execute jobs until SIGTERM, SIGINT or `stop`. Then the worker fetches nothing more, lets jobs finish within the
+    # grace, gives back the rest, and returns. A second signal ends the process at once.
     #
     # @param signals [Boolean] false when the program handles signals and calls `stop` itself
     # @return [Integer] exit code for the program: 0 after an orderly end
@@ -171,7 +172,7 @@ module Tickr
       now = Http.now
       @lock.synchronize do
         stop if @stops.positive? && @stop_at.nil?
-        @held.each_value { |held| cancel(held, :deadline) if held.running? && held.cancelled.nil? && now >= held.deadline }
+        @held.each_value { |held| cancel(held, :deadline) if held.cancelled.nil? && now >= held.deadline }
         if @stop_at
           @ready.each { |held| ended(held, {verdict: "released"}) }
           @ready.clear
@@ -332,7 +333,8 @@ module Tickr
       body = {slots: slots, wait_ms: (@wait * 1000).round, holding: holding, fetch_id: SecureRandom.uuid}
       jobs = drain = nil
       @fetching = Thread.current
-      response = perform("a request for jobs", @fetch, request(path(id, "fetch"), body, @wait + 15), give_up) do |answer|
+      sent = request(path(id, "fetch"), body, @wait + 15)
+      response = perform("a request for jobs", @fetch, sent, give_up) do |answer|
         members = Json.members(answer.body)
         jobs = Json.members(members.fetch("jobs")).map { |job| Json.members(job) }
         drain = members["drain"] == "true"

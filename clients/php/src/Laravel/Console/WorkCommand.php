@@ -68,10 +68,11 @@ class WorkCommand extends Command
         $laravel = $this->laravelWorker();
         $worker = new Worker($queue->client(), $settings);
         $worker->logTo(fn (string $line) => $this->output->writeln("<comment>$line</comment>"));
-        $worker->handle($queue->kind(), function (mixed $payload, Context $context) use ($laravel, $connection, $options) {
+        $handler = function (mixed $payload, Context $context) use ($laravel, $connection, $options): mixed {
             \assert($context instanceof ChildContext);
             return $this->executeJob($laravel, $context, $connection, $options);
-        });
+        };
+        $worker->handle($queue->kind(), $handler);
         $worker->onProcessStart($this->forgetConnections(...));
         $started = $this->lastRestart();
         $parent = (int) getmypid();

@@ -2,6 +2,8 @@
 
 declare(strict_types=1);
 
+use Illuminate\Foundation\PackageManifest;
+
 // The smallest application that runs Laravel's own queue code. It writes below TICKR_TEST_DIR only.
 
 error_reporting(E_ALL & ~E_DEPRECATED);
@@ -18,7 +20,7 @@ foreach (['SERVICES', 'PACKAGES'] as $cache) {
 $app->singleton(Illuminate\Contracts\Console\Kernel::class, Illuminate\Foundation\Console\Kernel::class);
 $app->singleton(Illuminate\Contracts\Debug\ExceptionHandler::class, Illuminate\Foundation\Exceptions\Handler::class);
 // There are no packages to discover in a program without Composer.
-$app->instance(Illuminate\Foundation\PackageManifest::class, new class extends Illuminate\Foundation\PackageManifest {
+$app->instance(PackageManifest::class, new class extends PackageManifest {
     public function __construct()
     {
     }

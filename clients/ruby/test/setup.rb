@@ -77,8 +77,10 @@ class TestServer
 
       status, content, extra = answer
       content = content.is_a?(String) ? content : JSON.generate(content)
-      head = {"content-length" => content.bytesize}.merge(extra || {}).map { |name, value| "#{name}: #{value}\r\n" }.join
+      fields = {"content-length" => content.bytesize}.merge(extra || {})
+      head = fields.map { |name, value| "#{name}: #{value}\r\n" }.join
       client.write("HTTP/1.1 #{status} X\r\n#{head}\r\n#{content}")
+      break if fields["connection"] == "close"
     end
   ensure
     client.close
