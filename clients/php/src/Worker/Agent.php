@@ -18,6 +18,8 @@ use Tickr\Http\Channel;
  */
 final class Agent
 {
+    private const SETTLE_SECONDS = 10.0;
+
     private bool $asked = false;
 
     private function __construct(private readonly Frames $frames, private readonly int $pid)
@@ -110,7 +112,7 @@ final class Agent
     }
 
     /**
-     * Say how the job ended.
+     * Say how the job ended, and wait until a server knows it. The agent goes on when that takes too long.
      *
      * @param array{verdict: string, error?: string, delay_ms?: ?int, result?: string} $end
      */
@@ -118,6 +120,15 @@ final class Agent
     {
         $this->frames->send(['type' => 'end'] + $end);
         $this->frames->flushAll();
+        $until = Channel::now() + self::SETTLE_SECONDS;
+        while (Channel::now() < $until && !$this->frames->hasEnded()) {
+            foreach ($this->frames->receive() as $message) {
+                if ($message['type'] === 'settled') {
+                    return;
+                }
+            }
+            $this->frames->wait($until - Channel::now());
+        }
     }
 
     public function close(): void

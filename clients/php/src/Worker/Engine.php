@@ -243,13 +243,14 @@ final class Engine
     private function end(Held $held, array $end): void
     {
         if ($held->slot !== null) {
+            $held->waiting = $held->slot->owns ? null : $held->slot;
             $held->slot->held = null;
             $held->slot = null;
         }
         $held->killAt = INF;
         if ($held->lost) {
             // A verdict would change nothing.
-            unset($this->held[$held->token]);
+            $this->drop($held->token);
             return;
         }
         $verdict = (string) $end['verdict'];
@@ -617,7 +618,7 @@ final class Engine
                 if (($result['result'] ?? '') !== 'settled') {
                     ($this->log)('a verdict came too late: ' . ($result['result'] ?? ''));
                 }
-                unset($this->held[$token]);
+                $this->drop($token);
             }
         } else {
             $this->refused($sent, $response);
@@ -675,10 +676,18 @@ final class Engine
                 'error' => Json::encode($error),
             ];
             if ($held->verdict === $failed) {
-                unset($this->held[$held->token]);
+                $this->drop($held->token);
             }
             $held->verdict = $failed;
         }
+    }
+
+    /** The verdict of an attempt is answered, or none is possible. */
+    private function drop(string $token): void
+    {
+        $waiting = ($this->held[$token] ?? null)?->waiting;
+        unset($this->held[$token]);
+        $waiting?->frames->send(['type' => 'settled']);
     }
 
     private function depart(): void

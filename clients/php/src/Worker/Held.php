@@ -12,6 +12,8 @@ namespace Tickr\Worker;
 final class Held
 {
     public ?Slot $slot = null;
+    /** The process that did not start with the engine, and waits for the answer to its verdict. */
+    public ?Slot $waiting = null;
     public float $deadline;
     /** Why the handler was told to stop. */
     public ?string $cancelled = null;

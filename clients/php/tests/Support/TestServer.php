@@ -56,7 +56,8 @@ final class TestServer
     public function requests(string $pathEnd = ''): array
     {
         $lines = array_filter(explode("\n", (string) file_get_contents($this->journal)));
-        $all = array_map(static fn (string $line) => json_decode($line, true), $lines);
+        // The server may be writing its last line.
+        $all = array_filter(array_map(static fn (string $line) => json_decode($line, true), $lines));
         return array_values(array_filter($all, static fn (array $one) => str_ends_with($one['path'], $pathEnd)));
     }
 
