@@ -27,7 +27,9 @@ class ClientTest < Minitest::Test
     assert_operator Tickr::Http.now - begun, :>, 0.99, "Retry-After is kept"
     requests = @server.requests
     assert_equal 6, requests.size
-    assert_equal 1, requests.map { |one| one[:headers]["idempotency-key"] }.uniq.size
+    keys = requests.map { |one| one[:headers]["idempotency-key"] }
+    assert_equal [keys.first] * 6, keys
+    assert_match(/\A[\h-]{36}\z/, keys.first)
     assert_equal 1, requests.map { |one| one[:text] }.uniq.size
     assert_equal "Bearer #{TOKEN}", requests[0][:headers]["authorization"]
   end

@@ -199,7 +199,9 @@ class WorkerTest < Minitest::Test
   def test_a_worker_that_is_told_to_stop_finishes_what_it_can_and_releases_the_rest
     serve(fetch: ->(n, _) { n == 1 ? jobs("t1", "t2", "t3") : :hang })
     begun = Thread::Queue.new
+    blocked = nil
     work(slots: 4, grace: 1) do |_, context|
+      blocked = Thread.current if context.attempt.id == "job-t3"
       begun << context.attempt.id
       case context.attempt.id
       when "job-t1" then sleep 0.6
@@ -213,6 +215,7 @@ class WorkerTest < Minitest::Test
     stopped = Tickr::Http.now
     assert_equal 0, @thread.value
     assert_operator Tickr::Http.now - stopped, :<, 3
+    refute_predicate blocked, :alive?, "a released job may run elsewhere"
     assert_equal({"t1" => "succeeded", "t2" => "released", "t3" => "released"},
       verdicts.to_h { |one| one.values_at("token", "verdict") })
     assert_equal ["DELETE", "/v1/workers/w-1"], @server.requests.last.values_at(:method, :path)
