@@ -70,6 +70,32 @@ class ClientTest < Minitest::Test
     assert_equal 2, @server.requests.size
   end
 
+  def test_a_server_with_tls_is_trusted_only_with_its_certificate
+    key = OpenSSL::PKey::RSA.new(2048)
+    cert = OpenSSL::X509::Certificate.new
+    cert.version, cert.serial, cert.public_key = 2, 1, key.public_key
+    cert.subject = cert.issuer = OpenSSL::X509::Name.parse("/CN=localhost")
+    cert.not_before, cert.not_after = Time.now - 60, Time.now + 600
+    extensions = OpenSSL::X509::ExtensionFactory.new(cert, cert)
+    cert.add_extension(extensions.create_extension("basicConstraints", "CA:TRUE", true))
+    cert.add_extension(extensions.create_extension("subjectAltName", "DNS:localhost"))
+    cert.sign(key, "SHA256")
+    context = OpenSSL::SSL::SSLContext.new
+    context.cert, context.key = cert, key
+    @server = TestServer.new(tls: context) { [201, {id: "j1"}] }
+    url = @server.url.sub("http://127.0.0.1", "https://localhost")
+    assert_raises(Tickr::ConnectionFailed) { Tickr::Client.new(url: url, retry_for: 0).enqueue("echo") }
+    Tempfile.create("cert") do |file|
+      file.write(cert.to_pem)
+      file.flush
+      # OpenSSL reads the variable when a program starts.
+      lib = File.expand_path("../lib", __dir__)
+      program = 'require "tickr"; client = Tickr::Client.new; 2.times { print client.enqueue("echo").id }'
+      environment = {"SSL_CERT_FILE" => file.path, "TICKR_URL" => url}
+      assert_equal "j1j1", IO.popen(environment, [RbConfig.ruby, "-I", lib, "-e", program], &:read)
+    end
+  end
+
   def test_threads_share_a_client
     serve { |_, _, body, _| [201, {id: "j#{body["payload"]["i"]}"}] }
     client = Tickr::Client.new(url: @server.url)

@@ -27,8 +27,9 @@ end
 class TestServer
   attr_reader :url
 
-  def initialize(&script)
+  def initialize(tls: nil, &script)
     @script = script
+    @tls = tls
     @listener = TCPServer.new("127.0.0.1", 0)
     @url = "http://127.0.0.1:#{@listener.addr[1]}"
     @lock = Mutex.new
@@ -61,6 +62,7 @@ class TestServer
   end
 
   def serve(client)
+    client = OpenSSL::SSL::SSLSocket.new(client, @tls).tap(&:accept) if @tls
     while (line = client.gets)
       method, path = line.split
       headers = {}
@@ -82,6 +84,8 @@ class TestServer
       client.write("HTTP/1.1 #{status} X\r\n#{head}\r\n#{content}")
       break if fields["connection"] == "close"
     end
+  rescue OpenSSL::SSL::SSLError
+    nil # The client does not trust the certificate.
   ensure
     client.close
   end

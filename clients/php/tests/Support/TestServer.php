@@ -21,8 +21,11 @@ final class TestServer
     private readonly string $journal;
     private readonly int $owner;
 
-    /** @param \Closure(string, string, mixed, array<string, string>): mixed $script */
-    public function __construct(\Closure $script)
+    /**
+     * @param \Closure(string, string, mixed, array<string, string>): mixed $script
+     * @param string|null $pem file with certificate and key, to speak TLS
+     */
+    public function __construct(\Closure $script, ?string $pem = null)
     {
         $this->owner = (int) getmypid();
         $listener = stream_socket_server('tcp://127.0.0.1:0');
@@ -32,7 +35,7 @@ final class TestServer
         if ($pid === 0) {
             pcntl_signal(SIGTERM, SIG_DFL);
             try {
-                $this->serve($listener, $script);
+                $this->serve($listener, $script, $pem);
             } catch (\Throwable $error) {
                 fwrite(STDERR, (string) $error);
             }
@@ -76,7 +79,7 @@ final class TestServer
     }
 
     /** @param resource $listener */
-    private function serve($listener, \Closure $script): never
+    private function serve($listener, \Closure $script, ?string $pem): never
     {
         /** @var array<int, array{resource, string}> $clients */
         $clients = [];
@@ -87,6 +90,13 @@ final class TestServer
             foreach ($read as $stream) {
                 if ($stream === $listener) {
                     $client = stream_socket_accept($listener);
+                    if ($pem !== null) {
+                        stream_context_set_option($client, 'ssl', 'local_cert', $pem);
+                        if (@stream_socket_enable_crypto($client, true, STREAM_CRYPTO_METHOD_TLS_SERVER) !== true) {
+                            fclose($client);
+                            continue;
+                        }
+                    }
                     $clients[(int) $client] = [$client, ''];
                     continue;
                 }

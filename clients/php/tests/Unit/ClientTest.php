@@ -92,6 +92,36 @@ final class ClientTest extends TestCase
         self::assertCount(2, $server->requests());
     }
 
+    public function testAServerWithTlsIsTrustedOnlyWithItsCertificate(): void
+    {
+        $pem = (string) tempnam(sys_get_temp_dir(), 'tickr');
+        $command = 'openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost'
+            . ' -addext subjectAltName=DNS:localhost -keyout ' . escapeshellarg("$pem.key")
+            . ' -out ' . escapeshellarg($pem) . ' 2>/dev/null';
+        exec($command, $lines, $code);
+        if ($code !== 0) {
+            self::markTestSkipped('the program openssl is not installed');
+        }
+        file_put_contents($pem, file_get_contents("$pem.key"), FILE_APPEND);
+        try {
+            $server = new TestServer(static fn () => [201, ['id' => 'j1']], $pem);
+            $url = str_replace('http://127.0.0.1', 'https://localhost', $server->url);
+            $client = new Client($url, retryFor: 0.0);
+            try {
+                $client->enqueue('echo');
+                self::fail('a failure was expected');
+            } catch (ConnectionFailed $failed) {
+                self::assertStringContainsString('TLS', $failed->getMessage());
+            }
+            putenv("SSL_CERT_FILE=$pem");
+            self::assertSame('j1', $client->enqueue('echo')->id);
+            self::assertSame('j1', $client->enqueue('echo')->id);
+        } finally {
+            putenv('SSL_CERT_FILE');
+            array_map('unlink', [$pem, "$pem.key"]);
+        }
+    }
+
     public function testAKeptConnectionThatTheServerClosedIsNoFailure(): void
     {
         $server = new TestServer(static fn () => [201, ['id' => 'j1'], ['Connection' => 'keep-alive']]);
