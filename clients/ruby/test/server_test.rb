@@ -168,17 +168,7 @@ class ServerTest < Minitest::Test
   end
 
   def test_a_job_exists_exactly_if_the_transaction_was_committed
-    skip "TICKR_MYSQL_URL is not set" unless ENV["TICKR_MYSQL_URL"]
-    begin
-      require "mysql2"
-    rescue LoadError
-      skip "the gem mysql2 is not installed"
-    end
-    url = URI.parse(ENV["TICKR_MYSQL_URL"])
-    socket = URI.decode_www_form(url.query.to_s).to_h["socket"]
-    mysql = Mysql2::Client.new(**{
-      username: url.user, password: url.password, database: url.path.delete_prefix("/"), encoding: "utf8mb4"
-    }.merge(socket ? {socket: socket} : {host: url.host, port: url.port || 3306}))
+    mysql = Mysql2::Client.new(**mysql_options("mysql2"))
     outbox = Tickr::Outbox.new(mysql)
     mysql.query("BEGIN")
     lost = outbox.enqueue(@kind, {n: 1})
@@ -192,5 +182,37 @@ class ServerTest < Minitest::Test
     assert_equal({"ü'\\" => 2}, @client.wait(made, timeout: 5).result)
     assert_equal 2, @client.job(made)["priority"]
     assert_nil @client.job(lost)
+  end
+
+  def test_a_job_exists_exactly_if_the_transaction_of_active_record_was_committed
+    options = mysql_options("active_record")
+    ActiveRecord::Base.establish_connection(adapter: "mysql2", **options)
+    outbox = Tickr::Outbox.new(ActiveRecord::Base.connection)
+    lost = made = nil
+    ActiveRecord::Base.transaction do
+      lost = outbox.enqueue(@kind, {n: 1})
+      raise ActiveRecord::Rollback
+    end
+    ActiveRecord::Base.transaction { made = outbox.enqueue(@kind, {"ü'\\" => 2}, queue: @kind) }
+    @client.nudge
+    work { |payload, _| payload }
+    eventually("the job of the outbox") { @client.job(made) }
+    assert_equal({"ü'\\" => 2}, @client.wait(made, timeout: 5).result)
+    assert_nil @client.job(lost)
+  end
+
+  # Options of mysql2 from TICKR_MYSQL_URL.
+  def mysql_options(library)
+    skip "TICKR_MYSQL_URL is not set" unless ENV["TICKR_MYSQL_URL"]
+    begin
+      require "mysql2"
+      require library
+    rescue LoadError
+      skip "#{library} is not installed"
+    end
+    url = URI.parse(ENV["TICKR_MYSQL_URL"])
+    socket = URI.decode_www_form(url.query.to_s).to_h["socket"]
+    options = {username: url.user, password: url.password, database: url.path.delete_prefix("/"), encoding: "utf8mb4"}
+    options.merge(socket ? {socket: socket} : {host: url.host, port: url.port || 3306})
   end
 end
