@@ -191,6 +191,21 @@ final class LaravelTest extends TestCase
         self::assertSame(1, substr_count($this->diary(), 'dies dies'));
     }
 
+    public function testAJobThatAnOperatorCancelsIsStopped(): void
+    {
+        App\Blocks::dispatch('cancelled');
+        $this->work('tickr:work --slots=1 --lease=10');
+        $this->awaitDiary(['began cancelled']);
+        $client = new Client();
+        $path = '/v1/jobs?limit=1&q=' . rawurlencode('queue:' . self::$queue);
+        $id = $client->call('GET', $path)->json()['data'][0]['id'];
+        self::assertFalse($client->cancel($id));
+        self::assertSame('cancelled', $client->wait($id, 12)->state);
+        App\Plain::dispatch('next');
+        $this->awaitDiary(['ran next attempt 1']);
+        self::assertStringNotContainsString('ended cancelled', $this->diary());
+    }
+
     public function testMiddlewareMaxExceptionsAndRetryUntil(): void
     {
         App\Alone::dispatch('a');
