@@ -164,7 +164,8 @@ final class LaravelTest extends TestCase
         foreach (['u', 'u', 'v'] as $word) {
             App\Unique::dispatch($word);
         }
-        $this->work($command);
+        // SQLite refuses one of two transactions that write to the batches at the same time.
+        $this->work(str_replace('--slots=2', '--slots=1', $command));
         $this->awaitDiary([
             'ran one attempt 1', 'ran two attempt 1', 'ran three attempt 1', 'failed breaks: not possible', 'caught',
             'ran b1 attempt 1', 'ran b2 attempt 1', 'ran b3 attempt 1', 'ran b4 attempt 1', 'then', 'finally',
@@ -194,7 +195,7 @@ final class LaravelTest extends TestCase
     public function testAJobThatAnOperatorCancelsIsStopped(): void
     {
         App\Blocks::dispatch('cancelled');
-        $this->work('tickr:work --slots=1 --lease=10');
+        $this->work('tickr:work --slots=1 --lease=10 --kill=1');
         $this->awaitDiary(['began cancelled']);
         $client = new Client();
         $path = '/v1/jobs?limit=1&q=' . rawurlencode('queue:' . self::$queue);

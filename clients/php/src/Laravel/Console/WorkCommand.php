@@ -34,6 +34,7 @@ class WorkCommand extends Command
         {--memory=128 : The megabytes after which a process is replaced}
         {--max-jobs=0 : The jobs after which a process is replaced}
         {--grace=30 : The seconds after SIGTERM in which running jobs may finish}
+        {--kill=5 : The seconds after which the process of a cancelled job is killed}
         {--lease=60 : The seconds without a heartbeat after which other workers take the jobs}
         {--force : Work also in maintenance mode}';
 
@@ -54,6 +55,7 @@ class WorkCommand extends Command
             slots: (int) $this->option('slots'),
             leaseMs: (int) $this->option('lease') * 1000,
             graceMs: (int) $this->option('grace') * 1000,
+            killMs: (int) $this->option('kill') * 1000,
             waitMs: 10_000,
             maxJobs: (int) $this->option('max-jobs'),
         );
