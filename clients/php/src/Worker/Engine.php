@@ -368,15 +368,17 @@ final class Engine
         }
         $this->fetch->abort();
         $this->fetching = null;
-        foreach ($this->ready as $held) {
-            $this->end($held, ['verdict' => 'released']);
-        }
-        $this->ready = [];
-        if (!$this->graceOver && $now >= $this->stopAt + $this->settings->graceMs / 1000) {
+        // When the program of an agent is gone, nothing will execute what has come for it.
+        $alone = $this->spawn === null && $this->slots === [];
+        if (!$this->graceOver && ($alone || $now >= $this->stopAt + $this->settings->graceMs / 1000)) {
             $this->graceOver = true;
             foreach ($this->held as $held) {
                 $this->cancel($held, Cancelled::STOPPING);
             }
+        }
+        if ($this->ready !== []) {
+            // A process that is starting takes what came before the signal.
+            return;
         }
         foreach ($this->slots as $slot) {
             if ($slot->held === null && !$slot->leaving) {

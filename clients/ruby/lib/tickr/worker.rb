@@ -174,10 +174,9 @@ module Tickr
         stop if @stops.positive? && @stop_at.nil?
         @held.each_value { |held| cancel(held, :deadline) if held.cancelled.nil? && now >= held.deadline }
         if @stop_at
-          @ready.each { |held| ended(held, {verdict: "released"}) }
-          @ready.clear
           if now >= @stop_at + @grace && !@grace_over
             @grace_over = now
+            @ready.clear
             @held.values.each { |held| cancel(held, :stopping) }
           end
           release_the_rest if @grace_over && now >= @grace_over + LAST_SECONDS
@@ -376,7 +375,7 @@ module Tickr
     end
 
     def start_ready
-      return if @stop_at
+      return if @grace_over
 
       start(@ready.shift) while @ready.any? && free + @ready.size > 0
     end
