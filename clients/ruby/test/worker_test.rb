@@ -190,7 +190,8 @@ class WorkerTest < Minitest::Test
   end
 
   def test_a_drained_worker_asks_again_after_a_beat
-    serve(beat_ms: 500, fetch: ->(_, _) { [200, {jobs: [], drain: true}] })
+    serve(beat_ms: 500, fetch: ->(_, _) { [200, {jobs: [], drain: true}] },
+      beat: ->(_, _) { [200, {cancel: [], lost: [], drain: true}] })
     work { nil }
     @server.await("/fetch") { |all| all.size >= 3 }
     assert_operator @server.requests("/fetch").size, :<, 8

@@ -594,9 +594,7 @@ final class Engine
                 $this->cancel($this->held[$token], Cancelled::CANCELLED);
             }
         }
-        if (($answer['drain'] ?? false) === true) {
-            $this->nextFetch = max($this->nextFetch, $now + $this->beatSeconds);
-        }
+        // A drain is left to the answer of a fetch. If beats put the next fetch off as well, it would never come.
     }
 
     private function stepFinish(): void

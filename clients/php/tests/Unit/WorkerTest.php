@@ -223,7 +223,10 @@ final class WorkerTest extends TestCase
 
     public function testADrainedWorkerAsksAgainAfterABeat(): void
     {
-        $server = $this->server(['fetch' => static fn (int $n) => [200, ['jobs' => [], 'drain' => true]]], beatMs: 500);
+        $server = $this->server([
+            'fetch' => static fn (int $n) => [200, ['jobs' => [], 'drain' => true]],
+            'beat' => static fn (int $n) => [200, ['cancel' => [], 'lost' => [], 'drain' => true]],
+        ], beatMs: 500);
         $this->worker($server, static fn () => null);
         $server->await('/fetch', static fn ($all) => \count($all) >= 3);
         self::assertLessThan(8, \count($server->requests('/fetch')));

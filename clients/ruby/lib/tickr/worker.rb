@@ -511,7 +511,7 @@ module Tickr
           cancel(held, :lost)
         end
         Array(answer["cancel"]).each { |token| @held[token]&.then { |held| cancel(held, :cancelled) } }
-        @next_fetch = [@next_fetch, Http.now + @beat_seconds].max if answer["drain"]
+        # A drain is left to the answer of a fetch. If beats put the next fetch off as well, it would never come.
       end
     end
 
