@@ -1,7 +1,7 @@
 # The commands of the project; `make` lists them. ARGS is passed on: make run ARGS='--workers 8', make test ARGS=retry
 
 .DEFAULT_GOAL := help
-.PHONY: help deps clocks contract browser drivers run chat test test-fast test-long test-mysql test-packages bench compare \
+.PHONY: help deps clocks contract browser drivers run chat test test-fast test-long test-mysql test-clients test-packages bench compare \
 	chaos mutants check check-deploy features deny publish-check package format build release clean cargo rustfmt clippy pages python
 
 INSTALL := internal/services/install.sh
@@ -40,6 +40,10 @@ test-long: deps clocks contract browser drivers cargo ## Run the tests that take
 
 test-mysql: deps clocks contract browser drivers cargo ## Run every test against a private MySQL server, fetched once
 	@mysqld=$$(sh $(INSTALL) --mysql) && export TICKR_MYSQLD=$$mysqld && $(if $(ARGS),cargo test $(ARGS),sh tests/all.sh)
+
+test-clients: deps cargo ## Run the tests of the libraries in clients/, each against a real server: make test-clients ARGS='php go'
+	@[ -z "$$TICKR_INSTALL_LANGUAGES" ] || sh $(INSTALL) --languages
+	@TICKR_PYTHON=$$(sh $(INSTALL) --client-python || true) sh tests/clients.sh $(ARGS)
 
 bench: deps cargo ## Measure this build beside the bare store: make bench ARGS='drain flow --repeat 5', or ARGS='all --short'
 	@cargo run --release -- bench $(ARGS)

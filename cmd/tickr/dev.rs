@@ -215,6 +215,15 @@ async fn welcome(app: &App, config: &Config, services: &Services, dir: &Path, ad
             println!("found {} jobs from earlier runs, {owed} of them unfinished\n", owed + ended);
         }
     }
+    // Beside a checkout of the project, and not beside an installed program.
+    let samples: Vec<&str> = ["django", "go", "laravel", "node", "rails"]
+        .into_iter()
+        .filter(|name| std::path::Path::new(&format!("examples/{name}/run.sh")).is_file())
+        .collect();
+    if !samples.is_empty() {
+        println!("run jobs in another language, with the sample of one of {}:\n", samples.join(", "));
+        println!("  TICKR_URL={url} sh examples/{}/run.sh\n", samples[0]);
+    }
     println!("enqueue a job:\n");
     println!(
         "  curl -s {url}/v1/jobs -H 'content-type: application/json' \\\n    -d '{{\"kind\":\"email\",\"payload\":{{\"to\":\"ada@example.com\",\"subject\":\"Hello\",\"text\":\"It works.\"}}}}'\n"

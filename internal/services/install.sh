@@ -17,6 +17,9 @@
 #                           prints its path. Needs root, who gets the packages mmdebstrap and systemd-container.
 #   install.sh --driver LANGUAGE   the driver for MySQL of python, node, perl or java, for the programs in tests/writers;
 #                           prints its folder. The language itself is not installed.
+#   install.sh --client-python   a Python with what the tests of clients/python need; prints its path
+#   install.sh --languages  the languages of clients/ and the frameworks that their tests use, as packages of the system.
+#                           Needs root on Debian bookworm or its like.
 #
 # TICKR_SERVERS=cache ignores the servers of the system, to test the private cache on a machine that has them. With
 # TICKR_OFFLINE set, neither a browser nor axe nor biome nor a driver is fetched.
@@ -49,6 +52,10 @@ helm_package=helm-python-sdk==0.2.2
 deploy_packages='kubernetes==37.0.2 PyYAML==6.0.4'
 helm_sha256=28cc13abaf134c3a7e37f070c939be8d9cdc9825c3c8b8b2d35161073bcd4578
 deploy_checks=$cache/deploy-checks-1
+client_python_packages='Django==5.2.19 django-tasks==0.12.0 PyMySQL==1.2.4'
+client_python=$cache/client-python-1
+languages='php-cli php-mysql php-curl php-sqlite3 phpunit php-laravel-framework ruby ruby-activejob ruby-minitest ruby-mysql2
+    golang-go golang-github-go-sql-driver-mysql-dev nodejs npm python3 python3-venv'
 chroot=$cache/bookworm-2.tar
 # Package lists from before this date are refused, from every mirror.
 oldest_lists=20250901
@@ -73,7 +80,9 @@ main() {
         --driver) install_driver "${2:-}" ;;
         --deploy-checks) install_deploy_checks ;;
         --chroot) install_chroot ;;
-        *) fail "unknown argument $1 (there are --mysql, --faketime, --schemathesis, --chromium, --axe, --biome, --deploy-checks, --chroot and --driver)" ;;
+        --client-python) install_client_python ;;
+        --languages) install_languages ;;
+        *) fail "unknown argument $1 (there are --mysql, --faketime, --schemathesis, --chromium, --axe, --biome, --deploy-checks, --chroot, --driver, --client-python and --languages)" ;;
     esac
 }
 
@@ -454,6 +463,45 @@ install_deploy_checks() {
     mv "$deploy_checks/bin/python.new" "$deploy_checks/bin/python"
     scratch=
     echo "$deploy_checks"
+}
+
+install_client_python() {
+    if [ ! -x "$client_python/bin/python" ]; then
+        command -v python3 >/dev/null || fail 'python3 is missing, so the Python client is not tested'
+        [ -z "${TICKR_OFFLINE:-}" ] || fail 'the packages for the Python client are not in the cache, and TICKR_OFFLINE is set'
+        writable
+        say "fetching what the tests of the Python client need into $client_python (nothing on the system is changed)"
+        # As above: a virtual environment names its own place.
+        rm -rf "$client_python"
+        scratch=$client_python
+        python3 -m venv "$client_python" >&2 ||
+            fail 'python3 cannot make a virtual environment; install the package python3-venv'
+        mv "$client_python/bin/python" "$client_python/bin/python.new"
+        # shellcheck disable=SC2086 # a list of names
+        "$client_python/bin/python.new" -m pip --disable-pip-version-check --no-input install --quiet \
+            --only-binary :all: $client_python_packages >&2 ||
+            fail "the packages $client_python_packages could not be fetched from the package index"
+        mv "$client_python/bin/python.new" "$client_python/bin/python"
+        scratch=
+    fi
+    echo "$client_python/bin/python"
+}
+
+# One after the other, so that a package that a mirror does not have costs only its own language.
+install_languages() {
+    { [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; } || fail 'the languages are packages that root installs with apt-get'
+    missing=
+    for package in $languages; do
+        dpkg-query -W -f '${Status}\n' "$package" 2>/dev/null | grep -q ' installed$' || missing="$missing $package"
+    done
+    [ -n "$missing" ] || return 0
+    apt-get update -qq >&2 || say 'apt-get update failed'
+    for package in $missing; do
+        # nodejs of another source may have brought npm with it.
+        case $package in nodejs | npm) ! command -v "${package%js}" >/dev/null || continue ;; esac
+        DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends "$package" >/dev/null 2>&1 ||
+            say "$package could not be installed"
+    done
 }
 
 install_chroot() {

@@ -221,6 +221,8 @@ fn every_other_command_of_the_documents_names_what_exists() {
                         }
                     }
                 }
+                // `make test-clients` runs them.
+                "sh" => assert!(root().join(&words[1]).exists(), "{place}: {line}: no {}", words[1]),
                 // Their arguments are checked by other tests.
                 "tickr" | "curl" => {}
                 // The environment: the variables are checked by the test below.

@@ -71,15 +71,16 @@ const BEAT_AGAIN: &str = "A beat that fails is repeated within seconds";
 const CANCEL: &str = "`cancel`: stop the attempt and finish it as `failed`.";
 const LOST: &str = "`lost`: stop the attempt.";
 const CHECKPOINT: &str = "`checkpoint` is JSON of at most 64 KiB, with which the next attempt begins.";
-const PROGRESS: &str = "`percent` and `note` (120 characters, without control characters) are shown with the job.";
+const PROGRESS: &str = "`percent` (0 to 100) and `note` (120 characters, no control characters) are shown with the job";
 const FINISH_AGAIN: &str = "The same verdict again has the same result, so a call that got no answer is repeated, to any \
                             process, until it is answered.";
-const BODY_LIMIT: &str = "1 to 500 of them, within `body_limit`";
+const BODY_LIMIT: &str =
+    "1 to 500 of them, in a body of at most 1 MiB. After 413 a client sends fewer of them in one call.";
 const FINISH_RESULTS: &str = "`lease_lost` (the attempt had ended otherwise, and nothing was changed) or `unknown` (no job \
                               has this token)";
 const ANY_PROCESS: &str = "a worker may go through a load balancer, or through a list of addresses";
-const STOP: &str = "On SIGTERM a worker fetches nothing more, finishes what it can, gives back the rest as `released`, and \
-                    sends `DELETE /v1/workers/{id}`.";
+const STOP: &str = "On SIGTERM a worker fetches nothing more, finishes what it can, also jobs of an answer that was on its way, \
+                    gives back the rest as `released`, and sends `DELETE /v1/workers/{id}`.";
 const SECOND_SIGNAL: &str = "A second signal ends the program at once.";
 const EVERY_CALL: &str = "Every call is JSON over HTTP/1.1";
 const BEARER: &str = "It sends the API key with every call as `Authorization: Bearer`, and never in a URL.";
