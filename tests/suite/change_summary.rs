@@ -45,6 +45,7 @@ const CHANGES: [(&str, &[(&str, &str)]); 2] = [
             ("revoked_by", "'ada'"),
             ("kinds", "'email'"),
             ("producer", "'shop'"),
+            ("queues", "'pictures'"),
         ],
     ),
 ];

@@ -662,7 +662,7 @@ async fn no_statement_waits_for_a_locked_table_for_longer_than_its_caller() {
     let broker = tickr.app.broker();
     let (one, other, ()) = tokio::join!(load(broker, &over), load(broker, &over), lock);
     println!("{most} sessions waited at once, the longest for {longest} s");
-    assert!(most > 2 && longest > 4, "{most} sessions waited, the longest for {longest} s");
+    assert!(most > 1 && longest > 4, "{most} sessions waited, the longest for {longest} s");
     assert!(longest <= MAX_TABLE_WAIT_SECONDS, "a statement waited for {longest} s");
     let lost = assert_done(&tickr, &[one.0, other.0].concat()).await;
     assert_eq!(lost, 0, "the leases were longer");
