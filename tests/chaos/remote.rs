@@ -251,7 +251,7 @@ impl Life {
                 }
                 Answer::Silent | Answer::NotSent | Answer::Said(429 | 500.., _) => {}
                 // Not every runner has heard of the declaration when it has just come up.
-                other => self.complain("the registration", &other),
+                other @ Answer::Said(..) => self.complain("the registration", &other),
             }
             tokio::time::sleep(Duration::from_millis(rng.random_range(50..500))).await;
         }
@@ -305,7 +305,7 @@ impl Life {
                     again = rng.random_bool(0.5).then_some(body);
                     tokio::time::sleep(Duration::from_millis(rng.random_range(50..1_000))).await;
                 }
-                other => self.complain("a request for jobs", &other),
+                other @ Answer::Said(..) => self.complain("a request for jobs", &other),
             }
         }
     }
@@ -410,7 +410,7 @@ impl Life {
                     // The next request for jobs registers it again.
                     Answer::Said(404, _) => break,
                     Answer::Silent | Answer::NotSent | Answer::Said(429 | 500.., _) => {}
-                    other => self.complain("a beat", &other),
+                    other @ Answer::Said(..) => self.complain("a beat", &other),
                 }
                 if self.leaving.is_cancelled() {
                     return;
@@ -499,7 +499,7 @@ impl Life {
             match self.world.call(rng, Request::delete(format!("/v1/workers/{name}"))).await {
                 Answer::Said(200..=299 | 404, _) => return,
                 Answer::Silent | Answer::NotSent | Answer::Said(429 | 500.., _) => {}
-                other => self.complain("a goodbye", &other),
+                other @ Answer::Said(..) => self.complain("a goodbye", &other),
             }
             tokio::time::sleep(Duration::from_millis(rng.random_range(50..500))).await;
         }
