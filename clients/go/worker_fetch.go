@@ -93,11 +93,15 @@ func (w *Worker) fetchLoop(ctx context.Context) {
 			w.slotsBell.wait(ctx, -1)
 			continue
 		}
-		if drained {
-			w.slotsBell.wait(ctx, every)
-			if ctx.Err() != nil {
-				return
-			}
+		// The bell also rings for a slot that became free before the drain, and that is no reason to ask earlier.
+		for end := time.Now().Add(every); drained && ctx.Err() == nil && time.Now().Before(end); {
+			w.slotsBell.wait(ctx, time.Until(end))
+			w.mu.Lock()
+			drained = w.drained
+			w.mu.Unlock()
+		}
+		if ctx.Err() != nil {
+			return
 		}
 		if slots > maxJobs {
 			slots = maxJobs

@@ -267,6 +267,13 @@ class LostAnswers(WorkerCase):
         self.assertEqual(runs, [1])
         self.assertLess(time.monotonic() - began, 5)
 
+    def test_a_registration_is_repeated_after_every_5xx(self) -> None:
+        runs = self.counting()
+        self.server.faults["register"].extend([500, 503])
+        self.start()
+        self.server.verdict(self.server.add("count", 1))
+        self.assertEqual(runs, [1])
+
     def test_a_worker_whose_kind_is_unknown_says_so(self) -> None:
         self.counting()
         self.server.faults["register"].extend([403])

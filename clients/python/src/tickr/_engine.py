@@ -415,7 +415,9 @@ class Engine:
                     failure: Exception = answer.error()
                     at_least = answer.retry_after
                     undeclared = answer.status == 422 and time.monotonic() < patience
-                    if first and answer.status not in REPEATED_STATUSES and not undeclared:
+                    # 429 and every 5xx say that this address cannot now, not that the worker is wrong.
+                    passing = answer.status in REPEATED_STATUSES or answer.status >= 500
+                    if first and not passing and not undeclared:
                         raise failure
                 except (ConnectionFailed, ValueError, KeyError, TypeError) as error:
                     failure = error
