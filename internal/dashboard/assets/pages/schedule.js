@@ -208,7 +208,7 @@ const outcomes = [
   ['skipped', 'Skipped'],
 ];
 
-/** What became of its ticks, page by page. */
+/** Its ticks with their results, page by page. */
 function Ticks({ path, gone, round }) {
   const [outcome, choose] = useState('');
   const [trail, follow] = useState([]);

@@ -194,7 +194,7 @@ const ends = [
   ['cancelled', 'cancelled'],
 ];
 
-/** What became of the jobs that a replay made: those alone, whatever else fails for the same cause. */
+/** The jobs that a replay made by their states: those alone, whatever else fails for the same cause. */
 export function Released({ operation }) {
   const [open, set] = useState(true);
   const made = useQuery(operation.action === 'replay' ? `/v1/operations/${seg(operation.id)}/made` : null, {
