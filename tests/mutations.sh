@@ -306,6 +306,9 @@ mutants() {
     mutant 'front of the line after a loss' internal/index/first.lua \
         "redis.call('RPUSH'" "redis.call('LPUSH'" \
         poison::after_one_loss_a_job_runs_again_at_once_before_all_that_waits
+    mutant 'urgent lanes are filled first' internal/index/lists.lua \
+        'a.priority < b.priority' 'a.priority > b.priority' \
+        index::of_two_jobs_that_become_ready_together_the_more_urgent_one_goes_to_the_waiting_fetcher
     mutant 'losses of what was interrupted' internal/store/attempts/settle.rs \
         'Verdict::Interrupted => owed.losses,' 'Verdict::Interrupted => 0,' \
         store::a_job_fails_after_three_losses_in_a_row_and_a_verdict_of_its_own_clears_them

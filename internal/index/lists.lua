@@ -35,9 +35,17 @@ local function offer(name, id, due)
   return false
 end
 
--- Push the offered jobs that were not left out.
+-- Push the offered jobs that were not left out, the most urgent lanes first: Redis gives the job of the list that was
+-- filled first to a client that waits for several of them.
 local function push()
-  for _, line in pairs(lines) do
+  local order = {}
+  for name, line in pairs(lines) do
+    -- The name of a lane ends in its priority, unless that is the normal one.
+    line.priority = tonumber(string.match(name, ':(%d)$') or 5)
+    order[#order + 1] = line
+  end
+  table.sort(order, function(a, b) return a.priority < b.priority end)
+  for _, line in ipairs(order) do
     for from = 1, #line.ids, 1000 do
       redis.call('LPUSH', line.key, unpack(line.ids, from, math.min(from + 999, #line.ids)))
     end

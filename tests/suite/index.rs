@@ -8,9 +8,10 @@ use serde_json::json;
 use tickr::config::Config;
 use tickr::event::Event;
 use tickr::handlers::Registry;
+use tickr::index::{Entry, Index, IndexSettings, Lane};
 use tickr::job::{JobId, State};
 
-use crate::support::{TestApp, answer, eventually, http};
+use crate::support::{DEADLINE, TestApp, answer, eventually, http, servers, unique_name};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn duplicates_strangers_and_garbage_in_a_ready_list_run_each_job_once() {
@@ -216,4 +217,61 @@ async fn what_redis_holds_stands_beside_what_it_should_and_a_rebuild_that_was_as
     assert_eq!((refused.status, refused.code()), (503, "index_unavailable"));
     without.stop(Default::default()).await;
     tickr.stop().await;
+}
+
+/// Return the list that gives a blocked client its first id, when one hint fills both lanes.
+async fn first_list_served(
+    url: &str,
+    index: &Index,
+    key: impl Fn(&Lane) -> String,
+    urgent: &Lane,
+    other: &Lane,
+) -> String {
+    let client = redis::Client::open(url).unwrap();
+    let patient = redis::AsyncConnectionConfig::new().set_response_timeout(Some(DEADLINE));
+    let mut waiting = client.get_multiplexed_async_connection_with_config(&patient).await.unwrap();
+    let mut looking = client.get_multiplexed_async_connection().await.unwrap();
+    let id: usize = redis::cmd("CLIENT").arg("ID").query_async(&mut waiting).await.unwrap();
+    let lists = [key(urgent), key(other)];
+    let popped = tokio::spawn(async move { waiting.brpop(&lists, 0.0).await.unwrap().unwrap() });
+    eventually("the client is blocked", || {
+        let mut looking = looking.clone();
+        async move {
+            let line: String =
+                redis::cmd("CLIENT").arg("LIST").arg("ID").arg(id).query_async(&mut looking).await.unwrap();
+            let flags = line.split(' ').find_map(|word| word.strip_prefix("flags=")).unwrap();
+            flags.contains('b').then_some(())
+        }
+    })
+    .await;
+    let execute_at = chrono::DateTime::UNIX_EPOCH;
+    let entry = |line: &Lane| Entry { id: JobId::new(), line: line.clone(), execute_at };
+    assert_eq!(index.hint(&[entry(other), entry(urgent)]).await.unwrap().ready, 2);
+    let [list, _] = popped.await.unwrap();
+    // The other id stays, and would be served first in another round of the same lanes.
+    redis::cmd("DEL").arg(key(urgent)).arg(key(other)).exec_async(&mut looking).await.unwrap();
+    list
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn of_two_jobs_that_become_ready_together_the_more_urgent_one_goes_to_the_waiting_fetcher() {
+    let prefix = unique_name();
+    let settings = IndexSettings {
+        url: servers().redis_url(),
+        prefix: prefix.clone(),
+        horizon: Duration::from_secs(60),
+        high_water: 1_000,
+        low_water: 10,
+    };
+    let (url, index) = (settings.url.clone(), Index::new(settings).unwrap());
+    index.begin_epoch().await.unwrap();
+    let key = |lane: &Lane| format!("{{{prefix}}}:ready:{}", lane.as_str());
+    // The names decide the order of a Lua table, so one pair proves nothing.
+    for n in 0..24 {
+        let lane = |name: &str, level: u8| Lane::new(&format!("{name}{n}").parse().unwrap(), level.try_into().unwrap());
+        let (urgent, other) = (lane("urgent", n % 5), lane("other", 5 + n % 5));
+        let first = first_list_served(&url, &index, key, &urgent, &other).await;
+        assert_eq!(first, key(&urgent), "beside {}", other.as_str());
+    }
+    index.forget().await.unwrap();
 }
