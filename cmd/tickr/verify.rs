@@ -144,7 +144,8 @@ fn print(report: &Report) {
     println!(
         "{}",
         match report.verdict {
-            VerifyVerdict::Kept => "every promise was kept",
+            // G1 and G10 are about the answers that clients got, and no table has those.
+            VerifyVerdict::Kept => "every promise that the tables can show was kept",
             VerifyVerdict::Broken => "promises were broken",
             VerifyVerdict::Unchecked => "no broken promise was found, but not everything could be checked",
         }
