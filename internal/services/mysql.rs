@@ -178,14 +178,14 @@ fn flags(flavour: Flavour, options: &Options) -> Vec<&'static str> {
         flags.extend([
             "--innodb-flush-log-at-trx-commit=2",
             "--innodb-flush-method=nosync",
-            "--innodb-buffer-pool-size=64M",
+            "--innodb-buffer-pool-size=256M",
             "--innodb-buffer-pool-dump-at-shutdown=0",
         ]);
     }
     flags.extend(match (flavour, options.durable, options.large) {
         (Flavour::Mariadb, true, false) => &["--innodb-log-file-size=256M"][..],
         (Flavour::Mariadb, true, true) => &["--innodb-log-file-size=1G"],
-        (Flavour::Mariadb, false, _) => &["--innodb-log-file-size=10M", "--debug-no-sync"],
+        (Flavour::Mariadb, false, _) => &["--innodb-log-file-size=48M", "--debug-no-sync"],
         (Flavour::Mysql, true, false) => &["--innodb-redo-log-capacity=256M"],
         (Flavour::Mysql, true, true) => &["--innodb-redo-log-capacity=1G"],
         (Flavour::Mysql, false, _) => &["--innodb-redo-log-capacity=16M"],
