@@ -14,6 +14,7 @@
 //! - `poll`: waiting for processes, sockets and locks
 //! - `programs`: the search for the server binaries
 //! - `redis`: configuration of Redis
+//! - `redis_server`: a Redis server alone, as a master, a sentinel or a node of a cluster
 //! - `server`: [`Server`], one running server
 //! - `signal`: [`signal()`], which also stops processes whole
 //! - `install.sh`: installs the server binaries and the tools of the tests
@@ -32,6 +33,7 @@ mod options;
 mod poll;
 mod programs;
 mod redis;
+mod redis_server;
 mod server;
 mod signal;
 
@@ -44,6 +46,7 @@ pub use self::address::{Address, Transport};
 pub use self::error::ServicesError;
 pub use self::galera::start_galera;
 pub use self::options::Options;
+pub use self::redis_server::{RedisRole, start_redis};
 pub use self::server::Server;
 pub use self::signal::signal;
 

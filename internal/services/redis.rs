@@ -33,7 +33,7 @@ pub(super) fn plan(
 }
 
 /// Return the binary under a name that makes it run as a server.
-fn program(programs: &Programs, folder: &Folder) -> Result<PathBuf, ServicesError> {
+pub(super) fn program(programs: &Programs, folder: &Folder) -> Result<PathBuf, ServicesError> {
     if !programs.redis.ends_with("redis-check-rdb") {
         return Ok(programs.redis.clone());
     }
@@ -52,7 +52,7 @@ fn config(dir: &Path, address: &Address, password: Option<&Password>) -> String 
     format!("{listen}{protect}dir {}\nsave \"\"\nappendonly no\ndaemonize no\n", quote(dir))
 }
 
-fn quote(path: &Path) -> String {
+pub(super) fn quote(path: &Path) -> String {
     format!("\"{}\"", path.display().to_string().replace('\\', "\\\\").replace('"', "\\\""))
 }
 
