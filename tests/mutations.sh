@@ -337,7 +337,7 @@ mutants() {
     mutant 'free operation in a summary' internal/engine/bulk_runner.rs \
         'summary.operation_is_free || ' '' \
         change_summary::a_bulk_operation_that_another_process_starts_begins_within_three_seconds
-    mutant 'small looks of the scheduler' internal/index/lib.rs \
+    mutant 'small looks of the scheduler' internal/index/partition.rs \
         ' && first == next)' ')' \
         change_summary::a_delayed_job_of_another_process_begins_within_three_seconds_of_its_due_time
     mutant 'end of a connection whose work was dropped' internal/store/sql/connection.rs \
@@ -422,7 +422,7 @@ mutants() {
     mutant 'own lost commit recognised' internal/store/attempts/settle.rs \
         'recognise_own_work(conn, items, answers).await?;' '' \
         store::a_commit_whose_answer_is_lost_is_recognised_and_not_repeated
-    mutant 'rebuild of an index that went back in time' internal/index/lib.rs \
+    mutant 'rebuild of an index that went back in time' internal/index/partition.rs \
         'if sequence <= shared.sequence.fetch_max(sequence, Ordering::Relaxed) {' \
         'if sequence == 0 && shared.sequence.fetch_max(sequence, Ordering::Relaxed) == 0 {' \
         redis_faults::an_index_that_went_back_in_time_is_rebuilt_though_no_connection_broke
@@ -646,7 +646,7 @@ mutants() {
     mutant 'what others hold of a limit' internal/store/attempts/permits.rs \
         'shares.others = shares.others.saturating_add(permits);' '' \
         queues::a_limit_holds_over_all_runners_and_does_not_slow_what_is_within_it
-    mutant 'nudge of a fetcher that waits' internal/index/lib.rs \
+    mutant 'nudge of a fetcher that waits' internal/index/partition.rs \
         'pipe.lpush(&key, "1").ltrim(&key, 0, 0).expire(&key, 60);' 'pipe.expire(&key, 60);' \
         queues::a_limit_holds_over_all_runners_and_does_not_slow_what_is_within_it
     mutant 'share of the least urgent' internal/engine/queue_order.rs \
@@ -1164,8 +1164,8 @@ mutants() {
         '(0, _) => None,' \
         cli::check_ends_with_1_when_something_would_be_rejected_also_in_an_embedding_program
     mutant 'keys of a wrong type' internal/index/lib.rs \
-        'if shared.health.take_misshapen_report() {' \
-        'if false && shared.health.take_misshapen_report() {' \
+        'let misshapen = health.take_misshapen_report();' \
+        'let misshapen = false && health.take_misshapen_report();' \
         redis_faults::keys_of_a_wrong_type_are_made_again_and_cost_no_job_more_than_the_bound
     mutant 'exit code of a job that failed' cmd/tickr/ending.rs \
         '"failed" => FAILED,' \
@@ -1648,6 +1648,30 @@ mutants() {
         'if is_compiled(conn, &kind.name).await? {' \
         'if false {' \
         declared_kinds::a_kind_of_which_a_living_runner_has_a_handler_cannot_be_declared
+    mutant 'look whether the master was replaced' internal/engine/reconciler.rs \
+        'shared.index.follow_master().await;' '' \
+        redis_sentinel::a_master_that_was_replaced_and_still_answers_is_left_within_seconds
+    mutant 'stream of events on the new master' internal/index/event_stream.rs \
+        '!self.shared.servers.has_left(server)' 'true' \
+        redis_sentinel::a_master_that_was_replaced_and_still_answers_is_left_within_seconds
+    mutant 'nodes learned from a cluster' internal/index/cluster.rs \
+        'self.learn(&view.nodes)?;' '' \
+        redis_cluster::a_lost_master_of_the_slot_is_replaced_by_its_replica_and_costs_no_job
+    mutant 'rights before the first use of Redis' internal/index/link.rs \
+        'trusted: None }' 'trusted: Some(0) }' \
+        redis_access::a_missing_right_is_named_and_costs_no_job
+    mutant 'rights again after a refusal' internal/index/health.rs \
+        'condition.refusals += u64::from(error.is_about_rights());' '' \
+        redis_access::a_missing_right_is_named_and_costs_no_job
+    mutant 'authorities of Redis in place of the public ones' internal/index/servers.rs \
+        'let root_cert = read("redis_ca_file", &tls.ca_file, "CERTIFICATE")?;' 'let root_cert = None;' \
+        redis_access::tls_with_an_own_authority_checks_both_sides
+    mutant 'end of the waits in the other partitions' internal/index/fetch.rs \
+        'if !ending && (nudged || !popped.is_empty()) {' 'if false && !ending && (nudged || !popped.is_empty()) {' \
+        index_partitions::a_job_of_any_partition_starts_at_once_on_an_idle_runner
+    mutant 'order of lanes over partitions' internal/index/fetch.rs \
+        'let count = group.map_or(left, |group| left.min(room[group])).min(length);' 'let count = left.min(1).min(length);' \
+        index_partitions::urgent_jobs_of_all_partitions_start_before_others
 }
 
 # mutant NAME FILES OLD NEW [FILES OLD NEW ...] TESTS

@@ -13,7 +13,18 @@ pub(crate) fn command() -> Command {
          again from MySQL. This is safe at any time: a job that Redis delivers twice is claimed once, because claims \
          are made in MySQL.",
     );
-    Flags::args(command, Subset::Only(&["redis_url", "redis_prefix", "table_prefix", "log", "log_format"]))
+    let settings = [
+        "redis_url",
+        "redis_ca_file",
+        "redis_cert_file",
+        "redis_key_file",
+        "redis_prefix",
+        "index_partitions",
+        "table_prefix",
+        "log",
+        "log_format",
+    ];
+    Flags::args(command, Subset::Only(&settings))
 }
 
 pub(crate) fn run(matches: &ArgMatches) -> CommandResult {

@@ -67,7 +67,7 @@ use crate::engine::{
 };
 use crate::event::Events;
 use crate::handlers::Registry;
-use crate::index::{Index, IndexSettings};
+use crate::index::{Index, IndexSettings, IndexTls};
 use crate::job::{AlertRule, Name, RunnerId};
 use crate::store::{
     KindRetention, PoolSizes, ReportQueries, Retention, SourceSettings, Store, StoreError, StoreSettings,
@@ -141,7 +141,7 @@ pub enum StartError {
     /// The configuration names a kind that is not registered.
     #[error("[kinds.{0}] names a kind that this binary does not have; it has {1}")]
     UnknownKind(String, String),
-    /// The Redis URL cannot be used. A Redis that is only out is not an error.
+    /// The Redis URL or a file for its TLS cannot be used. A Redis that is only out is not an error.
     #[error("{0}")]
     Index(#[from] crate::index::IndexError),
     /// The collector of traces cannot be used as it is configured.
@@ -544,7 +544,13 @@ fn tracer_of(config: &Config, runner: &RunnerId) -> Result<(Tracer, Option<Expor
 pub fn index_of(config: &Config) -> Result<Index, StartError> {
     Ok(Index::new(IndexSettings {
         url: config.redis_url()?.expose().to_owned(),
+        tls: IndexTls {
+            ca_file: config.redis_ca_file.clone(),
+            cert_file: config.redis_cert_file.clone(),
+            key_file: config.redis_key_file.clone(),
+        },
         prefix: config.redis_prefix.clone(),
+        partitions: config.index_partitions,
         horizon: config.horizon,
         high_water: config.ready_high_water,
         low_water: config.ready_low_water,

@@ -14,7 +14,7 @@ use tickr_broker::Broker;
 use tickr_config::{Config, Flags, ServerUrl};
 use tickr_event::{Events, Health};
 use tickr_handlers::Registry;
-use tickr_index::{Index, IndexSettings};
+use tickr_index::{Index, IndexSettings, IndexTls};
 use tickr_store::{PoolSizes, Store, StoreSettings};
 
 const ATTEMPTED: &str = "connect a client";
@@ -24,6 +24,8 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
 /// Time between two measurements of the clocks of both servers.
 const MEASURE_AGAIN: Duration = Duration::from_secs(60);
+/// Time between two looks whether another Redis server holds the index.
+const FOLLOW_AGAIN: Duration = Duration::from_secs(3);
 /// Longest time for the hints that are still to be sent when a client closes.
 const LAST_HINTS: Duration = Duration::from_secs(3);
 
@@ -132,7 +134,13 @@ impl Connection {
         }
         let index = Index::new(IndexSettings {
             url: redis,
+            tls: IndexTls {
+                ca_file: config.redis_ca_file.clone(),
+                cert_file: config.redis_cert_file.clone(),
+                key_file: config.redis_key_file.clone(),
+            },
             prefix: config.redis_prefix.clone(),
+            partitions: config.index_partitions,
             horizon: config.horizon,
             high_water: config.ready_high_water,
             low_water: config.ready_low_water,
@@ -171,8 +179,15 @@ async fn follow(index: Index, store: Store) {
             continue;
         }
         let seen = index.health().outages();
+        let still = async {
+            let until = tokio::time::Instant::now() + MEASURE_AGAIN;
+            while tokio::time::Instant::now() < until {
+                tokio::time::sleep(FOLLOW_AGAIN).await;
+                index.follow_master().await;
+            }
+        };
         tokio::select! {
-            () = tokio::time::sleep(MEASURE_AGAIN) => {}
+            () = still => {}
             () = index.health().out_since(seen) => tokio::time::sleep(LOOK_AGAIN).await,
         }
     }

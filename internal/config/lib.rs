@@ -104,6 +104,12 @@ pub struct Config {
     pub mysql_url: Option<ServerUrl>,
     /// URL of the index. Set if the command required it, see [`Config::redis_url`].
     pub redis_url: Option<ServerUrl>,
+    /// PEM file with the authorities that connections to Redis trust, in place of the public ones.
+    pub redis_ca_file: Option<PathBuf>,
+    /// PEM file with the certificate of tickr for Redis.
+    pub redis_cert_file: Option<PathBuf>,
+    /// PEM file with the private key of `redis_cert_file`.
+    pub redis_key_file: Option<PathBuf>,
     /// Address of the API; with port 0 the system chooses a port. An address beyond loopback requires `api_tokens` or
     /// API keys.
     pub http_addr: SocketAddr,
@@ -126,6 +132,8 @@ pub struct Config {
     pub table_prefix: TablePrefix,
     /// The first part of every index key, without braces.
     pub redis_prefix: String,
+    /// Number of partitions of the index.
+    pub index_partitions: usize,
     /// Number of entries of a ready list above which no more are moved in.
     pub ready_high_water: usize,
     /// Number of entries of a ready list below which it is refilled; less than `ready_high_water`.
@@ -356,6 +364,9 @@ impl Config {
         Config {
             mysql_url: None,
             redis_url: None,
+            redis_ca_file: None,
+            redis_cert_file: None,
+            redis_key_file: None,
             http_addr: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
             api_tokens: Vec::new(),
             workers: 0,
@@ -366,6 +377,7 @@ impl Config {
             horizon: Duration::ZERO,
             table_prefix: TablePrefix::default(),
             redis_prefix: String::new(),
+            index_partitions: 1,
             ready_high_water: 0,
             ready_low_water: 0,
             mysql_connections: 0,

@@ -227,6 +227,7 @@ impl<'a> Loading<'a> {
             let right = format!("write a low water below the high water, which is {}", config.ready_high_water);
             self.fail_effective("ready_low_water", Wrong::new("not below ready_high_water", right));
         }
+        self.check_redis_files(config);
         let servers = [("mysql_url", &config.mysql_url), ("reports.mysql_url", &config.reports.mysql_url)];
         let servers = servers.into_iter().filter_map(|(setting, url)| Some((setting.to_owned(), url.as_ref()?)));
         let outboxes = config.outboxes.iter();
@@ -240,6 +241,31 @@ impl<'a> Loading<'a> {
                      CA of your own, as in mysql://user:password@host/tickr?ssl-mode=VERIFY_IDENTITY",
                 );
             }
+        }
+    }
+
+    /// Check the files for TLS against each other and against the URL.
+    fn check_redis_files(&mut self, config: &Config) {
+        let Some(url) = &config.redis_url else { return };
+        let files = [
+            ("redis_ca_file", &config.redis_ca_file),
+            ("redis_cert_file", &config.redis_cert_file),
+            ("redis_key_file", &config.redis_key_file),
+        ];
+        for (setting, _) in files.into_iter().filter(|(_, file)| file.is_some() && !url.is_redis_with_tls()) {
+            self.warn(
+                setting,
+                "has no effect, because redis_url has no TLS; for TLS begin it with rediss://, rediss+sentinel:// or \
+                 rediss+cluster://",
+            );
+        }
+        let (given, missing) = match (&config.redis_cert_file, &config.redis_key_file) {
+            (Some(_), None) => ("redis_cert_file", "redis_key_file"),
+            (None, Some(_)) => ("redis_key_file", "redis_cert_file"),
+            _ => return,
+        };
+        if !self.has_failed(&[given, missing]) {
+            self.fail_effective(given, Wrong::new(format!("{missing} is missing"), "set both files or neither"));
         }
     }
 

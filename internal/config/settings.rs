@@ -36,10 +36,25 @@ pub static SETTINGS: &[Setting<Config>] = &[
     Row::new(
         "redis_url",
         "URL",
-        "Redis, the index: redis://, rediss:// or redis+unix:///path; required to serve",
+        "Redis, the index: redis://, redis+unix:///path, redis+sentinel://host,host/name or redis+cluster://host,host; rediss for TLS; required to serve",
         |c, t| parse::some(&mut c.redis_url, ServerUrl::redis(t).map_err(Into::into)),
     )
     .secrecy(Secrecy::Url),
+    Row::new(
+        "redis_ca_file",
+        "FILE",
+        "PEM file with certificates of the authorities that connections to Redis trust, in place of the public ones",
+        |c, t| parse::some(&mut c.redis_ca_file, parse::line(t).map(Into::into)),
+    ),
+    Row::new(
+        "redis_cert_file",
+        "FILE",
+        "PEM file with the certificate that tickr shows to Redis, if Redis asks its clients for one",
+        |c, t| parse::some(&mut c.redis_cert_file, parse::line(t).map(Into::into)),
+    ),
+    Row::new("redis_key_file", "FILE", "PEM file with the private key of redis_cert_file", |c, t| {
+        parse::some(&mut c.redis_key_file, parse::line(t).map(Into::into))
+    }),
     Row::new("http_addr", "HOST:PORT", "Address and port of the API", |c, t| {
         parse::put(&mut c.http_addr, parse::listen_addr(t))
     })
@@ -99,6 +114,13 @@ pub static SETTINGS: &[Setting<Config>] = &[
         |c, t| parse::put(&mut c.redis_prefix, parse::key_prefix(t)),
     )
     .default("tickr"),
+    Row::new(
+        "index_partitions",
+        "N",
+        "Number of parts of the index, each in one slot of a Redis Cluster, with the queues shared out among them; the same for every runner",
+        |c, t| parse::put(&mut c.index_partitions, parse::number(t, 1..=64)),
+    )
+    .default("1"),
     Row::new("ready_high_water", "N", "Number of entries of a ready list above which no more are moved in", |c, t| {
         parse::put(&mut c.ready_high_water, parse::number(t, 1..=1_000_000))
     })

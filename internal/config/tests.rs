@@ -40,9 +40,8 @@ fn samples(name: &str) -> [&'static str; 3] {
         "mysql_url" => ["mysql://a@localhost/d", "mysql://b@localhost/d", "mysql://c@localhost/d"],
         "redis_url" => ["redis://a", "redis://b", "redis://c"],
         "http_addr" => ["127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3"],
-        "queues" | "table_prefix" | "redis_prefix" | "outbox_dir" | "reports_dir" | "callback_ca_file" => {
-            ["qa", "qb", "qc"]
-        }
+        "queues" | "table_prefix" | "redis_prefix" | "outbox_dir" | "reports_dir" | "callback_ca_file"
+        | "redis_ca_file" | "redis_cert_file" | "redis_key_file" => ["qa", "qb", "qc"],
         "lease"
         | "shutdown_grace"
         | "shutdown_notice"
@@ -61,7 +60,9 @@ fn samples(name: &str) -> [&'static str; 3] {
         | "retention_idempotency" => ["11s", "12s", "13s"],
         "purge_hours" => ["01:00-02:00", "01:00-03:00", "22:00-04:00"],
         "body_limit" => ["11KiB", "12KiB", "13KiB"],
-        "workers" | "mysql_connections" | "http_connections" | "http_streams" | "http_polls" => ["11", "12", "13"],
+        "workers" | "mysql_connections" | "index_partitions" | "http_connections" | "http_streams" | "http_polls" => {
+            ["11", "12", "13"]
+        }
         "http_hosts" => ["a.internal", "a.internal,b", "c"],
         "ready_high_water" => ["20001", "20002", "20003"],
         "ready_low_water" => ["101", "102", "103"],
@@ -101,10 +102,16 @@ fn typed(config: &Config, name: &str) -> String {
         "queues" => config.queues.join(","),
         "table_prefix" => config.table_prefix.to_string(),
         "redis_prefix" => config.redis_prefix.clone(),
+        "index_partitions" => config.index_partitions.to_string(),
         "outbox_dir" => config.outbox_dir.as_deref().map(|dir| dir.display().to_string()).unwrap_or_default(),
         "callback_ca_file" => {
             config.callback_ca_file.as_deref().map(|file| file.display().to_string()).unwrap_or_default()
         }
+        "redis_ca_file" => config.redis_ca_file.as_deref().map(|file| file.display().to_string()).unwrap_or_default(),
+        "redis_cert_file" => {
+            config.redis_cert_file.as_deref().map(|file| file.display().to_string()).unwrap_or_default()
+        }
+        "redis_key_file" => config.redis_key_file.as_deref().map(|file| file.display().to_string()).unwrap_or_default(),
         "callback_timeout" => duration::show(config.callback_timeout),
         "reports_dir" => config.reports_dir.display().to_string(),
         "lease" => duration::show(config.lease),
@@ -275,6 +282,25 @@ fn checks_across_settings_wait_for_both_to_be_right_alone() {
     assert_eq!(at_fault(load_file("ready_low_water = 10000")), ["ready_low_water"]);
     assert_eq!(at_fault(load_file("ready_low_water = 20000\nready_high_water = \"x\"")), ["ready_high_water"]);
     assert!(load_file("ready_low_water = 20000\nready_high_water = 20001").is_ok());
+}
+
+#[test]
+fn the_files_for_redis_need_tls_and_the_key_belongs_to_a_certificate() {
+    let load = |url: &str, files: &str| load_file(&format!("redis_url = \"{url}\"\n{files}"));
+    let with = |url: &str, files: &str| at_fault(load(url, files));
+    let all = "redis_ca_file = \"a\"\nredis_cert_file = \"b\"\nredis_key_file = \"c\"\n";
+    let warned = |url: &str| {
+        let warnings = load(url, all).unwrap().warnings.into_iter();
+        warnings.map(|warning| warning.setting).collect::<Vec<_>>()
+    };
+    assert_eq!(warned("redis://h"), ["redis_ca_file", "redis_cert_file", "redis_key_file"]);
+    assert_eq!(warned("redis+sentinel://h/main"), ["redis_ca_file", "redis_cert_file", "redis_key_file"]);
+    assert_eq!(with("rediss://h", "redis_cert_file = \"b\""), ["redis_cert_file"]);
+    assert_eq!(with("rediss+cluster://h", "redis_key_file = \"c\""), ["redis_key_file"]);
+    assert_eq!(with("redis+cluster://h/1", all), ["redis_url"]);
+    for url in ["rediss://h", "rediss+sentinel://h/main", "rediss+cluster://h"] {
+        assert!(warned(url).is_empty(), "{url}");
+    }
 }
 
 #[test]

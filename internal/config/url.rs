@@ -31,24 +31,26 @@ impl ServerUrl {
         if parts.hosts.len() > 1 { Err(UrlError::SeveralHosts) } else { Self::mysql(text) }
     }
 
-    /// Parse a Redis URL: `redis://` and `rediss://` with a host, `redis+unix://` and `unix://` with a socket path.
+    /// Parse a Redis URL. It has one of these forms, with `rediss` for TLS:
+    ///
+    /// - `redis://user:password@host:port/db`: one server
+    /// - `redis+unix:///path` and `unix:///path`: one server behind a socket
+    /// - `redis+sentinel://user:password@host:port,host:port/name?db=0`: the master that these sentinels call `name`
+    /// - `redis+cluster://user:password@host:port,host:port`: the Redis Cluster of these nodes
     pub fn redis(text: &str) -> Result<ServerUrl, UrlError> {
-        let parts = Parts::split(text.trim(), &["redis", "rediss", "redis+unix", "unix"])?;
-        if parts.scheme.ends_with("unix") {
-            if !parts.hosts.iter().all(|host| host.name.is_empty()) || parts.path.len() < 2 {
-                return Err(UrlError::NoSocketPath);
-            }
-        } else {
-            if parts.hosts.len() > 1 {
-                return Err(UrlError::SeveralHosts);
-            }
-            parts.check_hosts(false)?;
-            let database = parts.path.trim_start_matches('/');
-            if !database.is_empty() && database.parse::<u32>().is_err() {
-                return Err(UrlError::BadRedisDatabase);
-            }
+        let parts = Parts::split(text.trim(), &REDIS_SCHEMES)?;
+        match parts.scheme {
+            "redis+unix" | "unix" => parts.check_redis_socket()?,
+            "redis+sentinel" | "rediss+sentinel" => parts.check_sentinels()?,
+            "redis+cluster" | "rediss+cluster" => parts.check_redis_cluster()?,
+            _ => parts.check_one_redis()?,
         }
         Ok(parts.rebuilt(parts.scheme))
+    }
+
+    /// Return true if connections to this Redis use TLS.
+    pub fn is_redis_with_tls(&self) -> bool {
+        self.expose().starts_with("rediss")
     }
 
     /// Return the whole URL with its password, for the driver only.
@@ -135,6 +137,15 @@ pub enum UrlError {
     /// A Redis database that is not a number.
     #[error("the redis database is not a number")]
     BadRedisDatabase,
+    /// A URL with sentinels that does not say which master they watch.
+    #[error("the name of the master is missing")]
+    NoMasterName,
+    /// A Redis Cluster with a database.
+    #[error("a redis cluster has no databases")]
+    ClusterDatabase,
+    /// A parameter that such a URL does not have.
+    #[error("the url has an unknown parameter")]
+    UnknownParameter,
 }
 
 impl From<UrlError> for Wrong {
@@ -142,11 +153,19 @@ impl From<UrlError> for Wrong {
         let right = match &error {
             UrlError::Scheme(_) | UrlError::NoHost => "write it like scheme://user:password@host:port/database",
             UrlError::Reserved | UrlError::BadPort => "percent-encode / ? # @ : % in a password, for example # as %23",
-            UrlError::SeveralHosts => "name one server; only mysql_url and [reports] mysql_url may name several",
+            UrlError::SeveralHosts => {
+                "name one server; mysql_url and [reports] mysql_url may name several, and redis_url with \
+                 redis+sentinel:// or redis+cluster://"
+            }
             UrlError::SocketOfSeveral => "name the servers by host and port, or name one socket",
             UrlError::NoDatabase => "name it at the end, like mysql://user@host:3306/tickr",
             UrlError::NoSocketPath => "write it like redis+unix:///run/redis.sock",
             UrlError::BadRedisDatabase => "write it like redis://host:6379/0",
+            UrlError::NoMasterName => "write it like redis+sentinel://user:password@host:26379,host:26379/mymaster",
+            UrlError::ClusterDatabase => "write it like redis+cluster://user:password@host:6379,host:6379",
+            UrlError::UnknownParameter => {
+                "the parameters are db, sentinel_user and sentinel_password for sentinels, and none for a cluster"
+            }
         };
         Wrong::new(error.to_string(), right)
     }
@@ -168,8 +187,12 @@ fn mask_unparsed(text: &str) -> String {
 }
 
 fn is_scheme(text: &str) -> bool {
-    (1..=12).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_lowercase() || b == b'+')
+    (1..=15).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_lowercase() || b == b'+')
 }
+
+/// Schemes of Redis URLs.
+const REDIS_SCHEMES: [&str; 8] =
+    ["redis", "rediss", "redis+unix", "unix", "redis+sentinel", "rediss+sentinel", "redis+cluster", "rediss+cluster"];
 
 /// Query parameters whose values are useful to see and cannot be secrets.
 const SHOWN_PARAMETERS: [&str; 7] = ["socket", "ssl-mode", "charset", "collation", "timezone", "db", "protocol"];
@@ -265,6 +288,43 @@ impl<'a> Parts<'a> {
         self.hosts.iter().try_for_each(|host| host.check(has_socket))
     }
 
+    fn check_one_redis(&self) -> Result<(), UrlError> {
+        if self.hosts.len() > 1 {
+            return Err(UrlError::SeveralHosts);
+        }
+        self.check_hosts(false)?;
+        check_redis_database(self.path.trim_start_matches('/'))
+    }
+
+    fn check_redis_socket(&self) -> Result<(), UrlError> {
+        let has_host = !self.hosts.iter().all(|host| host.name.is_empty());
+        if has_host || self.path.len() < 2 { Err(UrlError::NoSocketPath) } else { Ok(()) }
+    }
+
+    fn check_sentinels(&self) -> Result<(), UrlError> {
+        self.check_hosts(false)?;
+        match self.path.strip_prefix('/') {
+            Some(name) if !name.is_empty() && !name.contains('/') => {}
+            _ => return Err(UrlError::NoMasterName),
+        }
+        for pair in self.query.split('&').filter(|pair| !pair.is_empty()) {
+            match pair.split_once('=') {
+                Some(("db", database)) => check_redis_database(database)?,
+                Some(("sentinel_user" | "sentinel_password", _)) => {}
+                _ => return Err(UrlError::UnknownParameter),
+            }
+        }
+        Ok(())
+    }
+
+    fn check_redis_cluster(&self) -> Result<(), UrlError> {
+        self.check_hosts(false)?;
+        if !matches!(self.path, "" | "/" | "/0") {
+            return Err(UrlError::ClusterDatabase);
+        }
+        if self.query.is_empty() { Ok(()) } else { Err(UrlError::UnknownParameter) }
+    }
+
     fn rebuilt(&self, scheme: &str) -> ServerUrl {
         let hosts = self.hosts.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
         let userinfo = self.userinfo.map(|userinfo| format!("{userinfo}@")).unwrap_or_default();
@@ -280,6 +340,10 @@ impl<'a> Parts<'a> {
         let masked = format!("{scheme}://{masked_userinfo}{hosts}{}{masked_query}", self.path);
         ServerUrl { url: SecretString::from(url), masked }
     }
+}
+
+fn check_redis_database(text: &str) -> Result<(), UrlError> {
+    if text.is_empty() || text.parse::<u32>().is_ok() { Ok(()) } else { Err(UrlError::BadRedisDatabase) }
 }
 
 fn masked_pairs(query: &str) -> String {
@@ -320,6 +384,10 @@ mod tests {
             "rediss://u:p@cache:6380/0?protocol=resp3",
             "redis+unix:///run/redis.sock?db=2",
             "unix:///run/redis.sock",
+            "redis+sentinel://u:p%40ss@s1:26379,s2,[::1]:26380/main?db=2&sentinel_user=w&sentinel_password=x",
+            "rediss+sentinel://s1/main",
+            "redis+cluster://u:p@n1:6379,n2:6380",
+            "rediss+cluster://n1/0",
         ] {
             assert_eq!(ServerUrl::redis(url).unwrap().expose(), url);
         }
@@ -340,6 +408,9 @@ mod tests {
         assert_eq!(url.masked(), "mysql://u:***@h,i:1/d");
         let url = ServerUrl::redis("redis+unix:///run/r.sock?pass=canary&db=1").unwrap();
         assert_eq!(url.masked(), "redis+unix:///run/r.sock?pass=***&db=1");
+        let url = ServerUrl::redis("redis+sentinel://u:canary@a,b/main?sentinel_password=canary&db=1").unwrap();
+        assert_eq!(url.masked(), "redis+sentinel://u:***@a,b/main?sentinel_password=***&db=1");
+        assert_eq!(masked("rediss+sentinel://u:canary@a,b"), "rediss+sentinel://***");
     }
 
     #[test]
@@ -407,5 +478,26 @@ mod tests {
         }
         assert_eq!(ServerUrl::redis("redis+unix://run").unwrap_err(), UrlError::NoSocketPath);
         assert_eq!(ServerUrl::redis("redis://h/x").unwrap_err(), UrlError::BadRedisDatabase);
+    }
+
+    #[test]
+    fn a_url_of_sentinels_or_of_a_cluster_says_what_is_wrong() {
+        for (url, expected) in [
+            ("redis://a,b", UrlError::SeveralHosts),
+            ("redis+sentinel://a,b", UrlError::NoMasterName),
+            ("redis+sentinel://a,b/", UrlError::NoMasterName),
+            ("redis+sentinel://a,b/main/0", UrlError::NoMasterName),
+            ("redis+sentinel://a,b/main?db=x", UrlError::BadRedisDatabase),
+            ("redis+sentinel://a,b/main?password=canary", UrlError::UnknownParameter),
+            ("redis+sentinel://a,/main", UrlError::NoHost),
+            ("redis+cluster://a,b:x", UrlError::BadPort),
+            ("redis+cluster://a,b/1", UrlError::ClusterDatabase),
+            ("redis+cluster://a,b?db=1", UrlError::UnknownParameter),
+        ] {
+            let error = ServerUrl::redis(url).unwrap_err();
+            assert_eq!(error, expected, "{url}");
+            let said = format!("{error} {:?}", Wrong::from(error.clone()));
+            assert!(!said.contains("canary"), "{said}");
+        }
     }
 }

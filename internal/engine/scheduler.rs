@@ -34,7 +34,7 @@ pub(super) async fn run_until_stopped(shared: Arc<EngineState>, alarm: Arc<Alarm
         // sleep at once.
         wake.scheduler_sleeps_until(i64::MAX);
         let unchanged = match quiet.filter(|(looked, next)| is_worth_a_peek(&shared, *looked, *next)) {
-            Some((_, next)) => shared.index.is_quiet(next).await.map(|quiet| quiet.then_some(next)),
+            Some((_, next)) => shared.index.is_quiet().await.map(|quiet| quiet.then_some(next)),
             None => Ok(None),
         };
         let looked = match unchanged {
@@ -68,7 +68,7 @@ pub(super) async fn run_until_stopped(shared: Arc<EngineState>, alarm: Arc<Alarm
                 pause = (pause * 2).min(MAX_PAUSE);
                 match error {
                     IndexError::Lost { .. } => jittered.min(LOST_PAUSE),
-                    IndexError::Unavailable { .. } | IndexError::Url => jittered,
+                    IndexError::Unavailable { .. } | IndexError::Url | IndexError::Certificates { .. } => jittered,
                 }
             }
         };

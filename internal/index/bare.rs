@@ -23,16 +23,17 @@ impl std::fmt::Debug for BareIndex {
 }
 
 impl Index {
-    /// Open a connection for plain commands under this index's keys.
+    /// Open a connection for plain commands under the keys of this index, or of its first partition.
     ///
     /// # Errors
     /// [`IndexError::Unavailable`] when Redis does not answer.
     pub async fn bare(&self) -> Result<BareIndex, IndexError> {
         // No limit on the response time: it is what the benchmark measures.
         let config = AsyncConnectionConfig::new().set_response_timeout(None);
-        let conn = self.shared.client.get_multiplexed_async_connection_with_config(&config).await;
-        let conn = conn.map_err(IndexError::driver("open a connection for plain commands"))?;
-        Ok(BareIndex { conn, keys: self.shared.keys.clone() })
+        let partition = &self.first().shared;
+        let opened = partition.servers.connect(&config).await;
+        let (conn, _) = opened.map_err(IndexError::driver("open a connection for plain commands"))?;
+        Ok(BareIndex { conn, keys: partition.keys.clone() })
     }
 }
 

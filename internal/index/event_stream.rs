@@ -12,6 +12,7 @@ use tokio::sync::{Mutex, watch};
 
 use super::IndexError;
 use super::keys::Keys;
+use super::servers::Servers;
 
 /// Approximate highest number of entries kept: Redis removes whole nodes.
 const MAX_KEPT: usize = 10_000;
@@ -29,11 +30,12 @@ pub struct EventStream {
 }
 
 struct EventStreamInner {
-    client: redis::Client,
+    servers: Servers,
     events: String,
     listeners: String,
     listened: watch::Receiver<bool>,
-    conn: Mutex<Option<MultiplexedConnection>>,
+    /// The connection, and the name of the server to which it leads.
+    conn: Mutex<Option<(MultiplexedConnection, String)>>,
 }
 
 /// One entry of the stream.
@@ -79,9 +81,9 @@ impl std::fmt::Debug for EventStream {
 type Raw = Vec<(String, Vec<String>)>;
 
 impl EventStream {
-    pub(super) fn new(client: redis::Client, keys: &Keys, listened: watch::Receiver<bool>) -> Self {
+    pub(super) fn new(servers: Servers, keys: &Keys, listened: watch::Receiver<bool>) -> Self {
         let (events, listeners) = (keys.events.clone(), keys.listeners.clone());
-        Self { shared: Arc::new(EventStreamInner { client, events, listeners, listened, conn: Mutex::new(None) }) }
+        Self { shared: Arc::new(EventStreamInner { servers, events, listeners, listened, conn: Mutex::new(None) }) }
     }
 
     /// Subscribe to whether any client in the cluster listens, as the scheduler last saw it.
@@ -168,13 +170,17 @@ impl EventStream {
 
     async fn connection(&self) -> RedisResult<MultiplexedConnection> {
         let mut kept = self.shared.conn.lock().await;
-        if let Some(conn) = &*kept {
+        if let Some((conn, server)) = &*kept
+            && !self.shared.servers.has_left(server)
+        {
             return Ok(conn.clone());
         }
         let config =
             AsyncConnectionConfig::new().set_connection_timeout(Some(PATIENCE)).set_response_timeout(Some(PATIENCE));
-        let conn = self.shared.client.get_multiplexed_async_connection_with_config(&config).await?;
-        Ok(kept.insert(conn).clone())
+        *kept = None;
+        let (conn, server) = self.shared.servers.connect(&config).await?;
+        *kept = Some((conn.clone(), server));
+        Ok(conn)
     }
 }
 

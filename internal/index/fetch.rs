@@ -1,18 +1,23 @@
-//! The fetcher's own connection, the only one that blocks.
+//! The fetcher's own connections, one to each partition of the index. No others block.
 //!
 //! The driver gives every command a response time-out, also a blocking one. A BRPOP that the client no longer waits for
-//! still takes an id when one comes; that job would be late until the reconciler finds it. So this connection is used
+//! still takes an id when one comes; that job would be late until the reconciler finds it. So such a connection is used
 //! by one task only, its time-out is longer than the block time, no call is cancelled while the connection lives, and
 //! after any error the connection is dropped before the next try. A new connection also finds the new master after a
 //! failover.
 
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, AsyncTypedCommands, Script};
 
 use super::keys::{Keys, Lane};
+use super::partition::Partition;
+use super::servers::Servers;
 use super::{IndexError, IndexHealth};
 use tickr_job::{JobId, RunnerId};
 
@@ -52,17 +57,15 @@ pub struct FetchOrder {
     pub room: Vec<usize>,
 }
 
-/// Connection of one fetcher to Redis.
+/// Connections of one fetcher to Redis: one to each partition.
 pub struct Fetch {
-    client: redis::Client,
-    health: Arc<IndexHealth>,
-    conn: Option<MultiplexedConnection>,
-    take: Script,
-    overflow: String,
-    lines: Vec<Lane>,
-    lists: Vec<String>,
-    nudge: String,
-    low_water: usize,
+    partitions: Vec<Partition>,
+    connections: Vec<FetchConnection>,
+    runner: RunnerId,
+    /// For each lane its partition, and its position there.
+    places: Vec<(usize, usize)>,
+    /// For each partition its lanes.
+    lines: Vec<Vec<usize>>,
 }
 
 impl std::fmt::Debug for Fetch {
@@ -73,7 +76,222 @@ impl std::fmt::Debug for Fetch {
 
 impl Fetch {
     pub(super) fn new(
-        client: redis::Client,
+        partitions: &[Partition],
+        health: &Arc<IndexHealth>,
+        lines: Vec<Lane>,
+        runner: &RunnerId,
+        low_water: usize,
+    ) -> Self {
+        let mut own: Vec<(Vec<Lane>, Vec<usize>)> = partitions.iter().map(|_| Default::default()).collect();
+        let mut places = Vec::with_capacity(lines.len());
+        for (place, line) in lines.into_iter().enumerate() {
+            let number = line.partition(partitions.len());
+            places.push((number, own[number].0.len()));
+            own[number].0.push(line);
+            own[number].1.push(place);
+        }
+        let (of_partitions, lines): (Vec<_>, Vec<_>) = own.into_iter().unzip();
+        let connection = |(partition, lines): (&Partition, Vec<Lane>)| {
+            let servers = partition.shared.servers.clone();
+            FetchConnection::new(servers, Arc::clone(health), &partition.shared.keys, lines, runner, low_water)
+        };
+        let connections = partitions.iter().zip(of_partitions).map(connection).collect();
+        Self { partitions: partitions.to_vec(), connections, runner: runner.clone(), places, lines }
+    }
+
+    /// Take up to `most` ids without waiting.
+    ///
+    /// # Errors
+    /// [`IndexError::Unavailable`]. The connection is dropped.
+    pub async fn take(&mut self, most: usize, order: &FetchOrder) -> Result<TakenIds, IndexError> {
+        match &mut self.connections[..] {
+            [only] => only.take(most, order).await,
+            _ => self.take_of_each(most, order).await,
+        }
+    }
+
+    /// Wait up to a second for one id. A caller that cancels this call must [`abandon`](Self::abandon) the connection.
+    ///
+    /// # Errors
+    /// [`IndexError::Unavailable`]. The connection is dropped.
+    pub async fn wait(&mut self, order: &FetchOrder) -> Result<Popped, IndexError> {
+        match &mut self.connections[..] {
+            [only] => only.wait(order).await,
+            _ => self.wait_for_each(order).await,
+        }
+    }
+
+    /// Put back an id that this runner will not run, as the next one to be taken.
+    ///
+    /// # Errors
+    /// [`IndexError::Unavailable`]. The connection is dropped, and the reconciler puts the id back.
+    pub async fn put_back(&mut self, place: usize, id: JobId) -> Result<(), IndexError> {
+        let (number, place) = self.places[place];
+        self.connections[number].put_back(place, id).await
+    }
+
+    /// Put back ids of one lane, the first of them as the next one to be taken.
+    ///
+    /// # Errors
+    /// [`IndexError::Unavailable`]. The connection is dropped, and the reconciler puts the ids back.
+    pub async fn put_all_back(&mut self, place: usize, ids: &[JobId]) -> Result<(), IndexError> {
+        let (number, place) = self.places[place];
+        self.connections[number].put_all_back(place, ids).await
+    }
+
+    /// Drop the connections together with the calls on them: their responses would not be read.
+    pub fn abandon(&mut self) {
+        for connection in &mut self.connections {
+            connection.abandon();
+        }
+    }
+
+    /// Look how long the lists of all partitions are, decide how many ids to take from each, and take them. So lanes are
+    /// served in their order, whatever partitions they are in.
+    async fn take_of_each(&mut self, most: usize, order: &FetchOrder) -> Result<TakenIds, IndexError> {
+        let lengths = self.lengths(order).await?;
+        let mut takes = vec![FetchOrder::default(); self.connections.len()];
+        for (place, count) in shares(most, order, &lengths) {
+            let (number, own) = self.places[place];
+            let take = &mut takes[number];
+            take.lines.push(own);
+            take.groups.push(Some(take.room.len()));
+            take.room.push(count);
+        }
+        let mut calls = FuturesUnordered::new();
+        for (number, (connection, take)) in self.connections.iter_mut().zip(takes).enumerate() {
+            if !take.lines.is_empty() {
+                let most = take.room.iter().sum();
+                calls.push(async move { (number, connection.take(most, &take).await) });
+            }
+        }
+        let (mut taken, mut failed) = (TakenIds::default(), None);
+        while let Some((number, answer)) = calls.next().await {
+            match answer {
+                Ok(part) => {
+                    taken.refill |= part.refill;
+                    taken.ids.extend(part.ids.into_iter().map(|(own, id)| (self.lines[number][own], id)));
+                }
+                Err(error) => failed = Some(error),
+            }
+        }
+        // Ids that were taken from the other partitions must not be lost with an error.
+        if let Some(error) = failed.filter(|_| taken.ids.is_empty()) {
+            return Err(error);
+        }
+        let turn: HashMap<usize, usize> = order.lines.iter().enumerate().map(|(turn, place)| (*place, turn)).collect();
+        taken.ids.sort_by_key(|(place, _)| turn.get(place).copied());
+        Ok(taken)
+    }
+
+    /// Return the lengths of the lists of this order, by the positions of their lanes.
+    async fn lengths(&mut self, order: &FetchOrder) -> Result<HashMap<usize, usize>, IndexError> {
+        let mut own = vec![Vec::new(); self.connections.len()];
+        for place in &order.lines {
+            let (number, place) = self.places[*place];
+            own[number].push(place);
+        }
+        let mut calls = FuturesUnordered::new();
+        for (number, (connection, own)) in self.connections.iter_mut().zip(own).enumerate() {
+            if !own.is_empty() {
+                calls.push(async move {
+                    let lengths = connection.lengths(&own).await;
+                    lengths.map(|lengths| (number, own.into_iter().zip(lengths).collect::<Vec<_>>()))
+                });
+            }
+        }
+        let mut lengths = HashMap::with_capacity(order.lines.len());
+        while let Some(answer) = calls.next().await {
+            let (number, found) = answer?;
+            lengths.extend(found.into_iter().map(|(own, length)| (self.lines[number][own], length)));
+        }
+        Ok(lengths)
+    }
+
+    /// Wait in all partitions at the same time. A pop must not be cancelled, so when one ends with an id, nudges end the
+    /// others. Ids that these have popped by then go back to the front of their lists.
+    async fn wait_for_each(&mut self, order: &FetchOrder) -> Result<Popped, IndexError> {
+        let mut own = vec![FetchOrder::default(); self.connections.len()];
+        for place in &order.lines {
+            let (number, place) = self.places[*place];
+            own[number].lines.push(place);
+        }
+        let mut waits = FuturesUnordered::new();
+        let mut waiting = BTreeSet::new();
+        for (number, (connection, own)) in self.connections.iter_mut().zip(own).enumerate() {
+            // Nudges from outside arrive in the first partition.
+            if number == 0 || !own.lines.is_empty() {
+                waiting.insert(number);
+                waits.push(async move { (number, connection.wait(&own).await) });
+            }
+        }
+        let (mut popped, mut nudged, mut failed, mut ending) = (Vec::new(), false, None, false);
+        while let Some((number, answer)) = waits.next().await {
+            waiting.remove(&number);
+            match answer {
+                Ok(Popped::Job(own, id)) => popped.push((self.lines[number][own], id)),
+                Ok(Popped::Nudge) => nudged = true,
+                Ok(Popped::Nothing) => {}
+                Err(error) => failed = Some(error),
+            }
+            if !ending && (nudged || !popped.is_empty()) {
+                ending = true;
+                for number in &waiting {
+                    // Without the nudge the pop ends within a second.
+                    let _ = self.partitions[*number].nudge(&self.runner).await;
+                }
+            }
+        }
+        drop(waits);
+        let mut popped = popped.into_iter();
+        let first = popped.next();
+        for (place, id) in popped {
+            // The reconciler finds the id if this fails.
+            let _ = self.put_back(place, id).await;
+        }
+        match (first, failed) {
+            (Some((place, id)), _) => Ok(Popped::Job(place, id)),
+            (None, Some(error)) => Err(error),
+            (None, None) => Ok(if nudged { Popped::Nudge } else { Popped::Nothing }),
+        }
+    }
+}
+
+/// Decide how many ids to take from each lane, in the order of service, with these lengths of their lists.
+fn shares(most: usize, order: &FetchOrder, lengths: &HashMap<usize, usize>) -> Vec<(usize, usize)> {
+    let (mut left, mut room) = (most, order.room.clone());
+    let mut shares = Vec::new();
+    for (place, group) in order.lines.iter().zip(&order.groups) {
+        let length = lengths.get(place).copied().unwrap_or(0);
+        let count = group.map_or(left, |group| left.min(room[group])).min(length);
+        if count > 0 {
+            left -= count;
+            if let Some(group) = group {
+                room[*group] -= count;
+            }
+            shares.push((*place, count));
+        }
+    }
+    shares
+}
+
+/// Connection of one fetcher to one partition.
+struct FetchConnection {
+    servers: Servers,
+    health: Arc<IndexHealth>,
+    /// The connection, and the name of the server to which it leads.
+    conn: Option<(MultiplexedConnection, String)>,
+    take: Script,
+    overflow: String,
+    lines: Vec<Lane>,
+    lists: Vec<String>,
+    nudge: String,
+    low_water: usize,
+}
+
+impl FetchConnection {
+    fn new(
+        servers: Servers,
         health: Arc<IndexHealth>,
         keys: &Keys,
         lines: Vec<Lane>,
@@ -83,14 +301,22 @@ impl Fetch {
         let lists = lines.iter().map(|line| keys.ready(line)).collect();
         let take = Script::new(include_str!("take.lua"));
         let nudge = keys.nudge(runner);
-        Self { client, health, conn: None, take, overflow: keys.overflow.clone(), lines, lists, nudge, low_water }
+        Self { servers, health, conn: None, take, overflow: keys.overflow.clone(), lines, lists, nudge, low_water }
+    }
+
+    /// Return the lengths of these ready lists.
+    async fn lengths(&mut self, places: &[usize]) -> Result<Vec<usize>, IndexError> {
+        let mut conn = self.connection().await?;
+        let mut pipe = redis::pipe();
+        for place in places {
+            pipe.llen(&self.lists[*place]);
+        }
+        let lengths: Result<Vec<usize>, _> = pipe.query_async(&mut conn).await;
+        lengths.map_err(|e| self.broken("look at the ready lists", &e))
     }
 
     /// Take up to `most` ids without waiting.
-    ///
-    /// # Errors
-    /// [`IndexError::Unavailable`]. The connection is dropped.
-    pub async fn take(&mut self, most: usize, order: &FetchOrder) -> Result<TakenIds, IndexError> {
+    async fn take(&mut self, most: usize, order: &FetchOrder) -> Result<TakenIds, IndexError> {
         let attempted = "take ready jobs";
         let mut conn = self.connection().await?;
         let mut call = self.take.prepare_invoke();
@@ -110,11 +336,8 @@ impl Fetch {
         Ok(parse_taken(&words, &order.lines))
     }
 
-    /// Wait up to a second for one id. A caller that cancels this call must [`abandon`](Self::abandon) the connection.
-    ///
-    /// # Errors
-    /// [`IndexError::Unavailable`]. The connection is dropped.
-    pub async fn wait(&mut self, order: &FetchOrder) -> Result<Popped, IndexError> {
+    /// Wait up to a second for one id.
+    async fn wait(&mut self, order: &FetchOrder) -> Result<Popped, IndexError> {
         let mut conn = self.connection().await?;
         // The wake-up list comes first: the reason of the wake-up may forbid taking from the others.
         let lists = std::iter::once(&self.nudge).chain(order.lines.iter().map(|place| &self.lists[*place]));
@@ -132,19 +355,13 @@ impl Fetch {
     }
 
     /// Put back an id that this runner will not run, as the next one to be taken.
-    ///
-    /// # Errors
-    /// [`IndexError::Unavailable`]. The connection is dropped, and the reconciler puts the id back.
-    pub async fn put_back(&mut self, place: usize, id: JobId) -> Result<(), IndexError> {
+    async fn put_back(&mut self, place: usize, id: JobId) -> Result<(), IndexError> {
         let mut conn = self.connection().await?;
         conn.rpush(&self.lists[place], id.to_string()).await.map(drop).map_err(|e| self.broken("put a job back", &e))
     }
 
     /// Put back ids of one lane, the first of them as the next one to be taken.
-    ///
-    /// # Errors
-    /// [`IndexError::Unavailable`]. The connection is dropped, and the reconciler puts the ids back.
-    pub async fn put_all_back(&mut self, place: usize, ids: &[JobId]) -> Result<(), IndexError> {
+    async fn put_all_back(&mut self, place: usize, ids: &[JobId]) -> Result<(), IndexError> {
         if ids.is_empty() {
             return Ok(());
         }
@@ -154,20 +371,23 @@ impl Fetch {
     }
 
     /// Drop the connection together with the call on it: its response would not be read.
-    pub fn abandon(&mut self) {
+    fn abandon(&mut self) {
         self.conn = None;
     }
 
     async fn connection(&mut self) -> Result<MultiplexedConnection, IndexError> {
-        if let Some(conn) = &self.conn {
+        if let Some((conn, server)) = &self.conn
+            && !self.servers.has_left(server)
+        {
             return Ok(conn.clone());
         }
+        self.conn = None;
         let config = AsyncConnectionConfig::new()
             .set_connection_timeout(Some(PATIENCE))
             .set_response_timeout(Some(Duration::from_secs_f64(BLOCK_SECONDS) + PATIENCE));
-        let conn = self.client.get_multiplexed_async_connection_with_config(&config).await;
-        let conn = conn.map_err(|e| self.broken("connect the fetcher", &e))?;
-        self.conn = Some(conn.clone());
+        let opened = self.servers.connect(&config).await;
+        let (conn, server) = opened.map_err(|e| self.broken("connect the fetcher", &e))?;
+        self.conn = Some((conn.clone(), server));
         Ok(conn)
     }
 
@@ -191,4 +411,19 @@ fn parse_taken(words: &[String], order: &[usize]) -> TakenIds {
         ids.extend(words.by_ref().take(count).filter_map(|id| Some((*place, id.parse().ok()?))));
     }
     TakenIds { ids, refill }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lanes_of_all_partitions_are_served_in_their_order_and_within_the_room_of_their_groups() {
+        let lengths = HashMap::from([(0, 2), (1, 9), (2, 0), (3, 5), (4, 5)]);
+        let order =
+            FetchOrder { lines: vec![1, 0, 2, 3, 4], groups: vec![Some(0), None, None, Some(0), None], room: vec![4] };
+        assert_eq!(shares(100, &order, &lengths), [(1, 4), (0, 2), (4, 5)]);
+        assert_eq!(shares(5, &order, &lengths), [(1, 4), (0, 1)]);
+        assert_eq!(shares(0, &order, &lengths), []);
+    }
 }

@@ -15,7 +15,12 @@ pub struct IndexHealth {
     condition: watch::Sender<Condition>,
     /// The last comparison with MySQL.
     drift: Mutex<Option<Drift>>,
+    /// The last failure of Redis.
+    problem: Mutex<Option<String>>,
 }
+
+/// Longest text of a failure that is kept. Redis may quote a script in its answer.
+const MAX_PROBLEM: usize = 300;
 
 /// Reason for which the index is rebuilt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -96,6 +101,8 @@ struct Condition {
     outages: u64,
     /// Redis refused a command because a key holds a value that tickr does not write.
     misshapen: bool,
+    /// Number of times that Redis refused a command because its user may not send it.
+    refusals: u64,
 }
 
 impl IndexHealth {
@@ -104,9 +111,18 @@ impl IndexHealth {
         // what is missing.
         let (since, cause) = (Instant::now(), RebuildTrigger::Start);
         let health = Health::Rebuilding;
-        let condition =
-            Condition { health, since, cause, forget: false, last: None, troubles: 0, outages: 0, misshapen: false };
-        Self { condition: watch::Sender::new(condition), drift: Mutex::new(None) }
+        let condition = Condition {
+            health,
+            since,
+            cause,
+            forget: false,
+            last: None,
+            troubles: 0,
+            outages: 0,
+            misshapen: false,
+            refusals: 0,
+        };
+        Self { condition: watch::Sender::new(condition), drift: Mutex::new(None), problem: Mutex::new(None) }
     }
 
     /// Return the condition.
@@ -176,17 +192,30 @@ impl IndexHealth {
         condition.wait_for(|condition| condition.health != seen).await.map_or(seen, |condition| condition.health)
     }
 
+    /// Return the last failure of Redis, while it is out.
+    #[must_use]
+    pub fn problem(&self) -> Option<String> {
+        let problem = self.problem.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        problem.filter(|_| self.now() == Health::Degraded)
+    }
+
     /// Record a failure of Redis. Only a change of the condition is logged. A Redis that lost its data does answer: if
     /// it was out and comes back empty, the index is rebuilt as after a flush.
     pub(super) fn record_failure(&self, error: &IndexError) {
         let to = match error {
             IndexError::Lost { .. } => Health::Rebuilding,
-            IndexError::Unavailable { .. } | IndexError::Url => Health::Degraded,
+            IndexError::Unavailable { .. } | IndexError::Url | IndexError::Certificates { .. } => Health::Degraded,
         };
+        // An error without a source is about the pause before the next connection, and hides the reason of the pause.
+        if !error.is_about_a_pause() {
+            let text = error.to_string().chars().take(MAX_PROBLEM).collect();
+            *self.problem.lock().unwrap_or_else(PoisonError::into_inner) = Some(text);
+        }
         self.condition.send_modify(|condition| {
             condition.troubles += 1;
             condition.outages += u64::from(to == Health::Degraded);
             condition.misshapen |= error.is_about_a_value();
+            condition.refusals += u64::from(error.is_about_rights());
             change(condition, to, RebuildTrigger::LostState, &error.to_string());
         });
     }
@@ -207,6 +236,11 @@ impl IndexHealth {
             condition.misshapen = true;
             false
         });
+    }
+
+    /// Return how often Redis refused a command because its user may not send it.
+    pub(super) fn refusals(&self) -> u64 {
+        self.condition.borrow().refusals
     }
 
     /// Record that Redis took a write. During an outage hints may have been lost, so the index is rebuilt next.
@@ -279,6 +313,33 @@ mod tests {
         assert_eq!(health.now(), Health::Degraded);
         health.wrote();
         assert_eq!(health.now(), Health::Rebuilding);
+    }
+
+    #[test]
+    fn the_reason_of_an_outage_is_shown_until_it_is_over() {
+        let health = IndexHealth::new();
+        let refused = |cause: &str| {
+            let error = redis::RedisError::from(std::io::Error::other("refused"));
+            IndexError::Unavailable { attempted: "ask", cause: cause.to_owned(), source: Some(error) }
+        };
+        health.record_failure(&refused("refused"));
+        health.record_failure(&OUT);
+        assert_eq!(health.problem().as_deref(), Some("ask: redis: refused"), "a pause is no reason");
+        health.record_failure(&refused(&"x".repeat(1_000)));
+        assert_eq!(health.problem().map(|text| text.len()), Some(MAX_PROBLEM));
+        health.wrote();
+        assert_eq!(health.problem(), None);
+    }
+
+    #[test]
+    fn refusals_of_rights_are_counted_and_other_failures_are_not() {
+        let health = IndexHealth::new();
+        health.record_failure(&OUT);
+        assert_eq!(health.refusals(), 0);
+        let cause = "NOPERM: this user has no permissions to run the 'brpop' command".to_owned();
+        let source = redis::RedisError::from((redis::ErrorKind::Extension, "NOPERM", cause.clone()));
+        health.record_failure(&IndexError::Unavailable { attempted: "wait", cause, source: Some(source) });
+        assert_eq!(health.refusals(), 1);
     }
 
     #[test]

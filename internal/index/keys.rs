@@ -11,9 +11,12 @@
 //! | `{prefix}:refill:<lane>` | string, expires | the lock of a refill; names its owner |
 //! | `{prefix}:events` | stream, capped, expires | cluster events (types, names, ids), written while a client listens |
 //! | `{prefix}:listeners` | string, expires | present while a client listens to the events |
+//! | `{prefix}:rights` | any, for a moment | the key on which `rights.rs` tries commands |
 //!
 //! The braces are part of the key. They make one hash tag, so that all keys are in one slot of a Redis cluster and one
-//! script may use them all. The keys hold ids and due times only, never payloads.
+//! script may use them all. The keys hold ids and due times only, never payloads. With several partitions
+//! (`index_partitions`), each has these keys with its number behind the prefix, as in `{tickr/0}:epoch`; nudges, events
+//! and listeners are in the first one.
 
 use tickr_job::{Name, Priority, RunnerId};
 
@@ -39,6 +42,20 @@ impl Lane {
         &self.0
     }
 
+    /// Return the partition that has this lane, of so many. All lanes of a queue are in one partition, so that the limit
+    /// of a queue is about one of them.
+    pub(super) fn partition(&self, partitions: usize) -> usize {
+        if partitions < 2 {
+            return 0;
+        }
+        let queue = self.0.split(':').next().unwrap_or_default();
+        // FNV-1a. Every runner, of any version, must find the same one.
+        let digest = queue.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |digest, byte| {
+            (digest ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
+        });
+        usize::try_from(digest % partitions as u64).unwrap_or_default()
+    }
+
     pub(super) fn from_stored(text: String) -> Self {
         Self(text)
     }
@@ -62,6 +79,7 @@ pub(super) struct Keys {
     pub(super) overflow: String,
     pub(super) events: String,
     pub(super) listeners: String,
+    pub(super) rights: String,
     /// Start of the key of a ready list; the lane follows.
     pub(super) ready_prefix: String,
     refill_prefix: String,
@@ -69,8 +87,17 @@ pub(super) struct Keys {
 }
 
 impl Keys {
-    pub(super) fn new(prefix: &str) -> Self {
-        let key = |name: &str| format!("{{{prefix}}}:{name}");
+    /// Return the keys of each partition. An index of one partition has no number in its keys.
+    pub(super) fn of_partitions(prefix: &str, partitions: usize) -> Vec<Self> {
+        if partitions < 2 {
+            return vec![Self::new(prefix)];
+        }
+        // A prefix has no slash, so no partition has the keys of another index.
+        (0..partitions).map(|number| Self::new(&format!("{prefix}/{number}"))).collect()
+    }
+
+    fn new(tag: &str) -> Self {
+        let key = |name: &str| format!("{{{tag}}}:{name}");
         Self {
             all: key("*"),
             epoch: key("epoch"),
@@ -79,6 +106,7 @@ impl Keys {
             overflow: key("overflow"),
             events: key("events"),
             listeners: key("listeners"),
+            rights: key("rights"),
             ready_prefix: key("ready:"),
             refill_prefix: key("refill:"),
             nudge_prefix: key("nudge:"),
@@ -126,6 +154,25 @@ mod tests {
         {
             assert!(key.starts_with("{tickr}:"), "{key}");
         }
+    }
+
+    #[test]
+    fn each_queue_is_in_one_partition_and_the_queues_are_in_all_of_them() {
+        let queues: Vec<Name> = (0..100).map(|n| format!("q{n}").parse().unwrap()).collect();
+        let mut sizes = [0; 4];
+        for queue in &queues {
+            let own: Vec<usize> = Priority::all().map(|level| Lane::new(queue, level).partition(4)).collect();
+            assert!(own.iter().all(|other| *other == own[0]), "{queue}: {own:?}");
+            sizes[own[0]] += 1;
+        }
+        assert!(sizes.iter().all(|size| *size > 10), "{sizes:?}");
+        // Written down, because runners of different versions must agree.
+        let place = |queue: &str| Lane::new(&queue.parse().unwrap(), Priority::NORMAL).partition(4);
+        assert_eq!(["default", "mail", "reports"].map(place), [2, 2, 0]);
+        assert_eq!(Lane::new(&queues[0], Priority::NORMAL).partition(1), 0);
+        let keys = Keys::of_partitions("tickr", 2);
+        assert_eq!([&keys[0].epoch, &keys[1].waiting], ["{tickr/0}:epoch", "{tickr/1}:waiting"]);
+        assert_eq!(Keys::of_partitions("tickr", 1)[0].epoch, "{tickr}:epoch");
     }
 
     #[test]

@@ -6,7 +6,13 @@
 //!
 //! Its files:
 //! - this one: [`Index`], for the broker, the scheduler and the reconciler.
-//! - `link.rs`: the shared connection of [`Index`].
+//! - `servers.rs`: the servers of the URL, and the one that holds the index.
+//! - `sentinels.rs`: the master, as Redis Sentinel knows it.
+//! - `cluster.rs`: the master of one slot of a Redis Cluster.
+//! - `guide.rs`: a server that is asked for the master.
+//! - `partition.rs`: one partition of the index, with every command that is not a fetch.
+//! - `link.rs`: the shared connection of a partition.
+//! - `rights.rs`: the rights that the Redis user needs.
 //! - `keys.rs`: every key.
 //! - `health.rs`: the condition of the index, as one runner sees it.
 //! - `fetch.rs`: [`Fetch`], the fetcher's own connection, the only one that blocks.
@@ -22,44 +28,50 @@
 //! Each script starts with its keys, arguments and results.
 
 mod bare;
+mod cluster;
 mod event_stream;
 mod fetch;
+mod guide;
 mod health;
 mod keys;
 mod link;
+mod partition;
+mod rights;
+mod sentinels;
+mod servers;
 
 pub use bare::BareIndex;
 pub use event_stream::{EventStream, StreamEntry, StreamPosition};
 pub use fetch::{Fetch, FetchOrder, Popped, TakenIds};
 pub use health::{Drift, IndexHealth, IndexStatus, RebuildTrigger, Rebuilt};
 pub use keys::Lane;
+pub use rights::rights;
+pub use servers::{IndexMode, IndexTls};
 pub use tickr_event::Health;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::future::Future;
-use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use chrono::DateTime;
-use redis::aio::MultiplexedConnection;
-use redis::{AsyncTypedCommands, IntoConnectionInfo, RedisResult, Script, Value};
 
 use keys::Keys;
-use link::Link;
+use partition::Partition;
 use tickr_job::{JobId, RunnerId, Timestamp};
-use tokio::sync::watch;
-
-/// Most ids in one response about several ready lists.
-const MAX_LISTED: usize = 20_000;
 
 /// Connection settings of Redis, and limits of the data kept there.
 #[derive(Clone)]
 pub struct IndexSettings {
-    /// URL: `redis://…`, `rediss://…` or `redis+unix://…`.
+    /// URL in one of the forms of the setting `redis_url`.
     pub url: String,
+    /// Files for a URL with TLS.
+    pub tls: IndexTls,
     /// Prefix of every key.
     pub prefix: String,
+    /// Number of partitions. Each is in a hash tag of its own.
+    pub partitions: usize,
     /// How far ahead of their due times jobs are kept in Redis.
     pub horizon: Duration,
     /// Most ids in one ready list.
@@ -79,8 +91,21 @@ impl std::fmt::Debug for IndexSettings {
 #[derive(Debug, thiserror::Error)]
 pub enum IndexError {
     /// The URL cannot be used. The driver's own message is left out, because it may quote the URL.
-    #[error("the redis url is not redis://host:port, rediss://host:port or redis+unix:///path")]
+    #[error(
+        "the redis url is not redis://host:port, redis+unix:///path, redis+sentinel://host:port,host:port/name or \
+         redis+cluster://host:port,host:port"
+    )]
     Url,
+    /// A file for TLS cannot be used.
+    #[error("cannot use {setting} {}: {cause}", .file.display())]
+    Certificates {
+        /// The setting that names it.
+        setting: &'static str,
+        /// The file.
+        file: PathBuf,
+        /// Reason.
+        cause: String,
+    },
     /// Redis cannot be reached, is too slow, or refuses.
     #[error("{attempted}: redis: {cause}")]
     Unavailable {
@@ -101,8 +126,21 @@ pub enum IndexError {
 }
 
 impl IndexError {
+    /// Cause of the error of a call that came too early for another connection.
+    const PAUSE: &'static str = "waiting before the next connection";
+
     fn driver(attempted: &'static str) -> impl FnOnce(redis::RedisError) -> Self {
         move |e| Self::Unavailable { attempted, cause: e.to_string(), source: Some(e) }
+    }
+
+    /// Return true if no server was asked, because it is too early for another connection.
+    fn is_about_a_pause(&self) -> bool {
+        matches!(self, Self::Unavailable { source: None, .. })
+    }
+
+    /// Return true if Redis refused because its user may not send a command.
+    fn is_about_rights(&self) -> bool {
+        matches!(self, Self::Unavailable { source: Some(error), .. } if rights::is_about_rights(error))
     }
 
     /// Return true if Redis refused because a key holds a value of another type than tickr writes. It refuses for as
@@ -171,23 +209,10 @@ pub struct Index {
 }
 
 struct IndexInner {
-    client: redis::Client,
-    link: Link,
-    keys: Keys,
     settings: IndexSettings,
-    /// MySQL's clock minus Redis's clock, in microseconds, as last measured.
-    offset_us: AtomicI64,
-    /// Highest value of the `sequence` counter seen since the index lost its data. Zero before the first one.
-    sequence: AtomicU64,
-    /// True while a client in the cluster listens to events, as of the last move.
-    listened: watch::Sender<bool>,
     health: Arc<IndexHealth>,
-    /// Problem of the server's settings, as last read.
-    weakness: Mutex<Option<String>>,
-    hint: Script,
-    mover: Script,
-    refilled: Script,
-    first: Script,
+    /// At least one. Each has the lanes of some queues.
+    partitions: Vec<Partition>,
 }
 
 impl std::fmt::Debug for Index {
@@ -200,38 +225,45 @@ impl Index {
     /// Create an index that connects at its first use, so that a start never waits for Redis.
     ///
     /// # Errors
-    /// [`IndexError::Url`] when the URL cannot be used.
+    /// [`IndexError::Url`] when the URL cannot be used, [`IndexError::Certificates`] when a file for TLS cannot.
     pub fn new(mut settings: IndexSettings) -> Result<Self, IndexError> {
         // With a low water of zero no list would ever count as low, and jobs that were left out would never be added.
         settings.low_water = settings.low_water.max(1);
-        // Many tasks share one connection. Without Nagle's algorithm no call waits for the TCP acknowledgement of
-        // another one.
-        let tcp = redis::io::tcp::TcpSettings::default().set_nodelay(true);
-        let info = settings.url.as_str().into_connection_info().map_err(|_| IndexError::Url)?.set_tcp_settings(tcp);
-        let client = redis::Client::open(info).map_err(|_| IndexError::Url)?;
         let health = Arc::new(IndexHealth::new());
-        let shared = IndexInner {
-            link: Link::new(client.clone(), Arc::clone(&health)),
-            client,
-            keys: Keys::new(&settings.prefix),
-            settings,
-            offset_us: AtomicI64::new(0),
-            sequence: AtomicU64::new(0),
-            listened: watch::Sender::new(false),
-            health,
-            weakness: Mutex::new(None),
-            hint: Script::new(concat!(include_str!("lists.lua"), include_str!("hint.lua"))),
-            mover: Script::new(concat!(include_str!("lists.lua"), include_str!("move.lua"))),
-            refilled: Script::new(include_str!("refilled.lua")),
-            first: Script::new(include_str!("first.lua")),
-        };
-        Ok(Self { shared: Arc::new(shared) })
+        let partitions: Result<_, _> = Keys::of_partitions(&settings.prefix, settings.partitions)
+            .into_iter()
+            .map(|keys| Partition::new(&settings, keys, &health))
+            .collect();
+        Ok(Self { shared: Arc::new(IndexInner { settings, health, partitions: partitions? }) })
     }
 
     /// Return the condition of the index, as this runner sees it.
     #[must_use]
     pub fn health(&self) -> &IndexHealth {
         &self.shared.health
+    }
+
+    /// Return the way in which the server of the index is found.
+    #[must_use]
+    pub fn mode(&self) -> IndexMode {
+        self.first().shared.servers.mode()
+    }
+
+    /// Return host and port of each server that holds a part of the index, or the path of its socket, as the last
+    /// connections found them. Empty before the first one.
+    #[must_use]
+    pub fn servers(&self) -> Vec<String> {
+        let found: BTreeSet<String> =
+            self.shared.partitions.iter().filter_map(|partition| partition.shared.servers.found()).collect();
+        found.into_iter().collect()
+    }
+
+    /// Look whether another server holds the index by now, and leave the present one then. It does nothing for a URL of
+    /// one server. A master that was replaced, and that was cut off before it learned that, ends no connection.
+    pub async fn follow_master(&self) {
+        for partition in &self.shared.partitions {
+            partition.follow_master().await;
+        }
     }
 
     /// Return how far ahead of their due times jobs are kept in Redis.
@@ -246,11 +278,10 @@ impl Index {
         self.shared.settings.high_water
     }
 
-    /// Create the fetcher's own connection to Redis.
+    /// Create the fetcher's own connections to Redis.
     #[must_use]
     pub fn fetch(&self, lines: Vec<Lane>, runner: &RunnerId) -> Fetch {
-        let IndexInner { client, keys, settings, health, .. } = &*self.shared;
-        Fetch::new(client.clone(), Arc::clone(health), keys, lines, runner, settings.low_water)
+        Fetch::new(&self.shared.partitions, &self.shared.health, lines, runner, self.shared.settings.low_water)
     }
 
     /// Wake the fetcher of this runner if it waits in a blocking pop: what it may take has changed.
@@ -258,42 +289,56 @@ impl Index {
     /// # Errors
     /// [`IndexError::Unavailable`] when Redis fails. The pop then ends by itself within a second.
     pub async fn nudge(&self, runner: &RunnerId) -> Result<(), IndexError> {
-        let key = self.shared.keys.nudge(runner);
-        self.call("wake a fetcher", |mut conn| async move {
-            // Keep only one wake-up. The key expires soon after its runner is gone.
-            let mut pipe = redis::pipe();
-            pipe.lpush(&key, "1").ltrim(&key, 0, 0).expire(&key, 60);
-            pipe.query_async::<()>(&mut conn).await
-        })
-        .await
+        self.first().nudge(runner).await
     }
 
     /// Create a connection to the stream of cluster events.
     #[must_use]
     pub fn event_stream(&self) -> EventStream {
-        let IndexInner { client, keys, listened, .. } = &*self.shared;
-        EventStream::new(client.clone(), keys, listened.subscribe())
+        let shared = &self.first().shared;
+        EventStream::new(shared.servers.clone(), &shared.keys, shared.listened.subscribe())
     }
 
-    /// Run commands on the shared connection. Errors are reported to the [`IndexHealth`].
-    async fn call<T, F>(
+    /// Return the partition with the nudges of fetchers and the stream of events.
+    fn first(&self) -> &Partition {
+        &self.shared.partitions[0]
+    }
+
+    /// Return the number of the partition that has this lane.
+    fn number_of(&self, line: &Lane) -> usize {
+        line.partition(self.shared.partitions.len())
+    }
+
+    fn of(&self, line: &Lane) -> &Partition {
+        &self.shared.partitions[self.number_of(line)]
+    }
+
+    /// Return the places of these items in each partition, for the lanes that `line_of` returns.
+    fn split<T>(&self, items: &[T], line_of: impl Fn(&T) -> &Lane) -> Vec<Vec<usize>> {
+        let mut places = vec![Vec::new(); self.shared.partitions.len()];
+        for (place, item) in items.iter().enumerate() {
+            places[self.number_of(line_of(item))].push(place);
+        }
+        places
+    }
+
+    /// Call `run` with each partition and those of the entries that belong to it.
+    async fn each_with<T, F>(
         &self,
-        attempted: &'static str,
-        run: impl FnOnce(MultiplexedConnection) -> F,
-    ) -> Result<T, IndexError>
+        entries: &[Entry],
+        mut run: impl FnMut(Partition, Vec<Entry>) -> F,
+    ) -> Result<Vec<(Vec<usize>, T)>, IndexError>
     where
-        F: Future<Output = RedisResult<T>>,
+        F: Future<Output = Result<T, IndexError>>,
     {
-        self.shared.link.call(attempted, run).await
-    }
-
-    /// Record that the index has lost its data, as a script or the `sequence` counter shows.
-    fn lost_data(&self, attempted: &'static str) -> IndexError {
-        // The counter may have started again at zero.
-        self.shared.sequence.store(0, Ordering::Relaxed);
-        let error = IndexError::Lost { attempted };
-        self.shared.health.record_failure(&error);
-        error
+        let mut answers = Vec::new();
+        for (partition, places) in self.shared.partitions.iter().zip(self.split(entries, |entry| &entry.line)) {
+            if !places.is_empty() {
+                let own = places.iter().map(|place| entries[*place].clone()).collect();
+                answers.push((places, run(partition.clone(), own).await?));
+            }
+        }
+        Ok(answers)
     }
 
     /// Add committed jobs to the index.
@@ -301,33 +346,17 @@ impl Index {
     /// # Errors
     /// [`IndexError::Lost`] when the index must be rebuilt, [`IndexError::Unavailable`] when Redis fails.
     pub async fn hint(&self, entries: &[Entry]) -> Result<HintResult, IndexError> {
-        let attempted = "hint jobs";
+        if let [only] = &self.shared.partitions[..] {
+            return only.hint(entries).await;
+        }
+        let run = |partition: Partition, own: Vec<Entry>| async move { partition.hint(&own).await };
         let mut total = HintResult::default();
-        // Pages are bounded, so that no script blocks Redis for long.
-        for page in entries.chunks(1_000) {
-            let shared = &self.shared;
-            let mut call = shared.hint.prepare_invoke();
-            call.key(&shared.keys.epoch).key(&shared.keys.waiting).key(&shared.keys.overflow);
-            call.arg(shared.offset_us.load(Ordering::Relaxed))
-                .arg(i64::try_from(shared.settings.horizon.as_millis()).unwrap_or(i64::MAX))
-                .arg(shared.settings.high_water)
-                .arg(&shared.keys.ready_prefix);
-            for entry in page {
-                call.arg(entry.line.as_str()).arg(entry.id.to_string()).arg(entry.execute_at.timestamp_millis());
-            }
-            let answer: Value =
-                self.call(attempted, |mut conn| async move { call.invoke_async(&mut conn).await }).await?;
-            let counts: Vec<usize> = match answer {
-                Value::Int(_) => return Err(self.lost_data(attempted)),
-                other => redis::from_redis_value(other).map_err(|e| IndexError::driver(attempted)(e.into()))?,
-            };
-            if let [ready, waiting, beyond, left_out, changed] = counts[..] {
-                total.ready += ready;
-                total.waiting += waiting;
-                total.beyond += beyond;
-                total.left_out += left_out;
-                total.changed += changed;
-            }
+        for (_, result) in self.each_with(entries, run).await? {
+            total.ready += result.ready;
+            total.waiting += result.waiting;
+            total.beyond += result.beyond;
+            total.left_out += result.left_out;
+            total.changed += result.changed;
         }
         Ok(total)
     }
@@ -339,23 +368,11 @@ impl Index {
     /// # Errors
     /// The errors of [`hint`](Self::hint).
     pub async fn put_first(&self, entries: &[Entry]) -> Result<(), IndexError> {
-        let attempted = "put jobs first";
-        let shared = &self.shared;
-        // Lists are served from their tail: an id pushed last is taken first. So pages and ids are pushed in reverse
-        // order.
-        for page in entries.rchunks(1_000) {
-            let mut call = shared.first.prepare_invoke();
-            call.key(&shared.keys.epoch).arg(&shared.keys.ready_prefix);
-            for entry in page.iter().rev() {
-                call.arg(entry.line.as_str()).arg(entry.id.to_string());
-            }
-            let pushed: i64 =
-                self.call(attempted, |mut conn| async move { call.invoke_async(&mut conn).await }).await?;
-            if pushed < 0 {
-                return Err(self.lost_data(attempted));
-            }
+        if let [only] = &self.shared.partitions[..] {
+            return only.put_first(entries).await;
         }
-        Ok(())
+        let run = |partition: Partition, own: Vec<Entry>| async move { partition.put_first(&own).await };
+        self.each_with(entries, run).await.map(drop)
     }
 
     /// Move at most `most` due entries to their ready lists. The script always writes, so a success ends an outage.
@@ -369,64 +386,44 @@ impl Index {
         most: usize,
         store_now: impl Fn(Instant) -> Timestamp,
     ) -> Result<MoveReport, IndexError> {
-        let attempted = "move due jobs";
-        let shared = &self.shared;
-        if shared.health.take_misshapen_report() {
-            self.delete_misshapen().await?;
+        let health = &self.shared.health;
+        let misshapen = health.take_misshapen_report();
+        let (mut total, mut failed) = (MoveReport::default(), None);
+        for partition in &self.shared.partitions {
+            if misshapen {
+                partition.delete_misshapen().await?;
+            }
+            match partition.move_due(most, &store_now).await {
+                Ok(report) => {
+                    total.moved += report.moved;
+                    total.next = total.next.into_iter().chain(report.next).min();
+                    total.refill.extend(report.refill);
+                }
+                // The others go on.
+                Err(error) => failed = failed.or(Some(error)),
+            }
         }
-        let mut call = shared.mover.prepare_invoke();
-        call.key(&shared.keys.epoch).key(&shared.keys.waiting).key(&shared.keys.overflow).key(&shared.keys.sequence);
-        call.key(&shared.keys.listeners);
-        call.arg(shared.offset_us.load(Ordering::Relaxed))
-            .arg(most)
-            .arg(shared.settings.high_water)
-            .arg(&shared.keys.ready_prefix)
-            .arg(shared.settings.low_water);
-        let sent = Instant::now();
-        let answer: Value = self.call(attempted, |mut conn| async move { call.invoke_async(&mut conn).await }).await?;
-        let received = Instant::now();
-        let words: Vec<String> = match answer {
-            Value::Int(_) => return Err(self.lost_data(attempted)),
-            other => redis::from_redis_value(other).map_err(|e| IndexError::driver(attempted)(e.into()))?,
-        };
-        let mut words = words.into_iter();
-        let moved = words.next().and_then(|word| word.parse().ok()).unwrap_or(0);
-        let next = words.next().and_then(|word| word.parse::<f64>().ok());
-        let next = next.and_then(|ms| DateTime::from_timestamp_millis(ms as i64));
-        if let Some(redis_us) = words.next().and_then(|word| word.parse::<i64>().ok()) {
-            let middle = sent + received.duration_since(sent) / 2;
-            let store_us = store_now(middle).timestamp_micros();
-            shared.offset_us.store(store_us - redis_us, Ordering::Relaxed);
+        if let Some(error) = failed {
+            return Err(error);
         }
-        let sequence: u64 = words.next().and_then(|word| word.parse().ok()).unwrap_or(0);
-        let listened = words.next().is_some_and(|word| word == "1");
-        shared.listened.send_if_modified(|known| std::mem::replace(known, listened) != listened);
-        if sequence <= shared.sequence.fetch_max(sequence, Ordering::Relaxed) {
-            return Err(self.lost_data("check that redis did not go back in time"));
-        }
-        shared.health.wrote();
-        Ok(MoveReport { moved, next, refill: words.map(Lane::from_stored).collect() })
+        // Only when all of them took a write is the outage of any of them over.
+        health.wrote();
+        Ok(total)
     }
 
-    /// Return whether the first entry of the sorted set is still due at `next`, and nothing points to lost data. This
-    /// costs Redis a quarter of what [`move_due`](Self::move_due) costs, and moves nothing. When the answer is no, a
-    /// move shows the reason. It also shows whether a client listens to the events.
+    /// Return whether the first entry of the sorted set is still the one that the last move found, and nothing points to
+    /// lost data. This costs Redis a quarter of what [`move_due`](Self::move_due) costs, and moves nothing. When the
+    /// answer is no, a move shows the reason. It also shows whether a client listens to the events.
     ///
     /// # Errors
     /// [`IndexError::Unavailable`] when Redis fails.
-    pub async fn is_quiet(&self, next: Option<Timestamp>) -> Result<bool, IndexError> {
-        type Found = ([Option<String>; 3], Vec<(String, f64)>);
-        let keys = &self.shared.keys;
-        let mut look = redis::pipe();
-        look.cmd("MGET").arg(&keys.epoch).arg(&keys.sequence).arg(&keys.listeners);
-        look.cmd("ZRANGE").arg(&keys.waiting).arg(0).arg(0).arg("WITHSCORES");
-        let call = |mut conn| async move { look.query_async::<Found>(&mut conn).await };
-        let ([epoch, sequence, listeners], first) = self.call("look for the next entry", call).await?;
-        let listened = listeners.is_some();
-        self.shared.listened.send_if_modified(|known| std::mem::replace(known, listened) != listened);
-        let sequence: u64 = sequence.and_then(|sequence| sequence.parse().ok()).unwrap_or(0);
-        let first = first.first().and_then(|(_, ms)| DateTime::from_timestamp_millis(*ms as i64));
-        Ok(epoch.is_some() && sequence >= self.shared.sequence.load(Ordering::Relaxed) && first == next)
+    pub async fn is_quiet(&self) -> Result<bool, IndexError> {
+        for partition in &self.shared.partitions {
+            if !partition.is_quiet().await? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
     /// Mark the index as complete from now on. The caller must hint what was committed before this call; what is
@@ -435,11 +432,11 @@ impl Index {
     /// # Errors
     /// [`IndexError::Unavailable`] when Redis fails.
     pub async fn begin_epoch(&self) -> Result<bool, IndexError> {
-        let epoch = JobId::new().to_string();
-        let options = redis::SetOptions::default().conditional_set(redis::ExistenceCheck::NX);
-        let key = &self.shared.keys.epoch;
-        let set = self.call("begin an epoch", |mut conn| async move { conn.set_options(key, epoch, options).await });
-        Ok(set.await?.is_some())
+        let mut was_missing = false;
+        for partition in &self.shared.partitions {
+            was_missing |= partition.begin_epoch().await?;
+        }
+        Ok(was_missing)
     }
 
     /// Delete everything, the epoch first, so that runners rebuild the index. Return how many keys there were.
@@ -447,77 +444,11 @@ impl Index {
     /// # Errors
     /// [`IndexError::Unavailable`] when Redis fails.
     pub async fn forget(&self) -> Result<usize, IndexError> {
-        let keys = &self.shared.keys;
-        // The counter starts again at zero. Here that is intended, and must not be taken for lost data.
-        self.shared.sequence.store(0, Ordering::Relaxed);
-        self.call("forget the index", |mut conn| async move {
-            let fixed = [&keys.epoch, &keys.waiting, &keys.overflow, &keys.sequence, &keys.events, &keys.listeners];
-            let mut gone = conn.del(&fixed[..]).await?;
-            let mut lists = Vec::new();
-            {
-                // Braces have no meaning in a Redis pattern, and the prefix holds no other special characters.
-                let mut found = conn.scan_match::<_, String>(format!("{}*", keys.ready_prefix)).await?;
-                while let Some(key) = found.next_item().await {
-                    lists.push(key?);
-                }
-            }
-            if !lists.is_empty() {
-                gone += conn.del(lists).await?;
-            }
-            // A runner may have started a rebuild meanwhile, and the deletions above removed part of it. Delete the
-            // epoch again, so that it starts over.
-            conn.del(&keys.epoch).await?;
-            Ok(gone)
-        })
-        .await
-    }
-
-    /// Delete the keys that hold another value than tickr writes, such as a ready list that a client set as a string. A
-    /// rebuild follows, as after every outage, and makes them again.
-    async fn delete_misshapen(&self) -> Result<(), IndexError> {
-        let keys = &self.shared.keys;
-        let gone = self
-            .call("look for keys of a wrong type", |mut conn| async move {
-                let mut names = Vec::new();
-                {
-                    let mut found = conn.scan_match::<_, String>(&keys.all).await?;
-                    while let Some(key) = found.next_item().await {
-                        names.push(key?);
-                    }
-                }
-                let mut wrong = Vec::new();
-                for page in names.chunks(1_000) {
-                    let mut pipe = redis::pipe();
-                    for name in page {
-                        pipe.cmd("TYPE").arg(name);
-                    }
-                    let types: Vec<String> = pipe.query_async(&mut conn).await?;
-                    let other = |name: &str, found: &str| keys.type_of(name).is_some_and(|wanted| wanted != found);
-                    // A key that expired since the scan has the type `none`. To delete it does no harm.
-                    let of_page = page.iter().zip(&types).filter(|(name, found)| other(name, found));
-                    wrong.extend(of_page.map(|(name, _)| name.clone()));
-                }
-                if !wrong.contains(&keys.sequence) {
-                    let sequence = conn.get(&keys.sequence).await?;
-                    if sequence.is_some_and(|text| text.parse::<i64>().is_err()) {
-                        wrong.push(keys.sequence.clone());
-                    }
-                }
-                if !wrong.is_empty() {
-                    conn.del(&wrong).await?;
-                }
-                Ok(wrong)
-            })
-            .await;
-        if gone.is_err() {
-            // The next look tries again.
-            self.shared.health.found_misshapen();
+        let mut gone = 0;
+        for partition in &self.shared.partitions {
+            gone += partition.forget().await?;
         }
-        let gone = gone?;
-        if !gone.is_empty() {
-            tracing::warn!(keys = gone.join(" "), "deleted keys of redis that held values of another program");
-        }
-        Ok(())
+        Ok(gone)
     }
 
     /// Return the ids in the ready list of a lane.
@@ -525,9 +456,7 @@ impl Index {
     /// # Errors
     /// [`IndexError::Unavailable`] when Redis fails.
     pub async fn ready_ids(&self, line: &Lane) -> Result<HashSet<JobId>, IndexError> {
-        let list = self.shared.keys.ready(line);
-        let ids = self.call("read a ready list", |mut conn| async move { conn.lrange(list, 0, -1).await }).await?;
-        Ok(ids.iter().filter_map(|id| id.parse().ok()).collect())
+        self.of(line).ready_ids(line).await
     }
 
     /// Return the ids in the ready lists of these lanes, in this order. It uses few round trips; each returns a bounded
@@ -536,28 +465,15 @@ impl Index {
     /// # Errors
     /// [`IndexError::Unavailable`] when Redis fails.
     pub async fn ready_lists(&self, lines: &[Lane]) -> Result<Vec<HashSet<JobId>>, IndexError> {
-        let (_, lengths) = self.depth(lines).await?;
+        if let [only] = &self.shared.partitions[..] {
+            return only.ready_lists(lines).await;
+        }
         let mut lists = vec![HashSet::new(); lines.len()];
-        let filled: Vec<(usize, usize)> = lengths.into_iter().enumerate().filter(|(_, length)| *length > 0).collect();
-        let mut rest = filled.as_slice();
-        while !rest.is_empty() {
-            let mut total = 0;
-            let fit = rest.iter().take_while(|(_, length)| {
-                total += length;
-                total <= MAX_LISTED
-            });
-            let (now, later) = rest.split_at(fit.count().max(1));
-            let mut pipe = redis::pipe();
-            for (place, _) in now {
-                pipe.lrange(self.shared.keys.ready(&lines[*place]), 0, -1);
+        for (partition, places) in self.shared.partitions.iter().zip(self.split(lines, |line| line)) {
+            let own: Vec<Lane> = places.iter().map(|place| lines[*place].clone()).collect();
+            for (place, list) in places.into_iter().zip(partition.ready_lists(&own).await?) {
+                lists[place] = list;
             }
-            let attempted = "read ready lists";
-            let found: Vec<Vec<String>> =
-                self.call(attempted, |mut conn| async move { pipe.query_async(&mut conn).await }).await?;
-            for ((place, _), ids) in now.iter().zip(found) {
-                lists[*place] = ids.iter().filter_map(|id| id.parse().ok()).collect();
-            }
-            rest = later;
         }
         Ok(lists)
     }
@@ -568,33 +484,35 @@ impl Index {
     /// # Errors
     /// [`IndexError::Unavailable`] when Redis fails.
     pub async fn scores(&self, entries: &[Entry]) -> Result<Vec<Option<i64>>, IndexError> {
-        let mut found = Vec::with_capacity(entries.len());
-        for page in entries.chunks(1_000) {
-            let mut ask = redis::cmd("ZMSCORE");
-            ask.arg(&self.shared.keys.waiting);
-            for entry in page {
-                ask.arg(entry.member());
-            }
-            let attempted = "look for scheduled jobs";
-            let scores: Vec<Option<f64>> =
-                self.call(attempted, |mut conn| async move { ask.query_async(&mut conn).await }).await?;
-            found.extend(scores.into_iter().map(|score| score.map(|ms| ms as i64)));
+        if let [only] = &self.shared.partitions[..] {
+            return only.scores(entries).await;
         }
-        Ok(found)
+        let mut scores = vec![None; entries.len()];
+        let run = |partition: Partition, own: Vec<Entry>| async move { partition.scores(&own).await };
+        for (places, found) in self.each_with(entries, run).await? {
+            for (place, score) in places.into_iter().zip(found) {
+                scores[place] = score;
+            }
+        }
+        Ok(scores)
     }
 
     /// Return entries of the sorted set, the latest due first, from position `from` on. Positions count from this end,
-    /// because moves remove entries at the other end while the caller reads.
+    /// because moves remove entries at the other end while the caller reads. Partitions follow one another.
     ///
     /// # Errors
     /// [`IndexError::Unavailable`] when Redis fails.
     pub async fn scheduled_page(&self, from: usize, most: usize) -> Result<Vec<Entry>, IndexError> {
-        let mut ask = redis::cmd("ZREVRANGE");
-        ask.arg(&self.shared.keys.waiting).arg(from).arg(from + most.max(1) - 1).arg("WITHSCORES");
-        let attempted = "read scheduled jobs";
-        let found: Vec<(String, f64)> =
-            self.call(attempted, |mut conn| async move { ask.query_async(&mut conn).await }).await?;
-        Ok(found.into_iter().filter_map(|(member, ms)| Entry::from_member(&member, ms as i64)).collect())
+        let mut from = from;
+        for partition in &self.shared.partitions {
+            let page = partition.scheduled_page(from, most).await?;
+            if !page.is_empty() {
+                return Ok(page);
+            }
+            let (waiting, _) = partition.depth(&[]).await?;
+            from = from.saturating_sub(waiting);
+        }
+        Ok(Vec::new())
     }
 
     /// Remove entries from the sorted set. Return how many there were. Ready lists are not changed: the claims drop
@@ -603,13 +521,9 @@ impl Index {
     /// # Errors
     /// [`IndexError::Unavailable`] when Redis fails.
     pub async fn unschedule(&self, entries: &[Entry]) -> Result<usize, IndexError> {
-        let mut gone = 0;
-        for page in entries.chunks(1_000) {
-            let members: Vec<String> = page.iter().map(Entry::member).collect();
-            let waiting = &self.shared.keys.waiting;
-            gone += self.call("unschedule jobs", |mut conn| async move { conn.zrem(waiting, members).await }).await?;
-        }
-        Ok(gone)
+        let run = |partition: Partition, own: Vec<Entry>| async move { partition.unschedule(&own).await };
+        let gone = self.each_with(entries, run).await?;
+        Ok(gone.into_iter().map(|(_, gone)| gone).sum())
     }
 
     /// Return whether the index is marked as complete.
@@ -617,18 +531,26 @@ impl Index {
     /// # Errors
     /// [`IndexError::Unavailable`] when Redis fails.
     pub async fn is_whole(&self) -> Result<bool, IndexError> {
-        let epoch = &self.shared.keys.epoch;
-        self.call("look for the epoch", |mut conn| async move { conn.exists(epoch).await }).await
+        for partition in &self.shared.partitions {
+            if !partition.is_whole().await? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
     /// Return the epoch: the mark that the index is complete, with a new value for each rebuild from nothing. None when
-    /// the data is lost.
+    /// the data is lost. Several partitions have one each, with spaces between.
     ///
     /// # Errors
     /// [`IndexError::Unavailable`] when Redis fails.
     pub async fn epoch(&self) -> Result<Option<String>, IndexError> {
-        let epoch = &self.shared.keys.epoch;
-        self.call("read the epoch", |mut conn| async move { conn.get(epoch).await }).await
+        let mut epochs = Vec::new();
+        for partition in &self.shared.partitions {
+            let Some(epoch) = partition.epoch().await? else { return Ok(None) };
+            epochs.push(epoch);
+        }
+        Ok(Some(epochs.join(" ")))
     }
 
     /// Return whether this lane left jobs out and its list is now below the low water.
@@ -636,13 +558,7 @@ impl Index {
     /// # Errors
     /// [`IndexError::Unavailable`] when Redis fails.
     pub async fn has_run_low(&self, line: &Lane) -> Result<bool, IndexError> {
-        let keys = &self.shared.keys;
-        let mut pipe = redis::pipe();
-        pipe.hexists(&keys.overflow, line.as_str()).llen(keys.ready(line));
-        let attempted = "look at a ready list";
-        let (left_out, length): (bool, usize) =
-            self.call(attempted, |mut conn| async move { pipe.query_async(&mut conn).await }).await?;
-        Ok(left_out && length < self.shared.settings.low_water)
+        self.of(line).has_run_low(line).await
     }
 
     /// Return the lanes that left jobs out of a full list, each with the position in the due order from which it did.
@@ -650,10 +566,11 @@ impl Index {
     /// # Errors
     /// [`IndexError::Unavailable`] when Redis fails.
     pub async fn left_out(&self) -> Result<HashMap<Lane, RefillPosition>, IndexError> {
-        let overflow = &self.shared.keys.overflow;
-        let noted = self.call("read what was left out", |mut conn| async move { conn.hgetall(overflow).await }).await?;
-        let place = |(line, text): (String, String)| Some((Lane::from_stored(line), RefillPosition::parse(&text)?));
-        Ok(noted.into_iter().filter_map(place).collect())
+        let mut noted = HashMap::new();
+        for partition in &self.shared.partitions {
+            noted.extend(partition.left_out().await?);
+        }
+        Ok(noted)
     }
 
     /// Start to refill a lane that left jobs out. From here on its list takes new jobs again. None when the lane left
@@ -662,26 +579,7 @@ impl Index {
     /// # Errors
     /// [`IndexError::Unavailable`] when Redis fails.
     pub async fn begin_refill(&self, line: &Lane) -> Result<Option<Refill>, IndexError> {
-        let keys = &self.shared.keys;
-        let owner = JobId::new().to_string();
-        let options = redis::SetOptions::default()
-            .conditional_set(redis::ExistenceCheck::NX)
-            .with_expiration(redis::SetExpiry::PX(3_000));
-        let (lock, name) = (keys.refill(line), owner.clone());
-        let place = self.call("begin a refill", |mut conn| async move {
-            if conn.set_options(lock, name, options).await?.is_none() {
-                return Ok(None);
-            }
-            let (place, _): (Option<String>, usize) = redis::pipe()
-                .atomic()
-                .hget(&keys.overflow, line.as_str())
-                .hdel(&keys.overflow, line.as_str())
-                .query_async(&mut conn)
-                .await?;
-            Ok(place)
-        });
-        let place = place.await?.and_then(|text| RefillPosition::parse(&text));
-        Ok(place.map(|place| Refill { place, owner }))
+        self.of(line).begin_refill(line).await
     }
 
     /// End a refill. With `rest`, jobs from that position on were left out again.
@@ -694,40 +592,20 @@ impl Index {
         refill: Refill,
         rest: Option<RefillPosition>,
     ) -> Result<(), IndexError> {
-        let keys = &self.shared.keys;
-        let mut call = self.shared.refilled.prepare_invoke();
-        call.key(&keys.overflow).key(keys.refill(line)).arg(line.as_str());
-        call.arg(rest.map_or(String::new(), |rest| rest.to_string())).arg(refill.owner);
-        self.call("end a refill", |mut conn| async move { call.invoke_async(&mut conn).await }).await
+        self.of(line).end_refill(line, refill, rest).await
     }
 
     /// Read whether the server may evict keys, and log a change of that. Best effort: many servers do not tell.
     pub async fn look_for_weakness(&self) {
-        let asked = self.call("read the settings of the server", |mut conn| async move {
-            let told: RedisResult<redis::InfoDict> = redis::cmd("INFO").arg("memory").query_async(&mut conn).await;
-            // A refusal is an answer as well, not an outage.
-            Ok(told.ok())
-        });
-        let Ok(Some(info)) = asked.await else { return };
-        let limit: u64 = info.get("maxmemory").unwrap_or(0);
-        let policy: String = info.get("maxmemory_policy").unwrap_or_default();
-        // The `volatile-` policies evict only keys that expire by themselves, and none of those is important.
-        let weakness = (limit > 0 && policy.starts_with("allkeys-")).then(|| {
-            format!("maxmemory-policy is {policy}: Redis may evict the index, and then jobs start seconds late")
-        });
-        let mut known = self.shared.weakness.lock().unwrap_or_else(PoisonError::into_inner);
-        if *known != weakness {
-            if let Some(weakness) = &weakness {
-                tracing::warn!(weakness, "set the maxmemory-policy of redis to noeviction");
-            }
-            *known = weakness;
+        for partition in &self.shared.partitions {
+            partition.look_for_weakness().await;
         }
     }
 
     /// Return the problem of the server's settings, as last read.
     #[must_use]
     pub fn weakness(&self) -> Option<String> {
-        self.shared.weakness.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.shared.partitions.iter().find_map(Partition::weakness)
     }
 
     /// Return the number of entries in the sorted set, and the length of each of these ready lists.
@@ -735,14 +613,18 @@ impl Index {
     /// # Errors
     /// [`IndexError::Unavailable`] when Redis fails.
     pub async fn depth(&self, lines: &[Lane]) -> Result<(usize, Vec<usize>), IndexError> {
-        let mut pipe = redis::pipe();
-        pipe.zcard(&self.shared.keys.waiting);
-        for line in lines {
-            pipe.llen(self.shared.keys.ready(line));
+        if let [only] = &self.shared.partitions[..] {
+            return only.depth(lines).await;
         }
-        let mut lengths: Vec<usize> =
-            self.call("read the depth", |mut conn| async move { pipe.query_async(&mut conn).await }).await?;
-        let waiting = if lengths.is_empty() { 0 } else { lengths.remove(0) };
+        let (mut waiting, mut lengths) = (0, vec![0; lines.len()]);
+        for (partition, places) in self.shared.partitions.iter().zip(self.split(lines, |line| line)) {
+            let own: Vec<Lane> = places.iter().map(|place| lines[*place].clone()).collect();
+            let (of_partition, own) = partition.depth(&own).await?;
+            waiting += of_partition;
+            for (place, length) in places.into_iter().zip(own) {
+                lengths[place] = length;
+            }
+        }
         Ok((waiting, lengths))
     }
 }

@@ -255,6 +255,20 @@ pub static METRICS: &[Metric] = &[
         "1 for the current state of the index as this runner sees it: fast, rebuilding or degraded",
     ),
     row(
+        "tickr_index_server",
+        Gauge,
+        Runner,
+        &["mode", "server"],
+        "1 for the Redis server that holds the index, found by redis_url (single), sentinels (sentinel) or the nodes of a Redis Cluster (cluster); 0 for those before it",
+    ),
+    row(
+        "tickr_index_server_changes_total",
+        Counter,
+        Runner,
+        &[],
+        "Times that the runner went on to another Redis server, after a failover or a moved slot",
+    ),
+    row(
         "tickr_index_drift",
         Gauge,
         Runner,

@@ -19,9 +19,9 @@ use tokio_util::sync::CancellationToken;
 use crate::support::{Condition, Owed, Relay, TestApp, draft, eventually};
 
 /// The bound of G3 for lost index entries, plus a second for a busy machine.
-const BOUND: Duration = Duration::from_secs(7);
+pub(crate) const BOUND: Duration = Duration::from_secs(7);
 
-async fn until_health(tickr: &TestApp, wanted: Health) {
+pub(crate) async fn until_health(tickr: &TestApp, wanted: Health) {
     eventually(&format!("the index is {}", wanted.as_str()), || async {
         (tickr.app.index().health().now() == wanted).then_some(())
     })
@@ -57,7 +57,7 @@ async fn info(redis: &mut MultiplexedConnection, name: &str) -> u64 {
 }
 
 /// Enqueue a job at every interval of `every` for a while, due within the next second. Return the number of jobs.
-async fn load(tickr: &TestApp, every: Duration, time: Duration) -> i64 {
+pub(crate) async fn load(tickr: &TestApp, every: Duration, time: Duration) -> i64 {
     load_ahead(tickr, every, time, 1_000).await
 }
 
@@ -94,7 +94,7 @@ async fn lateness(tickr: &TestApp) -> (i64, i64) {
     (p99, worst)
 }
 
-async fn assert_late_within(tickr: &TestApp, bound: Duration) {
+pub(crate) async fn assert_late_within(tickr: &TestApp, bound: Duration) {
     let (_, worst) = lateness(tickr).await;
     assert!(Duration::from_millis(u64::try_from(worst).unwrap()) < bound, "{worst} ms late");
 }

@@ -41,6 +41,16 @@ pub(crate) struct ReadyAnswer {
     /// it.
     #[serde(skip_serializing_if = "Option::is_none")]
     index_weakness: Option<String>,
+    /// The last failure of Redis, while `index` is `degraded`: Redis does not answer, or refuses a command.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    index_problem: Option<String>,
+    /// Way in which the Redis server is found: `single`, `sentinel` or `cluster`. Absent while the runner migrates.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    index_mode: Option<&'static str>,
+    /// Host and port of the Redis server that holds the index, or the path of its socket. Absent before the first
+    /// connection. Partitions of the index may be on several servers, with commas between.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    index_server: Option<String>,
     /// Progress of the migration, while the status is `migrating`.
     #[serde(skip_serializing_if = "Option::is_none")]
     migration: Option<String>,
@@ -58,6 +68,9 @@ pub fn while_migrating(progress: watch::Receiver<String>) -> Router {
             weaknesses: Vec::new(),
             takes_jobs: false,
             index_weakness: None,
+            index_problem: None,
+            index_mode: None,
+            index_server: None,
             migration: Some(progress.borrow().clone()),
         };
         json(StatusCode::SERVICE_UNAVAILABLE, answer)
@@ -96,6 +109,9 @@ pub(crate) async fn readyz(State(api): State<Api>) -> Response {
         weaknesses: durability.map(|d| d.weaknesses).unwrap_or_default(),
         takes_jobs: !stopping && !api.operator_settings.now().drained,
         index_weakness: api.index.weakness(),
+        index_problem: api.index.health().problem(),
+        index_mode: Some(api.index.mode().as_str()),
+        index_server: Some(api.index.servers().join(", ")).filter(|servers| !servers.is_empty()),
         migration: None,
     };
     let code = if status == "ready" { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };

@@ -39,6 +39,8 @@ const LIMIT: Duration = Duration::from_secs(2);
 const COUNT_LIMIT: Duration = Duration::from_secs(10);
 /// Maximum number of runners that are read, living ones first.
 const MAX_RUNNERS: u32 = 200;
+/// Most Redis servers that get series. Addresses of containers may change with every failover.
+const MAX_REDIS_SERVERS: usize = 100;
 /// Age of the last heartbeat after which a runner does not count as alive, even if no other runner has declared it dead
 /// yet.
 const ALIVE: Duration = Duration::from_secs(120);
@@ -77,6 +79,8 @@ struct Last {
     /// The queues that have series. A queue that is gone gets 0, because its series would otherwise keep its last
     /// value.
     queues: BTreeSet<String>,
+    /// The Redis servers that have series.
+    redis_servers: BTreeSet<String>,
 }
 
 impl Readings {
@@ -203,6 +207,22 @@ impl ReadingsInner {
         }
     }
 
+    /// Show the Redis server that holds the index, and that those before it do not.
+    fn set_server(&self) {
+        let servers = self.index.servers();
+        let mut last = self.last();
+        for server in &servers {
+            if last.redis_servers.len() < MAX_REDIS_SERVERS {
+                last.redis_servers.insert(server.clone());
+            }
+        }
+        let mode = self.index.mode().as_str();
+        for known in &last.redis_servers {
+            let holds = f64::from(servers.contains(known));
+            gauge!("tickr_index_server", "mode" => mode, "server" => known.clone()).set(holds);
+        }
+    }
+
     /// Set the metrics that this process knows without asking a server.
     fn set_own(&self) {
         for pool in self.store.pool_use() {
@@ -213,6 +233,7 @@ impl ReadingsInner {
         for health in [Health::Fast, Health::Rebuilding, Health::Degraded] {
             gauge!("tickr_index_state", "state" => health.as_str()).set(f64::from(health == now));
         }
+        self.set_server();
         let last = self.last();
         // Before the first reading that MySQL answered, the age counts from the start.
         gauge!("tickr_reading_age_seconds").set(last.known.unwrap_or(self.made).elapsed().as_secs_f64());

@@ -14,7 +14,7 @@ use crate::http::problem::{Code, Problem};
 use crate::http::searches::run_with_seat;
 use crate::view::Moment;
 use crate::{Api, json};
-use tickr_index::{Health, IndexError, IndexStatus, Lane, RebuildTrigger};
+use tickr_index::{Health, IndexError, IndexMode, IndexStatus, Lane, RebuildTrigger};
 use tickr_job::{Name, Timestamp};
 use tickr_store::{AuditEntry, DueWithin, StoreError};
 
@@ -49,6 +49,12 @@ pub(crate) struct IndexAnswer {
     /// A setting that makes Redis lose more data than necessary, such as an eviction policy, as far as Redis reports
     /// it.
     weakness: Option<String>,
+    /// Last failure of Redis, while `health` is `degraded`; otherwise null.
+    problem: Option<String>,
+    mode: ModeWord,
+    /// Host and port of the Redis server that holds the index, or the path of its socket; null before the first
+    /// connection of this runner. Partitions of the index may be on several servers, with commas between.
+    server: Option<String>,
 }
 
 /// The contents of Redis.
@@ -121,6 +127,28 @@ impl From<Health> for HealthWord {
     }
 }
 
+/// The way in which the Redis server is found.
+#[derive(Clone, Copy, Debug, Serialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum ModeWord {
+    /// `redis_url` names it.
+    Single,
+    /// Sentinels name the master.
+    Sentinel,
+    /// The nodes of a Redis Cluster name the master of the slot in which the index is.
+    Cluster,
+}
+
+impl From<IndexMode> for ModeWord {
+    fn from(mode: IndexMode) -> Self {
+        match mode {
+            IndexMode::Single => Self::Single,
+            IndexMode::Sentinel => Self::Sentinel,
+            IndexMode::Cluster => Self::Cluster,
+        }
+    }
+}
+
 /// The reason of a rebuild.
 #[derive(Clone, Copy, Debug, Serialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
@@ -179,6 +207,9 @@ pub(crate) async fn show(State(api): State<Api>) -> Result<Response, Problem> {
             cause: last.cause.into(),
         }),
         weakness: api.index.weakness(),
+        problem: api.index.health().problem(),
+        mode: api.index.mode().into(),
+        server: Some(api.index.servers().join(", ")).filter(|servers| !servers.is_empty()),
     };
     Ok(json(StatusCode::OK, answer))
 }

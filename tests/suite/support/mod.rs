@@ -14,6 +14,7 @@ pub(crate) mod limits;
 mod owed;
 pub(crate) mod program;
 mod proxy;
+pub(crate) mod redis_group;
 mod relay;
 mod runner;
 mod servers;

@@ -130,6 +130,7 @@ function Lights({ ready, health, index }) {
       </${Light}>
     </ul>`;
   const weakness = index?.weakness ?? it.index_weakness;
+  const problem = index?.problem ?? it.index_problem;
   const drift = index?.drift;
   return html`<ul class="plain-list loose">
     ${
@@ -186,6 +187,7 @@ function Lights({ ready, health, index }) {
       html`<${Light} is="warn" title="Redis does not answer">
         Jobs run without it: runners read due work from MySQL, which costs up to a second of lateness and makes MySQL
         work more. Bring Redis back. It is fed again without being asked.
+        ${problem && html`${' '}The last failure: <code>${problem}</code>`}
       </${Light}>`
     }
     ${
@@ -272,6 +274,7 @@ function Facts({ it }) {
     <dl class="facts">
       <dt>Health</dt>
       <dd><${Badge} is=${it.health} /> since <${Time} at=${it.since} /></dd>
+      ${it.server && html`<dt>Server</dt><dd class="mono">${it.server} (${it.mode})</dd>`}
       <dt>Last rebuild</dt>
       <dd>${last ? html`<${Time} at=${last.at} />, because ${CAUSES[last.cause] ?? last.cause}` : 'none yet'}</dd>
       ${last && html`<dt>Restored</dt><dd>${plural(last.jobs, 'job')} in ${span(last.took_ms)}</dd>`}

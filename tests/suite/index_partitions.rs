@@ -1,0 +1,155 @@
+//! An index in several partitions: the queues are shared out among them, and everything else is as with one.
+
+use std::time::Duration;
+
+use redis::AsyncTypedCommands;
+use serde_json::json;
+use tickr::config::Config;
+use tickr::event::Health;
+use tickr::handlers::Registry;
+use tickr::job::State;
+
+use crate::redis_faults::{BOUND, assert_late_within, until_health};
+use crate::support::{TestApp, eventually};
+
+const QUEUES: [&str; 6] = ["default", "mail", "reports", "q0", "q1", "q3"];
+
+fn partitioned(config: &mut Config) {
+    config.index_partitions = 4;
+    config.queues = QUEUES.map(Into::into).to_vec();
+}
+
+/// Return the queues whose jobs are in this partition, as Redis has them.
+async fn lists(tickr: &TestApp, partition: usize) -> Vec<String> {
+    let prefix = format!("{{{}/{partition}}}:ready:", tickr.config.redis_prefix);
+    let keys = tickr.redis().await.keys(format!("{prefix}*")).await.unwrap();
+    keys.into_iter().map(|key| key[prefix.len()..].to_owned()).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_queues_are_shared_out_and_every_promise_holds() {
+    let few = |config: &mut Config| {
+        partitioned(config);
+        (config.workers, config.ready_high_water, config.ready_low_water) = (4, 50, 20);
+    };
+    let tickr = TestApp::start_with(few, Registry::new()).await;
+    until_health(&tickr, Health::Fast).await;
+    let narrow = tickr.patch("/v1/queues/mail", json!({"concurrency": 1})).await;
+    assert_eq!(narrow.status, 200, "{:#}", narrow.body);
+    // Lists overflow, and others wait for later.
+    for queue in QUEUES {
+        tickr.post(&format!("/v1/queues/{queue}/pause"), json!({})).await;
+    }
+    let jobs = (0..900).map(|n| {
+        let delay_ms = if n % 2 == 0 { 0 } else { n };
+        json!({"kind": "sleep", "payload": {"ms": 1}, "queue": QUEUES[n % 6], "delay_ms": delay_ms, "priority": n % 4})
+    });
+    tickr.enqueue_many(jobs).await;
+    eventually("lists are in every partition", || async {
+        let mut filled = 0;
+        for partition in 0..4 {
+            filled += usize::from(!lists(&tickr, partition).await.is_empty());
+        }
+        (filled == 4).then_some(())
+    })
+    .await;
+    for partition in 0..4 {
+        for list in lists(&tickr, partition).await {
+            // Each queue is in one partition, with all its priorities.
+            let queue = list.split(':').next().unwrap().to_owned();
+            for other in (0..4).filter(|other| *other != partition) {
+                let others = lists(&tickr, other).await;
+                assert!(!others.iter().any(|list| list.split(':').next() == Some(&queue)), "{queue} is in two");
+            }
+        }
+    }
+    for queue in QUEUES {
+        tickr.post(&format!("/v1/queues/{queue}/resume"), json!({})).await;
+    }
+    // The whole index is made again meanwhile.
+    assert_eq!(tickr.post("/v1/index/rebuild", json!({})).await.status, 202);
+    tickr.until_idle().await;
+    tickr.assert_each_ran_once(900).await;
+    let overlaps = "SELECT COUNT(*) FROM attempts a JOIN attempts b ON b.started_at < a.finished_at \
+                    AND a.started_at < b.started_at JOIN jobs j ON j.id = a.job_id JOIN jobs k ON k.id = b.job_id \
+                    WHERE j.queue = 'mail' AND k.queue = 'mail'";
+    assert_eq!(tickr.count(overlaps).await, 0, "the limit of a queue holds");
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_of_any_partition_starts_at_once_on_an_idle_runner() {
+    let tickr = TestApp::start_with(partitioned, Registry::new()).await;
+    until_health(&tickr, Health::Fast).await;
+    for turn in 0..30 {
+        let queue = QUEUES[turn % 6];
+        let delay = if turn % 3 == 0 { 50 } else { 0 };
+        let id = tickr.enqueue(json!({"kind": "noop", "queue": queue, "delay_ms": delay})).await;
+        tickr.until(id, State::Completed).await;
+    }
+    let late = "SELECT COUNT(*) FROM attempts WHERE started_at > execute_at + INTERVAL 500000 MICROSECOND";
+    assert_eq!(tickr.count(late).await, 0, "the fetcher waits in every partition at the same time");
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn urgent_jobs_of_all_partitions_start_before_others() {
+    let one = |config: &mut Config| {
+        partitioned(config);
+        config.workers = 1;
+    };
+    let tickr = TestApp::start_with(one, Registry::new()).await;
+    until_health(&tickr, Health::Fast).await;
+    let sleeper = tickr.enqueue_kind("sleep", json!({"ms": 600_000})).await;
+    tickr.until(sleeper, State::Executing).await;
+    let jobs =
+        (0..120).map(|n| json!({"kind": "noop", "queue": QUEUES[n % 6], "priority": if n < 60 { 5 } else { 0 }}));
+    tickr.enqueue_many(jobs).await;
+    tickr.post(&format!("/v1/jobs/{sleeper}/cancel"), json!({})).await;
+    tickr.until_idle().await;
+    // The place of each urgent job among all starts. A share of the turns begins with the least urgent lanes.
+    let early = "SELECT COUNT(*) FROM (SELECT j.priority, ROW_NUMBER() OVER (ORDER BY a.started_at) AS place \
+                 FROM attempts a JOIN jobs j ON j.id = a.job_id WHERE j.kind = 'noop') starts \
+                 WHERE priority = 0 AND place <= 80";
+    let early = tickr.count(early).await;
+    assert!(early >= 55, "only {early} of 60 urgent jobs were among the first 80");
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn another_number_of_partitions_after_a_restart_loses_no_job_and_costs_the_bound_at_most() {
+    let tickr = TestApp::start_with(partitioned, Registry::new()).await;
+    until_health(&tickr, Health::Fast).await;
+    let jobs = (0..300).map(|n| json!({"kind": "noop", "queue": QUEUES[n % 6], "delay_ms": 500 + n * 20}));
+    tickr.enqueue_many(jobs).await;
+    // A runner with another number: it feeds keys of its own.
+    let other = tickr.another_with(|config| config.index_partitions = 1, Registry::new()).await;
+    let more = (0..100).map(|n| json!({"kind": "noop", "queue": QUEUES[n % 6], "delay_ms": n * 20}));
+    tickr.enqueue_many(more).await;
+    tickr.until_idle().await;
+    let runners = tickr.count("SELECT COUNT(DISTINCT runner) FROM attempts").await;
+    assert_eq!(runners, 2, "both ran jobs");
+    tickr.assert_each_ran_once(400).await;
+    assert_late_within(&tickr, BOUND).await;
+    other.stop(tokio_util::sync::CancellationToken::new()).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lost_partition_comes_back_within_the_bound() {
+    let tickr = TestApp::start_with(partitioned, Registry::new()).await;
+    until_health(&tickr, Health::Fast).await;
+    let jobs = (0..400).map(|n| json!({"kind": "noop", "queue": QUEUES[n % 6], "delay_ms": 300 + n * 10}));
+    tickr.enqueue_many(jobs).await;
+    let mut redis = tickr.redis().await;
+    for partition in [2, 0] {
+        tokio::time::sleep(Duration::from_millis(400)).await;
+        let keys = redis.keys(format!("{{{}/{partition}}}:*", tickr.config.redis_prefix)).await.unwrap();
+        assert!(!keys.is_empty());
+        redis.del(keys).await.unwrap();
+    }
+    tickr.until_idle().await;
+    tickr.assert_each_ran_once(400).await;
+    assert_late_within(&tickr, BOUND).await;
+    tickr.stop().await;
+}
