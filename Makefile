@@ -14,6 +14,7 @@ FAST := $(addsuffix ::,api api_keys attempt_logs audit change client engine even
 SEED ?=
 MINUTES ?=
 STORE ?=
+INDEX ?=
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -51,8 +52,8 @@ bench: deps cargo ## Measure this build beside the bare store: make bench ARGS='
 compare: python cargo ## Measure tickr beside other job runners: make compare ARGS='--only tickr,bullmq --reps 1', or ARGS=--smoke
 	@python3 -B benches/peers/compare.py $(ARGS)
 
-chaos: deps clocks cargo ## Break servers, connections and runners under load: make chaos SEED=42 MINUTES=10 STORE=galera
-	@CHAOS_SEED=$(SEED) CHAOS_MINUTES=$(MINUTES) CHAOS_STORE=$(STORE) CHAOS_TELL=1 cargo test --test chaos
+chaos: deps clocks cargo ## Break servers, connections and runners under load: make chaos SEED=42 MINUTES=10 STORE=galera INDEX=sentinel
+	@CHAOS_SEED=$(SEED) CHAOS_MINUTES=$(MINUTES) CHAOS_STORE=$(STORE) CHAOS_INDEX=$(INDEX) CHAOS_TELL=1 cargo test --test chaos
 
 mutants: deps clocks cargo ## Take out each safeguard in turn and see its test turn red
 	@sh tests/mutations.sh $(ARGS)

@@ -256,7 +256,9 @@ impl Fault {
         let weights = [&WEIGHTS[..], of_clusters].concat();
         let what = loop {
             let what = weights.choose_weighted(rng, |(_, weight)| *weight).map_or(RedisFlushed, |(what, _)| *what);
-            if other.is_none_or(|other| other.what.scene() != what.scene()) {
+            // With sentinels, runners have no proxies in front of Redis.
+            let possible = world.servers.watched().is_none() || what.scene() != Scene::RedisLines;
+            if possible && other.is_none_or(|other| other.what.scene() != what.scene()) {
                 break what;
             }
         };
@@ -302,6 +304,9 @@ impl Fault {
     async fn begin(&self, world: &World, rng: &mut StdRng) -> anyhow::Result<()> {
         let servers = &world.servers;
         let node = self.node(world);
+        if let Some(watched) = servers.watched().filter(|_| self.what.scene() == Scene::Redis) {
+            watched.aim_at_master().await?;
+        }
         match self.what {
             RedisFlushed => servers.redis(&["FLUSHALL"]).await,
             RedisKilled => {
@@ -322,8 +327,14 @@ impl Fault {
                 servers.redis::<()>(&["CONFIG", "SET", "maxmemory-policy", "noeviction"]).await?;
                 servers.redis(&["CONFIG", "SET", "maxmemory", "1"]).await
             }
-            // No server listens on that port. So Redis acts as a demoted primary that cannot reach the new primary.
-            RedisReadOnly => servers.redis(&["REPLICAOF", "127.0.0.1", "1"]).await,
+            RedisReadOnly => match servers.watched() {
+                Some(watched) => {
+                    watched.fail_over().await;
+                    Ok(())
+                }
+                // No server listens on that port. So Redis acts as a demoted primary that cannot reach the new primary.
+                None => servers.redis(&["REPLICAOF", "127.0.0.1", "1"]).await,
+            },
             RedisPaused => servers.with_redis(Server::pause).await,
             RedisClientsKilled => servers.redis::<i64>(&["CLIENT", "KILL", "TYPE", "normal"]).await.map(|_| ()),
             RedisAnswersLost | MysqlCommitAnswersLost => {
@@ -390,6 +401,7 @@ impl Fault {
                 servers.forget_snapshot()
             }
             RedisEvicts | RedisFull => servers.redis(&["CONFIG", "SET", "maxmemory", "0"]).await,
+            RedisReadOnly if servers.watched().is_some() => Ok(()),
             RedisReadOnly => servers.redis(&["REPLICAOF", "NO", "ONE"]).await,
             RedisPaused => servers.with_redis(Server::resume).await,
             RedisAnswersLost | MysqlCommitAnswersLost => {

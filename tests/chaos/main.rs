@@ -3,10 +3,11 @@
 //!
 //!     make chaos SEED=42 MINUTES=10
 //!     make chaos STORE=galera
+//!     make chaos INDEX=sentinel
 //!
 //! The suite runs it for two minutes with a seed that it draws and prints. Reading order:
 //!
-//! - `world` holds the parts of a run: `servers` (with `galera`), `proxy`, `runner`, `clock`, `kinds` and `sink`.
+//! - `world` holds the parts of a run: `servers` (with `galera` and `sentinels`), `proxy`, `runner`, `clock`, `kinds` and `sink`.
 //! - `first_starts` kills migrations before the run begins.
 //! - `driver` makes the load. `enqueue` and `request` send it and record every answer in the `ledger`.
 //! - `remote` are workers in this process that execute jobs over HTTP, and die and fall silent by themselves.
@@ -32,6 +33,7 @@ mod recovery;
 mod remote;
 mod request;
 mod runner;
+mod sentinels;
 mod servers;
 mod settings;
 mod sink;

@@ -103,7 +103,11 @@ impl Runner {
             clock: faketime.map(|library| clock.environment(library)).unwrap_or_default(),
             journal: dir.join("journal"),
             mysql_url: format!("mysql://{ACCOUNT}@{}/chaos?ssl-mode=disabled", addresses.join(",")),
-            redis_url: format!("redis://127.0.0.1:{}/", redis.port()),
+            // Sentinels give out addresses, so no proxy stands between.
+            redis_url: match servers.watched() {
+                Some(watched) => watched.url()?,
+                None => format!("redis://127.0.0.1:{}/", redis.port()),
+            },
             addr: addr_tx,
             ledger: Arc::clone(ledger),
         };

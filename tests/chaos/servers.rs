@@ -1,5 +1,5 @@
 //! The MySQL and Redis servers of one run, and direct connections that no fault closes. MySQL is one server, or a Galera
-//! cluster of three (`galera`).
+//! cluster of three (`galera`). Redis is one server, or two behind sentinels (`sentinels`).
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -12,6 +12,7 @@ use tickr::services::{Address, Options, Server, Services};
 
 use crate::clock::Clock;
 use crate::galera;
+use crate::sentinels::Watched;
 
 /// Name of the database of the run.
 const DATABASE: &str = "chaos";
@@ -23,6 +24,8 @@ pub(crate) const ACCOUNT: &str = "runner";
 pub(crate) struct Servers {
     /// The nodes of MySQL. Redis is the one beside the first node.
     nodes: Arc<[Services]>,
+    /// Redis behind sentinels, in place of the one beside the first node.
+    watched: Option<Arc<Watched>>,
     /// The clock of MySQL and the number of seconds by which it is ahead; `None` without libfaketime.
     clock: Option<Arc<(Clock, AtomicI64)>>,
 }
@@ -47,7 +50,7 @@ impl Servers {
         }
         let services = tokio::task::spawn_blocking(move || Services::start(&options)).await??;
         let clock = clock.map(|(clock, _)| Arc::new((clock, AtomicI64::new(0))));
-        Self { nodes: Arc::new([services]), clock }.with_account().await
+        Self { nodes: Arc::new([services]), watched: None, clock }.with_account().await
     }
 
     /// Start a cluster in `dir`. Its nodes have the clock of the machine.
@@ -58,7 +61,17 @@ impl Servers {
         };
         let each: Vec<Options> = (0..galera::NODES).map(each).collect::<Result<_, _>>()?;
         let nodes = tokio::task::spawn_blocking(move || tickr::services::start_galera(&each)).await??;
-        Self { nodes: nodes.into(), clock: None }.with_account().await
+        Self { nodes: nodes.into(), watched: None, clock: None }.with_account().await
+    }
+
+    /// Use a Redis behind sentinels from now on.
+    pub(crate) async fn with_sentinels(self, dir: &Path) -> anyhow::Result<Self> {
+        Ok(Self { watched: Some(Arc::new(Watched::start(dir).await?)), ..self })
+    }
+
+    /// Return Redis behind sentinels, if this run has that.
+    pub(crate) fn watched(&self) -> Option<&Watched> {
+        self.watched.as_deref()
     }
 
     /// Make the database and the account of the runners.
@@ -92,8 +105,9 @@ impl Servers {
         self.nodes[0].mysql_url(DATABASE)
     }
 
-    pub(crate) fn redis_url(&self) -> String {
-        self.nodes[0].redis_url()
+    /// Return the URL for a process that no fault of a connection concerns.
+    pub(crate) fn redis_url(&self) -> anyhow::Result<String> {
+        self.watched().map_or_else(|| Ok(self.nodes[0].redis_url()), Watched::url)
     }
 
     /// Set the clock of MySQL forward by this many seconds, for good.
@@ -145,7 +159,8 @@ impl Servers {
 
     /// Send a command to Redis that bypasses every proxy.
     pub(crate) async fn redis<T: redis::FromRedisValue>(&self, words: &[&str]) -> anyhow::Result<T> {
-        let client = redis::Client::open(self.redis_url())?;
+        let url = self.watched().map_or_else(|| Ok(self.nodes[0].redis_url()), Watched::hit_url)?;
+        let client = redis::Client::open(url)?;
         let mut conn = client.get_multiplexed_async_connection().await?;
         let mut command = redis::cmd(words[0]);
         command.arg(&words[1..]);
@@ -164,13 +179,17 @@ impl Servers {
 
     /// Run an operation on Redis that takes a while.
     pub(crate) async fn with_redis(&self, act: impl Fn(&Server) -> Outcome + Send + 'static) -> anyhow::Result<()> {
-        let nodes = Arc::clone(&self.nodes);
-        Ok(tokio::task::spawn_blocking(move || act(nodes[0].redis())).await??)
+        let servers = self.clone();
+        Ok(tokio::task::spawn_blocking(move || act(servers.redis_server())).await??)
+    }
+
+    fn redis_server(&self) -> &Server {
+        self.watched().map_or_else(|| self.nodes[0].redis(), Watched::hit)
     }
 
     /// Remove the files that Redis wrote, so that it starts empty.
     pub(crate) fn forget_snapshot(&self) -> anyhow::Result<()> {
-        match std::fs::remove_file(self.nodes[0].folder().join("dump.rdb")) {
+        match std::fs::remove_file(self.redis_server().log().with_file_name("dump.rdb")) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => bail!("dump.rdb: {error}"),
             _ => Ok(()),
         }

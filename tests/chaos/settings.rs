@@ -11,12 +11,22 @@ pub(crate) enum Store {
     Galera,
 }
 
+/// The Redis of a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Index {
+    /// One server.
+    One,
+    /// A master and a replica behind three sentinels.
+    Sentinel,
+}
+
 /// Settings of one run.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Settings {
     /// Seed of the faults and the load. The same seed draws the same faults; their effects differ from run to run.
     pub(crate) seed: u64,
     pub(crate) store: Store,
+    pub(crate) index: Index,
     /// Duration from the first job to the last check.
     pub(crate) length: Duration,
     /// Whether to print every fault as it happens.
@@ -36,8 +46,8 @@ pub(crate) enum Wanted {
 pub(crate) const NAME: &str = "chaos";
 
 impl Wanted {
-    /// Read the environment (`CHAOS_SEED`, `CHAOS_MINUTES`, `CHAOS_STORE`, `CHAOS_TELL`), and those arguments of the usual test
-    /// harness that decide whether this test runs.
+    /// Read the environment (`CHAOS_SEED`, `CHAOS_MINUTES`, `CHAOS_STORE`, `CHAOS_INDEX`, `CHAOS_TELL`), and those
+    /// arguments of the usual test harness that decide whether this test runs.
     pub(crate) fn read() -> Result<Self, String> {
         let mut filters = Vec::new();
         let mut arguments = std::env::args().skip(1);
@@ -66,8 +76,13 @@ impl Wanted {
             "galera" => Store::Galera,
             other => return Err(format!("CHAOS_STORE={other}: the only other store is galera")),
         };
+        let index = match std::env::var("CHAOS_INDEX").unwrap_or_default().as_str() {
+            "" => Index::One,
+            "sentinel" => Index::Sentinel,
+            other => return Err(format!("CHAOS_INDEX={other}: the only other index is sentinel")),
+        };
         let tell = std::env::var_os("CHAOS_TELL").is_some_and(|text| !text.is_empty());
-        Ok(Self::Run(Settings { seed, store, length: Duration::from_secs(60 * minutes), tell }))
+        Ok(Self::Run(Settings { seed, store, index, length: Duration::from_secs(60 * minutes), tell }))
     }
 }
 

@@ -20,7 +20,7 @@ pub(crate) async fn run(world: &World) -> anyhow::Result<Vec<String>> {
         .args(["verify", "--json"])
         .current_dir(&world.dir)
         .env("TICKR_MYSQL_URL", world.servers.mysql_url())
-        .env("TICKR_REDIS_URL", world.servers.redis_url())
+        .env("TICKR_REDIS_URL", world.servers.redis_url()?)
         .stdin(Stdio::null())
         .kill_on_drop(true)
         .output()

@@ -12,7 +12,7 @@ use crate::remote::Deeds;
 use crate::request::InternalErrors;
 use crate::runner::Runner;
 use crate::servers::Servers;
-use crate::settings::{Settings, Store};
+use crate::settings::{Index, Settings, Store};
 use crate::sink::Sink;
 
 /// Number of runners.
@@ -37,7 +37,7 @@ pub(crate) struct World {
 impl World {
     /// Start all parts in a folder of their own, and wait until all runners are up.
     pub(crate) async fn start(
-        Settings { seed, store, .. }: Settings,
+        Settings { seed, store, index, .. }: Settings,
         dir: &Path,
         template: &Path,
     ) -> anyhow::Result<Self> {
@@ -53,6 +53,10 @@ impl World {
         let servers = match store {
             Store::One => Servers::start(servers, template, durable, faketime.as_deref()).await?,
             Store::Galera => Servers::start_cluster(servers, template, durable).await?,
+        };
+        let servers = match index {
+            Index::One => servers,
+            Index::Sentinel => servers.with_sentinels(&dir.join("servers")).await?,
         };
         // In an odd run each runner writes to a node of its own, and the cluster has to find conflicts.
         let apart = matches!(store, Store::Galera) && !seed.is_multiple_of(2);
