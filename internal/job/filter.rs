@@ -85,6 +85,35 @@ pub struct Filter {
     /// in the id, or as the kind, the queue or a tag.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub texts: Vec<String>,
+    /// Only jobs that used at least this number of attempts.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub attempt_from: Option<u32>,
+    /// Only jobs that used at most this number of attempts.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub attempt_to: Option<u32>,
+    /// Only jobs whose newest attempt is on a runner with an id that begins like this.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub runner: Option<String>,
+    /// Only jobs whose newest ended attempt took at least this long, in milliseconds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub took_from_ms: Option<u64>,
+    /// Only jobs whose newest ended attempt took less than this, in milliseconds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub took_below_ms: Option<u64>,
+    /// Only jobs for which each of these choices holds.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub choices: Vec<Choice>,
+}
+
+/// Conditions of which at least one must hold, or, with `not`, of which none may hold.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Choice {
+    /// True if the job must meet none of the conditions.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub not: bool,
+    /// The conditions. Each is a filter with one condition.
+    pub of: Vec<Filter>,
 }
 
 impl Filter {
@@ -98,11 +127,22 @@ impl Filter {
     pub const MAX_ERROR_BYTES: usize = 200;
     /// Maximum number of texts without a field in one filter.
     pub const MAX_TEXTS: usize = 5;
+    /// Maximum length of the beginning of a runner's id, in bytes.
+    pub const MAX_RUNNER_BYTES: usize = 64;
+    /// Maximum number of choices in one filter.
+    pub const MAX_CHOICES: usize = 20;
+    /// Maximum number of conditions in one choice.
+    pub const MAX_ALTERNATIVES: usize = 20;
 
     /// Return true if the filter matches every job.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
+    }
+
+    /// Return the filters whose conditions this filter needs: itself, and those of its choices.
+    pub fn parts(&self) -> impl Iterator<Item = &Self> {
+        std::iter::once(self).chain(self.choices.iter().flat_map(|choice| &choice.of))
     }
 }
 
@@ -309,5 +349,9 @@ mod tests {
         assert_eq!(filter.payload[&"y".parse().unwrap()], Wanted::Null(()));
         assert!(Filter::default().is_empty() && !filter.is_empty());
         assert_eq!(serde_json::to_string(&Filter::default()).unwrap(), "{}");
+        let text = r#"{"attempt_from":2,"choices":[{"not":true,"of":[{"kind":"email"}]},{"of":[{"queue":"a"},{"queue":"b"}]}]}"#;
+        let filter: Filter = serde_json::from_str(text).unwrap();
+        assert_eq!(serde_json::to_string(&filter).unwrap(), text);
+        assert_eq!(filter.parts().count(), 4);
     }
 }

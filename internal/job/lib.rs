@@ -72,7 +72,7 @@ pub use dead_letter::{DeadLetter, DeadLetterStatus};
 pub use declared_kind::DeclaredKind;
 pub use edition::{Edition, Editions, InvalidEdition};
 pub use exchange::{Exchange, ExchangeResponse};
-pub use filter::{Filter, InvalidPath, PayloadPath, Wanted};
+pub use filter::{Choice, Filter, InvalidPath, PayloadPath, Wanted};
 pub use fingerprint::{Fingerprint, InvalidFingerprint, normalise};
 pub use histogram::{Histogram, InvalidHistogram};
 pub use history::{Point, Series, SlotWidth, Span, Tally, Window};

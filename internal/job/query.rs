@@ -1,14 +1,16 @@
 //! The text form of a filter: `state:failed kind:email created:>2026-11-01 due:<2h payload.user.id:42`.
 //!
 //! Words are separated by spaces; a value with spaces must be quoted. All words must hold. A word without a field is a
-//! text to search for. Each field can be given once, except tags, ids and payload paths. Moments are dates, RFC 3339, or spans: `created:<2h` means created in the
-//! last two hours, `due:<2h` means due within the next two. Each error names the word that it is about.
+//! text to search for. Each field can be given once, except tags, ids and payload paths. Moments are dates, RFC 3339, or
+//! spans: `created:<2h` means created in the last two hours, `due:<2h` means due within the next two. `attempt:>2` and
+//! `took:>5s` are ranges. A minus in front of a word negates it (`-kind:email`), and `|` separates values of which one
+//! must hold (`kind:email|report`). Each error names the word that it is about.
 
 use std::fmt;
 
 use chrono::{DateTime, NaiveDate, NaiveTime, TimeDelta, Utc};
 
-use super::filter::{Filter, Wanted};
+use super::filter::{Choice, Filter, Wanted};
 use super::suggest::nearest;
 use super::{DeadLetterStatus, State, Timestamp};
 
@@ -37,7 +39,8 @@ impl fmt::Display for QueryError {
 }
 
 /// The fields of a filter, for help texts.
-pub const FIELDS: &str = "state kind queue schedule created due finished unique_key order limit batch host tag error group dead_letter operation id payload.<path>";
+pub const FIELDS: &str = "state kind queue schedule created due finished unique_key order limit batch host tag error \
+                          group dead_letter operation attempt runner took id payload.<path>";
 
 /// Beginning of the error for a word with a field that does not exist.
 const UNKNOWN: &str = "Unknown filter: ";
@@ -89,14 +92,65 @@ fn words(text: &str) -> Vec<(usize, &str)> {
     words
 }
 
+/// Add one word: a condition, its negation, or a choice of values.
 fn add_word(filter: &mut Filter, word: &str, now: Timestamp) -> Result<(), String> {
-    // Find the first colon outside quotes.
+    let negated = word.strip_prefix('-').filter(|rest| !rest.is_empty());
+    let plain = negated.unwrap_or(word);
+    let (field, written) = colon_of(plain).map_or(("", plain), |at| plain.split_at(at + 1));
+    let values = alternatives(written);
+    if negated.is_none() && values.len() == 1 {
+        return add_condition(filter, word, now);
+    }
+    if filter.choices.len() >= Filter::MAX_CHOICES {
+        return Err(format!("a filter has at most {} words with - or |", Filter::MAX_CHOICES));
+    }
+    if values.len() > Filter::MAX_ALTERNATIVES {
+        return Err(format!("a word has at most {} values", Filter::MAX_ALTERNATIVES));
+    }
+    let mut of = Vec::with_capacity(values.len());
+    for value in values {
+        if value.is_empty() {
+            return Err("a value beside | is missing; quote a value that contains |".to_owned());
+        }
+        let mut one = Filter::default();
+        add_condition(&mut one, &format!("{field}{value}"), now)?;
+        of.push(one);
+    }
+    filter.choices.push(Choice { not: negated.is_some(), of });
+    Ok(())
+}
+
+/// Return the position of the first colon outside quotes.
+fn colon_of(word: &str) -> Option<usize> {
     let mut quoted = false;
-    let colon = word.char_indices().find(|(_, c)| {
+    let is_colon = |(_, c): &(usize, char)| {
         quoted ^= *c == '"';
         *c == ':' && !quoted
-    });
-    let Some((colon, _)) = colon else {
+    };
+    word.char_indices().find(is_colon).map(|(at, _)| at)
+}
+
+/// Split a value at each `|` outside quotes.
+fn alternatives(value: &str) -> Vec<&str> {
+    let (mut parts, mut start, mut quoted, mut escaped) = (Vec::new(), 0, false, false);
+    for (at, c) in value.char_indices() {
+        match c {
+            _ if escaped => escaped = false,
+            '\\' if quoted => escaped = true,
+            '"' => quoted = !quoted,
+            '|' if !quoted => {
+                parts.push(&value[start..at]);
+                start = at + 1;
+            }
+            _ => {}
+        }
+    }
+    parts.push(&value[start..]);
+    parts
+}
+
+fn add_condition(filter: &mut Filter, word: &str, now: Timestamp) -> Result<(), String> {
+    let Some(colon) = colon_of(word) else {
         if let Ok(id) = word.parse() {
             return id_of(filter, id);
         }
@@ -132,9 +186,68 @@ fn add_word(filter: &mut Filter, word: &str, now: Timestamp) -> Result<(), Strin
             }
             before.map_or(Ok(()), |before| once(high, before))
         }
+        "attempt" => {
+            let help = || "write a number of attempts such as 3, >2, <=4 or 2..4".to_owned();
+            let count = |text: &str| text.parse::<u32>().ok().filter(|count| *count <= MAX_ATTEMPTS);
+            let (from, below) = range(&value, count, |count| count + 1).ok_or_else(help)?;
+            if let Some(from) = from {
+                once(&mut filter.attempt_from, from)?;
+            }
+            // `<0` asks for a job with fewer attempts than none.
+            let to = below.map(|below| below.checked_sub(1).ok_or_else(help)).transpose()?;
+            to.map_or(Ok(()), |to| once(&mut filter.attempt_to, to))
+        }
+        "took" => {
+            let help = || "write a length of time such as >5s, <200ms or 1m..5m".to_owned();
+            let (from, below) = range(&value, length_ms, |ms| ms + 1).ok_or_else(help)?;
+            if let Some(from) = from {
+                once(&mut filter.took_from_ms, from)?;
+            }
+            below.map_or(Ok(()), |below| once(&mut filter.took_below_ms, below))
+        }
+        "runner" if value.len() <= Filter::MAX_RUNNER_BYTES => once(&mut filter.runner, value),
+        "runner" => Err(format!("the beginning of a runner's id has at most {} bytes", Filter::MAX_RUNNER_BYTES)),
         _ if !is_field(field) => Err(unknown(field, word)),
         _ => put(filter, field, &value),
     }
+}
+
+/// Greatest number of attempts that a filter may name.
+const MAX_ATTEMPTS: u32 = 100_000;
+
+/// Parse `3`, `>2`, `>=3`, `<4`, `<=3` or `2..3` into a first value and the one behind the last.
+fn range<T: Copy + PartialOrd>(
+    text: &str,
+    parse: impl Fn(&str) -> Option<T>,
+    next: impl Fn(T) -> T,
+) -> Option<(Option<T>, Option<T>)> {
+    if let Some((from, to)) = text.split_once("..") {
+        return Some((Some(parse(from)?), Some(next(parse(to)?))));
+    }
+    let compared = [(">=", true, false), ("<=", false, true), (">", true, true), ("<", false, false)];
+    for (sign, greater, behind) in compared {
+        let Some(rest) = text.strip_prefix(sign) else { continue };
+        let value = parse(rest)?;
+        let bound = if behind { next(value) } else { value };
+        return Some(if greater { (Some(bound), None) } else { (None, Some(bound)) });
+    }
+    let value = parse(text)?;
+    Some((Some(value), Some(next(value))))
+}
+
+/// Parse `200ms`, `5s`, `2m` or `1h`, up to a year.
+fn length_ms(text: &str) -> Option<u64> {
+    let end = text.find(|c: char| !c.is_ascii_digit())?;
+    let number: u64 = text[..end].parse().ok()?;
+    let unit = match &text[end..] {
+        "ms" => 1,
+        "s" => 1_000,
+        "m" => 60_000,
+        "h" => 3_600_000,
+        "d" => 86_400_000,
+        _ => return None,
+    };
+    number.checked_mul(unit).filter(|ms| *ms <= 366 * 86_400_000)
 }
 
 fn is_field(word: &str) -> bool {
@@ -360,7 +473,37 @@ mod tests {
         );
         let id = super::super::JobId::new();
         assert_eq!(parse(&format!("{id} id:{id}")).unwrap().ids, [id, id]);
+        assert_eq!(parse(r#"unique_key:"a|b""#).unwrap().unique_key.unwrap(), "a|b");
+        assert_eq!(parse("-").unwrap().texts, ["-"]);
         assert!(parse("  ").unwrap().is_empty());
+    }
+
+    #[test]
+    fn negations_choices_and_ranges_are_read() {
+        let filter =
+            parse(r#"-kind:email kind:sleep|noop -deadlock -tag:a|b error:"a|b"|c attempt:>2 took:>5s"#).unwrap();
+        assert_eq!((filter.attempt_from, filter.attempt_to), (Some(3), None));
+        assert_eq!((filter.took_from_ms, filter.took_below_ms), (Some(5_001), None));
+        let read: Vec<(bool, usize)> = filter.choices.iter().map(|choice| (choice.not, choice.of.len())).collect();
+        assert_eq!(read, [(true, 1), (false, 2), (true, 1), (true, 2), (false, 2)]);
+        assert_eq!(filter.choices[0].of[0].kind.as_ref().unwrap().as_str(), "email");
+        assert_eq!(filter.choices[2].of[0].texts, ["deadlock"]);
+        assert_eq!(filter.choices[4].of[0].error.as_deref(), Some("a|b"));
+        assert_eq!(filter.kind, None);
+        for (text, from, to) in [
+            ("attempt:3", Some(3), Some(3)),
+            ("attempt:>=3", Some(3), None),
+            ("attempt:<3", None, Some(2)),
+            ("attempt:<=3", None, Some(3)),
+            ("attempt:2..4", Some(2), Some(4)),
+            ("attempt:0", Some(0), Some(0)),
+        ] {
+            let filter = parse(text).unwrap();
+            assert_eq!((filter.attempt_from, filter.attempt_to), (from, to), "{text}");
+        }
+        let filter = parse("took:200ms..1m runner:vm/7").unwrap();
+        assert_eq!((filter.took_from_ms, filter.took_below_ms), (Some(200), Some(60_001)));
+        assert_eq!(filter.runner.unwrap(), "vm/7");
     }
 
     #[test]
@@ -410,6 +553,12 @@ mod tests {
             ("error:a\"b\"", 0, "whole value"),
             ("tag:ä", 0, "a tag is"),
             ("id:7", 0, "not a job id"),
+            ("kind:a|", 0, "beside | is missing"),
+            ("kind:a|B!", 0, "a name"),
+            ("-sate:failed", 0, "Unknown filter: sate"),
+            ("attempt:<0", 0, "number of attempts"),
+            ("attempt:many", 0, "number of attempts"),
+            ("took:5", 0, "length of time"),
         ] {
             let wrong = parse(text).unwrap_err();
             let last = wrong.last().unwrap();

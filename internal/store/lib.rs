@@ -117,7 +117,7 @@ pub use jobs::order::OrderPlace;
 pub use jobs::order_keys::{MAX_ORDER_KEYS, OrderKeyHead, OrderKeyPage, OrderKeyUse};
 pub use jobs::pending::Pending;
 pub use jobs::read::JobPage;
-pub use jobs::search::{Breakdown, Counted, Replayed};
+pub use jobs::search::{Breakdown, Counted, Order as SearchOrder, Replayed};
 pub use jobs::stats::{PoolUse, Stats};
 pub use jobs::unique_keys::{EnqueueOutcome, EnqueueReceipts, EnqueueRefusal, EnqueuedJob, KeyHolder, TakenKeys};
 pub use jobs::watch::JobRevision;

@@ -10,7 +10,7 @@ use crate::support::{TestApp, eventually};
 const LATER_MS: u64 = 86_400_000;
 
 /// Encode text for a URL.
-fn encoded(text: &str) -> String {
+pub(crate) fn encoded(text: &str) -> String {
     text.bytes().map(|b| format!("%{b:02X}")).collect()
 }
 
@@ -313,7 +313,7 @@ async fn rows_read(tickr: &TestApp) -> i64 {
 /// Return the number of rows that a call makes MySQL read. The counters are those of the server, which the loops of the
 /// runner use as well. On a slow machine such a loop falls into most of the calls, so the call is repeated until one
 /// reads less than `bound`, or thirty read more.
-async fn rows_read_by(tickr: &TestApp, path: &str, bound: i64) -> i64 {
+pub(crate) async fn rows_read_by(tickr: &TestApp, path: &str, bound: i64) -> i64 {
     let mut least = i64::MAX;
     for _ in 0..30 {
         let before = rows_read(tickr).await;
@@ -403,7 +403,8 @@ async fn a_page_reads_a_bounded_number_of_rows_whatever_it_looks_for() {
 
     // A client that continues through the pages finds the job, though it takes several pages. Each says how far it went.
     let page = tickr.get(&format!("/v1/jobs?q={}", encoded("state:failed error:needle"))).await.body;
-    assert_eq!(page["searched"], 20_000);
+    // A page looks at 20,000 rows, or at fewer if its time is over before.
+    assert!((2_000..=20_000).contains(&page["searched"].as_u64().unwrap()), "{}", page["searched"]);
     let (to, oldest) = (page["searched_to"].as_str().unwrap(), tickr.get("/v1/jobs?limit=1").await.body);
     assert!(to < oldest["data"][0]["created_at"].as_str().unwrap() && to > "2026-05-28", "{page:#}");
     let (mut pages, mut hits, mut cursor) = (0, 0, String::new());
@@ -417,7 +418,7 @@ async fn a_page_reads_a_bounded_number_of_rows_whatever_it_looks_for() {
         }
     }
     assert_eq!(hits, 1);
-    assert!((2..10).contains(&pages), "{pages}");
+    assert!((2..60).contains(&pages), "{pages}");
     tickr.stop_broken("its jobs were written by hand").await;
 }
 
@@ -450,5 +451,130 @@ async fn the_unfinished_jobs_of_a_small_queue_are_found_at_once_among_many() {
     // The queue that fills the table is found as well, and so is a kind that nothing has: by a walk of several pages.
     assert_eq!(tickr.get("/v1/jobs?q=queue:large%20state:waiting").await.body["data"].as_array().unwrap().len(), 50);
     assert_eq!(by_words(&tickr, "state:waiting kind:nobody").await, []);
+    tickr.stop_broken("its jobs were written by hand").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn negations_choices_and_ranges_find_their_jobs_and_no_others() {
+    let queues = ["default", "a", "b"].map(str::to_owned);
+    let tickr = TestApp::start_with(|config| config.queues = queues.into(), Registry::new()).await;
+    let later = |kind: &str, queue: &str, more: Value| {
+        let mut job = json!({"kind": kind, "queue": queue, "delay_ms": LATER_MS});
+        job.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        job
+    };
+    let plain = tickr.enqueue(later("noop", "a", json!({"tags": ["x"]}))).await;
+    let keyed = tickr.enqueue(later("noop", "b", json!({"unique_key": "order|7", "tags": ["x", "y"]}))).await;
+    let slow = tickr.enqueue(later("sleep", "b", json!({"payload": {"ms": 1}}))).await;
+    let failed = tickr.enqueue(json!({"kind": "fail", "payload": {"permanent": true}})).await;
+    tickr.until(failed, State::Failed).await;
+    let mended = tickr
+        .enqueue(json!({"kind": "fail", "payload": {"times": 2}, "retry": {"base_ms": 1}, "max_attempts": 5}))
+        .await;
+    tickr.until(mended, State::Completed).await;
+    let slept = tickr.enqueue(json!({"kind": "sleep", "payload": {"ms": 300}})).await;
+    tickr.until(slept, State::Completed).await;
+    let runner =
+        tickr.get(&format!("/v1/jobs/{slept}")).await.body["attempts"][0]["runner"].as_str().unwrap().to_owned();
+
+    for (words, wanted) in [
+        ("-kind:noop", vec![slow, failed, mended, slept]),
+        ("-kind:noop -queue:b", vec![failed, mended, slept]),
+        ("kind:sleep|fail", vec![slow, failed, mended, slept]),
+        ("kind:sleep|fail -state:completed", vec![slow, failed]),
+        ("kind:sleep|fail queue:b|a", vec![slow]),
+        ("kind:noop|nobody kind:noop", vec![plain, keyed]),
+        ("kind:nobody|nothing", vec![]),
+        ("state:failed|completed", vec![failed, mended, slept]),
+        ("state:failed|waiting", vec![plain, keyed, slow, failed]),
+        ("-state:waiting", vec![failed, mended, slept]),
+        ("tag:x -tag:y", vec![plain]),
+        ("-tag:x", vec![slow, failed, mended, slept]),
+        ("tag:x|y", vec![plain, keyed]),
+        // A job without a unique key does not have this one.
+        ("-unique_key:\"order|7\" kind:noop", vec![plain]),
+        ("unique_key:\"order|7\"|other", vec![keyed]),
+        ("-rejected -state:waiting", vec![mended, slept]),
+        ("-error:rejected state:failed", vec![]),
+        ("attempt:>2", vec![mended]),
+        ("attempt:3", vec![mended]),
+        ("attempt:1..2", vec![failed, slept]),
+        ("attempt:0", vec![plain, keyed, slow]),
+        ("-attempt:0", vec![failed, mended, slept]),
+        ("took:>=300ms kind:sleep", vec![slept]),
+        ("took:<300ms kind:sleep", vec![]),
+        ("-created:<1h", vec![]),
+        ("-due:<2h", vec![plain, keyed, slow]),
+        ("-payload.ms:1 kind:sleep", vec![slept]),
+        ("runner:nobody", vec![]),
+    ] {
+        assert_eq!(by_words(&tickr, words).await, wanted, "{words}");
+    }
+    assert_eq!(by_words(&tickr, &format!("-{failed} -id:{mended} -kind:noop|sleep")).await, []);
+    assert_eq!(by_words(&tickr, &format!("runner:{} kind:sleep", &runner[..runner.len() - 2])).await, [slept]);
+    for (words, part) in
+        [("kind:a|", "beside | is missing"), ("attempt:x", "number of attempts"), ("took:5", "length of")]
+    {
+        let answer = tickr.get(&format!("/v1/jobs?q={}", encoded(words))).await;
+        assert_eq!(answer.status, 422, "{words}");
+        assert!(answer.body["errors"][0]["detail"].as_str().unwrap().contains(part), "{words}: {:#}", answer.body);
+    }
+    // An operation selects the same jobs.
+    let body = json!({"action": "cancel", "filter": {"q": "-kind:sleep state:waiting"}, "dry_run": true});
+    let dry = tickr.post("/v1/operations", body).await;
+    assert_eq!((dry.status, &dry.body["count"]), (200, &json!(2)), "{:#}", dry.body);
+    tickr.stop().await;
+}
+
+/// 37 ended jobs of a kind and a queue are older than 60,000 others. The first page has all of them, and reads few rows.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_jobs_of_a_kind_or_a_queue_are_found_at_once_among_many() {
+    let tickr = TestApp::start_alone(|_| {}, |_| {}).await;
+    let few = |n: u32| {
+        let (kind, payload) = if n < 30 { ("sleep", json!({"ms": 1})) } else { ("fail", json!({})) };
+        json!({"kind": kind, "payload": payload, "queue": "orphans", "delay_ms": LATER_MS})
+    };
+    let few = tickr.enqueue_many((0..37).map(few)).await;
+    tickr.post("/v1/operations", json!({"action": "cancel", "filter": {"queue": "orphans"}})).await;
+    tickr.until_count("SELECT COUNT(*) FROM attempts WHERE end_state = 'cancelled'", 37).await;
+    let digits = "(SELECT 0 d UNION ALL SELECT 1 UNION ALL SELECT 2 UNION ALL SELECT 3 UNION ALL SELECT 4 UNION ALL \
+                  SELECT 5 UNION ALL SELECT 6 UNION ALL SELECT 7 UNION ALL SELECT 8 UNION ALL SELECT 9)";
+    // These ids are of a later time than any that is made now.
+    tickr
+        .sql(format!(
+            "INSERT INTO jobs (id, kind, queue, priority, max_attempts, payload, execute_at, created_at) \
+             SELECT UNHEX(CONCAT('0FFFFFFFFFFF70008000', LPAD(HEX(a.d + 10 * b.d + 100 * c.d + 1000 * e.d + 10000 * f.d), 12, '0'))), \
+             'noop', CONCAT('q', a.d), 5, 1, '{{}}', '2036-01-01', '2026-01-01' FROM {digits} a, {digits} b, {digits} c, {digits} e, {digits} f \
+             WHERE f.d < 6; \
+             INSERT INTO owed (id, kind, queue, priority, max_attempts, state, execute_at) \
+             SELECT id, kind, queue, priority, max_attempts, 'waiting', execute_at FROM jobs WHERE kind = 'noop'"
+        ))
+        .await;
+    for (words, found) in [
+        ("queue:orphans", 37),
+        ("kind:sleep", 30),
+        ("kind:sleep|fail", 37),
+        ("kind:sleep queue:orphans|q1", 30),
+        ("-kind:noop", 37),
+        ("-kind:noop -kind:sleep", 7),
+        ("kind:sleep state:cancelled", 30),
+        ("queue:orphans state:failed", 0),
+        ("kind:nobody", 0),
+        ("kind:nobody|nothing queue:orphans", 0),
+    ] {
+        let path = format!("/v1/jobs?limit=50&q={}", encoded(words));
+        let page = tickr.get(&path).await.body;
+        assert_eq!(
+            (page["data"].as_array().unwrap().len(), &page["next_cursor"]),
+            (found, &Value::Null),
+            "{words}: {page:#}"
+        );
+        assert!(rows_read_by(&tickr, &path, 4_000).await < 4_000, "{words}");
+    }
+    // The pairs of a kind in many queues are merged in the order of their ids.
+    let page = tickr.get("/v1/jobs?limit=50&kind=noop").await.body;
+    let ids: Vec<&str> = page["data"].as_array().unwrap().iter().map(|job| job["id"].as_str().unwrap()).collect();
+    assert!(ids.len() == 50 && ids.windows(2).all(|two| two[0] > two[1]), "{ids:?}");
+    assert_eq!(by_words(&tickr, "queue:orphans").await, few);
     tickr.stop_broken("its jobs were written by hand").await;
 }

@@ -125,7 +125,8 @@ macro_rules! filter_struct {
             /// A whole filter in the language of the filter bar: `state:failed kind:email queue:mail schedule:nightly
             /// unique_key:order-7 order:conv-7 limit:tenant-7 batch:… host:example.com tag:a error:"timed out" created:>2026-11-01 finished:<2h due:<2h id:…
             /// payload.user.id:42`. A word without a field (`deadlock`) is searched for in errors, keys, hosts and ids,
-            /// and as a kind, a queue or a tag. A span after `created` or `finished` is an age (`created:<2h`: in the last two
+            /// and as a kind, a queue or a tag. `-kind:email` negates a word, and `kind:email|report` is a choice.
+            /// `attempt:>2` and `took:>5s` are ranges, `runner:` takes the beginning of an id. A span after `created` or `finished` is an age (`created:<2h`: in the last two
             /// hours), a span after `due` lies ahead (`due:<2h`: in the next two hours). Paths into a payload: `items[0].sku`, `"odd key".x`.
             #[$attribute(max_length = 2000, example = "state:failed kind:email created:<2h payload.user.id:42")]
             q: Option<String>,

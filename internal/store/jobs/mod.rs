@@ -4,6 +4,7 @@
 //! - `backlog.rs`: counts of unfinished jobs by queue and state.
 //! - `change.rs`: changes of the due time or the priority of one job.
 //! - `condition.rs`: preconditions of a change.
+//! - `conditions.rs`: the conditions of a filter as SQL.
 //! - `demand.rs`: the jobs of one queue that need workers now.
 //! - `dependencies.rs`: jobs that wait for their parents.
 //! - `due.rs`: looks up and counts unfinished jobs, to compare the index with them.
@@ -12,6 +13,7 @@
 //! - `held.rs`: counts of held jobs by queue and reason.
 //! - `idempotent_inserts.rs`: accepts jobs with an idempotency key.
 //! - `insert.rs`: accepts jobs.
+//! - `kind_queues.rs`: the pairs of kind and queue that jobs have.
 //! - `lanes.rs`: reads lanes of unfinished jobs in the order of their due times.
 //! - `limits.rs`: why a job is parked, and the keys of a limit.
 //! - `order.rs`: the jobs in front of a job with the same order key.
@@ -27,6 +29,7 @@ pub(super) mod actions;
 pub(super) mod backlog;
 pub(super) mod change;
 pub(super) mod condition;
+pub(super) mod conditions;
 pub(super) mod demand;
 pub(super) mod dependencies;
 pub(super) mod due;
@@ -35,6 +38,7 @@ pub(super) mod explain;
 pub(super) mod held;
 pub(super) mod idempotent_inserts;
 pub(super) mod insert;
+pub(super) mod kind_queues;
 pub(super) mod lanes;
 pub(super) mod limits;
 pub(super) mod order;

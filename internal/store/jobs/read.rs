@@ -1,6 +1,7 @@
 //! Reads of jobs for people: one job with its attempts, or a page of jobs.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use serde_json::value::RawValue;
 use sqlx::Row;
@@ -21,13 +22,15 @@ use tickr_job::{Among, Attempt, Filter, Job, JobId, JobOptions, Progress, Runner
 
 /// Most rows that one page of a listing may look at before it returns with a position to continue from.
 const MAX_LOOKED_AT: i64 = 20_000;
+/// Longest time of one page. A screen waits for it, and continues from where it stopped.
+const PATIENCE: Duration = Duration::from_millis(200);
 
-/// One page of a listing, newest jobs first.
+/// One page of a listing.
 #[derive(Debug)]
 pub struct JobPage {
     /// The jobs, without payloads and results. Their attempts are counted but not listed.
     pub jobs: Vec<Job>,
-    /// The position to continue from: jobs older than this one. Absent at the end.
+    /// The position to continue from: the jobs behind this one, in the order of the listing. Absent at the end.
     pub next: Option<JobId>,
     /// Number of rows that were looked at.
     pub looked_at: u64,
@@ -98,9 +101,24 @@ impl Store {
         before: Option<JobId>,
         limit: u32,
     ) -> Result<JobPage, StoreError> {
+        self.list_in_order(filter, among, Order::NewestFirst, before, limit).await
+    }
+
+    /// Read a page as [`list_among`](Self::list_among) does, in another order: jobs behind `place`.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn list_in_order(
+        &self,
+        filter: Filter,
+        among: Among,
+        order: Order,
+        place: Option<JobId>,
+        limit: u32,
+    ) -> Result<JobPage, StoreError> {
         on_pool(&self.shared.pools.reads, "list jobs", move |conn, _| {
             let filter = filter.clone();
-            Box::pin(async move { list(conn, &filter, among, before, limit).await })
+            Box::pin(async move { list(conn, &filter, among, order, place, limit).await })
         })
         .await
     }
@@ -130,13 +148,14 @@ async fn list(
     conn: &mut Session<'_>,
     filter: &Filter,
     among: Among,
-    before: Option<JobId>,
+    order: Order,
+    place: Option<JobId>,
     limit: u32,
 ) -> Result<JobPage, sqlx::Error> {
-    let mut search = Search::prepare(conn, filter, Order::NewestFirst, among).await?;
+    let mut search = Search::prepare(conn, filter, order, among).await?;
     let mut jobs = Vec::new();
-    let mut budget = SearchBudget::new(search.most_looked_at(MAX_LOOKED_AT));
-    let mut place = search.span(before.map(JobId::uuid));
+    let mut budget = SearchBudget::within(search.most_looked_at(MAX_LOOKED_AT), PATIENCE);
+    let mut place = search.span(place.map(JobId::uuid));
     while let Some(span) = place {
         let wanted = limit as usize - jobs.len();
         let chunk = if search.is_narrow() { search.chunk(conn, span).await? } else { search.whole(span) };
@@ -151,7 +170,7 @@ async fn list(
         let goes_on = budget.may_continue(&chunk);
         if jobs.len() >= limit as usize || !goes_on {
             let looked_at = budget.looked_at.unsigned_abs().max(jobs.len() as u64);
-            return Ok(JobPage { jobs, next: rest.map(|rest| JobId::from_uuid(rest.to)), looked_at });
+            return Ok(JobPage { jobs, next: rest.map(|rest| JobId::from_uuid(search.place_before(rest))), looked_at });
         }
         search.widen();
         place = rest;

@@ -1,7 +1,8 @@
 //! Searches for jobs by a filter, in bounded steps.
 //!
 //! A filter picks one *source*: the narrowest place where its jobs can be looked up in order of their ids. Sources
-//! include the rows of a tag, the ticks of a schedule, the unfinished jobs, the ledger, and all jobs. A step reads one
+//! include the rows of a tag, the ticks of a schedule, the unfinished jobs, the ledger, the jobs of one kind in one queue
+//! or of a few such pairs, and all jobs. A step reads one
 //! chunk of the source, which is a bounded number of adjacent rows, and checks all other conditions on these rows. A
 //! caller that wants more jobs takes the next step. So no statement depends on the size of a table, whatever the filter
 //! matches, and a caller that stops knows the position to continue from.
@@ -14,19 +15,22 @@ use std::time::{Duration, Instant};
 
 use chrono::TimeDelta;
 use sqlx::Row;
+use sqlx::mysql::MySqlRow;
 use uuid::Uuid;
 
-use crate::sql::batches::{Sql, padded, padded_len, placeholders, statement};
+use crate::jobs::conditions::{Bind, Piece, bound, has_tag, in_state, last_line, made_by, narrow, text};
+use crate::jobs::kind_queues::{KindQueue, WantedPairs};
+use crate::sql::batches::{Sql, padded, padded_len, placeholders};
 use crate::sql::connection::on_pool;
 use crate::sql::session::Session;
 use crate::{Store, StoreError};
-use tickr_job::{Among, Filter, Name, State, Tag, Timestamp, Wanted, first_id_of};
+use tickr_job::{Among, Filter, State, first_id_of};
 
 /// Number of rows of a source in one chunk.
 const CHUNK: i64 = 2_000;
 /// Number of rows in one chunk when payloads have to be read.
 const HEAVY_CHUNK: i64 = 200;
-/// Most rows in one chunk of `owed`, when its narrow rows alone decide what matches.
+/// Most rows in one chunk when the columns of the source alone decide what matches.
 const LIGHT_CHUNK: i64 = 20_000;
 /// A queue with at most so many unfinished jobs is read through its index. In a larger one a walk finds jobs soon.
 const SMALL_QUEUE: i64 = 20_000;
@@ -38,10 +42,6 @@ const SKEW: TimeDelta = TimeDelta::minutes(5);
 /// Most rows of a source that one count may look at, and most jobs that it counts.
 const MAX_COUNTED_OVER: i64 = 100_000;
 const MAX_COUNTED: i64 = 10_000;
-
-/// The condition that the newest error of a job contains a text.
-const ERROR_CONTAINS: &str = "LOCATE(LOWER(CAST(? AS CHAR CHARACTER SET utf8mb4)), LOWER((SELECT a.error FROM attempts a \
-                              WHERE a.job_id = j.id AND a.error IS NOT NULL ORDER BY a.number DESC LIMIT 1))) > 0";
 
 /// A range of ids.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,15 +55,17 @@ pub(crate) struct Span {
 impl Span {
     const ALL: Self = Self { from: Uuid::nil(), to: Uuid::max() };
 
-    fn is_empty(self) -> bool {
+    pub(crate) fn is_empty(self) -> bool {
         self.from >= self.to
     }
 }
 
-/// The direction of a walk.
+/// The direction of a walk through jobs, by their ids.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Order {
+pub enum Order {
+    /// The newest job first.
     NewestFirst,
+    /// The oldest job first.
     OldestFirst,
 }
 
@@ -76,45 +78,11 @@ impl Order {
     }
 }
 
-/// A value of a statement.
-#[derive(Clone, Debug)]
-enum Bind {
-    Text(String),
-    Bytes(Vec<u8>),
-    Id(Uuid),
-    Moment(Timestamp),
-    Number(i64),
-}
-
-fn bound(sql: String, binds: Vec<Bind>) -> Sql {
-    binds.into_iter().fold(statement(sql), |query, bind| match bind {
-        Bind::Text(text) => query.bind(text),
-        Bind::Bytes(bytes) => query.bind(bytes),
-        Bind::Id(id) => query.bind(id),
-        Bind::Moment(moment) => query.bind(moment),
-        Bind::Number(number) => query.bind(number),
-    })
-}
-
-/// A piece of SQL made of constants, with its values.
-#[derive(Clone, Debug, Default)]
-struct Piece {
-    sql: String,
-    binds: Vec<Bind>,
-}
-
-impl Piece {
-    fn add(&mut self, sql: &str, binds: impl IntoIterator<Item = Bind>) {
-        self.sql.push_str(sql);
-        self.binds.extend(binds);
-    }
-}
-
 /// A filter, prepared as a search.
 #[derive(Clone, Debug)]
 pub(crate) struct Search {
-    /// `SELECT … FROM … WHERE …`, open for more conditions on `key`.
-    source: Piece,
+    /// `SELECT … FROM … WHERE …`, open for more conditions on `key`. Several have no row in common.
+    sources: Vec<Piece>,
     /// The column of the source that is the job's id.
     key: &'static str,
     /// True if the source is the ledger, with one row per line.
@@ -126,6 +94,8 @@ pub(crate) struct Search {
     own: Piece,
     /// True if `own` and the state are all that a row has to meet.
     light: bool,
+    /// True if the source is all that is kept: every job, or the whole ledger.
+    walks: bool,
     /// `AND …` for every other condition, on `w` (the source), `j` (jobs), `o` (owed) and `d` (dead letters).
     conditions: Piece,
     span: Span,
@@ -136,49 +106,57 @@ pub(crate) struct Search {
 /// A part of a walk.
 pub(crate) struct Chunk {
     /// The range to read now.
-    span: Span,
+    pub(crate) span: Span,
     /// The range behind it; absent at the end.
     pub(crate) rest: Option<Span>,
     /// Number of rows in it.
-    rows: i64,
+    pub(crate) rows: i64,
+    /// The oldest row in it, as far as it was measured.
+    pub(crate) oldest: Option<Uuid>,
 }
 
 impl Search {
     /// Build a search in a part of all jobs.
     pub(crate) fn among(filter: &Filter, order: Order, among: Among) -> Self {
+        Self::with_pairs(filter, order, among, None)
+    }
+
+    /// Build a search. `pairs` are the kinds and queues that the jobs of the filter may have, if they are known.
+    fn with_pairs(filter: &Filter, order: Order, among: Among, pairs: Option<&[KindQueue]>) -> Self {
         let mut conditions = Piece::default();
         let mut search = Self {
-            source: Piece::default(),
+            sources: Vec::new(),
             key: "id",
             by_line: false,
             outlives: false,
             own: Piece::default(),
             light: false,
+            walks: false,
             conditions: Piece::default(),
             span: span_of(filter),
             order,
             chunk: CHUNK,
         };
-        search.choose_source(filter, among, &mut conditions);
+        search.choose_source(filter, among, pairs, &mut conditions);
         match among {
             Among::All => {}
             Among::Owed => conditions.add(" AND o.id IS NOT NULL", []),
             Among::Ended => conditions.add(" AND o.id IS NULL", []),
         }
         narrow(filter, &mut conditions);
-        if !filter.payload.is_empty() {
+        if filter.parts().any(|part| !part.payload.is_empty()) {
             search.chunk = HEAVY_CHUNK;
         }
         search.conditions = conditions;
         search
     }
 
-    fn choose_source(&mut self, filter: &Filter, among: Among, conditions: &mut Piece) {
+    fn choose_source(&mut self, filter: &Filter, among: Among, pairs: Option<&[KindQueue]>, conditions: &mut Piece) {
         let ended = filter.state.filter(|state| state.is_end());
         let owed = filter.state.filter(|state| !state.is_end());
         // A job that is unique until its start may have lost its key, and then runs or waits for its next attempt.
         let holds = owed.filter(|state| *state == State::Waiting);
-        let source = &mut self.source;
+        let mut source = Piece::default();
         let (mut tags, mut schedule) = (filter.tags.iter(), filter.schedule.as_ref());
         if !filter.ids.is_empty() {
             let ids: Vec<Uuid> = filter.ids.iter().map(|id| id.uuid()).collect();
@@ -237,44 +215,48 @@ impl Search {
                 [text(schedule.as_str())],
             );
             (self.key, self.outlives) = ("job_id", true);
+        } else if let Some(pairs) = pairs.filter(|_| owed.is_none() && among != Among::Owed) {
+            self.sources = pairs.iter().map(of_pair).collect();
+            let by_pair = Filter { kind: filter.kind.clone(), queue: filter.queue.clone(), ..Filter::default() };
+            self.light = among == Among::All && *filter == by_pair;
         } else if ended.is_some() {
             source.add(
                 "SELECT job_id AS id, number AS line, end_state FROM attempts FORCE INDEX (PRIMARY) WHERE TRUE",
                 [],
             );
-            (self.key, self.by_line) = ("job_id", true);
+            (self.key, self.by_line, self.walks) = ("job_id", true, true);
         } else if owed.is_some() || among == Among::Owed {
             source.add("SELECT id FROM owed FORCE INDEX (PRIMARY) WHERE TRUE", []);
             self.own = own_columns_of_owed(filter);
-            self.light = is_light(filter);
+            self.light = *filter == answered_by_owed(filter);
         } else {
             source.add("SELECT id FROM jobs FORCE INDEX (PRIMARY) WHERE TRUE", []);
+            (self.own, self.walks) = (own_columns_of_jobs(filter), true);
+            self.light = among == Among::All && *filter == answered_by_jobs(filter);
+        }
+        if !source.sql.is_empty() {
+            self.sources.push(source);
         }
         for tag in tags {
-            let sql = " AND (SELECT COUNT(*) FROM job_tags t WHERE t.tag = ? AND t.job_id = j.id) = 1";
-            conditions.add(sql, [text(tag.as_str())]);
+            has_tag(tag, conditions);
         }
         if let Some(schedule) = schedule {
-            let sql = " AND (SELECT COUNT(*) FROM ticks t FORCE INDEX (ticks_job) WHERE t.schedule = ? AND t.job_id = j.id) > 0";
-            conditions.add(sql, [text(schedule.as_str())]);
+            made_by(schedule, conditions);
         }
-        if let Some(state) = owed {
-            conditions.add(" AND o.state = ?", [text(state.as_str())]);
-        }
-        if let Some(state) = ended {
-            // The last line has the end state of a job, unless the job is unfinished again.
-            if !self.by_line {
-                let sql = format!(" AND o.id IS NULL AND {} = ?", last_line("end_state"));
-                conditions.add(&sql, [text(state.as_str())]);
-            } else {
+        if let Some(state) = filter.state {
+            if self.by_line {
                 conditions.add(" AND o.id IS NULL AND w.end_state = ?", [text(state.as_str())]);
                 conditions.add(" AND w.line = (SELECT MAX(a.number) FROM attempts a WHERE a.job_id = w.id)", []);
+            } else {
+                in_state(state, conditions);
             }
         }
     }
 
-    /// Read the unfinished jobs of a queue through the index of the lanes, if the queue is small. Among the jobs of
-    /// other queues they may be few and far apart.
+    /// Build a search, and look where its jobs are if they may be few among many:
+    ///
+    /// - the unfinished jobs of a small queue are read through the index of the lanes
+    /// - the jobs of a kind or a queue are read through the index of these two, if only a few pairs of them are possible
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
@@ -285,16 +267,38 @@ impl Search {
         among: Among,
     ) -> Result<Self, sqlx::Error> {
         let mut search = Self::among(filter, order, among);
+        if search.walks {
+            let pairs = match WantedPairs::of(filter) {
+                Some(wanted) => wanted.existing(conn).await?,
+                None => None,
+            };
+            return Ok(match pairs {
+                Some(pairs) => Self::with_pairs(filter, order, among, Some(&pairs)),
+                None => search,
+            });
+        }
         let Some(queue) = filter.queue.as_ref().filter(|_| search.light) else { return Ok(search) };
         let sql = "SELECT COUNT(*) FROM (SELECT 1 FROM owed FORCE INDEX (owed_line) WHERE queue = ? LIMIT ?) q";
         let jobs: i64 = sqlx::query_scalar(sql).bind(queue.as_str()).bind(SMALL_QUEUE + 1).fetch_one(conn).await?;
         if jobs <= SMALL_QUEUE {
             let mut source = Piece::default();
             source.add("SELECT id FROM owed FORCE INDEX (owed_line) WHERE queue = ?", [text(queue.as_str())]);
-            search.source = source;
+            search.sources = vec![source];
             search.chunk = LIGHT_CHUNK;
         }
         Ok(search)
+    }
+
+    /// Set the number of rows in one chunk.
+    pub(crate) const fn set_chunk(&mut self, rows: i64) {
+        self.chunk = rows;
+    }
+
+    /// Return this search in a part of its rows: about so many of a thousand, by a digest of their ids.
+    pub(crate) fn thinned(&self, per_mille: i64) -> Self {
+        let mut part = self.clone();
+        part.own.add(&format!(" AND MOD(CRC32({}), 1000) < ?", self.key), [Bind::Number(per_mille)]);
+        part
     }
 
     /// Make the next chunk larger, where that costs little.
@@ -329,12 +333,36 @@ impl Search {
         }
     }
 
+    /// Return the place behind which `rest` begins, as [`span`](Self::span) takes it.
+    pub(crate) fn place_before(&self, rest: Span) -> Uuid {
+        match self.order {
+            Order::NewestFirst => rest.to,
+            Order::OldestFirst => Uuid::from_u128(rest.from.as_u128().saturating_sub(1)),
+        }
+    }
+
     fn rows_between(&self, own: &Piece, span: Span, limit: i64) -> Piece {
-        let mut piece = self.source.clone();
-        piece.add(&own.sql, own.binds.iter().cloned());
         let (key, order) = (self.key, self.order.as_str());
         let tail = format!(" AND {key} >= ? AND {key} < ? ORDER BY {key} {order} LIMIT ?");
-        piece.add(&tail, [Bind::Id(span.from), Bind::Id(span.to), Bind::Number(limit)]);
+        let branch = |source: &Piece| {
+            let mut piece = source.clone();
+            piece.add(&own.sql, own.binds.iter().cloned());
+            piece.add(&tail, [Bind::Id(span.from), Bind::Id(span.to), Bind::Number(limit)]);
+            piece
+        };
+        if let [source] = self.sources.as_slice() {
+            return branch(source);
+        }
+        let mut piece = Piece::default();
+        for source in &self.sources {
+            let branch = branch(source);
+            let gap = if piece.sql.is_empty() { "" } else { " UNION ALL " };
+            piece.add(&format!("{gap}({})", branch.sql), branch.binds);
+        }
+        if self.sources.is_empty() {
+            piece.add("SELECT id FROM jobs WHERE FALSE", []);
+        }
+        piece.add(&format!(" ORDER BY id {order} LIMIT ?"), [Bind::Number(limit)]);
         piece
     }
 
@@ -344,26 +372,46 @@ impl Search {
         let sql =
             format!("SELECT MIN(w.id) AS first_id, MAX(w.id) AS last_id, COUNT(*) AS counted FROM ({}) w", window.sql);
         let row = bound(sql, window.binds).fetch_one(conn).await?;
+        self.measured(span, &row)
+    }
+
+    /// Return the chunk at the beginning of `span` with the first and the last row of its window.
+    fn measured(&self, span: Span, row: &MySqlRow) -> Result<Chunk, sqlx::Error> {
         let (first, last): (Option<Uuid>, Option<Uuid>) = (row.try_get("first_id")?, row.try_get("last_id")?);
         let rows: i64 = row.try_get("counted")?;
-        let (Some(first), Some(last)) = (first, last) else { return Ok(Chunk { span, rest: None, rows }) };
+        let (Some(first), Some(last)) = (first, last) else {
+            return Ok(Chunk { span, rest: None, rows, oldest: None });
+        };
         if rows < self.chunk {
-            return Ok(Chunk { span, rest: None, rows });
+            return Ok(Chunk { span, rest: None, rows, oldest: Some(first) });
         }
         let (read, rest) = match self.order {
             Order::NewestFirst => (Span { from: first, ..span }, Span { to: first, ..span }),
             Order::OldestFirst => (Span { to: after(last), ..span }, Span { from: after(last), ..span }),
         };
-        Ok(Chunk { span: read, rest: (!rest.is_empty()).then_some(rest), rows })
+        Ok(Chunk { span: read, rest: (!rest.is_empty()).then_some(rest), rows, oldest: Some(first) })
+    }
+
+    /// Return the oldest job of the source in a range. It need not meet the other conditions.
+    pub(crate) async fn oldest(&self, conn: &mut Session<'_>, span: Span) -> Result<Option<Uuid>, sqlx::Error> {
+        let oldest_first = Self { order: Order::OldestFirst, ..self.clone() };
+        let window = oldest_first.rows_between(&Piece::default(), span, 1);
+        let row = bound(format!("SELECT w.id FROM ({}) w", window.sql), window.binds).fetch_optional(conn).await?;
+        row.map(|row| row.try_get("id")).transpose()
     }
 
     /// Return a chunk that is not measured, for searches that find every row they look at.
     pub(crate) fn whole(&self, span: Span) -> Chunk {
-        Chunk { span, rest: None, rows: 0 }
+        Chunk { span, rest: None, rows: 0, oldest: None }
     }
 
     /// Build `SELECT columns` for the matching jobs of a chunk, at most `limit` jobs.
     pub(crate) fn matching(&self, columns: &str, chunk: &Chunk, limit: i64) -> Sql {
+        let piece = self.matching_piece(columns, chunk, limit);
+        bound(piece.sql, piece.binds)
+    }
+
+    fn matching_piece(&self, columns: &str, chunk: &Chunk, limit: i64) -> Piece {
         // The ends of the chunk bound the rows that are read. Only few rows can have been inserted between them since
         // it was measured.
         let most = if self.is_narrow() && !self.light { 2 * self.chunk } else { limit };
@@ -375,12 +423,49 @@ impl Search {
             window.sql, conditions.sql
         );
         let binds = window.binds.into_iter().chain(conditions.binds.iter().cloned()).chain([Bind::Number(limit)]);
-        bound(sql, binds.collect())
+        Piece { sql, binds: binds.collect() }
+    }
+
+    /// Measure the next chunk of each of these ranges, with one statement.
+    pub(crate) async fn chunks(&self, conn: &mut Session<'_>, spans: &[Span]) -> Result<Vec<Chunk>, sqlx::Error> {
+        let pieces = spans.iter().enumerate().map(|(place, span)| {
+            let window = self.rows_between(&Piece::default(), *span, self.chunk);
+            let sql = format!(
+                "SELECT {place} AS place, MIN(w.id) AS first_id, MAX(w.id) AS last_id, COUNT(*) AS counted FROM ({}) w",
+                window.sql
+            );
+            Piece { sql, binds: window.binds }
+        });
+        let all = together(pieces);
+        let mut chunks: Vec<Chunk> = spans.iter().map(|span| self.whole(*span)).collect();
+        for row in &bound(all.sql, all.binds).fetch_all(conn).await? {
+            let place = usize::try_from(row.try_get::<i64, _>("place")?).unwrap_or(usize::MAX);
+            let Some(chunk) = chunks.get_mut(place) else { continue };
+            *chunk = self.measured(chunk.span, row)?;
+        }
+        Ok(chunks)
+    }
+
+    /// Build [`matching`](Self::matching) for several searches, each in a chunk of its own, as one statement. The column
+    /// `place` says which of them a job belongs to.
+    pub(crate) fn matching_in_each(parts: &[(Self, &Chunk)], columns: &str, limit: i64) -> Sql {
+        let pieces = parts.iter().enumerate().map(|(place, (search, chunk))| {
+            let piece = search.matching_piece(&format!("{place} AS place, {columns}"), chunk, limit);
+            Piece { sql: format!("({})", piece.sql), binds: piece.binds }
+        });
+        let all = together(pieces);
+        bound(all.sql, all.binds)
     }
 }
 
-fn text(text: &str) -> Bind {
-    Bind::Text(text.to_owned())
+/// Join statements to one with the rows of all of them.
+fn together(pieces: impl Iterator<Item = Piece>) -> Piece {
+    let mut all = Piece::default();
+    for piece in pieces {
+        let gap = if all.sql.is_empty() { "" } else { " UNION ALL " };
+        all.add(&format!("{gap}{}", piece.sql), piece.binds);
+    }
+    all
 }
 
 /// Build the conditions that the columns of `owed` itself answer.
@@ -398,11 +483,54 @@ fn own_columns_of_owed(filter: &Filter) -> Piece {
     own
 }
 
-/// Return whether the columns of `owed` answer the whole filter.
-fn is_light(filter: &Filter) -> bool {
-    let plain =
-        Filter { state: filter.state, kind: filter.kind.clone(), queue: filter.queue.clone(), ..Filter::default() };
-    *filter == plain
+/// Build the conditions that the columns of `jobs` itself answer, so that no other table is read for the other rows.
+fn own_columns_of_jobs(filter: &Filter) -> Piece {
+    let mut own = Piece::default();
+    if let Some(kind) = &filter.kind {
+        own.add(" AND kind = ?", [text(kind.as_str())]);
+    }
+    if let Some(queue) = &filter.queue {
+        own.add(" AND queue = ?", [text(queue.as_str())]);
+    }
+    for (column, value) in [("unique_key", &filter.unique_key), ("host", &filter.host)] {
+        if let Some(value) = value {
+            own.add(&format!(" AND {column} = ?"), [Bind::Bytes(value.clone().into_bytes())]);
+        }
+    }
+    for (sign, moment) in [(">=", filter.created_after), ("<", filter.created_before)] {
+        if let Some(moment) = moment {
+            own.add(&format!(" AND created_at {sign} ?"), [Bind::Moment(moment)]);
+        }
+    }
+    own
+}
+
+/// Return the part of a filter that [`own_columns_of_jobs`] answers.
+fn answered_by_jobs(filter: &Filter) -> Filter {
+    Filter {
+        kind: filter.kind.clone(),
+        queue: filter.queue.clone(),
+        unique_key: filter.unique_key.clone(),
+        host: filter.host.clone(),
+        created_after: filter.created_after,
+        created_before: filter.created_before,
+        ..Filter::default()
+    }
+}
+
+/// Return the part of a filter that [`own_columns_of_owed`] answers.
+fn answered_by_owed(filter: &Filter) -> Filter {
+    Filter { state: filter.state, kind: filter.kind.clone(), queue: filter.queue.clone(), ..Filter::default() }
+}
+
+/// Build the source with the jobs of one kind in one queue.
+fn of_pair(pair: &KindQueue) -> Piece {
+    let mut source = Piece::default();
+    source.add(
+        "SELECT id FROM jobs FORCE INDEX (jobs_kind_queue) WHERE kind = ? AND queue = ?",
+        [text(&pair.kind), text(&pair.queue)],
+    );
+    source
 }
 
 /// Return the id that follows `id` directly.
@@ -426,158 +554,29 @@ fn span_of(filter: &Filter) -> Span {
     span
 }
 
-/// Build an expression for a column of the last line in a job's ledger.
-fn last_line(column: &str) -> String {
-    format!("(SELECT a.{column} FROM attempts a WHERE a.job_id = j.id ORDER BY a.number DESC LIMIT 1)")
-}
-
-/// Add the conditions that are checked row by row.
-fn narrow(filter: &Filter, conditions: &mut Piece) {
-    if let Some(kind) = &filter.kind {
-        conditions.add(" AND j.kind = ?", [text(kind.as_str())]);
-    }
-    if let Some(queue) = &filter.queue {
-        conditions.add(" AND j.queue = ?", [text(queue.as_str())]);
-    }
-    if let Some(key) = &filter.unique_key {
-        conditions.add(" AND j.unique_key = ?", [Bind::Bytes(key.clone().into_bytes())]);
-    }
-    if let Some(batch) = filter.batch {
-        let sql = " AND (SELECT COUNT(*) FROM batch_jobs b WHERE b.job_id = j.id AND b.batch_id = ?) = 1";
-        conditions.add(sql, [Bind::Id(batch.uuid())]);
-    }
-    if let Some(operation) = filter.operation {
-        let sql = " AND (SELECT COUNT(*) FROM dead_letters x FORCE INDEX (dead_letters_operation) \
-                   WHERE x.operation = ? AND x.replayed_as = j.id) > 0";
-        conditions.add(sql, [Bind::Id(operation)]);
-    }
-    if let Some(key) = &filter.order_key {
-        let sql = " AND (SELECT COUNT(*) FROM order_places p WHERE p.job_id = j.id AND p.order_key = ?) = 1";
-        conditions.add(sql, [Bind::Bytes(key.clone().into_bytes())]);
-    }
-    if let Some(key) = &filter.limit_key {
-        let sql = " AND (SELECT COUNT(*) FROM job_limit_keys l WHERE l.job_id = j.id AND l.limit_key = ?) = 1";
-        conditions.add(sql, [Bind::Bytes(key.clone().into_bytes())]);
-    }
-    if let Some(host) = &filter.host {
-        conditions.add(" AND j.host = ?", [Bind::Bytes(host.clone().into_bytes())]);
-    }
-    let due = format!("COALESCE(o.execute_at, {}, j.execute_at)", last_line("execute_at"));
-    let finished = format!("o.id IS NULL AND {}", last_line("finished_at"));
-    for (what, from, to) in [
-        ("j.created_at", filter.created_after, filter.created_before),
-        (due.as_str(), filter.due_after, filter.due_before),
-        (finished.as_str(), filter.finished_after, filter.finished_before),
-    ] {
-        if let Some(moment) = from {
-            conditions.add(&format!(" AND {what} >= ?"), [Bind::Moment(moment)]);
-        }
-        if let Some(moment) = to {
-            conditions.add(&format!(" AND {what} < ?"), [Bind::Moment(moment)]);
-        }
-    }
-    if let Some(error) = &filter.error {
-        conditions.add(&format!(" AND {ERROR_CONTAINS}"), [text(error)]);
-    }
-    if filter.fingerprint.is_some() || filter.dead_letter.is_some() {
-        // A binary without dead letters may have left an old one behind. It does not count while the job is unfinished.
-        conditions.add(" AND o.id IS NULL", []);
-    }
-    if let Some(group) = filter.fingerprint {
-        conditions.add(" AND d.fingerprint = ?", [Bind::Bytes(group.bytes().to_vec())]);
-    }
-    if let Some(status) = filter.dead_letter {
-        conditions.add(" AND d.standing = ?", [text(status.as_str())]);
-    }
-    for word in &filter.texts {
-        text_is_somewhere(word, conditions);
-    }
-    for (path, wanted) in &filter.payload {
-        payload_says(&path.in_mysql(), wanted, conditions);
-    }
-}
-
-/// Add the condition that a text is in one of the places where an operator sees it. Errors ignore case; kinds, queues
-/// and tags are compared whole.
-fn text_is_somewhere(word: &str, conditions: &mut Piece) {
-    conditions.add(
-        &format!(
-            " AND ({ERROR_CONTAINS} OR LOCATE(?, j.unique_key) > 0 OR LOCATE(?, j.host) > 0 \
-             OR (SELECT COUNT(*) FROM order_places p WHERE p.job_id = j.id AND LOCATE(?, p.order_key) > 0) > 0 \
-             OR (SELECT COUNT(*) FROM job_limit_keys l WHERE l.job_id = j.id AND LOCATE(?, l.limit_key) > 0) > 0"
-        ),
-        std::iter::once(text(word)).chain((0..4).map(|_| Bind::Bytes(word.as_bytes().to_vec()))),
-    );
-    if word.parse::<Name>().is_ok() {
-        conditions.add(" OR j.kind = ? OR j.queue = ?", [text(word), text(word)]);
-    }
-    if word.parse::<Tag>().is_ok() {
-        conditions.add(" OR (SELECT COUNT(*) FROM job_tags t WHERE t.tag = ? AND t.job_id = j.id) > 0", [text(word)]);
-    }
-    // The dashboard shows the end of an id.
-    let digits: String = word.trim_start_matches('…').chars().filter(|c| *c != '-').collect();
-    if digits.len() >= 6 && digits.bytes().all(|b| b.is_ascii_hexdigit()) {
-        conditions.add(" OR LOCATE(?, HEX(j.id)) > 0", [text(&digits.to_ascii_uppercase())]);
-    }
-    conditions.add(")", []);
-}
-
-/// Add the condition on a value in the payload. Texts are compared byte for byte, numbers as numbers. A payload that
-/// this server cannot read as JSON (for example, a text with half of a surrogate pair) does not match.
-fn payload_says(path: &str, wanted: &Wanted, conditions: &mut Piece) {
-    let value = "JSON_EXTRACT(CASE WHEN JSON_VALID(j.payload) THEN j.payload END, ?)";
-    let path = || text(path);
-    let is_text =
-        format!("(JSON_TYPE({value}) = 'STRING' AND CAST(JSON_UNQUOTE({value}) AS BINARY) = CAST(? AS BINARY))");
-    // MariaDB and MySQL use different names for number types. But every JSON type that is not in this list is a number.
-    let is_number = format!(
-        "(JSON_TYPE({value}) NOT IN ('STRING', 'OBJECT', 'ARRAY', 'BOOLEAN', 'NULL') AND \
-         CAST(JSON_UNQUOTE({value}) AS DECIMAL(65,20)) = CAST(? AS DECIMAL(65,20)))"
-    );
-    let is_bool = format!("(JSON_TYPE({value}) = 'BOOLEAN' AND JSON_UNQUOTE({value}) = ?)");
-    let is_null = format!("(JSON_TYPE({value}) = 'NULL')");
-    let mut either = Piece::default();
-    let mut or = |sql: &str, binds: Vec<Bind>| {
-        let gap = if either.sql.is_empty() { "" } else { " OR " };
-        either.add(&format!("{gap}{sql}"), binds);
-    };
-    match wanted {
-        Wanted::Null(()) => or(&is_null, vec![path()]),
-        Wanted::Bool(flag) => or(&is_bool, vec![path(), path(), text(if *flag { "true" } else { "false" })]),
-        Wanted::Number(number) => or(&is_number, vec![path(), path(), text(&number.to_string())]),
-        Wanted::Text(wanted) => or(&is_text, vec![path(), path(), text(wanted)]),
-        Wanted::Word { word } => {
-            or(&is_text, vec![path(), path(), text(word)]);
-            match word.as_str() {
-                "null" => or(&is_null, vec![path()]),
-                "true" | "false" => or(&is_bool, vec![path(), path(), text(word)]),
-                _ if word.parse::<serde_json::Number>().is_ok() => {
-                    or(&is_number, vec![path(), path(), text(word)]);
-                }
-                _ => {}
-            }
-        }
-    }
-    conditions.add(&format!(" AND ({})", either.sql), either.binds);
-}
-
 /// The progress of one call.
 pub(crate) struct SearchBudget {
     began: Instant,
     /// Number of rows of the source that were looked at.
     pub(crate) looked_at: i64,
     most: i64,
+    patience: Duration,
 }
 
 impl SearchBudget {
     pub(crate) fn new(most: i64) -> Self {
-        Self { began: Instant::now(), looked_at: 0, most }
+        Self::within(most, PATIENCE)
+    }
+
+    /// Make a budget with less time than a call may otherwise take.
+    pub(crate) fn within(most: i64, patience: Duration) -> Self {
+        Self { began: Instant::now(), looked_at: 0, most, patience }
     }
 
     /// Add a chunk to the progress. Return whether there is time and room for another one.
     pub(crate) fn may_continue(&mut self, chunk: &Chunk) -> bool {
         self.looked_at += chunk.rows;
-        self.looked_at < self.most && self.began.elapsed() < PATIENCE
+        self.looked_at < self.most && self.began.elapsed() < self.patience
     }
 }
 

@@ -78,6 +78,7 @@ const FILES: &[(&str, &str)] = embedded![
     "0049_cluster_locks.sql",
     "0050_releases.sql",
     "0051_api_key_queues.sql",
+    "0052_jobs_kind_queue.sql",
 ];
 
 /// The migrations that this binary brings, in order.
