@@ -188,6 +188,7 @@ fn routes() -> (Router<Api>, utoipa::openapi::OpenApi) {
         .routes(routes!(jobs::enqueue, jobs::list))
         .routes(routes!(jobs::enqueue_batch))
         .routes(routes!(jobs::count))
+        .routes(routes!(jobs::survey::show))
         .routes(routes!(jobs::import::import))
         .routes(routes!(jobs::show, jobs::change::change))
         .routes(routes!(jobs::cancel))

@@ -119,6 +119,7 @@ pub use jobs::pending::Pending;
 pub use jobs::read::JobPage;
 pub use jobs::search::{Breakdown, Counted, Order as SearchOrder, Replayed};
 pub use jobs::stats::{PoolUse, Stats};
+pub use jobs::survey::{Bar, Facet, FacetField, FacetValue, MAX_BARS, Survey};
 pub use jobs::unique_keys::{EnqueueOutcome, EnqueueReceipts, EnqueueRefusal, EnqueuedJob, KeyHolder, TakenKeys};
 pub use jobs::watch::JobRevision;
 pub use kinds::{DeclareOutcome, KindSetting, MAX_DECLARED_KINDS};

@@ -24,7 +24,7 @@ async fn has_rows(page: &Page, count: usize) {
 }
 
 /// Insert so many waiting jobs, each a second newer than the one before.
-async fn insert_waiting(tickr: &TestApp, kind: &str, queue: &str, from: u64, count: u64) {
+pub(crate) async fn insert_waiting(tickr: &TestApp, kind: &str, queue: &str, from: u64, count: u64) {
     let digits = "(SELECT 0 d UNION ALL SELECT 1 UNION ALL SELECT 2 UNION ALL SELECT 3 UNION ALL SELECT 4 UNION ALL \
                   SELECT 5 UNION ALL SELECT 6 UNION ALL SELECT 7 UNION ALL SELECT 8 UNION ALL SELECT 9)";
     let id = "UNHEX(CONCAT(LPAD(HEX(1780000000000 + 1000 * n), 12, '0'), '70008000000000000001'))";

@@ -100,6 +100,7 @@ mod shutdown;
 mod starvation;
 mod store;
 mod supervisor;
+mod survey;
 mod table_prefix;
 mod traces;
 mod unique_keys;

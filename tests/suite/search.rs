@@ -526,6 +526,31 @@ async fn negations_choices_and_ranges_find_their_jobs_and_no_others() {
     tickr.stop().await;
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_listing_in_the_order_of_acceptance_reads_every_job_once() {
+    let tickr = TestApp::start().await;
+    let later = |n: u64| json!({"kind": "noop", "delay_ms": LATER_MS + n, "tags": ["all"]});
+    let made = tickr.enqueue_many((0..20).map(later)).await;
+    for filter in ["", "&q=tag:all", "&q=state:waiting", "&q=kind:noop", "&q=-kind:sleep"] {
+        let (mut seen, mut cursor) = (Vec::new(), String::new());
+        loop {
+            let page = tickr.get(&format!("/v1/jobs?limit=3&sort=oldest{filter}{cursor}")).await;
+            assert_eq!(page.status, 200, "{:#}", page.body);
+            let data = page.body["data"].as_array().unwrap();
+            seen.extend(data.iter().map(|job| job["id"].as_str().unwrap().parse::<JobId>().unwrap()));
+            let Some(next) = page.body["next_cursor"].as_str() else { break };
+            cursor = format!("&cursor={next}");
+        }
+        assert_eq!(seen, made, "{filter}");
+        // A cursor belongs to the order of its listing.
+        if !cursor.is_empty() {
+            let other = tickr.get(&format!("/v1/jobs?limit=3{filter}{cursor}")).await;
+            assert_eq!((other.status, other.code()), (422, "invalid_cursor"));
+        }
+    }
+    tickr.stop().await;
+}
+
 /// 37 ended jobs of a kind and a queue are older than 60,000 others. The first page has all of them, and reads few rows.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_jobs_of_a_kind_or_a_queue_are_found_at_once_among_many() {

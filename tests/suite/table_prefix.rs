@@ -192,6 +192,8 @@ async fn look_at_everything(tickr: &TestApp, job: JobId) {
         "/v1/jobs?q=payload.times:1",
         "/v1/jobs/count?q=kind:noop",
         "/v1/jobs/count",
+        "/v1/jobs/survey",
+        "/v1/jobs?sort=oldest&q=-kind:fail",
         "/v1/stats",
         "/v1/history?span=5m",
         "/v1/history/queues?span=5m",

@@ -5,6 +5,7 @@
 //! - `explain.rs`: the reasons why a job does not run (`/v1/jobs/{id}/explain`)
 //! - `import.rs`: enqueue any number of jobs from NDJSON (`/v1/jobs/import`)
 //! - `result.rs`: wait for the result of a job (`/v1/jobs/{id}/result`)
+//! - `survey.rs`: how many jobs of a filter there are, by time and by their facts (`/v1/jobs/survey`)
 //! - `warnings.rs`: warnings in the response to an enqueue
 
 pub(super) mod attempt_log;
@@ -12,6 +13,7 @@ pub(super) mod change;
 pub(super) mod explain;
 pub(super) mod import;
 pub(super) mod result;
+pub(super) mod survey;
 pub(super) mod warnings;
 
 use std::collections::HashMap;
@@ -40,12 +42,12 @@ use crate::view::{ForeignJobView, JobView, Moment, RetryView, SeenJob, TraceView
 use crate::{Api, json};
 use tickr_broker::Draft;
 use tickr_job::{
-    Actor, BatchId, Due, Filter, JobId, Name, NewJob, OnConflict, OnFailure, OnParentFailure, Producer,
+    Actor, Among, BatchId, Due, Filter, JobId, Name, NewJob, OnConflict, OnFailure, OnParentFailure, Producer,
     State as JobState, TraceContext, UniqueUntil, limits, moment_of_id,
 };
 use tickr_store::{
     ActionOutcome, Answer, EnqueueReceipts, EnqueueRefusal, EnqueuedJob, IdempotentRequest, JobAction, JobPage,
-    KeyHolder, LinkProblem, ResponseBuilder, UpdatedJob,
+    KeyHolder, LinkProblem, ResponseBuilder, SearchOrder, UpdatedJob,
 };
 
 /// A job to enqueue.
@@ -567,8 +569,31 @@ filter_query! {
         /// Number of jobs in one page, 1 to 200.
         #[param(minimum = 1, maximum = 200, default = 50)]
         limit: Option<u32>,
-        /// `next_cursor` of the last page. It is valid only with the same filter.
+        /// `next_cursor` of the last page. It is valid only with the same filter and order.
         cursor: Option<String>,
+        /// Order of the jobs by their acceptance. Default: `newest` first.
+        #[param(inline)]
+        sort: Option<SortWord>,
+    }
+}
+
+/// An order of jobs by their acceptance.
+#[derive(Clone, Copy, Debug, Default, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum SortWord {
+    /// The newest job first.
+    #[default]
+    Newest,
+    /// The oldest job first.
+    Oldest,
+}
+
+impl From<SortWord> for SearchOrder {
+    fn from(word: SortWord) -> Self {
+        match word {
+            SortWord::Newest => Self::NewestFirst,
+            SortWord::Oldest => Self::OldestFirst,
+        }
     }
 }
 
@@ -580,14 +605,15 @@ filter_query! {
 /// A page of jobs.
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct ListAnswer {
-    /// Jobs, the newest first.
+    /// Jobs, in the order that was asked for.
     pub(crate) data: Vec<JobView>,
     /// Cursor of the next page; null on the last page. A page may be short or empty and still have a cursor, because
     /// one page reads only a bounded number of rows.
     pub(crate) next_cursor: Option<String>,
     /// Number of jobs that this page looked at.
     pub(crate) searched: u64,
-    /// Time of acceptance down to which this page searched; null on the last page.
+    /// Time of acceptance up to which this page searched, from the newest or from the oldest job on; null on the last
+    /// page.
     #[schema(value_type = Option<String>, format = DateTime)]
     pub(crate) searched_to: Option<Moment>,
 }
@@ -603,7 +629,7 @@ impl ListAnswer {
     }
 }
 
-/// List jobs, newest first
+/// List jobs
 #[utoipa::path(
     get, path = "/v1/jobs", tag = "jobs", operation_id = "list_jobs", params(ListQuery),
     responses(
@@ -625,15 +651,17 @@ pub(crate) async fn list(
     if !problems.is_empty() {
         return Err(refused(problems));
     }
-    let listing = Listing::new("jobs", &words);
-    let before = listing.id(asked.cursor.as_deref())?.map(JobId::from_uuid);
-    let store = api.broker.store().clone();
-    // Without a filter, MySQL reads the newest jobs by primary key, which is cheap and needs no permit.
-    let page = if filter == Filter::default() {
-        store.list(filter, before, limit).await?
-    } else {
-        run_with_seat(&api, async move { store.list(filter, before, limit).await }).await?
+    let sort = asked.sort.unwrap_or_default();
+    // The default order keeps the digest of the cursors that clients have.
+    let listing = match sort {
+        SortWord::Newest => Listing::new("jobs", &words),
+        SortWord::Oldest => Listing::new("jobs, oldest first", &words),
     };
+    let place = listing.id(asked.cursor.as_deref())?.map(JobId::from_uuid);
+    let (store, plain) = (api.broker.store().clone(), filter == Filter::default());
+    let read = async move { store.list_in_order(filter, Among::All, sort.into(), place, limit).await };
+    // Without a filter, MySQL reads the jobs by primary key, which is cheap and needs no permit.
+    let page = if plain { read.await? } else { run_with_seat(&api, read).await? };
     Ok(json(StatusCode::OK, ListAnswer::new(page, &listing)))
 }
 

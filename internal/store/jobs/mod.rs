@@ -22,6 +22,7 @@
 //! - `read.rs`: one job with its attempts, or a page of jobs.
 //! - `search.rs`: jobs that match a filter.
 //! - `stats.rs`: counts for people and for metrics.
+//! - `survey.rs`: how many jobs of a filter there are by time, by state and by their other facts.
 //! - `unique_keys.rs`: accepts jobs with unique keys.
 //! - `watch.rs`: revisions of many jobs.
 
@@ -47,5 +48,6 @@ pub(super) mod pending;
 pub(super) mod read;
 pub(super) mod search;
 pub(super) mod stats;
+pub(super) mod survey;
 pub(super) mod unique_keys;
 pub(super) mod watch;
