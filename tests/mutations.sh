@@ -173,6 +173,27 @@ mutants() {
     mutant 'index for a small queue' internal/store/jobs/search.rs \
         'if jobs <= SMALL_QUEUE {' 'if jobs < 0 {' \
         search::the_unfinished_jobs_of_a_small_queue_are_found_at_once_among_many
+    mutant 'index for a kind or a queue' internal/store/jobs/search.rs \
+        'if search.walks {' 'if search.walks && filter.is_empty() {' \
+        search::the_jobs_of_a_kind_or_a_queue_are_found_at_once_among_many
+    mutant 'jobs without the value of a negation' internal/store/jobs/conditions.rs \
+        'if choice.not { "IS NOT TRUE" }' 'if choice.not { "IS FALSE" }' \
+        search::negations_choices_and_ranges_find_their_jobs_and_no_others
+    mutant 'place of a walk from the oldest job on' internal/store/jobs/search.rs \
+        'Uuid::from_u128(rest.from.as_u128().saturating_sub(1))' 'rest.from' \
+        search::a_listing_in_the_order_of_acceptance_reads_every_job_once
+    mutant 'weight of a sample' internal/store/jobs/survey.rs \
+        'weight: each * covered' 'weight: each' \
+        survey::many_jobs_are_estimated_from_a_bounded_number_of_rows_which_the_answer_says
+    mutant 'survey in windows' internal/store/jobs/survey.rs \
+        'const FEW: i64 = 5_000;' 'const FEW: i64 = 5_000_000;' \
+        survey::many_jobs_are_estimated_from_a_bounded_number_of_rows_which_the_answer_says
+    mutant 'range that links hand on' internal/dashboard/assets/core/route.js \
+        'go(handOn(new URL(link.href), place.get().query))' 'go(link.href)' \
+        explorer::brushing_the_bars_narrows_the_range_of_everything
+    mutant 'list that stands still beside a job' internal/dashboard/assets/pages/explorer.js \
+        'selection.some || Boolean(current)' 'selection.some' \
+        explorer::a_job_opens_beside_the_list_and_follows_the_keys
     mutant 'search that goes on' internal/dashboard/assets/ui/search.js \
         'while (found.next && found.rows.length < PAGE && !own.stopped)' 'while (!found)' \
         dashboard_use::a_search_goes_on_until_it_has_a_page_and_says_how_far_it_looked
@@ -197,7 +218,7 @@ mutants() {
     mutant 'place of a page in the history' internal/dashboard/assets/core/route.js \
         'else scrollTo(0, y)' 'else scrollTo(0, 0)' \
         dashboard_use::the_focus_goes_to_the_heading_of_each_screen_and_back_finds_the_place_again
-    mutant 'selection kept in the history' internal/dashboard/assets/pages/jobs.js \
+    mutant 'selection kept in the history' internal/dashboard/assets/pages/explorer.js \
         'before?.of === listing ? before.ids : []' '[]' \
         dashboard_use::the_focus_goes_to_the_heading_of_each_screen_and_back_finds_the_place_again
     mutant 'text that turns the direction' internal/dashboard/assets/core/dom.js \

@@ -19,7 +19,7 @@ use crate::support::{Proxy, TestApp, answer, eventually, http};
 /// Return script that says how many rows the page shows.
 const ROWS: &str = "document.querySelectorAll('main tr[data-row]').length";
 
-async fn has_rows(page: &Page, count: usize) {
+pub(crate) async fn has_rows(page: &Page, count: usize) {
     page.until(&format!("{count} rows are shown"), &format!("{ROWS} === {count}")).await;
 }
 
@@ -52,7 +52,12 @@ async fn a_search_goes_on_until_it_has_a_page_and_says_how_far_it_looked() {
     let page = browser.page(&tickr.url("")).await;
 
     // The links of the product itself are answered by an index: one request finds all of them.
-    for path in ["/jobs?q=queue%3Aorphans+state%3Awaiting", "/jobs?q=state%3Awaiting+kind%3Asleep"] {
+    for path in [
+        "/jobs?q=queue%3Aorphans+state%3Awaiting",
+        "/jobs?q=queue%3Aorphans",
+        "/jobs?q=kind%3Asleep",
+        "/jobs?q=-kind%3Anoop",
+    ] {
         page.visit(path).await;
         has_rows(&page, 37).await;
         page.reads_not("Looked at").await;
@@ -67,7 +72,7 @@ async fn a_search_goes_on_until_it_has_a_page_and_says_how_far_it_looked() {
     page.reads("Searching: looked at").await;
     page.click(&button("Stop")).await;
     page.reads("Older ones were not searched").await;
-    page.visit("/jobs?q=kind%3Asleep").await;
+    page.visit("/jobs?q=sleep").await;
     has_rows(&page, 37).await;
     page.until("it says how many it looked at", "/Looked at 50,\\d{3} jobs, 37 jobs found/.test(__eye.text())").await;
 
@@ -81,7 +86,7 @@ async fn a_search_goes_on_until_it_has_a_page_and_says_how_far_it_looked() {
              return plainFetch(path, options); })",
     )
     .await;
-    page.fill(&field("Filter"), "kind:sleep").await;
+    page.fill(&field("Filter"), "sleep").await;
     page.press("Enter").await;
     page.until("it says how far it is", "/Searching: looked at \\d+,\\d{3} jobs.*, 0 jobs found/.test(__eye.text())")
         .await;
@@ -205,7 +210,7 @@ async fn a_list_stands_still_while_a_row_is_hovered_focused_or_chosen() {
         page.reads("75 new").await;
         assert_eq!(page.eval::<Vec<String>>(IDS).await, before, "{what}");
         let _ = page.eval::<Value>(act).await;
-        page.reads_not("new").await;
+        page.until("the new ones are shown", "document.querySelector('.fresh b') === null").await;
         let now: Vec<String> = page.eval(IDS).await;
         assert!(now.iter().all(|id| !before.contains(id)), "{what}: the new ones are shown afterwards");
     };
@@ -449,7 +454,8 @@ async fn the_focus_goes_to_the_heading_of_each_screen_and_back_finds_the_place_a
     page.reads("1 job selected").await;
     page.eval::<()>("scrollTo(0, 700)").await;
     page.until("the place is kept", "history.state?.y === 700 && history.state.chosen?.ids.length === 1").await;
-    page.eval::<()>("[...document.querySelectorAll('main td[data-label=Job] a')][25].click()").await;
+    let other: String = page.eval("[...document.querySelectorAll('main td[data-label=Job] a')][25].title").await;
+    page.follow(&format!("/jobs/{other}")).await;
     page.reads("Why it does not run").await;
     assert_eq!(page.eval::<f64>("scrollY").await, 0.0);
     page.eval::<()>("history.back()").await;

@@ -48,6 +48,7 @@ mod events;
 mod examples;
 mod expiry;
 mod explain;
+mod explorer;
 mod failover;
 mod flood;
 mod follow_ups;

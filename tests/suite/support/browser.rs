@@ -471,6 +471,23 @@ impl Page {
         self.call("Input.dispatchMouseEvent", event).await;
     }
 
+    /// Press the mouse at a place of the window, move it to another one, and let it go.
+    pub(crate) async fn drag(&self, from: (f64, f64), to: (f64, f64)) {
+        let middle = (f64::midpoint(from.0, to.0), f64::midpoint(from.1, to.1));
+        for (kind, at, buttons) in [
+            ("mouseMoved", from, 0),
+            ("mousePressed", from, 1),
+            ("mouseMoved", middle, 1),
+            ("mouseMoved", to, 1),
+            ("mouseReleased", to, 0),
+        ] {
+            let button = if kind == "mouseMoved" && buttons == 0 { "none" } else { "left" };
+            let event =
+                json!({"type": kind, "x": at.0, "y": at.1, "button": button, "buttons": buttons, "clickCount": 1});
+            self.call("Input.dispatchMouseEvent", event).await;
+        }
+    }
+
     /// Type a text, one key after the other, wherever the focus is.
     pub(crate) async fn types(&self, text: &str) {
         for key in text.chars() {

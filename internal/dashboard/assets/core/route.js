@@ -1,5 +1,12 @@
 // Where we are: the address of the browser is the only memory of it.
 import { observable, useObservable } from './observable.js';
+import { handOn } from './range.js';
+
+/** An address of the form `/#/jobs` is one of a screen as well. */
+function leadOn() {
+  if (location.hash.startsWith('#/')) history.replaceState(null, '', location.hash.slice(1));
+}
+leadOn();
 
 const read = () => ({ path: location.pathname, query: new URLSearchParams(location.search) });
 export const place = observable(read());
@@ -31,6 +38,7 @@ function scrollBack(y) {
 
 addEventListener('popstate', () => {
   clearTimeout(pause);
+  leadOn();
   place.set(read());
   scrollBack(history.state?.y);
 });
@@ -77,5 +85,5 @@ document.addEventListener('click', (event) => {
   if (link.target || link.hasAttribute('download') || link.origin !== location.origin) return;
   if (ELSEWHERE.test(link.pathname) || link.getAttribute('href').startsWith('#')) return;
   event.preventDefault();
-  go(link.href);
+  go(handOn(new URL(link.href), place.get().query));
 });

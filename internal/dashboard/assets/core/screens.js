@@ -14,7 +14,7 @@ export async function load({ page }, again = 0) {
  */
 export const screens = [
   { at: /^\/$/, page: 'overview', item: ['Overview', '/', 'overview', 'o'] },
-  { at: /^\/jobs$/, page: 'jobs', item: ['Jobs', '/jobs', 'jobs', 'j'] },
+  { at: /^\/jobs$/, page: 'explorer', item: ['Explorer', '/jobs', 'jobs', 'j'] },
   { at: /^\/jobs\/([^/]+)$/, page: 'job', under: '/jobs' },
   { at: /^\/batches$/, page: 'batches', item: ['Batches', '/batches', 'batches', 't'] },
   { at: /^\/batches\/([^/]+)$/, page: 'batch', under: '/batches' },

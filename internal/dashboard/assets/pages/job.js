@@ -30,6 +30,19 @@ const waits = (job) => job.state === 'waiting' || job.state === 'retrying';
 const over = (job) => ['completed', 'failed', 'cancelled'].includes(job.state);
 
 export default function Job({ params: [id] }) {
+  return html`<${JobView} id=${id} />`;
+}
+
+/** The heading of a job beside a list, whose screen has a heading of its own. */
+const SmallHead = ({ title, sub, children }) => html`<div class="stack tight">
+  <h2>${title}</h2>
+  <div>${sub}</div>
+  ${children}
+</div>`;
+
+/** A job. `aside` is for a place beside the list that it was opened from. */
+export function JobView({ id, aside }) {
+  const Title = aside ? SmallHead : Head;
   const path = `/v1/jobs/${seg(id)}`;
   const mine = (event) => event.data?.includes(id);
   const job = useQuery(path, { on: mine, every: 5000, pace: 300 });
@@ -38,7 +51,7 @@ export default function Job({ params: [id] }) {
   const kinds = useQuery('/v1/kinds');
   if (job.error?.status === 404 || job.error?.status === 422) {
     return html`
-      <${Head} title="Job" />
+      <${Title} title="Job" />
       <${Empty} title="There is no such job">
         <span class="mono wrap">${id}</span><br />It may have been deleted, or its retention may have ended.${' '}
         <a href="/jobs">All jobs</a>
@@ -51,7 +64,7 @@ export default function Job({ params: [id] }) {
   const limited = has(why.data, 'limit_reached', 'breaker_open');
   const behind = it.held && (limited ? 'limit' : it.order_key ? 'key' : it.after?.length ? 'parents' : 'limit');
   return html`
-    <${Head}
+    <${Title}
       title=${html`${it.kind} <${Badge} is=${it.state} />`}
       sub=${html`<span class="row">
           <span class="mono wrap">${it.id}</span>
@@ -66,7 +79,7 @@ export default function Job({ params: [id] }) {
           why.reload();
         }}
       />
-    </${Head}>
+    </${Title}>
     <${Explained} why=${why} job=${it} />
     ${
       it.progress &&

@@ -3,6 +3,8 @@ import { html, useEffect, useId, useRef, useState } from '../core/dom.js';
 import { useQuery } from '../core/query.js';
 import { Icon } from './base.js';
 
+export { quoted, withWord, wordOf } from '../core/words.js';
+
 const states = ['waiting', 'executing', 'retrying', 'completed', 'failed', 'cancelled'];
 const spans = ['<10m', '<1h', '<24h', '<7d', '>1h'];
 const fields = [
@@ -23,14 +25,18 @@ const fields = [
   ['group:', 'fingerprint of a group of dead letters'],
   ['dead_letter:', 'open, replayed or discarded'],
   ['operation:', 'made by this bulk operation'],
+  ['attempt:', 'attempts used: 3, >2 or 2..4'],
+  ['runner:', 'its newest attempt is on this runner'],
+  ['took:', 'how long its newest attempt ran: >5s'],
   ['id:', 'one job'],
   ['payload.', 'a place in its payload: payload.user.id:42'],
 ];
 
-/** The word at the cursor. */
+/** The word at the cursor, without the minus that negates it. */
 function wordAt(text, cursor) {
   let from = cursor;
   while (from > 0 && !/\s/.test(text[from - 1])) from -= 1;
+  if (text[from] === '-' && from < cursor) from += 1;
   let to = cursor;
   while (to < text.length && !/\s/.test(text[to])) to += 1;
   return { from, to, word: text.slice(from, cursor) };
@@ -76,11 +82,13 @@ export function FilterBar({ value, on, wrong, label = 'Filter', id = 'filter' })
       choices = fields.filter(([name]) => name.startsWith(word)).map(([name, what]) => ({ text: name, what }));
     else {
       const field = word.slice(0, colon);
-      const begun = word.slice(colon + 1);
+      // Behind a `|` comes another value of the same word.
+      const last = word.lastIndexOf('|') + 1 || colon + 1;
+      const begun = word.slice(last);
       choices = (values[field] ?? [])
         .filter((v) => v.startsWith(begun) && v !== begun)
         .slice(0, 50)
-        .map((v) => ({ text: `${field}:${v}`, end: true }));
+        .map((v) => ({ text: `${word.slice(0, last)}${v}`, end: true }));
     }
   }
   const take = (choice) => {
@@ -181,19 +189,3 @@ export function FilterBar({ value, on, wrong, label = 'Filter', id = 'filter' })
     }
   </div>`;
 }
-
-/** A filter with one of its words set, or taken away. */
-export function withWord(text, field, value) {
-  const words = text.match(/(?:[^\s"]|"(?:\\.|[^"\\])*")+/g) ?? [];
-  const rest = words.filter((word) => !word.startsWith(`${field}:`));
-  return [...(value ? [`${field}:${value}`] : []), ...rest].join(' ');
-}
-
-/** The value of a word of a filter. */
-export function wordOf(text, field) {
-  const words = text.match(/(?:[^\s"]|"(?:\\.|[^"\\])*")+/g) ?? [];
-  return words.find((word) => word.startsWith(`${field}:`))?.slice(field.length + 1) ?? null;
-}
-
-/** A value as a filter writes it. */
-export const quoted = (value) => (/[\s\u0085"\\]/.test(value) ? `"${value.replace(/[\\"]/g, '\\$&')}"` : value);

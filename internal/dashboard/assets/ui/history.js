@@ -4,6 +4,7 @@ import { url } from '../core/api.js';
 import { html, useMemo, useState } from '../core/dom.js';
 import { rate, span } from '../core/format.js';
 import { useQuery } from '../core/query.js';
+import { useWords } from '../core/route.js';
 import { Panel, Segment, Trouble } from './base.js';
 import { Chart } from './chart.js';
 
@@ -52,9 +53,12 @@ export const linesOf = (points) => ({
   ],
 });
 
-/** Charts of one queue, or of all that happens. */
+/** Charts of one queue, or of all that happens, over the span of the address. */
 export function HistoryCharts({ queue, first = '1h' }) {
-  const [over, choose] = useState(first);
+  const [query, change] = useWords();
+  const asked = query.get('span');
+  const over = spans.some(([span]) => span === asked) ? asked : first;
+  const choose = (span) => change({ span, from: null, to: null });
   const history = useHistory(over, queue);
   const points = history.data?.points;
   const lines = useMemo(() => points && linesOf(points), [points]);

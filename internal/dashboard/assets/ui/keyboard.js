@@ -19,7 +19,7 @@ const shortcuts = [
       .join(' · '),
   ],
   ['j · k', 'Next and previous row'],
-  ['Enter', 'Open the row'],
+  ['Enter', 'Open the row; in the explorer beside the list'],
   ['x', 'Select the row'],
   ['Esc', 'Close, clear the selection'],
 ];
@@ -63,7 +63,10 @@ addEventListener('keydown', (event) => {
   if (event.key === 'j' || event.key === 'k') {
     const rows = [...document.querySelectorAll('tr[data-row]')];
     if (!rows.length) return undefined;
-    const at = rows.findIndex((row) => row.classList.contains('at'));
+    // The row of the job that stands beside the list, or the one that was marked last.
+    const open = rows.findIndex((row) => row.dataset.current);
+    const marked = rows.findIndex((row) => row.classList.contains('at'));
+    const at = marked >= 0 ? marked : open;
     const next = rows[Math.max(0, Math.min(rows.length - 1, at + (event.key === 'j' ? 1 : -1)))];
     rows[at]?.classList.remove('at');
     next.classList.add('at');

@@ -23,12 +23,12 @@ async function patiently(query, signal) {
 }
 
 /**
- * The newest jobs of a filter, or those behind a cursor: `rows` as far as they are found. The server looks at a bounded
- * number of jobs for each request, so a search may take many. It is read again when `happens` happens, unless it took
- * more than one request.
+ * The newest jobs of a filter, or the oldest ones for `sort` `oldest`, or those behind a cursor: `rows` as far as they
+ * are found. The server looks at a bounded number of jobs for each request, so a search may take many. It is read again
+ * when `happens` happens, unless it took more than one request.
  */
-export function useSearch(q, cursor, happens) {
-  const path = url('/v1/jobs', { q, limit: PAGE, cursor });
+export function useSearch(q, cursor, happens, sort = '') {
+  const path = url('/v1/jobs', { q, limit: PAGE, cursor, sort });
   const own = useMemo(() => ({ so_far: observable(null), stopped: false, from: null }), [path]);
   const soFar = useObservable(own.so_far);
   const long = useRef(null);
@@ -37,7 +37,7 @@ export function useSearch(q, cursor, happens) {
     const found = { path, rows: [...rows], next, searched, to: null, requests: 0 };
     own.stopped = false;
     do {
-      const page = await patiently({ q, limit: PAGE - found.rows.length, cursor: found.next }, signal);
+      const page = await patiently({ q, limit: PAGE - found.rows.length, cursor: found.next, sort }, signal);
       found.rows.push(...page.data);
       found.next = page.next_cursor;
       found.searched += page.searched;
@@ -72,6 +72,8 @@ export function useSearch(q, cursor, happens) {
     older: done && !short && !searching ? done.next : null,
     /** It took many requests, so it is not repeated by itself. */
     long: Boolean(done) && long.current === path,
+    /** The search goes from the oldest job to the newest. */
+    forwards: sort === 'oldest',
     /** Of the search that is under way, also while the rows are those of the one before. */
     searched: (soFar ?? found)?.searched ?? 0,
     to: (soFar ?? found)?.to ?? null,
@@ -89,11 +91,15 @@ export function useSearch(q, cursor, happens) {
 /** How far a search is, and how to stop it or let it go on. Nothing for one that found its page at once. */
 export function SearchState({ page }) {
   if (page.error || !(page.searching || page.stopped || page.long)) return null;
-  const back = page.to && html`, back to <time datetime=${page.to}>${utc(Date.parse(page.to)).slice(0, 16)} UTC</time>`;
+  const back =
+    page.to &&
+    html`, ${page.forwards ? 'up' : 'back'} to${' '}
+      <time datetime=${page.to}>${utc(Date.parse(page.to)).slice(0, 16)} UTC</time>`;
+  const rest = page.forwards ? 'Newer' : 'Older';
   return html`<div class="searched row apart" role="status">
     <span>
       ${page.searching ? 'Searching: looked at' : 'Looked at'} <b class="num">${count(page.searched)}</b> jobs${back},
-      ${' '}${plural(page.rows.length, 'job')} found${page.stopped ? '. Older ones were not searched.' : ''}
+      ${' '}${plural(page.rows.length, 'job')} found${page.stopped ? `. ${rest} ones were not searched.` : ''}
     </span>
     ${
       page.searching

@@ -7,7 +7,7 @@ import { useRef, useState } from '../core/dom.js';
  * them is put in. `key` names the listing: the rows of another one are shown at once. The properties of `hold` belong
  * to the element around the rows.
  */
-export function useStill(rows, key, held) {
+export function useStill(rows, key, held, forwards = false) {
   const kept = useRef({ key: null, rows: [] });
   const [hovered, hover] = useState(false);
   const [focused, focus] = useState(false);
@@ -25,7 +25,8 @@ export function useStill(rows, key, held) {
   const known = new Set(own.rows.map((row) => row.id));
   const newest = own.rows[0];
   // An older row that moves up because others are gone is not new.
-  const fresh = frozen && newest ? rows.filter((row) => !known.has(row.id) && row.id > newest.id).length : 0;
+  const fresh =
+    frozen && newest && !forwards ? rows.filter((row) => !known.has(row.id) && row.id > newest.id).length : 0;
   return {
     rows: own.rows,
     fresh,

@@ -1,0 +1,33 @@
+// Choices that this browser keeps for the next visit.
+
+import { useState } from './dom.js';
+
+const area = () => {
+  try {
+    return localStorage;
+  } catch {
+    return null;
+  }
+};
+
+function read(name, initial) {
+  try {
+    return JSON.parse(area()?.getItem(`tickr.${name}`) ?? 'null') ?? initial;
+  } catch {
+    return initial;
+  }
+}
+
+/** A value that is kept under this name, and how to change it. */
+export function useKept(name, initial) {
+  const [value, set] = useState(() => read(name, initial));
+  const keep = (next) => {
+    set(next);
+    try {
+      area()?.setItem(`tickr.${name}`, JSON.stringify(next));
+    } catch {
+      /* it lasts as long as the page */
+    }
+  };
+  return [value, keep];
+}

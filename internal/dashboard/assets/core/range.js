@@ -1,0 +1,66 @@
+// The range of time that the screens show, as the address has it: `span=24h`, or `from` and `to`. Links hand it on.
+
+import { wordOf } from './words.js';
+
+/** Ranges that end now. */
+export const spans = [
+  ['', 'All time'],
+  ['15m', 'Last 15 min'],
+  ['1h', 'Last hour'],
+  ['24h', 'Last 24 hours'],
+  ['7d', 'Last 7 days'],
+  ['30d', 'Last 30 days'],
+];
+
+/** Words of the address that are the range. */
+export const words = ['span', 'from', 'to'];
+
+const moment = (text) => {
+  const at = text ? Date.parse(text) : Number.NaN;
+  return Number.isNaN(at) ? null : at;
+};
+
+/** The range of an address: `{span, from, to}`; moments in ms, each null where it is open. */
+export function rangeOf(query) {
+  const span = query.get('span') ?? '';
+  if (/^\d{1,4}[smhdw]$/.test(span)) return { span, from: null, to: null };
+  return { span: '', from: moment(query.get('from')), to: moment(query.get('to')) };
+}
+
+/** Changes of an address that set a range. */
+export const toRange = ({ span = '', from = null, to = null }) => ({
+  span: span || null,
+  from: from === null ? null : new Date(from).toISOString(),
+  to: to === null ? null : new Date(to).toISOString(),
+});
+
+/**
+ * A filter that is narrowed to the range. A filter that has a word on the time of acceptance has a range of its own. A
+ * span stays a span, so that a listing and its later pages have the same filter.
+ */
+export function within(q, { span, from, to }) {
+  if (wordOf(q, 'created')) return q;
+  const at = (ms) => new Date(ms).toISOString();
+  const word = span
+    ? `created:<${span}`
+    : from !== null && to !== null
+      ? `created:${at(from)}..${at(to)}`
+      : from !== null
+        ? `created:>${at(from)}`
+        : to !== null
+          ? `created:<${at(to)}`
+          : '';
+  return [q, word].filter(Boolean).join(' ');
+}
+
+// What a link finds by such a word it counts whatever its age is.
+const AGELESS =
+  /(^|\s)(state:(waiting|executing|retrying)|dead_letter:open|(due|id|batch|group|operation|order|limit):)/;
+
+/** A link to another screen, with the range of the place where it stands unless it has one of its own. */
+export function handOn(target, query) {
+  if (words.some((word) => target.searchParams.has(word)) || AGELESS.test(target.searchParams.get('q') ?? ''))
+    return target;
+  for (const word of words) if (query.has(word)) target.searchParams.set(word, query.get(word));
+  return target;
+}
