@@ -167,6 +167,31 @@ mutants() {
     mutant 'settings of a session' internal/store/sql/connection.rs \
         'SET SESSION autocommit = 1,' 'SET SESSION' \
         mysql_faults::the_servers_own_defaults_change_nothing_and_its_limits_are_kept
+    mutant 'outcomes before the next step of a canary' internal/job/canary.rs \
+        '(true, false) => CanaryDecision::Wait' '(true, false) => CanaryDecision::MoveUp' \
+        canary::a_canary_moves_up_only_when_each_released_job_of_a_step_has_an_outcome
+    mutant 'jobs of one step of a canary' internal/store/bulk.rs \
+        'u32::try_from(canary.left_in_step(state, operation.done)).unwrap_or(most).min(most)' 'most' \
+        internal/store/canary.rs \
+        'turn.room = canary.left_in_step(&state, operation.done).min(unknown);' 'turn.room = unknown;' \
+        canary::a_canary_moves_up_only_when_each_released_job_of_a_step_has_an_outcome
+    mutant 'stop of a canary' internal/job/canary.rs \
+        'return CanaryDecision::Stop;' 'return CanaryDecision::Release;' \
+        canary::a_canary_of_which_half_fail_again_stops_by_itself_and_says_why
+    mutant 'failed attempts in the outcomes of a canary' internal/store/canary.rs \
+        "COALESCE(o.attempt > o.spared + o.losses + (o.state = 'executing'), FALSE) AS has_failed" \
+        'FALSE AS has_failed' \
+        canary::a_failed_attempt_of_a_released_job_counts_as_a_failure_until_the_job_passes
+    mutant 'step of a canary in its row' internal/store/canary.rs \
+        '.bind(text(serde_json::to_string(state))?)' \
+        '.bind(text(serde_json::to_string(&CanaryState { step: 0, ..state.clone() }))?)' \
+        canary::a_canary_survives_the_death_of_the_runner_that_steers_it
+    mutant 'token of a paused operation' internal/store/bulk.rs \
+        "runner = '', token = '', lease_until = '9999" "runner = '', lease_until = '9999" \
+        canary::a_paused_operation_changes_no_job_until_it_is_resumed
+    mutant 'lease of a canary for older binaries' internal/store/bulk.rs \
+        '{ (EXPIRED, LEFT_ALONE) }' '{ (EXPIRED, EXPIRED) }' \
+        canary::a_binary_that_knows_no_canary_and_no_pause_leaves_both_alone
     mutant 'one release of a group at a time' internal/store/bulk.rs \
         'new.filter.fingerprint.filter(|_| new.action == Action::Replay)' 'new.filter.fingerprint.filter(|_| false)' \
         dashboard_use::of_releases_of_a_group_that_begin_at_the_same_time_one_is_accepted

@@ -1,13 +1,14 @@
-//! `tickr dead-letters list|groups|show|replay|discard`: dead letters, through the API. A dead letter is a job that
-//! failed for good.
+//! `tickr dead-letters list|groups|show|release|replay|discard`: dead letters, through the API. A dead letter is
+//! a job that failed for good.
 
-use clap::{Arg, ArgAction, ArgMatches, Command};
+use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use serde_json::{Value, json};
 
-use crate::CommandResult;
 use crate::client::{self, Client};
 use crate::jobs::{limit, pages, show};
+use crate::operations::begin;
 use crate::print::{brief, encoded, number, printable, table, text};
+use crate::{CommandResult, canary};
 
 pub(crate) fn command() -> Command {
     let json = || Arg::new("json").long("json").action(ArgAction::SetTrue).help("Print JSON");
@@ -45,6 +46,36 @@ pub(crate) fn command() -> Command {
                         .value_name("ID")
                         .help("The failed job's id, or the 16 digits of a group"),
                 )
+                .arg(json()),
+        ))
+        .subcommand(client::args(
+            Command::new("release")
+                .about("Replay the open dead letters of a group in the background, at a rate or as a canary")
+                .arg(Arg::new("group").required(true).value_name("GROUP").help("The 16 digits of the group"))
+                .arg(
+                    Arg::new("rate")
+                        .long("rate")
+                        .value_name("N")
+                        .value_parser(value_parser!(u32))
+                        .help("Jobs per second [default: as fast as possible]"),
+                )
+                .args(canary::args())
+                .arg(
+                    Arg::new("dry-run")
+                        .long("dry-run")
+                        .action(ArgAction::SetTrue)
+                        .help("Show what would happen, change nothing"),
+                )
+                .arg(
+                    Arg::new("reason").long("reason").value_name("TEXT").help("Reason, stored with the bulk operation"),
+                )
+                .arg(
+                    Arg::new("watch")
+                        .long("watch")
+                        .action(ArgAction::SetTrue)
+                        .help("Follow the release to its end; exit code 0 only if it ends as done"),
+                )
+                .arg(client::idempotency_key())
                 .arg(json()),
         ))
         .subcommand(client::args(
@@ -89,6 +120,7 @@ pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
                 return list(&pages(&client, matches, "/v1/dead-letters", &status).await?, as_json);
             }
             "groups" => return groups(&client, matches, as_json).await,
+            "release" => return release(&client, matches, as_json).await,
             // The name of a group has 16 digits. The id of a job has hyphens.
             "show" if id.len() == 16 => {
                 let group = client.get(&format!("/v1/dead-letters/groups/{id}")).await?;
@@ -118,6 +150,25 @@ pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
         }
         Ok(())
     })
+}
+
+/// Start the bulk operation that replays the open dead letters of a group.
+async fn release(client: &Client, matches: &ArgMatches, as_json: bool) -> CommandResult {
+    let group = matches.get_one::<String>("group");
+    let mut body = json!({"action": "replay", "filter": {"fingerprint": group}});
+    if let Some(rate) = matches.get_one::<u32>("rate") {
+        body["rate"] = json!(rate);
+    }
+    if let Some(canary) = canary::given(matches) {
+        body["canary"] = canary;
+    }
+    if let Some(reason) = matches.get_one::<String>("reason") {
+        body["reason"] = json!(reason);
+    }
+    if matches.get_flag("dry-run") {
+        body["dry_run"] = json!(true);
+    }
+    begin(client, matches, &body, as_json).await
 }
 
 fn list(jobs: &[Value], as_json: bool) -> CommandResult {

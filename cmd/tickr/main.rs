@@ -8,8 +8,9 @@
 //! - `jobs.rs`: read, change and follow jobs
 //! - `watch.rs`: `tickr jobs watch`, which follows one job to its end
 //! - `schedules.rs`: create, change, pause and trigger schedules
-//! - `dead_letters.rs`: list, replay and discard dead letters
+//! - `dead_letters.rs`: list, release, replay and discard dead letters
 //! - `operations.rs`: bulk operations on many jobs
+//! - `canary.rs`: the flags and the progress of a canary
 //! - `api_keys.rs`: list, create and revoke API keys
 //! - `kinds.rs`: the kinds of jobs, and the declared ones
 //! - `limits.rs`: limits by key
@@ -41,6 +42,7 @@ mod api_keys;
 mod batches;
 #[cfg(feature = "bench")]
 mod bench;
+mod canary;
 mod check;
 mod client;
 mod completions;

@@ -1,4 +1,4 @@
-//! `tickr operations list|show|start|cancel|watch`: bulk operations on many jobs, through the API.
+//! `tickr operations list|show|start|pause|resume|cancel|watch`: bulk operations on many jobs, through the API.
 
 use std::io::IsTerminal as _;
 use std::time::Duration;
@@ -7,10 +7,10 @@ use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Map, Value, json};
 
-use crate::CommandResult;
 use crate::client::{self, Client};
 use crate::jobs::limit;
 use crate::print::{encoded, number, printable, table, text};
+use crate::{CommandResult, canary};
 
 /// Interval between two reads of a followed bulk operation.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
@@ -42,6 +42,7 @@ pub(crate) fn command() -> Command {
                 .value_parser(value_parser!(u32))
                 .help("Jobs per second [default: as fast as possible]"),
         )
+        .args(canary::args())
         .arg(
             Arg::new("dry-run")
                 .long("dry-run")
@@ -77,6 +78,8 @@ pub(crate) fn command() -> Command {
         ))
         .subcommand(one("show", "Show a bulk operation with its progress"))
         .subcommand(client::args(start))
+        .subcommand(one("pause", "Pause a bulk operation; it keeps its position").arg(client::idempotency_key()))
+        .subcommand(one("resume", "Resume a paused bulk operation").arg(client::idempotency_key()))
         .subcommand(one("cancel", "Stop a bulk operation").arg(client::idempotency_key()))
         .subcommand(one("watch", "Follow a bulk operation to its end; exit code 0 only if it ends as done"))
 }
@@ -95,9 +98,9 @@ pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
         let id = encoded(matches.get_one::<String>("id").map_or("", String::as_str));
         match verb {
             "show" => print(&client.get(&format!("/v1/operations/{id}")).await?, as_json),
-            "cancel" => {
+            "pause" | "resume" | "cancel" => {
                 let key = matches.get_one::<String>("idempotency-key");
-                print(&client.post(&format!("/v1/operations/{id}/cancel"), &json!({}), key).await?, as_json);
+                print(&client.post(&format!("/v1/operations/{id}/{verb}"), &json!({}), key).await?, as_json);
             }
             _ => return watch(&client, &id, as_json).await,
         }
@@ -120,11 +123,17 @@ async fn start(client: &Client, matches: &ArgMatches, as_json: bool) -> CommandR
     put("all", matches.get_flag("all").then_some(json!(true)));
     put("dry_run", matches.get_flag("dry-run").then_some(json!(true)));
     put("rate", matches.get_one::<u32>("rate").map(|rate| json!(rate)));
+    put("canary", canary::given(matches));
     put("priority", matches.get_one::<u8>("priority").map(|priority| json!(priority)));
     put("reason", given("reason"));
     put("execute_at", given("execute-at"));
+    begin(client, matches, &Value::Object(body), as_json).await
+}
+
+/// Send the request for a bulk operation, and follow the operation if the flags ask for that.
+pub(crate) async fn begin(client: &Client, matches: &ArgMatches, body: &Value, as_json: bool) -> CommandResult {
     let key = matches.get_one::<String>("idempotency-key");
-    let answer = client.post("/v1/operations", &Value::Object(body), key).await?;
+    let answer = client.post("/v1/operations", body, key).await?;
     if matches.get_flag("watch") && !matches.get_flag("dry-run") {
         return watch(client, &text(&answer, "id"), as_json).await;
     }
@@ -146,9 +155,10 @@ async fn watch(client: &Client, id: &str, as_json: bool) -> CommandResult {
         bar.set_length(number(&operation, "estimate").max(seen));
         bar.set_position(seen);
         let rate = operation.get("measured_rate").and_then(Value::as_f64).unwrap_or_default();
-        bar.set_message(format!("{} {rate:.0}/s", text(&operation, "state")));
         let state = text(&operation, "state");
-        let line = format!("{seen}/{} {state} {rate:.0}/s", bar.length().unwrap_or_default());
+        let canary = canary::progress(&operation).map(|progress| format!(" {progress}")).unwrap_or_default();
+        bar.set_message(format!("{state} {rate:.0}/s{canary}"));
+        let line = format!("{seen}/{} {state} {rate:.0}/s{canary}", bar.length().unwrap_or_default());
         if bar.is_hidden() && !as_json && line != said && state == "running" {
             println!("{line}");
             said = line;
@@ -159,7 +169,10 @@ async fn watch(client: &Client, id: &str, as_json: bool) -> CommandResult {
             if state == "done" {
                 return Ok(());
             }
-            return Err(anyhow::anyhow!("the operation is {state}").into());
+            let why = text(&operation, "last_error");
+            let why =
+                if state == "failed" && !why.is_empty() { format!(": {}", printable(&why)) } else { String::new() };
+            return Err(anyhow::anyhow!("the operation is {state}{why}").into());
         }
         tokio::time::sleep(LOOK_EVERY).await;
     }

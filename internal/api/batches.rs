@@ -477,6 +477,7 @@ pub(super) async fn retry(
         filter: Filter { batch: Some(id), state: Some(JobState::Failed), ..Filter::default() },
         params: OperationParams::default(),
         rate: None,
+        canary: None,
     };
     let build = move |operation: &Operation| json_answer(StatusCode::ACCEPTED, &OperationView::new(operation, now));
     let outcome = store.start_operation(new, &who, idempotent, Arc::new(build)).await?;

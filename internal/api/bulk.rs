@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 use uuid::Uuid;
 
+use crate::canary::{CanaryBody, CanaryView};
 use crate::dead_letters::reason_of;
 use crate::http::auth::RequestActor;
 use crate::http::body::{Body, Object, QueryParams};
@@ -23,7 +24,7 @@ use crate::jobs::json_answer;
 use crate::view::{Moment, StateWord};
 use crate::{Api, json};
 use tickr_job::{
-    Action, DeadLetterStatus, Filter, NewOperation, Operation, OperationParams, OperationState, Priority,
+    Action, Canary, DeadLetterStatus, Filter, NewOperation, Operation, OperationParams, OperationState, Priority,
     State as JobState, Timestamp, Wanted, operation,
 };
 use tickr_store::{Breakdown, CancelOutcome, ReleaseRunning, Replayed, StoreError};
@@ -116,6 +117,10 @@ pub(super) struct OperationBody {
     /// New priority, for `set_priority` only: 0 runs first, 9 last.
     #[schema(maximum = 9)]
     priority: Option<u8>,
+    /// Release dead letters as a canary, for `replay` only. Its steps have rates of their own, so `rate` is not allowed
+    /// beside it.
+    #[schema(value_type = Option<CanaryBody>)]
+    canary: Option<Object<CanaryBody>>,
 }
 
 /// The action of a bulk operation.
@@ -156,7 +161,7 @@ pub(super) struct OperationView {
     /// Filter, as tickr understood it: spans have become times.
     #[schema(value_type = serde_json::Value)]
     filter: Filter,
-    /// Maximum rate in jobs per second; null for no limit.
+    /// Maximum rate in jobs per second; null for no limit. Of a canary: the rate of its fastest step.
     rate: Option<u32>,
     reason: Option<String>,
     #[schema(value_type = Option<String>, format = DateTime)]
@@ -187,6 +192,13 @@ pub(super) struct OperationView {
     last_error: Option<String>,
     /// Id of the runner that executes it, if any.
     runner: Option<String>,
+    /// Time when an operator paused it; null while it is not paused.
+    #[schema(value_type = Option<String>, format = DateTime)]
+    paused_at: Option<Moment>,
+    /// Caller that paused it.
+    paused_by: Option<String>,
+    /// Steps and progress of a canary; null for every other bulk operation.
+    canary: Option<CanaryView>,
 }
 
 impl OperationView {
@@ -220,6 +232,9 @@ impl OperationView {
             eta_s: pace.filter(|_| running).map(|pace| left / pace),
             last_error: operation.last_error.clone(),
             runner: operation.runner.clone(),
+            paused_at: operation.paused.as_ref().map(|(at, _)| Moment(*at)),
+            paused_by: operation.paused.as_ref().map(|(_, by)| by.to_string()),
+            canary: operation.canary.as_ref().map(|(canary, state)| CanaryView::new(canary, state, operation.done)),
         }
     }
 }
@@ -270,6 +285,10 @@ pub(super) struct SampleView {
 /// A runner executes it in the background, batch by batch, from the oldest job to the newest. It changes no job twice
 /// and leaves none out, even if runners or MySQL fail meanwhile. With `dry_run` nothing is changed, and the response
 /// (200) says what would happen. While a `replay` with a `fingerprint` runs, another one of that group is refused.
+///
+/// A `replay` with `canary` releases dead letters in steps of rising rates. A step begins when each job of the one
+/// before has an outcome: it completed, or an attempt of it failed. The canary stops by itself, with the state `failed`,
+/// when more than `max_failure_pct` of the outcomes are failures. It is done when the last job has an outcome.
 #[utoipa::path(
     post, path = "/v1/operations", tag = "operations", operation_id = "start_operation", request_body = OperationBody,
     responses(
@@ -355,6 +374,11 @@ fn read(body: OperationBody, now: Timestamp) -> Result<NewOperation, Vec<tickr_h
         Filter::default()
     });
     let understood = problems.is_empty();
+    let is_canary = body.canary.is_some();
+    let canary = body.canary.map(|Object(asked)| asked.read()).transpose().unwrap_or_else(|wrong| {
+        problems.extend(wrong);
+        None
+    });
     let mut wrong = |pointer: &str, detail: String| problems.push(tickr_handlers::Problem::at(pointer, detail));
     let action = Action::from_word(&body.action);
     if action.is_none() {
@@ -366,6 +390,12 @@ fn read(body: OperationBody, now: Timestamp) -> Result<NewOperation, Vec<tickr_h
     }
     if understood && !filter.is_empty() && body.all {
         wrong("/all", "is valid only without a filter".into());
+    }
+    if is_canary && body.rate.is_some() {
+        wrong("/rate", "is not allowed for a canary, whose steps have rates".into());
+    }
+    if is_canary && action.is_some_and(|action| action != Action::Replay) {
+        wrong("/canary", "is allowed only for replay".into());
     }
     if body.rate.is_some_and(|rate| rate == 0 || rate > operation::MAX_RATE) {
         wrong("/rate", format!("must be 1 to {}", operation::MAX_RATE));
@@ -405,7 +435,8 @@ fn read(body: OperationBody, now: Timestamp) -> Result<NewOperation, Vec<tickr_h
             action,
             filter,
             params: OperationParams { execute_at: body.execute_at, priority, reason },
-            rate: body.rate,
+            rate: canary.as_ref().map(Canary::highest_rate).or(body.rate),
+            canary,
         }),
         _ => Err(problems),
     }
@@ -465,7 +496,8 @@ pub(super) async fn list(
     Ok(json(StatusCode::OK, OperationsAnswer { data, next_cursor }))
 }
 
-fn id_of(text: &str) -> Result<Uuid, Problem> {
+/// Read the id of a bulk operation.
+pub(super) fn id_of(text: &str) -> Result<Uuid, Problem> {
     let id = text.parse::<uuid::fmt::Hyphenated>();
     id.map(Into::into).map_err(|_| Problem::new(Code::InvalidId, "the id of a bulk operation is a hyphenated UUID"))
 }

@@ -15,6 +15,8 @@
 //! - `audit.rs`: the actions of operators (`/v1/audit`)
 //! - `batches.rs`: jobs that belong together, with callbacks (`/v1/batches`)
 //! - `bulk.rs`: bulk operations (`/v1/operations`)
+//! - `bulk_pauses.rs`: pauses of bulk operations
+//! - `canary.rs`: the canary of a bulk operation
 //! - `dead_letters.rs`: dead letters and their groups, replay and discard (`/v1/dead-letters`)
 //! - `events.rs`: server-sent events of one job and of the cluster (`/v1/events`)
 //! - `kinds.rs`: the kinds of jobs, and the declarations of those that remote workers execute (`/v1/kinds`)
@@ -32,6 +34,8 @@ mod attempts;
 mod audit;
 mod batches;
 mod bulk;
+mod bulk_pauses;
+mod canary;
 mod compat;
 mod dead_letters;
 mod events;
@@ -204,6 +208,8 @@ fn routes() -> (Router<Api>, utoipa::openapi::OpenApi) {
         .routes(routes!(bulk::show))
         .routes(routes!(bulk::made))
         .routes(routes!(bulk::cancel))
+        .routes(routes!(bulk_pauses::pause))
+        .routes(routes!(bulk_pauses::resume))
         .routes(routes!(jobs::result::result))
         .routes(routes!(jobs::attempt_log::show))
         .routes(routes!(jobs::explain::show))

@@ -4,6 +4,9 @@
 //! which also renews the lease. A token bucket keeps the rate: it allows several small batches a second, and after a
 //! slow moment it catches up within bounds. If a runner dies, its lease ends; a runner that stops releases its
 //! operations.
+//!
+//! A canary takes turns between its batches: the store counts the outcomes of the released jobs, and says how many more
+//! may follow at which rate. Its progress is in its row, so the next runner continues where this one died.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -11,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use super::EngineState;
 use tickr_job::Action;
-use tickr_store::{BatchOutcome, ChangeSummary, OperationLease, StoreError};
+use tickr_store::{BatchOutcome, CanaryTurn, ChangeSummary, OperationLease, StoreError};
 
 /// Time between two looks for operations that no runner carries out, while no summary of changes comes.
 const LOOK_EVERY: Duration = Duration::from_millis(1_500);
@@ -25,6 +28,8 @@ const MAX_AT_ONCE: u32 = 200;
 const BATCHES: f64 = 5.0;
 /// Seconds of its rate that an operation may be behind and still catch up.
 const BEHIND: f64 = 2.0;
+/// Time between two turns of a canary.
+const TURN_EVERY: Duration = Duration::from_millis(500);
 /// Number of batches that may fail in a row before an operation fails.
 const MAX_FAILURES: u32 = 20;
 /// Pause after a failed batch.
@@ -54,6 +59,13 @@ impl Bucket {
         if self.allowed < worth_it { 0 } else { self.allowed.min(f64::from(MAX_AT_ONCE)) as u32 }
     }
 
+    /// Keep another rate from now on.
+    fn change_rate(&mut self, rate: u32, now: Instant) {
+        if self.rate != Some(f64::from(rate)) {
+            *self = Self::new(Some(rate), now);
+        }
+    }
+
     fn spend(&mut self, jobs: u64) {
         if self.rate.is_some() {
             self.allowed -= jobs as f64;
@@ -73,6 +85,43 @@ struct Running {
     bucket: Bucket,
     failures: u32,
     not_before: Instant,
+    /// Set for a canary.
+    turns: Option<Turns>,
+}
+
+/// The turns of a canary.
+struct Turns {
+    next: Instant,
+    /// Number of jobs that may be released before the next turn.
+    room: u64,
+}
+
+impl Running {
+    fn new(lease: OperationLease, now: Instant) -> Self {
+        let turns = lease.canary.then_some(Turns { next: now, room: 0 });
+        Self { lease, bucket: Bucket::new(lease.rate, now), failures: 0, not_before: now, turns }
+    }
+
+    /// Return the number of jobs for a batch now; 0 when it is too early.
+    fn most(&mut self, now: Instant) -> u32 {
+        let most = self.bucket.take(now);
+        match &self.turns {
+            Some(turns) => u32::try_from(turns.room).unwrap_or(most).min(most),
+            None => most,
+        }
+    }
+
+    /// Return how long to wait before the next try.
+    fn pause(&self, now: Instant) -> Duration {
+        let pause = match &self.turns {
+            None => self.bucket.pause(),
+            Some(turns) => {
+                let until_turn = turns.next.saturating_duration_since(now);
+                if turns.room == 0 { until_turn } else { self.bucket.pause().min(until_turn) }
+            }
+        };
+        pause.max(self.not_before.saturating_duration_since(now))
+    }
 }
 
 pub(super) async fn run_until_stopped(shared: Arc<EngineState>) {
@@ -85,8 +134,7 @@ pub(super) async fn run_until_stopped(shared: Arc<EngineState>) {
             match shared.store.lease_operations(shared.runner.clone(), LEASE).await {
                 Ok(taken) => running.extend(taken.into_iter().map(|lease| {
                     tracing::info!(operation = %lease.id, "operation taken");
-                    let now = Instant::now();
-                    Running { lease, bucket: Bucket::new(lease.rate, now), failures: 0, not_before: now }
+                    Running::new(lease, Instant::now())
                 })),
                 Err(error) => tracing::debug!(%error, "cannot look for operations"),
             }
@@ -95,7 +143,7 @@ pub(super) async fn run_until_stopped(shared: Arc<EngineState>) {
         let mut kept = Vec::with_capacity(running.len());
         for mut one in running {
             if shared.stop_loops.is_cancelled() || batch(&shared, &mut one).await {
-                pause = pause.min(one.bucket.pause().max(one.not_before.saturating_duration_since(Instant::now())));
+                pause = pause.min(one.pause(Instant::now()));
                 kept.push(one);
             }
         }
@@ -127,7 +175,22 @@ async fn batch(shared: &EngineState, one: &mut Running) -> bool {
     if now < one.not_before {
         return true;
     }
-    let most = one.bucket.take(now);
+    if one.turns.as_ref().is_some_and(|turns| turns.next <= now) {
+        match shared.store.turn_canary(one.lease, LEASE).await {
+            Ok(turn) if turn.over => {
+                tell_end(one.lease, turn);
+                return false;
+            }
+            Ok(turn) => {
+                one.failures = 0;
+                let now = Instant::now();
+                one.bucket.change_rate(turn.rate, now);
+                one.turns = Some(Turns { next: now + TURN_EVERY, room: turn.room });
+            }
+            Err(error) => return failed(shared, one, error).await,
+        }
+    }
+    let most = one.most(now);
     if most == 0 {
         return true;
     }
@@ -135,6 +198,9 @@ async fn batch(shared: &EngineState, one: &mut Running) -> bool {
         Ok(batched) => {
             one.failures = 0;
             one.bucket.spend(batched.handled);
+            if let Some(turns) = &mut one.turns {
+                turns.room = turns.room.saturating_sub(batched.handled);
+            }
             metrics::counter!("tickr_operation_jobs_total").increment(batched.handled);
             let over = batched.over;
             shared.broker.announce_batch(batched).await;
@@ -143,20 +209,30 @@ async fn batch(shared: &EngineState, one: &mut Running) -> bool {
             }
             !over
         }
-        Err(error) => {
-            // Until the lease ends, another try is possible. After that, another runner may have taken the operation
-            // over.
-            tracing::warn!(operation = %one.lease.id, %error, "a batch of an operation failed");
-            one.failures += 1;
-            one.not_before = Instant::now() + PAUSE;
-            if error.is_transient() || one.failures < MAX_FAILURES {
-                return true;
-            }
-            if let Err(error) = shared.store.fail_operation(one.lease, error.to_string()).await {
-                tracing::warn!(operation = %one.lease.id, %error, "cannot end an operation that fails");
-            }
-            false
-        }
+        Err(error) => failed(shared, one, error).await,
+    }
+}
+
+/// Note that a batch or a turn failed. Return whether the operation continues here.
+async fn failed(shared: &EngineState, one: &mut Running, error: StoreError) -> bool {
+    // Until the lease ends, another try is possible. After that, another runner may have taken the operation over.
+    tracing::warn!(operation = %one.lease.id, %error, "a batch of an operation failed");
+    one.failures += 1;
+    one.not_before = Instant::now() + PAUSE;
+    if error.is_transient() || one.failures < MAX_FAILURES {
+        return true;
+    }
+    if let Err(error) = shared.store.fail_operation(one.lease, error.to_string()).await {
+        tracing::warn!(operation = %one.lease.id, %error, "cannot end an operation that fails");
+    }
+    false
+}
+
+fn tell_end(lease: OperationLease, turn: CanaryTurn) {
+    if turn.stopped {
+        tracing::warn!(operation = %lease.id, "a canary stopped, because too many of its jobs failed again");
+    } else {
+        tracing::info!(operation = %lease.id, "operation ended");
     }
 }
 

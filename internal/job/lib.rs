@@ -2,6 +2,7 @@
 //!
 //! - `actor`: [`Actor`], the author of a request
 //! - `alert`: [`AlertRule`], the thresholds for alerts about dead letters
+//! - `canary`: [`Canary`], a release of dead letters in steps that goes on only while the released jobs pass
 //! - `edition`: [`Edition`], the version of a payload type in a binary
 //! - `exchange`: [`Exchange`], the HTTP request and response of an attempt
 //! - `filter`: [`Filter`], the conditions that select jobs
@@ -37,6 +38,7 @@ mod words;
 
 mod actor;
 mod alert;
+mod canary;
 mod dead_letter;
 mod declared_kind;
 mod edition;
@@ -68,6 +70,7 @@ mod verdict;
 
 pub use actor::{Actor, is_terminal_control};
 pub use alert::{AlertChange, AlertRule, Measured};
+pub use canary::{Canary, CanaryDecision, CanaryOutcomes, CanaryState, CanaryStep};
 pub use dead_letter::{DeadLetter, DeadLetterStatus};
 pub use declared_kind::DeclaredKind;
 pub use edition::{Edition, Editions, InvalidEdition};

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use super::{Actor, Filter, Priority, State, Timestamp};
+use super::{Actor, Canary, CanaryState, Filter, Priority, State, Timestamp};
 
 /// The action on each job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -139,6 +139,8 @@ pub struct NewOperation {
     pub params: OperationParams,
     /// Jobs per second; unlimited if absent.
     pub rate: Option<u32>,
+    /// The steps, for a replay that releases dead letters as a canary.
+    pub canary: Option<Canary>,
 }
 
 /// Highest rate of a bulk operation, in jobs per second.
@@ -181,4 +183,8 @@ pub struct Operation {
     pub last_error: Option<String>,
     /// The runner that carries it out, if one does.
     pub runner: Option<String>,
+    /// The time when an operator paused it, and the operator; absent unless it is paused.
+    pub paused: Option<(Timestamp, Actor)>,
+    /// The steps and the progress of a canary.
+    pub canary: Option<(Canary, CanaryState)>,
 }

@@ -32,8 +32,8 @@ use crate::sql::error::{Fault, again, corrupt, fault};
 use crate::sql::session::Session;
 use crate::{Store, StoreError, StoreInner};
 use tickr_job::{
-    Action, Actor, Among, Filter, Fingerprint, JobId, Name, NewOperation, Operation, OperationState, RunnerId, State,
-    StateInput, Timestamp, ceil_ms, floor_ms,
+    Action, Actor, Among, CanaryState, Filter, Fingerprint, JobId, Name, NewOperation, Operation, OperationState,
+    RunnerId, State, StateInput, Timestamp, ceil_ms, floor_ms,
 };
 
 /// Most bulk operations that may run at the same time.
@@ -43,12 +43,33 @@ const MAX_TAKEN: u32 = 4;
 /// Most rows that one batch may look at.
 const MAX_LOOKED_AT: i64 = 20_000;
 
+/// The condition that no runner carries an operation out. The lease of a canary has a column of its own.
+pub(super) const IS_FREE: &str =
+    "state = 'running' AND paused_at IS NULL AND COALESCE(steered_until, lease_until) < UTC_TIMESTAMP(6)";
+/// The value of `lease_until` with which binaries that know neither pauses nor canaries leave an operation alone.
+const LEFT_ALONE: &str = "'9999-12-31 00:00:00'";
+/// The value of a lease that no runner holds.
+const EXPIRED: &str = "'1970-01-01 00:00:00'";
+/// The assignments that make an operation free for the next runner.
+pub(super) const FREED: &str = "runner = '', token = '', \
+                                lease_until = IF(steered_until IS NULL, '1970-01-01 00:00:00', lease_until), \
+                                steered_until = IF(steered_until IS NULL, NULL, '1970-01-01 00:00:00')";
+/// The assignments with which no runner carries an operation out, not even a binary that knows no pauses.
+pub(super) const SET_ASIDE: &str = "runner = '', token = '', lease_until = '9999-12-31 00:00:00', \
+                                    steered_until = IF(steered_until IS NULL, NULL, '1970-01-01 00:00:00')";
+/// The assignments that make a lease end after a number of microseconds, which is bound twice.
+const LEASED: &str = "lease_until = IF(steered_until IS NULL, UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND, lease_until), \
+                      steered_until = IF(steered_until IS NULL, NULL, UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND)";
+/// The position of a canary that has no dead letter left to release, and still waits for outcomes.
+pub(super) const AT_THE_END: Uuid = Uuid::max();
+
 /// Bulk operations by age. One that is still running counts as new, so it is never purged.
 const OPERATIONS: Aged = Aged { table: "operations", made: "COALESCE(ended_at, UTC_TIMESTAMP(6))" };
 
 const COLUMNS: &str = "id, action, filter, params, rate, state, actor, created_at, started_at, ended_at, done, skipped, \
                        failed, estimate, capped, last_error, \
-                       IF(lease_until >= UTC_TIMESTAMP(6), runner, '') AS holder, place, token";
+                       IF(COALESCE(steered_until, lease_until) >= UTC_TIMESTAMP(6), runner, '') AS holder, place, \
+                       token, paused_at, paused_by, canary, canary_state";
 
 /// The right to carry out a bulk operation, as long as its lease lasts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,9 +78,12 @@ pub struct OperationLease {
     pub id: Uuid,
     /// What it does with each job.
     pub action: Action,
-    /// The limit on its rate, if it has one.
+    /// The limit on its rate, if it has one. That of a canary is the rate of its fastest step: its turns say the
+    /// present one.
     pub rate: Option<u32>,
-    token: Uuid,
+    /// True for a canary: its runner has to count outcomes between the batches.
+    pub canary: bool,
+    pub(super) token: Uuid,
 }
 
 /// Outcome of one batch.
@@ -165,7 +189,13 @@ impl Store {
         new.filter.created_before = Some(new.filter.created_before.map_or(now, |before| before.min(now)));
         let estimate = self.count_for(new.action, new.filter.clone()).await?;
         let shared = self.shared.clone();
-        let detail = json!({"action": new.action, "filter": new.filter, "params": new.params, "rate": new.rate});
+        let detail = json!({
+            "action": new.action,
+            "filter": new.filter,
+            "params": new.params,
+            "rate": new.rate,
+            "canary": new.canary,
+        });
         let act = AuditEntry::new(by, "operation.start", new.id.to_string()).with(detail);
         transact(&self.shared.pools.steering, attempted, move |conn, earlier| {
             let (shared, act, idempotent, build, new) =
@@ -274,30 +304,29 @@ impl Store {
         on_pool(&self.shared.pools.loops, "lease operations", move |conn, _| {
             let runner = runner.clone();
             Box::pin(async move {
-                let free: Vec<(Uuid, String, Option<u32>)> = sqlx::query_as(
-                    "SELECT id, action, rate FROM operations FORCE INDEX (operations_state) WHERE state = 'running' \
-                     AND lease_until < UTC_TIMESTAMP(6) ORDER BY id LIMIT ?",
-                )
-                .bind(MAX_TAKEN)
-                .fetch_all(&mut *conn)
-                .await?;
+                let sql = format!(
+                    "SELECT id, action, rate, canary IS NOT NULL AS is_canary FROM operations \
+                     FORCE INDEX (operations_state) WHERE {IS_FREE} ORDER BY id LIMIT ?"
+                );
                 let mut taken = Vec::new();
-                for (id, action, rate) in free {
-                    let action = Action::from_word(&action).ok_or_else(|| corrupt("action"))?;
-                    let token = Uuid::new_v4();
-                    let won = sqlx::query(
-                        "UPDATE operations SET runner = ?, token = ?, started_at = COALESCE(started_at, UTC_TIMESTAMP(6)), \
-                         lease_until = UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND \
-                         WHERE id = ? AND state = 'running' AND lease_until < UTC_TIMESTAMP(6)",
-                    )
-                    .bind(runner.as_str())
-                    .bind(token)
-                    .bind(micros(lease))
-                    .bind(id)
-                    .execute(&mut *conn)
-                    .await?;
+                for row in statement(sql).bind(MAX_TAKEN).fetch_all(&mut *conn).await? {
+                    let (id, token): (Uuid, Uuid) = (row.try_get("id")?, Uuid::new_v4());
+                    let action = Action::from_word(row.try_get("action")?).ok_or_else(|| corrupt("action"))?;
+                    let (rate, canary) = (row.try_get("rate")?, row.try_get("is_canary")?);
+                    let sql = format!(
+                        "UPDATE operations SET runner = ?, token = ?, \
+                         started_at = COALESCE(started_at, UTC_TIMESTAMP(6)), {LEASED} WHERE id = ? AND {IS_FREE}"
+                    );
+                    let won = statement(sql)
+                        .bind(runner.as_str())
+                        .bind(token)
+                        .bind(micros(lease))
+                        .bind(micros(lease))
+                        .bind(id)
+                        .execute(&mut *conn)
+                        .await?;
                     if won.rows_affected() == 1 {
-                        taken.push(OperationLease { id, action, rate, token });
+                        taken.push(OperationLease { id, action, rate, canary, token });
                     }
                 }
                 Ok(taken)
@@ -313,14 +342,8 @@ impl Store {
     pub async fn release_operation(&self, held: OperationLease) -> Result<(), StoreError> {
         on_pool(&self.shared.pools.loops, "give an operation back", move |conn, _| {
             Box::pin(async move {
-                sqlx::query(
-                    "UPDATE operations SET runner = '', token = '', lease_until = '1970-01-01 00:00:00' WHERE id = ? AND token = ?",
-                )
-                .bind(held.id)
-                .bind(held.token)
-                .execute(conn)
-                .await
-                .map(drop)
+                let sql = format!("UPDATE operations SET {FREED} WHERE id = ? AND token = ?");
+                statement(sql).bind(held.id).bind(held.token).execute(conn).await.map(drop)
             })
         })
         .await
@@ -405,27 +428,35 @@ async fn insert(
     estimate: Counted,
     now: Timestamp,
 ) -> Result<(), sqlx::Error> {
-    let text = |json: serde_json::Result<String>| json.map_err(|e| sqlx::Error::Encode(Box::new(e)));
-    sqlx::query(
-        "INSERT INTO operations (id, action, filter, params, rate, actor, created_at, estimate, capped, fingerprint) \
-         VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-    )
-    .bind(new.id)
-    .bind(new.action.as_str())
-    .bind(text(serde_json::to_string(&new.filter))?)
-    .bind(text(serde_json::to_string(&new.params))?)
-    .bind(new.rate)
-    .bind(actor.as_str())
-    .bind(now)
-    .bind(u32::try_from(estimate.jobs).unwrap_or(u32::MAX))
-    .bind(estimate.capped)
-    .bind(fingerprint_of(new).map(|group| group.bytes().to_vec()))
-    .execute(conn)
-    .await
-    .map(drop)
+    let canary = new.canary.as_ref().map(|canary| text(serde_json::to_string(canary))).transpose()?;
+    let (steered, leased) = if canary.is_some() { (EXPIRED, LEFT_ALONE) } else { ("NULL", EXPIRED) };
+    let sql = format!(
+        "INSERT INTO operations (id, action, filter, params, rate, actor, created_at, estimate, capped, fingerprint, \
+         canary, steered_until, lease_until) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, {steered}, {leased})"
+    );
+    statement(sql)
+        .bind(new.id)
+        .bind(new.action.as_str())
+        .bind(text(serde_json::to_string(&new.filter))?)
+        .bind(text(serde_json::to_string(&new.params))?)
+        .bind(new.rate)
+        .bind(actor.as_str())
+        .bind(now)
+        .bind(u32::try_from(estimate.jobs).unwrap_or(u32::MAX))
+        .bind(estimate.capped)
+        .bind(fingerprint_of(new).map(|group| group.bytes().to_vec()))
+        .bind(canary)
+        .execute(conn)
+        .await
+        .map(drop)
 }
 
-async fn read(conn: &mut Session<'_>, id: Uuid) -> Result<Option<Operation>, sqlx::Error> {
+/// Return the text of JSON, or the error of a value that has none.
+pub(super) fn text(json: serde_json::Result<String>) -> Result<String, sqlx::Error> {
+    json.map_err(|e| sqlx::Error::Encode(Box::new(e)))
+}
+
+pub(super) async fn read(conn: &mut Session<'_>, id: Uuid) -> Result<Option<Operation>, sqlx::Error> {
     let sql = format!("SELECT {COLUMNS} FROM operations WHERE id = ?");
     statement(sql).bind(id).fetch_optional(conn).await?.as_ref().map(operation).transpose()
 }
@@ -434,6 +465,8 @@ fn operation(row: &MySqlRow) -> Result<Operation, sqlx::Error> {
     let (filter, params): (String, String) = (row.try_get("filter")?, row.try_get("params")?);
     let runner: String = row.try_get("holder")?;
     let state = OperationState::from_word(row.try_get("state")?).ok_or_else(|| corrupt("state of an operation"))?;
+    let paused_at: Option<Timestamp> = row.try_get("paused_at")?;
+    let paused_by = row.try_get::<Option<String>, _>("paused_by")?.map(Actor::from_stored);
     Ok(Operation {
         id: row.try_get("id")?,
         action: Action::from_word(row.try_get("action")?).ok_or_else(|| corrupt("action"))?,
@@ -452,17 +485,28 @@ fn operation(row: &MySqlRow) -> Result<Operation, sqlx::Error> {
         capped: row.try_get("capped")?,
         last_error: row.try_get("last_error")?,
         runner: (!runner.is_empty() && state == OperationState::Running).then_some(runner),
+        paused: paused_at.zip(paused_by).filter(|_| state == OperationState::Running),
+        canary: match row.try_get::<Option<String>, _>("canary")? {
+            None => None,
+            Some(canary) => {
+                let progress = row.try_get::<Option<String>, _>("canary_state")?;
+                let progress = progress.as_deref().map(serde_json::from_str::<CanaryState>).transpose();
+                let canary = serde_json::from_str(&canary).map_err(|e| corrupt(format!("canary: {e}")))?;
+                Some((canary, progress.map_err(|e| corrupt(format!("canary_state: {e}")))?.unwrap_or_default()))
+            }
+        },
     })
 }
 
-struct Locked {
-    state: OperationState,
-    operation: Operation,
-    place: Option<Uuid>,
-    token: Uuid,
+pub(super) struct Locked {
+    pub(super) state: OperationState,
+    pub(super) operation: Operation,
+    pub(super) place: Option<Uuid>,
+    pub(super) token: Uuid,
 }
 
-async fn lock(conn: &mut Session<'_>, id: Uuid) -> Result<Option<Locked>, sqlx::Error> {
+/// Lock the row of an operation, and read it.
+pub(super) async fn lock(conn: &mut Session<'_>, id: Uuid) -> Result<Option<Locked>, sqlx::Error> {
     let sql = format!("SELECT {COLUMNS} FROM operations WHERE id = ? FOR UPDATE");
     let Some(row) = statement(sql).bind(id).fetch_optional(conn).await? else { return Ok(None) };
     let operation = operation(&row)?;
@@ -483,6 +527,13 @@ async fn advance(
         return Ok(BatchOutcome { over: true, ..BatchOutcome::default() });
     };
     let operation = &locked.operation;
+    let most = match &operation.canary {
+        Some((canary, state)) => u32::try_from(canary.left_in_step(state, operation.done)).unwrap_or(most).min(most),
+        None => most,
+    };
+    if most == 0 {
+        return Ok(BatchOutcome::default());
+    }
     let (ids, place) = next_jobs(conn, operation, locked.place, most).await?;
     let now = read_clock(conn, &shared.clock).await?;
     let mut work = Work::default();
@@ -494,21 +545,26 @@ async fn advance(
         Some(until) => (ids.iter().filter(|id| **id <= until).count() as u64, Some(until)),
         None => (ids.len() as u64, place),
     };
+    // A canary ends with the last outcome, not with the last released job.
+    let place = place.or_else(|| operation.canary.is_some().then_some(AT_THE_END));
     let done = work.done.len() as u64;
     let skipped = looked_at - done - work.failed;
     work.batched.handled = done + work.failed;
     work.batched.over = place.is_none();
     audit(conn, operation, &work.done, now).await?;
+    let leased_until = now + TimeDelta::from_std(lease).unwrap_or(TimeDelta::zero());
     sqlx::query(
         "UPDATE operations SET place = COALESCE(?, place), done = done + ?, skipped = skipped + ?, failed = failed + ?, \
-         last_error = COALESCE(?, last_error), lease_until = ?, state = ?, ended_at = ? WHERE id = ?",
+         last_error = COALESCE(?, last_error), lease_until = IF(steered_until IS NULL, ?, lease_until), \
+         steered_until = IF(steered_until IS NULL, NULL, ?), state = ?, ended_at = ? WHERE id = ?",
     )
     .bind(place)
     .bind(done)
     .bind(skipped)
     .bind(work.failed)
     .bind(work.last_error.map(|error| error.chars().take(500).collect::<String>()))
-    .bind(now + TimeDelta::from_std(lease).unwrap_or(TimeDelta::zero()))
+    .bind(leased_until)
+    .bind(leased_until)
     .bind(if place.is_none() { OperationState::Done.as_str() } else { OperationState::Running.as_str() })
     .bind(place.is_none().then_some(now))
     .bind(held.id)

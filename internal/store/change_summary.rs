@@ -11,7 +11,7 @@ use sqlx::Row;
 use crate::sql::connection::on_pool;
 use crate::sql::error::corrupt;
 use crate::sql::script::{Script, Value};
-use crate::{Store, StoreError, api_keys, kinds as declared, queues, rows};
+use crate::{Store, StoreError, api_keys, bulk, kinds as declared, queues, rows};
 use tickr_job::{Name, RunnerId, Timestamp};
 
 /// What may have changed since the last summary.
@@ -70,14 +70,14 @@ impl Store {
                      WHERE look_at <= UTC_TIMESTAMP(6)) AS deferred_overdue, \
                      EXISTS (SELECT 1 FROM batch_changes) OR EXISTS (SELECT 1 FROM batch_cancels) AS batches_changed, \
                      EXISTS (SELECT 1 FROM runners WHERE id = ? AND drained_at IS NOT NULL) AS drained, \
-                     EXISTS (SELECT 1 FROM operations FORCE INDEX (operations_state) WHERE state = 'running' \
-                     AND lease_until < UTC_TIMESTAMP(6)) AS operation_is_free, \
+                     EXISTS (SELECT 1 FROM operations FORCE INDEX (operations_state) WHERE {}) AS operation_is_free, \
                      (SELECT next_at FROM schedules FORCE INDEX (schedules_next) WHERE next_at IS NOT NULL \
                      AND kind IN {places} ORDER BY next_at LIMIT 1) AS next_tick",
                     checksum("api_keys", api_keys::COLUMNS),
                     checksum("queues", queues::COLUMNS),
                     checksum("limits", rows::limits::COLUMNS),
                     checksum("declared_kinds", declared::VERSION_COLUMNS),
+                    bulk::IS_FREE,
                 );
                 let values = std::iter::once(Value::Text(runner.as_str())).chain(listed).collect();
                 script.push(sql, values);

@@ -24,6 +24,8 @@
 //! - `audit.rs`: the record of what operators changed.
 //! - `breakers.rs`: breakers of hosts, as operators see and close them.
 //! - `bulk.rs`: bulk operations.
+//! - `bulk_pauses.rs`: pauses of bulk operations.
+//! - `canary.rs`: the outcomes of jobs that a canary released, and what follows from them.
 //! - `change_summary.rs`: a summary of what runners look at each second.
 //! - `dead_letters.rs`: dead letters.
 //! - `idempotency.rs`: carries out requests with an idempotency key at most once, and stores their responses.
@@ -43,6 +45,8 @@ mod batches;
 mod bench;
 mod breakers;
 mod bulk;
+mod bulk_pauses;
+mod canary;
 mod change_summary;
 mod dead_letters;
 mod idempotency;
@@ -94,6 +98,8 @@ pub use bench::growth::Growth;
 pub use bench::links::OutboxWriter;
 pub use bench::server_counters::{CounterConnection, JobCounts, ServerCounters, StatementCounts};
 pub use bulk::{BatchOutcome, CancelOutcome, OperationLease, ReleaseRunning};
+pub use bulk_pauses::{OperationPause, PauseOperation};
+pub use canary::CanaryTurn;
 pub use change_summary::ChangeSummary;
 pub use dead_letters::{DeadLetterCount, DeadLetterGroup, Original, Refusal, Remake, WholeDeadLetterGroup};
 pub use idempotency::{Answer, Digest, IdempotentOutcome, IdempotentRequest, ResponseBuilder};

@@ -18,6 +18,7 @@ mod bench;
 mod blackbox;
 mod bounds;
 mod callbacks;
+mod canary;
 mod cancel;
 mod change;
 mod change_summary;

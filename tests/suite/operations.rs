@@ -18,7 +18,7 @@ use crate::support::{self, Proxy, Runner, TestApp, database, drop_database, even
 const LATER_MS: u64 = 86_400_000;
 
 /// Return SQL that inserts failed jobs of a queue that no runner serves.
-fn dead_letters(count: u32) -> String {
+pub(crate) fn dead_letters(count: u32) -> String {
     let digits = "(SELECT 0 d UNION ALL SELECT 1 UNION ALL SELECT 2 UNION ALL SELECT 3 UNION ALL SELECT 4 UNION ALL \
                   SELECT 5 UNION ALL SELECT 6 UNION ALL SELECT 7 UNION ALL SELECT 8 UNION ALL SELECT 9)";
     format!(
@@ -423,6 +423,7 @@ async fn a_lost_commit_in_a_batch_neither_repeats_nor_skips_a_job() {
         filter: Filter { state: Some(State::Failed), dead_letter: Some(DeadLetterStatus::Open), ..Filter::default() },
         params: OperationParams::default(),
         rate: None,
+        canary: None,
     };
     let word = |_: &tickr::job::Operation| Kept { status: 202, body: "{}".into() };
     proxy.cut_after("COMMIT");

@@ -162,7 +162,7 @@ problems! {
         status: CONFLICT,
         title: "The group is being released already",
         meaning: "A bulk operation with the action `replay` releases this group of dead letters. Two at a time would release it at twice the rate that was chosen. Nothing was changed. `detail` names the operation that runs.",
-        remedy: "Wait until that operation has ended, or cancel it with `POST /v1/operations/{id}/cancel`.",
+        remedy: "Wait until that operation has ended, resume it if it is paused, or cancel it with `POST /v1/operations/{id}/cancel`.",
         again: Changed,
     }
     /// 409: an API key has or had this name, and a name is never used for a second one.

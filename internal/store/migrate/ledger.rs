@@ -79,6 +79,7 @@ const FILES: &[(&str, &str)] = embedded![
     "0050_releases.sql",
     "0051_api_key_queues.sql",
     "0052_jobs_kind_queue.sql",
+    "0053_canaries.sql",
 ];
 
 /// The migrations that this binary brings, in order.

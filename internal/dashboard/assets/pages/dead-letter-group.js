@@ -20,6 +20,7 @@ import {
   tell,
 } from '../ui/base.js';
 import { bulk } from '../ui/bulk.js';
+import { releaseAsCanary } from '../ui/canary.js';
 import { Chart } from '../ui/chart.js';
 import { DeadLetters, errorOf, failed, recentOf, statuses, useSettled } from '../ui/dead-letters.js';
 import { ask, confirm, InputField } from '../ui/dialog.js';
@@ -114,6 +115,14 @@ export default function DeadLetterGroup({ params: [fingerprint] }) {
             onClick=${() => start(release)}
           >
             Release
+          </button>
+          <button
+            type="button"
+            disabled=${releasing}
+            title=${releasing ? 'A release of this group is running' : 'In steps, which stop when the jobs fail again'}
+            onClick=${() => start(releaseAsCanary)}
+          >
+            Release as a canary
           </button>
           <button
             type="button"

@@ -6,6 +6,7 @@ import { brief, count, rate, span } from '../core/format.js';
 import { go } from '../core/route.js';
 import { Allowed, Badge, Copy, Empty, Figure, Head, Panel, Skeleton, Time, Trouble, useNow } from '../ui/base.js';
 import { actions } from '../ui/bulk.js';
+import { CanaryProgress } from '../ui/canary.js';
 import {
   again,
   FilterLink,
@@ -13,6 +14,8 @@ import {
   isRunning,
   nameOf,
   outcome,
+  PauseButton,
+  Paused,
   Progress,
   paceOf,
   Released,
@@ -53,7 +56,10 @@ export default function Operation({ params: [id] }) {
       <${Allowed}>
         ${
           on
-            ? html`<button type="button" class="danger" onClick=${() => stop(it, found.reload)}>Stop</button>`
+            ? html`
+              <${PauseButton} operation=${it} reload=${found.reload} />
+              <button type="button" class="danger" onClick=${() => stop(it, found.reload)}>Stop</button>
+            `
             : html`<button type="button" onClick=${repeat}>Start it again</button>`
         }
       </${Allowed}>
@@ -67,7 +73,11 @@ export default function Operation({ params: [id] }) {
           id="outcome"
         >
           <b>
-            ${{ done: 'Finished', cancelled: 'Stopped', failed: 'It could not go on' }[it.state] ?? it.state}
+            ${
+              it.canary?.stopped
+                ? 'It stopped by itself'
+                : ({ done: 'Finished', cancelled: 'Stopped', failed: 'It could not go on' }[it.state] ?? it.state)
+            }
           </b>
           <p>
             ${outcome(it)}${took !== null && `, in ${span(took)}`}.${' '}
@@ -81,12 +91,20 @@ export default function Operation({ params: [id] }) {
       side=${
         on &&
         html`<span class="soft">
-          ${it.runner ? html`by <span class="mono wrap">${it.runner}</span>` : 'waits for a runner'}
+          ${
+            it.runner
+              ? html`by <span class="mono wrap">${it.runner}</span>`
+              : it.paused_at
+                ? 'paused'
+                : 'waits for a runner'
+          }
         </span>`
       }
     >
       <div class="stack tight">
         <${Progress} operation=${it} />
+        <${Paused} operation=${it} />
+        <${CanaryProgress} operation=${it} />
         <${Released} operation=${it} />
       </div>
     </${Panel}>
@@ -114,7 +132,10 @@ export default function Operation({ params: [id] }) {
     </div>
     ${
       it.last_error &&
-      html`<${Panel} title="Last error" side=${html`<${Copy} text=${it.last_error} label="Copy the error" />`}>
+      html`<${Panel}
+        title=${it.canary?.stopped ? 'Reason of the stop' : 'Last error'}
+        side=${html`<${Copy} text=${it.last_error} label="Copy the error" />`}
+      >
         <div class="error">${it.last_error}</div>
       </${Panel}>`
     }
@@ -138,6 +159,7 @@ export default function Operation({ params: [id] }) {
         <dd class="num">${count(it.estimate, it.estimate_capped)} at the start</dd>
         <dt>Pace</dt>
         <dd>${paceOf(it)}</dd>
+        ${it.canary && html`<dt>Canary</dt><dd>stops above ${it.canary.max_failure_pct} % of a step</dd>`}
         ${it.priority !== null && html`<dt>Priority</dt><dd>${it.priority}</dd>`}
         ${it.execute_at && html`<dt>Due</dt><dd><${Time} at=${it.execute_at} /></dd>`}
         ${it.reason && html`<dt>Reason</dt><dd>${it.reason}</dd>`}

@@ -43,7 +43,8 @@ function bodyOf(action, filter, values) {
 const complete = (action, values) =>
   (action !== 'reschedule' || values.when) && (!actions[action].reason || values.reason?.trim());
 
-function Preview({ action, filter, values }) {
+/** What an operation would do, as a dry run says. */
+export function Preview({ action, filter, values }) {
   const [state, set] = useState({});
   // What a dry run says does not depend on pace or reason, but it wants a request that could be made.
   const asked = JSON.stringify(

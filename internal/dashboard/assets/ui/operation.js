@@ -4,8 +4,9 @@ import { post, seg, url } from '../core/api.js';
 import { cls, html, useEffect, useState } from '../core/dom.js';
 import { count, plural, rate, span, utc } from '../core/format.js';
 import { useQuery } from '../core/query.js';
-import { Allowed, Badge, Time, tell } from './base.js';
+import { Allowed, Badge, Time, tell, tellProblem } from './base.js';
 import { actions, bulk } from './bulk.js';
+import { CanaryProgress, canaryPace, pauseOrResume, repeatCanary } from './canary.js';
 import { confirm } from './dialog.js';
 import { quoted } from './filter.js';
 
@@ -164,7 +165,12 @@ export const outcome = (operation) =>
     .filter(Boolean)
     .join(', ');
 
-export const paceOf = (operation) => (operation.rate ? `at most ${count(operation.rate)}/s` : 'as fast as it goes');
+export const paceOf = (operation) =>
+  operation.canary
+    ? canaryPace(operation.canary)
+    : operation.rate
+      ? `at most ${count(operation.rate)}/s`
+      : 'as fast as it goes';
 
 export function Progress({ operation }) {
   const label = `${nameOf(operation.action)}: ${Math.round(portion(operation))} %`;
@@ -219,7 +225,12 @@ export function Released({ operation }) {
             : html`<span key=${state} class="soft">${text}</span>`
         }`;
       })}
-    ${it.failed > 0 && isRunning(operation) && html`${' '}<b class="bad">Stop it, unless you expected that.</b>`}
+    ${
+      it.failed > 0 &&
+      isRunning(operation) &&
+      !operation.canary &&
+      html`${' '}<b class="bad">Stop it, unless you expected that.</b>`
+    }
   </span>`;
 }
 
@@ -238,13 +249,37 @@ export const stop = (operation, reload) =>
     { danger: true },
   );
 
+/** Holds a running operation, and lets it go on. */
+export function PauseButton({ operation, reload, small = false }) {
+  if (!isRunning(operation)) return null;
+  return html`<${Allowed}>
+    <button
+      type="button"
+      class=${cls(small && 'small')}
+      onClick=${() => pauseOrResume(operation, reload).catch(tellProblem)}
+    >
+      ${operation.paused_at ? 'Resume' : 'Pause'}
+    </button>
+  </${Allowed}>`;
+}
+
+/** Says that an operation is paused, and by whom. */
+export const Paused = ({ operation }) =>
+  operation.paused_at
+    ? html`<span class="row" data-paused>
+        <${Badge} is="paused" />
+        <span class="soft">by <bdi>${operation.paused_by}</bdi>, <${Time} at=${operation.paused_at} /></span>
+      </span>`
+    : null;
+
 /** Ask for the same once more: for what was left, or what has come since. */
 export function again(operation) {
   const { ids, ...rest } = meant(operation);
-  const filter = { q: filterText(rest), ids };
-  return bulk(operation.action, Object.fromEntries(Object.entries(filter).filter(([, value]) => value?.length)), {
-    rate: operation.rate ?? '',
-  });
+  const asked = { q: filterText(rest), ids };
+  const filter = Object.fromEntries(Object.entries(asked).filter(([, value]) => value?.length));
+  return operation.canary
+    ? repeatCanary(operation, filter)
+    : bulk(operation.action, filter, { rate: operation.rate ?? '' });
 }
 
 /** An operation where its jobs are shown: how far it is, and a way to stop it. */
@@ -266,13 +301,16 @@ export function Watched({ operation, reload }) {
           <a href=${`/operations/${operation.id}`}>Details</a>
           ${
             on &&
-            html`<${Allowed}>
+            html`<${PauseButton} operation=${operation} reload=${reload} small />
+            <${Allowed}>
               <button type="button" class="small danger" onClick=${() => stop(operation, reload)}>Stop</button>
             </${Allowed}>`
           }
         </span>
       </div>
       <${Progress} operation=${operation} />
+      <${Paused} operation=${operation} />
+      <${CanaryProgress} operation=${operation} />
       <span class="num">
         ${outcome(operation)}
         ${
@@ -280,7 +318,7 @@ export function Watched({ operation, reload }) {
             ? html`
               ${' '}· ${rate(operation.measured_rate)}/s, ${paceOf(operation)} ·${' '}
               ${operation.eta_s === null ? 'time left not known yet' : `about ${span(operation.eta_s * 1000)} left`}
-              ${!operation.runner && ' · waits for a runner'}
+              ${!operation.runner && !operation.paused_at && ' · waits for a runner'}
             `
             : ''
         }

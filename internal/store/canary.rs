@@ -1,0 +1,165 @@
+//! The turns of a canary between its batches: count the outcomes of the jobs that it released, and act on them.
+//!
+//! A turn is one transaction under the lock of the operation, like a batch. Only the holder of the token takes turns
+//! and releases jobs. So no job is released between the count and the decision, and a runner that has lost its lease
+//! decides nothing.
+
+use std::time::Duration;
+
+use chrono::TimeDelta;
+use serde_json::json;
+use sqlx::Row;
+use uuid::Uuid;
+
+use crate::audit::{AuditEntry, record};
+use crate::bulk::{AT_THE_END, Locked, OperationLease, lock, text};
+use crate::sql::batches::statement;
+use crate::sql::clock::read_clock;
+use crate::sql::connection::transact;
+use crate::sql::session::Session;
+use crate::{Store, StoreError, StoreInner};
+use tickr_job::{Actor, Canary, CanaryDecision, CanaryOutcomes, CanaryState, OperationState, State, Timestamp};
+
+/// Outcome of a turn.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CanaryTurn {
+    /// True if the operation has ended, or another runner has its lease.
+    pub over: bool,
+    /// Jobs per second from now on.
+    pub rate: u32,
+    /// Number of jobs that may be released before the next turn.
+    pub room: u64,
+    /// True if the canary has stopped by itself.
+    pub stopped: bool,
+}
+
+impl Store {
+    /// Count the outcomes of the jobs that the present step of a canary released, decide how the canary goes on, and
+    /// renew its lease.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn turn_canary(&self, held: OperationLease, lease: Duration) -> Result<CanaryTurn, StoreError> {
+        let shared = self.shared.clone();
+        let act = AuditEntry::new(&Actor::tickr(), "operation.stop", held.id.to_string());
+        transact(&self.shared.pools.loops, "judge a canary", move |conn, _| {
+            let (shared, act) = (shared.clone(), act.clone());
+            Box::pin(async move { turn(conn, &shared, held, lease, act).await })
+        })
+        .await
+    }
+}
+
+async fn turn(
+    conn: &mut Session<'_>,
+    shared: &StoreInner,
+    held: OperationLease,
+    lease: Duration,
+    act: AuditEntry,
+) -> Result<CanaryTurn, sqlx::Error> {
+    let over = CanaryTurn { over: true, ..CanaryTurn::default() };
+    let locked = lock(conn, held.id).await?;
+    let Some(Locked { operation, place, .. }) =
+        locked.filter(|locked| locked.token == held.token && locked.state == OperationState::Running)
+    else {
+        return Ok(over);
+    };
+    let Some((canary, mut state)) = operation.canary else { return Ok(over) };
+    let now = read_clock(conn, &shared.clock).await?;
+    state.outcomes = outcomes(conn, held.id, state.since).await?;
+    state.counted_at = Some(now);
+    let decision = canary.decide(&state, operation.done, place == Some(AT_THE_END));
+    state.waits = decision == CanaryDecision::Wait;
+    let mut turn = CanaryTurn::default();
+    match decision {
+        CanaryDecision::Release => {
+            let unknown = Canary::MAX_WAITING.saturating_sub(state.outcomes.waiting);
+            turn.room = canary.left_in_step(&state, operation.done).min(unknown);
+        }
+        CanaryDecision::Wait => {}
+        CanaryDecision::MoveUp => {
+            state = CanaryState {
+                step: state.step + 1,
+                released_before: operation.done,
+                since: Some(now),
+                counted_at: Some(now),
+                ..CanaryState::default()
+            };
+            turn.room = canary.left_in_step(&state, operation.done).min(Canary::MAX_WAITING);
+        }
+        CanaryDecision::Finish => turn.over = true,
+        CanaryDecision::Stop => {
+            (state.stopped, turn.stopped, turn.over) = (true, true, true);
+            let reason = canary.reason_of_stop(&state);
+            write(conn, held.id, &state, (OperationState::Failed, Some(reason.as_str())), (now, lease)).await?;
+            record(conn, &act.with(json!({"reason": reason})), now).await?;
+            return Ok(turn);
+        }
+    }
+    turn.rate = canary.step(state.step).rate;
+    let end = if turn.over { OperationState::Done } else { OperationState::Running };
+    write(conn, held.id, &state, (end, None), (now, lease)).await?;
+    Ok(turn)
+}
+
+async fn write(
+    conn: &mut Session<'_>,
+    id: Uuid,
+    state: &CanaryState,
+    (end, why): (OperationState, Option<&str>),
+    (now, lease): (Timestamp, Duration),
+) -> Result<(), sqlx::Error> {
+    sqlx::query(
+        "UPDATE operations SET canary_state = ?, state = ?, ended_at = ?, last_error = COALESCE(?, last_error), \
+         steered_until = ? WHERE id = ?",
+    )
+    .bind(text(serde_json::to_string(state))?)
+    .bind(end.as_str())
+    .bind((end != OperationState::Running).then_some(now))
+    .bind(why)
+    .bind(now + TimeDelta::from_std(lease).unwrap_or(TimeDelta::zero()))
+    .bind(id)
+    .execute(conn)
+    .await
+    .map(drop)
+}
+
+/// Count the outcomes of the jobs that an operation has made since a moment, the newest first.
+async fn outcomes(conn: &mut Session<'_>, id: Uuid, since: Option<Timestamp>) -> Result<CanaryOutcomes, sqlx::Error> {
+    let later = if since.is_some() { "AND since >= ?" } else { "" };
+    // An attempt that was lost with its runner counts as begun, and is no failure of the job.
+    let sql = format!(
+        "SELECT COALESCE(CAST(o.state AS CHAR), CAST((SELECT a.end_state FROM attempts a WHERE a.job_id = w.id \
+         ORDER BY a.number DESC LIMIT 1) AS CHAR)) AS state, \
+         COALESCE(o.attempt > o.spared + o.losses + (o.state = 'executing'), FALSE) AS has_failed \
+         FROM (SELECT replayed_as AS id FROM dead_letters FORCE INDEX (dead_letters_operation) \
+         WHERE operation = ? {later} ORDER BY replayed_as DESC LIMIT ?) w LEFT JOIN owed o ON o.id = w.id \
+         ORDER BY w.id DESC"
+    );
+    let mut query = statement(sql).bind(id);
+    if let Some(since) = since {
+        query = query.bind(since);
+    }
+    let mut found = CanaryOutcomes::default();
+    for row in query.bind(Canary::MAX_LOOKED_AT).fetch_all(conn).await? {
+        // A job that retention or an operator has deleted has no state any more.
+        let Some(state) = row.try_get::<Option<String>, _>("state")?.as_deref().and_then(State::from_word) else {
+            continue;
+        };
+        let is_enough = found.passed + found.failed + found.retrying >= Canary::MAX_OUTCOMES;
+        let count = match state {
+            State::Completed => &mut found.passed,
+            State::Failed => &mut found.failed,
+            State::Cancelled => &mut found.cancelled,
+            State::Waiting | State::Executing | State::Retrying if row.try_get("has_failed")? => &mut found.retrying,
+            State::Waiting | State::Executing | State::Retrying => {
+                found.waiting += 1;
+                continue;
+            }
+        };
+        if !is_enough {
+            *count += 1;
+        }
+    }
+    Ok(found)
+}
