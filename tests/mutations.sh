@@ -167,6 +167,22 @@ mutants() {
     mutant 'settings of a session' internal/store/sql/connection.rs \
         'SET SESSION autocommit = 1,' 'SET SESSION' \
         mysql_faults::the_servers_own_defaults_change_nothing_and_its_limits_are_kept
+    mutant 'confidence of a difference' internal/job/differences.rs \
+        'first - second - width * (one + other).sqrt()' 'first - second' \
+        differences::a_value_that_most_failures_and_few_successes_have_comes_first_and_noise_is_not_shown
+    mutant 'sensitive fields of payloads in a comparison' internal/api/jobs/differences.rs \
+        'return !is_sensitive_field(kind.schema(), field);' 'return true;' \
+        differences::no_value_that_the_schema_calls_sensitive_is_compared
+    mutant 'fields of unknown kinds in a comparison' internal/api/jobs/differences.rs \
+        'find(|set| set.kind.name == *kind).is_some_and(' 'find(|set| set.kind.name == *kind).is_none_or(' \
+        differences::no_value_that_the_schema_calls_sensitive_is_compared
+    mutant 'conditions of the filter for jobs that passed' internal/store/jobs/differences.rs \
+        '..filter
+    };
+    let mut search' '..Filter::default()
+    };
+    let mut search' \
+        differences::tags_keys_and_attempts_of_failed_jobs_are_compared_within_the_filter
     mutant 'outcomes before the next step of a canary' internal/job/canary.rs \
         '(true, false) => CanaryDecision::Wait' '(true, false) => CanaryDecision::MoveUp' \
         canary::a_canary_moves_up_only_when_each_released_job_of_a_step_has_an_outcome

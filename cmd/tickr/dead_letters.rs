@@ -1,4 +1,4 @@
-//! `tickr dead-letters list|groups|show|release|replay|discard`: dead letters, through the API. A dead letter is
+//! `tickr dead-letters list|groups|show|compare|release|replay|discard`: dead letters, through the API. A dead letter is
 //! a job that failed for good.
 
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
@@ -46,6 +46,12 @@ pub(crate) fn command() -> Command {
                         .value_name("ID")
                         .help("The failed job's id, or the 16 digits of a group"),
                 )
+                .arg(json()),
+        ))
+        .subcommand(client::args(
+            Command::new("compare")
+                .about("Show what the jobs of a group have more often than jobs of the same kind that passed")
+                .arg(Arg::new("group").required(true).value_name("GROUP").help("The 16 digits of the group"))
                 .arg(json()),
         ))
         .subcommand(client::args(
@@ -120,6 +126,7 @@ pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
                 return list(&pages(&client, matches, "/v1/dead-letters", &status).await?, as_json);
             }
             "groups" => return groups(&client, matches, as_json).await,
+            "compare" => return compare(&client, matches, as_json).await,
             "release" => return release(&client, matches, as_json).await,
             // The name of a group has 16 digits. The id of a job has hyphens.
             "show" if id.len() == 16 => {
@@ -150,6 +157,44 @@ pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
         }
         Ok(())
     })
+}
+
+/// Show the differences between the jobs of a group and jobs that passed, the greatest first.
+async fn compare(client: &Client, matches: &ArgMatches, as_json: bool) -> CommandResult {
+    let group = encoded(matches.get_one::<String>("group").map_or("", String::as_str));
+    let answer = client.get(&format!("/v1/dead-letters/groups/{group}/differences")).await?;
+    if as_json {
+        println!("{answer:#}");
+        return Ok(());
+    }
+    let percent = |share: &Value| format!("{:.0} %", 100.0 * share.as_f64().unwrap_or_default());
+    let mut table = table(["TRAIT", "VALUE", "OF THE FAILED", "OF THE PASSED", "AT LEAST"]);
+    for one in answer["differences"].as_array().into_iter().flatten() {
+        let value = match &one["value"] {
+            Value::Null if one["lacking"] == true => "(none)".to_owned(),
+            Value::String(text) => brief(text, 60),
+            other => other.to_string(),
+        };
+        table.add_row([
+            printable(&text(one, "attribute")),
+            value,
+            percent(&one["failed_share"]),
+            percent(&one["passed_share"]),
+            format!("+{:.0} points", 100.0 * one["at_least"].as_f64().unwrap_or_default()),
+        ]);
+    }
+    println!("{table}");
+    let jobs = |name: &str| {
+        let more = if answer[name]["capped"] == true { "+" } else { "" };
+        format!("{}{more}", number(&answer[name], "jobs"))
+    };
+    println!(
+        "compared {} traits of {} failed jobs and {} that passed",
+        answer["compared"],
+        jobs("failed"),
+        jobs("passed")
+    );
+    Ok(())
 }
 
 /// Start the bulk operation that replays the open dead letters of a group.

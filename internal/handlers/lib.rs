@@ -34,6 +34,7 @@
 //! - `declared.rs`: kinds that remote workers execute
 //! - `registry.rs`: [`Registry`], the kinds by name with the JSON Schemas that enqueue enforces
 //! - `panicked.rs`: [`Panicked`], panics in the code of a kind
+//! - `sensitive.rs`: fields of a payload whose values are hidden
 //! - `wording.rs`: parser errors in words for the client
 //! - `email/`: the kind `email`, mails by SMTP
 //! - `http/`: the kind `http`, signed callbacks
@@ -52,6 +53,7 @@ mod outcome;
 mod panicked;
 mod registry;
 pub mod report;
+mod sensitive;
 pub mod test_kinds;
 pub mod wording;
 
@@ -63,6 +65,7 @@ pub use finish::{FinishKey, FinishKeyStore, FinishLater, FinishSlot};
 pub use outcome::{Failure, FollowUp, FollowUpOptions, Outcome, Output};
 pub use panicked::{Panicked, panic_message};
 pub use registry::{Checked, KindDefaults, Problem, Ran, Registered, Registry};
+pub use sensitive::is_sensitive_field;
 
 use std::future::Future;
 use std::sync::Arc;

@@ -3,6 +3,7 @@
 //! - `actor`: [`Actor`], the author of a request
 //! - `alert`: [`AlertRule`], the thresholds for alerts about dead letters
 //! - `canary`: [`Canary`], a release of dead letters in steps that goes on only while the released jobs pass
+//! - `differences`: [`differences`], the traits that failed jobs have more often than jobs that passed
 //! - `edition`: [`Edition`], the version of a payload type in a binary
 //! - `exchange`: [`Exchange`], the HTTP request and response of an attempt
 //! - `filter`: [`Filter`], the conditions that select jobs
@@ -41,6 +42,7 @@ mod alert;
 mod canary;
 mod dead_letter;
 mod declared_kind;
+mod differences;
 mod edition;
 mod exchange;
 mod filter;
@@ -73,6 +75,7 @@ pub use alert::{AlertChange, AlertRule, Measured};
 pub use canary::{Canary, CanaryDecision, CanaryOutcomes, CanaryState, CanaryStep};
 pub use dead_letter::{DeadLetter, DeadLetterStatus};
 pub use declared_kind::DeclaredKind;
+pub use differences::{Attribute, Difference, Differences, JobTraits, TraitCounts, differences};
 pub use edition::{Edition, Editions, InvalidEdition};
 pub use exchange::{Exchange, ExchangeResponse};
 pub use filter::{Choice, Filter, InvalidPath, PayloadPath, Wanted};

@@ -109,6 +109,7 @@ pub use jobs::change::{Change, ChangeCondition, ChangeOutcome, NewPayload};
 pub use jobs::condition::Condition;
 pub use jobs::demand::QueueDemand;
 pub use jobs::dependencies::{ParentProgress, ToldChildren};
+pub use jobs::differences::{FailureSamples, JobSample, ShownFields};
 pub use jobs::due::DueWithin;
 pub use jobs::expire::{ExpiredJob, ExpiredJobs};
 pub use jobs::explain::QueuePosition;

@@ -40,6 +40,7 @@ mod declared_kinds;
 mod deferred;
 mod dependencies;
 mod deploys;
+mod differences;
 mod docs;
 mod driver;
 mod durability;

@@ -2,6 +2,7 @@
 //!
 //! - `attempt_log.rs`: the log of an attempt (`/v1/jobs/{id}/attempts/{number}/log`)
 //! - `change.rs`: change the due time or the priority of a waiting job (`PATCH /v1/jobs/{id}`)
+//! - `differences.rs`: the traits that failed jobs have more often than others (`/v1/jobs/differences`)
 //! - `explain.rs`: the reasons why a job does not run (`/v1/jobs/{id}/explain`)
 //! - `import.rs`: enqueue any number of jobs from NDJSON (`/v1/jobs/import`)
 //! - `result.rs`: wait for the result of a job (`/v1/jobs/{id}/result`)
@@ -10,6 +11,7 @@
 
 pub(super) mod attempt_log;
 pub(super) mod change;
+pub(super) mod differences;
 pub(super) mod explain;
 pub(super) mod import;
 pub(super) mod result;

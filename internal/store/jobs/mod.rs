@@ -7,6 +7,7 @@
 //! - `conditions.rs`: the conditions of a filter as SQL.
 //! - `demand.rs`: the jobs of one queue that need workers now.
 //! - `dependencies.rs`: jobs that wait for their parents.
+//! - `differences.rs`: samples of failed jobs and of jobs that passed, to compare their traits.
 //! - `due.rs`: looks up and counts unfinished jobs, to compare the index with them.
 //! - `expire.rs`: the end of jobs that did not start before their expiry.
 //! - `explain.rs`: the position of a job that waits.
@@ -33,6 +34,7 @@ pub(super) mod condition;
 pub(super) mod conditions;
 pub(super) mod demand;
 pub(super) mod dependencies;
+pub(super) mod differences;
 pub(super) mod due;
 pub(super) mod expire;
 pub(super) mod explain;

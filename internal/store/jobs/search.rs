@@ -10,7 +10,7 @@
 //! A chunk is first measured and then read between fixed ends. Rows that enter or leave the source in between change
 //! the result of the chunk, but never make a search skip rows between two chunks.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use chrono::TimeDelta;
@@ -299,6 +299,13 @@ impl Search {
         let mut part = self.clone();
         part.own.add(&format!(" AND MOD(CRC32({}), 1000) < ?", self.key), [Bind::Number(per_mille)]);
         part
+    }
+
+    /// Find only jobs of these kinds.
+    pub(crate) fn only_kinds(&mut self, kinds: &BTreeSet<Name>) {
+        let sql = format!(" AND j.kind IN {}", placeholders(padded_len(kinds.len())));
+        let words: Vec<&str> = kinds.iter().map(Name::as_str).collect();
+        self.conditions.add(&sql, padded(&words).map(text));
     }
 
     /// Make the next chunk larger, where that costs little.

@@ -24,6 +24,7 @@ import { releaseAsCanary } from '../ui/canary.js';
 import { Chart } from '../ui/chart.js';
 import { DeadLetters, errorOf, failed, recentOf, statuses, useSettled } from '../ui/dead-letters.js';
 import { ask, confirm, InputField } from '../ui/dialog.js';
+import { DifferencesPanel } from '../ui/differences.js';
 import { quoted } from '../ui/filter.js';
 import { Json } from '../ui/json.js';
 import { isReleasing, isRunning, nameOf, ofGroup, outcome, touches, useOperations, Watched } from '../ui/operation.js';
@@ -162,6 +163,10 @@ export default function DeadLetterGroup({ params: [fingerprint] }) {
       <${Figure} name="Discarded" note="will not run again" value=${brief(it.discarded)} />
     </div>
     <${Recent} group=${it} />
+    <${DifferencesPanel}
+      path=${`/v1/dead-letters/groups/${it.fingerprint}/differences`}
+      within=${`group:${it.fingerprint}`}
+    />
     <div class="grid wide">
       <div class="stack">
         <${Panel}

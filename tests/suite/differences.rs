@@ -1,0 +1,202 @@
+//! The comparison of failed jobs with jobs that passed: what stands out comes first, noise is not shown, and neither is
+//! anything that the schema of a kind calls sensitive.
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use tickr::handlers::{Context, Failure, Kind, Registry};
+
+use crate::operations::dead_letters;
+use crate::support::TestApp;
+use crate::support::browser::{Browser, link};
+use crate::support::program::{command, outcome, tickr as program};
+
+/// Number of orders that fail: those with lower numbers.
+const FAILED: u32 = 300;
+const PASSED: u32 = 600;
+
+/// An order, which fails by its number.
+#[derive(Clone, Debug, Serialize, Deserialize, schemars::JsonSchema)]
+struct Order {
+    number: u32,
+    region: String,
+    shard: u32,
+    #[schemars(extend("writeOnly" = true))]
+    token: String,
+    /// Lines of the order; orders of old clients have none.
+    lines: Option<Vec<u32>>,
+}
+
+impl Kind for Order {
+    const NAME: &'static str = "order";
+}
+
+fn orders() -> Registry {
+    let mut own = Registry::new();
+    own.register(|order: Order, _: Context| async move {
+        if order.number < FAILED { Err(Failure::reject("the region is closed")) } else { Ok(().into()) }
+    });
+    own
+}
+
+/// Return the order with this number. Of the failing ones 95 % are from the region `eu`, of the others 30 %. Shards and
+/// the tags `night` and `day` are spread evenly over both.
+fn order(number: u32) -> Value {
+    let failing = number < FAILED;
+    let from_eu = if failing { !number.is_multiple_of(20) } else { number % 10 < 3 };
+    let mut payload = json!({
+        "number": number,
+        "region": if from_eu { "eu" } else { "us" },
+        "shard": number % 7,
+        "token": if failing { "hush-of-failures" } else { "hush-of-others" },
+    });
+    if !failing || number.is_multiple_of(2) {
+        payload["lines"] = json!([1, 2]);
+    }
+    let time = if number % 3 == 0 { "night" } else { "day" };
+    json!({"kind": "order", "payload": payload, "tags": [time], "max_attempts": 1})
+}
+
+async fn ordered() -> (TestApp, String) {
+    let tickr = TestApp::start_with(|_| {}, orders()).await;
+    tickr.enqueue_many((0..FAILED + PASSED).map(order)).await;
+    tickr.until_idle().await;
+    let groups = tickr.get("/v1/dead-letters/groups").await.body;
+    let group = groups["data"][0]["fingerprint"].as_str().unwrap().to_owned();
+    assert_eq!(groups["data"][0]["open"], FAILED, "{groups:#}");
+    (tickr, group)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_value_that_most_failures_and_few_successes_have_comes_first_and_noise_is_not_shown() {
+    let (tickr, group) = ordered().await;
+    let answer = tickr.get(&format!("/v1/dead-letters/groups/{group}/differences")).await;
+    assert_eq!(answer.status, 200, "{:#}", answer.body);
+    let sample = |jobs: u32| json!({"jobs": jobs, "payloads": jobs, "capped": false});
+    assert_eq!((&answer.body["failed"], &answer.body["passed"]), (&sample(FAILED), &sample(PASSED)));
+    let found = answer.body["differences"].as_array().unwrap();
+    let first = &found[0];
+    assert_eq!((&first["attribute"], &first["value"]), (&json!("payload.region"), &json!("eu")), "{found:#?}");
+    assert_eq!((&first["failed"], &first["passed"]), (&json!(285), &json!(180)), "{first:#}");
+    assert_eq!((first["failed_share"].as_f64(), first["passed_share"].as_f64()), (Some(0.95), Some(0.3)));
+    assert!((0.5..0.65).contains(&first["at_least"].as_f64().unwrap()), "{first:#}");
+    // Half of the failed orders have no lines.
+    let second = &found[1];
+    assert_eq!((&second["attribute"], &second["lacking"]), (&json!("payload.lines"), &json!(true)), "{found:#?}");
+    assert!(second.get("value").is_none() && second["q"].is_null(), "{second:#}");
+    assert_eq!(found.len(), 2, "shards, tags, runners and queues are spread alike: {found:#?}");
+    assert!(answer.body["compared"].as_u64().unwrap() >= 10, "they were compared: {:#}", answer.body);
+
+    // The words of a value lead to its jobs.
+    let words = format!("group:{group} {}", first["q"].as_str().unwrap());
+    let counted = tickr.get(&format!("/v1/jobs/count?q={}", words.replace(' ', "%20").replace('"', "%22"))).await.body;
+    assert_eq!(counted["count"], 285, "{words}");
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_value_that_the_schema_calls_sensitive_is_compared() {
+    let (tickr, group) = ordered().await;
+    // Every failed order has the same token, and no other has it. So it would come first.
+    for path in [format!("/v1/dead-letters/groups/{group}/differences"), "/v1/jobs/differences?kind=order".to_owned()] {
+        let answer = tickr.get(&path).await.body;
+        assert_eq!(answer["differences"][0]["attribute"], "payload.region", "{answer:#}");
+        assert!(!answer.to_string().contains("token") && !answer.to_string().contains("hush"), "{answer:#}");
+    }
+    tickr.stop().await;
+
+    // A runner that does not know the kind does not know its secrets either.
+    let tickr = TestApp::start().await;
+    tickr.sql(dead_letters(40).replace("'noop'", "'secret'").replace("'{}'", "'{\"pin\": \"1234\"}'")).await;
+    let answer = tickr.get("/v1/dead-letters/groups/0123456789abcdef/differences").await.body;
+    assert_eq!((&answer["failed"]["jobs"], &answer["passed"]["jobs"]), (&json!(40), &json!(0)), "{answer:#}");
+    assert!(!answer.to_string().contains("1234"), "{answer:#}");
+    tickr.stop().await;
+}
+
+/// Keys, tags, hosts, queues and attempts are compared as well, and the other conditions of the filter hold for both
+/// samples.
+#[tokio::test(flavor = "multi_thread")]
+async fn tags_keys_and_attempts_of_failed_jobs_are_compared_within_the_filter() {
+    let tickr = TestApp::start().await;
+    let job = |n: u32, fails: bool| {
+        let mut job = if fails {
+            json!({"kind": "fail", "payload": {"permanent": true}, "tags": ["shop", "red"], "limit_key": "tenant-7"})
+        } else {
+            json!({"kind": "fail", "payload": {"times": 0}, "tags": ["shop"]})
+        };
+        if n % 2 == 0 && !fails {
+            job["limit_key"] = json!("tenant-8");
+        }
+        job
+    };
+    tickr.enqueue_many((0..60).map(|n| job(n, true)).chain((0..60).map(|n| job(n, false)))).await;
+    // Jobs without the tag of the filter are in neither sample.
+    tickr.enqueue_many((0..30).map(|_| json!({"kind": "fail", "payload": {"times": 0}, "tags": ["red"]}))).await;
+    tickr.until_idle().await;
+    let answer = tickr.get("/v1/jobs/differences?q=tag:shop%20finished:%3C1h").await;
+    assert_eq!(answer.status, 200, "{:#}", answer.body);
+    assert_eq!((&answer.body["failed"]["jobs"], &answer.body["passed"]["jobs"]), (&json!(60), &json!(60)));
+    let found: Vec<(String, Value)> = answer.body["differences"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|one| (one["attribute"].as_str().unwrap().to_owned(), one["value"].clone()))
+        .collect();
+    for wanted in [("tag", json!("red")), ("limit_key", json!("tenant-7")), ("payload.permanent", json!(true))] {
+        assert!(found.contains(&(wanted.0.to_owned(), wanted.1.clone())), "{wanted:?} {found:#?}");
+    }
+    assert!(!found.iter().any(|(_, value)| *value == "shop"), "both samples have the tag of the filter: {found:#?}");
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_comparison_looks_at_a_bounded_number_of_jobs_and_says_at_how_many() {
+    let tickr = TestApp::start().await;
+    tickr.sql(dead_letters(2_300)).await;
+    let answer = tickr.get("/v1/dead-letters/groups/0123456789abcdef/differences").await.body;
+    assert_eq!((&answer["failed"]["jobs"], &answer["failed"]["capped"]), (&json!(2_000), &json!(true)), "{answer:#}");
+    assert_eq!((&answer["passed"]["jobs"], &answer["differences"]), (&json!(0), &json!([])), "{answer:#}");
+    assert!(answer["from"].as_str().unwrap().starts_with("2026-05-31T23:55:00"), "{answer:#}");
+    for (path, status, code) in [
+        ("/v1/dead-letters/groups/00000000000000ff/differences", 404, "not_found"),
+        ("/v1/dead-letters/groups/x/differences", 422, "invalid_id"),
+        ("/v1/jobs/differences?state=completed", 422, "invalid_request"),
+        ("/v1/jobs/differences?colour=red", 422, "invalid_request"),
+    ] {
+        let answer = tickr.get(path).await;
+        assert_eq!((answer.status, answer.code()), (status, code), "{path}");
+    }
+    let nothing = tickr.get("/v1/jobs/differences?kind=email").await.body;
+    assert_eq!((&nothing["failed"]["jobs"], &nothing["from"]), (&json!(0), &Value::Null), "{nothing:#}");
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_page_of_a_group_shows_what_is_different_and_leads_to_the_jobs() {
+    let Some(browser) = Browser::shared().await else { return };
+    let (tickr, group) = ordered().await;
+    let page = browser.page(&tickr.url("")).await;
+    for width in [390, 1_440, 2_560] {
+        page.size(width, 900).await;
+        page.visit(&format!("/dead-letters/{group}")).await;
+        page.reads("payload.region").await;
+        page.reads("95 %").await;
+        assert!(page.overflow().await.is_empty(), "{width} px");
+    }
+    page.reads_not("hush-of-failures").await;
+    let mut tool = command(&program(), tickr.dir.path(), &["dead-letters", "compare", &group]);
+    tool.env("TICKR_URL", tickr.url(""));
+    let (code, out, err) = outcome(tool).await;
+    assert_eq!((code, err.as_str()), (0, ""), "{out}");
+    assert!(
+        out.lines().nth(1).is_some_and(|line| line.trim_start().starts_with("payload.region") && line.contains("95 %")),
+        "{out}"
+    );
+    page.click(&link("eu").near("payload.region")).await;
+    page.until("the jobs are listed", "document.querySelectorAll('main tr[data-row]').length > 0").await;
+    let address = page.address().await;
+    assert!(address.contains("payload.region") && address.contains(&group), "{address}");
+    page.assert_calm();
+    drop(page);
+    tickr.stop().await;
+}
