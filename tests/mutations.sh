@@ -1734,6 +1734,41 @@ mutants() {
     mutant 'order of lanes over partitions' internal/index/fetch.rs \
         'let count = group.map_or(left, |group| left.min(room[group])).min(length);' 'let count = left.min(1).min(length);' \
         index_partitions::urgent_jobs_of_all_partitions_start_before_others
+    mutant 'push whose answer is lost' internal/handlers/http/push.rs \
+        'Failure::Retry { error } if lost =>' 'Failure::Retry { error } if lost && error.is_empty() =>' \
+        push_kinds::a_call_whose_answer_is_lost_is_repeated_with_the_same_token_and_uses_no_attempt
+    mutant 'address of a receiver when it is called' internal/handlers/http/push.rs \
+        'check::url(&self.push.url, &self.http.rule)' 'check::url("https://example.com/", &self.http.rule)' \
+        push_kinds::a_receiver_at_a_private_address_is_refused_unless_it_is_allowed
+    mutant 'address of a receiver when it is declared' internal/api/kinds.rs \
+        '} else if let Some(problem) = problem {' '} else if let Some(problem) = problem.filter(String::is_empty) {' \
+        push_kinds::a_receiver_at_a_private_address_is_refused_unless_it_is_allowed
+    mutant 'lease of a receiver' internal/handlers/http/push.rs \
+        'report_within: self.push.lease' 'report_within: None' \
+        push_kinds::a_receiver_that_never_finishes_is_called_again_at_its_lease_and_its_late_finish_is_refused
+    mutant 'report before the answer of a receiver' internal/handlers/http/push.rs \
+        'ctx.finish_key_for(later).await?' 'ctx.finish_key().await?' \
+        push_kinds::a_receiver_that_reports_keeps_an_attempt_whose_process_died_before_it_answered
+    mutant 'token in what a receiver says' internal/handlers/http/push.rs \
+        'hidden.push(token.to_owned());' 'hidden.push(target.to_owned());' \
+        push_kinds::the_token_of_an_attempt_is_not_stored_when_the_receiver_sends_it_back
+    mutant 'kinds with a receiver that are new' internal/engine/kinds.rs \
+        'if kinds != claimed {' 'if kinds != claimed && kinds.is_empty() {' \
+        push_kinds::a_kind_gets_a_receiver_changes_it_and_loses_it_while_runners_live
+    mutant 'kinds with a receiver that are declared again' internal/store/kinds.rs \
+        'has_kind && editions.is_none_or(' 'has_kind || editions.is_some_and(' \
+        push_kinds::a_kind_gets_a_receiver_changes_it_and_loses_it_while_runners_live
+    mutant 'workers of a kind with a receiver' internal/api/workers.rs \
+        'Some(KnownKind::Declared(kind)) if kind.runs_here() => {' \
+        'Some(KnownKind::Declared(kind)) if kind.runs_here() && kinds.is_empty() => {' \
+        push_kinds::a_kind_gets_a_receiver_changes_it_and_loses_it_while_runners_live
+    mutant 'verdict that is refused alone' internal/api/workers.rs \
+        'Err(refused) => given.push((token_in(&text), refused)),' \
+        'Err(_) => return Err(Problem::new(Code::InvalidRequest, token_in(&text))),' \
+        remote_workers::a_verdict_that_is_not_valid_is_refused_alone
+    mutant 'jobs hidden before their worker came' internal/engine/remote_workers.rs \
+        'KIND_NEW_FOR: Duration = Duration::from_secs(6)' 'KIND_NEW_FOR: Duration = Duration::from_secs(0)' \
+        remote_workers::a_job_that_waited_for_a_worker_of_its_kind_starts_when_the_worker_asks
 }
 
 # mutant NAME FILES OLD NEW [FILES OLD NEW ...] TESTS

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"strings"
 	"time"
 )
 
@@ -42,13 +43,18 @@ func (w *Worker) finish(ctx context.Context, verdicts []verdictBody) {
 			switch got.status {
 			case 200:
 				var told struct {
-					Results []struct {
-						Result string `json:"result"`
-					} `json:"results"`
+					Results []verdictResult `json:"results"`
 				}
 				if json.Unmarshal(got.body, &told) == nil && len(told.Results) == len(verdicts) {
 					for place, verdict := range verdicts {
-						w.settled(verdict.Token, told.Results[place].Result)
+						if result := told.Results[place]; result.Result != "refused" {
+							w.settled(verdict.Token, result.Result)
+						}
+					}
+					for place, verdict := range verdicts {
+						if result := told.Results[place]; result.Result == "refused" {
+							w.mend(ctx, verdict, result.wrong())
+						}
 					}
 					return
 				}
@@ -72,9 +78,29 @@ func (w *Worker) refused(ctx context.Context, verdicts []verdictBody, got *answe
 		w.finish(ctx, verdicts[half:])
 		return
 	}
-	verdict := verdicts[0]
-	problem := problemOf(got.status, got.body)
-	w.config.Logf("tickr: the server refuses a verdict: %v", problem)
+	w.mend(ctx, verdicts[0], problemOf(got.status, got.body).Error())
+}
+
+// A verdictResult is the answer to one verdict.
+type verdictResult struct {
+	Result string `json:"result"`
+	Errors []struct {
+		Field  string `json:"field"`
+		Detail string `json:"detail"`
+	} `json:"errors"`
+}
+
+func (r verdictResult) wrong() string {
+	said := make([]string, 0, len(r.Errors))
+	for _, wrong := range r.Errors {
+		said = append(said, strings.TrimSpace(wrong.Field+" "+wrong.Detail))
+	}
+	return strings.Join(said, "; ")
+}
+
+// mend replaces a verdict that the server refuses by one that says so.
+func (w *Worker) mend(ctx context.Context, verdict verdictBody, problem string) {
+	w.config.Logf("tickr: the server refuses a verdict: %s", problem)
 	const refusal = "the server refuses the verdict "
 	switch {
 	case verdict.Log != "":
@@ -84,7 +110,7 @@ func (w *Worker) refused(ctx context.Context, verdicts []verdictBody, got *answe
 		w.settled(verdict.Token, "refused")
 		return
 	default:
-		why := cut(fmt.Sprintf("%s%s: %v", refusal, verdict.Verdict, problem), 1_000)
+		why := cut(fmt.Sprintf("%s%s: %s", refusal, verdict.Verdict, problem), 1_000)
 		verdict = verdictBody{Token: verdict.Token, Verdict: "failed", Error: why}
 	}
 	w.finish(ctx, []verdictBody{verdict})

@@ -1,4 +1,5 @@
-//! `tickr kinds list|show|declare|delete`: the kinds of jobs, and the declarations of those that remote workers execute.
+//! `tickr kinds list|show|declare|delete`: the kinds of jobs, and the declarations of those that programs in other
+//! languages execute.
 
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use serde_json::{Value, json};
@@ -14,7 +15,7 @@ pub(crate) fn command() -> Command {
     let verb =
         |word: &'static str, about: &'static str| client::args(Command::new(word).about(about).arg(name()).arg(json()));
     Command::new("kinds")
-        .about("List the kinds of jobs, and declare those that remote workers execute")
+        .about("List the kinds of jobs, and declare those that programs in other languages execute")
         .subcommand_required(true)
         .subcommand(client::args(
             Command::new("list")
@@ -26,9 +27,9 @@ pub(crate) fn command() -> Command {
         .subcommand(
             verb("declare", "Declare a kind: it replaces the declaration with this name, on every runner within 2 s")
                 .arg(Arg::new("declaration").value_name("JSON").default_value("{}").help(
-                    "description, schema, max_attempts, timeout_ms, retry and queue, each as in PUT /v1/kinds/{kind}; \
+                "description, schema, max_attempts, timeout_ms, retry, queue and run, each as in PUT /v1/kinds/{kind}; \
                      @FILE reads a file, - reads standard input",
-                )),
+            )),
         )
         .subcommand(verb("delete", "Remove a declaration: no further job of the kind is accepted"))
 }
@@ -79,13 +80,26 @@ pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
     })
 }
 
+/// Say in which way a program in another language gets the jobs of a kind. Empty for a kind of which runners have a
+/// handler.
+fn run_of(kind: &Value) -> String {
+    let url = kind.pointer("/run/push/url").and_then(Value::as_str);
+    let place = url.map(|url| url.split_once("://").map_or(url, |(_, rest)| rest));
+    match place {
+        Some(place) => format!("push to {}", place.split(['/', '?']).next().unwrap_or_default()),
+        None => kind.get("run").and_then(Value::as_str).unwrap_or_default().to_owned(),
+    }
+}
+
 fn list<'a>(kinds: impl Iterator<Item = &'a Value>) {
-    let mut table = table(["KIND", "ORIGIN", "QUEUE", "ATTEMPTS", "TIMEOUT", "SCHEMA", "CHANGED BY", "DESCRIPTION"]);
+    let mut table =
+        table(["KIND", "ORIGIN", "RUN", "QUEUE", "ATTEMPTS", "TIMEOUT", "SCHEMA", "CHANGED BY", "DESCRIPTION"]);
     for kind in kinds {
         let any = kind.get("schema").and_then(Value::as_object).is_none_or(serde_json::Map::is_empty);
         table.add_row([
             text(kind, "kind"),
             text(kind, "origin"),
+            printable(&run_of(kind)),
             text(kind, "queue"),
             number(kind, "max_attempts").to_string(),
             format!("{:?}", std::time::Duration::from_millis(number(kind, "timeout_ms"))),

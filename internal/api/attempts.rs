@@ -18,8 +18,8 @@ use crate::http::failed_logins::Peer;
 use crate::http::problem::{Code, Problem};
 use crate::view::{Moment, StateWord};
 use crate::{Api, json};
-use tickr_broker::{Finish, Finished};
-use tickr_handlers::FinishKey;
+use tickr_broker::Finished;
+use tickr_handlers::{FinishKey, RemoteVerdict};
 use tickr_job::{JobId, Progress, State as JobState, limits};
 
 /// Longest note with the progress, in characters.
@@ -51,8 +51,8 @@ pub(super) struct ReportAnswer {
     /// True when a client has asked the job to stop. Stop the work and finish the attempt as `failed`: the job is then
     /// cancelled.
     cancel_requested: bool,
-    /// The attempt times out at this moment, unless it is reported on or finished before. Null while the call to the system
-    /// is not answered.
+    /// The attempt times out at this moment, unless it is reported on or finished before. Null while a callback is not
+    /// answered.
     #[schema(value_type = Option<String>, format = DateTime)]
     until: Option<Moment>,
 }
@@ -120,6 +120,7 @@ pub(super) enum FinishVerdict {
     Failed,
     Rejected,
     Snoozed,
+    Released,
 }
 
 /// The end of an attempt.
@@ -127,18 +128,21 @@ pub(super) enum FinishVerdict {
 #[serde(deny_unknown_fields)]
 pub(super) struct FinishBody {
     /// `succeeded`; `failed`: another attempt may succeed; `rejected`: no attempt can succeed; `snoozed`: the job runs again
-    /// after `delay_ms`, and no attempt is used.
+    /// after `delay_ms`, and no attempt is used; `released`: the job runs again at once, and no attempt is used.
     verdict: FinishVerdict,
     /// Result to store with the job, at most 256 KiB of JSON. Only with `succeeded`.
     #[schema(value_type = Option<serde_json::Value>)]
     result: Option<Box<RawValue>>,
-    /// Why the attempt did not succeed, for operators: at most 2,000 characters, without secrets. Required unless it
-    /// succeeded.
+    /// Why the attempt did not succeed, for operators: at most 2,000 characters, without secrets. Required with `failed`,
+    /// `rejected` and `snoozed`.
     #[schema(max_length = 2_000)]
     error: Option<String>,
-    /// Time until the job runs again, in milliseconds. Required with `snoozed`, and only there.
+    /// Time until the job runs again, in milliseconds. Required with `snoozed`. With `failed` it replaces the backoff.
     #[schema(minimum = 1_000, maximum = 604_800_000)]
     delay_ms: Option<u64>,
+    /// JSON with which the next attempt begins, at most 64 KiB.
+    #[schema(value_type = Option<serde_json::Value>)]
+    checkpoint: Option<Box<RawValue>>,
 }
 
 /// The answer to the end of an attempt.
@@ -173,9 +177,9 @@ pub(super) async fn finish(
     Path(key): Path<String>,
     ResultBody(body): ResultBody<FinishBody>,
 ) -> Result<Response, Problem> {
-    let finish = read(body)?;
+    let (finish, checkpoint) = read(body)?;
     let finished = match digest_of(&key) {
-        Some(digest) => api.broker.finish(digest, finish).await?,
+        Some(digest) => api.broker.finish(digest, finish, checkpoint).await?,
         None => Finished::Unknown,
     };
     match finished {
@@ -185,8 +189,8 @@ pub(super) async fn finish(
     }
 }
 
-fn read(body: FinishBody) -> Result<Finish, Problem> {
-    let FinishBody { verdict, result, error, delay_ms } = body;
+fn read(body: FinishBody) -> Result<(RemoteVerdict, Option<Arc<str>>), Problem> {
+    let FinishBody { verdict, result, error, delay_ms, checkpoint } = body;
     let mut problems = Vec::new();
     let mut wrong = |pointer: &str, detail: &str| problems.push(tickr_handlers::Problem::at(pointer, detail));
     let succeeded = verdict == FinishVerdict::Succeeded;
@@ -201,25 +205,36 @@ fn read(body: FinishBody) -> Result<Finish, Problem> {
         Some(text) if text.trim().is_empty() || text.chars().count() > MAX_ERROR => {
             wrong("/error", "must have 1 to 2000 characters");
         }
-        None if !succeeded => wrong("/error", "must say why the attempt did not succeed"),
+        None if !succeeded && verdict != FinishVerdict::Released => {
+            wrong("/error", "must say why the attempt did not succeed");
+        }
         Some(_) | None => {}
     }
     match (verdict, delay_ms) {
-        (FinishVerdict::Snoozed, Some(1_000..=604_800_000)) => {}
-        (FinishVerdict::Snoozed, _) => wrong("/delay_ms", "must be 1000 to 604800000"),
-        (_, Some(_)) => wrong("/delay_ms", "may only be given with the verdict snoozed"),
+        (FinishVerdict::Snoozed | FinishVerdict::Failed, Some(1_000..=604_800_000)) => {}
+        (FinishVerdict::Snoozed, _) | (FinishVerdict::Failed, Some(_)) => {
+            wrong("/delay_ms", "must be 1000 to 604800000");
+        }
+        (_, Some(_)) => wrong("/delay_ms", "may only be given with the verdicts snoozed and failed"),
         (_, None) => {}
+    }
+    if checkpoint.as_ref().is_some_and(|checkpoint| checkpoint.get().len() > limits::MAX_CHECKPOINT_BYTES) {
+        wrong("/checkpoint", "must have at most 65536 bytes");
     }
     if !problems.is_empty() {
         return Err(Problem::new(Code::InvalidRequest, "invalid end of an attempt; `errors` says why").at("", problems));
     }
-    let error = error.unwrap_or_default();
-    Ok(match verdict {
-        FinishVerdict::Succeeded => Finish::Succeeded(result),
-        FinishVerdict::Failed => Finish::Failed(error),
-        FinishVerdict::Rejected => Finish::Rejected(error),
-        FinishVerdict::Snoozed => Finish::Snoozed(Duration::from_millis(delay_ms.unwrap_or_default()), error),
-    })
+    let delay = delay_ms.map(Duration::from_millis);
+    let verdict = match (verdict, error) {
+        (FinishVerdict::Succeeded, _) => RemoteVerdict::Succeeded(result),
+        (FinishVerdict::Failed, error) => RemoteVerdict::Failed(error.unwrap_or_default(), delay),
+        (FinishVerdict::Rejected, error) => RemoteVerdict::Rejected(error.unwrap_or_default()),
+        (FinishVerdict::Snoozed, error) => RemoteVerdict::Snoozed(delay.unwrap_or_default(), error.unwrap_or_default()),
+        (FinishVerdict::Released, error) => {
+            RemoteVerdict::Released(error.unwrap_or_else(|| "the system that worked on it gave it back".to_owned()))
+        }
+    };
+    Ok((verdict, checkpoint.map(|checkpoint| Arc::from(Box::<str>::from(checkpoint)))))
 }
 
 fn digest_of(key: &str) -> Option<[u8; 32]> {

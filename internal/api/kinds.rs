@@ -1,5 +1,7 @@
-//! `/v1/kinds`: the kinds of jobs, the schemas of their payloads, and the declarations of kinds that remote workers
-//! execute.
+//! `/v1/kinds`: the kinds of jobs, the schemas of their payloads, and the declarations of kinds that programs in other
+//! languages execute.
+
+use std::time::Duration;
 
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -14,8 +16,9 @@ use crate::http::etag::{self, IfMatch, Preconditions};
 use crate::http::problem::{Code, Problem};
 use crate::view::{Moment, RetryView};
 use crate::{Api, json};
+use tickr_handlers::http::{SigningSecret, shown_url};
 use tickr_handlers::{KindDefaults, Registered};
-use tickr_job::{DeclaredKind, Name, RetryRequest, is_terminal_control, limits};
+use tickr_job::{DeclaredKind, Name, Push, PushSecret, RetryRequest, is_terminal_control, limits};
 use tickr_store::{DeclareOutcome, KindSetting, MAX_DECLARED_KINDS};
 
 /// The programs that execute the jobs of a kind.
@@ -24,8 +27,127 @@ use tickr_store::{DeclareOutcome, KindSetting, MAX_DECLARED_KINDS};
 pub(super) enum KindOrigin {
     /// Runners execute it: its handler is part of the program.
     Compiled,
-    /// Remote workers execute it: an operator declared it with `PUT /v1/kinds/{kind}`.
+    /// A program in another language executes it: an operator declared it with `PUT /v1/kinds/{kind}`.
     Declared,
+}
+
+/// The way in which a program in another language gets the jobs of a declared kind.
+#[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+#[schema(rename_all = "snake_case")]
+pub(super) enum KindRunView {
+    /// Remote workers fetch them.
+    Pull,
+    /// Runners call a receiver.
+    Push(PushView),
+}
+
+/// The receiver of a declared kind.
+#[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
+pub(super) struct PushView {
+    /// URL that is called, without possible secrets: values of the query, and tokens in the path.
+    url: String,
+    /// True if the declaration has a secret of its own, which signs the calls. It is never shown.
+    has_secret: bool,
+    /// Longest time until the receiver answers, in milliseconds.
+    answer_ms: u64,
+    /// Longest time between two reports of a receiver that answered 202, in milliseconds; null if it need not report.
+    lease_ms: Option<u64>,
+}
+
+impl PushView {
+    fn new(push: &Push) -> Self {
+        let ms = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+        Self {
+            url: shown_url(&push.url),
+            has_secret: push.secret.is_some(),
+            answer_ms: ms(push.answer_within),
+            lease_ms: push.lease.map(ms),
+        }
+    }
+}
+
+/// The way in which a program in another language gets the jobs: `"pull"`, or an object with `push`.
+#[derive(ToSchema)]
+#[schema(rename_all = "snake_case")]
+#[expect(dead_code, reason = "only its schema is used; the value accepts no array in place of the object")]
+pub(super) enum KindRunBody {
+    /// Remote workers fetch them.
+    Pull,
+    /// Runners call a receiver.
+    Push(PushBody),
+}
+
+/// The same as it is read.
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum KindRunGiven {
+    #[default]
+    Pull,
+    Push(Object<PushBody>),
+}
+
+/// A receiver that runners call with each attempt.
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct PushBody {
+    /// URL to call: an absolute `http` or `https` URL without user name and password, at most 2,048 bytes.
+    #[schema(max_length = 2_048)]
+    url: String,
+    /// Secret that signs the calls: `whsec_` and the base64 of 24 to 64 bytes. It is stored, and never shown. Default: the
+    /// secrets of the configuration sign, if there are any for this receiver.
+    #[schema(max_length = 120, pattern = "^whsec_[A-Za-z0-9+/=]+$")]
+    secret: Option<String>,
+    /// Longest time until the receiver answers, in milliseconds, at most the setting `callback_timeout` of the runner.
+    /// Default: 30 seconds.
+    #[schema(minimum = 1, maximum = 86_400_000)]
+    answer_ms: Option<u64>,
+    /// Longest time between two reports of a receiver that answered 202, in milliseconds. Default: it need not report, and
+    /// only the time limit of the attempt counts.
+    #[schema(minimum = 1_000, maximum = 86_400_000)]
+    lease_ms: Option<u64>,
+}
+
+impl std::fmt::Debug for PushBody {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("PushBody").field("lease_ms", &self.lease_ms).finish_non_exhaustive()
+    }
+}
+
+impl PushBody {
+    /// Check the receiver, and tell each problem to `wrong`.
+    fn check(self, api: &Api, wrong: &mut impl FnMut(&str, String)) -> Push {
+        let Self { url, secret, answer_ms, lease_ms } = self;
+        let problem = api.broker.registry().client().and_then(|client| client.problem_of_push(&url));
+        if url.len() > Push::MAX_URL_BYTES {
+            wrong("/run/push/url", format!("must have at most {} bytes", Push::MAX_URL_BYTES));
+        } else if let Some(problem) = problem {
+            wrong("/run/push/url", problem);
+        }
+        let unusable =
+            |secret: &String| secret.len() > PushSecret::MAX_BYTES || secret.parse::<SigningSecret>().is_err();
+        if secret.as_ref().is_some_and(unusable) {
+            wrong("/run/push/secret", "must be whsec_ and the base64 of 24 to 64 bytes".to_owned());
+        }
+        let within = |ms: Option<u64>, (least, most): (Duration, Duration)| {
+            let time = ms.map(Duration::from_millis);
+            time.is_none_or(|time| (least..=most).contains(&time))
+        };
+        let (usual, longest) = Push::ANSWER_WITHIN;
+        if !within(answer_ms, (Duration::from_millis(1), longest)) {
+            wrong("/run/push/answer_ms", format!("must be 1 to {}", longest.as_millis()));
+        }
+        if !within(lease_ms, Push::LEASE) {
+            let (least, most) = (Push::LEASE.0.as_millis(), Push::LEASE.1.as_millis());
+            wrong("/run/push/lease_ms", format!("must be {least} to {most}"));
+        }
+        Push {
+            url,
+            secret: secret.map(PushSecret::new),
+            answer_within: answer_ms.map_or(usual, Duration::from_millis),
+            lease: lease_ms.map(Duration::from_millis),
+        }
+    }
 }
 
 /// The kinds that can be enqueued.
@@ -41,6 +163,8 @@ pub(super) struct KindView {
     /// Name of the kind.
     kind: String,
     origin: KindOrigin,
+    /// The way in which a program in another language gets the jobs; null for a compiled kind.
+    run: Option<KindRunView>,
     /// Text for people; null for none.
     description: Option<String>,
     /// Default number of attempts of a job.
@@ -66,6 +190,7 @@ impl KindView {
         Self {
             kind: kind.name().to_string(),
             origin: KindOrigin::Compiled,
+            run: None,
             description: None,
             max_attempts: kind.defaults().max_attempts,
             timeout_ms: u64::try_from(kind.defaults().timeout.as_millis()).unwrap_or(u64::MAX),
@@ -78,10 +203,11 @@ impl KindView {
     }
 
     fn declared(set: KindSetting) -> Self {
-        let DeclaredKind { name, description, schema, max_attempts, timeout_ms, retry, queue } = set.kind;
+        let DeclaredKind { name, description, schema, max_attempts, timeout_ms, retry, queue, push } = set.kind;
         Self {
             kind: name.to_string(),
             origin: KindOrigin::Declared,
+            run: Some(push.as_ref().map_or(KindRunView::Pull, |push| KindRunView::Push(PushView::new(push)))),
             description,
             max_attempts,
             timeout_ms,
@@ -94,7 +220,7 @@ impl KindView {
     }
 }
 
-/// A kind that remote workers execute. What is left out is as for a kind without settings of its own.
+/// A kind that programs in other languages execute. What is left out is as for a kind without settings of its own.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct KindBody {
@@ -114,15 +240,19 @@ pub(super) struct KindBody {
     /// Backoff between attempts.
     #[schema(value_type = Option<RetryView>)]
     retry: Option<Object<RetryView>>,
-    /// Queue of jobs that name none. A queue that only remote workers serve costs other runners nothing. Default:
-    /// `default`.
+    /// Queue of jobs that name none. With `pull`, a queue that only remote workers serve costs other runners nothing; with
+    /// `push`, runners must serve it. Default: `default`.
     #[schema(pattern = "^[a-z0-9][a-z0-9_.-]{0,63}$")]
     queue: Option<String>,
+    /// Remote workers fetch the jobs (`pull`), or runners call a receiver (`push`). Default: `pull`.
+    #[serde(default)]
+    #[schema(value_type = Option<KindRunBody>)]
+    run: KindRunGiven,
 }
 
 impl KindBody {
     /// Check the declaration. Return all problems at once.
-    fn check(self, name: Name) -> Result<DeclaredKind, Vec<tickr_handlers::Problem>> {
+    fn check(self, api: &Api, name: Name) -> Result<DeclaredKind, Vec<tickr_handlers::Problem>> {
         let mut problems = Vec::new();
         let mut wrong = |pointer: &str, detail: String| problems.push(tickr_handlers::Problem::at(pointer, detail));
         let usual = KindDefaults::default();
@@ -152,6 +282,10 @@ impl KindBody {
         if schema.as_ref().is_some_and(|schema| schema.to_string().len() > DeclaredKind::MAX_SCHEMA_BYTES) {
             wrong("/schema", format!("must have at most {} bytes", DeclaredKind::MAX_SCHEMA_BYTES));
         }
+        let push = match self.run {
+            KindRunGiven::Pull => None,
+            KindRunGiven::Push(Object(push)) => Some(push.check(api, &mut wrong)),
+        };
         if !problems.is_empty() {
             return Err(problems);
         }
@@ -164,8 +298,9 @@ impl KindBody {
             timeout_ms: self.timeout_ms.unwrap_or(usual.timeout.as_millis() as u64),
             retry: retry.map_or_else(|| usual.retry.clone(), |retry| retry.over(&usual.retry)),
             queue,
+            push,
         };
-        match Registered::declared(&kind) {
+        match Registered::declared(&kind, None) {
             Ok(_) => Ok(kind),
             Err(error) => Err(vec![tickr_handlers::Problem::at("/schema", format!("is no usable schema: {error}"))]),
         }
@@ -236,7 +371,8 @@ pub(super) async fn show(State(api): State<Api>, NamePath(name): NamePath) -> Re
 
 /// Declare a kind
 ///
-/// Remote workers execute its jobs. The declaration replaces the one with the same name, if there is one. Every runner
+/// Programs in other languages execute its jobs: remote workers that fetch them, or a receiver that runners call. The
+/// declaration replaces the one with the same name, if there is one. Every runner
 /// accepts jobs of it within 2 s, the one that answers at once. Jobs that were accepted before keep their options.
 #[utoipa::path(
     put, path = "/v1/kinds/{kind}", tag = "kinds", operation_id = "declare_kind", request_body = KindBody,
@@ -264,7 +400,7 @@ pub(super) async fn put(
     Body(body, _): Body<KindBody>,
 ) -> Result<Response, Problem> {
     let condition = expected.condition(etag::version_of)?;
-    let kind = body.check(name.clone()).map_err(|problems| {
+    let kind = body.check(&api, name.clone()).map_err(|problems| {
         Problem::new(Code::InvalidRequest, "invalid declaration; `errors` says why").at("", problems)
     })?;
     if api.broker.registry().get(name.as_str()).is_some() {

@@ -28,8 +28,8 @@ use crate::http::caller::WorkerRights;
 use crate::http::problem::{Code, Problem};
 use crate::view::{Moment, StateWord};
 use crate::{Api, json};
-use tickr_broker::{JobDelivery, WorkerFinish, WorkerFinished, WorkerReport, WorkerVerdict};
-use tickr_handlers::KindDefaults;
+use tickr_broker::{JobDelivery, WorkerFinish, WorkerFinished, WorkerReport};
+use tickr_handlers::{CheckedVerdict, KindDefaults, KnownKind, SentVerdict, VerdictWord};
 use tickr_job::{AttemptToken, JobId, Name, Progress, RunnerId, State as JobState, is_terminal_control, limits};
 use tickr_store::{Claimed, NewWorker, RemoteFetch};
 
@@ -44,9 +44,10 @@ const LEASE_MS: (u64, u64, u64) = (10_000, 60_000, 3_600_000);
 const WAIT_MS: (u64, u64) = (30_000, 60_000);
 /// Most verdicts in one call.
 const MAX_VERDICTS: usize = 500;
-/// Longest note and error, in characters.
+/// Longest note, in characters.
 const MAX_NOTE: usize = 120;
-const MAX_ERROR: usize = 2_000;
+/// Most characters of the token of a verdict that are sent back.
+const MAX_SHOWN_TOKEN: usize = 100;
 /// Time for which the answer to a worker that gets nothing anyway is held back, so that it does not ask in a hurry.
 const CALM: Duration = Duration::from_secs(1);
 
@@ -59,6 +60,10 @@ struct Ticket {
 }
 
 impl Ticket {
+    /// The ticket of no attempt, in place of a text that is none.
+    const NONE: Self =
+        Self { id: JobId::from_uuid(Uuid::nil()), token: AttemptToken::from_uuid(Uuid::nil()), number: 0 };
+
     fn text(self) -> String {
         let mut bytes = [0; 36];
         bytes[..16].copy_from_slice(self.id.uuid().as_bytes());
@@ -242,6 +247,18 @@ pub(super) enum EndWord {
     Released,
 }
 
+impl From<EndWord> for VerdictWord {
+    fn from(word: EndWord) -> Self {
+        match word {
+            EndWord::Succeeded => Self::Succeeded,
+            EndWord::Failed => Self::Failed,
+            EndWord::Rejected => Self::Rejected,
+            EndWord::Snoozed => Self::Snoozed,
+            EndWord::Released => Self::Released,
+        }
+    }
+}
+
 /// The end of an attempt.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
@@ -264,6 +281,9 @@ pub(super) struct EndBody {
     /// The newest lines that the attempt logged, at most 16 KiB.
     #[schema(max_length = 16_384)]
     log: Option<String>,
+    /// JSON with which the next attempt begins, at most 64 KiB.
+    #[schema(value_type = Option<serde_json::Value>)]
+    checkpoint: Option<Box<RawValue>>,
 }
 
 /// Ends of attempts.
@@ -272,7 +292,7 @@ pub(super) struct EndBody {
 pub(super) struct EndsBody {
     /// Verdicts, of any attempts.
     #[schema(value_type = Vec<EndBody>, min_items = 1, max_items = 500)]
-    verdicts: Vec<Object<EndBody>>,
+    verdicts: Vec<Box<RawValue>>,
 }
 
 /// What has become true of an attempt.
@@ -286,6 +306,8 @@ pub(super) enum EndResultWord {
     LeaseLost,
     /// No job has this token.
     Unknown,
+    /// The verdict is not valid. Nothing was changed, and the attempt still waits for a verdict.
+    Refused,
 }
 
 /// The answer to one verdict.
@@ -298,6 +320,19 @@ pub(super) struct EndResult {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<StateWord>)]
     state: Option<JobState>,
+    /// What is wrong with the verdict, with `refused`.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schema(required = false)]
+    errors: Vec<RefusedField>,
+}
+
+/// A field of a verdict that is not valid.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct RefusedField {
+    /// Name of the field. Empty for the verdict as a whole.
+    field: String,
+    /// What it must be.
+    detail: String,
 }
 
 /// The answer to verdicts.
@@ -380,13 +415,17 @@ fn checked(api: &Api, body: WorkerBody, rights: &WorkerRights) -> Result<NewWork
         wrong("/kinds".to_owned(), format!("must be 1 to {MAX_NAMES} kinds"));
     }
     for (place, kind) in kinds.iter().take(MAX_NAMES).enumerate() {
-        let declared = registry.find(kind).filter(|_| registry.get(kind).is_none());
-        let Some(declared) = declared else {
-            let why = match registry.get(kind) {
-                Some(_) => "is a kind that runners execute",
-                None => "is not declared: declare it with PUT /v1/kinds/{kind}",
-            };
-            wrong(format!("/kinds/{place}"), why.to_owned());
+        let found = registry.find(kind);
+        let why = match &found {
+            None => Some("is not declared: declare it with PUT /v1/kinds/{kind}"),
+            Some(KnownKind::Compiled(_)) => Some("is a kind that runners execute"),
+            Some(KnownKind::Declared(kind)) if kind.runs_here() => {
+                Some("is a kind whose receiver runners call: declare it with \"run\": \"pull\" to fetch its jobs")
+            }
+            Some(KnownKind::Declared(_)) => None,
+        };
+        let Some(declared) = found.filter(|_| why.is_none()) else {
+            wrong(format!("/kinds/{place}"), why.unwrap_or_default().to_owned());
             continue;
         };
         if !of_kinds.contains(declared.name()) {
@@ -669,7 +708,7 @@ pub(super) async fn beat(
 
 /// Finish attempts
 ///
-/// Each verdict has a result of its own. A repeated call with the same verdicts changes nothing and has the same results,
+/// Each verdict has a result of its own: one that is not valid keeps no other from being written. A repeated call with the same verdicts changes nothing and has the same results,
 /// so a call that got no answer can be sent again. The token is the right: the worker need not be registered any more.
 #[utoipa::path(
     post, path = "/v1/workers/{id}/finish", tag = "workers", operation_id = "finish_attempts",
@@ -690,95 +729,60 @@ pub(super) async fn finish(
     if !(1..=MAX_VERDICTS).contains(&body.verdicts.len()) {
         problems.push(tickr_handlers::Problem::at("/verdicts", format!("must be 1 to {MAX_VERDICTS}")));
     }
-    let (mut texts, mut finishes) = (Vec::new(), Vec::new());
-    for (place, Object(verdict)) in body.verdicts.into_iter().take(MAX_VERDICTS).enumerate() {
-        let text = verdict.token.clone();
-        let ticket = Ticket::parse(&text);
-        match read(verdict) {
-            Ok((verdict, log)) => {
-                if let Some(Ticket { id, token, number }) = ticket {
-                    finishes.push(WorkerFinish { id, token, number, verdict, log });
-                }
-            }
-            Err(wrong) => problems.extend(
-                wrong
-                    .into_iter()
-                    .map(|(field, detail)| tickr_handlers::Problem::at(format!("/verdicts/{place}/{field}"), detail)),
-            ),
-        }
-        texts.push((text, ticket));
-    }
     if !problems.is_empty() {
         return Err(invalid("verdicts", problems));
+    }
+    let (mut given, mut finishes) = (Vec::new(), Vec::new());
+    for text in body.verdicts {
+        match read(&text) {
+            Ok((token, CheckedVerdict { verdict, log, checkpoint })) => {
+                let ticket = Ticket::parse(&token).unwrap_or(Ticket::NONE);
+                let checkpoint = checkpoint.map(|checkpoint| Arc::from(Box::<str>::from(checkpoint)));
+                let Ticket { id, token: of_attempt, number } = ticket;
+                finishes.push(WorkerFinish { id, token: of_attempt, number, verdict, log, checkpoint });
+                given.push((token, Vec::new()));
+            }
+            Err(refused) => given.push((token_in(&text), refused)),
+        }
     }
     let settings = api.operator_settings.now();
     let limited = |queue: &Name| settings.queues.get(queue).is_some_and(|set| set.concurrency.is_some());
     let mut finished = api.broker.finish_remotely(finishes, limited).await?.into_iter();
-    let results = texts.into_iter().map(|(token, ticket)| {
-        let finished = ticket.and_then(|_| finished.next()).unwrap_or(WorkerFinished::Unknown);
-        let (result, state) = match finished {
+    let results = given.into_iter().map(|(token, errors)| {
+        if !errors.is_empty() {
+            return EndResult { token, result: EndResultWord::Refused, state: None, errors };
+        }
+        let (result, state) = match finished.next().unwrap_or(WorkerFinished::Unknown) {
             WorkerFinished::Settled(state) => (EndResultWord::Settled, Some(state)),
             WorkerFinished::LeaseLost => (EndResultWord::LeaseLost, None),
             WorkerFinished::Unknown => (EndResultWord::Unknown, None),
         };
-        EndResult { token, result, state }
+        EndResult { token, result, state, errors }
     });
     Ok(json(StatusCode::OK, EndsAnswer { results: results.collect() }))
 }
 
-/// A problem of a verdict, with its field.
-type WrongEnd = (&'static str, String);
+/// Read a verdict and check it. The other verdicts of the call do not depend on it.
+fn read(text: &RawValue) -> Result<(String, CheckedVerdict), Vec<RefusedField>> {
+    let mut reader = serde_json::Deserializer::from_str(text.get());
+    let parsed: Result<Object<EndBody>, _> = serde_path_to_error::deserialize(&mut reader);
+    let Object(EndBody { token, verdict, result, error, delay_ms, log, checkpoint }) = parsed.map_err(|error| {
+        let problem = tickr_handlers::Problem::in_json(error);
+        vec![RefusedField { field: problem.pointer.trim_start_matches('/').to_owned(), detail: problem.detail }]
+    })?;
+    let sent = SentVerdict { verdict: verdict.into(), result, error, delay_ms, log, checkpoint };
+    let checked = sent.check().map_err(|wrong| {
+        let refused = |(field, detail): (&'static str, String)| RefusedField { field: field.to_owned(), detail };
+        wrong.into_iter().map(refused).collect::<Vec<_>>()
+    })?;
+    Ok((token, checked))
+}
 
-/// Check a verdict.
-fn read(body: EndBody) -> Result<(WorkerVerdict, Option<String>), Vec<WrongEnd>> {
-    let EndBody { verdict, result, error, delay_ms, log, .. } = body;
-    let mut problems = Vec::new();
-    let mut wrong = |field: &'static str, detail: String| problems.push((field, detail));
-    if result.is_some() && verdict != EndWord::Succeeded {
-        wrong("result", "may only be given with the verdict succeeded".to_owned());
-    }
-    if result.as_ref().is_some_and(|result| result.get().len() > limits::MAX_RESULT_BYTES) {
-        wrong("result", format!("must have at most {} bytes", limits::MAX_RESULT_BYTES));
-    }
-    match (&error, verdict) {
-        (Some(_), EndWord::Succeeded) => wrong("error", "may not be given with the verdict succeeded".to_owned()),
-        (Some(text), _) if text.trim().is_empty() || text.chars().count() > MAX_ERROR => {
-            wrong("error", format!("must have 1 to {MAX_ERROR} characters"));
-        }
-        (None, EndWord::Failed | EndWord::Rejected | EndWord::Snoozed) => {
-            wrong("error", "must say why the attempt did not succeed".to_owned());
-        }
-        (Some(_), _) | (None, EndWord::Succeeded | EndWord::Released) => {}
-    }
-    let most = u64::try_from(limits::MAX_AHEAD.as_millis()).unwrap_or(u64::MAX);
-    match (verdict, delay_ms) {
-        (EndWord::Snoozed, None) => wrong("delay_ms", "must be given with the verdict snoozed".to_owned()),
-        (EndWord::Snoozed | EndWord::Failed, Some(ms)) if ms > most => {
-            wrong("delay_ms", format!("must be 0 to {most}"));
-        }
-        (EndWord::Succeeded | EndWord::Rejected | EndWord::Released, Some(_)) => {
-            wrong("delay_ms", "may only be given with the verdicts snoozed and failed".to_owned());
-        }
-        _ => {}
-    }
-    if log.as_ref().is_some_and(|log| log.len() > limits::MAX_LOG_BYTES) {
-        wrong("log", format!("must have at most {} bytes", limits::MAX_LOG_BYTES));
-    }
-    if !problems.is_empty() {
-        return Err(problems);
-    }
-    let delay = delay_ms.map(Duration::from_millis);
-    let said = error.unwrap_or_default();
-    let verdict = match verdict {
-        EndWord::Succeeded => WorkerVerdict::Succeeded(result),
-        EndWord::Failed => WorkerVerdict::Failed(said, delay),
-        EndWord::Rejected => WorkerVerdict::Rejected(said),
-        EndWord::Snoozed => WorkerVerdict::Snoozed(delay.unwrap_or_default(), said),
-        EndWord::Released => {
-            WorkerVerdict::Released(if said.is_empty() { "its worker gave it back".to_owned() } else { said })
-        }
-    };
-    Ok((verdict, log.filter(|log| !log.is_empty())))
+/// Return the token of a verdict that is not valid, as far as it has one.
+fn token_in(text: &RawValue) -> String {
+    let verdict: Option<serde_json::Value> = serde_json::from_str(text.get()).ok();
+    let token = verdict.as_ref().and_then(|verdict| verdict.get("token")?.as_str());
+    token.unwrap_or_default().chars().take(MAX_SHOWN_TOKEN).collect()
 }
 
 /// End the registration of a worker

@@ -17,6 +17,7 @@ pub(super) fn register_all(config: &Config, own: Registry, finished: &FinishedRe
     if config.compat.later {
         registry.register_handler(LaterHandler::new(Arc::clone(&http)));
     }
+    registry.push_with(Arc::clone(&http));
     registry.register_handler(http);
     if let Some(email) = email(config, finished.clone())? {
         registry.register_handler(email);

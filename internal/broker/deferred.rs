@@ -1,38 +1,13 @@
 //! Attempts that other systems finish: reports, and verdicts that come later through the API.
 
 use std::sync::Arc;
-use std::time::Duration;
-
-use serde_json::value::RawValue;
 
 use crate::Broker;
+use crate::remote_workers::parts_of;
 use tickr_event::Event;
-use tickr_job::{CallOutcome, JobId, Progress, RetryPolicy, State, Verdict, limits};
-use tickr_store::{Again, CheckpointUse, DeferredAttempt, FinishKeyDigest, Reported, Settled, Settlement, StoreError};
-
-/// The end of an attempt, as the system with its finish key says it.
-#[derive(Clone, Debug)]
-pub enum Finish {
-    /// It succeeded, perhaps with a result.
-    Succeeded(Option<Box<RawValue>>),
-    /// It failed; another attempt may succeed.
-    Failed(String),
-    /// It failed for good.
-    Rejected(String),
-    /// The work cannot be done now: the job runs again after this delay, and no attempt is used.
-    Snoozed(Duration, String),
-}
-
-impl Finish {
-    const fn verdict(&self) -> Verdict {
-        match self {
-            Self::Succeeded(_) => Verdict::Succeeded,
-            Self::Failed(_) => Verdict::Failed,
-            Self::Rejected(_) => Verdict::Rejected,
-            Self::Snoozed(..) => Verdict::Snoozed,
-        }
-    }
-}
+use tickr_handlers::RemoteVerdict;
+use tickr_job::{CallOutcome, JobId, Progress, RetryPolicy, State, limits};
+use tickr_store::{CheckpointUse, DeferredAttempt, FinishKeyDigest, Reported, Settled, Settlement, StoreError};
 
 /// Outcome of a finish.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -71,10 +46,16 @@ impl Broker {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
-    pub async fn finish(&self, key: FinishKeyDigest, finish: Finish) -> Result<Finished, StoreError> {
+    pub async fn finish(
+        &self,
+        key: FinishKeyDigest,
+        finish: RemoteVerdict,
+        checkpoint: Option<Arc<str>>,
+    ) -> Result<Finished, StoreError> {
         let Some(attempt) = self.store.deferred_attempt(key).await? else { return Ok(Finished::Unknown) };
-        let verdict = finish.verdict();
-        match self.store.settle(self.settlement(&attempt, finish)).await? {
+        let settlement = self.settlement(&attempt, finish, checkpoint);
+        let verdict = settlement.verdict;
+        match self.store.settle(settlement).await? {
             Settled::NotOurs => Ok(Finished::Ended(attempt.id)),
             Settled::Done { state, execute_at, line, released, .. } => {
                 if attempt.open {
@@ -93,18 +74,12 @@ impl Broker {
         }
     }
 
-    fn settlement(&self, attempt: &DeferredAttempt, finish: Finish) -> Settlement {
+    fn settlement(&self, attempt: &DeferredAttempt, finish: RemoteVerdict, checkpoint: Option<Arc<str>>) -> Settlement {
         let policy = || -> RetryPolicy {
             let of_kind = || self.registry.find(attempt.kind.as_str()).map(|kind| kind.defaults().retry.clone());
             attempt.retry.clone().or_else(of_kind).unwrap_or_default()
         };
-        let verdict = finish.verdict();
-        let (result, error, again) = match finish {
-            Finish::Succeeded(result) => (result, None, Again::Now),
-            Finish::Failed(error) => (None, Some(error), Again::Backoff(policy(), rand::random())),
-            Finish::Rejected(error) => (None, Some(error), Again::Now),
-            Finish::Snoozed(delay, error) => (None, Some(error), Again::After(delay.min(limits::MAX_AHEAD))),
-        };
+        let (verdict, result, error, again) = parts_of(finish, policy);
         Settlement {
             id: attempt.id,
             token: attempt.token,
@@ -120,7 +95,7 @@ impl Broker {
             again,
             // The call has ended, and was counted, when the attempt was deferred.
             call: None::<CallOutcome>,
-            checkpoint: CheckpointUse::Unused,
+            checkpoint: checkpoint.map_or(CheckpointUse::Unused, CheckpointUse::Unsaved),
         }
     }
 }

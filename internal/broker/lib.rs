@@ -34,13 +34,13 @@ mod unique_fields;
 mod watches;
 
 pub use cluster_events::{ClusterEvents, Delivery, EventType, Listener, PublishedEvent};
-pub use deferred::{Finish, Finished};
+pub use deferred::Finished;
 pub use draft::{Draft, Invalid, problem_of_due};
 pub use hints::Wake;
 pub use idempotency::{IdempotencyKey, InvalidKey};
 pub use operator_settings::{API_KEYS_HOLD, OperatorSettings, OperatorSettingsCopy};
 pub use outbox::OutboxPass;
-pub use remote_workers::{JobDelivery, Poll, WorkerBeaten, WorkerFinish, WorkerFinished, WorkerReport, WorkerVerdict};
+pub use remote_workers::{JobDelivery, Poll, WorkerBeaten, WorkerFinish, WorkerFinished, WorkerReport};
 pub use schedules::TriggerError;
 pub use tickr_index::StreamPosition;
 pub use watches::{Watch, Watches};

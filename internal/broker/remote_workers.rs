@@ -14,7 +14,8 @@ use uuid::Uuid;
 
 use crate::Broker;
 use tickr_event::Event;
-use tickr_job::{AttemptToken, CallOutcome, JobId, Name, Progress, RunnerId, State, Verdict, limits};
+use tickr_handlers::RemoteVerdict;
+use tickr_job::{AttemptToken, CallOutcome, JobId, Name, Progress, RetryPolicy, RunnerId, State, Verdict, limits};
 use tickr_store::{
     Again, BegunFetch, CheckpointUse, Claimed, HeldAttempt, LimitKey, NewCheckpoint, Reaped, RemoteAttempt,
     RemoteFetch, Settled, Settlement, StoreError,
@@ -95,21 +96,6 @@ impl Drop for JobDelivery {
     }
 }
 
-/// A verdict of a worker.
-#[derive(Clone, Debug)]
-pub enum WorkerVerdict {
-    /// It succeeded, perhaps with a result.
-    Succeeded(Option<Box<RawValue>>),
-    /// It failed; another attempt may succeed. The delay overrides the backoff.
-    Failed(String, Option<Duration>),
-    /// It failed for good.
-    Rejected(String),
-    /// The work cannot be done now: the job runs again after this delay, and no attempt is used.
-    Snoozed(Duration, String),
-    /// The worker gives the job back. No attempt is used.
-    Released(String),
-}
-
 /// A verdict about an attempt.
 #[derive(Clone, Debug)]
 pub struct WorkerFinish {
@@ -120,9 +106,11 @@ pub struct WorkerFinish {
     /// The number of the execution.
     pub number: u32,
     /// The verdict.
-    pub verdict: WorkerVerdict,
+    pub verdict: RemoteVerdict,
     /// The newest lines of its log.
     pub log: Option<String>,
+    /// JSON with which the next attempt begins.
+    pub checkpoint: Option<Arc<str>>,
 }
 
 /// The answer to a verdict.
@@ -347,22 +335,10 @@ impl Broker {
         finish: WorkerFinish,
     ) -> Result<WorkerFinished, StoreError> {
         let Some(attempt) = attempt else { return Ok(WorkerFinished::Unknown) };
-        let (verdict, result, error, again) = match finish.verdict {
-            WorkerVerdict::Succeeded(result) => (Verdict::Succeeded, result, None, Again::Now),
-            WorkerVerdict::Failed(error, None) => {
-                (Verdict::Failed, None, Some(error), Again::Backoff(self.policy_of(attempt), rand::random()))
-            }
-            WorkerVerdict::Failed(error, Some(delay)) => {
-                (Verdict::Failed, None, Some(error), Again::After(delay.min(limits::MAX_AHEAD)))
-            }
-            WorkerVerdict::Rejected(error) => (Verdict::Rejected, None, Some(error), Again::Now),
-            WorkerVerdict::Snoozed(delay, error) => {
-                (Verdict::Snoozed, None, Some(error), Again::After(delay.min(limits::MAX_AHEAD)))
-            }
-            WorkerVerdict::Released(error) => (Verdict::Interrupted, None, Some(error), Again::NowWithinBounds),
-        };
+        let (verdict, result, error, again) = parts_of(finish.verdict, || self.policy_of(attempt));
         let mut settlement = settlement((finish.id, finish.token, finish.number), verdict, error, result, again);
         settlement.log = finish.log;
+        settlement.checkpoint = finish.checkpoint.map_or(CheckpointUse::Unused, CheckpointUse::Unsaved);
         self.settle_remote(attempt, settlement).await
     }
 
@@ -397,9 +373,27 @@ impl Broker {
         }
     }
 
-    fn policy_of(&self, attempt: &RemoteAttempt) -> tickr_job::RetryPolicy {
+    fn policy_of(&self, attempt: &RemoteAttempt) -> RetryPolicy {
         let of_kind = || self.registry.find(attempt.kind.as_str()).map(|kind| kind.defaults().retry.clone());
         attempt.retry.clone().or_else(of_kind).unwrap_or_default()
+    }
+}
+
+/// Return what the settlement of a verdict consists of.
+pub(super) fn parts_of(
+    verdict: RemoteVerdict,
+    policy: impl FnOnce() -> RetryPolicy,
+) -> (Verdict, Option<Box<RawValue>>, Option<String>, Again) {
+    let after = |delay: Duration| Again::After(delay.min(limits::MAX_AHEAD));
+    match verdict {
+        RemoteVerdict::Succeeded(result) => (Verdict::Succeeded, result, None, Again::Now),
+        RemoteVerdict::Failed(error, delay) => {
+            let again = delay.map_or_else(|| Again::Backoff(policy(), rand::random()), after);
+            (Verdict::Failed, None, Some(error), again)
+        }
+        RemoteVerdict::Rejected(error) => (Verdict::Rejected, None, Some(error), Again::Now),
+        RemoteVerdict::Snoozed(delay, error) => (Verdict::Snoozed, None, Some(error), after(delay)),
+        RemoteVerdict::Released(error) => (Verdict::Interrupted, None, Some(error), Again::NowWithinBounds),
     }
 }
 

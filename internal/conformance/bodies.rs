@@ -155,7 +155,7 @@ impl Checker {
     }
 
     fn verdict(&mut self, verdict: &Json) {
-        self.fields("a verdict", verdict, &["token", "verdict"], &["result", "error", "delay_ms", "log"]);
+        self.fields("a verdict", verdict, &["token", "verdict"], &["result", "error", "delay_ms", "log", "checkpoint"]);
         self.text(verdict, "token", 200);
         let word = verdict.get("verdict").and_then(Json::as_text).unwrap_or_default();
         if !["succeeded", "failed", "rejected", "snoozed", "released"].contains(&word) {
@@ -196,6 +196,9 @@ impl Checker {
             }
             Some(other) => self.wrong(format!("log is {}", other.brief()), "a text"),
         }
+        if verdict.get("checkpoint").is_some_and(|checkpoint| checkpoint.to_string().len() > MAX_CHECKPOINT) {
+            self.wrong("a checkpoint of more than 64 KiB", "JSON of at most 64 KiB");
+        }
     }
 }
 
@@ -220,6 +223,7 @@ mod tests {
             (Call::Beat, r#"{"holding":[{"token":"t","percent":1.5,"note":"n","checkpoint":[1]}]}"#.to_owned()),
             (Call::Finish, r#"{"verdicts":[{"token":"t","verdict":"released"}]}"#.to_owned()),
             (Call::Finish, r#"{"verdicts":[{"token":"t","verdict":"failed","error":"e","delay_ms":0}]}"#.to_owned()),
+            (Call::Finish, r#"{"verdicts":[{"token":"t","verdict":"released","checkpoint":{"at":1}}]}"#.to_owned()),
         ];
         for (call, body) in fine {
             assert_eq!(wrong(call, &body), none, "{body}");

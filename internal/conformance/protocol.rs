@@ -288,6 +288,9 @@ impl State {
             let token = verdict.get("token").and_then(Json::as_text).unwrap_or_default();
             let result = self.finish_one(token, verdict);
             let mut answer = serde_json::json!({ "token": token, "result": result });
+            if result == "refused" {
+                answer["errors"] = serde_json::json!([{ "field": "result", "detail": "is not what the kit expects" }]);
+            }
             if result == "settled" {
                 answer["state"] = match verdict.get("verdict").and_then(Json::as_text) {
                     Some("succeeded") => "completed",
@@ -317,6 +320,12 @@ impl State {
         let same = first.same(verdict);
         let kind = self.jobs[attempt.job].kind.clone();
         let rule = if self.twice.contains(token) { "token-twice" } else { "finish-lost" };
+        if forced == Some("refused") {
+            // The attempt waits for another verdict.
+            attempt.refused = attempt.verdict.take();
+            (attempt.verdict_at, attempt.forced) = (None, None);
+            return "refused";
+        }
         if !same {
             let seen = format!("{} and later, for the same token, {}", first.brief(), verdict.brief());
             self.breach(rule, seen, "the same verdict again");
@@ -337,7 +346,7 @@ impl State {
     pub(crate) fn finished(&mut self, body: &Json) {
         for verdict in body.get("verdicts").and_then(Json::as_list).unwrap_or_default() {
             let token = verdict.get("token").and_then(Json::as_text).unwrap_or_default();
-            if let Some(attempt) = self.attempts.get_mut(token) {
+            if let Some(attempt) = self.attempts.get_mut(token).filter(|attempt| attempt.verdict.is_some()) {
                 attempt.answered_at.get_or_insert_with(Instant::now);
             }
         }
@@ -401,5 +410,6 @@ fn new_attempt(job: usize) -> Attempt {
         lost_told_at: None,
         beats: Vec::new(),
         forced: None,
+        refused: None,
     }
 }

@@ -133,6 +133,8 @@ pub(crate) struct Attempt {
     pub(crate) beats: Vec<(Instant, Json)>,
     /// Result of the finish call, if not `settled`.
     pub(crate) forced: Option<&'static str>,
+    /// The verdict that the server refused.
+    pub(crate) refused: Option<Json>,
 }
 
 /// An enqueue of the program.

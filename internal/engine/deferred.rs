@@ -34,12 +34,22 @@ impl FinishKeys {
 }
 
 impl FinishKeyStore for FinishKeys {
-    fn store(&self, digest: [u8; 32]) -> Pin<Box<dyn Future<Output = Result<(), String>> + Send + '_>> {
+    fn store(
+        &self,
+        digest: [u8; 32],
+        later: Option<FinishLater>,
+    ) -> Pin<Box<dyn Future<Output = Result<(), String>> + Send + '_>> {
         Box::pin(async move {
             let store = self.store.upgrade().ok_or("the runner has stopped")?;
-            store.store_finish_key(self.attempt, digest).await.map_err(|error| error.to_string())
+            let stored = store.store_finish_key(self.attempt, digest, later.map(deferral)).await;
+            stored.map_err(|error| error.to_string())
         })
     }
+}
+
+fn deferral(later: FinishLater) -> Deferral {
+    let bounded = |time: Duration| time.clamp(WITHIN.0, WITHIN.1);
+    Deferral { within: bounded(later.within), report_within: later.report_within.map(bounded) }
 }
 
 /// Leave the attempt to the system that has its finish key. Like a verdict, this is tried until it is written or the
@@ -50,8 +60,7 @@ pub(super) async fn defer(
     later: FinishLater,
     (call, mut log): (Option<CallOutcome>, Option<String>),
 ) -> bool {
-    let bounded = |time: Duration| time.clamp(WITHIN.0, WITHIN.1);
-    let deferral = Deferral { within: bounded(later.within), report_within: later.report_within.map(bounded) };
+    let deferral = deferral(later);
     let mut pause = Duration::from_millis(100);
     loop {
         match shared
@@ -86,7 +95,6 @@ pub(super) async fn defer(
 /// End deferred attempts whose time is up, after each summary of changes that shows some, about once a second.
 pub(super) async fn end_until_stopped(shared: &EngineState) {
     let mut summaries = shared.operator_settings.summaries();
-    let policies = Arc::new(shared.registry.retry_policies());
     loop {
         tokio::select! {
             () = shared.stop_loops.cancelled() => break,
@@ -95,10 +103,13 @@ pub(super) async fn end_until_stopped(shared: &EngineState) {
             },
         }
         let some = summaries.borrow_and_update().as_ref().is_some_and(|summary| summary.deferred_overdue);
+        if !some {
+            continue;
+        }
+        let policies = Arc::new(shared.registry.retry_policies());
         // After an outage of MySQL, or a step of its clock, the systems have a lease's time to report.
         let lease = shared.settings.lease;
-        while some
-            && !shared.stop_loops.is_cancelled()
+        while !shared.stop_loops.is_cancelled()
             && !shared.store_trouble.load(Ordering::Relaxed)
             && shared.heartbeats.may_call_dead(lease, lease)
         {

@@ -27,7 +27,7 @@ use tickr_broker::{Draft, Invalid};
 use tickr_event::Event;
 use tickr_handlers::{
     CallSlot, CheckpointSlot, Context, ContextParts, ExchangeSlot, Failure, FinishLater, FinishSlot, FollowUp,
-    KindDefaults, Outcome, ProgressSlot, Ran, panic_message,
+    KindDefaults, Outcome, ProgressSlot, Ran, RemoteVerdict, panic_message,
 };
 use tickr_job::{CallOutcome, Name, NewJob, TraceContext, Verdict, limits};
 use tickr_store::{Again, CheckpointUse, Claim, Claimant, Claimed, Settled, Settlement, Unreadable};
@@ -153,8 +153,10 @@ async fn attempt(
     shared.broker.meters().record_started(&claimed.queue, lateness);
     shared.broker.events().emit(Event::Started { id: claimed.id, number: claimed.number });
 
-    let defaults =
-        shared.registry.get(claimed.kind.as_str()).map_or_else(KindDefaults::default, |kind| kind.defaults().clone());
+    let defaults = shared
+        .registry
+        .runnable(claimed.kind.as_str())
+        .map_or_else(KindDefaults::default, |kind| kind.defaults().clone());
     let trace = AttemptTrace::begin(&shared.settings.tracer, &claimed);
     let began = Instant::now();
     let exchange = ExchangeSlot::default();
@@ -318,6 +320,9 @@ fn why_not_now(
     if stop.reason().is_some() {
         return Some("it was told to stop before its handler started");
     }
+    if shared.registry.runnable(claimed.kind.as_str()).is_none() {
+        return Some("its kind was removed, or given to remote workers, before its receiver was called");
+    }
     // Another runner may have run the job by now, and its handler would run once more.
     if !shared.live.is_leased(claimed.id, claimed.token, lasting(shared.settings.lease)) {
         return Some("its lease ended before its handler could start");
@@ -409,8 +414,8 @@ async fn run(
     trace: &AttemptTrace,
     scope: LogScope,
 ) -> HandlerEnd {
-    let Some(kind) = shared.registry.get(claimed.kind.as_str()) else {
-        // The claim takes only jobs of registered kinds.
+    let Some(kind) = shared.registry.runnable(claimed.kind.as_str()) else {
+        // The claim takes only jobs of these kinds, and the claim of a kind that was removed since is undone.
         return HandlerEnd::Returned(Err(Failure::retry(format!("no handler for kind {}", claimed.kind))));
     };
     let limit = claimed.options.timeout_ms.map_or(defaults.timeout, Duration::from_millis);
@@ -423,6 +428,9 @@ async fn run(
         max_attempts: claimed.max_attempts,
         token: claimed.token,
         deadline,
+        started_at: claimed.started_at,
+        time_limit: limit,
+        tags: claimed.options.tags.iter().map(ToString::to_string).collect(),
         stop: stop.token().clone(),
         progress,
         checkpoint,
@@ -535,7 +543,19 @@ fn judge(
         settlement
     };
     match (ended, stopped) {
-        (HandlerEnd::Returned(Ok(output)), _) => {
+        (HandlerEnd::Returned(Ok(mut output)), _) => {
+            match output.take_verdict() {
+                Some(RemoteVerdict::Failed(error, delay)) => {
+                    settlement.again =
+                        delay.map_or(settlement.again, |delay| Again::After(delay.min(limits::MAX_AHEAD)));
+                    return failed(settlement, Verdict::Failed, error);
+                }
+                Some(RemoteVerdict::Released(reason)) => {
+                    settlement.again = Again::NowWithinBounds;
+                    return failed(settlement, Verdict::Interrupted, reason);
+                }
+                _ => {}
+            }
             let (result, follow_ups) = output.into_parts();
             if result.as_ref().is_some_and(|raw| raw.get().len() > limits::MAX_RESULT_BYTES) {
                 // A smaller one has become a file.

@@ -374,8 +374,9 @@ impl Fetcher {
 
     /// Return the jobs that this runner can run, in random order.
     fn runnable(&self, page: &LinePage) -> Vec<JobId> {
-        let has_kind =
-            |row: &&DueRow| row.kind.as_ref().is_some_and(|kind| self.shared.registry.get(kind.as_str()).is_some());
+        let has_kind = |row: &&DueRow| {
+            row.kind.as_ref().is_some_and(|kind| self.shared.registry.runnable(kind.as_str()).is_some())
+        };
         let mut found: Vec<JobId> = page.rows.iter().filter(has_kind).map(|row| row.id).collect();
         found.retain(|id| !self.shared.suspects.is_resting(*id) && !self.shared.unread.is_resting(*id));
         found.shuffle(&mut rand::rng());

@@ -17,6 +17,7 @@
 //! - `worker_pool.rs`: how many handlers run at once, and how many jobs may be claimed or settled besides.
 //! - `worker.rs`: claims an id and has the job executed.
 //! - `executor.rs`: runs one attempt, from its claim to its settled verdict.
+//! - `kinds.rs`: follows the declared kinds whose receivers this runner calls.
 //! - `checkpoints.rs`: saves the checkpoints of attempts that run.
 //! - `limits.rs`: the sweep of limits by key.
 //! - `live.rs`: the attempts that run in this process.
@@ -64,6 +65,7 @@ mod fetcher;
 mod heartbeat;
 mod heartbeat_history;
 mod janitor;
+mod kinds;
 mod limits;
 mod live;
 mod outbox;
@@ -112,6 +114,7 @@ use attempt_metrics::AttemptMetrics;
 use fetcher::Fetcher;
 use heartbeat::Heartbeat;
 use heartbeat_history::HeartbeatHistory;
+use kinds::CurrentClaimant;
 use live::LiveAttempts;
 use permits::Permits;
 use suspects::Suspects;
@@ -275,20 +278,26 @@ impl Engine {
         let alarm = Arc::new(Alarm::start()?);
         let tick_alarm = Arc::new(Alarm::start()?);
         let (sender, released) = mpsc::unbounded_channel();
-        let claimant = store.claimant(runner, registry.names(), settings.lease).sending_to(sender.clone());
+        let claimed = registry.runnable_names();
+        let claimant = store.claimant(runner, claimed.clone(), settings.lease).sending_to(sender.clone());
+        let claimant = Arc::new(CurrentClaimant::new(claimant));
         let shared =
             Arc::new(EngineState::new((broker, index, operator_settings), registry, settings, (live, heartbeats)));
         let (fetching, working, looping) = (TaskTracker::new(), TaskTracker::new(), TaskTracker::new());
         // It is set here alone.
-        let _ = shared.released.set(sender);
+        let _ = shared.released.set(sender.clone());
         // The fetcher takes a seat for each id before it takes the id.
         let start = {
-            let (shared, working) = (Arc::clone(&shared), working.clone());
-            move |job| drop(working.spawn(worker::work(Arc::clone(&shared), claimant.clone(), job)))
+            let (shared, working, claimant) = (Arc::clone(&shared), working.clone(), Arc::clone(&claimant));
+            move |job| drop(working.spawn(worker::work(Arc::clone(&shared), claimant.now(), job)))
         };
         fetching.spawn(released::start_until_stopped(Arc::clone(&shared), released, start.clone()));
         fetching.spawn(Fetcher::new(Arc::clone(&shared)).fetch_until_stopped(start));
         keep_running(&fetching, &shared, "remote workers", remote_workers::serve_until_stopped);
+        keep_running(&looping, &shared, "declared kinds", move |shared: Arc<EngineState>| {
+            let (claimant, sender, claimed) = (Arc::clone(&claimant), sender.clone(), claimed.clone());
+            async move { kinds::follow_until_stopped(&shared, &claimant, sender, claimed).await }
+        });
         keep_running(&looping, &shared, "scheduler", move |shared| {
             scheduler::run_until_stopped(shared, Arc::clone(&alarm))
         });
@@ -479,7 +488,7 @@ impl EngineState {
 /// Build the row that registers this runner in MySQL.
 fn row(registry: &Registry, settings: &EngineSettings) -> RunnerRow {
     // Without workers it executes no kind, and other runners must not leave it jobs.
-    let kinds = if settings.workers > 0 { registry.names() } else { Vec::new() };
+    let kinds = if settings.workers > 0 { registry.runnable_names() } else { Vec::new() };
     RunnerRow {
         id: settings.runner.clone(),
         version: env!("CARGO_PKG_VERSION"),

@@ -47,7 +47,7 @@ pub(super) async fn start_until_stopped(
 fn take(shared: &EngineState, job: &DueJob) -> Option<FetchedJob> {
     let queue = shared.settings.queues.iter().position(|queue| *queue == job.queue)?;
     let is_due = job.execute_at <= shared.store.clock().now();
-    let has_kind = shared.registry.get(job.kind.as_str()).is_some();
+    let has_kind = shared.registry.runnable(job.kind.as_str()).is_some();
     if !is_due || !has_kind || shared.permits.are_scarce(queue) || !may_start(shared, &job.queue) {
         return None;
     }

@@ -5,7 +5,7 @@
 //! the order of queues are those of every other runner, and this process holds nothing of the attempt: when it stops, the
 //! worker goes on with another one.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -13,6 +13,7 @@ use chrono::TimeDelta;
 use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 use tokio_util::task::TaskTracker;
 
+use super::kinds::hint_due_jobs;
 use super::queue_order::{QueueOrder, is_paused};
 use super::{EngineState, executor};
 use tickr_broker::{OperatorSettings, Poll};
@@ -48,6 +49,19 @@ const SUSPECT_PAUSE_MS: i64 = 500;
 const SET_ASIDE_FOR: Duration = Duration::from_secs(10);
 const EMPTY_LOOK_EVERY: Duration = Duration::from_millis(200);
 
+/// Time without a waiting request for a kind after which the kind counts as new here, and the time for which it does.
+/// Meanwhile other processes learn that a worker has it, and do not hide its jobs for long any more.
+const KIND_FORGOTTEN_AFTER: Duration = Duration::from_secs(4);
+const KIND_NEW_FOR: Duration = Duration::from_secs(6);
+
+/// A kind for which a request waits or waited here.
+struct SeenKind {
+    /// Arrival of the request with which the kind became known.
+    since: Instant,
+    /// When a request for it was last seen.
+    last: Instant,
+}
+
 /// What comes back from a claim.
 enum Back {
     /// Nothing was won: the request waits again.
@@ -82,6 +96,8 @@ struct WaitingPolls {
     settings: Arc<OperatorSettings>,
     /// Queues without room, each with the moment to try again.
     full: HashMap<Name, Instant>,
+    /// The kinds of the requests.
+    seen: HashMap<Name, SeenKind>,
     looked: Instant,
     /// A worker is set aside for a suspect. There is at most one, so that the others keep the ordinary jobs going.
     set_aside: bool,
@@ -128,6 +144,7 @@ impl WaitingPolls {
             order: QueueOrder::new(&[], &settings),
             settings,
             full: HashMap::new(),
+            seen: HashMap::new(),
             looked: Instant::now(),
             set_aside: false,
             nudged: RunnerId::from_stored(format!("{}#polls", shared.runner)),
@@ -140,7 +157,7 @@ impl WaitingPolls {
         let gauge = metrics::gauge!("tickr_remote_polls");
         loop {
             while let Ok(poll) = entrance.try_recv() {
-                self.waiting.push(poll);
+                self.take_in(poll);
             }
             while let Ok(back) = self.back.try_recv() {
                 self.take_back(back);
@@ -156,7 +173,7 @@ impl WaitingPolls {
                     () = shared.stop_fetching.cancelled() => return,
                     back = self.back.recv() => if let Some(back) = back { self.take_back(back) },
                     poll = entrance.recv() => match poll {
-                        Some(poll) => self.waiting.push(poll),
+                        Some(poll) => self.take_in(poll),
                         None => return,
                     },
                 }
@@ -175,6 +192,42 @@ impl WaitingPolls {
                 self.put_back(fetch, left).await;
             }
         }
+    }
+
+    /// Let a request wait. Jobs of a kind that no request had may be hidden from the index for seconds: hint them again.
+    fn take_in(&mut self, poll: Poll) {
+        let (now, mut new) = (Instant::now(), false);
+        for kind in poll.fetch.worker.kinds.iter() {
+            match self.seen.get_mut(kind) {
+                Some(seen) if now - seen.last < KIND_FORGOTTEN_AFTER => seen.last = now,
+                _ => {
+                    self.seen.insert(kind.clone(), SeenKind { since: now, last: now });
+                    new = true;
+                }
+            }
+        }
+        self.waiting.push(poll);
+        if new {
+            self.hint_new_kinds();
+        }
+    }
+
+    /// Hint the due jobs of the kinds that are new here, in the queues of the requests for them.
+    fn hint_new_kinds(&self) {
+        let new = self.seen.iter().filter(|(_, seen)| seen.since.elapsed() < KIND_NEW_FOR);
+        let kinds: Vec<Name> = new.map(|(kind, _)| kind.clone()).collect();
+        let waits = |poll: &&Poll| poll.fetch.worker.kinds.iter().any(|kind| kinds.contains(kind));
+        let waiting = self.waiting.iter().filter(waits);
+        let queues: BTreeSet<Name> = waiting.flat_map(|poll| poll.fetch.worker.queues.iter().cloned()).collect();
+        if queues.is_empty() || self.shared.index.health().now() == Health::Degraded {
+            return;
+        }
+        let shared = Arc::clone(&self.shared);
+        self.claims.spawn(async move {
+            if let Err(error) = hint_due_jobs(&shared, queues.into_iter().collect(), &kinds).await {
+                tracing::debug!(%error, "cannot look for jobs of the kinds of new workers");
+            }
+        });
     }
 
     fn take_back(&mut self, back: Back) {
@@ -213,11 +266,12 @@ impl WaitingPolls {
 
     /// Hide a job from the index whose kind no request has that waits here. In MySQL the job stays due.
     fn hide(&self, mut job: DueJob) {
-        let pause = if self.shared.runs_elsewhere(&job.kind) || self.shared.registry.get(job.kind.as_str()).is_some() {
-            TimeDelta::milliseconds(OTHERS_KIND_PAUSE_MS / 2 + rand::random_range(0..OTHERS_KIND_PAUSE_MS))
-        } else {
-            NOBODYS_KIND_PAUSE
-        };
+        let pause =
+            if self.shared.runs_elsewhere(&job.kind) || self.shared.registry.runnable(job.kind.as_str()).is_some() {
+                TimeDelta::milliseconds(OTHERS_KIND_PAUSE_MS / 2 + rand::random_range(0..OTHERS_KIND_PAUSE_MS))
+            } else {
+                NOBODYS_KIND_PAUSE
+            };
         job.execute_at = self.shared.store.clock().now() + pause;
         self.shared.broker.hint_due(&job);
     }
@@ -234,6 +288,13 @@ impl WaitingPolls {
             return;
         }
         self.looked = now;
+        for kind in self.waiting.iter().flat_map(|poll| poll.fetch.worker.kinds.iter()) {
+            if let Some(seen) = self.seen.get_mut(kind) {
+                seen.last = now;
+            }
+        }
+        self.seen.retain(|_, seen| now - seen.last < KIND_FORGOTTEN_AFTER);
+        self.hint_new_kinds();
         let ids = self.waiting.iter().map(|poll| poll.fetch.worker.id.to_string()).collect();
         match self.shared.store.registered_workers(ids).await {
             Ok(found) => {
@@ -358,7 +419,7 @@ impl WaitingPolls {
                         }
                     },
                     poll = entrance.recv(), if !stopped => if let Some(poll) = poll {
-                        self.waiting.push(poll);
+                        self.take_in(poll);
                         if self.waits_for_more(&rooms) {
                             self.nudge().await;
                         }
@@ -405,7 +466,7 @@ impl WaitingPolls {
             () = shared.stop_fetching.cancelled() => {}
             () = tokio::time::sleep(pause) => {}
             back = self.back.recv() => if let Some(back) = back { self.take_back(back) },
-            poll = entrance.recv() => if let Some(poll) = poll { self.waiting.push(poll) },
+            poll = entrance.recv() => if let Some(poll) = poll { self.take_in(poll) },
         }
     }
 

@@ -77,7 +77,7 @@ pub async fn run_suspect(
     let heartbeat =
         Heartbeat::start(store.heartbeat_connection(), row, Arc::clone(&live), Arc::clone(&heartbeats), events)?;
     let operator_settings = OperatorSettingsCopy::empty(store.clone(), runner.clone());
-    let claimant = store.claimant(runner, registry.names(), settings.lease);
+    let claimant = store.claimant(runner, registry.runnable_names(), settings.lease);
     let shared = Arc::new(EngineState::new((broker, index, operator_settings), registry, settings, (live, heartbeats)));
     let saves = {
         let shared = Arc::clone(&shared);

@@ -15,8 +15,10 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::Level;
 
-use super::{Failure, FinishKey, FinishSlot};
-use tickr_job::{AttemptToken, CallOutcome, Checkpoint, Exchange, JobId, Name, Progress, TraceContext, limits};
+use super::{Failure, FinishKey, FinishLater, FinishSlot};
+use tickr_job::{
+    AttemptToken, CallOutcome, Checkpoint, Exchange, JobId, Name, Progress, Timestamp, TraceContext, limits,
+};
 use tickr_telemetry::{AttemptLog, LogScope, in_log_scope};
 
 /// A handler's view of its own attempt. Cheap to clone.
@@ -44,6 +46,12 @@ pub struct ContextParts {
     pub token: AttemptToken,
     /// Time when the attempt is stopped as timed out.
     pub deadline: Instant,
+    /// Start of the attempt, by the clock of the database.
+    pub started_at: Timestamp,
+    /// Time limit of the attempt.
+    pub time_limit: Duration,
+    /// Tags of the job.
+    pub tags: Vec<String>,
     /// Cancelled when the attempt should stop: after a cancel, at shutdown, at the deadline, or when the lease is lost.
     pub stop: CancellationToken,
     /// Newest progress, from which the heartbeat writes it to the store.
@@ -281,6 +289,9 @@ impl ContextParts {
             max_attempts: 5,
             token: AttemptToken::new(),
             deadline: Instant::now() + Duration::from_secs(60),
+            started_at: chrono::Utc::now(),
+            time_limit: Duration::from_secs(60),
+            tags: Vec::new(),
             stop: CancellationToken::new(),
             progress: ProgressSlot::default(),
             checkpoint: CheckpointSlot::default(),
@@ -387,6 +398,21 @@ impl Context {
         self.parts.deadline
     }
 
+    /// Start of the attempt, by the clock of the database.
+    pub(crate) fn started_at(&self) -> Timestamp {
+        self.parts.started_at
+    }
+
+    /// Time limit of the attempt.
+    pub(crate) fn time_limit(&self) -> Duration {
+        self.parts.time_limit
+    }
+
+    /// Tags of the job.
+    pub(crate) fn tags(&self) -> &[String] {
+        &self.parts.tags
+    }
+
     /// Time left until the deadline, zero when it has passed.
     #[must_use]
     pub fn time_left(&self) -> Duration {
@@ -456,7 +482,13 @@ impl Context {
     /// # Errors
     /// [`Failure::Retry`] when the key cannot be stored.
     pub async fn finish_key(&self) -> Result<FinishKey, Failure> {
-        self.parts.finish.key().await.cloned()
+        self.parts.finish.key(None).await.cloned()
+    }
+
+    /// Return the key as [`finish_key`](Self::finish_key) does, for a system that works on the attempt as soon as it reports,
+    /// though the handler has not heard its answer. So the death of this runner does not end such an attempt.
+    pub(crate) async fn finish_key_for(&self, later: FinishLater) -> Result<FinishKey, Failure> {
+        self.parts.finish.key(Some(later)).await.cloned()
     }
 
     /// Set the checkpoint with which the attempt begins, for unit tests of handlers.

@@ -1,10 +1,12 @@
-//! Kinds that remote workers execute, as operators have declared them: their schemas and defaults, without handlers.
+//! Kinds that programs in other languages execute, as operators have declared them: their schemas, their defaults and
+//! their receivers.
 
 use std::collections::BTreeMap;
 use std::ops::Deref;
 use std::sync::{Arc, PoisonError, RwLock};
 
 use super::Registered;
+use super::http::HttpHandler;
 use tickr_job::{DeclaredKind, Name, Timestamp};
 
 /// The declared kinds by name, each with the version of its declaration.
@@ -25,12 +27,17 @@ impl DeclaredKinds {
 
     /// Follow these declarations. Only schemas that have changed are read again. A schema that this version cannot read
     /// makes its kind unknown here, so that no unchecked payload is accepted.
-    pub(super) fn follow<'k>(&self, declared: impl Iterator<Item = (&'k DeclaredKind, DeclarationVersion)>) {
+    pub(super) fn follow<'k>(
+        &self,
+        declared: impl Iterator<Item = (&'k DeclaredKind, DeclarationVersion)>,
+        client: Option<&Arc<HttpHandler>>,
+    ) {
         let before = self.now();
         let mut after = Known::new();
         for (kind, version) in declared {
             let known = before.get(&kind.name).filter(|(known, _)| *known == version).cloned();
-            let known = known.map_or_else(|| Ok((version, Arc::new(Registered::declared(kind)?))), Ok::<_, String>);
+            let known =
+                known.map_or_else(|| Ok((version, Arc::new(Registered::declared(kind, client)?))), Ok::<_, String>);
             match known {
                 Ok(known) => drop(after.insert(kind.name.clone(), known)),
                 Err(error) => tracing::error!(kind = %kind.name, error, "cannot read the schema of a declared kind"),
@@ -53,7 +60,7 @@ impl DeclaredKinds {
 pub enum KnownKind<'r> {
     /// This process has a handler of it.
     Compiled(&'r Registered),
-    /// Remote workers execute it.
+    /// Programs in other languages execute it.
     Declared(Arc<Registered>),
 }
 

@@ -88,8 +88,13 @@ impl FinishLater {
 
 /// Stores the digest of a finish key with its attempt.
 pub trait FinishKeyStore: Send + Sync + fmt::Debug {
-    /// Store the digest. The text of an error is shown to operators.
-    fn store(&self, digest: [u8; 32]) -> Pin<Box<dyn Future<Output = Result<(), String>> + Send + '_>>;
+    /// Store the digest. With `later`, the first report of the system leaves the attempt to it for that time, also before the
+    /// handler has returned. The text of an error is shown to operators.
+    fn store(
+        &self,
+        digest: [u8; 32],
+        later: Option<FinishLater>,
+    ) -> Pin<Box<dyn Future<Output = Result<(), String>> + Send + '_>>;
 }
 
 /// The finish key of an attempt, made when the handler asks for it.
@@ -112,11 +117,11 @@ impl FinishSlot {
         self.made.initialized()
     }
 
-    pub(crate) async fn key(&self) -> Result<&FinishKey, Failure> {
+    pub(crate) async fn key(&self, later: Option<FinishLater>) -> Result<&FinishKey, Failure> {
         let make = || async {
             let key = FinishKey::new();
             if let Some(keys) = &self.keys {
-                let stored = keys.store(key.digest()).await;
+                let stored = keys.store(key.digest(), later).await;
                 stored.map_err(|error| Failure::retry(format!("store the finish key: {error}")))?;
             }
             Ok(key)

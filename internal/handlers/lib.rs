@@ -31,7 +31,8 @@
 //! - `context.rs`: [`Context`], a running handler's view of its attempt
 //! - `finish.rs`: [`FinishKey`], with which another system finishes an attempt
 //! - `outcome.rs`: [`Outcome`], [`Output`] and [`Failure`], which a handler returns
-//! - `declared.rs`: kinds that remote workers execute
+//! - `declared.rs`: kinds that programs in other languages execute
+//! - `verdict.rs`: [`RemoteVerdict`], how such a program ends an attempt
 //! - `registry.rs`: [`Registry`], the kinds by name with the JSON Schemas that enqueue enforces
 //! - `panicked.rs`: [`Panicked`], panics in the code of a kind
 //! - `sensitive.rs`: fields of a payload whose values are hidden
@@ -55,6 +56,7 @@ mod registry;
 pub mod report;
 mod sensitive;
 pub mod test_kinds;
+mod verdict;
 pub mod wording;
 
 pub use context::{
@@ -66,6 +68,7 @@ pub use outcome::{Failure, FollowUp, FollowUpOptions, Outcome, Output};
 pub use panicked::{Panicked, panic_message};
 pub use registry::{Checked, KindDefaults, Problem, Ran, Registered, Registry};
 pub use sensitive::is_sensitive_field;
+pub use verdict::{CheckedVerdict, RemoteVerdict, SentVerdict, VerdictWord, WrongVerdict};
 
 use std::future::Future;
 use std::sync::Arc;

@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde::Serialize;
 use serde_json::value::{RawValue, to_raw_value};
 
-use super::{FinishLater, Kind};
+use super::{FinishLater, Kind, RemoteVerdict};
 use tickr_job::{Due, OnFailure, RetryPolicy, Timestamp, limits};
 
 /// Return value of a handler.
@@ -17,6 +17,7 @@ pub struct Output {
     result: Option<Box<RawValue>>,
     follow_ups: Vec<FollowUp>,
     later: Option<FinishLater>,
+    ended: Option<RemoteVerdict>,
 }
 
 impl Output {
@@ -52,6 +53,18 @@ impl Output {
     #[must_use]
     pub fn finished_later(later: FinishLater) -> Self {
         Self { later: Some(later), ..Self::default() }
+    }
+
+    /// End the handler with the verdict of a receiver that no [`Failure`] can say.
+    pub(crate) fn ended_as(verdict: RemoteVerdict) -> Self {
+        Self { ended: Some(verdict), ..Self::default() }
+    }
+
+    /// Take the verdict of a receiver out, if the attempt ended with one.
+    #[doc(hidden)]
+    #[must_use]
+    pub const fn take_verdict(&mut self) -> Option<RemoteVerdict> {
+        self.ended.take()
     }
 
     /// Return how long another system may take, if it finishes the attempt.

@@ -13,6 +13,7 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 
 use super::declared::{DeclarationVersion, DeclaredKinds, KnownKind};
+use super::http::{HttpHandler, PushHandler, host_of_url};
 use super::panicked::caught;
 use super::report::FinishedReports;
 use super::{Context, Failure, Handler, Kind, Outcome, Panicked, wording};
@@ -157,15 +158,34 @@ impl<H: Handler> ErasedHandler for Erased<H> {
 }
 
 /// In place of the handler of a declared kind. Only its check is called: this process claims no job of the kind.
-struct RemoteHandler;
+struct RemoteHandler {
+    /// Host of the receiver that a process with its settings calls.
+    host: Option<String>,
+}
 
 impl ErasedHandler for RemoteHandler {
     fn check(&self, _: &RawValue) -> Checked {
-        Checked::default()
+        Checked { problems: Vec::new(), host: self.host.clone() }
     }
 
     fn run(self: Arc<Self>, _: Box<RawValue>, _: Context) -> RunFuture {
         Box::pin(async { Ran::Returned(Err(Failure::retry("remote workers execute this kind"))) })
+    }
+}
+
+/// The handler of a declared kind whose jobs this process hands to a receiver.
+struct Pushed {
+    host: Option<String>,
+    handler: PushHandler,
+}
+
+impl ErasedHandler for Pushed {
+    fn check(&self, _: &RawValue) -> Checked {
+        Checked { problems: Vec::new(), host: self.host.clone() }
+    }
+
+    fn run(self: Arc<Self>, payload: Box<RawValue>, ctx: Context) -> RunFuture {
+        Box::pin(async move { Ran::Returned(self.handler.run(payload, ctx).await) })
     }
 }
 
@@ -196,6 +216,8 @@ pub struct Registered {
     validator: jsonschema::Validator,
     defaults: KindDefaults,
     queue: Option<Name>,
+    /// This process runs its jobs: it has their handler, or calls their receiver.
+    runs_here: bool,
     handler: Arc<dyn ErasedHandler>,
 }
 
@@ -213,14 +235,23 @@ impl Registered {
         let validator = jsonschema::validator_for(&schema).expect("a derived schema is a valid schema");
         let defaults = handler.defaults();
         let edition = Edition::from_schema(&schema);
-        Self { name, schema, edition, validator, defaults, queue: None, handler: Arc::new(Erased(handler)) }
+        let handler = Arc::new(Erased(handler));
+        Self { name, schema, edition, validator, defaults, queue: None, runs_here: true, handler }
     }
 
-    /// Make the entry of a kind that remote workers execute.
+    /// Make the entry of a kind that programs in other languages execute. With an HTTP client, this process calls the
+    /// receiver of the kind, if it has one.
     ///
     /// # Errors
     /// Says what is wrong with the schema. A reference to a document elsewhere is wrong as well.
-    pub fn declared(kind: &DeclaredKind) -> Result<Self, String> {
+    pub fn declared(kind: &DeclaredKind, client: Option<&Arc<HttpHandler>>) -> Result<Self, String> {
+        let host = kind.push.as_ref().and_then(|push| host_of_url(&push.url)).and_then(within_key);
+        let (runs_here, handler): (bool, Arc<dyn ErasedHandler>) = match (&kind.push, client) {
+            (Some(push), Some(client)) => {
+                (true, Arc::new(Pushed { host, handler: PushHandler::new(Arc::clone(client), push.clone())? }))
+            }
+            _ => (false, Arc::new(RemoteHandler { host })),
+        };
         let schema = kind.schema.clone().unwrap_or_else(|| Value::Object(serde_json::Map::new()));
         let validator = jsonschema::validator_for(&schema).map_err(|error| shortened(error.to_string()))?;
         Ok(Self {
@@ -234,7 +265,8 @@ impl Registered {
                 retry: kind.retry.clone(),
             },
             queue: kind.queue.clone(),
-            handler: Arc::new(RemoteHandler),
+            runs_here,
+            handler,
         })
     }
 
@@ -274,6 +306,12 @@ impl Registered {
     #[must_use]
     pub fn defaults(&self) -> &KindDefaults {
         &self.defaults
+    }
+
+    /// Return whether this process runs its jobs: it has their handler, or calls their receiver.
+    #[must_use]
+    pub fn runs_here(&self) -> bool {
+        self.runs_here
     }
 
     /// Queue of jobs that name none. None: `default`.
@@ -365,6 +403,8 @@ fn shortened(mut text: String) -> String {
 pub struct Registry {
     kinds: BTreeMap<Name, Registered>,
     declared: DeclaredKinds,
+    /// Calls the receivers of declared kinds.
+    client: Option<Arc<HttpHandler>>,
     /// Where results go that are too large for the rows of their jobs.
     large_results: Option<FinishedReports>,
 }
@@ -409,6 +449,19 @@ impl Registry {
         self.large_results = Some(reports);
     }
 
+    /// Call the receivers of declared kinds with this client.
+    #[doc(hidden)]
+    pub fn push_with(&mut self, client: Arc<HttpHandler>) {
+        self.client = Some(client);
+    }
+
+    /// Return the client that calls the receivers of declared kinds.
+    #[doc(hidden)]
+    #[must_use]
+    pub const fn client(&self) -> Option<&Arc<HttpHandler>> {
+        self.client.as_ref()
+    }
+
     /// Return the reports that keep large results.
     #[doc(hidden)]
     #[must_use]
@@ -422,10 +475,25 @@ impl Registry {
         self.kinds.get_mut(kind).map(|entry| change(&mut entry.defaults)).is_some()
     }
 
-    /// Return the kind of this name that this process can run.
+    /// Return the kind of this name of which this process has a handler.
     #[must_use]
     pub fn get(&self, kind: &str) -> Option<&Registered> {
         self.kinds.get(kind)
+    }
+
+    /// Return the kind of this name whose jobs this process runs: it has their handler, or calls their receiver.
+    #[must_use]
+    pub fn runnable(&self, kind: &str) -> Option<KnownKind<'_>> {
+        self.find(kind).filter(|kind| kind.runs_here())
+    }
+
+    /// Names of the kinds whose jobs this process runs, in order.
+    #[must_use]
+    pub fn runnable_names(&self) -> Vec<Name> {
+        let mut names = self.names();
+        names.extend(self.declared().iter().filter(|kind| kind.runs_here()).map(|kind| kind.name().clone()));
+        names.sort();
+        names
     }
 
     /// Return the kind of this name, whether this process or remote workers run its jobs.
@@ -437,7 +505,7 @@ impl Registry {
 
     /// Know these declared kinds from now on, and no others.
     pub fn follow_declared<'k>(&self, declared: impl Iterator<Item = (&'k DeclaredKind, DeclarationVersion)>) {
-        self.declared.follow(declared);
+        self.declared.follow(declared, self.client.as_ref());
     }
 
     /// Return the declared kinds, in the order of their names, without those of which this process has a handler.

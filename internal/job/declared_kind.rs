@@ -2,9 +2,10 @@
 
 use serde_json::Value;
 
-use super::{Name, RetryPolicy};
+use super::{Name, Push, RetryPolicy};
 
-/// A kind whose jobs remote workers execute. No handler of this program belongs to it.
+/// A kind whose jobs programs in other languages execute: remote workers, or a receiver that tickr calls. No handler of
+/// this program belongs to it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DeclaredKind {
     /// Name of the kind.
@@ -21,6 +22,8 @@ pub struct DeclaredKind {
     pub retry: RetryPolicy,
     /// Queue of jobs that name none. None: `default`.
     pub queue: Option<Name>,
+    /// The receiver that tickr calls. None: remote workers fetch the jobs.
+    pub push: Option<Push>,
 }
 
 impl DeclaredKind {

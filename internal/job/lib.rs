@@ -13,11 +13,12 @@
 //! - `hours`: [`Hours`], a part of the day in UTC
 //! - `id`: [`JobId`], [`BatchId`], [`AttemptToken`] and [`RunnerId`]
 //! - `limit`: [`Limit`], the bounds of jobs with the same limit key
-//! - `declared_kind`: [`DeclaredKind`], a kind that remote workers execute
+//! - `declared_kind`: [`DeclaredKind`], a kind that programs in other languages execute
 //! - `dead_letter`: [`DeadLetter`], the data of a job that failed for good
 //! - `name`: [`Name`], the syntax of queue and kind names
 //! - `operation`: [`Operation`], a bulk operation: one action on many jobs
 //! - `producer`: [`Producer`], the client that enqueues, and the jobs that its unique keys may return or replace
+//! - `push`: [`Push`], the receiver that tickr calls with the jobs of a declared kind
 //! - `query`: the text form of a filter, as in a search field
 //! - `record`: [`Job`], [`Attempt`] and [`Checkpoint`], as the store knows them
 //! - `report`: [`ReportRecord`], the data of a finished report without its content
@@ -55,6 +56,7 @@ pub mod limit;
 mod name;
 pub mod operation;
 mod producer;
+mod push;
 pub mod query;
 mod record;
 mod report;
@@ -88,6 +90,7 @@ pub use limit::{Bounds, Breaker, CallOutcome, CountedBy, Limit, Rate, SharedBy};
 pub use name::{InvalidName, Name};
 pub use operation::{Action, Among, NewOperation, Operation, OperationParams, OperationState};
 pub use producer::Producer;
+pub use push::{Push, PushSecret};
 pub use record::{Attempt, Checkpoint, Job, Progress};
 pub use report::ReportRecord;
 pub use retry::{RetryPolicy, RetryRequest};

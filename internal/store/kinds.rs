@@ -1,4 +1,6 @@
-//! Kinds that remote workers execute, as operators declare them.
+//! Kinds that programs in other languages execute, as operators declare them.
+
+use std::time::Duration;
 
 use sqlx::Row;
 use sqlx::mysql::MySqlRow;
@@ -12,7 +14,7 @@ use crate::sql::error::corrupt;
 use crate::sql::script::rows_as_text;
 use crate::sql::session::Session;
 use crate::{Store, StoreError};
-use tickr_job::{Actor, DeclaredKind, Name, Timestamp};
+use tickr_job::{Actor, DeclaredKind, Editions, Name, Push, PushSecret, Timestamp};
 
 /// Most kinds that operators can declare. Each of them may be the label of a metric.
 pub const MAX_DECLARED_KINDS: usize = 500;
@@ -43,8 +45,8 @@ pub enum DeclareOutcome {
     TooMany,
 }
 
-const COLUMNS: &str =
-    "name, description, payload_schema, max_attempts, timeout_ms, retry, queue, changed_at, changed_by, version";
+const COLUMNS: &str = "name, description, payload_schema, max_attempts, timeout_ms, retry, queue, changed_at, \
+                       changed_by, version, push_url, push_secret, push_answer_ms, push_lease_ms";
 /// The columns that change with every change of a row, without the schema, which may be large.
 pub(crate) const VERSION_COLUMNS: &str = "name, version, changed_at";
 
@@ -81,6 +83,8 @@ impl Store {
             "timeout_ms": kind.timeout_ms,
             "queue": kind.queue.as_ref().map(Name::as_str),
             "schema": kind.schema.is_some(),
+            "run": if kind.push.is_some() { "push" } else { "pull" },
+            "secret": kind.push.as_ref().is_some_and(|push| push.secret.is_some()),
         }));
         let shared = self.shared.clone();
         transact(&self.shared.pools.controls, "declare a kind", move |conn, earlier| {
@@ -158,13 +162,21 @@ impl Store {
     }
 }
 
-/// Return whether a living runner has a handler of this kind. A remote worker has none.
+/// Return whether a living runner has a handler of this kind. A remote worker has none. The kinds of a runner also name
+/// those whose receivers it calls; only the handlers in its program have an edition.
 async fn is_compiled(conn: &mut Session<'_>, name: &Name) -> Result<bool, sqlx::Error> {
-    let sql = "SELECT DISTINCT kinds FROM runners WHERE stopped_at IS NULL AND via = 'process' \
+    let sql = "SELECT DISTINCT kinds, kind_schemas FROM runners WHERE stopped_at IS NULL AND via = 'process' \
                AND heartbeat_at >= UTC_TIMESTAMP(6) - INTERVAL lease_ms * 1000 MICROSECOND";
-    let lists: Vec<String> = sqlx::query_scalar(sql).fetch_all(conn).await?;
-    // The list of another version may be unreadable for this binary.
-    Ok(lists.iter().any(|list| serde_json::from_str::<Vec<Name>>(list).is_ok_and(|kinds| kinds.contains(name))))
+    for row in &sqlx::query(sql).fetch_all(conn).await? {
+        let (kinds, editions): (&str, Option<&str>) = (row.try_get("kinds")?, row.try_get("kind_schemas")?);
+        // The texts of another version may be unreadable for this binary.
+        let has_kind = serde_json::from_str::<Vec<Name>>(kinds).is_ok_and(|kinds| kinds.contains(name));
+        let editions = editions.and_then(|text| serde_json::from_str::<Editions>(text).ok());
+        if has_kind && editions.is_none_or(|editions| editions.kinds.contains_key(name)) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 async fn lock(conn: &mut Session<'_>, name: &Name) -> Result<Option<KindSetting>, sqlx::Error> {
@@ -174,11 +186,13 @@ async fn lock(conn: &mut Session<'_>, name: &Name) -> Result<Option<KindSetting>
 }
 
 async fn write(conn: &mut Session<'_>, set: &KindSetting) -> Result<(), sqlx::Error> {
-    let DeclaredKind { name, description, schema, max_attempts, timeout_ms, retry, queue } = &set.kind;
+    let DeclaredKind { name, description, schema, max_attempts, timeout_ms, retry, queue, push } = &set.kind;
+    let ms = |time: Duration| u32::try_from(time.as_millis()).unwrap_or(u32::MAX);
     let retry = serde_json::to_string(retry).map_err(|e| sqlx::Error::Encode(Box::new(e)))?;
     sqlx::query(
         "REPLACE INTO declared_kinds (name, description, payload_schema, max_attempts, timeout_ms, retry, queue, \
-         changed_at, changed_by, version) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+         changed_at, changed_by, version, push_url, push_secret, push_answer_ms, push_lease_ms) \
+         VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
     )
     .bind(name.as_str())
     .bind(description.as_deref())
@@ -190,6 +204,10 @@ async fn write(conn: &mut Session<'_>, set: &KindSetting) -> Result<(), sqlx::Er
     .bind(set.changed.0)
     .bind(set.changed.1.as_str())
     .bind(set.version)
+    .bind(push.as_ref().map(|push| push.url.as_str()))
+    .bind(push.as_ref().and_then(|push| push.secret.as_ref()).map(PushSecret::expose))
+    .bind(push.as_ref().map(|push| ms(push.answer_within)))
+    .bind(push.as_ref().and_then(|push| push.lease).map(ms))
     .execute(conn)
     .await
     .map(drop)
@@ -209,6 +227,18 @@ fn setting(row: &MySqlRow) -> Result<KindSetting, sqlx::Error> {
     let (name, queue): (String, Option<String>) = (row.try_get("name")?, row.try_get("queue")?);
     let schema: Option<String> = row.try_get("payload_schema")?;
     let retry: String = row.try_get("retry")?;
+    let ms = |column: &str| -> Result<Option<Duration>, sqlx::Error> {
+        Ok(row.try_get::<Option<u32>, _>(column)?.map(|ms| Duration::from_millis(ms.into())))
+    };
+    let push = match row.try_get::<Option<String>, _>("push_url")? {
+        Some(url) => Some(Push {
+            url,
+            secret: row.try_get::<Option<String>, _>("push_secret")?.map(PushSecret::new),
+            answer_within: ms("push_answer_ms")?.unwrap_or(Push::ANSWER_WITHIN.0),
+            lease: ms("push_lease_ms")?,
+        }),
+        None => None,
+    };
     let kind = DeclaredKind {
         name: name.parse().map_err(|_| corrupt("kind"))?,
         description: row.try_get("description")?,
@@ -217,6 +247,7 @@ fn setting(row: &MySqlRow) -> Result<KindSetting, sqlx::Error> {
         timeout_ms: row.try_get("timeout_ms")?,
         retry: serde_json::from_str(&retry).map_err(|e| corrupt(e.to_string()))?,
         queue: queue.map(|queue| queue.parse()).transpose().map_err(|_| corrupt("queue"))?,
+        push,
     };
     let by: String = row.try_get("changed_by")?;
     Ok(KindSetting {

@@ -137,6 +137,23 @@ pub(super) fn job_ids(live: &[LiveAttempt]) -> Vec<u8> {
 }
 
 impl Store {
+    /// Write the kinds that a runner executes, after they have changed. Returns false if the runner has no row yet.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn write_kinds_of_runner(&self, runner: &RunnerId, kinds: &[Name]) -> Result<bool, StoreError> {
+        let (runner, kinds) = (runner.clone(), serde_json::to_string(kinds).unwrap_or_default());
+        on_pool(&self.shared.pools.loops, "write the kinds of the runner", move |conn, _| {
+            let (runner, kinds) = (runner.clone(), kinds.clone());
+            Box::pin(async move {
+                let query = sqlx::query("UPDATE runners SET kinds = ? WHERE id = ?");
+                let done = query.bind(kinds).bind(runner.as_str()).execute(conn).await?;
+                Ok(done.rows_affected() > 0)
+            })
+        })
+        .await
+    }
+
     /// List the newest living runners, processes before remote workers, then those that stopped last. Processes for suspects are listed only while they
     /// are alive. The number of rows read depends on `limit`, plus the processes for suspects that stopped meanwhile,
     /// and not on the total number of runners.

@@ -371,7 +371,7 @@ class Worker:
                     return
                 batch = self.batch()
             try:
-                connection.call("POST", f"/v1/workers/{self.id}/finish", {"verdicts": batch})
+                said = connection.call("POST", f"/v1/workers/{self.id}/finish", {"verdicts": batch})
             except (OSError, http.client.HTTPException, ValueError, Refused):
                 if fault("gives-up-at-stop") and self.stopping.is_set():
                     self.answered(batch)
@@ -379,6 +379,17 @@ class Worker:
                 continue
             pauses = Pauses(5)
             self.answered(batch)
+            for result in said["results"]:
+                if result["result"] == "refused" and not fault("drops-refused"):
+                    self.mend(result)
+
+    def mend(self, result):
+        """Fail the attempt of a verdict that the server refuses."""
+        why = "; ".join(f"{wrong['field']} {wrong['detail']}" for wrong in result["errors"])
+        verdict = {"token": result["token"], "verdict": "failed", "error": f"the verdict was refused: {why}"[:MAX_ERROR]}
+        with self.changed:
+            self.verdicts[result["token"]] = verdict
+            self.changed.notify_all()
 
     def batch(self):
         """The verdicts of the next call: as many as one body holds, and at least one."""

@@ -81,6 +81,7 @@ mod panics;
 mod poison;
 mod problems;
 mod prose;
+mod push_kinds;
 mod queues;
 mod readme;
 mod receivers;

@@ -225,18 +225,85 @@ async fn verdicts_of_every_sort_have_the_effect_that_they_have_for_runners() {
     assert_eq!((id_of(&again[0]), &again[0]["attempt"]), (jobs[2], &json!(1)));
     worker.finish(at, &again[0], json!({"verdict": "succeeded"})).await;
     assert_eq!(tickr.verdicts(jobs[2]).await, ["interrupted", "succeeded"]);
+    tickr.stop().await;
+}
 
-    for (verdict, field) in [
-        (json!({"verdict": "failed"}), "error"),
-        (json!({"verdict": "snoozed", "error": "x"}), "delay_ms"),
-        (json!({"verdict": "succeeded", "delay_ms": 1}), "delay_ms"),
-        (json!({"verdict": "rejected", "error": "x", "result": 1}), "result"),
-    ] {
-        let mut verdict = verdict;
-        verdict["token"] = again[0]["token"].clone();
-        let refused = worker.call(at, "finish", json!({"verdicts": [verdict]})).await;
-        assert_eq!((refused.status, refused.pointers()), (422, vec![format!("/verdicts/0/{field}").as_str()]));
+#[tokio::test(flavor = "multi_thread")]
+async fn a_verdict_that_is_not_valid_is_refused_alone() {
+    let tickr = started().await;
+    let at = tickr.app.addr();
+    let worker = Worker::register(&tickr, 10).await;
+    let id = tickr.enqueue_kind("resize", json!(1)).await;
+    let job = worker.fetch(at, 10, 20_000, &[]).await.pop().unwrap();
+    let with_token = |mut verdict: Value| {
+        verdict["token"] = job["token"].clone();
+        verdict
+    };
+    let wrong = [
+        (with_token(json!({"verdict": "failed"})), vec!["error"]),
+        (with_token(json!({"verdict": "snoozed", "error": "x"})), vec!["delay_ms"]),
+        (with_token(json!({"verdict": "succeeded", "error": "x", "delay_ms": 1})), vec!["error", "delay_ms"]),
+        (with_token(json!({"verdict": "rejected", "error": "x", "result": 1})), vec!["result"]),
+        (with_token(json!({"verdict": "failed", "error": "x", "checkpoint": "x".repeat(70_000)})), vec!["checkpoint"]),
+        (with_token(json!({"verdict": "done"})), vec!["verdict"]),
+        (with_token(json!({"verdict": "succeeded", "state": "ok"})), vec!["state"]),
+        (json!({"verdict": "succeeded"}), vec!["token"]),
+        (json!("succeeded"), vec![""]),
+    ];
+    let mut verdicts: Vec<Value> = wrong.iter().map(|(verdict, _)| verdict.clone()).collect();
+    verdicts.push(with_token(json!({"verdict": "failed", "error": "a disk", "checkpoint": {"at": 7}})));
+    // Not through `answer`, which lets no request be accepted that does not fit the document.
+    let url = format!("http://{at}/v1/workers/{}/finish", worker.id);
+    let finished = reqwest::Client::new().post(url).json(&json!({"verdicts": verdicts})).send().await.unwrap();
+    assert_eq!(finished.status(), 200);
+    let finished: Value = finished.json().await.unwrap();
+    let results = finished["results"].as_array().unwrap();
+    for (result, (verdict, fields)) in results.iter().zip(&wrong) {
+        let errors = result["errors"].as_array().unwrap();
+        let named: Vec<&str> = errors.iter().map(|error| error["field"].as_str().unwrap()).collect();
+        assert_eq!((&result["result"], &named), (&json!("refused"), fields), "{verdict:#}: {result:#}");
+        assert!(errors.iter().all(|error| !error["detail"].as_str().unwrap().is_empty()), "{result:#}");
+        assert_eq!(result["token"], verdict.get("token").cloned().unwrap_or(json!("")));
     }
+    let last = results.last().unwrap();
+    assert_eq!((&last["result"], &last["state"], last.get("errors")), (&json!("settled"), &json!("retrying"), None));
+    // The next attempt begins with the checkpoint of the verdict.
+    let again = worker.fetch(at, 1, 20_000, &[]).await.pop().unwrap();
+    assert_eq!((id_of(&again), &again["checkpoint"]), (id, &json!({"at": 7})));
+    worker.finish(at, &again, json!({"verdict": "succeeded"})).await;
+    assert_eq!(tickr.verdicts(id).await, ["failed", "succeeded"]);
+    for (body, pointer) in [(json!({"verdicts": []}), "/verdicts"), (json!({"verdicts": 1}), "/verdicts")] {
+        let refused = worker.call(at, "finish", body).await;
+        assert_eq!((refused.status, refused.pointers()), (422, vec![pointer]));
+    }
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_that_waited_for_a_worker_of_its_kind_starts_when_the_worker_asks() {
+    let tickr = started().await;
+    let at = tickr.app.addr();
+    assert_eq!(tickr.put("/v1/kinds/crop", json!({"queue": "pictures"})).await.status, 201);
+    let crops = json!({"name": "crop", "kinds": ["crop"], "queues": ["pictures"], "slots": 1});
+    let other = Worker::register_as(&tickr, crops).await;
+    let waiting = tokio::spawn(async move { other.fetch(at, 1, 60_000, &[]).await });
+    tickr.until_count("SELECT COUNT(*) FROM runners WHERE fetch_id IS NOT NULL", 1).await;
+    let id = tickr.enqueue_kind("resize", json!(1)).await;
+    let key = tickr.key("waiting");
+    // The request for the other kind met the job, and hid it.
+    eventually("the job is hidden", || async {
+        let mut redis = tickr.redis().await;
+        let hidden: Vec<String> = redis::cmd("ZRANGE").arg(&key).arg(0).arg(-1).query_async(&mut redis).await.unwrap();
+        hidden.iter().any(|entry| entry.contains(&id.to_string())).then_some(())
+    })
+    .await;
+    let began = Instant::now();
+    let worker = Worker::register(&tickr, 1).await;
+    let job = worker.fetch(at, 1, 20_000, &[]).await.pop().unwrap();
+    assert_eq!(id_of(&job), id);
+    assert!(began.elapsed() < Duration::from_millis(2_500), "{:?}", began.elapsed());
+    worker.finish(at, &job, json!({"verdict": "succeeded"})).await;
+    waiting.abort();
     tickr.stop().await;
 }
 

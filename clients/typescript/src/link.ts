@@ -459,7 +459,13 @@ export class Link {
       const answer = await this.#try(call, 10_000, 'finish', this.#gone.signal);
       const results = answer?.status === 200 ? readResults(answer.text, verdicts) : undefined;
       if (results !== undefined) {
-        for (const { token, result, state } of results) this.#settled(token, result, state);
+        for (const { token, result, state } of results) {
+          if (result !== 'refused') this.#settled(token, result, state);
+        }
+        for (const [place, { result, errors }] of results.entries()) {
+          const wrong = (errors ?? []).map(({ field, detail }) => `${field} ${detail}`.trim()).join('; ');
+          if (result === 'refused') await this.#mend(verdicts[place] as Pending, wrong);
+        }
         return;
       }
       if (answer?.status === 400 || answer?.status === 413 || answer?.status === 422) {
@@ -479,16 +485,19 @@ export class Link {
       await this.#finish(verdicts.slice(half));
       return;
     }
-    const [pending] = verdicts as [Pending];
-    const problem = problemOf(answer);
-    this.#note('error', `the server refuses a verdict: ${problem.message}`);
+    await this.#mend(verdicts[0] as Pending, problemOf(answer).message);
+  }
+
+  /** Replace a verdict that the server refuses by one that says so. */
+  async #mend(pending: Pending, problem: string): Promise<void> {
+    this.#note('error', `the server refuses a verdict: ${problem}`);
     // The log goes first, because it is the least of what is lost.
     if (pending.log !== undefined) {
       const { token, verdict } = pending;
       await this.#finish([{ token, verdict, log: undefined, json: verdictJson(token, verdict, undefined) }]);
       return;
     }
-    const error = `the server refuses the verdict ${pending.verdict.verdict}: ${problem.message}`.slice(0, 1_000);
+    const error = `the server refuses the verdict ${pending.verdict.verdict}: ${problem}`.slice(0, 1_000);
     if (pending.verdict.error?.startsWith('the server refuses the verdict')) {
       this.#settled(pending.token, 'refused', undefined);
       return;
@@ -605,13 +614,19 @@ function readFetched(text: string): { tokens: string[]; drain: boolean } | undef
   }
 }
 
+/** The answer to one verdict. */
+interface VerdictResult {
+  token: string;
+  result: string;
+  state?: string;
+  errors?: { field: string; detail: string }[];
+}
+
 function readResults(text: string, verdicts: Pending[]) {
   try {
-    const { results } = JSON.parse(text) as { results: { token: string; result: string; state?: string }[] };
+    const { results } = JSON.parse(text) as { results: VerdictResult[] };
     if (results.length !== verdicts.length) return undefined;
-    return verdicts.map(
-      ({ token }, place) => ({ ...results[place], token }) as { token: string; result: string; state?: string },
-    );
+    return verdicts.map(({ token }, place) => ({ ...results[place], token }) as VerdictResult);
   } catch {
     return undefined;
   }

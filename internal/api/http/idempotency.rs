@@ -144,8 +144,9 @@ pub(crate) async fn replay_stored(
     }
 }
 
-/// POSTs without an idempotency key, because repeating them changes nothing or joins what is already running.
-const REPEATABLE: [&str; 13] = [
+/// POSTs without an idempotency key, because repeating them changes nothing or joins what is already running. The calls
+/// of remote workers have rules of their own; a worker that registers twice leaves a row that ends with its lease.
+const REPEATABLE: [&str; 19] = [
     "pause_schedule",
     "resume_schedule",
     "preview_schedule",
@@ -159,6 +160,12 @@ const REPEATABLE: [&str; 13] = [
     "replay_rejected_row",
     "close_batch",
     "cancel_batch",
+    "register_worker",
+    "fetch_jobs",
+    "beat",
+    "finish_attempts",
+    "report_on_attempt",
+    "finish_attempt",
 ];
 
 /// Describe the header and its responses for every other POST and for the PATCH of a job.

@@ -71,3 +71,24 @@ pub(super) fn refused(stage: &mut Stage) -> Running<'_> {
         if sent == [1, 1] { Ok(()) } else { broken(format!("{sent:?} verdicts"), "one verdict for each") }
     })
 }
+
+/// The server refuses a verdict, and no other of the same call. The program finishes that attempt as failed.
+pub(super) fn invalid(stage: &mut Stage) -> Running<'_> {
+    Box::pin(async move {
+        let refused = stage.job("sleep", serde_json::json!({ "ms": 400 }));
+        let token = stage.delivered(refused).await?;
+        stage.world.change(|state| {
+            if let Some(attempt) = state.attempts.get_mut(&token) {
+                attempt.forced = Some("refused");
+            }
+        });
+        let payload = Json::from(serde_json::json!("beside it"));
+        let echoed = stage.job("echo", payload.clone());
+        expect_result(&stage.settled(echoed).await?, &payload)?;
+        let again = stage.settled(refused).await?;
+        expect_verdict(&again, "failed")?;
+        let first = stage.world.read(|state| state.attempts.get(&token).and_then(|attempt| attempt.refused.clone()));
+        let Some(first) = first else { return broken("no refused verdict", "a verdict of the sleep") };
+        expect_verdict(&first, "succeeded")
+    })
+}

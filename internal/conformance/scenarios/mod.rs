@@ -78,6 +78,8 @@ const BODY_LIMIT: &str =
     "1 to 500 of them, in a body of at most 1 MiB. After 413 a client sends fewer of them in one call.";
 const FINISH_RESULTS: &str = "`lease_lost` (the attempt had ended otherwise, and nothing was changed) or `unknown` (no job \
                               has this token)";
+const FINISH_INVALID: &str = "Its attempt still waits for a verdict: the client finishes it as `failed`, with an error that \
+                              says so.";
 const ANY_PROCESS: &str = "a worker may go through a load balancer, or through a list of addresses";
 const STOP: &str = "On SIGTERM a worker fetches nothing more, finishes what it can, also jobs of an answer that was on its way, \
                     gives back the rest as `released`, and sends `DELETE /v1/workers/{id}`.";
@@ -147,6 +149,7 @@ pub(crate) const ALL: &[Scenario] = &[
     Scenario::new("finish-503", FINISH_AGAIN, finishing::errors),
     Scenario::new("finish-large", BODY_LIMIT, finishing::large).with(|| Setup { slots: 8, ..Setup::default() }),
     Scenario::new("finish-refused", FINISH_RESULTS, finishing::refused),
+    Scenario::new("finish-invalid", FINISH_INVALID, finishing::invalid),
     Scenario::new("enqueue", ENQUEUE, enqueueing::once),
     Scenario::new("enqueue-repeated", ENQUEUE, enqueueing::repeated),
     Scenario::new("dead-address", ANY_PROCESS, addresses::dead).with(|| Setup { dead: Some(0), ..Setup::default() }),

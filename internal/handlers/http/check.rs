@@ -53,7 +53,8 @@ pub(super) fn problems(callback: &HttpCallback, rule: &Rule, longest: Duration) 
     problems
 }
 
-fn url(text: &str, rule: &Rule) -> Result<(), Problem> {
+/// Check the URL of a receiver.
+pub(super) fn url(text: &str, rule: &Rule) -> Result<(), Problem> {
     let wrong = |detail: String| Err(Problem::at("/url", detail));
     // The URL parser drops tabs and line breaks silently. A client that sends them does not mean the URL that remains.
     if text.chars().any(|c| c.is_control() || c.is_whitespace()) {

@@ -47,6 +47,12 @@ pub(super) fn request(method: Method, url: &Url) -> Exchange {
     }
 }
 
+/// The URL of a receiver as every caller may see it: without possible secrets.
+#[must_use]
+pub fn shown_url(url: &str) -> String {
+    Url::parse(url).map(|url| printable(shown(&url).as_bytes(), URL_BYTES)).unwrap_or_default()
+}
+
 /// The headers of a response that are kept.
 pub(super) fn headers(headers: &HeaderMap) -> BTreeMap<String, String> {
     let kept = |name: &str| {

@@ -14,6 +14,7 @@
 //! - `guard.rs`: the addresses that callbacks may reach
 //! - `secrets.rs`: signing secrets by receiver
 //! - `signature.rs`: Standard Webhooks signatures
+//! - `push.rs`: calls to the receivers of declared kinds
 //! - `response.rs`: the response, and the outcome that follows from it
 //! - `host.rs`: the host of a URL, by which limits count callbacks
 //! - `exchange.rs`: the request and the response without their secrets, for operators
@@ -24,6 +25,7 @@ mod check;
 mod exchange;
 mod guard;
 mod host;
+mod push;
 mod response;
 mod secrets;
 mod signature;
@@ -46,9 +48,10 @@ use serde_json::value::RawValue;
 use tokio::time::{Instant, timeout};
 
 pub use self::answer::{AnswerRule, AnswerVerdict};
-pub use self::exchange::exchange_of_success;
+pub use self::exchange::{exchange_of_success, shown_url};
 use self::guard::{Guard, Lookup, Refused, Rule, SystemLookup};
 pub use self::host::{host_of_url, is_host};
+pub(crate) use self::push::PushHandler;
 use self::response::Reply;
 pub use self::secrets::CallbackSecrets;
 pub use self::signature::{InvalidSecret, SigningSecret};
@@ -248,6 +251,12 @@ pub struct HttpHandler {
     secrets: CallbackSecrets,
     rule: Rule,
     longest: Duration,
+}
+
+impl std::fmt::Debug for HttpHandler {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("HttpHandler")
+    }
 }
 
 impl HttpHandler {

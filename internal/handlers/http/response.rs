@@ -71,6 +71,18 @@ impl Reply {
         }
     }
 
+    /// Make the reply of a response whose body was read before.
+    pub(super) fn of_body(response: &Response, body: &[u8], secrets: &[String]) -> Self {
+        let headers = response.headers();
+        Self {
+            status: response.status(),
+            content_type: headers.get(CONTENT_TYPE).map(|value| printable(value.as_bytes(), 100)),
+            retry_after: retry_after(headers, Utc::now()),
+            body_snippet: printable(without(&body[..body.len().min(READ_BYTES)], secrets).as_bytes(), KEPT_BYTES),
+            body: Vec::new(),
+        }
+    }
+
     /// The response for operators, with these headers.
     pub(super) fn shown(&self, headers: BTreeMap<String, String>) -> ExchangeResponse {
         ExchangeResponse { status: self.status.as_u16(), headers, body: self.body_snippet.clone() }
@@ -80,6 +92,30 @@ impl Reply {
     pub(super) fn is_receivers_fault(&self) -> bool {
         let status = self.status;
         status.is_server_error() || matches!(status, StatusCode::REQUEST_TIMEOUT | StatusCode::TOO_MANY_REQUESTS)
+    }
+
+    /// Turn an answer to the push of a job into the outcome of the attempt: one that is neither 200, 202 nor 204. A receiver
+    /// says with 400, 413 and 422 that this job cannot be done. All other answers are about the receiver.
+    pub(super) fn judge_push(&self, target: &str) -> Outcome {
+        let status = self.status;
+        let error = self.with_words(format!("{target} answered {status}"));
+        Err(match self.retry_after {
+            Some(delay) if self.is_receivers_fault() => Failure::snooze(delay, error),
+            _ if matches!(
+                status,
+                StatusCode::BAD_REQUEST | StatusCode::PAYLOAD_TOO_LARGE | StatusCode::UNPROCESSABLE_ENTITY
+            ) =>
+            {
+                Failure::reject(error)
+            }
+            _ => Failure::retry(error),
+        })
+    }
+
+    /// Add the start of the body to a text, on one line.
+    fn with_words(&self, answer: String) -> String {
+        let words = self.body_snippet.split_whitespace().collect::<Vec<_>>().join(" ");
+        if words.is_empty() { answer } else { format!("{answer}: {words}") }
     }
 
     /// Turn the response into the outcome of the attempt, by this rule if it says something about the response.
@@ -103,8 +139,7 @@ impl Reply {
         if status.is_redirection() && judged.is_none() {
             return Err(Failure::reject(format!("{answer}: redirects are not followed")));
         }
-        let words = self.body_snippet.split_whitespace().collect::<Vec<_>>().join(" ");
-        let error = if words.is_empty() { answer } else { format!("{answer}: {words}") };
+        let error = self.with_words(answer);
         if let Some(judged) = judged {
             let pause = rule.and_then(|rule| rule.snooze_ms).map_or(SNOOZE, Duration::from_millis);
             return Err(match judged.verdict {
@@ -231,6 +266,32 @@ mod tests {
         for status in [300, 301, 302, 303, 304, 307, 308, 400, 401, 403, 404, 405, 409, 410, 413, 422, 451, 600, 999] {
             assert!(matches!(reply(status, None, ""), Err(Failure::Reject { .. })), "{status}");
             assert!(matches!(reply(status, Some(7), ""), Err(Failure::Reject { .. })), "{status}");
+        }
+    }
+
+    #[test]
+    fn an_answer_to_a_push_is_about_the_job_or_about_the_receiver() {
+        let pushed = |status: u16, retry_after: Option<u64>| {
+            let reply = Reply {
+                status: StatusCode::from_u16(status).unwrap(),
+                content_type: None,
+                retry_after: retry_after.map(Duration::from_secs),
+                body_snippet: "oh\n no".to_owned(),
+                body: Vec::new(),
+            };
+            reply.judge_push("POST https://example.com").unwrap_err()
+        };
+        for status in [400, 413, 422] {
+            assert!(matches!(pushed(status, Some(7)), Failure::Reject { .. }), "{status}");
+        }
+        for status in [201, 301, 401, 403, 404, 409, 500, 503] {
+            assert!(matches!(pushed(status, None), Failure::Retry { error } if error.ends_with(": oh no")), "{status}");
+        }
+        for status in [408, 429, 500, 503] {
+            assert!(
+                matches!(pushed(status, Some(7)), Failure::Snooze { delay, .. } if delay.as_secs() == 7),
+                "{status}"
+            );
         }
     }
 

@@ -1,7 +1,8 @@
 //! Attempts whose verdict comes through the API, from a system that has the finish key.
 //!
 //! The handler asks for the key before it gives it away, so the system may finish the attempt at any moment, also before
-//! the runner knows that it will. When the handler has returned, the runner defers the attempt: it renews the lease no
+//! the runner knows that it will. If the handler says for how long it would leave the attempt, a report has the same
+//! effect as its return: so the attempt outlives a runner that dies before it hears the answer of the system. When the handler has returned, the runner defers the attempt: it renews the lease no
 //! longer, and the reports of the system do. The `owed` row decides in all cases, by its token.
 
 use std::collections::HashMap;
@@ -107,7 +108,8 @@ fn millis(duration: Duration) -> u64 {
 }
 
 impl Store {
-    /// Store the finish key of an attempt, before it is given away.
+    /// Store the finish key of an attempt, before it is given away. With a deferral, the first report leaves the attempt to
+    /// the system that has the key, also while the handler runs.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
@@ -115,12 +117,24 @@ impl Store {
         &self,
         (id, token, number): (JobId, AttemptToken, u32),
         key: FinishKeyDigest,
+        deferral: Option<Deferral>,
     ) -> Result<(), StoreError> {
         on_pool(&self.shared.pools.loops, "store a finish key", move |conn, _| {
             Box::pin(async move {
-                let sql = "INSERT INTO deferred_attempts (finish_key, job_id, token, number) VALUES (?, ?, ?, ?) \
+                // Without a deferral there is no deadline: NULL times a number of microseconds is NULL.
+                let sql = "INSERT INTO deferred_attempts \
+                           (finish_key, job_id, token, number, within_ms, report_within_ms, deadline_at) \
+                           VALUES (?, ?, ?, ?, ?, ?, UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND) \
                            ON DUPLICATE KEY UPDATE number = VALUES(number)";
-                let query = sqlx::query(sql).bind(key.to_vec()).bind(id.uuid()).bind(token.uuid()).bind(number);
+                let within = deferral.map(|deferral| deferral.within);
+                let query = sqlx::query(sql)
+                    .bind(key.to_vec())
+                    .bind(id.uuid())
+                    .bind(token.uuid())
+                    .bind(number)
+                    .bind(within.map_or(0, millis))
+                    .bind(deferral.and_then(|deferral| deferral.report_within).map_or(0, millis))
+                    .bind(within.map(|within| i64::try_from(within.as_micros()).unwrap_or(i64::MAX)));
                 query.execute(conn).await.map(drop)
             })
         })
@@ -236,9 +250,9 @@ impl Store {
                 let Some(owed) = held.get(&id).filter(|owed| is_ours(Some(owed), token)) else { return Ok(None) };
                 let now = read_clock(conn, &shared.clock).await?;
                 let sql = "SELECT within_ms, report_within_ms, deadline_at FROM deferred_attempts \
-                           FORCE INDEX (deferred_attempts_job) WHERE job_id = ? AND token = ? AND look_at IS NOT NULL";
+                           FORCE INDEX (deferred_attempts_job) WHERE job_id = ? AND token = ? AND deadline_at IS NOT NULL";
                 let row = sqlx::query(sql).bind(id.uuid()).bind(token.uuid()).fetch_optional(&mut *conn).await?;
-                // While the handler runs, its runner renews the lease.
+                // While a handler runs that has not said for how long it will leave the attempt, its runner renews the lease.
                 let until = row.map(|row| Times::read(&row)).transpose()?.and_then(|times| times.until(now));
                 if until.is_some() {
                     let sql = "UPDATE deferred_attempts SET look_at = ? WHERE job_id = ? AND token = ?";

@@ -615,6 +615,14 @@ final class Engine
             $this->finishMost = self::MAX_VERDICTS;
             foreach (json_decode($response->body, true)['results'] ?? [] as $result) {
                 $token = (string) ($result['token'] ?? '');
+                if (($result['result'] ?? '') === 'refused' && isset($this->held[$token])) {
+                    $wrong = array_map(
+                        static fn (array $one): string => trim(($one['field'] ?? '') . ' ' . ($one['detail'] ?? '')),
+                        $result['errors'] ?? [],
+                    );
+                    $this->mend($this->held[$token], implode('; ', $wrong));
+                    continue;
+                }
                 if (($result['result'] ?? '') !== 'settled') {
                     ($this->log)('a verdict came too late: ' . ($result['result'] ?? ''));
                 }
@@ -669,17 +677,24 @@ final class Engine
             return;
         }
         foreach ($sent as $held) {
-            $error = Text::error('the server refused the verdict of the handler: ' . $problem->getMessage());
-            $failed = [
-                'token' => Json::encode($held->token),
-                'verdict' => Json::encode('failed'),
-                'error' => Json::encode($error),
-            ];
-            if ($held->verdict === $failed) {
-                $this->drop($held->token);
-            }
-            $held->verdict = $failed;
+            $this->mend($held, $problem->getMessage());
         }
+    }
+
+    /** Make a failure of a verdict that the server refuses. */
+    private function mend(Held $held, string $problem): void
+    {
+        $error = Text::error('the server refused the verdict of the handler: ' . $problem);
+        ($this->log)($error);
+        $failed = [
+            'token' => Json::encode($held->token),
+            'verdict' => Json::encode('failed'),
+            'error' => Json::encode($error),
+        ];
+        if ($held->verdict === $failed) {
+            $this->drop($held->token);
+        }
+        $held->verdict = $failed;
     }
 
     /** The verdict of an attempt is answered, or none is possible. */

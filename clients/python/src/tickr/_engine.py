@@ -23,7 +23,7 @@ import time
 import traceback
 from collections import OrderedDict, deque
 from concurrent.futures import Future
-from typing import Any, Callable, Deque, Dict, List, Mapping, Optional, Sequence, Tuple, Type
+from typing import Any, Callable, Deque, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple, Type
 from urllib.parse import quote
 from uuid import uuid4
 
@@ -32,7 +32,6 @@ from ._http import REPEATED_STATUSES, Abort, Answer, Transport
 from .client import Client
 from .context import Context, current, printable
 from .errors import (
-    ApiError,
     AttemptStopped,
     Cancelled,
     ConnectionFailed,
@@ -83,6 +82,11 @@ def error_text(error: BaseException) -> str:
 def shortened(text: str) -> str:
     """Return a text that the server takes as an error."""
     return printable(text, "\n\t")[:MAX_ERROR].strip() or "no error was given"
+
+
+def wrong_fields(errors: Iterable[Mapping[str, Any]]) -> str:
+    """Return what the server says about the fields of a verdict that it refuses."""
+    return "; ".join(f"{wrong.get('field', '')} {wrong.get('detail', '')}".strip() for wrong in errors)
 
 
 class End:
@@ -769,9 +773,13 @@ class Engine:
         try:
             answer = self.transport.call("POST", self._path(known, "finish"), body, timeout=15.0)
             if answer.status == 200:
-                results = {str(it["token"]): str(it["result"]) for it in _json.decode(answer.body)["results"]}
-                self._answered(batch, results)
-                return True
+                told = _json.decode(answer.body)["results"]
+                results = {str(it["token"]): str(it["result"]) for it in told}
+                errors = {str(it["token"]): it.get("errors", ()) for it in told}
+                refused = [end for end in batch if results.get(end.token) == "refused"]
+                self._answered([end for end in batch if end not in refused], results)
+                mended = [self._mend(end, "was refused: " + wrong_fields(errors[end.token])) for end in refused]
+                return all(mended)
         except (ConnectionFailed, ValueError, KeyError, TypeError) as error:
             log.warning("%d verdicts are sent again: %s", len(batch), error)
             return False
@@ -782,7 +790,9 @@ class Engine:
                 # harmless.
                 middle = len(batch) // 2
                 return self._send(batch[:middle]) and self._send(batch[middle:])
-            return self._mend(batch[0], answer.error())
+            problem = answer.error()
+            reason = "is too large for a request" if problem.status == 413 else f"was refused: {problem}"
+            return self._mend(batch[0], reason)
         if answer.status == 404:
             self._register(known)
         else:
@@ -799,13 +809,12 @@ class Engine:
                 if not any(it is not None and it.has_news for it in held):
                     return True
 
-    def _mend(self, end: End, problem: ApiError) -> bool:
+    def _mend(self, end: End, reason: str) -> bool:
         """Replace a verdict that the server refuses by one that says so."""
-        log.error("the server refuses a verdict: %s", problem)
+        log.error("the server refuses a verdict, which %s", reason)
         if end.verdict == "failed" and not end.log and end.result is None and end.delay_ms is None:
             self._answered([end], {})
             return True
-        reason = "is too large for a request" if problem.status == 413 else f"was refused: {problem}"
         what = f"the result ({len(end.result)} bytes)" if end.result is not None else f"the verdict {end.verdict}"
         end.verdict, end.error, end.result, end.delay_ms, end.log = "failed", f"{what} {reason}", None, None, ""
         return self._send([end])

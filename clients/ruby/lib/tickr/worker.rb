@@ -537,6 +537,11 @@ module Tickr
         if response.success?
           @finish_most = MAX_VERDICTS
           response.json["results"].each do |result|
+            if result["result"] == "refused" && @held[result["token"]]
+              wrong = Array(result["errors"]).map { |one| "#{one["field"]} #{one["detail"]}".strip }
+              mend(@held[result["token"]], wrong.join("; "))
+              next
+            end
             log("a verdict came too late: #{result["result"]}") unless result["result"] == "settled"
             @held.delete(result["token"])
           end
@@ -567,9 +572,14 @@ module Tickr
       log("the server refused verdicts: #{problem.message}")
       return @finish_most = 1 if sent.size > 1
 
-      held = sent.first
-      failed = {token: held.token, verdict: "failed",
-                error: Text.error("the server refused the verdict of the handler: #{problem.message}")}
+      mend(sent.first, problem.message)
+    end
+
+    # Make a failure of a verdict that the server refuses.
+    def mend(held, problem)
+      error = Text.error("the server refused the verdict of the handler: #{problem}")
+      log(error)
+      failed = {token: held.token, verdict: "failed", error: error}
       held.verdict == failed ? @held.delete(held.token) : held.verdict = failed
     end
 
