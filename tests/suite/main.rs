@@ -90,6 +90,7 @@ mod redis_access;
 mod redis_cluster;
 mod redis_faults;
 mod redis_sentinel;
+mod remote_fleet;
 mod remote_workers;
 mod report;
 mod retries;
