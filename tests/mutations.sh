@@ -183,6 +183,15 @@ mutants() {
     };
     let mut search' \
         differences::tags_keys_and_attempts_of_failed_jobs_are_compared_within_the_filter
+    mutant 'record of a wait for a limit' internal/store/rows/limits.rs \
+        'WHERE w.job_id IN {list} AND w.parked_at IS NOT NULL' 'WHERE w.job_id IN {list} AND w.parked_at IS NULL' \
+        timeline::the_wait_for_a_limit_is_recorded_for_the_attempt_that_it_held_up
+    mutant 'removal of records of waits for a limit' internal/store/retention/remove.rs \
+        '("limit_holds", "job_id"),' '' \
+        timeline::the_wait_for_a_limit_is_recorded_for_the_attempt_that_it_held_up
+    mutant 'pauses of the queue in a timeline' internal/store/jobs/timeline.rs \
+        'pauses: pauses(conn, &queue, created_at).await?' 'pauses: Vec::new()' \
+        timeline::a_job_waits_for_its_time_and_for_a_paused_queue_and_backs_off_after_a_failure
     mutant 'outcomes before the next step of a canary' internal/job/canary.rs \
         '(true, false) => CanaryDecision::Wait' '(true, false) => CanaryDecision::MoveUp' \
         canary::a_canary_moves_up_only_when_each_released_job_of_a_step_has_an_outcome

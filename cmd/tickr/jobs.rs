@@ -1,5 +1,5 @@
-//! `tickr jobs list|count|show|log|explain|cancel|retry|run-now|reschedule|set-priority|set-payload|watch`: read, change
-//! and follow jobs through the API.
+//! `tickr jobs list|count|show|log|explain|timeline|cancel|retry|run-now|reschedule|set-priority|set-payload|watch`: read,
+//! change and follow jobs through the API.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::CommandResult;
 use crate::client::{self, Client};
-use crate::print::{brief, encoded, number, printable, table, text};
+use crate::print::{brief, duration_text, encoded, number, printable, table, text};
 use crate::{enqueue, watch};
 
 pub(crate) fn command() -> Command {
@@ -37,6 +37,7 @@ pub(crate) fn command() -> Command {
             ),
         ))
         .subcommand(one("explain", "List the reasons why a job does not run, the most important first"))
+        .subcommand(one("timeline", "Show where the time of a job went: waits with their causes, attempts, backoffs"))
         .subcommand(
             one("cancel", "Cancel a job").arg(client::idempotency_key()).arg(
                 Arg::new("unless-executing")
@@ -109,6 +110,15 @@ pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
                 }
                 return Ok(());
             }
+            "timeline" => {
+                let timeline = client.get(&format!("{path}/timeline")).await?;
+                if as_json {
+                    println!("{timeline:#}");
+                } else {
+                    print_timeline(&timeline);
+                }
+                return Ok(());
+            }
             "show" => client.get(&path).await?,
             "reschedule" => {
                 let change = match (matches.get_one::<String>("at"), matches.get_one::<Duration>("in")) {
@@ -172,6 +182,22 @@ fn print_reasons(explanation: &Value) {
     for reason in explanation.get("reasons").and_then(Value::as_array).into_iter().flatten() {
         println!("  {:<18} {}", text(reason, "code"), printable(&text(reason, "text")));
     }
+}
+
+/// Print the segments of a timeline, one line each.
+fn print_timeline(timeline: &Value) {
+    let mut table = table(["FROM", "FOR", "CAUSE", "WHAT HAPPENED"]);
+    for segment in timeline.get("segments").and_then(Value::as_array).into_iter().flatten() {
+        let ms = segment.get("ms").and_then(Value::as_f64).unwrap_or_default();
+        let so_far = if segment.get("to").is_none_or(Value::is_null) { " so far" } else { "" };
+        table.add_row([
+            text(segment, "from"),
+            format!("{}{so_far}", duration_text(ms as u64)),
+            text(segment, "cause"),
+            printable(&text(segment, "text")),
+        ]);
+    }
+    println!("{table}");
 }
 
 async fn count(client: &Client, matches: &ArgMatches, as_json: bool) -> CommandResult {

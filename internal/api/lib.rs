@@ -215,6 +215,7 @@ fn routes() -> (Router<Api>, utoipa::openapi::OpenApi) {
         .routes(routes!(jobs::result::result))
         .routes(routes!(jobs::attempt_log::show))
         .routes(routes!(jobs::explain::show))
+        .routes(routes!(jobs::timeline::show))
         .routes(routes!(limits::list))
         .routes(routes!(limits::show, limits::put, limits::remove))
         .routes(routes!(limits::keys))

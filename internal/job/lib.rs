@@ -31,6 +31,7 @@
 //! - `table_prefix`: [`TablePrefix`], the prefix of the tables of one tickr
 //! - `tag`: [`Tag`], a search word of a job
 //! - `time`: [`Timestamp`] and its rounding
+//! - `timeline`: [`timeline`], the life of a job as segments of time with their causes
 //! - `trace`: [`TraceContext`], the trace that a job continues
 //! - `verdict`: [`Verdict`], the result of one attempt, which differs from the state of its job
 //! - `words`: the macro `words`, which gives the variants of an enum their words
@@ -69,6 +70,7 @@ pub mod suggest;
 mod table_prefix;
 mod tag;
 mod time;
+mod timeline;
 mod trace;
 mod verdict;
 
@@ -106,5 +108,6 @@ pub use state::{Refused, State, StateInput, next};
 pub use table_prefix::{InvalidTablePrefix, TablePrefix};
 pub use tag::{InvalidTag, Tag};
 pub use time::{Timestamp, ceil_ms, floor_ms};
+pub use timeline::{LimitHold, QueuePause, Segment, TimedAttempt, TimelineFacts, WaitCause, timeline};
 pub use trace::{SpanContext, SpanId, TraceContext};
 pub use verdict::Verdict;

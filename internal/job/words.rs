@@ -65,5 +65,6 @@ mod tests {
         check(&Dst::ALL, Dst::from_word);
         check(&SharedBy::ALL, SharedBy::from_word);
         check(&OnParentFailure::ALL, OnParentFailure::from_word);
+        check(&WaitCause::ALL, WaitCause::from_word);
     }
 }

@@ -107,6 +107,7 @@ mod store;
 mod supervisor;
 mod survey;
 mod table_prefix;
+mod timeline;
 mod traces;
 mod unique_keys;
 mod verify;

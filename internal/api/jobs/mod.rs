@@ -7,6 +7,7 @@
 //! - `import.rs`: enqueue any number of jobs from NDJSON (`/v1/jobs/import`)
 //! - `result.rs`: wait for the result of a job (`/v1/jobs/{id}/result`)
 //! - `survey.rs`: how many jobs of a filter there are, by time and by their facts (`/v1/jobs/survey`)
+//! - `timeline.rs`: the life of a job as segments of time (`/v1/jobs/{id}/timeline`)
 //! - `warnings.rs`: warnings in the response to an enqueue
 
 pub(super) mod attempt_log;
@@ -16,6 +17,7 @@ pub(super) mod explain;
 pub(super) mod import;
 pub(super) mod result;
 pub(super) mod survey;
+pub(super) mod timeline;
 pub(super) mod warnings;
 
 use std::collections::HashMap;

@@ -24,6 +24,7 @@
 //! - `search.rs`: jobs that match a filter.
 //! - `stats.rs`: counts for people and for metrics.
 //! - `survey.rs`: how many jobs of a filter there are by time, by state and by their other facts.
+//! - `timeline.rs`: the facts of which the timeline of a job is made.
 //! - `unique_keys.rs`: accepts jobs with unique keys.
 //! - `watch.rs`: revisions of many jobs.
 
@@ -51,5 +52,6 @@ pub(super) mod read;
 pub(super) mod search;
 pub(super) mod stats;
 pub(super) mod survey;
+pub(super) mod timeline;
 pub(super) mod unique_keys;
 pub(super) mod watch;

@@ -80,6 +80,7 @@ const FILES: &[(&str, &str)] = embedded![
     "0051_api_key_queues.sql",
     "0052_jobs_kind_queue.sql",
     "0053_canaries.sql",
+    "0054_limit_holds.sql",
     "0055_push_kinds.sql",
 ];
 

@@ -194,6 +194,7 @@ async fn delete(conn: &mut Session<'_>, ids: &[Uuid]) -> Result<(), sqlx::Error>
         ("deferred_attempts", "job_id"),
         ("order_places", "job_id"),
         ("job_limit_keys", "job_id"),
+        ("limit_holds", "job_id"),
         ("job_expiries", "job_id"),
         // Rows of its children stay, so that they know how it ended.
         ("job_parents", "child_id"),

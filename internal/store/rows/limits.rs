@@ -612,8 +612,8 @@ pub(crate) fn count_parked(limit: &Name) {
 /// Add the step that makes these jobs wait for their limits. Their `owed` rows need the due time [`parked_until`].
 pub(crate) fn park_step<'a>(script: &mut Script<'a>, jobs: &[ToPark<'a>]) {
     let insert = [
-        "INSERT INTO limit_waits (job_id, limit_name, limit_key, queue, due_at) VALUES",
-        "(?,?,?,?,?)",
+        "INSERT INTO limit_waits (job_id, limit_name, limit_key, queue, due_at, parked_at) VALUES",
+        "(?,?,?,?,?,UTC_TIMESTAMP(6))",
         "ON DUPLICATE KEY UPDATE limit_name = VALUES(limit_name), limit_key = VALUES(limit_key), due_at = VALUES(due_at)",
     ];
     script.insert(
@@ -757,6 +757,19 @@ async fn let_go_of(
         return Ok(Vec::new());
     }
     let mut script = Script::as_text();
+    // The timelines of these jobs show how long they waited. A job that was parked several times before its attempt has
+    // one row, so the number of rows is bounded by the number of attempts.
+    let (list, values) = script.list(&ids);
+    script.push(
+        format!(
+            "INSERT INTO limit_holds (job_id, attempt, limit_name, limit_key, due_at, parked_at, released_at) \
+             SELECT w.job_id, o.attempt + 1, w.limit_name, w.limit_key, w.due_at, w.parked_at, UTC_TIMESTAMP(6) \
+             FROM limit_waits w FORCE INDEX (PRIMARY) STRAIGHT_JOIN owed o FORCE INDEX (PRIMARY) ON o.id = w.job_id \
+             WHERE w.job_id IN {list} AND w.parked_at IS NOT NULL \
+             ON DUPLICATE KEY UPDATE released_at = VALUES(released_at)"
+        ),
+        values,
+    );
     // Also the rows of jobs that do not wait any more.
     let (list, values) = script.list(&ids);
     script.push(format!("DELETE FROM limit_waits WHERE job_id IN {list} ORDER BY job_id LIMIT {MAX_SLOTS}"), values);

@@ -22,7 +22,7 @@ pub(crate) const OUTBOX: &str = "tickr_outbox";
 /// All tables in alphabetical order: the name without a prefix, and the part of the name behind a prefix. The ledger and
 /// the outbox lose what distinguishes them from the tables of other programs, because the prefix does that. So with the
 /// prefix `tickr_` the outbox has its usual name.
-pub(crate) const TABLES: [(&str, &str); 49] = [
+pub(crate) const TABLES: [(&str, &str); 50] = [
     (LEDGER, "migrations"),
     ("alerts", "alerts"),
     ("api_keys", "api_keys"),
@@ -48,6 +48,7 @@ pub(crate) const TABLES: [(&str, &str); 49] = [
     ("job_parents", "job_parents"),
     ("job_tags", "job_tags"),
     ("jobs", "jobs"),
+    ("limit_holds", "limit_holds"),
     ("limit_keys", "limit_keys"),
     ("limit_slots", "limit_slots"),
     ("limit_waits", "limit_waits"),

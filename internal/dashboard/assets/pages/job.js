@@ -25,6 +25,7 @@ import { JobList, NamedBatch, useJobs } from '../ui/batches.js';
 import { ask, confirm, InputField } from '../ui/dialog.js';
 import { quoted } from '../ui/filter.js';
 import { Json } from '../ui/json.js';
+import { Waterfall } from '../ui/waterfall.js';
 
 const waits = (job) => job.state === 'waiting' || job.state === 'retrying';
 const over = (job) => ['completed', 'failed', 'cancelled'].includes(job.state);
@@ -81,6 +82,7 @@ export function JobView({ id, aside }) {
       />
     </${Title}>
     <${Explained} why=${why} job=${it} />
+    <${Waterfall} path=${path} open=${Boolean(open)} mine=${mine} />
     ${
       it.progress &&
       it.state === 'executing' &&
@@ -380,7 +382,7 @@ function Attempts({ job, path }) {
     ${[...job.attempts].reverse().map((attempt) => {
       const end = attempt.finished_at ? Date.parse(attempt.finished_at) : now;
       const began = Date.parse(attempt.started_at);
-      return html`<article key=${attempt.number} class="stack tight attempt">
+      return html`<article key=${attempt.number} id=${`attempt-${attempt.number}`} class="stack tight attempt">
         <div class="row apart">
           <span class="row">
             <b>Attempt ${attempt.number}</b>
