@@ -59,7 +59,7 @@ impl CanaryBody {
             }
             match step.jobs {
                 Some(_) if place == last => {
-                    wrong("jobs", "is not allowed in the last step, which releases the rest".into())
+                    wrong("jobs", "is not allowed in the last step, which releases the rest".into());
                 }
                 Some(jobs) if !(1..=Canary::MAX_STEP_JOBS).contains(&jobs) => {
                     wrong("jobs", format!("must be 1 to {}", Canary::MAX_STEP_JOBS));

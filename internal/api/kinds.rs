@@ -79,10 +79,9 @@ pub(super) enum KindRunBody {
 }
 
 /// The same as it is read.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum KindRunGiven {
-    #[default]
     Pull,
     Push(Object<PushBody>),
 }
@@ -245,9 +244,8 @@ pub(super) struct KindBody {
     #[schema(pattern = "^[a-z0-9][a-z0-9_.-]{0,63}$")]
     queue: Option<String>,
     /// Remote workers fetch the jobs (`pull`), or runners call a receiver (`push`). Default: `pull`.
-    #[serde(default)]
     #[schema(value_type = Option<KindRunBody>)]
-    run: KindRunGiven,
+    run: Option<KindRunGiven>,
 }
 
 impl KindBody {
@@ -283,8 +281,8 @@ impl KindBody {
             wrong("/schema", format!("must have at most {} bytes", DeclaredKind::MAX_SCHEMA_BYTES));
         }
         let push = match self.run {
-            KindRunGiven::Pull => None,
-            KindRunGiven::Push(Object(push)) => Some(push.check(api, &mut wrong)),
+            None | Some(KindRunGiven::Pull) => None,
+            Some(KindRunGiven::Push(Object(push))) => Some(push.check(api, &mut wrong)),
         };
         if !problems.is_empty() {
             return Err(problems);

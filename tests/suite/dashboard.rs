@@ -1066,7 +1066,7 @@ async fn keys_are_made_used_and_revoked_and_readers_see_no_buttons() {
         reader.follow(path).await;
         let shown: Vec<String> = reader.eval(ACTS).await;
         assert!(shown.is_empty(), "{path} shows to a reader {shown:?}");
-        let boxes: usize = reader.eval("document.querySelectorAll('main input[type=checkbox]').length").await;
+        let boxes: usize = reader.eval("document.querySelectorAll('main table input[type=checkbox]').length").await;
         assert_eq!(boxes, 0, "{path}");
     }
     reader.has_not(&link("API keys")).await;
@@ -1321,7 +1321,7 @@ async fn furnish(tickr: &TestApp) -> (Vec<(&'static str, String)>, String) {
     let screens = [
         ("overview", "/"),
         ("explorer", "/jobs"),
-        ("explorer-job", &format!("/jobs?span=24h&job={failed}")),
+        ("explorer-job", &format!("/jobs?job={failed}")),
         ("job", &format!("/jobs/{failed}")),
         ("job-running", &format!("/jobs/{travels}")),
         ("job-parents", &format!("/jobs/{child}")),

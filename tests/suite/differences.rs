@@ -52,7 +52,7 @@ fn order(number: u32) -> Value {
     if !failing || number.is_multiple_of(2) {
         payload["lines"] = json!([1, 2]);
     }
-    let time = if number % 3 == 0 { "night" } else { "day" };
+    let time = if number.is_multiple_of(3) { "night" } else { "day" };
     json!({"kind": "order", "payload": payload, "tags": [time], "max_attempts": 1})
 }
 
@@ -124,7 +124,7 @@ async fn tags_keys_and_attempts_of_failed_jobs_are_compared_within_the_filter() 
         } else {
             json!({"kind": "fail", "payload": {"times": 0}, "tags": ["shop"]})
         };
-        if n % 2 == 0 && !fails {
+        if n.is_multiple_of(2) && !fails {
             job["limit_key"] = json!("tenant-8");
         }
         job

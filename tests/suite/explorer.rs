@@ -106,7 +106,10 @@ async fn facets_add_values_take_them_away_and_leave_them_out() {
     tickr.until(failed, State::Failed).await;
     let page = browser.page(&tickr.url("")).await;
     let at = async |query: &str| {
-        page.until(&format!("the address has {query}"), &format!("location.search === {}", json!(query))).await;
+        // The facets move when the survey of the new filter comes.
+        let fresh =
+            format!("location.search === {} && document.querySelector('.histogram.old') === null", json!(query));
+        page.until(&format!("the address has {query}"), &fresh).await;
     };
     for width in WIDTHS {
         page.size(width, 900).await;

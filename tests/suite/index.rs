@@ -8,7 +8,7 @@ use serde_json::json;
 use tickr::config::Config;
 use tickr::event::Event;
 use tickr::handlers::Registry;
-use tickr::index::{Entry, Index, IndexSettings, Lane};
+use tickr::index::{Entry, Index, IndexSettings, IndexTls, Lane};
 use tickr::job::{JobId, State};
 
 use crate::support::{DEADLINE, TestApp, answer, eventually, http, servers, unique_name};
@@ -258,7 +258,9 @@ async fn of_two_jobs_that_become_ready_together_the_more_urgent_one_goes_to_the_
     let prefix = unique_name();
     let settings = IndexSettings {
         url: servers().redis_url(),
+        tls: IndexTls::default(),
         prefix: prefix.clone(),
+        partitions: 1,
         horizon: Duration::from_secs(60),
         high_water: 1_000,
         low_water: 10,

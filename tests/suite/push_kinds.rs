@@ -95,11 +95,12 @@ impl Receiver {
 
     /// Return a declaration that names this receiver, with these fields of the push and of the kind besides.
     fn kind(&self, push: Value, fields: Value) -> Value {
+        let (Value::Object(push), Value::Object(fields)) = (push, fields) else { panic!("both are objects") };
         let mut run = json!({"url": format!("http://{}/jobs", self.addr)});
-        run.as_object_mut().unwrap().extend(push.as_object().unwrap().clone());
+        run.as_object_mut().unwrap().extend(push);
         let mut kind =
             json!({"run": {"push": run}, "retry": {"base_ms": 1, "factor": 1.0, "cap_ms": 1, "jitter": 0.0}});
-        kind.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+        kind.as_object_mut().unwrap().extend(fields);
         kind
     }
 
@@ -173,7 +174,7 @@ fn accepted() -> Reaction {
     Reaction::Answer(202, "", String::new())
 }
 
-fn verdict(body: Value) -> Reaction {
+fn verdict(body: &Value) -> Reaction {
     Reaction::Answer(200, "content-type: application/json\r\n", body.to_string())
 }
 
@@ -209,7 +210,7 @@ async fn a_receiver_gets_the_signed_document_of_an_attempt_and_its_verdict_count
     let tickr = TestApp::start().await;
     let receiver = Receiver::start().await;
     tickr.declare(&receiver.kind(json!({"secret": SECRET}), json!({"timeout_ms": 90_000}))).await;
-    receiver.plan([verdict(json!({"verdict": "succeeded", "result": {"rows": 7}, "log": "one\ntwo"}))]);
+    receiver.plan([verdict(&json!({"verdict": "succeeded", "result": {"rows": 7}, "log": "one\ntwo"}))]);
     let trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
     let job = json!({"kind": "resize", "payload": {"path": "a.png"}, "tags": ["eu"], "trace": {"traceparent": trace}});
     let id = tickr.enqueue(job).await;
@@ -239,7 +240,7 @@ async fn a_receiver_gets_the_signed_document_of_an_attempt_and_its_verdict_count
     assert_eq!(call.header("webhook-signature").unwrap(), expected);
 
     // A kind that no other test has: all of them share one process.
-    receiver.plan([verdict(succeeded())]);
+    receiver.plan([verdict(&succeeded())]);
     let metered = tickr.put("/v1/kinds/metered", receiver.kind(json!({}), json!({}))).await;
     assert_eq!(metered.status, 201, "{:#}", metered.body);
     let id = tickr.enqueue_kind("metered", json!({})).await;
@@ -255,16 +256,16 @@ async fn every_answer_of_a_receiver_has_its_consequence() {
     let receiver = Receiver::start().await;
     tickr.declare(&receiver.kind(json!({}), json!({"max_attempts": 20}))).await;
     receiver.plan([
-        verdict(json!({"verdict": "failed", "error": "a disk", "checkpoint": {"at": 4}})),
-        verdict(json!({"verdict": "failed", "error": "a rest", "delay_ms": 5})),
-        verdict(json!({"verdict": "snoozed", "error": "busy", "delay_ms": 1})),
-        verdict(json!({"verdict": "released"})),
+        verdict(&json!({"verdict": "failed", "error": "a disk", "checkpoint": {"at": 4}})),
+        verdict(&json!({"verdict": "failed", "error": "a rest", "delay_ms": 5})),
+        verdict(&json!({"verdict": "snoozed", "error": "busy", "delay_ms": 1})),
+        verdict(&json!({"verdict": "released"})),
         Reaction::Answer(500, "", "oh no".to_owned()),
         Reaction::Answer(503, "retry-after: 1\r\n", String::new()),
         Reaction::Answer(404, "", String::new()),
         Reaction::Answer(302, "location: /elsewhere\r\n", String::new()),
         Reaction::Answer(200, "", "<html>hello</html>".to_owned()),
-        verdict(json!({"verdict": "succeeded", "error": "both"})),
+        verdict(&json!({"verdict": "succeeded", "error": "both"})),
         Reaction::Answer(422, "", "no such picture".to_owned()),
     ]);
     let id = tickr.resize().await;
@@ -500,7 +501,7 @@ async fn a_call_whose_answer_is_lost_is_repeated_with_the_same_token_and_uses_no
     let tickr = TestApp::start().await;
     let receiver = Receiver::start().await;
     tickr.declare(&receiver.kind(json!({}), json!({}))).await;
-    receiver.plan([Reaction::Cut, Reaction::CutInside, verdict(succeeded())]);
+    receiver.plan([Reaction::Cut, Reaction::CutInside, verdict(&succeeded())]);
     let id = tickr.resize().await;
     let done = tickr.until(id, State::Completed).await;
     assert_eq!((&done["result"], &done["attempt"]), (&json!({"rows": 7}), &json!(1)), "{done:#}");
@@ -510,7 +511,7 @@ async fn a_call_whose_answer_is_lost_is_repeated_with_the_same_token_and_uses_no
 
     // A receiver that never answers has its retries, each with a token of its own.
     receiver.plan((0..4).map(|_| Reaction::Cut));
-    receiver.plan([verdict(succeeded())]);
+    receiver.plan([verdict(&succeeded())]);
     let id = tickr.resize().await;
     let done = tickr.until(id, State::Completed).await;
     assert!(done["attempts"][0]["error"].as_str().unwrap().contains("the answer was lost"), "{done:#}");
@@ -633,7 +634,7 @@ async fn a_receiver_at_a_private_address_is_refused_unless_it_is_allowed() {
     assert!(job["last_error"].as_str().unwrap().contains("callback_allow"), "{job:#}");
     assert_eq!(tickr.verdicts(id).await, ["failed", "failed"]);
     assert_eq!(receiver.count(), 0);
-    receiver.plan([verdict(succeeded())]);
+    receiver.plan([verdict(&succeeded())]);
     let mine = tickr.enqueue(json!({"kind": "resize", "payload": {}, "queue": "mine"})).await;
     tickr.until(mine, State::Completed).await;
     strict.stop(CancellationToken::new()).await;
@@ -651,7 +652,7 @@ async fn a_kind_gets_a_receiver_changes_it_and_loses_it_while_runners_live() {
     let id = tickr.resize().await;
     let why = tickr.get(&format!("/v1/jobs/{id}/explain")).await.body;
     assert!(why.to_string().contains("kind_unknown"), "{why:#}");
-    first.plan([verdict(succeeded())]);
+    first.plan([verdict(&succeeded())]);
     tickr.declare(&first.kind(json!({}), json!({}))).await;
     tickr.until(id, State::Completed).await;
     // Both runners say that they execute it now.
@@ -660,12 +661,12 @@ async fn a_kind_gets_a_receiver_changes_it_and_loses_it_while_runners_live() {
     let refused = tickr.post("/v1/workers", worker.clone()).await;
     assert_eq!((refused.status, refused.pointers()), (422, vec!["/kinds/0"]), "{:#}", refused.body);
 
-    second.plan((0..20).map(|_| verdict(succeeded())));
+    second.plan((0..20).map(|_| verdict(&succeeded())));
     tickr.declare(&second.kind(json!({}), json!({}))).await;
     let calls = first.count();
     let later = eventually("both runners call the other receiver", || async {
         let id = tickr.resize().await;
-        first.plan([verdict(succeeded())]);
+        first.plan([verdict(&succeeded())]);
         tickr.until(id, State::Completed).await;
         (second.count() >= 10).then_some(id)
     });

@@ -188,14 +188,14 @@ async fn replace_all_under(workers: usize, jobs: usize, restarts: usize) {
     until_settled(&fleet, jobs / 10).await;
 
     for turn in 0..restarts {
-        for place in 0..3 {
+        for (place, node) in nodes.iter_mut().enumerate() {
             let killed = turn == 0 && place == 0;
-            let mut old = std::mem::replace(&mut nodes[place], Runner::start(&tickr, &env));
+            let mut old = std::mem::replace(node, Runner::start(&tickr, &env));
             if killed {
                 old.kill9();
             }
             // A load balancer learns of the end of a process later than its clients.
-            let base = nodes[place].base().await;
+            let base = node.base().await;
             if !killed {
                 old.signal("TERM");
                 assert_eq!(old.exit_code().await, Some(0), "{}", old.log());

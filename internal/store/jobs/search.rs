@@ -24,7 +24,7 @@ use crate::sql::batches::{Sql, padded, padded_len, placeholders};
 use crate::sql::connection::on_pool;
 use crate::sql::session::Session;
 use crate::{Store, StoreError};
-use tickr_job::{Among, Filter, State, first_id_of};
+use tickr_job::{Among, Filter, Name, State, first_id_of};
 
 /// Number of rows of a source in one chunk.
 const CHUNK: i64 = 2_000;
@@ -113,6 +113,8 @@ pub(crate) struct Chunk {
     pub(crate) rows: i64,
     /// The oldest row in it, as far as it was measured.
     pub(crate) oldest: Option<Uuid>,
+    /// The newest row in it, as far as it was measured.
+    pub(crate) newest: Option<Uuid>,
 }
 
 impl Search {
@@ -387,16 +389,22 @@ impl Search {
         let (first, last): (Option<Uuid>, Option<Uuid>) = (row.try_get("first_id")?, row.try_get("last_id")?);
         let rows: i64 = row.try_get("counted")?;
         let (Some(first), Some(last)) = (first, last) else {
-            return Ok(Chunk { span, rest: None, rows, oldest: None });
+            return Ok(Chunk { span, rest: None, rows, oldest: None, newest: None });
         };
         if rows < self.chunk {
-            return Ok(Chunk { span, rest: None, rows, oldest: Some(first) });
+            return Ok(Chunk { span, rest: None, rows, oldest: Some(first), newest: Some(last) });
         }
         let (read, rest) = match self.order {
             Order::NewestFirst => (Span { from: first, ..span }, Span { to: first, ..span }),
             Order::OldestFirst => (Span { to: after(last), ..span }, Span { from: after(last), ..span }),
         };
-        Ok(Chunk { span: read, rest: (!rest.is_empty()).then_some(rest), rows, oldest: Some(first) })
+        Ok(Chunk {
+            span: read,
+            rest: (!rest.is_empty()).then_some(rest),
+            rows,
+            oldest: Some(first),
+            newest: Some(last),
+        })
     }
 
     /// Return the oldest job of the source in a range. It need not meet the other conditions.
@@ -409,7 +417,7 @@ impl Search {
 
     /// Return a chunk that is not measured, for searches that find every row they look at.
     pub(crate) fn whole(&self, span: Span) -> Chunk {
-        Chunk { span, rest: None, rows: 0, oldest: None }
+        Chunk { span, rest: None, rows: 0, oldest: None, newest: None }
     }
 
     /// Build `SELECT columns` for the matching jobs of a chunk, at most `limit` jobs.

@@ -275,7 +275,7 @@ async fn survey(conn: &mut Session<'_>, filter: &Filter, most_bars: u32) -> Resu
                 let (bar, part) = (&mut bars[*place], part_of(chunk, most_bars));
                 bar.looked = true;
                 bar.exact = chunk.rest.is_none() && part == ALL_OF_THEM;
-                let covered = if chunk.rest.is_none() { 1.0 } else { scale.weight(*place, chunk.span.from, now) };
+                let covered = if chunk.rest.is_none() { 1.0 } else { scale.weight(*place, oldest, chunk) };
                 // Where every row of the source is a job of the filter, the number of rows in the window is known.
                 let each = match jobs.len() {
                     found if found > 0 && !search.is_narrow() => ratio(chunk.rows, found),
@@ -339,11 +339,12 @@ impl Scale {
         Span { from, to }
     }
 
-    /// Return the ratio of a bar to its window, which has the newest jobs of the bar, down to `oldest`.
-    fn weight(&self, place: usize, oldest: Uuid, now: Timestamp) -> f64 {
-        let begin = self.begin_ms(place);
-        let end = (begin + self.step_ms).min(self.to_ms).min(now.timestamp_millis()).max(begin + 1);
-        let covered = (end - ms_of(oldest).clamp(begin, end)).max(1);
+    /// Return the ratio of a bar to its window, which has the newest jobs of the bar. The time behind the newest job is
+    /// empty, and so is the time before `oldest`, the first job of the filter.
+    fn weight(&self, place: usize, oldest: Uuid, window: &Chunk) -> f64 {
+        let begin = self.begin_ms(place).max(ms_of(oldest));
+        let end = window.newest.map_or(self.to_ms, ms_of).max(begin + 1);
+        let covered = (end - window.oldest.map_or(begin, ms_of).clamp(begin, end)).max(1);
         #[expect(clippy::cast_precision_loss, reason = "milliseconds of a bar")]
         let weight = (end - begin) as f64 / covered as f64;
         weight.max(1.0)
@@ -534,11 +535,17 @@ mod tests {
     fn a_window_stands_for_the_part_of_its_bar_that_it_does_not_cover() {
         let filter = Filter { created_after: Some(at(0)), created_before: Some(at(3_600_000)), ..Filter::default() };
         let scale = Scale::new(&filter, at(0), at(0), 60);
-        let later = at(7_200_000);
-        assert!((scale.weight(0, first_id_of(at(45_000)), later) - 4.0).abs() < 1e-9);
-        assert!((scale.weight(0, first_id_of(at(60_000)), later) - 60_000.0).abs() < 1e-9);
-        assert!((scale.weight(0, Uuid::nil(), later) - 1.0).abs() < 1e-9);
-        // The last bar ends now and not at its end.
-        assert!((scale.weight(59, first_id_of(at(59 * 60_000 + 5_000)), at(59 * 60_000 + 10_000)) - 2.0).abs() < 1e-9);
+        let weight = |oldest: i64, from: i64, to: i64| {
+            let (first, last) = (first_id_of(at(from)), first_id_of(at(to)));
+            let span = Span { from: first, to: last };
+            let window = Chunk { span, rest: Some(span), rows: 100, oldest: Some(first), newest: Some(last) };
+            scale.weight(0, first_id_of(at(oldest)), &window)
+        };
+        assert!((weight(0, 45_000, 60_000) - 4.0).abs() < 1e-9);
+        // Nothing came in the second half of the bar.
+        assert!((weight(0, 15_000, 30_000) - 2.0).abs() < 1e-9);
+        // The first job of all came in the middle of the bar.
+        assert!((weight(30_000, 45_000, 60_000) - 2.0).abs() < 1e-9);
+        assert!((weight(0, 0, 60_000) - 1.0).abs() < 1e-9);
     }
 }
