@@ -1,7 +1,7 @@
 // Small parts that all screens use.
 
 import { may, me, now } from '../core/api.js';
-import { cls, html, useEffect, useState } from '../core/dom.js';
+import { cls, html, legible, useEffect, useState } from '../core/dom.js';
 import { ago, utc } from '../core/format.js';
 import { outage } from '../core/known.js';
 import { observable, useObservable } from '../core/observable.js';
@@ -193,7 +193,9 @@ export const Field = ({ label, id, hint, wrong, children }) => html`<div class="
 export const WithJobs = ({ text, brief }) =>
   text
     .split(/([0-9a-f]{8}-[0-9a-f-]{27})/)
-    .map((part, i) => (i % 2 ? html`<${JobLink} key=${i} id=${part}>${brief ? null : part}</${JobLink}>` : part));
+    .map((part, i) =>
+      i % 2 ? html`<${JobLink} key=${i} id=${part}>${brief ? null : part}</${JobLink}>` : legible(part),
+    );
 
 export const JobLink = ({ id, children }) =>
   id
