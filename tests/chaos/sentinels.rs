@@ -46,7 +46,7 @@ impl Watched {
         let place = format!("127.0.0.1 {}", port(&master)?);
         let replica = start("redis1", RedisRole::Data, &format!("{sync}replicaof {place}\n"))?;
         // A sentinel learns of a replica when it asks the master, which it does seldom. So the replica is there first.
-        std::thread::sleep(Duration::from_millis(500));
+        until_replicated(&replica)?;
         let lines = format!(
             "sentinel monitor {NAME} {place} 2\nsentinel down-after-milliseconds {NAME} 1500\n\
              sentinel failover-timeout {NAME} 5000\n"
@@ -107,6 +107,22 @@ impl Watched {
         let client = redis::Client::open(format!("redis://127.0.0.1:{}", port(sentinel)?))?;
         let mut conn = client.get_multiplexed_async_connection().await?;
         Ok(redis::cmd(words[0]).arg(&words[1..]).query_async(&mut conn).await?)
+    }
+}
+
+/// Wait until this replica has the data of its master.
+fn until_replicated(replica: &Server) -> anyhow::Result<()> {
+    let client = redis::Client::open(format!("redis://127.0.0.1:{}", port(replica)?))?;
+    let until = std::time::Instant::now() + KNOWN_WITHIN;
+    loop {
+        let said = client.get_connection().and_then(|mut conn| redis::cmd("INFO").arg("replication").query(&mut conn));
+        if said.is_ok_and(|said: String| said.contains("master_link_status:up")) {
+            return Ok(());
+        }
+        if std::time::Instant::now() > until {
+            bail!("the replica does not reach its master");
+        }
+        std::thread::sleep(Duration::from_millis(20));
     }
 }
 
