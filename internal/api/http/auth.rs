@@ -212,7 +212,7 @@ impl Need {
             }
             ["v1", "workers", _] if *method == Method::DELETE => Self::Work,
             ["v1", "outbox", "nudge"] if *method == Method::POST => Self::Enqueue,
-            ["v1", "jobs", "count" | "survey"] if reads => Self::Read,
+            ["v1", "jobs", "count" | "survey" | "differences"] if reads => Self::Read,
             ["v1", "schedules", "preview"] if *method == Method::POST => Self::Read,
             // By the id of a job, which its producer knows.
             ["v1", "jobs", _] | ["v1", "jobs", _, "result" | "events"] if reads => Self::Any,
@@ -413,6 +413,7 @@ mod tests {
             (Method::GET, "/v1/jobs", "ynyn"),
             (Method::GET, "/v1/jobs/count", "ynyn"),
             (Method::GET, "/v1/jobs/survey", "ynyn"),
+            (Method::GET, "/v1/jobs/differences", "ynyn"),
             (Method::POST, "/schedule", "nyyn"),
             (Method::DELETE, "/cancel/0192f8c0-7f3a-7c4e-9d5b-3e2a1f0c9b8a", "nyyn"),
             (Method::POST, "/create", "nyyn"),
