@@ -708,6 +708,9 @@ mutants() {
     mutant 'search for ids of ended jobs' internal/engine/permits.rs \
         'const STALE: u32 = 4;' 'const STALE: u32 = 4_000_000;' \
         queues::ids_of_ended_jobs_do_not_hold_up_a_queue_with_a_limit
+    mutant 'search for ids of ended jobs without a limit' internal/engine/permits.rs \
+        'const STALE_UNLIMITED: u32 = 16;' 'const STALE_UNLIMITED: u32 = 16_000_000;' \
+        queues::ids_of_ended_jobs_do_not_hold_up_a_queue_without_a_limit
     mutant 'word to the fetcher of free permits' internal/engine/permits.rs \
         '() = shared.permits.freed.notified() => wake_fetcher(shared).await' '() = std::future::pending::<()>() => wake_fetcher(shared).await' \
         queues::a_limited_queue_goes_on_while_the_row_of_another_one_is_locked

@@ -29,8 +29,8 @@ pub(super) struct FetchedJob {
 
 /// Most ids taken in one round trip.
 const MAX_AT_ONCE: usize = 256;
-/// Ids that are checked together when the ready lists of a queue with a limit hold many ids of ended jobs, and how many
-/// times in a row.
+/// Ids that are checked together when the ready lists of a queue hold many ids of ended jobs, and how many times in a
+/// row.
 const STALE_PAGE: usize = 500;
 const STALE_PAGES: usize = 20;
 /// Time between two reads of due jobs from MySQL, while Redis is out and nothing wakes the fetcher.
@@ -222,8 +222,9 @@ impl Fetcher {
 
     /// Take the ids of ended jobs from the front of a queue's ready lists.
     ///
-    /// A queue has as many claims at a time as it has permits. With few permits, one claim for each id whose job was
-    /// cancelled or ran without Redis would delay the queue for minutes. So MySQL is asked about many ids at once.
+    /// A queue has as many claims at a time as this runner has free workers and the queue has permits. With few of them,
+    /// one claim for each id whose job was cancelled, expired or ran without Redis would delay the queue for minutes. So
+    /// MySQL is asked about many ids at once.
     async fn drop_stale(&mut self, queue: usize) -> Result<(), IndexError> {
         let whole = self.queue_order.whole_queue(queue);
         let mut dropped = 0;

@@ -43,6 +43,9 @@ const SETTLES_FOR: Duration = Duration::from_millis(1_500);
 /// After this many claims in a row that found their job ended, the ready lists of the queue are searched for more ids
 /// of ended jobs.
 const STALE: u32 = 4;
+/// The same for a queue without a limit. It has many claims at a time, so a few ids that were delivered twice are no sign
+/// of more.
+const STALE_UNLIMITED: u32 = 16;
 
 /// The permits of one runner.
 pub(super) struct Permits {
@@ -136,10 +139,8 @@ impl Permit {
     /// Record the result of the claim made with this permit: whether a job runs, and whether the job had already ended.
     pub(super) fn record_claim(&self, runs: bool, had_ended: bool) {
         self.ran.store(runs, Ordering::Relaxed);
-        if self.is_limited() {
-            let mut counts = self.permits.queues[self.queue].counts();
-            counts.stale = if had_ended { counts.stale.saturating_add(1) } else { 0 };
-        }
+        let mut counts = self.permits.queues[self.queue].counts();
+        counts.stale = if had_ended { counts.stale.saturating_add(1) } else { 0 };
     }
 
     /// Record that the job taken with this permit is for a runner of another version, which may want the permit.
@@ -245,9 +246,12 @@ impl Permits {
         self.queues[queue].counts().granted != UNLIMITED
     }
 
-    /// Return the queues with a limit whose ready lists recently gave several ids of ended jobs in a row.
+    /// Return the queues whose ready lists recently gave several ids of ended jobs in a row.
     pub(super) fn stale_queues(&self) -> Vec<usize> {
-        let stale = |queue: &usize| self.queues[*queue].counts().stale >= STALE;
+        let stale = |queue: &usize| {
+            let counts = self.queues[*queue].counts();
+            counts.stale >= if counts.granted == UNLIMITED { STALE_UNLIMITED } else { STALE }
+        };
         (0..self.queues.len()).filter(stale).collect()
     }
 

@@ -631,6 +631,28 @@ async fn ids_of_ended_jobs_do_not_hold_up_a_queue_with_a_limit() {
     tickr.stop().await;
 }
 
+/// Each of the ids would cost the one worker a claim. A few claims show that there are many, and these are read together.
+#[tokio::test(flavor = "multi_thread")]
+async fn ids_of_ended_jobs_do_not_hold_up_a_queue_without_a_limit() {
+    let tickr =
+        TestApp::start_with(|config| (config.queues, config.workers) = (queues(&["one"]), 1), Registry::new()).await;
+    pause(&tickr, "one").await;
+    heard(&tickr.app, |settings| settings.queues.get("one").is_some_and(|set| set.pause.is_some())).await;
+    let mut redis = tickr.redis().await;
+    let list = tickr.key("ready:one");
+    for _ in 0..40 {
+        let ids: Vec<String> = (0..1_000).map(|_| JobId::new().to_string()).collect();
+        let _: usize = redis::AsyncCommands::rpush(&mut redis, &list, ids).await.unwrap();
+    }
+    let id = tickr.enqueue(json!({"kind": "noop", "queue": "one"})).await;
+    let asked = Instant::now();
+    resume(&tickr, "one").await;
+    tickr.until(id, State::Completed).await;
+    let took = asked.elapsed();
+    assert!(took < Duration::from_secs(10), "behind 40,000 ids of ended jobs it was done after {took:?}");
+    tickr.stop().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_limit_below_the_number_of_runners_is_not_handed_over_after_every_job() {
     let tickr = TestApp::start_with(|config| config.queues = queues(&["elsewhere"]), Registry::new()).await;
