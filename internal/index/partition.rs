@@ -213,13 +213,13 @@ impl Partition {
     /// Return whether the first entry of the sorted set is the one that the last move found, and nothing points to lost
     /// data.
     pub(super) async fn is_quiet(&self) -> Result<bool, IndexError> {
-        type Found = ([Option<String>; 3], Vec<(String, f64)>);
+        type Found = (Option<String>, Option<String>, Option<String>, Vec<(String, f64)>);
         let keys = &self.shared.keys;
         let mut look = redis::pipe();
-        look.cmd("MGET").arg(&keys.epoch).arg(&keys.sequence).arg(&keys.listeners);
+        look.get(&keys.epoch).get(&keys.sequence).get(&keys.listeners);
         look.cmd("ZRANGE").arg(&keys.waiting).arg(0).arg(0).arg("WITHSCORES");
         let call = |mut conn| async move { look.query_async::<Found>(&mut conn).await };
-        let ([epoch, sequence, listeners], first) = self.call("look for the next entry", call).await?;
+        let (epoch, sequence, listeners, first) = self.call("look for the next entry", call).await?;
         let listened = listeners.is_some();
         self.shared.listened.send_if_modified(|known| std::mem::replace(known, listened) != listened);
         let sequence: u64 = sequence.and_then(|sequence| sequence.parse().ok()).unwrap_or(0);

@@ -148,6 +148,34 @@ mod tests {
         assert!(found > 20, "{found}");
     }
 
+    /// Return the commands that this code names in full.
+    fn named_in(code: &str) -> impl Iterator<Item = String> {
+        let code = code.split("#[cfg(test)]").next().unwrap_or_default();
+        code.split("cmd(\"").skip(1).filter_map(|rest| rest.split('"').next()).map(str::to_lowercase)
+    }
+
+    #[test]
+    fn every_command_that_the_code_names_is_tried() {
+        let sources = [
+            include_str!("event_stream.rs"),
+            include_str!("fetch.rs"),
+            include_str!("guide.rs"),
+            include_str!("health.rs"),
+            include_str!("lib.rs"),
+            include_str!("link.rs"),
+            include_str!("partition.rs"),
+        ];
+        // The settings of the server are read if the user may. A connection to a cluster asks it for its slots.
+        let others = ["info", "cluster"];
+        let rights = rights();
+        let mut found = 0;
+        for command in sources.into_iter().flat_map(named_in).filter(|command| !others.contains(&command.as_str())) {
+            assert!(rights.contains(&format!("+{command}")), "{command}");
+            found += 1;
+        }
+        assert!(found > 5, "{found}");
+    }
+
     #[test]
     fn what_is_missing_is_named_as_in_a_rule() {
         let denied = |text: &str| RedisError::from((ErrorKind::Extension, "NOPERM", text.to_owned()));

@@ -51,6 +51,13 @@ impl Guarded {
     }
 }
 
+/// Return how often clients and scripts have sent this command.
+async fn calls_of(operator: &mut MultiplexedConnection, command: &str) -> u64 {
+    let stats: String = send(operator, "INFO commandstats").await;
+    let calls = stats.lines().find_map(|line| line.strip_prefix(&format!("cmdstat_{command}:calls=")));
+    calls.and_then(|rest| rest.split(',').next()).map_or(0, |calls| calls.parse().unwrap())
+}
+
 async fn index_problem(tickr: &TestApp) -> String {
     let ready = tickr.get("/readyz").await;
     assert_eq!(ready.status, 200, "{:#}", ready.body);
@@ -99,13 +106,25 @@ async fn the_documented_rule_is_all_that_tickr_needs() {
     tickr.until(failing, State::Completed).await;
     stream.until("a job is settled", |told| told.kind == "settled").await;
     tickr.until_idle().await;
-    assert_eq!(tickr.post("/v1/index/rebuild", json!({})).await.status, 202);
+    // On a busy machine a late answer of Redis may have cost the index its state for a moment.
+    eventually_seen("the rebuild is accepted", || async {
+        let answer = tickr.post("/v1/index/rebuild", json!({})).await;
+        if answer.status == 202 { Ok(()) } else { Err(answer.body) }
+    })
+    .await;
     eventually("the index is rebuilt", || async {
         let index = tickr.get("/v1/index").await.body;
         (index["last_rebuild"]["cause"] == "asked").then_some(())
     })
     .await;
     until_health(&tickr, Health::Fast).await;
+    // An idle mover looks at its keys with other commands than a busy one does. Of three looks, one at least is idle.
+    let looks = calls_of(&mut redis.operator, "zrange").await;
+    eventually("an idle mover has looked", || {
+        let mut operator = redis.operator.clone();
+        async move { (calls_of(&mut operator, "zrange").await >= looks + 3).then_some(()) }
+    })
+    .await;
     tickr.assert_sound().await;
     // Redis notes every refusal. A newer Redis notes that of the name of the client, which the driver sends first.
     let log: Vec<Vec<redis::Value>> = send(&mut redis.operator, "ACL LOG 100").await;
