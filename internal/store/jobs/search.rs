@@ -317,9 +317,14 @@ impl Search {
         }
     }
 
-    /// Return how many rows one call may look at, if others may look at `most`.
+    /// Return how many rows one call may look at, if others may look at `most`. A row of `jobs` is wider than one of
+    /// `owed` or of an index, so a walk through all jobs gets fewer of them.
     pub(crate) fn most_looked_at(&self, most: i64) -> i64 {
-        if self.light { most * LIGHT_CHUNK / CHUNK } else { most }
+        match (self.light, self.walks) {
+            (true, true) => 4 * most,
+            (true, false) => most * LIGHT_CHUNK / CHUNK,
+            (false, _) => most,
+        }
     }
 
     /// Return whether the search may look at more rows than it finds jobs.
