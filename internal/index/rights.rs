@@ -78,11 +78,14 @@ pub(super) async fn check(conn: &mut MultiplexedConnection, keys: &Keys) -> Redi
     Err(RedisError::from((ErrorKind::Client, "the redis user lacks rights", describe(&refused, &keys.all))))
 }
 
+/// Texts of Redis about a command that its user may not send: alone, in a script, and in a script of Redis 7.0.
+const REFUSALS: [&str; 3] = ["NOPERM", "ACL failure", "The user executing the script can't"];
+
 /// Return whether Redis refused a command because its user may not send it, alone or in a script.
 pub(super) fn is_about_rights(error: &RedisError) -> bool {
     error.kind() == ErrorKind::Server(ServerErrorKind::NoPerm) || {
         let text = error.to_string();
-        text.contains("NOPERM") || text.contains("ACL failure")
+        REFUSALS.iter().any(|refusal| text.contains(refusal))
     }
 }
 
