@@ -26,7 +26,7 @@ use tokio_rustls::TlsAcceptor;
 
 use crate::support::documents::document;
 use crate::support::program::{Program, command, outcome, tickr as binary};
-use crate::support::{Runner, TestApp, eventually};
+use crate::support::{Runner, TestApp, eventually, http};
 
 /// A receiver that counts the connections it accepts. The first part of the path is the status of its answer.
 struct Counting {
@@ -351,7 +351,7 @@ async fn the_receivers_of_the_readme_take_what_is_signed_and_nothing_else() {
     let job = tickr.until(id, State::Completed).await;
     assert_eq!(job["result"]["status"], 204, "{job:#}");
     // The receiver refuses the rest: no signature, a wrong one, another body, another time, and a time that is too old.
-    let client = reqwest::Client::new();
+    let client = http();
     let (now, key) = (chrono::Utc::now().timestamp(), CallbackSecret::parse(&secret).unwrap());
     let sign = |at: i64, body: &str| {
         let mut mac = Hmac::<Sha256>::new_from_slice(key.expose()).unwrap();

@@ -18,7 +18,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-use crate::support::{TestApp, draft, eventually};
+use crate::support::{TestApp, draft, eventually, http};
 
 /// Sleeps a little, or fails at first, and records every start.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize, JsonSchema)]
@@ -97,7 +97,7 @@ async fn ten_thousand_cancels_that_race_start_or_finish_keep_what_they_answered(
     let tickr = TestApp::start_with(size, noted(&starts)).await;
     let other = tickr.another_with(|_| {}, noted(&starts)).await;
     let runners: [&App; 2] = [&tickr.app, &other];
-    let client = reqwest::Client::new();
+    let client = http();
     let began = Instant::now();
     // Each turn enqueues a small batch through one runner. Then it cancels each of the jobs through any runner, while
     // they start, run, fail, start again and end.
@@ -226,7 +226,7 @@ async fn a_running_handler_sees_a_cancel_through_another_runner_within_two_secon
     let other = tickr.another_with(|config| config.queues = vec!["elsewhere".into()], Registry::new()).await;
     let ids = tickr.enqueue_many((0..20).map(|_| json!({"kind": "patient"}))).await;
     tickr.until_count("SELECT COUNT(*) FROM owed WHERE state = 'executing'", 20).await;
-    let client = reqwest::Client::new();
+    let client = http();
     // The cancels come at random moments between two heartbeats.
     let asked = futures_util::future::join_all(ids.iter().map(async |id| {
         tokio::time::sleep(Duration::from_millis(rand::random_range(0..1_500))).await;
@@ -286,7 +286,7 @@ async fn a_cancel_unless_executing_leaves_an_attempt_alone_and_still_ends_a_job_
 async fn a_cancel_unless_executing_that_races_the_start_either_prevents_it_or_does_nothing() {
     let starts = Starts::default();
     let tickr = TestApp::start_with(|_| {}, noted(&starts)).await;
-    let client = reqwest::Client::new();
+    let client = http();
     let mut tally: BTreeMap<u16, usize> = BTreeMap::new();
     for _ in 0..20 {
         let delays = (0..20).map(|_| rand::random_range(0..8));

@@ -489,7 +489,7 @@ async fn a_runner_whose_heartbeat_is_not_answered_takes_no_new_work_until_it_is(
     let mut held = lock.begin().await.unwrap();
     sqlx::query("SELECT id FROM runners FOR UPDATE").fetch_all(&mut *held).await.unwrap();
     runner.until_log("the heartbeat is not answered").await;
-    let page = crate::support::http().get(format!("{}/metrics", runner.base().await)).send().await.unwrap();
+    let page = http().get(format!("{}/metrics", runner.base().await)).send().await.unwrap();
     assert!(page.text().await.unwrap().lines().any(|line| line.starts_with("tickr_fetching") && line.ends_with(" 0")));
     let ids = tickr.enqueue_many((0..20).map(|_| json!({"kind": "noop"}))).await;
     // Longer than any pause of the fetcher.

@@ -10,7 +10,7 @@ use tickr::handlers::{Context, Failure, Kind, Outcome, Registry};
 use tickr::job::{JobId, State};
 use tickr::store::Retention;
 
-use crate::support::{TestApp, answer, eventually};
+use crate::support::{TestApp, answer, eventually, http};
 
 /// Fails for good with the given text.
 #[derive(Debug, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
@@ -203,7 +203,7 @@ async fn a_replay_sent_twice_with_one_key_makes_one_job() {
     let tickr = start().await;
     let old = fails(&tickr, "no").await;
     let send = |key: &'static str| {
-        let client = reqwest::Client::new();
+        let client = http();
         let sent = client.post(tickr.url(&format!("/v1/jobs/{old}/replay"))).header("idempotency-key", key);
         answer(sent.json(&json!({"payload": {}})))
     };

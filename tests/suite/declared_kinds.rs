@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use tickr::handlers::Registry;
 
 use crate::support::program::{command, tickr as program};
-use crate::support::{TestApp, answer, eventually};
+use crate::support::{TestApp, answer, eventually, http};
 
 fn resize() -> Value {
     json!({
@@ -39,7 +39,7 @@ async fn a_declared_kind_is_accepted_by_every_runner_and_checked_by_its_schema()
     assert_eq!((&accepted["queue"], &accepted["max_attempts"]), (&json!("pictures"), &json!(7)));
     let there = format!("http://{}/v1/jobs", other.addr());
     eventually("the other runner accepts the kind", || async {
-        let sent = reqwest::Client::new().post(&there).json(&job).send().await.unwrap();
+        let sent = http().post(&there).json(&job).send().await.unwrap();
         (sent.status().as_u16() == 201).then_some(())
     })
     .await;

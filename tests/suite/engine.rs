@@ -14,7 +14,7 @@ use tickr::store::{ActionOutcome, KindRetention, Purged, Retention};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::support::{DEADLINE, TestApp, draft, eventually, gated};
+use crate::support::{DEADLINE, TestApp, draft, eventually, gated, http};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_job_travels_from_http_to_done_and_leaves_its_attempt() {
@@ -294,7 +294,7 @@ async fn a_cancelled_job_that_waited_never_starts() {
 async fn a_running_job_is_stopped_by_a_cancel_through_any_runner() {
     let tickr = TestApp::start().await;
     let other = tickr.another_with(|config| config.queues = vec!["elsewhere".into()], Registry::new()).await;
-    let client = reqwest::Client::new();
+    let client = http();
     for base in [tickr.app.addr(), other.addr()] {
         let id = tickr.enqueue_kind("sleep", json!({"ms": 600_000})).await;
         tickr.until(id, State::Executing).await;

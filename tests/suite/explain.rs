@@ -6,7 +6,7 @@ use tickr::handlers::Registry;
 use tickr::job::{JobId, State};
 
 use crate::support::program::{command, outcome, tickr as program};
-use crate::support::{TestApp, eventually};
+use crate::support::{TestApp, eventually, http};
 
 /// Return the codes of the reasons, in their order.
 async fn reasons(tickr: &TestApp, id: JobId) -> Vec<String> {
@@ -37,7 +37,7 @@ async fn every_reason_why_a_job_waits_is_told_in_order() {
         Registry::new(),
     )
     .await;
-    let http = crate::support::http();
+    let http = http();
 
     let later = tickr.enqueue(json!({"kind": "noop", "delay_ms": 3_600_000})).await;
     assert_eq!(reasons(&tickr, later).await, ["not_due"]);

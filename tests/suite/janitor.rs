@@ -92,7 +92,13 @@ async fn the_janitor_empties_its_tables_and_another_carries_on() {
     let now = chrono::Utc::now();
     let hours = [now + chrono::TimeDelta::hours(10), now + chrono::TimeDelta::hours(11)];
     let hours = format!("{}-{}", hours[0].format("%H:%M"), hours[1].format("%H:%M"));
-    let tickr = TestApp::start_with(|config| config.purge_hours = Some(hours.parse().unwrap()), Registry::new()).await;
+    let keep = Duration::from_secs(90 * 86_400);
+    let change = |config: &mut Config| {
+        config.purge_hours = Some(hours.parse().unwrap());
+        (config.retention_completed, config.retention_failed, config.retention_ticks) = (keep, keep, keep);
+        config.retention_discarded = keep;
+    };
+    let tickr = TestApp::start_with(change, Registry::new()).await;
     let done = tickr.enqueue_kind("noop", json!({})).await;
     tickr.until(done, State::Completed).await;
     tickr.sql(OLD).await;

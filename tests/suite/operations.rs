@@ -327,7 +327,7 @@ async fn an_operation_that_cannot_be_meant_is_refused_and_a_key_starts_it_once()
         assert_eq!(tickr.post(&format!("/v1/operations/{path}/cancel"), json!({})).await.status, status);
     }
     let send = || {
-        let client = reqwest::Client::new();
+        let client = http();
         let sent = client.post(tickr.url("/v1/operations")).header("idempotency-key", "once");
         crate::support::answer(sent.json(&json!({"action": "cancel", "filter": {"payload": {"a": 1}}})))
     };

@@ -15,7 +15,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::support::program::{self, command, outcome};
-use crate::support::{Runner, TestApp, eventually};
+use crate::support::{Runner, TestApp, eventually, http};
 
 /// A job of a line. It notes its start and its end.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
@@ -375,7 +375,7 @@ async fn a_job_that_is_held_is_not_made_due_and_costs_redis_nothing() {
     let path = format!("/v1/jobs/{}", ids[9]);
     let refused = tickr.post(&format!("{path}/run-now"), json!({})).await;
     assert_eq!((refused.status, refused.code()), (409, "wrong_state"), "{:#}", refused.body);
-    let patch = |body: Value| crate::support::answer(crate::support::http().patch(tickr.url(&path)).json(&body));
+    let patch = |body: Value| crate::support::answer(http().patch(tickr.url(&path)).json(&body));
     let refused = patch(json!({"delay_ms": 1_000})).await;
     assert_eq!((refused.status, refused.code()), (409, "wrong_state"), "{:#}", refused.body);
     let changed = patch(json!({"priority": 0})).await;

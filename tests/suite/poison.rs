@@ -14,7 +14,7 @@ use tickr::store::{MAX_LOSSES, SUSPECT_FROM};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::support::{Runner, TestApp, eventually, make_suspects};
+use crate::support::{Runner, TestApp, eventually, http, make_suspects};
 
 /// Start a tickr that accepts jobs and reaps, but runs no job.
 async fn bystander() -> TestApp {
@@ -688,7 +688,7 @@ async fn a_drained_runner_gives_the_only_permit_up_when_its_suspect_ends() {
 
 async fn set_limit(tickr: &TestApp, queue: &str) {
     let url = tickr.url(&format!("/v1/queues/{queue}"));
-    let set = reqwest::Client::new().patch(url).json(&json!({"concurrency": 1})).send().await.unwrap();
+    let set = http().patch(url).json(&json!({"concurrency": 1})).send().await.unwrap();
     assert!(set.status().is_success(), "{}", set.text().await.unwrap());
 }
 

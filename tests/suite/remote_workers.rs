@@ -14,7 +14,7 @@ use tokio::net::TcpStream;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-use crate::support::{Answer, TestApp, answer, eventually};
+use crate::support::{Answer, TestApp, answer, eventually, http};
 
 /// A worker of a test, which calls any process.
 struct Worker {
@@ -41,7 +41,7 @@ impl Worker {
 
     async fn call(&self, at: SocketAddr, verb: &str, body: Value) -> Answer {
         let url = format!("http://{at}/v1/workers/{}/{verb}", self.id);
-        answer(reqwest::Client::new().post(url).json(&body)).await
+        answer(http().post(url).json(&body)).await
     }
 
     /// Fetch with a new id. Return the jobs.
@@ -98,7 +98,7 @@ async fn api_key(tickr: &TestApp, admin: Option<&str>, name: &str, body: Value) 
 
 async fn called(at: SocketAddr, method: Method, path: String, key: String, body: Value) -> Answer {
     let url = format!("http://{at}{path}");
-    answer(reqwest::Client::new().request(method, url).bearer_auth(key).json(&body)).await
+    answer(http().request(method, url).bearer_auth(key).json(&body)).await
 }
 
 async fn stop(other: App) {
@@ -254,7 +254,7 @@ async fn a_verdict_that_is_not_valid_is_refused_alone() {
     verdicts.push(with_token(json!({"verdict": "failed", "error": "a disk", "checkpoint": {"at": 7}})));
     // Not through `answer`, which lets no request be accepted that does not fit the document.
     let url = format!("http://{at}/v1/workers/{}/finish", worker.id);
-    let finished = reqwest::Client::new().post(url).json(&json!({"verdicts": verdicts})).send().await.unwrap();
+    let finished = http().post(url).json(&json!({"verdicts": verdicts})).send().await.unwrap();
     assert_eq!(finished.status(), 200);
     let finished: Value = finished.json().await.unwrap();
     let results = finished["results"].as_array().unwrap();
@@ -968,7 +968,7 @@ async fn a_key_that_is_limited_to_queues_enqueues_nowhere_else() {
     assert_eq!((refused.status, &refused.body["errors"][0]["pointer"]), (403, &json!("/on_complete/queue")));
     let url = format!("http://{at}/v1/jobs/import");
     let lines = format!("{}\n{}\n", job("pictures"), job("mail"));
-    let import = reqwest::Client::new().post(url).bearer_auth(&key).header("content-type", "application/x-ndjson");
+    let import = http().post(url).bearer_auth(&key).header("content-type", "application/x-ndjson");
     let told = import.body(lines).send().await.unwrap().text().await.unwrap();
     assert!(told.contains("/queue") && told.contains("forbidden"), "{told}");
     assert_eq!(tickr.count("SELECT COUNT(*) FROM jobs WHERE queue <> 'pictures'").await, 0);

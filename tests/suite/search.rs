@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 use tickr::handlers::Registry;
 use tickr::job::{JobId, State};
 
-use crate::support::{TestApp, eventually};
+use crate::support::{TestApp, eventually, http};
 
 /// So far ahead that no job starts during a test.
 const LATER_MS: u64 = 86_400_000;
@@ -164,7 +164,7 @@ async fn payloads_are_searched_by_value_whatever_stands_in_them() {
     for payload in payloads {
         // The text is sent as it is, because a JSON library would rewrite the numbers.
         let body = format!(r#"{{"kind":"noop","delay_ms":{LATER_MS},"payload":{payload}}}"#);
-        let client = reqwest::Client::new();
+        let client = http();
         let sent = client.post(tickr.url("/v1/jobs")).header("content-type", "application/json").body(body);
         let answer: Value = sent.send().await.unwrap().json().await.unwrap();
         ids.push(answer["id"].as_str().unwrap_or_else(|| panic!("{payload}: {answer:#}")).parse::<JobId>().unwrap());

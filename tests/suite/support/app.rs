@@ -26,7 +26,7 @@ use tokio_util::sync::CancellationToken;
 use super::contract;
 use super::halted::{self, Halted};
 use super::servers::{connect, drop_database, migrated_database, servers, table_prefix, unique_name};
-use super::{DEADLINE, eventually, eventually_seen, http, until_said};
+use super::{DEADLINE, eventually, eventually_seen, http, pause_after, until_said};
 
 /// A running tickr. Call `stop` at the end of a test.
 pub(crate) struct TestApp {
@@ -137,7 +137,7 @@ impl TestApp {
         config.retention_discarded = decade;
         change(&mut config);
         let app = App::start(&config, kinds).await.unwrap();
-        Self { app, config, dir, name, client: reqwest::Client::new(), own, without_redis: AtomicBool::new(false) }
+        Self { app, config, dir, name, client: http(), own, without_redis: AtomicBool::new(false) }
     }
 
     /// Return the servers of [`start_alone`](Self::start_alone).
@@ -341,7 +341,7 @@ impl TestApp {
                 (left, deadline) = (now, (Instant::now() + DEADLINE).min(began + 4 * DEADLINE));
             }
             assert!(Instant::now() < deadline, "gave up waiting until nothing is owed: {owed:#?}");
-            tokio::time::sleep(Duration::from_millis(10)).await;
+            pause_after(began.elapsed()).await;
         }
     }
 
