@@ -20,7 +20,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio_util::sync::CancellationToken;
 
-use crate::support::{Answer, Proxy, TestApp, answer, eventually, http};
+use crate::support::{Answer, Proxy, TestApp, answer, eventually, http, while_unavailable};
 
 /// So far ahead that the job waits during the whole test.
 const LATER_MS: u64 = 3_600_000;
@@ -562,7 +562,10 @@ async fn at_most_one_unfinished_job_has_a_unique_key_whatever_fifty_callers_on_t
                 let job = json!({
                     "kind": "noop", "payload": {"n": n}, "delay_ms": LATER_MS, "unique_key": "u", "on_conflict": mode,
                 });
-                answer(http().post(format!("http://{}/v1/jobs", app.addr())).json(&job)).await
+                while_unavailable(async || {
+                    answer(http().post(format!("http://{}/v1/jobs", app.addr())).json(&job)).await
+                })
+                .await
             };
             let answers = join_all((0..50).map(call)).await;
             watched.cancel();
@@ -726,8 +729,14 @@ async fn a_batch_settles_its_unique_keys_job_by_job_and_as_a_whole() {
     let keys: Vec<String> = (0..20).map(|n| format!("k{n}")).collect();
     let forward: Vec<Value> = keys.iter().map(|key| job(key, "replace")).collect();
     let backward: Vec<Value> = keys.iter().rev().map(|key| job(key, "replace")).collect();
-    let calls = (0..10_u32).map(|n| batch(json!(if n.is_multiple_of(2) { &forward } else { &backward })));
-    assert!(join_all(calls).await.iter().all(|answer| answer.status == 201));
+    let batch = &batch;
+    let calls = (0..10_u32).map(async |n| {
+        let jobs = json!(if n.is_multiple_of(2) { &forward } else { &backward });
+        while_unavailable(async || batch(jobs.clone()).await).await
+    });
+    for answer in join_all(calls).await {
+        assert_eq!(answer.status, 201, "{:#}", answer.body);
+    }
     assert_eq!(tickr.count("SELECT COUNT(*) FROM unique_keys").await, 23);
     tickr.assert_sound().await;
     eventually("only the last of each is left", || async {

@@ -18,7 +18,7 @@ use tickr::job::{JobId, State};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::support::{Answer, Proxy, TestApp, answer, eventually, eventually_seen, http};
+use crate::support::{Answer, Proxy, TestApp, answer, eventually, eventually_seen, http, while_unavailable};
 
 const HOUR_MS: u64 = 3_600_000;
 
@@ -169,7 +169,7 @@ async fn fifty_callers_on_two_runners_get_one_job_for_each_window() {
             let mut answers = Vec::new();
             for round in 0..4 {
                 let app = if (n + round).is_multiple_of(2) { &tickr.app } else { &other };
-                answers.push(post(app, &job).await);
+                answers.push(while_unavailable(async || post(app, &job).await).await);
             }
             answers
         };

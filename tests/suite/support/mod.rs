@@ -130,6 +130,18 @@ pub(crate) async fn pause_after(asked_for: Duration) {
     tokio::time::sleep((asked_for / 10).clamp(Duration::from_millis(10), Duration::from_millis(100))).await;
 }
 
+/// Call until the answer is not 503, as clients do. On a busy machine, calls that wait for the same lock use all connections
+/// for longer than another call waits for one.
+pub(crate) async fn while_unavailable(call: impl AsyncFn() -> Answer) -> Answer {
+    let deadline = Instant::now() + DEADLINE;
+    loop {
+        let answer = call().await;
+        if answer.status != 503 || Instant::now() > deadline {
+            return answer;
+        }
+    }
+}
+
 /// Return an HTTP client. Its TLS implementation has to be chosen first. It trusts no authority: each client would read
 /// all authorities of the machine, and tests call plain HTTP.
 pub(crate) fn http() -> reqwest::Client {
