@@ -244,6 +244,15 @@ mutants() {
     mutant 'list that stands still beside a job' internal/dashboard/assets/pages/explorer.js \
         'selection.some || Boolean(current)' 'selection.some' \
         explorer::a_job_opens_beside_the_list_and_follows_the_keys
+    mutant 'marks of other queues' internal/store/marks.rs \
+        'if queue.is_some() && filter.queue.is_some()' 'if false && filter.queue.is_some()' \
+        marks::charts_are_told_of_starts_pauses_and_bulk_operations
+    mutant 'bound of the marks' internal/store/marks.rs \
+        'marks.drain(..older);' '' \
+        marks::marks_are_bounded_and_read_quickly_from_long_tables
+    mutant 'record of a lost Redis' internal/engine/index_changes.rs \
+        'Some(IndexChange::Lost)' 'None' \
+        marks::charts_are_told_when_redis_was_lost_and_came_back
     mutant 'search that goes on' internal/dashboard/assets/ui/search.js \
         'while (found.next && found.rows.length < PAGE && !own.stopped)' 'while (!found)' \
         dashboard_use::a_search_goes_on_until_it_has_a_page_and_says_how_far_it_looked

@@ -45,6 +45,7 @@
 //! - `bulk_runner.rs`: carries out bulk operations.
 //! - `janitor.rs`: removes rows whose retention has ended.
 //! - `reports.rs`: the part of the janitor that removes report files.
+//! - `index_changes.rs`: records when Redis was lost and came back.
 //! - `alerts.rs`: measures the dead letters and sends alerts.
 //! - `recorder.rs`: writes the history that charts show; it stops by itself, after the last request.
 //!
@@ -64,6 +65,7 @@ mod expiry;
 mod fetcher;
 mod heartbeat;
 mod heartbeat_history;
+mod index_changes;
 mod janitor;
 mod kinds;
 mod limits;
@@ -326,6 +328,9 @@ impl Engine {
         keep_running(&looping, &shared, "batches", batches::count_until_stopped);
         keep_running(&looping, &shared, "bulk runner", bulk_runner::run_until_stopped);
         keep_running(&looping, &shared, "alerts", alerts::run_until_stopped);
+        keep_running(&looping, &shared, "index changes", async move |shared: Arc<EngineState>| {
+            index_changes::record_until_stopped(&shared).await;
+        });
         keep_running(&looping, &shared, "checkpoints", async move |shared: Arc<EngineState>| {
             checkpoints::save_until_stopped(&shared).await;
         });

@@ -15,6 +15,7 @@
 //! - `limit`: [`Limit`], the bounds of jobs with the same limit key
 //! - `declared_kind`: [`DeclaredKind`], a kind that programs in other languages execute
 //! - `dead_letter`: [`DeadLetter`], the data of a job that failed for good
+//! - `mark`: [`Mark`], an event that charts mark
 //! - `name`: [`Name`], the syntax of queue and kind names
 //! - `operation`: [`Operation`], a bulk operation: one action on many jobs
 //! - `producer`: [`Producer`], the client that enqueues, and the jobs that its unique keys may return or replace
@@ -54,6 +55,7 @@ mod history;
 mod hours;
 mod id;
 pub mod limit;
+mod mark;
 mod name;
 pub mod operation;
 mod producer;
@@ -89,6 +91,7 @@ pub use history::{Point, Series, SlotWidth, Span, Tally, Window};
 pub use hours::Hours;
 pub use id::{AttemptToken, BatchId, JobId, RunnerId, first_id_of, moment_of_id};
 pub use limit::{Bounds, Breaker, CallOutcome, CountedBy, Limit, Rate, SharedBy};
+pub use mark::{IndexChange, Mark, MarkedEvent, RunnerStart, marks_of_index_changes, marks_of_starts};
 pub use name::{InvalidName, Name};
 pub use operation::{Action, Among, NewOperation, Operation, OperationParams, OperationState};
 pub use producer::Producer;

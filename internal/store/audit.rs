@@ -107,6 +107,12 @@ pub(super) async fn record_all(conn: &mut Session<'_>, acts: &[AuditEntry], now:
     Ok(())
 }
 
+/// Return the reason in the details of an action, if they have one.
+pub(super) fn reason_in(detail: Option<&str>) -> Option<String> {
+    let detail: Value = serde_json::from_str(detail?).ok()?;
+    Some(detail.get("reason")?.as_str()?.to_owned())
+}
+
 /// Return true if an earlier run of the same transaction has recorded this action.
 pub(super) async fn was_recorded(conn: &mut Session<'_>, act: &AuditEntry) -> Result<bool, sqlx::Error> {
     let found: Option<i64> =

@@ -29,8 +29,10 @@
 //! - `change_summary.rs`: a summary of what runners look at each second.
 //! - `dead_letters.rs`: dead letters.
 //! - `idempotency.rs`: carries out requests with an idempotency key at most once, and stores their responses.
+//! - `index_changes.rs`: when runners lost Redis and had it again.
 //! - `kinds.rs`: kinds that remote workers execute.
 //! - `limits.rs`: limits by key, made by operators.
+//! - `marks.rs`: events that charts mark.
 //! - `outbox/`: jobs that other programs request with a plain INSERT.
 //! - `migrate/`: changes the tables to the form that this binary needs.
 //! - `queues.rs`: settings of queues.
@@ -50,9 +52,11 @@ mod canary;
 mod change_summary;
 mod dead_letters;
 mod idempotency;
+mod index_changes;
 mod jobs;
 mod kinds;
 mod limits;
+mod marks;
 mod migrate;
 mod outbox;
 mod queues;
@@ -131,6 +135,7 @@ pub use jobs::unique_keys::{EnqueueOutcome, EnqueueReceipts, EnqueueRefusal, Enq
 pub use jobs::watch::JobRevision;
 pub use kinds::{DeclareOutcome, KindSetting, MAX_DECLARED_KINDS};
 pub use limits::{LimitOutcome, MAX_LIMITS};
+pub use marks::{MAX_MARKS, Marks};
 pub use migrate::{MIGRATION_PATIENCE, MigrateSettings};
 pub use outbox::copies::{SourceCopy, SourceState, SourceTurn, TakeOver};
 pub use outbox::insert::{NewOutboxRow, OutboxPlace, insert_outbox_row};

@@ -66,6 +66,7 @@ mod layering;
 mod leases;
 mod limits;
 mod logs;
+mod marks;
 mod metrics;
 mod migrations;
 mod mutations;

@@ -51,7 +51,7 @@ const OF_LARAVEL: [&str; 6] = ["cache", "failed_jobs", "job_batches", "jobs", "m
 
 /// The names of tables that are no column, alias or word of a statement. A statement that has one of them means the
 /// table.
-const NO_COLUMNS: [&str; 24] = [
+const NO_COLUMNS: [&str; 25] = [
     "_sqlx_migrations",
     "attempt_logs",
     "batch_jobs",
@@ -61,6 +61,7 @@ const NO_COLUMNS: [&str; 24] = [
     "deferred_attempts",
     "departures",
     "idempotency_keys",
+    "index_changes",
     "job_expiries",
     "job_limit_keys",
     "job_parents",

@@ -21,7 +21,7 @@ use tickr_store::History;
 /// Time span of a chart: `5m` in steps of five seconds, `1h` in steps of a minute, `24h` in steps of fifteen minutes.
 #[derive(ToSchema)]
 #[expect(dead_code, reason = "describes the words of a parameter")]
-enum SpanWord {
+pub(super) enum SpanWord {
     #[schema(rename = "5m")]
     FiveMinutes,
     #[schema(rename = "1h")]
@@ -137,12 +137,12 @@ pub(crate) struct QueueHistoryView {
     run_p99_ms: Vec<Option<f64>>,
 }
 
-fn span_of(word: Option<&str>) -> Result<Span, Problem> {
+pub(super) fn span_of(word: Option<&str>) -> Result<Span, Problem> {
     let span = word.map_or(Some(Span::Hour), Span::from_word);
     span.ok_or_else(|| refused(vec![tickr_handlers::Problem::at("span", "must be 5m, 1h or 24h")]))
 }
 
-fn series_of(queue: Option<&str>) -> Result<Series, Problem> {
+pub(super) fn series_of(queue: Option<&str>) -> Result<Series, Problem> {
     let Some(queue) = queue else { return Ok(Series::All) };
     let named = Series::from_word(queue).filter(|series| *series != Series::All);
     named.ok_or_else(|| {

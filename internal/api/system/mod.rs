@@ -4,6 +4,7 @@
 //! - `forecast.rs`: the jobs and ticks of the next 24 hours (`/v1/forecast`)
 //! - `health.rs`: `/livez` and `/readyz`
 //! - `history.rs`: counts and durations of the last minutes to the last day, for charts (`/v1/history`)
+//! - `marks.rs`: events that charts mark (`/v1/history/marks`)
 //! - `metrics.rs`: the Prometheus page (`/metrics`)
 //! - `readiness.rs`: the probe of MySQL that all calls of `/readyz` share
 //! - `redis_index.rs`: the state of Redis compared with MySQL, and its rebuild (`/v1/index`)
@@ -14,6 +15,7 @@ pub(super) mod docs;
 pub(super) mod forecast;
 pub(super) mod health;
 pub(super) mod history;
+pub(super) mod marks;
 pub(super) mod metrics;
 pub(super) mod readiness;
 pub(super) mod redis_index;

@@ -5,6 +5,7 @@ use sqlx::Row;
 use sqlx::mysql::MySqlRow;
 use uuid::Uuid;
 
+use crate::audit::reason_in;
 use crate::rows::ledger::VERDICT;
 use crate::rows::limits::waits_for_turn;
 use crate::sql::batches::statement;
@@ -177,9 +178,4 @@ async fn pauses(conn: &mut Session<'_>, queue: &Name, since: Timestamp) -> Resul
     }
     pauses.retain(|pause| pause.to.is_none_or(|to| to > since));
     Ok(pauses)
-}
-
-fn reason_in(detail: Option<&str>) -> Option<String> {
-    let detail: serde_json::Value = serde_json::from_str(detail?).ok()?;
-    Some(detail.get("reason")?.as_str()?.to_owned())
 }

@@ -82,6 +82,7 @@ const FILES: &[(&str, &str)] = embedded![
     "0053_canaries.sql",
     "0054_limit_holds.sql",
     "0055_push_kinds.sql",
+    "0056_index_changes.sql",
 ];
 
 /// The migrations that this binary brings, in order.
