@@ -244,6 +244,12 @@ mutants() {
     mutant 'list that stands still beside a job' internal/dashboard/assets/pages/explorer.js \
         'selection.some || Boolean(current)' 'selection.some' \
         explorer::a_job_opens_beside_the_list_and_follows_the_keys
+    mutant 'heat map that stands still' internal/dashboard/assets/ui/sheet.js \
+        'if (!hovered && !focused) shown.current = of' 'shown.current = of' \
+        charts::the_heat_map_stands_still_while_a_cell_is_hovered
+    mutant 'range of the jobs behind a cell' internal/dashboard/assets/ui/heat-map.js \
+        'at - Math.ceil(late / step) * step' 'at' \
+        charts::a_cell_of_the_heat_map_says_how_late_jobs_started_and_opens_them
     mutant 'marks of other queues' internal/store/marks.rs \
         'if queue.is_some() && filter.queue.is_some()' 'if false && filter.queue.is_some()' \
         marks::charts_are_told_of_starts_pauses_and_bulk_operations

@@ -1352,7 +1352,7 @@ async fn furnish(tickr: &TestApp) -> (Vec<(&'static str, String)>, String) {
 const MAX_BYTES: u64 = 350_000;
 
 /// Return script that lists accessibility violations, each with its rule and its places. Themes differ only in colours.
-fn barriers(theme: &str) -> String {
+pub(crate) fn barriers(theme: &str) -> String {
     let rules = if theme == "dark" { "runOnly: ['color-contrast', 'link-in-text-block']," } else { "" };
     format!(
         "axe.run(document, {{{rules} resultTypes: ['violations'], preload: false}}).then(({{violations}}) => violations \

@@ -22,6 +22,7 @@ mod canary;
 mod cancel;
 mod change;
 mod change_summary;
+mod charts;
 mod chat;
 mod chat_counters;
 mod checkpoints;

@@ -6,7 +6,8 @@ import { brief, count, plural, rate, span } from '../core/format.js';
 import { useQuery } from '../core/query.js';
 import { Allowed, Empty, Head, Skeleton, Time, Trouble } from '../ui/base.js';
 import { Chart, Spark } from '../ui/chart.js';
-import { linesOf, useQueueHistories } from '../ui/history.js';
+import { HeatMap } from '../ui/heat-map.js';
+import { linesOf, useByQueue, useQueueHistory } from '../ui/history.js';
 import { BEHIND, pause, resume, Standing, troubleOf, waiting } from '../ui/queues.js';
 
 const happens = ['accepted', 'started', 'settled', 'cancelled', 'rescheduled', 'reaped'];
@@ -39,7 +40,8 @@ const permitsOf = ({ permits, concurrency }) =>
 
 export default function Queues() {
   const queues = useQuery('/v1/queues', { on: happens, every: 10000, pace: 2000 });
-  const histories = useQueueHistories();
+  const five = useQueueHistory('5m');
+  const histories = useByQueue(five);
   const [word, setWord] = useState('');
   const [most, showMost] = useState(PAGE);
   const all = queues.data?.data ?? [];
@@ -77,6 +79,7 @@ export default function Queues() {
       }
     </${Head}>
     <${Trouble} error=${queues.error} retry=${queues.reload} />
+    ${all.length > 0 && html`<${HeatMap} five=${five} />`}
     ${!queues.data && !queues.error && html`<${Skeleton} />`}
     ${
       queues.data &&

@@ -1,6 +1,7 @@
 // Charts and sparklines by uPlot, in the colours of the theme.
 import { cls, html, useEffect, useRef, useState } from '../core/dom.js';
 import { observable, useObservable } from '../core/observable.js';
+import { MarkLines } from './marks.js';
 
 // Counts up when the theme changes: canvases know nothing of style sheets.
 const painted = observable(0);
@@ -22,9 +23,9 @@ const remPx = () => parseFloat(getComputedStyle(document.documentElement).fontSi
 
 /**
  * `x`: moments in ms; `series`: `[{name, values, colour: 1..4, fill?, bars?}]`, values with null for gaps; `format`
- * turns a value into text. Without `axes` it is a sparkline.
+ * turns a value into text; `marks` are events as `useMarks` returns them. Without `axes` it is a sparkline.
  */
-export function Chart({ x, series, format = String, axes = true, label, key: _key }) {
+export function Chart({ x, series, format = String, axes = true, label, marks = null, key: _key }) {
   const box = useRef(null);
   const plot = useRef(null);
   const [at, setAt] = useState(null);
@@ -99,6 +100,7 @@ export function Chart({ x, series, format = String, axes = true, label, key: _ke
   const said = series.map((s) => `${s.name} ${text(s.values[shown], format)}`).join(', ');
   return html`<figure class="chart-box">
     <div ref=${box} class=${cls('chart', !axes && 'spark')} role="img" aria-label=${`${label}: ${said}`}></div>
+    ${marks && html`<${MarkLines} marks=${marks} from=${x[0]} to=${x.at(-1)} />`}
     ${
       axes &&
       html`<figcaption class="legend">

@@ -7,6 +7,7 @@ import { useQuery } from '../core/query.js';
 import { useWords } from '../core/route.js';
 import { Panel, Segment, Trouble } from './base.js';
 import { Chart } from './chart.js';
+import { MarkList, useMarks } from './marks.js';
 
 export const spans = [
   ['5m', '5 min'],
@@ -27,9 +28,11 @@ const pace = (over) => (over === '5m' ? 5000 : 30000);
 /** The history of one queue, or of all that happens. */
 export const useHistory = (over, queue) => useRoute(url('/v1/history', { span: over, queue }), pace(over));
 
+/** The histories of all queues; nothing is read without a span. */
+export const useQueueHistory = (over) => useRoute(over && url('/v1/history/queues', { span: over }), pace(over));
+
 /** The columns of each queue, by its name; null while nothing is known. */
-export function useQueueHistories(over = '5m') {
-  const { data } = useRoute(url('/v1/history/queues', { span: over }), pace(over));
+export function useByQueue({ data }) {
   return useMemo(
     () => data && new Map(data.queues.map((queue) => [queue.queue, { ...queue, at_ms: data.at_ms }])),
     [data],
@@ -53,19 +56,25 @@ export const linesOf = (points) => ({
   ],
 });
 
-/** Charts of one queue, or of all that happens, over the span of the address. */
-export function HistoryCharts({ queue, first = '1h' }) {
+/** The span of the address if charts have it, or else `first`; and how to choose another one. */
+export function useSpan(first) {
   const [query, change] = useWords();
   const asked = query.get('span');
   const over = spans.some(([span]) => span === asked) ? asked : first;
-  const choose = (span) => change({ span, from: null, to: null });
+  return [over, (span) => change({ span, from: null, to: null })];
+}
+
+/** Charts of one queue, or of all that happens, over the span of the address. */
+export function HistoryCharts({ queue, first = '1h' }) {
+  const [over, choose] = useSpan(first);
   const history = useHistory(over, queue);
+  const { marks, more } = useMarks(over, queue);
   const points = history.data?.points;
   const lines = useMemo(() => points && linesOf(points), [points]);
   if (history.missing) return null;
   const chart = (label, series, format) =>
     lines
-      ? html`<${Chart} label=${label} x=${points.at_ms} series=${series} format=${format} />`
+      ? html`<${Chart} label=${label} x=${points.at_ms} series=${series} format=${format} marks=${marks} />`
       : html`<${Trouble} error=${history.error} retry=${history.reload} />`;
   return html`<div class="grid">
     <${Panel} title="Jobs per second" side=${html`<${Segment} label="Span" of=${spans} is=${over} on=${choose} />`}>
@@ -81,5 +90,6 @@ export function HistoryCharts({ queue, first = '1h' }) {
         ${chart('Run time', lines.run, span)}
       </${Panel}>`
     }
-  </div>`;
+  </div>
+  <${MarkList} marks=${marks} more=${more} />`;
 }

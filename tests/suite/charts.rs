@@ -1,0 +1,267 @@
+//! The heat map of lateness and the marks on charts: exact numbers by mouse and by keyboard, the jobs behind a cell, and
+//! a line for each event that may be the reason why figures changed.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tickr::config::Config;
+use tickr::handlers::Registry;
+use tickr::job::{Histogram, RunnerId, Series, SlotWidth, State, Tally, Timestamp, Verdict};
+use tickr::store::{Figures, Sample};
+
+use crate::dashboard::{barriers, begin};
+use crate::dashboard_use::has_rows;
+use crate::support::TestApp;
+use crate::support::browser::{Browser, Page, axe, button, link};
+
+/// Widths of a phone, of a laptop and of a large screen.
+const WIDTHS: [u32; 3] = [390, 1_440, 2_560];
+
+/// Return script with the names of the rows of the heat map.
+const ROWS: &str = "[...document.querySelectorAll('.sheet tbody th')].map((head) => head.innerText.trim())";
+
+/// Configure a tickr that accepts jobs and runs none of them.
+fn bystander(config: &mut Config) {
+    config.queues = vec!["elsewhere".into()];
+}
+
+/// Record that ten jobs of a queue started this late in the step that began at `at`.
+async fn started_late(tickr: &TestApp, step: SlotWidth, at: Timestamp, queue: &str, late: Duration) {
+    let mut tally = Tally::default();
+    for _ in 0..10 {
+        tally.lateness.count(late);
+        tally.record_settled(Verdict::Succeeded, State::Completed);
+    }
+    let figures = Figures::from(&tally);
+    let series = Series::Queue(queue.parse().unwrap());
+    let sample = Sample { step, at, series, counted_to: at + step.width(), figures };
+    let runner = RunnerId::from_stored("gone/1-00000000".to_owned());
+    tickr.app.broker().store().write_samples(&runner, vec![sample]).await.unwrap();
+}
+
+/// Return the label of the only cell of a queue, and its class.
+async fn cell(page: &Page, queue: &str) -> (String, String) {
+    let script = format!(
+        "(() => {{ const cells = [...document.querySelectorAll('.sheet td a')] \
+         .filter((cell) => cell.ariaLabel.startsWith('{queue}, ')); \
+         return cells.map((cell) => [cell.ariaLabel, cell.className]); }})()"
+    );
+    let cells: Vec<(String, String)> = page.eval(&script).await;
+    assert_eq!(cells.len(), 1, "{cells:?}");
+    cells[0].clone()
+}
+
+/// Return the milliseconds in brackets behind a percentile of a label.
+fn exact(label: &str, percentile: &str) -> f64 {
+    let (_, behind) = label.split_once(&format!("{percentile} ")).unwrap();
+    let (_, number) = behind.split_once('(').unwrap();
+    number.split_once(" ms)").unwrap().0.replace(',', "").parse().unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cell_of_the_heat_map_says_how_late_jobs_started_and_opens_them() {
+    let Some(browser) = Browser::shared().await else { return };
+    let tickr = TestApp::start_with(bystander, Registry::new()).await;
+    let step = SlotWidth::Minute;
+    let at = step.floor(tickr.app.broker().store().clock().now()) - step.width() * 5;
+    let minutes = |minutes: u64| Duration::from_secs(60 * minutes);
+    started_late(&tickr, step, at, "bulk", minutes(15)).await;
+    started_late(&tickr, step, at, "mail", Duration::from_secs(4)).await;
+    started_late(&tickr, step, at, "quick", Duration::from_millis(20)).await;
+    // A job of the queue that was accepted, and due, ten minutes before that step.
+    let accepted = at.timestamp_millis() - 600_000;
+    let (id, time) = (
+        format!("UNHEX(CONCAT(LPAD(HEX({accepted}), 12, '0'), '70008000000000000001'))"),
+        format!("FROM_UNIXTIME({accepted} / 1000)"),
+    );
+    tickr
+        .sql(format!(
+            "INSERT INTO jobs (id, kind, queue, priority, max_attempts, payload, execute_at, created_at) \
+             VALUES ({id}, 'noop', 'bulk', 5, 1, '{{}}', {time}, {time}); \
+             INSERT INTO owed (id, kind, queue, priority, max_attempts, state, execute_at) \
+             VALUES ({id}, 'noop', 'bulk', 5, 1, 'waiting', {time})"
+        ))
+        .await;
+
+    let page = browser.page(&tickr.url("")).await;
+    let axe = axe();
+    for width in WIDTHS {
+        page.size(width, 900).await;
+        page.visit("/queues").await;
+        page.until("the rows are there, the latest first", &format!("{ROWS}.join() === 'bulk,mail,quick'")).await;
+        let (bulk, of_bulk) = cell(&page, "bulk").await;
+        let (mail, of_mail) = cell(&page, "mail").await;
+        let (quick, of_quick) = cell(&page, "quick").await;
+        for (label, late) in [(&bulk, 900_000.0), (&mail, 4_000.0)] {
+            for percentile in ["p99", "p50"] {
+                let read = exact(label, percentile);
+                assert!((read - late).abs() <= late * Histogram::MAX_ERROR + 1.0, "{label}");
+            }
+        }
+        assert!(quick.contains("p99 2") || quick.contains("p99 19") || quick.contains("p99 21"), "{quick}");
+        assert_eq!((of_bulk.as_str(), of_mail.as_str(), of_quick.as_str()), ("heat-5", "heat-2", "heat-0"));
+        page.reads("10 min and more").await;
+        page.reads("no start").await;
+        let overflow = page.overflow().await;
+        assert!(overflow.is_empty(), "{width} px: {overflow:?}");
+        for theme in ["light", "dark"] {
+            page.theme(theme).await;
+            if let Some(axe) = &axe {
+                page.aside::<Value>(&format!("{axe};null")).await;
+                assert_eq!(page.aside::<Vec<String>>(&barriers(theme)).await, [""; 0], "{width} px, {theme}");
+            }
+        }
+        page.theme("light").await;
+
+        // By mouse: the numbers of the cell beneath it.
+        let said = "document.querySelector('.sheet .said').innerText";
+        let (x, y): (f64, f64) = page
+            .eval(
+                "(() => { const cell = document.querySelector('.sheet tbody tr:nth-child(2) td a'); \
+                 cell.scrollIntoView({block: 'center', inline: 'center', behavior: 'instant'}); \
+                 const {x, y, width, height} = cell.getBoundingClientRect(); return [x + width / 2, y + height / 2]; })()",
+            )
+            .await;
+        page.point(x, y).await;
+        let numbers = mail.split_once(": ").unwrap().1;
+        page.until(
+            "the numbers are said",
+            &format!("{said}.includes({}) && {said}.startsWith('mail')", json!(numbers)),
+        )
+        .await;
+        page.point(1.0, 1.0).await;
+
+        // By keyboard: one stop of the Tab key, then the arrow keys.
+        assert_eq!(page.eval::<u32>("document.querySelectorAll('.sheet td a[tabindex=\"0\"]').length").await, 1);
+        page.eval::<()>("document.querySelector('.sheet td a[tabindex=\"0\"]').focus()").await;
+        let focused = |label: &str| format!("document.activeElement.ariaLabel === {}", json!(label));
+        // The mouse was at the second row.
+        page.until("the focus is at the second row", &focused(&mail)).await;
+        page.press("ArrowDown").await;
+        page.until("the focus is at the third row", &focused(&quick)).await;
+        page.press("ArrowUp").await;
+        page.press("ArrowUp").await;
+        page.until("the focus is at the first row", &focused(&bulk)).await;
+        page.until("its numbers are said", &format!("{said}.startsWith('bulk')")).await;
+        page.press("Enter").await;
+        page.until("the explorer has the queue", "location.search.startsWith('?q=queue%3Abulk&from=')").await;
+        has_rows(&page, 1).await;
+
+        // By a click as well. The range begins as much before the step as jobs were late.
+        page.visit("/queues").await;
+        page.click(&link("bulk, ")).await;
+        has_rows(&page, 1).await;
+        let address = page.address().await;
+        let moment = |name: &str| {
+            let (_, rest) = address.split_once(&format!("{name}=")).unwrap();
+            rest.split('&').next().unwrap().replace("%3A", ":").parse::<Timestamp>().unwrap()
+        };
+        assert_eq!(moment("to"), at + step.width(), "{address}");
+        let before = at - moment("from");
+        assert!((14..=17).contains(&before.num_minutes()), "{address}");
+    }
+
+    // The other percentile, and a span without starts.
+    page.visit("/queues?percentile=p50").await;
+    page.has(&button("p50")).await;
+    page.until("the table says so", "document.querySelector('.sheet table').ariaLabel.startsWith('p50')").await;
+    page.click(&button("5 min").near("Lateness by queue")).await;
+    page.reads("No job started in this time").await;
+    page.assert_calm();
+    drop(page);
+    tickr.stop_broken("its job was written by hand").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_heat_map_stands_still_while_a_cell_is_hovered() {
+    let Some(browser) = Browser::shared().await else { return };
+    let tickr = TestApp::start_with(bystander, Registry::new()).await;
+    let step = SlotWidth::FiveSeconds;
+    let at = step.floor(tickr.app.broker().store().clock().now()) - step.width() * 8;
+    started_late(&tickr, step, at, "mail", Duration::from_secs(2)).await;
+    let page = browser.page(&tickr.url("")).await;
+    page.visit("/queues?span=5m").await;
+    page.until("the row is there", &format!("{ROWS}.join() === 'mail'")).await;
+    let (x, y): (f64, f64) = page
+        .eval(
+            "(() => { const cell = document.querySelector('.sheet td a'); cell.scrollIntoView({block: 'center'}); \
+             const {x, y, width, height} = cell.getBoundingClientRect(); return [x + width / 2, y + height / 2]; })()",
+        )
+        .await;
+    page.point(x, y).await;
+    page.until("its numbers are said", "document.querySelector('.sheet .said').innerText.startsWith('mail')").await;
+    let html = "document.querySelector('.sheet tbody').innerHTML";
+    let before: String = page.eval(html).await;
+    started_late(&tickr, step, at, "slow", Duration::from_secs(200)).await;
+    // Two readings that began after this moment have the new row.
+    page.eval::<()>("void performance.clearResourceTimings()").await;
+    page.until(
+        "the history was read twice",
+        "performance.getEntriesByType('resource').filter(({name}) => name.includes('/v1/history/queues')).length >= 2",
+    )
+    .await;
+    assert_eq!(page.eval::<String>(html).await, before);
+    page.point(1.0, 1.0).await;
+    page.until("the new row is the first", &format!("{ROWS}.join() === 'slow,mail'")).await;
+    page.assert_calm();
+    drop(page);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn charts_mark_what_happened_with_a_line_and_tell_it_in_a_list() {
+    let Some((tickr, browser)) = begin().await else { return };
+    let reason = json!({"reason": "<b>ink</b> \u{202e}everywhere"});
+    assert_eq!(tickr.post("/v1/queues/press/pause", reason).await.status, 200);
+    let store = tickr.app.broker().store();
+    let step = SlotWidth::FiveSeconds;
+    let at = step.floor(store.clock().now()) - step.width() * 8;
+    started_late(&tickr, step, at, "press", Duration::from_secs(2)).await;
+    let page = browser.page(&tickr.url("")).await;
+    let text = "anyone paused the queue press: <b>ink</b> \\u202eeverywhere";
+    for width in WIDTHS {
+        page.size(width, 900).await;
+        page.visit("/").await;
+        // Both charts have the lines: the start of the runner and the pause, which may be one.
+        let lines = "[...document.querySelectorAll('.chart-box .marks')]";
+        page.until(
+            "both charts are marked",
+            &format!("{lines}.length === 2 && {lines}.every((all) => all.querySelector('.mark.bad'))"),
+        )
+        .await;
+        let titles: Vec<String> = page
+            .eval(&format!("{lines}.flatMap((all) => [...all.querySelectorAll('.mark.bad')].map((one) => one.title))"))
+            .await;
+        assert!(titles.len() == 2 && titles.iter().all(|title| title.contains(text)), "{titles:?}");
+        // The pause was a moment ago, so its line is near the end of the plot and within it.
+        let inside: bool = page
+            .eval(&format!(
+                "{lines}.every((all) => {{ const plot = all.parentElement.querySelector('.u-over').getBoundingClientRect(); \
+                 const line = all.querySelector('.mark.bad').getBoundingClientRect(); \
+                 return line.x > plot.x + 0.6 * plot.width && line.x <= plot.right + 1 && \
+                 Math.abs(all.getBoundingClientRect().x - plot.x) < 2; }})"
+            ))
+            .await;
+        assert!(inside, "{width} px");
+        page.click(&button("marked in these charts")).await;
+        page.reads(text).await;
+        page.reads("1 runner of version").await;
+        let overflow = page.overflow().await;
+        assert!(overflow.is_empty(), "{width} px: {overflow:?}");
+        page.click(&link("anyone paused the queue press")).await;
+        page.settles("/queues/press").await;
+        page.until("its charts have the line", "document.querySelector('.chart-box .mark.bad') !== null").await;
+
+        // The heat map has the same lines, and the charts of another queue have not.
+        page.visit("/queues?span=5m").await;
+        page.until("the heat map is marked", "document.querySelector('.sheet .mark.bad') !== null").await;
+        let overflow = page.overflow().await;
+        assert!(overflow.is_empty(), "{width} px: {overflow:?}");
+        page.visit("/queues/default?span=5m").await;
+        page.reads("marked in these charts").await;
+        page.until("no pause is marked", "document.querySelector('.chart-box .mark.bad') === null").await;
+    }
+    page.assert_calm();
+    drop(page);
+    tickr.stop().await;
+}
