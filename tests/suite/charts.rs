@@ -243,7 +243,7 @@ async fn charts_mark_what_happened_with_a_line_and_tell_it_in_a_list() {
             ))
             .await;
         assert!(inside, "{width} px");
-        page.click(&button("marked in these charts")).await;
+        page.click(&button("marked above")).await;
         page.reads(text).await;
         page.reads("1 runner of version").await;
         let overflow = page.overflow().await;
@@ -258,7 +258,7 @@ async fn charts_mark_what_happened_with_a_line_and_tell_it_in_a_list() {
         let overflow = page.overflow().await;
         assert!(overflow.is_empty(), "{width} px: {overflow:?}");
         page.visit("/queues/default?span=5m").await;
-        page.reads("marked in these charts").await;
+        page.reads("marked above").await;
         page.until("no pause is marked", "document.querySelector('.chart-box .mark.bad') === null").await;
     }
     page.assert_calm();

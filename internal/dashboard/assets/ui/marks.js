@@ -1,5 +1,5 @@
-// Events that charts mark: starts of runners, pauses, releases, losses of Redis. A chart shows them as thin lines, and a
-// list beneath the charts tells each of them to readers of screens and to the keyboard.
+// Events that charts mark: starts of runners, pauses, releases, losses of Redis. A chart shows them as thin lines, and
+// a list beneath the charts tells each of them to readers of screens and to the keyboard.
 
 import { seg, url } from '../core/api.js';
 import { cls, html, useMemo } from '../core/dom.js';
@@ -62,7 +62,7 @@ function told(mark) {
   return { short, text: text + seen, href: '/index', bad: type !== 'redis_back' };
 }
 
-/** Marks as lines: `{at, left, room, flip, marks}` with places in percent. Marks that are close share a line. */
+/** Marks as lines: `{left, room, flip, low, marks}` with places in percent. Marks that are close share a line. */
 function linesOf(marks, from, to) {
   const lines = [];
   for (const mark of marks) {
@@ -72,9 +72,11 @@ function linesOf(marks, from, to) {
     if (last && left - last.left < CLOSE) last.marks.push(mark);
     else lines.push({ left, flip: left > FLIP, marks: [mark] });
   }
-  // A flag has the room up to the next line, or up to the flag that stands on the left of that one.
+  // Flags stand in two rows in turn. Each has the room up to the next line with a flag in its row, or half of it if
+  // that flag comes from the other side.
   for (const [i, line] of lines.entries()) {
-    const [before, after] = [lines[i - 1], lines[i + 1]];
+    const [before, after] = [lines[i - 2], lines[i + 2]];
+    line.low = i % 2 === 1;
     const shared = (one, other) => (one.flip === other.flip ? 1 : 0.5);
     const next = line.flip ? before : after;
     const gap = next ? Math.abs(next.left - line.left) * shared(line, next) : 100;
@@ -88,11 +90,11 @@ export function MarkLines({ marks, from, to }) {
   const lines = useMemo(() => linesOf(marks, from, to), [marks, from, to]);
   if (!lines.length) return null;
   return html`<div class="marks" aria-hidden="true">
-    ${lines.map(({ left, room, flip, marks: here }) => {
+    ${lines.map(({ left, room, flip, low, marks: here }) => {
       const one = here.find((mark) => mark.bad) ?? here.at(-1);
       return html`<a
         key=${one.at}
-        class=${cls('mark', flip && 'flip', one.bad && 'bad')}
+        class=${cls('mark', flip && 'flip', low && 'low', one.bad && 'bad')}
         style=${{ left: `${left}%`, '--room': room }}
         href=${one.href}
         tabindex="-1"
@@ -108,7 +110,7 @@ export function MarkLines({ marks, from, to }) {
 export function MarkList({ marks, more }) {
   if (!marks.length) return null;
   return html`<details class="panel mark-list">
-    <summary>${plural(marks.length, 'event')}${more && ' or more'} marked in these charts</summary>
+    <summary>${plural(marks.length, 'event')}${more && ' or more'} marked above</summary>
     <ul class="plain-list">
       ${[...marks].reverse().map(
         ({ at, text, href }) => html`<li key=${`${at}${text}`}>
@@ -116,6 +118,11 @@ export function MarkList({ marks, more }) {
         </li>`,
       )}
     </ul>
-    ${more && html`<p class="faint">Older events of this time are left out. The audit has all changes of operators.</p>`}
+    ${
+      more &&
+      html`<p class="faint">
+        Older events of this time are left out. The audit has all changes of operators.
+      </p>`
+    }
   </details>`;
 }
