@@ -259,6 +259,7 @@ fn routes() -> (Router<Api>, utoipa::openapi::OpenApi) {
         .routes(routes!(system::history::show))
         .routes(routes!(system::history::queues))
         .routes(routes!(system::marks::show))
+        .routes(routes!(system::tick_strips::show))
         .routes(routes!(audit::list))
         .routes(routes!(api_keys::list))
         .routes(routes!(api_keys::make, api_keys::revoke))

@@ -158,6 +158,7 @@ pub use rows::links::LinkProblem;
 pub use rows::owed::{DueJob, MAX_LOSSES, MAX_SPARED, SUSPECT_FROM};
 pub use runners::{DrainOutcome, LiveAttempt, MAX_WORKER_JOBS, RunnerSeen, WorkerJob, WorkerJobs};
 pub use samples::{Figures, History, MAX_CHARTED, MAX_SAMPLES, Sample};
+pub use schedules::day::{MAX_STRIPS, TickCounts, TickStrip, TickStrips};
 pub use schedules::forecast::{Ahead, HourDue};
 pub use schedules::rows::{ScheduleOrigin, Scheduled, UnreadableSchedule, VersionTag};
 pub use schedules::ticks::{PlannedLine, TickLine, TickPage, TickPlan, Ticked, TriggerOutcome};

@@ -39,6 +39,120 @@ async fn started_late(tickr: &TestApp, step: SlotWidth, at: Timestamp, queue: &s
     tickr.app.broker().store().write_samples(&runner, vec![sample]).await.unwrap();
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn the_day_of_the_schedules_shows_ticks_that_fired_failed_and_were_skipped() {
+    let Some(browser) = Browser::shared().await else { return };
+    let tickr = TestApp::start().await;
+    for name in ["hourly", "nightly", "quiet"] {
+        let schedule = json!({"cron": "0 3 1 1 *", "kind": "noop", "payload": {}});
+        assert_eq!(tickr.put(&format!("/v1/schedules/{name}"), schedule).await.status, 201);
+    }
+    let now = SlotWidth::Quarter.floor(tickr.app.broker().store().clock().now());
+    let ago = |hours: i64| now - chrono::TimeDelta::hours(hours);
+    let tick = |schedule: &str, at: Timestamp, job: Option<u8>, ticks: u32| {
+        let at = at.format("%F %T");
+        let (outcome, cause) = if job.is_some() { ("fired", "NULL") } else { ("skipped", "'missed'") };
+        let job = job.map_or("NULL".to_owned(), |job| format!("UNHEX(LPAD('{job:x}', 32, '0'))"));
+        format!("('{schedule}', '{at}', '{outcome}', {cause}, {ticks}, {job}, '{at}', 'runner:gone')")
+    };
+    let rows = [
+        tick("hourly", ago(3), Some(1), 1),
+        tick("hourly", ago(3) + chrono::TimeDelta::minutes(1), Some(2), 1),
+        tick("hourly", ago(2), None, 7),
+        tick("hourly", ago(30), Some(3), 1),
+        tick("nightly", ago(5), Some(4), 1),
+    ];
+    tickr
+        .sql(format!(
+            "INSERT INTO ticks (schedule, due_at, outcome, cause, ticks, job_id, recorded_at, recorded_by) VALUES {}; \
+             INSERT INTO dead_letters (job_id, kind, queue, fingerprint, failed_at, error, since) VALUES \
+             (UNHEX(LPAD('2', 32, '0')), 'noop', 'default', UNHEX('0000000000000001'), UTC_TIMESTAMP(6), 'no', \
+             UTC_TIMESTAMP(6))",
+            rows.join(", ")
+        ))
+        .await;
+    let answer = tickr.get("/v1/history/ticks?schedules=nightly,hourly,quiet").await;
+    assert_eq!(answer.status, 200, "{:#}", answer.body);
+    let strips = &answer.body["schedules"];
+    let sums = |strip: &Value| {
+        ["fired", "failed", "skipped"].map(|name| {
+            let column: Vec<u64> = strip[name].as_array().unwrap().iter().map(|n| n.as_u64().unwrap()).collect();
+            assert_eq!(column.len(), 96, "{name}");
+            column.iter().sum::<u64>()
+        })
+    };
+    let names = [0, 1, 2].map(|n| strips[n]["schedule"].clone());
+    assert_eq!(names, ["nightly", "hourly", "quiet"].map(|name| json!(name)));
+    assert_eq!([0, 1, 2].map(|n| sums(&strips[n])), [[1, 0, 0], [2, 1, 7], [0, 0, 0]]);
+    let all = tickr.get("/v1/history/ticks").await.body;
+    assert_eq!(all["schedules"][0]["schedule"], "hourly");
+    let many = vec!["a"; 51].join(",");
+    for wrong in ["No%20Name", &many] {
+        let refused = tickr.get(&format!("/v1/history/ticks?schedules={wrong}")).await;
+        assert_eq!((refused.status, refused.pointers()), (422, vec!["schedules"]), "{wrong}");
+    }
+
+    let page = browser.page(&tickr.url("")).await;
+    let axe = axe();
+    for width in WIDTHS {
+        page.size(width, 900).await;
+        page.visit("/schedules").await;
+        page.until("the rows with ticks are there", &format!("{ROWS}.join() === 'hourly,nightly'")).await;
+        let cells: Vec<(String, String)> = page
+            .eval("[...document.querySelectorAll('.sheet td a')].map((cell) => [cell.className, cell.ariaLabel.split(': ')[1]])")
+            .await;
+        let cells: Vec<(&str, &str)> = cells.iter().map(|(is, text)| (is.as_str(), text.as_str())).collect();
+        let wanted =
+            [("tick-failed", "2 fired, 1 of them failed"), ("tick-skipped", "7 skipped"), ("tick-fired", "1 fired")];
+        assert_eq!(cells, wanted, "{width} px");
+        let overflow = page.overflow().await;
+        assert!(overflow.is_empty(), "{width} px: {overflow:?}");
+        for theme in ["light", "dark"] {
+            page.theme(theme).await;
+            if let Some(axe) = &axe {
+                page.aside::<Value>(&format!("{axe};null")).await;
+                assert_eq!(page.aside::<Vec<String>>(&barriers(theme)).await, [""; 0], "{width} px, {theme}");
+            }
+        }
+        page.theme("light").await;
+        page.eval::<()>("document.querySelector('.sheet td a[tabindex=\"0\"]').focus()").await;
+        page.press("ArrowLeft").await;
+        page.until(
+            "its numbers are said",
+            "document.querySelector('.sheet .said').innerText.includes('1 of them failed')",
+        )
+        .await;
+        page.press("Enter").await;
+        page.settles("/schedules/hourly").await;
+    }
+    page.assert_calm();
+    drop(page);
+    tickr.stop_broken("its ticks were written by hand").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn of_a_schedule_that_ticks_often_the_newest_ticks_are_counted() {
+    let tickr = TestApp::start().await;
+    let digits = "(SELECT 0 d UNION ALL SELECT 1 UNION ALL SELECT 2 UNION ALL SELECT 3 UNION ALL SELECT 4 UNION ALL \
+                  SELECT 5 UNION ALL SELECT 6 UNION ALL SELECT 7 UNION ALL SELECT 8 UNION ALL SELECT 9)";
+    let at = "UTC_TIMESTAMP() - INTERVAL 10 * (a.d + 10 * b.d + 100 * c.d + 1000 * e.d + 60) SECOND";
+    tickr
+        .sql(format!(
+            "INSERT INTO ticks (schedule, due_at, outcome, job_id, recorded_at, recorded_by) SELECT 'often', {at}, \
+             'fired', UNHEX(LPAD(HEX(1 + a.d + 10 * b.d + 100 * c.d + 1000 * e.d), 32, '0')), {at}, 'runner:gone' \
+             FROM {digits} a, {digits} b, {digits} c, {digits} e WHERE e.d < 3"
+        ))
+        .await;
+    let answer = tickr.get("/v1/history/ticks?schedules=often").await.body;
+    let often = &answer["schedules"][0];
+    let fired: u64 = often["fired"].as_array().unwrap().iter().map(|n| n.as_u64().unwrap()).sum();
+    assert_eq!(fired, 1_500);
+    let from: Timestamp = often["counted_from"].as_str().unwrap().parse().unwrap();
+    let hours = (tickr.app.broker().store().clock().now() - from).num_minutes();
+    assert!((258..=264).contains(&hours), "{hours} minutes");
+    tickr.stop_broken("its ticks were written by hand").await;
+}
+
 /// Return the label of the only cell of a queue, and its class.
 async fn cell(page: &Page, queue: &str) -> (String, String) {
     let script = format!(

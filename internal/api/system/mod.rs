@@ -9,6 +9,7 @@
 //! - `readiness.rs`: the probe of MySQL that all calls of `/readyz` share
 //! - `redis_index.rs`: the state of Redis compared with MySQL, and its rebuild (`/v1/index`)
 //! - `stats.rs`: counts by state and queue, lateness, rates (`/v1/stats`)
+//! - `tick_strips.rs`: the ticks of schedules in the last day (`/v1/history/ticks`)
 //! - `verify.rs`: the checks of `tickr verify`, run in the background (`/v1/verify`)
 
 pub(super) mod docs;
@@ -20,4 +21,5 @@ pub(super) mod metrics;
 pub(super) mod readiness;
 pub(super) mod redis_index;
 pub(super) mod stats;
+pub(super) mod tick_strips;
 pub(super) mod verify;

@@ -4,10 +4,12 @@
 //! ticks may be due that no runner has handled. The same transaction records them in the ledger of ticks, so that every
 //! tick has a record.
 //!
+//! - `day.rs`: the ticks of the last day in slots of time.
 //! - `forecast.rs`: jobs and ticks that become due in the next hours.
 //! - `rows.rs`: rows of schedules, read, locked, and changed in one transaction.
 //! - `ticks.rs`: the ticks of schedules and their ledger.
 
+pub(super) mod day;
 pub(super) mod forecast;
 pub(super) mod rows;
 pub(super) mod ticks;

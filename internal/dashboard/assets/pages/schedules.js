@@ -7,6 +7,7 @@ import { useQuery } from '../core/query.js';
 import { go, useWords } from '../core/route.js';
 import { Allowed, Badge, Empty, Head, JobLink, Skeleton, Time, Trouble, useMay, useNow } from '../ui/base.js';
 import { confirm } from '../ui/dialog.js';
+import { ScheduleDay } from '../ui/schedule-day.js';
 import { Outcome, pause, resume, ScheduleForm, trigger, Why } from '../ui/schedules.js';
 
 const PAGE = 50;
@@ -103,6 +104,7 @@ function List({ query, change }) {
     </${Head}>
     <${Trouble} error=${page.error} retry=${page.reload} />
     <${Unreadable} of=${page.data?.unreadable} reload=${page.reload} />
+    <${ScheduleDay} names=${rows.slice(0, PAGE).map((schedule) => schedule.name)} />
     ${!page.data && !page.error && html`<${Skeleton} />`}
     ${
       page.data &&
