@@ -198,6 +198,9 @@ async fn look_at_everything(tickr: &TestApp, job: JobId) {
         "/v1/stats",
         "/v1/history?span=5m",
         "/v1/history/queues?span=5m",
+        "/v1/history/marks",
+        "/v1/history/marks?queue=default",
+        "/v1/history/ticks?schedules=often",
         "/v1/forecast",
         "/v1/kinds",
         "/v1/queues",
@@ -396,7 +399,7 @@ async fn a_tickr_with_a_prefix_shares_the_database_of_laravel_and_touches_only_i
     let all = tables(&url).await;
     let foreign: Vec<&str> = all.iter().map(String::as_str).filter(|name| !name.starts_with("tickr_")).collect();
     assert_eq!(foreign, OF_LARAVEL);
-    assert_eq!(all.len() - foreign.len(), 50, "{all:?}");
+    assert_eq!(all.len() - foreign.len(), 51, "{all:?}");
     assert_eq!(laravel(&url).await, before);
     // MySQL has the constraints of a database in one list.
     let named = "SELECT CAST(constraint_name AS CHAR) FROM information_schema.table_constraints \
@@ -511,7 +514,7 @@ async fn tickrs_with_two_prefixes_in_one_database_and_one_redis_do_not_see_one_a
     one.stop(CancellationToken::new()).await;
     two.stop(CancellationToken::new()).await;
     let all = tables(&url).await;
-    assert_eq!(all.len(), 100, "{all:?}");
+    assert_eq!(all.len(), 102, "{all:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
