@@ -21,7 +21,7 @@ use tickr_store::{MAX_STRIPS, TickStrip};
 #[into_params(parameter_in = Query)]
 pub(crate) struct TicksHistoryQuery {
     /// Names of schedules, separated by commas, at most 50. Default: the first 50 by name.
-    #[param(max_length = 3300)]
+    #[param(pattern = "^[a-z0-9][a-z0-9_.-]{0,63}(,[a-z0-9][a-z0-9_.-]{0,63}){0,49}$")]
     schedules: Option<String>,
 }
 
