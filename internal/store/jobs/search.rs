@@ -321,7 +321,7 @@ impl Search {
     /// `owed` or of an index, so a walk through all jobs gets fewer of them.
     pub(crate) fn most_looked_at(&self, most: i64) -> i64 {
         match (self.light, self.walks) {
-            (true, true) => 4 * most,
+            (true, true) => 2 * most,
             (true, false) => most * LIGHT_CHUNK / CHUNK,
             (false, _) => most,
         }
