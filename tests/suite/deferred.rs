@@ -400,12 +400,12 @@ async fn a_deferred_attempt_outlives_a_pause_a_drain_a_backlog_and_a_mysql_that_
     let receiver = Slow::start().await;
     let limit = tickr.patch("/v1/queues/default", json!({"concurrency": 1})).await;
     assert_eq!(limit.status, 200, "{:#}", limit.body);
+    Owed { queue: "'elsewhere'", ..Owed::overdue(50_000) }.insert(&tickr, 1).await;
     let ids = tickr.enqueue_many((0..2).map(|_| receiver.job(600_000, Some(3_000)))).await;
     let keys = [receiver.key().await, receiver.key().await];
     for id in &ids {
         tickr.until_deferred(*id).await;
     }
-    Owed { queue: "'elsewhere'", ..Owed::overdue(50_000) }.insert(&tickr, 1).await;
     assert_eq!(tickr.post("/v1/queues/default/pause", json!({})).await.status, 200);
     let runner = tickr.app.runner().as_str().replace('/', "%2F");
     assert_eq!(tickr.post(&format!("/v1/runners/{runner}/drain"), json!({})).await.status, 200);

@@ -248,11 +248,14 @@ async fn a_parked_job_says_why_it_waits_and_follows_its_operator() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_limit_that_all_share_counts_jobs_without_keys() {
-    let calls = Calls::default();
+    let ends = Arc::new(Semaphore::new(0));
+    let calls = Calls { ends: Some(Arc::clone(&ends)), ..Calls::default() };
     let tickr = TestApp::start_with(|_| {}, calls.registry()).await;
     set_and_wait(&tickr, "calls", json!({"kind": "call", "shared_by": "all", "concurrency": 3})).await;
     tickr.enqueue_many((0..30).map(|_| json!({"kind": "call", "payload": {"key": "a", "ms": 20}}))).await;
     tickr.enqueue_many((0..30).map(|_| json!({"kind": "noop"}))).await;
+    eventually("three jobs run", || async { (calls.most("a") == 3).then_some(()) }).await;
+    ends.add_permits(1_000);
     tickr.until_idle().await;
     assert_eq!(calls.most("a"), 3);
     tickr.assert_each_ran_once(60).await;
@@ -702,7 +705,8 @@ async fn a_limit_by_key_holds_after_mysql_stood_still() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn without_redis_and_behind_a_backlog_limited_jobs_start_within_their_limit() {
-    let calls = Calls::default();
+    let ends = Arc::new(Semaphore::new(0));
+    let calls = Calls { ends: Some(Arc::clone(&ends)), ..Calls::default() };
     let tickr = TestApp::start_alone(|_| {}, |config| config.queues = vec!["other".to_owned()]).await;
     let of_default = |config: &mut tickr::config::Config| config.queues = vec!["default".to_owned()];
     let runners = [
@@ -713,6 +717,8 @@ async fn without_redis_and_behind_a_backlog_limited_jobs_start_within_their_limi
     Owed { queue: "'elsewhere'", ..Owed::overdue(200_000) }.insert(&tickr, 1).await;
     tickr.services().redis().kill9().unwrap();
     enqueue_through(&runners[0], (0..40).map(|_| job("a", 5))).await;
+    eventually("two jobs run", || async { (calls.most("a") == 2).then_some(()) }).await;
+    ends.add_permits(1_000);
     tickr.until_count("SELECT COUNT(*) FROM attempts WHERE verdict = 'succeeded'", 40).await;
     assert_eq!(calls.most("a"), 2);
     Owed::remove(&tickr).await;

@@ -153,7 +153,17 @@ async fn a_limit_for_each_host_holds_over_all_runners_however_the_host_is_writte
     let ways = ["127.0.0.1", "2130706433", "0x7f.1", "0177.0.0.1", "[::ffff:127.0.0.1]", "127.0.0.1."];
     let to_one = (0..60).map(|n| one.callback_at(ways[n % ways.len()]));
     let jobs = to_one.chain((0..60).flat_map(|_| [two.callback(), free.callback()]));
+    for host in [&one, &two, &free] {
+        host.hangs(true);
+    }
     tickr.enqueue_many(jobs).await;
+    eventually("each host is called as often at a time as its limit allows", || async {
+        ((one.open(), two.open(), free.open()) == (2, 2, 5)).then_some(())
+    })
+    .await;
+    for host in [&one, &two, &free] {
+        host.hangs(false);
+    }
     tickr.until_idle().await;
     assert_eq!((one.most(), two.most(), free.most()), (2, 2, 5));
     assert_eq!((one.count(), two.count(), free.count()), (60, 60, 60));
