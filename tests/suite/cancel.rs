@@ -88,8 +88,18 @@ async fn ends(tickr: &TestApp) -> HashMap<JobId, Ended> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn cancels_that_race_start_or_finish_keep_what_they_answered() {
+    race_cancels(2_000).await;
+}
+
+#[ignore = "takes minutes; the suite has a smaller one"]
+#[tokio::test(flavor = "multi_thread")]
 async fn ten_thousand_cancels_that_race_start_or_finish_keep_what_they_answered() {
-    const JOBS: usize = 10_000;
+    race_cancels(10_000).await;
+}
+
+/// Cancel at least as many jobs at any moment of their lives, and compare each answer with the ledger.
+async fn race_cancels(jobs: usize) {
     let starts = Starts::default();
     let size = |config: &mut Config| {
         (config.workers, config.mysql_connections, config.lease) = (32, 40, Duration::from_secs(30));
@@ -145,13 +155,13 @@ async fn ten_thousand_cancels_that_race_start_or_finish_keep_what_they_answered(
     };
     let lanes = (0..8).map(async |lane| {
         let mut answers = Vec::new();
-        for _ in 0..JOBS / 20 / 8 + 1 {
+        for _ in 0..jobs / 20 / 8 + 1 {
             answers.extend(turn(lane % 2).await);
         }
         answers
     });
     let answers = futures_util::future::join_all(lanes).await.concat();
-    assert!(answers.len() >= JOBS);
+    assert!(answers.len() >= jobs);
     println!("{} cancels in {:?}", answers.len(), began.elapsed());
     tickr.until_idle().await;
 
@@ -192,7 +202,7 @@ async fn ten_thousand_cancels_that_race_start_or_finish_keep_what_they_answered(
     }
     println!("{tally:?}");
     for seen in ["200 cancelled", "202 cancelled", "202 completed", "409 completed"] {
-        assert!(tally.get(seen).is_some_and(|count| *count > 20), "hardly any {seen}: {tally:?}");
+        assert!(tally.get(seen).is_some_and(|count| *count > jobs / 500), "hardly any {seen}: {tally:?}");
     }
     tickr.assert_sound().await;
     other.stop(CancellationToken::new()).await;
