@@ -452,7 +452,7 @@ async fn the_focus_goes_to_the_heading_of_each_screen_and_back_finds_the_place_a
         .eval("(() => { const row = document.querySelectorAll('main tr[data-row]')[30]; row.querySelector('input').click(); return row.querySelector('td[data-label=Job] a').title })()")
         .await;
     page.reads("1 job selected").await;
-    page.eval::<()>("scrollTo(0, 700)").await;
+    page.eval::<()>("void scrollTo(0, 700)").await;
     page.until("the place is kept", "history.state?.y === 700 && history.state.chosen?.ids.length === 1").await;
     let other: String = page.eval("[...document.querySelectorAll('main td[data-label=Job] a')][25].title").await;
     page.follow(&format!("/jobs/{other}")).await;

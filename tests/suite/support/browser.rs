@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::time::Duration;
 
 use base64::Engine;
 use serde::Deserialize;
@@ -395,7 +396,8 @@ impl Page {
     /// Repeat an action until it succeeds. After the deadline, panic with the last error and all that the page shows.
     async fn patiently<T>(&self, what: &str, mut act: impl AsyncFnMut() -> Result<T, String>) -> T {
         // A browser on a busy machine is slow to draw, and several of them run at a time.
-        let deadline = Instant::now() + 3 * DEADLINE;
+        let began = Instant::now();
+        let deadline = began + 3 * DEADLINE;
         loop {
             let wrong = match act().await {
                 Ok(done) => return done,
@@ -408,7 +410,7 @@ impl Page {
                     self.try_eval("location.href + '\\n' + document.body.innerText").await.unwrap_or_default();
                 panic!("gave up waiting until {what}: {wrong}\n{:?}\n{}\n{shown}", self.troubles(), shot.display());
             }
-            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+            super::pause_after(began.elapsed()).await;
         }
     }
 
@@ -623,13 +625,13 @@ impl Page {
     ///
     /// Charts follow a change of size a frame or two later, so a page that has just been resized gets a moment.
     pub(crate) async fn overflow(&self) -> Vec<String> {
-        let deadline = tokio::time::Instant::now() + std::time::Duration::from_secs(3);
+        let deadline = tokio::time::Instant::now() + Duration::from_secs(3);
         loop {
             let out: Vec<String> = self.eval("__eye.overflow()").await;
             if out.is_empty() || tokio::time::Instant::now() > deadline {
                 return out;
             }
-            tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+            tokio::time::sleep(Duration::from_millis(50)).await;
         }
     }
 
