@@ -3,7 +3,6 @@
 //! the guard that can go with it.
 
 use std::future::Future;
-use std::path::Path;
 use std::pin::pin;
 use std::time::Duration;
 
@@ -13,12 +12,12 @@ use sqlx::mysql::{MySqlConnectOptions, MySqlDatabaseError, MySqlPool, MySqlPoolO
 use sqlx::{AssertSqlSafe, Connection, Executor, MySqlConnection};
 use tickr::config::{Config, ServerUrl};
 use tickr::handlers::Registry;
-use tickr::services::{Options, Services};
+use tickr::services::Services;
 use tickr::store::{PoolGuard, StoreSettings};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::support::{TestApp, connect, database, drop_database, eventually, table_prefix};
+use crate::support::{TestApp, connect, database, drop_database, eventually, server_options, table_prefix};
 
 /// Poll a future this many times, with enough time in between for one answer of the server, and drop it. A client that
 /// hangs up does the same to it, and so does a timeout.
@@ -202,7 +201,7 @@ async fn a_lock_wait_timeout_leaves_the_transaction_open_until_it_is_rolled_back
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_blocking_pop_on_a_usual_connection_gives_up_early_and_swallows_the_next_element() {
-    let own = Services::start(&Options::ephemeral_under(Path::new(env!("CARGO_TARGET_TMPDIR")))).unwrap();
+    let own = Services::start(&server_options()).unwrap();
     let client = redis::Client::open(own.redis_url()).unwrap();
     let mut other = client.get_multiplexed_async_connection().await.unwrap();
 
@@ -233,7 +232,7 @@ async fn a_blocking_pop_on_a_usual_connection_gives_up_early_and_swallows_the_ne
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_managed_connection_stays_with_a_server_that_became_read_only() {
-    let own = Services::start(&Options::ephemeral_under(Path::new(env!("CARGO_TARGET_TMPDIR")))).unwrap();
+    let own = Services::start(&server_options()).unwrap();
     let client = redis::Client::open(own.redis_url()).unwrap();
     let mut managed = redis::aio::ConnectionManager::new(client.clone()).await.unwrap();
     let id = async |conn: &mut redis::aio::ConnectionManager| {

@@ -1,7 +1,6 @@
 //! A replica of MySQL is promoted that did not have the last commits: what that costs, and what it does not.
 
 use std::collections::BTreeMap;
-use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -14,10 +13,10 @@ use tickr::config::{Config, ServerUrl};
 use tickr::event::Event;
 use tickr::handlers::{Context, Kind, Output, Registry};
 use tickr::job::{JobId, State};
-use tickr::services::{Address, Options, Services, Transport};
+use tickr::services::{Address, Services, Transport};
 use tokio_util::sync::CancellationToken;
 
-use crate::support::{Proxy, Relay, TestApp, answer, connect, eventually, http};
+use crate::support::{Proxy, Relay, TestApp, answer, connect, eventually, http, server_options};
 
 /// A job that counts its executions by its name.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
@@ -60,7 +59,7 @@ struct Server {
 
 impl Server {
     async fn start(id: u32) -> Self {
-        let options = Options::ephemeral_under(Path::new(env!("CARGO_TARGET_TMPDIR")))
+        let options = server_options()
             .transport(Transport::Tcp)
             .mysql_flag("--log-bin=binlog")
             .mysql_flag("--binlog-format=ROW")
@@ -272,7 +271,7 @@ impl Server {
 #[tokio::test(flavor = "multi_thread")]
 async fn runners_with_two_servers_in_their_url_use_the_one_that_takes_writes() {
     let Pair { first, second, url } = Pair::start().await;
-    let own = Services::start(&Options::ephemeral_under(Path::new(env!("CARGO_TARGET_TMPDIR")))).unwrap();
+    let own = Services::start(&server_options()).unwrap();
     let tickr = TestApp::start_on_own(own, |config| {
         config.mysql_url = Some(url);
         config.table_prefix = tickr::job::TablePrefix::default();

@@ -1,6 +1,5 @@
 //! Runners that write to different nodes of a Galera cluster.
 
-use std::path::Path;
 use std::time::Duration;
 
 use serde_json::json;
@@ -8,14 +7,14 @@ use tickr::app::App;
 use tickr::config::{Config, ServerUrl};
 use tickr::handlers::Registry;
 use tickr::job::{JobId, State};
-use tickr::services::{Options, Services, start_galera};
+use tickr::services::{Services, start_galera};
 
-use crate::support::{TestApp, answer, http};
+use crate::support::{TestApp, answer, http, server_options};
 
 /// Start a cluster of three nodes.
 async fn cluster() -> Vec<Services> {
     let nodes = tokio::task::spawn_blocking(|| {
-        let each = [(); 3].map(|()| Options::ephemeral_under(Path::new(env!("CARGO_TARGET_TMPDIR"))));
+        let each = [(); 3].map(|()| server_options());
         start_galera(&each).unwrap_or_else(|error| panic!("{error}"))
     });
     nodes.await.unwrap()

@@ -9,13 +9,14 @@ use rand::Rng as _;
 use serde_json::json;
 use sqlx::migrate::Migrator;
 use sqlx::{AssertSqlSafe, Executor as _, MySqlConnection, Row as _};
-use tickr::services::{Options, Services};
+use tickr::services::Services;
 use tickr::store::{MigrateSettings, Store, StoreSettings};
 use tokio::process::Command;
 
 use crate::support::program::{Program, command, on_servers, outcome, tickr};
 use crate::support::{
-    answer, connect, database, drop_database, eventually, http, migrated_database, servers, table_prefix,
+    answer, connect, database, drop_database, eventually, http, migrated_database, server_options, servers,
+    table_prefix,
 };
 
 /// The last migration of the binaries whose migrations were run by their driver.
@@ -462,7 +463,7 @@ async fn writes_go_on_while_a_migration_changes_tables_of_200_000_rows() {
         Some(path) if !path.is_empty() => "--old-alter-table=1",
         _ => "--alter-algorithm=COPY",
     };
-    let options = Options::ephemeral_under(Path::new(env!("CARGO_TARGET_TMPDIR")));
+    let options = server_options();
     let own = Services::start(&options.mysql_flag(flag)).unwrap();
     let database = Empty { name: "t_large".into(), url: own.mysql_url("t_large"), dir: tempfile::tempdir().unwrap() };
     Store::create_database(&database.url).await.unwrap();

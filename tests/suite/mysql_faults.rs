@@ -1,7 +1,6 @@
 //! MySQL as the source of truth: its faults under load, and the promises that hold all the same. After each test the
 //! tables are sound, and every job has run as often as it should.
 
-use std::path::Path;
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -18,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::support::{
     Answer, DEADLINE, Proxy, Runner, TestApp, answer, draft, eventually, eventually_seen, http, make_api_key,
-    table_prefix,
+    server_options, table_prefix,
 };
 
 /// Configure a tickr that accepts jobs and runs none of them.
@@ -402,7 +401,7 @@ async fn a_server_without_a_free_connection_is_an_outage_that_ends() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_whose_binary_log_would_refuse_every_write_is_refused_at_the_start() {
-    let options = Options::ephemeral_under(Path::new(env!("CARGO_TARGET_TMPDIR")));
+    let options = server_options();
     let options = ["--log-bin=binlog", "--server-id=1", "--binlog-format=STATEMENT"]
         .into_iter()
         .fold(options, Options::mysql_flag);

@@ -1,6 +1,5 @@
 //! Outboxes in databases of applications: a job exists exactly if the transaction there was committed.
 
-use std::path::Path;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
@@ -9,7 +8,7 @@ use tickr::app::check_pending;
 use tickr::config::{Config, Outbox, ServerUrl};
 use tickr::handlers::Registry;
 use tickr::job::{JobId, RunnerId, State};
-use tickr::services::{Options, Services};
+use tickr::services::Services;
 use tickr::store::{OUTBOX_SCHEMA, OutboxSource, SourceCopy, Store, StoreSettings, TakeOver};
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
@@ -17,7 +16,7 @@ use uuid::Uuid;
 use crate::support::program::{Program, command, outcome, tickr as program};
 use crate::support::{
     Proxy, Runner, TestApp, call, connect, database, drop_database, eventually, eventually_seen, http,
-    migrated_database, table_prefix, until_said,
+    migrated_database, server_options, table_prefix, until_said,
 };
 
 /// The database of an application with its outbox.
@@ -37,7 +36,7 @@ impl Shop {
 
     /// Make one on a server of its own.
     async fn alone() -> Self {
-        let own = Services::start(&Options::ephemeral_under(Path::new(env!("CARGO_TARGET_TMPDIR")))).unwrap();
+        let own = Services::start(&server_options()).unwrap();
         let url = own.mysql_url("shop");
         Store::create_database(&url).await.unwrap();
         Self::with_table("shop".to_owned(), url, Some(own)).await

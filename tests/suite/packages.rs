@@ -12,13 +12,13 @@ use std::time::Duration;
 
 use serde_json::Value;
 use tickr::config::{Config, Flags, markdown_table};
-use tickr::services::{Options, Services, Transport};
+use tickr::services::{Services, Transport};
 use tickr::store::Store;
 use tokio::process::Command;
 
 use crate::support::documents::{Block, document, root};
 use crate::support::program::{Program, command, outcome};
-use crate::support::{DEADLINE, answer, eventually, http};
+use crate::support::{DEADLINE, answer, eventually, http, server_options};
 
 /// Run a command to its end, and return its output. Panic when it fails.
 async fn ok(mut command: Command) -> String {
@@ -266,7 +266,7 @@ fn made() -> PathBuf {
 
 /// Servers on ports of this machine, with a database.
 async fn servers_on_ports() -> (Services, String, String) {
-    let options = Options::ephemeral_under(Path::new(env!("CARGO_TARGET_TMPDIR"))).transport(Transport::Tcp);
+    let options = server_options().transport(Transport::Tcp);
     let services = Services::start(&options).unwrap();
     // By name, so that the resolver of the program is used.
     let [mysql, redis] =

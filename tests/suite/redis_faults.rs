@@ -1,7 +1,6 @@
 //! Redis as a hint: whatever happens to it, every accepted job runs once, and lost entries come back within the bound
 //! of G3.
 
-use std::path::Path;
 use std::time::Duration;
 
 use redis::AsyncTypedCommands;
@@ -12,11 +11,11 @@ use tickr::event::{Event, Health};
 use tickr::handlers::Registry;
 use tickr::index::Lane;
 use tickr::job::{Priority, State};
-use tickr::services::{Options, Services};
+use tickr::services::Services;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::support::{Condition, Owed, Relay, TestApp, draft, eventually};
+use crate::support::{Condition, Owed, Relay, TestApp, draft, eventually, server_options};
 
 /// The bound of G3 for lost index entries, plus a second for a busy machine.
 pub(crate) const BOUND: Duration = Duration::from_secs(7);
@@ -492,7 +491,7 @@ async fn a_demoted_redis_is_left_for_the_store_until_it_is_promoted() {
 async fn after_a_failover_the_new_master_is_found_though_old_connections_live_on() {
     let (tickr, relay) = start_behind_a_relay(|config| config.workers = 8).await;
     until_health(&tickr, Health::Fast).await;
-    let second = Services::start(&Options::ephemeral_under(Path::new(env!("CARGO_TARGET_TMPDIR")))).unwrap();
+    let second = Services::start(&server_options()).unwrap();
     let (mut old, mut new) = (direct(tickr.services()).await, direct(&second).await);
     let (to_old, to_new) = (Relay::start().await, Relay::start().await);
     to_old.lead_to(&tickr.services().redis_url());

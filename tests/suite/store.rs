@@ -1,7 +1,6 @@
 //! The store alone, on a real server: its promises without an engine or an index.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -15,7 +14,7 @@ use tickr::job::{
     Actor, AttemptToken, Bounds, Due, Edition, Editions, JobId, JobOptions, Limit, Name, NewJob, OnConflict, OnFailure,
     Order, Priority, Producer, Rate, RetryPolicy, RunnerId, Scope, SharedBy, State, Verdict,
 };
-use tickr::services::{Options, Services};
+use tickr::services::Services;
 use tickr::store::{
     ActionOutcome, Again, Answer, CheckpointUse, Claim, Claimant, Claimed, Condition, EnqueueOutcome, EnqueueReceipts,
     EnqueueRefusal, IdempotentOutcome, IdempotentRequest, LapseRule, Lapsed, LiveAttempt, PoolSizes, ResponseBuilder,
@@ -25,7 +24,7 @@ use tickr::verify::{VerifySettings, verify};
 
 use crate::support::{
     Proxy, connect, default_queue, drop_database, eventually, halted, migrated_database, open_transactions,
-    table_prefix, until_said,
+    server_options, table_prefix, until_said,
 };
 
 struct TestStore {
@@ -183,7 +182,7 @@ fn settlement(claimed: &Claimed, verdict: Verdict) -> Settlement {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn concurrent_inserts_share_their_commits() {
-    let own = Services::start(&Options::ephemeral_under(Path::new(env!("CARGO_TARGET_TMPDIR")))).unwrap();
+    let own = Services::start(&server_options()).unwrap();
     let url = own.mysql_url("commits");
     Store::create_database(&url).await.unwrap();
     let test = TestStore::at("commits".into(), url.clone(), url).await;
@@ -255,8 +254,7 @@ async fn a_refused_write_leaves_no_lock_behind() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn five_hundred_full_logs_are_settled_by_a_server_that_takes_small_statements() {
-    let options =
-        Options::ephemeral_under(Path::new(env!("CARGO_TARGET_TMPDIR"))).mysql_flag("--max-allowed-packet=524288");
+    let options = server_options().mysql_flag("--max-allowed-packet=524288");
     let own = Services::start(&options).unwrap();
     let url = own.mysql_url("logs");
     Store::create_database(&url).await.unwrap();
@@ -1562,7 +1560,7 @@ async fn sessions_of_the_pool_and_of_the_batches_are_read_committed() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn times_are_utc_on_a_server_that_lives_elsewhere() {
-    let options = Options::ephemeral_under(Path::new(env!("CARGO_TARGET_TMPDIR")));
+    let options = server_options();
     let own = Services::start(&options.mysql_flag("--default-time-zone=+13:00")).unwrap();
     let url = own.mysql_url("kiritimati");
     Store::create_database(&url).await.unwrap();

@@ -1,7 +1,6 @@
 //! `table_prefix`: tickr in a database that other programs use as well, and beside another tickr.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,7 +14,7 @@ use tickr::config::{Alerts, Config, Threshold};
 use tickr::engine::{Engine, runner_of_this_process};
 use tickr::handlers::{Kind, Registry};
 use tickr::job::{JobId, State, TablePrefix};
-use tickr::services::{Options, Services};
+use tickr::services::Services;
 use tickr::store::{MigrateSettings, Store, StoreError, StoreSettings};
 use tickr::telemetry::Tracer;
 use tokio_util::sync::CancellationToken;
@@ -23,7 +22,7 @@ use uuid::Uuid;
 
 use crate::support::limits::set_and_wait;
 use crate::support::program::{command, outcome, tickr as program};
-use crate::support::{Runner, TestApp, call, eventually};
+use crate::support::{Runner, TestApp, call, eventually, server_options};
 
 /// The tables of Laravel's migrations for jobs, batches, failed jobs, the cache and users, with a row in each.
 const LARAVEL: &str = "\
@@ -102,7 +101,7 @@ fn prefix(text: &str) -> TablePrefix {
 }
 
 fn servers() -> Services {
-    Services::start(&Options::ephemeral_under(Path::new(env!("CARGO_TARGET_TMPDIR")))).unwrap()
+    Services::start(&server_options()).unwrap()
 }
 
 /// Make a database on these servers. Return its URL.

@@ -2,7 +2,6 @@
 
 use std::borrow::Borrow;
 use std::future::Future;
-use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -81,7 +80,7 @@ impl TestApp {
         before: impl FnOnce(&Services),
         change: impl FnOnce(&mut Config),
     ) -> Self {
-        let options = Options::ephemeral_under(Path::new(env!("CARGO_TARGET_TMPDIR")));
+        let options = super::server_options();
         let own = Services::start(&with(options)).unwrap();
         Self::start_with_own(own, before, change, Registry::new()).await
     }
@@ -93,7 +92,7 @@ impl TestApp {
 
     /// Start on a pair of servers that only this test has, with these kinds.
     pub(crate) async fn start_alone_with(change: impl FnOnce(&mut Config), kinds: Registry) -> Self {
-        let own = Services::start(&Options::ephemeral_under(Path::new(env!("CARGO_TARGET_TMPDIR")))).unwrap();
+        let own = Services::start(&super::server_options()).unwrap();
         Self::start_with_own(own, |_| {}, change, kinds).await
     }
 

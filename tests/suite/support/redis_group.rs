@@ -2,11 +2,10 @@
 //! each server in a folder of its own.
 
 use std::net::{Ipv4Addr, TcpListener};
-use std::path::Path;
 
 use redis::aio::MultiplexedConnection;
 use tickr::config::ServerUrl;
-use tickr::services::{Address, Options, RedisRole, Server, start_redis};
+use tickr::services::{Address, RedisRole, Server, start_redis};
 
 use super::eventually;
 
@@ -29,7 +28,7 @@ const NAME: &str = "main";
 pub(crate) async fn start(role: RedisRole, lines: impl Into<String>) -> Server {
     let lines = lines.into();
     let started = tokio::task::spawn_blocking(move || {
-        let options = Options::ephemeral_under(Path::new(env!("CARGO_TARGET_TMPDIR")));
+        let options = super::server_options();
         start_redis(&options, role, &lines).unwrap_or_else(|error| panic!("{error}"))
     });
     started.await.unwrap()

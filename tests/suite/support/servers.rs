@@ -1,6 +1,7 @@
 //! One pair of private servers for the whole program, or the servers that the environment names.
 
 use std::path::Path;
+use std::process::Command;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -45,9 +46,39 @@ pub(crate) fn servers() -> &'static Servers {
         if let (Some(mysql), Some(redis)) = (given("TICKR_TEST_MYSQL_URL"), given("TICKR_TEST_REDIS_URL")) {
             return Servers::Given { mysql, redis };
         }
-        let options = Options::ephemeral_under(Path::new(env!("CARGO_TARGET_TMPDIR")));
-        Servers::Own(Box::new(Services::start(&options).unwrap()))
+        Servers::Own(Box::new(Services::start(&server_options()).unwrap()))
     })
+}
+
+/// Return the options of servers for tests. Their data is in memory if the machine has enough of it: each test creates and
+/// drops some fifty tables, and the file system of a disk spends a fifth of a run on their files.
+pub(crate) fn server_options() -> Options {
+    static IN_MEMORY: OnceLock<bool> = OnceLock::new();
+    let disk = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let options = Options::ephemeral_under(disk);
+    if *IN_MEMORY.get_or_init(|| has_memory_for_servers().unwrap_or(false)) {
+        let template = disk.join("template");
+        return Options::ephemeral(Path::new(MEMORY).join(format!("tickr-{}", unique_name()))).template_dir(template);
+    }
+    options
+}
+
+/// The file system in memory that Linux has.
+const MEMORY: &str = "/dev/shm";
+
+/// Return whether servers can keep their data in memory: 6 GiB are free there, 10 GiB in the whole machine, and as much is
+/// allowed to this container. Nothing if the machine does not say.
+fn has_memory_for_servers() -> Option<bool> {
+    const GIB_IN_KB: u64 = 1 << 20;
+    let df = Command::new("df").args(["-Pk", MEMORY]).output().ok()?;
+    let free: u64 = String::from_utf8(df.stdout).ok()?.lines().nth(1)?.split_whitespace().nth(3)?.parse().ok()?;
+    let memory = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let available = memory.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    let available: u64 = available.split_whitespace().next()?.parse().ok()?;
+    // A container without a limit has no file, or the word `max` in it.
+    let limit = std::fs::read_to_string("/sys/fs/cgroup/memory.max").ok().and_then(|text| text.trim().parse().ok());
+    let limit = limit.map_or(u64::MAX, |bytes: u64| bytes / 1_024);
+    Some(free >= 6 * GIB_IN_KB && available.min(limit) >= 10 * GIB_IN_KB)
 }
 
 /// Return a name that no other test of any run has.
