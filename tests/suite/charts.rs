@@ -11,8 +11,8 @@ use tickr::store::{Figures, Sample};
 
 use crate::dashboard::{barriers, begin};
 use crate::dashboard_use::has_rows;
-use crate::support::TestApp;
 use crate::support::browser::{Browser, Page, axe, button, link};
+use crate::support::{TestApp, eventually};
 
 /// Widths of a phone, of a laptop and of a large screen.
 const WIDTHS: [u32; 3] = [390, 1_440, 2_560];
@@ -296,14 +296,20 @@ async fn the_heat_map_stands_still_while_a_cell_is_hovered() {
     let page = browser.page(&tickr.url("")).await;
     page.visit("/queues?span=5m").await;
     page.until("the row is there", &format!("{ROWS}.join() === 'mail'")).await;
-    let (x, y): (f64, f64) = page
-        .eval(
-            "(() => { const cell = document.querySelector('.sheet td a'); cell.scrollIntoView({block: 'center'}); \
-             const {x, y, width, height} = cell.getBoundingClientRect(); return [x + width / 2, y + height / 2]; })()",
-        )
-        .await;
-    page.point(x, y).await;
-    page.until("its numbers are said", "document.querySelector('.sheet .said').innerText.startsWith('mail')").await;
+    // What is above the sheet may still come, and move it away from the mouse.
+    eventually("its numbers are said", || async {
+        let (x, y): (f64, f64) = page
+            .eval(
+                "(() => { const cell = document.querySelector('.sheet td a'); \
+                 cell.scrollIntoView({block: 'center', inline: 'center', behavior: 'instant'}); \
+                 const {x, y, width, height} = cell.getBoundingClientRect(); return [x + width / 2, y + height / 2]; })()",
+            )
+            .await;
+        page.point(x, y).await;
+        let said = "document.querySelector('.sheet .said').innerText.startsWith('mail')";
+        page.eval::<bool>(said).await.then_some(())
+    })
+    .await;
     let html = "document.querySelector('.sheet tbody').innerHTML";
     let before: String = page.eval(html).await;
     started_late(&tickr, step, at, "slow", Duration::from_secs(200)).await;
