@@ -6,6 +6,7 @@ set -eu
 cd "$(dirname "$0")/.."
 said=$(mktemp)
 trap 'rm -f "$said" "$said.failed"' EXIT
+trap 'exit 130' INT TERM HUP
 
 # The line of a panic tells where a test failed; the frames of an async runtime would bury it.
 export RUST_BACKTRACE=0

@@ -330,8 +330,8 @@ install_chromium() {
     fail 'neither chromium-headless-shell nor chromium could be installed'
 }
 
-# Prints the first browser that starts. The one without windows comes first: the tests of the dashboard take it two thirds
-# of the work that they take the whole browser.
+# Prints the first browser that starts. The one without windows comes first: the tests of the dashboard cost a third less
+# with it.
 find_chromium() {
     if [ -n "${TICKR_CHROMIUM:-}" ]; then
         echo "$TICKR_CHROMIUM"

@@ -245,7 +245,7 @@ const ENDED: &str = "SELECT COUNT(*) FROM attempts";
 
 /// Lateness in milliseconds that nine of ten jobs keep on a very busy machine. A runner that reads the jobs in front
 /// first starts none of them before the deadline of the test.
-const MAX_LATE_MS: i64 = 5_000;
+const MAX_LATE_MS: i64 = 3_000;
 
 /// The bound of G3 for each job, however busy the machine is.
 const MAX_WORST_MS: i64 = 6_000;

@@ -92,7 +92,7 @@ async fn cancels_that_race_start_or_finish_keep_what_they_answered() {
     race_cancels(2_000).await;
 }
 
-#[ignore = "takes minutes; the suite has a smaller one"]
+#[ignore = "takes half a minute; the suite has a smaller one"]
 #[tokio::test(flavor = "multi_thread")]
 async fn ten_thousand_cancels_that_race_start_or_finish_keep_what_they_answered() {
     race_cancels(10_000).await;

@@ -229,20 +229,9 @@ async fn a_cell_of_the_heat_map_says_how_late_jobs_started_and_opens_them() {
 
         // By mouse: the numbers of the cell beneath it.
         let said = "document.querySelector('.sheet .said').innerText";
-        let (x, y): (f64, f64) = page
-            .eval(
-                "(() => { const cell = document.querySelector('.sheet tbody tr:nth-child(2) td a'); \
-                 cell.scrollIntoView({block: 'center', inline: 'center', behavior: 'instant'}); \
-                 const {x, y, width, height} = cell.getBoundingClientRect(); return [x + width / 2, y + height / 2]; })()",
-            )
-            .await;
-        page.point(x, y).await;
         let numbers = mail.split_once(": ").unwrap().1;
-        page.until(
-            "the numbers are said",
-            &format!("{said}.includes({}) && {said}.startsWith('mail')", json!(numbers)),
-        )
-        .await;
+        let wanted = format!("{said}.includes({}) && {said}.startsWith('mail')", json!(numbers));
+        point_until(&page, ".sheet tbody tr:nth-child(2) td a", &wanted).await;
         page.point(1.0, 1.0).await;
 
         // By keyboard: one stop of the Tab key, then the arrow keys.
@@ -286,6 +275,22 @@ async fn a_cell_of_the_heat_map_says_how_late_jobs_started_and_opens_them() {
     tickr.stop_broken("its job was written by hand").await;
 }
 
+/// Point at the first such cell until the expression holds. What is above the sheet may still come, and move the cell away
+/// from the mouse.
+async fn point_until(page: &Page, cell: &str, said: &str) {
+    let place = format!(
+        "(() => {{ const cell = document.querySelector('{cell}'); \
+         cell.scrollIntoView({{block: 'center', inline: 'center', behavior: 'instant'}}); \
+         const {{x, y, width, height}} = cell.getBoundingClientRect(); return [x + width / 2, y + height / 2]; }})()"
+    );
+    eventually("the numbers of the cell are said", || async {
+        let (x, y): (f64, f64) = page.eval(&place).await;
+        page.point(x, y).await;
+        page.eval::<bool>(said).await.then_some(())
+    })
+    .await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn the_heat_map_stands_still_while_a_cell_is_hovered() {
     let Some(browser) = Browser::shared().await else { return };
@@ -296,20 +301,8 @@ async fn the_heat_map_stands_still_while_a_cell_is_hovered() {
     let page = browser.page(&tickr.url("")).await;
     page.visit("/queues?span=5m").await;
     page.until("the row is there", &format!("{ROWS}.join() === 'mail'")).await;
-    // What is above the sheet may still come, and move it away from the mouse.
-    eventually("its numbers are said", || async {
-        let (x, y): (f64, f64) = page
-            .eval(
-                "(() => { const cell = document.querySelector('.sheet td a'); \
-                 cell.scrollIntoView({block: 'center', inline: 'center', behavior: 'instant'}); \
-                 const {x, y, width, height} = cell.getBoundingClientRect(); return [x + width / 2, y + height / 2]; })()",
-            )
-            .await;
-        page.point(x, y).await;
-        let said = "document.querySelector('.sheet .said').innerText.startsWith('mail')";
-        page.eval::<bool>(said).await.then_some(())
-    })
-    .await;
+    let said = "document.querySelector('.sheet .said').innerText.startsWith('mail')";
+    point_until(&page, ".sheet td a", said).await;
     let html = "document.querySelector('.sheet tbody').innerHTML";
     let before: String = page.eval(html).await;
     started_late(&tickr, step, at, "slow", Duration::from_secs(200)).await;
