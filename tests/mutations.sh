@@ -1256,6 +1256,14 @@ mutants() {
         'let misshapen = health.take_misshapen_report();' \
         'let misshapen = false && health.take_misshapen_report();' \
         redis_faults::keys_of_a_wrong_type_are_made_again_and_cost_no_job_more_than_the_bound
+    mutant 'jobs before the note of a full list' internal/engine/reconciler.rs \
+        'missing.into_iter().partition(is_ahead);' \
+        'missing.into_iter().partition(|entry| is_ahead(entry) && entry.line.as_str().is_empty());' \
+        redis_faults::a_lost_entry_comes_back_within_the_bound_also_if_its_list_left_jobs_out
+    mutant 'jobs before the first one of a list' internal/engine/reconciler.rs \
+        'missing.append(&mut self.unsure.remove(&page.line).unwrap_or_default());' \
+        'drop(self.unsure.remove(&page.line));' \
+        redis_faults::a_lost_entry_comes_back_within_the_bound_also_if_the_note_has_the_same_due_time
     mutant 'exit code of a job that failed' cmd/tickr/ending.rs \
         '"failed" => FAILED,' \
         '"failed" => NOT_OVER,' \

@@ -135,7 +135,7 @@ async fn rebuild(shared: &EngineState, memory: &mut PassState) -> Result<(), Pas
     while let Some(pages) = walk.next().await? {
         let missing = compare.missing(&pages).await?;
         hinted += missing.len();
-        if shared.index.hint(&missing).await?.left_out > 0 {
+        if compare.put_back(missing).await?.left_out > 0 {
             compare.read_notes().await?;
         }
         // The rest of a long backlog is left to the refill, and not even read here.
@@ -249,6 +249,8 @@ async fn compare_overdue(
     let most_of_a_line = shared.index.high_water() + ROWS_BEYOND_A_LIST;
     let (mut left, mut read) = (ROWS_IN_A_PASS.max(most_of_a_line), HashMap::<DueLane, usize>::new());
     let ranges = memory.order_lanes(shared, lines, until).await?;
+    let from_front = ranges.iter().filter(|range| range.after == DueCursor::FRONT);
+    compare.from_front = from_front.map(|range| range.line.clone()).collect();
     let mut walk = shared.store.walk(ranges, PAGE, Depth::Owed);
     let began = Instant::now();
     while let Some(pages) = walk.next().await? {
@@ -261,18 +263,22 @@ async fn compare_overdue(
         }
         walk.retain(|range| {
             let too_long = read.get(&range.line).is_some_and(|rows| *rows >= most_of_a_line);
+            if compare.is_left_out(range) {
+                // Read on as far as the list may begin: Redis may have lost jobs at its front.
+                return !too_long && compare.may_begin_behind(range);
+            }
             if too_long {
                 memory.walks.insert(range.line.clone(), range.after);
             }
-            !too_long && !compare.is_left_out(range)
+            !too_long
         });
         if left == 0 {
-            let begun = walk.rest().filter(|range| read.contains_key(&range.line));
+            let begun = walk.rest().filter(|range| read.contains_key(&range.line) && !compare.is_left_out(range));
             memory.walks.extend(begun.map(|range| (range.line.clone(), range.after)));
             break;
         }
     }
-    suspects.end().await
+    suspects.end(&mut compare).await
 }
 
 impl PassState {
@@ -321,21 +327,24 @@ impl MissingJobs<'_> {
         let waiting = self.shared.store.still_waiting(missing.iter().map(|entry| entry.id).collect()).await?;
         self.found.extend(missing.into_iter().filter(|entry| waiting.contains(&entry.id)));
         if self.found.len() >= PAGE {
-            self.put_back += put_back_missing(self.shared, std::mem::take(&mut self.found)).await?;
-            compare.read_notes().await?;
+            self.put_back += put_back_missing(self.shared, compare, std::mem::take(&mut self.found)).await?;
         }
         Ok(())
     }
 
     /// Put the rest back. Return how many were put back in all.
-    async fn end(self) -> Result<usize, PassError> {
-        Ok(self.put_back + put_back_missing(self.shared, self.found).await?)
+    async fn end(self, compare: &mut Comparison<'_>) -> Result<usize, PassError> {
+        Ok(self.put_back + put_back_missing(self.shared, compare, self.found).await?)
     }
 }
 
-/// Hint jobs that are still missing after a moment. Most of them are under way: popped and about to be claimed, or
+/// Put back jobs that are still missing after a moment. Most of them are under way: popped and about to be claimed, or
 /// claimed since they were read. Hinting those would only cause claims that fail.
-async fn put_back_missing(shared: &EngineState, suspects: Vec<Entry>) -> Result<usize, PassError> {
+async fn put_back_missing(
+    shared: &EngineState,
+    compare: &mut Comparison<'_>,
+    suspects: Vec<Entry>,
+) -> Result<usize, PassError> {
     let suspects = not_put_off(shared, suspects).await?;
     if suspects.is_empty() {
         return Ok(0);
@@ -363,12 +372,14 @@ async fn put_back_missing(shared: &EngineState, suspects: Vec<Entry>) -> Result<
         .zip(lists)
         .flat_map(|(found, mut listed)| found.into_iter().filter(move |e| listed.insert(e.id)));
     let missing: Vec<Entry> = unlisted.collect();
-    let hinted = shared.index.hint(&missing).await?;
-    if hinted.ready > 0 {
-        tracing::info!(jobs = hinted.ready, "put overdue jobs back that were missing from the index");
-        metrics::counter!("tickr_drift_repaired_total").increment(hinted.ready as u64);
+    compare.read_notes().await?;
+    let put = compare.put_back(missing).await?;
+    compare.read_notes().await?;
+    if put.ready > 0 {
+        tracing::info!(jobs = put.ready, "put overdue jobs back that were missing from the index");
+        metrics::counter!("tickr_drift_repaired_total").increment(put.ready as u64);
     }
-    Ok(hinted.ready)
+    Ok(put.ready)
 }
 
 /// Leave out jobs that are overdue but have a later time in the sorted set: they were offered to a runner without a
@@ -403,11 +414,35 @@ struct Comparison<'a> {
     ready: HashMap<DueLane, HashSet<JobId>>,
     /// Position from which each lane left jobs out of its ready list. The refill puts back the jobs from there on.
     left_out: HashMap<Lane, RefillPosition>,
+    /// Lanes that are read from their front.
+    from_front: HashSet<DueLane>,
+    /// Jobs of these lanes that the refill would put back, but only behind the list. They are missing if a listed job
+    /// follows them.
+    unsure: HashMap<DueLane, Vec<Entry>>,
+    /// The first job of each of these lanes that its list has.
+    first_listed: HashMap<Lane, Entry>,
+}
+
+/// Number of jobs that were put back.
+#[derive(Default)]
+struct PutBack {
+    /// Jobs that a ready list has now, or gets at once by a refill.
+    ready: usize,
+    /// Jobs for which a list had no room.
+    left_out: usize,
 }
 
 impl<'a> Comparison<'a> {
     async fn begin(shared: &'a EngineState) -> Result<Self, IndexError> {
-        Ok(Self { shared, ready: HashMap::new(), left_out: shared.index.left_out().await? })
+        let left_out = shared.index.left_out().await?;
+        Ok(Self {
+            shared,
+            ready: HashMap::new(),
+            left_out,
+            from_front: HashSet::new(),
+            unsure: HashMap::new(),
+            first_listed: HashMap::new(),
+        })
     }
 
     /// Read the notes again: a list that had no room for all jobs has a note now.
@@ -418,8 +453,15 @@ impl<'a> Comparison<'a> {
 
     /// Return whether the rest of this range lies behind the position from which the refill puts jobs back.
     fn is_left_out(&self, range: &DueRange) -> bool {
-        let place = self.left_out.get(&name_of(&range.line));
-        place.is_some_and(|place| range.after.moment() >= place.execute_at)
+        let Some(place) = self.left_out.get(&name_of(&range.line)) else { return false };
+        let read = (range.after.moment(), range.after.id());
+        place.after.map_or(read.0 >= place.execute_at, |id| read >= (place.execute_at, id))
+    }
+
+    /// Return whether the first job of the ready list may lie behind what was read.
+    fn may_begin_behind(&self, range: &DueRange) -> bool {
+        let is_filled = self.ready.get(&range.line).is_some_and(|listed| !listed.is_empty());
+        is_filled && self.from_front.contains(&range.line) && !self.first_listed.contains_key(&name_of(&range.line))
     }
 
     /// Return the overdue jobs of these pages that are in no ready list and that no refill will put back.
@@ -434,14 +476,74 @@ impl<'a> Comparison<'a> {
         let mut missing = Vec::new();
         for page in pages {
             let Some(listed) = self.ready.get_mut(&page.line) else { continue };
-            let left_out = self.left_out.get(&name_of(&page.line)).map(|place| place.execute_at);
-            let due = entries(page).filter(|entry| left_out.is_none_or(|from| entry.execute_at < from));
-            missing.extend(due.filter(|entry| listed.insert(entry.id)));
+            let name = name_of(&page.line);
+            let place = self.left_out.get(&name);
+            let from_front = self.from_front.contains(&page.line);
+            for entry in entries(page) {
+                if listed.contains(&entry.id) {
+                    if from_front && !self.first_listed.contains_key(&name) {
+                        // Lists are taken from the front, so the jobs before the first one were there and were lost.
+                        missing.append(&mut self.unsure.remove(&page.line).unwrap_or_default());
+                        self.first_listed.insert(name.clone(), entry);
+                    }
+                } else if place.is_none_or(|place| !place.leads_to(&entry)) {
+                    missing.push(entry);
+                } else if from_front && !self.first_listed.contains_key(&name) {
+                    self.unsure.entry(page.line.clone()).or_default().push(entry);
+                }
+            }
             if page.next.is_none() {
                 self.ready.remove(&page.line);
             }
         }
         Ok(missing)
+    }
+
+    /// Put missing jobs back, those of each lane in due order. A list with a note takes no hints, so jobs that belong
+    /// before what it has are put in front: up to twice the high water, because the refill may have filled their places.
+    /// If the list has run low, the hints make the refill begin with them instead.
+    async fn put_back(&self, missing: Vec<Entry>) -> Result<PutBack, PassError> {
+        let index = &self.shared.index;
+        let is_ahead = |entry: &Entry| {
+            let first = self.first_listed.get(&entry.line);
+            let place = self.left_out.get(&entry.line);
+            let is_before = |first: &Entry| (entry.execute_at, entry.id) < (first.execute_at, first.id);
+            place.is_some_and(|place| !place.leads_to(entry) || first.is_some_and(is_before))
+        };
+        let (ahead, mut others): (Vec<Entry>, Vec<Entry>) = missing.into_iter().partition(is_ahead);
+        let mut put = PutBack::default();
+        if !ahead.is_empty() {
+            let names: BTreeSet<Lane> = ahead.iter().map(|entry| entry.line.clone()).collect();
+            let names: Vec<Lane> = names.into_iter().collect();
+            let (_, lengths) = index.depth(&names).await?;
+            let (high, low) = (index.high_water(), index.low_water());
+            let room = |length: usize| if length < low { None } else { Some((2 * high).saturating_sub(length)) };
+            let mut rooms: HashMap<Lane, Option<usize>> =
+                names.into_iter().zip(lengths.into_iter().map(room)).collect();
+            let mut first = Vec::new();
+            for entry in ahead {
+                match rooms.get_mut(&entry.line) {
+                    Some(Some(room)) if *room > 0 => {
+                        *room -= 1;
+                        first.push(entry);
+                    }
+                    Some(None) => {
+                        put.ready += 1;
+                        others.push(entry);
+                    }
+                    _ => others.push(entry),
+                }
+            }
+            index.put_first(&first).await?;
+            put.ready += first.len();
+        }
+        let hinted = index.hint(&others).await?;
+        if put.ready > 0 {
+            self.shared.refill.notify_one();
+        }
+        put.ready += hinted.ready;
+        put.left_out = hinted.left_out;
+        Ok(put)
     }
 }
 

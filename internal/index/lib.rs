@@ -278,6 +278,12 @@ impl Index {
         self.shared.settings.high_water
     }
 
+    /// Return the number of ids below which a ready list is refilled.
+    #[must_use]
+    pub fn low_water(&self) -> usize {
+        self.shared.settings.low_water
+    }
+
     /// Create the fetcher's own connections to Redis.
     #[must_use]
     pub fn fetch(&self, lines: Vec<Lane>, runner: &RunnerId) -> Fetch {
@@ -362,8 +368,8 @@ impl Index {
     }
 
     /// Put due jobs at the front of their ready lists, in this order, however long the lists are. They are jobs that a
-    /// dead runner had claimed, or that a runner has claimed or taken and not started. So there are never more of them
-    /// than runners claim at a time.
+    /// dead runner had claimed, that a runner has claimed or taken and not started, or that Redis lost. There are never
+    /// more of them than runners claim at a time, or than the lists have room for.
     ///
     /// # Errors
     /// The errors of [`hint`](Self::hint).
@@ -648,6 +654,15 @@ pub struct RefillPosition {
 }
 
 impl RefillPosition {
+    /// Return whether a refill that starts here lists this job.
+    #[must_use]
+    pub fn leads_to(&self, entry: &Entry) -> bool {
+        match self.after {
+            Some(id) => (entry.execute_at, entry.id) > (self.execute_at, id),
+            None => entry.execute_at >= self.execute_at,
+        }
+    }
+
     fn parse(text: &str) -> Option<Self> {
         let (ms, id) = text.split_once(':').map_or((text, None), |(ms, id)| (ms, Some(id)));
         let execute_at = DateTime::from_timestamp_millis(ms.parse().ok()?)?;

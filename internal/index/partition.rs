@@ -144,8 +144,8 @@ impl Partition {
     }
 
     /// Put due jobs at the front of their ready lists, in this order, however long the lists are. They are jobs that a
-    /// dead runner had claimed, or that a runner has claimed or taken and not started. So there are never more of them
-    /// than runners claim at a time.
+    /// dead runner had claimed, that a runner has claimed or taken and not started, or that Redis lost. There are never
+    /// more of them than runners claim at a time, or than the lists have room for.
     pub(super) async fn put_first(&self, entries: &[Entry]) -> Result<(), IndexError> {
         let attempted = "put jobs first";
         let shared = &self.shared;

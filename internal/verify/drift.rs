@@ -260,7 +260,7 @@ impl<'a> IndexComparison<'a> {
 
     /// Return true if the entry is in its ready list, or after the position from which the refill will deliver it.
     async fn is_listed(&mut self, entry: &Entry) -> Result<bool, IndexError> {
-        if self.left_out.get(&entry.line).is_some_and(|place| entry.execute_at >= place.execute_at) {
+        if self.left_out.get(&entry.line).is_some_and(|place| place.leads_to(entry)) {
             return Ok(true);
         }
         if !self.ready.contains_key(&entry.line) {

@@ -256,6 +256,70 @@ async fn a_lost_note_of_what_a_full_list_left_out_comes_back_within_the_bound() 
     tickr.stop().await;
 }
 
+/// Wait until the ready list of the queue `default` has these ids again.
+async fn until_listed_again(tickr: &TestApp, ids: &[String]) {
+    let lost = Instant::now();
+    let (redis, ready) = (tickr.redis().await, tickr.key("ready:default"));
+    eventually("what Redis lost is in the list again", || {
+        let (mut redis, ready) = (redis.clone(), ready.clone());
+        async move {
+            let listed: Vec<String> = redis.lrange(ready, 0, -1).await.unwrap();
+            ids.iter().all(|id| listed.contains(id)).then_some(())
+        }
+    })
+    .await;
+    assert!(lost.elapsed() < BOUND, "{:?}", lost.elapsed());
+}
+
+/// Wait for a note of the queue `default` about jobs that its list left out.
+async fn until_noted(tickr: &TestApp, what: &str, fits: impl Fn(&str) -> bool + Copy) {
+    let (redis, overflow) = (tickr.redis().await, tickr.key("overflow"));
+    eventually(what, || {
+        let (mut redis, overflow) = (redis.clone(), overflow.clone());
+        async move {
+            let note: Option<String> = redis.hget(overflow, "default").await.unwrap();
+            note.is_some_and(|note| fits(&note)).then_some(())
+        }
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lost_entry_comes_back_within_the_bound_also_if_its_list_left_jobs_out() {
+    let (tickr, sleeper) = start_busy(|config| (config.ready_high_water, config.ready_low_water) = (100, 30)).await;
+    for _ in 0..10 {
+        tickr.enqueue_many((0..100).map(|_| json!({"kind": "noop"}))).await;
+    }
+    until_noted(&tickr, "jobs are left out", |_| true).await;
+    // As if a runner had died after it took them. The worker is busy, so the list does not run low.
+    let ids: Vec<String> =
+        tickr.redis().await.rpop(tickr.key("ready:default"), std::num::NonZeroUsize::new(5)).await.unwrap();
+    assert_eq!(ids.len(), 5);
+    until_listed_again(&tickr, &ids).await;
+    release(&tickr, sleeper, 1_000).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lost_entry_comes_back_within_the_bound_also_if_the_note_has_the_same_due_time() {
+    let (tickr, sleeper) = start_busy(|config| (config.ready_high_water, config.ready_low_water) = (100, 30)).await;
+    let soon =
+        (chrono::Utc::now() + chrono::TimeDelta::seconds(2)).to_rfc3339_opts(chrono::SecondsFormat::Millis, true);
+    tickr.enqueue_many((0..300).map(|_| json!({"kind": "noop", "execute_at": soon}))).await;
+    until_noted(&tickr, "jobs are left out", |_| true).await;
+    let (mut redis, ready) = (tickr.redis().await, tickr.key("ready:default"));
+    // The note has a due time alone. All jobs have this due time.
+    let ids: Vec<String> = redis.rpop(&ready, std::num::NonZeroUsize::new(5)).await.unwrap();
+    until_listed_again(&tickr, &ids).await;
+    // The list runs low. The refill notes the last job that it listed.
+    let ids: Vec<String> = redis.rpop(&ready, std::num::NonZeroUsize::new(75)).await.unwrap();
+    assert_eq!(ids.len(), 75);
+    until_noted(&tickr, "the note names a job", |note| note.contains(':')).await;
+    until_listed_again(&tickr, &ids).await;
+    release(&tickr, sleeper, 300).await;
+    tickr.stop().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_refill_that_took_too_long_leaves_its_successors_lock_alone() {
     let tickr = TestApp::start().await;
