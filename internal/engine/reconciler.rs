@@ -128,8 +128,10 @@ async fn rebuild(shared: &EngineState, memory: &mut PassState) -> Result<(), Pas
     let now = shared.store.clock().now();
     let until = now + horizon(shared);
     let lines = shared.store.lines_of(queues_to_rebuild(shared).await?).await?;
+    // First the jobs that are due next, of all lanes: a long backlog of one of them must not make those late.
+    let soon = (now + LOOK_AHEAD).min(until);
+    let mut hinted = feed(shared, &lines, now, soon).await?.jobs;
     let mut compare = Comparison::begin(shared).await?;
-    let mut hinted = 0;
     let overdue = lines.iter().map(|line| DueRange::until(line.clone(), now));
     let mut walk = shared.store.walk(overdue, PAGE, Depth::Waiting);
     while let Some(pages) = walk.next().await? {
@@ -141,7 +143,7 @@ async fn rebuild(shared: &EngineState, memory: &mut PassState) -> Result<(), Pas
         // The rest of a long backlog is left to the refill, and not even read here.
         walk.retain(|range| !compare.is_left_out(range));
     }
-    hinted += feed(shared, &lines, now, until).await?.jobs;
+    hinted += feed(shared, &lines, soon, until).await?.jobs;
     *memory = PassState { fed_until: Some(until), ..PassState::default() };
     if !shared.index.health().rebuilt(troubles, hinted, began.elapsed()) {
         // A call to Redis failed since the rebuild began: hints may be missing that no page has shown.
@@ -178,9 +180,10 @@ async fn pass(shared: &EngineState, memory: &mut PassState) -> Result<(), PassEr
     let now = shared.store.clock().now();
     let lines = shared.store.lines_of(served_queues(shared).await?).await?;
 
-    // Jobs that are due next. Adding an entry to the sorted set twice does no harm.
-    let mut drift = feed(shared, &lines, now, now + LOOK_AHEAD).await?.unknown;
-    drift += compare_overdue(shared, memory, &lines, now - GRACE).await?;
+    // The comparison is bounded, so it comes before the jobs that are due next: any number may be due at one moment.
+    let mut drift = compare_overdue(shared, memory, &lines, now - GRACE).await?;
+    // Adding an entry to the sorted set twice does no harm.
+    drift += feed(shared, &lines, now, now + LOOK_AHEAD).await?.unknown;
     metrics::gauge!("tickr_index_drift").set(drift as f64);
     shared.index.health().record_comparison(drift);
 
