@@ -261,9 +261,8 @@ impl Index {
     /// Look whether another server holds the index by now, and leave the present one then. It does nothing for a URL of
     /// one server. A master that was replaced, and that was cut off before it learned that, ends no connection.
     pub async fn follow_master(&self) {
-        for partition in &self.shared.partitions {
-            partition.follow_master().await;
-        }
+        // A server that hangs costs a second, and the partitions may all have the same servers.
+        futures_util::future::join_all(self.shared.partitions.iter().map(Partition::follow_master)).await;
     }
 
     /// Return how far ahead of their due times jobs are kept in Redis.
