@@ -65,7 +65,8 @@
   const reaches = (top, el) => el.contains(top) || top.contains(el) || top.closest?.('label')?.control === el;
   const CLICK = ['pointerdown', 'mousedown', 'pointerup', 'mouseup', 'click'];
 
-  let hit = null;
+  let pressed = null;
+  let clicked = null;
   let guard = null;
   const unguard = () => {
     for (const type of CLICK) window.removeEventListener(type, guard, { capture: true });
@@ -86,10 +87,12 @@
       const top = document.elementFromPoint(at.x, at.y);
       if (!top || !reaches(top, el)) return { not: `is covered by ${top?.outerHTML.slice(0, 200)}` };
       // Another element may come here before the mouse does. A click on that one must have no effect.
-      hit = false;
+      [pressed, clicked] = [null, false];
       guard = (event) => {
-        if (reaches(event.target, el)) hit ||= event.type === 'mousedown';
-        else if (!hit) {
+        if (reaches(event.target, el)) {
+          if (event.type === 'mousedown') pressed = el;
+          clicked ||= event.type === 'click';
+        } else if (!pressed) {
           event.preventDefault();
           event.stopImmediatePropagation();
         }
@@ -97,9 +100,10 @@
       for (const type of CLICK) window.addEventListener(type, guard, { capture: true });
       return at;
     },
+    /** Whether the element was clicked. It may have moved away before the button of the mouse was released. */
     hit() {
       unguard();
-      return hit;
+      return clicked || (pressed !== null && !pressed.isConnected);
     },
     /** Put the caret into a field, with all of its text marked. Fields that are not typed into are set. */
     focus(wanted, text) {
