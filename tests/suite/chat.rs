@@ -14,8 +14,8 @@ use tokio::time::Instant;
 use uuid::Uuid;
 
 use crate::support::browser::{Browser, Page, button, field};
-use crate::support::chat::{Manner, Person, Server, World, ask};
-use crate::support::{answer, eventually, eventually_seen, http};
+use crate::support::chat::{Manner, Person, World, ask};
+use crate::support::{answer, eventually, eventually_seen, http, lasting_addr};
 
 /// Send messages from one user to another at a rate, from client number 1 on.
 async fn talk(from: &Person, conversation: &str, count: i64, a_second: u32) -> Vec<String> {
@@ -859,11 +859,11 @@ async fn a_message_that_is_older_than_its_expiry_is_never_delivered() {
 /// Stop both servers in turn while users talk. Their sockets are closed with 1001, and nothing is lost.
 async fn stops(count: i64, a_second: u32) {
     let world = World::new().await;
-    let (one, two) = (world.server(&[]).await, world.server(&[]).await);
+    let places = [lasting_addr().to_string(), lasting_addr().to_string()];
+    let one = world.server(&[("CHAT_ADDR", &places[0])]).await;
+    let two = world.server(&[("CHAT_ADDR", &places[1])]).await;
     let conversation = one.direct("ada", "bob").await;
     let (ada, bob) = (Person::join("ada", &[&one, &two]).await, Person::join("bob", &[&two, &one]).await);
-    let addr = |server: &Server| server.url.trim_start_matches("http://").to_owned();
-    let places = [addr(&one), addr(&two)];
     let stopping = async {
         let whole = Duration::from_secs(1) / a_second * u32::try_from(count).unwrap();
         let mut running = vec![one, two];
@@ -933,7 +933,8 @@ async fn two_pages_talk_while_one_is_offline_and_a_server_is_killed() {
     let Some(browser) = Browser::shared().await else { return };
     let world = World::new().await;
     let env = [("CHAT_PRESENCE_MS", "800")];
-    let (one, mut two) = (world.server(&env).await, world.server(&env).await);
+    let place = lasting_addr().to_string();
+    let (one, mut two) = (world.server(&env).await, world.server(&[env[0], ("CHAT_ADDR", &place)]).await);
     one.direct("ada", "bob").await;
     let (ada, bob) = (browser.page(&one.url).await, browser.page(&two.url).await);
     open(&ada, "ada", "bob").await;
@@ -965,7 +966,6 @@ async fn two_pages_talk_while_one_is_offline_and_a_server_is_killed() {
     ticks(&bob, &["read", "waits"]).await;
     write(&ada, "into a dead line").await;
     ticks(&ada, &["read", "sent"]).await;
-    let place = two.url.trim_start_matches("http://").to_owned();
     let two = world.server(&[env[0], ("CHAT_ADDR", &place)]).await;
     bob.reads("into a dead line").await;
     ada.reads("from a dead line").await;

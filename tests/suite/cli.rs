@@ -13,7 +13,7 @@ use tokio::process::Command;
 use tokio_util::sync::CancellationToken;
 
 use crate::support::program::{Program, command, example, outcome, tickr};
-use crate::support::{DEADLINE, EventStream, TestApp, answer, eventually, http};
+use crate::support::{DEADLINE, EventStream, TestApp, answer, eventually, http, lasting_addr};
 
 /// Make the command `tickr …`, to run in a folder of the test.
 fn run(dir: &Path, args: &[&str]) -> Command {
@@ -78,9 +78,7 @@ async fn serve_names_everything_that_is_wrong_with_its_settings_at_once() {
 async fn without_mysql_it_says_what_it_tried_and_how_to_start_one() {
     let dir = tempfile::tempdir().unwrap();
     // The test holds this port without accepting connections, so that no server answers on it.
-    let held = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let port = held.local_addr().unwrap().port();
-    drop(held);
+    let port = lasting_addr().port();
     let mysql = format!("mysql://root:canary@127.0.0.1:{port}/tickr");
     let began = Instant::now();
     let serve = ["serve", "--mysql-url", &mysql, "--redis-url", "redis://127.0.0.1:1", "--http-addr", "127.0.0.1:0"];
@@ -610,8 +608,9 @@ async fn those_who_follow_outlive_a_restart_of_their_server_for_as_long_as_they_
         serve.env("TICKR_TEST_KINDS", "1").env("TICKR_LOG_FORMAT", "json");
         Program::spawn(serve)
     };
-    let mut server = serve("127.0.0.1:0");
-    let addr = server.says("\"addr\":\"").await.split('"').next().unwrap().to_owned();
+    let addr = lasting_addr().to_string();
+    let mut server = serve(&addr);
+    server.says("\"addr\":\"").await;
     let url = format!("http://{addr}");
     let id = app.enqueue(json!({"kind": "noop", "delay_ms": 3_600_000})).await.to_string();
     let due = app.get(&format!("/v1/jobs/{id}")).await.body["execute_at"].as_str().unwrap().to_owned();

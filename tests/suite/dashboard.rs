@@ -16,7 +16,7 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use crate::support::browser::{Browser, Page, axe, button, choice, field, heading, link};
-use crate::support::{TestApp, answer, broken, call, eventually, http, make_api_key};
+use crate::support::{TestApp, answer, broken, call, eventually, http, lasting_addr, make_api_key};
 
 /// A kind whose payload has every sort of field.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
@@ -719,7 +719,7 @@ async fn a_breaker_is_set_shown_and_closed() {
     page.reads("opens after 1 failure in a row, for 30 m up to 1 h").await;
 
     // Nothing listens there.
-    let gone = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let gone = lasting_addr();
     let job = json!({"kind": "http", "payload": {"url": format!("http://{gone}/")}, "max_attempts": 1});
     let failed = tickr.enqueue(job.clone()).await;
     tickr.until(failed, State::Failed).await;

@@ -13,7 +13,7 @@ use tokio::net::TcpStream;
 use tokio::time::{Instant, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
 
-use crate::support::{Runner, TestApp, eventually, http};
+use crate::support::{Runner, TestApp, eventually, http, lasting_addr};
 
 /// Outcome of a request.
 #[derive(Debug)]
@@ -153,12 +153,6 @@ async fn a_stopping_runner_goes_on_for_its_notice_and_asks_its_clients_to_leave(
     tickr.stop().await;
 }
 
-/// Return three free ports, for a runner and its replacements.
-fn free_ports() -> [u16; 3] {
-    let listeners = [0; 3].map(|_| std::net::TcpListener::bind("127.0.0.1:0").unwrap());
-    listeners.map(|listener| listener.local_addr().unwrap().port())
-}
-
 fn start(tickr: &TestApp, port: u16) -> Runner {
     let addr = format!("127.0.0.1:{port}");
     let env = [
@@ -219,7 +213,7 @@ async fn enqueue(ports: [u16; 3], first: usize, over: CancellationToken) -> (Vec
 async fn a_rolling_restart_under_load_refuses_nobody_runs_nothing_twice_and_burns_no_attempt() {
     let bystander = |config: &mut Config| config.queues = vec!["elsewhere".into()];
     let tickr = TestApp::start_with(bystander, Registry::new()).await;
-    let ports = free_ports();
+    let ports = [0; 3].map(|_| lasting_addr().port());
     let mut runners = ports.map(|port| start(&tickr, port));
     for port in ports {
         until_ready(port).await;

@@ -22,7 +22,7 @@ use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
 use crate::support::smtp_sink::{SinkOptions, SmtpSink};
-use crate::support::{TestApp, eventually};
+use crate::support::{TestApp, eventually, lasting_addr};
 
 /// One received call.
 #[derive(Clone)]
@@ -234,7 +234,7 @@ async fn the_exchange_of_each_attempt_is_shown_without_anything_secret() {
     serving.abort();
 
     // No server answers there, and the job still shows the address.
-    let closed = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
+    let closed = lasting_addr();
     let payload = json!({"url": format!("http://{closed}/")});
     let id = tickr.enqueue(json!({"kind": "http", "payload": payload, "max_attempts": 1})).await;
     let job = tickr.until(id, State::Failed).await;

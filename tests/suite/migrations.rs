@@ -15,8 +15,8 @@ use tokio::process::Command;
 
 use crate::support::program::{Program, command, on_servers, outcome, tickr};
 use crate::support::{
-    answer, connect, database, drop_database, eventually, http, migrated_database, server_options, servers,
-    table_prefix,
+    answer, connect, database, drop_database, eventually, http, lasting_addr, migrated_database, server_options,
+    servers, table_prefix,
 };
 
 /// The last migration of the binaries whose migrations were run by their driver.
@@ -514,8 +514,7 @@ async fn serve_answers_probes_while_it_waits_for_a_migration_and_starts_when_it_
     let database = Empty::new().await;
     database.migrated_by_the_driver_to(LAST_OF_THE_DRIVER - 1).await;
     let (mut readers, id) = snapshot_of_attempts(&database).await;
-    let port = || std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    let addresses = [port(), port()];
+    let addresses = [lasting_addr(), lasting_addr()];
     let serve = |at: usize| Program::spawn(database.tickr(&["serve", "--http-addr", &addresses[at].to_string()]));
     let until_it_says = async |at: usize, words: &str| {
         eventually(&format!("/readyz says {words:?}"), async || {

@@ -18,7 +18,7 @@ use tokio::process::Command;
 
 use crate::support::documents::{Block, document, root};
 use crate::support::program::{Program, command, outcome};
-use crate::support::{DEADLINE, answer, eventually, http, server_options};
+use crate::support::{DEADLINE, answer, eventually, http, lasting_addr, server_options};
 
 /// Run a command to its end, and return its output. Panic when it fails.
 async fn ok(mut command: Command) -> String {
@@ -373,7 +373,7 @@ async fn systemd_waits_for_the_runner_starts_it_again_after_a_kill_and_stops_it_
     let system = System::debian().await;
     fs::copy(&deb, system.path("tmp/tickr.deb")).unwrap();
     system.run(&["dpkg", "--install", "/tmp/tickr.deb"]).await;
-    let port = free_port();
+    let port = lasting_addr().port();
     let env = format!(
         "TICKR_MYSQL_URL={mysql}\nTICKR_REDIS_URL={redis}\nTICKR_HTTP_ADDR=127.0.0.1:{port}\nTICKR_OUTBOX_DIR=mails\n\
          TICKR_TEST_KINDS=1\n"
@@ -421,10 +421,6 @@ async fn systemd_waits_for_the_runner_starts_it_again_after_a_kill_and_stops_it_
 /// Return the part of a line of the session before its colon.
 fn prefix(line: &str) -> &str {
     line.split(": ").next().unwrap_or_default()
-}
-
-fn free_port() -> u16 {
-    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
 fn system_name(system: &System, list: &str, id: u32) -> String {

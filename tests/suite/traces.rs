@@ -22,7 +22,7 @@ use tickr::handlers::Registry;
 use tickr::job::{JobId, State};
 use tokio::net::TcpListener;
 
-use crate::support::{Answer, TestApp, answer, eventually, http};
+use crate::support::{Answer, TestApp, answer, eventually, http, lasting_addr};
 
 const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
 const CALLER: &str = "00f067aa0ba902b7";
@@ -355,9 +355,7 @@ async fn a_collector_that_hangs_or_is_gone_costs_spans_and_nothing_else() {
     // One collector accepts connections and never answers, and one does not exist.
     let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let hanging = format!("http://{}", silent.local_addr().unwrap());
-    let gone = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let absent = format!("http://{}", gone.local_addr().unwrap());
-    drop(gone);
+    let absent = format!("http://{}", lasting_addr());
     for (endpoint, jobs) in [(hanging, 6_500), (absent, 100)] {
         let tickr = tickr_with(&endpoint, |config| config.workers = 64).await;
         let before = spans_counted(&tickr, "dropped").await;

@@ -34,7 +34,8 @@ pub(crate) use proxy::Proxy;
 pub(crate) use relay::{Condition, Relay};
 pub(crate) use runner::Runner;
 pub(crate) use servers::{
-    connect, database, drop_database, migrated_database, server_options, servers, table_prefix, unique_name,
+    connect, database, drop_database, lasting_addr, migrated_database, server_options, servers, table_prefix,
+    unique_name,
 };
 pub(crate) use sse::{EventStream, Told};
 pub(crate) use suspects::make_suspects;

@@ -1,13 +1,11 @@
 //! Redis that is many: a master with its replica and three sentinels, and a Redis Cluster. All of them on loopback ports,
 //! each server in a folder of its own.
 
-use std::net::{Ipv4Addr, TcpListener};
-
 use redis::aio::MultiplexedConnection;
 use tickr::config::ServerUrl;
 use tickr::services::{Address, RedisRole, Server, start_redis};
 
-use super::eventually;
+use super::{eventually, lasting_addr};
 
 /// Accounts of the servers of data. The default user is off, as on a managed Redis.
 const USERS: &str = "\
@@ -37,10 +35,6 @@ pub(crate) async fn start(role: RedisRole, lines: impl Into<String>) -> Server {
 pub(crate) fn port(server: &Server) -> u16 {
     let Address::Tcp(port) = server.address() else { panic!("these servers listen on ports") };
     *port
-}
-
-fn free_port() -> u16 {
-    TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port()
 }
 
 /// Open a connection of the test's own.
@@ -185,7 +179,7 @@ impl Cluster {
             let lines = format!(
                 "{USERS}cluster-enabled yes\ncluster-port {}\ncluster-node-timeout 1500\n\
                  cluster-require-full-coverage no\ncluster-replica-validity-factor 0\n",
-                free_port()
+                lasting_addr().port()
             );
             nodes.push(start(RedisRole::Data, lines).await);
         }

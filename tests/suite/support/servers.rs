@@ -1,5 +1,6 @@
 //! One pair of private servers for the whole program, or the servers that the environment names.
 
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::path::Path;
 use std::process::Command;
 use std::sync::OnceLock;
@@ -86,6 +87,20 @@ pub(crate) fn unique_name() -> String {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let nonce = uuid::Uuid::new_v4().simple().to_string();
     format!("t{}_{}", NEXT.fetch_add(1, Ordering::Relaxed), &nonce[..8])
+}
+
+/// Return an address for a server that the test stops and starts again. Its port is none of those that the system gives
+/// to sockets that ask for any, so no other test takes it meanwhile.
+pub(crate) fn lasting_addr() -> SocketAddr {
+    static NEXT: OnceLock<AtomicU32> = OnceLock::new();
+    let next = NEXT.get_or_init(|| AtomicU32::new(20_000 + std::process::id() % 1_000 * 10));
+    loop {
+        let port = u16::try_from(next.fetch_add(1, Ordering::Relaxed)).expect("a free port");
+        let addr = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+        if TcpListener::bind(addr).is_ok() {
+            return addr;
+        }
+    }
 }
 
 /// Return the prefix of the tables in this run of the tests: `TICKR_TEST_TABLE_PREFIX`, usually none.
