@@ -484,11 +484,31 @@ mutants() {
     mutant 'lease of a deferred attempt' internal/store/attempts/deferred.rs \
         '.bind(until.map(|until| until + MARGIN))' \
         '.bind(until.map(|_| chrono::Utc::now()))' \
-        deferred::neither_a_stop_nor_the_death_of_its_runner_interrupts_a_deferred_attempt
+        push_kinds::a_report_during_a_call_outlasts_the_beats_and_the_death_of_the_process
     mutant 'longer lease of a deferred attempt' internal/store/attempts/claim_batches.rs \
         '.filter(|_| !deferred.contains(&(id, token)))' \
         '.filter(|_| deferred.len() < usize::MAX)' \
         deferred::neither_a_stop_nor_the_death_of_its_runner_interrupts_a_deferred_attempt
+    mutant 'shorter lease of a deferred attempt' internal/store/attempts/claim_batches.rs \
+        'executing.iter().map(|(id, ..)| *id).collect()' \
+        'executing.iter().filter(|(.., until)| !rule.has_lapsed(*until)).map(|(id, ..)| *id).collect()' \
+        store::an_attempt_that_another_system_finishes_is_not_lost_with_a_lease
+    mutant 'deferred attempts apart from lost ones' internal/store/attempts/lease.rs \
+        '.filter(|lapsed| !deferred.contains(&(lapsed.id.uuid(), lapsed.token.uuid())))' \
+        '.filter(|_| deferred.len() < usize::MAX)' \
+        store::an_attempt_that_another_system_finishes_is_not_lost_with_a_lease
+    mutant 'deferred attempt of a process that died' internal/store/attempts/suspects.rs \
+        '.contains(&(job.uuid(), owed.token.uuid()))' \
+        '.contains(&(job.uuid(), job.uuid()))' \
+        store::an_attempt_that_another_system_finishes_is_not_lost_with_a_lease
+    mutant 'lease that a report gave' internal/store/attempts/lease.rs \
+        'GREATEST(lease_until, {RENEWED})' \
+        '{RENEWED}' \
+        push_kinds::a_report_during_a_call_outlasts_the_beats_and_the_death_of_the_process
+    mutant 'finish keys in a heartbeat' internal/engine/live.rs \
+        'running.finish.is_made()' \
+        'running.finish.is_made() && running.settling' \
+        push_kinds::a_report_during_a_call_outlasts_the_beats_and_the_death_of_the_process
     mutant 'time that a report gives' internal/store/attempts/deferred.rs \
         'if until.is_some() {' \
         'if until.is_some() && id.uuid().is_nil() {' \

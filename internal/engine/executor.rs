@@ -128,7 +128,8 @@ async fn attempt(
     let stop = StopSwitch::default();
     let progress = ProgressSlot::default();
     let checkpoint = CheckpointSlot::waking(Arc::clone(&shared.save_checkpoints));
-    let reported = (progress.clone(), checkpoint.clone());
+    let finish = FinishSlot::stored_in(Arc::new(deferred::FinishKeys::of(shared, &claimed)));
+    let reported = (progress.clone(), checkpoint.clone(), finish.clone());
     let live = shared.live.insert(claimed.id, claimed.token, asked, stop.clone(), reported);
     if claimed.lost_before {
         shared.workers.record_loss();
@@ -161,7 +162,6 @@ async fn attempt(
     let began = Instant::now();
     let exchange = ExchangeSlot::default();
     let call = CallSlot::default();
-    let finish = FinishSlot::stored_in(Arc::new(deferred::FinishKeys::of(shared, &claimed)));
     let slots = (progress, checkpoint.clone(), exchange.clone(), call.clone(), finish.clone(), log.clone());
     let payload = std::mem::replace(&mut claimed.payload, RawValue::NULL.to_owned());
     let ended = run(shared, &claimed, payload, &stop, slots, &defaults, &trace, scope).await;

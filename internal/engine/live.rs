@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use tokio_util::sync::CancellationToken;
 
 use super::EngineState;
-use tickr_handlers::{CheckpointSlot, ProgressSlot};
+use tickr_handlers::{CheckpointSlot, FinishSlot, ProgressSlot};
 use tickr_job::{AttemptToken, JobId};
 use tickr_store::{LiveAttempt, NewCheckpoint};
 
@@ -66,6 +66,7 @@ struct Running {
     stop: StopSwitch,
     progress: ProgressSlot,
     checkpoint: CheckpointSlot,
+    finish: FinishSlot,
     /// A moment before the claim or the newest renewal of the lease.
     leased: Instant,
     /// A moment before the claim.
@@ -112,13 +113,14 @@ impl LiveAttempts {
         token: AttemptToken,
         leased: Instant,
         stop: StopSwitch,
-        (progress, checkpoint): (ProgressSlot, CheckpointSlot),
+        (progress, checkpoint, finish): (ProgressSlot, CheckpointSlot, FinishSlot),
     ) -> LiveGuard<'_> {
         let mut attempts = self.lock();
         if self.closed.load(Ordering::Relaxed) {
             stop.trigger(StopReason::Shutdown);
         }
-        attempts.insert(id, Running { token, stop, progress, checkpoint, leased, since: leased, settling: false });
+        let (since, settling) = (leased, false);
+        attempts.insert(id, Running { token, stop, progress, checkpoint, finish, leased, since, settling });
         LiveGuard { live: self, id, token }
     }
 
@@ -152,8 +154,8 @@ impl LiveAttempts {
     pub(super) fn to_heartbeat(&self) -> Vec<LiveAttempt> {
         let attempts = self.lock();
         let live = |(id, running): (&JobId, &Running)| {
-            let (token, leased) = (running.token, running.leased);
-            let attempt = LiveAttempt { id: *id, token, progress: running.progress.take(), leased };
+            let (token, leased, has_finish_key) = (running.token, running.leased, running.finish.is_made());
+            let attempt = LiveAttempt { id: *id, token, progress: running.progress.take(), leased, has_finish_key };
             (running.since, attempt)
         };
         let mut live: Vec<(Instant, LiveAttempt)> = attempts.iter().map(live).collect();

@@ -398,4 +398,7 @@ pub struct LiveAttempt {
     pub progress: Option<Progress>,
     /// An instant shortly before the newest claim or renewal of the lease.
     pub leased: Instant,
+    /// The attempt has a finish key. The system that has it may have given the attempt a longer lease by a report, and a
+    /// heartbeat does not shorten that.
+    pub has_finish_key: bool,
 }

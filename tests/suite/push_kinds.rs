@@ -497,6 +497,43 @@ async fn a_receiver_that_reports_keeps_an_attempt_whose_process_died_before_it_a
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_report_during_a_call_outlasts_the_beats_and_the_death_of_the_process() {
+    let tickr = TestApp::start_with(
+        |config| {
+            config.queues = vec!["elsewhere".into()];
+            config.lease = Duration::from_secs(2);
+        },
+        Registry::new(),
+    )
+    .await;
+    let receiver = Receiver::start().await;
+    tickr.declare(&receiver.kind(json!({"lease_ms": 60_000}), json!({"timeout_ms": 600_000}))).await;
+    let mut killed = Runner::start(&tickr, &[("TICKR_CALLBACK_ALLOW_PRIVATE", "true")]);
+    receiver.plan([Reaction::Silence]);
+    let id = tickr.resize().await;
+    let token = receiver.call().await.token();
+    let reported = tickr.post(&format!("/v1/attempts/{token}/report"), json!({"percent": 1})).await;
+    assert!(reported.status == 200 && reported.body["until"].is_string(), "{:#}", reported.body);
+    // A runner writes its next heartbeat when it has renewed the leases of the one before.
+    for _ in 0..2 {
+        let mut mysql = tickr.mysql().await;
+        let now: String =
+            sqlx::query_scalar("SELECT CAST(UTC_TIMESTAMP(6) AS CHAR)").fetch_one(&mut mysql).await.unwrap();
+        tickr.until_count(format!("SELECT COUNT(*) FROM runners WHERE heartbeat_at > '{now}'"), 2).await;
+    }
+    killed.kill9();
+    let long = "SELECT COUNT(*) FROM owed WHERE lease_until > UTC_TIMESTAMP(6) + INTERVAL 30 SECOND";
+    assert_eq!(tickr.count(long).await, 1, "a beat has shortened the time of the receiver");
+    // The reaper has looked at what the dead runner left.
+    tickr.until_count("SELECT COUNT(*) FROM runners WHERE stopped_at IS NULL", 1).await;
+    assert_eq!(tickr.verdicts(id).await, ["open"]);
+    assert_eq!(tickr.finish_pushed(&token, succeeded()).await.status, 200);
+    tickr.until(id, State::Completed).await;
+    assert_eq!((tickr.verdicts(id).await, receiver.count()), (vec!["succeeded".to_owned()], 1));
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_call_whose_answer_is_lost_is_repeated_with_the_same_token_and_uses_no_attempt() {
     let tickr = TestApp::start().await;
     let receiver = Receiver::start().await;

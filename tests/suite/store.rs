@@ -16,9 +16,9 @@ use tickr::job::{
 };
 use tickr::services::Services;
 use tickr::store::{
-    ActionOutcome, Again, Answer, CheckpointUse, Claim, Claimant, Claimed, Condition, EnqueueOutcome, EnqueueReceipts,
-    EnqueueRefusal, IdempotentOutcome, IdempotentRequest, LapseRule, Lapsed, LiveAttempt, PoolSizes, ResponseBuilder,
-    RunnerRow, Settled, Settlement, Store, StoreError, StoreSettings,
+    ActionOutcome, Again, Answer, CheckpointUse, Claim, Claimant, Claimed, Condition, Death, Deferral, EnqueueOutcome,
+    EnqueueReceipts, EnqueueRefusal, IdempotentOutcome, IdempotentRequest, LapseRule, Lapsed, LiveAttempt, PoolSizes,
+    ResponseBuilder, RunnerRow, Settled, Settlement, Store, StoreError, StoreSettings,
 };
 use tickr::verify::{VerifySettings, verify};
 
@@ -635,7 +635,7 @@ async fn a_beat_that_renews_some_pages_counts_for_those() {
     for claim in futures_util::future::join_all(claims).await {
         let Claim::Won(claimed) = claim.unwrap() else { panic!("not won") };
         let leased = std::time::Instant::now();
-        live.push(LiveAttempt { id: claimed.id, token: claimed.token, progress: None, leased });
+        live.push(LiveAttempt { id: claimed.id, token: claimed.token, progress: None, leased, has_finish_key: false });
     }
     drop(claimant);
     // One row of the last page is locked for longer than a heartbeat may take.
@@ -1605,6 +1605,7 @@ async fn a_runner_shows_no_more_busy_workers_than_it_has() {
         token: AttemptToken::new(),
         progress: None,
         leased: std::time::Instant::now(),
+        has_finish_key: false,
     };
     let live: Vec<LiveAttempt> = std::iter::repeat_with(attempt).take(3).collect();
     // The process of a suspect has no workers of its own and shows its one job.
@@ -1697,5 +1698,48 @@ async fn a_start_survives_a_line_that_falls_silent_at_any_of_its_steps() {
         store.close().await;
     });
     futures_util::future::join_all(starts).await;
+    test.stop().await;
+}
+
+/// Make an attempt of this job that another system may finish within an hour, reporting within a minute. Return it, and
+/// the runner that holds it.
+async fn deferrable(test: &TestStore, id: JobId) -> (Claimed, RunnerId) {
+    let claimed = test.claimed(id).await;
+    let deferral = Deferral { within: Duration::from_secs(3_600), report_within: Some(Duration::from_secs(60)) };
+    let mut key = [0; 32];
+    key[..16].copy_from_slice(id.uuid().as_bytes());
+    let attempt = (id, claimed.token, claimed.number);
+    test.store.store_finish_key(attempt, key, Some(deferral)).await.unwrap();
+    let query = sqlx::query_scalar("SELECT CAST(runner AS CHAR) FROM owed WHERE id = ?").bind(id.uuid());
+    let runner: String = query.fetch_one(&mut test.mysql().await).await.unwrap();
+    (claimed, RunnerId::from_stored(runner))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_attempt_that_another_system_finishes_is_not_lost_with_a_lease() {
+    let test = TestStore::start().await;
+    let asked = job();
+    let id = asked.id;
+    test.store.insert(vec![asked]).await.unwrap();
+    let (claimed, runner) = deferrable(&test, id).await;
+    let hour = Deferral { within: Duration::from_secs(3_600), report_within: None };
+    let attempt = (id, claimed.token, claimed.number);
+    assert!(test.store.defer(attempt, hour, (Arc::default(), None), None).await.unwrap());
+    // The heartbeat listed the attempt before its handler had the key, and renews its lease after it was deferred.
+    let leased = Instant::now();
+    let live = LiveAttempt { id, token: claimed.token, progress: None, leased, has_finish_key: false };
+    let lease = Duration::from_secs(30);
+    let mut heartbeat = test.store.heartbeat_connection();
+    heartbeat.beat(&runner, lease, std::slice::from_ref(&live), &|_| {}).await.unwrap();
+    let later = test.store.unstopped_runners().await.unwrap().reading.moment + chrono::TimeDelta::minutes(10);
+    let rule = LapseRule::at(later);
+    let lapsed = test.store.walk_owed(None, rule, 1_000).await.unwrap().lapsed;
+    assert_eq!(test.reap(lapsed).await, []);
+    let page = test.store.lapsed_of(&runner, None, rule, Arc::default()).await.unwrap();
+    assert!(page.lapsed.is_empty() && page.open == 0, "{page:?}");
+    let death = Death { verdict: Verdict::Lost, error: "its process was killed".into(), policies: Arc::default() };
+    assert!(test.store.end_of_child(id, runner, death).await.unwrap().is_none());
+    let settled = test.store.settle(settlement(&claimed, Verdict::Succeeded)).await.unwrap();
+    assert!(matches!(settled, Settled::Done { .. }), "{settled:?}");
     test.stop().await;
 }

@@ -12,6 +12,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use chrono::TimeDelta;
 use sqlx::Row;
 use uuid::Uuid;
 
@@ -32,6 +33,8 @@ const MAX_UNANSWERED: usize = 8_192;
 const MAX_CLAIM: Duration = Duration::from_secs(10 * 60);
 /// Runners with batches that one call lists at most.
 const MAX_RUNNERS: usize = 1_000;
+/// Time between the end of a deferred attempt that times out and the end of its lease.
+pub(super) const MARGIN: TimeDelta = TimeDelta::seconds(30);
 
 /// The attempts that this process has claimed and not yet settled.
 #[derive(Default)]
@@ -315,10 +318,9 @@ async fn page_of(
         for row in query.fetch_all(&mut *conn).await? {
             executing.push((row.try_get("id")?, row.try_get("token")?, row.try_get("lease_until")?));
         }
-        // A deferred attempt is not this runner's any more. It has a longer lease than its runner gives, and that is no sign
-        // of a clock that was set back.
-        let others = executing.iter().filter(|(.., until)| !LapseRule::at(rule.at).has_lapsed(*until));
-        let deferred = deferred_among(conn, others.map(|(id, ..)| *id).collect()).await?;
+        // An attempt that another system finishes is not this runner's any more. Its lease may end later than those that the
+        // runner gives, which is no sign of a clock that was set back, or earlier than the time of the other system.
+        let deferred = deferred_among(conn, executing.iter().map(|(id, ..)| *id).collect()).await?;
         for (id, token, until) in executing {
             let Some(batch) = batch_of.get(&(id, token)).filter(|_| !deferred.contains(&(id, token))) else { continue };
             batches.remove(batch);
@@ -334,13 +336,20 @@ async fn page_of(
     Ok(page)
 }
 
-/// Return those of these attempts that other systems finish.
-async fn deferred_among(conn: &mut Session<'_>, mut ids: Vec<Uuid>) -> Result<HashSet<(Uuid, Uuid)>, sqlx::Error> {
+/// Return those attempts of these jobs that other systems finish: their handlers have left them, or the systems have
+/// reported on them. Such an attempt is ended by [`end_overdue_attempts`](Store::end_overdue_attempts) when its time is up,
+/// and before that neither by the end of its lease nor by that of its process. The answer stays true under the locks of the
+/// `owed` rows. An attempt that nothing has ended for as long as [`MARGIN`] after its time is not among them.
+pub(super) async fn deferred_among(
+    conn: &mut Session<'_>,
+    mut ids: Vec<Uuid>,
+) -> Result<HashSet<(Uuid, Uuid)>, sqlx::Error> {
     ids.sort_unstable();
     let mut deferred = HashSet::new();
     for ids in ids.chunks(MAX_ROWS) {
         let sql = "SELECT job_id, token FROM deferred_attempts FORCE INDEX (deferred_attempts_job) WHERE job_id IN";
-        for row in in_list(sql, ids, " AND look_at IS NOT NULL").fetch_all(&mut *conn).await? {
+        let query = in_list(sql, ids, " AND look_at > UTC_TIMESTAMP(6) - INTERVAL ? SECOND").bind(MARGIN.num_seconds());
+        for row in query.fetch_all(&mut *conn).await? {
             deferred.insert((row.try_get("job_id")?, row.try_get("token")?));
         }
     }

@@ -2,8 +2,12 @@
 //!
 //! The handler asks for the key before it gives it away, so the system may finish the attempt at any moment, also before
 //! the runner knows that it will. If the handler says for how long it would leave the attempt, a report has the same
-//! effect as its return: so the attempt outlives a runner that dies before it hears the answer of the system. When the handler has returned, the runner defers the attempt: it renews the lease no
-//! longer, and the reports of the system do. The `owed` row decides in all cases, by its token.
+//! effect as its return: so the attempt outlives a runner that dies before it hears the answer of the system. When the
+//! handler has returned, the runner defers the attempt: it renews the lease no longer, and the reports of the system do.
+//! The `owed` row decides in all cases, by its token.
+//!
+//! From the first report on, or from the return of the handler, `deferred_attempts.look_at` says when the time of the
+//! attempt is up. The end of a lease says it no more: a heartbeat that was under way may have shortened the lease.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -15,6 +19,7 @@ use sqlx::mysql::MySqlRow;
 use uuid::Uuid;
 
 use crate::attempts::breakers::EndedCall;
+use crate::attempts::claim_batches::MARGIN;
 use crate::attempts::lease::{Reaped, end, ending, own_policies, progress_text};
 use crate::attempts::limited::SlotsOfJob;
 use crate::attempts::settlement::Again;
@@ -30,8 +35,6 @@ use crate::sql::session::Session;
 use crate::{Store, StoreError};
 use tickr_job::{AttemptToken, CallOutcome, JobId, JobOptions, Name, Progress, RetryPolicy, State, Timestamp, Verdict};
 
-/// Time between the end of a deferred attempt that times out and the end of its lease.
-const MARGIN: TimeDelta = TimeDelta::seconds(30);
 /// Attempts that one call ends at most.
 const PAGE: u32 = 100;
 

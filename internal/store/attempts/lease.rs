@@ -8,7 +8,7 @@ use sqlx::Row;
 use sqlx::mysql::MySqlRow;
 use uuid::Uuid;
 
-use crate::attempts::claim_batches::{LapseRule, Lapsed};
+use crate::attempts::claim_batches::{LapseRule, Lapsed, deferred_among};
 use crate::attempts::settle::{decide, write_moves};
 use crate::attempts::settlement::{Again, CheckpointUse, Settled, Settlement};
 use crate::rows::order::{OrderedJobs, lock_free_keys_of, lock_keys_of};
@@ -242,7 +242,8 @@ impl Store {
     }
 
     /// End attempts whose lease has lapsed, with the verdict `lost`. Only attempts whose token and lease are unchanged
-    /// when the row is locked are ended. Rows that another session locks are left for the next call. After its first
+    /// when the row is locked are ended, and none that another system finishes: such an attempt has a time of its own.
+    /// Rows that another session locks are left for the next call. After its first
     /// loss a job keeps its position in the due order and runs again at once. After further losses a job runs again
     /// after a backoff: its own, else that of its kind in `policies`, else the default. If MySQL refuses to end an
     /// attempt, it is returned separately with the error, so that one bad row does not block the others.
@@ -294,6 +295,8 @@ impl Store {
                 let uuids: Vec<Uuid> = ids.iter().map(|id| id.uuid()).collect();
                 let (ordered, locked) = lock_free_keys_of(conn, &uuids).await?;
                 let held = lock_free(conn, ids.into_iter().filter(|id| !locked.contains(&id.uuid()))).await?;
+                // A beat that was under way when the attempt was left to another system has shortened its lease.
+                let deferred = deferred_among(conn, held.keys().map(|id| id.uuid()).collect()).await?;
                 let policy =
                     |id: &JobId| own.get(id).or_else(|| policies.get(&held[id].kind)).cloned().unwrap_or_default();
                 let lost: Vec<Settlement> = lapsed
@@ -302,6 +305,7 @@ impl Store {
                         held.get(&lapsed.id)
                             .is_some_and(|owed| owed.token == lapsed.token && owed.lease_until == lapsed.until)
                     })
+                    .filter(|lapsed| !deferred.contains(&(lapsed.id.uuid(), lapsed.token.uuid())))
                     .map(|lapsed| {
                         let again = after_loss(&held[&lapsed.id], policy(&lapsed.id));
                         let why = "the runner died or lost its lease";
@@ -657,6 +661,9 @@ pub(super) fn progress_text(progress: &Progress) -> String {
     serde_json::to_string(&Progress { percent: progress.percent, note: None }).unwrap_or_default()
 }
 
+/// The end of a lease that is renewed now.
+const RENEWED: &str = "UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND";
+
 /// Renew one page of leases: update the rows, then read back which attempts this runner still holds.
 pub(super) fn renew<'c>(
     conn: &'c mut Session<'_>,
@@ -673,14 +680,25 @@ pub(super) fn renew<'c>(
         let mut script = Script::about(ids.len(), 0);
         let (list, of_ids) = script.list(&ids);
         if let Some(lease) = lease {
-            let (of_tokens, tokens) = script.list(&tokens);
-            let mut values = vec![Value::from(i64::try_from(lease.as_micros()).unwrap_or(i64::MAX))];
-            values.extend(of_ids.iter().copied().chain(tokens));
-            let renew = format!(
-                "UPDATE owed FORCE INDEX (PRIMARY) SET lease_until = UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND WHERE id IN {list} \
-                 AND state = 'executing' AND token IN {of_tokens}",
-            );
-            script.push(renew, values);
+            // The reports of another system may have given an attempt a longer lease. The others keep the lease that the
+            // clock of MySQL gives now, also after that clock was set back.
+            for (has_finish_key, until) in
+                [(false, RENEWED.to_owned()), (true, format!("GREATEST(lease_until, {RENEWED})"))]
+            {
+                let meant = page.iter().filter(|attempt| attempt.has_finish_key == has_finish_key);
+                let meant: Vec<Uuid> = meant.map(|attempt| attempt.id.uuid()).collect();
+                if meant.is_empty() {
+                    continue;
+                }
+                let ((of_meant, meant), (of_tokens, tokens)) = (script.list(&meant), script.list(&tokens));
+                let mut values = vec![Value::from(i64::try_from(lease.as_micros()).unwrap_or(i64::MAX))];
+                values.extend(meant.into_iter().chain(tokens));
+                let renew = format!(
+                    "UPDATE owed FORCE INDEX (PRIMARY) SET lease_until = {until} WHERE id IN {of_meant} \
+                     AND state = 'executing' AND token IN {of_tokens}",
+                );
+                script.push(renew, values);
+            }
         }
         let held = format!(
             "SELECT id, token, cancel_requested_at IS NOT NULL AS cancel_requested FROM owed FORCE INDEX (PRIMARY) \

@@ -623,7 +623,10 @@ async fn beat(
     let lease = Duration::from_millis(u64::from(row.try_get::<u32, _>("lease_ms")?));
     let mut found = WorkerBeat { drained: row.try_get::<i64, _>("drained")? != 0, ..WorkerBeat::default() };
     let leased = Instant::now();
-    let live = |held: &HeldAttempt| LiveAttempt { id: held.id, token: held.token, progress: None, leased };
+    let live = |held: &HeldAttempt| {
+        let (id, token) = (held.id, held.token);
+        LiveAttempt { id, token, progress: None, leased, has_finish_key: false }
+    };
     let mut attempts: Vec<LiveAttempt> = held.iter().map(live).collect();
     attempts.sort_unstable_by_key(|attempt| attempt.id);
     let sql = "UPDATE runners SET heartbeat_at = UTC_TIMESTAMP(6), busy = LEAST(?, slots), slot_jobs = ? \

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use crate::attempts::claim_batches::deferred_among;
 use crate::attempts::lease::{Reaped, after_loss, own_policies};
 use crate::attempts::settle::{decide, write_moves};
 use crate::attempts::settlement::{Again, CheckpointUse, Settled, Settlement};
@@ -27,8 +28,8 @@ pub struct Death {
 impl Store {
     /// End the attempt of this job if the process `child` still holds it, and mark the process as stopped. The caller
     /// has seen the process end, so nothing renews this lease or settles this attempt any more. Return nothing if the
-    /// process does not hold the job. Then the process stays in the list of runners until its lease is over, because a
-    /// claim from its last moment may still arrive.
+    /// process does not hold the job, or has left it to another system. Then the process stays in the list of runners
+    /// until its lease is over, because a claim from its last moment may still arrive.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
@@ -41,6 +42,9 @@ impl Store {
                 let held = lock_held(conn, std::iter::once(job)).await?;
                 let ours = |owed: &&crate::rows::owed::Owed| owed.state == State::Executing && owed.runner == child;
                 let Some(owed) = held.get(&job).filter(ours) else { return Ok(None) };
+                if deferred_among(conn, vec![job.uuid()]).await?.contains(&(job.uuid(), owed.token.uuid())) {
+                    return Ok(None);
+                }
                 let own = own_policies(conn, &[job]).await?;
                 let now = read_clock(conn, &shared.clock).await?;
                 let policy = own.get(&job).or_else(|| death.policies.get(&owed.kind)).cloned().unwrap_or_default();
