@@ -517,6 +517,14 @@ mutants() {
         'report_by.min(self.deadline_at.unwrap_or(report_by))' \
         'report_by' \
         deferred::reports_keep_an_attempt_alive_until_its_deadline_and_carry_its_checkpoint
+    mutant 'time of a report beside a longer lease' internal/store/attempts/deferred.rs \
+        'if still.contains(&(attempt.id.uuid(), attempt.token.uuid())) {' \
+        'if still.contains(&(attempt.id.uuid(), attempt.token.uuid())) && owed.lease_until - MARGIN <= now {' \
+        store::attempts_that_are_not_reported_on_time_out_also_while_a_long_lease_is_renewed
+    mutant 'pause while deferred attempts are locked' internal/store/attempts/deferred.rs \
+        'full && stay < overdue.len()' \
+        'full && stay <= overdue.len()' \
+        store::attempts_that_are_not_reported_on_time_out_also_while_a_long_lease_is_renewed
     mutant 'time of a deferred attempt in a summary' internal/engine/deferred.rs \
         'is_some_and(|summary| summary.deferred_overdue)' \
         'is_some_and(|summary| summary.deferred_overdue && shared.runner.as_str().is_empty())' \

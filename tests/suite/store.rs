@@ -1715,6 +1715,13 @@ async fn deferrable(test: &TestStore, id: JobId) -> (Claimed, RunnerId) {
     (claimed, RunnerId::from_stored(runner))
 }
 
+async fn report(test: &TestStore, id: JobId) {
+    let mut key = [0; 32];
+    key[..16].copy_from_slice(id.uuid().as_bytes());
+    let attempt = test.store.deferred_attempt(key).await.unwrap().unwrap();
+    assert!(test.store.report_on(&attempt, None, None).await.unwrap().unwrap().until.is_some());
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn an_attempt_that_another_system_finishes_is_not_lost_with_a_lease() {
     let test = TestStore::start().await;
@@ -1741,5 +1748,39 @@ async fn an_attempt_that_another_system_finishes_is_not_lost_with_a_lease() {
     assert!(test.store.end_of_child(id, runner, death).await.unwrap().is_none());
     let settled = test.store.settle(settlement(&claimed, Verdict::Succeeded)).await.unwrap();
     assert!(matches!(settled, Settled::Done { .. }), "{settled:?}");
+    test.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn attempts_that_are_not_reported_on_time_out_also_while_a_long_lease_is_renewed() {
+    let test = TestStore::start().await;
+    // As many as one call ends.
+    let jobs: Vec<NewJob> = (0..100).map(|_| job()).collect();
+    let ids: Vec<JobId> = jobs.iter().map(|job| job.id).collect();
+    test.store.insert(jobs).await.unwrap();
+    let (mut live, mut holder) = (Vec::new(), None);
+    for id in &ids {
+        let (claimed, runner) = deferrable(&test, *id).await;
+        report(&test, *id).await;
+        let leased = Instant::now();
+        live.push(LiveAttempt { id: *id, token: claimed.token, progress: None, leased, has_finish_key: true });
+        holder = Some(runner);
+    }
+    let mut heartbeat = test.store.heartbeat_connection();
+    heartbeat.beat(&holder.unwrap(), Duration::from_secs(300), &live, &|_| {}).await.unwrap();
+    let mut mysql = test.mysql().await;
+    mysql.execute("UPDATE deferred_attempts SET look_at = UTC_TIMESTAMP(6) - INTERVAL 1 SECOND").await.unwrap();
+    let end = async || {
+        let (ended, more) = test.store.end_overdue_attempts(Arc::default()).await.unwrap();
+        (ended.len(), more)
+    };
+    // A report that is under way may still move the time of each of them.
+    let mut tx = mysql.begin().await.unwrap();
+    tx.execute("SELECT id FROM owed FOR UPDATE").await.unwrap();
+    assert_eq!(end().await, (0, false), "the next look comes after a pause");
+    tx.rollback().await.unwrap();
+    assert_eq!(end().await, (100, true));
+    assert_eq!(end().await, (0, false));
+    assert_eq!(test.count("SELECT COUNT(*) FROM attempts WHERE verdict = 'timed_out'").await, 100);
     test.stop().await;
 }

@@ -9,7 +9,7 @@
 //! From the first report on, or from the return of the handler, `deferred_attempts.look_at` says when the time of the
 //! attempt is up. The end of a lease says it no more: a heartbeat that was under way may have shortened the lease.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -28,6 +28,7 @@ use crate::rows::checkpoints::{mark_checkpoints, write_checkpoints};
 use crate::rows::limits::LimitKey;
 use crate::rows::order::lock_free_keys_of;
 use crate::rows::owed::{Owed, lock_free, lock_held};
+use crate::sql::batches::{MAX_ROWS, in_list};
 use crate::sql::clock::read_clock;
 use crate::sql::connection::{on_pool, transact};
 use crate::sql::error::corrupt;
@@ -309,19 +310,21 @@ impl Store {
                 if overdue.is_empty() {
                     return Ok((Vec::new(), false));
                 }
-                let more = overdue.len() as u32 == PAGE;
+                let full = overdue.len() as u32 == PAGE;
                 let ids: Vec<JobId> = overdue.iter().map(|attempt| attempt.id).collect();
                 let own = own_policies(conn, &ids).await?;
                 let uuids: Vec<Uuid> = ids.iter().map(|id| id.uuid()).collect();
                 let (ordered, locked) = lock_free_keys_of(conn, &uuids).await?;
                 let held = lock_free(conn, ids.iter().copied().filter(|id| !locked.contains(&id.uuid()))).await?;
                 let now = read_clock(conn, &shared.clock).await?;
-                let mut ends = Vec::new();
+                let still = still_overdue(conn, held.keys().map(|id| id.uuid()).collect()).await?;
+                let (mut ends, mut stay) = (Vec::new(), 0);
                 for attempt in &overdue {
                     match held.get(&attempt.id) {
                         Some(owed) if is_ours(Some(owed), attempt.token) => {
-                            // A report that came since the look has extended the lease.
-                            if owed.lease_until - MARGIN <= now {
+                            // A report that came since the look has moved the time. The lease does not tell: the runner of a
+                            // handler that has not returned yet renews it.
+                            if still.contains(&(attempt.id.uuid(), attempt.token.uuid())) {
                                 let policy = own.get(&attempt.id).or_else(|| policies.get(&owed.kind)).cloned();
                                 let again = Again::Backoff(policy.unwrap_or_default(), rand::random());
                                 ends.push(ending(attempt.id, owed, Verdict::TimedOut, &attempt.why(now), again));
@@ -330,9 +333,12 @@ impl Store {
                         }
                         Some(_) => attempt.forget(conn).await?,
                         // The row is locked, or the job has ended.
-                        None => attempt.forget_if_ended(conn).await?,
+                        None if attempt.has_ended(conn).await? => attempt.forget(conn).await?,
+                        None => stay += 1,
                     }
                 }
+                // If the whole page is locked, another look at once would find it locked again.
+                let more = full && stay < overdue.len();
                 Ok((end(conn, &shared, &ends, &held, &ordered).await?, more))
             })
         })
@@ -372,9 +378,9 @@ impl Overdue {
         query.bind(self.id.uuid()).bind(self.token.uuid()).execute(conn).await.map(drop)
     }
 
-    async fn forget_if_ended(&self, conn: &mut Session<'_>) -> Result<(), sqlx::Error> {
+    async fn has_ended(&self, conn: &mut Session<'_>) -> Result<bool, sqlx::Error> {
         let owed = sqlx::query("SELECT 1 FROM owed WHERE id = ?").bind(self.id.uuid());
-        if owed.fetch_optional(&mut *conn).await?.is_none() { self.forget(conn).await } else { Ok(()) }
+        Ok(owed.fetch_optional(conn).await?.is_none())
     }
 }
 
@@ -390,4 +396,17 @@ async fn overdue(conn: &mut Session<'_>) -> Result<Vec<Overdue>, sqlx::Error> {
         })
     };
     found.iter().map(attempt).collect()
+}
+
+/// Return those attempts of these jobs, whose rows are locked, whose time is up.
+async fn still_overdue(conn: &mut Session<'_>, mut ids: Vec<Uuid>) -> Result<HashSet<(Uuid, Uuid)>, sqlx::Error> {
+    ids.sort_unstable();
+    let sql = "SELECT job_id, token FROM deferred_attempts FORCE INDEX (deferred_attempts_job) WHERE job_id IN";
+    let mut still = HashSet::new();
+    for ids in ids.chunks(MAX_ROWS) {
+        for row in in_list(sql, ids, " AND look_at <= UTC_TIMESTAMP(6)").fetch_all(&mut *conn).await? {
+            still.insert((row.try_get("job_id")?, row.try_get("token")?));
+        }
+    }
+    Ok(still)
 }
