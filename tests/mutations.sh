@@ -477,6 +477,10 @@ mutants() {
         'checkpoints::save_until_stopped(&shared).await' \
         'drop(shared)' \
         checkpoints::a_suspect_saves_its_checkpoints_in_its_own_process
+    mutant 'checkpoint of a deferred attempt' internal/store/attempts/deferred.rs \
+        'if let Some(content) = &checkpoint {' \
+        'if let Some(content) = checkpoint.as_ref().filter(|_| id.uuid().is_nil()) {' \
+        deferred::a_handler_of_your_own_leaves_its_attempt_to_another_system_and_its_job_keeps_its_places
     mutant 'token of a deferred attempt' internal/store/attempts/deferred.rs \
         'owed.token == token && owed.state == State::Executing' \
         'owed.token != AttemptToken::from_uuid(Uuid::max()) || owed.token == token' \

@@ -1,9 +1,11 @@
 //! Saves the checkpoints of attempts that run, and reads the one with which an attempt begins.
 //!
 //! A handler overwrites its checkpoint in memory. This loop writes the newest ones together, a few times a second at
-//! most, fenced by the tokens of their attempts. The settlement of an attempt saves the last one with the verdict, so only
-//! the death of the runner can lose one, and then the last fraction of a second.
+//! most, fenced by the tokens of their attempts. The settlement of an attempt saves the last one with the verdict, and an
+//! attempt that is left to another system is left with it. So only the death of the runner can lose one, and then the last
+//! fraction of a second.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -11,6 +13,7 @@ use tokio::time::Instant;
 
 use super::EngineState;
 use super::live::StopSwitch;
+use tickr_handlers::CheckpointSlot;
 use tickr_job::Checkpoint;
 use tickr_store::Claimed;
 
@@ -54,7 +57,20 @@ enum Pass {
     Unfinished,
 }
 
+/// Return the newest checkpoint of an attempt that its runner leaves, if it is not in the store yet. No pass begins with it
+/// any more. A pass that has begun may still write an older one, and the token does not keep that from coming last, because
+/// the attempt stays open: so wait for the end of the pass.
+pub(super) async fn unsaved_after_pass(shared: &EngineState, checkpoint: &CheckpointSlot) -> Option<Arc<str>> {
+    checkpoint.unsaved()?;
+    tokio::select! {
+        _pass = shared.saving.lock() => {}
+        () = shared.give_up.cancelled() => {}
+    }
+    checkpoint.unsaved().map(|newest| newest.content)
+}
+
 async fn save(shared: &EngineState) -> Pass {
+    let _pass = shared.saving.lock().await;
     let mut unsaved = shared.live.unsaved_checkpoints().into_iter().peekable();
     let mut outcome = Pass::Done;
     while unsaved.peek().is_some() {

@@ -58,16 +58,13 @@ pub(super) async fn defer(
     shared: &EngineState,
     claimed: &Claimed,
     later: FinishLater,
-    (call, mut log): (Option<CallOutcome>, Option<String>),
+    (call, mut log, checkpoint): (Option<CallOutcome>, Option<String>, Option<Arc<str>>),
 ) -> bool {
     let deferral = deferral(later);
     let mut pause = Duration::from_millis(100);
     loop {
-        match shared
-            .store
-            .defer((claimed.id, claimed.token, claimed.number), deferral, (claimed.slots(), call), log.clone())
-            .await
-        {
+        let (attempt, kept) = ((claimed.id, claimed.token, claimed.number), (log.clone(), checkpoint.clone()));
+        match shared.store.defer(attempt, deferral, (claimed.slots(), call), kept).await {
             Ok(deferred) => return deferred,
             Err(error) if error.is_about_the_row() && log.is_some() => {
                 tracing::error!(job = %claimed.id, %error, "mysql refuses the log of an attempt, deferring it without");

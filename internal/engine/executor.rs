@@ -169,20 +169,18 @@ async fn attempt(
     shared.attempt_metrics.record_ran(&claimed.kind, ran);
     shared.workers.record_run(ran);
     let ended = match ended {
-        HandlerEnd::Returned(Ok(output)) if output.later().is_some() && finish.is_made() => {
-            let saved = until_saved(shared, &checkpoint).await;
-            if let Some(later) = output.later().filter(|_| saved) {
-                leave(shared, &claimed, (live, worker, seat), (later, call.get(), log.close()), ran).await;
+        HandlerEnd::Returned(Ok(output)) => match output.later() {
+            Some(later) if finish.is_made() => {
+                let left = (later, call.get(), log.close(), &checkpoint);
+                leave(shared, &claimed, (live, worker, seat), left, ran).await;
                 return None;
             }
-            HandlerEnd::Returned(Err(Failure::retry(
-                "the runner stopped before another system could finish the attempt",
-            )))
-        }
-        HandlerEnd::Returned(Ok(output)) if output.later().is_some() => {
-            let why = "the handler left the attempt to another system and gave it no finish key";
-            HandlerEnd::Returned(Err(Failure::reject(why)))
-        }
+            Some(_) => {
+                let why = "the handler left the attempt to another system and gave it no finish key";
+                HandlerEnd::Returned(Err(Failure::reject(why)))
+            }
+            None => HandlerEnd::Returned(Ok(output)),
+        },
         ended => ended,
     };
     let (ended, given_back) = resolve_unread(shared, &claimed, ended).await;
@@ -235,27 +233,19 @@ async fn attempt(
     next.map(|((claim, asked), seat)| Successor { claim, asked, seat })
 }
 
-/// Wait until the checkpoint is in the store: the attempt goes on without this runner. Returns false if the runner gives up
-/// first.
-async fn until_saved(shared: &EngineState, checkpoint: &CheckpointSlot) -> bool {
-    tokio::select! {
-        () = checkpoint.until_saved() => true,
-        () = shared.give_up.cancelled() => false,
-    }
-}
-
-/// Leave an attempt to the system that has its finish key.
+/// Leave an attempt to the system that has its finish key, with the newest checkpoint of its handler.
 async fn leave(
     shared: &EngineState,
     claimed: &Claimed,
     (live, worker, seat): (LiveGuard<'_>, Worker<'_>, Option<Seat>),
-    (later, call, log): (FinishLater, Option<CallOutcome>, Option<String>),
+    (later, call, log, checkpoint): (FinishLater, Option<CallOutcome>, Option<String>, &CheckpointSlot),
     ran: Duration,
 ) {
     shared.live.mark_settling(claimed.id, claimed.token);
     let room = shared.workers.until_settling((Some(worker), seat)).await;
     let call = call.or(Some(CallOutcome::Answered));
-    let deferred = deferred::defer(shared, claimed, later, (call, log)).await;
+    let unsaved = checkpoints::unsaved_after_pass(shared, checkpoint).await;
+    let deferred = deferred::defer(shared, claimed, later, (call, log, unsaved)).await;
     drop((live, room));
     shared.broker.meters().record_ended(&claimed.queue, ran, None);
     if !deferred {

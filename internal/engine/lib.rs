@@ -200,6 +200,8 @@ struct EngineState {
     finish_keys: Arc<Store>,
     /// Wakes the loop that saves checkpoints.
     save_checkpoints: Arc<Notify>,
+    /// Held for a pass of that loop.
+    saving: tokio::sync::Mutex<()>,
     /// Wakes the reconciler before its next pass is due.
     reconcile: Notify,
     /// Wakes the loop that refills ready lists.
@@ -451,6 +453,7 @@ impl EngineState {
             released: OnceLock::new(),
             polls: tokio::sync::Mutex::new(polls),
             save_checkpoints: Arc::default(),
+            saving: tokio::sync::Mutex::default(),
             reconcile: Notify::new(),
             refill: Notify::new(),
             stop_fetching: CancellationToken::new(),

@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 use tickr::handlers::{Context, FinishLater, Kind, Output, Registry};
 use tickr::job::{JobId, State};
 use tokio::net::TcpListener;
+use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
@@ -365,6 +366,34 @@ async fn a_handler_of_your_own_leaves_its_attempt_to_another_system_and_its_job_
     tickr.until_count("SELECT COUNT(*) FROM jobs", 0).await;
     assert_eq!(tickr.count("SELECT COUNT(*) FROM deferred_attempts").await, 0);
     assert_eq!(tickr.count("SELECT COUNT(*) FROM attempt_logs").await, 0);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_handler_whose_attempt_was_finished_before_it_saved_its_checkpoint_frees_its_worker() {
+    let (keys, finished) = (Arc::new(Mutex::new(VecDeque::new())), Arc::new(Semaphore::new(0)));
+    let mut kinds = Registry::new();
+    let (sent, heard) = (Arc::clone(&keys), Arc::clone(&finished));
+    kinds.register(move |_: Approval, ctx: Context| {
+        let (sent, heard) = (Arc::clone(&sent), Arc::clone(&heard));
+        async move {
+            let key = ctx.finish_key().await?;
+            sent.lock().unwrap().push_back(key.expose().to_owned());
+            heard.acquire().await.unwrap().forget();
+            ctx.save_checkpoint("sent")?;
+            Ok(Output::finished_later(FinishLater::within(Duration::from_secs(60))))
+        }
+    });
+    let tickr = TestApp::start_with(|config| config.workers = 1, kinds).await;
+    let id = tickr.enqueue_kind("approval", json!({"asks": true})).await;
+    let key = eventually("the handler asks", || async { keys.lock().unwrap().pop_front() }).await;
+    assert_eq!(tickr.finish(&key, succeeded()).await.status, 200);
+    finished.add_permits(1);
+    let other = tickr.enqueue_kind("noop", json!({})).await;
+    tickr.until(other, State::Completed).await;
+    assert_eq!(tickr.until(id, State::Completed).await["result"], succeeded()["result"]);
+    assert_eq!(tickr.verdicts(id).await, ["succeeded"]);
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM checkpoints").await, 0);
     tickr.stop().await;
 }
 

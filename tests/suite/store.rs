@@ -1731,7 +1731,7 @@ async fn an_attempt_that_another_system_finishes_is_not_lost_with_a_lease() {
     let (claimed, runner) = deferrable(&test, id).await;
     let hour = Deferral { within: Duration::from_secs(3_600), report_within: None };
     let attempt = (id, claimed.token, claimed.number);
-    assert!(test.store.defer(attempt, hour, (Arc::default(), None), None).await.unwrap());
+    assert!(test.store.defer(attempt, hour, (Arc::default(), None), (None, None)).await.unwrap());
     // The heartbeat listed the attempt before its handler had the key, and renews its lease after it was deferred.
     let leased = Instant::now();
     let live = LiveAttempt { id, token: claimed.token, progress: None, leased, has_finish_key: false };

@@ -149,7 +149,7 @@ impl Store {
     /// hold the job any more: the system may have finished the attempt already.
     ///
     /// `slots` are the keys of limits of which the attempt has a slot. It keeps them. `log` has the lines that the handler
-    /// wrote; they are stored whatever the verdict will be.
+    /// wrote; they are stored whatever the verdict will be. `checkpoint` is the newest one, if it is not stored yet.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses. The lease then still holds, and the caller may try again.
@@ -158,11 +158,11 @@ impl Store {
         (id, token, number): (JobId, AttemptToken, u32),
         deferral: Deferral,
         (slots, call): (Arc<[LimitKey]>, Option<CallOutcome>),
-        log: Option<String>,
+        (log, checkpoint): (Option<String>, Option<Arc<str>>),
     ) -> Result<bool, StoreError> {
         let shared = self.shared.clone();
         let deferred = transact(&self.shared.pools.loops, "defer an attempt", move |conn, _| {
-            let (shared, log) = (shared.clone(), log.clone());
+            let (shared, log, checkpoint) = (shared.clone(), log.clone(), checkpoint.clone());
             Box::pin(async move {
                 let held = lock_held(conn, std::iter::once(id)).await?;
                 if !is_ours(held.get(&id), token) {
@@ -186,6 +186,10 @@ impl Store {
                     .bind(token.uuid());
                 query.execute(&mut *conn).await?;
                 extend_lease(conn, id, until).await?;
+                if let Some(content) = &checkpoint {
+                    mark_checkpoints(conn, &[id.uuid()]).await?;
+                    write_checkpoints(conn, &[(id.uuid(), content)], now).await?;
+                }
                 if let Some(log) = &log {
                     write_log(conn, AttemptLogRow { job: id, number, log }).await?;
                 }
