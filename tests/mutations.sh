@@ -1622,6 +1622,14 @@ mutants() {
     mutant 'rule of a callback' internal/handlers/http/response.rs \
         'rule.and_then(|rule| rule.judge(status, &self.body))' 'rule.and_then(|rule| rule.judge(status, &self.body)).filter(|_| false)' \
         receivers::a_callback_is_judged_by_the_value_in_the_body
+    mutant 'body that breaks off' internal/handlers/http/response.rs \
+        'if self.broke_off {' \
+        'if self.broke_off && self.body.is_empty() {' \
+        receivers::a_body_that_decides_is_read_to_its_end_and_one_that_breaks_off_decides_nothing
+    mutant 'whole limit for a body that decides' internal/handlers/http/response.rs \
+        'if decides { (deadline, JUDGED_BYTES) }' \
+        'if decides { (deadline.min(Instant::now() + BODY_TIME), JUDGED_BYTES) }' \
+        receivers::a_body_that_decides_is_read_to_its_end_and_one_that_breaks_off_decides_nothing
     mutant 'check of follow-up jobs' internal/engine/executor.rs \
         'Err((verdict, error)) => return failed(settlement, verdict, error),' \
         'Err((verdict, error)) => drop((verdict, error)),' \

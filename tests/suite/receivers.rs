@@ -16,6 +16,7 @@ use tickr::app::App;
 use tickr::config::Config;
 use tickr::handlers::{Context, Failure, FinishLater, Kind, Output, Registry};
 use tickr::job::State;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -940,5 +941,38 @@ async fn a_callback_is_judged_by_the_value_in_the_body() {
     let refused = tickr.post("/v1/jobs", json!({"kind": "http", "payload": wrong})).await;
     assert_eq!((refused.status, refused.code()), (422, "invalid_payload"), "{:#}", refused.body);
     assert_eq!(refused.pointers(), ["/payload/answer/at", "/payload/answer"], "{:#}", refused.body);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_body_that_decides_is_read_to_its_end_and_one_that_breaks_off_decides_nothing() {
+    let tickr = TestApp::start_with(|config| config.callback_allow_private = true, Registry::new()).await;
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let addr = listener.local_addr().unwrap();
+    // It breaks its first answer off, and takes longer over the second one than tickr waits for a body that decides
+    // nothing.
+    let receiver = tokio::spawn(async move {
+        for (first, pause, rest) in
+            [("{\"co", Duration::ZERO, ""), ("{\"code\"", Duration::from_millis(5_500), ": 100}")]
+        {
+            let (mut socket, _) = listener.accept().await.unwrap();
+            assert!(socket.read(&mut [0; 65_536]).await.unwrap() > 0);
+            let head = "HTTP/1.1 200 OK\r\ncontent-length: 13\r\nconnection: close\r\n\r\n";
+            socket.write_all(format!("{head}{first}").as_bytes()).await.unwrap();
+            tokio::time::sleep(pause).await;
+            socket.write_all(rest.as_bytes()).await.unwrap();
+        }
+    });
+    let rule = json!({"at": "/code", "success": [100], "otherwise": "reject"});
+    let payload = json!({"url": format!("http://{addr}/"), "answer": rule, "timeout_ms": 20_000});
+    let id = tickr.enqueue(json!({"kind": "http", "payload": payload, "retry": {"delays_ms": [10]}})).await;
+    let job = eventually("the job ends", || async {
+        let job = tickr.job(id).await;
+        (job["state"] == "completed" || job["state"] == "failed").then_some(job)
+    })
+    .await;
+    assert_eq!(tickr.verdicts(id).await, ["failed", "succeeded"], "{job:#}");
+    assert!(job["attempts"][0]["error"].as_str().unwrap().contains("its body broke off"), "{job:#}");
+    receiver.await.unwrap();
     tickr.stop().await;
 }

@@ -76,9 +76,9 @@ pub(super) struct Judged {
 }
 
 impl AnswerRule {
-    /// Return whether the rule reads the body.
-    pub(super) const fn reads_body(&self) -> bool {
-        self.at.is_some()
+    /// Return whether the body of an answer with this status decides.
+    pub(super) fn reads_body(&self, status: StatusCode) -> bool {
+        self.at.is_some() && (status.is_success() || self.any_status)
     }
 
     fn lists(&self) -> [(&'static str, AnswerVerdict, &[Value]); 4] {
@@ -97,7 +97,7 @@ impl AnswerRule {
             let verdict = self.listed(&status).or(self.otherwise)?;
             return Some(Judged { verdict, value: None });
         };
-        if !status.is_success() && !self.any_status {
+        if !self.reads_body(status) {
             return None;
         }
         let otherwise = self.otherwise.unwrap_or(AnswerVerdict::Retry);

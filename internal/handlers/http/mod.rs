@@ -375,9 +375,10 @@ impl HttpHandler {
                 return Err(failure);
             }
         };
-        let rule = callback.answer.as_ref();
-        let reads_body = rule.is_some_and(AnswerRule::reads_body);
-        let reply = Reply::read(&mut response, started + limit, &secrets, reads_body).await;
+        let (rule, status) = (callback.answer.as_ref(), response.status());
+        let finish = callback.finish.filter(|_| status == StatusCode::ACCEPTED);
+        let decides = finish.is_none() && rule.is_some_and(|rule| rule.reads_body(status));
+        let reply = Reply::read(&mut response, started + limit, &secrets, decides).await;
         exchange.response = Some(reply.shown(exchange::headers(response.headers())));
         ctx.keep_exchange(exchange);
         if reply.is_receivers_fault() {
@@ -385,7 +386,7 @@ impl HttpHandler {
         } else {
             ctx.host_answered();
         }
-        match callback.finish.filter(|_| response.status() == StatusCode::ACCEPTED) {
+        match finish {
             Some(finish) => Ok(Output::finished_later(finish.into())),
             None => reply.judge(&target, started.elapsed(), rule),
         }

@@ -20,7 +20,7 @@ const JUDGED_BYTES: usize = 64 * 1024;
 const SNOOZE: Duration = Duration::from_secs(60);
 /// Bytes of a body that are stored with the job.
 const KEPT_BYTES: usize = 2_000;
-/// Time limit for the body after the status. Unless the body decides, it may be incomplete.
+/// Time limit for a body that does not decide, after the status. It may be incomplete.
 const BODY_TIME: Duration = Duration::from_secs(5);
 /// Shortest and longest delay in seconds that a receiver may request with `Retry-After`.
 const RETRY_AFTER_SECONDS: (i64, i64) = (1, 24 * 60 * 60);
@@ -34,6 +34,8 @@ pub(super) struct Reply {
     body_snippet: String,
     /// The body, if it decides.
     body: Vec<u8>,
+    /// The body decides, and it broke off or did not come in time.
+    broke_off: bool,
 }
 
 /// The result of a successful callback.
@@ -50,15 +52,19 @@ impl Reply {
     /// processed the request, and a repeated request would make it do so twice.
     ///
     /// The values in `secrets` were sent to the receiver. They are removed when the receiver sends them back. With
-    /// `decides`, more of the body is read, because a rule needs it.
+    /// `decides`, a rule needs the body: more of it is read, until the deadline, and without its end the answer says nothing.
     pub(super) async fn read(response: &mut Response, deadline: Instant, secrets: &[String], decides: bool) -> Self {
-        let deadline = deadline.min(Instant::now() + BODY_TIME);
-        let most = if decides { JUDGED_BYTES } else { READ_BYTES };
-        let mut body = Vec::new();
+        let (deadline, most) =
+            if decides { (deadline, JUDGED_BYTES) } else { (deadline.min(Instant::now() + BODY_TIME), READ_BYTES) };
+        let (mut body, mut broke_off) = (Vec::new(), false);
         while body.len() < most {
             match timeout_at(deadline, response.chunk()).await {
                 Ok(Ok(Some(chunk))) => body.extend_from_slice(&chunk[..chunk.len().min(most - body.len())]),
-                Ok(Ok(None) | Err(_)) | Err(_) => break,
+                Ok(Ok(None)) => break,
+                Ok(Err(_)) | Err(_) => {
+                    broke_off = decides;
+                    break;
+                }
             }
         }
         let headers = response.headers();
@@ -68,6 +74,7 @@ impl Reply {
             retry_after: retry_after(headers, Utc::now()),
             body_snippet: printable(without(&body, secrets).as_bytes(), KEPT_BYTES),
             body: if decides { body } else { Vec::new() },
+            broke_off,
         }
     }
 
@@ -80,6 +87,7 @@ impl Reply {
             retry_after: retry_after(headers, Utc::now()),
             body_snippet: printable(without(&body[..body.len().min(READ_BYTES)], secrets).as_bytes(), KEPT_BYTES),
             body: Vec::new(),
+            broke_off: false,
         }
     }
 
@@ -121,6 +129,9 @@ impl Reply {
     /// Turn the response into the outcome of the attempt, by this rule if it says something about the response.
     pub(super) fn judge(&self, target: &str, took: Duration, rule: Option<&AnswerRule>) -> Outcome {
         let status = self.status;
+        if self.broke_off {
+            return Err(Failure::retry(self.with_words(format!("{target} answered {status}, and its body broke off"))));
+        }
         let judged = rule.and_then(|rule| rule.judge(status, &self.body));
         if judged.as_ref().map_or(status.is_success(), |judged| judged.verdict == AnswerVerdict::Success) {
             return Output::json(&Success {
@@ -219,6 +230,7 @@ mod tests {
             retry_after: retry_after.map(Duration::from_secs),
             body_snippet: body.to_owned(),
             body: body.as_bytes().to_vec(),
+            broke_off: false,
         };
         reply.judge("POST https://example.com", Duration::from_millis(5), None)
     }
@@ -233,6 +245,7 @@ mod tests {
                 retry_after: retry_after.map(Duration::from_secs),
                 body_snippet: body.to_owned(),
                 body: body.as_bytes().to_vec(),
+                broke_off: false,
             };
             reply.judge("POST https://example.com", Duration::ZERO, Some(&rule))
         };
@@ -278,6 +291,7 @@ mod tests {
                 retry_after: retry_after.map(Duration::from_secs),
                 body_snippet: "oh\n no".to_owned(),
                 body: Vec::new(),
+                broke_off: false,
             };
             reply.judge_push("POST https://example.com").unwrap_err()
         };

@@ -512,6 +512,42 @@ async fn the_body_decides_if_the_callback_says_so() {
     assert_eq!(log.all().len(), 9);
 }
 
+/// Start a raw TCP receiver that answers each connection with this text and closes it.
+async fn breaking_off(text: &'static str) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        while let Ok((mut socket, _)) = listener.accept().await {
+            let _ = socket.read(&mut [0; 4_096]).await;
+            let _ = socket.write_all(text.as_bytes()).await;
+        }
+    });
+    address
+}
+
+#[tokio::test]
+async fn an_answer_that_breaks_off_is_no_answer_if_its_body_decides() {
+    let handler = handler(Vec::new());
+    let address = breaking_off("HTTP/1.1 200 OK\r\ncontent-length: 9999\r\n\r\n{\"co").await;
+    let url = format!("http://{address}/");
+    for otherwise in ["reject", "success", "snooze"] {
+        let rule = json!({"at": "/code", "success": [100], "otherwise": otherwise});
+        let failure = call(&handler, json!({"url": url, "answer": rule})).await.unwrap_err();
+        assert!(matches!(failure, Failure::Retry { .. }), "{otherwise}: {failure:?}");
+        assert!(text(&failure).contains("broke off"), "{failure:?}");
+    }
+    // The status says enough if the body does not decide.
+    assert_eq!(result(call(&handler, json!({"url": url})).await)["status"], 200);
+    // The body of a refusal decides only if the rule says so.
+    let address = breaking_off("HTTP/1.1 404 Not Found\r\ncontent-length: 9999\r\n\r\n{\"co").await;
+    let refused = async |any_status| {
+        let rule = json!({"at": "/code", "success": [100], "any_status": any_status});
+        call(&handler, json!({"url": format!("http://{address}/"), "answer": rule})).await.unwrap_err()
+    };
+    assert!(matches!(refused(false).await, Failure::Reject { .. }));
+    assert!(matches!(refused(true).await, Failure::Retry { .. }));
+}
+
 #[tokio::test]
 async fn an_authority_of_your_own_is_trusted_and_a_longer_answer_awaited_if_the_operator_says_so() {
     let key = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
