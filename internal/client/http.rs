@@ -1,5 +1,6 @@
 //! A client that calls the API of a runner.
 
+use std::fmt;
 use std::time::Duration;
 
 use serde::Deserialize;
@@ -19,11 +20,21 @@ const ATTEMPTED: &str = "call the API of tickr";
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The API of a runner, or of a load balancer in front of several.
-#[derive(Debug)]
 pub(super) struct Remote {
+    /// It may have the user and the password of a proxy.
     url: String,
     token: Option<secrecy::SecretString>,
     http: reqwest::Client,
+}
+
+impl fmt::Debug for Remote {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let url = self.url.parse().ok().and_then(|mut url: reqwest::Url| {
+            url.set_username("").and_then(|()| url.set_password(None)).ok()?;
+            Some(url)
+        });
+        f.debug_struct("Remote").field("url", &url.as_ref().map(reqwest::Url::as_str)).finish_non_exhaustive()
+    }
 }
 
 /// A problem document, as far as a client reads it.
@@ -182,4 +193,17 @@ fn unavailable(error: impl std::error::Error + Send + Sync + 'static) -> Error {
 
 fn setup(error: impl std::error::Error + Send + Sync + 'static) -> Error {
     Error::Setup { attempted: ATTEMPTED, source: Box::new(error) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_debug_form_of_a_client_shows_neither_the_token_nor_the_password_of_its_url() {
+        let remote = Remote::new("https://user:canary-password@tickr.example.com/base/", Some("canary-token")).unwrap();
+        let shown = format!("{remote:?}");
+        assert!(shown.contains("https://tickr.example.com/base"), "{shown}");
+        assert!(!shown.contains("canary") && !shown.contains("user"), "{shown}");
+    }
 }
