@@ -295,8 +295,13 @@ impl Engine {
             let (shared, working, claimant) = (Arc::clone(&shared), working.clone(), Arc::clone(&claimant));
             move |job| drop(working.spawn(worker::work(Arc::clone(&shared), claimant.now(), job)))
         };
-        fetching.spawn(released::start_until_stopped(Arc::clone(&shared), released, start.clone()));
-        fetching.spawn(Fetcher::new(Arc::clone(&shared)).fetch_until_stopped(start));
+        let (released, start_released) = (Arc::new(tokio::sync::Mutex::new(released)), start.clone());
+        keep_running(&fetching, &shared, "released jobs", move |shared| {
+            released::start_until_stopped(shared, Arc::clone(&released), start_released.clone())
+        });
+        keep_running(&fetching, &shared, "fetcher", move |shared| {
+            Fetcher::new(shared).fetch_until_stopped(start.clone())
+        });
         keep_running(&fetching, &shared, "remote workers", remote_workers::serve_until_stopped);
         keep_running(&looping, &shared, "declared kinds", move |shared: Arc<EngineState>| {
             let (claimant, sender, claimed) = (Arc::clone(&claimant), sender.clone(), claimed.clone());

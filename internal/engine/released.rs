@@ -8,6 +8,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use tokio::sync::Mutex;
 use tokio::sync::mpsc::UnboundedReceiver;
 
 use super::EngineState;
@@ -17,12 +18,13 @@ use tickr_event::Event;
 use tickr_job::Name;
 use tickr_store::DueJob;
 
-/// Start or hint the jobs that come, until the runner stops.
+/// Start or hint the jobs that come, until the runner stops. The lock is for a loop that starts again after a panic.
 pub(super) async fn start_until_stopped(
     shared: Arc<EngineState>,
-    mut released: UnboundedReceiver<DueJob>,
+    released: Arc<Mutex<UnboundedReceiver<DueJob>>>,
     start: impl Fn(FetchedJob),
 ) {
+    let mut released = released.lock().await;
     loop {
         let job = tokio::select! {
             biased;

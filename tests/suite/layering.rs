@@ -524,6 +524,15 @@ fn each_server_has_one_door() {
 }
 
 #[test]
+fn every_loop_of_a_runner_starts_again_after_a_panic() {
+    // `keep_running` takes the tracker; a task that is spawned on it directly ends with its first panic.
+    let bare = ["fetching.spawn(", "looping.spawn("];
+    let ends = code().into_iter().filter(|line| bare.iter().any(|spawn| line.text.contains(spawn)));
+    let wrong: Vec<String> = ends.map(|line| line.place()).collect();
+    assert!(wrong.is_empty(), "loops outside keep_running:\n{}", wrong.join("\n"));
+}
+
+#[test]
 fn nothing_gives_up_with_a_panic() {
     let given_up = code().into_iter().filter(|line| GIVING_UP.iter().any(|word| line.text.contains(word)));
     let wrong: Vec<String> = given_up.map(|line| line.place()).collect();
