@@ -1059,6 +1059,12 @@ mutants() {
     mutant 'due times of parked jobs' internal/store/rows/limits.rs \
         'ORDER BY due_at, job_id LIMIT ?)"' 'ORDER BY due_at DESC, job_id DESC LIMIT ?)"' \
         key_limits::parked_jobs_start_in_the_order_in_which_they_were_due
+    mutant 'place in the lines of two limits' internal/store/rows/limits.rs \
+        'due_at.is_some_and(|due_at| due_at <= first)' 'due_at.is_some_and(|due_at| due_at < first && false)' \
+        key_limits::a_job_under_two_limits_keeps_its_place_in_the_lines_of_both
+    mutant 'slots of a wide limit behind a narrow one' internal/store/attempts/limited.rs \
+        'of_refusal.is_narrower_than(bounds) &&' 'of_refusal.is_narrower_than(of_refusal) &&' \
+        key_limits::a_key_without_room_leaves_the_slots_of_a_shared_limit_to_the_keys_behind_it
     mutant 'lock of an order key' internal/store/rows/jobs.rs \
         '    lock_or_make(conn, &newcomers.iter().map(|new| new.key).collect()).await?;' '' \
         order::no_job_is_left_behind_when_jobs_are_accepted_while_those_in_front_end

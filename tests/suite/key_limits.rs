@@ -12,7 +12,7 @@ use sqlx::{Connection, Row};
 use tickr::app::App;
 use tickr::config::Config;
 use tickr::handlers::{Context, Failure, Kind, Output, Registry};
-use tickr::job::{Name, RunnerId, State};
+use tickr::job::{JobId, Name, RunnerId, State};
 use tickr::store::{Claim, Store, StoreSettings};
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
@@ -808,5 +808,95 @@ async fn a_limit_by_key_holds_in_a_limited_queue_with_drains_deletions_a_pause_a
     for runner in runners {
         runner.stop(CancellationToken::new()).await;
     }
+    tickr.stop().await;
+}
+
+/// Set a limit that all jobs share, and one for each key.
+async fn two_limits(tickr: &TestApp) {
+    let all = json!({"kind": "call", "shared_by": "all", "concurrency": 2});
+    let (all, key) = (set_and_wait(tickr, "a-all", all), set_and_wait(tickr, "b-key", json!({"concurrency": 1})));
+    tokio::join!(all, key);
+}
+
+async fn cancel(tickr: &TestApp, id: JobId) {
+    let answer = tickr.post(&format!("/v1/jobs/{id}/cancel"), json!({})).await;
+    assert!(matches!(answer.status, 200 | 202), "{:#}", answer.body);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_under_two_limits_keeps_its_place_in_the_lines_of_both() {
+    let calls = Calls::default();
+    let tickr = TestApp::start_with(|_| {}, calls.registry()).await;
+    two_limits(&tickr).await;
+    let first = tickr.enqueue(job("A", 60_000)).await;
+    tickr.until(first, State::Executing).await;
+    // Two jobs have room under the limit of all, and wait for their key.
+    let waiting = tickr.enqueue_many((0..2).map(|_| job("A", 1))).await;
+    tickr.until_count("SELECT COUNT(*) FROM limit_waits WHERE limit_name = 'b-key'", 2).await;
+    let other = tickr.enqueue(job("B", 60_000)).await;
+    tickr.until(other, State::Executing).await;
+    let behind = tickr.enqueue_many((0..30).map(|n| job(&format!("C{n}"), 200))).await;
+    tickr.until_count("SELECT COUNT(*) FROM limit_waits WHERE limit_name = 'a-all'", 30).await;
+    cancel(&tickr, first).await;
+    for id in waiting.iter().chain(&behind) {
+        tickr.until(*id, State::Completed).await;
+    }
+    cancel(&tickr, other).await;
+    tickr.until_idle().await;
+    // They were due before those that wait for the limit of all.
+    let before = "SELECT COUNT(*) FROM attempts o JOIN job_limit_keys k ON k.job_id = o.job_id JOIN attempts l \
+         ON l.started_at > o.started_at JOIN job_limit_keys a ON a.job_id = l.job_id AND a.limit_key = 'A' \
+         WHERE k.limit_key LIKE 'C%' AND l.job_id = (SELECT MIN(job_id) FROM job_limit_keys w \
+         WHERE w.limit_key = 'A' AND w.job_id > (SELECT MIN(job_id) FROM job_limit_keys f WHERE f.limit_key = 'A'))";
+    let before = tickr.count(before).await;
+    println!("{before} jobs started before one that was due before them");
+    assert!(before <= 5, "{before} jobs started before one that was due before them");
+    assert_eq!(calls.most("A"), 1);
+    assert!(at_once(&tickr).await <= 2, "the limit of all");
+    tickr.until_count(NO_ROWS_LEFT, 0).await;
+    tickr.assert_sound().await;
+    tickr.stop().await;
+}
+
+/// Return the most attempts that ever ran at the same time, by the ledger.
+async fn at_once(tickr: &TestApp) -> i64 {
+    let most = "SELECT CAST(MAX(n) AS SIGNED) FROM (SELECT (SELECT COUNT(*) FROM attempts b \
+         WHERE b.started_at <= a.started_at AND b.finished_at > a.started_at) n FROM attempts a) x";
+    tickr.count(most).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_key_without_room_leaves_the_slots_of_a_shared_limit_to_the_keys_behind_it() {
+    let calls = Calls::default();
+    let tickr = TestApp::start_with(|_| {}, calls.registry()).await;
+    two_limits(&tickr).await;
+    let held = tickr.enqueue_many(["x", "y"].map(|key| job(key, 60_000))).await;
+    for id in &held {
+        tickr.until(*id, State::Executing).await;
+    }
+    let long = tickr.enqueue(job("A", 60_000)).await;
+    tickr.until_count("SELECT COUNT(*) FROM limit_waits", 1).await;
+    let flood = tickr.enqueue_many((0..300).map(|_| job("A", 1))).await;
+    tickr.until_count("SELECT COUNT(*) FROM limit_waits WHERE limit_name = 'a-all'", 301).await;
+    let other = tickr.enqueue(job("B", 1)).await;
+    tickr.until_count("SELECT COUNT(*) FROM limit_waits", 302).await;
+    for id in held {
+        cancel(&tickr, id).await;
+    }
+    tickr.until(long, State::Executing).await;
+    // A job of the flood that a sweep lets go each second would take five minutes to get out of the way.
+    let began = Instant::now();
+    tickr.until(other, State::Completed).await;
+    println!("{:?} behind 300 jobs without room", began.elapsed());
+    tickr.until_count("SELECT COUNT(*) FROM limit_waits WHERE limit_name = 'b-key'", 300).await;
+    cancel(&tickr, long).await;
+    for id in flood {
+        tickr.until(id, State::Completed).await;
+    }
+    assert_eq!(calls.most("A"), 1);
+    assert!(at_once(&tickr).await <= 2, "the limit of all");
+    tickr.until_idle().await;
+    tickr.until_count(NO_ROWS_LEFT, 0).await;
+    tickr.assert_sound().await;
     tickr.stop().await;
 }

@@ -144,18 +144,17 @@ impl Claims {
         let (list, values) = script.list(&ids);
         script.push(
             format!(
-                "SELECT limit_name, limit_key, job_id FROM limit_slots FORCE INDEX (limit_slots_job) \
-                 WHERE job_id IN {list} AND kept_until > UTC_TIMESTAMP(6)"
+                "SELECT s.limit_name, s.limit_key, s.job_id, (SELECT h.due_at FROM limit_holds h \
+                 FORCE INDEX (PRIMARY) WHERE h.job_id = s.job_id ORDER BY h.attempt DESC LIMIT 1) AS due_at \
+                 FROM limit_slots s FORCE INDEX (limit_slots_job) \
+                 WHERE s.job_id IN {list} AND s.kept_until > UTC_TIMESTAMP(6)"
             ),
             values,
         );
         let mut done = script.run(conn).await?;
         let kept = done.pop().unwrap_or_default().rows;
         let mut states = states_in(&done.pop().unwrap_or_default().rows)?;
-        let mut kept_for: BTreeSet<(LimitKey, Uuid)> = BTreeSet::new();
-        for row in &kept {
-            kept_for.insert((key_in(row)?, row.try_get("job_id")?));
-        }
+        let kept_for = KeptFor::in_rows(&kept)?;
 
         if keys.iter().any(|(key, bounds)| states.get(key).is_some_and(|state| !state.is_of(*bounds))) {
             // Two runners that follow different values of a limit in turn would start more than either allows. The jobs
@@ -234,7 +233,9 @@ impl Claims {
             .iter()
             .filter_map(|(id, queue, due_at)| {
                 let key = refused.get(id)?;
-                Some(ToPark { id: *id, key, queue, due_at: (*due_at).into() })
+                // A job that was let go keeps its place in the line: its due time may be the turn of a rate.
+                let due_at = kept_for.due_at(*id).unwrap_or(*due_at);
+                Some(ToPark { id: *id, key, queue, due_at: due_at.into() })
             })
             .collect();
         if !parked.is_empty() {
@@ -246,17 +247,17 @@ impl Claims {
             }
             claims.extend(parked.iter().map(|job| (JobId::from_uuid(job.id), Claim::Parked)));
         }
-        // A start makes the next one of its rate due.
-        let rated = keys.iter().filter(|(_, bounds)| bounds.bounds.rate.is_some());
-        let rated: BTreeSet<LimitKey> = rated.map(|(key, _)| (*key).clone()).collect();
-        if rated.is_empty() {
+        let refused: Vec<(&Limited, &LimitKey)> =
+            jobs.iter().filter_map(|job| Some((job, *refused.get(&job.id)?))).collect();
+        let next = keys_of_next_jobs(&won, &refused, &kept_for, &states);
+        if next.is_empty() {
             script.push("COMMIT", Vec::new());
         }
         script.run(conn).await?;
         name_slots(won, &mut claims);
         let mut gone = Vec::new();
-        if !rated.is_empty() {
-            gone = let_go(conn, &rated, limits).await?.0;
+        if !next.is_empty() {
+            gone = let_go(conn, &next, limits).await?.0;
             sqlx::raw_sql("COMMIT").execute(conn).await?;
         }
         Ok(TakenLimited { claims, let_go: gone })
@@ -286,19 +287,82 @@ fn text(row: &MySqlRow, column: &str) -> Result<Option<String>, sqlx::Error> {
     Ok(bytes.map(|bytes| String::from_utf8_lossy(&bytes).into_owned()))
 }
 
+/// The jobs that were let go, and the keys that keep slots for them.
+struct KeptFor {
+    slots: BTreeSet<(LimitKey, Uuid)>,
+    /// When they were due, apart from the turn of a rate. None if a binary from before `limit_holds` let one go.
+    due: BTreeMap<Uuid, Option<Timestamp>>,
+}
+
+impl KeptFor {
+    fn in_rows(rows: &[MySqlRow]) -> Result<Self, sqlx::Error> {
+        let (mut slots, mut due) = (BTreeSet::new(), BTreeMap::new());
+        for row in rows {
+            let id: Uuid = row.try_get("job_id")?;
+            slots.insert((key_in(row)?, id));
+            due.insert(id, row.try_get("due_at")?);
+        }
+        Ok(Self { slots, due })
+    }
+
+    fn has(&self, key: &LimitKey, id: Uuid) -> bool {
+        self.slots.contains(&(key.clone(), id))
+    }
+
+    fn due_at(&self, id: Uuid) -> Option<Timestamp> {
+        self.due.get(&id).copied().flatten()
+    }
+}
+
+/// Return the keys whose next parked jobs a claim lets go. `won` have started, `refused` are parked, each at a key.
+///
+/// - A start makes the next one of its rate due, and a job that is parked at a rate gets its turn.
+/// - A slot that a key kept for a job is free when another key refuses the job, and the next job of the line may have
+///   room there. But if as many jobs or more share the other key, they mostly find no room there either, and the whole
+///   line would go to it. So only a narrower key counts: jobs may go from wide keys to narrow ones at once, and back only
+///   when an attempt ends, or with a sweep.
+/// - A job that has room and waits behind another one shows that the other one may start.
+fn keys_of_next_jobs(
+    won: &[&Limited],
+    refused: &[(&Limited, &LimitKey)],
+    kept_for: &KeptFor,
+    states: &BTreeMap<LimitKey, KeyState>,
+) -> BTreeSet<LimitKey> {
+    let mut next = BTreeSet::new();
+    let started = won.iter().flat_map(|job| &job.keys);
+    next.extend(started.filter(|(_, bounds)| bounds.bounds.rate.is_some()).map(|(key, _)| key.clone()));
+    for (job, at) in refused {
+        let Some((_, of_refusal)) = job.keys.iter().find(|(key, _)| key == *at) else { continue };
+        if of_refusal.bounds.rate.is_some()
+            || (kept_for.due_at(job.id).is_some() && states.get(*at).is_some_and(|state| state.may_start(*of_refusal)))
+        {
+            next.insert((*at).clone());
+        }
+        let freed = job
+            .keys
+            .iter()
+            .filter(|(key, bounds)| key != *at && of_refusal.is_narrower_than(bounds) && kept_for.has(key, job.id));
+        next.extend(freed.map(|(key, _)| key.clone()));
+    }
+    next
+}
+
 /// Decide whether a job may start, and count it if so. Otherwise return the key that has no room. A job whose call decides
 /// about an open breaker is added to `probes`.
 fn admit<'j>(
     job: &'j Limited,
     states: &mut BTreeMap<LimitKey, KeyState>,
-    kept_for: &BTreeSet<(LimitKey, Uuid)>,
+    kept_for: &KeptFor,
     probes: &mut BTreeMap<&'j LimitKey, Uuid>,
 ) -> Result<Option<&'j LimitKey>, sqlx::Error> {
     let mut after = Vec::with_capacity(job.keys.len());
     for (key, bounds) in &job.keys {
         let mut state = *states.get(key).ok_or_else(|| corrupt("a key of a limit without a row"))?;
-        let may =
-            if kept_for.contains(&(key.clone(), job.id)) { state.admit_let_go(*bounds) } else { state.admit(*bounds) };
+        let may = if kept_for.has(key, job.id) {
+            state.admit_let_go(*bounds)
+        } else {
+            state.admit(*bounds, kept_for.due_at(job.id))
+        };
         if !may {
             return Ok(Some(key));
         }
@@ -724,4 +788,36 @@ async fn count_attempts(conn: &mut Session<'_>, new: &[LimitSetting]) -> Result<
             .await?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use tickr_job::{Actor, Bounds, Limit};
+
+    use super::*;
+
+    /// A limit of three attempts.
+    fn limit(name: &str, shared_by: SharedBy) -> LimitSetting {
+        let bounds = Bounds { concurrency: Some(3), ..Bounds::default() };
+        let (name, overrides) = (name.parse().unwrap(), BTreeMap::new());
+        let limit = Limit { name, kind: None, queue: None, shared_by, fair: false, breaker: None, bounds, overrides };
+        let changed = (Timestamp::default(), Actor::tickr());
+        LimitSetting { limit, counted: true, changed, version: 1, breaker_since: None, share: None }
+    }
+
+    #[test]
+    fn jobs_go_from_a_wide_line_to_a_narrow_one_at_once_and_not_back() {
+        let limits = [limit("all", SharedBy::All), limit("key", SharedBy::Key)];
+        let (kind, queue) = ("noop".parse().unwrap(), "default".parse().unwrap());
+        let keys = keys_of(&limits, (&kind, &queue), CountedBy { limit_key: Some("a"), host: None });
+        let job = Limited { id: Uuid::from_u128(1), execute_at: Timestamp::default(), keys };
+        let [wide, narrow] = [0, 1].map(|place| job.keys[place].0.clone());
+        let next = |kept: &LimitKey, refused_at: &LimitKey| {
+            let slots = BTreeSet::from([(kept.clone(), job.id)]);
+            let kept_for = KeptFor { slots, due: BTreeMap::from([(job.id, Some(job.execute_at))]) };
+            keys_of_next_jobs(&[], &[(&job, refused_at)], &kept_for, &BTreeMap::new())
+        };
+        assert_eq!(next(&wide, &narrow), BTreeSet::from([wide.clone()]));
+        assert_eq!(next(&narrow, &wide), BTreeSet::new());
+    }
 }

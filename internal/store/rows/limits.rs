@@ -252,6 +252,8 @@ pub(crate) struct KeyBounds {
     pub(crate) breaker: Option<BreakerRule>,
     /// True if the limit is fair. Then few jobs of a key may be on their way to a runner, ahead of those of other keys.
     fair: bool,
+    /// The jobs that share the limit.
+    pub(crate) shared_by: SharedBy,
     /// False while the attempts that ran when the limit was set are not counted yet.
     counted: bool,
     /// Version of the limit, and when it was changed last.
@@ -301,6 +303,7 @@ impl KeyBounds {
             bounds: Bounds { weight: None, ..bounds },
             breaker: set.breaker_rule(),
             fair: set.limit.fair,
+            shared_by: set.limit.shared_by,
             counted,
             version: set.version,
             changed_at: set.changed.0,
@@ -317,6 +320,17 @@ impl KeyBounds {
         self.bounds.concurrency.is_some() || self.breaker.is_some()
     }
 
+    /// Return whether fewer jobs share the limit than the other one, as far as the way tells in which they share it.
+    pub(crate) fn is_narrower_than(&self, other: &Self) -> bool {
+        let width = |bounds: &Self| match bounds.shared_by {
+            SharedBy::Key => 0,
+            SharedBy::Host => 1,
+            SharedBy::Parent => 2,
+            SharedBy::All => 3,
+        };
+        width(self) < width(other)
+    }
+
     /// Return the values of a key, also of one whose limit was removed: that has none.
     pub(crate) fn find(limits: &[LimitSetting], key: &LimitKey) -> Self {
         let set = limits.iter().find(|set| set.limit.name == key.limit);
@@ -331,8 +345,8 @@ pub(crate) struct KeyState {
     pub(crate) running: i64,
     /// Number of jobs for which a slot is kept.
     pub(crate) kept: i64,
-    /// True if jobs of the key are parked.
-    pub(crate) parked: bool,
+    /// When the first of the parked jobs of the key was due. None if none is parked.
+    pub(crate) first_due: Option<Timestamp>,
     /// When the rate allows the next start without a burst.
     next_start: Option<Timestamp>,
     /// The rate that the last start followed. None if a binary from before this was written has started it.
@@ -346,10 +360,10 @@ pub(crate) struct KeyState {
 }
 
 impl KeyState {
-    /// Return whether a job that was not let go may start now. If so, count it.
-    pub(crate) fn admit(&mut self, bounds: KeyBounds) -> bool {
-        // Parked jobs were due earlier.
-        if self.parked || !self.has_room(bounds) || !self.conforms(bounds) || !self.passes(bounds) {
+    /// Return whether a job that this key has not let go may start now. If so, count it. `due_at` is the due time of a job
+    /// that another key has let go.
+    pub(crate) fn admit(&mut self, bounds: KeyBounds, due_at: Option<Timestamp>) -> bool {
+        if !self.is_first(due_at) || !self.may_start(bounds) {
             return false;
         }
         self.running += 1;
@@ -366,6 +380,18 @@ impl KeyState {
         self.start(bounds);
         self.call(bounds);
         true
+    }
+
+    /// Return whether no parked job of the key goes before a job. Parked jobs were due before every new one. A job that
+    /// waited for another key may have been due before them: behind them it would lose the slot that the other key keeps
+    /// for it, wait for both keys in turn, and leave slots of both unused.
+    fn is_first(&self, due_at: Option<Timestamp>) -> bool {
+        self.first_due.is_none_or(|first| due_at.is_some_and(|due_at| due_at <= first))
+    }
+
+    /// Return whether a job may start now, apart from the parked jobs before it.
+    pub(crate) fn may_start(&self, bounds: KeyBounds) -> bool {
+        self.has_room(bounds) && self.conforms(bounds) && self.passes(bounds)
     }
 
     fn has_room(&self, KeyBounds { bounds, counted, .. }: KeyBounds) -> bool {
@@ -546,7 +572,8 @@ pub(crate) fn state_step<'a>(script: &mut Script<'a>, keys: &[&'a LimitKey]) {
         "SELECT k.limit_name, k.limit_key, k.next_start, k.start_interval_us, k.start_burst, \
          UTC_TIMESTAMP(6) AS moment, (SELECT version FROM limits WHERE name = k.limit_name) AS version, {gate}, \
          ({slots} AND kept_until IS NULL) AS running, ({slots} AND kept_until > UTC_TIMESTAMP(6)) AS kept, \
-         EXISTS (SELECT 1 FROM limit_waits FORCE INDEX (limit_waits_line) WHERE {of_key} AND {NOT_PAUSED}) AS parked \
+         (SELECT due_at FROM limit_waits FORCE INDEX (limit_waits_line) WHERE {of_key} AND {NOT_PAUSED} \
+         ORDER BY due_at LIMIT 1) AS first_due \
          FROM limit_keys k FORCE INDEX (PRIMARY) WHERE {any}"
     );
     script.push(sql, values);
@@ -559,7 +586,7 @@ pub(crate) fn states_in(rows: &[MySqlRow]) -> Result<BTreeMap<LimitKey, KeyState
             let state = KeyState {
                 running: row.try_get("running")?,
                 kept: row.try_get("kept")?,
-                parked: row.try_get::<i64, _>("parked")? != 0,
+                first_due: row.try_get("first_due")?,
                 next_start: row.try_get("next_start")?,
                 followed: Pace::in_row(row)?,
                 version: row.try_get("version")?,
@@ -675,7 +702,7 @@ pub(crate) async fn let_go(
         let states = states_in(&found)?;
         let rooms: Vec<(&LimitKey, &KeyState, usize)> = states
             .iter()
-            .filter(|(_, state)| state.parked)
+            .filter(|(_, state)| state.first_due.is_some())
             .map(|(key, state)| (key, state, state.room(KeyBounds::find(limits, key))))
             .filter(|(_, _, room)| *room > 0)
             .collect();
@@ -891,7 +918,7 @@ mod tests {
 
     fn quiet(now: Timestamp) -> KeyState {
         let (next_start, followed, version) = (None, None, Some(1));
-        KeyState { running: 0, kept: 0, parked: false, next_start, followed, version, gate: None, now }
+        KeyState { running: 0, kept: 0, first_due: None, next_start, followed, version, gate: None, now }
     }
 
     fn rate(starts: u32, period_ms: u32, burst: u32) -> KeyBounds {
@@ -905,7 +932,7 @@ mod tests {
         let mut started = Vec::new();
         for moment in moments {
             state.now = at(moment);
-            if state.admit(bounds) {
+            if state.admit(bounds, None) {
                 started.push(moment);
             }
         }
@@ -933,18 +960,18 @@ mod tests {
     fn a_clock_that_is_set_back_or_a_faster_rate_holds_no_key_up() {
         let bounds = rate(10, 1_000, 2);
         let mut state = quiet(at(3_600_000));
-        while state.admit(bounds) {}
+        while state.admit(bounds, None) {}
         // An hour back.
         state.now = at(0);
-        assert!(state.admit(bounds));
-        assert!(!state.admit(bounds), "no burst of its own");
+        assert!(state.admit(bounds, None));
+        assert!(!state.admit(bounds, None), "no burst of its own");
         state.now = at(100);
-        assert!(state.admit(bounds));
+        assert!(state.admit(bounds, None));
         // From one in an hour to ten in a second.
         let slow = rate(1, 3_600_000, 0);
         let mut state = quiet(at(0));
-        assert!(state.admit(slow) && !state.admit(slow));
-        assert!(state.admit(bounds));
+        assert!(state.admit(slow, None) && !state.admit(slow, None));
+        assert!(state.admit(bounds, None));
     }
 
     #[test]
@@ -958,7 +985,7 @@ mod tests {
                 let (mut state, mut started) = (quiet(at(0)), Vec::new());
                 for ms in 0..30_000 {
                     state.now = at(ms);
-                    while state.admit(if ms < changed { of_before } else { of_after }) {
+                    while state.admit(if ms < changed { of_before } else { of_after }, None) {
                         started.push(ms);
                     }
                 }
