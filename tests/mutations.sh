@@ -1065,6 +1065,9 @@ mutants() {
     mutant 'slots of a wide limit behind a narrow one' internal/store/attempts/limited.rs \
         'of_refusal.is_narrower_than(bounds) &&' 'of_refusal.is_narrower_than(of_refusal) &&' \
         key_limits::a_key_without_room_leaves_the_slots_of_a_shared_limit_to_the_keys_behind_it
+    mutant 'due time that was put off' internal/store/rows/limits.rs \
+        'WHERE s.kept_until = o.execute_at + INTERVAL {} SECOND' 'WHERE s.kept_until > UTC_TIMESTAMP(6) + INTERVAL {} SECOND' \
+        key_limits::a_job_whose_due_time_a_client_puts_off_does_not_start_with_a_faster_rate
     mutant 'lock of an order key' internal/store/rows/jobs.rs \
         '    lock_or_make(conn, &newcomers.iter().map(|new| new.key).collect()).await?;' '' \
         order::no_job_is_left_behind_when_jobs_are_accepted_while_those_in_front_end

@@ -900,3 +900,33 @@ async fn a_key_without_room_leaves_the_slots_of_a_shared_limit_to_the_keys_behin
     tickr.assert_sound().await;
     tickr.stop().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_whose_due_time_a_client_puts_off_does_not_start_with_a_faster_rate() {
+    let calls = Calls::default();
+    let tickr = TestApp::start_with(|_| {}, calls.registry()).await;
+    set_and_wait(&tickr, "l", json!({"rate": {"starts": 1, "period_ms": 40_000, "burst": 0}})).await;
+    tickr.enqueue_many((0..5).map(|_| job("a", 1))).await;
+    tickr.until_count("SELECT COUNT(*) FROM attempts WHERE verdict = 'succeeded'", 1).await;
+    tickr.until_count("SELECT COUNT(*) FROM limit_waits", 3).await;
+    // The one that was let go, for its turn in 40 seconds.
+    let ahead = "SELECT id FROM owed WHERE execute_at < '9999-01-01'";
+    let id: uuid::Uuid = sqlx::query_scalar(ahead).fetch_one(&mut tickr.mysql().await).await.unwrap();
+    let id = JobId::from_uuid(id);
+    let change = Some(json!({"delay_ms": 3_600_000}));
+    let answer = support::call(&tickr.url(""), Method::PATCH, &format!("/v1/jobs/{id}"), "", change).await;
+    assert_eq!(answer.status, 200, "{:#}", answer.body);
+    let due_at = tickr.job(id).await["execute_at"].clone();
+    set(&tickr, "l", json!({"rate": {"starts": 100, "period_ms": 1_000}})).await;
+    tickr.until_count("SELECT COUNT(*) FROM attempts WHERE verdict = 'succeeded'", 4).await;
+    // Each change of settings is followed by two sweeps of all keys.
+    for runner in ["one", "two"] {
+        set_and_wait(&tickr, runner, json!({"queue": "other", "concurrency": 1})).await;
+    }
+    let job = tickr.job(id).await;
+    let expected = (&json!("waiting"), &Value::Null, &due_at);
+    assert_eq!((&job["state"], &job["held"], &job["execute_at"]), expected, "{job:#}");
+    assert_eq!(tickr.post(&format!("/v1/jobs/{id}/cancel"), json!({})).await.status, 200);
+    tickr.until_idle().await;
+    tickr.stop().await;
+}

@@ -861,6 +861,9 @@ pub(crate) async fn free_slots_of(conn: &mut Session<'_>, ids: &[Uuid]) -> Resul
 
 /// Park jobs of these keys again that were let go for a turn further ahead than a moment. After a change of a limit their
 /// turns may come earlier. The keys are locked.
+///
+/// A job whose due time is not that of its turn any more is left alone: a client has put it off meanwhile, and a job must
+/// not start before the due time that its client was told.
 pub(crate) async fn take_back(conn: &mut Session<'_>, keys: &BTreeSet<LimitKey>) -> Result<(), sqlx::Error> {
     let keys: Vec<&LimitKey> = keys.iter().collect();
     for keys in keys.chunks(64) {
@@ -871,7 +874,8 @@ pub(crate) async fn take_back(conn: &mut Session<'_>, keys: &BTreeSet<LimitKey>)
             "SELECT s.limit_name, s.limit_key, o.id, o.queue, j.execute_at FROM limit_slots s FORCE INDEX (PRIMARY) \
              STRAIGHT_JOIN owed o ON o.id = s.job_id AND o.state IN ('waiting', 'retrying') AND o.execute_at < ? \
              AND o.execute_at > UTC_TIMESTAMP(6) + INTERVAL 1 SECOND STRAIGHT_JOIN jobs j ON j.id = o.id \
-             WHERE s.kept_until IS NOT NULL AND ({any}) ORDER BY o.id FOR UPDATE"
+             WHERE s.kept_until = o.execute_at + INTERVAL {} SECOND AND ({any}) ORDER BY o.id FOR UPDATE",
+            KEPT_FOR.num_seconds()
         );
         script.push(sql, values);
         let found: Vec<MySqlRow> = script.run(conn).await?.into_iter().flat_map(|step| step.rows).collect();
