@@ -1068,6 +1068,10 @@ mutants() {
     mutant 'due time that was put off' internal/store/rows/limits.rs \
         'WHERE s.kept_until = o.execute_at + INTERVAL {} SECOND' 'WHERE s.kept_until > UTC_TIMESTAMP(6) + INTERVAL {} SECOND' \
         key_limits::a_job_whose_due_time_a_client_puts_off_does_not_start_with_a_faster_rate
+    mutant 'parked jobs that a limit does not cover' internal/store/attempts/limited.rs \
+        'if set.limit.key_of(&kind, &queue, by) != Some(key.key.as_str()) {' \
+        'if set.limit.key_of(&kind, &queue, by) != Some(key.key.as_str()) && false {' \
+        key_limits::jobs_that_a_changed_limit_does_not_cover_any_more_go_on
     mutant 'lock of an order key' internal/store/rows/jobs.rs \
         '    lock_or_make(conn, &newcomers.iter().map(|new| new.key).collect()).await?;' '' \
         order::no_job_is_left_behind_when_jobs_are_accepted_while_those_in_front_end

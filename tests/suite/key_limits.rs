@@ -930,3 +930,55 @@ async fn a_job_whose_due_time_a_client_puts_off_does_not_start_with_a_faster_rat
     tickr.until_idle().await;
     tickr.stop().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn jobs_that_a_changed_limit_does_not_cover_any_more_go_on() {
+    let calls = Calls::default();
+    let queues = ["by-queue", "by-kind", "by-key"];
+    let served = move |config: &mut Config| config.queues = queues.map(str::to_owned).to_vec();
+    let tickr = TestApp::start_with(served, calls.registry()).await;
+    let before = [
+        json!({"queue": "by-queue", "concurrency": 1}),
+        json!({"queue": "by-kind", "kind": "call", "concurrency": 1}),
+        json!({"queue": "by-key", "shared_by": "all", "concurrency": 1}),
+    ];
+    for (name, limit) in queues.iter().zip(before) {
+        set_and_wait(&tickr, name, limit).await;
+    }
+    let in_queue = |queue: &str, ms: u64| {
+        let mut job = job("a", ms);
+        job["queue"] = json!(queue);
+        if queue == "by-key" {
+            job["limit_key"] = Value::Null;
+        }
+        job
+    };
+    let mut held = Vec::new();
+    for queue in queues {
+        held.push(tickr.enqueue(in_queue(queue, 60_000)).await);
+    }
+    tickr.until_count("SELECT COUNT(*) FROM owed WHERE state = 'executing'", 3).await;
+    tickr.enqueue_many(queues.iter().flat_map(|queue| (0..20).map(move |_| in_queue(queue, 1)))).await;
+    tickr.until_count("SELECT COUNT(*) FROM limit_waits", 60).await;
+    let after = [
+        json!({"queue": "elsewhere", "concurrency": 1}),
+        json!({"queue": "by-kind", "kind": "noop", "concurrency": 1}),
+        json!({"queue": "by-key", "concurrency": 1}),
+    ];
+    for (name, limit) in queues.iter().zip(after) {
+        set(&tickr, name, limit).await;
+    }
+    tickr.until_count("SELECT COUNT(*) FROM attempts WHERE verdict = 'succeeded'", 60).await;
+    assert_eq!(
+        tickr.count("SELECT COUNT(*) FROM owed WHERE state = 'executing'").await,
+        3,
+        "those that hold the slots"
+    );
+    for id in held {
+        cancel(&tickr, id).await;
+    }
+    tickr.until_idle().await;
+    tickr.until_count(NO_ROWS_LEFT, 0).await;
+    tickr.assert_sound().await;
+    tickr.stop().await;
+}

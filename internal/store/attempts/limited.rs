@@ -17,8 +17,8 @@ use crate::attempts::breakers::{EndedCall, Turned, count_calls, counted, mark_co
 use crate::attempts::claim::{Claim, Claims, NOT_EXPIRED, among, read_step};
 use crate::rows::limits::{
     FairShare, KEPT_AT_MOST_S, KeyBounds, KeyState, KnownLimits, LimitKey, LimitSetting, MAX_SLOTS, ToPark, begin_with,
-    count_parked, free_slots_of, key_in, keys_of, let_go, lock_keys, park_owed, park_step, state_step, states_in,
-    take_back, write_rates,
+    count_parked, free_slots_of, key_in, keys_of, let_go, let_uncovered_go, lock_keys, park_owed, park_step,
+    state_step, states_in, take_back, write_rates,
 };
 use crate::rows::owed::DueJob;
 use crate::sql::batch::Batch;
@@ -496,6 +496,9 @@ const KEYS_READ: usize = 256;
 /// Time after a change of a limit until every runner follows it and the claims that did not are over.
 const HEARD_AFTER_MS: i64 = 3_000;
 
+/// Parked jobs that one statement reads after a change of their limit.
+const PAGE_OF_PARKED: usize = 256;
+
 /// Time for which a sweep lets jobs of the same keys go.
 const LETTING_GO: Duration = Duration::from_secs(2);
 
@@ -518,10 +521,9 @@ impl Store {
         sweep: LimitSweep,
         changed: bool,
     ) -> Result<(Vec<DueJob>, LimitSweep), StoreError> {
-        self.count_attempts_of_new_limits().await?;
+        let mut gone = self.count_attempts_of_new_limits().await?;
         self.share_fairly().await?;
         let limits = self.shared.limits.now();
-        let mut gone = Vec::new();
         let stale: Vec<(LimitKey, Vec<Uuid>)> = self.stale_slots().await?.into_iter().collect();
         for page in stale.chunks(PAGE) {
             gone.extend(self.free_page(page.to_vec(), &limits, false).await?.0);
@@ -684,22 +686,101 @@ impl Store {
         .await
     }
 
-    /// Give the executing jobs of limits that were set a moment ago their slots.
-    async fn count_attempts_of_new_limits(&self) -> Result<(), StoreError> {
+    /// Give the executing jobs of limits that were set a moment ago their slots, and let the parked jobs go that these limits
+    /// do not cover any more. Returns those.
+    async fn count_attempts_of_new_limits(&self) -> Result<Vec<DueJob>, StoreError> {
         let now = self.shared.clock.now();
         let heard = |set: &&LimitSetting| !set.counted && (now - set.changed.0).num_milliseconds() >= HEARD_AFTER_MS;
         let limits = self.shared.limits.now();
         let new: Vec<LimitSetting> = limits.iter().filter(heard).cloned().collect();
+        let mut gone = Vec::new();
         if new.is_empty() {
-            return Ok(());
+            return Ok(gone);
         }
         let new = Arc::new(new);
-        transact(&self.shared.pools.loops, "count for a new limit", move |conn, _| {
+        for set in new.iter() {
+            gone.extend(self.let_uncovered_go(set).await?);
+        }
+        let counted = transact(&self.shared.pools.loops, "count for a new limit", move |conn, _| {
             let new = Arc::clone(&new);
             Box::pin(async move { count_attempts(conn, &new).await })
-        })
-        .await
+        });
+        counted.await?;
+        Ok(gone)
     }
+
+    /// Let the parked jobs of a limit go that it does not cover any more, since it is about another kind or queue or is
+    /// shared in another way. Their keys would let them go one by one, each with a slot that no claim needs.
+    ///
+    /// This is done once for each change, before the attempts of the changed limit are counted. Every runner follows it by
+    /// then, so no further jobs are parked under its former values.
+    async fn let_uncovered_go(&self, set: &LimitSetting) -> Result<Vec<DueJob>, StoreError> {
+        let (mut gone, mut after) = (Vec::new(), Some((Vec::new(), Timestamp::default(), Uuid::nil())));
+        while let Some(position) = after {
+            let set = Arc::new(set.clone());
+            let page = on_pool(&self.shared.pools.loops, "read parked jobs of a changed limit", move |conn, _| {
+                let (set, position) = (Arc::clone(&set), position.clone());
+                Box::pin(async move { read_uncovered(conn, &set, &position).await })
+            });
+            let uncovered;
+            (uncovered, after) = page.await?;
+            if uncovered.is_empty() {
+                continue;
+            }
+            let uncovered = Arc::new(uncovered);
+            let some = transact(&self.shared.pools.loops, "let jobs of a changed limit go", move |conn, _| {
+                let uncovered = Arc::clone(&uncovered);
+                Box::pin(async move {
+                    let keys: BTreeSet<&LimitKey> = uncovered.values().collect();
+                    lock_keys(conn, &keys.into_iter().collect::<Vec<_>>()).await?;
+                    let_uncovered_go(conn, &uncovered).await
+                })
+            });
+            gone.extend(some.await?);
+        }
+        Ok(gone)
+    }
+}
+
+/// Position in the parked jobs of a limit: key, due time and id.
+type Position = (Vec<u8>, Timestamp, Uuid);
+
+/// Read a page of the parked jobs of a limit behind this position. Returns those that the limit does not cover, and the end
+/// of the page unless it is the last one.
+async fn read_uncovered(
+    conn: &mut Session<'_>,
+    set: &LimitSetting,
+    (key, due_at, id): &Position,
+) -> Result<(BTreeMap<Uuid, LimitKey>, Option<Position>), sqlx::Error> {
+    let name = set.limit.name.as_str();
+    let counted_by = CountedColumns::of(std::slice::from_ref(set));
+    let sql = format!(
+        "SELECT w.limit_name, w.limit_key, w.due_at, w.job_id, o.kind, o.queue, {} FROM limit_waits w \
+         FORCE INDEX (limit_waits_line) LEFT JOIN owed o FORCE INDEX (PRIMARY) ON o.id = w.job_id {} \
+         WHERE (w.limit_name = ? AND w.limit_key > ?) OR (w.limit_name = ? AND w.limit_key = ? AND w.due_at > ?) \
+         OR (w.limit_name = ? AND w.limit_key = ? AND w.due_at = ? AND w.job_id > ?) \
+         ORDER BY w.limit_name, w.limit_key, w.due_at, w.job_id LIMIT {PAGE_OF_PARKED}",
+        counted_by.columns.replace("l.limit_key", "l.limit_key AS limit_key_of_job"),
+        counted_by.joins.replace("STRAIGHT_JOIN", "LEFT JOIN")
+    );
+    let query = statement(sql).bind(name).bind(key).bind(name).bind(key).bind(due_at);
+    let rows = query.bind(name).bind(key).bind(due_at).bind(*id).fetch_all(conn).await?;
+    let mut uncovered = BTreeMap::new();
+    for row in &rows {
+        let name = |column| row.try_get::<&str, _>(column).ok().and_then(|name| name.parse::<Name>().ok());
+        let (Some(kind), Some(queue)) = (name("kind"), name("queue")) else { continue };
+        let (limit_key, host) = (text(row, "limit_key_of_job")?, text(row, "host")?);
+        let by = CountedBy { limit_key: limit_key.as_deref(), host: host.as_deref() };
+        let key = key_in(row)?;
+        if set.limit.key_of(&kind, &queue, by) != Some(key.key.as_str()) {
+            uncovered.insert(row.try_get("job_id")?, key);
+        }
+    }
+    let last = match rows.last().filter(|_| rows.len() == PAGE_OF_PARKED) {
+        Some(row) => Some((row.try_get("limit_key")?, row.try_get("due_at")?, row.try_get("job_id")?)),
+        None => None,
+    };
+    Ok((uncovered, last))
 }
 
 /// Keys with waiting jobs whose weights are read. With more, each key has as many slots as its weight in any case.

@@ -731,6 +731,32 @@ pub(crate) async fn let_go(
     Ok((all, more))
 }
 
+/// Let these parked jobs of a limit go, whether it has room or not: it does not cover them any more. No slots are kept for
+/// them. Returns those that were parked still. Their keys are locked.
+pub(crate) async fn let_uncovered_go(
+    conn: &mut Session<'_>,
+    parked: &BTreeMap<Uuid, LimitKey>,
+) -> Result<Vec<DueJob>, sqlx::Error> {
+    let keys: BTreeSet<&LimitKey> = parked.values().collect();
+    let ids: Vec<Uuid> = parked.keys().copied().collect();
+    let mut script = Script::as_text();
+    state_step(&mut script, &keys.into_iter().collect::<Vec<_>>());
+    let (list, values) = script.list(&ids);
+    let sql = "SELECT limit_name, limit_key, job_id, due_at FROM limit_waits FORCE INDEX (PRIMARY) WHERE job_id IN";
+    script.push(format!("{sql} {list}"), values);
+    let mut done = script.run(conn).await?;
+    let found = done.pop().unwrap_or_default().rows;
+    let states = states_in(&done.pop().unwrap_or_default().rows)?;
+    let mut waiting: BTreeMap<Uuid, (LimitKey, Timestamp)> = BTreeMap::new();
+    for row in &found {
+        let (id, key) = (row.try_get("job_id")?, key_in(row)?);
+        if parked.get(&id) == Some(&key) {
+            waiting.insert(id, (key, row.try_get("due_at")?));
+        }
+    }
+    let_go_of(conn, &waiting, &states, &[]).await
+}
+
 /// Give these parked jobs due times, and keep slots for them.
 async fn let_go_of(
     conn: &mut Session<'_>,
