@@ -998,6 +998,9 @@ mutants() {
     mutant 'breaker that was set again' internal/store/rows/breakers.rs \
         'self.failed_at >= rule.since' 'self.failed_at > rule.since - TimeDelta::days(1)' \
         receivers::a_removed_breaker_or_limit_lets_its_jobs_go_and_is_forgotten
+    mutant 'failures behind a clock that was set back' internal/store/rows/breakers.rs \
+        'self.failed_at = Some(now.max(rule.since));' 'self.failed_at = Some(now);' \
+        receivers::a_breaker_opens_also_after_the_clock_was_set_back
     mutant 'refusals that are about a call' internal/handlers/http/response.rs \
         '        let status = self.status;
         status.is_server_error() ||' \
@@ -1072,6 +1075,9 @@ mutants() {
         'if set.limit.key_of(&kind, &queue, by) != Some(key.key.as_str()) {' \
         'if set.limit.key_of(&kind, &queue, by) != Some(key.key.as_str()) && false {' \
         key_limits::jobs_that_a_changed_limit_does_not_cover_any_more_go_on
+    mutant 'count for a limit behind a clock that was set back' internal/store/rows/limits.rs \
+        'since.elapsed() >= time)' 'since.elapsed() >= time && set.changed.0 < chrono::Utc::now())' \
+        key_limits::a_clock_that_is_set_back_after_a_limit_was_set_holds_no_job_up
     mutant 'lock of an order key' internal/store/rows/jobs.rs \
         '    lock_or_make(conn, &newcomers.iter().map(|new| new.key).collect()).await?;' '' \
         order::no_job_is_left_behind_when_jobs_are_accepted_while_those_in_front_end

@@ -982,3 +982,21 @@ async fn jobs_that_a_changed_limit_does_not_cover_any_more_go_on() {
     tickr.assert_sound().await;
     tickr.stop().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_clock_that_is_set_back_after_a_limit_was_set_holds_no_job_up() {
+    let calls = Calls::default();
+    let tickr = TestApp::start_with(|_| {}, calls.registry()).await;
+    set(&tickr, "l", json!({"concurrency": 1})).await;
+    // By the clock of the database, the change of the limit lies an hour ahead.
+    tickr.sql("UPDATE limits SET changed_at = changed_at + INTERVAL 1 HOUR WHERE NOT counted").await;
+    assert_eq!(
+        tickr.count("SELECT COUNT(*) FROM limits WHERE changed_at > UTC_TIMESTAMP(6) + INTERVAL 50 MINUTE").await,
+        1
+    );
+    let id = tickr.enqueue(job("a", 1)).await;
+    tickr.until(id, State::Completed).await;
+    tickr.until_idle().await;
+    tickr.until_count(NO_ROWS_LEFT, 0).await;
+    tickr.stop().await;
+}

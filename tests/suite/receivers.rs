@@ -515,6 +515,26 @@ async fn a_breaker_opens_after_its_failures_and_parked_jobs_burn_no_attempt() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_breaker_opens_also_after_the_clock_was_set_back() {
+    let tickr = TestApp::start_with(|_| {}, Registry::new()).await;
+    let down = Receiver::start(Duration::ZERO).await;
+    down.answers(500);
+    set_and_wait(&tickr, "per-host", with_breaker(3, 600_000, 600_000)).await;
+    // By the clock of the database, the limit gets its breaker in an hour.
+    tickr.sql("UPDATE limits SET breaker_since = breaker_since + INTERVAL 1 HOUR").await;
+    for _ in 0..3 {
+        let id = tickr.enqueue(down.once()).await;
+        tickr.until(id, State::Failed).await;
+    }
+    until_breaker(&tickr, &down.host(), "open").await;
+    let parked = tickr.enqueue(down.once()).await;
+    tickr.until_count(PARKED, 1).await;
+    assert_eq!(down.count(), 3);
+    assert_eq!(tickr.post(&format!("/v1/jobs/{parked}/cancel"), json!({})).await.status, 200);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn refusals_that_are_about_a_call_open_no_breaker() {
     let tickr = TestApp::start_with(|_| {}, Registry::new()).await;
     let receiver = Receiver::start(Duration::ZERO).await;

@@ -493,8 +493,10 @@ async fn free(
 const PAGE: usize = 64;
 /// Keys with parked jobs that one statement of a sweep reads.
 const KEYS_READ: usize = 256;
-/// Time after a change of a limit until every runner follows it and the claims that did not are over.
-const HEARD_AFTER_MS: i64 = 3_000;
+/// Time after a change of a limit until every runner follows it and the claims that did not are over. It runs from the moment
+/// when this process followed the change, and by the monotonic clock: one of MySQL that was set back would keep the jobs of
+/// the limit waiting until it is there again.
+const HEARD_AFTER: Duration = Duration::from_secs(3);
 
 /// Parked jobs that one statement reads after a change of their limit.
 const PAGE_OF_PARKED: usize = 256;
@@ -689,10 +691,7 @@ impl Store {
     /// Give the executing jobs of limits that were set a moment ago their slots, and let the parked jobs go that these limits
     /// do not cover any more. Returns those.
     async fn count_attempts_of_new_limits(&self) -> Result<Vec<DueJob>, StoreError> {
-        let now = self.shared.clock.now();
-        let heard = |set: &&LimitSetting| !set.counted && (now - set.changed.0).num_milliseconds() >= HEARD_AFTER_MS;
-        let limits = self.shared.limits.now();
-        let new: Vec<LimitSetting> = limits.iter().filter(heard).cloned().collect();
+        let new = self.shared.limits.uncounted_for(HEARD_AFTER);
         let mut gone = Vec::new();
         if new.is_empty() {
             return Ok(gone);

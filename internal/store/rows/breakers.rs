@@ -126,7 +126,9 @@ impl BreakerState {
             return open.then_some(Turn::Closed);
         }
         self.failures = self.failures.saturating_add(1);
-        self.failed_at = Some(now);
+        // The limit got its breaker after this moment if the clock was set back since then. A failure from before that does
+        // not count, so with the time of the clock none would.
+        self.failed_at = Some(now.max(rule.since));
         self.last_error = error.map(cut);
         if !open && self.failures < rule.breaker.failures {
             return None;
@@ -206,6 +208,17 @@ mod tests {
         state.probe_job = Some(OTHER);
         assert_eq!(answer(&mut state, OTHER, 12_000), Some(Turn::Closed));
         assert_eq!(state, BreakerState::default());
+    }
+
+    #[test]
+    fn it_opens_also_while_the_clock_is_behind_the_time_when_the_limit_got_it() {
+        let ahead = BreakerRule { since: at(3_600_000), ..rule() };
+        let mut state = BreakerState::default();
+        for turn in [None, None, Some(Turn::Opened)] {
+            assert_eq!(state.count(ahead, (JOB, CallOutcome::Failed), None, at(0)), turn);
+            assert!(state.failed_at >= Some(ahead.since), "counts when it is read again");
+        }
+        assert_eq!(state.probe_at, Some(at(1_000)), "the pause begins now");
     }
 
     #[test]

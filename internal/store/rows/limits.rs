@@ -81,6 +81,10 @@ pub(crate) const COLUMNS: &str = "name, kind, queue, shared_by, concurrency, rat
                                   breaker_since";
 
 impl LimitSetting {
+    fn change(&self) -> Change {
+        (self.limit.name.clone(), self.version, self.changed.0)
+    }
+
     /// Return the breaker of the limit, if it has one.
     pub(crate) fn breaker_rule(&self) -> Option<BreakerRule> {
         Some(BreakerRule { breaker: self.limit.breaker?, since: self.breaker_since? })
@@ -161,7 +165,12 @@ struct Followed {
     limits: Arc<Vec<LimitSetting>>,
     /// A moment before they were read. None in a process that follows no limits.
     asked: Option<Instant>,
+    /// Since when this process has followed the limits whose attempts are not counted yet.
+    uncounted: BTreeMap<Change, Instant>,
 }
+
+/// A change of a limit: its name, its version, and when it was changed.
+type Change = (Name, u32, Timestamp);
 
 impl KnownLimits {
     pub(crate) fn now(&self) -> Arc<Vec<LimitSetting>> {
@@ -176,6 +185,12 @@ impl KnownLimits {
             return;
         }
         known.asked = Some(asked);
+        let uncounted = limits.iter().filter(|set| !set.counted).map(LimitSetting::change);
+        let since = |change: Change| {
+            let since = known.uncounted.get(&change).copied().unwrap_or_else(Instant::now);
+            (change, since)
+        };
+        known.uncounted = uncounted.map(since).collect();
         if limits.iter().all(|set| !set.limit.fair) {
             known.limits = Arc::clone(limits);
             return;
@@ -184,6 +199,13 @@ impl KnownLimits {
         let limits = limits.iter().map(|set| LimitSetting { share: share(&set.limit.name), ..set.clone() });
         let limits = Arc::new(limits.collect());
         known.limits = limits;
+    }
+
+    /// Return the limits whose attempts are not counted, of those that this process has followed for this time.
+    pub(crate) fn uncounted_for(&self, time: Duration) -> Vec<LimitSetting> {
+        let known = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        let since = |set: &&LimitSetting| known.uncounted.get(&set.change()).filter(|_| !set.counted);
+        known.limits.iter().filter(|set| since(set).is_some_and(|since| since.elapsed() >= time)).cloned().collect()
     }
 
     /// Return whether the limits of this process are due to be read again.
