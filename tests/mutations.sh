@@ -1078,6 +1078,9 @@ mutants() {
     mutant 'count for a limit behind a clock that was set back' internal/store/rows/limits.rs \
         'since.elapsed() >= time)' 'since.elapsed() >= time && set.changed.0 < chrono::Utc::now())' \
         key_limits::a_clock_that_is_set_back_after_a_limit_was_set_holds_no_job_up
+    mutant 'first version of a limit' internal/store/limits.rs \
+        'rand::random_range(1..=MAX_FIRST_VERSION)' 'MAX_FIRST_VERSION.min(1)' \
+        key_limits::the_version_of_a_removed_limit_changes_none_that_has_its_name
     mutant 'lock of an order key' internal/store/rows/jobs.rs \
         '    lock_or_make(conn, &newcomers.iter().map(|new| new.key).collect()).await?;' '' \
         order::no_job_is_left_behind_when_jobs_are_accepted_while_those_in_front_end

@@ -16,6 +16,9 @@ use tickr_job::{Actor, Limit, Name};
 /// Most limits that operators can set.
 pub const MAX_LIMITS: usize = 200;
 
+/// Largest first version of a limit. Each change increments it, and the column has room for as many changes again.
+const MAX_FIRST_VERSION: u32 = u32::MAX / 2;
+
 /// Outcome of a request to set a limit.
 #[derive(Clone, Debug)]
 pub enum LimitOutcome {
@@ -63,6 +66,9 @@ impl Store {
     ) -> Result<LimitOutcome, StoreError> {
         let act = AuditEntry::new(by, "limit.set", limit.name.as_str()).with(audit_detail(&limit));
         let shared = self.shared.clone();
+        // A limit that was removed may be made again. If both began with the same version, a client that read the first one
+        // would change the second, and a runner that follows the first one would start jobs by its values.
+        let first_version = rand::random_range(1..=MAX_FIRST_VERSION);
         transact(&self.shared.pools.controls, "set a limit", move |conn, earlier| {
             let (shared, limit, act, condition) = (shared.clone(), limit.clone(), act.clone(), condition.clone());
             Box::pin(async move {
@@ -72,7 +78,7 @@ impl Store {
                     && was_recorded(conn, &act).await?
                     && let Some(before) = before
                 {
-                    let new = before.version == 1;
+                    let new = before.version == first_version;
                     return Ok(LimitOutcome::Done(before, new));
                 }
                 if !condition.is_met_by(before.as_ref().map(|before| before.version)) {
@@ -88,7 +94,7 @@ impl Store {
                         limit,
                         counted: false,
                         changed: (now, act.actor.clone()),
-                        version: 1,
+                        version: first_version,
                         share: None,
                     };
                     write(conn, &set).await?;
