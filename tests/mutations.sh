@@ -433,10 +433,10 @@ mutants() {
         "if redis.call('EXISTS', KEYS[1]) == 0 then return -1 end" '' \
         recovery::a_lost_epoch_leads_to_a_rebuild
     mutant 'due time in the claim' internal/store/attempts/claim.rs \
-        'let is_due = " AND execute_at <= UTC_TIMESTAMP(6)";' 'let is_due = "";' \
+        'const IS_DUE: &str = " AND execute_at <= UTC_TIMESTAMP(6)";' 'const IS_DUE: &str = "";' \
         store::a_claim_is_refused_before_the_due_time_and_for_other_kinds
     mutant 'state in the claim' internal/store/attempts/claim.rs \
-        "AND state IN ('waiting', 'retrying'){is_due}" '{is_due}' \
+        "AND state IN ('waiting', 'retrying'){condition}" '{condition}' \
         store::an_attempt_is_claimed_by_one_of_many
     mutant 'clock after the locks of a cancel' internal/store/jobs/actions.rs \
         'let held = lock_held(conn, std::iter::once(id)).await?;
@@ -1751,6 +1751,14 @@ mutants() {
         'let limited = limited.map(|queue| (queue, may_judge));' \
         'let limited = limited.map(|queue| (queue, may_judge)).filter(|_| false);' \
         remote_workers::pauses_limits_and_order_keys_hold_for_remote_workers
+    mutant 'locked rows in a claim for a worker' internal/store/attempts/claim.rs \
+        'self.remote.is_some() && earlier == PriorRun::Nothing' \
+        'self.remote.is_some() && earlier == PriorRun::MayHaveCommitted' \
+        remote_workers::a_row_that_another_session_locks_holds_up_no_other_job_and_no_heartbeat
+    mutant 'locked queue of a claim for a worker' internal/store/attempts/remote.rs \
+        'QUEUE_PATIENCE: Duration = Duration::from_millis(300)' \
+        'QUEUE_PATIENCE: Duration = Duration::from_secs(300)' \
+        remote_workers::a_queue_that_another_session_locks_holds_up_no_other_queue_of_workers
     mutant 'suspects of remote workers' internal/api/workers.rs \
         'if drained || begun.holds_suspect || begun.repeated {' \
         'if drained || begun.repeated {' \

@@ -11,6 +11,7 @@ use tickr::handlers::Registry;
 use tickr::job::{JobId, State};
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
+use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
@@ -670,6 +671,104 @@ async fn pauses_limits_and_order_keys_hold_for_remote_workers() {
     tickr.stop().await;
 }
 
+/// Fetch jobs for this worker until the task ends, and finish each at once.
+fn work_off(worker: Worker, at: SocketAddr, wait_ms: u64) -> JoinHandle<()> {
+    tokio::spawn(async move {
+        loop {
+            for job in worker.fetch(at, 2, wait_ms, &[]).await {
+                worker.finish(at, &job, json!({"verdict": "succeeded"})).await;
+            }
+        }
+    })
+}
+
+/// Wait until this many jobs have completed, and beat for the worker meanwhile. Each heartbeat is answered soon.
+async fn until_completed(tickr: &TestApp, wanted: i64, within: Duration, beats: &Worker) {
+    let (began, completed) = (Instant::now(), "SELECT COUNT(*) FROM attempts WHERE end_state = 'completed'");
+    loop {
+        let asked = Instant::now();
+        beats.beat(tickr.app.addr(), &[]).await;
+        assert!(asked.elapsed() < Duration::from_secs(2), "a heartbeat took {:?}", asked.elapsed());
+        let done = tickr.count(completed).await;
+        if done >= wanted {
+            return;
+        }
+        assert!(began.elapsed() < within, "{done} of {wanted} jobs have completed after {within:?}");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_row_that_another_session_locks_holds_up_no_other_job_and_no_heartbeat() {
+    let tickr = started().await;
+    let at = tickr.app.addr();
+    let mut completed = 0;
+    for limit in ["none", "of the queue", "by key"] {
+        let queue_limit = json!({"concurrency": if limit == "of the queue" { json!(10) } else { Value::Null }});
+        assert_eq!(tickr.patch("/v1/queues/pictures", queue_limit).await.status, 200);
+        if limit == "by key" {
+            let limit = json!({"kind": "resize", "concurrency": 10});
+            assert_eq!(tickr.put("/v1/limits/ten", limit).await.status, 201);
+            eventually("the limit counts", || async {
+                (tickr.get("/v1/limits/ten").await.body["counted"] == true).then_some(())
+            })
+            .await;
+        }
+        let job = |n: u32| json!({"kind": "resize", "payload": n, "limit_key": "k"});
+        let ids = tickr.enqueue_many((0..6).map(job)).await;
+        let mut frozen = tickr.mysql().await;
+        sqlx::raw_sql("BEGIN").execute(&mut frozen).await.unwrap();
+        let lock = "SELECT id FROM owed WHERE id = ? FOR UPDATE";
+        sqlx::query(lock).bind(ids[0].uuid()).fetch_one(&mut frozen).await.unwrap();
+        let mut tasks = Vec::new();
+        for _ in 0..3 {
+            tasks.push(work_off(Worker::register(&tickr, 2).await, at, 500));
+        }
+        let beats = Worker::register(&tickr, 1).await;
+        until_completed(&tickr, completed + 5, Duration::from_secs(5), &beats).await;
+        assert_eq!(tickr.job(ids[0]).await["state"], "waiting", "a limit: {limit}");
+        sqlx::raw_sql("ROLLBACK").execute(&mut frozen).await.unwrap();
+        completed += 6;
+        until_completed(&tickr, completed, Duration::from_secs(20), &beats).await;
+        for id in ids {
+            assert_eq!(tickr.verdicts(id).await, ["succeeded"]);
+        }
+        // Between two requests, so that none of them is given up with jobs on their way.
+        tasks.iter().for_each(JoinHandle::abort);
+    }
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_queue_that_another_session_locks_holds_up_no_other_queue_of_workers() {
+    let tickr = started().await;
+    let at = tickr.app.addr();
+    assert_eq!(tickr.patch("/v1/queues/pictures", json!({"concurrency": 10})).await.status, 200);
+    let mut frozen = tickr.mysql().await;
+    sqlx::raw_sql("BEGIN").execute(&mut frozen).await.unwrap();
+    sqlx::raw_sql("SELECT name FROM queues WHERE name = 'pictures' FOR UPDATE").execute(&mut frozen).await.unwrap();
+    let both = json!({"name": "test", "kinds": ["resize"], "queues": ["pictures", "other"], "slots": 2});
+    let mut tasks = Vec::new();
+    for _ in 0..10 {
+        tasks.push(work_off(Worker::register_as(&tickr, both.clone()).await, at, 500));
+    }
+    let stuck = tickr.enqueue_many((0..20).map(|n| json!({"kind": "resize", "payload": n}))).await;
+    let beats = Worker::register(&tickr, 1).await;
+    for _ in 0..20 {
+        tickr.enqueue(json!({"kind": "resize", "payload": 1, "queue": "other"})).await;
+    }
+    until_completed(&tickr, 20, Duration::from_secs(5), &beats).await;
+    let of_stuck = "SELECT COUNT(*) FROM owed WHERE queue = 'pictures' AND state = 'waiting'";
+    assert_eq!(tickr.count(of_stuck).await, 20);
+    sqlx::raw_sql("ROLLBACK").execute(&mut frozen).await.unwrap();
+    until_completed(&tickr, 40, Duration::from_secs(20), &beats).await;
+    for id in stuck {
+        assert_eq!(tickr.verdicts(id).await, ["succeeded"]);
+    }
+    tasks.iter().for_each(JoinHandle::abort);
+    tickr.stop().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_suspect_is_handed_to_a_worker_that_holds_nothing_and_alone() {
     let tickr = started().await;
@@ -742,6 +841,17 @@ async fn a_suspect_gets_a_worker_to_itself_while_all_workers_have_jobs() {
         }
     }
     tickr.stop_broken("the test has written losses without their attempts").await;
+}
+
+/// Wait until the index delivers a job of the queue `pictures`.
+async fn until_ready(tickr: &TestApp, id: JobId) {
+    let lane = tickr.key("ready:pictures");
+    eventually("the job is in the index", || async {
+        let mut redis = tickr.redis().await;
+        let ids: Vec<String> = redis::cmd("LRANGE").arg(&lane).arg(0).arg(-1).query_async(&mut redis).await.unwrap();
+        ids.contains(&id.to_string()).then_some(())
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -13,7 +13,7 @@ use crate::attempts::claim_batches::OpenClaims;
 use crate::rows::checkpoints::HAS_CHECKPOINT;
 use crate::rows::limits::{KnownLimits, LimitKey};
 use crate::rows::order::held_until;
-use crate::rows::owed::{DueJob, SUSPECT_FROM, due_job, unreadable};
+use crate::rows::owed::{DueJob, SKIP_LOCKED, SUSPECT_FROM, due_job, unreadable};
 use crate::sql::batch::Batch;
 use crate::sql::batches::placeholders;
 use crate::sql::connection::{DbFuture, PriorRun};
@@ -160,6 +160,9 @@ const LAST_ATTEMPT: &str = "(attempt + 1 >= spared + max_attempts)";
 /// the same that becomes `started_at`.
 pub(super) const NOT_EXPIRED: &str = "(expires_at IS NULL OR expires_at > SYSDATE(6))";
 
+/// Condition on a row of `owed`: the job is due.
+const IS_DUE: &str = " AND execute_at <= UTC_TIMESTAMP(6)";
+
 /// A job to claim.
 pub(crate) struct ClaimRequest {
     pub(crate) id: JobId,
@@ -255,10 +258,16 @@ impl Batch for Claims {
                 None => (ids.clone(), Vec::new(), Vec::new()),
             };
             let mut claims = HashMap::new();
+            let skips_locked = self.skips_locked(earlier);
             // One transaction of the caller ends with one claim. The other jobs come back in a moment.
             let limited = if self.is_in_transaction() && !free.is_empty() { Vec::new() } else { limited };
             if !free.is_empty() {
-                claims = self.take(conn, (&free, &among(&sure, &free)), token, batches[0]).await?;
+                let jobs = (free.as_slice(), among(&sure, &free));
+                claims = if skips_locked {
+                    self.take_unlocked(conn, (jobs.0, &jobs.1), token, batches[0]).await?
+                } else {
+                    self.take(conn, (jobs.0, &jobs.1), token, batches[0]).await?
+                };
             }
             let mut let_go = Vec::new();
             let own: HashSet<JobId> = limited.iter().chain(&ours).map(|job| JobId::from_uuid(job.id)).collect();
@@ -266,7 +275,8 @@ impl Batch for Claims {
                 claims.extend(self.read_ours(conn, &ours, token).await?);
             }
             if let Some(limits) = limits.filter(|_| !limited.is_empty()) {
-                let taken = self.take_limited(conn, (&limited, &limits), &sure, token, batches[1]).await?;
+                let jobs = (limited.as_slice(), limits.as_slice());
+                let taken = self.take_limited(conn, jobs, (&sure, skips_locked), token, batches[1]).await?;
                 claims.extend(taken.claims);
                 let_go = taken.let_go;
             }
@@ -331,6 +341,7 @@ impl Claims {
         if !self.is_in_transaction() {
             script.push("BEGIN", Vec::new());
         }
+        self.fence_step(&mut script);
         self.claim_step(&mut script, (ids, sure), token);
         let taken: u64 = script.run(conn).await?.iter().map(|done| done.affected).sum();
 
@@ -348,6 +359,69 @@ impl Claims {
         self.claims_in(done.iter().flat_map(|done| &done.rows), token)
     }
 
+    /// Do what [`take`](Self::take) does, without the rows that another session locks: their jobs are answered with
+    /// [`Claim::Gone`]. A claim that waited for one row would keep the others locked, and the connection.
+    ///
+    /// The first request locks the rows, so the update waits for none, and its COMMIT goes with it. If its answer is
+    /// lost, the next request of the worker finds what was claimed.
+    async fn take_unlocked(
+        &self,
+        conn: &mut Session<'_>,
+        (ids, sure): (&[Uuid], &[Uuid]),
+        token: AttemptToken,
+        batch: Uuid,
+    ) -> Result<HashMap<JobId, Claim>, sqlx::Error> {
+        let mut script = Script::about(ids.len(), 0);
+        if !self.is_in_transaction() {
+            script.push("BEGIN", Vec::new());
+        }
+        self.fence_step(&mut script);
+        self.lock_step(&mut script, (ids, sure));
+        let locked = script.run(conn).await?.pop().unwrap_or_default().rows;
+        let (mut claims, mut ready) = (gone(ids), Vec::with_capacity(locked.len()));
+        for row in &locked {
+            let id: Uuid = row.try_get("id")?;
+            claims.remove(&JobId::from_uuid(id));
+            if row.try_get("may_start")? {
+                ready.push(id);
+            }
+        }
+
+        let bytes: Vec<u8> = ready.iter().flat_map(|id| *id.as_bytes()).collect();
+        let mut script = Script::about(ready.len(), 0);
+        if !ready.is_empty() {
+            self.claim_step(&mut script, (&ready, &among(sure, &ready)), token);
+            self.batch_step(&mut script, &bytes, token, batch);
+            read_step(&mut script, &ready, token);
+        }
+        script.push("COMMIT", Vec::new());
+        let done = script.run(conn).await?;
+        claims.extend(self.claims_in(done.iter().flat_map(|done| &done.rows), token)?);
+        Ok(claims)
+    }
+
+    /// Add the step that locks the rows of those of these jobs that wait, but for rows that another session locks, and
+    /// reads whether the claim may start them.
+    fn lock_step<'s>(&'s self, script: &mut Script<'s>, (ids, sure): (&[Uuid], &[Uuid])) {
+        let (last_attempts, of_last_attempts) = last_attempts(script, (ids, sure));
+        let (condition, mut values) = self.condition([IS_DUE, &last_attempts], [Vec::new(), of_last_attempts]);
+        let (list, ids) = script.list(ids);
+        values.extend(ids);
+        let select = format!(
+            "SELECT id, (TRUE{condition}) AS may_start FROM owed FORCE INDEX (PRIMARY) WHERE id IN {list} \
+             AND state IN ('waiting', 'retrying') ORDER BY id FOR UPDATE{SKIP_LOCKED}"
+        );
+        script.push(select, values);
+    }
+
+    /// Add the step that lets the next request of the worker wait until this claim has ended. So it sees what was claimed
+    /// for this request.
+    pub(super) fn fence_step<'s>(&'s self, script: &mut Script<'s>) {
+        if self.remote.is_some() {
+            script.push("SELECT id FROM runners WHERE id = ? LOCK IN SHARE MODE", vec![self.runner.as_str().into()]);
+        }
+    }
+
     /// Add the step that claims those of these jobs that are due and of the runner's kinds. `sure`, a part of them, are
     /// claimed for their last attempt as well.
     pub(super) fn claim_step<'s>(
@@ -356,17 +430,8 @@ impl Claims {
         (ids, sure): (&[Uuid], &[Uuid]),
         token: AttemptToken,
     ) {
-        // Most claims have none of the other sort.
-        let (last_attempts, values) = match (sure.is_empty(), sure.len() < ids.len()) {
-            (_, false) => (String::new(), Vec::new()),
-            (true, true) => (format!(" AND NOT {LAST_ATTEMPT}"), Vec::new()),
-            (false, true) => {
-                let (list, sure) = script.list(sure);
-                (format!(" AND (NOT {LAST_ATTEMPT} OR id IN {list})"), sure)
-            }
-        };
-        let is_due = " AND execute_at <= UTC_TIMESTAMP(6)";
-        self.claim(script, ids, token, ["", is_due, &last_attempts], [Vec::new(), Vec::new(), values]);
+        let (last_attempts, values) = last_attempts(script, (ids, sure));
+        self.claim(script, ids, token, ["", IS_DUE, &last_attempts], [Vec::new(), Vec::new(), values]);
     }
 
     /// Add the step that claims those of these jobs that are held until they are at the head of their order key, which
@@ -399,16 +464,10 @@ impl Claims {
         let mut values = vec![Value::from(token.uuid()), self.runner.as_str().into(), lease.into()];
         values.extend(of_set);
         values.extend(ids);
-        values.extend(of_due);
-        values.extend(self.kinds.iter().map(|kind| Value::from(kind.as_str())));
-        if self.kinds.is_empty() {
-            values.push("".into());
-        }
-        values.extend(of_last_attempts);
+        let (condition, of_condition) = self.condition([is_due, last_attempts], [of_due, of_last_attempts]);
+        values.extend(of_condition);
         let mut fence = "";
         if let Some(remote) = &self.remote {
-            // The next request of the worker waits for this lock, and then sees what was claimed for this one.
-            script.push("SELECT id FROM runners WHERE id = ? LOCK IN SHARE MODE", vec![self.runner.as_str().into()]);
             fence = " AND EXISTS (SELECT 1 FROM runners r WHERE r.id = ? AND r.fetch_id = ? AND r.stopped_at IS NULL \
                      AND r.drained_at IS NULL)";
             values.extend([Value::from(self.runner.as_str()), remote.fetch.into()]);
@@ -416,11 +475,29 @@ impl Claims {
         let update = format!(
             "UPDATE owed FORCE INDEX (PRIMARY) SET state = 'executing', attempt = attempt + 1, token = ?, runner = ?, \
              started_at = SYSDATE(6), lease_until = UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND, progress = NULL{set} \
-             WHERE id IN {list} AND state IN ('waiting', 'retrying'){is_due} AND {NOT_EXPIRED} AND kind IN {}{last_attempts}{fence}{}",
+             WHERE id IN {list} AND state IN ('waiting', 'retrying'){condition}{fence}"
+        );
+        script.push(update, values);
+    }
+
+    /// Return the condition on a waiting job for its claim, and the values in it.
+    fn condition<'s>(
+        &'s self,
+        [is_due, last_attempts]: [&str; 2],
+        [of_due, of_last_attempts]: [Vec<Value<'s>>; 2],
+    ) -> (String, Vec<Value<'s>>) {
+        let mut values = of_due;
+        values.extend(self.kinds.iter().map(|kind| Value::from(kind.as_str())));
+        if self.kinds.is_empty() {
+            values.push("".into());
+        }
+        values.extend(of_last_attempts);
+        let condition = format!(
+            "{is_due} AND {NOT_EXPIRED} AND kind IN {}{last_attempts}{}",
             placeholders(self.kinds.len().max(1)),
             if self.suspects { String::new() } else { format!(" AND losses < {SUSPECT_FROM}") },
         );
-        script.push(update, values);
+        (condition, values)
     }
 
     /// Add the step that lets the reaper find the claims of these jobs.
@@ -513,6 +590,32 @@ impl Claims {
     fn is_in_transaction(&self) -> bool {
         self.remote.is_some_and(|remote| remote.in_transaction)
     }
+
+    /// Return whether rows that another session locks are left out. After a run without an answer, the COMMIT of that run
+    /// may be under way, and then it locks the rows: the claim waits for it to find out what was claimed.
+    fn skips_locked(&self, earlier: PriorRun) -> bool {
+        self.remote.is_some() && earlier == PriorRun::Nothing
+    }
+}
+
+/// Return the condition on a row for the last attempt of its job, and the values in it. `sure`, a part of the ids, are
+/// claimed for their last attempt as well.
+fn last_attempts<'s>(script: &Script<'s>, (ids, sure): (&[Uuid], &[Uuid])) -> (String, Vec<Value<'s>>) {
+    // Most claims have none of the other sort.
+    match (sure.is_empty(), sure.len() < ids.len()) {
+        (_, false) => (String::new(), Vec::new()),
+        (true, true) => (format!(" AND NOT {LAST_ATTEMPT}"), Vec::new()),
+        (false, true) => {
+            let (list, sure) = script.list(sure);
+            (format!(" AND (NOT {LAST_ATTEMPT} OR id IN {list})"), sure)
+        }
+    }
+}
+
+/// Return the answer for jobs whose rows another session locks. That session decides about them. If they still wait
+/// afterwards, the reconciler brings them back.
+pub(super) fn gone(ids: &[Uuid]) -> HashMap<JobId, Claim> {
+    ids.iter().map(|id| (JobId::from_uuid(*id), Claim::Gone)).collect()
 }
 
 /// Return those of these ids that are in `all`.

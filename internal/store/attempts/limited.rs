@@ -14,13 +14,13 @@ use sqlx::mysql::MySqlRow;
 use uuid::Uuid;
 
 use crate::attempts::breakers::{EndedCall, Turned, count_calls, counted, mark_counted};
-use crate::attempts::claim::{Claim, Claims, NOT_EXPIRED, among, read_step};
+use crate::attempts::claim::{Claim, Claims, NOT_EXPIRED, among, gone, read_step};
 use crate::rows::limits::{
     FairShare, KEPT_AT_MOST_S, KeyBounds, KeyState, KnownLimits, LimitKey, LimitSetting, MAX_SLOTS, ToPark, begin_with,
     count_parked, free_slots_of, key_in, keys_of, let_go, let_uncovered_go, lock_keys, park_owed, park_step,
     state_step, states_in, take_back, write_rates,
 };
-use crate::rows::owed::DueJob;
+use crate::rows::owed::{DueJob, SKIP_LOCKED};
 use crate::sql::batch::Batch;
 use crate::sql::batches::{MAX_ROWS, statement};
 use crate::sql::connection::{DbFuture, PriorRun, on_pool, transact};
@@ -121,12 +121,13 @@ impl Claims {
         Ok(claims)
     }
 
-    /// Claim those of these jobs for which their limits have room, and park the others.
+    /// Claim those of these jobs for which their limits have room, and park the others. With `skips_locked`, jobs whose rows
+    /// another session locks are left out.
     pub(super) async fn take_limited(
         &self,
         conn: &mut Session<'_>,
         (jobs, limits): (&[Limited], &[LimitSetting]),
-        sure: &[Uuid],
+        (sure, skips_locked): (&[Uuid], bool),
         token: AttemptToken,
         batch: Uuid,
     ) -> Result<TakenLimited, sqlx::Error> {
@@ -140,8 +141,16 @@ impl Claims {
             begin_with(conn, &sorted).await?;
         }
         let mut script = Script::as_text();
-        state_step(&mut script, &sorted);
+        self.fence_step(&mut script);
         let (list, values) = script.list(&ids);
+        if skips_locked {
+            let sql = format!(
+                "SELECT id FROM owed FORCE INDEX (PRIMARY) WHERE id IN {list} AND state IN ('waiting', 'retrying') \
+                 ORDER BY id FOR UPDATE{SKIP_LOCKED}"
+            );
+            script.push(sql, values.clone());
+        }
+        state_step(&mut script, &sorted);
         script.push(
             format!(
                 "SELECT s.limit_name, s.limit_key, s.job_id, (SELECT h.due_at FROM limit_holds h \
@@ -155,6 +164,13 @@ impl Claims {
         let kept = done.pop().unwrap_or_default().rows;
         let mut states = states_in(&done.pop().unwrap_or_default().rows)?;
         let kept_for = KeptFor::in_rows(&kept)?;
+        let mut others = HashMap::new();
+        if skips_locked {
+            others = gone(&ids);
+            for row in &done.pop().unwrap_or_default().rows {
+                others.remove(&JobId::from_uuid(row.try_get("id")?));
+            }
+        }
 
         if keys.iter().any(|(key, bounds)| states.get(key).is_some_and(|state| !state.is_of(*bounds))) {
             // Two runners that follow different values of a limit in turn would start more than either allows. The jobs
@@ -168,7 +184,7 @@ impl Claims {
         let mut rates = states.clone();
         let (mut admitted, mut refused) = (Vec::new(), BTreeMap::new());
         let mut probes: BTreeMap<&LimitKey, Uuid> = BTreeMap::new();
-        for job in jobs {
+        for job in jobs.iter().filter(|job| !others.contains_key(&JobId::from_uuid(job.id))) {
             match admit(job, &mut states, &kept_for, &mut probes)? {
                 None => admitted.push(job.id),
                 Some(key) => drop(refused.insert(job.id, key)),
@@ -255,12 +271,13 @@ impl Claims {
         }
         script.run(conn).await?;
         name_slots(won, &mut claims);
-        let mut gone = Vec::new();
+        claims.extend(others);
+        let mut freed = Vec::new();
         if !next.is_empty() {
-            gone = let_go(conn, &next, limits).await?.0;
+            freed = let_go(conn, &next, limits).await?.0;
             sqlx::raw_sql("COMMIT").execute(conn).await?;
         }
-        Ok(TakenLimited { claims, let_go: gone })
+        Ok(TakenLimited { claims, let_go: freed })
     }
 }
 

@@ -25,8 +25,8 @@ use crate::runners::{LiveAttempt, job_ids};
 use crate::sql::batch::Batch;
 use crate::sql::batches::{MAX_ROWS, in_list};
 use crate::sql::cluster::{Locked, lock_in_cluster};
-use crate::sql::connection::{on_pool, transact};
-use crate::sql::error::corrupt;
+use crate::sql::connection::{PriorRun, on_pool, transact};
+use crate::sql::error::{again, corrupt, is_locked_elsewhere};
 use crate::sql::script::Script;
 use crate::sql::session::Session;
 use crate::{Store, StoreError};
@@ -38,6 +38,11 @@ pub const MAX_REMOTE_CLAIM: usize = 256;
 const MAX_BATCHES: i64 = 2_000;
 /// Age from which an attempt that its worker does not list in a heartbeat counts as not delivered. At most half a lease.
 const UNDELIVERED_AFTER: Duration = Duration::from_secs(30);
+
+/// Longest time for which a claim tries to lock its queue, and the longest pause between two tries. Another claim has the
+/// lock for a few milliseconds. A session that froze may keep it, and the claim is needed for other queues.
+const QUEUE_PATIENCE: Duration = Duration::from_millis(300);
+const QUEUE_PAUSE: Duration = Duration::from_millis(10);
 
 /// A worker that registers.
 #[derive(Clone, Debug)]
@@ -227,7 +232,8 @@ impl Store {
     }
 
     /// Claim jobs for a request. With `suspects`, jobs whose last runners died are claimed as well. With a limited queue,
-    /// all jobs are of that queue, and at most as many are claimed as it has room for.
+    /// all jobs are of that queue, and at most as many are claimed as it has room for: none while another session keeps
+    /// the queue locked. A job whose row another session locks is not claimed, and the others do not wait for it.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses. What was claimed nevertheless is found by the next request of the worker.
@@ -258,8 +264,14 @@ impl Store {
             let (claims, requests, limited) = (Arc::clone(&claims), Arc::clone(&requests), limited.clone());
             Box::pin(async move {
                 let mut room = requests.len();
-                if let Some(limited) = &limited {
-                    let (queue, may_judge) = (&limited.0, &limited.1);
+                if let Some((queue, may_judge)) = limited.as_deref() {
+                    if !begin_with_queue(conn, queue).await? {
+                        if earlier == PriorRun::MayHaveCommitted {
+                            return Err(again("an earlier run of this claim may have locked the queue"));
+                        }
+                        let no_room = requests.iter().map(|request| request.id).collect();
+                        return Ok(RemoteClaims { no_room, ..RemoteClaims::default() });
+                    }
                     room = reserve(conn, queue, &claims.runner, requests.len(), may_judge).await?.min(room);
                     if room == 0 {
                         sqlx::raw_sql("ROLLBACK").execute(&mut *conn).await?;
@@ -292,20 +304,25 @@ impl Store {
         Ok(claimed)
     }
 
-    /// Record as many permits of a queue for a worker as it has open attempts there.
+    /// Record as many permits of a queue for a worker as it has open attempts there, unless another session keeps the
+    /// queue locked.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
     pub async fn recount_permits(&self, queue: &Name, worker: &RunnerId) -> Result<(), StoreError> {
         let (queue, worker) = (queue.clone(), worker.clone());
-        transact(&self.shared.pools.workers, "count the permits of a worker", move |conn, _| {
+        on_pool(&self.shared.pools.workers, "count the permits of a worker", move |conn, _| {
             let (queue, worker) = (queue.clone(), worker.clone());
             Box::pin(async move {
-                lock_queue(conn, &queue).await?;
+                // Without this, the next runner that lacks room counts the open attempts of the worker.
+                if !begin_with_queue(conn, &queue).await? {
+                    return Ok(());
+                }
                 let used = open_attempts(conn, &queue, worker.as_str()).await?;
                 let never: MayJudge = Arc::new(|_, _| false);
                 let asked = PermitRequest { used, wanted: used, yielding: false };
-                take(conn, &queue, &worker, asked, &never).await.map(drop)
+                take(conn, &queue, &worker, asked, &never).await?;
+                sqlx::raw_sql("COMMIT").execute(conn).await.map(drop)
             })
         })
         .await
@@ -317,7 +334,7 @@ impl Store {
     /// # Errors
     /// When MySQL cannot be reached or refuses.
     pub async fn registered_workers(&self, ids: Vec<String>) -> Result<HashMap<String, Option<Uuid>>, StoreError> {
-        on_pool(&self.shared.pools.workers, "look at waiting workers", move |conn, _| {
+        on_pool(&self.shared.pools.beats, "look at waiting workers", move |conn, _| {
             let ids = ids.clone();
             Box::pin(async move {
                 let mut found = HashMap::new();
@@ -350,7 +367,7 @@ impl Store {
         worker: &RunnerId,
     ) -> Result<Option<(Vec<Name>, Vec<Name>)>, StoreError> {
         let worker = worker.clone();
-        on_pool(&self.shared.pools.workers, "read the kinds and queues of a worker", move |conn, _| {
+        on_pool(&self.shared.pools.beats, "read the kinds and queues of a worker", move |conn, _| {
             let worker = worker.clone();
             Box::pin(async move {
                 let sql = "SELECT kinds, queues FROM runners WHERE id = ? AND via = 'http' AND stopped_at IS NULL";
@@ -388,7 +405,7 @@ impl Store {
         timeouts: Arc<HashMap<Name, Duration>>,
     ) -> Result<Option<WorkerBeat>, StoreError> {
         let held = Arc::new(held);
-        on_pool(&self.shared.pools.workers, "write the heartbeat of a worker", move |conn, _| {
+        on_pool(&self.shared.pools.beats, "write the heartbeat of a worker", move |conn, _| {
             let (worker, held, timeouts) = (worker.clone(), Arc::clone(&held), Arc::clone(&timeouts));
             Box::pin(async move { beat(conn, &worker, &held, &timeouts).await })
         })
@@ -582,15 +599,31 @@ fn by_token<'a>(attempts: impl Iterator<Item = &'a OpenAttempt>) -> Vec<(Attempt
     found.into_iter().map(|(token, ids)| (AttemptToken::from_uuid(token), ids)).collect()
 }
 
-async fn lock_queue(conn: &mut Session<'_>, queue: &Name) -> Result<(), sqlx::Error> {
-    let sql = "SELECT concurrency FROM queues WHERE name = ? FOR UPDATE";
-    sqlx::query(sql).bind(queue.as_str()).fetch_optional(&mut *conn).await?;
-    lock_in_cluster(conn, Locked::Queue, [queue.as_str()]).await
+/// Begin a transaction that locks a queue. Returns false, without a transaction, if another session keeps the queue locked.
+async fn begin_with_queue(conn: &mut Session<'_>, queue: &Name) -> Result<bool, sqlx::Error> {
+    let until = Instant::now() + QUEUE_PATIENCE;
+    loop {
+        // Each try begins anew, because a server may be set to roll a transaction back when it does not get a lock.
+        let mut script = Script::as_text();
+        script.push("BEGIN", Vec::new());
+        let sql = "SELECT concurrency FROM queues WHERE name = ? FOR UPDATE NOWAIT";
+        script.push(sql, vec![queue.as_str().into()]);
+        match script.run(conn).await {
+            Ok(_) => break,
+            Err(error) if !is_locked_elsewhere(&error) => return Err(error),
+            Err(_) if Instant::now() < until => {
+                tokio::time::sleep(QUEUE_PAUSE.mul_f64(rand::random())).await;
+            }
+            Err(_) => return sqlx::raw_sql("ROLLBACK").execute(conn).await.map(|_| false),
+        }
+    }
+    lock_in_cluster(conn, Locked::Queue, [queue.as_str()]).await?;
+    Ok(true)
 }
 
-/// Begin a transaction and reserve permits of a queue for a worker. Returns how many jobs it may start. The permits are
-/// counted from the open attempts under the lock of the queue, so a verdict that comes meanwhile frees none that is
-/// reserved here.
+/// Reserve permits of a queue for a worker, in a transaction that has locked the queue. Returns how many jobs it may
+/// start. The permits are counted from the open attempts under the lock of the queue, so a verdict that comes meanwhile
+/// frees none that is reserved here.
 async fn reserve(
     conn: &mut Session<'_>,
     queue: &Name,
@@ -598,8 +631,6 @@ async fn reserve(
     wanted: usize,
     may_judge: &MayJudge,
 ) -> Result<usize, sqlx::Error> {
-    sqlx::raw_sql("BEGIN").execute(&mut *conn).await?;
-    lock_queue(conn, queue).await?;
     let used = open_attempts(conn, queue, worker.as_str()).await?;
     let wanted = used.saturating_add(u32::try_from(wanted).unwrap_or(u32::MAX));
     let asked = PermitRequest { used, wanted, yielding: false };

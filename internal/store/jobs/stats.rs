@@ -69,7 +69,7 @@ pub struct PoolUse {
 impl Store {
     /// Return the use of each pool. The group commits and the heartbeat have connections of their own.
     #[must_use]
-    pub fn pool_use(&self) -> [PoolUse; 7] {
+    pub fn pool_use(&self) -> [PoolUse; 8] {
         self.shared.pools.each().map(|(name, pool)| {
             let connections = pool.connections();
             let (size, idle) = (connections.size() as usize, connections.num_idle());

@@ -241,6 +241,11 @@ pub(crate) fn waited_for_lock(error: &sqlx::Error) -> bool {
     number(error) == Some(1205)
 }
 
+/// Return true if another session has the lock for which a statement does not wait (MariaDB answers as after a wait).
+pub(crate) fn is_locked_elsewhere(error: &sqlx::Error) -> bool {
+    matches!(number(error), Some(1205 | 3572))
+}
+
 /// The error of a closure whose first reads are out of date: roll back and run the whole closure again.
 pub(crate) fn again(what: &'static str) -> sqlx::Error {
     sqlx::Error::AnyDriverError(Box::new(MovedOn(what)))

@@ -1,4 +1,4 @@
-//! Connections for everything that is not a group commit, in seven pools, so that one group of callers cannot starve
+//! Connections for everything that is not a group commit, in eight pools, so that one group of callers cannot starve
 //! another. A flood of searches must not stop the reaper, and a flood of enqueues with unique keys must not stop an
 //! operator.
 //!
@@ -25,9 +25,12 @@ pub(crate) struct Pools {
     pub(crate) reports: Pool,
     /// For copies from the outboxes of applications. Their loops may be many, and delay no other loop.
     pub(crate) sources: Pool,
-    /// For the requests of remote workers: claims, heartbeats and the reads of their verdicts. There may be thousands of
-    /// workers, and they delay nothing else.
+    /// For the requests of remote workers: claims and the reads of their verdicts. There may be thousands of workers, and
+    /// they delay nothing else.
     pub(crate) workers: Pool,
+    /// For the heartbeats of remote workers, and for the loop that serves their requests. Claims that wait for a lock
+    /// delay neither.
+    pub(crate) beats: Pool,
 }
 
 /// Number of connections for the content of reports, in addition to those that are split. A runner that neither makes
@@ -39,6 +42,9 @@ pub(crate) const FOR_SOURCES: u32 = 2;
 /// Number of connections for the requests of remote workers, in addition to those that are split. A runner that no worker
 /// calls opens none of them.
 pub(crate) const FOR_WORKERS: u32 = 8;
+/// Number of connections for the heartbeats of remote workers, in addition to those that are split. A runner that no
+/// worker calls opens none of them.
+pub(crate) const FOR_BEATS: u32 = 2;
 
 /// Number of connections in each pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,11 +100,12 @@ impl Pools {
             reports: pool(FOR_REPORTS),
             sources: pool(FOR_SOURCES),
             workers: pool(FOR_WORKERS),
+            beats: pool(FOR_BEATS),
         }
     }
 
     /// Return each pool with its name.
-    pub(crate) fn each(&self) -> [(&'static str, &Pool); 7] {
+    pub(crate) fn each(&self) -> [(&'static str, &Pool); 8] {
         [
             ("controls", &self.controls),
             ("loops", &self.loops),
@@ -107,6 +114,7 @@ impl Pools {
             ("reports", &self.reports),
             ("sources", &self.sources),
             ("workers", &self.workers),
+            ("beats", &self.beats),
         ]
     }
 
