@@ -765,7 +765,7 @@ mutants() {
         'MAX_CHANGE: TimeDelta = TimeDelta::minutes(2)' 'MAX_CHANGE: TimeDelta = TimeDelta::minutes(0)' \
         verify::a_check_holds_nothing_between_two_pages_and_believes_no_difference_between_them
     mutant 'what others hold of a limit' internal/store/attempts/permits.rs \
-        'shares.others = shares.others.saturating_add(permits);' '' \
+        'shares.others = shares.others.saturating_add(holder.permits);' '' \
         queues::a_limit_holds_over_all_runners_and_does_not_slow_what_is_within_it
     mutant 'nudge of a fetcher that waits' internal/index/partition.rs \
         'pipe.lpush(&key, "1").ltrim(&key, 0, 0).expire(&key, 60);' 'pipe.expire(&key, 60);' \
@@ -1759,6 +1759,10 @@ mutants() {
         'QUEUE_PATIENCE: Duration = Duration::from_millis(300)' \
         'QUEUE_PATIENCE: Duration = Duration::from_secs(300)' \
         remote_workers::a_queue_that_another_session_locks_holds_up_no_other_queue_of_workers
+    mutant 'permits that a worker has left' internal/store/attempts/permits.rs \
+        'if granted < asked.wanted && ' \
+        'if granted > asked.wanted && ' \
+        remote_workers::a_permit_that_a_living_worker_does_not_use_is_free_for_others
     mutant 'suspects of remote workers' internal/api/workers.rs \
         'if drained || begun.holds_suspect || begun.repeated {' \
         'if drained || begun.repeated {' \

@@ -770,6 +770,39 @@ async fn a_queue_that_another_session_locks_holds_up_no_other_queue_of_workers()
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_permit_that_a_living_worker_does_not_use_is_free_for_others() {
+    let tickr = started().await;
+    let at = tickr.app.addr();
+    assert_eq!(tickr.patch("/v1/queues/pictures", json!({"concurrency": 1})).await.status, 200);
+    let both = json!({"name": "test", "kinds": ["resize"], "queues": ["pictures", "other"], "slots": 1});
+    let busy = Worker::register_as(&tickr, both).await;
+    let long = tickr.enqueue(json!({"kind": "resize", "payload": 1, "queue": "other"})).await;
+    let held = busy.fetch(at, 1, 20_000, &[]).await;
+    assert_eq!(id_of(&held[0]), long);
+    // The process died that was to give the permit of an ended attempt back. The worker lives, with a job of another queue.
+    let sql = "INSERT INTO queue_permits (queue, runner, permits, wanting) VALUES ('pictures'";
+    tickr.sql(format!("{sql}, '{}', 1, FALSE)", busy.id)).await;
+    let id = tickr.enqueue_kind("resize", json!(2)).await;
+    let other = Worker::register(&tickr, 1).await;
+    let began = Instant::now();
+    let jobs = other.fetch(at, 1, 20_000, &[]).await;
+    assert_eq!(jobs.iter().map(id_of).collect::<Vec<_>>(), [id]);
+    assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+    let permits = |of: &Worker| format!("SELECT COUNT(*) FROM queue_permits WHERE runner = '{}'", of.id);
+    assert_eq!((tickr.count(permits(&busy)).await, tickr.count(permits(&other)).await), (0, 1));
+    // The permit of an attempt that is open is not free.
+    tickr.enqueue_kind("resize", json!(3)).await;
+    let third = Worker::register(&tickr, 1).await;
+    assert_eq!(third.fetch(at, 1, 1_500, &[]).await, Vec::<Value>::new());
+    for (worker, job) in [(&busy, &held[0]), (&other, &jobs[0])] {
+        assert_eq!(worker.finish(at, job, json!({"verdict": "succeeded"})).await["state"], "completed");
+    }
+    let last = third.fetch(at, 1, 20_000, &[]).await;
+    assert_eq!(third.finish(at, &last[0], json!({"verdict": "succeeded"})).await["state"], "completed");
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_suspect_is_handed_to_a_worker_that_holds_nothing_and_alone() {
     let tickr = started().await;
     let at = tickr.app.addr();

@@ -63,7 +63,26 @@ struct Shares {
     wanting: bool,
 }
 
+/// Another runner that holds or wants permits of a queue.
+struct Holder {
+    runner: String,
+    permits: u32,
+    wanting: bool,
+    /// It is a remote worker that lives: it may have fewer open attempts than permits.
+    may_leak: bool,
+}
+
 impl Shares {
+    fn beside(others: &[Holder], limit: u32) -> Self {
+        let mut shares = Self { limit, others: 0, runners: 1, wanting: false };
+        for holder in others {
+            shares.others = shares.others.saturating_add(holder.permits);
+            shares.wanting |= holder.wanting;
+            shares.runners += u32::from(holder.permits > 0 || holder.wanting);
+        }
+        shares
+    }
+
     fn fair(self) -> u32 {
         self.limit.div_ceil(self.runners.max(1))
     }
@@ -211,7 +230,8 @@ pub(super) async fn take(
     let held = sqlx::query(
         "SELECT p.runner, p.permits, p.wanting, r.id IS NOT NULL AND r.stopped_at IS NULL AS listed, \
              r.heartbeat_at > UTC_TIMESTAMP(6) - INTERVAL r.lease_ms * 1000 + ? MICROSECOND AS heard, \
-             UTC_TIMESTAMP(6) AS moment, CAST(COALESCE(r.lease_ms, 0) AS SIGNED) AS lease_ms \
+             UTC_TIMESTAMP(6) AS moment, CAST(COALESCE(r.lease_ms, 0) AS SIGNED) AS lease_ms, \
+             COALESCE(r.via = 'http', FALSE) AS is_remote \
          FROM queue_permits p LEFT JOIN runners r ON r.id = p.runner WHERE p.queue = ? ORDER BY p.runner",
     )
     .bind(silent_for_us)
@@ -219,12 +239,13 @@ pub(super) async fn take(
     .fetch_all(&mut *conn)
     .await?;
     let received = Instant::now();
-    let mut shares = Shares { limit, others: 0, runners: 1, wanting: false };
+    let mut others = Vec::with_capacity(held.len());
     for row in &held {
         let holder: String = row.try_get("runner")?;
         if holder == runner.as_str() {
             continue;
         }
+        let is_remote: bool = row.try_get("is_remote")?;
         let listed: bool = row.try_get("listed")?;
         let silent = !row.try_get::<Option<bool>, _>("heard")?.unwrap_or(false);
         // While MySQL is down, or when its clock is set, every runner looks silent. So its row counts until `may_judge`
@@ -242,11 +263,13 @@ pub(super) async fn take(
                 continue;
             }
         }
-        shares.others = shares.others.saturating_add(permits);
-        shares.wanting |= wanting;
-        shares.runners += u32::from(permits > 0 || wanting);
+        others.push(Holder { runner: holder, permits, wanting, may_leak: is_remote && !gone && permits > 0 });
     }
-    let (granted, wanting) = shares.granted(asked);
+    let (mut granted, mut wanting) = Shares::beside(&others, limit).granted(asked);
+    if granted < asked.wanted && others.iter().any(|holder| holder.may_leak) {
+        take_leaked(conn, queue, &mut others).await?;
+        (granted, wanting) = Shares::beside(&others, limit).granted(asked);
+    }
     // Running jobs count even beyond the grant: no other runner may take these permits before the jobs have ended.
     let held = granted.max(asked.used);
     if held == 0 && !wanting {
@@ -258,6 +281,61 @@ pub(super) async fn take(
         insert.execute(conn).await?;
     }
     Ok(PermitGrant::Permits(granted))
+}
+
+/// Free the permits of remote workers without open attempts, in a transaction that has locked the queue. A remote worker
+/// takes permits and starts its attempts in one transaction, so it starts none under permits that it has left. They are
+/// given back after the end of each attempt, but the process that does it may die before.
+async fn take_leaked(conn: &mut Session<'_>, queue: &Name, others: &mut [Holder]) -> Result<(), sqlx::Error> {
+    let names: Vec<&str> =
+        others.iter().filter(|holder| holder.may_leak).map(|holder| holder.runner.as_str()).collect();
+    let open = open_attempts_of_each(conn, queue, &names).await?;
+    for holder in others.iter_mut().filter(|holder| holder.may_leak) {
+        let used = open.get(&holder.runner).copied().unwrap_or(0);
+        if used >= holder.permits {
+            continue;
+        }
+        (holder.permits, holder.wanting) = (used, holder.wanting && used > 0);
+        if used == 0 {
+            remove(conn, queue.as_str(), &holder.runner).await?;
+        } else {
+            let sql = "UPDATE queue_permits SET permits = ? WHERE queue = ? AND runner = ?";
+            let update = sqlx::query(sql).bind(used).bind(queue.as_str()).bind(holder.runner.as_str());
+            update.execute(&mut *conn).await?;
+        }
+    }
+    Ok(())
+}
+
+/// Count the open attempts of this queue that these runners started, by runner. Those without one are left out.
+async fn open_attempts_of_each(
+    conn: &mut Session<'_>,
+    queue: &Name,
+    holders: &[&str],
+) -> Result<BTreeMap<String, u32>, sqlx::Error> {
+    let mut ids: BTreeSet<Uuid> = BTreeSet::new();
+    for holders in holders.chunks(MAX_ROWS) {
+        let sql = format!("SELECT ids FROM claim_batches WHERE runner IN {}", placeholders(padded_len(holders.len())));
+        for batch in bind_padded(statement(sql), holders).fetch_all(&mut *conn).await? {
+            for id in batch.try_get::<&[u8], _>(0)?.chunks_exact(16) {
+                ids.insert(Uuid::from_slice(id).map_err(|e| corrupt(e.to_string()))?);
+            }
+        }
+    }
+    let mut open = BTreeMap::new();
+    let ids: Vec<Uuid> = ids.into_iter().collect();
+    for ids in ids.chunks(MAX_ROWS) {
+        let sql = format!(
+            "SELECT runner, COUNT(*) AS open FROM owed FORCE INDEX (PRIMARY) WHERE id IN {} AND queue = ? \
+             AND state = 'executing' GROUP BY runner",
+            placeholders(padded_len(ids.len()))
+        );
+        for row in bind_padded(statement(sql), ids).bind(queue.as_str()).fetch_all(&mut *conn).await? {
+            let count = u32::try_from(row.try_get::<i64, _>("open")?).unwrap_or(u32::MAX);
+            *open.entry(row.try_get("runner")?).or_insert(0) += count;
+        }
+    }
+    Ok(open)
 }
 
 /// Count the open attempts of this queue that this runner started, or the processes of its suspects. The reaper ends
