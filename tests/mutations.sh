@@ -1763,6 +1763,12 @@ mutants() {
         'if granted < asked.wanted && ' \
         'if granted > asked.wanted && ' \
         remote_workers::a_permit_that_a_living_worker_does_not_use_is_free_for_others
+    mutant 'claims at a limit whose answer was lost' internal/store/attempts/remote.rs \
+        'if earlier == PriorRun::MayHaveCommitted
+                        && ' \
+        'if earlier != earlier
+                        && ' \
+        remote_workers::a_claim_at_the_limit_of_a_queue_whose_answer_is_lost_is_delivered_all_the_same
     mutant 'suspects of remote workers' internal/api/workers.rs \
         'if drained || begun.holds_suspect || begun.repeated {' \
         'if drained || begun.repeated {' \

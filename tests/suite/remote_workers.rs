@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use reqwest::Method;
 use serde_json::{Value, json};
 use tickr::app::App;
-use tickr::config::Config;
+use tickr::config::{Config, ServerUrl};
 use tickr::handlers::Registry;
 use tickr::job::{JobId, State};
 use tokio::io::AsyncWriteExt;
@@ -15,7 +15,7 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-use crate::support::{Answer, TestApp, answer, eventually, http};
+use crate::support::{Answer, Proxy, TestApp, answer, eventually, http};
 
 /// A worker of a test, which calls any process.
 struct Worker {
@@ -799,6 +799,27 @@ async fn a_permit_that_a_living_worker_does_not_use_is_free_for_others() {
     }
     let last = third.fetch(at, 1, 20_000, &[]).await;
     assert_eq!(third.finish(at, &last[0], json!({"verdict": "succeeded"})).await["state"], "completed");
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_claim_at_the_limit_of_a_queue_whose_answer_is_lost_is_delivered_all_the_same() {
+    let tickr = started().await;
+    assert_eq!(tickr.patch("/v1/queues/pictures", json!({"concurrency": 1})).await.status, 200);
+    let proxy = Proxy::start(tickr.config.mysql_url().unwrap().expose()).await;
+    let url = ServerUrl::mysql(&proxy.url()).unwrap();
+    let through = tickr.another_with(|config| config.mysql_url = Some(url), Registry::new()).await;
+    let worker = Worker::register(&tickr, 1).await;
+    proxy.cut_commit_of("SELECT concurrency FROM queues WHERE name");
+    let id = tickr.enqueue_kind("resize", json!(1)).await;
+    let began = Instant::now();
+    let jobs = worker.fetch(through.addr(), 1, 30_000, &[]).await;
+    assert_eq!(jobs.iter().map(id_of).collect::<Vec<_>>(), [id]);
+    assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+    assert_eq!(proxy.cuts(), 1);
+    assert_eq!(worker.finish(through.addr(), &jobs[0], json!({"verdict": "succeeded"})).await["state"], "completed");
+    assert_eq!(tickr.verdicts(id).await, ["succeeded"]);
+    stop(through).await;
     tickr.stop().await;
 }
 

@@ -272,6 +272,12 @@ impl Store {
                         let no_room = requests.iter().map(|request| request.id).collect();
                         return Ok(RemoteClaims { no_room, ..RemoteClaims::default() });
                     }
+                    // What an earlier run has claimed fills the limit, so this run would have no room to find it.
+                    if earlier == PriorRun::MayHaveCommitted
+                        && let Some(found) = claimed_before(conn, &claims, &requests, token).await?
+                    {
+                        return Ok(found);
+                    }
                     room = reserve(conn, queue, &claims.runner, requests.len(), may_judge).await?.min(room);
                     if room == 0 {
                         sqlx::raw_sql("ROLLBACK").execute(&mut *conn).await?;
@@ -597,6 +603,33 @@ fn by_token<'a>(attempts: impl Iterator<Item = &'a OpenAttempt>) -> Vec<(Attempt
         found.entry(attempt.token.uuid()).or_default().push(attempt.id);
     }
     found.into_iter().map(|(token, ids)| (AttemptToken::from_uuid(token), ids)).collect()
+}
+
+/// Read what an earlier run of this claim has claimed, whose answer was lost, and end the transaction. Returns nothing, and
+/// goes on with the transaction, if it has claimed nothing.
+async fn claimed_before(
+    conn: &mut Session<'_>,
+    claims: &Claims,
+    requests: &[ClaimRequest],
+    token: AttemptToken,
+) -> Result<Option<RemoteClaims>, sqlx::Error> {
+    let ids: Vec<Uuid> = requests.iter().map(|request| request.id.uuid()).collect();
+    let mut script = Script::about(ids.len(), 0);
+    read_step(&mut script, &ids, token);
+    let done = script.run(conn).await?;
+    let mut won = claims.claims_in(done.iter().flat_map(|step| &step.rows), token)?;
+    if won.is_empty() {
+        return Ok(None);
+    }
+    sqlx::raw_sql("COMMIT").execute(conn).await?;
+    let mut found = RemoteClaims::default();
+    for request in requests {
+        match won.remove(&request.id) {
+            Some(claim) => found.claims.push((request.id, claim)),
+            None => found.no_room.push(request.id),
+        }
+    }
+    Ok(Some(found))
 }
 
 /// Begin a transaction that locks a queue. Returns false, without a transaction, if another session keeps the queue locked.
