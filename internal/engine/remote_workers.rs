@@ -613,13 +613,7 @@ async fn claim(shared: Arc<EngineState>, back: UnboundedSender<Back>, poll: Poll
     for (queue, jobs) in groups {
         match try_claim(&shared, &poll, &jobs, false, queue.clone()).await {
             Some(claims) => {
-                if let Some(queue) = queue.filter(|_| !claims.no_room.is_empty()) {
-                    for job in jobs.iter().filter(|job| claims.no_room.contains(&job.id)) {
-                        let now = shared.store.clock().now();
-                        shared.broker.hint_first(job.id, &job.lane.queue, job.lane.priority, now);
-                    }
-                    let _ = back.send(Back::Full(queue));
-                }
+                hint_without_room(&shared, &back, &jobs, &claims);
                 refused |= sort_out(&shared, &back, claims, (&mut won, &mut suspects)).await;
             }
             None => failed = true,
@@ -633,7 +627,11 @@ async fn claim(shared: Arc<EngineState>, back: UnboundedSender<Back>, poll: Poll
         let queue = Some(job.queue.clone()).filter(limited);
         let alone = [Taken { id: job.id, lane: lane_of(&job), kind: None }];
         match try_claim(&shared, &poll, &alone, true, queue).await {
-            Some(claims) => refused |= sort_out(&shared, &back, claims, (&mut won, &mut suspects)).await,
+            Some(claims) => {
+                // Another worker may have taken the room since the claim before.
+                hint_without_room(&shared, &back, &alone, &claims);
+                refused |= sort_out(&shared, &back, claims, (&mut won, &mut suspects)).await;
+            }
             None => failed = true,
         }
     }
@@ -654,6 +652,17 @@ async fn claim(shared: Arc<EngineState>, back: UnboundedSender<Back>, poll: Poll
         {
             hide_suspect(&shared, job);
         }
+    }
+}
+
+/// Put jobs back that were not tried because their queue has no room.
+fn hint_without_room(shared: &EngineState, back: &UnboundedSender<Back>, jobs: &[Taken], claims: &RemoteClaims) {
+    for job in jobs.iter().filter(|job| claims.no_room.contains(&job.id)) {
+        let now = shared.store.clock().now();
+        shared.broker.hint_first(job.id, &job.lane.queue, job.lane.priority, now);
+    }
+    if let Some(job) = jobs.first().filter(|_| !claims.no_room.is_empty()) {
+        let _ = back.send(Back::Full(job.lane.queue.clone()));
     }
 }
 
