@@ -1774,9 +1774,17 @@ mutants() {
         'if drained || begun.repeated {' \
         remote_workers::a_suspect_is_handed_to_a_worker_that_holds_nothing_and_alone
     mutant 'worker set aside for a suspect' internal/engine/remote_workers.rs \
-        'Some(place) if !self.set_aside && !stopping => {' \
-        'Some(place) if !self.set_aside && stopping => {' \
+        'Some(place) if matches!(self.aside, Aside::Nobody) && !stopping => {' \
+        'Some(place) if matches!(self.aside, Aside::Nobody) && stopping => {' \
         remote_workers::a_suspect_gets_a_worker_to_itself_while_all_workers_have_jobs
+    mutant 'worker set aside between two requests' internal/engine/remote_workers.rs \
+        'if !tried && is_over && now < aside.until' \
+        'if !tried && !is_over && now < aside.until' \
+        remote_workers::a_suspect_gets_a_worker_to_itself_also_when_requests_are_shorter_than_jobs
+    mutant 'place of a suspect that was put off' internal/engine/remote_workers.rs \
+        '|(until, _)| *until <= now' \
+        '|(until, _)| *until > *until' \
+        remote_workers::a_suspect_that_was_put_off_is_tried_again_before_the_jobs_behind_it
     mutant 'shortest wait of a worker' internal/broker/remote_workers.rs \
         'wait.max(SHORTEST_WAIT)' \
         'wait' \

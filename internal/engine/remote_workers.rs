@@ -42,8 +42,10 @@ const NOT_DUE_PAUSE: TimeDelta = TimeDelta::milliseconds(3);
 /// has.
 const OTHERS_KIND_PAUSE_MS: i64 = 100;
 const NOBODYS_KIND_PAUSE: TimeDelta = TimeDelta::seconds(5);
-/// Time for which the index hides a suspect that no worker was there for, before jitter.
-const SUSPECT_PAUSE_MS: i64 = 500;
+/// Shortest time for which a suspect is put off that no worker was there for. The longest is twice that.
+const SUSPECT_PAUSE: Duration = Duration::from_millis(500);
+/// Most suspects that are remembered as put off, which bounds the memory.
+const MAX_PUT_OFF: usize = 4_096;
 /// Longest time for which a worker gets no other job so that it can have a suspect, and the pause between two looks
 /// whether it holds nothing by now.
 const SET_ASIDE_FOR: Duration = Duration::from_secs(10);
@@ -70,10 +72,39 @@ enum Back {
     OtherKind(DueJob),
     /// The job is a suspect, and the worker has other jobs.
     Suspect(DueJob),
-    /// The worker that was set aside for a suspect is not set aside any more.
-    SuspectServed,
+    /// The request of the worker that is set aside is over, and the worker still holds jobs.
+    StillSetAside(SetAside),
+    /// The worker that was set aside for a suspect is not set aside any more. The suspect is put off if it was not
+    /// claimed.
+    SuspectServed(Option<DueJob>),
     /// The queue runs as many jobs as its limit allows.
     Full(Name),
+}
+
+/// A worker that gets no other job, so that it can have a suspect once it holds nothing.
+struct SetAside {
+    worker: Arc<RunnerId>,
+    job: DueJob,
+    until: Instant,
+}
+
+/// Whether a worker is set aside for a suspect. There is at most one, so that the others keep the ordinary jobs going.
+enum Aside {
+    Nobody,
+    /// A request of the worker waits for this suspect, until the worker holds nothing.
+    Asking(JobId),
+    /// The worker has no request here at this moment.
+    Between(SetAside),
+}
+
+impl Aside {
+    fn is_for(&self, job: JobId) -> bool {
+        match self {
+            Self::Nobody => false,
+            Self::Asking(id) => *id == job,
+            Self::Between(aside) => aside.job.id == job,
+        }
+    }
 }
 
 /// A job that a claim is about to try, with its lane.
@@ -99,8 +130,9 @@ struct WaitingPolls {
     /// The kinds of the requests.
     seen: HashMap<Name, SeenKind>,
     looked: Instant,
-    /// A worker is set aside for a suspect. There is at most one, so that the others keep the ordinary jobs going.
-    set_aside: bool,
+    aside: Aside,
+    /// Suspects that are put off, each with the moment when that ends.
+    put_off: Vec<(Instant, DueJob)>,
     /// The name under which a blocking pop is woken.
     nudged: RunnerId,
     claims: TaskTracker,
@@ -129,6 +161,9 @@ pub(super) async fn serve_until_stopped(shared: Arc<EngineState>) {
         polls.take_back(back);
     }
     polls.answer_all();
+    if let Aside::Between(aside) = polls.aside {
+        hide_suspect(&shared, aside.job, SUSPECT_PAUSE);
+    }
 }
 
 impl WaitingPolls {
@@ -146,7 +181,8 @@ impl WaitingPolls {
             full: HashMap::new(),
             seen: HashMap::new(),
             looked: Instant::now(),
-            set_aside: false,
+            aside: Aside::Nobody,
+            put_off: Vec::new(),
             nudged: RunnerId::from_stored(format!("{}#polls", shared.runner)),
             claims: TaskTracker::new(),
         }
@@ -206,7 +242,10 @@ impl WaitingPolls {
                 }
             }
         }
-        self.waiting.push(poll);
+        match self.aside_for(&poll) {
+            Some(aside) => self.ask_aside(poll, aside),
+            None => self.waiting.push(poll),
+        }
         if new {
             self.hint_new_kinds();
         }
@@ -242,7 +281,63 @@ impl WaitingPolls {
                 }
             }
             Back::Suspect(job) => self.set_aside(job),
-            Back::SuspectServed => self.set_aside = false,
+            Back::StillSetAside(aside) => self.aside = Aside::Between(aside),
+            Back::SuspectServed(left) => {
+                self.aside = Aside::Nobody;
+                left.into_iter().for_each(|job| self.put_off(job));
+            }
+        }
+    }
+
+    /// Return the worker that is set aside, if this request may have its suspect: a request of that worker, or of one that
+    /// holds nothing.
+    fn aside_for(&mut self, poll: &Poll) -> Option<SetAside> {
+        let Aside::Between(aside) = &self.aside else { return None };
+        let taken = Taken { id: aside.job.id, lane: lane_of(&aside.job), kind: Some(aside.job.kind.clone()) };
+        let may_have = aside.worker == poll.fetch.worker.id || poll.idle;
+        if !may_have || !wants(poll, &taken) || aside.until <= Instant::now() {
+            return None;
+        }
+        match std::mem::replace(&mut self.aside, Aside::Nobody) {
+            Aside::Between(aside) => Some(aside),
+            other => {
+                self.aside = other;
+                None
+            }
+        }
+    }
+
+    fn ask_aside(&mut self, poll: Poll, aside: SetAside) {
+        self.aside = Aside::Asking(aside.job.id);
+        self.claims.spawn(claim_suspect(Arc::clone(&self.shared), self.sender.clone(), poll, aside));
+    }
+
+    /// Put a suspect off for a moment. Then it is the first of its lane, because it has waited for its turn before.
+    fn put_off(&mut self, job: DueJob) {
+        let pause = SUSPECT_PAUSE.mul_f64(1.0 + rand::random::<f64>());
+        // The index may have delivered the job twice.
+        if self.aside.is_for(job.id) || self.put_off.iter().any(|(_, known)| known.id == job.id) {
+            return;
+        }
+        // If this process dies, the index delivers the job a little later.
+        hide_suspect(&self.shared, job.clone(), 2 * pause);
+        if self.put_off.len() < MAX_PUT_OFF {
+            self.put_off.push((Instant::now() + pause, job));
+        }
+    }
+
+    /// Bring suspects back whose pause is over, and those of a worker that has not asked again in time.
+    fn end_pauses(&mut self) {
+        let now = Instant::now();
+        if let Aside::Between(aside) = &self.aside
+            && aside.until <= now
+        {
+            let job = aside.job.clone();
+            self.aside = Aside::Nobody;
+            self.put_off(job);
+        }
+        for (_, job) in self.put_off.extract_if(.., |(until, _)| *until <= now) {
+            self.shared.broker.hint_first(job.id, &job.queue, job.priority, self.shared.store.clock().now());
         }
     }
 
@@ -255,12 +350,12 @@ impl WaitingPolls {
         let best = able.min_by_key(|place| (!self.waiting[*place].idle, rand::random::<u32>()));
         let stopping = self.shared.stop_fetching.is_cancelled();
         match best {
-            Some(place) if !self.set_aside && !stopping => {
-                self.set_aside = true;
+            Some(place) if matches!(self.aside, Aside::Nobody) && !stopping => {
                 let poll = self.waiting.remove(place);
-                self.claims.spawn(claim_suspect(Arc::clone(&self.shared), self.sender.clone(), poll, job));
+                let (worker, until) = (Arc::clone(&poll.fetch.worker.id), Instant::now() + SET_ASIDE_FOR);
+                self.ask_aside(poll, SetAside { worker, job, until });
             }
-            _ => hide_suspect(&self.shared, job),
+            _ => self.put_off(job),
         }
     }
 
@@ -279,6 +374,7 @@ impl WaitingPolls {
     /// Answer requests whose time is over, those that a newer one has replaced, and those of workers that are drained or
     /// gone.
     async fn answer_those_over(&mut self) {
+        self.end_pauses();
         let now = Instant::now();
         self.waiting.retain(|poll| !poll.answer.is_closed());
         let (over, waiting): (Vec<Poll>, Vec<Poll>) = self.waiting.drain(..).partition(|poll| poll.until <= now);
@@ -401,7 +497,9 @@ impl WaitingPolls {
             tokio::pin!(wait);
             let mut stopped = false;
             loop {
-                let next = self.waiting.iter().map(|poll| poll.until).min().unwrap_or_else(Instant::now);
+                let ends =
+                    self.waiting.iter().map(|poll| poll.until).chain(self.put_off.iter().map(|(until, _)| *until));
+                let next = ends.min().unwrap_or_else(Instant::now);
                 tokio::select! {
                     biased;
                     popped = &mut wait => break popped.ok(),
@@ -650,7 +748,7 @@ async fn claim(shared: Arc<EngineState>, back: UnboundedSender<Back>, poll: Poll
         if let Err(returned) = back.send(Back::Suspect(job))
             && let Back::Suspect(job) = returned.0
         {
-            hide_suspect(&shared, job);
+            hide_suspect(&shared, job, SUSPECT_PAUSE);
         }
     }
 }
@@ -666,9 +764,11 @@ fn hint_without_room(shared: &EngineState, back: &UnboundedSender<Back>, jobs: &
     }
 }
 
-/// Claim a suspect for a request once its worker holds nothing. The worker gets no other job meanwhile, for a while.
-async fn claim_suspect(shared: Arc<EngineState>, back: UnboundedSender<Back>, mut poll: Poll, job: DueJob) {
-    let until = poll.until.min(Instant::now() + SET_ASIDE_FOR);
+/// Claim a suspect for a request once its worker holds nothing. The worker gets no other job meanwhile, for a while: also
+/// not with its next requests, because a request may be shorter than its jobs.
+async fn claim_suspect(shared: Arc<EngineState>, back: UnboundedSender<Back>, mut poll: Poll, aside: SetAside) {
+    let until = poll.until.min(aside.until);
+    let job = &aside.job;
     let (mut won, mut suspects, mut failed, mut refused) = (Vec::new(), Vec::new(), false, false);
     let mut tried = false;
     while !tried && Instant::now() < until && !shared.stop_fetching.is_cancelled() && !poll.answer.is_closed() {
@@ -704,10 +804,14 @@ async fn claim_suspect(shared: Arc<EngineState>, back: UnboundedSender<Back>, mu
             }
         }
     }
-    if !tried {
-        suspects.push(job);
+    let now = Instant::now();
+    let is_over = poll.until <= now || poll.answer.is_closed();
+    if !tried && is_over && now < aside.until && !shared.stop_fetching.is_cancelled() {
+        // Answered here, because on its way back the request could get another job.
+        let _ = poll.answer.send(shared.broker.delivery(&poll.fetch.worker.id, Vec::new(), false));
+        let _ = back.send(Back::StillSetAside(aside));
+        return;
     }
-    suspects.into_iter().for_each(|job| hide_suspect(&shared, job));
     if !won.is_empty() {
         deliver(&shared, poll, won);
     } else if refused && !is_newest(&shared, &poll).await {
@@ -715,13 +819,13 @@ async fn claim_suspect(shared: Arc<EngineState>, back: UnboundedSender<Back>, mu
     } else if !failed {
         let _ = back.send(Back::Poll(poll));
     }
-    let _ = back.send(Back::SuspectServed);
+    let left = if tried { suspects.pop() } else { Some(aside.job) };
+    let _ = back.send(Back::SuspectServed(left));
 }
 
 /// Hide a suspect from the index for a moment. In MySQL it stays due.
-fn hide_suspect(shared: &EngineState, mut job: DueJob) {
-    let pause = SUSPECT_PAUSE_MS + rand::random_range(0..SUSPECT_PAUSE_MS);
-    job.execute_at = shared.store.clock().now() + TimeDelta::milliseconds(pause);
+fn hide_suspect(shared: &EngineState, mut job: DueJob, pause: Duration) {
+    job.execute_at = shared.store.clock().now() + TimeDelta::from_std(pause).unwrap_or_default();
     shared.broker.hint_due(&job);
 }
 

@@ -909,6 +909,87 @@ async fn until_ready(tickr: &TestApp, id: JobId) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_suspect_gets_a_worker_to_itself_also_when_requests_are_shorter_than_jobs() {
+    let tickr = started().await;
+    let at = tickr.app.addr();
+    let worker = Worker::register(&tickr, 4).await;
+    let suspect = tickr.enqueue(json!({"kind": "resize", "payload": 0, "delay_ms": 3_600_000})).await;
+    tickr.sql("UPDATE owed SET losses = 2, attempt = 2").await;
+    tickr.enqueue_many((0..2).map(|_| json!({"kind": "resize", "payload": 1}))).await;
+    let mut fetched = worker.fetch(at, 2, 20_000, &[]).await;
+    assert_eq!(tickr.post(&format!("/v1/jobs/{suspect}/run-now"), json!({})).await.status, 200);
+    until_ready(&tickr, suspect).await;
+    tickr.enqueue_many((0..250).map(|_| json!({"kind": "resize", "payload": 1}))).await;
+    // The worker asks for 200 ms at most, and each job takes it longer.
+    let mut held = Vec::<(Instant, Value)>::new();
+    let given_up = Instant::now() + Duration::from_secs(30);
+    while !fetched.iter().any(|job| id_of(job) == suspect) {
+        assert!(Instant::now() < given_up, "no worker is kept free for the suspect");
+        held.extend(fetched.drain(..).map(|job| (Instant::now() + Duration::from_millis(700), job)));
+        let ended: Vec<(Instant, Value)> = held.extract_if(.., |(until, _)| *until < Instant::now()).collect();
+        for (_, job) in &ended {
+            assert_eq!(worker.finish(at, job, json!({"verdict": "succeeded"})).await["result"], "settled");
+        }
+        let holding: Vec<&Value> = held.iter().map(|(_, job)| job).collect();
+        if holding.len() == 4 {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            continue;
+        }
+        fetched = worker.fetch(at, 4 - u32::try_from(holding.len()).unwrap(), 200, &holding).await;
+    }
+    assert_eq!((fetched.len(), held.len()), (1, 0), "it runs alone");
+    assert_eq!(worker.finish(at, &fetched[0], json!({"verdict": "succeeded"})).await["state"], "completed");
+    while tickr.count("SELECT COUNT(*) FROM owed").await > 0 {
+        for job in &worker.fetch(at, 4, 1_000, &[]).await {
+            worker.finish(at, job, json!({"verdict": "succeeded"})).await;
+        }
+    }
+    tickr.stop_broken("the test has written losses without their attempts").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_suspect_that_was_put_off_is_tried_again_before_the_jobs_behind_it() {
+    let tickr = started().await;
+    let at = tickr.app.addr();
+    let worker = Worker::register(&tickr, 2).await;
+    let suspect = tickr.enqueue(json!({"kind": "resize", "payload": 0, "delay_ms": 3_600_000})).await;
+    tickr.sql("UPDATE owed SET losses = 2, attempt = 2").await;
+    tickr.enqueue_kind("resize", json!("long")).await;
+    let long = worker.fetch(at, 1, 20_000, &[]).await.pop().unwrap();
+    assert_eq!(tickr.post(&format!("/v1/jobs/{suspect}/run-now"), json!({})).await.status, 200);
+    // It is the first of its lane, and the others come behind it.
+    until_ready(&tickr, suspect).await;
+    tickr.enqueue_many((0..800).map(|_| json!({"kind": "resize", "payload": 1}))).await;
+    let (handed, mut suspects) = tokio::sync::mpsc::unbounded_channel();
+    let working = tokio::spawn({
+        let (worker, long) = (Worker { id: worker.id.clone() }, long.clone());
+        async move {
+            loop {
+                for job in worker.fetch(at, 1, 20_000, &[&long]).await {
+                    if id_of(&job) == suspect {
+                        handed.send(job).unwrap();
+                    } else {
+                        // Each job takes a moment, so that the others behind the suspect are not gone before its pause.
+                        tokio::time::sleep(Duration::from_millis(20)).await;
+                        worker.finish(at, &job, json!({"verdict": "succeeded"})).await;
+                    }
+                }
+            }
+        }
+    });
+    // The worker is kept free for as long as that may last, and then gets the others.
+    tickr.until_count("SELECT COUNT(*) > 0 FROM attempts WHERE end_state = 'completed'", 1).await;
+    worker.finish(at, &long, json!({"verdict": "succeeded"})).await;
+    let job =
+        tokio::time::timeout(Duration::from_secs(30), suspects.recv()).await.expect("the suspect starts").unwrap();
+    let left = tickr.count("SELECT COUNT(*) FROM owed").await;
+    assert!(left > 400, "{left} jobs are left behind the suspect");
+    assert_eq!(worker.finish(at, &job, json!({"verdict": "succeeded"})).await["state"], "completed");
+    working.abort();
+    tickr.stop_broken("the test has written losses without their attempts").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn workers_get_their_jobs_while_redis_is_out() {
     let tickr = TestApp::start_alone(|_| {}, |_| {}).await;
     assert_eq!(tickr.put("/v1/kinds/resize", json!({"queue": "pictures"})).await.status, 201);
