@@ -1785,6 +1785,10 @@ mutants() {
         '|(until, _)| *until <= now' \
         '|(until, _)| *until > *until' \
         remote_workers::a_suspect_that_was_put_off_is_tried_again_before_the_jobs_behind_it
+    mutant 'rest of suspects while Redis is out' internal/engine/remote_workers.rs \
+        ' && !self.is_resting(taken.id)' \
+        '' \
+        remote_workers::a_suspect_for_which_no_worker_is_free_costs_few_claims_while_redis_is_out
     mutant 'shortest wait of a worker' internal/broker/remote_workers.rs \
         'wait.max(SHORTEST_WAIT)' \
         'wait' \

@@ -44,8 +44,11 @@ const OTHERS_KIND_PAUSE_MS: i64 = 100;
 const NOBODYS_KIND_PAUSE: TimeDelta = TimeDelta::seconds(5);
 /// Shortest time for which a suspect is put off that no worker was there for. The longest is twice that.
 const SUSPECT_PAUSE: Duration = Duration::from_millis(500);
-/// Most suspects that are remembered as put off, which bounds the memory.
-const MAX_PUT_OFF: usize = 4_096;
+/// Time for which a job is not read from MySQL again, while Redis is out, whose claim had no effect: it has ended, or
+/// another session locks its row.
+const GONE_PAUSE: Duration = Duration::from_secs(1);
+/// Most jobs that are remembered as put off, which bounds the memory.
+const MAX_RESTING: usize = 4_096;
 /// Longest time for which a worker gets no other job so that it can have a suspect, and the pause between two looks
 /// whether it holds nothing by now.
 const SET_ASIDE_FOR: Duration = Duration::from_secs(10);
@@ -77,6 +80,8 @@ enum Back {
     /// The worker that was set aside for a suspect is not set aside any more. The suspect is put off if it was not
     /// claimed.
     SuspectServed(Option<DueJob>),
+    /// The claim of the job had no effect.
+    Gone(JobId),
     /// The queue runs as many jobs as its limit allows.
     Full(Name),
 }
@@ -133,6 +138,8 @@ struct WaitingPolls {
     aside: Aside,
     /// Suspects that are put off, each with the moment when that ends.
     put_off: Vec<(Instant, DueJob)>,
+    /// Jobs that are not read from MySQL again before these moments.
+    resting: HashMap<JobId, Instant>,
     /// The name under which a blocking pop is woken.
     nudged: RunnerId,
     claims: TaskTracker,
@@ -183,6 +190,7 @@ impl WaitingPolls {
             looked: Instant::now(),
             aside: Aside::Nobody,
             put_off: Vec::new(),
+            resting: HashMap::new(),
             nudged: RunnerId::from_stored(format!("{}#polls", shared.runner)),
             claims: TaskTracker::new(),
         }
@@ -286,6 +294,7 @@ impl WaitingPolls {
                 self.aside = Aside::Nobody;
                 left.into_iter().for_each(|job| self.put_off(job));
             }
+            Back::Gone(id) => self.rest(id, GONE_PAUSE),
         }
     }
 
@@ -315,15 +324,30 @@ impl WaitingPolls {
     /// Put a suspect off for a moment. Then it is the first of its lane, because it has waited for its turn before.
     fn put_off(&mut self, job: DueJob) {
         let pause = SUSPECT_PAUSE.mul_f64(1.0 + rand::random::<f64>());
-        // The index may have delivered the job twice.
+        self.rest(job.id, pause);
+        // The index may have delivered the job twice, and MySQL lists it while a worker is set aside for it.
         if self.aside.is_for(job.id) || self.put_off.iter().any(|(_, known)| known.id == job.id) {
             return;
         }
         // If this process dies, the index delivers the job a little later.
         hide_suspect(&self.shared, job.clone(), 2 * pause);
-        if self.put_off.len() < MAX_PUT_OFF {
+        if self.put_off.len() < MAX_RESTING {
             self.put_off.push((Instant::now() + pause, job));
         }
+    }
+
+    fn rest(&mut self, id: JobId, pause: Duration) {
+        let now = Instant::now();
+        if self.resting.len() >= MAX_RESTING {
+            self.resting.retain(|_, until| now < *until);
+        }
+        if self.resting.len() < MAX_RESTING {
+            self.resting.insert(id, now + pause);
+        }
+    }
+
+    fn is_resting(&self, id: JobId) -> bool {
+        self.resting.get(&id).is_some_and(|until| Instant::now() < *until)
     }
 
     /// Bring suspects back whose pause is over, and those of a worker that has not asked again in time.
@@ -609,7 +633,7 @@ impl WaitingPolls {
             for row in page.rows {
                 let taken = Taken { id: row.id, lane: line.clone(), kind: row.kind };
                 let wanted = taken.kind.is_some() && self.waiting.iter().any(|poll| wants(poll, &taken));
-                if wanted && found.len() < room {
+                if wanted && found.len() < room && !self.is_resting(taken.id) {
                     found.push(taken);
                 }
             }
@@ -893,7 +917,7 @@ async fn sort_out(
 ) -> bool {
     let mut refused = false;
     shared.start_or_hint(found.let_go);
-    for (_, claim) in found.claims {
+    for (id, claim) in found.claims {
         match claim {
             Claim::Won(claimed) => won.push(*claimed),
             Claim::OtherKind(job) => {
@@ -909,7 +933,12 @@ async fn sort_out(
             Claim::LastAttempt(job) => shared.broker.hint_due(&job),
             Claim::Unreadable(unreadable) => executor::refuse(shared, *unreadable).await,
             Claim::Parked => {}
-            Claim::Gone => metrics::counter!("tickr_claims_dropped_total").increment(1),
+            Claim::Gone => {
+                metrics::counter!("tickr_claims_dropped_total").increment(1);
+                if shared.index.health().now() == Health::Degraded {
+                    let _ = back.send(Back::Gone(id));
+                }
+            }
         }
     }
     refused

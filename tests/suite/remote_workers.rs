@@ -990,6 +990,63 @@ async fn a_suspect_that_was_put_off_is_tried_again_before_the_jobs_behind_it() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_suspect_for_which_no_worker_is_free_costs_few_claims_while_redis_is_out() {
+    let tickr = TestApp::start_alone(|_| {}, |_| {}).await;
+    assert_eq!(tickr.put("/v1/kinds/resize", json!({"queue": "pictures"})).await.status, 201);
+    let at = tickr.app.addr();
+    let suspect = tickr.enqueue(json!({"kind": "resize", "payload": 0, "delay_ms": 3_600_000})).await;
+    tickr.sql("UPDATE owed SET losses = 2, attempt = 2").await;
+    let mut working = Vec::new();
+    for _ in 0..2 {
+        let worker = Worker::register(&tickr, 2).await;
+        tickr.enqueue_kind("resize", json!(1)).await;
+        let held = worker.fetch(at, 1, 20_000, &[]).await.pop().unwrap();
+        working.push((worker, held));
+    }
+    tickr.services().redis().kill9().unwrap();
+    tickr.redis_stays_out();
+    eventually("the index is degraded", || async {
+        (tickr.get("/v1/index").await.body["health"] == "degraded").then_some(())
+    })
+    .await;
+    let polls: Vec<JoinHandle<Vec<Value>>> = working
+        .iter()
+        .map(|(worker, held)| (Worker { id: worker.id.clone() }, held.clone()))
+        .map(|(worker, held)| tokio::spawn(async move { worker.fetch(at, 1, 60_000, &[&held]).await }))
+        .collect();
+    let long = "SELECT COUNT(*) FROM runners WHERE polls_until > UTC_TIMESTAMP(6) + INTERVAL 30 SECOND";
+    tickr.until_count(long, 2).await;
+    // Every claim begins a transaction.
+    let begins_in_three_seconds = || async {
+        let begins = || async {
+            let row: (String, String) = sqlx::query_as("SHOW GLOBAL STATUS LIKE 'Com_begin'")
+                .fetch_one(&mut tickr.mysql().await)
+                .await
+                .unwrap();
+            row.1.parse::<i64>().unwrap()
+        };
+        let before = begins().await;
+        tokio::time::sleep(Duration::from_secs(3)).await;
+        begins().await - before
+    };
+    let without = begins_in_three_seconds().await;
+    tickr.sql(format!("UPDATE owed SET execute_at = UTC_TIMESTAMP(6) WHERE id = x'{}'", suspect.uuid().simple())).await;
+    let with = begins_in_three_seconds().await;
+    println!("{without} transactions in three seconds, {with} with a suspect");
+    // One worker is set aside, and its attempts are counted five times a second.
+    assert!(with - without < 45, "{without} transactions in three seconds, {with} with a suspect");
+    for (worker, held) in &working {
+        assert_eq!(worker.finish(at, held, json!({"verdict": "succeeded"})).await["state"], "completed");
+    }
+    let (first, place, others) = futures_util::future::select_all(polls).await;
+    let alone = first.unwrap();
+    assert_eq!(alone.iter().map(id_of).collect::<Vec<_>>(), [suspect]);
+    assert_eq!(working[place].0.finish(at, &alone[0], json!({"verdict": "succeeded"})).await["state"], "completed");
+    others.iter().for_each(JoinHandle::abort);
+    tickr.stop_broken("the test has written losses without their attempts").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn workers_get_their_jobs_while_redis_is_out() {
     let tickr = TestApp::start_alone(|_| {}, |_| {}).await;
     assert_eq!(tickr.put("/v1/kinds/resize", json!({"queue": "pictures"})).await.status, 201);
