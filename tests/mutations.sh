@@ -1698,24 +1698,19 @@ mutants() {
         '' \
         mysql_faults::the_servers_own_defaults_change_nothing_and_its_limits_are_kept
     mutant 'full lease after an interruption' internal/engine/heartbeat_history.rs \
-        '&& self.resumed.is_none_or(|resumed| since(resumed) >= longer)' \
-        '&& self.resumed.is_none_or(|resumed| since(resumed) >= Duration::ZERO)' \
+        'self.interrupted(now, longer) <= ' \
+        'self.interrupted(now, Duration::ZERO) <= ' \
         leases::after_an_outage_no_runner_judges_another_before_a_lease_of_that_one
     mutant 'outage that a runner starts in' internal/engine/lib.rs \
         'if store.was_out() { HeartbeatHistory::after_an_outage() }' \
         'if false { HeartbeatHistory::after_an_outage() }' \
         leases::after_an_outage_no_runner_judges_another_before_a_lease_of_that_one
     mutant 'interruptions that a runner notices' internal/engine/reaper.rs \
-        'shared.heartbeats.record_interruption();' \
-        '' \
+        'shared.heartbeats.record_interruption(looked.elapsed());' \
+        'let _ = looked;' \
         internal/engine/heartbeat_history.rs \
-        '            self.resumed = Some(now);
-            self.gaps += 1;
-        }
-        self.last = Some(sent);' \
-        '            self.gaps += 1;
-        }
-        self.last = Some(sent);' \
+        'self.interrupt(now, pause);' \
+        'let _ = pause;' \
         leases::after_an_outage_no_runner_judges_another_before_a_lease_of_that_one
     mutant 'last tick of a schedule that is changed' internal/store/schedules/mod.rs \
         'row.last_at.map_or(now, |last| last.max(now))' \

@@ -11,8 +11,11 @@
 //! just started cannot know of a step before its first reading. It calls another runner dead only after it has watched
 //! for long enough that a living runner would have sent a heartbeat.
 //!
-//! How long that is depends on the lease of the other runner: with a longer lease, heartbeats are further apart.
+//! How long that is depends on the lease of the other runner: with a longer lease, heartbeats are further apart. And
+//! interruptions of a few seconds let no long lease lapse. They keep no runner from judging the holder of one; otherwise a
+//! runner with a lease of two seconds would seldom judge remote workers, whose leases are ten seconds or more.
 
+use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -28,6 +31,11 @@ const NOTED_STEP: Duration = Duration::from_millis(100);
 const DRIFT: f64 = 0.01;
 /// Most steps that wait to be recorded.
 const MAX_STEPS: usize = 16;
+/// Part of a lease that interruptions within one lease may take and let no such lease lapse. A heartbeat is sent after each
+/// third of a lease, and its sender may need seconds to notice that MySQL is back.
+const HARMLESS: f64 = 0.2;
+/// Most interruptions that are remembered. Of more, the two oldest count as one.
+const MAX_INTERRUPTIONS: usize = 64;
 
 /// The history of the heartbeat of one runner.
 #[derive(Default)]
@@ -39,8 +47,8 @@ struct Beats {
     last: Option<Instant>,
     /// When this process started to watch MySQL's clock: its first reading, or its first heartbeat.
     began: Option<Instant>,
-    /// End of the newest interruption. None when there was none.
-    resumed: Option<Instant>,
+    /// The newest interruptions, the newest last.
+    interruptions: VecDeque<Interruption>,
     /// Number of interruptions so long, or steps of the clock so large, that other runners may have called this one
     /// dead.
     gaps: u64,
@@ -50,6 +58,13 @@ struct Beats {
     steps: Vec<ClockStep>,
     /// Begin of the newest turn of the heartbeat's loop, whatever MySQL answered.
     turn: Option<Instant>,
+}
+
+/// A time in which leases may have lapsed although their holders lived.
+#[derive(Clone, Copy)]
+struct Interruption {
+    ended: Instant,
+    length: Duration,
 }
 
 /// The turns of the heartbeat's loop. They go on while MySQL is out, and end only when the process hangs.
@@ -72,7 +87,9 @@ impl std::fmt::Debug for HeartbeatTurns {
 impl HeartbeatHistory {
     /// Create the history of a runner that found MySQL out when it started. That counts as an interruption.
     pub(super) fn after_an_outage() -> Self {
-        Self(Mutex::new(Beats { resumed: Some(Instant::now()), ..Beats::default() }))
+        let mut beats = Beats::default();
+        beats.interrupt(Instant::now(), Duration::MAX);
+        Self(Mutex::new(beats))
     }
 
     /// Record that a heartbeat sent at this moment was answered now.
@@ -85,9 +102,9 @@ impl HeartbeatHistory {
         self.lock(|beats| beats.turn = Some(Instant::now()));
     }
 
-    /// Record that another call on which leases depend failed.
-    pub(super) fn record_interruption(&self) {
-        self.lock(|beats| beats.resumed = Some(Instant::now()));
+    /// Record that another call on which leases depend failed. MySQL has answered none of them for this long.
+    pub(super) fn record_interruption(&self, length: Duration) {
+        self.lock(|beats| beats.interrupt(Instant::now(), length));
     }
 
     /// Record a reading of MySQL's clock. Return the step if the clock was set since the reading before, by enough to
@@ -126,8 +143,9 @@ impl HeartbeatHistory {
 
 impl Beats {
     fn record_beat(&mut self, sent: Instant, now: Instant, lease: Duration) {
-        if self.last.is_some_and(|last| is_gap(now.saturating_duration_since(last), lease)) {
-            self.resumed = Some(now);
+        let pause = self.last.map(|last| now.saturating_duration_since(last));
+        if let Some(pause) = pause.filter(|pause| is_gap(*pause, lease)) {
+            self.interrupt(now, pause);
             self.gaps += 1;
         }
         self.last = Some(sent);
@@ -146,10 +164,21 @@ impl Beats {
         }
         let largest = LARGEST_STEP.min(lease / 4);
         (step.abs() > TimeDelta::from_std(largest).unwrap_or_default()).then(|| {
-            self.resumed = Some(now);
+            // Nothing says how long the leases are that look lapsed.
+            self.interrupt(now, Duration::MAX);
             self.gaps += 1;
             step
         })
+    }
+
+    fn interrupt(&mut self, ended: Instant, length: Duration) {
+        if self.interruptions.len() == MAX_INTERRUPTIONS
+            && let Some(oldest) = self.interruptions.pop_front()
+            && let Some(next) = self.interruptions.front_mut()
+        {
+            next.length = next.length.saturating_add(oldest.length);
+        }
+        self.interruptions.push_back(Interruption { ended, length });
     }
 
     fn may_call_dead(&self, now: Instant, lease: Duration, theirs: Duration) -> bool {
@@ -157,7 +186,14 @@ impl Beats {
         let since = |moment: Instant| now.saturating_duration_since(moment);
         self.last.is_some_and(|last| !is_gap(since(last), lease))
             && self.began.is_some_and(|began| is_gap(since(began), longer))
-            && self.resumed.is_none_or(|resumed| since(resumed) >= longer)
+            && self.interrupted(now, longer) <= longer.mul_f64(HARMLESS)
+    }
+
+    /// Return the sum of the interruptions that ended less than `within` ago.
+    fn interrupted(&self, now: Instant, within: Duration) -> Duration {
+        let newest = self.interruptions.iter().rev();
+        let recent = newest.take_while(|last| now.saturating_duration_since(last.ended) < within);
+        recent.fold(Duration::ZERO, |sum, interruption| sum.saturating_add(interruption.length))
     }
 }
 
@@ -235,8 +271,36 @@ mod tests {
             assert_eq!(steady, [second > 18, second > 72], "{second}");
         }
         // After an interruption the wait is one lease of the other runner.
-        beats.resumed = Some(at(100));
+        beats.interrupt(at(100), LEASE);
         assert_eq!([LEASE, theirs].map(|lease| beats.may_call_dead(at(150), LEASE, lease)), [true, false]);
+    }
+
+    #[test]
+    fn a_gap_that_is_short_beside_a_lease_keeps_nobody_from_judging_its_holder() {
+        let start = Instant::now();
+        let at = |ms: u64| start + Duration::from_millis(ms);
+        let (own, theirs) = (Duration::from_secs(2), Duration::from_secs(10));
+        let mut beats = Beats::default();
+        let mut beat = |from: u64, to: u64| {
+            (from..=to).step_by(500).for_each(|ms| beats.record_beat(at(ms), at(ms), own));
+            [own, theirs].map(|lease| beats.may_call_dead(at(to), own, lease))
+        };
+        assert_eq!(beat(0, 8_000), [true, true]);
+        // One pause of 1.3 s. All leases of two seconds may have lapsed, and none of ten.
+        assert_eq!(beat(9_300, 9_300), [false, true]);
+        assert_eq!(beat(9_800, 14_300), [true, true]);
+        // Another one within ten seconds. Together they may have kept back more than one heartbeat of a longer lease.
+        assert_eq!(beat(15_600, 15_600), [false, false]);
+        assert_eq!(beat(16_100, 19_100), [true, false]);
+        assert_eq!(beat(19_600, 19_600), [true, true]);
+    }
+
+    #[test]
+    fn interruptions_beyond_those_that_are_remembered_count_all_the_same() {
+        let (now, mut beats) = (Instant::now(), Beats::default());
+        (0..1_000).for_each(|_| beats.interrupt(now, Duration::from_secs(1)));
+        assert_eq!(beats.interruptions.len(), MAX_INTERRUPTIONS);
+        assert_eq!(beats.interrupted(now, LEASE), Duration::from_secs(1_000));
     }
 
     #[test]
@@ -257,7 +321,9 @@ mod tests {
         };
         let heartbeats = watching(HeartbeatHistory::default());
         assert!(heartbeats.may_call_dead(LEASE, LEASE));
-        heartbeats.record_interruption();
+        heartbeats.record_interruption(LEASE / 10);
+        assert!(heartbeats.may_call_dead(LEASE, LEASE), "it was short");
+        heartbeats.record_interruption(LEASE / 5);
         assert!(!heartbeats.may_call_dead(LEASE, LEASE));
         assert!(!watching(HeartbeatHistory::after_an_outage()).may_call_dead(LEASE, LEASE));
     }

@@ -83,7 +83,7 @@ struct Walk {
 
 pub(super) async fn run_until_stopped(shared: Arc<EngineState>) {
     let mut reaper = Reaper::default();
-    let mut pause = LOOK_EVERY;
+    let (mut pause, mut looked) = (LOOK_EVERY, Instant::now());
     loop {
         let pause_now = pause.mul_f64(0.5 + rand::random::<f64>());
         tokio::select! {
@@ -101,9 +101,10 @@ pub(super) async fn run_until_stopped(shared: Arc<EngineState>) {
             }
             Err(error) => {
                 tracing::warn!(%error, "cannot look for attempts of dead runners");
-                shared.heartbeats.record_interruption();
+                shared.heartbeats.record_interruption(looked.elapsed());
             }
         }
+        looked = Instant::now();
     }
 }
 
