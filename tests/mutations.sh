@@ -226,6 +226,12 @@ mutants() {
     mutant 'index for a kind or a queue' internal/store/jobs/search.rs \
         'if search.walks {' 'if search.walks && filter.is_empty() {' \
         search::the_jobs_of_a_kind_or_a_queue_are_found_at_once_among_many
+    mutant 'last line of a job of many lines' internal/store/jobs/search.rs \
+        'SELECT job_id AS id FROM attempts s' 'SELECT job_id AS id, job_id, number, end_state FROM attempts s' \
+        internal/store/jobs/search.rs \
+        'self.own = last_lines_that_end_in(state);' \
+        'let own = last_lines_that_end_in(state); conditions.add(&own.sql.replace("s.job_id", "w.job_id"), own.binds);' \
+        operations::an_operation_finds_ended_jobs_of_thousands_of_lines
     mutant 'jobs without the value of a negation' internal/store/jobs/conditions.rs \
         'if choice.not { "IS NOT TRUE" }' 'if choice.not { "IS FALSE" }' \
         search::negations_choices_and_ranges_find_their_jobs_and_no_others

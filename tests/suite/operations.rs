@@ -16,16 +16,17 @@ use uuid::Uuid;
 use crate::support::{self, Proxy, Runner, TestApp, database, drop_database, eventually, gated, http, table_prefix};
 
 const LATER_MS: u64 = 86_400_000;
+/// The table of the ten digits, `d`.
+const DIGITS: &str = "(SELECT 0 d UNION ALL SELECT 1 UNION ALL SELECT 2 UNION ALL SELECT 3 UNION ALL SELECT 4 UNION ALL \
+                      SELECT 5 UNION ALL SELECT 6 UNION ALL SELECT 7 UNION ALL SELECT 8 UNION ALL SELECT 9)";
 
 /// Return SQL that inserts failed jobs of a queue that no runner serves.
 pub(crate) fn dead_letters(count: u32) -> String {
-    let digits = "(SELECT 0 d UNION ALL SELECT 1 UNION ALL SELECT 2 UNION ALL SELECT 3 UNION ALL SELECT 4 UNION ALL \
-                  SELECT 5 UNION ALL SELECT 6 UNION ALL SELECT 7 UNION ALL SELECT 8 UNION ALL SELECT 9)";
     format!(
         "INSERT INTO jobs (id, kind, queue, priority, max_attempts, payload, execute_at, created_at) \
          SELECT UNHEX(CONCAT(LPAD(HEX(1780000000000 + n), 12, '0'), '70008000000000000000')), 'noop', 'parked', 5, 1, '{{}}', \
-         '2026-06-01', '2026-06-01' FROM (SELECT a.d + 10 * b.d + 100 * c.d + 1000 * e.d AS n FROM {digits} a, {digits} b, \
-         {digits} c, {digits} e) s WHERE n < {count}; \
+         '2026-06-01', '2026-06-01' FROM (SELECT a.d + 10 * b.d + 100 * c.d + 1000 * e.d AS n FROM {DIGITS} a, {DIGITS} b, \
+         {DIGITS} c, {DIGITS} e) s WHERE n < {count}; \
          INSERT INTO attempts (job_id, number, burned, runner, execute_at, started_at, finished_at, verdict, end_state, error) \
          SELECT id, 1, 1, 'gone/1-x', execute_at, created_at, created_at, 'failed', 'failed', 'no' FROM jobs; \
          INSERT INTO dead_letters (job_id, kind, queue, fingerprint, failed_at, error, since) \
@@ -263,14 +264,12 @@ async fn a_delete_takes_every_line_of_its_jobs_and_no_other() {
     let tickr = TestApp::start().await;
     tickr.sql(dead_letters(150)).await;
     // Each job has 250 attempts: 37,500 together, which is more than one transaction removes.
-    let digits = "(SELECT 0 d UNION ALL SELECT 1 UNION ALL SELECT 2 UNION ALL SELECT 3 UNION ALL SELECT 4 UNION ALL \
-                  SELECT 5 UNION ALL SELECT 6 UNION ALL SELECT 7 UNION ALL SELECT 8 UNION ALL SELECT 9)";
     tickr
         .sql(format!(
             "UPDATE attempts SET number = 250, burned = 1; \
              INSERT INTO attempts (job_id, number, burned, runner, execute_at, started_at, finished_at, verdict) \
              SELECT j.id, n.n, 0, 'gone/1-x', j.execute_at, j.created_at, j.created_at, 'interrupted' FROM jobs j, \
-             (SELECT a.d + 10 * b.d + 100 * c.d + 1 AS n FROM {digits} a, {digits} b, {digits} c) n WHERE n.n < 250"
+             (SELECT a.d + 10 * b.d + 100 * c.d + 1 AS n FROM {DIGITS} a, {DIGITS} b, {DIGITS} c) n WHERE n.n < 250"
         ))
         .await;
     assert_eq!(tickr.count("SELECT COUNT(*) FROM attempts").await, 37_500);
@@ -291,6 +290,32 @@ async fn a_delete_takes_every_line_of_its_jobs_and_no_other() {
     assert_eq!(tickr.count("SELECT COUNT(*) FROM attempts").await, 1);
     assert_eq!(tickr.count("SELECT COUNT(*) FROM jobs").await, 1);
     assert_eq!(tickr.count("SELECT COUNT(*) FROM dead_letters").await, 0);
+    tickr.stop().await;
+}
+
+/// A search for ended jobs reads the ledger in parts. A job may have more lines than fit into a part.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_operation_finds_ended_jobs_of_thousands_of_lines() {
+    let tickr = TestApp::start().await;
+    let ids = tickr.enqueue_many((0..3).map(|_| json!({"kind": "noop", "payload": {"pad": "x"}}))).await;
+    tickr.until_idle().await;
+    // The job in the middle was snoozed 5,000 times.
+    let bytes = format!("UNHEX('{}')", ids[1].uuid().simple());
+    tickr
+        .sql(format!(
+            "UPDATE attempts SET number = 5001 WHERE job_id = {bytes}; \
+             INSERT INTO attempts (job_id, number, burned, runner, execute_at, started_at, finished_at, verdict) \
+             SELECT a.job_id, n.n + 1, 0, a.runner, a.execute_at, a.started_at, a.started_at, 'snoozed' FROM attempts a, \
+             (SELECT a.d + 10 * b.d + 100 * c.d + 1000 * e.d AS n FROM {DIGITS} a, {DIGITS} b, {DIGITS} c, {DIGITS} e) n \
+             WHERE n.n < 5000 AND a.job_id = {bytes} AND a.number = 5001"
+        ))
+        .await;
+    for filter in [json!({"state": "completed"}), json!({"state": "completed", "payload": {"pad": "x"}})] {
+        let dry = tickr.post("/v1/operations", json!({"action": "delete", "filter": filter, "dry_run": true})).await;
+        assert_eq!(dry.body["count"], 3, "{filter}: {:#}", dry.body);
+    }
+    assert_eq!(carried_out(&tickr, json!({"action": "delete", "filter": {"state": "completed"}})).await, (3, 0, 0));
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM attempts").await, 0);
     tickr.stop().await;
 }
 

@@ -222,10 +222,7 @@ impl Search {
             let by_pair = Filter { kind: filter.kind.clone(), queue: filter.queue.clone(), ..Filter::default() };
             self.light = among == Among::All && *filter == by_pair;
         } else if ended.is_some() {
-            source.add(
-                "SELECT job_id AS id, number AS line, end_state FROM attempts FORCE INDEX (PRIMARY) WHERE TRUE",
-                [],
-            );
+            source.add("SELECT job_id AS id FROM attempts s FORCE INDEX (PRIMARY) WHERE TRUE", []);
             (self.key, self.by_line, self.walks) = ("job_id", true, true);
         } else if owed.is_some() || among == Among::Owed {
             source.add("SELECT id FROM owed FORCE INDEX (PRIMARY) WHERE TRUE", []);
@@ -247,8 +244,8 @@ impl Search {
         }
         if let Some(state) = filter.state {
             if self.by_line {
-                conditions.add(" AND o.id IS NULL AND w.end_state = ?", [text(state.as_str())]);
-                conditions.add(" AND w.line = (SELECT MAX(a.number) FROM attempts a WHERE a.job_id = w.id)", []);
+                conditions.add(" AND o.id IS NULL", []);
+                self.own = last_lines_that_end_in(state);
             } else {
                 in_state(state, conditions);
             }
@@ -500,6 +497,18 @@ fn own_columns_of_owed(filter: &Filter) -> Piece {
     if let Some(queue) = &filter.queue {
         own.add(" AND queue = ?", [text(queue.as_str())]);
     }
+    own
+}
+
+/// Build the conditions for the last lines of jobs that ended in this state. They decide which lines are read. A job may
+/// have more lines than are read of a chunk, and the other lines must not take the place of its last one.
+fn last_lines_that_end_in(state: State) -> Piece {
+    let mut own = Piece::default();
+    own.add(" AND end_state = ?", [text(state.as_str())]);
+    own.add(
+        " AND number = (SELECT a.number FROM attempts a WHERE a.job_id = s.job_id ORDER BY a.number DESC LIMIT 1)",
+        [],
+    );
     own
 }
 
