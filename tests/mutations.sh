@@ -1638,6 +1638,9 @@ mutants() {
     mutant 'rows of a removed parent' internal/store/retention/remove.rs \
         '("job_parents", "child_id"),' '("job_parents", "parent_id"),' \
         dependencies::a_removed_parent_that_failed_still_holds_its_children
+    mutant 'children told before a removal' internal/store/retention/remove.rs \
+        'if self.untold {' 'if self.untold && self.owed {' \
+        dependencies::a_parent_that_completed_stays_until_its_children_have_been_told
     mutant 'children of a replayed job' internal/store/dead_letters.rs \
         'let replays = made.iter().map(' 'let replays = made.iter().take(0).map(' \
         dependencies::a_replay_takes_the_place_of_a_failed_parent

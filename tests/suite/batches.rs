@@ -680,6 +680,7 @@ async fn a_batch_holds_with_a_paused_queue_a_limit_a_drained_runner_and_a_backlo
     // One parent is cancelled and removed while the queue is paused.
     let gone = batch["jobs"][0].as_str().unwrap();
     assert_eq!(tickr.post(&format!("/v1/jobs/{gone}/cancel"), json!({})).await.status, 200);
+    tickr.until_count("SELECT COUNT(*) FROM parent_ends", 0).await;
     let deleted = tickr.post("/v1/operations", json!({"action": "delete", "filter": {"ids": [gone]}})).await;
     assert_eq!(deleted.status, 202, "{:#}", deleted.body);
     tickr.until_count(format!("SELECT COUNT(*) FROM jobs WHERE id = UNHEX(REPLACE('{gone}', '-', ''))"), 0).await;

@@ -7,9 +7,10 @@ use serde_json::{Value, json};
 use sqlx::{Executor, MySqlConnection};
 use tickr::handlers::Registry;
 use tickr::job::{JobId, State};
+use tickr::store::Retention;
 use tokio_util::sync::CancellationToken;
 
-use crate::support::{TestApp, broken, gated};
+use crate::support::{TestApp, broken, eventually, gated};
 
 /// Children that started before one of their parents ended.
 const INVERSIONS: &str = "SELECT COUNT(*) FROM job_parents p JOIN attempts c ON c.job_id = p.child_id AND c.runner <> '' \
@@ -345,6 +346,38 @@ async fn a_removed_parent_that_failed_still_holds_its_children() {
     assert_eq!(code, "waits_for_parents", "{text}");
     assert_eq!(tickr.job(hold).await["state"], "waiting");
     assert_eq!(tickr.post(&format!("/v1/jobs/{hold}/cancel"), json!({})).await.status, 200);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_parent_that_completed_stays_until_its_children_have_been_told() {
+    let tickr = TestApp::start().await;
+    let store = tickr.app.broker().store();
+    let parent = tickr.enqueue(json!({"kind": "noop", "payload": {}, "delay_ms": 600_000})).await;
+    let child = after(&tickr, &[parent], json!({})).await;
+    // No runner can tell the child while this session holds its row.
+    let mut session = hold_row(&tickr, "SELECT id FROM owed WHERE id = ? FOR UPDATE", &[child]).await;
+    assert_eq!(tickr.post(&format!("/v1/jobs/{parent}/run-now"), json!({})).await.status, 200);
+    tickr.until(parent, State::Completed).await;
+    let delete = async |id: JobId| {
+        let body = json!({"action": "delete", "filter": {"ids": [id.to_string()]}});
+        let started = tickr.post("/v1/operations", body).await;
+        assert_eq!(started.status, 202, "{:#}", started.body);
+        let path = format!("/v1/operations/{}", started.body["id"].as_str().unwrap());
+        eventually("the operation is over", || async {
+            let now = tickr.get(&path).await.body;
+            (now["state"] == "done").then(|| (now["done"].clone(), now["skipped"].clone()))
+        })
+        .await
+    };
+    let deleted = delete(parent).await;
+    let keep = Retention { completed: Duration::ZERO, ..Retention::all(Duration::from_secs(86_400)) };
+    let purged = store.purge_page(None, &keep).await.unwrap().jobs;
+    session.execute("ROLLBACK").await.unwrap();
+    tickr.until(child, State::Completed).await;
+    assert_eq!((deleted, purged), ((json!(0), json!(1)), 0));
+    tickr.until_count("SELECT COUNT(*) FROM parent_ends", 0).await;
+    assert_eq!(delete(parent).await, (json!(1), json!(0)));
     tickr.stop().await;
 }
 

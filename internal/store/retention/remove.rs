@@ -54,6 +54,8 @@ struct Candidate {
     id: Uuid,
     kind: String,
     owed: bool,
+    /// True if it has ended and its children have not all been told yet. They read its end from its ledger.
+    untold: bool,
     /// Number, end state and time of its last ledger line.
     last: Option<(u32, Option<State>, Timestamp)>,
     status: Option<(DeadLetterStatus, Timestamp)>,
@@ -78,6 +80,7 @@ impl Candidate {
             id: row.try_get("id")?,
             kind: row.try_get("kind")?,
             owed: row.try_get("owed")?,
+            untold: row.try_get("untold")?,
             last: number.zip(finished_at).map(|(number, finished_at)| (number, end, finished_at)),
             status: status.zip(row.try_get("since")?),
             batch: first.zip(size),
@@ -91,6 +94,9 @@ impl Candidate {
 
     /// Return whether the job has ended and the rule allows its removal.
     fn may_go(&self, removal: Removal<'_>) -> bool {
+        if self.untold {
+            return false;
+        }
         let Some((_, Some(end), finished_at)) = self.last.filter(|_| !self.owed) else { return false };
         let discarded = self.status.filter(|(status, _)| *status == DeadLetterStatus::Discarded);
         match removal {
@@ -105,7 +111,8 @@ impl Candidate {
 }
 
 const CANDIDATE: &str = "SELECT j.id, j.kind, o.id IS NOT NULL AS owed, a.number, a.end_state, a.finished_at, \
-     d.standing, d.since, j.batch_id, j.batch_size, IF(j.options LIKE '%\"schedule\"%', j.options, NULL) AS options \
+     d.standing, d.since, j.batch_id, j.batch_size, IF(j.options LIKE '%\"schedule\"%', j.options, NULL) AS options, \
+     EXISTS (SELECT 1 FROM parent_ends e FORCE INDEX (parent_ends_parent) WHERE e.parent_id = j.id) AS untold \
      FROM jobs j FORCE INDEX (PRIMARY) LEFT JOIN owed o ON o.id = j.id \
      LEFT JOIN attempts a ON a.job_id = j.id AND a.number = (SELECT MAX(l.number) FROM attempts l WHERE l.job_id = j.id) \
      LEFT JOIN dead_letters d ON d.job_id = j.id WHERE j.id IN";
