@@ -1481,6 +1481,13 @@ mutants() {
     mutant 'rows for another version' internal/broker/outbox.rs \
         'if age < LEFT_AT_MOST && another_may_read' 'if age > 100 * LEFT_AT_MOST && another_may_read' \
         outbox::a_row_whose_kind_only_another_runner_has_is_left_to_it
+    mutant 'parent in the outbox' internal/store/outbox/pages.rs \
+        '.filter(|parent| *parent < row).collect();' '.filter(|parent| *parent < row && row.is_nil()).collect();' \
+        outbox::a_row_stays_while_the_row_of_its_parent_is_held \
+        outbox::a_row_waits_for_a_parent_that_only_another_runner_can_read
+    mutant 'parents in front of their child alone' internal/store/outbox/pages.rs \
+        '*parent < row' '*parent != row' \
+        outbox::a_row_whose_parent_is_behind_it_is_rejected
     mutant 'rows of a dead leader' internal/store/change_summary.rs \
         '- INTERVAL 3 SECOND' '- INTERVAL 3 HOUR' \
         internal/store/change_summary.rs \

@@ -169,6 +169,7 @@ impl Broker {
                 }
                 KeyedRow::Repeated => pass.moved += 1,
                 KeyedRow::Rejected(reason) => pass.rejected.push((row, reason)),
+                KeyedRow::Left => {}
             }
         }
         metrics::counter!("tickr_outbox_moved_total").increment(pass.moved as u64);

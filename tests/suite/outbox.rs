@@ -368,6 +368,76 @@ async fn a_row_whose_kind_only_another_runner_has_is_left_to_it() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_row_waits_for_a_parent_that_only_another_runner_can_read() {
+    let open = CancellationToken::new();
+    open.cancel();
+    let tickr = TestApp::start().await;
+    let mut app = tickr.mysql().await;
+    let first = Uuid::now_v7();
+    insert(&mut app, first, "noop", "{}").await;
+    until(&tickr, JobId::from_uuid(first), State::Completed).await;
+    // This runner leads. It can read the child and not the parent, which the other one takes some seconds later.
+    let newer = tickr.another_with(|_| {}, gated(&open)).await;
+    tickr.until_count("SELECT COUNT(*) FROM runners WHERE kinds LIKE '%gate%'", 1).await;
+    let (parent, child) = (Uuid::now_v7(), Uuid::now_v7());
+    let mut tx = app.begin().await.unwrap();
+    insert(&mut tx, parent, "gate", "{}").await;
+    insert_with(&mut tx, child, "noop", json!({"after": [parent]})).await;
+    tx.commit().await.unwrap();
+    for id in [parent, child] {
+        until(&tickr, JobId::from_uuid(id), State::Completed).await;
+    }
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM outbox_rejected").await, 0);
+    newer.stop(CancellationToken::new()).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_row_stays_while_the_row_of_its_parent_is_held() {
+    let tickr = TestApp::start().await;
+    let (mut app, mut other) = (tickr.mysql().await, tickr.mysql().await);
+    let (parent, child) = (Uuid::now_v7(), Uuid::now_v7());
+    app.execute("BEGIN").await.unwrap();
+    insert(&mut app, parent, "noop", "{}").await;
+    insert_with(&mut app, child, "noop", json!({"after": [parent]})).await;
+    // This session waits for the row of the parent, and gets it with the COMMIT. So every runner finds it held.
+    let waits = tokio::spawn(async move {
+        other.execute("BEGIN").await.unwrap();
+        let hold = sqlx::query("SELECT id FROM tickr_outbox WHERE id = ? FOR UPDATE").bind(parent);
+        hold.fetch_one(&mut other).await.unwrap();
+        other
+    });
+    tickr.until_said("SELECT id FROM tickr_outbox WHERE", 1).await;
+    app.execute("COMMIT").await.unwrap();
+    let mut other = waits.await.unwrap();
+    for _ in 0..3 {
+        tickr.app.broker().move_outbox(None).await.unwrap();
+    }
+    let found = (tickr.count(WAITING).await, tickr.count("SELECT COUNT(*) FROM outbox_rejected").await);
+    other.execute("ROLLBACK").await.unwrap();
+    assert_eq!(found, (2, 0));
+    until(&tickr, JobId::from_uuid(child), State::Completed).await;
+    assert_eq!(tickr.job(JobId::from_uuid(parent)).await["state"], "completed");
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM outbox_rejected").await, 0);
+    tickr.stop().await;
+}
+
+/// A row that names a row behind it would wait for ever if that one names it as well.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_row_whose_parent_is_behind_it_is_rejected() {
+    let tickr = TestApp::start().await;
+    let mut app = tickr.mysql().await;
+    let ids = [Uuid::now_v7(), Uuid::now_v7()];
+    let mut tx = app.begin().await.unwrap();
+    insert_with(&mut tx, ids[0], "noop", json!({"after": [ids[1]]})).await;
+    insert_with(&mut tx, ids[1], "noop", json!({"after": [ids[0]]})).await;
+    tx.commit().await.unwrap();
+    tickr.until_count("SELECT COUNT(*) FROM outbox_rejected", 2).await;
+    assert_eq!(tickr.count(WAITING).await, 0);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_nudge_starts_jobs_within_milliseconds_and_needs_the_right_key() {
     let tickr = TestApp::start().await;
     let mut app = tickr.mysql().await;

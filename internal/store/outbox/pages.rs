@@ -25,7 +25,7 @@ use crate::sql::clock::read_clock;
 use crate::sql::connection::{PriorRun, on_pool, transact};
 use crate::sql::session::Session;
 use crate::{Store, StoreError, StoreInner};
-use tickr_job::{NewJob, Producer, limits};
+use tickr_job::{JobId, NewJob, Producer, limits};
 
 /// Rows that one transaction takes at most.
 const ROWS: u32 = 1_000;
@@ -72,6 +72,8 @@ pub enum KeyedRow {
     Repeated,
     /// Another job has the unique key, and this one does not accept that, or a link is not possible. The row was rejected.
     Rejected(String),
+    /// The row stays, because one of the parents of its job is still in the outbox.
+    Left,
 }
 
 impl Store {
@@ -152,14 +154,18 @@ impl Store {
             let (request, shared, memory) = (Arc::clone(&request), shared.clone(), Arc::clone(&memory));
             let build = Arc::clone(&build);
             Box::pin(async move {
+                if parent_is_in_outbox(conn, row, &request.jobs[0].options.after).await? {
+                    return Ok(Moved::Left);
+                }
                 let delete = sqlx::query("DELETE FROM tickr_outbox WHERE id = ?").bind(row);
                 let gone = delete.execute(&mut *conn).await?.rows_affected() == 0;
                 let known = sqlx::query("SELECT 1 FROM jobs WHERE id = ?").bind(request.jobs[0].id.uuid());
                 if gone || known.fetch_optional(&mut *conn).await?.is_some() {
-                    return Ok(None);
+                    return Ok(Moved::Before);
                 }
                 // A refusal rolls the deletion of the row back as well.
-                insert_keyed(conn, &request, (None, &build), &shared, &memory, PriorRun::Nothing).await.map(Some)
+                let moved = insert_keyed(conn, &request, (None, &build), &shared, &memory, PriorRun::Nothing);
+                moved.await.map(Moved::Now)
             })
         });
         let moved = match moved.await {
@@ -171,16 +177,38 @@ impl Store {
             moved => moved?,
         };
         match moved {
-            None => Ok(KeyedRow::Repeated),
-            Some(IdempotentOutcome::First { done: Some(receipts), .. }) => Ok(KeyedRow::Moved(receipts)),
-            Some(IdempotentOutcome::Refused(refusal)) => {
+            Moved::Left => Ok(KeyedRow::Left),
+            Moved::Before => Ok(KeyedRow::Repeated),
+            Moved::Now(IdempotentOutcome::First { done: Some(receipts), .. }) => Ok(KeyedRow::Moved(receipts)),
+            Moved::Now(IdempotentOutcome::Refused(refusal)) => {
                 let reason = reason_of(&refusal);
                 self.reject_row(row, &reason).await?;
                 Ok(KeyedRow::Rejected(reason))
             }
-            Some(_) => Err(StoreError::corrupt(attempted, "a stored response without an idempotency key")),
+            Moved::Now(_) => Err(StoreError::corrupt(attempted, "a stored response without an idempotency key")),
         }
     }
+}
+
+/// What one transaction did with a row whose job has a unique key, parents or a batch.
+enum Moved {
+    Left,
+    /// The row or the job had been moved before.
+    Before,
+    Now(IdempotentOutcome<EnqueueReceipts, EnqueueRefusal>),
+}
+
+/// Return whether one of these parents is a row of the outbox in front of `row`. Another session may hold it, or a runner
+/// of another version may be the one that can read it. A row is read here until the transaction that moves it is
+/// committed, so a parent that is not found here has become a job, or never will. A parent behind `row` does not count:
+/// two rows could wait for each other.
+async fn parent_is_in_outbox(conn: &mut Session<'_>, row: Uuid, parents: &[JobId]) -> Result<bool, sqlx::Error> {
+    let parents: Vec<Uuid> = parents.iter().map(|id| id.uuid()).filter(|parent| *parent < row).collect();
+    if parents.is_empty() {
+        return Ok(false);
+    }
+    let found = in_list("SELECT id FROM tickr_outbox FORCE INDEX (PRIMARY) WHERE id IN", &parents, " LIMIT 1");
+    Ok(found.fetch_optional(conn).await?.is_some())
 }
 
 /// The rows that one transaction looks at.
