@@ -1654,6 +1654,9 @@ mutants() {
     mutant 'pages of nested batches' internal/store/batches/cancel.rs \
         '.filter(|_| nested.len() as u32 == NESTED)' '.filter(|_| nested.is_empty())' \
         batches::a_cancel_reaches_any_number_of_nested_batches
+    mutant 'nested batches of a cancel that was broken off' internal/engine/batches.rs \
+        'shared.store.unmarked_nested(batch).await?' 'shared.store.unmarked_nested(batch).await?.into_iter().take(0)' \
+        batches::a_cancel_whose_process_died_after_the_first_mark_reaches_the_nested_batches
     mutant 'answers in place of parents' internal/store/jobs/unique_keys.rs \
         'wait_for_the_answer(&mut new, jobs, &decided);' '' \
         dependencies::a_job_waits_for_the_answer_in_place_of_its_parent

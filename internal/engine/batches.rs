@@ -8,6 +8,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use super::EngineState;
+use tickr_job::Actor;
 use tickr_store::StoreError;
 
 /// Pause after a look, so that many changes of a batch are added up together.
@@ -70,7 +71,12 @@ async fn count(shared: &EngineState) -> Result<(), StoreError> {
 
 async fn finish_cancels(shared: &EngineState) -> Result<(), StoreError> {
     for batch in shared.store.cancelled_batches().await? {
-        shared.broker.cancel_batch_jobs(&[batch], &shared.stop_loops).await?;
+        let mut batches = vec![batch];
+        // The nested batches are marked one by one, and the process that did this may have died in between.
+        for nested in shared.store.unmarked_nested(batch).await? {
+            batches.extend(shared.store.cancel_batch(nested, &Actor::tickr()).await?);
+        }
+        shared.broker.cancel_batch_jobs(&batches, &shared.stop_loops).await?;
         shared.store.finish_batch_cancel(batch).await?;
     }
     Ok(())

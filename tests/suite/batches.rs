@@ -579,6 +579,30 @@ async fn a_cancel_reaches_any_number_of_nested_batches() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_cancel_whose_process_died_after_the_first_mark_reaches_the_nested_batches() {
+    let tickr = TestApp::start().await;
+    let outer = create(&tickr, json!({})).await;
+    let jobs = json!([{"kind": "noop", "payload": {}, "delay_ms": 600_000}]);
+    let nested = create(&tickr, json!({"parent": outer["id"], "jobs": jobs})).await;
+    let inner = create(&tickr, json!({"parent": nested["id"], "jobs": jobs})).await;
+    // What the first transaction of the cancel leaves.
+    let id = format!("UNHEX(REPLACE('{}', '-', ''))", outer["id"].as_str().unwrap());
+    tickr
+        .sql(format!(
+            "UPDATE batches SET cancelled_at = UTC_TIMESTAMP(6), closed_at = UTC_TIMESTAMP(6) WHERE id = {id}; \
+             INSERT INTO batch_cancels (batch_id, touched_at) VALUES ({id}, UTC_TIMESTAMP(6) - INTERVAL 6 SECOND)"
+        ))
+        .await;
+    for batch in [&inner, &nested, &outer] {
+        until(&tickr, batch, "cancelled").await;
+    }
+    for batch in [&inner, &nested] {
+        tickr.until(batch["jobs"][0].as_str().unwrap().parse().unwrap(), State::Cancelled).await;
+    }
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_replay_takes_the_place_of_a_failed_job_in_its_batch() {
     let mended = CancellationToken::new();
     let tickr = TestApp::start_with(|_| {}, broken(&mended)).await;

@@ -158,6 +158,28 @@ impl Store {
         .await
     }
 
+    /// Return a page of the unfinished batches that are nested in this one and are not marked as cancelled. Those of a
+    /// cancelled batch were left so by a process that died while it marked them.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn unmarked_nested(&self, id: BatchId) -> Result<Vec<BatchId>, StoreError> {
+        on_pool(&self.shared.pools.loops, "look for nested batches that are not cancelled", move |conn, _| {
+            Box::pin(async move {
+                let found: Vec<Uuid> = sqlx::query_scalar(
+                    "SELECT id FROM batches FORCE INDEX (batches_parent) WHERE parent = ? AND completed_at IS NULL \
+                     AND cancelled_at IS NULL ORDER BY id LIMIT ?",
+                )
+                .bind(id.uuid())
+                .bind(NESTED)
+                .fetch_all(conn)
+                .await?;
+                Ok(found.into_iter().map(BatchId::from_uuid).collect())
+            })
+        })
+        .await
+    }
+
     /// Note that all jobs of a cancelled batch have ended. Returns false while some have not.
     ///
     /// # Errors
