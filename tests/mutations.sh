@@ -860,6 +860,13 @@ mutants() {
     mutant 'retries meanwhile' internal/verify/lib.rs \
         'if counted + retried < *jobs {' 'if counted < *jobs + retried - retried {' \
         verify::a_check_holds_nothing_between_two_pages_and_believes_no_difference_between_them
+    mutant 'children that were retried' internal/store/verify/links.rs \
+        'WHERE e.job_id = p.child_id AND e.end_state IS NOT NULL' \
+        'WHERE e.job_id = p.child_id AND e.end_state IS NULL AND FALSE' \
+        verify::what_operators_do_with_children_and_callbacks_breaks_no_promise
+    mutant 'deleted callbacks of batches' internal/store/verify/links.rs \
+        'self.without_deleted(missing).await?' 'missing.len()' \
+        verify::what_operators_do_with_children_and_callbacks_breaks_no_promise
     mutant 'snapshot of one page' internal/store/verify/evidence.rs \
         'sqlx::raw_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ").execute(&mut self.conn).await?;' '' \
         internal/store/verify/evidence.rs \

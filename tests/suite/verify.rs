@@ -620,6 +620,36 @@ async fn what_operators_and_retention_remove_is_told_from_what_is_lost() {
     tickr.stop_broken("the job of a tick was deleted behind its back").await;
 }
 
+/// A job that ended while it was blocked and that an operator retried waits for no parent. An operator may delete the
+/// callback of a batch.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_operators_do_with_children_and_callbacks_breaks_no_promise() {
+    let tickr = TestApp::start().await;
+    let parent = tickr.enqueue(json!({"kind": "noop", "delay_ms": 600_000})).await;
+    let child = tickr.enqueue(json!({"kind": "noop", "after": [parent.to_string()]})).await;
+    for action in ["cancel", "retry"] {
+        let done = tickr.post(&format!("/v1/jobs/{child}/{action}"), json!({})).await;
+        assert_eq!(done.status, 200, "{action}: {:#}", done.body);
+    }
+    tickr.until(child, State::Completed).await;
+    let batch = tickr.post("/v1/batches", json!({"close": true, "on_complete": {"kind": "noop", "payload": {}}})).await;
+    assert_eq!(batch.status, 201, "{:#}", batch.body);
+    let callback: JobId = batch.body["on_complete"]["job_id"].as_str().unwrap().parse().unwrap();
+    tickr.until_count("SELECT COUNT(*) FROM attempts WHERE end_state = 'completed'", 2).await;
+    carry_out(&tickr, json!({"action": "delete", "filter": {"ids": [callback]}})).await;
+    assert_eq!(tickr.get(&format!("/v1/jobs/{callback}")).await.status, 404);
+    let report = check(&tickr, Duration::from_secs(1)).await;
+    assert_eq!(report.verdict, VerifyVerdict::Kept, "{}", pretty(&report));
+
+    // A second start before the end of the parent, without an end before it, is a fault.
+    let of_child = format!("job_id = UNHEX('{}')", child.uuid().simple());
+    tickr.sql(format!("UPDATE attempts SET end_state = NULL WHERE {of_child} AND number = 1")).await;
+    let report = check(&tickr, Duration::from_secs(1)).await;
+    assert_eq!(report.finding(Check::Parents).faults, 1, "{}", pretty(&report));
+    tickr.sql(format!("UPDATE attempts SET end_state = 'cancelled' WHERE {of_child} AND number = 1")).await;
+    tickr.stop().await;
+}
+
 /// A row that this binary cannot read hides no other fault, and is always reported.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_row_that_cannot_be_read_is_told_and_is_not_green() {

@@ -1,5 +1,7 @@
 //! Reads about jobs that wait for parents, and about batches.
 
+use std::collections::BTreeSet;
+
 use sqlx::Row;
 use uuid::Uuid;
 
@@ -9,7 +11,7 @@ use crate::batches::rows::{COLUMNS, batch};
 use crate::rows::links::blocked_until;
 use crate::sql::batches::{in_list, statement};
 use crate::sql::connection;
-use tickr_job::{BatchId, JobId, Timestamp};
+use tickr_job::{Action, BatchId, JobId, Timestamp};
 
 /// Rows of one page.
 const PAGE: u32 = 1_000;
@@ -25,7 +27,8 @@ pub struct ParentRow {
     pub first_end: Option<Timestamp>,
     /// True if the parent was removed.
     pub removed: bool,
-    /// When the job started for the first time.
+    /// When the job started for the first time. Absent if it had ended before: an operator then let it run again, and so
+    /// it waits for no parent.
     pub first_start: Option<Timestamp>,
 }
 
@@ -43,8 +46,11 @@ impl Evidence {
                 "SELECT p.parent_id, p.child_id, j.id IS NULL AS removed, \
                  (SELECT MIN(a.finished_at) FROM attempts a WHERE a.job_id = p.parent_id AND a.end_state IS NOT NULL) \
                  AS first_end, \
+                 IF(EXISTS (SELECT 1 FROM attempts e WHERE e.job_id = p.child_id AND e.end_state IS NOT NULL \
+                 AND NOT EXISTS (SELECT 1 FROM attempts a WHERE a.job_id = p.child_id AND a.number <= e.number \
+                 AND a.runner <> '' AND a.expired IS NULL)), NULL, \
                  COALESCE((SELECT MIN(a.started_at) FROM attempts a WHERE a.job_id = p.child_id AND a.runner <> '' \
-                 AND a.expired IS NULL), IF(o.started_at > '1970-01-01 00:00:00', o.started_at, NULL)) AS first_start \
+                 AND a.expired IS NULL), IF(o.started_at > '1970-01-01 00:00:00', o.started_at, NULL))) AS first_start \
                  FROM (SELECT parent_id, child_id FROM job_parents FORCE INDEX (PRIMARY) WHERE parent_id > ? \
                  OR (parent_id = ? AND child_id > ?) ORDER BY parent_id, child_id LIMIT ?) p \
                  LEFT JOIN jobs j ON j.id = p.parent_id LEFT JOIN owed o ON o.id = p.child_id \
@@ -171,9 +177,13 @@ impl Evidence {
                     .collect();
                 if !due.is_empty() {
                     let there = in_list("SELECT id FROM jobs FORCE INDEX (PRIMARY) WHERE id IN", &due, "");
-                    let there = there.fetch_all(&mut self.conn).await?.len();
-                    if there < due.len() {
-                        faults.push((batch.id, format!("{} of its callbacks are missing", due.len() - there)));
+                    let mut missing: BTreeSet<Uuid> = due.into_iter().collect();
+                    for row in there.fetch_all(&mut self.conn).await? {
+                        missing.remove(&row.try_get("id")?);
+                    }
+                    let missing = self.without_deleted(missing).await?;
+                    if missing > 0 {
+                        faults.push((batch.id, format!("{missing} of its callbacks are missing")));
                     }
                 }
             }
@@ -184,5 +194,16 @@ impl Evidence {
             Ok((faults, next))
         };
         connection::within(PAGE_LIMIT, read).await.map_err(|e| StoreError::from_driver("read batches", &e))
+    }
+
+    /// Count those of these jobs that no operator has deleted. The transaction that deletes a job writes it to the audit.
+    async fn without_deleted(&mut self, jobs: BTreeSet<Uuid>) -> Result<usize, sqlx::Error> {
+        let mut left = 0;
+        for id in jobs {
+            let sql = "SELECT 1 FROM audit FORCE INDEX (audit_target) WHERE target = ? AND action = ? LIMIT 1";
+            let deleted = sqlx::query(sql).bind(id.to_string()).bind(Action::Delete.act());
+            left += usize::from(deleted.fetch_optional(&mut self.conn).await?.is_none());
+        }
+        Ok(left)
     }
 }
