@@ -1649,6 +1649,9 @@ mutants() {
     mutant 'end of an open batch' internal/store/batches/count.rs \
         'counts.pending() <= 0 && batch.closed_at.is_some()' 'counts.pending() <= 0' \
         batches::a_batch_ends_after_its_last_job_and_starts_each_callback_once
+    mutant 'failure that was retried before the count' internal/store/batches/count.rs \
+        'any_failed |= number("failed")? > 0;' '' \
+        batches::a_failure_is_told_also_when_its_job_is_retried_before_a_runner_counts
     mutant 'rows of a removed parent' internal/store/retention/remove.rs \
         '("job_parents", "child_id"),' '("job_parents", "parent_id"),' \
         dependencies::a_removed_parent_that_failed_still_holds_its_children

@@ -687,6 +687,25 @@ async fn changes_that_a_dead_runner_left_are_counted_within_seconds() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_failure_is_told_also_when_its_job_is_retried_before_a_runner_counts() {
+    let tickr = TestApp::start().await;
+    let jobs = json!([{"kind": "noop", "payload": {}, "delay_ms": 600_000}]);
+    let batch = create(&tickr, with(callbacks(), json!({"jobs": jobs}))).await;
+    // What the end of the job and its retry leave when both are committed before the next count.
+    let id = format!("UNHEX(REPLACE('{}', '-', ''))", batch["id"].as_str().unwrap());
+    tickr
+        .sql(format!(
+            "INSERT INTO batch_changes (batch_id, total, completed, failed, cancelled) \
+             VALUES ({id}, 0, 0, 1, 0), ({id}, 0, 0, -1, 0)"
+        ))
+        .await;
+    let told = job_of(&batch, "on_failure");
+    eventually("the callback is enqueued", || async { exists(&tickr, told).await.then_some(()) }).await;
+    assert_eq!(show(&tickr, &batch).await["failed"], 0);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_batch_holds_with_a_paused_queue_a_limit_a_drained_runner_and_a_backlog_of_others() {
     let tickr = TestApp::start_with(|config| config.workers = 8, Registry::new()).await;
     let other = tickr.another().await;

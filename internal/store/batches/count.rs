@@ -88,7 +88,7 @@ async fn add_up(conn: &mut Session<'_>, shared: &StoreInner, id: BatchId) -> Res
     let sql = format!("SELECT {COLUMNS} FROM batches WHERE id = ? FOR UPDATE");
     let row = statement(sql).bind(id.uuid()).fetch_optional(&mut *conn).await?;
     lock_in_cluster(conn, Locked::Batch, [id.uuid()]).await?;
-    let (change, more) = take_changes(conn, id).await?;
+    let TakenChanges { sum: change, any_failed, more } = take_changes(conn, id).await?;
     let Some(row) = row else { return Ok(BatchCounted { more, ..BatchCounted::default() }) };
     let mut batch = batch(&row)?;
     batch.counts.total += change.total;
@@ -97,16 +97,25 @@ async fn add_up(conn: &mut Session<'_>, shared: &StoreInner, id: BatchId) -> Res
     batch.counts.cancelled += change.cancelled;
     let now = read_clock(conn, &shared.clock).await?;
     // With more changes to come, the counts are those of a moment in the past, at which jobs may have been pending.
-    let counted = progress(conn, &mut batch, now, !more).await?;
+    let counted = progress(conn, &mut batch, now, (any_failed, !more)).await?;
     Ok(BatchCounted { more, ..counted })
 }
 
-/// Read and delete the oldest changes of a batch, whose row is locked. Returns their sum, and whether there may be more.
-async fn take_changes(conn: &mut Session<'_>, id: BatchId) -> Result<(BatchCounts, bool), sqlx::Error> {
+/// Changes of a batch that were read and deleted.
+struct TakenChanges {
+    sum: BatchCounts,
+    /// True if a job had failed for good. A retry may have taken it out of the sum since.
+    any_failed: bool,
+    /// True if there may be more changes.
+    more: bool,
+}
+
+/// Read and delete the oldest changes of a batch, whose row is locked.
+async fn take_changes(conn: &mut Session<'_>, id: BatchId) -> Result<TakenChanges, sqlx::Error> {
     let sql = "SELECT id, total, completed, failed, cancelled FROM batch_changes FORCE INDEX (batch_changes_batch) \
                WHERE batch_id = ? ORDER BY id LIMIT ?";
     let found = sqlx::query(sql).bind(id.uuid()).bind(CHANGES).fetch_all(&mut *conn).await?;
-    let mut sum = BatchCounts::default();
+    let (mut sum, mut any_failed) = (BatchCounts::default(), false);
     let mut rows: Vec<u64> = Vec::with_capacity(found.len());
     for row in &found {
         let number = |column| row.try_get::<i32, _>(column).map(i64::from);
@@ -114,6 +123,7 @@ async fn take_changes(conn: &mut Session<'_>, id: BatchId) -> Result<(BatchCount
         sum.completed += number("completed")?;
         sum.failed += number("failed")?;
         sum.cancelled += number("cancelled")?;
+        any_failed |= number("failed")? > 0;
         rows.push(row.try_get("id")?);
     }
     for rows in rows.chunks(crate::sql::batches::MAX_ROWS) {
@@ -124,20 +134,22 @@ async fn take_changes(conn: &mut Session<'_>, id: BatchId) -> Result<(BatchCount
         );
         rows.iter().fold(statement(sql), Query::bind).execute(&mut *conn).await?;
     }
-    Ok((sum, found.len() as u32 == CHANGES))
+    Ok(TakenChanges { sum, any_failed, more: found.len() as u32 == CHANGES })
 }
 
 /// Write the counts of a locked batch, and what follows from them: its end, its callbacks, and what its parent counts.
+/// `any_failed` tells that a job has failed for good, also if the counts do not show it any more, and `whole` that the
+/// counts leave no change out.
 pub(super) async fn progress(
     conn: &mut Session<'_>,
     batch: &mut Batch,
     now: Timestamp,
-    whole: bool,
+    (any_failed, whole): (bool, bool),
 ) -> Result<BatchCounted, sqlx::Error> {
     let mut due: BTreeSet<CallbackEvent> = BTreeSet::new();
     let counts = batch.counts;
     let was = batch.completed_at.map(|_| outcome(batch));
-    if batch.failed_at.is_none() && counts.failed > 0 {
+    if batch.failed_at.is_none() && (any_failed || counts.failed > 0) {
         batch.failed_at = Some(now);
         due.insert(CallbackEvent::Failure);
     }

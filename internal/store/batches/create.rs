@@ -108,7 +108,7 @@ impl Store {
                 let now = read_clock(conn, &shared.clock).await?;
                 batch.closed_at = Some(now);
                 // What the counts do not know yet is added up by a runner in a moment.
-                let counted = progress(conn, &mut batch, now, false).await?;
+                let counted = progress(conn, &mut batch, now, (false, false)).await?;
                 look_again(conn, id).await?;
                 record(conn, &act, now).await?;
                 Ok(Some((batch, counted)))
