@@ -211,6 +211,9 @@ mutants() {
         '.bind(text(serde_json::to_string(state))?)' \
         '.bind(text(serde_json::to_string(&CanaryState { step: 0, ..state.clone() }))?)' \
         canary::a_canary_survives_the_death_of_the_runner_that_steers_it
+    mutant 'jobs that a canary counts in a removal' internal/store/retention/remove.rs \
+        ' || counted.contains(&candidate.id)' '' \
+        canary::jobs_whose_outcomes_a_canary_counts_are_not_removed_before_its_next_step
     mutant 'token of a paused operation' internal/store/bulk.rs \
         "runner = '', token = '', lease_until = '9999" "runner = '', lease_until = '9999" \
         canary::a_paused_operation_changes_no_job_until_it_is_resumed

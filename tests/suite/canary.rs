@@ -29,6 +29,9 @@ struct Parcel {
     /// Returned now, and perhaps not at the next attempt.
     #[serde(default)]
     again: bool,
+    /// Delivered before the door is open.
+    #[serde(default)]
+    early: bool,
 }
 
 impl Kind for Parcel {
@@ -66,7 +69,9 @@ impl Address {
         if !self.mended.load(Ordering::SeqCst) {
             return Err(Failure::reject("no such address"));
         }
-        self.door.cancelled().await;
+        if !parcel.early {
+            self.door.cancelled().await;
+        }
         match parcel {
             Parcel { lost: true, .. } => Err(Failure::reject("no such address")),
             Parcel { again: true, .. } => Err(Failure::retry("the door is narrow")),
@@ -169,6 +174,41 @@ async fn a_canary_of_which_half_fail_again_stops_by_itself_and_says_why() {
     assert_eq!((&stop["action"], &stop["actor"]), (&json!("operation.stop"), &json!("tickr")), "{acts:#}");
     assert_eq!(stop["detail"]["reason"], why);
     assert_eq!(acts["data"][1]["detail"]["canary"]["max_failure_pct"], 20, "{acts:#}");
+    tickr.stop().await;
+}
+
+/// A canary counts outcomes by the dead letters that it released and by the new jobs.
+#[tokio::test(flavor = "multi_thread")]
+async fn jobs_whose_outcomes_a_canary_counts_are_not_removed_before_its_next_step() {
+    let address = Address::new();
+    let parcels = (0..6).map(|n| json!({"number": n, "early": n == 0}));
+    let (tickr, group) = returned(&address, parcels).await;
+    address.mend();
+    let path = release(&tickr, &group, json!({"steps": [{"rate": 50, "jobs": 2}, {"rate": 100}]})).await;
+    let seen = until(&tickr, &path, "one of the first step has passed", |now| {
+        let outcomes = &now["canary"]["outcomes"];
+        (&outcomes["passed"], &outcomes["waiting"]) == (&json!(1), &json!(1))
+    })
+    .await;
+    // Of the first step, the failed jobs and the new job that has completed.
+    let delete = json!({"action": "delete", "filter": {"q": "kind:parcel dead_letter:replayed"}});
+    let passed = json!({"action": "delete", "filter": {"q": "kind:parcel state:completed"}});
+    for (body, skipped) in [(delete.clone(), 2), (passed, 1)] {
+        let deleted = tickr.post("/v1/operations", body).await.body;
+        let deleted = format!("/v1/operations/{}", deleted["id"].as_str().unwrap());
+        let deleted = until(&tickr, &deleted, "the delete is over", |now| now["state"] == "done").await;
+        assert_eq!((&deleted["done"], &deleted["skipped"]), (&json!(0), &json!(skipped)), "{deleted:#}");
+    }
+    let still = counted_again(&tickr, &path).await;
+    assert_eq!((&still["canary"]["step"], &still["done"]), (&json!(1), &json!(2)), "{still:#}");
+    assert_eq!(still["canary"]["outcomes"], seen["canary"]["outcomes"], "{still:#}");
+
+    address.door.cancel();
+    until(&tickr, &path, "the canary is over", |now| now["state"] == "done").await;
+    let deleted = tickr.post("/v1/operations", delete).await.body;
+    let deleted = format!("/v1/operations/{}", deleted["id"].as_str().unwrap());
+    let deleted = until(&tickr, &deleted, "the last delete is over", |now| now["state"] == "done").await;
+    assert_eq!(deleted["done"], 6, "{deleted:#}");
     tickr.stop().await;
 }
 

@@ -18,7 +18,7 @@ use crate::sql::batches::{MAX_ROWS, bind_padded, groups, in_list, padded_len, pl
 use crate::sql::cluster::{Locked, lock_in_cluster};
 use crate::sql::error::corrupt;
 use crate::sql::session::Session;
-use tickr_job::{DeadLetterStatus, JobId, JobOptions, State, Timestamp};
+use tickr_job::{CanaryState, DeadLetterStatus, JobId, JobOptions, State, Timestamp};
 
 /// Most ledger lines removed in one transaction. A single job may have more.
 const MAX_LINES: u32 = 20_000;
@@ -134,12 +134,13 @@ pub(crate) async fn remove(
         in_list(lock, ids, " ORDER BY id FOR UPDATE").fetch_all(&mut *conn).await?;
         lock_in_cluster(conn, Locked::Job, ids).await?;
         let found = in_list(CANDIDATE, ids, " ORDER BY j.id").fetch_all(&mut *conn).await?;
+        let counted = counted_by_canaries(conn, ids).await?;
         let mut strays: BTreeSet<Uuid> = ids.iter().copied().collect();
         let (mut gone, mut reports) = (Vec::new(), Vec::new());
         for row in &found {
             let candidate = Candidate::read(row)?;
             strays.remove(&candidate.id);
-            if !candidate.may_go(removal) {
+            if !candidate.may_go(removal) || counted.contains(&candidate.id) {
                 continue;
             }
             if lines > 0 && lines + candidate.lines() > MAX_LINES {
@@ -174,6 +175,36 @@ pub(crate) async fn remove(
     }
     shrunk.write(conn, now).await?;
     Ok(removed)
+}
+
+/// Return those of these locked jobs on which a canary that is under way depends: the dead letters that its present step
+/// has released, and the jobs that were made of them. The canary finds the outcomes of its step by these rows.
+async fn counted_by_canaries(conn: &mut Session<'_>, ids: &[Uuid]) -> Result<BTreeSet<Uuid>, sqlx::Error> {
+    let sql = "SELECT id, canary_state FROM operations FORCE INDEX (operations_state) \
+               WHERE state = 'running' AND canary IS NOT NULL";
+    let mut counted = BTreeSet::new();
+    for canary in sqlx::query(sql).fetch_all(&mut *conn).await? {
+        let id: Uuid = canary.try_get("id")?;
+        let state = canary.try_get::<Option<String>, _>("canary_state")?;
+        let state = state.as_deref().map(serde_json::from_str::<CanaryState>).transpose();
+        let since = state.map_err(|e| corrupt(format!("canary_state: {e}")))?.unwrap_or_default().since;
+        let later = if since.is_some() { "AND since >= ?" } else { "" };
+        for (index, column) in [("PRIMARY", "job_id"), ("dead_letters_operation", "replayed_as")] {
+            let sql = format!(
+                "SELECT {column} AS id FROM dead_letters FORCE INDEX ({index}) WHERE operation = ? {later} \
+                 AND {column} IN {}",
+                placeholders(padded_len(ids.len()))
+            );
+            let mut query = statement(sql).bind(id);
+            if let Some(since) = since {
+                query = query.bind(since);
+            }
+            for row in bind_padded(query, ids).fetch_all(&mut *conn).await? {
+                counted.insert(row.try_get("id")?);
+            }
+        }
+    }
+    Ok(counted)
 }
 
 /// Hide the reports of jobs that an operator deletes. From now on no runner serves them. Their content is large, so the
