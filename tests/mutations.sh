@@ -204,9 +204,11 @@ mutants() {
         'return CanaryDecision::Stop;' 'return CanaryDecision::Release;' \
         canary::a_canary_of_which_half_fail_again_stops_by_itself_and_says_why
     mutant 'failed attempts in the outcomes of a canary' internal/store/canary.rs \
-        "COALESCE(o.attempt > o.spared + o.losses + (o.state = 'executing'), FALSE) AS has_failed" \
-        'FALSE AS has_failed' \
+        'COALESCE({HAS_FAILED}, FALSE) AS has_failed' 'FALSE AS has_failed' \
         canary::a_failed_attempt_of_a_released_job_counts_as_a_failure_until_the_job_passes
+    mutant 'end of a canary with thousands of jobs' internal/store/canary.rs \
+        '&& one_waits(conn, held.id, older).await?' '&& one_waits(conn, held.id, older).await? && older.is_nil()' \
+        canary::a_canary_ends_only_when_the_oldest_of_thousands_of_jobs_has_an_outcome_too
     mutant 'step of a canary in its row' internal/store/canary.rs \
         '.bind(text(serde_json::to_string(state))?)' \
         '.bind(text(serde_json::to_string(&CanaryState { step: 0, ..state.clone() }))?)' \

@@ -33,7 +33,7 @@ impl Canary {
     pub const MAX_STEPS: usize = 10;
     /// Most jobs in one step that is not the last.
     pub const MAX_STEP_JOBS: u32 = 2_000;
-    /// Most released jobs without an outcome at any time.
+    /// Most released jobs without an outcome at any time, among those whose outcomes are counted.
     pub const MAX_WAITING: u64 = 2_000;
     /// Number of released jobs of a step, from the newest on, whose outcomes are counted at most.
     pub const MAX_LOOKED_AT: u32 = 4_000;

@@ -66,9 +66,17 @@ async fn turn(
     };
     let Some((canary, mut state)) = operation.canary else { return Ok(over) };
     let now = read_clock(conn, &shared.clock).await?;
-    state.outcomes = outcomes(conn, held.id, state.since).await?;
-    state.counted_at = Some(now);
-    let decision = canary.decide(&state, operation.done, place == Some(AT_THE_END));
+    let (found, older) = outcomes(conn, held.id, state.since).await?;
+    (state.outcomes, state.counted_at) = (found, Some(now));
+    let mut decision = canary.decide(&state, operation.done, place == Some(AT_THE_END));
+    // A step that is not the last one has fewer jobs than one count looks at.
+    if decision == CanaryDecision::Finish
+        && let Some(older) = older
+        && one_waits(conn, held.id, older).await?
+    {
+        state.outcomes.waiting += 1;
+        decision = CanaryDecision::Wait;
+    }
     state.waits = decision == CanaryDecision::Wait;
     let mut turn = CanaryTurn::default();
     match decision {
@@ -124,14 +132,22 @@ async fn write(
     .map(drop)
 }
 
-/// Count the outcomes of the jobs that an operation has made since a moment, the newest first.
-async fn outcomes(conn: &mut Session<'_>, id: Uuid, since: Option<Timestamp>) -> Result<CanaryOutcomes, sqlx::Error> {
+/// An attempt of the unfinished job `o` has failed. An attempt that was lost with its runner counts as begun, and is no
+/// failure of the job.
+const HAS_FAILED: &str = "o.attempt > o.spared + o.losses + (o.state = 'executing')";
+
+/// Count the outcomes of the jobs that an operation has made since a moment, the newest first. Returns also the oldest
+/// job that was looked at, if there may be older ones.
+async fn outcomes(
+    conn: &mut Session<'_>,
+    id: Uuid,
+    since: Option<Timestamp>,
+) -> Result<(CanaryOutcomes, Option<Uuid>), sqlx::Error> {
     let later = if since.is_some() { "AND since >= ?" } else { "" };
-    // An attempt that was lost with its runner counts as begun, and is no failure of the job.
     let sql = format!(
-        "SELECT COALESCE(CAST(o.state AS CHAR), CAST((SELECT a.end_state FROM attempts a WHERE a.job_id = w.id \
+        "SELECT w.id, COALESCE(CAST(o.state AS CHAR), CAST((SELECT a.end_state FROM attempts a WHERE a.job_id = w.id \
          ORDER BY a.number DESC LIMIT 1) AS CHAR)) AS state, \
-         COALESCE(o.attempt > o.spared + o.losses + (o.state = 'executing'), FALSE) AS has_failed \
+         COALESCE({HAS_FAILED}, FALSE) AS has_failed \
          FROM (SELECT replayed_as AS id FROM dead_letters FORCE INDEX (dead_letters_operation) \
          WHERE operation = ? {later} ORDER BY replayed_as DESC LIMIT ?) w LEFT JOIN owed o ON o.id = w.id \
          ORDER BY w.id DESC"
@@ -141,7 +157,10 @@ async fn outcomes(conn: &mut Session<'_>, id: Uuid, since: Option<Timestamp>) ->
         query = query.bind(since);
     }
     let mut found = CanaryOutcomes::default();
-    for row in query.bind(Canary::MAX_LOOKED_AT).fetch_all(conn).await? {
+    let rows = query.bind(Canary::MAX_LOOKED_AT).fetch_all(conn).await?;
+    let oldest = rows.last().filter(|_| rows.len() >= Canary::MAX_LOOKED_AT as usize);
+    let oldest = oldest.map(|row| row.try_get("id")).transpose()?;
+    for row in rows {
         // A job that retention or an operator has deleted has no state any more.
         let Some(state) = row.try_get::<Option<String>, _>("state")?.as_deref().and_then(State::from_word) else {
             continue;
@@ -161,5 +180,16 @@ async fn outcomes(conn: &mut Session<'_>, id: Uuid, since: Option<Timestamp>) ->
             *count += 1;
         }
     }
-    Ok(found)
+    Ok((found, oldest))
+}
+
+/// Return whether a job that an operation has made before this one has no outcome. This reads all of them if there is
+/// none, so it is only for the end of a canary.
+async fn one_waits(conn: &mut Session<'_>, id: Uuid, before: Uuid) -> Result<bool, sqlx::Error> {
+    let sql = format!(
+        "SELECT 1 FROM dead_letters d FORCE INDEX (dead_letters_operation) \
+         STRAIGHT_JOIN owed o FORCE INDEX (PRIMARY) ON o.id = d.replayed_as \
+         WHERE d.operation = ? AND d.replayed_as < ? AND NOT ({HAS_FAILED}) ORDER BY d.replayed_as LIMIT 1"
+    );
+    Ok(statement(sql).bind(id).bind(before).fetch_optional(conn).await?.is_some())
 }

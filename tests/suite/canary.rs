@@ -212,6 +212,25 @@ async fn jobs_whose_outcomes_a_canary_counts_are_not_removed_before_its_next_ste
     tickr.stop().await;
 }
 
+/// A runner looks at the newest released jobs alone when it counts outcomes.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_canary_ends_only_when_the_oldest_of_thousands_of_jobs_has_an_outcome_too() {
+    let tickr = TestApp::start_with(|config| config.workers = 8, Registry::new()).await;
+    // The oldest dead letter is one of a queue that no runner serves.
+    let parked = "UPDATE jobs SET queue = 'parked' ORDER BY id LIMIT 1; \
+                  INSERT INTO tallies (lane, queue, kind, state, n) VALUES (0, 'parked', 'noop', 'failed', 1)";
+    tickr.sql(format!("{}; {parked}", dead_letters(4_100).replace("'parked'", "'default'"))).await;
+    let path = release(&tickr, "0123456789abcdef", json!({"steps": [{"rate": 1_000}]})).await;
+    tickr.until_count("SELECT COUNT(*) FROM attempts WHERE end_state = 'completed'", 4_099).await;
+    let still = counted_again(&tickr, &path).await;
+    assert_eq!((&still["state"], &still["done"]), (&json!("running"), &json!(4_100)), "{still:#}");
+    assert_eq!(still["canary"]["awaits_outcomes"], true, "{still:#}");
+    let cancelled = json!({"action": "cancel", "filter": {"queue": "parked"}});
+    assert_eq!(tickr.post("/v1/operations", cancelled).await.status, 202);
+    until(&tickr, &path, "the canary is over", |now| now["state"] == "done").await;
+    tickr.stop().await;
+}
+
 /// Jobs with many attempts would otherwise keep a canary going that fails.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_failed_attempt_of_a_released_job_counts_as_a_failure_until_the_job_passes() {
