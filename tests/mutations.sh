@@ -790,6 +790,9 @@ mutants() {
     mutant 'state of an operation in a batch' internal/store/bulk.rs \
         'locked.token == held.token && locked.state == OperationState::Running' 'locked.token == held.token' \
         operations::a_replay_of_ten_thousand_dead_letters_keeps_its_rate_and_can_be_stopped
+    mutant 'answer to a repeated request for an operation' internal/store/bulk.rs \
+        'sent_before.as_ref(), Some(())).await? {' 'sent_before.as_ref(), Some(())).await?.filter(|_| false) {' \
+        operations::an_operation_that_was_accepted_gets_its_answer_again_while_too_many_run
     mutant 'lock of a replay' internal/store/dead_letters.rs \
         'in_list(lock, ids, " ORDER BY id FOR UPDATE")' 'in_list(lock, ids, " ORDER BY id")' \
         dead_letters::a_replay_sent_twice_with_one_key_makes_one_job

@@ -176,14 +176,22 @@ impl Store {
         build: ResponseBuilder<Operation>,
     ) -> Result<IdempotentOutcome<(), ReleaseRunning>, StoreError> {
         let attempted = "start an operation";
-        let running = on_pool(&self.shared.pools.steering, attempted, |conn, _| {
+        let sent_before = idempotent.clone();
+        let running = on_pool(&self.shared.pools.steering, attempted, move |conn, _| {
+            let sent_before = sent_before.clone();
             Box::pin(async move {
+                // A request that is repeated gets its answer, however many operations run.
+                if let Some(outcome) = stored_before(conn, sent_before.as_ref(), Some(())).await? {
+                    return Ok(Err(outcome));
+                }
                 let sql = "SELECT COUNT(*) FROM (SELECT 1 FROM operations WHERE state = 'running' LIMIT ?) r";
-                sqlx::query_scalar::<_, i64>(sql).bind(MAX_RUNNING).fetch_one(conn).await
+                sqlx::query_scalar::<_, i64>(sql).bind(MAX_RUNNING).fetch_one(conn).await.map(Ok)
             })
         });
-        if running.await? >= MAX_RUNNING {
-            return Err(StoreError::Overloaded { attempted });
+        match running.await? {
+            Err(outcome) => return Ok(outcome),
+            Ok(running) if running >= MAX_RUNNING => return Err(StoreError::Overloaded { attempted }),
+            Ok(_) => {}
         }
         let now = self.clock().now();
         new.filter.created_before = Some(new.filter.created_before.map_or(now, |before| before.min(now)));

@@ -364,6 +364,33 @@ async fn an_operation_that_cannot_be_meant_is_refused_and_a_key_starts_it_once()
     tickr.stop().await;
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn an_operation_that_was_accepted_gets_its_answer_again_while_too_many_run() {
+    let tickr = TestApp::start().await;
+    let body = json!({"action": "cancel", "filter": {"kind": "noop"}});
+    let send = |key: &'static str| {
+        let request = http().post(tickr.url("/v1/operations")).header("idempotency-key", key);
+        support::answer(request.json(&body))
+    };
+    let first = send("first").await;
+    assert_eq!(first.status, 202, "{:#}", first.body);
+    // As many as may run at the same time, and none of them goes on.
+    tickr
+        .sql(
+            "INSERT INTO operations (id, action, filter, params, actor, created_at, estimate, capped, paused_at, paused_by, \
+             lease_until) WITH RECURSIVE n (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM n WHERE n < 50) \
+             SELECT UNHEX(LEFT(SHA2(n, 256), 32)), 'cancel', '{}', '{}', 'test', UTC_TIMESTAMP(6), 0, FALSE, \
+             UTC_TIMESTAMP(6), 'test', '9999-12-31' FROM n",
+        )
+        .await;
+    let again = send("first").await;
+    assert_eq!((again.status, again.header("idempotency-replayed")), (202, "true"), "{:#}", again.body);
+    assert_eq!(again.body, first.body);
+    let second = send("second").await;
+    assert_eq!((second.status, second.code()), (429, "overloaded"), "{:#}", second.body);
+    tickr.stop().await;
+}
+
 /// The runner that carries the operation out is killed. Another one continues, and no job is moved twice or left out.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_operation_survives_the_death_of_its_runner() {
