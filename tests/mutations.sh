@@ -1648,6 +1648,9 @@ mutants() {
     mutant 'counts of batches in a summary' internal/store/change_summary.rs \
         'EXISTS (SELECT 1 FROM batch_changes) OR ' '' \
         batches::changes_that_a_dead_runner_left_are_counted_within_seconds
+    mutant 'batches behind one that cannot be counted' internal/engine/batches.rs \
+        'failed = Some(error);' 'return Err(error);' \
+        batches::a_batch_that_cannot_be_counted_holds_up_no_other
     mutant 'batch of a callback of a nested one' internal/store/batches/callbacks.rs \
         'batch: parent, ..stored.options' 'batch: None, ..stored.options' \
         batches::a_nested_batch_counts_as_one_job_of_its_parent_with_its_callbacks

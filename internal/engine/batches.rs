@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use super::EngineState;
-use tickr_job::Actor;
+use tickr_job::{Actor, BatchId};
 use tickr_store::StoreError;
 
 /// Pause after a look, so that many changes of a batch are added up together.
@@ -55,15 +55,28 @@ pub(super) async fn count_until_stopped(shared: Arc<EngineState>) {
 }
 
 async fn count(shared: &EngineState) -> Result<(), StoreError> {
+    let mut failed = None;
     for batch in shared.store.changed_batches().await? {
-        while !shared.stop_loops.is_cancelled() {
-            let counted = shared.broker.count_batch(batch).await?;
-            if counted.ended {
-                tracing::info!(%batch, "all jobs of a batch have ended");
+        // A batch that cannot be counted must not hold up those behind it. Without MySQL, none of them can be.
+        if let Err(error) = count_one(shared, batch).await {
+            if shared.store_trouble.load(Ordering::Relaxed) {
+                return Err(error);
             }
-            if !counted.more {
-                break;
-            }
+            tracing::debug!(%batch, %error, "the others are counted before it is tried again");
+            failed = Some(error);
+        }
+    }
+    failed.map_or(Ok(()), Err)
+}
+
+async fn count_one(shared: &EngineState, batch: BatchId) -> Result<(), StoreError> {
+    while !shared.stop_loops.is_cancelled() {
+        let counted = shared.broker.count_batch(batch).await?;
+        if counted.ended {
+            tracing::info!(%batch, "all jobs of a batch have ended");
+        }
+        if !counted.more {
+            break;
         }
     }
     Ok(())

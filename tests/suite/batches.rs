@@ -706,6 +706,27 @@ async fn a_failure_is_told_also_when_its_job_is_retried_before_a_runner_counts()
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_batch_that_cannot_be_counted_holds_up_no_other() {
+    let tickr = TestApp::start().await;
+    let bad = create(&tickr, with(callbacks(), json!({}))).await;
+    tickr.until_count("SELECT COUNT(*) FROM batch_changes", 0).await;
+    // No runner can read its callbacks, so its change stays the oldest one.
+    let id = format!("UNHEX(REPLACE('{}', '-', ''))", bad["id"].as_str().unwrap());
+    tickr
+        .sql(format!(
+            "UPDATE batches SET callbacks = CONCAT('?', callbacks) WHERE id = {id}; \
+             INSERT INTO batch_changes (batch_id, total, completed, failed, cancelled) VALUES ({id}, 0, 0, 0, 0)"
+        ))
+        .await;
+    let good = create(&tickr, json!({"jobs": [{"kind": "noop", "payload": {}}], "close": true})).await;
+    until(&tickr, &good, "succeeded").await;
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM batch_changes").await, 1);
+    tickr.sql(format!("UPDATE batches SET callbacks = SUBSTRING(callbacks, 2) WHERE id = {id}")).await;
+    tickr.until_count("SELECT COUNT(*) FROM batch_changes", 0).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_batch_holds_with_a_paused_queue_a_limit_a_drained_runner_and_a_backlog_of_others() {
     let tickr = TestApp::start_with(|config| config.workers = 8, Registry::new()).await;
     let other = tickr.another().await;
