@@ -169,7 +169,9 @@ impl From<StoreError> for Problem {
         match &error {
             StoreError::Unavailable { .. } => {
                 tracing::warn!(%error, "request refused");
-                Self::new(Code::StoreUnavailable, "MySQL cannot be reached; as far as tickr knows, nothing was changed")
+                let detail = "MySQL does not answer, or all connections of this process to it are in use; as far as tickr \
+                              knows, nothing was changed";
+                Self::new(Code::StoreUnavailable, detail)
             }
             StoreError::Overloaded { .. } => Self::new(Code::Overloaded, "too many requests wait for MySQL"),
             StoreError::Refused { .. } | StoreError::Unfit { .. } | StoreError::Corrupt { .. } => {
