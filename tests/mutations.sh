@@ -365,7 +365,7 @@ mutants() {
         'owed.token == lapsed.token && owed.lease_until == lapsed.until' 'owed.token == lapsed.token' \
         store::the_reaper_takes_only_what_has_expired_under_the_token_it_saw
     mutant 'sweep for lost index entries' internal/engine/reconciler.rs \
-        'let hinted = shared.index.hint(&missing).await?;' 'let hinted = shared.index.hint(&missing[..0]).await?;' \
+        'let put = compare.put_back(missing).await?;' 'let put = compare.put_back(missing[..0].to_vec()).await?;' \
         recovery::a_lost_ready_list_comes_back_within_its_bound
     mutant 'reads by line' internal/store/jobs/lanes.rs \
         'FROM owed FORCE INDEX (owed_line) WHERE queue = ? AND priority = ? \' \
