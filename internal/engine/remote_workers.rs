@@ -806,7 +806,7 @@ async fn claim_suspect(shared: Arc<EngineState>, back: UnboundedSender<Back>, mu
                 }
                 let limited = |queue: &Name| settings.queues.get(queue).is_some_and(|set| set.concurrency.is_some());
                 let queue = Some(job.queue.clone()).filter(limited);
-                let alone = [Taken { id: job.id, lane: lane_of(&job), kind: None }];
+                let alone = [Taken { id: job.id, lane: lane_of(job), kind: None }];
                 tried = true;
                 match try_claim(&shared, &poll, &alone, true, queue).await {
                     Some(claims) if claims.no_room.is_empty() => {
