@@ -1821,9 +1821,12 @@ mutants() {
         '|(until, _)| *until > *until' \
         remote_workers::a_suspect_that_was_put_off_is_tried_again_before_the_jobs_behind_it
     mutant 'rest of suspects while Redis is out' internal/engine/remote_workers.rs \
-        ' && !self.is_resting(taken.id)' \
+        ' && !self.is_resting(row.id)' \
         '' \
         remote_workers::a_suspect_for_which_no_worker_is_free_costs_few_claims_while_redis_is_out
+    mutant 'front of a lane without jobs for remote workers' internal/engine/remote_workers.rs \
+        'skipped.until = after;' 'skipped.until = DueCursor::FRONT;' \
+        remote_workers::while_redis_is_out_a_worker_gets_its_jobs_behind_any_number_of_jobs_of_another_kind
     mutant 'shortest wait of a worker' internal/broker/remote_workers.rs \
         'wait.max(SHORTEST_WAIT)' \
         'wait' \

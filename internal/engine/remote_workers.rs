@@ -5,7 +5,7 @@
 //! the order of queues are those of every other runner, and this process holds nothing of the attempt: when it stops, the
 //! worker goes on with another one.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -34,6 +34,12 @@ const STORE_POLL: Duration = Duration::from_millis(200);
 /// Rows in a page of a lane, and pages read in a row, while Redis is out.
 const STORE_PAGE: usize = 1_000;
 const STORE_PAGES: usize = 8;
+/// Pause instead, while a lane is searched whose front no waiting request may have.
+const SEARCH_POLL: Duration = Duration::from_millis(10);
+/// Time for which a lane is searched, and time for which it is read from the place that was found. Afterwards it is read
+/// from its front again, because a job may have come there.
+const SEARCHED_FOR: Duration = Duration::from_secs(10);
+const SKIPPED_FOR: Duration = Duration::from_secs(2);
 /// Most queues whose lanes are kept when no request waits for them any more.
 const MAX_QUEUES: usize = 200;
 /// Shortest time for which the index keeps a job that it delivered too early.
@@ -120,6 +126,17 @@ struct Taken {
     kind: Option<Name>,
 }
 
+/// The front of a lane of which no waiting request may have a job, while Redis is out. Any number of jobs of other kinds may
+/// be there.
+struct Skipped {
+    until: DueCursor,
+    /// The kinds of the requests for this lane. A request of another kind may have a job of the front.
+    kinds: BTreeSet<Name>,
+    /// True while the search behind it goes on, which began or ended at this moment.
+    goes_on: bool,
+    since: Instant,
+}
+
 /// The requests that wait, and what they wait for.
 struct WaitingPolls {
     shared: Arc<EngineState>,
@@ -140,6 +157,7 @@ struct WaitingPolls {
     put_off: Vec<(Instant, DueJob)>,
     /// Jobs that are not read from MySQL again before these moments.
     resting: HashMap<JobId, Instant>,
+    skipped: HashMap<DueLane, Skipped>,
     /// The name under which a blocking pop is woken.
     nudged: RunnerId,
     claims: TaskTracker,
@@ -191,6 +209,7 @@ impl WaitingPolls {
             aside: Aside::Nobody,
             put_off: Vec::new(),
             resting: HashMap::new(),
+            skipped: HashMap::new(),
             nudged: RunnerId::from_stored(format!("{}#polls", shared.runner)),
             claims: TaskTracker::new(),
         }
@@ -599,9 +618,23 @@ impl WaitingPolls {
         let most = self.waiting.iter().map(|poll| poll.slots).sum::<usize>().min(MAX_AT_ONCE);
         let (order, _) = self.order.next_turn(|queue| rooms.get(queue).copied());
         let (now, mut found) = (shared.store.clock().now(), Vec::new());
+        self.skipped.retain(|_, front| front.since.elapsed() < if front.goes_on { SEARCHED_FOR } else { SKIPPED_FOR });
+        let names: BTreeSet<usize> = order.lines.iter().map(|place| self.order.queue_of(*place)).collect();
+        let names = names.into_iter().map(|queue| self.queues[queue].clone()).collect();
+        // Most lanes are empty, and each read of one is a round trip.
+        let filled: HashSet<DueLane> = match shared.store.lines_of(names).await {
+            Ok(lanes) => lanes.into_iter().collect(),
+            Err(error) => {
+                tracing::warn!(%error, "cannot read the lanes for remote workers");
+                HashSet::new()
+            }
+        };
         for place in order.lines {
             let line = self.order.due_line(place);
             let room = rooms.get(self.order.queue_of(place)).copied().unwrap_or(0).min(most - found.len());
+            if !filled.contains(&line) {
+                continue;
+            }
             match self.take_from_line(line, now, room).await {
                 Ok(taken) => found.extend(taken),
                 Err(error) => {
@@ -614,33 +647,55 @@ impl WaitingPolls {
             }
         }
         if found.is_empty() {
-            self.until_news(entrance, STORE_POLL).await;
+            let searches = self.skipped.values().any(|front| front.goes_on);
+            self.until_news(entrance, if searches { SEARCH_POLL } else { STORE_POLL }).await;
         }
         found
     }
 
+    /// Read jobs of a lane that waiting requests may have, behind the front of which they may have none.
     async fn take_from_line(
-        &self,
+        &mut self,
         line: DueLane,
         until: tickr_job::Timestamp,
         room: usize,
     ) -> Result<Vec<Taken>, tickr_store::StoreError> {
-        let (mut found, mut after) = (Vec::new(), DueCursor::FRONT);
+        let of_lane = self.waiting.iter().map(|poll| &poll.fetch.worker).filter(|w| w.queues.contains(&line.queue));
+        let kinds: BTreeSet<Name> = of_lane.flat_map(|worker| worker.kinds.iter().cloned()).collect();
+        let front = self.skipped.remove(&line).filter(|front| kinds.is_subset(&front.kinds));
+        let mut skipped = front.unwrap_or_else(|| Skipped {
+            until: DueCursor::FRONT,
+            kinds: kinds.clone(),
+            goes_on: true,
+            since: Instant::now(),
+        });
+        let (mut found, mut after, mut seen) = (Vec::new(), skipped.until, false);
+        let mut goes_on = false;
         for _ in 0..STORE_PAGES {
             let range = DueRange { line: line.clone(), after, until };
             let pages = self.shared.store.due_rows(vec![range], STORE_PAGE, Depth::Waiting).await?;
             let Some(page) = pages.into_iter().next() else { break };
             for row in page.rows {
-                let taken = Taken { id: row.id, lane: line.clone(), kind: row.kind };
-                let wanted = taken.kind.is_some() && self.waiting.iter().any(|poll| wants(poll, &taken));
-                if wanted && found.len() < room && !self.is_resting(taken.id) {
-                    found.push(taken);
+                let Some(kind) = row.kind.filter(|kind| kinds.contains(kind)) else { continue };
+                seen = true;
+                if found.len() < room && !self.is_resting(row.id) {
+                    found.push(Taken { id: row.id, lane: line.clone(), kind: Some(kind) });
                 }
             }
+            goes_on = page.next.is_some() && !seen;
             match page.next {
                 Some(next) if found.len() < room => after = next,
                 _ => break,
             }
+            if goes_on {
+                skipped.until = after;
+            }
+        }
+        if !goes_on && skipped.goes_on {
+            (skipped.goes_on, skipped.since) = (false, Instant::now());
+        }
+        if skipped.until != DueCursor::FRONT {
+            self.skipped.insert(line, skipped);
         }
         Ok(found)
     }

@@ -15,7 +15,7 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-use crate::support::{Answer, Proxy, TestApp, answer, eventually, http};
+use crate::support::{Answer, Owed, Proxy, TestApp, answer, eventually, http};
 
 /// A worker of a test, which calls any process.
 struct Worker {
@@ -1058,6 +1058,23 @@ async fn workers_get_their_jobs_while_redis_is_out() {
     let held = worker.fetch(at, 3, 30_000, &[]).await;
     assert_eq!(id_of(&held[0]), id);
     assert_eq!(worker.finish(at, &held[0], json!({"verdict": "succeeded"})).await["state"], "completed");
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn while_redis_is_out_a_worker_gets_its_jobs_behind_any_number_of_jobs_of_another_kind() {
+    let tickr = TestApp::start_alone(|_| {}, |config| config.queues = vec!["elsewhere".into()]).await;
+    assert_eq!(tickr.put("/v1/kinds/resize", json!({"queue": "pictures"})).await.status, 201);
+    let worker = Worker::register(&tickr, 1).await;
+    tickr.services().redis().kill9().unwrap();
+    tickr.redis_stays_out();
+    // More than the pages that are read in a row, and no worker has their kind.
+    Owed { queue: "'pictures'", ..Owed::overdue(30_000) }.insert(&tickr, 1).await;
+    let id = tickr.enqueue_kind("resize", json!(1)).await;
+    let held = worker.fetch(tickr.app.addr(), 1, 30_000, &[]).await;
+    assert_eq!(id_of(&held[0]), id);
+    worker.finish(tickr.app.addr(), &held[0], json!({"verdict": "succeeded"})).await;
+    Owed::remove(&tickr).await;
     tickr.stop().await;
 }
 
