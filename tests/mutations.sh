@@ -1809,8 +1809,8 @@ mutants() {
         'if drained || begun.repeated {' \
         remote_workers::a_suspect_is_handed_to_a_worker_that_holds_nothing_and_alone
     mutant 'worker set aside for a suspect' internal/engine/remote_workers.rs \
-        'Some(place) if matches!(self.aside, Aside::Nobody) && !stopping => {' \
-        'Some(place) if matches!(self.aside, Aside::Nobody) && stopping => {' \
+        'Some(place) if matches!(self.aside, Aside::NoWorker) && !stopping => {' \
+        'Some(place) if matches!(self.aside, Aside::NoWorker) && stopping => {' \
         remote_workers::a_suspect_gets_a_worker_to_itself_while_all_workers_have_jobs
     mutant 'worker set aside between two requests' internal/engine/remote_workers.rs \
         'if !tried && is_over && now < aside.until' \

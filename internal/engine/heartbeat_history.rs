@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gap_that_is_short_beside_a_lease_keeps_nobody_from_judging_its_holder() {
+    fn a_gap_that_is_short_beside_a_lease_keeps_no_runner_from_judging_its_holder() {
         let start = Instant::now();
         let at = |ms: u64| start + Duration::from_millis(ms);
         let (own, theirs) = (Duration::from_secs(2), Duration::from_secs(10));

@@ -101,7 +101,7 @@ struct SetAside {
 
 /// Whether a worker is set aside for a suspect. There is at most one, so that the others keep the ordinary jobs going.
 enum Aside {
-    Nobody,
+    NoWorker,
     /// A request of the worker waits for this suspect, until the worker holds nothing.
     Asking(JobId),
     /// The worker has no request here at this moment.
@@ -111,7 +111,7 @@ enum Aside {
 impl Aside {
     fn is_for(&self, job: JobId) -> bool {
         match self {
-            Self::Nobody => false,
+            Self::NoWorker => false,
             Self::Asking(id) => *id == job,
             Self::Between(aside) => aside.job.id == job,
         }
@@ -206,7 +206,7 @@ impl WaitingPolls {
             full: HashMap::new(),
             seen: HashMap::new(),
             looked: Instant::now(),
-            aside: Aside::Nobody,
+            aside: Aside::NoWorker,
             put_off: Vec::new(),
             resting: HashMap::new(),
             skipped: HashMap::new(),
@@ -310,7 +310,7 @@ impl WaitingPolls {
             Back::Suspect(job) => self.set_aside(job),
             Back::StillSetAside(aside) => self.aside = Aside::Between(aside),
             Back::SuspectServed(left) => {
-                self.aside = Aside::Nobody;
+                self.aside = Aside::NoWorker;
                 left.into_iter().for_each(|job| self.put_off(job));
             }
             Back::Gone(id) => self.rest(id, GONE_PAUSE),
@@ -326,7 +326,7 @@ impl WaitingPolls {
         if !may_have || !wants(poll, &taken) || aside.until <= Instant::now() {
             return None;
         }
-        match std::mem::replace(&mut self.aside, Aside::Nobody) {
+        match std::mem::replace(&mut self.aside, Aside::NoWorker) {
             Aside::Between(aside) => Some(aside),
             other => {
                 self.aside = other;
@@ -376,7 +376,7 @@ impl WaitingPolls {
             && aside.until <= now
         {
             let job = aside.job.clone();
-            self.aside = Aside::Nobody;
+            self.aside = Aside::NoWorker;
             self.put_off(job);
         }
         for (_, job) in self.put_off.extract_if(.., |(until, _)| *until <= now) {
@@ -393,7 +393,7 @@ impl WaitingPolls {
         let best = able.min_by_key(|place| (!self.waiting[*place].idle, rand::random::<u32>()));
         let stopping = self.shared.stop_fetching.is_cancelled();
         match best {
-            Some(place) if matches!(self.aside, Aside::Nobody) && !stopping => {
+            Some(place) if matches!(self.aside, Aside::NoWorker) && !stopping => {
                 let poll = self.waiting.remove(place);
                 let (worker, until) = (Arc::clone(&poll.fetch.worker.id), Instant::now() + SET_ASIDE_FOR);
                 self.ask_aside(poll, SetAside { worker, job, until });
