@@ -84,16 +84,21 @@ fn initialise(programs: &Programs, data: &Path, lock: &File) -> Result<(), Servi
     remove_all(&tmp)?;
     DirBuilder::new().mode(0o700).create(&tmp).map_err(ServicesError::io("making", &tmp))?;
     let mut command = Command::new(program);
-    command.arg("--no-defaults").arg(flag("--datadir=", data)).arg(flag("--tmpdir=", &tmp)).args(as_root());
+    command.arg("--no-defaults").arg(flag("--datadir=", data));
     match programs.flavour {
-        Flavour::Mariadb => command.args([
+        // MariaDB's is a shell script. It cuts the options that it does not know at their spaces, so the folder is in the
+        // environment. With `--user` it also changes the owner of a folder of the system's MariaDB.
+        Flavour::Mariadb => command.env("TMPDIR", &tmp).args([
             "--auth-root-authentication-method=normal",
             "--skip-test-db",
             "--skip-name-resolve",
             "--innodb-log-file-size=10M",
             "--innodb-flush-log-at-trx-commit=0",
         ]),
-        Flavour::Mysql => command.args(["--initialize-insecure", "--innodb-redo-log-capacity=16M"]),
+        Flavour::Mysql => command
+            .arg(flag("--tmpdir=", &tmp))
+            .args(as_root())
+            .args(["--initialize-insecure", "--innodb-redo-log-capacity=16M"]),
     };
     // Standard input only carries the lock: if this process is killed, the next one waits for the initialiser.
     let failed = |error| ServicesError::io("running", program)(error);
