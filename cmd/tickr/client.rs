@@ -4,18 +4,20 @@ use std::time::Duration;
 
 use anyhow::{Context as _, anyhow, bail};
 use clap::{Arg, ArgMatches, Command};
+use reqwest::header::{AUTHORIZATION, HeaderValue};
 use serde_json::Value;
 use tickr::client::trusting;
+
+use crate::WrongUsage;
+
+/// URL of a tickr that was started without settings.
+const DEFAULT_URL: &str = "http://127.0.0.1:7070";
 
 /// The arguments of every command that talks to a running tickr.
 pub(crate) fn args(command: Command) -> Command {
     command
         .arg(
-            Arg::new("url")
-                .long("url")
-                .env("TICKR_URL")
-                .default_value("http://127.0.0.1:7070")
-                .help("Base URL of a running tickr"),
+            Arg::new("url").long("url").env("TICKR_URL").default_value(DEFAULT_URL).help("Base URL of a running tickr"),
         )
         .arg(
             Arg::new("token")
@@ -84,18 +86,29 @@ pub(crate) fn filter_given(matches: &ArgMatches) -> Vec<(&'static str, String)> 
 
 /// HTTP client of one running tickr.
 pub(crate) struct Client {
+    base: reqwest::Url,
+    /// The base URL without a slash at its end. It has no user and no password.
     url: String,
-    token: Option<String>,
+    /// The value of the header `Authorization`, marked as secret.
+    authorization: Option<HeaderValue>,
     actor: String,
     http: reqwest::Client,
 }
 
 impl Client {
     pub(crate) fn from_matches(matches: &ArgMatches) -> anyhow::Result<Self> {
-        let text = |name: &str| matches.get_one::<String>(name).cloned();
-        let http = trusting(|| reqwest::Client::builder().timeout(Duration::from_secs(90)))?;
-        let url = text("url").unwrap_or_default().trim_end_matches('/').to_owned();
-        Ok(Self { url, token: text("token"), actor: actor(), http })
+        // An empty variable counts as not set, as for settings: a compose file passes `TICKR_TOKEN=`.
+        let text = |name: &str| matches.get_one::<String>(name).map(|text| text.trim()).filter(|text| !text.is_empty());
+        let base = base_url(text("url").unwrap_or(DEFAULT_URL))?;
+        let authorization = text("token").map(authorization).transpose()?;
+        let http = trusting(&base, || reqwest::Client::builder().timeout(Duration::from_secs(90)))?;
+        let url = base.as_str().trim_end_matches('/').to_owned();
+        Ok(Self { base, url, authorization, actor: actor(), http })
+    }
+
+    /// The base URL, for clients of other kinds.
+    pub(crate) const fn base(&self) -> &reqwest::Url {
+        &self.base
     }
 
     pub(crate) async fn get(&self, path: &str) -> anyhow::Result<Value> {
@@ -147,8 +160,8 @@ impl Client {
 
     /// Send a request with the token and the name of the caller.
     pub(crate) async fn send(&self, request: reqwest::RequestBuilder) -> anyhow::Result<reqwest::Response> {
-        let request = match &self.token {
-            Some(token) => request.bearer_auth(token),
+        let request = match &self.authorization {
+            Some(value) => request.header(AUTHORIZATION, value),
             None => request,
         };
         request.header("tickr-actor", &self.actor).send().await.with_context(|| {
@@ -182,6 +195,33 @@ impl Client {
         }
         bail!("{lines}")
     }
+}
+
+/// Read the URL of a running tickr. An error quotes no password of it.
+fn base_url(text: &str) -> Result<reqwest::Url, WrongUsage> {
+    let right = "write it as in --url http://127.0.0.1:7070";
+    let wrong = |what: &str| WrongUsage(format!("--url or TICKR_URL {what}; {right}"));
+    let url = reqwest::Url::parse(text).map_err(|error| wrong(&format!("cannot be read: {error}")))?;
+    if !matches!(url.scheme(), "http" | "https") {
+        return Err(wrong("has neither http:// nor https:// at its beginning"));
+    }
+    if !url.username().is_empty() || url.password().is_some() {
+        return Err(WrongUsage(
+            "--url or TICKR_URL has a user or a password; the API takes --token or TICKR_TOKEN".into(),
+        ));
+    }
+    if url.query().is_some() || url.fragment().is_some() {
+        return Err(wrong("has a part behind ? or #"));
+    }
+    Ok(url)
+}
+
+/// Return the value of the header for a token. An error does not quote it.
+fn authorization(token: &str) -> Result<HeaderValue, WrongUsage> {
+    let mut value = HeaderValue::from_str(&format!("Bearer {token}"))
+        .map_err(|_| WrongUsage("--token or TICKR_TOKEN has a character that no token has".into()))?;
+    value.set_sensitive(true);
+    Ok(value)
 }
 
 /// Name of the caller for the audit, such as `ada@build-7`: user and host.

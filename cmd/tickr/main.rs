@@ -73,6 +73,7 @@ mod top;
 mod verify;
 mod watch;
 
+use std::io::Write as _;
 use std::process::ExitCode;
 
 use clap::{ArgMatches, Command};
@@ -195,17 +196,20 @@ fn with_causes(error: &anyhow::Error) -> String {
 }
 
 /// End quietly when the reader of a pipe ends, as in `tickr jobs list | head`. The exit code is 141, the one that a
-/// shell reports for SIGPIPE.
+/// shell reports for SIGPIPE. On a full disk, end with one line and exit code 1. A macro that prints panics in both
+/// cases, so this is a panic hook, and the last one that is set has to be this one.
 fn end_with_the_reader() {
     let usual = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {
-        if info
-            .payload_as_str()
-            .is_some_and(|said| said.starts_with("failed printing to stdout") && said.contains("Broken pipe"))
-        {
+        let Some(why) = info.payload_as_str().and_then(|said| said.strip_prefix("failed printing to stdout: ")) else {
+            return usual(info);
+        };
+        if why.contains("Broken pipe") {
             std::process::exit(141);
         }
-        usual(info);
+        // Standard error may be the same full disk.
+        let _ = writeln!(std::io::stderr(), "tickr: cannot write to standard output: {why}");
+        std::process::exit(1);
     }));
 }
 
@@ -230,10 +234,15 @@ impl Failure {
 impl<E: Into<anyhow::Error>> From<E> for Failure {
     fn from(error: E) -> Self {
         let error: anyhow::Error = error.into();
-        let usage = error.is::<tickr::config::ConfigErrors>();
+        let usage = error.is::<WrongUsage>() || tickr::app::is_wrong_configuration(&error);
         Self::new(if usage { 2 } else { 1 }, error)
     }
 }
+
+/// An argument that clap accepts and that the command cannot use.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+struct WrongUsage(String);
 
 type CommandResult = Result<(), Failure>;
 
@@ -246,6 +255,8 @@ fn load_flags(flags: &Flags) -> Result<Loaded, Failure> {
     let loaded = Config::load(flags, Config::process_env(), Config::usual_file())?;
     let Config { log, log_format, attempt_log, .. } = &loaded.config;
     tickr::telemetry::init_logs(log, *log_format == tickr::config::LogFormat::Json, *attempt_log);
+    // Logs have a panic hook of their own.
+    end_with_the_reader();
     for warning in &loaded.warnings {
         tracing::warn!("{}: {}", warning.setting, warning.message);
     }

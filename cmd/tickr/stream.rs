@@ -98,7 +98,8 @@ impl<'a> Stream<'a> {
         patience: Duration,
         say: impl Fn(&str) + 'a,
     ) -> anyhow::Result<Self> {
-        let http = trusting(|| reqwest::Client::builder().connect_timeout(CONNECT).read_timeout(SILENCE))?;
+        let http =
+            trusting(client.base(), || reqwest::Client::builder().connect_timeout(CONNECT).read_timeout(SILENCE))?;
         let mut stream = Self {
             client,
             http,

@@ -27,14 +27,17 @@ pub(super) fn register_all(config: &Config, own: Registry, finished: &FinishedRe
     if config.test_kinds {
         test_kinds::register(&mut registry);
     }
+    let mut unknown = Vec::new();
     for (kind, changes) in &config.kinds {
-        let known = registry.set_defaults(kind, |defaults| defaults.change(changes));
-        if !known {
-            let names: Vec<String> = registry.iter().map(|kind| kind.name().to_string()).collect();
-            return Err(StartError::UnknownKind(kind.clone(), names.join(", ")));
+        if !registry.set_defaults(kind, |defaults| defaults.change(changes)) {
+            unknown.push(kind.clone());
         }
     }
-    Ok(registry)
+    if unknown.is_empty() {
+        return Ok(registry);
+    }
+    let names: Vec<String> = registry.iter().map(|kind| kind.name().to_string()).collect();
+    Err(StartError::UnknownKinds { unknown, has: names.join(", ") })
 }
 
 fn http(config: &Config) -> Result<HttpHandler, StartError> {

@@ -40,7 +40,7 @@ mod supervisor;
 mod suspect;
 
 pub use check::{KindCheck, PendingCheck, PendingProblem, check_pending};
-pub use run::{SHUTDOWN, Suspects, exit_code, run, serve, serve_with};
+pub use run::{SHUTDOWN, Suspects, exit_code, is_wrong_configuration, run, serve, serve_with};
 pub use signals::Signals;
 pub use supervisor::Supervisor;
 pub use suspect::{is_for_a_suspect, run_suspect};
@@ -138,9 +138,14 @@ pub enum StartError {
     /// The URL for delayed messages cannot be called, so no message would ever be delivered.
     #[error("the url of [compat.delayed] cannot be called: {0}")]
     DelayedMessages(String),
-    /// The configuration names a kind that is not registered.
-    #[error("[kinds.{0}] names a kind that this binary does not have; it has {1}")]
-    UnknownKind(String, String),
+    /// The configuration has sections of kinds that are not registered.
+    #[error("{} in the configuration: this binary has no such kind; it has {has}", sections(unknown))]
+    UnknownKinds {
+        /// The names that are not registered.
+        unknown: Vec<String>,
+        /// The names that are registered, as a list.
+        has: String,
+    },
     /// The Redis URL or a file for its TLS cannot be used. A Redis that is only out is not an error.
     #[error("{0}")]
     Index(#[from] crate::index::IndexError),
@@ -150,6 +155,19 @@ pub enum StartError {
     /// The operating system refused a thread.
     #[error("cannot start the thread of the heartbeat or of an alarm: {0}")]
     Thread(#[source] std::io::Error),
+}
+
+impl StartError {
+    /// Return whether settings are wrong, so that another start with them fails in the same way. An error that may end
+    /// by itself is none of these, such as a host that cannot be resolved, because a supervisor gives up on these.
+    #[must_use]
+    pub const fn is_wrong_configuration(&self) -> bool {
+        matches!(self, Self::Config(_) | Self::Kind { .. } | Self::UnknownKinds { .. } | Self::Index(_))
+    }
+}
+
+fn sections(kinds: &[String]) -> String {
+    kinds.iter().map(|kind| format!("[kinds.{kind}]")).collect::<Vec<_>>().join(", ")
 }
 
 /// A running tickr process.

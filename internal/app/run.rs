@@ -6,8 +6,8 @@ use std::time::Duration;
 use clap::{ArgMatches, Command};
 
 use super::check::check_pending;
-use super::{App, Signals, Supervisor, is_for_a_suspect, run_suspect};
-use crate::config::{Config, Flags, LogFormat, Subset};
+use super::{App, Signals, StartError, Supervisor, is_for_a_suspect, run_suspect};
+use crate::config::{Config, ConfigErrors, Flags, LogFormat, Subset};
 use crate::engine::ChildProgram;
 use crate::handlers::Registry;
 use crate::telemetry::init_logs;
@@ -141,5 +141,11 @@ fn tell_what_is_signed(config: &Config) {
 /// Return the exit code for an error: 2 for a wrong configuration, 1 for every other error.
 #[must_use]
 pub fn exit_code(error: &anyhow::Error) -> ExitCode {
-    ExitCode::from(if error.is::<crate::config::ConfigErrors>() { 2 } else { 1 })
+    ExitCode::from(if is_wrong_configuration(error) { 2 } else { 1 })
+}
+
+/// Return whether the configuration is wrong, so that another start with it fails in the same way.
+#[must_use]
+pub fn is_wrong_configuration(error: &anyhow::Error) -> bool {
+    error.is::<ConfigErrors>() || error.downcast_ref().is_some_and(StartError::is_wrong_configuration)
 }

@@ -2,17 +2,28 @@
 
 use std::sync::Arc;
 
-/// Build an HTTP client that trusts the authorities of the system, or the public ones where the system has none, as in
-/// an image from scratch.
+/// Build an HTTP client for one server. It trusts the authorities of the system, or the public ones where the system has
+/// none, as in an image from scratch. It calls a server on this machine directly, also where `HTTP_PROXY` names a proxy:
+/// the proxy cannot reach the loopback of its clients.
 ///
 /// # Errors
 /// When the client cannot be built.
-pub fn trusting(builder: impl Fn() -> reqwest::ClientBuilder) -> reqwest::Result<reqwest::Client> {
+pub fn trusting(
+    server: &reqwest::Url,
+    builder: impl Fn() -> reqwest::ClientBuilder,
+) -> reqwest::Result<reqwest::Client> {
+    let builder = || if is_on_this_machine(server) { builder().no_proxy() } else { builder() };
     // Without any certificate the system's verifier refuses the client, also one that will speak plain HTTP alone.
     builder().build().or_else(|error| match public_authorities() {
         Ok(tls) => builder().tls_backend_preconfigured(tls).build(),
         Err(_) => Err(error),
     })
+}
+
+fn is_on_this_machine(server: &reqwest::Url) -> bool {
+    let Some(host) = server.host_str() else { return false };
+    let host = host.trim_start_matches('[').trim_end_matches(']');
+    host.parse().map_or(host == "localhost", |ip: std::net::IpAddr| ip.is_loopback())
 }
 
 fn public_authorities() -> Result<rustls::ClientConfig, rustls::Error> {

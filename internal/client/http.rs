@@ -64,8 +64,9 @@ struct Answered {
 impl Remote {
     pub(super) fn new(url: &str, token: Option<&str>) -> Result<Self, Error> {
         let _ = rustls::crypto::ring::default_provider().install_default();
-        let http = trusting(|| reqwest::Client::builder().timeout(PATIENCE)).map_err(setup)?;
-        let url = reqwest::Url::parse(url).map_err(setup)?.as_str().trim_end_matches('/').to_owned();
+        let url = reqwest::Url::parse(url).map_err(setup)?;
+        let http = trusting(&url, || reqwest::Client::builder().timeout(PATIENCE)).map_err(setup)?;
+        let url = url.as_str().trim_end_matches('/').to_owned();
         Ok(Self { url, token: token.map(Into::into), http })
     }
 

@@ -70,7 +70,7 @@ impl World {
         for number in 0..RUNNERS {
             runners.push(Runner::start(number, &servers, apart, dir, &ledger, faketime.as_deref()).await?);
         }
-        let client = reqwest::Client::builder().connect_timeout(Duration::from_secs(2)).build()?;
+        let client = reqwest::Client::builder().no_proxy().connect_timeout(Duration::from_secs(2)).build()?;
         let sink = Sink::start(seed).await?;
         let (dir, internal_errors) = (dir.to_owned(), InternalErrors::default());
         let (deeds, quiet) = (Deeds::default(), AtomicBool::new(false));

@@ -130,6 +130,16 @@ async fn a_taken_port_is_named_with_the_setting_that_changes_it() {
     for part in [addr.as_str(), "cannot listen", "--http-addr", "TICKR_HTTP_ADDR"] {
         assert!(err.contains(part), "{part} is not in:\n{err}");
     }
+
+    // A supervisor starts a runner again after 1, and leaves it after 2: a wrong configuration does not mend itself.
+    std::fs::write(app.dir.path().join("tickr.toml"), "[kinds.emial]\nmax_attempts = 3\n[kinds.htpt]\n").unwrap();
+    let mut serve = run(app.dir.path(), &["serve", "--http-addr", "127.0.0.1:0"]);
+    servers(&app, &mut serve);
+    let (code, _, err) = outcome(serve).await;
+    assert_eq!(code, 2, "{err}");
+    for part in ["[kinds.emial]", "[kinds.htpt]", "http", "report"] {
+        assert!(err.contains(part), "{part} is not in:\n{err}");
+    }
     app.stop().await;
 }
 
@@ -531,6 +541,45 @@ async fn a_reader_that_has_seen_enough_ends_a_command_without_a_word() {
         // The command may have finished before the pipe is closed.
         assert!(err.is_empty() && ["0\n", "141\n"].contains(&out.as_str()), "{said}: {out}{err}");
     }
+    // The logs in JSON have a panic hook of their own, and a full disk is no panic either.
+    for (to, codes, said) in [("| true", "0 141", ""), ("> /dev/full", "1", "cannot write to standard output")] {
+        let line = format!("{} config {to}; echo ${{PIPESTATUS[0]}} >&2", tickr().display());
+        let mut shell = tokio::process::Command::new("bash");
+        shell.args(["-c", &line]).current_dir(app.dir.path()).env("TICKR_LOG_FORMAT", "json");
+        servers(&app, &mut shell);
+        let (_, out, err) = outcome(shell).await;
+        let code = err.lines().last().unwrap_or_default();
+        assert!(codes.split(' ').any(|one| one == code), "{to}: {out}{err}");
+        assert!(!err.contains("panicked") && err.contains(said), "{to}: {out}{err}");
+    }
+    app.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_url_or_token_that_no_server_can_have_is_wrong_usage() {
+    let dir = tempfile::tempdir().unwrap();
+    for (name, value, said) in [
+        ("TICKR_URL", "localhost:7070", "http://"),
+        ("TICKR_URL", "http://ada:canary@127.0.0.1:1", "TICKR_TOKEN"),
+        ("TICKR_URL", "http://127.0.0.1:1/?a=b", "?"),
+        ("TICKR_TOKEN", "canary\nx", "TICKR_TOKEN"),
+    ] {
+        let mut list = run(dir.path(), &["jobs", "list"]);
+        list.env(name, value);
+        let (code, out, err) = outcome(list).await;
+        assert_eq!((code, out.as_str()), (2, ""), "{name}={value}: {err}");
+        assert!(err.contains(name) && err.contains(said) && !err.contains("canary"), "{name}={value}: {err}");
+    }
+
+    // A proxy cannot reach this machine's loopback, an empty variable is one that is not set, and the file of a secret
+    // often ends with a newline.
+    let app = TestApp::start().await;
+    let mut list = client(&app, &["jobs", "list"]);
+    list.env("HTTP_PROXY", "http://127.0.0.1:1").env("http_proxy", "http://127.0.0.1:1").env("TICKR_TOKEN", "");
+    ok(list).await;
+    let mut list = client(&app, &["jobs", "list"]);
+    list.env("TICKR_TOKEN", "a-token-that-an-open-api-does-not-read\n");
+    ok(list).await;
     app.stop().await;
 }
 

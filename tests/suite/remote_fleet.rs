@@ -38,7 +38,7 @@ impl Fleet {
     fn new(urls: Vec<String>, to_lose: usize) -> Arc<Self> {
         Arc::new(Self {
             urls: RwLock::new(urls),
-            http: reqwest::Client::builder().connect_timeout(Duration::from_secs(2)).build().unwrap(),
+            http: reqwest::Client::builder().no_proxy().connect_timeout(Duration::from_secs(2)).build().unwrap(),
             stop: CancellationToken::new(),
             executed: Mutex::default(),
             settled: AtomicUsize::new(0),

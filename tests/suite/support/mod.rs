@@ -146,8 +146,9 @@ pub(crate) async fn while_unavailable(call: impl AsyncFn() -> Answer) -> Answer 
 }
 
 /// Return an HTTP client. Its TLS implementation has to be chosen first. It trusts no authority: each client would read
-/// all authorities of the machine, and tests call plain HTTP.
+/// all authorities of the machine, and tests call plain HTTP. It uses no proxy of the environment, because all servers of
+/// tests are on this machine.
 pub(crate) fn http() -> reqwest::Client {
     let _ = rustls::crypto::ring::default_provider().install_default();
-    reqwest::Client::builder().tls_certs_only([]).build().unwrap()
+    reqwest::Client::builder().no_proxy().tls_certs_only([]).build().unwrap()
 }
