@@ -38,6 +38,9 @@ WHERE j.created_at >= :since GROUP BY 1, 2 ORDER BY 1, 2
 params = [{ name = "since", type = "timestamp", default = 1970-01-01T00:00:00Z }]
 "#;
 
+/// Time that servers have to become ready, and then to stop in order, when a signal comes during their start.
+const PATIENCE_WITH_SERVERS: Duration = Duration::from_secs(5);
+
 pub(crate) fn command() -> Command {
     let command = Command::new("dev")
         .about("Run tickr with private MySQL and Redis servers in a data folder")
@@ -72,19 +75,49 @@ pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
     // Register signals before the servers start, so that Ctrl-C during their start also stops them in order.
     let runtime = crate::runtime()?;
     let mut signals = runtime.block_on(async { Signals::register() })?;
-    let services = Services::start(&Options::persistent(dir.join("servers")))?;
+    let options = Options::persistent(dir.join("servers"));
+    let started = runtime.block_on(async {
+        let mut starting = tokio::task::spawn_blocking(move || Services::start(&options));
+        tokio::select! {
+            services = &mut starting => Some(services),
+            signal = signals.next() => {
+                tracing::info!(signal, "stopped before the servers were ready");
+                tokio::select! {
+                    _ = starting => {}
+                    () = tokio::time::sleep(PATIENCE_WITH_SERVERS) => {}
+                    _ = signals.next() => {}
+                }
+                None
+            }
+        }
+    });
+    let Some(services) = started else {
+        // If a server is still starting, its guard stops it when this process ends.
+        runtime.shutdown_background();
+        return Ok(());
+    };
+    let services = services??;
     let flags = flags.with("mysql_url", services.mysql_url("tickr")).with("redis_url", services.redis_url());
     let defaults = defaults(&loaded, &dir)?;
     let loaded = Config::load_with_defaults(&flags, Config::process_env(), Config::usual_file(), &defaults)?;
     let Loaded { config, sources, .. } = loaded;
     let child = ChildProgram::from_this_process(sources)?;
     let outcome = runtime.block_on(async {
-        tickr::store::Store::create_database(&services.mysql_url("tickr")).await?;
-        let app = App::start_with(&config, Registry::new(), Some(child)).await?;
+        let starting = async {
+            tickr::store::Store::create_database(&services.mysql_url("tickr")).await?;
+            anyhow::Ok(App::start_with(&config, Registry::new(), Some(child)).await?)
+        };
+        let app = tokio::select! {
+            app = starting => app?,
+            signal = signals.next() => {
+                tracing::info!(signal, "stopped before the start was complete");
+                return Ok(());
+            }
+        };
         let addresses = Addresses::write(&app, &config, &dir)?;
         welcome(&app, &config, &services, &dir, &addresses).await;
         if !matches.get_flag("no-samples") {
-            // A signal that arrives meanwhile stays in the stream and is handled right after.
+            // These take milliseconds. A signal that arrives meanwhile stays in the stream and is handled right after.
             let enqueued = enqueue_samples(&app, began).await;
             enqueued.unwrap_or_else(|error| tracing::warn!(%error, "could not enqueue the sample jobs"));
         }
