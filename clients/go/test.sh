@@ -7,8 +7,9 @@ if ! command -v go >/dev/null 2>&1; then
     echo "go is not installed" >&2
     exit 3
 fi
-# What is built stays in a temporary folder, which makes the next run faster.
-export GOCACHE="${TMPDIR:-/tmp}/tickr-go/cache" GOPATH="${TMPDIR:-/tmp}/tickr-go"
+# What is built stays in the user's cache, which makes the next run faster. In /tmp it would belong to the first user.
+export GOPATH="${XDG_CACHE_HOME:-$HOME/.cache}/tickr/go"
+export GOCACHE="$GOPATH/cache"
 unformatted=$(gofmt -l .)
 if [ -n "$unformatted" ]; then
     echo "gofmt would change: $unformatted" >&2

@@ -13,7 +13,7 @@ if [ "$(node -p 'Number(process.versions.node.split(".")[0]) >= 20')" != true ];
     echo "node 20 or newer is not installed" >&2
     exit 3
 fi
-export npm_config_cache="${npm_config_cache:-${TMPDIR:-/tmp}/tickr-npm-cache}"
+export npm_config_cache="${npm_config_cache:-${XDG_CACHE_HOME:-$HOME/.cache}/tickr/npm}"
 [ -d node_modules/typescript ] || npm ci --ignore-scripts --no-audit --no-fund
 rm -rf dist build
 npm run --silent build

@@ -22,7 +22,7 @@
 #                           Needs root on Debian bookworm or its like.
 #
 # TICKR_SERVERS=cache ignores the servers of the system, to test the private cache on a machine that has them. With
-# TICKR_OFFLINE set, neither a browser nor axe nor biome nor a driver is fetched.
+# TICKR_OFFLINE set, neither a browser nor axe nor biome nor libfaketime nor a driver is fetched.
 set -eu
 
 cache=${XDG_CACHE_HOME:-${HOME:-}/.cache}/tickr
@@ -90,6 +90,10 @@ install_servers() {
     missing=
     # shellcheck disable=SC2086 # a list of names
     have mariadbd mysqld || missing='MariaDB'
+    # Its initialiser needs a program of another package, which is missing when an installation broke off.
+    if [ -z "$missing" ] && command -v mariadb-install-db >/dev/null && ! command -v my_print_defaults >/dev/null; then
+        missing='MariaDB'
+    fi
     # shellcheck disable=SC2086 # a list of names
     have $redis_names || missing="${missing:+$missing and }Redis"
     [ -n "$missing" ] || return 0
@@ -249,6 +253,7 @@ install_faketime() {
             return 0
         fi
     done
+    [ -z "${TICKR_OFFLINE:-}" ] || fail 'libfaketime is not in the cache, and TICKR_OFFLINE is set'
     command -v apt-get >/dev/null ||
         fail "libfaketime is missing, which some tests turn clocks with; install your system's package of it"
     writable
