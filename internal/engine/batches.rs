@@ -4,7 +4,6 @@
 //! adds them up within a few hundredths of a second; the summary of changes tells the others, about once a second.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use super::EngineState;
@@ -33,7 +32,7 @@ pub(super) async fn count_until_stopped(shared: Arc<EngineState>) {
                 true
             }
         };
-        if shared.store_trouble.load(Ordering::Relaxed) {
+        if shared.store_trouble.is_known() {
             continue;
         }
         let pause = match count(&shared).await {
@@ -59,7 +58,7 @@ async fn count(shared: &EngineState) -> Result<(), StoreError> {
     for batch in shared.store.changed_batches().await? {
         // A batch that cannot be counted must not hold up those behind it. Without MySQL, none of them can be.
         if let Err(error) = count_one(shared, batch).await {
-            if shared.store_trouble.load(Ordering::Relaxed) {
+            if shared.store_trouble.is_known() {
                 return Err(error);
             }
             tracing::debug!(%batch, %error, "the others are counted before it is tried again");

@@ -6,7 +6,6 @@
 //! fraction of a second.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -74,7 +73,7 @@ async fn save(shared: &EngineState) -> Pass {
     let mut unsaved = shared.live.unsaved_checkpoints().into_iter().peekable();
     let mut outcome = Pass::Done;
     while unsaved.peek().is_some() {
-        if shared.store_trouble.load(Ordering::Relaxed) {
+        if shared.store_trouble.is_known() {
             return Pass::Unfinished;
         }
         let (mut page, mut bytes) = (Vec::new(), 0);

@@ -5,7 +5,6 @@
 
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -107,7 +106,7 @@ pub(super) async fn end_until_stopped(shared: &EngineState) {
         // After an outage of MySQL, or a step of its clock, the systems have a lease's time to report.
         let lease = shared.settings.lease;
         while !shared.stop_loops.is_cancelled()
-            && !shared.store_trouble.load(Ordering::Relaxed)
+            && !shared.store_trouble.is_known()
             && shared.heartbeats.may_call_dead(lease, lease)
         {
             match shared.store.end_overdue_attempts(Arc::clone(&policies)).await {

@@ -5,7 +5,6 @@
 //! a runner looks at all blocked jobs, because a runner of an older version ends parents without such a row.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::EngineState;
@@ -35,7 +34,7 @@ pub(super) async fn tell_until_stopped(shared: Arc<EngineState>) {
                 summaries.borrow_and_update().as_ref().is_some_and(|summary| summary.children_wait)
             }
         };
-        if shared.store_trouble.load(Ordering::Relaxed) {
+        if shared.store_trouble.is_known() {
             continue;
         }
         let pause = match look_and_recheck(&shared, look, &mut rechecked).await {

@@ -3,8 +3,6 @@
 //! The claim decides by the clock of the database that such a job does not start. This loop only writes the end, so it
 //! may come a moment later. The summary of changes says when there is something to do: a look costs nothing more.
 
-use std::sync::atomic::Ordering;
-
 use super::EngineState;
 use tickr_event::Event;
 use tickr_job::{State, Verdict};
@@ -21,7 +19,7 @@ pub(super) async fn end_until_stopped(shared: &EngineState) {
             },
         }
         let some = summaries.borrow_and_update().as_ref().is_some_and(|summary| summary.expired);
-        while some && !shared.stop_loops.is_cancelled() && !shared.store_trouble.load(Ordering::Relaxed) {
+        while some && !shared.stop_loops.is_cancelled() && !shared.store_trouble.is_known() {
             match shared.store.end_expired(&shared.runner).await {
                 Ok(expired) => {
                     let more = expired.more;

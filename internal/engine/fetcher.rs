@@ -6,7 +6,6 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use rand::seq::SliceRandom;
@@ -125,7 +124,13 @@ impl Fetcher {
                 until_beating(&shared).await;
                 continue;
             }
-            if !store_answers(&shared).await {
+            // Ids that are taken while MySQL fails cannot be claimed.
+            if shared.store_trouble.is_known() {
+                drop(first);
+                tokio::select! {
+                    () = shared.stop_fetching.cancelled() => return,
+                    () = shared.store_trouble.until_over() => {}
+                }
                 continue;
             }
             let mut free = VecDeque::from([first]);
@@ -445,27 +450,4 @@ async fn until_beating(shared: &EngineState) {
         tracing::info!(after_ms = since.elapsed().as_millis(), "the heartbeat is answered again, taking work");
     }
     gauge.set(1.0);
-}
-
-/// Wait after a failed claim until MySQL takes writes, instead of taking ids that cannot be claimed. Return false when
-/// the runner stops.
-async fn store_answers(shared: &EngineState) -> bool {
-    let mut pause = Duration::from_millis(100);
-    while shared.store_trouble.load(Ordering::Relaxed) {
-        if shared.stop_fetching.is_cancelled() {
-            return false;
-        }
-        if shared.store.takes_writes(Duration::from_secs(2)).await {
-            shared.store_trouble.store(false, Ordering::Relaxed);
-            // Ids that were taken and not claimed are missing from the index.
-            shared.reconcile.notify_one();
-            return true;
-        }
-        tokio::select! {
-            () = shared.stop_fetching.cancelled() => return false,
-            () = tokio::time::sleep(pause.mul_f64(0.5 + rand::random::<f64>() / 2.0)) => {}
-        }
-        pause = (pause * 2).min(Duration::from_secs(2));
-    }
-    true
 }

@@ -28,6 +28,7 @@
 //! - `heartbeat.rs`: renews leases, on a thread of its own.
 //! - `heartbeat_history.rs`: the history of this runner's heartbeat, which says whether it may call other runners dead.
 //! - `reaper.rs`: ends attempts whose runner died.
+//! - `store_trouble.rs`: whether MySQL failed a call, until it answers again.
 //! - `suspects.rs`: the quarantine for jobs that lost two attempts in a row.
 //! - `child.rs`: the process that runs one suspect, as its runner sees it.
 //! - `solo.rs`: the same process, from the inside.
@@ -82,6 +83,7 @@ mod remote_workers;
 mod reports;
 mod scheduler;
 mod solo;
+mod store_trouble;
 mod suspects;
 mod ticker;
 mod trace;
@@ -100,7 +102,6 @@ pub use solo::{ParentConnection, run_suspect};
 use std::collections::HashSet;
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -119,6 +120,7 @@ use heartbeat_history::HeartbeatHistory;
 use kinds::CurrentClaimant;
 use live::LiveAttempts;
 use permits::Permits;
+use store_trouble::StoreTrouble;
 use suspects::Suspects;
 use tickr_broker::{Broker, OperatorSettingsCopy, Poll};
 use tickr_client::RunnerClient;
@@ -188,8 +190,7 @@ struct EngineState {
     unread: Unread,
     permits: Arc<Permits>,
     attempt_metrics: AttemptMetrics,
-    /// A claim failed: the fetcher waits until MySQL takes writes before it takes more ids.
-    store_trouble: AtomicBool,
+    store_trouble: StoreTrouble,
     /// Kinds that at least one living runner has, as the reaper last read them.
     living_kinds: Mutex<HashSet<Name>>,
     /// Jobs that are not held any more, for [`released`].
@@ -316,6 +317,7 @@ impl Engine {
         keep_running(&looping, &shared, "reconciler", reconciler::run_until_stopped);
         keep_running(&looping, &shared, "permits", permits::keep_until_stopped);
         keep_running(&looping, &shared, "refill", reconciler::refill_until_stopped);
+        keep_running(&looping, &shared, "store trouble", store_trouble::end_until_stopped);
         keep_running(&looping, &shared, "reaper", reaper::run_until_stopped);
         keep_running(&looping, &shared, "unanswered claims", reaper::give_back_until_stopped);
         keep_running(&looping, &shared, "expiry", async move |shared: Arc<EngineState>| {
@@ -453,7 +455,7 @@ impl EngineState {
             registry,
             live,
             heartbeats,
-            store_trouble: AtomicBool::new(false),
+            store_trouble: StoreTrouble::new(),
             living_kinds: Mutex::new(HashSet::new()),
             released: OnceLock::new(),
             polls: tokio::sync::Mutex::new(polls),
@@ -484,7 +486,7 @@ impl EngineState {
 
     /// Note that a call to MySQL failed for a reason that may pass.
     fn store_failed(&self) {
-        self.store_trouble.store(true, Ordering::Relaxed);
+        self.store_trouble.note();
     }
 
     /// Return the number of suspects of this runner that run in processes of their own.
@@ -552,7 +554,7 @@ pub fn host_name() -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::AtomicU32;
+    use std::sync::atomic::{AtomicU32, Ordering};
 
     use super::*;
 

@@ -4,8 +4,6 @@
 //! raised or removed a limit, or when a job that was let go did not start, the sweep does it. Any runner may sweep; the
 //! locks of the keys keep two of them from letting the same job go.
 
-use std::sync::atomic::Ordering;
-
 use super::EngineState;
 use tickr_store::LimitSweep;
 
@@ -27,7 +25,7 @@ pub(super) async fn sweep_until_stopped(shared: &EngineState) {
         let changes = std::mem::replace(&mut settings, summary.settings.clone()) != summary.settings;
         let changed = changes || std::mem::replace(&mut changed_before, changes);
         let uncounted = shared.operator_settings.now().limits.iter().any(|set| !set.counted);
-        if (!in_use && !uncounted) || shared.store_trouble.load(Ordering::Relaxed) {
+        if (!in_use && !uncounted) || shared.store_trouble.is_known() {
             continue;
         }
         match shared.store.sweep_limits(std::mem::take(&mut sweep), changed).await {

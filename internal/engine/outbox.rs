@@ -5,7 +5,6 @@
 //! follows when its lease is over. A process that is nudged through the API moves the rows at once, leader or not.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::EngineState;
@@ -53,7 +52,7 @@ pub(super) async fn move_until_stopped(shared: Arc<EngineState>) {
                 true
             }
         };
-        if shared.store_trouble.load(Ordering::Relaxed) {
+        if shared.store_trouble.is_known() {
             led = None;
             continue;
         }

@@ -6,7 +6,6 @@
 //! index gets a hint as usual.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use tokio::sync::Mutex;
 use tokio::sync::mpsc::UnboundedReceiver;
@@ -65,5 +64,5 @@ pub(super) fn may_start(shared: &EngineState, queue: &Name) -> bool {
         && !is_paused(&settings, queue)
         && !shared.stop_fetching.is_cancelled()
         && shared.heartbeats.is_beating(shared.settings.lease)
-        && !shared.store_trouble.load(Ordering::Relaxed)
+        && !shared.store_trouble.is_known()
 }

@@ -6,13 +6,14 @@ use std::time::Duration;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
+use tickr::config::{Config, ServerUrl};
 use tickr::handlers::{Context, Failure, Kind, Outcome, Output, Registry};
 use tickr::job::{AttemptToken, JobId, State};
 use tickr::store::NewCheckpoint;
 use tokio::sync::{Notify, Semaphore};
 use tokio_util::sync::CancellationToken;
 
-use crate::support::{DEADLINE, Runner, TestApp, eventually, make_suspects};
+use crate::support::{DEADLINE, Proxy, Runner, TestApp, eventually, gated, make_suspects};
 
 /// A job whose first attempt saves a checkpoint and ends in this way.
 #[derive(Serialize, Deserialize, JsonSchema)]
@@ -104,6 +105,62 @@ async fn the_next_attempt_begins_with_the_newest_checkpoint_whatever_ended_the_o
     }
     assert_eq!(rows(&tickr).await, 0);
     tickr.stop().await;
+}
+
+/// A job that saves checkpoints until it is told to stop.
+#[derive(Serialize, Deserialize, JsonSchema)]
+struct Counting {}
+
+impl Kind for Counting {
+    const NAME: &'static str = "counting";
+}
+
+async fn counting(_: Counting, ctx: Context) -> Outcome {
+    for count in 0.. {
+        ctx.save_checkpoint(&count)?;
+        tokio::select! {
+            () = ctx.stopped() => break,
+            () = tokio::time::sleep(Duration::from_millis(50)) => {}
+        }
+    }
+    Ok(Output::default())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn checkpoints_are_saved_again_after_mysql_failed_a_runner_that_takes_no_work() {
+    let open = CancellationToken::new();
+    let kinds = || {
+        let mut kinds = gated(&open);
+        kinds.register(counting);
+        kinds
+    };
+    let behind = TestApp::start_with(|config| config.queues = vec!["elsewhere".into()], kinds()).await;
+    let proxy = Proxy::start(behind.config.mysql_url().unwrap().expose()).await;
+    let through = |config: &mut Config| {
+        config.mysql_url = Some(ServerUrl::mysql(&proxy.url()).unwrap());
+        (config.queues, config.lease) = (vec!["default".into()], Duration::from_secs(30));
+    };
+    let runner = behind.another_with(through, kinds()).await;
+    let ids = behind.enqueue_many(["gate", "counting"].map(|kind| json!({"kind": kind, "payload": {}}))).await;
+    for id in &ids {
+        behind.until(*id, State::Executing).await;
+    }
+    let path = format!("/v1/runners/{}/drain", runner.runner().as_str().replace('/', "%2F"));
+    assert_eq!(behind.post(&path, json!({})).await.status, 200);
+    let mut settings = runner.operator_settings().listen();
+    settings.wait_for(|settings| settings.drained).await.unwrap();
+    proxy.refuse("COMMIT", 3100, usize::MAX);
+    open.cancel();
+    // A verdict is tried eight times within two seconds. Then the runner knows that MySQL fails.
+    tokio::time::sleep(Duration::from_secs(4)).await;
+    proxy.pass();
+    behind.until(ids[0], State::Completed).await;
+    // The drained runner asks MySQL for no work, and saves checkpoints all the same.
+    let saved = async || behind.count("SELECT CAST(content AS SIGNED) FROM checkpoints").await;
+    let before = saved().await;
+    eventually("a newer checkpoint is saved", || async { (saved().await > before).then_some(()) }).await;
+    runner.stop(CancellationToken::new()).await;
+    behind.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
