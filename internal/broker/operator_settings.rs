@@ -28,6 +28,9 @@ const READ_EVERY: Duration = Duration::from_secs(1);
 const READ_ANYWAY_AFTER: Duration = Duration::from_secs(30);
 /// Longest wait for a summary. After that the settings are read with statements of their own.
 const SUMMARY_LIMIT: Duration = Duration::from_millis(500);
+/// Time without a summary after which the loops that depend on it look by themselves. One locked table, or the deleted rows
+/// that a long read of another session keeps, hold up the summary and nothing else.
+const ASSUME_AFTER: Duration = Duration::from_secs(2);
 /// Time for which API keys stay valid after the last successful read. API tokens of the configuration do not expire.
 pub const API_KEYS_HOLD: Duration = Duration::from_secs(10);
 /// Time between two log lines that the copy cannot be read.
@@ -63,6 +66,8 @@ pub struct OperatorSettingsCopy {
     registry: Arc<Registry>,
     copy: watch::Sender<Arc<OperatorSettings>>,
     summary: watch::Sender<Option<Arc<ChangeSummary>>>,
+    /// Time of the last summary, or of the start.
+    summarized_at: Arc<Mutex<Instant>>,
     /// Held while MySQL is asked for a summary, so that a MySQL that does not answer occupies one connection only.
     summarizing: Arc<tokio::sync::Mutex<()>>,
     /// A moment before the last successful read.
@@ -103,6 +108,7 @@ impl OperatorSettingsCopy {
             registry,
             copy,
             summary: watch::Sender::new(None),
+            summarized_at: Arc::new(Mutex::new(Instant::now())),
             summarizing: Arc::default(),
             read_at: Arc::new(Mutex::new(asked)),
             used,
@@ -137,6 +143,7 @@ impl OperatorSettingsCopy {
             registry: Arc::default(),
             copy: watch::Sender::new(Arc::default()),
             summary: watch::Sender::new(None),
+            summarized_at: Arc::new(Mutex::new(Instant::now())),
             summarizing: Arc::default(),
             read_at: Arc::new(Mutex::new(Instant::now())),
             used,
@@ -167,7 +174,8 @@ impl OperatorSettingsCopy {
         self.copy.subscribe()
     }
 
-    /// Subscribe to the summaries, about one in a second. While MySQL does not answer, none comes.
+    /// Subscribe to the summaries, about one in a second. While MySQL does not answer, none comes. While it answers and only
+    /// the summary does not come, [assumed](ChangeSummary::assumed) ones come.
     #[must_use]
     pub fn summaries(&self) -> watch::Receiver<Option<Arc<ChangeSummary>>> {
         self.summary.subscribe()
@@ -193,6 +201,9 @@ impl OperatorSettingsCopy {
             }
             None => {
                 let mut fresh = read(&self.store, &self.runner).await?;
+                if summary.is_none() {
+                    self.assume_changes();
+                }
                 fresh.checksum = summary.map(|summary| (summary.settings.clone(), summary.asked));
                 Arc::new(fresh)
             }
@@ -208,26 +219,37 @@ impl OperatorSettingsCopy {
         Ok(())
     }
 
-    /// Ask MySQL for a summary. Return nothing while an earlier one is not answered, or after an error.
+    /// Ask MySQL for a summary. Return nothing while an earlier one is not answered, or after an error. A summary that comes
+    /// late is told to the loops all the same.
     async fn summarize(&self) -> Option<Arc<ChangeSummary>> {
         let alone = Arc::clone(&self.summarizing).try_lock_owned().ok()?;
         let (store, runner, kinds) = (self.store.clone(), self.runner.clone(), self.registry.known_names());
+        let (told, summarized_at) = (self.summary.clone(), Arc::clone(&self.summarized_at));
         let asking = tokio::spawn(async move {
-            let summary = store.change_summary(&runner, &kinds).await;
+            let summary = store.change_summary(&runner, &kinds).await.map(Arc::new);
+            if let Ok(summary) = &summary {
+                *summarized_at.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+                told.send_replace(Some(Arc::clone(summary)));
+            }
             drop(alone);
             summary
         });
         match tokio::time::timeout(SUMMARY_LIMIT, asking).await {
-            Ok(Ok(Ok(summary))) => {
-                let summary = Arc::new(summary);
-                self.summary.send_replace(Some(Arc::clone(&summary)));
-                Some(summary)
-            }
+            Ok(Ok(Ok(summary))) => Some(summary),
             Ok(Ok(Err(error))) => {
                 tracing::debug!(%error, "cannot read the summary of changes");
                 None
             }
             Ok(Err(_)) | Err(_) => None,
+        }
+    }
+
+    /// Have the loops look, if no summary has come for a while.
+    fn assume_changes(&self) {
+        let summarized_at = *self.summarized_at.lock().unwrap_or_else(PoisonError::into_inner);
+        if summarized_at.elapsed() >= ASSUME_AFTER {
+            let last = self.summary.borrow().clone();
+            self.summary.send_replace(Some(Arc::new(ChangeSummary::assumed(last.as_deref(), summarized_at))));
         }
     }
 

@@ -42,6 +42,27 @@ pub struct ChangeSummary {
     pub next_tick: Option<Timestamp>,
 }
 
+impl ChangeSummary {
+    /// Return the summary for a MySQL that answers, but no summary in time: loops that look only after a change look. The
+    /// rest is as in the last summary, or as before the first one.
+    #[must_use]
+    pub fn assumed(last: Option<&Self>, never: Instant) -> Self {
+        Self {
+            asked: last.map_or(never, |last| last.asked),
+            settings: last.map(|last| last.settings.clone()).unwrap_or_default(),
+            drained: last.is_some_and(|last| last.drained),
+            next_tick: last.and_then(|last| last.next_tick),
+            limits_in_use: true,
+            expired: true,
+            outbox_waits: true,
+            children_wait: true,
+            deferred_overdue: true,
+            batches_changed: true,
+            operation_is_free: true,
+        }
+    }
+}
+
 impl Store {
     /// Read the summary for this runner, which has these kinds.
     ///

@@ -151,6 +151,15 @@ async fn settings_are_followed_while_a_table_of_the_summary_is_locked() {
     // With the summary alone, a comparison waits ten seconds for the table, and the four together take about a minute.
     // One of them may be quick, because a change can come just when a wait ends.
     assert!(times.iter().sum::<Duration>() < Duration::from_secs(24), "{times:?}");
+
+    // The loops that look after a summary look without one, too.
+    assert_eq!(tickr.post("/v1/queues/mail/pause", json!({})).await.status, 200);
+    let id = tickr.enqueue(json!({"kind": "noop", "queue": "mail", "expires_in_ms": 300})).await;
+    let mut mysql = tickr.mysql().await;
+    let row = sqlx::query("INSERT INTO tickr_outbox (id, kind, payload) VALUES (?, 'noop', '{}')");
+    row.bind(uuid::Uuid::now_v7()).execute(&mut mysql).await.unwrap();
+    tickr.until(id, State::Failed).await;
+    tickr.until_count("SELECT COUNT(*) FROM tickr_outbox", 0).await;
     operator.execute("UNLOCK TABLES").await.unwrap();
     tickr.stop().await;
 }

@@ -69,7 +69,7 @@ impl Store {
     /// # Errors
     /// When MySQL cannot be reached or refuses.
     pub async fn checkpoint(&self, id: JobId) -> Result<Option<Checkpoint>, StoreError> {
-        on_pool(&self.shared.pools.loops, "read a checkpoint", move |conn, _| {
+        on_pool(&self.shared.pools.workers, "read a checkpoint", move |conn, _| {
             Box::pin(async move { read_checkpoint(conn, id.uuid()).await })
         })
         .await

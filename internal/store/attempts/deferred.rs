@@ -123,7 +123,7 @@ impl Store {
         key: FinishKeyDigest,
         deferral: Option<Deferral>,
     ) -> Result<(), StoreError> {
-        on_pool(&self.shared.pools.loops, "store a finish key", move |conn, _| {
+        on_pool(&self.shared.pools.workers, "store a finish key", move |conn, _| {
             Box::pin(async move {
                 // Without a deferral there is no deadline: NULL times a number of microseconds is NULL.
                 let sql = "INSERT INTO deferred_attempts \
@@ -161,7 +161,7 @@ impl Store {
         (log, checkpoint): (Option<String>, Option<Arc<str>>),
     ) -> Result<bool, StoreError> {
         let shared = self.shared.clone();
-        let deferred = transact(&self.shared.pools.loops, "defer an attempt", move |conn, _| {
+        let deferred = transact(&self.shared.pools.workers, "defer an attempt", move |conn, _| {
             let (shared, log, checkpoint) = (shared.clone(), log.clone(), checkpoint.clone());
             Box::pin(async move {
                 let held = lock_held(conn, std::iter::once(id)).await?;

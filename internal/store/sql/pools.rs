@@ -25,8 +25,9 @@ pub(crate) struct Pools {
     pub(crate) reports: Pool,
     /// For copies from the outboxes of applications. Their loops may be many, and delay no other loop.
     pub(crate) sources: Pool,
-    /// For the requests of remote workers: claims and the reads of their verdicts. There may be thousands of workers, and
-    /// they delay nothing else.
+    /// For the requests of remote workers (claims and the reads of their verdicts), and for the calls that single attempts
+    /// make: finish keys, deferrals, the checkpoint with which one begins. There may be thousands, and they delay nothing
+    /// else.
     pub(crate) workers: Pool,
     /// For the heartbeats of remote workers, and for the loop that serves their requests. Claims that wait for a lock
     /// delay neither.
@@ -39,8 +40,8 @@ pub(crate) const FOR_REPORTS: u32 = 2;
 /// Number of connections for copies from the outboxes of applications, in addition to those that are split. A runner
 /// without such outboxes opens none of them.
 pub(crate) const FOR_SOURCES: u32 = 2;
-/// Number of connections for the requests of remote workers, in addition to those that are split. A runner that no worker
-/// calls opens none of them.
+/// Number of connections for the requests of remote workers and the calls of single attempts, in addition to those that are
+/// split. A runner that has neither opens none of them.
 pub(crate) const FOR_WORKERS: u32 = 8;
 /// Number of connections for the heartbeats of remote workers, in addition to those that are split. A runner that no
 /// worker calls opens none of them.
