@@ -46,7 +46,8 @@ pub use tickr_index::StreamPosition;
 pub use watches::{Watch, Watches};
 
 use std::collections::{HashMap, HashSet};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
 use metrics::Counter;
 use serde_json::value::RawValue;
@@ -65,6 +66,7 @@ use tickr_store::{
     LinkProblem, Original, Refusal, Remake, ResponseBuilder, Store, StoreError, UpdatedJob,
 };
 use tickr_telemetry::Meters;
+use uuid::Uuid;
 
 /// Entry point for jobs and for actions on jobs. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -78,6 +80,8 @@ pub struct Broker {
     accepted: Arc<HashMap<Name, Counter>>,
     polls: Arc<Polls>,
     outbox_nudge: Arc<Notify>,
+    /// Rows of the outbox that found a lock of another session, each with the time of the next try.
+    outbox_locked: Arc<Mutex<HashMap<Uuid, Instant>>>,
     source_nudges: Arc<watch::Sender<u64>>,
 }
 
@@ -115,6 +119,7 @@ impl Broker {
             accepted,
             polls: Arc::new(Polls::new(tasks)),
             outbox_nudge: Arc::default(),
+            outbox_locked: Arc::default(),
             source_nudges: Arc::default(),
         }
     }

@@ -1,7 +1,8 @@
 //! Moves jobs from the outbox, where other programs requested them with a plain INSERT.
 
-use std::sync::Arc;
-use std::time::Duration;
+use std::collections::HashSet;
+use std::sync::{Arc, PoisonError};
+use std::time::{Duration, Instant};
 
 use chrono::TimeDelta;
 use serde::Deserialize;
@@ -20,6 +21,9 @@ use tickr_store::{EnqueuedJob, KeyedRow, OutboxRow, PrepareRow, PreparedRow, Rea
 
 /// Longest time between the time in the id of a row and its insertion.
 const ID_TOLERANCE: TimeDelta = TimeDelta::days(1);
+
+/// Time after which a row is tried again that found a lock of another session.
+const LOCKED_RESTS: Duration = Duration::from_secs(10);
 
 /// Longest time for which a row that this version cannot read is left to runners of another one. A deploy takes less.
 const LEFT_AT_MOST: Duration = Duration::from_secs(600);
@@ -160,18 +164,7 @@ impl Broker {
         self.announce(&page.accepted);
         let mut pass =
             OutboxPass { moved: page.accepted.len() + page.repeated, rejected: page.rejected, next: page.next };
-        for (row, job) in page.keyed {
-            match self.store.move_keyed_row(row, job).await? {
-                KeyedRow::Moved(receipts) => {
-                    debug_assert!(matches!(receipts.jobs[..], [EnqueuedJob::New(_) | EnqueuedJob::Existing(_)]));
-                    self.announce_keyed(&receipts).await;
-                    pass.moved += 1;
-                }
-                KeyedRow::Repeated => pass.moved += 1,
-                KeyedRow::Rejected(reason) => pass.rejected.push((row, reason)),
-                KeyedRow::Left => {}
-            }
-        }
+        let failed = self.move_keyed_rows(page.keyed, &mut pass).await.err();
         metrics::counter!("tickr_outbox_moved_total").increment(pass.moved as u64);
         metrics::counter!("tickr_outbox_rejected_total").increment(pass.rejected.len() as u64);
         for (id, reason) in &pass.rejected {
@@ -179,7 +172,64 @@ impl Broker {
             tracing::warn!(row = %id, "a row of the outbox was rejected; GET /v1/outbox/rejected says why");
             tracing::debug!(row = %id, %reason, "rejected");
         }
-        Ok(pass)
+        failed.map_or(Ok(pass), Err)
+    }
+
+    /// Move these rows one by one, in their order. A row stays behind one with the same order key that stays. Those that
+    /// found a lock of another session come after the others for a while: each of them waits for seconds again.
+    async fn move_keyed_rows(&self, rows: Vec<(Uuid, NewJob)>, pass: &mut OutboxPass) -> Result<(), StoreError> {
+        let mut stay: HashSet<String> = HashSet::new();
+        let locked_before = self.outbox_locked.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let (mut first, mut then) = (Vec::with_capacity(rows.len()), Vec::new());
+        for (row, job) in rows {
+            let order_key = job.options.order.as_ref().map(|order| order.key.to_string());
+            if locked_before.contains_key(&row) || order_key.as_ref().is_some_and(|key| stay.contains(key)) {
+                stay.extend(order_key);
+                then.push((row, job));
+            } else {
+                first.push((row, job));
+            }
+        }
+        // A row that is to be tried again holds up those behind it in its order key, in this list as in the other one.
+        stay.clear();
+        let mut failed = None;
+        for (row, job) in first.into_iter().chain(then) {
+            let order_key = job.options.order.as_ref().map(|order| order.key.to_string());
+            let rests = locked_before.get(&row).is_some_and(|until| Instant::now() < *until);
+            if rests || order_key.as_ref().is_some_and(|key| stay.contains(key)) {
+                stay.extend(order_key);
+                continue;
+            }
+            match self.store.move_keyed_row(row, job).await {
+                Ok(KeyedRow::Moved(receipts)) => {
+                    debug_assert!(matches!(receipts.jobs[..], [EnqueuedJob::New(_) | EnqueuedJob::Existing(_)]));
+                    self.announce_keyed(&receipts).await;
+                    pass.moved += 1;
+                }
+                Ok(KeyedRow::Repeated) => pass.moved += 1,
+                Ok(KeyedRow::Rejected(reason)) => pass.rejected.push((row, reason)),
+                Ok(KeyedRow::Left) => stay.extend(order_key),
+                Ok(KeyedRow::Locked) => {
+                    stay.extend(order_key);
+                    self.note_locked(row);
+                }
+                // Without MySQL, none of the others can be moved either.
+                Err(error) if error.is_transient() => return Err(error),
+                Err(error) => {
+                    stay.extend(order_key);
+                    failed = Some(error);
+                }
+            }
+        }
+        failed.map_or(Ok(()), Err)
+    }
+
+    fn note_locked(&self, row: Uuid) {
+        let now = Instant::now();
+        let mut locked = self.outbox_locked.lock().unwrap_or_else(PoisonError::into_inner);
+        // Rows that were moved since, by this process or another one, are forgotten with the others.
+        locked.retain(|_, until| now.saturating_duration_since(*until) < LOCKED_RESTS);
+        locked.insert(row, now + LOCKED_RESTS);
     }
 
     /// Let this process move the rows of the outbox now, and copy those of the outboxes of applications.

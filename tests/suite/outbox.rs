@@ -542,3 +542,75 @@ async fn a_client_in_rust_enqueues_in_a_transaction_of_the_caller() {
     tickr.stop().await;
     drop_database(&mysql, &name).await;
 }
+
+/// Return the ids of jobs with the order key `o`, in the order of their places.
+async fn in_order(tickr: &TestApp) -> Vec<Uuid> {
+    let sql = "SELECT job_id FROM order_places WHERE order_key = 'o' ORDER BY place";
+    sqlx::query_scalar(sql).fetch_all(&mut tickr.mysql().await).await.unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_of_one_transaction_keep_their_order_whatever_else_they_have_and_when_one_is_held() {
+    let tickr = TestApp::start().await;
+    assert_eq!(tickr.post("/v1/queues/default/pause", json!({})).await.status, 200);
+    let mut app = tickr.mysql().await;
+    let rows: Vec<Uuid> = (0..6).map(|_| Uuid::now_v7()).collect();
+    // Rows with unique keys are moved one by one.
+    let mut tx = app.begin().await.unwrap();
+    for (n, id) in rows[..3].iter().enumerate() {
+        let unique = if n == 1 { Value::Null } else { json!(format!("u{n}")) };
+        insert_with(&mut tx, *id, "noop", json!({"order_key": "o", "unique_key": unique})).await;
+    }
+    tx.commit().await.unwrap();
+    tickr.until_count("SELECT COUNT(*) FROM jobs", 3).await;
+    assert_eq!(in_order(&tickr).await, rows[..3]);
+
+    // Another session holds the first row of the second transaction, as it does at the moment of its COMMIT.
+    let mut tx = app.begin().await.unwrap();
+    for id in &rows[3..] {
+        insert_with(&mut tx, *id, "noop", json!({"order_key": "o"})).await;
+    }
+    let free = Uuid::now_v7();
+    insert_with(&mut tx, free, "noop", json!({"order_key": "other"})).await;
+    let mut session = tickr.mysql().await;
+    // The session waits for the row and has it first, because the runners skip rows that are held.
+    let hold = async {
+        session.execute("BEGIN").await.unwrap();
+        let row = sqlx::query("SELECT 'held', id FROM tickr_outbox WHERE id = ? FOR UPDATE").bind(rows[3]);
+        row.fetch_one(&mut session).await.unwrap();
+    };
+    let commit = async {
+        tickr.until_said("SELECT 'held'", 1).await;
+        tx.commit().await.unwrap();
+    };
+    tokio::join!(hold, commit);
+    until(&tickr, JobId::from_uuid(free), State::Waiting).await;
+    assert_eq!(in_order(&tickr).await, rows[..3]);
+    session.execute("ROLLBACK").await.unwrap();
+    tickr.until_count(WAITING, 0).await;
+    assert_eq!(in_order(&tickr).await, rows);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_row_whose_unique_key_is_locked_holds_up_no_other_row() {
+    let tickr = TestApp::start().await;
+    let mut app = tickr.mysql().await;
+    let holder = json!({"kind": "noop", "payload": {}, "unique_key": "a", "delay_ms": 3_600_000});
+    tickr.enqueue(holder).await;
+    let mut session = tickr.mysql().await;
+    // Otherwise it locks the gap as well, and with it all new keys.
+    session.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED").await.unwrap();
+    session.execute("BEGIN").await.unwrap();
+    assert!(session.fetch_optional("SELECT * FROM unique_keys FOR UPDATE").await.unwrap().is_some());
+    let ids = [Uuid::now_v7(), Uuid::now_v7()];
+    let mut tx = app.begin().await.unwrap();
+    insert_with(&mut tx, ids[0], "noop", json!({"unique_key": "a"})).await;
+    insert_with(&mut tx, ids[1], "noop", json!({"unique_key": "b"})).await;
+    tx.commit().await.unwrap();
+    until(&tickr, JobId::from_uuid(ids[1]), State::Completed).await;
+    assert_eq!(tickr.count(WAITING).await, 1);
+    session.execute("ROLLBACK").await.unwrap();
+    tickr.until_count(WAITING, 0).await;
+    tickr.stop().await;
+}

@@ -4,11 +4,12 @@
 //! that another session locks are left out: a transaction of an application that stays open delays no other row, and two
 //! movers take different rows. No session waits for a row of the outbox while it holds another lock.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
 use sqlx::Row;
+use sqlx::mysql::MySqlRow;
 use uuid::Uuid;
 
 use crate::idempotency::{Answer, IdempotentOutcome, ResponseBuilder};
@@ -22,13 +23,15 @@ use crate::rows::links::NewLinks;
 use crate::rows::owed::SKIP_LOCKED;
 use crate::sql::batches::{MAX_ROWS, in_list, statement};
 use crate::sql::clock::read_clock;
-use crate::sql::connection::{PriorRun, on_pool, transact};
+use crate::sql::connection::{PriorRun, on_pool, transact, transact_unless_locked};
 use crate::sql::session::Session;
 use crate::{Store, StoreError, StoreInner};
 use tickr_job::{JobId, NewJob, Producer, limits};
 
 /// Rows that one transaction takes at most.
 const ROWS: u32 = 1_000;
+/// Rows that are not moved, in front of a page, whose order keys are read at most.
+const IN_FRONT: u32 = 10_000;
 /// Bytes of payloads and options that one transaction takes at most, but one row at least.
 const BYTES: usize = 4 << 20;
 
@@ -51,13 +54,14 @@ pub enum PreparedRow {
 pub struct OutboxPage {
     /// The jobs that were accepted.
     pub accepted: Vec<Accepted>,
-    /// Rows whose jobs have unique keys, parents or a batch. They are still in the outbox: move each with [`Store::move_keyed_row`].
+    /// Rows whose jobs have unique keys, parents or a batch, and rows behind one of these with the same order key. They are
+    /// still in the outbox: move each with [`Store::move_keyed_row`], in this order.
     pub keyed: Vec<(Uuid, NewJob)>,
     /// Rows that cannot become jobs, with the reasons.
     pub rejected: Vec<(Uuid, String)>,
     /// Rows whose jobs had been accepted before.
     pub repeated: usize,
-    /// Rows that were left to runners of another version.
+    /// Rows that were left to runners of another version, or that wait for a row with the same order key.
     pub left: usize,
     /// The id behind which the next page begins, if there may be one.
     pub next: Option<Uuid>,
@@ -74,6 +78,8 @@ pub enum KeyedRow {
     Rejected(String),
     /// The row stays, because one of the parents of its job is still in the outbox.
     Left,
+    /// The row stays, because another session holds a lock that its job needs.
+    Locked,
 }
 
 impl Store {
@@ -150,7 +156,7 @@ impl Store {
         let (shared, memory) = (self.shared.clone(), Arc::<PriorDecision>::default());
         let build: ResponseBuilder<EnqueueReceipts> = Arc::new(|_| Answer { status: 200, body: String::new() });
         let attempted = "move a row of the outbox with a unique key";
-        let moved = transact(&self.shared.pools.steering, attempted, move |conn, _| {
+        let moved = transact_unless_locked(&self.shared.pools.steering, attempted, move |conn, _| {
             let (request, shared, memory) = (Arc::clone(&request), shared.clone(), Arc::clone(&memory));
             let build = Arc::clone(&build);
             Box::pin(async move {
@@ -176,6 +182,7 @@ impl Store {
             }
             moved => moved?,
         };
+        let Some(moved) = moved else { return Ok(KeyedRow::Locked) };
         match moved {
             Moved::Left => Ok(KeyedRow::Left),
             Moved::Before => Ok(KeyedRow::Repeated),
@@ -292,6 +299,7 @@ async fn move_page(
     }
 
     let mut jobs: BTreeMap<Uuid, NewJob> = BTreeMap::new();
+    let mut stays = OrderKeysInFront::default();
     for ids in small.chunks(MAX_ROWS) {
         let sql = format!(
             "SELECT {}, TIMESTAMPDIFF(MICROSECOND, COALESCE(copied_at, created_at), UTC_TIMESTAMP(6)) AS waited_us \
@@ -302,21 +310,39 @@ async fn move_page(
             let waited = Duration::from_micros(u64::try_from(row.try_get::<i64, _>("waited_us")?).unwrap_or(0));
             let row = outbox_row(&row)?;
             let id = row.id;
+            let order_key = row.options.as_deref().and_then(order_key_of);
             match prepare(row, waited) {
                 PreparedRow::Job(job) => drop(jobs.insert(id, *job)),
-                PreparedRow::ForAnother => page.left += 1,
+                PreparedRow::ForAnother => {
+                    page.left += 1;
+                    stays.add(order_key, id);
+                }
                 PreparedRow::Unfit(reason) => page.rejected.push((id, reason)),
             }
         }
     }
     let known = known_jobs(conn, &jobs).await?;
+    if let Some(last) = last
+        && jobs.values().any(|job| job.options.order.is_some())
+    {
+        stays.read(conn, &found, last).await?;
+    }
+    // Order keys of rows that are moved one by one, after the others.
+    let mut one_by_one: HashSet<String> = HashSet::new();
     let mut done: Vec<Uuid> = Vec::with_capacity(jobs.len());
     let mut plain: Vec<NewJob> = Vec::with_capacity(jobs.len());
     for (row, job) in jobs {
+        let order_key = job.options.order.as_ref().map(|order| &*order.key);
         if known.contains(&job.id.uuid()) {
             page.repeated += 1;
             done.push(row);
-        } else if job.unique_key.is_some() || job.options.has_links() {
+        } else if order_key.is_some_and(|key| stays.is_behind(key, row)) {
+            page.left += 1;
+        } else if job.unique_key.is_some()
+            || job.options.has_links()
+            || order_key.is_some_and(|key| one_by_one.contains(key))
+        {
+            one_by_one.extend(order_key.map(str::to_owned));
             page.keyed.push((row, job));
         } else {
             done.push(row);
@@ -337,6 +363,61 @@ async fn move_page(
     }
     reject(conn, &page.rejected).await?;
     Ok(page)
+}
+
+/// Rows in front of others that are not moved with them, by their order keys. Rows that were committed together become jobs
+/// in the order of their ids, so a row stays while one with the same order key stays in front of it.
+#[derive(Default)]
+struct OrderKeysInFront {
+    first: HashMap<String, Uuid>,
+    /// There are too many of these rows to read them all, so every row with an order key behind this one stays.
+    unread_behind: Option<Uuid>,
+}
+
+impl OrderKeysInFront {
+    fn add(&mut self, order_key: Option<String>, row: Uuid) {
+        if let Some(key) = order_key {
+            let first = self.first.entry(key).or_insert(row);
+            *first = row.min(*first);
+        }
+    }
+
+    /// Add the rows up to `last` that the page does not have: other sessions hold them, or have committed them since.
+    async fn read(&mut self, conn: &mut Session<'_>, page: &[MySqlRow], last: Uuid) -> Result<(), sqlx::Error> {
+        let mut taken = HashSet::with_capacity(page.len());
+        for row in page {
+            taken.insert(row.try_get::<Uuid, _>("id")?);
+        }
+        let sql = "SELECT COUNT(*) FROM tickr_outbox FORCE INDEX (PRIMARY) WHERE id <= ?";
+        let there: i64 = sqlx::query_scalar(sql).bind(last).fetch_one(&mut *conn).await?;
+        if usize::try_from(there).unwrap_or(usize::MAX) <= taken.iter().filter(|id| **id <= last).count() {
+            return Ok(());
+        }
+        let sql = "SELECT id, CASE WHEN JSON_VALID(options) THEN \
+                   CAST(JSON_UNQUOTE(JSON_EXTRACT(options, '$.order_key')) AS CHAR) END AS order_key \
+                   FROM tickr_outbox FORCE INDEX (PRIMARY) WHERE id <= ? ORDER BY id LIMIT ?";
+        let found = statement(sql.to_owned()).bind(last).bind(IN_FRONT).fetch_all(&mut *conn).await?;
+        for row in &found {
+            let id: Uuid = row.try_get("id")?;
+            if !taken.contains(&id) {
+                self.add(row.try_get_unchecked("order_key")?, id);
+            }
+        }
+        if found.len() as u32 == IN_FRONT {
+            self.unread_behind = found.last().map(|row| row.try_get("id")).transpose()?;
+        }
+        Ok(())
+    }
+
+    fn is_behind(&self, order_key: &str, row: Uuid) -> bool {
+        self.first.get(order_key).is_some_and(|first| *first < row) || self.unread_behind.is_some_and(|last| last < row)
+    }
+}
+
+/// Read the order key from the options of a row that this binary may not be able to read otherwise.
+fn order_key_of(options: &str) -> Option<String> {
+    let options: serde_json::Value = serde_json::from_str(options).ok()?;
+    Some(options.get("order_key")?.as_str()?.to_owned())
 }
 
 /// Return the ids of those jobs that exist already: the application has repeated its transaction.

@@ -493,6 +493,31 @@ where
     on_pool(pool, attempted, move |conn, earlier| Box::pin(in_transaction(conn, earlier, Arc::clone(&step)))).await
 }
 
+/// Do what [`transact`] does, but return nothing as soon as a lock wait of `step` has timed out, after seconds instead of
+/// the better part of a minute. The step has been rolled back by then.
+pub(crate) async fn transact_unless_locked<T, F>(
+    pool: &Pool,
+    attempted: &'static str,
+    step: F,
+) -> Result<Option<T>, StoreError>
+where
+    T: Send + 'static,
+    F: for<'c> Fn(&'c mut Session<'_>, PriorRun) -> DbFuture<'c, T> + Send + Sync + 'static,
+{
+    let step = Arc::new(step);
+    on_pool(pool, attempted, move |conn, earlier| Box::pin(unless_locked(conn, earlier, Arc::clone(&step)))).await
+}
+
+async fn unless_locked<T, F>(conn: &mut Session<'_>, earlier: PriorRun, step: Arc<F>) -> Result<Option<T>, sqlx::Error>
+where
+    F: for<'c> Fn(&'c mut Session<'_>, PriorRun) -> DbFuture<'c, T>,
+{
+    match in_transaction(conn, earlier, step).await {
+        Err(error) if waited_for_lock(&error) => Ok(None),
+        done => done.map(Some),
+    }
+}
+
 async fn in_transaction<T, F>(conn: &mut Session<'_>, earlier: PriorRun, step: Arc<F>) -> Result<T, sqlx::Error>
 where
     F: for<'c> Fn(&'c mut Session<'_>, PriorRun) -> DbFuture<'c, T>,
