@@ -58,18 +58,23 @@ struct Recheck {
 }
 
 async fn look_and_recheck(shared: &EngineState, look: bool, recheck: &mut Recheck) -> Result<(), StoreError> {
-    while look && !shared.stop_loops.is_cancelled() {
+    let told = if look { tell_all(shared).await } else { Ok(()) };
+    if recheck.at.elapsed() >= RECHECK_EVERY {
+        let (told, next) = shared.store.recheck_blocked(recheck.after).await?;
+        follow(shared, told);
+        *recheck = Recheck { at: Instant::now(), after: next };
+    }
+    told
+}
+
+async fn tell_all(shared: &EngineState) -> Result<(), StoreError> {
+    while !shared.stop_loops.is_cancelled() {
         let told = shared.store.tell_children().await?;
         let more = told.more;
         follow(shared, told);
         if !more {
             break;
         }
-    }
-    if recheck.at.elapsed() >= RECHECK_EVERY {
-        let (told, next) = shared.store.recheck_blocked(recheck.after).await?;
-        follow(shared, told);
-        *recheck = Recheck { at: Instant::now(), after: next };
     }
     Ok(())
 }

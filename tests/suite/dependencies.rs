@@ -279,6 +279,35 @@ async fn children_start_while_another_session_holds_the_row_of_another_parent() 
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_child_that_is_locked_or_unreadable_holds_up_no_other_child() {
+    let open = CancellationToken::new();
+    let tickr = TestApp::start_with(|config| config.workers = 8, gated(&open)).await;
+    let mut children = Vec::new();
+    for _ in 0..3 {
+        let parent = tickr.enqueue(json!({"kind": "gate", "payload": {}})).await;
+        tickr.until(parent, State::Executing).await;
+        children.push(after(&tickr, &[parent], json!({})).await);
+    }
+    let [locked, unreadable, other] = children[..] else { panic!("{children:?}") };
+    let mut session = hold_row(&tickr, "SELECT id FROM owed WHERE id = ? FOR UPDATE", &[locked]).await;
+    let kind = |kind: &str| {
+        let id = unreadable.uuid().simple();
+        format!("UPDATE owed SET kind = '{kind}' WHERE id = UNHEX('{id}')")
+    };
+    tickr.sql(kind("No Kind")).await;
+    open.cancel();
+    tickr.until(other, State::Completed).await;
+    session.execute("ROLLBACK").await.unwrap();
+    tickr.until(locked, State::Completed).await;
+    // Its parent stays noted as ended, until the child can be told.
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM parent_ends").await, 1);
+    tickr.sql(kind("noop")).await;
+    tickr.until(unreadable, State::Completed).await;
+    tickr.until_count("SELECT COUNT(*) FROM parent_ends", 0).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_child_whose_parent_was_ended_by_an_older_version_is_found() {
     let tickr = TestApp::start().await;
     // A version that does not know of children leaves no row.

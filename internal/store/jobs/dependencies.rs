@@ -12,7 +12,7 @@ use uuid::Uuid;
 use crate::jobs::actions::cancel_waiting;
 use crate::rows::limits::waits_for_turn;
 use crate::rows::links::{IN_BATCH, ParentsOutcome, blocked_until, outcomes_of, unblock};
-use crate::rows::owed::{DueJob, SKIP_LOCKED, due_job, lock_held};
+use crate::rows::owed::{DueJob, SKIP_LOCKED, due_job, lock_free};
 use crate::rows::tallies::count;
 use crate::rows::unique_keys::release_key_of;
 use crate::sql::batches::{MAX_ROWS, in_list, statement};
@@ -37,8 +37,20 @@ pub struct ToldChildren {
     pub released: Vec<DueJob>,
     /// Jobs that were cancelled because a parent did not complete.
     pub cancelled: Vec<JobId>,
+    /// Jobs that stay as they were: another session locks their rows, or MySQL cannot read one. Their parents stay noted
+    /// as ended, behind all others.
+    pub left: BTreeSet<Uuid>,
     /// True if there may be more.
     pub more: bool,
+}
+
+impl ToldChildren {
+    fn add(&mut self, other: Self) {
+        self.released.extend(other.released);
+        self.cancelled.extend(other.cancelled);
+        self.left.extend(other.left);
+        self.more |= other.more;
+    }
 }
 
 /// How far the parents of a job have ended.
@@ -63,11 +75,62 @@ impl Store {
             let shared = shared.clone();
             Box::pin(async move { tell_page(conn, &shared).await })
         });
-        let told = told.await?;
+        let told = match told.await {
+            // One row of the page is unreadable. The children beside it must not wait for an operator.
+            Err(error) if error.is_about_the_row() => self.tell_each_parent().await?,
+            told => told?,
+        };
         if !told.cancelled.is_empty() {
             self.shared.links_ended(IN_BATCH);
         }
         Ok(told)
+    }
+
+    /// Tell the children of the first ended parents one by one, each in a transaction of its own.
+    async fn tell_each_parent(&self) -> Result<ToldChildren, StoreError> {
+        let parents = on_pool(&self.shared.pools.loops, "read parents that ended", |conn, _| {
+            Box::pin(async move { ended_parents(conn, "").await })
+        });
+        let parents = parents.await?;
+        let (mut all, mut waiting) = (ToldChildren::default(), 0);
+        for parent in parents.iter().copied() {
+            let page = on_pool(&self.shared.pools.loops, "read the children of a parent that ended", move |conn, _| {
+                Box::pin(async move { children_behind(conn, &parent).await })
+            });
+            let page = page.await?;
+            let told = self.tell_each(&page).await?;
+            let (last, left) = (page.last().copied().filter(|_| page.len() == CHILDREN), !told.left.is_empty());
+            all.more |= last.is_some() && !left;
+            waiting += usize::from(left);
+            all.add(told);
+            transact(&self.shared.pools.loops, "note which children are told", move |conn, _| {
+                Box::pin(async move { note_told(conn, &parent, last, left).await })
+            })
+            .await?;
+        }
+        all.more |= parents.len() as u32 == PARENTS && waiting < parents.len();
+        Ok(all)
+    }
+
+    /// Look at these jobs, each in a transaction of its own, and leave those that MySQL cannot read.
+    async fn tell_each(&self, ids: &[Uuid]) -> Result<ToldChildren, StoreError> {
+        let mut all = ToldChildren::default();
+        for id in ids.iter().copied() {
+            let shared = self.shared.clone();
+            let told = transact(&self.shared.pools.loops, "tell a job that its parents ended", move |conn, _| {
+                let shared = shared.clone();
+                Box::pin(async move { tell(conn, &shared, &[id]).await })
+            });
+            match told.await {
+                Ok(told) => all.add(told),
+                Err(error) if error.is_about_the_row() => {
+                    tracing::error!(job = %JobId::from_uuid(id), %error, "a job cannot be told that its parents ended");
+                    all.left.insert(id);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(all)
     }
 
     /// Look again at the blocked jobs behind this id, a few hundred at most. This finds those whose parents were ended by
@@ -93,11 +156,16 @@ impl Store {
             return Ok((ToldChildren::default(), None));
         }
         let shared = self.shared.clone();
+        let looked_at = page.clone();
         let told = transact(&self.shared.pools.loops, "look at blocked jobs", move |conn, _| {
-            let (shared, page) = (shared.clone(), page.clone());
+            let (shared, page) = (shared.clone(), looked_at.clone());
             Box::pin(async move { tell(conn, &shared, &page).await })
         });
-        Ok((told.await?, next))
+        let told = match told.await {
+            Err(error) if error.is_about_the_row() => self.tell_each(&page).await?,
+            told => told?,
+        };
+        Ok((told, next))
     }
 
     /// Count the jobs that wait for their parents, and the batches that have not ended, each up to 100,000.
@@ -195,6 +263,7 @@ impl Store {
 }
 
 /// A row of `parent_ends`.
+#[derive(Clone, Copy)]
 struct EndedParent {
     row: u64,
     parent: Uuid,
@@ -202,14 +271,55 @@ struct EndedParent {
     told: Uuid,
 }
 
-async fn tell_page(conn: &mut Session<'_>, shared: &StoreInner) -> Result<ToldChildren, sqlx::Error> {
-    let sql = format!("SELECT id, parent_id, told FROM parent_ends ORDER BY id LIMIT ? FOR UPDATE{SKIP_LOCKED}");
-    let found = statement(sql).bind(PARENTS).fetch_all(&mut *conn).await?;
+async fn ended_parents(conn: &mut Session<'_>, locks: &str) -> Result<Vec<EndedParent>, sqlx::Error> {
+    let sql = format!("SELECT id, parent_id, told FROM parent_ends ORDER BY id LIMIT ?{locks}");
+    let found = statement(sql).bind(PARENTS).fetch_all(conn).await?;
     let mut parents = Vec::with_capacity(found.len());
     for row in &found {
         let (row, parent, told) = (row.try_get("id")?, row.try_get("parent_id")?, row.try_get("told")?);
         parents.push(EndedParent { row, parent, told });
     }
+    Ok(parents)
+}
+
+/// Read the next children of a parent, in id order.
+async fn children_behind(conn: &mut Session<'_>, parent: &EndedParent) -> Result<Vec<Uuid>, sqlx::Error> {
+    sqlx::query_scalar(
+        "SELECT child_id FROM job_parents FORCE INDEX (PRIMARY) WHERE parent_id = ? AND child_id > ? \
+         ORDER BY child_id LIMIT ?",
+    )
+    .bind(parent.parent)
+    .bind(parent.told)
+    .bind(CHILDREN as u32)
+    .fetch_all(conn)
+    .await
+}
+
+/// Note that the children of a parent are told: up to `last`, or all of them. If some were left, the parent is noted once
+/// more behind all others, which must not wait for them.
+async fn note_told(
+    conn: &mut Session<'_>,
+    parent: &EndedParent,
+    last: Option<Uuid>,
+    left: bool,
+) -> Result<(), sqlx::Error> {
+    let noted = match last {
+        Some(last) => {
+            let update = sqlx::query("UPDATE parent_ends SET told = ? WHERE id = ?").bind(last).bind(parent.row);
+            update.execute(&mut *conn).await?
+        }
+        None => sqlx::query("DELETE FROM parent_ends WHERE id = ?").bind(parent.row).execute(&mut *conn).await?,
+    };
+    // Without a row, another runner has told them meanwhile.
+    if left && noted.rows_affected() > 0 {
+        let insert = sqlx::query("INSERT INTO parent_ends (parent_id, told) VALUES (?, ?)");
+        insert.bind(parent.parent).bind(parent.told).execute(conn).await?;
+    }
+    Ok(())
+}
+
+async fn tell_page(conn: &mut Session<'_>, shared: &StoreInner) -> Result<ToldChildren, sqlx::Error> {
+    let parents = ended_parents(conn, &format!(" FOR UPDATE{SKIP_LOCKED}")).await?;
     let Some(first) = parents.first() else { return Ok(ToldChildren::default()) };
     let fresh: Vec<Uuid> = parents.iter().filter(|parent| parent.told.is_nil()).map(|parent| parent.parent).collect();
     let mut children = BTreeSet::new();
@@ -224,6 +334,7 @@ async fn tell_page(conn: &mut Session<'_>, shared: &StoreInner) -> Result<ToldCh
     };
     if few {
         let mut told = tell(conn, shared, &children.into_iter().collect::<Vec<_>>()).await?;
+        let waiting = parents_of(conn, &told.left).await?;
         for parents in parents.chunks(MAX_ROWS) {
             // In the order of the primary key, because on a small table the servers prefer a scan for an `IN` list. A scan
             // waits for the rows of others, and they may wait for the children that are locked here.
@@ -232,31 +343,34 @@ async fn tell_page(conn: &mut Session<'_>, shared: &StoreInner) -> Result<ToldCh
             let query = parents.iter().fold(statement(query), |query, parent| query.bind(parent.row));
             query.execute(&mut *conn).await?;
         }
-        told.more |= parents.len() as u32 == PARENTS;
+        let again: BTreeSet<Uuid> = fresh.into_iter().filter(|parent| waiting.contains(parent)).collect();
+        for parent in &again {
+            sqlx::query("INSERT INTO parent_ends (parent_id) VALUES (?)").bind(parent).execute(&mut *conn).await?;
+        }
+        // Without the second condition, a page of parents that all wait would be read again and again.
+        told.more |= parents.len() as u32 == PARENTS && again.len() < parents.len();
         return Ok(told);
     }
     // A parent with many children: a part of them at a time.
-    let page: Vec<Uuid> = sqlx::query_scalar(
-        "SELECT child_id FROM job_parents FORCE INDEX (PRIMARY) WHERE parent_id = ? AND child_id > ? \
-         ORDER BY child_id LIMIT ?",
-    )
-    .bind(first.parent)
-    .bind(first.told)
-    .bind(CHILDREN as u32)
-    .fetch_all(&mut *conn)
-    .await?;
+    let page = children_behind(conn, first).await?;
     let mut told = tell(conn, shared, &page).await?;
-    match page.last().filter(|_| page.len() == CHILDREN) {
-        Some(last) => {
-            let update = sqlx::query("UPDATE parent_ends SET told = ? WHERE id = ?").bind(last).bind(first.row);
-            update.execute(&mut *conn).await?;
-        }
-        None => {
-            sqlx::query("DELETE FROM parent_ends WHERE id = ?").bind(first.row).execute(&mut *conn).await?;
+    let (last, left) = (page.last().copied().filter(|_| page.len() == CHILDREN), !told.left.is_empty());
+    note_told(conn, first, last, left).await?;
+    // A parent whose children are left is looked at again with the next summary, not at once.
+    told.more |= last.is_some() || !left;
+    Ok(told)
+}
+
+/// Read the parents of these jobs.
+async fn parents_of(conn: &mut Session<'_>, children: &BTreeSet<Uuid>) -> Result<BTreeSet<Uuid>, sqlx::Error> {
+    let (mut parents, children) = (BTreeSet::new(), children.iter().copied().collect::<Vec<_>>());
+    for children in children.chunks(MAX_ROWS) {
+        let sql = "SELECT parent_id FROM job_parents FORCE INDEX (job_parents_child) WHERE child_id IN";
+        for row in in_list(sql, children, "").fetch_all(&mut *conn).await? {
+            parents.insert(row.try_get("parent_id")?);
         }
     }
-    told.more = true;
-    Ok(told)
+    Ok(parents)
 }
 
 /// Look at these jobs, which are in id order, and let those run or cancel them whose parents allow it.
@@ -272,15 +386,17 @@ async fn tell(conn: &mut Session<'_>, shared: &StoreInner, ids: &[Uuid]) -> Resu
     if policies.is_empty() {
         return Ok(ToldChildren::default());
     }
-    let held = lock_held(conn, policies.keys().copied().map(JobId::from_uuid)).await?;
-    // The lock may have waited for the cancel of a child, or for another runner that told it.
+    // A child that another session locks would hold up all others.
+    let held = lock_free(conn, policies.keys().copied().map(JobId::from_uuid)).await?;
+    let left = policies.keys().copied().filter(|id| !held.contains_key(&JobId::from_uuid(*id))).collect();
+    // Another session may have cancelled or told a child since its row was read.
     policies.retain(|id, _| held.get(&JobId::from_uuid(*id)).is_some_and(|owed| owed.execute_at == blocked_until()));
     let now = read_clock(conn, &shared.clock).await?;
     let outcomes = outcomes_of(conn, &policies).await?;
     let satisfied = |(id, outcome): (&Uuid, &ParentsOutcome)| (*outcome == ParentsOutcome::Satisfied).then_some(*id);
     let free: Vec<Uuid> = outcomes.iter().filter_map(satisfied).collect();
     unblock(conn, &free, floor_ms(now)).await?;
-    let mut told = ToldChildren::default();
+    let mut told = ToldChildren { left, ..ToldChildren::default() };
     for free in free.chunks(MAX_ROWS) {
         let sql = "SELECT id, queue, priority, execute_at, kind FROM owed FORCE INDEX (PRIMARY) WHERE id IN";
         for row in in_list(sql, free, "").fetch_all(&mut *conn).await? {

@@ -21,7 +21,7 @@ use uuid::Uuid;
 use crate::rows::order::held_until;
 use crate::sql::batches::{MAX_ROWS, bind_padded, groups, in_list, padded_len, placeholders, statement, tuples};
 use crate::sql::cluster::{Locked, lock_in_cluster};
-use crate::sql::error::corrupt;
+use crate::sql::error::{again, corrupt};
 use crate::sql::script::{Script, Value};
 use crate::sql::session::Session;
 use tickr_job::{BatchId, JobId, NewJob, OnParentFailure, State, Timestamp};
@@ -203,8 +203,12 @@ async fn mark_awaited(conn: &mut Session<'_>, ids: &[Uuid]) -> Result<BTreeSet<U
         let tail = format!(" ORDER BY id LIMIT {MAX_ROWS}");
         let update = format!("UPDATE owed FORCE INDEX (PRIMARY) SET links = links | {AWAITED} WHERE id IN");
         in_list(&update, ids, &tail).execute(&mut *conn).await?;
-        let sql = "SELECT id FROM owed FORCE INDEX (PRIMARY) WHERE id IN";
-        for row in in_list(sql, ids, "").fetch_all(&mut *conn).await? {
+        let sql = format!("SELECT id, links & {AWAITED} <> 0 AS marked FROM owed FORCE INDEX (PRIMARY) WHERE id IN");
+        for row in in_list(&sql, ids, "").fetch_all(&mut *conn).await? {
+            if row.try_get::<i64, _>("marked")? == 0 {
+                // An operator has retried it between the two statements. Its next end would tell no child.
+                return Err(again("an ended parent is being retried"));
+            }
             unfinished.insert(row.try_get("id")?);
         }
     }
