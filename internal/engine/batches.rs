@@ -82,14 +82,27 @@ async fn count_one(shared: &EngineState, batch: BatchId) -> Result<(), StoreErro
 }
 
 async fn finish_cancels(shared: &EngineState) -> Result<(), StoreError> {
+    let mut failed = None;
     for batch in shared.store.cancelled_batches().await? {
-        let mut batches = vec![batch];
-        // The nested batches are marked one by one, and the process that did this may have died in between.
-        for nested in shared.store.unmarked_nested(batch).await? {
-            batches.extend(shared.store.cancel_batch(nested, &Actor::tickr()).await?);
+        // The others go on, as in `count`.
+        if let Err(error) = finish_cancel(shared, batch).await {
+            if shared.store_trouble.is_known() {
+                return Err(error);
+            }
+            tracing::debug!(%batch, %error, "the others are cancelled before it is tried again");
+            failed = Some(error);
         }
-        shared.broker.cancel_batch_jobs(&batches, &shared.stop_loops).await?;
-        shared.store.finish_batch_cancel(batch).await?;
     }
+    failed.map_or(Ok(()), Err)
+}
+
+async fn finish_cancel(shared: &EngineState, batch: BatchId) -> Result<(), StoreError> {
+    let mut batches = vec![batch];
+    // The nested batches are marked one by one, and the process that did this may have died in between.
+    for nested in shared.store.unmarked_nested(batch).await? {
+        batches.extend(shared.store.cancel_batch(nested, &Actor::tickr()).await?);
+    }
+    shared.broker.cancel_batch_jobs(&batches, &shared.stop_loops).await?;
+    shared.store.finish_batch_cancel(batch).await?;
     Ok(())
 }

@@ -727,6 +727,23 @@ async fn a_batch_that_cannot_be_counted_holds_up_no_other() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_job_that_cannot_be_read_keeps_no_other_job_of_its_batch_from_being_cancelled() {
+    let tickr = TestApp::start().await;
+    let waits = json!({"kind": "noop", "payload": {}, "delay_ms": 3_600_000});
+    let batch = create(&tickr, json!({"jobs": [waits, waits, waits], "close": true})).await;
+    let ids: Vec<JobId> = serde_json::from_value(batch["jobs"].clone()).unwrap();
+    let kind = |kind: &str| format!("UPDATE owed SET kind = '{kind}' WHERE id = UNHEX('{}')", ids[0].uuid().simple());
+    tickr.sql(kind("No Kind")).await;
+    tickr.post(&format!("/v1/batches/{}/cancel", batch["id"].as_str().unwrap()), json!({})).await;
+    for id in &ids[1..] {
+        tickr.until(*id, State::Cancelled).await;
+    }
+    tickr.sql(kind("noop")).await;
+    tickr.until(ids[0], State::Cancelled).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_batch_holds_with_a_paused_queue_a_limit_a_drained_runner_and_a_backlog_of_others() {
     let tickr = TestApp::start_with(|config| config.workers = 8, Registry::new()).await;
     let other = tickr.another().await;

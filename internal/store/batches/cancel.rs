@@ -130,14 +130,48 @@ impl Store {
     /// # Errors
     /// When MySQL cannot be reached or refuses.
     pub async fn cancel_batch_jobs(&self, id: BatchId, after: Option<JobId>) -> Result<BatchCancelled, StoreError> {
-        let shared = self.shared.clone();
-        let page = transact(&self.shared.pools.steering, "cancel jobs of a batch", move |conn, _| {
-            let shared = shared.clone();
-            Box::pin(async move { cancel_page(conn, &shared, id, after).await })
+        let page = on_pool(&self.shared.pools.steering, "read jobs of a batch", move |conn, _| {
+            Box::pin(async move { unfinished_jobs(conn, id, after).await })
         });
-        let page = page.await?;
+        let ids = page.await?;
+        let mut done = match self.cancel_jobs_of(id, ids.clone()).await {
+            // MySQL cannot read one of them. The others must not start while an operator looks for it.
+            Err(error) if error.is_about_the_row() => self.cancel_each_of(id, &ids).await?,
+            done => done?,
+        };
+        done.next = ids.last().copied().map(JobId::from_uuid).filter(|_| ids.len() as u32 == JOBS);
         self.shared.links_ended(AWAITED | IN_BATCH);
-        Ok(page)
+        Ok(done)
+    }
+
+    async fn cancel_jobs_of(&self, id: BatchId, ids: Vec<Uuid>) -> Result<BatchCancelled, StoreError> {
+        if ids.is_empty() {
+            return Ok(BatchCancelled::default());
+        }
+        let shared = self.shared.clone();
+        transact(&self.shared.pools.steering, "cancel jobs of a batch", move |conn, _| {
+            let (shared, ids) = (shared.clone(), ids.clone());
+            Box::pin(async move { cancel_jobs(conn, &shared, id, &ids).await })
+        })
+        .await
+    }
+
+    async fn cancel_each_of(&self, id: BatchId, ids: &[Uuid]) -> Result<BatchCancelled, StoreError> {
+        let mut all = BatchCancelled::default();
+        for job in ids {
+            match self.cancel_jobs_of(id, vec![*job]).await {
+                Ok(done) => {
+                    all.cancelled.extend(done.cancelled);
+                    all.stop_requested.extend(done.stop_requested);
+                    all.released.extend(done.released);
+                }
+                Err(error) if error.is_about_the_row() => {
+                    tracing::error!(job = %JobId::from_uuid(*job), batch = %id, %error, "a job of a batch cannot be cancelled");
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(all)
     }
 
     /// Return the batches whose cancel is under way and rests for some seconds.
@@ -197,29 +231,27 @@ impl Store {
     }
 }
 
-async fn cancel_page(
-    conn: &mut Session<'_>,
-    shared: &StoreInner,
-    id: BatchId,
-    after: Option<JobId>,
-) -> Result<BatchCancelled, sqlx::Error> {
+/// Read the unfinished jobs of a batch behind `after`, in id order.
+async fn unfinished_jobs(conn: &mut Session<'_>, id: BatchId, after: Option<JobId>) -> Result<Vec<Uuid>, sqlx::Error> {
     let sql = "SELECT b.job_id FROM batch_jobs b FORCE INDEX (batch_jobs_batch) \
                STRAIGHT_JOIN owed o FORCE INDEX (PRIMARY) ON o.id = b.job_id \
                WHERE b.batch_id = ? AND b.job_id > ? ORDER BY b.job_id LIMIT ?";
     let query = statement(sql.to_owned()).bind(id.uuid()).bind(after.map(JobId::uuid).unwrap_or_default()).bind(JOBS);
-    let found = query.fetch_all(&mut *conn).await?;
-    let ids = found.iter().map(|row| row.try_get("job_id")).collect::<Result<Vec<Uuid>, _>>()?;
-    if ids.is_empty() {
-        return Ok(BatchCancelled::default());
-    }
-    let ordered = lock_for(conn, StateInput::Cancel, &ids).await?;
+    query.fetch_all(conn).await?.iter().map(|row| row.try_get("job_id")).collect()
+}
+
+async fn cancel_jobs(
+    conn: &mut Session<'_>,
+    shared: &StoreInner,
+    id: BatchId,
+    ids: &[Uuid],
+) -> Result<BatchCancelled, sqlx::Error> {
+    let ordered = lock_for(conn, StateInput::Cancel, ids).await?;
     let held = lock_held(conn, ids.iter().copied().map(JobId::from_uuid)).await?;
     let now = read_clock(conn, &shared.clock).await?;
     let CancelledJobs { cancelled, stop_requested, released, counts } = cancel_all(conn, &held, &ordered, now).await?;
     let touch = sqlx::query("UPDATE batch_cancels SET touched_at = ? WHERE batch_id = ?").bind(now).bind(id.uuid());
     touch.execute(&mut *conn).await?;
     count(conn, shared.lanes.any(), &counts).await?;
-    let mut done = BatchCancelled { cancelled, stop_requested, released, next: None };
-    done.next = ids.last().copied().map(JobId::from_uuid).filter(|_| ids.len() as u32 == JOBS);
-    Ok(done)
+    Ok(BatchCancelled { cancelled, stop_requested, released, next: None })
 }
