@@ -64,11 +64,12 @@ pub struct Original {
 }
 
 impl Original {
-    /// Return the options of the new job. It does not count as a second job of the tick that made the original, and it
-    /// does not wait for parents again.
+    /// Return the options of the new job. It does not count as a second job of the tick that made the original, it does
+    /// not wait for parents again, and it does not expire.
     #[must_use]
     pub fn options_of_replay(&self) -> JobOptions {
-        JobOptions { replay_of: Some(self.id), schedule: None, after: Vec::new(), ..self.options.clone() }
+        let options = self.options.clone();
+        JobOptions { replay_of: Some(self.id), schedule: None, after: Vec::new(), expires_at: None, ..options }
     }
 
     /// Make the new job without a look at its kind: everything is as it was accepted.

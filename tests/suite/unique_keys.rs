@@ -264,8 +264,45 @@ async fn a_job_that_is_unique_until_its_start_holds_its_key_while_it_waits() {
     // A request that comes meanwhile is the job that holds the key now, also for jobs that are unique until their end.
     let plain = tickr.post("/v1/jobs", json!({"kind": "noop", "unique_key": "k"})).await;
     assert_eq!((plain.status, &plain.body["id"]), (200, &json!(first)));
+    // A job that is retried after a cancel has not started either.
+    tickr.until_count("SELECT COUNT(*) FROM owed", 1).await;
+    for path in [format!("jobs/{first}/cancel"), "queues/default/pause".to_owned(), format!("jobs/{first}/retry")] {
+        assert_eq!(tickr.post(&format!("/v1/{path}"), json!({})).await.status, 200, "{path}");
+    }
+    let again = tickr.post("/v1/jobs", job).await;
+    assert_eq!((again.status, &again.body["id"]), (200, &json!(first)), "{:#}", again.body);
     assert_eq!(tickr.post(&format!("/v1/jobs/{first}/cancel"), json!({})).await.status, 200);
     tickr.until_idle().await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_that_is_put_off_expires_when_the_newest_request_would() {
+    let tickr = TestApp::start().await;
+    let job = |delay_ms: u64, more: Value| {
+        let mut job = json!({"kind": "noop", "unique_key": "k", "on_conflict": "postpone", "delay_ms": delay_ms});
+        job.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        job
+    };
+    let hours = |n: u64| json!({"expires_in_ms": n * HOUR_MS});
+    let id = tickr.enqueue(job(HOUR_MS, hours(2))).await;
+    let moment = |value: &Value| -> DateTime<Utc> { serde_json::from_value(value.clone()).unwrap() };
+    let expires = async || Some(tickr.job(id).await["expires_at"].clone()).filter(|at| !at.is_null());
+    let first = moment(&expires().await.unwrap());
+    for (delay, asked, more) in [(3, hours(4), 2), (3 * HOUR_MS, hours(4), 2), (4 * HOUR_MS, hours(5), 3)] {
+        assert_eq!(tickr.post("/v1/jobs", job(delay, asked)).await.status, 200);
+        if delay > 3 {
+            let moved = moment(&expires().await.unwrap()) - first;
+            assert!((moved - chrono::TimeDelta::hours(more)).num_seconds().abs() < 60, "{delay}: {moved}");
+        }
+    }
+    // A due time at which it would not start any more is refused.
+    let refused = tickr.patch(&format!("/v1/jobs/{id}"), json!({"delay_ms": 6 * HOUR_MS})).await;
+    assert_eq!((refused.status, refused.code()), (422, "invalid_request"), "{:#}", refused.body);
+    // A request without an expiry is not to be forgotten.
+    assert_eq!(tickr.post("/v1/jobs", job(7 * HOUR_MS, json!({}))).await.status, 200);
+    assert_eq!(expires().await, None);
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM job_expiries").await, 0);
     tickr.stop().await;
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
-use chrono::{DateTime, Utc};
+use chrono::{DateTime, SecondsFormat, Utc};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use utoipa::ToSchema;
@@ -122,6 +122,12 @@ pub(crate) async fn change(
             ChangeOutcome::Held(state) => {
                 let detail = "the job waits for its turn, so its due time cannot be changed: for a job in front of it, a limit or its parents";
                 Problem::new(Code::WrongState, detail).in_state(state)
+            }
+            ChangeOutcome::AfterExpiry(expires_at) => {
+                let expires_at = expires_at.to_rfc3339_opts(SecondsFormat::Millis, true);
+                let detail =
+                    format!("the new due time must be before the job expires, at {expires_at}: it would never start");
+                Problem::new(Code::InvalidRequest, detail)
             }
             ChangeOutcome::Unmet => {
                 let detail = "the job no longer has an ETag of If-Match; nothing was changed; read the job again";

@@ -19,7 +19,7 @@ use crate::sql::connection::{PriorRun, transact};
 use crate::sql::error::corrupt;
 use crate::sql::session::Session;
 use crate::{Store, StoreError, StoreInner};
-use tickr_job::{Actor, Attempt, Due, Job, JobId, Priority, State, StateInput, next};
+use tickr_job::{Actor, Attempt, Due, Job, JobId, Priority, State, StateInput, Timestamp, next};
 
 /// The requested change. An absent field stays as it is.
 #[derive(Clone, Debug, Default)]
@@ -61,6 +61,8 @@ pub enum ChangeOutcome {
     Refused(State),
     /// Its due time cannot be changed: a job in front of it with the same order key has not ended.
     Held(State),
+    /// Its new due time is not before this time, when it expires: it would never start.
+    AfterExpiry(Timestamp),
     /// The condition does not hold.
     Unmet,
     /// There is no such job.
@@ -156,6 +158,12 @@ async fn apply_change(
     let before: Priority = owed.priority.try_into().map_err(corrupt)?;
     let priority = request.change.priority.unwrap_or(before);
     let execute_at = request.change.due.map_or(owed.execute_at, |due| due_at(due, now));
+    if request.change.due.is_some()
+        && let Some(expires_at) = job.options.expires_at
+        && execute_at >= expires_at
+    {
+        return refuse(conn, request, ChangeOutcome::AfterExpiry(expires_at)).await;
+    }
     sqlx::query("UPDATE owed SET execute_at = ?, priority = ? WHERE id = ?")
         .bind(execute_at.naive_utc())
         .bind(priority.level())

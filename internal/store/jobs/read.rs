@@ -38,6 +38,7 @@ pub struct JobPage {
 
 const COLUMNS: &str = "j.id, j.kind, j.queue, COALESCE(o.priority, j.priority) AS priority, j.max_attempts, \
      j.unique_key, j.host, j.options, j.execute_at, j.created_at, o.state, o.execute_at AS owed_execute_at, o.attempt, \
+     o.expires_at AS owed_expires_at, \
      o.spared, o.runner, o.started_at, o.cancel_requested_at, o.progress, \
      d.fingerprint, d.failed_at, d.standing, d.since, d.replayed_as, d.actor, d.reason";
 
@@ -225,6 +226,14 @@ fn job(row: &MySqlRow, ledger: &Ledger) -> Result<Job, sqlx::Error> {
     let progress: Option<String> = row.try_get("progress")?;
     let due: Option<Timestamp> = row.try_get("owed_execute_at")?;
     let (begun, spared): (Option<u32>, Option<u32>) = (row.try_get("attempt")?, row.try_get("spared")?);
+    let mut options: JobOptions = match options {
+        Some(text) => JobOptions::as_far_as_readable(&text),
+        None => JobOptions::default(),
+    };
+    if owed.is_some() {
+        // An operator's retry drops the expiry, and a later request with the same unique key moves it.
+        options.expires_at = row.try_get("owed_expires_at")?;
+    }
     let last = ledger.attempts.last();
     let started_at: Option<Timestamp> = row.try_get("started_at")?;
     Ok(Job {
@@ -241,10 +250,7 @@ fn job(row: &MySqlRow, ledger: &Ledger) -> Result<Job, sqlx::Error> {
         max_attempts: row.try_get("max_attempts")?,
         unique_key: key.map(|key| String::from_utf8_lossy(&key).into_owned()),
         host: host.map(|host| String::from_utf8_lossy(&host).into_owned()),
-        options: match options {
-            Some(text) => JobOptions::as_far_as_readable(&text),
-            None => JobOptions::default(),
-        },
+        options,
         created_at: row.try_get("created_at")?,
         execute_at: match (due.filter(|due| !waits_for_turn(*due)), last) {
             (Some(due), _) => due,

@@ -490,13 +490,15 @@ enum Holds {
 /// to give up the key. The read takes no lock, so that it does not wait for a transaction that itself waits for this
 /// key.
 async fn read_holder(conn: &mut Session<'_>, taken: TakenKey, producer: &Producer) -> Result<Holds, sqlx::Error> {
-    let sql = "SELECT o.state, o.attempt, IF(o.execute_at >= ?, j.execute_at, o.execute_at) AS execute_at, j.options \
-               FROM owed o FORCE INDEX (PRIMARY) JOIN jobs j FORCE INDEX (PRIMARY) ON j.id = o.id WHERE o.id = ?";
+    // A job that ended without an attempt has a line in the ledger all the same. An operator's retry takes its number.
+    let sql = "SELECT o.state, o.attempt > COALESCE((SELECT MAX(a.number) FROM attempts a WHERE a.job_id = o.id \
+               AND a.end_state IS NOT NULL), 0) AS begun, IF(o.execute_at >= ?, j.execute_at, o.execute_at) AS execute_at, \
+               j.options FROM owed o FORCE INDEX (PRIMARY) JOIN jobs j FORCE INDEX (PRIMARY) ON j.id = o.id WHERE o.id = ?";
     let row = sqlx::query(sql).bind(parked_until().naive_utc()).bind(taken.id).fetch_optional(&mut *conn).await?;
     let Some(row) = row else { return read_completed(conn, taken, producer).await };
     let state = State::from_word(row.try_get::<&str, _>("state")?).ok_or_else(|| corrupt("state"))?;
     let options = options_of(&row)?;
-    let started = state == State::Executing || row.try_get::<u32, _>("attempt")? > 0;
+    let started = state == State::Executing || row.try_get::<i64, _>("begun")? != 0;
     if started && options.unique_until == UniqueUntil::Start && !taken.timed {
         return Ok(Holds::NotAnyMore);
     }
@@ -557,7 +559,7 @@ async fn read_in_full(conn: &mut Session<'_>, id: JobId) -> Result<(Job, Vec<Att
 }
 
 /// Put this locked holder off to the due time that `job` asks for: never to an earlier one, and not beyond the longest
-/// wait of either. Returns its new due time if that has changed. A job that waits for its turn has none.
+/// wait of either. The holder also expires no earlier than the new job would, because it does the work of both. Returns its new due time if that has changed. A job that waits for its turn has none.
 async fn postpone(
     conn: &mut Session<'_>,
     job: &NewJob,
@@ -583,9 +585,47 @@ async fn postpone(
         .bind(holder.id.uuid())
         .execute(&mut *conn)
         .await?;
+    extend_expiry(conn, holder.id, row.try_get("options")?, job.expires_at(now)).await?;
     let priority = owed.priority.try_into().map_err(corrupt)?;
     let (id, kind, queue) = (holder.id, owed.kind.clone(), owed.queue.clone());
     Ok(Some(Accepted { id, kind, queue, priority, execute_at, created_at, held: false }))
+}
+
+/// Let a locked job with these options expire no earlier than at `wanted`, or never.
+async fn extend_expiry(
+    conn: &mut Session<'_>,
+    id: JobId,
+    options: Option<String>,
+    wanted: Option<Timestamp>,
+) -> Result<(), sqlx::Error> {
+    // The greatest of NULL and another value is NULL.
+    let sql = "UPDATE owed SET expires_at = GREATEST(expires_at, ?) WHERE id = ? AND expires_at IS NOT NULL";
+    let update = sqlx::query(sql).bind(wanted.map(|wanted| wanted.naive_utc())).bind(id.uuid());
+    if update.execute(&mut *conn).await?.rows_affected() == 0 {
+        return Ok(());
+    }
+    let look = match wanted {
+        Some(wanted) => {
+            let sql = "UPDATE job_expiries SET look_at = GREATEST(look_at, ?) WHERE job_id = ?";
+            sqlx::query(sql).bind(wanted.naive_utc())
+        }
+        None => sqlx::query("DELETE FROM job_expiries WHERE job_id = ?"),
+    };
+    look.bind(id.uuid()).execute(&mut *conn).await?;
+    // The options keep the expiry for the time when the row in `owed` is gone. Another version may have written further
+    // ones, which stay.
+    let options =
+        options.and_then(|text| serde_json::from_str::<serde_json::Map<String, serde_json::Value>>(&text).ok());
+    let Some(mut options) = options else { return Ok(()) };
+    let sql = "SELECT expires_at FROM owed WHERE id = ?";
+    let expires_at: Option<Timestamp> = sqlx::query_scalar(sql).bind(id.uuid()).fetch_one(&mut *conn).await?;
+    match expires_at {
+        Some(at) => drop(options.insert("expires_at".to_owned(), serde_json::json!(at))),
+        None => drop(options.remove("expires_at")),
+    }
+    let text = serde_json::Value::Object(options).to_string();
+    sqlx::query("UPDATE jobs SET options = ? WHERE id = ?").bind(text).bind(id.uuid()).execute(conn).await?;
+    Ok(())
 }
 
 /// Cancel these locked holders, give their unique keys to the jobs at these positions, and write audit records.
