@@ -6,6 +6,9 @@ namespace Tickr\Http;
 
 final class Response
 {
+    /** Longest wait that a server may ask for. */
+    private const LONGEST_WAIT = 60.0;
+
     /** @param array<string, string> $headers with names in lower case */
     public function __construct(
         public readonly int $status,
@@ -25,11 +28,11 @@ final class Response
         return \in_array($this->status, [408, 429, 500, 502, 503, 504], true);
     }
 
-    /** Seconds that the server asks to wait, or null. */
+    /** Seconds that the server asks to wait, at most a minute; null when it does not ask. */
     public function retryAfter(): ?float
     {
         $text = $this->headers['retry-after'] ?? '';
-        return preg_match('/^\d{1,5}$/D', $text) === 1 ? (float) $text : null;
+        return preg_match('/^\d{1,5}$/D', $text) === 1 ? min((float) $text, self::LONGEST_WAIT) : null;
     }
 
     /**

@@ -38,6 +38,10 @@ final class Engine
     private const FLUSH_SECONDS = 10.0;
     /** Seconds after which a refused first registration is an error: a kind may have been declared just now. */
     private const REFUSED_SECONDS = 3.0;
+    /** Answers that refuse what a call says. Any other answer says nothing about it, and may come from a proxy. */
+    private const REFUSALS = [400, 413, 422];
+    /** Longest pause between two calls that a server answered with 404. */
+    private const LONGEST_PAUSE = 4.0;
 
     private readonly Repeating $register;
     private readonly Repeating $fetch;
@@ -53,11 +57,12 @@ final class Engine
     private float $nextFetch = 0.0;
     private float $nextBeat = 0.0;
     private float $lastBeat = 0.0;
-    private ?Request $fetching = null;
-    /** @var list<Held> the verdicts that are being sent */
+    /** @var array<string|int, Held> the verdicts that are being sent, by their tokens */
     private array $finishing = [];
     /** Most verdicts of the next call: one after a call was refused. */
     private int $finishMost = self::MAX_VERDICTS;
+    private float $nextFinish = 0.0;
+    private float $finishPause = 0.1;
     /** @var array<string, array{Held, ?array{percent: float, note: ?string}, ?string}> reports that a beat carries */
     private array $reporting = [];
 
@@ -88,11 +93,17 @@ final class Engine
         private readonly ?\Closure $spawn,
         private readonly \Closure $log,
     ) {
-        $repeating = fn (string $what) => new Repeating($what, $client->channel(), $client->addresses(), $log);
-        $this->register = $repeating('the registration');
-        $this->fetch = $repeating('a request for jobs');
-        $this->beat = $repeating('a beat');
-        $this->finish = $repeating('a finish');
+        $repeating = static fn (string $what, string $member, \Closure $isFinal, bool $obeys = true) =>
+            new Repeating($what, $member, $isFinal, $obeys, $client->channel(), $client->addresses(), $log);
+        // A registration that is refused is a mistake of the program, or of its configuration.
+        $refusesWorker = static fn (int $status) => !\in_array($status, [408, 429], true) && $status < 500;
+        $this->register = $repeating('the registration', 'id', $refusesWorker);
+        // An operator may mend a proxy, or the rights of the API key, while the worker runs.
+        $refuses = static fn (int $status) => $status === 404 || \in_array($status, self::REFUSALS, true);
+        $this->fetch = $repeating('a request for jobs', 'jobs', $refuses);
+        // While a beat waits as long as a server asks, every lease grows old.
+        $this->beat = $repeating('a beat', 'lost', $refuses, false);
+        $this->finish = $repeating('a finish', 'results', $refuses);
         $this->leave = $client->channel();
     }
 
@@ -367,7 +378,6 @@ final class Engine
             return;
         }
         $this->fetch->abort();
-        $this->fetching = null;
         // When the program of an agent is gone, nothing will execute what has come for it.
         $alone = $this->spawn === null && $this->slots === [];
         if (!$this->graceOver && ($alone || $now >= $this->stopAt + $this->settings->graceMs / 1000)) {
@@ -423,20 +433,24 @@ final class Engine
             if ($this->settings->version !== '') {
                 $body['version'] = $this->settings->version;
             }
-            $this->register->start(new Request('POST', '/v1/workers', Json::encode($body), [], 15.0));
+            $this->register->start(new Request('POST', '/v1/workers', Json::encode($body), [], 10.0));
         }
         $response = $this->register->step();
         if ($response === null) {
             return;
         }
-        $answer = json_decode($response->body, true);
-        if (!$response->isSuccess() || !\is_string($answer['id'] ?? null)) {
+        if (!$response->isSuccess()) {
             $problem = Problem::of($response);
             if ($this->formerWorker === '' && $now >= $this->registerUntil) {
                 throw $problem;
             }
             ($this->log)('the server refused the registration: ' . $problem->getMessage());
             $this->registerAt = $now + ($this->formerWorker === '' ? 0.5 : 5.0);
+            return;
+        }
+        $answer = json_decode($response->body, true);
+        if (!\is_string($answer['id'] ?? null)) {
+            $this->register->repeat('the answer is not the JSON of tickr');
             return;
         }
         $this->worker = $this->formerWorker = $answer['id'];
@@ -453,7 +467,6 @@ final class Engine
             $this->worker = null;
             $this->registerAt = 0.0;
             $this->fetch->abort();
-            $this->fetching = null;
             $this->beat->abort();
             $this->reporting = [];
         }
@@ -481,15 +494,12 @@ final class Engine
                 'holding' => array_map('strval', array_keys($this->held)), 'fetch_id' => Uuid::v4(),
             ];
             $timeout = $this->settings->waitMs / 1000 + 15.0;
-            $this->fetching = new Request('POST', $this->path('fetch'), Json::encode($body), [], $timeout);
-            $this->fetch->start($this->fetching);
+            $this->fetch->start(new Request('POST', $this->path('fetch'), Json::encode($body), [], $timeout));
         }
         $response = $this->fetch->step();
         if ($response === null) {
             return;
         }
-        $request = $this->fetching;
-        $this->fetching = null;
         if ($response->status === 404) {
             $this->registerAgain();
             return;
@@ -504,8 +514,7 @@ final class Engine
             $jobs = Json::members($answer['jobs'] ?? '');
             $members = array_map(Json::members(...), $jobs);
         } catch (\InvalidArgumentException) {
-            $this->fetching = $request;
-            $this->fetch->repeat($request, 'the answer is not the JSON of tickr');
+            $this->fetch->repeat('the answer is not the JSON of tickr');
             return;
         }
         foreach ($members as $job) {
@@ -568,7 +577,7 @@ final class Engine
             $this->registerAgain();
             return;
         }
-        if ($response->status >= 400) {
+        if (!$response->isSuccess()) {
             // A refused report must not keep the lease from being renewed.
             ($this->log)('the server refused a beat: ' . Problem::of($response)->getMessage());
             $this->nextBeat = $reported === [] ? $now + 1.0 : $now;
@@ -607,15 +616,28 @@ final class Engine
             return;
         }
         $sent = $this->finishing;
+        $results = $response->isSuccess() ? self::resultsOf($response) : [];
+        if ($response->isSuccess() && array_diff_key($sent, $results) !== []) {
+            $this->finish->repeat('the answer is not the JSON of tickr');
+            return;
+        }
         $this->finishing = [];
         foreach ($sent as $held) {
             $held->sending = false;
         }
+        if ($response->status === 404) {
+            // The server does not know the id in the path, so the verdicts go out again with the id of a new worker.
+            $this->registerAgain();
+            $this->nextFinish = Channel::now() + $this->finishPause * random_int(75, 125) / 100;
+            $this->finishPause = min($this->finishPause * 2, self::LONGEST_PAUSE);
+            return;
+        }
+        $this->finishPause = 0.1;
         if ($response->isSuccess()) {
             $this->finishMost = self::MAX_VERDICTS;
-            foreach (json_decode($response->body, true)['results'] ?? [] as $result) {
-                $token = (string) ($result['token'] ?? '');
-                if (($result['result'] ?? '') === 'refused' && isset($this->held[$token])) {
+            foreach (array_intersect_key($results, $sent) as $token => $result) {
+                $token = (string) $token;
+                if ($result['result'] === 'refused' && isset($this->held[$token])) {
                     $wrong = array_map(
                         static fn (array $one): string => trim(($one['field'] ?? '') . ' ' . ($one['detail'] ?? '')),
                         $result['errors'] ?? [],
@@ -623,8 +645,8 @@ final class Engine
                     $this->mend($this->held[$token], implode('; ', $wrong));
                     continue;
                 }
-                if (($result['result'] ?? '') !== 'settled') {
-                    ($this->log)('a verdict came too late: ' . ($result['result'] ?? ''));
+                if ($result['result'] !== 'settled') {
+                    ($this->log)('a verdict came too late: ' . $result['result']);
                 }
                 $this->drop($token);
             }
@@ -636,9 +658,22 @@ final class Engine
         }
     }
 
+    /** @return array<string|int, array<string, mixed>> the results of a finish by their tokens */
+    private static function resultsOf(Response $response): array
+    {
+        $results = [];
+        $listed = json_decode($response->body, true)['results'] ?? null;
+        foreach (\is_array($listed) ? $listed : [] as $result) {
+            if (\is_string($result['token'] ?? null) && \is_string($result['result'] ?? null)) {
+                $results[$result['token']] = $result;
+            }
+        }
+        return $results;
+    }
+
     private function startFinish(): void
     {
-        if ($this->formerWorker === '') {
+        if ($this->formerWorker === '' || Channel::now() < $this->nextFinish) {
             return;
         }
         $texts = [];
@@ -655,18 +690,18 @@ final class Engine
             }
             $texts[] = $text;
             $held->sending = true;
-            $this->finishing[] = $held;
+            $this->finishing[$held->token] = $held;
         }
         if ($texts !== []) {
             $body = '{"verdicts":[' . implode(',', $texts) . ']}';
-            $this->finish->start(new Request('POST', $this->path('finish'), $body, [], 30.0));
+            $this->finish->start(new Request('POST', $this->path('finish'), $body, [], 10.0));
         }
     }
 
     /**
      * The server refused a call with verdicts. Send each one alone, and make a failure of one that is refused alone.
      *
-     * @param list<Held> $sent
+     * @param array<string|int, Held> $sent
      */
     private function refused(array $sent, Response $response): void
     {
@@ -755,6 +790,7 @@ final class Engine
                 $due = min($due, $this->nextFetch);
             }
         }
+        $now < $this->nextFinish && $due = min($due, $this->nextFinish);
         foreach ($this->held as $held) {
             $runs = $held->verdict === null && $held->cancelled === null;
             $due = min($due, $held->killAt, $runs ? $held->deadline : INF);

@@ -9,6 +9,8 @@ use Tickr\Http\Addresses;
 use Tickr\Http\Channel;
 use Tickr\Http\Request;
 use Tickr\Http\Response;
+use Tickr\Json;
+use Tickr\Problem;
 
 /**
  * A call that is repeated, with the same body, until a server answers it.
@@ -20,13 +22,24 @@ final class Repeating
     private const LONGEST_PAUSE = 5.0;
 
     private ?Request $request = null;
+    /** The request that was answered last. */
+    private ?Request $answered = null;
     private float $next = 0.0;
     private float $pause = 0.1;
     private int $failures = 0;
 
-    /** @param \Closure(string): void $log */
+    /**
+     * @param string                $what    the call, for the log
+     * @param string                $member  a member of every success; a success without it comes from a proxy
+     * @param \Closure(int): bool   $isFinal says of a status, other than a success, that a repetition cannot change it
+     * @param bool                  $obeys   whether a pause is as long as a server asks
+     * @param \Closure(string): void $log
+     */
     public function __construct(
         private readonly string $what,
+        private readonly string $member,
+        private readonly \Closure $isFinal,
+        private readonly bool $obeys,
         private readonly Channel $channel,
         private readonly Addresses $addresses,
         private readonly \Closure $log,
@@ -79,22 +92,32 @@ final class Repeating
         if ($response === null) {
             return null;
         }
-        // An operator may mend the rights of the API key while the worker runs.
-        if ($response->isPassing() || \in_array($response->status, [401, 403], true)) {
-            $this->addresses->failed($this->addresses->current());
-            $code = json_decode($response->body, true)['code'] ?? '';
-            $this->again("$response->status $code", $response->retryAfter());
-            return null;
+        if ($response->isSuccess() ? $this->isReadable($response) : ($this->isFinal)($response->status)) {
+            $this->answered = $this->request;
+            $this->request = null;
+            return $response;
         }
-        $this->request = null;
-        return $response;
+        $this->addresses->failed($this->addresses->current());
+        $why = Problem::of($response)->code;
+        $this->again("$response->status $why", $this->obeys ? $response->retryAfter() : null);
+        return null;
     }
 
-    /** Send the same request again, because its answer makes no sense. */
-    public function repeat(Request $request, string $why): void
+    /** Send the request that was answered last again, because its answer makes no sense. */
+    public function repeat(string $why): void
     {
-        $this->request = $request;
+        $this->request = $this->answered;
+        $this->addresses->failed($this->addresses->current());
         $this->again($why, null);
+    }
+
+    private function isReadable(Response $response): bool
+    {
+        try {
+            return isset(Json::members($response->body)[$this->member]);
+        } catch (\InvalidArgumentException) {
+            return false;
+        }
     }
 
     /**

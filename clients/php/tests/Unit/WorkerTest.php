@@ -221,6 +221,97 @@ final class WorkerTest extends TestCase
         ], $sent);
     }
 
+    /** @dataProvider strayAnswers */
+    public function testAnAnswerThatSaysNothingOfTheVerdictDoesNotChangeIt(array $stray): void
+    {
+        $server = $this->server([
+            'fetch' => static fn (int $n) => $n === 1 ? [200, ['jobs' => [self::job('t1')], 'drain' => false]] : 'hang',
+            'finish' => static fn (int $n, $body) => $n <= 3 ? $stray : self::settled($body),
+        ]);
+        $this->worker($server, static fn () => 'done');
+        $finishes = $server->await('/finish', static fn ($all) => \count($all) >= 4);
+        usleep(300_000);
+        $finishes = $server->requests('/finish');
+        self::assertCount(4, $finishes, 'a call that was answered is not repeated');
+        self::assertSame(['succeeded'], array_values(array_unique(array_map(
+            static fn ($one) => $one['body']['verdicts'][0]['verdict'],
+            $finishes,
+        ))));
+    }
+
+    /** @return array<string, array{array{int, string}}> */
+    public static function strayAnswers(): array
+    {
+        return [
+            '404' => [[404, '<html>']], '301' => [[301, '']], '405' => [[405, 'no']], '520' => [[520, '<html>']],
+            'no JSON' => [[200, '<html>']], 'another JSON' => [[200, '{}']], 'no token' => [[200, '{"results": []}']],
+        ];
+    }
+
+    public function testAnUnreadableAnswerToAFinishIsFollowedByPauses(): void
+    {
+        $server = $this->server([
+            'fetch' => static fn (int $n) => $n === 1 ? [200, ['jobs' => [self::job('t1')], 'drain' => false]] : 'hang',
+            'finish' => static fn () => [200, '<html>'],
+        ]);
+        $this->worker($server, static fn () => 'done');
+        $server->await('/finish', static fn ($all) => \count($all) >= 1);
+        usleep(1_000_000);
+        self::assertLessThan(8, \count($server->requests('/finish')));
+    }
+
+    public function testAnAnswerThatSaysNothingOfTheReportsOfABeatKeepsThem(): void
+    {
+        $server = $this->server([
+            'fetch' => static fn (int $n) => $n === 1 ? [200, ['jobs' => [self::job('t1')], 'drain' => false]] : 'hang',
+            'beat' => static fn (int $n) => match ($n) {
+                1 => [520, '<html>'],
+                2 => [200, '<html>'],
+                default => [200, ['cancel' => [], 'lost' => [], 'drain' => false]],
+            },
+        ], beatMs: 60_000);
+        $this->worker($server, static function ($payload, Context $context): void {
+            $context->checkpoint(['row' => 3]);
+            $context->sleep(60_000);
+        });
+        $beats = $server->await('/beat', static fn ($all) => \count($all) >= 3);
+        foreach ($beats as $beat) {
+            self::assertSame(['row' => 3], $beat['body']['holding'][0]['checkpoint']);
+        }
+    }
+
+    public function testARefusedApiKeyEndsTheProgramOnlyBeforeItsFirstRegistration(): void
+    {
+        $refusal = [401, ['code' => 'unauthorized', 'title' => 't', 'detail' => 'no such API key']];
+        $server = new TestServer(static fn () => $refusal);
+        $worker = $this->worker($server, static fn () => null);
+        self::assertSame(70, $worker->join(10.0));
+        self::assertStringContainsString('no such API key', $worker->log());
+
+        $server = $this->server([
+            'fetch' => static fn (int $n) => match ($n) {
+                1 => [404, ['code' => 'not_found', 'detail' => 'x']],
+                2 => [200, ['jobs' => [self::job('t1')], 'drain' => false]],
+                default => 'hang',
+            },
+            'workers' => static fn (int $n) => $n === 2
+                ? $refusal : [201, ['id' => "w-$n", 'lease_ms' => 60_000, 'beat_ms' => 20_000]],
+        ]);
+        $this->worker($server, static fn () => 'done');
+        $server->await('/w-3/finish', static fn ($all) => \count($all) >= 1);
+    }
+
+    public function testABeatDoesNotWaitAsLongAsAServerAsks(): void
+    {
+        $server = $this->server([
+            'beat' => static fn (int $n) => $n === 1
+                ? [503, ['code' => 'stopping', 'detail' => 'x'], ['Retry-After' => '120']]
+                : [200, ['cancel' => [], 'lost' => [], 'drain' => false]],
+        ], beatMs: 100);
+        $this->worker($server, static fn () => null);
+        self::assertGreaterThan(1, \count($server->await('/beat', static fn ($all) => \count($all) >= 2, 3.0)));
+    }
+
     public function testADrainedWorkerAsksAgainAfterABeat(): void
     {
         $server = $this->server([
