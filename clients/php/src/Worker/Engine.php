@@ -26,8 +26,8 @@ final class Engine
 {
     private const MAX_FETCH = 500;
     private const MAX_VERDICTS = 500;
-    /** Bytes of verdicts in one call; the usual `body_limit` is 256 KiB. */
-    private const FINISH_BYTES = 200_000;
+    /** Bytes of verdicts or reports in one call; the usual `body_limit` is 256 KiB. */
+    private const CALL_BYTES = 200_000;
     private const LOG_BYTES = 16_384;
     private const SEEN_TOKENS = 10_000;
     /** Seconds between a beat that carries reports and the one before it. */
@@ -65,6 +65,10 @@ final class Engine
     private float $finishPause = 0.1;
     /** @var array<string, array{Held, ?array{percent: float, note: ?string}, ?string}> reports that a beat carries */
     private array $reporting = [];
+    /** Whether reports wait for the beat behind the one that is under way. */
+    private bool $moreReports = false;
+    /** Most reports of the next beat: half as many after a beat was refused. */
+    private int $reportMost = PHP_INT_MAX;
 
     /** @var list<Slot> */
     private array $slots = [];
@@ -557,13 +561,9 @@ final class Engine
         $reports = array_filter($this->held, static fn (Held $held) => $held->hasReport());
         $due = $now >= $this->nextBeat || ($reports !== [] && $now >= $this->lastBeat + self::REPORT_SECONDS);
         if ($this->beat->isIdle() && $due) {
-            $this->reporting = array_map(
-                static fn (Held $held) => [$held, $held->progress, $held->checkpoint],
-                $reports,
-            );
-            $holding = implode(',', array_map(static fn (Held $held) => $held->beat(), $this->held));
-            $timeout = min($this->beatSeconds, 10.0);
-            $this->beat->start(new Request('POST', $this->path('beat'), "{\"holding\":[$holding]}", [], $timeout));
+            // At least two of them fit between the end of a beat and that of the lease.
+            $timeout = max(1.0, min($this->beatSeconds / 2, 10.0));
+            $this->beat->start(new Request('POST', $this->path('beat'), $this->nextReports(), [], $timeout));
             $this->lastBeat = $now;
             $this->nextBeat = $now + $this->beatSeconds;
         }
@@ -581,6 +581,14 @@ final class Engine
             // A refused report must not keep the lease from being renewed.
             ($this->log)('the server refused a beat: ' . Problem::of($response)->getMessage());
             $this->nextBeat = $reported === [] ? $now + 1.0 : $now;
+            if (\count($reported) > 1) {
+                $this->reportMost = intdiv(\count($reported), 2);
+                return;
+            }
+        } elseif ($this->moreReports) {
+            $this->nextBeat = $now;
+        } else {
+            $this->reportMost = PHP_INT_MAX;
         }
         foreach ($reported as [$held, $progress, $checkpoint]) {
             if ($held->progress === $progress) {
@@ -604,6 +612,30 @@ final class Engine
             }
         }
         // A drain is left to the answer of a fetch. If beats put the next fetch off as well, it would never come.
+    }
+
+    /** The body of a beat: every attempt, and as many reports as one call carries. The others follow at once. */
+    private function nextReports(): string
+    {
+        $this->reporting = [];
+        $this->moreReports = false;
+        $entries = array_map(static fn (Held $held) => $held->entry(), $this->held);
+        $bytes = array_sum(array_map(\strlen(...), $entries));
+        foreach ($this->held as $token => $held) {
+            if (!$held->hasReport()) {
+                continue;
+            }
+            $report = $held->report();
+            $bytes += \strlen($report) - \strlen($entries[$token]);
+            $isFull = $bytes > self::CALL_BYTES || \count($this->reporting) >= $this->reportMost;
+            if ($this->reporting !== [] && $isFull) {
+                $this->moreReports = true;
+                break;
+            }
+            $entries[$token] = $report;
+            $this->reporting[$token] = [$held, $held->progress, $held->checkpoint];
+        }
+        return '{"holding":[' . implode(',', $entries) . ']}';
     }
 
     private function stepFinish(): void
@@ -685,7 +717,7 @@ final class Engine
             }
             $text = Json::object($held->verdict);
             $bytes += \strlen($text) + 1;
-            if ($texts !== [] && ($bytes > self::FINISH_BYTES || \count($texts) >= $this->finishMost)) {
+            if ($texts !== [] && ($bytes > self::CALL_BYTES || \count($texts) >= $this->finishMost)) {
                 break;
             }
             $texts[] = $text;

@@ -35,8 +35,14 @@ final class Held
         $this->deadline = $now + ((int) json_decode($job['timeout_ms'] ?? '300000')) / 1000;
     }
 
-    /** Members for a beat, as JSON text. */
-    public function beat(): string
+    /** The attempt in a beat, as JSON text. */
+    public function entry(): string
+    {
+        return \Tickr\Json::object(['token' => \Tickr\Json::encode($this->token)]);
+    }
+
+    /** The attempt in a beat with its report, as JSON text. */
+    public function report(): string
     {
         $members = ['token' => \Tickr\Json::encode($this->token)];
         if ($this->progress !== null) {

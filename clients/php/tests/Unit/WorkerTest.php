@@ -312,6 +312,63 @@ final class WorkerTest extends TestCase
         self::assertGreaterThan(1, \count($server->await('/beat', static fn ($all) => \count($all) >= 2, 3.0)));
     }
 
+    public function testManyCheckpointsGoInSeveralBeats(): void
+    {
+        $tokens = ['t1', 't2', 't3', 't4', 't5', 't6'];
+        $server = $this->server([
+            'fetch' => static fn (int $n) => $n === 1
+                ? [200, ['jobs' => array_map(self::job(...), $tokens), 'drain' => false]] : 'hang',
+            'beat' => static fn (int $n, $body) => \count(array_column($body['holding'], 'checkpoint')) > 2
+                ? [413, ['code' => 'too_large', 'detail' => 'x']]
+                : [200, ['cancel' => [], 'lost' => [], 'drain' => false]],
+        ], beatMs: 1_000);
+        $this->worker($server, static function ($payload, Context $context): void {
+            $context->checkpoint(str_repeat('x', 60_000));
+            $context->sleep(60_000);
+        }, slots: 6);
+        $saved = static function (array $beats): array {
+            $saved = [];
+            foreach ($beats as $beat) {
+                $reports = array_filter($beat['body']['holding'], static fn ($one) => isset($one['checkpoint']));
+                $saved += \count($reports) > 2 ? [] : array_flip(array_column($reports, 'token'));
+            }
+            return $saved;
+        };
+        $beats = $server->await('/beat', static fn ($all) => \count($saved($all)) === 6);
+        self::assertLessThan(256 * 1024, max(array_map(static fn ($one) => \strlen($one['text']), $beats)));
+        $full = array_filter($beats, static fn ($one) => \count($one['body']['holding']) === 6);
+        self::assertNotEmpty($full, 'every beat lists all attempts');
+    }
+
+    public function testACheckpointThatTheServerRefusesAloneIsLeftOut(): void
+    {
+        $server = $this->server([
+            'fetch' => static fn (int $n) => $n === 1 ? [200, ['jobs' => [self::job('t1')], 'drain' => false]] : 'hang',
+            'beat' => static fn (int $n, $body) => isset($body['holding'][0]['checkpoint'])
+                ? [413, ['code' => 'too_large', 'detail' => 'x']]
+                : [200, ['cancel' => [], 'lost' => [], 'drain' => false]],
+        ], beatMs: 60_000);
+        $this->worker($server, static function ($payload, Context $context): string {
+            $context->checkpoint(['row' => 3]);
+            $context->sleep(1_000);
+            return 'done';
+        });
+        $server->await('/finish', static fn ($all) => \count($all) >= 1);
+        $beats = $server->requests('/beat');
+        self::assertSame([true, false], [
+            isset($beats[0]['body']['holding'][0]['checkpoint']), isset($beats[1]['body']['holding'][0]['checkpoint']),
+        ]);
+    }
+
+    public function testABeatThatHangsLeavesTimeForAnotherOneWithinTheLease(): void
+    {
+        $server = $this->server(['beat' => static fn () => 'hang'], beatMs: 2_000);
+        $this->worker($server, static fn () => null);
+        $begun = hrtime(true);
+        $server->await('/beat', static fn ($all) => \count($all) >= 3);
+        self::assertLessThan(6.0, (hrtime(true) - $begun) / 1e9);
+    }
+
     public function testADrainedWorkerAsksAgainAfterABeat(): void
     {
         $server = $this->server([
