@@ -28,7 +28,7 @@ final class Client implements Enqueuer
      *                                 `http://127.0.0.1:7070`
      * @param string|null $token       API key. Default: `TICKR_TOKEN`
      * @param float       $retryFor    seconds after which a call gives up repeating
-     * @param float       $callTimeout seconds that one answer may take
+     * @param float       $callTimeout seconds that one answer may take; then the next address is tried
      *
      * @throws \InvalidArgumentException when an address is wrong
      */
@@ -36,7 +36,7 @@ final class Client implements Enqueuer
         ?string $url = null,
         #[\SensitiveParameter] ?string $token = null,
         private readonly float $retryFor = 30.0,
-        private readonly float $callTimeout = 30.0,
+        private readonly float $callTimeout = 10.0,
     ) {
         $token ??= getenv('TICKR_TOKEN') ?: null;
         if ($token !== null && preg_match('/^[\x21-\x7e]*$/D', $token) !== 1) {
@@ -172,12 +172,20 @@ final class Client implements Enqueuer
     /**
      * Let a server move the rows of the outbox at once. Call it after the COMMIT; nothing is lost without it.
      *
+     * It is tried once, for at most a second, so that it holds up no request while tickr is down.
+     *
      * @throws Problem
      * @throws ConnectionFailed
      */
     public function nudge(): void
     {
-        $this->post('/v1/outbox/nudge', null, null);
+        $response = $this->channel->call(new Request('POST', '/v1/outbox/nudge', null, [], 1.0));
+        if (!$response->isSuccess()) {
+            if ($response->isPassing()) {
+                $this->addresses->failed($this->addresses->current());
+            }
+            throw Problem::of($response);
+        }
     }
 
     /**

@@ -80,6 +80,34 @@ final class ClientTest extends TestCase
         (new Client($server->url, retryFor: 0.1, callTimeout: 0.3))->job('x');
     }
 
+    public function testAnAddressThatHangsLeavesTimeForTheNextOne(): void
+    {
+        $hangs = new TestServer(static fn () => 'hang');
+        $server = new TestServer(static fn () => [201, ['id' => 'j1']]);
+        $begun = microtime(true);
+        self::assertSame('j1', (new Client("$hangs->url,$server->url"))->enqueue('echo')->id);
+        self::assertLessThan(15.0, microtime(true) - $begun);
+    }
+
+    public function testANudgeIsTriedOnceAndHoldsUpNoRequest(): void
+    {
+        $server = new TestServer(static fn () => 'hang');
+        $begun = microtime(true);
+        try {
+            (new Client($server->url))->nudge();
+            self::fail('a failure was expected');
+        } catch (ConnectionFailed) {
+            self::assertLessThan(2.0, microtime(true) - $begun);
+        }
+        $server = new TestServer(static fn () => [503, ['code' => 'store_unavailable', 'detail' => 'x']]);
+        try {
+            (new Client($server->url))->nudge();
+            self::fail('a problem was expected');
+        } catch (Problem) {
+            self::assertCount(1, $server->requests());
+        }
+    }
+
     public function testTheNextAddressIsTriedAfterAFailure(): void
     {
         $server = new TestServer(static fn () => [201, ['id' => 'j1']]);
