@@ -189,6 +189,106 @@ class WorkerTest < Minitest::Test
                   "t2" => "the server refused the verdict of the handler: too_large: too large"}, last)
   end
 
+  def test_an_answer_that_says_nothing_of_the_verdict_does_not_change_it
+    strays = [[404, "<html>"], [301, ""], [405, "no"], [200, "<html>"], [200, {results: []}]]
+    serve(fetch: ->(n, _) { n == 1 ? jobs("t1") : :hang }, finish: ->(n, body) { strays[n - 1] || settled(body) })
+    work { "done" }
+    @server.await("/finish") { |all| all.size > strays.size }
+    sleep 0.3
+    assert_equal [{"token" => "t1", "verdict" => "succeeded", "result" => "done"}] * (strays.size + 1), verdicts
+    assert_operator @server.requests("/workers").size, :>, 1, "404 makes it register again"
+  end
+
+  def test_an_answer_that_says_nothing_of_the_reports_of_a_beat_keeps_them
+    strays = [[520, "<html>"], [301, ""], [200, "<html>"]]
+    serve(beat_ms: 60_000, fetch: ->(n, _) { n == 1 ? jobs("t1") : :hang },
+      beat: ->(n, _) { strays[n - 1] || [200, {cancel: [], lost: [], drain: false}] })
+    work do |_, context|
+      context.checkpoint({row: 3})
+      context.sleep(60)
+    end
+    beats = @server.await("/beat") { |all| all.size > strays.size }
+    assert_equal [{"row" => 3}] * beats.size, beats.map { |one| one[:body]["holding"][0]["checkpoint"] }
+  end
+
+  def test_a_refused_api_key_ends_the_program_only_before_its_first_registration
+    refusal = [401, {code: "unauthorized", title: "t", detail: "no such API key"}]
+    @server = TestServer.new { refusal }
+    work { nil }
+    eventually("the end of the worker") { !@thread.alive? }
+    assert_match(/no such API key/, assert_raises(Tickr::Problem) { @thread.value }.message)
+    @thread = nil
+    @server.close
+    serve(
+      fetch: lambda { |n, _|
+        next [404, {code: "not_found", detail: "x"}] if n == 1
+
+        n == 2 ? jobs("t1") : :hang
+      },
+      workers: ->(n, _) { n == 2 ? refusal : [201, {id: "w-#{n}", lease_ms: 60_000, beat_ms: 20_000}] }
+    )
+    work { "done" }
+    @server.await("/w-3/finish") { |all| all.any? }
+  end
+
+  def test_a_beat_does_not_wait_as_long_as_a_server_asks
+    serve(beat_ms: 100, beat: lambda { |n, _|
+      next [503, {code: "stopping", detail: "x"}, {"retry-after" => "120"}] if n == 1
+
+      [200, {cancel: [], lost: [], drain: false}]
+    })
+    work { nil }
+    @server.await("/beat") { |all| all.size >= 2 }
+  end
+
+  def test_many_checkpoints_go_in_several_beats
+    tokens = %w[t1 t2 t3 t4 t5 t6]
+    serve(beat_ms: 1000, fetch: ->(n, _) { n == 1 ? jobs(*tokens) : :hang }, beat: lambda { |_, body|
+      next [413, {code: "too_large", detail: "x"}] if body["holding"].count { |one| one["checkpoint"] } > 2
+
+      [200, {cancel: [], lost: [], drain: false}]
+    })
+    work(slots: 6) do |_, context|
+      context.checkpoint("x" * 60_000)
+      context.sleep(60)
+    end
+    beats = @server.await("/beat") do |all|
+      reports = all.map { |one| one[:body]["holding"].filter_map { |held| held["token"] if held["checkpoint"] } }
+      reports.select { |some| some.size <= 2 }.flatten.uniq.size == 6
+    end
+    assert_operator beats.map { |one| one[:text].bytesize }.max, :<, 256 * 1024
+    assert(beats.any? { |one| one[:body]["holding"].size == 6 }, "every beat lists all attempts")
+  end
+
+  def test_a_checkpoint_that_the_server_refuses_alone_is_left_out
+    serve(beat_ms: 60_000, fetch: ->(n, _) { n == 1 ? jobs("t1") : :hang }, beat: lambda { |_, body|
+      next [413, {code: "too_large", detail: "x"}] if body["holding"].any? { |one| one["checkpoint"] }
+
+      [200, {cancel: [], lost: [], drain: false}]
+    })
+    work do |_, context|
+      context.checkpoint({row: 3})
+      context.sleep(1)
+    end
+    @server.await("/finish") { |all| all.any? }
+    assert_equal [true, false], @server.requests("/beat").first(2).map { |one| one[:body]["holding"][0].key?("checkpoint") }
+  end
+
+  def test_a_beat_that_hangs_goes_to_the_next_address_within_the_lease
+    beat = ->(n, _) { n == 1 ? [200, {cancel: [], lost: [], drain: false}] : :hang }
+    serve(beat_ms: 2000, beat: beat)
+    first = @server
+    other = TestServer.new { |_, path, _, _| path.end_with?("/beat") ? [200, {cancel: [], lost: []}] : :hang }
+    work(url: "#{first.url},#{other.url}") { nil }
+    first.await("/beat") { |all| all.size >= 2 }
+    began = Tickr::Http.now
+    other.await("/beat") { |all| all.any? }
+    assert_operator Tickr::Http.now - began, :<, 1.8
+    assert_equal 2, first.requests("/beat").size, "the address that hangs is not asked twice"
+  ensure
+    other&.close
+  end
+
   def test_a_drained_worker_asks_again_after_a_beat
     serve(beat_ms: 500, fetch: ->(_, _) { [200, {jobs: [], drain: true}] },
       beat: ->(_, _) { [200, {cancel: [], lost: [], drain: true}] })

@@ -9,6 +9,10 @@ module Tickr
   #
   # @api private
   module Http
+    # Longest wait in seconds that a server may ask for.
+    LONGEST_WAIT = 60.0
+    private_constant :LONGEST_WAIT
+
     Request = Struct.new(:method, :path, :body, :headers, :timeout, keyword_init: true)
 
     Response = Struct.new(:status, :headers, :body) do
@@ -17,8 +21,11 @@ module Tickr
       # True when the same request may have another answer later, so that it should be repeated.
       def passing? = [408, 429, 500, 502, 503, 504].include?(status)
 
-      # Seconds that the server asks to wait, or nil.
-      def retry_after = headers["retry-after"]&.match?(/\A\d{1,5}\z/) ? headers["retry-after"].to_f : nil
+      # Seconds that the server asks to wait, at most a minute; nil when it does not ask.
+      def retry_after
+        text = headers["retry-after"]
+        [text.to_f, LONGEST_WAIT].min if text&.match?(/\A\d{1,5}\z/)
+      end
 
       # @raise [ConnectionFailed] when the body is not a JSON object, because then it is no answer of tickr
       def json
@@ -80,15 +87,15 @@ module Tickr
       # @raise [ConnectionFailed] when there is no answer; the next request goes to the next address
       def call(request)
         place = @addresses.current
-        http, kept = open(place)
+        http, kept = open(place, request.timeout)
         begin
           answer(http, request, place)
-        rescue *FAILURES
-          # The server may close a kept connection at any time. That says nothing about the server.
-          raise unless kept && !aborted?(http)
+        rescue *FAILURES => e
+          # The server may close a kept connection at any time. That says nothing about the server, but silence does.
+          raise if !kept || e.is_a?(Timeout::Error) || aborted?(http)
 
           close
-          http, = open(place)
+          http, = open(place, request.timeout)
           answer(http, request, place)
         end
       rescue *FAILURES => e
@@ -120,7 +127,7 @@ module Tickr
 
       def aborted?(http) = @lock.synchronize { @aborted.equal?(http) }
 
-      def open(place)
+      def open(place, timeout)
         if @http && @place == place && @pid == Process.pid && @http.started?
           return [@http, true]
         end
@@ -129,8 +136,8 @@ module Tickr
         uri = @addresses.at(place)
         http = Net::HTTP.new(uri.hostname, uri.port, nil)
         http.use_ssl = uri.is_a?(URI::HTTPS)
-        http.open_timeout = OPEN_SECONDS
-        http.ssl_timeout = OPEN_SECONDS if http.use_ssl?
+        http.open_timeout = [timeout, OPEN_SECONDS].min
+        http.ssl_timeout = http.open_timeout if http.use_ssl?
         http.keep_alive_timeout = 30
         # A repetition is the business of the caller, who knows whether it is safe.
         http.max_retries = 0

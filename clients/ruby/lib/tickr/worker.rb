@@ -15,8 +15,8 @@ module Tickr
   class Worker
     MAX_FETCH = 500
     MAX_VERDICTS = 500
-    # Bytes of verdicts in one call; the usual `body_limit` is 256 KiB.
-    FINISH_BYTES = 200_000
+    # Bytes of verdicts or reports in one call; the usual `body_limit` is 256 KiB.
+    CALL_BYTES = 200_000
     LOG_BYTES = 16_384
     SEEN_TOKENS = 10_000
     # Seconds between a beat that carries reports and the one before it.
@@ -28,8 +28,12 @@ module Tickr
     # Seconds after which a refused first registration is an error: a kind may have been declared just now.
     REFUSED_SECONDS = 3
     LONGEST_PAUSE = 4.0
-    private_constant :MAX_FETCH, :MAX_VERDICTS, :FINISH_BYTES, :LOG_BYTES, :SEEN_TOKENS, :REPORT_SECONDS, :LAST_SECONDS,
-      :FLUSH_SECONDS, :REFUSED_SECONDS, :LONGEST_PAUSE
+    # A registration that is refused is a mistake of the program, or of its configuration.
+    REFUSES_WORKER = ->(status) { status != 408 && status != 429 && status < 500 }
+    # Any other answer says nothing about the call. An operator may mend a proxy, or the rights of the API key.
+    REFUSES = ->(status) { [400, 404, 413, 422].include?(status) }
+    private_constant :MAX_FETCH, :MAX_VERDICTS, :CALL_BYTES, :LOG_BYTES, :SEEN_TOKENS, :REPORT_SECONDS, :LAST_SECONDS,
+      :FLUSH_SECONDS, :REFUSED_SECONDS, :LONGEST_PAUSE, :REFUSES_WORKER, :REFUSES
 
     # An attempt of which the verdict is not answered yet.
     Held = Struct.new(:token, :job, :context, :deadline, :thread, :progress, :checkpoint, :log, :verdict, :cancelled,
@@ -38,12 +42,16 @@ module Tickr
 
       def report? = !progress.nil? || !checkpoint.nil?
 
-      def beat
+      # The attempt in a beat, as JSON.
+      def entry = Json.encode({token: token})
+
+      # The attempt in a beat with its report, as JSON.
+      def report
         members = {token: token}
         members[:percent] = progress[0] if progress
         members[:note] = progress[1] if progress && progress[1]
         members[:checkpoint] = RawJson.new(checkpoint) if checkpoint
-        members
+        Json.encode(members)
       end
     end
     private_constant :Held
@@ -73,6 +81,8 @@ module Tickr
       @next_fetch = @next_beat = 0.0
       @last_beat = -Float::INFINITY
       @finish_most = MAX_VERDICTS
+      @finish_pause = 0.1
+      @report_most = Float::INFINITY
       @stops = 0
     end
 
@@ -220,20 +230,21 @@ module Tickr
 
     # Call a server until it answers.
     #
-    # @yield [Response] reads the answer; ConnectionFailed there repeats the call
+    # @param final [Proc] says of a status, other than a success, that a repetition cannot change it
+    # @yield [Response] reads a success; ConnectionFailed there repeats the call
     # @return [Response, nil] nil when `give_up` said so
-    def perform(what, connection, request, give_up)
+    def perform(what, connection, request, give_up, final = REFUSES)
       failures = 0
       pause = 0.1
       until give_up.call
         after = nil
         begin
           response = connection.call(request)
-          # An operator may mend the rights of the API key while the worker runs.
-          unless response.passing? || [401, 403].include?(response.status)
-            yield response if block_given? && response.success?
+          if response.success?
+            yield response
             return response
           end
+          return response if final.call(response.status)
 
           @client.addresses.failed(@client.addresses.current)
           after = response.retry_after
@@ -251,6 +262,14 @@ module Tickr
         pause = [pause * 2, LONGEST_PAUSE].min
       end
       nil
+    end
+
+    # Read an answer that comes from tickr, or go on with the next address.
+    def reading
+      yield
+    rescue ArgumentError, KeyError, TypeError, NoMethodError, JSON::ParserError, ConnectionFailed
+      @client.addresses.failed(@client.addresses.current)
+      raise ConnectionFailed, "the answer is not the JSON of tickr"
     end
 
     # Wait for so many seconds, or until the block says that it is enough.
@@ -279,18 +298,20 @@ module Tickr
         name: @name, kinds: @handlers.keys, queues: @queues, slots: @slots, lease_ms: (@lease * 1000).round,
         host: Socket.gethostname[0, 255], pid: Process.pid, version: @version
       }.compact
-      sent = request("/v1/workers", body, 15)
+      sent = request("/v1/workers", body, 10)
+      id = beat_ms = nil
       until stopping?
-        response = perform("the registration", @other, sent, -> { stopping? })
+        response = perform("the registration", @other, sent, -> { stopping? }, REFUSES_WORKER) do |answer|
+          reading { id, beat_ms = answer.json.fetch("id").to_str, Float(answer.json.fetch("beat_ms")) }
+        end
         return if response.nil?
 
         if response.success?
-          answer = response.json
           @lock.synchronize do
-            @beat_seconds = [answer["beat_ms"] / 1000.0, 0.1].max
+            @beat_seconds = [beat_ms / 1000.0, 0.1].max
             @next_beat = Http.now + (@held.empty? ? @beat_seconds : 0.0)
             @next_fetch = 0.0
-            @id = @last_id = answer["id"]
+            @id = @last_id = id
             @changed.broadcast
           end
           log("registered as #{@id}")
@@ -334,11 +355,11 @@ module Tickr
       @fetching = Thread.current
       sent = request(path(id, "fetch"), body, @wait + 15)
       response = perform("a request for jobs", @fetch, sent, give_up) do |answer|
-        members = Json.members(answer.body)
-        jobs = Json.members(members.fetch("jobs")).map { |job| Json.members(job) }
-        drain = members["drain"] == "true"
-      rescue ArgumentError, KeyError, JSON::ParserError
-        raise ConnectionFailed, "the answer is not the JSON of tickr"
+        reading do
+          members = Json.members(answer.body)
+          jobs = Json.members(members.fetch("jobs")).map { |job| Json.members(job) }
+          drain = members["drain"] == "true"
+        end
       end
       @fetching = nil
       return if response.nil?
@@ -449,36 +470,57 @@ module Tickr
     end
 
     def beat_loop
-      id = nil
-      reported = holding = nil
+      id = reported = holding = more = nil
       @lock.synchronize do
         @changed.wait(0.5.clamp(0.001, [beat_due - Http.now, 0.001].max)) until @done || (@id && Http.now >= beat_due)
         return if @done
 
         id = @id
-        reported = @held.each_value.select(&:report?).map { |held| [held, held.progress, held.checkpoint] }
-        holding = @held.each_value.map(&:beat)
+        reported, holding, more = next_reports
         @last_beat = Http.now
         @next_beat = @last_beat + @beat_seconds
       end
       begin
-        response = @beat.call(request(path(id, "beat"), {holding: holding}, [@beat_seconds, 10.0].min))
+        # At least two of them fit between the end of a beat and that of the lease.
+        timeout = (@beat_seconds / 2).clamp(1.0, 10.0)
+        body = %({"holding":[#{holding.join(",")}]})
+        sent = Http::Request.new(method: "POST", path: path(id, "beat"), body: body, timeout: timeout)
+        response = @beat.call(sent)
+        return gone(id) if response.status == 404
+        return heed_refusal(response, reported) if REFUSES.call(response.status)
+
+        unless response.success?
+          @client.addresses.failed(@client.addresses.current)
+          return beat_again(response.status.to_s)
+        end
+        lost, cancelled = reading { %w[lost cancel].map { |name| response.json.fetch(name).to_ary } }
       rescue ConnectionFailed => e
-        return beat_again(e.message, nil)
+        return beat_again(e.message)
       end
-      return gone(id) if response.status == 404
-      if response.passing? || [401, 403].include?(response.status)
-        @client.addresses.failed(@client.addresses.current)
-        return beat_again(response.status.to_s, response.retry_after)
-      end
-      heed(response, reported)
+      heed(reported, more, lost, cancelled)
     end
 
-    # Repeat a beat within seconds: while none is answered, every lease grows old.
-    def beat_again(why, after)
+    # The reports and the attempts of a beat, and whether further reports must follow it. Every attempt is in it.
+    def next_reports
+      entries = @held.transform_values(&:entry)
+      bytes = entries.each_value.sum(&:bytesize)
+      reported = []
+      @held.each_value.select(&:report?).each do |held|
+        report = held.report
+        bytes += report.bytesize - entries[held.token].bytesize
+        return [reported, entries.values, true] if reported.any? && (bytes > CALL_BYTES || reported.size >= @report_most)
+
+        entries[held.token] = report
+        reported << [held, held.progress, held.checkpoint]
+      end
+      [reported, entries.values, false]
+    end
+
+    # Repeat a beat within seconds, whatever the server asks for: while none is answered, every lease grows old.
+    def beat_again(why)
       @beat_failures = (@beat_failures || 0) + 1
       log("a beat failed and is repeated: #{why}") if @beat_failures == 1 || (@beat_failures % 20).zero?
-      wait = after || [0.1 * 2**[@beat_failures, 6].min, LONGEST_PAUSE].min
+      wait = [0.1 * 2**[@beat_failures, 6].min, LONGEST_PAUSE].min * rand(0.75..1.25)
       wait = 0.0 unless (@beat_failures % @client.addresses.count).zero?
       @lock.synchronize do
         @next_beat = Http.now + wait
@@ -487,30 +529,39 @@ module Tickr
       end
     end
 
-    def heed(response, reported)
+    # A refused report must not keep the lease from being renewed. So half of the reports are sent, until one is alone.
+    def heed_refusal(response, reported)
+      log("the server refused a beat: #{Problem.of(response).message}")
       @beat_failures = 0
       @lock.synchronize do
-        unless response.success?
-          # A refused report must not keep the lease from being renewed.
-          log("the server refused a beat: #{Problem.of(response).message}")
-          @next_beat = Http.now + (reported.empty? ? 1.0 : 0.0)
-        end
-        reported.each do |held, progress, checkpoint|
-          held.progress = nil if held.progress.equal?(progress)
-          held.checkpoint = nil if held.checkpoint.equal?(checkpoint)
-        end
+        @next_beat = Http.now + (reported.empty? ? 1.0 : 0.0)
+        reported.size > 1 ? @report_most = reported.size / 2 : forget(reported)
         @changed.broadcast
-        next unless response.success?
+      end
+    end
 
-        answer = response.json
-        Array(answer["lost"]).each do |token|
+    # These reports have arrived, or cannot be sent.
+    def forget(reported)
+      reported.each do |held, progress, checkpoint|
+        held.progress = nil if held.progress.equal?(progress)
+        held.checkpoint = nil if held.checkpoint.equal?(checkpoint)
+      end
+    end
+
+    def heed(reported, more, lost, cancelled)
+      @beat_failures = 0
+      @lock.synchronize do
+        forget(reported)
+        more ? @next_beat = Http.now : @report_most = Float::INFINITY
+        @changed.broadcast
+        lost.each do |token|
           held = @held[token]
           next unless held&.running?
 
           held.lost = true
           cancel(held, :lost)
         end
-        Array(answer["cancel"]).each { |token| @held[token]&.then { |held| cancel(held, :cancelled) } }
+        cancelled.each { |token| @held[token]&.then { |held| cancel(held, :cancelled) } }
         # A drain is left to the answer of a fetch. If beats put the next fetch off as well, it would never come.
       end
     end
@@ -530,13 +581,21 @@ module Tickr
       end
       body = {verdicts: sent.map(&:verdict)}
       id = @lock.synchronize { @id || @last_id }
-      response = perform("a finish", @finish, request(path(id, "finish"), body, 30), -> { @done })
+      results = nil
+      response = perform("a finish", @finish, request(path(id, "finish"), body, 10), -> { @done }) do |answer|
+        reading do
+          results = answer.json.fetch("results").to_h { |result| [result.fetch("token"), result] }
+          sent.each { |held| results.fetch(held.token).fetch("result") }
+        end
+      end
       return if response.nil?
+      return finish_elsewhere(id) if response.status == 404
 
+      @finish_pause = 0.1
       @lock.synchronize do
         if response.success?
           @finish_most = MAX_VERDICTS
-          response.json["results"].each do |result|
+          results.values_at(*sent.map(&:token)).each do |result|
             if result["result"] == "refused" && @held[result["token"]]
               wrong = Array(result["errors"]).map { |one| "#{one["field"]} #{one["detail"]}".strip }
               mend(@held[result["token"]], wrong.join("; "))
@@ -554,6 +613,13 @@ module Tickr
       wake
     end
 
+    # The server does not know the id in the path, so the verdicts go out again with the id of a new worker.
+    def finish_elsewhere(id)
+      gone(id)
+      pause(@finish_pause * rand(0.75..1.25)) { @done }
+      @finish_pause = [@finish_pause * 2, LONGEST_PAUSE].min
+    end
+
     def next_verdicts
       bytes = 0
       @held.each_value.with_object([]) do |held, batch|
@@ -561,7 +627,7 @@ module Tickr
         next if held.running? || (held.checkpoint && @id)
 
         bytes += Json.encode(held.verdict).bytesize + 1
-        break batch if batch.any? && (bytes > FINISH_BYTES || batch.size >= @finish_most)
+        break batch if batch.any? && (bytes > CALL_BYTES || batch.size >= @finish_most)
 
         batch << held
       end
