@@ -60,6 +60,36 @@ class ClientTest < Minitest::Test
     assert_raises(Tickr::ConnectionFailed) { client.job("x") }
   end
 
+  def test_an_address_that_hangs_leaves_time_for_the_next_one
+    hangs = TestServer.new { :hang }
+    serve { [201, {id: "j1"}] }
+    begun = Tickr::Http.now
+    assert_equal "j1", Tickr::Client.new(url: "#{hangs.url},#{@server.url}").enqueue("echo").id
+    assert_operator Tickr::Http.now - begun, :<, 15
+  ensure
+    hangs&.close
+  end
+
+  def test_a_timeout_on_a_kept_connection_is_not_repeated_at_the_same_address
+    calls = 0
+    serve { (calls += 1) == 1 ? [201, {id: "j1"}] : :hang }
+    client = Tickr::Client.new(url: @server.url, retry_for: 0, call_timeout: 0.3)
+    client.enqueue("echo")
+    assert_raises(Tickr::ConnectionFailed) { client.enqueue("echo") }
+    assert_equal 2, @server.requests.size
+  end
+
+  def test_a_nudge_is_tried_once_and_holds_up_no_request
+    serve { :hang }
+    begun = Tickr::Http.now
+    assert_raises(Tickr::ConnectionFailed) { Tickr::Client.new(url: @server.url).nudge }
+    assert_operator Tickr::Http.now - begun, :<, 2
+    @server.close
+    serve { [503, {code: "store_unavailable", detail: "x"}] }
+    assert_raises(Tickr::Problem) { Tickr::Client.new(url: @server.url).nudge }
+    assert_equal 1, @server.requests.size
+  end
+
   def test_the_next_address_is_tried_after_a_failure
     serve { [201, {id: "j1"}] }
     closed = TCPServer.new("127.0.0.1", 0)

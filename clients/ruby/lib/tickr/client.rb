@@ -23,10 +23,10 @@ module Tickr
     # @param url [String] one address, or several with commas between them; default `TICKR_URL`
     # @param token [String, nil] API key; default `TICKR_TOKEN`
     # @param retry_for [Numeric] seconds after which a call gives up repeating
-    # @param call_timeout [Numeric] seconds that one answer may take
+    # @param call_timeout [Numeric] seconds that one answer may take; then the next address is tried
     # @raise [ArgumentError] when an address is wrong
     def initialize(url: ENV["TICKR_URL"] || "http://127.0.0.1:7070", token: ENV["TICKR_TOKEN"], retry_for: 30,
-      call_timeout: 30)
+      call_timeout: 10)
       token = nil if token == ""
       raise ArgumentError, "the token has characters that no API key has" if token && token !~ /\A[\x21-\x7e]+\z/
 
@@ -112,9 +112,18 @@ module Tickr
     end
 
     # Let a server move the rows of the outbox at once. Call it after the COMMIT; nothing is lost without it.
+    #
+    # It is tried once, for about a second, so that it holds up no request while tickr is down.
+    #
+    # @raise [Problem] when the server refuses the call
+    # @raise [ConnectionFailed] when there is no answer
     def nudge
-      post("/v1/outbox/nudge", nil)
-      nil
+      request = Http::Request.new(method: "POST", path: "/v1/outbox/nudge", timeout: 1)
+      response = with_connection { |connection| connection.call(request) }
+      return if response.success?
+
+      @addresses.failed(@addresses.current) if response.passing?
+      raise Problem.of(response)
     end
 
     # Call any path of the API.
