@@ -13,5 +13,7 @@ Gem::Specification.new do |spec|
   spec.files = Dir["lib/**/*.rb", "exe/*", "README.md"]
   spec.bindir = "exe"
   spec.executables = ["tickr-active-job"]
+  # The standard library of newer versions of Ruby has it no more.
+  spec.add_dependency "logger"
   spec.metadata = {"rubygems_mfa_required" => "true"}
 end
