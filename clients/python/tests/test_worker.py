@@ -104,6 +104,53 @@ class Verdicts(WorkerCase):
         self.assertIn("raise value", seen["thrown"]["log"])
         self.assertNotIn("_engine.py", seen["thrown"]["log"])
 
+    def test_an_odd_verdict_ends_its_attempt_and_no_worker(self) -> None:
+        class Bare(tickr.Failed):
+            def __init__(self) -> None:
+                pass
+
+        class Unreadable(Exception):
+            def __str__(self) -> str:
+                raise RuntimeError("no text")
+
+        class Unwritable(tickr.Failed):
+            def __init__(self) -> None:
+                super().__init__("later")
+                self.delay_ms = {1, 2}  # type: ignore[assignment]
+
+        ends = {
+            "failed": lambda: tickr.Failed(KeyError("x")),
+            "rejected": lambda: tickr.Rejected(ValueError("never")),
+            "snoozed": lambda: tickr.Snoozed(OSError("later"), 9),
+            "number": lambda: tickr.Failed(7),  # type: ignore[arg-type]
+            "unreadable": lambda: tickr.Failed(Unreadable()),
+            "bare": Bare,
+            "unwritable": Unwritable,
+        }
+
+        @self.app.kind("end")
+        def end(payload: Any) -> Any:
+            raise ends[payload]()
+
+        tokens = {name: self.server.add("end", name) for name in ends}
+        self.start(slots=len(ends))
+        seen = {name: self.server.verdict(token) for name, token in tokens.items()}
+        errors = {name: (it["verdict"], it["error"]) for name, it in seen.items()}
+        odd = {name: errors.pop(name) for name in ("unreadable", "bare", "unwritable")}
+        self.assertEqual(
+            errors,
+            {
+                "failed": ("failed", "KeyError: 'x'"),
+                "rejected": ("rejected", "ValueError: never"),
+                "snoozed": ("snoozed", "OSError: later"),
+                "number": ("failed", "7"),
+            },
+        )
+        self.assertEqual({verdict for verdict, _ in odd.values()}, {"failed"})
+        self.assertIn("its message cannot be read", odd["unreadable"][1])
+        self.assertIn("the error of the handler cannot be read: AttributeError", odd["bare"][1])
+        self.assertIn("the verdict cannot be written", odd["unwritable"][1])
+
     def test_a_result_that_is_too_large_or_no_json_fails_before_it_is_sent(self) -> None:
         @self.app.kind("big")
         def big(size: int) -> Any:

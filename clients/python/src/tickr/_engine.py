@@ -44,6 +44,7 @@ from .errors import (
     Snoozed,
     Stopping,
     Verdict,
+    text_of,
 )
 from .kinds import App, Kind
 
@@ -69,14 +70,7 @@ LEAVE_TIME = 10.0
 
 def error_text(error: BaseException) -> str:
     """Return the type, with its module, and the message of an exception: at most 2,000 characters."""
-    kind = type(error)
-    home = "" if kind.__module__ in ("builtins", "__main__") else kind.__module__ + "."
-    name = home + kind.__qualname__
-    try:
-        message = str(error)
-    except Exception:
-        message = "its message cannot be read"
-    return shortened(f"{name}: {message}" if message else name)
+    return shortened(text_of(error))
 
 
 def shortened(text: str) -> str:
@@ -107,7 +101,8 @@ class End:
         self.token = token
         self.verdict = verdict
         self.result = result
-        self.error = error
+        # A class of the program that is a verdict may have anything as its error.
+        self.error = None if error is None else text_of(error)
         self.delay_ms = delay_ms
         self.log = log
 
@@ -176,6 +171,15 @@ def success(attempt: Attempt, value: Any) -> End:
 
 def failure(attempt: Attempt, error: BaseException) -> Optional[End]:
     """Return the verdict of an attempt whose handler raised. None if the worker does not hold it any more."""
+    try:
+        return read_failure(attempt, error)
+    except Exception as fault:
+        # Without a verdict the slot of the attempt would never be free again.
+        return End(attempt.token, "failed", error=f"the error of the handler cannot be read: {error_text(fault)}")
+
+
+def read_failure(attempt: Attempt, error: BaseException) -> Optional[End]:
+    """Do the same. Raises what a class of the program raises that is a verdict and lacks what one has."""
     token, context = attempt.token, attempt.context
     stop = context.stop_reason()
     if isinstance(error, asyncio.CancelledError) and stop is not None:
@@ -608,6 +612,11 @@ class Engine:
             self._held.pop(attempt.token, None)
         else:
             end.log = attempt.context._log.text()
+            try:
+                end.body()
+            except Exception as error:
+                # One verdict that cannot be written must not hold up the others.
+                end = End(end.token, "failed", error=f"the verdict cannot be written: {error_text(error)}")
             attempt.end = end
             self._ends.append(end)
         self._changed.notify_all()

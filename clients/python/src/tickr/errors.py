@@ -20,6 +20,22 @@ def milliseconds(value: Delay, name: str = "delay_ms") -> int:
     return value
 
 
+def text_of(error: object) -> str:
+    """Return the type, with its module, and the message of an exception, and a text as it is."""
+    if isinstance(error, str):
+        return error
+    try:
+        message = str(error)
+    except Exception:
+        message = "its message cannot be read"
+    if not isinstance(error, BaseException):
+        return message
+    kind = type(error)
+    home = "" if kind.__module__ in ("builtins", "__main__") else kind.__module__ + "."
+    name = home + kind.__qualname__
+    return f"{name}: {message}" if message else name
+
+
 class TickrError(Exception):
     """Base of the errors that the clients and workers of this package raise."""
 
@@ -87,32 +103,35 @@ class PayloadError(TickrError, ValueError):
 
 
 class Verdict(Exception):
-    """Base of the verdicts that a handler raises to end its attempt. A handler that returns has succeeded."""
+    """Base of the verdicts that a handler raises to end its attempt. A handler that returns has succeeded.
+
+    Its error is a text. That of an exception is the type and the message.
+    """
 
 
 class Failed(Verdict):
     """The attempt failed, and another one may succeed. `delay_ms` replaces the backoff of the job."""
 
-    def __init__(self, error: str, delay_ms: Optional[Delay] = None):
+    def __init__(self, error: Union[str, BaseException], delay_ms: Optional[Delay] = None):
         super().__init__(error)
-        self.error = error
+        self.error = text_of(error)
         self.delay_ms = None if delay_ms is None else milliseconds(delay_ms)
 
 
 class Rejected(Verdict):
     """No attempt of this job can succeed. The job fails at once."""
 
-    def __init__(self, error: str):
+    def __init__(self, error: Union[str, BaseException]):
         super().__init__(error)
-        self.error = error
+        self.error = text_of(error)
 
 
 class Snoozed(Verdict):
     """The job runs again after `delay_ms`, and no attempt is used."""
 
-    def __init__(self, error: str, delay_ms: Delay):
+    def __init__(self, error: Union[str, BaseException], delay_ms: Delay):
         super().__init__(error)
-        self.error = error
+        self.error = text_of(error)
         self.delay_ms = milliseconds(delay_ms)
 
 
