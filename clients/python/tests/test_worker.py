@@ -598,11 +598,29 @@ class Signals(WorkerCase):
         print("left", flush=True)
     """
 
-    def program(self, grace_ms: int) -> subprocess.Popen:
+    FORKING = """
+        import os, sys, time
+        import tickr
+        app = tickr.App()
+
+        @app.kind("deaf")
+        def deaf(payload):
+            child = os.fork()
+            if child == 0:
+                print("child", os.getpid(), flush=True)
+                time.sleep(60)
+                os._exit(0)
+            return os.WTERMSIG(os.waitpid(child, 0)[1])
+
+        tickr.Worker(app, url=sys.argv[1], grace_ms=int(sys.argv[2])).run()
+        print("left", flush=True)
+    """
+
+    def program(self, grace_ms: int, text: str = PROGRAM) -> subprocess.Popen:
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
         path = Path(folder.name) / "program.py"
-        path.write_text(textwrap.dedent(self.PROGRAM))
+        path.write_text(textwrap.dedent(text))
         env = {**os.environ, "PYTHONPATH": str(Path(tickr.__file__).parent.parent), "PYTHONDONTWRITEBYTECODE": "1"}
         process = subprocess.Popen(
             [sys.executable, str(path), self.server.url, str(grace_ms)], stdout=subprocess.PIPE, text=True, env=env
@@ -621,6 +639,29 @@ class Signals(WorkerCase):
         self.assertEqual(process.stdout.read(), "left\n")
         self.assertEqual(self.server.verdicts[token]["verdict"], "released")
         self.assertEqual(self.server.calls[-1].op, "leave")
+
+    @unittest.skipUnless(hasattr(os, "fork"), "this system has no fork")
+    def test_a_signal_to_a_forked_child_ends_the_child_and_not_the_worker(self) -> None:
+        token = self.server.add("deaf")
+        process = self.program(10_000, self.FORKING)
+        child = int(process.stdout.readline().split()[1])
+
+        def kill() -> None:
+            try:
+                os.kill(child, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+
+        self.addCleanup(kill)
+        time.sleep(0.2)
+        os.kill(child, signal.SIGTERM)
+        self.assertEqual(self.server.verdict(token)["result"], signal.SIGTERM)
+        again = self.server.add("end")
+        self.assertEqual(self.server.verdict(again)["verdict"], "failed")
+        self.assertEqual(self.server.of("leave"), [])
+        process.send_signal(signal.SIGTERM)
+        self.assertEqual(process.wait(DEADLINE), 0)
+        self.assertEqual(process.stdout.read(), "left\n")
 
     def test_a_second_signal_ends_the_process_at_once(self) -> None:
         self.server.add("deaf")

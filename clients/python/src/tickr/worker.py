@@ -10,7 +10,7 @@ import socket
 import ssl
 import sys
 import threading
-from typing import Any, Callable, Dict, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 from ._engine import Engine, Settings
 from ._http import Transport, Urls
@@ -107,6 +107,10 @@ class _Worker:
         self._client.close()
 
 
+_receivers: List[_Surroundings] = []
+"""Those that receive the signals of this process."""
+
+
 class _Surroundings:
     """The signals and the log handler of a worker that runs."""
 
@@ -131,16 +135,29 @@ class _Surroundings:
                 self._before[number] = signal.signal(number, lambda *_: None)
             reader = threading.Thread(target=self._read, args=(self._ends[0],), name="tickr-signals", daemon=True)
             reader.start()
+            _receivers.append(self)
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._ends is not None:
-            for number, handler in self._before.items():
-                signal.signal(number, handler)
-            signal.set_wakeup_fd(self._fd_before)
+            _receivers.remove(self)
+            self._restore(self._fd_before)
             self._ends[1].close()
         if self._log_handler is not None:
             logging.getLogger().removeHandler(self._log_handler)
+
+    def _restore(self, fd: int) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        signal.set_wakeup_fd(fd)
+
+    def forget(self) -> None:
+        """Give up the signals in a forked process: they are its own, and must not stop the worker of its parent."""
+        if self._ends is not None:
+            self._restore(-1)
+            for end in self._ends:
+                end.close()
+            self._ends = None
 
     def _read(self, end: socket.socket) -> None:
         seen = False
@@ -163,6 +180,15 @@ class _Surroundings:
                         os.write(self._fd_before, numbers)
                     except OSError:
                         pass
+
+
+def _forget_in_child() -> None:
+    while _receivers:
+        _receivers.pop().forget()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_in_child)
 
 
 class Worker(_Worker):
