@@ -201,6 +201,16 @@ class Secrets(ClientCase):
             pickle.dumps(self.client)
         self.assertNotIn(TOKEN, "\n".join(shown))
 
+    def test_no_variable_of_a_traceback_shows_the_token(self) -> None:
+        self.server.faults["POST /v1/jobs"].extend([0.5, 0.5])
+        shown = ""
+        try:
+            self.other(token=TOKEN, timeout=0.2).enqueue("email")
+        except tickr.ConnectionFailed as error:
+            shown = "".join(traceback.TracebackException.from_exception(error, capture_locals=True).format())
+        self.assertIn("'authorization': ***", shown)
+        self.assertNotIn(TOKEN, shown)
+
     def test_address_and_token_come_from_the_environment(self) -> None:
         with mock.patch.dict(os.environ, {"TICKR_URL": f"{self.server.url}, http://b:1", "TICKR_TOKEN": TOKEN}):
             client = tickr.Client()
