@@ -153,6 +153,18 @@ class Failures(ClientCase):
             self.client.enqueue("email")
         self.assertLess(time.monotonic() - began, 1.0)
 
+    def test_a_nudge_is_tried_once_and_holds_up_no_request(self) -> None:
+        self.server.faults["POST /v1/outbox/nudge"].extend([3.0, 503])
+        client = self.other()
+        began = time.monotonic()
+        with self.assertRaises(tickr.ConnectionFailed):
+            client.nudge()
+        self.assertLess(time.monotonic() - began, 2)
+        with self.assertRaises(tickr.ApiError):
+            client.nudge()
+        self.assertEqual(len(self.server.of("POST /v1/outbox/nudge")), 2)
+        client.nudge()
+
     def test_the_next_address_is_tried_at_once_and_kept(self) -> None:
         dead = FakeServer()
         dead.close()

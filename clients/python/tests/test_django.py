@@ -32,7 +32,7 @@ try:
     from tests.django_project import settings as project
     from tests.django_project import tasks
     from tickr.django import _tasks, backend
-    from tickr.django.outbox import enqueue_in_transaction, shared_client
+    from tickr.django.outbox import enqueue_in_transaction, nudge_after_commit, shared_client
 
     MISSING = ""
 except ImportError as error:
@@ -56,7 +56,7 @@ def options(**changes: Any) -> Any:
 
 @unittest.skipIf(MISSING, MISSING)
 class Enqueue(SimpleTestCase):
-    databases: Any = ()
+    databases: Any = {"default"}
 
     def setUp(self) -> None:
         self.server = FakeServer()
@@ -131,6 +131,29 @@ class Enqueue(SimpleTestCase):
             _tasks.task_backends["default"]
         with self.assertRaisesMessage(ImproperlyConfigured, "sqlite"):
             enqueue_in_transaction("a", {})
+
+    def test_a_transaction_has_one_nudge(self) -> None:
+        client = _tasks.task_backends["default"].client
+        with transaction.atomic():
+            for _ in range(3):
+                nudge_after_commit(client, "default")
+            self.assertEqual(self.nudges(), 0)
+        self.assertEqual(self.nudges(), 1)
+        with transaction.atomic():
+            with self.assertRaises(RuntimeError), transaction.atomic():
+                nudge_after_commit(client, "default")
+                raise RuntimeError
+            nudge_after_commit(client, "default")
+        self.assertEqual(self.nudges(), 2)
+        with self.assertRaises(RuntimeError), transaction.atomic():
+            nudge_after_commit(client, "default")
+            raise RuntimeError
+        self.assertEqual(self.nudges(), 2)
+        nudge_after_commit(client, "default")
+        self.assertEqual(self.nudges(), 3, "without a transaction it is sent at once")
+
+    def nudges(self) -> int:
+        return len(self.server.of("POST /v1/outbox/nudge"))
 
     def test_only_tasks_are_called(self) -> None:
         for path in ("tests.django_project.tasks.no_task", "os.getpid", "tests.nowhere.task"):

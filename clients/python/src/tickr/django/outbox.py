@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from functools import cache
-from typing import TYPE_CHECKING, Any, Optional
+from typing import TYPE_CHECKING, Any, List, Optional
 
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DEFAULT_DB_ALIAS, connections, transaction
@@ -39,7 +39,8 @@ def enqueue_in_transaction(
     """Enqueue a job that exists exactly if the transaction of Django is committed, and return its id.
 
     Call it within `transaction.atomic()`; without a transaction the row is committed at once. `using` is the alias of a
-    MySQL or MariaDB database that has the table. With `nudge`, that client lets the job start at once after the COMMIT.
+    MySQL or MariaDB database that has the table. With `nudge`, that client lets the job start at once after the COMMIT,
+    with one call for all jobs of a transaction.
     """
     connection = connections[using]
     if connection.vendor != "mysql":
@@ -47,13 +48,32 @@ def enqueue_in_transaction(
     with connection.cursor() as cursor:
         id = outbox.enqueue_with_cursor(cursor, kind, payload, id=id, table=table, **options)
     if nudge is not None:
-        transaction.on_commit(lambda: _nudge(nudge), using=using)
+        nudge_after_commit(nudge, using)
     return id
 
 
-def _nudge(client: Client) -> None:
-    try:
-        client.nudge()
-    except TickrError as error:
-        # The row is committed, so a runner finds it within a second at most. The request of a user must not fail.
-        log.warning("cannot nudge: %s", error)
+class _Nudge:
+    """Nudges after a COMMIT, unless another one of the same transaction has done so."""
+
+    def __init__(self, client: Client, done: List[bool]):
+        self.client = client
+        self.done = done
+
+    def __call__(self) -> None:
+        if self.done:
+            return
+        self.done.append(True)
+        try:
+            self.client.nudge()
+        except TickrError as error:
+            # The row is committed, so a runner finds it within a second at most. The request of a user must not fail.
+            log.warning("cannot nudge: %s", error)
+
+
+def nudge_after_commit(client: Client, using: str) -> None:
+    """Let a client nudge once after the COMMIT of the transaction, however often this is called in it."""
+    waiting = (hook[1] for hook in reversed(connections[using].run_on_commit))
+    others = (hook for hook in waiting if isinstance(hook, _Nudge) and hook.client is client)
+    other = next(others, None)
+    # Each job has a nudge of its own, because the rollback of a savepoint forgets those within it.
+    transaction.on_commit(_Nudge(client, [] if other is None else other.done), using=using)
