@@ -35,17 +35,36 @@ func execute(ctx context.Context, handler erased, payload json.RawMessage, attem
 	ctx, end := attempt.begin(ctx)
 	defer end()
 	result, err := guarded(ctx, handler, payload, attempt)
-	return verdictOf(result, err, attempt.Cause())
+	return judged(result, err, attempt)
 }
 
 func guarded(ctx context.Context, handler erased, payload json.RawMessage, attempt *Attempt) (result any, err error) {
+	hasReturned := false
 	defer func() {
-		if value := recover(); value != nil {
+		// The value of panic(nil) is nil.
+		if value := recover(); !hasReturned {
 			attempt.LogError("%v\n%s", value, debug.Stack())
 			err = &panicked{value: value}
 		}
 	}()
-	return handler(ctx, payload, attempt)
+	result, err = handler(ctx, payload, attempt)
+	hasReturned = true
+	return result, err
+}
+
+// judged returns the verdict. What the handler returned has methods of the program, such as Error and MarshalJSON, and
+// one that panics fails the attempt as well.
+func judged(result any, err error, attempt *Attempt) (verdict verdictBody) {
+	hasReturned := false
+	defer func() {
+		if value := recover(); !hasReturned {
+			attempt.LogError("%v\n%s", value, debug.Stack())
+			verdict = failed(fmt.Sprintf("what the handler returned cannot be read: panic: %v", value))
+		}
+	}()
+	verdict = verdictOf(result, err, attempt.Cause())
+	hasReturned = true
+	return verdict
 }
 
 // Outcome is what a handler did in RunAlone.

@@ -326,7 +326,15 @@ func (w *Worker) execute(one *held) {
 	isStopping := w.isStopping
 	w.mu.Unlock()
 	handler, has := w.handlers[one.attempt.Kind]
-	var verdict verdictBody
+	// Goexit runs nothing but what is deferred. Without a verdict the slot would never be free again.
+	verdict := failed("the handler ended its goroutine")
+	defer func() {
+		w.settle(one, verdict)
+		w.mu.Lock()
+		w.running--
+		w.mu.Unlock()
+		w.idleBell.ring()
+	}()
 	switch {
 	case isStopping || !has:
 		verdict = verdictBody{Verdict: "released", Error: "its worker stops and gave it back"}
@@ -335,14 +343,9 @@ func (w *Worker) execute(one *held) {
 	default:
 		limit := time.Duration(one.attempt.TimeoutMS) * time.Millisecond
 		deadline := time.AfterFunc(limit, func() { one.attempt.stop(ErrDeadline) })
+		defer deadline.Stop()
 		verdict = execute(context.Background(), handler, one.payload, one.attempt)
-		deadline.Stop()
 	}
-	w.settle(one, verdict)
-	w.mu.Lock()
-	w.running--
-	w.mu.Unlock()
-	w.idleBell.ring()
 }
 
 // settle lets the verdict of an attempt be sent. The first one counts.

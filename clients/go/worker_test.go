@@ -8,6 +8,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"os/exec"
+	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -66,6 +67,49 @@ func how(how string) string { return fmt.Sprintf(`{"how":%q}`, how) }
 type customError struct{}
 
 func (*customError) Error() string { return "of a type" }
+
+type brokenError struct{}
+
+func (brokenError) Error() string { panic("no text") }
+
+type brokenResult struct{}
+
+func (brokenResult) MarshalJSON() ([]byte, error) { panic("no JSON") }
+
+func TestAPanicBehindAHandlerFailsItsAttemptAndNotTheProcess(t *testing.T) {
+	server := newFake(t)
+	start(t, server, func(config *WorkerConfig) { config.Slots = 1 }, func(
+		_ context.Context, payload work, _ *Attempt,
+	) (any, error) {
+		switch payload.How {
+		case "error":
+			return nil, brokenError{}
+		case "panic":
+			panic(brokenError{})
+		case "result":
+			return brokenResult{}, nil
+		case "nil":
+			panic(nil)
+		case "exit":
+			runtime.Goexit()
+		}
+		return "fine", nil
+	})
+	const unreadable = "failed|what the handler returned cannot be read: panic: "
+	for _, each := range [][2]string{
+		{"error", unreadable + "no text"},
+		{"panic", unreadable + "no text"},
+		{"result", unreadable + "no JSON"},
+		{"nil", "failed|panic: <nil>"},
+		{"exit", "failed|the handler ended its goroutine"},
+		{"value", "succeeded|<nil>"},
+	} {
+		verdict := server.verdict(t, server.add("test.work", how(each[0]), ""))
+		if got := pick(verdict, "verdict", "error"); got != each[1] {
+			t.Errorf("%s: %s", each[0], got)
+		}
+	}
+}
 
 func TestEveryWayToEndAHandlerBecomesItsVerdict(t *testing.T) {
 	server := newFake(t)
