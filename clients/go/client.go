@@ -113,7 +113,7 @@ type Ended struct {
 // Client calls the API of tickr. Make one for the whole program: it keeps connections open, and is safe for use by
 // several goroutines.
 //
-// Every call is repeated after a failed connection and after 408, 429, 502, 503 and 504, with pauses, until its context
+// Every call but Nudge is repeated after a failed connection and after 408, 429, 502, 503 and 504, with pauses, until its context
 // ends or the Timeout is over. It then returns an *Error with the problem of the last answer, or an *UnavailableError.
 type Client struct {
 	transport   *transport
@@ -232,10 +232,24 @@ func (c *Client) Wait(ctx context.Context, id string) (*Ended, error) {
 }
 
 // Nudge asks a tickr process to move the rows of the outbox at once. Call it after the COMMIT to start jobs within
-// milliseconds. Without it they start about a tenth of a second later, so its error may be ignored.
+// milliseconds. Without it they start about a tenth of a second later, so its error may be ignored. It is tried once, for
+// a second, so that it holds up no request while tickr is down.
 func (c *Client) Nudge(ctx context.Context) error {
-	_, err := c.transport.call(ctx, call{method: "POST", path: "/v1/outbox/nudge"}, c.timeout, tryTime)
-	return err
+	place := c.transport.now()
+	got, err := c.transport.once(ctx, place, call{method: "POST", path: "/v1/outbox/nudge"}, nudgeTime)
+	if err != nil && ctx.Err() != nil {
+		return ctx.Err()
+	}
+	if err != nil || isPassing(got.status) {
+		c.transport.failed(place)
+	}
+	if err != nil {
+		return &UnavailableError{Within: nudgeTime, Err: err}
+	}
+	if !got.isSuccess() {
+		return problemOf(got.status, got.body)
+	}
+	return nil
 }
 
 // Close closes the connections that are kept open. The client can still be used.

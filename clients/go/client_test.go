@@ -5,6 +5,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net/http"
+	"net/http/httptest"
 	"reflect"
 	"strings"
 	"testing"
@@ -126,6 +128,50 @@ func TestAfterAFailureTheNextAddressIsTriedAtOnce(t *testing.T) {
 	}
 	if len(server.of("jobs")) != 1 || len(other.of("jobs")) != 2 {
 		t.Errorf("%d and %d calls", len(server.of("jobs")), len(other.of("jobs")))
+	}
+}
+
+func TestANudgeIsTriedOnceAndHoldsUpNoRequest(t *testing.T) {
+	gone := make(chan struct{})
+	hangs := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { <-gone }))
+	defer hangs.Close()
+	defer close(gone)
+	begun := time.Now()
+	err := newClient(t, Config{URL: hangs.URL}).Nudge(context.Background())
+	var unavailable *UnavailableError
+	if took := time.Since(begun); !errors.As(err, &unavailable) || took > 2*time.Second {
+		t.Error(err, took)
+	}
+	server := newFake(t)
+	server.fate = fates(&fate{status: 503, code: "store_unavailable"})
+	client := newClient(t, Config{URL: server.URL})
+	if err := client.Nudge(context.Background()); !HasCode(err, "store_unavailable") || len(server.of("nudge")) != 1 {
+		t.Error(err, len(server.of("nudge")))
+	}
+	if err := client.Nudge(context.Background()); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestCallsOverTLSUseHTTP1(t *testing.T) {
+	protocols := make(chan string, 1)
+	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		protocols <- r.Proto
+		write(w, 201, `{"id":"a","state":"waiting"}`, nil)
+	}))
+	server.EnableHTTP2 = true
+	server.StartTLS()
+	defer server.Close()
+	client := newClient(t, Config{URL: server.URL})
+	kept := client.transport.http.Transport.(*http.Transport)
+	// A transport with certificates of its own would leave HTTP/2 out by itself.
+	kept.TLSClientConfig = server.Client().Transport.(*http.Transport).TLSClientConfig
+	kept.ForceAttemptHTTP2 = true
+	if _, err := client.Enqueue(context.Background(), "x", 1, Options{}); err != nil {
+		t.Fatal(err)
+	}
+	if protocol := <-protocols; protocol != "HTTP/1.1" {
+		t.Error(protocol)
 	}
 }
 

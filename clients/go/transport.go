@@ -3,6 +3,7 @@ package tickr
 import (
 	"bytes"
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
@@ -22,6 +23,8 @@ const (
 	longestPause = 5 * time.Second
 	// Longest time of one try of a call. Another try, perhaps at another address, follows it.
 	tryTime = 10 * time.Second
+	// Time of a nudge, which holds up the request of a user.
+	nudgeTime = time.Second
 	// Longest wait that a server may ask of a call.
 	longestWait = time.Minute
 	// An answer is as large as its jobs. More is no answer of tickr.
@@ -102,6 +105,9 @@ func newTransport(addresses, token string) (*transport, error) {
 		IdleConnTimeout:     20 * time.Second,
 		TLSHandshakeTimeout: 10 * time.Second,
 		DisableCompression:  true,
+		// HTTP/1.1, as docs/WORKERS.md says. With HTTP/2 all calls share one connection, and when it breaks without a
+		// word, beats and verdicts time out on it again and again.
+		TLSNextProto: map[string]func(string, *tls.Conn) http.RoundTripper{},
 	}
 	noRedirect := func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 	t.http = &http.Client{Transport: kept, CheckRedirect: noRedirect}
