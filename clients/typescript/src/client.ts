@@ -10,6 +10,8 @@ declare const resultType: unique symbol;
 
 /** Longest wait of one request for a result, in milliseconds. The server allows a minute. */
 const RESULT_WAIT_MS = 30_000;
+/** Time of a nudge, in milliseconds. */
+const NUDGE_MS = 1_000;
 
 /** Settings of a {@link Client}. */
 export interface ClientOptions extends ConnectOptions {
@@ -67,7 +69,7 @@ export interface Enqueuer {
 /**
  * A client of the API of tickr. Make one for the whole program: it keeps connections open.
  *
- * Every call is repeated after a failed connection and after 408, 429, 502, 503 and 504, with pauses, for at most
+ * Every call but a nudge is repeated after a failed connection and after 408, 429, 502, 503 and 504, with pauses, for at most
  * `timeoutMs`. Then it throws an `ApiError` with the problem of the last answer, or an `UnavailableError`.
  */
 export class Client implements Enqueuer {
@@ -157,10 +159,11 @@ export class Client implements Enqueuer {
 
   /**
    * Ask a tickr process to move the rows of the outbox at once. Call it after the COMMIT to start jobs within
-   * milliseconds. Without it they start about a tenth of a second later, so an error may be ignored.
+   * milliseconds. Without it they start about a tenth of a second later, so an error may be ignored. It is tried
+   * once, for a second, so that it holds up no request while tickr is down.
    */
   async nudge(options: CallOptions = {}): Promise<void> {
-    await this.#call('POST', '/v1/outbox/nudge', options);
+    await this.#transport.tryOnce({ method: 'POST', path: '/v1/outbox/nudge' }, NUDGE_MS, options.signal);
   }
 
   /** Close the connections that are kept open. The client can still be used. */

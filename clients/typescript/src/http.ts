@@ -153,6 +153,26 @@ export class Transport {
   }
 
   /**
+   * Send a call once. After a failure the next call goes to another address.
+   *
+   * @throws ApiError for an answer that is no success. UnavailableError when there was no answer within the time.
+   */
+  async tryOnce(call: Call, timeoutMs: number, signal?: AbortSignal): Promise<Answer> {
+    const place = this.#current;
+    let answer: Answer;
+    try {
+      answer = await this.once(place, call, timeoutMs, signal);
+    } catch (error) {
+      if (signal?.aborted) throw error;
+      this.failed(place);
+      throw new UnavailableError(`${call.method} ${call.path}: ${(error as Error).message}`, { cause: error });
+    }
+    if (answer.status >= 200 && answer.status < 300) return answer;
+    if (isPassing(answer.status)) this.failed(place);
+    throw problemOf(answer);
+  }
+
+  /**
    * Send a call until a server answers it, for at most `timeoutMs`. After a failure the next address is tried. When
    * all have failed, a pause follows.
    *

@@ -1,4 +1,6 @@
 import assert from 'node:assert/strict';
+import http from 'node:http';
+import type { AddressInfo } from 'node:net';
 import { after, before, beforeEach, test } from 'node:test';
 import { inspect } from 'node:util';
 
@@ -104,6 +106,22 @@ test('the time of a call is bounded', async () => {
   server.fate = () => problem(503, 'store_unavailable');
   const last = new Client({ url: server.url, timeoutMs: 300 }).enqueue('email', {});
   await assert.rejects(last, { name: 'ApiError', code: 'store_unavailable' });
+});
+
+test('a nudge is tried once and holds up no request', async () => {
+  const hangs = http.createServer(() => undefined);
+  await new Promise<void>((resolve) => hangs.listen(0, '127.0.0.1', resolve));
+  const began = performance.now();
+  const late = new Client({ url: `http://127.0.0.1:${(hangs.address() as AddressInfo).port}` });
+  await assert.rejects(late.nudge(), UnavailableError);
+  assert.ok(performance.now() - began < 2_000);
+  hangs.closeAllConnections();
+  hangs.close();
+  const fates = [problem(503, 'store_unavailable')];
+  server.fate = () => fates.shift();
+  await assert.rejects(client.nudge(), { name: 'ApiError', code: 'store_unavailable' });
+  assert.equal(server.calls.length, 1);
+  await client.nudge();
 });
 
 test('an AbortSignal ends a call', async () => {
