@@ -58,8 +58,8 @@ class Refused(Exception):
 class Connection:
     """A connection to one of the addresses. After a failure the next address is used."""
 
-    def __init__(self, timeout):
-        self.timeout, self.address, self.connection = timeout, 0, None
+    def __init__(self, timeout, obeys=True):
+        self.timeout, self.address, self.connection, self.obeys = timeout, 0, None, obeys
         # Time until which each address asked not to be called.
         self.resting = [0.0] * len(ADDRESSES)
 
@@ -71,8 +71,8 @@ class Connection:
             return self.once(method, path, body, headers or {})
         except Refused as refused:
             if refused.status != 404:
-                if refused.retry_after and not (fault("hurries-after-503") and refused.status == 503):
-                    self.resting[self.address] = time.monotonic() + refused.retry_after
+                if refused.retry_after and self.obeys and not (fault("hurries-after-503") and refused.status == 503):
+                    self.resting[self.address] = time.monotonic() + min(refused.retry_after, 60)
                 self.next_address()
             raise
         except (OSError, http.client.HTTPException, ValueError):
@@ -247,8 +247,9 @@ class Worker:
                 self.beat_s = answer["beat_ms"] / 1000
                 self.id = answer["id"]
                 return
-            except (OSError, http.client.HTTPException, ValueError, Refused):
-                if fault("registers-once"):
+            except (OSError, http.client.HTTPException, ValueError, Refused) as error:
+                refused = isinstance(error, Refused) and error.status < 500 and error.status not in (408, 422, 429)
+                if fault("registers-once") or (refused and self.id is None):
                     raise
                 pauses.wait(self.ended)
 
@@ -370,9 +371,12 @@ class Worker:
                 if not self.verdicts:
                     return
                 batch = self.batch()
+            worker = self.id
             try:
-                said = connection.call("POST", f"/v1/workers/{self.id}/finish", {"verdicts": batch})
-            except (OSError, http.client.HTTPException, ValueError, Refused):
+                said = connection.call("POST", f"/v1/workers/{worker}/finish", {"verdicts": batch})
+            except (OSError, http.client.HTTPException, ValueError, Refused) as error:
+                if isinstance(error, Refused) and error.status == 404:
+                    self.register_again(worker)
                 if fault("gives-up-at-stop") and self.stopping.is_set():
                     self.answered(batch)
                 pauses.wait()
@@ -412,7 +416,7 @@ class Worker:
     # Heartbeats.
 
     def beat(self):
-        connection = Connection(3)
+        connection = Connection(3, obeys=False)
         while not self.ended.wait(self.beat_s):
             with self.lock:
                 held = list(self.attempts.values())
