@@ -603,6 +603,54 @@ async fn an_outage_of_mysql_is_said_once_and_no_old_figure_looks_fresh() {
     tickr.stop().await;
 }
 
+/// Return the filter of a bulk operation, without the moment of its request.
+async fn filter_of(tickr: &TestApp, id: &str) -> Value {
+    let mut operation = tickr.get(&format!("/v1/operations/{id}")).await.body;
+    operation["filter"].as_object_mut().unwrap().remove("created_before");
+    json!({"filter": operation["filter"], "steps": operation["canary"]["steps"],
+           "min_outcomes": operation["canary"]["min_outcomes"], "priority": operation["priority"]})
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_operation_that_is_started_again_means_the_same_jobs() {
+    let Some((tickr, browser)) = begin().await else { return };
+    let later = |n: u32| {
+        let tag = if n < 3 { "kept" } else { "free" };
+        json!({"kind": "noop", "payload": {"n": n}, "delay_ms": 7_200_000, "tags": [tag]})
+    };
+    tickr.enqueue_many((0..5).map(later)).await;
+    let words = "kind:noop|sleep -queue:post|press attempt:1..3 took:>5s runner:vm -\"a|b\" -deadlock|\"two words\" \
+                 -tag:a -created:>2020-01-01 -payload.n:-5|3 payload.n:4 error:\"a \\\\ \\\" b\"";
+    let canary = json!({"steps": [{"rate": 1, "jobs": 3}, {"rate": 50}], "max_failure_pct": 5, "min_outcomes": 7});
+    let page = browser.page(&tickr.url("")).await;
+    for (asked, action) in [
+        (json!({"action": "set_priority", "priority": 7, "filter": {"q": "-tag:kept"}}), "Set the priority"),
+        (json!({"action": "run_now", "filter": {"q": words}}), "Run now"),
+        (json!({"action": "cancel", "filter": {"q": "kind:sleep", "payload": {"n": 4}}}), "Cancel"),
+        (
+            json!({"action": "replay", "filter": {"fingerprint": "0123456789abcdef"}, "canary": canary}),
+            "Release as a canary",
+        ),
+    ] {
+        let made = tickr.post("/v1/operations", asked).await;
+        let id = made.body["id"].as_str().unwrap_or_else(|| panic!("{:#}", made.body)).to_owned();
+        page.visit(&format!("/operations/{id}")).await;
+        page.click(&button("Start it again")).await;
+        page.until("the jobs are counted", "document.querySelector('[data-preview]') !== null").await;
+        if action == "Set the priority" {
+            page.reads("2 jobs match").await;
+        }
+        page.click(&button(action)).await;
+        page.until("another operation is shown", &format!("!location.pathname.endsWith('{id}')")).await;
+        let address = page.address().await;
+        let twin = address.rsplit('/').next().unwrap();
+        assert_eq!(filter_of(&tickr, twin).await, filter_of(&tickr, &id).await);
+    }
+    page.assert_calm();
+    drop(page);
+    tickr.stop().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_screen_that_did_not_come_is_asked_for_again_by_itself() {
     let Some((tickr, browser)) = begin().await else { return };

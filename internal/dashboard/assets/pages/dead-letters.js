@@ -64,7 +64,7 @@ export default function DeadLettersScreen() {
       action === 'replay'
         ? { name: 'Release', title: `Release everything open ${of}`, rate: GENTLE }
         : { title: `Discard everything open ${of}` };
-    if (await bulk(action, kind ? { kind } : {}, text)) after();
+    if (await bulk(action, kind ? { kind } : null, text)) after();
   };
   const after = () => {
     operations.reload();

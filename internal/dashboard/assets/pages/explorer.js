@@ -228,7 +228,7 @@ function useSelection(listing) {
 function Selected({ selection, q, rows, reload }) {
   const { chosen, all } = selection;
   const every = rows.length > 0 && rows.every((job) => chosen.has(job.id));
-  const filter = all ? (q ? { q } : {}) : { ids: [...chosen] };
+  const filter = all ? (q ? { q } : null) : { ids: [...chosen] };
   const act = async (action) => {
     const operation = await bulk(action, filter);
     if (!operation) return;

@@ -7,10 +7,10 @@ import { go } from '../core/route.js';
 import { Allowed, Badge, Copy, Empty, Figure, Head, Panel, Skeleton, Time, Trouble, useNow } from '../ui/base.js';
 import { actions } from '../ui/bulk.js';
 import { CanaryProgress } from '../ui/canary.js';
+import { filterText } from '../ui/filter-text.js';
 import {
   again,
   FilterLink,
-  filterText,
   isRunning,
   nameOf,
   outcome,

@@ -6,17 +6,8 @@ import { rate, span } from '../core/format.js';
 import { useWords } from '../core/route.js';
 import { Allowed, Badge, Empty, Head, Skeleton, Time, Trouble } from '../ui/base.js';
 import { Pages } from '../ui/dead-letters.js';
-import {
-  filterWords,
-  isRunning,
-  meant,
-  nameOf,
-  outcome,
-  Progress,
-  paceOf,
-  stop,
-  useOperations,
-} from '../ui/operation.js';
+import { filterWords } from '../ui/filter-text.js';
+import { isRunning, meant, nameOf, outcome, Progress, paceOf, stop, useOperations } from '../ui/operation.js';
 
 const states = ['running', 'done', 'cancelled', 'failed'];
 

@@ -28,11 +28,11 @@ export const actions = {
   },
 };
 
-/** The body of a request for an operation. */
+/** The body of a request for an operation. Only a filter that is null means all jobs. */
 function bodyOf(action, filter, values) {
   const body = { action };
-  if (Object.keys(filter).length) body.filter = filter;
-  else body.all = true;
+  if (filter === null) body.all = true;
+  else body.filter = filter;
   if (values.rate) body.rate = Number(values.rate);
   if (values.reason) body.reason = values.reason;
   if (action === 'reschedule' && values.when) body.execute_at = new Date(values.when).toISOString();
@@ -150,13 +150,17 @@ export async function follow(id) {
   }
 }
 
+/** A moment as a field of the browser has it, in local time. */
+const local = (ms) => new Date(ms - new Date(ms).getTimezoneOffset() * 60000).toISOString().slice(0, 16);
+
 /**
- * Ask, show a preview, and start. `filter` is that of `POST /v1/operations`. Resolves with the operation, or undefined.
+ * Ask, show a preview, and start. `filter` is that of `POST /v1/operations`, or null for all jobs. `about` is the cause
+ * that the jobs share; `priority` and `due` are what the fields begin with. Resolves with the operation, or undefined.
  */
 export async function bulk(
   action,
   filter,
-  { rate = '', name = actions[action].name, title = `${name}: many jobs at once` } = {},
+  { rate = '', name = actions[action].name, title = `${name}: many jobs at once`, about, priority = 5, due } = {},
 ) {
   const { what, danger, reason } = actions[action];
   const operation = await ask({
@@ -166,7 +170,7 @@ export async function bulk(
     // Two buttons of one name would be one too many.
     cancel: action === 'cancel' ? 'Close' : undefined,
     broad: true,
-    values: { rate: String(rate), reason: '', when: '', priority: '5' },
+    values: { rate: String(rate), reason: '', when: due ? local(Date.parse(due)) : '', priority: String(priority) },
     ready: (values) => complete(action, values),
     submit: (values) => post('/v1/operations', bodyOf(action, filter, values)),
     body: ({ values, set }) => html`

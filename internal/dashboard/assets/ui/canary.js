@@ -11,18 +11,29 @@ import { ask, InputField } from './dialog.js';
 /** The rates of the steps that a canary has when the operator changes nothing, in jobs per second. */
 const RATES = [5, 20, 100];
 
+const TEN_SECONDS = 'A step releases the jobs of ten seconds, and the last one the rest.';
+const SAME_STEPS = 'A step whose rate you keep releases as many jobs as before.';
+
 const ratesOf = (text) =>
   text
     .split(/[^0-9]+/)
     .filter(Boolean)
     .map(Number);
 
-/** The canary that the values of the dialog ask for. A text without a number asks for the usual steps. */
-function bodyOf({ rates, pct }) {
-  const steps = ratesOf(rates).map((rate) => ({ rate }));
+/**
+ * The canary that the values of the dialog ask for. A text without a number asks for the usual steps. A step that keeps
+ * its rate keeps its number of jobs too, and the last one has none.
+ */
+function bodyOf({ rates, pct }, { steps: before = [], min_outcomes: least } = {}) {
+  const asked = ratesOf(rates);
+  const steps = asked.map((rate, i) => {
+    const jobs = before[i]?.rate === rate && i < asked.length - 1 ? before[i].jobs : null;
+    return jobs ? { rate, jobs } : { rate };
+  });
   const canary = { max_failure_pct: Number(pct) };
   if (steps.length) canary.steps = steps;
   return canary;
+  if (least) canary.min_outcomes = least;
 }
 
 /** Ask for a canary that releases the open dead letters of a group. Resolves with the operation, or undefined. */
@@ -33,15 +44,16 @@ export const releaseAsCanary = (group) =>
     { rates: RATES, pct: 20 },
   );
 
-/** Ask for a canary with the steps of one that has ended. `filter` is that of `POST /v1/operations`. */
+/** Ask for a canary with the steps of one that has ended. `filter` is that of `POST /v1/operations`, null for all. */
 export const repeatCanary = ({ canary }, filter) =>
   askForCanary('Release as a canary again', filter, {
     rates: canary.steps.map((step) => step.rate),
     pct: canary.max_failure_pct,
   });
+    before: canary,
 
 /** Ask, show a preview, and start it. */
-async function askForCanary(title, filter, { rates, pct: most }) {
+async function askForCanary(title, filter, { rates, pct: most, about, before }) {
   const operation = await ask({
     title,
     action: 'Release as a canary',
@@ -51,14 +63,14 @@ async function askForCanary(title, filter, { rates, pct: most }) {
     submit: (values) =>
       post('/v1/operations', {
         action: 'replay',
-        filter,
-        canary: bodyOf(values),
+        ...(filter === null ? { all: true } : { filter }),
+        canary: bodyOf(values, before),
         ...(values.reason.trim() ? { reason: values.reason.trim() } : {}),
       }),
     body: ({ values, set }) => html`
       <p>
         The release begins slowly. It speeds up when each released job has an outcome, and stops by itself when too many
-        of them fail again. A step releases the jobs of ten seconds, and the last one the rest.
+        of them fail again. ${before ? SAME_STEPS : TEN_SECONDS}
       </p>
       <div class="fields">
         <${InputField}

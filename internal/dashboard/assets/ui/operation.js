@@ -2,13 +2,13 @@
 
 import { post, seg, url } from '../core/api.js';
 import { cls, html, useEffect, useState } from '../core/dom.js';
-import { count, plural, rate, span, utc } from '../core/format.js';
+import { count, rate, span } from '../core/format.js';
 import { useQuery } from '../core/query.js';
 import { Allowed, Badge, Time, tell, tellProblem } from './base.js';
 import { actions, bulk } from './bulk.js';
 import { CanaryProgress, canaryPace, pauseOrResume, repeatCanary } from './canary.js';
 import { confirm } from './dialog.js';
-import { quoted } from './filter.js';
+import { filterLink, filterWords, requestOf } from './filter-text.js';
 
 const past = {
   cancel: 'cancelled',
@@ -20,9 +20,6 @@ const past = {
   replay: 'replayed',
   discard: 'discarded',
 };
-
-/** The longest filter that a listing takes, in bytes. */
-const LONGEST = 2000;
 
 export const nameOf = (action) => actions[action]?.name ?? String(action).replaceAll('_', ' ');
 export const isRunning = (operation) => operation?.state === 'running';
@@ -56,84 +53,6 @@ export function touches({ action, filter }, { fingerprint, kind }) {
   return filter.fingerprint
     ? filter.fingerprint === fingerprint
     : !filter.ids && (!filter.kind || filter.kind === kind);
-}
-
-const plain = {
-  state: 'state',
-  kind: 'kind',
-  queue: 'queue',
-  unique_key: 'unique_key',
-  order_key: 'order',
-  limit_key: 'limit',
-  host: 'host',
-  batch: 'batch',
-  error: 'error',
-  fingerprint: 'group',
-  dead_letter: 'dead_letter',
-  schedule: 'schedule',
-  operation: 'operation',
-};
-const moments = { created: 'accepted', due: 'due', finished: 'ended' };
-const wanted = (value) => (typeof value === 'string' ? JSON.stringify(value) : quoted(String(value?.word ?? value)));
-
-/** A filter in the words of the filter bar. */
-export function filterText(filter) {
-  const words = Object.entries(plain)
-    .filter(([name]) => filter[name])
-    .map(([name, word]) => `${word}:${quoted(String(filter[name]))}`);
-  for (const word of Object.keys(moments)) {
-    const after = filter[`${word}_after`];
-    const before = filter[`${word}_before`];
-    if (after || before)
-      words.push(`${word}:${after && before ? `${after}..${before}` : after ? `>${after}` : `<${before}`}`);
-  }
-  for (const tag of filter.tags ?? []) words.push(`tag:${quoted(tag)}`);
-  for (const [path, value] of Object.entries(filter.payload ?? {})) words.push(`payload.${path}:${wanted(value)}`);
-  for (const text of filter.texts ?? []) words.push(`"${text.replace(/[\\"]/g, '\\$&')}"`);
-  for (const id of filter.ids ?? []) words.push(`id:${id}`);
-  return words.join(' ');
-}
-
-/** The listing of the jobs that a filter means now; null when it is too long for an address. */
-export function filterLink(filter) {
-  const q = filterText(filter);
-  return new TextEncoder().encode(q).length <= LONGEST ? url('/jobs', { q }) : null;
-}
-
-/** A filter as a sentence says it. */
-export function filterWords(filter) {
-  const ids = filter.ids?.length;
-  const subject = ids
-    ? plural(ids, 'selected job')
-    : filter.dead_letter
-      ? `${filter.dead_letter} dead letters`
-      : filter.state
-        ? `${filter.state} jobs`
-        : 'jobs';
-  const parts = [];
-  if (filter.kind) parts.push(`of the kind ${filter.kind}`);
-  if (filter.queue) parts.push(`in the queue ${filter.queue}`);
-  if (filter.fingerprint) parts.push(`of the group ${filter.fingerprint}`);
-  if (filter.schedule) parts.push(`made by the schedule ${filter.schedule}`);
-  if (filter.unique_key) parts.push(`with the key “${filter.unique_key}”`);
-  if (filter.order_key) parts.push(`with the order key “${filter.order_key}”`);
-  if (filter.batch) parts.push(`of the batch ${filter.batch}`);
-  if (filter.limit_key) parts.push(`with the limit key “${filter.limit_key}”`);
-  if (filter.host) parts.push(`to the host ${filter.host}`);
-  if (filter.operation) parts.push(`made by the operation ${filter.operation}`);
-  if (filter.texts?.length) parts.push(`with ${filter.texts.map((text) => `“${text}”`).join(', ')}`);
-  if (filter.tags?.length) parts.push(`tagged ${filter.tags.join(', ')}`);
-  if (filter.error) parts.push(`whose error says “${filter.error}”`);
-  for (const [word, said] of Object.entries(moments)) {
-    const [after, before] = [filter[`${word}_after`], filter[`${word}_before`]].map(
-      (at) => at && utc(Date.parse(at)).replace(/\.\d+/, ''),
-    );
-    if (after || before)
-      parts.push(`${said}${after ? ` after ${after}` : ''}${before ? `${after ? ' and' : ''} before ${before}` : ''}`);
-  }
-  for (const [path, value] of Object.entries(filter.payload ?? {}))
-    parts.push(`with ${path} = ${wanted(value)} in the payload`);
-  return parts.length || ids || filter.dead_letter || filter.state ? [subject, ...parts].join(' ') : 'all jobs';
 }
 
 /** The filter as the operator gave it: an operation never means jobs that came later, so that need not be said. */
@@ -274,12 +193,16 @@ export const Paused = ({ operation }) =>
 
 /** Ask for the same once more: for what was left, or what has come since. */
 export function again(operation) {
-  const { ids, ...rest } = meant(operation);
-  const asked = { q: filterText(rest), ids };
-  const filter = Object.fromEntries(Object.entries(asked).filter(([, value]) => value?.length));
+  const { action, priority, execute_at: due } = operation;
+  const filter = requestOf(meant(operation));
+  // A request that says less than the first one would change other jobs.
+  if (filter === undefined) {
+    tell('This page cannot write the whole filter of this operation. Start it again through the API.', 'bad');
+    return undefined;
+  }
   return operation.canary
     ? repeatCanary(operation, filter)
-    : bulk(operation.action, filter, { rate: operation.rate ?? '' });
+    : bulk(action, filter, { rate: operation.rate ?? '', priority: priority ?? undefined, due });
 }
 
 /** An operation where its jobs are shown: how far it is, and a way to stop it. */
