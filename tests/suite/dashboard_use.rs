@@ -603,6 +603,38 @@ async fn an_outage_of_mysql_is_said_once_and_no_old_figure_looks_fresh() {
     tickr.stop().await;
 }
 
+/// A proxy in front of a dead server answers in its place, and a server that hangs answers nothing.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_proxy_without_its_server_and_a_server_that_hangs_are_said_by_the_banner() {
+    let Some((tickr, browser)) = begin().await else { return };
+    let page = browser.page(&tickr.url("")).await;
+    page.visit("/").await;
+    page.reads("live").await;
+    let good = "document.querySelectorAll('.bar .dot.good').length";
+    page.until("all is well", &format!("{good} >= 4")).await;
+    page.eval::<()>("void (window.plainFetch = fetch, window.plainTimeout = AbortSignal.timeout)").await;
+    // A page that is seen again reads everything again.
+    let look = "document.dispatchEvent(new Event('visibilitychange'))";
+    for instead in [
+        "async () => new Response('<html><h1>502 Bad Gateway</h1></html>', {status: 502})",
+        "(_, {signal}) => new Promise((_, refuse) => signal.addEventListener('abort', () => refuse(signal.reason)))",
+    ] {
+        page.eval::<()>(&format!(
+            "void (window.fetch = {instead}, AbortSignal.timeout = () => plainTimeout.call(AbortSignal, 200), {look})"
+        ))
+        .await;
+        page.reads("The server does not answer. What is shown is as of").await;
+        page.until("no light is green", &format!("{good} === 0")).await;
+        page.reads_not("Bad Gateway").await;
+        page.eval::<()>(&format!("void (window.fetch = plainFetch, AbortSignal.timeout = plainTimeout, {look})")).await;
+        page.reads_not("The server does not answer").await;
+        page.until("all is well again", &format!("{good} >= 4")).await;
+    }
+    page.assert_calm();
+    drop(page);
+    tickr.stop().await;
+}
+
 /// Return the filter of a bulk operation, without the moment of its request.
 async fn filter_of(tickr: &TestApp, id: &str) -> Value {
     let mut operation = tickr.get(&format!("/v1/operations/{id}")).await.body;

@@ -1,6 +1,6 @@
 // The frame around all screens, and the screen for the address.
 
-import { me, signOut, whoAmI } from './core/api.js';
+import { me, readiness, signOut, whoAmI } from './core/api.js';
 import { cls, html, useEffect, useRef, useState } from './core/dom.js';
 import { known, outage } from './core/known.js';
 import { useObservable } from './core/observable.js';
@@ -113,7 +113,7 @@ function Frame() {
     pace: 10000,
   });
   const ready = useQuery('/readyz', {
-    on: ['index_health', 'runner_stopping', 'rebuilt'],
+    on: ['index_health', 'runner_stopping', 'rebuilt', 'unreachable'],
     every: 15000,
     read: readiness,
   });
@@ -135,14 +135,6 @@ function Frame() {
       </div>
     </div>
   `;
-}
-
-// `/readyz` answers 503 with the same body.
-async function readiness(path, signal) {
-  const response = await fetch(path, { signal, cache: 'no-store' }).catch((cause) => {
-    throw Object.assign(cause, { status: 0 });
-  });
-  return response.json();
 }
 
 function App() {

@@ -84,30 +84,52 @@ export function url(path, query = {}) {
   return text ? `${path}?${text}` : path;
 }
 
-/** The response to a request, whatever it is. Only a server that cannot be reached throws. */
-export async function send(method, path, { body, headers = {}, signal } = {}) {
+/** Longest time that an answer takes, in ms. A change takes longer: it waits for locks, and must not be sent twice. */
+const LONGEST = { GET: 15000, change: 60000 };
+const SILENT = 'the server does not answer; it may be restarting';
+const UNSURE = 'the server did not answer in time; look whether the change was made before you repeat it';
+/** A proxy answers so in place of a server that is gone. */
+const FOREIGN = 'the server does not answer; a proxy or another program answers in its place';
+
+/** What a request throws that has no answer: that of the caller's own signal, or a `Problem` of status 0. */
+const unreached = (cause, method, signal) => {
+  if (signal?.aborted) return cause;
+  const late = cause?.name === 'TimeoutError' && method !== 'GET';
+  return new Problem(0, { detail: late ? UNSURE : SILENT });
+};
+
+/**
+ * The response to a request, whatever it is. Only a server that cannot be reached, or that takes too long, throws. A
+ * stream has no longest time.
+ */
+export async function send(method, path, { body, headers = {}, signal, stream = false } = {}) {
   const all = { ...headers };
   if (key) all.authorization = `Bearer ${key}`;
   if (body !== undefined) all['content-type'] = 'application/json';
   const text = body === undefined ? undefined : typeof body === 'string' ? body : JSON.stringify(body);
   let response;
   try {
-    response = await fetch(path, { method, headers: all, body: text, signal, credentials: 'omit', cache: 'no-store' });
+    response = await fetch(path, { ...options, signal: AbortSignal.any(signals) });
   } catch (cause) {
-    if (signal?.aborted) throw cause;
-    throw new Problem(0, { detail: 'the server does not answer; it may be restarting' });
+    throw unreached(cause, method, signal);
   }
   if (response.status === 401) me.set({ unknown: true });
   return response;
 }
 
-async function read(response, method) {
-  const text = await response.text();
-  let body;
+async function read(response, method, signal) {
+  let text;
+  try {
+    text = await response.text();
+  } catch (cause) {
+    throw unreached(cause, method, signal);
+  }
+  let body = null;
+  let json = true;
   try {
     body = text ? parseAnswer(text) : null;
   } catch {
-    body = { detail: text.slice(0, 300) };
+    json = false;
   }
   // Of a reading it need not be said that nothing was changed.
   if (body?.code === 'store_unavailable' && method === 'GET') body.detail = 'MySQL does not answer';
@@ -116,21 +138,37 @@ async function read(response, method) {
 }
 
 /** The body of the answer. Throws a `Problem` for anything but success. */
-export const call = async (method, path, options) => read(await send(method, path, options), method);
+export const call = async (method, path, options) =>
+  read(await send(method, path, options), method, options?.signal);
 
 /** The body with the ETag, for a change that must not overwrite another caller's. */
 export async function callTagged(method, path, options) {
   const response = await send(method, path, options);
-  return { body: await read(response, method), tag: response.headers.get('etag') };
+  return { body: await read(response, method, options?.signal), tag: response.headers.get('etag') };
 }
 
 /** The body as text, of an answer that is not JSON. Throws as `call` does. */
 export async function readText(path, signal) {
   const response = await send('GET', path, { signal });
-  return response.ok ? response.text() : read(response, 'GET');
+  return response.ok ? response.text() : read(response, 'GET', signal);
 }
 
 export const get = (path, query, signal) => call('GET', url(path, query), { signal });
 export const post = (path, body) => call('POST', path, { body });
 /** One segment of a path. */
 export const seg = encodeURIComponent;
+  const longest = stream ? null : AbortSignal.timeout(LONGEST[method] ?? LONGEST.change);
+  const signals = [signal, longest].filter(Boolean);
+  const options = { method, headers: all, body: text, credentials: 'omit', cache: 'no-store' };
+  // Every error of tickr has a code.
+  if (!json || (response.status >= 500 && !body?.code)) throw new Problem(0, { detail: FOREIGN });
+/**
+ * The state of the runner as `/readyz` tells it. A runner without MySQL answers 503 with the same body.
+ */
+export async function readiness(path, signal) {
+  const response = await send('GET', path, { signal });
+  const state = await response.json().catch(() => null);
+  if (typeof state?.mysql !== 'boolean') throw new Problem(0, { detail: FOREIGN });
+  return state;
+}
+

@@ -11,6 +11,8 @@ let current = null;
 let lastId = null;
 let failures = 0;
 let timer = 0;
+/** The server sends a comment each 15 s. A stream that is silent for longer is dead, in ms. */
+const SILENCE = 40000;
 
 const wanted = () => listeners.size > 0 && !document.hidden;
 
@@ -49,22 +51,31 @@ async function run() {
   const mine = new AbortController();
   current = mine;
   live.set('connecting');
+  let silence = 0;
+  const alive = () => {
+    clearTimeout(silence);
+    silence = setTimeout(() => mine.abort(), SILENCE);
+  };
   try {
+    alive();
     const headers = { accept: 'text/event-stream' };
     if (lastId) headers['last-event-id'] = lastId;
-    const response = await send('GET', '/v1/events', { headers, signal: mine.signal });
+    const response = await send('GET', '/v1/events', { headers, signal: mine.signal, stream: true });
     if (!response.ok || !response.body) throw new Error(`the stream answered ${response.status}`);
     failures = 0;
     live.set('live');
     // What happened in between is not told again.
     announce({ type: 'awake' });
-    await follow(response.body.pipeThrough(new TextDecoderStream()), (event) => {
+    const hear = (event) => {
       if (event.id) lastId = event.id;
       if (event.type === 'reset') lastId = null;
       announce(event);
-    });
+    };
+    await follow(response.body.pipeThrough(new TextDecoderStream()), hear, alive);
   } catch {
     /* it is opened again below */
+  } finally {
+    clearTimeout(silence);
   }
   if (current !== mine) return;
   current = null;
@@ -74,14 +85,18 @@ async function run() {
   timer = setTimeout(refresh, Math.min(15000, 500 * 2 ** Math.min(failures, 5)) * (0.75 + Math.random() / 2));
 }
 
-/** Read server-sent events of a stream of text: `{id, type, data}`, with the data as text. */
-export async function follow(stream, on) {
+/**
+ * Read server-sent events of a stream of text: `{id, type, data}`, with the data as text. `alive` hears of every piece,
+ * also of comments.
+ */
+export async function follow(stream, on, alive = () => {}) {
   const reader = stream.getReader();
   let rest = '';
   let event = { id: null, type: 'message', data: '' };
   for (;;) {
     const { value, done } = await reader.read();
     if (done) return;
+    alive();
     const lines = (rest + value).split('\n');
     rest = lines.pop();
     for (let line of lines) {

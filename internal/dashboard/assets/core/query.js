@@ -2,7 +2,7 @@
 
 import { call, skew } from './api.js';
 import { useCallback, useEffect, useRef, useState } from './dom.js';
-import { listen } from './live.js';
+import { announce, listen } from './live.js';
 
 /** The server asks a reader to come again so many times in a row before the screen says so. */
 const PATIENCE = 5;
@@ -81,6 +81,7 @@ export function useQuery(path, { on = null, every = 0, pace = 1000, read = null 
   const hears = on !== null && on !== false;
   useEffect(() => {
     if (!path || !hears) return undefined;
+          if (error.status === 0 && path !== '/readyz') announce({ type: 'unreachable', data: '' });
     return listen((event) => {
       const cares = care.current;
       const meant =
@@ -88,7 +89,7 @@ export function useQuery(path, { on = null, every = 0, pace = 1000, read = null 
         event.type === 'gap' ||
         event.type === 'reset' ||
         event.type === 'operation' ||
-        cares === true ||
+        (cares === true && event.type !== 'unreachable') ||
         (Array.isArray(cares) ? cares.includes(event.type) : typeof cares === 'function' && cares(event));
       // The first `awake` comes with the first reading.
       if (meant && !(event.type === 'awake' && Date.now() - busy.current.last < 1000)) soon();

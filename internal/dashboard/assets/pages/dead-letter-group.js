@@ -151,6 +151,7 @@ export default function DeadLetterGroup({ params: [fingerprint] }) {
       <${Figure}
         name="Last"
         note=${`${utc(Date.parse(it.last_seen)).slice(0, 16)} UTC`}
+    <${Trouble} error=${group.error} retry=${group.reload} />
         value=${html`<${Time} at=${it.last_seen} />`}
       />
       <${Figure}

@@ -83,6 +83,7 @@ export function JobView({ id, aside }) {
     </${Title}>
     <${Explained} why=${why} job=${it} />
     <${Waterfall} path=${path} open=${Boolean(open)} mine=${mine} />
+    <${Trouble} error=${job.error} retry=${job.reload} />
     ${
       it.progress &&
       it.state === 'executing' &&

@@ -44,6 +44,7 @@ export default function Overview() {
       queues=${queues.data}
       groups=${groups.data}
       runners=${runners.data}
+    <${Trouble} error=${stats.error} retry=${stats.reload} />
       ready=${ready.data}
     />
     <div class="figures">

@@ -1,6 +1,6 @@
 // The Redis index: its health beside MySQL, and whether everything is as promised.
 
-import { now, post, send } from '../core/api.js';
+import { now, post, readiness } from '../core/api.js';
 import { html, useEffect, useState } from '../core/dom.js';
 import { count, plural, span } from '../core/format.js';
 import { useQuery } from '../core/query.js';
@@ -14,9 +14,6 @@ const CAUSES = {
   asked: 'an operator asked for it',
 };
 
-// A red answer is an answer.
-const anyway = async (path, signal) => (await send('GET', path, { signal })).json();
-
 /** Reads what an older server does not have: `missing` then, and it is not asked again. */
 function useIfThere(path, options) {
   const [missing, set] = useState(false);
@@ -28,7 +25,11 @@ function useIfThere(path, options) {
 }
 
 export default function RedisIndex() {
-  const ready = useQuery('/readyz', { on: ['index_health', 'runner_stopping', 'rebuilt'], every: 5000, read: anyway });
+  const ready = useQuery('/readyz', {
+    on: ['index_health', 'runner_stopping', 'rebuilt'],
+    every: 5000,
+    read: readiness,
+  });
   const stats = useQuery('/v1/stats', { every: 10000 });
   const index = useIfThere('/v1/index', {
     on: ['index_health', 'rebuilt', 'accepted', 'started'],

@@ -5,10 +5,13 @@ import { span } from '../core/format.js';
 import { outage } from '../core/known.js';
 import { useNow } from './base.js';
 
+/** Does the server not answer, as far as the readings of the frame know? */
+export const isSilent = (...readings) => readings.some((reading) => reading.error?.status === 0);
+
 export function Outage({ ready, stats }) {
   useNow();
   const good = useRef(Date.now());
-  const silent = ready.error?.status === 0;
+  const silent = isSilent(ready, stats);
   const out = silent || (ready.data && !ready.data.mysql);
   useEffect(() => {
     if (!out && stats.data) good.current = Date.now();

@@ -9,6 +9,7 @@ import { useQuery } from '../core/query.js';
 import { go } from '../core/route.js';
 import { Icon } from './base.js';
 import { menuOpen } from './menu.js';
+import { isSilent } from './outage.js';
 import { behindOf } from './verdict.js';
 
 const Dot = ({ is }) => html`<span class=${cls('dot', is)} aria-hidden="true"></span>`;
@@ -24,7 +25,7 @@ export function StatusBar({ ready, stats, runners, index }) {
   const alive = runners.data?.data.filter((runner) => !runner.stopped_at);
   const silent = alive?.filter((runner) => runner.heartbeat_age_ms > 15000).length ?? 0;
   const health = ready.data?.index ?? stats.data?.index?.health;
-  const out = ready.error?.status === 0;
+  const out = isSilent(ready, stats);
   const running = alive?.length === 0 ? 'bad' : silent ? 'warn' : 'good';
   const stale = useObservable(outage) !== null;
   // The overview names a queue that no runner serves or that is paused. Here it would hide the others.
@@ -98,7 +99,7 @@ export function StatusBar({ ready, stats, runners, index }) {
         }[state] ?? 'This screen needs no stream'
       }
     >
-      <${Dot} is=${{ live: 'good beat', connecting: 'warn' }[state]} />
+      <${Dot} is=${stale ? '' : { live: 'good beat', connecting: 'warn' }[state]} />
       ${state === 'off' ? 'idle' : state}
     </span>
     <${Finder} />
