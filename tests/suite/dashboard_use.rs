@@ -635,6 +635,38 @@ async fn a_proxy_without_its_server_and_a_server_that_hangs_are_said_by_the_bann
     tickr.stop().await;
 }
 
+/// A browser opens six connections to a server, and each stream takes one.
+#[tokio::test(flavor = "multi_thread")]
+async fn tabs_share_one_stream_of_events_and_the_next_one_takes_it_over() {
+    let Some((tickr, browser)) = begin().await else { return };
+    let first = browser.page(&tickr.url("")).await;
+    first.visit("/jobs").await;
+    first.reads("live").await;
+    let second = first.beside().await;
+    second.visit("/jobs").await;
+    second.reads("live").await;
+    let streams = || (first.under_way("/v1/events"), second.under_way("/v1/events"));
+    assert_eq!(streams(), (1, 0));
+    tickr.enqueue(json!({"kind": "noop", "delay_ms": 3_600_000})).await;
+    has_rows(&second, 1).await;
+    first.eval::<()>("void location.assign('about:blank')").await;
+    eventually("the second tab reads the stream", || async { (second.under_way("/v1/events") == 1).then_some(()) })
+        .await;
+    second.reads("live").await;
+    // The server has let this browser in before, so a new page reads its figures before it is told who it is.
+    second.visit("/").await;
+    let early: bool = second
+        .eval(
+            "((of) => of('/v1/stats').length === 1 && of('/v1/stats')[0].startTime < of('/v1/whoami')[0].responseEnd)( \
+             (part) => performance.getEntriesByType('resource').filter(({name}) => name.includes(part)))",
+        )
+        .await;
+    assert!(early, "the figures wait for the name");
+    second.assert_calm();
+    drop((first, second));
+    tickr.stop().await;
+}
+
 /// Return the filter of a bulk operation, without the moment of its request.
 async fn filter_of(tickr: &TestApp, id: &str) -> Value {
     let mut operation = tickr.get(&format!("/v1/operations/{id}")).await.body;

@@ -1,6 +1,6 @@
 // The frame around all screens, and the screen for the address.
 
-import { me, readiness, signOut, whoAmI } from './core/api.js';
+import { me, readAhead, readiness, signOut, whoAmI } from './core/api.js';
 import { cls, html, useEffect, useRef, useState } from './core/dom.js';
 import { known, outage } from './core/known.js';
 import { useObservable } from './core/observable.js';
@@ -137,11 +137,16 @@ function Frame() {
   `;
 }
 
+/** What the frame and the first screen read at once. */
+const FRAME = ['/v1/stats'];
+const OVERVIEW = ['/v1/queues', '/v1/history?span=5m'];
+
 function App() {
   const who = useObservable(me);
   const [error, fail] = useState(null);
   const begin = () => {
     fail(null);
+    readAhead(location.pathname === '/' ? [...FRAME, ...OVERVIEW] : FRAME);
     whoAmI().catch(fail);
   };
   useEffect(begin, []);

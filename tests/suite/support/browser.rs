@@ -152,7 +152,11 @@ impl Browser {
     /// Open a page on the dashboard at `base`, with a profile of its own.
     pub(crate) async fn page(self: &Arc<Self>, base: &str) -> Page {
         let context = self.call(None, "Target.createBrowserContext", json!({})).await.unwrap();
-        let context = context["browserContextId"].as_str().unwrap().to_owned();
+        self.tab(base, context["browserContextId"].as_str().unwrap().to_owned()).await
+    }
+
+    /// Open a page in this profile.
+    async fn tab(self: &Arc<Self>, base: &str, context: String) -> Page {
         let target = json!({"url": "about:blank", "browserContextId": context, "width": 1_280, "height": 900});
         let target = self.call(None, "Target.createTarget", target).await.unwrap();
         let attach = json!({"targetId": target["targetId"], "flatten": true});
@@ -257,9 +261,11 @@ impl Seen {
                 let path = url.split_once("://").and_then(|(_, rest)| rest.find('/').map(|at| rest[at..].to_owned()));
                 self.requests.insert(request(), path.unwrap_or(url));
             }
-            "Network.loadingFailed" if params["canceled"] != true => {
-                let path = self.requests.get(&request()).cloned().unwrap_or_default();
-                self.troubles.push(format!("request: {path} {}", text(&params["errorText"])));
+            "Network.loadingFailed" => {
+                let path = self.requests.remove(&request()).unwrap_or_default();
+                if params["canceled"] != true {
+                    self.troubles.push(format!("request: {path} {}", text(&params["errorText"])));
+                }
             }
             "Network.loadingFinished" => {
                 let path = self.requests.remove(&request()).unwrap_or_default();
@@ -365,6 +371,16 @@ impl Page {
     pub(crate) async fn follow(&self, path: &str) {
         self.eval::<Value>(&format!("__eye.follow({})", json!(path))).await;
         self.settles(path).await;
+    }
+
+    /// Open another tab of the same browser. It closes with this page.
+    pub(crate) async fn beside(&self) -> Self {
+        self.browser.tab(&self.base, self.context.clone()).await
+    }
+
+    /// Return the number of requests for this path that have no end yet.
+    pub(crate) fn under_way(&self, path: &str) -> usize {
+        self.seen.lock().unwrap().requests.values().filter(|asked| *asked == path).count()
     }
 
     async fn try_eval<T: DeserializeOwned>(&self, script: &str) -> Result<T, String> {

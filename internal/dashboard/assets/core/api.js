@@ -32,17 +32,63 @@ export const skew = observable(0);
 
 export const now = () => Date.now() + skew.get();
 
+/** A text that tells this API key from others, and does not give it away. */
+export function keyMark() {
+  let sum = 0x811c9dc5;
+  for (const letter of key ?? '') sum = Math.imul(sum ^ letter.charCodeAt(0), 0x01000193) >>> 0;
+  return sum.toString(36);
+}
+
 /** Whether the caller may do this: `read`, `enqueue` or `admin`. */
 export function may(need, who = me.get()) {
   const scope = who?.scope;
   return scope === 'admin' || scope === need;
 }
 
+/** This browser was let in without an API key before. */
+const OPEN = 'tickr.open';
+
+function keepOpen(open) {
+  try {
+    if (open) localStorage.setItem(OPEN, '1');
+    else localStorage.removeItem(OPEN);
+  } catch {
+    /* the next visit takes a moment longer */
+  }
+}
+
+const wasOpen = () => {
+  try {
+    return localStorage.getItem(OPEN) !== null;
+  } catch {
+    return false;
+  }
+};
+
+// Readings that began before a screen asked for them, by path.
+const early = new Map();
+
+/**
+ * Begin readings that a screen asks for as soon as the server has said who we are. Without a key, and unless it did
+ * without one before, it would refuse them.
+ */
+export function readAhead(paths) {
+  if (!key && !wasOpen()) return;
+  for (const path of paths) {
+    const reading = call('GET', path);
+    early.set(path, reading);
+    // One that failed is made again by the screen.
+    reading.catch(() => early.delete(path));
+  }
+}
+
 export async function whoAmI() {
   try {
     me.set(await call('GET', '/v1/whoami'));
+    if (!key) keepOpen(true);
   } catch (problem) {
     if (problem.status !== 401) throw problem;
+    keepOpen(false);
   }
 }
 
@@ -107,6 +153,9 @@ export async function send(method, path, { body, headers = {}, signal, stream = 
   if (key) all.authorization = `Bearer ${key}`;
   if (body !== undefined) all['content-type'] = 'application/json';
   const text = body === undefined ? undefined : typeof body === 'string' ? body : JSON.stringify(body);
+  const longest = stream ? null : AbortSignal.timeout(LONGEST[method] ?? LONGEST.change);
+  const signals = [signal, longest].filter(Boolean);
+  const options = { method, headers: all, body: text, credentials: 'omit', cache: 'no-store' };
   let response;
   try {
     response = await fetch(path, { ...options, signal: AbortSignal.any(signals) });
@@ -131,15 +180,30 @@ async function read(response, method, signal) {
   } catch {
     json = false;
   }
+  // Every error of tickr has a code.
+  if (!json || (response.status >= 500 && !body?.code)) throw new Problem(0, { detail: FOREIGN });
   // Of a reading it need not be said that nothing was changed.
   if (body?.code === 'store_unavailable' && method === 'GET') body.detail = 'MySQL does not answer';
   if (!response.ok) throw new Problem(response.status, body || {});
   return body;
 }
 
+/**
+ * The state of the runner as `/readyz` tells it. A runner without MySQL answers 503 with the same body.
+ */
+export async function readiness(path, signal) {
+  const response = await send('GET', path, { signal });
+  const state = await response.json().catch(() => null);
+  if (typeof state?.mysql !== 'boolean') throw new Problem(0, { detail: FOREIGN });
+  return state;
+}
+
 /** The body of the answer. Throws a `Problem` for anything but success. */
-export const call = async (method, path, options) =>
-  read(await send(method, path, options), method, options?.signal);
+export async function call(method, path, options) {
+  const begun = method === 'GET' ? early.get(path) : null;
+  early.delete(path);
+  return begun ?? read(await send(method, path, options), method, options?.signal);
+}
 
 /** The body with the ETag, for a change that must not overwrite another caller's. */
 export async function callTagged(method, path, options) {
@@ -157,18 +221,3 @@ export const get = (path, query, signal) => call('GET', url(path, query), { sign
 export const post = (path, body) => call('POST', path, { body });
 /** One segment of a path. */
 export const seg = encodeURIComponent;
-  const longest = stream ? null : AbortSignal.timeout(LONGEST[method] ?? LONGEST.change);
-  const signals = [signal, longest].filter(Boolean);
-  const options = { method, headers: all, body: text, credentials: 'omit', cache: 'no-store' };
-  // Every error of tickr has a code.
-  if (!json || (response.status >= 500 && !body?.code)) throw new Problem(0, { detail: FOREIGN });
-/**
- * The state of the runner as `/readyz` tells it. A runner without MySQL answers 503 with the same body.
- */
-export async function readiness(path, signal) {
-  const response = await send('GET', path, { signal });
-  const state = await response.json().catch(() => null);
-  if (typeof state?.mysql !== 'boolean') throw new Problem(0, { detail: FOREIGN });
-  return state;
-}
-

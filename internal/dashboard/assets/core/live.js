@@ -1,6 +1,10 @@
-// One stream of what happens in the cluster, for all parts of the page. It is open while a screen listens and the page
-// is seen. Written over fetch: EventSource cannot send a key.
-import { send } from './api.js';
+// One stream of what happens in the cluster, for all parts of the page and for all tabs of the browser. It is open
+// while a screen listens and the page is seen. Written over fetch: EventSource cannot send a key.
+//
+// A browser opens six connections to a server over HTTP/1.1. So of the tabs with the same API key one reads the stream,
+// the one that has the lock, and tells the others over a channel. Where the browser has no locks (they need HTTPS or
+// localhost), or when the others hear nothing, each tab reads a stream of its own.
+import { keyMark, send } from './api.js';
 import { observable } from './observable.js';
 
 /** `off`, `connecting`, `live`, `paused`. */
@@ -13,6 +17,7 @@ let failures = 0;
 let timer = 0;
 /** The server sends a comment each 15 s. A stream that is silent for longer is dead, in ms. */
 const SILENCE = 40000;
+let shares = Boolean(navigator.locks) && typeof BroadcastChannel === 'function';
 
 const wanted = () => listeners.size > 0 && !document.hidden;
 
@@ -30,7 +35,7 @@ function refresh() {
       document.hidden ? 0 : 500,
     );
   } else if (!current) {
-    run();
+    begin();
   }
 }
 
@@ -47,42 +52,106 @@ export function announce(event) {
   for (const listener of [...listeners]) listener(event);
 }
 
-async function run() {
-  const mine = new AbortController();
-  current = mine;
-  live.set('connecting');
+function hear(event) {
+  if (event.id) lastId = event.id;
+  if (event.type === 'reset') lastId = null;
+  announce(event);
+}
+
+function isLive() {
+  failures = 0;
+  if (live.get() === 'live') return;
+  live.set('live');
+  // What happened in between is not told again.
+  announce({ type: 'awake' });
+}
+
+/** A watch that aborts when nothing was heard for a while; `alive` starts it anew. */
+function watch(abort) {
   let silence = 0;
   const alive = () => {
     clearTimeout(silence);
-    silence = setTimeout(() => mine.abort(), SILENCE);
+    silence = setTimeout(() => abort.abort(), SILENCE);
   };
-  try {
-    alive();
-    const headers = { accept: 'text/event-stream' };
-    if (lastId) headers['last-event-id'] = lastId;
-    const response = await send('GET', '/v1/events', { headers, signal: mine.signal, stream: true });
-    if (!response.ok || !response.body) throw new Error(`the stream answered ${response.status}`);
-    failures = 0;
-    live.set('live');
-    // What happened in between is not told again.
-    announce({ type: 'awake' });
-    const hear = (event) => {
-      if (event.id) lastId = event.id;
-      if (event.type === 'reset') lastId = null;
-      announce(event);
-    };
-    await follow(response.body.pipeThrough(new TextDecoderStream()), hear, alive);
-  } catch {
-    /* it is opened again below */
-  } finally {
-    clearTimeout(silence);
-  }
+  abort.signal.addEventListener('abort', () => clearTimeout(silence));
+  return alive;
+}
+
+async function begin() {
+  const mine = new AbortController();
+  current = mine;
+  live.set('connecting');
+  await (shares ? share(mine) : read(mine, () => {})).catch(() => {});
+  mine.abort();
   if (current !== mine) return;
   current = null;
   failures += 1;
   live.set('connecting');
   clearTimeout(timer);
   timer = setTimeout(refresh, Math.min(15000, 500 * 2 ** Math.min(failures, 5)) * (0.75 + Math.random() / 2));
+}
+
+/** Read the stream for all tabs, or hear what the tab says that does. */
+async function share(mine) {
+  const name = `tickr.events.${keyMark()}`;
+  const channel = new BroadcastChannel(name);
+  const silent = new AbortController();
+  const alive = watch(silent);
+  let leads = false;
+  silent.signal.addEventListener('abort', () => {
+    if (leads || mine.signal.aborted) return;
+    shares = false;
+    mine.abort();
+  });
+  channel.onmessage = ({ data }) => {
+    if (leads) {
+      if (data.asks && live.get() === 'live') channel.postMessage({});
+      return;
+    }
+    alive();
+    if (data.lost) live.set('connecting');
+    else if (!data.asks) {
+      isLive();
+      if (data.event) hear(data.event);
+    }
+  };
+  try {
+    alive();
+    channel.postMessage({ asks: true });
+    await navigator.locks.request(name, { signal: mine.signal }, async () => {
+      leads = true;
+      // The tab that led may have gone without a word, and something may have happened since.
+      live.set('connecting');
+      try {
+        await read(mine, (event) => channel.postMessage({ event }));
+      } finally {
+        channel.postMessage({ lost: true });
+      }
+    });
+  } finally {
+    silent.abort();
+    channel.close();
+  }
+}
+
+/** Read the stream until it ends. `tell` hears of every sign of life, and of its event if it has one. */
+async function read(mine, tell) {
+  const alive = watch(mine);
+  alive();
+  const headers = { accept: 'text/event-stream' };
+  if (lastId) headers['last-event-id'] = lastId;
+  const response = await send('GET', '/v1/events', { headers, signal: mine.signal, stream: true });
+  if (!response.ok || !response.body) throw new Error(`the stream answered ${response.status}`);
+  isLive();
+  tell();
+  const each = (event) => {
+    hear(event);
+    tell(event);
+  };
+  await follow(response.body.pipeThrough(new TextDecoderStream()), each, () => {
+    alive();
+    tell();
+  });
 }
 
 /**
