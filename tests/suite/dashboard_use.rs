@@ -667,6 +667,65 @@ async fn tabs_share_one_stream_of_events_and_the_next_one_takes_it_over() {
     tickr.stop().await;
 }
 
+/// Return script with the causes in their order.
+const CAUSES: &str =
+    "[...document.querySelectorAll('main tr[data-fingerprint]')].map((row) => row.dataset.fingerprint)";
+
+/// The cause that struck last comes first, but never under the mouse; its dialog names it, and gives the focus back.
+/// A reading that fails takes nothing away that others have read.
+#[tokio::test(flavor = "multi_thread")]
+async fn causes_keep_their_places_under_the_mouse_and_a_failed_reading_hides_no_other() {
+    let Some((tickr, browser)) = begin().await else { return };
+    let strike = async |job: Value| {
+        let failed = tickr.enqueue(job).await;
+        tickr.until(failed, State::Failed).await;
+    };
+    let returned = || letter(&json!({"to": "nora", "fate": "returns"}));
+    strike(returned()).await;
+    strike(json!({"kind": "fail", "payload": {"permanent": true}})).await;
+    let page = browser.page(&tickr.url("")).await;
+    page.visit("/dead-letters").await;
+    page.reads("live").await;
+    has_rows(&page, 2).await;
+    let before: Vec<String> = page.eval(CAUSES).await;
+    let at: Vec<f64> = page
+        .eval("(({x, y}) => [x + 300, y + 10])(document.querySelectorAll('main tbody tr')[1].getBoundingClientRect())")
+        .await;
+    page.point(at[0], at[1]).await;
+    strike(returned()).await;
+    let open = "document.querySelectorAll('main tr[data-row] td[data-label=Open]')";
+    page.until("the new failure is counted", &format!("{open}[1].innerText.trim() === '2'")).await;
+    assert_eq!(page.eval::<Vec<String>>(CAUSES).await, before, "under the mouse");
+    page.click(&button("Discard").near("nobody called nora")).await;
+    page.reads("Discard 2 dead letters of letter").await;
+    page.until("the cause is named", "document.querySelector('dialog').innerText.includes('nobody called nora')").await;
+    page.press("Escape").await;
+    page.until(
+        "the focus is where it was",
+        "document.activeElement.innerText === 'Discard' && document.activeElement.closest('tr') !== null",
+    )
+    .await;
+    page.eval::<()>("document.activeElement.blur()").await;
+    page.point(5.0, 5.0).await;
+    page.until("the newest cause is the first", &format!("{CAUSES}[0] === '{}'", before[1])).await;
+
+    for (path, reads) in [("state%3Aretrying", "1 of them"), ("/v1/dead-letters/groups", "2 of them")] {
+        page.eval::<()>(&format!(
+            "void (window.plainFetch ??= fetch, window.fetch = (path, options) => String(path).includes('{path}') \
+             ? Promise.resolve(new Response('{{\"code\":\"internal\",\"detail\":\"{reads}\"}}', {{status: 500}})) \
+             : plainFetch(path, options), document.dispatchEvent(new Event('visibilitychange')))"
+        ))
+        .await;
+        page.reads(reads).await;
+        has_rows(&page, 2).await;
+        let counted = "document.querySelector('nav[aria-label=Status] [aria-current] .num').innerText === '3'";
+        page.until("the open ones are counted", counted).await;
+    }
+    page.assert_calm();
+    drop(page);
+    tickr.stop().await;
+}
+
 /// Return the filter of a bulk operation, without the moment of its request.
 async fn filter_of(tickr: &TestApp, id: &str) -> Value {
     let mut operation = tickr.get(&format!("/v1/operations/{id}")).await.body;

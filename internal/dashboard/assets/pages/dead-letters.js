@@ -1,7 +1,7 @@
 // Dead letters by cause, the cause that struck last first.
 
-import { get, url } from '../core/api.js';
-import { html, useMemo } from '../core/dom.js';
+import { url } from '../core/api.js';
+import { html } from '../core/dom.js';
 import { brief, count, plural } from '../core/format.js';
 import { useQuery } from '../core/query.js';
 import { useWords } from '../core/route.js';
@@ -11,6 +11,7 @@ import { Spark } from '../ui/chart.js';
 import { DeadLetters, errorOf, failed, Pages, recentOf, statuses, useSettled } from '../ui/dead-letters.js';
 import { quoted } from '../ui/filter.js';
 import { isReleasing, isRunning, nameOf, ofGroup, portion, useOperations, Watched } from '../ui/operation.js';
+import { useStill } from '../ui/still.js';
 
 const PAGE = 50;
 /** What a release begins with, so that what has just come back is not pushed over again. */
@@ -20,13 +21,18 @@ export const release = (group) =>
   bulk(
     'replay',
     { fingerprint: group.fingerprint },
-    { rate: GENTLE, name: 'Release', title: `Release ${plural(group.open, 'dead letter')} of ${group.kind}` },
+    {
+      rate: GENTLE,
+      name: 'Release',
+      title: `Release ${plural(group.open, 'dead letter')} of ${group.kind}`,
+      about: errorOf(group),
+    },
   );
 export const discard = (group) =>
   bulk(
     'discard',
     { fingerprint: group.fingerprint },
-    { title: `Discard ${plural(group.open, 'dead letter')} of ${group.kind}` },
+    { title: `Discard ${plural(group.open, 'dead letter')} of ${group.kind}`, about: errorOf(group) },
   );
 
 export default function DeadLettersScreen() {
@@ -45,10 +51,18 @@ export default function DeadLettersScreen() {
     pace: 2000,
   });
   const groups = page.data?.data ?? [];
-  const counts = useCounts(kind, busy);
+  const counts = {
+    open: useCount('dead_letter:open', kind, busy),
+    replayed: useCount('dead_letter:replayed', kind, busy),
+    discarded: useCount('dead_letter:discarded', kind, busy),
+  };
+  const retrying = useCount('state:retrying', kind, busy);
+  const recount = () => {
+    for (const count of [...Object.values(counts), retrying]) count.reload();
+  };
   useSettled(busy, () => {
     page.reload();
-    counts.reload();
+    recount();
   });
   const known = [
     ...new Set([
@@ -57,7 +71,6 @@ export default function DeadLettersScreen() {
       ...(kind ? [kind] : []),
     ]),
   ].sort();
-  const open = counts.data?.open;
   const all = async (action) => {
     const of = kind ? `of ${kind}` : 'of all kinds';
     const text =
@@ -69,8 +82,9 @@ export default function DeadLettersScreen() {
   const after = () => {
     operations.reload();
     page.reload();
-    counts.reload();
+    recount();
   };
+  const uncounted = [...Object.values(counts), retrying].find((count) => count.error);
   return html`
     <${Head} title="Dead letters" sub="Jobs that failed for good, by cause. Release makes new jobs of them.">
       ${
@@ -91,8 +105,8 @@ export default function DeadLettersScreen() {
       html`
         <${Summary}
           groups=${groups}
-          open=${open}
-          retrying=${counts.data?.retrying}
+          open=${counts.open.data}
+          retrying=${retrying.data}
           kind=${kind}
           first=${auto}
           more=${page.data.next_cursor}
@@ -115,8 +129,8 @@ export default function DeadLettersScreen() {
               aria-current=${word === status ? 'page' : undefined}
             >
               ${word}
-              <span class="num" title=${count(counts.data?.[word].count, counts.data?.[word].capped)}>
-                ${brief(counts.data?.[word].count ?? null, counts.data?.[word].capped)}
+              <span class="num" title=${count(counts[word].data?.count, counts[word].data?.capped)}>
+                ${brief(counts[word].data?.count ?? null, counts[word].data?.capped)}
               </span>
             </a>
           `,
@@ -133,11 +147,19 @@ export default function DeadLettersScreen() {
         </select>
       </label>
     </div>
+    ${uncounted && html`<${Trouble} error=${uncounted.error} retry=${recount} />`}
     <section class="panel" aria-label=${status === 'open' ? 'Groups of dead letters' : `Dead letters ${status}`}>
       ${
         status === 'open'
           ? html`
-            <${Groups} page=${page} groups=${groups} kind=${kind} operations=${operations.data?.data} after=${after} />
+            <${Groups}
+              page=${page}
+              groups=${groups}
+              listing=${`${kind} ${cursor}`}
+              kind=${kind}
+              operations=${operations.data?.data}
+              after=${after}
+            />
             <${Pages} cursor=${cursor} next=${page.data?.next_cursor} change=${change} />
           `
           : html`<${DeadLetters} status=${status} kind=${kind} cursor=${cursor} change=${change} busy=${busy} />`
@@ -146,29 +168,18 @@ export default function DeadLettersScreen() {
   `;
 }
 
-/** How many dead letters of each status, and how many jobs may join them. */
-function useCounts(kind, busy) {
-  const word = kind ? ` kind:${quoted(kind)}` : '';
-  const read = useMemo(
-    () => async (_, signal) => {
-      const each = await Promise.all(
-        [...statuses.map((one) => `dead_letter:${one}`), 'state:retrying'].map((q) =>
-          get('/v1/jobs/count', { q: q + word }, signal),
-        ),
-      );
-      return Object.fromEntries([...statuses, 'retrying'].map((one, i) => [one, each[i]]));
-    },
-    [word],
-  );
-  return useQuery(url('/v1/jobs/count', { q: `dead_letter:${word}` }), {
+/** How many jobs a filter finds, read on its own: one count that fails hides no other. */
+function useCount(q, kind, busy) {
+  return useQuery(url('/v1/jobs/count', { q: kind ? `${q} kind:${quoted(kind)}` : q }), {
     on: failed,
-    every: busy ? 3000 : 20000,
-    pace: 3000,
-    read,
+    every: busy ? 5000 : 20000,
+    pace: 5000,
   });
 }
 
 function Summary({ groups, open, retrying, kind, first, more }) {
+  // One page of several knows neither the biggest group nor what all of them have.
+  const whole = first && !more;
   const most = groups.reduce((one, other) => (other.open > one.open ? other : one));
   const hours = groups.map(recentOf);
   const lately = hours.every(Boolean) ? hours.reduce((sum, recent) => sum + recent.at(-1), 0) : null;
@@ -176,7 +187,7 @@ function Summary({ groups, open, retrying, kind, first, more }) {
     <${Figure}
       name="Open"
       value=${brief(open?.count ?? null, open?.capped)}
-      note=${more || !first ? 'in many groups' : `in ${plural(groups.length, 'group')}`}
+      note=${whole ? `in ${plural(groups.length, 'group')}` : 'in many groups'}
     />
     ${
       first &&
@@ -189,13 +200,16 @@ function Summary({ groups, open, retrying, kind, first, more }) {
         />
       `
     }
-    ${lately !== null && html`<${Figure} name="Last hour" value=${brief(lately)} note="still open" />`}
-    <${Figure}
-      name="Biggest group"
-      value=${brief(most.open, most.capped)}
-      note=${most.kind}
-      to=${`/dead-letters/${most.fingerprint}`}
-    />
+    ${whole && lately !== null && html`<${Figure} name="Last hour" value=${brief(lately)} note="still open" />`}
+    ${
+      whole &&
+      html`<${Figure}
+        name="Biggest group"
+        value=${brief(most.open, most.capped)}
+        note=${most.kind}
+        to=${`/dead-letters/${most.fingerprint}`}
+      />`
+    }
     <${Figure}
       name="Retrying"
       value=${brief(retrying?.count ?? null, retrying?.capped)}
@@ -205,9 +219,13 @@ function Summary({ groups, open, retrying, kind, first, more }) {
   </div>`;
 }
 
-function Groups({ page, groups, kind, operations, after }) {
-  if (page.error) return html`<${Trouble} error=${page.error} retry=${page.reload} />`;
-  if (!page.data) return html`<${Skeleton} />`;
+function Groups({ page, groups: latest, listing, kind, operations, after }) {
+  // The list reorders with each failure, and a click must not hit another cause.
+  const still = useStill(latest, listing, false, { mixed: true, idOf: (group) => group.fingerprint });
+  const groups = still.rows;
+  const listed = new Set(latest.map((group) => group.fingerprint));
+  if (!page.data)
+    return page.error ? html`<${Trouble} error=${page.error} retry=${page.reload} />` : html`<${Skeleton} />`;
   if (groups.length === 0) {
     return kind
       ? html`<${Empty} title="Nothing of this kind is open">
@@ -220,7 +238,16 @@ function Groups({ page, groups, kind, operations, after }) {
       </${Empty}>`;
   }
   const drawn = groups.some(recentOf);
-  return html`<table class="cards dense">
+  return html`
+  <${Trouble} error=${page.error} retry=${page.reload} />
+  ${
+    still.fresh > 0 &&
+    html`<div class="fresh more" role="status">
+      <b class="num">${plural(still.fresh, 'new cause')}</b>${' '}
+      <button type="button" class="small" onClick=${still.show}>Show</button>
+    </div>`
+  }
+  <table class="cards dense">
     <thead>
       <tr>
         <th>Cause</th>
@@ -234,12 +261,14 @@ function Groups({ page, groups, kind, operations, after }) {
         </${Allowed}>
       </tr>
     </thead>
-    <tbody>
+    <tbody ...${still.hold}>
       ${groups.map((group) => {
         const error = errorOf(group);
         const recent = recentOf(group);
         const act = async (what) => (await what(group)) && after();
-        return html`<tr key=${group.fingerprint} data-row>
+        // A cause that left the list keeps its place while the list stands still.
+        const gone = !listed.has(group.fingerprint);
+        return html`<tr key=${group.fingerprint} data-row data-fingerprint=${group.fingerprint}>
           <td data-label="Cause" class="cause">
             <div class="stack tighter">
               <a class="lines bold" href=${`/dead-letters/${group.fingerprint}`} title=${error}>${error}</a>
@@ -263,7 +292,13 @@ function Groups({ page, groups, kind, operations, after }) {
               </span>
             </div>
           </td>
-          <td data-label="Open" class="right num bold">${count(group.open, group.capped)}</td>
+          <td data-label="Open" class="right num bold">
+            ${
+              gone
+                ? html`<span class="faint" title="Not in the list any more">–</span>`
+                : count(group.open, group.capped)
+            }
+          </td>
           ${
             drawn &&
             html`<td data-label="Last 24 h">

@@ -43,7 +43,7 @@ export default function Explorer() {
   const survey = useSurvey(whole, page.understood, range.to === null);
   const listing = `${whole} ${cursor} ${sort}`;
   const selection = useSelection(listing);
-  const still = useStill(page.rows, page.path, selection.some || Boolean(current), sort === 'oldest');
+  const still = useStill(page.rows, page.path, selection.some || Boolean(current), { forwards: sort === 'oldest' });
   const admin = useMay('admin');
   const { rows } = still;
   // Another filter is another list: its first page, without the job of the old one.

@@ -175,6 +175,7 @@ export async function bulk(
     submit: (values) => post('/v1/operations', bodyOf(action, filter, values)),
     body: ({ values, set }) => html`
       <p>${what}</p>
+      ${about && html`<div class="error">${about}</div>`}
       <div class="fields">
         ${
           action === 'reschedule' &&

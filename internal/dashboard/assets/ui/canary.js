@@ -6,6 +6,7 @@ import { cls, html } from '../core/dom.js';
 import { count, plural } from '../core/format.js';
 import { tell } from './base.js';
 import { follow, Preview } from './bulk.js';
+import { errorOf } from './dead-letters.js';
 import { ask, InputField } from './dialog.js';
 
 /** The rates of the steps that a canary has when the operator changes nothing, in jobs per second. */
@@ -41,7 +42,7 @@ export const releaseAsCanary = (group) =>
   askForCanary(
     `Release ${plural(group.open, 'dead letter')} of ${group.kind} as a canary`,
     { fingerprint: group.fingerprint },
-    { rates: RATES, pct: 20 },
+    { rates: RATES, pct: 20, about: errorOf(group) },
   );
 
 /** Ask for a canary with the steps of one that has ended. `filter` is that of `POST /v1/operations`, null for all. */
@@ -72,6 +73,7 @@ async function askForCanary(title, filter, { rates, pct: most, about, before }) 
         The release begins slowly. It speeds up when each released job has an outcome, and stops by itself when too many
         of them fail again. ${before ? SAME_STEPS : TEN_SECONDS}
       </p>
+      ${about && html`<div class="error">${about}</div>`}
       <div class="fields">
         <${InputField}
           label="Jobs per second in each step"

@@ -43,9 +43,10 @@ export function DeadLetters({ status, kind, fingerprint, cursor, change, busy = 
   useSettled(busy, page.reload);
   const rows = page.data?.data ?? [];
   const alone = Boolean(fingerprint);
-  if (page.error) return html`<${Trouble} error=${page.error} retry=${page.reload} />`;
-  if (!page.data) return html`<${Skeleton} />`;
+  if (!page.data)
+    return page.error ? html`<${Trouble} error=${page.error} retry=${page.reload} />` : html`<${Skeleton} />`;
   return html`
+    <${Trouble} error=${page.error} retry=${page.reload} />
     ${
       rows.length === 0
         ? html`<${Empty} title=${none[status][0]}>${none[status][1]}</${Empty}>`

@@ -21,8 +21,9 @@ export function ask({
   broad = false,
   cancel = 'Cancel',
 }) {
+  const opener = document.activeElement;
   return new Promise((resolve) =>
-    open.set({ title, body, action, danger, values, submit, ready, broad, cancel, resolve }),
+    open.set({ title, body, action, danger, values, submit, ready, broad, cancel, resolve, opener }),
   );
 }
 
@@ -49,8 +50,13 @@ function Open({ asked }) {
     element.current.showModal();
   }, []);
   const close = (answer) => {
+    const { opener, resolve } = asked;
+    element.current.close();
     open.set(null);
-    asked.resolve(answer);
+    // What opened it has the focus again, and the heading when that is gone: a user of the keyboard keeps the place.
+    const back = opener?.isConnected && opener !== document.body ? opener : document.querySelector('main h1');
+    back?.focus({ preventScroll: true });
+    resolve(answer);
   };
   const set = (change) => setValues((old) => ({ ...old, ...(typeof change === 'function' ? change(old) : change) }));
   const submit = async (event) => {

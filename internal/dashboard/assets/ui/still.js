@@ -6,8 +6,10 @@ import { useRef, useState } from '../core/dom.js';
  * `rows` as they stood when the mouse or the focus came to one of them, or when `held` began; what is known anew of
  * them is put in. `key` names the listing: the rows of another one are shown at once. The properties of `hold` belong
  * to the element around the rows.
+ * The newest row comes first, unless the list goes `forwards` or is `mixed`: a mixed one has any order, which changes.
+ * `idOf` tells rows apart.
  */
-export function useStill(rows, key, held, forwards = false) {
+export function useStill(rows, key, held, { forwards = false, mixed = false, idOf = (row) => row.id } = {}) {
   const kept = useRef({ key: null, rows: [] });
   const [hovered, hover] = useState(false);
   const [focused, focus] = useState(false);
@@ -18,26 +20,26 @@ export function useStill(rows, key, held, forwards = false) {
     own.key = key;
     own.rows = rows;
   } else if (own.latest !== rows) {
-    const news = new Map(rows.map((row) => [row.id, row]));
-    own.rows = own.rows.map((row) => news.get(row.id) ?? row);
+    const news = new Map(rows.map((row) => [idOf(row), row]));
+    own.rows = own.rows.map((row) => news.get(idOf(row)) ?? row);
   }
   own.latest = rows;
-  const known = new Set(own.rows.map((row) => row.id));
+  const known = new Set(own.rows.map(idOf));
   const newest = own.rows[0];
   // An older row that moves up because others are gone is not new.
-  const fresh =
-    frozen && newest && !forwards ? rows.filter((row) => !known.has(row.id) && row.id > newest.id).length : 0;
+  const isNew = (row) => !known.has(idOf(row)) && (mixed || idOf(row) > idOf(newest));
+  const fresh = frozen && newest && !forwards ? rows.filter(isNew).length : 0;
   return {
     rows: own.rows,
     fresh,
     /** There may be more new ones than one page has. */
     all: fresh > 0 && fresh === rows.length,
     /** Those of the same millisecond may have been accepted with the newest one. */
-    since: newest && new Date(Date.parse(newest.created_at) + 1).toISOString(),
+    since: newest?.created_at && new Date(Date.parse(newest.created_at) + 1).toISOString(),
     show: () => {
       own.rows = rows;
       draw((n) => n + 1);
-      return new Set(rows.map((row) => row.id));
+      return new Set(rows.map(idOf));
     },
     hold: {
       onPointerEnter: (event) => event.pointerType === 'mouse' && hover(true),
