@@ -10,6 +10,7 @@ import { remember, remembered, useWords } from '../core/route.js';
 import { excluded, toggled, withWord, wordOf } from '../core/words.js';
 import { Allowed, Empty, Head, Skeleton, Trouble, tell, tellProblem, useMay } from '../ui/base.js';
 import { actions, bulk } from '../ui/bulk.js';
+import { DifferencesPanel } from '../ui/differences.js';
 import { Drop } from '../ui/drop.js';
 import { Facets } from '../ui/facets.js';
 import { FilterBar } from '../ui/filter.js';
@@ -104,6 +105,7 @@ export default function Explorer() {
             ${survey.error ? html`<${Trouble} error=${survey.error} retry=${survey.reload} />` : html`<${Skeleton} />`}
           </div>`
       }
+    ${page.understood && wordOf(q, 'state') === 'failed' && html`<${Different} key=${whole} q=${whole} />`}
     </section>
     <div class=${cls('explorer', current && 'beside')}>
       <${Narrow} count=${survey.data?.facets.length}>
@@ -257,6 +259,18 @@ function Selected({ selection, q, rows, reload }) {
 }
 
 /** The facets. On a narrow page they are folded. */
+/**
+ * What the failed jobs of the list have more often than those that passed. The server looks at thousands of jobs for
+ * it, so it is asked by a click alone.
+ */
+function Different({ q }) {
+  const [open, set] = useState(false);
+  if (open) return html`<${DifferencesPanel} path=${url('/v1/jobs/differences', { q })} within=${q} />`;
+  return html`<div>
+    <button type="button" onClick=${() => set(true)}>What is different about these failures?</button>
+  </div>`;
+}
+
 function Narrow({ children }) {
   const [wide] = useState(() => !matchMedia(NARROW).matches);
   return html`<details class="panel narrow-down" open=${wide}>
