@@ -80,17 +80,63 @@ async fn brushing_the_bars_narrows_the_range_of_everything() {
     page.visit("/queues?span=24h").await;
     page.click(&link("Explorer")).await;
     page.settles("/jobs?span=24h").await;
-    page.reads("No job matches").await;
-    page.fill(&field("Range of time"), "All time").await;
+    page.reads("No job matches in the last 24 hours").await;
+    page.click(&button("Search all time")).await;
     has_rows(&page, 50).await;
     assert_eq!(page.address().await, "/jobs");
     // A link that counts what waits now counts it whatever its age is.
     page.visit("/queues?span=24h").await;
     page.follow("/jobs?q=state%3Awaiting").await;
     has_rows(&page, 50).await;
+    // So does every link with a filter, because it stands beside a number.
+    page.visit("/queues?span=24h").await;
+    page.follow("/jobs?q=kind%3Asleep").await;
+    has_rows(&page, 40).await;
+    assert_eq!(page.address().await, "/jobs?q=kind%3Asleep");
     page.assert_calm();
     drop(page);
     tickr.stop_broken("its jobs were written by hand").await;
+}
+
+/// Numbers of another filter are never shown as those of the present one. What a job's deletion leaves is the list.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_filter_whose_survey_fails_has_no_numbers_and_a_deleted_job_leaves_filter_and_range() {
+    let Some((tickr, browser)) = begin().await else { return };
+    tickr.enqueue_many((0..5).map(|_| json!({"kind": "noop", "delay_ms": 7_200_000}))).await;
+    let failed = tickr.enqueue(letter(&json!({"to": "nora", "fate": "returns"}))).await;
+    tickr.until(failed, State::Failed).await;
+    let page = browser.page(&tickr.url("")).await;
+    page.visit("/jobs").await;
+    page.reads("All6").await;
+    page.eval::<()>(
+        "void (window.plainFetch = fetch, window.fetch = (path, options) => String(path).includes('/v1/jobs/survey') \
+         ? Promise.resolve(new Response('{\"code\":\"store_unavailable\",\"title\":\"out\"}', {status: 503})) \
+         : plainFetch(path, options))",
+    )
+    .await;
+    page.fill(&field("Filter"), "kind:letter").await;
+    page.press("Enter").await;
+    has_rows(&page, 1).await;
+    page.reads("MySQL does not answer").await;
+    let numbers: String = page.eval("document.querySelector('nav[aria-label=States]').innerText").await;
+    assert!(!numbers.contains(char::is_numeric), "{numbers}");
+    assert!(page.eval::<bool>("document.querySelector('.bars') === null").await, "bars of another filter");
+    page.eval::<()>("void (window.fetch = plainFetch)").await;
+    page.click(&button("Try again")).await;
+    page.reads("All1").await;
+
+    let listing = "/jobs?q=state%3Afailed&span=1h";
+    page.visit(&format!("{listing}&job={failed}")).await;
+    page.click(&button("What is different about these failures?")).await;
+    page.reads("Too few jobs to compare: 1 job that failed").await;
+    page.click(&button("Delete")).await;
+    page.reads("Delete this job?").await;
+    page.click(&button("Delete")).await;
+    page.settles(listing).await;
+    page.reads("No job matches in the last hour").await;
+    page.assert_calm();
+    drop(page);
+    tickr.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -53,14 +53,13 @@ export function within(q, { span, from, to }) {
   return [q, word].filter(Boolean).join(' ');
 }
 
-// What a link finds by such a word it counts whatever its age is.
-const AGELESS =
-  /(^|\s)(state:(waiting|executing|retrying)|dead_letter:open|(due|id|batch|group|operation|order|limit):)/;
-
-/** A link to another screen, with the range of the place where it stands unless it has one of its own. */
+/**
+ * A link to another screen, with the range of the place where it stands unless it has one of its own. A link with a
+ * filter stands beside a number, and leads to the jobs that were counted, whatever their age is.
+ */
 export function handOn(target, query) {
-  if (words.some((word) => target.searchParams.has(word)) || AGELESS.test(target.searchParams.get('q') ?? ''))
-    return target;
-  for (const word of words) if (query.has(word)) target.searchParams.set(word, query.get(word));
+  const { searchParams: own } = target;
+  if (own.has('q') || words.some((word) => own.has(word))) return target;
+  for (const word of words) if (query.has(word)) own.set(word, query.get(word));
   return target;
 }

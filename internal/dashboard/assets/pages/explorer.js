@@ -16,7 +16,7 @@ import { Facets } from '../ui/facets.js';
 import { FilterBar } from '../ui/filter.js';
 import { counted, Histogram, stacked } from '../ui/histogram.js';
 import { columns, JobTable, usual } from '../ui/job-table.js';
-import { RangeChoice } from '../ui/range.js';
+import { RangeChoice, rangeName } from '../ui/range.js';
 import { SearchState, useSearch } from '../ui/search.js';
 import { useStill } from '../ui/still.js';
 import { Views } from '../ui/views.js';
@@ -98,15 +98,14 @@ export default function Explorer() {
         <${States} q=${q} query=${query} survey=${survey.data} stale=${survey.stale} />
         <${Looked} survey=${survey.data} />
       </div>
+      <${Trouble} error=${survey.error} retry=${survey.reload} />
       ${
         survey.data
           ? html`<${Histogram} survey=${survey.data} open=${range.to === null} stale=${survey.stale} on=${setRange} />`
-          : html`<div class="histogram">
-            ${survey.error ? html`<${Trouble} error=${survey.error} retry=${survey.reload} />` : html`<${Skeleton} />`}
-          </div>`
+          : !survey.error && html`<div class="histogram"><${Skeleton} /></div>`
       }
-    ${page.understood && wordOf(q, 'state') === 'failed' && html`<${Different} key=${whole} q=${whole} />`}
     </section>
+    ${page.understood && wordOf(q, 'state') === 'failed' && html`<${Different} key=${whole} q=${whole} />`}
     <div class=${cls('explorer', current && 'beside')}>
       <${Narrow} count=${survey.data?.facets.length}>
         <${Facets}
@@ -133,7 +132,7 @@ export default function Explorer() {
           !page.known && !page.error
             ? html`<${Skeleton} />`
             : rows.length === 0 && !page.error
-              ? !page.searching && !page.next && html`<${None} q=${whole} />`
+              ? !page.searching && !page.next && html`<${None} q=${q} range=${range} change=${change} />`
               : html`<${JobTable}
                 rows=${rows}
                 q=${q}
@@ -179,14 +178,16 @@ export default function Explorer() {
 
 /**
  * The survey of a filter: `data` stays until the next one is there, and is `stale` as long as it is one of another
- * filter. Nothing is asked before the server has understood the filter. `open` is false for a range in the past.
+ * filter. When the next one does not come, there is none: old numbers would be taken for those of the new filter.
+ * Nothing is asked before the server has understood the filter. `open` is false for a range in the past.
  */
 function useSurvey(q, ready, open) {
   const path = ready ? url('/v1/jobs/survey', { q }) : null;
   const found = useQuery(path, { on: open && happens, every: open ? 30000 : 0, pace: 10000 });
   const last = useRef(null);
   if (found.data && !found.loading) last.current = found.data;
-  return { ...found, data: last.current, stale: !ready || found.loading };
+  if (found.error && !found.loading && !found.data) last.current = null;
+  return { ...found, data: last.current, stale: !ready || found.loading || !found.data };
 }
 
 /** Which jobs of a listing are selected: some by their ids, or all that match. */
@@ -258,7 +259,6 @@ function Selected({ selection, q, rows, reload }) {
   </div>`;
 }
 
-/** The facets. On a narrow page they are folded. */
 /**
  * What the failed jobs of the list have more often than those that passed. The server looks at thousands of jobs for
  * it, so it is asked by a click alone.
@@ -271,6 +271,7 @@ function Different({ q }) {
   </div>`;
 }
 
+/** The facets. On a narrow page they are folded. */
 function Narrow({ children }) {
   const [wide] = useState(() => !matchMedia(NARROW).matches);
   return html`<details class="panel narrow-down" open=${wide}>
@@ -371,7 +372,7 @@ function Inspector({ id, step, close }) {
       <a class="button small" href=${`/jobs/${id}`}>Open page</a>
       <button type="button" class="small" data-escape aria-label="Close the job" onClick=${close}>✕</button>
     </header>
-    <div class="body stack"><${JobView} key=${id} id=${id} aside /></div>
+    <div class="body stack"><${JobView} key=${id} id=${id} aside gone=${close} /></div>
   </aside>`;
 }
 
@@ -398,10 +399,16 @@ function Fresh({ q, still, show }) {
   </span>`;
 }
 
-function None({ q }) {
-  if (q)
-    return html`<${Empty} title="No job matches">
-      Words must all hold. Jobs that ended are kept as long as their retention says. <a href="/jobs">Show all jobs</a>
+function None({ q, range, change }) {
+  const all = (word) => change({ ...toRange({}), ...word, cursor: null }, { replace: false });
+  const within = wordOf(q, 'created') === null && rangeName(range);
+  if (q || within)
+    return html`<${Empty} title=${within ? `No job matches ${within}` : 'No job matches'}>
+      Words must all hold. Jobs that ended are kept as long as their retention says.
+      <p>
+        ${within && html`<button type="button" onClick=${() => all({})}>Search all time</button>`}${' '}
+        ${q && html`<button type="button" onClick=${() => all({ q: null })}>Show all jobs</button>`}
+      </p>
     </${Empty}>`;
   return html`<${Empty} title="No jobs yet">
     Any program enqueues one over HTTP:

@@ -4,7 +4,8 @@ import { call, callTagged, post, readText, seg, url } from '../core/api.js';
 import { html, useEffect, useState } from '../core/dom.js';
 import { backoff, count, plural, span, utc } from '../core/format.js';
 import { useQuery } from '../core/query.js';
-import { go } from '../core/route.js';
+import { handOn } from '../core/range.js';
+import { go, place } from '../core/route.js';
 import {
   Allowed,
   Badge,
@@ -41,8 +42,8 @@ const SmallHead = ({ title, sub, children }) => html`<div class="stack tight">
   ${children}
 </div>`;
 
-/** A job. `aside` is for a place beside the list that it was opened from. */
-export function JobView({ id, aside }) {
+/** A job. `aside` is for a place beside the list that it was opened from; `gone` is called when it was deleted. */
+export function JobView({ id, aside, gone }) {
   const Title = aside ? SmallHead : Head;
   const path = `/v1/jobs/${seg(id)}`;
   const mine = (event) => event.data?.includes(id);
@@ -75,15 +76,16 @@ export function JobView({ id, aside }) {
       <${Actions}
         job=${it}
         path=${path}
+        gone=${gone ?? (() => go(handOn(new URL('/jobs', location.href), place.get().query)))}
         reload=${() => {
           job.reload();
           why.reload();
         }}
       />
     </${Title}>
+    <${Trouble} error=${job.error} retry=${job.reload} />
     <${Explained} why=${why} job=${it} />
     <${Waterfall} path=${path} open=${Boolean(open)} mine=${mine} />
-    <${Trouble} error=${job.error} retry=${job.reload} />
     ${
       it.progress &&
       it.state === 'executing' &&
@@ -182,7 +184,7 @@ const SameKey = ({ job }) =>
 const withKey = (field, key) => url('/jobs', { q: `${field}:${quoted(key)}` });
 const sentence = (text) => text.charAt(0).toUpperCase() + text.slice(1);
 
-function Actions({ job, path, reload }) {
+function Actions({ job, path, reload, gone }) {
   const admin = useMay('admin');
   const produce = useMay('enqueue');
   if (!admin && !produce) return null;
@@ -320,7 +322,7 @@ function Actions({ job, path, reload }) {
                 async () => {
                   await post('/v1/operations', { action: 'delete', filter: { ids: [job.id] } });
                   tell('The job is being deleted');
-                  go('/jobs');
+                  gone();
                   return true;
                 },
                 { danger: true },

@@ -18,6 +18,9 @@ const dayOf = (at) => `${at.getDate()} ${months[at.getMonth()]}`;
 const clockOf = (at, seconds) =>
   `${two(at.getHours())}:${two(at.getMinutes())}${seconds ? `:${two(at.getSeconds())}` : ''}`;
 
+/** A moment in local time. */
+export const momentText = (ms) => `${dayOf(new Date(ms))} ${clockOf(new Date(ms), false)}`;
+
 /** A range in local time, with the day only where it is needed. */
 export function rangeText(from, to) {
   const [begin, end] = [new Date(from), new Date(to)];

@@ -3,7 +3,7 @@
 import { html } from '../core/dom.js';
 import { spans } from '../core/range.js';
 import { Drop } from './drop.js';
-import { rangeText } from './histogram.js';
+import { momentText, rangeText } from './histogram.js';
 
 const DAY = 86400000;
 
@@ -13,6 +13,15 @@ const read = (text) => {
   const at = text ? Date.parse(text) : Number.NaN;
   return Number.isNaN(at) ? null : at;
 };
+
+/** A range as the end of a sentence: `in the last hour`; empty for all time. */
+export function rangeName({ span, from, to }) {
+  const known = spans.find(([one]) => one === span);
+  if (span) return `in the ${known ? known[1].toLowerCase() : `last ${span}`}`;
+  if (from === null && to === null) return '';
+  if (from === null) return `before ${momentText(to)}`;
+  return to === null ? `since ${momentText(from)}` : `in the range ${rangeText(from, to)}`;
+}
 
 /** `range` is that of the address, `shown` the one of the last survey: `{from, to}` in ms. `on` takes a new one. */
 export function RangeChoice({ range, shown, own, on }) {
