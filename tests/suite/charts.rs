@@ -25,7 +25,8 @@ fn bystander(config: &mut Config) {
     config.queues = vec!["elsewhere".into()];
 }
 
-/// Record that ten jobs of a queue started this late in the step that began at `at`.
+/// Record that ten jobs of a queue, or of all of them together for an empty name, started this late in the step that
+/// began at `at`.
 async fn started_late(tickr: &TestApp, step: SlotWidth, at: Timestamp, queue: &str, late: Duration) {
     let mut tally = Tally::default();
     for _ in 0..10 {
@@ -33,7 +34,7 @@ async fn started_late(tickr: &TestApp, step: SlotWidth, at: Timestamp, queue: &s
         tally.record_settled(Verdict::Succeeded, State::Completed);
     }
     let figures = Figures::from(&tally);
-    let series = Series::Queue(queue.parse().unwrap());
+    let series = if queue.is_empty() { Series::All } else { Series::Queue(queue.parse().unwrap()) };
     let sample = Sample { step, at, series, counted_to: at + step.width(), figures };
     let runner = RunnerId::from_stored("gone/1-00000000".to_owned());
     tickr.app.broker().store().write_samples(&runner, vec![sample]).await.unwrap();
@@ -316,6 +317,16 @@ async fn the_heat_map_stands_still_while_a_cell_is_hovered() {
     assert_eq!(page.eval::<String>(html).await, before);
     page.point(1.0, 1.0).await;
     page.until("the new row is the first", &format!("{ROWS}.join() === 'slow,mail'")).await;
+
+    // The runner that serves the page started no job. The overview tells how late those of the others were.
+    let at = step.floor(tickr.app.broker().store().clock().now()) - step.width() * 2;
+    started_late(&tickr, step, at, "", Duration::from_secs(7)).await;
+    page.visit("/").await;
+    page.until(
+        "the lateness is that of all",
+        "/p99\\s+[67]\\.\\d s · [67]\\.\\d s\\s+start after due, worst 5 s/i.test(__eye.text())",
+    )
+    .await;
     page.assert_calm();
     drop(page);
     tickr.stop().await;

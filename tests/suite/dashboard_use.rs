@@ -413,9 +413,22 @@ async fn the_overview_says_what_is_wrong_and_where_and_is_silent_otherwise() {
     let failures = ["nora", "ada"].map(|to| letter(&json!({"to": to, "fate": "returns"})));
     tickr.enqueue_many(failures.into_iter().chain([json!({"kind": "fail", "payload": {"permanent": true}})])).await;
     tickr.until_count("SELECT COUNT(*) FROM dead_letters", 3).await;
+    tickr
+        .sql(
+            "INSERT INTO outbox_sources \
+             (name, runner, lease_until, calm_until, turn, copied, waiting, error, failing_since) \
+             SELECT 'shop', '', n, n, 1, '', 7, 'no right', n - INTERVAL 1 HOUR FROM (SELECT UTC_TIMESTAMP(6) n) t; \
+             INSERT INTO tickr_outbox (id, kind, payload) \
+             VALUES (UNHEX('0198a7b0c0de70008000000000000001'), 'noop', '{')",
+        )
+        .await;
+    tickr.until_count("SELECT COUNT(*) FROM outbox_rejected", 1).await;
+    // The overview reads the outbox every half minute.
+    page.visit("/").await;
     page.until(
         "each trouble is named",
-        "/^orphans has no runner: 3 jobs, 15 m.* · press is paused by .*ada.* · 3 dead letters from \\d causes, newest /\
+        "/^orphans has no runner: 3 jobs, 15 m.* · press is paused by .*ada.* · \
+         the outbox of shop cannot be read: 1 h.* · 1 rejected row in the outbox · 3 dead letters from \\d causes, newest /\
          .test(document.querySelector('#verdict')?.innerText.replace(/\\s+/g, ' '))",
     )
     .await;

@@ -29,23 +29,31 @@ export default function Overview() {
     pace: 5000,
   });
   const queues = useQuery('/v1/queues', { on: true, every: 15000, pace: 4000 });
+  // An operator opens these screens when something is wrong there, and learns of it from the verdict.
+  const outbox = useQuery('/v1/outbox', { every: 30000 });
+  const blocked = useQuery('/v1/order-keys?blocked=true', { every: 30000 });
+  const schedules = useQuery('/v1/schedules?limit=200', { every: 60000 });
   const minute = useQuery('/v1/history?span=5m', { every: 5000 });
   if (!stats.data)
     return stats.error ? html`<${Trouble} error=${stats.error} retry=${stats.reload} />` : html`<${Skeleton} />`;
   const { states: by, lateness, rates } = stats.data;
   const worst = Object.entries(lateness.oldest_due_ms_by_queue).sort((one, other) => other[1] - one[1])[0];
   const all = minute.data && lastMinute(minute.data.points);
+  const late = all ?? { p50: lateness.p50_ms, p99: lateness.p99_ms };
   const none = states.every((word) => !by[word]);
   const atLeast = (word) => !stats.data.exact && unfinished.includes(word);
   return html`
     <${Head} title="Overview" />
+    <${Trouble} error=${stats.error} retry=${stats.reload} />
     <${Verdict}
       stats=${stats.data}
       queues=${queues.data}
       groups=${groups.data}
       runners=${runners.data}
-    <${Trouble} error=${stats.error} retry=${stats.reload} />
       ready=${ready.data}
+      outbox=${outbox.data}
+      blocked=${blocked.data}
+      schedules=${schedules.data}
     />
     <div class="figures">
       <${Figure}
@@ -62,8 +70,8 @@ export default function Overview() {
       />
       <${Figure}
         name="Lateness p50 · p99"
-        value=${html`${span(lateness.p50_ms)} · ${span(lateness.p99_ms)}`}
-        note="start after due, last minute"
+        value=${html`${span(late.p50)} · ${span(late.p99)}`}
+        note=${all ? 'start after due, worst 5 s of the last minute' : 'start after due here, last minute'}
       />
       <${Figure}
         name="Longest wait"
@@ -126,10 +134,18 @@ export default function Overview() {
   `;
 }
 
-/** Means of the twelve steps before the one that is open. */
+/** What all runners did in the twelve steps before the one that is open: means, and the worst lateness of a step. */
 function lastMinute(points) {
-  const mean = (values) => values.slice(-13, -1).reduce((sum, value) => sum + value, 0) / 12;
-  return { accepted: mean(points.accepted), ended: mean(points.ended) };
+  const minute = (values) => values.slice(-13, -1);
+  const mean = (values) => minute(values).reduce((sum, value) => sum + value, 0) / 12;
+  const worst = (values) =>
+    minute(values).reduce((most, value) => (value === null ? most : Math.max(most ?? 0, value)), null);
+  return {
+    accepted: mean(points.accepted),
+    ended: mean(points.ended),
+    p50: worst(points.lateness_p50_ms),
+    p99: worst(points.lateness_p99_ms),
+  };
 }
 
 const waiting = (queue) => (queue.states.waiting ?? 0) + (queue.states.retrying ?? 0);

@@ -1,6 +1,6 @@
 // What is wrong now and where, in one sentence of links. Nothing when all is well.
 
-import { seg, url } from '../core/api.js';
+import { now, seg, url } from '../core/api.js';
 import { cls, html } from '../core/dom.js';
 import { count, plural, span } from '../core/format.js';
 import { Time } from './base.js';
@@ -10,22 +10,86 @@ import { waiting } from './queues.js';
 const MANY = 3;
 /** A queue without a runner is no problem for the moment that a runner takes to start. */
 const PATIENCE = 10000;
+/** A runner without a heartbeat for so long is silent. */
+const SILENT = 15000;
+/** A tick that no runner has handled for so long is late. */
+const LATE_TICK = 60000;
 
 /** `parts`, with one that counts the others when there are more than `MANY`. */
 function named(parts, rest) {
   return parts.length > MANY ? [...parts.slice(0, MANY), rest(parts.length - MANY)] : parts;
 }
 
+/** What keeps jobs from being accepted or from becoming due: the outbox, order keys and schedules. */
+function sourcesOf({ outbox, blocked, schedules }) {
+  const parts = [];
+  const keys = blocked?.data.length ?? 0;
+  if (keys > 0)
+    parts.push({
+      key: 'order keys',
+      bad: true,
+      to: '/order-keys?blocked=1',
+      text: `${count(keys, Boolean(blocked.next))} order ${keys === 1 ? 'key waits' : 'keys wait'} for a failed job`,
+    });
+  const failing = (outbox?.sources ?? []).filter((source) => source.error);
+  parts.push(
+    ...named(
+      failing.map((source) => ({
+        key: `outbox ${source.name}`,
+        bad: true,
+        to: '/outbox',
+        text: `the outbox of ${source.name} cannot be read: ${span(now() - Date.parse(source.failing_since))}`,
+      })),
+      (n) => ({ key: 'outboxes', bad: true, to: '/outbox', text: `${n} more outboxes cannot be read` }),
+    ),
+  );
+  if (outbox?.rejected > 0)
+    parts.push({
+      key: 'rejected',
+      bad: true,
+      to: '/outbox',
+      text: `${count(outbox.rejected)} rejected ${outbox.rejected === 1 ? 'row' : 'rows'} in the outbox`,
+    });
+  const late = (schedules?.data ?? []).filter(
+    (schedule) => !schedule.paused && schedule.next_at && now() - Date.parse(schedule.next_at) > LATE_TICK,
+  );
+  parts.push(
+    ...named(
+      late.map((schedule) => ({
+        key: `schedule ${schedule.name}`,
+        bad: true,
+        to: `/schedules/${seg(schedule.name)}`,
+        text: `the schedule ${schedule.name} is ${span(now() - Date.parse(schedule.next_at))} late`,
+      })),
+      (n) => ({ key: 'schedules', bad: true, to: '/schedules', text: `${n} more schedules are late` }),
+    ),
+  );
+  return parts;
+}
+
 /**
- * The parts of the verdict, the worst first: `{key, bad, to, text}`. `stats`, `queues` and `groups` are answers of the
- * API, as far as they have come.
+ * The parts of the verdict, the worst first: `{key, bad, to, text}`. The properties are answers of the API, as far as
+ * they have come.
  */
-export function partsOf({ stats, queues, groups, runners, ready }) {
+export function partsOf({ stats, queues, groups, runners, ready, ...sources }) {
   const parts = [];
   const late = stats?.lateness.oldest_due_ms_by_queue ?? {};
   if (ready && !ready.mysql) parts.push({ key: 'mysql', bad: true, to: '/index', text: 'MySQL does not answer' });
   const alive = runners?.data.filter((runner) => !runner.stopped_at);
   if (alive?.length === 0) parts.push({ key: 'runners', bad: true, to: '/runners', text: 'no runner is alive' });
+  if (ready?.mysql && ready.index === 'degraded')
+    parts.push({ key: 'redis', to: '/index', text: 'Redis does not answer: jobs start a little later' });
+  const silent = (alive ?? []).filter((runner) => runner.heartbeat_age_ms > SILENT);
+  parts.push(
+    ...named(
+      silent.map((runner) => ({
+        key: `runner ${runner.id}`,
+        to: '/runners',
+        text: `the runner ${runner.id} has been silent for ${span(runner.heartbeat_age_ms)}`,
+      })),
+      (n) => ({ key: 'silent', to: '/runners', text: `${n} more runners are silent` }),
+    ),
+  );
   const all = queues?.data ?? [];
   const jobs = (queue) => `${count(waiting(queue), !queue.exact)} ${waiting(queue) === 1 ? 'job' : 'jobs'}`;
   const orphans = all
@@ -53,6 +117,7 @@ export function partsOf({ stats, queues, groups, runners, ready }) {
       (n) => ({ key: 'pauses', to: '/queues', text: `${n} more queues are paused` }),
     ),
   );
+  parts.push(...sourcesOf(sources));
   const open = stats?.open_dead_letters ?? 0;
   if (open > 0) {
     const causes = groups?.data.length;
