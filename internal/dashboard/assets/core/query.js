@@ -8,12 +8,37 @@ import { announce, listen } from './live.js';
 const PATIENCE = 5;
 /** Longest wait before it asks again, in ms; up to as much again is random. */
 const MAX_WAIT = 15000;
+/** Readings that a page repeats by itself begin so far apart, in ms, however many of them want to. */
+const APART = 900;
+
+// Those that wait for their turn, the one that has waited longest first.
+const line = new Set();
+let turn = 0;
+let last = 0;
+
+function serve() {
+  if (turn || line.size === 0) return;
+  turn = setTimeout(
+    () => {
+      turn = 0;
+      const [next] = line;
+      if (next) {
+        line.delete(next);
+        last = Date.now();
+        next();
+      }
+      serve();
+    },
+    Math.max(0, last + APART - Date.now()),
+  );
+}
 
 /**
  * Read `path` (null for nothing yet). Reads again:
  * - when something happened that `on` cares for: `true` for anything, a list of event types, or a test of an event; at
  *   most once in `pace` ms, and never before the last answer came;
  * - every `every` ms, while the page is seen.
+ * All readings of a page that repeat by themselves take turns, so that it asks about once a second at most.
  * What was read stays until the next answer, also when that is an error.
  * A server with too many heavy reads answers 429. Then this asks again after a moment, and only a long row of such
  * answers is an error.
@@ -26,8 +51,13 @@ export function useQuery(path, { on = null, every = 0, pace = 1000, read = null 
   care.current = on;
 
   const reload = useCallback(() => ask((n) => n + 1), []);
+  // What has been read meanwhile, by a click say, need not be read again.
+  const inTurn = useCallback(() => {
+    if (!document.hidden) reload();
+  }, [reload]);
 
   useEffect(() => {
+    line.delete(inTurn);
     if (!path) return undefined;
     const abort = new AbortController();
     const own = busy.current;
@@ -51,6 +81,7 @@ export function useQuery(path, { on = null, every = 0, pace = 1000, read = null 
           if (crowded) own.again = setTimeout(reload, wait);
           if (crowded && own.refused < PATIENCE) return;
           setState((old) => ({ ...(old.path === path ? old : { data: null }), path, error, at: Date.now() }));
+          if (error.status === 0 && path !== '/readyz') announce({ type: 'unreachable', data: '' });
         },
       )
       .finally(() => {
@@ -60,6 +91,7 @@ export function useQuery(path, { on = null, every = 0, pace = 1000, read = null 
       });
     return () => {
       abort.abort();
+      line.delete(inTurn);
       own.flying = false;
       clearTimeout(own.timer);
       clearTimeout(own.again);
@@ -74,14 +106,14 @@ export function useQuery(path, { on = null, every = 0, pace = 1000, read = null 
     const wait = Math.max(0, own.last + pace - Date.now());
     own.timer = setTimeout(() => {
       own.timer = 0;
-      if (!document.hidden) reload();
+      line.add(inTurn);
+      serve();
     }, wait);
-  }, [pace, reload]);
+  }, [pace, inTurn]);
 
   const hears = on !== null && on !== false;
   useEffect(() => {
     if (!path || !hears) return undefined;
-          if (error.status === 0 && path !== '/readyz') announce({ type: 'unreachable', data: '' });
     return listen((event) => {
       const cares = care.current;
       const meant =
@@ -99,7 +131,9 @@ export function useQuery(path, { on = null, every = 0, pace = 1000, read = null 
   useEffect(() => {
     if (!path || !every) return undefined;
     const timer = setInterval(() => {
-      if (!document.hidden && !busy.current.flying) reload();
+      if (document.hidden || busy.current.flying) return;
+      line.add(inTurn);
+      serve();
     }, every);
     const seen = () => !document.hidden && reload();
     document.addEventListener('visibilitychange', seen);
@@ -107,7 +141,7 @@ export function useQuery(path, { on = null, every = 0, pace = 1000, read = null 
       clearInterval(timer);
       document.removeEventListener('visibilitychange', seen);
     };
-  }, [path, every, reload]);
+  }, [path, every, reload, inTurn]);
 
   const own = state.path === path;
   return {

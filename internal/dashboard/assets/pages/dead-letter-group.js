@@ -30,6 +30,21 @@ import { Json } from '../ui/json.js';
 import { isReleasing, isRunning, nameOf, ofGroup, outcome, touches, useOperations, Watched } from '../ui/operation.js';
 import { discard, release } from './dead-letters.js';
 
+/** For so long the newest job stays the one that is shown while the group grows, in ms. */
+const STAYS = 30000;
+
+/** The newest job of a group: read once, and another one only when it was shown for a while. */
+function useSample(newest) {
+  const chosen = useRef({ id: null, at: 0 });
+  const read = useRef(null);
+  if (newest && newest !== chosen.current.id && Date.now() - chosen.current.at > STAYS)
+    chosen.current = { id: newest, at: Date.now() };
+  const job = useQuery(chosen.current.id && `/v1/jobs/${chosen.current.id}`);
+  // The one before is better than nothing.
+  if (job.data) read.current = job.data;
+  return read.current;
+}
+
 export default function DeadLetterGroup({ params: [fingerprint] }) {
   const [query, change] = useWords();
   const [begun, setBegun] = useState([]);
@@ -38,14 +53,11 @@ export default function DeadLetterGroup({ params: [fingerprint] }) {
   const busy = Boolean(operations.data?.data.some(isRunning));
   const group = useQuery(`/v1/dead-letters/groups/${seg(fingerprint)}`, {
     on: failed,
-    every: busy ? 2000 : 10000,
+    every: busy ? 4000 : 10000,
     pace: 2000,
   });
   useSettled(busy, group.reload);
-  const newest = useQuery(group.data ? `/v1/jobs/${group.data.sample}` : null);
-  // The newest changes while the group grows; the one before is better than nothing.
-  const sample = useRef(null);
-  if (newest.data) sample.current = newest.data;
+  const sample = useSample(group.data?.sample);
   const kinds = useQuery('/v1/kinds');
   const retrying = useQuery(
     group.data ? url('/v1/jobs/count', { q: `state:retrying kind:${quoted(group.data.kind)}` }) : null,
@@ -100,11 +112,11 @@ export default function DeadLetterGroup({ params: [fingerprint] }) {
       <${Copy} text=${it.fingerprint} label="Copy the fingerprint" />
     </span>
   `;
-  const error = errorIn(sample.current, it);
+  const error = errorIn(sample, it);
   return html`
     <${Head} title=${title} sub=${sub}>
       ${/* It comes a moment later, and first, so that it moves none of the others under the mouse. */ ''}
-      ${sample.current && html`<${Pause} queue=${sample.current.queue} />`}
+      ${sample && html`<${Pause} queue=${sample.queue} />`}
       ${
         it.open > 0 &&
         html`<${Allowed}>
@@ -139,6 +151,7 @@ export default function DeadLetterGroup({ params: [fingerprint] }) {
         </${Allowed}>`
       }
     </${Head}>
+    <${Trouble} error=${group.error} retry=${group.reload} />
     ${watched.map((operation) => html`<${Watched} key=${operation.id} operation=${operation} reload=${reload} />`)}
     ${trial && html`<${Trial} id=${trial} hide=${() => change({ trial: null })} />`}
     <div class="figures">
@@ -151,7 +164,6 @@ export default function DeadLetterGroup({ params: [fingerprint] }) {
       <${Figure}
         name="Last"
         note=${`${utc(Date.parse(it.last_seen)).slice(0, 16)} UTC`}
-    <${Trouble} error=${group.error} retry=${group.reload} />
         value=${html`<${Time} at=${it.last_seen} />`}
       />
       <${Figure}
@@ -172,14 +184,14 @@ export default function DeadLetterGroup({ params: [fingerprint] }) {
       <div class="stack">
         <${Panel}
           title="Newest error"
-          side=${html`<${JobLink} id=${it.sample} /><${Copy} text=${error} label="Copy the error" />`}
+          side=${html`<${JobLink} id=${sample?.id ?? it.sample} /><${Copy} text=${error} label="Copy the error" />`}
         >
           <div class="error" tabindex="0" role="region" aria-label="The error in full">${error}</div>
         </${Panel}>
       </div>
       <div class="stack">
         <${Panel} title="Latest job">
-          <${Work} job=${sample.current} schema=${kinds.data?.data.find((known) => known.kind === it.kind)?.schema} />
+          <${Work} job=${sample} schema=${kinds.data?.data.find((known) => known.kind === it.kind)?.schema} />
         </${Panel}>
       </div>
     </div>

@@ -134,7 +134,7 @@ const pause = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
 /** Let every screen read again each time that an operation has changed some jobs, until it ends. */
 export async function follow(id) {
   let seen = '';
-  for (let wait = 250; ; wait = Math.min(5000, wait * 1.5)) {
+  for (let wait = 250; ; wait = Math.min(5000, wait * 2.5)) {
     await pause(wait);
     if (document.hidden) continue;
     try {

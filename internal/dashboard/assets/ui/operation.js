@@ -27,7 +27,7 @@ export const isRunning = (operation) => operation?.state === 'running';
 /** One operation, followed closely while it runs. */
 export function useOperation(id) {
   const [over, set] = useState(false);
-  const found = useQuery(`/v1/operations/${seg(id)}`, { every: over ? 30000 : 1000 });
+  const found = useQuery(`/v1/operations/${seg(id)}`, { every: over ? 30000 : 2000 });
   useEffect(
     () => set(Boolean(found.data ? !isRunning(found.data) : found.error?.status === 404)),
     [found.data, found.error],
@@ -38,7 +38,7 @@ export function useOperation(id) {
 /** A page of operations, read more often while one of them runs. */
 export function useOperations(query = {}, idle = 10000) {
   const [busy, set] = useState(false);
-  const found = useQuery(url('/v1/operations', query), { every: busy ? 1500 : idle });
+  const found = useQuery(url('/v1/operations', query), { every: busy ? 3000 : idle });
   useEffect(() => set(Boolean(found.data?.data.some(isRunning))), [found.data]);
   return found;
 }
@@ -123,7 +123,7 @@ const ends = [
 export function Released({ operation }) {
   const [open, set] = useState(true);
   const made = useQuery(operation.action === 'replay' ? `/v1/operations/${seg(operation.id)}/made` : null, {
-    every: open ? 2000 : 30000,
+    every: open ? 3000 : 30000,
   });
   const it = made.data;
   useEffect(
