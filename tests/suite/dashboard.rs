@@ -486,6 +486,9 @@ async fn rejected_rows_of_the_outbox_are_shown_replayed_and_discarded() {
         assert_eq!(page.eval::<usize>(row).await, count);
         if replayed {
             page.eval::<()>("[...document.querySelectorAll('tbody tr')].find((row) => row.querySelector('pre').textContent.startsWith('{')).querySelector('button').click()").await;
+            page.reads("Replay this row?").await;
+            assert_eq!(tickr.count("SELECT COUNT(*) FROM jobs").await, 0, "the page asks first");
+            page.click(&button("Replay it")).await;
             tickr.until_count("SELECT COUNT(*) FROM jobs", 1).await;
         } else {
             page.click(&button("Discard")).await;

@@ -115,11 +115,18 @@ const Source = ({ of }) => html`<tr>
 
 function Row({ row, done }) {
   const path = `/v1/outbox/rejected/${seg(row.id)}`;
-  const replay = async () => {
-    await post(`${path}/replay`, {});
-    tell('The row is in the outbox again');
-    done();
-  };
+  const replay = () =>
+    confirm(
+      'Replay this row?',
+      'It goes back into the outbox. A job is made of it, unless it is rejected for the same reason again.',
+      'Replay it',
+      async () => {
+        await post(`${path}/replay`, {});
+        tell('The row is in the outbox again');
+        done();
+        return true;
+      },
+    );
   const discard = () =>
     confirm(
       'Discard this row?',
