@@ -7,6 +7,7 @@ import { useQuery } from '../core/query.js';
 import { go, useWords } from '../core/route.js';
 import { Acts } from '../ui/acts.js';
 import { Allowed, Empty, Head, Panel, Skeleton, Time, Trouble, tell, useMay } from '../ui/base.js';
+import { KeyPages } from '../ui/dead-letters.js';
 import { confirm } from '../ui/dialog.js';
 import { quoted } from '../ui/filter.js';
 import { allowance, breakerText, each, keyWord, LimitForm, RateOf, readTagged, remove, shares } from '../ui/limits.js';
@@ -178,8 +179,8 @@ function BreakerOf({ of, host, path, done }) {
 
 /** The keys that have jobs, page by page. */
 function Keys({ limit, path }) {
-  const [trail, follow] = useState([]);
-  const after = trail.at(-1) ?? '';
+  const [query, change] = useWords();
+  const after = query.get('after') ?? '';
   const keys = useQuery(url(`${path}/keys`, { after }), { on: happens, every: 5000, pace: 1000 });
   const rows = keys.data?.data ?? [];
   const word = keyWord(limit.shared_by);
@@ -257,16 +258,7 @@ function Keys({ limit, path }) {
           Each row counts the jobs whose limit key is the parent, or begins with it and a slash.
         </p>`
       }
-      ${
-        (after || keys.data?.next) &&
-        html`<div class="more row">
-          ${after && html`<button type="button" onClick=${() => follow(trail.slice(0, -1))}>Before</button>`}
-          ${
-            keys.data?.next &&
-            html`<button type="button" onClick=${() => follow([...trail, keys.data.next])}>More</button>`
-          }
-        </div>`
-      }
+      <${KeyPages} after=${after} next=${keys.data?.next} change=${change} />
     </${Panel}>
   `;
 }

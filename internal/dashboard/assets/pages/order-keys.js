@@ -1,11 +1,12 @@
 // The order keys that have jobs: which job is at the head of each, and how many wait behind it.
 
 import { url } from '../core/api.js';
-import { html, useState } from '../core/dom.js';
+import { html } from '../core/dom.js';
 import { count } from '../core/format.js';
 import { useQuery } from '../core/query.js';
 import { useWords } from '../core/route.js';
 import { Badge, Empty, Head, JobLink, Segment, Skeleton, Time, Trouble } from '../ui/base.js';
+import { KeyPages } from '../ui/dead-letters.js';
 import { quoted } from '../ui/filter.js';
 
 const happens = ['accepted', 'started', 'settled', 'cancelled', 'reaped'];
@@ -17,15 +18,11 @@ const jobsOf = (key, state) =>
 
 export default function OrderKeys() {
   const [query, change] = useWords();
-  const [trail, follow] = useState([]);
   const blocked = query.get('blocked') ? 'true' : '';
-  const after = trail.at(-1) ?? '';
+  const after = query.get('after') ?? '';
   const keys = useQuery(url('/v1/order-keys', { after, blocked }), { on: happens, every: 5000, pace: 1000 });
   const rows = keys.data?.data ?? [];
-  const show = (word) => {
-    follow([]);
-    change({ blocked: word === 'blocked' ? 1 : null });
-  };
+  const show = (word) => change({ blocked: word === 'blocked' ? 1 : null, after: null });
   return html`
     <${Head}
       title="Order keys"
@@ -60,16 +57,7 @@ export default function OrderKeys() {
               <tbody>${rows.map((row) => html`<${Row} key=${row.key} row=${row} />`)}</tbody>
             </table>`
         }
-        ${
-          (after || keys.data.next) &&
-          html`<div class="more row">
-            ${after && html`<button type="button" onClick=${() => follow(trail.slice(0, -1))}>Before</button>`}
-            ${
-              keys.data.next &&
-              html`<button type="button" onClick=${() => follow([...trail, keys.data.next])}>More</button>`
-            }
-          </div>`
-        }
+        <${KeyPages} after=${after} next=${keys.data.next} change=${change} />
       </section>`
     }
   `;

@@ -21,6 +21,7 @@ import {
   tell,
   useMay,
 } from '../ui/base.js';
+import { Pages } from '../ui/dead-letters.js';
 import { confirm } from '../ui/dialog.js';
 import { Json } from '../ui/json.js';
 import { Outcome, pause, policies, Runs, resume, ScheduleForm, trigger, Why } from '../ui/schedules.js';
@@ -210,9 +211,10 @@ const outcomes = [
 
 /** Its ticks with their results, page by page. */
 function Ticks({ path, gone, round }) {
-  const [outcome, choose] = useState('');
-  const [trail, follow] = useState([]);
-  const cursor = trail.at(-1) ?? '';
+  const [query, change] = useWords();
+  const asked = query.get('outcome') ?? '';
+  const outcome = outcomes.some(([word]) => word === asked) ? asked : '';
+  const cursor = query.get('cursor') ?? '';
   const ticks = useQuery(url(`${path}/ticks`, { outcome, limit: TICKS, cursor }), { every: cursor ? 0 : 5000 });
   const [seen, see] = useState(round);
   if (seen !== round) {
@@ -221,10 +223,7 @@ function Ticks({ path, gone, round }) {
   }
   const rows = ticks.data?.data ?? [];
   if (gone && ticks.error) return null;
-  const turn = (word) => {
-    choose(word);
-    follow([]);
-  };
+  const turn = (word) => change({ outcome: word, cursor: null });
   return html`
     <${Panel} title="Ticks" flush side=${html`<${Segment} label="Outcome" of=${outcomes} is=${outcome} on=${turn} />`}>
       <${Trouble} error=${ticks.error} retry=${ticks.reload} />
@@ -290,16 +289,7 @@ function Ticks({ path, gone, round }) {
           </tbody>
         </table>`
       }
-      ${
-        (cursor || ticks.data?.next_cursor) &&
-        html`<div class="more row">
-          ${cursor && html`<button type="button" onClick=${() => follow(trail.slice(0, -1))}>Newer</button>`}
-          ${
-            ticks.data?.next_cursor &&
-            html`<button type="button" onClick=${() => follow([...trail, ticks.data.next_cursor])}>Older</button>`
-          }
-        </div>`
-      }
+      <${Pages} cursor=${cursor} next=${ticks.data?.next_cursor} change=${change} />
     </${Panel}>
   `;
 }

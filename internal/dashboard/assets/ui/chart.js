@@ -112,7 +112,7 @@ export function Chart({ x, series, format = String, axes = true, label, marks = 
         ${
           at !== null &&
           at < x.length &&
-          html`<span class="faint">${new Date(x[at]).toISOString().slice(11, 19)} UTC</span>`
+          html`<span class="faint" title="Your local time">${clock(x[at] / 1000)}</span>`
         }
       </figcaption>`
     }

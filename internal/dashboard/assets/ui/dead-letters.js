@@ -131,6 +131,15 @@ export function Pages({ cursor, next, change }) {
   </div>`;
 }
 
+/** The way through a listing by key. The address has the place, so that the browser leads back. */
+export function KeyPages({ after, next, change }) {
+  if (!after && !next) return null;
+  return html`<div class="more row">
+    ${after && html`<button type="button" onClick=${() => change({ after: null }, { replace: false })}>First</button>`}
+    ${next && html`<button type="button" onClick=${() => change({ after: next }, { replace: false })}>More</button>`}
+  </div>`;
+}
+
 /**
  * How many open ones of a group failed in each of the last 24 hours, the oldest hour first; null where the server does
  * not say.
