@@ -497,9 +497,9 @@ async fn an_operator_releases_a_canary_in_the_dashboard_holds_it_and_reads_why_i
     page.has(&heading("Replay")).await;
     page.reads("1 → 2 → 50/s").await;
     page.click(&button("Pause")).await;
-    page.reads("It is paused").await;
+    page.reads("The operation is paused").await;
     page.click(&button("Resume")).await;
-    page.reads("It goes on").await;
+    page.reads("The operation runs again").await;
     // The first step passes. Of the second one too many fail.
     address.door.cancel();
     page.reads("It stopped by itself").await;

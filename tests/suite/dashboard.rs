@@ -392,7 +392,7 @@ async fn a_queue_is_paused_with_a_reason_limited_and_resumed() {
     page.click(&button("Resume")).await;
     page.reads("It was paused because: the post office is closed").await;
     page.click(&button("Resume")).await;
-    page.reads("default goes on").await;
+    page.reads("default is resumed").await;
     tickr.until(waits, State::Completed).await;
     page.reads("running").await;
     page.assert_calm();

@@ -799,7 +799,7 @@ async fn a_screen_that_did_not_come_is_asked_for_again_by_itself() {
     page.visit("/").await;
     page.offline(true).await;
     page.click(&link("Schedules")).await;
-    page.reads("This screen has not come").await;
+    page.reads("This screen could not be loaded").await;
     page.offline(false).await;
     page.reads("No schedule yet").await;
     assert_eq!(page.address().await, "/schedules");

@@ -74,8 +74,8 @@ function Screen() {
     </${Empty}>`;
   else if (shown?.found === found)
     content = shown.missing
-      ? html`<${Empty} title="This screen has not come">
-          The server did not answer. It is asked again by itself; what was entered elsewhere stays.
+      ? html`<${Empty} title="This screen could not be loaded">
+          The server did not answer. The page tries again by itself, and keeps what you entered elsewhere.
         </${Empty}>`
       : html`<${shown.screen} key=${path} params=${params} />`;
   return html`<main class="main" id="main" ref=${main}><div class="stack">${content}</div></main>`;

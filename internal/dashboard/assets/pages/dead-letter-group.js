@@ -210,11 +210,11 @@ export default function DeadLetterGroup({ params: [fingerprint] }) {
                   bulk(
                     'retry',
                     { q: `dead_letter:discarded group:${it.fingerprint}` },
-                    { title: 'Take the discarded ones back' },
+                    { title: 'Retry the discarded jobs' },
                   ),
                 )}
             >
-              Take them back
+              Retry the discarded jobs
             </button>
           </${Allowed}>`
         }

@@ -72,7 +72,7 @@ export default function Runners() {
               <th>Runner</th>
               <th>Status</th>
               <th>Workers</th>
-              <th>Heartbeat, clock</th>
+              <th>Last heartbeat</th>
               <${Allowed}>
                 <th><span class="hidden-visually">Actions</span></th>
               </${Allowed}>
@@ -151,7 +151,7 @@ function Notes({ living }) {
 }
 
 const skewOf = (ms) =>
-  Math.abs(ms) < 1 ? 'clock exact' : `clock ${span(Math.abs(ms))} ${ms > 0 ? 'ahead' : 'behind'}`;
+  Math.abs(ms) < 1 ? 'clock in sync' : `clock ${span(Math.abs(ms))} ${ms > 0 ? 'ahead' : 'behind'}`;
 
 function Runner({ runner, open, toggle, reload }) {
   const is = standing(runner);
@@ -209,7 +209,7 @@ function Runner({ runner, open, toggle, reload }) {
           </div>
         </div>
       </td>
-      <td data-label="Heartbeat, clock">
+      <td data-label="Last heartbeat">
         <div>
           <span class=${cls(is === 'silent' && 'bad')}><${Time} at=${runner.heartbeat_at} /></span>
           ${

@@ -33,8 +33,8 @@ function bodyOf({ rates, pct }, { steps: before = [], min_outcomes: least } = {}
   });
   const canary = { max_failure_pct: Number(pct) };
   if (steps.length) canary.steps = steps;
-  return canary;
   if (least) canary.min_outcomes = least;
+  return canary;
 }
 
 /** Ask for a canary that releases the open dead letters of a group. Resolves with the operation, or undefined. */
@@ -50,8 +50,8 @@ export const repeatCanary = ({ canary }, filter) =>
   askForCanary('Release as a canary again', filter, {
     rates: canary.steps.map((step) => step.rate),
     pct: canary.max_failure_pct,
-  });
     before: canary,
+  });
 
 /** Ask, show a preview, and start it. */
 async function askForCanary(title, filter, { rates, pct: most, about, before }) {
@@ -171,6 +171,6 @@ export function CanaryProgress({ operation }) {
 export async function pauseOrResume(operation, reload) {
   const verb = operation.paused_at ? 'resume' : 'pause';
   await post(`/v1/operations/${operation.id}/${verb}`);
-  tell(verb === 'pause' ? 'It is paused' : 'It goes on');
+  tell(verb === 'pause' ? 'The operation is paused' : 'The operation runs again');
   reload?.();
 }

@@ -82,7 +82,7 @@ export function resume(queue) {
     `,
     submit: async () => {
       await post(`/v1/queues/${seg(queue.name)}/resume`);
-      tell(`${queue.name} goes on`);
+      tell(`${queue.name} is resumed`);
       return true;
     },
   });

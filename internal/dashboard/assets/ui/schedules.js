@@ -446,7 +446,7 @@ function Form({ seen, kinds, done, again }) {
           }
           <div>
             <${Segment}
-              label="How it is told"
+              label="How the times are given"
               of=${[['cron', 'By the clock (cron)'], ['every', 'At an interval']]}
               is=${v.mode}
               on=${(mode) => set({ mode })}
