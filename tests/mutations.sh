@@ -317,10 +317,26 @@ mutants() {
         dashboard_use::a_screen_that_did_not_come_is_asked_for_again_by_itself
     mutant 'pace of the frame' internal/dashboard/assets/app.js \
         'every: 10000, pace: 5000 }' 'every: 500, pace: 100 }' \
+        internal/dashboard/assets/core/query.js 'const APART = 900' 'const APART = 0' \
         dashboard_use::a_page_of_jobs_asks_the_server_about_once_a_second_while_much_happens
     mutant 'palette of commands' internal/dashboard/assets/ui/keyboard.js \
         "event.key === 'k' && !" "event.key === 'K' && !" \
         dashboard_use::the_palette_leads_to_screens_and_queues_and_pauses_one
+    mutant 'whole filter of a repeated operation' internal/dashboard/assets/ui/filter-text.js \
+        '...choices.filter(Boolean)]' ']' \
+        dashboard_use::an_operation_that_is_started_again_means_the_same_jobs
+    mutant 'longest time of an answer' internal/dashboard/assets/core/api.js \
+        'signal: AbortSignal.any(signals)' 'signal' \
+        dashboard_use::a_proxy_without_its_server_and_a_server_that_hangs_are_said_by_the_banner
+    mutant 'causes that stand still' internal/dashboard/assets/pages/dead-letters.js \
+        'const groups = still.rows' 'const groups = latest' \
+        dashboard_use::causes_keep_their_places_under_the_mouse_and_a_failed_reading_hides_no_other
+    mutant 'one stream of all tabs' internal/dashboard/assets/core/live.js \
+        'let shares = Boolean(navigator.locks)' 'let shares = !navigator.locks' \
+        dashboard_use::tabs_share_one_stream_of_events_and_the_next_one_takes_it_over
+    mutant 'numbers of a failed survey' internal/dashboard/assets/pages/explorer.js \
+        'last.current = null' 'last.current = found.data ?? last.current' \
+        explorer::a_filter_whose_survey_fails_has_no_numbers_and_a_deleted_job_leaves_filter_and_range
     mutant 'seats of searches' internal/store/sql/pools.rs \
         '(self.reads - 1).clamp(1, 4)' '(self.reads + 1_000).clamp(1, 1_000)' \
         starvation::a_flood_of_heavy_reads_stops_nothing_and_its_key_ends_at_once
