@@ -11,6 +11,8 @@ const RESEND_MS = 5_000;
 const TRIES = 4;
 const TYPING_MS = 3_000;
 const PRESENCE_MS = 30_000;
+/** The first pause before calls that failed are made again. */
+const LOAD_AGAIN_MS = 1_000;
 
 const state = {
   user: null,
@@ -101,18 +103,17 @@ function say(frame) {
 }
 
 const hears = {
-  async hello() {
+  hello() {
     state.greeted = true;
     state.pause = 250;
     showLine('online', 'online');
-    await loadConversations();
-    sync();
-    for (const conversation of state.conversations.values()) await loadHistory(conversation);
-    if (state.open) say({ type: 'open', conversation_id: state.open });
-    state.conversations.forEach(renumber);
+    // What waits here goes first, and does not depend on calls that may fail. The server refuses wrong numbers.
     state.tries.forEach((tried) => clearTimeout(tried.timer));
     state.tries.clear();
     state.outbox.forEach(post);
+    sync();
+    if (state.open) say({ type: 'open', conversation_id: state.open });
+    load(state.socket);
   },
   async message(frame) {
     await add(frame);
@@ -252,6 +253,32 @@ async function loadConversations() {
   draw();
 }
 
+/**
+ * Load the conversations, and the newest messages of each. A call that fails stops no other one, and is made again while
+ * this connection lasts.
+ */
+async function load(socket, wait = LOAD_AGAIN_MS) {
+  if (state.socket !== socket || socket.readyState !== WebSocket.OPEN) return;
+  const wrong = [];
+  await loadConversations().catch((error) => wrong.push(error));
+  for (const conversation of state.conversations.values()) {
+    const [first] = state.outbox.filter((waiting) => waiting.conversation_id === conversation.id);
+    if (wrong.length === 0 && first && first.client_seq !== conversation.expected) {
+      renumber(conversation);
+      state.outbox.filter((waiting) => waiting.conversation_id === conversation.id).forEach(post);
+    }
+    if (conversation.loaded === socket) continue;
+    const loaded = () => {
+      conversation.loaded = socket;
+    };
+    await loadHistory(conversation).then(loaded, (error) => wrong.push(error));
+  }
+  if (wrong.length > 0) {
+    complain('wrong', wrong[0]);
+    setTimeout(() => load(socket, Math.min(2 * wait, 15_000)), wait * (0.75 + Math.random() / 2));
+  } else if (wait > LOAD_AGAIN_MS) complain('wrong');
+}
+
 /** Load the newest messages of a conversation, with their ticks. */
 async function loadHistory(conversation) {
   const after = Math.max(0, conversation.last_seq - 200);
@@ -349,18 +376,52 @@ function draw() {
   });
 }
 
+/** The elements of each list, by key, with what they show. */
+const arranged = new WeakMap();
+
+/**
+ * Show items `{key, said}` as the children of a list. Each has one element that stays while its key is there, so a
+ * selection, the focus and a click that has begun stay as well. `fill` is called when `said` has changed.
+ */
+function arrange(list, items, build, fill) {
+  const known = arranged.get(list) ?? new Map();
+  arranged.set(list, known);
+  const wanted = new Set(items.map((item) => item.key));
+  // What is gone goes first, so that no other element has to move.
+  for (const [key, { element }] of known) {
+    if (wanted.has(key)) continue;
+    element.remove();
+    known.delete(key);
+  }
+  items.forEach((item, place) => {
+    const said = JSON.stringify(item.said);
+    const entry = known.get(item.key) ?? { element: build(item) };
+    known.set(item.key, entry);
+    if (entry.said !== said) fill(entry.element, item);
+    entry.said = said;
+    if (list.children[place] !== entry.element) list.insertBefore(entry.element, list.children[place] ?? null);
+  });
+}
+
 function drawList() {
-  const entries = [...state.conversations.values()].map((conversation) => {
+  const items = [...state.conversations.values()].map((conversation) => ({
+    key: conversation.id,
+    said: [nameOf(conversation), conversation.unread, conversation.id === state.open],
+  }));
+  const build = ({ key }) => {
     const button = make('button', undefined, { type: 'button' });
-    button.append(make('span', nameOf(conversation)));
-    if (conversation.unread > 0) button.append(make('span', String(conversation.unread), { class: 'unread' }));
-    if (conversation.id === state.open) button.setAttribute('aria-current', 'true');
-    button.onclick = () => choose(conversation.id);
+    button.onclick = () => choose(key);
     const entry = make('li');
     entry.append(button);
     return entry;
+  };
+  arrange($('conversations'), items, build, (entry, { said: [name, unread, open] }) => {
+    const button = entry.firstChild;
+    button.replaceChildren(make('span', name));
+    if (unread > 0) button.append(make('span', String(unread), { class: 'unread' }));
+    if (open) button.setAttribute('aria-current', 'true');
+    else button.removeAttribute('aria-current');
   });
-  $('conversations').replaceChildren(...entries);
 }
 
 function tick(conversation, message) {
@@ -385,21 +446,22 @@ function drawTalk() {
   messages.sort((a, b) => (a.seq ?? Infinity) - (b.seq ?? Infinity) || a.client_seq - b.client_seq);
   const list = $('messages');
   const atEnd = list.scrollHeight - list.scrollTop - list.clientHeight < 60;
-  const entries = messages.map((message) => {
+  const items = messages.map((message) => {
     const mine = message.sender === state.user;
+    return { key: message.message_id, message, mine, said: [message.at, mine && tick(conversation, message)] };
+  });
+  const build = ({ message, mine }) => {
     const entry = make('li', undefined, { class: mine ? 'mine' : 'theirs' });
     if (!mine && conversation.is_group) entry.append(make('span', message.sender, { class: 'sender' }));
-    entry.append(make('span', message.content, { class: 'content' }));
-    const foot = make('span', undefined, { class: 'foot' });
-    foot.append(make('time', clock(message.at), { datetime: message.at }));
-    if (mine) {
-      const [word, text, label] = tick(conversation, message);
-      foot.append(make('span', text, { class: 'tick', 'data-state': word, title: label }));
-    }
-    entry.append(foot);
+    entry.append(make('span', message.content, { class: 'content' }), make('span', undefined, { class: 'foot' }));
     return entry;
+  };
+  arrange(list, items, build, (entry, { said: [at, ticked] }) => {
+    entry.lastChild.replaceChildren(make('time', clock(at), { datetime: at }));
+    if (!ticked) return;
+    const [word, text, label] = ticked;
+    entry.lastChild.append(make('span', text, { class: 'tick', 'data-state': word, title: label }));
   });
-  list.replaceChildren(...entries);
   if (atEnd) list.scrollTop = list.scrollHeight;
   markRead(conversation, messages);
   showPresence();

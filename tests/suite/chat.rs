@@ -959,7 +959,13 @@ async fn two_pages_talk_while_one_is_offline_and_a_server_is_killed() {
     ticks(&bob, &["read"]).await;
     ada.reads_not("bob is typing…").await;
 
-    // The server of bob is killed. What both write meanwhile waits, and arrives when the server is back.
+    // The server of bob is killed. What both write meanwhile waits, and arrives when the server is back, even if each
+    // other call of the page fails then.
+    bob.eval::<()>(
+        "void (window.first = document.querySelector('#messages li'), window.plainFetch = fetch, \
+         window.fetch = () => Promise.reject(new Error('no call passes')))",
+    )
+    .await;
     two.runner.kill9();
     bob.reads("offline, trying again").await;
     write(&bob, "from a dead line").await;
@@ -971,6 +977,10 @@ async fn two_pages_talk_while_one_is_offline_and_a_server_is_killed() {
     ada.reads("from a dead line").await;
     ticks(&ada, &["read", "read"]).await;
     ticks(&bob, &["read", "read"]).await;
+    bob.reads("no call passes").await;
+    bob.eval::<()>("void (window.fetch = plainFetch)").await;
+    bob.reads_not("no call passes").await;
+    assert!(bob.eval::<bool>("first === document.querySelector('#messages li')").await, "its element stayed");
     ada.until("bob is back", "document.getElementById('presence').textContent === 'online'").await;
     for page in [&ada, &bob] {
         let contents: Vec<String> =
