@@ -26,6 +26,7 @@ use uuid::Uuid;
 use crate::http::body::{Body, Object, ResultBody};
 use crate::http::caller::WorkerRights;
 use crate::http::problem::{Code, Problem};
+use crate::http::revocation::RequestRight;
 use crate::view::{Moment, StateWord};
 use crate::{Api, json};
 use tickr_broker::{JobDelivery, WorkerFinish, WorkerFinished, WorkerReport};
@@ -484,7 +485,7 @@ async fn require_rights(api: &Api, rights: &WorkerRights, id: &RunnerId) -> Resu
 /// Waits until there is a job that the worker executes, and returns at most as many as it has free slots. The attempts are
 /// committed before they are returned. A worker has one request for jobs at a time: a new one ends an earlier one. When an
 /// answer is lost, the worker sends the same request again and gets the same jobs. Every attempt that a request does not
-/// list in `holding` is given back at once, and no attempt is used.
+/// list in `holding` is given back at once, and no attempt is used. 401 when the API key is revoked during the wait.
 #[utoipa::path(
     post, path = "/v1/workers/{id}/fetch", tag = "workers", operation_id = "fetch_jobs", request_body = FetchBody,
     params(("id" = String, Path, description = "The worker's id")),
@@ -498,6 +499,7 @@ async fn require_rights(api: &Api, rights: &WorkerRights, id: &RunnerId) -> Resu
 pub(super) async fn fetch(
     State(api): State<Api>,
     rights: WorkerRights,
+    mut pass: RequestRight,
     WorkerPath(id): WorkerPath,
     Body(body, _): Body<FetchBody>,
 ) -> Result<Response, Problem> {
@@ -533,7 +535,7 @@ pub(super) async fn fetch(
     }
     // A suspect is executed alone, and a repeated request gets nothing new.
     if drained || begun.holds_suspect || begun.repeated {
-        until_calm(&api, wait).await;
+        pass.wait_for(until_calm(&api, wait)).await?;
         return deliver(&api, api.broker.delivery(&begun.worker.id, Vec::new(), drained)).await;
     }
     let request = RemoteFetch { worker: begun.worker, id: fetch_id };
@@ -541,7 +543,8 @@ pub(super) async fn fetch(
     let Some(waiting) = waiting else {
         return Err(Problem::new(Code::Stopping, "this runner is shutting down; send the request to another one"));
     };
-    let Ok(delivery) = waiting.await else {
+    // Jobs that come after the API key was revoked go back when their delivery is dropped.
+    let Ok(delivery) = pass.wait_for(waiting).await? else {
         let detail = "the claim of jobs for this request got no answer; send the same request again";
         return Err(Problem::new(Code::StoreUnavailable, detail));
     };

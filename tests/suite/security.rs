@@ -303,11 +303,15 @@ async fn streams_imports_and_waits_end_with_their_key_on_every_runner() {
 
     let shop = make_api_key(&urls[0], &admin, "shop", json!({"scope": "enqueue"})).await;
     let board = make_api_key(&urls[0], &admin, "board", json!({"scope": "read"})).await;
+    let fleet = make_api_key(&urls[0], &admin, "fleet", json!({"scope": "work"})).await;
     let later = json!({"kind": "noop", "delay_ms": 3_600_000});
     let id = id_of(&post(&urls[0], "/v1/jobs", &shop, later).await);
+    let declared = call(&urls[0], Method::PUT, "/v1/kinds/resize", &admin, Some(json!({"queue": "pictures"}))).await;
+    assert_eq!(declared.status, 201, "{:#}", declared.body);
     for url in &urls {
         knows(url, &shop, 200).await;
         knows(url, &board, 200).await;
+        knows(url, &fleet, 200).await;
         knows(url, &admin, 200).await;
     }
     let (mut streams, mut waits, mut busy, mut idle) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
@@ -319,6 +323,12 @@ async fn streams_imports_and_waits_end_with_their_key_on_every_runner() {
         kept.push(follow(format!("{url}/v1/events"), &admin));
         let wait = http().get(format!("{url}/v1/jobs/{id}/result?wait=30s")).bearer_auth(&shop);
         waits.push(tokio::spawn(async move { (answer(wait).await, Instant::now()) }));
+        // A remote worker waits for jobs.
+        let worker = json!({"name": "test", "kinds": ["resize"], "slots": 1});
+        let path = format!("/v1/workers/{}/fetch", id_of(&post(&urls[0], "/v1/workers", &fleet, worker).await));
+        let wanted = json!({"slots": 1, "wait_ms": 30_000, "holding": [], "fetch_id": uuid::Uuid::now_v7()});
+        let fetch = http().post(format!("{url}{path}")).bearer_auth(&fleet).json(&wanted);
+        waits.push(tokio::spawn(async move { (answer(fetch).await, Instant::now()) }));
         busy.push(Slow::begin(url, &shop));
         idle.push(Slow::begin(url, &shop));
     }
@@ -329,7 +339,7 @@ async fn streams_imports_and_waits_end_with_their_key_on_every_runner() {
     }
     tickr.until_count("SELECT COUNT(*) FROM job_tags WHERE tag = 'before'", 2_000).await;
 
-    for name in ["shop", "board"] {
+    for name in ["shop", "board", "fleet"] {
         assert_eq!(call(&urls[0], Method::DELETE, &format!("/v1/api-keys/{name}"), &admin, None).await.status, 200);
     }
     let revoked = Instant::now();

@@ -67,6 +67,16 @@ impl RequestRight {
         }
     }
 
+    /// Wait for `work` while the request may continue. Otherwise drop `work`, or its result if that came too late.
+    pub(crate) async fn wait_for<T>(&mut self, work: impl Future<Output = T>) -> Result<T, Problem> {
+        let done = tokio::select! {
+            biased;
+            () = self.wait_until_revoked() => None,
+            done = work => Some(done),
+        };
+        done.filter(|_| self.is_good()).ok_or_else(|| self.refusal())
+    }
+
     /// Make the problem for a request that may not continue.
     pub(crate) fn refusal(&self) -> Problem {
         let detail = match self.auth_method {
