@@ -41,7 +41,7 @@ filter_struct! {
         /// Only the jobs with these ids, at most 1,000.
         #[schema(max_items = 1000, value_type = Option<Vec<String>>)]
         ids: Vec<String>,
-        /// Values at paths in the payload: `{"user.id": 42}`.
+        /// Values at paths in the payload: `{"user.id": 42}`. A value has at most 2,000 bytes.
         #[schema(value_type = Option<std::collections::BTreeMap<String, serde_json::Value>>)]
         payload: BTreeMap<String, serde_json::Value>,
     }
@@ -79,6 +79,15 @@ impl FilterBody {
                     continue;
                 }
             };
+            let bytes = match &wanted {
+                Wanted::Text(text) => text.len(),
+                Wanted::Number(number) => number.to_string().len(),
+                Wanted::Null(()) | Wanted::Bool(_) | Wanted::Word { .. } => 0,
+            };
+            if bytes > Filter::MAX_VALUE_BYTES {
+                wrong(pointer(), format!("must be at most {} bytes", Filter::MAX_VALUE_BYTES));
+                continue;
+            }
             match path.parse() {
                 Ok(path) => drop(filter.payload.insert(path, wanted)),
                 Err(e) => wrong(pointer(), tickr_job::InvalidPath::to_string(&e)),

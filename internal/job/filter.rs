@@ -123,6 +123,8 @@ impl Filter {
     pub const MAX_TAGS: usize = 10;
     /// Maximum number of payload paths in one filter.
     pub const MAX_PATHS: usize = 5;
+    /// Maximum length of the value at a payload path, in bytes.
+    pub const MAX_VALUE_BYTES: usize = 2_000;
     /// Maximum length of the error text to search for, in bytes.
     pub const MAX_ERROR_BYTES: usize = 200;
     /// Maximum number of texts without a field in one filter.

@@ -1,6 +1,6 @@
 //! The audit log: what operators did is recorded in the transaction that makes the change.
 
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use tickr::job::Actor;
 
 use crate::support::{TestApp, answer, http};
@@ -50,5 +50,36 @@ async fn what_an_operator_changes_is_written_down_and_what_was_refused_is_not() 
     // A program that uses the library names its actor.
     tickr.app.broker().retry(other, &Actor::tickr()).await.unwrap();
     assert_eq!(acts(&tickr, "limit=1").await[0].0, "tickr");
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_longest_actor_and_the_longest_details_are_recorded_and_values_of_a_filter_are_bounded() {
+    let tickr = TestApp::start().await;
+    let said = "a".repeat(Actor::MAX_SAID);
+    let overrides: Map<String, Value> = (0..1_000)
+        .map(|n| (format!("{n:0>100}"), json!({"concurrency": 7, "rate": {"starts": 1_000, "period_ms": 60_000}})))
+        .collect();
+    let limit = json!({"concurrency": 1, "overrides": overrides});
+    let request = http().put(tickr.url("/v1/limits/wide")).header("tickr-actor", &said).json(&limit);
+    let set = answer(request).await;
+    let actor = format!("anyone ({said})");
+    assert_eq!((set.status, &set.body["changed_by"]), (201, &json!(actor)), "{:#}", set.body);
+    let page = tickr.get("/v1/audit?limit=1").await.body;
+    let detail = &page["data"][0]["detail"];
+    assert!(detail.to_string().len() > 1 << 16, "{}", detail.to_string().len());
+    assert_eq!((&page["data"][0]["actor"], detail["overrides"].as_object().unwrap().len()), (&json!(actor), 1_000));
+
+    for (length, status) in [(2_000, 202), (2_001, 422), (70_000, 422)] {
+        let body = json!({"action": "cancel", "filter": {"payload": {"a.b": "x".repeat(length)}}});
+        let started = tickr.post("/v1/operations", body).await;
+        assert_eq!(started.status, status, "{length}: {:#}", started.body);
+        if status == 422 {
+            assert_eq!(started.pointers(), ["/filter/payload/a.b"]);
+        }
+    }
+    let body = json!({"action": "cancel", "filter": {"finished_after": "2026-11-01T00:00:60Z"}});
+    let started = tickr.post("/v1/operations", body).await;
+    assert_eq!((started.status, &started.body["filter"]["finished_after"]), (202, &json!("2026-11-01T00:01:00Z")));
     tickr.stop().await;
 }

@@ -83,6 +83,7 @@ const FILES: &[(&str, &str)] = embedded![
     "0054_limit_holds.sql",
     "0055_push_kinds.sql",
     "0056_index_changes.sql",
+    "0057_audit_detail.sql",
 ];
 
 /// The migrations that this binary brings, in order.
