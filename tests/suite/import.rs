@@ -13,7 +13,7 @@ use tokio::net::TcpStream;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-use crate::support::{DEADLINE, TestApp, contract, http};
+use crate::support::{DEADLINE, TestApp, contract, eventually, http};
 
 /// The answer to a whole import: its lines, and its last line.
 #[derive(Debug)]
@@ -196,6 +196,52 @@ async fn an_import_that_breaks_off_anywhere_is_sent_again_and_does_nothing_twice
     assert_eq!(tickr.count("SELECT COUNT(*) FROM jobs").await, 3_000);
     tickr.assert_sound().await;
     other.stop(CancellationToken::new()).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_part_that_was_carried_out_gets_its_answer_again_when_its_lines_are_not_valid_any_more() {
+    let tickr = TestApp::start().await;
+    let declare = async |kind: &str| {
+        assert_eq!(tickr.put(&format!("/v1/kinds/{kind}"), json!({})).await.status, 201);
+    };
+    declare("resize").await;
+    let of = |kind: &str| json!({"kind": kind, "delay_ms": 3_600_000});
+    let keyed = json!({"kind": "resize", "delay_ms": 3_600_000, "unique_key": "a", "on_conflict": "reject"});
+    let cases = [
+        ("", "stop", vec![of("noop"), of("resize"), of("noop")]),
+        ("?on_error=continue", "continue", vec![of("noop"), of("resize"), of("noop")]),
+        ("?on_error=continue", "refused", vec![of("noop"), of("crop"), of("resize")]),
+        ("?on_error=continue", "alone", vec![of("resize")]),
+        // The second line with the unique key begins another part.
+        ("?on_error=continue", "parts", vec![keyed.clone(), keyed, of("noop")]),
+    ];
+    let mut first = Vec::new();
+    for (query, key, lines) in &cases {
+        first.push(import(&tickr, query, Some(*key), bytes_of(lines)).await);
+    }
+    let accepted: Vec<&Value> = first.iter().map(|imported| &imported.end["accepted"]).collect();
+    assert_eq!(accepted, [3, 3, 2, 1, 2]);
+
+    // The kind is gone, and the one that did not exist is declared.
+    let gone = tickr.delete("/v1/kinds/resize").await;
+    assert_eq!(gone.status, 204, "{:#}", gone.body);
+    declare("crop").await;
+    eventually("the kinds are followed", || async {
+        let codes =
+            [tickr.post("/v1/jobs", of("resize")).await.status, tickr.post("/v1/jobs", of("crop")).await.status];
+        (codes == [422, 201]).then_some(())
+    })
+    .await;
+    let before = tickr.count("SELECT COUNT(*) FROM jobs").await;
+    for ((query, key, lines), first) in cases.iter().zip(&first) {
+        let again = import(&tickr, query, Some(*key), bytes_of(lines)).await;
+        let ids = |imported: &Imported| imported.lines.iter().map(|line| line["id"].clone()).collect::<Vec<_>>();
+        assert_eq!((ids(&again), &again.end), (ids(first), &first.end), "{key}: {:#?}", again.lines);
+        let replayed = |line: &Value| line["replayed"] == true || line["problem"] != Value::Null;
+        assert!(again.lines.iter().all(replayed), "{key}: {:#?}", again.lines);
+    }
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM jobs").await, before);
     tickr.stop().await;
 }
 

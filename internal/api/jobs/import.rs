@@ -5,7 +5,7 @@
 //! them form a part, never timing. So with an idempotency key each part is carried out at most once, and an import that
 //! broke off can be sent again.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
@@ -265,13 +265,23 @@ struct ImportedLine {
     text: Result<Vec<u8>, Problem>,
 }
 
+/// One line of a part.
+struct PartLine {
+    number: u64,
+    /// JSON that stands for the line in the digest of the part: the line itself if it has the fields of a job,
+    /// otherwise its text as a string. It does not depend on whether the job is valid now, because the kinds that exist
+    /// may change before the import is sent again.
+    digested: String,
+    unique_key: Option<(Name, String)>,
+    on_conflict: OnConflict,
+    job: Result<NewJob, Problem>,
+}
+
 /// Lines that are committed together.
 #[derive(Default)]
 struct ImportPart {
     bytes: usize,
-    /// The lines that are valid jobs, in order.
-    jobs: Vec<(u64, NewJob, Box<RawValue>)>,
-    refused: Vec<(u64, Problem)>,
+    lines: Vec<PartLine>,
     /// The unique keys of the part so far.
     keys: HashSet<(Name, String)>,
     /// Set when the body ended. The inner value is the problem, or `None` for a normal end.
@@ -334,17 +344,13 @@ impl Import {
             self.finish(Some(problem));
             return String::new();
         }
-        let mut answers: Vec<ImportLine> =
-            part.refused.drain(..).map(|(line, problem)| refused(line, problem)).collect();
-        if self.on_error == OnError::Continue || answers.is_empty() {
-            match self.write(part.jobs).await {
-                Ok(written) => answers.extend(written),
-                Err(problem) => {
-                    self.finish(Some(problem));
-                    return String::new();
-                }
+        let mut answers = match self.answer_part(std::mem::take(&mut part.lines)).await {
+            Ok(answers) => answers,
+            Err(problem) => {
+                self.finish(Some(problem));
+                return String::new();
             }
-        }
+        };
         self.part += 1;
         answers.sort_by_key(|answer| answer.line);
         let stopped = self.on_error == OnError::Stop && answers.iter().any(|answer| answer.problem.is_some());
@@ -371,7 +377,7 @@ impl Import {
 
     async fn read_part(&mut self) -> ImportPart {
         let mut part = ImportPart::default();
-        while part.jobs.len() + part.refused.len() < MAX_LINES {
+        while part.lines.len() < MAX_LINES {
             let read = match self.next.take() {
                 Some(line) => Ok(Some(line)),
                 None => self.lines.next().await,
@@ -392,51 +398,99 @@ impl Import {
                 break;
             }
             part.bytes += line.text.as_ref().map_or(0, Vec::len);
-            let number = line.number;
-            let job = line.text.as_ref().map_err(Clone::clone).and_then(|text| {
-                let body: NewJobBody = parse(text)?;
-                body.check_requester(&self.api, &self.asker, "")?;
-                let raw =
-                    serde_json::from_slice(text).map_err(|error| Problem::new(Code::InvalidJson, error.to_string()))?;
-                Ok((prepare(&self.api, body, "", self.span.as_ref().and_then(ImportSpan::trace_context), &[])?, raw))
-            });
-            match job {
-                Err(problem) => {
-                    self.end.lines = number;
-                    part.refused.push((number, problem));
-                }
-                Ok((job, raw)) => {
-                    if let Some(key) = &job.unique_key {
-                        let first = part.keys.insert((job.kind.clone(), key.clone()));
-                        if !first && job.on_conflict != OnConflict::Return {
-                            // The line refers to a job of this part, which must be committed first.
-                            part.bytes -= line.text.as_ref().map_or(0, Vec::len);
-                            self.next = Some(line);
-                            break;
-                        }
-                    }
-                    self.end.lines = number;
-                    part.jobs.push((number, job, raw));
+            let read = self.read_line(&line);
+            if let Some(key) = &read.unique_key {
+                let first = part.keys.insert(key.clone());
+                if !first && read.on_conflict != OnConflict::Return {
+                    // The line refers to a job of this part, which must be committed first.
+                    part.bytes -= line.text.as_ref().map_or(0, Vec::len);
+                    self.next = Some(line);
+                    break;
                 }
             }
+            self.end.lines = line.number;
+            part.lines.push(read);
         }
         self.end.lines = self.end.lines.max(self.lines.skipped_to(self.next.as_ref()));
         part
     }
 
-    /// Commit the jobs of a part, at most once if there is an idempotency key.
-    async fn write(&mut self, part: Vec<(u64, NewJob, Box<RawValue>)>) -> Result<Vec<ImportLine>, Problem> {
+    fn read_line(&self, line: &ImportedLine) -> PartLine {
+        let number = line.number;
+        let parsed = line.text.as_ref().map_err(Clone::clone).and_then(|text| {
+            let body: NewJobBody = parse(text)?;
+            let raw: Box<RawValue> =
+                serde_json::from_slice(text).map_err(|error| Problem::new(Code::InvalidJson, error.to_string()))?;
+            Ok((body, raw.get().to_owned()))
+        });
+        let (body, digested) = match parsed {
+            Ok(parsed) => parsed,
+            Err(problem) => {
+                // The reader has discarded the text of a line that is too long.
+                let text = line.text.as_ref().ok().map(|text| String::from_utf8_lossy(text));
+                let digested = serde_json::to_string(&text).unwrap_or_default();
+                let on_conflict = OnConflict::Return;
+                return PartLine { number, digested, unique_key: None, on_conflict, job: Err(problem) };
+            }
+        };
+        let on_conflict = body.on_conflict.unwrap_or(OnConflict::Return);
+        // The key of a line that is not valid counts as well, so that the parts do not depend on the kinds that exist.
+        let named = body.kind.parse::<Name>().ok().zip(body.unique_key.clone());
+        let trace = self.span.as_ref().and_then(ImportSpan::trace_context);
+        let allowed = body.check_requester(&self.api, &self.asker, "");
+        let job = allowed.and_then(|()| prepare(&self.api, body, "", trace, &[]));
+        let unique_key = match &job {
+            Ok(job) => job.unique_key.clone().map(|key| (job.kind.clone(), key)),
+            Err(_) => named,
+        };
+        PartLine { number, digested, unique_key, on_conflict, job }
+    }
+
+    /// Answer the lines of a part. Commit its jobs, unless a refused line ends the import.
+    async fn answer_part(&mut self, part: Vec<PartLine>) -> Result<Vec<ImportLine>, Problem> {
         if part.is_empty() {
             return Ok(Vec::new());
         }
-        let numbers: Vec<u64> = part.iter().map(|(number, _, _)| *number).collect();
         let idempotent = self.key.map(|key| {
-            let bodies: Vec<&str> = part.iter().map(|(_, _, raw)| raw.get()).collect();
-            let body = RawValue::from_string(format!("[{}]", bodies.join(","))).ok();
+            let lines: Vec<&str> = part.iter().map(|line| line.digested.as_str()).collect();
+            let body = RawValue::from_string(format!("[{}]", lines.join(","))).ok();
             let call = format!("POST /v1/jobs/import {:?}", self.on_error);
             key.part(self.part).request(&call, body.as_deref())
         });
-        let mut jobs: Vec<(usize, NewJob)> = part.into_iter().map(|(_, job, _)| job).enumerate().collect();
+        let numbers: Vec<u64> = part.iter().map(|line| line.number).collect();
+        let (mut jobs, mut invalid) = (Vec::new(), Vec::new());
+        for (place, line) in part.into_iter().enumerate() {
+            match line.job {
+                Ok(job) => jobs.push((place, job)),
+                Err(problem) => invalid.push((place, problem)),
+            }
+        }
+        if !jobs.is_empty() && (invalid.is_empty() || self.on_error == OnError::Continue) {
+            return self.write(&numbers, jobs, invalid, idempotent).await;
+        }
+        // Lines that are not valid now may have been valid when this part was carried out.
+        let earlier = match idempotent {
+            Some(idempotent) => self.api.broker.store().find_response(idempotent).await?,
+            None => None,
+        };
+        match earlier {
+            Some(IdempotentOutcome::Replayed(kept)) => {
+                Ok(with_refused(import_lines(&numbers, &kept.body, true), &numbers, invalid))
+            }
+            Some(IdempotentOutcome::Conflict) => Err(other_lines()),
+            _ => Ok(refused_lines(&numbers, invalid)),
+        }
+    }
+
+    /// Commit the jobs of a part, at most once if there is an idempotency key. Each job comes with its place among the
+    /// lines of the part; `invalid` are the other lines.
+    async fn write(
+        &mut self,
+        numbers: &[u64],
+        mut jobs: Vec<(usize, NewJob)>,
+        invalid: Vec<(usize, Problem)>,
+        idempotent: Option<tickr_store::IdempotentRequest>,
+    ) -> Result<Vec<ImportLine>, Problem> {
         let mut taken: Vec<(usize, Problem)> = Vec::new();
         for _ in 0..MAX_ROUNDS {
             let places: Vec<usize> = jobs.iter().map(|(place, _)| *place).collect();
@@ -461,12 +515,7 @@ impl Import {
                     };
                     (Answer { status: 200, body: String::new() }, false, refused)
                 }
-                IdempotentOutcome::Conflict => {
-                    return Err(Problem::new(
-                        Code::IdempotencyConflict,
-                        "this idempotency key belongs to an import of other lines; nothing more was accepted",
-                    ));
-                }
+                IdempotentOutcome::Conflict => return Err(other_lines()),
                 IdempotentOutcome::Busy => {
                     return Err(Problem::new(
                         Code::IdempotencyInProgress,
@@ -475,7 +524,7 @@ impl Import {
                 }
             };
             if refused_now.is_empty() {
-                return Ok(import_lines(&numbers, &kept.body, replayed));
+                return Ok(with_refused(import_lines(numbers, &kept.body, replayed), numbers, invalid));
             }
             for (at, problem) in refused_now {
                 match (jobs.get(at), taken.last_mut()) {
@@ -487,9 +536,7 @@ impl Import {
             }
             jobs.retain(|(place, _)| !taken.iter().any(|(refused, _)| refused == place));
             if self.on_error == OnError::Stop || jobs.is_empty() {
-                let refused =
-                    |(place, problem): (usize, Problem)| numbers.get(place).map(|number| refused(*number, problem));
-                return Ok(taken.into_iter().filter_map(refused).collect());
+                return Ok(refused_lines(numbers, taken.into_iter().chain(invalid)));
             }
         }
         Err(Problem::new(
@@ -527,6 +574,11 @@ fn line_of(answer: &impl Serialize) -> String {
     text
 }
 
+fn other_lines() -> Problem {
+    let detail = "this idempotency key belongs to an import of other lines; nothing more was accepted";
+    Problem::new(Code::IdempotencyConflict, detail)
+}
+
 fn key_taken((at, holder): (usize, KeyHolder)) -> (usize, Problem) {
     let problem = Problem::new(Code::UniqueKeyTaken, held_detail(&holder, ""));
     (at, problem.at("", vec![unique_key_taken("", &(at, holder))]).held_by(&holder))
@@ -540,6 +592,25 @@ fn link_refused((at, problem): &(usize, LinkProblem)) -> (usize, Problem) {
 
 fn refused(line: u64, problem: Problem) -> ImportLine {
     ImportLine { line, id: None, execute_at: None, existing: false, replayed: false, problem: Some(problem) }
+}
+
+/// Answer the lines at these places among `numbers` with their problems.
+fn refused_lines(numbers: &[u64], problems: impl IntoIterator<Item = (usize, Problem)>) -> Vec<ImportLine> {
+    let answer = |(place, problem): (usize, Problem)| numbers.get(place).map(|number| refused(*number, problem));
+    problems.into_iter().filter_map(answer).collect()
+}
+
+/// Add the lines of a part that its stored outcome does not have: they were not valid when the part was carried out.
+/// `invalid` are the lines that are not valid now.
+fn with_refused(mut answers: Vec<ImportLine>, numbers: &[u64], invalid: Vec<(usize, Problem)>) -> Vec<ImportLine> {
+    let answered: HashSet<u64> = answers.iter().map(|answer| answer.line).collect();
+    let mut invalid: HashMap<usize, Problem> = invalid.into_iter().collect();
+    for (place, number) in numbers.iter().enumerate().filter(|(_, number)| !answered.contains(number)) {
+        let since = "the line was refused when its part was carried out; use another idempotency key to enqueue it now";
+        let problem = invalid.remove(&place).unwrap_or_else(|| Problem::new(Code::InvalidRequest, since));
+        answers.push(refused(*number, problem));
+    }
+    answers
 }
 
 /// Build the stored outcome of a part: one entry for each line that was submitted or was refused because of its unique
