@@ -469,7 +469,9 @@ pub(super) async fn retry(
 ) -> Result<Response, Problem> {
     let idempotent = key.request(&format!("POST /v1/batches/{id}/retry"), None)?;
     let store = api.broker.store();
-    store.batch(id).await?.ok_or_else(|| Problem::not_found("batch", id))?;
+    if store.batch(id).await?.is_none() {
+        return replay_stored(&api, idempotent, ResponseContent::Other, Problem::not_found("batch", id)).await;
+    }
     let now = store.clock().now();
     let new = NewOperation {
         id: JobId::new().uuid(),

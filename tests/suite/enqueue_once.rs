@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
+use reqwest::Method;
 use reqwest::header::HeaderMap;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
@@ -20,7 +21,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio_util::sync::CancellationToken;
 
-use crate::support::{Answer, Proxy, TestApp, answer, eventually, http, while_unavailable};
+use crate::support::{Answer, Proxy, TestApp, answer, call, eventually, http, make_api_key, while_unavailable};
 
 /// So far ahead that the job waits during the whole test.
 const LATER_MS: u64 = 3_600_000;
@@ -379,6 +380,57 @@ async fn cancel_retry_and_run_now_with_a_key_are_done_once() {
     assert_eq!(tickr.job(failed).await["state"], "failed");
     tickr.assert_sound().await;
     other.stop(CancellationToken::new()).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn requests_about_things_that_are_gone_get_their_first_answer_again() {
+    let tickr = TestApp::start().await;
+    let url = tickr.url("");
+    let admin = make_api_key(&url, "", "ops", json!({"scope": "admin"})).await;
+    let shop = make_api_key(&url, &admin, "shop", json!({"scope": "enqueue"})).await;
+    let plain = async |method: Method, path: &str, by: &str, body: Value| {
+        let answered = call(&url, method, path, by, Some(body)).await;
+        assert!(answered.status < 300, "{path}: {:#}", answered.body);
+        answered
+    };
+    let changed = id_of(&plain(Method::POST, "/v1/jobs", &admin, later(1)).await);
+    let cancelled = id_of(&plain(Method::POST, "/v1/jobs", &shop, later(2)).await);
+    plain(Method::PUT, "/v1/schedules/yearly", &admin, json!({"cron": "0 0 1 1 *", "kind": "noop"})).await;
+    let batch = plain(Method::POST, "/v1/batches", &admin, json!({})).await.body["id"].as_str().unwrap().to_owned();
+    let requests = [
+        (Method::PATCH, format!("/v1/jobs/{changed}"), &admin, json!({"payload": {"n": 3}})),
+        (Method::PATCH, format!("/v1/jobs/{changed}"), &admin, json!({"priority": 1})),
+        (Method::POST, format!("/v1/jobs/{cancelled}/cancel"), &shop, json!({})),
+        (Method::POST, "/v1/schedules/yearly/trigger".to_owned(), &admin, json!({})),
+        (Method::POST, format!("/v1/batches/{batch}/retry"), &admin, json!({})),
+    ];
+    let send = async |at: usize| {
+        let (method, path, by, body) = &requests[at];
+        let request = http().request(method.clone(), tickr.url(path)).bearer_auth(by).json(body);
+        answer(request.header("Idempotency-Key", format!("k{at}"))).await
+    };
+    let mut first = Vec::new();
+    for at in 0..requests.len() {
+        first.push(send(at).await);
+    }
+    assert_eq!(first.iter().map(|answer| answer.status).collect::<Vec<_>>(), [200, 200, 200, 201, 202]);
+
+    plain(Method::POST, &format!("/v1/jobs/{changed}/cancel"), &admin, json!({})).await;
+    let delete = json!({"action": "delete", "filter": {"ids": [changed, cancelled]}});
+    plain(Method::POST, "/v1/operations", &admin, delete).await;
+    plain(Method::DELETE, "/v1/schedules/yearly", &admin, json!({})).await;
+    tickr.sql("DELETE FROM batches").await;
+    tickr.until_count("SELECT COUNT(*) FROM jobs", 1).await;
+    for (at, first) in first.iter().enumerate() {
+        let again = send(at).await;
+        let replayed = again.header("idempotency-replayed");
+        assert_eq!((again.status, &again.body, replayed), (first.status, &first.body, "true"), "{:?}", requests[at]);
+    }
+    // A request that was not carried out is told that its job is missing.
+    let request = http().patch(tickr.url(&format!("/v1/jobs/{changed}"))).bearer_auth(&admin);
+    let unknown = answer(request.header("Idempotency-Key", "new").json(&json!({"priority": 1}))).await;
+    assert_eq!((unknown.status, unknown.code()), (404, "not_found"));
     tickr.stop().await;
 }
 

@@ -14,7 +14,7 @@ use crate::Api;
 use crate::http::auth::RequestActor;
 use crate::http::body::{Body, IdPath};
 use crate::http::etag::{self, IfMatch};
-use crate::http::idempotency::{Key, ResponseContent, respond_to_outcome};
+use crate::http::idempotency::{Key, ResponseContent, replay_stored, respond_to_outcome};
 use crate::http::problem::{Code, Problem};
 use crate::jobs::{due, json_answer};
 use crate::view::JobView;
@@ -100,15 +100,19 @@ pub(crate) async fn change(
     key: Key,
     Body(body, text): Body<ChangeBody>,
 ) -> Result<Response, Problem> {
+    let idempotent = key.request(&format!("PATCH /v1/jobs/{id}"), Some(&text))?;
     let payload = match &body.payload {
-        Some(payload) => Some(checked(&api, id, payload.clone()).await?),
+        Some(payload) => match checked(&api, id, payload.clone()).await {
+            Ok(payload) => Some(payload),
+            // The job or its kind may be gone since the request was carried out.
+            Err(problem) => return replay_stored(&api, idempotent, ResponseContent::Job, problem).await,
+        },
         None => None,
     };
     let change = body.read(payload)?;
     let condition = tags?.map(|tags| -> ChangeCondition {
         Arc::new(move |job: &Job, attempts: &[Attempt]| tags.match_strongly(&etag::compute(&text_of(job, attempts))))
     });
-    let idempotent = key.request(&format!("PATCH /v1/jobs/{id}"), Some(&text))?;
     let build = |updated: &UpdatedJob| {
         json_answer(StatusCode::OK, &JobView::read(updated.job.clone(), Some(updated.attempts.clone())))
     };

@@ -826,14 +826,17 @@ pub(crate) async fn cancel(
     QueryParams(params): QueryParams<CancelParams>,
     key: Key,
 ) -> Result<Response, Problem> {
-    if !asker.sees_every_job() {
-        let (job, _) = api.broker.store().job(id).await?.ok_or_else(|| Problem::not_found("job", id))?;
-        asker.require_access(&job)?;
-    }
     let action = match params.unless {
         None => JobAction::Cancel,
         Some(UnlessWord::Executing) => JobAction::CancelUnlessExecuting,
     };
+    if !asker.sees_every_job() {
+        let Some((job, _)) = api.broker.store().job(id).await? else {
+            let idempotent = key.request(&call_of(id, action), None)?;
+            return replay_stored(&api, idempotent, ResponseContent::Job, Problem::not_found("job", id)).await;
+        };
+        asker.require_access(&job)?;
+    }
     act_on_job(&api, id, action, asker.producer().actor(), key).await
 }
 
@@ -879,14 +882,23 @@ pub(crate) async fn run_now(
     act_on_job(&api, id, JobAction::RunNow, &who, key).await
 }
 
+/// Return the call that an idempotency key of this action is bound to.
+fn call_of(id: JobId, action: JobAction) -> String {
+    let word = match action {
+        JobAction::Cancel => "cancel",
+        JobAction::CancelUnlessExecuting => "cancel?unless=executing",
+        JobAction::Retry => "retry",
+        JobAction::RunNow => "run-now",
+    };
+    format!("POST /v1/jobs/{id}/{word}")
+}
+
 async fn act_on_job(api: &Api, id: JobId, action: JobAction, who: &Actor, key: Key) -> Result<Response, Problem> {
-    let (word, refusal) = match action {
-        JobAction::Cancel => ("cancel", "a job that has ended cannot be cancelled"),
-        JobAction::CancelUnlessExecuting => {
-            ("cancel?unless=executing", "only a waiting or retrying job is cancelled with unless=executing")
-        }
-        JobAction::Retry => ("retry", "only a failed or cancelled job that was not replayed can be retried"),
-        JobAction::RunNow => ("run-now", "only a waiting or retrying job can be run now"),
+    let refusal = match action {
+        JobAction::Cancel => "a job that has ended cannot be cancelled",
+        JobAction::CancelUnlessExecuting => "only a waiting or retrying job is cancelled with unless=executing",
+        JobAction::Retry => "only a failed or cancelled job that was not replayed can be retried",
+        JobAction::RunNow => "only a waiting or retrying job can be run now",
     };
     let refused = |outcome: ActionOutcome| match outcome {
         ActionOutcome::Refused(state) => {
@@ -908,7 +920,7 @@ async fn act_on_job(api: &Api, id: JobId, action: JobAction, who: &Actor, key: K
     let status = |outcome: &ActionOutcome| {
         if *outcome == ActionOutcome::StopRequested { StatusCode::ACCEPTED } else { StatusCode::OK }
     };
-    let idempotent = key.request(&format!("POST /v1/jobs/{id}/{word}"), None)?;
+    let idempotent = key.request(&call_of(id, action), None)?;
     let build = move |updated: &UpdatedJob| {
         json_answer(status(&updated.outcome), &JobView::read(updated.job.clone(), Some(updated.attempts.clone())))
     };

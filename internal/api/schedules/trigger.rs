@@ -18,7 +18,7 @@ use crate::schedules::words::OverlapWord;
 use crate::view::JobView;
 use tickr_broker::TriggerError;
 use tickr_job::{Actor, Name, NewJob, Overlap, floor_ms};
-use tickr_store::{Accepted, Answer, ResponseBuilder, TriggerOutcome};
+use tickr_store::{Accepted, Answer, IdempotentOutcome, ResponseBuilder, TriggerOutcome};
 
 /// Parameters of a trigger.
 #[derive(Debug, Deserialize, IntoParams)]
@@ -91,6 +91,10 @@ async fn fire(
         })
     };
     match api.broker.trigger_schedule(name, overlap, who, traced.0.trace_context(), idempotent.clone(), build).await {
+        // The schedule may have been deleted since the request was carried out.
+        Ok(IdempotentOutcome::Refused(TriggerOutcome::Missing)) => {
+            replay_stored(api, idempotent, ResponseContent::Job, Problem::not_found("schedule", name)).await
+        }
         Ok(outcome) => respond_to_outcome(outcome, ResponseContent::Job, |refused| {
             Err(match refused {
                 TriggerOutcome::Busy(id, state) => Problem::new(

@@ -120,7 +120,7 @@ async fn apply_change(
     let held = lock_held(conn, std::iter::once(id)).await?;
     let now = read_clock(conn, &shared.clock).await?;
     let Some((job, attempts)) = read_job(conn, id).await? else {
-        return Ok(IdempotentOutcome::Refused(ChangeOutcome::Missing));
+        return refuse(conn, request, ChangeOutcome::Missing).await;
     };
     let Some(owed) = held.get(&id) else { return refuse(conn, request, ChangeOutcome::Refused(job.state)).await };
     let waits = |priority, execute_at| {
