@@ -129,7 +129,7 @@ pub struct ApiParts {
     pub watches: Watches,
     /// Permits for streams of events.
     pub streams: RequestPermits,
-    /// Permits for requests for jobs that wait.
+    /// Permits for requests that wait, for jobs or for results.
     pub polls: RequestPermits,
     /// Permits for imports.
     pub imports: RequestPermits,

@@ -522,8 +522,7 @@ pub(super) async fn fetch(
         return Err(invalid("request for jobs", problems));
     }
     // Like a stream, the request keeps its place until it is answered.
-    let _permit =
-        api.polls.take(None).map_err(|none| none.problem("requests for jobs of remote workers", "http_polls"))?;
+    let _permit = api.polls.take(None).map_err(|none| none.problem("requests that wait", "http_polls"))?;
     let wait = Duration::from_millis(wait_ms);
     let held = tickets.into_iter().map(|ticket| (ticket.id, ticket.token)).collect();
     let Some(begun) = api.broker.begin_fetch(id.clone(), fetch_id, held, wait).await? else {

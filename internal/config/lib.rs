@@ -167,7 +167,7 @@ pub struct Config {
     pub http_connections: usize,
     /// Maximum number of open event streams, which count as connections too.
     pub http_streams: usize,
-    /// Maximum number of requests for jobs of remote workers that wait.
+    /// Maximum number of requests that wait: of remote workers for jobs, and of clients for results.
     pub http_polls: usize,
     /// Time limit for the head of a request, from its first byte.
     pub http_header_timeout: Duration,

@@ -1155,8 +1155,14 @@ async fn more_requests_than_may_wait_are_told_to_come_back() {
     let refused = second.call(at, "fetch", body).await;
     assert_eq!((refused.status, refused.code()), (429, "overloaded"), "{:#}", refused.body);
     assert!(!refused.header("retry-after").is_empty());
+    // A request for a result that waits needs a place as well, and one that does not wait needs none.
+    let job = tickr.enqueue(json!({"kind": "noop", "delay_ms": 3_600_000})).await;
+    let refused = tickr.get(&format!("/v1/jobs/{job}/result?wait=30s")).await;
+    assert_eq!((refused.status, refused.code()), (429, "overloaded"), "{:#}", refused.body);
+    assert_eq!(tickr.get(&format!("/v1/jobs/{job}/result")).await.status, 202);
     tickr.enqueue_kind("resize", json!(1)).await;
     let held = waiting.await.unwrap();
+    assert_eq!(tickr.get(&format!("/v1/jobs/{job}/result?wait=1ms")).await.status, 202, "the place is free again");
     assert_eq!(first.finish(at, &held[0], json!({"verdict": "succeeded"})).await["state"], "completed");
     tickr.stop().await;
 }
@@ -1213,7 +1219,18 @@ async fn requests_that_wait_cost_no_statement_each() {
     let with = in_four_seconds().await;
     assert!(with - without < 100, "{without} statements without, {with} with sixty requests");
     println!("{without} statements in four seconds without requests, {with} with sixty that wait");
+    // Nor do requests for a result: each reads its job when it begins, and once more.
+    let job = tickr.enqueue(json!({"kind": "noop", "delay_ms": 3_600_000})).await;
+    let mut results = Vec::new();
+    for _ in 0..60 {
+        let asked = http().get(format!("http://{at}/v1/jobs/{job}/result?wait=60s"));
+        results.push(tokio::spawn(asked.send()));
+    }
+    let more = in_four_seconds().await - with;
+    println!("{more} statements more with sixty requests for a result");
+    assert!(more < 1_400, "{more} statements more with sixty requests for a result");
     waiting.iter().for_each(tokio::task::JoinHandle::abort);
+    results.iter().for_each(tokio::task::JoinHandle::abort);
     tickr.stop().await;
 }
 

@@ -7,21 +7,24 @@ use axum::http::StatusCode;
 use axum::response::Response;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
+use tokio::sync::broadcast::error::RecvError;
 use tokio::time::Instant;
 use utoipa::{IntoParams, ToSchema};
 
+use crate::http::auth::PermitOwner;
 use crate::http::body::{IdPath, QueryParams};
 use crate::http::caller::Requester;
 use crate::http::problem::{Code, Problem};
 use crate::http::revocation::RequestRight;
 use crate::view::StateWord;
 use crate::{Api, json, parse_wait};
+use tickr_broker::Watch;
 use tickr_event::Event;
 use tickr_job::State as JobState;
 
 /// Maximum wait of one request.
 const MAX_WAIT: Duration = Duration::from_secs(60);
-/// Interval at which the store is read while another runner may be executing the job.
+/// Shortest time between two reads of a job that changes, unless this runner saw its end.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 
 /// Parameters of a wait.
@@ -50,7 +53,8 @@ pub(crate) struct ResultAnswer {
 
 /// Wait for a job's result
 ///
-/// 200 when the job has ended, 202 while it has not. 401 when the API key is revoked during the wait.
+/// 200 when the job has ended, 202 while it has not. 401 when the API key is revoked during the wait. One API key gets
+/// at most a quarter of the requests that may wait here.
 #[utoipa::path(
     get, path = "/v1/jobs/{id}/result", tag = "jobs", operation_id = "job_result",
     params(("id" = Uuid, Path, description = "The job's id"), WaitQuery),
@@ -59,12 +63,13 @@ pub(crate) struct ResultAnswer {
         (status = 202, description = "The job has not ended yet", body = ResultAnswer),
         (status = 404, description = "not_found", body = Problem),
         (status = 422, description = "invalid_id, invalid_request", body = Problem),
+        (status = 429, description = "overloaded: too many requests wait here", body = Problem),
     )
 )]
 pub(crate) async fn result(
     State(api): State<Api>,
     asker: Requester,
-    mut pass: RequestRight,
+    (sharing, mut pass): (PermitOwner, RequestRight),
     IdPath(id): IdPath,
     QueryParams(asked): QueryParams<WaitQuery>,
 ) -> Result<Response, Problem> {
@@ -76,8 +81,11 @@ pub(crate) async fn result(
     };
     let deadline = Instant::now() + wait;
     let mut stop = api.stopping.clone();
-    // Listen before the first read, so that an end between the two is not missed.
+    // Listen before the first read, so that an end between the two is not missed. One statement reads all watched jobs,
+    // so a wait for a job that does not change costs nothing.
     let mut events = api.broker.events().listen();
+    let mut watch = (!wait.is_zero()).then(|| api.watches.watch(id));
+    let (mut permit, mut listening) = (None, true);
     loop {
         let Some((job, _)) = api.broker.store().job(id).await? else { return Err(Problem::not_found("job", id)) };
         asker.require_access(&job)?;
@@ -89,21 +97,33 @@ pub(crate) async fn result(
                 ResultAnswer { id: id.to_string(), state: job.state, result: job.result, last_error: job.last_error };
             return Ok(json(status, answer));
         }
+        if permit.is_none() {
+            let taken = api.polls.take(sharing.0);
+            permit = Some(taken.map_err(|full| full.problem("requests that wait", "http_polls"))?);
+        }
         let next_look = (Instant::now() + LOOK_EVERY).min(deadline);
+        let mut changed = false;
         loop {
             tokio::select! {
-                () = tokio::time::sleep_until(next_look) => break,
+                () = tokio::time::sleep_until(if changed { next_look } else { deadline }) => break,
                 _ = stop.changed() => break,
                 () = pass.wait_until_revoked() => return Err(pass.refusal()),
-                event = events.recv() => match event {
+                () = change_of(&mut watch), if !changed => changed = true,
+                event = events.recv(), if listening => match event {
                     Ok(Event::Settled { id: ended, .. } | Event::Cancelled { id: ended }) if ended == id => break,
-                    Ok(_) | Err(tokio::sync::broadcast::error::RecvError::Lagged(_)) => {}
-                    Err(tokio::sync::broadcast::error::RecvError::Closed) => {
-                        tokio::time::sleep_until(next_look).await;
-                        break;
-                    }
+                    // The watch sees the changes of missed events as well.
+                    Ok(_) | Err(RecvError::Lagged(_)) => {}
+                    Err(RecvError::Closed) => listening = false,
                 },
             }
         }
+    }
+}
+
+/// Wait until the job may have changed.
+async fn change_of(watch: &mut Option<Watch>) {
+    match watch {
+        Some(watch) => watch.changed().await,
+        None => std::future::pending().await,
     }
 }
