@@ -496,7 +496,7 @@ impl JobView {
             limit_key: job.options.limit_key.clone(),
             host: job.host.clone(),
             on_failure: job.options.order.as_ref().map(|order| order.on_failure),
-            held: false,
+            held: accepted.held,
             after: job.options.after.iter().map(ToString::to_string).collect(),
             on_parent_failure: Some(job.options.on_parent_failure).filter(|_| !job.options.after.is_empty()),
             batch: job.options.batch.map(|id| id.to_string()),

@@ -165,6 +165,25 @@ async fn of_many_changes_with_one_tag_one_is_made_and_every_answer_about_a_job_h
     let path = format!("/v1/jobs/{id}");
     let shown = tickr.get(&path).await;
     assert_eq!((shown.header("etag"), &shown.body), (tag.as_str(), &posted.body));
+    // Warnings are no part of the job.
+    assert_eq!(tickr.post("/v1/queues/closed/pause", json!({})).await.status, 200);
+    let warned = json!({"kind": "noop", "queue": "closed", "payload": {"warnings": [1]}, "delay_ms": LATER_MS});
+    let warned = tickr.post("/v1/jobs", warned).await;
+    assert_ne!(warned.body["warnings"], json!(null), "{:#}", warned.body);
+    let seen = tickr.get(&format!("/v1/jobs/{}", warned.body["id"].as_str().unwrap())).await;
+    assert_eq!(warned.header("etag"), seen.header("etag"));
+    // The second job waits behind the first one, the others behind both.
+    for key in [None, None, Some("k1"), Some("k2")] {
+        let ordered = json!({"kind": "noop", "order_key": "o", "payload": {"held": false}, "delay_ms": LATER_MS});
+        let request = http().post(tickr.url("/v1/jobs")).json(&ordered);
+        let ordered = answer(match key {
+            Some(key) => request.header("Idempotency-Key", key),
+            None => request,
+        })
+        .await;
+        let seen = tickr.get(&format!("/v1/jobs/{}", ordered.body["id"].as_str().unwrap())).await;
+        assert_eq!(ordered.header("etag"), seen.header("etag"), "{key:?}: {:#}{:#}", ordered.body, seen.body);
+    }
     let known = |tag: String| answer(http().get(tickr.url(&path)).header("If-None-Match", tag));
     let spared = known(format!("W/{tag}")).await;
     assert_eq!((spared.status, spared.header("etag")), (304, tag.as_str()));

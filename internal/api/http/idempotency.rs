@@ -4,6 +4,7 @@
 //! responses of requests that were carried out, all of them 2xx, are stored and sent again. A request that was refused
 //! changed nothing; it may be sent again with the same idempotency key, also with another body.
 
+use std::borrow::Cow;
 use std::convert::Infallible;
 
 use axum::extract::FromRequestParts;
@@ -76,21 +77,60 @@ impl Key {
 pub(crate) enum ResponseContent {
     /// A job. The response has its ETag and, if the job is new, its Location.
     Job,
+    /// A new job that is held. With an idempotency key the body does not say so, because it is made before MySQL decides
+    /// whether the job waits for its order key or its parents.
+    HeldJob,
     /// Anything else.
     Other,
 }
 
-/// The id of the job in a response.
+/// The fields of a job in a response on which the headers depend.
 #[derive(Deserialize)]
-struct IdOfJob {
+struct AnsweredJob {
     id: JobId,
+    #[serde(default)]
+    warnings: Option<Box<RawValue>>,
+}
+
+impl AnsweredJob {
+    /// Return the ETag of the job in this body, which is that of the job when it is read. `held` says that the job waits
+    /// for its turn, whatever the body says.
+    fn tag(&self, body: &str, held: bool) -> String {
+        let mut text = Cow::Borrowed(body);
+        // Only the response to an enqueue has warnings. The payload is in front of them, so the last match is theirs.
+        if let Some(warnings) = &self.warnings
+            && let Some((before, after)) = body.rsplit_once(&format!(",\"warnings\":{}", warnings.get()))
+        {
+            text = Cow::Owned(format!("{before}{after}"));
+        }
+        if held && let Some(place) = place_of_held(&text) {
+            let (before, after) = text.split_at(place);
+            text = Cow::Owned(format!("{before},\"held\":true{after}"));
+        }
+        etag::compute(&text)
+    }
+}
+
+/// Return the place at which `held` would stand in the body of a new job that lacks it: in front of the first member
+/// that comes behind it. The search begins behind the payload, which may have members of any name.
+fn place_of_held(body: &str) -> Option<usize> {
+    let next = ["after", "on_parent_failure", "batch", "callback_of", "schedule", "tags", "trace", "created_at"];
+    let start = body.rfind(",\"attempt\":0,\"max_attempts\":")?;
+    let options = body.get(start..)?;
+    if options.contains(",\"held\":true") {
+        return None;
+    }
+    next.iter().filter_map(|name| options.find(&format!(",\"{name}\":"))).min().map(|place| start + place)
 }
 
 /// Build the response to a request that was carried out now or, if `replayed`, earlier.
 pub(crate) fn respond(answer: Answer, replayed: bool, shows: ResponseContent) -> Response {
     let status = StatusCode::from_u16(answer.status).unwrap_or(StatusCode::OK);
-    let job = (shows == ResponseContent::Job).then(|| serde_json::from_str::<IdOfJob>(&answer.body).ok()).flatten();
-    let tag = job.is_some().then(|| etag::compute(&answer.body));
+    let job = match shows {
+        ResponseContent::Job | ResponseContent::HeldJob => serde_json::from_str::<AnsweredJob>(&answer.body).ok(),
+        ResponseContent::Other => None,
+    };
+    let tag = job.as_ref().map(|job| job.tag(&answer.body, shows == ResponseContent::HeldJob));
     let mut response = (status, answer.body).into_response();
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));

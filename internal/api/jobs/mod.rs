@@ -50,8 +50,8 @@ use tickr_job::{
     State as JobState, TraceContext, UniqueUntil, limits, moment_of_id,
 };
 use tickr_store::{
-    ActionOutcome, Answer, EnqueueReceipts, EnqueueRefusal, EnqueuedJob, IdempotentRequest, JobAction, JobPage,
-    KeyHolder, LinkProblem, ResponseBuilder, SearchOrder, UpdatedJob,
+    ActionOutcome, Answer, EnqueueReceipts, EnqueueRefusal, EnqueuedJob, IdempotentOutcome, IdempotentRequest,
+    JobAction, JobPage, KeyHolder, LinkProblem, ResponseBuilder, SearchOrder, UpdatedJob,
 };
 
 /// A job to enqueue.
@@ -303,6 +303,14 @@ pub(crate) async fn accept(
 ) -> Result<Response, Problem> {
     let place = |at: usize| if shows == ResponseContent::Job { String::new() } else { format!("/jobs/{at}") };
     let outcome = api.broker.enqueue_request(producer, jobs, idempotent, build).await?;
+    let shows = match &outcome {
+        IdempotentOutcome::First { done: Some(receipts), .. }
+            if shows == ResponseContent::Job && receipts.accepted().any(|accepted| accepted.held) =>
+        {
+            ResponseContent::HeldJob
+        }
+        _ => shows,
+    };
     respond_to_outcome(outcome, shows, |refusal| {
         Err(match refusal {
             EnqueueRefusal::KeysTaken(holders) => taken(&holders),
