@@ -413,6 +413,8 @@ fn span(text: &str, now: Timestamp, ahead: bool) -> Result<Span, String> {
 pub fn moment(text: &str) -> Option<Timestamp> {
     let date = || Some(text.parse::<NaiveDate>().ok()?.and_time(NaiveTime::MIN).and_utc());
     let moment = DateTime::parse_from_rfc3339(text).ok().map(|moment| moment.with_timezone(&Utc)).or_else(date)?;
+    // A leap second counts as the second after it, because MySQL refuses a second 60.
+    let moment = DateTime::from_timestamp_micros(moment.timestamp_micros())?;
     // Accept only what the columns can hold. Any other value would fail in the store.
     (DateTime::UNIX_EPOCH..DateTime::from_timestamp(253_370_764_800, 0)?).contains(&moment).then_some(moment)
 }
@@ -528,6 +530,8 @@ mod tests {
         ] {
             assert_eq!(bounds(text), (after.map(at), before.map(at)), "{text}");
         }
+        assert_eq!(at("2026-11-01T00:00:60Z"), at("2026-11-01T00:01:00Z"));
+        assert_eq!(at("2026-11-01T00:00:00.123456Z").timestamp_subsec_nanos(), 123_456_000);
     }
 
     #[test]

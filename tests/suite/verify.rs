@@ -801,8 +801,12 @@ async fn a_check_that_was_asked_for_over_http_finds_what_the_command_finds_one_a
     // The job was made before this time, so the check does not look at it.
     let since = chrono::Utc::now() + chrono::TimeDelta::hours(1);
     assert_eq!(checked(&tickr, json!({"since": since})).await["report"]["looked_at"]["jobs"], 0);
-    let wrong = tickr.post("/v1/verify", json!({"since": "yesterday"})).await;
-    assert_eq!((wrong.status, wrong.pointers()), (422, vec!["/since"]));
+    for wrong in ["yesterday", "2026-11-01", "9999-12-31T23:59:59-01:00", "0000-01-01T00:00:00+23:00"] {
+        let refused = tickr.post("/v1/verify", json!({"since": wrong})).await;
+        assert_eq!((refused.status, refused.pointers()), (422, vec!["/since"]), "{wrong}");
+    }
+    // A leap second is a time as well.
+    assert_eq!(checked(&tickr, json!({"since": "2016-12-31T23:59:60Z"})).await["failure"], json!(null));
 
     // Only one check runs in the cluster at a time: another runner has one under way, and dies.
     tickr
@@ -829,7 +833,7 @@ async fn a_check_that_was_asked_for_over_http_finds_what_the_command_finds_one_a
     let ended = "SELECT COUNT(*) FROM verifications WHERE under_way IS NULL \
                  AND failure = 'its runner stopped, or its time ran out'";
     assert_eq!(tickr.count(ended).await, 1);
-    assert_eq!(tickr.count("SELECT COUNT(*) FROM audit WHERE action = 'verify.start'").await, 4);
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM audit WHERE action = 'verify.start'").await, 5);
 
     // Old checks are removed.
     for _ in 0..25 {

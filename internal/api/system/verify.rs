@@ -7,7 +7,7 @@ use std::time::Duration;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
-use chrono::{DateTime, Utc};
+use chrono::DateTime;
 use serde::{Deserialize, Serialize};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -20,7 +20,7 @@ use crate::http::problem::{Code, Problem};
 use crate::view::Moment;
 use crate::{Api, json};
 use tickr_index::Index;
-use tickr_job::Timestamp;
+use tickr_job::{Timestamp, query};
 use tickr_store::{BeginOutcome, Retention, Store, Verification};
 use tickr_verify::{Finding, Pace, Report, VerifySettings, VerifyVerdict, verify};
 
@@ -348,6 +348,16 @@ fn ended(mut check: Verification) -> EndedView {
     EndedView { id, runner, started_at, by, since, finished_at: Moment(finished_at), took_ms, failure, report }
 }
 
+/// Parse the time from which on a verification looks at jobs.
+fn read_since(text: &str) -> Result<Timestamp, Problem> {
+    // A filter also accepts a date without a time of day; the OpenAPI document promises no such thing here.
+    DateTime::parse_from_rfc3339(text).ok().and_then(|_| query::moment(text)).ok_or_else(|| {
+        let detail = "must be a time such as 2026-01-31T08:00:00Z, not before 1970";
+        let here = tickr_handlers::Problem::at("/since", detail);
+        Problem::new(Code::InvalidRequest, "invalid time; `errors` says why").at("", vec![here])
+    })
+}
+
 /// Verify the guarantees now
 ///
 /// Run the checks of `tickr verify` in the background, on this runner. The run only reads, over one connection: each
@@ -365,13 +375,7 @@ pub(crate) async fn start(
     RequestActor(who): RequestActor,
     Body(body, _): Body<VerifyBody>,
 ) -> Result<Response, Problem> {
-    let since = match body.since.as_deref().map(DateTime::parse_from_rfc3339).transpose() {
-        Ok(since) => since.map(|since| since.with_timezone(&Utc)),
-        Err(_) => {
-            let here = tickr_handlers::Problem::at("/since", "must be a time such as 2026-01-31T08:00:00Z");
-            return Err(Problem::new(Code::InvalidRequest, "invalid time; `errors` says why").at("", vec![here]));
-        }
-    };
+    let since = body.since.as_deref().map(read_since).transpose()?;
     let begun = api
         .broker
         .store()
