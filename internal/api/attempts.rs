@@ -6,14 +6,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Extension;
-use axum::extract::{Path, State};
+use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use utoipa::ToSchema;
 
-use crate::http::body::{Body, ResultBody};
+use crate::http::body::{Body, PathText, ResultBody};
 use crate::http::failed_logins::Peer;
 use crate::http::problem::{Code, Problem};
 use crate::view::{Moment, StateWord};
@@ -74,7 +74,7 @@ pub(super) struct ReportAnswer {
 pub(super) async fn report(
     State(api): State<Api>,
     peer: Option<Extension<Peer>>,
-    Path(key): Path<String>,
+    PathText(key): PathText,
     Body(body, _): Body<ReportBody>,
 ) -> Result<Response, Problem> {
     let ReportBody { percent, note, checkpoint } = body;
@@ -174,7 +174,7 @@ pub(super) struct FinishAnswer {
 pub(super) async fn finish(
     State(api): State<Api>,
     peer: Option<Extension<Peer>>,
-    Path(key): Path<String>,
+    PathText(key): PathText,
     ResultBody(body): ResultBody<FinishBody>,
 ) -> Result<Response, Problem> {
     let (finish, checkpoint) = read(body)?;

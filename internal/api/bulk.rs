@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use axum::extract::{Path, State};
+use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
 use chrono::{DateTime, Utc};
@@ -14,7 +14,7 @@ use uuid::Uuid;
 use crate::canary::{CanaryBody, CanaryView};
 use crate::dead_letters::reason_of;
 use crate::http::auth::RequestActor;
-use crate::http::body::{Body, Object, QueryParams};
+use crate::http::body::{Body, Object, PathText, QueryParams};
 use crate::http::cursor::{Listing, page_size};
 use crate::http::filter::{filter_struct, refused};
 use crate::http::idempotency::{Key, ResponseContent, respond_to_outcome};
@@ -521,7 +521,7 @@ pub(super) fn id_of(text: &str) -> Result<Uuid, Problem> {
         (status = 422, description = "invalid_id", body = Problem),
     )
 )]
-pub(super) async fn show(State(api): State<Api>, Path(text): Path<String>) -> Result<Response, Problem> {
+pub(super) async fn show(State(api): State<Api>, PathText(text): PathText) -> Result<Response, Problem> {
     let id = id_of(&text)?;
     let found = api.broker.store().operation(id).await?.ok_or_else(|| Problem::not_found("bulk operation", id))?;
     Ok(json(StatusCode::OK, OperationView::new(&found, api.broker.store().clock().now())))
@@ -556,7 +556,7 @@ pub(super) struct MadeAnswer {
         (status = 422, description = "invalid_id", body = Problem),
     )
 )]
-pub(super) async fn made(State(api): State<Api>, Path(text): Path<String>) -> Result<Response, Problem> {
+pub(super) async fn made(State(api): State<Api>, PathText(text): PathText) -> Result<Response, Problem> {
     let id = id_of(&text)?;
     let store = api.broker.store().clone();
     store.operation(id).await?.ok_or_else(|| Problem::not_found("bulk operation", id))?;
@@ -590,7 +590,7 @@ pub(super) async fn made(State(api): State<Api>, Path(text): Path<String>) -> Re
 )]
 pub(super) async fn cancel(
     State(api): State<Api>,
-    Path(text): Path<String>,
+    PathText(text): PathText,
     RequestActor(who): RequestActor,
     key: Key,
 ) -> Result<Response, Problem> {

@@ -2,13 +2,14 @@
 
 use std::sync::Arc;
 
-use axum::extract::{Path, State};
+use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
 
 use crate::Api;
 use crate::bulk::{OperationView, id_of};
 use crate::http::auth::RequestActor;
+use crate::http::body::PathText;
 use crate::http::idempotency::{Key, ResponseContent, respond_to_outcome};
 use crate::http::problem::{Code, Problem};
 use crate::jobs::json_answer;
@@ -31,7 +32,7 @@ use tickr_store::{OperationPause, PauseOperation};
 )]
 pub(super) async fn pause(
     State(api): State<Api>,
-    Path(text): Path<String>,
+    PathText(text): PathText,
     RequestActor(who): RequestActor,
     key: Key,
 ) -> Result<Response, Problem> {
@@ -51,7 +52,7 @@ pub(super) async fn pause(
 )]
 pub(super) async fn resume(
     State(api): State<Api>,
-    Path(text): Path<String>,
+    PathText(text): PathText,
     RequestActor(who): RequestActor,
     key: Key,
 ) -> Result<Response, Problem> {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use axum::extract::{Path, State};
+use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
 use chrono::DateTime;
@@ -11,7 +11,7 @@ use serde_json::value::RawValue;
 use utoipa::{IntoParams, ToSchema};
 
 use crate::http::auth::RequestActor;
-use crate::http::body::{Body, IdPath, QueryParams};
+use crate::http::body::{Body, IdPath, PathText, QueryParams};
 use crate::http::cursor::{Listing, page_size};
 use crate::http::filter::{filter_query, refused};
 use crate::http::idempotency::{Key, ResponseContent, replay_stored, respond_to_outcome};
@@ -236,7 +236,7 @@ pub(super) struct GroupAnswer {
         (status = 422, description = "invalid_id", body = Problem),
     )
 )]
-pub(super) async fn group(State(api): State<Api>, Path(text): Path<String>) -> Result<Response, Problem> {
+pub(super) async fn group(State(api): State<Api>, PathText(text): PathText) -> Result<Response, Problem> {
     let fingerprint: Fingerprint =
         text.parse().map_err(|e: tickr_job::InvalidFingerprint| Problem::new(Code::InvalidId, e.to_string()))?;
     let store = api.broker.store().clone();

@@ -392,6 +392,22 @@ async fn malformed_ids_and_queries_are_told_apart_from_missing_jobs() {
             let got = tickr.post(&format!("/v1/jobs/{id}/{verb}"), json!({})).await;
             assert_eq!((got.status, got.code()), (422, "invalid_id"), "{id} {verb}");
         }
+        for path in
+            ["operations/{}", "operations/{}/made", "dead-letters/groups/{}", "dead-letters/groups/{}/differences"]
+        {
+            let path = format!("/v1/{}", path.replace("{}", id));
+            let got = tickr.get(&path).await;
+            assert_eq!((got.status, got.code()), (422, "invalid_id"), "{path}");
+        }
+    }
+    // Bytes that are no text, in every other path with a parameter.
+    for verb in ["cancel", "pause", "resume"] {
+        let got = tickr.post(&format!("/v1/operations/%FF/{verb}"), json!({})).await;
+        assert_eq!((got.status, got.code()), (422, "invalid_id"), "{verb}");
+    }
+    for (verb, body) in [("report", json!({})), ("finish", json!({"verdict": "succeeded"}))] {
+        let got = tickr.post(&format!("/v1/attempts/%FF/{verb}"), body).await;
+        assert_eq!((got.status, got.code()), (404, "not_found"), "{verb}: {:#}", got.body);
     }
     for query in [
         "state=done",

@@ -7,7 +7,7 @@
 
 use std::time::Duration;
 
-use axum::extract::{Path, State};
+use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
@@ -17,7 +17,7 @@ use serde_json::value::RawValue;
 use crate::compat::accept::accept_job;
 use crate::compat::cancel::{Cancelled, cancel_job};
 use crate::compat::status::status_of;
-use crate::http::body::AnyMediaBody;
+use crate::http::body::{AnyMediaBody, PathText};
 use crate::http::caller::Requester;
 use crate::http::idempotency::Key;
 use crate::http::problem::{Code, Problem};
@@ -104,7 +104,7 @@ async fn accept_message(
 }
 
 /// Cancel a message, unless its delivery has begun. To cancel it twice is no error.
-pub(super) async fn cancel(State(api): State<Api>, asker: Requester, Path(id): Path<String>) -> Response {
+pub(super) async fn cancel(State(api): State<Api>, asker: Requester, PathText(id): PathText) -> Response {
     match cancel_message(&api, &asker, &id).await {
         Ok(()) => json(StatusCode::OK, json!({"success": true})),
         Err(problem) => refusal(problem),

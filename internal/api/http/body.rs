@@ -1,5 +1,6 @@
 //! Extractors for bodies, paths and query strings. Each error becomes a problem document that names its position.
 
+use std::convert::Infallible;
 use std::fmt;
 use std::marker::PhantomData;
 use std::time::Duration;
@@ -224,6 +225,19 @@ impl<S: Send + Sync> FromRequestParts<S> for IdPath {
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Problem> {
         let Path(text) = Path::<String>::from_request_parts(parts, state).await.map_err(|_| invalid_job_id())?;
         text.parse().map(Self).map_err(|_| invalid_job_id())
+    }
+}
+
+/// The parameter of a path with one parameter, as text. Bytes that are no text become U+FFFD. No id, key or group has
+/// that character, so each handler refuses them as it refuses any other text that it does not know.
+pub(crate) struct PathText(pub(crate) String);
+
+impl<S: Send + Sync> FromRequestParts<S> for PathText {
+    type Rejection = Infallible;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Infallible> {
+        let text = Path::<String>::from_request_parts(parts, state).await;
+        Ok(Self(text.map_or_else(|_| char::REPLACEMENT_CHARACTER.to_string(), |Path(text)| text)))
     }
 }
 

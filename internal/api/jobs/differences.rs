@@ -3,14 +3,14 @@
 
 use std::sync::Arc;
 
-use axum::extract::{Path, State};
+use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
 use serde::Serialize;
 use serde_json::value::RawValue;
 use utoipa::ToSchema;
 
-use crate::http::body::QueryParams;
+use crate::http::body::{PathText, QueryParams};
 use crate::http::filter::{filter_query, refused};
 use crate::http::problem::{Code, Problem};
 use crate::http::searches::run_with_seat;
@@ -144,7 +144,7 @@ pub(crate) async fn of_filter(
         (status = 422, description = "invalid_id", body = Problem),
     )
 )]
-pub(crate) async fn of_group(State(api): State<Api>, Path(text): Path<String>) -> Result<Response, Problem> {
+pub(crate) async fn of_group(State(api): State<Api>, PathText(text): PathText) -> Result<Response, Problem> {
     let fingerprint: Fingerprint =
         text.parse().map_err(|e: tickr_job::InvalidFingerprint| Problem::new(Code::InvalidId, e.to_string()))?;
     let store = api.broker.store().clone();
