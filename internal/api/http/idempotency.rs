@@ -186,7 +186,7 @@ pub(crate) async fn replay_stored(
 
 /// POSTs without an idempotency key, because repeating them changes nothing or joins what is already running. The calls
 /// of remote workers have rules of their own; a worker that registers twice leaves a row that ends with its lease.
-const REPEATABLE: [&str; 19] = [
+const REPEATABLE: [&str; 20] = [
     "pause_schedule",
     "resume_schedule",
     "preview_schedule",
@@ -200,6 +200,7 @@ const REPEATABLE: [&str; 19] = [
     "replay_rejected_row",
     "close_batch",
     "cancel_batch",
+    "close_breaker",
     "register_worker",
     "fetch_jobs",
     "beat",
