@@ -174,6 +174,27 @@ async fn the_next_job_of_a_key_is_found_without_reading_its_history() {
         assert!(of_old < of_new + 10_000, "{way}: {of_old} rows, and {of_new} without a history");
     }
     tickr.sql("DELETE FROM order_places WHERE order_key = 'old' AND place <= 20000").await;
+
+    // The batch that has not ended is found without the ones that ended after it.
+    let open = tickr.post("/v1/batches", json!({})).await.body["id"].clone();
+    tickr
+        .sql(format!(
+            "INSERT INTO batches (id, actor, created_at, closed_at, completed_at) \
+             SELECT UNHEX(CONCAT('fff0000000007000', LPAD(HEX(n), 16, '0'))), 'anyone', UTC_TIMESTAMP(6), \
+             UTC_TIMESTAMP(6), UTC_TIMESTAMP(6) FROM {}; ANALYZE TABLE batches",
+            ten_thousand()
+        ))
+        .await;
+    let mut cheapest = i64::MAX;
+    for _ in 0..4 {
+        let before = rows_read(&tickr).await;
+        let listed = tickr.get("/v1/batches?unfinished=true").await.body;
+        cheapest = cheapest.min(rows_read(&tickr).await - before);
+        assert_eq!((listed["data"].as_array().unwrap().len(), &listed["data"][0]["id"]), (1, &open));
+    }
+    println!("rows read for the unfinished batch before 10,000 others: {cheapest}");
+    assert!(cheapest < 5_000, "{cheapest} rows");
+    tickr.sql("DELETE FROM batches").await;
     tickr.stop().await;
 }
 

@@ -58,8 +58,13 @@ impl Store {
     ) -> Result<Vec<Batch>, StoreError> {
         on_pool(&self.shared.pools.reads, "read batches", move |conn, _| {
             Box::pin(async move {
-                let (index, of_parent) =
-                    if parent.is_some() { ("batches_parent", " AND parent = ?") } else { ("PRIMARY", "") };
+                let (index, of_parent) = match (parent, unfinished) {
+                    (Some(_), _) => ("batches_parent", " AND parent = ?"),
+                    // Those without an end lie together there, in the order of their ids. By primary key the search
+                    // for them would read every batch that is kept.
+                    (None, true) => ("batches_completed", ""),
+                    (None, false) => ("PRIMARY", ""),
+                };
                 let open = if unfinished { " AND completed_at IS NULL" } else { "" };
                 let sql = format!(
                     "SELECT {} FROM batches b FORCE INDEX ({index}) WHERE id < ?{of_parent}{open} ORDER BY id DESC LIMIT ?",
