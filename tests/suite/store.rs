@@ -321,6 +321,27 @@ async fn a_unique_key_admits_one_of_twenty_and_is_free_when_its_job_ends() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn jobs_with_parents_wake_the_loops_that_follow_them_also_with_an_idempotency_key() {
+    let test = TestStore::start().await;
+    let parent = job();
+    test.store.insert(vec![parent.clone()]).await.unwrap();
+    let child = || NewJob { options: JobOptions { after: vec![parent.id], ..JobOptions::default() }, ..job() };
+    let woken = async || {
+        let loops = async { tokio::join!(test.store.parents_ended(), test.store.batches_changed()) };
+        tokio::time::timeout(Duration::from_secs(10), loops).await.expect("the loops are woken");
+    };
+    let plain = test.store.insert_unique(Producer::tickr(), vec![child()]).await.unwrap();
+    assert!(matches!(plain, EnqueueOutcome::Accepted(_)), "{plain:?}");
+    woken().await;
+    let word: ResponseBuilder<EnqueueReceipts> = Arc::new(|_| Answer { status: 201, body: "{}".into() });
+    let once = IdempotentRequest::new([1; 32], [1; 32]);
+    let first = test.store.insert_idempotent(Producer::tickr(), vec![child()], once, word).await.unwrap();
+    assert!(matches!(first, IdempotentOutcome::First { .. }), "{first:?}");
+    woken().await;
+    test.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_batch_with_a_taken_key_writes_nothing() {
     let test = TestStore::start().await;
     let first = keyed("a");

@@ -14,7 +14,7 @@ use crate::jobs::unique_keys::{
     EnqueueReceipts, EnqueueRefusal, EnqueueRequest, EnqueuedJob, insert_keyed, with_producer,
 };
 use crate::rows::jobs::{Accepted, accepted_at, in_order_of, receipts, write_jobs};
-use crate::rows::links::NewLinks;
+use crate::rows::links::{AWAITED, IN_BATCH, NewLinks};
 use crate::sql::batch::Batch;
 use crate::sql::batches::BYTES_PER_ROW;
 use crate::sql::clock::{StoreClock, read_clock};
@@ -189,14 +189,22 @@ impl Store {
                 Shareable::Alone => {}
             }
         }
+        let linked = item.request.jobs.iter().any(|job| job.options.has_links());
         let (shared, memory) = (self.shared.clone(), Arc::default());
-        transact(&self.shared.pools.steering, "insert jobs once", move |conn, earlier| {
+        let outcome = transact(&self.shared.pools.steering, "insert jobs once", move |conn, earlier| {
             let (item, shared, memory) = (Arc::clone(&item), shared.clone(), Arc::clone(&memory));
             Box::pin(async move {
                 insert_keyed(conn, &item.request, (Some(&item.idempotent), &item.build), &shared, &memory, earlier)
                     .await
             })
-        })
-        .await
+        });
+        let outcome = outcome.await?;
+        if let IdempotentOutcome::First { done, .. } = &outcome
+            && (linked || done.as_ref().is_none_or(|receipts| !receipts.replaced.is_empty()))
+        {
+            // As without an idempotency key: new jobs of a batch, a replaced one, or one whose parent has failed.
+            self.shared.links_ended(AWAITED | IN_BATCH);
+        }
+        Ok(outcome)
     }
 }
