@@ -686,6 +686,13 @@ mutants() {
     mutant 'key of a part of an import' internal/api/jobs/import.rs \
         'key.part(self.part)' 'key.part(self.part + u64::from(rand::random::<u32>()))' \
         import::an_import_that_breaks_off_anywhere_is_sent_again_and_does_nothing_twice
+    mutant 'answer to a part that is not valid any more' internal/api/jobs/import.rs \
+        'find_response(idempotent).await?,' 'find_response(idempotent).await?.filter(|_| false),' \
+        import::a_part_that_was_carried_out_gets_its_answer_again_when_its_lines_are_not_valid_any_more
+    mutant 'answer about a job that is gone' internal/store/jobs/change.rs \
+        'return refuse(conn, request, ChangeOutcome::Missing).await;' \
+        'return Ok(IdempotentOutcome::Refused(ChangeOutcome::Missing));' \
+        enqueue_once::requests_about_things_that_are_gone_get_their_first_answer_again
     mutant 'clients that do not read' internal/app/connection.rs \
         'if longer(&self.blocked_since, patience.write) {' 'if false {' \
         limits::a_client_that_does_not_read_is_cut_off_long_before_one_that_rests
@@ -818,6 +825,12 @@ mutants() {
     mutant 'end of what lasts with its key' internal/api/http/revocation.rs \
         'key.id == id && key.revoked.is_none()' 'key.id == id' \
         security::streams_imports_and_waits_end_with_their_key_on_every_runner
+    mutant 'jobs of a key that was revoked' internal/api/workers.rs \
+        'let Ok(delivery) = pass.wait_for(waiting).await? else {' 'let Ok(delivery) = waiting.await else {' \
+        security::streams_imports_and_waits_end_with_their_key_on_every_runner
+    mutant 'place of a request for a result' internal/api/jobs/result.rs \
+        'if permit.is_none() {' 'if permit.is_none() && wait.is_zero() {' \
+        remote_workers::more_requests_than_may_wait_are_told_to_come_back
     mutant 'share of a key' internal/api/http/shares.rs \
         'if own >= self.share() {' 'if own >= self.most {' \
         security::one_key_takes_a_share_of_streams_and_imports_and_leaves_room_for_others_and_operators
