@@ -92,8 +92,8 @@ impl Store {
             Box::pin(async move { ended_parents(conn, "").await })
         });
         let parents = parents.await?;
-        let (mut all, mut waiting) = (ToldChildren::default(), 0);
-        for parent in parents.iter().copied() {
+        let (mut all, mut waiting, ended) = (ToldChildren::default(), 0, parents.len());
+        for parent in parents {
             let page = on_pool(&self.shared.pools.loops, "read the children of a parent that ended", move |conn, _| {
                 Box::pin(async move { children_behind(conn, &parent).await })
             });
@@ -108,7 +108,7 @@ impl Store {
             })
             .await?;
         }
-        all.more |= parents.len() as u32 == PARENTS && waiting < parents.len();
+        all.more |= ended as u32 == PARENTS && waiting < ended;
         Ok(all)
     }
 
