@@ -129,8 +129,11 @@ pub struct ApiParts {
     pub watches: Watches,
     /// Permits for streams of events.
     pub streams: RequestPermits,
-    /// Permits for requests that wait, for jobs or for results.
+    /// Permits for requests of remote workers that wait for jobs.
     pub polls: RequestPermits,
+    /// Permits for requests that wait for results. They are no part of the others: clients must not keep the workers from
+    /// jobs.
+    pub result_waits: RequestPermits,
     /// Permits for imports.
     pub imports: RequestPermits,
     /// Permits for searches, counts and other heavy reads.

@@ -98,8 +98,8 @@ pub(crate) async fn result(
             return Ok(json(status, answer));
         }
         if permit.is_none() {
-            let taken = api.polls.take(sharing.0);
-            permit = Some(taken.map_err(|full| full.problem("requests that wait", "http_polls"))?);
+            let taken = api.result_waits.take(sharing.0);
+            permit = Some(taken.map_err(|full| full.problem("requests that wait for results", "this server"))?);
         }
         let next_look = (Instant::now() + LOOK_EVERY).min(deadline);
         let mut changed = false;

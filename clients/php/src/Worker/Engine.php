@@ -51,6 +51,8 @@ final class Engine
 
     private ?string $worker = null;
     private string $formerWorker = '';
+    /** The id in the path of the finish that is under way. */
+    private string $finishedAs = '';
     private float $beatSeconds = 20.0;
     private float $registerAt = 0.0;
     private float $registerUntil = 0.0;
@@ -464,9 +466,10 @@ final class Engine
         ($this->log)("registered as $this->worker");
     }
 
-    private function registerAgain(): void
+    /** Registers again, unless another call has done so since `$known` was told that it is not registered. */
+    private function registerAgain(?string $known): void
     {
-        if ($this->worker !== null) {
+        if ($this->worker !== null && $this->worker === $known) {
             ($this->log)("$this->worker is not registered any more, so it registers again");
             $this->worker = null;
             $this->registerAt = 0.0;
@@ -505,7 +508,7 @@ final class Engine
             return;
         }
         if ($response->status === 404) {
-            $this->registerAgain();
+            $this->registerAgain($this->worker);
             return;
         }
         if (!$response->isSuccess()) {
@@ -574,7 +577,7 @@ final class Engine
         $reported = $this->reporting;
         $this->reporting = [];
         if ($response->status === 404) {
-            $this->registerAgain();
+            $this->registerAgain($this->worker);
             return;
         }
         if (!$response->isSuccess()) {
@@ -659,7 +662,7 @@ final class Engine
         }
         if ($response->status === 404) {
             // The server does not know the id in the path, so the verdicts go out again with the id of a new worker.
-            $this->registerAgain();
+            $this->registerAgain($this->finishedAs);
             $this->nextFinish = Channel::now() + $this->finishPause * random_int(75, 125) / 100;
             $this->finishPause = min($this->finishPause * 2, self::LONGEST_PAUSE);
             return;
@@ -726,6 +729,7 @@ final class Engine
         }
         if ($texts !== []) {
             $body = '{"verdicts":[' . implode(',', $texts) . ']}';
+            $this->finishedAs = $this->worker ?? $this->formerWorker;
             $this->finish->start(new Request('POST', $this->path('finish'), $body, [], 10.0));
         }
     }

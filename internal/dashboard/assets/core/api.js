@@ -166,13 +166,17 @@ export async function send(method, path, { body, headers = {}, signal, stream = 
   return response;
 }
 
-async function read(response, method, signal) {
-  let text;
+/** The body of a response as it is. The longest time of the request holds for the body as well. */
+export async function textOf(response, method, signal) {
   try {
-    text = await response.text();
+    return await response.text();
   } catch (cause) {
     throw unreached(cause, method, signal);
   }
+}
+
+async function read(response, method, signal) {
+  const text = await textOf(response, method, signal);
   let body = null;
   let json = true;
   try {
@@ -214,7 +218,7 @@ export async function callTagged(method, path, options) {
 /** The body as text, of an answer that is not JSON. Throws as `call` does. */
 export async function readText(path, signal) {
   const response = await send('GET', path, { signal });
-  return response.ok ? response.text() : read(response, 'GET', signal);
+  return response.ok ? textOf(response, 'GET', signal) : read(response, 'GET', signal);
 }
 
 export const get = (path, query, signal) => call('GET', url(path, query), { signal });

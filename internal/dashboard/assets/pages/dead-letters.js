@@ -155,7 +155,7 @@ export default function DeadLettersScreen() {
             <${Groups}
               page=${page}
               groups=${groups}
-              listing=${`${kind} ${cursor}`}
+              listing=${`${page.loading} ${kind} ${cursor}`}
               kind=${kind}
               operations=${operations.data?.data}
               after=${after}

@@ -11,7 +11,8 @@ export const isSilent = (...readings) => readings.some((reading) => reading.erro
 export function Outage({ ready, stats }) {
   useNow();
   const good = useRef(Date.now());
-  const silent = isSilent(ready, stats);
+  // A server that says so itself answers, however long its other answers wait for MySQL.
+  const silent = isSilent(ready) || (isSilent(stats) && ready.data?.mysql !== false);
   const out = silent || (ready.data && !ready.data.mysql);
   useEffect(() => {
     if (!out && stats.data) good.current = Date.now();

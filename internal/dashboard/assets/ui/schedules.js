@@ -1,6 +1,6 @@
 // Schedules: their words, what is done to them, and the form that makes and changes them.
 
-import { call, Problem, post, seg, send } from '../core/api.js';
+import { call, Problem, post, seg, send, textOf } from '../core/api.js';
 import { html, useEffect, useMemo, useState } from '../core/dom.js';
 import { useQuery } from '../core/query.js';
 import { Badge, Field, Head, JobLink, Panel, Segment, Skeleton, Time, Trouble, tell, WithJobs } from './base.js';
@@ -302,7 +302,7 @@ function Preview({ preview, asked }) {
 
 async function exactly(path, signal) {
   const response = await send('GET', path, { signal });
-  const answer = await response.text();
+  const answer = await textOf(response, 'GET', signal);
   if (!response.ok) throw new Problem(response.status, JSON.parse(answer));
   return { schedule: parse(answer), tag: response.headers.get('etag') };
 }
