@@ -68,11 +68,22 @@ async fn look_and_recheck(shared: &EngineState, look: bool, recheck: &mut Rechec
 }
 
 async fn tell_all(shared: &EngineState) -> Result<(), StoreError> {
-    while !shared.stop_loops.is_cancelled() {
-        let told = shared.store.tell_children().await?;
-        let more = told.more;
-        follow(shared, told);
-        if !more {
+    while let Some(last) = shared.store.last_ended_parent().await? {
+        let mut cancelled = false;
+        loop {
+            if shared.stop_loops.is_cancelled() {
+                return Ok(());
+            }
+            let told = shared.store.tell_children(last).await?;
+            let more = told.more;
+            cancelled |= !told.cancelled.is_empty();
+            follow(shared, told);
+            if !more {
+                break;
+            }
+        }
+        // Children of the cancelled ones may wait.
+        if !cancelled {
             break;
         }
     }

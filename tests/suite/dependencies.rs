@@ -308,6 +308,40 @@ async fn a_child_that_is_locked_or_unreadable_holds_up_no_other_child() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_locked_child_of_many_is_told_when_it_is_free_and_is_noted_once() {
+    let open = CancellationToken::new();
+    let tickr = TestApp::start_with(|config| config.workers = 32, gated(&open)).await;
+    let parent = tickr.enqueue(json!({"kind": "gate", "payload": {}})).await;
+    tickr.until(parent, State::Executing).await;
+    let child = json!({"kind": "noop", "payload": {}, "after": [parent.to_string()]});
+    // Two pages and a bit, with one that is locked in each of the first two.
+    let children = tickr.enqueue_many(vec![child; 1_100]).await;
+    let locked = [children[3], children[600]];
+    let mut session = tickr.mysql().await;
+    session.execute("BEGIN").await.unwrap();
+    for id in locked {
+        let row = sqlx::query("SELECT id FROM owed WHERE id = ? FOR UPDATE").bind(id.uuid());
+        row.fetch_one(&mut session).await.unwrap();
+    }
+    open.cancel();
+    tickr.until_count("SELECT COUNT(*) FROM blocked_jobs", 2).await;
+    tickr.until_count("SELECT COUNT(*) FROM parent_ends", 1).await;
+    let number = "SELECT CAST(MAX(id) AS SIGNED) FROM parent_ends";
+    let before = tickr.count(number).await;
+    // It is noted anew with each look, about one in a second.
+    eventually("two looks", || async { (tickr.count(number).await >= before + 2).then_some(()) }).await;
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM parent_ends").await, 1);
+    let looks = tickr.count(number).await - before;
+    assert!(looks < 20, "{looks} looks");
+    session.execute("ROLLBACK").await.unwrap();
+    for id in locked {
+        tickr.until(id, State::Completed).await;
+    }
+    tickr.until_count("SELECT COUNT(*) FROM parent_ends", 0).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_child_whose_parent_was_ended_by_an_older_version_is_found() {
     let tickr = TestApp::start().await;
     // A version that does not know of children leaves no row.

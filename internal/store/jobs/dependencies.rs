@@ -27,6 +27,8 @@ use tickr_job::{JobId, Name, OnParentFailure, State, floor_ms};
 const PARENTS: u32 = 64;
 /// Children that one transaction looks at, at most.
 const CHILDREN: usize = 512;
+/// In place of the last child that was told: all were told, but for some that were left.
+const LEFT_ONES: Uuid = Uuid::max();
 /// Parents that are named for a job that waits for them.
 const NAMED: u32 = 20;
 
@@ -65,19 +67,31 @@ pub struct ParentProgress {
 }
 
 impl Store {
-    /// Tell children of ended jobs, a few hundred at most.
+    /// Return the number of the last parent that ended, if children wait to be told.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
-    pub async fn tell_children(&self) -> Result<ToldChildren, StoreError> {
+    pub async fn last_ended_parent(&self) -> Result<Option<u64>, StoreError> {
+        on_pool(&self.shared.pools.loops, "look for parents that ended", |conn, _| {
+            Box::pin(async move { sqlx::query_scalar("SELECT MAX(id) FROM parent_ends").fetch_one(conn).await })
+        })
+        .await
+    }
+
+    /// Tell children of jobs that ended, up to this number, a few hundred at most. Parents whose children are left get
+    /// higher numbers, so a look that goes on while there are more ends.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn tell_children(&self, up_to: u64) -> Result<ToldChildren, StoreError> {
         let shared = self.shared.clone();
         let told = transact(&self.shared.pools.loops, "tell jobs that their parents ended", move |conn, _| {
             let shared = shared.clone();
-            Box::pin(async move { tell_page(conn, &shared).await })
+            Box::pin(async move { tell_page(conn, &shared, up_to).await })
         });
         let told = match told.await {
             // One row of the page is unreadable. The children beside it must not wait for an operator.
-            Err(error) if error.is_about_the_row() => self.tell_each_parent().await?,
+            Err(error) if error.is_about_the_row() => self.tell_each_parent(up_to).await?,
             told => told?,
         };
         if !told.cancelled.is_empty() {
@@ -87,28 +101,26 @@ impl Store {
     }
 
     /// Tell the children of the first ended parents one by one, each in a transaction of its own.
-    async fn tell_each_parent(&self) -> Result<ToldChildren, StoreError> {
-        let parents = on_pool(&self.shared.pools.loops, "read parents that ended", |conn, _| {
-            Box::pin(async move { ended_parents(conn, "").await })
+    async fn tell_each_parent(&self, up_to: u64) -> Result<ToldChildren, StoreError> {
+        let parents = on_pool(&self.shared.pools.loops, "read parents that ended", move |conn, _| {
+            Box::pin(async move { ended_parents(conn, up_to, "").await })
         });
-        let parents = parents.await?;
-        let (mut all, mut waiting, ended) = (ToldChildren::default(), 0, parents.len());
-        for parent in parents {
+        let mut all = ToldChildren::default();
+        for parent in parents.await? {
             let page = on_pool(&self.shared.pools.loops, "read the children of a parent that ended", move |conn, _| {
                 Box::pin(async move { children_behind(conn, &parent).await })
             });
             let page = page.await?;
             let told = self.tell_each(&page).await?;
-            let (last, left) = (page.last().copied().filter(|_| page.len() == CHILDREN), !told.left.is_empty());
-            all.more |= last.is_some() && !left;
-            waiting += usize::from(left);
+            let left = !told.left.is_empty();
             all.add(told);
             transact(&self.shared.pools.loops, "note which children are told", move |conn, _| {
-                Box::pin(async move { note_told(conn, &parent, last, left).await })
+                let page = page.clone();
+                Box::pin(async move { note_told(conn, &parent, &page, left).await })
             })
             .await?;
+            all.more = true;
         }
-        all.more |= ended as u32 == PARENTS && waiting < ended;
         Ok(all)
     }
 
@@ -271,9 +283,9 @@ struct EndedParent {
     told: Uuid,
 }
 
-async fn ended_parents(conn: &mut Session<'_>, locks: &str) -> Result<Vec<EndedParent>, sqlx::Error> {
-    let sql = format!("SELECT id, parent_id, told FROM parent_ends ORDER BY id LIMIT ?{locks}");
-    let found = statement(sql).bind(PARENTS).fetch_all(conn).await?;
+async fn ended_parents(conn: &mut Session<'_>, up_to: u64, locks: &str) -> Result<Vec<EndedParent>, sqlx::Error> {
+    let sql = format!("SELECT id, parent_id, told FROM parent_ends WHERE id <= ? ORDER BY id LIMIT ?{locks}");
+    let found = statement(sql).bind(up_to).bind(PARENTS).fetch_all(conn).await?;
     let mut parents = Vec::with_capacity(found.len());
     for row in &found {
         let (row, parent, told) = (row.try_get("id")?, row.try_get("parent_id")?, row.try_get("told")?);
@@ -282,27 +294,24 @@ async fn ended_parents(conn: &mut Session<'_>, locks: &str) -> Result<Vec<EndedP
     Ok(parents)
 }
 
-/// Read the next children of a parent, in id order.
+/// Read the next children of a parent, in id order: all behind those that are told, or those that were left.
 async fn children_behind(conn: &mut Session<'_>, parent: &EndedParent) -> Result<Vec<Uuid>, sqlx::Error> {
-    sqlx::query_scalar(
+    let sql = if parent.told == LEFT_ONES {
+        "SELECT p.child_id FROM job_parents p FORCE INDEX (PRIMARY) \
+         STRAIGHT_JOIN blocked_jobs b FORCE INDEX (PRIMARY) ON b.job_id = p.child_id \
+         WHERE p.parent_id = ? AND p.child_id > ? ORDER BY p.child_id LIMIT ?"
+    } else {
         "SELECT child_id FROM job_parents FORCE INDEX (PRIMARY) WHERE parent_id = ? AND child_id > ? \
-         ORDER BY child_id LIMIT ?",
-    )
-    .bind(parent.parent)
-    .bind(parent.told)
-    .bind(CHILDREN as u32)
-    .fetch_all(conn)
-    .await
+         ORDER BY child_id LIMIT ?"
+    };
+    let behind = if parent.told == LEFT_ONES { Uuid::nil() } else { parent.told };
+    sqlx::query_scalar(sql).bind(parent.parent).bind(behind).bind(CHILDREN as u32).fetch_all(conn).await
 }
 
-/// Note that the children of a parent are told: up to `last`, or all of them. If some were left, the parent is noted once
-/// more behind all others, which must not wait for them.
-async fn note_told(
-    conn: &mut Session<'_>,
-    parent: &EndedParent,
-    last: Option<Uuid>,
-    left: bool,
-) -> Result<(), sqlx::Error> {
+/// Note that these children of a parent are told. If some were left, the parent is noted once more behind all others, for
+/// those alone.
+async fn note_told(conn: &mut Session<'_>, parent: &EndedParent, page: &[Uuid], left: bool) -> Result<(), sqlx::Error> {
+    let last = page.last().filter(|_| page.len() == CHILDREN && parent.told != LEFT_ONES);
     let noted = match last {
         Some(last) => {
             let update = sqlx::query("UPDATE parent_ends SET told = ? WHERE id = ?").bind(last).bind(parent.row);
@@ -310,16 +319,23 @@ async fn note_told(
         }
         None => sqlx::query("DELETE FROM parent_ends WHERE id = ?").bind(parent.row).execute(&mut *conn).await?,
     };
+    // A page of those that were left may not have all of them.
+    let left = left || (parent.told == LEFT_ONES && page.len() == CHILDREN);
     // Without a row, another runner has told them meanwhile.
-    if left && noted.rows_affected() > 0 {
+    if !left || noted.rows_affected() == 0 {
+        return Ok(());
+    }
+    let sql = "SELECT 1 FROM parent_ends FORCE INDEX (parent_ends_parent) WHERE parent_id = ? AND told = ? LIMIT 1";
+    let is_noted = sqlx::query(sql).bind(parent.parent).bind(LEFT_ONES).fetch_optional(&mut *conn).await?.is_some();
+    if !is_noted {
         let insert = sqlx::query("INSERT INTO parent_ends (parent_id, told) VALUES (?, ?)");
-        insert.bind(parent.parent).bind(parent.told).execute(conn).await?;
+        insert.bind(parent.parent).bind(LEFT_ONES).execute(conn).await?;
     }
     Ok(())
 }
 
-async fn tell_page(conn: &mut Session<'_>, shared: &StoreInner) -> Result<ToldChildren, sqlx::Error> {
-    let parents = ended_parents(conn, &format!(" FOR UPDATE{SKIP_LOCKED}")).await?;
+async fn tell_page(conn: &mut Session<'_>, shared: &StoreInner, up_to: u64) -> Result<ToldChildren, sqlx::Error> {
+    let parents = ended_parents(conn, up_to, &format!(" FOR UPDATE{SKIP_LOCKED}")).await?;
     let Some(first) = parents.first() else { return Ok(ToldChildren::default()) };
     let fresh: Vec<Uuid> = parents.iter().filter(|parent| parent.told.is_nil()).map(|parent| parent.parent).collect();
     let mut children = BTreeSet::new();
@@ -347,17 +363,14 @@ async fn tell_page(conn: &mut Session<'_>, shared: &StoreInner) -> Result<ToldCh
         for parent in &again {
             sqlx::query("INSERT INTO parent_ends (parent_id) VALUES (?)").bind(parent).execute(&mut *conn).await?;
         }
-        // Without the second condition, a page of parents that all wait would be read again and again.
-        told.more |= parents.len() as u32 == PARENTS && again.len() < parents.len();
+        told.more = parents.len() as u32 == PARENTS;
         return Ok(told);
     }
     // A parent with many children: a part of them at a time.
     let page = children_behind(conn, first).await?;
     let mut told = tell(conn, shared, &page).await?;
-    let (last, left) = (page.last().copied().filter(|_| page.len() == CHILDREN), !told.left.is_empty());
-    note_told(conn, first, last, left).await?;
-    // A parent whose children are left is looked at again with the next summary, not at once.
-    told.more |= last.is_some() || !left;
+    note_told(conn, first, &page, !told.left.is_empty()).await?;
+    told.more = true;
     Ok(told)
 }
 
@@ -418,7 +431,5 @@ async fn tell(conn: &mut Session<'_>, shared: &StoreInner, ids: &[Uuid]) -> Resu
         told.cancelled.push(JobId::from_uuid(*id));
     }
     count(conn, shared.lanes.any(), &counts).await?;
-    // Children of the cancelled ones may wait.
-    told.more = !told.cancelled.is_empty();
     Ok(told)
 }

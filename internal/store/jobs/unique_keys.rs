@@ -567,11 +567,15 @@ async fn postpone(
     held: &BTreeMap<JobId, Owed>,
     now: Timestamp,
 ) -> Result<Option<Accepted>, sqlx::Error> {
-    let Some(owed) = held.get(&holder.id).filter(|owed| !waits_for_turn(owed.execute_at)) else { return Ok(None) };
+    let Some(owed) = held.get(&holder.id) else { return Ok(None) };
     let row = sqlx::query("SELECT created_at, options FROM jobs FORCE INDEX (PRIMARY) WHERE id = ?")
         .bind(holder.id.uuid())
         .fetch_one(&mut *conn)
         .await?;
+    extend_expiry(conn, holder.id, row.try_get("options")?, job.expires_at(now)).await?;
+    if waits_for_turn(owed.execute_at) {
+        return Ok(None);
+    }
     let (created_at, own): (Timestamp, _) = (row.try_get("created_at")?, options_of(&row)?.max_wait_ms);
     let longest = own.into_iter().chain(job.options.max_wait_ms).min();
     let latest = longest.map(|ms| due_at(Due::After(Duration::from_millis(ms).min(limits::MAX_AHEAD)), created_at));
@@ -585,7 +589,6 @@ async fn postpone(
         .bind(holder.id.uuid())
         .execute(&mut *conn)
         .await?;
-    extend_expiry(conn, holder.id, row.try_get("options")?, job.expires_at(now)).await?;
     let priority = owed.priority.try_into().map_err(corrupt)?;
     let (id, kind, queue) = (holder.id, owed.kind.clone(), owed.queue.clone());
     Ok(Some(Accepted { id, kind, queue, priority, execute_at, created_at, held: false }))

@@ -30,8 +30,8 @@ use tickr_job::{JobId, NewJob, Producer, limits};
 
 /// Rows that one transaction takes at most.
 const ROWS: u32 = 1_000;
-/// Rows that are not moved, in front of a page, whose order keys are read at most.
-const IN_FRONT: u32 = 10_000;
+/// Pages of rows that are not moved, in front of a page, whose order keys are read at most.
+const PAGES_IN_FRONT: u32 = 10;
 /// Bytes of payloads and options that one transaction takes at most, but one row at least.
 const BYTES: usize = 4 << 20;
 
@@ -393,19 +393,27 @@ impl OrderKeysInFront {
         if usize::try_from(there).unwrap_or(usize::MAX) <= taken.iter().filter(|id| **id <= last).count() {
             return Ok(());
         }
-        let sql = "SELECT id, CASE WHEN JSON_VALID(options) THEN \
-                   CAST(JSON_UNQUOTE(JSON_EXTRACT(options, '$.order_key')) AS CHAR) END AS order_key \
-                   FROM tickr_outbox FORCE INDEX (PRIMARY) WHERE id <= ? ORDER BY id LIMIT ?";
-        let found = statement(sql.to_owned()).bind(last).bind(IN_FRONT).fetch_all(&mut *conn).await?;
-        for row in &found {
-            let id: Uuid = row.try_get("id")?;
-            if !taken.contains(&id) {
-                self.add(row.try_get_unchecked("order_key")?, id);
+        // The text is read here, because MySQL refuses the whole statement over one row that is nested too deeply. Rows with
+        // longer options are rejected.
+        let sql = "SELECT id, IF(LENGTH(options) <= ?, options, NULL) AS options FROM tickr_outbox \
+                   FORCE INDEX (PRIMARY) WHERE id > ? AND id <= ? ORDER BY id LIMIT ?";
+        let mut after = Uuid::nil();
+        for _ in 0..PAGES_IN_FRONT {
+            let page = statement(sql.to_owned()).bind(MAX_OPTIONS_BYTES as u64).bind(after).bind(last).bind(ROWS);
+            let page = page.fetch_all(&mut *conn).await?;
+            for row in &page {
+                let id: Uuid = row.try_get("id")?;
+                if !taken.contains(&id) {
+                    let options: Option<String> = row.try_get("options")?;
+                    self.add(options.as_deref().and_then(order_key_of), id);
+                }
+                after = id;
+            }
+            if (page.len() as u32) < ROWS {
+                return Ok(());
             }
         }
-        if found.len() as u32 == IN_FRONT {
-            self.unread_behind = found.last().map(|row| row.try_get("id")).transpose()?;
-        }
+        self.unread_behind = Some(after);
         Ok(())
     }
 

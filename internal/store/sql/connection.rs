@@ -513,7 +513,8 @@ where
     F: for<'c> Fn(&'c mut Session<'_>, PriorRun) -> DbFuture<'c, T>,
 {
     match in_transaction(conn, earlier, step).await {
-        Err(error) if waited_for_lock(&error) => Ok(None),
+        // The locks that it has are not kept until the next statement.
+        Err(error) if waited_for_lock(&error) && rolled_back(conn.driver()).await => Ok(None),
         done => done.map(Some),
     }
 }

@@ -100,10 +100,13 @@
       for (const type of CLICK) window.addEventListener(type, guard, { capture: true });
       return at;
     },
-    /** Whether the element was clicked. It may have moved away before the button of the mouse was released. */
+    /**
+     * Whether the element was clicked. An option acts when it is pressed, and is gone then. A button that is gone between
+     * press and release was not clicked: the screen was drawn anew.
+     */
     hit() {
       unguard();
-      return clicked || (pressed !== null && !pressed.isConnected);
+      return clicked || (pressed !== null && !pressed.isConnected && !pressed.matches('button, a'));
     },
     /** Put the caret into a field, with all of its text marked. Fields that are not typed into are set. */
     focus(wanted, text) {
