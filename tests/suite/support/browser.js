@@ -66,6 +66,7 @@
   const CLICK = ['pointerdown', 'mousedown', 'pointerup', 'mouseup', 'click'];
 
   let pressed = null;
+  let under = null;
   let clicked = null;
   let guard = null;
   const unguard = () => {
@@ -90,8 +91,9 @@
       [pressed, clicked] = [null, false];
       guard = (event) => {
         if (reaches(event.target, el)) {
-          if (event.type === 'mousedown') pressed = el;
-          clicked ||= event.type === 'click';
+          if (event.type === 'mousedown') [pressed, under] = [el, event.target];
+          // If the screen moves between press and release, the click goes to what both have around them.
+          clicked ||= event.type === 'click' && event.target === under;
         } else if (!pressed) {
           event.preventDefault();
           event.stopImmediatePropagation();
