@@ -996,3 +996,24 @@ async fn a_body_that_decides_is_read_to_its_end_and_one_that_breaks_off_decides_
     receiver.await.unwrap();
     tickr.stop().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_parked_job_that_is_sent_to_another_host_leaves_the_line_of_the_former_one() {
+    let tickr = TestApp::start().await;
+    let (down, up) = tokio::join!(Receiver::start(Duration::ZERO), Receiver::start(Duration::ZERO));
+    set_and_wait(&tickr, "per-host", with_breaker(1, 3_600_000, 3_600_000)).await;
+    open_breaker_of(&tickr, &down).await;
+    let parked = tickr.enqueue(down.callback()).await;
+    tickr.until_count(PARKED, 1).await;
+    // Another payload for the same host changes nothing about the line.
+    let same = tickr.patch(&format!("/v1/jobs/{parked}"), json!({"payload": down.callback()["payload"]})).await;
+    assert_eq!(same.status, 200, "{:#}", same.body);
+    assert_eq!(tickr.count(PARKED).await, 1);
+    let moved = tickr.patch(&format!("/v1/jobs/{parked}"), json!({"payload": up.callback()["payload"]})).await;
+    assert_eq!((moved.status, &moved.body["host"]), (200, &json!(up.host())), "{:#}", moved.body);
+    tickr.until(parked, State::Completed).await;
+    assert_eq!((down.count(), up.count()), (1, 1));
+    tickr.until_count(NO_ROWS_LEFT, 0).await;
+    tickr.assert_sound().await;
+    tickr.stop().await;
+}

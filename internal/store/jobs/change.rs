@@ -6,13 +6,14 @@ use std::sync::Arc;
 
 use serde_json::json;
 use serde_json::value::RawValue;
+use sqlx::Row;
 
 use crate::audit::{AuditEntry, was_recorded};
 use crate::idempotency::{IdempotentOutcome, IdempotentRequest, ResponseBuilder, finish, stored_before};
 use crate::jobs::actions::{ActionOutcome, UpdatedJob};
 use crate::jobs::read::read_job;
 use crate::rows::jobs::{Accepted, due_at};
-use crate::rows::limits::waits_for_turn;
+use crate::rows::limits::{is_parked, unpark, waits_for_turn};
 use crate::rows::owed::lock_held;
 use crate::sql::clock::read_clock;
 use crate::sql::connection::{PriorRun, transact};
@@ -123,7 +124,7 @@ async fn apply_change(
         return refuse(conn, request, ChangeOutcome::Missing).await;
     };
     let Some(owed) = held.get(&id) else { return refuse(conn, request, ChangeOutcome::Refused(job.state)).await };
-    let waits = |priority, execute_at| {
+    let waits = |priority, execute_at, held| {
         ActionOutcome::Waits(Accepted {
             id,
             kind: owed.kind.clone(),
@@ -131,7 +132,7 @@ async fn apply_change(
             priority,
             execute_at,
             created_at: job.created_at,
-            held: waits_for_turn(owed.execute_at),
+            held,
         })
     };
     let own = earlier == PriorRun::MayHaveCommitted && was_recorded(conn, &request.act).await?;
@@ -140,7 +141,7 @@ async fn apply_change(
         let outcome = if job.state == State::Executing {
             ActionOutcome::Done(job.state)
         } else {
-            waits(job.priority, job.execute_at)
+            waits(job.priority, job.execute_at, waits_for_turn(owed.execute_at))
         };
         let updated = UpdatedJob { outcome, job, attempts };
         let answer = (request.build)(&updated);
@@ -157,7 +158,12 @@ async fn apply_change(
     }
     let before: Priority = owed.priority.try_into().map_err(corrupt)?;
     let priority = request.change.priority.unwrap_or(before);
-    let execute_at = request.change.due.map_or(owed.execute_at, |due| due_at(due, now));
+    let unparked = match &request.change.payload {
+        Some(payload) if is_parked(owed.execute_at) => unpark_for(conn, id, payload.host.as_deref()).await?,
+        _ => None,
+    };
+    let waited_until = unparked.unwrap_or(owed.execute_at);
+    let execute_at = request.change.due.map_or(waited_until, |due| due_at(due, now));
     if request.change.due.is_some()
         && let Some(expires_at) = job.options.expires_at
         && execute_at >= expires_at
@@ -188,13 +194,13 @@ async fn apply_change(
             .await?;
     }
     let (job, attempts) = read_job(conn, id).await?.ok_or_else(|| corrupt("a job is in owed but not in jobs"))?;
-    let updated = UpdatedJob { outcome: waits(priority, execute_at), job, attempts };
+    let updated = UpdatedJob { outcome: waits(priority, execute_at, waits_for_turn(execute_at)), job, attempts };
     let answer = (request.build)(&updated);
     let mut detail = json!({
         "execute_at": {"from": owed.execute_at, "to": execute_at},
         "priority": {"from": before.level(), "to": priority.level()},
     });
-    if waits_for_turn(owed.execute_at) {
+    if waits_for_turn(owed.execute_at) || waits_for_turn(execute_at) {
         // It has no due time yet.
         detail["execute_at"] = json!(null);
     }
@@ -204,6 +210,21 @@ async fn apply_change(
     }
     let act = request.act.clone().with(detail);
     finish(conn, request.idempotent.as_ref(), &act, (ChangeOutcome::Done(updated.outcome), answer), now).await
+}
+
+/// Let a parked job go if its new payload calls another host: it waits in the line of the former one, whose breaker may be
+/// open for a day. A claim finds out whether the limits of the new host have room. Return the due time of the job. Its row
+/// in `owed` is locked.
+async fn unpark_for(conn: &mut Session<'_>, id: JobId, host: Option<&str>) -> Result<Option<Timestamp>, sqlx::Error> {
+    let sql = "SELECT w.due_at, j.host FROM limit_waits w FORCE INDEX (PRIMARY) JOIN jobs j ON j.id = w.job_id \
+               WHERE w.job_id = ?";
+    let Some(row) = sqlx::query(sql).bind(id.uuid()).fetch_optional(&mut *conn).await? else { return Ok(None) };
+    let before: Option<Vec<u8>> = row.try_get("host")?;
+    if before.as_deref() == host.map(str::as_bytes) {
+        return Ok(None);
+    }
+    unpark(conn, id.uuid()).await?;
+    row.try_get("due_at").map(Some)
 }
 
 /// Answer that nothing is changed. If the same request was carried out before, return its stored response instead.

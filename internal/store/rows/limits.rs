@@ -54,6 +54,11 @@ pub(crate) fn parked_until() -> Timestamp {
     held_until() - TimeDelta::days(1)
 }
 
+/// Return whether a due time in `owed` says that the job waits for a limit.
+pub(crate) fn is_parked(execute_at: Timestamp) -> bool {
+    execute_at == parked_until()
+}
+
 /// Return whether a due time in `owed` says that the job waits for its turn: for its order or for a limit.
 pub(crate) fn waits_for_turn(execute_at: Timestamp) -> bool {
     execute_at >= parked_until()
