@@ -467,3 +467,36 @@ async fn a_deferred_attempt_outlives_a_pause_a_drain_a_backlog_and_a_mysql_that_
     Owed::remove(&tickr).await;
     tickr.stop().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_new_limit_counts_the_attempts_that_a_receiver_finishes_later() {
+    let tickr = TestApp::start().await;
+    let receiver = Slow::start().await;
+    let job = || {
+        let mut job = receiver.job(60_000, None);
+        job["limit_key"] = json!("a");
+        job
+    };
+    let (mut ids, mut keys) = (Vec::new(), Vec::new());
+    for _ in 0..2 {
+        let id = tickr.enqueue(job()).await;
+        keys.push(receiver.key().await);
+        tickr.until_deferred(id).await;
+        ids.push(id);
+    }
+    // The reaper forgets the batches of claims whose attempts have all ended or are left to others.
+    tickr.until_count("SELECT COUNT(*) FROM claim_batches", 0).await;
+    set_and_wait(&tickr, "l", json!({"concurrency": 2})).await;
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM limit_slots").await, 2);
+    let third = tickr.enqueue(job()).await;
+    tickr.until_count("SELECT COUNT(*) FROM limit_waits", 1).await;
+    assert_eq!(tickr.finish(&keys[0], succeeded()).await.status, 200);
+    let key = receiver.key().await;
+    tickr.until_deferred(third).await;
+    for key in [&keys[1], &key] {
+        assert_eq!(tickr.finish(key, succeeded()).await.status, 200);
+    }
+    tickr.until_idle().await;
+    tickr.assert_sound().await;
+    tickr.stop().await;
+}

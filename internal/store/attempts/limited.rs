@@ -842,10 +842,11 @@ struct KeysRead {
 
 /// Insert the slots of executing jobs that these limits count, and say that they are counted.
 async fn count_attempts(conn: &mut Session<'_>, new: &[LimitSetting]) -> Result<(), sqlx::Error> {
-    // Every attempt is in a batch of claims, until some time after its end.
+    // Every attempt is in a batch of claims until some time after its end, but for a deferred one: it has a row of its own.
     let batches: Vec<Vec<u8>> = sqlx::query_scalar("SELECT ids FROM claim_batches").fetch_all(&mut *conn).await?;
-    let ids: BTreeSet<Uuid> =
-        batches.iter().flat_map(|ids| ids.chunks_exact(16)).filter_map(|id| Uuid::from_slice(id).ok()).collect();
+    let deferred: Vec<Uuid> = sqlx::query_scalar("SELECT job_id FROM deferred_attempts").fetch_all(&mut *conn).await?;
+    let ids = batches.iter().flat_map(|ids| ids.chunks_exact(16)).filter_map(|id| Uuid::from_slice(id).ok());
+    let ids: BTreeSet<Uuid> = ids.chain(deferred).collect();
     let ids: Vec<Uuid> = ids.into_iter().collect();
     for ids in ids.chunks(MAX_ROWS) {
         let mut script = Script::as_text();
