@@ -8,11 +8,11 @@ use reqwest::Method;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use sqlx::{Connection, Row};
+use sqlx::{Connection, Executor, Row};
 use tickr::app::App;
 use tickr::config::Config;
 use tickr::handlers::{Context, Failure, Kind, Output, Registry};
-use tickr::job::{JobId, Name, RunnerId, State};
+use tickr::job::{Actor, JobId, Name, RunnerId, State};
 use tickr::store::{Claim, Store, StoreSettings};
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
@@ -1018,5 +1018,119 @@ async fn the_version_of_a_removed_limit_changes_none_that_has_its_name() {
         .unwrap();
     assert_eq!(put.status().as_u16(), 412);
     assert_eq!(tickr.get("/v1/limits/l").await.body["concurrency"], 2);
+    tickr.stop().await;
+}
+
+/// Number of parked jobs, and of those that execute.
+const PARKED: &str = "SELECT COUNT(*) FROM limit_waits";
+const EXECUTING: &str = "SELECT COUNT(*) FROM owed WHERE state = 'executing'";
+
+async fn cancel_all(tickr: &TestApp, ids: impl IntoIterator<Item = JobId>) {
+    for id in ids {
+        cancel(tickr, id).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lowered_limit_holds_for_jobs_that_were_let_go_before() {
+    let calls = Calls::default();
+    let tickr = TestApp::start_with(|config| config.workers = 8, calls.registry()).await;
+    set_and_wait(&tickr, "l", json!({"concurrency": 1})).await;
+    let jobs = tickr.enqueue_many((0..40).map(|_| job("a", 600_000))).await;
+    tickr.until_count(PARKED, 39).await;
+    // No worker is free for the jobs that are let go.
+    let fillers = tickr.enqueue_many((0..7).map(|_| json!({"kind": "sleep", "payload": {"ms": 600_000}}))).await;
+    tickr.until_count(EXECUTING, 8).await;
+    set(&tickr, "l", json!({"concurrency": 40})).await;
+    tickr.until_count("SELECT COUNT(*) >= 30 FROM limit_slots WHERE kept_until > UTC_TIMESTAMP(6)", 1).await;
+    set(&tickr, "l", json!({"concurrency": 1})).await;
+    cancel_all(&tickr, fillers).await;
+    tickr.until_count(PARKED, 39).await;
+    assert_eq!(calls.most("a"), 1);
+    // The next one is let go by the limit of now.
+    let running: JobId = jobs[0];
+    assert_eq!(tickr.job(running).await["state"], "executing");
+    cancel(&tickr, running).await;
+    tickr.until(jobs[1], State::Executing).await;
+    assert_eq!((calls.most("a"), tickr.count(PARKED).await), (1, 38));
+    cancel_all(&tickr, jobs.into_iter().skip(1)).await;
+    tickr.until_idle().await;
+    tickr.until_count(NO_ROWS_LEFT, 0).await;
+    tickr.assert_sound().await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_suspect_that_ends_lets_jobs_go_by_the_limit_of_now() {
+    let tickr = TestApp::start_with(|config| config.queues = vec!["elsewhere".into()], Registry::new()).await;
+    let runner = Runner::start(&tickr, &[("TICKR_WORKERS", "16")]);
+    runner.base().await;
+    set_and_wait(&tickr, "l", json!({"concurrency": 10})).await;
+    let long = |ms: u64| json!({"kind": "sleep", "payload": {"ms": ms}, "limit_key": "a"});
+    let mut of_suspect = long(600_000);
+    of_suspect["delay_ms"] = json!(3_600_000);
+    let suspect = tickr.enqueue(of_suspect).await;
+    support::make_suspects(&mut tickr.mysql().await, &[suspect]).await;
+    tickr.app.broker().run_now(suspect, &Actor::tickr()).await.unwrap();
+    tickr.until(suspect, State::Executing).await;
+    // Its process has read the limit, which is lowered while nine others run and ten wait.
+    let jobs = tickr.enqueue_many((0..19).map(|_| long(600_000))).await;
+    tickr.until_count(PARKED, 10).await;
+    set(&tickr, "l", json!({"concurrency": 1})).await;
+    let (running, waiting): (Vec<JobId>, Vec<JobId>) = {
+        let (mut running, mut waiting) = (Vec::new(), Vec::new());
+        for id in jobs {
+            let executes = tickr.job(id).await["state"] == "executing";
+            if executes { &mut running } else { &mut waiting }.push(id);
+        }
+        (running, waiting)
+    };
+    assert_eq!((running.len(), waiting.len()), (9, 10));
+    cancel_all(&tickr, running).await;
+    tickr.until_count("SELECT COUNT(*) FROM limit_slots", 1).await;
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM limit_holds").await, 0, "none was let go");
+    cancel(&tickr, suspect).await;
+    tickr.until(suspect, State::Cancelled).await;
+    tickr.until_count(EXECUTING, 1).await;
+    tickr.until_count("SELECT COUNT(*) FROM limit_slots WHERE kept_until IS NULL", 1).await;
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM limit_holds").await, 1, "one was let go");
+    cancel_all(&tickr, waiting).await;
+    tickr.until_idle().await;
+    tickr.until_count(NO_ROWS_LEFT, 0).await;
+    tickr.assert_sound().await;
+    drop(runner);
+    tickr.stop().await;
+}
+
+/// Lock a row of `owed` with a session of the test.
+async fn lock_owed(session: &mut sqlx::MySqlConnection, id: JobId) {
+    session.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED").await.unwrap();
+    session.execute("BEGIN").await.unwrap();
+    let found = sqlx::query("SELECT id FROM owed FORCE INDEX (PRIMARY) WHERE id = ? FOR UPDATE").bind(id.uuid());
+    assert!(found.fetch_optional(session).await.unwrap().is_some());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_claim_that_waited_for_a_row_follows_a_limit_that_was_set_meanwhile() {
+    let calls = Calls::default();
+    let tickr = TestApp::start_with(|config| config.workers = 16, calls.registry()).await;
+    assert_eq!(tickr.post("/v1/queues/default/pause", json!({})).await.status, 200);
+    let jobs = tickr.enqueue_many((0..10).map(|_| job("a", 600_000))).await;
+    let mut session = tickr.mysql().await;
+    lock_owed(&mut session, jobs[4]).await;
+    assert_eq!(tickr.post("/v1/queues/default/resume", json!({})).await.status, 200);
+    tickr.until_said("UPDATE owed", 1).await;
+    // A claim waits for five seconds at most, and the attempts of a limit are counted three to five seconds after it is set.
+    set(&tickr, "l", json!({"concurrency": 1})).await;
+    tickr.sql("UPDATE limits SET counted = TRUE").await;
+    // The claim that waits is older than the time in which a claim is sure of its limits.
+    tokio::time::sleep(Duration::from_millis(1_500)).await;
+    session.execute("ROLLBACK").await.unwrap();
+    tickr.until_count(PARKED, 9).await;
+    assert_eq!((calls.most("a"), tickr.count(EXECUTING).await), (1, 1));
+    cancel_all(&tickr, jobs).await;
+    tickr.until_idle().await;
+    tickr.until_count(NO_ROWS_LEFT, 0).await;
+    tickr.assert_sound().await;
     tickr.stop().await;
 }

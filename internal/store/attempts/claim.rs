@@ -11,7 +11,7 @@ use uuid::Uuid;
 
 use crate::attempts::claim_batches::OpenClaims;
 use crate::rows::checkpoints::HAS_CHECKPOINT;
-use crate::rows::limits::{KnownLimits, LimitKey};
+use crate::rows::limits::{KnownLimits, LimitKey, LimitsOfClaim};
 use crate::rows::order::held_until;
 use crate::rows::owed::{DueJob, SKIP_LOCKED, SUSPECT_FROM, due_job, unreadable};
 use crate::sql::batch::Batch;
@@ -249,13 +249,12 @@ impl Batch for Claims {
             self.limits.catch_up(conn).await?;
             // The limits may have changed since the runner chose this group commit for the jobs.
             let may_apply = self.limited || items.iter().any(|item| self.limits.concern(item.queue.as_ref()));
-            let limits = Some(self.limits.now()).filter(|limits| may_apply && !limits.is_empty());
-            let (free, limited, ours) = match &limits {
-                Some(limits) => {
-                    let divided = self.divide(conn, &ids, limits, token).await?;
-                    (divided.free, divided.limited, divided.ours)
-                }
-                None => (ids.clone(), Vec::new(), Vec::new()),
+            let limits = LimitsOfClaim::now(&self.limits);
+            let (free, limited, ours) = if may_apply && !limits.followed.is_empty() {
+                let divided = self.divide(conn, &ids, &limits.followed, token).await?;
+                (divided.free, divided.limited, divided.ours)
+            } else {
+                (ids.clone(), Vec::new(), Vec::new())
             };
             let mut claims = HashMap::new();
             let skips_locked = self.skips_locked(earlier);
@@ -266,7 +265,7 @@ impl Batch for Claims {
                 claims = if skips_locked {
                     self.take_unlocked(conn, (jobs.0, &jobs.1), token, batches[0]).await?
                 } else {
-                    self.take(conn, (jobs.0, &jobs.1), token, batches[0]).await?
+                    self.take(conn, (jobs.0, &jobs.1), (token, batches[0]), &limits).await?
                 };
             }
             let mut let_go = Vec::new();
@@ -274,8 +273,8 @@ impl Batch for Claims {
             if !ours.is_empty() {
                 claims.extend(self.read_ours(conn, &ours, token).await?);
             }
-            if let Some(limits) = limits.filter(|_| !limited.is_empty()) {
-                let jobs = (limited.as_slice(), limits.as_slice());
+            if !limited.is_empty() {
+                let jobs = (limited.as_slice(), &limits);
                 let taken = self.take_limited(conn, jobs, (&sure, skips_locked), token, batches[1]).await?;
                 claims.extend(taken.claims);
                 let_go = taken.let_go;
@@ -332,8 +331,8 @@ impl Claims {
         &self,
         conn: &mut Session<'_>,
         (ids, sure): (&[Uuid], &[Uuid]),
-        token: AttemptToken,
-        batch: Uuid,
+        (token, batch): (AttemptToken, Uuid),
+        limits: &LimitsOfClaim,
     ) -> Result<HashMap<JobId, Claim>, sqlx::Error> {
         // BEGIN and UPDATE go in one request when there are few jobs: another round trip costs more than parsing the
         // text.
@@ -344,6 +343,14 @@ impl Claims {
         self.fence_step(&mut script);
         self.claim_step(&mut script, (ids, sure), token);
         let taken: u64 = script.run(conn).await?.iter().map(|done| done.affected).sum();
+        if !self.is_in_transaction() && limits.have_changed(conn, &self.limits).await? {
+            // The jobs are claimed again in a moment, but for those that an earlier run of this claim has claimed.
+            sqlx::raw_sql("ROLLBACK").execute(&mut *conn).await?;
+            let mut script = Script::about(ids.len(), 0);
+            read_step(&mut script, ids, token);
+            let done = script.run(conn).await?;
+            return self.claims_in(done.iter().flat_map(|done| &done.rows), token);
+        }
 
         // The remaining statements also go in one request when there are few jobs.
         let mut script = Script::about(ids.len(), 0);

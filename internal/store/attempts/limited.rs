@@ -16,9 +16,9 @@ use uuid::Uuid;
 use crate::attempts::breakers::{EndedCall, Turned, count_calls, counted, mark_counted};
 use crate::attempts::claim::{Claim, Claims, NOT_EXPIRED, among, gone, read_step};
 use crate::rows::limits::{
-    FairShare, KEPT_AT_MOST_S, KeyBounds, KeyState, KnownLimits, LimitKey, LimitSetting, MAX_SLOTS, ToPark, begin_with,
-    count_parked, free_slots_of, key_in, keys_of, let_go, let_uncovered_go, lock_keys, park_owed, park_step,
-    state_step, states_in, take_back, write_rates,
+    FairShare, KEPT_AT_MOST_S, KeyBounds, KeyState, KnownLimits, LimitKey, LimitSetting, LimitsOfClaim, MAX_SLOTS,
+    ToPark, begin_with, count_parked, free_slots_of, key_in, keys_of, let_go, let_uncovered_go, lock_keys, park_owed,
+    park_step, state_step, states_in, take_back, write_rates,
 };
 use crate::rows::owed::{DueJob, SKIP_LOCKED};
 use crate::sql::batch::Batch;
@@ -126,7 +126,7 @@ impl Claims {
     pub(super) async fn take_limited(
         &self,
         conn: &mut Session<'_>,
-        (jobs, limits): (&[Limited], &[LimitSetting]),
+        (jobs, limits): (&[Limited], &LimitsOfClaim),
         (sure, skips_locked): (&[Uuid], bool),
         token: AttemptToken,
         batch: Uuid,
@@ -205,6 +205,11 @@ impl Claims {
             values,
         );
         let mut done = script.run(conn).await?;
+        if limits.have_changed(conn, &self.limits).await? {
+            // The update has waited for a row. See `LimitsOfClaim`.
+            sqlx::raw_sql("ROLLBACK").execute(&mut *conn).await?;
+            return Ok(TakenLimited { claims: HashMap::new(), let_go: Vec::new() });
+        }
         let still_due = done.pop().unwrap_or_default().rows;
         let mut claims = match done.pop() {
             Some(read) => self.claims_in(read.rows.iter(), token)?,
@@ -274,7 +279,7 @@ impl Claims {
         claims.extend(others);
         let mut freed = Vec::new();
         if !next.is_empty() {
-            freed = let_go(conn, &next, limits).await?.0;
+            freed = let_go(conn, &next, &limits.followed).await?.0;
             sqlx::raw_sql("COMMIT").execute(conn).await?;
         }
         Ok(TakenLimited { claims, let_go: freed })
@@ -469,6 +474,8 @@ impl Batch for FreedSlots {
         Box::pin(async move {
             let ids: Vec<Uuid> = items.iter().filter(|item| !item.keeps).map(|item| item.id).collect();
             let keys: BTreeSet<LimitKey> = items.iter().flat_map(|item| item.keys.iter().cloned()).collect();
+            // The process of a suspect has read the limits before its attempt, which may have taken hours.
+            self.limits.catch_up(conn).await?;
             let limits = self.limits.now();
             let calls = items.iter().filter_map(|item| Some((item.id, item.call.as_ref()?, &item.keys)));
             let calls = calls.flat_map(|(id, call, keys)| counted((id, call), keys, &limits)).collect();

@@ -227,6 +227,12 @@ impl KnownLimits {
         self.read_again(conn).await
     }
 
+    /// Return whether a limit has been set, changed or removed since these were read.
+    async fn differ_from(&self, conn: &mut Session<'_>, earlier: &[LimitSetting]) -> Result<bool, sqlx::Error> {
+        self.catch_up(conn).await?;
+        Ok(!self.now().iter().map(LimitSetting::change).eq(earlier.iter().map(LimitSetting::change)))
+    }
+
     /// Read the limits, and follow them.
     pub(crate) async fn read_again(&self, conn: &mut Session<'_>) -> Result<(), sqlx::Error> {
         let asked = Instant::now();
@@ -246,6 +252,29 @@ impl KnownLimits {
     /// Return whether a limit may apply to jobs of this queue, or of any queue.
     pub(crate) fn concern(&self, queue: Option<&Name>) -> bool {
         self.now().iter().any(|set| queue.is_none_or(|queue| set.limit.concerns_queue(queue)))
+    }
+}
+
+/// The limits that a claim follows.
+///
+/// When a limit is set, the attempts that run are counted after a time in which all claims that did not know it are
+/// over (`HEARD_AFTER` in `attempts/limited.rs`). So a claim that has waited for a row for long looks before its COMMIT whether a limit has changed.
+pub(crate) struct LimitsOfClaim {
+    pub(crate) followed: Arc<Vec<LimitSetting>>,
+    began: Instant,
+}
+
+impl LimitsOfClaim {
+    /// Time after which a claim looks again. The limits that it follows are up to a second and a half old.
+    const SHORT: Duration = Duration::from_secs(1);
+
+    pub(crate) fn now(known: &KnownLimits) -> Self {
+        Self { began: Instant::now(), followed: known.now() }
+    }
+
+    /// Return whether the claim took so long that attempts may have been counted without it, and a limit has changed.
+    pub(crate) async fn have_changed(&self, conn: &mut Session<'_>, known: &KnownLimits) -> Result<bool, sqlx::Error> {
+        Ok(self.began.elapsed() >= Self::SHORT && known.differ_from(conn, &self.followed).await?)
     }
 }
 
@@ -276,6 +305,8 @@ pub(crate) fn keys_of(
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct KeyBounds {
     pub(crate) bounds: Bounds,
+    /// The concurrency of the limit itself, whatever the share of the key is.
+    most: Option<u32>,
     pub(crate) breaker: Option<BreakerRule>,
     /// True if the limit is fair. Then few jobs of a key may be on their way to a runner, ahead of those of other keys.
     fair: bool,
@@ -321,6 +352,7 @@ impl Pace {
 impl KeyBounds {
     fn of(set: &LimitSetting, key: &str) -> Self {
         let mut bounds = set.limit.bounds_of(key);
+        let most = bounds.concurrency;
         let counted = set.counted || bounds.concurrency.is_none();
         if let Some(share) = set.share.filter(|_| set.limit.fair) {
             let share = share.of(bounds.weight.unwrap_or(1));
@@ -328,6 +360,7 @@ impl KeyBounds {
         }
         Self {
             bounds: Bounds { weight: None, ..bounds },
+            most,
             breaker: set.breaker_rule(),
             fair: set.limit.fair,
             shared_by: set.limit.shared_by,
@@ -399,11 +432,18 @@ impl KeyState {
         true
     }
 
-    /// Return whether a job that was let go may start now. If so, count it. Its slot is counted already.
+    /// Return whether a job that was let go may start now. If so, count it: the slot that is kept for it becomes that of its
+    /// attempt.
+    ///
+    /// The limit may have been lowered after the job was let go, and then as many attempts may run already. The share of a
+    /// fair limit does not count here: it changes with each key that gets or loses jobs.
     pub(crate) fn admit_let_go(&mut self, bounds: KeyBounds) -> bool {
-        if !self.conforms(bounds) || !self.passes(bounds) {
+        let has_room = bounds.most.is_none_or(|most| bounds.counted && self.running < i64::from(most));
+        if !has_room || !self.conforms(bounds) || !self.passes(bounds) {
             return false;
         }
+        self.running += 1;
+        self.kept -= 1;
         self.start(bounds);
         self.call(bounds);
         true
@@ -730,7 +770,11 @@ pub(crate) async fn let_go(
         let rooms: Vec<(&LimitKey, &KeyState, usize)> = states
             .iter()
             .filter(|(_, state)| state.first_due.is_some())
-            .map(|(key, state)| (key, state, state.room(KeyBounds::find(limits, key))))
+            .map(|(key, state)| (key, state, KeyBounds::find(limits, key)))
+            // A process that has not heard of a change yet would let jobs go by the former values. The sweep of a
+            // runner that has heard of it lets them go within a second.
+            .filter(|(_, state, bounds)| state.version.is_none() || state.is_of(*bounds))
+            .map(|(key, state, bounds)| (key, state, state.room(bounds)))
             .filter(|(_, _, room)| *room > 0)
             .collect();
         if rooms.is_empty() {
