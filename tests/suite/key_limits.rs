@@ -1088,12 +1088,14 @@ async fn a_suspect_that_ends_lets_jobs_go_by_the_limit_of_now() {
     assert_eq!((running.len(), waiting.len()), (9, 10));
     cancel_all(&tickr, running).await;
     tickr.until_count("SELECT COUNT(*) FROM limit_slots", 1).await;
-    assert_eq!(tickr.count("SELECT COUNT(*) FROM limit_holds").await, 0, "none was let go");
+    // The suspect itself may have waited a moment for its limit.
+    let let_go = format!("SELECT COUNT(*) FROM limit_holds WHERE job_id <> UNHEX('{}')", suspect.uuid().simple());
+    assert_eq!(tickr.count(&*let_go).await, 0, "none was let go");
     cancel(&tickr, suspect).await;
     tickr.until(suspect, State::Cancelled).await;
     tickr.until_count(EXECUTING, 1).await;
     tickr.until_count("SELECT COUNT(*) FROM limit_slots WHERE kept_until IS NULL", 1).await;
-    assert_eq!(tickr.count("SELECT COUNT(*) FROM limit_holds").await, 1, "one was let go");
+    assert_eq!(tickr.count(&*let_go).await, 1, "one was let go");
     cancel_all(&tickr, waiting).await;
     tickr.until_idle().await;
     tickr.until_count(NO_ROWS_LEFT, 0).await;
@@ -1129,6 +1131,81 @@ async fn a_claim_that_waited_for_a_row_follows_a_limit_that_was_set_meanwhile() 
     tickr.until_count(PARKED, 9).await;
     assert_eq!((calls.most("a"), tickr.count(EXECUTING).await), (1, 1));
     cancel_all(&tickr, jobs).await;
+    tickr.until_idle().await;
+    tickr.until_count(NO_ROWS_LEFT, 0).await;
+    tickr.assert_sound().await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn parked_jobs_of_a_paused_queue_take_no_share_of_a_fair_limit() {
+    let calls = Calls::default();
+    let queues = |config: &mut Config| {
+        config.queues = vec!["default".to_owned(), "mail".to_owned()];
+        config.workers = 8;
+    };
+    let tickr = TestApp::start_with(queues, calls.registry()).await;
+    // Their tenants wait for a slow rate of their own when their queue is paused.
+    set_and_wait(
+        &tickr,
+        "fair",
+        json!({"fair": true, "rate": {"starts": 1, "period_ms": 600_000}, "overrides":
+        {"busy": {"rate": {"starts": 100_000, "period_ms": 1_000}}}}),
+    )
+    .await;
+    let in_mail = |key: usize| {
+        let key = format!("tenant-{key}");
+        json!({"kind": "call", "payload": {"key": key, "ms": 1}, "limit_key": key, "queue": "mail"})
+    };
+    let mail = tickr.enqueue_many((0..100).map(|n| in_mail(n / 5))).await;
+    tickr.until_count("SELECT COUNT(DISTINCT limit_key) FROM limit_waits", 20).await;
+    assert_eq!(tickr.post("/v1/queues/mail/pause", json!({})).await.status, 200);
+    let busy = tickr.enqueue_many((0..24).map(|_| job("busy", 600_000))).await;
+    eventually_seen("the only key whose jobs may start has nearly all workers", || async {
+        let running = tickr.count(EXECUTING).await;
+        if running >= 7 { Ok(()) } else { Err(format!("{running} of 8 workers")) }
+    })
+    .await;
+    cancel_all(&tickr, busy).await;
+    // One of each tenant has ended.
+    for id in mail {
+        tickr.post(&format!("/v1/jobs/{id}/cancel"), json!({})).await;
+    }
+    tickr.until_idle().await;
+    tickr.assert_sound().await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_locked_key_holds_up_the_jobs_of_no_other_key() {
+    let calls = Calls::default();
+    let tickr = TestApp::start_with(|config| config.workers = 8, calls.registry()).await;
+    set_and_wait(&tickr, "l", json!({"concurrency": 1})).await;
+    let first = tickr.enqueue(job("b", 600_000)).await;
+    tickr.until(first, State::Executing).await;
+    let second = tickr.enqueue(job("b", 1)).await;
+    tickr.until_count(PARKED, 1).await;
+    // A runner that was suspended within a claim of the key `a`: it has the key, and a slot that only a sweep frees. The
+    // slot of `b` is freed by a sweep alone as well, because the end of its attempt is lost with its runner.
+    let orphan = "INSERT INTO limit_slots (limit_name, limit_key, job_id) VALUES ('l', 'a', UNHEX(REPEAT('00', 16)))";
+    tickr.sql("INSERT IGNORE INTO limit_keys (limit_name, limit_key) VALUES ('l', 'a')").await;
+    let mut session = tickr.mysql().await;
+    session.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED").await.unwrap();
+    session.execute("BEGIN").await.unwrap();
+    let lock =
+        "SELECT limit_key FROM limit_keys FORCE INDEX (PRIMARY) WHERE limit_name = 'l' AND limit_key = 'a' FOR UPDATE";
+    let locked = session.fetch_all(lock).await.unwrap();
+    assert_eq!(locked.len(), 1);
+    tickr.sql(orphan).await;
+    let id = first.uuid().simple();
+    tickr.sql(format!("UPDATE limit_slots SET job_id = UNHEX(REPEAT('11', 16)) WHERE job_id = UNHEX('{id}')")).await;
+    let began = Instant::now();
+    tickr.until(second, State::Completed).await;
+    // One wait for a lock is 5 s, and a transaction is repeated eight times.
+    assert!(began.elapsed() < Duration::from_secs(12), "{:?}", began.elapsed());
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM limit_slots WHERE limit_key = 'a'").await, 1);
+    session.execute("ROLLBACK").await.unwrap();
+    cancel(&tickr, first).await;
     tickr.until_idle().await;
     tickr.until_count(NO_ROWS_LEFT, 0).await;
     tickr.assert_sound().await;

@@ -17,8 +17,8 @@ use crate::attempts::breakers::{EndedCall, Turned, count_calls, counted, mark_co
 use crate::attempts::claim::{Claim, Claims, NOT_EXPIRED, among, gone, read_step};
 use crate::rows::limits::{
     FairShare, KEPT_AT_MOST_S, KeyBounds, KeyState, KnownLimits, LimitKey, LimitSetting, LimitsOfClaim, MAX_SLOTS,
-    ToPark, begin_with, count_parked, free_slots_of, key_in, keys_of, let_go, let_uncovered_go, lock_keys, park_owed,
-    park_step, state_step, states_in, take_back, write_rates,
+    ToPark, begin_with, count_parked, free_slots_of, key_in, keys_of, keys_with_parked_jobs, let_go, let_uncovered_go,
+    lock_free_keys, lock_keys, park_owed, park_step, state_step, states_in, take_back, write_rates,
 };
 use crate::rows::owed::{DueJob, SKIP_LOCKED};
 use crate::sql::batch::Batch;
@@ -496,21 +496,26 @@ impl Batch for FreedSlots {
     }
 }
 
-/// Free the slots of jobs that do not execute any more, and let parked jobs of these keys go. Returns these, and whether
+/// Free the slots of jobs that do not execute any more, and let parked jobs of their keys go. Returns these, and whether
 /// there may be more with room.
+///
+/// A key that another session locks is left to a later sweep: a runner that was suspended within its claim must not hold up
+/// the jobs of all other keys.
 async fn free(
     conn: &mut Session<'_>,
-    ids: &[Uuid],
-    keys: &BTreeSet<LimitKey>,
+    page: &[(LimitKey, Vec<Uuid>)],
     limits: &[LimitSetting],
     changed: bool,
 ) -> Result<(Vec<DueJob>, bool), sqlx::Error> {
-    lock_keys(conn, &keys.iter().collect::<Vec<_>>()).await?;
-    free_slots_of(conn, ids).await?;
+    let sorted: BTreeSet<&LimitKey> = page.iter().map(|(key, _)| key).collect();
+    let keys = lock_free_keys(conn, &sorted.into_iter().collect::<Vec<_>>()).await?;
+    let locked = page.iter().filter(|(key, _)| keys.contains(key));
+    let ids: Vec<Uuid> = locked.flat_map(|(_, ids)| ids.iter().copied()).collect();
+    free_slots_of(conn, &ids).await?;
     if changed {
-        take_back(conn, keys).await?;
+        take_back(conn, &keys).await?;
     }
-    let_go(conn, keys, limits).await
+    let_go(conn, &keys, limits).await
 }
 
 /// Keys that one transaction of a sweep looks at.
@@ -527,6 +532,10 @@ const PAGE_OF_PARKED: usize = 256;
 
 /// Time for which a sweep lets jobs of the same keys go.
 const LETTING_GO: Duration = Duration::from_secs(2);
+
+/// Time for which a sweep looks for keys with room. The next one goes on, in a second: a turn of a slow rate that is
+/// further ahead than a minute is found by a sweep only, so the keys of all tenants must have theirs in time.
+const LOOKING: Duration = Duration::from_millis(100);
 
 /// Where a sweep of the limits goes on.
 #[derive(Clone, Debug, Default)]
@@ -559,6 +568,7 @@ impl Store {
             gone.extend(self.free_page(page, &limits, false).await?.0);
         }
         let mut after = if changed { None } else { sweep.after };
+        let looking = Instant::now();
         loop {
             let keys = self.keys_with_room(after, &limits, changed).await?;
             for page in keys.with_room.chunks(PAGE) {
@@ -574,7 +584,7 @@ impl Store {
                 }
             }
             after = keys.last;
-            if !changed || after.is_none() {
+            if after.is_none() || (!changed && looking.elapsed() >= LOOKING) {
                 return Ok((gone, LimitSweep { after }));
             }
         }
@@ -650,11 +660,7 @@ impl Store {
         let (page, limits) = (Arc::new(page), Arc::clone(limits));
         transact(&self.shared.pools.loops, "free slots of limits", move |conn, _| {
             let (page, limits) = (Arc::clone(&page), Arc::clone(&limits));
-            Box::pin(async move {
-                let keys: BTreeSet<LimitKey> = page.iter().map(|(key, _)| key.clone()).collect();
-                let ids: Vec<Uuid> = page.iter().flat_map(|(_, ids)| ids.iter().copied()).collect();
-                free(conn, &ids, &keys, &limits, changed).await
-            })
+            Box::pin(async move { free(conn, &page, &limits, changed).await })
         })
         .await
     }
@@ -827,6 +833,7 @@ async fn read_share(conn: &mut Session<'_>, set: &LimitSetting) -> Result<FairSh
     .bind(MAX_WEIGHED)
     .fetch_all(&mut *conn)
     .await?;
+    let keys = those_that_may_go(conn, set, keys).await?;
     let keys: BTreeSet<String> = keys.into_iter().map(|key| String::from_utf8_lossy(&key).into_owned()).collect();
     let used =
         sqlx::query("SELECT limit_key, COUNT(*) AS slots FROM limit_slots WHERE limit_name = ? GROUP BY limit_key");
@@ -840,6 +847,26 @@ async fn read_share(conn: &mut Session<'_>, set: &LimitSetting) -> Result<FairSh
     let weights = keys.iter().map(|key| u64::from(set.limit.bounds_of(key).weight.unwrap_or(1))).sum();
     let workers = u64::try_from(workers - elsewhere).unwrap_or(0);
     Ok(FairShare { workers: workers + (workers / 4).max(2), weights })
+}
+
+/// Return those of these keys that have parked jobs in queues that are not paused: the others take nothing from anyone.
+async fn those_that_may_go(
+    conn: &mut Session<'_>,
+    set: &LimitSetting,
+    keys: Vec<Vec<u8>>,
+) -> Result<Vec<Vec<u8>>, sqlx::Error> {
+    // Without paused queues, which is the usual case, the keys alone tell it.
+    let paused: bool = sqlx::query_scalar("SELECT EXISTS (SELECT 1 FROM queues WHERE paused_at IS NOT NULL)")
+        .fetch_one(&mut *conn)
+        .await?;
+    if !paused {
+        return Ok(keys);
+    }
+    let key =
+        |key: Vec<u8>| LimitKey { limit: set.limit.name.clone(), key: String::from_utf8_lossy(&key).into_owned() };
+    let keys: Vec<LimitKey> = keys.into_iter().map(key).collect();
+    let found = keys_with_parked_jobs(conn, &keys.iter().collect::<Vec<_>>()).await?;
+    Ok(found.into_iter().map(|key| key.key.into_bytes()).collect())
 }
 
 struct KeysRead {

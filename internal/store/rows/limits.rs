@@ -22,7 +22,7 @@ use uuid::Uuid;
 
 use crate::rows::breakers::{BreakerRule, OpenGate};
 use crate::rows::order::held_until;
-use crate::rows::owed::{DueJob, due_job};
+use crate::rows::owed::{DueJob, SKIP_LOCKED, due_job};
 use crate::sql::batches::MAX_ROWS;
 use crate::sql::cluster::{Locked, lock_in_cluster_step};
 use crate::sql::error::corrupt;
@@ -579,18 +579,42 @@ async fn lock_those_that_exist<'k>(
     conn: &mut Session<'_>,
     keys: &[&'k LimitKey],
 ) -> Result<Vec<&'k LimitKey>, sqlx::Error> {
+    let found = locked_keys(conn, keys, "").await?;
+    Ok(keys.iter().copied().filter(|key| !found.contains(*key)).collect())
+}
+
+/// Lock those of these keys that have rows, in their order. Return them. `how` says what to do about locked ones.
+async fn locked_keys(conn: &mut Session<'_>, keys: &[&LimitKey], how: &str) -> Result<BTreeSet<LimitKey>, sqlx::Error> {
     let mut script = Script::as_text();
     let (any, values) = any_of("", keys);
     let sql = "SELECT limit_name, limit_key FROM limit_keys FORCE INDEX (PRIMARY) WHERE";
-    script.push(format!("{sql} {any} ORDER BY limit_name, limit_key FOR UPDATE"), values);
+    script.push(format!("{sql} {any} ORDER BY limit_name, limit_key FOR UPDATE{how}"), values);
     let names = keys.iter().map(|key| [key.limit.as_str().as_bytes(), &[0], key.key.as_bytes()].concat());
     lock_in_cluster_step(&mut script, Locked::LimitKey, names);
-    let rows: Vec<MySqlRow> = script.run(conn).await?.into_iter().flat_map(|step| step.rows).collect();
-    if rows.len() == keys.len() {
-        return Ok(Vec::new());
+    script.run(conn).await?.iter().flat_map(|step| &step.rows).map(key_in).collect()
+}
+
+/// Do what [`lock_keys`] does, without the keys that another session locks. Return those that are locked now.
+pub(crate) async fn lock_free_keys(
+    conn: &mut Session<'_>,
+    keys: &[&LimitKey],
+) -> Result<BTreeSet<LimitKey>, sqlx::Error> {
+    let mut locked = locked_keys(conn, keys, SKIP_LOCKED).await?;
+    if locked.len() == keys.len() {
+        return Ok(locked);
     }
-    let found: BTreeSet<LimitKey> = rows.iter().map(key_in).collect::<Result<_, _>>()?;
-    Ok(keys.iter().copied().filter(|key| !found.contains(*key)).collect())
+    let left: Vec<&LimitKey> = keys.iter().copied().filter(|key| !locked.contains(*key)).collect();
+    let (any, values) = any_of("", &left);
+    let mut script = Script::as_text();
+    script.push(format!("SELECT limit_name, limit_key FROM limit_keys FORCE INDEX (PRIMARY) WHERE {any}"), values);
+    let done = script.run(conn).await?;
+    let exist: BTreeSet<LimitKey> = done.iter().flat_map(|step| &step.rows).map(key_in).collect::<Result<_, _>>()?;
+    let missing: Vec<&LimitKey> = left.into_iter().filter(|key| !exist.contains(*key)).collect();
+    if !missing.is_empty() {
+        make_rows(conn, &missing).await?;
+        locked.extend(locked_keys(conn, &missing, SKIP_LOCKED).await?);
+    }
+    Ok(locked)
 }
 
 async fn make_rows(conn: &mut Session<'_>, keys: &[&LimitKey]) -> Result<(), sqlx::Error> {
