@@ -28,6 +28,8 @@ const BEHIND: Duration = Duration::from_millis(100);
 /// Pauses between tries while MySQL does not answer, before jitter.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const MAX_PAUSE: Duration = Duration::from_secs(2);
+/// Time for which a schedule is skipped after another session had it or its previous job locked.
+const LOCKED_RESTS: Duration = Duration::from_millis(250);
 /// Time for which a schedule is skipped after MySQL refused to write its ticks, and the most such schedules remembered.
 const REST: Duration = Duration::from_secs(60);
 const MAX_SKIPPED: usize = 2_000;
@@ -67,7 +69,8 @@ pub(super) async fn run_until_stopped(shared: Arc<EngineState>, alarm: Arc<Alarm
             Ok(TickLook::Nothing(next)) => {
                 pause = FIRST_PAUSE;
                 let behind = if follows { BEHIND.mul_f64(1.0 + rand::random::<f64>()) } else { Duration::ZERO };
-                if !sleep_until_worth_a_look(&shared, &alarm, &mut summaries, (next, behind), looked).await {
+                let retry = skipped.values().min().copied();
+                if !sleep_until_worth_a_look(&shared, &alarm, &mut summaries, (next, behind, retry), looked).await {
                     return;
                 }
                 continue;
@@ -89,18 +92,20 @@ pub(super) async fn run_until_stopped(shared: Arc<EngineState>, alarm: Arc<Alarm
 }
 
 /// Sleep until the next tick is due, a schedule may have changed, or no summary of changes comes. A follower sleeps
-/// `behind` longer. `looked` is when the last look began. Return false when the runner stops.
+/// `behind` longer. `retry` is when a skipped schedule is tried again, and `looked` when the last look began. Return false
+/// when the runner stops.
 async fn sleep_until_worth_a_look(
     shared: &EngineState,
     alarm: &Alarm,
     summaries: &mut watch::Receiver<Option<Arc<ChangeSummary>>>,
-    (next, behind): (Option<Timestamp>, Duration),
+    (next, behind, retry): (Option<Timestamp>, Duration, Option<Instant>),
     looked: Instant,
 ) -> bool {
     loop {
         // Computed again after each summary, because MySQL's clock may have been set.
         let until_next = next.map(|next| (next - shared.store.clock().now()).to_std().unwrap_or_default() + behind);
         let deadline = Instant::now() + until_next.map_or(MAX_SLEEP, |until_next| until_next.min(MAX_SLEEP));
+        let deadline = retry.map_or(deadline, |retry| retry.min(deadline));
         tokio::select! {
             () = shared.stop_loops.cancelled() => return false,
             () = alarm.at(deadline) => return true,
@@ -149,6 +154,8 @@ async fn look(
         }
         ticked => ticked?,
     };
+    let rests_until = Instant::now() + LOCKED_RESTS;
+    skipped.extend(ticked.left.iter().map(|name| (name.to_string(), rests_until)));
     Ok(TickLook::Ticked { too_late: ticked.overtaken > 0 && ticked.lines.is_empty() })
 }
 
@@ -167,6 +174,7 @@ async fn one_by_one(
         match shared.broker.tick(vec![row], now, runner, &shared.settings.tracer).await {
             Ok(ticked) => {
                 all.overtaken += ticked.overtaken;
+                all.left.extend(ticked.left);
                 all.lines.extend(ticked.lines);
             }
             Err(error) if error.is_transient() => return Err(error),

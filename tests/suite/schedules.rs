@@ -8,6 +8,7 @@ use chrono::TimeDelta;
 use futures_util::future::join_all;
 use reqwest::Method;
 use serde_json::{Value, json};
+use sqlx::Executor;
 use tickr::app::App;
 use tickr::config::ServerUrl;
 use tickr::event::Event;
@@ -196,6 +197,32 @@ async fn a_tick_whose_commit_is_not_answered_fires_once() {
     assert_seamless(&behind).await;
     through.stop(CancellationToken::new()).await;
     behind.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_schedule_whose_last_job_is_locked_holds_up_no_other_schedule() {
+    let tickr = TestApp::start().await;
+    let locked = with(every_second(), json!({"overlap": "skip", "queue": "nobody-serves-it"}));
+    put(&tickr, "locked", &locked).await;
+    let last = id(&first_tick(&tickr, "locked").await["job_id"]);
+    // A runner that freezes while it claims or settles the job keeps this lock.
+    let mut session = tickr.mysql().await;
+    session.execute("BEGIN").await.unwrap();
+    let row = sqlx::query("SELECT id FROM owed WHERE id = ? FOR UPDATE").bind(last.uuid());
+    row.fetch_one(&mut session).await.unwrap();
+    let ticks_of_locked = "SELECT COUNT(*) FROM ticks WHERE schedule = 'locked'";
+    let before = tickr.count(ticks_of_locked).await;
+    put(&tickr, "other", &with(every_second(), json!({"overlap": "allow"}))).await;
+    let fired = "SELECT COUNT(*) >= 3 FROM ticks WHERE schedule = 'other' AND outcome = 'fired'";
+    tickr.until_count(fired, 1).await;
+    // Whether its last job has ended cannot be said yet, so its ticks stay due.
+    assert_eq!(tickr.count(ticks_of_locked).await, before);
+    session.execute("ROLLBACK").await.unwrap();
+    let later = format!("SELECT COUNT(*) > {before} FROM ticks WHERE schedule = 'locked'");
+    tickr.until_count(later, 1).await;
+    let kept = "SELECT COUNT(*) FROM ticks WHERE schedule = 'locked' AND outcome = 'fired'";
+    assert_eq!(tickr.count(kept).await, 1);
+    tickr.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -3,14 +3,14 @@
 //! Every statement names its index or its order. On a small table, MySQL and MariaDB both prefer a full scan for an IN
 //! list. Two scans for disjoint rows can deadlock, two index lookups cannot.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use sqlx::Row;
 use sqlx::mysql::MySqlRow;
 use uuid::Uuid;
 
-use crate::sql::batches::{bind_padded, padded_len, placeholders, statement};
+use crate::sql::batches::{MAX_ROWS, bind_padded, in_list, padded_len, placeholders, statement};
 use crate::sql::error::corrupt;
 use crate::sql::session::Session;
 use tickr_job::{AttemptToken, JobId, Name, Priority, RunnerId, State, Timestamp};
@@ -56,6 +56,23 @@ pub(crate) async fn lock_free(
     ids: impl Iterator<Item = JobId>,
 ) -> Result<BTreeMap<JobId, Owed>, sqlx::Error> {
     lock(conn, ids, SKIP_LOCKED).await
+}
+
+/// Return those of these jobs that [`lock_free`] did not lock although they are unfinished: another session locks them.
+pub(crate) async fn left_of(
+    conn: &mut Session<'_>,
+    mut ids: BTreeSet<JobId>,
+    locked: &BTreeMap<JobId, Owed>,
+) -> Result<BTreeSet<JobId>, sqlx::Error> {
+    ids.retain(|id| !locked.contains_key(id));
+    let (mut left, ids) = (BTreeSet::new(), ids.into_iter().map(JobId::uuid).collect::<Vec<_>>());
+    for ids in ids.chunks(MAX_ROWS) {
+        let sql = "SELECT id FROM owed FORCE INDEX (PRIMARY) WHERE id IN";
+        for row in in_list(sql, ids, "").fetch_all(&mut *conn).await? {
+            left.insert(JobId::from_uuid(row.try_get("id")?));
+        }
+    }
+    Ok(left)
 }
 
 async fn lock(

@@ -5,10 +5,13 @@
 //! transaction. The other runners find that the schedule has moved on, and do nothing. So a crash at any moment leaves
 //! either the whole change or none of it.
 //!
+//! A transaction of ticks waits neither for the row of a schedule nor for a previous job. It leaves that schedule out, so
+//! that a session that keeps its locks stops no other schedule.
+//!
 //! Rows are locked in this order: schedules in the order of their names, the `owed` rows of previous jobs in id order,
 //! then new rows, and the tallies last. A transaction that holds an `owed` row never locks a schedule.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -24,7 +27,7 @@ use crate::jobs::actions::cancel_waiting;
 use crate::rows::jobs::{Accepted, accepted_at, receipts, write_jobs};
 use crate::rows::links::NewLinks;
 use crate::rows::order::{close_places, lock_keys_of};
-use crate::rows::owed::{Owed, lock_held};
+use crate::rows::owed::{Owed, SKIP_LOCKED, left_of, lock_free, lock_held};
 use crate::rows::tallies::count;
 use crate::schedules::rows::{Scheduled, lock_schedule};
 use crate::sql::batches::{bind_padded, padded_len, placeholders, statement};
@@ -77,8 +80,11 @@ pub struct Ticked {
     pub cancelled: Vec<JobId>,
     /// Previous jobs that were executing and were asked to stop.
     pub stop_requested: Vec<JobId>,
-    /// Number of plans that another runner had carried out already, or that were outdated by a change.
+    /// Number of plans that another runner had carried out already or is carrying out, or that were outdated by a change.
     pub overtaken: usize,
+    /// Schedules whose ticks stay due, because another session locks their rows or their previous jobs. The caller has to
+    /// wait a moment before it tries them again.
+    pub left: Vec<Name>,
 }
 
 /// A line in the ledger of ticks.
@@ -288,15 +294,32 @@ async fn carry_out(
     let standing = lock_standing(conn, plans).await?;
     let now = read_clock(conn, &shared.clock).await?;
     let is_due = |plan: &TickPlan| plan.lines.iter().all(|line| line.planned.due_at <= now);
-    let plans: Vec<(&TickPlan, &ScheduleCursor)> = plans
+    let all = plans.len();
+    // A row that is locked is one that another ticker works on, or that an operator changes. A deleted one is not due.
+    ticked
+        .left
+        .extend(plans.iter().map(|plan| &plan.row.name).filter(|name| !standing.contains_key(name.as_str())).cloned());
+    let mut plans: Vec<(&TickPlan, &ScheduleCursor)> = plans
         .iter()
         .filter_map(|plan| Some((plan, standing.get(plan.row.name.as_str())?)))
         .filter(|(plan, standing)| standing.is_as(&plan.row) && is_due(plan))
         .collect();
-    ticked.overtaken = standing.len() - plans.len();
-    let previous = plans.iter().filter(|(plan, _)| plan.row.schedule.overlap != Overlap::Allow);
-    let previous: Vec<JobId> = previous.filter_map(|(_, standing)| standing.last_job).collect();
-    let held = if previous.is_empty() { BTreeMap::new() } else { lock_held(conn, previous.into_iter()).await? };
+    ticked.overtaken = all - plans.len();
+    let previous_of = |plan: &TickPlan, standing: &ScheduleCursor| {
+        standing.last_job.filter(|_| plan.row.schedule.overlap != Overlap::Allow)
+    };
+    let previous: BTreeSet<JobId> = plans.iter().filter_map(|(plan, standing)| previous_of(plan, standing)).collect();
+    let (mut held, mut locked) = (BTreeMap::new(), BTreeSet::new());
+    if !previous.is_empty() {
+        held = lock_free(conn, previous.iter().copied()).await?;
+        locked = left_of(conn, previous, &held).await?;
+    }
+    // Whether the previous job has ended can only be said under its lock.
+    let is_left =
+        |plan: &TickPlan, standing: &ScheduleCursor| previous_of(plan, standing).is_some_and(|id| locked.contains(&id));
+    let left = plans.iter().filter(|(plan, standing)| is_left(plan, standing));
+    ticked.left.extend(left.map(|(plan, _)| plan.row.name.clone()));
+    plans.retain(|(plan, standing)| !is_left(plan, standing));
 
     let mut work = Work { now, held: &held, runner, jobs: Vec::new(), ended: BTreeMap::new(), ticked: &mut ticked };
     let mut moved = Vec::with_capacity(plans.len());
@@ -324,6 +347,7 @@ async fn carry_out(
     Ok(ticked)
 }
 
+/// Lock the rows of these schedules, without those that another session locks at this moment.
 async fn lock_standing(
     conn: &mut Session<'_>,
     plans: &[TickPlan],
@@ -331,7 +355,7 @@ async fn lock_standing(
     let names: Vec<&str> = plans.iter().map(|plan| plan.row.name.as_str()).collect();
     let sql = format!(
         "SELECT name, version, next_at, paused_at, last_job FROM schedules FORCE INDEX (PRIMARY) WHERE name IN {} \
-         ORDER BY name FOR UPDATE",
+         ORDER BY name FOR UPDATE{SKIP_LOCKED}",
         placeholders(padded_len(names.len()))
     );
     let query = bind_padded(statement(sql), &names);
