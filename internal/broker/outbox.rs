@@ -160,7 +160,8 @@ impl Broker {
                 Err(reason) => PreparedRow::Unfit(reason),
             }
         });
-        let page = self.store.move_outbox_page(after, prepare).await?;
+        let locked = self.outbox_locked.lock().unwrap_or_else(PoisonError::into_inner).keys().copied().collect();
+        let page = self.store.move_outbox_page(after, prepare, locked).await?;
         self.announce(&page.accepted);
         let mut pass =
             OutboxPass { moved: page.accepted.len() + page.repeated, rejected: page.rejected, next: page.next };

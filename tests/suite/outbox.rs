@@ -614,3 +614,38 @@ async fn a_row_whose_unique_key_is_locked_holds_up_no_other_row() {
     tickr.until_count(WAITING, 0).await;
     tickr.stop().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_row_whose_order_key_is_locked_holds_up_no_other_row() {
+    let tickr = TestApp::start().await;
+    let mut app = tickr.mysql().await;
+    let head = json!({"kind": "noop", "payload": {}, "order_key": "a", "delay_ms": 3_600_000});
+    tickr.enqueue(head).await;
+    let mut session = tickr.mysql().await;
+    // Otherwise it locks the gap as well, and with it all new keys.
+    session.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED").await.unwrap();
+    session.execute("BEGIN").await.unwrap();
+    let lock = "SELECT * FROM order_keys WHERE order_key = 'a' FOR UPDATE";
+    assert!(session.fetch_optional(lock).await.unwrap().is_some());
+    let ids = [Uuid::now_v7(), Uuid::now_v7(), Uuid::now_v7()];
+    let mut tx = app.begin().await.unwrap();
+    insert_with(&mut tx, ids[0], "noop", json!({"order_key": "a"})).await;
+    insert_with(&mut tx, ids[1], "noop", json!({"order_key": "b"})).await;
+    insert_with(&mut tx, ids[2], "noop", json!({"tags": ["free"]})).await;
+    tx.commit().await.unwrap();
+    for id in &ids[1..] {
+        until(&tickr, JobId::from_uuid(*id), State::Completed).await;
+    }
+    // Rows that come later do not wait for it either, nor does one pass it that is behind it.
+    let later = [Uuid::now_v7(), Uuid::now_v7()];
+    insert_with(&mut app, later[0], "noop", json!({"order_key": "a"})).await;
+    insert_with(&mut app, later[1], "noop", json!({"tags": ["free"]})).await;
+    until(&tickr, JobId::from_uuid(later[1]), State::Completed).await;
+    assert_eq!(tickr.count(WAITING).await, 2);
+    session.execute("ROLLBACK").await.unwrap();
+    tickr.until_count(WAITING, 0).await;
+    let places = "SELECT job_id FROM order_places WHERE order_key = 'a' AND place > 1 ORDER BY place";
+    let places: Vec<Uuid> = sqlx::query_scalar(places).fetch_all(&mut app).await.unwrap();
+    assert_eq!(places, [ids[0], later[0]]);
+    tickr.stop().await;
+}

@@ -3,6 +3,9 @@
 //! A row and its job change places in one transaction, so nothing is lost or doubled, whatever dies in between. Rows
 //! that another session locks are left out: a transaction of an application that stays open delays no other row, and two
 //! movers take different rows. No session waits for a row of the outbox while it holds another lock.
+//!
+//! Rows whose jobs need a lock that another session may keep, that of a unique key, a parent, a batch or an order key, are
+//! moved one by one, so that the others do not wait for it. Free order keys are locked for a page at once.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
@@ -54,8 +57,8 @@ pub enum PreparedRow {
 pub struct OutboxPage {
     /// The jobs that were accepted.
     pub accepted: Vec<Accepted>,
-    /// Rows whose jobs have unique keys, parents or a batch, and rows behind one of these with the same order key. They are
-    /// still in the outbox: move each with [`Store::move_keyed_row`], in this order.
+    /// Rows whose jobs have unique keys, parents or a batch, or whose order key may be locked, and rows behind one of these
+    /// with the same order key. They are still in the outbox: move each with [`Store::move_keyed_row`], in this order.
     pub keyed: Vec<(Uuid, NewJob)>,
     /// Rows that cannot become jobs, with the reasons.
     pub rejected: Vec<(Uuid, String)>,
@@ -67,7 +70,7 @@ pub struct OutboxPage {
     pub next: Option<Uuid>,
 }
 
-/// Outcome for a row whose job has a unique key, parents or a batch.
+/// Outcome for a row that is moved by itself.
 #[derive(Clone, Debug)]
 pub enum KeyedRow {
     /// The job was accepted, or another job is the answer in its place.
@@ -83,24 +86,40 @@ pub enum KeyedRow {
 }
 
 impl Store {
-    /// Move a page of rows of the outbox, behind this id.
+    /// Move a page of rows of the outbox, behind this id. Leave `locked` among the keyed ones: each of these rows has found
+    /// a lock of another session before.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
-    pub async fn move_outbox_page(&self, after: Option<Uuid>, prepare: PrepareRow) -> Result<OutboxPage, StoreError> {
+    pub async fn move_outbox_page(
+        &self,
+        after: Option<Uuid>,
+        prepare: PrepareRow,
+        locked: HashSet<Uuid>,
+    ) -> Result<OutboxPage, StoreError> {
         let rows = after.map_or(Rows::All, Rows::Behind);
-        match self.move_rows(rows, Arc::clone(&prepare)).await {
+        match self.move_rows(rows, &prepare, &Apart::These(Arc::new(locked))).await {
             // MySQL refuses one of the rows. Only alone can it be told from the others, which must not wait for it.
             Err(error) if error.is_about_the_row() => self.move_one_by_one(rows, prepare).await,
             moved => moved,
         }
     }
 
-    async fn move_rows(&self, rows: Rows, prepare: PrepareRow) -> Result<OutboxPage, StoreError> {
-        let shared = self.shared.clone();
-        transact(&self.shared.pools.loops, "move rows of the outbox", move |conn, _| {
-            let (shared, prepare) = (shared.clone(), Arc::clone(&prepare));
-            Box::pin(async move { move_page(conn, &shared, rows, &prepare).await })
+    async fn move_rows(&self, rows: Rows, prepare: &PrepareRow, apart: &Apart) -> Result<OutboxPage, StoreError> {
+        let attempted = "move rows of the outbox";
+        let (shared, ready, these) = (self.shared.clone(), Arc::clone(prepare), apart.clone());
+        let moved = transact_unless_locked(&self.shared.pools.loops, attempted, move |conn, _| {
+            let (shared, prepare, apart) = (shared.clone(), Arc::clone(&ready), these.clone());
+            Box::pin(async move { move_page(conn, &shared, rows, &prepare, &apart).await })
+        });
+        if let Some(page) = moved.await? {
+            return Ok(page);
+        }
+        // Another session locks the order key of one of them. The others must not wait for it.
+        let (shared, ready) = (self.shared.clone(), Arc::clone(prepare));
+        transact(&self.shared.pools.loops, attempted, move |conn, _| {
+            let (shared, prepare) = (shared.clone(), Arc::clone(&ready));
+            Box::pin(async move { move_page(conn, &shared, rows, &prepare, &Apart::Ordered).await })
         })
         .await
     }
@@ -118,7 +137,7 @@ impl Store {
         let mut all =
             OutboxPage { next: ids.last().copied().filter(|_| ids.len() as u32 == ROWS), ..Default::default() };
         for id in ids {
-            match self.move_rows(Rows::Only(id), Arc::clone(&prepare)).await {
+            match self.move_rows(Rows::Only(id), &prepare, &Apart::Ordered).await {
                 Ok(page) => {
                     all.accepted.extend(page.accepted);
                     all.keyed.extend(page.keyed);
@@ -146,7 +165,7 @@ impl Store {
         .await
     }
 
-    /// Move one row of the outbox whose job has a unique key, parents or a batch.
+    /// Move one row of the outbox whose job has a unique key, parents or a batch, or an order key that may be locked.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
@@ -155,7 +174,7 @@ impl Store {
         let request = Arc::new(EnqueueRequest { jobs: with_producer(vec![job], &producer), producer });
         let (shared, memory) = (self.shared.clone(), Arc::<PriorDecision>::default());
         let build: ResponseBuilder<EnqueueReceipts> = Arc::new(|_| Answer { status: 200, body: String::new() });
-        let attempted = "move a row of the outbox with a unique key";
+        let attempted = "move one row of the outbox";
         let moved = transact_unless_locked(&self.shared.pools.steering, attempted, move |conn, _| {
             let (request, shared, memory) = (Arc::clone(&request), shared.clone(), Arc::clone(&memory));
             let build = Arc::clone(&build);
@@ -197,7 +216,7 @@ impl Store {
     }
 }
 
-/// What one transaction did with a row whose job has a unique key, parents or a batch.
+/// What one transaction did with a row that is moved by itself.
 enum Moved {
     Left,
     /// The row or the job had been moved before.
@@ -245,6 +264,23 @@ impl Rows {
     }
 }
 
+/// The rows of a page that are moved one by one, besides those whose jobs have unique keys, parents or a batch.
+#[derive(Clone)]
+enum Apart {
+    These(Arc<HashSet<Uuid>>),
+    /// Those whose jobs have order keys.
+    Ordered,
+}
+
+impl Apart {
+    fn has(&self, row: Uuid, order_key: Option<&str>) -> bool {
+        match self {
+            Self::These(rows) => rows.contains(&row),
+            Self::Ordered => order_key.is_some(),
+        }
+    }
+}
+
 fn reason_of(refusal: &EnqueueRefusal) -> String {
     match refusal {
         EnqueueRefusal::KeysTaken(taken) => taken.first().map_or_else(
@@ -262,6 +298,7 @@ async fn move_page(
     shared: &StoreInner,
     rows: Rows,
     prepare: &PrepareRow,
+    apart: &Apart,
 ) -> Result<OutboxPage, sqlx::Error> {
     let sql = format!(
         "SELECT id, LENGTH(payload) AS payload_bytes, COALESCE(LENGTH(options), 0) AS options_bytes FROM tickr_outbox \
@@ -340,6 +377,7 @@ async fn move_page(
             page.left += 1;
         } else if job.unique_key.is_some()
             || job.options.has_links()
+            || apart.has(row, order_key)
             || order_key.is_some_and(|key| one_by_one.contains(key))
         {
             one_by_one.extend(order_key.map(str::to_owned));
