@@ -433,7 +433,7 @@ pub(super) async fn cancel(
     // The task goes on when the caller hangs up.
     let stop = CancellationToken::new();
     let (broker, stopped) = (api.broker.clone(), stop.clone());
-    let cancelling = tokio::spawn(async move { broker.cancel_batch_jobs(&batches, &stopped).await });
+    let cancelling = tokio::spawn(async move { broker.cancel_batch_jobs(&batches, &stopped, true).await });
     let all = match tokio::time::timeout(CANCEL_WAIT, cancelling).await {
         Ok(Ok(done)) => done?,
         Ok(Err(_)) => false,

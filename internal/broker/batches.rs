@@ -4,10 +4,10 @@ use tokio_util::sync::CancellationToken;
 
 use crate::Broker;
 use tickr_event::Event;
-use tickr_job::{Actor, BatchId};
+use tickr_job::{Actor, BatchId, JobId};
 use tickr_store::{
-    Batch, BatchCounted, BatchCreated, BatchProblems, IdempotentOutcome, IdempotentRequest, NewBatch, ResponseBuilder,
-    StoreError,
+    Batch, BatchCancelled, BatchCounted, BatchCreated, BatchProblems, IdempotentOutcome, IdempotentRequest, NewBatch,
+    ResponseBuilder, StoreError,
 };
 
 impl Broker {
@@ -51,31 +51,58 @@ impl Broker {
     }
 
     /// Cancel the jobs of batches that are marked as cancelled, until none waits or `stop` is cancelled. Executing ones are
-    /// asked to stop. Returns whether all were reached.
+    /// asked to stop. Those that another session locks are left, or with `waits_for_locks` tried again after all others,
+    /// for some seconds. Returns whether all were reached.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
-    pub async fn cancel_batch_jobs(&self, batches: &[BatchId], stop: &CancellationToken) -> Result<bool, StoreError> {
+    pub async fn cancel_batch_jobs(
+        &self,
+        batches: &[BatchId],
+        stop: &CancellationToken,
+        waits_for_locks: bool,
+    ) -> Result<bool, StoreError> {
+        let mut left: Vec<(BatchId, Vec<JobId>)> = Vec::new();
         for batch in batches {
-            let mut after = None;
+            let (mut after, mut locked) = (None, Vec::new());
             loop {
                 if stop.is_cancelled() {
                     return Ok(false);
                 }
                 let page = self.store.cancel_batch_jobs(*batch, after).await?;
-                for id in page.cancelled {
-                    self.events.emit(Event::Cancelled { id });
-                }
-                for id in page.stop_requested {
-                    self.events.emit(Event::CancelRequested { id });
-                }
-                page.released.iter().for_each(|job| self.hint_released(job));
-                match page.next {
-                    Some(next) => after = Some(next),
-                    None => break,
+                after = page.next;
+                locked.extend(self.announce_cancelled(page));
+                if after.is_none() {
+                    break;
                 }
             }
+            if !locked.is_empty() {
+                left.push((*batch, locked));
+            }
         }
-        Ok(true)
+        if !waits_for_locks {
+            return Ok(left.is_empty());
+        }
+        let mut reached_all = true;
+        for (batch, jobs) in left {
+            if stop.is_cancelled() {
+                return Ok(false);
+            }
+            let page = self.store.cancel_left_jobs(batch, &jobs).await?;
+            reached_all &= self.announce_cancelled(page).is_empty();
+        }
+        Ok(reached_all)
+    }
+
+    /// Publish what a part of a cancel has done. Returns the jobs that were left.
+    fn announce_cancelled(&self, part: BatchCancelled) -> Vec<JobId> {
+        for id in part.cancelled {
+            self.events.emit(Event::Cancelled { id });
+        }
+        for id in part.stop_requested {
+            self.events.emit(Event::CancelRequested { id });
+        }
+        part.released.iter().for_each(|job| self.hint_released(job));
+        part.left
     }
 }

@@ -102,7 +102,9 @@ async fn finish_cancel(shared: &EngineState, batch: BatchId) -> Result<(), Store
     for nested in shared.store.unmarked_nested(batch).await? {
         batches.extend(shared.store.cancel_batch(nested, &Actor::tickr()).await?);
     }
-    shared.broker.cancel_batch_jobs(&batches, &shared.stop_loops).await?;
-    shared.store.finish_batch_cancel(batch).await?;
+    // Jobs that are locked are tried again with the next look, so that other batches do not wait for them.
+    if shared.broker.cancel_batch_jobs(&batches, &shared.stop_loops, false).await? {
+        shared.store.finish_batch_cancel(batch).await?;
+    }
     Ok(())
 }

@@ -744,6 +744,38 @@ async fn a_job_that_cannot_be_read_keeps_no_other_job_of_its_batch_from_being_ca
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_job_that_is_locked_keeps_no_other_job_of_its_batch_from_being_cancelled() {
+    let tickr = TestApp::start().await;
+    let waits = json!({"kind": "noop", "payload": {}, "delay_ms": 3_600_000});
+    let ordered = with(waits.clone(), json!({"order_key": "o"}));
+    let batch = create(&tickr, json!({"jobs": [waits, ordered, waits], "close": true})).await;
+    let ids: Vec<JobId> = serde_json::from_value(batch["jobs"].clone()).unwrap();
+    // Runners that freeze in a transaction keep such locks.
+    let mut session = tickr.mysql().await;
+    session.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED").await.unwrap();
+    session.execute("BEGIN").await.unwrap();
+    let row = sqlx::query("SELECT id FROM owed WHERE id = ? FOR UPDATE").bind(ids[0].uuid());
+    row.fetch_one(&mut session).await.unwrap();
+    let key = "SELECT * FROM order_keys WHERE order_key = 'o' FOR UPDATE";
+    assert!(session.fetch_optional(key).await.unwrap().is_some());
+    let cancel = format!("/v1/batches/{}/cancel", batch["id"].as_str().unwrap());
+    let answer = tickr.post(&cancel, json!({})).await;
+    assert_eq!(answer.status, 202, "two jobs may still start: {:#}", answer.body);
+    tickr.until(ids[2], State::Cancelled).await;
+    for id in &ids[..2] {
+        assert_eq!(tickr.job(*id).await["state"], "waiting");
+    }
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM batch_cancels").await, 1);
+    session.execute("ROLLBACK").await.unwrap();
+    for id in &ids[..2] {
+        tickr.until(*id, State::Cancelled).await;
+    }
+    until(&tickr, &batch, "cancelled").await;
+    tickr.until_count("SELECT COUNT(*) FROM batch_cancels", 0).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_batch_holds_with_a_paused_queue_a_limit_a_drained_runner_and_a_backlog_of_others() {
     let tickr = TestApp::start_with(|config| config.workers = 8, Registry::new()).await;
     let other = tickr.another().await;

@@ -3,6 +3,8 @@
 //! The first transaction marks the batch and its nested ones: no job is added any more, and a follow-up job of one that
 //! runs is accepted but cannot start. Then the jobs are cancelled, a few hundred at a time. A row in `batch_cancels`
 //! stays until none is left, so any runner can finish what another one began.
+//!
+//! A job that another session locks, or whose order key it locks, is left for a later pass, and the others are cancelled.
 
 use std::collections::BTreeSet;
 
@@ -11,22 +13,24 @@ use uuid::Uuid;
 
 use crate::audit::{AuditEntry, record};
 use crate::batches::create::look_again;
-use crate::jobs::actions::{CancelledJobs, cancel_all, lock_for};
+use crate::jobs::actions::{CancelledJobs, cancel_all};
 use crate::rows::links::{AWAITED, IN_BATCH};
-use crate::rows::owed::{DueJob, lock_held};
+use crate::rows::order::{lock_free_keys_of, lock_keys_of};
+use crate::rows::owed::{DueJob, left_of, lock_free, lock_held};
 use crate::rows::tallies::count;
 use crate::sql::batches::statement;
 use crate::sql::clock::read_clock;
 use crate::sql::cluster::{Locked, lock_in_cluster};
-use crate::sql::connection::{on_pool, transact};
+use crate::sql::connection::{on_pool, transact, transact_unless_locked};
 use crate::sql::session::Session;
 use crate::{Store, StoreError, StoreInner};
-use tickr_job::{Actor, BatchId, JobId, StateInput};
+use tickr_job::{Actor, BatchId, JobId};
 
 /// Jobs that one transaction cancels at most.
 const JOBS: u32 = 1_000;
 /// Nested batches that one transaction finds at most.
 const NESTED: u32 = 256;
+const ATTEMPTED: &str = "cancel jobs of a batch";
 
 /// Outcome of a part of the cancel of a batch.
 #[derive(Clone, Debug, Default)]
@@ -37,8 +41,19 @@ pub struct BatchCancelled {
     pub stop_requested: Vec<JobId>,
     /// Jobs that were behind those with the same order keys, and may run now.
     pub released: Vec<DueJob>,
+    /// Jobs that stay as they were, because another session locks them or their order keys.
+    pub left: Vec<JobId>,
     /// The job behind which the next part begins, if there may be one.
     pub next: Option<JobId>,
+}
+
+impl BatchCancelled {
+    fn add(&mut self, part: Self) {
+        self.cancelled.extend(part.cancelled);
+        self.stop_requested.extend(part.stop_requested);
+        self.released.extend(part.released);
+        self.left.extend(part.left);
+    }
 }
 
 impl Store {
@@ -125,7 +140,8 @@ impl Store {
         .await
     }
 
-    /// Cancel jobs of a batch behind `after`, a few hundred at most. Executing ones are asked to stop.
+    /// Cancel jobs of a batch behind `after`, a few hundred at most. Executing ones are asked to stop. Those that are left
+    /// are in front of the next part: try them again with [`cancel_left_jobs`](Self::cancel_left_jobs), or begin anew.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
@@ -134,12 +150,43 @@ impl Store {
             Box::pin(async move { unfinished_jobs(conn, id, after).await })
         });
         let ids = page.await?;
-        let mut done = match self.cancel_jobs_of(id, ids.clone()).await {
+        let mut done = self.cancel_page_of(id, &ids).await?;
+        done.next = ids.last().copied().map(JobId::from_uuid).filter(|_| ids.len() as u32 == JOBS);
+        Ok(done)
+    }
+
+    /// Cancel jobs of a batch that were left before, and wait for their locks for some seconds: most locks last for
+    /// milliseconds. Those that are locked for longer are left again.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn cancel_left_jobs(&self, id: BatchId, left: &[JobId]) -> Result<BatchCancelled, StoreError> {
+        let left: Vec<Uuid> = left.iter().map(|job| job.uuid()).collect();
+        let mut all = BatchCancelled::default();
+        for ids in left.chunks(JOBS as usize) {
+            let (shared, page) = (self.shared.clone(), ids.to_vec());
+            let waited = transact_unless_locked(&self.shared.pools.steering, ATTEMPTED, move |conn, _| {
+                let (shared, page) = (shared.clone(), page.clone());
+                Box::pin(async move { cancel_jobs(conn, &shared, id, &page, OnLock::Wait).await })
+            });
+            match waited.await {
+                Ok(Some(done)) => {
+                    self.shared.links_ended(AWAITED | IN_BATCH);
+                    all.add(done);
+                }
+                Err(error) if !error.is_about_the_row() => return Err(error),
+                Ok(None) | Err(_) => all.add(self.cancel_page_of(id, ids).await?),
+            }
+        }
+        Ok(all)
+    }
+
+    async fn cancel_page_of(&self, id: BatchId, ids: &[Uuid]) -> Result<BatchCancelled, StoreError> {
+        let done = match self.cancel_jobs_of(id, ids.to_vec()).await {
             // MySQL cannot read one of them. The others must not start while an operator looks for it.
-            Err(error) if error.is_about_the_row() => self.cancel_each_of(id, &ids).await?,
+            Err(error) if error.is_about_the_row() => self.cancel_each_of(id, ids).await?,
             done => done?,
         };
-        done.next = ids.last().copied().map(JobId::from_uuid).filter(|_| ids.len() as u32 == JOBS);
         self.shared.links_ended(AWAITED | IN_BATCH);
         Ok(done)
     }
@@ -149,9 +196,9 @@ impl Store {
             return Ok(BatchCancelled::default());
         }
         let shared = self.shared.clone();
-        transact(&self.shared.pools.steering, "cancel jobs of a batch", move |conn, _| {
+        transact(&self.shared.pools.steering, ATTEMPTED, move |conn, _| {
             let (shared, ids) = (shared.clone(), ids.clone());
-            Box::pin(async move { cancel_jobs(conn, &shared, id, &ids).await })
+            Box::pin(async move { cancel_jobs(conn, &shared, id, &ids, OnLock::Leave).await })
         })
         .await
     }
@@ -160,11 +207,7 @@ impl Store {
         let mut all = BatchCancelled::default();
         for job in ids {
             match self.cancel_jobs_of(id, vec![*job]).await {
-                Ok(done) => {
-                    all.cancelled.extend(done.cancelled);
-                    all.stop_requested.extend(done.stop_requested);
-                    all.released.extend(done.released);
-                }
+                Ok(done) => all.add(done),
                 Err(error) if error.is_about_the_row() => {
                     tracing::error!(job = %JobId::from_uuid(*job), batch = %id, %error, "a job of a batch cannot be cancelled");
                 }
@@ -231,6 +274,13 @@ impl Store {
     }
 }
 
+/// What a transaction does about a job that another session locks.
+#[derive(Clone, Copy)]
+enum OnLock {
+    Wait,
+    Leave,
+}
+
 /// Read the unfinished jobs of a batch behind `after`, in id order.
 async fn unfinished_jobs(conn: &mut Session<'_>, id: BatchId, after: Option<JobId>) -> Result<Vec<Uuid>, sqlx::Error> {
     let sql = "SELECT b.job_id FROM batch_jobs b FORCE INDEX (batch_jobs_batch) \
@@ -245,13 +295,25 @@ async fn cancel_jobs(
     shared: &StoreInner,
     id: BatchId,
     ids: &[Uuid],
+    on_lock: OnLock,
 ) -> Result<BatchCancelled, sqlx::Error> {
-    let ordered = lock_for(conn, StateInput::Cancel, ids).await?;
-    let held = lock_held(conn, ids.iter().copied().map(JobId::from_uuid)).await?;
+    // The order keys come before any other row.
+    let (ordered, held) = match on_lock {
+        OnLock::Wait => {
+            let ordered = lock_keys_of(conn, ids).await?;
+            (ordered, lock_held(conn, ids.iter().copied().map(JobId::from_uuid)).await?)
+        }
+        OnLock::Leave => {
+            let (ordered, busy) = lock_free_keys_of(conn, ids).await?;
+            let free = ids.iter().filter(|id| !busy.contains(id));
+            (ordered, lock_free(conn, free.map(|id| JobId::from_uuid(*id))).await?)
+        }
+    };
+    let left = left_of(conn, ids.iter().copied().map(JobId::from_uuid).collect(), &held).await?;
     let now = read_clock(conn, &shared.clock).await?;
     let CancelledJobs { cancelled, stop_requested, released, counts } = cancel_all(conn, &held, &ordered, now).await?;
     let touch = sqlx::query("UPDATE batch_cancels SET touched_at = ? WHERE batch_id = ?").bind(now).bind(id.uuid());
     touch.execute(&mut *conn).await?;
     count(conn, shared.lanes.any(), &counts).await?;
-    Ok(BatchCancelled { cancelled, stop_requested, released, next: None })
+    Ok(BatchCancelled { cancelled, stop_requested, released, left: left.into_iter().collect(), next: None })
 }

@@ -83,6 +83,9 @@ async fn lock(
     let mut ids: Vec<Uuid> = ids.map(JobId::uuid).collect();
     ids.sort_unstable();
     ids.dedup();
+    if ids.is_empty() {
+        return Ok(BTreeMap::new());
+    }
     let sql = format!(
         "SELECT id, kind, queue, priority, max_attempts, state, execute_at, attempt, spared, losses, runner, token, \
          started_at, lease_until, cancel_requested_at, keyed, links FROM owed FORCE INDEX (PRIMARY) WHERE id IN {} ORDER BY id \

@@ -309,11 +309,8 @@ async fn carry_out(
         standing.last_job.filter(|_| plan.row.schedule.overlap != Overlap::Allow)
     };
     let previous: BTreeSet<JobId> = plans.iter().filter_map(|(plan, standing)| previous_of(plan, standing)).collect();
-    let (mut held, mut locked) = (BTreeMap::new(), BTreeSet::new());
-    if !previous.is_empty() {
-        held = lock_free(conn, previous.iter().copied()).await?;
-        locked = left_of(conn, previous, &held).await?;
-    }
+    let held = lock_free(conn, previous.iter().copied()).await?;
+    let locked = left_of(conn, previous, &held).await?;
     // Whether the previous job has ended can only be said under its lock.
     let is_left =
         |plan: &TickPlan, standing: &ScheduleCursor| previous_of(plan, standing).is_some_and(|id| locked.contains(&id));
