@@ -32,6 +32,8 @@ const BEHIND: f64 = 2.0;
 const TURN_EVERY: Duration = Duration::from_millis(500);
 /// Number of batches that may fail in a row before an operation fails.
 const MAX_FAILURES: u32 = 20;
+/// Pause after a batch that could do nothing, because other sessions lock the jobs that are left.
+const LOCKED_RESTS: Duration = Duration::from_millis(250);
 /// Pause after a failed batch.
 const PAUSE: Duration = Duration::from_secs(1);
 
@@ -197,6 +199,9 @@ async fn batch(shared: &EngineState, one: &mut Running) -> bool {
     match advance(shared, one.lease, most).await {
         Ok(batched) => {
             one.failures = 0;
+            if batched.waits_for_locks {
+                one.not_before = Instant::now() + LOCKED_RESTS;
+            }
             one.bucket.spend(batched.handled);
             if let Some(turns) = &mut one.turns {
                 turns.room = turns.room.saturating_sub(batched.handled);

@@ -4,11 +4,16 @@
 //! runner that has lost its lease to another runner finds out before it changes anything. Then it finds the next jobs
 //! after the operation's position, changes them, and moves the position. A lost COMMIT needs no special treatment: the
 //! next batch begins at the position that the table has.
+//!
+//! A job that another session locks must not stop the operation, and must not be passed over for ever. The position in the
+//! table stays in front of the first such job, another column says how far the operation is behind it ([`Ahead`]), and each
+//! batch looks again at the jobs that were left.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use chrono::TimeDelta;
+use serde::{Deserialize, Serialize};
 use serde_json::json;
 use sqlx::Row;
 use sqlx::mysql::MySqlRow;
@@ -17,14 +22,14 @@ use uuid::Uuid;
 use crate::audit::AuditEntry;
 use crate::dead_letters::{Each, Refusal, Remake, discard_all, replay_all};
 use crate::idempotency::{IdempotentOutcome, IdempotentRequest, ResponseBuilder, finish, stored_before};
-use crate::jobs::actions::{ActionOutcome, AppliedAction, apply_event, lock_for};
+use crate::jobs::actions::{ActionOutcome, AppliedAction, apply_event, lock_free_for};
 use crate::jobs::search::{Breakdown, Counted, Order, Search, SearchBudget, break_down, count};
 use crate::retention::remove::{Removal, remove};
 use crate::rows::aged::{Aged, purge_aged};
 use crate::rows::jobs::Accepted;
 use crate::rows::limits::waits_for_turn;
 use crate::rows::links::{AWAITED, IN_BATCH};
-use crate::rows::owed::lock_held;
+use crate::rows::owed::{left_of, lock_free};
 use crate::sql::batches::{groups, placeholders, statement, tuples};
 use crate::sql::clock::read_clock;
 use crate::sql::connection::{PriorRun, on_pool, transact};
@@ -42,6 +47,8 @@ const MAX_RUNNING: i64 = 50;
 const MAX_TAKEN: u32 = 4;
 /// Most rows that one batch may look at.
 const MAX_LOOKED_AT: i64 = 20_000;
+/// Number of locked jobs that are left at a time before an operation waits for their locks.
+const MAX_LEFT: usize = 1_000;
 
 /// The condition that no runner carries an operation out. The lease of a canary has a column of its own.
 pub(super) const IS_FREE: &str =
@@ -69,7 +76,7 @@ const OPERATIONS: Aged = Aged { table: "operations", made: "COALESCE(ended_at, U
 const COLUMNS: &str = "id, action, filter, params, rate, state, actor, created_at, started_at, ended_at, done, skipped, \
                        failed, estimate, capped, last_error, \
                        IF(COALESCE(steered_until, lease_until) >= UTC_TIMESTAMP(6), runner, '') AS holder, place, \
-                       token, paused_at, paused_by, canary, canary_state";
+                       token, paused_at, paused_by, canary, canary_state, ahead";
 
 /// The right to carry out a bulk operation, as long as its lease lasts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -103,6 +110,20 @@ pub struct BatchOutcome {
     pub stop_requested: Vec<JobId>,
     /// True if the operation has ended, or another runner has its lease.
     pub over: bool,
+    /// True if all that is left to be done is locked by other sessions: the next batch should wait a moment.
+    pub waits_for_locks: bool,
+}
+
+/// How far an operation is ahead of its position, while jobs are left that other sessions lock. A binary that does not know
+/// it begins at the position, so it handles some jobs once more, but leaves none out.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+struct Ahead {
+    /// The jobs that were left. All of them are behind the position, and not behind `place`.
+    left: BTreeSet<Uuid>,
+    /// How far the walk has come; absent at its end.
+    place: Option<Uuid>,
+    /// The jobs that the operation had counted. With another number, a binary that does not know this was at work since.
+    counted: u64,
 }
 
 /// Outcome of a request to cancel a bulk operation.
@@ -357,7 +378,8 @@ impl Store {
         .await
     }
 
-    /// Handle the next `most` jobs of a bulk operation, and renew its lease.
+    /// Handle the next `most` jobs of a bulk operation, and renew its lease. Jobs that another session locks are left for the
+    /// next batches.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
@@ -511,6 +533,7 @@ pub(super) struct Locked {
     pub(super) operation: Operation,
     pub(super) place: Option<Uuid>,
     pub(super) token: Uuid,
+    ahead: Option<Ahead>,
 }
 
 /// Lock the row of an operation, and read it.
@@ -518,7 +541,10 @@ pub(super) async fn lock(conn: &mut Session<'_>, id: Uuid) -> Result<Option<Lock
     let sql = format!("SELECT {COLUMNS} FROM operations WHERE id = ? FOR UPDATE");
     let Some(row) = statement(sql).bind(id).fetch_optional(conn).await? else { return Ok(None) };
     let operation = operation(&row)?;
-    Ok(Some(Locked { state: operation.state, operation, place: row.try_get("place")?, token: row.try_get("token")? }))
+    let ahead: Option<String> = row.try_get("ahead")?;
+    let ahead = ahead.and_then(|text| serde_json::from_str(&text).ok());
+    let (place, token) = (row.try_get("place")?, row.try_get("token")?);
+    Ok(Some(Locked { state: operation.state, operation, place, token, ahead }))
 }
 
 async fn advance(
@@ -542,9 +568,17 @@ async fn advance(
     if most == 0 {
         return Ok(BatchOutcome::default());
     }
-    let (ids, place) = next_jobs(conn, operation, locked.place, most).await?;
+    let counted = operation.done + operation.skipped + operation.failed;
+    let ahead = locked.ahead.filter(|ahead| ahead.counted == counted).unwrap_or_default();
+    let (found, place) = match ahead.place {
+        _ if ahead.left.is_empty() => next_jobs(conn, operation, locked.place, most).await?,
+        Some(place) if ahead.left.len() < MAX_LEFT => next_jobs(conn, operation, Some(place), most).await?,
+        place => (Vec::new(), place),
+    };
+    // In id order, because the walk is.
+    let ids: Vec<Uuid> = ahead.left.into_iter().chain(found).collect();
     let now = read_clock(conn, &shared.clock).await?;
-    let mut work = Work::default();
+    let mut work = Work { most: most as usize, ..Work::default() };
     if !ids.is_empty() {
         work.carry_out(conn, shared, operation, &ids, remake, now).await?;
     }
@@ -555,26 +589,39 @@ async fn advance(
     };
     // A canary ends with the last outcome, not with the last released job.
     let place = place.or_else(|| operation.canary.is_some().then_some(AT_THE_END));
+    let left: BTreeSet<Uuid> = work.left.iter().map(|id| id.uuid()).collect();
+    let looked_at = looked_at - left.len() as u64;
     let done = work.done.len() as u64;
     let skipped = looked_at - done - work.failed;
     work.batched.handled = done + work.failed;
-    work.batched.over = place.is_none();
+    work.batched.over = place.is_none() && left.is_empty();
+    let rests = place.is_none() || left.len() >= MAX_LEFT;
+    work.batched.waits_for_locks = !left.is_empty() && looked_at == 0 && rests;
+    // The next runner comes back to the jobs that were left.
+    let noted = match left.first() {
+        Some(first) => Some(Uuid::from_u128(first.as_u128().saturating_sub(1))),
+        None => place,
+    };
+    let over = work.batched.over;
+    let ahead = Ahead { left, place, counted: counted + looked_at };
+    let ahead = (!ahead.left.is_empty()).then(|| text(serde_json::to_string(&ahead))).transpose()?;
     audit(conn, operation, &work.done, now).await?;
     let leased_until = now + TimeDelta::from_std(lease).unwrap_or(TimeDelta::zero());
     sqlx::query(
-        "UPDATE operations SET place = COALESCE(?, place), done = done + ?, skipped = skipped + ?, failed = failed + ?, \
-         last_error = COALESCE(?, last_error), lease_until = IF(steered_until IS NULL, ?, lease_until), \
+        "UPDATE operations SET place = COALESCE(?, place), ahead = ?, done = done + ?, skipped = skipped + ?, \
+         failed = failed + ?, last_error = COALESCE(?, last_error), lease_until = IF(steered_until IS NULL, ?, lease_until), \
          steered_until = IF(steered_until IS NULL, NULL, ?), state = ?, ended_at = ? WHERE id = ?",
     )
-    .bind(place)
+    .bind(noted)
+    .bind(ahead)
     .bind(done)
     .bind(skipped)
     .bind(work.failed)
     .bind(work.last_error.map(|error| error.chars().take(500).collect::<String>()))
     .bind(leased_until)
     .bind(leased_until)
-    .bind(if place.is_none() { OperationState::Done.as_str() } else { OperationState::Running.as_str() })
-    .bind(place.is_none().then_some(now))
+    .bind(if over { OperationState::Done.as_str() } else { OperationState::Running.as_str() })
+    .bind(over.then_some(now))
     .bind(held.id)
     .execute(&mut *conn)
     .await?;
@@ -617,8 +664,12 @@ async fn next_jobs(
 /// Outcome of a batch while it is being carried out.
 #[derive(Default)]
 struct Work {
+    /// Most jobs that the batch may handle.
+    most: usize,
     batched: BatchOutcome,
     done: Vec<Uuid>,
+    /// Jobs for the next batches.
+    left: BTreeSet<JobId>,
     /// Set if the batch stopped early, after this job.
     until: Option<Uuid>,
     failed: u64,
@@ -681,6 +732,21 @@ impl Work {
         made
     }
 
+    /// Return those of these jobs that the batch handles, in their order. The others are left: those in `locked`, and those
+    /// that are too many because jobs of earlier batches are not locked any more.
+    fn share_out(&mut self, ids: &[Uuid], locked: BTreeSet<JobId>) -> Vec<JobId> {
+        self.left = locked;
+        let mut handled = Vec::with_capacity(ids.len());
+        for id in ids.iter().copied().map(JobId::from_uuid) {
+            if handled.len() < self.most && !self.left.contains(&id) {
+                handled.push(id);
+            } else {
+                self.left.insert(id);
+            }
+        }
+        handled
+    }
+
     async fn act_on_each(
         &mut self,
         conn: &mut Session<'_>,
@@ -688,8 +754,15 @@ impl Work {
         ids: &[Uuid],
         event: StateInput,
     ) -> Result<(), sqlx::Error> {
-        let ordered = lock_for(conn, event, ids).await?;
-        for id in ids.iter().copied().map(JobId::from_uuid) {
+        let (ordered, busy) = lock_free_for(conn, event, ids).await?;
+        let free = ids.iter().filter(|id| !busy.contains(id));
+        let held = lock_free(conn, free.map(|id| JobId::from_uuid(*id))).await?;
+        let mut locked = left_of(conn, ids.iter().copied().map(JobId::from_uuid).collect(), &held).await?;
+        if event == StateInput::Retry {
+            // Jobs that have ended have no row that says so.
+            locked.extend(busy.into_iter().map(JobId::from_uuid));
+        }
+        for id in self.share_out(ids, locked) {
             let AppliedAction { outcome, counts, .. } =
                 apply_event(conn, shared, id, event, &ordered, PriorRun::Nothing).await?;
             for (key, n) in counts {
@@ -723,7 +796,10 @@ impl Work {
         let params = &operation.params;
         // A moment in the past means now. Due times are whole milliseconds, rounded so that no job starts early.
         let due = params.execute_at.map(|moment| ceil_ms(moment).max(floor_ms(now)));
-        for (id, owed) in lock_held(conn, ids.iter().copied().map(JobId::from_uuid)).await? {
+        let mut free = lock_free(conn, ids.iter().copied().map(JobId::from_uuid)).await?;
+        let locked = left_of(conn, ids.iter().copied().map(JobId::from_uuid).collect(), &free).await?;
+        for id in self.share_out(ids, locked) {
+            let Some(owed) = free.remove(&id) else { continue };
             let held = waits_for_turn(owed.execute_at);
             if !matches!(owed.state, State::Waiting | State::Retrying) || (held && due.is_some()) {
                 continue;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use sqlx::Connection;
+use sqlx::{Connection, Executor};
 use tickr::job::{
     Action, Actor, DeadLetterStatus, Filter, JobId, NewJob, NewOperation, OperationParams, RunnerId, State,
 };
@@ -518,4 +518,54 @@ async fn a_lost_commit_in_a_batch_neither_repeats_nor_skips_a_job() {
     assert_eq!(count("SELECT CAST(done AS SIGNED) FROM operations WHERE state = 'done'").await, 50);
     drop(store);
     drop_database(&url, &name).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_locked_job_holds_up_no_other_job_of_an_operation_and_is_handled_once_when_it_is_free() {
+    let tickr = TestApp::start().await;
+    // Two batches and a bit.
+    let job = |n: u32| match n {
+        5 => json!({"kind": "noop", "tags": ["wild"], "delay_ms": LATER_MS, "order_key": "o"}),
+        _ => json!({"kind": "noop", "tags": ["wild"], "delay_ms": LATER_MS}),
+    };
+    let ids = tickr.enqueue_many((0..450).map(job)).await;
+    let mut session = tickr.mysql().await;
+    session.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED").await.unwrap();
+    let filter = json!({"tag": "wild"});
+    for (action, locks_key) in [
+        (json!({"action": "set_priority", "filter": filter, "priority": 1}), false),
+        (json!({"action": "cancel", "filter": filter}), true),
+    ] {
+        // A runner that freezes while it claims or settles jobs keeps such locks.
+        session.execute("BEGIN").await.unwrap();
+        for id in [ids[3], ids[300]] {
+            let row = sqlx::query("SELECT id FROM owed WHERE id = ? FOR UPDATE").bind(id.uuid());
+            row.fetch_one(&mut session).await.unwrap();
+        }
+        let mut locked = 2;
+        if locks_key {
+            let key = "SELECT * FROM order_keys WHERE order_key = 'o' FOR UPDATE";
+            assert!(session.fetch_optional(key).await.unwrap().is_some());
+            locked += 1;
+        }
+        let id = start(&tickr, action).await;
+        let others = eventually("the others are done", || async {
+            let operation = show(&tickr, id).await;
+            (operation["done"] == 450 - locked).then_some(operation)
+        })
+        .await;
+        assert_eq!((&others["state"], &others["skipped"]), (&json!("running"), &json!(0)), "{others:#}");
+        session.execute("ROLLBACK").await.unwrap();
+        let over = until_over(&tickr, id).await;
+        assert_eq!(
+            (&over["state"], &over["done"], &over["skipped"], &over["failed"]),
+            (&json!("done"), &json!(450), &json!(0), &json!(0)),
+            "{over:#}"
+        );
+        if !locks_key {
+            assert_eq!(tickr.count("SELECT COUNT(*) FROM owed WHERE priority = 1").await, 450);
+        }
+    }
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM owed").await, 0);
+    tickr.stop().await;
 }

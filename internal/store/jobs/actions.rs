@@ -1,7 +1,7 @@
 //! Actions on single jobs: cancel, retry, run now. Each is one transaction. It locks the row, asks the state machine,
 //! and returns what it did.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use sqlx::Row;
@@ -16,7 +16,10 @@ use crate::rows::jobs::Accepted;
 use crate::rows::ledger::{AttemptRow, append_to_ledger};
 use crate::rows::limits::{unpark, waits_for_turn};
 use crate::rows::links::{AWAITED, IN_BATCH, LinkedEnd, forget_blocked, record_ends, record_retry};
-use crate::rows::order::{OrderedJobs, close_places, held_until, lock_keys_of, lock_or_make_keys_of, place_again};
+use crate::rows::order::{
+    OrderedJobs, close_places, held_until, lock_free_keys_of, lock_free_or_make_keys_of, lock_keys_of,
+    lock_or_make_keys_of, place_again,
+};
 use crate::rows::owed::{DueJob, Owed, delete_owed, lock_held};
 use crate::rows::tallies::count;
 use crate::rows::unique_keys::{WantedKey, lock_or_take, release_key_of};
@@ -329,6 +332,22 @@ pub(crate) async fn lock_for(
         StateInput::Retry => lock_or_make_keys_of(conn, ids).await,
         StateInput::RunNow | StateInput::Change | StateInput::Claim | StateInput::Settle { .. } => {
             Ok(OrderedJobs::default())
+        }
+    }
+}
+
+/// Do what [`lock_for`] does, without the order keys that another session locks at this moment. Returns also the jobs that
+/// have one of those.
+pub(crate) async fn lock_free_for(
+    conn: &mut Session<'_>,
+    event: StateInput,
+    ids: &[Uuid],
+) -> Result<(OrderedJobs, BTreeSet<Uuid>), sqlx::Error> {
+    match event {
+        StateInput::Cancel | StateInput::CancelUnlessExecuting => lock_free_keys_of(conn, ids).await,
+        StateInput::Retry => lock_free_or_make_keys_of(conn, ids).await,
+        StateInput::RunNow | StateInput::Change | StateInput::Claim | StateInput::Settle { .. } => {
+            Ok((OrderedJobs::default(), BTreeSet::new()))
         }
     }
 }

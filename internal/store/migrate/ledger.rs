@@ -84,6 +84,7 @@ const FILES: &[(&str, &str)] = embedded![
     "0055_push_kinds.sql",
     "0056_index_changes.sql",
     "0057_audit_detail.sql",
+    "0058_operations_ahead.sql",
 ];
 
 /// The migrations that this binary brings, in order.

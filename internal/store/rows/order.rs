@@ -127,6 +127,24 @@ pub(crate) async fn lock_free_keys_of(
     Ok((OrderedJobs(ordered), others))
 }
 
+/// Do what [`lock_or_make_keys_of`] does, without the keys that another session locks at this moment. Returns also the
+/// jobs that have one of those.
+pub(crate) async fn lock_free_or_make_keys_of(
+    conn: &mut Session<'_>,
+    ids: &[Uuid],
+) -> Result<(OrderedJobs, BTreeSet<Uuid>), sqlx::Error> {
+    let mut ordered = keys_of(conn, ids).await?;
+    let locked = lock(conn, &ordered, SKIP_LOCKED).await?;
+    let keys: BTreeSet<&[u8]> = ordered.values().map(|job| job.key.as_slice()).collect();
+    let others: Vec<&[u8]> = keys.into_iter().filter(|key| !locked.contains(*key)).collect();
+    // A key without a row is not locked.
+    let others = read_lines(conn, &others).await?;
+    let busy = ordered.iter().filter(|(_, job)| others.contains_key(&job.key)).map(|(id, _)| *id).collect();
+    ordered.retain(|_, job| !others.contains_key(&job.key));
+    lock_or_make(conn, &ordered.values().map(|job| job.key.as_slice()).collect()).await?;
+    Ok((OrderedJobs(ordered), busy))
+}
+
 async fn keys_of(conn: &mut Session<'_>, ids: &[Uuid]) -> Result<BTreeMap<Uuid, Ordered>, sqlx::Error> {
     let mut ordered = BTreeMap::new();
     for ids in ids.chunks(MAX_ROWS) {
