@@ -40,13 +40,16 @@ impl Broker {
         Ok(Some(batch))
     }
 
-    /// Add up what has changed in a batch, a few thousand changes at most, and start the callbacks that follow.
+    /// Add up what has changed in a batch, a few thousand changes at most, and start the callbacks that follow. Returns
+    /// nothing if another session has kept a lock for seconds that this needs.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
-    pub async fn count_batch(&self, id: BatchId) -> Result<BatchCounted, StoreError> {
+    pub async fn count_batch(&self, id: BatchId) -> Result<Option<BatchCounted>, StoreError> {
         let counted = self.store.count_batch(id).await?;
-        self.announce(&counted.callbacks);
+        if let Some(counted) = &counted {
+            self.announce(&counted.callbacks);
+        }
         Ok(counted)
     }
 

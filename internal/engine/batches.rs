@@ -3,8 +3,9 @@
 //! The transactions that accept and end jobs only leave rows with what has changed. A process that has written such rows
 //! adds them up within a few hundredths of a second; the summary of changes tells the others, about once a second.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::EngineState;
 use tickr_job::{Actor, BatchId};
@@ -12,12 +13,18 @@ use tickr_store::StoreError;
 
 /// Pause after a look, so that many changes of a batch are added up together.
 const REST: Duration = Duration::from_millis(50);
+/// Time after which a batch is counted again that another session had locked. The others do not wait for it meanwhile.
+const LOCKED_RESTS: Duration = Duration::from_secs(10);
 /// Pause after an error.
 const PAUSE: Duration = Duration::from_millis(500);
+
+/// Batches that another session locked when they were counted last, each with the moment when it is tried again.
+type LockedBatches = BTreeMap<BatchId, Instant>;
 
 /// Count until the runner stops.
 pub(super) async fn count_until_stopped(shared: Arc<EngineState>) {
     let mut summaries = shared.operator_settings.summaries();
+    let mut locked = LockedBatches::new();
     loop {
         let told = tokio::select! {
             () = shared.stop_loops.cancelled() => break,
@@ -35,7 +42,7 @@ pub(super) async fn count_until_stopped(shared: Arc<EngineState>) {
         if shared.store_trouble.is_known() {
             continue;
         }
-        let pause = match count(&shared).await {
+        let pause = match count(&shared, &mut locked).await {
             Ok(()) => REST,
             Err(error) => {
                 tracing::warn!(%error, "cannot count the jobs of batches yet");
@@ -53,24 +60,42 @@ pub(super) async fn count_until_stopped(shared: Arc<EngineState>) {
     }
 }
 
-async fn count(shared: &EngineState) -> Result<(), StoreError> {
+async fn count(shared: &EngineState, locked: &mut LockedBatches) -> Result<(), StoreError> {
     let mut failed = None;
-    for batch in shared.store.changed_batches().await? {
+    let changed = shared.store.changed_batches().await?;
+    locked.retain(|batch, _| changed.contains(batch));
+    // Each of those that were locked may cost some seconds again, so they come last.
+    let (before, others): (Vec<BatchId>, Vec<BatchId>) =
+        changed.into_iter().partition(|batch| locked.contains_key(batch));
+    for batch in others.into_iter().chain(before) {
+        if locked.get(&batch).is_some_and(|until| Instant::now() < *until) {
+            continue;
+        }
         // A batch that cannot be counted must not hold up those behind it. Without MySQL, none of them can be.
-        if let Err(error) = count_one(shared, batch).await {
-            if shared.store_trouble.is_known() {
-                return Err(error);
+        match count_one(shared, batch).await {
+            Ok(true) => {
+                locked.remove(&batch);
             }
-            tracing::debug!(%batch, %error, "the others are counted before it is tried again");
-            failed = Some(error);
+            Ok(false) => {
+                tracing::debug!(%batch, "another session locks a batch, the others are counted before it is tried again");
+                locked.insert(batch, Instant::now() + LOCKED_RESTS);
+            }
+            Err(error) => {
+                if shared.store_trouble.is_known() {
+                    return Err(error);
+                }
+                tracing::debug!(%batch, %error, "the others are counted before it is tried again");
+                failed = Some(error);
+            }
         }
     }
     failed.map_or(Ok(()), Err)
 }
 
-async fn count_one(shared: &EngineState, batch: BatchId) -> Result<(), StoreError> {
+/// Add up all that has changed in a batch. Returns false if another session locks it.
+async fn count_one(shared: &EngineState, batch: BatchId) -> Result<bool, StoreError> {
     while !shared.stop_loops.is_cancelled() {
-        let counted = shared.broker.count_batch(batch).await?;
+        let Some(counted) = shared.broker.count_batch(batch).await? else { return Ok(false) };
         if counted.ended {
             tracing::info!(%batch, "all jobs of a batch have ended");
         }
@@ -78,7 +103,7 @@ async fn count_one(shared: &EngineState, batch: BatchId) -> Result<(), StoreErro
             break;
         }
     }
-    Ok(())
+    Ok(true)
 }
 
 async fn finish_cancels(shared: &EngineState) -> Result<(), StoreError> {

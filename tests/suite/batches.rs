@@ -727,6 +727,29 @@ async fn a_batch_that_cannot_be_counted_holds_up_no_other() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_batch_that_is_locked_holds_up_the_count_of_no_other() {
+    let tickr = TestApp::start().await;
+    let locked = create(&tickr, callbacks()).await;
+    tickr.until_count("SELECT COUNT(*) FROM batch_changes", 0).await;
+    // A runner that freezes while it counts a batch keeps its row. The change of the batch stays the oldest one.
+    let id = format!("UNHEX(REPLACE('{}', '-', ''))", locked["id"].as_str().unwrap());
+    let mut session = tickr.mysql().await;
+    session.execute("BEGIN").await.unwrap();
+    let row = format!("SELECT id FROM batches WHERE id = {id} FOR UPDATE");
+    sqlx::query(sqlx::AssertSqlSafe(row)).fetch_one(&mut session).await.unwrap();
+    let change = "INSERT INTO batch_changes (batch_id, total, completed, failed, cancelled) VALUES";
+    tickr.sql(format!("{change} ({id}, 0, 0, 0, 0)")).await;
+    for _ in 0..2 {
+        let good = create(&tickr, json!({"jobs": [{"kind": "noop", "payload": {}}], "close": true})).await;
+        until(&tickr, &good, "succeeded").await;
+    }
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM batch_changes").await, 1);
+    session.execute("ROLLBACK").await.unwrap();
+    tickr.until_count("SELECT COUNT(*) FROM batch_changes", 0).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_job_that_cannot_be_read_keeps_no_other_job_of_its_batch_from_being_cancelled() {
     let tickr = TestApp::start().await;
     let waits = json!({"kind": "noop", "payload": {}, "delay_ms": 3_600_000});

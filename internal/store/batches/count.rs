@@ -18,7 +18,7 @@ use crate::rows::order::{lock_or_make, order_key_of};
 use crate::sql::batches::statement;
 use crate::sql::clock::read_clock;
 use crate::sql::cluster::{Locked, lock_in_cluster};
-use crate::sql::connection::{on_pool, transact};
+use crate::sql::connection::{on_pool, transact_unless_locked};
 use crate::sql::session::Session;
 use crate::{Store, StoreError, StoreInner};
 use tickr_job::{BatchId, NewJob, State, Timestamp};
@@ -56,13 +56,15 @@ impl Store {
         .await
     }
 
-    /// Add up the changes of a batch, a few thousand at most.
+    /// Add up the changes of a batch, a few thousand at most. Returns nothing if another session has kept the batch, or an
+    /// order key of its callbacks, locked for seconds. The wait is worth it: requests that add jobs lock a batch as well,
+    /// one after the other.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
-    pub async fn count_batch(&self, id: BatchId) -> Result<BatchCounted, StoreError> {
+    pub async fn count_batch(&self, id: BatchId) -> Result<Option<BatchCounted>, StoreError> {
         let shared = self.shared.clone();
-        transact(&self.shared.pools.loops, "count the jobs of a batch", move |conn, _| {
+        transact_unless_locked(&self.shared.pools.loops, "count the jobs of a batch", move |conn, _| {
             let shared = shared.clone();
             Box::pin(async move { add_up(conn, &shared, id).await })
         })
