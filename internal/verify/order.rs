@@ -8,7 +8,7 @@ use tickr_store::PlaceRow;
 pub(super) fn faults(rows: &[PlaceRow], moment: &SnapshotFacts<'_>) -> Vec<(JobId, String)> {
     let mut faults = Vec::new();
     for row in rows {
-        let PlaceRow { place, open, owed, held, .. } = row;
+        let PlaceRow { place, open, owed, held, blocked, .. } = row;
         let Some(head) = row.head else {
             if *open {
                 faults.push((row.job, format!("its place {place} is open, and its order key has no row")));
@@ -17,7 +17,7 @@ pub(super) fn faults(rows: &[PlaceRow], moment: &SnapshotFacts<'_>) -> Vec<(JobI
         };
         if *open && *place < head {
             faults.push((row.job, format!("its place {place} is open, and the head of its order key is {head}")));
-        } else if *open && *place > head && !(*owed && *held) {
+        } else if *open && *place > head && !(*owed && (*held || *blocked)) {
             let what = format!("its place is {place} and the head of its order key is {head}, but it is not held");
             faults.push((row.job, what));
         } else if *open && *place == head && (*held || !(*owed || row.blocks)) {
@@ -50,7 +50,7 @@ mod tests {
     fn row(place: u64) -> PlaceRow {
         let at = |s: u64| DateTime::from_timestamp(i64::try_from(s).unwrap(), 0).unwrap();
         let (first_start, end) = (Some(at(place * 10)), Some(at(place * 10 + 5)));
-        let (open, blocks, owed, held) = (false, true, false, false);
+        let (open, blocks, owed, held, blocked) = (false, true, false, false, false);
         PlaceRow {
             key: b"k".to_vec(),
             place,
@@ -60,6 +60,7 @@ mod tests {
             head: Some(9),
             owed,
             held,
+            blocked,
             first_start,
             end,
             lives: 1,
@@ -80,6 +81,10 @@ mod tests {
         };
         let sound = [row(1), row(2), waits(9, false), waits(10, true), waits(11, true)];
         assert_eq!(faults(&sound, &moment), []);
+        // A follow-up job of a cancelled batch, behind the head and at it.
+        let blocked = |place| PlaceRow { blocked: true, ..waits(place, false) };
+        assert_eq!(faults(&[waits(9, false), blocked(10)], &moment), []);
+        assert_eq!(faults(&[blocked(9), waits(10, true)], &moment), []);
         // A failed job that blocks.
         assert_eq!(faults(&[PlaceRow { open: true, ..row(9) }, waits(10, true)], &moment), []);
         for (what, broken) in [

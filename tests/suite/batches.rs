@@ -603,6 +603,45 @@ async fn a_cancel_whose_process_died_after_the_first_mark_reaches_the_nested_bat
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_follow_up_job_of_a_cancelled_batch_is_sound_in_its_order_until_it_is_cancelled() {
+    let open = CancellationToken::new();
+    let mut kinds = Registry::new();
+    let opened = open.clone();
+    kinds.register(move |_: Grow, _: Context| {
+        let opened = opened.clone();
+        async move {
+            opened.cancelled().await;
+            // One behind a job of another batch, and one at the head of its key.
+            Output::default().then_all([
+                FollowUp::of(&Grow { left: 0 })?.in_batch().order_key("busy"),
+                FollowUp::of(&Grow { left: 0 })?.in_batch().order_key("free"),
+            ])
+        }
+    });
+    let tickr = TestApp::start_with(|_| {}, kinds).await;
+    tickr.enqueue(json!({"kind": "noop", "payload": {}, "order_key": "busy", "delay_ms": 600_000})).await;
+    let batch = create(&tickr, json!({"jobs": [{"kind": "grow", "payload": {"left": 0}}]})).await;
+    let ids: Vec<JobId> = serde_json::from_value(batch["jobs"].clone()).unwrap();
+    tickr.until(ids[0], State::Executing).await;
+    // The process that marked the batch is slow to cancel its jobs, and no other one begins yet.
+    let id = format!("UNHEX(REPLACE('{}', '-', ''))", batch["id"].as_str().unwrap());
+    tickr
+        .sql(format!(
+            "UPDATE batches SET cancelled_at = UTC_TIMESTAMP(6), closed_at = UTC_TIMESTAMP(6) WHERE id = {id}; \
+             INSERT INTO batch_cancels (batch_id, touched_at) VALUES ({id}, UTC_TIMESTAMP(6) + INTERVAL 1 HOUR)"
+        ))
+        .await;
+    open.cancel();
+    tickr.until(ids[0], State::Completed).await;
+    let blocked = "SELECT COUNT(*) FROM owed WHERE execute_at = '9999-12-31 12:00:00'";
+    assert_eq!(tickr.count(blocked).await, 2);
+    tickr.assert_sound().await;
+    tickr.sql("UPDATE batch_cancels SET touched_at = '2026-01-01'").await;
+    until(&tickr, &batch, "cancelled").await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_replay_takes_the_place_of_a_failed_job_in_its_batch() {
     let mended = CancellationToken::new();
     let tickr = TestApp::start_with(|_| {}, broken(&mended)).await;

@@ -3,6 +3,7 @@
 use sqlx::Row;
 
 use crate::StoreError;
+use crate::rows::links::blocked_until;
 use crate::rows::order::held_until;
 use crate::sql::connection;
 use crate::verify::evidence::{Evidence, PAGE, PAGE_LIMIT, Walk};
@@ -27,6 +28,8 @@ pub struct PlaceRow {
     pub owed: bool,
     /// True if the job has the due time of a job that is held.
     pub held: bool,
+    /// True if the job has the due time of a job that is blocked: a follow-up job of a cancelled batch, until it is cancelled.
+    pub blocked: bool,
     /// Start of its first attempt, if there was one.
     pub first_start: Option<Timestamp>,
     /// End of its last attempt, if the job has ended.
@@ -50,6 +53,7 @@ impl Evidence {
                 "SELECT p.order_key, p.place, p.job_id, p.open AND p.place >= COALESCE(k.head, 0) AS open, p.blocks, k.head, \
                  COALESCE(o.started_at > '1970-01-01 00:00:00', FALSE) AS executing, o.started_at, \
                  o.id IS NOT NULL AS owed, COALESCE(o.execute_at = ?, FALSE) AS held, \
+                 COALESCE(o.execute_at = ?, FALSE) AS blocked, \
                  (SELECT MIN(a.started_at) FROM attempts a WHERE a.job_id = p.job_id AND a.runner <> '' \
                  AND a.expired IS NULL) AS first_start, \
                  (SELECT MAX(a.finished_at) FROM attempts a WHERE a.job_id = p.job_id) AS last_end, \
@@ -60,6 +64,7 @@ impl Evidence {
                  LEFT JOIN owed o ON o.id = p.job_id ORDER BY p.order_key, p.place, p.job_id",
             )
             .bind(held_until().naive_utc())
+            .bind(blocked_until().naive_utc())
             .bind(&key)
             .bind(&key)
             .bind(place)
@@ -83,6 +88,7 @@ impl Evidence {
                     head: row.try_get("head")?,
                     owed,
                     held: row.try_get("held")?,
+                    blocked: row.try_get("blocked")?,
                     first_start: first.or(running.filter(|_| executing)),
                     end: last_end.filter(|_| !owed),
                     lives: u32::try_from(row.try_get::<i64, _>("lives")?).unwrap_or(u32::MAX),
