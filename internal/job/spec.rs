@@ -265,12 +265,16 @@ impl JobOptions {
     /// written options that are unknown here. Do not run a job by the result.
     #[must_use]
     pub fn as_far_as_readable(text: &str) -> Self {
-        let without_retry = || {
-            let mut value: serde_json::Value = serde_json::from_str(text).ok()?;
-            value.as_object_mut()?.remove("retry");
-            serde_json::from_value(value).ok()
+        // Only a value that cannot be read is unknown, not the others beside it.
+        let in_part = || {
+            let mut options: serde_json::Map<String, serde_json::Value> = serde_json::from_str(text).ok()?;
+            options.retain(|name, value| {
+                let alone = serde_json::json!({ (name.as_str()): value });
+                serde_json::from_value::<Self>(alone).is_ok()
+            });
+            serde_json::from_value(serde_json::Value::Object(options)).ok()
         };
-        serde_json::from_str(text).ok().or_else(without_retry).unwrap_or_default()
+        serde_json::from_str(text).ok().or_else(in_part).unwrap_or_default()
     }
 
     /// Return true if the job waits for other jobs or belongs to a batch.

@@ -620,6 +620,20 @@ async fn what_operators_and_retention_remove_is_told_from_what_is_lost() {
     tickr.stop_broken("the job of a tick was deleted behind its back").await;
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_removed_job_of_a_tick_is_not_lost_though_another_version_wrote_its_options() {
+    let tickr = TestApp::start().await;
+    let put = tickr.put("/v1/schedules/yearly", json!({"cron": "0 0 1 1 *", "kind": "noop"})).await;
+    assert_eq!(put.status, 201, "{:#}", put.body);
+    let fired = tickr.post("/v1/schedules/yearly/trigger", json!({})).await;
+    assert_eq!(fired.status, 201, "{:#}", fired.body);
+    tickr.until_idle().await;
+    tickr.sql("UPDATE jobs SET options = JSON_SET(options, '$.retry', 'odd', '$.timeout_ms', 'long')").await;
+    carry_out(&tickr, json!({"action": "delete", "filter": {"kind": "noop"}})).await;
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM ticks WHERE job_removed").await, 1);
+    tickr.stop().await;
+}
+
 /// A job that ended while it was blocked and that an operator retried waits for no parent. An operator may delete the
 /// callback of a batch.
 #[tokio::test(flavor = "multi_thread")]

@@ -74,8 +74,8 @@ impl Candidate {
             status.map(|word| DeadLetterStatus::from_word(word).ok_or_else(|| corrupt("standing"))).transpose()?;
         let (first, size): (Option<Uuid>, Option<u16>) = (row.try_get("batch_id")?, row.try_get("batch_size")?);
         let options: Option<String> = row.try_get("options")?;
-        // Options that cannot be read name no schedule.
-        let options: Option<JobOptions> = options.and_then(|text| serde_json::from_str(&text).ok());
+        // Another version may have written options that are unknown here. They name the schedule all the same.
+        let options = options.map(|text| JobOptions::as_far_as_readable(&text)).unwrap_or_default();
         Ok(Self {
             id: row.try_get("id")?,
             kind: row.try_get("kind")?,
@@ -84,7 +84,7 @@ impl Candidate {
             last: number.zip(finished_at).map(|(number, finished_at)| (number, end, finished_at)),
             status: status.zip(row.try_get("since")?),
             batch: first.zip(size),
-            schedule: options.and_then(|options| options.schedule).map(|by| by.name.to_string()),
+            schedule: options.schedule.map(|by| by.name.to_string()),
         })
     }
 
