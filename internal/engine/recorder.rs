@@ -1,9 +1,10 @@
 //! The recorder: writes what this runner counts into the history that all runners share and charts show.
 //!
-//! One loop ends the open slot every five seconds by MySQL's clock, and never waits for a server. Another loop writes
-//! the rows of ended slots, and removes rows that are too old. A slot in which nothing happened has no rows. While
-//! MySQL is out or slow, rows wait in memory; when too many wait, the oldest are dropped. Then charts have a gap, and
-//! nothing else is affected.
+//! One loop ends the open slot every five seconds by MySQL's clock, and never waits for a server. It also counts the
+//! samples of the histograms of `/metrics`, which would use up the memory of a runner whose page is not read. Another
+//! loop writes the rows of ended slots, and removes rows that are too old. A slot in which nothing happened has no
+//! rows. While MySQL is out or slow, rows wait in memory; when too many wait, the oldest are dropped. Then charts have
+//! a gap, and nothing else is affected.
 //!
 //! The recorder stops after the last request was served, later than the loops of the engine. Then it writes the open
 //! slot.
@@ -113,6 +114,7 @@ impl RecorderState {
                 () = tokio::time::sleep(rest.to_std().unwrap_or_default()) => {}
             }
             self.close_slot(clock.now(), false);
+            tickr_telemetry::count_samples();
         }
     }
 

@@ -22,6 +22,6 @@ pub use attempt_log::{AttemptLog, attempt_log_layer, keep_attempt_logs};
 pub use logs::{LOG_FIELDS, LogScope, in_log_scope, init_logs, log_as, log_fields_table};
 pub use meters::{MeterReadings, Meters};
 pub use metric_table::{Form, METRICS, Metric, Of, metrics_table};
-pub use prometheus::metrics_page;
+pub use prometheus::{count_samples, metrics_page};
 pub use slot::Slot;
 pub use traces::{Exporter, RequestSpan, Role, Span, TickSpan, Tracer, TracerError, TracerSettings, Value};

@@ -21,6 +21,14 @@ pub fn metrics_page() -> String {
     handle.render()
 }
 
+/// Count the samples of histograms that were recorded since the last call, and free their memory. The exporter keeps
+/// each sample until this or the page counts it, so a runner whose page is not read would use up its memory.
+pub fn count_samples() {
+    if let Some(Some(handle)) = RECORDER.get() {
+        handle.run_upkeep();
+    }
+}
+
 fn install() -> Result<PrometheusHandle, BuildError> {
     let mut builder = PrometheusBuilder::new();
     for metric in METRICS {
@@ -36,4 +44,40 @@ fn install() -> Result<PrometheusHandle, BuildError> {
     let started = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     metrics::gauge!("tickr_start_time_seconds").set(started.as_secs_f64());
     Ok(handle)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Return the memory of this process in KiB.
+    fn memory_kib() -> u64 {
+        let status = std::fs::read_to_string("/proc/self/status").unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+        line.split_whitespace().next().unwrap().parse().unwrap()
+    }
+
+    #[test]
+    fn samples_are_counted_and_freed_without_a_reader_of_the_page() {
+        const ROUNDS: usize = 20;
+        const SAMPLES: usize = 100_000;
+        metrics_page();
+        let mut half = 0;
+        for round in 0..ROUNDS {
+            // Other tests of this process are over by then.
+            if round == ROUNDS / 2 {
+                half = memory_kib();
+            }
+            for _ in 0..SAMPLES {
+                metrics::histogram!("tickr_claim_seconds").record(0.1);
+            }
+            count_samples();
+        }
+        // The samples of the second half are 16 MB.
+        let grown = memory_kib().saturating_sub(half);
+        assert!(grown < 6_000, "{grown} KiB");
+        let page = metrics_page();
+        let line = page.lines().find(|line| line.starts_with("tickr_claim_seconds_count")).unwrap();
+        assert!(line.ends_with(&format!(" {}", ROUNDS * SAMPLES)), "{line}");
+    }
 }

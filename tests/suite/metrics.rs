@@ -6,6 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use reqwest::Method;
 use serde_json::{Value, json};
 use tickr::config::Config;
 use tickr::handlers::Registry;
@@ -14,7 +15,8 @@ use tickr::telemetry::{Form, METRICS, Metric, Of, metrics_table};
 use yaml_rust2::{Yaml, YamlLoader};
 
 use crate::support::limits::set_and_wait;
-use crate::support::{Runner, TestApp, contract, eventually, http};
+use crate::support::program::example;
+use crate::support::{Runner, TestApp, call, contract, eventually, http};
 
 /// Metrics that appear only after events that this file does not cause.
 const RARE: &[&str] = &[
@@ -490,4 +492,35 @@ fn the_alert_rules_ask_for_what_there_is_and_say_what_to_do() {
     {
         assert!(names.contains(wanted), "{wanted}");
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn samples_take_no_memory_of_a_runner_whose_page_is_not_read() {
+    const ROUNDS: u64 = 6;
+    const SAMPLES: u64 = 4_000_000;
+    let tickr = TestApp::start_with(|config| config.queues = vec!["elsewhere".into()], Registry::new()).await;
+    let runner = Runner::start_program(&tickr, &example("version_old").await, &[("TICKR_LEASE", "30s")]);
+    let base = runner.base().await;
+    let before = runner.memory_kib();
+    for round in 1..=ROUNDS {
+        // Only the runner knows the kind.
+        let job = json!({"kind": "measure", "payload": {"samples": SAMPLES}});
+        let accepted = call(&base, Method::POST, "/v1/jobs", "", Some(job)).await;
+        assert_eq!(accepted.status, 201, "{:#}", accepted.body);
+        tickr.until(accepted.body["id"].as_str().unwrap().parse().unwrap(), State::Completed).await;
+        // The row of this slot is written when it has ended, and then the samples are counted.
+        let slots = "SELECT COUNT(DISTINCT at) FROM samples WHERE step = 5 AND completed > 0";
+        eventually("the slot ends", || async {
+            (tickr.count(slots).await >= i64::try_from(round).unwrap()).then_some(())
+        })
+        .await;
+    }
+    // Each sample has 16 bytes: all of them would take 375,000 KiB, and those of one round take 62,500.
+    let grown = runner.memory_kib().saturating_sub(before);
+    assert!(grown < 200_000, "{grown} KiB");
+    let page = http().get(format!("{base}/metrics")).send().await.unwrap().text().await.unwrap();
+    let counted = page.lines().find_map(|line| line.strip_prefix("tickr_claim_seconds_count ")).unwrap();
+    let counted: u64 = counted.parse().unwrap();
+    assert!((ROUNDS * SAMPLES..ROUNDS * SAMPLES + 100).contains(&counted), "{counted}");
+    tickr.stop().await;
 }
