@@ -1,8 +1,8 @@
 //! Kind `http`: a signed callback to another service.
 //!
 //! One request, without redirects and without a proxy. It goes to the public internet and to what the operator allows
-//! in addition (`guard.rs`). Connections are reused, with HTTP/2 where the receiver offers it. The receiver recognises
-//! a repetition by `webhook-id` (the job's id) and a late attempt by `tickr-attempt-token`. With configured secrets it
+//! in addition (`guard.rs`). Connections are reused (`clients.rs`), with HTTP/2 where the receiver offers it. The receiver
+//! recognises a repetition by `webhook-id` (the job's id) and a late attempt by `tickr-attempt-token`. With configured secrets it
 //! can check that tickr sent the body (`signature.rs`).
 //!
 //! Usually the status decides: 2xx succeeds; 408, 429 and 5xx are retried, or snoozed when the receiver sends
@@ -11,6 +11,7 @@
 //!
 //! - `answer.rs`: the rule of a callback about its answers
 //! - `check.rs`: checks of a payload beyond its schema
+//! - `clients.rs`: the HTTP clients, and the receivers whose connections are kept
 //! - `guard.rs`: the addresses that callbacks may reach
 //! - `secrets.rs`: signing secrets by receiver
 //! - `signature.rs`: Standard Webhooks signatures
@@ -22,6 +23,7 @@
 
 mod answer;
 mod check;
+mod clients;
 mod exchange;
 mod guard;
 mod host;
@@ -48,6 +50,7 @@ use serde_json::value::RawValue;
 use tokio::time::{Instant, timeout};
 
 pub use self::answer::{AnswerRule, AnswerVerdict};
+use self::clients::{Clients, IDLE_TIMEOUT};
 pub use self::exchange::{exchange_of_success, shown_url};
 use self::guard::{Guard, Lookup, Refused, Rule, SystemLookup};
 pub use self::host::{host_of_url, is_host};
@@ -181,7 +184,8 @@ pub struct CallbackSettings {
     pub allow_private: bool,
     /// Hosts and networks that callbacks may reach in addition to the public internet.
     pub allow: Vec<Allowed>,
-    /// Idle connections kept for each receiver: as many as callbacks may run at the same time.
+    /// Idle connections kept for each receiver: as many as callbacks may run at the same time, 512 at most, and 4,096
+    /// for all receivers together.
     pub idle: usize,
     /// Longest time limit that a callback may have.
     pub longest: Duration,
@@ -234,8 +238,6 @@ pub enum CallbackSetupError {
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Time limit for the response of callbacks that set none.
 const TOTAL_TIMEOUT: Duration = Duration::from_secs(30);
-/// Time after which an idle connection is closed.
-const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
 /// Interval between pings on an HTTP/2 connection in use, and the time limit for each answer. Without pings, every
 /// callback over a connection that died silently would time out.
 const ALIVE: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(10));
@@ -247,7 +249,7 @@ const SECRET_CHARS: usize = 8;
 
 /// The handler that sends callbacks.
 pub struct HttpHandler {
-    client: Client,
+    clients: Clients,
     secrets: CallbackSecrets,
     rule: Rule,
     longest: Duration,
@@ -285,20 +287,23 @@ impl HttpHandler {
             .with_root_certificates(roots)
             .with_no_client_auth();
         tls.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
-        let client = Client::builder()
-            .tls_backend_preconfigured(tls)
-            .dns_resolver(Guard { rule: rule.clone(), lookup })
-            // A redirect would lead to a target that was not checked. A proxy from the environment would resolve names
-            // itself and bypass the guard.
-            .redirect(redirect::Policy::none())
-            .no_proxy()
-            .connect_timeout(CONNECT_TIMEOUT)
-            .pool_max_idle_per_host(idle)
-            .pool_idle_timeout(IDLE_TIMEOUT)
-            .http2_keep_alive_interval(ALIVE.0)
-            .http2_keep_alive_timeout(ALIVE.1)
-            .build()?;
-        Ok(Self { client, secrets, rule, longest: TOTAL_TIMEOUT })
+        let guarded = rule.clone();
+        let clients = Clients::new(idle, move |idle| {
+            Client::builder()
+                .tls_backend_preconfigured(tls.clone())
+                .dns_resolver(Guard { rule: guarded.clone(), lookup: Arc::clone(&lookup) })
+                // A redirect would lead to a target that was not checked. A proxy from the environment would resolve
+                // names itself and bypass the guard.
+                .redirect(redirect::Policy::none())
+                .no_proxy()
+                .connect_timeout(CONNECT_TIMEOUT)
+                .pool_max_idle_per_host(idle)
+                .pool_idle_timeout(IDLE_TIMEOUT)
+                .http2_keep_alive_interval(ALIVE.0)
+                .http2_keep_alive_timeout(ALIVE.1)
+                .build()
+        })?;
+        Ok(Self { clients, secrets, rule, longest: TOTAL_TIMEOUT })
     }
 
     /// Return the longest time limit that a callback may have.
@@ -354,7 +359,8 @@ impl HttpHandler {
         let mut exchange = exchange::request(callback.method, &url);
         ctx.keep_exchange(exchange.clone());
         let started = Instant::now();
-        let mut request = self.client.request(callback.method.into(), url).headers(headers).timeout(limit);
+        let client = self.clients.for_call(&url);
+        let mut request = client.request(callback.method.into(), url).headers(headers).timeout(limit);
         if let Some(body) = &callback.body {
             request = request.body(body.get().to_owned());
         }

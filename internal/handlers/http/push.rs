@@ -210,7 +210,8 @@ impl PushHandler {
         let mut exchange = exchange::request(Method::Post, url);
         ctx.keep_exchange(exchange.clone());
         let (began, limit) = (Instant::now(), until.saturating_duration_since(Instant::now()));
-        let request = self.http.client.post(url.clone()).headers(headers).timeout(limit).body(body.to_vec());
+        let client = self.http.clients.for_call(url);
+        let request = client.post(url.clone()).headers(headers).timeout(limit).body(body.to_vec());
         let sent = timeout(limit, request.send()).await;
         exchange.took_ms = Some(u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX));
         let mut response = match sent {

@@ -413,6 +413,58 @@ async fn a_connection_that_is_used_again_goes_where_it_was_allowed_to_go() {
     assert_eq!((trapped.load(Ordering::SeqCst), accepted.load(Ordering::SeqCst)), (0, 1));
 }
 
+/// Lookup that finds every name on this machine.
+struct Wildcard;
+
+impl Lookup for Wildcard {
+    fn lookup(&self, _: String) -> std::pin::Pin<Box<dyn Future<Output = std::io::Result<Vec<SocketAddr>>> + Send>> {
+        Box::pin(std::future::ready(Ok(vec![SocketAddr::from(([127, 0, 0, 1], 0))])))
+    }
+}
+
+#[tokio::test]
+async fn calls_to_ever_new_hosts_leave_a_bounded_number_of_connections_open() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let (open, accepted) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let (opened, counted) = (Arc::clone(&open), Arc::clone(&accepted));
+    tokio::spawn(async move {
+        // The receiver never closes a connection.
+        while let Ok((mut socket, _)) = listener.accept().await {
+            opened.fetch_add(1, Ordering::SeqCst);
+            counted.fetch_add(1, Ordering::SeqCst);
+            let open = Arc::clone(&opened);
+            tokio::spawn(async move {
+                while socket.read(&mut [0; 4_096]).await.is_ok_and(|bytes| bytes > 0) {
+                    let _ = socket.write_all(b"HTTP/1.1 204 No Content\r\n\r\n").await;
+                }
+                open.fetch_sub(1, Ordering::SeqCst);
+            });
+        }
+    });
+    let rule = Rule { judge: |_| Ok(()), ..Rule::new(false, Vec::new()) };
+    let roots = rustls::RootCertStore::empty();
+    let handler = HttpHandler::with_guard(CallbackSecrets::default(), rule, 64, Arc::new(Wildcard), roots).unwrap();
+    let to = |host: usize| json!({"url": format!("http://h{host}.test:{port}/")});
+    for host in 0..300 {
+        call(&handler, to(host)).await.unwrap();
+    }
+    let closed = timeout(Duration::from_secs(10), async {
+        while open.load(Ordering::SeqCst) > 64 {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    });
+    closed.await.unwrap_or_else(|_| panic!("{} connections are open", open.load(Ordering::SeqCst)));
+    // The first receivers have their places, and their connections are used again.
+    let before = accepted.load(Ordering::SeqCst);
+    for _ in 0..10 {
+        call(&handler, to(0)).await.unwrap();
+        // A separate task returns the connection to the pool.
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    assert_eq!(accepted.load(Ordering::SeqCst), before);
+}
+
 #[tokio::test]
 async fn a_receiver_that_offers_http_2_is_called_over_one_connection() {
     let key = rcgen::generate_simple_self_signed(["hooks.example".to_owned()]).unwrap();
