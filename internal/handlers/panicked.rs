@@ -5,6 +5,7 @@ use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use tickr_job::Name;
+use tickr_telemetry::without_panic_messages;
 
 /// Longest panic message that is kept, in bytes.
 const MESSAGE_BYTES: usize = 500;
@@ -20,11 +21,11 @@ pub struct Panicked {
     pub message: String,
 }
 
-/// Call code of a kind. Turn a panic into an error with its message.
+/// Call code of a kind. Turn a panic into an error with its message, which is not logged.
 pub(super) fn caught<T>(call: impl FnOnce() -> T) -> Result<T, String> {
     // `AssertUnwindSafe` is right here. A panicking call may leave the kind's own state half changed, but a handler that
     // panics in its own task leaves the same state to the next call.
-    catch_unwind(AssertUnwindSafe(call)).map_err(panic_message)
+    catch_unwind(AssertUnwindSafe(|| without_panic_messages(call))).map_err(panic_message)
 }
 
 /// The message of a panic, cut to a length that can be stored.

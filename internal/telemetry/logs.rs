@@ -4,6 +4,7 @@
 //! The fields are added when a line is written, not when the work begins, so work that logs nothing costs nothing.
 //! `docs/LOGS.md` lists the fields.
 
+use std::cell::Cell;
 use std::fmt::{self, Write as _};
 use std::future::Future;
 use std::io::IsTerminal;
@@ -172,8 +173,27 @@ pub fn init_logs(filter: &str, json: bool, attempts: LevelFilter) {
 /// Target of the lines about panics.
 pub(super) const PANICS: &str = module_path!();
 
-/// Write panics as log lines. The panic message of a handler may quote its payload, so it is stored with the attempt and
-/// in the attempt's log, where payloads are protected, and nowhere else.
+thread_local! {
+    /// This thread calls code whose panic messages may quote a payload.
+    static DISCREET: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Call code whose panic messages may quote a payload. The log gets the place of a panic in it and no message.
+pub fn without_panic_messages<T>(call: impl FnOnce() -> T) -> T {
+    /// Sets the former value when it is dropped, also by a panic.
+    struct Restore(bool);
+    impl Drop for Restore {
+        fn drop(&mut self) {
+            DISCREET.set(self.0);
+        }
+    }
+    let _restore = Restore(DISCREET.replace(true));
+    call()
+}
+
+/// Write panics as log lines. The panic message of a handler may quote its payload, so it is stored with the attempt
+/// and in the attempt's log, where payloads are protected, and nowhere else. The same holds for the other code of a
+/// kind, which requests and loops call as well: there the caller gets the message alone.
 fn log_panics(json: bool) {
     let usual = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
@@ -184,6 +204,7 @@ fn log_panics(json: bool) {
                 log.write(Level::ERROR, format_args!("panicked at {at}: {message}"));
                 tracing::error!(at, "a handler panicked; its attempt has the message");
             }
+            _ if DISCREET.get() => tracing::error!(at, "the code of a kind panicked; its caller has the message"),
             _ if json => tracing::error!(at, error = panic.payload_as_str().unwrap_or(""), "panicked"),
             _ => usual(panic),
         }
@@ -318,6 +339,17 @@ mod tests {
         assert!(is_quiet("sqlx::query", Level::WARN) && !is_quiet("sqlx::query", Level::ERROR));
         assert!(is_quiet("hyper::proto::h1", Level::TRACE) && !is_quiet("hyper::proto::h1", Level::WARN));
         assert!(!is_quiet("tickr::store", Level::TRACE) && !is_quiet("hyperloop", Level::TRACE));
+    }
+
+    #[test]
+    fn a_call_without_panic_messages_ends_with_the_call() {
+        assert!(!DISCREET.get());
+        without_panic_messages(|| {
+            without_panic_messages(|| assert!(DISCREET.get()));
+            assert!(DISCREET.get());
+        });
+        let _ = std::panic::catch_unwind(|| without_panic_messages(|| panic!("on purpose")));
+        assert!(!DISCREET.get());
     }
 
     #[test]

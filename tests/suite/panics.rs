@@ -1,13 +1,15 @@
 //! Code of a kind that panics: in its payload type, in its check, in its handler, wherever it is called from. A panic
 //! costs the attempt or the request, and nothing else.
 
+use reqwest::Method;
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Value, json};
 use tickr::handlers::{Context, Handler, Kind, Outcome, Output, Problem, Registry};
 use tickr::job::{JobId, State};
 
-use crate::support::{TestApp, eventually, http};
+use crate::support::program::example;
+use crate::support::{Runner, TestApp, call, eventually, http};
 
 /// A payload type that panics for some texts, as a hand-written `Deserialize` with an `unwrap` does.
 #[derive(Serialize, JsonSchema)]
@@ -130,6 +132,22 @@ async fn a_check_that_panics_refuses_the_request_and_harms_nothing() {
     let fine = tickr.enqueue(fragile("fine")).await;
     tickr.until(fine, State::Completed).await;
     tickr.assert_sound().await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_check_that_panics_writes_nothing_of_the_payload_into_the_log() {
+    let tickr = TestApp::start_with(|config| config.queues = vec!["elsewhere".into()], Registry::new()).await;
+    let program = example("version_old").await;
+    for format in ["text", "json"] {
+        let runner = Runner::start_program(&tickr, &program, &[("TICKR_LOG_FORMAT", format)]);
+        let refused = call(&runner.base().await, Method::POST, "/v1/jobs", "", Some(fragile("canary"))).await;
+        assert_eq!((refused.status, refused.code()), (422, "invalid_payload"), "{:#}", refused.body);
+        runner.until_log("the code of a kind panicked while it checked a payload").await;
+        let log = runner.log();
+        // The place of the panic is told.
+        assert!(log.contains("tests/versions/runner.rs:") && !log.contains("canary"), "{log}");
+    }
     tickr.stop().await;
 }
 

@@ -1,5 +1,6 @@
 //! The common part of the older and the newer version of the program: a whole tickr with the kind `parcel`. Each
-//! version has its own payload type. The kind `measure` is for a test that looks at the memory of a process.
+//! version has its own payload type. Two more kinds are for tests that look at a whole process: at its memory and its
+//! log.
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -7,7 +8,7 @@ use std::time::Duration;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
-use tickr::handlers::{Context, Kind, Output, Registry};
+use tickr::handlers::{Context, Handler, Kind, Outcome, Output, Problem, Registry};
 
 /// The properties that the payload types of both versions share.
 pub(crate) trait Parcel: Kind {
@@ -26,6 +27,30 @@ struct Measure {
 
 impl Kind for Measure {
     const NAME: &'static str = "measure";
+}
+
+/// A payload over which the check of its kind panics, with a message that quotes it.
+#[derive(Serialize, Deserialize, JsonSchema)]
+struct Fragile {
+    text: String,
+}
+
+impl Kind for Fragile {
+    const NAME: &'static str = "fragile";
+}
+
+struct Glass;
+
+impl Handler for Glass {
+    type Payload = Fragile;
+
+    fn check(&self, payload: &Fragile) -> Vec<Problem> {
+        panic!("cannot check {}", payload.text)
+    }
+
+    async fn run(&self, _: Fragile, _: Context) -> Outcome {
+        Ok(Output::default())
+    }
 }
 
 /// Run until a signal stops it. The result of each parcel names the version that delivered it.
@@ -47,5 +72,6 @@ pub(crate) fn run<P: Parcel>(version: &'static str) -> ExitCode {
         .await?;
         Ok(Output::default())
     });
+    kinds.register_handler(Glass);
     tickr::run(kinds)
 }

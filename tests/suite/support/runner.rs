@@ -59,8 +59,8 @@ impl Runner {
         eventually("the runner listens", || async {
             let log = self.log();
             // If the end of the line is there, the whole line is.
-            let (_, rest) = log.split_once(" addr=")?;
-            let (addr, _) = rest.split_once('\n')?;
+            let (_, rest) = log.split_once(" addr=").or_else(|| log.split_once(r#""addr":""#))?;
+            let (addr, _) = rest.split_once(['\n', '"'])?;
             Some(format!("http://{}", addr.trim()))
         })
         .await
