@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use super::{StartError, report_source};
 use crate::config::{CallbackSecret, Config, Smtp};
-use crate::handlers::email::{AllowedAddresses, Delivery, EmailHandler, EmailSettings};
+use crate::handlers::email::{AllowedAddresses, Delivery, Email, EmailHandler, EmailSettings};
 use crate::handlers::http::{CallbackSecrets, CallbackSettings, HttpHandler, SigningSecret};
 use crate::handlers::later::LaterHandler;
 use crate::handlers::report::{FinishedReports, ReportSettings, Reports};
-use crate::handlers::{Registry, test_kinds};
+use crate::handlers::{Kind as _, Registry, test_kinds};
 
 /// Register all kinds, and apply the kind settings of the configuration.
 pub(super) fn register_all(config: &Config, own: Registry, finished: &FinishedReports) -> Result<Registry, StartError> {
@@ -22,7 +22,9 @@ pub(super) fn register_all(config: &Config, own: Registry, finished: &FinishedRe
     if let Some(email) = email(config, finished.clone())? {
         registry.register_handler(email);
     }
-    registry.register_handler(report(config, finished.clone())?);
+    // The program itself may have a kind of that name.
+    let mails = registry.get(Email::NAME).is_some();
+    registry.register_handler(report(config, finished.clone(), mails)?);
     registry.keep_large_results(finished.clone());
     if config.test_kinds {
         test_kinds::register(&mut registry);
@@ -113,7 +115,7 @@ fn over_smtp(_: &Smtp) -> Result<Delivery, StartError> {
     Err(StartError::Kind { kind: "email", cause: cause.into() })
 }
 
-fn report(config: &Config, finished: FinishedReports) -> Result<Reports, StartError> {
+fn report(config: &Config, finished: FinishedReports, mails: bool) -> Result<Reports, StartError> {
     let settings = ReportSettings {
         dir: config.reports_dir.clone(),
         time_limit: config.reports.time_limit,
@@ -122,5 +124,6 @@ fn report(config: &Config, finished: FinishedReports) -> Result<Reports, StartEr
         queries: config.reports.queries.clone(),
     };
     let recipients = AllowedAddresses::new(&config.email_recipients);
-    Ok(Reports::new(settings, Arc::new(report_source(config)?)).keeping(finished).mailing_only_to(recipients))
+    let reports = Reports::new(settings, Arc::new(report_source(config)?)).keeping(finished);
+    Ok(if mails { reports.mailing_only_to(recipients) } else { reports.without_mails() })
 }

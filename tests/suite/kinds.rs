@@ -370,6 +370,27 @@ async fn a_report_with_email_is_followed_by_the_mail_that_carries_it() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_report_whose_mail_cannot_be_sent_is_refused_before_its_query_runs() {
+    let nowhere = |config: &mut Config| {
+        with_report(config);
+        (config.outbox_dir, config.smtp) = (None, None);
+    };
+    let without = TestApp::start_with(nowhere, Registry::new()).await;
+    let with = TestApp::start_with(with_report, Registry::new()).await;
+    for (tickr, to, pointer) in
+        [(&without, "ada@example.com", "/payload/email"), (&with, "ada@bücher.example", "/payload/email/to/0")]
+    {
+        let payload = json!({"query": "sample", "email": {"to": [to]}});
+        let answer = tickr.post("/v1/jobs", json!({"kind": "report", "payload": payload})).await;
+        assert_eq!((answer.status, answer.pointers()), (422, vec![pointer]), "{:#}", answer.body);
+    }
+    let plain = without.enqueue_kind("report", json!({"query": "sample"})).await;
+    without.until(plain, State::Completed).await;
+    without.stop().await;
+    with.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn mails_go_out_over_smtp_and_its_answers_decide() {
     let sink = SmtpSink::start(SinkOptions::default()).await;
     let port = sink.address.port();

@@ -79,7 +79,7 @@ const MAILBOX_BYTES: usize = 320;
 
 /// Parse one mailbox. It is stricter than the standards where lenient programs had injections: no control characters,
 /// no quoted local parts, ASCII addresses only. Names may be in any script.
-pub(super) fn mailbox(text: &str) -> Result<Mailbox, InvalidMailbox> {
+pub(crate) fn mailbox(text: &str) -> Result<Mailbox, InvalidMailbox> {
     if text.chars().any(char::is_control) {
         return Err(InvalidMailbox::ControlCharacter);
     }

@@ -41,6 +41,7 @@ use lettre::message::Mailbox;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+pub(crate) use self::address::mailbox;
 pub use self::address::{Addresses, InvalidMailbox};
 pub use self::allowed::AllowedAddresses;
 pub use self::attachment::Attachment;

@@ -42,7 +42,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use chrono::{SubsecRound, Utc};
-use lettre::message::Mailbox;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -50,7 +49,7 @@ use serde_json::{Map, Value};
 pub use file::ReportFile;
 pub use finished::{FindError, FinishedReports, Found, ShareError, SharedReport, SharedReports, Sharing};
 
-use super::email::{AllowedAddresses, RECIPIENTS};
+use super::email::{AllowedAddresses, RECIPIENTS, mailbox};
 use super::{Context, Failure, Handler, Kind, KindDefaults, Outcome, Output, Problem};
 use file::PartFile;
 use rows::{Heading, Limits, PourError, Poured, WriteError, pour};
@@ -217,6 +216,8 @@ pub struct Reports {
     finished: FinishedReports,
     /// Addresses that may get a report by mail.
     recipients: AllowedAddresses,
+    /// True when jobs may ask for a mail: this program has the kind `email`.
+    mails: bool,
 }
 
 impl fmt::Debug for Reports {
@@ -275,7 +276,7 @@ impl Reports {
     #[must_use]
     pub fn new(settings: ReportSettings, source: Arc<dyn RowSource>) -> Self {
         let finished = FinishedReports::in_folder(&settings.dir);
-        Self { settings, source, finished, recipients: AllowedAddresses::default() }
+        Self { settings, source, finished, recipients: AllowedAddresses::default(), mails: true }
     }
 
     /// Keep finished reports in `finished`, instead of only in the folder of the settings.
@@ -290,6 +291,14 @@ impl Reports {
     #[must_use]
     pub fn mailing_only_to(mut self, recipients: AllowedAddresses) -> Self {
         self.recipients = recipients;
+        self
+    }
+
+    /// Refuse jobs that ask for a mail, in a program that cannot send one. Otherwise they would fail after their
+    /// queries.
+    #[must_use]
+    pub fn without_mails(mut self) -> Self {
+        self.mails = false;
         self
     }
 
@@ -367,8 +376,12 @@ impl Handler for Reports {
         if report.title.as_deref().is_some_and(has_control_characters) {
             problems.push(Problem::at("/title", "must be one line without control characters"));
         }
-        if let Some(email) = &report.email {
-            problems.extend(email.check(&self.recipients));
+        match &report.email {
+            Some(_) if !self.mails => {
+                problems.push(Problem::at("/email", "needs a way to send mail: an operator sets [smtp] or outbox_dir"));
+            }
+            Some(email) => problems.extend(email.check(&self.recipients)),
+            None => {}
         }
         problems
     }
@@ -412,11 +425,11 @@ impl Email {
         let mut problems = Vec::new();
         for (field, addresses) in [("to", &self.to), ("cc", &self.cc)] {
             for (at, address) in addresses.iter().enumerate() {
-                let mailbox = address.parse::<Mailbox>().ok().filter(|_| !has_control_characters(address));
-                let wrong = match mailbox {
-                    None => "is not an email address".to_owned(),
-                    Some(mailbox) if !allowed.allows(&mailbox) => allowed.refusal(RECIPIENTS),
-                    Some(_) => continue,
+                // As the email kind reads it. An address that it refuses would fail the job after its query.
+                let wrong = match mailbox(address) {
+                    Err(error) => error.to_string(),
+                    Ok(mailbox) if !allowed.allows(&mailbox) => allowed.refusal(RECIPIENTS),
+                    Ok(_) => continue,
                 };
                 problems.push(Problem::at(format!("/email/{field}/{at}"), wrong));
             }
@@ -557,6 +570,21 @@ mod tests {
             ["/title", "/email/to/1", "/email/cc/0", "/email/subject"]
         );
         assert_eq!(pointers(json!({"query": "orders", "email": {"to": []}})), ["/email/to"]);
+        // The mail is another job, and its kind takes less than the standards allow.
+        let long = format!("{} <a@example.com>", "x".repeat(320));
+        for odd in ["ann@bücher.example", "\"a b\"@example.com", "=?utf-8?q?Ann?= <a@example.com>", &long] {
+            assert_eq!(pointers(json!({"query": "orders", "email": {"to": [odd]}})), ["/email/to/0"], "{odd}");
+        }
+    }
+
+    #[test]
+    fn a_mail_is_refused_at_enqueue_where_none_can_be_sent() {
+        let dir = tempfile::tempdir().unwrap();
+        let reports = reports(dir.path(), memory(0)).without_mails();
+        let problems = reports.check(&payload(json!({"query": "orders", "email": {"to": ["a@example.com"]}})));
+        assert_eq!(problems.len(), 1, "{problems:?}");
+        assert!(problems[0].pointer == "/email" && problems[0].detail.contains("outbox_dir"), "{problems:?}");
+        assert!(reports.check(&payload(json!({"query": "orders"}))).is_empty());
     }
 
     #[tokio::test]
