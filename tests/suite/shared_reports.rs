@@ -340,13 +340,16 @@ async fn reports_end_with_their_age_on_disk_and_in_mysql_and_foreign_files_stay(
     };
     let (old, young) = (made().await, made().await);
     let dir = tickr.config.reports_dir.clone();
-    let unfinished = format!(".rows-{}.csv.{}.part", JobId::new(), AttemptToken::new().uuid().simple());
+    let part = || format!(".rows-{}.csv.{}.part", JobId::new(), AttemptToken::new().uuid().simple());
+    // A killed runner left one of them, and an attempt writes the other one.
+    let (unfinished, under_way) = (part(), part());
     let foreign = [".swap.part", "2026-01.csv", "notes.txt", &format!("{}.csv", JobId::new())].map(str::to_owned);
     let two_hours_ago = SystemTime::now() - Duration::from_secs(7_200);
+    let two_days_ago = SystemTime::now() - Duration::from_secs(2 * 86_400);
     let file = old["result"]["file"].as_str().unwrap().to_owned();
-    for name in foreign.iter().chain([&unfinished, &file]) {
+    for name in foreign.iter().chain([&unfinished, &under_way, &file]) {
         let file = File::options().append(true).create(true).open(dir.join(name)).unwrap();
-        file.set_modified(two_hours_ago).unwrap();
+        file.set_modified(if *name == unfinished { two_days_ago } else { two_hours_ago }).unwrap();
     }
     // One job looks as if it had been enqueued two hours ago. There are also the remains of an attempt that was killed.
     let hex = hex(&old);
@@ -367,7 +370,7 @@ async fn reports_end_with_their_age_on_disk_and_in_mysql_and_foreign_files_stay(
     // A runner checks at its start, and then every minute.
     let tickr = tickr.restart().await;
     let mut left: Vec<String> = foreign.to_vec();
-    left.push(young["result"]["file"].as_str().unwrap().to_owned());
+    left.extend([young["result"]["file"].as_str().unwrap().to_owned(), under_way]);
     left.sort();
     eventually("old reports are gone", || async {
         let rows = count(&tickr, "SELECT COUNT(*) FROM report_files").await;
@@ -378,6 +381,30 @@ async fn reports_end_with_their_age_on_disk_and_in_mysql_and_foreign_files_stay(
     assert_eq!(tickr.get(url(&old)).await.status, 404);
     fs::remove_file(dir.join(young["result"]["file"].as_str().unwrap())).unwrap();
     assert_eq!(tickr.get(url(&young)).await.status, 200, "the copy of the young one is whole");
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_parts_of_a_report_that_is_being_copied_outlast_a_short_retention() {
+    let tickr = TestApp::start().await;
+    let store = tickr.app.broker().store();
+    let id = tickr.enqueue_kind("sleep", json!({"ms": 60_000})).await;
+    tickr.until(id, State::Executing).await;
+    let token = tickr.mysql().await.fetch_one("SELECT token FROM owed").await.unwrap().get(0);
+    let (holder, former) = (AttemptToken::from_uuid(token), AttemptToken::new());
+    for token in [holder, former] {
+        store.put_report_part(id, token, 0, b"abc".to_vec()).await.unwrap();
+    }
+    eventually("the part of the former attempt is gone", || async {
+        store.forget_reports(Duration::from_secs(1)).await.unwrap();
+        store.report_part(id, former, 0).await.unwrap().is_none().then_some(())
+    })
+    .await;
+    assert!(store.report_part(id, holder, 0).await.unwrap().is_some());
+    tickr.post(&format!("/v1/jobs/{id}/cancel"), json!({})).await;
+    tickr.until(id, State::Cancelled).await;
+    store.forget_reports(Duration::from_secs(1)).await.unwrap();
+    assert_eq!(store.report_part(id, holder, 0).await.unwrap(), None);
     tickr.stop().await;
 }
 

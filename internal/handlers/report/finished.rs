@@ -32,7 +32,8 @@ const FIRST_PAUSE: Duration = Duration::from_millis(200);
 const MAX_PAUSE: Duration = Duration::from_secs(5);
 /// Number of files removed in one page of a sweep.
 const SWEPT_AT_ONCE: usize = 200;
-/// Unfinished files that have not changed for this long are removed, because their runner was killed.
+/// Unfinished files that have not changed for this long are removed, because their runner was killed: no attempt takes
+/// longer than a day. Some formats change the file only at the end of an attempt.
 const UNFINISHED: Duration = Duration::from_secs(86_400);
 
 /// Store of the reports that all runners share.
@@ -251,14 +252,14 @@ impl FinishedReports {
         }
     }
 
-    /// Remove one page of reports in this folder that are older than `keep`. Return true when there may be more. Only
-    /// files with the name of a report are removed.
+    /// Remove one page of reports in this folder that are older than `keep`, and of files that were left unfinished.
+    /// Return true when there may be more. Only files with the name of a report are removed.
     ///
     /// # Errors
     /// When the folder cannot be read.
     pub async fn sweep(&self, keep: Duration) -> io::Result<bool> {
         let dir = self.dir.clone();
-        let sweep = move || file::sweep(&dir, keep, keep.min(UNFINISHED), SWEPT_AT_ONCE);
+        let sweep = move || file::sweep(&dir, keep, UNFINISHED, SWEPT_AT_ONCE);
         Ok(blocking(sweep).await? == SWEPT_AT_ONCE)
     }
 

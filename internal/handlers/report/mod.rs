@@ -620,6 +620,18 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_report_that_is_being_written_outlasts_a_short_retention() {
+        let dir = tempfile::tempdir().unwrap();
+        let name = file::name("orders", JobId::new(), Format::Xlsx);
+        let part = PartFile::create(dir.path(), &name, AttemptToken::new()).unwrap();
+        // A workbook is written into the file only when the query has ended.
+        part.read().unwrap().set_modified(std::time::SystemTime::now() - Duration::from_secs(120)).unwrap();
+        FinishedReports::in_folder(dir.path()).sweep(Duration::from_secs(60)).await.unwrap();
+        part.publish().unwrap();
+        assert_eq!(files(dir.path()), [name]);
+    }
+
+    #[tokio::test]
     async fn every_format_can_be_asked_for() {
         let dir = tempfile::tempdir().unwrap();
         for format in Format::ALL {

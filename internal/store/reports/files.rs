@@ -26,7 +26,7 @@ const MAX_PART_BYTES: usize = 512 << 10;
 const PARTS_AT_ONCE: u64 = 8;
 /// Number of rows in one page.
 const PAGE: u32 = 200;
-/// Age at which parts left by an attempt are removed. By then the attempt writes no more.
+/// Age at which parts left by an attempt are removed, unless reports are kept for a shorter time.
 const REMAINS: TimeDelta = TimeDelta::days(1);
 /// Extra time for which the row of a deleted job's report stays, after files of its age are gone from every folder.
 const REMOVED: TimeDelta = TimeDelta::days(1);
@@ -270,7 +270,7 @@ impl Store {
     }
 
     /// Delete a page of reports that are older than `keep`, and parts that old attempts left. Return true if there may
-    /// be more.
+    /// be more. The parts of the attempt that holds its job stay, because it may name them at any moment.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
@@ -291,7 +291,9 @@ impl Store {
                 let before = now - keep.min(REMAINS);
                 let parts = "DELETE FROM report_parts WHERE job_id < ? AND made_at < ? AND NOT EXISTS \
                              (SELECT 1 FROM report_files f WHERE f.id = report_parts.job_id \
-                             AND f.token = report_parts.token) ORDER BY job_id, token, number LIMIT ?";
+                             AND f.token = report_parts.token) AND NOT EXISTS \
+                             (SELECT 1 FROM owed o FORCE INDEX (PRIMARY) WHERE o.id = report_parts.job_id \
+                             AND o.token = report_parts.token) ORDER BY job_id, token, number LIMIT ?";
                 let parts = sqlx::query(parts).bind(first_id_of(before)).bind(before).bind(PARTS_AT_ONCE);
                 let parts = parts.execute(&mut *conn).await?.rows_affected();
                 Ok(rows == u64::from(PAGE) || parts == PARTS_AT_ONCE)
