@@ -13,7 +13,7 @@ use tickr_store::{Depth, DueJob, DueRange, LinePage, SUSPECT_FROM, Store, StoreE
 
 /// Number of rows and entries read at a time.
 const PAGE: usize = 2_000;
-/// Maximum number of suspects in one comparison. With so many, more would not change the conclusion.
+/// Maximum number of suspects in one comparison. The comparison ends there, and the report says so.
 const MAX_SUSPECTS: usize = 10_000;
 /// Interval between examinations of the suspects.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
@@ -156,6 +156,12 @@ async fn suspects(store: &Store, index: &Index, pace: Pace, report: &mut Report)
     }
     if pace.is_over(began) {
         report.record_unchecked("time was over before all of Redis was compared with MySQL".into());
+    } else if suspects.len() >= MAX_SUSPECTS {
+        // The suspects may be gone at the second look, and then the rest is all that is wrong.
+        report.record_unchecked(format!(
+            "Redis and MySQL differ in {} places or more; the rest was not compared",
+            suspects.len()
+        ));
     }
     if left_over > 0 {
         report.notes.push(format!("{left_over} entries of jobs that no longer wait are dropped when they come due"));

@@ -13,7 +13,8 @@
 //! snapshots: a missing entry may be on its way, so it is a fault only if it stays missing for longer than the repair
 //! loops need.
 //!
-//! The report names everything that could not be checked (Redis did not answer, time was over, a row cannot be read).
+//! The report names everything that could not be checked (Redis did not answer, time was over, a row cannot be read,
+//! there were more differences than can be looked at again).
 //! The verdict is then never [`VerifyVerdict::Kept`].
 //!
 //! The checker trusts the database's clock, except around the moments when the clock was set. Runners record these
@@ -126,7 +127,7 @@ pub async fn verify(
     }
     let mut batches = Batches::new(&evidence, settings);
     let mut ended: BTreeMap<TallyKey, i64> = BTreeMap::new();
-    let mut abandoned = Abandoned::default();
+    let mut abandoned = Abandoned::new(MAX_ABANDONED);
     let mut page = Instant::now();
     let mut whole = true;
     while let Some(found) = evidence.next_page().await? {
@@ -186,18 +187,23 @@ pub async fn verify(
 /// Attempts whose lease expired long ago. While MySQL is down no runner can end them, and afterwards reapers give every
 /// runner one more lease. The tables do not show when MySQL was down, so the attempts are examined again for as long as
 /// that takes.
-#[derive(Default)]
 struct Abandoned {
     suspects: Vec<(JobId, Timestamp, String)>,
-    /// Number of further suspects that were not kept. With so many, more would not change the conclusion.
+    /// Maximum number of suspects.
+    most: usize,
+    /// Number of further suspects that were not kept.
     more: u64,
     /// Maximum time that a reaper needs after it has reconnected.
     wait: Duration,
 }
 
 impl Abandoned {
+    fn new(most: usize) -> Self {
+        Self { suspects: Vec::new(), most, more: 0, wait: Duration::ZERO }
+    }
+
     fn see(&mut self, id: JobId, lease_until: Timestamp, what: String, moment: &SnapshotFacts<'_>) {
-        if self.suspects.len() >= MAX_ABANDONED {
+        if self.suspects.len() >= self.most {
             self.more += 1;
             return;
         }
@@ -213,13 +219,18 @@ impl Abandoned {
             let leases = store.leases_of(self.suspects.iter().map(|(id, ..)| *id).collect()).await?;
             self.suspects.retain(|(id, lease_until, _)| leases.get(id) == Some(lease_until));
         }
-        if self.more > 0 && !self.suspects.is_empty() {
+        self.tell(report);
+        Ok(())
+    }
+
+    /// Report the suspects that are left. Those that were not kept may be there still, also when all others are gone.
+    fn tell(self, report: &mut Report) {
+        if self.more > 0 {
             report.record_unchecked(format!("{} more leases that ended long ago were not looked at again", self.more));
         }
         for (id, _, what) in self.suspects {
             report.add_finding(Check::Abandoned, id, what);
         }
-        Ok(())
     }
 }
 
@@ -451,5 +462,31 @@ impl Batches {
         if open.seen == batch.size {
             self.open.remove(&batch.first);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn leases_that_were_not_looked_at_again_leave_the_check_incomplete() {
+        let moment = SnapshotFacts { at: Timestamp::UNIX_EPOCH, patience: Some(TimeDelta::zero()), steps: &[] };
+        let told = |seen: u128, reaped: bool| {
+            let mut abandoned = Abandoned::new(1);
+            for n in 0..seen {
+                let id = JobId::from_uuid(uuid::Uuid::from_u128(n));
+                abandoned.see(id, Timestamp::UNIX_EPOCH, "it expired".to_owned(), &moment);
+            }
+            if reaped {
+                abandoned.suspects.clear();
+            }
+            let mut report = Report::new(Timestamp::UNIX_EPOCH, None);
+            abandoned.tell(&mut report);
+            (report.verdict, report.complete)
+        };
+        assert_eq!(told(1, true), (VerifyVerdict::Kept, true));
+        assert_eq!(told(2, true), (VerifyVerdict::Unchecked, false));
+        assert_eq!(told(2, false), (VerifyVerdict::Broken, false));
     }
 }

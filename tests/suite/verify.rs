@@ -442,6 +442,30 @@ async fn the_command_repairs_the_index_and_ends_with_0_or_1() {
     rest.drop().await;
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_check_that_stops_at_too_many_differences_says_that_it_did_not_see_all() {
+    const JOBS: usize = 14_000;
+    let tickr = TestApp::start().await;
+    tickr.enqueue_many((0..JOBS).map(|_| json!({"kind": "noop", "delay_ms": 600_000}))).await;
+    eventually("the index knows them all", || async {
+        (tickr.app.index().depth(&[]).await.unwrap().0 == JOBS).then_some(())
+    })
+    .await;
+    let rest = tickr.halt().await;
+    let mut redis = rest.redis().await;
+    redis.del(rest.key("waiting")).await.unwrap();
+    // The repair mends every difference that the check has seen, as the runners do after a flush.
+    let report = rest.verify(true).await;
+    let mended = redis.zcard(rest.key("waiting")).await.unwrap();
+    assert!((1..JOBS).contains(&mended), "{mended}");
+    assert_eq!((report.verdict, report.complete), (VerifyVerdict::Unchecked, false), "{}", pretty(&report));
+    assert!(report.unchecked[0].contains("the rest was not compared"), "{}", pretty(&report));
+    let report = rest.verify(true).await;
+    assert_eq!((report.verdict, report.complete), (VerifyVerdict::Kept, true), "{}", pretty(&report));
+    assert_eq!(redis.zcard(rest.key("waiting")).await.unwrap(), JOBS);
+    rest.drop().await;
+}
+
 fn run(rest: &halted::Halted, args: &[&str]) -> tokio::process::Command {
     let mut command = command(&tickr(), rest.dir.path(), args);
     command
