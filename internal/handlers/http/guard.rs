@@ -77,25 +77,27 @@ impl Rule {
 
 const METADATA_CLASS: &str = "cloud metadata";
 
-/// Addresses where clouds give every process on a machine data that include credentials. AWS, Azure and Google use
-/// 169.254.169.254, and AWS tasks 169.254.170.2. The host of Azure has a public address; Alibaba and Oracle have their
-/// own addresses.
+/// Addresses where clouds give every process on a machine data that include credentials, besides those in
+/// 169.254.0.0/16. The host of Azure has a public address; Alibaba, Oracle, AWS and Google have addresses of their own.
 const METADATA: &[IpAddr] = &[
-    IpAddr::V4(Ipv4Addr::new(169, 254, 169, 254)),
-    IpAddr::V4(Ipv4Addr::new(169, 254, 170, 2)),
     IpAddr::V4(Ipv4Addr::new(168, 63, 129, 16)),
     IpAddr::V4(Ipv4Addr::new(100, 100, 100, 200)),
     IpAddr::V4(Ipv4Addr::new(192, 0, 0, 192)),
+    IpAddr::V6(Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x23)),
     IpAddr::V6(Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254)),
     IpAddr::V6(Ipv6Addr::new(0xfd20, 0xce, 0, 0, 0, 0, 0, 0x254)),
 ];
 
 fn is_metadata(address: IpAddr) -> bool {
+    // AWS, Azure and Google use 169.254.169.254, AWS also 169.254.170.2 and .23, Tencent 169.254.0.23. Clouds add
+    // others, and the link-local network of a machine in a cloud has hardly anything else.
+    let gives_out =
+        |address: IpAddr| METADATA.contains(&address) || matches!(address, IpAddr::V4(v4) if v4.is_link_local());
     let inner = match address {
         IpAddr::V4(_) => None,
         IpAddr::V6(v6) => carried_v4(v6).map(IpAddr::V4),
     };
-    METADATA.contains(&address) || inner.is_some_and(|inner| METADATA.contains(&inner))
+    gives_out(address) || inner.is_some_and(gives_out)
 }
 
 /// The IPv4 address that a gateway would connect to instead of this one: for NAT64, 6to4 and forms that are no longer
@@ -130,8 +132,7 @@ const SPECIAL_V4: &[(Ipv4Addr, u32, &str)] = &[
     (Ipv4Addr::new(127, 0, 0, 0), 8, "loopback"),
     // WireServer of Azure.
     (Ipv4Addr::new(168, 63, 129, 16), 32, METADATA_CLASS),
-    // Network of the clouds' metadata services.
-    (Ipv4Addr::new(169, 254, 0, 0), 16, "link-local"),
+    (Ipv4Addr::new(169, 254, 0, 0), 16, METADATA_CLASS),
     (Ipv4Addr::new(172, 16, 0, 0), 12, "private"),
     (Ipv4Addr::new(192, 0, 0, 0), 24, "reserved"),
     (Ipv4Addr::new(192, 0, 2, 0), 24, "documentation"),
@@ -378,6 +379,7 @@ mod tests {
         ("http://[::a9fe:a9fe]/", Some(false)),
         ("http://[::ffff:0:127.0.0.1]/", Some(false)),
         ("http://[fc00::1]/", Some(false)),
+        ("http://[fd00:ec2::23]/", Some(false)),
         ("http://[fd00:ec2::254]/", Some(false)),
         ("http://[fe80::1]/", Some(false)),
         ("http://[febf::1]/", Some(false)),
@@ -466,6 +468,10 @@ mod tests {
         "http://[64:ff9b::a9fe:a9fe]/",
         "http://[64:ff9b:1::a9fe:a9fe]/",
         "http://169.254.170.2/v2/credentials/",
+        "http://169.254.170.23/v1/credentials",
+        "http://169.254.0.23/latest/meta-data/cam/security-credentials/",
+        "http://[::ffff:169.254.0.23]/",
+        "http://169.254.255.255/",
         "http://168.63.129.16/machine/?comp=goalstate",
         "http://0xa83f8110/",
         "http://2822734096/",
@@ -473,6 +479,7 @@ mod tests {
         "http://[64:ff9b::a83f:8110]/",
         "http://100.100.100.200/",
         "http://192.0.0.192/",
+        "http://[fd00:ec2::23]/",
         "http://[fd00:ec2::254]/",
         "http://[fd20:ce::254]/",
     ];
