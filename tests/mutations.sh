@@ -1711,7 +1711,7 @@ mutants() {
         'wait_for_the_answer(&mut new, jobs, &decided);' '' \
         dependencies::a_job_waits_for_the_answer_in_place_of_its_parent
     mutant 'rule of a callback' internal/handlers/http/response.rs \
-        'rule.and_then(|rule| rule.judge(status, &self.body))' 'rule.and_then(|rule| rule.judge(status, &self.body)).filter(|_| false)' \
+        'rule.and_then(|rule| rule.judge(status, &self.body, &self.secrets))' 'rule.and_then(|rule| rule.judge(status, &self.body, &self.secrets)).filter(|_| false)' \
         receivers::a_callback_is_judged_by_the_value_in_the_body
     mutant 'body that breaks off' internal/handlers/http/response.rs \
         'if self.broke_off {' \

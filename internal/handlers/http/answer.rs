@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::Problem;
+use super::sent_back::without;
 
 /// Values in one list of a rule at most.
 const MAX_VALUES: usize = 50;
@@ -90,8 +91,9 @@ impl AnswerRule {
         ]
     }
 
-    /// Judge an answer. Returns nothing if the status decides as for other callbacks.
-    pub(super) fn judge(&self, status: StatusCode, body: &[u8]) -> Option<Judged> {
+    /// Judge an answer. Returns nothing if the status decides as for other callbacks. The values in `secrets` were sent
+    /// to the receiver, and are hidden in the value that decided.
+    pub(super) fn judge(&self, status: StatusCode, body: &[u8], secrets: &[String]) -> Option<Judged> {
         let Some(pointer) = &self.at else {
             let status = Value::from(status.as_u16());
             let verdict = self.listed(&status).or(self.otherwise)?;
@@ -108,7 +110,8 @@ impl AnswerRule {
         let Some(value) = body.pointer(pointer) else {
             return Some(Judged { verdict: otherwise, value: Some(format!("no value at {pointer}")) });
         };
-        let shown: String = value.to_string().chars().take(100).collect();
+        // A part of a secret would be left if the value were cut before.
+        let shown: String = without(value.to_string().as_bytes(), secrets).chars().take(100).collect();
         let verdict = self.listed(value).unwrap_or(otherwise);
         Some(Judged { verdict, value: Some(format!("{shown} at {pointer}")) })
     }
@@ -175,7 +178,7 @@ mod tests {
     }
 
     fn verdict(rule: &AnswerRule, status: u16, body: &str) -> Option<AnswerVerdict> {
-        rule.judge(StatusCode::from_u16(status).unwrap(), body.as_bytes()).map(|judged| judged.verdict)
+        rule.judge(StatusCode::from_u16(status).unwrap(), body.as_bytes(), &[]).map(|judged| judged.verdict)
     }
 
     #[test]

@@ -9,6 +9,7 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use super::response::printable;
+use super::sent_back::without;
 use super::{HttpCallback, Method};
 use tickr_job::{Exchange, ExchangeResponse};
 
@@ -53,10 +54,10 @@ pub fn shown_url(url: &str) -> String {
     Url::parse(url).map(|url| printable(shown(&url).as_bytes(), URL_BYTES)).unwrap_or_default()
 }
 
-/// The headers of a response that are kept.
-pub(super) fn headers(headers: &HeaderMap) -> BTreeMap<String, String> {
+/// The headers of a response that are kept, without the values in `secrets`, which were sent to the receiver.
+pub(super) fn headers(headers: &HeaderMap, secrets: &[String]) -> BTreeMap<String, String> {
     let kept = |name: &str| {
-        let value = printable(headers.get(name)?.as_bytes(), HEADER_BYTES);
+        let value = printable(without(headers.get(name)?.as_bytes(), secrets).as_bytes(), HEADER_BYTES);
         Some((name.to_owned(), value))
     };
     SHOWN_HEADERS.into_iter().filter_map(kept).collect()

@@ -1,9 +1,9 @@
 //! Kind `http`: a signed callback to another service.
 //!
 //! One request, without redirects and without a proxy. It goes to the public internet and to what the operator allows
-//! in addition (`guard.rs`). Connections are reused (`clients.rs`), with HTTP/2 where the receiver offers it. The receiver
-//! recognises a repetition by `webhook-id` (the job's id) and a late attempt by `tickr-attempt-token`. With configured secrets it
-//! can check that tickr sent the body (`signature.rs`).
+//! in addition (`guard.rs`). Connections are reused (`clients.rs`), with HTTP/2 where the receiver offers it. The
+//! receiver recognises a repetition by `webhook-id` (the job's id) and a late attempt by `tickr-attempt-token`. With
+//! configured secrets it can check that tickr sent the body (`signature.rs`).
 //!
 //! Usually the status decides: 2xx succeeds; 408, 429 and 5xx are retried, or snoozed when the receiver sends
 //! `Retry-After`; everything else is rejected. A callback may bring a rule of its own, also about a value in the body
@@ -17,6 +17,7 @@
 //! - `signature.rs`: Standard Webhooks signatures
 //! - `push.rs`: calls to the receivers of declared kinds
 //! - `response.rs`: the response, and the outcome that follows from it
+//! - `sent_back.rs`: values that were sent, hidden where the receiver sends them back
 //! - `host.rs`: the host of a URL, by which limits count callbacks
 //! - `exchange.rs`: the request and the response without their secrets, for operators
 //! - `tests.rs`: tests against receivers on this machine
@@ -30,6 +31,7 @@ mod host;
 mod push;
 mod response;
 mod secrets;
+mod sent_back;
 mod signature;
 #[cfg(test)]
 mod tests;
@@ -385,7 +387,7 @@ impl HttpHandler {
         let finish = callback.finish.filter(|_| status == StatusCode::ACCEPTED);
         let decides = finish.is_none() && rule.is_some_and(|rule| rule.reads_body(status));
         let reply = Reply::read(&mut response, started + limit, &secrets, decides).await;
-        exchange.response = Some(reply.shown(exchange::headers(response.headers())));
+        exchange.response = Some(reply.shown(exchange::headers(response.headers(), &secrets)));
         ctx.keep_exchange(exchange);
         if reply.is_receivers_fault() {
             ctx.host_failed();
@@ -448,11 +450,14 @@ fn roots(pem: &[u8]) -> Result<rustls::RootCertStore, CallbackSetupError> {
 }
 
 /// Values that were sent and must not be stored if the receiver sends them back: values of the payload's headers, the
-/// signature, the token and the finish key of the attempt. Short values are left out, because they are ordinary words.
+/// signature, the token and the finish key of the attempt. Short values are left out, because they are ordinary words,
+/// and media types, because they are no secrets.
 fn secrets_of(callback: &HttpCallback, headers: &HeaderMap) -> Vec<String> {
     let ours = ["webhook-signature", "tickr-attempt-token", "tickr-finish-key"];
     let ours = ours.into_iter().filter_map(|name| headers.get(name)?.to_str().ok().map(str::to_owned));
-    let words = callback.headers.values().flat_map(|value| value.split_whitespace()).map(str::to_owned);
+    let is_media_type = |name: &str| ["accept", "content-type"].iter().any(|media| name.eq_ignore_ascii_case(media));
+    let values = callback.headers.iter().filter(|(name, _)| !is_media_type(name)).map(|(_, value)| value);
+    let words = values.flat_map(|value| value.split_whitespace()).map(str::to_owned);
     // A header with two signatures has two words as well.
     let ours: Vec<String> = ours.flat_map(|value| value.split(' ').map(str::to_owned).collect::<Vec<_>>()).collect();
     ours.into_iter().chain(words).filter(|word| word.len() >= SECRET_CHARS).collect()

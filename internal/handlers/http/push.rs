@@ -235,7 +235,7 @@ impl PushHandler {
             StatusCode::OK => {
                 let whole = read_whole(&mut response, until).await;
                 let reply = Reply::of_body(&response, whole.as_deref().unwrap_or_default(), &hidden);
-                exchange.response = Some(reply.shown(exchange::headers(response.headers())));
+                exchange.response = Some(reply.shown(exchange::headers(response.headers(), &hidden)));
                 ctx.keep_exchange(exchange);
                 ctx.host_answered();
                 match whole {
@@ -245,7 +245,7 @@ impl PushHandler {
             }
             status => {
                 let reply = Reply::read(&mut response, until, &hidden, false).await;
-                exchange.response = Some(reply.shown(exchange::headers(response.headers())));
+                exchange.response = Some(reply.shown(exchange::headers(response.headers(), &hidden)));
                 ctx.keep_exchange(exchange);
                 if reply.is_receivers_fault() {
                     ctx.host_failed();

@@ -9,6 +9,7 @@ use reqwest::{Response, StatusCode};
 use serde::Serialize;
 use tokio::time::{Instant, timeout_at};
 
+use super::sent_back::without;
 use super::{AnswerRule, AnswerVerdict, Failure, Outcome, Output};
 use tickr_job::ExchangeResponse;
 
@@ -34,6 +35,8 @@ pub(super) struct Reply {
     body_snippet: String,
     /// The body, if it decides.
     body: Vec<u8>,
+    /// Values that must not be shown, if the body decides.
+    secrets: Vec<String>,
     /// The body decides, and it broke off or did not come in time.
     broke_off: bool,
 }
@@ -70,10 +73,11 @@ impl Reply {
         let headers = response.headers();
         Self {
             status: response.status(),
-            content_type: headers.get(CONTENT_TYPE).map(|value| printable(value.as_bytes(), 100)),
+            content_type: content_type(headers, secrets),
             retry_after: retry_after(headers, Utc::now()),
             body_snippet: printable(without(&body, secrets).as_bytes(), KEPT_BYTES),
             body: if decides { body } else { Vec::new() },
+            secrets: if decides { secrets.to_vec() } else { Vec::new() },
             broke_off,
         }
     }
@@ -83,10 +87,11 @@ impl Reply {
         let headers = response.headers();
         Self {
             status: response.status(),
-            content_type: headers.get(CONTENT_TYPE).map(|value| printable(value.as_bytes(), 100)),
+            content_type: content_type(headers, secrets),
             retry_after: retry_after(headers, Utc::now()),
             body_snippet: printable(without(&body[..body.len().min(READ_BYTES)], secrets).as_bytes(), KEPT_BYTES),
             body: Vec::new(),
+            secrets: Vec::new(),
             broke_off: false,
         }
     }
@@ -132,7 +137,7 @@ impl Reply {
         if self.broke_off {
             return Err(Failure::retry(self.with_words(format!("{target} answered {status}, and its body broke off"))));
         }
-        let judged = rule.and_then(|rule| rule.judge(status, &self.body));
+        let judged = rule.and_then(|rule| rule.judge(status, &self.body, &self.secrets));
         if judged.as_ref().map_or(status.is_success(), |judged| judged.verdict == AnswerVerdict::Success) {
             return Output::json(&Success {
                 status: status.as_u16(),
@@ -143,9 +148,8 @@ impl Reply {
         }
         let value = judged.as_ref().and_then(|judged| judged.value.as_deref());
         let answer = match value {
-            // The value may be one that was sent to the receiver.
-            Some(value) if !self.body_snippet.contains("***") => format!("{target} answered {status} with {value}"),
-            _ => format!("{target} answered {status}"),
+            Some(value) => format!("{target} answered {status} with {value}"),
+            None => format!("{target} answered {status}"),
         };
         if status.is_redirection() && judged.is_none() {
             return Err(Failure::reject(format!("{answer}: redirects are not followed")));
@@ -166,6 +170,10 @@ impl Reply {
             Some(_) | None => Failure::reject(error),
         })
     }
+}
+
+fn content_type(headers: &HeaderMap, secrets: &[String]) -> Option<String> {
+    Some(printable(without(headers.get(CONTENT_TYPE)?.as_bytes(), secrets).as_bytes(), 100))
 }
 
 /// `Retry-After` as a delay between a second and a day. Both forms of the header are understood.
@@ -191,12 +199,6 @@ fn http_date(text: &str) -> Option<DateTime<Utc>> {
         .iter()
         .find_map(|form| NaiveDateTime::parse_from_str(text, form).ok())
         .map(|date| date.and_utc())
-}
-
-/// Replace these secrets in a body.
-fn without(body: &[u8], secrets: &[String]) -> String {
-    let text = String::from_utf8_lossy(body).into_owned();
-    secrets.iter().fold(text, |text, secret| if text.contains(secret) { text.replace(secret, "***") } else { text })
 }
 
 /// Turn foreign bytes into text that is safe to show: valid UTF-8, short, without control characters and direction
@@ -230,6 +232,7 @@ mod tests {
             retry_after: retry_after.map(Duration::from_secs),
             body_snippet: body.to_owned(),
             body: body.as_bytes().to_vec(),
+            secrets: Vec::new(),
             broke_off: false,
         };
         reply.judge("POST https://example.com", Duration::from_millis(5), None)
@@ -245,6 +248,7 @@ mod tests {
                 retry_after: retry_after.map(Duration::from_secs),
                 body_snippet: body.to_owned(),
                 body: body.as_bytes().to_vec(),
+                secrets: Vec::new(),
                 broke_off: false,
             };
             reply.judge("POST https://example.com", Duration::ZERO, Some(&rule))
@@ -291,6 +295,7 @@ mod tests {
                 retry_after: retry_after.map(Duration::from_secs),
                 body_snippet: "oh\n no".to_owned(),
                 body: Vec::new(),
+                secrets: Vec::new(),
                 broke_off: false,
             };
             reply.judge_push("POST https://example.com").unwrap_err()

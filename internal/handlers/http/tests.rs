@@ -19,7 +19,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 
 use super::*;
-use crate::{CallSlot, ContextParts};
+use crate::{CallSlot, ContextParts, ExchangeSlot};
 use tickr_job::CallOutcome;
 
 /// One received request.
@@ -63,6 +63,14 @@ async fn answer(State(log): State<Log>, method: Verb, uri: Uri, headers: Headers
         "/code" => (StatusCode::OK, [("content-type", "application/json")], r#"{"code": 101}"#).into_response(),
         "/late-code" => format!(r#"{{"pad": "{}", "code": 100}}"#, "x".repeat(60_000)).into_response(),
         "/too-late-code" => format!(r#"{{"pad": "{}", "code": 100}}"#, "x".repeat(70_000)).into_response(),
+        "/echo" | "/late-echo" => {
+            let id = log.0.lock().unwrap().last().unwrap().headers["x-request-id"].to_str().unwrap().to_owned();
+            let pad = "x".repeat(if path == "/late-echo" { 3_000 } else { 0 });
+            // As PHP writes it.
+            let body = format!(r#"{{"pad": "{pad}", "code": "{}"}}"#, id.replace('/', r"\/"));
+            let media = format!("application/json; id={id}");
+            (StatusCode::OK, [("content-type", media), ("x-request-id", id)], body).into_response()
+        }
         "/dirty" => (StatusCode::OK, [("content-type", "text/html")], "\u{1b}[2J<b>\0").into_response(),
         "/endless" => {
             let chunks = futures_util::stream::repeat_with(|| Ok::<_, std::io::Error>(Bytes::from(vec![b'x'; 8_192])));
@@ -181,6 +189,42 @@ async fn statuses_become_verdicts() {
     let away = call(&handler, url("/away")).await.unwrap_err();
     assert!(matches!(&away, Failure::Reject { error } if error.contains("redirects are not followed")), "{away:?}");
     assert_eq!(log.all().len(), before + 1);
+}
+
+#[tokio::test]
+async fn what_was_sent_is_hidden_wherever_the_receiver_sends_it_back() {
+    let (address, _log) = receiver().await;
+    let handler = handler(Vec::new());
+    let secret = "abcdefgh/12345678";
+    for (path, rule) in [
+        ("echo", Value::Null),
+        ("echo", json!({"at": "/code", "success": [1]})),
+        ("late-echo", json!({"at": "/code", "success": [1]})),
+    ] {
+        let mut payload = json!({"url": format!("http://{address}/{path}"), "body": {}});
+        payload["headers"] = json!({"x-request-id": secret, "content-type": "application/json"});
+        if !rule.is_null() {
+            payload["answer"] = rule;
+        }
+        let slot = ExchangeSlot::default();
+        let ctx = Context::new(ContextParts { exchange: slot.clone(), ..ContextParts::detached("http") });
+        let outcome = handler.run(serde_json::from_value(payload).unwrap(), ctx).await;
+        let exchange = slot.take().unwrap();
+        let said = match outcome {
+            Ok(output) => output.into_parts().0.unwrap().get().to_owned(),
+            Err(failure) => text(&failure).to_owned(),
+        };
+        let all = format!("{said} {}", serde_json::to_string(&exchange).unwrap());
+        for part in ["abcdefgh", "12345678"] {
+            assert!(!all.contains(part), "{path}: {all}");
+        }
+        let headers = exchange.response.unwrap().headers;
+        assert_eq!(
+            (headers["x-request-id"].as_str(), headers["content-type"].as_str()),
+            ("***", "application/json; id=***")
+        );
+        assert!(said.contains("***"), "{path}: {said}");
+    }
 }
 
 #[tokio::test]

@@ -1,0 +1,128 @@
+//! Values that were sent to a receiver, hidden where the receiver sends them back.
+//!
+//! Receivers write what they echo in many ways: PHP's JSON has `\/` for a slash, others `\u0026` for an ampersand,
+//! pages `&amp;`, and forms `%2F`. So values are found in the text as it came, and in the text with its escapes undone.
+
+use std::ops::Range;
+
+/// Replacement for a hidden value.
+const HIDDEN: &str = "***";
+/// Longest reference to a character in HTML that is read, in bytes.
+const REFERENCE_BYTES: usize = 10;
+
+/// Return foreign bytes as text without these values.
+pub(super) fn without(bytes: &[u8], values: &[String]) -> String {
+    let text = String::from_utf8_lossy(bytes);
+    let as_it_came = |value: &String| {
+        let places = text.match_indices(value.as_str());
+        places.map(|(at, value)| at..at + value.len()).collect::<Vec<_>>()
+    };
+    let mut places: Vec<Range<usize>> = values.iter().flat_map(as_it_came).collect();
+    if !values.is_empty() && text.contains(['\\', '&', '%']) {
+        let plain = PlainText::of(&text);
+        places.extend(values.iter().flat_map(|value| plain.places_of(value)));
+    }
+    places.sort_unstable_by_key(|place| place.start);
+    let (mut shown, mut read) = (String::with_capacity(text.len()), 0);
+    for place in places.into_iter().filter(|place| !place.is_empty()) {
+        // Two values may overlap.
+        if place.start >= read {
+            shown.push_str(&text[read..place.start]);
+            shown.push_str(HIDDEN);
+        }
+        read = read.max(place.end);
+    }
+    shown.push_str(&text[read..]);
+    shown
+}
+
+/// A text with its escapes undone.
+struct PlainText {
+    text: String,
+    /// For each of its bytes, and for its end, the place in the original text.
+    from: Vec<usize>,
+}
+
+impl PlainText {
+    fn of(original: &str) -> Self {
+        let (mut plain, mut at) = (Self { text: String::new(), from: Vec::new() }, 0);
+        while let Some(first) = original[at..].chars().next() {
+            let (char, length) = unescaped(&original[at..]).unwrap_or((first, first.len_utf8()));
+            plain.text.push(char);
+            plain.from.resize(plain.text.len(), at);
+            at += length;
+        }
+        plain.from.push(at);
+        plain
+    }
+
+    /// Return the places of a value in the original text.
+    fn places_of(&self, value: &str) -> Vec<Range<usize>> {
+        let places = self.text.match_indices(value);
+        places.map(|(at, value)| self.from[at]..self.from[at + value.len()]).collect()
+    }
+}
+
+/// Return the character for which an escape at the start of the text stands, and the length of the escape.
+fn unescaped(text: &str) -> Option<(char, usize)> {
+    let number = |digits: &str, radix| char::from_u32(u32::from_str_radix(digits, radix).ok()?);
+    let bytes = text.as_bytes();
+    match bytes.first()? {
+        b'\\' => match bytes.get(1)? {
+            b'u' => Some((number(text.get(2..6)?, 16)?, 6)),
+            byte if byte.is_ascii_punctuation() => Some((char::from(*byte), 2)),
+            _ => None,
+        },
+        b'%' => Some((number(text.get(1..3)?, 16).filter(char::is_ascii)?, 3)),
+        b'&' => {
+            let end = bytes.iter().take(REFERENCE_BYTES).position(|byte| *byte == b';')?;
+            let char = match text.get(1..end)? {
+                "amp" => '&',
+                "lt" => '<',
+                "gt" => '>',
+                "quot" => '"',
+                "apos" => '\'',
+                name => match name.strip_prefix('#')?.strip_prefix(['x', 'X']) {
+                    Some(digits) => number(digits, 16)?,
+                    None => number(&name[1..], 10)?,
+                },
+            };
+            Some((char, end + 1))
+        }
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_value_is_hidden_however_it_is_escaped() {
+        let values = ["abc/defg+hi==", "a&b<c>d\"e'f"].map(str::to_owned);
+        for text in [
+            "-abc/defg+hi==-",
+            r"-abc\/defg+hi==-",
+            r"-abc\u002Fdefg\u002bhi\u003d\u003d-",
+            "-abc%2Fdefg%2bhi%3D%3d-",
+            "-abc&#47;defg&#x2B;hi==-",
+            r#"-a&b<c>d"e'f-"#,
+            r#"-a\u0026b\u003cc\u003ed\"e\u0027f-"#,
+            "-a&amp;b&lt;c&gt;d&quot;e&#39;f-",
+            "-a&b<c&gt;d\\\"e&apos;f-",
+        ] {
+            assert_eq!(without(text.as_bytes(), &values), "-***-", "{text}");
+        }
+    }
+
+    #[test]
+    fn the_rest_of_a_text_stays_as_it_is() {
+        let values = ["secret-one", "one-secret-two"].map(str::to_owned);
+        for text in ["", "%", "\\", "&", "%zz &; &# &#x; \\u00", r"\u00e4 \n ü &auml; 100 % \\", "&amp;amp; %41"] {
+            assert_eq!(without(text.as_bytes(), &values), text);
+            assert_eq!(without(text.as_bytes(), &[]), text);
+        }
+        assert_eq!(without(b"\\u00e4=secret-one-secret-two; %41=secret-one\\n", &values), "\\u00e4=***; %41=***\\n");
+        assert_eq!(without(b"ab\xffsecret-one", &values), "ab\u{fffd}***");
+    }
+}
