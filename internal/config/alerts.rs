@@ -7,7 +7,7 @@ use super::error::Wrong;
 use super::setting::Setting;
 use super::{duration, parse};
 
-/// Alerts about dead letters. They always have a URL, and at least one threshold or one section for a kind.
+/// Alerts about dead letters. They always have a URL, and at least one threshold. So has each section for a kind.
 #[derive(Debug, Clone)]
 pub struct Alerts {
     /// Target URL of the signed callback.

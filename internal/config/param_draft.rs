@@ -75,10 +75,12 @@ impl ParamDraft {
     /// Check the fields together. Each problem comes with its key.
     pub(super) fn finish(self) -> Result<ReportParam, Vec<(&'static str, Wrong)>> {
         let mut wrongs = Vec::new();
+        let is_typed = self.kind.is_some();
         let kind = match self.kind {
             None => {
                 wrongs.push(("type", Wrong::new("required but not set", "write type = \"string\" or another type")));
-                return Err(wrongs);
+                // A stand-in, so that the other fields are checked as far as they do not depend on the type.
+                ParamType::String
             }
             Some(ParamType::Enum { .. }) => {
                 if self.values.is_empty() {
@@ -103,7 +105,7 @@ impl ParamDraft {
             wrongs.push(("required", Wrong::new("a required parameter has a default", "leave one of the two out")));
         }
         let mut limit = |key, text: Option<String>| {
-            let text = text?;
+            let text = text.filter(|_| is_typed)?;
             let Some(limit_type) = kind.limit_type() else {
                 wrongs.push((key, Wrong::new("this type has no limits", "leave it out")));
                 return None;
@@ -122,7 +124,7 @@ impl ParamDraft {
         }
         let required = self.required.unwrap_or(self.default.is_none());
         let mut param = ReportParam { name: self.name, kind, required, default: None, min, max };
-        if let Some(text) = self.default {
+        if let Some(text) = self.default.filter(|_| is_typed) {
             match param.kind.parse_text(&text) {
                 None => {
                     let right = format!("write {}", param.kind.describe());
@@ -157,5 +159,15 @@ mod tests {
         };
         let keys: Vec<&str> = draft.finish().unwrap_err().into_iter().map(|(key, _)| key).collect();
         assert_eq!(keys, ["values", "name", "required", "min", "default"]);
+        // Without its type, the rest is checked as far as possible.
+        let draft = ParamDraft {
+            values: vec!["a".to_owned()],
+            required: Some(true),
+            default: Some("99".to_owned()),
+            min: Some("x".to_owned()),
+            ..ParamDraft::default()
+        };
+        let keys: Vec<&str> = draft.finish().unwrap_err().into_iter().map(|(key, _)| key).collect();
+        assert_eq!(keys, ["type", "name", "required"]);
     }
 }

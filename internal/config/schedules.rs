@@ -131,9 +131,12 @@ fn json(text: &str) -> Result<Box<RawValue>, Wrong> {
 impl ScheduleKeys {
     /// Check the keys together. Each problem comes with its key.
     pub(super) fn finish(self, now: Timestamp) -> Result<Schedule, Vec<(&'static str, Wrong)>> {
+        let mut wrongs = Vec::new();
         if self.kind.is_empty() {
-            return Err(vec![("kind", Wrong::new("required but not set", "write kind = \"…\""))]);
+            wrongs.push(("kind", Wrong::new("required but not set", "write kind = \"…\"")));
         }
+        // A stand-in for a missing kind lets the other keys be checked.
+        let kind = if self.kind.is_empty() { "missing".to_owned() } else { self.kind };
         let payload = self.payload.unwrap_or_else(|| RawValue::from_string("{}".to_owned()).unwrap_or_default());
         let ms = |duration: Duration| u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
         let says_retry = self.retry_base.is_some() || self.retry_cap.is_some() || self.retry_factor.is_some();
@@ -157,20 +160,24 @@ impl ScheduleKeys {
             max_attempts: self.max_attempts,
             timeout_ms: self.timeout.map(ms),
             retry,
-            ..ScheduleDraft::new(self.kind, payload)
+            ..ScheduleDraft::new(kind, payload)
         };
-        draft.check(now).map_err(|wrong| {
-            let of_key = |wrong: tickr_job::WrongField| {
-                (
-                    key_of(&wrong.field),
-                    Wrong::new(
-                        wrong.detail.replace("every_ms", "every"),
-                        "see [schedules.<name>] in tickr config --reference",
-                    ),
-                )
-            };
-            wrong.into_iter().map(of_key).collect()
-        })
+        let of_key = |wrong: tickr_job::WrongField| {
+            (
+                key_of(&wrong.field),
+                Wrong::new(
+                    wrong.detail.replace("every_ms", "every"),
+                    "see [schedules.<name>] in tickr config --reference",
+                ),
+            )
+        };
+        match draft.check(now) {
+            Ok(schedule) if wrongs.is_empty() => Ok(schedule),
+            checked => {
+                wrongs.extend(checked.err().into_iter().flatten().map(of_key));
+                Err(wrongs)
+            }
+        }
     }
 }
 

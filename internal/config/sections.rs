@@ -71,11 +71,14 @@ impl Loading<'_> {
         self.settings("alerts", ALERTS, table, &mut alerts);
         self.unknown_keys("alerts", table, ALERTS, &["kinds"]);
         if let Some((_, kinds)) = self.section("alerts.kinds", table.entries.get("kinds")) {
-            for (name, _, table) in self.named_sections("alerts.kinds", kinds) {
+            for (name, line, table) in self.named_sections("alerts.kinds", kinds) {
                 let section = full_name("alerts.kinds", name);
-                let mut threshold = Threshold::default();
+                let (mut threshold, errors_before) = (Threshold::default(), self.errors.len());
                 self.settings(&section, THRESHOLD, table, &mut threshold);
                 self.unknown_keys(&section, table, THRESHOLD, &[]);
+                if !threshold.is_set() && self.errors.len() == errors_before {
+                    self.fail(&section, self.at(line), None, no_threshold());
+                }
                 alerts.kinds.insert(name.to_owned(), threshold);
             }
         }
@@ -84,10 +87,8 @@ impl Loading<'_> {
             self.fail("alerts.url", self.at(line), None, wrong);
         }
         let thresholds = ["alerts.dead_letters", "alerts.dead_letter_age"];
-        let any = alerts.all.is_set() || alerts.kinds.values().any(Threshold::is_set);
-        if !any && alerts.kinds.is_empty() && !self.has_failed(&thresholds) {
-            let wrong = Wrong::new("no threshold is set", "write dead_letters = 100 or dead_letter_age = \"1h\"");
-            self.fail("alerts", self.at(line), None, wrong);
+        if !alerts.all.is_set() && alerts.kinds.is_empty() && !self.has_failed(&thresholds) {
+            self.fail("alerts", self.at(line), None, no_threshold());
         }
         Some(alerts)
     }
@@ -280,4 +281,8 @@ impl Loading<'_> {
             }
         }
     }
+}
+
+fn no_threshold() -> Wrong {
+    Wrong::new("no threshold is set", "write dead_letters = 100 or dead_letter_age = \"1h\"")
 }

@@ -1,5 +1,6 @@
 //! `[smtp]`: the server that accepts outgoing mail.
 
+use std::net::Ipv6Addr;
 use std::time::Duration;
 
 use secrecy::SecretString;
@@ -104,7 +105,10 @@ impl Smtp {
 
 fn host(text: &str) -> Result<String, Wrong> {
     let host = text.trim();
-    if host.is_empty() || !host.bytes().all(|b| b.is_ascii_alphanumeric() || b"-._:[]".contains(&b)) {
+    let bare = host.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(host);
+    let is_name = !host.is_empty() && host.bytes().all(|b| b.is_ascii_alphanumeric() || b"-._".contains(&b));
+    // Only an IPv6 address has colons.
+    if !is_name && bare.parse::<Ipv6Addr>().is_err() {
         return Err(Wrong::new(
             "not a host",
             "write a name or an address alone, like mail.example.com; the port has its own key",

@@ -399,10 +399,37 @@ fn smtp_mistakes_are_named() {
     assert_eq!(at_fault(load_file("[smtp]\nhost = \"mail\"\nusername = \"app\"")), ["smtp.password"]);
     assert_eq!(
         at_fault(load_file("[smtp]\nhost = \"mail:25\\n\"\ntls = \"ssl\"\nuser = \"x\"")),
-        ["smtp.tls", "smtp.user"]
+        ["smtp.host", "smtp.tls", "smtp.user"]
     );
+    for (host, is_host) in [
+        ("mail.example.com", true),
+        ("127.0.0.1", true),
+        ("fd00::7", true),
+        ("[fd00::7]", true),
+        ("mail.example.com:587", false),
+        ("127.0.0.1:25", false),
+        ("[fd00::7]:25", false),
+        ("[mail]", false),
+        ("fd00::7::1", false),
+    ] {
+        let loaded = load_file(&format!("[smtp]\nhost = \"{host}\""));
+        assert_eq!(loaded.is_ok(), is_host, "{host}");
+    }
     let clear = "[smtp]\nhost = \"mail\"\nusername = \"a\"\npassword = \"b\"\ntls = \"none\"";
     assert_eq!(load_file(clear).unwrap().warnings[0].setting, "smtp.tls");
+}
+
+#[test]
+fn each_section_of_alerts_has_a_threshold() {
+    let alerts = "[alerts]\nurl = \"https://example.com/hook\"\n";
+    assert_eq!(at_fault(load_file(alerts)), ["alerts"]);
+    for all in ["", "dead_letters = 9\n"] {
+        let one = |keys: &str| load_file(&format!("{alerts}{all}[alerts.kinds.email]\n{keys}"));
+        assert_eq!(at_fault(one("")), ["alerts.kinds.email"]);
+        assert_eq!(at_fault(one("dead_letters = 0")), ["alerts.kinds.email.dead_letters"]);
+        assert_eq!(at_fault(one("dead_leters = 1")), ["alerts.kinds.email.dead_leters"]);
+        assert!(one("dead_letter_age = \"1h\"").is_ok());
+    }
 }
 
 #[test]
@@ -528,7 +555,8 @@ fn schedules_are_read_and_every_mistake_in_them_is_named_with_its_key() {
         "[schedules.a]\nkind = \"noop\"\n[schedules.b]\ncron = \"0 0 30 2 *\"\nzone = \"Warsaw\"\nkind = \"noop\"\n\
          [schedules.c]\nevery = \"1ms\"\ncrom = \"x\"\n[schedules.d]\nevery = \"1m\"\ndst = \"skip\"\nkind = \"noop\"\n\
          [schedules.e]\nevery = \"1m\"\npayload = 'canary'\n[schedules.preview]\nevery = \"1m\"\nkind = \"noop\"\n\
-         [schedules.f]\ncron = \"0 0 30 2 *\"\nkind = \"noop\"\n",
+         [schedules.f]\ncron = \"0 0 30 2 *\"\nkind = \"noop\"\n[schedules.g]\ncron = \"61 * * * *\"\nzone = \"Warsaw\"\n\
+         [schedules.h]\nevery = \"1m\"\n",
     );
     assert_no_canary(&mistakes.as_ref().unwrap_err().to_string());
     let named = [
@@ -539,6 +567,10 @@ fn schedules_are_read_and_every_mistake_in_them_is_named_with_its_key() {
         "schedules.d.dst",
         "schedules.e.payload",
         "schedules.f.cron",
+        "schedules.g.kind",
+        "schedules.g.zone",
+        "schedules.g.cron",
+        "schedules.h.kind",
         "schedules.preview",
     ];
     assert_eq!(at_fault(mistakes), named);
