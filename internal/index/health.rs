@@ -199,15 +199,15 @@ impl IndexHealth {
         problem.filter(|_| self.now() == Health::Degraded)
     }
 
-    /// Record a failure of Redis. Only a change of the condition is logged. A Redis that lost its data does answer: if
-    /// it was out and comes back empty, the index is rebuilt as after a flush.
+    /// Record a failure of Redis. Only a change of the condition is logged. Lost data does not end an outage, because
+    /// another partition of the index may be out still; see [`answered_empty`](Self::answered_empty).
     pub(super) fn record_failure(&self, error: &IndexError) {
         let to = match error {
             IndexError::Lost { .. } => Health::Rebuilding,
             IndexError::Unavailable { .. } | IndexError::Url | IndexError::Certificates { .. } => Health::Degraded,
         };
         // An error without a source is about the pause before the next connection, and hides the reason of the pause.
-        if !error.is_about_a_pause() {
+        if to == Health::Degraded && !error.is_about_a_pause() {
             let text = error.to_string().chars().take(MAX_PROBLEM).collect();
             *self.problem.lock().unwrap_or_else(PoisonError::into_inner) = Some(text);
         }
@@ -216,7 +216,18 @@ impl IndexHealth {
             condition.outages += u64::from(to == Health::Degraded);
             condition.misshapen |= error.is_about_a_value();
             condition.refusals += u64::from(error.is_about_rights());
-            change(condition, to, RebuildTrigger::LostState, &error.to_string());
+            if to == Health::Degraded || condition.health != Health::Degraded {
+                change(condition, to, RebuildTrigger::LostState, &error.to_string());
+            }
+        });
+    }
+
+    /// Record that all of Redis answers and that data is lost. If Redis was out and comes back empty, the index is
+    /// rebuilt as after a flush.
+    pub(super) fn answered_empty(&self) {
+        self.condition.send_if_modified(|condition| {
+            condition.health == Health::Degraded
+                && change(condition, Health::Rebuilding, RebuildTrigger::LostState, "redis answers, and is empty")
         });
     }
 
@@ -312,6 +323,25 @@ mod tests {
         assert!(!health.rebuilt(health.troubles(), 0, Duration::ZERO));
         assert_eq!(health.now(), Health::Degraded);
         health.wrote();
+        assert_eq!(health.now(), Health::Rebuilding);
+    }
+
+    #[test]
+    fn data_that_is_lost_beside_an_outage_does_not_end_the_outage() {
+        const LOST: IndexError = IndexError::Lost { attempted: "look" };
+        let health = IndexHealth::new();
+        let source = redis::RedisError::from(std::io::Error::other("refused"));
+        let refused = IndexError::Unavailable { attempted: "ask", cause: "refused".to_owned(), source: Some(source) };
+        health.record_failure(&refused);
+        health.record_failure(&LOST);
+        assert_eq!((health.now(), health.problem().as_deref()), (Health::Degraded, Some("ask: redis: refused")));
+        health.answered_empty();
+        assert_eq!(health.status().cause, Some(RebuildTrigger::LostState));
+        // Without an outage, lost data leads to a rebuild at once.
+        assert!(health.rebuilt(health.troubles(), 0, Duration::ZERO));
+        health.answered_empty();
+        assert_eq!(health.now(), Health::Fast);
+        health.record_failure(&LOST);
         assert_eq!(health.now(), Health::Rebuilding);
     }
 

@@ -393,7 +393,7 @@ impl Index {
     ) -> Result<MoveReport, IndexError> {
         let health = &self.shared.health;
         let misshapen = health.take_misshapen_report();
-        let (mut total, mut failed) = (MoveReport::default(), None);
+        let (mut total, mut out, mut lost) = (MoveReport::default(), None, None);
         for partition in &self.shared.partitions {
             if misshapen {
                 partition.delete_misshapen().await?;
@@ -405,13 +405,18 @@ impl Index {
                     total.refill.extend(report.refill);
                 }
                 // The others go on.
-                Err(error) => failed = failed.or(Some(error)),
+                Err(error @ IndexError::Lost { .. }) => lost = lost.or(Some(error)),
+                Err(error) => out = out.or(Some(error)),
             }
         }
-        if let Some(error) = failed {
+        // Only when all of them answer is the outage of any of them over.
+        if let Some(error) = out {
             return Err(error);
         }
-        // Only when all of them took a write is the outage of any of them over.
+        if let Some(error) = lost {
+            health.answered_empty();
+            return Err(error);
+        }
         health.wrote();
         Ok(total)
     }

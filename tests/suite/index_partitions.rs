@@ -4,13 +4,15 @@ use std::time::Duration;
 
 use redis::AsyncTypedCommands;
 use serde_json::json;
-use tickr::config::Config;
+use tickr::config::{Config, ServerUrl};
 use tickr::event::Health;
 use tickr::handlers::Registry;
 use tickr::job::State;
+use tickr::services::RedisRole;
 
-use crate::redis_faults::{BOUND, assert_late_within, until_health};
-use crate::support::{TestApp, eventually};
+use crate::redis_faults::{BOUND, Changes, assert_late_within, until_health};
+use crate::support::redis_group::{open, port, send, start};
+use crate::support::{TestApp, eventually, unique_name};
 
 const QUEUES: [&str; 6] = ["default", "mail", "reports", "q0", "q1", "q3"];
 
@@ -151,5 +153,46 @@ async fn a_lost_partition_comes_back_within_the_bound() {
     tickr.until_idle().await;
     tickr.assert_each_ran_once(400).await;
     assert_late_within(&tickr, BOUND).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_partition_that_lost_its_data_while_another_is_out_does_not_end_the_outage() {
+    let prefix = unique_name();
+    let rights = |partitions: std::ops::Range<usize>| {
+        let keys: Vec<String> = partitions.map(|number| format!("~{{{prefix}/{number}}}:*")).collect();
+        format!("resetkeys {}", keys.join(" "))
+    };
+    let users = format!(
+        "user default off\nuser operator on >of-operator ~* &* +@all\nuser tickr on >of-tickr &* +@all {}\n",
+        rights(0..4)
+    );
+    let server = start(RedisRole::Data, users).await;
+    let mut redis = open(&format!("redis://operator:of-operator@127.0.0.1:{}", port(&server))).await;
+    let own = |config: &mut Config| {
+        partitioned(config);
+        config.redis_prefix.clone_from(&prefix);
+        let url = format!("redis://tickr:of-tickr@127.0.0.1:{}", port(&server));
+        config.redis_url = Some(ServerUrl::redis(&url).unwrap());
+    };
+    let tickr = TestApp::start_with(own, Registry::new()).await;
+    until_health(&tickr, Health::Fast).await;
+    // The first partition refuses every command, and the second one is emptied.
+    let _: () = send(&mut redis, &format!("ACL SETUSER tickr {}", rights(1..4))).await;
+    until_health(&tickr, Health::Degraded).await;
+    let _: i64 = send(&mut redis, &format!("DEL {{{prefix}/1}}:epoch {{{prefix}/1}}:sequence")).await;
+    let changes = Changes::watch(&tickr);
+    // A rebuild that is begun fails at once, and the scheduler looks again within two seconds.
+    for turn in 0..60 {
+        tickr.enqueue(json!({"kind": "noop", "queue": QUEUES[turn % 6]})).await;
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    assert_eq!(changes.end().await, [Health::Degraded]);
+    let _: () = send(&mut redis, &format!("ACL SETUSER tickr {}", rights(0..4))).await;
+    until_health(&tickr, Health::Fast).await;
+    let epoch: Option<String> = send(&mut redis, &format!("GET {{{prefix}/1}}:epoch")).await;
+    assert!(epoch.is_some(), "all partitions are rebuilt");
+    tickr.until_idle().await;
+    tickr.assert_each_ran_once(60).await;
     tickr.stop().await;
 }

@@ -99,13 +99,13 @@ pub(crate) async fn assert_late_within(tickr: &TestApp, bound: Duration) {
 }
 
 /// Records the changes of the index's health until `end`.
-struct Changes {
+pub(crate) struct Changes {
     over: CancellationToken,
     seen: tokio::task::JoinHandle<Vec<Health>>,
 }
 
 impl Changes {
-    fn watch(tickr: &TestApp) -> Self {
+    pub(crate) fn watch(tickr: &TestApp) -> Self {
         let (index, over) = (tickr.app.index().clone(), CancellationToken::new());
         let end = over.clone();
         // Before the caller goes on: the task may begin after the first change.
@@ -123,7 +123,7 @@ impl Changes {
         Self { over, seen }
     }
 
-    async fn end(self) -> Vec<Health> {
+    pub(crate) async fn end(self) -> Vec<Health> {
         self.over.cancel();
         self.seen.await.unwrap()
     }
