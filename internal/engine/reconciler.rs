@@ -122,7 +122,7 @@ async fn rebuild(shared: &EngineState, memory: &mut PassState) -> Result<(), Pas
     let troubles = shared.index.health().troubles();
     if shared.index.health().take_start_from_empty() {
         // Other runners notice it, as after `tickr rebuild`, and also feed what they find missing.
-        shared.index.forget().await?;
+        shared.index.forget().await.inspect_err(|_| shared.index.health().could_not_empty())?;
     }
     shared.index.begin_epoch().await?;
     let now = shared.store.clock().now();

@@ -157,7 +157,8 @@ impl IndexHealth {
         })
     }
 
-    /// Return whether the rebuild that starts now must first delete the data. The answer is true only once per request.
+    /// Return whether the rebuild that starts now must first delete the data. The answer is true only once per request,
+    /// unless the caller says that it [could not](Self::could_not_empty).
     pub fn take_start_from_empty(&self) -> bool {
         let mut forget = false;
         self.condition.send_if_modified(|condition| {
@@ -165,6 +166,14 @@ impl IndexHealth {
             false
         });
         forget
+    }
+
+    /// Record that the data could not be deleted. The next rebuild tries it again.
+    pub fn could_not_empty(&self) {
+        self.condition.send_if_modified(|condition| {
+            condition.forget = true;
+            false
+        });
     }
 
     /// Return the number of failures of Redis so far.
@@ -383,6 +392,8 @@ mod tests {
 
         assert!(!health.take_start_from_empty());
         assert!(health.ask_for_rebuild());
+        assert!(health.take_start_from_empty() && !health.take_start_from_empty());
+        health.could_not_empty();
         assert!(health.take_start_from_empty() && !health.take_start_from_empty());
         // The data is deleted on purpose, and another loop notices.
         health.record_failure(&IndexError::Lost { attempted: "look" });

@@ -293,3 +293,33 @@ async fn tls_with_an_own_authority_checks_both_sides() {
         tickr.stop().await;
     }
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_rebuild_from_nothing_whose_deletion_fails_deletes_later() {
+    let prefix = unique_name();
+    let mut redis = Guarded::start(&prefix).await;
+    let tickr = TestApp::start_with(
+        |config| {
+            config.redis_prefix.clone_from(&prefix);
+            config.redis_url = Some(redis.url());
+        },
+        Registry::new(),
+    )
+    .await;
+    until_health(&tickr, Health::Fast).await;
+    // A list of a queue that no runner serves.
+    let list = format!("{{{prefix}}}:ready:ghost");
+    redis.send(&format!("RPUSH {list} {}", tickr::job::JobId::new())).await;
+    redis.send("ACL SETUSER tickr -scan").await;
+    eventually_seen("the rebuild is accepted", || async {
+        let answer = tickr.post("/v1/index/rebuild", json!({})).await;
+        if answer.status == 202 { Ok(()) } else { Err(answer.body) }
+    })
+    .await;
+    until_problem(&tickr, "scan").await;
+    redis.send("ACL SETUSER tickr +scan").await;
+    until_health(&tickr, Health::Fast).await;
+    let left: bool = send(&mut redis.operator, &format!("EXISTS {list}")).await;
+    assert!(!left, "the list is still there");
+    tickr.stop().await;
+}
