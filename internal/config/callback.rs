@@ -164,7 +164,8 @@ impl Allowed {
     pub fn closeness(&self, host: &str) -> Option<usize> {
         let bare = host.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(host);
         let covers = match bare.parse::<IpAddr>() {
-            Ok(address) => self.has_address(address),
+            // The kernel connects to ::ffff:a.b.c.d over IPv4, so the same receiver answers.
+            Ok(address) => self.has_address(address.to_canonical()),
             // A trailing dot names the same host, from the DNS root.
             Err(_) => self.has_host(host.strip_suffix('.').unwrap_or(host)),
         };
@@ -212,6 +213,8 @@ fn one_allowed(text: &str) -> Result<Allowed, Wrong> {
     let (address, bits) = text.split_once('/').map_or((text, None), |(address, bits)| (address, Some(bits)));
     let bare = address.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(address);
     if let Ok(address) = bare.parse::<IpAddr>() {
+        // Addresses are compared in their IPv4 form where they have one, so ::ffff:a.b.c.d would never match.
+        let address = if bits.is_none() { address.to_canonical() } else { address };
         let most = most_bits(address);
         let bits = match bits {
             None => most,
@@ -261,6 +264,7 @@ mod tests {
         let expected =
             ["10.20.0.0/16", "192.168.7.9", "fd00:1::/32", "fd00::7", "shop.internal", "*.pods.internal", "0.0.0.0/0"];
         assert_eq!(shown, expected);
+        assert_eq!(allowed("[::ffff:10.0.0.7], ::ffff:10.0.0.8").unwrap(), allowed("10.0.0.7, 10.0.0.8").unwrap());
         assert!(allowed("").unwrap().is_empty());
         for bad in [
             "10.20.0.0/33",
@@ -319,6 +323,8 @@ mod tests {
             ("a.b.eu.shop.example", "*.eu.shop.example"),
             ("10.0.0.7", "10.0.0.7"),
             ("[fd00::7]", "fd00::7"),
+            ("[::ffff:10.0.0.7]", "10.0.0.7"),
+            ("[::ffff:a00:7]", "10.0.0.7"),
             ("10.0.0.8", ""),
             ("example", ""),
             ("myshop.example", ""),

@@ -544,6 +544,15 @@ mod tests {
     }
 
     #[test]
+    fn an_address_is_allowed_however_the_operator_writes_it() {
+        for entry in ["10.0.0.7", "::ffff:10.0.0.7", "[::ffff:a00:7]"] {
+            for text in ["http://10.0.0.7/", "http://[::ffff:10.0.0.7]/"] {
+                assert_eq!(check_host(&Url::parse(text).unwrap(), &rule(false, entry)), Ok(()), "{entry} {text}");
+            }
+        }
+    }
+
+    #[test]
     fn a_refusal_names_the_setting_and_what_to_write_into_it() {
         let refused = |text: &str| check_host(&Url::parse(text).unwrap(), &rule(false, "")).unwrap_err().to_string();
         for (text, entry) in [

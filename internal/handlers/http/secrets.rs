@@ -67,6 +67,7 @@ mod tests {
             ("https://myshop.example/", "*.example"),
             ("http://10.7/", "10.0.0.7"),
             ("http://0x0a000007/", "10.0.0.7"),
+            ("http://[::ffff:10.0.0.7]/", "10.0.0.7"),
             ("http://[fd00:0::0007]/", "fd00::7"),
             ("https://example/", "usual"),
             ("https://shop.example.evil/", "usual"),
