@@ -1239,6 +1239,29 @@ mutants() {
     mutant 'names of reports in a sweep' internal/handlers/report/file.rs \
         'None => ReportName::parse(name).map(|_| keep)?,' 'None => keep,' \
         shared_reports::reports_end_with_their_age_on_disk_and_in_mysql_and_foreign_files_stay
+    mutant 'samples of a page that is not read' internal/engine/recorder.rs \
+        'tickr_telemetry::count_samples();' '' \
+        metrics::samples_take_no_memory_of_a_runner_whose_page_is_not_read
+    mutant 'message of a panic in a check' internal/telemetry/logs.rs \
+        'DISCREET.replace(true)' 'DISCREET.replace(false)' \
+        panics::a_check_that_panics_writes_nothing_of_the_payload_into_the_log
+    mutant 'mail of a report without the kind email' internal/app/kinds.rs \
+        'let mails = registry.get(Email::NAME).is_some();' \
+        'let mails = registry.get(Email::NAME).is_none_or(|_| true);' \
+        kinds::a_report_whose_mail_cannot_be_sent_is_refused_before_its_query_runs
+    mutant 'attempt that holds the parts of a report' internal/store/reports/files.rs \
+        'FROM owed o FORCE INDEX (PRIMARY) WHERE o.id' \
+        'FROM owed o FORCE INDEX (PRIMARY) WHERE o.id IS NULL AND o.id' \
+        shared_reports::the_parts_of_a_report_that_is_being_copied_outlast_a_short_retention
+    mutant 'differences beyond the limit of a check' internal/verify/drift.rs \
+        '} else if suspects.len() >= MAX_SUSPECTS {' '} else if suspects.len() >= 10 * MAX_SUSPECTS {' \
+        verify::a_check_that_stops_at_too_many_differences_says_that_it_did_not_see_all
+    mutant 'lost data beside an outage' internal/index/health.rs \
+        'if to == Health::Degraded || condition.health != Health::Degraded {' 'if condition.troubles > 0 {' \
+        index_partitions::a_partition_that_lost_its_data_while_another_is_out_does_not_end_the_outage
+    mutant 'deletion of the index that failed' internal/engine/reconciler.rs \
+        'inspect_err(|_| shared.index.health().could_not_empty())' 'inspect_err(|_| ())' \
+        redis_access::a_rebuild_from_nothing_whose_deletion_fails_deletes_later
     mutant 'mark of a report whose job was deleted' internal/store/retention/remove.rs \
         'hide_reports(conn, &reports, now).await?;' '' \
         shared_reports::a_report_goes_with_its_job_when_an_operator_deletes_it
