@@ -2,8 +2,10 @@
 // but this file.
 //
 // A message has its id before it is sent, waits in `outbox` until the server has acknowledged it, and is sent again
-// after five seconds or a break. Received ids are kept, so a message that arrives twice is shown once. `cursor` is the
-// place in the inbox up to which nothing is missing; a gap behind it is fetched.
+// after five seconds or a break. Of each conversation one message is under way at a time: the server takes a message
+// whose number fits, so a second one could overtake a first one that it refuses. Received ids are kept, so a message
+// that arrives twice is shown once. `cursor` is the place in the inbox up to which nothing is missing; a gap behind it is
+// fetched.
 
 const $ = (id) => document.getElementById(id);
 const RESEND_MS = 5_000;
@@ -27,7 +29,8 @@ const state = {
   syncing: false,
   seen: new Set(),
   outbox: [],
-  tries: new Map(),
+  /** The message of each conversation that is under way to the server. */
+  flying: new Map(),
   typing: new Map(),
   typedAt: 0,
   presence: new Map(),
@@ -107,10 +110,10 @@ const hears = {
     state.greeted = true;
     state.pause = 250;
     showLine('online', 'online');
-    // What waits here goes first, and does not depend on calls that may fail. The server refuses wrong numbers.
-    state.tries.forEach((tried) => clearTimeout(tried.timer));
-    state.tries.clear();
-    state.outbox.forEach(post);
+    // What waits here goes first, and does not depend on calls that may fail.
+    state.flying.forEach((flight) => clearTimeout(flight.timer));
+    state.flying.clear();
+    new Set(state.outbox.map((waiting) => waiting.conversation_id)).forEach(post);
     sync();
     if (state.open) say({ type: 'open', conversation_id: state.open });
     load(state.socket);
@@ -128,21 +131,21 @@ const hears = {
     if (frame.more || state.newest > state.cursor) sync();
   },
   ack(frame) {
-    state.outbox = state.outbox.filter((waiting) => waiting.message_id !== frame.message_id);
-    keepOutbox();
     const message = find(frame.conversation_id, frame.message_id);
     if (message) Object.assign(message, { seq: frame.seq, at: frame.at, waits: false });
-    counted(frame.conversation_id, frame.client_seq);
+    settle(frame);
     arrived(frame.place);
     draw();
   },
   nack(frame) {
-    // Another device of this user has sent meanwhile. The messages that wait get the next numbers.
-    const conversation = state.conversations.get(frame.conversation_id);
-    if (!conversation) return;
-    conversation.expected = frame.expected;
-    renumber(conversation);
-    state.outbox.filter((waiting) => waiting.conversation_id === conversation.id).forEach(post);
+    // Another device of this user has sent meanwhile. The message gets the number that is next.
+    const { conversation_id: id, expected } = frame;
+    if (state.flying.get(id)?.id !== frame.message_id) return;
+    const conversation = state.conversations.get(id);
+    if (conversation) conversation.expected = expected;
+    renumber(id, expected);
+    land(id);
+    post(id);
   },
   delivery_receipt(frame) {
     const conversation = state.conversations.get(frame.conversation_id);
@@ -224,7 +227,7 @@ async function add(message) {
   const known = conversation.messages.get(message.message_id);
   conversation.messages.set(message.message_id, { delivered: 0, read: 0, ...known, ...message, waits: false });
   if (message.sender === state.user) {
-    counted(conversation.id, message.client_seq);
+    settle(message);
   } else if (first) {
     clearTyping(conversation.id, message.sender);
     if (message.seq > conversation.read_seq) conversation.unread += 1;
@@ -232,11 +235,19 @@ async function add(message) {
   draw();
 }
 
-function counted(id, clientSeq) {
+/** The server has a message of this user, from this device or another one. What waits behind it is next. */
+function settle({ conversation_id: id, message_id, client_seq }) {
   const conversation = state.conversations.get(id);
-  if (!conversation) return;
-  conversation.expected = Math.max(conversation.expected, clientSeq + 1);
-  conversation.next = Math.max(conversation.next, conversation.expected);
+  const expected = Math.max(conversation?.expected ?? 1, client_seq + 1);
+  if (conversation) conversation.expected = expected;
+  const waited = state.outbox.length;
+  state.outbox = state.outbox.filter((waiting) => waiting.message_id !== message_id);
+  if (state.outbox.length < waited) keepOutbox();
+  if (state.flying.get(id)?.id === message_id) land(id);
+  if (!state.flying.has(id)) {
+    renumber(id, expected);
+    post(id);
+  }
 }
 
 // Conversations
@@ -245,10 +256,7 @@ async function loadConversations() {
   const { conversations } = await call('GET', '/conversations');
   for (const one of conversations) {
     const known = state.conversations.get(one.id) ?? { messages: new Map(), unread: 0 };
-    const expected = one.next_client_seq;
-    const waiting = state.outbox.filter((message) => message.conversation_id === one.id);
-    const next = Math.max(expected, ...waiting.map((message) => message.client_seq + 1));
-    state.conversations.set(one.id, Object.assign(known, one, { expected, next }));
+    state.conversations.set(one.id, Object.assign(known, one, { expected: one.next_client_seq }));
   }
   draw();
 }
@@ -262,11 +270,6 @@ async function load(socket, wait = LOAD_AGAIN_MS) {
   const wrong = [];
   await loadConversations().catch((error) => wrong.push(error));
   for (const conversation of state.conversations.values()) {
-    const [first] = state.outbox.filter((waiting) => waiting.conversation_id === conversation.id);
-    if (wrong.length === 0 && first && first.client_seq !== conversation.expected) {
-      renumber(conversation);
-      state.outbox.filter((waiting) => waiting.conversation_id === conversation.id).forEach(post);
-    }
     if (conversation.loaded === socket) continue;
     const loaded = () => {
       conversation.loaded = socket;
@@ -319,46 +322,53 @@ function show(waiting) {
   conversation.messages.set(waiting.message_id, { sender: state.user, delivered: 0, read: 0, waits: true, ...waiting });
 }
 
+const waitingIn = (id) => state.outbox.filter((waiting) => waiting.conversation_id === id);
+
 function write(content) {
   const conversation = state.conversations.get(state.open);
+  const newest = waitingIn(conversation.id).at(-1);
   const waiting = {
     conversation_id: conversation.id,
     message_id: crypto.randomUUID(),
-    client_seq: conversation.next,
+    client_seq: newest ? newest.client_seq + 1 : conversation.expected,
     content,
     at: new Date().toISOString(),
   };
-  conversation.next += 1;
   state.outbox.push(waiting);
   keepOutbox();
   show(waiting);
-  post(waiting);
+  post(conversation.id);
   draw();
 }
 
-function post({ conversation_id, message_id, client_seq, content }) {
-  if (!say({ type: 'send', conversation_id, message_id, client_seq, content })) return;
-  const tried = state.tries.get(message_id) ?? { count: 0 };
-  state.tries.set(message_id, tried);
-  clearTimeout(tried.timer);
-  tried.count += 1;
-  if (tried.count < TRIES) tried.timer = setTimeout(() => again(message_id), RESEND_MS);
+/** Send the first message of a conversation that waits, unless it is under way. */
+function post(id) {
+  const [first] = waitingIn(id);
+  if (!first || state.flying.has(id)) return;
+  send(first, 1);
 }
 
-function again(id) {
-  const waiting = state.outbox.find((one) => one.message_id === id);
-  if (waiting) post(waiting);
+function send(waiting, count) {
+  const { conversation_id: id, message_id, client_seq, content } = waiting;
+  if (!say({ type: 'send', conversation_id: id, message_id, client_seq, content })) return;
+  const again = () => send(waiting, count + 1);
+  const timer = count < TRIES ? setTimeout(again, RESEND_MS) : null;
+  state.flying.set(id, { id: message_id, timer });
+}
+
+/** The message that was under way has its answer. */
+function land(id) {
+  clearTimeout(state.flying.get(id)?.timer);
+  state.flying.delete(id);
 }
 
 /** Give the messages of a conversation that wait the numbers that the server expects next. */
-function renumber(conversation) {
-  let number = conversation.expected;
-  for (const waiting of state.outbox) {
-    if (waiting.conversation_id !== conversation.id || state.seen.has(waiting.message_id)) continue;
-    waiting.client_seq = number;
-    number += 1;
-  }
-  conversation.next = Math.max(conversation.expected, number);
+function renumber(id, expected) {
+  const waiting = waitingIn(id);
+  if (waiting.length === 0 || waiting[0].client_seq === expected) return;
+  waiting.forEach((message, place) => {
+    message.client_seq = expected + place;
+  });
   keepOutbox();
 }
 

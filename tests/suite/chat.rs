@@ -14,7 +14,7 @@ use tokio::time::Instant;
 use uuid::Uuid;
 
 use crate::support::browser::{Browser, Page, button, field};
-use crate::support::chat::{Manner, Person, World, ask};
+use crate::support::chat::{Manner, Person, Server, World, ask};
 use crate::support::{answer, eventually, eventually_seen, http, lasting_addr};
 
 /// Send messages from one user to another at a rate, from client number 1 on.
@@ -983,8 +983,7 @@ async fn two_pages_talk_while_one_is_offline_and_a_server_is_killed() {
     assert!(bob.eval::<bool>("first === document.querySelector('#messages li')").await, "its element stayed");
     ada.until("bob is back", "document.getElementById('presence').textContent === 'online'").await;
     for page in [&ada, &bob] {
-        let contents: Vec<String> =
-            page.eval("[...document.querySelectorAll('.content')].map((one) => one.textContent)").await;
+        let contents = texts(page).await;
         assert_eq!(contents.len(), 4, "{contents:?}");
         assert_eq!(page.overflow().await, Vec::<String>::new());
     }
@@ -1010,6 +1009,62 @@ async fn two_pages_talk_while_one_is_offline_and_a_server_is_killed() {
         bob.troubles().into_iter().filter(|one| !one.contains("ERR_CONNECTION_REFUSED")).collect();
     assert_eq!(others, Vec::<String>::new());
     drop((ada, bob));
+    world.end([one, two]).await;
+}
+
+/// Note the types of the frames that a page sends from now on.
+async fn count_frames(page: &Page) {
+    page.eval::<()>(
+        "void (window.said = [], WebSocket.prototype.plain = WebSocket.prototype.send, \
+         WebSocket.prototype.send = function (text) { said.push(JSON.parse(text).type); this.plain(text); })",
+    )
+    .await;
+}
+
+/// Return the number of frames of a type since [`count_frames`].
+async fn frames(page: &Page, kind: &str) -> usize {
+    page.eval(&format!("said.filter((one) => one === '{kind}').length")).await
+}
+
+/// Return the texts that a page shows in its conversation, oldest first.
+async fn texts(page: &Page) -> Vec<String> {
+    page.eval("[...document.querySelectorAll('.content')].map((one) => one.textContent)").await
+}
+
+/// Return the contents of a conversation, as the server has them.
+async fn stored(server: &Server, user: &str, conversation: &str) -> Vec<String> {
+    let messages = server.history(user, conversation).await;
+    messages.iter().map(|message| message["content"].as_str().unwrap().to_owned()).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn messages_that_wait_in_a_page_keep_their_order_when_another_device_has_sent_meanwhile() {
+    let Some(browser) = Browser::shared().await else { return };
+    let world = World::new().await;
+    let place = lasting_addr().to_string();
+    let (one, mut two) = (world.server(&[]).await, world.server(&[("CHAT_ADDR", &place)]).await);
+    let conversation = one.direct("ada", "bob").await;
+    let ada = browser.page(&two.url).await;
+    open(&ada, "ada", "bob").await;
+    write(&ada, "before").await;
+    ticks(&ada, &["sent"]).await;
+    two.runner.kill9();
+    ada.reads("offline, trying again").await;
+    for text in ["one", "two", "three"] {
+        write(&ada, text).await;
+    }
+    ticks(&ada, &["sent", "waits", "waits", "waits"]).await;
+    one.post("ada", &conversation, 2, "another device").await;
+    count_frames(&ada).await;
+    let two = world.server(&[("CHAT_ADDR", &place)]).await;
+    ticks(&ada, &["sent"; 5]).await;
+    let wanted = ["before", "another device", "one", "two", "three"];
+    assert_eq!(stored(&one, "ada", &conversation).await, wanted);
+    assert_eq!(texts(&ada).await, wanted);
+    // One is refused, and each is sent once after it. A slow machine may send again.
+    let sent = frames(&ada, "send").await;
+    assert!(sent <= 8, "{sent} frames for three messages");
+    drop(ada);
     world.end([one, two]).await;
 }
 
