@@ -13,6 +13,10 @@
 //!    unfinished jobs ([`Counters::floor`]). The job has the number as its unique key. If another request got the same
 //!    number all the same, because Redis was emptied between its INCR and its job, the later one draws again.
 //!
+//! A third one is a counter that is there and too low: Redis came back with an old copy, or a replica that lagged took
+//! over. The unique key refuses the numbers of the last ten minutes, and the rows refuse older ones. Either way the
+//! counter is raised to the floor before the next draw ([`Counters::raise`]).
+//!
 //! In this runner the job is a commit in MySQL already. So `UPDATE counter_chats SET next = LAST_INSERT_ID(next + 1)`
 //! in the transaction of the job, as `store.rs` does for the places of an inbox, would be simpler and exact: one row,
 //! no script, no floor. The counter in Redis is here because the document asks for it, and because a Redis that may
@@ -40,7 +44,8 @@ use super::store::Refusal;
 const DRAWS: usize = 16;
 /// Longest time from the draw of a number to the commit of its job. It is far below [`KEY_KEPT`].
 const TO_COMMIT: Duration = Duration::from_secs(10);
-/// Time for which a number stays taken after its row is written, so that a late request cannot take it again.
+/// Time for which the unique key of a job keeps its number taken, counted from its acceptance, and in any case until the
+/// job has ended. After that its row does.
 const KEY_KEPT: Duration = Duration::from_secs(600);
 
 /// Write the row of a chat, or of a message.
@@ -166,6 +171,11 @@ impl Counters {
         let tag = parent.tag();
         for _ in 0..DRAWS {
             let number = self.draw(parent).await?;
+            // The row is written before its job frees the key.
+            if self.is_written(parent, number).await? {
+                self.raise(parent).await?;
+                continue;
+            }
             // The newest chats are found by this tag when Redis has forgotten them.
             let own_tag = match parent {
                 Parent::Application(token) => format!("chat:{token}:{number}"),
@@ -177,7 +187,7 @@ impl Counters {
             let enqueue = enqueue.max_attempts(100);
             match tokio::time::timeout(TO_COMMIT, enqueue).await {
                 Ok(Ok(_)) => return Ok(number),
-                Ok(Err(tickr::Error::Conflict(Conflict::UniqueKey { .. }))) => {}
+                Ok(Err(tickr::Error::Conflict(Conflict::UniqueKey { .. }))) => self.raise(parent).await?,
                 Ok(Err(error)) => return Err(error.into()),
                 Err(_) => return Err(Refusal::Unavailable(anyhow::anyhow!("MySQL takes too long"))),
             }
@@ -190,7 +200,7 @@ impl Counters {
         let script = redis::Script::new(
             "if redis.call('EXISTS', KEYS[1]) == 1 then return redis.call('INCR', KEYS[1]) else return false end",
         );
-        let key = format!("{}:counter:{}", self.prefix, parent.tag());
+        let key = self.counter_key(parent);
         let mut redis = self.redis.clone();
         for _ in 0..DRAWS {
             if let Some(number) = script.key(&key).invoke_async::<Option<i64>>(&mut redis).await? {
@@ -201,6 +211,33 @@ impl Counters {
             let _: Option<String> = redis::cmd("SET").arg(&key).arg(floor).arg("NX").query_async(&mut redis).await?;
         }
         Err(Refusal::Unavailable(anyhow::anyhow!("Redis forgets its counters too fast")))
+    }
+
+    /// Raise a counter that gave a number which is taken. More of them may follow, so a draw for each would take long.
+    async fn raise(&self, parent: &Parent<'_>) -> Result<(), Refusal> {
+        let script = redis::Script::new(
+            "local now = tonumber(redis.call('GET', KEYS[1]))
+             if now and now < tonumber(ARGV[1]) then redis.call('SET', KEYS[1], ARGV[1]) end",
+        );
+        let floor = self.floor(parent).await?;
+        let key = self.counter_key(parent);
+        script.key(key).arg(floor).invoke_async::<()>(&mut self.redis.clone()).await?;
+        Ok(())
+    }
+
+    /// Return whether the row of a number is written.
+    async fn is_written(&self, parent: &Parent<'_>, number: i64) -> Result<bool, sqlx::Error> {
+        let find = match parent {
+            Parent::Application(token) => {
+                let sql = "SELECT 1 FROM counter_chats WHERE application_token = ? AND number = ?";
+                sqlx::query(sql).bind(*token)
+            }
+            Parent::Chat(token, chat) => {
+                let sql = "SELECT 1 FROM counter_messages WHERE application_token = ? AND chat = ? AND number = ?";
+                sqlx::query(sql).bind(*token).bind(*chat)
+            }
+        };
+        Ok(find.bind(number).fetch_optional(&self.pool).await?.is_some())
     }
 
     /// Return the greatest number that was answered: of the jobs that still have to write their rows, and of the rows.
@@ -227,6 +264,10 @@ impl Counters {
         };
         let written = rows.fetch_one(&self.pool).await?;
         Ok(waiting.try_get::<i64, _>("newest")?.max(written.try_get("newest")?))
+    }
+
+    fn counter_key(&self, parent: &Parent<'_>) -> String {
+        format!("{}:counter:{}", self.prefix, parent.tag())
     }
 
     fn chat_key(&self, token: &str, chat: i64) -> String {
