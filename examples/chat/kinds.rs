@@ -6,9 +6,11 @@
 //! - `http`, which ships with tickr, calls the push service for a recipient who is offline.
 //!
 //! A recipient who is blocked, deleted or unknown is no matter of time: the job ends at once as a dead letter. A chat
-//! server that does not answer may come back: the job is retried after 1, 2 and 4 seconds.
+//! server that does not answer may come back: the job is retried after 1, 2 and 4 seconds. Without Redis nothing is known
+//! about servers: the job snoozes, see [`Outage`].
 
-use std::time::Duration;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use serde_json::value::{RawValue, to_raw_value};
 use tickr::prelude::*;
@@ -17,8 +19,9 @@ use tickr::{KindDefaults, OnFailure};
 use super::presence::{Presence, Reached};
 use super::store::{Message, Placed, Store};
 
-/// A pause while Redis is out. It uses no attempt.
-const REDIS_IS_OUT: Duration = Duration::from_secs(1);
+/// The first pause while Redis is out, and the longest one.
+const SHORTEST_PAUSE: Duration = Duration::from_secs(1);
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
 /// Sizes of groups at which the fan-out changes.
 #[derive(Clone, Copy, Debug)]
@@ -71,6 +74,30 @@ impl Kind for Push {
     const NAME: &'static str = "http";
 }
 
+/// Since when Redis is out, as this process sees it. Jobs snooze meanwhile, which uses no attempt.
+///
+/// A job may snooze a hundred times. So the pauses grow with the outage, and last for more than an hour.
+#[derive(Clone, Default)]
+pub(crate) struct Outage(Arc<Mutex<Option<Instant>>>);
+
+impl Outage {
+    /// Take the outcome of a call of Redis. A failure becomes a pause.
+    fn judge<T>(&self, called: anyhow::Result<T>) -> Result<T, Failure> {
+        let mut since = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        match called {
+            Ok(value) => {
+                *since = None;
+                Ok(value)
+            }
+            Err(error) => {
+                let lasts = since.get_or_insert_with(Instant::now).elapsed();
+                let pause = (lasts / 4).clamp(SHORTEST_PAUSE, LONGEST_PAUSE);
+                Err(Failure::snooze(pause, format!("Redis does not answer: {error:#}")))
+            }
+        }
+    }
+}
+
 /// Return the order key of the deliveries to a user.
 pub(crate) fn user_key(user: &str) -> String {
     format!("user:{user}")
@@ -84,6 +111,7 @@ pub(crate) struct Handlers {
     pub(crate) sizes: Sizes,
     /// Stub of APNs or FCM. Without one, no push is sent.
     pub(crate) push_url: Option<String>,
+    pub(crate) outage: Outage,
 }
 
 impl Handlers {
@@ -98,7 +126,7 @@ impl Handler for FanOuts {
     type Payload = FanOut;
 
     async fn run(&self, job: FanOut, _ctx: Context) -> Outcome {
-        let Handlers { store, presence, sizes, .. } = &self.0;
+        let Handlers { store, presence, sizes, outage, .. } = &self.0;
         let FanOut { conversation, seq } = job;
         let Some(sender) = store.sender(&conversation, seq).await? else {
             return Err(Failure::reject("there is no such message"));
@@ -107,11 +135,12 @@ impl Handler for FanOuts {
         let (size, stored) = (members.len(), members.len() <= sizes.write);
         members.retain(|member| *member != sender);
         if size > sizes.push {
-            presence.tell(&members, &json!({"type": "news", "conversation_id": conversation, "seq": seq})).await?;
+            let news = json!({"type": "news", "conversation_id": conversation, "seq": seq});
+            outage.judge(presence.tell(&members, &news).await)?;
             return Output::json(&json!({"told": members.len()}));
         }
         if !stored {
-            members = presence.online(&members).await?;
+            members = outage.judge(presence.online(&members).await)?;
         }
         let delivery = |user: String| {
             let key = user_key(&user);
@@ -136,21 +165,20 @@ impl Handler for Deliveries {
     }
 
     async fn run(&self, job: Deliver, _ctx: Context) -> Outcome {
-        let Handlers { store, presence, .. } = &self.0;
+        let Handlers { store, presence, outage, .. } = &self.0;
         let messages = match store.place(&job).await? {
             Placed::Refused(why) => return Err(Failure::reject(why)),
             Placed::Push(messages) if messages.is_empty() => return Output::json(&"confirmed before"),
             Placed::Push(messages) => messages,
         };
-        match presence.push(&job.user, &messages).await {
-            Ok(Reached::Confirmed) => {
+        match outage.judge(presence.push(&job.user, &messages).await)? {
+            Reached::Confirmed => {
                 store.confirm(&job.user, &messages).await?;
-                presence.tell_delivered(&job.user, &messages).await?;
+                outage.judge(presence.tell_delivered(&job.user, &messages).await)?;
                 Output::json(&"pushed")
             }
-            Ok(Reached::Offline) => self.offline(&job, &messages),
-            Ok(Reached::Silent) => Err(Failure::retry("the chat server of the recipient does not answer")),
-            Err(error) => Err(Failure::snooze(REDIS_IS_OUT, format!("Redis does not answer: {error:#}"))),
+            Reached::Offline => self.offline(&job, &messages),
+            Reached::Silent => Err(Failure::retry("the chat server of the recipient does not answer")),
         }
     }
 }

@@ -41,7 +41,7 @@ use tracing_subscriber::util::SubscriberInitExt as _;
 
 use counters::{Counters, Writers};
 use http::Chat;
-use kinds::Handlers;
+use kinds::{Handlers, Outage};
 use presence::Presence;
 use settings::Settings;
 use store::Store;
@@ -133,7 +133,8 @@ async fn serve(config: &Config, settings: Settings, private: bool, signals: &mut
 
     let mut kinds = Registry::new();
     let (sizes, push_url) = (settings.sizes, settings.push_url);
-    Handlers { store: store.clone(), presence: presence.clone(), sizes, push_url }.register(&mut kinds);
+    let (store_of_jobs, presence_of_jobs, outage) = (store.clone(), presence.clone(), Outage::default());
+    Handlers { store: store_of_jobs, presence: presence_of_jobs, sizes, push_url, outage }.register(&mut kinds);
     Writers { pool: store.pool.clone(), interval: settings.counts_every }.register(&mut kinds);
     let listener = TcpListener::bind(settings.addr).await.with_context(|| format!("listen on {}", settings.addr))?;
     let addr = listener.local_addr()?;

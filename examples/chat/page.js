@@ -186,7 +186,14 @@ const hears = {
     if (conversation) await loadHistory(conversation);
   },
   conversation: () => loadConversations(),
-  resync: () => sync(),
+  resync() {
+    // What was pushed meanwhile did not come here. The inbox has a part of it, and the conversations have the rest.
+    state.conversations.forEach((conversation) => {
+      conversation.loaded = null;
+    });
+    sync();
+    load(state.socket);
+  },
   error: (frame) => complain('wrong', frame.detail),
 };
 

@@ -1069,6 +1069,59 @@ async fn messages_that_wait_in_a_page_keep_their_order_when_another_device_has_s
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_member_of_a_large_group_misses_nothing_when_redis_forgets_who_is_online() {
+    let Some(browser) = Browser::shared().await else { return };
+    let world = World::new().await;
+    let server = world.server(&[("CHAT_PRESENCE_MS", "4000"), ("CHAT_WRITE_UP_TO", "2")]).await;
+    let group = server.group("ada", &members(4), "full").await;
+    let one = browser.page(&server.url).await;
+    open(&one, "m1", "a group").await;
+    one.until("m1 is online", "document.getElementById('line').textContent === 'online'").await;
+    // Until the next heartbeat the fan-out takes the page for one that is not there.
+    world.forget().await;
+    server.post("ada", &group, 1, "into the dark").await;
+    world.until_idle().await;
+    one.reads("into the dark").await;
+    one.assert_calm();
+    drop(one);
+    world.end([server]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_outage_of_redis_loses_no_message_of_a_large_group() {
+    let world = World::alone().await;
+    // One attempt: a failure that uses it is a dead letter at once.
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("tickr.toml");
+    std::fs::write(&file, "[kinds.\"chat.fanout\"]\nmax_attempts = 1\n[kinds.\"chat.deliver\"]\nmax_attempts = 1\n")
+        .unwrap();
+    let env = [("CHAT_PRESENCE_MS", "800"), ("CHAT_WRITE_UP_TO", "2"), ("TICKR_CONFIG", file.to_str().unwrap())];
+    let server = world.server(&env).await;
+    let group = server.group("ada", &members(4), "full").await;
+    let conversation = server.direct("ada", "m1").await;
+    let one = Person::join("m1", &[&server]).await;
+    world.tickr.services().redis().kill9().unwrap();
+    server.post("ada", &group, 1, "to the group").await;
+    server.post("ada", &conversation, 1, "to one").await;
+    let snoozed = "SELECT COUNT(*) FROM attempts a JOIN jobs j ON j.id = a.job_id \
+                   WHERE j.kind = 'KIND' AND a.verdict = 'snoozed'";
+    for kind in ["chat.fanout", "chat.deliver"] {
+        eventually("the job snoozes", || async {
+            (world.tickr.count(snoozed.replace("KIND", kind)).await > 1).then_some(())
+        })
+        .await;
+    }
+    world.tickr.services().redis().start_again().unwrap();
+    world.until_idle().await;
+    assert_eq!(world.tickr.get("/v1/dead-letters").await.body["data"], json!([]));
+    one.until("the message is here", |seen| !seen.messages.is_empty()).await;
+    // A member whom the fan-out did not find online reads the conversation.
+    assert_eq!(stored(&server, "m1", &group).await, ["to the group"]);
+    drop(one);
+    world.end([server]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn pages_and_programs_of_elsewhere_are_refused() {
     let world = World::new().await;
     let server = world.server(&[]).await;
