@@ -51,7 +51,14 @@ struct Parts {
     ttl: Duration,
     sockets: Mutex<Sockets>,
     /// Deliveries of this process that wait for a confirmation.
-    waiting: Mutex<HashMap<Uuid, oneshot::Sender<()>>>,
+    waiting: Mutex<HashMap<Uuid, Waiting>>,
+}
+
+/// A delivery that waits.
+struct Waiting {
+    /// Servers that have not said that the user is not there.
+    servers: usize,
+    tell: oneshot::Sender<Reached>,
 }
 
 /// The sockets of this process, by user and number.
@@ -88,7 +95,7 @@ pub(crate) struct Joined {
 pub(crate) enum Reached {
     /// A device has confirmed it.
     Confirmed,
-    /// No server holds a socket of the user.
+    /// No server holds a socket of the user, or each one that should hold one says that it does not.
     Offline,
     /// A server should hold one, and no confirmation came.
     Silent,
@@ -102,6 +109,8 @@ enum Envelope {
     Deliver { to: String, delivery: Uuid, reply: String, messages: Vec<Message> },
     /// A device has confirmed a delivery.
     Confirmed { delivery: Uuid },
+    /// The server that was asked for a delivery holds no socket of the user.
+    NotHere { delivery: Uuid },
     /// Send a frame to the sockets of these users.
     Frame { to: Vec<String>, frame: Value },
     /// A user came or went.
@@ -155,7 +164,7 @@ impl Presence {
         self.parts.sockets.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn waiting(&self) -> MutexGuard<'_, HashMap<Uuid, oneshot::Sender<()>>> {
+    fn waiting(&self) -> MutexGuard<'_, HashMap<Uuid, Waiting>> {
         self.parts.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -183,15 +192,19 @@ impl Presence {
             sockets.by_user.entry(user.to_owned()).or_default().insert(number, socket);
             number
         };
-        let joined = Joined { number, frames, cut };
-        match self.refresh(&[user.to_owned()]).await {
-            Ok(_) => self.publish_to_all(&Envelope::Presence { user: user.to_owned(), online: true }).await?,
-            Err(error) => {
-                self.forget(user, number);
-                return Err(error);
+        let told = async {
+            self.refresh(&[user.to_owned()]).await?;
+            self.publish_to_all(&Envelope::Presence { user: user.to_owned(), online: true }).await
+        };
+        if let Err(error) = told.await {
+            // The client is turned away. A socket that stays here would be refreshed for ever, and get deliveries that no
+            // device confirms.
+            if let Err(error) = self.leave(user, number).await {
+                tracing::debug!("a user who was turned away could not be signed off: {error:#}");
             }
+            return Err(error);
         }
-        Ok(joined)
+        Ok(Joined { number, frames, cut })
     }
 
     /// Remove a socket from memory. Return whether it was the last one of its user here.
@@ -211,6 +224,15 @@ impl Presence {
         if !self.forget(user, number) {
             return Ok(());
         }
+        if self.sign_off(user).await? {
+            self.parts.store.left(user).await?;
+            self.publish_to_all(&Envelope::Presence { user: user.to_owned(), online: false }).await?;
+        }
+        Ok(())
+    }
+
+    /// Say that a user has no socket here. Return whether there is none on any server.
+    async fn sign_off(&self, user: &str) -> anyhow::Result<bool> {
         let script = redis::Script::new(
             "redis.call('ZREM', KEYS[1], ARGV[1])
              redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', ARGV[2])
@@ -222,11 +244,17 @@ impl Presence {
         let mut call = script.key(servers);
         let call = call.key(presence).arg(&self.parts.server).arg(Utc::now().timestamp_millis());
         let left: u64 = call.invoke_async(&mut self.parts.redis.clone()).await?;
-        if left == 0 {
-            self.parts.store.left(user).await?;
-            self.publish_to_all(&Envelope::Presence { user: user.to_owned(), online: false }).await?;
+        // The user may have come back meanwhile, and the word about it may have come before the script.
+        if self.has(user) {
+            self.refresh(&[user.to_owned()]).await?;
+            return Ok(false);
         }
-        Ok(())
+        Ok(left == 0)
+    }
+
+    /// Return whether a user has a socket here.
+    fn has(&self, user: &str) -> bool {
+        self.sockets().by_user.contains_key(user)
     }
 
     /// Say that these users have sockets here. Return those of whom Redis did not know it.
@@ -262,6 +290,12 @@ impl Presence {
             match self.refresh(&users).await {
                 Ok(forgotten) => self.resync(&forgotten),
                 Err(error) => tracing::warn!("Redis does not take the presence of users: {error:#}"),
+            }
+            // Those who left during the refresh may have been registered again after they had signed off.
+            for user in users.iter().filter(|user| !self.has(user)) {
+                if let Err(error) = self.sign_off(user).await {
+                    tracing::debug!("a user who has left could not be signed off: {error:#}");
+                }
             }
         }
     }
@@ -311,10 +345,30 @@ impl Presence {
 
     async fn receive(&self, envelope: Envelope) {
         match envelope {
-            Envelope::Deliver { to, delivery, reply, messages } => self.deliver_here(&to, delivery, &reply, &messages),
+            Envelope::Deliver { to, delivery, reply, messages } => {
+                if !self.deliver_here(&to, delivery, &reply, &messages) {
+                    // Not awaited here: other deliveries must not wait for Redis.
+                    let presence = self.clone();
+                    tokio::spawn(async move {
+                        if let Err(error) = presence.is_not_here(&to, delivery, &reply).await {
+                            tracing::warn!("a server was not told that a user is not here: {error:#}");
+                        }
+                    });
+                }
+            }
             Envelope::Confirmed { delivery } => {
-                if let Some(waiter) = self.waiting().remove(&delivery) {
-                    let _ = waiter.send(());
+                if let Some(waiting) = self.waiting().remove(&delivery) {
+                    let _ = waiting.tell.send(Reached::Confirmed);
+                }
+            }
+            Envelope::NotHere { delivery } => {
+                let mut all = self.waiting();
+                let Some(waiting) = all.get_mut(&delivery) else { return };
+                waiting.servers = waiting.servers.saturating_sub(1);
+                if waiting.servers == 0
+                    && let Some(waiting) = all.remove(&delivery)
+                {
+                    let _ = waiting.tell.send(Reached::Offline);
                 }
             }
             Envelope::Frame { to, frame } => to.iter().for_each(|user| self.send_here(user, &frame)),
@@ -357,9 +411,10 @@ impl Presence {
         own.values().for_each(|socket| socket.send(&text));
     }
 
-    fn deliver_here(&self, user: &str, delivery: Uuid, reply: &str, messages: &[Message]) {
+    /// Push messages to the sockets of a user on this server. Return whether there are any.
+    fn deliver_here(&self, user: &str, delivery: Uuid, reply: &str, messages: &[Message]) -> bool {
         let mut sockets = self.sockets();
-        let Some(own) = sockets.by_user.get_mut(user) else { return };
+        let Some(own) = sockets.by_user.get_mut(user) else { return false };
         let last = messages.last().map(|message| message.message_id.clone());
         let frames: Vec<Arc<str>> = messages.iter().filter_map(message_frame).collect();
         for socket in own.values_mut() {
@@ -372,6 +427,13 @@ impl Presence {
             }
             frames.iter().for_each(|frame| socket.send(frame));
         }
+        true
+    }
+
+    /// Answer a delivery to a user who has no socket here. Redis says otherwise, so it is told first.
+    async fn is_not_here(&self, user: &str, delivery: Uuid, reply: &str) -> anyhow::Result<()> {
+        self.sign_off(user).await?;
+        self.publish(&self.channel(reply), &Envelope::NotHere { delivery }).await.map(drop)
     }
 
     /// Note that a client has a message. The server that waits for it is told.
@@ -399,8 +461,9 @@ impl Presence {
             return Ok(Reached::Offline);
         }
         let delivery = Uuid::new_v4();
-        let (waiter, confirmed) = oneshot::channel();
-        self.waiting().insert(delivery, waiter);
+        let (tell, answered) = oneshot::channel();
+        // A server that is dead says nothing, so only all of them can say that the user is nowhere.
+        self.waiting().insert(delivery, Waiting { servers: servers.len(), tell });
         let reply = self.parts.server.clone();
         let envelope = Envelope::Deliver { to: user.to_owned(), delivery, reply, messages: messages.to_vec() };
         let told = async {
@@ -412,8 +475,8 @@ impl Presence {
         };
         let reached = match told.await {
             Ok(0) => Ok(Reached::Silent),
-            Ok(_) => match tokio::time::timeout(TO_CONFIRM, confirmed).await {
-                Ok(Ok(())) => Ok(Reached::Confirmed),
+            Ok(_) => match tokio::time::timeout(TO_CONFIRM, answered).await {
+                Ok(Ok(reached)) => Ok(reached),
                 _ => Ok(Reached::Silent),
             },
             Err(error) => Err(error),

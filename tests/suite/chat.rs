@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 use sqlx::{AssertSqlSafe, Executor as _, Row as _};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
+use tokio_tungstenite::tungstenite::Message as Frame;
 use uuid::Uuid;
 
 use crate::support::browser::{Browser, Page, button, field};
@@ -1118,6 +1119,52 @@ async fn an_outage_of_redis_loses_no_message_of_a_large_group() {
     // A member whom the fan-out did not find online reads the conversation.
     assert_eq!(stored(&server, "m1", &group).await, ["to the group"]);
     drop(one);
+    world.end([server]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_who_was_turned_away_and_one_who_is_not_where_redis_says_are_offline() {
+    let world = World::alone().await;
+    let server = world.server(&[("CHAT_PRESENCE_MS", "60000")]).await;
+    let conversation = server.direct("ada", "bob").await;
+    let acl = async |rule: &str| {
+        let mut redis = world.tickr.redis().await;
+        redis::cmd("ACL").arg("SETUSER").arg("default").arg(rule).exec_async(&mut redis).await.unwrap();
+    };
+    // Redis fails between the two words of a client who comes.
+    acl("-publish").await;
+    let url = format!("{}/ws?user=bob&device=phone", server.url.replacen("http", "ws", 1));
+    let (mut socket, _) = tokio_tungstenite::connect_async(&url).await.unwrap();
+    let said = socket.next().await.unwrap().unwrap();
+    assert!(matches!(&said, Frame::Close(Some(frame)) if u16::from(frame.code) == 1_013), "{said:?}");
+    acl("+publish").await;
+    server.post("ada", &conversation, 1, "one").await;
+    world.stub.until(1).await;
+    let status = async || {
+        let (_, shown) = server.ask("ada", Method::GET, "/presence?users=bob", Value::Null).await;
+        shown["users"][0]["status"].as_str().unwrap().to_owned()
+    };
+    assert_eq!(status().await, "offline");
+
+    // Redis says that bob is here: his socket was signed off, and a late word of a heartbeat registered it again.
+    let bob = Person::join("bob", &[&server]).await;
+    let servers = format!("{}:chat:servers:bob", world.tickr.config.redis_prefix);
+    let presence = format!("{}:chat:presence:bob", world.tickr.config.redis_prefix);
+    let mut redis = world.tickr.redis().await;
+    let known: Vec<String> =
+        redis::cmd("ZRANGE").arg(&servers).arg(0).arg(-1).query_async(&mut redis).await.unwrap();
+    bob.leave().await;
+    eventually("bob is signed off", || async { (status().await == "offline").then_some(()) }).await;
+    let mut pipe = redis::pipe();
+    pipe.cmd("ZADD").arg(&servers).arg(i64::MAX / 1_024).arg(&known[0]).cmd("SET").arg(&presence).arg("{}");
+    pipe.exec_async(&mut redis).await.unwrap();
+    assert_eq!(status().await, "online");
+    server.post("ada", &conversation, 2, "two").await;
+    world.stub.until(2).await;
+    assert_eq!(status().await, "offline");
+    world.until_idle().await;
+    let failed = "SELECT COUNT(*) FROM attempts WHERE verdict NOT IN ('succeeded', 'snoozed')";
+    assert_eq!(world.tickr.count(failed).await, 0, "no attempt waited in vain");
     world.end([server]).await;
 }
 
