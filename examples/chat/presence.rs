@@ -26,6 +26,8 @@ use uuid::Uuid;
 
 use super::store::{Message, Store};
 
+/// Time to make a subscription.
+const TO_SUBSCRIBE: Duration = Duration::from_secs(1);
 /// Time that a client has to confirm a delivery.
 const TO_CONFIRM: Duration = Duration::from_secs(2);
 /// Frames that wait for one socket at most. A client that reads slower is disconnected, and fetches its inbox later.
@@ -115,6 +117,8 @@ enum Envelope {
     Frame { to: Vec<String>, frame: Value },
     /// A user came or went.
     Presence { user: String, online: bool },
+    /// A word of a server to itself: its subscription works.
+    Beat,
 }
 
 /// What a viewer may know about a user.
@@ -278,13 +282,17 @@ impl Presence {
     }
 
     /// Refresh the presence of all users with sockets here, until the stop. Redis may have forgotten them: then
-    /// messages were taken for undeliverable, so their clients are told to fetch them.
+    /// messages were taken for undeliverable, so their clients are told to fetch them. Also say a word to this server, for
+    /// [`hear`](Self::hear).
     pub(crate) async fn beat(self, stop: CancellationToken) {
         let mut beat = tokio::time::interval(self.heartbeat());
         loop {
             tokio::select! {
                 () = stop.cancelled() => return,
                 _ = beat.tick() => {}
+            }
+            if let Err(error) = self.publish(&self.channel(&self.parts.server), &Envelope::Beat).await {
+                tracing::debug!("the subscription was not tried: {error:#}");
             }
             let users: Vec<String> = self.sockets().by_user.keys().cloned().collect();
             match self.refresh(&users).await {
@@ -321,10 +329,16 @@ impl Presence {
         }
     }
 
+    /// Make a subscription, and receive until it ends. A subscriber sends nothing, so the system does not notice that the
+    /// other end is gone: the subscription also ends when the words of [`beat`](Self::beat) do not come.
     async fn hear(&self, ready: &mut Option<oneshot::Sender<()>>) -> anyhow::Result<()> {
-        let mut subscription = self.parts.client.get_async_pubsub().await?;
-        subscription.subscribe(self.channel(&self.parts.server)).await?;
-        subscription.subscribe(self.channel("all")).await?;
+        let subscribed = async {
+            let mut subscription = self.parts.client.get_async_pubsub().await?;
+            subscription.subscribe(self.channel(&self.parts.server)).await?;
+            subscription.subscribe(self.channel("all")).await?;
+            anyhow::Ok(subscription)
+        };
+        let mut subscription = tokio::time::timeout(TO_SUBSCRIBE, subscribed).await.context("subscribe")??;
         match ready.take() {
             Some(ready) => drop(ready.send(())),
             None => {
@@ -334,13 +348,15 @@ impl Presence {
             }
         }
         let mut messages = subscription.on_message();
-        while let Some(message) = messages.next().await {
+        let longest = 2 * self.heartbeat() + TO_SUBSCRIBE;
+        loop {
+            let next = tokio::time::timeout(longest, messages.next()).await;
+            let Some(message) = next.context("nothing came for two heartbeats")? else { return Ok(()) };
             match serde_json::from_slice(message.get_payload_bytes()) {
                 Ok(envelope) => self.receive(envelope).await,
                 Err(error) => tracing::warn!("a message of another server cannot be read: {error}"),
             }
         }
-        Ok(())
     }
 
     async fn receive(&self, envelope: Envelope) {
@@ -371,6 +387,7 @@ impl Presence {
                     let _ = waiting.tell.send(Reached::Offline);
                 }
             }
+            Envelope::Beat => {}
             Envelope::Frame { to, frame } => to.iter().for_each(|user| self.send_here(user, &frame)),
             Envelope::Presence { user, online } => {
                 // Not awaited here: deliveries must not wait for MySQL.

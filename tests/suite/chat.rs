@@ -16,7 +16,7 @@ use uuid::Uuid;
 
 use crate::support::browser::{Browser, Page, button, field};
 use crate::support::chat::{Manner, Person, Server, World, ask};
-use crate::support::{answer, eventually, eventually_seen, http, lasting_addr};
+use crate::support::{Condition, Relay, answer, eventually, eventually_seen, http, lasting_addr};
 
 /// Send messages from one user to another at a rate, from client number 1 on.
 async fn talk(from: &Person, conversation: &str, count: i64, a_second: u32) -> Vec<String> {
@@ -1165,6 +1165,33 @@ async fn a_client_who_was_turned_away_and_one_who_is_not_where_redis_says_are_of
     world.until_idle().await;
     let failed = "SELECT COUNT(*) FROM attempts WHERE verdict NOT IN ('succeeded', 'snoozed')";
     assert_eq!(world.tickr.count(failed).await, 0, "no attempt waited in vain");
+    world.end([server]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_hears_again_after_its_connections_to_redis_were_forgotten() {
+    let world = World::new().await;
+    let relay = Relay::start().await;
+    relay.lead_to(world.tickr.config.redis_url().unwrap().expose());
+    let url = relay.redis_url();
+    let server = world.server(&[("CHAT_PRESENCE_MS", "800"), ("TICKR_REDIS_URL", &url)]).await;
+    let conversation = server.direct("ada", "bob").await;
+    // Bob asks for no inbox: only a push reaches him.
+    let quiet = Manner { syncs: false, ..Manner::default() };
+    let bob = Person::join_as("bob", "phone", &[&server], quiet).await;
+    server.post("ada", &conversation, 1, "before").await;
+    bob.until("the first message is here", |seen| seen.messages.len() == 1).await;
+    // A firewall forgets the connections of now, and takes new ones.
+    let before = relay.connections();
+    relay.set(Condition::HalfOpen);
+    eventually("the server tries again", || async { (relay.connections() > before).then_some(()) }).await;
+    relay.set(Condition::Pass);
+    // The server hears it at one of the attempts, and bob confirms it.
+    server.post("ada", &conversation, 2, "after").await;
+    bob.until("the second message is here", |seen| seen.messages.len() == 2).await;
+    world.until_idle().await;
+    assert_eq!(world.tickr.get("/v1/dead-letters").await.body["data"], json!([]));
+    drop(bob);
     world.end([server]).await;
 }
 
