@@ -9,12 +9,15 @@
 
 const $ = (id) => document.getElementById(id);
 const RESEND_MS = 5_000;
-/** After as many tries a message waits for the next connection. */
+/** After as many tries the connection is given up, and the message waits for the next one. */
 const TRIES = 4;
+/** The longest wait for a part of the inbox. */
+const SYNC_MS = 30_000;
 const TYPING_MS = 3_000;
 const PRESENCE_MS = 30_000;
-/** The first pause before calls that failed are made again. */
-const LOAD_AGAIN_MS = 1_000;
+/** The first pause before what the server could not do is asked for again, and the longest one. */
+const AGAIN_MS = 1_000;
+const LONGEST_AGAIN_MS = 15_000;
 
 const state = {
   user: null,
@@ -27,6 +30,10 @@ const state = {
   cursor: null,
   newest: 0,
   syncing: false,
+  syncTimer: null,
+  /** What is asked for again soon, by the type of its frame. */
+  repeats: new Map(),
+  repeatPause: AGAIN_MS,
   seen: new Set(),
   outbox: [],
   /** The message of each conversation that is under way to the server. */
@@ -88,15 +95,39 @@ function connect() {
   const where = location.origin.replace(/^http/, 'ws');
   const socket = new WebSocket(`${where}/ws?user=${encodeURIComponent(state.user)}&device=${state.device}`);
   state.socket = socket;
-  socket.onmessage = (event) => hear(JSON.parse(event.data)).catch((error) => complain('wrong', error));
-  socket.onclose = () => {
-    state.greeted = false;
-    state.syncing = false;
-    showLine('offline', 'offline, trying again');
-    showPresence();
-    setTimeout(connect, state.pause * (0.75 + Math.random() / 2));
-    state.pause = Math.min(state.pause * 2, 4_000);
-  };
+  socket.onmessage = (event) =>
+    hear(JSON.parse(event.data)).catch((error) => {
+      complain('wrong', error);
+      if (state.socket === socket) hangUp();
+    });
+  socket.onclose = lost;
+}
+
+const jitter = (pause) => pause * (0.75 + Math.random() / 2);
+
+function lost() {
+  state.greeted = false;
+  state.syncing = false;
+  clearTimeout(state.syncTimer);
+  state.repeats.forEach(clearTimeout);
+  state.repeats.clear();
+  state.flying.forEach((flight) => clearTimeout(flight.timer));
+  state.flying.clear();
+  showLine('offline', 'offline, trying again');
+  showPresence();
+  setTimeout(connect, jitter(state.pause));
+  state.pause = Math.min(state.pause * 2, 4_000);
+}
+
+/**
+ * Give up this connection. The next one says, asks for and loads everything again, so this mends whatever went wrong.
+ * The end is not waited for: a server that does not answer may not answer that either.
+ */
+function hangUp() {
+  const { socket } = state;
+  Object.assign(socket, { onmessage: null, onclose: null });
+  socket.close();
+  lost();
 }
 
 function say(frame) {
@@ -108,11 +139,8 @@ function say(frame) {
 const hears = {
   hello() {
     state.greeted = true;
-    state.pause = 250;
     showLine('online', 'online');
     // What waits here goes first, and does not depend on calls that may fail.
-    state.flying.forEach((flight) => clearTimeout(flight.timer));
-    state.flying.clear();
     new Set(state.outbox.map((waiting) => waiting.conversation_id)).forEach(post);
     sync();
     if (state.open) say({ type: 'open', conversation_id: state.open });
@@ -126,8 +154,11 @@ const hears = {
   async batch(frame) {
     for (const message of frame.messages) await add(message);
     state.cursor = Math.max(state.cursor ?? 0, frame.place);
-    if (frame.messages.length > 0) say({ type: 'synced', place: state.cursor });
+    if (frame.messages.length > 0) tellSynced();
     state.syncing = false;
+    clearTimeout(state.syncTimer);
+    state.pause = 250;
+    state.repeatPause = AGAIN_MS;
     if (frame.more || state.newest > state.cursor) sync();
   },
   ack(frame) {
@@ -194,8 +225,34 @@ const hears = {
     sync();
     load(state.socket);
   },
-  error: (frame) => complain('wrong', frame.detail),
+  error(frame) {
+    complain('wrong', frame.detail);
+    if (frame.code === 'unavailable') repeat(frame.to);
+    else if (frame.message_id) refuse(frame);
+  },
 };
+
+/** What is asked for again. A message that waits has a timer of its own, and the rest is said again anyway. */
+const repeats = {
+  sync() {
+    state.syncing = false;
+    sync();
+  },
+  synced: () => tellSynced(),
+  // The list says what the server knows to be read. The rest is told again when the conversation is shown.
+  read: () => loadConversations().catch(() => repeat('read')),
+};
+
+/** Ask again for what the server could not do, after a pause that grows until it can. */
+function repeat(type) {
+  if (!repeats[type] || state.repeats.has(type)) return;
+  const timer = setTimeout(() => {
+    state.repeats.delete(type);
+    repeats[type]();
+  }, jitter(state.repeatPause));
+  state.repeats.set(type, timer);
+  state.repeatPause = Math.min(2 * state.repeatPause, LONGEST_AGAIN_MS);
+}
 
 async function hear(frame) {
   await hears[frame.type]?.(frame);
@@ -206,7 +263,11 @@ async function hear(frame) {
 function sync() {
   if (state.syncing) return;
   state.syncing = say(state.cursor === null ? { type: 'sync' } : { type: 'sync', after: state.cursor });
+  clearTimeout(state.syncTimer);
+  if (state.syncing) state.syncTimer = setTimeout(hangUp, SYNC_MS);
 }
+
+const tellSynced = () => say({ type: 'synced', place: state.cursor });
 
 let syncedTimer = null;
 
@@ -218,7 +279,7 @@ function arrived(place) {
   state.cursor = place;
   syncedTimer ??= setTimeout(() => {
     syncedTimer = null;
-    say({ type: 'synced', place: state.cursor });
+    tellSynced();
   }, 1_000);
 }
 
@@ -272,7 +333,7 @@ async function loadConversations() {
  * Load the conversations, and the newest messages of each. A call that fails stops no other one, and is made again while
  * this connection lasts.
  */
-async function load(socket, wait = LOAD_AGAIN_MS) {
+async function load(socket, wait = AGAIN_MS) {
   if (state.socket !== socket || socket.readyState !== WebSocket.OPEN) return;
   const wrong = [];
   await loadConversations().catch((error) => wrong.push(error));
@@ -285,8 +346,8 @@ async function load(socket, wait = LOAD_AGAIN_MS) {
   }
   if (wrong.length > 0) {
     complain('wrong', wrong[0]);
-    setTimeout(() => load(socket, Math.min(2 * wait, 15_000)), wait * (0.75 + Math.random() / 2));
-  } else if (wait > LOAD_AGAIN_MS) complain('wrong');
+    setTimeout(() => load(socket, Math.min(2 * wait, LONGEST_AGAIN_MS)), jitter(wait));
+  } else if (wait > AGAIN_MS) complain('wrong');
 }
 
 /** Load the newest messages of a conversation, with their ticks. */
@@ -358,9 +419,27 @@ function post(id) {
 function send(waiting, count) {
   const { conversation_id: id, message_id, client_seq, content } = waiting;
   if (!say({ type: 'send', conversation_id: id, message_id, client_seq, content })) return;
-  const again = () => send(waiting, count + 1);
-  const timer = count < TRIES ? setTimeout(again, RESEND_MS) : null;
-  state.flying.set(id, { id: message_id, timer });
+  const again = () => (count < TRIES ? send(waiting, count + 1) : hangUp());
+  state.flying.set(id, { id: message_id, timer: setTimeout(again, RESEND_MS) });
+}
+
+/** The server does not take a message and would not take it later either. It holds up nothing behind it. */
+function refuse({ message_id, detail }) {
+  const refused = state.outbox.find((waiting) => waiting.message_id === message_id);
+  if (!refused) return;
+  const { conversation_id: id, client_seq } = refused;
+  state.outbox = state.outbox.filter((waiting) => waiting !== refused);
+  keepOutbox();
+  const message = find(id, message_id);
+  if (message) {
+    // It stays where it is now, and what is sent later is shown behind it.
+    const seqs = [...state.conversations.get(id).messages.values()].map((one) => one.seq ?? 0);
+    Object.assign(message, { waits: false, refused: detail, behind: Math.max(...seqs) + 0.5 });
+  }
+  if (state.flying.get(id)?.id === message_id) land(id);
+  renumber(id, client_seq);
+  post(id);
+  draw();
 }
 
 /** The message that was under way has its answer. */
@@ -442,6 +521,7 @@ function drawList() {
 }
 
 function tick(conversation, message) {
+  if (message.refused) return ['refused', '✗', message.refused];
   if (message.waits) return ['waits', '🕓', 'waits for the server'];
   const others = message.of ?? conversation.members.length - 1;
   const readers = message.read ?? 0;
@@ -460,7 +540,8 @@ function drawTalk() {
   if (!conversation) return;
   $('title').textContent = nameOf(conversation);
   const messages = [...conversation.messages.values()];
-  messages.sort((a, b) => (a.seq ?? Infinity) - (b.seq ?? Infinity) || a.client_seq - b.client_seq);
+  const place = (message) => message.seq ?? message.behind ?? Infinity;
+  messages.sort((a, b) => place(a) - place(b) || a.client_seq - b.client_seq);
   const list = $('messages');
   const atEnd = list.scrollHeight - list.scrollTop - list.clientHeight < 60;
   const items = messages.map((message) => {

@@ -48,6 +48,21 @@ enum FromClient {
     Open { conversation_id: String },
 }
 
+impl FromClient {
+    /// Return the type of the frame. An error names it, so that the client knows what to repeat.
+    const fn kind(&self) -> &'static str {
+        match self {
+            Self::Send { .. } => "send",
+            Self::Ack { .. } => "ack",
+            Self::Sync { .. } => "sync",
+            Self::Synced { .. } => "synced",
+            Self::Read { .. } => "read",
+            Self::TypingStart { .. } => "typing_start",
+            Self::Open { .. } => "open",
+        }
+    }
+}
+
 /// Answer to a message that was stored.
 #[derive(Serialize)]
 struct Ack<'a> {
@@ -140,15 +155,16 @@ impl Session {
     }
 
     async fn answer(&self, text: &str) -> Vec<Value> {
-        let frame = match serde_json::from_str(text) {
+        let frame: FromClient = match serde_json::from_str(text) {
             Ok(frame) => frame,
             Err(error) => return vec![wrong(&format!("the frame cannot be read: {error}"))],
         };
+        let kind = frame.kind();
         match self.carry_out(frame).await {
             Ok(answer) => answer.into_iter().collect(),
             Err(error) => {
                 tracing::warn!("a frame was not carried out: {error:#}");
-                vec![json!({"type": "error", "code": "unavailable", "detail": "try again soon"})]
+                vec![json!({"type": "error", "to": kind, "code": "unavailable", "detail": "try again soon"})]
             }
         }
     }
@@ -195,7 +211,7 @@ impl Session {
             }),
             Err(refusal) => {
                 let (_, code, detail) = refusal.in_words();
-                json!({"type": "error", "code": code, "detail": detail, "message_id": id})
+                json!({"type": "error", "to": "send", "code": code, "detail": detail, "message_id": id})
             }
         }
     }

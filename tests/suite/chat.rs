@@ -1065,6 +1065,12 @@ async fn messages_that_wait_in_a_page_keep_their_order_when_another_device_has_s
     // One is refused, and each is sent once after it. A slow machine may send again.
     let sent = frames(&ada, "send").await;
     assert!(sent <= 8, "{sent} frames for three messages");
+
+    // A message that the server does not take holds up nothing. A control character is white space to it alone.
+    write(&ada, "\u{85}").await;
+    write(&ada, "four").await;
+    ticks(&ada, &["sent", "sent", "sent", "sent", "sent", "refused", "sent"]).await;
+    assert_eq!(stored(&one, "ada", &conversation).await, [&wanted[..], &["four"]].concat());
     drop(ada);
     world.end([one, two]).await;
 }
@@ -1191,6 +1197,68 @@ async fn a_server_hears_again_after_its_connections_to_redis_were_forgotten() {
     bob.until("the second message is here", |seen| seen.messages.len() == 2).await;
     world.until_idle().await;
     assert_eq!(world.tickr.get("/v1/dead-letters").await.body["data"], json!([]));
+    drop(bob);
+    world.end([server]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_page_asks_again_for_what_the_server_could_not_do() {
+    let Some(browser) = Browser::shared().await else { return };
+    let world = World::new().await;
+    let server = world.server(&[("CHAT_PRESENCE_MS", "800")]).await;
+    let conversation = server.direct("ada", "bob").await;
+    let bob = browser.page(&server.url).await;
+    bob.visit("/?as=bob").await;
+    bob.has(&button("ada")).await;
+    count_frames(&bob).await;
+    // Pauses of the page are a tenth, so that the test is short.
+    bob.eval::<()>(
+        "void (window.plainTimeout = setTimeout, window.setTimeout = (act, ms) => plainTimeout(act, ms / 10))",
+    )
+    .await;
+
+    // A message is sent, and was not read for sure when the server could not write it.
+    server.post("ada", &conversation, 1, "one").await;
+    bob.until("the message is here", "document.querySelector('.unread')?.textContent === '1'").await;
+    world.until_idle().await;
+    world.tickr.sql("RENAME TABLE chat_members TO members_away").await;
+    bob.click(&button("ada")).await;
+    bob.reads("try again soon").await;
+    world.tickr.sql("RENAME TABLE members_away TO chat_members").await;
+    eventually("the message is read", || async {
+        (server.history("ada", &conversation).await[0]["read"] == 1).then_some(())
+    })
+    .await;
+
+    // A message that the page could not send four times in a row.
+    bob.has(&field("Message")).await;
+    world.tickr.sql("RENAME TABLE chat_messages TO messages_away").await;
+    let before = frames(&bob, "send").await;
+    write(&bob, "two").await;
+    bob.until("it was sent four times", &format!("said.filter((one) => one === 'send').length >= {}", before + 4)).await;
+    world.tickr.sql("RENAME TABLE messages_away TO chat_messages").await;
+    ticks(&bob, &["sent"]).await;
+
+    // The inbox, which the page could not fetch.
+    world.until_idle().await;
+    bob.eval::<()>("void (document.getElementById('wrong').textContent = '')").await;
+    let syncs = frames(&bob, "sync").await;
+    world.tickr.sql("RENAME TABLE chat_inbox TO inbox_away").await;
+    world.forget().await;
+    bob.until("it asked", &format!("said.filter((one) => one === 'sync').length > {syncs}")).await;
+    bob.reads("try again soon").await;
+    world.tickr.sql("RENAME TABLE inbox_away TO chat_inbox").await;
+    let place = world.tickr.count("SELECT last_place FROM chat_users WHERE id = 'bob'").await;
+    // A message that no delivery takes along: another device has confirmed it.
+    fill(&world, &conversation, "ada", "bob", place + 1, place + 1).await;
+    world.tickr.sql("UPDATE chat_inbox SET delivered_at = UTC_TIMESTAMP(3) WHERE delivered_at IS NULL").await;
+    server.post("ada", &conversation, place + 2, "last").await;
+    bob.reads("last").await;
+    let missing = (place + 1).to_string();
+    bob.until("the gap is filled", &format!(
+        "[...document.querySelectorAll('.content')].some((one) => one.textContent === '{missing}')"
+    ))
+    .await;
     drop(bob);
     world.end([server]).await;
 }
