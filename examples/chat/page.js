@@ -52,7 +52,23 @@ function make(name, text, attributes = {}) {
 }
 
 const kept = (name) => `chat:${state.user}:${name}`;
-const keepOutbox = () => localStorage.setItem(kept('outbox'), JSON.stringify(state.outbox));
+/** Each message that waits has a key of its own: the tabs of a user share the storage. */
+const keptMessage = (id) => kept(`outbox:${id}`);
+const keep = (waiting) => localStorage.setItem(keptMessage(waiting.message_id), JSON.stringify(waiting));
+
+/** Take a message out of the queue, and out of the storage. */
+function unkeep(id) {
+  state.outbox = state.outbox.filter((waiting) => waiting.message_id !== id);
+  localStorage.removeItem(keptMessage(id));
+}
+
+/** Return the messages that wait in the storage, oldest first. */
+function keptMessages() {
+  const keys = Object.keys(localStorage).filter((key) => key.startsWith(keptMessage('')));
+  const found = keys.map((key) => JSON.parse(localStorage.getItem(key)));
+  return found.sort((a, b) => a.at.localeCompare(b.at) || a.client_seq - b.client_seq);
+}
+
 const clock = (at) => new Date(at).toLocaleTimeString([], { hour: '2-digit', minute: '2-digit' });
 
 async function call(method, path, body) {
@@ -76,7 +92,7 @@ async function signIn(name) {
   state.user = user;
   state.device = localStorage.getItem(kept('device')) ?? `web-${crypto.randomUUID().slice(0, 8)}`;
   localStorage.setItem(kept('device'), state.device);
-  state.outbox = JSON.parse(localStorage.getItem(kept('outbox')) ?? '[]');
+  state.outbox = keptMessages();
   document.title = `${user} · Chat`;
   $('me').textContent = user;
   $('sign-in').hidden = true;
@@ -308,9 +324,7 @@ function settle({ conversation_id: id, message_id, client_seq }) {
   const conversation = state.conversations.get(id);
   const expected = Math.max(conversation?.expected ?? 1, client_seq + 1);
   if (conversation) conversation.expected = expected;
-  const waited = state.outbox.length;
-  state.outbox = state.outbox.filter((waiting) => waiting.message_id !== message_id);
-  if (state.outbox.length < waited) keepOutbox();
+  unkeep(message_id);
   if (state.flying.get(id)?.id === message_id) land(id);
   if (!state.flying.has(id)) {
     renumber(id, expected);
@@ -403,7 +417,7 @@ function write(content) {
     at: new Date().toISOString(),
   };
   state.outbox.push(waiting);
-  keepOutbox();
+  keep(waiting);
   show(waiting);
   post(conversation.id);
   draw();
@@ -428,8 +442,7 @@ function refuse({ message_id, detail }) {
   const refused = state.outbox.find((waiting) => waiting.message_id === message_id);
   if (!refused) return;
   const { conversation_id: id, client_seq } = refused;
-  state.outbox = state.outbox.filter((waiting) => waiting !== refused);
-  keepOutbox();
+  unkeep(message_id);
   const message = find(id, message_id);
   if (message) {
     // It stays where it is now, and what is sent later is shown behind it.
@@ -454,8 +467,8 @@ function renumber(id, expected) {
   if (waiting.length === 0 || waiting[0].client_seq === expected) return;
   waiting.forEach((message, place) => {
     message.client_seq = expected + place;
+    keep(message);
   });
-  keepOutbox();
 }
 
 // What is shown

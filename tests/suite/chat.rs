@@ -1076,6 +1076,37 @@ async fn messages_that_wait_in_a_page_keep_their_order_when_another_device_has_s
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn what_two_tabs_of_a_user_could_not_send_is_sent_when_a_tab_is_opened_again() {
+    let Some(browser) = Browser::shared().await else { return };
+    let world = World::new().await;
+    let place = lasting_addr().to_string();
+    let (one, mut two) = (world.server(&[]).await, world.server(&[("CHAT_ADDR", &place)]).await);
+    let conversation = one.direct("ada", "bob").await;
+    let first = browser.page(&two.url).await;
+    let second = first.beside().await;
+    for page in [&first, &second] {
+        open(page, "ada", "bob").await;
+    }
+    two.runner.kill9();
+    for (page, text) in [(&first, "from the first tab"), (&second, "from the second tab")] {
+        page.reads("offline, trying again").await;
+        write(page, text).await;
+        ticks(page, &["waits"]).await;
+    }
+    // Both tabs are closed.
+    for page in [&first, &second] {
+        page.blank().await;
+    }
+    let two = world.server(&[("CHAT_ADDR", &place)]).await;
+    open(&first, "ada", "bob").await;
+    ticks(&first, &["sent", "sent"]).await;
+    assert_eq!(stored(&one, "ada", &conversation).await, ["from the first tab", "from the second tab"]);
+    assert!(first.eval::<bool>("!Object.keys(localStorage).some((key) => key.includes('outbox'))").await);
+    drop((first, second));
+    world.end([one, two]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_member_of_a_large_group_misses_nothing_when_redis_forgets_who_is_online() {
     let Some(browser) = Browser::shared().await else { return };
     let world = World::new().await;

@@ -378,6 +378,12 @@ impl Page {
         self.browser.tab(&self.base, self.context.clone()).await
     }
 
+    /// Leave the document, as a tab does that is closed. The profile stays.
+    pub(crate) async fn blank(&self) {
+        self.call("Page.navigate", json!({"url": "about:blank"})).await;
+        self.until("the tab is blank", "location.href === 'about:blank'").await;
+    }
+
     /// Return the number of requests for this path that have no end yet.
     pub(crate) fn under_way(&self, path: &str) -> usize {
         self.seen.lock().unwrap().requests.values().filter(|asked| *asked == path).count()
