@@ -173,8 +173,10 @@ impl Handler for Deliveries {
         };
         match outage.judge(presence.push(&job.user, &messages).await)? {
             Reached::Confirmed => {
-                store.confirm(&job.user, &messages).await?;
+                // The sender is told first: an attempt that ends between the two is repeated, and tells it again. The other
+                // way round the repetition would find that there is nothing left to do.
                 outage.judge(presence.tell_delivered(&job.user, &messages).await)?;
+                store.confirm(&job.user, &messages).await?;
                 Output::json(&"pushed")
             }
             Reached::Offline => self.offline(&job, &messages),

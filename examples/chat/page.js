@@ -309,7 +309,10 @@ async function add(message) {
   const first = !state.seen.has(message.message_id);
   state.seen.add(message.message_id);
   const known = conversation.messages.get(message.message_id);
-  conversation.messages.set(message.message_id, { delivered: 0, read: 0, ...known, ...message, waits: false });
+  // A receipt may have come while the answer of a call was on its way, which says less then.
+  const told = (tick) => Math.max(known?.[tick] ?? 0, message[tick] ?? 0);
+  const ticks = { delivered: told('delivered'), read: told('read') };
+  conversation.messages.set(message.message_id, { ...known, ...message, ...ticks, waits: false });
   if (message.sender === state.user) {
     settle(message);
   } else if (first) {

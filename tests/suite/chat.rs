@@ -1107,6 +1107,40 @@ async fn what_two_tabs_of_a_user_could_not_send_is_sent_when_a_tab_is_opened_aga
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn an_answer_that_comes_after_a_receipt_takes_no_tick_back() {
+    let Some(browser) = Browser::shared().await else { return };
+    let world = World::new().await;
+    let server = world.server(&[("CHAT_PRESENCE_MS", "800")]).await;
+    server.direct("ada", "bob").await;
+    let ada = browser.page(&server.url).await;
+    open(&ada, "ada", "bob").await;
+    write(&ada, "one").await;
+    ticks(&ada, &["sent"]).await;
+    world.until_idle().await;
+    // The page reads its conversation, and the answer waits.
+    ada.eval::<()>(
+        "void (window.plainFetch = fetch, window.held = [], window.fetch = async (path, how) => { \
+         const answer = await plainFetch(path, how); \
+         if (path.includes('/messages')) await new Promise((go) => held.push(go)); return answer; })",
+    )
+    .await;
+    world.forget().await;
+    ada.until("an answer waits", "held.length > 0").await;
+    let bob = Person::join("bob", &[&server]).await;
+    ticks(&ada, &["delivered"]).await;
+    ada.eval::<()>(
+        "void (window.drawn = false, window.plainParse = JSON.parse, JSON.parse = (text) => { \
+         if (text.includes('\"messages\":[')) requestAnimationFrame(() => requestAnimationFrame(() => { drawn = true; })); \
+         return plainParse(text); }, window.fetch = plainFetch, held.forEach((go) => go()))",
+    )
+    .await;
+    ada.until("the answer is shown", "drawn").await;
+    ticks(&ada, &["delivered"]).await;
+    drop((ada, bob));
+    world.end([server]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_member_of_a_large_group_misses_nothing_when_redis_forgets_who_is_online() {
     let Some(browser) = Browser::shared().await else { return };
     let world = World::new().await;
