@@ -128,7 +128,7 @@ impl Handler for FanOuts {
     async fn run(&self, job: FanOut, _ctx: Context) -> Outcome {
         let Handlers { store, presence, sizes, outage, .. } = &self.0;
         let FanOut { conversation, seq } = job;
-        let Some(sender) = store.sender(&conversation, seq).await? else {
+        let Some((sender, left)) = store.sender(&conversation, seq).await? else {
             return Err(Failure::reject("there is no such message"));
         };
         let mut members = store.members(&conversation).await?;
@@ -145,7 +145,7 @@ impl Handler for FanOuts {
         let delivery = |user: String| {
             let key = user_key(&user);
             let job = Deliver { conversation: conversation.clone(), seq, user, stored };
-            Ok(FollowUp::of(&job)?.order_key(key).on_failure(OnFailure::Skip).expires_in(store.expiry()))
+            Ok(FollowUp::of(&job)?.order_key(key).on_failure(OnFailure::Skip).expires_in(left))
         };
         let reached = members.len();
         let deliveries = members.into_iter().map(delivery).collect::<Result<Vec<_>, Failure>>()?;

@@ -121,7 +121,7 @@ fn private_config(services: &Services) -> anyhow::Result<Config> {
 
 /// Start everything, wait for a signal, and stop everything.
 async fn serve(config: &Config, settings: Settings, private: bool, signals: &mut Signals) -> anyhow::Result<()> {
-    let store = Store::connect(config.mysql_url()?.expose(), settings.expiry).await?;
+    let store = Store::connect(config.mysql_url()?.expose(), settings.expiry, settings.sizes.write).await?;
     let (url, prefix) = (config.redis_url()?.expose(), &config.redis_prefix);
     let presence = Presence::connect(url, prefix, store.clone(), settings.presence_ttl).await?;
     // Deliveries need both until the last handler has ended, so these two stop after the runner.

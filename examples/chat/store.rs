@@ -30,6 +30,8 @@ pub(crate) struct Store {
     pub(crate) pool: MySqlPool,
     /// Age at which a message is not delivered any more.
     expiry: Duration,
+    /// Members of the largest groups with inbox rows.
+    inboxes_up_to: usize,
 }
 
 /// A message as a client sends it.
@@ -166,7 +168,7 @@ fn utc(row: &MySqlRow, column: &str) -> Result<DateTime<Utc>, sqlx::Error> {
 
 impl Store {
     /// Connect, and make the tables that are missing.
-    pub(crate) async fn connect(url: &str, expiry: Duration) -> anyhow::Result<Self> {
+    pub(crate) async fn connect(url: &str, expiry: Duration, inboxes_up_to: usize) -> anyhow::Result<Self> {
         let options: MySqlConnectOptions = url.parse().context("read the URL of MySQL")?;
         let pool = MySqlPoolOptions::new()
             .max_connections(CONNECTIONS)
@@ -187,12 +189,7 @@ impl Store {
         let made = conn.execute(sqlx::raw_sql(include_str!("schema.sql"))).await;
         sqlx::query("SELECT RELEASE_LOCK('chat_schema')").execute(&mut *conn).await?;
         made.context("make the tables of the chat")?;
-        Ok(Self { pool, expiry })
-    }
-
-    /// Return the age at which a message is not delivered any more.
-    pub(crate) const fn expiry(&self) -> Duration {
-        self.expiry
+        Ok(Self { pool, expiry, inboxes_up_to })
     }
 
     /// Add a user, or bring a deleted one back.
@@ -305,11 +302,16 @@ impl Store {
         rows.iter().map(|row| row.try_get("user")).collect()
     }
 
-    /// Return the sender of a message.
-    pub(crate) async fn sender(&self, conversation: &str, seq: i64) -> Result<Option<String>, sqlx::Error> {
-        let sql = "SELECT sender FROM chat_messages WHERE conversation = ? AND seq = ?";
+    /// Return the sender of a message, and the time in which it may still be delivered.
+    pub(crate) async fn sender(&self, conversation: &str, seq: i64) -> Result<Option<(String, Duration)>, sqlx::Error> {
+        let sql = "SELECT sender, TIMESTAMPDIFF(MICROSECOND, at, UTC_TIMESTAMP(3)) AS age FROM chat_messages \
+                   WHERE conversation = ? AND seq = ?";
         let row = sqlx::query(sql).bind(conversation).bind(seq).fetch_optional(&self.pool).await?;
-        row.map(|row| row.try_get("sender")).transpose()
+        let Some(row) = row else { return Ok(None) };
+        let age = Duration::from_micros(u64::try_from(row.try_get::<i64, _>("age")?).unwrap_or(0));
+        // An older one has a fan-out because an operator wants it to have one.
+        let left = self.expiry.checked_sub(age).filter(|left| !left.is_zero()).unwrap_or(self.expiry);
+        Ok(Some((row.try_get("sender")?, left)))
     }
 
     /// Return whether a user is a member of a conversation.
@@ -423,6 +425,8 @@ impl Store {
             return Ok(Placed::Refused("there is no such recipient"));
         };
         if found.try_get("deleted")? {
+            raise_reached(&mut tx, job, *seq).await?;
+            tx.commit().await?;
             return Ok(Placed::Refused("the account of the recipient is deleted"));
         }
         let sql = "SELECT m.inbox_seq, i.place, i.delivered_at IS NOT NULL AS confirmed, \
@@ -450,8 +454,7 @@ impl Store {
         }
         put(&mut tx, user, conversation, &places).await?;
         let last = places.last().map_or(*seq, |last| *last.max(seq));
-        let sql = "UPDATE chat_members SET inbox_seq = GREATEST(inbox_seq, ?) WHERE conversation = ? AND user = ?";
-        sqlx::query(sql).bind(last).bind(conversation).bind(user).execute(&mut *tx).await?;
+        raise_reached(&mut tx, job, last).await?;
         tx.commit().await?;
         if blocked && found.try_get::<i64, _>("confirmed")? == 0 {
             return Ok(Placed::Refused(BLOCKED));
@@ -483,10 +486,14 @@ impl Store {
                    AND x.at > UTC_TIMESTAMP(3) - INTERVAL ? MICROSECOND \
                    AND NOT EXISTS (SELECT 1 FROM chat_blocks b WHERE b.user = ? AND b.blocked = x.sender) \
                    ORDER BY x.seq LIMIT ?";
-        let age = i64::try_from(self.expiry.as_micros()).unwrap_or(i64::MAX);
         let found = sqlx::query(sql).bind(&job.conversation).bind(reached).bind(&job.user);
-        let rows = found.bind(age).bind(&job.user).bind(TOGETHER).fetch_all(tx).await?;
+        let rows = found.bind(self.age()).bind(&job.user).bind(TOGETHER).fetch_all(tx).await?;
         rows.iter().map(|row| row.try_get("seq")).collect()
+    }
+
+    /// Return the expiry in microseconds.
+    fn age(&self) -> i64 {
+        i64::try_from(self.expiry.as_micros()).unwrap_or(i64::MAX)
     }
 
     /// Note that a device has confirmed these messages of one conversation.
@@ -567,13 +574,17 @@ impl Store {
         }))
     }
 
-    /// Read a conversation behind a message, with the ticks of each message.
+    /// Read a conversation behind a message as a user may see it, with the ticks of each message.
+    ///
+    /// A message of another user is shown once it is in the inbox of this user, so one that was refused or has expired is
+    /// not. In groups without inbox rows it is shown until it expires, and after that if this user has had it before.
     pub(crate) async fn history(
         &self,
         conversation: &str,
         user: &str,
         after: i64,
     ) -> Result<(Vec<Entry>, bool), sqlx::Error> {
+        let large = self.members(conversation).await?.len() > self.inboxes_up_to;
         let sql = "SELECT x.*, NULL AS place, c.receipts, c.is_group, \
                    (SELECT COUNT(*) FROM chat_members m WHERE m.conversation = x.conversation) - 1 AS recipients, \
                    (SELECT COUNT(*) FROM chat_inbox i WHERE i.conversation = x.conversation AND i.seq = x.seq \
@@ -583,11 +594,16 @@ impl Store {
                    (SELECT COUNT(*) FROM chat_members m WHERE m.conversation = x.conversation AND m.user <> x.sender \
                     AND m.read_seq >= x.seq) AS has_read \
                    FROM chat_messages x JOIN chat_conversations c ON c.id = x.conversation \
-                   WHERE x.conversation = ? AND x.seq > ? \
-                   AND NOT EXISTS (SELECT 1 FROM chat_blocks b WHERE b.user = ? AND b.blocked = x.sender) \
+                   JOIN chat_members own ON own.conversation = x.conversation AND own.user = ? \
+                   WHERE x.conversation = ? AND x.seq > ? AND (x.sender = own.user \
+                   OR EXISTS (SELECT 1 FROM chat_inbox i \
+                    WHERE i.conversation = x.conversation AND i.seq = x.seq AND i.user = own.user) \
+                   OR ? AND (x.at > UTC_TIMESTAMP(3) - INTERVAL ? MICROSECOND \
+                    OR x.seq <= GREATEST(own.read_seq, own.delivered_seq))) \
+                   AND NOT EXISTS (SELECT 1 FROM chat_blocks b WHERE b.user = own.user AND b.blocked = x.sender) \
                    ORDER BY x.seq LIMIT ?";
-        let found = sqlx::query(sql).bind(conversation).bind(after).bind(user).bind(BATCH + 1);
-        let rows = found.fetch_all(&self.pool).await?;
+        let found = sqlx::query(sql).bind(user).bind(conversation).bind(after).bind(large).bind(self.age());
+        let rows = found.bind(BATCH + 1).fetch_all(&self.pool).await?;
         let batch = usize::try_from(BATCH).unwrap_or(usize::MAX);
         let entry = |row: &MySqlRow| {
             let has_read: i64 = row.try_get("has_read")?;
@@ -681,6 +697,12 @@ async fn next_places(tx: &mut MySqlConnection, user: &str, count: usize) -> Resu
     let done = sqlx::query(sql).bind(count).bind(user).execute(tx).await?;
     let last = i64::try_from(done.last_insert_id()).unwrap_or(i64::MAX);
     Ok(last - count + 1)
+}
+
+/// Note that the messages of a conversation up to this one are in the inbox of a user, or were refused.
+async fn raise_reached(tx: &mut MySqlConnection, job: &Deliver, seq: i64) -> Result<(), sqlx::Error> {
+    let sql = "UPDATE chat_members SET inbox_seq = GREATEST(inbox_seq, ?) WHERE conversation = ? AND user = ?";
+    sqlx::query(sql).bind(seq).bind(&job.conversation).bind(&job.user).execute(tx).await.map(drop)
 }
 
 /// Put messages of one conversation into an inbox.

@@ -688,6 +688,7 @@ async fn a_refused_delivery_is_a_dead_letter_at_once_and_holds_up_nothing() {
     server.post("ada", &conversation, 2, "welcome").await;
     bob.until("the next message is here", |seen| seen.messages.len() == 1).await;
     assert_eq!(bob.contents(&conversation), ["welcome"]);
+    assert_eq!(stored(&server, "bob", &conversation).await, ["welcome"]);
 
     assert_eq!(server.ask("carl", Method::DELETE, "/account", Value::Null).await.0, 204);
     server.post("ada", &with_carl, 1, "to a deleted account").await;
@@ -700,6 +701,14 @@ async fn a_refused_delivery_is_a_dead_letter_at_once_and_holds_up_nothing() {
     errors.sort_unstable();
     assert_eq!(errors, ["the account of the recipient is deleted", "the recipient has blocked the sender"]);
 
+    // A user who comes back gets what is written from then on.
+    server.sign_in(&["carl"]).await;
+    let carl = Person::join("carl", &[&server]).await;
+    server.post("ada", &with_carl, 2, "hello again").await;
+    carl.until("the next message is here", |seen| !seen.messages.is_empty()).await;
+    assert_eq!(carl.contents(&with_carl), ["hello again"]);
+    assert_eq!(stored(&server, "carl", &with_carl).await, ["hello again"]);
+
     // After the repair an operator replays the letter.
     let old = delivery(&world, "bob", "the failed job", |job| job["state"] == "failed").await;
     let tickr = server.runner.base().await;
@@ -711,7 +720,7 @@ async fn a_refused_delivery_is_a_dead_letter_at_once_and_holds_up_nothing() {
     let old = world.tickr.get(&format!("/v1/jobs/{id}")).await.body;
     assert_eq!(old["dead_letter"]["status"], "replayed");
     world.until_idle().await;
-    drop(bob);
+    drop((bob, carl));
     world.end([server]).await;
 }
 
@@ -853,6 +862,9 @@ async fn a_message_that_is_older_than_its_expiry_is_never_delivered() {
     bob.until("the next message is here", |seen| seen.messages.len() == 1).await;
     assert_eq!(bob.contents(&conversation), ["in time"]);
     world.until_idle().await;
+    // It is not in the conversation either, except for its sender.
+    assert_eq!(stored(&server, "bob", &conversation).await, ["in time"]);
+    assert_eq!(stored(&server, "ada", &conversation).await, ["too old", "in time"]);
     drop(bob);
     world.end([server]).await;
 }
