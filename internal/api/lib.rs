@@ -348,6 +348,7 @@ pub fn router(parts: ApiParts) -> Router {
         .fallback(not_found)
         .method_not_allowed_fallback(method_not_allowed)
         .layer(middleware::from_fn_with_state(Arc::clone(&api), http::auth::check))
+        .layer(middleware::from_fn_with_state(Arc::clone(&api), compat::refusal::translate))
         .layer(middleware::from_fn_with_state(Arc::clone(&api), set_default_headers))
         .layer(middleware::from_fn(http::observe::observe))
         .layer(CatchPanicLayer::custom(|_| {

@@ -290,6 +290,10 @@ async fn requests_that_are_not_valid_get_400_and_unknown_tasks_404() {
             assert_eq!(call(&base, path, &json!({"id": id}).to_string()).await.0, 404, "{path} {id}");
         }
     }
+    // Its README knows 400 alone for a request that is not valid.
+    let large = json!({"callback": "http://127.0.0.1:8888/", "content": "x".repeat(2 << 20)}).to_string();
+    let (status, said) = call(&base, "/create", &large).await;
+    assert!(status == 400 && said.contains("too_large"), "{status} {said}");
     // Fields that Later does not know are ignored, and so are those that are left out.
     let few = r#"{"callback":"http://127.0.0.1:8888/","delay":3600,"priority":"high"}"#;
     let (status, created) = call(&base, "/create", few).await;

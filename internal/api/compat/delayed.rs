@@ -16,7 +16,6 @@ use serde_json::value::RawValue;
 
 use crate::compat::accept::accept_job;
 use crate::compat::cancel::{Cancelled, cancel_job};
-use crate::compat::status::status_of;
 use crate::http::body::{AnyMediaBody, PathText};
 use crate::http::caller::Requester;
 use crate::http::idempotency::Key;
@@ -64,7 +63,7 @@ pub(super) async fn schedule(
     body: Result<AnyMediaBody<ScheduleBody>, Problem>,
 ) -> Response {
     let answer = accept_message(&api, &asker, &traced, key, body).await;
-    traced.end_with("/schedule", answer.or_else(|problem| Ok(refusal(problem))))
+    traced.end_with("/schedule", answer)
 }
 
 async fn accept_message(
@@ -107,7 +106,7 @@ async fn accept_message(
 pub(super) async fn cancel(State(api): State<Api>, asker: Requester, PathText(id): PathText) -> Response {
     match cancel_message(&api, &asker, &id).await {
         Ok(()) => json(StatusCode::OK, json!({"success": true})),
-        Err(problem) => refusal(problem),
+        Err(problem) => problem.into_response(),
     }
 }
 
@@ -134,10 +133,4 @@ const fn said_of(state: JobState) -> &'static str {
         JobState::Failed => "Failed",
         _ => "Being sent",
     }
-}
-
-/// Build the response to a refused request: a problem document that also has the fields of this interface.
-fn refusal(problem: Problem) -> Response {
-    let (status, error) = (status_of(&problem), problem.detail.clone());
-    problem.respond_as(status, [("success", json!(false)), ("error", json!(error))]).into_response()
 }

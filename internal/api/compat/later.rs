@@ -13,7 +13,6 @@ use serde::{Deserialize, Serialize};
 
 use crate::compat::accept::accept_job;
 use crate::compat::cancel::{Cancelled, cancel_job};
-use crate::compat::status::status_of;
 use crate::http::body::AnyMediaBody;
 use crate::http::caller::Requester;
 use crate::http::idempotency::Key;
@@ -88,7 +87,7 @@ pub(super) async fn create(
     body: Result<AnyMediaBody<CreateBody>, Problem>,
 ) -> Response {
     let answer = accept_task(&api, &asker, &traced, key, body).await;
-    traced.end_with("/create", answer.or_else(|problem| Ok(refusal(problem))))
+    traced.end_with("/create", answer)
 }
 
 async fn accept_task(
@@ -127,7 +126,7 @@ pub(super) async fn delete(
 ) -> Response {
     match delete_task(&api, &asker, body).await {
         Ok(()) => StatusCode::OK.into_response(),
-        Err(problem) => refusal(problem),
+        Err(problem) => problem.into_response(),
     }
 }
 
@@ -163,7 +162,7 @@ pub(super) async fn query(
 ) -> Response {
     match show(&api, &asker, body).await {
         Ok(response) => response,
-        Err(problem) => refusal(problem),
+        Err(problem) => problem.into_response(),
     }
 }
 
@@ -207,13 +206,4 @@ async fn find(
     }
     asker.require_access(&job)?;
     Ok((job, attempts))
-}
-
-/// Build the response to a refused request. Clients of Later know 500 for a service that cannot serve them now.
-fn refusal(problem: Problem) -> Response {
-    let status = match status_of(&problem) {
-        StatusCode::SERVICE_UNAVAILABLE => StatusCode::INTERNAL_SERVER_ERROR,
-        status => status,
-    };
-    problem.respond_as(status, [])
 }

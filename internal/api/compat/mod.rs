@@ -5,13 +5,13 @@
 //! - `cancel.rs`: cancels of jobs
 //! - `delayed.rs`: messages that are delivered after a delay (`/schedule`, `/cancel/{id}`)
 //! - `later.rs`: tasks of Later (`/create`, `/delete`, `/query`)
-//! - `status.rs`: statuses of refusals
+//! - `refusal.rs`: refusals, in the words of these interfaces
 
 mod accept;
 mod cancel;
 mod delayed;
 mod later;
-mod status;
+pub(crate) mod refusal;
 
 use axum::Router;
 use axum::routing::{delete, post};

@@ -2,7 +2,7 @@
 //! SQL.
 
 use axum::Json;
-use axum::http::{HeaderValue, StatusCode, header};
+use axum::http::{HeaderValue, header};
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 use utoipa::ToSchema;
@@ -211,34 +211,8 @@ pub(crate) fn add_problems(operation: &mut utoipa::openapi::path::Operation, ans
 
 impl IntoResponse for Problem {
     fn into_response(self) -> Response {
-        let status = self.code.status();
-        self.respond_as(status, [])
-    }
-}
-
-impl Problem {
-    /// Build the response with another status, and with these members besides those of a problem.
-    pub(crate) fn respond_as<const N: usize>(
-        mut self,
-        status: StatusCode,
-        members: [(&'static str, serde_json::Value); N],
-    ) -> Response {
-        /// A problem with further members.
-        #[derive(Serialize)]
-        struct Extended {
-            #[serde(flatten)]
-            problem: Problem,
-            #[serde(flatten)]
-            members: std::collections::BTreeMap<&'static str, serde_json::Value>,
-        }
-
-        self.status = status.as_u16();
         let code = self.code;
-        let mut response = if N == 0 {
-            (status, Json(self)).into_response()
-        } else {
-            (status, Json(Extended { problem: self, members: members.into() })).into_response()
-        };
+        let mut response = (code.status(), Json(self)).into_response();
         // For the layers around the routes, which see the response only.
         response.extensions_mut().insert(code);
         let headers = response.headers_mut();

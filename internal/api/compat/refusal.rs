@@ -1,0 +1,73 @@
+//! Refusals of requests, as clients of these interfaces know them. Some are made by the layers around the routes: a missing
+//! API key, an unknown method, a body that does not come. So this is a layer around all of them.
+
+use axum::body::{Body, to_bytes};
+use axum::extract::{Request, State};
+use axum::http::{StatusCode, header};
+use axum::middleware::Next;
+use axum::response::Response;
+use serde_json::{Map, Value};
+
+use crate::Api;
+use crate::compat::CompatRoutes;
+use crate::http::problem::Code;
+
+/// Longest problem document. It lists 50 errors of about 1 KiB at most.
+const MAX_PROBLEM_BYTES: usize = 1 << 20;
+
+/// An interface of another service.
+#[derive(Clone, Copy)]
+enum Interface {
+    Delayed,
+    Later,
+}
+
+impl Interface {
+    /// Return the interface that serves this path.
+    fn of(on: &CompatRoutes, path: &str) -> Option<Self> {
+        let delayed = path == "/schedule" || path.starts_with("/cancel/");
+        let later = matches!(path, "/create" | "/delete" | "/query");
+        (delayed && on.delayed_url.is_some())
+            .then_some(Self::Delayed)
+            .or_else(|| (later && on.later).then_some(Self::Later))
+    }
+
+    /// Return the status by which clients recognise a refusal. They know 400 for every request that is not valid, and
+    /// clients of Later know 500 for a service that cannot serve them now.
+    const fn status_of(self, status: StatusCode) -> StatusCode {
+        match (self, status) {
+            (_, StatusCode::UNPROCESSABLE_ENTITY)
+            | (Self::Later, StatusCode::PAYLOAD_TOO_LARGE | StatusCode::REQUEST_TIMEOUT) => StatusCode::BAD_REQUEST,
+            (Self::Later, StatusCode::SERVICE_UNAVAILABLE) => StatusCode::INTERNAL_SERVER_ERROR,
+            (_, status) => status,
+        }
+    }
+
+    async fn translate(self, response: Response) -> Response {
+        let (mut parts, body) = response.into_parts();
+        parts.status = self.status_of(parts.status);
+        let text = to_bytes(body, MAX_PROBLEM_BYTES).await.unwrap_or_default();
+        // An answer to HEAD has no document.
+        let Ok(mut problem) = serde_json::from_slice::<Map<String, Value>>(&text) else {
+            return Response::from_parts(parts, Body::from(text));
+        };
+        problem.insert("status".to_owned(), parts.status.as_u16().into());
+        if let Self::Delayed = self {
+            let error = problem.get("detail").cloned().unwrap_or_default();
+            problem.extend([("success".to_owned(), false.into()), ("error".to_owned(), error)]);
+        }
+        parts.headers.remove(header::CONTENT_LENGTH);
+        Response::from_parts(parts, Body::from(Value::Object(problem).to_string()))
+    }
+}
+
+/// Let the clients of these interfaces understand the problem documents that answer them.
+pub(crate) async fn translate(State(api): State<Api>, request: Request, next: Next) -> Response {
+    let interface = Interface::of(&api.compat, request.uri().path());
+    let response = next.run(request).await;
+    // Every problem document has its code beside it.
+    match interface.filter(|_| response.extensions().get::<Code>().is_some()) {
+        Some(interface) => interface.translate(response).await,
+        None => response,
+    }
+}
