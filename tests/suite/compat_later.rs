@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 use futures_util::future::join_all;
@@ -11,6 +12,7 @@ use sqlx::Row;
 use tickr::config::Config;
 use tickr::handlers::Registry;
 use tickr::job::{JobId, State};
+use tokio::time::Instant;
 
 use crate::support::sink::{Sink, SinkCall};
 use crate::support::{Proxy, Runner, TestApp, eventually, http};
@@ -250,6 +252,71 @@ async fn a_deleted_task_is_not_delivered_and_a_running_one_is_not_repeated() {
     sink.holds(false);
     tickr.until_idle().await;
     assert_eq!(sink.calls().len(), 1);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_task_that_is_deleted_before_its_time_is_never_delivered_also_a_moment_before() {
+    deletes(50, 4).await;
+}
+
+/// `cargo test --test suite -- --ignored compat_`
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "takes a minute; the suite has a smaller one"]
+async fn ten_thousand_tasks_that_are_deleted_a_moment_before_their_time_are_never_delivered() {
+    deletes(250, 40).await;
+}
+
+/// Delete `lanes` times `each` tasks about the moment at which they are due.
+async fn deletes(lanes: u64, each: u64) {
+    let sink = Sink::start(success).await;
+    let tickr = TestApp::start_with(on, Registry::new()).await;
+    let (base, receiver) = (tickr.url(""), sink.url());
+    let try_one = async || {
+        let asked = Instant::now();
+        let task = create(&base, 1, 3, &receiver).await;
+        tokio::time::sleep_until(asked + Duration::from_micros(rand::random_range(900_000..1_040_000))).await;
+        let delete = json!({"id": task}).to_string();
+        let status = eventually("an answer that is not to come back", || async {
+            let (status, _) = call(&base, "/delete", &delete).await;
+            (status != 500).then_some(status)
+        })
+        .await;
+        // The task was accepted after it was asked for, so it is due a second later or later still.
+        (task, status, asked.elapsed() < Duration::from_secs(1))
+    };
+    let lanes = (0..lanes).map(async |_| {
+        let mut tries = Vec::new();
+        for _ in 0..each {
+            tries.push(try_one().await);
+        }
+        tries
+    });
+    let tries = join_all(lanes).await.concat();
+    tickr.until_idle().await;
+    let mut calls = BTreeMap::<String, usize>::new();
+    for call in sink.calls() {
+        *calls.entry(call.body["id"].as_str().unwrap().to_owned()).or_default() += 1;
+    }
+    let (mut early, mut over) = (0, 0);
+    for (task, status, before) in tries {
+        let called = calls.get(&task).copied().unwrap_or(0);
+        match (status, before) {
+            (200, true) => {
+                early += 1;
+                assert_eq!(called, 0, "task {task} was deleted before its time");
+            }
+            // A delivery under way is stopped and not repeated.
+            (200, false) => assert!(called <= 1, "task {task} was called {called} times"),
+            (404, _) => {
+                over += 1;
+                assert_eq!(called, 1, "task {task} was over");
+            }
+            _ => panic!("task {task}: {status}"),
+        }
+    }
+    println!("{early} tasks were deleted before their time, {over} were over");
+    assert!(early > 0);
     tickr.stop().await;
 }
 
