@@ -22,7 +22,7 @@ use uuid::Uuid;
 
 use super::counters::{self, Counters};
 use super::presence::Presence;
-use super::store::{NewMessage, Refusal, Sent, Store};
+use super::store::{Conversation, NewMessage, Refusal, Sent, Store};
 use super::ws;
 
 /// Users that one question about presence may name.
@@ -185,6 +185,7 @@ pub(crate) fn router(chat: Arc<Chat>) -> Router {
         .route("/blocks/{user}", put(block).delete(unblock))
         .route("/presence", get(presence))
         .route("/conversations", get(conversations).post(open))
+        .route("/conversations/{id}", get(conversation))
         .route("/conversations/{id}/messages", get(history).post(send))
         .merge(counters::routes())
         .layer(DefaultBodyLimit::max(1 << 20))
@@ -258,8 +259,8 @@ struct SignIn {
 
 async fn sign_in(State(chat): State<Arc<Chat>>, Json(body): Json<SignIn>) -> Result<Json<Value>, Refusal> {
     let user = name(&body.name)?;
-    chat.store.sign_in(&user).await?;
-    Ok(Json(json!({"user": user})))
+    let privacy = chat.store.sign_in(&user).await?;
+    Ok(Json(json!({"user": user, "last_seen": privacy})))
 }
 
 async fn delete_account(State(chat): State<Arc<Chat>>, User(user): User) -> Result<StatusCode, Refusal> {
@@ -341,8 +342,17 @@ async fn presence(
 }
 
 async fn conversations(State(chat): State<Arc<Chat>>, User(user): User) -> Result<Json<Value>, Refusal> {
-    let found = chat.store.conversations(&user).await?;
+    let found = chat.store.conversations(&user, None).await?;
     Ok(Json(json!({"conversations": found})))
+}
+
+async fn conversation(
+    State(chat): State<Arc<Chat>>,
+    User(user): User,
+    Path(id): Path<String>,
+) -> Result<Json<Conversation>, Refusal> {
+    let found = chat.store.conversations(&user, Some(&id)).await?;
+    found.into_iter().next().map(Json).ok_or(Refusal::NotMember)
 }
 
 /// A conversation with another user, or a group.

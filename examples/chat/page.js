@@ -88,13 +88,14 @@ function complain(id, error) {
 // Sign in
 
 async function signIn(name) {
-  const { user } = await call('POST', '/sign-in', { name });
+  const { user, last_seen } = await call('POST', '/sign-in', { name });
   state.user = user;
   state.device = localStorage.getItem(kept('device')) ?? `web-${crypto.randomUUID().slice(0, 8)}`;
   localStorage.setItem(kept('device'), state.device);
   state.outbox = keptMessages();
   document.title = `${user} · Chat`;
   $('me').textContent = user;
+  $('privacy').value = last_seen;
   $('sign-in').hidden = true;
   $('chat').hidden = false;
   connect();
@@ -232,7 +233,7 @@ const hears = {
     const conversation = state.conversations.get(frame.conversation_id);
     if (conversation) await loadHistory(conversation);
   },
-  conversation: () => loadConversations(),
+  conversation: (frame) => loadConversation(frame.conversation_id),
   resync() {
     // What was pushed meanwhile did not come here. The inbox has a part of it, and the conversations have the rest.
     state.conversations.forEach((conversation) => {
@@ -301,11 +302,10 @@ function arrived(place) {
 
 const find = (conversation, id) => state.conversations.get(conversation)?.messages.get(id);
 
-/** Add a message once, however often it comes. */
+/** Add a message once, however often it comes. If its conversation cannot be read, it is not confirmed either. */
 async function add(message) {
-  if (!state.conversations.has(message.conversation_id)) await loadConversations();
-  const conversation = state.conversations.get(message.conversation_id);
-  if (!conversation) return;
+  const id = message.conversation_id;
+  const conversation = state.conversations.get(id) ?? (await loadConversation(id));
   const first = !state.seen.has(message.message_id);
   state.seen.add(message.message_id);
   const known = conversation.messages.get(message.message_id);
@@ -339,11 +339,22 @@ function settle({ conversation_id: id, message_id, client_seq }) {
 
 async function loadConversations() {
   const { conversations } = await call('GET', '/conversations');
-  for (const one of conversations) {
-    const known = state.conversations.get(one.id) ?? { messages: new Map(), unread: 0 };
-    state.conversations.set(one.id, Object.assign(known, one, { expected: one.next_client_seq }));
-  }
+  // The list begins with the newest ones, and ends after some hundred.
+  conversations.forEach(meet);
   draw();
+}
+
+/** Load a conversation that is not in the list, or not yet. */
+async function loadConversation(id) {
+  const conversation = meet(await call('GET', `/conversations/${encodeURIComponent(id)}`));
+  draw();
+  return conversation;
+}
+
+function meet(one) {
+  const known = state.conversations.get(one.id) ?? { messages: new Map(), unread: 0 };
+  state.conversations.set(one.id, Object.assign(known, one, { expected: one.next_client_seq }));
+  return known;
 }
 
 /**
@@ -638,7 +649,7 @@ function submits(id, act) {
 submits('new-direct', async () => {
   const { id } = await call('POST', '/conversations', { with: $('with').value });
   $('with').value = '';
-  await loadConversations();
+  await loadConversation(id);
   choose(id);
 });
 
@@ -648,7 +659,7 @@ submits('new-group', async () => {
   const { id } = await call('POST', '/conversations', body);
   $('new-group').reset();
   $('new-group').closest('details').open = false;
-  await loadConversations();
+  await loadConversation(id);
   choose(id);
 });
 

@@ -3,6 +3,7 @@
 //! A message and the jobs that deliver it are written in one transaction ([`Store::send`]). The rows of an inbox get
 //! their places under the lock of the user ([`Store::place`]), whatever order the jobs have.
 
+use std::collections::HashMap;
 use std::time::Duration;
 
 use anyhow::Context as _;
@@ -19,6 +20,8 @@ use super::kinds::{Deliver, FanOut, user_key};
 const CONNECTIONS: u32 = 24;
 /// Messages that one answer to a sync has at most.
 pub(crate) const BATCH: i64 = 1_000;
+/// Conversations that a list has at most.
+const LISTED: i64 = 500;
 /// Messages that a delivery takes along at most.
 const TOGETHER: i64 = 100;
 /// Reason of the dead letter of a blocked message.
@@ -192,10 +195,12 @@ impl Store {
         Ok(Self { pool, expiry, inboxes_up_to })
     }
 
-    /// Add a user, or bring a deleted one back.
-    pub(crate) async fn sign_in(&self, user: &str) -> Result<(), sqlx::Error> {
+    /// Add a user, or bring a deleted one back. Return who may see when the user was here.
+    pub(crate) async fn sign_in(&self, user: &str) -> Result<String, sqlx::Error> {
         let sql = "INSERT INTO chat_users (id) VALUES (?) ON DUPLICATE KEY UPDATE deleted = FALSE";
-        sqlx::query(sql).bind(user).execute(&self.pool).await.map(drop)
+        sqlx::query(sql).bind(user).execute(&self.pool).await?;
+        let sql = "SELECT privacy FROM chat_users WHERE id = ?";
+        sqlx::query(sql).bind(user).fetch_one(&self.pool).await?.try_get("privacy")
     }
 
     /// Mark a user as deleted. Messages to this user are refused from now on.
@@ -271,26 +276,50 @@ impl Store {
         Ok(())
     }
 
-    /// List the conversations of a user, those with the newest messages last.
-    pub(crate) async fn conversations(&self, user: &str) -> Result<Vec<Conversation>, sqlx::Error> {
-        let sql = "SELECT c.id, c.is_group, c.name, c.receipts, c.last_seq, m.read_seq, \
-                   (SELECT COALESCE(MAX(x.client_seq), 0) + 1 FROM chat_messages x \
-                    WHERE x.conversation = c.id AND x.sender = m.user) AS next_client_seq \
-                   FROM chat_members m JOIN chat_conversations c ON c.id = m.conversation \
-                   WHERE m.user = ? ORDER BY c.id LIMIT 500";
-        let mut found = Vec::new();
-        for row in sqlx::query(sql).bind(user).fetch_all(&self.pool).await? {
+    /// List the conversations of a user, those with the newest messages first, or one of them.
+    pub(crate) async fn conversations(&self, user: &str, id: Option<&str>) -> Result<Vec<Conversation>, sqlx::Error> {
+        let one = if id.is_some() { "AND c.id = ?" } else { "" };
+        let sql = format!(
+            "SELECT c.id, c.is_group, c.name, c.receipts, c.last_seq, m.read_seq, \
+             (SELECT COALESCE(MAX(x.client_seq), 0) + 1 FROM chat_messages x \
+              WHERE x.conversation = c.id AND x.sender = m.user) AS next_client_seq \
+             FROM chat_members m JOIN chat_conversations c ON c.id = m.conversation \
+             LEFT JOIN chat_messages newest ON newest.conversation = c.id AND newest.seq = c.last_seq \
+             WHERE m.user = ? {one} ORDER BY newest.at DESC, c.id LIMIT ?"
+        );
+        let select = id.iter().fold(sqlx::query(AssertSqlSafe(sql)).bind(user), Query::bind);
+        let rows = select.bind(LISTED).fetch_all(&self.pool).await?;
+        let mut members = self.members_of(&rows).await?;
+        let conversation = |row: &MySqlRow| {
             let id: String = row.try_get("id")?;
-            found.push(Conversation {
+            Ok(Conversation {
                 is_group: row.try_get("is_group")?,
                 name: row.try_get("name")?,
                 receipts: row.try_get("receipts")?,
                 last_seq: row.try_get("last_seq")?,
                 read_seq: row.try_get("read_seq")?,
                 next_client_seq: row.try_get("next_client_seq")?,
-                members: self.members(&id).await?,
+                members: members.remove(&id).unwrap_or_default(),
                 id,
-            });
+            })
+        };
+        rows.iter().map(conversation).collect()
+    }
+
+    /// Return the names of the members of these conversations, by conversation.
+    async fn members_of(&self, conversations: &[MySqlRow]) -> Result<HashMap<String, Vec<String>>, sqlx::Error> {
+        let mut found: HashMap<String, Vec<String>> = HashMap::new();
+        if conversations.is_empty() {
+            return Ok(found);
+        }
+        let places = vec!["?"; conversations.len()].join(",");
+        let sql = format!("SELECT conversation, user FROM chat_members WHERE conversation IN ({places}) ORDER BY user");
+        let mut select = sqlx::query(AssertSqlSafe(sql));
+        for row in conversations {
+            select = select.bind(row.try_get::<String, _>("id")?);
+        }
+        for row in select.fetch_all(&self.pool).await? {
+            found.entry(row.try_get("conversation")?).or_default().push(row.try_get("user")?);
         }
         Ok(found)
     }

@@ -1153,6 +1153,50 @@ async fn an_answer_that_comes_after_a_receipt_takes_no_tick_back() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_message_of_a_conversation_that_is_not_in_the_list_is_shown() {
+    let Some(browser) = Browser::shared().await else { return };
+    let world = World::new().await;
+    let server = world.server(&[]).await;
+    let conversation = server.direct("ada", "bob").await;
+    server.post("ada", &conversation, 1, "long ago").await;
+    world.until_idle().await;
+    // Five hundred groups with newer messages fill the list.
+    world
+        .tickr
+        .sql(
+            "INSERT INTO chat_conversations (id, is_group, name, last_seq) \
+             SELECT CONCAT('0-', seq), TRUE, CONCAT('group ', seq), 1 FROM (WITH RECURSIVE n AS \
+             (SELECT 1 AS seq UNION ALL SELECT seq + 1 FROM n WHERE seq < 500) SELECT seq FROM n) numbers; \
+             INSERT INTO chat_members (conversation, user) SELECT id, 'bob' FROM chat_conversations WHERE is_group; \
+             INSERT INTO chat_messages (conversation, seq, message_id, sender, client_seq, body, at) \
+             SELECT id, 1, UUID(), 'carl', 1, 'new', UTC_TIMESTAMP(3) + INTERVAL 1 HOUR FROM chat_conversations \
+             WHERE is_group",
+        )
+        .await;
+    let bob = browser.page(&server.url).await;
+    bob.visit("/?as=bob").await;
+    bob.has(&button("group 500")).await;
+    server.post("ada", &conversation, 2, "not in the list").await;
+    bob.click(&button("ada")).await;
+    bob.reads("not in the list").await;
+    // The newest conversation is the first one the next time.
+    world.tickr.sql("UPDATE chat_messages SET at = UTC_TIMESTAMP(3) - INTERVAL 1 HOUR WHERE body = 'new'").await;
+    let (_, list) = server.ask("bob", Method::GET, "/conversations", Value::Null).await;
+    let list = list["conversations"].as_array().unwrap();
+    assert_eq!((list.len(), &list[0]["id"], &list[0]["members"]), (500, &json!(conversation), &json!(["ada", "bob"])));
+    assert_eq!(server.ask("eve", Method::GET, &format!("/conversations/{conversation}"), Value::Null).await.0, 404);
+    server.sign_in(&["eve"]).await;
+    assert_eq!(server.ask("eve", Method::GET, &format!("/conversations/{conversation}"), Value::Null).await.0, 403);
+
+    // The page shows the privacy that the server has.
+    assert_eq!(server.ask("bob", Method::PUT, "/privacy", json!({"last_seen": "contacts"})).await.0, 204);
+    bob.visit("/?as=bob").await;
+    bob.until("the privacy is shown", "document.getElementById('privacy').value === 'contacts'").await;
+    drop(bob);
+    world.end([server]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_member_of_a_large_group_misses_nothing_when_redis_forgets_who_is_online() {
     let Some(browser) = Browser::shared().await else { return };
     let world = World::new().await;
