@@ -22,8 +22,12 @@ const CONNECTIONS: u32 = 24;
 pub(crate) const BATCH: i64 = 1_000;
 /// Conversations that a list has at most.
 const LISTED: i64 = 500;
-/// Messages that a delivery takes along at most.
+/// Messages that a delivery takes along at most, of those that are not in the inbox yet.
 const TOGETHER: i64 = 100;
+/// Messages before its own that a delivery pushes at most. Others have deliveries of their own.
+const BEFORE: i64 = 200;
+/// Messages that a device confirms in one statement.
+const CONFIRMED: i64 = 1_000;
 /// Reason of the dead letter of a blocked message.
 const BLOCKED: &str = "the recipient has blocked the sender";
 
@@ -488,14 +492,23 @@ impl Store {
         if blocked && found.try_get::<i64, _>("confirmed")? == 0 {
             return Ok(Placed::Refused(BLOCKED));
         }
-        // Messages that were placed before and that no device has confirmed come first, so that none overtakes them.
+        // Messages that were placed before and that no device has confirmed come first, so that none overtakes them. After a
+        // pause there may be many more of them: a socket does not hold all, and the next deliveries push the rest.
         let first = places.first().map_or(*seq, |first| *first.min(seq)) - TOGETHER;
         let sql = "SELECT x.*, i.place FROM chat_inbox i \
                    JOIN chat_messages x ON x.conversation = i.conversation AND x.seq = i.seq \
                    WHERE i.conversation = ? AND i.user = ? AND i.seq BETWEEN ? AND ? AND i.delivered_at IS NULL \
                    ORDER BY i.seq";
-        let rows = sqlx::query(sql).bind(conversation).bind(user).bind(first).bind(last).fetch_all(&self.pool).await?;
-        rows.iter().map(Message::of).collect::<Result<_, _>>().map(Placed::Push)
+        let (until, behind) = (format!("{sql} DESC LIMIT ?"), format!("{sql} LIMIT ?"));
+        let mut messages = Vec::new();
+        for (sql, from, to, most) in [(until, first, *seq, BEFORE + 1), (behind, *seq + 1, last, TOGETHER)] {
+            let found = sqlx::query(AssertSqlSafe(sql)).bind(conversation).bind(user).bind(from).bind(to).bind(most);
+            for row in found.fetch_all(&self.pool).await? {
+                messages.push(Message::of(&row)?);
+            }
+        }
+        messages.sort_unstable_by_key(|message| message.seq);
+        Ok(Placed::Push(messages))
     }
 
     /// Return whether the message of a job is confirmed and no other one of its conversation is behind it. Most jobs of
@@ -559,24 +572,36 @@ impl Store {
     }
 
     /// Move the cursor of a device, and confirm what it has now. Return the messages that were not confirmed before.
+    ///
+    /// What is before the former place of the device was confirmed when the device reached it, so it is not read again.
     pub(crate) async fn move_cursor(&self, user: &str, device: &str, place: i64) -> Result<Vec<Message>, sqlx::Error> {
+        let mut from = self.synced(user, device).await?;
         let mut tx = self.pool.begin().await?;
         // A client may name a place that it never got. The cursor stays within the inbox.
         let sql = "INSERT INTO chat_devices (user, device, synced_place) \
                    SELECT id, ?, LEAST(?, last_place) FROM chat_users WHERE id = ? \
                    ON DUPLICATE KEY UPDATE synced_place = GREATEST(synced_place, VALUES(synced_place))";
         sqlx::query(sql).bind(device).bind(place).bind(user).execute(&mut *tx).await?;
-        let sql = "SELECT x.*, i.place FROM chat_inbox i \
-                   JOIN chat_messages x ON x.conversation = i.conversation AND x.seq = i.seq \
-                   WHERE i.user = ? AND i.place <= ? AND i.delivered_at IS NULL ORDER BY i.place LIMIT 5000";
-        let rows = sqlx::query(sql).bind(user).bind(place).fetch_all(&mut *tx).await?;
-        if !rows.is_empty() {
+        let mut confirmed = Vec::new();
+        while from < place {
+            let sql = "SELECT x.*, i.place FROM chat_inbox i \
+                       JOIN chat_messages x ON x.conversation = i.conversation AND x.seq = i.seq \
+                       WHERE i.user = ? AND i.place > ? AND i.place <= ? AND i.delivered_at IS NULL \
+                       ORDER BY i.place LIMIT ?";
+            let found = sqlx::query(sql).bind(user).bind(from).bind(place).bind(CONFIRMED);
+            let rows = found.fetch_all(&mut *tx).await?;
+            let Some(last) = rows.last() else { break };
+            let last: i64 = last.try_get("place")?;
             let sql = "UPDATE chat_inbox SET delivered_at = UTC_TIMESTAMP(3) \
-                       WHERE user = ? AND place <= ? AND delivered_at IS NULL ORDER BY place LIMIT 5000";
-            sqlx::query(sql).bind(user).bind(place).execute(&mut *tx).await?;
+                       WHERE user = ? AND place > ? AND place <= ? AND delivered_at IS NULL";
+            sqlx::query(sql).bind(user).bind(from).bind(last).execute(&mut *tx).await?;
+            for row in &rows {
+                confirmed.push(Message::of(row)?);
+            }
+            from = last;
         }
         tx.commit().await?;
-        rows.iter().map(Message::of).collect()
+        Ok(confirmed)
     }
 
     /// Note that a user has read a conversation up to a message. Return nothing if that was known.

@@ -1197,6 +1197,36 @@ async fn a_message_of_a_conversation_that_is_not_in_the_list_is_shown() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_long_backlog_of_one_user_cuts_no_socket() {
+    let world = World::new().await;
+    let server = world.server(&[]).await;
+    let tickr = server.runner.base().await;
+    let conversation = server.direct("ada", "bob").await;
+    let quiet = Manner { syncs: false, ..Manner::default() };
+    let bob = Person::join_as("bob", "phone", &[&server], quiet).await;
+    // Earlier deliveries have placed these messages while bob was away, each a hundred more, and the last hundred is left.
+    fill(&world, &conversation, "ada", "bob", 1, 2_000).await;
+    world
+        .tickr
+        .sql("DELETE FROM chat_inbox WHERE seq > 1900; UPDATE chat_members SET inbox_seq = 1900 WHERE user = 'bob'; \
+              UPDATE chat_users SET last_place = 1900 WHERE id = 'bob'")
+        .await;
+    for seq in 1..=20 {
+        let payload = json!({"conversation": conversation, "seq": seq, "user": "bob", "stored": true});
+        let job = json!({"kind": "chat.deliver", "payload": payload, "order_key": "user:bob"});
+        let asked = answer(http().post(format!("{tickr}/v1/jobs")).json(&job)).await;
+        assert_eq!(asked.status, 201, "{:#}", asked.body);
+    }
+    bob.until("a part is here", |seen| seen.messages.len() > 20).await;
+    world.until_idle().await;
+    let (here, closes) = bob.look(|seen| (seen.messages.len(), seen.closes.clone()));
+    assert_eq!(closes, Vec::<u16>::new());
+    assert_eq!(bob.contents(&conversation), numbers(here as i64));
+    drop(bob);
+    world.end([server]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_member_of_a_large_group_misses_nothing_when_redis_forgets_who_is_online() {
     let Some(browser) = Browser::shared().await else { return };
     let world = World::new().await;
