@@ -68,7 +68,7 @@ impl Chat {
         Ok(sent)
     }
 
-    /// Note that a user has read a conversation, and tell the others as its receipts allow.
+    /// Note that a user has read a conversation, and tell the senders of what was read as its receipts allow.
     pub(crate) async fn read(&self, user: &str, conversation: &str, up_to: &str) -> anyhow::Result<()> {
         let Some(read) = self.store.read(user, conversation, up_to).await? else { return Ok(()) };
         let is_group = !conversation.contains('~');
@@ -83,8 +83,7 @@ impl Chat {
             "simple" if is_group => {}
             _ => frame["user"] = user.into(),
         }
-        let members: Vec<String> = read.members.into_iter().filter(|member| member != user).collect();
-        self.presence.tell(&members, &frame).await
+        self.presence.tell(&read.senders, &frame).await
     }
 }
 

@@ -157,7 +157,8 @@ pub(crate) struct Read {
     pub(crate) seq: i64,
     pub(crate) at: DateTime<Utc>,
     pub(crate) receipts: String,
-    pub(crate) members: Vec<String>,
+    /// The senders of the messages that were read.
+    pub(crate) senders: Vec<String>,
     /// True if no other recipient had read this far.
     pub(crate) first: bool,
 }
@@ -167,6 +168,40 @@ pub(crate) struct Read {
 pub(crate) struct Seen {
     pub(crate) user: String,
     pub(crate) last_seen: Option<DateTime<Utc>>,
+}
+
+/// How far the members of a conversation have come. They are read once and counted for each message, so the ticks of many
+/// messages to many members cost the sum of both, and not the product.
+struct Marks {
+    /// The newest message that was pushed, and the newest one that was read.
+    by_user: HashMap<String, (i64, i64)>,
+    /// Both of all members, least first.
+    pushed: Vec<i64>,
+    read: Vec<i64>,
+}
+
+impl Marks {
+    async fn of(pool: &MySqlPool, conversation: &str) -> Result<Self, sqlx::Error> {
+        let sql = "SELECT user, delivered_seq, read_seq FROM chat_members WHERE conversation = ?";
+        let mut by_user = HashMap::new();
+        for row in sqlx::query(sql).bind(conversation).fetch_all(pool).await? {
+            by_user.insert(row.try_get("user")?, (row.try_get("delivered_seq")?, row.try_get("read_seq")?));
+        }
+        let (mut pushed, mut read): (Vec<i64>, Vec<i64>) = by_user.values().copied().unzip();
+        pushed.sort_unstable();
+        read.sort_unstable();
+        Ok(Self { by_user, pushed, read })
+    }
+
+    /// Return the numbers of recipients to whom a message was pushed, and who have read it.
+    fn beyond(&self, message: &Message) -> (i64, i64) {
+        let (own_pushed, own_read) = self.by_user.get(&message.sender).copied().unwrap_or_default();
+        let count = |marks: &[i64], own: i64| {
+            let count = marks.len() - marks.partition_point(|mark| *mark < message.seq);
+            i64::try_from(count).unwrap_or(i64::MAX) - i64::from(own >= message.seq)
+        };
+        (count(&self.pushed, own_pushed), count(&self.read, own_read))
+    }
 }
 
 fn utc(row: &MySqlRow, column: &str) -> Result<DateTime<Utc>, sqlx::Error> {
@@ -606,10 +641,16 @@ impl Store {
 
     /// Note that a user has read a conversation up to a message. Return nothing if that was known.
     pub(crate) async fn read(&self, user: &str, conversation: &str, up_to: &str) -> Result<Option<Read>, sqlx::Error> {
+        let mut tx = self.pool.begin().await?;
+        let sql = "SELECT read_seq FROM chat_members WHERE conversation = ? AND user = ? FOR UPDATE";
+        let found = sqlx::query(sql).bind(conversation).bind(user).fetch_optional(&mut *tx).await?;
+        let Some(found) = found else { return Ok(None) };
+        let before: i64 = found.try_get("read_seq")?;
         let sql = "UPDATE chat_members m JOIN chat_messages x ON x.conversation = m.conversation AND x.message_id = ? \
                    SET m.read_seq = x.seq, m.read_at = UTC_TIMESTAMP(3) \
                    WHERE m.conversation = ? AND m.user = ? AND m.read_seq < x.seq";
-        let done = sqlx::query(sql).bind(up_to).bind(conversation).bind(user).execute(&self.pool).await?;
+        let done = sqlx::query(sql).bind(up_to).bind(conversation).bind(user).execute(&mut *tx).await?;
+        tx.commit().await?;
         if done.rows_affected() == 0 {
             return Ok(None);
         }
@@ -619,12 +660,17 @@ impl Store {
                    FROM chat_members m JOIN chat_conversations c ON c.id = m.conversation \
                    WHERE m.conversation = ? AND m.user = ?";
         let row = sqlx::query(sql).bind(conversation).bind(user).fetch_one(&self.pool).await?;
+        let seq: i64 = row.try_get("read_seq")?;
+        let sql = "SELECT DISTINCT sender FROM chat_messages \
+                   WHERE conversation = ? AND seq > ? AND seq <= ? AND sender <> ?";
+        let found = sqlx::query(sql).bind(conversation).bind(before).bind(seq).bind(user);
+        let senders = found.fetch_all(&self.pool).await?;
         Ok(Some(Read {
-            seq: row.try_get("read_seq")?,
+            seq,
             at: utc(&row, "read_at")?,
             receipts: row.try_get("receipts")?,
             first: row.try_get::<i64, _>("others")? == 0,
-            members: self.members(conversation).await?,
+            senders: senders.iter().map(|row| row.try_get("sender")).collect::<Result<_, _>>()?,
         }))
     }
 
@@ -638,15 +684,11 @@ impl Store {
         user: &str,
         after: i64,
     ) -> Result<(Vec<Entry>, bool), sqlx::Error> {
-        let large = self.members(conversation).await?.len() > self.inboxes_up_to;
+        let marks = Marks::of(&self.pool, conversation).await?;
+        let large = marks.by_user.len() > self.inboxes_up_to;
         let sql = "SELECT x.*, NULL AS place, c.receipts, c.is_group, \
-                   (SELECT COUNT(*) FROM chat_members m WHERE m.conversation = x.conversation) - 1 AS recipients, \
                    (SELECT COUNT(*) FROM chat_inbox i WHERE i.conversation = x.conversation AND i.seq = x.seq \
-                    AND i.user <> x.sender AND i.delivered_at IS NOT NULL) AS confirmed, \
-                   (SELECT COUNT(*) FROM chat_members m WHERE m.conversation = x.conversation AND m.user <> x.sender \
-                    AND m.delivered_seq >= x.seq) AS pushed, \
-                   (SELECT COUNT(*) FROM chat_members m WHERE m.conversation = x.conversation AND m.user <> x.sender \
-                    AND m.read_seq >= x.seq) AS has_read \
+                    AND i.user <> x.sender AND i.delivered_at IS NOT NULL) AS confirmed \
                    FROM chat_messages x JOIN chat_conversations c ON c.id = x.conversation \
                    JOIN chat_members own ON own.conversation = x.conversation AND own.user = ? \
                    WHERE x.conversation = ? AND x.seq > ? AND (x.sender = own.user \
@@ -660,7 +702,8 @@ impl Store {
         let rows = found.bind(BATCH + 1).fetch_all(&self.pool).await?;
         let batch = usize::try_from(BATCH).unwrap_or(usize::MAX);
         let entry = |row: &MySqlRow| {
-            let has_read: i64 = row.try_get("has_read")?;
+            let message = Message::of(row)?;
+            let (pushed, has_read) = marks.beyond(&message);
             let (is_group, receipts): (bool, String) = (row.try_get("is_group")?, row.try_get("receipts")?);
             let read = match receipts.as_str() {
                 _ if !is_group => Some(has_read),
@@ -668,8 +711,9 @@ impl Store {
                 "simple" => Some(has_read.min(1)),
                 _ => None,
             };
-            let delivered = row.try_get::<i64, _>("confirmed")?.max(row.try_get("pushed")?);
-            Ok(Entry { message: Message::of(row)?, delivered, read, of: row.try_get("recipients")? })
+            let delivered = row.try_get::<i64, _>("confirmed")?.max(pushed);
+            let of = i64::try_from(marks.by_user.len()).unwrap_or(i64::MAX) - 1;
+            Ok(Entry { message, delivered, read, of })
         };
         let entries = rows.iter().take(batch).map(entry).collect::<Result<_, sqlx::Error>>()?;
         Ok((entries, rows.len() > batch))

@@ -459,6 +459,9 @@ async fn one_receipt_reads_a_whole_conversation_and_groups_choose_what_it_shows(
         let reads = ada.look(|seen| seen.reads.clone());
         assert_eq!(reads.len(), told, "{receipts}");
         assert!(reads.iter().all(|one| one["user"].is_string() == (receipts == "full")), "{reads:?}");
+        // The other readers are not told: they have sent none of what was read.
+        first.until("the fence is here", fenced).await;
+        assert_eq!(first.look(|seen| seen.reads.len()), 0, "{receipts}");
     }
     world.until_idle().await;
     drop((ada, bob));
