@@ -30,6 +30,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use sqlx::{Connection as _, Executor as _};
+use tickr::handlers::http::CallbackSettings;
 use tickr::services::{Options, Services};
 use tickr::{App, Config, Registry, Signals};
 use tokio::net::TcpListener;
@@ -108,10 +109,11 @@ async fn make_database(services: &Services) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Make the configuration of tickr on private servers. The environment may name other servers, so it is not read.
+/// Make the configuration of tickr on private servers. The environment may name other servers, so it is not read. As with
+/// `tickr dev`, calls may go to this machine: the push service to try is there.
 fn private_config(services: &Services) -> anyhow::Result<Config> {
     let text = format!(
-        "mysql_url = {:?}\nredis_url = {:?}\nhttp_addr = \"127.0.0.1:0\"\n",
+        "mysql_url = {:?}\nredis_url = {:?}\nhttp_addr = \"127.0.0.1:0\"\ncallback_allow_private = true\n",
         services.mysql_url(DATABASE),
         services.redis_url()
     );
@@ -121,6 +123,9 @@ fn private_config(services: &Services) -> anyhow::Result<Config> {
 
 /// Start everything, wait for a signal, and stop everything.
 async fn serve(config: &Config, settings: Settings, private: bool, signals: &mut Signals) -> anyhow::Result<()> {
+    if let Some(url) = &settings.push_url {
+        check_push_url(config, url).await?;
+    }
     let store = Store::connect(config.mysql_url()?.expose(), settings.expiry, settings.sizes.write).await?;
     let (url, prefix) = (config.redis_url()?.expose(), &config.redis_prefix);
     let presence = Presence::connect(url, prefix, store.clone(), settings.presence_ttl).await?;
@@ -183,6 +188,17 @@ async fn serve(config: &Config, settings: Settings, private: bool, signals: &mut
     background.wait().await;
     chat.store.pool.close().await;
     Ok(())
+}
+
+/// Check that tickr may call the push service. Otherwise each delivery to a user who is offline would be refused together
+/// with its push.
+async fn check_push_url(config: &Config, url: &str) -> anyhow::Result<()> {
+    let (allow_private, allow) = (config.callback_allow_private, config.callback_allow.clone());
+    let calls = CallbackSettings { allow_private, allow, ..CallbackSettings::default() };
+    match calls.problem_of(url).await {
+        Some(problem) => anyhow::bail!("CHAT_PUSH_URL cannot be called: {problem}"),
+        None => Ok(()),
+    }
 }
 
 /// Add two users who know each other, and their conversation.

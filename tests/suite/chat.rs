@@ -1230,6 +1230,16 @@ async fn a_long_backlog_of_one_user_cuts_no_socket() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_push_service_that_cannot_be_called_is_named_at_the_start() {
+    let world = World::new().await;
+    let said = world.refused(&[("CHAT_ADDR", "127.0.0.1:0"), ("CHAT_PUSH_URL", &world.stub.url)]).await;
+    for part in ["CHAT_PUSH_URL cannot be called", "callback_allow"] {
+        assert!(said.contains(part), "{part} is not in {said}");
+    }
+    world.end([]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_member_of_a_large_group_misses_nothing_when_redis_forgets_who_is_online() {
     let Some(browser) = Browser::shared().await else { return };
     let world = World::new().await;

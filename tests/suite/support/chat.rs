@@ -76,6 +76,13 @@ impl World {
         Server { runner, url }
     }
 
+    /// Start a server with these settings, and wait until it ends. Return what it said.
+    pub(crate) async fn refused(&self, env: &[(&str, &str)]) -> String {
+        let mut runner = Runner::start_program(&self.tickr, &self.program, env);
+        assert_eq!(runner.exit_code().await, Some(1), "{}", runner.log());
+        runner.log()
+    }
+
     /// Remove all that this world has in Redis, also from that of the chat. On servers of its own it is FLUSHALL; on those
     /// of the suite the keys of other tests stay. A Redis that is too busy to answer is asked again the next time.
     pub(crate) async fn forget(&self) {
