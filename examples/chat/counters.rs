@@ -2,7 +2,7 @@
 //!
 //! The document behind this (`docs/CHAT.md`, *Counters*) takes the next number from a counter in Redis, answers it, and
 //! lets a worker write the row up to an hour later. A server that meets a chat for the first time reads the greatest
-//! number from MySQL and offers it to Redis by SETNX, so that two such servers do not count twice. That leaves two
+//! number from MySQL and offers it to Redis by SETNX, so that two such servers do not count twice. That leaves three
 //! holes:
 //!
 //! 1. A server that has met the chat before skips the SETNX. If Redis alone comes back empty, INCR begins at 1, and
@@ -12,10 +12,9 @@
 //!    commit of the job, not of the row, and the counter begins at the greatest number of both: of the rows and of the
 //!    unfinished jobs ([`Counters::floor`]). The job has the number as its unique key. If another request got the same
 //!    number all the same, because Redis was emptied between its INCR and its job, the later one draws again.
-//!
-//! A third one is a counter that is there and too low: Redis came back with an old copy, or a replica that lagged took
-//! over. The unique key refuses the numbers of the last ten minutes, and the rows refuse older ones. Either way the
-//! counter is raised to the floor before the next draw ([`Counters::raise`]).
+//! 3. The counter is there and too low: Redis came back with an old copy, or a replica that lagged took over. The
+//!    unique key refuses the numbers of the last ten minutes, and the rows refuse older ones. Either way the counter is
+//!    raised to the floor before the next draw ([`Counters::raise`]).
 //!
 //! In this runner the job is a commit in MySQL already. So `UPDATE counter_chats SET next = LAST_INSERT_ID(next + 1)`
 //! in the transaction of the job, as `store.rs` does for the places of an inbox, would be simpler and exact: one row,
@@ -44,8 +43,8 @@ use super::store::Refusal;
 const DRAWS: usize = 16;
 /// Longest time from the draw of a number to the commit of its job. It is far below [`KEY_KEPT`].
 const TO_COMMIT: Duration = Duration::from_secs(10);
-/// Time for which the unique key of a job keeps its number taken, counted from its acceptance, and in any case until the
-/// job has ended. After that its row does.
+/// Time for which the unique key of a job keeps its number taken, counted from its acceptance, and in any case until
+/// the job has ended. After that its row does.
 const KEY_KEPT: Duration = Duration::from_secs(600);
 
 /// Write the row of a chat, or of a message.

@@ -6,8 +6,8 @@
 //! - `http`, which ships with tickr, calls the push service for a recipient who is offline.
 //!
 //! A recipient who is blocked, deleted or unknown is no matter of time: the job ends at once as a dead letter. A chat
-//! server that does not answer may come back: the job is retried after 1, 2 and 4 seconds. Without Redis nothing is known
-//! about servers: the job snoozes, see [`Outage`].
+//! server that does not answer may come back: the job is retried after 1, 2 and 4 seconds. Without Redis nothing is
+//! known about servers: the job snoozes, see [`Outage`].
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -173,8 +173,8 @@ impl Handler for Deliveries {
         };
         match outage.judge(presence.push(&job.user, &messages).await)? {
             Reached::Confirmed => {
-                // The sender is told first: an attempt that ends between the two is repeated, and tells it again. The other
-                // way round the repetition would find that there is nothing left to do.
+                // The sender is told first: an attempt that ends between the two is repeated, and tells it again. The
+                // other way round the repetition would find that there is nothing left to do.
                 outage.judge(presence.tell_delivered(&job.user, &messages).await)?;
                 store.confirm(&job.user, &messages).await?;
                 Output::json(&"pushed")

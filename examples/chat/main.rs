@@ -109,8 +109,8 @@ async fn make_database(services: &Services) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Make the configuration of tickr on private servers. The environment may name other servers, so it is not read. As with
-/// `tickr dev`, calls may go to this machine: the push service to try is there.
+/// Make the configuration of tickr on private servers. The environment may name other servers, so it is not read. As
+/// with `tickr dev`, calls may go to this machine: the push service to try is there.
 fn private_config(services: &Services) -> anyhow::Result<Config> {
     let text = format!(
         "mysql_url = {:?}\nredis_url = {:?}\nhttp_addr = \"127.0.0.1:0\"\ncallback_allow_private = true\n",
@@ -190,8 +190,8 @@ async fn serve(config: &Config, settings: Settings, private: bool, signals: &mut
     Ok(())
 }
 
-/// Check that tickr may call the push service. Otherwise each delivery to a user who is offline would be refused together
-/// with its push.
+/// Check that tickr may call the push service. Otherwise each delivery to a user who is offline would be refused
+/// together with its push.
 async fn check_push_url(config: &Config, url: &str) -> anyhow::Result<()> {
     let (allow_private, allow) = (config.callback_allow_private, config.callback_allow.clone());
     let calls = CallbackSettings { allow_private, allow, ..CallbackSettings::default() };

@@ -4,8 +4,8 @@
 // A message has its id before it is sent, waits in `outbox` until the server has acknowledged it, and is sent again
 // after five seconds or a break. Of each conversation one message is under way at a time: the server takes a message
 // whose number fits, so a second one could overtake a first one that it refuses. Received ids are kept, so a message
-// that arrives twice is shown once. `cursor` is the place in the inbox up to which nothing is missing; a gap behind it is
-// fetched.
+// that arrives twice is shown once. `cursor` is the place in the inbox up to which nothing is missing; a gap behind it
+// is fetched.
 
 const $ = (id) => document.getElementById(id);
 const RESEND_MS = 5_000;

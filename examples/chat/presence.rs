@@ -201,8 +201,8 @@ impl Presence {
             self.publish_to_all(&Envelope::Presence { user: user.to_owned(), online: true }).await
         };
         if let Err(error) = told.await {
-            // The client is turned away. A socket that stays here would be refreshed for ever, and get deliveries that no
-            // device confirms.
+            // The client is turned away. A socket that stays here would be refreshed for ever, and get deliveries that
+            // no device confirms.
             if let Err(error) = self.leave(user, number).await {
                 tracing::debug!("a user who was turned away could not be signed off: {error:#}");
             }
@@ -282,8 +282,8 @@ impl Presence {
     }
 
     /// Refresh the presence of all users with sockets here, until the stop. Redis may have forgotten them: then
-    /// messages were taken for undeliverable, so their clients are told to fetch them. Also say a word to this server, for
-    /// [`hear`](Self::hear).
+    /// messages were taken for undeliverable, so their clients are told to fetch them. Also say a word to this server,
+    /// for [`hear`](Self::hear).
     pub(crate) async fn beat(self, stop: CancellationToken) {
         let mut beat = tokio::time::interval(self.heartbeat());
         loop {
@@ -329,8 +329,8 @@ impl Presence {
         }
     }
 
-    /// Make a subscription, and receive until it ends. A subscriber sends nothing, so the system does not notice that the
-    /// other end is gone: the subscription also ends when the words of [`beat`](Self::beat) do not come.
+    /// Make a subscription, and receive until it ends. A subscriber sends nothing, so the system does not notice that
+    /// the other end is gone: the subscription also ends when the words of [`beat`](Self::beat) do not come.
     async fn hear(&self, ready: &mut Option<oneshot::Sender<()>>) -> anyhow::Result<()> {
         let subscribed = async {
             let mut subscription = self.parts.client.get_async_pubsub().await?;

@@ -170,8 +170,8 @@ pub(crate) struct Seen {
     pub(crate) last_seen: Option<DateTime<Utc>>,
 }
 
-/// How far the members of a conversation have come. They are read once and counted for each message, so the ticks of many
-/// messages to many members cost the sum of both, and not the product.
+/// How far the members of a conversation have come. They are read once and counted for each message, so the ticks of
+/// many messages to many members cost the sum of both, and not the product.
 struct Marks {
     /// The newest message that was pushed, and the newest one that was read.
     by_user: HashMap<String, (i64, i64)>,
@@ -527,8 +527,9 @@ impl Store {
         if blocked && found.try_get::<i64, _>("confirmed")? == 0 {
             return Ok(Placed::Refused(BLOCKED));
         }
-        // Messages that were placed before and that no device has confirmed come first, so that none overtakes them. After a
-        // pause there may be many more of them: a socket does not hold all, and the next deliveries push the rest.
+        // Messages that were placed before and that no device has confirmed come first, so that none overtakes them.
+        // After a pause there may be many more of them: a socket does not hold all, and the next deliveries push the
+        // rest.
         let first = places.first().map_or(*seq, |first| *first.min(seq)) - TOGETHER;
         let sql = "SELECT x.*, i.place FROM chat_inbox i \
                    JOIN chat_messages x ON x.conversation = i.conversation AND x.seq = i.seq \
@@ -676,8 +677,9 @@ impl Store {
 
     /// Read a conversation behind a message as a user may see it, with the ticks of each message.
     ///
-    /// A message of another user is shown once it is in the inbox of this user, so one that was refused or has expired is
-    /// not. In groups without inbox rows it is shown until it expires, and after that if this user has had it before.
+    /// A message of another user is shown once it is in the inbox of this user, so one that was refused or has expired
+    /// is not. In groups without inbox rows it is shown until it expires, and after that if this user has had it
+    /// before.
     pub(crate) async fn history(
         &self,
         conversation: &str,

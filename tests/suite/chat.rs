@@ -262,8 +262,8 @@ async fn large_groups_have_no_inbox_rows_and_the_largest_are_read_by_their_membe
     world.end([server]).await;
 }
 
-/// Let every fifth message of each conversation fail once on its way into the inbox. The table that remembers it takes no
-/// part in transactions.
+/// Let every fifth message of each conversation fail once on its way into the inbox. The table that remembers it takes
+/// no part in transactions.
 const EVERY_FIFTH_FAILS: &str = "CREATE TABLE failed_once (conversation VARCHAR(65) NOT NULL, seq BIGINT NOT NULL, \
     PRIMARY KEY (conversation, seq)) ENGINE = MyISAM DEFAULT CHARSET = ascii; \
     CREATE TRIGGER fail BEFORE INSERT ON chat_inbox FOR EACH ROW BEGIN \
@@ -273,8 +273,8 @@ const EVERY_FIFTH_FAILS: &str = "CREATE TABLE failed_once (conversation VARCHAR(
         SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'the test lets this delivery fail'; \
     END IF; END";
 
-/// Conversations under fire: a fifth of the deliveries fails once, others find that a server does not answer, a server is
-/// killed, and Redis forgets. Each recipient gets the messages of each conversation in order, and all of them.
+/// Conversations under fire: a fifth of the deliveries fails once, others find that a server does not answer, a server
+/// is killed, and Redis forgets. Each recipient gets the messages of each conversation in order, and all of them.
 async fn fire(world: World, conversations: i64, each: i64, a_second: u32) {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("tickr.toml");
@@ -1207,7 +1207,8 @@ async fn a_long_backlog_of_one_user_cuts_no_socket() {
     let conversation = server.direct("ada", "bob").await;
     let quiet = Manner { syncs: false, ..Manner::default() };
     let bob = Person::join_as("bob", "phone", &[&server], quiet).await;
-    // Earlier deliveries have placed these messages while bob was away, each a hundred more, and the last hundred is left.
+    // Earlier deliveries have placed these messages while bob was away, each a hundred more, and the last hundred is
+    // left.
     fill(&world, &conversation, "ada", "bob", 1, 2_000).await;
     world
         .tickr

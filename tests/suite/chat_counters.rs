@@ -72,8 +72,8 @@ struct Answered {
     failed: AtomicU64,
 }
 
-/// Callers on two servers, while Redis forgets everything again and again, and both servers and Redis are killed once, at
-/// the same moment. Each answered number is there once, and its row comes.
+/// Callers on two servers, while Redis forgets everything again and again, and both servers and Redis are killed once,
+/// at the same moment. Each answered number is there once, and its row comes.
 async fn create(callers: usize, total: usize, chats: i64) {
     let world = World::alone().await;
     let counts = [("CHAT_COUNTS_MS", "500")];

@@ -1,5 +1,5 @@
-//! Refusals of requests, as clients of these interfaces know them. Some are made by the layers around the routes: a missing
-//! API key, an unknown method, a body that does not come. So this is a layer around all of them.
+//! Refusals of requests, as clients of these interfaces know them. Some are made by the layers around the routes: a
+//! missing API key, an unknown method, a body that does not come. So this is a layer around all of them.
 
 use axum::body::{Body, to_bytes};
 use axum::extract::{Request, State};
