@@ -30,13 +30,13 @@ use axum::routing::{get, post};
 use axum::{Json, Router};
 use rand::rngs::StdRng;
 use rand::{RngCore as _, SeedableRng as _};
-use redis::aio::ConnectionManager;
 use serde_json::Value;
 use sqlx::{MySqlPool, Row as _};
 use tickr::prelude::*;
 use tickr::{Conflict, OnConflict, UniqueUntil};
 
 use super::http::Chat;
+use super::link::Link;
 use super::store::Refusal;
 
 /// Draws of a number before a request gives up.
@@ -107,7 +107,7 @@ impl Parent<'_> {
 #[derive(Clone)]
 pub(crate) struct Counters {
     pub(crate) pool: MySqlPool,
-    pub(crate) redis: ConnectionManager,
+    pub(crate) link: Link,
     pub(crate) prefix: String,
     pub(crate) client: Client,
     /// Draws the tokens. Tests give two servers the same seed, so that their tokens collide.
@@ -145,7 +145,7 @@ impl Counters {
         let number = self.numbered(&Parent::Application(token), job).await?;
         // A copy for later questions. Without it MySQL answers them.
         let known: Result<(), _> =
-            redis::cmd("SET").arg(self.chat_key(token, number)).arg(1).query_async(&mut self.redis.clone()).await;
+            redis::cmd("SET").arg(self.chat_key(token, number)).arg(1).query_async(&mut self.link.connection()).await;
         if let Err(error) = known {
             tracing::debug!("Redis does not take a chat: {error}");
         }
@@ -200,7 +200,7 @@ impl Counters {
             "if redis.call('EXISTS', KEYS[1]) == 1 then return redis.call('INCR', KEYS[1]) else return false end",
         );
         let key = self.counter_key(parent);
-        let mut redis = self.redis.clone();
+        let mut redis = self.link.connection();
         for _ in 0..DRAWS {
             if let Some(number) = script.key(&key).invoke_async::<Option<i64>>(&mut redis).await? {
                 return Ok(number);
@@ -220,7 +220,7 @@ impl Counters {
         );
         let floor = self.floor(parent).await?;
         let key = self.counter_key(parent);
-        script.key(key).arg(floor).invoke_async::<()>(&mut self.redis.clone()).await?;
+        script.key(key).arg(floor).invoke_async::<()>(&mut self.link.connection()).await?;
         Ok(())
     }
 
@@ -282,7 +282,7 @@ impl Counters {
     /// kept, because the chat may come.
     async fn has_chat(&self, token: &str, chat: i64) -> Result<bool, Refusal> {
         let key = self.chat_key(token, chat);
-        let known: Result<i64, _> = redis::cmd("EXISTS").arg(&key).query_async(&mut self.redis.clone()).await;
+        let known: Result<i64, _> = redis::cmd("EXISTS").arg(&key).query_async(&mut self.link.connection()).await;
         if known.unwrap_or(0) == 1 {
             return Ok(true);
         }
@@ -294,7 +294,7 @@ impl Counters {
         if waits.is_none() && written.is_none() {
             return Ok(false);
         }
-        let _: Result<(), _> = redis::cmd("SET").arg(&key).arg(1).query_async(&mut self.redis.clone()).await;
+        let _: Result<(), _> = redis::cmd("SET").arg(&key).arg(1).query_async(&mut self.link.connection()).await;
         Ok(true)
     }
 }

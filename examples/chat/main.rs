@@ -12,12 +12,14 @@
 //! - `schema.sql`, `store.rs`: the tables, and all SQL of the chat
 //! - `kinds.rs`: the jobs: fan-out to a group, delivery to a user, push to a phone
 //! - `presence.rs`: users who are online, and the way between the servers, in Redis
+//! - `link.rs`: the connection to Redis
 //! - `http.rs`, `ws.rs`, `page.*`: the routes, the sockets, the page
 //! - `counters.rs`: the second half: numbers from Redis, rows that may lag
 
 mod counters;
 mod http;
 mod kinds;
+mod link;
 mod presence;
 mod settings;
 mod store;
@@ -145,10 +147,10 @@ async fn serve(config: &Config, settings: Settings, private: bool, signals: &mut
     let addr = listener.local_addr()?;
     let app = App::start(config, kinds).await?;
 
-    let (redis, prefix) = presence.redis();
+    let (link, prefix) = presence.redis();
     let (prefix, client) = (prefix.to_owned(), app.client());
     let tokens = counters::tokens(settings.token_seed);
-    let counters = Counters { pool: store.pool.clone(), redis, prefix, client: client.clone(), tokens };
+    let counters = Counters { pool: store.pool.clone(), link, prefix, client: client.clone(), tokens };
     let (stop, sockets) = (CancellationToken::new(), TaskTracker::new());
     let chat = Chat { store, presence, client, counters, stop: stop.clone(), sockets: sockets.clone() };
     let chat = Arc::new(chat);

@@ -17,13 +17,13 @@ use std::time::Duration;
 use anyhow::Context as _;
 use chrono::{DateTime, Utc};
 use futures_util::StreamExt as _;
-use redis::aio::{ConnectionManager, ConnectionManagerConfig};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
+use super::link::Link;
 use super::store::{Message, Store};
 
 /// Time to make a subscription.
@@ -44,8 +44,7 @@ pub(crate) struct Presence {
 }
 
 struct Parts {
-    redis: ConnectionManager,
-    client: redis::Client,
+    link: Link,
     store: Store,
     prefix: String,
     /// Name of this process among the servers.
@@ -133,22 +132,16 @@ pub(crate) struct Shown {
 impl Presence {
     /// Connect to Redis. `ttl` is the time after which a user of a killed server counts as offline.
     pub(crate) async fn connect(url: &str, prefix: &str, store: Store, ttl: Duration) -> anyhow::Result<Self> {
-        let client = redis::Client::open(url).context("read the URL of Redis")?;
-        let config = ConnectionManagerConfig::new()
-            .set_number_of_retries(1)
-            .set_max_delay(Duration::from_millis(200))
-            .set_connection_timeout(Some(Duration::from_secs(1)))
-            .set_response_timeout(Some(Duration::from_secs(1)));
-        let redis = ConnectionManager::new_with_config(client.clone(), config).await.context("connect to Redis")?;
+        let link = Link::connect(url).await?;
         let server = Uuid::now_v7().simple().to_string();
         let (sockets, waiting) = (Mutex::default(), Mutex::default());
         let prefix = format!("{prefix}:chat");
-        Ok(Self { parts: Arc::new(Parts { redis, client, store, prefix, server, ttl, sockets, waiting }) })
+        Ok(Self { parts: Arc::new(Parts { link, store, prefix, server, ttl, sockets, waiting }) })
     }
 
     /// Return the connection and the first part of the keys, for the counters.
-    pub(crate) fn redis(&self) -> (ConnectionManager, &str) {
-        (self.parts.redis.clone(), &self.parts.prefix)
+    pub(crate) fn redis(&self) -> (Link, &str) {
+        (self.parts.link.clone(), &self.parts.prefix)
     }
 
     /// Return the time between two heartbeats.
@@ -174,7 +167,7 @@ impl Presence {
 
     async fn publish(&self, channel: &str, envelope: &Envelope) -> anyhow::Result<u64> {
         let text = serde_json::to_string(envelope)?;
-        let mut redis = self.parts.redis.clone();
+        let mut redis = self.parts.link.connection();
         Ok(redis::cmd("PUBLISH").arg(channel).arg(text).query_async(&mut redis).await?)
     }
 
@@ -247,7 +240,7 @@ impl Presence {
         let (servers, presence) = (self.key("servers", user), self.key("presence", user));
         let mut call = script.key(servers);
         let call = call.key(presence).arg(&self.parts.server).arg(Utc::now().timestamp_millis());
-        let left: u64 = call.invoke_async(&mut self.parts.redis.clone()).await?;
+        let left: u64 = call.invoke_async(&mut self.parts.link.connection()).await?;
         // The user may have come back meanwhile, and the word about it may have come before the script.
         if self.has(user) {
             self.refresh(&[user.to_owned()]).await?;
@@ -275,7 +268,7 @@ impl Presence {
                 pipe.cmd("ZADD").arg(self.key("servers", user)).arg(until).arg(&self.parts.server);
                 pipe.cmd("PEXPIRE").arg(self.key("servers", user)).arg(ttl).ignore();
             }
-            let added: Vec<u64> = pipe.query_async(&mut self.parts.redis.clone()).await?;
+            let added: Vec<u64> = pipe.query_async(&mut self.parts.link.connection()).await?;
             unknown.extend(some.iter().zip(added).filter(|(_, added)| *added > 0).map(|(user, _)| user.clone()));
         }
         Ok(unknown)
@@ -297,7 +290,12 @@ impl Presence {
             let users: Vec<String> = self.sockets().by_user.keys().cloned().collect();
             match self.refresh(&users).await {
                 Ok(forgotten) => self.resync(&forgotten),
-                Err(error) => tracing::warn!("Redis does not take the presence of users: {error:#}"),
+                Err(error) => {
+                    tracing::warn!("Redis does not take the presence of users: {error:#}");
+                    if let Err(error) = self.parts.link.renew().await {
+                        tracing::debug!("Redis takes no new connection: {error:#}");
+                    }
+                }
             }
             // Those who left during the refresh may have been registered again after they had signed off.
             for user in users.iter().filter(|user| !self.has(user)) {
@@ -333,7 +331,7 @@ impl Presence {
     /// the other end is gone: the subscription also ends when the words of [`beat`](Self::beat) do not come.
     async fn hear(&self, ready: &mut Option<oneshot::Sender<()>>) -> anyhow::Result<()> {
         let subscribed = async {
-            let mut subscription = self.parts.client.get_async_pubsub().await?;
+            let mut subscription = self.parts.link.client().get_async_pubsub().await?;
             subscription.subscribe(self.channel(&self.parts.server)).await?;
             subscription.subscribe(self.channel("all")).await?;
             anyhow::Ok(subscription)
@@ -342,6 +340,8 @@ impl Presence {
         match ready.take() {
             Some(ready) => drop(ready.send(())),
             None => {
+                // The other connection may have died with the subscription.
+                self.parts.link.renew().await?;
                 let users: Vec<String> = self.sockets().by_user.keys().cloned().collect();
                 self.refresh(&users).await?;
                 self.resync(&users);
@@ -466,7 +466,7 @@ impl Presence {
 
     /// Push messages to all sockets of a user, on whichever servers they are, and wait until a device confirms.
     pub(crate) async fn push(&self, user: &str, messages: &[Message]) -> anyhow::Result<Reached> {
-        let mut redis = self.parts.redis.clone();
+        let mut redis = self.parts.link.connection();
         let now = Utc::now().timestamp_millis();
         let servers: Vec<String> = redis::cmd("ZRANGEBYSCORE")
             .arg(self.key("servers", user))
@@ -525,7 +525,7 @@ impl Presence {
 
     /// Tell the other members that a user is typing, at most once in three seconds.
     pub(crate) async fn typing(&self, user: &str, conversation: &str) -> anyhow::Result<()> {
-        let mut redis = self.parts.redis.clone();
+        let mut redis = self.parts.link.connection();
         let key = self.key("typing", &format!("{user}:{conversation}"));
         let mut set = redis::cmd("SET");
         set.arg(key).arg(1).arg("NX").arg("PX").arg(TYPING_EVERY_MS);
@@ -559,7 +559,7 @@ impl Presence {
         for user in users {
             get.arg(self.key("presence", user));
         }
-        let found: Vec<Option<String>> = get.query_async(&mut self.parts.redis.clone()).await?;
+        let found: Vec<Option<String>> = get.query_async(&mut self.parts.link.connection()).await?;
         let online = users.iter().zip(found).filter(|(_, found)| found.is_some());
         Ok(online.map(|(user, _)| user.clone()).collect())
     }

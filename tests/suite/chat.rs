@@ -1212,8 +1212,10 @@ async fn a_long_backlog_of_one_user_cuts_no_socket() {
     fill(&world, &conversation, "ada", "bob", 1, 2_000).await;
     world
         .tickr
-        .sql("DELETE FROM chat_inbox WHERE seq > 1900; UPDATE chat_members SET inbox_seq = 1900 WHERE user = 'bob'; \
-              UPDATE chat_users SET last_place = 1900 WHERE id = 'bob'")
+        .sql(
+            "DELETE FROM chat_inbox WHERE seq > 1900; UPDATE chat_members SET inbox_seq = 1900 WHERE user = 'bob'; \
+              UPDATE chat_users SET last_place = 1900 WHERE id = 'bob'",
+        )
         .await;
     for seq in 1..=20 {
         let payload = json!({"conversation": conversation, "seq": seq, "user": "bob", "stored": true});
@@ -1322,8 +1324,7 @@ async fn a_client_who_was_turned_away_and_one_who_is_not_where_redis_says_are_of
     let servers = format!("{}:chat:servers:bob", world.tickr.config.redis_prefix);
     let presence = format!("{}:chat:presence:bob", world.tickr.config.redis_prefix);
     let mut redis = world.tickr.redis().await;
-    let known: Vec<String> =
-        redis::cmd("ZRANGE").arg(&servers).arg(0).arg(-1).query_async(&mut redis).await.unwrap();
+    let known: Vec<String> = redis::cmd("ZRANGE").arg(&servers).arg(0).arg(-1).query_async(&mut redis).await.unwrap();
     bob.leave().await;
     eventually("bob is signed off", || async { (status().await == "offline").then_some(()) }).await;
     let mut pipe = redis::pipe();
@@ -1400,7 +1401,8 @@ async fn a_page_asks_again_for_what_the_server_could_not_do() {
     world.tickr.sql("RENAME TABLE chat_messages TO messages_away").await;
     let before = frames(&bob, "send").await;
     write(&bob, "two").await;
-    bob.until("it was sent four times", &format!("said.filter((one) => one === 'send').length >= {}", before + 4)).await;
+    bob.until("it was sent four times", &format!("said.filter((one) => one === 'send').length >= {}", before + 4))
+        .await;
     world.tickr.sql("RENAME TABLE messages_away TO chat_messages").await;
     ticks(&bob, &["sent"]).await;
 
@@ -1420,9 +1422,10 @@ async fn a_page_asks_again_for_what_the_server_could_not_do() {
     server.post("ada", &conversation, place + 2, "last").await;
     bob.reads("last").await;
     let missing = (place + 1).to_string();
-    bob.until("the gap is filled", &format!(
-        "[...document.querySelectorAll('.content')].some((one) => one.textContent === '{missing}')"
-    ))
+    bob.until(
+        "the gap is filled",
+        &format!("[...document.querySelectorAll('.content')].some((one) => one.textContent === '{missing}')"),
+    )
     .await;
     drop(bob);
     world.end([server]).await;
