@@ -658,9 +658,8 @@ mutants() {
     mutant 'idempotency key of a task' internal/api/compat/later.rs \
         'key.request("POST /create", Some(&text))?;' 'key.request("POST /create", Some(&text))?.filter(|_| false);' \
         compat_later::a_task_that_is_created_twice_with_one_idempotency_key_is_one_task
-    mutant '500 without MySQL' internal/api/compat/later.rs \
-        'StatusCode::SERVICE_UNAVAILABLE => StatusCode::INTERNAL_SERVER_ERROR,' \
-        'StatusCode::SERVICE_UNAVAILABLE => StatusCode::SERVICE_UNAVAILABLE,' \
+    mutant '500 without MySQL' internal/api/compat/refusal.rs \
+        '(Self::Later, StatusCode::SERVICE_UNAVAILABLE) => StatusCode::INTERNAL_SERVER_ERROR,' '' \
         compat_later::without_mysql_the_answer_is_500
     mutant 'results that are too large for their jobs' internal/app/kinds.rs \
         'registry.keep_large_results(finished.clone());' '' \
