@@ -176,8 +176,7 @@ async fn a_tick_whose_commit_is_not_answered_fires_once() {
         )
         .await;
     for n in 0..5 {
-        let slow =
-            json!({"cron": "* * * * * *", "kind": "noop", "misfire_grace_ms": 60_000, "queue": "nobody-serves-it"});
+        let slow = json!({"cron": "* * * * * *", "kind": "noop", "misfire_grace_ms": 60_000, "queue": "unserved"});
         assert_eq!(put_with(&through, &format!("second-{n}"), &[], &slow).await.status, 201);
     }
     // First the last write of a tick, after which only its COMMIT follows; then the COMMIT itself.
@@ -202,7 +201,7 @@ async fn a_tick_whose_commit_is_not_answered_fires_once() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_schedule_whose_last_job_is_locked_holds_up_no_other_schedule() {
     let tickr = TestApp::start().await;
-    let locked = with(every_second(), json!({"overlap": "skip", "queue": "nobody-serves-it"}));
+    let locked = with(every_second(), json!({"overlap": "skip", "queue": "unserved"}));
     put(&tickr, "locked", &locked).await;
     let last = id(&first_tick(&tickr, "locked").await["job_id"]);
     // A runner that freezes while it claims or settles the job keeps this lock.
@@ -483,7 +482,7 @@ async fn all_jobs(tickr: &TestApp) -> Vec<String> {
 async fn a_tick_takes_the_place_of_the_previous_job_if_it_says_replace() {
     let tickr = TestApp::start().await;
     // A waiting job is cancelled.
-    let waiting = json!({"queue": "nobody-serves-it", "overlap": "replace"});
+    let waiting = json!({"queue": "unserved", "overlap": "replace"});
     put(&tickr, "waiting", &with(every_second(), waiting)).await;
     let first = id(&first_tick(&tickr, "waiting").await["job_id"]);
     let job = tickr.until(first, State::Cancelled).await;
@@ -510,10 +509,7 @@ async fn after_an_outage_each_policy_does_what_it_says_and_writes_little() {
     let tickr = TestApp::start().await;
     // Twenty ticks are missed: those since a minute ago.
     let missed = |policy: &str| {
-        with(
-            yearly(),
-            json!({"cron": "*/3 * * * * *", "misfire": policy, "misfire_grace_ms": 0, "queue": "nobody-serves-it"}),
-        )
+        with(yearly(), json!({"cron": "*/3 * * * * *", "misfire": policy, "misfire_grace_ms": 0, "queue": "unserved"}))
     };
     for policy in ["skip", "one", "all"] {
         put(&tickr, policy, &missed(policy)).await;
@@ -632,7 +628,7 @@ async fn a_schedule_of_a_foreign_kind_is_left_to_a_runner_that_has_it() {
     put(
         &tickr,
         "own",
-        &json!({"cron": "* * * * * *", "kind": "http", "payload": {"url": "http://127.0.0.1:1/"}, "queue": "nobody-serves-it"}),
+        &json!({"cron": "* * * * * *", "kind": "http", "payload": {"url": "http://127.0.0.1:1/"}, "queue": "unserved"}),
     )
     .await;
     let tick = first_tick(&tickr, name).await;
