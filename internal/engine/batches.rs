@@ -15,16 +15,19 @@ use tickr_store::StoreError;
 const REST: Duration = Duration::from_millis(50);
 /// Time after which a batch is counted again that another session had locked. The others do not wait for it meanwhile.
 const LOCKED_RESTS: Duration = Duration::from_secs(10);
+/// Time after which a batch is counted again whose count failed.
+const FAILED_RESTS: Duration = Duration::from_secs(1);
 /// Pause after an error.
 const PAUSE: Duration = Duration::from_millis(500);
 
-/// Batches that another session locked when they were counted last, each with the moment when it is tried again.
-type LockedBatches = BTreeMap<BatchId, Instant>;
+/// Batches that could not be counted the last time, mostly because another session locked them, each with the moment when
+/// it is tried again.
+type SetAside = BTreeMap<BatchId, Instant>;
 
 /// Count until the runner stops.
 pub(super) async fn count_until_stopped(shared: Arc<EngineState>) {
     let mut summaries = shared.operator_settings.summaries();
-    let mut locked = LockedBatches::new();
+    let mut set_aside = SetAside::new();
     loop {
         let told = tokio::select! {
             () = shared.stop_loops.cancelled() => break,
@@ -42,7 +45,7 @@ pub(super) async fn count_until_stopped(shared: Arc<EngineState>) {
         if shared.store_trouble.is_known() {
             continue;
         }
-        let pause = match count(&shared, &mut locked).await {
+        let pause = match count(&shared, &mut set_aside).await {
             Ok(()) => REST,
             Err(error) => {
                 tracing::warn!(%error, "cannot count the jobs of batches yet");
@@ -60,31 +63,33 @@ pub(super) async fn count_until_stopped(shared: Arc<EngineState>) {
     }
 }
 
-async fn count(shared: &EngineState, locked: &mut LockedBatches) -> Result<(), StoreError> {
+async fn count(shared: &EngineState, set_aside: &mut SetAside) -> Result<(), StoreError> {
     let mut failed = None;
-    let changed = shared.store.changed_batches().await?;
-    locked.retain(|batch, _| changed.contains(batch));
+    let changed = shared.store.changed_batches(set_aside.keys().copied().collect()).await?;
+    let now = Instant::now();
+    set_aside.retain(|batch, until| now < *until || changed.contains(batch));
     // Each of those that were locked may cost some seconds again, so they come last.
     let (before, others): (Vec<BatchId>, Vec<BatchId>) =
-        changed.into_iter().partition(|batch| locked.contains_key(batch));
+        changed.into_iter().partition(|batch| set_aside.contains_key(batch));
     for batch in others.into_iter().chain(before) {
-        if locked.get(&batch).is_some_and(|until| Instant::now() < *until) {
+        if set_aside.get(&batch).is_some_and(|until| Instant::now() < *until) {
             continue;
         }
         // A batch that cannot be counted must not hold up those behind it. Without MySQL, none of them can be.
         match count_one(shared, batch).await {
             Ok(true) => {
-                locked.remove(&batch);
+                set_aside.remove(&batch);
             }
             Ok(false) => {
                 tracing::debug!(%batch, "another session locks a batch, the others are counted before it is tried again");
-                locked.insert(batch, Instant::now() + LOCKED_RESTS);
+                set_aside.insert(batch, Instant::now() + LOCKED_RESTS);
             }
             Err(error) => {
                 if shared.store_trouble.is_known() {
                     return Err(error);
                 }
                 tracing::debug!(%batch, %error, "the others are counted before it is tried again");
+                set_aside.insert(batch, Instant::now() + FAILED_RESTS);
                 failed = Some(error);
             }
         }

@@ -76,7 +76,7 @@ const OPERATIONS: Aged = Aged { table: "operations", made: "COALESCE(ended_at, U
 const COLUMNS: &str = "id, action, filter, params, rate, state, actor, created_at, started_at, ended_at, done, skipped, \
                        failed, estimate, capped, last_error, \
                        IF(COALESCE(steered_until, lease_until) >= UTC_TIMESTAMP(6), runner, '') AS holder, place, \
-                       token, paused_at, paused_by, canary, canary_state, ahead";
+                       token, paused_at, paused_by, canary, canary_state";
 
 /// The right to carry out a bulk operation, as long as its lease lasts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -538,7 +538,7 @@ pub(super) struct Locked {
 
 /// Lock the row of an operation, and read it.
 pub(super) async fn lock(conn: &mut Session<'_>, id: Uuid) -> Result<Option<Locked>, sqlx::Error> {
-    let sql = format!("SELECT {COLUMNS} FROM operations WHERE id = ? FOR UPDATE");
+    let sql = format!("SELECT {COLUMNS}, ahead FROM operations WHERE id = ? FOR UPDATE");
     let Some(row) = statement(sql).bind(id).fetch_optional(conn).await? else { return Ok(None) };
     let operation = operation(&row)?;
     let ahead: Option<String> = row.try_get("ahead")?;

@@ -776,13 +776,16 @@ async fn a_batch_that_is_locked_holds_up_the_count_of_no_other() {
     session.execute("BEGIN").await.unwrap();
     let row = format!("SELECT id FROM batches WHERE id = {id} FOR UPDATE");
     sqlx::query(sqlx::AssertSqlSafe(row)).fetch_one(&mut session).await.unwrap();
-    let change = "INSERT INTO batch_changes (batch_id, total, completed, failed, cancelled) VALUES";
-    tickr.sql(format!("{change} ({id}, 0, 0, 0, 0)")).await;
+    // It has more changes than one look reads.
+    let changes = vec![format!("({id}, 0, 0, 0, 0)"); 2_500].join(",");
+    tickr
+        .sql(format!("INSERT INTO batch_changes (batch_id, total, completed, failed, cancelled) VALUES {changes}"))
+        .await;
     for _ in 0..2 {
         let good = create(&tickr, json!({"jobs": [{"kind": "noop", "payload": {}}], "close": true})).await;
         until(&tickr, &good, "succeeded").await;
     }
-    assert_eq!(tickr.count("SELECT COUNT(*) FROM batch_changes").await, 1);
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM batch_changes").await, 2_500);
     session.execute("ROLLBACK").await.unwrap();
     tickr.until_count("SELECT COUNT(*) FROM batch_changes", 0).await;
     tickr.stop().await;

@@ -15,7 +15,7 @@ use crate::batches::rows::{Batch, BatchCounts, COLUMNS, batch};
 use crate::rows::jobs::{Accepted, accepted_at, mark_held, write_jobs};
 use crate::rows::links::{BatchChanges, check_links};
 use crate::rows::order::{lock_or_make, order_key_of};
-use crate::sql::batches::statement;
+use crate::sql::batches::{MAX_ROWS, placeholders, statement};
 use crate::sql::clock::read_clock;
 use crate::sql::cluster::{Locked, lock_in_cluster};
 use crate::sql::connection::{on_pool, transact_unless_locked};
@@ -40,17 +40,24 @@ pub struct BatchCounted {
 }
 
 impl Store {
-    /// Return batches whose counts have changed, those with the oldest changes first.
+    /// Return batches whose counts have changed, those with the oldest changes first. Batches of `set_aside` may be among
+    /// them, but they hide no others, however many changes they have.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
-    pub async fn changed_batches(&self) -> Result<Vec<BatchId>, StoreError> {
-        on_pool(&self.shared.pools.loops, "look for changed batches", |conn, _| {
+    pub async fn changed_batches(&self, set_aside: Vec<BatchId>) -> Result<Vec<BatchId>, StoreError> {
+        on_pool(&self.shared.pools.loops, "look for changed batches", move |conn, _| {
+            let set_aside = set_aside.clone();
             Box::pin(async move {
                 let sql = "SELECT DISTINCT batch_id FROM (SELECT batch_id FROM batch_changes FORCE INDEX (PRIMARY) \
                            ORDER BY id LIMIT ?) c LIMIT ?";
-                let found: Vec<Uuid> = sqlx::query_scalar(sql).bind(CHANGES).bind(BATCHES).fetch_all(conn).await?;
-                Ok(found.into_iter().map(BatchId::from_uuid).collect())
+                let found: Vec<Uuid> =
+                    sqlx::query_scalar(sql).bind(CHANGES).bind(BATCHES).fetch_all(&mut *conn).await?;
+                let mut found: Vec<BatchId> = found.into_iter().map(BatchId::from_uuid).collect();
+                if !found.is_empty() && found.iter().all(|batch| set_aside.contains(batch)) {
+                    found.extend(changed_besides(conn, &set_aside).await?);
+                }
+                Ok(found)
             })
         })
         .await
@@ -70,6 +77,17 @@ impl Store {
         })
         .await
     }
+}
+
+/// Find changed batches besides those that are set aside. MySQL looks at one entry of the index for each batch.
+async fn changed_besides(conn: &mut Session<'_>, set_aside: &[BatchId]) -> Result<Vec<BatchId>, sqlx::Error> {
+    let sql = format!(
+        "SELECT DISTINCT batch_id FROM batch_changes FORCE INDEX (batch_changes_batch) WHERE batch_id NOT IN {} LIMIT ?",
+        placeholders(set_aside.len())
+    );
+    let query = set_aside.iter().fold(statement(sql), |query, batch| query.bind(batch.uuid()));
+    let rows = query.bind(BATCHES).fetch_all(conn).await?;
+    rows.iter().map(|row| Ok(BatchId::from_uuid(row.try_get("batch_id")?))).collect()
 }
 
 /// Lock the order keys of the callbacks of a batch, before any other row.
@@ -128,10 +146,10 @@ async fn take_changes(conn: &mut Session<'_>, id: BatchId) -> Result<TakenChange
         any_failed |= number("failed")? > 0;
         rows.push(row.try_get("id")?);
     }
-    for rows in rows.chunks(crate::sql::batches::MAX_ROWS) {
+    for rows in rows.chunks(MAX_ROWS) {
         let sql = format!(
             "DELETE FROM batch_changes WHERE id IN {} ORDER BY id LIMIT {}",
-            crate::sql::batches::placeholders(rows.len()),
+            placeholders(rows.len()),
             rows.len()
         );
         rows.iter().fold(statement(sql), Query::bind).execute(&mut *conn).await?;
