@@ -15,6 +15,7 @@ use tickr::config::{Config, Flags, markdown_table};
 use tickr::services::{Services, Transport};
 use tickr::store::Store;
 use tokio::process::Command;
+use yaml_rust2::{Yaml, YamlLoader};
 
 use crate::support::documents::{Block, document, root};
 use crate::support::program::{Program, command, outcome};
@@ -200,6 +201,41 @@ fn every_deployment_gives_a_stop_more_time_than_tickr_takes() {
     ] {
         let seconds = number(path, mark);
         assert!(seconds.len() == places && seconds.iter().all(|one| *one >= least), "{path}: {seconds:?}");
+    }
+}
+
+/// Helm makes its hooks before all other objects, so the migration cannot read the ConfigMap of the runners. `make
+/// check-deploy` holds the text of both against the values.
+#[test]
+fn the_migration_of_the_manifests_reads_its_settings_from_a_hook_before_it() {
+    for name in ["tickr.yaml", "tickr-keda.yaml"] {
+        let text = fs::read_to_string(root().join("deploy/kubernetes").join(name)).unwrap();
+        let objects = YamlLoader::load_from_str(&text).unwrap();
+        let named = |kind: &str, name: &str| {
+            let is_it =
+                |one: &&Yaml| one["kind"].as_str() == Some(kind) && one["metadata"]["name"].as_str() == Some(name);
+            objects.iter().find(is_it).unwrap_or_else(|| panic!("there is no {kind} {name}")).clone()
+        };
+        let job = named("Job", "tickr-migrate");
+        let pod = &job["spec"]["template"]["spec"];
+        let (container, volume) = (&pod["containers"][0], &pod["volumes"][0]);
+        let (variable, mount) = (&container["env"][0], &container["volumeMounts"][0]);
+        assert_eq!(variable["name"].as_str(), Some("TICKR_CONFIG"), "{name}");
+        assert_eq!(variable["value"].as_str(), Some("/etc/tickr/tickr.toml"), "{name}");
+        assert_eq!((mount["mountPath"].as_str(), &mount["name"]), (Some("/etc/tickr"), &volume["name"]), "{name}");
+
+        let settings = named("ConfigMap", volume["configMap"]["name"].as_str().unwrap());
+        let of_runners = named("ConfigMap", "tickr");
+        assert!(settings["data"]["tickr.toml"].as_str().is_some(), "{name}");
+        assert_eq!(settings["data"], of_runners["data"], "{name}");
+        let hook = |of: &Yaml| of["metadata"]["annotations"]["helm.sh/hook"].clone();
+        let weight = |of: &Yaml| {
+            let weight = of["metadata"]["annotations"]["helm.sh/hook-weight"].as_str();
+            weight.map_or(0, |weight| weight.parse::<i32>().unwrap())
+        };
+        assert_eq!(hook(&job).as_str(), Some("pre-install,pre-upgrade"), "{name}");
+        assert_eq!(hook(&settings), hook(&job), "{name}");
+        assert!(weight(&settings) < weight(&job), "{name}");
     }
 }
 
