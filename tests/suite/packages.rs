@@ -128,6 +128,37 @@ async fn the_list_of_what_is_inside_has_what_the_program_uses_and_nothing_of_the
     }
 }
 
+/// The programs that the scripts of the package call, in place of real ones. This systemd can neither start nor stop a
+/// service.
+const STAND_INS: &str = "
+    systemctl() { echo \"$@\" >>calls; return 1; }
+    getent() { :; }
+    install() { :; }
+    stat() { :; }
+";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_service_that_does_not_start_or_stop_keeps_no_package_from_its_installation_and_removal() {
+    let dir = tempfile::tempdir().unwrap();
+    let calls = dir.path().join("calls");
+    for (script, args, asked) in [
+        ("postinst", &["configure", "0.1.0"][..], "daemon-reload\ntry-restart tickr.service\n"),
+        ("prerm", &["remove"][..], "disable --now tickr.service\n"),
+        ("postrm", &["remove"][..], "daemon-reload\n"),
+    ] {
+        let text = fs::read_to_string(root().join("deploy/debian").join(script)).unwrap();
+        // A folder that exists also where systemd does not run.
+        let text = format!("{STAND_INS}{}", text.replace("/run/systemd/system", "."));
+        let mut run = command(Path::new("/bin/sh"), dir.path(), &["-c", &text, script]);
+        run.args(args).env("PATH", dir.path());
+        let (code, said, log) = outcome(run).await;
+        assert_eq!(code, 0, "{script}: {said}{log}");
+        assert_eq!(fs::read_to_string(&calls).unwrap(), asked, "{script}");
+        assert_eq!(log.contains("journalctl --unit tickr"), script != "postrm", "{script}: {log}");
+        fs::remove_file(&calls).unwrap();
+    }
+}
+
 #[test]
 fn the_configuration_of_the_package_is_read_with_its_comments_and_without() {
     let text = fs::read_to_string(root().join("deploy/debian/tickr.toml")).unwrap();
@@ -394,6 +425,12 @@ echo "after a kill: $(tickr health)"
 tickr enqueue sleep '{"ms": 3000}' --quiet >/root/job
 until tickr jobs show "$(cat /root/job)" | grep -q executing; do sleep 0.1; done
 systemctl stop tickr; echo "stopped: $(ask ActiveState), $(ask Result), $(ask ExecMainStatus)"
+# MySQL is out, as far as this machine can tell.
+systemctl start tickr
+sed -i 's,^TICKR_MYSQL_URL=.*,TICKR_MYSQL_URL=mysql://root@127.0.0.1:1/tickr,' /etc/tickr/env
+dpkg --force-confold --install /root/tickr.deb
+echo "upgrade without MySQL: $?, $(dpkg-query --show --showformat '${db:Status-Status}' tickr)"
+systemctl stop tickr
 # Exit code 2 is not tried again.
 echo TICKR_WORKERS=none >>/etc/tickr/env
 systemctl start tickr; echo "wrong: $?, $(ask ActiveState), $(ask ExecMainStatus)"
@@ -409,6 +446,8 @@ async fn systemd_waits_for_the_runner_starts_it_again_after_a_kill_and_stops_it_
     let system = System::debian().await;
     fs::copy(&deb, system.path("tmp/tickr.deb")).unwrap();
     system.run(&["dpkg", "--install", "/tmp/tickr.deb"]).await;
+    // systemd mounts a folder of its own on /tmp.
+    fs::copy(&deb, system.path("root/tickr.deb")).unwrap();
     let port = lasting_addr().port();
     let env = format!(
         "TICKR_MYSQL_URL={mysql}\nTICKR_REDIS_URL={redis}\nTICKR_HTTP_ADDR=127.0.0.1:{port}\nTICKR_OUTBOX_DIR=mails\n\
@@ -446,6 +485,7 @@ async fn systemd_waits_for_the_runner_starts_it_again_after_a_kill_and_stops_it_
         "reload: 3".to_owned(),
         "after a kill: ready".to_owned(),
         "stopped: inactive, success, 0".to_owned(),
+        "upgrade without MySQL: 0, installed".to_owned(),
         "wrong: 1, failed, 2".to_owned(),
     ];
     let lines: Vec<&String> =
