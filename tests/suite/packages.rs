@@ -67,6 +67,7 @@ async fn the_debian_package_has_the_program_its_unit_and_no_secret_that_all_can_
     let listed = ok(tool("dpkg-deb", &["--contents", deb.to_str().unwrap()])).await;
     for (mode, path) in [
         ("-rwxr-xr-x", "./usr/bin/tickr"),
+        ("-rwxr-xr-x", "./usr/bin/tickr-as-service"),
         ("-rw-r--r--", "./lib/systemd/system/tickr.service"),
         ("-rw-r--r--", "./etc/tickr/tickr.toml"),
         ("-rw-r-----", "./etc/tickr/env"),
@@ -157,6 +158,49 @@ async fn a_service_that_does_not_start_or_stop_keeps_no_package_from_its_install
         assert_eq!(log.contains("journalctl --unit tickr"), script != "postrm", "{script}: {log}");
         fs::remove_file(&calls).unwrap();
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_command_as_the_service_has_its_settings_also_where_a_shell_would_cut_them() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::create_dir(dir.path().join("home")).unwrap();
+    let url = "mysql://tickr:a#b$c@db/tickr?ssl-mode=VERIFY_IDENTITY&ssl-ca=/etc/ca.pem";
+    let env = format!(
+        "# The store.\nTICKR_MYSQL_URL={url}\n#TICKR_QUEUES=mail\n\n  TICKR_REDIS_URL='redis://cache' \nTICKR_LOG=a b"
+    );
+    fs::write(dir.path().join("env"), env).unwrap();
+    let script = fs::read_to_string(root().join("deploy/debian/tickr-as-service")).unwrap();
+    assert!(script.contains("</etc/tickr/env\n") && script.contains("cd /var/lib/tickr\n"), "{script}");
+    let script = script.replace("</etc/tickr/env\n", "<env\n").replace("cd /var/lib/tickr\n", "cd home\n");
+    let run = async |account: &str, args: &[&str]| {
+        let script = format!("id() {{ echo {account}; }}\n{script}");
+        let mut run = command(Path::new("/bin/sh"), dir.path(), &["-c", &script, "tickr-as-service"]);
+        run.args(args);
+        outcome(run).await
+    };
+    let show = "printf '%s\n' \"$TICKR_MYSQL_URL\" \"$TICKR_REDIS_URL\" \"$TICKR_LOG\" \"${TICKR_QUEUES-unset}\" \
+                \"$TICKR_CONFIG\" \"${PWD##*/}\"; exit 5";
+    let (code, said, log) = run("tickr", &["sh", "-c", show]).await;
+    assert_eq!(said, format!("{url}\nredis://cache\na b\nunset\n/etc/tickr/tickr.toml\nhome\n"), "{log}");
+    assert_eq!(code, 5, "{log}");
+    let (code, said, log) = run("ada", &["echo", "ran"]).await;
+    assert!(code == 1 && said.is_empty() && log.contains("only root and the account tickr"), "{said}{log}");
+    let (code, _, log) = run("tickr", &[]).await;
+    assert!(code == 2 && log.contains("usage: tickr-as-service COMMAND"), "{log}");
+}
+
+#[test]
+fn the_guide_checks_an_upgrade_with_the_program_of_the_new_package_before_it_is_installed() {
+    let commands: Vec<Vec<String>> =
+        document("docs/INSTALL.md").blocks_of("sh").iter().flat_map(Block::commands).collect();
+    let place = |wanted: &[&str]| {
+        let found = commands.iter().position(|words| words == wanted);
+        found.unwrap_or_else(|| panic!("there is no {wanted:?} in {commands:?}"))
+    };
+    let unpacked = place(&["dpkg-deb", "-x", "tickr_0.2.0_amd64.deb", "/var/lib/tickr-new"]);
+    let checked = place(&["tickr-as-service", "/var/lib/tickr-new/usr/bin/tickr", "check", "--pending"]);
+    let installed = place(&["apt-get", "install", "./tickr_0.2.0_amd64.deb"]);
+    assert!(unpacked < checked && checked < installed, "{commands:?}");
 }
 
 #[test]
@@ -319,12 +363,13 @@ impl System {
 
     /// Return a command with the environment that the unit of the package gives it, as its account.
     fn as_the_unit(&self, args: &[&str]) -> Command {
-        let script =
-            "set -a; . /etc/tickr/env; TICKR_CONFIG=/etc/tickr/tickr.toml; cd /var/lib/tickr; exec \"$0\" \"$@\"";
-        let args: Vec<&str> = ["sh", "-c", script].into_iter().chain(args.iter().copied()).collect();
+        let args: Vec<&str> = ["tickr-as-service"].into_iter().chain(args.iter().copied()).collect();
         self.command("tickr:tickr", &args)
     }
 }
+
+/// `apt-get install ./`, without the network that apt-get needs.
+const DPKG: &str = "dpkg --force-confold --install ./";
 
 /// The folder of `make package`.
 fn made() -> PathBuf {
@@ -392,7 +437,13 @@ async fn the_debian_package_reaches_a_job_is_upgraded_rolled_back_and_leaves_not
     fs::copy(root().join("CHANGELOG.md"), system.path("usr/share/doc/tickr/CHANGELOG.md")).unwrap();
     ok(make).await;
     for (name, version) in [("newer", "99.0.0"), ("tickr", "0.")] {
-        system.run(&["dpkg", "--force-confold", "--install", &format!("/tmp/{name}.deb")]).await;
+        let install = if name == "newer" {
+            let guide = block("dpkg-deb -x").text + &block("apt-get install ./tickr_0.2.0").text;
+            guide.replace("tickr_0.2.0_amd64.deb", "newer.deb").replace("apt-get install ./", DPKG)
+        } else {
+            format!("{DPKG}{name}.deb")
+        };
+        system.run(&["sh", "-c", &format!("set -e; cd /tmp; {install}")]).await;
         let shown = system.run(&["dpkg-query", "--show", "--showformat", "${Version}", "tickr"]).await;
         assert!(shown.starts_with(version), "{shown}");
         assert!(fs::read_to_string(system.path("etc/tickr/tickr.toml")).unwrap().contains("workers = 7"));
