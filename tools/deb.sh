@@ -20,6 +20,7 @@ put() {
 }
 
 put 0755 "$binary" usr/bin/tickr
+put 0755 "$from/tickr-as-service" usr/bin/tickr-as-service
 put 0644 "$from/tickr.service" lib/systemd/system/tickr.service
 put 0644 "$from/tickr.toml" etc/tickr/tickr.toml
 put 0640 "$from/env" etc/tickr/env

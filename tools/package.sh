@@ -95,6 +95,7 @@ archive() {
     install -m 0755 "$binary" "$work/$name/tickr"
     cp "$work"/doc/* "$work/$name/"
     cp deploy/debian/tickr.service deploy/debian/tickr.toml deploy/debian/env "$work/$name/"
+    install -m 0755 deploy/debian/tickr-as-service "$work/$name/tickr-as-service"
     # The unit has the place where an operator unpacks programs.
     sed -i 's,/usr/bin/tickr,/usr/local/bin/tickr,; /^Documentation=/d' "$work/$name/tickr.service"
     tar --sort=name --mtime="@$SOURCE_DATE_EPOCH" --owner=0 --group=0 --numeric-owner --mode=u+w,go-w \

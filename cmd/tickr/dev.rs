@@ -2,7 +2,6 @@
 
 use std::fs::OpenOptions;
 use std::io::Write as _;
-use std::net::TcpListener;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -11,9 +10,9 @@ use anyhow::Context as _;
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use serde_json::json;
 use serde_json::value::{RawValue, to_raw_value};
-use tickr::app::{App, SHUTDOWN, Signals};
+use tickr::app::{App, SHUTDOWN, Signals, StartError};
 use tickr::broker::{Draft, Enqueued};
-use tickr::config::{CallbackSecret, Config, Flags, Loaded, Subset};
+use tickr::config::{CallbackSecret, Config, Flags, Loaded, SettingOrigin, Subset};
 use tickr::engine::ChildProgram;
 use tickr::event::Event;
 use tickr::handlers::Registry;
@@ -99,16 +98,14 @@ pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
     let services = services??;
     let flags = flags.with("mysql_url", services.mysql_url("tickr")).with("redis_url", services.redis_url());
     let defaults = defaults(&loaded, &dir)?;
-    let loaded = Config::load_with_defaults(&flags, Config::process_env(), Config::usual_file(), &defaults)?;
-    let Loaded { config, sources, .. } = loaded;
-    let child = ChildProgram::from_this_process(sources)?;
+    let may_move = is_default(&loaded, "http_addr");
     let outcome = runtime.block_on(async {
         let starting = async {
             tickr::store::Store::create_database(&services.mysql_url("tickr")).await?;
-            anyhow::Ok(App::start_with(&config, Registry::new(), Some(child)).await?)
+            start(&flags, &defaults, may_move).await
         };
-        let app = tokio::select! {
-            app = starting => app?,
+        let (app, config) = tokio::select! {
+            started = starting => started?,
             signal = signals.next() => {
                 tracing::info!(signal, "stopped before the start was complete");
                 return Ok(());
@@ -130,30 +127,47 @@ pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
     Ok(outcome?)
 }
 
-/// Settings for a development machine, where the operator set nothing else: an outbox, reports in the data folder,
-/// signed callbacks to this machine, a free port, the sample report. They are written like a configuration file and
-/// read below the real one, because the child processes of suspect jobs read the whole configuration again and must get
-/// the same.
-fn defaults(loaded: &Loaded, dir: &Path) -> anyhow::Result<String> {
-    let Loaded { config, origins, .. } = loaded;
-    let is_default = |name: &str| {
-        origins.get(name).is_none_or(|effective| effective.origin == tickr::config::SettingOrigin::Default)
+/// Start tickr. If the usual address is taken and the operator named no other (`may_move`), start on a free port. Only
+/// the start itself learns that: after a look at the port, another `tickr dev` may take it before this one listens.
+async fn start(flags: &Flags, defaults: &str, may_move: bool) -> anyhow::Result<(App, Config)> {
+    let error = match Box::pin(start_with(flags, defaults)).await {
+        Err(error) if may_move => error,
+        started => return started,
     };
+    let Some(StartError::Listen { addr, .. }) = error.downcast_ref::<StartError>() else { return Err(error) };
+    tracing::warn!(taken = %addr, "the usual port is taken, using a free one");
+    let defaults = format!("http_addr = \"127.0.0.1:0\"\n{defaults}");
+    Box::pin(start_with(flags, &defaults)).await
+}
+
+async fn start_with(flags: &Flags, defaults: &str) -> anyhow::Result<(App, Config)> {
+    let loaded = Config::load_with_defaults(flags, Config::process_env(), Config::usual_file(), defaults)?;
+    let Loaded { config, sources, .. } = loaded;
+    let child = ChildProgram::from_this_process(sources)?;
+    let app = App::start_with(&config, Registry::new(), Some(child)).await?;
+    Ok((app, config))
+}
+
+/// Return whether the operator left this setting alone.
+fn is_default(loaded: &Loaded, name: &str) -> bool {
+    loaded.origins.get(name).is_none_or(|effective| effective.origin == SettingOrigin::Default)
+}
+
+/// Settings for a development machine, where the operator set nothing else: an outbox, reports in the data folder,
+/// signed callbacks to this machine, the sample report. They are written like a configuration file and read below the
+/// real one, because the child processes of suspect jobs read the whole configuration again and must get the same.
+fn defaults(loaded: &Loaded, dir: &Path) -> anyhow::Result<String> {
     let dir_name = dir.to_str().with_context(|| format!("{} is not UTF-8; name another folder", dir.display()))?;
     let mut values = vec![
         ("outbox_dir", toml::Value::from(format!("{dir_name}/outbox"))),
         ("reports_dir", format!("{dir_name}/reports").into()),
         ("callback_allow_private", true.into()),
     ];
-    if is_default("callback_secret") {
+    if is_default(loaded, "callback_secret") {
         values.push(("callback_secret", callback_secret(dir)?.show().into()));
     }
-    if is_default("http_addr") && TcpListener::bind(config.http_addr).is_err() {
-        tracing::warn!(taken = %config.http_addr, "the usual port is taken, using a free one");
-        values.push(("http_addr", "127.0.0.1:0".into()));
-    }
     let lines: String = values.into_iter().map(|(name, value)| format!("{name} = {value}\n")).collect();
-    Ok(lines + &SAMPLE_REPORT.replace("{prefix}", config.table_prefix.as_str()))
+    Ok(lines + &SAMPLE_REPORT.replace("{prefix}", loaded.config.table_prefix.as_str()))
 }
 
 /// Read the secret that signs the callbacks of this data folder. It is created once, so that receivers have to be

@@ -4,8 +4,10 @@
     render.py            lint the chart, render it, and compare deploy/kubernetes with it
     render.py --write    write deploy/kubernetes instead
 
-Refuses fields that Kubernetes does not know: a misspelt one would be ignored. Prints each rendered object as one line of
-JSON, for validate.mjs. Needs the packages helm-python-sdk, which has Helm's own code, and kubernetes, the official client.
+Refuses fields that Kubernetes does not know: a misspelt one would be ignored. Refuses a Deployment or Job that does not
+read the text of `config`, or reads it from a ConfigMap that Helm makes too late. Prints each rendered object as one
+line of JSON, for validate.mjs. Needs the packages helm-python-sdk, which has Helm's own code, and kubernetes, the
+official client.
 """
 
 import json
@@ -29,10 +31,11 @@ SCALED = {
     "autoscaling": {"enabled": True, "min": 0, "max": 20, "pollingSeconds": 15, "cooldownSeconds": 300},
 }
 # The manifests that are kept as files, and other values, which are only validated.
-VARIANTS = {
-    "tickr.yaml": {},
-    "tickr-keda.yaml": {"runners": [SCALED]},
-    None: {
+VARIANTS = [
+    ("tickr.yaml", {}),
+    ("tickr-keda.yaml", {"runners": [SCALED]}),
+    (None, {"config": "table_prefix = \"shop_\"\n", "migrate": {"secret": "migrations"}}),
+    (None, {
         "runners": [SCALED, SCALED | {"name": "default", "queues": ["default"], "autoscaling": {"enabled": False}}],
         "config": "[smtp]\nhost = \"mail\"\n",
         "env": {"TICKR_LOG": "debug"},
@@ -43,8 +46,8 @@ VARIANTS = {
         "nodeSelector": {"disk": "fast"},
         "tolerations": [{"key": "jobs", "operator": "Exists"}],
         "service": {"annotations": {"a": "b"}},
-    },
-}
+    }),
+]
 
 
 def rendered(values):
@@ -67,15 +70,51 @@ def unknown_fields(value, type_name, path):
     return unknown + [found for name, one in known for found in unknown_fields(one, types[name], f"{path}.{name}")]
 
 
+def settings_of(thing, things):
+    """Return the ConfigMap of the file that TICKR_CONFIG names, and the text of the file."""
+    pod = thing["spec"]["template"]["spec"]
+    container = pod["containers"][0]
+    file = next(one["value"] for one in container["env"] if one["name"] == "TICKR_CONFIG")
+    folder, name = file.rsplit("/", 1)
+    mount = next(one["name"] for one in container["volumeMounts"] if one["mountPath"] == folder)
+    volume = next(one["configMap"]["name"] for one in pod["volumes"] if one["name"] == mount)
+    maps = (one for one in things if one["kind"] == "ConfigMap")
+    source = next(one for one in maps if one["metadata"]["name"] == volume)
+    return source, source["data"][name]
+
+
+def when(thing):
+    """Return the hooks of Helm that make an object, and its place among their objects."""
+    annotations = thing["metadata"].get("annotations", {})
+    return annotations.get("helm.sh/hook"), int(annotations.get("helm.sh/hook-weight", 0))
+
+
+def wrong_settings(things, text):
+    """Return the processes that do not read this configuration."""
+    wrong = []
+    for thing in things:
+        if thing["kind"] not in ("Deployment", "Job"):
+            continue
+        try:
+            source, found = settings_of(thing, things)
+        except (KeyError, StopIteration):
+            source, found = None, None
+        (hooks, place), (source_hooks, source_place) = when(thing), when(source or thing)
+        # Helm makes the objects that are no hooks all at once.
+        if found != text or hooks != source_hooks or (hooks and source_place >= place):
+            wrong.append(f"{thing['kind']} {thing['metadata']['name']}")
+    return wrong
+
+
 def main():
     findings = helm.lint(str(CHART))
     print(f"Helm {helm.helm_sdk_version()}", file=sys.stderr)
-    stale, unknown = [], []
-    for name, values in VARIANTS.items():
+    stale, unknown, unread = [], [], []
+    for name, values in VARIANTS:
         text = rendered(values)
-        for thing in yaml.safe_load_all(text):
-            if not thing:
-                continue
+        things = [thing for thing in yaml.safe_load_all(text) if thing]
+        unread += wrong_settings(things, values.get("config", ""))
+        for thing in things:
             print(json.dumps(thing))
             if not thing["apiVersion"].startswith("keda.sh/"):
                 version = thing["apiVersion"].split("/")[-1].capitalize()
@@ -89,6 +128,8 @@ def main():
             stale.append(name)
     if findings["errors"] or unknown:
         sys.exit(f"helm lint: {findings['errors']}; fields that Kubernetes does not know: {sorted(set(unknown))}")
+    if unread:
+        sys.exit(f"these do not read the text of `config`, or too early: {', '.join(unread)}")
     if stale:
         sys.exit(f"deploy/kubernetes is not what the chart renders: {', '.join(stale)}; run make check-deploy ARGS=--write")
 

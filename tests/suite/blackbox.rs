@@ -1,13 +1,15 @@
 //! The built command from outside: a user starts `tickr dev`, stops it, kills it and starts it again.
 
+use std::net::TcpListener;
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
-use tickr::config::CallbackSecret;
+use tickr::config::{CallbackSecret, Config};
 use tickr::job::JobId;
+use tokio::net::unix::pipe;
 use tokio::process::Command;
 
 use crate::support::program::{Program, command, example, nothing_runs_in, outcome, tickr};
@@ -32,8 +34,12 @@ impl Desk {
     }
 
     fn dev(&self, more: &[&str]) -> Command {
+        self.dev_on_the_usual_port(&[&["--http-addr", "127.0.0.1:0"], more].concat())
+    }
+
+    fn dev_on_the_usual_port(&self, more: &[&str]) -> Command {
         let data = self.data();
-        let mut args = vec!["dev", "--dir", data.to_str().unwrap(), "--http-addr", "127.0.0.1:0"];
+        let mut args = vec!["dev", "--dir", data.to_str().unwrap()];
         args.extend(more);
         let mut command = command(&tickr(), &self.root.path().join("work"), &args);
         command.env("HOME", self.root.path().join("home")).env("TMPDIR", self.root.path().join("tmp"));
@@ -270,6 +276,40 @@ async fn under_dev_a_job_that_aborts_its_process_twice_runs_in_a_child_and_fails
     }
     drop(mysql);
     assert!(mails(&desk.data().join("outbox")).iter().any(|(head, _)| head.contains("Subject: Suspect")));
+    program.signal("TERM").await;
+    assert_eq!(program.ends().await.code(), Some(0), "{}", program.said());
+    desk.is_tidy().await;
+}
+
+/// Wait until a program reads this named pipe. It reads the end of the file when the sender is dropped.
+async fn reader_of(path: &Path) -> pipe::Sender {
+    eventually("the pipe is read", async || pipe::OpenOptions::new().open_sender(path).ok()).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn dev_starts_on_a_free_port_when_another_program_takes_the_usual_one_during_its_start() {
+    let desk = Desk::new();
+    // dev waits for its settings when it reads them: before the servers start, and again just before it listens.
+    let (settings, plain) = (desk.root.path().join("settings"), desk.root.path().join("plain"));
+    assert!(Command::new("mkfifo").arg(&settings).status().await.unwrap().success());
+    let args = ["--no-samples", "--config", settings.to_str().unwrap()];
+    let mut program = Program::spawn(desk.dev_on_the_usual_port(&args));
+    drop(reader_of(&settings).await);
+    eventually("the servers run", async || desk.data().join("callback-secret").exists().then_some(())).await;
+    let waits = reader_of(&settings).await;
+    // A program outside the tests may have the port already.
+    let usual = Config::defaults().http_addr;
+    let other = TcpListener::bind(usual);
+    std::fs::write(&plain, "").unwrap();
+    std::fs::rename(&plain, &settings).unwrap();
+    drop(waits);
+
+    let docs = program.says("  API        ").await;
+    assert_ne!(docs, format!("http://{usual}/docs"));
+    assert!(program.said().contains("the usual port is taken, using a free one"), "{}", program.said());
+    let url = docs.strip_suffix("/docs").unwrap();
+    assert_eq!(get(url, "/readyz").await["status"], "ready");
+    drop(other);
     program.signal("TERM").await;
     assert_eq!(program.ends().await.code(), Some(0), "{}", program.said());
     desk.is_tidy().await;

@@ -15,6 +15,7 @@ use tickr::config::{Config, Flags, markdown_table};
 use tickr::services::{Services, Transport};
 use tickr::store::Store;
 use tokio::process::Command;
+use yaml_rust2::{Yaml, YamlLoader};
 
 use crate::support::documents::{Block, document, root};
 use crate::support::program::{Program, command, outcome};
@@ -66,6 +67,7 @@ async fn the_debian_package_has_the_program_its_unit_and_no_secret_that_all_can_
     let listed = ok(tool("dpkg-deb", &["--contents", deb.to_str().unwrap()])).await;
     for (mode, path) in [
         ("-rwxr-xr-x", "./usr/bin/tickr"),
+        ("-rwxr-xr-x", "./usr/bin/tickr-as-service"),
         ("-rw-r--r--", "./lib/systemd/system/tickr.service"),
         ("-rw-r--r--", "./etc/tickr/tickr.toml"),
         ("-rw-r-----", "./etc/tickr/env"),
@@ -125,6 +127,80 @@ async fn the_list_of_what_is_inside_has_what_the_program_uses_and_nothing_of_the
     for one in list["dependencies"].as_array().unwrap().iter().flat_map(|one| one["dependsOn"].as_array().unwrap()) {
         assert!(references.contains(&one.as_str().unwrap()), "{one}");
     }
+}
+
+/// The programs that the scripts of the package call, in place of real ones. This systemd can neither start nor stop a
+/// service.
+const STAND_INS: &str = "
+    systemctl() { echo \"$@\" >>calls; return 1; }
+    getent() { :; }
+    install() { :; }
+    stat() { :; }
+";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_service_that_does_not_start_or_stop_keeps_no_package_from_its_installation_and_removal() {
+    let dir = tempfile::tempdir().unwrap();
+    let calls = dir.path().join("calls");
+    for (script, args, asked) in [
+        ("postinst", &["configure", "0.1.0"][..], "daemon-reload\ntry-restart tickr.service\n"),
+        ("prerm", &["remove"][..], "disable --now tickr.service\n"),
+        ("postrm", &["remove"][..], "daemon-reload\n"),
+    ] {
+        let text = fs::read_to_string(root().join("deploy/debian").join(script)).unwrap();
+        // A folder that exists also where systemd does not run.
+        let text = format!("{STAND_INS}{}", text.replace("/run/systemd/system", "."));
+        let mut run = command(Path::new("/bin/sh"), dir.path(), &["-c", &text, script]);
+        run.args(args).env("PATH", dir.path());
+        let (code, said, log) = outcome(run).await;
+        assert_eq!(code, 0, "{script}: {said}{log}");
+        assert_eq!(fs::read_to_string(&calls).unwrap(), asked, "{script}");
+        assert_eq!(log.contains("journalctl --unit tickr"), script != "postrm", "{script}: {log}");
+        fs::remove_file(&calls).unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_command_as_the_service_has_its_settings_also_where_a_shell_would_cut_them() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::create_dir(dir.path().join("home")).unwrap();
+    let url = "mysql://tickr:a#b$c@db/tickr?ssl-mode=VERIFY_IDENTITY&ssl-ca=/etc/ca.pem";
+    let env = format!(
+        "# The store.\nTICKR_MYSQL_URL={url}\n#TICKR_QUEUES=mail\n\n  TICKR_REDIS_URL='redis://cache' \nTICKR_LOG=a b"
+    );
+    fs::write(dir.path().join("env"), env).unwrap();
+    let script = fs::read_to_string(root().join("deploy/debian/tickr-as-service")).unwrap();
+    assert!(script.contains("</etc/tickr/env\n") && script.contains("cd /var/lib/tickr\n"), "{script}");
+    let script = script.replace("</etc/tickr/env\n", "<env\n").replace("cd /var/lib/tickr\n", "cd home\n");
+    let run = async |account: &str, args: &[&str]| {
+        let script = format!("id() {{ echo {account}; }}\n{script}");
+        let mut run = command(Path::new("/bin/sh"), dir.path(), &["-c", &script, "tickr-as-service"]);
+        run.args(args);
+        outcome(run).await
+    };
+    let show = "printf '%s\n' \"$TICKR_MYSQL_URL\" \"$TICKR_REDIS_URL\" \"$TICKR_LOG\" \"${TICKR_QUEUES-unset}\" \
+                \"$TICKR_CONFIG\" \"${PWD##*/}\"; exit 5";
+    let (code, said, log) = run("tickr", &["sh", "-c", show]).await;
+    assert_eq!(said, format!("{url}\nredis://cache\na b\nunset\n/etc/tickr/tickr.toml\nhome\n"), "{log}");
+    assert_eq!(code, 5, "{log}");
+    let (code, said, log) = run("ada", &["echo", "ran"]).await;
+    assert!(code == 1 && said.is_empty() && log.contains("only root and the account tickr"), "{said}{log}");
+    let (code, _, log) = run("tickr", &[]).await;
+    assert!(code == 2 && log.contains("usage: tickr-as-service COMMAND"), "{log}");
+}
+
+#[test]
+fn the_guide_checks_an_upgrade_with_the_program_of_the_new_package_before_it_is_installed() {
+    let commands: Vec<Vec<String>> =
+        document("docs/INSTALL.md").blocks_of("sh").iter().flat_map(Block::commands).collect();
+    let place = |wanted: &[&str]| {
+        let found = commands.iter().position(|words| words == wanted);
+        found.unwrap_or_else(|| panic!("there is no {wanted:?} in {commands:?}"))
+    };
+    let unpacked = place(&["dpkg-deb", "-x", "tickr_0.2.0_amd64.deb", "/var/lib/tickr-new"]);
+    let checked = place(&["tickr-as-service", "/var/lib/tickr-new/usr/bin/tickr", "check", "--pending"]);
+    let installed = place(&["apt-get", "install", "./tickr_0.2.0_amd64.deb"]);
+    assert!(unpacked < checked && checked < installed, "{commands:?}");
 }
 
 #[test]
@@ -203,6 +279,41 @@ fn every_deployment_gives_a_stop_more_time_than_tickr_takes() {
     }
 }
 
+/// Helm makes its hooks before all other objects, so the migration cannot read the ConfigMap of the runners. `make
+/// check-deploy` holds the text of both against the values.
+#[test]
+fn the_migration_of_the_manifests_reads_its_settings_from_a_hook_before_it() {
+    for name in ["tickr.yaml", "tickr-keda.yaml"] {
+        let text = fs::read_to_string(root().join("deploy/kubernetes").join(name)).unwrap();
+        let objects = YamlLoader::load_from_str(&text).unwrap();
+        let named = |kind: &str, name: &str| {
+            let is_it =
+                |one: &&Yaml| one["kind"].as_str() == Some(kind) && one["metadata"]["name"].as_str() == Some(name);
+            objects.iter().find(is_it).unwrap_or_else(|| panic!("there is no {kind} {name}")).clone()
+        };
+        let job = named("Job", "tickr-migrate");
+        let pod = &job["spec"]["template"]["spec"];
+        let (container, volume) = (&pod["containers"][0], &pod["volumes"][0]);
+        let (variable, mount) = (&container["env"][0], &container["volumeMounts"][0]);
+        assert_eq!(variable["name"].as_str(), Some("TICKR_CONFIG"), "{name}");
+        assert_eq!(variable["value"].as_str(), Some("/etc/tickr/tickr.toml"), "{name}");
+        assert_eq!((mount["mountPath"].as_str(), &mount["name"]), (Some("/etc/tickr"), &volume["name"]), "{name}");
+
+        let settings = named("ConfigMap", volume["configMap"]["name"].as_str().unwrap());
+        let of_runners = named("ConfigMap", "tickr");
+        assert!(settings["data"]["tickr.toml"].as_str().is_some(), "{name}");
+        assert_eq!(settings["data"], of_runners["data"], "{name}");
+        let hook = |of: &Yaml| of["metadata"]["annotations"]["helm.sh/hook"].clone();
+        let weight = |of: &Yaml| {
+            let weight = of["metadata"]["annotations"]["helm.sh/hook-weight"].as_str();
+            weight.map_or(0, |weight| weight.parse::<i32>().unwrap())
+        };
+        assert_eq!(hook(&job).as_str(), Some("pre-install,pre-upgrade"), "{name}");
+        assert_eq!(hook(&settings), hook(&job), "{name}");
+        assert!(weight(&settings) < weight(&job), "{name}");
+    }
+}
+
 /// A system in a folder, in which programs run as in one of their own, with the network of this machine.
 struct System {
     dir: tempfile::TempDir,
@@ -252,12 +363,13 @@ impl System {
 
     /// Return a command with the environment that the unit of the package gives it, as its account.
     fn as_the_unit(&self, args: &[&str]) -> Command {
-        let script =
-            "set -a; . /etc/tickr/env; TICKR_CONFIG=/etc/tickr/tickr.toml; cd /var/lib/tickr; exec \"$0\" \"$@\"";
-        let args: Vec<&str> = ["sh", "-c", script].into_iter().chain(args.iter().copied()).collect();
+        let args: Vec<&str> = ["tickr-as-service"].into_iter().chain(args.iter().copied()).collect();
         self.command("tickr:tickr", &args)
     }
 }
+
+/// `apt-get install ./`, without the network that apt-get needs.
+const DPKG: &str = "dpkg --force-confold --install ./";
 
 /// The folder of `make package`.
 fn made() -> PathBuf {
@@ -325,7 +437,13 @@ async fn the_debian_package_reaches_a_job_is_upgraded_rolled_back_and_leaves_not
     fs::copy(root().join("CHANGELOG.md"), system.path("usr/share/doc/tickr/CHANGELOG.md")).unwrap();
     ok(make).await;
     for (name, version) in [("newer", "99.0.0"), ("tickr", "0.")] {
-        system.run(&["dpkg", "--force-confold", "--install", &format!("/tmp/{name}.deb")]).await;
+        let install = if name == "newer" {
+            let guide = block("dpkg-deb -x").text + &block("apt-get install ./tickr_0.2.0").text;
+            guide.replace("tickr_0.2.0_amd64.deb", "newer.deb").replace("apt-get install ./", DPKG)
+        } else {
+            format!("{DPKG}{name}.deb")
+        };
+        system.run(&["sh", "-c", &format!("set -e; cd /tmp; {install}")]).await;
         let shown = system.run(&["dpkg-query", "--show", "--showformat", "${Version}", "tickr"]).await;
         assert!(shown.starts_with(version), "{shown}");
         assert!(fs::read_to_string(system.path("etc/tickr/tickr.toml")).unwrap().contains("workers = 7"));
@@ -358,6 +476,12 @@ echo "after a kill: $(tickr health)"
 tickr enqueue sleep '{"ms": 3000}' --quiet >/root/job
 until tickr jobs show "$(cat /root/job)" | grep -q executing; do sleep 0.1; done
 systemctl stop tickr; echo "stopped: $(ask ActiveState), $(ask Result), $(ask ExecMainStatus)"
+# MySQL is out, as far as this machine can tell.
+systemctl start tickr
+sed -i 's,^TICKR_MYSQL_URL=.*,TICKR_MYSQL_URL=mysql://root@127.0.0.1:1/tickr,' /etc/tickr/env
+dpkg --force-confold --install /root/tickr.deb
+echo "upgrade without MySQL: $?, $(dpkg-query --show --showformat '${db:Status-Status}' tickr)"
+systemctl stop tickr
 # Exit code 2 is not tried again.
 echo TICKR_WORKERS=none >>/etc/tickr/env
 systemctl start tickr; echo "wrong: $?, $(ask ActiveState), $(ask ExecMainStatus)"
@@ -373,6 +497,8 @@ async fn systemd_waits_for_the_runner_starts_it_again_after_a_kill_and_stops_it_
     let system = System::debian().await;
     fs::copy(&deb, system.path("tmp/tickr.deb")).unwrap();
     system.run(&["dpkg", "--install", "/tmp/tickr.deb"]).await;
+    // systemd mounts a folder of its own on /tmp.
+    fs::copy(&deb, system.path("root/tickr.deb")).unwrap();
     let port = lasting_addr().port();
     let env = format!(
         "TICKR_MYSQL_URL={mysql}\nTICKR_REDIS_URL={redis}\nTICKR_HTTP_ADDR=127.0.0.1:{port}\nTICKR_OUTBOX_DIR=mails\n\
@@ -410,6 +536,7 @@ async fn systemd_waits_for_the_runner_starts_it_again_after_a_kill_and_stops_it_
         "reload: 3".to_owned(),
         "after a kill: ready".to_owned(),
         "stopped: inactive, success, 0".to_owned(),
+        "upgrade without MySQL: 0, installed".to_owned(),
         "wrong: 1, failed, 2".to_owned(),
     ];
     let lines: Vec<&String> =
