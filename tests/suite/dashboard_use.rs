@@ -108,6 +108,8 @@ async fn completed_words_stay_apart_while_the_user_types_on() {
     tickr.until(failed, State::Failed).await;
     let page = browser.page(&tickr.url("")).await;
     page.visit("/jobs").await;
+    // A browser that is busy draws late, and the user types on meanwhile.
+    let _: bool = page.eval("(window.requestAnimationFrame = (draw) => setTimeout(draw, 400), true)").await;
     page.fill(&field("Filter"), "state:fai").await;
     page.press("Tab").await;
     page.until("the first word is searched", "location.search === '?q=state%3Afailed'").await;

@@ -94,6 +94,10 @@ export function FilterBar({ value, on, wrong, label = 'Filter', id = 'filter' })
   const take = (choice) => {
     const next = `${text.slice(0, from)}${choice.text}${choice.end ? ' ' : ''}${text.slice(to).replace(/^ /, '')}`;
     const place = from + choice.text.length + (choice.end ? 1 : 0);
+    // At once, and not with the next frame: the user may have typed on by then, and the cursor would jump back.
+    input.current.focus();
+    input.current.value = next;
+    input.current.setSelectionRange(place, place);
     setText(next);
     setAt(-1);
     setCursor(place);
@@ -102,10 +106,6 @@ export function FilterBar({ value, on, wrong, label = 'Filter', id = 'filter' })
       // Until more is typed, the list would only cover what was found.
       setOpen(false);
     }
-    requestAnimationFrame(() => {
-      input.current?.focus();
-      input.current?.setSelectionRange(place, place);
-    });
   };
   const key = (event) => {
     if (event.key === 'ArrowDown' && choices.length) {
