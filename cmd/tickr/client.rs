@@ -1,9 +1,10 @@
 //! The HTTP client of the commands. It uses the public API and nothing else.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, anyhow, bail};
+use anyhow::{Context as _, bail};
 use clap::{Arg, ArgMatches, Command};
+use reqwest::StatusCode;
 use reqwest::header::{AUTHORIZATION, HeaderValue};
 use serde_json::Value;
 use tickr::client::trusting;
@@ -12,6 +13,9 @@ use crate::WrongUsage;
 
 /// URL of a tickr that was started without settings.
 const DEFAULT_URL: &str = "http://127.0.0.1:7070";
+/// Pauses between tries, before jitter.
+pub(crate) const FIRST_PAUSE: Duration = Duration::from_millis(200);
+pub(crate) const MAX_PAUSE: Duration = Duration::from_secs(3);
 
 /// The arguments of every command that talks to a running tickr.
 pub(crate) fn args(command: Command) -> Command {
@@ -84,6 +88,23 @@ pub(crate) fn filter_given(matches: &ArgMatches) -> Vec<(&'static str, String)> 
     FILTER.iter().filter_map(|(name, ..)| given(name)).collect()
 }
 
+/// An answer other than the wanted one.
+#[derive(Debug, thiserror::Error)]
+#[error("{said}")]
+struct Refusal {
+    status: StatusCode,
+    said: String,
+}
+
+/// Return whether a call that failed may work in a moment: while a server restarts or is busy, or a proxy cannot reach
+/// its server.
+fn may_pass(error: &anyhow::Error) -> bool {
+    match error.downcast_ref::<Refusal>() {
+        Some(Refusal { status, .. }) => *status == StatusCode::TOO_MANY_REQUESTS || status.is_server_error(),
+        None => error.is::<reqwest::Error>(),
+    }
+}
+
 /// HTTP client of one running tickr.
 pub(crate) struct Client {
     base: reqwest::Url,
@@ -113,6 +134,23 @@ impl Client {
 
     pub(crate) async fn get(&self, path: &str) -> anyhow::Result<Value> {
         self.call(self.http.get(format!("{}{path}", self.url))).await
+    }
+
+    /// Send a GET. Repeat it until `end` while the server cannot answer, for example because it restarts.
+    pub(crate) async fn get_until(&self, path: &str, end: Instant) -> anyhow::Result<Value> {
+        let mut pause = FIRST_PAUSE;
+        loop {
+            let error = match self.get(path).await {
+                Ok(answer) => return Ok(answer),
+                Err(error) => error,
+            };
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() || !may_pass(&error) {
+                return Err(error);
+            }
+            tokio::time::sleep(pause.mul_f64(0.5 + rand::random::<f64>() / 2.0).min(left)).await;
+            pause = (pause * 2).min(MAX_PAUSE);
+        }
     }
 
     /// Get a response that is a text. A problem document becomes an error, as in [`read`](Self::read).
@@ -179,11 +217,15 @@ impl Client {
     /// Read a response. A problem document becomes an error that tells the operator what is wrong.
     pub(crate) async fn read(&self, response: reqwest::Response) -> anyhow::Result<Value> {
         let status = response.status();
-        if status == reqwest::StatusCode::NO_CONTENT {
+        if status == StatusCode::NO_CONTENT {
             return Ok(Value::Null);
         }
-        let body: Value =
-            response.json().await.map_err(|e| anyhow!("{}: this is not a tickr server: {e}", self.url))?;
+        let refused = |said: String| Err(anyhow::Error::new(Refusal { status, said }));
+        let bytes = response.bytes().await.with_context(|| format!("the answer of {} broke off", self.url))?;
+        let body: Value = match serde_json::from_slice(&bytes) {
+            Ok(body) => body,
+            Err(error) => return refused(format!("{}: this is not a tickr server: {error}", self.url)),
+        };
         if status.is_success() {
             return Ok(body);
         }
@@ -193,7 +235,7 @@ impl Client {
             let part = |name: &str| error.get(name).and_then(Value::as_str).unwrap_or_default();
             lines.push_str(&format!("\n  {}: {}", part("pointer"), part("detail")));
         }
-        bail!("{lines}")
+        refused(lines)
     }
 }
 

@@ -8,7 +8,7 @@ use crate::{CommandResult, Failure};
 /// Exit codes in addition to those of all commands.
 const FAILED: u8 = 3;
 const CANCELLED: u8 = 4;
-/// The job has not ended yet.
+/// The job has not ended yet, as far as is known.
 const NOT_OVER: u8 = 5;
 
 /// Turn the state of a job into an exit code. The reason goes to standard error, unless `quiet`.
@@ -34,4 +34,9 @@ pub(crate) fn to_exit_code(job: &Value, quiet: bool) -> CommandResult {
     let why = if error.is_empty() || code == CANCELLED { String::new() } else { format!(": {error}") };
     let yet = if code == NOT_OVER { ", not over yet" } else { "" };
     Err(Failure::new(code, anyhow::anyhow!("the job is {state}{yet}{why}")))
+}
+
+/// Report a job that was enqueued and whose state cannot be read.
+pub(crate) fn unknown(id: &str, error: anyhow::Error) -> Failure {
+    Failure::new(NOT_OVER, error.context(format!("job {} is enqueued, but its state cannot be read", printable(id))))
 }

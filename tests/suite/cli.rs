@@ -249,7 +249,7 @@ async fn enqueue_takes_a_payload_from_everywhere_and_waits_if_asked() {
     assert!(out.status.success());
     assert_eq!(job(&String::from_utf8(out.stdout).unwrap()).await["payload"], json!({"from": "a pipe"}));
 
-    let waited = ok(client(&app, &["enqueue", "sleep", r#"{"ms": 50}"#, "--wait", "30s", "--json"])).await;
+    let waited = ok_out(client(&app, &["enqueue", "sleep", r#"{"ms": 50}"#, "--wait", "30s", "--json"])).await;
     let waited: Value = serde_json::from_str(&waited).unwrap();
     assert_eq!((&waited["state"], &waited["result"]), (&json!("completed"), &json!({"slept_ms": 50})));
 
@@ -666,6 +666,8 @@ async fn those_who_follow_outlive_a_restart_of_their_server_for_as_long_as_they_
     let mut watch = follower(&app, &url, &["jobs", "watch", &id]);
     let mut events = follower(&app, &url, &["events", "--queue", "mail"]);
     let mut hasty = follower(&app, &url, &["jobs", "watch", &id, "--patience", "0"]);
+    let waits = ["enqueue", "noop", "--delay-ms", "3600000", "--quiet", "--wait", "10m"];
+    let mut waits = follower(&app, &url, &waits);
     watch.says("waiting").await;
     hasty.says("waiting").await;
     eventually("the cluster is heard", async || {
@@ -675,6 +677,7 @@ async fn those_who_follow_outlive_a_restart_of_their_server_for_as_long_as_they_
     })
     .await;
 
+    let awaited = waits.says("").await;
     server.signal("TERM").await;
     assert_eq!(server.ends().await.code(), Some(0), "{}", server.said());
     for program in [&mut watch, &mut events] {
@@ -694,6 +697,8 @@ async fn those_who_follow_outlive_a_restart_of_their_server_for_as_long_as_they_
     ok(client(&app, &["jobs", "run-now", &id])).await;
     assert_eq!(watch.ends().await.code(), Some(0), "{}", watch.said());
     watch.says("completed").await;
+    ok(client(&app, &["jobs", "run-now", &awaited])).await;
+    assert_eq!(waits.ends().await.code(), Some(0), "{}", waits.said());
     let said = watch.said();
     // The server sent the state again after the interruption, and the command showed it once.
     for once in [&format!("waiting     due {due}"), "#1 begun", "#1 succeeded"] {

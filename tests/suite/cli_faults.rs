@@ -1,0 +1,150 @@
+//! The commands against servers that restart, redirect, hang or are not tickr.
+
+use std::path::Path;
+use std::process::Stdio;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use axum::Json;
+use axum::body::Bytes;
+use axum::http::{Method, StatusCode, Uri};
+use axum::response::{IntoResponse, Response};
+use serde_json::{Value, json};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
+use tokio::net::TcpListener;
+use tokio::process::Command;
+use tokio::task::JoinHandle;
+
+use crate::support::DEADLINE;
+use crate::support::program::{command, outcome, tickr};
+
+const ID: &str = "0192f8c0-7f3a-7c4e-9d5b-3e2a1f0c9b8a";
+
+/// A server that is not tickr. It answers each request as the test says, or never, and notes it. It ends when dropped.
+struct Stub {
+    url: String,
+    asked: Arc<Mutex<Vec<String>>>,
+    serving: JoinHandle<()>,
+}
+
+impl Stub {
+    /// Start a server. `answers` makes an answer from the number of earlier requests, and from the method and the path.
+    async fn start(answers: impl Fn(usize, &str) -> Option<Response> + Send + Sync + 'static) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let asked = Arc::<Mutex<Vec<String>>>::default();
+        let (answers, notes) = (Arc::new(answers), Arc::clone(&asked));
+        let take = move |method: Method, uri: Uri, _: Bytes| {
+            let (answers, notes) = (Arc::clone(&answers), Arc::clone(&notes));
+            async move {
+                let request = format!("{method} {}", uri.path());
+                let before = {
+                    let mut notes = notes.lock().unwrap();
+                    notes.push(request.clone());
+                    notes.len() - 1
+                };
+                match answers(before, &request) {
+                    Some(answer) => answer,
+                    None => std::future::pending().await,
+                }
+            }
+        };
+        let app = axum::Router::new().fallback(take);
+        let serving = tokio::spawn(async move { axum::serve(listener, app).await.unwrap() });
+        Self { url, asked, serving }
+    }
+
+    fn asked(&self) -> Vec<String> {
+        self.asked.lock().unwrap().clone()
+    }
+
+    /// Make the command `tickr …`, as a client of this server.
+    fn client(&self, args: &[&str]) -> Command {
+        let mut command = command(&tickr(), Path::new("/"), args);
+        command.env("TICKR_URL", &self.url);
+        command
+    }
+}
+
+impl Drop for Stub {
+    fn drop(&mut self) {
+        self.serving.abort();
+    }
+}
+
+fn answer(status: u16, body: Value) -> Option<Response> {
+    Some((StatusCode::from_u16(status).unwrap(), Json(body)).into_response())
+}
+
+fn page(status: u16) -> Option<Response> {
+    Some((StatusCode::from_u16(status).unwrap(), "<html>an answer of a proxy</html>").into_response())
+}
+
+/// Answer for a job in this state.
+fn job(status: u16, state: &str) -> Option<Response> {
+    answer(status, json!({"id": ID, "state": state}))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_enqueue_that_waits_asks_a_stopping_server_seldom_and_until_its_time_is_up() {
+    // The server stops: it answers at once, however long it was asked to wait.
+    let stub = Stub::start(|_, request| match request {
+        "POST /v1/jobs" => job(201, "waiting"),
+        _ => job(202, "waiting"),
+    })
+    .await;
+    let began = Instant::now();
+    let (code, out, err) = outcome(stub.client(&["enqueue", "noop", "--wait", "2s"])).await;
+    assert_eq!((code, out), (5, format!("{ID} waiting\n")), "{err}");
+    assert!(began.elapsed() >= Duration::from_secs(2), "{:?}", began.elapsed());
+    assert!(stub.asked().len() <= 15, "{:?}", stub.asked());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_enqueue_that_waits_outlives_refusals_and_never_calls_an_accepted_job_not_enqueued() {
+    // A proxy finds no server for a while, and this server has no place for the wait.
+    let stub = Stub::start(|before, request| match request {
+        "POST /v1/jobs" => job(201, "waiting"),
+        request if request.ends_with("/result") => answer(429, json!({"code": "overloaded", "detail": "full"})),
+        _ if before < 5 => page(502),
+        _ => job(200, "completed"),
+    })
+    .await;
+    let (code, out, err) = outcome(stub.client(&["enqueue", "noop", "--wait", "60s"])).await;
+    assert_eq!((code, out), (0, format!("{ID} completed\n")), "{err}");
+
+    // A server that does not come back, and a job that cannot be read: the job is enqueued all the same.
+    for (status, wait, said) in [(502, "1s", ""), (404, "60s", "not_found")] {
+        let stub = Stub::start(move |_, request| match request {
+            "POST /v1/jobs" => job(201, "waiting"),
+            _ if status == 404 => answer(404, json!({"code": "not_found", "detail": "no such job"})),
+            _ => page(status),
+        })
+        .await;
+        let (code, out, err) = outcome(stub.client(&["enqueue", "noop", "--wait", wait])).await;
+        assert_eq!((code, out.trim()), (5, ID), "{status}: {err}");
+        assert!(err.contains(&format!("job {ID} is enqueued")) && err.contains(said), "{status}: {err}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_enqueue_that_waits_names_its_job_before_the_wait() {
+    let stub = Stub::start(|_, request| if request == "POST /v1/jobs" { job(201, "waiting") } else { None }).await;
+    let waiting = |more: &[&str]| {
+        let mut command = stub.client(&[&["enqueue", "noop", "--wait", "60s"][..], more].concat());
+        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+    };
+    let mut id = [0; ID.len()];
+    let mut child = waiting(&[]);
+    let read = tokio::time::timeout(DEADLINE, child.stdout.as_mut().unwrap().read_exact(&mut id));
+    read.await.expect("an id before the wait ends").unwrap();
+    assert_eq!(std::str::from_utf8(&id).unwrap(), ID);
+    child.kill().await.unwrap();
+
+    // With --json, standard output is the job alone.
+    let mut child = waiting(&["--json"]);
+    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
+    let line = tokio::time::timeout(DEADLINE, lines.next_line()).await.expect("a line before the wait ends").unwrap();
+    assert_eq!(line.unwrap(), format!("tickr: job {ID}"));
+    child.kill().await.unwrap();
+}
