@@ -10,13 +10,13 @@ use axum::body::Bytes;
 use axum::http::{Method, StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
-use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::TcpListener;
 use tokio::process::Command;
 use tokio::task::JoinHandle;
 
-use crate::support::DEADLINE;
 use crate::support::program::{command, outcome, tickr};
+use crate::support::{DEADLINE, eventually};
 
 const ID: &str = "0192f8c0-7f3a-7c4e-9d5b-3e2a1f0c9b8a";
 
@@ -147,4 +147,32 @@ async fn an_enqueue_that_waits_names_its_job_before_the_wait() {
     let line = tokio::time::timeout(DEADLINE, lines.next_line()).await.expect("a line before the wait ends").unwrap();
     assert_eq!(line.unwrap(), format!("tickr: job {ID}"));
     child.kill().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn top_is_left_by_a_key_or_a_signal_while_its_server_hangs() {
+    for how in ["q", "TERM"] {
+        // Each read is four calls. The one before the screen is answered, and those of the screen are not.
+        let stub = Stub::start(|before, _| if before < 4 { answer(200, json!({})) } else { None }).await;
+        let dir = tempfile::tempdir().unwrap();
+        let script = format!("stty rows 40 cols 120; echo $$ > pid; exec '{}' top", tickr().display());
+        let mut on_terminal = command(Path::new("script"), dir.path(), &["-qec", &script, "/dev/null"]);
+        on_terminal.env("TICKR_URL", &stub.url).env("TERM", "xterm").stdin(Stdio::piped()).stdout(Stdio::null());
+        let Ok(mut child) = on_terminal.spawn() else {
+            println!("without the program `script` there is no terminal to try");
+            return;
+        };
+        let mut keys = child.stdin.take().unwrap();
+        eventually("top waits for an answer", async || (stub.asked().len() > 4).then_some(())).await;
+        if how == "q" {
+            keys.write_all(b"q").await.unwrap();
+        } else {
+            let pid = std::fs::read_to_string(dir.path().join("pid")).unwrap();
+            let mut kill = Command::new("sh");
+            assert!(kill.args(["-c", "kill -s $0 $1", how, pid.trim()]).status().await.unwrap().success());
+        }
+        let ended = tokio::time::timeout(DEADLINE, child.wait()).await;
+        let status = ended.unwrap_or_else(|_| panic!("top does not end by {how}")).unwrap();
+        assert_eq!(status.code(), Some(0), "{how}");
+    }
 }
