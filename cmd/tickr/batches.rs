@@ -74,10 +74,11 @@ pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
                 }
                 let key = given("idempotency-key");
                 let batch = client.post("/v1/batches", &Value::Object(body), key.as_ref()).await?;
+                let id = client::id_of(&batch)?;
                 if as_json {
                     println!("{batch:#}");
                 } else {
-                    println!("{}", printable(&text(&batch, "id")));
+                    println!("{}", printable(&id));
                 }
             }
             "list" => {

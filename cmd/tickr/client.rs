@@ -5,11 +5,12 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, bail};
 use clap::{Arg, ArgMatches, Command};
 use reqwest::StatusCode;
-use reqwest::header::{AUTHORIZATION, HeaderValue};
+use reqwest::header::{AUTHORIZATION, HeaderValue, LOCATION};
 use serde_json::Value;
 use tickr::client::trusting;
 
 use crate::WrongUsage;
+use crate::print::printable;
 
 /// URL of a tickr that was started without settings.
 const DEFAULT_URL: &str = "http://127.0.0.1:7070";
@@ -202,12 +203,19 @@ impl Client {
             Some(value) => request.header(AUTHORIZATION, value),
             None => request,
         };
-        request.header("tickr-actor", &self.actor).send().await.with_context(|| {
+        let response = request.header("tickr-actor", &self.actor).send().await.with_context(|| {
             format!(
                 "no tickr answers at {}; start one with `tickr dev`, or name another with --url or TICKR_URL",
                 self.url
             )
-        })
+        })?;
+        // The client follows no redirect.
+        if response.status().is_redirection() {
+            let to = response.headers().get(LOCATION).map(HeaderValue::as_bytes).unwrap_or_default();
+            let to = printable(&String::from_utf8_lossy(to));
+            bail!("{} redirects to {to}; name the URL behind the redirect with --url or TICKR_URL", self.url);
+        }
+        Ok(response)
     }
 
     async fn call(&self, request: reqwest::RequestBuilder) -> anyhow::Result<Value> {
@@ -237,6 +245,12 @@ impl Client {
         }
         refused(lines)
     }
+}
+
+/// Return the id of what a request made. An answer without an id is not one of tickr, and says that nothing was made.
+pub(crate) fn id_of(made: &Value) -> anyhow::Result<String> {
+    let id = made.get("id").and_then(Value::as_str).filter(|id| !id.is_empty());
+    id.map(str::to_owned).context("the answer has no id: this is not a tickr server")
 }
 
 /// Read the URL of a running tickr. An error quotes no password of it.

@@ -207,7 +207,7 @@ pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
     let client = Client::from_matches(matches)?;
     crate::runtime()?.block_on(async {
         let mut job = client.post("/v1/jobs", &Value::Object(job), text("idempotency-key").as_ref()).await?;
-        let id = job.get("id").and_then(Value::as_str).unwrap_or_default().to_owned();
+        let id = client::id_of(&job)?;
         let (as_json, quiet) = (matches.get_flag("json"), matches.get_flag("quiet"));
         // The id is printed before the wait, so that an interrupted script knows which job it enqueued.
         if quiet {

@@ -134,8 +134,11 @@ async fn start(client: &Client, matches: &ArgMatches, as_json: bool) -> CommandR
 pub(crate) async fn begin(client: &Client, matches: &ArgMatches, body: &Value, as_json: bool) -> CommandResult {
     let key = matches.get_one::<String>("idempotency-key");
     let answer = client.post("/v1/operations", body, key).await?;
-    if matches.get_flag("watch") && !matches.get_flag("dry-run") {
-        return watch(client, &text(&answer, "id"), as_json).await;
+    if !matches.get_flag("dry-run") {
+        let id = client::id_of(&answer)?;
+        if matches.get_flag("watch") {
+            return watch(client, &id, as_json).await;
+        }
     }
     print(&answer, as_json);
     Ok(())

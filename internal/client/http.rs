@@ -61,6 +61,13 @@ struct Answered {
     detail: String,
 }
 
+/// An answer that sends the client elsewhere.
+#[derive(Debug, thiserror::Error)]
+#[error("the server redirects to {to:?}; use the URL behind the redirect")]
+struct Redirected {
+    to: String,
+}
+
 impl Remote {
     pub(super) fn new(url: &str, token: Option<&str>) -> Result<Self, Error> {
         let _ = rustls::crypto::ring::default_provider().install_default();
@@ -152,6 +159,11 @@ impl Remote {
             if error.is_builder() { setup(error) } else { unavailable(error) }
         })?;
         let status = response.status();
+        if status.is_redirection() {
+            let to = response.headers().get(reqwest::header::LOCATION).map(|to| to.as_bytes().to_vec());
+            let to = String::from_utf8_lossy(&to.unwrap_or_default()).into_owned();
+            return Err(setup(Redirected { to }));
+        }
         let repeated = response.headers().contains_key("idempotency-replayed");
         let bytes = response.bytes().await.map_err(unavailable)?;
         if status.is_success() {

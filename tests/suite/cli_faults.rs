@@ -1,5 +1,6 @@
 //! The commands against servers that restart, redirect, hang or are not tickr.
 
+use std::error::Error as _;
 use std::path::Path;
 use std::process::Stdio;
 use std::sync::{Arc, Mutex};
@@ -175,4 +176,38 @@ async fn top_is_left_by_a_key_or_a_signal_while_its_server_hangs() {
         let status = ended.unwrap_or_else(|_| panic!("top does not end by {how}")).unwrap();
         assert_eq!(status.code(), Some(0), "{how}");
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_redirect_is_refused_with_its_target_and_turns_no_enqueue_into_a_read() {
+    let elsewhere = "/other/place";
+    let redirecting = || {
+        Stub::start(move |_, request| match request {
+            "GET /other/place" => answer(200, json!({"data": []})),
+            _ => Some((StatusCode::MOVED_PERMANENTLY, [("location", elsewhere)]).into_response()),
+        })
+    };
+    for args in [
+        &["enqueue", "noop", "--quiet"][..],
+        &["batches", "create"],
+        &["operations", "start", "cancel", "--all"],
+        &["jobs", "list"],
+        &["health"],
+    ] {
+        let stub = redirecting().await;
+        let (code, out, err) = outcome(stub.client(args)).await;
+        assert_eq!((code, out.as_str()), (1, ""), "{args:?}: {err}");
+        assert!(err.contains(&format!("{} redirects to {elsewhere}", stub.url)), "{args:?}: {err}");
+        assert_eq!(stub.asked().len(), 1, "{args:?}: {:?}", stub.asked());
+    }
+    let stub = redirecting().await;
+    let refused = tickr::Client::http(&stub.url, None).unwrap().nudge().await.unwrap_err();
+    let why = refused.source().unwrap().to_string();
+    assert!(matches!(refused, tickr::Error::Setup { .. }) && why.contains(elsewhere), "{refused:?}");
+    assert_eq!(stub.asked().len(), 1, "{:?}", stub.asked());
+
+    // An answer without an id says that nothing was made.
+    let stub = Stub::start(|_, _| answer(200, json!({"data": []}))).await;
+    let (code, out, err) = outcome(stub.client(&["enqueue", "noop", "--quiet"])).await;
+    assert!(code == 1 && out.is_empty() && err.contains("no id"), "{code} {out}{err}");
 }
