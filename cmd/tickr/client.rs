@@ -137,17 +137,26 @@ impl Client {
         self.call(self.http.get(format!("{}{path}", self.url))).await
     }
 
-    /// Send a GET. Repeat it until `end` while the server cannot answer, for example because it restarts.
-    pub(crate) async fn get_until(&self, path: &str, end: Instant) -> anyhow::Result<Value> {
+    /// Send a GET. Repeat it until `end` while the server cannot answer, for example because it restarts. `say` is
+    /// called with a message at the first failure, and when the server answers again.
+    pub(crate) async fn get_until(&self, path: &str, end: Instant, say: impl Fn(&str)) -> anyhow::Result<Value> {
         let mut pause = FIRST_PAUSE;
         loop {
             let error = match self.get(path).await {
-                Ok(answer) => return Ok(answer),
+                Ok(answer) => {
+                    if pause > FIRST_PAUSE {
+                        say(&format!("{} is back", self.url));
+                    }
+                    return Ok(answer);
+                }
                 Err(error) => error,
             };
             let left = end.saturating_duration_since(Instant::now());
             if left.is_zero() || !may_pass(&error) {
                 return Err(error);
+            }
+            if pause == FIRST_PAUSE {
+                say(&format!("no answer now ({error:#}); trying again"));
             }
             tokio::time::sleep(pause.mul_f64(0.5 + rand::random::<f64>() / 2.0).min(left)).await;
             pause = (pause * 2).min(MAX_PAUSE);

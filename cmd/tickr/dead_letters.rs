@@ -8,6 +8,7 @@ use crate::client::{self, Client};
 use crate::jobs::{limit, pages, show};
 use crate::operations::begin;
 use crate::print::{brief, encoded, number, printable, table, text};
+use crate::stream::patience;
 use crate::{CommandResult, canary};
 
 pub(crate) fn command() -> Command {
@@ -81,6 +82,7 @@ pub(crate) fn command() -> Command {
                         .action(ArgAction::SetTrue)
                         .help("Follow the release to its end; exit code 0 only if it ends as done"),
                 )
+                .arg(patience())
                 .arg(client::idempotency_key())
                 .arg(json()),
         ))

@@ -254,7 +254,7 @@ async fn until_over(client: &Client, id: &str, wait: Duration) -> anyhow::Result
         let ms = end.saturating_duration_since(asked).min(MAX_CALL).as_millis();
         // Only the wait counts here. If this call fails for good, the next one fails as well.
         let _ = client.get(&format!("/v1/jobs/{id}/result?wait={ms}ms")).await;
-        let job = client.get_until(&format!("/v1/jobs/{id}"), end).await?;
+        let job = client.get_until(&format!("/v1/jobs/{id}"), end, |_| {}).await?;
         let over = ["completed", "failed", "cancelled"].contains(&print::text(&job, "state").as_str());
         let now = Instant::now();
         if over || now >= end {

@@ -1,7 +1,7 @@
 //! `tickr operations list|show|start|pause|resume|cancel|watch`: bulk operations on many jobs, through the API.
 
 use std::io::IsTerminal as _;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use indicatif::{ProgressBar, ProgressStyle};
@@ -10,6 +10,7 @@ use serde_json::{Map, Value, json};
 use crate::client::{self, Client};
 use crate::jobs::limit;
 use crate::print::{encoded, number, printable, table, text};
+use crate::stream::{patience, patience_of};
 use crate::{CommandResult, canary};
 
 /// Interval between two reads of a followed bulk operation.
@@ -59,6 +60,7 @@ pub(crate) fn command() -> Command {
                 .help("New priority, for set_priority"),
         )
         .arg(Arg::new("watch").long("watch").action(ArgAction::SetTrue).help("Follow the bulk operation to its end"))
+        .arg(patience())
         .arg(client::idempotency_key())
         .arg(json());
     Command::new("operations")
@@ -81,7 +83,9 @@ pub(crate) fn command() -> Command {
         .subcommand(one("pause", "Pause a bulk operation; it keeps its position").arg(client::idempotency_key()))
         .subcommand(one("resume", "Resume a paused bulk operation").arg(client::idempotency_key()))
         .subcommand(one("cancel", "Stop a bulk operation").arg(client::idempotency_key()))
-        .subcommand(one("watch", "Follow a bulk operation to its end; exit code 0 only if it ends as done"))
+        .subcommand(
+            one("watch", "Follow a bulk operation to its end; exit code 0 only if it ends as done").arg(patience()),
+        )
 }
 
 pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
@@ -102,7 +106,7 @@ pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
                 let key = matches.get_one::<String>("idempotency-key");
                 print(&client.post(&format!("/v1/operations/{id}/{verb}"), &json!({}), key).await?, as_json);
             }
-            _ => return watch(&client, &id, as_json).await,
+            _ => return watch(&client, &id, patience_of(matches), as_json).await,
         }
         Ok(())
     })
@@ -137,7 +141,9 @@ pub(crate) async fn begin(client: &Client, matches: &ArgMatches, body: &Value, a
     if !matches.get_flag("dry-run") {
         let id = client::id_of(&answer)?;
         if matches.get_flag("watch") {
-            return watch(client, &id, as_json).await;
+            // An operation goes on without the command that follows it.
+            eprintln!("tickr: following the operation {id}");
+            return watch(client, &encoded(&id), patience_of(matches), as_json).await;
         }
     }
     print(&answer, as_json);
@@ -145,21 +151,26 @@ pub(crate) async fn begin(client: &Client, matches: &ArgMatches, body: &Value, a
 }
 
 /// Follow a bulk operation to its end. On a terminal it shows a progress bar; elsewhere it prints a line for each
-/// change.
-async fn watch(client: &Client, id: &str, as_json: bool) -> CommandResult {
+/// change. The server may restart meanwhile, for as long as `patience`.
+async fn watch(client: &Client, id: &str, patience: Duration, as_json: bool) -> CommandResult {
     // The bar is drawn on standard error. A pipe gets lines, also when only standard error is a terminal.
     let bar = if std::io::stdout().is_terminal() { ProgressBar::new(0) } else { ProgressBar::hidden() };
     let mut said = String::new();
     let style = ProgressStyle::with_template("{bar:40} {pos}/{len} {msg}").unwrap_or(ProgressStyle::default_bar());
     bar.set_style(style);
+    let path = format!("/v1/operations/{id}");
+    let mut operation = client.get(&path).await?;
     loop {
-        let operation = client.get(&format!("/v1/operations/{id}")).await?;
         let seen = number(&operation, "done") + number(&operation, "skipped") + number(&operation, "failed");
         bar.set_length(number(&operation, "estimate").max(seen));
         bar.set_position(seen);
         let rate = operation.get("measured_rate").and_then(Value::as_f64).unwrap_or_default();
         let state = text(&operation, "state");
-        let canary = canary::progress(&operation).map(|progress| format!(" {progress}")).unwrap_or_default();
+        let mut canary = canary::progress(&operation).map(|progress| format!(" {progress}")).unwrap_or_default();
+        let paused_by = text(&operation, "paused_by");
+        if canary.is_empty() && !paused_by.is_empty() {
+            canary.push_str(&format!(", paused by {}", printable(&paused_by)));
+        }
         bar.set_message(format!("{state} {rate:.0}/s{canary}"));
         let line = format!("{seen}/{} {state} {rate:.0}/s{canary}", bar.length().unwrap_or_default());
         if bar.is_hidden() && !as_json && line != said && state == "running" {
@@ -178,6 +189,8 @@ async fn watch(client: &Client, id: &str, as_json: bool) -> CommandResult {
             return Err(anyhow::anyhow!("the operation is {state}{why}").into());
         }
         tokio::time::sleep(LOOK_EVERY).await;
+        let say = |word: &str| bar.suspend(|| eprintln!("tickr: {word}"));
+        operation = client.get_until(&path, Instant::now() + patience, say).await?;
     }
 }
 

@@ -464,7 +464,7 @@ async fn dead_letters_and_operations_are_handled_from_the_command_line() {
     let dry: Value =
         serde_json::from_str(&ok(client(&app, &[&start[..], &["--dry-run", "--json"]].concat())).await).unwrap();
     assert_eq!((&dry["count"], &dry["dry_run"]), (&json!(2), &json!(true)));
-    let done = ok(client(&app, &[&start[..], &["--rate", "100", "--watch", "--json"]].concat())).await;
+    let done = ok_out(client(&app, &[&start[..], &["--rate", "100", "--watch", "--json"]].concat())).await;
     let done: Value = serde_json::from_str(&done).unwrap();
     assert_eq!((&done["state"], &done["done"], &done["rate"]), (&json!("done"), &json!(2), &json!(100)));
     let id = done["id"].as_str().unwrap();
@@ -668,6 +668,9 @@ async fn those_who_follow_outlive_a_restart_of_their_server_for_as_long_as_they_
     let mut hasty = follower(&app, &url, &["jobs", "watch", &id, "--patience", "0"]);
     let waits = ["enqueue", "noop", "--delay-ms", "3600000", "--quiet", "--wait", "10m"];
     let mut waits = follower(&app, &url, &waits);
+    app.enqueue_many((0..50).map(|_| json!({"kind": "noop", "queue": "bulk", "delay_ms": 3_600_000}))).await;
+    let start = ["operations", "start", "cancel", "--queue", "bulk", "--rate", "1", "--watch"];
+    let mut operation = follower(&app, &url, &start);
     watch.says("waiting").await;
     hasty.says("waiting").await;
     eventually("the cluster is heard", async || {
@@ -678,11 +681,16 @@ async fn those_who_follow_outlive_a_restart_of_their_server_for_as_long_as_they_
     .await;
 
     let awaited = waits.says("").await;
+    let followed = operation.says("tickr: following the operation ").await;
+    let steer = async |verb: &str| app.post(&format!("/v1/operations/{followed}/{verb}"), json!({})).await.status;
+    assert_eq!(steer("pause").await, 200);
+    operation.says("/s, paused by ").await;
     server.signal("TERM").await;
     assert_eq!(server.ends().await.code(), Some(0), "{}", server.said());
     for program in [&mut watch, &mut events] {
         program.says("broke off").await;
     }
+    operation.says("trying again").await;
     assert_eq!(hasty.ends().await.code(), Some(1), "{}", hasty.said());
     hasty.says(&format!("nothing came from {url} for 0 s")).await;
     // The server is down, so it cannot send this change. The commands receive it when the server is back.
@@ -690,9 +698,12 @@ async fn those_who_follow_outlive_a_restart_of_their_server_for_as_long_as_they_
     let body = app.patch("/v1/queues/mail", &changed).await;
     assert_eq!(body.status, 200);
     let mut server = serve(&addr);
-    for program in [&mut watch, &mut events] {
+    for program in [&mut watch, &mut events, &mut operation] {
         program.says("is back").await;
     }
+    assert_eq!(steer("cancel").await, 200);
+    assert_eq!(operation.ends().await.code(), Some(1), "{}", operation.said());
+    operation.says("the operation is cancelled").await;
     events.says("queue_changed").await;
     ok(client(&app, &["jobs", "run-now", &id])).await;
     assert_eq!(watch.ends().await.code(), Some(0), "{}", watch.said());
