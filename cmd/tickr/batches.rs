@@ -82,10 +82,10 @@ pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
                 }
             }
             "list" => {
-                let limit = matches.get_one::<u32>("limit").map_or(20, |limit| (*limit).clamp(1, 200));
                 let unfinished = matches.get_flag("unfinished");
                 let parent = given("parent").map(|id| format!("&parent={}", encoded(&id))).unwrap_or_default();
-                let page = client.get(&format!("/v1/batches?limit={limit}&unfinished={unfinished}{parent}")).await?;
+                let path = format!("/v1/batches?unfinished={unfinished}{parent}&");
+                let page = client.get_pages(&path, matches).await?;
                 if as_json {
                     println!("{page:#}");
                     return Ok(());

@@ -10,7 +10,7 @@ use serde_json::Value;
 use tickr::client::trusting;
 
 use crate::WrongUsage;
-use crate::print::printable;
+use crate::print::{encoded, printable};
 
 /// URL of a tickr that was started without settings.
 const DEFAULT_URL: &str = "http://127.0.0.1:7070";
@@ -160,6 +160,29 @@ impl Client {
             }
             tokio::time::sleep(pause.mul_f64(0.5 + rand::random::<f64>() / 2.0).min(left)).await;
             pause = (pause * 2).min(MAX_PAUSE);
+        }
+    }
+
+    /// Read pages until there are as many rows as the flag `limit` requests. `path` ends with `?` or `&`. Return the last
+    /// page, with the rows of all in `data`.
+    pub(crate) async fn get_pages(&self, path: &str, matches: &ArgMatches) -> anyhow::Result<Value> {
+        let wanted = *matches.get_one::<u32>("limit").unwrap_or(&20) as usize;
+        let (mut rows, mut cursor) = (Vec::new(), String::new());
+        loop {
+            let size = (wanted - rows.len()).clamp(1, 200);
+            let mut page = self.get(&format!("{path}limit={size}{cursor}")).await?;
+            rows.extend(page.get("data").and_then(Value::as_array).cloned().unwrap_or_default());
+            rows.truncate(wanted);
+            let next = page.get("next_cursor").and_then(Value::as_str).map(encoded);
+            match next {
+                Some(next) if rows.len() < wanted => cursor = format!("&cursor={next}"),
+                _ => {
+                    if let Some(fields) = page.as_object_mut() {
+                        fields.insert("data".to_owned(), Value::Array(rows));
+                    }
+                    return Ok(page);
+                }
+            }
         }
     }
 

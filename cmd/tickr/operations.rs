@@ -195,12 +195,8 @@ async fn watch(client: &Client, id: &str, patience: Duration, as_json: bool) -> 
 }
 
 async fn list(client: &Client, matches: &ArgMatches, as_json: bool) -> CommandResult {
-    let wanted = *matches.get_one::<u32>("limit").unwrap_or(&20);
-    let mut path = format!("/v1/operations?limit={}", wanted.clamp(1, 200));
-    if let Some(state) = matches.get_one::<String>("state") {
-        path.push_str(&format!("&state={}", encoded(state)));
-    }
-    let page = client.get(&path).await?;
+    let state = matches.get_one::<String>("state").map(|state| format!("state={}&", encoded(state)));
+    let page = client.get_pages(&format!("/v1/operations?{}", state.unwrap_or_default()), matches).await?;
     let data = page.get("data").cloned().unwrap_or_default();
     if as_json {
         println!("{data:#}");

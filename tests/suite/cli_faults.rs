@@ -29,7 +29,7 @@ struct Stub {
 }
 
 impl Stub {
-    /// Start a server. `answers` makes an answer from the number of earlier requests, and from the method and the path.
+    /// Start a server. `answers` makes an answer from the number of earlier requests, and from the method and the path with its query.
     async fn start(answers: impl Fn(usize, &str) -> Option<Response> + Send + Sync + 'static) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
@@ -38,7 +38,7 @@ impl Stub {
         let take = move |method: Method, uri: Uri, _: Bytes| {
             let (answers, notes) = (Arc::clone(&answers), Arc::clone(&notes));
             async move {
-                let request = format!("{method} {}", uri.path());
+                let request = format!("{method} {uri}");
                 let before = {
                     let mut notes = notes.lock().unwrap();
                     notes.push(request.clone());
@@ -106,7 +106,7 @@ async fn an_enqueue_that_waits_outlives_refusals_and_never_calls_an_accepted_job
     // A proxy finds no server for a while, and this server has no place for the wait.
     let stub = Stub::start(|before, request| match request {
         "POST /v1/jobs" => job(201, "waiting"),
-        request if request.ends_with("/result") => answer(429, json!({"code": "overloaded", "detail": "full"})),
+        request if request.contains("/result?") => answer(429, json!({"code": "overloaded", "detail": "full"})),
         _ if before < 5 => page(502),
         _ => job(200, "completed"),
     })
@@ -210,4 +210,31 @@ async fn a_redirect_is_refused_with_its_target_and_turns_no_enqueue_into_a_read(
     let stub = Stub::start(|_, _| answer(200, json!({"data": []}))).await;
     let (code, out, err) = outcome(stub.client(&["enqueue", "noop", "--quiet"])).await;
     assert!(code == 1 && out.is_empty() && err.contains("no id"), "{code} {out}{err}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_list_reads_as_many_pages_as_its_limit_asks_for() {
+    let rows = |count: usize| vec![json!({"id": ID, "key": "k"}); count];
+    for (args, wanted) in [
+        (&["outbox", "rejected"][..], ["limit=200", "limit=100&cursor=c-1"]),
+        (&["batches", "list"], ["unfinished=false&limit=200", "unfinished=false&limit=100&cursor=c-1"]),
+        (&["operations", "list"], ["limit=200", "limit=100&cursor=c-1"]),
+    ] {
+        let stub = Stub::start(move |before, _| match before {
+            0 => answer(200, json!({"data": rows(200), "next_cursor": "c-1"})),
+            _ => answer(200, json!({"data": rows(1), "next_cursor": null})),
+        })
+        .await;
+        let (code, out, err) = outcome(stub.client(&[args, &["--limit", "300", "--json"]].concat())).await;
+        assert_eq!(code, 0, "{args:?}: {out}{err}");
+        let listed: Value = serde_json::from_str(&out).unwrap();
+        let data = if listed.is_array() { &listed } else { &listed["data"] };
+        assert_eq!(data.as_array().unwrap().len(), 201, "{args:?}");
+        let asked: Vec<String> = stub.asked().iter().map(|uri| uri.split_once('?').unwrap().1.to_owned()).collect();
+        assert_eq!(asked, wanted, "{args:?}");
+    }
+    let stub = Stub::start(move |_, _| answer(200, json!({"data": rows(2), "next": "k/9"}))).await;
+    let (code, out, err) = outcome(stub.client(&["limits", "keys", "mail", "--after", "k/7"])).await;
+    assert!(code == 0 && out.ends_with("more keys follow: --after k/9\n"), "{code} {out}{err}");
+    assert_eq!(stub.asked(), ["GET /v1/limits/mail/keys?after=k%2F7"]);
 }
