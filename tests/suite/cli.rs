@@ -556,6 +556,20 @@ async fn a_reader_that_has_seen_enough_ends_a_command_without_a_word() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_standard_error_that_cannot_be_written_changes_no_exit_code() {
+    let app = TestApp::start().await;
+    let missing = "jobs show 0192f8c0-7f3a-7c4e-9d5b-3e2a1f0c9b8a";
+    for (args, code) in [(missing, 1), (r#"enqueue fail '{"permanent": true}' --wait 30s"#, 3)] {
+        let line = format!("exec '{}' {args} 2>/dev/full", tickr().display());
+        let mut shell = command(Path::new("bash"), app.dir.path(), &["-c", &line]);
+        shell.env("TICKR_URL", app.url(""));
+        let (ended, out, err) = outcome(shell).await;
+        assert_eq!((ended, err.as_str()), (code, ""), "{args}: {out}");
+    }
+    app.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_url_or_token_that_no_server_can_have_is_wrong_usage() {
     let dir = tempfile::tempdir().unwrap();
     for (name, value, said) in [
