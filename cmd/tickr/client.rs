@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
 use clap::{Arg, ArgMatches, Command};
-use reqwest::StatusCode;
 use reqwest::header::{AUTHORIZATION, HeaderValue, LOCATION};
+use reqwest::{Method, StatusCode};
 use serde_json::Value;
 use tickr::client::trusting;
 
@@ -102,8 +102,18 @@ struct Refusal {
 fn may_pass(error: &anyhow::Error) -> bool {
     match error.downcast_ref::<Refusal>() {
         Some(Refusal { status, .. }) => *status == StatusCode::TOO_MANY_REQUESTS || status.is_server_error(),
-        None => error.is::<reqwest::Error>(),
+        None => error.downcast_ref::<reqwest::Error>().is_some_and(|error| !error.is_builder()),
     }
+}
+
+/// Say that an answer with this status comes from another program, such as a proxy in front of tickr.
+pub(crate) fn not_of_tickr(url: &str, status: StatusCode) -> String {
+    format!("{url} answered {status}, which is not an answer of tickr")
+}
+
+/// Return whether a request may have been carried out although its answer did not arrive.
+pub(crate) fn may_be_done(error: &anyhow::Error) -> bool {
+    error.downcast_ref::<reqwest::Error>().is_some_and(|error| !error.is_connect() && !error.is_builder())
 }
 
 /// HTTP client of one running tickr.
@@ -235,11 +245,21 @@ impl Client {
             Some(value) => request.header(AUTHORIZATION, value),
             None => request,
         };
-        let response = request.header("tickr-actor", &self.actor).send().await.with_context(|| {
-            format!(
-                "no tickr answers at {}; start one with `tickr dev`, or name another with --url or TICKR_URL",
-                self.url
-            )
+        let (http, request) = request.header("tickr-actor", &self.actor).build_split();
+        let request = request.context("the request cannot be sent")?;
+        let (is_read, is_keyed) = (request.method() == Method::GET, request.headers().contains_key("idempotency-key"));
+        let response = http.execute(request).await.map_err(|error| {
+            let said = if is_read || error.is_connect() {
+                format!(
+                    "no tickr answers at {}; start one with `tickr dev`, or name another with --url or TICKR_URL",
+                    self.url
+                )
+            } else {
+                let how =
+                    if is_keyed { "repeat it with the same --idempotency-key" } else { "look before you repeat it" };
+                format!("{} did not answer, and the change may have been made; {how}", self.url)
+            };
+            anyhow::Error::new(error).context(said)
         })?;
         // The client follows no redirect.
         if response.status().is_redirection() {
@@ -261,15 +281,17 @@ impl Client {
             return Ok(Value::Null);
         }
         let refused = |said: String| Err(anyhow::Error::new(Refusal { status, said }));
-        let bytes = response.bytes().await.with_context(|| format!("the answer of {} broke off", self.url))?;
-        let body: Value = match serde_json::from_slice(&bytes) {
-            Ok(body) => body,
-            Err(error) => return refused(format!("{}: this is not a tickr server: {error}", self.url)),
-        };
+        let broke_off = || format!("the answer of {} broke off; a change may have been made all the same", self.url);
+        let bytes = response.bytes().await.with_context(broke_off)?;
+        let body = serde_json::from_slice::<Value>(&bytes);
         if status.is_success() {
-            return Ok(body);
+            return body.or_else(|error| refused(format!("{}: this is not a tickr server: {error}", self.url)));
         }
+        let body = body.unwrap_or_default();
         let word = |name: &str| body.get(name).and_then(Value::as_str).unwrap_or_default().to_owned();
+        if word("code").is_empty() {
+            return refused(not_of_tickr(&self.url, status));
+        }
         let mut lines = format!("{} ({})", word("detail"), word("code"));
         for error in body.get("errors").and_then(Value::as_array).into_iter().flatten() {
             let part = |name: &str| error.get(name).and_then(Value::as_str).unwrap_or_default();

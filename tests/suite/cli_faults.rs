@@ -238,3 +238,43 @@ async fn a_list_reads_as_many_pages_as_its_limit_asks_for() {
     assert!(code == 0 && out.ends_with("more keys follow: --after k/9\n"), "{code} {out}{err}");
     assert_eq!(stub.asked(), ["GET /v1/limits/mail/keys?after=k%2F7"]);
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_answer_that_is_not_of_tickr_is_told_with_its_status() {
+    let foreign: [fn() -> Option<Response>; 2] =
+        [|| page(502), || answer(503, json!({"message": "no healthy upstream", "detail": null}))];
+    for (made, status) in foreign.into_iter().zip(["502 Bad Gateway", "503 Service Unavailable"]) {
+        let stub = Stub::start(move |_, _| made()).await;
+        for args in [&["enqueue", "noop"][..], &["jobs", "list"], &["health"], &["jobs", "watch", ID]] {
+            let (code, out, err) = outcome(stub.client(args)).await;
+            assert_eq!((code, out.as_str()), (1, ""), "{args:?}: {err}");
+            assert_eq!(err, format!("tickr: {} answered {status}, which is not an answer of tickr\n", stub.url));
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_change_whose_answer_is_lost_is_told_as_one_that_may_have_been_made() {
+    // It reads each request, and closes the connection without an answer.
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let losing = tokio::spawn(async move {
+        loop {
+            let (mut socket, _) = listener.accept().await.unwrap();
+            let mut read = vec![0; 1 << 16];
+            let _ = socket.read(&mut read).await;
+        }
+    });
+    for (args, parts) in [
+        (&["enqueue", "noop"][..], &["may have been made", "look before you repeat it"][..]),
+        (&["enqueue", "noop", "--idempotency-key", "k"], &["may have been made", "the same --idempotency-key"]),
+        (&["api-keys", "create", "shop", "--scope", "admin", "--yes"], &["revoke the API key shop", "another name"]),
+        (&["jobs", "list"], &["no tickr answers"]),
+    ] {
+        let (code, out, err) =
+            outcome(command(&tickr(), Path::new("/"), &[args, &["--url", url.as_str()]].concat())).await;
+        assert_eq!((code, out.as_str()), (1, ""), "{args:?}: {err}");
+        assert!(parts.iter().all(|part| err.contains(part)), "{args:?}: {err}");
+    }
+    losing.abort();
+}
