@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
 use clap::{Arg, ArgMatches, Command};
-use reqwest::header::{AUTHORIZATION, HeaderValue, LOCATION};
+use reqwest::header::{AUTHORIZATION, HeaderValue, LOCATION, RETRY_AFTER};
 use reqwest::{Method, StatusCode};
 use serde_json::Value;
 use tickr::client::trusting;
@@ -17,6 +17,8 @@ const DEFAULT_URL: &str = "http://127.0.0.1:7070";
 /// Pauses between tries, before jitter.
 pub(crate) const FIRST_PAUSE: Duration = Duration::from_millis(200);
 pub(crate) const MAX_PAUSE: Duration = Duration::from_secs(3);
+/// Longest time for which a listing waits for its next page.
+const PAGE_PATIENCE: Duration = Duration::from_secs(30);
 
 /// The arguments of every command that talks to a running tickr.
 pub(crate) fn args(command: Command) -> Command {
@@ -94,6 +96,8 @@ pub(crate) fn filter_given(matches: &ArgMatches) -> Vec<(&'static str, String)> 
 #[error("{said}")]
 struct Refusal {
     status: StatusCode,
+    /// Time after which the server wants to be asked again; zero if it does not say.
+    after: Duration,
     said: String,
 }
 
@@ -168,9 +172,17 @@ impl Client {
             if pause == FIRST_PAUSE {
                 say(&format!("no answer now ({error:#}); trying again"));
             }
-            tokio::time::sleep(pause.mul_f64(0.5 + rand::random::<f64>() / 2.0).min(left)).await;
+            let wanted = error.downcast_ref::<Refusal>().map(|refusal| refusal.after).unwrap_or_default();
+            tokio::time::sleep(pause.mul_f64(0.5 + rand::random::<f64>() / 2.0).max(wanted).min(left)).await;
             pause = (pause * 2).min(MAX_PAUSE);
         }
+    }
+
+    /// Read a page of a listing. A page behind the first one is requested again while the server is busy or restarts:
+    /// otherwise the pages before it would be lost.
+    pub(crate) async fn get_page(&self, path: &str, is_first: bool) -> anyhow::Result<Value> {
+        let patience = if is_first { Duration::ZERO } else { PAGE_PATIENCE };
+        self.get_until(path, Instant::now() + patience, |_| {}).await
     }
 
     /// Read pages until there are as many rows as the flag `limit` requests. `path` ends with `?` or `&`. Return the last
@@ -180,7 +192,7 @@ impl Client {
         let (mut rows, mut cursor) = (Vec::new(), String::new());
         loop {
             let size = (wanted - rows.len()).clamp(1, 200);
-            let mut page = self.get(&format!("{path}limit={size}{cursor}")).await?;
+            let mut page = self.get_page(&format!("{path}limit={size}{cursor}"), cursor.is_empty()).await?;
             rows.extend(page.get("data").and_then(Value::as_array).cloned().unwrap_or_default());
             rows.truncate(wanted);
             let next = page.get("next_cursor").and_then(Value::as_str).map(encoded);
@@ -280,7 +292,9 @@ impl Client {
         if status == StatusCode::NO_CONTENT {
             return Ok(Value::Null);
         }
-        let refused = |said: String| Err(anyhow::Error::new(Refusal { status, said }));
+        let after = response.headers().get(RETRY_AFTER).and_then(|seconds| seconds.to_str().ok()?.parse::<u64>().ok());
+        let after = Duration::from_secs(after.unwrap_or_default());
+        let refused = |said: String| Err(anyhow::Error::new(Refusal { status, after, said }));
         let broke_off = || format!("the answer of {} broke off; a change may have been made all the same", self.url);
         let bytes = response.bytes().await.with_context(broke_off)?;
         let body = serde_json::from_slice::<Value>(&bytes);

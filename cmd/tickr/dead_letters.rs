@@ -248,7 +248,7 @@ async fn groups(client: &Client, matches: &ArgMatches, as_json: bool) -> Command
     }
     let (mut groups, mut cursor) = (Vec::new(), String::new());
     loop {
-        let page = client.get(&format!("{path}{cursor}")).await?;
+        let page = client.get_page(&format!("{path}{cursor}"), cursor.is_empty()).await?;
         groups.extend(page.get("data").and_then(Value::as_array).cloned().unwrap_or_default());
         match page.get("next_cursor").and_then(Value::as_str) {
             Some(next) if groups.len() < wanted => cursor = format!("&cursor={next}"),

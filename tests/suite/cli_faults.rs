@@ -278,3 +278,33 @@ async fn a_change_whose_answer_is_lost_is_told_as_one_that_may_have_been_made() 
     }
     losing.abort();
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_list_loses_no_page_to_a_busy_server_or_a_restart_and_asks_when_the_server_wants() {
+    for args in [&["jobs", "list"][..], &["dead-letters", "groups"], &["schedules", "list"], &["outbox", "rejected"]] {
+        let times = Arc::<Mutex<Vec<Instant>>>::default();
+        let noted = Arc::clone(&times);
+        let stub = Stub::start(move |before, _| {
+            noted.lock().unwrap().push(Instant::now());
+            match before {
+                0 => answer(200, json!({"data": vec![json!({"id": ID}); 200], "next_cursor": "c-1"})),
+                1 => {
+                    let problem = Json(json!({"code": "overloaded", "detail": "four searches run"}));
+                    Some((StatusCode::TOO_MANY_REQUESTS, [("retry-after", "1")], problem).into_response())
+                }
+                2 => page(502),
+                _ => answer(200, json!({"data": [{"id": ID}], "next_cursor": null})),
+            }
+        })
+        .await;
+        let (code, out, err) = outcome(stub.client(&[args, &["--limit", "300", "--json"]].concat())).await;
+        assert_eq!((code, err.as_str()), (0, ""), "{args:?}: {out}");
+        assert_eq!(out.matches(ID).count(), 201, "{args:?}");
+        let times = times.lock().unwrap();
+        assert!(times[2] - times[1] >= Duration::from_secs(1), "{args:?}: {times:?}");
+    }
+    // Before the first page nothing is lost, so a server that is out is told at once.
+    let stub = Stub::start(|_, _| page(502)).await;
+    let (code, _, err) = outcome(stub.client(&["jobs", "list"])).await;
+    assert_eq!((code, stub.asked().len()), (1, 1), "{err}");
+}
