@@ -185,8 +185,8 @@ impl Client {
         self.get_until(path, Instant::now() + patience, |_| {}).await
     }
 
-    /// Read pages until there are as many rows as the flag `limit` requests. `path` ends with `?` or `&`. Return the last
-    /// page, with the rows of all in `data`.
+    /// Read pages until there are as many rows as the flag `limit` requests. `path` ends with `?` or `&`. Return the
+    /// last page, with the rows of all in `data`.
     pub(crate) async fn get_pages(&self, path: &str, matches: &ArgMatches) -> anyhow::Result<Value> {
         let wanted = *matches.get_one::<u32>("limit").unwrap_or(&20) as usize;
         let (mut rows, mut cursor) = (Vec::new(), String::new());

@@ -64,8 +64,8 @@ macro_rules! println {
     () => { ::std::println!() };
     ($($said:tt)*) => { ::std::println!("{}", $crate::print::harmless(::std::format!($($said)*))) };
 }
-// The macro of the standard library panics when standard error is closed or its disk is full. That would change the exit
-// code, and end a command whose output can still be written.
+// The macro of the standard library panics when standard error is closed or its disk is full. That would change the
+// exit code, and end a command whose output can still be written.
 macro_rules! eprintln {
     ($($said:tt)*) => {{
         let said = $crate::print::harmless(::std::format!($($said)*));

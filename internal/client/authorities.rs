@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 /// Build an HTTP client for one server. It trusts the authorities of the system, or the public ones where the system has
 /// none, as in an image from scratch. It calls a server on this machine directly, also where `HTTP_PROXY` names a proxy:
-/// the proxy cannot reach the loopback of its clients. It follows no redirect: a POST would become a GET, which enqueues
-/// nothing and may succeed.
+/// the proxy cannot reach the loopback of its clients. It follows no redirect: a POST would become a GET, which
+/// enqueues nothing and may succeed.
 ///
 /// # Errors
 /// When the client cannot be built.

@@ -29,7 +29,8 @@ struct Stub {
 }
 
 impl Stub {
-    /// Start a server. `answers` makes an answer from the number of earlier requests, and from the method and the path with its query.
+    /// Start a server. `answers` makes an answer from the number of earlier requests, and from the method and the path
+    /// with its query.
     async fn start(answers: impl Fn(usize, &str) -> Option<Response> + Send + Sync + 'static) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
