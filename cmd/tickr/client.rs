@@ -325,6 +325,10 @@ pub(crate) fn id_of(made: &Value) -> anyhow::Result<String> {
 fn base_url(text: &str) -> Result<reqwest::Url, WrongUsage> {
     let right = "write it as in --url http://127.0.0.1:7070";
     let wrong = |what: &str| WrongUsage(format!("--url or TICKR_URL {what}; {right}"));
+    // The comma could stand in a host: `http://a,http://b` is the host `a,http`.
+    if text.split(',').skip(1).any(|more| more.trim_start().starts_with("http")) {
+        return Err(wrong("names several servers, and a command takes one"));
+    }
     let url = reqwest::Url::parse(text).map_err(|error| wrong(&format!("cannot be read: {error}")))?;
     if !matches!(url.scheme(), "http" | "https") {
         return Err(wrong("has neither http:// nor https:// at its beginning"));

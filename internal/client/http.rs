@@ -61,6 +61,11 @@ struct Answered {
     detail: String,
 }
 
+/// A URL that is a list. A comma may stand in a host, so such a list would be read as one strange URL.
+#[derive(Debug, thiserror::Error)]
+#[error("the URL names several servers, and this client takes one")]
+struct SeveralServers;
+
 /// An answer that sends the client elsewhere.
 #[derive(Debug, thiserror::Error)]
 #[error("the server redirects to {to:?}; use the URL behind the redirect")]
@@ -71,6 +76,9 @@ struct Redirected {
 impl Remote {
     pub(super) fn new(url: &str, token: Option<&str>) -> Result<Self, Error> {
         let _ = rustls::crypto::ring::default_provider().install_default();
+        if url.split(',').skip(1).any(|more| more.trim_start().starts_with("http")) {
+            return Err(setup(SeveralServers));
+        }
         let url = reqwest::Url::parse(url).map_err(setup)?;
         let http = trusting(&url, || reqwest::Client::builder().timeout(PATIENCE)).map_err(setup)?;
         let url = url.as_str().trim_end_matches('/').to_owned();

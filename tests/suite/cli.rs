@@ -576,6 +576,8 @@ async fn a_url_or_token_that_no_server_can_have_is_wrong_usage() {
         ("TICKR_URL", "localhost:7070", "http://"),
         ("TICKR_URL", "http://ada:canary@127.0.0.1:1", "TICKR_TOKEN"),
         ("TICKR_URL", "http://127.0.0.1:1/?a=b", "?"),
+        ("TICKR_URL", "http://127.0.0.1:1,http://127.0.0.1:2", "several servers"),
+        ("TICKR_URL", "http://a.example, https://b.example", "several servers"),
         ("TICKR_TOKEN", "canary\nx", "TICKR_TOKEN"),
     ] {
         let mut list = run(dir.path(), &["jobs", "list"]);
