@@ -121,7 +121,13 @@ fn create(matches: &ArgMatches) -> Result<Value, crate::Failure> {
             body["producer"] = json!(producer);
         }
         let made = async { client.put(&format!("/v1/api-keys/{}", encoded(&name)), &body).await };
-        return Ok(crate::runtime()?.block_on(made)?);
+        let made = crate::runtime()?.block_on(made);
+        return Ok(made.map_err(|error| {
+            if !client::may_be_done(&error) {
+                return error;
+            }
+            error.context(format!("the token is lost: revoke the API key {name} if it exists, and choose another name"))
+        })?);
     }
     let config = crate::load(matches, &["mysql_url"])?.config;
     let token = tickr::api::new_api_key();

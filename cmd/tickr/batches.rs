@@ -74,17 +74,18 @@ pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
                 }
                 let key = given("idempotency-key");
                 let batch = client.post("/v1/batches", &Value::Object(body), key.as_ref()).await?;
+                let id = client::id_of(&batch)?;
                 if as_json {
                     println!("{batch:#}");
                 } else {
-                    println!("{}", printable(&text(&batch, "id")));
+                    println!("{}", printable(&id));
                 }
             }
             "list" => {
-                let limit = matches.get_one::<u32>("limit").map_or(20, |limit| (*limit).clamp(1, 200));
                 let unfinished = matches.get_flag("unfinished");
                 let parent = given("parent").map(|id| format!("&parent={}", encoded(&id))).unwrap_or_default();
-                let page = client.get(&format!("/v1/batches?limit={limit}&unfinished={unfinished}{parent}")).await?;
+                let path = format!("/v1/batches?unfinished={unfinished}{parent}&");
+                let page = client.get_pages(&path, matches).await?;
                 if as_json {
                     println!("{page:#}");
                     return Ok(());

@@ -1,17 +1,24 @@
 //! The HTTP client of the commands. It uses the public API and nothing else.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, anyhow, bail};
+use anyhow::{Context as _, bail};
 use clap::{Arg, ArgMatches, Command};
-use reqwest::header::{AUTHORIZATION, HeaderValue};
+use reqwest::header::{AUTHORIZATION, HeaderValue, LOCATION, RETRY_AFTER};
+use reqwest::{Method, StatusCode};
 use serde_json::Value;
 use tickr::client::trusting;
 
 use crate::WrongUsage;
+use crate::print::{encoded, printable};
 
 /// URL of a tickr that was started without settings.
 const DEFAULT_URL: &str = "http://127.0.0.1:7070";
+/// Pauses between tries, before jitter.
+pub(crate) const FIRST_PAUSE: Duration = Duration::from_millis(200);
+pub(crate) const MAX_PAUSE: Duration = Duration::from_secs(3);
+/// Longest time for which a listing waits for its next page.
+const PAGE_PATIENCE: Duration = Duration::from_secs(30);
 
 /// The arguments of every command that talks to a running tickr.
 pub(crate) fn args(command: Command) -> Command {
@@ -84,6 +91,35 @@ pub(crate) fn filter_given(matches: &ArgMatches) -> Vec<(&'static str, String)> 
     FILTER.iter().filter_map(|(name, ..)| given(name)).collect()
 }
 
+/// An answer other than the wanted one.
+#[derive(Debug, thiserror::Error)]
+#[error("{said}")]
+struct Refusal {
+    status: StatusCode,
+    /// Time after which the server wants to be asked again; zero if it does not say.
+    after: Duration,
+    said: String,
+}
+
+/// Return whether a call that failed may work in a moment: while a server restarts or is busy, or a proxy cannot reach
+/// its server.
+fn may_pass(error: &anyhow::Error) -> bool {
+    match error.downcast_ref::<Refusal>() {
+        Some(Refusal { status, .. }) => *status == StatusCode::TOO_MANY_REQUESTS || status.is_server_error(),
+        None => error.downcast_ref::<reqwest::Error>().is_some_and(|error| !error.is_builder()),
+    }
+}
+
+/// Say that an answer with this status comes from another program, such as a proxy in front of tickr.
+pub(crate) fn not_of_tickr(url: &str, status: StatusCode) -> String {
+    format!("{url} answered {status}, which is not an answer of tickr")
+}
+
+/// Return whether a request may have been carried out although its answer did not arrive.
+pub(crate) fn may_be_done(error: &anyhow::Error) -> bool {
+    error.downcast_ref::<reqwest::Error>().is_some_and(|error| !error.is_connect() && !error.is_builder())
+}
+
 /// HTTP client of one running tickr.
 pub(crate) struct Client {
     base: reqwest::Url,
@@ -113,6 +149,63 @@ impl Client {
 
     pub(crate) async fn get(&self, path: &str) -> anyhow::Result<Value> {
         self.call(self.http.get(format!("{}{path}", self.url))).await
+    }
+
+    /// Send a GET. Repeat it until `end` while the server cannot answer, for example because it restarts. `say` is
+    /// called with a message at the first failure, and when the server answers again.
+    pub(crate) async fn get_until(&self, path: &str, end: Instant, say: impl Fn(&str)) -> anyhow::Result<Value> {
+        let mut pause = FIRST_PAUSE;
+        loop {
+            let error = match self.get(path).await {
+                Ok(answer) => {
+                    if pause > FIRST_PAUSE {
+                        say(&format!("{} is back", self.url));
+                    }
+                    return Ok(answer);
+                }
+                Err(error) => error,
+            };
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() || !may_pass(&error) {
+                return Err(error);
+            }
+            if pause == FIRST_PAUSE {
+                say(&format!("no answer now ({error:#}); trying again"));
+            }
+            let wanted = error.downcast_ref::<Refusal>().map(|refusal| refusal.after).unwrap_or_default();
+            tokio::time::sleep(pause.mul_f64(0.5 + rand::random::<f64>() / 2.0).max(wanted).min(left)).await;
+            pause = (pause * 2).min(MAX_PAUSE);
+        }
+    }
+
+    /// Read a page of a listing. A page behind the first one is requested again while the server is busy or restarts:
+    /// otherwise the pages before it would be lost.
+    pub(crate) async fn get_page(&self, path: &str, is_first: bool) -> anyhow::Result<Value> {
+        let patience = if is_first { Duration::ZERO } else { PAGE_PATIENCE };
+        self.get_until(path, Instant::now() + patience, |_| {}).await
+    }
+
+    /// Read pages until there are as many rows as the flag `limit` requests. `path` ends with `?` or `&`. Return the
+    /// last page, with the rows of all in `data`.
+    pub(crate) async fn get_pages(&self, path: &str, matches: &ArgMatches) -> anyhow::Result<Value> {
+        let wanted = *matches.get_one::<u32>("limit").unwrap_or(&20) as usize;
+        let (mut rows, mut cursor) = (Vec::new(), String::new());
+        loop {
+            let size = (wanted - rows.len()).clamp(1, 200);
+            let mut page = self.get_page(&format!("{path}limit={size}{cursor}"), cursor.is_empty()).await?;
+            rows.extend(page.get("data").and_then(Value::as_array).cloned().unwrap_or_default());
+            rows.truncate(wanted);
+            let next = page.get("next_cursor").and_then(Value::as_str).map(encoded);
+            match next {
+                Some(next) if rows.len() < wanted => cursor = format!("&cursor={next}"),
+                _ => {
+                    if let Some(fields) = page.as_object_mut() {
+                        fields.insert("data".to_owned(), Value::Array(rows));
+                    }
+                    return Ok(page);
+                }
+            }
+        }
     }
 
     /// Get a response that is a text. A problem document becomes an error, as in [`read`](Self::read).
@@ -164,12 +257,29 @@ impl Client {
             Some(value) => request.header(AUTHORIZATION, value),
             None => request,
         };
-        request.header("tickr-actor", &self.actor).send().await.with_context(|| {
-            format!(
-                "no tickr answers at {}; start one with `tickr dev`, or name another with --url or TICKR_URL",
-                self.url
-            )
-        })
+        let (http, request) = request.header("tickr-actor", &self.actor).build_split();
+        let request = request.context("the request cannot be sent")?;
+        let (is_read, is_keyed) = (request.method() == Method::GET, request.headers().contains_key("idempotency-key"));
+        let response = http.execute(request).await.map_err(|error| {
+            let said = if is_read || error.is_connect() {
+                format!(
+                    "no tickr answers at {}; start one with `tickr dev`, or name another with --url or TICKR_URL",
+                    self.url
+                )
+            } else {
+                let how =
+                    if is_keyed { "repeat it with the same --idempotency-key" } else { "look before you repeat it" };
+                format!("{} did not answer, and the change may have been made; {how}", self.url)
+            };
+            anyhow::Error::new(error).context(said)
+        })?;
+        // The client follows no redirect.
+        if response.status().is_redirection() {
+            let to = response.headers().get(LOCATION).map(HeaderValue::as_bytes).unwrap_or_default();
+            let to = printable(&String::from_utf8_lossy(to));
+            bail!("{} redirects to {to}; name the URL behind the redirect with --url or TICKR_URL", self.url);
+        }
+        Ok(response)
     }
 
     async fn call(&self, request: reqwest::RequestBuilder) -> anyhow::Result<Value> {
@@ -179,28 +289,46 @@ impl Client {
     /// Read a response. A problem document becomes an error that tells the operator what is wrong.
     pub(crate) async fn read(&self, response: reqwest::Response) -> anyhow::Result<Value> {
         let status = response.status();
-        if status == reqwest::StatusCode::NO_CONTENT {
+        if status == StatusCode::NO_CONTENT {
             return Ok(Value::Null);
         }
-        let body: Value =
-            response.json().await.map_err(|e| anyhow!("{}: this is not a tickr server: {e}", self.url))?;
+        let after = response.headers().get(RETRY_AFTER).and_then(|seconds| seconds.to_str().ok()?.parse::<u64>().ok());
+        let after = Duration::from_secs(after.unwrap_or_default());
+        let refused = |said: String| Err(anyhow::Error::new(Refusal { status, after, said }));
+        let broke_off = || format!("the answer of {} broke off; a change may have been made all the same", self.url);
+        let bytes = response.bytes().await.with_context(broke_off)?;
+        let body = serde_json::from_slice::<Value>(&bytes);
         if status.is_success() {
-            return Ok(body);
+            return body.or_else(|error| refused(format!("{}: this is not a tickr server: {error}", self.url)));
         }
+        let body = body.unwrap_or_default();
         let word = |name: &str| body.get(name).and_then(Value::as_str).unwrap_or_default().to_owned();
+        if word("code").is_empty() {
+            return refused(not_of_tickr(&self.url, status));
+        }
         let mut lines = format!("{} ({})", word("detail"), word("code"));
         for error in body.get("errors").and_then(Value::as_array).into_iter().flatten() {
             let part = |name: &str| error.get(name).and_then(Value::as_str).unwrap_or_default();
             lines.push_str(&format!("\n  {}: {}", part("pointer"), part("detail")));
         }
-        bail!("{lines}")
+        refused(lines)
     }
+}
+
+/// Return the id of what a request made. An answer without an id is not one of tickr, and says that nothing was made.
+pub(crate) fn id_of(made: &Value) -> anyhow::Result<String> {
+    let id = made.get("id").and_then(Value::as_str).filter(|id| !id.is_empty());
+    id.map(str::to_owned).context("the answer has no id: this is not a tickr server")
 }
 
 /// Read the URL of a running tickr. An error quotes no password of it.
 fn base_url(text: &str) -> Result<reqwest::Url, WrongUsage> {
     let right = "write it as in --url http://127.0.0.1:7070";
     let wrong = |what: &str| WrongUsage(format!("--url or TICKR_URL {what}; {right}"));
+    // The comma could stand in a host: `http://a,http://b` is the host `a,http`.
+    if text.split(',').skip(1).any(|more| more.trim_start().starts_with("http")) {
+        return Err(wrong("names several servers, and a command takes one"));
+    }
     let url = reqwest::Url::parse(text).map_err(|error| wrong(&format!("cannot be read: {error}")))?;
     if !matches!(url.scheme(), "http" | "https") {
         return Err(wrong("has neither http:// nor https:// at its beginning"));

@@ -6,7 +6,8 @@ use clap::builder::PossibleValuesParser;
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use tickr::conformance::{Report, Settings, run as test, scenarios};
 
-use crate::{CommandResult, Failure};
+use crate::stream::until_signalled;
+use crate::{CommandResult, Failure, ending};
 
 pub(crate) fn command() -> Command {
     let names: Vec<&str> = scenarios().map(|(name, _)| name).collect();
@@ -19,7 +20,7 @@ pub(crate) fn command() -> Command {
              starts COMMAND anew, with TICKR_URL (two addresses), TICKR_TOKEN, TICKR_QUEUES, TICKR_SLOTS, \
              TICKR_GRACE_MS and TICKR_LEASE_MS, and ends its whole process group. It needs neither MySQL nor Redis.\n\n\
              Signals go to the first process of COMMAND: a shell script must start the program with exec.\n\n\
-             Exit code 0 when every scenario passed, 1 when one failed.",
+             Exit code 0 when every scenario passed, 1 when one failed, 130 interrupted, 143 terminated.",
         )
         .arg(
             Arg::new("command")
@@ -84,15 +85,22 @@ pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
     };
     let (as_json, verbose) = (matches.get_flag("json"), matches.get_flag("verbose"));
     let watched = std::io::stderr().is_terminal();
-    let report = crate::runtime()?.block_on(test(&settings, |ended, of| {
+    let tested = test(&settings, |ended, of| {
         if watched {
             // The next count overwrites this one; blanks overwrite the last.
             let _ = write!(std::io::stderr(), "\r{ended} of {of} scenarios");
         }
-    }));
+    });
+    // The programs are in process groups of their own, which no signal of a terminal reaches. They end with the
+    // scenarios, and those end with the runtime.
+    let report = crate::runtime()?.block_on(until_signalled(tested))?;
     if watched {
         let _ = write!(std::io::stderr(), "\r{:40}\r", "");
     }
+    let report = match report {
+        Ok(report) => report,
+        Err(signal) => return Err(ending::stopped(signal)),
+    };
     if as_json {
         println!("{}", serde_json::to_string_pretty(&report)?);
     } else {

@@ -8,6 +8,7 @@ use crate::client::{self, Client};
 use crate::jobs::{limit, pages, show};
 use crate::operations::begin;
 use crate::print::{brief, encoded, number, printable, table, text};
+use crate::stream::patience;
 use crate::{CommandResult, canary};
 
 pub(crate) fn command() -> Command {
@@ -81,6 +82,7 @@ pub(crate) fn command() -> Command {
                         .action(ArgAction::SetTrue)
                         .help("Follow the release to its end; exit code 0 only if it ends as done"),
                 )
+                .arg(patience())
                 .arg(client::idempotency_key())
                 .arg(json()),
         ))
@@ -246,7 +248,7 @@ async fn groups(client: &Client, matches: &ArgMatches, as_json: bool) -> Command
     }
     let (mut groups, mut cursor) = (Vec::new(), String::new());
     loop {
-        let page = client.get(&format!("{path}{cursor}")).await?;
+        let page = client.get_page(&format!("{path}{cursor}"), cursor.is_empty()).await?;
         groups.extend(page.get("data").and_then(Value::as_array).cloned().unwrap_or_default());
         match page.get("next_cursor").and_then(Value::as_str) {
             Some(next) if groups.len() < wanted => cursor = format!("&cursor={next}"),

@@ -1,4 +1,5 @@
-//! Exit codes for the state of a job, for scripts. `tickr enqueue --wait` and `tickr jobs watch` share them.
+//! Exit codes for scripts: for the state of a job, which `tickr enqueue --wait` and `tickr jobs watch` share, and for
+//! signals.
 
 use serde_json::Value;
 
@@ -8,8 +9,11 @@ use crate::{CommandResult, Failure};
 /// Exit codes in addition to those of all commands.
 const FAILED: u8 = 3;
 const CANCELLED: u8 = 4;
-/// The job has not ended yet.
+/// The job has not ended yet, as far as is known.
 const NOT_OVER: u8 = 5;
+/// Exit codes that a shell reports for SIGINT and SIGTERM.
+const INTERRUPTED: u8 = 130;
+const TERMINATED: u8 = 143;
 
 /// Turn the state of a job into an exit code. The reason goes to standard error, unless `quiet`.
 pub(crate) fn to_exit_code(job: &Value, quiet: bool) -> CommandResult {
@@ -34,4 +38,14 @@ pub(crate) fn to_exit_code(job: &Value, quiet: bool) -> CommandResult {
     let why = if error.is_empty() || code == CANCELLED { String::new() } else { format!(": {error}") };
     let yet = if code == NOT_OVER { ", not over yet" } else { "" };
     Err(Failure::new(code, anyhow::anyhow!("the job is {state}{yet}{why}")))
+}
+
+/// Report a job that was enqueued and whose state cannot be read.
+pub(crate) fn unknown(id: &str, error: anyhow::Error) -> Failure {
+    Failure::new(NOT_OVER, error.context(format!("job {} is enqueued, but its state cannot be read", printable(id))))
+}
+
+/// Report that a signal of this name ended the command. This prints nothing.
+pub(crate) fn stopped(signal: &str) -> Failure {
+    Failure::quiet(if signal == "SIGINT" { INTERRUPTED } else { TERMINATED })
 }

@@ -1,5 +1,6 @@
 //! `tickr enqueue KIND PAYLOAD`: enqueue one job through the API.
 
+use std::io::Write as _;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
@@ -12,6 +13,8 @@ use crate::{CommandResult, ending};
 
 /// Longest wait that the API accepts in one call.
 const MAX_CALL: Duration = Duration::from_secs(30);
+/// Shortest time between two reads of a job. A server that stops answers at once, however long it was asked to wait.
+const LOOK_EVERY: Duration = Duration::from_millis(500);
 
 pub(crate) fn command() -> Command {
     let text = |name: &'static str, value: &'static str, help: &'static str| {
@@ -22,8 +25,9 @@ pub(crate) fn command() -> Command {
         .long_about(
             "Enqueue one job and print its id and its state. With --quiet, print the id alone, for scripts.\n\n\
              With --wait, wait for the end of the job and print its result; the exit code then shows how the job \
-             ended: 0 completed, 3 failed, 4 cancelled, 5 not over yet when the time is up. Without --wait, 0 means \
-             accepted. 1 the job could not be enqueued, 2 wrong usage.",
+             ended: 0 completed, 3 failed, 4 cancelled, 5 not over yet when the time is up, or its state cannot be \
+             read. A restart of the server does not end the wait. Without --wait, 0 means accepted. 1 the job could \
+             not be enqueued, 2 wrong usage.",
         )
         .arg(Arg::new("kind").required(true).value_name("KIND").help("Kind of the job, one of the registered kinds"))
         .arg(
@@ -203,9 +207,9 @@ pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
     let client = Client::from_matches(matches)?;
     crate::runtime()?.block_on(async {
         let mut job = client.post("/v1/jobs", &Value::Object(job), text("idempotency-key").as_ref()).await?;
-        let id = job.get("id").and_then(Value::as_str).unwrap_or_default().to_owned();
+        let id = client::id_of(&job)?;
         let (as_json, quiet) = (matches.get_flag("json"), matches.get_flag("quiet"));
-        // Print the id before the wait, so that an interrupted script knows which job it enqueued.
+        // The id is printed before the wait, so that an interrupted script knows which job it enqueued.
         if quiet {
             println!("{id}");
         }
@@ -215,13 +219,25 @@ pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
             eprintln!("tickr: {}", printable(warning.as_str().unwrap_or_default()));
         }
         let wait = matches.get_one::<Duration>("wait");
+        if !quiet && !as_json {
+            print!("{id} ");
+            let _ = std::io::stdout().flush();
+        }
         if let Some(wait) = wait {
-            job = until_over(&client, &id, *wait).await?;
+            if as_json {
+                eprintln!("tickr: job {id}");
+            }
+            job = until_over(&client, &id, *wait).await.map_err(|error| {
+                if !quiet && !as_json {
+                    println!();
+                }
+                ending::unknown(&id, error)
+            })?;
         }
         if as_json {
             println!("{job:#}");
         } else if !quiet {
-            println!("{id} {}", print::text(&job, "state"));
+            println!("{}", print::text(&job, "state"));
             if let Some(result) = job.get("result").filter(|result| !result.is_null()) {
                 println!("{result}");
             }
@@ -230,18 +246,21 @@ pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
     })
 }
 
-/// Wait until a job has ended, but at most for `wait`. Return the job as it is then.
+/// Wait until a job has ended, but at most for `wait`, also while its server restarts. Return the job as it is then.
 async fn until_over(client: &Client, id: &str, wait: Duration) -> anyhow::Result<Value> {
     let end = Instant::now() + wait;
     loop {
-        let left = end.saturating_duration_since(Instant::now());
-        let ms = left.min(MAX_CALL).as_millis();
-        client.get(&format!("/v1/jobs/{id}/result?wait={ms}ms")).await?;
-        let job = client.get(&format!("/v1/jobs/{id}")).await?;
+        let asked = Instant::now();
+        let ms = end.saturating_duration_since(asked).min(MAX_CALL).as_millis();
+        // Only the wait counts here. If this call fails for good, the next one fails as well.
+        let _ = client.get(&format!("/v1/jobs/{id}/result?wait={ms}ms")).await;
+        let job = client.get_until(&format!("/v1/jobs/{id}"), end, |_| {}).await?;
         let over = ["completed", "failed", "cancelled"].contains(&print::text(&job, "state").as_str());
-        if over || left <= MAX_CALL {
+        let now = Instant::now();
+        if over || now >= end {
             return Ok(job);
         }
+        tokio::time::sleep((asked + LOOK_EVERY).min(end).saturating_duration_since(now)).await;
     }
 }
 

@@ -28,9 +28,9 @@ pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
             return Ok(());
         }
         let answer = client.probe("/readyz").await?;
-        let (is_ready, body) = (answer.status().is_success(), answer.json::<Value>().await.unwrap_or_default());
-        let status = body["status"].as_str().ok_or_else(|| anyhow!("{}: this is not a tickr server", client.url()))?;
+        let (code, body) = (answer.status(), answer.json::<Value>().await.unwrap_or_default());
+        let status = body["status"].as_str().ok_or_else(|| anyhow!(client::not_of_tickr(client.url(), code)))?;
         println!("{status}");
-        if is_ready { Ok(()) } else { Err(Failure::quiet(1)) }
+        if code.is_success() { Ok(()) } else { Err(Failure::quiet(1)) }
     })
 }

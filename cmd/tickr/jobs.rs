@@ -241,8 +241,8 @@ pub(crate) async fn pages(
     let mut cursor: Option<String> = None;
     loop {
         let page = match &cursor {
-            Some(cursor) => client.get(&format!("{path}&cursor={cursor}")).await?,
-            None => client.get(&path).await?,
+            Some(cursor) => client.get_page(&format!("{path}&cursor={cursor}"), false).await?,
+            None => client.get_page(&path, true).await?,
         };
         jobs.extend(page.get("data").and_then(Value::as_array).cloned().unwrap_or_default());
         cursor = page.get("next_cursor").and_then(Value::as_str).map(str::to_owned);

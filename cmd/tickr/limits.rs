@@ -61,7 +61,11 @@ pub(crate) fn command() -> Command {
         .subcommand(verb("show", "Show a limit"))
         .subcommand(set.arg_required_else_help(true))
         .subcommand(verb("remove", "Remove a limit: the jobs that wait for it start within a few seconds"))
-        .subcommand(verb("keys", "List the keys of a limit that have jobs: how many run and how many wait"))
+        .subcommand(verb("keys", "List the keys of a limit that have jobs: how many run and how many wait").arg(own(
+            "after",
+            "KEY",
+            "Only keys behind this one",
+        )))
         .subcommand(
             verb("close", "Close the breaker of a host: its jobs start as the limit allows")
                 .arg(Arg::new("host").required(true).value_name("HOST").help("The host, such as example.com")),
@@ -87,7 +91,10 @@ pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
         let answer = match verb {
             "show" => client.get(&path).await?,
             "set" => client.put(&path, &limit(matches)?).await?,
-            "keys" => client.get(&format!("{path}/keys")).await?,
+            "keys" => {
+                let after = matches.get_one::<String>("after").map(|key| format!("?after={}", encoded(key)));
+                client.get(&format!("{path}/keys{}", after.unwrap_or_default())).await?
+            }
             "close" => {
                 let host = matches.get_one::<String>("host").map_or("", String::as_str);
                 client.post(&format!("{path}/close-breaker"), &json!({"host": host}), None).await?
@@ -224,7 +231,7 @@ fn keys(answer: &Value) {
     }
     println!("{table}");
     if let Some(next) = answer.get("next").and_then(Value::as_str) {
-        println!("more keys follow {}", printable(next));
+        println!("more keys follow: --after {}", printable(next));
     }
 }
 

@@ -31,7 +31,7 @@
 //! - `completions.rs`: completion scripts for shells
 //! - `client.rs`: HTTP client of the commands that call the API
 //! - `stream.rs`: event streams that reconnect
-//! - `ending.rs`: exit codes for the end state of a job
+//! - `ending.rs`: exit codes for the end state of a job and for signals
 //! - `print.rs`: tables, and output that cannot control a terminal
 
 // First, because its macros are visible only in the modules declared after it.

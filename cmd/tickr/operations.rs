@@ -1,7 +1,7 @@
 //! `tickr operations list|show|start|pause|resume|cancel|watch`: bulk operations on many jobs, through the API.
 
 use std::io::IsTerminal as _;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use indicatif::{ProgressBar, ProgressStyle};
@@ -10,6 +10,7 @@ use serde_json::{Map, Value, json};
 use crate::client::{self, Client};
 use crate::jobs::limit;
 use crate::print::{encoded, number, printable, table, text};
+use crate::stream::{patience, patience_of};
 use crate::{CommandResult, canary};
 
 /// Interval between two reads of a followed bulk operation.
@@ -59,6 +60,7 @@ pub(crate) fn command() -> Command {
                 .help("New priority, for set_priority"),
         )
         .arg(Arg::new("watch").long("watch").action(ArgAction::SetTrue).help("Follow the bulk operation to its end"))
+        .arg(patience())
         .arg(client::idempotency_key())
         .arg(json());
     Command::new("operations")
@@ -81,7 +83,9 @@ pub(crate) fn command() -> Command {
         .subcommand(one("pause", "Pause a bulk operation; it keeps its position").arg(client::idempotency_key()))
         .subcommand(one("resume", "Resume a paused bulk operation").arg(client::idempotency_key()))
         .subcommand(one("cancel", "Stop a bulk operation").arg(client::idempotency_key()))
-        .subcommand(one("watch", "Follow a bulk operation to its end; exit code 0 only if it ends as done"))
+        .subcommand(
+            one("watch", "Follow a bulk operation to its end; exit code 0 only if it ends as done").arg(patience()),
+        )
 }
 
 pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
@@ -102,7 +106,7 @@ pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
                 let key = matches.get_one::<String>("idempotency-key");
                 print(&client.post(&format!("/v1/operations/{id}/{verb}"), &json!({}), key).await?, as_json);
             }
-            _ => return watch(&client, &id, as_json).await,
+            _ => return watch(&client, &id, patience_of(matches), as_json).await,
         }
         Ok(())
     })
@@ -134,29 +138,39 @@ async fn start(client: &Client, matches: &ArgMatches, as_json: bool) -> CommandR
 pub(crate) async fn begin(client: &Client, matches: &ArgMatches, body: &Value, as_json: bool) -> CommandResult {
     let key = matches.get_one::<String>("idempotency-key");
     let answer = client.post("/v1/operations", body, key).await?;
-    if matches.get_flag("watch") && !matches.get_flag("dry-run") {
-        return watch(client, &text(&answer, "id"), as_json).await;
+    if !matches.get_flag("dry-run") {
+        let id = client::id_of(&answer)?;
+        if matches.get_flag("watch") {
+            // An operation goes on without the command that follows it.
+            eprintln!("tickr: following the operation {id}");
+            return watch(client, &encoded(&id), patience_of(matches), as_json).await;
+        }
     }
     print(&answer, as_json);
     Ok(())
 }
 
 /// Follow a bulk operation to its end. On a terminal it shows a progress bar; elsewhere it prints a line for each
-/// change.
-async fn watch(client: &Client, id: &str, as_json: bool) -> CommandResult {
+/// change. The server may restart meanwhile, for as long as `patience`.
+async fn watch(client: &Client, id: &str, patience: Duration, as_json: bool) -> CommandResult {
     // The bar is drawn on standard error. A pipe gets lines, also when only standard error is a terminal.
     let bar = if std::io::stdout().is_terminal() { ProgressBar::new(0) } else { ProgressBar::hidden() };
     let mut said = String::new();
     let style = ProgressStyle::with_template("{bar:40} {pos}/{len} {msg}").unwrap_or(ProgressStyle::default_bar());
     bar.set_style(style);
+    let path = format!("/v1/operations/{id}");
+    let mut operation = client.get(&path).await?;
     loop {
-        let operation = client.get(&format!("/v1/operations/{id}")).await?;
         let seen = number(&operation, "done") + number(&operation, "skipped") + number(&operation, "failed");
         bar.set_length(number(&operation, "estimate").max(seen));
         bar.set_position(seen);
         let rate = operation.get("measured_rate").and_then(Value::as_f64).unwrap_or_default();
         let state = text(&operation, "state");
-        let canary = canary::progress(&operation).map(|progress| format!(" {progress}")).unwrap_or_default();
+        let mut canary = canary::progress(&operation).map(|progress| format!(" {progress}")).unwrap_or_default();
+        let paused_by = text(&operation, "paused_by");
+        if canary.is_empty() && !paused_by.is_empty() {
+            canary.push_str(&format!(", paused by {}", printable(&paused_by)));
+        }
         bar.set_message(format!("{state} {rate:.0}/s{canary}"));
         let line = format!("{seen}/{} {state} {rate:.0}/s{canary}", bar.length().unwrap_or_default());
         if bar.is_hidden() && !as_json && line != said && state == "running" {
@@ -175,16 +189,14 @@ async fn watch(client: &Client, id: &str, as_json: bool) -> CommandResult {
             return Err(anyhow::anyhow!("the operation is {state}{why}").into());
         }
         tokio::time::sleep(LOOK_EVERY).await;
+        let say = |word: &str| bar.suspend(|| eprintln!("tickr: {word}"));
+        operation = client.get_until(&path, Instant::now() + patience, say).await?;
     }
 }
 
 async fn list(client: &Client, matches: &ArgMatches, as_json: bool) -> CommandResult {
-    let wanted = *matches.get_one::<u32>("limit").unwrap_or(&20);
-    let mut path = format!("/v1/operations?limit={}", wanted.clamp(1, 200));
-    if let Some(state) = matches.get_one::<String>("state") {
-        path.push_str(&format!("&state={}", encoded(state)));
-    }
-    let page = client.get(&path).await?;
+    let state = matches.get_one::<String>("state").map(|state| format!("state={}&", encoded(state)));
+    let page = client.get_pages(&format!("/v1/operations?{}", state.unwrap_or_default()), matches).await?;
     let data = page.get("data").cloned().unwrap_or_default();
     if as_json {
         println!("{data:#}");

@@ -73,8 +73,7 @@ pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
             }
             "nudge" => drop(client.post("/v1/outbox/nudge", &json!({}), None).await?),
             "rejected" => {
-                let limit = matches.get_one::<u32>("limit").map_or(20, |limit| (*limit).clamp(1, 200));
-                let page = client.get(&format!("/v1/outbox/rejected?limit={limit}")).await?;
+                let page = client.get_pages("/v1/outbox/rejected?", matches).await?;
                 if matches.get_flag("json") {
                     println!("{page:#}");
                     return Ok(());

@@ -64,8 +64,13 @@ macro_rules! println {
     () => { ::std::println!() };
     ($($said:tt)*) => { ::std::println!("{}", $crate::print::harmless(::std::format!($($said)*))) };
 }
+// The macro of the standard library panics when standard error is closed or its disk is full. That would change the
+// exit code, and end a command whose output can still be written.
 macro_rules! eprintln {
-    ($($said:tt)*) => { ::std::eprintln!("{}", $crate::print::harmless(::std::format!($($said)*))) };
+    ($($said:tt)*) => {{
+        let said = $crate::print::harmless(::std::format!($($said)*));
+        let _ = ::std::io::Write::write_fmt(&mut ::std::io::stderr(), ::std::format_args!("{said}\n"));
+    }};
 }
 
 /// The first characters of a text, so that a table fits the terminal. Output to a pipe or a file keeps the whole text.

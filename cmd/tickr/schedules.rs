@@ -180,7 +180,8 @@ async fn pages(client: &Client, path: &str, matches: &ArgMatches) -> anyhow::Res
     let array = |page: &Value, field: &str| page.get(field).and_then(Value::as_array).cloned().unwrap_or_default();
     let mut cursor = String::new();
     loop {
-        let page = client.get(&format!("{path}limit={}{cursor}", wanted.clamp(1, 200))).await?;
+        let page = format!("{path}limit={}{cursor}", wanted.clamp(1, 200));
+        let page = client.get_page(&page, cursor.is_empty()).await?;
         rows.extend(array(&page, "data"));
         unreadable.extend(array(&page, "unreadable"));
         match page.get("next_cursor").and_then(Value::as_str) {

@@ -11,15 +11,12 @@ use serde_json::{Map, Value};
 use tickr::app::Signals;
 use tickr::client::trusting;
 
-use crate::client::Client;
+use crate::client::{Client, FIRST_PAUSE, MAX_PAUSE};
 
 /// Longest time that a connection may take to open.
 const CONNECT: Duration = Duration::from_secs(10);
 /// Longest time without data. The server sends at least a comment every 15 s.
 const SILENCE: Duration = Duration::from_secs(45);
-/// Pauses between tries, before jitter.
-const FIRST_PAUSE: Duration = Duration::from_millis(200);
-const MAX_PAUSE: Duration = Duration::from_secs(3);
 /// Longest line of a stream, in bytes. The lines of tickr have a few hundred.
 const MAX_LINE: usize = 1 << 20;
 

@@ -2,8 +2,10 @@
 
 use std::collections::VecDeque;
 use std::io::IsTerminal as _;
+use std::pin::pin;
 use std::time::{Duration, Instant};
 
+use anyhow::anyhow;
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use ratatui::backend::TestBackend;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers};
@@ -23,6 +25,8 @@ use crate::runners;
 
 /// Interval between two reads of the API.
 const READ_EVERY: Duration = Duration::from_secs(1);
+/// Longest time of one read while the screen is up.
+const READ_LIMIT: Duration = Duration::from_secs(15);
 /// Number of seconds of rates on the screen.
 const HISTORY: usize = 180;
 /// Number of dead letters on the screen.
@@ -45,7 +49,8 @@ pub(crate) fn command() -> Command {
 pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
     let client = Client::from_matches(matches)?;
     let url = matches.get_one::<String>("url").cloned().unwrap_or_default();
-    crate::runtime()?.block_on(async {
+    let runtime = crate::runtime()?;
+    let outcome: CommandResult = runtime.block_on(async {
         if matches.get_flag("json") {
             println!("{:#}", read(&client).await?);
             return Ok(());
@@ -60,7 +65,10 @@ pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
         let outcome = watch(&client, &mut screen).await;
         ratatui::restore();
         Ok(outcome?)
-    })
+    });
+    // A look-up of the server's name may hang, and nothing waits for it any more.
+    runtime.shutdown_background();
+    outcome
 }
 
 /// Read everything that the screen shows.
@@ -73,6 +81,13 @@ async fn read(client: &Client) -> anyhow::Result<Value> {
     Ok(
         json!({"stats": stats?, "queues": data(queues)?, "runners": data(runners)?, "dead_letters": data(dead_letters)?}),
     )
+}
+
+/// Wait for the next tick of the clock, then read. A server that hangs is an error, after as long as in the dashboard.
+async fn next_reading(client: &Client, clock: &mut tokio::time::Interval) -> anyhow::Result<Value> {
+    clock.tick().await;
+    let reading = tokio::time::timeout(READ_LIMIT, read(client)).await;
+    reading.unwrap_or_else(|_| Err(anyhow!("no answer within {} s", READ_LIMIT.as_secs())))
 }
 
 async fn watch(client: &Client, screen: &mut Screen) -> anyhow::Result<()> {
@@ -90,24 +105,26 @@ async fn watch(client: &Client, screen: &mut Screen) -> anyhow::Result<()> {
     let mut clock = tokio::time::interval(READ_EVERY);
     clock.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
-        terminal.draw(|frame| screen.draw(frame))?;
-        tokio::select! {
-            _ = clock.tick() => {
-                let reading = read(client).await;
-                screen.take(reading, Instant::now());
-            }
-            event = pressed.recv() => match event {
-                Some(Event::Key(key)) if key.kind == KeyEventKind::Press => {
-                    let interrupt = key.code == KeyCode::Char('c') && key.modifiers.contains(KeyModifiers::CONTROL);
-                    if interrupt || matches!(key.code, KeyCode::Char('q') | KeyCode::Esc) {
-                        return Ok(());
+        // Keys and signals are heard while the server is slow.
+        let mut reading = pin!(next_reading(client, &mut clock));
+        let reading = loop {
+            terminal.draw(|frame| screen.draw(frame))?;
+            tokio::select! {
+                reading = &mut reading => break reading,
+                event = pressed.recv() => match event {
+                    Some(Event::Key(key)) if key.kind == KeyEventKind::Press => {
+                        let interrupt = key.code == KeyCode::Char('c') && key.modifiers.contains(KeyModifiers::CONTROL);
+                        if interrupt || matches!(key.code, KeyCode::Char('q') | KeyCode::Esc) {
+                            return Ok(());
+                        }
                     }
-                }
-                Some(_) => {}
-                None => return Ok(()),
-            },
-            _ = signals.next() => return Ok(()),
-        }
+                    Some(_) => {}
+                    None => return Ok(()),
+                },
+                _ = signals.next() => return Ok(()),
+            }
+        };
+        screen.take(reading, Instant::now());
     }
 }
 
@@ -209,10 +226,12 @@ impl Screen {
         let health = part("/index/health").as_str().unwrap_or("unknown").to_owned();
         let lamp = if health == "fast" { Color::Green } else { Color::Yellow };
         let oldest = number(&part("/lateness"), "oldest_due_ms");
+        let at = text(&stats, "at");
         let (title, server) = match &self.trouble {
-            None => (format!("tickr top · {} · {}", self.url, text(&stats, "at")), Span::raw("")),
+            None => (format!("tickr top · {} · {at}", self.url), Span::raw("")),
             Some(trouble) => {
-                (format!("tickr top · {}", self.url), Span::styled(trouble.clone(), Style::new().fg(Color::Red)))
+                let said = format!("{trouble} · figures of {at}");
+                (format!("tickr top · {}", self.url), Span::styled(said, Style::new().fg(Color::Red)))
             }
         };
         let counts = ["waiting", "retrying", "executing", "completed", "failed", "cancelled"];
@@ -403,7 +422,8 @@ mod tests {
 
         screen.take(Err(anyhow::anyhow!("no tickr answers")), start + Duration::from_secs(7));
         let shown = screen.as_text(120, 40).unwrap();
-        assert!(shown.contains("no tickr answers") && shown.contains("waiting 30"), "{shown}");
+        assert!(shown.contains("no tickr answers · figures of 2026-01-01T00:00:00.000Z"), "{shown}");
+        assert!(shown.contains("waiting 30"), "{shown}");
         // The smallest terminal must not break the drawing.
         screen.as_text(1, 1).unwrap();
     }

@@ -10,11 +10,8 @@ use serde_json::Value;
 use crate::client::{self, Client};
 use crate::print::{encoded, number, printable, text};
 use crate::stream::{self, Stream, StreamEvent, until_signalled};
-use crate::{CommandResult, Failure, ending};
+use crate::{CommandResult, ending};
 
-/// Exit codes that a shell reports for SIGINT and SIGTERM.
-const INTERRUPTED: u8 = 130;
-const TERMINATED: u8 = 143;
 /// Interval of the spinner on a terminal.
 const MOVES_EVERY: Duration = Duration::from_millis(120);
 
@@ -49,8 +46,7 @@ pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
         bar.finish_and_clear();
         match ended? {
             Ok(done) => done,
-            Err("SIGINT") => Err(Failure::quiet(INTERRUPTED)),
-            Err(_) => Err(Failure::quiet(TERMINATED)),
+            Err(signal) => Err(ending::stopped(signal)),
         }
     })
 }

@@ -1,10 +1,11 @@
-//! The authorities whose certificates an HTTP client trusts.
+//! The HTTP client for a server of tickr, and the authorities whose certificates it trusts.
 
 use std::sync::Arc;
 
 /// Build an HTTP client for one server. It trusts the authorities of the system, or the public ones where the system has
 /// none, as in an image from scratch. It calls a server on this machine directly, also where `HTTP_PROXY` names a proxy:
-/// the proxy cannot reach the loopback of its clients.
+/// the proxy cannot reach the loopback of its clients. It follows no redirect: a POST would become a GET, which
+/// enqueues nothing and may succeed.
 ///
 /// # Errors
 /// When the client cannot be built.
@@ -12,6 +13,7 @@ pub fn trusting(
     server: &reqwest::Url,
     builder: impl Fn() -> reqwest::ClientBuilder,
 ) -> reqwest::Result<reqwest::Client> {
+    let builder = || builder().redirect(reqwest::redirect::Policy::none());
     let builder = || if is_on_this_machine(server) { builder().no_proxy() } else { builder() };
     // Without any certificate the system's verifier refuses the client, also one that will speak plain HTTP alone.
     builder().build().or_else(|error| match public_authorities() {

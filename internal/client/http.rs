@@ -61,9 +61,24 @@ struct Answered {
     detail: String,
 }
 
+/// A URL that is a list. A comma may stand in a host, so such a list would be read as one strange URL.
+#[derive(Debug, thiserror::Error)]
+#[error("the URL names several servers, and this client takes one")]
+struct SeveralServers;
+
+/// An answer that sends the client elsewhere.
+#[derive(Debug, thiserror::Error)]
+#[error("the server redirects to {to:?}; use the URL behind the redirect")]
+struct Redirected {
+    to: String,
+}
+
 impl Remote {
     pub(super) fn new(url: &str, token: Option<&str>) -> Result<Self, Error> {
         let _ = rustls::crypto::ring::default_provider().install_default();
+        if url.split(',').skip(1).any(|more| more.trim_start().starts_with("http")) {
+            return Err(setup(SeveralServers));
+        }
         let url = reqwest::Url::parse(url).map_err(setup)?;
         let http = trusting(&url, || reqwest::Client::builder().timeout(PATIENCE)).map_err(setup)?;
         let url = url.as_str().trim_end_matches('/').to_owned();
@@ -152,6 +167,11 @@ impl Remote {
             if error.is_builder() { setup(error) } else { unavailable(error) }
         })?;
         let status = response.status();
+        if status.is_redirection() {
+            let to = response.headers().get(reqwest::header::LOCATION).map(|to| to.as_bytes().to_vec());
+            let to = String::from_utf8_lossy(&to.unwrap_or_default()).into_owned();
+            return Err(setup(Redirected { to }));
+        }
         let repeated = response.headers().contains_key("idempotency-replayed");
         let bytes = response.bytes().await.map_err(unavailable)?;
         if status.is_success() {

@@ -153,7 +153,7 @@ impl Client {
     }
 
     /// Make a client of the API at this URL, with an API key or token if the API needs one. It connects at its first
-    /// call.
+    /// call. The URL names one server, or a load balancer in front of several.
     ///
     /// # Errors
     /// [`Error::Setup`] when the URL cannot be used.

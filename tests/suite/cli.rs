@@ -249,7 +249,7 @@ async fn enqueue_takes_a_payload_from_everywhere_and_waits_if_asked() {
     assert!(out.status.success());
     assert_eq!(job(&String::from_utf8(out.stdout).unwrap()).await["payload"], json!({"from": "a pipe"}));
 
-    let waited = ok(client(&app, &["enqueue", "sleep", r#"{"ms": 50}"#, "--wait", "30s", "--json"])).await;
+    let waited = ok_out(client(&app, &["enqueue", "sleep", r#"{"ms": 50}"#, "--wait", "30s", "--json"])).await;
     let waited: Value = serde_json::from_str(&waited).unwrap();
     assert_eq!((&waited["state"], &waited["result"]), (&json!("completed"), &json!({"slept_ms": 50})));
 
@@ -464,7 +464,7 @@ async fn dead_letters_and_operations_are_handled_from_the_command_line() {
     let dry: Value =
         serde_json::from_str(&ok(client(&app, &[&start[..], &["--dry-run", "--json"]].concat())).await).unwrap();
     assert_eq!((&dry["count"], &dry["dry_run"]), (&json!(2), &json!(true)));
-    let done = ok(client(&app, &[&start[..], &["--rate", "100", "--watch", "--json"]].concat())).await;
+    let done = ok_out(client(&app, &[&start[..], &["--rate", "100", "--watch", "--json"]].concat())).await;
     let done: Value = serde_json::from_str(&done).unwrap();
     assert_eq!((&done["state"], &done["done"], &done["rate"]), (&json!("done"), &json!(2), &json!(100)));
     let id = done["id"].as_str().unwrap();
@@ -556,12 +556,28 @@ async fn a_reader_that_has_seen_enough_ends_a_command_without_a_word() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_standard_error_that_cannot_be_written_changes_no_exit_code() {
+    let app = TestApp::start().await;
+    let missing = "jobs show 0192f8c0-7f3a-7c4e-9d5b-3e2a1f0c9b8a";
+    for (args, code) in [(missing, 1), (r#"enqueue fail '{"permanent": true}' --wait 30s"#, 3)] {
+        let line = format!("exec '{}' {args} 2>/dev/full", tickr().display());
+        let mut shell = command(Path::new("bash"), app.dir.path(), &["-c", &line]);
+        shell.env("TICKR_URL", app.url(""));
+        let (ended, out, err) = outcome(shell).await;
+        assert_eq!((ended, err.as_str()), (code, ""), "{args}: {out}");
+    }
+    app.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_url_or_token_that_no_server_can_have_is_wrong_usage() {
     let dir = tempfile::tempdir().unwrap();
     for (name, value, said) in [
         ("TICKR_URL", "localhost:7070", "http://"),
         ("TICKR_URL", "http://ada:canary@127.0.0.1:1", "TICKR_TOKEN"),
         ("TICKR_URL", "http://127.0.0.1:1/?a=b", "?"),
+        ("TICKR_URL", "http://127.0.0.1:1,http://127.0.0.1:2", "several servers"),
+        ("TICKR_URL", "http://a.example, https://b.example", "several servers"),
         ("TICKR_TOKEN", "canary\nx", "TICKR_TOKEN"),
     ] {
         let mut list = run(dir.path(), &["jobs", "list"]);
@@ -666,6 +682,11 @@ async fn those_who_follow_outlive_a_restart_of_their_server_for_as_long_as_they_
     let mut watch = follower(&app, &url, &["jobs", "watch", &id]);
     let mut events = follower(&app, &url, &["events", "--queue", "mail"]);
     let mut hasty = follower(&app, &url, &["jobs", "watch", &id, "--patience", "0"]);
+    let waits = ["enqueue", "noop", "--delay-ms", "3600000", "--quiet", "--wait", "10m"];
+    let mut waits = follower(&app, &url, &waits);
+    app.enqueue_many((0..50).map(|_| json!({"kind": "noop", "queue": "bulk", "delay_ms": 3_600_000}))).await;
+    let start = ["operations", "start", "cancel", "--queue", "bulk", "--rate", "1", "--watch"];
+    let mut operation = follower(&app, &url, &start);
     watch.says("waiting").await;
     hasty.says("waiting").await;
     eventually("the cluster is heard", async || {
@@ -675,11 +696,17 @@ async fn those_who_follow_outlive_a_restart_of_their_server_for_as_long_as_they_
     })
     .await;
 
+    let awaited = waits.says("").await;
+    let followed = operation.says("tickr: following the operation ").await;
+    let steer = async |verb: &str| app.post(&format!("/v1/operations/{followed}/{verb}"), json!({})).await.status;
+    assert_eq!(steer("pause").await, 200);
+    operation.says("/s, paused by ").await;
     server.signal("TERM").await;
     assert_eq!(server.ends().await.code(), Some(0), "{}", server.said());
     for program in [&mut watch, &mut events] {
         program.says("broke off").await;
     }
+    operation.says("trying again").await;
     assert_eq!(hasty.ends().await.code(), Some(1), "{}", hasty.said());
     hasty.says(&format!("nothing came from {url} for 0 s")).await;
     // The server is down, so it cannot send this change. The commands receive it when the server is back.
@@ -687,13 +714,18 @@ async fn those_who_follow_outlive_a_restart_of_their_server_for_as_long_as_they_
     let body = app.patch("/v1/queues/mail", &changed).await;
     assert_eq!(body.status, 200);
     let mut server = serve(&addr);
-    for program in [&mut watch, &mut events] {
+    for program in [&mut watch, &mut events, &mut operation] {
         program.says("is back").await;
     }
+    assert_eq!(steer("cancel").await, 200);
+    assert_eq!(operation.ends().await.code(), Some(1), "{}", operation.said());
+    operation.says("the operation is cancelled").await;
     events.says("queue_changed").await;
     ok(client(&app, &["jobs", "run-now", &id])).await;
     assert_eq!(watch.ends().await.code(), Some(0), "{}", watch.said());
     watch.says("completed").await;
+    ok(client(&app, &["jobs", "run-now", &awaited])).await;
+    assert_eq!(waits.ends().await.code(), Some(0), "{}", waits.said());
     let said = watch.said();
     // The server sent the state again after the interruption, and the command showed it once.
     for once in [&format!("waiting     due {due}"), "#1 begun", "#1 succeeded"] {

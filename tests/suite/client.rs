@@ -231,6 +231,9 @@ async fn the_errors_of_servers_and_settings_have_their_causes() {
     let refused = Client::connect("postgres://db/tickr", "redis://cache").await.unwrap_err();
     assert!(matches!(refused, Error::Setup { .. }), "{refused:?}");
     assert!(refused.source().unwrap().to_string().contains("scheme"), "{refused:?}");
+    let refused = Client::http("http://a.example,http://b.example", None).unwrap_err();
+    assert!(matches!(refused, Error::Setup { .. }), "{refused:?}");
+    assert!(refused.source().unwrap().to_string().contains("several servers"), "{refused:?}");
 
     let tickr = TestApp::start_alone(|_| {}, |_| {}).await;
     let (mysql, redis) = (tickr.config.mysql_url().unwrap(), tickr.config.redis_url().unwrap());

@@ -8,7 +8,8 @@ use futures_util::{StreamExt as _, stream};
 use serde_json::Value;
 
 use crate::support::documents::{document, root};
-use crate::support::program::{command, tickr};
+use crate::support::eventually;
+use crate::support::program::{Program, command, nothing_runs_in, tickr};
 
 /// The faults that the program can have, and the scenarios that must find them. No other scenario may fail, but for those
 /// of the last list: they meet the fault only now and then.
@@ -163,5 +164,21 @@ fn each_scenario_quotes_a_sentence_of_the_specification() {
         for name in must.iter().chain(*may) {
             assert!(tickr::conformance::scenarios().any(|(scenario, _)| scenario == *name), "no scenario {name}");
         }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_signal_to_the_kit_ends_the_programs_that_it_tests() {
+    for (signal, code) in [("TERM", 143), ("INT", 130)] {
+        let dir = tempfile::tempdir().unwrap();
+        let started = dir.path().join("started");
+        // The shell stays, so that the folder is in the command line of a process.
+        let program = format!("echo up > '{}'; sleep 60; exit 1", started.display());
+        let args = ["conformance", "--only", "token", "--", "sh", "-c", &program];
+        let mut kit = Program::spawn(command(&tickr(), dir.path(), &args));
+        eventually("the program runs", async || started.exists().then_some(())).await;
+        kit.signal(signal).await;
+        assert_eq!(kit.ends().await.code(), Some(code), "{}", kit.said());
+        nothing_runs_in(dir.path()).await;
     }
 }

@@ -28,6 +28,7 @@ mod chat_counters;
 mod checkpoints;
 mod claims;
 mod cli;
+mod cli_faults;
 mod client;
 mod clocks;
 mod compat_delayed;

@@ -1,0 +1,311 @@
+//! The commands against servers that restart, redirect, hang or are not tickr.
+
+use std::error::Error as _;
+use std::path::Path;
+use std::process::Stdio;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use axum::Json;
+use axum::body::Bytes;
+use axum::http::{Method, StatusCode, Uri};
+use axum::response::{IntoResponse, Response};
+use serde_json::{Value, json};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::TcpListener;
+use tokio::process::Command;
+use tokio::task::JoinHandle;
+
+use crate::support::program::{command, outcome, tickr};
+use crate::support::{DEADLINE, eventually};
+
+const ID: &str = "0192f8c0-7f3a-7c4e-9d5b-3e2a1f0c9b8a";
+
+/// A server that is not tickr. It answers each request as the test says, or never, and notes it. It ends when dropped.
+struct Stub {
+    url: String,
+    asked: Arc<Mutex<Vec<String>>>,
+    serving: JoinHandle<()>,
+}
+
+impl Stub {
+    /// Start a server. `answers` makes an answer from the number of earlier requests, and from the method and the path
+    /// with its query.
+    async fn start(answers: impl Fn(usize, &str) -> Option<Response> + Send + Sync + 'static) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let asked = Arc::<Mutex<Vec<String>>>::default();
+        let (answers, notes) = (Arc::new(answers), Arc::clone(&asked));
+        let take = move |method: Method, uri: Uri, _: Bytes| {
+            let (answers, notes) = (Arc::clone(&answers), Arc::clone(&notes));
+            async move {
+                let request = format!("{method} {uri}");
+                let before = {
+                    let mut notes = notes.lock().unwrap();
+                    notes.push(request.clone());
+                    notes.len() - 1
+                };
+                match answers(before, &request) {
+                    Some(answer) => answer,
+                    None => std::future::pending().await,
+                }
+            }
+        };
+        let app = axum::Router::new().fallback(take);
+        let serving = tokio::spawn(async move { axum::serve(listener, app).await.unwrap() });
+        Self { url, asked, serving }
+    }
+
+    fn asked(&self) -> Vec<String> {
+        self.asked.lock().unwrap().clone()
+    }
+
+    /// Make the command `tickr …`, as a client of this server.
+    fn client(&self, args: &[&str]) -> Command {
+        let mut command = command(&tickr(), Path::new("/"), args);
+        command.env("TICKR_URL", &self.url);
+        command
+    }
+}
+
+impl Drop for Stub {
+    fn drop(&mut self) {
+        self.serving.abort();
+    }
+}
+
+fn answer(status: u16, body: Value) -> Option<Response> {
+    Some((StatusCode::from_u16(status).unwrap(), Json(body)).into_response())
+}
+
+fn page(status: u16) -> Option<Response> {
+    Some((StatusCode::from_u16(status).unwrap(), "<html>an answer of a proxy</html>").into_response())
+}
+
+/// Answer for a job in this state.
+fn job(status: u16, state: &str) -> Option<Response> {
+    answer(status, json!({"id": ID, "state": state}))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_enqueue_that_waits_asks_a_stopping_server_seldom_and_until_its_time_is_up() {
+    // The server stops: it answers at once, however long it was asked to wait.
+    let stub = Stub::start(|_, request| match request {
+        "POST /v1/jobs" => job(201, "waiting"),
+        _ => job(202, "waiting"),
+    })
+    .await;
+    let began = Instant::now();
+    let (code, out, err) = outcome(stub.client(&["enqueue", "noop", "--wait", "2s"])).await;
+    assert_eq!((code, out), (5, format!("{ID} waiting\n")), "{err}");
+    assert!(began.elapsed() >= Duration::from_secs(2), "{:?}", began.elapsed());
+    assert!(stub.asked().len() <= 15, "{:?}", stub.asked());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_enqueue_that_waits_outlives_refusals_and_never_calls_an_accepted_job_not_enqueued() {
+    // A proxy finds no server for a while, and this server has no place for the wait.
+    let stub = Stub::start(|before, request| match request {
+        "POST /v1/jobs" => job(201, "waiting"),
+        request if request.contains("/result?") => answer(429, json!({"code": "overloaded", "detail": "full"})),
+        _ if before < 5 => page(502),
+        _ => job(200, "completed"),
+    })
+    .await;
+    let (code, out, err) = outcome(stub.client(&["enqueue", "noop", "--wait", "60s"])).await;
+    assert_eq!((code, out), (0, format!("{ID} completed\n")), "{err}");
+
+    // A server that does not come back, and a job that cannot be read: the job is enqueued all the same.
+    for (status, wait, said) in [(502, "1s", ""), (404, "60s", "not_found")] {
+        let stub = Stub::start(move |_, request| match request {
+            "POST /v1/jobs" => job(201, "waiting"),
+            _ if status == 404 => answer(404, json!({"code": "not_found", "detail": "no such job"})),
+            _ => page(status),
+        })
+        .await;
+        let (code, out, err) = outcome(stub.client(&["enqueue", "noop", "--wait", wait])).await;
+        assert_eq!((code, out.trim()), (5, ID), "{status}: {err}");
+        assert!(err.contains(&format!("job {ID} is enqueued")) && err.contains(said), "{status}: {err}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_enqueue_that_waits_names_its_job_before_the_wait() {
+    let stub = Stub::start(|_, request| if request == "POST /v1/jobs" { job(201, "waiting") } else { None }).await;
+    let waiting = |more: &[&str]| {
+        let mut command = stub.client(&[&["enqueue", "noop", "--wait", "60s"][..], more].concat());
+        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+    };
+    let mut id = [0; ID.len()];
+    let mut child = waiting(&[]);
+    let read = tokio::time::timeout(DEADLINE, child.stdout.as_mut().unwrap().read_exact(&mut id));
+    read.await.expect("an id before the wait ends").unwrap();
+    assert_eq!(std::str::from_utf8(&id).unwrap(), ID);
+    child.kill().await.unwrap();
+
+    // With --json, standard output is the job alone.
+    let mut child = waiting(&["--json"]);
+    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
+    let line = tokio::time::timeout(DEADLINE, lines.next_line()).await.expect("a line before the wait ends").unwrap();
+    assert_eq!(line.unwrap(), format!("tickr: job {ID}"));
+    child.kill().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn top_is_left_by_a_key_or_a_signal_while_its_server_hangs() {
+    for how in ["q", "TERM"] {
+        // Each read is four calls. The one before the screen is answered, and those of the screen are not.
+        let stub = Stub::start(|before, _| if before < 4 { answer(200, json!({})) } else { None }).await;
+        let dir = tempfile::tempdir().unwrap();
+        let script = format!("stty rows 40 cols 120; echo $$ > pid; exec '{}' top", tickr().display());
+        let mut on_terminal = command(Path::new("script"), dir.path(), &["-qec", &script, "/dev/null"]);
+        on_terminal.env("TICKR_URL", &stub.url).env("TERM", "xterm").stdin(Stdio::piped()).stdout(Stdio::null());
+        let Ok(mut child) = on_terminal.spawn() else {
+            println!("without the program `script` there is no terminal to try");
+            return;
+        };
+        let mut keys = child.stdin.take().unwrap();
+        eventually("top waits for an answer", async || (stub.asked().len() > 4).then_some(())).await;
+        if how == "q" {
+            keys.write_all(b"q").await.unwrap();
+        } else {
+            let pid = std::fs::read_to_string(dir.path().join("pid")).unwrap();
+            let mut kill = Command::new("sh");
+            assert!(kill.args(["-c", "kill -s $0 $1", how, pid.trim()]).status().await.unwrap().success());
+        }
+        let ended = tokio::time::timeout(DEADLINE, child.wait()).await;
+        let status = ended.unwrap_or_else(|_| panic!("top does not end by {how}")).unwrap();
+        assert_eq!(status.code(), Some(0), "{how}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_redirect_is_refused_with_its_target_and_turns_no_enqueue_into_a_read() {
+    let elsewhere = "/other/place";
+    let redirecting = || {
+        Stub::start(move |_, request| match request {
+            "GET /other/place" => answer(200, json!({"data": []})),
+            _ => Some((StatusCode::MOVED_PERMANENTLY, [("location", elsewhere)]).into_response()),
+        })
+    };
+    for args in [
+        &["enqueue", "noop", "--quiet"][..],
+        &["batches", "create"],
+        &["operations", "start", "cancel", "--all"],
+        &["jobs", "list"],
+        &["health"],
+    ] {
+        let stub = redirecting().await;
+        let (code, out, err) = outcome(stub.client(args)).await;
+        assert_eq!((code, out.as_str()), (1, ""), "{args:?}: {err}");
+        assert!(err.contains(&format!("{} redirects to {elsewhere}", stub.url)), "{args:?}: {err}");
+        assert_eq!(stub.asked().len(), 1, "{args:?}: {:?}", stub.asked());
+    }
+    let stub = redirecting().await;
+    let refused = tickr::Client::http(&stub.url, None).unwrap().nudge().await.unwrap_err();
+    let why = refused.source().unwrap().to_string();
+    assert!(matches!(refused, tickr::Error::Setup { .. }) && why.contains(elsewhere), "{refused:?}");
+    assert_eq!(stub.asked().len(), 1, "{:?}", stub.asked());
+
+    // An answer without an id says that nothing was made.
+    let stub = Stub::start(|_, _| answer(200, json!({"data": []}))).await;
+    let (code, out, err) = outcome(stub.client(&["enqueue", "noop", "--quiet"])).await;
+    assert!(code == 1 && out.is_empty() && err.contains("no id"), "{code} {out}{err}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_list_reads_as_many_pages_as_its_limit_asks_for() {
+    let rows = |count: usize| vec![json!({"id": ID, "key": "k"}); count];
+    for (args, wanted) in [
+        (&["outbox", "rejected"][..], ["limit=200", "limit=100&cursor=c-1"]),
+        (&["batches", "list"], ["unfinished=false&limit=200", "unfinished=false&limit=100&cursor=c-1"]),
+        (&["operations", "list"], ["limit=200", "limit=100&cursor=c-1"]),
+    ] {
+        let stub = Stub::start(move |before, _| match before {
+            0 => answer(200, json!({"data": rows(200), "next_cursor": "c-1"})),
+            _ => answer(200, json!({"data": rows(1), "next_cursor": null})),
+        })
+        .await;
+        let (code, out, err) = outcome(stub.client(&[args, &["--limit", "300", "--json"]].concat())).await;
+        assert_eq!(code, 0, "{args:?}: {out}{err}");
+        let listed: Value = serde_json::from_str(&out).unwrap();
+        let data = if listed.is_array() { &listed } else { &listed["data"] };
+        assert_eq!(data.as_array().unwrap().len(), 201, "{args:?}");
+        let asked: Vec<String> = stub.asked().iter().map(|uri| uri.split_once('?').unwrap().1.to_owned()).collect();
+        assert_eq!(asked, wanted, "{args:?}");
+    }
+    let stub = Stub::start(move |_, _| answer(200, json!({"data": rows(2), "next": "k/9"}))).await;
+    let (code, out, err) = outcome(stub.client(&["limits", "keys", "mail", "--after", "k/7"])).await;
+    assert!(code == 0 && out.ends_with("more keys follow: --after k/9\n"), "{code} {out}{err}");
+    assert_eq!(stub.asked(), ["GET /v1/limits/mail/keys?after=k%2F7"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_answer_that_is_not_of_tickr_is_told_with_its_status() {
+    let foreign: [fn() -> Option<Response>; 2] =
+        [|| page(502), || answer(503, json!({"message": "no healthy upstream", "detail": null}))];
+    for (made, status) in foreign.into_iter().zip(["502 Bad Gateway", "503 Service Unavailable"]) {
+        let stub = Stub::start(move |_, _| made()).await;
+        for args in [&["enqueue", "noop"][..], &["jobs", "list"], &["health"], &["jobs", "watch", ID]] {
+            let (code, out, err) = outcome(stub.client(args)).await;
+            assert_eq!((code, out.as_str()), (1, ""), "{args:?}: {err}");
+            assert_eq!(err, format!("tickr: {} answered {status}, which is not an answer of tickr\n", stub.url));
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_change_whose_answer_is_lost_is_told_as_one_that_may_have_been_made() {
+    // It reads each request, and closes the connection without an answer.
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let losing = tokio::spawn(async move {
+        loop {
+            let (mut socket, _) = listener.accept().await.unwrap();
+            let mut read = vec![0; 1 << 16];
+            let _ = socket.read(&mut read).await;
+        }
+    });
+    for (args, parts) in [
+        (&["enqueue", "noop"][..], &["may have been made", "look before you repeat it"][..]),
+        (&["enqueue", "noop", "--idempotency-key", "k"], &["may have been made", "the same --idempotency-key"]),
+        (&["api-keys", "create", "shop", "--scope", "admin", "--yes"], &["revoke the API key shop", "another name"]),
+        (&["jobs", "list"], &["no tickr answers"]),
+    ] {
+        let (code, out, err) =
+            outcome(command(&tickr(), Path::new("/"), &[args, &["--url", url.as_str()]].concat())).await;
+        assert_eq!((code, out.as_str()), (1, ""), "{args:?}: {err}");
+        assert!(parts.iter().all(|part| err.contains(part)), "{args:?}: {err}");
+    }
+    losing.abort();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_list_loses_no_page_to_a_busy_server_or_a_restart_and_asks_when_the_server_wants() {
+    for args in [&["jobs", "list"][..], &["dead-letters", "groups"], &["schedules", "list"], &["outbox", "rejected"]] {
+        let times = Arc::<Mutex<Vec<Instant>>>::default();
+        let noted = Arc::clone(&times);
+        let stub = Stub::start(move |before, _| {
+            noted.lock().unwrap().push(Instant::now());
+            match before {
+                0 => answer(200, json!({"data": vec![json!({"id": ID}); 200], "next_cursor": "c-1"})),
+                1 => {
+                    let problem = Json(json!({"code": "overloaded", "detail": "four searches run"}));
+                    Some((StatusCode::TOO_MANY_REQUESTS, [("retry-after", "1")], problem).into_response())
+                }
+                2 => page(502),
+                _ => answer(200, json!({"data": [{"id": ID}], "next_cursor": null})),
+            }
+        })
+        .await;
+        let (code, out, err) = outcome(stub.client(&[args, &["--limit", "300", "--json"]].concat())).await;
+        assert_eq!((code, err.as_str()), (0, ""), "{args:?}: {out}");
+        assert_eq!(out.matches(ID).count(), 201, "{args:?}");
+        let times = times.lock().unwrap();
+        assert!(times[2] - times[1] >= Duration::from_secs(1), "{args:?}: {times:?}");
+    }
+    // Before the first page nothing is lost, so a server that is out is told at once.
+    let stub = Stub::start(|_, _| page(502)).await;
+    let (code, _, err) = outcome(stub.client(&["jobs", "list"])).await;
+    assert_eq!((code, stub.asked().len()), (1, 1), "{err}");
+}
