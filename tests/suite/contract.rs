@@ -50,6 +50,17 @@ fn program() -> Option<String> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn schemathesis_finds_no_answer_that_the_document_does_not_allow() {
+    holds_for(2).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "takes a machine for minutes"]
+async fn schemathesis_finds_no_answer_that_the_document_does_not_allow_with_many_examples() {
+    holds_for(10).await;
+}
+
+/// Let schemathesis make requests, with this number of made-up ones for each operation.
+async fn holds_for(examples: u32) {
     let Some(program) = tokio::task::spawn_blocking(program).await.unwrap() else {
         println!("skipped: TICKR_OFFLINE is set and schemathesis is not in the cache");
         return;
@@ -75,7 +86,7 @@ async fn schemathesis_finds_no_answer_that_the_document_does_not_allow() {
         .arg(config)
         .args(["run", &tickr.url("/openapi.json"), "--no-color"])
         .args(["--header", "Authorization: Bearer contract"])
-        .args(["--seed", "7", "--max-examples", "5", "--workers", "1", "--request-timeout", "15"])
+        .args(["--seed", "7", "--max-examples", &examples.to_string(), "--workers", "1", "--request-timeout", "15"])
         .args(["--generation-database", "none"])
         .args(["--exclude-path-regex", "(/events|/import)$"])
         // All files that it leaves behind are in this folder.

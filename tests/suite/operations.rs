@@ -86,7 +86,8 @@ async fn a_replay_of_ten_thousand_dead_letters_keeps_its_rate_and_can_be_stopped
                  (SELECT MIN(created_at) FROM jobs WHERE options LIKE '%replay_of%')";
     let span = "SELECT TIMESTAMPDIFF(MICROSECOND, MIN(created_at), MAX(created_at)) FROM jobs WHERE options LIKE '%replay_of%'";
     let rate = tickr.count(later).await as f64 * 1_000_000.0 / tickr.count(span).await as f64;
-    assert!((425.0..=575.0).contains(&rate), "{rate} in a second");
+    // A busy machine may be slower, but nothing makes the operation faster.
+    assert!((300.0..=575.0).contains(&rate), "{rate} in a second");
 
     // When the runner has carried out another operation, it has finished with all earlier ones.
     let left = "SELECT LOWER(HEX(job_id)) FROM dead_letters WHERE standing = 'open' ORDER BY job_id DESC LIMIT 1";
