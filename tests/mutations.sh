@@ -1959,6 +1959,9 @@ mutants() {
     mutant 'address of a receiver when it is declared' internal/api/kinds.rs \
         '} else if let Some(problem) = problem {' '} else if let Some(problem) = problem.filter(String::is_empty) {' \
         push_kinds::a_receiver_at_a_private_address_is_refused_unless_it_is_allowed
+    mutant 'sample secret of a receiver' internal/api/kinds.rs \
+        'is_some_and(SigningSecret::is_published)' 'is_some_and(str::is_empty)' \
+        push_kinds::a_declaration_with_the_secret_of_the_published_examples_is_refused
     mutant 'lease of a receiver' internal/handlers/http/push.rs \
         'report_within: self.push.lease' 'report_within: None' \
         push_kinds::a_receiver_that_never_finishes_is_called_again_at_its_lease_and_its_late_finish_is_refused

@@ -93,8 +93,9 @@ pub(super) struct PushBody {
     /// URL to call: an absolute `http` or `https` URL without user name and password, at most 2,048 bytes.
     #[schema(max_length = 2_048)]
     url: String,
-    /// Secret that signs the calls: `whsec_` and the base64 of 24 to 64 bytes. It is stored, and never shown. Default: the
-    /// secrets of the configuration sign, if there are any for this receiver.
+    /// Secret that signs the calls: `whsec_` and the base64 of 24 to 64 random bytes. The sample secret of the Standard
+    /// Webhooks documents is refused. It is stored, and never shown. Default: the secrets of the configuration sign, if
+    /// there are any for this receiver.
     #[schema(max_length = 120, pattern = "^whsec_[A-Za-z0-9+/=]+$")]
     secret: Option<String>,
     /// Longest time until the receiver answers, in milliseconds, at most the setting `callback_timeout` of the runner.
@@ -125,7 +126,10 @@ impl PushBody {
         }
         let unusable =
             |secret: &String| secret.len() > PushSecret::MAX_BYTES || secret.parse::<SigningSecret>().is_err();
-        if secret.as_ref().is_some_and(unusable) {
+        if secret.as_deref().is_some_and(SigningSecret::is_published) {
+            let right = "make your own: echo whsec_$(openssl rand -base64 32)";
+            wrong("/run/push/secret", format!("is the secret of the published examples, which is public; {right}"));
+        } else if secret.as_ref().is_some_and(unusable) {
             wrong("/run/push/secret", "must be whsec_ and the base64 of 24 to 64 bytes".to_owned());
         }
         let within = |ms: Option<u64>, (least, most): (Duration, Duration)| {

@@ -21,8 +21,10 @@ use crate::support::limits::set_and_wait;
 use crate::support::program::{command, tickr as program};
 use crate::support::{Answer, Runner, TestApp, answer, eventually, http};
 
-/// The secret of the specification's own examples, in the form in which operators write it.
-const SECRET: &str = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
+/// A secret in the form in which operators write it.
+const SECRET: &str = "whsec_ALA1undIWH4YchSEr3keYO3HRN8xRuWl";
+/// The secret of the specification's own examples.
+const PUBLISHED: &str = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
 
 /// What the receiver does with a call.
 #[derive(Clone, Debug)]
@@ -598,6 +600,18 @@ async fn the_secret_of_a_receiver_is_shown_nowhere() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_declaration_with_the_secret_of_the_published_examples_is_refused() {
+    let tickr = TestApp::start().await;
+    let receiver = Receiver::start().await;
+    let refused = tickr.put("/v1/kinds/resize", receiver.kind(json!({"secret": PUBLISHED}), json!({}))).await;
+    assert_eq!((refused.status, refused.pointers()), (422, vec!["/run/push/secret"]), "{:#}", refused.body);
+    let said = refused.body.to_string();
+    assert!(said.contains("openssl rand") && !said.contains(PUBLISHED), "{said}");
+    assert_eq!(tickr.get("/v1/kinds/resize").await.status, 404);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn the_token_of_an_attempt_is_not_stored_when_the_receiver_sends_it_back() {
     let tickr = TestApp::start().await;
     let receiver = Receiver::start().await;
@@ -775,7 +789,7 @@ async fn tickr_kinds_declares_a_receiver_and_lists_it() {
     let (code, out, err) = run(&["declare", "resize", "@resize.json"]).await;
     assert_eq!((code, err.as_str()), (0, ""), "{out}");
     let place = receiver.addr.to_string();
-    assert!(out.contains(&format!("push to {place}")) && !out.contains("MfKQ"), "{out}");
+    assert!(out.contains(&format!("push to {place}")) && !out.contains(&SECRET["whsec_".len()..]), "{out}");
     let (_, out, _) = run(&["show", "resize"]).await;
     let shown: Value = serde_json::from_str(&out).unwrap();
     let push =

@@ -411,8 +411,10 @@ async fn every_request_of_the_documents_is_carried_out() {
         let mut finish_key = None;
         // The job that the requests name: one of the test, until the document enqueues its own.
         let mut id = tickr.enqueue(serde_json::json!({"kind": "noop"})).await.to_string();
+        let secret = CallbackSecret::generate();
         for (place, words) in calls {
-            let mut words: Vec<String> = words[1..].iter().map(|word| word.replace("$ID", &id)).collect();
+            let words = words[1..].iter().map(|word| word.replace("$ID", &id).replace("$SECRET", &secret));
+            let mut words: Vec<String> = words.collect();
             if words.iter().any(|word| word.contains("$FINISH_KEY")) {
                 if finish_key.is_none() {
                     tickr.enqueue(serde_json::json!({"kind": "keyed"})).await;

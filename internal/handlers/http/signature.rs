@@ -12,6 +12,7 @@ use base64::engine::general_purpose::STANDARD;
 use hmac::{Hmac, Mac};
 use secrecy::{ExposeSecret, SecretSlice};
 use sha2::Sha256;
+use tickr_config::CallbackSecret;
 
 /// A secret that signs callbacks. The receivers know it too. It is never printed.
 #[derive(Clone)]
@@ -22,6 +23,13 @@ impl SigningSecret {
     #[must_use]
     pub fn new(key: &[u8]) -> Self {
         Self(SecretSlice::from(key.to_vec()))
+    }
+
+    /// Return true if the text is the sample secret of the Standard Webhooks documents. It is public, so every reader of
+    /// them could forge calls that it signs.
+    #[must_use]
+    pub fn is_published(text: &str) -> bool {
+        CallbackSecret::is_published(text)
     }
 
     /// Sign a callback: `v1,<base64 of the HMAC-SHA256>`.

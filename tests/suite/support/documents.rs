@@ -169,6 +169,8 @@ fn commands(script: &str) -> Result<Vec<Vec<String>>, &'static str> {
                 loop {
                     match chars.next() {
                         Some(end) if end == c => break,
+                        // A shell would send the name of the variable in place of its value.
+                        Some('$') if c == '\'' => return Err("a variable is within single quotes"),
                         Some(inner) => text.push(inner),
                         None => return Err("a quote is not closed"),
                     }
@@ -208,4 +210,5 @@ fn the_reader_of_documents_reads_blocks_links_and_commands() {
     assert_eq!(document.anchors(), ["one-two"]);
     assert_eq!(commands("a; b 'c\nd'$X\"e\"\n").unwrap(), [vec!["a"], vec!["b", "c\nd$Xe"]]);
     assert!(commands("a 'b").is_err());
+    assert!(commands("a '$X'").is_err() && commands("a \"$X\" '{'$X'}'").is_ok());
 }
