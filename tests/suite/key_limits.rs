@@ -1211,3 +1211,39 @@ async fn a_locked_key_holds_up_the_jobs_of_no_other_key() {
     tickr.assert_sound().await;
     tickr.stop().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_locked_parked_job_holds_up_no_other_job_of_its_key_and_no_other_key() {
+    let calls = Calls::default();
+    let tickr = TestApp::start_with(|config| config.workers = 8, calls.registry()).await;
+    set_and_wait(&tickr, "l", json!({"concurrency": 1})).await;
+    let running = [tickr.enqueue(job("a", 600_000)).await, tickr.enqueue(job("b", 600_000)).await];
+    tickr.until_count(EXECUTING, 2).await;
+    let parked = [
+        tickr.enqueue(job("a", 1)).await,
+        tickr.enqueue(job("a", 1)).await,
+        tickr.enqueue(job("a", 1)).await,
+        tickr.enqueue(job("b", 1)).await,
+    ];
+    tickr.until_count(PARKED, 4).await;
+    let mut session = tickr.mysql().await;
+    lock_owed(&mut session, parked[0]).await;
+    // The slot of `b` is freed by a sweep alone, because the end of its attempt is lost with its runner.
+    let id = running[1].uuid().simple();
+    tickr.sql(format!("UPDATE limit_slots SET job_id = UNHEX(REPEAT('11', 16)) WHERE job_id = UNHEX('{id}')")).await;
+    let began = Instant::now();
+    cancel(&tickr, running[0]).await;
+    for id in &parked[1..] {
+        tickr.until(*id, State::Completed).await;
+    }
+    // One wait for a lock is 5 s, and a transaction is repeated eight times.
+    assert!(began.elapsed() < Duration::from_secs(12), "{:?}", began.elapsed());
+    assert_eq!(tickr.count(PARKED).await, 1);
+    session.execute("ROLLBACK").await.unwrap();
+    tickr.until(parked[0], State::Completed).await;
+    cancel(&tickr, running[1]).await;
+    tickr.until_idle().await;
+    tickr.until_count(NO_ROWS_LEFT, 0).await;
+    tickr.assert_sound().await;
+    tickr.stop().await;
+}
