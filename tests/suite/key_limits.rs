@@ -1247,3 +1247,38 @@ async fn a_locked_parked_job_holds_up_no_other_job_of_its_key_and_no_other_key()
     tickr.assert_sound().await;
     tickr.stop().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_new_limit_that_cannot_be_counted_holds_up_the_sweeps_of_no_other_limit() {
+    let calls = Calls::default();
+    let tickr = TestApp::start_with(|config| config.workers = 8, calls.registry()).await;
+    set_and_wait(&tickr, "l", json!({"kind": "call", "concurrency": 1})).await;
+    let sleep = json!({"kind": "sleep", "payload": {"ms": 600_000}, "limit_key": "a"});
+    let running = [tickr.enqueue(job("b", 600_000)).await, tickr.enqueue(sleep).await];
+    tickr.until_count(EXECUTING, 2).await;
+    let parked = tickr.enqueue(job("b", 1)).await;
+    tickr.until_count(PARKED, 1).await;
+    tickr.sql("INSERT IGNORE INTO limit_keys (limit_name, limit_key) VALUES ('m', 'a')").await;
+    let mut session = tickr.mysql().await;
+    session.execute("BEGIN").await.unwrap();
+    let locked = session.fetch_all("SELECT * FROM limit_keys WHERE limit_name = 'm' AND limit_key = 'a' FOR UPDATE");
+    assert_eq!(locked.await.unwrap().len(), 1);
+    set(&tickr, "m", json!({"kind": "sleep", "concurrency": 1})).await;
+    tickr.until_said("SELECT limit_name, limit_key FROM limit_keys", 1).await;
+    // The slot of `b` is freed by a sweep alone, because the end of its attempt is lost with its runner.
+    let id = running[0].uuid().simple();
+    tickr.sql(format!("UPDATE limit_slots SET job_id = UNHEX(REPEAT('11', 16)) WHERE job_id = UNHEX('{id}')")).await;
+    let began = Instant::now();
+    tickr.until(parked, State::Completed).await;
+    // One wait for a lock is 5 s, and a transaction is repeated eight times.
+    assert!(began.elapsed() < Duration::from_secs(12), "{:?}", began.elapsed());
+    assert_eq!(tickr.get("/v1/limits/m").await.body["counted"], false);
+    session.execute("ROLLBACK").await.unwrap();
+    tickr.until_count("SELECT COUNT(*) FROM limits WHERE name = 'm' AND counted", 1).await;
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM limit_slots WHERE limit_name = 'm'").await, 1);
+    cancel_all(&tickr, running).await;
+    tickr.until_idle().await;
+    tickr.until_count(NO_ROWS_LEFT, 0).await;
+    tickr.assert_sound().await;
+    tickr.stop().await;
+}

@@ -23,7 +23,7 @@ use crate::rows::limits::{
 use crate::rows::owed::{DueJob, SKIP_LOCKED};
 use crate::sql::batch::Batch;
 use crate::sql::batches::{MAX_ROWS, statement};
-use crate::sql::connection::{DbFuture, PriorRun, on_pool, transact};
+use crate::sql::connection::{DbFuture, PriorRun, on_pool, transact, transact_unless_locked};
 use crate::sql::error::corrupt;
 use crate::sql::script::{Script, Value};
 use crate::sql::session::Session;
@@ -527,6 +527,10 @@ const KEYS_READ: usize = 256;
 /// the limit waiting until it is there again.
 const HEARD_AFTER: Duration = Duration::from_secs(3);
 
+/// Time for which a new limit is not counted again after another session kept one of its keys locked. Each try holds up
+/// the sweep for one wait for a lock.
+const LOCKED_RESTS: Duration = Duration::from_secs(10);
+
 /// Parked jobs that one statement reads after a change of their limit.
 const PAGE_OF_PARKED: usize = 256;
 
@@ -542,6 +546,8 @@ const LOOKING: Duration = Duration::from_millis(100);
 pub struct LimitSweep {
     /// The last key that was looked at.
     after: Option<LimitKey>,
+    /// New limits that could not be counted because another session locked one of their keys, and when.
+    locked: BTreeMap<Name, Instant>,
 }
 
 impl Store {
@@ -556,7 +562,8 @@ impl Store {
         sweep: LimitSweep,
         changed: bool,
     ) -> Result<(Vec<DueJob>, LimitSweep), StoreError> {
-        let mut gone = self.count_attempts_of_new_limits().await?;
+        let LimitSweep { after, mut locked } = sweep;
+        let mut gone = self.count_attempts_of_new_limits(&mut locked).await?;
         self.share_fairly().await?;
         let limits = self.shared.limits.now();
         let stale: Vec<(LimitKey, Vec<Uuid>)> = self.stale_slots().await?.into_iter().collect();
@@ -567,7 +574,7 @@ impl Store {
             let page = page.iter().map(|key| (key.clone(), Vec::new())).collect();
             gone.extend(self.free_page(page, &limits, false).await?.0);
         }
-        let mut after = if changed { None } else { sweep.after };
+        let mut after = if changed { None } else { after };
         let looking = Instant::now();
         loop {
             let keys = self.keys_with_room(after, &limits, changed).await?;
@@ -585,7 +592,7 @@ impl Store {
             }
             after = keys.last;
             if after.is_none() || (!changed && looking.elapsed() >= LOOKING) {
-                return Ok((gone, LimitSweep { after }));
+                return Ok((gone, LimitSweep { after, locked }));
             }
         }
     }
@@ -720,31 +727,50 @@ impl Store {
 
     /// Give the executing jobs of limits that were set a moment ago their slots, and let the parked jobs go that these limits
     /// do not cover any more. Returns those.
-    async fn count_attempts_of_new_limits(&self) -> Result<Vec<DueJob>, StoreError> {
-        let new = self.shared.limits.uncounted_for(HEARD_AFTER);
+    ///
+    /// A limit with a key that another session locks is left to a later sweep, after one wait for the lock: the jobs of all
+    /// other limits need their sweeps.
+    async fn count_attempts_of_new_limits(
+        &self,
+        locked: &mut BTreeMap<Name, Instant>,
+    ) -> Result<Vec<DueJob>, StoreError> {
+        locked.retain(|_, found| found.elapsed() < LOCKED_RESTS);
         let mut gone = Vec::new();
-        if new.is_empty() {
-            return Ok(gone);
+        for set in self.shared.limits.uncounted_for(HEARD_AFTER) {
+            if locked.contains_key(&set.limit.name) {
+                continue;
+            }
+            if !self.count_attempts_of(&set, &mut gone).await? {
+                tracing::debug!(limit = %set.limit.name, "another session locks a key of a new limit, it is counted later");
+                locked.insert(set.limit.name, Instant::now());
+                break;
+            }
         }
-        let new = Arc::new(new);
-        for set in new.iter() {
-            gone.extend(self.let_uncovered_go(set).await?);
-        }
-        let counted = transact(&self.shared.pools.loops, "count for a new limit", move |conn, _| {
-            let new = Arc::clone(&new);
-            Box::pin(async move { count_attempts(conn, &new).await })
-        });
-        counted.await?;
         Ok(gone)
+    }
+
+    /// Count the attempts of a new limit. Returns false if another session locks one of its keys. The jobs that it does not
+    /// cover any more are added to `gone`.
+    async fn count_attempts_of(&self, set: &LimitSetting, gone: &mut Vec<DueJob>) -> Result<bool, StoreError> {
+        if !self.let_uncovered_go(set, gone).await? {
+            return Ok(false);
+        }
+        let set = Arc::new(set.clone());
+        let counted = transact_unless_locked(&self.shared.pools.loops, "count for a new limit", move |conn, _| {
+            let set = Arc::clone(&set);
+            Box::pin(async move { count_attempts(conn, std::slice::from_ref(&*set)).await })
+        });
+        Ok(counted.await?.is_some())
     }
 
     /// Let the parked jobs of a limit go that it does not cover any more, since it is about another kind or queue or is
     /// shared in another way. Their keys would let them go one by one, each with a slot that no claim needs.
     ///
     /// This is done once for each change, before the attempts of the changed limit are counted. Every runner follows it by
-    /// then, so no further jobs are parked under its former values.
-    async fn let_uncovered_go(&self, set: &LimitSetting) -> Result<Vec<DueJob>, StoreError> {
-        let (mut gone, mut after) = (Vec::new(), Some((Vec::new(), Timestamp::default(), Uuid::nil())));
+    /// then, so no further jobs are parked under its former values. Adds the jobs to `gone`, and returns false if another
+    /// session locks one of the keys.
+    async fn let_uncovered_go(&self, set: &LimitSetting, gone: &mut Vec<DueJob>) -> Result<bool, StoreError> {
+        let mut after = Some((Vec::new(), Timestamp::default(), Uuid::nil()));
         while let Some(position) = after {
             let set = Arc::new(set.clone());
             let page = on_pool(&self.shared.pools.loops, "read parked jobs of a changed limit", move |conn, _| {
@@ -757,17 +783,19 @@ impl Store {
                 continue;
             }
             let uncovered = Arc::new(uncovered);
-            let some = transact(&self.shared.pools.loops, "let jobs of a changed limit go", move |conn, _| {
-                let uncovered = Arc::clone(&uncovered);
-                Box::pin(async move {
-                    let keys: BTreeSet<&LimitKey> = uncovered.values().collect();
-                    lock_keys(conn, &keys.into_iter().collect::<Vec<_>>()).await?;
-                    let_uncovered_go(conn, &uncovered).await
-                })
-            });
-            gone.extend(some.await?);
+            let some =
+                transact_unless_locked(&self.shared.pools.loops, "let jobs of a changed limit go", move |conn, _| {
+                    let uncovered = Arc::clone(&uncovered);
+                    Box::pin(async move {
+                        let keys: BTreeSet<&LimitKey> = uncovered.values().collect();
+                        lock_keys(conn, &keys.into_iter().collect::<Vec<_>>()).await?;
+                        let_uncovered_go(conn, &uncovered).await
+                    })
+                });
+            let Some(some) = some.await? else { return Ok(false) };
+            gone.extend(some);
         }
-        Ok(gone)
+        Ok(true)
     }
 }
 
