@@ -24,7 +24,7 @@ use crate::rows::breakers::{BreakerRule, OpenGate};
 use crate::rows::order::held_until;
 use crate::rows::owed::{DueJob, SKIP_LOCKED, due_job};
 use crate::sql::batches::MAX_ROWS;
-use crate::sql::cluster::{Locked, lock_in_cluster_step};
+use crate::sql::cluster::{Locked, lock_free_in_cluster, lock_in_cluster};
 use crate::sql::error::corrupt;
 use crate::sql::script::{Script, Value, rows_as_text};
 use crate::sql::session::Session;
@@ -585,17 +585,35 @@ async fn lock_those_that_exist<'k>(
     keys: &[&'k LimitKey],
 ) -> Result<Vec<&'k LimitKey>, sqlx::Error> {
     let found = locked_keys(conn, keys, "").await?;
+    lock_in_cluster(conn, Locked::LimitKey, found.iter().map(name_in_cluster)).await?;
     Ok(keys.iter().copied().filter(|key| !found.contains(*key)).collect())
 }
 
-/// Lock those of these keys that have rows, in their order. Return them. `how` says what to do about locked ones.
+/// Do what [`lock_those_that_exist`] does, without the keys that another session locks. Return those that are locked now.
+async fn lock_those_that_are_free(
+    conn: &mut Session<'_>,
+    keys: &[&LimitKey],
+) -> Result<BTreeSet<LimitKey>, sqlx::Error> {
+    let mut found = locked_keys(conn, keys, SKIP_LOCKED).await?;
+    // Only after their rows are locked: the session that has the lock of a key has written its row of the cluster, too.
+    let names = found.iter().map(name_in_cluster).collect();
+    let names = lock_free_in_cluster(conn, Locked::LimitKey, names, SKIP_LOCKED).await?;
+    found.retain(|key| names.contains(&name_in_cluster(key)));
+    Ok(found)
+}
+
+/// Return the name of the lock of a key in a cluster.
+fn name_in_cluster(key: &LimitKey) -> Vec<u8> {
+    [key.limit.as_str().as_bytes(), &[0], key.key.as_bytes()].concat()
+}
+
+/// Lock the rows of those of these keys that have rows, in their order. Return them. `how` says what to do about locked
+/// ones.
 async fn locked_keys(conn: &mut Session<'_>, keys: &[&LimitKey], how: &str) -> Result<BTreeSet<LimitKey>, sqlx::Error> {
     let mut script = Script::as_text();
     let (any, values) = any_of("", keys);
     let sql = "SELECT limit_name, limit_key FROM limit_keys FORCE INDEX (PRIMARY) WHERE";
     script.push(format!("{sql} {any} ORDER BY limit_name, limit_key FOR UPDATE{how}"), values);
-    let names = keys.iter().map(|key| [key.limit.as_str().as_bytes(), &[0], key.key.as_bytes()].concat());
-    lock_in_cluster_step(&mut script, Locked::LimitKey, names);
     script.run(conn).await?.iter().flat_map(|step| &step.rows).map(key_in).collect()
 }
 
@@ -604,7 +622,7 @@ pub(crate) async fn lock_free_keys(
     conn: &mut Session<'_>,
     keys: &[&LimitKey],
 ) -> Result<BTreeSet<LimitKey>, sqlx::Error> {
-    let mut locked = locked_keys(conn, keys, SKIP_LOCKED).await?;
+    let mut locked = lock_those_that_are_free(conn, keys).await?;
     if locked.len() == keys.len() {
         return Ok(locked);
     }
@@ -617,7 +635,7 @@ pub(crate) async fn lock_free_keys(
     let missing: Vec<&LimitKey> = left.into_iter().filter(|key| !exist.contains(*key)).collect();
     if !missing.is_empty() {
         make_rows(conn, &missing).await?;
-        locked.extend(locked_keys(conn, &missing, SKIP_LOCKED).await?);
+        locked.extend(lock_those_that_are_free(conn, &missing).await?);
     }
     Ok(locked)
 }
