@@ -496,8 +496,17 @@ impl Batch for FreedSlots {
     }
 }
 
-/// Free the slots of jobs that do not execute any more, and let parked jobs of their keys go. Returns these, and whether
-/// there may be more with room.
+/// What a transaction of a sweep has done.
+struct Freed {
+    /// Jobs that were let go.
+    let_go: Vec<DueJob>,
+    /// True if there may be more with room.
+    more: bool,
+    /// The last of the keys that were left out because another session locks them.
+    locked: Option<LimitKey>,
+}
+
+/// Free the slots of jobs that do not execute any more, and let parked jobs of their keys go.
 ///
 /// A key that another session locks is left to a later sweep: a runner that was suspended within its claim must not hold up
 /// the jobs of all other keys.
@@ -506,20 +515,25 @@ async fn free(
     page: &[(LimitKey, Vec<Uuid>)],
     limits: &[LimitSetting],
     changed: bool,
-) -> Result<(Vec<DueJob>, bool), sqlx::Error> {
+) -> Result<Freed, sqlx::Error> {
     let sorted: BTreeSet<&LimitKey> = page.iter().map(|(key, _)| key).collect();
-    let keys = lock_free_keys(conn, &sorted.into_iter().collect::<Vec<_>>()).await?;
+    let sorted: Vec<&LimitKey> = sorted.into_iter().collect();
+    let keys = lock_free_keys(conn, &sorted).await?;
+    let left_out = sorted.into_iter().rev().find(|key| !keys.contains(*key)).cloned();
     let locked = page.iter().filter(|(key, _)| keys.contains(key));
     let ids: Vec<Uuid> = locked.flat_map(|(_, ids)| ids.iter().copied()).collect();
     free_slots_of(conn, &ids).await?;
     if changed {
         take_back(conn, &keys).await?;
     }
-    let_go(conn, &keys, limits).await
+    let (gone, more) = let_go(conn, &keys, limits).await?;
+    Ok(Freed { let_go: gone, more, locked: left_out })
 }
 
 /// Keys that one transaction of a sweep looks at.
 const PAGE: usize = 64;
+/// Slots that one statement of a sweep reads.
+const SLOTS_READ: usize = 1_000;
 /// Keys with parked jobs that one statement of a sweep reads.
 const KEYS_READ: usize = 256;
 /// Time after a change of a limit until every runner follows it and the claims that did not are over. It runs from the moment
@@ -566,13 +580,10 @@ impl Store {
         let mut gone = self.count_attempts_of_new_limits(&mut locked).await?;
         self.share_fairly().await?;
         let limits = self.shared.limits.now();
-        let stale: Vec<(LimitKey, Vec<Uuid>)> = self.stale_slots().await?.into_iter().collect();
-        for page in stale.chunks(PAGE) {
-            gone.extend(self.free_page(page.to_vec(), &limits, false).await?.0);
-        }
+        gone.extend(self.free_stale_slots(&limits).await?);
         for page in self.keys_to_probe(&limits).await?.chunks(PAGE) {
             let page = page.iter().map(|key| (key.clone(), Vec::new())).collect();
-            gone.extend(self.free_page(page, &limits, false).await?.0);
+            gone.extend(self.free_page(page, &limits, false).await?.let_go);
         }
         let mut after = if changed { None } else { after };
         let looking = Instant::now();
@@ -583,9 +594,9 @@ impl Store {
                 // A limit that was removed may have any number of parked jobs.
                 let began = Instant::now();
                 while began.elapsed() < LETTING_GO {
-                    let (some, more) = self.free_page(page.clone(), &limits, changed).await?;
-                    gone.extend(some);
-                    if !more {
+                    let freed = self.free_page(page.clone(), &limits, changed).await?;
+                    gone.extend(freed.let_go);
+                    if !freed.more {
                         break;
                     }
                 }
@@ -620,17 +631,51 @@ impl Store {
         Ok(())
     }
 
-    async fn stale_slots(&self) -> Result<BTreeMap<LimitKey, Vec<Uuid>>, StoreError> {
+    /// Free the slots whose attempts have ended or that were kept in vain, and let parked jobs of their keys go. Returns
+    /// these.
+    async fn free_stale_slots(&self, limits: &Arc<Vec<LimitSetting>>) -> Result<Vec<DueJob>, StoreError> {
+        let (mut gone, mut after) = (Vec::new(), None);
+        loop {
+            let stale = self.stale_slots(after).await?;
+            let is_last = stale.values().map(Vec::len).sum::<usize>() < SLOTS_READ;
+            let stale: Vec<(LimitKey, Vec<Uuid>)> = stale.into_iter().collect();
+            let mut locked = None;
+            for page in stale.chunks(PAGE) {
+                let freed = self.free_page(page.to_vec(), limits, false).await?;
+                gone.extend(freed.let_go);
+                locked = freed.locked.or(locked);
+            }
+            // The slots of locked keys stay. They must not hide those behind them, in each sweep again. Without locked
+            // keys the next sweep goes on.
+            match locked {
+                Some(key) if !is_last => after = Some(key),
+                _ => return Ok(gone),
+            }
+        }
+    }
+
+    /// Read the first stale slots, of keys behind this one.
+    async fn stale_slots(&self, after: Option<LimitKey>) -> Result<BTreeMap<LimitKey, Vec<Uuid>>, StoreError> {
         on_pool(&self.shared.pools.loops, "read slots of limits", move |conn, _| {
+            let after = after.clone();
             Box::pin(async move {
+                let behind = match after {
+                    Some(_) => " AND (s.limit_name > ? OR (s.limit_name = ? AND s.limit_key > ?))",
+                    None => "",
+                };
                 let sql = format!(
                     "SELECT s.limit_name, s.limit_key, s.job_id FROM limit_slots s FORCE INDEX (PRIMARY) \
-                     LEFT JOIN owed o ON o.id = s.job_id WHERE (s.kept_until IS NULL AND \
+                     LEFT JOIN owed o ON o.id = s.job_id WHERE ((s.kept_until IS NULL AND \
                      (o.id IS NULL OR o.state <> 'executing')) OR s.kept_until <= UTC_TIMESTAMP(6) \
-                     OR s.kept_until > UTC_TIMESTAMP(6) + INTERVAL {KEPT_AT_MOST_S} SECOND LIMIT 1000"
+                     OR s.kept_until > UTC_TIMESTAMP(6) + INTERVAL {KEPT_AT_MOST_S} SECOND){behind} \
+                     ORDER BY s.limit_name, s.limit_key LIMIT {SLOTS_READ}"
                 );
+                let mut query = statement(sql);
+                if let Some(LimitKey { limit, key }) = after {
+                    query = query.bind(limit.to_string()).bind(limit.to_string()).bind(key.into_bytes());
+                }
                 let mut stale: BTreeMap<LimitKey, Vec<Uuid>> = BTreeMap::new();
-                for row in statement(sql).fetch_all(conn).await? {
+                for row in query.fetch_all(conn).await? {
                     stale.entry(key_in(&row)?).or_default().push(row.try_get("job_id")?);
                 }
                 Ok(stale)
@@ -663,7 +708,7 @@ impl Store {
         page: Vec<(LimitKey, Vec<Uuid>)>,
         limits: &Arc<Vec<LimitSetting>>,
         changed: bool,
-    ) -> Result<(Vec<DueJob>, bool), StoreError> {
+    ) -> Result<Freed, StoreError> {
         let (page, limits) = (Arc::new(page), Arc::clone(limits));
         transact(&self.shared.pools.loops, "free slots of limits", move |conn, _| {
             let (page, limits) = (Arc::clone(&page), Arc::clone(&limits));
