@@ -1,14 +1,16 @@
 //! Runners that write to different nodes of a Galera cluster.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::json;
+use sqlx::Executor;
 use tickr::app::App;
 use tickr::config::{Config, ServerUrl};
 use tickr::handlers::Registry;
 use tickr::job::{JobId, State};
 use tickr::services::{Services, start_galera};
 
+use crate::support::limits::{NO_ROWS_LEFT, set_and_wait};
 use crate::support::{TestApp, answer, http, server_options};
 
 /// Start a cluster of three nodes.
@@ -70,6 +72,44 @@ async fn limits_hold_for_runners_that_write_to_different_nodes() {
         "SELECT COUNT(DISTINCT a.runner) FROM attempts a JOIN jobs j ON j.id = a.job_id WHERE j.queue = 'limited'";
     assert_eq!(tickr.count(runners).await, 2, "runners with limited jobs");
     other.stop(Default::default()).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "fetches Galera and starts three servers: make test-long ARGS=galera::"]
+async fn a_locked_key_of_a_limit_holds_up_the_jobs_of_no_other_key_of_its_node() {
+    let mut nodes = cluster().await;
+    let tickr = TestApp::start_on_own(nodes.remove(0), |config| config.workers = 8).await;
+    set_and_wait(&tickr, "l", json!({"concurrency": 1})).await;
+    let job = |key: &str, ms: u64| json!({"kind": "sleep", "payload": {"ms": ms}, "limit_key": key});
+    let first = tickr.enqueue(job("a", 1)).await;
+    tickr.until(first, State::Completed).await;
+    tickr.until_idle().await;
+    // A session has the lock of `a` as a claim has it: the row of the key, and the one that stands for it in the cluster.
+    let mut session = tickr.mysql().await;
+    session.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED").await.unwrap();
+    session.execute("BEGIN").await.unwrap();
+    let lock = "SELECT limit_key FROM limit_keys WHERE limit_name = 'l' AND limit_key = 'a' FOR UPDATE";
+    assert_eq!(session.fetch_all(lock).await.unwrap().len(), 1);
+    let written = session.execute("UPDATE cluster_locks SET turn = turn + 1").await.unwrap();
+    assert!(written.rows_affected() > 0);
+    let orphan = "INSERT INTO limit_slots (limit_name, limit_key, job_id) VALUES ('l', 'a', UNHEX(REPEAT('00', 16)))";
+    tickr.sql(orphan).await;
+    let running = tickr.enqueue(job("b", 600_000)).await;
+    tickr.until(running, State::Executing).await;
+    let parked = tickr.enqueue(job("b", 1)).await;
+    tickr.until_count("SELECT COUNT(*) FROM limit_waits", 1).await;
+    // The slot of `b` is freed by a sweep alone, because the end of its attempt is lost with its runner.
+    let id = running.uuid().simple();
+    tickr.sql(format!("UPDATE limit_slots SET job_id = UNHEX(REPEAT('11', 16)) WHERE job_id = UNHEX('{id}')")).await;
+    let began = Instant::now();
+    tickr.until(parked, State::Completed).await;
+    assert!(began.elapsed() < Duration::from_secs(12), "{:?}", began.elapsed());
+    session.execute("ROLLBACK").await.unwrap();
+    let cancelled = tickr.post(&format!("/v1/jobs/{running}/cancel"), json!({})).await;
+    assert!(matches!(cancelled.status, 200 | 202), "{:#}", cancelled.body);
+    tickr.until_idle().await;
+    tickr.until_count(NO_ROWS_LEFT, 0).await;
     tickr.stop().await;
 }
 

@@ -1176,6 +1176,17 @@ async fn parked_jobs_of_a_paused_queue_take_no_share_of_a_fair_limit() {
     tickr.stop().await;
 }
 
+/// Lock a key of the limit `l` with a session of the test, as a runner that was suspended within a claim.
+async fn lock_key(tickr: &TestApp, session: &mut sqlx::MySqlConnection, key: &str) {
+    tickr.sql(format!("INSERT IGNORE INTO limit_keys (limit_name, limit_key) VALUES ('l', '{key}')")).await;
+    session.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED").await.unwrap();
+    session.execute("BEGIN").await.unwrap();
+    let lock = sqlx::query(
+        "SELECT limit_key FROM limit_keys FORCE INDEX (PRIMARY) WHERE limit_name = 'l' AND limit_key = ? FOR UPDATE",
+    );
+    assert_eq!(lock.bind(key.as_bytes()).fetch_all(session).await.unwrap().len(), 1);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_locked_key_holds_up_the_jobs_of_no_other_key() {
     let calls = Calls::default();
@@ -1188,14 +1199,8 @@ async fn a_locked_key_holds_up_the_jobs_of_no_other_key() {
     // A runner that was suspended within a claim of the key `a`: it has the key, and a slot that only a sweep frees. The
     // slot of `b` is freed by a sweep alone as well, because the end of its attempt is lost with its runner.
     let orphan = "INSERT INTO limit_slots (limit_name, limit_key, job_id) VALUES ('l', 'a', UNHEX(REPEAT('00', 16)))";
-    tickr.sql("INSERT IGNORE INTO limit_keys (limit_name, limit_key) VALUES ('l', 'a')").await;
     let mut session = tickr.mysql().await;
-    session.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED").await.unwrap();
-    session.execute("BEGIN").await.unwrap();
-    let lock =
-        "SELECT limit_key FROM limit_keys FORCE INDEX (PRIMARY) WHERE limit_name = 'l' AND limit_key = 'a' FOR UPDATE";
-    let locked = session.fetch_all(lock).await.unwrap();
-    assert_eq!(locked.len(), 1);
+    lock_key(&tickr, &mut session, "a").await;
     tickr.sql(orphan).await;
     let id = first.uuid().simple();
     tickr.sql(format!("UPDATE limit_slots SET job_id = UNHEX(REPEAT('11', 16)) WHERE job_id = UNHEX('{id}')")).await;
@@ -1206,6 +1211,103 @@ async fn a_locked_key_holds_up_the_jobs_of_no_other_key() {
     assert_eq!(tickr.count("SELECT COUNT(*) FROM limit_slots WHERE limit_key = 'a'").await, 1);
     session.execute("ROLLBACK").await.unwrap();
     cancel(&tickr, first).await;
+    tickr.until_idle().await;
+    tickr.until_count(NO_ROWS_LEFT, 0).await;
+    tickr.assert_sound().await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_locked_parked_job_holds_up_no_other_job_of_its_key_and_no_other_key() {
+    let calls = Calls::default();
+    let tickr = TestApp::start_with(|config| config.workers = 8, calls.registry()).await;
+    set_and_wait(&tickr, "l", json!({"concurrency": 1})).await;
+    let running = [tickr.enqueue(job("a", 600_000)).await, tickr.enqueue(job("b", 600_000)).await];
+    tickr.until_count(EXECUTING, 2).await;
+    let parked = [
+        tickr.enqueue(job("a", 1)).await,
+        tickr.enqueue(job("a", 1)).await,
+        tickr.enqueue(job("a", 1)).await,
+        tickr.enqueue(job("b", 1)).await,
+    ];
+    tickr.until_count(PARKED, 4).await;
+    let mut session = tickr.mysql().await;
+    lock_owed(&mut session, parked[0]).await;
+    // The slot of `b` is freed by a sweep alone, because the end of its attempt is lost with its runner.
+    let id = running[1].uuid().simple();
+    tickr.sql(format!("UPDATE limit_slots SET job_id = UNHEX(REPEAT('11', 16)) WHERE job_id = UNHEX('{id}')")).await;
+    let began = Instant::now();
+    cancel(&tickr, running[0]).await;
+    for id in &parked[1..] {
+        tickr.until(*id, State::Completed).await;
+    }
+    // One wait for a lock is 5 s, and a transaction is repeated eight times.
+    assert!(began.elapsed() < Duration::from_secs(12), "{:?}", began.elapsed());
+    assert_eq!(tickr.count(PARKED).await, 1);
+    session.execute("ROLLBACK").await.unwrap();
+    tickr.until(parked[0], State::Completed).await;
+    cancel(&tickr, running[1]).await;
+    tickr.until_idle().await;
+    tickr.until_count(NO_ROWS_LEFT, 0).await;
+    tickr.assert_sound().await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_new_limit_that_cannot_be_counted_holds_up_the_sweeps_of_no_other_limit() {
+    let calls = Calls::default();
+    let tickr = TestApp::start_with(|config| config.workers = 8, calls.registry()).await;
+    set_and_wait(&tickr, "l", json!({"kind": "call", "concurrency": 1})).await;
+    let sleep = json!({"kind": "sleep", "payload": {"ms": 600_000}, "limit_key": "a"});
+    let running = [tickr.enqueue(job("b", 600_000)).await, tickr.enqueue(sleep).await];
+    tickr.until_count(EXECUTING, 2).await;
+    let parked = tickr.enqueue(job("b", 1)).await;
+    tickr.until_count(PARKED, 1).await;
+    tickr.sql("INSERT IGNORE INTO limit_keys (limit_name, limit_key) VALUES ('m', 'a')").await;
+    let mut session = tickr.mysql().await;
+    session.execute("BEGIN").await.unwrap();
+    let locked = session.fetch_all("SELECT * FROM limit_keys WHERE limit_name = 'm' AND limit_key = 'a' FOR UPDATE");
+    assert_eq!(locked.await.unwrap().len(), 1);
+    set(&tickr, "m", json!({"kind": "sleep", "concurrency": 1})).await;
+    tickr.until_said("SELECT limit_name, limit_key FROM limit_keys", 1).await;
+    // The slot of `b` is freed by a sweep alone, because the end of its attempt is lost with its runner.
+    let id = running[0].uuid().simple();
+    tickr.sql(format!("UPDATE limit_slots SET job_id = UNHEX(REPEAT('11', 16)) WHERE job_id = UNHEX('{id}')")).await;
+    let began = Instant::now();
+    tickr.until(parked, State::Completed).await;
+    // One wait for a lock is 5 s, and a transaction is repeated eight times.
+    assert!(began.elapsed() < Duration::from_secs(12), "{:?}", began.elapsed());
+    assert_eq!(tickr.get("/v1/limits/m").await.body["counted"], false);
+    session.execute("ROLLBACK").await.unwrap();
+    tickr.until_count("SELECT COUNT(*) FROM limits WHERE name = 'm' AND counted", 1).await;
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM limit_slots WHERE limit_name = 'm'").await, 1);
+    cancel_all(&tickr, running).await;
+    tickr.until_idle().await;
+    tickr.until_count(NO_ROWS_LEFT, 0).await;
+    tickr.assert_sound().await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn many_slots_of_a_locked_key_hide_no_slot_that_a_sweep_frees() {
+    let calls = Calls::default();
+    let tickr = TestApp::start_with(|config| config.workers = 8, calls.registry()).await;
+    set_and_wait(&tickr, "l", json!({"concurrency": 1})).await;
+    let running = tickr.enqueue(job("b", 600_000)).await;
+    tickr.until(running, State::Executing).await;
+    let parked = tickr.enqueue(job("b", 1)).await;
+    tickr.until_count(PARKED, 1).await;
+    let mut session = tickr.mysql().await;
+    lock_key(&tickr, &mut session, "a").await;
+    let slots: Vec<String> = (0..1_100).map(|n| format!("('l', 'a', UNHEX(LPAD('{n}', 32, '0')))")).collect();
+    tickr.sql(format!("INSERT INTO limit_slots (limit_name, limit_key, job_id) VALUES {}", slots.join(","))).await;
+    // The slot of `b` is freed by a sweep alone, because the end of its attempt is lost with its runner.
+    let id = running.uuid().simple();
+    tickr.sql(format!("UPDATE limit_slots SET job_id = UNHEX(REPEAT('11', 16)) WHERE job_id = UNHEX('{id}')")).await;
+    tickr.until(parked, State::Completed).await;
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM limit_slots WHERE limit_key = 'a'").await, 1_100);
+    session.execute("ROLLBACK").await.unwrap();
+    cancel(&tickr, running).await;
     tickr.until_idle().await;
     tickr.until_count(NO_ROWS_LEFT, 0).await;
     tickr.assert_sound().await;

@@ -23,7 +23,7 @@ use crate::rows::limits::{
 use crate::rows::owed::{DueJob, SKIP_LOCKED};
 use crate::sql::batch::Batch;
 use crate::sql::batches::{MAX_ROWS, statement};
-use crate::sql::connection::{DbFuture, PriorRun, on_pool, transact};
+use crate::sql::connection::{DbFuture, PriorRun, on_pool, transact, transact_unless_locked};
 use crate::sql::error::corrupt;
 use crate::sql::script::{Script, Value};
 use crate::sql::session::Session;
@@ -496,8 +496,17 @@ impl Batch for FreedSlots {
     }
 }
 
-/// Free the slots of jobs that do not execute any more, and let parked jobs of their keys go. Returns these, and whether
-/// there may be more with room.
+/// What a transaction of a sweep has done.
+struct Freed {
+    /// Jobs that were let go.
+    let_go: Vec<DueJob>,
+    /// True if there may be more with room.
+    more: bool,
+    /// The last of the keys that were left out because another session locks them.
+    locked: Option<LimitKey>,
+}
+
+/// Free the slots of jobs that do not execute any more, and let parked jobs of their keys go.
 ///
 /// A key that another session locks is left to a later sweep: a runner that was suspended within its claim must not hold up
 /// the jobs of all other keys.
@@ -506,26 +515,35 @@ async fn free(
     page: &[(LimitKey, Vec<Uuid>)],
     limits: &[LimitSetting],
     changed: bool,
-) -> Result<(Vec<DueJob>, bool), sqlx::Error> {
+) -> Result<Freed, sqlx::Error> {
     let sorted: BTreeSet<&LimitKey> = page.iter().map(|(key, _)| key).collect();
-    let keys = lock_free_keys(conn, &sorted.into_iter().collect::<Vec<_>>()).await?;
+    let sorted: Vec<&LimitKey> = sorted.into_iter().collect();
+    let keys = lock_free_keys(conn, &sorted).await?;
+    let left_out = sorted.into_iter().rev().find(|key| !keys.contains(*key)).cloned();
     let locked = page.iter().filter(|(key, _)| keys.contains(key));
     let ids: Vec<Uuid> = locked.flat_map(|(_, ids)| ids.iter().copied()).collect();
     free_slots_of(conn, &ids).await?;
     if changed {
         take_back(conn, &keys).await?;
     }
-    let_go(conn, &keys, limits).await
+    let (gone, more) = let_go(conn, &keys, limits).await?;
+    Ok(Freed { let_go: gone, more, locked: left_out })
 }
 
 /// Keys that one transaction of a sweep looks at.
 const PAGE: usize = 64;
+/// Slots that one statement of a sweep reads.
+const SLOTS_READ: usize = 1_000;
 /// Keys with parked jobs that one statement of a sweep reads.
 const KEYS_READ: usize = 256;
 /// Time after a change of a limit until every runner follows it and the claims that did not are over. It runs from the moment
 /// when this process followed the change, and by the monotonic clock: one of MySQL that was set back would keep the jobs of
 /// the limit waiting until it is there again.
 const HEARD_AFTER: Duration = Duration::from_secs(3);
+
+/// Time for which a new limit is not counted again after another session kept one of its keys locked. Each try holds up
+/// the sweep for one wait for a lock.
+const LOCKED_RESTS: Duration = Duration::from_secs(10);
 
 /// Parked jobs that one statement reads after a change of their limit.
 const PAGE_OF_PARKED: usize = 256;
@@ -542,6 +560,8 @@ const LOOKING: Duration = Duration::from_millis(100);
 pub struct LimitSweep {
     /// The last key that was looked at.
     after: Option<LimitKey>,
+    /// New limits that could not be counted because another session locked one of their keys, and when.
+    locked: BTreeMap<Name, Instant>,
 }
 
 impl Store {
@@ -556,18 +576,16 @@ impl Store {
         sweep: LimitSweep,
         changed: bool,
     ) -> Result<(Vec<DueJob>, LimitSweep), StoreError> {
-        let mut gone = self.count_attempts_of_new_limits().await?;
+        let LimitSweep { after, mut locked } = sweep;
+        let mut gone = self.count_attempts_of_new_limits(&mut locked).await?;
         self.share_fairly().await?;
         let limits = self.shared.limits.now();
-        let stale: Vec<(LimitKey, Vec<Uuid>)> = self.stale_slots().await?.into_iter().collect();
-        for page in stale.chunks(PAGE) {
-            gone.extend(self.free_page(page.to_vec(), &limits, false).await?.0);
-        }
+        gone.extend(self.free_stale_slots(&limits).await?);
         for page in self.keys_to_probe(&limits).await?.chunks(PAGE) {
             let page = page.iter().map(|key| (key.clone(), Vec::new())).collect();
-            gone.extend(self.free_page(page, &limits, false).await?.0);
+            gone.extend(self.free_page(page, &limits, false).await?.let_go);
         }
-        let mut after = if changed { None } else { sweep.after };
+        let mut after = if changed { None } else { after };
         let looking = Instant::now();
         loop {
             let keys = self.keys_with_room(after, &limits, changed).await?;
@@ -576,16 +594,16 @@ impl Store {
                 // A limit that was removed may have any number of parked jobs.
                 let began = Instant::now();
                 while began.elapsed() < LETTING_GO {
-                    let (some, more) = self.free_page(page.clone(), &limits, changed).await?;
-                    gone.extend(some);
-                    if !more {
+                    let freed = self.free_page(page.clone(), &limits, changed).await?;
+                    gone.extend(freed.let_go);
+                    if !freed.more {
                         break;
                     }
                 }
             }
             after = keys.last;
             if after.is_none() || (!changed && looking.elapsed() >= LOOKING) {
-                return Ok((gone, LimitSweep { after }));
+                return Ok((gone, LimitSweep { after, locked }));
             }
         }
     }
@@ -613,17 +631,51 @@ impl Store {
         Ok(())
     }
 
-    async fn stale_slots(&self) -> Result<BTreeMap<LimitKey, Vec<Uuid>>, StoreError> {
+    /// Free the slots whose attempts have ended or that were kept in vain, and let parked jobs of their keys go. Returns
+    /// these.
+    async fn free_stale_slots(&self, limits: &Arc<Vec<LimitSetting>>) -> Result<Vec<DueJob>, StoreError> {
+        let (mut gone, mut after) = (Vec::new(), None);
+        loop {
+            let stale = self.stale_slots(after).await?;
+            let is_last = stale.values().map(Vec::len).sum::<usize>() < SLOTS_READ;
+            let stale: Vec<(LimitKey, Vec<Uuid>)> = stale.into_iter().collect();
+            let mut locked = None;
+            for page in stale.chunks(PAGE) {
+                let freed = self.free_page(page.to_vec(), limits, false).await?;
+                gone.extend(freed.let_go);
+                locked = freed.locked.or(locked);
+            }
+            // The slots of locked keys stay. They must not hide those behind them, in each sweep again. Without locked
+            // keys the next sweep goes on.
+            match locked {
+                Some(key) if !is_last => after = Some(key),
+                _ => return Ok(gone),
+            }
+        }
+    }
+
+    /// Read the first stale slots, of keys behind this one.
+    async fn stale_slots(&self, after: Option<LimitKey>) -> Result<BTreeMap<LimitKey, Vec<Uuid>>, StoreError> {
         on_pool(&self.shared.pools.loops, "read slots of limits", move |conn, _| {
+            let after = after.clone();
             Box::pin(async move {
+                let behind = match after {
+                    Some(_) => " AND (s.limit_name > ? OR (s.limit_name = ? AND s.limit_key > ?))",
+                    None => "",
+                };
                 let sql = format!(
                     "SELECT s.limit_name, s.limit_key, s.job_id FROM limit_slots s FORCE INDEX (PRIMARY) \
-                     LEFT JOIN owed o ON o.id = s.job_id WHERE (s.kept_until IS NULL AND \
+                     LEFT JOIN owed o ON o.id = s.job_id WHERE ((s.kept_until IS NULL AND \
                      (o.id IS NULL OR o.state <> 'executing')) OR s.kept_until <= UTC_TIMESTAMP(6) \
-                     OR s.kept_until > UTC_TIMESTAMP(6) + INTERVAL {KEPT_AT_MOST_S} SECOND LIMIT 1000"
+                     OR s.kept_until > UTC_TIMESTAMP(6) + INTERVAL {KEPT_AT_MOST_S} SECOND){behind} \
+                     ORDER BY s.limit_name, s.limit_key LIMIT {SLOTS_READ}"
                 );
+                let mut query = statement(sql);
+                if let Some(LimitKey { limit, key }) = after {
+                    query = query.bind(limit.to_string()).bind(limit.to_string()).bind(key.into_bytes());
+                }
                 let mut stale: BTreeMap<LimitKey, Vec<Uuid>> = BTreeMap::new();
-                for row in statement(sql).fetch_all(conn).await? {
+                for row in query.fetch_all(conn).await? {
                     stale.entry(key_in(&row)?).or_default().push(row.try_get("job_id")?);
                 }
                 Ok(stale)
@@ -656,7 +708,7 @@ impl Store {
         page: Vec<(LimitKey, Vec<Uuid>)>,
         limits: &Arc<Vec<LimitSetting>>,
         changed: bool,
-    ) -> Result<(Vec<DueJob>, bool), StoreError> {
+    ) -> Result<Freed, StoreError> {
         let (page, limits) = (Arc::new(page), Arc::clone(limits));
         transact(&self.shared.pools.loops, "free slots of limits", move |conn, _| {
             let (page, limits) = (Arc::clone(&page), Arc::clone(&limits));
@@ -720,31 +772,50 @@ impl Store {
 
     /// Give the executing jobs of limits that were set a moment ago their slots, and let the parked jobs go that these limits
     /// do not cover any more. Returns those.
-    async fn count_attempts_of_new_limits(&self) -> Result<Vec<DueJob>, StoreError> {
-        let new = self.shared.limits.uncounted_for(HEARD_AFTER);
+    ///
+    /// A limit with a key that another session locks is left to a later sweep, after one wait for the lock: the jobs of all
+    /// other limits need their sweeps.
+    async fn count_attempts_of_new_limits(
+        &self,
+        locked: &mut BTreeMap<Name, Instant>,
+    ) -> Result<Vec<DueJob>, StoreError> {
+        locked.retain(|_, found| found.elapsed() < LOCKED_RESTS);
         let mut gone = Vec::new();
-        if new.is_empty() {
-            return Ok(gone);
+        for set in self.shared.limits.uncounted_for(HEARD_AFTER) {
+            if locked.contains_key(&set.limit.name) {
+                continue;
+            }
+            if !self.count_attempts_of(&set, &mut gone).await? {
+                tracing::debug!(limit = %set.limit.name, "another session locks a key of a new limit, it is counted later");
+                locked.insert(set.limit.name, Instant::now());
+                break;
+            }
         }
-        let new = Arc::new(new);
-        for set in new.iter() {
-            gone.extend(self.let_uncovered_go(set).await?);
-        }
-        let counted = transact(&self.shared.pools.loops, "count for a new limit", move |conn, _| {
-            let new = Arc::clone(&new);
-            Box::pin(async move { count_attempts(conn, &new).await })
-        });
-        counted.await?;
         Ok(gone)
+    }
+
+    /// Count the attempts of a new limit. Returns false if another session locks one of its keys. The jobs that it does not
+    /// cover any more are added to `gone`.
+    async fn count_attempts_of(&self, set: &LimitSetting, gone: &mut Vec<DueJob>) -> Result<bool, StoreError> {
+        if !self.let_uncovered_go(set, gone).await? {
+            return Ok(false);
+        }
+        let set = Arc::new(set.clone());
+        let counted = transact_unless_locked(&self.shared.pools.loops, "count for a new limit", move |conn, _| {
+            let set = Arc::clone(&set);
+            Box::pin(async move { count_attempts(conn, std::slice::from_ref(&*set)).await })
+        });
+        Ok(counted.await?.is_some())
     }
 
     /// Let the parked jobs of a limit go that it does not cover any more, since it is about another kind or queue or is
     /// shared in another way. Their keys would let them go one by one, each with a slot that no claim needs.
     ///
     /// This is done once for each change, before the attempts of the changed limit are counted. Every runner follows it by
-    /// then, so no further jobs are parked under its former values.
-    async fn let_uncovered_go(&self, set: &LimitSetting) -> Result<Vec<DueJob>, StoreError> {
-        let (mut gone, mut after) = (Vec::new(), Some((Vec::new(), Timestamp::default(), Uuid::nil())));
+    /// then, so no further jobs are parked under its former values. Adds the jobs to `gone`, and returns false if another
+    /// session locks one of the keys.
+    async fn let_uncovered_go(&self, set: &LimitSetting, gone: &mut Vec<DueJob>) -> Result<bool, StoreError> {
+        let mut after = Some((Vec::new(), Timestamp::default(), Uuid::nil()));
         while let Some(position) = after {
             let set = Arc::new(set.clone());
             let page = on_pool(&self.shared.pools.loops, "read parked jobs of a changed limit", move |conn, _| {
@@ -757,17 +828,19 @@ impl Store {
                 continue;
             }
             let uncovered = Arc::new(uncovered);
-            let some = transact(&self.shared.pools.loops, "let jobs of a changed limit go", move |conn, _| {
-                let uncovered = Arc::clone(&uncovered);
-                Box::pin(async move {
-                    let keys: BTreeSet<&LimitKey> = uncovered.values().collect();
-                    lock_keys(conn, &keys.into_iter().collect::<Vec<_>>()).await?;
-                    let_uncovered_go(conn, &uncovered).await
-                })
-            });
-            gone.extend(some.await?);
+            let some =
+                transact_unless_locked(&self.shared.pools.loops, "let jobs of a changed limit go", move |conn, _| {
+                    let uncovered = Arc::clone(&uncovered);
+                    Box::pin(async move {
+                        let keys: BTreeSet<&LimitKey> = uncovered.values().collect();
+                        lock_keys(conn, &keys.into_iter().collect::<Vec<_>>()).await?;
+                        let_uncovered_go(conn, &uncovered).await
+                    })
+                });
+            let Some(some) = some.await? else { return Ok(false) };
+            gone.extend(some);
         }
-        Ok(gone)
+        Ok(true)
     }
 }
 

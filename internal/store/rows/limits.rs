@@ -24,7 +24,7 @@ use crate::rows::breakers::{BreakerRule, OpenGate};
 use crate::rows::order::held_until;
 use crate::rows::owed::{DueJob, SKIP_LOCKED, due_job};
 use crate::sql::batches::MAX_ROWS;
-use crate::sql::cluster::{Locked, lock_in_cluster_step};
+use crate::sql::cluster::{Locked, lock_free_in_cluster, lock_in_cluster};
 use crate::sql::error::corrupt;
 use crate::sql::script::{Script, Value, rows_as_text};
 use crate::sql::session::Session;
@@ -34,6 +34,11 @@ use tickr_job::{Actor, Bounds, Breaker, CountedBy, Limit, Name, Rate, SharedBy, 
 const KEPT_FOR: TimeDelta = TimeDelta::seconds(5);
 /// Jobs of one key that are let go at once at most.
 pub(crate) const MAX_AT_ONCE: usize = 256;
+/// Parked jobs of one key that are passed over at most because other sessions lock them. A batch cancels as many in one
+/// transaction.
+const MAX_PASSED_OVER: usize = 1_024;
+/// Parked jobs that are locked at once behind those that other sessions lock.
+const BEHIND: usize = 128;
 /// More slots than the jobs of one statement have. The order and the limit of a DELETE make MySQL take the index.
 pub(crate) const MAX_SLOTS: usize = 1_000_000;
 /// A rate lets jobs go this long before their turns, so that their way to a runner does not cost starts.
@@ -580,17 +585,35 @@ async fn lock_those_that_exist<'k>(
     keys: &[&'k LimitKey],
 ) -> Result<Vec<&'k LimitKey>, sqlx::Error> {
     let found = locked_keys(conn, keys, "").await?;
+    lock_in_cluster(conn, Locked::LimitKey, found.iter().map(name_in_cluster)).await?;
     Ok(keys.iter().copied().filter(|key| !found.contains(*key)).collect())
 }
 
-/// Lock those of these keys that have rows, in their order. Return them. `how` says what to do about locked ones.
+/// Do what [`lock_those_that_exist`] does, without the keys that another session locks. Return those that are locked now.
+async fn lock_those_that_are_free(
+    conn: &mut Session<'_>,
+    keys: &[&LimitKey],
+) -> Result<BTreeSet<LimitKey>, sqlx::Error> {
+    let mut found = locked_keys(conn, keys, SKIP_LOCKED).await?;
+    // Only after their rows are locked: the session that has the lock of a key has written its row of the cluster, too.
+    let names = found.iter().map(name_in_cluster).collect();
+    let names = lock_free_in_cluster(conn, Locked::LimitKey, names, SKIP_LOCKED).await?;
+    found.retain(|key| names.contains(&name_in_cluster(key)));
+    Ok(found)
+}
+
+/// Return the name of the lock of a key in a cluster.
+fn name_in_cluster(key: &LimitKey) -> Vec<u8> {
+    [key.limit.as_str().as_bytes(), &[0], key.key.as_bytes()].concat()
+}
+
+/// Lock the rows of those of these keys that have rows, in their order. Return them. `how` says what to do about locked
+/// ones.
 async fn locked_keys(conn: &mut Session<'_>, keys: &[&LimitKey], how: &str) -> Result<BTreeSet<LimitKey>, sqlx::Error> {
     let mut script = Script::as_text();
     let (any, values) = any_of("", keys);
     let sql = "SELECT limit_name, limit_key FROM limit_keys FORCE INDEX (PRIMARY) WHERE";
     script.push(format!("{sql} {any} ORDER BY limit_name, limit_key FOR UPDATE{how}"), values);
-    let names = keys.iter().map(|key| [key.limit.as_str().as_bytes(), &[0], key.key.as_bytes()].concat());
-    lock_in_cluster_step(&mut script, Locked::LimitKey, names);
     script.run(conn).await?.iter().flat_map(|step| &step.rows).map(key_in).collect()
 }
 
@@ -599,7 +622,7 @@ pub(crate) async fn lock_free_keys(
     conn: &mut Session<'_>,
     keys: &[&LimitKey],
 ) -> Result<BTreeSet<LimitKey>, sqlx::Error> {
-    let mut locked = locked_keys(conn, keys, SKIP_LOCKED).await?;
+    let mut locked = lock_those_that_are_free(conn, keys).await?;
     if locked.len() == keys.len() {
         return Ok(locked);
     }
@@ -612,7 +635,7 @@ pub(crate) async fn lock_free_keys(
     let missing: Vec<&LimitKey> = left.into_iter().filter(|key| !exist.contains(*key)).collect();
     if !missing.is_empty() {
         make_rows(conn, &missing).await?;
-        locked.extend(locked_keys(conn, &missing, SKIP_LOCKED).await?);
+        locked.extend(lock_those_that_are_free(conn, &missing).await?);
     }
     Ok(locked)
 }
@@ -804,24 +827,12 @@ pub(crate) async fn let_go(
         if rooms.is_empty() {
             continue;
         }
-        let one = format!(
-            "(SELECT limit_name, limit_key, job_id, due_at FROM limit_waits FORCE INDEX (limit_waits_line) \
-             WHERE limit_name = ? AND limit_key = ? AND {NOT_PAUSED} ORDER BY due_at, job_id LIMIT ?)"
-        );
-        let mut script = Script::as_text();
-        let values = rooms.iter().flat_map(|(key, _, room)| {
-            let room = i64::try_from(*room).unwrap_or(0);
-            [Value::from(key.limit.as_str()), Value::from(key.key.as_bytes()), room.into()]
-        });
-        script.push(vec![one.as_str(); rooms.len()].join(" UNION ALL "), values.collect());
-        let found: Vec<MySqlRow> = script.run(conn).await?.into_iter().flat_map(|step| step.rows).collect();
-        let mut waiting: BTreeMap<Uuid, (LimitKey, Timestamp)> = BTreeMap::new();
-        for row in &found {
-            waiting.insert(row.try_get("job_id")?, (key_in(row)?, row.try_get("due_at")?));
-        }
-        let gone = let_go_of(conn, &waiting, &states, limits).await?;
-        more |= rooms.iter().any(|(_, _, room)| *room == MAX_AT_ONCE) && !waiting.is_empty();
-        all.extend(gone);
+        let wanted: Vec<(&LimitKey, usize)> = rooms.iter().map(|(key, _, room)| (*key, *room)).collect();
+        let waiting = first_parked(conn, &wanted).await?;
+        let mut found = ParkedJobs::lock(conn, &waiting).await?;
+        found.look_behind(conn, &wanted).await?;
+        more |= rooms.iter().any(|(_, _, room)| *room == MAX_AT_ONCE) && !found.is_empty();
+        all.extend(let_go_of(conn, found, &states, limits).await?);
     }
     Ok((all, more))
 }
@@ -842,38 +853,135 @@ pub(crate) async fn let_uncovered_go(
     let mut done = script.run(conn).await?;
     let found = done.pop().unwrap_or_default().rows;
     let states = states_in(&done.pop().unwrap_or_default().rows)?;
-    let mut waiting: BTreeMap<Uuid, (LimitKey, Timestamp)> = BTreeMap::new();
+    let mut waiting = Parked::new();
     for row in &found {
         let (id, key) = (row.try_get("job_id")?, key_in(row)?);
         if parked.get(&id) == Some(&key) {
             waiting.insert(id, (key, row.try_get("due_at")?));
         }
     }
-    let_go_of(conn, &waiting, &states, &[]).await
+    let found = ParkedJobs::lock(conn, &waiting).await?;
+    let_go_of(conn, found, &states, &[]).await
+}
+
+/// The keys and the due times of parked jobs.
+type Parked = BTreeMap<Uuid, (LimitKey, Timestamp)>;
+
+/// Read the first parked jobs of these keys, as many of each as are wanted.
+async fn first_parked(conn: &mut Session<'_>, wanted: &[(&LimitKey, usize)]) -> Result<Parked, sqlx::Error> {
+    let one = format!(
+        "(SELECT limit_name, limit_key, job_id, due_at FROM limit_waits FORCE INDEX (limit_waits_line) \
+         WHERE limit_name = ? AND limit_key = ? AND {NOT_PAUSED} ORDER BY due_at, job_id LIMIT ?)"
+    );
+    let mut script = Script::as_text();
+    let values = wanted.iter().flat_map(|(key, most)| {
+        let most = i64::try_from(*most).unwrap_or(0);
+        [Value::from(key.limit.as_str()), Value::from(key.key.as_bytes()), most.into()]
+    });
+    script.push(vec![one.as_str(); wanted.len()].join(" UNION ALL "), values.collect());
+    let found: Vec<MySqlRow> = script.run(conn).await?.into_iter().flat_map(|step| step.rows).collect();
+    found.iter().map(|row| Ok((row.try_get("job_id")?, (key_in(row)?, row.try_get("due_at")?)))).collect()
+}
+
+/// Parked jobs that are to be let go.
+#[derive(Default)]
+struct ParkedJobs {
+    /// Those whose rows in `owed` this transaction has locked, with keys and due times.
+    waiting: Parked,
+    jobs: Vec<DueJob>,
+    /// Those that do not wait any more.
+    over: Vec<Uuid>,
+    /// Those that another session locks. They stay parked: a runner that was suspended with the lock of one of them must
+    /// not hold up the other jobs of its key.
+    left: Parked,
+}
+
+impl ParkedJobs {
+    async fn lock(conn: &mut Session<'_>, waiting: &Parked) -> Result<Self, sqlx::Error> {
+        let mut found = Self::default();
+        let ids: Vec<Uuid> = waiting.keys().copied().collect();
+        if ids.is_empty() {
+            return Ok(found);
+        }
+        let mut script = Script::as_text();
+        let (list, values) = script.list(&ids);
+        let locked = "SELECT id, queue, priority, execute_at, kind FROM owed FORCE INDEX (PRIMARY) WHERE id IN";
+        script.push(format!("{locked} {list} ORDER BY id FOR UPDATE{SKIP_LOCKED}"), values);
+        let rows: Vec<MySqlRow> = script.run(conn).await?.into_iter().flat_map(|step| step.rows).collect();
+        let mut missing = waiting.clone();
+        for row in &rows {
+            let id: Uuid = row.try_get("id")?;
+            let Some(of_line) = missing.remove(&id) else { continue };
+            if is_parked(row.try_get("execute_at")?) {
+                found.jobs.push(due_job(row)?);
+                found.waiting.insert(id, of_line);
+            } else {
+                found.over.push(id);
+            }
+        }
+        if missing.is_empty() {
+            return Ok(found);
+        }
+        let ids: Vec<Uuid> = missing.keys().copied().collect();
+        let mut script = Script::as_text();
+        let (list, values) = script.list(&ids);
+        script.push(format!("SELECT id FROM owed FORCE INDEX (PRIMARY) WHERE id IN {list}"), values);
+        let rows: Vec<MySqlRow> = script.run(conn).await?.into_iter().flat_map(|step| step.rows).collect();
+        let unfinished: BTreeSet<Uuid> = rows.iter().map(|row| row.try_get("id")).collect::<Result<_, _>>()?;
+        for (id, of_line) in missing {
+            if unfinished.contains(&id) {
+                found.left.insert(id, of_line);
+            } else {
+                found.over.push(id);
+            }
+        }
+        Ok(found)
+    }
+
+    /// Lock the next parked jobs of these keys in place of those that another session locks.
+    async fn look_behind(&mut self, conn: &mut Session<'_>, wanted: &[(&LimitKey, usize)]) -> Result<(), sqlx::Error> {
+        for (key, room) in wanted {
+            let mut missing = self.left.values().filter(|(of, _)| of == *key).count();
+            if missing == 0 {
+                continue;
+            }
+            let line = first_parked(conn, &[(*key, room + MAX_PASSED_OVER)]).await?;
+            let known =
+                |id: &Uuid| self.waiting.contains_key(id) || self.left.contains_key(id) || self.over.contains(id);
+            let mut line: Vec<(Uuid, (LimitKey, Timestamp))> = line.into_iter().filter(|(id, _)| !known(id)).collect();
+            line.sort_by_key(|(id, (_, due_at))| (*due_at, *id));
+            for next in line.chunks(BEHIND) {
+                if missing == 0 {
+                    break;
+                }
+                let mut next = Self::lock(conn, &next.iter().cloned().collect()).await?;
+                next.jobs.sort_by_key(|job| next.waiting.get(&job.id.uuid()).map(|(_, due_at)| (*due_at, job.id)));
+                for job in next.jobs.split_off(missing.min(next.jobs.len())) {
+                    next.waiting.remove(&job.id.uuid());
+                }
+                missing -= next.jobs.len();
+                self.waiting.append(&mut next.waiting);
+                self.jobs.append(&mut next.jobs);
+                self.over.append(&mut next.over);
+            }
+        }
+        Ok(())
+    }
+
+    /// Return whether no job is to be let go, and none has ended in its line.
+    fn is_empty(&self) -> bool {
+        self.jobs.is_empty() && self.over.is_empty()
+    }
 }
 
 /// Give these parked jobs due times, and keep slots for them.
 async fn let_go_of(
     conn: &mut Session<'_>,
-    waiting: &BTreeMap<Uuid, (LimitKey, Timestamp)>,
+    found: ParkedJobs,
     states: &BTreeMap<LimitKey, KeyState>,
     limits: &[LimitSetting],
 ) -> Result<Vec<DueJob>, sqlx::Error> {
-    let ids: Vec<Uuid> = waiting.keys().copied().collect();
-    if ids.is_empty() {
-        return Ok(Vec::new());
-    }
-    let mut script = Script::as_text();
-    let (list, values) = script.list(&ids);
-    let mut values = values;
-    values.push(parked_until().into());
-    let locked = "SELECT id, queue, priority, execute_at, kind FROM owed FORCE INDEX (PRIMARY) WHERE id IN";
-    script.push(format!("{locked} {list} AND execute_at = ? ORDER BY id FOR UPDATE"), values);
-    let found: Vec<MySqlRow> = script.run(conn).await?.into_iter().flat_map(|step| step.rows).collect();
-    let mut jobs = Vec::with_capacity(found.len());
-    for row in &found {
-        jobs.push(due_job(row)?);
-    }
+    let ParkedJobs { waiting, mut jobs, over, .. } = found;
     // In the order in which they were due, so that the first one gets the first turn.
     jobs.sort_by_key(|job| waiting.get(&job.id.uuid()).map(|(_, due_at)| (*due_at, job.id)));
     let mut too_early: BTreeSet<Uuid> = BTreeSet::new();
@@ -900,7 +1008,8 @@ async fn let_go_of(
         }
     }
     jobs.retain(|job| !too_early.contains(&job.id.uuid()));
-    let ids: Vec<Uuid> = ids.into_iter().filter(|id| !too_early.contains(id)).collect();
+    // Also the rows of jobs that do not wait any more.
+    let ids: Vec<Uuid> = jobs.iter().map(|job| job.id.uuid()).chain(over).collect();
     if ids.is_empty() {
         return Ok(Vec::new());
     }
@@ -918,7 +1027,6 @@ async fn let_go_of(
         ),
         values,
     );
-    // Also the rows of jobs that do not wait any more.
     let (list, values) = script.list(&ids);
     script.push(format!("DELETE FROM limit_waits WHERE job_id IN {list} ORDER BY job_id LIMIT {MAX_SLOTS}"), values);
     if !jobs.is_empty() {
@@ -984,7 +1092,7 @@ pub(crate) async fn free_slots_of(conn: &mut Session<'_>, ids: &[Uuid]) -> Resul
 /// turns may come earlier. The keys are locked.
 ///
 /// A job whose due time is not that of its turn any more is left alone: a client has put it off meanwhile, and a job must
-/// not start before the due time that its client was told.
+/// not start before the due time that its client was told. One whose row another session locks keeps its turn.
 pub(crate) async fn take_back(conn: &mut Session<'_>, keys: &BTreeSet<LimitKey>) -> Result<(), sqlx::Error> {
     let keys: Vec<&LimitKey> = keys.iter().collect();
     for keys in keys.chunks(64) {
@@ -995,7 +1103,7 @@ pub(crate) async fn take_back(conn: &mut Session<'_>, keys: &BTreeSet<LimitKey>)
             "SELECT s.limit_name, s.limit_key, o.id, o.queue, j.execute_at FROM limit_slots s FORCE INDEX (PRIMARY) \
              STRAIGHT_JOIN owed o ON o.id = s.job_id AND o.state IN ('waiting', 'retrying') AND o.execute_at < ? \
              AND o.execute_at > UTC_TIMESTAMP(6) + INTERVAL 1 SECOND STRAIGHT_JOIN jobs j ON j.id = o.id \
-             WHERE s.kept_until = o.execute_at + INTERVAL {} SECOND AND ({any}) ORDER BY o.id FOR UPDATE",
+             WHERE s.kept_until = o.execute_at + INTERVAL {} SECOND AND ({any}) ORDER BY o.id FOR UPDATE{SKIP_LOCKED}",
             KEPT_FOR.num_seconds()
         );
         script.push(sql, values);

@@ -8,7 +8,10 @@
 //! A transaction needs this only where its lock protects rows that it reads, or a row that it may leave as it is. Writes of
 //! the same row find each other.
 
+use std::collections::BTreeSet;
+
 use sha2::{Digest as _, Sha256};
+use sqlx::Row;
 
 use crate::sql::connection::is_in_cluster;
 use crate::sql::script::{Script, Value};
@@ -45,11 +48,7 @@ impl Locked {
 }
 
 /// Add the step that makes the locks of these keys hold in the whole cluster to a script. Outside a cluster it adds none.
-pub(crate) fn lock_in_cluster_step<K: AsRef<[u8]>>(
-    script: &mut Script<'_>,
-    locked: Locked,
-    keys: impl IntoIterator<Item = K>,
-) {
+fn lock_in_cluster_step<K: AsRef<[u8]>>(script: &mut Script<'_>, locked: Locked, keys: impl IntoIterator<Item = K>) {
     if !is_in_cluster() {
         return;
     }
@@ -76,6 +75,38 @@ pub(crate) async fn lock_in_cluster<K: AsRef<[u8]>>(
     let mut script = Script::as_text();
     lock_in_cluster_step(&mut script, locked, keys);
     script.run(conn).await.map(drop)
+}
+
+/// Do what [`lock_in_cluster`] does, without the keys whose rows another session of this node locks. Return the other keys.
+/// `skip_locked` are the words for that.
+pub(crate) async fn lock_free_in_cluster(
+    conn: &mut Session<'_>,
+    locked: Locked,
+    keys: BTreeSet<Vec<u8>>,
+    skip_locked: &str,
+) -> Result<BTreeSet<Vec<u8>>, sqlx::Error> {
+    if !is_in_cluster() || keys.is_empty() {
+        return Ok(keys);
+    }
+    let rows: BTreeSet<u16> = keys.iter().map(|key| locked.row(key)).collect();
+    let rows: Vec<u16> = rows.into_iter().collect();
+    let mut script = Script::as_text();
+    let (list, values) = script.list(&rows);
+    let select = format!("SELECT id FROM cluster_locks FORCE INDEX (PRIMARY) WHERE id IN {list}");
+    script.push(format!("{select} ORDER BY id FOR UPDATE{skip_locked}"), values.clone());
+    script.push(select, values);
+    let mut found = Vec::new();
+    for step in script.run(conn).await? {
+        let ids: BTreeSet<u16> = step.rows.iter().map(|row| row.try_get("id")).collect::<Result<_, _>>()?;
+        found.push(ids);
+    }
+    let (exist, mut busy) = (found.pop().unwrap_or_default(), BTreeSet::new());
+    if let Some(free) = found.pop() {
+        busy.extend(exist.difference(&free).copied());
+    }
+    let free: BTreeSet<Vec<u8>> = keys.into_iter().filter(|key| !busy.contains(&locked.row(key))).collect();
+    lock_in_cluster(conn, locked, &free).await?;
+    Ok(free)
 }
 
 #[cfg(test)]
