@@ -29,10 +29,10 @@ use crate::rows::aged::{Aged, purge_aged};
 use crate::rows::jobs::Accepted;
 use crate::rows::limits::waits_for_turn;
 use crate::rows::links::{AWAITED, IN_BATCH};
-use crate::rows::owed::{left_of, lock_free};
-use crate::sql::batches::{groups, placeholders, statement, tuples};
+use crate::rows::owed::{SKIP_LOCKED, left_of, lock_free};
+use crate::sql::batches::{groups, in_list, placeholders, statement, tuples};
 use crate::sql::clock::read_clock;
-use crate::sql::connection::{PriorRun, on_pool, transact};
+use crate::sql::connection::{PriorRun, on_pool, transact, transact_unless_locked};
 use crate::sql::error::{Fault, again, corrupt, fault};
 use crate::sql::session::Session;
 use crate::{Store, StoreError, StoreInner};
@@ -325,43 +325,32 @@ impl Store {
         .await
     }
 
-    /// Lease a few bulk operations that no runner carries out.
+    /// Lease a few bulk operations that no runner carries out. One whose row another session locks is passed over: a runner
+    /// that freezes in a batch keeps this lock when its lease is over.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
     pub async fn lease_operations(&self, runner: RunnerId, lease: Duration) -> Result<Vec<OperationLease>, StoreError> {
-        on_pool(&self.shared.pools.loops, "lease operations", move |conn, _| {
-            let runner = runner.clone();
+        let attempted = "lease operations";
+        let free = on_pool(&self.shared.pools.loops, attempted, |conn, _| {
             Box::pin(async move {
                 let sql = format!(
-                    "SELECT id, action, rate, canary IS NOT NULL AS is_canary FROM operations \
-                     FORCE INDEX (operations_state) WHERE {IS_FREE} ORDER BY id LIMIT ?"
+                    "SELECT id FROM operations FORCE INDEX (operations_state) WHERE {IS_FREE} ORDER BY id LIMIT ?"
                 );
-                let mut taken = Vec::new();
-                for row in statement(sql).bind(MAX_TAKEN).fetch_all(&mut *conn).await? {
-                    let (id, token): (Uuid, Uuid) = (row.try_get("id")?, Uuid::new_v4());
-                    let action = Action::from_word(row.try_get("action")?).ok_or_else(|| corrupt("action"))?;
-                    let (rate, canary) = (row.try_get("rate")?, row.try_get("is_canary")?);
-                    let sql = format!(
-                        "UPDATE operations SET runner = ?, token = ?, \
-                         started_at = COALESCE(started_at, UTC_TIMESTAMP(6)), {LEASED} WHERE id = ? AND {IS_FREE}"
-                    );
-                    let won = statement(sql)
-                        .bind(runner.as_str())
-                        .bind(token)
-                        .bind(micros(lease))
-                        .bind(micros(lease))
-                        .bind(id)
-                        .execute(&mut *conn)
-                        .await?;
-                    if won.rows_affected() == 1 {
-                        taken.push(OperationLease { id, action, rate, canary, token });
-                    }
-                }
-                Ok(taken)
+                let found = statement(sql).bind(MAX_RUNNING).fetch_all(conn).await?;
+                found.iter().map(|row| row.try_get("id")).collect::<Result<Vec<Uuid>, _>>()
             })
-        })
-        .await
+        });
+        let free = free.await?;
+        if free.is_empty() {
+            return Ok(Vec::new());
+        }
+        // All or none: an operation whose lease is written, but not returned, would rest until the lease is over.
+        let leased = transact_unless_locked(&self.shared.pools.loops, attempted, move |conn, _| {
+            let (runner, free) = (runner.clone(), free.clone());
+            Box::pin(async move { lease_free(conn, &runner, lease, &free).await })
+        });
+        Ok(leased.await?.unwrap_or_default())
     }
 
     /// Give a bulk operation back, so that the next runner can lease it at once.
@@ -534,6 +523,40 @@ pub(super) struct Locked {
     pub(super) place: Option<Uuid>,
     pub(super) token: Uuid,
     ahead: Option<Ahead>,
+}
+
+/// Lease some of these operations, those that are free and that no other session locks.
+async fn lease_free(
+    conn: &mut Session<'_>,
+    runner: &RunnerId,
+    lease: Duration,
+    free: &[Uuid],
+) -> Result<Vec<OperationLease>, sqlx::Error> {
+    let sql =
+        "SELECT id, action, rate, canary IS NOT NULL AS is_canary FROM operations FORCE INDEX (PRIMARY) WHERE id IN";
+    let tail = format!(" AND {IS_FREE} ORDER BY id LIMIT {MAX_TAKEN} FOR UPDATE{SKIP_LOCKED}");
+    let mut taken = Vec::new();
+    for row in in_list(sql, free, &tail).fetch_all(&mut *conn).await? {
+        let (id, token): (Uuid, Uuid) = (row.try_get("id")?, Uuid::new_v4());
+        let action = Action::from_word(row.try_get("action")?).ok_or_else(|| corrupt("action"))?;
+        let (rate, canary) = (row.try_get("rate")?, row.try_get("is_canary")?);
+        let sql = format!(
+            "UPDATE operations SET runner = ?, token = ?, \
+             started_at = COALESCE(started_at, UTC_TIMESTAMP(6)), {LEASED} WHERE id = ? AND {IS_FREE}"
+        );
+        let won = statement(sql)
+            .bind(runner.as_str())
+            .bind(token)
+            .bind(micros(lease))
+            .bind(micros(lease))
+            .bind(id)
+            .execute(&mut *conn)
+            .await?;
+        if won.rows_affected() == 1 {
+            taken.push(OperationLease { id, action, rate, canary, token });
+        }
+    }
+    Ok(taken)
 }
 
 /// Lock the row of an operation, and read it.

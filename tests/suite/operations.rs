@@ -569,3 +569,37 @@ async fn a_locked_job_holds_up_no_other_job_of_an_operation_and_is_handled_once_
     assert_eq!(tickr.count("SELECT COUNT(*) FROM owed").await, 0);
     tickr.stop().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_operation_whose_row_a_frozen_runner_locks_holds_up_no_other_operation() {
+    let tickr = TestApp::start().await;
+    let jobs = (0..10).map(|_| json!({"kind": "noop", "tags": ["wild"], "delay_ms": LATER_MS}));
+    tickr.enqueue_many(jobs).await;
+    // One in front of every other operation and one behind them. Their leases are over soon.
+    let frozen = [Uuid::from_u128(1), Uuid::max()];
+    let insert = "INSERT INTO operations (id, action, filter, params, actor, created_at, estimate, capped, runner, token, \
+                  lease_until) VALUES (?, 'cancel', '{\"tags\":[\"none\"]}', '{}', 'test', UTC_TIMESTAMP(6), 0, FALSE, \
+                  'frozen/1-x', ?, UTC_TIMESTAMP(6) + INTERVAL 3 SECOND)";
+    let mut session = tickr.mysql().await;
+    for id in frozen {
+        sqlx::query(insert).bind(id).bind(Uuid::new_v4()).execute(&mut session).await.unwrap();
+    }
+    session.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED").await.unwrap();
+    session.execute("BEGIN").await.unwrap();
+    for id in frozen {
+        let row = sqlx::query_scalar("SELECT runner FROM operations WHERE id = ? FOR UPDATE").bind(id);
+        let runner: String = row.fetch_one(&mut session).await.unwrap();
+        assert_eq!(runner, "frozen/1-x");
+    }
+    tickr.until_count("SELECT COUNT(*) FROM operations WHERE lease_until < UTC_TIMESTAMP(6)", 2).await;
+    for done in [10, 0] {
+        let id = start(&tickr, json!({"action": "cancel", "filter": {"tag": "wild"}})).await;
+        let over = until_over(&tickr, id).await;
+        assert_eq!((&over["state"], &over["done"]), (&json!("done"), &json!(done)), "{over:#}");
+    }
+    session.execute("ROLLBACK").await.unwrap();
+    for id in frozen {
+        assert_eq!(until_over(&tickr, id).await["state"], "done");
+    }
+    tickr.stop().await;
+}
