@@ -841,6 +841,35 @@ async fn a_job_that_is_locked_keeps_no_other_job_of_its_batch_from_being_cancell
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_runner_that_freezes_in_the_cancel_of_a_batch_keeps_no_other_from_cancelling_its_jobs() {
+    let tickr = TestApp::start().await;
+    let waits = json!({"kind": "noop", "payload": {}, "delay_ms": 3_600_000});
+    let batch = create(&tickr, json!({"jobs": [waits, waits], "close": true})).await;
+    let ids: Vec<JobId> = serde_json::from_value(batch["jobs"].clone()).unwrap();
+    let id = format!("UNHEX(REPLACE('{}', '-', ''))", batch["id"].as_str().unwrap());
+    tickr
+        .sql(format!(
+            "UPDATE batches SET cancelled_at = UTC_TIMESTAMP(6) WHERE id = {id}; \
+             INSERT INTO batch_cancels (batch_id, touched_at) VALUES ({id}, UTC_TIMESTAMP(6) + INTERVAL 1 HOUR)"
+        ))
+        .await;
+    // The frozen one was about to commit.
+    let mut session = tickr.mysql().await;
+    session.execute("BEGIN").await.unwrap();
+    let row = format!("SELECT * FROM batch_cancels WHERE batch_id = {id} FOR UPDATE");
+    sqlx::query(sqlx::AssertSqlSafe(row)).fetch_one(&mut session).await.unwrap();
+    let answer = tickr.post(&format!("/v1/batches/{}/cancel", batch["id"].as_str().unwrap()), json!({})).await;
+    assert_eq!(answer.status, 200, "{:#}", answer.body);
+    for id in &ids {
+        assert_eq!(tickr.job(*id).await["state"], "cancelled");
+    }
+    session.execute("ROLLBACK").await.unwrap();
+    tickr.sql("UPDATE batch_cancels SET touched_at = '2026-01-01'").await;
+    tickr.until_count("SELECT COUNT(*) FROM batch_cancels", 0).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_batch_holds_with_a_paused_queue_a_limit_a_drained_runner_and_a_backlog_of_others() {
     let tickr = TestApp::start_with(|config| config.workers = 8, Registry::new()).await;
     let other = tickr.another().await;
