@@ -29,16 +29,17 @@ use crate::rows::aged::{Aged, purge_aged};
 use crate::rows::jobs::Accepted;
 use crate::rows::limits::waits_for_turn;
 use crate::rows::links::{AWAITED, IN_BATCH};
-use crate::rows::owed::{SKIP_LOCKED, left_of, lock_free};
-use crate::sql::batches::{groups, in_list, placeholders, statement, tuples};
+use crate::rows::owed::{Owed, SKIP_LOCKED, left_of, lock_free};
+use crate::rows::unique_keys::lock_free_keys;
+use crate::sql::batches::{MAX_ROWS, groups, in_list, placeholders, statement, tuples};
 use crate::sql::clock::read_clock;
 use crate::sql::connection::{PriorRun, on_pool, transact, transact_unless_locked};
-use crate::sql::error::{Fault, again, corrupt, fault};
+use crate::sql::error::{Fault, again, corrupt, fault, waited_for_lock};
 use crate::sql::session::Session;
 use crate::{Store, StoreError, StoreInner};
 use tickr_job::{
     Action, Actor, Among, CanaryState, Filter, Fingerprint, JobId, Name, NewOperation, Operation, OperationState,
-    RunnerId, State, StateInput, Timestamp, ceil_ms, floor_ms,
+    Priority, RunnerId, State, StateInput, Timestamp, ceil_ms, floor_ms,
 };
 
 /// Most bulk operations that may run at the same time.
@@ -49,6 +50,8 @@ const MAX_TAKEN: u32 = 4;
 const MAX_LOOKED_AT: i64 = 20_000;
 /// Number of locked jobs that are left at a time before an operation waits for their locks.
 const MAX_LEFT: usize = 1_000;
+/// Lock waits after which a batch leaves its other jobs to the next one. Each takes seconds, as does the lease.
+const MAX_WAITS: usize = 1;
 
 /// The condition that no runner carries an operation out. The lease of a canary has a column of its own.
 pub(super) const IS_FREE: &str =
@@ -120,10 +123,22 @@ pub struct BatchOutcome {
 struct Ahead {
     /// The jobs that were left. All of them are behind the position, and not behind `place`.
     left: BTreeSet<Uuid>,
+    /// Those of them that a batch has waited for in vain. They are tried when nothing else can be done.
+    slow: BTreeSet<Uuid>,
     /// How far the walk has come; absent at its end.
     place: Option<Uuid>,
     /// The jobs that the operation had counted. With another number, a binary that does not know this was at work since.
-    counted: u64,
+    /// A binary that knows only `left` misses the name of this field, so it begins at the position as well.
+    handled: u64,
+}
+
+/// What a batch does about a lock of another session.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum OnLock {
+    /// Wait for it, unless it is that of a row in `owed` or of an order key: few are locked, and most of them not for long.
+    Wait,
+    /// Leave the job.
+    Leave,
 }
 
 /// Outcome of a request to cancel a bulk operation.
@@ -379,14 +394,26 @@ impl Store {
         lease: Duration,
         remake: Remake,
     ) -> Result<BatchOutcome, StoreError> {
-        let shared = self.shared.clone();
-        let batched = transact(&self.shared.pools.loops, "carry out an operation", move |conn, _| {
-            let (shared, remake) = (shared.clone(), remake.clone());
-            Box::pin(async move { advance(conn, &shared, held, most, lease, &remake).await })
-        });
-        let batched = batched.await?;
-        self.shared.links_ended(AWAITED | IN_BATCH);
-        Ok(batched)
+        let tries: &[OnLock] = match held.action {
+            // These do not leave single jobs.
+            Action::Delete | Action::Replay | Action::Discard => &[OnLock::Wait],
+            Action::Cancel | Action::Retry | Action::RunNow | Action::Reschedule | Action::SetPriority => {
+                &[OnLock::Wait, OnLock::Leave]
+            }
+        };
+        for on_lock in tries.iter().copied() {
+            let (shared, remake) = (self.shared.clone(), remake.clone());
+            let batched = transact_unless_locked(&self.shared.pools.loops, "carry out an operation", move |conn, _| {
+                let (shared, remake) = (shared.clone(), remake.clone());
+                Box::pin(async move { advance(conn, &shared, (held, lease), most, on_lock, &remake).await })
+            });
+            if let Some(batched) = batched.await? {
+                self.shared.links_ended(AWAITED | IN_BATCH);
+                return Ok(batched);
+            }
+        }
+        tracing::debug!(operation = %held.id, "other sessions lock rows that an operation needs");
+        Ok(BatchOutcome { waits_for_locks: true, ..BatchOutcome::default() })
     }
 
     /// End a bulk operation that cannot go on, and record why.
@@ -561,7 +588,35 @@ async fn lease_free(
 
 /// Lock the row of an operation, and read it.
 pub(super) async fn lock(conn: &mut Session<'_>, id: Uuid) -> Result<Option<Locked>, sqlx::Error> {
-    let sql = format!("SELECT {COLUMNS}, ahead FROM operations WHERE id = ? FOR UPDATE");
+    lock_row(conn, id, "").await
+}
+
+/// Outcome of [`lock_leased`].
+pub(super) enum Leased {
+    Locked(Box<Locked>),
+    /// Another session locks the row at this moment.
+    Busy,
+    /// The operation has ended, or another runner has its lease.
+    Lost,
+}
+
+/// Lock the row of an operation for the runner that has this lease. The runner does not wait for a lock of another session,
+/// because its other operations would wait as well.
+pub(super) async fn lock_leased(conn: &mut Session<'_>, held: OperationLease) -> Result<Leased, sqlx::Error> {
+    let Some(locked) = lock_row(conn, held.id, SKIP_LOCKED).await? else {
+        let sql = "SELECT 1 FROM operations WHERE id = ? AND token = ? AND state = 'running'";
+        let there = sqlx::query(sql).bind(held.id).bind(held.token).fetch_optional(conn).await?;
+        return Ok(if there.is_some() { Leased::Busy } else { Leased::Lost });
+    };
+    if locked.token == held.token && locked.state == OperationState::Running {
+        Ok(Leased::Locked(Box::new(locked)))
+    } else {
+        Ok(Leased::Lost)
+    }
+}
+
+async fn lock_row(conn: &mut Session<'_>, id: Uuid, locked_rows: &str) -> Result<Option<Locked>, sqlx::Error> {
+    let sql = format!("SELECT {COLUMNS}, ahead FROM operations WHERE id = ? FOR UPDATE{locked_rows}");
     let Some(row) = statement(sql).bind(id).fetch_optional(conn).await? else { return Ok(None) };
     let operation = operation(&row)?;
     let ahead: Option<String> = row.try_get("ahead")?;
@@ -573,15 +628,15 @@ pub(super) async fn lock(conn: &mut Session<'_>, id: Uuid) -> Result<Option<Lock
 async fn advance(
     conn: &mut Session<'_>,
     shared: &StoreInner,
-    held: OperationLease,
+    (held, lease): (OperationLease, Duration),
     most: u32,
-    lease: Duration,
+    on_lock: OnLock,
     remake: &Remake,
 ) -> Result<BatchOutcome, sqlx::Error> {
-    let locked = lock(conn, held.id).await?;
-    let Some(locked) = locked.filter(|locked| locked.token == held.token && locked.state == OperationState::Running)
-    else {
-        return Ok(BatchOutcome { over: true, ..BatchOutcome::default() });
+    let locked = match lock_leased(conn, held).await? {
+        Leased::Locked(locked) => *locked,
+        Leased::Busy => return Ok(BatchOutcome { waits_for_locks: true, ..BatchOutcome::default() }),
+        Leased::Lost => return Ok(BatchOutcome { over: true, ..BatchOutcome::default() }),
     };
     let operation = &locked.operation;
     let most = match &operation.canary {
@@ -592,16 +647,19 @@ async fn advance(
         return Ok(BatchOutcome::default());
     }
     let counted = operation.done + operation.skipped + operation.failed;
-    let ahead = locked.ahead.filter(|ahead| ahead.counted == counted).unwrap_or_default();
+    let ahead = locked.ahead.filter(|ahead| ahead.handled == counted).unwrap_or_default();
     let (found, place) = match ahead.place {
         _ if ahead.left.is_empty() => next_jobs(conn, operation, locked.place, most).await?,
         Some(place) if ahead.left.len() < MAX_LEFT => next_jobs(conn, operation, Some(place), most).await?,
         place => (Vec::new(), place),
     };
+    // While jobs are left, the sessions that lock them may lock more.
+    let is_careful = on_lock == OnLock::Leave || !ahead.left.is_empty();
     // In id order, because the walk is.
     let ids: Vec<Uuid> = ahead.left.into_iter().chain(found).collect();
     let now = read_clock(conn, &shared.clock).await?;
-    let mut work = Work { most: most as usize, ..Work::default() };
+    let slow = ahead.slow.into_iter().map(JobId::from_uuid).collect();
+    let mut work = Work { most: most as usize, is_careful, slow, ..Work::default() };
     if !ids.is_empty() {
         work.carry_out(conn, shared, operation, &ids, remake, now).await?;
     }
@@ -626,7 +684,8 @@ async fn advance(
         None => place,
     };
     let over = work.batched.over;
-    let ahead = Ahead { left, place, counted: counted + looked_at };
+    let slow = work.slow.iter().map(|id| id.uuid()).filter(|id| left.contains(id)).collect();
+    let ahead = Ahead { left, slow, place, handled: counted + looked_at };
     let ahead = (!ahead.left.is_empty()).then(|| text(serde_json::to_string(&ahead))).transpose()?;
     audit(conn, operation, &work.done, now).await?;
     let leased_until = now + TimeDelta::from_std(lease).unwrap_or(TimeDelta::zero());
@@ -691,8 +750,14 @@ struct Work {
     most: usize,
     batched: BatchOutcome,
     done: Vec<Uuid>,
+    /// True if the batch does not wait for locks that keep it from other jobs.
+    is_careful: bool,
     /// Jobs for the next batches.
     left: BTreeSet<JobId>,
+    /// Jobs that this batch or an earlier one has waited for in vain.
+    slow: BTreeSet<JobId>,
+    /// Number of those that this batch has waited for.
+    waits: usize,
     /// Set if the batch stopped early, after this job.
     until: Option<Uuid>,
     failed: u64,
@@ -711,9 +776,9 @@ impl Work {
         now: Timestamp,
     ) -> Result<(), sqlx::Error> {
         match operation.action {
-            Action::Cancel => self.act_on_each(conn, shared, ids, StateInput::Cancel).await,
-            Action::Retry => self.act_on_each(conn, shared, ids, StateInput::Retry).await,
-            Action::RunNow => self.act_on_each(conn, shared, ids, StateInput::RunNow).await,
+            Action::Cancel => self.act_on_each(conn, shared, ids, StateInput::Cancel, now).await,
+            Action::Retry => self.act_on_each(conn, shared, ids, StateInput::Retry, now).await,
+            Action::RunNow => self.act_on_each(conn, shared, ids, StateInput::RunNow, now).await,
             Action::Reschedule | Action::SetPriority => self.change(conn, operation, ids, now).await,
             Action::Delete => {
                 let removed = remove(conn, ids, Removal::Asked, now).await?;
@@ -755,19 +820,55 @@ impl Work {
         made
     }
 
-    /// Return those of these jobs that the batch handles, in their order. The others are left: those in `locked`, and those
-    /// that are too many because jobs of earlier batches are not locked any more.
-    fn share_out(&mut self, ids: &[Uuid], locked: BTreeSet<JobId>) -> Vec<JobId> {
+    /// Return those of these jobs that the batch handles, in their order. The others are left: those in `locked`, the slow
+    /// ones, and those that are too many because jobs of earlier batches are not locked any more. If all that are not locked
+    /// are slow, the batch tries one of them, another one each time.
+    fn share_out(&mut self, ids: &[Uuid], locked: BTreeSet<JobId>, now: Timestamp) -> Vec<JobId> {
         self.left = locked;
         let mut handled = Vec::with_capacity(ids.len());
+        let mut slow = Vec::new();
         for id in ids.iter().copied().map(JobId::from_uuid) {
-            if handled.len() < self.most && !self.left.contains(&id) {
-                handled.push(id);
-            } else {
-                self.left.insert(id);
+            if self.left.contains(&id) {
+                continue;
             }
+            if self.slow.contains(&id) {
+                slow.push(id);
+            } else if handled.len() < self.most {
+                handled.push(id);
+                continue;
+            }
+            self.left.insert(id);
+        }
+        if handled.is_empty() && !slow.is_empty() {
+            let turn = usize::try_from(now.timestamp_millis()).unwrap_or(0) % slow.len();
+            self.left.remove(&slow[turn]);
+            handled.push(slow[turn]);
         }
         handled
+    }
+
+    /// Begin the change of a job. Returns whether the batch goes on with it; otherwise the job is left.
+    async fn begins(&mut self, conn: &mut Session<'_>, id: JobId) -> Result<bool, sqlx::Error> {
+        if self.waits >= MAX_WAITS {
+            self.left.insert(id);
+            return Ok(false);
+        }
+        if self.is_careful {
+            sqlx::raw_sql("SAVEPOINT one_job").execute(conn.driver()).await?;
+        }
+        Ok(true)
+    }
+
+    /// Take back the change of a job after a lock wait that has timed out, and leave the job. Returns false if the whole
+    /// transaction has to be rolled back.
+    async fn leaves(&mut self, conn: &mut Session<'_>, id: JobId) -> bool {
+        if !self.is_careful || sqlx::raw_sql("ROLLBACK TO SAVEPOINT one_job").execute(conn.driver()).await.is_err() {
+            return false;
+        }
+        self.waits += 1;
+        self.slow.insert(id);
+        self.left.insert(id);
+        true
     }
 
     async fn act_on_each(
@@ -776,6 +877,7 @@ impl Work {
         shared: &StoreInner,
         ids: &[Uuid],
         event: StateInput,
+        now: Timestamp,
     ) -> Result<(), sqlx::Error> {
         let (ordered, busy) = lock_free_for(conn, event, ids).await?;
         let free = ids.iter().filter(|id| !busy.contains(id));
@@ -785,9 +887,19 @@ impl Work {
             // Jobs that have ended have no row that says so.
             locked.extend(busy.into_iter().map(JobId::from_uuid));
         }
-        for id in self.share_out(ids, locked) {
-            let AppliedAction { outcome, counts, .. } =
-                apply_event(conn, shared, id, event, &ordered, PriorRun::Nothing).await?;
+        if self.is_careful {
+            let free = ids.iter().copied().filter(|id| !locked.contains(&JobId::from_uuid(*id))).collect();
+            locked.extend(lock_more(conn, event, free, &held).await?);
+        }
+        for id in self.share_out(ids, locked, now) {
+            if !self.begins(conn, id).await? {
+                continue;
+            }
+            let applied = apply_event(conn, shared, id, event, &ordered, PriorRun::Nothing).await;
+            let AppliedAction { outcome, counts, .. } = match applied {
+                Err(error) if waited_for_lock(&error) && self.leaves(conn, id).await => continue,
+                applied => applied?,
+            };
             for (key, n) in counts {
                 *self.counts.entry(key).or_default() += n;
             }
@@ -821,7 +933,7 @@ impl Work {
         let due = params.execute_at.map(|moment| ceil_ms(moment).max(floor_ms(now)));
         let mut free = lock_free(conn, ids.iter().copied().map(JobId::from_uuid)).await?;
         let locked = left_of(conn, ids.iter().copied().map(JobId::from_uuid).collect(), &free).await?;
-        for id in self.share_out(ids, locked) {
+        for id in self.share_out(ids, locked, now) {
             let Some(owed) = free.remove(&id) else { continue };
             let held = waits_for_turn(owed.execute_at);
             if !matches!(owed.state, State::Waiting | State::Retrying) || (held && due.is_some()) {
@@ -832,20 +944,12 @@ impl Work {
                 Some(priority) => priority,
                 None => owed.priority.try_into().map_err(corrupt)?,
             };
-            sqlx::query("UPDATE owed SET execute_at = ?, priority = ? WHERE id = ?")
-                .bind(execute_at.naive_utc())
-                .bind(priority.level())
-                .bind(id.uuid())
-                .execute(&mut *conn)
-                .await?;
-            if params.priority.is_some() {
-                // A PATCH writes this row too. A retry after the end, and every reader of the ended job, uses this
-                // priority.
-                sqlx::query("UPDATE jobs SET priority = ? WHERE id = ?")
-                    .bind(priority.level())
-                    .bind(id.uuid())
-                    .execute(&mut *conn)
-                    .await?;
+            if !self.begins(conn, id).await? {
+                continue;
+            }
+            match write_change(conn, id, execute_at, (priority, params.priority.is_some())).await {
+                Err(error) if waited_for_lock(&error) && self.leaves(conn, id).await => continue,
+                written => written?,
             }
             self.done.push(id.uuid());
             self.batched.waits.push(Accepted {
@@ -860,6 +964,68 @@ impl Work {
         }
         Ok(())
     }
+}
+
+/// Write the due time and the priority of a job whose row in `owed` is locked.
+async fn write_change(
+    conn: &mut Session<'_>,
+    id: JobId,
+    execute_at: Timestamp,
+    (priority, is_new): (Priority, bool),
+) -> Result<(), sqlx::Error> {
+    sqlx::query("UPDATE owed SET execute_at = ?, priority = ? WHERE id = ?")
+        .bind(execute_at.naive_utc())
+        .bind(priority.level())
+        .bind(id.uuid())
+        .execute(&mut *conn)
+        .await?;
+    if is_new {
+        // A PATCH writes this row too. A retry after the end, and every reader of the ended job, uses this priority.
+        sqlx::query("UPDATE jobs SET priority = ? WHERE id = ?")
+            .bind(priority.level())
+            .bind(id.uuid())
+            .execute(&mut *conn)
+            .await?;
+    }
+    Ok(())
+}
+
+/// Lock what an action on these jobs needs besides order keys and the rows in `owed`: the rows of jobs that run again, and
+/// unique keys. Returns the jobs of which another session locks something at this moment.
+async fn lock_more(
+    conn: &mut Session<'_>,
+    event: StateInput,
+    mut ids: Vec<Uuid>,
+    held: &BTreeMap<JobId, Owed>,
+) -> Result<BTreeSet<JobId>, sqlx::Error> {
+    let mut busy = BTreeSet::new();
+    if event == StateInput::Retry {
+        ids.retain(|id| !held.contains_key(&JobId::from_uuid(*id)));
+        busy = lock_free_rows(conn, &ids).await?;
+        ids.retain(|id| !busy.contains(id));
+    } else if event == StateInput::Cancel {
+        ids.retain(|id| held.get(&JobId::from_uuid(*id)).is_some_and(|owed| owed.keyed));
+    } else {
+        ids.clear();
+    }
+    busy.extend(lock_free_keys(conn, &ids).await?);
+    Ok(busy.into_iter().map(JobId::from_uuid).collect())
+}
+
+/// Lock the rows of these jobs that no other session locks at this moment. Returns the others.
+async fn lock_free_rows(conn: &mut Session<'_>, ids: &[Uuid]) -> Result<BTreeSet<Uuid>, sqlx::Error> {
+    let mut free = BTreeSet::new();
+    let mut there = BTreeSet::new();
+    for ids in ids.chunks(MAX_ROWS) {
+        let sql = "SELECT id FROM jobs FORCE INDEX (PRIMARY) WHERE id IN";
+        let tail = format!(" ORDER BY id FOR UPDATE{SKIP_LOCKED}");
+        for (tail, rows) in [(tail.as_str(), &mut free), ("", &mut there)] {
+            for row in in_list(sql, ids, tail).fetch_all(&mut *conn).await? {
+                rows.insert(row.try_get::<Uuid, _>("id")?);
+            }
+        }
+    }
+    Ok(there.difference(&free).copied().collect())
 }
 
 /// Write an audit record for each changed job, with the actor and the operation.

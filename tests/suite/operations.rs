@@ -603,3 +603,46 @@ async fn an_operation_whose_row_a_frozen_runner_locks_holds_up_no_other_operatio
     }
     tickr.stop().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_locked_unique_key_row_or_next_job_of_an_order_key_holds_up_no_other_job_of_an_operation() {
+    let tickr = TestApp::start().await;
+    let job = |n: u32| match n {
+        2 => json!({"kind": "noop", "tags": ["wild"], "delay_ms": LATER_MS, "order_key": "o"}),
+        3 => json!({"kind": "noop", "tags": ["wild"], "delay_ms": LATER_MS, "unique_key": "u"}),
+        _ => json!({"kind": "noop", "tags": ["wild"], "delay_ms": LATER_MS}),
+    };
+    let ids = tickr.enqueue_many((0..30).map(job)).await;
+    let next = json!({"kind": "noop", "delay_ms": LATER_MS, "order_key": "o"});
+    let next = tickr.enqueue(next).await;
+    let mut session = tickr.mysql().await;
+    session.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED").await.unwrap();
+    for (action, locked) in [("cancel", 2), ("retry", 1)] {
+        // Runners that freeze in an enqueue, in a change of a job or in a retry keep such locks.
+        session.execute("BEGIN").await.unwrap();
+        if action == "cancel" {
+            let key = "SELECT * FROM unique_keys WHERE unique_key = 'u' LOCK IN SHARE MODE";
+            assert!(session.fetch_optional(key).await.unwrap().is_some());
+            let row = sqlx::query("SELECT id FROM owed WHERE id = ? FOR UPDATE").bind(next.uuid());
+            row.fetch_one(&mut session).await.unwrap();
+        } else {
+            let row = sqlx::query("SELECT id FROM jobs WHERE id = ? FOR UPDATE").bind(ids[5].uuid());
+            row.fetch_one(&mut session).await.unwrap();
+        }
+        let id = start(&tickr, json!({"action": action, "filter": {"tag": "wild"}})).await;
+        let others = eventually("the others are done", || async {
+            let operation = show(&tickr, id).await;
+            (operation["done"] == 30 - locked).then_some(operation)
+        })
+        .await;
+        assert_eq!((&others["state"], &others["skipped"]), (&json!("running"), &json!(0)), "{others:#}");
+        session.execute("ROLLBACK").await.unwrap();
+        let over = until_over(&tickr, id).await;
+        assert_eq!(
+            (&over["state"], &over["done"], &over["skipped"], &over["failed"]),
+            (&json!("done"), &json!(30), &json!(0), &json!(0)),
+            "{over:#}"
+        );
+    }
+    tickr.stop().await;
+}
