@@ -7,7 +7,8 @@
 //!
 //! A job that another session locks must not stop the operation, and must not be passed over for ever. The position in the
 //! table stays in front of the first such job, another column says how far the operation is behind it ([`Ahead`]), and each
-//! batch looks again at the jobs that were left.
+//! batch looks again at the jobs that were left. Jobs of an order key that is locked are left as one, because there may be
+//! any number of them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -29,6 +30,7 @@ use crate::rows::aged::{Aged, purge_aged};
 use crate::rows::jobs::Accepted;
 use crate::rows::limits::waits_for_turn;
 use crate::rows::links::{AWAITED, IN_BATCH};
+use crate::rows::order::{lock_free_keys as lock_free_order_keys, order_keys_of};
 use crate::rows::owed::{Owed, SKIP_LOCKED, left_of, lock_free};
 use crate::rows::unique_keys::lock_free_keys;
 use crate::sql::batches::{MAX_ROWS, groups, in_list, placeholders, statement, tuples};
@@ -48,8 +50,12 @@ const MAX_RUNNING: i64 = 50;
 const MAX_TAKEN: u32 = 4;
 /// Most rows that one batch may look at.
 const MAX_LOOKED_AT: i64 = 20_000;
-/// Number of locked jobs that are left at a time before an operation waits for their locks.
+/// Number of locked jobs and order keys that are left at a time before an operation waits for their locks.
 const MAX_LEFT: usize = 1_000;
+/// Number of order keys that a batch locks at a time to find out which of them are free again.
+const KEYS_AT_ONCE: usize = 64;
+/// Most jobs of such an order key that a batch looks at.
+const MAX_OF_KEY: usize = 512;
 /// Lock waits after which a batch leaves its other jobs to the next one. Each takes seconds, as does the lease.
 const MAX_WAITS: usize = 1;
 
@@ -125,11 +131,32 @@ struct Ahead {
     left: BTreeSet<Uuid>,
     /// Those of them that a batch has waited for in vain. They are tried when nothing else can be done.
     slow: BTreeSet<Uuid>,
+    /// Order keys that were locked when the walk met a job of them, each with a position: the jobs of the key behind it, as
+    /// far as the walk has come, were left as well. A key may have more jobs than an operation can name.
+    keys: BTreeMap<String, Uuid>,
     /// How far the walk has come; absent at its end.
     place: Option<Uuid>,
     /// The jobs that the operation had counted. With another number, a binary that does not know this was at work since.
     /// A binary that knows only `left` misses the name of this field, so it begins at the position as well.
     handled: u64,
+}
+
+impl Ahead {
+    /// Return how much was left.
+    fn size(&self) -> usize {
+        self.left.len() + self.keys.len()
+    }
+
+    /// Return the position in front of all that was left, if something was.
+    fn behind(&self) -> Option<Uuid> {
+        let first = self.left.first().map(|id| just_before(*id));
+        self.keys.values().copied().chain(first).min()
+    }
+}
+
+/// Return the position behind which this id is the first one.
+fn just_before(id: Uuid) -> Uuid {
+    Uuid::from_u128(id.as_u128().saturating_sub(1))
 }
 
 /// What a batch does about a lock of another session.
@@ -647,19 +674,33 @@ async fn advance(
         return Ok(BatchOutcome::default());
     }
     let counted = operation.done + operation.skipped + operation.failed;
-    let ahead = locked.ahead.filter(|ahead| ahead.handled == counted).unwrap_or_default();
+    let mut ahead = locked.ahead.filter(|ahead| ahead.handled == counted).unwrap_or_default();
+    let is_ahead = ahead.size() > 0;
+    let of_keys = next_of_keys(conn, operation, &mut ahead, most as usize).await?;
+    // The walk goes on when no job with an order key that was left can be handled.
+    let walks = of_keys.is_empty();
+    let filter = &operation.filter;
     let (found, place) = match ahead.place {
-        _ if ahead.left.is_empty() => next_jobs(conn, operation, locked.place, most).await?,
-        Some(place) if ahead.left.len() < MAX_LEFT => next_jobs(conn, operation, Some(place), most).await?,
+        place if !walks => (of_keys, place),
+        _ if !is_ahead => next_jobs(conn, operation, filter, locked.place, most as usize).await?,
+        Some(place) if ahead.size() < MAX_LEFT => {
+            next_jobs(conn, operation, filter, Some(place), most as usize).await?
+        }
         place => (Vec::new(), place),
     };
-    // While jobs are left, the sessions that lock them may lock more.
-    let is_careful = on_lock == OnLock::Leave || !ahead.left.is_empty();
-    // In id order, because the walk is.
-    let ids: Vec<Uuid> = ahead.left.into_iter().chain(found).collect();
     let now = read_clock(conn, &shared.clock).await?;
-    let slow = ahead.slow.into_iter().map(JobId::from_uuid).collect();
-    let mut work = Work { most: most as usize, is_careful, slow, ..Work::default() };
+    let mut work = Work {
+        most: most as usize,
+        // While jobs are left, the sessions that lock them may lock more.
+        is_careful: on_lock == OnLock::Leave || is_ahead,
+        walks,
+        found: found.iter().copied().collect(),
+        keys: ahead.keys,
+        slow: ahead.slow.into_iter().map(JobId::from_uuid).collect(),
+        ..Work::default()
+    };
+    // In id order, because the walk is.
+    let ids: Vec<Uuid> = ahead.left.into_iter().chain(found).collect::<BTreeSet<_>>().into_iter().collect();
     if !ids.is_empty() {
         work.carry_out(conn, shared, operation, &ids, remake, now).await?;
     }
@@ -671,22 +712,19 @@ async fn advance(
     // A canary ends with the last outcome, not with the last released job.
     let place = place.or_else(|| operation.canary.is_some().then_some(AT_THE_END));
     let left: BTreeSet<Uuid> = work.left.iter().map(|id| id.uuid()).collect();
-    let looked_at = looked_at - left.len() as u64;
+    let looked_at = looked_at - (left.len() + work.of_keys) as u64;
     let done = work.done.len() as u64;
     let skipped = looked_at - done - work.failed;
     work.batched.handled = done + work.failed;
-    work.batched.over = place.is_none() && left.is_empty();
-    let rests = place.is_none() || left.len() >= MAX_LEFT;
-    work.batched.waits_for_locks = !left.is_empty() && looked_at == 0 && rests;
-    // The next runner comes back to the jobs that were left.
-    let noted = match left.first() {
-        Some(first) => Some(Uuid::from_u128(first.as_u128().saturating_sub(1))),
-        None => place,
-    };
-    let over = work.batched.over;
     let slow = work.slow.iter().map(|id| id.uuid()).filter(|id| left.contains(id)).collect();
-    let ahead = Ahead { left, slow, place, handled: counted + looked_at };
-    let ahead = (!ahead.left.is_empty()).then(|| text(serde_json::to_string(&ahead))).transpose()?;
+    let ahead = Ahead { left, slow, keys: work.keys, place, handled: counted + looked_at };
+    let over = place.is_none() && ahead.size() == 0;
+    work.batched.over = over;
+    let rests = place.is_none() || ahead.size() >= MAX_LEFT;
+    work.batched.waits_for_locks = ahead.size() > 0 && looked_at == 0 && rests;
+    // The next runner comes back to the jobs that were left.
+    let noted = ahead.behind().or(place);
+    let ahead = (ahead.size() > 0).then(|| text(serde_json::to_string(&ahead))).transpose()?;
     audit(conn, operation, &work.done, now).await?;
     let leased_until = now + TimeDelta::from_std(lease).unwrap_or(TimeDelta::zero());
     sqlx::query(
@@ -711,19 +749,75 @@ async fn advance(
     Ok(work.batched)
 }
 
-/// Find the next jobs of an operation. Also return the new position of the walk; absent at its end.
+/// Find the next jobs with order keys that were left and that no other session locks any more. Note how far they were
+/// found, and forget keys of which no job is left.
+async fn next_of_keys(
+    conn: &mut Session<'_>,
+    operation: &Operation,
+    ahead: &mut Ahead,
+    most: usize,
+) -> Result<Vec<Uuid>, sqlx::Error> {
+    let keys: Vec<String> = ahead.keys.keys().cloned().collect();
+    let mut found = Vec::new();
+    for keys in keys.chunks(KEYS_AT_ONCE) {
+        let busy = lock_free_order_keys(conn, &keys.iter().map(String::as_bytes).collect::<Vec<_>>()).await?;
+        for key in keys.iter().filter(|key| !busy.contains(key.as_bytes())) {
+            let Some(behind) = ahead.keys.get(key).copied().filter(|_| found.len() < most) else { break };
+            let span = (behind, ahead.place.unwrap_or(Uuid::max()));
+            let (jobs, place) = next_of_key(conn, operation, key, span, most - found.len()).await?;
+            found.extend(jobs);
+            match place {
+                Some(place) => ahead.keys.insert(key.clone(), place),
+                None => ahead.keys.remove(key),
+            };
+        }
+        if !found.is_empty() {
+            break;
+        }
+    }
+    Ok(found)
+}
+
+/// Find the next jobs of an operation that have this order key, behind an id and not behind another one. Also return the
+/// position behind which the next ones are found; absent at the end.
+async fn next_of_key(
+    conn: &mut Session<'_>,
+    operation: &Operation,
+    key: &str,
+    (behind, up_to): (Uuid, Uuid),
+    most: usize,
+) -> Result<(Vec<Uuid>, Option<Uuid>), sqlx::Error> {
+    let sql = format!(
+        "SELECT job_id FROM order_places FORCE INDEX (order_places_job) \
+         WHERE order_key = ? AND job_id > ? AND job_id <= ? ORDER BY job_id LIMIT {MAX_OF_KEY}"
+    );
+    let found = statement(sql).bind(key.as_bytes()).bind(behind).bind(up_to).fetch_all(&mut *conn).await?;
+    let ids: Vec<Uuid> = found.iter().map(|row| row.try_get("job_id")).collect::<Result<_, _>>()?;
+    let rest = ids.last().copied().filter(|_| ids.len() >= MAX_OF_KEY);
+    let mut filter = operation.filter.clone();
+    let named = std::mem::take(&mut filter.ids);
+    filter.ids = ids.into_iter().map(JobId::from_uuid).filter(|id| named.is_empty() || named.contains(id)).collect();
+    if filter.ids.is_empty() {
+        return Ok((Vec::new(), rest));
+    }
+    let (jobs, place) = next_jobs(conn, operation, &filter, None, most).await?;
+    Ok((jobs, place.or(rest)))
+}
+
+/// Find the next jobs of an operation that match this filter. Also return the new position of the walk; absent at its end.
 async fn next_jobs(
     conn: &mut Session<'_>,
     operation: &Operation,
+    filter: &Filter,
     place: Option<Uuid>,
-    most: u32,
+    most: usize,
 ) -> Result<(Vec<Uuid>, Option<Uuid>), sqlx::Error> {
-    let search = Search::among(&operation.filter, Order::OldestFirst, operation.action.among());
+    let search = Search::among(filter, Order::OldestFirst, operation.action.among());
     let mut budget = SearchBudget::new(MAX_LOOKED_AT);
     let mut ids = Vec::new();
     let mut rest = search.span(place);
     while let Some(span) = rest {
-        let wanted = most as usize - ids.len();
+        let wanted = most - ids.len();
         let chunk = search.chunk(conn, span).await?;
         let found = search.matching("j.id", &chunk, wanted as i64).fetch_all(&mut *conn).await?;
         for row in &found {
@@ -737,7 +831,7 @@ async fn next_jobs(
         if let Some(behind) = rest
             && !budget.may_continue(&chunk)
         {
-            return Ok((ids, Some(Uuid::from_u128(behind.from.as_u128().saturating_sub(1)))));
+            return Ok((ids, Some(just_before(behind.from))));
         }
     }
     Ok((ids, None))
@@ -752,6 +846,14 @@ struct Work {
     done: Vec<Uuid>,
     /// True if the batch does not wait for locks that keep it from other jobs.
     is_careful: bool,
+    /// True if the walk has found `found`, false if the jobs have order keys that were left before.
+    walks: bool,
+    /// The jobs that no earlier batch has left by themselves.
+    found: BTreeSet<Uuid>,
+    /// Order keys that are left, as in [`Ahead`].
+    keys: BTreeMap<String, Uuid>,
+    /// Number of jobs that are left with their order keys.
+    of_keys: usize,
     /// Jobs for the next batches.
     left: BTreeSet<JobId>,
     /// Jobs that this batch or an earlier one has waited for in vain.
@@ -871,6 +973,33 @@ impl Work {
         true
     }
 
+    /// Leave those of the new jobs whose order key is locked, or was when the walk met another job of it. Returns the other
+    /// jobs.
+    async fn leave_order_keys(
+        &mut self,
+        conn: &mut Session<'_>,
+        ids: &[Uuid],
+        busy: &BTreeSet<Uuid>,
+    ) -> Result<Vec<Uuid>, sqlx::Error> {
+        if busy.is_empty() && self.keys.is_empty() {
+            return Ok(ids.to_vec());
+        }
+        let keys = order_keys_of(conn, ids).await?;
+        let mut others = Vec::with_capacity(ids.len());
+        for id in ids {
+            let key = keys.get(id).filter(|_| self.found.contains(id));
+            let key = key.and_then(|key| std::str::from_utf8(key).ok());
+            let Some(key) = key.filter(|key| busy.contains(id) || (self.walks && self.keys.contains_key(*key))) else {
+                others.push(*id);
+                continue;
+            };
+            let behind = self.keys.entry(key.to_owned()).or_insert(just_before(*id));
+            *behind = just_before(*id).min(*behind);
+            self.of_keys += 1;
+        }
+        Ok(others)
+    }
+
     async fn act_on_each(
         &mut self,
         conn: &mut Session<'_>,
@@ -880,18 +1009,19 @@ impl Work {
         now: Timestamp,
     ) -> Result<(), sqlx::Error> {
         let (ordered, busy) = lock_free_for(conn, event, ids).await?;
+        let ids = self.leave_order_keys(conn, ids, &busy).await?;
         let free = ids.iter().filter(|id| !busy.contains(id));
         let held = lock_free(conn, free.map(|id| JobId::from_uuid(*id))).await?;
         let mut locked = left_of(conn, ids.iter().copied().map(JobId::from_uuid).collect(), &held).await?;
         if event == StateInput::Retry {
             // Jobs that have ended have no row that says so.
-            locked.extend(busy.into_iter().map(JobId::from_uuid));
+            locked.extend(ids.iter().filter(|id| busy.contains(id)).copied().map(JobId::from_uuid));
         }
         if self.is_careful {
             let free = ids.iter().copied().filter(|id| !locked.contains(&JobId::from_uuid(*id))).collect();
             locked.extend(lock_more(conn, event, free, &held).await?);
         }
-        for id in self.share_out(ids, locked, now) {
+        for id in self.share_out(&ids, locked, now) {
             if !self.begins(conn, id).await? {
                 continue;
             }

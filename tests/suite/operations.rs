@@ -646,3 +646,43 @@ async fn a_locked_unique_key_row_or_next_job_of_an_order_key_holds_up_no_other_j
     }
     tickr.stop().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_order_key_that_is_locked_holds_up_no_other_job_of_an_operation_however_many_jobs_it_has() {
+    let tickr = TestApp::start().await;
+    // More jobs of the key than an operation can leave one by one, in front of the others.
+    let job = |n: u32| {
+        let tags = if n.is_multiple_of(50) || n >= 1_100 { json!(["wild", "few"]) } else { json!(["wild"]) };
+        match n {
+            0..1_100 => json!({"kind": "noop", "queue": "parked", "tags": tags, "order_key": "o"}),
+            _ => json!({"kind": "noop", "queue": "parked", "tags": tags}),
+        }
+    };
+    for first in [0, 560] {
+        tickr.enqueue_many((first..first + 560).map(job)).await;
+    }
+    let mut session = tickr.mysql().await;
+    session.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED").await.unwrap();
+    for (action, tag, all) in [("cancel", "wild", 1_120), ("retry", "few", 42)] {
+        session.execute("BEGIN").await.unwrap();
+        let key = "SELECT * FROM order_keys WHERE order_key = 'o' FOR UPDATE";
+        assert!(session.fetch_optional(key).await.unwrap().is_some());
+        let id = start(&tickr, json!({"action": action, "filter": {"tag": tag}})).await;
+        let others = eventually("the others are done", || async {
+            let operation = show(&tickr, id).await;
+            (operation["done"] == 20).then_some(operation)
+        })
+        .await;
+        assert_eq!((&others["state"], &others["skipped"]), (&json!("running"), &json!(0)), "{others:#}");
+        session.execute("ROLLBACK").await.unwrap();
+        let over = until_over(&tickr, id).await;
+        assert_eq!(
+            (&over["state"], &over["done"], &over["skipped"], &over["failed"]),
+            (&json!("done"), &json!(all), &json!(0), &json!(0)),
+            "{over:#}"
+        );
+    }
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM owed").await, 42);
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM audit WHERE action = 'job.retry'").await, 42);
+    tickr.stop().await;
+}
