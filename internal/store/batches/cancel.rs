@@ -30,6 +30,8 @@ use tickr_job::{Actor, BatchId, JobId};
 
 /// Jobs that one transaction cancels at most.
 const JOBS: u32 = 1_000;
+/// Jobs that one call of [`Store::cancel_left_jobs`] takes at most.
+pub const LEFT_AT_ONCE: usize = 1_000;
 /// Nested batches that one transaction finds at most.
 const NESTED: u32 = 256;
 const ATTEMPTED: &str = "cancel jobs of a batch";
@@ -157,31 +159,22 @@ impl Store {
         Ok(done)
     }
 
-    /// Cancel jobs of a batch that were left before, and wait for their locks for some seconds: most locks last for
-    /// milliseconds. Those that are locked for longer are left again.
+    /// Cancel jobs of a batch that were left before, [`LEFT_AT_ONCE`] at most, and wait for their locks for some seconds:
+    /// most locks last for milliseconds. Those that are locked for longer are left again.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
     pub async fn cancel_left_jobs(&self, id: BatchId, left: &[JobId]) -> Result<BatchCancelled, StoreError> {
-        let left: Vec<Uuid> = left.iter().map(|job| job.uuid()).collect();
-        let mut all = BatchCancelled::default();
-        for ids in left.chunks(JOBS as usize) {
-            let (shared, page) = (self.shared.clone(), ids.to_vec());
-            let waited = transact_unless_locked(&self.shared.pools.steering, ATTEMPTED, move |conn, _| {
-                let (shared, page) = (shared.clone(), page.clone());
-                Box::pin(async move { cancel_jobs(conn, &shared, &page, OnLock::Wait).await })
-            });
-            match waited.await {
-                Ok(Some(done)) => {
-                    self.shared.links_ended(AWAITED | IN_BATCH);
-                    self.touch_cancel(id).await?;
-                    all.add(done);
-                }
-                Err(error) if !error.is_about_the_row() => return Err(error),
-                Ok(None) | Err(_) => all.add(self.cancel_page_of(id, ids).await?),
+        let ids: Vec<Uuid> = left.iter().map(|job| job.uuid()).collect();
+        match self.cancel_jobs_of(&ids, OnLock::Wait).await {
+            Ok(Some(done)) => {
+                self.shared.links_ended(AWAITED | IN_BATCH);
+                self.touch_cancel(id).await?;
+                Ok(done)
             }
+            Err(error) if !error.is_about_the_row() => Err(error),
+            Ok(None) | Err(_) => self.cancel_page_of(id, &ids).await,
         }
-        Ok(all)
     }
 
     async fn cancel_page_of(&self, id: BatchId, ids: &[Uuid]) -> Result<BatchCancelled, StoreError> {
