@@ -6,8 +6,8 @@ use crate::Broker;
 use tickr_event::Event;
 use tickr_job::{Actor, BatchId, JobId};
 use tickr_store::{
-    Batch, BatchCancelled, BatchCounted, BatchCreated, BatchProblems, IdempotentOutcome, IdempotentRequest, NewBatch,
-    ResponseBuilder, StoreError,
+    Batch, BatchCancelled, BatchCounted, BatchCreated, BatchProblems, IdempotentOutcome, IdempotentRequest,
+    LEFT_AT_ONCE, NewBatch, ResponseBuilder, StoreError,
 };
 
 impl Broker {
@@ -55,7 +55,7 @@ impl Broker {
 
     /// Cancel the jobs of batches that are marked as cancelled, until none waits or `stop` is cancelled. Executing ones are
     /// asked to stop. Those that another session locks are left, or with `waits_for_locks` tried again after all others,
-    /// for some seconds. Returns whether all were reached.
+    /// for some seconds, until some stay locked. Returns whether all were reached.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
@@ -86,15 +86,19 @@ impl Broker {
         if !waits_for_locks {
             return Ok(left.is_empty());
         }
-        let mut reached_all = true;
         for (batch, jobs) in left {
-            if stop.is_cancelled() {
-                return Ok(false);
+            for jobs in jobs.chunks(LEFT_AT_ONCE) {
+                if stop.is_cancelled() {
+                    return Ok(false);
+                }
+                let page = self.store.cancel_left_jobs(batch, jobs).await?;
+                if !self.announce_cancelled(page).is_empty() {
+                    // Each further wait takes a connection for seconds. A runner comes back to the jobs that are left.
+                    return Ok(false);
+                }
             }
-            let page = self.store.cancel_left_jobs(batch, &jobs).await?;
-            reached_all &= self.announce_cancelled(page).is_empty();
         }
-        Ok(reached_all)
+        Ok(true)
     }
 
     /// Publish what a part of a cancel has done. Returns the jobs that were left.

@@ -34,6 +34,10 @@ const TURN_EVERY: Duration = Duration::from_millis(500);
 const MAX_FAILURES: u32 = 20;
 /// Pause after a batch that could do nothing, because other sessions lock the jobs that are left.
 const LOCKED_RESTS: Duration = Duration::from_millis(250);
+/// The longest such pause. The lease lasts longer.
+const MAX_LOCKED_RESTS: Duration = Duration::from_secs(2);
+/// The longest pause after a batch that has waited for a lock of another session.
+const MAX_WAITED: Duration = Duration::from_secs(10);
 /// Pause after a failed batch.
 const PAUSE: Duration = Duration::from_secs(1);
 
@@ -87,6 +91,8 @@ struct Running {
     bucket: Bucket,
     failures: u32,
     not_before: Instant,
+    /// Pause after the next batch that can do nothing.
+    rest: Duration,
     /// Set for a canary.
     turns: Option<Turns>,
 }
@@ -101,7 +107,14 @@ struct Turns {
 impl Running {
     fn new(lease: OperationLease, now: Instant) -> Self {
         let turns = lease.canary.then_some(Turns { next: now, room: 0 });
-        Self { lease, bucket: Bucket::new(lease.rate, now), failures: 0, not_before: now, turns }
+        Self { lease, bucket: Bucket::new(lease.rate, now), failures: 0, not_before: now, rest: LOCKED_RESTS, turns }
+    }
+
+    /// Rest, because other sessions lock all that is left. While that lasts, each rest is longer. A batch that has waited for
+    /// a lock gives the other operations as much time as it `took`.
+    fn rests_for_locks(&mut self, took: Duration) {
+        self.not_before = Instant::now() + self.rest.max(took.min(MAX_WAITED));
+        self.rest = (2 * self.rest).min(MAX_LOCKED_RESTS);
     }
 
     /// Return the number of jobs for a batch now; 0 when it is too early.
@@ -183,6 +196,10 @@ async fn batch(shared: &EngineState, one: &mut Running) -> bool {
                 tell_end(one.lease, turn);
                 return false;
             }
+            Ok(turn) if turn.waits_for_lock => {
+                one.rests_for_locks(Duration::ZERO);
+                return true;
+            }
             Ok(turn) => {
                 one.failures = 0;
                 let now = Instant::now();
@@ -200,7 +217,9 @@ async fn batch(shared: &EngineState, one: &mut Running) -> bool {
         Ok(batched) => {
             one.failures = 0;
             if batched.waits_for_locks {
-                one.not_before = Instant::now() + LOCKED_RESTS;
+                one.rests_for_locks(now.elapsed());
+            } else {
+                one.rest = LOCKED_RESTS;
             }
             one.bucket.spend(batched.handled);
             if let Some(turns) = &mut one.turns {

@@ -7,7 +7,8 @@
 //!
 //! A job that another session locks must not stop the operation, and must not be passed over for ever. The position in the
 //! table stays in front of the first such job, another column says how far the operation is behind it ([`Ahead`]), and each
-//! batch looks again at the jobs that were left.
+//! batch looks again at the jobs that were left. Jobs of an order key that is locked are left as one, because there may be
+//! any number of them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -29,16 +30,18 @@ use crate::rows::aged::{Aged, purge_aged};
 use crate::rows::jobs::Accepted;
 use crate::rows::limits::waits_for_turn;
 use crate::rows::links::{AWAITED, IN_BATCH};
-use crate::rows::owed::{left_of, lock_free};
-use crate::sql::batches::{groups, placeholders, statement, tuples};
+use crate::rows::order::{lock_free_keys as lock_free_order_keys, order_keys_of};
+use crate::rows::owed::{Owed, SKIP_LOCKED, left_of, lock_free};
+use crate::rows::unique_keys::lock_free_keys;
+use crate::sql::batches::{MAX_ROWS, groups, in_list, placeholders, statement, tuples};
 use crate::sql::clock::read_clock;
-use crate::sql::connection::{PriorRun, on_pool, transact};
-use crate::sql::error::{Fault, again, corrupt, fault};
+use crate::sql::connection::{PriorRun, on_pool, transact, transact_unless_locked};
+use crate::sql::error::{Fault, again, corrupt, fault, waited_for_lock};
 use crate::sql::session::Session;
 use crate::{Store, StoreError, StoreInner};
 use tickr_job::{
     Action, Actor, Among, CanaryState, Filter, Fingerprint, JobId, Name, NewOperation, Operation, OperationState,
-    RunnerId, State, StateInput, Timestamp, ceil_ms, floor_ms,
+    Priority, RunnerId, State, StateInput, Timestamp, ceil_ms, floor_ms,
 };
 
 /// Most bulk operations that may run at the same time.
@@ -47,8 +50,14 @@ const MAX_RUNNING: i64 = 50;
 const MAX_TAKEN: u32 = 4;
 /// Most rows that one batch may look at.
 const MAX_LOOKED_AT: i64 = 20_000;
-/// Number of locked jobs that are left at a time before an operation waits for their locks.
+/// Number of locked jobs and order keys that are left at a time before an operation waits for their locks.
 const MAX_LEFT: usize = 1_000;
+/// Number of order keys that a batch locks at a time to find out which of them are free again.
+const KEYS_AT_ONCE: usize = 64;
+/// Most jobs of such an order key that a batch looks at.
+const MAX_OF_KEY: usize = 512;
+/// Lock waits after which a batch leaves its other jobs to the next one. Each takes seconds, as does the lease.
+const MAX_WAITS: usize = 1;
 
 /// The condition that no runner carries an operation out. The lease of a canary has a column of its own.
 pub(super) const IS_FREE: &str =
@@ -120,10 +129,43 @@ pub struct BatchOutcome {
 struct Ahead {
     /// The jobs that were left. All of them are behind the position, and not behind `place`.
     left: BTreeSet<Uuid>,
+    /// Those of them that a batch has waited for in vain. They are tried when nothing else can be done.
+    slow: BTreeSet<Uuid>,
+    /// Order keys that were locked when the walk met a job of them, each with a position: the jobs of the key behind it, as
+    /// far as the walk has come, were left as well. A key may have more jobs than an operation can name.
+    keys: BTreeMap<String, Uuid>,
     /// How far the walk has come; absent at its end.
     place: Option<Uuid>,
     /// The jobs that the operation had counted. With another number, a binary that does not know this was at work since.
-    counted: u64,
+    /// A binary that knows only `left` misses the name of this field, so it begins at the position as well.
+    handled: u64,
+}
+
+impl Ahead {
+    /// Return how much was left.
+    fn size(&self) -> usize {
+        self.left.len() + self.keys.len()
+    }
+
+    /// Return the position in front of all that was left, if something was.
+    fn behind(&self) -> Option<Uuid> {
+        let first = self.left.first().map(|id| just_before(*id));
+        self.keys.values().copied().chain(first).min()
+    }
+}
+
+/// Return the position behind which this id is the first one.
+fn just_before(id: Uuid) -> Uuid {
+    Uuid::from_u128(id.as_u128().saturating_sub(1))
+}
+
+/// What a batch does about a lock of another session.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum OnLock {
+    /// Wait for it, unless it is that of a row in `owed` or of an order key: few are locked, and most of them not for long.
+    Wait,
+    /// Leave the job.
+    Leave,
 }
 
 /// Outcome of a request to cancel a bulk operation.
@@ -325,43 +367,32 @@ impl Store {
         .await
     }
 
-    /// Lease a few bulk operations that no runner carries out.
+    /// Lease a few bulk operations that no runner carries out. One whose row another session locks is passed over: a runner
+    /// that freezes in a batch keeps this lock when its lease is over.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
     pub async fn lease_operations(&self, runner: RunnerId, lease: Duration) -> Result<Vec<OperationLease>, StoreError> {
-        on_pool(&self.shared.pools.loops, "lease operations", move |conn, _| {
-            let runner = runner.clone();
+        let attempted = "lease operations";
+        let free = on_pool(&self.shared.pools.loops, attempted, |conn, _| {
             Box::pin(async move {
                 let sql = format!(
-                    "SELECT id, action, rate, canary IS NOT NULL AS is_canary FROM operations \
-                     FORCE INDEX (operations_state) WHERE {IS_FREE} ORDER BY id LIMIT ?"
+                    "SELECT id FROM operations FORCE INDEX (operations_state) WHERE {IS_FREE} ORDER BY id LIMIT ?"
                 );
-                let mut taken = Vec::new();
-                for row in statement(sql).bind(MAX_TAKEN).fetch_all(&mut *conn).await? {
-                    let (id, token): (Uuid, Uuid) = (row.try_get("id")?, Uuid::new_v4());
-                    let action = Action::from_word(row.try_get("action")?).ok_or_else(|| corrupt("action"))?;
-                    let (rate, canary) = (row.try_get("rate")?, row.try_get("is_canary")?);
-                    let sql = format!(
-                        "UPDATE operations SET runner = ?, token = ?, \
-                         started_at = COALESCE(started_at, UTC_TIMESTAMP(6)), {LEASED} WHERE id = ? AND {IS_FREE}"
-                    );
-                    let won = statement(sql)
-                        .bind(runner.as_str())
-                        .bind(token)
-                        .bind(micros(lease))
-                        .bind(micros(lease))
-                        .bind(id)
-                        .execute(&mut *conn)
-                        .await?;
-                    if won.rows_affected() == 1 {
-                        taken.push(OperationLease { id, action, rate, canary, token });
-                    }
-                }
-                Ok(taken)
+                let found = statement(sql).bind(MAX_RUNNING).fetch_all(conn).await?;
+                found.iter().map(|row| row.try_get("id")).collect::<Result<Vec<Uuid>, _>>()
             })
-        })
-        .await
+        });
+        let free = free.await?;
+        if free.is_empty() {
+            return Ok(Vec::new());
+        }
+        // All or none: an operation whose lease is written, but not returned, would rest until the lease is over.
+        let leased = transact_unless_locked(&self.shared.pools.loops, attempted, move |conn, _| {
+            let (runner, free) = (runner.clone(), free.clone());
+            Box::pin(async move { lease_free(conn, &runner, lease, &free).await })
+        });
+        Ok(leased.await?.unwrap_or_default())
     }
 
     /// Give a bulk operation back, so that the next runner can lease it at once.
@@ -390,14 +421,26 @@ impl Store {
         lease: Duration,
         remake: Remake,
     ) -> Result<BatchOutcome, StoreError> {
-        let shared = self.shared.clone();
-        let batched = transact(&self.shared.pools.loops, "carry out an operation", move |conn, _| {
-            let (shared, remake) = (shared.clone(), remake.clone());
-            Box::pin(async move { advance(conn, &shared, held, most, lease, &remake).await })
-        });
-        let batched = batched.await?;
-        self.shared.links_ended(AWAITED | IN_BATCH);
-        Ok(batched)
+        let tries: &[OnLock] = match held.action {
+            // These do not leave single jobs.
+            Action::Delete | Action::Replay | Action::Discard => &[OnLock::Wait],
+            Action::Cancel | Action::Retry | Action::RunNow | Action::Reschedule | Action::SetPriority => {
+                &[OnLock::Wait, OnLock::Leave]
+            }
+        };
+        for on_lock in tries.iter().copied() {
+            let (shared, remake) = (self.shared.clone(), remake.clone());
+            let batched = transact_unless_locked(&self.shared.pools.loops, "carry out an operation", move |conn, _| {
+                let (shared, remake) = (shared.clone(), remake.clone());
+                Box::pin(async move { advance(conn, &shared, (held, lease), most, on_lock, &remake).await })
+            });
+            if let Some(batched) = batched.await? {
+                self.shared.links_ended(AWAITED | IN_BATCH);
+                return Ok(batched);
+            }
+        }
+        tracing::debug!(operation = %held.id, "other sessions lock rows that an operation needs");
+        Ok(BatchOutcome { waits_for_locks: true, ..BatchOutcome::default() })
     }
 
     /// End a bulk operation that cannot go on, and record why.
@@ -536,9 +579,71 @@ pub(super) struct Locked {
     ahead: Option<Ahead>,
 }
 
+/// Lease some of these operations, those that are free and that no other session locks.
+async fn lease_free(
+    conn: &mut Session<'_>,
+    runner: &RunnerId,
+    lease: Duration,
+    free: &[Uuid],
+) -> Result<Vec<OperationLease>, sqlx::Error> {
+    let sql =
+        "SELECT id, action, rate, canary IS NOT NULL AS is_canary FROM operations FORCE INDEX (PRIMARY) WHERE id IN";
+    let tail = format!(" AND {IS_FREE} ORDER BY id LIMIT {MAX_TAKEN} FOR UPDATE{SKIP_LOCKED}");
+    let mut taken = Vec::new();
+    for row in in_list(sql, free, &tail).fetch_all(&mut *conn).await? {
+        let (id, token): (Uuid, Uuid) = (row.try_get("id")?, Uuid::new_v4());
+        let action = Action::from_word(row.try_get("action")?).ok_or_else(|| corrupt("action"))?;
+        let (rate, canary) = (row.try_get("rate")?, row.try_get("is_canary")?);
+        let sql = format!(
+            "UPDATE operations SET runner = ?, token = ?, \
+             started_at = COALESCE(started_at, UTC_TIMESTAMP(6)), {LEASED} WHERE id = ? AND {IS_FREE}"
+        );
+        let won = statement(sql)
+            .bind(runner.as_str())
+            .bind(token)
+            .bind(micros(lease))
+            .bind(micros(lease))
+            .bind(id)
+            .execute(&mut *conn)
+            .await?;
+        if won.rows_affected() == 1 {
+            taken.push(OperationLease { id, action, rate, canary, token });
+        }
+    }
+    Ok(taken)
+}
+
 /// Lock the row of an operation, and read it.
 pub(super) async fn lock(conn: &mut Session<'_>, id: Uuid) -> Result<Option<Locked>, sqlx::Error> {
-    let sql = format!("SELECT {COLUMNS}, ahead FROM operations WHERE id = ? FOR UPDATE");
+    lock_row(conn, id, "").await
+}
+
+/// Outcome of [`lock_leased`].
+pub(super) enum Leased {
+    Locked(Box<Locked>),
+    /// Another session locks the row at this moment.
+    Busy,
+    /// The operation has ended, or another runner has its lease.
+    Lost,
+}
+
+/// Lock the row of an operation for the runner that has this lease. The runner does not wait for a lock of another session,
+/// because its other operations would wait as well.
+pub(super) async fn lock_leased(conn: &mut Session<'_>, held: OperationLease) -> Result<Leased, sqlx::Error> {
+    let Some(locked) = lock_row(conn, held.id, SKIP_LOCKED).await? else {
+        let sql = "SELECT 1 FROM operations WHERE id = ? AND token = ? AND state = 'running'";
+        let there = sqlx::query(sql).bind(held.id).bind(held.token).fetch_optional(conn).await?;
+        return Ok(if there.is_some() { Leased::Busy } else { Leased::Lost });
+    };
+    if locked.token == held.token && locked.state == OperationState::Running {
+        Ok(Leased::Locked(Box::new(locked)))
+    } else {
+        Ok(Leased::Lost)
+    }
+}
+
+async fn lock_row(conn: &mut Session<'_>, id: Uuid, locked_rows: &str) -> Result<Option<Locked>, sqlx::Error> {
+    let sql = format!("SELECT {COLUMNS}, ahead FROM operations WHERE id = ? FOR UPDATE{locked_rows}");
     let Some(row) = statement(sql).bind(id).fetch_optional(conn).await? else { return Ok(None) };
     let operation = operation(&row)?;
     let ahead: Option<String> = row.try_get("ahead")?;
@@ -550,15 +655,15 @@ pub(super) async fn lock(conn: &mut Session<'_>, id: Uuid) -> Result<Option<Lock
 async fn advance(
     conn: &mut Session<'_>,
     shared: &StoreInner,
-    held: OperationLease,
+    (held, lease): (OperationLease, Duration),
     most: u32,
-    lease: Duration,
+    on_lock: OnLock,
     remake: &Remake,
 ) -> Result<BatchOutcome, sqlx::Error> {
-    let locked = lock(conn, held.id).await?;
-    let Some(locked) = locked.filter(|locked| locked.token == held.token && locked.state == OperationState::Running)
-    else {
-        return Ok(BatchOutcome { over: true, ..BatchOutcome::default() });
+    let locked = match lock_leased(conn, held).await? {
+        Leased::Locked(locked) => *locked,
+        Leased::Busy => return Ok(BatchOutcome { waits_for_locks: true, ..BatchOutcome::default() }),
+        Leased::Lost => return Ok(BatchOutcome { over: true, ..BatchOutcome::default() }),
     };
     let operation = &locked.operation;
     let most = match &operation.canary {
@@ -569,16 +674,33 @@ async fn advance(
         return Ok(BatchOutcome::default());
     }
     let counted = operation.done + operation.skipped + operation.failed;
-    let ahead = locked.ahead.filter(|ahead| ahead.counted == counted).unwrap_or_default();
+    let mut ahead = locked.ahead.filter(|ahead| ahead.handled == counted).unwrap_or_default();
+    let is_ahead = ahead.size() > 0;
+    let of_keys = next_of_keys(conn, operation, &mut ahead, most as usize).await?;
+    // The walk goes on when no job with an order key that was left can be handled.
+    let walks = of_keys.is_empty();
+    let filter = &operation.filter;
     let (found, place) = match ahead.place {
-        _ if ahead.left.is_empty() => next_jobs(conn, operation, locked.place, most).await?,
-        Some(place) if ahead.left.len() < MAX_LEFT => next_jobs(conn, operation, Some(place), most).await?,
+        place if !walks => (of_keys, place),
+        _ if !is_ahead => next_jobs(conn, operation, filter, locked.place, most as usize).await?,
+        Some(place) if ahead.size() < MAX_LEFT => {
+            next_jobs(conn, operation, filter, Some(place), most as usize).await?
+        }
         place => (Vec::new(), place),
     };
-    // In id order, because the walk is.
-    let ids: Vec<Uuid> = ahead.left.into_iter().chain(found).collect();
     let now = read_clock(conn, &shared.clock).await?;
-    let mut work = Work { most: most as usize, ..Work::default() };
+    let mut work = Work {
+        most: most as usize,
+        // While jobs are left, the sessions that lock them may lock more.
+        is_careful: on_lock == OnLock::Leave || is_ahead,
+        walks,
+        found: found.iter().copied().collect(),
+        keys: ahead.keys,
+        slow: ahead.slow.into_iter().map(JobId::from_uuid).collect(),
+        ..Work::default()
+    };
+    // In id order, because the walk is.
+    let ids: Vec<Uuid> = ahead.left.into_iter().chain(found).collect::<BTreeSet<_>>().into_iter().collect();
     if !ids.is_empty() {
         work.carry_out(conn, shared, operation, &ids, remake, now).await?;
     }
@@ -590,21 +712,19 @@ async fn advance(
     // A canary ends with the last outcome, not with the last released job.
     let place = place.or_else(|| operation.canary.is_some().then_some(AT_THE_END));
     let left: BTreeSet<Uuid> = work.left.iter().map(|id| id.uuid()).collect();
-    let looked_at = looked_at - left.len() as u64;
+    let looked_at = looked_at - (left.len() + work.of_keys) as u64;
     let done = work.done.len() as u64;
     let skipped = looked_at - done - work.failed;
     work.batched.handled = done + work.failed;
-    work.batched.over = place.is_none() && left.is_empty();
-    let rests = place.is_none() || left.len() >= MAX_LEFT;
-    work.batched.waits_for_locks = !left.is_empty() && looked_at == 0 && rests;
+    let slow = work.slow.iter().map(|id| id.uuid()).filter(|id| left.contains(id)).collect();
+    let ahead = Ahead { left, slow, keys: work.keys, place, handled: counted + looked_at };
+    let over = place.is_none() && ahead.size() == 0;
+    work.batched.over = over;
+    let rests = place.is_none() || ahead.size() >= MAX_LEFT;
+    work.batched.waits_for_locks = ahead.size() > 0 && looked_at == 0 && rests;
     // The next runner comes back to the jobs that were left.
-    let noted = match left.first() {
-        Some(first) => Some(Uuid::from_u128(first.as_u128().saturating_sub(1))),
-        None => place,
-    };
-    let over = work.batched.over;
-    let ahead = Ahead { left, place, counted: counted + looked_at };
-    let ahead = (!ahead.left.is_empty()).then(|| text(serde_json::to_string(&ahead))).transpose()?;
+    let noted = ahead.behind().or(place);
+    let ahead = (ahead.size() > 0).then(|| text(serde_json::to_string(&ahead))).transpose()?;
     audit(conn, operation, &work.done, now).await?;
     let leased_until = now + TimeDelta::from_std(lease).unwrap_or(TimeDelta::zero());
     sqlx::query(
@@ -629,19 +749,75 @@ async fn advance(
     Ok(work.batched)
 }
 
-/// Find the next jobs of an operation. Also return the new position of the walk; absent at its end.
+/// Find the next jobs with order keys that were left and that no other session locks any more. Note how far they were
+/// found, and forget keys of which no job is left.
+async fn next_of_keys(
+    conn: &mut Session<'_>,
+    operation: &Operation,
+    ahead: &mut Ahead,
+    most: usize,
+) -> Result<Vec<Uuid>, sqlx::Error> {
+    let keys: Vec<String> = ahead.keys.keys().cloned().collect();
+    let mut found = Vec::new();
+    for keys in keys.chunks(KEYS_AT_ONCE) {
+        let busy = lock_free_order_keys(conn, &keys.iter().map(String::as_bytes).collect::<Vec<_>>()).await?;
+        for key in keys.iter().filter(|key| !busy.contains(key.as_bytes())) {
+            let Some(behind) = ahead.keys.get(key).copied().filter(|_| found.len() < most) else { break };
+            let span = (behind, ahead.place.unwrap_or(Uuid::max()));
+            let (jobs, place) = next_of_key(conn, operation, key, span, most - found.len()).await?;
+            found.extend(jobs);
+            match place {
+                Some(place) => ahead.keys.insert(key.clone(), place),
+                None => ahead.keys.remove(key),
+            };
+        }
+        if !found.is_empty() {
+            break;
+        }
+    }
+    Ok(found)
+}
+
+/// Find the next jobs of an operation that have this order key, behind an id and not behind another one. Also return the
+/// position behind which the next ones are found; absent at the end.
+async fn next_of_key(
+    conn: &mut Session<'_>,
+    operation: &Operation,
+    key: &str,
+    (behind, up_to): (Uuid, Uuid),
+    most: usize,
+) -> Result<(Vec<Uuid>, Option<Uuid>), sqlx::Error> {
+    let sql = format!(
+        "SELECT job_id FROM order_places FORCE INDEX (order_places_job) \
+         WHERE order_key = ? AND job_id > ? AND job_id <= ? ORDER BY job_id LIMIT {MAX_OF_KEY}"
+    );
+    let found = statement(sql).bind(key.as_bytes()).bind(behind).bind(up_to).fetch_all(&mut *conn).await?;
+    let ids: Vec<Uuid> = found.iter().map(|row| row.try_get("job_id")).collect::<Result<_, _>>()?;
+    let rest = ids.last().copied().filter(|_| ids.len() >= MAX_OF_KEY);
+    let mut filter = operation.filter.clone();
+    let named = std::mem::take(&mut filter.ids);
+    filter.ids = ids.into_iter().map(JobId::from_uuid).filter(|id| named.is_empty() || named.contains(id)).collect();
+    if filter.ids.is_empty() {
+        return Ok((Vec::new(), rest));
+    }
+    let (jobs, place) = next_jobs(conn, operation, &filter, None, most).await?;
+    Ok((jobs, place.or(rest)))
+}
+
+/// Find the next jobs of an operation that match this filter. Also return the new position of the walk; absent at its end.
 async fn next_jobs(
     conn: &mut Session<'_>,
     operation: &Operation,
+    filter: &Filter,
     place: Option<Uuid>,
-    most: u32,
+    most: usize,
 ) -> Result<(Vec<Uuid>, Option<Uuid>), sqlx::Error> {
-    let search = Search::among(&operation.filter, Order::OldestFirst, operation.action.among());
+    let search = Search::among(filter, Order::OldestFirst, operation.action.among());
     let mut budget = SearchBudget::new(MAX_LOOKED_AT);
     let mut ids = Vec::new();
     let mut rest = search.span(place);
     while let Some(span) = rest {
-        let wanted = most as usize - ids.len();
+        let wanted = most - ids.len();
         let chunk = search.chunk(conn, span).await?;
         let found = search.matching("j.id", &chunk, wanted as i64).fetch_all(&mut *conn).await?;
         for row in &found {
@@ -655,7 +831,7 @@ async fn next_jobs(
         if let Some(behind) = rest
             && !budget.may_continue(&chunk)
         {
-            return Ok((ids, Some(Uuid::from_u128(behind.from.as_u128().saturating_sub(1)))));
+            return Ok((ids, Some(just_before(behind.from))));
         }
     }
     Ok((ids, None))
@@ -668,8 +844,22 @@ struct Work {
     most: usize,
     batched: BatchOutcome,
     done: Vec<Uuid>,
+    /// True if the batch does not wait for locks that keep it from other jobs.
+    is_careful: bool,
+    /// True if the walk has found `found`, false if the jobs have order keys that were left before.
+    walks: bool,
+    /// The jobs that no earlier batch has left by themselves.
+    found: BTreeSet<Uuid>,
+    /// Order keys that are left, as in [`Ahead`].
+    keys: BTreeMap<String, Uuid>,
+    /// Number of jobs that are left with their order keys.
+    of_keys: usize,
     /// Jobs for the next batches.
     left: BTreeSet<JobId>,
+    /// Jobs that this batch or an earlier one has waited for in vain.
+    slow: BTreeSet<JobId>,
+    /// Number of those that this batch has waited for.
+    waits: usize,
     /// Set if the batch stopped early, after this job.
     until: Option<Uuid>,
     failed: u64,
@@ -688,9 +878,9 @@ impl Work {
         now: Timestamp,
     ) -> Result<(), sqlx::Error> {
         match operation.action {
-            Action::Cancel => self.act_on_each(conn, shared, ids, StateInput::Cancel).await,
-            Action::Retry => self.act_on_each(conn, shared, ids, StateInput::Retry).await,
-            Action::RunNow => self.act_on_each(conn, shared, ids, StateInput::RunNow).await,
+            Action::Cancel => self.act_on_each(conn, shared, ids, StateInput::Cancel, now).await,
+            Action::Retry => self.act_on_each(conn, shared, ids, StateInput::Retry, now).await,
+            Action::RunNow => self.act_on_each(conn, shared, ids, StateInput::RunNow, now).await,
             Action::Reschedule | Action::SetPriority => self.change(conn, operation, ids, now).await,
             Action::Delete => {
                 let removed = remove(conn, ids, Removal::Asked, now).await?;
@@ -732,19 +922,82 @@ impl Work {
         made
     }
 
-    /// Return those of these jobs that the batch handles, in their order. The others are left: those in `locked`, and those
-    /// that are too many because jobs of earlier batches are not locked any more.
-    fn share_out(&mut self, ids: &[Uuid], locked: BTreeSet<JobId>) -> Vec<JobId> {
+    /// Return those of these jobs that the batch handles, in their order. The others are left: those in `locked`, the slow
+    /// ones, and those that are too many because jobs of earlier batches are not locked any more. If all that are not locked
+    /// are slow, the batch tries one of them, another one each time.
+    fn share_out(&mut self, ids: &[Uuid], locked: BTreeSet<JobId>, now: Timestamp) -> Vec<JobId> {
         self.left = locked;
         let mut handled = Vec::with_capacity(ids.len());
+        let mut slow = Vec::new();
         for id in ids.iter().copied().map(JobId::from_uuid) {
-            if handled.len() < self.most && !self.left.contains(&id) {
-                handled.push(id);
-            } else {
-                self.left.insert(id);
+            if self.left.contains(&id) {
+                continue;
             }
+            if self.slow.contains(&id) {
+                slow.push(id);
+            } else if handled.len() < self.most {
+                handled.push(id);
+                continue;
+            }
+            self.left.insert(id);
+        }
+        if handled.is_empty() && !slow.is_empty() {
+            let turn = usize::try_from(now.timestamp_millis()).unwrap_or(0) % slow.len();
+            self.left.remove(&slow[turn]);
+            handled.push(slow[turn]);
         }
         handled
+    }
+
+    /// Begin the change of a job. Returns whether the batch goes on with it; otherwise the job is left.
+    async fn begins(&mut self, conn: &mut Session<'_>, id: JobId) -> Result<bool, sqlx::Error> {
+        if self.waits >= MAX_WAITS {
+            self.left.insert(id);
+            return Ok(false);
+        }
+        if self.is_careful {
+            sqlx::raw_sql("SAVEPOINT one_job").execute(conn.driver()).await?;
+        }
+        Ok(true)
+    }
+
+    /// Take back the change of a job after a lock wait that has timed out, and leave the job. Returns false if the whole
+    /// transaction has to be rolled back.
+    async fn leaves(&mut self, conn: &mut Session<'_>, id: JobId) -> bool {
+        if !self.is_careful || sqlx::raw_sql("ROLLBACK TO SAVEPOINT one_job").execute(conn.driver()).await.is_err() {
+            return false;
+        }
+        self.waits += 1;
+        self.slow.insert(id);
+        self.left.insert(id);
+        true
+    }
+
+    /// Leave those of the new jobs whose order key is locked, or was when the walk met another job of it. Returns the other
+    /// jobs.
+    async fn leave_order_keys(
+        &mut self,
+        conn: &mut Session<'_>,
+        ids: &[Uuid],
+        busy: &BTreeSet<Uuid>,
+    ) -> Result<Vec<Uuid>, sqlx::Error> {
+        if busy.is_empty() && self.keys.is_empty() {
+            return Ok(ids.to_vec());
+        }
+        let keys = order_keys_of(conn, ids).await?;
+        let mut others = Vec::with_capacity(ids.len());
+        for id in ids {
+            let key = keys.get(id).filter(|_| self.found.contains(id));
+            let key = key.and_then(|key| std::str::from_utf8(key).ok());
+            let Some(key) = key.filter(|key| busy.contains(id) || (self.walks && self.keys.contains_key(*key))) else {
+                others.push(*id);
+                continue;
+            };
+            let behind = self.keys.entry(key.to_owned()).or_insert(just_before(*id));
+            *behind = just_before(*id).min(*behind);
+            self.of_keys += 1;
+        }
+        Ok(others)
     }
 
     async fn act_on_each(
@@ -753,18 +1006,30 @@ impl Work {
         shared: &StoreInner,
         ids: &[Uuid],
         event: StateInput,
+        now: Timestamp,
     ) -> Result<(), sqlx::Error> {
         let (ordered, busy) = lock_free_for(conn, event, ids).await?;
+        let ids = self.leave_order_keys(conn, ids, &busy).await?;
         let free = ids.iter().filter(|id| !busy.contains(id));
         let held = lock_free(conn, free.map(|id| JobId::from_uuid(*id))).await?;
         let mut locked = left_of(conn, ids.iter().copied().map(JobId::from_uuid).collect(), &held).await?;
         if event == StateInput::Retry {
             // Jobs that have ended have no row that says so.
-            locked.extend(busy.into_iter().map(JobId::from_uuid));
+            locked.extend(ids.iter().filter(|id| busy.contains(id)).copied().map(JobId::from_uuid));
         }
-        for id in self.share_out(ids, locked) {
-            let AppliedAction { outcome, counts, .. } =
-                apply_event(conn, shared, id, event, &ordered, PriorRun::Nothing).await?;
+        if self.is_careful {
+            let free = ids.iter().copied().filter(|id| !locked.contains(&JobId::from_uuid(*id))).collect();
+            locked.extend(lock_more(conn, event, free, &held).await?);
+        }
+        for id in self.share_out(&ids, locked, now) {
+            if !self.begins(conn, id).await? {
+                continue;
+            }
+            let applied = apply_event(conn, shared, id, event, &ordered, PriorRun::Nothing).await;
+            let AppliedAction { outcome, counts, .. } = match applied {
+                Err(error) if waited_for_lock(&error) && self.leaves(conn, id).await => continue,
+                applied => applied?,
+            };
             for (key, n) in counts {
                 *self.counts.entry(key).or_default() += n;
             }
@@ -798,7 +1063,7 @@ impl Work {
         let due = params.execute_at.map(|moment| ceil_ms(moment).max(floor_ms(now)));
         let mut free = lock_free(conn, ids.iter().copied().map(JobId::from_uuid)).await?;
         let locked = left_of(conn, ids.iter().copied().map(JobId::from_uuid).collect(), &free).await?;
-        for id in self.share_out(ids, locked) {
+        for id in self.share_out(ids, locked, now) {
             let Some(owed) = free.remove(&id) else { continue };
             let held = waits_for_turn(owed.execute_at);
             if !matches!(owed.state, State::Waiting | State::Retrying) || (held && due.is_some()) {
@@ -809,20 +1074,12 @@ impl Work {
                 Some(priority) => priority,
                 None => owed.priority.try_into().map_err(corrupt)?,
             };
-            sqlx::query("UPDATE owed SET execute_at = ?, priority = ? WHERE id = ?")
-                .bind(execute_at.naive_utc())
-                .bind(priority.level())
-                .bind(id.uuid())
-                .execute(&mut *conn)
-                .await?;
-            if params.priority.is_some() {
-                // A PATCH writes this row too. A retry after the end, and every reader of the ended job, uses this
-                // priority.
-                sqlx::query("UPDATE jobs SET priority = ? WHERE id = ?")
-                    .bind(priority.level())
-                    .bind(id.uuid())
-                    .execute(&mut *conn)
-                    .await?;
+            if !self.begins(conn, id).await? {
+                continue;
+            }
+            match write_change(conn, id, execute_at, (priority, params.priority.is_some())).await {
+                Err(error) if waited_for_lock(&error) && self.leaves(conn, id).await => continue,
+                written => written?,
             }
             self.done.push(id.uuid());
             self.batched.waits.push(Accepted {
@@ -837,6 +1094,68 @@ impl Work {
         }
         Ok(())
     }
+}
+
+/// Write the due time and the priority of a job whose row in `owed` is locked.
+async fn write_change(
+    conn: &mut Session<'_>,
+    id: JobId,
+    execute_at: Timestamp,
+    (priority, is_new): (Priority, bool),
+) -> Result<(), sqlx::Error> {
+    sqlx::query("UPDATE owed SET execute_at = ?, priority = ? WHERE id = ?")
+        .bind(execute_at.naive_utc())
+        .bind(priority.level())
+        .bind(id.uuid())
+        .execute(&mut *conn)
+        .await?;
+    if is_new {
+        // A PATCH writes this row too. A retry after the end, and every reader of the ended job, uses this priority.
+        sqlx::query("UPDATE jobs SET priority = ? WHERE id = ?")
+            .bind(priority.level())
+            .bind(id.uuid())
+            .execute(&mut *conn)
+            .await?;
+    }
+    Ok(())
+}
+
+/// Lock what an action on these jobs needs besides order keys and the rows in `owed`: the rows of jobs that run again, and
+/// unique keys. Returns the jobs of which another session locks something at this moment.
+async fn lock_more(
+    conn: &mut Session<'_>,
+    event: StateInput,
+    mut ids: Vec<Uuid>,
+    held: &BTreeMap<JobId, Owed>,
+) -> Result<BTreeSet<JobId>, sqlx::Error> {
+    let mut busy = BTreeSet::new();
+    if event == StateInput::Retry {
+        ids.retain(|id| !held.contains_key(&JobId::from_uuid(*id)));
+        busy = lock_free_rows(conn, &ids).await?;
+        ids.retain(|id| !busy.contains(id));
+    } else if event == StateInput::Cancel {
+        ids.retain(|id| held.get(&JobId::from_uuid(*id)).is_some_and(|owed| owed.keyed));
+    } else {
+        ids.clear();
+    }
+    busy.extend(lock_free_keys(conn, &ids).await?);
+    Ok(busy.into_iter().map(JobId::from_uuid).collect())
+}
+
+/// Lock the rows of these jobs that no other session locks at this moment. Returns the others.
+async fn lock_free_rows(conn: &mut Session<'_>, ids: &[Uuid]) -> Result<BTreeSet<Uuid>, sqlx::Error> {
+    let mut free = BTreeSet::new();
+    let mut there = BTreeSet::new();
+    for ids in ids.chunks(MAX_ROWS) {
+        let sql = "SELECT id FROM jobs FORCE INDEX (PRIMARY) WHERE id IN";
+        let tail = format!(" ORDER BY id FOR UPDATE{SKIP_LOCKED}");
+        for (tail, rows) in [(tail.as_str(), &mut free), ("", &mut there)] {
+            for row in in_list(sql, ids, tail).fetch_all(&mut *conn).await? {
+                rows.insert(row.try_get::<Uuid, _>("id")?);
+            }
+        }
+    }
+    Ok(there.difference(&free).copied().collect())
 }
 
 /// Write an audit record for each changed job, with the actor and the operation.

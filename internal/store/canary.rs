@@ -12,7 +12,7 @@ use sqlx::Row;
 use uuid::Uuid;
 
 use crate::audit::{AuditEntry, record};
-use crate::bulk::{AT_THE_END, Locked, OperationLease, lock, text};
+use crate::bulk::{AT_THE_END, Leased, Locked, OperationLease, lock_leased, text};
 use crate::sql::batches::statement;
 use crate::sql::clock::read_clock;
 use crate::sql::connection::transact;
@@ -31,6 +31,8 @@ pub struct CanaryTurn {
     pub room: u64,
     /// True if the canary has stopped by itself.
     pub stopped: bool,
+    /// True if another session locks the operation. Then the turn was not taken.
+    pub waits_for_lock: bool,
 }
 
 impl Store {
@@ -58,11 +60,10 @@ async fn turn(
     act: AuditEntry,
 ) -> Result<CanaryTurn, sqlx::Error> {
     let over = CanaryTurn { over: true, ..CanaryTurn::default() };
-    let locked = lock(conn, held.id).await?;
-    let Some(Locked { operation, place, .. }) =
-        locked.filter(|locked| locked.token == held.token && locked.state == OperationState::Running)
-    else {
-        return Ok(over);
+    let Locked { operation, place, .. } = match lock_leased(conn, held).await? {
+        Leased::Locked(locked) => *locked,
+        Leased::Busy => return Ok(CanaryTurn { waits_for_lock: true, ..CanaryTurn::default() }),
+        Leased::Lost => return Ok(over),
     };
     let Some((canary, mut state)) = operation.canary else { return Ok(over) };
     let now = read_clock(conn, &shared.clock).await?;

@@ -93,7 +93,7 @@ use attempts::settlement::{SettleReply, SettleRequest};
 pub use attempts::suspects::Death;
 pub use audit::{AuditEntry, AuditRecord};
 pub use batches::callbacks::{Callback, CallbackEvent};
-pub use batches::cancel::BatchCancelled;
+pub use batches::cancel::{BatchCancelled, LEFT_AT_ONCE};
 pub use batches::count::BatchCounted;
 pub use batches::create::{BatchCreated, BatchProblems, NewBatch};
 pub use batches::rows::{Batch, BatchCounts, BatchState};

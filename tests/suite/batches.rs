@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use sqlx::Executor;
 use tickr::config::Config;
 use tickr::handlers::{Context, FollowUp, Kind, Output, Registry};
-use tickr::job::{JobId, State};
+use tickr::job::{BatchId, JobId, State};
 use tokio_util::sync::CancellationToken;
 
 use crate::support::limits::set_and_wait;
@@ -837,6 +837,56 @@ async fn a_job_that_is_locked_keeps_no_other_job_of_its_batch_from_being_cancell
     }
     until(&tickr, &batch, "cancelled").await;
     tickr.until_count("SELECT COUNT(*) FROM batch_cancels", 0).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_runner_that_freezes_in_the_cancel_of_a_batch_keeps_no_other_from_cancelling_its_jobs() {
+    let tickr = TestApp::start().await;
+    let waits = json!({"kind": "noop", "payload": {}, "delay_ms": 3_600_000});
+    let batch = create(&tickr, json!({"jobs": [waits, waits], "close": true})).await;
+    let ids: Vec<JobId> = serde_json::from_value(batch["jobs"].clone()).unwrap();
+    let id = format!("UNHEX(REPLACE('{}', '-', ''))", batch["id"].as_str().unwrap());
+    tickr
+        .sql(format!(
+            "UPDATE batches SET cancelled_at = UTC_TIMESTAMP(6) WHERE id = {id}; \
+             INSERT INTO batch_cancels (batch_id, touched_at) VALUES ({id}, UTC_TIMESTAMP(6) + INTERVAL 1 HOUR)"
+        ))
+        .await;
+    // The frozen one was about to commit.
+    let mut session = tickr.mysql().await;
+    session.execute("BEGIN").await.unwrap();
+    let row = format!("SELECT * FROM batch_cancels WHERE batch_id = {id} FOR UPDATE");
+    sqlx::query(sqlx::AssertSqlSafe(row)).fetch_one(&mut session).await.unwrap();
+    let answer = tickr.post(&format!("/v1/batches/{}/cancel", batch["id"].as_str().unwrap()), json!({})).await;
+    assert_eq!(answer.status, 200, "{:#}", answer.body);
+    for id in &ids {
+        assert_eq!(tickr.job(*id).await["state"], "cancelled");
+    }
+    session.execute("ROLLBACK").await.unwrap();
+    tickr.sql("UPDATE batch_cancels SET touched_at = '2026-01-01'").await;
+    tickr.until_count("SELECT COUNT(*) FROM batch_cancels", 0).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cancel_of_a_batch_with_thousands_of_locked_jobs_waits_for_their_locks_once() {
+    let tickr = TestApp::start().await;
+    let batch = create(&tickr, callbacks()).await;
+    let job = json!({"kind": "noop", "payload": {}, "delay_ms": 3_600_000, "order_key": "o", "batch": batch["id"]});
+    tickr.enqueue_many(std::iter::repeat_n(job, 2_001)).await;
+    let mut session = tickr.mysql().await;
+    session.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED").await.unwrap();
+    session.execute("BEGIN").await.unwrap();
+    let key = "SELECT * FROM order_keys WHERE order_key = 'o' FOR UPDATE";
+    assert!(session.fetch_optional(key).await.unwrap().is_some());
+    let batches: [BatchId; 1] = [serde_json::from_value(batch["id"].clone()).unwrap()];
+    let stop = CancellationToken::new();
+    // One wait takes five seconds, and there are three parts.
+    let cancel = tickr.app.broker().cancel_batch_jobs(&batches, &stop, true);
+    let all = tokio::time::timeout(Duration::from_secs(10), cancel).await.expect("it waits once");
+    assert!(!all.unwrap());
+    session.execute("ROLLBACK").await.unwrap();
     tickr.stop().await;
 }
 

@@ -570,3 +570,120 @@ async fn a_locked_job_holds_up_no_other_job_of_an_operation_and_is_handled_once_
     assert_eq!(tickr.count("SELECT COUNT(*) FROM owed").await, 0);
     tickr.stop().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_operation_whose_row_a_frozen_runner_locks_holds_up_no_other_operation() {
+    let tickr = TestApp::start().await;
+    let jobs = (0..10).map(|_| json!({"kind": "noop", "tags": ["wild"], "delay_ms": LATER_MS}));
+    tickr.enqueue_many(jobs).await;
+    // One in front of every other operation and one behind them. Their leases are over soon.
+    let frozen = [Uuid::from_u128(1), Uuid::max()];
+    let insert = "INSERT INTO operations (id, action, filter, params, actor, created_at, estimate, capped, runner, token, \
+                  lease_until) VALUES (?, 'cancel', '{\"tags\":[\"none\"]}', '{}', 'test', UTC_TIMESTAMP(6), 0, FALSE, \
+                  'frozen/1-x', ?, UTC_TIMESTAMP(6) + INTERVAL 3 SECOND)";
+    let mut session = tickr.mysql().await;
+    for id in frozen {
+        sqlx::query(insert).bind(id).bind(Uuid::new_v4()).execute(&mut session).await.unwrap();
+    }
+    session.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED").await.unwrap();
+    session.execute("BEGIN").await.unwrap();
+    for id in frozen {
+        let row = sqlx::query_scalar("SELECT runner FROM operations WHERE id = ? FOR UPDATE").bind(id);
+        let runner: String = row.fetch_one(&mut session).await.unwrap();
+        assert_eq!(runner, "frozen/1-x");
+    }
+    tickr.until_count("SELECT COUNT(*) FROM operations WHERE lease_until < UTC_TIMESTAMP(6)", 2).await;
+    for done in [10, 0] {
+        let id = start(&tickr, json!({"action": "cancel", "filter": {"tag": "wild"}})).await;
+        let over = until_over(&tickr, id).await;
+        assert_eq!((&over["state"], &over["done"]), (&json!("done"), &json!(done)), "{over:#}");
+    }
+    session.execute("ROLLBACK").await.unwrap();
+    for id in frozen {
+        assert_eq!(until_over(&tickr, id).await["state"], "done");
+    }
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_locked_unique_key_row_or_next_job_of_an_order_key_holds_up_no_other_job_of_an_operation() {
+    let tickr = TestApp::start().await;
+    let job = |n: u32| match n {
+        2 => json!({"kind": "noop", "tags": ["wild"], "delay_ms": LATER_MS, "order_key": "o"}),
+        3 => json!({"kind": "noop", "tags": ["wild"], "delay_ms": LATER_MS, "unique_key": "u"}),
+        _ => json!({"kind": "noop", "tags": ["wild"], "delay_ms": LATER_MS}),
+    };
+    let ids = tickr.enqueue_many((0..30).map(job)).await;
+    let next = json!({"kind": "noop", "delay_ms": LATER_MS, "order_key": "o"});
+    let next = tickr.enqueue(next).await;
+    let mut session = tickr.mysql().await;
+    session.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED").await.unwrap();
+    for (action, locked) in [("cancel", 2), ("retry", 1)] {
+        // Runners that freeze in an enqueue, in a change of a job or in a retry keep such locks.
+        session.execute("BEGIN").await.unwrap();
+        if action == "cancel" {
+            let key = "SELECT * FROM unique_keys WHERE unique_key = 'u' LOCK IN SHARE MODE";
+            assert!(session.fetch_optional(key).await.unwrap().is_some());
+            let row = sqlx::query("SELECT id FROM owed WHERE id = ? FOR UPDATE").bind(next.uuid());
+            row.fetch_one(&mut session).await.unwrap();
+        } else {
+            let row = sqlx::query("SELECT id FROM jobs WHERE id = ? FOR UPDATE").bind(ids[5].uuid());
+            row.fetch_one(&mut session).await.unwrap();
+        }
+        let id = start(&tickr, json!({"action": action, "filter": {"tag": "wild"}})).await;
+        let others = eventually("the others are done", || async {
+            let operation = show(&tickr, id).await;
+            (operation["done"] == 30 - locked).then_some(operation)
+        })
+        .await;
+        assert_eq!((&others["state"], &others["skipped"]), (&json!("running"), &json!(0)), "{others:#}");
+        session.execute("ROLLBACK").await.unwrap();
+        let over = until_over(&tickr, id).await;
+        assert_eq!(
+            (&over["state"], &over["done"], &over["skipped"], &over["failed"]),
+            (&json!("done"), &json!(30), &json!(0), &json!(0)),
+            "{over:#}"
+        );
+    }
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_order_key_that_is_locked_holds_up_no_other_job_of_an_operation_however_many_jobs_it_has() {
+    let tickr = TestApp::start().await;
+    // More jobs of the key than an operation can leave one by one, in front of the others.
+    let job = |n: u32| {
+        let tags = if n.is_multiple_of(50) || n >= 1_100 { json!(["wild", "few"]) } else { json!(["wild"]) };
+        match n {
+            0..1_100 => json!({"kind": "noop", "queue": "parked", "tags": tags, "order_key": "o"}),
+            _ => json!({"kind": "noop", "queue": "parked", "tags": tags}),
+        }
+    };
+    for first in [0, 560] {
+        tickr.enqueue_many((first..first + 560).map(job)).await;
+    }
+    let mut session = tickr.mysql().await;
+    session.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED").await.unwrap();
+    for (action, tag, all) in [("cancel", "wild", 1_120), ("retry", "few", 42)] {
+        session.execute("BEGIN").await.unwrap();
+        let key = "SELECT * FROM order_keys WHERE order_key = 'o' FOR UPDATE";
+        assert!(session.fetch_optional(key).await.unwrap().is_some());
+        let id = start(&tickr, json!({"action": action, "filter": {"tag": tag}})).await;
+        let others = eventually("the others are done", || async {
+            let operation = show(&tickr, id).await;
+            (operation["done"] == 20).then_some(operation)
+        })
+        .await;
+        assert_eq!((&others["state"], &others["skipped"]), (&json!("running"), &json!(0)), "{others:#}");
+        session.execute("ROLLBACK").await.unwrap();
+        let over = until_over(&tickr, id).await;
+        assert_eq!(
+            (&over["state"], &over["done"], &over["skipped"], &over["failed"]),
+            (&json!("done"), &json!(all), &json!(0), &json!(0)),
+            "{over:#}"
+        );
+    }
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM owed").await, 42);
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM audit WHERE action = 'job.retry'").await, 42);
+    tickr.stop().await;
+}

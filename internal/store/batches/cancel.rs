@@ -8,6 +8,7 @@
 
 use std::collections::BTreeSet;
 
+use rand::seq::SliceRandom;
 use sqlx::Row;
 use uuid::Uuid;
 
@@ -16,8 +17,9 @@ use crate::batches::create::look_again;
 use crate::jobs::actions::{CancelledJobs, cancel_all};
 use crate::rows::links::{AWAITED, IN_BATCH};
 use crate::rows::order::{lock_free_keys_of, lock_keys_of};
-use crate::rows::owed::{DueJob, left_of, lock_free, lock_held};
+use crate::rows::owed::{DueJob, SKIP_LOCKED, left_of, lock_free, lock_held};
 use crate::rows::tallies::count;
+use crate::rows::unique_keys::lock_free_keys;
 use crate::sql::batches::statement;
 use crate::sql::clock::read_clock;
 use crate::sql::cluster::{Locked, lock_in_cluster};
@@ -28,6 +30,8 @@ use tickr_job::{Actor, BatchId, JobId};
 
 /// Jobs that one transaction cancels at most.
 const JOBS: u32 = 1_000;
+/// Jobs that one call of [`Store::cancel_left_jobs`] takes at most.
+pub const LEFT_AT_ONCE: usize = 1_000;
 /// Nested batches that one transaction finds at most.
 const NESTED: u32 = 256;
 const ATTEMPTED: &str = "cancel jobs of a batch";
@@ -155,61 +159,88 @@ impl Store {
         Ok(done)
     }
 
-    /// Cancel jobs of a batch that were left before, and wait for their locks for some seconds: most locks last for
-    /// milliseconds. Those that are locked for longer are left again.
+    /// Cancel jobs of a batch that were left before, [`LEFT_AT_ONCE`] at most, and wait for their locks for some seconds:
+    /// most locks last for milliseconds. Those that are locked for longer are left again.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
     pub async fn cancel_left_jobs(&self, id: BatchId, left: &[JobId]) -> Result<BatchCancelled, StoreError> {
-        let left: Vec<Uuid> = left.iter().map(|job| job.uuid()).collect();
-        let mut all = BatchCancelled::default();
-        for ids in left.chunks(JOBS as usize) {
-            let (shared, page) = (self.shared.clone(), ids.to_vec());
-            let waited = transact_unless_locked(&self.shared.pools.steering, ATTEMPTED, move |conn, _| {
-                let (shared, page) = (shared.clone(), page.clone());
-                Box::pin(async move { cancel_jobs(conn, &shared, id, &page, OnLock::Wait).await })
-            });
-            match waited.await {
-                Ok(Some(done)) => {
-                    self.shared.links_ended(AWAITED | IN_BATCH);
-                    all.add(done);
-                }
-                Err(error) if !error.is_about_the_row() => return Err(error),
-                Ok(None) | Err(_) => all.add(self.cancel_page_of(id, ids).await?),
+        let ids: Vec<Uuid> = left.iter().map(|job| job.uuid()).collect();
+        match self.cancel_jobs_of(&ids, OnLock::Wait).await {
+            Ok(Some(done)) => {
+                self.shared.links_ended(AWAITED | IN_BATCH);
+                self.touch_cancel(id).await?;
+                Ok(done)
             }
+            Err(error) if !error.is_about_the_row() => Err(error),
+            Ok(None) | Err(_) => self.cancel_page_of(id, &ids).await,
         }
-        Ok(all)
     }
 
     async fn cancel_page_of(&self, id: BatchId, ids: &[Uuid]) -> Result<BatchCancelled, StoreError> {
-        let done = match self.cancel_jobs_of(id, ids.to_vec()).await {
-            // MySQL cannot read one of them. The others must not start while an operator looks for it.
-            Err(error) if error.is_about_the_row() => self.cancel_each_of(id, ids).await?,
-            done => done?,
-        };
-        self.shared.links_ended(AWAITED | IN_BATCH);
-        Ok(done)
-    }
-
-    async fn cancel_jobs_of(&self, id: BatchId, ids: Vec<Uuid>) -> Result<BatchCancelled, StoreError> {
         if ids.is_empty() {
             return Ok(BatchCancelled::default());
         }
-        let shared = self.shared.clone();
-        transact(&self.shared.pools.steering, ATTEMPTED, move |conn, _| {
+        let mut done = self.cancel_jobs_of(ids, OnLock::Leave).await;
+        if matches!(done, Ok(None)) {
+            done = self.cancel_jobs_of(ids, OnLock::LeaveKeys).await;
+        }
+        let done = match done {
+            Ok(Some(done)) => done,
+            // MySQL cannot read one of them. The others must not start while an operator looks for it.
+            Err(error) if !error.is_about_the_row() => return Err(error),
+            Ok(None) | Err(_) => self.cancel_each_of(id, ids).await?,
+        };
+        self.shared.links_ended(AWAITED | IN_BATCH);
+        self.touch_cancel(id).await?;
+        Ok(done)
+    }
+
+    /// Cancel these jobs in one transaction. Returns nothing if it has waited in vain for a lock of another session.
+    async fn cancel_jobs_of(&self, ids: &[Uuid], on_lock: OnLock) -> Result<Option<BatchCancelled>, StoreError> {
+        let (shared, ids) = (self.shared.clone(), ids.to_vec());
+        transact_unless_locked(&self.shared.pools.steering, ATTEMPTED, move |conn, _| {
             let (shared, ids) = (shared.clone(), ids.clone());
-            Box::pin(async move { cancel_jobs(conn, &shared, id, &ids, OnLock::Leave).await })
+            Box::pin(async move { cancel_jobs(conn, &shared, &ids, on_lock).await })
         })
         .await
     }
 
+    /// Let the other runners leave the cancel of a batch to this one for some more seconds.
+    async fn touch_cancel(&self, id: BatchId) -> Result<(), StoreError> {
+        // Not in the transactions that cancel jobs: a runner that freezes in one would keep the row from those of the others.
+        let touched = transact_unless_locked(&self.shared.pools.steering, "touch a cancel", move |conn, _| {
+            Box::pin(async move {
+                let sql = format!("SELECT 1 FROM batch_cancels WHERE batch_id = ? FOR UPDATE{SKIP_LOCKED}");
+                if statement(sql).bind(id.uuid()).fetch_optional(&mut *conn).await?.is_none() {
+                    return Ok(());
+                }
+                let touch = sqlx::query("UPDATE batch_cancels SET touched_at = UTC_TIMESTAMP(6) WHERE batch_id = ?");
+                touch.bind(id.uuid()).execute(conn).await.map(drop)
+            })
+        });
+        touched.await.map(drop)
+    }
+
+    /// Cancel these jobs one by one, in any order, so that each of them is reached although others are locked.
     async fn cancel_each_of(&self, id: BatchId, ids: &[Uuid]) -> Result<BatchCancelled, StoreError> {
-        let mut all = BatchCancelled::default();
+        let (mut all, mut waited) = (BatchCancelled::default(), false);
+        let mut ids = ids.to_vec();
+        ids.shuffle(&mut rand::rng());
         for job in ids {
-            match self.cancel_jobs_of(id, vec![*job]).await {
-                Ok(done) => all.add(done),
+            if waited {
+                all.left.push(JobId::from_uuid(job));
+                continue;
+            }
+            match self.cancel_jobs_of(&[job], OnLock::Leave).await {
+                Ok(Some(done)) => all.add(done),
+                Ok(None) => {
+                    all.left.push(JobId::from_uuid(job));
+                    // Each wait takes seconds.
+                    waited = true;
+                }
                 Err(error) if error.is_about_the_row() => {
-                    tracing::error!(job = %JobId::from_uuid(*job), batch = %id, %error, "a job of a batch cannot be cancelled");
+                    tracing::error!(job = %JobId::from_uuid(job), batch = %id, %error, "a job of a batch cannot be cancelled");
                 }
                 Err(error) => return Err(error),
             }
@@ -262,15 +293,15 @@ impl Store {
     /// # Errors
     /// When MySQL cannot be reached or refuses.
     pub async fn finish_batch_cancel(&self, id: BatchId) -> Result<bool, StoreError> {
-        transact(&self.shared.pools.loops, "finish the cancel of a batch", move |conn, _| {
+        let gone = transact_unless_locked(&self.shared.pools.loops, "finish the cancel of a batch", move |conn, _| {
             Box::pin(async move {
                 let sql = "DELETE FROM batch_cancels WHERE batch_id = ? AND NOT EXISTS (SELECT 1 FROM batches \
                            WHERE id = ? AND completed_at IS NULL)";
                 let gone = sqlx::query(sql).bind(id.uuid()).bind(id.uuid()).execute(conn).await?;
                 Ok(gone.rows_affected() > 0)
             })
-        })
-        .await
+        });
+        Ok(gone.await?.unwrap_or(false))
     }
 }
 
@@ -279,6 +310,8 @@ impl Store {
 enum OnLock {
     Wait,
     Leave,
+    /// Leave also a job with a unique key that another session locks.
+    LeaveKeys,
 }
 
 /// Read the unfinished jobs of a batch behind `after`, in id order.
@@ -293,27 +326,29 @@ async fn unfinished_jobs(conn: &mut Session<'_>, id: BatchId, after: Option<JobI
 async fn cancel_jobs(
     conn: &mut Session<'_>,
     shared: &StoreInner,
-    id: BatchId,
     ids: &[Uuid],
     on_lock: OnLock,
 ) -> Result<BatchCancelled, sqlx::Error> {
     // The order keys come before any other row.
-    let (ordered, held) = match on_lock {
+    let (ordered, mut held) = match on_lock {
         OnLock::Wait => {
             let ordered = lock_keys_of(conn, ids).await?;
             (ordered, lock_held(conn, ids.iter().copied().map(JobId::from_uuid)).await?)
         }
-        OnLock::Leave => {
+        OnLock::Leave | OnLock::LeaveKeys => {
             let (ordered, busy) = lock_free_keys_of(conn, ids).await?;
             let free = ids.iter().filter(|id| !busy.contains(id));
             (ordered, lock_free(conn, free.map(|id| JobId::from_uuid(*id))).await?)
         }
     };
+    if matches!(on_lock, OnLock::LeaveKeys) {
+        let keyed: Vec<Uuid> = held.iter().filter(|(_, owed)| owed.keyed).map(|(id, _)| id.uuid()).collect();
+        let busy = lock_free_keys(conn, &keyed).await?;
+        held.retain(|id, _| !busy.contains(&id.uuid()));
+    }
     let left = left_of(conn, ids.iter().copied().map(JobId::from_uuid).collect(), &held).await?;
     let now = read_clock(conn, &shared.clock).await?;
     let CancelledJobs { cancelled, stop_requested, released, counts } = cancel_all(conn, &held, &ordered, now).await?;
-    let touch = sqlx::query("UPDATE batch_cancels SET touched_at = ? WHERE batch_id = ?").bind(now).bind(id.uuid());
-    touch.execute(&mut *conn).await?;
     count(conn, shared.lanes.any(), &counts).await?;
     Ok(BatchCancelled { cancelled, stop_requested, released, left: left.into_iter().collect(), next: None })
 }

@@ -145,6 +145,22 @@ pub(crate) async fn lock_free_or_make_keys_of(
     Ok((OrderedJobs(ordered), busy))
 }
 
+/// Return the order keys of these jobs, as far as they have one.
+pub(crate) async fn order_keys_of(
+    conn: &mut Session<'_>,
+    ids: &[Uuid],
+) -> Result<BTreeMap<Uuid, Vec<u8>>, sqlx::Error> {
+    Ok(keys_of(conn, ids).await?.into_iter().map(|(id, job)| (id, job.key)).collect())
+}
+
+/// Lock those of these keys that no other session locks at this moment. Returns the others. `keys` are in their order.
+pub(crate) async fn lock_free_keys(conn: &mut Session<'_>, keys: &[&[u8]]) -> Result<BTreeSet<Vec<u8>>, sqlx::Error> {
+    let locked = lock_rows(conn, keys, SKIP_LOCKED).await?;
+    let others: Vec<&[u8]> = keys.iter().copied().filter(|key| !locked.contains(*key)).collect();
+    // A key without a row is not locked.
+    Ok(read_lines(conn, &others).await?.into_keys().collect())
+}
+
 async fn keys_of(conn: &mut Session<'_>, ids: &[Uuid]) -> Result<BTreeMap<Uuid, Ordered>, sqlx::Error> {
     let mut ordered = BTreeMap::new();
     for ids in ids.chunks(MAX_ROWS) {
@@ -164,8 +180,16 @@ async fn lock(
 ) -> Result<BTreeSet<Vec<u8>>, sqlx::Error> {
     let keys: Vec<&[u8]> =
         ordered.values().map(|job| job.key.as_slice()).collect::<BTreeSet<_>>().into_iter().collect();
+    lock_rows(conn, &keys, locked_rows).await
+}
+
+async fn lock_rows(
+    conn: &mut Session<'_>,
+    keys: &[&[u8]],
+    locked_rows: &str,
+) -> Result<BTreeSet<Vec<u8>>, sqlx::Error> {
     let mut locked = BTreeSet::new();
-    for group in groups(&keys) {
+    for group in groups(keys) {
         let sql = format!(
             "SELECT order_key FROM order_keys FORCE INDEX (PRIMARY) WHERE order_key IN {} ORDER BY order_key \
              FOR UPDATE{locked_rows}",

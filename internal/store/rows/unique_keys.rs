@@ -1,11 +1,14 @@
 //! Rows of `unique_keys`: one for each unfinished job that holds a unique key, and one for each job that completed before
 //! its time of uniqueness was over.
 
+use std::collections::BTreeSet;
+
 use sqlx::Row;
 use sqlx::mysql::MySqlRow;
 use uuid::Uuid;
 
-use crate::sql::batches::statement;
+use crate::rows::owed::SKIP_LOCKED;
+use crate::sql::batches::{MAX_ROWS, in_list, statement};
 use crate::sql::error::{Fault, again, fault};
 use crate::sql::session::Session;
 use tickr_job::Name;
@@ -54,6 +57,27 @@ pub(crate) async fn release_key_of(conn: &mut Session<'_>, id: Uuid, completed: 
     .execute(conn)
     .await?;
     Ok(())
+}
+
+/// Lock the unique keys of these jobs that no other session locks at this moment, and that some job holds. Returns the jobs
+/// whose keys another session locks.
+pub(crate) async fn lock_free_keys(conn: &mut Session<'_>, ids: &[Uuid]) -> Result<BTreeSet<Uuid>, sqlx::Error> {
+    let mut busy = BTreeSet::new();
+    for ids in ids.chunks(MAX_ROWS) {
+        let sql = "SELECT id, kind, unique_key FROM jobs FORCE INDEX (PRIMARY) WHERE unique_key IS NOT NULL AND id IN";
+        for job in in_list(sql, ids, "").fetch_all(&mut *conn).await? {
+            let (kind, key): (String, Vec<u8>) = (job.try_get("kind")?, job.try_get("unique_key")?);
+            let lock = statement(format!("{TAKEN} FOR UPDATE{SKIP_LOCKED}")).bind(kind.as_str()).bind(key.as_slice());
+            if lock.fetch_optional(&mut *conn).await?.is_some() {
+                continue;
+            }
+            let read = statement(TAKEN.to_owned()).bind(kind.as_str()).bind(key.as_slice());
+            if read.fetch_optional(&mut *conn).await?.is_some() {
+                busy.insert(job.try_get("id")?);
+            }
+        }
+    }
+    Ok(busy)
 }
 
 /// Lock this unique key and return the row of the job that holds it, or take the key for the job that asks. A key whose
