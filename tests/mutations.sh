@@ -671,7 +671,7 @@ mutants() {
         '|latest| asked.min(latest))' '|latest| asked.max(latest.min(asked)))' \
         unique_keys::requests_put_a_waiting_job_off_but_not_beyond_its_longest_wait
     mutant 'due time of a job that is asked for earlier' internal/store/jobs/unique_keys.rs \
-        '|latest| asked.min(latest)).max(owed.execute_at);' '|latest| asked.min(latest));' \
+        '|latest| asked.min(latest)).max(before);' '|latest| asked.min(latest));' \
         unique_keys::requests_put_a_waiting_job_off_but_not_beyond_its_longest_wait
     mutant 'unique keys of unfinished jobs' internal/store/retention/forget.rs \
         'if row.try_get::<bool, _>("free")? {' 'if true {' \

@@ -175,9 +175,20 @@ impl Broker {
         Ok(Some(begun))
     }
 
-    /// Carry attempts to a worker, or an empty answer.
+    /// Carry attempts to a worker, or an empty answer. Those whose jobs have expired since their claim are given back.
     #[must_use]
     pub fn delivery(&self, worker: &Arc<RunnerId>, claimed: Vec<Claimed>, drained: bool) -> JobDelivery {
+        let clock = self.store.clock();
+        let has_expired = |claimed: &Claimed| claimed.expires_at.is_some_and(|at| clock.may_have_come(at));
+        let (expired, claimed): (Vec<Claimed>, Vec<Claimed>) = claimed.into_iter().partition(has_expired);
+        if !expired.is_empty() {
+            let (broker, worker) = (self.clone(), Arc::clone(worker));
+            let attempts = grouped(expired.iter().map(|claimed| (claimed.token, claimed.id)));
+            self.polls.tasks.spawn(async move {
+                let why = "it expired before it reached its worker, so no attempt is used";
+                broker.give_back(&worker, attempts, why).await;
+            });
+        }
         JobDelivery { broker: self.clone(), worker: Arc::clone(worker), claimed, delivered: false, drained }
     }
 

@@ -6,6 +6,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use chrono::TimeDelta;
 use serde_json::value::RawValue;
 use tokio::task::JoinError;
 use tokio::time::Instant;
@@ -40,6 +41,9 @@ const LAST_GRACE: Duration = Duration::from_millis(500);
 /// Delay of the next attempt of a job whose handler still blocks a thread when its runner stops. The process has ended
 /// by then.
 const PROCESS_END: Duration = Duration::from_secs(15);
+
+/// Time for which the index hides a job that expired after its claim.
+const EXPIRED_PAUSE: TimeDelta = TimeDelta::seconds(2);
 
 /// End of the task of a handler.
 enum HandlerEnd {
@@ -317,6 +321,9 @@ fn why_not_now(
     if !shared.live.is_leased(claimed.id, claimed.token, lasting(shared.settings.lease)) {
         return Some("its lease ended before its handler could start");
     }
+    if has_expired(shared, claimed) {
+        return Some("it expired before its handler could start");
+    }
     // Without a permit this is a suspect. Its runner has checked all of this before it started the process.
     let permit = permit?;
     let settings = shared.operator_settings.now();
@@ -329,6 +336,11 @@ fn why_not_now(
         );
     }
     None
+}
+
+/// Return whether the job has expired since its claim, or may have.
+fn has_expired(shared: &EngineState, claimed: &Claimed) -> bool {
+    claimed.expires_at.is_some_and(|at| shared.store.clock().may_have_come(at))
 }
 
 async fn free_worker<'a>(shared: &'a EngineState, stop: &StopSwitch) -> Result<Worker<'a>, &'static str> {
@@ -367,7 +379,13 @@ async fn undo_claim(
     drop((live, room));
     match settled {
         Some(Settled::Done { execute_at: Some(execute_at), line: Some((queue, priority)), released, .. }) => {
-            shared.broker.hint_first(claimed.id, &queue, priority, execute_at);
+            if has_expired(shared, claimed) {
+                // No claim takes it, and its end is written soon. It comes back in case MySQL's clock was set back.
+                let later = shared.store.clock().now() + EXPIRED_PAUSE;
+                shared.broker.hint(claimed.id, &queue, priority, execute_at.max(later));
+            } else {
+                shared.broker.hint_first(claimed.id, &queue, priority, execute_at);
+            }
             shared.start_or_hint(released);
         }
         settled => {

@@ -914,15 +914,16 @@ fn lane_of(job: &DueJob) -> DueLane {
 
 /// Answer a request with the attempts that were claimed for it.
 fn deliver(shared: &EngineState, poll: Poll, won: Vec<Claimed>) {
+    let delivery = shared.broker.delivery(&poll.fetch.worker.id, won, false);
     let now = shared.store.clock().now();
-    for claimed in &won {
+    for claimed in delivery.claimed() {
         let lateness = (now - claimed.execute_at).to_std().unwrap_or_default();
         shared.attempt_metrics.record_started(claimed, lateness);
         shared.broker.meters().record_started(&claimed.queue, lateness);
         shared.broker.events().emit(Event::Started { id: claimed.id, number: claimed.number });
     }
     // If the worker does not wait any more, the delivery comes back here and gives the jobs back.
-    let _ = poll.answer.send(shared.broker.delivery(&poll.fetch.worker.id, won, false));
+    let _ = poll.answer.send(delivery);
 }
 
 /// Return whether this is the newest request of its worker, as far as MySQL answers.

@@ -1,10 +1,15 @@
 //! Jobs that expire: none starts at its expiry or later, by the clock of MySQL, and each that did not start ends as a
 //! dead letter in a group of its own.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use tickr::handlers::Registry;
+use sqlx::{Connection, Executor};
+use tickr::handlers::{Context, Kind, Output, Registry};
 use tickr::job::{JobId, State};
 use tokio_util::sync::CancellationToken;
 
@@ -15,6 +20,23 @@ use crate::support::{TestApp, gated};
 const LATE: &str = "SELECT COUNT(*) FROM attempts a JOIN jobs j ON j.id = a.job_id WHERE a.expired IS NULL AND \
                     a.started_at >= CAST(REPLACE(REPLACE(JSON_VALUE(j.options, '$.expires_at'), 'T', ' '), 'Z', '') \
                     AS DATETIME(6))";
+
+/// A job that counts its starts.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize, JsonSchema)]
+struct Counted {}
+
+impl Kind for Counted {
+    const NAME: &'static str = "counted";
+}
+
+fn counted(starts: &Arc<AtomicUsize>) -> Registry {
+    let (mut registry, starts) = (Registry::new(), Arc::clone(starts));
+    registry.register(move |_: Counted, _: Context| {
+        starts.fetch_add(1, Ordering::SeqCst);
+        async { Ok(Output::default()) }
+    });
+    registry
+}
 
 /// Start a runner that serves the queue `slow` as well.
 async fn start(own: Registry) -> TestApp {
@@ -101,6 +123,27 @@ async fn no_attempt_starts_at_the_expiry_or_later_on_any_runner() {
     assert!(completed >= 200 && expired > 0, "{completed} completed, {expired} expired");
     assert_eq!(tickr.count(LATE).await, 0);
     other.stop(CancellationToken::new()).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_handler_starts_after_the_expiry_when_the_answer_to_its_claim_comes_late() {
+    let starts = Arc::<AtomicUsize>::default();
+    let tickr = TestApp::start_with(|_| {}, counted(&starts)).await;
+    let mut holder = tickr.mysql().await;
+    let mut held = holder.begin().await.unwrap();
+    // The end of a claim waits for this lock. The attempt has its time of start by then.
+    held.execute("SELECT * FROM claim_batches FOR UPDATE").await.unwrap();
+    let job = json!({"kind": "counted", "payload": {}, "expires_in_ms": 1_500});
+    let jobs = tickr.enqueue_many((0..3).map(|_| job.clone())).await;
+    tickr.until_said("INSERT INTO claim_batches", 1).await;
+    tickr.until_count("SELECT COUNT(*) FROM owed WHERE expires_at > UTC_TIMESTAMP(6)", 0).await;
+    held.rollback().await.unwrap();
+    for id in jobs {
+        let job = tickr.until(id, State::Failed).await;
+        assert_eq!((&job["attempt"], tickr.verdicts(id).await), (&json!(0), vec!["expired".to_owned()]));
+    }
+    assert_eq!(starts.load(Ordering::SeqCst), 0);
     tickr.stop().await;
 }
 

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use reqwest::Method;
 use serde_json::{Value, json};
+use sqlx::{Connection, Executor};
 use tickr::app::App;
 use tickr::config::{Config, ServerUrl};
 use tickr::handlers::Registry;
@@ -1303,5 +1304,37 @@ async fn a_key_that_is_limited_to_queues_enqueues_nowhere_else() {
     assert!(told.contains("/queue") && told.contains("forbidden"), "{told}");
     assert_eq!(tickr.count("SELECT COUNT(*) FROM jobs WHERE queue <> 'pictures'").await, 0);
     assert!(tickr.count("SELECT COUNT(*) FROM jobs").await >= 2);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_that_expires_between_its_claim_and_the_answer_reaches_no_worker() {
+    let tickr = started().await;
+    let (at, expired) = (tickr.app.addr(), "SELECT COUNT(*) FROM owed WHERE expires_at > UTC_TIMESTAMP(6)");
+    let worker = Worker::register(&tickr, 4).await;
+    let job = json!({"kind": "resize", "payload": {"path": "a.png"}, "expires_in_ms": 1_500});
+    let mut holder = tickr.mysql().await;
+    let mut held = holder.begin().await.unwrap();
+    // The end of the claim waits for this lock. The attempt has its time of start by then.
+    held.execute("SELECT * FROM claim_batches FOR UPDATE").await.unwrap();
+    let late = tickr.enqueue(job.clone()).await;
+    let (jobs, ()) = tokio::join!(worker.fetch(at, 4, 4_000, &[]), async {
+        tickr.until_said("INSERT INTO claim_batches", 1).await;
+        tickr.until_count(expired, 0).await;
+        held.rollback().await.unwrap();
+    });
+    assert_eq!(jobs, Vec::<Value>::new());
+
+    // The answer that the worker asks for once more does not name it either.
+    let again = tickr.enqueue(job).await;
+    let fetch = Uuid::now_v7();
+    assert_eq!(worker.fetch_as(fetch, at, 4, 4_000, &[]).await.len(), 1);
+    tickr.until_count(expired, 0).await;
+    assert_eq!(worker.fetch_as(fetch, at, 4, 4_000, &[]).await, Vec::<Value>::new());
+    for id in [late, again] {
+        let job = tickr.until(id, State::Failed).await;
+        let verdicts = vec!["interrupted".to_owned(), "expired".to_owned()];
+        assert_eq!((&job["attempt"], tickr.verdicts(id).await), (&json!(0), verdicts));
+    }
     tickr.stop().await;
 }

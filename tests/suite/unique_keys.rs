@@ -18,7 +18,8 @@ use tickr::job::{JobId, State};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::support::{Answer, Proxy, TestApp, answer, eventually, eventually_seen, http, while_unavailable};
+use crate::support::limits::set_and_wait;
+use crate::support::{Answer, Proxy, TestApp, answer, eventually, eventually_seen, gated, http, while_unavailable};
 
 const HOUR_MS: u64 = 3_600_000;
 
@@ -576,6 +577,54 @@ async fn a_job_is_put_off_behind_a_pause_a_flush_and_an_order_key() {
     };
     assert!(started(&first).await >= due);
     assert!(started(&held).await >= started(&head).await);
+    tickr.stop().await;
+}
+
+/// Put a job off that waits for the end of another one, let that one end, and check when the job starts.
+async fn put_off_and_let_go(tickr: &TestApp, waiting: &Value, open: &CancellationToken) {
+    let later = json!({"kind": "noop", "unique_key": "k", "on_conflict": "postpone", "delay_ms": 1_500});
+    let put_off = tickr.post("/v1/jobs", later).await;
+    assert_eq!((put_off.status, &put_off.body["id"]), (200, &waiting["id"]), "{:#}", put_off.body);
+    let due: DateTime<Utc> = serde_json::from_value(put_off.body["execute_at"].clone()).unwrap();
+    let before: DateTime<Utc> = serde_json::from_value(waiting["execute_at"].clone()).unwrap();
+    assert!(due >= before + chrono::TimeDelta::milliseconds(1_500), "{before} and {due}");
+    open.cancel();
+    let id: JobId = waiting["id"].as_str().unwrap().parse().unwrap();
+    let job = tickr.until(id, State::Completed).await;
+    let started: DateTime<Utc> = serde_json::from_value(job["started_at"].clone()).unwrap();
+    assert!(started >= due, "due at {due}: {job:#}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_that_is_parked_at_a_limit_is_put_off_as_well() {
+    let open = CancellationToken::new();
+    let tickr = TestApp::start_with(|_| {}, gated(&open)).await;
+    set_and_wait(&tickr, "per-tenant", json!({"concurrency": 1})).await;
+    let first = tickr.enqueue(json!({"kind": "gate", "payload": {}, "limit_key": "a"})).await;
+    tickr.until(first, State::Executing).await;
+    let again = "SELECT COUNT(*) FROM limit_waits w JOIN jobs j ON j.id = w.job_id WHERE w.due_at > j.execute_at";
+    let job = |delay: u64| json!({"kind": "noop", "limit_key": "a", "unique_key": "k", "on_conflict": "postpone", "delay_ms": delay});
+    let waiting = tickr.post("/v1/jobs", job(0)).await;
+    assert_eq!(waiting.status, 201, "{:#}", waiting.body);
+    tickr.until_count("SELECT COUNT(*) FROM limit_waits", 1).await;
+    // It is parked again at its new due time, because the limit still has no room.
+    let later = tickr.post("/v1/jobs", job(300)).await;
+    assert_eq!(later.status, 200, "{:#}", later.body);
+    tickr.until_count(again, 1).await;
+    put_off_and_let_go(&tickr, &waiting.body, &open).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_that_waits_for_its_parents_is_put_off_as_well() {
+    let open = CancellationToken::new();
+    let tickr = TestApp::start_with(|_| {}, gated(&open)).await;
+    let parent = tickr.enqueue(json!({"kind": "gate", "payload": {}})).await;
+    tickr.until(parent, State::Executing).await;
+    let job = json!({"kind": "noop", "after": [parent.to_string()], "unique_key": "k", "on_conflict": "postpone"});
+    let waiting = tickr.post("/v1/jobs", job).await;
+    assert_eq!((waiting.status, &waiting.body["held"]), (201, &json!(true)), "{:#}", waiting.body);
+    put_off_and_let_go(&tickr, &waiting.body, &open).await;
     tickr.stop().await;
 }
 

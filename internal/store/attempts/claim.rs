@@ -51,6 +51,8 @@ pub struct Claimed {
     pub execute_at: Timestamp,
     /// The time of the claim, by the clock of the database.
     pub started_at: Timestamp,
+    /// The time from which on no attempt may start, by the clock of the database. The handler may not start either.
+    pub expires_at: Option<Timestamp>,
     runner: Arc<RunnerId>,
     keyed: bool,
     links: u8,
@@ -637,8 +639,8 @@ pub(super) fn read_step(script: &mut Script<'_>, ids: &[Uuid], token: AttemptTok
     values.push(token.uuid().into());
     let select = format!(
         "SELECT o.id, o.kind, o.queue, o.attempt, o.spared, o.losses, o.max_attempts, o.execute_at, o.started_at, \
-         j.payload, j.options, o.keyed, o.links, j.created_at FROM owed o FORCE INDEX (PRIMARY) STRAIGHT_JOIN jobs j ON j.id = o.id \
-         WHERE o.id IN {list} AND o.token = ?",
+         o.expires_at, j.payload, j.options, o.keyed, o.links, j.created_at FROM owed o FORCE INDEX (PRIMARY) \
+         STRAIGHT_JOIN jobs j ON j.id = o.id WHERE o.id IN {list} AND o.token = ?",
     );
     script.push(select, values);
 }
@@ -670,6 +672,7 @@ impl Claims {
             created_at: row.try_get("created_at")?,
             execute_at: row.try_get("execute_at")?,
             started_at: row.try_get("started_at")?,
+            expires_at: row.try_get("expires_at")?,
             runner: Arc::clone(&self.runner),
             keyed: row.try_get("keyed")?,
             links: row.try_get("links")?,

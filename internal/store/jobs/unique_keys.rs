@@ -30,8 +30,8 @@ use crate::jobs::actions::cancel_waiting;
 use crate::jobs::insert::together;
 use crate::jobs::read::read_job;
 use crate::rows::jobs::{Accepted, accepted_at, due_at, mark_held, receipts, write_jobs};
-use crate::rows::limits::{parked_until, waits_for_turn};
-use crate::rows::links::{AWAITED, IN_BATCH, LinkProblem, check_links};
+use crate::rows::limits::{is_parked, parked_until, unpark, waits_for_turn};
+use crate::rows::links::{AWAITED, IN_BATCH, LinkProblem, blocked_until, check_links};
 use crate::rows::order::{close_places, lock_keys_of, lock_or_make, order_key_of};
 use crate::rows::owed::{Owed, lock_held};
 use crate::rows::tallies::count;
@@ -247,8 +247,7 @@ pub(crate) async fn insert_keyed(
         EnqueueReceipts { replaced: decided.replace.values().map(|h| h.id).collect(), ..EnqueueReceipts::default() };
     for (place, job) in jobs.iter().enumerate() {
         if let Some(holder) = decided.postpone.get(&place) {
-            let moved = postpone(conn, job, holder, &held, now).await?;
-            let execute_at = moved.as_ref().map_or(holder.execute_at, |moved| moved.execute_at);
+            let (execute_at, moved) = postpone(conn, job, holder, &held, now).await?;
             receipts.jobs.push(EnqueuedJob::Existing(KeyHolder { execute_at, ..*holder }));
             receipts.postponed.extend(moved);
             continue;
@@ -559,30 +558,43 @@ async fn read_in_full(conn: &mut Session<'_>, id: JobId) -> Result<(Job, Vec<Att
 }
 
 /// Put this locked holder off to the due time that `job` asks for: never to an earlier one, and not beyond the longest
-/// wait of either. The holder also expires no earlier than the new job would, because it does the work of both. Returns its new due time if that has changed. A job that waits for its turn has none.
+/// wait of either. The holder also expires no earlier than the new job would, because it does the work of both. Returns
+/// its due time, and what to tell the index if it has another one now. A job that is held for its order keeps its own.
 async fn postpone(
     conn: &mut Session<'_>,
     job: &NewJob,
     holder: &KeyHolder,
     held: &BTreeMap<JobId, Owed>,
     now: Timestamp,
-) -> Result<Option<Accepted>, sqlx::Error> {
-    let Some(owed) = held.get(&holder.id) else { return Ok(None) };
+) -> Result<(Timestamp, Option<Accepted>), sqlx::Error> {
+    let unchanged = (holder.execute_at, None);
+    let Some(owed) = held.get(&holder.id) else { return Ok(unchanged) };
     let row = sqlx::query("SELECT created_at, options FROM jobs FORCE INDEX (PRIMARY) WHERE id = ?")
         .bind(holder.id.uuid())
         .fetch_one(&mut *conn)
         .await?;
     extend_expiry(conn, holder.id, row.try_get("options")?, job.expires_at(now)).await?;
-    if waits_for_turn(owed.execute_at) {
-        return Ok(None);
-    }
+    let Some(before) = due_apart(conn, holder.id, owed).await? else { return Ok(unchanged) };
     let (created_at, own): (Timestamp, _) = (row.try_get("created_at")?, options_of(&row)?.max_wait_ms);
     let longest = own.into_iter().chain(job.options.max_wait_ms).min();
     let latest = longest.map(|ms| due_at(Due::After(Duration::from_millis(ms).min(limits::MAX_AHEAD)), created_at));
     let asked = due_at(job.due, now);
-    let execute_at = latest.map_or(asked, |latest| asked.min(latest)).max(owed.execute_at);
-    if execute_at == owed.execute_at {
-        return Ok(None);
+    let execute_at = latest.map_or(asked, |latest| asked.min(latest)).max(before);
+    if execute_at == before {
+        return Ok(unchanged);
+    }
+    if owed.execute_at == blocked_until() {
+        // It is due at this time once its parents let it go, and until then it shows this time.
+        let sets =
+            ["UPDATE blocked_jobs SET due_at = ? WHERE job_id = ?", "UPDATE jobs SET execute_at = ? WHERE id = ?"];
+        for sql in sets {
+            sqlx::query(sql).bind(execute_at).bind(holder.id.uuid()).execute(&mut *conn).await?;
+        }
+        return Ok((execute_at, None));
+    }
+    if is_parked(owed.execute_at) {
+        // Its claim finds out at the new time whether the limit has room then.
+        unpark(conn, holder.id.uuid()).await?;
     }
     sqlx::query("UPDATE owed SET execute_at = ? WHERE id = ?")
         .bind(execute_at)
@@ -591,7 +603,22 @@ async fn postpone(
         .await?;
     let priority = owed.priority.try_into().map_err(corrupt)?;
     let (id, kind, queue) = (holder.id, owed.kind.clone(), owed.queue.clone());
-    Ok(Some(Accepted { id, kind, queue, priority, execute_at, created_at, held: false }))
+    let moved = Accepted { id, kind, queue, priority, execute_at, created_at, held: false };
+    Ok((execute_at, Some(moved)))
+}
+
+/// Return when a locked job is due, apart from the limit or the parents that it waits for. Return nothing for a job
+/// that is held for its order: its order key is not locked, so a session that ends the job in front may have read its
+/// due time.
+async fn due_apart(conn: &mut Session<'_>, id: JobId, owed: &Owed) -> Result<Option<Timestamp>, sqlx::Error> {
+    let sql = if is_parked(owed.execute_at) {
+        "SELECT due_at FROM limit_waits FORCE INDEX (PRIMARY) WHERE job_id = ?"
+    } else if owed.execute_at == blocked_until() {
+        "SELECT due_at FROM blocked_jobs FORCE INDEX (PRIMARY) WHERE job_id = ?"
+    } else {
+        return Ok(Some(owed.execute_at).filter(|at| !waits_for_turn(*at)));
+    };
+    sqlx::query_scalar(sql).bind(id.uuid()).fetch_optional(conn).await
 }
 
 /// Let a locked job with these options expire no earlier than at `wanted`, or never.

@@ -79,6 +79,18 @@ impl StoreClock {
     pub fn at(&self, when: Instant) -> Timestamp {
         self.anchor.lock().unwrap_or_else(PoisonError::into_inner).at(when)
     }
+
+    /// Return whether this moment of the database may have come by now. An error of the estimate counts as if it had.
+    #[must_use]
+    pub fn may_have_come(&self, moment: Timestamp) -> bool {
+        self.may_have_come_at(moment, Instant::now())
+    }
+
+    fn may_have_come_at(&self, moment: Timestamp, when: Instant) -> bool {
+        let anchor = *self.anchor.lock().unwrap_or_else(PoisonError::into_inner);
+        let error = anchor.error + when.saturating_duration_since(anchor.taken).mul_f64(DRIFT);
+        moment <= anchor.at(when) + delta(error)
+    }
 }
 
 fn delta(duration: Duration) -> TimeDelta {
@@ -136,5 +148,15 @@ mod tests {
         // A clock that was set back by an hour is accepted at once, although this sample has a longer round trip.
         clock.sample(start + ms(3_100), start + ms(3_110), at(1_003_205 - 3_600_000));
         assert_eq!(clock.at(start + ms(3_105)), at(1_003_205 - 3_600_000));
+    }
+
+    #[test]
+    fn a_moment_may_have_come_as_soon_as_the_error_of_the_estimate_allows() {
+        let (start, ms) = (Instant::now(), Duration::from_millis);
+        let at = |ms| chrono::DateTime::from_timestamp_millis(ms).unwrap();
+        // Half a round trip of 4 ms, and 1 ms of drift in 2 s.
+        let clock = StoreClock::starting_at(start, start + ms(4), at(1_000_002));
+        let may_have_come = |moment| clock.may_have_come_at(at(moment), start + ms(2_002));
+        assert_eq!([1_002_001, 1_002_004, 1_002_006].map(may_have_come), [true, true, false]);
     }
 }
