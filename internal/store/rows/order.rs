@@ -75,7 +75,7 @@ impl OrderedJobs {
 /// Lock the keys of these jobs.
 pub(crate) async fn lock_keys_of(conn: &mut Session<'_>, ids: &[Uuid]) -> Result<OrderedJobs, sqlx::Error> {
     let ordered = keys_of(conn, ids).await?;
-    lock(conn, &ordered, "").await?;
+    lock(conn, &distinct(&ordered), "").await?;
     Ok(OrderedJobs(ordered))
 }
 
@@ -121,7 +121,7 @@ pub(crate) async fn lock_free_keys_of(
     ids: &[Uuid],
 ) -> Result<(OrderedJobs, BTreeSet<Uuid>), sqlx::Error> {
     let mut ordered = keys_of(conn, ids).await?;
-    let locked = lock(conn, &ordered, SKIP_LOCKED).await?;
+    let locked = lock(conn, &distinct(&ordered), SKIP_LOCKED).await?;
     let others = ordered.iter().filter(|(_, job)| !locked.contains(&job.key)).map(|(id, _)| *id).collect();
     ordered.retain(|_, job| locked.contains(&job.key));
     Ok((OrderedJobs(ordered), others))
@@ -134,15 +134,28 @@ pub(crate) async fn lock_free_or_make_keys_of(
     ids: &[Uuid],
 ) -> Result<(OrderedJobs, BTreeSet<Uuid>), sqlx::Error> {
     let mut ordered = keys_of(conn, ids).await?;
-    let locked = lock(conn, &ordered, SKIP_LOCKED).await?;
-    let keys: BTreeSet<&[u8]> = ordered.values().map(|job| job.key.as_slice()).collect();
-    let others: Vec<&[u8]> = keys.into_iter().filter(|key| !locked.contains(*key)).collect();
-    // A key without a row is not locked.
-    let others = read_lines(conn, &others).await?;
-    let busy = ordered.iter().filter(|(_, job)| others.contains_key(&job.key)).map(|(id, _)| *id).collect();
-    ordered.retain(|_, job| !others.contains_key(&job.key));
-    lock_or_make(conn, &ordered.values().map(|job| job.key.as_slice()).collect()).await?;
+    let others = lock_free_or_make(conn, &distinct(&ordered)).await?;
+    let busy = ordered.iter().filter(|(_, job)| others.contains(&job.key)).map(|(id, _)| *id).collect();
+    ordered.retain(|_, job| !others.contains(&job.key));
     Ok((OrderedJobs(ordered), busy))
+}
+
+/// Do what [`lock_or_make`] does, without the keys that another session locks at this moment. Returns those.
+pub(crate) async fn lock_free_or_make(
+    conn: &mut Session<'_>,
+    keys: &BTreeSet<&[u8]>,
+) -> Result<BTreeSet<Vec<u8>>, sqlx::Error> {
+    let locked = lock(conn, keys, SKIP_LOCKED).await?;
+    let others: Vec<&[u8]> = keys.iter().copied().filter(|key| !locked.contains(*key)).collect();
+    // A key without a row is not locked.
+    let busy: BTreeSet<Vec<u8>> = read_lines(conn, &others).await?.into_keys().collect();
+    lock_or_make(conn, &keys.iter().copied().filter(|key| !busy.contains(*key)).collect()).await?;
+    Ok(busy)
+}
+
+/// Return the keys of these jobs, each once.
+fn distinct(ordered: &BTreeMap<Uuid, Ordered>) -> BTreeSet<&[u8]> {
+    ordered.values().map(|job| job.key.as_slice()).collect()
 }
 
 async fn keys_of(conn: &mut Session<'_>, ids: &[Uuid]) -> Result<BTreeMap<Uuid, Ordered>, sqlx::Error> {
@@ -159,11 +172,10 @@ async fn keys_of(conn: &mut Session<'_>, ids: &[Uuid]) -> Result<BTreeMap<Uuid, 
 
 async fn lock(
     conn: &mut Session<'_>,
-    ordered: &BTreeMap<Uuid, Ordered>,
+    keys: &BTreeSet<&[u8]>,
     locked_rows: &str,
 ) -> Result<BTreeSet<Vec<u8>>, sqlx::Error> {
-    let keys: Vec<&[u8]> =
-        ordered.values().map(|job| job.key.as_slice()).collect::<BTreeSet<_>>().into_iter().collect();
+    let keys: Vec<&[u8]> = keys.iter().copied().collect();
     let mut locked = BTreeSet::new();
     for group in groups(&keys) {
         let sql = format!(
