@@ -103,6 +103,19 @@ fn put(command: Command) -> Command {
         .arg(text_arg("priority", "LEVEL", "0 runs first, 9 last").value_parser(value_parser!(u8)))
         .arg(text_arg("max-attempts", "N", "Attempts before a job fails").value_parser(value_parser!(u32)))
         .arg(text_arg("timeout", "DURATION", "Time limit of one attempt"))
+        .arg(text_arg("order-key", "KEY", "Order key: its jobs run one at a time, in the order of the ticks"))
+        .arg(
+            text_arg(
+                "on-failure",
+                "WHAT",
+                "When a job fails for good: block the jobs behind it, or skip to the next one [default: block]",
+            )
+            .value_parser(["block", "skip"])
+            .requires("order-key"),
+        )
+        .arg(text_arg("limit-key", "KEY", "Limit key: limits count the jobs with the same one; see `tickr limits`"))
+        .arg(text_arg("expires-in", "DURATION", "Fail a job that has not started after this time, such as 10m"))
+        .arg(text_arg("tag", "TAG", "Tag of its jobs; repeat it for several tags").action(ArgAction::Append))
 }
 
 pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
@@ -214,13 +227,17 @@ fn cadence_of(matches: &ArgMatches) -> anyhow::Result<Map<String, Value>> {
 fn body_of(matches: &ArgMatches) -> anyhow::Result<Map<String, Value>> {
     let mut body = cadence_of(matches)?;
     let said = |name: &str| matches.get_one::<String>(name);
-    for field in ["kind", "misfire", "overlap", "queue"] {
+    for field in ["kind", "misfire", "overlap", "queue", "order-key", "on-failure", "limit-key"] {
         if let Some(value) = said(field) {
-            body.insert(field.into(), value.clone().into());
+            body.insert(field.replace('-', "_"), value.clone().into());
         }
     }
+    if let Some(tags) = matches.get_many::<String>("tag") {
+        body.insert("tags".into(), tags.cloned().collect::<Vec<_>>().into());
+    }
     body.insert("payload".into(), payload(said("payload").map_or("{}", String::as_str))?);
-    for (flag, field) in [("misfire-grace", "misfire_grace_ms"), ("timeout", "timeout_ms")] {
+    let durations = [("misfire-grace", "misfire_grace_ms"), ("timeout", "timeout_ms"), ("expires-in", "expires_in_ms")];
+    for (flag, field) in durations {
         if let Some(value) = said(flag) {
             body.insert(field.into(), millis(flag, value)?.into());
         }
@@ -262,9 +279,27 @@ fn show(row: &Value) {
     };
     line("name", &text(row, "name"));
     line("when", &text(row, "description"));
-    for field in ["cron", "zone", "dst", "misfire", "overlap", "kind", "queue", "origin"] {
+    let fields = [
+        "cron",
+        "zone",
+        "dst",
+        "misfire",
+        "overlap",
+        "kind",
+        "queue",
+        "order_key",
+        "on_failure",
+        "limit_key",
+        "origin",
+    ];
+    for field in fields {
         line(field, &text(row, field));
     }
+    if row.get("expires_in_ms").is_some_and(Value::is_u64) {
+        line("expires in", &format!("{} ms", number(row, "expires_in_ms")));
+    }
+    let tags = row.get("tags").and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_str);
+    line("tags", &tags.collect::<Vec<_>>().join(" "));
     if let Some(payload) = row.get("payload").filter(|payload| !payload.is_null()) {
         line("payload", &payload.to_string());
     }

@@ -1,6 +1,7 @@
 //! Schedules: changed and triggered by operators, ticked by the engine.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use chrono::TimeDelta;
 
@@ -162,7 +163,7 @@ impl Broker {
             let build = build(&job);
             let outcome = self.store.trigger_schedule(&row, job, overlap, by, idempotent.clone(), build).await?;
             if let IdempotentOutcome::First { done: Some(TriggerOutcome::Fired(ticked)), .. } = &outcome {
-                self.announce_ticks(ticked);
+                self.announce_ticks(ticked).await;
             }
             if !matches!(outcome, IdempotentOutcome::Refused(TriggerOutcome::Changed)) {
                 return Ok(outcome);
@@ -207,7 +208,7 @@ impl Broker {
                 span.end(line.schedule.as_str(), job);
             }
         }
-        self.announce_ticks(&ticked);
+        self.announce_ticks(&ticked).await;
         Ok(ticked)
     }
 
@@ -260,7 +261,7 @@ impl Broker {
         Ok(job)
     }
 
-    fn announce_ticks(&self, ticked: &Ticked) {
+    async fn announce_ticks(&self, ticked: &Ticked) {
         for id in &ticked.cancelled {
             self.events.emit(Event::Cancelled { id: *id });
         }
@@ -282,6 +283,7 @@ impl Broker {
             let (name, due_at, job) = (line.schedule.clone(), line.due_at, line.job);
             self.events.emit(Event::ScheduleTicked { name, due_at, job, cause: line.cause, ticks: line.ticks });
         }
+        self.hint_heads(&ticked.cancelled).await;
     }
 }
 
@@ -298,6 +300,11 @@ fn draft_of(schedule: &Schedule) -> Draft {
         max_attempts: template.max_attempts,
         timeout_ms: template.timeout_ms,
         retry: template.retry.clone(),
+        order_key: template.order.as_ref().map(|order| order.key.clone()),
+        on_failure: template.order.as_ref().map(|order| order.on_failure),
+        limit_key: template.limit_key.clone(),
+        expires: template.expires_in_ms.map(|ms| Due::After(Duration::from_millis(ms))),
+        tags: template.tags.iter().map(ToString::to_string).collect(),
         ..Draft::new(template.kind.to_string(), template.payload.clone())
     }
 }

@@ -8,7 +8,7 @@ use super::error::Wrong;
 use super::origin::SettingOrigin;
 use super::setting::{Secrecy, Setting};
 use super::{duration, parse};
-use tickr_job::{Dst, Misfire, Overlap, RetryRequest, Schedule, ScheduleDraft, Timestamp};
+use tickr_job::{Dst, Misfire, OnFailure, Overlap, RetryRequest, Schedule, ScheduleDraft, Timestamp};
 
 /// A declared schedule.
 #[derive(Debug, Clone)]
@@ -39,11 +39,17 @@ pub(super) struct ScheduleKeys {
     retry_base: Option<Duration>,
     retry_cap: Option<Duration>,
     retry_factor: Option<f64>,
+    order_key: Option<String>,
+    on_failure: Option<OnFailure>,
+    limit_key: Option<String>,
+    expires_in: Option<Duration>,
+    tags: Vec<String>,
 }
 
 const MS: Duration = Duration::from_millis(1);
 const SECOND: Duration = Duration::from_secs(1);
 const DAY: Duration = Duration::from_secs(86_400);
+const ON_FAILURE: [(&str, OnFailure); 2] = [("block", OnFailure::Block), ("skip", OnFailure::Skip)];
 
 type Row = Setting<ScheduleKeys>;
 
@@ -111,6 +117,30 @@ pub(super) static SCHEDULES: &[Setting<ScheduleKeys>] = &[
         parse::some(&mut s.retry_factor, parse::number(t, 1.0..=100.0))
     })
     .file_only(),
+    Row::new("order_key", "KEY", "Order key of its jobs: they run one at a time, in the order of the ticks", |s, t| {
+        parse::some(&mut s.order_key, parse::line(t))
+    })
+    .file_only(),
+    Row::new(
+        "on_failure",
+        "WORD",
+        "Effect of a job that fails for good on the jobs behind it with the same order key: block or skip",
+        |s, t| parse::some(&mut s.on_failure, parse::one_of(t, &ON_FAILURE)),
+    )
+    .file_only(),
+    Row::new("limit_key", "KEY", "Limit key of its jobs: limits count the jobs with the same one", |s, t| {
+        parse::some(&mut s.limit_key, parse::line(t))
+    })
+    .file_only(),
+    Row::new("expires_in", "DURATION", "Time after its acceptance at which a job expires", |s, t| {
+        parse::some(&mut s.expires_in, duration::between(t, MS, 366 * DAY))
+    })
+    .file_only(),
+    Row::new("tags", "TAGS", "Tags of its jobs, at most ten", |s, t| {
+        parse::put(&mut s.tags, parse::list(t, parse::line))
+    })
+    .list()
+    .file_only(),
 ];
 
 fn moment(text: &str) -> Result<Timestamp, Wrong> {
@@ -160,6 +190,11 @@ impl ScheduleKeys {
             max_attempts: self.max_attempts,
             timeout_ms: self.timeout.map(ms),
             retry,
+            order_key: self.order_key,
+            on_failure: self.on_failure,
+            limit_key: self.limit_key,
+            expires_in_ms: self.expires_in.map(ms),
+            tags: self.tags,
             ..ScheduleDraft::new(kind, payload)
         };
         let of_key = |wrong: tickr_job::WrongField| {
@@ -190,6 +225,8 @@ fn key_of(field: &str) -> &'static str {
         "retry/base_ms" => "retry_base",
         "retry/cap_ms" => "retry_cap",
         "retry/factor" => "retry_factor",
+        "expires_in_ms" => "expires_in",
+        field if field.starts_with("tags/") => "tags",
         field => SCHEDULES.iter().map(|setting| setting.name).find(|name| *name == field).unwrap_or("cron"),
     }
 }

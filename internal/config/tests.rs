@@ -2,6 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
+use tickr_job::{OnFailure, Tag};
+
 use super::*;
 
 fn env(pairs: &[(&str, &str)]) -> impl Iterator<Item = (String, String)> {
@@ -540,6 +542,8 @@ fn schedules_are_read_and_every_mistake_in_them_is_named_with_its_key() {
     let loaded = load_file(
         "[schedules.nightly]\ncron = \"30 2 * * *\"\nzone = \"Europe/Warsaw\"\ndst = \"skip\"\nkind = \"sleep\"\n\
          payload = '{\"canary\": 1}'\nmisfire_grace = \"1m\"\nretry_base = \"2s\"\n\
+         order_key = \"customer:42\"\non_failure = \"skip\"\nlimit_key = \"tenant:7\"\nexpires_in = \"1h\"\n\
+         tags = [\"nightly\", \"tenant:7\"]\n\
          [schedules.often]\nevery = \"90s\"\nkind = \"noop\"\n",
     )
     .unwrap();
@@ -548,6 +552,11 @@ fn schedules_are_read_and_every_mistake_in_them_is_named_with_its_key() {
     assert_eq!(nightly.cadence.describe(), "At 02:30 (Europe/Warsaw)");
     assert_eq!((nightly.grace, nightly.template.payload.get()), (Duration::from_secs(60), "{\"canary\": 1}"));
     assert_eq!(nightly.template.retry.clone().and_then(|retry| retry.base_ms), Some(2_000));
+    let template = &nightly.template;
+    let order = template.order.clone().map(|order| (order.key, order.on_failure));
+    assert_eq!(order, Some(("customer:42".to_owned(), OnFailure::Skip)));
+    assert_eq!((template.limit_key.as_deref(), template.expires_in_ms), (Some("tenant:7"), Some(3_600_000)));
+    assert_eq!(template.tags.iter().map(Tag::as_str).collect::<Vec<_>>(), ["nightly", "tenant:7"]);
     assert!(schedules.get("often").unwrap().schedule.unanchored);
     assert_no_canary(&format!("{} {:?}", loaded.origins, loaded.config));
 
@@ -556,7 +565,8 @@ fn schedules_are_read_and_every_mistake_in_them_is_named_with_its_key() {
          [schedules.c]\nevery = \"1ms\"\ncrom = \"x\"\n[schedules.d]\nevery = \"1m\"\ndst = \"skip\"\nkind = \"noop\"\n\
          [schedules.e]\nevery = \"1m\"\npayload = 'canary'\n[schedules.preview]\nevery = \"1m\"\nkind = \"noop\"\n\
          [schedules.f]\ncron = \"0 0 30 2 *\"\nkind = \"noop\"\n[schedules.g]\ncron = \"61 * * * *\"\nzone = \"Warsaw\"\n\
-         [schedules.h]\nevery = \"1m\"\n",
+         [schedules.h]\nevery = \"1m\"\n[schedules.i]\nevery = \"1m\"\nkind = \"noop\"\non_failure = \"skip\"\n\
+         tags = [\"two words\"]\n[schedules.j]\nevery = \"1m\"\nkind = \"noop\"\nexpires_in = \"0s\"\n",
     );
     assert_no_canary(&mistakes.as_ref().unwrap_err().to_string());
     let named = [
@@ -571,6 +581,9 @@ fn schedules_are_read_and_every_mistake_in_them_is_named_with_its_key() {
         "schedules.g.zone",
         "schedules.g.cron",
         "schedules.h.kind",
+        "schedules.i.on_failure",
+        "schedules.i.tags",
+        "schedules.j.expires_in",
         "schedules.preview",
     ];
     assert_eq!(at_fault(mistakes), named);

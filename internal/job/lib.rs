@@ -100,8 +100,8 @@ pub use record::{Attempt, Checkpoint, Job, Progress};
 pub use report::ReportRecord;
 pub use retry::{RetryPolicy, RetryRequest};
 pub use schedule::{
-    Cadence, CronExpression, Dst, Misfire, Overlap, Plan, Planned, Schedule, ScheduleDraft, ScheduledBy, Situation,
-    SkipCause, Template, TemplateOptions, TickDecision, UnknownZone, WrongField, Zone, plan,
+    Cadence, CronExpression, Dst, ForOlder, Misfire, Overlap, Plan, Planned, Schedule, ScheduleDraft, ScheduledBy,
+    Situation, SkipCause, Template, TemplateOptions, TickDecision, UnknownZone, WrongField, Zone, plan,
 };
 pub use scope::Scope;
 pub use spec::{

@@ -386,8 +386,15 @@ async fn schedules_are_declared_shown_and_steered() {
     let app = TestApp::start().await;
     let put = ["schedules", "put", "nightly", "--cron", "30 2 1 1 *", "--zone", "Europe/Warsaw", "--kind", "sleep"];
     let more = ["--payload", r#"{"ms": 1}"#, "--overlap", "skip", "--timeout", "5s", "--priority", "2"];
-    let made = ok(client(&app, &[&put[..], &more[..]].concat())).await;
+    let keys = ["--order-key", "customer:42", "--on-failure", "skip", "--limit-key", "tenant:7", "--expires-in", "1h"];
+    let tags = ["--tag", "nightly", "--tag", "eu"];
+    let made = ok(client(&app, &[&put[..], &more[..], &keys[..], &tags[..]].concat())).await;
     for part in ["nightly", "Europe/Warsaw", "overlap      skip", r#"payload      {"ms":1}"#, "02:30:00.000+01:00"] {
+        assert!(made.contains(part), "{part:?} is missing in {made}");
+    }
+    for part in
+        ["order_key    customer:42", "limit_key    tenant:7", "expires in   3600000 ms", "tags         nightly eu"]
+    {
         assert!(made.contains(part), "{part:?} is missing in {made}");
     }
     let schedules = async |args: &[&str]| ok(client(&app, &[&["schedules"], args].concat())).await;

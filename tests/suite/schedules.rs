@@ -264,6 +264,94 @@ async fn a_job_says_which_tick_it_comes_from_and_a_tick_which_job_it_made() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn ticks_of_a_schedule_with_an_order_key_run_one_at_a_time_in_tick_order() {
+    let tickr = TestApp::start().await;
+    let other = tickr.another().await;
+    let ordered = json!({"kind": "sleep", "payload": {"ms": 30}, "order_key": "customer:42", "on_failure": "skip"});
+    put(&tickr, "ordered", &with(yearly(), ordered)).await;
+    // Some ticks are due at once, so that one transaction makes their jobs. The next ones come one by one.
+    tickr
+        .sql(
+            "UPDATE schedules SET cron = '* * * * * *', misfire = 'all', next_at = \
+             TIMESTAMP(DATE_FORMAT(UTC_TIMESTAMP() - INTERVAL 12 SECOND, '%Y-%m-%d %H:%i:%s'))",
+        )
+        .await;
+    tickr.until_count("SELECT COUNT(*) >= 15 FROM ticks WHERE outcome = 'fired'", 1).await;
+    // A trigger takes its place behind them.
+    let triggered = tickr.post("/v1/schedules/ordered/trigger", json!({})).await;
+    assert_eq!((triggered.status, &triggered.body["order_key"]), (201, &json!("customer:42")), "{:#}", triggered.body);
+    assert_eq!(delete_of(&tickr, "ordered").await.status, 204);
+    tickr.until_idle().await;
+    let jobs = tickr.count("SELECT COUNT(*) FROM ticks WHERE outcome = 'fired'").await;
+    tickr.assert_each_ran_once(jobs).await;
+    // Jobs that started before the one in front had ended: in the order of the ticks, and in that of the starts.
+    for (ticks, order) in [("t.number = 0", "t.due_at"), ("TRUE", "a.started_at")] {
+        let early = format!(
+            "SELECT COUNT(*) FROM (SELECT a.started_at, LAG(a.finished_at) OVER (ORDER BY {order}) AS ended FROM ticks t \
+             JOIN attempts a ON a.job_id = t.job_id WHERE {ticks}) w WHERE started_at < ended"
+        );
+        assert_eq!(tickr.count(early).await, 0, "{order}");
+    }
+    let job = tickr.job(id(&ticks(&tickr, "ordered").await[0]["job_id"])).await;
+    assert_eq!((&job["order_key"], &job["on_failure"]), (&json!("customer:42"), &json!("skip")));
+    other.stop(CancellationToken::new()).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_schedule_whose_order_key_is_locked_holds_up_no_other_schedule() {
+    let tickr = TestApp::start().await;
+    put(&tickr, "locked", &with(every_second(), json!({"order_key": "k", "queue": "unserved"}))).await;
+    first_tick(&tickr, "locked").await;
+    let mut session = tickr.mysql().await;
+    session.execute("BEGIN").await.unwrap();
+    session.execute("SELECT order_key FROM order_keys WHERE order_key = 'k' FOR UPDATE").await.unwrap();
+    let ticks_of_locked = "SELECT COUNT(*) FROM ticks WHERE schedule = 'locked'";
+    let before = tickr.count(ticks_of_locked).await;
+    put(&tickr, "other", &with(every_second(), json!({"order_key": "l"}))).await;
+    tickr.until_count("SELECT COUNT(*) >= 3 FROM ticks WHERE schedule = 'other' AND outcome = 'fired'", 1).await;
+    assert_eq!(tickr.count(ticks_of_locked).await, before);
+    session.execute("ROLLBACK").await.unwrap();
+    tickr.until_count(format!("SELECT COUNT(*) > {before} FROM ticks WHERE schedule = 'locked'"), 1).await;
+    // Its ticks stayed due: none of them was lost.
+    let lost = "SELECT COUNT(*) FROM ticks WHERE schedule = 'locked' AND outcome <> 'fired'";
+    assert_eq!(tickr.count(lost).await, 0);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_job_of_a_tick_has_the_limit_key_and_tags_of_its_schedule_and_expires() {
+    let tickr = TestApp::start().await;
+    let keys = json!({"limit_key": "tenant:7", "tags": ["nightly", "tenant:7", "nightly"], "expires_in_ms": 400});
+    let unserved = with(every_second(), json!({"queue": "unserved"}));
+    let shown = put(&tickr, "keyed", &with(unserved.clone(), keys.clone())).await;
+    assert_eq!((&shown["limit_key"], &shown["expires_in_ms"]), (&json!("tenant:7"), &json!(400)));
+    assert_eq!((&shown["tags"], &shown["order_key"]), (&json!(["nightly", "tenant:7"]), &Value::Null));
+    // A binary from before these fields must not be able to read them.
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM schedules WHERE options LIKE '[%'").await, 1);
+    let job = tickr.job(id(&first_tick(&tickr, "keyed").await["job_id"])).await;
+    assert_eq!((&job["limit_key"], &job["tags"]), (&json!("tenant:7"), &json!(["nightly", "tenant:7"])));
+    let moment = |field: &str| job[field].as_str().unwrap().parse::<chrono::DateTime<chrono::Utc>>().unwrap();
+    let lives = (moment("expires_at") - moment("created_at")).num_milliseconds();
+    assert!((400..=401).contains(&lives), "{lives}");
+    let expired = tickr.until(id(&job["id"]), State::Failed).await;
+    assert_eq!(expired["attempts"][0]["verdict"], "expired", "{expired:#}");
+    let found = tickr.get("/v1/jobs?q=tag:nightly%20limit:tenant:7&limit=200").await.body;
+    assert!(!found["data"].as_array().unwrap().is_empty(), "{found:#}");
+
+    // The same definition changes nothing, and one without the fields takes them away.
+    let tag = tickr.get("/v1/schedules/keyed").await.header("etag").to_owned();
+    let same = put_with(&tickr.app, "keyed", &[], &with(unserved.clone(), keys)).await;
+    assert_eq!((same.status, same.header("etag")), (200, tag.as_str()));
+    let plain = put(&tickr, "keyed", &unserved).await;
+    assert_eq!((&plain["limit_key"], &plain["expires_in_ms"]), (&Value::Null, &Value::Null));
+    assert_eq!((&plain["tags"], &plain["on_failure"]), (&json!([]), &Value::Null));
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM schedules WHERE options IS NULL").await, 1);
+    assert_eq!(delete_of(&tickr, "keyed").await.status, 204);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_schedule_is_made_changed_and_deleted_only_as_its_caller_expects() {
     let tickr = TestApp::start().await;
     let made = put_with(&tickr.app, "nightly", &[("If-None-Match", "*")], &yearly()).await;
@@ -327,6 +415,13 @@ async fn what_is_wrong_with_a_schedule_is_said_all_at_once_and_where() {
         (json!({"unknown": 1}), vec!["/unknown"]),
         (json!({"retry": {"base_ms": 5, "cap_ms": 1}}), vec!["/retry/cap_ms"]),
         (json!({"kind": "sleep", "payload": {"ms": "long"}}), vec!["/payload/ms"]),
+        (json!({"order_key": "", "limit_key": "k".repeat(256)}), vec!["/order_key", "/limit_key"]),
+        (json!({"on_failure": "skip"}), vec!["/on_failure"]),
+        (json!({"order_key": "k", "on_failure": "wait"}), vec!["/on_failure"]),
+        (json!({"expires_in_ms": 0}), vec!["/expires_in_ms"]),
+        (json!({"expires_in_ms": 31_622_400_001_u64}), vec!["/expires_in_ms"]),
+        (json!({"tags": ["nightly", "two words"]}), vec!["/tags/1"]),
+        (json!({"tags": (0..11).map(|n| format!("t{n}")).collect::<Vec<_>>()}), vec!["/tags"]),
     ] {
         let put = bad(with(yearly(), more.clone())).await;
         assert_eq!(put.pointers(), pointers, "{more}");

@@ -7,8 +7,8 @@ use utoipa::ToSchema;
 
 use crate::http::body::{Object, empty_object};
 use crate::schedules::words::{DstWord, MisfireWord, OverlapWord};
-use crate::view::RetryView;
-use tickr_job::{Dst, Misfire, Overlap, ScheduleDraft};
+use crate::view::{OnFailureWord, RetryView};
+use tickr_job::{Dst, Misfire, OnFailure, Overlap, ScheduleDraft};
 
 /// A schedule to create or change.
 #[derive(Debug, Deserialize, ToSchema)]
@@ -66,6 +66,25 @@ pub(crate) struct ScheduleBody {
     /// Backoff between attempts. Default: that of the kind.
     #[schema(value_type = Option<RetryView>)]
     retry: Option<Object<RetryView>>,
+    /// Order key of the jobs. They run one at a time, in the order of the ticks, together with all other jobs that have
+    /// the same order key.
+    #[schema(min_length = 1, max_length = 255)]
+    order_key: Option<String>,
+    /// What the final failure of a job does to the jobs behind it. `block`: they wait until the failed job is retried,
+    /// replayed, discarded or deleted. `skip`: the next one runs. Default: `block`. Only with `order_key`.
+    #[schema(value_type = Option<OnFailureWord>)]
+    on_failure: Option<OnFailure>,
+    /// Limit key of the jobs. The limits that operators set at `/v1/limits` count the jobs with the same limit key.
+    #[schema(min_length = 1, max_length = 255)]
+    limit_key: Option<String>,
+    /// Time after its acceptance, in milliseconds, from which on no attempt of a job starts any more. A job that has not
+    /// ended by then and does not run fails.
+    #[schema(minimum = 1, maximum = 31_622_400_000_u64)]
+    expires_in_ms: Option<u64>,
+    /// Tags to find the jobs by, at most ten.
+    #[serde(default)]
+    #[schema(value_type = Option<Vec<String>>, max_items = 10, example = json!(["tenant:42"]))]
+    tags: Vec<String>,
 }
 
 impl From<ScheduleBody> for ScheduleDraft {
@@ -86,6 +105,11 @@ impl From<ScheduleBody> for ScheduleDraft {
             max_attempts: body.max_attempts,
             timeout_ms: body.timeout_ms,
             retry: body.retry.map(|Object(retry)| retry.into()),
+            order_key: body.order_key,
+            on_failure: body.on_failure,
+            limit_key: body.limit_key,
+            expires_in_ms: body.expires_in_ms,
+            tags: body.tags,
         }
     }
 }

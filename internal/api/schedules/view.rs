@@ -11,8 +11,8 @@ use crate::Api;
 use crate::http::etag;
 use crate::http::problem::Problem;
 use crate::schedules::words::{CauseWord, DstWord, MisfireWord, OriginWord, OutcomeWord, OverlapWord};
-use crate::view::{Moment, RetryView};
-use tickr_job::{Cadence, Dst, Misfire, Overlap, Schedule, SkipCause, Timestamp, Zone};
+use crate::view::{Moment, OnFailureWord, RetryView};
+use tickr_job::{Cadence, Dst, Misfire, OnFailure, Overlap, Schedule, SkipCause, Timestamp, Zone};
 use tickr_store::{Pause, Scheduled, TickLine, VersionTag};
 
 /// Number of next ticks that the view of a schedule has.
@@ -50,6 +50,17 @@ pub(crate) struct ScheduleView {
     timeout_ms: Option<u64>,
     /// Null for the default of the kind.
     retry: Option<RetryView>,
+    /// Order key of the jobs; null when they have none.
+    order_key: Option<String>,
+    /// What the final failure of a job does to the jobs behind it; null without an order key.
+    #[schema(value_type = Option<OnFailureWord>)]
+    on_failure: Option<OnFailure>,
+    /// Limit key of the jobs; null when they have none.
+    limit_key: Option<String>,
+    /// Time after its acceptance at which a job expires, in milliseconds; null when the jobs do not expire.
+    expires_in_ms: Option<u64>,
+    /// Tags of the jobs.
+    tags: Vec<String>,
     #[schema(value_type = OriginWord)]
     origin: &'static str,
     /// Set while the schedule is paused; null otherwise.
@@ -170,6 +181,11 @@ impl ScheduleView {
             max_attempts: template.max_attempts,
             timeout_ms: template.timeout_ms,
             retry: template.retry.map(RetryView::from),
+            on_failure: template.order.as_ref().map(|order| order.on_failure),
+            order_key: template.order.map(|order| order.key),
+            limit_key: template.limit_key,
+            expires_in_ms: template.expires_in_ms,
+            tags: template.tags.iter().map(ToString::to_string).collect(),
             origin: row.origin.as_str(),
             paused: row.paused.map(Into::into),
             next_at: row.next_at.map(Moment),

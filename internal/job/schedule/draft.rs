@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde_json::value::RawValue;
 
 use super::{Cadence, CronExpression, Dst, Misfire, Overlap, Schedule, Template, Zone};
-use crate::{Name, Priority, RetryPolicy, RetryRequest, Timestamp, ceil_ms, limits};
+use crate::{Name, OnFailure, Order, Priority, RetryPolicy, RetryRequest, Tag, Timestamp, ceil_ms, limits};
 
 /// A requested schedule. Everything except the kind and one of `cron` and `every_ms` is optional.
 #[derive(Clone, Debug)]
@@ -40,6 +40,16 @@ pub struct ScheduleDraft {
     pub timeout_ms: Option<u64>,
     /// Backoff; what is absent is that of the kind.
     pub retry: Option<RetryRequest>,
+    /// Order key of the jobs: they run one at a time, in the order of the ticks, with all others that have it.
+    pub order_key: Option<String>,
+    /// What the final failure of a job does to the jobs behind it. Only together with an order key.
+    pub on_failure: Option<OnFailure>,
+    /// Limit key of the jobs.
+    pub limit_key: Option<String>,
+    /// Time after the acceptance of a job at which it expires, in milliseconds.
+    pub expires_in_ms: Option<u64>,
+    /// Tags of the jobs, at most ten.
+    pub tags: Vec<String>,
 }
 
 /// One problem of a draft.
@@ -76,6 +86,11 @@ impl ScheduleDraft {
             max_attempts: None,
             timeout_ms: None,
             retry: None,
+            order_key: None,
+            on_failure: None,
+            limit_key: None,
+            expires_in_ms: None,
+            tags: Vec::new(),
         }
     }
 
@@ -110,6 +125,7 @@ impl ScheduleDraft {
         if grace > MAX_GRACE {
             says("misfire_grace_ms", format!("must be at most {}", millis(MAX_GRACE)));
         }
+        let tags = self.keys_and_tags(&mut wrong);
         match (cadence, kind, queue, priority, wrong.is_empty()) {
             (Some((cadence, zone)), Some(kind), Some(queue), Some(priority), true) => Ok(Schedule {
                 cadence,
@@ -126,10 +142,44 @@ impl ScheduleDraft {
                     max_attempts: self.max_attempts,
                     timeout_ms: self.timeout_ms,
                     retry: self.retry,
+                    order: self.order_key.map(|key| Order { key, on_failure: self.on_failure.unwrap_or_default() }),
+                    limit_key: self.limit_key,
+                    expires_in_ms: self.expires_in_ms,
+                    tags,
                 },
             }),
             _ => Err(wrong),
         }
+    }
+
+    /// Check the keys, the expiry and the tags of the jobs. Return the tags, each once.
+    fn keys_and_tags(&self, wrong: &mut Vec<WrongField>) -> Vec<Tag> {
+        let mut says = |field: &str, detail: String| wrong.push(WrongField { field: field.to_owned(), detail });
+        for (field, key) in [("order_key", &self.order_key), ("limit_key", &self.limit_key)] {
+            if key.as_ref().is_some_and(|key| !(1..=limits::MAX_KEY_BYTES).contains(&key.len())) {
+                says(field, format!("must be 1 to {} bytes", limits::MAX_KEY_BYTES));
+            }
+        }
+        if self.on_failure.is_some() && self.order_key.is_none() {
+            says("on_failure", "may only be given together with order_key".to_owned());
+        }
+        let most_ms = millis(limits::MAX_AHEAD);
+        if self.expires_in_ms.is_some_and(|ms| ms == 0 || ms > most_ms) {
+            says("expires_in_ms", format!("must be 1 to {most_ms} (366 days)"));
+        }
+        if self.tags.len() > limits::MAX_TAGS {
+            says("tags", format!("must be at most {}", limits::MAX_TAGS));
+        }
+        let mut tags: Vec<Tag> = Vec::with_capacity(self.tags.len().min(limits::MAX_TAGS));
+        for (place, tag) in self.tags.iter().take(limits::MAX_TAGS).enumerate() {
+            match tag.parse::<Tag>() {
+                // Drop a repeated tag.
+                Ok(tag) if tags.contains(&tag) => {}
+                Ok(tag) => tags.push(tag),
+                Err(invalid) => says(&format!("tags/{place}"), invalid.to_string()),
+            }
+        }
+        tags
     }
 
     fn cadence(&self, now: Timestamp, wrong: &mut Vec<WrongField>) -> Option<(Cadence, Zone)> {
@@ -212,10 +262,16 @@ mod tests {
             max_attempts: Some(0),
             timeout_ms: Some(0),
             misfire_grace_ms: Some(u64::MAX),
+            limit_key: Some("k".repeat(256)),
+            on_failure: Some(OnFailure::Skip),
+            expires_in_ms: Some(0),
+            tags: vec!["nightly".to_owned(), "two words".to_owned()],
             ..cron("0 3 * * *")
         };
-        let names = ["zone", "every_ms", "kind", "queue", "priority", "max_attempts", "timeout_ms", "misfire_grace_ms"];
-        assert_eq!(fields(all), names);
+        let times = ["zone", "every_ms"];
+        let of_jobs = ["kind", "queue", "priority", "max_attempts", "timeout_ms"];
+        let rest = ["misfire_grace_ms", "limit_key", "on_failure", "expires_in_ms", "tags/1"];
+        assert_eq!(fields(all), [times.as_slice(), &of_jobs, &rest].concat());
         for ms in [0, 999, u64::MAX] {
             assert_eq!(fields(ScheduleDraft { every_ms: Some(ms), ..draft() }), ["every_ms"], "{ms}");
         }

@@ -17,5 +17,5 @@ mod zone;
 pub use cadence::{Cadence, CronExpression, Dst};
 pub use draft::{ScheduleDraft, WrongField};
 pub use plan::{Plan, Planned, Situation, SkipCause, TickDecision, plan};
-pub use spec::{Misfire, Overlap, Schedule, ScheduledBy, Template, TemplateOptions};
+pub use spec::{ForOlder, Misfire, Overlap, Schedule, ScheduledBy, Template, TemplateOptions};
 pub use zone::{UnknownZone, Zone};

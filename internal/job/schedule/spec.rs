@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 use super::{Cadence, Dst, Zone};
-use crate::{Name, Priority, RetryRequest, Timestamp};
+use crate::{Name, Order, Priority, RetryRequest, Tag, Timestamp};
 
 /// A requested schedule: complete and checked.
 #[derive(Clone, Debug)]
@@ -45,9 +45,32 @@ pub struct Template {
     pub timeout_ms: Option<u64>,
     /// Backoff.
     pub retry: Option<RetryRequest>,
+    /// Order key, and what the final failure of a job does to the jobs behind it.
+    pub order: Option<Order>,
+    /// Limit key: the limits that operators set count the jobs with the same one.
+    pub limit_key: Option<String>,
+    /// Time after the acceptance of a job at which it expires, in milliseconds.
+    pub expires_in_ms: Option<u64>,
+    /// Tags to find the jobs by, each once.
+    pub tags: Vec<Tag>,
 }
 
-/// The less common options of a schedule's jobs, stored as one JSON object.
+impl Template {
+    /// Return the options that are stored as JSON.
+    #[must_use]
+    pub fn options(&self) -> TemplateOptions {
+        TemplateOptions {
+            timeout_ms: self.timeout_ms,
+            retry: self.retry.clone(),
+            order: self.order.clone(),
+            limit_key: self.limit_key.clone(),
+            expires_in_ms: self.expires_in_ms,
+            tags: self.tags.clone(),
+        }
+    }
+}
+
+/// The less common options of a schedule's jobs, stored as JSON.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct TemplateOptions {
@@ -57,6 +80,60 @@ pub struct TemplateOptions {
     /// Backoff.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub retry: Option<RetryRequest>,
+    /// Order key, and what the final failure of a job does to the jobs behind it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub order: Option<Order>,
+    /// Limit key.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub limit_key: Option<String>,
+    /// Time after the acceptance of a job at which it expires, in milliseconds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub expires_in_ms: Option<u64>,
+    /// Tags.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub tags: Vec<Tag>,
+}
+
+/// Effect of options of a schedule on a binary that does not know them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ForOlder {
+    /// It cannot read the schedule, and leaves the ticks to binaries that can.
+    Unreadable,
+    /// It reads the schedule without these options.
+    Reduced,
+}
+
+impl TemplateOptions {
+    /// Return the text to store, or nothing if all options have their defaults. `for_older` concerns binaries from before
+    /// order keys, limit keys, expiries and tags of schedules.
+    ///
+    /// # Errors
+    /// When the options cannot be written as JSON.
+    pub fn to_stored(&self, for_older: ForOlder) -> Result<Option<String>, serde_json::Error> {
+        if *self == Self::default() {
+            return Ok(None);
+        }
+        let known = Self { timeout_ms: self.timeout_ms, retry: self.retry.clone(), ..Self::default() };
+        // Those binaries ignore fields that they do not know, but they refuse an array with an object in it.
+        let text = if *self == known || for_older == ForOlder::Reduced {
+            serde_json::to_string(self)
+        } else {
+            serde_json::to_string(&[self])
+        };
+        text.map(Some)
+    }
+
+    /// Read a text that [`to_stored`](Self::to_stored) made.
+    ///
+    /// # Errors
+    /// When this binary cannot read the text.
+    pub fn from_stored(text: &str) -> Result<Self, serde_json::Error> {
+        if text.starts_with('[') {
+            let [options] = serde_json::from_str::<[Self; 1]>(text)?;
+            return Ok(options);
+        }
+        serde_json::from_str(text)
+    }
 }
 
 impl fmt::Debug for Template {
@@ -75,8 +152,9 @@ impl Schedule {
             && (self.zone, self.misfire, self.grace, self.overlap)
                 == (other.zone, other.misfire, other.grace, other.overlap)
             && mine.payload.get() == theirs.payload.get()
-            && (&mine.kind, &mine.queue, mine.priority, mine.max_attempts, mine.timeout_ms, &mine.retry)
-                == (&theirs.kind, &theirs.queue, theirs.priority, theirs.max_attempts, theirs.timeout_ms, &theirs.retry)
+            && (&mine.kind, &mine.queue, mine.priority, mine.max_attempts)
+                == (&theirs.kind, &theirs.queue, theirs.priority, theirs.max_attempts)
+            && mine.options() == theirs.options()
     }
 
     /// Return true if this schedule has the same ticks as the existing one. An interval without an anchor keeps the
@@ -129,4 +207,50 @@ pub struct ScheduledBy {
     pub name: Name,
     /// Due time of the tick, or time of the trigger.
     pub tick_at: Timestamp,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::OnFailure;
+
+    /// The options as binaries from before order keys of schedules know them.
+    #[derive(Debug, Default, PartialEq, Deserialize)]
+    #[serde(default)]
+    struct OlderOptions {
+        timeout_ms: Option<u64>,
+        retry: Option<RetryRequest>,
+    }
+
+    #[test]
+    fn options_are_read_back_and_an_older_binary_reads_only_those_that_it_may() {
+        let known = TemplateOptions { timeout_ms: Some(5), ..TemplateOptions::default() };
+        let order = Order { key: "customer:42".to_owned(), on_failure: OnFailure::Skip };
+        let newer = TemplateOptions {
+            order: Some(order),
+            limit_key: Some("tenant:7".to_owned()),
+            expires_in_ms: Some(60_000),
+            tags: vec!["nightly".parse().unwrap()],
+            ..known.clone()
+        };
+        for for_older in [ForOlder::Unreadable, ForOlder::Reduced] {
+            assert_eq!(TemplateOptions::default().to_stored(for_older).unwrap(), None);
+            for options in [&known, &newer] {
+                let text = options.to_stored(for_older).unwrap().unwrap();
+                assert_eq!(TemplateOptions::from_stored(&text).unwrap(), *options, "{text}");
+                let older = serde_json::from_str::<OlderOptions>(&text).ok();
+                let readable = *options == known || for_older == ForOlder::Reduced;
+                assert_eq!(older, readable.then(|| OlderOptions { timeout_ms: Some(5), retry: None }), "{text}");
+            }
+        }
+        for each in [
+            TemplateOptions { order: newer.order.clone(), ..TemplateOptions::default() },
+            TemplateOptions { limit_key: newer.limit_key.clone(), ..TemplateOptions::default() },
+            TemplateOptions { expires_in_ms: newer.expires_in_ms, ..TemplateOptions::default() },
+            TemplateOptions { tags: newer.tags.clone(), ..TemplateOptions::default() },
+        ] {
+            let text = each.to_stored(ForOlder::Unreadable).unwrap().unwrap();
+            assert!(serde_json::from_str::<OlderOptions>(&text).is_err(), "{text}");
+        }
+    }
 }

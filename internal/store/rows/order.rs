@@ -6,7 +6,8 @@
 //! closes its place, the same transaction gives the next one its due time. Ids are made in the callers' processes,
 //! whose clocks differ, so their order is not the order of acceptance.
 //!
-//! The row in `order_keys` is the lock of a key. A transaction locks these rows in key order, before any other row.
+//! The row in `order_keys` is the lock of a key. A transaction locks these rows in key order, before any other row, except
+//! that ticks and triggers lock their schedules first. No transaction that holds a key waits for a schedule.
 //!
 //! A place is open if it is not in front of the head and its flag is set. The flag is cleared when a job leaves its place
 //! before it was at the head. To clear it when the head moves as well would cost each job one more write.
@@ -75,7 +76,7 @@ impl OrderedJobs {
 /// Lock the keys of these jobs.
 pub(crate) async fn lock_keys_of(conn: &mut Session<'_>, ids: &[Uuid]) -> Result<OrderedJobs, sqlx::Error> {
     let ordered = keys_of(conn, ids).await?;
-    lock(conn, &ordered, "").await?;
+    lock(conn, &distinct(&ordered), "").await?;
     Ok(OrderedJobs(ordered))
 }
 
@@ -121,7 +122,7 @@ pub(crate) async fn lock_free_keys_of(
     ids: &[Uuid],
 ) -> Result<(OrderedJobs, BTreeSet<Uuid>), sqlx::Error> {
     let mut ordered = keys_of(conn, ids).await?;
-    let locked = lock(conn, &ordered, SKIP_LOCKED).await?;
+    let locked = lock(conn, &distinct(&ordered), SKIP_LOCKED).await?;
     let others = ordered.iter().filter(|(_, job)| !locked.contains(&job.key)).map(|(id, _)| *id).collect();
     ordered.retain(|_, job| locked.contains(&job.key));
     Ok((OrderedJobs(ordered), others))
@@ -134,14 +135,9 @@ pub(crate) async fn lock_free_or_make_keys_of(
     ids: &[Uuid],
 ) -> Result<(OrderedJobs, BTreeSet<Uuid>), sqlx::Error> {
     let mut ordered = keys_of(conn, ids).await?;
-    let locked = lock(conn, &ordered, SKIP_LOCKED).await?;
-    let keys: BTreeSet<&[u8]> = ordered.values().map(|job| job.key.as_slice()).collect();
-    let others: Vec<&[u8]> = keys.into_iter().filter(|key| !locked.contains(*key)).collect();
-    // A key without a row is not locked.
-    let others = read_lines(conn, &others).await?;
-    let busy = ordered.iter().filter(|(_, job)| others.contains_key(&job.key)).map(|(id, _)| *id).collect();
-    ordered.retain(|_, job| !others.contains_key(&job.key));
-    lock_or_make(conn, &ordered.values().map(|job| job.key.as_slice()).collect()).await?;
+    let others = lock_free_or_make(conn, &distinct(&ordered)).await?;
+    let busy = ordered.iter().filter(|(_, job)| others.contains(&job.key)).map(|(id, _)| *id).collect();
+    ordered.retain(|_, job| !others.contains(&job.key));
     Ok((OrderedJobs(ordered), busy))
 }
 
@@ -161,6 +157,22 @@ pub(crate) async fn lock_free_keys(conn: &mut Session<'_>, keys: &[&[u8]]) -> Re
     Ok(read_lines(conn, &others).await?.into_keys().collect())
 }
 
+/// Do what [`lock_or_make`] does, without the keys that another session locks at this moment. Returns those.
+pub(crate) async fn lock_free_or_make(
+    conn: &mut Session<'_>,
+    keys: &BTreeSet<&[u8]>,
+) -> Result<BTreeSet<Vec<u8>>, sqlx::Error> {
+    let in_order: Vec<&[u8]> = keys.iter().copied().collect();
+    let busy = lock_free_keys(conn, &in_order).await?;
+    lock_or_make(conn, &keys.iter().copied().filter(|key| !busy.contains(*key)).collect()).await?;
+    Ok(busy)
+}
+
+/// Return the keys of these jobs, each once.
+fn distinct(ordered: &BTreeMap<Uuid, Ordered>) -> BTreeSet<&[u8]> {
+    ordered.values().map(|job| job.key.as_slice()).collect()
+}
+
 async fn keys_of(conn: &mut Session<'_>, ids: &[Uuid]) -> Result<BTreeMap<Uuid, Ordered>, sqlx::Error> {
     let mut ordered = BTreeMap::new();
     for ids in ids.chunks(MAX_ROWS) {
@@ -175,11 +187,10 @@ async fn keys_of(conn: &mut Session<'_>, ids: &[Uuid]) -> Result<BTreeMap<Uuid, 
 
 async fn lock(
     conn: &mut Session<'_>,
-    ordered: &BTreeMap<Uuid, Ordered>,
+    keys: &BTreeSet<&[u8]>,
     locked_rows: &str,
 ) -> Result<BTreeSet<Vec<u8>>, sqlx::Error> {
-    let keys: Vec<&[u8]> =
-        ordered.values().map(|job| job.key.as_slice()).collect::<BTreeSet<_>>().into_iter().collect();
+    let keys: Vec<&[u8]> = keys.iter().copied().collect();
     lock_rows(conn, &keys, locked_rows).await
 }
 

@@ -33,7 +33,7 @@ use crate::sql::connection::on_pool;
 use crate::sql::error::{Fault, again, fault};
 use crate::sql::session::Session;
 use crate::{Store, StoreError, StoreInner};
-use tickr_job::{Actor, Cadence, Dst, Name, Schedule, SkipCause, Template, TemplateOptions, Timestamp, floor_ms};
+use tickr_job::{Actor, Cadence, Dst, ForOlder, Name, Schedule, SkipCause, Timestamp, floor_ms};
 
 /// Outcome of a put.
 #[derive(Clone, Debug)]
@@ -398,7 +398,7 @@ macro_rules! bind_wishes {
 }
 
 async fn insert(conn: &mut Session<'_>, row: &Scheduled) -> Result<(), sqlx::Error> {
-    let options = options_of(&row.schedule.template)?;
+    let options = options_of(row)?;
     let sql = format!("INSERT INTO schedules ({WISHES}, name, created_at, created_by) VALUES {}", placeholders(23));
     let query = bind_wishes!(statement(sql), row, options);
     let query = query.bind(row.name.as_str()).bind(row.created.0).bind(row.created.1.as_str());
@@ -410,7 +410,7 @@ async fn insert(conn: &mut Session<'_>, row: &Scheduled) -> Result<(), sqlx::Err
 }
 
 async fn update(conn: &mut Session<'_>, row: &Scheduled) -> Result<(), sqlx::Error> {
-    let options = options_of(&row.schedule.template)?;
+    let options = options_of(row)?;
     let columns: Vec<String> = WISHES.split(", ").map(|column| format!("{} = ?", column.trim())).collect();
     let sql = format!("UPDATE schedules SET {} WHERE name = ?", columns.join(", "));
     bind_wishes!(statement(sql), row, options).bind(row.name.as_str()).execute(conn).await.map(drop)
@@ -425,10 +425,13 @@ fn cadence_columns(cadence: &Cadence) -> (Option<&str>, Option<u64>, Option<Time
     }
 }
 
-fn options_of(template: &Template) -> Result<Option<String>, sqlx::Error> {
-    let options = TemplateOptions { timeout_ms: template.timeout_ms, retry: template.retry.clone() };
-    let text = (options != TemplateOptions::default()).then(|| serde_json::to_string(&options)).transpose();
-    text.map_err(|e| sqlx::Error::Encode(Box::new(e)))
+fn options_of(row: &Scheduled) -> Result<Option<String>, sqlx::Error> {
+    let for_older = match row.origin {
+        ScheduleOrigin::Api => ForOlder::Unreadable,
+        // An older runner declares its own schedules at its start, and could not start after a rollback.
+        ScheduleOrigin::Config => ForOlder::Reduced,
+    };
+    row.schedule.template.options().to_stored(for_older).map_err(|e| sqlx::Error::Encode(Box::new(e)))
 }
 
 async fn read_due(

@@ -189,8 +189,8 @@ pub(crate) fn read_cadence(row: &MySqlRow) -> Result<(Cadence, Zone), sqlx::Erro
 fn read_schedule(row: &MySqlRow) -> Result<Schedule, sqlx::Error> {
     let (cadence, zone) = read_cadence(row)?;
     let options: Option<String> = row.try_get("options")?;
-    let options: TemplateOptions = match options {
-        Some(text) => serde_json::from_str(&text).map_err(|e| corrupt(format!("options: {e}")))?,
+    let options = match options {
+        Some(text) => TemplateOptions::from_stored(&text).map_err(|e| corrupt(format!("options: {e}")))?,
         None => TemplateOptions::default(),
     };
     Ok(Schedule {
@@ -208,6 +208,10 @@ fn read_schedule(row: &MySqlRow) -> Result<Schedule, sqlx::Error> {
             max_attempts: row.try_get("max_attempts")?,
             timeout_ms: options.timeout_ms,
             retry: options.retry,
+            order: options.order,
+            limit_key: options.limit_key,
+            expires_in_ms: options.expires_in_ms,
+            tags: options.tags,
         },
     })
 }

@@ -5,11 +5,12 @@
 //! transaction. The other runners find that the schedule has moved on, and do nothing. So a crash at any moment leaves
 //! either the whole change or none of it.
 //!
-//! A transaction of ticks waits neither for the row of a schedule nor for a previous job. It leaves that schedule out, so
-//! that a session that keeps its locks stops no other schedule.
+//! A transaction of ticks waits neither for the row of a schedule nor for an order key nor for a previous job. It leaves
+//! that schedule out, so that a session that keeps its locks stops no other schedule.
 //!
-//! Rows are locked in this order: schedules in the order of their names, the `owed` rows of previous jobs in id order,
-//! then new rows, and the tallies last. A transaction that holds an `owed` row never locks a schedule.
+//! Rows are locked in this order: schedules in the order of their names, the order keys of the new jobs in key order, the
+//! `owed` rows of previous jobs in id order, then new rows, and the tallies last. A transaction that holds an `owed` row
+//! or an order key never waits for a schedule.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -24,9 +25,9 @@ use uuid::Uuid;
 use crate::audit::{AuditEntry, record};
 use crate::idempotency::{IdempotentOutcome, IdempotentRequest, ResponseBuilder, store_answer, stored_before};
 use crate::jobs::actions::cancel_waiting;
-use crate::rows::jobs::{Accepted, accepted_at, receipts, write_jobs};
+use crate::rows::jobs::{Accepted, accepted_at, mark_held, receipts, write_jobs};
 use crate::rows::links::NewLinks;
-use crate::rows::order::{close_places, lock_keys_of};
+use crate::rows::order::{close_places, lock_free_or_make, lock_keys_of, lock_or_make, order_key_of};
 use crate::rows::owed::{Owed, SKIP_LOCKED, left_of, lock_free, lock_held};
 use crate::rows::tallies::count;
 use crate::schedules::rows::{Scheduled, lock_schedule};
@@ -82,8 +83,8 @@ pub struct Ticked {
     pub stop_requested: Vec<JobId>,
     /// Number of plans that another runner had carried out already or is carrying out, or that were outdated by a change.
     pub overtaken: usize,
-    /// Schedules whose ticks stay due, because another session locks their rows or their previous jobs. The caller has to
-    /// wait a moment before it tries them again.
+    /// Schedules whose ticks stay due, because another session locks their rows, their order keys or their previous jobs.
+    /// The caller has to wait a moment before it tries them again.
     pub left: Vec<Name>,
 }
 
@@ -305,6 +306,10 @@ async fn carry_out(
         .filter(|(plan, standing)| standing.is_as(&plan.row) && is_due(plan))
         .collect();
     ticked.overtaken = all - plans.len();
+    let busy = lock_free_or_make(conn, &plans.iter().flat_map(|(plan, _)| order_keys_of(plan)).collect()).await?;
+    let is_busy = |plan: &TickPlan| order_keys_of(plan).any(|key| busy.contains(key));
+    ticked.left.extend(plans.iter().filter(|(plan, _)| is_busy(plan)).map(|(plan, _)| plan.row.name.clone()));
+    plans.retain(|(plan, _)| !is_busy(plan));
     let previous_of = |plan: &TickPlan, standing: &ScheduleCursor| {
         standing.last_job.filter(|_| plan.row.schedule.overlap != Overlap::Allow)
     };
@@ -342,6 +347,11 @@ async fn carry_out(
     script.run(conn).await?;
     count(conn, shared.lanes.any(), &ended).await?;
     Ok(ticked)
+}
+
+/// Return the order keys of the jobs in a plan.
+fn order_keys_of(plan: &TickPlan) -> impl Iterator<Item = &[u8]> {
+    plan.lines.iter().filter_map(|line| order_key_of(line.job.as_ref()?))
 }
 
 /// Lock the rows of these schedules, without those that another session locks at this moment.
@@ -469,8 +479,9 @@ async fn write(conn: &mut Session<'_>, mut jobs: Vec<&NewJob>, ticked: &mut Tick
         jobs.sort_unstable_by_key(|job| job.id);
         ticked.accepted = jobs.iter().map(|job| accepted_at(job, line.recorded_at)).collect();
         let pairs: Vec<(&NewJob, &Accepted)> = jobs.into_iter().zip(&ticked.accepted).collect();
-        // A template has no links.
-        write_jobs(conn, &pairs, &NewLinks::default()).await?;
+        // A template has no links. The ids of one schedule's jobs are in the order of its ticks, and so are their places.
+        let held = write_jobs(conn, &pairs, &NewLinks::default()).await?;
+        mark_held(&mut ticked.accepted, &held);
         write_lines(conn, &ticked.lines).await?;
     }
     Ok(())
@@ -563,6 +574,7 @@ async fn trigger(
     if row.tag() != read.tag() {
         return Ok(TriggerOutcome::Changed);
     }
+    lock_or_make(conn, &order_key_of(&job).into_iter().collect()).await?;
     let overlap = overlap.unwrap_or(row.schedule.overlap);
     let previous = row.last_job.filter(|_| overlap != Overlap::Allow);
     let held = match previous {

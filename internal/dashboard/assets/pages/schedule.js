@@ -187,6 +187,22 @@ function Facts({ it }) {
     ${it.max_attempts && html`<dt>Attempts</dt><dd>${it.max_attempts}</dd>`}
     ${it.timeout_ms && html`<dt>Time limit</dt><dd>${span(it.timeout_ms)}</dd>`}
     ${it.retry && html`<dt>Retries</dt><dd>${backoff(it.retry)}</dd>`}
+    ${
+      it.order_key &&
+      html`
+        <dt>Order key</dt>
+        <dd>
+          <span class="mono wrap">${it.order_key}</span>${' '}
+          <span class="soft">a failed job ${it.on_failure === 'skip' ? 'is skipped' : 'blocks those behind it'}</span>
+        </dd>
+      `
+    }
+    ${it.limit_key && html`<dt>Limit key</dt><dd class="mono wrap">${it.limit_key}</dd>`}
+    ${it.expires_in_ms && html`<dt>Expires after</dt><dd>${span(it.expires_in_ms)}</dd>`}
+    ${
+      it.tags?.length > 0 &&
+      html`<dt>Tags</dt><dd>${it.tags.map((tag) => html`<span key=${tag} class="tag">${tag}</span> `)}</dd>`
+    }
     <dt>Last job</dt>
     <dd><${JobLink} id=${it.last_job} /></dd>
     ${

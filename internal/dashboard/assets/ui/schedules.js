@@ -255,6 +255,9 @@ function bodyOf(v, s) {
   if (v.attempts) body.max_attempts = Number(v.attempts);
   if (v.timeout) body.timeout_ms = Math.round(Number(v.timeout) * 1000);
   if (v.retry) body.retry = v.retry;
+  // The form has no fields for these: they stay as they were.
+  for (const field of ['order_key', 'on_failure', 'limit_key', 'expires_in_ms', 'tags'])
+    if (s?.[field]) body[field] = s[field];
   return body;
 }
 
