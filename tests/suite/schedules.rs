@@ -287,8 +287,8 @@ async fn ticks_of_a_schedule_with_an_order_key_run_one_at_a_time_in_tick_order()
     // Jobs that started before the one in front had ended: in the order of the ticks, and in that of the starts.
     for (ticks, order) in [("t.number = 0", "t.due_at"), ("TRUE", "a.started_at")] {
         let early = format!(
-            "SELECT COUNT(*) FROM (SELECT a.started_at, LAG(a.finished_at) OVER (ORDER BY {order}) AS ended FROM ticks t \
-             JOIN attempts a ON a.job_id = t.job_id WHERE {ticks}) w WHERE started_at < ended"
+            "SELECT COUNT(*) FROM (SELECT a.started_at, LAG(a.finished_at) OVER (ORDER BY {order}) AS ended \
+             FROM ticks t JOIN attempts a ON a.job_id = t.job_id WHERE {ticks}) w WHERE started_at < ended"
         );
         assert_eq!(tickr.count(early).await, 0, "{order}");
     }

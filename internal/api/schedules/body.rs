@@ -77,8 +77,8 @@ pub(crate) struct ScheduleBody {
     /// Limit key of the jobs. The limits that operators set at `/v1/limits` count the jobs with the same limit key.
     #[schema(min_length = 1, max_length = 255)]
     limit_key: Option<String>,
-    /// Time after its acceptance, in milliseconds, from which on no attempt of a job starts any more. A job that has not
-    /// ended by then and does not run fails.
+    /// Time after its acceptance, in milliseconds, from which on no attempt of a job starts any more. A job that has
+    /// not ended by then and does not run fails.
     #[schema(minimum = 1, maximum = 31_622_400_000_u64)]
     expires_in_ms: Option<u64>,
     /// Tags to find the jobs by, at most ten.

@@ -104,8 +104,8 @@ pub enum ForOlder {
 }
 
 impl TemplateOptions {
-    /// Return the text to store, or nothing if all options have their defaults. `for_older` concerns binaries from before
-    /// order keys, limit keys, expiries and tags of schedules.
+    /// Return the text to store, or nothing if all options have their defaults. `for_older` concerns binaries from
+    /// before order keys, limit keys, expiries and tags of schedules.
     ///
     /// # Errors
     /// When the options cannot be written as JSON.

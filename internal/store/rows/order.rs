@@ -6,8 +6,8 @@
 //! closes its place, the same transaction gives the next one its due time. Ids are made in the callers' processes,
 //! whose clocks differ, so their order is not the order of acceptance.
 //!
-//! The row in `order_keys` is the lock of a key. A transaction locks these rows in key order, before any other row, except
-//! that ticks and triggers lock their schedules first. No transaction that holds a key waits for a schedule.
+//! The row in `order_keys` is the lock of a key. A transaction locks these rows in key order, before any other row.
+//! Only ticks and triggers lock their schedules first. No transaction that holds a key waits for a schedule.
 //!
 //! A place is open if it is not in front of the head and its flag is set. The flag is cleared when a job leaves its place
 //! before it was at the head. To clear it when the head moves as well would cost each job one more write.

@@ -5,12 +5,12 @@
 //! transaction. The other runners find that the schedule has moved on, and do nothing. So a crash at any moment leaves
 //! either the whole change or none of it.
 //!
-//! A transaction of ticks waits neither for the row of a schedule nor for an order key nor for a previous job. It leaves
-//! that schedule out, so that a session that keeps its locks stops no other schedule.
+//! A transaction of ticks waits neither for the row of a schedule nor for an order key nor for a previous job. It
+//! leaves that schedule out, so that a session that keeps its locks stops no other schedule.
 //!
-//! Rows are locked in this order: schedules in the order of their names, the order keys of the new jobs in key order, the
-//! `owed` rows of previous jobs in id order, then new rows, and the tallies last. A transaction that holds an `owed` row
-//! or an order key never waits for a schedule.
+//! Rows are locked in this order: schedules in the order of their names, the order keys of the new jobs in key order,
+//! the `owed` rows of previous jobs in id order, then new rows, and the tallies last. A transaction that holds an `owed`
+//! row or an order key never waits for a schedule.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -83,8 +83,8 @@ pub struct Ticked {
     pub stop_requested: Vec<JobId>,
     /// Number of plans that another runner had carried out already or is carrying out, or that were outdated by a change.
     pub overtaken: usize,
-    /// Schedules whose ticks stay due, because another session locks their rows, their order keys or their previous jobs.
-    /// The caller has to wait a moment before it tries them again.
+    /// Schedules whose ticks stay due, because another session locks their rows, their order keys or their previous
+    /// jobs. The caller has to wait a moment before it tries them again.
     pub left: Vec<Name>,
 }
 
@@ -479,7 +479,7 @@ async fn write(conn: &mut Session<'_>, mut jobs: Vec<&NewJob>, ticked: &mut Tick
         jobs.sort_unstable_by_key(|job| job.id);
         ticked.accepted = jobs.iter().map(|job| accepted_at(job, line.recorded_at)).collect();
         let pairs: Vec<(&NewJob, &Accepted)> = jobs.into_iter().zip(&ticked.accepted).collect();
-        // A template has no links. The ids of one schedule's jobs are in the order of its ticks, and so are their places.
+        // A template has no links. The ids of one schedule's jobs are in the order of its ticks, and so their places.
         let held = write_jobs(conn, &pairs, &NewLinks::default()).await?;
         mark_held(&mut ticked.accepted, &held);
         write_lines(conn, &ticked.lines).await?;
