@@ -1313,3 +1313,31 @@ async fn many_slots_of_a_locked_key_hide_no_slot_that_a_sweep_frees() {
     tickr.assert_sound().await;
     tickr.stop().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_locked_key_holds_up_no_claim_of_another_key_or_without_a_key() {
+    let calls = Calls::default();
+    let tickr = TestApp::start_with(|config| config.workers = 16, calls.registry()).await;
+    set_and_wait(&tickr, "l", json!({"concurrency": 8})).await;
+    let mut session = tickr.mysql().await;
+    lock_key(&tickr, &mut session, "a").await;
+    let free = || json!({"kind": "call", "payload": {"key": "free", "ms": 1}});
+    let began = Instant::now();
+    for _ in 0..4 {
+        // They come together, so that the same claims have jobs of all sorts.
+        let jobs = (0..4).flat_map(|_| [job("a", 1), job("b", 1), free()]);
+        let jobs = tickr.enqueue_many(jobs).await;
+        for (_, id) in jobs.iter().enumerate().filter(|(place, _)| place % 3 != 0) {
+            tickr.until(*id, State::Completed).await;
+        }
+    }
+    // Each claim that waited for the key took 5 s at least.
+    assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
+    assert_eq!(calls.most("a"), 0);
+    session.execute("ROLLBACK").await.unwrap();
+    tickr.until_idle().await;
+    tickr.until_count(NO_ROWS_LEFT, 0).await;
+    tickr.assert_each_ran_once(48).await;
+    tickr.assert_sound().await;
+    tickr.stop().await;
+}
