@@ -473,6 +473,8 @@ impl Store {
             claims: start(claims(false, false), shared.flushers, WAITING_WORKERS),
             // Apart from the others, which need not wait for the keys.
             limited: start(claims(false, true), shared.flushers, WAITING_WORKERS),
+            // Apart from those, which need not wait for a key that another session locks.
+            patient: start(claims(false, true), 1, WAITING_WORKERS),
             suspects: start(claims(true, true), 1, WAITING_SUSPECTS),
             successors: Arc::new(claims(false, false)),
             limits: Arc::clone(&shared.limits),
@@ -604,6 +606,8 @@ impl Store {
 pub struct Claimant {
     claims: Arc<GroupCommit<Claims>>,
     limited: Arc<GroupCommit<Claims>>,
+    /// For jobs with a key of a limit that another session locks at this moment.
+    patient: Arc<GroupCommit<Claims>>,
     suspects: Arc<GroupCommit<Claims>>,
     /// For claims in the transaction of a settlement.
     successors: Arc<Claims>,
@@ -657,13 +661,23 @@ impl Claimant {
     }
 
     async fn submit(&self, to: &GroupCommit<Claims>, request: ClaimRequest) -> Result<Claim, StoreError> {
+        let (id, ahead) = (request.id, request.ahead);
         let reply = to.submit(request).await?;
+        self.send(reply.let_go);
+        if !reply.busy {
+            return Ok(reply.claim);
+        }
+        let reply = self.patient.submit(ClaimRequest { id, queue: None, ahead }).await?;
+        self.send(reply.let_go);
+        Ok(reply.claim)
+    }
+
+    fn send(&self, jobs: Vec<DueJob>) {
         if let Some(let_go) = &self.let_go {
-            for job in reply.let_go {
+            for job in jobs {
                 // The engine has stopped if it does not listen any more.
                 let _ = let_go.send(job);
             }
         }
-        Ok(reply.claim)
     }
 }

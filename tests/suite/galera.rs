@@ -85,7 +85,7 @@ async fn a_locked_key_of_a_limit_holds_up_the_jobs_of_no_other_key_of_its_node()
     let first = tickr.enqueue(job("a", 1)).await;
     tickr.until(first, State::Completed).await;
     tickr.until_idle().await;
-    // A session has the lock of `a` as a claim has it: the row of the key, and the one that stands for it in the cluster.
+    // A session has the lock of `a` as a claim has it: the row of the key, and the one that stands for it.
     let mut session = tickr.mysql().await;
     session.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED").await.unwrap();
     session.execute("BEGIN").await.unwrap();

@@ -168,7 +168,8 @@ const IS_DUE: &str = " AND execute_at <= UTC_TIMESTAMP(6)";
 /// A job to claim.
 pub(crate) struct ClaimRequest {
     pub(crate) id: JobId,
-    /// Its queue, for the limits that apply. None if any limit may.
+    /// Its queue, for the limits that apply. None if any limit may: then the claim waits for a moment for a key of a
+    /// limit that another session locks.
     pub(crate) queue: Option<Name>,
     /// True if the job may have to wait for a worker. Then it is not claimed for its last attempt.
     pub(crate) ahead: bool,
@@ -179,6 +180,9 @@ pub(crate) struct ClaimReply {
     pub(crate) claim: Claim,
     /// Parked jobs that have a due time now. They may follow other claims of the same batch.
     pub(crate) let_go: Vec<DueJob>,
+    /// True if another session locks a key of a limit of the job at this moment. Then the job was not claimed, and may
+    /// be claimed again by a request that waits.
+    pub(crate) busy: bool,
 }
 
 /// The group commit of the claims of one runner.
@@ -223,7 +227,7 @@ impl Batch for Claims {
     /// The session that holds the row lock decides about the job. If the job still waits afterwards, the reconciler
     /// brings it back.
     fn left_out() -> Option<ClaimReply> {
-        Some(ClaimReply { claim: Claim::Gone, let_go: Vec::new() })
+        Some(ClaimReply { claim: Claim::Gone, let_go: Vec::new(), busy: false })
     }
 
     fn mark(&self) -> AttemptToken {
@@ -270,16 +274,18 @@ impl Batch for Claims {
                     self.take(conn, (jobs.0, &jobs.1), (token, batches[0]), &limits).await?
                 };
             }
-            let mut let_go = Vec::new();
+            let (mut let_go, mut busy) = (Vec::new(), HashSet::new());
             let own: HashSet<JobId> = limited.iter().chain(&ours).map(|job| JobId::from_uuid(job.id)).collect();
             if !ours.is_empty() {
                 claims.extend(self.read_ours(conn, &ours, token).await?);
             }
             if !limited.is_empty() {
                 let jobs = (limited.as_slice(), &limits);
-                let taken = self.take_limited(conn, jobs, (&sure, skips_locked), token, batches[1]).await?;
+                // The claims of a remote worker have no others beside them that would have to wait.
+                let waits = self.remote.is_some() || items.iter().all(|item| item.queue.is_none());
+                let taken = self.take_limited(conn, jobs, (&sure, skips_locked, waits), token, batches[1]).await?;
                 claims.extend(taken.claims);
-                let_go = taken.let_go;
+                (let_go, busy) = (taken.let_go, taken.busy);
             }
             let lost: Vec<Uuid> = ids.into_iter().filter(|id| !claims.contains_key(&JobId::from_uuid(*id))).collect();
             if !lost.is_empty() {
@@ -302,7 +308,8 @@ impl Batch for Claims {
                 .iter()
                 .map(|item| {
                     let claim = claims.remove(&item.id).unwrap_or(Claim::Gone);
-                    ClaimReply { claim, let_go: let_go.take().unwrap_or_default() }
+                    let let_go = let_go.take().unwrap_or_default();
+                    ClaimReply { claim, let_go, busy: busy.contains(&item.id) }
                 })
                 .collect())
         })

@@ -5,7 +5,7 @@
 //! settlement locks no key, and a slot is never free too early. If a runner dies in between, another one frees the slot
 //! within a second or two ([`Store::sweep_limits`]).
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -17,14 +17,15 @@ use crate::attempts::breakers::{EndedCall, Turned, count_calls, counted, mark_co
 use crate::attempts::claim::{Claim, Claims, NOT_EXPIRED, among, gone, read_step};
 use crate::rows::limits::{
     FairShare, KEPT_AT_MOST_S, KeyBounds, KeyState, KnownLimits, LimitKey, LimitSetting, LimitsOfClaim, MAX_SLOTS,
-    ToPark, begin_with, count_parked, free_slots_of, key_in, keys_of, keys_with_parked_jobs, let_go, let_uncovered_go,
-    lock_free_keys, lock_keys, park_owed, park_step, state_step, states_in, take_back, write_rates,
+    ToPark, begin_with, begin_with_free, begin_within_a_second, count_parked, free_slots_of, key_in, keys_of,
+    keys_with_parked_jobs, let_go, let_uncovered_go, lock_free_keys, lock_keys, park_owed, park_step, state_step,
+    states_in, take_back, write_rates,
 };
 use crate::rows::owed::{DueJob, SKIP_LOCKED};
 use crate::sql::batch::Batch;
 use crate::sql::batches::{MAX_ROWS, statement};
 use crate::sql::connection::{DbFuture, PriorRun, on_pool, transact, transact_unless_locked};
-use crate::sql::error::corrupt;
+use crate::sql::error::{corrupt, waited_for_lock};
 use crate::sql::script::{Script, Value};
 use crate::sql::session::Session;
 use crate::{Store, StoreError};
@@ -50,8 +51,11 @@ pub(super) struct Divided {
 }
 
 /// Outcome of claims with limits.
+#[derive(Default)]
 pub(super) struct TakenLimited {
     pub(super) claims: HashMap<JobId, Claim>,
+    /// Jobs with a key that another session locks at this moment. They are to be claimed again, in claims that wait.
+    pub(super) busy: HashSet<JobId>,
     /// Parked jobs that have a due time now.
     pub(super) let_go: Vec<DueJob>,
 }
@@ -122,24 +126,30 @@ impl Claims {
     }
 
     /// Claim those of these jobs for which their limits have room, and park the others. With `skips_locked`, jobs whose rows
-    /// another session locks are left out.
+    /// another session locks are left out. Without `waits`, this waits for no lock of a key.
     pub(super) async fn take_limited(
         &self,
         conn: &mut Session<'_>,
         (jobs, limits): (&[Limited], &LimitsOfClaim),
-        (sure, skips_locked): (&[Uuid], bool),
+        (sure, skips_locked, waits): (&[Uuid], bool, bool),
         token: AttemptToken,
         batch: Uuid,
     ) -> Result<TakenLimited, sqlx::Error> {
+        let asked: BTreeSet<&LimitKey> = jobs.iter().flat_map(|job| job.keys.iter().map(|(key, _)| key)).collect();
+        let asked: Vec<&LimitKey> = asked.into_iter().collect();
+        let got = self.begin_with_keys(conn, &asked, waits, token).await?;
+        let (jobs, left): (Vec<&Limited>, Vec<&Limited>) =
+            jobs.iter().partition(|job| job.keys.iter().all(|(key, _)| got.contains(key)));
+        let busy = if waits { HashSet::new() } else { self.busy(&asked, &left, &got) };
+        let left = gone(&left.iter().map(|job| job.id).collect::<Vec<_>>());
+        if jobs.is_empty() {
+            sqlx::raw_sql("ROLLBACK").execute(&mut *conn).await?;
+            return Ok(TakenLimited { claims: left, busy, let_go: Vec::new() });
+        }
         let ids: Vec<Uuid> = jobs.iter().map(|job| job.id).collect();
         let keys: BTreeMap<&LimitKey, KeyBounds> =
             jobs.iter().flat_map(|job| job.keys.iter().map(|(key, bounds)| (key, *bounds))).collect();
         let sorted: Vec<&LimitKey> = keys.keys().copied().collect();
-        if self.remote.is_some_and(|remote| remote.in_transaction) {
-            lock_keys(conn, &sorted).await?;
-        } else {
-            begin_with(conn, &sorted).await?;
-        }
         let mut script = Script::as_text();
         self.fence_step(&mut script);
         let (list, values) = script.list(&ids);
@@ -177,14 +187,14 @@ impl Claims {
             // are claimed again in a moment.
             sqlx::raw_sql("ROLLBACK").execute(&mut *conn).await?;
             self.limits.read_again(conn).await?;
-            return Ok(TakenLimited { claims: HashMap::new(), let_go: Vec::new() });
+            return Ok(TakenLimited::default());
         }
 
         // The starts of jobs that are admitted and then not claimed do not count.
         let mut rates = states.clone();
         let (mut admitted, mut refused) = (Vec::new(), BTreeMap::new());
         let mut probes: BTreeMap<&LimitKey, Uuid> = BTreeMap::new();
-        for job in jobs.iter().filter(|job| !others.contains_key(&JobId::from_uuid(job.id))) {
+        for job in jobs.iter().copied().filter(|job| !others.contains_key(&JobId::from_uuid(job.id))) {
             match admit(job, &mut states, &kept_for, &mut probes)? {
                 None => admitted.push(job.id),
                 Some(key) => drop(refused.insert(job.id, key)),
@@ -208,7 +218,7 @@ impl Claims {
         if limits.have_changed(conn, &self.limits).await? {
             // The update has waited for a row. See `LimitsOfClaim`.
             sqlx::raw_sql("ROLLBACK").execute(&mut *conn).await?;
-            return Ok(TakenLimited { claims: HashMap::new(), let_go: Vec::new() });
+            return Ok(TakenLimited::default());
         }
         let still_due = done.pop().unwrap_or_default().rows;
         let mut claims = match done.pop() {
@@ -216,7 +226,8 @@ impl Claims {
             None => HashMap::new(),
         };
 
-        let won: Vec<&Limited> = jobs.iter().filter(|job| claims.contains_key(&JobId::from_uuid(job.id))).collect();
+        let won: Vec<&Limited> =
+            jobs.iter().copied().filter(|job| claims.contains_key(&JobId::from_uuid(job.id))).collect();
         // The attempts have started a moment after the states were read, and the rate counts from their starts: otherwise a
         // period that begins with a late start would have room for more.
         let starts = claims.values().filter_map(|claim| match claim {
@@ -269,7 +280,7 @@ impl Claims {
             claims.extend(parked.iter().map(|job| (JobId::from_uuid(job.id), Claim::Parked)));
         }
         let refused: Vec<(&Limited, &LimitKey)> =
-            jobs.iter().filter_map(|job| Some((job, *refused.get(&job.id)?))).collect();
+            jobs.iter().filter_map(|job| Some((*job, *refused.get(&job.id)?))).collect();
         let next = keys_of_next_jobs(&won, &refused, &kept_for, &states);
         if next.is_empty() {
             script.push("COMMIT", Vec::new());
@@ -277,12 +288,70 @@ impl Claims {
         script.run(conn).await?;
         name_slots(won, &mut claims);
         claims.extend(others);
+        claims.extend(left);
         let mut freed = Vec::new();
         if !next.is_empty() {
             freed = let_go(conn, &next, &limits.followed).await?.0;
             sqlx::raw_sql("COMMIT").execute(conn).await?;
         }
-        Ok(TakenLimited { claims, let_go: freed })
+        Ok(TakenLimited { claims, busy, let_go: freed })
+    }
+
+    /// Begin the transaction of a claim with locks on these keys, unless the caller has begun it. Return those that it
+    /// has: all but those that another session locks.
+    async fn begin_with_keys(
+        &self,
+        conn: &mut Session<'_>,
+        keys: &[&LimitKey],
+        waits: bool,
+        token: AttemptToken,
+    ) -> Result<BTreeSet<LimitKey>, sqlx::Error> {
+        let in_transaction = self.remote.is_some_and(|remote| remote.in_transaction);
+        let known = self.limits.locked_keys();
+        // An earlier run of this claim got no answer. It may have the locks, until its COMMIT has ended.
+        if self.open.is_uncertain(token) {
+            if in_transaction {
+                lock_keys(conn, keys).await?;
+            } else {
+                begin_with(conn, keys).await?;
+            }
+            return Ok(keys.iter().copied().cloned().collect());
+        }
+        if !waits {
+            return begin_with_free(conn, keys).await;
+        }
+        if !in_transaction {
+            return begin_within_a_second(conn, keys, known).await;
+        }
+        let locked = known.among(keys);
+        let others: Vec<&LimitKey> = keys.iter().copied().filter(|key| !locked.contains(*key)).collect();
+        if !others.is_empty()
+            && let Err(error) = lock_keys(conn, &others).await
+        {
+            // The server may have rolled the transaction back, so the claim begins anew, without these keys.
+            if waited_for_lock(&error) {
+                known.note(keys, &lock_free_keys(conn, keys).await?);
+            }
+            return Err(error);
+        }
+        let mut got: BTreeSet<LimitKey> = others.into_iter().cloned().collect();
+        if !locked.is_empty() {
+            got.extend(lock_free_keys(conn, &locked.iter().collect::<Vec<_>>()).await?);
+        }
+        known.note(keys, &got);
+        Ok(got)
+    }
+
+    /// Return the jobs that are to be claimed again at once, of those that were left out because this claim has not got
+    /// all keys for which it asked. The others have a key that counts as locked. The reconciler brings them back.
+    fn busy(&self, asked: &[&LimitKey], left: &[&Limited], got: &BTreeSet<LimitKey>) -> HashSet<JobId> {
+        let known = self.limits.locked_keys();
+        let locked = known.among(asked);
+        let tried: Vec<&LimitKey> =
+            asked.iter().copied().filter(|key| got.contains(*key) || locked.contains(*key)).collect();
+        known.note(&tried, got);
+        let is_locked = |job: &Limited| job.keys.iter().any(|(key, _)| locked.contains(key) && !got.contains(key));
+        left.iter().filter(|job| !is_locked(job)).map(|job| JobId::from_uuid(job.id)).collect()
     }
 }
 
@@ -440,7 +509,8 @@ fn insert_slots<'a>(script: &mut Script<'a>, slots: &[(&'a LimitKey, Uuid)], tok
     );
 }
 
-/// The group commit that frees the slots of attempts that have ended.
+/// The group commit that frees the slots of attempts that have ended. Those of a key that another session keeps locked
+/// are left to the sweep, so that the ends of all other attempts need not wait.
 pub(crate) struct FreedSlots {
     pub(crate) limits: Arc<KnownLimits>,
 }
@@ -472,22 +542,25 @@ impl Batch for FreedSlots {
         earlier: PriorRun,
     ) -> DbFuture<'c, Vec<Vec<DueJob>>> {
         Box::pin(async move {
-            let ids: Vec<Uuid> = items.iter().filter(|item| !item.keeps).map(|item| item.id).collect();
             let keys: BTreeSet<LimitKey> = items.iter().flat_map(|item| item.keys.iter().cloned()).collect();
             // The process of a suspect has read the limits before its attempt, which may have taken hours.
             self.limits.catch_up(conn).await?;
             let limits = self.limits.now();
-            let calls = items.iter().filter_map(|item| Some((item.id, item.call.as_ref()?, &item.keys)));
+            let asked: Vec<&LimitKey> = keys.iter().collect();
+            let got = begin_within_a_second(conn, &asked, self.limits.locked_keys()).await?;
+            // The other slots are left to the sweep.
+            let done: Vec<&SlotsOfJob> =
+                items.iter().filter(|item| item.keys.iter().all(|key| got.contains(key))).collect();
+            let calls = done.iter().filter_map(|item| Some((item.id, item.call.as_ref()?, &item.keys)));
             let calls = calls.flat_map(|(id, call, keys)| counted((id, call), keys, &limits)).collect();
-            let mut tx = conn.begin().await?;
-            lock_keys(&mut tx, &keys.iter().collect::<Vec<_>>()).await?;
-            let turned = count_calls(&mut tx, calls, earlier).await?;
-            let kept = items.iter().filter(|item| item.keeps);
+            let turned = count_calls(conn, calls, earlier).await?;
+            let kept = done.iter().filter(|item| item.keeps);
             let kept = kept.filter_map(|item| Some((item.id, item.call.as_ref()?.token)));
-            mark_counted(&mut tx, &kept.collect::<Vec<_>>()).await?;
-            free_slots_of(&mut tx, &ids).await?;
-            let (gone, _) = let_go(&mut tx, &keys, &limits).await?;
-            tx.commit().await?;
+            mark_counted(conn, &kept.collect::<Vec<_>>()).await?;
+            let ids: Vec<Uuid> = done.iter().filter(|item| !item.keeps).map(|item| item.id).collect();
+            free_slots_of(conn, &ids).await?;
+            let (gone, _) = let_go(conn, &got, &limits).await?;
+            sqlx::raw_sql("COMMIT").execute(&mut *conn).await?;
             turned.iter().for_each(Turned::tell);
             // Each of them is told once.
             let mut gone = Some(gone);
@@ -552,7 +625,7 @@ const PAGE_OF_PARKED: usize = 256;
 const LETTING_GO: Duration = Duration::from_secs(2);
 
 /// Time for which a sweep looks for keys with room. The next one goes on, in a second: a turn of a slow rate that is
-/// further ahead than a minute is found by a sweep only, so the keys of all tenants must have theirs in time.
+/// further ahead than a minute is found by a sweep only, so the keys of all tenants must have done in time.
 const LOOKING: Duration = Duration::from_millis(100);
 
 /// Where a sweep of the limits goes on.
@@ -631,8 +704,8 @@ impl Store {
         Ok(())
     }
 
-    /// Free the slots whose attempts have ended or that were kept in vain, and let parked jobs of their keys go. Returns
-    /// these.
+    /// Free the slots whose attempts have ended or that were kept in vain, and let parked jobs of their keys go.
+    /// Returns these.
     async fn free_stale_slots(&self, limits: &Arc<Vec<LimitSetting>>) -> Result<Vec<DueJob>, StoreError> {
         let (mut gone, mut after) = (Vec::new(), None);
         loop {
@@ -773,8 +846,8 @@ impl Store {
     /// Give the executing jobs of limits that were set a moment ago their slots, and let the parked jobs go that these limits
     /// do not cover any more. Returns those.
     ///
-    /// A limit with a key that another session locks is left to a later sweep, after one wait for the lock: the jobs of all
-    /// other limits need their sweeps.
+    /// A limit with a key that another session locks is left to a later sweep, after one wait for the lock: the jobs of
+    /// all other limits need their sweeps.
     async fn count_attempts_of_new_limits(
         &self,
         locked: &mut BTreeMap<Name, Instant>,
@@ -786,7 +859,7 @@ impl Store {
                 continue;
             }
             if !self.count_attempts_of(&set, &mut gone).await? {
-                tracing::debug!(limit = %set.limit.name, "another session locks a key of a new limit, it is counted later");
+                tracing::debug!(limit = %set.limit.name, "a key of a new limit is locked, it is counted later");
                 locked.insert(set.limit.name, Instant::now());
                 break;
             }
@@ -794,8 +867,8 @@ impl Store {
         Ok(gone)
     }
 
-    /// Count the attempts of a new limit. Returns false if another session locks one of its keys. The jobs that it does not
-    /// cover any more are added to `gone`.
+    /// Count the attempts of a new limit. Returns false if another session locks one of its keys. The jobs that it does
+    /// not cover any more are added to `gone`.
     async fn count_attempts_of(&self, set: &LimitSetting, gone: &mut Vec<DueJob>) -> Result<bool, StoreError> {
         if !self.let_uncovered_go(set, gone).await? {
             return Ok(false);
@@ -812,8 +885,8 @@ impl Store {
     /// shared in another way. Their keys would let them go one by one, each with a slot that no claim needs.
     ///
     /// This is done once for each change, before the attempts of the changed limit are counted. Every runner follows it by
-    /// then, so no further jobs are parked under its former values. Adds the jobs to `gone`, and returns false if another
-    /// session locks one of the keys.
+    /// then, so no further jobs are parked under its former values. Adds the jobs to `gone`, and returns false if
+    /// another session locks one of the keys.
     async fn let_uncovered_go(&self, set: &LimitSetting, gone: &mut Vec<DueJob>) -> Result<bool, StoreError> {
         let mut after = Some((Vec::new(), Timestamp::default(), Uuid::nil()));
         while let Some(position) = after {

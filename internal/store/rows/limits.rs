@@ -21,11 +21,12 @@ use sqlx::mysql::MySqlRow;
 use uuid::Uuid;
 
 use crate::rows::breakers::{BreakerRule, OpenGate};
+use crate::rows::locked_keys::LockedKeys;
 use crate::rows::order::held_until;
 use crate::rows::owed::{DueJob, SKIP_LOCKED, due_job};
 use crate::sql::batches::MAX_ROWS;
 use crate::sql::cluster::{Locked, lock_free_in_cluster, lock_in_cluster};
-use crate::sql::error::corrupt;
+use crate::sql::error::{corrupt, waited_for_lock};
 use crate::sql::script::{Script, Value, rows_as_text};
 use crate::sql::session::Session;
 use tickr_job::{Actor, Bounds, Breaker, CountedBy, Limit, Name, Rate, SharedBy, Timestamp, ceil_ms};
@@ -166,9 +167,10 @@ impl FairShare {
     }
 }
 
-/// The limits of this process, as they were last read. Claims, inserts and settlements follow them.
+/// The limits of this process, as they were last read. Claims, inserts and settlements follow them. Beside them, the
+/// keys that another session keeps locked.
 #[derive(Debug, Default)]
-pub(crate) struct KnownLimits(RwLock<Followed>);
+pub(crate) struct KnownLimits(RwLock<Followed>, LockedKeys);
 
 #[derive(Debug, Default)]
 struct Followed {
@@ -185,6 +187,11 @@ type Change = (Name, u32, Timestamp);
 impl KnownLimits {
     pub(crate) fn now(&self) -> Arc<Vec<LimitSetting>> {
         Arc::clone(&self.0.read().unwrap_or_else(PoisonError::into_inner).limits)
+    }
+
+    /// Return the keys that another session keeps locked.
+    pub(crate) const fn locked_keys(&self) -> &LockedKeys {
+        &self.1
     }
 
     /// Follow these limits, which were read after the moment `asked`. Fair ones keep their shares. An answer that comes
@@ -589,7 +596,8 @@ async fn lock_those_that_exist<'k>(
     Ok(keys.iter().copied().filter(|key| !found.contains(*key)).collect())
 }
 
-/// Do what [`lock_those_that_exist`] does, without the keys that another session locks. Return those that are locked now.
+/// Do what [`lock_those_that_exist`] does, without the keys that another session locks. Return those that are locked
+/// now.
 async fn lock_those_that_are_free(
     conn: &mut Session<'_>,
     keys: &[&LimitKey],
@@ -626,18 +634,27 @@ pub(crate) async fn lock_free_keys(
     if locked.len() == keys.len() {
         return Ok(locked);
     }
+    let missing = without_rows(conn, keys, &locked).await?;
+    if !missing.is_empty() {
+        make_rows(conn, &missing).await?;
+        locked.extend(lock_those_that_are_free(conn, &missing).await?);
+    }
+    Ok(locked)
+}
+
+/// Return those of these keys, apart from the locked ones, that have no rows.
+async fn without_rows<'k>(
+    conn: &mut Session<'_>,
+    keys: &[&'k LimitKey],
+    locked: &BTreeSet<LimitKey>,
+) -> Result<Vec<&'k LimitKey>, sqlx::Error> {
     let left: Vec<&LimitKey> = keys.iter().copied().filter(|key| !locked.contains(*key)).collect();
     let (any, values) = any_of("", &left);
     let mut script = Script::as_text();
     script.push(format!("SELECT limit_name, limit_key FROM limit_keys FORCE INDEX (PRIMARY) WHERE {any}"), values);
     let done = script.run(conn).await?;
     let exist: BTreeSet<LimitKey> = done.iter().flat_map(|step| &step.rows).map(key_in).collect::<Result<_, _>>()?;
-    let missing: Vec<&LimitKey> = left.into_iter().filter(|key| !exist.contains(*key)).collect();
-    if !missing.is_empty() {
-        make_rows(conn, &missing).await?;
-        locked.extend(lock_those_that_are_free(conn, &missing).await?);
-    }
-    Ok(locked)
+    Ok(left.into_iter().filter(|key| !exist.contains(*key)).collect())
 }
 
 async fn make_rows(conn: &mut Session<'_>, keys: &[&LimitKey]) -> Result<(), sqlx::Error> {
@@ -663,6 +680,75 @@ pub(crate) async fn begin_with(conn: &mut Session<'_>, keys: &[&LimitKey]) -> Re
     make_rows(conn, &missing).await?;
     sqlx::raw_sql("BEGIN").execute(&mut *conn).await?;
     lock_keys(conn, keys).await
+}
+
+/// Do what [`begin_with`] does, without the keys that another session locks. Return those that are locked now.
+pub(crate) async fn begin_with_free(
+    conn: &mut Session<'_>,
+    keys: &[&LimitKey],
+) -> Result<BTreeSet<LimitKey>, sqlx::Error> {
+    sqlx::raw_sql("BEGIN").execute(&mut *conn).await?;
+    let locked = lock_those_that_are_free(conn, keys).await?;
+    if locked.len() == keys.len() {
+        return Ok(locked);
+    }
+    let missing = without_rows(conn, keys, &locked).await?;
+    if missing.is_empty() {
+        return Ok(locked);
+    }
+    sqlx::raw_sql("COMMIT").execute(&mut *conn).await?;
+    make_rows(conn, &missing).await?;
+    sqlx::raw_sql("BEGIN").execute(&mut *conn).await?;
+    lock_those_that_are_free(conn, keys).await
+}
+
+/// Do what [`begin_with`] does, but wait for a second at most, and not for keys that count as locked. Return the keys
+/// that are locked now. The others count as locked from now on.
+pub(crate) async fn begin_within_a_second(
+    conn: &mut Session<'_>,
+    keys: &[&LimitKey],
+    known: &LockedKeys,
+) -> Result<BTreeSet<LimitKey>, sqlx::Error> {
+    let got = begin_with_free(conn, keys).await?;
+    let locked = known.among(keys);
+    if keys.iter().all(|key| got.contains(*key) || locked.contains(*key)) {
+        known.note(keys, &got);
+        return Ok(got);
+    }
+    sqlx::raw_sql("ROLLBACK").execute(&mut *conn).await?;
+    let others: Vec<&LimitKey> = keys.iter().copied().filter(|key| !locked.contains(*key)).collect();
+    let got = match wait_for_a_second(conn, &others).await? {
+        None => begin_with_free(conn, keys).await?,
+        Some(got) if locked.is_empty() => got,
+        Some(mut got) => {
+            // The order of these does not matter, because this waits for none.
+            got.extend(lock_those_that_are_free(conn, &locked.iter().collect::<Vec<_>>()).await?);
+            got
+        }
+    };
+    known.note(keys, &got);
+    Ok(got)
+}
+
+/// Begin a transaction with locks on these keys, and return them. After a second without one of them, return nothing,
+/// without a transaction.
+async fn wait_for_a_second(
+    conn: &mut Session<'_>,
+    keys: &[&LimitKey],
+) -> Result<Option<BTreeSet<LimitKey>>, sqlx::Error> {
+    let hurry = "SET @tickr_lock_wait = @@SESSION.innodb_lock_wait_timeout; SET SESSION innodb_lock_wait_timeout = 1";
+    sqlx::raw_sql(hurry).execute(&mut *conn).await?;
+    let waited = begin_with(conn, keys).await;
+    if waited.as_ref().is_err_and(waited_for_lock) {
+        sqlx::raw_sql("ROLLBACK").execute(&mut *conn).await?;
+    }
+    let as_before = "SET SESSION innodb_lock_wait_timeout = @tickr_lock_wait";
+    let as_before = sqlx::raw_sql(as_before).execute(&mut *conn).await;
+    match waited {
+        Ok(()) => as_before.map(|_| Some(keys.iter().copied().cloned().collect())),
+        Err(error) if waited_for_lock(&error) => as_before.map(|_| None),
+        Err(error) => Err(error),
+    }
 }
 
 /// Lock these keys, in their order, in the caller's transaction, and make the rows of those that have none.
@@ -891,8 +977,8 @@ struct ParkedJobs {
     jobs: Vec<DueJob>,
     /// Those that do not wait any more.
     over: Vec<Uuid>,
-    /// Those that another session locks. They stay parked: a runner that was suspended with the lock of one of them must
-    /// not hold up the other jobs of its key.
+    /// Those that another session locks. They stay parked: a runner that was suspended with the lock of one of them
+    /// must not hold up the other jobs of its key.
     left: Parked,
 }
 

@@ -11,6 +11,7 @@
 //! - `ledger.rs`: lines of the ledger, `attempts`.
 //! - `limits.rs`: rows of `limit_keys`, `limit_slots` and `limit_waits`.
 //! - `links.rs`: rows of `job_parents`, `blocked_jobs`, `parent_ends`, `batch_jobs` and `batch_changes`.
+//! - `locked_keys.rs`: keys of limits that another session keeps locked.
 //! - `order.rs`: rows of `order_keys` and `order_places`.
 //! - `owed.rs`: rows of `owed`.
 //! - `tallies.rs`: rows of `tallies`.
@@ -25,6 +26,7 @@ pub(super) mod jobs;
 pub(super) mod ledger;
 pub(super) mod limits;
 pub(super) mod links;
+pub(super) mod locked_keys;
 pub(super) mod order;
 pub(super) mod owed;
 pub(super) mod tallies;

@@ -77,8 +77,8 @@ pub(crate) async fn lock_in_cluster<K: AsRef<[u8]>>(
     script.run(conn).await.map(drop)
 }
 
-/// Do what [`lock_in_cluster`] does, without the keys whose rows another session of this node locks. Return the other keys.
-/// `skip_locked` are the words for that.
+/// Do what [`lock_in_cluster`] does, without the keys whose rows another session of this node locks. Return the other
+/// keys. `skip_locked` are the words for that.
 pub(crate) async fn lock_free_in_cluster(
     conn: &mut Session<'_>,
     locked: Locked,
