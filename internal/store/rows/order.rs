@@ -161,6 +161,17 @@ pub(crate) async fn lock_free_keys(conn: &mut Session<'_>, keys: &[&[u8]]) -> Re
     Ok(read_lines(conn, &others).await?.into_keys().collect())
 }
 
+/// Do what [`lock_free_keys`] does, and make the rows of keys that have none.
+pub(crate) async fn lock_free_keys_or_make(
+    conn: &mut Session<'_>,
+    keys: &[&[u8]],
+) -> Result<BTreeSet<Vec<u8>>, sqlx::Error> {
+    // These come first, because another session may be making one of them: while this one waits, it has none of the others.
+    let lines = read_lines(conn, keys).await?;
+    lock_or_make(conn, &keys.iter().copied().filter(|key| !lines.contains_key(*key)).collect()).await?;
+    lock_free_keys(conn, keys).await
+}
+
 async fn keys_of(conn: &mut Session<'_>, ids: &[Uuid]) -> Result<BTreeMap<Uuid, Ordered>, sqlx::Error> {
     let mut ordered = BTreeMap::new();
     for ids in ids.chunks(MAX_ROWS) {
