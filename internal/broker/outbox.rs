@@ -246,7 +246,10 @@ impl Broker {
                     pass.rejected.push((row, reason));
                     self.forget_locked(row);
                 }
-                Ok(KeyedRow::Left) => stay.extend(order_key),
+                Ok(KeyedRow::Left) => {
+                    stay.extend(order_key);
+                    self.forget_locked(row);
+                }
                 Ok(KeyedRow::Locked { waited }) => {
                     has_waited |= waited;
                     stay.extend(order_key);
@@ -256,6 +259,7 @@ impl Broker {
                 Err(error) if error.is_transient() => return Err(error),
                 Err(error) => {
                     stay.extend(order_key);
+                    self.forget_locked(row);
                     failed = Some(error);
                 }
             }
