@@ -47,7 +47,6 @@ pub use watches::{Watch, Watches};
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
 
 use metrics::Counter;
 use serde_json::value::RawValue;
@@ -55,6 +54,7 @@ use tokio::sync::{Notify, watch};
 use tokio_util::task::TaskTracker;
 
 use hints::Hints;
+use outbox::LockedRow;
 use remote_workers::Polls;
 use tickr_event::{Event, Events};
 use tickr_handlers::{Registered, Registry};
@@ -81,7 +81,7 @@ pub struct Broker {
     polls: Arc<Polls>,
     outbox_nudge: Arc<Notify>,
     /// Rows of the outbox that found a lock of another session, each with the time of the next try.
-    outbox_locked: Arc<Mutex<HashMap<Uuid, Instant>>>,
+    outbox_locked: Arc<Mutex<HashMap<Uuid, LockedRow>>>,
     source_nudges: Arc<watch::Sender<u64>>,
 }
 

@@ -22,8 +22,13 @@ use tickr_store::{EnqueuedJob, KeyedRow, OutboxRow, PrepareRow, PreparedRow, Rea
 /// Longest time between the time in the id of a row and its insertion.
 const ID_TOLERANCE: TimeDelta = TimeDelta::days(1);
 
-/// Time after which a row is tried again that found a lock of another session.
+/// Time after which a row is tried again that has waited for a lock of another session, and the longest such time of a row
+/// that only needs an order key.
 const LOCKED_RESTS: Duration = Duration::from_secs(10);
+/// Time after which a row is tried again for the first time whose order key was locked. A try does not wait then.
+const FIRST_REST: Duration = Duration::from_millis(250);
+/// Time after which a row that was locked is forgotten if no pass has met it again: another process has moved it.
+const FORGOTTEN_AFTER: Duration = Duration::from_secs(600);
 
 /// Longest time for which a row that this version cannot read is left to runners of another one. A deploy takes less.
 const LEFT_AT_MOST: Duration = Duration::from_secs(600);
@@ -37,6 +42,19 @@ pub struct OutboxPass {
     pub rejected: Vec<(Uuid, String)>,
     /// The id behind which the next page begins, if there may be one.
     pub next: Option<Uuid>,
+}
+
+/// A row that found a lock of another session.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LockedRow {
+    /// When it is tried again.
+    until: Instant,
+    rest: Duration,
+}
+
+/// Return whether a lock that the row of this job needs may cost seconds, besides that of an order key.
+fn may_wait(job: &NewJob) -> bool {
+    job.unique_key.is_some() || job.options.has_links()
 }
 
 /// The less common options of a row, as in the body of `POST /v1/jobs`.
@@ -177,7 +195,9 @@ impl Broker {
     }
 
     /// Move these rows one by one, in their order. A row stays behind one with the same order key that stays. Those that
-    /// found a lock of another session come after the others for a while: each of them waits for seconds again.
+    /// found a lock of another session come after the others for a while. Each wait in vain takes seconds in which no other
+    /// row is moved, so there is one at most: after it, and for rows that were locked before, order keys are not waited for,
+    /// and of the rows that need other locks only one that was locked before is tried.
     async fn move_keyed_rows(&self, rows: Vec<(Uuid, NewJob)>, pass: &mut OutboxPass) -> Result<(), StoreError> {
         let mut stay: HashSet<String> = HashSet::new();
         let locked_before = self.outbox_locked.lock().unwrap_or_else(PoisonError::into_inner).clone();
@@ -193,31 +213,53 @@ impl Broker {
         }
         // A row that is to be tried again holds up those behind it in its order key, in this list as in the other one.
         stay.clear();
-        let mut failed = None;
+        let of_before = then.iter().filter(|(_, job)| may_wait(job));
+        let longest = of_before.filter_map(|(row, _)| Some((locked_before.get(row)?.until, *row))).min();
+        let turn = longest.map(|(_, row)| row);
+        let (mut failed, mut has_waited) = (None, false);
         for (row, job) in first.into_iter().chain(then) {
             let order_key = job.options.order.as_ref().map(|order| order.key.to_string());
-            let rests = locked_before.get(&row).is_some_and(|until| Instant::now() < *until);
-            if rests || order_key.as_ref().is_some_and(|key| stay.contains(key)) {
+            let before = locked_before.get(&row);
+            let rests = before.is_some_and(|before| Instant::now() < before.until);
+            let may_wait = may_wait(&job);
+            let out_of_turn = may_wait && (has_waited || (before.is_some() && turn != Some(row)));
+            if rests || out_of_turn || order_key.as_ref().is_some_and(|key| stay.contains(key)) {
+                if !rests && !has_waited && turn == Some(row) {
+                    // It cannot take its turn, so it is that of another one.
+                    self.note_locked(row, may_wait);
+                }
                 stay.extend(order_key);
                 continue;
             }
-            match self.store.move_keyed_row(row, job).await {
+            match self.store.move_keyed_row(row, job, !has_waited && before.is_none()).await {
                 Ok(KeyedRow::Moved(receipts)) => {
                     debug_assert!(matches!(receipts.jobs[..], [EnqueuedJob::New(_) | EnqueuedJob::Existing(_)]));
                     self.announce_keyed(&receipts).await;
                     pass.moved += 1;
+                    self.forget_locked(row);
                 }
-                Ok(KeyedRow::Repeated) => pass.moved += 1,
-                Ok(KeyedRow::Rejected(reason)) => pass.rejected.push((row, reason)),
-                Ok(KeyedRow::Left) => stay.extend(order_key),
-                Ok(KeyedRow::Locked) => {
+                Ok(KeyedRow::Repeated) => {
+                    pass.moved += 1;
+                    self.forget_locked(row);
+                }
+                Ok(KeyedRow::Rejected(reason)) => {
+                    pass.rejected.push((row, reason));
+                    self.forget_locked(row);
+                }
+                Ok(KeyedRow::Left) => {
                     stay.extend(order_key);
-                    self.note_locked(row);
+                    self.forget_locked(row);
+                }
+                Ok(KeyedRow::Locked { waited }) => {
+                    has_waited |= waited;
+                    stay.extend(order_key);
+                    self.note_locked(row, may_wait);
                 }
                 // Without MySQL, none of the others can be moved either.
                 Err(error) if error.is_transient() => return Err(error),
                 Err(error) => {
                     stay.extend(order_key);
+                    self.forget_locked(row);
                     failed = Some(error);
                 }
             }
@@ -225,12 +267,20 @@ impl Broker {
         failed.map_or(Ok(()), Err)
     }
 
-    fn note_locked(&self, row: Uuid) {
+    fn note_locked(&self, row: Uuid, may_wait: bool) {
         let now = Instant::now();
         let mut locked = self.outbox_locked.lock().unwrap_or_else(PoisonError::into_inner);
-        // Rows that were moved since, by this process or another one, are forgotten with the others.
-        locked.retain(|_, until| now.saturating_duration_since(*until) < LOCKED_RESTS);
-        locked.insert(row, now + LOCKED_RESTS);
+        locked.retain(|_, before| now.saturating_duration_since(before.until) < FORGOTTEN_AFTER);
+        let rest = match locked.get(&row) {
+            _ if may_wait => LOCKED_RESTS,
+            Some(before) => (2 * before.rest).min(LOCKED_RESTS),
+            None => FIRST_REST,
+        };
+        locked.insert(row, LockedRow { until: now + rest, rest });
+    }
+
+    fn forget_locked(&self, row: Uuid) {
+        self.outbox_locked.lock().unwrap_or_else(PoisonError::into_inner).remove(&row);
     }
 
     /// Let this process move the rows of the outbox now, and copy those of the outboxes of applications.

@@ -430,9 +430,10 @@ impl Store {
         };
         for on_lock in tries.iter().copied() {
             let (shared, remake) = (self.shared.clone(), remake.clone());
-            let batched = transact_unless_locked(&self.shared.pools.loops, "carry out an operation", move |conn, _| {
+            let attempted = "carry out an operation";
+            let batched = transact_unless_locked(&self.shared.pools.loops, attempted, move |conn, earlier| {
                 let (shared, remake) = (shared.clone(), remake.clone());
-                Box::pin(async move { advance(conn, &shared, (held, lease), most, on_lock, &remake).await })
+                Box::pin(async move { advance(conn, &shared, (held, lease), most, (on_lock, earlier), &remake).await })
             });
             if let Some(batched) = batched.await? {
                 self.shared.links_ended(AWAITED | IN_BATCH);
@@ -629,8 +630,14 @@ pub(super) enum Leased {
 
 /// Lock the row of an operation for the runner that has this lease. The runner does not wait for a lock of another session,
 /// because its other operations would wait as well.
-pub(super) async fn lock_leased(conn: &mut Session<'_>, held: OperationLease) -> Result<Leased, sqlx::Error> {
-    let Some(locked) = lock_row(conn, held.id, SKIP_LOCKED).await? else {
+pub(super) async fn lock_leased(
+    conn: &mut Session<'_>,
+    held: OperationLease,
+    earlier: PriorRun,
+) -> Result<Leased, sqlx::Error> {
+    // The session that locks it may be the one that this runner has just lost.
+    let locked_rows = if earlier == PriorRun::MayHaveCommitted { "" } else { SKIP_LOCKED };
+    let Some(locked) = lock_row(conn, held.id, locked_rows).await? else {
         let sql = "SELECT 1 FROM operations WHERE id = ? AND token = ? AND state = 'running'";
         let there = sqlx::query(sql).bind(held.id).bind(held.token).fetch_optional(conn).await?;
         return Ok(if there.is_some() { Leased::Busy } else { Leased::Lost });
@@ -657,10 +664,10 @@ async fn advance(
     shared: &StoreInner,
     (held, lease): (OperationLease, Duration),
     most: u32,
-    on_lock: OnLock,
+    (on_lock, earlier): (OnLock, PriorRun),
     remake: &Remake,
 ) -> Result<BatchOutcome, sqlx::Error> {
-    let locked = match lock_leased(conn, held).await? {
+    let locked = match lock_leased(conn, held, earlier).await? {
         Leased::Locked(locked) => *locked,
         Leased::Busy => return Ok(BatchOutcome { waits_for_locks: true, ..BatchOutcome::default() }),
         Leased::Lost => return Ok(BatchOutcome { over: true, ..BatchOutcome::default() }),

@@ -15,7 +15,7 @@ use crate::audit::{AuditEntry, record};
 use crate::bulk::{AT_THE_END, Leased, Locked, OperationLease, lock_leased, text};
 use crate::sql::batches::statement;
 use crate::sql::clock::read_clock;
-use crate::sql::connection::transact;
+use crate::sql::connection::{PriorRun, transact};
 use crate::sql::session::Session;
 use crate::{Store, StoreError, StoreInner};
 use tickr_job::{Actor, Canary, CanaryDecision, CanaryOutcomes, CanaryState, OperationState, State, Timestamp};
@@ -44,9 +44,9 @@ impl Store {
     pub async fn turn_canary(&self, held: OperationLease, lease: Duration) -> Result<CanaryTurn, StoreError> {
         let shared = self.shared.clone();
         let act = AuditEntry::new(&Actor::tickr(), "operation.stop", held.id.to_string());
-        transact(&self.shared.pools.loops, "judge a canary", move |conn, _| {
+        transact(&self.shared.pools.loops, "judge a canary", move |conn, earlier| {
             let (shared, act) = (shared.clone(), act.clone());
-            Box::pin(async move { turn(conn, &shared, held, lease, act).await })
+            Box::pin(async move { turn(conn, &shared, (held, earlier), lease, act).await })
         })
         .await
     }
@@ -55,12 +55,12 @@ impl Store {
 async fn turn(
     conn: &mut Session<'_>,
     shared: &StoreInner,
-    held: OperationLease,
+    (held, earlier): (OperationLease, PriorRun),
     lease: Duration,
     act: AuditEntry,
 ) -> Result<CanaryTurn, sqlx::Error> {
     let over = CanaryTurn { over: true, ..CanaryTurn::default() };
-    let Locked { operation, place, .. } = match lock_leased(conn, held).await? {
+    let Locked { operation, place, .. } = match lock_leased(conn, held, earlier).await? {
         Leased::Locked(locked) => *locked,
         Leased::Busy => return Ok(CanaryTurn { waits_for_lock: true, ..CanaryTurn::default() }),
         Leased::Lost => return Ok(over),

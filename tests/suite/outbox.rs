@@ -649,3 +649,30 @@ async fn a_row_whose_order_key_is_locked_holds_up_no_other_row() {
     assert_eq!(places, [ids[0], later[0]]);
     tickr.stop().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_of_many_locked_order_keys_hold_up_no_other_row_for_more_than_one_wait() {
+    let tickr = TestApp::start().await;
+    let mut app = tickr.mysql().await;
+    let head = |n: u32| json!({"kind": "noop", "payload": {}, "order_key": format!("k{n}"), "delay_ms": 3_600_000});
+    tickr.enqueue_many((0..20).map(head)).await;
+    // A runner that freezes while it settles jobs keeps the keys of all of them.
+    let mut session = tickr.mysql().await;
+    session.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED").await.unwrap();
+    session.execute("BEGIN").await.unwrap();
+    assert_eq!(session.fetch_all("SELECT * FROM order_keys FOR UPDATE").await.unwrap().len(), 20);
+    let mut tx = app.begin().await.unwrap();
+    for n in 0..20 {
+        insert_with(&mut tx, Uuid::now_v7(), "noop", json!({"order_key": format!("k{n}")})).await;
+    }
+    tx.commit().await.unwrap();
+    for options in [json!({"order_key": "free"}), json!({}), json!({"tags": ["free"]})] {
+        let id = Uuid::now_v7();
+        insert_with(&mut app, id, "noop", options).await;
+        until(&tickr, JobId::from_uuid(id), State::Completed).await;
+    }
+    assert_eq!(tickr.count(WAITING).await, 20);
+    session.execute("ROLLBACK").await.unwrap();
+    tickr.until_count(WAITING, 0).await;
+    tickr.stop().await;
+}

@@ -5,9 +5,10 @@
 //! movers take different rows. No session waits for a row of the outbox while it holds another lock.
 //!
 //! Rows whose jobs need a lock that another session may keep, that of a unique key, a parent, a batch or an order key, are
-//! moved one by one, so that the others do not wait for it. Free order keys are locked for a page at once.
+//! moved one by one, so that the others do not wait for it. Free order keys are locked for a page at once, and rows of the
+//! others are moved one by one.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -23,6 +24,7 @@ use crate::outbox::rejected::reject;
 use crate::outbox::rows::{MAX_OPTIONS_BYTES, OutboxRow, outbox_row};
 use crate::rows::jobs::{Accepted, accepted_at, mark_held, write_jobs};
 use crate::rows::links::NewLinks;
+use crate::rows::order::{lock_free_keys, lock_free_keys_or_make, order_key_of as order_key_of_job};
 use crate::rows::owed::SKIP_LOCKED;
 use crate::sql::batches::{MAX_ROWS, in_list, statement};
 use crate::sql::clock::read_clock;
@@ -82,7 +84,10 @@ pub enum KeyedRow {
     /// The row stays, because one of the parents of its job is still in the outbox.
     Left,
     /// The row stays, because another session holds a lock that its job needs.
-    Locked,
+    Locked {
+        /// True if seconds have gone by in the wait for this lock.
+        waited: bool,
+    },
 }
 
 impl Store {
@@ -165,11 +170,17 @@ impl Store {
         .await
     }
 
-    /// Move one row of the outbox whose job has a unique key, parents or a batch, or an order key that may be locked.
+    /// Move one row of the outbox whose job has a unique key, parents or a batch, or an order key that may be locked. Wait
+    /// for a lock on the order key only if `waits_for_order_key`.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
-    pub async fn move_keyed_row(&self, row: Uuid, job: NewJob) -> Result<KeyedRow, StoreError> {
+    pub async fn move_keyed_row(
+        &self,
+        row: Uuid,
+        job: NewJob,
+        waits_for_order_key: bool,
+    ) -> Result<KeyedRow, StoreError> {
         let producer = Producer::tickr();
         let request = Arc::new(EnqueueRequest { jobs: with_producer(vec![job], &producer), producer });
         let (shared, memory) = (self.shared.clone(), Arc::<PriorDecision>::default());
@@ -188,6 +199,14 @@ impl Store {
                 if gone || known.fetch_optional(&mut *conn).await?.is_some() {
                     return Ok(Moved::Before);
                 }
+                if !waits_for_order_key
+                    && let Some(key) = order_key_of_job(&request.jobs[0])
+                    && !lock_free_keys(conn, &[key]).await?.is_empty()
+                {
+                    // The row stays. The commit that follows has nothing to write.
+                    sqlx::raw_sql("ROLLBACK").execute(&mut *conn).await?;
+                    return Ok(Moved::Locked);
+                }
                 // A refusal rolls the deletion of the row back as well.
                 let moved = insert_keyed(conn, &request, (None, &build), &shared, &memory, PriorRun::Nothing);
                 moved.await.map(Moved::Now)
@@ -201,9 +220,10 @@ impl Store {
             }
             moved => moved?,
         };
-        let Some(moved) = moved else { return Ok(KeyedRow::Locked) };
+        let Some(moved) = moved else { return Ok(KeyedRow::Locked { waited: true }) };
         match moved {
             Moved::Left => Ok(KeyedRow::Left),
+            Moved::Locked => Ok(KeyedRow::Locked { waited: false }),
             Moved::Before => Ok(KeyedRow::Repeated),
             Moved::Now(IdempotentOutcome::First { done: Some(receipts), .. }) => Ok(KeyedRow::Moved(receipts)),
             Moved::Now(IdempotentOutcome::Refused(refusal)) => {
@@ -219,6 +239,8 @@ impl Store {
 /// What one transaction did with a row that is moved by itself.
 enum Moved {
     Left,
+    /// Another session locks the order key.
+    Locked,
     /// The row or the job had been moved before.
     Before,
     Now(IdempotentOutcome<EnqueueReceipts, EnqueueRefusal>),
@@ -364,6 +386,8 @@ async fn move_page(
     {
         stays.read(conn, &found, last).await?;
     }
+    let keys: BTreeSet<&[u8]> = jobs.values().filter_map(order_key_of_job).collect();
+    let busy = lock_free_keys_or_make(conn, &keys.into_iter().collect::<Vec<_>>()).await?;
     // Order keys of rows that are moved one by one, after the others.
     let mut one_by_one: HashSet<String> = HashSet::new();
     let mut done: Vec<Uuid> = Vec::with_capacity(jobs.len());
@@ -378,6 +402,7 @@ async fn move_page(
         } else if job.unique_key.is_some()
             || job.options.has_links()
             || apart.has(row, order_key)
+            || order_key.is_some_and(|key| busy.contains(key.as_bytes()))
             || order_key.is_some_and(|key| one_by_one.contains(key))
         {
             one_by_one.extend(order_key.map(str::to_owned));

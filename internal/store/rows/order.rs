@@ -163,9 +163,18 @@ pub(crate) async fn lock_free_or_make(
     keys: &BTreeSet<&[u8]>,
 ) -> Result<BTreeSet<Vec<u8>>, sqlx::Error> {
     let in_order: Vec<&[u8]> = keys.iter().copied().collect();
-    let busy = lock_free_keys(conn, &in_order).await?;
-    lock_or_make(conn, &keys.iter().copied().filter(|key| !busy.contains(*key)).collect()).await?;
-    Ok(busy)
+    lock_free_keys_or_make(conn, &in_order).await
+}
+
+/// Do what [`lock_free_keys`] does, and make the rows of keys that have none.
+pub(crate) async fn lock_free_keys_or_make(
+    conn: &mut Session<'_>,
+    keys: &[&[u8]],
+) -> Result<BTreeSet<Vec<u8>>, sqlx::Error> {
+    // These come first, because another session may be making one of them: while this one waits, it has none of the others.
+    let lines = read_lines(conn, keys).await?;
+    lock_or_make(conn, &keys.iter().copied().filter(|key| !lines.contains_key(*key)).collect()).await?;
+    lock_free_keys(conn, keys).await
 }
 
 /// Return the keys of these jobs, each once.
