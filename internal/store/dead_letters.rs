@@ -26,6 +26,7 @@ use crate::sql::clock::read_clock;
 use crate::sql::connection::{PriorRun, on_pool, transact};
 use crate::sql::error::corrupt;
 use crate::sql::session::Session;
+use crate::sql::turns::{Subject, transact_in_turn};
 use crate::{Store, StoreError};
 use tickr_job::{
     Actor, DeadLetterStatus, Due, Fingerprint, JobId, JobOptions, Name, NewJob, OnConflict, Priority, State, Timestamp,
@@ -354,7 +355,8 @@ impl Store {
     ) -> Result<IdempotentOutcome<Result<Accepted, Refusal>>, StoreError> {
         let shared = self.shared.clone();
         let act = AuditEntry::new(by, "job.replay", id.to_string()).with(json!({"replayed_as": job.id}));
-        transact(&self.shared.pools.steering, "replay a dead letter", move |conn, earlier| {
+        let subjects = BTreeSet::from([Subject::Job(id), Subject::Change]);
+        transact_in_turn(&self.shared.pools, subjects, "replay a dead letter", move |conn, earlier| {
             let (shared, act, idempotent, build, job) =
                 (shared.clone(), act.clone(), idempotent.clone(), Arc::clone(&build), job.clone());
             Box::pin(async move {
@@ -392,7 +394,8 @@ impl Store {
     ) -> Result<IdempotentOutcome<Result<(), Refusal>>, StoreError> {
         let shared = self.shared.clone();
         let act = AuditEntry::new(by, "job.discard", id.to_string()).with(json!({"reason": reason}));
-        transact(&self.shared.pools.steering, "discard a dead letter", move |conn, earlier| {
+        let subjects = BTreeSet::from([Subject::Job(id), Subject::Change]);
+        transact_in_turn(&self.shared.pools, subjects, "discard a dead letter", move |conn, earlier| {
             let (shared, act, idempotent, build, reason) =
                 (shared.clone(), act.clone(), idempotent.clone(), Arc::clone(&build), reason.clone());
             Box::pin(async move {

@@ -10,7 +10,7 @@ use futures_util::future::join_all;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use sqlx::Row;
+use sqlx::{Connection, Executor, Row};
 use tickr::app::App;
 use tickr::config::Config;
 use tickr::handlers::{Context, Kind, Output, Registry};
@@ -625,6 +625,39 @@ async fn a_job_that_waits_for_its_parents_is_put_off_as_well() {
     let waiting = tickr.post("/v1/jobs", job).await;
     assert_eq!((waiting.status, &waiting.body["held"]), (201, &json!(true)), "{:#}", waiting.body);
     put_off_and_let_go(&tickr, &waiting.body, &open).await;
+    tickr.stop().await;
+}
+
+/// A runner that freezes in a transaction keeps such a lock.
+#[tokio::test(flavor = "multi_thread")]
+async fn requests_that_wait_for_a_locked_unique_key_hold_up_no_other_change() {
+    let tickr = TestApp::start().await;
+    let job = |key: &str| json!({"kind": "noop", "unique_key": key, "on_conflict": "postpone", "delay_ms": HOUR_MS});
+    let (locked, other) = (tickr.enqueue(job("k")).await, tickr.enqueue(job("other")).await);
+    let mut holder = tickr.mysql().await;
+    let mut held = holder.begin().await.unwrap();
+    held.execute("SELECT * FROM unique_keys WHERE kind = 'noop' AND unique_key = 'k' FOR UPDATE").await.unwrap();
+    let waiting = join_all((0..20).map(|_| tickr.post("/v1/jobs", job("k"))));
+    let changes = async {
+        let waits = "SELECT COUNT(*) > 0 FROM information_schema.innodb_trx t JOIN information_schema.processlist p \
+                     ON p.id = t.trx_mysql_thread_id WHERE t.trx_state = 'LOCK WAIT' AND p.db = DATABASE()";
+        tickr.until_count(waits, 1).await;
+        let began = Instant::now();
+        let changed = tickr.patch(&format!("/v1/jobs/{other}"), json!({"priority": 1})).await;
+        assert_eq!(changed.status, 200, "{:#}", changed.body);
+        let made = tickr.post("/v1/jobs", job("another")).await;
+        assert_eq!(made.status, 201, "{:#}", made.body);
+        let cancelled = tickr.post(&format!("/v1/jobs/{other}/cancel"), json!({})).await;
+        assert_eq!(cancelled.status, 200, "{:#}", cancelled.body);
+        let took = began.elapsed();
+        held.rollback().await.unwrap();
+        took
+    };
+    let (answers, took) = tokio::join!(waiting, changes);
+    assert!(took < Duration::from_secs(3), "{took:?}");
+    for answer in answers {
+        assert_eq!((answer.status, &answer.body["id"]), (200, &json!(locked)), "{:#}", answer.body);
+    }
     tickr.stop().await;
 }
 

@@ -25,6 +25,7 @@ use crate::sql::clock::read_clock;
 use crate::sql::cluster::{Locked, lock_in_cluster};
 use crate::sql::connection::{on_pool, transact, transact_unless_locked};
 use crate::sql::session::Session;
+use crate::sql::turns::{Subject, transact_in_turn};
 use crate::{Store, StoreError, StoreInner};
 use tickr_job::{Actor, BatchId, JobId};
 
@@ -101,7 +102,8 @@ impl Store {
     ) -> Result<Option<Vec<BatchId>>, StoreError> {
         let shared = self.shared.clone();
         let act = AuditEntry::new(by, "batch.cancel", id.to_string());
-        transact(&self.shared.pools.steering, "cancel a batch", move |conn, _| {
+        let subjects = BTreeSet::from([Subject::Batch(id), Subject::Change]);
+        transact_in_turn(&self.shared.pools, subjects, "cancel a batch", move |conn, _| {
             let (shared, act) = (shared.clone(), act.clone());
             Box::pin(async move {
                 let sql = "SELECT cancelled_at IS NOT NULL AS cancelled, completed_at IS NOT NULL AS ended FROM batches \

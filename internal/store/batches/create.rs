@@ -15,8 +15,9 @@ use crate::rows::order::{lock_or_make, order_key_of};
 use crate::sql::batches::statement;
 use crate::sql::clock::read_clock;
 use crate::sql::cluster::{Locked, lock_in_cluster};
-use crate::sql::connection::{PriorRun, transact};
+use crate::sql::connection::PriorRun;
 use crate::sql::session::Session;
+use crate::sql::turns::{Subject, subjects_of, transact_in_turn};
 use crate::{Store, StoreError, StoreInner};
 use tickr_job::{Actor, BatchId, JobOptions, NewJob, Timestamp};
 
@@ -71,7 +72,9 @@ impl Store {
         }
         new.jobs = together(new.jobs);
         let request = Arc::new((new, by, idempotent, build));
-        let created = transact(&self.shared.pools.steering, "create a batch", move |conn, earlier| {
+        let mut subjects = subjects_of(&request.0.jobs);
+        subjects.extend(request.0.parent.map(Subject::Batch));
+        let created = transact_in_turn(&self.shared.pools, subjects, "create a batch", move |conn, earlier| {
             let (shared, request) = (shared.clone(), Arc::clone(&request));
             Box::pin(async move {
                 let (new, by, idempotent, build) = &*request;
@@ -93,7 +96,8 @@ impl Store {
     pub async fn close_batch(&self, id: BatchId, by: &Actor) -> Result<Option<(Batch, BatchCounted)>, StoreError> {
         let shared = self.shared.clone();
         let act = AuditEntry::new(by, "batch.close", id.to_string());
-        let closed = transact(&self.shared.pools.steering, "close a batch", move |conn, _| {
+        let subjects = BTreeSet::from([Subject::Batch(id), Subject::Change]);
+        let closed = transact_in_turn(&self.shared.pools, subjects, "close a batch", move |conn, _| {
             let (shared, act) = (shared.clone(), act.clone());
             Box::pin(async move {
                 lock_callback_keys(conn, id).await?;

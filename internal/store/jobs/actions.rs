@@ -26,9 +26,10 @@ use crate::rows::unique_keys::{WantedKey, lock_or_take, release_key_of};
 use crate::sql::batches::{MAX_ROWS, bind_padded, in_list, padded_len, placeholders, statement};
 use crate::sql::clock::read_clock;
 use crate::sql::cluster::{Locked, lock_in_cluster};
-use crate::sql::connection::{PriorRun, transact};
+use crate::sql::connection::PriorRun;
 use crate::sql::error::corrupt;
 use crate::sql::session::Session;
+use crate::sql::turns::{Subject, transact_in_turn};
 use crate::{Store, StoreError, StoreInner};
 use tickr_job::{Actor, Attempt, Job, JobId, JobOptions, Name, State, StateInput, Timestamp, Verdict, floor_ms, next};
 
@@ -92,7 +93,8 @@ impl Store {
     async fn act_without_answer(&self, id: JobId, action: JobAction, by: &Actor) -> Result<ActionOutcome, StoreError> {
         let shared = self.shared.clone();
         let act = action.audit_entry(id, by);
-        let outcome = transact(&self.shared.pools.steering, action.attempted(), move |conn, earlier| {
+        let subjects = BTreeSet::from([Subject::Job(id), Subject::Change]);
+        let outcome = transact_in_turn(&self.shared.pools, subjects, action.attempted(), move |conn, earlier| {
             let (shared, act) = (shared.clone(), act.clone());
             Box::pin(async move {
                 let ordered = lock_for(conn, action.event(), &[id.uuid()]).await?;
@@ -125,7 +127,8 @@ impl Store {
     ) -> Result<IdempotentOutcome<ActionOutcome>, StoreError> {
         let shared = self.shared.clone();
         let act = action.audit_entry(id, by);
-        let outcome = transact(&self.shared.pools.steering, action.attempted(), move |conn, earlier| {
+        let subjects = BTreeSet::from([Subject::Job(id), Subject::Change]);
+        let outcome = transact_in_turn(&self.shared.pools, subjects, action.attempted(), move |conn, earlier| {
             let (shared, act, idempotent, build) =
                 (shared.clone(), act.clone(), idempotent.clone(), Arc::clone(&build));
             Box::pin(async move {

@@ -1,6 +1,7 @@
 //! Changes of the due time, the priority or the payload of a waiting job. One transaction locks the row, asks the state machine,
 //! checks the condition of the request, and answers with the job after the change.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
 
@@ -16,9 +17,10 @@ use crate::rows::jobs::{Accepted, due_at};
 use crate::rows::limits::{is_parked, unpark, waits_for_turn};
 use crate::rows::owed::lock_held;
 use crate::sql::clock::read_clock;
-use crate::sql::connection::{PriorRun, transact};
+use crate::sql::connection::PriorRun;
 use crate::sql::error::corrupt;
 use crate::sql::session::Session;
+use crate::sql::turns::{Subject, transact_in_turn};
 use crate::{Store, StoreError, StoreInner};
 use tickr_job::{Actor, Attempt, Due, Job, JobId, Priority, State, StateInput, Timestamp, next};
 
@@ -102,7 +104,8 @@ impl Store {
             idempotent,
             build,
         });
-        transact(&self.shared.pools.steering, "change a job", move |conn, earlier| {
+        let subjects = BTreeSet::from([Subject::Job(id), Subject::Change]);
+        transact_in_turn(&self.shared.pools, subjects, "change a job", move |conn, earlier| {
             let (shared, request) = (shared.clone(), Arc::clone(&request));
             Box::pin(async move { apply_change(conn, &shared, id, &request, earlier).await })
         })

@@ -18,9 +18,10 @@ use crate::rows::links::{AWAITED, IN_BATCH, NewLinks};
 use crate::sql::batch::Batch;
 use crate::sql::batches::BYTES_PER_ROW;
 use crate::sql::clock::{StoreClock, read_clock};
-use crate::sql::connection::{DbFuture, PriorRun, transact};
+use crate::sql::connection::{DbFuture, PriorRun};
 use crate::sql::error::{Fault, fault, waited_for_lock};
 use crate::sql::session::Session;
+use crate::sql::turns::{subjects_of, transact_in_turn};
 use crate::{Store, StoreError};
 use tickr_job::{NewJob, Producer};
 
@@ -191,7 +192,8 @@ impl Store {
         }
         let linked = item.request.jobs.iter().any(|job| job.options.has_links());
         let (shared, memory) = (self.shared.clone(), Arc::default());
-        let outcome = transact(&self.shared.pools.steering, "insert jobs once", move |conn, earlier| {
+        let subjects = subjects_of(&item.request.jobs);
+        let outcome = transact_in_turn(&self.shared.pools, subjects, "insert jobs once", move |conn, earlier| {
             let (item, shared, memory) = (Arc::clone(&item), shared.clone(), Arc::clone(&memory));
             Box::pin(async move {
                 insert_keyed(conn, &item.request, (Some(&item.idempotent), &item.build), &shared, &memory, earlier)

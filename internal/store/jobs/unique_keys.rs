@@ -37,9 +37,10 @@ use crate::rows::owed::{Owed, lock_held};
 use crate::rows::tallies::count;
 use crate::rows::unique_keys::{TakenKey, WantedKey, hand_over, insert, lock_or_take, read_taken};
 use crate::sql::clock::read_clock;
-use crate::sql::connection::{PriorRun, transact};
+use crate::sql::connection::PriorRun;
 use crate::sql::error::{Fault, again, corrupt, fault};
 use crate::sql::session::Session;
+use crate::sql::turns::{subjects_of, transact_in_turn};
 use crate::{Store, StoreError, StoreInner};
 use tickr_job::{
     Actor, Attempt, Due, Job, JobId, JobOptions, NewJob, OnConflict, Producer, State, StateInput, Timestamp,
@@ -161,7 +162,8 @@ impl Store {
         let attempted = "insert jobs with unique keys";
         // Without an idempotency key no response is stored.
         let build: ResponseBuilder<EnqueueReceipts> = Arc::new(|_| Answer { status: 200, body: String::new() });
-        let outcome = transact(&self.shared.pools.steering, attempted, move |conn, earlier| {
+        let subjects = subjects_of(&request.jobs);
+        let outcome = transact_in_turn(&self.shared.pools, subjects, attempted, move |conn, earlier| {
             let (request, shared, memory) = (Arc::clone(&request), shared.clone(), Arc::clone(&memory));
             let build = Arc::clone(&build);
             Box::pin(async move { insert_keyed(conn, &request, (None, &build), &shared, &memory, earlier).await })

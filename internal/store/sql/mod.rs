@@ -15,6 +15,7 @@
 //! - `servers.rs`: the servers that one URL names, and the one in use.
 //! - `session.rs`: a connection that knows the prefix of the tables.
 //! - `table_names.rs`: the names of the tables, and the prefix before them.
+//! - `turns.rs`: changes of one row take turns, so that a locked row leaves connections to others.
 
 pub(super) mod batch;
 pub(super) mod batches;
@@ -31,3 +32,4 @@ pub(super) mod script;
 pub(super) mod servers;
 pub(super) mod session;
 pub(super) mod table_names;
+pub(super) mod turns;

@@ -6,7 +6,10 @@
 //! add up to `mysql_connections`. The connections for the content of reports, for the outboxes of applications and for
 //! remote workers are extra.
 
+use std::sync::Arc;
+
 use crate::sql::connection::{Pool, Target};
+use crate::sql::turns::Turns;
 
 /// The pools, one for each group of callers.
 #[derive(Clone)]
@@ -32,6 +35,8 @@ pub(crate) struct Pools {
     /// For the heartbeats of remote workers, and for the loop that serves their requests. Claims that wait for a lock
     /// delay neither.
     pub(crate) beats: Pool,
+    /// The turns of changes by clients that may wait for the same row.
+    pub(crate) turns: Arc<Turns>,
 }
 
 /// Number of connections for the content of reports, in addition to those that are split. A runner that neither makes
@@ -102,6 +107,7 @@ impl Pools {
             sources: pool(FOR_SOURCES),
             workers: pool(FOR_WORKERS),
             beats: pool(FOR_BEATS),
+            turns: Arc::new(Turns::new(steering)),
         }
     }
 
