@@ -22,8 +22,8 @@ use tickr_store::{EnqueuedJob, KeyedRow, OutboxRow, PrepareRow, PreparedRow, Rea
 /// Longest time between the time in the id of a row and its insertion.
 const ID_TOLERANCE: TimeDelta = TimeDelta::days(1);
 
-/// Time after which a row is tried again that has waited for a lock of another session, and the longest such time of a row
-/// that only needs an order key.
+/// Time after which a row is tried again that has waited for a lock of another session, and the longest such time of a
+/// row that only needs an order key.
 const LOCKED_RESTS: Duration = Duration::from_secs(10);
 /// Time after which a row is tried again for the first time whose order key was locked. A try does not wait then.
 const FIRST_REST: Duration = Duration::from_millis(250);
@@ -194,10 +194,10 @@ impl Broker {
         failed.map_or(Ok(pass), Err)
     }
 
-    /// Move these rows one by one, in their order. A row stays behind one with the same order key that stays. Those that
-    /// found a lock of another session come after the others for a while. Each wait in vain takes seconds in which no other
-    /// row is moved, so there is one at most: after it, and for rows that were locked before, order keys are not waited for,
-    /// and of the rows that need other locks only one that was locked before is tried.
+    /// Move these rows one by one, in their order. A row stays behind one with the same order key that stays. Those
+    /// that found a lock of another session come after the others for a while. Each wait in vain takes seconds in which
+    /// no other row is moved, so there is one at most: after it, and for rows that were locked before, order keys are
+    /// not waited for, and of the rows that need other locks only one that was locked before is tried.
     async fn move_keyed_rows(&self, rows: Vec<(Uuid, NewJob)>, pass: &mut OutboxPass) -> Result<(), StoreError> {
         let mut stay: HashSet<String> = HashSet::new();
         let locked_before = self.outbox_locked.lock().unwrap_or_else(PoisonError::into_inner).clone();

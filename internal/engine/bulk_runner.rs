@@ -110,8 +110,8 @@ impl Running {
         Self { lease, bucket: Bucket::new(lease.rate, now), failures: 0, not_before: now, rest: LOCKED_RESTS, turns }
     }
 
-    /// Rest, because other sessions lock all that is left. While that lasts, each rest is longer. A batch that has waited for
-    /// a lock gives the other operations as much time as it `took`.
+    /// Rest, because other sessions lock all that is left. While that lasts, each rest is longer. A batch that has
+    /// waited for a lock gives the other operations as much time as it `took`.
     fn rests_for_locks(&mut self, took: Duration) {
         self.not_before = Instant::now() + self.rest.max(took.min(MAX_WAITED));
         self.rest = (2 * self.rest).min(MAX_LOCKED_RESTS);

@@ -5,10 +5,10 @@
 //! after the operation's position, changes them, and moves the position. A lost COMMIT needs no special treatment: the
 //! next batch begins at the position that the table has.
 //!
-//! A job that another session locks must not stop the operation, and must not be passed over for ever. The position in the
-//! table stays in front of the first such job, another column says how far the operation is behind it ([`Ahead`]), and each
-//! batch looks again at the jobs that were left. Jobs of an order key that is locked are left as one, because there may be
-//! any number of them.
+//! A job that another session locks must not stop the operation, and must not be passed over for ever. The position in
+//! the table stays in front of the first such job, another column says how far the operation is behind it ([`Ahead`]),
+//! and each batch looks again at the jobs that were left. Jobs of an order key that is locked are left as one, because
+//! there may be any number of them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -131,8 +131,8 @@ struct Ahead {
     left: BTreeSet<Uuid>,
     /// Those of them that a batch has waited for in vain. They are tried when nothing else can be done.
     slow: BTreeSet<Uuid>,
-    /// Order keys that were locked when the walk met a job of them, each with a position: the jobs of the key behind it, as
-    /// far as the walk has come, were left as well. A key may have more jobs than an operation can name.
+    /// Order keys that were locked when the walk met a job of them, each with a position: the jobs of the key behind
+    /// it, as far as the walk has come, were left as well. A key may have more jobs than an operation can name.
     keys: BTreeMap<String, Uuid>,
     /// How far the walk has come; absent at its end.
     place: Option<Uuid>,
@@ -162,7 +162,8 @@ fn just_before(id: Uuid) -> Uuid {
 /// What a batch does about a lock of another session.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum OnLock {
-    /// Wait for it, unless it is that of a row in `owed` or of an order key: few are locked, and most of them not for long.
+    /// Wait for it, unless it is that of a row in `owed` or of an order key: few are locked, and most of them not for
+    /// long.
     Wait,
     /// Leave the job.
     Leave,
@@ -367,8 +368,8 @@ impl Store {
         .await
     }
 
-    /// Lease a few bulk operations that no runner carries out. One whose row another session locks is passed over: a runner
-    /// that freezes in a batch keeps this lock when its lease is over.
+    /// Lease a few bulk operations that no runner carries out. One whose row another session locks is passed over: a
+    /// runner that freezes in a batch keeps this lock when its lease is over.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
@@ -628,8 +629,8 @@ pub(super) enum Leased {
     Lost,
 }
 
-/// Lock the row of an operation for the runner that has this lease. The runner does not wait for a lock of another session,
-/// because its other operations would wait as well.
+/// Lock the row of an operation for the runner that has this lease. The runner does not wait for a lock of another
+/// session, because its other operations would wait as well.
 pub(super) async fn lock_leased(
     conn: &mut Session<'_>,
     held: OperationLease,
@@ -785,8 +786,8 @@ async fn next_of_keys(
     Ok(found)
 }
 
-/// Find the next jobs of an operation that have this order key, behind an id and not behind another one. Also return the
-/// position behind which the next ones are found; absent at the end.
+/// Find the next jobs of an operation that have this order key, behind an id and not behind another one. Also return
+/// the position behind which the next ones are found; absent at the end.
 async fn next_of_key(
     conn: &mut Session<'_>,
     operation: &Operation,
@@ -811,7 +812,8 @@ async fn next_of_key(
     Ok((jobs, place.or(rest)))
 }
 
-/// Find the next jobs of an operation that match this filter. Also return the new position of the walk; absent at its end.
+/// Find the next jobs of an operation that match this filter. Also return the new position of the walk; absent at its
+/// end.
 async fn next_jobs(
     conn: &mut Session<'_>,
     operation: &Operation,
@@ -929,9 +931,9 @@ impl Work {
         made
     }
 
-    /// Return those of these jobs that the batch handles, in their order. The others are left: those in `locked`, the slow
-    /// ones, and those that are too many because jobs of earlier batches are not locked any more. If all that are not locked
-    /// are slow, the batch tries one of them, another one each time.
+    /// Return those of these jobs that the batch handles, in their order. The others are left: those in `locked`, the
+    /// slow ones, and those that are too many because jobs of earlier batches are not locked any more. If all that are
+    /// not locked are slow, the batch tries one of them, another one each time.
     fn share_out(&mut self, ids: &[Uuid], locked: BTreeSet<JobId>, now: Timestamp) -> Vec<JobId> {
         self.left = locked;
         let mut handled = Vec::with_capacity(ids.len());
@@ -968,8 +970,8 @@ impl Work {
         Ok(true)
     }
 
-    /// Take back the change of a job after a lock wait that has timed out, and leave the job. Returns false if the whole
-    /// transaction has to be rolled back.
+    /// Take back the change of a job after a lock wait that has timed out, and leave the job. Returns false if the
+    /// whole transaction has to be rolled back.
     async fn leaves(&mut self, conn: &mut Session<'_>, id: JobId) -> bool {
         if !self.is_careful || sqlx::raw_sql("ROLLBACK TO SAVEPOINT one_job").execute(conn.driver()).await.is_err() {
             return false;
@@ -980,8 +982,8 @@ impl Work {
         true
     }
 
-    /// Leave those of the new jobs whose order key is locked, or was when the walk met another job of it. Returns the other
-    /// jobs.
+    /// Leave those of the new jobs whose order key is locked, or was when the walk met another job of it. Returns the
+    /// other jobs.
     async fn leave_order_keys(
         &mut self,
         conn: &mut Session<'_>,
@@ -1127,8 +1129,8 @@ async fn write_change(
     Ok(())
 }
 
-/// Lock what an action on these jobs needs besides order keys and the rows in `owed`: the rows of jobs that run again, and
-/// unique keys. Returns the jobs of which another session locks something at this moment.
+/// Lock what an action on these jobs needs besides order keys and the rows in `owed`: the rows of jobs that run again,
+/// and unique keys. Returns the jobs of which another session locks something at this moment.
 async fn lock_more(
     conn: &mut Session<'_>,
     event: StateInput,

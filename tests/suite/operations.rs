@@ -578,9 +578,9 @@ async fn an_operation_whose_row_a_frozen_runner_locks_holds_up_no_other_operatio
     tickr.enqueue_many(jobs).await;
     // One in front of every other operation and one behind them. Their leases are over soon.
     let frozen = [Uuid::from_u128(1), Uuid::max()];
-    let insert = "INSERT INTO operations (id, action, filter, params, actor, created_at, estimate, capped, runner, token, \
-                  lease_until) VALUES (?, 'cancel', '{\"tags\":[\"none\"]}', '{}', 'test', UTC_TIMESTAMP(6), 0, FALSE, \
-                  'frozen/1-x', ?, UTC_TIMESTAMP(6) + INTERVAL 3 SECOND)";
+    let insert = "INSERT INTO operations (id, action, filter, params, actor, created_at, estimate, capped, runner, \
+                  token, lease_until) VALUES (?, 'cancel', '{\"tags\":[\"none\"]}', '{}', 'test', UTC_TIMESTAMP(6), \
+                  0, FALSE, 'frozen/1-x', ?, UTC_TIMESTAMP(6) + INTERVAL 3 SECOND)";
     let mut session = tickr.mysql().await;
     for id in frozen {
         sqlx::query(insert).bind(id).bind(Uuid::new_v4()).execute(&mut session).await.unwrap();

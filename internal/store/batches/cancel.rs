@@ -161,8 +161,8 @@ impl Store {
         Ok(done)
     }
 
-    /// Cancel jobs of a batch that were left before, [`LEFT_AT_ONCE`] at most, and wait for their locks for some seconds:
-    /// most locks last for milliseconds. Those that are locked for longer are left again.
+    /// Cancel jobs of a batch that were left before, [`LEFT_AT_ONCE`] at most, and wait for their locks for some
+    /// seconds: most locks last for milliseconds. Those that are locked for longer are left again.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
@@ -210,7 +210,8 @@ impl Store {
 
     /// Let the other runners leave the cancel of a batch to this one for some more seconds.
     async fn touch_cancel(&self, id: BatchId) -> Result<(), StoreError> {
-        // Not in the transactions that cancel jobs: a runner that freezes in one would keep the row from those of the others.
+        // Not in the transactions that cancel jobs: a runner that freezes in one would keep the row from those of the
+        // others.
         let touched = transact_unless_locked(&self.shared.pools.steering, "touch a cancel", move |conn, _| {
             Box::pin(async move {
                 let sql = format!("SELECT 1 FROM batch_cancels WHERE batch_id = ? FOR UPDATE{SKIP_LOCKED}");
@@ -242,7 +243,8 @@ impl Store {
                     waited = true;
                 }
                 Err(error) if error.is_about_the_row() => {
-                    tracing::error!(job = %JobId::from_uuid(job), batch = %id, %error, "a job of a batch cannot be cancelled");
+                    let job = JobId::from_uuid(job);
+                    tracing::error!(%job, batch = %id, %error, "a job of a batch cannot be cancelled");
                 }
                 Err(error) => return Err(error),
             }

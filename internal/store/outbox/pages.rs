@@ -4,9 +4,9 @@
 //! that another session locks are left out: a transaction of an application that stays open delays no other row, and two
 //! movers take different rows. No session waits for a row of the outbox while it holds another lock.
 //!
-//! Rows whose jobs need a lock that another session may keep, that of a unique key, a parent, a batch or an order key, are
-//! moved one by one, so that the others do not wait for it. Free order keys are locked for a page at once, and rows of the
-//! others are moved one by one.
+//! Rows whose jobs need a lock that another session may keep, that of a unique key, a parent, a batch or an order key,
+//! are moved one by one, so that the others do not wait for it. Free order keys are locked for a page at once, and rows
+//! of the others are moved one by one.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
@@ -170,8 +170,8 @@ impl Store {
         .await
     }
 
-    /// Move one row of the outbox whose job has a unique key, parents or a batch, or an order key that may be locked. Wait
-    /// for a lock on the order key only if `waits_for_order_key`.
+    /// Move one row of the outbox whose job has a unique key, parents or a batch, or an order key that may be locked.
+    /// Wait for a lock on the order key only if `waits_for_order_key`.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.

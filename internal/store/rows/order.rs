@@ -171,7 +171,8 @@ pub(crate) async fn lock_free_keys_or_make(
     conn: &mut Session<'_>,
     keys: &[&[u8]],
 ) -> Result<BTreeSet<Vec<u8>>, sqlx::Error> {
-    // These come first, because another session may be making one of them: while this one waits, it has none of the others.
+    // These come first, because another session may be making one of them: while this one waits, it has none of the
+    // others.
     let lines = read_lines(conn, keys).await?;
     lock_or_make(conn, &keys.iter().copied().filter(|key| !lines.contains_key(*key)).collect()).await?;
     lock_free_keys(conn, keys).await

@@ -59,8 +59,8 @@ pub(crate) async fn release_key_of(conn: &mut Session<'_>, id: Uuid, completed: 
     Ok(())
 }
 
-/// Lock the unique keys of these jobs that no other session locks at this moment, and that some job holds. Returns the jobs
-/// whose keys another session locks.
+/// Lock the unique keys of these jobs that no other session locks at this moment, and that some job holds. Returns the
+/// jobs whose keys another session locks.
 pub(crate) async fn lock_free_keys(conn: &mut Session<'_>, ids: &[Uuid]) -> Result<BTreeSet<Uuid>, sqlx::Error> {
     let mut busy = BTreeSet::new();
     for ids in ids.chunks(MAX_ROWS) {
