@@ -1041,8 +1041,8 @@ mutants() {
         'uncounted.iter().any(|(key, job, _)| key == call.key && *job == call.job)' \
         receivers::a_call_counts_once_when_the_answer_to_its_commit_is_lost
     mutant 'call of a deferred attempt' internal/store/attempts/limited.rs \
-        'mark_counted(&mut tx, &kept.collect::<Vec<_>>()).await?;' \
-        'mark_counted(&mut tx, &kept.take(0).collect::<Vec<_>>()).await?;' \
+        'mark_counted(conn, &kept.collect::<Vec<_>>()).await?;' \
+        'mark_counted(conn, &kept.take(0).collect::<Vec<_>>()).await?;' \
         receivers::the_call_of_a_deferred_attempt_counts_once_after_a_lost_answer
     mutant 'breaker that was set again' internal/store/rows/breakers.rs \
         'self.failed_at >= rule.since' 'self.failed_at > rule.since - TimeDelta::days(1)' \

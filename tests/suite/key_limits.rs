@@ -1341,3 +1341,31 @@ async fn a_locked_key_holds_up_no_claim_of_another_key_or_without_a_key() {
     tickr.assert_sound().await;
     tickr.stop().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn attempts_of_a_locked_key_that_end_hold_up_the_ends_of_no_other_key() {
+    let calls = Calls::default();
+    let tickr = TestApp::start_with(|config| config.workers = 16, calls.registry()).await;
+    set_and_wait(&tickr, "l", json!({"concurrency": 2, "overrides": {"b": {"concurrency": 1}}})).await;
+    let running = tickr.enqueue_many((0..2).map(|_| job("a", 600_000))).await;
+    tickr.until_count(EXECUTING, 2).await;
+    let mut session = tickr.mysql().await;
+    lock_key(&tickr, &mut session, "a").await;
+    // One after the other, so that each of the two writers of such ends meets the lock.
+    for id in running {
+        cancel(&tickr, id).await;
+        tickr.until(id, State::Cancelled).await;
+    }
+    let began = Instant::now();
+    for id in tickr.enqueue_many((0..20).map(|_| job("b", 1))).await {
+        tickr.until(id, State::Completed).await;
+    }
+    // With a sweep for each end, they take a second each.
+    assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM limit_slots WHERE limit_key = 'a'").await, 2);
+    session.execute("ROLLBACK").await.unwrap();
+    tickr.until_idle().await;
+    tickr.until_count(NO_ROWS_LEFT, 0).await;
+    tickr.assert_sound().await;
+    tickr.stop().await;
+}

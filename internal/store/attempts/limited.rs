@@ -509,7 +509,8 @@ fn insert_slots<'a>(script: &mut Script<'a>, slots: &[(&'a LimitKey, Uuid)], tok
     );
 }
 
-/// The group commit that frees the slots of attempts that have ended.
+/// The group commit that frees the slots of attempts that have ended. Those of a key that another session keeps locked
+/// are left to the sweep, so that the ends of all other attempts need not wait.
 pub(crate) struct FreedSlots {
     pub(crate) limits: Arc<KnownLimits>,
 }
@@ -541,22 +542,25 @@ impl Batch for FreedSlots {
         earlier: PriorRun,
     ) -> DbFuture<'c, Vec<Vec<DueJob>>> {
         Box::pin(async move {
-            let ids: Vec<Uuid> = items.iter().filter(|item| !item.keeps).map(|item| item.id).collect();
             let keys: BTreeSet<LimitKey> = items.iter().flat_map(|item| item.keys.iter().cloned()).collect();
             // The process of a suspect has read the limits before its attempt, which may have taken hours.
             self.limits.catch_up(conn).await?;
             let limits = self.limits.now();
-            let calls = items.iter().filter_map(|item| Some((item.id, item.call.as_ref()?, &item.keys)));
+            let asked: Vec<&LimitKey> = keys.iter().collect();
+            let got = begin_within_a_second(conn, &asked, self.limits.locked_keys()).await?;
+            // The other slots are left to the sweep.
+            let done: Vec<&SlotsOfJob> =
+                items.iter().filter(|item| item.keys.iter().all(|key| got.contains(key))).collect();
+            let calls = done.iter().filter_map(|item| Some((item.id, item.call.as_ref()?, &item.keys)));
             let calls = calls.flat_map(|(id, call, keys)| counted((id, call), keys, &limits)).collect();
-            let mut tx = conn.begin().await?;
-            lock_keys(&mut tx, &keys.iter().collect::<Vec<_>>()).await?;
-            let turned = count_calls(&mut tx, calls, earlier).await?;
-            let kept = items.iter().filter(|item| item.keeps);
+            let turned = count_calls(conn, calls, earlier).await?;
+            let kept = done.iter().filter(|item| item.keeps);
             let kept = kept.filter_map(|item| Some((item.id, item.call.as_ref()?.token)));
-            mark_counted(&mut tx, &kept.collect::<Vec<_>>()).await?;
-            free_slots_of(&mut tx, &ids).await?;
-            let (gone, _) = let_go(&mut tx, &keys, &limits).await?;
-            tx.commit().await?;
+            mark_counted(conn, &kept.collect::<Vec<_>>()).await?;
+            let ids: Vec<Uuid> = done.iter().filter(|item| !item.keeps).map(|item| item.id).collect();
+            free_slots_of(conn, &ids).await?;
+            let (gone, _) = let_go(conn, &got, &limits).await?;
+            sqlx::raw_sql("COMMIT").execute(&mut *conn).await?;
             turned.iter().for_each(Turned::tell);
             // Each of them is told once.
             let mut gone = Some(gone);

@@ -1,8 +1,8 @@
 //! Keys of limits that another session keeps locked, as this process has found them.
 //!
 //! A runner that was suspended within a claim locks the keys of that claim, for as long as its connection lives. The
-//! first transaction that needs one of them waits for it, for a second. Then the key is remembered, and later ones leave
-//! it out, so they do not wait for the same key again and again.
+//! first transaction that needs one of them waits for it, for a second. Then the key is remembered, and later ones
+//! leave it out, so they do not wait for the same key again and again.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
