@@ -1138,6 +1138,40 @@ async fn a_claim_that_waited_for_a_row_follows_a_limit_that_was_set_meanwhile() 
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_claim_of_the_next_job_of_an_order_key_follows_a_limit_that_was_set_while_it_waited() {
+    let calls = Calls { ends: Some(Arc::new(Semaphore::new(0))), ..Calls::default() };
+    let tickr = TestApp::start_with(|config| config.workers = 16, calls.registry()).await;
+    let ordered = |key: &str, ms: u64, order: &str| {
+        let payload = json!({"key": key, "ms": ms});
+        json!({"kind": "call", "payload": payload, "limit_key": "a", "order_key": order})
+    };
+    let ahead = tickr.enqueue_many(["one", "two"].map(|order| ordered("ahead", 1, order))).await;
+    for id in ahead {
+        tickr.until(id, State::Executing).await;
+    }
+    let next = tickr.enqueue_many(["one", "two"].map(|order| ordered("next", 600_000, order))).await;
+    let mut session = tickr.mysql().await;
+    lock_owed(&mut session, next[0]).await;
+    let other = sqlx::query("SELECT id FROM owed FORCE INDEX (PRIMARY) WHERE id = ? FOR UPDATE").bind(next[1].uuid());
+    assert!(other.fetch_optional(&mut session).await.unwrap().is_some());
+    calls.ends.as_ref().unwrap().add_permits(2);
+    tickr.until_said("UPDATE owed", 1).await;
+    // See the test above.
+    set(&tickr, "l", json!({"concurrency": 1})).await;
+    tickr.sql("UPDATE limits SET counted = TRUE").await;
+    tokio::time::sleep(Duration::from_millis(1_500)).await;
+    session.execute("ROLLBACK").await.unwrap();
+    tickr.until_count(PARKED, 1).await;
+    tickr.until_count(EXECUTING, 1).await;
+    assert_eq!(calls.most("next"), 1);
+    cancel_all(&tickr, next).await;
+    tickr.until_idle().await;
+    tickr.until_count(NO_ROWS_LEFT, 0).await;
+    tickr.assert_sound().await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn parked_jobs_of_a_paused_queue_take_no_share_of_a_fair_limit() {
     let calls = Calls::default();
     let queues = |config: &mut Config| {

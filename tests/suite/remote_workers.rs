@@ -16,6 +16,7 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
+use crate::support::limits::set;
 use crate::support::{Answer, Owed, Proxy, TestApp, answer, eventually, http};
 
 /// A worker of a test, which calls any process.
@@ -668,6 +669,41 @@ async fn pauses_limits_and_order_keys_hold_for_remote_workers() {
     assert_eq!(worker.fetch(at, 10, 1_000, &[&first[0]]).await, Vec::<Value>::new());
     worker.finish(at, &first[0], json!({"verdict": "succeeded"})).await;
     let second = worker.fetch(at, 10, 20_000, &[]).await;
+    assert_eq!(worker.finish(at, &second[0], json!({"verdict": "succeeded"})).await["state"], "completed");
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_claim_that_waited_for_its_worker_follows_a_limit_that_was_set_meanwhile() {
+    let tickr = started().await;
+    let at = tickr.app.addr();
+    let worker = Worker::register(&tickr, 2).await;
+    assert_eq!(tickr.post("/v1/queues/pictures/pause", json!({})).await.status, 200);
+    let keyed = |n: u32| json!({"kind": "resize", "payload": n, "limit_key": "k"});
+    tickr.enqueue_many((0..2).map(keyed)).await;
+    let fetched = tokio::spawn({
+        let worker = Worker { id: worker.id.clone() };
+        async move { worker.fetch(at, 2, 30_000, &[]).await }
+    });
+    tickr.until_count("SELECT COUNT(*) FROM runners WHERE fetch_id IS NOT NULL", 1).await;
+    let mut session = tickr.mysql().await;
+    session.execute("BEGIN").await.unwrap();
+    let row = sqlx::query("SELECT id FROM runners WHERE id = ? FOR UPDATE").bind(&worker.id);
+    assert!(row.fetch_optional(&mut session).await.unwrap().is_some());
+    assert_eq!(tickr.post("/v1/queues/pictures/resume", json!({})).await.status, 200);
+    tickr.until_said("SELECT id FROM runners", 1).await;
+    // A claim waits for five seconds at most, and the attempts of a limit are counted three to five seconds after it is set.
+    set(&tickr, "l", json!({"kind": "resize", "concurrency": 1})).await;
+    tickr.sql("UPDATE limits SET counted = TRUE").await;
+    // The claim that waits is older than the time in which a claim is sure of its limits.
+    tokio::time::sleep(Duration::from_millis(1_500)).await;
+    session.execute("ROLLBACK").await.unwrap();
+    let jobs = fetched.await.unwrap();
+    assert_eq!(jobs.len(), 1, "{jobs:#?}");
+    assert_eq!(worker.fetch(at, 1, 1_000, &[&jobs[0]]).await, Vec::<Value>::new());
+    tickr.until_count("SELECT COUNT(*) FROM limit_waits", 1).await;
+    assert_eq!(worker.finish(at, &jobs[0], json!({"verdict": "succeeded"})).await["state"], "completed");
+    let second = worker.fetch(at, 1, 20_000, &[]).await;
     assert_eq!(worker.finish(at, &second[0], json!({"verdict": "succeeded"})).await["state"], "completed");
     tickr.stop().await;
 }

@@ -269,7 +269,7 @@ impl Batch for Claims {
             if !free.is_empty() {
                 let jobs = (free.as_slice(), among(&sure, &free));
                 claims = if skips_locked {
-                    self.take_unlocked(conn, (jobs.0, &jobs.1), token, batches[0]).await?
+                    self.take_unlocked(conn, (jobs.0, &jobs.1), (token, batches[0]), &limits).await?
                 } else {
                     self.take(conn, (jobs.0, &jobs.1), (token, batches[0]), &limits).await?
                 };
@@ -352,7 +352,7 @@ impl Claims {
         self.fence_step(&mut script);
         self.claim_step(&mut script, (ids, sure), token);
         let taken: u64 = script.run(conn).await?.iter().map(|done| done.affected).sum();
-        if !self.is_in_transaction() && limits.have_changed(conn, &self.limits).await? {
+        if limits.have_changed(conn, &self.limits).await? {
             // The jobs are claimed again in a moment, but for those that an earlier run of this claim has claimed.
             sqlx::raw_sql("ROLLBACK").execute(&mut *conn).await?;
             let mut script = Script::about(ids.len(), 0);
@@ -384,8 +384,8 @@ impl Claims {
         &self,
         conn: &mut Session<'_>,
         (ids, sure): (&[Uuid], &[Uuid]),
-        token: AttemptToken,
-        batch: Uuid,
+        (token, batch): (AttemptToken, Uuid),
+        limits: &LimitsOfClaim,
     ) -> Result<HashMap<JobId, Claim>, sqlx::Error> {
         let mut script = Script::about(ids.len(), 0);
         if !self.is_in_transaction() {
@@ -394,6 +394,11 @@ impl Claims {
         self.fence_step(&mut script);
         self.lock_step(&mut script, (ids, sure));
         let locked = script.run(conn).await?.pop().unwrap_or_default().rows;
+        if limits.have_changed(conn, &self.limits).await? {
+            // The claim has waited for the row of the worker. The jobs are claimed again in a moment.
+            sqlx::raw_sql("ROLLBACK").execute(&mut *conn).await?;
+            return Ok(HashMap::new());
+        }
         let (mut claims, mut ready) = (gone(ids), Vec::with_capacity(locked.len()));
         for row in &locked {
             let id: Uuid = row.try_get("id")?;

@@ -18,6 +18,7 @@ use crate::attempts::claim::{Claim, Claims, Opened, read_step};
 use crate::attempts::settlement::{CheckpointUse, SettleRequest, Settlement};
 use crate::rows::attempt_logs::{AttemptLogRow, insert_logs_step};
 use crate::rows::checkpoints::HAS_CHECKPOINT;
+use crate::rows::limits::LimitsOfClaim;
 use crate::rows::links::{AWAITED, BatchChanges, IN_BATCH};
 use crate::rows::order::{Successor, lock_step, release_steps, successors_step};
 use crate::rows::owed::DueJob;
@@ -82,6 +83,7 @@ pub(crate) async fn complete<'a>(
             Err(error) => return Err(error),
         }
     }
+    let limits = claims.map(|of| LimitsOfClaim::now(&of.limits));
     let mut sorted: Vec<&Success<'_>> = successes.iter().collect();
     sorted.sort_unstable_by_key(|success| success.item.id);
     let logs: Vec<AttemptLogRow<'_>> = sorted.iter().filter_map(|success| success.log()).collect();
@@ -182,9 +184,16 @@ pub(crate) async fn complete<'a>(
     if !successors.is_empty() {
         release_steps(&mut write, &successors);
     }
-    // In the text form this is the same request. MySQL does not go on to it when a statement before it fails.
-    write.push("COMMIT", Vec::new());
+    if claim.is_none() {
+        // In the text form this is the same request. MySQL does not go on to it when a statement before it fails.
+        write.push("COMMIT", Vec::new());
+    }
     let written = write.run(conn).await?;
+    if let (Some(claim), Some(limits)) = (&claim, &limits)
+        && !claim.commit(conn, limits).await?
+    {
+        return Ok(None);
+    }
     let mut released: Vec<DueJob> = successors.into_iter().filter_map(Successor::released).collect();
     if let Some(claim) = &mut claim {
         claim.answered(written.iter().flat_map(|step| &step.rows))?;
@@ -252,6 +261,19 @@ impl<'a> SuccessorClaim<'a> {
         self.claims.claim_held_step(script, &self.ids, self.execute_at, self.token);
         self.claims.batch_step(script, &self.bytes, self.token, self.batch);
         read_step(script, &self.ids, self.token);
+    }
+
+    /// Commit the claim with the attempts that have ended. Returns false, with nothing written, if a limit has changed while
+    /// it waited for a row: see [`LimitsOfClaim`]. The slower way then settles the attempts, and claims nothing.
+    async fn commit(&self, conn: &mut Session<'_>, limits: &LimitsOfClaim) -> Result<bool, sqlx::Error> {
+        let changed = match limits.have_changed(conn, &self.claims.limits).await {
+            // A limit that this version cannot read must not cost an attempt its verdict.
+            Err(sqlx::Error::Decode(_) | sqlx::Error::ColumnDecode { .. }) => true,
+            looked => looked?,
+        };
+        let end = if changed { "ROLLBACK" } else { "COMMIT" };
+        sqlx::raw_sql(end).execute(conn).await?;
+        Ok(!changed)
     }
 
     /// Read the rows of the claim.

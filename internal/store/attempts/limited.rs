@@ -292,6 +292,11 @@ impl Claims {
         let mut freed = Vec::new();
         if !next.is_empty() {
             freed = let_go(conn, &next, &limits.followed).await?.0;
+            if limits.have_changed(conn, &self.limits).await? {
+                // It has waited for a parked job.
+                sqlx::raw_sql("ROLLBACK").execute(&mut *conn).await?;
+                return Ok(TakenLimited::default());
+            }
             sqlx::raw_sql("COMMIT").execute(conn).await?;
         }
         Ok(TakenLimited { claims, busy, let_go: freed })

@@ -23,7 +23,7 @@ use crate::rows::unique_keys::lock_free_keys;
 use crate::sql::batches::statement;
 use crate::sql::clock::read_clock;
 use crate::sql::cluster::{Locked, lock_in_cluster};
-use crate::sql::connection::{on_pool, transact, transact_unless_locked};
+use crate::sql::connection::{on_pool, transact_unless_locked};
 use crate::sql::session::Session;
 use crate::sql::turns::{Subject, transact_in_turn};
 use crate::{Store, StoreError, StoreInner};
