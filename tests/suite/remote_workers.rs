@@ -777,6 +777,41 @@ async fn a_row_that_another_session_locks_holds_up_no_other_job_and_no_heartbeat
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_key_of_a_limit_that_another_session_locks_holds_up_no_other_key_of_workers() {
+    let tickr = started().await;
+    let at = tickr.app.addr();
+    assert_eq!(tickr.put("/v1/limits/ten", json!({"kind": "resize", "concurrency": 10})).await.status, 201);
+    eventually("the limit counts", || async {
+        (tickr.get("/v1/limits/ten").await.body["counted"] == true).then_some(())
+    })
+    .await;
+    tickr.sql("INSERT INTO limit_keys (limit_name, limit_key) VALUES ('ten', 'a')").await;
+    let mut frozen = tickr.mysql().await;
+    sqlx::raw_sql("BEGIN").execute(&mut frozen).await.unwrap();
+    let lock = "SELECT limit_key FROM limit_keys WHERE limit_name = 'ten' AND limit_key = 'a' FOR UPDATE";
+    sqlx::query(lock).fetch_one(&mut frozen).await.unwrap();
+    let mut tasks = Vec::new();
+    for _ in 0..4 {
+        tasks.push(work_off(Worker::register(&tickr, 4).await, at, 500));
+    }
+    let beats = Worker::register(&tickr, 1).await;
+    let job = |key: &str| json!({"kind": "resize", "payload": 1, "limit_key": key});
+    let ids = tickr.enqueue_many((0..10).flat_map(|_| ["a", "b"].map(job))).await;
+    // A claim that waited for the key was repeated for 40 s, with all its jobs.
+    until_completed(&tickr, 10, Duration::from_secs(10), &beats).await;
+    let waiting = "SELECT COUNT(*) FROM owed o JOIN job_limit_keys k ON k.job_id = o.id WHERE k.limit_key = 'a' \
+                   AND o.state = 'waiting'";
+    assert_eq!(tickr.count(waiting).await, 10);
+    sqlx::raw_sql("ROLLBACK").execute(&mut frozen).await.unwrap();
+    until_completed(&tickr, 20, Duration::from_secs(20), &beats).await;
+    for id in ids {
+        assert_eq!(tickr.verdicts(id).await, ["succeeded"]);
+    }
+    tasks.iter().for_each(JoinHandle::abort);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_queue_that_another_session_locks_holds_up_no_other_queue_of_workers() {
     let tickr = started().await;
     let at = tickr.app.addr();
