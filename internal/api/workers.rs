@@ -530,7 +530,11 @@ pub(super) async fn fetch(
     };
     let drained = begun.worker.drained;
     if begun.repeated && !begun.again.is_empty() {
-        return deliver(&api, api.broker.delivery(&begun.worker.id, begun.again, drained)).await;
+        let mut delivery = api.broker.delivery(&begun.worker.id, begun.again, drained);
+        // The worker may have got them before, and this request may be a late copy. So they are not given back when this
+        // answer does not reach it.
+        delivery.delivered();
+        return deliver(&api, delivery).await;
     }
     // A suspect is executed alone, and a repeated request gets nothing new.
     if drained || begun.holds_suspect || begun.repeated {

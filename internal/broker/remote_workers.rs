@@ -91,6 +91,9 @@ impl Drop for JobDelivery {
         let attempts = self.claimed.iter().map(|claimed| (claimed.token, claimed.id));
         let attempts = grouped(attempts);
         self.broker.polls.tasks.spawn(async move {
+            // The worker may have sent its request again, and got the attempts from another process.
+            let Ok(reached) = broker.store.claims_that_reached(&worker).await else { return };
+            let attempts = attempts.into_iter().filter(|(token, _)| !reached.contains(token)).collect();
             broker.give_back_undelivered(&worker, attempts).await;
         });
     }

@@ -560,6 +560,45 @@ async fn the_same_request_again_gets_the_same_jobs_and_nothing_new_from_any_proc
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_late_copy_of_a_request_or_a_heartbeat_gives_no_attempt_back() {
+    let tickr = started().await;
+    let other = tickr.another().await;
+    let (at, there) = (tickr.app.addr(), other.addr());
+    let worker = Worker::register(&tickr, 3).await;
+    let first = Uuid::now_v7();
+    tickr.enqueue_kind("resize", json!(1)).await;
+    let ended = worker.fetch_as(first, there, 1, 20_000, &[]).await.remove(0);
+    assert_eq!(worker.finish(there, &ended, json!({"verdict": "succeeded"})).await["state"], "completed");
+    tickr.enqueue_kind("resize", json!(2)).await;
+    let held = worker.fetch(there, 1, 20_000, &[]).await.remove(0);
+    // The process that was suspended reads the first request now.
+    assert_eq!(worker.fetch_as(first, at, 1, 0, &[]).await, Vec::<Value>::new());
+    assert_eq!(tickr.job(id_of(&held)).await["state"], "executing");
+    // A request that no process has answered, and that the worker has given up, is not known.
+    assert_eq!(worker.fetch(there, 1, 0, &[&held]).await, Vec::<Value>::new());
+    assert_eq!(worker.fetch(at, 1, 0, &[]).await, Vec::<Value>::new());
+    assert_eq!(tickr.job(id_of(&held)).await["state"], "executing", "it was listed, so it has arrived");
+    // The attempt began 40 s ago, and a heartbeat listed it just now.
+    tickr.sql("UPDATE owed SET started_at = started_at - INTERVAL 40 SECOND WHERE state = 'executing'").await;
+    worker.beat(there, &[&held]).await;
+    worker.beat(at, &[]).await;
+    worker.beat(at, &[]).await;
+    assert_eq!(worker.finish(at, &held, json!({"verdict": "succeeded"})).await["result"], "settled");
+    assert_eq!(tickr.verdicts(id_of(&held)).await, ["succeeded"]);
+    // What no heartbeat lists for half a lease is given back all the same.
+    let lost = tickr.enqueue_kind("resize", json!(3)).await;
+    let held = worker.fetch(at, 1, 20_000, &[]).await.remove(0);
+    worker.beat(at, &[&held]).await;
+    tickr.sql("UPDATE owed SET lease_until = lease_until - INTERVAL 31 SECOND, started_at = started_at - INTERVAL 40 SECOND \
+               WHERE state = 'executing'")
+        .await;
+    worker.beat(at, &[]).await;
+    assert_eq!(tickr.job(lost).await["state"], "waiting");
+    stop(other).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_claim_for_a_request_that_a_newer_one_has_replaced_starts_nothing() {
     let tickr = started().await;
     let other = tickr.another().await;

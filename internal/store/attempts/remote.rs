@@ -7,7 +7,7 @@
 //! - The rows of a worker in `claim_batches` name what was claimed for it. What it does not list in its next request did
 //!   not reach it.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -38,6 +38,12 @@ pub const MAX_REMOTE_CLAIM: usize = 256;
 const MAX_BATCHES: i64 = 2_000;
 /// Age from which an attempt that its worker does not list in a heartbeat counts as not delivered. At most half a lease.
 const UNDELIVERED_AFTER: Duration = Duration::from_secs(30);
+
+/// Most requests for jobs of a worker that are remembered after its next one: the length of `runners.fetched`.
+const MAX_FETCHED: usize = 32;
+/// Values of `claim_batches.reached`.
+const HANDED_OUT_AGAIN: u8 = 1;
+const LISTED: u8 = 2;
 
 /// Longest time for which a claim tries to lock its queue, and the longest pause between two tries. Another claim has the
 /// lock for a few milliseconds. A session that froze may keep it, and the claim is needed for other queues.
@@ -177,6 +183,25 @@ struct OpenAttempt {
     token: AttemptToken,
     suspect: bool,
     age: Duration,
+    /// Time since its lease ended, in microseconds. Negative while the lease holds.
+    lapsed_us: i64,
+    /// Its row in `claim_batches`, and how far the answer with it has come.
+    batch: Uuid,
+    reached: u8,
+}
+
+impl OpenAttempt {
+    /// Return the time since its claim, or since the newest heartbeat that listed it.
+    fn silent(&self, lease: Duration) -> Duration {
+        let lease = i64::try_from(lease.as_micros()).unwrap_or(i64::MAX);
+        Duration::from_micros(u64::try_from(lease.saturating_add(self.lapsed_us)).unwrap_or(0))
+    }
+
+    /// Return whether the worker has listed it before. Then it is executed, and a request or a heartbeat that does not list
+    /// it may be a copy that comes late.
+    fn has_arrived(&self, lease: Duration) -> bool {
+        self.reached >= LISTED || self.silent(lease) < self.age
+    }
 }
 
 impl Store {
@@ -445,6 +470,28 @@ impl Store {
         .await
     }
 
+    /// Return the tokens of claims for a worker that a repeated request got as well, or that the worker has listed.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn claims_that_reached(&self, worker: &RunnerId) -> Result<HashSet<AttemptToken>, StoreError> {
+        let worker = worker.clone();
+        on_pool(&self.shared.pools.workers, "look which claims have reached a worker", move |conn, _| {
+            let worker = worker.clone();
+            Box::pin(async move {
+                let sql =
+                    "SELECT token FROM claim_batches WHERE runner = ? AND reached > 0 ORDER BY runner, id LIMIT ?";
+                let query = sqlx::query(sql).bind(worker.as_str()).bind(MAX_BATCHES);
+                let mut found = HashSet::new();
+                for row in &query.fetch_all(conn).await? {
+                    found.insert(AttemptToken::from_uuid(row.try_get("token")?));
+                }
+                Ok(found)
+            })
+        })
+        .await
+    }
+
     /// Read what the settlement of these jobs' attempts needs. Jobs that do not exist are left out.
     ///
     /// # Errors
@@ -489,7 +536,7 @@ async fn begin(
     wait: Duration,
 ) -> Result<Option<BegunFetch>, sqlx::Error> {
     // A claim for an earlier request holds this row until it is committed, so it is seen below.
-    let sql = "SELECT kinds, queues, lease_ms, drained_at IS NOT NULL AS drained FROM runners \
+    let sql = "SELECT kinds, queues, lease_ms, drained_at IS NOT NULL AS drained, fetch_id, fetched FROM runners \
                WHERE id = ? AND via = 'http' AND stopped_at IS NULL FOR UPDATE";
     let Some(row) = sqlx::query(sql).bind(worker.as_str()).fetch_optional(&mut *conn).await? else {
         return Ok(None);
@@ -501,11 +548,29 @@ async fn begin(
         lease: Duration::from_millis(u64::from(row.try_get::<u32, _>("lease_ms")?)),
         drained: row.try_get::<i64, _>("drained")? != 0,
     };
+    let newest: Option<Uuid> = row.try_get("fetch_id")?;
+    let mut fetched = row.try_get::<Option<Vec<u8>>, _>("fetched")?.unwrap_or_default();
+    if newest != Some(fetch) && fetched.chunks_exact(16).any(|earlier| earlier == fetch.as_bytes().as_slice()) {
+        // The worker has sent another one since, so it knows the answer to this one.
+        return Ok(Some(BegunFetch {
+            worker: found,
+            repeated: true,
+            again: Vec::new(),
+            undelivered: Vec::new(),
+            holds: held.len(),
+            holds_suspect: false,
+        }));
+    }
+    if let Some(newest) = newest.filter(|newest| *newest != fetch) {
+        fetched = [newest.as_bytes().as_slice(), fetched.as_slice()].concat();
+        fetched.truncate(MAX_FETCHED * 16);
+    }
     // This is no heartbeat: a worker that asks for jobs and does not renew the leases of its own must count as silent.
-    let sql = "UPDATE runners SET fetch_id = ?, busy = LEAST(?, slots), \
+    let sql = "UPDATE runners SET fetch_id = ?, fetched = ?, busy = LEAST(?, slots), \
                polls_until = UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND WHERE id = ?";
     sqlx::query(sql)
         .bind(fetch)
+        .bind(fetched)
         .bind(u32::try_from(held.len()).unwrap_or(u32::MAX))
         .bind(i64::try_from(wait.as_micros()).unwrap_or(i64::MAX))
         .bind(found.id.as_str())
@@ -515,7 +580,15 @@ async fn begin(
     let (listed, unlisted): (Vec<_>, Vec<_>) =
         open.iter().partition(|attempt| held.contains(&(attempt.id, attempt.token)));
     let (ours, others): (Vec<_>, Vec<_>) = unlisted.into_iter().partition(|attempt| of_fetch.contains(&attempt.token));
+    // An attempt that has arrived is left to the heartbeats.
+    let others: Vec<_> = others.into_iter().filter(|attempt| !attempt.has_arrived(found.lease)).collect();
     let again = read_again(conn, &found, &ours).await?;
+    let mut listed_batches: BTreeSet<Uuid> =
+        listed.iter().filter(|attempt| attempt.reached < LISTED).map(|attempt| attempt.batch).collect();
+    listed_batches.retain(|batch| ours.iter().all(|attempt| attempt.batch != *batch));
+    note_reached(conn, &found.id, listed_batches, LISTED).await?;
+    let repeated: BTreeSet<Uuid> = ours.iter().map(|attempt| attempt.batch).collect();
+    note_reached(conn, &found.id, repeated, HANDED_OUT_AGAIN).await?;
     Ok(Some(BegunFetch {
         repeated: !of_fetch.is_empty(),
         again,
@@ -526,6 +599,20 @@ async fn begin(
     }))
 }
 
+/// Write how far the answers with these claims have come.
+async fn note_reached(
+    conn: &mut Session<'_>,
+    worker: &RunnerId,
+    batches: BTreeSet<Uuid>,
+    reached: u8,
+) -> Result<(), sqlx::Error> {
+    for batch in batches {
+        let sql = "UPDATE claim_batches SET reached = GREATEST(reached, ?) WHERE runner = ? AND id = ?";
+        sqlx::query(sql).bind(reached).bind(worker.as_str()).bind(batch).execute(&mut *conn).await?;
+    }
+    Ok(())
+}
+
 /// Read the open attempts of a worker, and the tokens of those batches that were claimed for this request. Other batches
 /// without an open attempt are deleted.
 async fn open_of(
@@ -533,9 +620,11 @@ async fn open_of(
     worker: &RunnerId,
     fetch: Option<Uuid>,
 ) -> Result<(Vec<OpenAttempt>, HashSet<AttemptToken>), sqlx::Error> {
-    let sql = "SELECT id, token, ids, fetch_id FROM claim_batches WHERE runner = ? ORDER BY runner, id LIMIT ?";
+    let sql =
+        "SELECT id, token, ids, fetch_id, reached FROM claim_batches WHERE runner = ? ORDER BY runner, id LIMIT ?";
     let found = sqlx::query(sql).bind(worker.as_str()).bind(MAX_BATCHES).fetch_all(&mut *conn).await?;
-    let (mut of_fetch, mut batches, mut tokens) = (HashSet::new(), BTreeMap::new(), HashMap::new());
+    let (mut of_fetch, mut batches) = (HashSet::new(), BTreeMap::new());
+    let mut claimed: HashMap<(Uuid, Uuid), (Uuid, u8)> = HashMap::new();
     for row in &found {
         let (batch, token): (Uuid, Uuid) = (row.try_get("id")?, row.try_get("token")?);
         if fetch.is_some() && row.try_get::<Option<Uuid>, _>("fetch_id")? == fetch {
@@ -545,24 +634,28 @@ async fn open_of(
         }
         for id in row.try_get::<&[u8], _>("ids")?.chunks_exact(16) {
             let id = Uuid::from_slice(id).map_err(|e| corrupt(e.to_string()))?;
-            tokens.entry(id).or_insert_with(HashSet::new).insert(token);
+            claimed.insert((id, token), (batch, row.try_get("reached")?));
         }
     }
-    let mut ids: Vec<Uuid> = tokens.keys().copied().collect();
+    let mut ids: Vec<Uuid> = claimed.keys().map(|(id, _)| *id).collect();
     ids.sort_unstable();
+    ids.dedup();
     let mut open = Vec::new();
     for page in ids.chunks(MAX_ROWS) {
-        let sql = "SELECT id, token, losses, TIMESTAMPDIFF(MICROSECOND, started_at, UTC_TIMESTAMP(6)) AS age_us \
-                   FROM owed FORCE INDEX (PRIMARY) WHERE id IN";
+        let sql = "SELECT id, token, losses, TIMESTAMPDIFF(MICROSECOND, started_at, UTC_TIMESTAMP(6)) AS age_us, \
+                   TIMESTAMPDIFF(MICROSECOND, lease_until, UTC_TIMESTAMP(6)) AS lapsed_us FROM owed FORCE INDEX (PRIMARY) WHERE id IN";
         for row in &in_list(sql, page, " AND state = 'executing'").fetch_all(&mut *conn).await? {
             let (id, token): (Uuid, Uuid) = (row.try_get("id")?, row.try_get("token")?);
-            if tokens.get(&id).is_some_and(|tokens| tokens.contains(&token)) {
+            if let Some((batch, reached)) = claimed.get(&(id, token)) {
                 batches.remove(&token);
                 open.push(OpenAttempt {
                     id: JobId::from_uuid(id),
                     token: AttemptToken::from_uuid(token),
                     suspect: row.try_get::<u32, _>("losses")? >= SUSPECT_FROM,
                     age: Duration::from_micros(u64::try_from(row.try_get::<i64, _>("age_us")?).unwrap_or(0)),
+                    lapsed_us: row.try_get("lapsed_us")?,
+                    batch: *batch,
+                    reached: *reached,
                 });
             }
         }
@@ -721,7 +814,11 @@ async fn beat(
     found.overdue = overdue(conn, &listed, timeouts).await?;
     let late = UNDELIVERED_AFTER.min(lease / 2);
     let (open, _) = open_of(conn, worker, None).await?;
-    let unlisted = open.iter().filter(|open| open.age >= late && listed.get(&open.id) != Some(&open.token));
+    // Heartbeats are a third of a lease apart, so one that does not list an attempt that has arrived may be late.
+    let is_late = |open: &&OpenAttempt| {
+        if open.has_arrived(lease) { open.silent(lease) >= lease / 2 } else { open.age >= late }
+    };
+    let unlisted = open.iter().filter(is_late).filter(|open| listed.get(&open.id) != Some(&open.token));
     found.undelivered = by_token(unlisted);
     Ok(Some(found))
 }

@@ -85,6 +85,7 @@ const FILES: &[(&str, &str)] = embedded![
     "0056_index_changes.sql",
     "0057_audit_detail.sql",
     "0058_operations_ahead.sql",
+    "0059_remote_requests.sql",
 ];
 
 /// The migrations that this binary brings, in order.
