@@ -170,7 +170,7 @@ impl FairShare {
 /// The limits of this process, as they were last read. Claims, inserts and settlements follow them. Beside them, the
 /// keys that another session keeps locked.
 #[derive(Debug, Default)]
-pub(crate) struct KnownLimits(RwLock<Followed>, LockedKeys);
+pub(crate) struct KnownLimits(RwLock<Followed>, LockedKeys<LimitKey>);
 
 #[derive(Debug, Default)]
 struct Followed {
@@ -190,7 +190,7 @@ impl KnownLimits {
     }
 
     /// Return the keys that another session keeps locked.
-    pub(crate) const fn locked_keys(&self) -> &LockedKeys {
+    pub(crate) const fn locked_keys(&self) -> &LockedKeys<LimitKey> {
         &self.1
     }
 
@@ -707,7 +707,7 @@ pub(crate) async fn begin_with_free(
 pub(crate) async fn begin_within_a_second(
     conn: &mut Session<'_>,
     keys: &[&LimitKey],
-    known: &LockedKeys,
+    known: &LockedKeys<LimitKey>,
 ) -> Result<BTreeSet<LimitKey>, sqlx::Error> {
     let got = begin_with_free(conn, keys).await?;
     let locked = known.among(keys);

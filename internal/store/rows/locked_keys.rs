@@ -8,30 +8,34 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::rows::limits::LimitKey;
-
 /// Time for which a key counts as locked after the last try.
 const REMEMBERED: Duration = Duration::from_secs(10);
 /// Most keys that are remembered.
 const MAX_KEYS: usize = 4_096;
 
 /// The keys, with the time of the last try.
-#[derive(Debug, Default)]
-pub(crate) struct LockedKeys(Mutex<BTreeMap<LimitKey, Instant>>);
+#[derive(Debug)]
+pub(crate) struct LockedKeys<K>(Mutex<BTreeMap<K, Instant>>);
 
-impl LockedKeys {
+impl<K> Default for LockedKeys<K> {
+    fn default() -> Self {
+        Self(Mutex::default())
+    }
+}
+
+impl<K: Ord + Clone> LockedKeys<K> {
     /// Return those of these keys that count as locked.
-    pub(crate) fn among(&self, keys: &[&LimitKey]) -> BTreeSet<LimitKey> {
+    pub(crate) fn among(&self, keys: &[&K]) -> BTreeSet<K> {
         let locked = self.lock();
         if locked.is_empty() {
             return BTreeSet::new();
         }
-        let counts = |key: &LimitKey| locked.get(key).is_some_and(|tried| tried.elapsed() < REMEMBERED);
+        let counts = |key: &K| locked.get(key).is_some_and(|tried| tried.elapsed() < REMEMBERED);
         keys.iter().copied().filter(|key| counts(key)).cloned().collect()
     }
 
     /// Note that this process has tried these keys and got those of them that are in `got`. The others count as locked.
-    pub(crate) fn note(&self, tried: &[&LimitKey], got: &BTreeSet<LimitKey>) {
+    pub(crate) fn note(&self, tried: &[&K], got: &BTreeSet<K>) {
         let mut locked = self.lock();
         if locked.is_empty() && got.len() == tried.len() {
             return;
@@ -44,7 +48,7 @@ impl LockedKeys {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<LimitKey, Instant>> {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<K, Instant>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -55,7 +59,7 @@ mod tests {
 
     #[test]
     fn a_key_counts_as_locked_until_it_is_got() {
-        let [a, b] = ["a", "b"].map(|key| LimitKey { limit: "l".parse().unwrap(), key: key.to_owned() });
+        let [a, b] = ["a", "b"].map(str::to_owned);
         let (both, locked) = ([&a, &b], LockedKeys::default());
         locked.note(&both, &BTreeSet::from([b.clone()]));
         assert_eq!(locked.among(&both), BTreeSet::from([a.clone()]));
