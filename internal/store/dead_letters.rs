@@ -25,8 +25,9 @@ use crate::sql::batches::{MAX_ROWS, bind_padded, in_list, padded_len, placeholde
 use crate::sql::clock::read_clock;
 use crate::sql::connection::{PriorRun, on_pool, transact};
 use crate::sql::error::corrupt;
+use crate::sql::pools::transact_in_turn;
 use crate::sql::session::Session;
-use crate::sql::turns::{Subject, transact_in_turn};
+use crate::sql::turns::Subject;
 use crate::{Store, StoreError};
 use tickr_job::{
     Actor, DeadLetterStatus, Due, Fingerprint, JobId, JobOptions, Name, NewJob, OnConflict, Priority, State, Timestamp,

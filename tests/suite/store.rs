@@ -1380,8 +1380,8 @@ async fn a_next_job_whose_claim_was_not_answered_is_given_back_and_uses_no_attem
     let [first, second] = [jobs[0].id, jobs[1].id];
     test.store.insert(jobs).await.unwrap();
     let claimed = test.claimed(first).await;
-    // The text with the COMMIT. The job in front is recognised as ended; the claim of the next one has no caller.
-    proxy.cut_after("INSERT INTO attempts");
+    // The job in front is recognised as ended; the claim of the next one has no caller.
+    proxy.cut_after("COMMIT");
     let (next, released) = test.end_and_claim_next(&claimed).await;
     assert!(next.is_none() && released.is_empty(), "{next:?} {released:?}");
     assert_eq!((proxy.cuts(), test.store.unanswered_claims()), (1, 1));

@@ -24,8 +24,9 @@ use crate::sql::batches::statement;
 use crate::sql::clock::read_clock;
 use crate::sql::cluster::{Locked, lock_in_cluster};
 use crate::sql::connection::{on_pool, transact_unless_locked};
+use crate::sql::pools::transact_in_turn;
 use crate::sql::session::Session;
-use crate::sql::turns::{Subject, transact_in_turn};
+use crate::sql::turns::Subject;
 use crate::{Store, StoreError, StoreInner};
 use tickr_job::{Actor, BatchId, JobId};
 

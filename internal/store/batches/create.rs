@@ -16,8 +16,9 @@ use crate::sql::batches::statement;
 use crate::sql::clock::read_clock;
 use crate::sql::cluster::{Locked, lock_in_cluster};
 use crate::sql::connection::PriorRun;
+use crate::sql::pools::transact_in_turn;
 use crate::sql::session::Session;
-use crate::sql::turns::{Subject, subjects_of, transact_in_turn};
+use crate::sql::turns::{Subject, subjects_of};
 use crate::{Store, StoreError, StoreInner};
 use tickr_job::{Actor, BatchId, JobOptions, NewJob, Timestamp};
 

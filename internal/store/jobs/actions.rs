@@ -28,8 +28,9 @@ use crate::sql::clock::read_clock;
 use crate::sql::cluster::{Locked, lock_in_cluster};
 use crate::sql::connection::PriorRun;
 use crate::sql::error::corrupt;
+use crate::sql::pools::transact_in_turn;
 use crate::sql::session::Session;
-use crate::sql::turns::{Subject, transact_in_turn};
+use crate::sql::turns::Subject;
 use crate::{Store, StoreError, StoreInner};
 use tickr_job::{Actor, Attempt, Job, JobId, JobOptions, Name, State, StateInput, Timestamp, Verdict, floor_ms, next};
 

@@ -19,8 +19,9 @@ use crate::rows::owed::lock_held;
 use crate::sql::clock::read_clock;
 use crate::sql::connection::PriorRun;
 use crate::sql::error::corrupt;
+use crate::sql::pools::transact_in_turn;
 use crate::sql::session::Session;
-use crate::sql::turns::{Subject, transact_in_turn};
+use crate::sql::turns::Subject;
 use crate::{Store, StoreError, StoreInner};
 use tickr_job::{Actor, Attempt, Due, Job, JobId, Priority, State, StateInput, Timestamp, next};
 

@@ -20,8 +20,9 @@ use crate::sql::batches::BYTES_PER_ROW;
 use crate::sql::clock::{StoreClock, read_clock};
 use crate::sql::connection::{DbFuture, PriorRun};
 use crate::sql::error::{Fault, fault, waited_for_lock};
+use crate::sql::pools::transact_in_turn;
 use crate::sql::session::Session;
-use crate::sql::turns::{subjects_of, transact_in_turn};
+use crate::sql::turns::subjects_of;
 use crate::{Store, StoreError};
 use tickr_job::{NewJob, Producer};
 

@@ -39,8 +39,9 @@ use crate::rows::unique_keys::{TakenKey, WantedKey, hand_over, insert, lock_or_t
 use crate::sql::clock::read_clock;
 use crate::sql::connection::PriorRun;
 use crate::sql::error::{Fault, again, corrupt, fault};
+use crate::sql::pools::transact_in_turn;
 use crate::sql::session::Session;
-use crate::sql::turns::{subjects_of, transact_in_turn};
+use crate::sql::turns::subjects_of;
 use crate::{Store, StoreError, StoreInner};
 use tickr_job::{
     Actor, Attempt, Due, Job, JobId, JobOptions, NewJob, OnConflict, Producer, State, StateInput, Timestamp,

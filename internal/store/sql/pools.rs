@@ -6,10 +6,13 @@
 //! add up to `mysql_connections`. The connections for the content of reports, for the outboxes of applications and for
 //! remote workers are extra.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use crate::sql::connection::{Pool, Target};
-use crate::sql::turns::Turns;
+use crate::sql::connection::{DbFuture, Pool, PriorRun, Target, transact};
+use crate::sql::error::StoreError;
+use crate::sql::session::Session;
+use crate::sql::turns::{Subject, Turns};
 
 /// The pools, one for each group of callers.
 #[derive(Clone)]
@@ -129,6 +132,26 @@ impl Pools {
     pub(crate) async fn close(&self) {
         futures_util::future::join_all(self.each().map(|(_, pool)| pool.close())).await;
     }
+}
+
+/// Run `step` in one transaction on a connection for changes, as [`transact`] does, once it is the turn of this change.
+pub(crate) async fn transact_in_turn<T, F>(
+    pools: &Pools,
+    subjects: BTreeSet<Subject>,
+    attempted: &'static str,
+    step: F,
+) -> Result<T, StoreError>
+where
+    T: Send + 'static,
+    F: for<'c> Fn(&'c mut Session<'_>, PriorRun) -> DbFuture<'c, T> + Send + Sync + 'static,
+{
+    let turns = pools.turns.take(subjects, attempted).await?;
+    transact(&pools.steering, attempted, move |conn, earlier| {
+        // The task of the transaction keeps the turns, also when its caller goes away.
+        let _kept = &turns;
+        step(conn, earlier)
+    })
+    .await
 }
 
 #[cfg(test)]

@@ -13,10 +13,7 @@ use std::time::Duration;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use crate::StoreError;
-use crate::sql::connection::{DbFuture, PriorRun, transact};
-use crate::sql::pools::Pools;
-use crate::sql::session::Session;
+use crate::sql::error::StoreError;
 use tickr_job::{BatchId, JobId, NewJob};
 
 /// Longest wait for a turn: longer than one wait for a lock.
@@ -62,7 +59,7 @@ pub(crate) struct Turns {
 
 impl Turns {
     /// Create the turns of a pool with so many connections.
-    pub(crate) fn new(connections: u32) -> Self {
+    pub(super) fn new(connections: u32) -> Self {
         Self { connections: usize::try_from(connections).unwrap_or(usize::MAX), taken: Mutex::default() }
     }
 
@@ -78,7 +75,7 @@ impl Turns {
     }
 
     /// Wait for a turn of each of these subjects. The turns end when the answer is dropped.
-    async fn take(
+    pub(super) async fn take(
         self: &Arc<Self>,
         subjects: BTreeSet<Subject>,
         attempted: &'static str,
@@ -99,7 +96,7 @@ impl Turns {
 }
 
 /// A turn of one subject, or the wait for it.
-struct Turn {
+pub(super) struct Turn {
     turns: Arc<Turns>,
     subject: Subject,
     /// Present until this is dropped.
@@ -131,26 +128,6 @@ impl Drop for Turn {
             taken.remove(&self.subject);
         }
     }
-}
-
-/// Run `step` in one transaction on a connection for changes, as [`transact`] does, once it is the turn of this change.
-pub(crate) async fn transact_in_turn<T, F>(
-    pools: &Pools,
-    subjects: BTreeSet<Subject>,
-    attempted: &'static str,
-    step: F,
-) -> Result<T, StoreError>
-where
-    T: Send + 'static,
-    F: for<'c> Fn(&'c mut Session<'_>, PriorRun) -> DbFuture<'c, T> + Send + Sync + 'static,
-{
-    let turns = pools.turns.take(subjects, attempted).await?;
-    transact(&pools.steering, attempted, move |conn, earlier| {
-        // The task of the transaction keeps the turns, also when its caller goes away.
-        let _kept = &turns;
-        step(conn, earlier)
-    })
-    .await
 }
 
 #[cfg(test)]
