@@ -912,7 +912,7 @@ mutants() {
         'if self.verdict == VerifyVerdict::Kept {' 'if self.verdict == VerifyVerdict::Broken {' \
         verify::without_redis_the_tables_are_checked_all_the_same
     mutant 'priority of an operation in the job' internal/store/bulk.rs \
-        'if params.priority.is_some() {' 'if params.priority.is_some() && params.reason.is_some() {' \
+        '(priority, params.priority.is_some())' '(priority, params.reason.is_some())' \
         operations::a_priority_that_an_operation_set_outlives_the_end_of_the_job
     mutant 'index of stopped runners' internal/store/runners.rs \
         'FORCE INDEX (runners_stopped)' 'IGNORE INDEX (runners_stopped)' \

@@ -231,8 +231,8 @@ fn every_other_command_of_the_documents_names_what_exists() {
                         }
                     }
                 }
-                // `make test-clients` runs them.
-                "sh" => assert!(root().join(&words[1]).exists(), "{place}: {line}: no {}", words[1]),
+                // `make test-clients` runs those of clients.
+                "sh" | "python3" => assert!(root().join(&words[1]).exists(), "{place}: {line}: no {}", words[1]),
                 // Their arguments are checked by other tests.
                 "tickr" | "curl" => {}
                 // The environment: the variables are checked by the test below.
