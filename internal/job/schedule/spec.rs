@@ -240,7 +240,7 @@ mod tests {
                 assert_eq!(TemplateOptions::from_stored(&text).unwrap(), *options, "{text}");
                 let older = serde_json::from_str::<OlderOptions>(&text).ok();
                 let readable = *options == known || for_older == ForOlder::Reduced;
-                assert_eq!(older, readable.then(|| OlderOptions { timeout_ms: Some(5), retry: None }), "{text}");
+                assert_eq!(older, readable.then_some(OlderOptions { timeout_ms: Some(5), retry: None }), "{text}");
             }
         }
         for each in [
