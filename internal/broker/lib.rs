@@ -40,7 +40,7 @@ pub use hints::Wake;
 pub use idempotency::{IdempotencyKey, InvalidKey};
 pub use operator_settings::{API_KEYS_HOLD, OperatorSettings, OperatorSettingsCopy};
 pub use outbox::OutboxPass;
-pub use remote_workers::{JobDelivery, Poll, WorkerBeaten, WorkerFinish, WorkerFinished, WorkerReport};
+pub use remote_workers::{ClockTrust, JobDelivery, Poll, WorkerBeaten, WorkerFinish, WorkerFinished, WorkerReport};
 pub use schedules::TriggerError;
 pub use tickr_index::StreamPosition;
 pub use watches::{Watch, Watches};

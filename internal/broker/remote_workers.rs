@@ -3,8 +3,8 @@
 //! An attempt that was claimed for a request and does not reach its worker is given back: the [`JobDelivery`] that carries
 //! it does that when it is dropped before it was delivered.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use serde_json::value::RawValue;
@@ -17,13 +17,16 @@ use tickr_event::Event;
 use tickr_handlers::RemoteVerdict;
 use tickr_job::{AttemptToken, CallOutcome, JobId, Name, Progress, RetryPolicy, RunnerId, State, Verdict, limits};
 use tickr_store::{
-    Again, BegunFetch, CheckpointUse, Claimed, HeldAttempt, LimitKey, NewCheckpoint, Reaped, RemoteAttempt,
+    Again, BegunFetch, CheckpointUse, Claimed, HeldAttempt, LimitKey, NewCheckpoint, Reading, Reaped, RemoteAttempt,
     RemoteFetch, Settled, Settlement, StoreError,
 };
 
 /// Time beyond its time limit for which an attempt may still be finished by its worker. From the limit on, heartbeats tell
 /// the worker to stop it.
 const TIMEOUT_GRACE: Duration = Duration::from_secs(10);
+
+/// Time for which this process remembers that it told a worker to stop an attempt.
+const TOLD_FOR: Duration = Duration::from_secs(2 * 3_600);
 
 /// Time that every request waits, so that one that wants to wait for nothing gets the jobs that are due.
 const SHORTEST_WAIT: Duration = Duration::from_millis(100);
@@ -48,13 +51,57 @@ pub struct Poll {
 pub(super) struct Polls {
     entrance: mpsc::UnboundedSender<Poll>,
     exit: Mutex<Option<mpsc::UnboundedReceiver<Poll>>>,
+    limits: TimeLimits,
     tasks: TaskTracker,
 }
 
 impl Polls {
     pub(super) fn new(tasks: &TaskTracker) -> Self {
         let (entrance, exit) = mpsc::unbounded_channel();
-        Self { entrance, exit: Mutex::new(Some(exit)), tasks: tasks.clone() }
+        Self { entrance, exit: Mutex::new(Some(exit)), limits: TimeLimits::default(), tasks: tasks.clone() }
+    }
+}
+
+/// What the clock of MySQL says about time limits, as far as this process knows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ClockTrust {
+    /// The clock was set, or MySQL stood still, within the last lease: time limits that look over may not be.
+    Doubtful,
+    /// This process has not watched the clock for long enough to end attempts by it.
+    Unwatched,
+    /// Attempts may be ended by it.
+    Sure,
+}
+
+type JudgeOfClock = Box<dyn Fn(&Reading) -> ClockTrust + Send + Sync>;
+
+/// The attempts of workers whose time is over. Age is measured by the clock of MySQL, which may be set. So an attempt is
+/// ended only when its worker was told to stop it long enough before, by the clock of this process.
+#[derive(Default)]
+struct TimeLimits {
+    judge: OnceLock<JudgeOfClock>,
+    told: Mutex<HashMap<(JobId, AttemptToken), Instant>>,
+}
+
+impl std::fmt::Debug for TimeLimits {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("TimeLimits")
+    }
+}
+
+impl TimeLimits {
+    fn judge(&self, reading: Option<&Reading>) -> ClockTrust {
+        match (self.judge.get(), reading) {
+            (Some(judge), Some(reading)) => judge(reading),
+            _ => ClockTrust::Sure,
+        }
+    }
+
+    /// Note that a worker is told to stop an attempt. Return how long ago it was told first.
+    fn tell(&self, id: JobId, token: AttemptToken) -> Duration {
+        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        told.retain(|_, since| since.elapsed() < TOLD_FOR);
+        told.entry((id, token)).or_insert_with(Instant::now).elapsed()
     }
 }
 
@@ -156,6 +203,11 @@ impl Broker {
     #[must_use]
     pub fn polls(&self) -> Option<mpsc::UnboundedReceiver<Poll>> {
         self.polls.exit.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    /// Let attempts of workers be ended by MySQL's clock only as far as this says. The engine sets it once, at its start.
+    pub fn judge_clock_by(&self, judge: impl Fn(&Reading) -> ClockTrust + Send + Sync + 'static) {
+        let _ = self.polls.limits.judge.set(Box::new(judge));
     }
 
     /// Begin a request for jobs, and give back what did not reach the worker. Returns nothing if it is not registered.
@@ -283,14 +335,23 @@ impl Broker {
             lost: beat.lost.into_iter().collect(),
             drained: beat.drained,
         };
+        let trust = self.polls.limits.judge(beat.reading.as_ref());
         for overdue in beat.overdue {
             let id = overdue.attempt.id;
+            let Some((token, number, _)) = overdue.attempt.open.clone() else { continue };
+            if trust == ClockTrust::Doubtful {
+                continue;
+            }
+            let told_for = self.polls.limits.tell(id, token);
+            if trust != ClockTrust::Sure || told_for < TIMEOUT_GRACE {
+                beaten.cancel.insert(id);
+                continue;
+            }
             if overdue.over < TIMEOUT_GRACE {
                 beaten.cancel.insert(id);
                 continue;
             }
             let ms = overdue.timeout.as_millis();
-            let Some((token, number, _)) = overdue.attempt.open.clone() else { continue };
             let again = Again::Backoff(self.policy_of(&overdue.attempt), rand::random());
             let error = Some(format!("timed out after {ms} ms"));
             let settlement = settlement((id, token, number), Verdict::TimedOut, error, None, again);

@@ -21,6 +21,7 @@ use std::time::{Duration, Instant};
 
 use chrono::TimeDelta;
 
+use tickr_broker::ClockTrust;
 use tickr_store::{ClockStep, Reading};
 
 /// A step of MySQL's clock that is smaller than this, and smaller than a quarter of a lease, does no harm.
@@ -123,6 +124,21 @@ impl HeartbeatHistory {
     /// runner's own.
     pub(super) fn may_call_dead(&self, lease: Duration, theirs: Duration) -> bool {
         self.lock(|beats| beats.may_call_dead(Instant::now(), lease, theirs))
+    }
+
+    /// Record a reading of MySQL's clock, and return whether time limits of remote workers' attempts may follow it.
+    pub(super) fn trust_clock(&self, reading: &Reading, lease: Duration) -> ClockTrust {
+        let now = Instant::now();
+        self.lock(|beats| {
+            beats.record_clock(*reading, now, lease);
+            if beats.interrupted(now, lease) > lease.mul_f64(HARMLESS) {
+                ClockTrust::Doubtful
+            } else if beats.may_call_dead(now, lease, lease) {
+                ClockTrust::Sure
+            } else {
+                ClockTrust::Unwatched
+            }
+        })
     }
 
     /// Return whether heartbeats are answered, as far as is known.

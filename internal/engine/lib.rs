@@ -439,6 +439,8 @@ impl EngineState {
         (live, heartbeats): (Arc<LiveAttempts>, Arc<HeartbeatHistory>),
     ) -> Self {
         let polls = broker.polls();
+        let (watched, lease) = (Arc::clone(&heartbeats), settings.lease);
+        broker.judge_clock_by(move |reading| watched.trust_clock(reading, lease));
         Self {
             store: broker.store().clone(),
             finish_keys: Arc::new(broker.store().clone()),

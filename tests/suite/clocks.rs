@@ -203,6 +203,40 @@ async fn a_clock_of_mysql_that_is_set_ahead_and_back_ends_no_attempt() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_clock_of_mysql_that_is_set_ahead_ends_no_attempt_of_a_remote_worker() {
+    let Some(library) = library().await else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let clock = Clock { file: dir.path().join("clock") };
+    clock.turn(0).unwrap();
+    let environment = clock.environment(&library);
+    let turned = |options: tickr::services::Options| {
+        environment.iter().fold(options, |options, (name, value)| options.mysql_environment(*name, value.clone()))
+    };
+    let tickr = TestApp::start_alone_as(turned, |_| {}, |_| {}).await;
+    assert_eq!(tickr.put("/v1/kinds/resize", json!({"queue": "pictures", "max_attempts": 1})).await.status, 201);
+    let worker = json!({"name": "test", "kinds": ["resize"], "slots": 1, "lease_ms": 600_000});
+    let worker = tickr.post("/v1/workers", worker).await.body["id"].as_str().unwrap().to_owned();
+    tickr.enqueue(json!({"kind": "resize", "payload": 1, "timeout_ms": 60_000})).await;
+    let fetch = json!({"slots": 1, "wait_ms": 20_000, "holding": [], "fetch_id": uuid::Uuid::now_v7()});
+    let fetched = tickr.post(&format!("/v1/workers/{worker}/fetch"), fetch).await.body;
+    let token = &fetched["jobs"][0]["token"];
+    clock.turn(120).unwrap();
+    eventually("the clock of mysql has moved", || async {
+        let now: DateTime<Utc> =
+            sqlx::query_scalar("SELECT UTC_TIMESTAMP(6)").fetch_one(&mut tickr.mysql().await).await.unwrap();
+        ((now - Utc::now()).num_seconds() > 100).then_some(())
+    })
+    .await;
+    let beaten = tickr.post(&format!("/v1/workers/{worker}/beat"), json!({"holding": [{"token": token}]})).await;
+    assert_eq!(beaten.body, json!({"cancel": [], "lost": [], "drain": false}));
+    let verdicts = json!({"verdicts": [{"token": token, "verdict": "succeeded"}]});
+    let finished = tickr.post(&format!("/v1/workers/{worker}/finish"), verdicts).await;
+    assert_eq!(finished.body["results"][0]["result"], "settled", "{:#}", finished.body);
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM attempts WHERE verdict <> 'succeeded'").await, 0);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_schedule_whose_clock_was_set_back_ticks_no_moment_twice_and_goes_on_where_it_was() {
     let Some(library) = library().await else { return };
     let dir = tempfile::tempdir().unwrap();

@@ -24,6 +24,7 @@ use crate::rows::owed::{DueJob, SUSPECT_FROM};
 use crate::runners::{LiveAttempt, job_ids};
 use crate::sql::batch::Batch;
 use crate::sql::batches::{MAX_ROWS, in_list};
+use crate::sql::clock::Reading;
 use crate::sql::cluster::{Locked, lock_in_cluster};
 use crate::sql::connection::{PriorRun, on_pool, transact};
 use crate::sql::error::{again, corrupt, is_locked_elsewhere};
@@ -154,6 +155,8 @@ pub struct WorkerBeat {
     pub lost: Vec<JobId>,
     /// Attempts that a client asked to stop.
     pub cancel_requested: Vec<JobId>,
+    /// A reading of MySQL's clock, by which these attempts have run for longer than they may.
+    pub reading: Option<Reading>,
     /// Attempts that have run for longer than they may.
     pub overdue: Vec<OverdueAttempt>,
     /// Attempts that were claimed some time ago and that it does not list: they did not reach it.
@@ -772,11 +775,13 @@ async fn beat(
     held: &[HeldAttempt],
     timeouts: &HashMap<Name, Duration>,
 ) -> Result<Option<WorkerBeat>, sqlx::Error> {
-    let sql = "SELECT lease_ms, drained_at IS NOT NULL AS drained FROM runners \
+    let sql = "SELECT lease_ms, drained_at IS NOT NULL AS drained, UTC_TIMESTAMP(6) AS moment FROM runners \
                WHERE id = ? AND via = 'http' AND stopped_at IS NULL";
+    let sent = Instant::now();
     let Some(row) = sqlx::query(sql).bind(worker.as_str()).fetch_optional(&mut *conn).await? else {
         return Ok(None);
     };
+    let reading = Reading { sent, received: Instant::now(), moment: row.try_get("moment")? };
     let lease = Duration::from_millis(u64::from(row.try_get::<u32, _>("lease_ms")?));
     let mut found = WorkerBeat { drained: row.try_get::<i64, _>("drained")? != 0, ..WorkerBeat::default() };
     let leased = Instant::now();
@@ -811,6 +816,7 @@ async fn beat(
         }
     }
     let listed: HashMap<JobId, AttemptToken> = held.iter().map(|held| (held.id, held.token)).collect();
+    found.reading = Some(reading);
     found.overdue = overdue(conn, &listed, timeouts).await?;
     let late = UNDELIVERED_AFTER.min(lease / 2);
     let (open, _) = open_of(conn, worker, None).await?;
