@@ -1860,13 +1860,17 @@ mutants() {
         'if drained || begun.repeated {' \
         remote_workers::a_suspect_is_handed_to_a_worker_that_holds_nothing_and_alone
     mutant 'worker set aside for a suspect' internal/engine/remote_workers.rs \
-        'Some(place) if matches!(self.aside, Aside::NoWorker) && !stopping => {' \
-        'Some(place) if matches!(self.aside, Aside::NoWorker) && stopping => {' \
+        'Aside::NoWorker) || self.shared.stop_fetching.is_cancelled() {' \
+        'Aside::NoWorker) || !self.shared.stop_fetching.is_cancelled() {' \
         remote_workers::a_suspect_gets_a_worker_to_itself_while_all_workers_have_jobs
     mutant 'worker set aside between two requests' internal/engine/remote_workers.rs \
         'if !tried && is_over && now < aside.until' \
         'if !tried && !is_over && now < aside.until' \
         remote_workers::a_suspect_gets_a_worker_to_itself_also_when_requests_are_shorter_than_jobs
+    mutant 'next request for a suspect' internal/engine/remote_workers.rs \
+        'self.aside = Aside::Between(SetAside { worker: None, job, until: Instant::now() + SUSPECT_PAUSE });' \
+        'self.put_off(job);' \
+        remote_workers::a_suspect_gets_a_worker_to_itself_also_when_every_request_takes_several_jobs
     mutant 'place of a suspect that was put off' internal/engine/remote_workers.rs \
         '|(until, _)| *until <= now' \
         '|(until, _)| *until > *until' \

@@ -94,9 +94,17 @@ enum Back {
 
 /// A worker that gets no other job, so that it can have a suspect once it holds nothing.
 struct SetAside {
-    worker: Arc<RunnerId>,
+    /// None: the next request that may have the suspect decides which worker it is.
+    worker: Option<Arc<RunnerId>>,
     job: DueJob,
     until: Instant,
+}
+
+impl SetAside {
+    /// Set the worker of a request aside, from now on.
+    fn of(poll: &Poll, job: DueJob) -> Self {
+        Self { worker: Some(Arc::clone(&poll.fetch.worker.id)), job, until: Instant::now() + SET_ASIDE_FOR }
+    }
 }
 
 /// Whether a worker is set aside for a suspect. There is at most one, so that the others keep the ordinary jobs going.
@@ -104,7 +112,7 @@ enum Aside {
     NoWorker,
     /// A request of the worker waits for this suspect, until the worker holds nothing.
     Asking(JobId),
-    /// The worker has no request here at this moment.
+    /// No request waits for it here at this moment.
     Between(SetAside),
 }
 
@@ -219,11 +227,12 @@ impl WaitingPolls {
         let shared = Arc::clone(&self.shared);
         let gauge = metrics::gauge!("tickr_remote_polls");
         loop {
-            while let Ok(poll) = entrance.try_recv() {
-                self.take_in(poll);
-            }
+            // A worker that was set aside may have asked again by now.
             while let Ok(back) = self.back.try_recv() {
                 self.take_back(back);
+            }
+            while let Ok(poll) = entrance.try_recv() {
+                self.take_in(poll);
             }
             self.answer_those_over().await;
             gauge.set(self.waiting.len() as f64);
@@ -322,11 +331,12 @@ impl WaitingPolls {
     fn aside_for(&mut self, poll: &Poll) -> Option<SetAside> {
         let Aside::Between(aside) = &self.aside else { return None };
         let taken = Taken { id: aside.job.id, lane: lane_of(&aside.job), kind: Some(aside.job.kind.clone()) };
-        let may_have = aside.worker == poll.fetch.worker.id || poll.idle;
+        let may_have = poll.idle || aside.worker.as_ref().is_none_or(|worker| *worker == poll.fetch.worker.id);
         if !may_have || !wants(poll, &taken) || aside.until <= Instant::now() {
             return None;
         }
         match std::mem::replace(&mut self.aside, Aside::NoWorker) {
+            Aside::Between(SetAside { worker: None, job, .. }) => Some(SetAside::of(poll, job)),
             Aside::Between(aside) => Some(aside),
             other => {
                 self.aside = other;
@@ -391,14 +401,17 @@ impl WaitingPolls {
         let able = (0..self.waiting.len()).filter(|place| wants(&self.waiting[*place], &taken));
         // By chance among equals: a worker may be busy with something long.
         let best = able.min_by_key(|place| (!self.waiting[*place].idle, rand::random::<u32>()));
-        let stopping = self.shared.stop_fetching.is_cancelled();
-        match best {
-            Some(place) if matches!(self.aside, Aside::NoWorker) && !stopping => {
-                let poll = self.waiting.remove(place);
-                let (worker, until) = (Arc::clone(&poll.fetch.worker.id), Instant::now() + SET_ASIDE_FOR);
-                self.ask_aside(poll, SetAside { worker, job, until });
-            }
-            _ => self.put_off(job),
+        if !matches!(self.aside, Aside::NoWorker) || self.shared.stop_fetching.is_cancelled() {
+            self.put_off(job);
+        } else if let Some(place) = best {
+            let poll = self.waiting.remove(place);
+            let aside = SetAside::of(&poll, job);
+            self.ask_aside(poll, aside);
+        } else {
+            // The jobs beside it have answered all requests. If every request takes several jobs, it is always so. If this
+            // process dies, or no request comes here any more, the index delivers the job a little later.
+            hide_suspect(&self.shared, job.clone(), 2 * SUSPECT_PAUSE);
+            self.aside = Aside::Between(SetAside { worker: None, job, until: Instant::now() + SUSPECT_PAUSE });
         }
     }
 
@@ -886,9 +899,10 @@ async fn claim_suspect(shared: Arc<EngineState>, back: UnboundedSender<Back>, mu
     let now = Instant::now();
     let is_over = poll.until <= now || poll.answer.is_closed();
     if !tried && is_over && now < aside.until && !shared.stop_fetching.is_cancelled() {
-        // Answered here, because on its way back the request could get another job.
-        let _ = poll.answer.send(shared.broker.delivery(&poll.fetch.worker.id, Vec::new(), false));
+        // Answered here, because on its way back the request could get another job. So could the next one of the worker,
+        // if it arrived before it is known that the worker is still set aside.
         let _ = back.send(Back::StillSetAside(aside));
+        let _ = poll.answer.send(shared.broker.delivery(&poll.fetch.worker.id, Vec::new(), false));
         return;
     }
     if !won.is_empty() {

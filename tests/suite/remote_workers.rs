@@ -1059,6 +1059,40 @@ async fn a_suspect_gets_a_worker_to_itself_also_when_requests_are_shorter_than_j
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_suspect_gets_a_worker_to_itself_also_when_every_request_takes_several_jobs() {
+    let tickr = started().await;
+    let at = tickr.app.addr();
+    let worker = Worker::register(&tickr, 4).await;
+    let suspect = tickr.enqueue(json!({"kind": "resize", "payload": 0, "delay_ms": 3_600_000})).await;
+    tickr.sql("UPDATE owed SET losses = 2, attempt = 2").await;
+    tickr.enqueue_many((0..4).map(|_| json!({"kind": "resize", "payload": 1}))).await;
+    let mut held = worker.fetch(at, 4, 20_000, &[]).await;
+    assert_eq!(tickr.post(&format!("/v1/jobs/{suspect}/run-now"), json!({})).await.status, 200);
+    until_ready(&tickr, suspect).await;
+    tickr.enqueue_many((0..250).map(|_| json!({"kind": "resize", "payload": 1}))).await;
+    // No request waits for long, and none comes while the worker has a free slot and holds jobs.
+    for round in 0.. {
+        if held.iter().any(|job| id_of(job) == suspect) {
+            break;
+        }
+        assert!(round < 30, "no worker is kept free for the suspect");
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        for job in &held {
+            assert_eq!(worker.finish(at, job, json!({"verdict": "succeeded"})).await["result"], "settled");
+        }
+        held = worker.fetch(at, 4, 200, &[]).await;
+    }
+    assert_eq!(held.len(), 1, "it runs alone");
+    assert_eq!(worker.finish(at, &held[0], json!({"verdict": "succeeded"})).await["state"], "completed");
+    while tickr.count("SELECT COUNT(*) FROM owed").await > 0 {
+        for job in &worker.fetch(at, 4, 1_000, &[]).await {
+            worker.finish(at, job, json!({"verdict": "succeeded"})).await;
+        }
+    }
+    tickr.stop_broken("the test has written losses without their attempts").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_suspect_that_was_put_off_is_tried_again_before_the_jobs_behind_it() {
     let tickr = started().await;
     let at = tickr.app.addr();
