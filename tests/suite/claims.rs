@@ -17,7 +17,7 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use crate::support::limits::set_and_wait;
-use crate::support::{Runner, TestApp, answer, eventually, http, table_prefix};
+use crate::support::{Runner, TestApp, answer, eventually, http, is_full, table_prefix};
 
 /// Configure a tickr that accepts jobs and reaps, but runs no job.
 fn bystander(config: &mut Config) {
@@ -26,15 +26,16 @@ fn bystander(config: &mut Config) {
 }
 
 /// Fill the tables with this many jobs that are due in a month. Their ids lie before, among and after those of all
-/// other jobs. They are made in the order of their ids, because rows at random places would take MySQL an hour.
-async fn far_jobs(tickr: &TestApp, count: u64) {
+/// other jobs: they are spread evenly, and the first four bytes of all of them are below `end`. They are made in the
+/// order of their ids, because rows at random places would take MySQL an hour.
+async fn far_jobs(tickr: &TestApp, count: u64, end: u64) {
     const PAGE: u64 = 100_000;
     let mut mysql = tickr.mysql().await;
     let digit = "(SELECT 0 AS d UNION ALL SELECT 1 UNION ALL SELECT 2 UNION ALL SELECT 3 UNION ALL SELECT 4 \
                  UNION ALL SELECT 5 UNION ALL SELECT 6 UNION ALL SELECT 7 UNION ALL SELECT 8 UNION ALL SELECT 9)";
     let page = format!(
         "INSERT INTO jobs (id, kind, queue, priority, max_attempts, payload, execute_at, created_at) \
-         SELECT CONCAT(UNHEX(LPAD(HEX(FLOOR((? + n) * 4294967296 / ?)), 8, '0')), UNHEX(LPAD(HEX(? + n), 24, '0'))), \
+         SELECT CONCAT(UNHEX(LPAD(HEX(FLOOR((? + n) * {end} / ?)), 8, '0')), UNHEX(LPAD(HEX(? + n), 24, '0'))), \
          'noop', 'far', 5, 5, '{{}}', UTC_TIMESTAMP(3) + INTERVAL 30 DAY, UTC_TIMESTAMP(6) FROM (SELECT a.d + 10 * b.d \
          + 100 * c.d + 1000 * e.d + 10000 * f.d AS n FROM {digit} a, {digit} b, {digit} c, {digit} e, {digit} f) places \
          WHERE ? + n < ? ORDER BY n"
@@ -58,10 +59,11 @@ async fn far_jobs(tickr: &TestApp, count: u64) {
 }
 
 /// Kill a runner with 250 open attempts behind this many jobs of next month. All attempts are lost within the lease
-/// plus five seconds.
+/// plus five seconds. The ids of these years begin with 019 and 01A, so two fifths of the jobs lie before theirs: more
+/// than the walk through all rows passes in that time.
 async fn lost_behind(far: u64) {
     let tickr = TestApp::start_with(bystander, Registry::new()).await;
-    far_jobs(&tickr, far).await;
+    far_jobs(&tickr, far, 1 << 26).await;
     let env = [("TICKR_WORKERS", "256"), ("TICKR_LEASE", "5s")];
     let mut runner = Runner::start(&tickr, &env);
     let job = json!({"kind": "sleep", "payload": {"ms": 600_000}});
@@ -85,7 +87,7 @@ async fn lost_behind(far: u64) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn attempts_of_a_killed_runner_are_found_behind_any_number_of_jobs() {
-    lost_behind(200_000).await;
+    lost_behind(if is_full() { 200_000 } else { 20_000 }).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -211,7 +213,7 @@ fn split(text: &str) -> Vec<String> {
 
 /// Rows of next month in the test of plans, and the most that a plan may read. The estimate for a page of 5,000 rows is
 /// up to twice as large, and the one for the whole index may be half of it.
-const FAR: u64 = 100_000;
+const FAR: u64 = 60_000;
 const MANY: u64 = 20_000;
 
 /// Return whether a plan reads a table as a whole, or a large part of it.
@@ -228,7 +230,7 @@ async fn no_loop_reads_the_owed_rows_as_a_whole() {
     // The log has the values of a statement only if it was on when the statement was prepared.
     let logs = ["--general-log=1", "--log-output=TABLE"];
     let tickr = TestApp::start_on_servers_with(&logs, |_| {}, bystander).await;
-    far_jobs(&tickr, FAR).await;
+    far_jobs(&tickr, FAR, 1 << 32).await;
     let mut mysql = tickr.mysql().await;
     // At its start the bystander walked through a table without rows, to its end.
     mysql.execute("TRUNCATE TABLE mysql.general_log").await.unwrap();
@@ -344,10 +346,10 @@ async fn frozen(tickr: &TestApp, freeze: impl AsyncFnOnce(&TestApp)) {
     let runner = Runner::start(tickr, &[("TICKR_WORKERS", "16"), ("TICKR_LEASE", "5s")]);
     runner.base().await;
     // The jobs become due one after the other, so that some claim is under way at every moment.
-    let job = |n: u64| json!({"kind": "noop", "max_attempts": 1, "delay_ms": n * 2});
-    let ids = tickr.enqueue_many((0..4_000).map(job)).await;
+    let job = |n: u64| json!({"kind": "noop", "max_attempts": 1, "delay_ms": n * 4});
+    let ids = tickr.enqueue_many((0..1_000).map(job)).await;
     eventually("claims are under way", || async {
-        (tickr.count("SELECT COUNT(*) FROM attempts").await > 200).then_some(())
+        (tickr.count("SELECT COUNT(*) FROM attempts").await > 100).then_some(())
     })
     .await;
     freeze(tickr).await;
@@ -426,18 +428,18 @@ async fn a_mysql_frozen_under_sixteen_callers_costs_no_single_attempt() {
                     assert_eq!((answer.status, answer.code()), (503, "store_unavailable"), "{:#}", answer.body);
                     refused += 1;
                 }
-                tokio::time::sleep(Duration::from_millis(10)).await;
+                tokio::time::sleep(Duration::from_millis(30)).await;
             }
             (accepted, refused)
         });
     }
     let ran = || journal.lock().unwrap().len();
-    eventually("the callers are under way", || async { (ran() > 200).then_some(()) }).await;
+    eventually("the callers are under way", || async { (ran() > 100).then_some(()) }).await;
     tickr.services().mysql().pause().unwrap();
     tokio::time::sleep(FROZEN).await;
     let before = ran();
     tickr.services().mysql().resume().unwrap();
-    eventually("jobs run again", || async { (ran() > before + 200).then_some(()) }).await;
+    eventually("jobs run again", || async { (ran() > before + 100).then_some(()) }).await;
     over.cancel();
     let (mut accepted, mut refused) = (BTreeSet::new(), 0);
     while let Some(caller) = callers.join_next().await {
