@@ -32,7 +32,7 @@ async fn lists(tickr: &TestApp, partition: usize) -> Vec<String> {
 async fn the_queues_are_shared_out_and_every_promise_holds() {
     let few = |config: &mut Config| {
         partitioned(config);
-        (config.workers, config.ready_high_water, config.ready_low_water) = (4, 50, 20);
+        (config.workers, config.ready_high_water, config.ready_low_water) = (4, 25, 10);
     };
     let tickr = TestApp::start_with(few, Registry::new()).await;
     until_health(&tickr, Health::Fast).await;
@@ -42,8 +42,8 @@ async fn the_queues_are_shared_out_and_every_promise_holds() {
     for queue in QUEUES {
         tickr.post(&format!("/v1/queues/{queue}/pause"), json!({})).await;
     }
-    let jobs = (0..900).map(|n| {
-        let delay_ms = if n % 2 == 0 { 0 } else { n };
+    let jobs = (0..450).map(|n| {
+        let delay_ms = if n % 2 == 0 { 0 } else { 2 * n };
         json!({"kind": "sleep", "payload": {"ms": 1}, "queue": QUEUES[n % 6], "delay_ms": delay_ms, "priority": n % 4})
     });
     tickr.enqueue_many(jobs).await;
@@ -71,7 +71,7 @@ async fn the_queues_are_shared_out_and_every_promise_holds() {
     // The whole index is made again meanwhile.
     assert_eq!(tickr.post("/v1/index/rebuild", json!({})).await.status, 202);
     tickr.until_idle().await;
-    tickr.assert_each_ran_once(900).await;
+    tickr.assert_each_ran_once(450).await;
     let overlaps = "SELECT COUNT(*) FROM attempts a JOIN attempts b ON b.started_at < a.finished_at \
                     AND a.started_at < b.started_at JOIN jobs j ON j.id = a.job_id JOIN jobs k ON k.id = b.job_id \
                     WHERE j.queue = 'mail' AND k.queue = 'mail'";
@@ -122,16 +122,16 @@ async fn urgent_jobs_of_all_partitions_start_before_others() {
 async fn another_number_of_partitions_after_a_restart_loses_no_job_and_costs_the_bound_at_most() {
     let tickr = TestApp::start_with(partitioned, Registry::new()).await;
     until_health(&tickr, Health::Fast).await;
-    let jobs = (0..300).map(|n| json!({"kind": "noop", "queue": QUEUES[n % 6], "delay_ms": 500 + n * 20}));
+    let jobs = (0..150).map(|n| json!({"kind": "noop", "queue": QUEUES[n % 6], "delay_ms": 500 + n * 40}));
     tickr.enqueue_many(jobs).await;
     // A runner with another number: it feeds keys of its own.
     let other = tickr.another_with(|config| config.index_partitions = 1, Registry::new()).await;
-    let more = (0..100).map(|n| json!({"kind": "noop", "queue": QUEUES[n % 6], "delay_ms": n * 20}));
+    let more = (0..50).map(|n| json!({"kind": "noop", "queue": QUEUES[n % 6], "delay_ms": n * 40}));
     tickr.enqueue_many(more).await;
     tickr.until_idle().await;
     let runners = tickr.count("SELECT COUNT(DISTINCT runner) FROM attempts").await;
     assert_eq!(runners, 2, "both ran jobs");
-    tickr.assert_each_ran_once(400).await;
+    tickr.assert_each_ran_once(200).await;
     assert_late_within(&tickr, BOUND).await;
     other.stop(tokio_util::sync::CancellationToken::new()).await;
     tickr.stop().await;
@@ -141,7 +141,7 @@ async fn another_number_of_partitions_after_a_restart_loses_no_job_and_costs_the
 async fn a_lost_partition_comes_back_within_the_bound() {
     let tickr = TestApp::start_with(partitioned, Registry::new()).await;
     until_health(&tickr, Health::Fast).await;
-    let jobs = (0..400).map(|n| json!({"kind": "noop", "queue": QUEUES[n % 6], "delay_ms": 300 + n * 10}));
+    let jobs = (0..200).map(|n| json!({"kind": "noop", "queue": QUEUES[n % 6], "delay_ms": 300 + n * 20}));
     tickr.enqueue_many(jobs).await;
     let mut redis = tickr.redis().await;
     for partition in [2, 0] {
@@ -151,7 +151,7 @@ async fn a_lost_partition_comes_back_within_the_bound() {
         redis.del(keys).await.unwrap();
     }
     tickr.until_idle().await;
-    tickr.assert_each_ran_once(400).await;
+    tickr.assert_each_ran_once(200).await;
     assert_late_within(&tickr, BOUND).await;
     tickr.stop().await;
 }

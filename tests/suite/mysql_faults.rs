@@ -1,6 +1,7 @@
 //! MySQL as the source of truth: its faults under load, and the promises that hold all the same. After each test the
 //! tables are sound, and every job has run as often as it should.
 
+use std::collections::HashSet;
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -58,8 +59,13 @@ async fn load(broker: &Broker, over: &CancellationToken) -> (Vec<JobId>, usize) 
 /// the answer to their claim did not arrive.
 async fn assert_done(tickr: &TestApp, accepted: &[JobId]) -> i64 {
     tickr.until_idle().await;
+    let completed: Vec<uuid::Uuid> = sqlx::query_scalar("SELECT job_id FROM attempts WHERE end_state = 'completed'")
+        .fetch_all(&mut tickr.mysql().await)
+        .await
+        .unwrap();
+    let completed: HashSet<uuid::Uuid> = completed.into_iter().collect();
     for id in accepted {
-        assert_eq!(tickr.job(*id).await["state"], "completed", "{id}");
+        assert!(completed.contains(&id.uuid()), "{id}");
     }
     let jobs = tickr.count("SELECT COUNT(*) FROM jobs").await;
     assert_eq!(tickr.count("SELECT COUNT(*) FROM attempts WHERE verdict = 'succeeded'").await, jobs);
@@ -174,7 +180,7 @@ async fn connections_killed_one_by_one_under_load_lose_nothing_and_double_nothin
         let mut killer = tickr.mysql().await;
         let own: u64 = sqlx::query_scalar("SELECT CONNECTION_ID()").fetch_one(&mut killer).await.unwrap();
         let began = Instant::now();
-        while began.elapsed() < Duration::from_secs(3) {
+        while began.elapsed() < Duration::from_secs(2) || (killed <= 60 && began.elapsed() < DEADLINE) {
             for row in killer.fetch_all("SHOW PROCESSLIST").await.unwrap() {
                 let (id, command): (u64, String) = (number(&row), row.try_get("Command").unwrap());
                 if id != own && command != "Daemon" {
@@ -215,7 +221,7 @@ async fn answers_lost_under_load_lose_nothing_and_double_nothing() {
     let over = CancellationToken::new();
     let mut looker = behind.mysql().await;
     let lose = async {
-        while proxy.cuts() < 40 {
+        while proxy.cuts() < 20 {
             // The commits of inserts and settles, and the writes of claims, which are not committed yet.
             for text in ["COMMIT", "BEGIN;UPDATE owed FORCE INDEX"] {
                 let cuts = proxy.cuts();
@@ -602,7 +608,7 @@ async fn the_servers_own_defaults_change_nothing_and_its_limits_are_kept() {
     let batch = tickr.post("/v1/jobs/batch", json!({"jobs": small.collect::<Vec<_>>()})).await;
     assert_eq!(batch.status, 201, "{:#}", batch.body);
     let large = "\u{e4}".repeat(100_000);
-    let calls = (0..40).map(|n| {
+    let calls = (0..20).map(|n| {
         let key = (n % 4 == 0).then(|| format!("k{n}"));
         let job = json!({"kind": "noop", "payload": {"text": large}, "unique_key": key});
         tickr.post("/v1/jobs", job)
@@ -615,7 +621,7 @@ async fn the_servers_own_defaults_change_nothing_and_its_limits_are_kept() {
     let id = tickr.enqueue(odd.clone()).await;
     assert_eq!(tickr.until(id, State::Completed).await["payload"], odd["payload"]);
     tickr.until_idle().await;
-    tickr.assert_each_ran_once(541).await;
+    tickr.assert_each_ran_once(521).await;
     // Acknowledged changes were committed, so every other session sees them.
     let schedule = json!({"every_ms": 3_600_000, "kind": "noop"});
     let put = tickr.put("/v1/schedules/hourly", &schedule).await;

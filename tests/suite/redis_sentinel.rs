@@ -85,7 +85,7 @@ async fn survive(
         assert!(named.elapsed() < FOLLOWED, "{:?}", named.elapsed());
         after(group).await;
     };
-    let (jobs, ()) = tokio::join!(load(&tickr, Duration::from_millis(10), Duration::from_secs(12)), failover);
+    let (jobs, ()) = tokio::join!(load(&tickr, Duration::from_millis(25), Duration::from_secs(12)), failover);
     tickr.until_idle().await;
     tickr.assert_each_ran_once(before + jobs).await;
     assert_late_within(&tickr, BOUND).await;
@@ -183,7 +183,7 @@ async fn runners_on_both_sides_of_a_split_brain_run_each_job_once_and_in_time() 
     // MySQL.
     let far = (0..100).map(|n| json!({"kind": "noop", "queue": "far", "delay_ms": n * 50}));
     let jobs =
-        100 + tokio::join!(tickr.enqueue_many(far), load(&tickr, Duration::from_millis(10), Duration::from_secs(6))).1;
+        100 + tokio::join!(tickr.enqueue_many(far), load(&tickr, Duration::from_millis(25), Duration::from_secs(6))).1;
     assert_eq!(other.index().servers(), [name_of(&group.data[0])], "the brain is split");
     tickr.until_idle().await;
     let runners = "SELECT COUNT(DISTINCT runner) FROM attempts";
@@ -193,7 +193,7 @@ async fn runners_on_both_sides_of_a_split_brain_run_each_job_once_and_in_time() 
     let mut healed = open(&url_of(&group.data[0])).await;
     let _: () = send(&mut healed, "ACL SETUSER sentinel on").await;
     until_role(&group.data[0], "slave").await;
-    let more = load(&tickr, Duration::from_millis(10), Duration::from_secs(2)).await;
+    let more = load(&tickr, Duration::from_millis(25), Duration::from_secs(2)).await;
     tickr.until_idle().await;
     tickr.assert_each_ran_once(jobs + more).await;
     assert_late_within(&tickr, BOUND).await;
