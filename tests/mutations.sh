@@ -1487,7 +1487,7 @@ mutants() {
     mutant 'size of a statement' internal/store/sql/batches.rs \
         '(fit == 0 || total + bytes(&rows[fit]) <= most)' \
         '(fit == 0 || total + bytes(&rows[fit]) <= most.max(usize::MAX))' \
-        store::a_batch_larger_than_the_servers_packet_is_written_in_pieces
+        store::logs_and_batches_larger_than_the_servers_packet_are_written_in_pieces
     mutant 'refusals while the tables are migrated' internal/api/system/health.rs \
         'json(StatusCode::SERVICE_UNAVAILABLE, answer)
     };
@@ -1580,7 +1580,7 @@ mutants() {
     mutant 'bytes of a log in a statement' internal/store/rows/attempt_logs.rs \
         '40 + self.log.len()' \
         '40' \
-        store::five_hundred_full_logs_are_settled_by_a_server_that_takes_small_statements
+        store::logs_and_batches_larger_than_the_servers_packet_are_written_in_pieces
     mutant 'verdict without a refused log' internal/engine/executor.rs \
         'error.is_about_the_row() && settlement.log.is_some() =>' \
         'error.is_about_the_row() && settlement.log.is_some() && bare =>' \
