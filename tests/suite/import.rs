@@ -255,7 +255,7 @@ async fn a_sender_is_slowed_down_to_what_is_committed_and_read() {
                 Content-Type: application/x-ndjson\r\nContent-Length: 1000000000\r\n\r\n";
     socket.write_all(head.as_bytes()).await.unwrap();
     // Each part has one job. All other lines are refused, and the long answers to them fill the buffers soon.
-    let mut lines = vec![json!({"kind": "missing"}); 499];
+    let mut lines = vec![json!({"kind": "missing", "payload": {"pad": "x".repeat(200)}}); 499];
     lines.extend(later(1));
     let part = bytes_of(&lines);
     let mut sent = 0;
