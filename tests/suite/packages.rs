@@ -51,8 +51,8 @@ async fn packages_of_a_stand_in(dir: &Path, name: &str) -> Option<PathBuf> {
     Some(out)
 }
 
-/// Return a folder with packages of such a program, and its parent. The tests that only read them share one: it goes with
-/// the last of them.
+/// Return a folder with packages of such a program, and its parent. The tests that only read them share one folder. It
+/// goes with the last of these tests.
 async fn shared_packages() -> Option<(Arc<tempfile::TempDir>, PathBuf)> {
     static SHARED: tokio::sync::Mutex<Weak<tempfile::TempDir>> = tokio::sync::Mutex::const_new(Weak::new());
     let mut shared = SHARED.lock().await;
