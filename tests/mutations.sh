@@ -65,7 +65,7 @@ prepare() {
 mutants() {
     mutant 'a statement that ran before is no error' internal/store/migrate/mod.rs \
         '[1050, 1060, 1061, 1826, 3822]' '[1, 2, 3, 4, 5]' \
-        migrations::a_migration_killed_two_hundred_times_is_completed_by_the_next_run
+        migrations::a_migration_killed_at_any_moment_is_completed_by_the_next_run
     mutant 'finite wait of a migration for a table' internal/store/migrate/mod.rs \
         'let turn = (1 + u64::from(turns) / 4).min(3);' 'let turn = (60 + u64::from(turns) / 4).max(3);' \
         migrations::a_migration_that_waits_for_a_snapshot_lets_settles_pass_and_says_who_is_in_the_way
@@ -1487,7 +1487,7 @@ mutants() {
     mutant 'size of a statement' internal/store/sql/batches.rs \
         '(fit == 0 || total + bytes(&rows[fit]) <= most)' \
         '(fit == 0 || total + bytes(&rows[fit]) <= most.max(usize::MAX))' \
-        store::a_batch_larger_than_the_servers_packet_is_written_in_pieces
+        store::logs_and_batches_larger_than_the_servers_packet_are_written_in_pieces
     mutant 'refusals while the tables are migrated' internal/api/system/health.rs \
         'json(StatusCode::SERVICE_UNAVAILABLE, answer)
     };
@@ -1580,7 +1580,7 @@ mutants() {
     mutant 'bytes of a log in a statement' internal/store/rows/attempt_logs.rs \
         '40 + self.log.len()' \
         '40' \
-        store::five_hundred_full_logs_are_settled_by_a_server_that_takes_small_statements
+        store::logs_and_batches_larger_than_the_servers_packet_are_written_in_pieces
     mutant 'verdict without a refused log' internal/engine/executor.rs \
         'error.is_about_the_row() && settlement.log.is_some() =>' \
         'error.is_about_the_row() && settlement.log.is_some() && bare =>' \
@@ -1783,7 +1783,7 @@ mutants() {
         '        let _ = sqlx::raw_sql(NO_COPY).execute(&mut conn).await;
 ' \
         '' \
-        migrations::writes_go_on_while_a_migration_changes_tables_of_200_000_rows
+        migrations::writes_go_on_while_a_migration_changes_large_tables
     mutant 'SQL mode of a session' internal/store/sql/connection.rs \
         "sql_mode = 'STRICT_TRANS_TABLES,ERROR_FOR_DIVISION_BY_ZERO,NO_ENGINE_SUBSTITUTION'," \
         '' \

@@ -488,9 +488,7 @@ async fn dead_letters_and_operations_are_handled_from_the_command_line() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_bulk_operation_that_is_followed_in_a_pipe_prints_lines_before_its_end() {
     let app = TestApp::start().await;
-    for _ in 0..50 {
-        app.enqueue(json!({"kind": "noop", "delay_ms": 3_600_000})).await;
-    }
+    app.enqueue_many((0..50).map(|_| json!({"kind": "noop", "delay_ms": 3_600_000}))).await;
     let args = ["operations", "start", "cancel", "--all"];
     let dry = ok(client(&app, &[&args[..], &["--dry-run"]].concat())).await;
     let rate = |out: &str| out.lines().find(|line| line.starts_with("rate ")).unwrap_or("").to_owned();

@@ -66,19 +66,19 @@ fn later(count: u64) -> Vec<Value> {
 #[tokio::test(flavor = "multi_thread")]
 async fn every_line_is_answered_in_order_and_each_job_runs_once() {
     let tickr = TestApp::start_with(|config| config.workers = 16, Registry::new()).await;
-    let imported = import(&tickr, "", None, bytes_of(&noops(2_345))).await;
+    let imported = import(&tickr, "", None, bytes_of(&noops(1_234))).await;
     assert_eq!(
         imported.end,
-        json!({"complete": true, "lines": 2_345, "accepted": 2_345, "existing": 0, "rejected": 0}),
+        json!({"complete": true, "lines": 1_234, "accepted": 1_234, "existing": 0, "rejected": 0}),
         "{:?}",
         imported.status
     );
     let numbers: Vec<u64> = imported.lines.iter().map(|line| line["line"].as_u64().unwrap()).collect();
-    assert_eq!(numbers, (1..=2_345).collect::<Vec<u64>>());
+    assert_eq!(numbers, (1..=1_234).collect::<Vec<u64>>());
     tickr.until_idle().await;
-    tickr.assert_each_ran_once(2_345).await;
-    let id = imported.lines[1_234]["id"].as_str().unwrap().parse().unwrap();
-    assert_eq!(tickr.job(id).await["payload"], json!({"n": 1_234}));
+    tickr.assert_each_ran_once(1_234).await;
+    let id = imported.lines[1_100]["id"].as_str().unwrap().parse().unwrap();
+    assert_eq!(tickr.job(id).await["payload"], json!({"n": 1_100}));
 
     let empty = import(&tickr, "", None, "\n \n").await;
     assert_eq!(empty.end, json!({"complete": true, "lines": 2, "accepted": 0, "existing": 0, "rejected": 0}));
@@ -162,7 +162,7 @@ async fn unique_keys_are_settled_line_by_line() {
 async fn an_import_that_breaks_off_anywhere_is_sent_again_and_does_nothing_twice() {
     let tickr = TestApp::start().await;
     let other = tickr.another().await;
-    let body = bytes_of(&later(3_000));
+    let body = bytes_of(&later(2_000));
     for cut in 0..12 {
         // The imports go through both runners and break off at different places. Two of three do not wait for any of
         // the answer.
@@ -186,14 +186,14 @@ async fn an_import_that_breaks_off_anywhere_is_sent_again_and_does_nothing_twice
     while whole.end["problem"]["code"] == "idempotency_in_progress" {
         whole = import(&tickr, "", Some("cut"), body.clone()).await;
     }
-    assert_eq!((&whole.end["complete"], &whole.end["accepted"]), (&json!(true), &json!(3_000)));
+    assert_eq!((&whole.end["complete"], &whole.end["accepted"]), (&json!(true), &json!(2_000)));
     assert!(whole.lines.iter().any(|line| line["replayed"] == true));
-    assert_eq!(tickr.count("SELECT COUNT(*) FROM jobs").await, 3_000);
-    assert_eq!(tickr.count("SELECT COUNT(DISTINCT payload) FROM jobs").await, 3_000);
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM jobs").await, 2_000);
+    assert_eq!(tickr.count("SELECT COUNT(DISTINCT payload) FROM jobs").await, 2_000);
     // Another body with the same idempotency key is refused, and changes nothing.
     let foreign = import(&tickr, "", Some("cut"), bytes_of(&noops(10))).await;
     assert_eq!(foreign.end["problem"]["code"], "idempotency_conflict");
-    assert_eq!(tickr.count("SELECT COUNT(*) FROM jobs").await, 3_000);
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM jobs").await, 2_000);
     tickr.assert_sound().await;
     other.stop(CancellationToken::new()).await;
     tickr.stop().await;
@@ -251,10 +251,13 @@ async fn a_sender_is_slowed_down_to_what_is_committed_and_read() {
     // The client sends without end and reads nothing of the answer. When all buffers in between are full, the runner
     // stops reading.
     let mut socket = TcpStream::connect(tickr.app.addr()).await.unwrap();
-    let head = "POST /v1/jobs/import HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/x-ndjson\r\n\
-                Content-Length: 1000000000\r\n\r\n";
+    let head = "POST /v1/jobs/import?on_error=continue HTTP/1.1\r\nHost: localhost\r\n\
+                Content-Type: application/x-ndjson\r\nContent-Length: 1000000000\r\n\r\n";
     socket.write_all(head.as_bytes()).await.unwrap();
-    let part = bytes_of(&later(500));
+    // Each part has one job. All other lines are refused, and the long answers to them fill the buffers soon.
+    let mut lines = vec![json!({"kind": "missing", "payload": {"pad": "x".repeat(200)}}); 499];
+    lines.extend(later(1));
+    let part = bytes_of(&lines);
     let mut sent = 0;
     while let Ok(done) = tokio::time::timeout(Duration::from_millis(1_500), socket.write_all(part.as_bytes())).await {
         done.unwrap();
@@ -262,7 +265,7 @@ async fn a_sender_is_slowed_down_to_what_is_committed_and_read() {
         assert!(sent < 400_000, "nothing slows the sender down");
     }
     let committed = tickr.count("SELECT COUNT(*) FROM jobs").await;
-    assert!(committed <= sent && committed % 500 == 0, "{committed} of {sent}");
+    assert!(committed > 0 && committed <= sent / 500, "{committed} parts of {sent} lines");
     // When the client reads, the import continues.
     let (mut reader, _writer) = socket.split();
     let mut heard = vec![0; 1 << 20];

@@ -270,16 +270,16 @@ async fn each_committed_row_becomes_one_job_whoever_moves_it() {
         async move {
             let mut app = tickr.mysql().await;
             let mut kept = 0;
-            for turn in 0..40_i64 {
+            for turn in 0..20_i64 {
                 let mut tx = app.begin().await.unwrap();
-                for _ in 0..5 {
+                for _ in 0..3 {
                     insert(&mut tx, Uuid::now_v7(), "noop", "{}").await;
                 }
                 if (turn + n) % 4 == 0 {
                     tx.rollback().await.unwrap();
                 } else {
                     tx.commit().await.unwrap();
-                    kept += 5;
+                    kept += 3;
                 }
             }
             kept
@@ -292,7 +292,7 @@ async fn each_committed_row_becomes_one_job_whoever_moves_it() {
         task.await.unwrap();
     }
     tickr.until_idle().await;
-    assert_eq!(kept, 8 * 30 * 5);
+    assert_eq!(kept, 8 * 15 * 3);
     tickr.assert_each_ran_once(kept).await;
     for other in others {
         other.stop(CancellationToken::new()).await;

@@ -29,7 +29,7 @@ const STALLED: Duration = Duration::from_secs(120);
 
 #[tokio::test(flavor = "multi_thread")]
 async fn rows_of_programs_in_other_languages_are_neither_lost_nor_doubled_under_kills() {
-    write(3_000, 5, 16).await;
+    write(1_500, 5, 8).await;
 }
 
 /// `TICKR_OUTBOX_ROWS=1000000 cargo test --test suite -- --ignored --nocapture outbox_writers::`

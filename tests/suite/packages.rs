@@ -8,6 +8,7 @@ use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use serde_json::Value;
@@ -50,6 +51,24 @@ async fn packages_of_a_stand_in(dir: &Path, name: &str) -> Option<PathBuf> {
     Some(out)
 }
 
+/// Return a folder with packages of such a program, and its parent. The tests that only read them share one folder. It
+/// goes with the last of these tests.
+async fn shared_packages() -> Option<(Arc<tempfile::TempDir>, PathBuf)> {
+    static SHARED: tokio::sync::Mutex<Weak<tempfile::TempDir>> = tokio::sync::Mutex::const_new(Weak::new());
+    let mut shared = SHARED.lock().await;
+    let known = shared.upgrade();
+    let dir = if let Some(dir) = known {
+        dir
+    } else {
+        let dir = Arc::new(tempfile::tempdir().unwrap());
+        packages_of_a_stand_in(dir.path(), "a").await?;
+        *shared = Arc::downgrade(&dir);
+        dir
+    };
+    let out = dir.path().join("a");
+    Some((dir, out))
+}
+
 fn file(dir: &Path, end: &str) -> PathBuf {
     let mut found = fs::read_dir(dir).unwrap_or_else(|e| panic!("{}: {e}; run `make package`", dir.display()));
     let found = found.find_map(|entry| {
@@ -61,8 +80,7 @@ fn file(dir: &Path, end: &str) -> PathBuf {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_debian_package_has_the_program_its_unit_and_no_secret_that_all_can_read() {
-    let dir = tempfile::tempdir().unwrap();
-    let Some(out) = packages_of_a_stand_in(dir.path(), "a").await else { return };
+    let Some((_dir, out)) = shared_packages().await else { return };
     let deb = file(&out, ".deb");
     let listed = ok(tool("dpkg-deb", &["--contents", deb.to_str().unwrap()])).await;
     for (mode, path) in [
@@ -92,8 +110,7 @@ async fn the_debian_package_has_the_program_its_unit_and_no_secret_that_all_can_
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_same_sources_and_binary_make_the_same_packages() {
-    let dir = tempfile::tempdir().unwrap();
-    let Some(first) = packages_of_a_stand_in(dir.path(), "a").await else { return };
+    let Some((dir, first)) = shared_packages().await else { return };
     // Another second, another folder.
     tokio::time::sleep(Duration::from_millis(1_100)).await;
     let second = packages_of_a_stand_in(dir.path(), "another").await.unwrap();
@@ -103,8 +120,7 @@ async fn the_same_sources_and_binary_make_the_same_packages() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_list_of_what_is_inside_has_what_the_program_uses_and_nothing_of_the_tests() {
-    let dir = tempfile::tempdir().unwrap();
-    let Some(out) = packages_of_a_stand_in(dir.path(), "a").await else { return };
+    let Some((_dir, out)) = shared_packages().await else { return };
     let list: Value = serde_json::from_str(&fs::read_to_string(file(&out, "-sbom.cdx.json")).unwrap()).unwrap();
     assert_eq!((&list["bomFormat"], &list["specVersion"]), (&"CycloneDX".into(), &"1.5".into()));
     assert_eq!(list["metadata"]["component"]["name"], "tickr");

@@ -152,8 +152,8 @@ async fn a_limit_for_each_host_holds_over_all_runners_however_the_host_is_writte
     set_and_wait(&tickr, "per-host", json!({"kind": "http", "shared_by": "host", "concurrency": 2, "overrides": own}))
         .await;
     let ways = ["127.0.0.1", "2130706433", "0x7f.1", "0177.0.0.1", "[::ffff:127.0.0.1]", "127.0.0.1."];
-    let to_one = (0..60).map(|n| one.callback_at(ways[n % ways.len()]));
-    let jobs = to_one.chain((0..60).flat_map(|_| [two.callback(), free.callback()]));
+    let to_one = (0..24).map(|n| one.callback_at(ways[n % ways.len()]));
+    let jobs = to_one.chain((0..24).flat_map(|_| [two.callback(), free.callback()]));
     for host in [&one, &two, &free] {
         host.hangs(true);
     }
@@ -167,8 +167,8 @@ async fn a_limit_for_each_host_holds_over_all_runners_however_the_host_is_writte
     }
     tickr.until_idle().await;
     assert_eq!((one.most(), two.most(), free.most()), (2, 2, 5));
-    assert_eq!((one.count(), two.count(), free.count()), (60, 60, 60));
-    tickr.assert_each_ran_once(180).await;
+    assert_eq!((one.count(), two.count(), free.count()), (24, 24, 24));
+    tickr.assert_each_ran_once(72).await;
     tickr.until_count(NO_ROWS_LEFT, 0).await;
     tickr.assert_sound().await;
     other.stop(CancellationToken::new()).await;
@@ -182,13 +182,14 @@ async fn a_rate_holds_for_each_host() {
     let (one, two) = tokio::join!(Receiver::start(Duration::ZERO), Receiver::start(Duration::ZERO));
     let rate = json!({"starts": 20, "period_ms": 1_000, "burst": 2});
     set_and_wait(&tickr, "per-host", json!({"shared_by": "host", "rate": rate})).await;
-    let ids = tickr.enqueue_many((0..60).flat_map(|_| [one.callback(), two.callback()])).await;
+    let ids = tickr.enqueue_many((0..50).flat_map(|_| [one.callback(), two.callback()])).await;
     tickr.until_idle().await;
+    let mut mysql = tickr.mysql().await;
     for (first, receiver) in [(0, &one), (1, &two)] {
         let mut starts = Vec::new();
         for id in ids.iter().skip(first).step_by(2) {
             let row = sqlx::query("SELECT started_at FROM attempts WHERE job_id = ?").bind(id.uuid());
-            let row = row.fetch_one(&mut tickr.mysql().await).await.unwrap();
+            let row = row.fetch_one(&mut mysql).await.unwrap();
             starts.push(row.get::<chrono::DateTime<chrono::Utc>, _>("started_at"));
         }
         starts.sort();
@@ -197,7 +198,7 @@ async fn a_rate_holds_for_each_host() {
         };
         let most = starts.iter().map(within).max().unwrap();
         assert!(most <= 22, "{most} starts in a second");
-        assert_eq!(receiver.count(), 60);
+        assert_eq!(receiver.count(), 50);
     }
     other.stop(CancellationToken::new()).await;
     tickr.assert_sound().await;
@@ -213,35 +214,35 @@ async fn a_host_that_hangs_holds_its_share_of_workers_and_delays_no_other() {
     sweeps().await;
     let alone = latencies(&tickr, &fast).await;
     slow.hangs(true);
-    tickr.enqueue_many((0..200).map(|_| slow.callback())).await;
+    tickr.enqueue_many((0..100).map(|_| slow.callback())).await;
     eventually("the slow host holds its share", || async { (slow.open() == 2).then_some(()) }).await;
-    tickr.until_count(PARKED, 198).await;
+    tickr.until_count(PARKED, 98).await;
     let beside = latencies(&tickr, &fast).await;
-    println!("median and p99 of 300 callbacks: {alone:?} alone, {beside:?} beside a host that hangs");
+    println!("median and longest of 90 callbacks: {alone:?} alone, {beside:?} beside a host that hangs");
     assert_eq!((slow.open(), slow.count()), (2, 2), "calls to the slow host hold two workers");
-    assert_eq!(tickr.count(PARKED).await, 198);
+    assert_eq!(tickr.count(PARKED).await, 98);
     slow.hangs(false);
     tickr.until_idle().await;
-    assert_eq!((slow.most(), slow.count()), (2, 200));
+    assert_eq!((slow.most(), slow.count()), (2, 100));
     tickr.until_count(NO_ROWS_LEFT, 0).await;
     tickr.assert_sound().await;
     tickr.stop().await;
 }
 
-/// Make 300 callbacks, three at a time, and return the median and the p99 of the times that they took by the ledger, from
-/// their due times on.
+/// Make 90 callbacks, three at a time, and return the median and the longest of the times that they took by the ledger,
+/// from their due times on.
 async fn latencies(tickr: &TestApp, receiver: &Receiver) -> [Duration; 2] {
-    let mut took: Vec<i64> = Vec::new();
-    for _ in 0..100 {
+    let (mut mysql, mut took) = (tickr.mysql().await, Vec::<i64>::new());
+    for _ in 0..30 {
         let ids = tickr.enqueue_many((0..3).map(|_| receiver.callback())).await;
         for id in ids {
             tickr.until(id, State::Completed).await;
             let sql = "SELECT TIMESTAMPDIFF(MICROSECOND, execute_at, finished_at) FROM attempts WHERE job_id = ?";
-            took.push(sqlx::query_scalar(sql).bind(id.uuid()).fetch_one(&mut tickr.mysql().await).await.unwrap());
+            took.push(sqlx::query_scalar(sql).bind(id.uuid()).fetch_one(&mut mysql).await.unwrap());
         }
     }
     took.sort_unstable();
-    [took.len() / 2, took.len() * 99 / 100].map(|at| Duration::from_micros(took[at].unsigned_abs()))
+    [took.len() / 2, took.len() - 1].map(|at| Duration::from_micros(took[at].unsigned_abs()))
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -252,7 +253,7 @@ async fn limits_by_host_by_key_and_order_keys_hold_together() {
         tokio::join!(Receiver::start(Duration::from_millis(20)), Receiver::start(Duration::from_millis(20)));
     set_and_wait(&tickr, "per-host", json!({"shared_by": "host", "concurrency": 3})).await;
     set_and_wait(&tickr, "per-tenant", json!({"concurrency": 2})).await;
-    let jobs = (0..120).map(|n: usize| {
+    let jobs = (0..72).map(|n: usize| {
         let mut job = if n.is_multiple_of(2) { one.callback() } else { two.callback() };
         match n % 3 {
             0 => job["limit_key"] = json!("tenant"),
@@ -273,7 +274,7 @@ async fn limits_by_host_by_key_and_order_keys_hold_together() {
         )
     };
     assert_eq!(tickr.count(overlaps("job_limit_keys", "limit_key")).await, 2);
-    tickr.assert_each_ran_once(120).await;
+    tickr.assert_each_ran_once(72).await;
     tickr.until_count(NO_ROWS_LEFT, 0).await;
     tickr.assert_sound().await;
     other.stop(CancellationToken::new()).await;

@@ -271,7 +271,7 @@ async fn lose(answers: usize, workers: usize) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn lost_answers_to_workers_that_live_on_burn_no_attempt_and_their_jobs_come_again_at_once() {
-    lose(200, 8).await;
+    lose(80, 8).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1211,7 +1211,7 @@ async fn while_redis_is_out_a_worker_gets_its_jobs_behind_any_number_of_jobs_of_
     tickr.services().redis().kill9().unwrap();
     tickr.redis_stays_out();
     // More than the pages that are read in a row, and no worker has their kind.
-    Owed { queue: "'pictures'", ..Owed::overdue(30_000) }.insert(&tickr, 1).await;
+    Owed { queue: "'pictures'", ..Owed::overdue(12_000) }.insert(&tickr, 1).await;
     let id = tickr.enqueue_kind("resize", json!(1)).await;
     let held = worker.fetch(tickr.app.addr(), 1, 30_000, &[]).await;
     assert_eq!(id_of(&held[0]), id);
