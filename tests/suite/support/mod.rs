@@ -81,12 +81,6 @@ pub(crate) async fn open_transactions(url: &str) -> Vec<OpenTransaction> {
     rows.into_iter().map(open).collect()
 }
 
-/// Return whether a test takes the whole size of its promise. By default it takes a smaller one that separates the same
-/// worlds: `TICKR_TEST_FULL` asks for the whole.
-pub(crate) fn is_full() -> bool {
-    std::env::var_os("TICKR_TEST_FULL").is_some()
-}
-
 /// Longest wait for an event that should come soon. It is generous, because the machine may be busy. A test that passes
 /// does not wait for it.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(30);
