@@ -145,6 +145,12 @@ pub(crate) async fn while_unavailable(call: impl AsyncFn() -> Answer) -> Answer 
     }
 }
 
+/// Return whether sizes that are promises are tested whole: `TICKR_TEST_FULL` is set. Otherwise a test takes a smaller
+/// size, in which what is broken still shows.
+pub(crate) fn is_full() -> bool {
+    std::env::var_os("TICKR_TEST_FULL").is_some()
+}
+
 /// Return an HTTP client. Its TLS implementation has to be chosen first. It trusts no authority: each client would read
 /// all authorities of the machine, and tests call plain HTTP. It uses no proxy of the environment, because all servers of
 /// tests are on this machine.
