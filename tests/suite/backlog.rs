@@ -149,9 +149,10 @@ async fn a_lost_list_comes_back_within_the_bound_behind_a_million_of_each() {
     lost_lists_come_back_behind(1_000_000).await;
 }
 
-/// Queues with long lists, and the overdue jobs in each.
+/// Queues with long lists, and the overdue jobs in each. A pass reads sixteen lanes at a time, and these have more jobs
+/// than it compares.
 const LONG_QUEUES: u32 = 20;
-const JOBS_OF_A_LONG_QUEUE: u32 = 5_300;
+const JOBS_OF_A_LONG_QUEUE: u32 = 6_300;
 /// Jobs of the list that loses one entry. It is so long that other lists are compared first.
 const JOBS_OF_THE_LIST: u32 = 2_200;
 
@@ -182,20 +183,17 @@ async fn a_lost_head_of_a_long_list_comes_back_beside_twenty_long_queues() {
     let long = long.iter().map(|name| (line(name, 5), JOBS_OF_A_LONG_QUEUE));
     until_lengths(&tickr, &long.chain([(last.clone(), JOBS_OF_THE_LIST)]).collect::<Vec<_>>()).await;
     let (mut redis, list) = (tickr.redis().await, tickr.key(&format!("ready:{}", last.as_str())));
-    let mut slowest = Duration::ZERO;
-    for _ in 0..2 {
-        // The fetcher takes from this end.
-        let head = redis.lindex(&list, -1).await.unwrap().unwrap();
-        assert_eq!(redis.lrem(&list, 1, &head).await.unwrap(), 1);
-        let lost = Instant::now();
-        let [id] = [head.parse().unwrap()];
-        until_listed(&tickr, &last, &[id]).await;
-        slowest = slowest.max(lost.elapsed());
-    }
-    println!("the head of a list of {JOBS_OF_THE_LIST} was back after {slowest:?} at most");
+    // Every lane has been compared before, so this one has no turn as a new one. The fetcher takes from this end.
+    let head = redis.lindex(&list, -1).await.unwrap().unwrap();
+    assert_eq!(redis.lrem(&list, 1, &head).await.unwrap(), 1);
+    let lost = Instant::now();
+    let [id] = [head.parse().unwrap()];
+    until_listed(&tickr, &last, &[id]).await;
+    let took = lost.elapsed();
+    println!("the head of a list of {JOBS_OF_THE_LIST} was back after {took:?}");
     // A pass compares 100,000 overdue jobs, so the long queues take two passes of at most 3.75 s, and the third has this
     // list. The rest is the second look, and a busy machine.
-    assert!(slowest < Duration::from_secs(20), "{slowest:?}");
+    assert!(took < Duration::from_secs(20), "{took:?}");
 
     // A list that is short, because its jobs would start soon, is compared first.
     let normal = line("default", 5);
