@@ -15,7 +15,7 @@ use tickr::job::{JobId, Name, Priority, State};
 use tickr::store::due_statements;
 use tokio::time::Instant;
 
-use crate::support::{Owed, TestApp, answer, draft, eventually, http};
+use crate::support::{Owed, TestApp, answer, draft, eventually, http, is_full};
 
 /// The bound of G3 for lost index entries, plus a second for a busy machine.
 const BOUND: Duration = Duration::from_secs(7);
@@ -79,12 +79,9 @@ async fn until_listed(tickr: &TestApp, line: &Lane, jobs: &[JobId]) {
 async fn enqueue_a_minute_ago(tickr: &TestApp, line: &Lane, job: serde_json::Value) -> Vec<JobId> {
     let jobs = tickr.enqueue_many((0..50).map(|_| job.clone())).await;
     until_listed(tickr, line, &jobs).await;
-    for id in &jobs {
-        let id = id.uuid().simple();
-        tickr
-            .sql(format!("UPDATE owed SET execute_at = execute_at - INTERVAL 60 SECOND WHERE id = UNHEX('{id}')"))
-            .await;
-    }
+    let ids: Vec<String> = jobs.iter().map(|id| format!("UNHEX('{}')", id.uuid().simple())).collect();
+    let ids = ids.join(",");
+    tickr.sql(format!("UPDATE owed SET execute_at = execute_at - INTERVAL 60 SECOND WHERE id IN ({ids})")).await;
     jobs
 }
 
@@ -128,10 +125,10 @@ async fn lost_lists_come_back_behind(jobs: u32) {
     let (tickr, sleeper) = start_busy_in(&["default", "mail", "narrow"], "narrow").await;
     pause(&tickr, "mail").await;
     let began = Instant::now();
-    Owed { queue: "'elsewhere'", ..Owed::overdue(jobs) }.insert(&tickr, 1).await;
-    Owed { queue: "'mail'", ..Owed::overdue(jobs) }.insert(&tickr, 2).await;
-    Owed { priority: 9, ..Owed::overdue(jobs) }.insert(&tickr, 3).await;
-    Owed { queue: "'narrow'", ..Owed::overdue(jobs) }.insert(&tickr, 4).await;
+    Owed { queue: "'elsewhere'", ..Owed::overdue(jobs) }.insert_waiting(&tickr, 1).await;
+    Owed { queue: "'mail'", ..Owed::overdue(jobs) }.insert_waiting(&tickr, 2).await;
+    Owed { priority: 9, ..Owed::overdue(jobs) }.insert_waiting(&tickr, 3).await;
+    Owed { queue: "'narrow'", ..Owed::overdue(jobs) }.insert_waiting(&tickr, 4).await;
     println!("4 x {jobs} overdue jobs were made in {:?}", began.elapsed());
     let (normal, urgent) = (line("default", 5), line("default", 1));
     let jobs = enqueue_a_minute_ago(&tickr, &normal, json!({"kind": "noop"})).await;
@@ -142,7 +139,8 @@ async fn lost_lists_come_back_behind(jobs: u32) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lost_list_comes_back_within_the_bound_behind_any_backlog() {
-    lost_lists_come_back_behind(40_000).await;
+    // More than one pass compares of a lane.
+    lost_lists_come_back_behind(21_000).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -151,11 +149,12 @@ async fn a_lost_list_comes_back_within_the_bound_behind_a_million_of_each() {
     lost_lists_come_back_behind(1_000_000).await;
 }
 
-/// Queues with long lists, and the overdue jobs in each.
+/// Queues with long lists, and the overdue jobs in each. A pass reads sixteen lanes at a time, and these have more jobs
+/// than it compares.
 const LONG_QUEUES: u32 = 20;
-const JOBS_OF_A_LONG_QUEUE: u32 = 6_000;
+const JOBS_OF_A_LONG_QUEUE: u32 = 6_300;
 /// Jobs of the list that loses one entry. It is so long that other lists are compared first.
-const JOBS_OF_THE_LIST: u32 = 2_500;
+const JOBS_OF_THE_LIST: u32 = 2_200;
 
 /// Wait until the ready list of each of these lanes has this many entries.
 async fn until_lengths(tickr: &TestApp, lines: &[(Lane, u32)]) {
@@ -178,26 +177,23 @@ async fn a_lost_head_of_a_long_list_comes_back_beside_twenty_long_queues() {
     let names: Vec<&str> = std::iter::once("default").chain(long.iter().map(String::as_str)).chain(["last"]).collect();
     let (tickr, sleeper) = start_busy(&names).await;
     let queue = format!("CONCAT('long-', n % {LONG_QUEUES})");
-    Owed { queue: &queue, ..Owed::overdue(LONG_QUEUES * JOBS_OF_A_LONG_QUEUE) }.insert(&tickr, 1).await;
-    Owed { queue: "'last'", ..Owed::overdue(JOBS_OF_THE_LIST) }.insert(&tickr, 2).await;
+    Owed { queue: &queue, ..Owed::overdue(LONG_QUEUES * JOBS_OF_A_LONG_QUEUE) }.insert_waiting(&tickr, 1).await;
+    Owed { queue: "'last'", ..Owed::overdue(JOBS_OF_THE_LIST) }.insert_waiting(&tickr, 2).await;
     let last = line("last", 5);
     let long = long.iter().map(|name| (line(name, 5), JOBS_OF_A_LONG_QUEUE));
     until_lengths(&tickr, &long.chain([(last.clone(), JOBS_OF_THE_LIST)]).collect::<Vec<_>>()).await;
     let (mut redis, list) = (tickr.redis().await, tickr.key(&format!("ready:{}", last.as_str())));
-    let mut slowest = Duration::ZERO;
-    for _ in 0..3 {
-        // The fetcher takes from this end.
-        let head = redis.lindex(&list, -1).await.unwrap().unwrap();
-        assert_eq!(redis.lrem(&list, 1, &head).await.unwrap(), 1);
-        let lost = Instant::now();
-        let [id] = [head.parse().unwrap()];
-        until_listed(&tickr, &last, &[id]).await;
-        slowest = slowest.max(lost.elapsed());
-    }
-    println!("the head of a list of {JOBS_OF_THE_LIST} was back after {slowest:?} at most");
+    // Every lane has been compared before, so this one has no turn as a new one. The fetcher takes from this end.
+    let head = redis.lindex(&list, -1).await.unwrap().unwrap();
+    assert_eq!(redis.lrem(&list, 1, &head).await.unwrap(), 1);
+    let lost = Instant::now();
+    let [id] = [head.parse().unwrap()];
+    until_listed(&tickr, &last, &[id]).await;
+    let took = lost.elapsed();
+    println!("the head of a list of {JOBS_OF_THE_LIST} was back after {took:?}");
     // A pass compares 100,000 overdue jobs, so the long queues take two passes of at most 3.75 s, and the third has this
     // list. The rest is the second look, and a busy machine.
-    assert!(slowest < Duration::from_secs(20), "{slowest:?}");
+    assert!(took < Duration::from_secs(20), "{took:?}");
 
     // A list that is short, because its jobs would start soon, is compared first.
     let normal = line("default", 5);
@@ -218,7 +214,8 @@ async fn without_redis_twenty_thousand_queue_names_in_front_delay_no_job() {
     tickr.services().redis().kill9().unwrap();
     until_health(&tickr, Health::Degraded).await;
     // The runner serves none of these queues, whose jobs were due first.
-    Owed { queue: "CONCAT('other-', n)", ..Owed::overdue(20_000) }.insert(&tickr, 1).await;
+    let others = if is_full() { 20_000 } else { 5_000 };
+    Owed { queue: "CONCAT('other-', n)", ..Owed::overdue(others) }.insert_waiting(&tickr, 1).await;
     let broker = tickr.app.broker();
     let (mut ticks, mut jobs) = (tokio::time::interval(SPACING), 0);
     let began = Instant::now();
@@ -231,7 +228,7 @@ async fn without_redis_twenty_thousand_queue_names_in_front_delay_no_job() {
     }
     tickr.until_count(ENDED, jobs).await;
     let (p90, worst) = lateness(&tickr, "").await;
-    println!("{jobs} jobs behind 20,000 queue names, late by p90 {p90} ms, at worst {worst} ms");
+    println!("{jobs} jobs behind {others} queue names, late by p90 {p90} ms, at worst {worst} ms");
     assert!(p90 < MAX_LATE_MS && worst < MAX_WORST_MS, "{p90} ms late, at worst {worst} ms");
     assert_eq!(tickr.count("SELECT COUNT(*) FROM owed WHERE queue NOT LIKE 'other-%'").await, 0);
     Owed::remove(&tickr).await;
@@ -268,7 +265,8 @@ async fn a_lost_list_comes_back_within_the_bound_beside_twenty_thousand_queue_na
     let served: Vec<String> = (0..200).map(|n| format!("tenant-{n}")).collect();
     let served: Vec<&str> = std::iter::once("default").chain(served.iter().map(String::as_str)).collect();
     let (tickr, sleeper) = start_busy(&served).await;
-    Owed { queue: "CONCAT('tenant-', n)", ..Owed::overdue(20_000) }.insert(&tickr, 1).await;
+    let queues = if is_full() { 20_000 } else { 4_000 };
+    Owed { queue: "CONCAT('tenant-', n)", ..Owed::overdue(queues) }.insert_waiting(&tickr, 1).await;
     let (normal, tenant) = (line("default", 5), line("tenant-150", 5));
     let jobs = enqueue_a_minute_ago(&tickr, &normal, json!({"kind": "noop"})).await;
     let others = enqueue_a_minute_ago(&tickr, &tenant, json!({"kind": "noop", "queue": "tenant-150"})).await;
@@ -356,8 +354,9 @@ async fn without_redis_a_limited_and_a_paused_backlog_in_front_delay_no_other_qu
     pause(&tickr, "mail").await;
     tickr.services().redis().kill9().unwrap();
     until_health(&tickr, Health::Degraded).await;
-    Owed { queue: "'narrow'", ..Owed::overdue(300_000) }.insert(&tickr, 1).await;
-    Owed { queue: "'mail'", ..Owed::overdue(100_000) }.insert(&tickr, 2).await;
+    let (limited, paused) = if is_full() { (300_000, 100_000) } else { (60_000, 20_000) };
+    Owed { queue: "'narrow'", ..Owed::overdue(limited) }.insert(&tickr, 1).await;
+    Owed { queue: "'mail'", ..Owed::overdue(paused) }.insert_waiting(&tickr, 2).await;
     let broker = tickr.app.broker();
     let (mut ticks, mut jobs) = (tokio::time::interval(SPACING), Vec::new());
     let began = Instant::now();
@@ -410,7 +409,7 @@ async fn a_row_that_cannot_be_read_costs_no_other_its_start() {
     for turn in 0..2 {
         let lose = async { tickr.redis().await.del(tickr.key("epoch")).await.map(drop).unwrap() };
         tickr.event("a rebuild", lose, |event| matches!(event, Event::Rebuilt { .. }).then_some(())).await;
-        let jobs = tickr.enqueue_many((0..100).map(|n| json!({"kind": "noop", "delay_ms": n * 20}))).await;
+        let jobs = tickr.enqueue_many((0..40).map(|n| json!({"kind": "noop", "delay_ms": n * 50}))).await;
         for id in jobs {
             tickr.until(id, State::Completed).await;
         }
@@ -436,9 +435,9 @@ async fn a_row_that_cannot_be_read_costs_no_other_its_start() {
 async fn a_look_at_due_work_reads_its_lines_and_nothing_else() {
     let tickr = TestApp::start_alone(|_| {}, |_| {}).await;
     until_health(&tickr, Health::Fast).await;
-    Owed { queue: "'elsewhere'", ..Owed::overdue(50_000) }.insert(&tickr, 1).await;
-    Owed { queue: "CONCAT('tenant-', n)", ..Owed::overdue(2_000) }.insert(&tickr, 2).await;
-    Owed { due: "UTC_TIMESTAMP(3) + INTERVAL 1 DAY", ..Owed::overdue(50_000) }.insert(&tickr, 3).await;
+    Owed { queue: "'elsewhere'", ..Owed::overdue(20_000) }.insert_waiting(&tickr, 1).await;
+    Owed { queue: "CONCAT('tenant-', n)", ..Owed::overdue(2_000) }.insert_waiting(&tickr, 2).await;
+    Owed { due: "UTC_TIMESTAMP(3) + INTERVAL 1 DAY", ..Owed::overdue(20_000) }.insert_waiting(&tickr, 3).await;
     // Check the plans with fresh statistics, and with those of an empty table, which a server may have for a while.
     for analyze in [false, true] {
         if analyze {
@@ -509,11 +508,11 @@ async fn the_loops_read_as_many_rows_with_jobs_of_next_month_as_with_none() {
     let without = rows_of_a_pass(&tickr).await;
     // Half of them are in a queue that the runner serves.
     let next_month = "UTC_TIMESTAMP(3) + INTERVAL 30 DAY";
-    Owed { due: next_month, ..Owed::overdue(20_000) }.insert(&tickr, 1).await;
-    Owed { due: next_month, queue: "'elsewhere'", ..Owed::overdue(20_000) }.insert(&tickr, 2).await;
+    Owed { due: next_month, ..Owed::overdue(8_000) }.insert_waiting(&tickr, 1).await;
+    Owed { due: next_month, queue: "'elsewhere'", ..Owed::overdue(8_000) }.insert_waiting(&tickr, 2).await;
     tickr.sql("ANALYZE TABLE owed").await;
     let with = rows_of_a_pass(&tickr).await;
-    println!("a pass read {without} rows, and {with} with 40,000 jobs of next month");
+    println!("a pass read {without} rows, and {with} with 16,000 jobs of next month");
     // A few rows more or less are those of the runner's own bookkeeping, such as its samples.
     assert!(with - without < 200, "{without} rows became {with}");
     Owed::remove(&tickr).await;

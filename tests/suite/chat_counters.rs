@@ -179,7 +179,7 @@ async fn create(callers: usize, total: usize, chats: i64) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn numbers_are_unique_and_rows_come_while_redis_forgets_and_both_servers_are_killed() {
-    create(10, 500, 5).await;
+    create(10, 250, 5).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -11,8 +11,8 @@ use tokio::task::JoinSet;
 
 use crate::support::{TestApp, connect, draft};
 
-/// Number of requests at once: five times as many as may wait.
-const CALLERS: usize = 100_000;
+/// Number of requests at once: half as many again as may wait.
+const CALLERS: usize = 30_000;
 /// So far ahead that the jobs wait during the whole test.
 const LATER_MS: u64 = 3_600_000;
 

@@ -11,7 +11,7 @@ use tickr::job::{Histogram, RunnerId, Series, SlotWidth, Span, State, Tally, Tim
 use tickr::store::{Figures, Sample};
 use tokio_util::sync::CancellationToken;
 
-use crate::support::{TestApp, answer, eventually, http};
+use crate::support::{TestApp, answer, eventually, http, is_full};
 
 const COUNTS: [&str; 4] = ["accepted", "completed", "failed", "ended"];
 const DURATIONS: [&str; 4] = ["lateness_p50_ms", "lateness_p99_ms", "run_p50_ms", "run_p99_ms"];
@@ -296,6 +296,9 @@ async fn of_any_number_of_queues_two_hundred_have_a_history_and_the_rest_share_o
     tickr.stop().await;
 }
 
+/// The bound of a chart. It is generous, for an unoptimised build on a busy machine.
+const QUICK: Duration = Duration::from_secs(1);
+
 /// The cost of a chart with ten runners of twenty queues each, which have samples in every slot that is kept.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_chart_is_read_quickly_from_full_tables() {
@@ -309,8 +312,7 @@ async fn a_chart_is_read_quickly_from_full_tables() {
         let width = i64::from(step.seconds());
         // The table has minutes for the span of a chart, which is all that a chart reads. TICKR_TEST_FULL fills it for
         // the whole retention. A few extra minutes are in the future, because filling takes time.
-        let full = std::env::var_os("TICKR_TEST_FULL").is_some();
-        let kept = if step == SlotWidth::Minute && !full { 120 } else { step.keep().num_seconds() / width };
+        let kept = if step == SlotWidth::Minute && !is_full() { 120 } else { step.keep().num_seconds() / width };
         let (ahead, now) = (240 / width + 1, step.floor(tickr.app.broker().store().clock().now()).timestamp());
         let (from, slots) = (now - kept * width, kept + ahead);
         tickr
@@ -329,7 +331,8 @@ async fn a_chart_is_read_quickly_from_full_tables() {
     for path in ["/v1/history?", "/v1/history?queue=q3&", "/v1/history/queues?"] {
         for span in Span::ALL {
             let mut took: Vec<Duration> = Vec::new();
-            for _ in 0..7 {
+            // The median of five, known as soon as three answers were quick.
+            while took.len() < 5 && took.iter().filter(|took| **took < QUICK).count() < 3 {
                 let began = Instant::now();
                 let answer = http().get(tickr.url(&format!("{path}span={span}"))).send().await.unwrap();
                 assert_eq!(answer.status(), 200);
@@ -338,13 +341,12 @@ async fn a_chart_is_read_quickly_from_full_tables() {
                 assert!(body.len() < 1 << 20, "{path}{span}: {} bytes", body.len());
             }
             took.sort_unstable();
-            slowest.insert(format!("{path}span={span}"), took[took.len() / 2]);
+            slowest.insert(format!("{path}span={span}"), took[2]);
         }
     }
     println!("{} rows, medians: {slowest:#?}", tickr.count("SELECT COUNT(*) FROM samples").await);
     let answer = history(&tickr, "span=1h&queue=q3").await;
     assert_eq!(sums(&answer, &answer["points"])[0], 60 * 60 * 10, "every step of every runner");
-    // The bound is generous, for an unoptimised build on a busy machine.
-    assert!(slowest.values().all(|took| *took < Duration::from_secs(1)), "{slowest:#?}");
+    assert!(slowest.values().all(|took| *took < QUICK), "{slowest:#?}");
     tickr.stop().await;
 }
