@@ -218,6 +218,10 @@ async fn a_seeded_fault_lights_its_check() {
     let headless = "INSERT INTO order_keys (order_key, head, tail) VALUES ('k', 1, 1) ON DUPLICATE KEY UPDATE head = 1";
     seed(Check::Order, done(), headless);
     seed(Check::Limit, waiting(), "UPDATE owed SET execute_at = '9999-12-30' WHERE id = ID");
+    let stranded = "UPDATE owed SET execute_at = '9999-12-30' WHERE id = ID; \
+         INSERT INTO limit_waits (job_id, limit_name, limit_key, queue, due_at) \
+         VALUES (ID, 'removed', 'k', 'default', UTC_TIMESTAMP(3))";
+    seed(Check::Limit, waiting(), stranded);
     let exceeded = "INSERT INTO limits (name, shared_by, concurrency, changed_at, changed_by) \
          VALUES ('seeded', 'key', 0, '2026-01-01', 'test'); \
          INSERT INTO limit_slots (limit_name, limit_key, job_id) VALUES ('seeded', 'k', ID)";
@@ -302,7 +306,7 @@ async fn a_seeded_fault_lights_its_check() {
         }
         redis.zrem(&scheduled, &member).await.unwrap();
         rest.sql("DELETE FROM order_keys").await;
-        rest.sql("DELETE FROM limits; DELETE FROM limit_slots; DELETE FROM limit_keys").await;
+        rest.sql("DELETE FROM limits; DELETE FROM limit_slots; DELETE FROM limit_keys; DELETE FROM limit_waits").await;
         if check == Check::Counted {
             rest.sql(sql.replace("- 100", "+ 100")).await;
         }
