@@ -50,7 +50,7 @@ pub struct VerifySettings {
     pub patience: Duration,
     /// True to repair wrong index entries.
     pub repair: bool,
-    /// Retention of ended jobs. Batches older than that may have been purged in part.
+    /// Retention of ended jobs and of the audit. Batches older than that may have been purged in part.
     pub retention: Retention,
     /// The load on the servers.
     pub pace: Pace,
@@ -462,7 +462,8 @@ struct OpenBatch {
 
 impl Batches {
     fn new(evidence: &Evidence, settings: &VerifySettings) -> Self {
-        let kept = settings.retention.shortest();
+        // Only the audit shows which jobs operators deleted, and it may be kept for less time than jobs.
+        let kept = settings.retention.shortest().min(settings.retention.audit);
         let kept = TimeDelta::from_std(kept).unwrap_or(TimeDelta::MAX / 4);
         let kept_since = evidence.at() - kept;
         Self {
