@@ -48,8 +48,8 @@ func Reject(err error) error {
 // Rejectf is Reject with a text.
 func Rejectf(format string, values ...any) error { return Reject(fmt.Errorf(format, values...)) }
 
-// Snooze returns an error that lets the job run again after this delay, without using an attempt. A job that is snoozed
-// more than a hundred times fails.
+// Snooze returns an error that lets the job run again after this delay, without using an attempt. After a hundred
+// attempts of a job that used none, each further snooze or release counts as failed and uses an attempt.
 func Snooze(delay time.Duration, why string) error {
 	return &verdictError{verdict: "snoozed", message: why, delay: &delay}
 }

@@ -593,6 +593,7 @@ pub fn retention_of(config: &Config) -> Retention {
         cancelled: config.retention_cancelled.unwrap_or(config.retention_completed),
         failed: config.retention_failed,
         discarded: config.retention_discarded,
+        audit: config.retention_audit,
         kinds: Arc::new(own.filter_map(|(name, ages)| Some((name.parse().ok()?, ages))).collect()),
     }
 }

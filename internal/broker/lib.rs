@@ -43,6 +43,7 @@ pub use outbox::OutboxPass;
 pub use remote_workers::{ClockTrust, JobDelivery, Poll, WorkerBeaten, WorkerFinish, WorkerFinished, WorkerReport};
 pub use schedules::TriggerError;
 pub use tickr_index::StreamPosition;
+pub use unique_fields::key_of_fields;
 pub use watches::{Watch, Watches};
 
 use std::collections::{HashMap, HashSet};

@@ -27,6 +27,14 @@ pub(super) fn unique_key_from(payload: &RawValue, pointers: &[String]) -> Result
     Ok(format!("fields:{:x}", digest.finalize()))
 }
 
+/// Return the unique key that these fields of a payload make, whether the job is valid or not. Return nothing if they
+/// make none: there are no fields or too many, or one leads to no value.
+#[must_use]
+pub fn key_of_fields(payload: &RawValue, pointers: &[String]) -> Option<String> {
+    let fits = (1..=MAX_UNIQUE_FIELDS).contains(&pointers.len());
+    if fits { unique_key_from(payload, pointers).ok() } else { None }
+}
+
 fn value_at<'a>(json: &'a RawValue, pointer: &str) -> Option<&'a RawValue> {
     let mut value = json;
     for token in pointer.strip_prefix('/')?.split('/') {

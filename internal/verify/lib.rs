@@ -50,7 +50,7 @@ pub struct VerifySettings {
     pub patience: Duration,
     /// True to repair wrong index entries.
     pub repair: bool,
-    /// Retention of ended jobs. Batches older than that may have been purged in part.
+    /// Retention of ended jobs and of the audit. Batches older than that may have been purged in part.
     pub retention: Retention,
     /// The load on the servers.
     pub pace: Pace,
@@ -100,6 +100,9 @@ const REAPED_WITHIN: TimeDelta = TimeDelta::seconds(5);
 /// Maximum number of long expired leases that are examined again, and the maximum time for that.
 const MAX_ABANDONED: usize = 1_000;
 const MAX_WAIT: Duration = Duration::from_secs(90);
+/// Time within which runners let go at least some of the parked jobs of a removed limit. They sweep once a second, but
+/// a sweep looks at the keys of the limits before it first.
+const LET_GO_WITHIN: Duration = Duration::from_secs(30);
 /// Maximum number of seemingly incomplete batches that are examined again.
 const MAX_TORN: usize = 10_000;
 
@@ -179,6 +182,7 @@ pub async fn verify(
     }
     drop(evidence);
     abandoned.look_again(store, settings.patience, &mut report).await?;
+    stranded(store, settings.patience, &mut report).await?;
     drift::compare(store, index, settings, &mut report).await?;
     report.elapsed = began.elapsed();
     Ok(report)
@@ -232,6 +236,24 @@ impl Abandoned {
             report.add_finding(Check::Abandoned, id, what);
         }
     }
+}
+
+/// Report the parked jobs of limits that do not exist any more. If one of them has been let go meanwhile, report none:
+/// sweeps are at work, and a removed limit may have more parked jobs than they let go in this time.
+async fn stranded(store: &Store, patience: Duration, report: &mut Report) -> Result<(), StoreError> {
+    let parked = store.stranded_jobs().await?;
+    let began = Instant::now();
+    while !parked.is_empty() && !patience.is_zero() && began.elapsed() < LET_GO_WITHIN {
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        let still = store.stranded_jobs().await?;
+        if parked.keys().any(|id| !still.contains_key(id)) {
+            return Ok(());
+        }
+    }
+    for (id, limit) in parked {
+        report.add_finding(Check::Limit, id, format!("it is parked under the limit {limit}, which does not exist"));
+    }
+    Ok(())
 }
 
 /// Report batches with missing jobs, unless the jobs were removed after their end.
@@ -440,7 +462,8 @@ struct OpenBatch {
 
 impl Batches {
     fn new(evidence: &Evidence, settings: &VerifySettings) -> Self {
-        let kept = settings.retention.shortest();
+        // Only the audit shows which jobs operators deleted, and it may be kept for less time than jobs.
+        let kept = settings.retention.shortest().min(settings.retention.audit);
         let kept = TimeDelta::from_std(kept).unwrap_or(TimeDelta::MAX / 4);
         let kept_since = evidence.at() - kept;
         Self {

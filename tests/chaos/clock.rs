@@ -2,15 +2,22 @@
 //! clock, and all monotonic clocks stay as they are.
 
 use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
 
 use tokio::process::Command;
 
 /// The clock. Processes read it from a file, again every second.
 pub(crate) struct Clock {
-    pub(crate) file: PathBuf,
+    file: PathBuf,
+    made: SystemTime,
 }
 
 impl Clock {
+    /// Make a clock with this file, which [`turn`](Self::turn) writes.
+    pub(crate) fn new(file: PathBuf) -> Self {
+        Self { file, made: SystemTime::now() }
+    }
+
     /// Make the clock wrong by this many seconds.
     pub(crate) fn turn(&self, seconds: i64) -> std::io::Result<()> {
         // The rename keeps a process from reading a half-written file.
@@ -29,9 +36,34 @@ impl Clock {
             // This correction is for an old glibc. With a newer one, every timed wait of MySQL ends at once: its threads
             // look for work all the time and take all cores.
             ("FAKETIME_FORCE_MONOTONIC_FIX", "0".into()),
-            // Shared memory would stay behind when a process is killed.
+            // Shared memory would stay behind when a process is killed. Version 0.9.10 does not know this word.
             ("FAKETIME_DISABLE_SHM", "1".into()),
         ]
+    }
+}
+
+/// Drop the clock after the processes that use it.
+impl Drop for Clock {
+    fn drop(&mut self) {
+        remove_leftovers(self.made);
+    }
+}
+
+/// Remove the shared memory of libfaketime that processes have left since this moment. A process that ends by itself
+/// removes its own, and one that is killed does not. That of living processes stays.
+pub(crate) fn remove_leftovers(since: SystemTime) {
+    // The times of files are a few milliseconds coarse.
+    let since = since - Duration::from_secs(1);
+    let Ok(objects) = std::fs::read_dir("/dev/shm") else { return };
+    for object in objects.flatten() {
+        let name = object.file_name();
+        let name = name.to_string_lossy();
+        let of = ["faketime_shm_", "sem.faketime_sem_"].into_iter().find_map(|begin| name.strip_prefix(begin));
+        let Some(pid) = of.and_then(|pid| pid.parse::<u32>().ok()) else { continue };
+        let is_new = object.metadata().and_then(|about| about.modified()).is_ok_and(|at| at >= since);
+        if is_new && !Path::new(&format!("/proc/{pid}")).exists() {
+            let _ = std::fs::remove_file(object.path());
+        }
     }
 }
 

@@ -95,7 +95,7 @@ impl Runner {
         let (orders, taken) = mpsc::channel(8);
         let own = dir.join(format!("runner{number}"));
         std::fs::create_dir_all(&own)?;
-        let clock = Clock { file: own.join("clock") };
+        let clock = Clock::new(own.join("clock"));
         clock.turn(0)?;
         let keeper = Keeper {
             number,

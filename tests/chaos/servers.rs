@@ -40,7 +40,7 @@ impl Servers {
         faketime: Option<&Path>,
     ) -> anyhow::Result<Self> {
         std::fs::create_dir_all(&dir)?;
-        let clock = faketime.map(|library| (Clock { file: dir.join("clock") }, library));
+        let clock = faketime.map(|library| (Clock::new(dir.join("clock")), library));
         let mut options = options(dir, template, durable);
         if let Some((clock, library)) = &clock {
             clock.turn(0)?;

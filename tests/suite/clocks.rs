@@ -1,7 +1,8 @@
 //! Clocks (G7): the clock of MySQL decides what is due. A runner whose own clock is hours off, and jumps while it
 //! works, starts no job early, leaves no due job waiting, and loses no lease.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
 use std::time::Duration;
 
 use chrono::{DateTime, TimeDelta, Utc};
@@ -9,10 +10,12 @@ use serde_json::{Value, json};
 use tickr::handlers::Registry;
 use tickr::job::State;
 use tickr::verify::{Check, verify};
+use tokio::io::{AsyncBufReadExt as _, BufReader};
+use tokio::process::Command;
 use tokio_util::sync::CancellationToken;
 
 use crate::support::clock::{Clock, faketime};
-use crate::support::{Runner, TestApp, answer, eventually, halted, http};
+use crate::support::{DEADLINE, Runner, TestApp, answer, eventually, halted, http};
 
 /// Return the library that turns clocks. `None` where there is none: on macOS, a preloaded library cannot replace the
 /// libraries of the system, and without a network it may not be there.
@@ -24,6 +27,31 @@ async fn library() -> Option<PathBuf> {
         println!("skipped: there is no libfaketime");
     }
     library
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_killed_process_with_a_clock_of_its_own_leaves_no_shared_memory() {
+    let Some(library) = library().await else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let clock = Clock::new(dir.path().join("clock"));
+    clock.turn(60).unwrap();
+    let mut child = Command::new("sh")
+        .args(["-c", "echo ready; read line"])
+        .envs(clock.environment(&library))
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()
+        .unwrap();
+    let pid = child.id().unwrap();
+    let mut output = BufReader::new(child.stdout.take().unwrap()).lines();
+    let line = tokio::time::timeout(DEADLINE, output.next_line()).await.unwrap().unwrap();
+    assert_eq!(line.as_deref(), Some("ready"));
+    child.kill().await.unwrap();
+    drop(clock);
+    for left in [format!("/dev/shm/faketime_shm_{pid}"), format!("/dev/shm/sem.faketime_sem_{pid}")] {
+        assert!(!Path::new(&left).exists(), "{left}");
+    }
 }
 
 /// Return jobs of every sort that depends on time, due now and over the next four seconds. By the clock of the wrong
@@ -62,7 +90,7 @@ async fn a_runner_two_hours_off_and_stepped_starts_nothing_early_and_leaves_noth
     let Some(library) = library().await else { return };
     let two_hours = TimeDelta::hours(2).num_seconds();
     let tickr = TestApp::start_with(|config| config.queues = vec!["elsewhere".into()], Registry::new()).await;
-    let clock = Clock { file: tickr.dir.path().join("clock") };
+    let clock = Clock::new(tickr.dir.path().join("clock"));
     clock.turn(two_hours).unwrap();
     let environment = clock.environment(&library);
     // The jobs that sleep must not take all workers of a runner: it would log no failure while they last.
@@ -132,7 +160,7 @@ async fn a_runner_two_hours_off_and_stepped_starts_nothing_early_and_leaves_noth
 async fn a_clock_of_mysql_that_is_set_ahead_and_back_ends_no_attempt() {
     let Some(library) = library().await else { return };
     let dir = tempfile::tempdir().unwrap();
-    let clock = Clock { file: dir.path().join("clock") };
+    let clock = Clock::new(dir.path().join("clock"));
     clock.turn(0).unwrap();
     let environment = clock.environment(&library);
     let turned = |options: tickr::services::Options| {
@@ -206,7 +234,7 @@ async fn a_clock_of_mysql_that_is_set_ahead_and_back_ends_no_attempt() {
 async fn a_clock_of_mysql_that_is_set_ahead_ends_no_attempt_of_a_remote_worker() {
     let Some(library) = library().await else { return };
     let dir = tempfile::tempdir().unwrap();
-    let clock = Clock { file: dir.path().join("clock") };
+    let clock = Clock::new(dir.path().join("clock"));
     clock.turn(0).unwrap();
     let environment = clock.environment(&library);
     let turned = |options: tickr::services::Options| {
@@ -240,7 +268,7 @@ async fn a_clock_of_mysql_that_is_set_ahead_ends_no_attempt_of_a_remote_worker()
 async fn a_schedule_whose_clock_was_set_back_ticks_no_moment_twice_and_goes_on_where_it_was() {
     let Some(library) = library().await else { return };
     let dir = tempfile::tempdir().unwrap();
-    let clock = Clock { file: dir.path().join("clock") };
+    let clock = Clock::new(dir.path().join("clock"));
     clock.turn(0).unwrap();
     let environment = clock.environment(&library);
     let turned = |options: tickr::services::Options| {
@@ -302,7 +330,7 @@ async fn a_schedule_whose_clock_was_set_back_ticks_no_moment_twice_and_goes_on_w
 async fn a_job_that_is_given_back_after_the_clock_of_mysql_was_set_back_is_due_at_once() {
     let Some(library) = library().await else { return };
     let dir = tempfile::tempdir().unwrap();
-    let clock = Clock { file: dir.path().join("clock") };
+    let clock = Clock::new(dir.path().join("clock"));
     clock.turn(0).unwrap();
     let environment = clock.environment(&library);
     let turned = |options: tickr::services::Options| {
@@ -342,7 +370,7 @@ async fn a_job_that_is_given_back_after_the_clock_of_mysql_was_set_back_is_due_a
 async fn a_runner_that_starts_after_a_step_of_the_clock_of_mysql_judges_no_other_by_it() {
     let Some(library) = library().await else { return };
     let dir = tempfile::tempdir().unwrap();
-    let clock = Clock { file: dir.path().join("clock") };
+    let clock = Clock::new(dir.path().join("clock"));
     clock.turn(0).unwrap();
     let environment = clock.environment(&library);
     let turned = |options: tickr::services::Options| {

@@ -208,6 +208,8 @@ async fn a_part_that_was_carried_out_gets_its_answer_again_when_its_lines_are_no
     declare("resize").await;
     let of = |kind: &str| json!({"kind": kind, "delay_ms": 3_600_000});
     let keyed = json!({"kind": "resize", "delay_ms": 3_600_000, "unique_key": "a", "on_conflict": "reject"});
+    let fields = json!({"kind": "resize", "payload": {"to": 1}, "delay_ms": 3_600_000, "unique_fields": ["/to"],
+        "on_conflict": "reject"});
     let cases = [
         ("", "stop", vec![of("noop"), of("resize"), of("noop")]),
         ("?on_error=continue", "continue", vec![of("noop"), of("resize"), of("noop")]),
@@ -215,13 +217,14 @@ async fn a_part_that_was_carried_out_gets_its_answer_again_when_its_lines_are_no
         ("?on_error=continue", "alone", vec![of("resize")]),
         // The second line with the unique key begins another part.
         ("?on_error=continue", "parts", vec![keyed.clone(), keyed, of("noop")]),
+        ("?on_error=continue", "fields", vec![fields.clone(), fields, of("noop")]),
     ];
     let mut first = Vec::new();
     for (query, key, lines) in &cases {
         first.push(import(&tickr, query, Some(*key), bytes_of(lines)).await);
     }
     let accepted: Vec<&Value> = first.iter().map(|imported| &imported.end["accepted"]).collect();
-    assert_eq!(accepted, [3, 3, 2, 1, 2]);
+    assert_eq!(accepted, [3, 3, 2, 1, 2, 2]);
 
     // The kind is gone, and the one that did not exist is declared.
     let gone = tickr.delete("/v1/kinds/resize").await;

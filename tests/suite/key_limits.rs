@@ -403,6 +403,32 @@ async fn parked_jobs_of_a_paused_queue_keep_no_slot_from_others() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn verify_finds_no_fault_while_the_jobs_of_a_removed_limit_are_let_go_or_their_queue_is_paused() {
+    let calls = Calls::default();
+    let queues = |config: &mut tickr::config::Config| config.queues = vec!["default".to_owned(), "mail".to_owned()];
+    let tickr = TestApp::start_with(queues, calls.registry()).await;
+    set_and_wait(&tickr, "l", json!({"concurrency": 1})).await;
+    let first = tickr.enqueue(job("a", 60_000)).await;
+    tickr.until(first, State::Executing).await;
+    let in_mail = json!({"kind": "call", "payload": {"key": "a", "ms": 1}, "limit_key": "a", "queue": "mail"});
+    let mail = tickr.enqueue(in_mail).await;
+    let second = tickr.enqueue(job("a", 1)).await;
+    tickr.until_count("SELECT COUNT(*) FROM limit_waits", 2).await;
+    assert_eq!(tickr.post("/v1/queues/mail/pause", json!({})).await.status, 200);
+    remove(&tickr, "l").await;
+    // The check most likely begins before the first sweep without the limit.
+    tickr.assert_sound().await;
+    tickr.until(second, State::Completed).await;
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM limit_waits WHERE queue = 'mail'").await, 1);
+    tickr.assert_sound().await;
+    assert_eq!(tickr.post("/v1/queues/mail/resume", json!({})).await.status, 200);
+    tickr.until(mail, State::Completed).await;
+    tickr.post(&format!("/v1/jobs/{first}/cancel"), json!({})).await;
+    tickr.until_idle().await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_slot_is_free_only_after_its_attempt_has_ended() {
     let calls = Calls::default();
     let tickr = TestApp::start_with(|config| config.workers = 16, calls.registry()).await;

@@ -307,6 +307,30 @@ async fn a_job_that_is_put_off_expires_when_the_newest_request_would() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_request_that_puts_off_a_job_without_an_expiry_does_not_write_one() {
+    let tickr = TestApp::start().await;
+    let proxy = Proxy::start(tickr.config.mysql_url().unwrap().expose()).await;
+    let through = Config::for_tests(&proxy.url(), "redis://unused");
+    let behind = tickr.another_with(|config| config.mysql_url = through.mysql_url, Registry::new()).await;
+    let job = |key: &str, delay_ms: u64, expires_in_ms: Option<u64>| {
+        json!({"kind": "noop", "unique_key": key, "on_conflict": "postpone", "delay_ms": delay_ms,
+            "expires_in_ms": expires_in_ms})
+    };
+    let (stays, expires) = (job("stays", HOUR_MS, None), job("expires", HOUR_MS, Some(9 * HOUR_MS)));
+    for first in [&stays, &expires] {
+        assert_eq!(post(&behind, first).await.status, 201);
+    }
+    // The runner repeats a transaction after a deadlock. The proxy says whether the statement came.
+    proxy.refuse("UPDATE owed SET expires_at", 1213, 1);
+    assert_eq!(post(&behind, &job("stays", 2 * HOUR_MS, None)).await.status, 200);
+    assert!(!proxy.is_through(), "the expiry of a job without one was written");
+    assert_eq!(post(&behind, &job("expires", 2 * HOUR_MS, Some(9 * HOUR_MS))).await.status, 200);
+    assert!(proxy.is_through(), "the expiry of a job with one was not written");
+    behind.stop(CancellationToken::new()).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn jobs_with_equal_fields_of_the_payload_are_one_job() {
     let tickr = TestApp::start().await;
     let job =

@@ -4,7 +4,10 @@ declare(strict_types=1);
 
 namespace Tickr;
 
-/** The job runs again later, and no attempt is used. A job may be snoozed or released a hundred times. */
+/**
+ * The job runs again later, and no attempt is used. After a hundred attempts of a job that used none, each further
+ * snooze or release counts as failed and uses an attempt.
+ */
 final class Snoozed extends Ending
 {
     /** @param int $delayMs milliseconds until the job runs again */

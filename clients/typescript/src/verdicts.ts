@@ -51,7 +51,8 @@ export class Rejected extends Verdict {
 }
 
 /**
- * The job runs again after `delayMs`, and no attempt is used. A job that is snoozed more than a hundred times fails.
+ * The job runs again after `delayMs`, and no attempt is used. After a hundred attempts of a job that used none, each
+ * further snooze or release counts as failed and uses an attempt.
  */
 export class Snoozed extends Verdict {
   readonly delayMs: number;

@@ -30,7 +30,7 @@ use crate::http::shares::RequestPermit;
 use crate::http::trace::ImportSpan;
 use crate::jobs::{NewJobBody, held_detail, prepare, unique_key_taken};
 use crate::view::Moment;
-use tickr_broker::IdempotencyKey;
+use tickr_broker::{IdempotencyKey, key_of_fields};
 use tickr_job::{Name, NewJob, OnConflict};
 use tickr_store::{
     Answer, EnqueueReceipts, EnqueueRefusal, EnqueuedJob, IdempotentOutcome, KeyHolder, LinkProblem, StoreError,
@@ -435,14 +435,11 @@ impl Import {
         };
         let on_conflict = body.on_conflict.unwrap_or(OnConflict::Return);
         // The key of a line that is not valid counts as well, so that the parts do not depend on the kinds that exist.
-        let named = body.kind.parse::<Name>().ok().zip(body.unique_key.clone());
+        let own = body.unique_key.clone().or_else(|| key_of_fields(&body.payload, &body.unique_fields));
+        let unique_key = body.kind.parse::<Name>().ok().zip(own);
         let trace = self.span.as_ref().and_then(ImportSpan::trace_context);
         let allowed = body.check_requester(&self.api, &self.asker, "");
         let job = allowed.and_then(|()| prepare(&self.api, body, "", trace, &[]));
-        let unique_key = match &job {
-            Ok(job) => job.unique_key.clone().map(|key| (job.kind.clone(), key)),
-            Err(_) => named,
-        };
         PartLine { number, digested, unique_key, on_conflict, job }
     }
 

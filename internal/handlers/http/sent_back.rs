@@ -2,11 +2,15 @@
 //!
 //! Receivers write what they echo in many ways: PHP's JSON has `\/` for a slash, others `\u0026` for an ampersand,
 //! pages `&amp;`, and forms `%2F`. So values are found in the text as it came, and in the text with its escapes undone.
+//! An answer may quote a text that quotes the request, such as JSON in a string of JSON. So the escapes of the text
+//! without escapes are undone as well, a few times.
 
 use std::ops::Range;
 
 /// Replacement for a hidden value.
 const HIDDEN: &str = "***";
+/// Most times that the escapes of a text are undone.
+const MAX_QUOTED: usize = 4;
 /// Longest reference to a character in HTML that is read, in bytes.
 const REFERENCE_BYTES: usize = 10;
 
@@ -18,9 +22,11 @@ pub(super) fn without(bytes: &[u8], values: &[String]) -> String {
         places.map(|(at, value)| at..at + value.len()).collect::<Vec<_>>()
     };
     let mut places: Vec<Range<usize>> = values.iter().flat_map(as_it_came).collect();
-    if !values.is_empty() && text.contains(['\\', '&', '%']) {
-        let plain = PlainText::of(&text);
-        places.extend(values.iter().flat_map(|value| plain.places_of(value)));
+    let mut plain = if values.is_empty() { None } else { PlainText::of(&text) };
+    for _ in 0..MAX_QUOTED {
+        let Some(found) = plain else { break };
+        places.extend(values.iter().flat_map(|value| found.places_of(value)));
+        plain = found.once_more();
     }
     places.sort_unstable_by_key(|place| place.start);
     let (mut shown, mut read) = (String::with_capacity(text.len()), 0);
@@ -44,7 +50,8 @@ struct PlainText {
 }
 
 impl PlainText {
-    fn of(original: &str) -> Self {
+    /// Undo the escapes of a text. Return nothing if it has none.
+    fn of(original: &str) -> Option<Self> {
         let (mut plain, mut at) = (Self { text: String::new(), from: Vec::new() }, 0);
         while let Some(first) = original[at..].chars().next() {
             let (char, length) = unescaped(&original[at..]).unwrap_or((first, first.len_utf8()));
@@ -53,7 +60,16 @@ impl PlainText {
             at += length;
         }
         plain.from.push(at);
-        plain
+        (plain.text != original).then_some(plain)
+    }
+
+    /// Undo the escapes that are left. Return nothing if there are none.
+    fn once_more(&self) -> Option<Self> {
+        let mut plainer = Self::of(&self.text)?;
+        for place in &mut plainer.from {
+            *place = self.from[*place];
+        }
+        Some(plainer)
     }
 
     /// Return the places of a value in the original text.
@@ -112,6 +128,24 @@ mod tests {
             "-a&b<c&gt;d\\\"e&apos;f-",
         ] {
             assert_eq!(without(text.as_bytes(), &values), "-***-", "{text}");
+        }
+    }
+
+    #[test]
+    fn a_value_is_hidden_where_an_answer_quotes_a_text_that_quotes_it() {
+        let values = ["a\"b/c&d\\e".to_owned()];
+        let quoted = |text: &str| serde_json::to_string(text).unwrap();
+        let (once, twice) = (quoted(&values[0]), quoted(&quoted(&values[0])));
+        let thrice = quoted(&twice);
+        for (text, shown) in [
+            (once.as_str(), r#""***""#),
+            (twice.as_str(), r#""\"***\"""#),
+            (thrice.as_str(), r#""\"\\\"***\\\"\"""#),
+            (r#"{"body":"{\"key\":\"a\\\"b\\/c\\u0026d\\\\e\"}"}"#, r#"{"body":"{\"key\":\"***\"}"}"#),
+            ("-a&amp;quot;b/c&amp;amp;d\\e-", "-***-"),
+            ("-a%2522b%252fc%2526d%255Ce-", "-***-"),
+        ] {
+            assert_eq!(without(text.as_bytes(), &values), shown, "{text}");
         }
     }
 

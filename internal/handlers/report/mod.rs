@@ -295,7 +295,8 @@ impl Reports {
     }
 
     /// Refuse jobs that ask for a mail, in a program that cannot send one. Otherwise they would fail after their
-    /// queries.
+    /// queries. Another program may have declared a kind `email`, but its payload need not be the one that a report
+    /// fills in, and that would show only when the follow-up is refused.
     #[must_use]
     pub fn without_mails(mut self) -> Self {
         self.mails = false;
@@ -378,7 +379,11 @@ impl Handler for Reports {
         }
         match &report.email {
             Some(_) if !self.mails => {
-                problems.push(Problem::at("/email", "needs a way to send mail: an operator sets [smtp] or outbox_dir"));
+                problems.push(Problem::at(
+                    "/email",
+                    "needs a runner that sends mails itself (an operator sets [smtp] or outbox_dir); a declared kind \
+                     email does not count",
+                ));
             }
             Some(email) => problems.extend(email.check(&self.recipients)),
             None => {}
@@ -584,6 +589,7 @@ mod tests {
         let problems = reports.check(&payload(json!({"query": "orders", "email": {"to": ["a@example.com"]}})));
         assert_eq!(problems.len(), 1, "{problems:?}");
         assert!(problems[0].pointer == "/email" && problems[0].detail.contains("outbox_dir"), "{problems:?}");
+        assert!(problems[0].detail.contains("a declared kind email does not count"), "{problems:?}");
         assert!(reports.check(&payload(json!({"query": "orders"}))).is_empty());
     }
 

@@ -17,6 +17,8 @@ pub struct Retention {
     pub failed: Duration,
     /// Retention of discarded dead letters, from the time of the discard.
     pub discarded: Duration,
+    /// Retention of the audit, which knows the jobs that operators deleted.
+    pub audit: Duration,
     /// Kinds with retention times of their own.
     pub kinds: Arc<BTreeMap<Name, KindRetention>>,
 }
@@ -33,10 +35,10 @@ pub struct KindRetention {
 }
 
 impl Retention {
-    /// Return the same retention time for all ended jobs.
+    /// Return the same retention time for all ended jobs and the audit.
     #[must_use]
     pub fn all(age: Duration) -> Self {
-        Self { completed: age, cancelled: age, failed: age, discarded: age, kinds: Arc::default() }
+        Self { completed: age, cancelled: age, failed: age, discarded: age, audit: age, kinds: Arc::default() }
     }
 
     /// Return the retention time of a job of this kind that ended in this state.

@@ -566,7 +566,7 @@ impl KeyState {
 }
 
 /// Condition on a parked job: its queue is not paused. Jobs of a paused queue would keep slots that they cannot use.
-const NOT_PAUSED: &str = "queue NOT IN (SELECT name FROM queues WHERE paused_at IS NOT NULL)";
+pub(crate) const NOT_PAUSED: &str = "queue NOT IN (SELECT name FROM queues WHERE paused_at IS NOT NULL)";
 
 /// Build the condition that a row belongs to one of these keys. The columns have the prefix `alias`.
 pub(crate) fn any_of<'a>(alias: &str, keys: &[&'a LimitKey]) -> (String, Vec<Value<'a>>) {

@@ -167,6 +167,8 @@ mod tests {
             assert!(controls >= 1 && loops >= 2 && steering >= 1 && reads >= 1, "{split:?}");
         }
         assert_eq!(PoolSizes::new(16), PoolSizes { controls: 2, loops: 5, steering: 4, reads: 5 });
+        // docs/OPERATIONS.md says from which total on a change that waits leaves a connection to the others.
+        assert_eq!([8, 9].map(|total| PoolSizes::new(total).steering), [1, 2]);
         assert_eq!(PoolSizes::new(1), PoolSizes::new(PoolSizes::LEAST));
         assert_eq!([5, 16, 1_024].map(|total| PoolSizes::new(total).searches()), [1, 4, 4]);
     }

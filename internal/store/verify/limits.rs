@@ -1,11 +1,18 @@
 //! The reads of `tickr verify` about limits by key.
 
+use std::collections::BTreeMap;
+
 use sqlx::Row;
 
-use crate::StoreError;
-use crate::rows::limits::{LimitKey, key_in, read_limits};
-use crate::sql::connection;
+use crate::rows::limits::{LimitKey, NOT_PAUSED, key_in, parked_until, read_limits};
+use crate::sql::batches::statement;
+use crate::sql::connection::{self, on_pool};
 use crate::verify::evidence::{Evidence, PAGE_LIMIT};
+use crate::{Store, StoreError};
+use tickr_job::JobId;
+
+/// Most parked jobs of one removed limit that are returned.
+const MAX_STRANDED: u32 = 1_000;
 
 impl Evidence {
     /// Return the keys of limits of which more attempts run than the limit allows, with the number of those attempts and
@@ -38,5 +45,44 @@ impl Evidence {
             Ok(exceeded)
         };
         connection::within(PAGE_LIMIT, read).await.map_err(|e| StoreError::from_driver("read the slots of limits", &e))
+    }
+}
+
+impl Store {
+    /// Return parked jobs whose limits do not exist any more, each with the name of its limit. A sweep lets them go in
+    /// the order of their keys and due times, so the first thousand jobs of each limit are returned.
+    ///
+    /// Jobs of paused queues stay parked, so they are left out. While no runner is alive nothing lets a job go, and no
+    /// job is returned.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn stranded_jobs(&self) -> Result<BTreeMap<JobId, String>, StoreError> {
+        on_pool(&self.shared.pools.reads, "read parked jobs of removed limits", |conn, _| {
+            Box::pin(async move {
+                let removed: Vec<String> = sqlx::query_scalar(
+                    "SELECT n.limit_name FROM (SELECT DISTINCT limit_name FROM limit_waits \
+                     FORCE INDEX (limit_waits_line)) n LEFT JOIN limits l ON l.name = n.limit_name \
+                     WHERE l.name IS NULL AND EXISTS (SELECT 1 FROM runners WHERE via = 'process' AND stopped_at IS NULL \
+                     AND heartbeat_at >= UTC_TIMESTAMP(6) - INTERVAL lease_ms * 1000 MICROSECOND)",
+                )
+                .fetch_all(&mut *conn)
+                .await?;
+                let sql = format!(
+                    "SELECT w.job_id FROM (SELECT job_id FROM limit_waits FORCE INDEX (limit_waits_line) \
+                     WHERE limit_name = ? AND {NOT_PAUSED} ORDER BY limit_key, due_at, job_id LIMIT {MAX_STRANDED}) w \
+                     STRAIGHT_JOIN owed o FORCE INDEX (PRIMARY) ON o.id = w.job_id AND o.execute_at = ?"
+                );
+                let mut stranded = BTreeMap::new();
+                for limit in removed {
+                    let query = statement(sql.clone()).bind(limit.clone()).bind(parked_until().naive_utc());
+                    for row in query.fetch_all(&mut *conn).await? {
+                        stranded.insert(JobId::from_uuid(row.try_get("job_id")?), limit.clone());
+                    }
+                }
+                Ok(stranded)
+            })
+        })
+        .await
     }
 }

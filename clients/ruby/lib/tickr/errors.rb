@@ -65,7 +65,8 @@ module Tickr
     def verdict = "rejected"
   end
 
-  # The job runs again later, and no attempt is used. A job may be snoozed or released a hundred times.
+  # The job runs again later, and no attempt is used. After a hundred attempts of a job that used none, each further
+  # snooze or release counts as failed and uses an attempt.
   class Snoozed < Ending
     # @param delay_ms [Integer] milliseconds until the job runs again
     def initialize(message, delay_ms:)
