@@ -746,6 +746,49 @@ async fn causes_keep_their_places_under_the_mouse_and_a_failed_reading_hides_no_
     tickr.stop().await;
 }
 
+/// The button that opened a dialog has the focus again afterwards. What it was for is done, so the list goes on.
+#[tokio::test(flavor = "multi_thread")]
+async fn causes_go_on_after_a_release_and_a_discard_whose_buttons_keep_the_focus() {
+    let Some((tickr, browser)) = begin().await else { return };
+    let strike = async |job: Value| {
+        let failed = tickr.enqueue(job).await;
+        tickr.until(failed, State::Failed).await;
+    };
+    strike(letter(&json!({"to": "nora", "fate": "returns"}))).await;
+    strike(json!({"kind": "fail", "payload": {"permanent": true}})).await;
+    let page = browser.page(&tickr.url("")).await;
+    page.visit("/dead-letters").await;
+    page.reads("live").await;
+    has_rows(&page, 2).await;
+    let before: Vec<String> = page.eval(CAUSES).await;
+    let focus = |row: usize, button: usize| {
+        format!("document.querySelectorAll('main tr[data-row]')[{row}].querySelectorAll('button')[{button}].focus()")
+    };
+
+    // By keyboard alone: the mouse is nowhere. What is released fails again, so its cause is the newest.
+    page.eval::<()>(&focus(1, 0)).await;
+    page.press("Enter").await;
+    page.reads("Release 1 dead letter of letter").await;
+    page.fill(&field("Jobs per second"), "50").await;
+    page.press("Enter").await;
+    page.reads("Release has begun").await;
+    page.until("the cause that failed again is the first", &format!("{CAUSES}[0] === '{}'", before[1])).await;
+    page.reads_not("new cause").await;
+
+    page.eval::<()>(&focus(1, 1)).await;
+    page.press("Enter").await;
+    page.fill(&field("Reason"), "known").await;
+    let ready = "document.querySelector('dialog[open] button[type=submit]').disabled === false";
+    page.until("it can be asked for", ready).await;
+    page.press("Enter").await;
+    page.reads("Discard has begun").await;
+    has_rows(&page, 1).await;
+    assert_eq!(page.eval::<Vec<String>>(CAUSES).await, before[1..]);
+    page.assert_calm();
+    drop(page);
+    tickr.stop().await;
+}
+
 /// Return the filter of a bulk operation, without the moment of its request.
 async fn filter_of(tickr: &TestApp, id: &str) -> Value {
     let mut operation = tickr.get(&format!("/v1/operations/{id}")).await.body;
