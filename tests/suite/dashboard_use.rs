@@ -687,6 +687,51 @@ async fn tabs_share_one_stream_of_events_and_the_next_one_takes_it_over() {
     tickr.stop().await;
 }
 
+/// The tab that leads may be silent for a while. Then another one reads a stream of its own, until it is heard again.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_tab_that_heard_nothing_shares_the_stream_again_once_the_others_are_heard() {
+    let Some((tickr, browser)) = begin().await else { return };
+    let first = browser.page(&tickr.url("")).await;
+    first.visit("/jobs").await;
+    first.reads("live").await;
+    let second = first.beside().await;
+    second.visit("/jobs").await;
+    second.reads("live").await;
+    let streams = || (first.under_way("/v1/events"), second.under_way("/v1/events"));
+    assert_eq!(streams(), (1, 0));
+
+    let mute = "void (window.spoken = BroadcastChannel.prototype.postMessage, \
+                BroadcastChannel.prototype.postMessage = () => {})";
+    first.eval::<()>(mute).await;
+    // The second tab, which is hidden for a moment, gives up soon this once. It looks again after a second each time.
+    second
+        .eval::<()>(
+            "void (window.deaf = 1, window.plainTimeout = setTimeout, \
+             window.setTimeout = (act, ms, ...rest) => \
+                 plainTimeout(act, ms === 40000 && window.deaf-- > 0 ? 300 : ms > 50000 ? 1000 : ms, ...rest), \
+             Object.defineProperty(document, 'hidden', {configurable: true, get: () => window.veiled}), \
+             window.veiled = true, document.dispatchEvent(new Event('visibilitychange')))",
+        )
+        .await;
+    second.until("it is hidden", "document.querySelector('[title^=\"Paused while\"]') !== null").await;
+    second.eval::<()>("void (window.veiled = false, document.dispatchEvent(new Event('visibilitychange')))").await;
+    eventually("the second tab reads a stream of its own", || async { (streams() == (1, 1)).then_some(()) }).await;
+    second.reads("live").await;
+
+    first.eval::<()>("void (BroadcastChannel.prototype.postMessage = window.spoken)").await;
+    eventually("the second tab hears the first one", || async {
+        // Between two streams it has none either, but is not live.
+        let shares = streams() == (1, 0) && second.eval::<bool>("__eye.reads('live')").await && streams() == (1, 0);
+        shares.then_some(())
+    })
+    .await;
+    tickr.enqueue(json!({"kind": "noop", "delay_ms": 3_600_000})).await;
+    has_rows(&second, 1).await;
+    second.assert_calm();
+    drop((first, second));
+    tickr.stop().await;
+}
+
 /// Return script with the causes in their order.
 const CAUSES: &str =
     "[...document.querySelectorAll('main tr[data-fingerprint]')].map((row) => row.dataset.fingerprint)";
