@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::dashboard::{begin, letter};
 use crate::support::browser::{Browser, Page, button, field, heading, link};
-use crate::support::{Proxy, TestApp, answer, eventually, http};
+use crate::support::{Proxy, TestApp, answer, eventually, http, make_api_key};
 
 /// Return script that says how many rows the page shows.
 const ROWS: &str = "document.querySelectorAll('main tr[data-row]').length";
@@ -443,6 +443,46 @@ async fn the_overview_says_what_is_wrong_and_where_and_is_silent_otherwise() {
     page.reads_not("orphans 15 m").await;
     page.click(&link("orphans has no runner")).await;
     page.settles("/queues/orphans").await;
+    page.assert_calm();
+    drop(page);
+    tickr.stop().await;
+}
+
+/// A server that is slow to say who the user is leaves no page blank, and is asked nothing else meanwhile.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_first_visit_shows_the_frame_before_the_server_has_said_who_the_user_is() {
+    let Some((tickr, browser)) = begin().await else { return };
+    let key = make_api_key(&tickr.url(""), "", "ops", json!({"scope": "admin"})).await;
+    let page = browser.page(&tickr.url("")).await;
+    page.visit("/").await;
+    page.has(&button("Sign in")).await;
+    page.expected("401").await;
+    page.beforehand(
+        "window.named = new Promise((open) => { window.name_them = open }); window.plainFetch = fetch; \
+         window.fetch = async (path, options) => { \
+             if (String(path).includes('/v1/whoami')) await window.named; \
+             else (window.others ??= []).push(String(path)); \
+             return plainFetch(path, options); }",
+    )
+    .await;
+    let _: Value = page.eval("setTimeout(() => location.assign('/queues'), 0)").await;
+    for width in [360, 1_280] {
+        page.size(width, 900).await;
+        page.until("the frame is there", "document.querySelector('#menu a[href=\"/queues\"]') !== null").await;
+        page.until("its screen is on its way", "document.querySelector('main [aria-busy=true]') !== null").await;
+        assert!(page.overflow().await.is_empty(), "{width}");
+    }
+    page.has(&link("Queues")).await;
+    page.press("Tab").await;
+    page.until("the way to the content is first", "document.activeElement.textContent === 'Skip to content'").await;
+    let calm: bool = page.eval("document.querySelector('[role=alert], .dot.bad, .dot.warn') === null").await;
+    assert!(calm, "a frame without figures alarms its user");
+    assert_eq!(page.eval::<Vec<String>>("window.others ?? []").await, [""; 0]);
+    page.eval::<()>("void window.name_them()").await;
+    page.fill(&field("API key"), &key).await;
+    page.click(&button("Sign in")).await;
+    page.has(&heading("Queues")).await;
+    page.expected("401").await;
     page.assert_calm();
     drop(page);
     tickr.stop().await;
