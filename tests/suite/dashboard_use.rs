@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::dashboard::{begin, letter};
 use crate::support::browser::{Browser, Page, button, field, heading, link};
-use crate::support::{Proxy, TestApp, answer, eventually, http, make_api_key};
+use crate::support::{Proxy, TestApp, answer, eventually, http, lasting_addr, make_api_key};
 
 /// Return script that says how many rows the page shows.
 const ROWS: &str = "document.querySelectorAll('main tr[data-row]').length";
@@ -483,6 +483,53 @@ async fn a_first_visit_shows_the_frame_before_the_server_has_said_who_the_user_i
     page.click(&button("Sign in")).await;
     page.has(&heading("Queues")).await;
     page.expected("401").await;
+    page.assert_calm();
+    drop(page);
+    tickr.stop().await;
+}
+
+/// A host that fails is named with what an engineer on call wants to know, and leads to where its breaker is closed.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_overview_names_a_receiver_whose_breaker_is_open_and_leads_to_its_limit() {
+    let Some((tickr, browser)) = begin().await else { return };
+    let breaker = json!({"failures": 1, "pause_ms": 1_800_000, "max_pause_ms": 3_600_000});
+    let set = tickr.put("/v1/limits/per-host", json!({"kind": "http", "shared_by": "host", "breaker": breaker})).await;
+    assert_eq!(set.status, 201, "{:#}", set.body);
+    assert_eq!(tickr.get("/v1/stats").await.body["open_breakers"], json!([]));
+    // Nothing listens there.
+    let gone = lasting_addr();
+    let job = json!({"kind": "http", "payload": {"url": format!("http://{gone}/")}, "max_attempts": 1});
+    let failed = tickr.enqueue(job).await;
+    tickr.until(failed, State::Failed).await;
+    let open = eventually("its breaker is open", || async {
+        let stats = tickr.get("/v1/stats").await.body;
+        (stats["open_breakers"][0]["host"] == gone.to_string()).then(|| stats["open_breakers"].clone())
+    })
+    .await;
+    assert_eq!((open[0]["limit"].as_str(), open.as_array().unwrap().len()), (Some("per-host"), 1), "{open:#}");
+
+    let page = browser.page(&tickr.url("")).await;
+    page.visit("/").await;
+    let says = format!("calls to {gone} fail: its breaker has been open for");
+    page.until(
+        "the verdict names the host",
+        &format!("document.querySelector('#verdict')?.innerText.includes('{says}') === true"),
+    )
+    .await;
+    page.size(360, 800).await;
+    assert!(page.overflow().await.is_empty());
+    page.click(&link(&says)).await;
+    page.settles("/limits/per-host").await;
+    page.reads("could not be called").await;
+    assert!(page.overflow().await.is_empty());
+    page.eval::<()>("void (navigator.clipboard.writeText = async (text) => { window.copied = text })").await;
+    page.click(&button("Copy the error")).await;
+    page.until("it is copied", "window.copied?.includes('could not be called') === true").await;
+
+    let closed = tickr.post("/v1/limits/per-host/close-breaker", json!({"host": gone.to_string()})).await;
+    assert_eq!((closed.status, &closed.body["closed"]), (200, &json!(true)), "{:#}", closed.body);
+    page.follow("/").await;
+    page.reads_not("its breaker has been open").await;
     page.assert_calm();
     drop(page);
     tickr.stop().await;
