@@ -355,6 +355,43 @@ async fn a_release_counts_the_released_jobs_alone_and_is_the_only_one_of_its_gro
     tickr.stop().await;
 }
 
+/// The list of operations says what became of the released jobs. A count that cannot be read is no silence.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_running_release_shows_the_jobs_that_it_made_in_the_list_and_a_count_that_fails() {
+    let Some((tickr, browser)) = begin().await else { return };
+    tickr.enqueue_many((0..60).map(|_| json!({"kind": "fail", "payload": {"permanent": true}}))).await;
+    tickr.until_count("SELECT COUNT(*) FROM dead_letters", 60).await;
+    let release = json!({"action": "replay", "filter": {"kind": "fail"}, "rate": 1});
+    let release = tickr.post("/v1/operations", release).await;
+    assert_eq!(release.status, 202, "{:#}", release.body);
+    let path = format!("/operations/{}", release.body["id"].as_str().unwrap());
+    let page = browser.page(&tickr.url("")).await;
+    page.visit("/operations").await;
+    let shown = "/\\d+ released → 0 completed · [1-9]\\d* failed again/ \
+                 .test(document.querySelector('main tr [data-released]')?.innerText.replace(/\\s+/g, ' '))";
+    page.until("the jobs that it made are counted", shown).await;
+    page.size(360, 800).await;
+    assert!(page.overflow().await.is_empty());
+    page.size(1_280, 900).await;
+
+    page.eval::<()>(
+        "void (window.plainFetch = fetch, window.fetch = (path, options) => String(path).includes('/made') \
+         ? Promise.resolve(new Response('{\"code\":\"internal\",\"detail\":\"the count failed\"}', {status: 500})) \
+         : plainFetch(path, options))",
+    )
+    .await;
+    page.follow(&path).await;
+    page.reads("the count failed").await;
+    page.eval::<()>("void (window.fetch = plainFetch)").await;
+    page.reads("failed again").await;
+    page.reads_not("the count failed").await;
+    let stopped = tickr.post(&format!("/v1{path}/cancel"), json!({})).await;
+    assert_eq!(stopped.status, 200, "{:#}", stopped.body);
+    page.assert_calm();
+    drop(page);
+    tickr.stop().await;
+}
+
 /// Of requests that arrive at the same time, one begins a release, and the others name it. After its end the next one
 /// may begin.
 #[tokio::test(flavor = "multi_thread")]
