@@ -332,7 +332,7 @@ mutants() {
         'const groups = still.rows' 'const groups = latest' \
         dashboard_use::causes_keep_their_places_under_the_mouse_and_a_failed_reading_hides_no_other
     mutant 'one stream of all tabs' internal/dashboard/assets/core/live.js \
-        'let shares = Boolean(navigator.locks)' 'let shares = !navigator.locks' \
+        'const canShare = Boolean(navigator.locks)' 'const canShare = !navigator.locks' \
         dashboard_use::tabs_share_one_stream_of_events_and_the_next_one_takes_it_over
     mutant 'numbers of a failed survey' internal/dashboard/assets/pages/explorer.js \
         'last.current = null' 'last.current = found.data ?? last.current' \

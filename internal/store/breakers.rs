@@ -2,13 +2,28 @@
 
 use std::collections::BTreeSet;
 
+use sqlx::Row;
+use sqlx::mysql::MySqlRow;
+
 use crate::audit::{AuditEntry, record, was_recorded};
-use crate::rows::limits::{LimitKey, let_go};
+use crate::rows::limits::{LimitKey, key_in, let_go};
 use crate::rows::owed::DueJob;
 use crate::sql::clock::read_clock;
 use crate::sql::connection::{PriorRun, on_pool, transact};
 use crate::{Store, StoreError};
 use tickr_job::{Actor, Timestamp};
+
+/// Open breakers that one read returns.
+const MAX_OPEN: i64 = 100;
+
+/// A breaker that is open.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OpenBreaker {
+    /// The limit and the host.
+    pub key: LimitKey,
+    /// Since when it is open.
+    pub opened_at: Timestamp,
+}
 
 impl Store {
     /// Close the breaker of a host by hand. Returns the parked jobs that have a due time now, or nothing if the breaker was
@@ -55,7 +70,7 @@ impl Store {
     /// # Errors
     /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
     pub async fn open_breakers(&self) -> Result<i64, StoreError> {
-        if self.shared.limits.now().iter().all(|set| set.breaker_rule().is_none()) {
+        if !self.has_breakers() {
             return Ok(0);
         }
         on_pool(&self.shared.pools.reads, "count open breakers", |conn, _| {
@@ -69,5 +84,36 @@ impl Store {
             })
         })
         .await
+    }
+
+    /// Read the open breakers of all limits, at most 100: those whose next calls may start first. Returns none without
+    /// a statement while no limit has a breaker.
+    ///
+    /// # Errors
+    /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
+    pub async fn first_open_breakers(&self) -> Result<Vec<OpenBreaker>, StoreError> {
+        if !self.has_breakers() {
+            return Ok(Vec::new());
+        }
+        on_pool(&self.shared.pools.reads, "read open breakers", |conn, _| {
+            Box::pin(async move {
+                let found = sqlx::query(
+                    "SELECT k.limit_name, k.limit_key, k.opened_at FROM limit_keys k FORCE INDEX (limit_keys_probe) \
+                     STRAIGHT_JOIN limits l ON l.name = k.limit_name WHERE k.probe_at IS NOT NULL \
+                     AND k.opened_at IS NOT NULL AND k.failed_at >= l.breaker_since ORDER BY k.probe_at LIMIT ?",
+                );
+                let rows = found.bind(MAX_OPEN).fetch_all(conn).await?;
+                let open = |row: &MySqlRow| -> Result<OpenBreaker, sqlx::Error> {
+                    Ok(OpenBreaker { key: key_in(row)?, opened_at: row.try_get("opened_at")? })
+                };
+                rows.iter().map(open).collect()
+            })
+        })
+        .await
+    }
+
+    /// Return whether a limit has a breaker, as far as this process knows.
+    fn has_breakers(&self) -> bool {
+        self.shared.limits.now().iter().any(|set| set.breaker_rule().is_some())
     }
 }

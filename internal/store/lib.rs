@@ -101,6 +101,7 @@ pub use bench::bare::{BareClaims, BareLane};
 pub use bench::growth::Growth;
 pub use bench::links::OutboxWriter;
 pub use bench::server_counters::{CounterConnection, JobCounts, ServerCounters, StatementCounts};
+pub use breakers::OpenBreaker;
 pub use bulk::{BatchOutcome, CancelOutcome, OperationLease, ReleaseRunning};
 pub use bulk_pauses::{OperationPause, PauseOperation};
 pub use canary::CanaryTurn;

@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::dashboard::{begin, letter};
 use crate::support::browser::{Browser, Page, button, field, heading, link};
-use crate::support::{Proxy, TestApp, answer, eventually, http};
+use crate::support::{Proxy, TestApp, answer, eventually, http, lasting_addr, make_api_key};
 
 /// Return script that says how many rows the page shows.
 const ROWS: &str = "document.querySelectorAll('main tr[data-row]').length";
@@ -355,6 +355,43 @@ async fn a_release_counts_the_released_jobs_alone_and_is_the_only_one_of_its_gro
     tickr.stop().await;
 }
 
+/// The list of operations says what became of the released jobs. A count that cannot be read is no silence.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_running_release_shows_the_jobs_that_it_made_in_the_list_and_a_count_that_fails() {
+    let Some((tickr, browser)) = begin().await else { return };
+    tickr.enqueue_many((0..60).map(|_| json!({"kind": "fail", "payload": {"permanent": true}}))).await;
+    tickr.until_count("SELECT COUNT(*) FROM dead_letters", 60).await;
+    let release = json!({"action": "replay", "filter": {"kind": "fail"}, "rate": 1});
+    let release = tickr.post("/v1/operations", release).await;
+    assert_eq!(release.status, 202, "{:#}", release.body);
+    let path = format!("/operations/{}", release.body["id"].as_str().unwrap());
+    let page = browser.page(&tickr.url("")).await;
+    page.visit("/operations").await;
+    let shown = "/\\d+ released → 0 completed · [1-9]\\d* failed again/ \
+                 .test(document.querySelector('main tr [data-released]')?.innerText.replace(/\\s+/g, ' '))";
+    page.until("the jobs that it made are counted", shown).await;
+    page.size(360, 800).await;
+    assert!(page.overflow().await.is_empty());
+    page.size(1_280, 900).await;
+
+    page.eval::<()>(
+        "void (window.plainFetch = fetch, window.fetch = (path, options) => String(path).includes('/made') \
+         ? Promise.resolve(new Response('{\"code\":\"internal\",\"detail\":\"the count failed\"}', {status: 500})) \
+         : plainFetch(path, options))",
+    )
+    .await;
+    page.follow(&path).await;
+    page.reads("the count failed").await;
+    page.eval::<()>("void (window.fetch = plainFetch)").await;
+    page.reads("failed again").await;
+    page.reads_not("the count failed").await;
+    let stopped = tickr.post(&format!("/v1{path}/cancel"), json!({})).await;
+    assert_eq!(stopped.status, 200, "{:#}", stopped.body);
+    page.assert_calm();
+    drop(page);
+    tickr.stop().await;
+}
+
 /// Of requests that arrive at the same time, one begins a release, and the others name it. After its end the next one
 /// may begin.
 #[tokio::test(flavor = "multi_thread")]
@@ -443,6 +480,93 @@ async fn the_overview_says_what_is_wrong_and_where_and_is_silent_otherwise() {
     page.reads_not("orphans 15 m").await;
     page.click(&link("orphans has no runner")).await;
     page.settles("/queues/orphans").await;
+    page.assert_calm();
+    drop(page);
+    tickr.stop().await;
+}
+
+/// A server that is slow to say who the user is leaves no page blank, and is asked nothing else meanwhile.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_first_visit_shows_the_frame_before_the_server_has_said_who_the_user_is() {
+    let Some((tickr, browser)) = begin().await else { return };
+    let key = make_api_key(&tickr.url(""), "", "ops", json!({"scope": "admin"})).await;
+    let page = browser.page(&tickr.url("")).await;
+    page.visit("/").await;
+    page.has(&button("Sign in")).await;
+    page.expected("401").await;
+    page.beforehand(
+        "window.named = new Promise((open) => { window.name_them = open }); window.plainFetch = fetch; \
+         window.fetch = async (path, options) => { \
+             if (String(path).includes('/v1/whoami')) await window.named; \
+             else (window.others ??= []).push(String(path)); \
+             return plainFetch(path, options); }",
+    )
+    .await;
+    let _: Value = page.eval("setTimeout(() => location.assign('/queues'), 0)").await;
+    for width in [360, 1_280] {
+        page.size(width, 900).await;
+        page.until("the frame is there", "document.querySelector('#menu a[href=\"/queues\"]') !== null").await;
+        page.until("its screen is on its way", "document.querySelector('main [aria-busy=true]') !== null").await;
+        assert!(page.overflow().await.is_empty(), "{width}");
+    }
+    page.has(&link("Queues")).await;
+    page.press("Tab").await;
+    page.until("the way to the content is first", "document.activeElement.textContent === 'Skip to content'").await;
+    let calm: bool = page.eval("document.querySelector('[role=alert], .dot.bad, .dot.warn') === null").await;
+    assert!(calm, "a frame without figures alarms its user");
+    assert_eq!(page.eval::<Vec<String>>("window.others ?? []").await, [""; 0]);
+    page.eval::<()>("void window.name_them()").await;
+    page.fill(&field("API key"), &key).await;
+    page.click(&button("Sign in")).await;
+    page.has(&heading("Queues")).await;
+    page.expected("401").await;
+    page.assert_calm();
+    drop(page);
+    tickr.stop().await;
+}
+
+/// A host that fails is named with what an engineer on call wants to know, and leads to where its breaker is closed.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_overview_names_a_receiver_whose_breaker_is_open_and_leads_to_its_limit() {
+    let Some((tickr, browser)) = begin().await else { return };
+    let breaker = json!({"failures": 1, "pause_ms": 1_800_000, "max_pause_ms": 3_600_000});
+    let set = tickr.put("/v1/limits/per-host", json!({"kind": "http", "shared_by": "host", "breaker": breaker})).await;
+    assert_eq!(set.status, 201, "{:#}", set.body);
+    assert_eq!(tickr.get("/v1/stats").await.body["open_breakers"], json!([]));
+    // Nothing listens there.
+    let gone = lasting_addr();
+    let job = json!({"kind": "http", "payload": {"url": format!("http://{gone}/")}, "max_attempts": 1});
+    let failed = tickr.enqueue(job).await;
+    tickr.until(failed, State::Failed).await;
+    let open = eventually("its breaker is open", || async {
+        let stats = tickr.get("/v1/stats").await.body;
+        (stats["open_breakers"][0]["host"] == gone.to_string()).then(|| stats["open_breakers"].clone())
+    })
+    .await;
+    assert_eq!((open[0]["limit"].as_str(), open.as_array().unwrap().len()), (Some("per-host"), 1), "{open:#}");
+
+    let page = browser.page(&tickr.url("")).await;
+    page.visit("/").await;
+    let says = format!("calls to {gone} fail: its breaker has been open for");
+    page.until(
+        "the verdict names the host",
+        &format!("document.querySelector('#verdict')?.innerText.includes('{says}') === true"),
+    )
+    .await;
+    page.size(360, 800).await;
+    assert!(page.overflow().await.is_empty());
+    page.click(&link(&says)).await;
+    page.settles("/limits/per-host").await;
+    page.reads("could not be called").await;
+    assert!(page.overflow().await.is_empty());
+    page.eval::<()>("void (navigator.clipboard.writeText = async (text) => { window.copied = text })").await;
+    page.click(&button("Copy the error")).await;
+    page.until("it is copied", "window.copied?.includes('could not be called') === true").await;
+
+    let closed = tickr.post("/v1/limits/per-host/close-breaker", json!({"host": gone.to_string()})).await;
+    assert_eq!((closed.status, &closed.body["closed"]), (200, &json!(true)), "{:#}", closed.body);
+    page.follow("/").await;
+    page.reads_not("its breaker has been open").await;
     page.assert_calm();
     drop(page);
     tickr.stop().await;
@@ -695,6 +819,51 @@ async fn tabs_share_one_stream_of_events_and_the_next_one_takes_it_over() {
     tickr.stop().await;
 }
 
+/// The tab that leads may be silent for a while. Then another one reads a stream of its own, until it is heard again.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_tab_that_heard_nothing_shares_the_stream_again_once_the_others_are_heard() {
+    let Some((tickr, browser)) = begin().await else { return };
+    let first = browser.page(&tickr.url("")).await;
+    first.visit("/jobs").await;
+    first.reads("live").await;
+    let second = first.beside().await;
+    second.visit("/jobs").await;
+    second.reads("live").await;
+    let streams = || (first.under_way("/v1/events"), second.under_way("/v1/events"));
+    assert_eq!(streams(), (1, 0));
+
+    let mute = "void (window.spoken = BroadcastChannel.prototype.postMessage, \
+                BroadcastChannel.prototype.postMessage = () => {})";
+    first.eval::<()>(mute).await;
+    // The second tab, which is hidden for a moment, gives up soon this once. It looks again after a second each time.
+    second
+        .eval::<()>(
+            "void (window.deaf = 1, window.plainTimeout = setTimeout, \
+             window.setTimeout = (act, ms, ...rest) => \
+                 plainTimeout(act, ms === 40000 && window.deaf-- > 0 ? 300 : ms > 50000 ? 1000 : ms, ...rest), \
+             Object.defineProperty(document, 'hidden', {configurable: true, get: () => window.veiled}), \
+             window.veiled = true, document.dispatchEvent(new Event('visibilitychange')))",
+        )
+        .await;
+    second.until("it is hidden", "document.querySelector('[title^=\"Paused while\"]') !== null").await;
+    second.eval::<()>("void (window.veiled = false, document.dispatchEvent(new Event('visibilitychange')))").await;
+    eventually("the second tab reads a stream of its own", || async { (streams() == (1, 1)).then_some(()) }).await;
+    second.reads("live").await;
+
+    first.eval::<()>("void (BroadcastChannel.prototype.postMessage = window.spoken)").await;
+    eventually("the second tab hears the first one", || async {
+        // Between two streams it has none either, but is not live.
+        let shares = streams() == (1, 0) && second.eval::<bool>("__eye.reads('live')").await && streams() == (1, 0);
+        shares.then_some(())
+    })
+    .await;
+    tickr.enqueue(json!({"kind": "noop", "delay_ms": 3_600_000})).await;
+    has_rows(&second, 1).await;
+    second.assert_calm();
+    drop((first, second));
+    tickr.stop().await;
+}
+
 /// Return script with the causes in their order.
 const CAUSES: &str =
     "[...document.querySelectorAll('main tr[data-fingerprint]')].map((row) => row.dataset.fingerprint)";
@@ -749,6 +918,49 @@ async fn causes_keep_their_places_under_the_mouse_and_a_failed_reading_hides_no_
         let counted = "document.querySelector('nav[aria-label=Status] [aria-current] .num').innerText === '3'";
         page.until("the open ones are counted", counted).await;
     }
+    page.assert_calm();
+    drop(page);
+    tickr.stop().await;
+}
+
+/// The button that opened a dialog has the focus again afterwards. What it was for is done, so the list goes on.
+#[tokio::test(flavor = "multi_thread")]
+async fn causes_go_on_after_a_release_and_a_discard_whose_buttons_keep_the_focus() {
+    let Some((tickr, browser)) = begin().await else { return };
+    let strike = async |job: Value| {
+        let failed = tickr.enqueue(job).await;
+        tickr.until(failed, State::Failed).await;
+    };
+    strike(letter(&json!({"to": "nora", "fate": "returns"}))).await;
+    strike(json!({"kind": "fail", "payload": {"permanent": true}})).await;
+    let page = browser.page(&tickr.url("")).await;
+    page.visit("/dead-letters").await;
+    page.reads("live").await;
+    has_rows(&page, 2).await;
+    let before: Vec<String> = page.eval(CAUSES).await;
+    let focus = |row: usize, button: usize| {
+        format!("document.querySelectorAll('main tr[data-row]')[{row}].querySelectorAll('button')[{button}].focus()")
+    };
+
+    // By keyboard alone: the mouse is nowhere. What is released fails again, so its cause is the newest.
+    page.eval::<()>(&focus(1, 0)).await;
+    page.press("Enter").await;
+    page.reads("Release 1 dead letter of letter").await;
+    page.fill(&field("Jobs per second"), "50").await;
+    page.press("Enter").await;
+    page.reads("Release has begun").await;
+    page.until("the cause that failed again is the first", &format!("{CAUSES}[0] === '{}'", before[1])).await;
+    page.reads_not("new cause").await;
+
+    page.eval::<()>(&focus(1, 1)).await;
+    page.press("Enter").await;
+    page.fill(&field("Reason"), "known").await;
+    let ready = "document.querySelector('dialog[open] button[type=submit]').disabled === false";
+    page.until("it can be asked for", ready).await;
+    page.press("Enter").await;
+    page.reads("Discard has begun").await;
+    has_rows(&page, 1).await;
+    assert_eq!(page.eval::<Vec<String>>(CAUSES).await, before[1..]);
     page.assert_calm();
     drop(page);
     tickr.stop().await;

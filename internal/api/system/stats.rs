@@ -13,6 +13,7 @@ use crate::http::searches::run_with_seat;
 use crate::view::Moment;
 use crate::{Api, json};
 use tickr_job::{State as JobState, Timestamp};
+use tickr_store::{OpenBreaker, StoreError};
 
 /// Counts and rates.
 #[derive(Debug, Serialize, ToSchema)]
@@ -40,6 +41,25 @@ pub(crate) struct StatsAnswer {
     lateness: LatenessView,
     rates: RatesView,
     index: IndexView,
+    /// Open breakers, at most 100: those whose next calls may start first.
+    open_breakers: Vec<OpenBreakerView>,
+}
+
+/// A host to which no calls start, because its breaker is open.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct OpenBreakerView {
+    /// Limit that has the breaker.
+    limit: String,
+    host: String,
+    /// Since when it is open.
+    #[schema(value_type = String, format = DateTime)]
+    since: Moment,
+}
+
+impl From<OpenBreaker> for OpenBreakerView {
+    fn from(OpenBreaker { key, opened_at }: OpenBreaker) -> Self {
+        Self { limit: key.limit.to_string(), host: key.key, since: Moment(opened_at) }
+    }
 }
 
 /// Lateness: start − execute_at.
@@ -83,7 +103,8 @@ pub(crate) struct IndexView {
 )]
 pub(crate) async fn show(State(api): State<Api>) -> Result<Response, Problem> {
     let store = api.broker.store().clone();
-    let stats = run_with_seat(&api, async move { store.stats().await }).await?;
+    let read = async move { Ok::<_, StoreError>((store.stats().await?, store.first_open_breakers().await?)) };
+    let (stats, breakers) = run_with_seat(&api, read).await?;
     let mut states: BTreeMap<String, i64> = JobState::ALL.iter().map(|state| (state.to_string(), 0)).collect();
     let mut queues: BTreeMap<String, BTreeMap<String, i64>> = BTreeMap::new();
     for count in stats.owed.iter().chain(&stats.ended) {
@@ -126,6 +147,7 @@ pub(crate) async fn show(State(api): State<Api>) -> Result<Response, Problem> {
             ended_per_second: figures.ended_per_second,
         },
         index: IndexView { health: api.index.health().now().as_str() },
+        open_breakers: breakers.into_iter().map(Into::into).collect(),
     };
     Ok(json(StatusCode::OK, answer))
 }

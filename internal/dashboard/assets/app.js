@@ -15,7 +15,8 @@ import { SignIn } from './ui/sign-in.js';
 import { StatusBar } from './ui/status-bar.js';
 import { render } from './vendor/preact.mjs';
 
-function Screen() {
+/** The screen for the address, once the server has said `who` we are. */
+function Screen({ who }) {
   const { path } = usePlace();
   const [shown, set] = useState(null);
   const main = useRef(null);
@@ -72,7 +73,7 @@ function Screen() {
     content = html`<${Empty} title="There is nothing here">
       The address names no screen. <a href="/">Back to the overview</a>
     </${Empty}>`;
-  else if (shown?.found === found)
+  else if (who && shown?.found === found)
     content = shown.missing
       ? html`<${Empty} title="This screen could not be loaded">
           The server did not answer. The page tries again by itself, and keeps what you entered elsewhere.
@@ -105,20 +106,22 @@ function whenThere(root, what, then) {
   return () => observer.disconnect();
 }
 
-function Frame() {
-  const stats = useQuery('/v1/stats', { on: true, every: 10000, pace: 5000 });
-  const deadLetters = useQuery('/v1/jobs/count?q=dead_letter:open', {
+/** What is around every screen. Until the server has said `who` we are it has no figures, and asks for none. */
+function Frame({ who }) {
+  const of = (path) => who && path;
+  const stats = useQuery(of('/v1/stats'), { on: true, every: 10000, pace: 5000 });
+  const deadLetters = useQuery(of('/v1/jobs/count?q=dead_letter:open'), {
     on: (event) => event.type === 'settled' && event.data.includes('"failed"'),
     every: 20000,
     pace: 10000,
   });
-  const ready = useQuery('/readyz', {
+  const ready = useQuery(of('/readyz'), {
     on: ['index_health', 'runner_stopping', 'rebuilt', 'unreachable'],
     every: 15000,
     read: readiness,
   });
-  const index = useQuery('/v1/index', { on: ['index_health', 'rebuilt'], every: 20000, pace: 2000 });
-  const runners = useQuery('/v1/runners', { on: ['runner_stopping'], every: 15000 });
+  const index = useQuery(of('/v1/index'), { on: ['index_health', 'rebuilt'], every: 20000, pace: 2000 });
+  const runners = useQuery(of('/v1/runners'), { on: ['runner_stopping'], every: 15000 });
   useEffect(
     () => known.set({ stats, ready, runners, index }),
     [stats.data, stats.error, ready.data, ready.error, runners.data, runners.error, index.data, index.error],
@@ -131,7 +134,7 @@ function Frame() {
       <div class=${cls(out !== null && 'stale')}>
         <${StatusBar} stats=${stats} ready=${ready} runners=${runners} index=${index} />
         <${Outage} ready=${ready} stats=${stats} />
-        <${Screen} />
+        <${Screen} who=${who} />
       </div>
     </div>
   `;
@@ -150,7 +153,7 @@ function App() {
     whoAmI().catch(fail);
   };
   useEffect(begin, []);
-  let shown = html`<div class="signin"><${Skeleton} /></div>`;
+  let shown = html`<${Frame} who=${who} />`;
   if (error) shown = html`<main class="signin"><${Trouble} error=${error} retry=${begin} /></main>`;
   else if (who?.unknown) shown = html`<${SignIn} />`;
   else if (who?.scope === 'enqueue')
@@ -158,7 +161,6 @@ function App() {
       <div class="note warn">This API key is good for enqueueing alone. The dashboard needs one that may read.</div>
       <button type="button" onClick=${signOut}>Use another API key</button>
     </main>`;
-  else if (who) shown = html`<${Frame} />`;
   return html`${shown}<${Dialogs} /><${Toasts} />`;
 }
 

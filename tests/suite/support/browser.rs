@@ -621,6 +621,11 @@ impl Page {
         std::fs::write(path, png).unwrap();
     }
 
+    /// Run a script in each document that the page loads from now on, before the scripts of the document.
+    pub(crate) async fn beforehand(&self, script: &str) {
+        self.call("Page.addScriptToEvaluateOnNewDocument", json!({"source": script})).await;
+    }
+
     /// Run a script in a world of its own: it shares only the document with the page, and the policy of the page does
     /// not apply to it.
     pub(crate) async fn aside<T: DeserializeOwned>(&self, script: &str) -> T {

@@ -3,7 +3,7 @@
 //
 // A browser opens six connections to a server over HTTP/1.1. So of the tabs with the same API key one reads the stream,
 // the one that has the lock, and tells the others over a channel. Where the browser has no locks (they need HTTPS or
-// localhost), or when the others hear nothing, each tab reads a stream of its own.
+// localhost), each tab reads a stream of its own. So does a tab that hears nothing, until it hears something again.
 import { keyMark, send } from './api.js';
 import { observable } from './observable.js';
 
@@ -17,7 +17,14 @@ let failures = 0;
 let timer = 0;
 /** The server sends a comment each 15 s. A stream that is silent for longer is dead, in ms. */
 const SILENCE = 40000;
-let shares = Boolean(navigator.locks) && typeof BroadcastChannel === 'function';
+/** A tab that reads a stream of its own looks so often whether the tabs share one again, in ms. */
+const AGAIN = 60000;
+const canShare = Boolean(navigator.locks) && typeof BroadcastChannel === 'function';
+let shares = canShare;
+/** When this tab gave up hearing the others. */
+let parted = 0;
+/** Tabs with the same API key meet under this name. */
+const meeting = () => `tickr.events.${keyMark()}`;
 
 const wanted = () => listeners.size > 0 && !document.hidden;
 
@@ -81,7 +88,7 @@ async function begin() {
   const mine = new AbortController();
   current = mine;
   live.set('connecting');
-  await (shares ? share(mine) : read(mine, () => {})).catch(() => {});
+  await (shares ? share(mine) : canShare ? readApart(mine) : read(mine, () => {})).catch(() => {});
   mine.abort();
   if (current !== mine) return;
   current = null;
@@ -93,7 +100,7 @@ async function begin() {
 
 /** Read the stream for all tabs, or hear what the tab says that does. */
 async function share(mine) {
-  const name = `tickr.events.${keyMark()}`;
+  const name = meeting();
   const channel = new BroadcastChannel(name);
   const silent = new AbortController();
   const alive = watch(silent);
@@ -101,6 +108,7 @@ async function share(mine) {
   silent.signal.addEventListener('abort', () => {
     if (leads || mine.signal.aborted) return;
     shares = false;
+    parted = Date.now();
     mine.abort();
   });
   channel.onmessage = ({ data }) => {
@@ -108,9 +116,11 @@ async function share(mine) {
       if (data.asks && live.get() === 'live') channel.postMessage({});
       return;
     }
+    // Tabs that ask say nothing of the one that leads.
+    if (data.asks) return;
     alive();
     if (data.lost) live.set('connecting');
-    else if (!data.asks) {
+    else {
       isLive();
       if (data.event) hear(data.event);
     }
@@ -130,6 +140,36 @@ async function share(mine) {
     });
   } finally {
     silent.abort();
+    channel.close();
+  }
+}
+
+/**
+ * Read a stream of its own while the tab that leads is silent. From time to time it asks. It shares again when a tab
+ * answers whose stream is live, or when none leads. Until then its own stream goes on.
+ */
+async function readApart(mine) {
+  const name = meeting();
+  const channel = new BroadcastChannel(name);
+  let timer = 0;
+  const join = () => {
+    if (mine.signal.aborted) return;
+    shares = true;
+    mine.abort();
+  };
+  const look = async () => {
+    channel.onmessage = ({ data }) => data.asks || data.lost || join();
+    channel.postMessage({ asks: true });
+    const free = await navigator.locks.request(name, { ifAvailable: true }, (lock) => lock !== null).catch(() => false);
+    if (free) join();
+    else if (!mine.signal.aborted) timer = setTimeout(look, AGAIN);
+  };
+  timer = setTimeout(look, Math.max(0, parted + AGAIN - Date.now()));
+  try {
+    await read(mine, () => {});
+  } finally {
+    mine.abort();
+    clearTimeout(timer);
     channel.close();
   }
 }

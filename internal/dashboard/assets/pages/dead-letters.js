@@ -265,7 +265,12 @@ function Groups({ page, groups: latest, listing, kind, operations, after }) {
       ${groups.map((group) => {
         const error = errorOf(group);
         const recent = recentOf(group);
-        const act = async (what) => (await what(group)) && after();
+        const act = async (what) => {
+          if (!(await what(group))) return;
+          // The dialog has given the focus back to the button. What was to be done here is done.
+          still.free();
+          after();
+        };
         // A cause that left the list keeps its place while the list stands still.
         const gone = !listed.has(group.fingerprint);
         return html`<tr key=${group.fingerprint} data-row data-fingerprint=${group.fingerprint}>

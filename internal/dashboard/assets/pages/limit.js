@@ -6,7 +6,7 @@ import { count, plural } from '../core/format.js';
 import { useQuery } from '../core/query.js';
 import { go, useWords } from '../core/route.js';
 import { Acts } from '../ui/acts.js';
-import { Allowed, Empty, Head, Panel, Skeleton, Time, Trouble, tell, useMay } from '../ui/base.js';
+import { Allowed, Copy, Empty, Head, Panel, Skeleton, Time, Trouble, tell, useMay } from '../ui/base.js';
 import { KeyPages } from '../ui/dead-letters.js';
 import { confirm } from '../ui/dialog.js';
 import { quoted } from '../ui/filter.js';
@@ -170,7 +170,13 @@ function BreakerOf({ of, host, path, done }) {
     <span class="soft">
       ${of.state === 'half_open' ? 'The next call decides' : html`Next call <${Time} at=${of.next_call_at} />`}
     </span>
-    ${of.last_error && html`<span class="mono lines" title=${of.last_error}>${of.last_error}</span>`}
+    ${
+      of.last_error &&
+      html`<span class="row top">
+        <span class="mono lines grow" title=${of.last_error}>${of.last_error}</span>
+        <${Copy} text=${of.last_error} label="Copy the error" />
+      </span>`
+    }
     <${Allowed}>
       <div><button type="button" class="small" onClick=${close}>Close the breaker</button></div>
     </${Allowed}>

@@ -7,9 +7,11 @@ import { useWords } from '../core/route.js';
 import { Allowed, Badge, Empty, Head, Skeleton, Time, Trouble } from '../ui/base.js';
 import { Pages } from '../ui/dead-letters.js';
 import { filterWords } from '../ui/filter-text.js';
-import { isRunning, meant, nameOf, outcome, Progress, paceOf, stop, useOperations } from '../ui/operation.js';
+import { isRunning, meant, nameOf, outcome, Progress, paceOf, Released, stop, useOperations } from '../ui/operation.js';
 
 const states = ['running', 'done', 'cancelled', 'failed'];
+/** Running operations of a page whose released jobs are counted: each count is a reading of its own. */
+const COUNTED = 5;
 
 export default function Operations() {
   const [query, change] = useWords();
@@ -17,6 +19,7 @@ export default function Operations() {
   const cursor = query.get('cursor') ?? '';
   const page = useOperations({ state, cursor, limit: 50 }, cursor ? 0 : 5000);
   const rows = page.data?.data ?? [];
+  const counted = rows.filter((operation) => isRunning(operation) && operation.action === 'replay').slice(0, COUNTED);
   return html`
     <${Head}
       title="Operations"
@@ -72,7 +75,10 @@ export default function Operations() {
                     <td data-label="Progress" class="pace">
                       ${
                         isRunning(operation)
-                          ? html`<${Progress} operation=${operation} />`
+                          ? html`<div class="stack tighter">
+                            <${Progress} operation=${operation} />
+                            ${counted.includes(operation) && html`<${Released} operation=${operation} quiet />`}
+                          </div>`
                           : html`<span class="num">${outcome(operation)}</span>`
                       }
                     </td>

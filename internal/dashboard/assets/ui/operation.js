@@ -4,7 +4,7 @@ import { post, seg, url } from '../core/api.js';
 import { cls, html, useEffect, useState } from '../core/dom.js';
 import { count, rate, span } from '../core/format.js';
 import { useQuery } from '../core/query.js';
-import { Allowed, Badge, Time, tell, tellProblem } from './base.js';
+import { Allowed, Badge, Copy, Time, Trouble, tell, tellProblem } from './base.js';
 import { actions, bulk } from './bulk.js';
 import { CanaryProgress, canaryPace, pauseOrResume, repeatCanary } from './canary.js';
 import { confirm } from './dialog.js';
@@ -119,8 +119,11 @@ const ends = [
   ['cancelled', 'cancelled'],
 ];
 
-/** The jobs that a replay made by their states: those alone, whatever else fails for the same cause. */
-export function Released({ operation }) {
+/**
+ * The jobs that a replay made by their states: those alone, whatever else fails for the same cause. Among others of its
+ * kind it is `quiet` for readers of screens.
+ */
+export function Released({ operation, quiet = false }) {
   const [open, set] = useState(true);
   const made = useQuery(operation.action === 'replay' ? `/v1/operations/${seg(operation.id)}/made` : null, {
     every: open ? 3000 : 30000,
@@ -130,9 +133,10 @@ export function Released({ operation }) {
     () => set(isRunning(operation) || !it || it.waiting + it.executing + it.retrying > 0),
     [operation.state, it],
   );
-  if (!it || (it.count === 0 && !isRunning(operation))) return null;
+  const trouble = html`<${Trouble} error=${made.error} retry=${made.reload} />`;
+  if (!it || (it.count === 0 && !isRunning(operation))) return trouble;
   const link = (state) => url('/jobs', { q: `operation:${operation.id}${state ? ` state:${state}` : ''}` });
-  return html`<span class="num" role="status" data-released>
+  return html`${trouble}<span class="num" role=${quiet ? undefined : 'status'} data-released>
     <a href=${link()}>${count(it.count, it.capped)} released</a> → ${' '}
     ${ends
       .filter(([state]) => it[state] > 0 || state === 'completed' || state === 'failed')
@@ -247,7 +251,13 @@ export function Watched({ operation, reload }) {
         }
       </span>
       <${Released} operation=${operation} />
-      ${operation.last_error && html`<div class="error">${operation.last_error}</div>`}
+      ${
+        operation.last_error &&
+        html`<div class="row top">
+          <div class="error grow">${operation.last_error}</div>
+          <${Copy} text=${operation.last_error} label="Copy the error" />
+        </div>`
+      }
     </div>
   `;
 }

@@ -1,13 +1,13 @@
 // A list that stands still while the user is at one of its rows. New rows are counted meanwhile.
 
-import { useRef, useState } from '../core/dom.js';
+import { useEffect, useRef, useState } from '../core/dom.js';
 
 /**
  * `rows` as they stood when the mouse or the focus came to one of them, or when `held` began; what is known anew of
  * them is put in. `key` names the listing: the rows of another one are shown at once. The properties of `hold` belong
  * to the element around the rows.
  * The newest row comes first, unless the list goes `forwards` or is `mixed`: a mixed one has any order, which changes.
- * `idOf` tells rows apart.
+ * `idOf` tells rows apart. `free` ends what the focus holds until it comes to a row again.
  */
 export function useStill(rows, key, held, { forwards = false, mixed = false, idOf = (row) => row.id } = {}) {
   const kept = useRef({ key: null, rows: [] });
@@ -16,6 +16,10 @@ export function useStill(rows, key, held, { forwards = false, mixed = false, idO
   const [, draw] = useState(0);
   const frozen = held || hovered || focused;
   const own = kept.current;
+  // A browser takes the focus from a button that is disabled or gone, and tells the page nothing.
+  useEffect(() => {
+    if (focused && !own.place.contains(document.activeElement)) focus(false);
+  });
   if (!frozen || own.key !== key || own.rows.length === 0) {
     own.key = key;
     own.rows = rows;
@@ -41,10 +45,14 @@ export function useStill(rows, key, held, { forwards = false, mixed = false, idO
       draw((n) => n + 1);
       return new Set(rows.map(idOf));
     },
+    free: () => focus(false),
     hold: {
       onPointerEnter: (event) => event.pointerType === 'mouse' && hover(true),
       onPointerLeave: () => hover(false),
-      onfocusin: () => focus(true),
+      onfocusin: (event) => {
+        own.place = event.currentTarget;
+        focus(true);
+      },
       onfocusout: (event) => focus(event.currentTarget.contains(event.relatedTarget)),
     },
   };

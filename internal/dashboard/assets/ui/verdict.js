@@ -12,12 +12,30 @@ const MANY = 3;
 const PATIENCE = 10000;
 /** A runner without a heartbeat for so long is silent. */
 const SILENT = 15000;
+/** The server names no more open breakers. */
+const MOST_BREAKERS = 100;
 /** A tick that no runner has handled for so long is late. */
 const LATE_TICK = 60000;
 
 /** `parts`, with one that counts the others when there are more than `MANY`. */
 function named(parts, rest) {
   return parts.length > MANY ? [...parts.slice(0, MANY), rest(parts.length - MANY)] : parts;
+}
+
+/** Hosts to which no calls start. Calls begin again by themselves, so this is no alarm. */
+function receiversOf(breakers) {
+  const parts = [...breakers]
+    .sort((a, b) => Date.parse(a.since) - Date.parse(b.since))
+    .map(({ limit, host, since }) => ({
+      key: `breaker ${limit} ${host}`,
+      to: `/limits/${seg(limit)}`,
+      text: `calls to ${host} fail: its breaker has been open for ${span(now() - Date.parse(since))}`,
+    }));
+  return named(parts, (n) => ({
+    key: 'breakers',
+    to: '/limits',
+    text: `${count(n, breakers.length >= MOST_BREAKERS)} more ${n === 1 ? 'host has' : 'hosts have'} an open breaker`,
+  }));
 }
 
 /** What keeps jobs from being accepted or from becoming due: the outbox, order keys and schedules. */
@@ -117,6 +135,8 @@ export function partsOf({ stats, queues, groups, runners, ready, ...sources }) {
       (n) => ({ key: 'pauses', to: '/queues', text: `${n} more queues are paused` }),
     ),
   );
+  // A runner of an older version names none.
+  parts.push(...receiversOf(stats?.open_breakers ?? []));
   parts.push(...sourcesOf(sources));
   const open = stats?.open_dead_letters ?? 0;
   if (open > 0) {
