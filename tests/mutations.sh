@@ -1989,6 +1989,10 @@ mutants() {
         'Err(refused) => given.push((token_in(&text), refused)),' \
         'Err(_) => return Err(Problem::new(Code::InvalidRequest, token_in(&text))),' \
         remote_workers::a_verdict_that_is_not_valid_is_refused_alone
+    mutant 'answer of a repeated verdict when the job has ended' internal/store/attempts/settle.rs \
+        'l.job_id = a.job_id' \
+        'l.job_id = NULL' \
+        remote_workers::a_repeated_verdict_has_its_answer_also_when_the_job_was_cancelled_meanwhile
     mutant 'jobs hidden before their worker came' internal/engine/remote_workers.rs \
         'KIND_NEW_FOR: Duration = Duration::from_secs(6)' 'KIND_NEW_FOR: Duration = Duration::from_secs(0)' \
         remote_workers::a_job_that_waited_for_a_worker_of_its_kind_starts_when_the_worker_asks

@@ -181,6 +181,26 @@ async fn a_request_that_does_not_wait_gets_the_jobs_that_are_due() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_repeated_verdict_has_its_answer_also_when_the_job_was_cancelled_meanwhile() {
+    let tickr = started().await;
+    let at = tickr.app.addr();
+    let worker = Worker::register(&tickr, 1).await;
+    for verdict in [
+        json!({"verdict": "released"}),
+        json!({"verdict": "snoozed", "delay_ms": 3_600_000}),
+        json!({"verdict": "failed", "error": "later", "delay_ms": 3_600_000}),
+    ] {
+        let id = tickr.enqueue_kind("resize", json!(1)).await;
+        let jobs = worker.fetch(at, 1, 20_000, &[]).await;
+        assert_eq!(worker.finish(at, &jobs[0], verdict.clone()).await["result"], "settled", "{verdict}");
+        assert_eq!(tickr.post(&format!("/v1/jobs/{id}/cancel"), json!({})).await.status, 200);
+        let again = worker.finish(at, &jobs[0], verdict.clone()).await;
+        assert_eq!((&again["result"], &again["state"]), (&json!("settled"), &json!("cancelled")), "{verdict}");
+    }
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn verdicts_of_every_sort_have_the_effect_that_they_have_for_runners() {
     let tickr = started().await;
     let at = tickr.app.addr();

@@ -445,7 +445,8 @@ async fn recognise_own_work(
             continue;
         }
         let ours = sqlx::query(
-            "SELECT COALESCE(a.end_state, o.state) AS state, o.execute_at FROM attempts a \
+            "SELECT COALESCE(a.end_state, o.state, (SELECT l.end_state FROM attempts l WHERE l.job_id = a.job_id \
+             ORDER BY l.number DESC LIMIT 1)) AS state, o.execute_at FROM attempts a \
              LEFT JOIN owed o ON o.id = a.job_id WHERE a.job_id = ? AND a.number = ? AND a.verdict IN (?, ?)",
         )
         .bind(item.id.uuid())
@@ -457,8 +458,7 @@ async fn recognise_own_work(
         .await?;
         if let Some(row) = ours {
             let word: Option<&str> = row.try_get("state")?;
-            // Without a state, the job was retried and has ended again since, so the caller does not need this answer
-            // any more.
+            // Without a state, the job changes at this moment.
             let Some(state) = word.and_then(State::from_word) else { continue };
             // The reconciler gives the hints for this job, its follow-up jobs and the next one of its order key.
             let execute_at = row.try_get("execute_at")?;
