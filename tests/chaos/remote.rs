@@ -357,14 +357,18 @@ impl Life {
         };
         self.awake().await;
         let (word, verdict) = match act {
-            Some(Act::Succeed | Act::Spin) => {
+            // Neither a snooze nor a release counts as an attempt used, so chance ends the series.
+            Some(Act::Snooze) if rand::random() => {
+                if rand::random() {
+                    let delay = json!({"token": token, "verdict": "snoozed", "delay_ms": 300, "error": "on request"});
+                    ("failed", delay)
+                } else {
+                    ("failed", json!({"token": token, "verdict": "released"}))
+                }
+            }
+            Some(Act::Succeed | Act::Spin | Act::Snooze) => {
                 ("done", json!({"token": token, "verdict": "succeeded", "result": {"token": uuid}}))
             }
-            Some(Act::Snooze) if rand::random() => (
-                "failed",
-                json!({"token": token, "verdict": "snoozed", "delay_ms": 300, "error": "snoozed on request"}),
-            ),
-            Some(Act::Snooze) => ("failed", json!({"token": token, "verdict": "released"})),
             Some(Act::Reject) => {
                 ("failed", json!({"token": token, "verdict": "rejected", "error": "rejected on request"}))
             }
