@@ -1829,6 +1829,10 @@ mutants() {
         'if self.delivered || self.claimed.is_empty() {' \
         'if self.delivered || !self.claimed.is_empty() {' \
         remote_workers::a_job_of_a_request_whose_client_is_gone_before_the_answer_is_given_back_at_once
+    mutant 'expired attempts that their worker executes' internal/broker/remote_workers.rs \
+        '!reached.contains(token)' \
+        '!reached.is_empty() || !reached.contains(token)' \
+        remote_workers::a_late_copy_of_a_request_takes_no_attempt_away_whose_job_has_expired_since_its_start
     mutant 'jobs that never arrived' internal/store/attempts/remote.rs \
         'found.undelivered = by_token(unlisted);' \
         'drop(by_token(unlisted));' \

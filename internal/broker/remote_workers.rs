@@ -31,6 +31,9 @@ const TOLD_FOR: Duration = Duration::from_secs(2 * 3_600);
 /// Time that every request waits, so that one that wants to wait for nothing gets the jobs that are due.
 const SHORTEST_WAIT: Duration = Duration::from_millis(100);
 
+/// Why an attempt that did not reach its worker is given back.
+const UNDELIVERED: &str = "its worker did not receive it, so no attempt is used";
+
 /// A request for jobs that waits.
 #[derive(Debug)]
 pub struct Poll {
@@ -137,12 +140,7 @@ impl Drop for JobDelivery {
         let (broker, worker) = (self.broker.clone(), Arc::clone(&self.worker));
         let attempts = self.claimed.iter().map(|claimed| (claimed.token, claimed.id));
         let attempts = grouped(attempts);
-        self.broker.polls.tasks.spawn(async move {
-            // The worker may have sent its request again, and got the attempts from another process.
-            let Ok(reached) = broker.store.claims_that_reached(&worker).await else { return };
-            let attempts = attempts.into_iter().filter(|(token, _)| !reached.contains(token)).collect();
-            broker.give_back_undelivered(&worker, attempts).await;
-        });
+        self.broker.polls.tasks.spawn(async move { broker.give_back_unreached(&worker, attempts, UNDELIVERED).await });
     }
 }
 
@@ -230,7 +228,8 @@ impl Broker {
         Ok(Some(begun))
     }
 
-    /// Carry attempts to a worker, or an empty answer. Those whose jobs have expired since their claim are given back.
+    /// Carry attempts to a worker, or an empty answer. Those whose jobs have expired since their claim are left out,
+    /// and given back unless the worker may execute them.
     #[must_use]
     pub fn delivery(&self, worker: &Arc<RunnerId>, claimed: Vec<Claimed>, drained: bool) -> JobDelivery {
         let clock = self.store.clock();
@@ -241,7 +240,7 @@ impl Broker {
             let attempts = grouped(expired.iter().map(|claimed| (claimed.token, claimed.id)));
             self.polls.tasks.spawn(async move {
                 let why = "it expired before it reached its worker, so no attempt is used";
-                broker.give_back(&worker, attempts, why).await;
+                broker.give_back_unreached(&worker, attempts, why).await;
             });
         }
         JobDelivery { broker: self.clone(), worker: Arc::clone(worker), claimed, delivered: false, drained }
@@ -263,7 +262,20 @@ impl Broker {
     /// Give attempts back that did not reach their worker. No attempt is used. A failure costs time: the next request of
     /// the worker, or the end of the lease, has the same effect.
     async fn give_back_undelivered(&self, worker: &RunnerId, attempts: Vec<(AttemptToken, Vec<JobId>)>) {
-        self.give_back(worker, attempts, "its worker did not receive it, so no attempt is used").await;
+        self.give_back(worker, attempts, UNDELIVERED).await;
+    }
+
+    /// Give attempts back, except those that may have reached their worker: it has listed them, or it has sent its
+    /// request again and got them from another process. The heartbeats of the worker say what becomes of those.
+    async fn give_back_unreached(
+        &self,
+        worker: &RunnerId,
+        attempts: Vec<(AttemptToken, Vec<JobId>)>,
+        why: &'static str,
+    ) {
+        let Ok(reached) = self.store.claims_that_reached(worker).await else { return };
+        let attempts = attempts.into_iter().filter(|(token, _)| !reached.contains(token)).collect();
+        self.give_back(worker, attempts, why).await;
     }
 
     async fn give_back(&self, worker: &RunnerId, attempts: Vec<(AttemptToken, Vec<JobId>)>, why: &'static str) {
