@@ -15,7 +15,9 @@ use uuid::Uuid;
 use crate::Broker;
 use tickr_event::Event;
 use tickr_handlers::RemoteVerdict;
-use tickr_job::{AttemptToken, CallOutcome, JobId, Name, Progress, RetryPolicy, RunnerId, State, Verdict, limits};
+use tickr_job::{
+    AttemptToken, CallOutcome, JobId, Name, Progress, RetryPolicy, RunnerId, State, Timestamp, Verdict, limits,
+};
 use tickr_store::{
     Again, BegunFetch, CheckpointUse, Claimed, HeldAttempt, LimitKey, NewCheckpoint, Reading, Reaped, RemoteAttempt,
     RemoteFetch, Settled, Settlement, StoreError,
@@ -77,12 +79,14 @@ pub enum ClockTrust {
 }
 
 type JudgeOfClock = Box<dyn Fn(&Reading) -> ClockTrust + Send + Sync>;
+type StepsOfClock = Box<dyn Fn(Timestamp) -> Duration + Send + Sync>;
 
-/// The attempts of workers whose time is over. Age is measured by the clock of MySQL, which may be set. So an attempt is
-/// ended only when its worker was told to stop it long enough before, by the clock of this process.
+/// The attempts of workers whose time is over. Age is measured by the clock of MySQL, which may be set. So a step ahead
+/// that this process has seen is taken off the age of each attempt that started before it. And an attempt is ended only
+/// when its worker was told to stop it long enough before, by the clock of this process.
 #[derive(Default)]
 struct TimeLimits {
-    judge: OnceLock<JudgeOfClock>,
+    clock: OnceLock<(JudgeOfClock, StepsOfClock)>,
     told: Mutex<HashMap<(JobId, AttemptToken), Instant>>,
 }
 
@@ -94,10 +98,15 @@ impl std::fmt::Debug for TimeLimits {
 
 impl TimeLimits {
     fn judge(&self, reading: Option<&Reading>) -> ClockTrust {
-        match (self.judge.get(), reading) {
-            (Some(judge), Some(reading)) => judge(reading),
+        match (self.clock.get(), reading) {
+            (Some((judge, _)), Some(reading)) => judge(reading),
             _ => ClockTrust::Sure,
         }
+    }
+
+    /// Return by how much the clock was set ahead since this moment of it, as far as this process knows.
+    fn set_ahead_since(&self, moment: Timestamp) -> Duration {
+        self.clock.get().map_or(Duration::ZERO, |(_, set_ahead_since)| set_ahead_since(moment))
     }
 
     /// Note that a worker is told to stop an attempt. Return how long ago it was told first.
@@ -203,9 +212,14 @@ impl Broker {
         self.polls.exit.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
-    /// Let attempts of workers be ended by MySQL's clock only as far as this says. The engine sets it once, at its start.
-    pub fn judge_clock_by(&self, judge: impl Fn(&Reading) -> ClockTrust + Send + Sync + 'static) {
-        let _ = self.polls.limits.judge.set(Box::new(judge));
+    /// Let attempts of workers be ended by MySQL's clock only as far as this says. `set_ahead_since` says by how much
+    /// that clock was set ahead since a moment of it. The engine sets both once, at its start.
+    pub fn judge_clock_by(
+        &self,
+        judge: impl Fn(&Reading) -> ClockTrust + Send + Sync + 'static,
+        set_ahead_since: impl Fn(Timestamp) -> Duration + Send + Sync + 'static,
+    ) {
+        let _ = self.polls.limits.clock.set((Box::new(judge), Box::new(set_ahead_since)));
     }
 
     /// Begin a request for jobs, and give back what did not reach the worker. Returns nothing if it is not registered.
@@ -354,12 +368,14 @@ impl Broker {
             if trust == ClockTrust::Doubtful {
                 continue;
             }
+            let set_ahead = self.polls.limits.set_ahead_since(overdue.started_at);
+            let Some(over) = overdue.over.checked_sub(set_ahead) else { continue };
             let told_for = self.polls.limits.tell(id, token);
             if trust != ClockTrust::Sure || told_for < TIMEOUT_GRACE {
                 beaten.cancel.insert(id);
                 continue;
             }
-            if overdue.over < TIMEOUT_GRACE {
+            if over < TIMEOUT_GRACE {
                 beaten.cancel.insert(id);
                 continue;
             }
