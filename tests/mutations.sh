@@ -1829,6 +1829,10 @@ mutants() {
         'if self.delivered || self.claimed.is_empty() {' \
         'if self.delivered || !self.claimed.is_empty() {' \
         remote_workers::a_job_of_a_request_whose_client_is_gone_before_the_answer_is_given_back_at_once
+    mutant 'expired attempts that their worker executes' internal/broker/remote_workers.rs \
+        '!reached.contains(token)' \
+        '!reached.is_empty() || !reached.contains(token)' \
+        remote_workers::a_late_copy_of_a_request_takes_no_attempt_away_whose_job_has_expired_since_its_start
     mutant 'jobs that never arrived' internal/store/attempts/remote.rs \
         'found.undelivered = by_token(unlisted);' \
         'drop(by_token(unlisted));' \
@@ -1899,9 +1903,13 @@ mutants() {
         'if !asker.has_queues() || prefix.is_empty() {' \
         remote_workers::a_key_that_is_limited_to_queues_enqueues_nowhere_else
     mutant 'time limit of a remote attempt' internal/broker/remote_workers.rs \
-        'if overdue.over < TIMEOUT_GRACE {' \
-        'if overdue.over < TIMEOUT_GRACE * 100 {' \
+        'if over < TIMEOUT_GRACE {' \
+        'if over < TIMEOUT_GRACE * 100 {' \
         remote_workers::a_beat_keeps_the_lease_and_brings_cancels_and_time_limits
+    mutant 'steps ahead in the age of a remote attempt' internal/engine/heartbeat_history.rs \
+        'moment <= step.until' \
+        'moment > step.until' \
+        clocks::a_clock_of_mysql_that_is_set_ahead_ends_no_attempt_of_a_remote_worker_that_began_before
     mutant 'jobs of a worker that leaves' internal/broker/remote_workers.rs \
         'self.give_back(&worker, attempts, "its worker ended and gave it back").await;' \
         'drop(attempts);' \

@@ -15,7 +15,9 @@ use uuid::Uuid;
 use crate::Broker;
 use tickr_event::Event;
 use tickr_handlers::RemoteVerdict;
-use tickr_job::{AttemptToken, CallOutcome, JobId, Name, Progress, RetryPolicy, RunnerId, State, Verdict, limits};
+use tickr_job::{
+    AttemptToken, CallOutcome, JobId, Name, Progress, RetryPolicy, RunnerId, State, Timestamp, Verdict, limits,
+};
 use tickr_store::{
     Again, BegunFetch, CheckpointUse, Claimed, HeldAttempt, LimitKey, NewCheckpoint, Reading, Reaped, RemoteAttempt,
     RemoteFetch, Settled, Settlement, StoreError,
@@ -30,6 +32,9 @@ const TOLD_FOR: Duration = Duration::from_secs(2 * 3_600);
 
 /// Time that every request waits, so that one that wants to wait for nothing gets the jobs that are due.
 const SHORTEST_WAIT: Duration = Duration::from_millis(100);
+
+/// Why an attempt that did not reach its worker is given back.
+const UNDELIVERED: &str = "its worker did not receive it, so no attempt is used";
 
 /// A request for jobs that waits.
 #[derive(Debug)]
@@ -74,12 +79,14 @@ pub enum ClockTrust {
 }
 
 type JudgeOfClock = Box<dyn Fn(&Reading) -> ClockTrust + Send + Sync>;
+type StepsOfClock = Box<dyn Fn(Timestamp) -> Duration + Send + Sync>;
 
-/// The attempts of workers whose time is over. Age is measured by the clock of MySQL, which may be set. So an attempt is
-/// ended only when its worker was told to stop it long enough before, by the clock of this process.
+/// The attempts of workers whose time is over. Age is measured by the clock of MySQL, which may be set. So a step ahead
+/// that this process has seen is taken off the age of each attempt that started before it. And an attempt is ended only
+/// when its worker was told to stop it long enough before, by the clock of this process.
 #[derive(Default)]
 struct TimeLimits {
-    judge: OnceLock<JudgeOfClock>,
+    clock: OnceLock<(JudgeOfClock, StepsOfClock)>,
     told: Mutex<HashMap<(JobId, AttemptToken), Instant>>,
 }
 
@@ -91,10 +98,15 @@ impl std::fmt::Debug for TimeLimits {
 
 impl TimeLimits {
     fn judge(&self, reading: Option<&Reading>) -> ClockTrust {
-        match (self.judge.get(), reading) {
-            (Some(judge), Some(reading)) => judge(reading),
+        match (self.clock.get(), reading) {
+            (Some((judge, _)), Some(reading)) => judge(reading),
             _ => ClockTrust::Sure,
         }
+    }
+
+    /// Return by how much the clock was set ahead since this moment of it, as far as this process knows.
+    fn set_ahead_since(&self, moment: Timestamp) -> Duration {
+        self.clock.get().map_or(Duration::ZERO, |(_, set_ahead_since)| set_ahead_since(moment))
     }
 
     /// Note that a worker is told to stop an attempt. Return how long ago it was told first.
@@ -137,12 +149,7 @@ impl Drop for JobDelivery {
         let (broker, worker) = (self.broker.clone(), Arc::clone(&self.worker));
         let attempts = self.claimed.iter().map(|claimed| (claimed.token, claimed.id));
         let attempts = grouped(attempts);
-        self.broker.polls.tasks.spawn(async move {
-            // The worker may have sent its request again, and got the attempts from another process.
-            let Ok(reached) = broker.store.claims_that_reached(&worker).await else { return };
-            let attempts = attempts.into_iter().filter(|(token, _)| !reached.contains(token)).collect();
-            broker.give_back_undelivered(&worker, attempts).await;
-        });
+        self.broker.polls.tasks.spawn(async move { broker.give_back_unreached(&worker, attempts, UNDELIVERED).await });
     }
 }
 
@@ -205,9 +212,14 @@ impl Broker {
         self.polls.exit.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
-    /// Let attempts of workers be ended by MySQL's clock only as far as this says. The engine sets it once, at its start.
-    pub fn judge_clock_by(&self, judge: impl Fn(&Reading) -> ClockTrust + Send + Sync + 'static) {
-        let _ = self.polls.limits.judge.set(Box::new(judge));
+    /// Let attempts of workers be ended by MySQL's clock only as far as this says. `set_ahead_since` says by how much
+    /// that clock was set ahead since a moment of it. The engine sets both once, at its start.
+    pub fn judge_clock_by(
+        &self,
+        judge: impl Fn(&Reading) -> ClockTrust + Send + Sync + 'static,
+        set_ahead_since: impl Fn(Timestamp) -> Duration + Send + Sync + 'static,
+    ) {
+        let _ = self.polls.limits.clock.set((Box::new(judge), Box::new(set_ahead_since)));
     }
 
     /// Begin a request for jobs, and give back what did not reach the worker. Returns nothing if it is not registered.
@@ -230,7 +242,8 @@ impl Broker {
         Ok(Some(begun))
     }
 
-    /// Carry attempts to a worker, or an empty answer. Those whose jobs have expired since their claim are given back.
+    /// Carry attempts to a worker, or an empty answer. Those whose jobs have expired since their claim are left out,
+    /// and given back unless the worker may execute them.
     #[must_use]
     pub fn delivery(&self, worker: &Arc<RunnerId>, claimed: Vec<Claimed>, drained: bool) -> JobDelivery {
         let clock = self.store.clock();
@@ -241,7 +254,7 @@ impl Broker {
             let attempts = grouped(expired.iter().map(|claimed| (claimed.token, claimed.id)));
             self.polls.tasks.spawn(async move {
                 let why = "it expired before it reached its worker, so no attempt is used";
-                broker.give_back(&worker, attempts, why).await;
+                broker.give_back_unreached(&worker, attempts, why).await;
             });
         }
         JobDelivery { broker: self.clone(), worker: Arc::clone(worker), claimed, delivered: false, drained }
@@ -263,7 +276,20 @@ impl Broker {
     /// Give attempts back that did not reach their worker. No attempt is used. A failure costs time: the next request of
     /// the worker, or the end of the lease, has the same effect.
     async fn give_back_undelivered(&self, worker: &RunnerId, attempts: Vec<(AttemptToken, Vec<JobId>)>) {
-        self.give_back(worker, attempts, "its worker did not receive it, so no attempt is used").await;
+        self.give_back(worker, attempts, UNDELIVERED).await;
+    }
+
+    /// Give attempts back, except those that may have reached their worker: it has listed them, or it has sent its
+    /// request again and got them from another process. The heartbeats of the worker say what becomes of those.
+    async fn give_back_unreached(
+        &self,
+        worker: &RunnerId,
+        attempts: Vec<(AttemptToken, Vec<JobId>)>,
+        why: &'static str,
+    ) {
+        let Ok(reached) = self.store.claims_that_reached(worker).await else { return };
+        let attempts = attempts.into_iter().filter(|(token, _)| !reached.contains(token)).collect();
+        self.give_back(worker, attempts, why).await;
     }
 
     async fn give_back(&self, worker: &RunnerId, attempts: Vec<(AttemptToken, Vec<JobId>)>, why: &'static str) {
@@ -342,12 +368,14 @@ impl Broker {
             if trust == ClockTrust::Doubtful {
                 continue;
             }
+            let set_ahead = self.polls.limits.set_ahead_since(overdue.started_at);
+            let Some(over) = overdue.over.checked_sub(set_ahead) else { continue };
             let told_for = self.polls.limits.tell(id, token);
             if trust != ClockTrust::Sure || told_for < TIMEOUT_GRACE {
                 beaten.cancel.insert(id);
                 continue;
             }
-            if overdue.over < TIMEOUT_GRACE {
+            if over < TIMEOUT_GRACE {
                 beaten.cancel.insert(id);
                 continue;
             }

@@ -14,6 +14,9 @@
 //! How long that is depends on the lease of the other runner: with a longer lease, heartbeats are further apart. And
 //! interruptions of a few seconds let no long lease lapse. They keep no runner from judging the holder of one; otherwise a
 //! runner with a lease of two seconds would seldom judge remote workers, whose leases are ten seconds or more.
+//!
+//! A step ahead stays in the age of each attempt that started before it, for as long as the attempt runs. So steps
+//! ahead are remembered, and taken off the ages of remote workers' attempts.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -22,6 +25,7 @@ use std::time::{Duration, Instant};
 use chrono::TimeDelta;
 
 use tickr_broker::ClockTrust;
+use tickr_job::Timestamp;
 use tickr_store::{ClockStep, Reading};
 
 /// A step of MySQL's clock that is smaller than this, and smaller than a quarter of a lease, does no harm.
@@ -32,6 +36,8 @@ const NOTED_STEP: Duration = Duration::from_millis(100);
 const DRIFT: f64 = 0.01;
 /// Most steps that wait to be recorded.
 const MAX_STEPS: usize = 16;
+/// Most steps ahead that are remembered. Of more, the two oldest count as one.
+const MAX_AHEAD: usize = 64;
 /// Part of a lease that interruptions within one lease may take and let no such lease lapse. A heartbeat is sent after each
 /// third of a lease, and its sender may need seconds to notice that MySQL is back.
 const HARMLESS: f64 = 0.2;
@@ -57,6 +63,8 @@ struct Beats {
     reading: Option<Reading>,
     /// Steps of the clock that are not recorded yet.
     steps: Vec<ClockStep>,
+    /// The newest steps ahead, the newest last, without what steps back have undone.
+    ahead: VecDeque<StepAhead>,
     /// Begin of the newest turn of the heartbeat's loop, whatever MySQL answered.
     turn: Option<Instant>,
 }
@@ -66,6 +74,15 @@ struct Beats {
 struct Interruption {
     ended: Instant,
     length: Duration,
+}
+
+/// A step ahead of MySQL's clock.
+#[derive(Clone, Copy)]
+struct StepAhead {
+    /// What started before the step has no later time than this.
+    until: Timestamp,
+    /// The greatest size that the step may have had.
+    by: Duration,
 }
 
 /// The turns of the heartbeat's loop. They go on while MySQL is out, and end only when the process hangs.
@@ -141,6 +158,12 @@ impl HeartbeatHistory {
         })
     }
 
+    /// Return by how much MySQL's clock was set ahead since this moment of it, at most. Steps before this process
+    /// started are not known.
+    pub(super) fn set_ahead_since(&self, moment: Timestamp) -> Duration {
+        self.lock(|beats| beats.set_ahead_since(moment))
+    }
+
     /// Return whether heartbeats are answered, as far as is known.
     pub(super) fn is_beating(&self, lease: Duration) -> bool {
         self.lock(|beats| beats.last.is_some_and(|last| !is_gap(last.elapsed(), lease)))
@@ -173,10 +196,15 @@ impl Beats {
         let before = self.reading.replace(reading)?;
         let step = step(&before, &reading)?;
         let between = reading.received.saturating_duration_since(before.sent);
-        if step.abs() > TimeDelta::from_std(NOTED_STEP + between.mul_f64(DRIFT)).unwrap_or_default()
-            && self.steps.len() < MAX_STEPS
-        {
-            self.steps.push(ClockStep { before: before.moment, after: reading.moment, step });
+        if step.abs() > TimeDelta::from_std(NOTED_STEP + between.mul_f64(DRIFT)).unwrap_or_default() {
+            let error = round_trip(&before) + round_trip(&reading);
+            match step.to_std() {
+                Ok(ahead) => self.step_ahead(StepAhead { until: reading.moment - step, by: ahead + error }),
+                Err(_) => self.step_back(step.abs().to_std().unwrap_or_default()),
+            }
+            if self.steps.len() < MAX_STEPS {
+                self.steps.push(ClockStep { before: before.moment, after: reading.moment, step });
+            }
         }
         let largest = LARGEST_STEP.min(lease / 4);
         (step.abs() > TimeDelta::from_std(largest).unwrap_or_default()).then(|| {
@@ -185,6 +213,35 @@ impl Beats {
             self.gaps += 1;
             step
         })
+    }
+
+    fn step_ahead(&mut self, step: StepAhead) {
+        if self.ahead.len() == MAX_AHEAD
+            && let Some(oldest) = self.ahead.pop_front()
+            && let Some(next) = self.ahead.front_mut()
+        {
+            next.by = next.by.saturating_add(oldest.by);
+            next.until = next.until.max(oldest.until);
+        }
+        self.ahead.push_back(step);
+    }
+
+    /// Undo the newest steps ahead, as far as the clock was set back. So ages are right again after a clock was set
+    /// ahead and back, and after readings of two loops that came in the wrong order.
+    fn step_back(&mut self, mut by: Duration) {
+        while let Some(mut newest) = self.ahead.pop_back() {
+            if let Some(rest) = newest.by.checked_sub(by).filter(|rest| !rest.is_zero()) {
+                newest.by = rest;
+                self.ahead.push_back(newest);
+                return;
+            }
+            by = by.saturating_sub(newest.by);
+        }
+    }
+
+    fn set_ahead_since(&self, moment: Timestamp) -> Duration {
+        let since = self.ahead.iter().filter(|step| moment <= step.until);
+        since.fold(Duration::ZERO, |sum, step| sum.saturating_add(step.by))
     }
 
     fn interrupt(&mut self, ended: Instant, length: Duration) {
@@ -211,6 +268,11 @@ impl Beats {
         let recent = newest.take_while(|last| now.saturating_duration_since(last.ended) < within);
         recent.fold(Duration::ZERO, |sum, interruption| sum.saturating_add(interruption.length))
     }
+}
+
+/// Return the time between the request for a reading and its answer.
+fn round_trip(reading: &Reading) -> Duration {
+    reading.received.saturating_duration_since(reading.sent)
 }
 
 /// Return by how much the clock was set between two readings, at least. Each reading was taken at some moment between
@@ -384,5 +446,34 @@ mod tests {
         let noted: Vec<i64> = beats.steps.iter().map(|noted| noted.step.num_seconds()).collect();
         assert_eq!(noted, [30, -3_630]);
         assert!(!beats.may_call_dead(start + Duration::from_secs(20), LEASE, LEASE));
+    }
+
+    #[test]
+    fn a_step_ahead_counts_for_what_began_before_it_until_the_clock_is_set_back() {
+        let (start, mut beats) = (Instant::now(), Beats::default());
+        let at = |seconds: i64| chrono::DateTime::from_timestamp(1_000_000 + seconds, 0).unwrap();
+        // Read the clock this many seconds after the start, when it shows that many more than then.
+        let mut read = |after: u64, shows: i64| {
+            let taken = start + Duration::from_secs(after);
+            beats.record_clock(Reading { sent: taken, received: taken, moment: at(shows) }, taken, LEASE);
+            [0, 3_601, 3_700, 7_215].map(|began| beats.set_ahead_since(at(began)).as_secs())
+        };
+        assert_eq!(read(0, 0), [0; 4]);
+        assert_eq!(read(1, 3_601), [3_600, 0, 0, 0]);
+        assert_eq!(read(2, 3_602), [3_600, 0, 0, 0]);
+        assert_eq!(read(200, 7_400), [7_200, 3_600, 3_600, 0]);
+        // Half an hour back, then more than the clock was set ahead in all, then ahead again.
+        assert_eq!(read(201, 5_601), [5_400, 1_800, 1_800, 0]);
+        assert_eq!(read(202, 2), [0; 4]);
+        assert_eq!(read(203, 103), [100, 0, 0, 0]);
+    }
+
+    #[test]
+    fn steps_ahead_beyond_those_that_are_remembered_count_all_the_same() {
+        let mut beats = Beats::default();
+        let at = |seconds: i64| chrono::DateTime::from_timestamp(1_000_000 + seconds, 0).unwrap();
+        (0..1_000).for_each(|n| beats.step_ahead(StepAhead { until: at(n), by: Duration::from_secs(1) }));
+        assert_eq!(beats.ahead.len(), MAX_AHEAD);
+        assert_eq!([0, 999, 1_000].map(|began| beats.set_ahead_since(at(began)).as_secs()), [1_000, 1, 0]);
     }
 }

@@ -439,8 +439,9 @@ impl EngineState {
         (live, heartbeats): (Arc<LiveAttempts>, Arc<HeartbeatHistory>),
     ) -> Self {
         let polls = broker.polls();
-        let (watched, lease) = (Arc::clone(&heartbeats), settings.lease);
-        broker.judge_clock_by(move |reading| watched.trust_clock(reading, lease));
+        let (watched, steps, lease) = (Arc::clone(&heartbeats), Arc::clone(&heartbeats), settings.lease);
+        let set_ahead_since = move |moment| steps.set_ahead_since(moment);
+        broker.judge_clock_by(move |reading| watched.trust_clock(reading, lease), set_ahead_since);
         Self {
             store: broker.store().clone(),
             finish_keys: Arc::new(broker.store().clone()),

@@ -231,7 +231,7 @@ async fn a_clock_of_mysql_that_is_set_ahead_and_back_ends_no_attempt() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_clock_of_mysql_that_is_set_ahead_ends_no_attempt_of_a_remote_worker() {
+async fn a_clock_of_mysql_that_is_set_ahead_ends_no_attempt_of_a_remote_worker_that_began_before() {
     let Some(library) = library().await else { return };
     let dir = tempfile::tempdir().unwrap();
     let clock = Clock::new(dir.path().join("clock"));
@@ -240,14 +240,15 @@ async fn a_clock_of_mysql_that_is_set_ahead_ends_no_attempt_of_a_remote_worker()
     let turned = |options: tickr::services::Options| {
         environment.iter().fold(options, |options, (name, value)| options.mysql_environment(*name, value.clone()))
     };
-    let tickr = TestApp::start_alone_as(turned, |_| {}, |_| {}).await;
+    let lease = |config: &mut tickr::config::Config| config.lease = Duration::from_secs(2);
+    let tickr = TestApp::start_alone_as(turned, |_| {}, lease).await;
     assert_eq!(tickr.put("/v1/kinds/resize", json!({"queue": "pictures", "max_attempts": 1})).await.status, 201);
-    let worker = json!({"name": "test", "kinds": ["resize"], "slots": 1, "lease_ms": 600_000});
+    let worker = json!({"name": "test", "kinds": ["resize"], "slots": 2, "lease_ms": 600_000});
     let worker = tickr.post("/v1/workers", worker).await.body["id"].as_str().unwrap().to_owned();
     tickr.enqueue(json!({"kind": "resize", "payload": 1, "timeout_ms": 60_000})).await;
     let fetch = json!({"slots": 1, "wait_ms": 20_000, "holding": [], "fetch_id": uuid::Uuid::now_v7()});
-    let fetched = tickr.post(&format!("/v1/workers/{worker}/fetch"), fetch).await.body;
-    let token = &fetched["jobs"][0]["token"];
+    let before = tickr.post(&format!("/v1/workers/{worker}/fetch"), fetch).await.body;
+    let before = &before["jobs"][0]["token"];
     clock.turn(120).unwrap();
     eventually("the clock of mysql has moved", || async {
         let now: DateTime<Utc> =
@@ -255,11 +256,23 @@ async fn a_clock_of_mysql_that_is_set_ahead_ends_no_attempt_of_a_remote_worker()
         ((now - Utc::now()).num_seconds() > 100).then_some(())
     })
     .await;
-    let beaten = tickr.post(&format!("/v1/workers/{worker}/beat"), json!({"holding": [{"token": token}]})).await;
+    let beaten = tickr.post(&format!("/v1/workers/{worker}/beat"), json!({"holding": [{"token": before}]})).await;
     assert_eq!(beaten.body, json!({"cancel": [], "lost": [], "drain": false}));
-    let verdicts = json!({"verdicts": [{"token": token, "verdict": "succeeded"}]});
-    let finished = tickr.post(&format!("/v1/workers/{worker}/finish"), verdicts).await;
-    assert_eq!(finished.body["results"][0]["result"], "settled", "{:#}", finished.body);
+    // The time of an attempt that began after the step is over as soon as the process judges by the clock again.
+    tickr.enqueue(json!({"kind": "resize", "payload": 2, "timeout_ms": 1_000})).await;
+    let fetch = json!({"slots": 1, "wait_ms": 20_000, "holding": [before], "fetch_id": uuid::Uuid::now_v7()});
+    let after = tickr.post(&format!("/v1/workers/{worker}/fetch"), fetch).await.body;
+    let after = &after["jobs"][0]["token"];
+    let told = eventually("the worker is told to stop an attempt", || async {
+        let holding = json!({"holding": [{"token": before}, {"token": after}]});
+        let beaten = tickr.post(&format!("/v1/workers/{worker}/beat"), holding).await.body;
+        (beaten["cancel"] != json!([])).then_some(beaten)
+    })
+    .await;
+    assert_eq!(told, json!({"cancel": [after], "lost": [], "drain": false}));
+    let verdicts = [before, after].map(|token| json!({"token": token, "verdict": "succeeded"}));
+    let finished = tickr.post(&format!("/v1/workers/{worker}/finish"), json!({"verdicts": verdicts})).await.body;
+    assert_eq!([0, 1].map(|n| finished["results"][n]["result"] == "settled"), [true; 2], "{finished:#}");
     assert_eq!(tickr.count("SELECT COUNT(*) FROM attempts WHERE verdict <> 'succeeded'").await, 0);
     tickr.stop().await;
 }

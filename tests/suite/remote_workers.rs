@@ -619,6 +619,26 @@ async fn a_late_copy_of_a_request_or_a_heartbeat_gives_no_attempt_back() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_late_copy_of_a_request_takes_no_attempt_away_whose_job_has_expired_since_its_start() {
+    let tickr = started().await;
+    let other = tickr.another().await;
+    let at = tickr.app.addr();
+    let worker = Worker::register(&tickr, 1).await;
+    let id = tickr.enqueue(json!({"kind": "resize", "payload": 1, "expires_in_ms": 1_500})).await;
+    let request = Uuid::now_v7();
+    let held = worker.fetch_as(request, at, 1, 20_000, &[]).await.remove(0);
+    worker.beat(at, &[&held]).await;
+    tickr.until_count("SELECT COUNT(*) FROM owed WHERE expires_at > UTC_TIMESTAMP(6)", 0).await;
+    // A process that was suspended reads the request now. Its stop waits for what it has begun.
+    assert_eq!(worker.fetch_as(request, other.addr(), 1, 0, &[]).await, Vec::<Value>::new());
+    stop(other).await;
+    assert_eq!(worker.beat(at, &[&held]).await, json!({"cancel": [], "lost": [], "drain": false}));
+    assert_eq!(worker.finish(at, &held, json!({"verdict": "succeeded"})).await["result"], "settled");
+    assert_eq!(tickr.verdicts(id).await, ["succeeded"]);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_claim_for_a_request_that_a_newer_one_has_replaced_starts_nothing() {
     let tickr = started().await;
     let other = tickr.another().await;
@@ -1495,6 +1515,8 @@ async fn a_job_that_expires_between_its_claim_and_the_answer_reaches_no_worker()
     assert_eq!(worker.fetch_as(fetch, at, 4, 4_000, &[]).await.len(), 1);
     tickr.until_count(expired, 0).await;
     assert_eq!(worker.fetch_as(fetch, at, 4, 4_000, &[]).await, Vec::<Value>::new());
+    // The worker may have got the first answer. Its next request says that it has not.
+    assert_eq!(worker.fetch(at, 4, 0, &[]).await, Vec::<Value>::new());
     for id in [late, again] {
         let job = tickr.until(id, State::Failed).await;
         let verdicts = vec!["interrupted".to_owned(), "expired".to_owned()];

@@ -31,7 +31,7 @@ use crate::sql::error::{again, corrupt, is_locked_elsewhere};
 use crate::sql::script::Script;
 use crate::sql::session::Session;
 use crate::{Store, StoreError};
-use tickr_job::{AttemptToken, JobId, JobOptions, Name, Progress, RetryPolicy, RunnerId};
+use tickr_job::{AttemptToken, JobId, JobOptions, Name, Progress, RetryPolicy, RunnerId, Timestamp};
 
 /// Most attempts that one claim starts: as many as one row of `claim_batches` can list.
 pub const MAX_REMOTE_CLAIM: usize = 256;
@@ -142,8 +142,10 @@ pub struct OverdueAttempt {
     pub attempt: RemoteAttempt,
     /// How long it might run.
     pub timeout: Duration,
-    /// How long it has run beyond that.
+    /// How long it has run beyond that, by the clock of MySQL.
     pub over: Duration,
+    /// Its start, by that clock.
+    pub started_at: Timestamp,
 }
 
 /// The answer to the heartbeat of a worker.
@@ -817,7 +819,7 @@ async fn beat(
     }
     let listed: HashMap<JobId, AttemptToken> = held.iter().map(|held| (held.id, held.token)).collect();
     found.reading = Some(reading);
-    found.overdue = overdue(conn, &listed, timeouts).await?;
+    found.overdue = overdue(conn, &listed, timeouts, reading.moment).await?;
     let late = UNDELIVERED_AFTER.min(lease / 2);
     let (open, _) = open_of(conn, worker, None).await?;
     // Heartbeats are a third of a lease apart, so one that does not list an attempt that has arrived may be late.
@@ -829,32 +831,34 @@ async fn beat(
     Ok(Some(found))
 }
 
-/// Return those of these attempts that have run for longer than they may.
+/// Return those of these attempts that have run for longer than they may. `now` is the reading of the clock by which
+/// the caller judges, and not a later one: the clock may have been set since.
 async fn overdue(
     conn: &mut Session<'_>,
     listed: &HashMap<JobId, AttemptToken>,
     timeouts: &HashMap<Name, Duration>,
+    now: Timestamp,
 ) -> Result<Vec<OverdueAttempt>, sqlx::Error> {
     let mut ids: Vec<Uuid> = listed.keys().map(|id| id.uuid()).collect();
     ids.sort_unstable();
     let mut found = Vec::new();
     for page in ids.chunks(MAX_ROWS) {
-        let sql = "SELECT j.id, j.kind, j.queue, j.options, o.token, o.attempt, o.runner, TRUE AS open, \
-                   TIMESTAMPDIFF(MICROSECOND, o.started_at, UTC_TIMESTAMP(6)) AS age_us \
+        let sql = "SELECT j.id, j.kind, j.queue, j.options, o.token, o.attempt, o.runner, TRUE AS open, o.started_at \
                    FROM owed o FORCE INDEX (PRIMARY) STRAIGHT_JOIN jobs j ON j.id = o.id WHERE o.id IN";
         for row in &in_list(sql, page, " AND o.state = 'executing'").fetch_all(&mut *conn).await? {
             let attempt = remote_attempt(row)?;
             if attempt.open.as_ref().map(|(token, ..)| *token) != listed.get(&attempt.id).copied() {
                 continue;
             }
-            let age = Duration::from_micros(u64::try_from(row.try_get::<i64, _>("age_us")?).unwrap_or(0));
+            let started_at: Timestamp = row.try_get("started_at")?;
+            let age = (now - started_at).to_std().unwrap_or_default();
             let own = row
                 .try_get::<Option<&str>, _>("options")?
                 .and_then(|text| JobOptions::as_far_as_readable(text).timeout_ms);
             let timeout = own.map(Duration::from_millis).or_else(|| timeouts.get(&attempt.kind).copied());
             let timeout = timeout.unwrap_or(Duration::from_secs(300));
             if let Some(over) = age.checked_sub(timeout) {
-                found.push(OverdueAttempt { attempt, timeout, over });
+                found.push(OverdueAttempt { attempt, timeout, over, started_at });
             }
         }
     }

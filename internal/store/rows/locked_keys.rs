@@ -3,17 +3,24 @@
 //! A runner that was suspended within a claim locks the keys of that claim, for as long as its connection lives. The
 //! first transaction that needs one of them waits for it, for a second. Then the key is remembered, and later ones
 //! leave it out, so they do not wait for the same key again and again.
+//!
+//! A key that other runners lock in turn is never free for a transaction that does not wait: it goes to the next one
+//! that does. So only a wait renews what is remembered, and after ten seconds a transaction gets a key that is merely
+//! busy.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Time for which a key counts as locked after the last try.
+/// Time for which a key counts as locked after a transaction has waited for it in vain.
 const REMEMBERED: Duration = Duration::from_secs(10);
+/// Time after that within which a failed try renews nothing: it may have begun while the key still counted as locked. A
+/// wait that began after it takes a second.
+const UNDER_WAY: Duration = Duration::from_millis(500);
 /// Most keys that are remembered.
 const MAX_KEYS: usize = 4_096;
 
-/// The keys, with the time of the last try.
+/// The keys, with the end of the last wait.
 #[derive(Debug)]
 pub(crate) struct LockedKeys<K>(Mutex<BTreeMap<K, Instant>>);
 
@@ -26,24 +33,35 @@ impl<K> Default for LockedKeys<K> {
 impl<K: Ord + Clone> LockedKeys<K> {
     /// Return those of these keys that count as locked.
     pub(crate) fn among(&self, keys: &[&K]) -> BTreeSet<K> {
+        self.among_at(keys, Instant::now())
+    }
+
+    fn among_at(&self, keys: &[&K], now: Instant) -> BTreeSet<K> {
         let locked = self.lock();
         if locked.is_empty() {
             return BTreeSet::new();
         }
-        let counts = |key: &K| locked.get(key).is_some_and(|tried| tried.elapsed() < REMEMBERED);
+        let is_new = |waited: &Instant| now.saturating_duration_since(*waited) < REMEMBERED;
+        let counts = |key: &K| locked.get(key).is_some_and(is_new);
         keys.iter().copied().filter(|key| counts(key)).cloned().collect()
     }
 
-    /// Note that this process has tried these keys and got those of them that are in `got`. The others count as locked.
+    /// Note that this process has tried these keys and got those of them that are in `got`. It has waited for the
+    /// others, unless they counted as locked. They count as locked from now on; those that did, no longer than before.
     pub(crate) fn note(&self, tried: &[&K], got: &BTreeSet<K>) {
+        self.note_at(tried, got, Instant::now());
+    }
+
+    fn note_at(&self, tried: &[&K], got: &BTreeSet<K>, now: Instant) {
         let mut locked = self.lock();
         if locked.is_empty() && got.len() == tried.len() {
             return;
         }
-        locked.retain(|key, tried| tried.elapsed() < REMEMBERED && !got.contains(key));
+        let is_old = |waited: &Instant| now.saturating_duration_since(*waited) >= REMEMBERED + UNDER_WAY;
+        locked.retain(|key, waited| !is_old(waited) && !got.contains(key));
         for key in tried.iter().filter(|key| !got.contains(**key)) {
-            if locked.len() < MAX_KEYS || locked.contains_key(*key) {
-                locked.insert((*key).clone(), Instant::now());
+            if locked.len() < MAX_KEYS && !locked.contains_key(*key) {
+                locked.insert((*key).clone(), now);
             }
         }
     }
@@ -67,5 +85,23 @@ mod tests {
         assert_eq!(locked.among(&both), BTreeSet::from([a.clone()]));
         locked.note(&both, &BTreeSet::from([a.clone(), b.clone()]));
         assert!(locked.among(&both).is_empty());
+    }
+
+    #[test]
+    fn a_key_that_is_tried_and_not_waited_for_counts_as_locked_for_ten_seconds_in_all() {
+        let (a, start, locked) = ("a".to_owned(), Instant::now(), LockedKeys::default());
+        let at = |ms: u64| start + Duration::from_millis(ms);
+        let counts = |ms: u64| !locked.among_at(&[&a], at(ms)).is_empty();
+        let fails = |ms: u64| locked.note_at(&[&a], &BTreeSet::new(), at(ms));
+        // The last of these tries began just before the ten seconds were over.
+        for ms in (0..=10_000).step_by(100) {
+            assert_eq!(counts(ms), (1..10_000).contains(&ms), "{ms}");
+            fails(ms);
+        }
+        fails(10_020);
+        assert!(!counts(10_020));
+        // So the next transaction waits, for a second and in vain.
+        fails(11_020);
+        assert_eq!([11_020, 21_019, 21_020].map(counts), [true, true, false]);
     }
 }
