@@ -1130,6 +1130,9 @@ mutants() {
     mutant 'first version of a limit' internal/store/limits.rs \
         'rand::random_range(1..=MAX_FIRST_VERSION)' 'MAX_FIRST_VERSION.min(1)' \
         key_limits::the_version_of_a_removed_limit_changes_none_that_has_its_name
+    mutant 'key of a limit that another session is making' internal/store/rows/limits.rs \
+        'const NOWAIT: &str = " NOWAIT";' 'const NOWAIT: &str = SKIP_LOCKED;' \
+        key_limits::a_key_that_another_session_is_making_holds_up_the_jobs_of_no_other_key
     mutant 'lock of an order key' internal/store/rows/jobs.rs \
         '    lock_or_make(conn, &newcomers.iter().map(|new| new.key).collect()).await?;' '' \
         order::no_job_is_left_behind_when_jobs_are_accepted_while_those_in_front_end
