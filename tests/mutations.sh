@@ -1091,7 +1091,7 @@ mutants() {
         'ORDER BY limit_name, limit_key FOR UPDATE' 'ORDER BY limit_name, limit_key' \
         key_limits::limits_hold_while_redis_is_flushed_and_runners_are_killed
     mutant 'attempts that ran before a limit' internal/store/attempts/limited.rs \
-        'slots.extend(keys_of(new,' 'slots.extend(keys_of(&new[..0],' \
+        'keys_of_jobs(conn, ids, new, ' 'keys_of_jobs(conn, ids, &new[..0], ' \
         key_limits::a_new_limit_counts_the_attempts_that_run
     mutant 'limit of a job that becomes due during its claim' internal/store/attempts/limited.rs \
         'if job.keys.is_empty() {' 'if job.keys.is_empty() || !row.try_get::<bool, _>("is_due")? {' \
@@ -1133,6 +1133,9 @@ mutants() {
     mutant 'key of a limit that another session is making' internal/store/rows/limits.rs \
         'const NOWAIT: &str = " NOWAIT";' 'const NOWAIT: &str = SKIP_LOCKED;' \
         key_limits::a_key_that_another_session_is_making_holds_up_the_jobs_of_no_other_key
+    mutant 'jobs of locked keys without Redis' internal/engine/fetcher.rs \
+        'if self.leaves_locked {' 'if self.leaves_locked && false {' \
+        key_limits::without_redis_the_jobs_of_a_locked_key_hold_up_no_job_behind_them
     mutant 'lock of an order key' internal/store/rows/jobs.rs \
         '    lock_or_make(conn, &newcomers.iter().map(|new| new.key).collect()).await?;' '' \
         order::no_job_is_left_behind_when_jobs_are_accepted_while_those_in_front_end

@@ -1458,3 +1458,29 @@ async fn a_key_that_another_session_is_making_holds_up_the_jobs_of_no_other_key(
     tickr.assert_sound().await;
     tickr.stop().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_redis_the_jobs_of_a_locked_key_hold_up_no_job_behind_them() {
+    let tickr = TestApp::start_alone(|_| {}, |config| config.workers = 4).await;
+    set_and_wait(&tickr, "l", json!({"concurrency": 50})).await;
+    let mut session = tickr.mysql().await;
+    lock_key(&tickr, &mut session, "a").await;
+    tickr.services().redis().kill9().unwrap();
+    let noop = |key: &str| json!({"kind": "noop", "limit_key": key});
+    // Far more than one look for due jobs reads.
+    tickr.enqueue_many((0..300).map(|_| noop("a"))).await;
+    let began = Instant::now();
+    for _ in 0..3 {
+        let behind = tickr.enqueue(noop("b")).await;
+        tickr.until(behind, State::Completed).await;
+    }
+    assert!(began.elapsed() < Duration::from_secs(15), "{:?}", began.elapsed());
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM attempts").await, 3);
+    // Without Redis, too, the others start when the key is free.
+    session.execute("ROLLBACK").await.unwrap();
+    tickr.until_count("SELECT COUNT(*) FROM attempts WHERE verdict = 'succeeded'", 303).await;
+    tickr.services().redis().start_again().unwrap();
+    tickr.until_idle().await;
+    tickr.until_count(NO_ROWS_LEFT, 0).await;
+    tickr.stop().await;
+}
