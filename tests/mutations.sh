@@ -812,6 +812,12 @@ mutants() {
     mutant 'state of an operation in a batch' internal/store/bulk.rs \
         'locked.token == held.token && locked.state == OperationState::Running' 'locked.token == held.token' \
         operations::a_replay_of_ten_thousand_dead_letters_keeps_its_rate_and_can_be_stopped
+    mutant 'lease of an operation that rests' internal/engine/bulk_runner.rs \
+        'if took + rest >= LEASE / 2 {' 'if took + rest >= LEASE * 1_000 {' \
+        operations::a_runner_keeps_its_operation_while_it_rests_after_a_wait_for_a_locked_row
+    mutant 'loss of an operation to another runner' internal/store/bulk.rs \
+        'BatchOutcome { over: true, lost: true,' 'BatchOutcome { over: true, lost: false,' \
+        operations::a_runner_whose_operation_another_one_has_taken_does_not_take_it_for_ended
     mutant 'answer to a repeated request for an operation' internal/store/bulk.rs \
         'sent_before.as_ref(), Some(())).await? {' 'sent_before.as_ref(), Some(())).await?.filter(|_| false) {' \
         operations::an_operation_that_was_accepted_gets_its_answer_again_while_too_many_run
