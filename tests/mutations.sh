@@ -812,6 +812,12 @@ mutants() {
     mutant 'state of an operation in a batch' internal/store/bulk.rs \
         'locked.token == held.token && locked.state == OperationState::Running' 'locked.token == held.token' \
         operations::a_replay_of_ten_thousand_dead_letters_keeps_its_rate_and_can_be_stopped
+    mutant 'lease of an operation that rests' internal/engine/bulk_runner.rs \
+        'if took + rest >= LEASE / 2 {' 'if took + rest >= LEASE * 1_000 {' \
+        operations::a_runner_keeps_its_operation_while_it_rests_after_a_wait_for_a_locked_row
+    mutant 'loss of an operation to another runner' internal/store/bulk.rs \
+        'BatchOutcome { over: true, lost: true,' 'BatchOutcome { over: true, lost: false,' \
+        operations::a_runner_whose_operation_another_one_has_taken_does_not_take_it_for_ended
     mutant 'answer to a repeated request for an operation' internal/store/bulk.rs \
         'sent_before.as_ref(), Some(())).await? {' 'sent_before.as_ref(), Some(())).await?.filter(|_| false) {' \
         operations::an_operation_that_was_accepted_gets_its_answer_again_while_too_many_run
@@ -1091,7 +1097,7 @@ mutants() {
         'ORDER BY limit_name, limit_key FOR UPDATE' 'ORDER BY limit_name, limit_key' \
         key_limits::limits_hold_while_redis_is_flushed_and_runners_are_killed
     mutant 'attempts that ran before a limit' internal/store/attempts/limited.rs \
-        'slots.extend(keys_of(new,' 'slots.extend(keys_of(&new[..0],' \
+        'keys_of_jobs(conn, ids, new, ' 'keys_of_jobs(conn, ids, &new[..0], ' \
         key_limits::a_new_limit_counts_the_attempts_that_run
     mutant 'limit of a job that becomes due during its claim' internal/store/attempts/limited.rs \
         'if job.keys.is_empty() {' 'if job.keys.is_empty() || !row.try_get::<bool, _>("is_due")? {' \
@@ -1130,6 +1136,12 @@ mutants() {
     mutant 'first version of a limit' internal/store/limits.rs \
         'rand::random_range(1..=MAX_FIRST_VERSION)' 'MAX_FIRST_VERSION.min(1)' \
         key_limits::the_version_of_a_removed_limit_changes_none_that_has_its_name
+    mutant 'key of a limit that another session is making' internal/store/rows/limits.rs \
+        'const NOWAIT: &str = " NOWAIT";' 'const NOWAIT: &str = SKIP_LOCKED;' \
+        key_limits::a_key_that_another_session_is_making_holds_up_the_jobs_of_no_other_key
+    mutant 'jobs of locked keys without Redis' internal/engine/fetcher.rs \
+        'if self.leaves_locked {' 'if self.leaves_locked && false {' \
+        key_limits::without_redis_the_jobs_of_a_locked_key_hold_up_no_job_behind_them
     mutant 'lock of an order key' internal/store/rows/jobs.rs \
         '    lock_or_make(conn, &newcomers.iter().map(|new| new.key).collect()).await?;' '' \
         order::no_job_is_left_behind_when_jobs_are_accepted_while_those_in_front_end

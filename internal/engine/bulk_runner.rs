@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use super::EngineState;
 use tickr_job::Action;
-use tickr_store::{BatchOutcome, CanaryTurn, ChangeSummary, OperationLease, StoreError};
+use tickr_store::{BatchOutcome, ChangeSummary, OperationLease, StoreError};
 
 /// Time between two looks for operations that no runner carries out, while no summary of changes comes.
 const LOOK_EVERY: Duration = Duration::from_millis(1_500);
@@ -36,7 +36,7 @@ const MAX_FAILURES: u32 = 20;
 const LOCKED_RESTS: Duration = Duration::from_millis(250);
 /// The longest such pause. The lease lasts longer.
 const MAX_LOCKED_RESTS: Duration = Duration::from_secs(2);
-/// The longest pause after a batch that has waited for a lock of another session.
+/// The longest pause after a batch that has waited for a lock of another session. The lease is renewed for it.
 const MAX_WAITED: Duration = Duration::from_secs(10);
 /// Pause after a failed batch.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -111,10 +111,12 @@ impl Running {
     }
 
     /// Rest, because other sessions lock all that is left. While that lasts, each rest is longer. A batch that has
-    /// waited for a lock gives the other operations as much time as it `took`.
-    fn rests_for_locks(&mut self, took: Duration) {
-        self.not_before = Instant::now() + self.rest.max(took.min(MAX_WAITED));
+    /// waited for a lock gives the other operations as much time as it `took`. Return the time of the rest.
+    fn rests_for_locks(&mut self, took: Duration) -> Duration {
+        let rest = self.rest.max(took.min(MAX_WAITED));
+        self.not_before = Instant::now() + rest;
         self.rest = (2 * self.rest).min(MAX_LOCKED_RESTS);
+        rest
     }
 
     /// Return the number of jobs for a batch now; 0 when it is too early.
@@ -193,7 +195,7 @@ async fn batch(shared: &EngineState, one: &mut Running) -> bool {
     if one.turns.as_ref().is_some_and(|turns| turns.next <= now) {
         match shared.store.turn_canary(one.lease, LEASE).await {
             Ok(turn) if turn.over => {
-                tell_end(one.lease, turn);
+                tell_end(one.lease, (turn.lost, turn.stopped));
                 return false;
             }
             Ok(turn) if turn.waits_for_lock => {
@@ -217,7 +219,11 @@ async fn batch(shared: &EngineState, one: &mut Running) -> bool {
         Ok(batched) => {
             one.failures = 0;
             if batched.waits_for_locks {
-                one.rests_for_locks(now.elapsed());
+                let took = now.elapsed();
+                let rest = one.rests_for_locks(took);
+                if took + rest >= LEASE / 2 {
+                    keep_over(shared, one.lease, rest).await;
+                }
             } else {
                 one.rest = LOCKED_RESTS;
             }
@@ -226,10 +232,10 @@ async fn batch(shared: &EngineState, one: &mut Running) -> bool {
                 turns.room = turns.room.saturating_sub(batched.handled);
             }
             metrics::counter!("tickr_operation_jobs_total").increment(batched.handled);
-            let over = batched.over;
+            let (over, lost) = (batched.over, batched.lost);
             shared.broker.announce_batch(batched).await;
             if over {
-                tracing::info!(operation = %one.lease.id, "operation ended");
+                tell_end(one.lease, (lost, false));
             }
             !over
         }
@@ -252,8 +258,18 @@ async fn failed(shared: &EngineState, one: &mut Running, error: StoreError) -> b
     false
 }
 
-fn tell_end(lease: OperationLease, turn: CanaryTurn) {
-    if turn.stopped {
+/// Renew the lease of an operation before a rest. It runs from the begin of a batch, and other runners would take the
+/// operation within the rest and wait for the same lock.
+async fn keep_over(shared: &EngineState, lease: OperationLease, rest: Duration) {
+    if let Err(error) = shared.store.keep_operation(lease, rest + LEASE).await {
+        tracing::debug!(operation = %lease.id, %error, "cannot renew the lease of an operation");
+    }
+}
+
+fn tell_end(lease: OperationLease, (lost, stopped): (bool, bool)) {
+    if lost {
+        tracing::info!(operation = %lease.id, "operation left: it was cancelled or paused, or another runner has it");
+    } else if stopped {
         tracing::warn!(operation = %lease.id, "a canary stopped, because too many of its jobs failed again");
     } else {
         tracing::info!(operation = %lease.id, "operation ended");

@@ -50,9 +50,13 @@ const LARGER_PAGES: usize = 8;
 /// for that end.
 const SKIPPED_FOR: Duration = Duration::from_secs(2);
 const SEARCHED_FOR: Duration = Duration::from_secs(10);
+/// Time between two looks that take jobs of locked keys of limits all the same, because only a claim finds out that a
+/// key is free again.
+const LOCKED_TRIED_EVERY: Duration = Duration::from_secs(2);
 
 /// Due jobs at the front of a lane that this runner skips, because it may not take them: jobs of kinds that it does not
-/// have, suspects that run or were put off, and jobs that it gave back because it cannot read them.
+/// have, suspects that run or were put off, jobs that it gave back because it cannot read them, and jobs of locked keys
+/// of limits.
 #[derive(Clone, Copy, Debug)]
 struct Skipped {
     /// Position from which to read on.
@@ -82,6 +86,10 @@ pub(super) struct Fetcher {
     settings: Arc<OperatorSettings>,
     /// Skipped jobs, by the position of their lane.
     skipped: HashMap<usize, Skipped>,
+    /// When a look last took jobs of locked keys of limits.
+    tried_locked: Option<Instant>,
+    /// The present look leaves these jobs out.
+    leaves_locked: bool,
     /// The last blocking pop waited for all lanes, and no id came. Then the next one needs no look before it.
     nothing_came: bool,
 }
@@ -91,7 +99,16 @@ impl Fetcher {
         let settings = shared.operator_settings.now();
         let queue_order = QueueOrder::new(&shared.settings.queues, &settings);
         let fetch = shared.index.fetch(queue_order.lines(), &shared.runner);
-        Self { shared, fetch, queue_order, settings, skipped: HashMap::new(), nothing_came: false }
+        Self {
+            shared,
+            fetch,
+            queue_order,
+            settings,
+            skipped: HashMap::new(),
+            tried_locked: None,
+            leaves_locked: false,
+            nothing_came: false,
+        }
     }
 
     /// Take ids until the runner stops, and call `start` with each of them.
@@ -307,6 +324,7 @@ impl Fetcher {
         let now = shared.store.clock().now();
         self.skipped
             .retain(|_, skipped| skipped.seen.elapsed() < if skipped.goes_on { SEARCHED_FOR } else { SKIPPED_FOR });
+        self.try_or_leave_locked();
         let (order, _) = self.queue_order.next_turn(|queue| shared.permits.room(queue));
         let queues: HashSet<usize> = order.lines.iter().map(|place| self.queue_order.queue_of(*place)).collect();
         let names = queues.into_iter().map(|queue| shared.settings.queues[queue].clone()).collect();
@@ -318,7 +336,7 @@ impl Fetcher {
             let left = most - taken.len();
             for (place, page) in self.read_lines(places, now, left * 4).await? {
                 let whole = page.next.is_none();
-                let found = self.runnable(&page);
+                let found = self.runnable(&page).await?;
                 if found.is_empty() && !whole {
                     barred.push(place);
                     self.skip(place, &page);
@@ -337,6 +355,19 @@ impl Fetcher {
         Ok(if taken.is_empty() { DueWork::Nothing } else { DueWork::Found(taken) })
     }
 
+    /// Decide whether this look leaves out jobs of locked keys of limits. Their claims would have no effect, and there
+    /// may be any number of them in front of other jobs.
+    fn try_or_leave_locked(&mut self) {
+        let known = self.shared.store.knows_locked_keys();
+        let rests = self.tried_locked.is_some_and(|tried| tried.elapsed() < LOCKED_TRIED_EVERY);
+        self.leaves_locked = known && (rests || self.skipped.values().any(|skipped| skipped.goes_on));
+        if known && !self.leaves_locked {
+            self.tried_locked = Some(Instant::now());
+            // They are among the skipped ones.
+            self.skipped.clear();
+        }
+    }
+
     /// Read further behind jobs that this runner may not take. There may be any number of them at the front of a lane,
     /// so it reads larger pages, and reads the other lanes again in between.
     async fn look_further(&mut self, barred: &[usize], now: Timestamp, most: usize) -> Result<DueWork, StoreError> {
@@ -345,7 +376,7 @@ impl Fetcher {
         for place in barred {
             for _ in 0..LARGER_PAGES.div_ceil(barred.len()) {
                 let Some((_, page)) = self.read_lines(&[*place], now, LARGER_PAGE).await?.pop() else { break };
-                let found = self.runnable(&page);
+                let found = self.runnable(&page).await?;
                 if found.is_empty() && page.next.is_some() {
                     self.skip(*place, &page);
                     continue;
@@ -379,14 +410,18 @@ impl Fetcher {
     }
 
     /// Return the jobs that this runner can run, in random order.
-    fn runnable(&self, page: &LinePage) -> Vec<JobId> {
+    async fn runnable(&self, page: &LinePage) -> Result<Vec<JobId>, StoreError> {
         let has_kind = |row: &&DueRow| {
             row.kind.as_ref().is_some_and(|kind| self.shared.registry.runnable(kind.as_str()).is_some())
         };
         let mut found: Vec<JobId> = page.rows.iter().filter(has_kind).map(|row| row.id).collect();
         found.retain(|id| !self.shared.suspects.is_resting(*id) && !self.shared.unread.is_resting(*id));
+        if self.leaves_locked {
+            let locked = self.shared.store.behind_locked_keys(&found).await?;
+            found.retain(|id| !locked.contains(id));
+        }
         found.shuffle(&mut rand::rng());
-        found
+        Ok(found)
     }
 
     fn take_permitted(&self, place: usize, found: Vec<JobId>, most: usize, taken: &mut Vec<(JobId, Permit)>) {

@@ -117,8 +117,10 @@ pub struct BatchOutcome {
     pub discarded: Vec<JobId>,
     /// Executing jobs that were asked to stop.
     pub stop_requested: Vec<JobId>,
-    /// True if the operation has ended, or another runner has its lease.
+    /// True if the runner has nothing more to do: the operation has ended, or the lease is lost.
     pub over: bool,
+    /// True if another runner has the lease, or the operation was cancelled or paused.
+    pub lost: bool,
     /// True if all that is left to be done is locked by other sessions: the next batch should wait a moment.
     pub waits_for_locks: bool,
 }
@@ -410,6 +412,25 @@ impl Store {
         .await
     }
 
+    /// Renew the lease of a bulk operation without a batch. Without effect while another session locks its row.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn keep_operation(&self, held: OperationLease, lease: Duration) -> Result<(), StoreError> {
+        transact(&self.shared.pools.loops, "renew the lease of an operation", move |conn, earlier| {
+            Box::pin(async move {
+                let leased = lock_leased(conn, held, earlier).await?;
+                if matches!(leased, Leased::Locked(_)) {
+                    let lease = micros(lease);
+                    let renew = statement(format!("UPDATE operations SET {LEASED} WHERE id = ?"));
+                    renew.bind(lease).bind(lease).bind(held.id).execute(&mut *conn).await?;
+                }
+                Ok(())
+            })
+        })
+        .await
+    }
+
     /// Handle the next `most` jobs of a bulk operation, and renew its lease. Jobs that another session locks are left for the
     /// next batches.
     ///
@@ -671,7 +692,7 @@ async fn advance(
     let locked = match lock_leased(conn, held, earlier).await? {
         Leased::Locked(locked) => *locked,
         Leased::Busy => return Ok(BatchOutcome { waits_for_locks: true, ..BatchOutcome::default() }),
-        Leased::Lost => return Ok(BatchOutcome { over: true, ..BatchOutcome::default() }),
+        Leased::Lost => return Ok(BatchOutcome { over: true, lost: true, ..BatchOutcome::default() }),
     };
     let operation = &locked.operation;
     let most = match &operation.canary {

@@ -23,8 +23,10 @@ use tickr_job::{Actor, Canary, CanaryDecision, CanaryOutcomes, CanaryState, Oper
 /// Outcome of a turn.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CanaryTurn {
-    /// True if the operation has ended, or another runner has its lease.
+    /// True if the runner has nothing more to do: the operation has ended, or the lease is lost.
     pub over: bool,
+    /// True if another runner has the lease, or the operation was cancelled or paused.
+    pub lost: bool,
     /// Jobs per second from now on.
     pub rate: u32,
     /// Number of jobs that may be released before the next turn.
@@ -59,13 +61,13 @@ async fn turn(
     lease: Duration,
     act: AuditEntry,
 ) -> Result<CanaryTurn, sqlx::Error> {
-    let over = CanaryTurn { over: true, ..CanaryTurn::default() };
+    let lost = CanaryTurn { over: true, lost: true, ..CanaryTurn::default() };
     let Locked { operation, place, .. } = match lock_leased(conn, held, earlier).await? {
         Leased::Locked(locked) => *locked,
         Leased::Busy => return Ok(CanaryTurn { waits_for_lock: true, ..CanaryTurn::default() }),
-        Leased::Lost => return Ok(over),
+        Leased::Lost => return Ok(lost),
     };
-    let Some((canary, mut state)) = operation.canary else { return Ok(over) };
+    let Some((canary, mut state)) = operation.canary else { return Ok(lost) };
     let now = read_clock(conn, &shared.clock).await?;
     let (found, older) = outcomes(conn, held.id, state.since).await?;
     (state.outcomes, state.counted_at) = (found, Some(now));

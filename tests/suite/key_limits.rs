@@ -1428,3 +1428,59 @@ async fn attempts_of_a_locked_key_that_end_hold_up_the_ends_of_no_other_key() {
     tickr.assert_sound().await;
     tickr.stop().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_key_that_another_session_is_making_holds_up_the_jobs_of_no_other_key() {
+    let calls = Calls::default();
+    let tickr = TestApp::start_with(|config| config.workers = 16, calls.registry()).await;
+    set_and_wait(&tickr, "l", json!({"concurrency": 8})).await;
+    // A runner that was suspended while it claimed the first job of the key `a`.
+    let mut session = tickr.mysql().await;
+    session.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED").await.unwrap();
+    session.execute("BEGIN").await.unwrap();
+    session.execute("INSERT INTO limit_keys (limit_name, limit_key) VALUES ('l', 'a')").await.unwrap();
+    let began = Instant::now();
+    for n in 0..4 {
+        // They come together, so that one claim needs a key that is being made, one that is new, and one that is there.
+        let new = format!("new-{n}");
+        let ids = tickr.enqueue_many(["a", new.as_str(), "b"].map(|key| job(key, 1))).await;
+        for id in &ids[1..] {
+            tickr.until(*id, State::Completed).await;
+        }
+    }
+    // Each claim that waited for the key took 5 s at least.
+    assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
+    assert_eq!(calls.most("a"), 0);
+    session.execute("ROLLBACK").await.unwrap();
+    tickr.until_idle().await;
+    tickr.until_count(NO_ROWS_LEFT, 0).await;
+    tickr.assert_each_ran_once(12).await;
+    tickr.assert_sound().await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_redis_the_jobs_of_a_locked_key_hold_up_no_job_behind_them() {
+    let tickr = TestApp::start_alone(|_| {}, |config| config.workers = 4).await;
+    set_and_wait(&tickr, "l", json!({"concurrency": 50})).await;
+    let mut session = tickr.mysql().await;
+    lock_key(&tickr, &mut session, "a").await;
+    tickr.services().redis().kill9().unwrap();
+    let noop = |key: &str| json!({"kind": "noop", "limit_key": key});
+    // Far more than one look for due jobs reads.
+    tickr.enqueue_many((0..300).map(|_| noop("a"))).await;
+    let began = Instant::now();
+    for _ in 0..3 {
+        let behind = tickr.enqueue(noop("b")).await;
+        tickr.until(behind, State::Completed).await;
+    }
+    assert!(began.elapsed() < Duration::from_secs(15), "{:?}", began.elapsed());
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM attempts").await, 3);
+    // Without Redis, too, the others start when the key is free.
+    session.execute("ROLLBACK").await.unwrap();
+    tickr.until_count("SELECT COUNT(*) FROM attempts WHERE verdict = 'succeeded'", 303).await;
+    tickr.services().redis().start_again().unwrap();
+    tickr.until_idle().await;
+    tickr.until_count(NO_ROWS_LEFT, 0).await;
+    tickr.stop().await;
+}

@@ -13,7 +13,9 @@ use tickr::store::{Answer as Kept, Original, Store, StoreSettings};
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-use crate::support::{self, Proxy, Runner, TestApp, database, drop_database, eventually, gated, http, table_prefix};
+use crate::support::{
+    self, Proxy, Runner, TestApp, database, drop_database, eventually, gated, http, migrated_database, table_prefix,
+};
 
 const LATER_MS: u64 = 86_400_000;
 /// The table of the ten digits, `d`.
@@ -686,4 +688,56 @@ async fn an_order_key_that_is_locked_holds_up_no_other_job_of_an_operation_howev
     assert_eq!(tickr.count("SELECT COUNT(*) FROM owed").await, 42);
     assert_eq!(tickr.count("SELECT COUNT(*) FROM audit WHERE action = 'job.retry'").await, 42);
     tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_runner_keeps_its_operation_while_it_rests_after_a_wait_for_a_locked_row() {
+    let tickr = TestApp::start().await;
+    tickr.sql(dead_letters(10)).await;
+    let mut session = tickr.mysql().await;
+    session.execute("BEGIN").await.unwrap();
+    let last = "SELECT number FROM attempts WHERE job_id = (SELECT MAX(job_id) FROM dead_letters) FOR UPDATE";
+    assert!(session.fetch_optional(last).await.unwrap().is_some());
+    let id = start(&tickr, json!({"action": "delete", "filter": {"queue": "parked"}})).await;
+    // A batch that waits for the row does so for five seconds, and rests for as long. A lease without a rest ends eight
+    // seconds after the begin of the batch.
+    let kept = "SELECT COUNT(*) FROM operations WHERE lease_until > UTC_TIMESTAMP(6) + INTERVAL 9 SECOND";
+    tickr.until_count(kept, 1).await;
+    assert_eq!(show(&tickr, id).await["state"], "running");
+    session.execute("ROLLBACK").await.unwrap();
+    let over = until_over(&tickr, id).await;
+    assert_eq!((&over["state"], &over["done"]), (&json!("done"), &json!(10)), "{over:#}");
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_runner_whose_operation_another_one_has_taken_does_not_take_it_for_ended() {
+    let (name, url) = migrated_database().await;
+    let settings = StoreSettings { url: url.clone(), connections: 4, flushers: 1, table_prefix: table_prefix() };
+    let store = Store::connect(&settings, Duration::from_secs(10)).await.unwrap();
+    let operation = NewOperation {
+        id: Uuid::now_v7(),
+        action: Action::Cancel,
+        filter: Filter::default(),
+        params: OperationParams::default(),
+        rate: None,
+        canary: None,
+    };
+    let word = |_: &tickr::job::Operation| Kept { status: 202, body: "{}".into() };
+    store.start_operation(operation, &Actor::anyone(), None, Arc::new(word)).await.unwrap();
+    let (first, second) = (RunnerId::new_for_host("first"), RunnerId::new_for_host("second"));
+    let lost = store.lease_operations(first, Duration::ZERO).await.unwrap();
+    let held = eventually("the lease is over", || async {
+        let taken = store.lease_operations(second.clone(), Duration::from_secs(60)).await.unwrap();
+        taken.first().copied()
+    })
+    .await;
+    let lease = Duration::from_secs(60);
+    let remake = Arc::new(|_: &Original| Err::<NewJob, String>("a cancel makes no jobs".to_owned()));
+    let batched = store.advance_operation(lost[0], 7, lease, remake.clone()).await.unwrap();
+    assert!(batched.over && batched.lost, "{batched:?}");
+    let batched = store.advance_operation(held, 7, lease, remake).await.unwrap();
+    assert!(batched.over && !batched.lost, "{batched:?}");
+    drop(store);
+    drop_database(&url, &name).await;
 }

@@ -762,6 +762,36 @@ impl Store {
         .await
     }
 
+    /// Return whether a key of a limit counts as locked, because another session keeps its row.
+    #[must_use]
+    pub fn knows_locked_keys(&self) -> bool {
+        self.shared.limits.locked_keys().has_some()
+    }
+
+    /// Return those of these jobs that have a key of a limit that counts as locked. A claim would leave them out.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn behind_locked_keys(&self, ids: &[JobId]) -> Result<HashSet<JobId>, StoreError> {
+        let ids: Arc<[Uuid]> = ids.iter().map(|id| id.uuid()).collect();
+        let known = Arc::clone(&self.shared.limits);
+        on_pool(&self.shared.pools.loops, "look for jobs behind locked keys", move |conn, _| {
+            let (ids, known) = (Arc::clone(&ids), Arc::clone(&known));
+            Box::pin(async move {
+                let (limits, mut behind) = (known.now(), HashSet::new());
+                for ids in ids.chunks(MAX_ROWS) {
+                    let keys = keys_of_jobs(conn, ids, &limits, "").await?;
+                    let asked: Vec<&LimitKey> = keys.iter().map(|(key, _)| key).collect();
+                    let locked = known.locked_keys().among(&asked);
+                    let left = keys.iter().filter(|(key, _)| locked.contains(key));
+                    behind.extend(left.map(|(_, id)| JobId::from_uuid(*id)));
+                }
+                Ok(behind)
+            })
+        })
+        .await
+    }
+
     /// Read the keys of open breakers whose pause is over.
     async fn keys_to_probe(&self, limits: &[LimitSetting]) -> Result<Vec<LimitKey>, StoreError> {
         if limits.iter().all(|set| set.breaker_rule().is_none()) {
@@ -1034,25 +1064,7 @@ async fn count_attempts(conn: &mut Session<'_>, new: &[LimitSetting]) -> Result<
     let ids: BTreeSet<Uuid> = ids.chain(deferred).collect();
     let ids: Vec<Uuid> = ids.into_iter().collect();
     for ids in ids.chunks(MAX_ROWS) {
-        let mut script = Script::as_text();
-        let (list, values) = script.list(ids);
-        let counted_by = CountedColumns::of(new);
-        let sql = format!(
-            "SELECT o.id, o.kind, o.queue, {} FROM owed o FORCE INDEX (PRIMARY) {} WHERE o.id IN {list} \
-             AND o.state = 'executing'",
-            counted_by.columns, counted_by.joins
-        );
-        script.push(sql, values);
-        let found: Vec<MySqlRow> = script.run(conn).await?.into_iter().flat_map(|step| step.rows).collect();
-        let mut slots: BTreeSet<(LimitKey, Uuid)> = BTreeSet::new();
-        for row in &found {
-            let name = |column| row.try_get::<&str, _>(column).ok().and_then(|name| name.parse::<Name>().ok());
-            let (Some(kind), Some(queue)) = (name("kind"), name("queue")) else { continue };
-            let (key, host) = (text(row, "limit_key")?, text(row, "host")?);
-            let by = CountedBy { limit_key: key.as_deref(), host: host.as_deref() };
-            let id = row.try_get("id")?;
-            slots.extend(keys_of(new, (&kind, &queue), by).into_iter().map(|(key, _)| (key, id)));
-        }
+        let slots = keys_of_jobs(conn, ids, new, " AND o.state = 'executing'").await?;
         let slots: Vec<(&LimitKey, Uuid)> = slots.iter().map(|(key, id)| (key, *id)).collect();
         let keys: BTreeSet<&LimitKey> = slots.iter().map(|(key, _)| *key).collect();
         if slots.is_empty() {
@@ -1071,6 +1083,34 @@ async fn count_attempts(conn: &mut Session<'_>, new: &[LimitSetting]) -> Result<
             .await?;
     }
     Ok(())
+}
+
+/// Read the keys under which these jobs count against these limits. `only` is a condition on the jobs.
+async fn keys_of_jobs(
+    conn: &mut Session<'_>,
+    ids: &[Uuid],
+    limits: &[LimitSetting],
+    only: &str,
+) -> Result<BTreeSet<(LimitKey, Uuid)>, sqlx::Error> {
+    let mut script = Script::as_text();
+    let (list, values) = script.list(ids);
+    let counted_by = CountedColumns::of(limits);
+    let sql = format!(
+        "SELECT o.id, o.kind, o.queue, {} FROM owed o FORCE INDEX (PRIMARY) {} WHERE o.id IN {list}{only}",
+        counted_by.columns, counted_by.joins
+    );
+    script.push(sql, values);
+    let found: Vec<MySqlRow> = script.run(conn).await?.into_iter().flat_map(|step| step.rows).collect();
+    let mut keys = BTreeSet::new();
+    for row in &found {
+        let name = |column| row.try_get::<&str, _>(column).ok().and_then(|name| name.parse::<Name>().ok());
+        let (Some(kind), Some(queue)) = (name("kind"), name("queue")) else { continue };
+        let (key, host) = (text(row, "limit_key")?, text(row, "host")?);
+        let by = CountedBy { limit_key: key.as_deref(), host: host.as_deref() };
+        let id: Uuid = row.try_get("id")?;
+        keys.extend(keys_of(limits, (&kind, &queue), by).into_iter().map(|(key, _)| (key, id)));
+    }
+    Ok(keys)
 }
 
 #[cfg(test)]

@@ -26,7 +26,7 @@ use crate::rows::order::held_until;
 use crate::rows::owed::{DueJob, SKIP_LOCKED, due_job};
 use crate::sql::batches::MAX_ROWS;
 use crate::sql::cluster::{Locked, lock_free_in_cluster, lock_in_cluster};
-use crate::sql::error::{corrupt, waited_for_lock};
+use crate::sql::error::{corrupt, is_locked_elsewhere, waited_for_lock};
 use crate::sql::script::{Script, Value, rows_as_text};
 use crate::sql::session::Session;
 use tickr_job::{Actor, Bounds, Breaker, CountedBy, Limit, Name, Rate, SharedBy, Timestamp, ceil_ms};
@@ -54,6 +54,9 @@ pub(crate) const KEPT_AT_MOST_S: i64 = 70;
 /// Age from which the limits of a process are read again before a claim. They are read about once a second. Less than the
 /// time after which the attempts of a new limit are counted, by more than a claim takes.
 const OLD: Duration = Duration::from_millis(1_500);
+
+/// Lets a statement fail at once at a row that another session locks.
+const NOWAIT: &str = " NOWAIT";
 
 /// The due time in `owed` of a parked job: 9999-12-30, a day before that of a job that is held for its order.
 pub(crate) fn parked_until() -> Timestamp {
@@ -635,6 +638,7 @@ pub(crate) async fn lock_free_keys(
         return Ok(locked);
     }
     let missing = without_rows(conn, keys, &locked).await?;
+    let missing = not_in_the_making(conn, missing).await?;
     if !missing.is_empty() {
         make_rows(conn, &missing).await?;
         locked.extend(lock_those_that_are_free(conn, &missing).await?);
@@ -655,6 +659,32 @@ async fn without_rows<'k>(
     let done = script.run(conn).await?;
     let exist: BTreeSet<LimitKey> = done.iter().flat_map(|step| &step.rows).map(key_in).collect::<Result<_, _>>()?;
     Ok(left.into_iter().filter(|key| !exist.contains(*key)).collect())
+}
+
+/// Return those of these keys without rows that no other session is making. A row that another session has inserted and
+/// not committed yet is invisible, but locked: an insert of the same key would wait for it.
+async fn not_in_the_making<'k>(
+    conn: &mut Session<'_>,
+    keys: Vec<&'k LimitKey>,
+) -> Result<Vec<&'k LimitKey>, sqlx::Error> {
+    if keys.is_empty() || is_no_row_locked(conn, &keys).await? {
+        return Ok(keys);
+    }
+    let mut free = Vec::with_capacity(keys.len());
+    for key in keys {
+        if is_no_row_locked(conn, &[key]).await? {
+            free.push(key);
+        }
+    }
+    Ok(free)
+}
+
+async fn is_no_row_locked(conn: &mut Session<'_>, keys: &[&LimitKey]) -> Result<bool, sqlx::Error> {
+    match locked_keys(conn, keys, NOWAIT).await {
+        Ok(_) => Ok(true),
+        Err(error) if is_locked_elsewhere(&error) => Ok(false),
+        Err(error) => Err(error),
+    }
 }
 
 async fn make_rows(conn: &mut Session<'_>, keys: &[&LimitKey]) -> Result<(), sqlx::Error> {
@@ -697,6 +727,7 @@ pub(crate) async fn begin_with_free(
         return Ok(locked);
     }
     sqlx::raw_sql("COMMIT").execute(&mut *conn).await?;
+    let missing = not_in_the_making(conn, missing).await?;
     make_rows(conn, &missing).await?;
     sqlx::raw_sql("BEGIN").execute(&mut *conn).await?;
     lock_those_that_are_free(conn, keys).await

@@ -31,6 +31,11 @@ impl<K> Default for LockedKeys<K> {
 }
 
 impl<K: Ord + Clone> LockedKeys<K> {
+    /// Return whether any key counts as locked.
+    pub(crate) fn has_some(&self) -> bool {
+        self.lock().values().any(|tried| tried.elapsed() < REMEMBERED)
+    }
+
     /// Return those of these keys that count as locked.
     pub(crate) fn among(&self, keys: &[&K]) -> BTreeSet<K> {
         self.among_at(keys, Instant::now())
