@@ -776,6 +776,9 @@ mutants() {
         'Err(error) if !error.is_transient() && rows.is_empty() => {
             tracing::warn!' \
         schedules::schedules_that_cannot_be_read_or_written_stop_no_other_however_many_they_are
+    mutant 'keys that are being made in a tick' internal/store/schedules/ticks.rs \
+        'if are_being_made(conn, &keys).await? {' 'if keys.len() > 1_000 && are_being_made(conn, &keys).await? {' \
+        schedules::a_schedule_whose_order_key_another_session_is_making_holds_up_no_other_schedule
     mutant 'pages of due schedules' internal/store/schedules/mod.rs \
         'for page in 0..MAX_PAGES {' 'for page in 0..1 {' \
         schedules::schedules_that_cannot_be_read_or_written_stop_no_other_however_many_they_are
@@ -1657,6 +1660,14 @@ mutants() {
         'Err(error) if error.is_about_the_row() => self.move_one_by_one(rows, prepare).await,' \
         'Err(error) if error.is_about_the_row() && error.is_transient() => self.move_one_by_one(rows, prepare).await,' \
         outbox::a_row_that_mysql_refuses_as_a_job_is_rejected_and_holds_up_no_other
+    mutant 'keys of rows that a page does not move' internal/store/outbox/pages.rs \
+        'if apart.concerns(row, job) {' 'if apart.concerns(row, job) && row.is_nil() {' \
+        outbox::rows_whose_order_keys_another_session_is_making_hold_up_no_other_row
+    mutant 'keys that are being made by another session' internal/store/outbox/pages.rs \
+        'if !waits_for_order_key
+' 'if !waits_for_order_key && row.is_nil()
+' \
+        outbox::rows_whose_order_keys_another_session_is_making_hold_up_no_other_row
     mutant 'expired jobs one by one' internal/store/jobs/expire.rs \
         'let mut all = ExpiredJobs { more, ..ExpiredJobs::default() };' \
         'let mut all = ExpiredJobs { more, ..ExpiredJobs::default() }; if !found.is_empty() { return Err(error); }' \
