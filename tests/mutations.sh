@@ -1668,6 +1668,11 @@ mutants() {
 ' 'if !waits_for_order_key && row.is_nil()
 ' \
         outbox::rows_whose_order_keys_another_session_is_making_hold_up_no_other_row
+    mutant 'locks that many rows need' internal/broker/outbox.rs \
+        'if waited {
+' 'if waited && needed.len() > 1_000 {
+' \
+        outbox::rows_of_a_locked_batch_hold_up_no_row_behind_them_for_more_than_one_wait
     mutant 'expired jobs one by one' internal/store/jobs/expire.rs \
         'let mut all = ExpiredJobs { more, ..ExpiredJobs::default() };' \
         'let mut all = ExpiredJobs { more, ..ExpiredJobs::default() }; if !found.is_empty() { return Err(error); }' \

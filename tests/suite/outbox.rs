@@ -710,3 +710,30 @@ async fn rows_whose_order_keys_another_session_is_making_hold_up_no_other_row() 
     assert_eq!(places, [first, behind]);
     tickr.stop().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_of_a_locked_batch_hold_up_no_row_behind_them_for_more_than_one_wait() {
+    let tickr = TestApp::start().await;
+    let mut app = tickr.mysql().await;
+    let batch = tickr.post("/v1/batches", json!({"on_complete": {"kind": "noop", "payload": {}}})).await;
+    assert_eq!(batch.status, 201, "{:#}", batch.body);
+    let batch = batch.body["id"].as_str().unwrap();
+    let mut session = tickr.mysql().await;
+    session.execute("BEGIN").await.unwrap();
+    let lock = format!("SELECT id FROM batches WHERE id = UNHEX(REPLACE('{batch}', '-', '')) FOR UPDATE");
+    sqlx::query(sqlx::AssertSqlSafe(lock)).fetch_one(&mut session).await.unwrap();
+    let began = Instant::now();
+    let mut tx = app.begin().await.unwrap();
+    for _ in 0..10 {
+        insert_with(&mut tx, Uuid::now_v7(), "noop", json!({"batch": batch})).await;
+    }
+    let free = Uuid::now_v7();
+    insert_with(&mut tx, free, "noop", json!({"unique_key": "free"})).await;
+    tx.commit().await.unwrap();
+    until(&tickr, JobId::from_uuid(free), State::Completed).await;
+    assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
+    assert_eq!(tickr.count(WAITING).await, 10);
+    session.execute("ROLLBACK").await.unwrap();
+    tickr.until_count(WAITING, 0).await;
+    tickr.stop().await;
+}
