@@ -779,6 +779,21 @@ mutants() {
     mutant 'keys that are being made in a tick' internal/store/schedules/ticks.rs \
         'if are_being_made(conn, &keys).await? {' 'if keys.len() > 1_000 && are_being_made(conn, &keys).await? {' \
         schedules::a_schedule_whose_order_key_another_session_is_making_holds_up_no_other_schedule
+    mutant 'turns of changes of a schedule' internal/store/schedules/rows.rs \
+        'Subject::Schedule(name.clone())' 'Subject::UniqueKey(name.to_string(), JobId::new().to_string())' \
+        schedules::requests_that_wait_for_a_locked_schedule_or_the_key_of_a_trigger_hold_up_no_other_change
+    mutant 'turns of triggers with one order key' internal/store/schedules/ticks.rs \
+        'Subject::OrderKey(order.key.clone())' 'Subject::UniqueKey(order.key.clone(), JobId::new().to_string())' \
+        schedules::requests_that_wait_for_a_locked_schedule_or_the_key_of_a_trigger_hold_up_no_other_change
+    mutant 'turns of cancels of an operation' internal/store/bulk.rs \
+        'Subject::Operation(id)' 'Subject::UniqueKey(id.to_string(), JobId::new().to_string())' \
+        operations::requests_that_wait_for_a_locked_operation_hold_up_no_other_change
+    mutant 'turns of pauses of an operation' internal/store/bulk_pauses.rs \
+        'Subject::Operation(id)' 'Subject::UniqueKey(id.to_string(), Uuid::now_v7().to_string())' \
+        operations::requests_that_wait_for_a_locked_operation_hold_up_no_other_change
+    mutant 'turns of reports on an attempt' internal/store/attempts/deferred.rs \
+        '[Subject::Job(id), Subject::Change]' '[Subject::Job(JobId::new()), Subject::Change]' \
+        deferred::reports_that_wait_for_a_locked_job_hold_up_no_other_change
     mutant 'pages of due schedules' internal/store/schedules/mod.rs \
         'for page in 0..MAX_PAGES {' 'for page in 0..1 {' \
         schedules::schedules_that_cannot_be_read_or_written_stop_no_other_however_many_they_are

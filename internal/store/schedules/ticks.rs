@@ -31,13 +31,14 @@ use crate::rows::links::NewLinks;
 use crate::rows::order::{are_being_made, close_places, lock_free_or_make, lock_keys_of, lock_or_make, order_key_of};
 use crate::rows::owed::{Owed, SKIP_LOCKED, left_of, lock_free, lock_held};
 use crate::rows::tallies::count;
-use crate::schedules::rows::{Scheduled, lock_schedule};
+use crate::schedules::rows::{Scheduled, lock_schedule, subjects_of};
 use crate::sql::batches::{bind_padded, padded_len, placeholders, statement};
 use crate::sql::clock::read_clock;
 use crate::sql::connection::{PriorRun, on_pool, transact, transact_unless_locked};
 use crate::sql::error::corrupt;
 use crate::sql::script::{Script, Value};
 use crate::sql::session::Session;
+use crate::sql::turns::Subject;
 use crate::{Store, StoreError, StoreInner};
 use tickr_job::{
     Actor, JobId, Name, NewJob, Overlap, Planned, Situation, SkipCause, State, StateInput, TickDecision, Timestamp,
@@ -217,8 +218,12 @@ impl Store {
     ) -> Result<IdempotentOutcome<TriggerOutcome>, StoreError> {
         let mut act = AuditEntry::new(by, "schedule.trigger", row.name.as_str());
         act = act.with(json!({"job": job.id}));
+        let mut subjects = subjects_of(&row.name);
+        subjects.extend(job.options.order.as_ref().map(|order| Subject::OrderKey(order.key.clone())));
+        let looks_at_previous = overlap.unwrap_or(row.schedule.overlap) != Overlap::Allow;
+        subjects.extend(row.last_job.filter(|_| looks_at_previous).map(Subject::Job));
         let row = Arc::new(row.clone());
-        self.change("trigger a schedule", act, move |conn, shared, act| {
+        self.change("trigger a schedule", subjects, act, move |conn, shared, act| {
             let (row, job, idempotent, build) = (Arc::clone(&row), job.clone(), idempotent.clone(), Arc::clone(&build));
             Box::pin(async move {
                 // Two equal requests take turns at the row of the schedule.
