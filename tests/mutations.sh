@@ -776,6 +776,24 @@ mutants() {
         'Err(error) if !error.is_transient() && rows.is_empty() => {
             tracing::warn!' \
         schedules::schedules_that_cannot_be_read_or_written_stop_no_other_however_many_they_are
+    mutant 'keys that are being made in a tick' internal/store/schedules/ticks.rs \
+        'if are_being_made(conn, &keys).await? {' 'if keys.len() > 1_000 && are_being_made(conn, &keys).await? {' \
+        schedules::a_schedule_whose_order_key_another_session_is_making_holds_up_no_other_schedule
+    mutant 'turns of changes of a schedule' internal/store/schedules/rows.rs \
+        'Subject::Schedule(name.clone())' 'Subject::UniqueKey(name.to_string(), JobId::new().to_string())' \
+        schedules::requests_that_wait_for_a_locked_schedule_or_the_key_of_a_trigger_hold_up_no_other_change
+    mutant 'turns of triggers with one order key' internal/store/schedules/ticks.rs \
+        'Subject::OrderKey(order.key.clone())' 'Subject::UniqueKey(order.key.clone(), JobId::new().to_string())' \
+        schedules::requests_that_wait_for_a_locked_schedule_or_the_key_of_a_trigger_hold_up_no_other_change
+    mutant 'turns of cancels of an operation' internal/store/bulk.rs \
+        'Subject::Operation(id)' 'Subject::UniqueKey(id.to_string(), JobId::new().to_string())' \
+        operations::requests_that_wait_for_a_locked_operation_hold_up_no_other_change
+    mutant 'turns of pauses of an operation' internal/store/bulk_pauses.rs \
+        'Subject::Operation(id)' 'Subject::UniqueKey(id.to_string(), Uuid::now_v7().to_string())' \
+        operations::requests_that_wait_for_a_locked_operation_hold_up_no_other_change
+    mutant 'turns of reports on an attempt' internal/store/attempts/deferred.rs \
+        '[Subject::Job(id), Subject::Change]' '[Subject::Job(JobId::new()), Subject::Change]' \
+        deferred::reports_that_wait_for_a_locked_job_hold_up_no_other_change
     mutant 'pages of due schedules' internal/store/schedules/mod.rs \
         'for page in 0..MAX_PAGES {' 'for page in 0..1 {' \
         schedules::schedules_that_cannot_be_read_or_written_stop_no_other_however_many_they_are
@@ -1669,6 +1687,19 @@ mutants() {
         'Err(error) if error.is_about_the_row() => self.move_one_by_one(rows, prepare).await,' \
         'Err(error) if error.is_about_the_row() && error.is_transient() => self.move_one_by_one(rows, prepare).await,' \
         outbox::a_row_that_mysql_refuses_as_a_job_is_rejected_and_holds_up_no_other
+    mutant 'keys of rows that a page does not move' internal/store/outbox/pages.rs \
+        'if apart.concerns(row, job) {' 'if apart.concerns(row, job) && row.is_nil() {' \
+        outbox::rows_whose_order_keys_another_session_is_making_hold_up_no_other_row
+    mutant 'keys that are being made by another session' internal/store/outbox/pages.rs \
+        'if !waits_for_order_key
+' 'if !waits_for_order_key && row.is_nil()
+' \
+        outbox::rows_whose_order_keys_another_session_is_making_hold_up_no_other_row
+    mutant 'locks that many rows need' internal/broker/outbox.rs \
+        'if waited {
+' 'if waited && needed.len() > 1_000 {
+' \
+        outbox::rows_of_a_locked_batch_hold_up_no_row_behind_them_for_more_than_one_wait
     mutant 'expired jobs one by one' internal/store/jobs/expire.rs \
         'let mut all = ExpiredJobs { more, ..ExpiredJobs::default() };' \
         'let mut all = ExpiredJobs { more, ..ExpiredJobs::default() }; if !found.is_empty() { return Err(error); }' \

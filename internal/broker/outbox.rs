@@ -1,6 +1,6 @@
 //! Moves jobs from the outbox, where other programs requested them with a plain INSERT.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -14,7 +14,7 @@ use crate::Broker;
 use crate::draft::Draft;
 use tickr_handlers::{Registered, Registry};
 use tickr_job::{
-    BatchId, Due, JobId, NewJob, OnConflict, OnFailure, OnParentFailure, RetryRequest, Timestamp, TraceContext,
+    BatchId, Due, JobId, Name, NewJob, OnConflict, OnFailure, OnParentFailure, RetryRequest, Timestamp, TraceContext,
     UniqueUntil,
 };
 use tickr_store::{EnqueuedJob, KeyedRow, OutboxRow, PrepareRow, PreparedRow, Reader, StoreError};
@@ -52,9 +52,20 @@ pub(crate) struct LockedRow {
     rest: Duration,
 }
 
-/// Return whether a lock that the row of this job needs may cost seconds, besides that of an order key.
-fn may_wait(job: &NewJob) -> bool {
-    job.unique_key.is_some() || job.options.has_links()
+/// What the row of a job may have to wait for, besides its order key.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum NeededLock {
+    /// A kind and a unique key.
+    UniqueKey(Name, String),
+    Parent(JobId),
+    Batch(BatchId),
+}
+
+/// Return what the row of this job may have to wait for, besides its order key. Each wait may cost seconds.
+fn needed_locks(job: &NewJob) -> Vec<NeededLock> {
+    let unique = job.unique_key.iter().map(|key| NeededLock::UniqueKey(job.kind.clone(), key.clone()));
+    let parents = job.options.after.iter().copied().map(NeededLock::Parent);
+    unique.chain(parents).chain(job.options.batch.map(NeededLock::Batch)).collect()
 }
 
 /// The less common options of a row, as in the body of `POST /v1/jobs`.
@@ -197,10 +208,12 @@ impl Broker {
     /// Move these rows one by one, in their order. A row stays behind one with the same order key that stays. Those
     /// that found a lock of another session come after the others for a while. Each wait in vain takes seconds in which
     /// no other row is moved, so there is one at most: after it, and for rows that were locked before, order keys are
-    /// not waited for, and of the rows that need other locks only one that was locked before is tried.
+    /// not waited for, and of the rows that need other locks only one that was locked before is tried. For a while
+    /// after the wait, rows that need one of the same locks are not tried, because there may be any number of them.
     async fn move_keyed_rows(&self, rows: Vec<(Uuid, NewJob)>, pass: &mut OutboxPass) -> Result<(), StoreError> {
         let mut stay: HashSet<String> = HashSet::new();
         let locked_before = self.outbox_locked.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let locks = self.locks_in_vain();
         let (mut first, mut then) = (Vec::with_capacity(rows.len()), Vec::new());
         for (row, job) in rows {
             let order_key = job.options.order.as_ref().map(|order| order.key.to_string());
@@ -213,7 +226,11 @@ impl Broker {
         }
         // A row that is to be tried again holds up those behind it in its order key, in this list as in the other one.
         stay.clear();
-        let of_before = then.iter().filter(|(_, job)| may_wait(job));
+        let is_in_vain = |needed: &[NeededLock]| needed.iter().any(|lock| locks.contains_key(lock));
+        let of_before = then.iter().filter(|(_, job)| {
+            let needed = needed_locks(job);
+            !needed.is_empty() && !is_in_vain(&needed)
+        });
         let longest = of_before.filter_map(|(row, _)| Some((locked_before.get(row)?.until, *row))).min();
         let turn = longest.map(|(_, row)| row);
         let (mut failed, mut has_waited) = (None, false);
@@ -221,9 +238,10 @@ impl Broker {
             let order_key = job.options.order.as_ref().map(|order| order.key.to_string());
             let before = locked_before.get(&row);
             let rests = before.is_some_and(|before| Instant::now() < before.until);
-            let may_wait = may_wait(&job);
+            let needed = needed_locks(&job);
+            let may_wait = !needed.is_empty();
             let out_of_turn = may_wait && (has_waited || (before.is_some() && turn != Some(row)));
-            if rests || out_of_turn || order_key.as_ref().is_some_and(|key| stay.contains(key)) {
+            if rests || out_of_turn || is_in_vain(&needed) || order_key.as_ref().is_some_and(|key| stay.contains(key)) {
                 if !rests && !has_waited && turn == Some(row) {
                     // It cannot take its turn, so it is that of another one.
                     self.note_locked(row, may_wait);
@@ -252,6 +270,9 @@ impl Broker {
                 }
                 Ok(KeyedRow::Locked { waited }) => {
                     has_waited |= waited;
+                    if waited {
+                        self.note_in_vain(needed);
+                    }
                     stay.extend(order_key);
                     self.note_locked(row, may_wait);
                 }
@@ -277,6 +298,20 @@ impl Broker {
             None => FIRST_REST,
         };
         locked.insert(row, LockedRow { until: now + rest, rest });
+    }
+
+    /// Return what rows have waited for in vain a moment ago.
+    fn locks_in_vain(&self) -> HashMap<NeededLock, Instant> {
+        let now = Instant::now();
+        let mut locks = self.outbox_locks.lock().unwrap_or_else(PoisonError::into_inner);
+        locks.retain(|_, until| now < *until);
+        locks.clone()
+    }
+
+    fn note_in_vain(&self, needed: Vec<NeededLock>) {
+        let until = Instant::now() + LOCKED_RESTS;
+        let mut locks = self.outbox_locks.lock().unwrap_or_else(PoisonError::into_inner);
+        locks.extend(needed.into_iter().map(|lock| (lock, until)));
     }
 
     fn forget_locked(&self, row: Uuid) {

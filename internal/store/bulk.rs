@@ -37,7 +37,9 @@ use crate::sql::batches::{MAX_ROWS, groups, in_list, placeholders, statement, tu
 use crate::sql::clock::read_clock;
 use crate::sql::connection::{PriorRun, on_pool, transact, transact_unless_locked};
 use crate::sql::error::{Fault, again, corrupt, fault, waited_for_lock};
+use crate::sql::pools::transact_in_turn;
 use crate::sql::session::Session;
+use crate::sql::turns::Subject;
 use crate::{Store, StoreError, StoreInner};
 use tickr_job::{
     Action, Actor, Among, CanaryState, Filter, Fingerprint, JobId, Name, NewOperation, Operation, OperationState,
@@ -345,7 +347,8 @@ impl Store {
     ) -> Result<IdempotentOutcome<CancelOutcome>, StoreError> {
         let shared = self.shared.clone();
         let act = AuditEntry::new(by, "operation.cancel", id.to_string());
-        transact(&self.shared.pools.steering, "cancel an operation", move |conn, earlier| {
+        let subjects = BTreeSet::from([Subject::Operation(id), Subject::Change]);
+        transact_in_turn(&self.shared.pools, subjects, "cancel an operation", move |conn, earlier| {
             let (shared, act, idempotent, build) = (shared.clone(), act.clone(), idempotent.clone(), build.clone());
             Box::pin(async move {
                 let held = lock(conn, id).await?.map(|held| held.state);

@@ -3,6 +3,8 @@
 //! A pause takes the token of the runner that carries the operation out, under the lock of its row. So a batch that is
 //! under way is finished first, and the next one finds that the runner has lost its lease.
 
+use std::collections::BTreeSet;
+
 use uuid::Uuid;
 
 use crate::audit::AuditEntry;
@@ -10,9 +12,11 @@ use crate::bulk::{FREED, SET_ASIDE, lock, read};
 use crate::idempotency::{IdempotentOutcome, IdempotentRequest, ResponseBuilder, finish, store_answer, stored_before};
 use crate::sql::batches::statement;
 use crate::sql::clock::read_clock;
-use crate::sql::connection::{PriorRun, transact};
+use crate::sql::connection::PriorRun;
 use crate::sql::error::corrupt;
+use crate::sql::pools::transact_in_turn;
 use crate::sql::session::Session;
+use crate::sql::turns::Subject;
 use crate::{Store, StoreError};
 use tickr_job::{Actor, Operation, OperationState, Timestamp};
 
@@ -56,7 +60,8 @@ impl Store {
             PauseOperation::Resume => ("resume an operation", "operation.resume"),
         };
         let act = AuditEntry::new(by, action, id.to_string());
-        transact(&self.shared.pools.steering, attempted, move |conn, earlier| {
+        let subjects = BTreeSet::from([Subject::Operation(id), Subject::Change]);
+        transact_in_turn(&self.shared.pools, subjects, attempted, move |conn, earlier| {
             let (shared, act, idempotent, build) = (shared.clone(), act.clone(), idempotent.clone(), build.clone());
             Box::pin(async move {
                 let held = lock(conn, id).await?;

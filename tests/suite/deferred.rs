@@ -7,10 +7,12 @@ use std::time::{Duration, Instant};
 
 use axum::extract::State as Shared;
 use axum::http::{HeaderMap, StatusCode};
+use futures_util::future::join_all;
 use reqwest::Method;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
+use sqlx::Executor;
 use tickr::handlers::{Context, FinishLater, Kind, Output, Registry};
 use tickr::job::{JobId, State};
 use tokio::net::TcpListener;
@@ -211,6 +213,24 @@ async fn reports_keep_an_attempt_alive_until_its_deadline_and_carry_its_checkpoi
     let failed = tickr.until(id, State::Failed).await;
     assert_eq!(failed["last_error"], "it was not finished within 5000 ms", "{failed:#}");
     assert_eq!(failed["checkpoint"]["content"], json!({"row": 3}));
+    tickr.stop().await;
+}
+
+/// A runner that freezes in a batch cancel keeps the rows of executing jobs.
+#[tokio::test(flavor = "multi_thread")]
+async fn reports_that_wait_for_a_locked_job_hold_up_no_other_change() {
+    let tickr = TestApp::start().await;
+    let receiver = Slow::start().await;
+    let id = tickr.enqueue(receiver.job(60_000, None)).await;
+    let key = receiver.key().await;
+    tickr.until_deferred(id).await;
+    let mut session = tickr.mysql().await;
+    session.execute("BEGIN").await.unwrap();
+    let lock = sqlx::query("SELECT id FROM owed WHERE id = ? FOR UPDATE").bind(id.uuid());
+    lock.fetch_one(&mut session).await.unwrap();
+    let waiting = join_all((0..8).map(|_| async { tickr.report(&key, json!({})).await.status }));
+    assert_eq!(tickr.goes_on_beside(waiting, &mut session).await, [200_u16; 8]);
+    assert_eq!(tickr.finish(&key, succeeded()).await.status, 200);
     tickr.stop().await;
 }
 

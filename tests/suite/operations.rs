@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use serde_json::{Value, json};
 use sqlx::{Connection, Executor};
 use tickr::job::{
@@ -740,4 +741,27 @@ async fn a_runner_whose_operation_another_one_has_taken_does_not_take_it_for_end
     assert!(batched.over && !batched.lost, "{batched:?}");
     drop(store);
     drop_database(&url, &name).await;
+}
+
+/// A runner that freezes in a batch keeps the row of its operation.
+#[tokio::test(flavor = "multi_thread")]
+async fn requests_that_wait_for_a_locked_operation_hold_up_no_other_change() {
+    let tickr = TestApp::start().await;
+    tickr.enqueue_many((0..30).map(|_| json!({"kind": "noop", "tags": ["wild"], "delay_ms": LATER_MS}))).await;
+    let mut session = tickr.mysql().await;
+    for verb in ["pause", "cancel"] {
+        let id = start(&tickr, json!({"action": "cancel", "filter": {"tag": "wild"}, "rate": 1})).await;
+        let path = |verb: &str| format!("/v1/operations/{id}/{verb}");
+        let paused = tickr.post(&path("pause"), json!({})).await;
+        assert_eq!(paused.status, 200, "{:#}", paused.body);
+        session.execute("BEGIN").await.unwrap();
+        let lock = sqlx::query("SELECT id FROM operations WHERE id = ? FOR UPDATE").bind(id);
+        lock.fetch_one(&mut session).await.unwrap();
+        let waiting = join_all((0..8).map(|_| async { tickr.post(&path(verb), json!({})).await.status }));
+        let mut answers = tickr.goes_on_beside(waiting, &mut session).await;
+        answers.sort_unstable();
+        // Only a running operation can be cancelled.
+        assert_eq!(answers, if verb == "pause" { [200_u16; 8] } else { [200, 409, 409, 409, 409, 409, 409, 409] });
+    }
+    tickr.stop().await;
 }

@@ -676,3 +676,64 @@ async fn rows_of_many_locked_order_keys_hold_up_no_other_row_for_more_than_one_w
     tickr.until_count(WAITING, 0).await;
     tickr.stop().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_whose_order_keys_another_session_is_making_hold_up_no_other_row() {
+    let tickr = TestApp::start().await;
+    let mut app = tickr.mysql().await;
+    // A runner that freezes in an enqueue with new order keys keeps rows that no other session can see.
+    let mut session = tickr.mysql().await;
+    session.execute("BEGIN").await.unwrap();
+    let keys = "INSERT INTO order_keys (order_key, head, tail) VALUES \
+                ('k0', 1, 0), ('k1', 1, 0), ('k2', 1, 0), ('k3', 1, 0), ('k4', 1, 0), ('k5', 1, 0)";
+    session.execute(keys).await.unwrap();
+    let (first, plain) = (Uuid::now_v7(), Uuid::now_v7());
+    let mut tx = app.begin().await.unwrap();
+    insert_with(&mut tx, first, "noop", json!({"order_key": "k0"})).await;
+    insert(&mut tx, plain, "noop", "{}").await;
+    for n in 1..6 {
+        insert_with(&mut tx, Uuid::now_v7(), "noop", json!({"order_key": format!("k{n}")})).await;
+    }
+    tx.commit().await.unwrap();
+    until(&tickr, JobId::from_uuid(plain), State::Completed).await;
+    // Rows that come later wait for one lock at most, and none passes the row that is in front of it.
+    let (behind, later, began) = (Uuid::now_v7(), Uuid::now_v7(), Instant::now());
+    insert_with(&mut app, behind, "noop", json!({"order_key": "k0"})).await;
+    insert_with(&mut app, later, "noop", json!({"tags": ["free"]})).await;
+    until(&tickr, JobId::from_uuid(later), State::Completed).await;
+    assert!(began.elapsed() < Duration::from_secs(15), "{:?}", began.elapsed());
+    assert_eq!(tickr.count(WAITING).await, 7);
+    session.execute("ROLLBACK").await.unwrap();
+    tickr.until_count(WAITING, 0).await;
+    let places = "SELECT job_id FROM order_places WHERE order_key = 'k0' ORDER BY place";
+    let places: Vec<Uuid> = sqlx::query_scalar(places).fetch_all(&mut app).await.unwrap();
+    assert_eq!(places, [first, behind]);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_of_a_locked_batch_hold_up_no_row_behind_them_for_more_than_one_wait() {
+    let tickr = TestApp::start().await;
+    let mut app = tickr.mysql().await;
+    let batch = tickr.post("/v1/batches", json!({"on_complete": {"kind": "noop", "payload": {}}})).await;
+    assert_eq!(batch.status, 201, "{:#}", batch.body);
+    let batch = batch.body["id"].as_str().unwrap();
+    let mut session = tickr.mysql().await;
+    session.execute("BEGIN").await.unwrap();
+    let lock = format!("SELECT id FROM batches WHERE id = UNHEX(REPLACE('{batch}', '-', '')) FOR UPDATE");
+    sqlx::query(sqlx::AssertSqlSafe(lock)).fetch_one(&mut session).await.unwrap();
+    let began = Instant::now();
+    let mut tx = app.begin().await.unwrap();
+    for _ in 0..10 {
+        insert_with(&mut tx, Uuid::now_v7(), "noop", json!({"batch": batch})).await;
+    }
+    let free = Uuid::now_v7();
+    insert_with(&mut tx, free, "noop", json!({"unique_key": "free"})).await;
+    tx.commit().await.unwrap();
+    until(&tickr, JobId::from_uuid(free), State::Completed).await;
+    assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
+    assert_eq!(tickr.count(WAITING).await, 10);
+    session.execute("ROLLBACK").await.unwrap();
+    tickr.until_count(WAITING, 0).await;
+    tickr.stop().await;
+}

@@ -320,6 +320,55 @@ async fn a_schedule_whose_order_key_is_locked_holds_up_no_other_schedule() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_schedule_whose_order_key_another_session_is_making_holds_up_no_other_schedule() {
+    let tickr = TestApp::start().await;
+    // A runner that freezes in an enqueue with a new order key keeps a row that no other session can see.
+    let mut session = tickr.mysql().await;
+    session.execute("BEGIN").await.unwrap();
+    session.execute("INSERT INTO order_keys (order_key, head, tail) VALUES ('k', 1, 0)").await.unwrap();
+    put(&tickr, "locked", &with(every_second(), json!({"order_key": "k", "queue": "unserved"}))).await;
+    put(&tickr, "other", &with(every_second(), json!({"order_key": "l"}))).await;
+    tickr.until_count("SELECT COUNT(*) >= 3 FROM ticks WHERE schedule = 'other' AND outcome = 'fired'", 1).await;
+    // Less than one wait for a lock.
+    let late = "SELECT COUNT(*) FROM ticks WHERE schedule = 'other' AND recorded_at > due_at + INTERVAL 4 SECOND";
+    assert_eq!(tickr.count(late).await, 0);
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM ticks WHERE schedule = 'locked'").await, 0);
+    session.execute("ROLLBACK").await.unwrap();
+    tickr.until_count("SELECT COUNT(*) > 0 FROM ticks WHERE schedule = 'locked'", 1).await;
+    // Its ticks stayed due: none of them was lost.
+    let lost = "SELECT COUNT(*) FROM ticks WHERE schedule = 'locked' AND outcome <> 'fired'";
+    assert_eq!(tickr.count(lost).await, 0);
+    tickr.stop().await;
+}
+
+/// A runner that freezes while it fires ticks keeps the rows of schedules, and one that freezes in an enqueue keeps
+/// order keys.
+#[tokio::test(flavor = "multi_thread")]
+async fn requests_that_wait_for_a_locked_schedule_or_the_key_of_a_trigger_hold_up_no_other_change() {
+    let tickr = TestApp::start().await;
+    let schedule = with(yearly(), json!({"order_key": "k", "overlap": "allow", "queue": "unserved"}));
+    let names: Vec<String> = (0..8).map(|n| format!("yearly-{n}")).collect();
+    for name in &names {
+        put(&tickr, name, &schedule).await;
+    }
+    let send = async |name: &str, verb: &str| {
+        let path = format!("/v1/schedules/{name}/{verb}");
+        tickr.post(&path, json!({})).await.status
+    };
+    assert_eq!(send(&names[0], "trigger").await, 201);
+    let mut session = tickr.mysql().await;
+    session.execute("BEGIN").await.unwrap();
+    session.execute("SELECT name FROM schedules WHERE name = 'yearly-0' FOR UPDATE").await.unwrap();
+    let waiting = join_all((0..8).map(|_| send(&names[0], "pause")));
+    assert_eq!(tickr.goes_on_beside(waiting, &mut session).await, [200_u16; 8]);
+    session.execute("BEGIN").await.unwrap();
+    session.execute("SELECT order_key FROM order_keys WHERE order_key = 'k' FOR UPDATE").await.unwrap();
+    let waiting = join_all(names.iter().map(|name| send(name, "trigger")));
+    assert_eq!(tickr.goes_on_beside(waiting, &mut session).await, [201_u16; 8]);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn the_job_of_a_tick_has_the_limit_key_and_tags_of_its_schedule_and_expires() {
     let tickr = TestApp::start().await;
     let keys = json!({"limit_key": "tenant:7", "tags": ["nightly", "tenant:7", "nightly"], "expires_in_ms": 400});

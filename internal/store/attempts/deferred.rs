@@ -9,7 +9,7 @@
 //! From the first report on, or from the return of the handler, `deferred_attempts.look_at` says when the time of the
 //! attempt is up. The end of a lease says it no more: a heartbeat that was under way may have shortened the lease.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -32,7 +32,9 @@ use crate::sql::batches::{MAX_ROWS, in_list};
 use crate::sql::clock::read_clock;
 use crate::sql::connection::{on_pool, transact};
 use crate::sql::error::corrupt;
+use crate::sql::pools::transact_in_turn;
 use crate::sql::session::Session;
+use crate::sql::turns::Subject;
 use crate::{Store, StoreError};
 use tickr_job::{AttemptToken, CallOutcome, JobId, JobOptions, Name, Progress, RetryPolicy, State, Timestamp, Verdict};
 
@@ -251,7 +253,8 @@ impl Store {
         checkpoint: Option<Arc<str>>,
     ) -> Result<Option<Reported>, StoreError> {
         let (shared, (id, token)) = (self.shared.clone(), (attempt.id, attempt.token));
-        transact(&self.shared.pools.steering, "report on an attempt", move |conn, _| {
+        let subjects = BTreeSet::from([Subject::Job(id), Subject::Change]);
+        transact_in_turn(&self.shared.pools, subjects, "report on an attempt", move |conn, _| {
             let (shared, progress, checkpoint) = (shared.clone(), progress.clone(), checkpoint.clone());
             Box::pin(async move {
                 let held = lock_held(conn, std::iter::once(id)).await?;

@@ -6,7 +6,8 @@
 //!
 //! Rows whose jobs need a lock that another session may keep, that of a unique key, a parent, a batch or an order key,
 //! are moved one by one, so that the others do not wait for it. Free order keys are locked for a page at once, and rows
-//! of the others are moved one by one.
+//! of the others are moved one by one. A page locks no key of a row that is moved by itself: another session may be
+//! making this key, and to make it as well is to wait for that session.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
@@ -24,7 +25,7 @@ use crate::outbox::rejected::reject;
 use crate::outbox::rows::{MAX_OPTIONS_BYTES, OutboxRow, outbox_row};
 use crate::rows::jobs::{Accepted, accepted_at, mark_held, write_jobs};
 use crate::rows::links::NewLinks;
-use crate::rows::order::{lock_free_keys, lock_free_keys_or_make, order_key_of as order_key_of_job};
+use crate::rows::order::{lock_at_once, lock_free_keys_or_make, order_key_of as order_key_of_job};
 use crate::rows::owed::SKIP_LOCKED;
 use crate::sql::batches::{MAX_ROWS, in_list, statement};
 use crate::sql::clock::read_clock;
@@ -120,7 +121,7 @@ impl Store {
         if let Some(page) = moved.await? {
             return Ok(page);
         }
-        // Another session locks the order key of one of them. The others must not wait for it.
+        // Another session is making the order key of one of them. The others must not wait for it.
         let (shared, ready) = (self.shared.clone(), Arc::clone(prepare));
         transact(&self.shared.pools.loops, attempted, move |conn, _| {
             let (shared, prepare) = (shared.clone(), Arc::clone(&ready));
@@ -201,7 +202,7 @@ impl Store {
                 }
                 if !waits_for_order_key
                     && let Some(key) = order_key_of_job(&request.jobs[0])
-                    && !lock_free_keys(conn, &[key]).await?.is_empty()
+                    && !lock_at_once(conn, &[key]).await?
                 {
                     // The row stays. The commit that follows has nothing to write.
                     sqlx::raw_sql("ROLLBACK").execute(&mut *conn).await?;
@@ -239,7 +240,7 @@ impl Store {
 /// What one transaction did with a row that is moved by itself.
 enum Moved {
     Left,
-    /// Another session locks the order key.
+    /// Another session locks the order key, or is making its row.
     Locked,
     /// The row or the job had been moved before.
     Before,
@@ -301,6 +302,26 @@ impl Apart {
             Self::Ordered => order_key.is_some(),
         }
     }
+
+    /// Return whether the row of this job is moved by itself.
+    fn concerns(&self, row: Uuid, job: &NewJob) -> bool {
+        let order_key = job.options.order.as_ref().map(|order| &*order.key);
+        job.unique_key.is_some() || job.options.has_links() || self.has(row, order_key)
+    }
+}
+
+/// Return the order keys that a page locks: those of the jobs that it may accept itself.
+fn keys_of_page<'a>(jobs: impl Iterator<Item = (Uuid, &'a NewJob)>, apart: &Apart) -> BTreeSet<&'a [u8]> {
+    let (mut keys, mut one_by_one) = (BTreeSet::new(), BTreeSet::new());
+    for (row, job) in jobs {
+        let Some(key) = order_key_of_job(job) else { continue };
+        if apart.concerns(row, job) {
+            one_by_one.insert(key);
+        } else if !one_by_one.contains(key) {
+            keys.insert(key);
+        }
+    }
+    keys
 }
 
 fn reason_of(refusal: &EnqueueRefusal) -> String {
@@ -386,7 +407,11 @@ async fn move_page(
     {
         stays.read(conn, &found, last).await?;
     }
-    let keys: BTreeSet<&[u8]> = jobs.values().filter_map(order_key_of_job).collect();
+    let is_behind =
+        |row: Uuid, job: &NewJob| job.options.order.as_ref().is_some_and(|by| stays.is_behind(&by.key, row));
+    let unknown = jobs.iter().filter(|(_, job)| !known.contains(&job.id.uuid()));
+    let moved = unknown.map(|(row, job)| (*row, job)).filter(|(row, job)| !is_behind(*row, job));
+    let keys = keys_of_page(moved, apart);
     let busy = lock_free_keys_or_make(conn, &keys.into_iter().collect::<Vec<_>>()).await?;
     // Order keys of rows that are moved one by one, after the others.
     let mut one_by_one: HashSet<String> = HashSet::new();
@@ -397,11 +422,9 @@ async fn move_page(
         if known.contains(&job.id.uuid()) {
             page.repeated += 1;
             done.push(row);
-        } else if order_key.is_some_and(|key| stays.is_behind(key, row)) {
+        } else if is_behind(row, &job) {
             page.left += 1;
-        } else if job.unique_key.is_some()
-            || job.options.has_links()
-            || apart.has(row, order_key)
+        } else if apart.concerns(row, &job)
             || order_key.is_some_and(|key| busy.contains(key.as_bytes()))
             || order_key.is_some_and(|key| one_by_one.contains(key))
         {

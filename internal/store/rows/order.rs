@@ -22,6 +22,7 @@ use uuid::Uuid;
 
 use crate::rows::owed::{DueJob, SKIP_LOCKED, due_job};
 use crate::sql::batches::{MAX_ROWS, groups, in_list, padded, padded_len, placeholders, statement, tuples};
+use crate::sql::error::is_locked_elsewhere;
 use crate::sql::script::{Script, Value};
 use crate::sql::session::Session;
 use tickr_job::{JobId, NewJob, State, Timestamp, floor_ms};
@@ -157,7 +158,29 @@ pub(crate) async fn lock_free_keys(conn: &mut Session<'_>, keys: &[&[u8]]) -> Re
     Ok(read_lines(conn, &others).await?.into_keys().collect())
 }
 
-/// Do what [`lock_or_make`] does, without the keys that another session locks at this moment. Returns those.
+/// Lock these keys without a wait, as far as they have rows. Returns false if another session locks one of them or is
+/// making its row. The server may have rolled the transaction back then, so the caller has to end it. `keys` are in
+/// their order.
+pub(crate) async fn lock_at_once(conn: &mut Session<'_>, keys: &[&[u8]]) -> Result<bool, sqlx::Error> {
+    match lock_rows(conn, keys, " NOWAIT").await {
+        Ok(_) => Ok(true),
+        Err(error) if is_locked_elsewhere(&error) => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+/// Return whether another session is making the row of one of these keys. It has not committed the row, so no read
+/// shows it, and an INSERT of the same key waits. If this is true, the caller has to end the transaction, as after
+/// [`lock_at_once`].
+pub(crate) async fn are_being_made(conn: &mut Session<'_>, keys: &BTreeSet<&[u8]>) -> Result<bool, sqlx::Error> {
+    let in_order: Vec<&[u8]> = keys.iter().copied().collect();
+    let lines = read_lines(conn, &in_order).await?;
+    let missing: Vec<&[u8]> = in_order.into_iter().filter(|key| !lines.contains_key(*key)).collect();
+    Ok(!lock_at_once(conn, &missing).await?)
+}
+
+/// Do what [`lock_or_make`] does, without the keys that another session locks at this moment. Returns those. If another
+/// session is making the row of a key, this waits for it.
 pub(crate) async fn lock_free_or_make(
     conn: &mut Session<'_>,
     keys: &BTreeSet<&[u8]>,
@@ -166,7 +189,8 @@ pub(crate) async fn lock_free_or_make(
     lock_free_keys_or_make(conn, &in_order).await
 }
 
-/// Do what [`lock_free_keys`] does, and make the rows of keys that have none.
+/// Do what [`lock_free_keys`] does, and make the rows of keys that have none. If another session is making one of
+/// these, this waits for it.
 pub(crate) async fn lock_free_keys_or_make(
     conn: &mut Session<'_>,
     keys: &[&[u8]],

@@ -24,7 +24,8 @@ use crate::audit::{AuditEntry, record};
 use crate::jobs::condition::Condition;
 use crate::queues::Pause;
 use crate::schedules::rows::{
-    COLUMNS, ScheduleOrigin, Scheduled, UnreadableSchedule, VersionTag, lock_schedule, read_one, understood, word,
+    COLUMNS, ScheduleOrigin, Scheduled, UnreadableSchedule, VersionTag, lock_schedule, read_one, subjects_of,
+    understood, word,
 };
 use crate::schedules::ticks::{last_tick_of, pass_over};
 use crate::sql::batches::{bind_padded, padded_len, placeholders, statement};
@@ -102,8 +103,9 @@ impl Store {
     ) -> Result<PutOutcome, StoreError> {
         let act = AuditEntry::new(by, "schedule.put", name.as_str());
         let act = act.with(json!({"cadence": schedule.cadence.describe(), "kind": schedule.template.kind}));
+        let subjects = subjects_of(&name);
         let wanted = Arc::new((name, schedule, origin, condition));
-        self.change("create or change a schedule", act, move |conn, shared, act| {
+        self.change("create or change a schedule", subjects, act, move |conn, shared, act| {
             let wanted = Arc::clone(&wanted);
             Box::pin(async move {
                 let (name, schedule, origin, condition) = &*wanted;
@@ -126,7 +128,7 @@ impl Store {
         by: &Actor,
     ) -> Result<DeleteOutcome, StoreError> {
         let act = AuditEntry::new(by, "schedule.delete", name.as_str());
-        self.change("delete a schedule", act, move |conn, shared, act| {
+        self.change("delete a schedule", subjects_of(&name), act, move |conn, shared, act| {
             let (name, condition) = (name.clone(), condition.clone());
             Box::pin(async move {
                 // Read only these columns, so that a schedule that this binary cannot read can be deleted too.
@@ -169,7 +171,7 @@ impl Store {
         if let Some(reason) = &reason {
             act = act.with(json!({"reason": reason}));
         }
-        self.change("pause a schedule", act, move |conn, shared, act| {
+        self.change("pause a schedule", subjects_of(&name), act, move |conn, shared, act| {
             let (name, reason) = (name.clone(), reason.clone());
             Box::pin(async move {
                 let Some(mut row) = lock_schedule(conn, &name).await? else { return Ok(None) };
@@ -198,7 +200,7 @@ impl Store {
     /// When MySQL cannot be reached or refuses.
     pub async fn resume_schedule(&self, name: Name, by: &Actor) -> Result<Option<PauseOutcome>, StoreError> {
         let act = AuditEntry::new(by, "schedule.resume", name.as_str());
-        self.change("resume a schedule", act, move |conn, shared, act| {
+        self.change("resume a schedule", subjects_of(&name), act, move |conn, shared, act| {
             let name = name.clone();
             Box::pin(async move {
                 let Some(mut row) = lock_schedule(conn, &name).await? else { return Ok(None) };

@@ -1,5 +1,6 @@
 //! Rows of `schedules`: read, locked, and changed in one transaction.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -12,9 +13,11 @@ use uuid::Uuid;
 use crate::audit::{AuditEntry, was_recorded};
 use crate::queues::Pause;
 use crate::sql::batches::statement;
-use crate::sql::connection::{DbFuture, PriorRun, transact};
+use crate::sql::connection::{DbFuture, PriorRun};
 use crate::sql::error::corrupt;
+use crate::sql::pools::transact_in_turn;
 use crate::sql::session::Session;
+use crate::sql::turns::Subject;
 use crate::{Store, StoreError, StoreInner};
 use tickr_job::{
     Actor, Cadence, CronExpression, Dst, JobId, Misfire, Name, Overlap, Schedule, Template, TemplateOptions, Timestamp,
@@ -220,18 +223,30 @@ pub(crate) fn word(row: &MySqlRow, column: &str) -> Result<String, sqlx::Error> 
     row.try_get(column)
 }
 
+/// Return what a change of this schedule may have to wait for.
+pub(super) fn subjects_of(name: &Name) -> BTreeSet<Subject> {
+    BTreeSet::from([Subject::Schedule(name.clone()), Subject::Change])
+}
+
 /// The result of an earlier run of a change. A later run returns it when it finds that the earlier one has committed.
 type PriorResult<T> = Arc<Mutex<Option<T>>>;
 
 impl Store {
-    /// Run a change in one transaction. A change whose COMMIT was not answered is recognised by its audit record.
-    pub(super) async fn change<T, F>(&self, attempted: &'static str, act: AuditEntry, step: F) -> Result<T, StoreError>
+    /// Run a change in one transaction, once it is the turn of these subjects. A change whose COMMIT was not answered
+    /// is recognised by its audit record.
+    pub(super) async fn change<T, F>(
+        &self,
+        attempted: &'static str,
+        subjects: BTreeSet<Subject>,
+        act: AuditEntry,
+        step: F,
+    ) -> Result<T, StoreError>
     where
         T: Clone + Send + 'static,
         F: for<'c> Fn(&'c mut Session<'_>, Arc<StoreInner>, AuditEntry) -> DbFuture<'c, T> + Send + Sync + 'static,
     {
         let (shared, memory, step) = (self.shared.clone(), PriorResult::<T>::default(), Arc::new(step));
-        transact(&self.shared.pools.steering, attempted, move |conn, earlier| {
+        transact_in_turn(&self.shared.pools, subjects, attempted, move |conn, earlier| {
             let (shared, memory, step, act) = (shared.clone(), Arc::clone(&memory), Arc::clone(&step), act.clone());
             Box::pin(async move {
                 if earlier == PriorRun::MayHaveCommitted && was_recorded(conn, &act).await? {

@@ -6,7 +6,8 @@
 //! either the whole change or none of it.
 //!
 //! A transaction of ticks waits neither for the row of a schedule nor for an order key nor for a previous job. It
-//! leaves that schedule out, so that a session that keeps its locks stops no other schedule.
+//! leaves that schedule out, so that a session that keeps its locks stops no other schedule. While another session is
+//! making an order key, the schedules get a transaction each, because the key cannot be told from the others.
 //!
 //! Rows are locked in this order: schedules in the order of their names, the order keys of the new jobs in key order,
 //! the `owed` rows of previous jobs in id order, then new rows, and the tallies last. A transaction that holds an `owed`
@@ -27,16 +28,17 @@ use crate::idempotency::{IdempotentOutcome, IdempotentRequest, ResponseBuilder, 
 use crate::jobs::actions::cancel_waiting;
 use crate::rows::jobs::{Accepted, accepted_at, mark_held, receipts, write_jobs};
 use crate::rows::links::NewLinks;
-use crate::rows::order::{close_places, lock_free_or_make, lock_keys_of, lock_or_make, order_key_of};
+use crate::rows::order::{are_being_made, close_places, lock_free_or_make, lock_keys_of, lock_or_make, order_key_of};
 use crate::rows::owed::{Owed, SKIP_LOCKED, left_of, lock_free, lock_held};
 use crate::rows::tallies::count;
-use crate::schedules::rows::{Scheduled, lock_schedule};
+use crate::schedules::rows::{Scheduled, lock_schedule, subjects_of};
 use crate::sql::batches::{bind_padded, padded_len, placeholders, statement};
 use crate::sql::clock::read_clock;
-use crate::sql::connection::{PriorRun, on_pool, transact};
+use crate::sql::connection::{PriorRun, on_pool, transact, transact_unless_locked};
 use crate::sql::error::corrupt;
 use crate::sql::script::{Script, Value};
 use crate::sql::session::Session;
+use crate::sql::turns::Subject;
 use crate::{Store, StoreError, StoreInner};
 use tickr_job::{
     Actor, JobId, Name, NewJob, Overlap, Planned, Situation, SkipCause, State, StateInput, TickDecision, Timestamp,
@@ -86,6 +88,18 @@ pub struct Ticked {
     /// Schedules whose ticks stay due, because another session locks their rows, their order keys or their previous
     /// jobs. The caller has to wait a moment before it tries them again.
     pub left: Vec<Name>,
+}
+
+impl Ticked {
+    /// Add what another transaction did.
+    fn add(&mut self, other: Self) {
+        self.lines.extend(other.lines);
+        self.accepted.extend(other.accepted);
+        self.cancelled.extend(other.cancelled);
+        self.stop_requested.extend(other.stop_requested);
+        self.overtaken += other.overtaken;
+        self.left.extend(other.left);
+    }
 }
 
 /// A line in the ledger of ticks.
@@ -138,12 +152,36 @@ impl Store {
     /// Carry out the plans whose schedules are unchanged. `runner` is recorded as the actor.
     ///
     /// # Errors
-    /// When MySQL cannot be reached or refuses.
+    /// When MySQL cannot be reached or refuses, and no plan was carried out, or the answer was lost.
     pub async fn tick(&self, mut plans: Vec<TickPlan>, runner: &Actor) -> Result<Ticked, StoreError> {
         plans.sort_by(|a, b| a.row.name.cmp(&b.row.name));
-        let (plans, shared, runner) = (Arc::new(plans), self.shared.clone(), runner.clone());
+        let plans = Arc::new(plans);
+        if let Some(ticked) = self.tick_together(Arc::clone(&plans), runner).await? {
+            return Ok(ticked);
+        }
+        let (mut all, each) = (Ticked::default(), plans.as_slice());
+        if let [plan] = each {
+            all.left.push(plan.row.name.clone());
+            return Ok(all);
+        }
+        for plan in each {
+            match self.tick_together(Arc::new(vec![plan.clone()]), runner).await {
+                Ok(Some(ticked)) => all.add(ticked),
+                Ok(None) => all.left.push(plan.row.name.clone()),
+                // The caller has to hear of the jobs. The other ticks stay due.
+                Err(_) if !all.lines.is_empty() => break,
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(all)
+    }
+
+    /// Carry out these plans in one transaction. Nothing if another session holds a lock that one of them would wait
+    /// for.
+    async fn tick_together(&self, plans: Arc<Vec<TickPlan>>, runner: &Actor) -> Result<Option<Ticked>, StoreError> {
+        let (shared, runner) = (self.shared.clone(), runner.clone());
         let memory: Arc<Mutex<Option<Ticked>>> = Arc::default();
-        transact(&self.shared.pools.loops, "fire ticks", move |conn, earlier| {
+        let ticked = transact_unless_locked(&self.shared.pools.loops, "fire ticks", move |conn, earlier| {
             let (plans, shared, runner) = (Arc::clone(&plans), shared.clone(), runner.clone());
             let memory = Arc::clone(&memory);
             Box::pin(async move {
@@ -152,15 +190,15 @@ impl Store {
                     if let Some(done) = done
                         && is_written(conn, &plans).await?
                     {
-                        return Ok(done);
+                        return Ok(Some(done));
                     }
                 }
                 let ticked = carry_out(conn, &shared, &plans, &runner).await?;
-                *memory.lock().unwrap_or_else(PoisonError::into_inner) = Some(ticked.clone());
+                *memory.lock().unwrap_or_else(PoisonError::into_inner) = ticked.clone();
                 Ok(ticked)
             })
-        })
-        .await
+        });
+        Ok(ticked.await?.flatten())
     }
 
     /// Fire a schedule now, on request, at most once if the request has an idempotency key. `job` was made from the
@@ -180,8 +218,12 @@ impl Store {
     ) -> Result<IdempotentOutcome<TriggerOutcome>, StoreError> {
         let mut act = AuditEntry::new(by, "schedule.trigger", row.name.as_str());
         act = act.with(json!({"job": job.id}));
+        let mut subjects = subjects_of(&row.name);
+        subjects.extend(job.options.order.as_ref().map(|order| Subject::OrderKey(order.key.clone())));
+        let looks_at_previous = overlap.unwrap_or(row.schedule.overlap) != Overlap::Allow;
+        subjects.extend(row.last_job.filter(|_| looks_at_previous).map(Subject::Job));
         let row = Arc::new(row.clone());
-        self.change("trigger a schedule", act, move |conn, shared, act| {
+        self.change("trigger a schedule", subjects, act, move |conn, shared, act| {
             let (row, job, idempotent, build) = (Arc::clone(&row), job.clone(), idempotent.clone(), Arc::clone(&build));
             Box::pin(async move {
                 // Two equal requests take turns at the row of the schedule.
@@ -285,12 +327,13 @@ impl ScheduleCursor {
     }
 }
 
+/// Carry out these plans. Nothing if another session is making one of their order keys.
 async fn carry_out(
     conn: &mut Session<'_>,
     shared: &StoreInner,
     plans: &[TickPlan],
     runner: &Actor,
-) -> Result<Ticked, sqlx::Error> {
+) -> Result<Option<Ticked>, sqlx::Error> {
     let mut ticked = Ticked::default();
     let standing = lock_standing(conn, plans).await?;
     let now = read_clock(conn, &shared.clock).await?;
@@ -306,7 +349,13 @@ async fn carry_out(
         .filter(|(plan, standing)| standing.is_as(&plan.row) && is_due(plan))
         .collect();
     ticked.overtaken = all - plans.len();
-    let busy = lock_free_or_make(conn, &plans.iter().flat_map(|(plan, _)| order_keys_of(plan)).collect()).await?;
+    let keys: BTreeSet<&[u8]> = plans.iter().flat_map(|(plan, _)| order_keys_of(plan)).collect();
+    if are_being_made(conn, &keys).await? {
+        // The commit that follows has nothing to write.
+        sqlx::raw_sql("ROLLBACK").execute(&mut *conn).await?;
+        return Ok(None);
+    }
+    let busy = lock_free_or_make(conn, &keys).await?;
     let is_busy = |plan: &TickPlan| order_keys_of(plan).any(|key| busy.contains(key));
     ticked.left.extend(plans.iter().filter(|(plan, _)| is_busy(plan)).map(|(plan, _)| plan.row.name.clone()));
     plans.retain(|(plan, _)| !is_busy(plan));
@@ -346,7 +395,7 @@ async fn carry_out(
     }
     script.run(conn).await?;
     count(conn, shared.lanes.any(), &ended).await?;
-    Ok(ticked)
+    Ok(Some(ticked))
 }
 
 /// Return the order keys of the jobs in a plan.

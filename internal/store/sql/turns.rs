@@ -1,9 +1,9 @@
 //! Turns of changes that may wait for the lock of one row.
 //!
 //! Another session may hold a row for seconds, such as a runner that froze in a transaction. Each change that waits for
-//! the row holds a connection, and many clients may ask for the same row at once: about a unique key, a parent or a
-//! batch. So a change takes turns for all rows that it may wait for before it takes a connection. Those that wait for
-//! their turn hold none, and changes of other rows go on.
+//! the row holds a connection, and many clients may ask for the same row at once: about a unique key, a parent, a
+//! batch, an operation or a schedule. So a change takes turns for all rows that it may wait for before it takes a
+//! connection. Those that wait for their turn hold none, and changes of other rows go on.
 //!
 //! Most of these rows admit one transaction at a time anyway, so the turns cost little.
 
@@ -12,9 +12,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use uuid::Uuid;
 
 use crate::sql::error::StoreError;
-use tickr_job::{BatchId, JobId, NewJob};
+use tickr_job::{BatchId, JobId, Name, NewJob};
 
 /// Longest wait for a turn: longer than one wait for a lock.
 const PATIENCE: Duration = Duration::from_secs(8);
@@ -22,6 +23,10 @@ const PATIENCE: Duration = Duration::from_secs(8);
 /// What a change may have to wait for. A change takes its turns in this order, so two of them never wait for each other.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Subject {
+    /// A schedule.
+    Schedule(Name),
+    /// A bulk operation.
+    Operation(Uuid),
     /// An order key.
     OrderKey(String),
     /// A kind and a unique key.
@@ -66,7 +71,11 @@ impl Turns {
     /// Return how many changes may be about a subject at a time.
     fn room(&self, subject: &Subject) -> usize {
         let room = match subject {
-            Subject::OrderKey(_) | Subject::UniqueKey(..) | Subject::Job(_) => self.connections / 4,
+            Subject::Schedule(_)
+            | Subject::Operation(_)
+            | Subject::OrderKey(_)
+            | Subject::UniqueKey(..)
+            | Subject::Job(_) => self.connections / 4,
             // Enqueues into one batch do not wait for each other.
             Subject::Batch(_) => self.connections / 2,
             Subject::Enqueue | Subject::Change => self.connections.saturating_sub(1),

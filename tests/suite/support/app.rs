@@ -375,6 +375,30 @@ impl TestApp {
         tokio::time::timeout(DEADLINE, found).await.unwrap_or_else(|_| panic!("gave up waiting for {what}"))
     }
 
+    /// Check that an enqueue with a unique key and a change of a job are answered soon while these requests wait for a
+    /// lock of `session`. Then end its transaction, and return the answers of the requests.
+    pub(crate) async fn goes_on_beside<T>(&self, waiting: impl Future<Output = T>, session: &mut MySqlConnection) -> T {
+        let job = || json!({"kind": "noop", "unique_key": JobId::new().to_string(), "delay_ms": 3_600_000});
+        let other = self.enqueue(job()).await;
+        let changes = async {
+            let waits = "SELECT COUNT(*) > 0 FROM information_schema.innodb_trx t \
+                         JOIN information_schema.processlist p ON p.id = t.trx_mysql_thread_id \
+                         WHERE t.trx_state = 'LOCK WAIT' AND p.db = DATABASE()";
+            self.until_count(waits, 1).await;
+            let began = Instant::now();
+            let made = self.post("/v1/jobs", job()).await;
+            assert_eq!(made.status, 201, "{:#}", made.body);
+            let changed = self.patch(&format!("/v1/jobs/{other}"), json!({"priority": 1})).await;
+            assert_eq!(changed.status, 200, "{:#}", changed.body);
+            let took = began.elapsed();
+            session.execute("ROLLBACK").await.unwrap();
+            took
+        };
+        let (answers, took) = tokio::join!(waiting, changes);
+        assert!(took < Duration::from_secs(3), "{took:?}");
+        answers
+    }
+
     /// Open a connection of the test's own.
     pub(crate) async fn mysql(&self) -> MySqlConnection {
         connect(self.config.mysql_url().unwrap().expose()).await
