@@ -187,7 +187,7 @@ async fn a_repeated_verdict_has_its_answer_also_when_the_job_was_cancelled_meanw
     let worker = Worker::register(&tickr, 1).await;
     for verdict in [
         json!({"verdict": "released"}),
-        json!({"verdict": "snoozed", "delay_ms": 3_600_000}),
+        json!({"verdict": "snoozed", "error": "busy", "delay_ms": 3_600_000}),
         json!({"verdict": "failed", "error": "later", "delay_ms": 3_600_000}),
     ] {
         let id = tickr.enqueue_kind("resize", json!(1)).await;
