@@ -2044,6 +2044,10 @@ mutants() {
         'l.job_id = a.job_id' \
         'l.job_id = NULL' \
         remote_workers::a_repeated_verdict_has_its_answer_also_when_the_job_was_cancelled_meanwhile
+    mutant 'jobs of locked keys without Redis at remote workers' internal/engine/remote_workers.rs \
+        'if self.leaves_locked {' \
+        'if self.leaves_locked && false {' \
+        remote_workers::while_redis_is_out_the_jobs_of_a_locked_key_hold_up_no_job_of_a_worker_behind_them
     mutant 'jobs hidden before their worker came' internal/engine/remote_workers.rs \
         'KIND_NEW_FOR: Duration = Duration::from_secs(6)' 'KIND_NEW_FOR: Duration = Duration::from_secs(0)' \
         remote_workers::a_job_that_waited_for_a_worker_of_its_kind_starts_when_the_worker_asks

@@ -360,7 +360,9 @@ impl Fetcher {
     fn try_or_leave_locked(&mut self) {
         let known = self.shared.store.knows_locked_keys();
         let rests = self.tried_locked.is_some_and(|tried| tried.elapsed() < LOCKED_TRIED_EVERY);
-        self.leaves_locked = known && (rests || self.skipped.values().any(|skipped| skipped.goes_on));
+        // A try forgets where the search ended, and the next search may take longer than a rest. So jobs behind the
+        // locked ones are taken for a while first.
+        self.leaves_locked = known && (rests || !self.skipped.is_empty());
         if known && !self.leaves_locked {
             self.tried_locked = Some(Instant::now());
             // They are among the skipped ones.

@@ -161,6 +161,10 @@ struct WaitingPolls {
     seen: HashMap<Name, SeenKind>,
     looked: Instant,
     aside: Aside,
+    /// When a look in MySQL last took jobs of locked keys of limits.
+    tried_locked: Option<Instant>,
+    /// The present look leaves these jobs out.
+    leaves_locked: bool,
     /// Suspects that are put off, each with the moment when that ends.
     put_off: Vec<(Instant, DueJob)>,
     /// Jobs that are not read from MySQL again before these moments.
@@ -215,6 +219,8 @@ impl WaitingPolls {
             seen: HashMap::new(),
             looked: Instant::now(),
             aside: Aside::NoWorker,
+            tried_locked: None,
+            leaves_locked: false,
             put_off: Vec::new(),
             resting: HashMap::new(),
             skipped: HashMap::new(),
@@ -617,10 +623,12 @@ impl WaitingPolls {
     async fn until_news(&mut self, entrance: &mut UnboundedReceiver<Poll>, pause: Duration) {
         let shared = Arc::clone(&self.shared);
         tokio::select! {
+            // A worker that was set aside may have asked again by now.
+            biased;
             () = shared.stop_fetching.cancelled() => {}
-            () = tokio::time::sleep(pause) => {}
             back = self.back.recv() => if let Some(back) = back { self.take_back(back) },
             poll = entrance.recv() => if let Some(poll) = poll { self.take_in(poll) },
+            () = tokio::time::sleep(pause) => {}
         }
     }
 
@@ -632,6 +640,7 @@ impl WaitingPolls {
         let (order, _) = self.order.next_turn(|queue| rooms.get(queue).copied());
         let (now, mut found) = (shared.store.clock().now(), Vec::new());
         self.skipped.retain(|_, front| front.since.elapsed() < if front.goes_on { SEARCHED_FOR } else { SKIPPED_FOR });
+        self.try_or_leave_locked();
         let names: BTreeSet<usize> = order.lines.iter().map(|place| self.order.queue_of(*place)).collect();
         let names = names.into_iter().map(|queue| self.queues[queue].clone()).collect();
         // Most lanes are empty, and each read of one is a round trip.
@@ -666,6 +675,17 @@ impl WaitingPolls {
         found
     }
 
+    /// Leave jobs of locked keys of limits out of a look, but for one in two seconds, because only a claim finds out that
+    /// a key is free again. There may be any number of them in front of other jobs.
+    fn try_or_leave_locked(&mut self) {
+        let known = self.shared.store.knows_locked_keys();
+        let rests = self.tried_locked.is_some_and(|tried| tried.elapsed() < SKIPPED_FOR);
+        self.leaves_locked = known && (rests || !self.skipped.is_empty());
+        if known && !self.leaves_locked {
+            self.tried_locked = Some(Instant::now());
+        }
+    }
+
     /// Read jobs of a lane that waiting requests may have, behind the front of which they may have none.
     async fn take_from_line(
         &mut self,
@@ -688,7 +708,12 @@ impl WaitingPolls {
             let range = DueRange { line: line.clone(), after, until };
             let pages = self.shared.store.due_rows(vec![range], STORE_PAGE, Depth::Waiting).await?;
             let Some(page) = pages.into_iter().next() else { break };
-            for row in page.rows {
+            let mut locked = HashSet::new();
+            if self.leaves_locked {
+                let ids: Vec<JobId> = page.rows.iter().map(|row| row.id).collect();
+                locked = self.shared.store.behind_locked_keys(&ids).await?;
+            }
+            for row in page.rows.into_iter().filter(|row| !locked.contains(&row.id)) {
                 let Some(kind) = row.kind.filter(|kind| kinds.contains(kind)) else { continue };
                 seen = true;
                 if found.len() < room && !self.is_resting(row.id) {

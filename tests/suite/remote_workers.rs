@@ -1261,6 +1261,42 @@ async fn while_redis_is_out_a_worker_gets_its_jobs_behind_any_number_of_jobs_of_
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn while_redis_is_out_the_jobs_of_a_locked_key_hold_up_no_job_of_a_worker_behind_them() {
+    let tickr = TestApp::start_alone(|_| {}, |config| config.queues = vec!["elsewhere".into()]).await;
+    let at = tickr.app.addr();
+    assert_eq!(tickr.put("/v1/kinds/resize", json!({"queue": "pictures"})).await.status, 201);
+    assert_eq!(tickr.put("/v1/limits/fifty", json!({"kind": "resize", "concurrency": 50})).await.status, 201);
+    eventually("the limit counts", || async {
+        (tickr.get("/v1/limits/fifty").await.body["counted"] == true).then_some(())
+    })
+    .await;
+    tickr.sql("INSERT INTO limit_keys (limit_name, limit_key) VALUES ('fifty', 'a')").await;
+    let mut frozen = tickr.mysql().await;
+    sqlx::raw_sql("BEGIN").execute(&mut frozen).await.unwrap();
+    let lock = "SELECT limit_key FROM limit_keys WHERE limit_name = 'fifty' AND limit_key = 'a' FOR UPDATE";
+    sqlx::query(lock).fetch_one(&mut frozen).await.unwrap();
+    let worker = Worker::register(&tickr, 4).await;
+    tickr.services().redis().kill9().unwrap();
+    tickr.redis_stays_out();
+    let job = |key: &str| json!({"kind": "resize", "payload": 1, "limit_key": key});
+    // More than rest at any time after a claim that had no effect.
+    tickr.enqueue_many((0..2_000).map(|_| job("a"))).await;
+    let behind = tickr.enqueue(job("b")).await;
+    let began = Instant::now();
+    let held = worker.fetch(at, 4, 30_000, &[]).await;
+    assert_eq!(held.iter().map(id_of).collect::<Vec<_>>(), [behind]);
+    assert!(began.elapsed() < Duration::from_secs(15), "{:?}", began.elapsed());
+    assert_eq!(worker.finish(at, &held[0], json!({"verdict": "succeeded"})).await["state"], "completed");
+    sqlx::raw_sql("ROLLBACK").execute(&mut frozen).await.unwrap();
+    let held = worker.fetch(at, 4, 30_000, &[]).await;
+    assert!(!held.is_empty(), "the others start when the key is free");
+    for job in &held {
+        assert_eq!(worker.finish(at, job, json!({"verdict": "succeeded"})).await["state"], "completed");
+    }
+    tickr.stop_broken("the test leaves jobs behind").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_process_without_workers_serves_remote_workers_and_runs_no_job_itself() {
     let tickr = started_with(|config| config.workers = 0).await;
     let at = tickr.app.addr();

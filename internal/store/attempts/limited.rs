@@ -17,9 +17,9 @@ use crate::attempts::breakers::{EndedCall, Turned, count_calls, counted, mark_co
 use crate::attempts::claim::{Claim, Claims, NOT_EXPIRED, among, gone, read_step};
 use crate::rows::limits::{
     FairShare, KEPT_AT_MOST_S, KeyBounds, KeyState, KnownLimits, LimitKey, LimitSetting, LimitsOfClaim, MAX_SLOTS,
-    ToPark, begin_with, begin_with_free, begin_within_a_second, count_parked, free_slots_of, key_in, keys_of,
-    keys_with_parked_jobs, let_go, let_uncovered_go, lock_free_keys, lock_keys, park_owed, park_step, state_step,
-    states_in, take_back, write_rates,
+    ToPark, begin_with, begin_with_free, begin_within_a_second, count_parked, free_keys, free_slots_of, key_in,
+    keys_of, keys_with_parked_jobs, let_go, let_uncovered_go, lock_free_keys, lock_keys, lock_those_that_are_free,
+    park_owed, park_step, state_step, states_in, take_back, write_rates,
 };
 use crate::rows::owed::{DueJob, SKIP_LOCKED};
 use crate::sql::batch::Batch;
@@ -335,13 +335,13 @@ impl Claims {
         {
             // The server may have rolled the transaction back, so the claim begins anew, without these keys.
             if waited_for_lock(&error) {
-                known.note(keys, &lock_free_keys(conn, keys).await?);
+                known.note(keys, &free_keys(conn, keys).await?);
             }
             return Err(error);
         }
         let mut got: BTreeSet<LimitKey> = others.into_iter().cloned().collect();
         if !locked.is_empty() {
-            got.extend(lock_free_keys(conn, &locked.iter().collect::<Vec<_>>()).await?);
+            got.extend(lock_those_that_are_free(conn, &locked.iter().collect::<Vec<_>>()).await?);
         }
         known.note(keys, &got);
         Ok(got)

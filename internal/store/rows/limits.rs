@@ -601,7 +601,7 @@ async fn lock_those_that_exist<'k>(
 
 /// Do what [`lock_those_that_exist`] does, without the keys that another session locks. Return those that are locked
 /// now.
-async fn lock_those_that_are_free(
+pub(crate) async fn lock_those_that_are_free(
     conn: &mut Session<'_>,
     keys: &[&LimitKey],
 ) -> Result<BTreeSet<LimitKey>, sqlx::Error> {
@@ -628,7 +628,8 @@ async fn locked_keys(conn: &mut Session<'_>, keys: &[&LimitKey], how: &str) -> R
     script.run(conn).await?.iter().flat_map(|step| &step.rows).map(key_in).collect()
 }
 
-/// Do what [`lock_keys`] does, without the keys that another session locks. Return those that are locked now.
+/// Do what [`lock_keys`] does, without the keys that another session locks. Return those that are locked now. If another
+/// session is making the row of one of them, this waits for it.
 pub(crate) async fn lock_free_keys(
     conn: &mut Session<'_>,
     keys: &[&LimitKey],
@@ -638,12 +639,20 @@ pub(crate) async fn lock_free_keys(
         return Ok(locked);
     }
     let missing = without_rows(conn, keys, &locked).await?;
-    let missing = not_in_the_making(conn, missing).await?;
     if !missing.is_empty() {
         make_rows(conn, &missing).await?;
         locked.extend(lock_those_that_are_free(conn, &missing).await?);
     }
     Ok(locked)
+}
+
+/// Return those of these keys that no other session locks or makes. The caller has to end its transaction after this:
+/// MariaDB answers NOWAIT with the error of a wait, and a server may be set to roll the transaction back then.
+pub(crate) async fn free_keys(conn: &mut Session<'_>, keys: &[&LimitKey]) -> Result<BTreeSet<LimitKey>, sqlx::Error> {
+    let mut free = lock_those_that_are_free(conn, keys).await?;
+    let missing = without_rows(conn, keys, &free).await?;
+    free.extend(not_in_the_making(conn, missing).await?.into_iter().cloned());
+    Ok(free)
 }
 
 /// Return those of these keys, apart from the locked ones, that have no rows.

@@ -6,23 +6,39 @@
 //!
 //! A key that other runners lock in turn is never free for a transaction that does not wait: it goes to the next one
 //! that does. So only a wait renews what is remembered, and after ten seconds a transaction gets a key that is merely
-//! busy.
+//! busy. A transaction that waits holds locks of its own, and other keys wait for it. So a key for which a second wait
+//! was in vain counts as locked for twice as long, and so on.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Time for which a key counts as locked after a transaction has waited for it in vain.
+/// Time for which a key counts as locked after a transaction has waited for it in vain. It doubles with each wait.
 const REMEMBERED: Duration = Duration::from_secs(10);
+const LONGEST: Duration = Duration::from_secs(160);
+/// Time after that for which the next mark of the key is twice as long.
+const KEPT: Duration = Duration::from_secs(60);
 /// Time after that within which a failed try renews nothing: it may have begun while the key still counted as locked. A
 /// wait that began after it takes a second.
 const UNDER_WAY: Duration = Duration::from_millis(500);
 /// Most keys that are remembered.
 const MAX_KEYS: usize = 4_096;
 
-/// The keys, with the end of the last wait.
+/// How long a key counts as locked.
+#[derive(Clone, Copy, Debug)]
+struct Mark {
+    until: Instant,
+    span: Duration,
+}
+
+impl Mark {
+    fn new(now: Instant, span: Duration) -> Self {
+        Self { until: now + span, span }
+    }
+}
+
 #[derive(Debug)]
-pub(crate) struct LockedKeys<K>(Mutex<BTreeMap<K, Instant>>);
+pub(crate) struct LockedKeys<K>(Mutex<BTreeMap<K, Mark>>);
 
 impl<K> Default for LockedKeys<K> {
     fn default() -> Self {
@@ -33,7 +49,8 @@ impl<K> Default for LockedKeys<K> {
 impl<K: Ord + Clone> LockedKeys<K> {
     /// Return whether any key counts as locked.
     pub(crate) fn has_some(&self) -> bool {
-        self.lock().values().any(|tried| tried.elapsed() < REMEMBERED)
+        let now = Instant::now();
+        self.lock().values().any(|mark| now < mark.until)
     }
 
     /// Return those of these keys that count as locked.
@@ -46,8 +63,7 @@ impl<K: Ord + Clone> LockedKeys<K> {
         if locked.is_empty() {
             return BTreeSet::new();
         }
-        let is_new = |waited: &Instant| now.saturating_duration_since(*waited) < REMEMBERED;
-        let counts = |key: &K| locked.get(key).is_some_and(is_new);
+        let counts = |key: &K| locked.get(key).is_some_and(|mark| now < mark.until);
         keys.iter().copied().filter(|key| counts(key)).cloned().collect()
     }
 
@@ -62,16 +78,19 @@ impl<K: Ord + Clone> LockedKeys<K> {
         if locked.is_empty() && got.len() == tried.len() {
             return;
         }
-        let is_old = |waited: &Instant| now.saturating_duration_since(*waited) >= REMEMBERED + UNDER_WAY;
-        locked.retain(|key, waited| !is_old(waited) && !got.contains(key));
+        locked.retain(|key, mark| now < mark.until + KEPT && !got.contains(key));
         for key in tried.iter().filter(|key| !got.contains(**key)) {
-            if locked.len() < MAX_KEYS && !locked.contains_key(*key) {
-                locked.insert((*key).clone(), now);
+            if let Some(mark) = locked.get_mut(*key) {
+                if now >= mark.until + UNDER_WAY {
+                    *mark = Mark::new(now, (2 * mark.span).min(LONGEST));
+                }
+            } else if locked.len() < MAX_KEYS {
+                locked.insert((*key).clone(), Mark::new(now, REMEMBERED));
             }
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<K, Instant>> {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<K, Mark>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -107,6 +126,13 @@ mod tests {
         assert!(!counts(10_020));
         // So the next transaction waits, for a second and in vain.
         fails(11_020);
-        assert_eq!([11_020, 21_019, 21_020].map(counts), [true, true, false]);
+        assert_eq!([11_020, 31_019, 31_020].map(counts), [true, true, false]);
+        for (waited, ends) in [(32_000, 72_000), (73_000, 153_000), (154_000, 314_000), (315_000, 475_000)] {
+            fails(waited);
+            assert_eq!([ends - 1, ends].map(counts), [true, false], "{ends}");
+        }
+        // A key that was free for a while counts as one that was never locked.
+        fails(535_000);
+        assert_eq!([544_999, 545_000].map(counts), [true, false]);
     }
 }
