@@ -238,8 +238,9 @@ impl Fault {
         Self { what, runners, mode, times, seconds, lasts, seed: rng.random() }
     }
 
-    /// Return the number of seconds by which the clock of MySQL is set forward. It is more than a lease. The clock is
-    /// never set back, because the final check compares times in the ledger.
+    /// Return the number of seconds by which the clock of MySQL is set ahead. It is more than a lease. The clock is
+    /// never set back, because the checks at the end compare times. `tickr verify` excuses only a step that a runner
+    /// noticed, and another fault may keep all of them from noticing it.
     fn advance(&self) -> i64 {
         3 + self.seconds.abs() % 60
     }
