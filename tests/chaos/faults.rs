@@ -102,6 +102,16 @@ const WEIGHTS: [(What, u32); 32] = [
     (JobIsPoison, 1),
 ];
 
+/// Longest time for which a runner tries one call to a MySQL that is silent, in milliseconds: one run of 15 s
+/// (`RUN_LIMIT` in `internal/store/sql/connection.rs`), and then two runs that can open no connection within 5 s
+/// (`FIRST_WORDS`). Under a global read lock MySQL answers, and a call may wait for the lock several times, 10 s each.
+const LONGEST_CALL_MS: u64 = 15_000 + 2 * 5_000;
+/// Ends of the range of long freezes, in milliseconds. With the shortest one, each call that began before is given up
+/// while MySQL still stands still, with a margin for a busy machine.
+const LONG_FREEZES_MS: std::ops::Range<u64> = LONGEST_CALL_MS + 3_000..45_000;
+/// The freeze at the start of a short run is shorter than this, and that of a long run is not.
+const SHORT_RUN_FREEZES_TO_MS: u64 = 32_000;
+
 /// The faults that only a cluster has, beside the others.
 const OF_CLUSTERS: [(What, u32); 2] = [(NodeIsolated, 6), (QuorumLost, 3)];
 
@@ -200,8 +210,7 @@ impl What {
             RedisAnswersLost | MysqlCommitAnswersLost => 500..3_000,
             MysqlKilled => 0..5_000,
             MysqlPaused | MysqlRowsLocked | MysqlTableLocked | MysqlLineBad => 500..7_000,
-            // Longer than every wait inside tickr. The longest one is 15 s, for one call to MySQL.
-            MysqlFrozenLong | MysqlGloballyLocked => 17_000..40_000,
+            MysqlFrozenLong | MysqlGloballyLocked => LONG_FREEZES_MS,
             MysqlConnectionsKilled | MysqlReadOnly | MysqlRefusesConnections => 1_000..4_000,
             // Also longer than the lease plus the 5 s after which other runners take the jobs of a silent runner.
             RunnerPaused => lease + 500..lease + 9_000,
@@ -217,18 +226,21 @@ impl What {
 }
 
 impl Fault {
-    /// Make a freeze of MySQL that is longer than every wait inside tickr. Such a fault is rarely drawn and takes long,
-    /// so each run begins with one. A short run has a shorter freeze.
+    /// Make a freeze of MySQL that is longer than a runner tries a silent one. Such a fault is rarely drawn and takes
+    /// long, so each run begins with one. A run of at most five minutes has a shorter freeze.
     pub(crate) fn long_freeze(rng: &mut StdRng, length: Duration) -> Self {
         let what = if rng.random() { MysqlFrozenLong } else { MysqlGloballyLocked };
-        let most = if length > Duration::from_secs(300) { 40_000 } else { 20_000 };
-        let lasts = Duration::from_millis(rng.random_range(17_000..most));
+        let std::ops::Range { start, end } = LONG_FREEZES_MS;
+        let is_long = length > Duration::from_secs(300);
+        let range = if is_long { SHORT_RUN_FREEZES_TO_MS..end } else { start..SHORT_RUN_FREEZES_TO_MS };
+        let lasts = Duration::from_millis(rng.random_range(range));
         let (runners, mode, times, seconds) = (Vec::new(), Mode::Pass, 0, 0);
         Self { what, runners, mode, times, seconds, lasts, seed: rng.random() }
     }
 
-    /// Return the number of seconds by which the clock of MySQL is set forward. It is more than a lease. The clock is
-    /// never set back, because the final check compares times in the ledger.
+    /// Return the number of seconds by which the clock of MySQL is set ahead. It is more than a lease. The clock is
+    /// never set back, because the checks at the end compare times. `tickr verify` excuses only a step that a runner
+    /// noticed, and another fault may keep all of them from noticing it.
     fn advance(&self) -> i64 {
         3 + self.seconds.abs() % 60
     }

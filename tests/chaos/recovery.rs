@@ -19,11 +19,26 @@ use crate::world::World;
 /// and a backlog that grew while runners restarted. After a third of it, the clients of the load wait.
 pub(crate) const BOUND: Duration = Duration::from_secs(30);
 
-/// Jobs that should have begun a while ago, or whose runner lost them. The backlog that no runner serves is left out. The
-/// remote workers die all the time, whatever the fault, so their jobs have the time that a loss takes.
+/// Jobs that should have begun a while ago, or whose runner lost them. The backlog that no runner serves is left out.
+/// The remote workers die all the time, whatever the fault, so their jobs have the time that a loss takes.
+///
+/// The second part are jobs that are held although they are at the head of their order key: the transaction that moves
+/// the head gives its job a due time. The third are jobs that are blocked although all their parents ended a while ago.
+/// Every other job that is held or blocked waits for a job that is looked at itself, that is parked, or that failed and
+/// blocks its key.
+///
+/// Parked jobs are left to [`until_nothing_is_owed`]. The limits for which they wait change all the time, so no bound
+/// for their wait is known.
 const OVERDUE_JOBS: &str = "SELECT * FROM owed WHERE queue <> 'elsewhere' AND ((state <> 'executing' \
     AND execute_at < UTC_TIMESTAMP(6) - INTERVAL IF(queue = 'remote', 5, 1) SECOND) OR (state = 'executing' \
-    AND lease_until < UTC_TIMESTAMP(6) - INTERVAL IF(queue = 'remote', 5, 0) SECOND))";
+    AND lease_until < UTC_TIMESTAMP(6) - INTERVAL IF(queue = 'remote', 5, 0) SECOND)) \
+    UNION ALL SELECT o.* FROM owed o STRAIGHT_JOIN order_places p ON p.job_id = o.id \
+    STRAIGHT_JOIN order_keys k ON k.order_key = p.order_key \
+    WHERE o.execute_at = '9999-12-31 00:00:00' AND p.open AND p.place = k.head \
+    UNION ALL SELECT o.* FROM blocked_jobs b STRAIGHT_JOIN owed o ON o.id = b.job_id \
+    WHERE NOT EXISTS (SELECT 1 FROM job_parents p JOIN owed q ON q.id = p.parent_id WHERE p.child_id = b.job_id) \
+    AND (SELECT MAX(a.finished_at) FROM job_parents p JOIN attempts a ON a.job_id = p.parent_id \
+    WHERE p.child_id = b.job_id) < UTC_TIMESTAMP(6) - INTERVAL 5 SECOND";
 
 /// Wait for the recovery. Return how long it took and what was repaired last, or what is still wrong after the bound.
 pub(crate) async fn wait(world: &World, rng: &mut StdRng) -> Result<(Duration, String), String> {
@@ -59,7 +74,7 @@ async fn until_recovered(world: &World, rng: &mut StdRng) -> Result<(Duration, S
 }
 
 /// Return how many jobs of each queue and state are overdue, for how long, and what a runner says about the first of
-/// each group.
+/// each group. A job that is held or blocked is due in the year 9999, so its time is negative.
 async fn overdue(world: &World) -> anyhow::Result<Vec<String>> {
     let mut root = world.servers.root().await?;
     let groups = format!(
