@@ -2051,6 +2051,62 @@ mutants() {
     mutant 'jobs hidden before their worker came' internal/engine/remote_workers.rs \
         'KIND_NEW_FOR: Duration = Duration::from_secs(6)' 'KIND_NEW_FOR: Duration = Duration::from_secs(0)' \
         remote_workers::a_job_that_waited_for_a_worker_of_its_kind_starts_when_the_worker_asks
+    mutant 'audit of a replacement' internal/store/jobs/unique_keys.rs \
+        'record_all(conn, &acts, now).await' \
+        'record_all(conn, &[], now).await' \
+        security::a_unique_key_shows_and_replaces_only_what_its_own_producer_made
+    mutant 'refusal to pause a queue that is not there' cmd/tickr/queues.rs \
+        '&& !matches.get_flag("create") {' \
+        '&& name.is_empty() {' \
+        cli::a_queue_that_was_never_used_is_not_paused_by_a_slip_of_the_finger
+    mutant 'warning of a queue that no runner serves' internal/api/jobs/warnings.rs \
+        '.and_then(|served| unserved(served, job))' \
+        '.and_then(|served| unserved(served, job)).filter(|_| false)' \
+        problems::a_job_that_nothing_would_run_is_accepted_with_a_warning
+    mutant 'jobs that a dry run leaves out' internal/api/bulk.rs \
+        '.is_none().then(|| state.to_string()),' \
+        '.is_none().then(|| state.to_string()).filter(String::is_empty),' \
+        operations::a_dry_run_tells_what_would_change_from_what_would_be_left_and_why
+    mutant 'replayed jobs that a dry run leaves out' internal/api/bulk.rs \
+        '(Action::Retry, Replayed::Yes) =>' \
+        '(Action::Delete, Replayed::Yes) =>' \
+        operations::a_dry_run_tells_what_would_change_from_what_would_be_left_and_why
+    mutant 'addresses that an operator allows' internal/handlers/http/guard.rs \
+        'any(&|entry| entry.has_address(address)) || named()' \
+        'named()' \
+        callbacks::a_refused_target_names_the_setting_and_what_the_setting_names_is_reached
+    mutant 'addresses beside those that an operator allows' internal/handlers/http/guard.rs \
+        'any(&|entry| entry.has_address(address)) || named()' \
+        '!self.allowed.is_empty() || named()' \
+        callbacks::a_refused_target_names_the_setting_and_what_the_setting_names_is_reached
+    mutant 'URL of alerts at the start' internal/app/mod.rs \
+        'problem_of(&alerts.url).await' \
+        'problem_of(&alerts.url).await.filter(|_| false)' \
+        callbacks::a_useless_url_of_alerts_is_refused_at_the_start_with_the_reason
+    mutant 'warning of callbacks without a signature' internal/app/run.rs \
+        '([], []) => tracing::warn!(' \
+        '([], []) => tracing::debug!(' \
+        callbacks::a_start_without_a_callback_secret_says_so_once
+    mutant 'output of a quiet enqueue' cmd/tickr/enqueue.rs \
+        '} else if !quiet {' \
+        '} else {' \
+        cli::the_exit_code_of_an_enqueue_that_waits_says_how_the_job_ended
+    mutant 'query of a URL in errors' internal/handlers/http/exchange.rs \
+        'printable(place(url).as_bytes(), ENDPOINT_BYTES)' \
+        'printable(url.as_str().as_bytes(), ENDPOINT_BYTES)' \
+        callbacks::errors_tell_the_endpoints_of_a_receiver_apart_and_say_nothing_of_a_query
+    mutant 'path of a URL in errors' internal/handlers/http/exchange.rs \
+        'printable(place(url).as_bytes(), ENDPOINT_BYTES)' \
+        'printable(url.origin().ascii_serialization().as_bytes(), ENDPOINT_BYTES)' \
+        callbacks::errors_tell_the_endpoints_of_a_receiver_apart_and_say_nothing_of_a_query
+    mutant 'warning of MySQL without a checked certificate' internal/config/load.rs \
+        'if url.is_unverified() {' \
+        'if url.is_unverified() && setting.is_empty() {' \
+        security::a_start_warns_of_mysql_on_other_machines_whose_certificate_is_not_checked
+    mutant 'setting for the longest callback' internal/app/kinds.rs \
+        'longest: config.callback_timeout,' \
+        'longest: config.callback_timeout.min(std::time::Duration::from_secs(30)),' \
+        callbacks::a_callback_may_wait_as_long_as_the_setting_says_and_no_longer
 }
 
 # mutant NAME FILES OLD NEW [FILES OLD NEW ...] TESTS

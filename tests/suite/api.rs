@@ -370,9 +370,6 @@ async fn runners_and_health_tell_who_serves() {
     })
     .await;
     assert_eq!((ready.status, &ready.body["status"], &ready.body["mysql"]), (200, &json!("ready"), &json!(true)));
-    // The test servers do not sync every commit, and readiness reports it.
-    let weak = ready.body["weaknesses"].as_array().map_or(0, Vec::len) > 0;
-    assert_eq!(ready.body["durable"], json!(!weak));
     let id = tickr.enqueue_kind("noop", json!({})).await;
     tickr.until(id, State::Completed).await;
     let metrics = tickr.get("/metrics").await;

@@ -210,6 +210,32 @@ async fn a_refused_target_names_the_setting_and_what_the_setting_names_is_reache
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_callback_may_wait_as_long_as_the_setting_says_and_no_longer() {
+    let receiver = Counting::start().await;
+    // Without the setting the limit is 30 s.
+    for (setting, most) in [(None, 30_000), (Some("90s"), 90_000)] {
+        let change = |config: &mut Config| {
+            if let Some(setting) = setting {
+                config.callback_timeout = configured("callback_timeout", setting).callback_timeout;
+            }
+        };
+        let tickr = TestApp::start_with(change, Registry::new()).await;
+        let job = |timeout_ms: u64| {
+            let mut job = receiver.callback("/in");
+            job["payload"]["timeout_ms"] = json!(timeout_ms);
+            job
+        };
+        let refused = tickr.post("/v1/jobs", job(most + 1)).await;
+        assert_eq!((refused.status, refused.pointers()), (422, vec!["/payload/timeout_ms"]), "{:#}", refused.body);
+        let detail = refused.body["errors"][0]["detail"].as_str().unwrap();
+        assert!(detail.contains(&format!("at most {most}:")) && detail.contains("callback_timeout"), "{detail}");
+        let id = tickr.enqueue(job(most)).await;
+        tickr.until(id, State::Completed).await;
+        tickr.stop().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_useless_url_of_alerts_is_refused_at_the_start_with_the_reason() {
     let tickr = TestApp::start().await;
     let start = async |url: &str, change: &dyn Fn(&mut Config)| {

@@ -15,7 +15,8 @@ use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use crate::support::{
-    self, Proxy, Runner, TestApp, database, drop_database, eventually, gated, http, migrated_database, table_prefix,
+    self, Proxy, Runner, TestApp, database, drop_database, eventually, gated, halted, http, migrated_database,
+    table_prefix,
 };
 
 const LATER_MS: u64 = 86_400_000;
@@ -520,6 +521,7 @@ async fn a_lost_commit_in_a_batch_neither_repeats_nor_skips_a_job() {
     assert_eq!(count("SELECT COUNT(*) FROM jobs").await, 100);
     assert_eq!(count("SELECT COUNT(DISTINCT replayed_as) FROM dead_letters").await, 50);
     assert_eq!(count("SELECT CAST(done AS SIGNED) FROM operations WHERE state = 'done'").await, 50);
+    halted::assert_sound_without_index(&url, &name).await;
     drop(store);
     drop_database(&url, &name).await;
 }

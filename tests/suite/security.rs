@@ -8,7 +8,7 @@ use reqwest::Method;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use tickr::config::Config;
+use tickr::config::{Config, Flags};
 use tickr::handlers::{Context, Failure, Kind, Output, Registry};
 use tickr::job::{JobId, State};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -821,4 +821,27 @@ async fn mails_name_only_senders_and_recipients_that_the_configuration_allows() 
     let failed = tickr.until(id.parse().unwrap(), State::Failed).await;
     assert!(failed["last_error"].as_str().unwrap().contains("TICKR_EMAIL_RECIPIENTS"), "{failed:#}");
     tickr.stop().await;
+}
+
+#[test]
+fn a_start_warns_of_mysql_on_other_machines_whose_certificate_is_not_checked() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("tickr.toml");
+    let warned = |host: &str, query: &str| {
+        let url = |user: &str| format!("mysql_url = \"mysql://{user}:CANARY@{host}/{user}{query}\"\n");
+        let text = format!("{}[reports]\n{}[outboxes.shop]\n{}", url("tickr"), url("reader"), url("shop"));
+        std::fs::write(&file, text).unwrap();
+        let loaded = Config::load(&Flags::default(), std::iter::empty(), Some(file.clone())).unwrap();
+        for warning in &loaded.warnings {
+            let said = warning.to_string();
+            assert!(said.contains("ssl-mode=VERIFY_IDENTITY") && !said.contains("CANARY"), "{said}");
+        }
+        loaded.warnings.into_iter().map(|warning| warning.setting).collect::<Vec<_>>()
+    };
+    let all = ["mysql_url", "reports.mysql_url", "outboxes.shop.mysql_url"];
+    assert_eq!(warned("db.internal", ""), all);
+    assert_eq!(warned("10.0.0.7:3306", "?ssl-mode=REQUIRED"), all);
+    for (host, query) in [("db.internal", "?ssl-mode=VERIFY_IDENTITY"), ("localhost", ""), ("127.0.0.1:3306", "")] {
+        assert!(warned(host, query).is_empty(), "{host}{query}");
+    }
 }

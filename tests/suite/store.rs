@@ -7,8 +7,6 @@ use std::time::{Duration, Instant};
 use futures_util::FutureExt;
 use serde_json::value::RawValue;
 use sqlx::{AssertSqlSafe, Connection, Executor, MySqlConnection, Row};
-use tickr::app::connect_store;
-use tickr::config::Config;
 use tickr::job::limits::MAX_LOG_BYTES;
 use tickr::job::{
     Actor, AttemptToken, Bounds, Due, Edition, Editions, JobId, JobOptions, Limit, Name, NewJob, OnConflict, OnFailure,
@@ -20,7 +18,6 @@ use tickr::store::{
     EnqueueReceipts, EnqueueRefusal, IdempotentOutcome, IdempotentRequest, LapseRule, Lapsed, LiveAttempt, PoolSizes,
     ResponseBuilder, RunnerRow, Settled, Settlement, Store, StoreError, StoreSettings,
 };
-use tickr::verify::{VerifySettings, verify};
 
 use crate::support::{
     Proxy, connect, default_queue, drop_database, eventually, halted, migrated_database, open_transactions,
@@ -105,15 +102,7 @@ impl TestStore {
 
     /// End the test: check every promise that the tables can show. No index belongs to this store.
     async fn stop(self) {
-        let mut config = Config::for_tests(&self.url, "redis://127.0.0.1:1");
-        config.redis_prefix.clone_from(&self.name);
-        // The store of the test may be behind a proxy that still refuses.
-        let store = connect_store(&config).await.unwrap();
-        let settings = halted::settings(&config, VerifySettings::PATIENCE, false);
-        let report = verify(&store, &halted::index(&config), &settings, |_| {}).await.unwrap();
-        let sound = halted::only_redis_is_unchecked(&report);
-        assert!(sound, "{}", serde_json::to_string_pretty(&report).unwrap());
-        store.close().await;
+        halted::assert_sound_without_index(&self.url, &self.name).await;
         self.end().await;
     }
 

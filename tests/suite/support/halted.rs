@@ -65,6 +65,19 @@ pub(crate) fn settings(config: &Config, patience: std::time::Duration, repair: b
     VerifySettings { since: None, patience, repair, retention, pace: Pace::Full }
 }
 
+/// Check every promise that the tables of this database can show, in a test whose store belongs to no index.
+pub(crate) async fn assert_sound_without_index(url: &str, name: &str) {
+    let mut config = Config::for_tests(url, "redis://127.0.0.1:1");
+    name.clone_into(&mut config.redis_prefix);
+    // The store of the test may be behind a proxy that still refuses.
+    let store = connect_store(&config).await.unwrap();
+    let settings = settings(&config, VerifySettings::PATIENCE, false);
+    let report = verify(&store, &index(&config), &settings, |_| {}).await.unwrap();
+    let sound = only_redis_is_unchecked(&report);
+    assert!(sound, "{}", serde_json::to_string_pretty(&report).unwrap());
+    store.close().await;
+}
+
 /// Return whether a verification found no fault and could check everything except the index, because Redis was out.
 pub(crate) fn only_redis_is_unchecked(report: &Report) -> bool {
     let because_of_redis = |why: &String| why.starts_with("Redis does not answer");
