@@ -53,6 +53,8 @@ const SEARCHED_FOR: Duration = Duration::from_secs(10);
 /// Time between two looks that take jobs of locked keys of limits all the same, because only a claim finds out that a
 /// key is free again.
 const LOCKED_TRIED_EVERY: Duration = Duration::from_secs(2);
+/// Longest time between two such looks while the fetcher searches behind skipped jobs, of any lane.
+const LOCKED_TRIED_AT_LEAST: Duration = Duration::from_secs(20);
 
 /// Due jobs at the front of a lane that this runner skips, because it may not take them: jobs of kinds that it does not
 /// have, suspects that run or were put off, jobs that it gave back because it cannot read them, and jobs of locked keys
@@ -360,9 +362,10 @@ impl Fetcher {
     fn try_or_leave_locked(&mut self) {
         let known = self.shared.store.knows_locked_keys();
         let rests = self.tried_locked.is_some_and(|tried| tried.elapsed() < LOCKED_TRIED_EVERY);
+        let may_search = self.tried_locked.is_some_and(|tried| tried.elapsed() < LOCKED_TRIED_AT_LEAST);
         // A try forgets where the search ended, and the next search may take longer than a rest. So jobs behind the
         // locked ones are taken for a while first.
-        self.leaves_locked = known && (rests || !self.skipped.is_empty());
+        self.leaves_locked = known && (rests || may_search && !self.skipped.is_empty());
         if known && !self.leaves_locked {
             self.tried_locked = Some(Instant::now());
             // They are among the skipped ones.

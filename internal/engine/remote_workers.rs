@@ -679,8 +679,10 @@ impl WaitingPolls {
     /// a key is free again. There may be any number of them in front of other jobs.
     fn try_or_leave_locked(&mut self) {
         let known = self.shared.store.knows_locked_keys();
-        let rests = self.tried_locked.is_some_and(|tried| tried.elapsed() < SKIPPED_FOR);
-        self.leaves_locked = known && (rests || !self.skipped.is_empty());
+        let tried_within = |time: Duration| self.tried_locked.is_some_and(|tried| tried.elapsed() < time);
+        // A search behind skipped jobs goes on, of any lane, but not for long.
+        let searches = tried_within(2 * SEARCHED_FOR) && !self.skipped.is_empty();
+        self.leaves_locked = known && (tried_within(SKIPPED_FOR) || searches);
         if known && !self.leaves_locked {
             self.tried_locked = Some(Instant::now());
         }
