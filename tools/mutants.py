@@ -24,6 +24,8 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 PLACE = ROOT / "target" / "mutants"
 TREE = PLACE / "tree"
 RESULTS = PLACE / "results.tsv"
+# Tests that start examples, as in tests/mutations.sh.
+STARTS_EXAMPLES = re.compile("rollout::|examples::|embedding|a_binary_with_kinds_of_its_own")
 # Longest time of the tests of one safeguard, in seconds.
 PATIENCE = 600
 
@@ -90,13 +92,18 @@ def cut(one):
     return None
 
 
-def build():
+def build(ready):
     env = dict(os.environ, CARGO_TARGET_DIR=str(PLACE / "together"), CARGO_PROFILE_DEV_DEBUG="0")
-    said = subprocess.run(
-        ["cargo", "test", "--no-run", "--test", "suite"], cwd=TREE, env=env, capture_output=True, text=True
-    )
+
+    def cargo(*words):
+        return subprocess.run(["cargo", *words], cwd=TREE, env=env, capture_output=True, text=True)
+
+    said = cargo("test", "--no-run", "--test", "suite")
     (PLACE / "build.log").write_text(said.stdout + said.stderr)
     if said.returncode:
+        return None
+    # Some tests start examples.
+    if any(STARTS_EXAMPLES.search(test) for one in ready for test in one[2]) and cargo("build", "--examples").returncode:
         return None
     return re.search(r"Executable .*\((.*)\)", said.stderr).group(1)
 
@@ -155,7 +162,7 @@ def main():
             else:
                 ready.append(one)
         began = time.monotonic()
-        suite = build() if ready else None
+        suite = build(ready) if ready else None
         print(f"built {len(ready)} together in {time.monotonic() - began:.0f} s", flush=True)
         if suite:
             with ThreadPoolExecutor(3) as pool:

@@ -355,7 +355,7 @@ async fn a_release_counts_the_released_jobs_alone_and_is_the_only_one_of_its_gro
     tickr.stop().await;
 }
 
-/// The list of operations says what became of the released jobs. A count that cannot be read is no silence.
+/// The list of operations shows the jobs that a release made. A count that cannot be read is no silence.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_running_release_shows_the_jobs_that_it_made_in_the_list_and_a_count_that_fails() {
     let Some((tickr, browser)) = begin().await else { return };
