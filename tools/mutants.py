@@ -25,7 +25,9 @@ PLACE = ROOT / "target" / "mutants"
 TREE = PLACE / "tree"
 RESULTS = PLACE / "results.tsv"
 # Tests that start examples, as in tests/mutations.sh.
-STARTS_EXAMPLES = re.compile("rollout::|examples::|embedding|a_binary_with_kinds_of_its_own")
+STARTS_EXAMPLES = re.compile(
+    "rollout::|examples::|embedding|a_binary_with_kinds_of_its_own|panics::a_check_that_panics|metrics::samples_take_no_memory"
+)
 # Longest time of the tests of one safeguard, in seconds.
 PATIENCE = 600
 
