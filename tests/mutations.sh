@@ -1158,7 +1158,7 @@ mutants() {
         'const NOWAIT: &str = " NOWAIT";' 'const NOWAIT: &str = SKIP_LOCKED;' \
         key_limits::a_key_that_another_session_is_making_holds_up_the_jobs_of_no_other_key
     mutant 'jobs of locked keys without Redis' internal/engine/fetcher.rs \
-        'if self.leaves_locked {' 'if self.leaves_locked && false {' \
+        'if self.locked_jobs.are_left_out() {' 'if self.locked_jobs.are_left_out() && false {' \
         key_limits::without_redis_the_jobs_of_a_locked_key_hold_up_no_job_behind_them
     mutant 'lock of an order key' internal/store/rows/jobs.rs \
         '    lock_or_make(conn, &newcomers.iter().map(|new| new.key).collect()).await?;' '' \
@@ -2045,8 +2045,8 @@ mutants() {
         'l.job_id = NULL' \
         remote_workers::a_repeated_verdict_has_its_answer_also_when_the_job_was_cancelled_meanwhile
     mutant 'jobs of locked keys without Redis at remote workers' internal/engine/remote_workers.rs \
-        'if self.leaves_locked {' \
-        'if self.leaves_locked && false {' \
+        'if self.locked_jobs.are_left_out() {' \
+        'if self.locked_jobs.are_left_out() && false {' \
         remote_workers::while_redis_is_out_the_jobs_of_a_locked_key_hold_up_no_job_of_a_worker_behind_them
     mutant 'jobs hidden before their worker came' internal/engine/remote_workers.rs \
         'KIND_NEW_FOR: Duration = Duration::from_secs(6)' 'KIND_NEW_FOR: Duration = Duration::from_secs(0)' \

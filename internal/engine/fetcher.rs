@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use rand::seq::SliceRandom;
 
 use super::EngineState;
+use super::locked_jobs::LockedJobs;
 use super::permits::Permit;
 use super::queue_order::QueueOrder;
 use super::worker_pool::Seat;
@@ -50,11 +51,6 @@ const LARGER_PAGES: usize = 8;
 /// for that end.
 const SKIPPED_FOR: Duration = Duration::from_secs(2);
 const SEARCHED_FOR: Duration = Duration::from_secs(10);
-/// Time between two looks that take jobs of locked keys of limits all the same, because only a claim finds out that a
-/// key is free again.
-const LOCKED_TRIED_EVERY: Duration = Duration::from_secs(2);
-/// Longest time between two such looks while the fetcher searches behind skipped jobs, of any lane.
-const LOCKED_TRIED_AT_LEAST: Duration = Duration::from_secs(20);
 
 /// Due jobs at the front of a lane that this runner skips, because it may not take them: jobs of kinds that it does not
 /// have, suspects that run or were put off, jobs that it gave back because it cannot read them, and jobs of locked keys
@@ -88,10 +84,7 @@ pub(super) struct Fetcher {
     settings: Arc<OperatorSettings>,
     /// Skipped jobs, by the position of their lane.
     skipped: HashMap<usize, Skipped>,
-    /// When a look last took jobs of locked keys of limits.
-    tried_locked: Option<Instant>,
-    /// The present look leaves these jobs out.
-    leaves_locked: bool,
+    locked_jobs: LockedJobs,
     /// The last blocking pop waited for all lanes, and no id came. Then the next one needs no look before it.
     nothing_came: bool,
 }
@@ -107,8 +100,7 @@ impl Fetcher {
             queue_order,
             settings,
             skipped: HashMap::new(),
-            tried_locked: None,
-            leaves_locked: false,
+            locked_jobs: LockedJobs::default(),
             nothing_came: false,
         }
     }
@@ -326,7 +318,10 @@ impl Fetcher {
         let now = shared.store.clock().now();
         self.skipped
             .retain(|_, skipped| skipped.seen.elapsed() < if skipped.goes_on { SEARCHED_FOR } else { SKIPPED_FOR });
-        self.try_or_leave_locked();
+        if self.locked_jobs.begin_look(self.shared.store.knows_locked_keys(), !self.skipped.is_empty()) {
+            // They are among the skipped ones.
+            self.skipped.clear();
+        }
         let (order, _) = self.queue_order.next_turn(|queue| shared.permits.room(queue));
         let queues: HashSet<usize> = order.lines.iter().map(|place| self.queue_order.queue_of(*place)).collect();
         let names = queues.into_iter().map(|queue| shared.settings.queues[queue].clone()).collect();
@@ -355,22 +350,6 @@ impl Fetcher {
             return self.look_further(&barred, now, most).await;
         }
         Ok(if taken.is_empty() { DueWork::Nothing } else { DueWork::Found(taken) })
-    }
-
-    /// Decide whether this look leaves out jobs of locked keys of limits. Their claims would have no effect, and there
-    /// may be any number of them in front of other jobs.
-    fn try_or_leave_locked(&mut self) {
-        let known = self.shared.store.knows_locked_keys();
-        let rests = self.tried_locked.is_some_and(|tried| tried.elapsed() < LOCKED_TRIED_EVERY);
-        let may_search = self.tried_locked.is_some_and(|tried| tried.elapsed() < LOCKED_TRIED_AT_LEAST);
-        // A try forgets where the search ended, and the next search may take longer than a rest. So jobs behind the
-        // locked ones are taken for a while first.
-        self.leaves_locked = known && (rests || may_search && !self.skipped.is_empty());
-        if known && !self.leaves_locked {
-            self.tried_locked = Some(Instant::now());
-            // They are among the skipped ones.
-            self.skipped.clear();
-        }
     }
 
     /// Read further behind jobs that this runner may not take. There may be any number of them at the front of a lane,
@@ -421,7 +400,7 @@ impl Fetcher {
         };
         let mut found: Vec<JobId> = page.rows.iter().filter(has_kind).map(|row| row.id).collect();
         found.retain(|id| !self.shared.suspects.is_resting(*id) && !self.shared.unread.is_resting(*id));
-        if self.leaves_locked {
+        if self.locked_jobs.are_left_out() {
             let locked = self.shared.store.behind_locked_keys(&found).await?;
             found.retain(|id| !locked.contains(id));
         }

@@ -14,6 +14,7 @@ use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 use tokio_util::task::TaskTracker;
 
 use super::kinds::hint_due_jobs;
+use super::locked_jobs::LockedJobs;
 use super::queue_order::{QueueOrder, is_paused};
 use super::{EngineState, executor};
 use tickr_broker::{OperatorSettings, Poll};
@@ -161,10 +162,7 @@ struct WaitingPolls {
     seen: HashMap<Name, SeenKind>,
     looked: Instant,
     aside: Aside,
-    /// When a look in MySQL last took jobs of locked keys of limits.
-    tried_locked: Option<Instant>,
-    /// The present look leaves these jobs out.
-    leaves_locked: bool,
+    locked_jobs: LockedJobs,
     /// Suspects that are put off, each with the moment when that ends.
     put_off: Vec<(Instant, DueJob)>,
     /// Jobs that are not read from MySQL again before these moments.
@@ -219,8 +217,7 @@ impl WaitingPolls {
             seen: HashMap::new(),
             looked: Instant::now(),
             aside: Aside::NoWorker,
-            tried_locked: None,
-            leaves_locked: false,
+            locked_jobs: LockedJobs::default(),
             put_off: Vec::new(),
             resting: HashMap::new(),
             skipped: HashMap::new(),
@@ -640,7 +637,7 @@ impl WaitingPolls {
         let (order, _) = self.order.next_turn(|queue| rooms.get(queue).copied());
         let (now, mut found) = (shared.store.clock().now(), Vec::new());
         self.skipped.retain(|_, front| front.since.elapsed() < if front.goes_on { SEARCHED_FOR } else { SKIPPED_FOR });
-        self.try_or_leave_locked();
+        self.locked_jobs.begin_look(shared.store.knows_locked_keys(), !self.skipped.is_empty());
         let names: BTreeSet<usize> = order.lines.iter().map(|place| self.order.queue_of(*place)).collect();
         let names = names.into_iter().map(|queue| self.queues[queue].clone()).collect();
         // Most lanes are empty, and each read of one is a round trip.
@@ -675,19 +672,6 @@ impl WaitingPolls {
         found
     }
 
-    /// Leave jobs of locked keys of limits out of a look, but for one in two seconds, because only a claim finds out that
-    /// a key is free again. There may be any number of them in front of other jobs.
-    fn try_or_leave_locked(&mut self) {
-        let known = self.shared.store.knows_locked_keys();
-        let tried_within = |time: Duration| self.tried_locked.is_some_and(|tried| tried.elapsed() < time);
-        // A search behind skipped jobs goes on, of any lane, but not for long.
-        let searches = tried_within(2 * SEARCHED_FOR) && !self.skipped.is_empty();
-        self.leaves_locked = known && (tried_within(SKIPPED_FOR) || searches);
-        if known && !self.leaves_locked {
-            self.tried_locked = Some(Instant::now());
-        }
-    }
-
     /// Read jobs of a lane that waiting requests may have, behind the front of which they may have none.
     async fn take_from_line(
         &mut self,
@@ -711,7 +695,7 @@ impl WaitingPolls {
             let pages = self.shared.store.due_rows(vec![range], STORE_PAGE, Depth::Waiting).await?;
             let Some(page) = pages.into_iter().next() else { break };
             let mut locked = HashSet::new();
-            if self.leaves_locked {
+            if self.locked_jobs.are_left_out() {
                 let ids: Vec<JobId> = page.rows.iter().map(|row| row.id).collect();
                 locked = self.shared.store.behind_locked_keys(&ids).await?;
             }

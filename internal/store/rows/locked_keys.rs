@@ -37,6 +37,7 @@ impl Mark {
     }
 }
 
+/// The keys that were found locked.
 #[derive(Debug)]
 pub(crate) struct LockedKeys<K>(Mutex<BTreeMap<K, Mark>>);
 
