@@ -2,20 +2,18 @@
 //! clock, and all monotonic clocks stay as they are.
 
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime};
 
 use tokio::process::Command;
 
 /// The clock. Processes read it from a file, again every second.
 pub(crate) struct Clock {
     file: PathBuf,
-    made: SystemTime,
 }
 
 impl Clock {
     /// Make a clock with this file, which [`turn`](Self::turn) writes.
     pub(crate) fn new(file: PathBuf) -> Self {
-        Self { file, made: SystemTime::now() }
+        Self { file }
     }
 
     /// Make the clock wrong by this many seconds.
@@ -45,23 +43,21 @@ impl Clock {
 /// Drop the clock after the processes that use it.
 impl Drop for Clock {
     fn drop(&mut self) {
-        remove_leftovers(self.made);
+        remove_leftovers();
     }
 }
 
-/// Remove the shared memory of libfaketime that processes have left since this moment. A process that ends by itself
-/// removes its own, and one that is killed does not. That of living processes stays.
-pub(crate) fn remove_leftovers(since: SystemTime) {
-    // The times of files are a few milliseconds coarse.
-    let since = since - Duration::from_secs(1);
+/// Remove the shared memory of libfaketime that processes have left. A process that ends by itself removes its own, and
+/// one that is killed does not. That of living processes stays. The age does not matter: a process takes over what an
+/// earlier one with its id has left.
+pub(crate) fn remove_leftovers() {
     let Ok(objects) = std::fs::read_dir("/dev/shm") else { return };
     for object in objects.flatten() {
         let name = object.file_name();
         let name = name.to_string_lossy();
         let of = ["faketime_shm_", "sem.faketime_sem_"].into_iter().find_map(|begin| name.strip_prefix(begin));
         let Some(pid) = of.and_then(|pid| pid.parse::<u32>().ok()) else { continue };
-        let is_new = object.metadata().and_then(|about| about.modified()).is_ok_and(|at| at >= since);
-        if is_new && !Path::new(&format!("/proc/{pid}")).exists() {
+        if !Path::new(&format!("/proc/{pid}")).exists() {
             let _ = std::fs::remove_file(object.path());
         }
     }

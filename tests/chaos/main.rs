@@ -105,7 +105,6 @@ fn main() -> ExitCode {
 /// Execute one run in a folder of its own. The folder stays if something is wrong, or with `CHAOS_KEEP`.
 fn one_run(settings: Settings) -> anyhow::Result<bool> {
     let _ = rustls::crypto::ring::default_provider().install_default();
-    let began = std::time::SystemTime::now();
     let (root, template) = folders();
     let dir = root.join(format!("chaos-{}-{}", settings.seed, std::process::id()));
     std::fs::create_dir_all(&dir)?;
@@ -113,7 +112,7 @@ fn one_run(settings: Settings) -> anyhow::Result<bool> {
     let passed = runtime.block_on(run(settings, &dir, &template));
     runtime.shutdown_timeout(Duration::from_secs(5));
     // The clocks may have been dropped before the last process ended.
-    clock::remove_leftovers(began);
+    clock::remove_leftovers();
     let keep = std::env::var_os("CHAOS_KEEP").is_some_and(|text| !text.is_empty());
     if matches!(passed, Ok(true)) && !keep {
         std::fs::remove_dir_all(&dir)?;
