@@ -1086,6 +1086,12 @@ mutants() {
 'let _ = (record, now);
                 let (gone, _)' \
         receivers::a_breaker_opens_after_its_failures_and_parked_jobs_burn_no_attempt
+    mutant 'pages of several tables at a time' internal/engine/lib.rs \
+        'Semaphore::new(broker.store().purges_at_once())' 'Semaphore::new(1 + broker.store().purges_at_once() / 100)' \
+        janitor::the_removal_of_ended_jobs_holds_up_the_removal_from_no_other_table
+    mutant 'connections that the janitor leaves to other loops' internal/store/sql/pools.rs \
+        '(self.loops / 2).clamp(1, 3)' 'self.loops.clamp(1, 3)' \
+        janitor::pages_of_the_janitor_that_wait_leave_connections_to_the_other_loops
     mutant 'hosts that fail in the janitor' internal/store/retention/forget.rs \
         '(failed_at IS NULL OR GREATEST(' '(TRUE OR GREATEST(' \
         janitor::the_janitor_empties_its_tables_and_another_carries_on

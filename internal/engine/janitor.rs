@@ -4,9 +4,15 @@
 //! Every runner removes a few pages of each table in a round. The eldest runner continues as long as there is more, so
 //! that removal keeps up with any number of new jobs. It rests after each page for a quarter of the time that the page
 //! took, so a busy server slows it down by itself.
+//!
+//! The tables that grow with the jobs and the calls are emptied side by side, each by a loop of its own. Otherwise each
+//! would have to be emptied two or three times as fast as it grows. The other tables take turns in one loop. All loops
+//! together remove only as many pages at a time as leave connections to the other loops of the runner.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+use tokio::sync::SemaphorePermit;
 
 use super::EngineState;
 use super::reports::OldReports;
@@ -20,7 +26,8 @@ const BREATH: Duration = Duration::from_millis(20);
 const SHORT_BREATH: Duration = Duration::from_millis(2);
 /// Longest rest of the eldest runner.
 const LONG_BREATH: Duration = Duration::from_secs(2);
-/// Time that the eldest runner spends on one table before it goes to the next.
+/// Time that the eldest runner spends on one table before it goes to the next. A table with a loop of its own follows
+/// itself, after a look whether this runner is still the eldest.
 const TURN: Duration = Duration::from_secs(10);
 /// Time between two searches of all ended jobs for failed jobs without a dead letter, and between two walks through the
 /// order keys.
@@ -32,35 +39,58 @@ const SLACK: Duration = Duration::from_secs(7 * 86_400);
 const KEEP_SOURCES: Duration = Duration::from_secs(7 * 86_400);
 
 pub(super) async fn run_until_stopped(shared: Arc<EngineState>) {
+    let shared = &*shared;
+    tokio::join!(
+        GrowingTable::Jobs.empty_until_stopped(shared),
+        GrowingTable::Answers.empty_until_stopped(shared),
+        GrowingTable::Acts.empty_until_stopped(shared),
+        empty_others_until_stopped(shared),
+    );
+}
+
+/// Remove rows of the tables that have no loop of their own, and reports. Look for missing dead letters in between.
+async fn empty_others_until_stopped(shared: &EngineState) {
     let mut positions = JanitorPositions::default();
     let mut missing_dead_letters = MissingDeadLetters::default();
     let mut reports = OldReports::default();
+    let mut more = false;
+    if may_purge(shared) {
+        reports.round(shared).await;
+    }
     loop {
-        let may_purge =
-            || shared.settings.purge_hours.is_none_or(|hours| hours.contain(shared.store.clock().now().time()));
-        if may_purge() {
-            reports.round(&shared).await;
-        }
-        if let Err(error) = missing_dead_letters.insert(&shared).await {
+        if !more && let Err(error) = missing_dead_letters.insert(shared).await {
             tracing::warn!(%error, "cannot look for missing dead letters");
         }
-        let mut pause = shared.settings.janitor_every.mul_f64(0.5 + rand::random::<f64>());
-        while !pause.is_zero() {
-            tokio::select! {
-                () = shared.stop_loops.cancelled() => return,
-                () = tokio::time::sleep(pause) => {}
-            }
-            pause = Duration::ZERO;
-            if !may_purge() {
-                continue;
-            }
-            reports.round(&shared).await;
-            if positions.round(&shared).await {
-                // There is more: start the next round at once.
-                pause = BREATH;
-            }
+        if !next_round(shared, more).await {
+            return;
+        }
+        more = false;
+        if may_purge(shared) {
+            reports.round(shared).await;
+            more = positions.round(shared).await;
         }
     }
+}
+
+fn may_purge(shared: &EngineState) -> bool {
+    shared.settings.purge_hours.is_none_or(|hours| hours.contain(shared.store.clock().now().time()))
+}
+
+/// Wait for the next round, which begins at once if the last one left something. Return false when the runner stops.
+async fn next_round(shared: &EngineState, more: bool) -> bool {
+    let pause = if more { BREATH } else { shared.settings.janitor_every.mul_f64(0.5 + rand::random::<f64>()) };
+    tokio::select! {
+        () = shared.stop_loops.cancelled() => false,
+        () = tokio::time::sleep(pause) => true,
+    }
+}
+
+/// Return whether a table has more to remove. After an error the rest waits for a later round, and other tables do not.
+fn is_left(what: &str, outcome: Result<bool, StoreError>) -> bool {
+    outcome.unwrap_or_else(|error| {
+        tracing::warn!(%error, "cannot purge {what}");
+        false
+    })
 }
 
 /// The pages of one table in one round. They decide when to end and how long to rest between pages.
@@ -70,12 +100,21 @@ pub(super) struct PageBudget<'a> {
     began: Instant,
     page: Instant,
     left: usize,
+    /// Permit for a page in MySQL, held from the begin of the page to its end.
+    permit: Option<SemaphorePermit<'a>>,
 }
 
 impl<'a> PageBudget<'a> {
-    pub(super) fn begin(shared: &'a EngineState, eldest: bool) -> Self {
+    /// Begin with the first page as soon as fewer pages are removed than may be at a time.
+    pub(super) async fn begin(shared: &'a EngineState, eldest: bool) -> Self {
+        let permit = shared.purges.acquire().await.ok();
+        Self { permit, ..Self::outside_of_mysql(shared, eldest) }
+    }
+
+    /// Begin with pages that are not in MySQL, and need no permit.
+    pub(super) fn outside_of_mysql(shared: &'a EngineState, eldest: bool) -> Self {
         let now = Instant::now();
-        Self { shared, eldest, began: now, page: now, left: PAGES }
+        Self { shared, eldest, began: now, page: now, left: PAGES, permit: None }
     }
 
     /// Rest after a page. Return false when this table's part of the round is over although there is more to remove.
@@ -86,19 +125,101 @@ impl<'a> PageBudget<'a> {
             return false;
         }
         let rest = if self.eldest { (self.page.elapsed() / 4).clamp(SHORT_BREATH, LONG_BREATH) } else { BREATH };
+        // Another table may have its page meanwhile.
+        let in_mysql = self.permit.take().is_some();
         tokio::time::sleep(rest).await;
+        if in_mysql {
+            let shared = self.shared;
+            self.permit = shared.purges.acquire().await.ok();
+        }
         self.page = Instant::now();
-        true
+        !self.shared.stop_loops.is_cancelled()
     }
 }
 
-/// Position in each table from which the next round continues.
+/// A table that grows with the jobs or the calls.
+#[derive(Clone, Copy)]
+enum GrowingTable {
+    Jobs,
+    /// Stored responses. They are in the order of their age, so those to remove come first.
+    Answers,
+    /// The audit, which is in the order of its age as well.
+    Acts,
+}
+
+impl GrowingTable {
+    fn what(self) -> &'static str {
+        match self {
+            Self::Jobs => "ended jobs",
+            Self::Answers => "idempotency keys",
+            Self::Acts => "audit records",
+        }
+    }
+
+    async fn empty_until_stopped(self, shared: &EngineState) {
+        let (mut place, mut more) = (None, false);
+        while next_round(shared, more).await {
+            more = may_purge(shared) && self.round(shared, &mut place).await;
+        }
+    }
+
+    /// Remove a few pages behind `place`. Return true when the eldest runner left something for the next round.
+    async fn round(self, shared: &EngineState, place: &mut Option<JobId>) -> bool {
+        let eldest = shared.store.is_eldest(&shared.runner).await.unwrap_or(false);
+        let pages = PageBudget::begin(shared, eldest).await;
+        let more = is_left(self.what(), self.pages(shared, place, pages).await);
+        eldest && more && !shared.stop_loops.is_cancelled()
+    }
+
+    async fn pages(
+        self,
+        shared: &EngineState,
+        place: &mut Option<JobId>,
+        mut pages: PageBudget<'_>,
+    ) -> Result<bool, StoreError> {
+        let mut rows = 0;
+        let more = loop {
+            let (removed, next) = self.page(shared, *place).await?;
+            rows += removed;
+            *place = next;
+            if next.is_none() {
+                break false;
+            }
+            if !pages.next_page().await {
+                break true;
+            }
+        };
+        if rows > 0 && matches!(self, Self::Jobs) {
+            tracing::info!(jobs = rows, "removed jobs whose retention has ended");
+        }
+        Ok(more)
+    }
+
+    /// Remove one page behind a place. Return the number of removed rows and the place to continue behind.
+    async fn page(self, shared: &EngineState, place: Option<JobId>) -> Result<(usize, Option<JobId>), StoreError> {
+        let (store, settings) = (&shared.store, &shared.settings);
+        let after = place.map(JobId::uuid);
+        let (removed, next) = match self {
+            Self::Jobs => {
+                let purged = store.purge_page(place, &settings.retention).await?;
+                metrics::counter!("tickr_jobs_purged_total").increment(purged.jobs as u64);
+                return Ok((purged.jobs, purged.next));
+            }
+            Self::Answers => {
+                let (forgotten, next) = store.purge_idempotency_keys(after, settings.keep_answers).await?;
+                metrics::counter!("tickr_answers_purged_total").increment(forgotten as u64);
+                (forgotten, next)
+            }
+            Self::Acts => store.purge_audit(after, settings.keep_audit).await?,
+        };
+        Ok((removed, next.map(JobId::from_uuid)))
+    }
+}
+
+/// Position in each of the other tables from which the next round continues.
 #[derive(Default)]
 struct JanitorPositions {
-    jobs: Option<JobId>,
     schedule: String,
-    answers: Option<JobId>,
-    acts: Option<JobId>,
     lanes: Option<TallyPlace>,
     queues: Option<TallyPlace>,
     departures: Option<JobId>,
@@ -115,79 +236,23 @@ impl JanitorPositions {
     async fn round(&mut self, shared: &EngineState) -> bool {
         let eldest = shared.store.is_eldest(&shared.runner).await.unwrap_or(false);
         let mut more = false;
-        let mut done = |what: &str, outcome: Result<bool, StoreError>| match outcome {
-            Ok(left) => more |= left,
-            Err(error) => tracing::warn!(%error, "cannot purge {what}"),
-        };
+        let mut done = |what: &str, outcome: Result<bool, StoreError>| more |= is_left(what, outcome);
         let pages = || PageBudget::begin(shared, eldest);
-        done("ended jobs", self.jobs(shared, pages()).await);
-        done("discarded dead letters", discarded(shared, pages()).await);
-        done("bulk operations", operations(shared, pages()).await);
-        done("idempotency keys", self.answers(shared, pages()).await);
-        done("audit records", self.acts(shared, pages()).await);
-        done("the ticks of schedules", self.ticks(shared, pages()).await);
+        done("discarded dead letters", discarded(shared, pages().await).await);
+        done("bulk operations", operations(shared, pages().await).await);
+        done("the ticks of schedules", self.ticks(shared, pages().await).await);
         if eldest {
-            done("stopped runners", runners(shared, pages()).await);
-            done("tallies", self.tallies(shared, pages()).await);
-            done("the table departures", self.departures(shared, pages()).await);
-            done("order keys", self.order_keys(shared, pages()).await);
-            done("keys of limits", self.limit_keys(shared, pages()).await);
-            done("unique keys", self.unique_keys(shared, pages()).await);
-            done("rejected rows of the outbox", rejected_rows(shared, pages()).await);
-            done("outboxes of applications", shared.store.forget_sources(KEEP_SOURCES).await.map(|_| false));
-            done("batches", batches(shared, pages()).await);
+            done("stopped runners", runners(shared, pages().await).await);
+            done("tallies", self.tallies(shared, pages().await).await);
+            done("the table departures", self.departures(shared, pages().await).await);
+            done("order keys", self.order_keys(shared, pages().await).await);
+            done("keys of limits", self.limit_keys(shared, pages().await).await);
+            done("unique keys", self.unique_keys(shared, pages().await).await);
+            done("rejected rows of the outbox", rejected_rows(shared, pages().await).await);
+            done("outboxes of applications", sources(shared, pages().await).await);
+            done("batches", batches(shared, pages().await).await);
         }
         eldest && more && !shared.stop_loops.is_cancelled()
-    }
-
-    async fn jobs(&mut self, shared: &EngineState, mut pages: PageBudget<'_>) -> Result<bool, StoreError> {
-        let mut jobs = 0;
-        let more = loop {
-            let purged = shared.store.purge_page(self.jobs, &shared.settings.retention).await?;
-            jobs += purged.jobs;
-            metrics::counter!("tickr_jobs_purged_total").increment(purged.jobs as u64);
-            self.jobs = purged.next;
-            if self.jobs.is_none() {
-                break false;
-            }
-            if !pages.next_page().await {
-                break true;
-            }
-        };
-        if jobs > 0 {
-            tracing::info!(jobs, "removed jobs whose retention has ended");
-        }
-        Ok(more)
-    }
-
-    /// Stored responses are in the order of their age, so those to remove come first.
-    async fn answers(&mut self, shared: &EngineState, mut pages: PageBudget<'_>) -> Result<bool, StoreError> {
-        loop {
-            let after = self.answers.map(JobId::uuid);
-            let (forgotten, next) = shared.store.purge_idempotency_keys(after, shared.settings.keep_answers).await?;
-            metrics::counter!("tickr_answers_purged_total").increment(forgotten as u64);
-            self.answers = next.map(JobId::from_uuid);
-            if self.answers.is_none() {
-                return Ok(false);
-            }
-            if !pages.next_page().await {
-                return Ok(true);
-            }
-        }
-    }
-
-    async fn acts(&mut self, shared: &EngineState, mut pages: PageBudget<'_>) -> Result<bool, StoreError> {
-        loop {
-            let after = self.acts.map(JobId::uuid);
-            let next = shared.store.purge_audit(after, shared.settings.keep_audit).await?.1;
-            self.acts = next.map(JobId::from_uuid);
-            if self.acts.is_none() {
-                return Ok(false);
-            }
-            if !pages.next_page().await {
-                return Ok(true);
-            }
-        }
     }
 
     /// Ticks are in the order of their schedules, so a round continues with the schedule at which the last one stopped.
@@ -329,6 +394,13 @@ async fn rejected_rows(shared: &EngineState, mut pages: PageBudget<'_>) -> Resul
     Ok(false)
 }
 
+/// There are few outboxes of applications, so they are one page.
+async fn sources(shared: &EngineState, page: PageBudget<'_>) -> Result<bool, StoreError> {
+    shared.store.forget_sources(KEEP_SOURCES).await?;
+    drop(page);
+    Ok(false)
+}
+
 async fn runners(shared: &EngineState, mut pages: PageBudget<'_>) -> Result<bool, StoreError> {
     loop {
         let (_, more) = shared.store.forget_runners(KEEP_RUNNERS).await?;
@@ -355,18 +427,18 @@ impl MissingDeadLetters {
         if self.rested.is_some_and(|since| since.elapsed() < REST) {
             return Ok(());
         }
-        for _ in 0..PAGES {
+        // A part of the search is as long as the round of a runner that is not the eldest.
+        let mut pages = PageBudget::begin(shared, false).await;
+        loop {
             let (inserted, next) = shared.store.backfill_dead_letters(self.place).await?;
             if inserted > 0 {
                 tracing::info!(inserted, "inserted dead letters that were missing");
             }
             self.place = next;
             self.rested = next.is_none().then(Instant::now);
-            if next.is_none() || shared.stop_loops.is_cancelled() {
-                break;
+            if next.is_none() || !pages.next_page().await {
+                return Ok(());
             }
-            tokio::time::sleep(BREATH).await;
         }
-        Ok(())
     }
 }

@@ -192,6 +192,8 @@ struct EngineState {
     unread: Unread,
     permits: Arc<Permits>,
     attempt_metrics: AttemptMetrics,
+    /// Bounds how many pages the janitor removes at the same time.
+    purges: tokio::sync::Semaphore,
     store_trouble: StoreTrouble,
     /// Kinds that at least one living runner has, as the reaper last read them.
     living_kinds: Mutex<HashSet<Name>>,
@@ -446,6 +448,7 @@ impl EngineState {
         broker.judge_clock_by(move |reading| watched.trust_clock(reading, lease), set_ahead_since);
         Self {
             store: broker.store().clone(),
+            purges: tokio::sync::Semaphore::new(broker.store().purges_at_once()),
             finish_keys: Arc::new(broker.store().clone()),
             runner: settings.runner.clone(),
             workers: WorkerPool::new(settings.workers),

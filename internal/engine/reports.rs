@@ -37,13 +37,13 @@ impl OldReports {
         }
         self.last = Some(Instant::now());
         let eldest = shared.store.is_eldest(&shared.runner).await.unwrap_or(false);
-        if let Err(error) = self.of_deleted_jobs(shared, reports, PageBudget::begin(shared, eldest)).await {
+        if let Err(error) = self.of_deleted_jobs(shared, reports, PageBudget::begin(shared, eldest).await).await {
             tracing::warn!(%error, "cannot remove the reports of deleted jobs");
         }
-        if let Err(error) = in_mysql(shared, reports, PageBudget::begin(shared, eldest)).await {
+        if let Err(error) = in_mysql(shared, reports, PageBudget::begin(shared, eldest).await).await {
             tracing::warn!(%error, "cannot remove old reports from mysql");
         }
-        if let Err(error) = in_folder(reports, PageBudget::begin(shared, eldest)).await {
+        if let Err(error) = in_folder(reports, PageBudget::outside_of_mysql(shared, eldest)).await {
             tracing::warn!(%error, "cannot remove old reports from the folder of this runner");
         }
     }

@@ -1,9 +1,11 @@
-//! The janitor as a runner has it: it empties each table that it is responsible for, and another runner takes its place.
+//! The janitor as a runner has it: it empties each table that it is responsible for, none of them waits for another, and
+//! another runner takes its place.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::json;
+use sqlx::{AssertSqlSafe, Executor, MySqlConnection};
 use tickr::app::engine_settings;
 use tickr::config::Config;
 use tickr::engine::{Engine, runner_of_this_process};
@@ -86,19 +88,84 @@ async fn runner(tickr: &TestApp, days: u32) -> Engine {
     }
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn the_janitor_empties_its_tables_and_another_carries_on() {
-    // The runner of the test itself removes nothing while the test runs.
+/// Start a tickr whose own runner removes nothing while the test runs.
+async fn without_purges(change: impl FnOnce(&mut Config)) -> TestApp {
     let now = chrono::Utc::now();
     let hours = [now + chrono::TimeDelta::hours(10), now + chrono::TimeDelta::hours(11)];
     let hours = format!("{}-{}", hours[0].format("%H:%M"), hours[1].format("%H:%M"));
     let keep = Duration::from_secs(90 * 86_400);
-    let change = |config: &mut Config| {
+    let configure = |config: &mut Config| {
         config.purge_hours = Some(hours.parse().unwrap());
         (config.retention_completed, config.retention_failed, config.retention_ticks) = (keep, keep, keep);
         config.retention_discarded = keep;
+        change(config);
     };
-    let tickr = TestApp::start_with(change, Registry::new()).await;
+    TestApp::start_with(configure, Registry::new()).await
+}
+
+/// Lock rows in a transaction, until the session says COMMIT.
+async fn locked(tickr: &TestApp, rows: &[&str]) -> MySqlConnection {
+    let mut session = tickr.mysql().await;
+    session.execute("START TRANSACTION").await.unwrap();
+    for row in rows {
+        let sql = format!("SELECT id FROM {row} FOR UPDATE");
+        assert_eq!(session.fetch_all(sqlx::raw_sql(AssertSqlSafe(sql))).await.unwrap().len(), 1, "{row}");
+    }
+    session
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_removal_of_ended_jobs_holds_up_the_removal_from_no_other_table() {
+    let tickr = without_purges(|_| {}).await;
+    let done = tickr.enqueue_kind("noop", json!({})).await;
+    tickr.until(done, State::Completed).await;
+    // A page of ended jobs that waits for a lock takes even longer than the turn of a table with millions of them.
+    let job = format!("jobs WHERE id = UNHEX('{}')", done.uuid().simple());
+    let mut session = locked(&tickr, &[job.as_str()]).await;
+    let runner = runner(&tickr, 1).await;
+    tickr.until_said("SELECT id FROM jobs FORCE INDEX", 1).await;
+    tickr.sql(OLD).await;
+    for sql in LEFT {
+        tickr.until_count(sql, 0).await;
+    }
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM jobs").await, 1, "the removal of jobs still waits");
+    session.execute("COMMIT").await.unwrap();
+    tickr.until_count("SELECT COUNT(*) FROM jobs", 0).await;
+    runner.stop(Duration::ZERO, CancellationToken::new()).await;
+    tickr.stop_broken("rows of jobs that never were, and a job that went before its time").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn pages_of_the_janitor_that_wait_leave_connections_to_the_other_loops() {
+    // With seven connections there are three for the loops.
+    let tickr = without_purges(|config| config.mysql_connections = 7).await;
+    let done = tickr.enqueue_kind("noop", json!({})).await;
+    tickr.until(done, State::Completed).await;
+    tickr.sql(OLD).await;
+    let job = format!("jobs WHERE id = UNHEX('{}')", done.uuid().simple());
+    let answer = "idempotency_keys WHERE id = UNHEX('00000000000070008000000000000003')";
+    let act = "audit WHERE id = UNHEX('00000000000070008000000000000002')";
+    let mut session = locked(&tickr, &[job.as_str(), answer, act]).await;
+    let runner = runner(&tickr, 1).await;
+    // The first pages come within 150 ms. A call of a loop that gets no connection then fails after three seconds, and
+    // pages wait for a lock for five.
+    let began = Instant::now();
+    while began.elapsed() < Duration::from_secs(1) {
+        tickr.app.broker().store().is_eldest(tickr.app.runner()).await.unwrap();
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    session.execute("COMMIT").await.unwrap();
+    for sql in LEFT {
+        tickr.until_count(sql, 0).await;
+    }
+    tickr.until_count("SELECT COUNT(*) FROM jobs", 0).await;
+    runner.stop(Duration::ZERO, CancellationToken::new()).await;
+    tickr.stop_broken("rows of jobs that never were, and a job that went before its time").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_janitor_empties_its_tables_and_another_carries_on() {
+    let tickr = without_purges(|_| {}).await;
     let done = tickr.enqueue_kind("noop", json!({})).await;
     tickr.until(done, State::Completed).await;
     tickr.sql(OLD).await;

@@ -47,6 +47,13 @@ impl Store {
 }
 
 impl Store {
+    /// Return how many pages the janitor may remove at the same time, whatever their tables. The other loops of the
+    /// runner use the same connections.
+    #[must_use]
+    pub fn purges_at_once(&self) -> usize {
+        self.shared.pools.purges
+    }
+
     /// Remove one page of dead letters that are past the retention time of discarded ones. Return the number of removed
     /// jobs, and whether there may be more.
     ///

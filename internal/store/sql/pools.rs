@@ -21,7 +21,8 @@ pub(crate) struct Pools {
     /// statements only.
     pub(crate) controls: Pool,
     /// For the background loops of every runner: reaper, reconciler, ticker, bulk operations, janitor, permits, alerts,
-    /// recorder, readiness, and the summary of changes. Each uses one connection at a time.
+    /// recorder, readiness, and the summary of changes. Each uses one connection at a time, and the janitor as
+    /// many as `purges` says.
     pub(crate) loops: Pool,
     /// For changes by clients other than plain enqueues: jobs with keys, cancels, retries, bulk operations, schedules.
     pub(crate) steering: Pool,
@@ -40,6 +41,8 @@ pub(crate) struct Pools {
     pub(crate) beats: Pool,
     /// The turns of changes by clients that may wait for the same row.
     pub(crate) turns: Arc<Turns>,
+    /// Number of connections for the loops that the janitor may use at the same time.
+    pub(crate) purges: usize,
 }
 
 /// Number of connections for the content of reports, in addition to those that are split. A runner that neither makes
@@ -71,7 +74,7 @@ pub struct PoolSizes {
 impl PoolSizes {
     /// The smallest number of connections that can be split.
     pub const LEAST: u32 = 5;
-    /// Most connections for the loops. There are no more loops than this, so further connections would never be used.
+    /// Most connections for the loops, which do not all use one at the same time.
     const MAX_LOOPS: u32 = 12;
 
     /// Return the number of searches, counts and other heavy reads of clients that may run at the same time. One connection stays free for
@@ -79,6 +82,13 @@ impl PoolSizes {
     #[must_use]
     pub fn searches(self) -> u32 {
         (self.reads - 1).clamp(1, 4)
+    }
+
+    /// Return the number of pages that the janitor may remove at the same time. Three tables grow with the jobs and the
+    /// calls. The other loops, such as the reaper, have at least half of the connections.
+    #[must_use]
+    pub(crate) fn purges(self) -> u32 {
+        (self.loops / 2).clamp(1, 3)
     }
 
     /// Split `total` connections. Totals below [`LEAST`](Self::LEAST) are raised to it.
@@ -99,7 +109,8 @@ impl PoolSizes {
 impl Pools {
     /// Build the pools with `total` connections. No connection is opened before it is needed.
     pub(crate) fn new(target: &Target, total: u32) -> Self {
-        let PoolSizes { controls, loops, steering, reads } = PoolSizes::new(total);
+        let sizes = PoolSizes::new(total);
+        let PoolSizes { controls, loops, steering, reads } = sizes;
         let pool = |size| Pool::new(target, size);
         Self {
             controls: pool(controls),
@@ -111,6 +122,7 @@ impl Pools {
             workers: pool(FOR_WORKERS),
             beats: pool(FOR_BEATS),
             turns: Arc::new(Turns::new(steering)),
+            purges: sizes.purges() as usize,
         }
     }
 
@@ -165,11 +177,14 @@ mod tests {
             let PoolSizes { controls, loops, steering, reads } = split;
             assert_eq!(controls + loops + steering + reads, total, "{split:?}");
             assert!(controls >= 1 && loops >= 2 && steering >= 1 && reads >= 1, "{split:?}");
+            // Purges leave a connection to the reaper and the other loops.
+            assert!(split.purges() >= 1 && split.purges() < loops, "{split:?}");
         }
         assert_eq!(PoolSizes::new(16), PoolSizes { controls: 2, loops: 5, steering: 4, reads: 5 });
         // docs/OPERATIONS.md says from which total on a change that waits leaves a connection to the others.
         assert_eq!([8, 9].map(|total| PoolSizes::new(total).steering), [1, 2]);
         assert_eq!(PoolSizes::new(1), PoolSizes::new(PoolSizes::LEAST));
         assert_eq!([5, 16, 1_024].map(|total| PoolSizes::new(total).searches()), [1, 4, 4]);
+        assert_eq!([5, 16, 1_024].map(|total| PoolSizes::new(total).purges()), [1, 2, 3]);
     }
 }
