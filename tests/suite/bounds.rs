@@ -3,13 +3,16 @@
 
 use std::time::{Duration, Instant};
 
+use reqwest::Method;
 use serde_json::json;
 use sqlx::{AssertSqlSafe, Executor, MySqlConnection, Row};
 use tickr::job::{JobId, State};
+use tickr::services::Services;
 use tickr::store::{HoldReason, KEEP_RUNNERS, Retention, Store, StoreSettings, held_statement};
+use tokio_util::sync::CancellationToken;
 
 use crate::support::browser::{Browser, link};
-use crate::support::{Owed, TestApp, connect, database, drop_database, eventually, http, table_prefix};
+use crate::support::{Owed, TestApp, connect, database, drop_database, eventually, http, server_options, table_prefix};
 
 const DIGITS: &str = "(SELECT 0 d UNION ALL SELECT 1 UNION ALL SELECT 2 UNION ALL SELECT 3 UNION ALL SELECT 4 UNION ALL \
                       SELECT 5 UNION ALL SELECT 6 UNION ALL SELECT 7 UNION ALL SELECT 8 UNION ALL SELECT 9)";
@@ -589,14 +592,8 @@ async fn a_purge_keeps_up_with_fifteen_thousand_jobs_per_second() {
     assert!(rate >= 15_000.0, "{rate:.0} jobs/s");
 }
 
-/// Insert this many answers to requests of eight days ago, and purge them at the pace of the eldest runner. Return the
-/// answers per second.
-async fn answers_purged(answers: u32) -> f64 {
-    let (name, url) = database().await;
-    let settings = StoreSettings { url: url.clone(), connections: 6, flushers: 1, table_prefix: table_prefix() };
-    let store = Store::connect(&settings, Duration::from_secs(10)).await.unwrap();
-    store.migrate().await.unwrap();
-    let mut mysql = connect(&url).await;
+/// Insert this many answers to requests of eight days ago.
+async fn answered(mysql: &mut MySqlConnection, answers: u32) {
     for thousands in 0..answers.div_ceil(10_000) {
         // The ids follow the time, and the digests are at random places of their index.
         let sql = format!(
@@ -608,6 +605,15 @@ async fn answers_purged(answers: u32) -> f64 {
         );
         mysql.execute(sqlx::raw_sql(AssertSqlSafe(sql))).await.unwrap();
     }
+}
+
+/// Purge this many answers at the pace of the eldest runner. Return the answers per second.
+async fn answers_purged(answers: u32) -> f64 {
+    let (name, url) = database().await;
+    let settings = StoreSettings { url: url.clone(), connections: 6, flushers: 1, table_prefix: table_prefix() };
+    let store = Store::connect(&settings, Duration::from_secs(10)).await.unwrap();
+    store.migrate().await.unwrap();
+    answered(&mut connect(&url).await, answers).await;
     let (began, mut place, mut gone) = (Instant::now(), None, 0);
     loop {
         let page = Instant::now();
@@ -631,4 +637,105 @@ async fn answers_purged(answers: u32) -> f64 {
 async fn a_purge_keeps_up_with_fifteen_thousand_answers_per_second() {
     let rate = answers_purged(400_000).await;
     assert!(rate >= 15_000.0, "{rate:.0} answers/s");
+}
+
+/// Insert this many audit records of two years ago.
+async fn acted(mysql: &mut MySqlConnection, acts: u32) {
+    for thousands in 0..acts.div_ceil(10_000) {
+        let sql = format!(
+            "INSERT INTO audit (id, at, actor, action, target) \
+             SELECT UNHEX(CONCAT(LPAD(HEX((UNIX_TIMESTAMP() - 730 * 86400) * 1000 + {thousands} * 10000 + n), 12, '0'), \
+             '70008000000000000000')), UTC_TIMESTAMP(6) - INTERVAL 730 DAY, 'old', 'queue.pause', 'old' FROM {}",
+            ten_thousand()
+        );
+        mysql.execute(sqlx::raw_sql(AssertSqlSafe(sql))).await.unwrap();
+    }
+}
+
+/// Rows past their retention: the table, their condition and their number.
+const BACKLOG: [(&str, &str, u32); 3] = [
+    ("jobs", "created_at = '2026-06-01'", 300_000),
+    ("idempotency_keys", "created_at < UTC_TIMESTAMP(6) - INTERVAL 7 DAY", 300_000),
+    ("audit", "actor = 'old'", 100_000),
+];
+
+/// Return the times at which the oldest and the newest of these rows have gone. The janitor removes them in this order.
+async fn gone(url: &str, table: &str, old: &str) -> [Instant; 2] {
+    let mut mysql = connect(url).await;
+    let sql = format!("SELECT MIN(id) AS oldest, MAX(id) AS newest FROM {table} WHERE {old}");
+    let ends = sqlx::query(AssertSqlSafe(sql)).fetch_one(&mut mysql).await.unwrap();
+    let mut times = [Instant::now(); 2];
+    // The first round of a runner comes within 90 s.
+    let deadline = Instant::now() + Duration::from_secs(300);
+    for (time, end) in times.iter_mut().zip(["oldest", "newest"]) {
+        let id: Vec<u8> = ends.get(end);
+        loop {
+            // Looking for one key costs the server nothing. A count would read all that is deleted.
+            let sql = format!("SELECT COUNT(*) FROM {table} WHERE id = ?");
+            let found: i64 = sqlx::query_scalar(AssertSqlSafe(sql)).bind(&id).fetch_one(&mut mysql).await.unwrap();
+            *time = Instant::now();
+            if found == 0 {
+                break;
+            }
+            assert!(*time < deadline, "the {end} row of {table} is still there");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+    times
+}
+
+/// Enqueue up to a thousand jobs per second, with idempotency keys, until it is over. Return their number.
+async fn load(tickr: &TestApp, over: &CancellationToken) -> u32 {
+    let body = json!({"jobs": vec![json!({"kind": "noop"}); 50]});
+    let (mut jobs, mut pace) = (0, tokio::time::interval(Duration::from_millis(50)));
+    while !over.is_cancelled() {
+        pace.tick().await;
+        let request = tickr.request(Method::POST, "/v1/jobs/batch").header("idempotency-key", format!("load-{jobs}"));
+        assert_eq!(request.json(&body).send().await.unwrap().status().as_u16(), 201);
+        jobs += 50;
+    }
+    jobs
+}
+
+/// The janitor of a real runner, which is the eldest because it is alone.
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "inserts 700,000 rows and measures; wants a machine of its own and a release build"]
+async fn the_janitor_keeps_up_with_fifteen_thousand_jobs_and_answers_per_second_beside_load() {
+    let own = Services::start(&server_options()).unwrap();
+    let url = own.mysql_url("purged");
+    Store::create_database(&url).await.unwrap();
+    let settings = StoreSettings { url: url.clone(), connections: 6, flushers: 1, table_prefix: table_prefix() };
+    let store = Store::connect(&settings, Duration::from_secs(10)).await.unwrap();
+    store.migrate().await.unwrap();
+    store.close().await;
+    let mut mysql = connect(&url).await;
+    let [(.., jobs), (.., answers), (.., acts)] = BACKLOG;
+    ended(&mut mysql, jobs).await;
+    answered(&mut mysql, answers).await;
+    acted(&mut mysql, acts).await;
+
+    let configure = |config: &mut tickr::config::Config| (config.retention_completed, config.workers) = (DAY, 64);
+    let tickr = TestApp::start_in(own, "purged", configure).await;
+    let over = CancellationToken::new();
+    let watch = async {
+        let seen = futures_util::future::join_all(BACKLOG.map(|(table, old, _)| gone(&url, table, old))).await;
+        over.cancel();
+        seen
+    };
+    let (seen, enqueued) = tokio::join!(watch, load(&tickr, &over));
+    let began = seen.iter().map(|[began, _]| *began).min().unwrap();
+    let mut longest = Duration::ZERO;
+    for ((table, _, rows), [_, end]) in BACKLOG.iter().zip(&seen) {
+        let took = end.duration_since(began);
+        println!("{table}: {rows} rows in {took:.1?}, {:.0}/s", f64::from(*rows) / took.as_secs_f64());
+        longest = longest.max(took);
+    }
+    println!("{enqueued} jobs were enqueued from the start of the runner on");
+    for (table, old, _) in BACKLOG {
+        assert_eq!(tickr.count(format!("SELECT COUNT(*) FROM {table} WHERE {old}")).await, 0, "{table}");
+    }
+    tickr.until_idle().await;
+    // One and a half times the time at 15,000 rows per second.
+    assert!(longest <= Duration::from_secs(u64::from(jobs) / 10_000), "{longest:.1?}");
+    tickr.stop_broken("its old jobs were written by hand").await;
 }
