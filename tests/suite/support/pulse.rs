@@ -43,7 +43,8 @@ impl Pulse {
         self.pauses(from, to).into_iter().max().unwrap_or_default()
     }
 
-    /// Check that less time than `bound` has passed since a moment, apart from the time for which the machine stood still.
+    /// Check that less time than `bound` has passed since a moment, apart from the time for which the machine stood
+    /// still.
     pub(crate) fn assert_within(&self, bound: Duration, since: Instant, what: &str) {
         self.assert_watching();
         let now = Instant::now();
