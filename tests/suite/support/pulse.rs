@@ -46,12 +46,26 @@ impl Pulse {
     /// Check that less time than `bound` has passed since a moment, apart from the time for which the machine stood
     /// still.
     pub(crate) fn assert_within(&self, bound: Duration, since: Instant, what: &str) {
+        let took = self.time_since(since);
+        println!("{what}: {took:?} beside stalls of the machine");
+        assert!(took < bound, "{what}: {took:?} beside stalls of the machine");
+    }
+
+    /// Return the time since a moment, apart from the time for which the machine stood still.
+    pub(crate) fn time_since(&self, since: Instant) -> Duration {
         self.assert_watching();
         let now = Instant::now();
         let stalled: Duration = self.pauses(since, now).into_iter().map(|pause| pause.saturating_sub(USUAL)).sum();
-        let took = now - since;
-        println!("{what}: {took:?}, of which the machine stood still for {stalled:?}");
-        assert!(took.saturating_sub(stalled) < bound, "{what}: {took:?}, stalled for {stalled:?}");
+        (now - since).saturating_sub(stalled)
+    }
+
+    /// Check that the latest of these attempts started within a second of its due time, apart from the longest stall of
+    /// the machine since a moment.
+    pub(crate) fn assert_prompt(&self, late_ms: i64, since: Instant) {
+        self.assert_watching();
+        let late = Duration::from_millis(u64::try_from(late_ms).unwrap());
+        let pause = self.longest_pause(since, Instant::now());
+        assert!(late.saturating_sub(pause) < Duration::from_secs(1), "{late:?} late, beside a stall of {pause:?}");
     }
 
     /// Return the times without a beat between two moments.
