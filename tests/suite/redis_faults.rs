@@ -2,7 +2,6 @@
 //! of G3.
 
 use std::num::NonZeroUsize;
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use redis::AsyncTypedCommands;
@@ -18,7 +17,7 @@ use tickr::services::Services;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::support::{Condition, Owed, Relay, TestApp, draft, eventually, eventually_seen, server_options};
+use crate::support::{Condition, Owed, Pulse, Relay, TestApp, draft, eventually, eventually_seen, server_options};
 
 /// The bound of G3 for lost index entries, plus a second for a busy machine.
 pub(crate) const BOUND: Duration = Duration::from_secs(7);
@@ -83,51 +82,10 @@ async fn load_ahead(tickr: &TestApp, every: Duration, time: Duration, ahead_ms: 
         }
         jobs += 1;
     }
-    assert!(!pulse.writes.is_finished(), "the machine was not watched until the end");
+    pulse.assert_watching();
     // In a run of many minutes, the disk may be slow now and then.
     assert!(slow.len() as i64 <= jobs / 5_000, "of {jobs} enqueues these took long, beside stalls: {slow:?}");
     jobs
-}
-
-/// A small write ten times a second, to a table of the test's own. It is committed as an enqueue is, and never waits
-/// for Redis: a disk or a processor that stalls holds up both.
-struct Pulse {
-    /// When each write was answered.
-    beats: Arc<Mutex<Vec<Instant>>>,
-    writes: tokio::task::JoinHandle<()>,
-}
-
-impl Pulse {
-    async fn start(tickr: &TestApp) -> Self {
-        let table = "CREATE TABLE IF NOT EXISTS pulse (beats BIGINT NOT NULL); INSERT INTO pulse VALUES (0)";
-        tickr.sql(table).await;
-        let beats = Arc::<Mutex<Vec<Instant>>>::default();
-        let (mut own, noted) = (tickr.mysql().await, Arc::clone(&beats));
-        let writes = tokio::spawn(async move {
-            while sqlx::query("UPDATE pulse SET beats = beats + 1").execute(&mut own).await.is_ok() {
-                noted.lock().unwrap().push(Instant::now());
-                tokio::time::sleep(Duration::from_millis(100)).await;
-            }
-        });
-        Self { beats, writes }
-    }
-
-    /// Return the longest time without a beat between two moments.
-    fn longest_pause(&self, from: Instant, to: Instant) -> Duration {
-        let beats = self.beats.lock().unwrap();
-        let (mut last, mut longest) = (from, Duration::ZERO);
-        for beat in beats.iter().copied().filter(|beat| (from..to).contains(beat)).chain([to]) {
-            longest = longest.max(beat - last);
-            last = beat;
-        }
-        longest
-    }
-}
-
-impl Drop for Pulse {
-    fn drop(&mut self) {
-        self.writes.abort();
-    }
 }
 
 /// Return the lateness of the attempts in milliseconds: the 99th percentile and the maximum.
@@ -229,6 +187,7 @@ async fn keys_of_a_wrong_type_are_made_again_and_cost_no_job_more_than_the_bound
     let tickr = TestApp::start_with(|config| config.workers = 8, Registry::new()).await;
     until_health(&tickr, Health::Fast).await;
     let mut redis = tickr.redis().await;
+    let pulse = Pulse::start(&tickr).await;
     let types = [("ready:default", "list"), ("waiting", "zset"), ("overflow", "hash"), ("sequence", "string")];
     let spoil = async {
         for (name, wanted) in types {
@@ -250,8 +209,7 @@ async fn keys_of_a_wrong_type_are_made_again_and_cost_no_job_more_than_the_bound
                 }
             })
             .await;
-            println!("{name} was mended after {:?}", spoiled.elapsed());
-            assert!(spoiled.elapsed() < BOUND, "{name}: {:?}", spoiled.elapsed());
+            pulse.assert_within(BOUND, spoiled, &format!("{name} was mended"));
         }
     };
     let (jobs, ()) = tokio::join!(load_ahead(&tickr, Duration::from_millis(20), Duration::from_secs(10), 3_000), spoil);
@@ -265,6 +223,7 @@ async fn keys_of_a_wrong_type_are_made_again_and_cost_no_job_more_than_the_bound
 async fn a_lost_sorted_set_comes_back_within_the_bound() {
     let tickr = TestApp::start().await;
     until_health(&tickr, Health::Fast).await;
+    let (pulse, began) = (Pulse::start(&tickr).await, Instant::now());
     let mut redis = tickr.redis().await;
     let waiting = tickr.key("waiting");
     tickr.enqueue_many((0..100).map(|n| json!({"kind": "noop", "delay_ms": 1_000 + n * 80}))).await;
@@ -284,7 +243,7 @@ async fn a_lost_sorted_set_comes_back_within_the_bound() {
              WHERE execute_at > (SELECT MIN(execute_at) + INTERVAL 5 SECOND FROM attempts)",
         )
         .await;
-    assert!(late_ms < 1_000, "{late_ms} ms late");
+    pulse.assert_prompt(late_ms, began);
     tickr.stop().await;
 }
 
@@ -300,10 +259,11 @@ async fn a_lost_note_of_what_a_full_list_left_out_comes_back_within_the_bound() 
         })
     };
     noted("jobs are left out").await;
+    let pulse = Pulse::start(&tickr).await;
     redis.clone().del(&overflow).await.unwrap();
     let lost = Instant::now();
     noted("the note is back").await;
-    assert!(lost.elapsed() < BOUND, "{:?}", lost.elapsed());
+    pulse.assert_within(BOUND, lost, "the note is back");
     release(&tickr, sleeper, 300).await;
     tickr.stop().await;
 }
@@ -330,7 +290,7 @@ async fn rows_of(tickr: &TestApp, ids: &[&String]) -> Vec<String> {
 
 /// Wait until the ready list of the queue `default` has these ids again.
 async fn until_listed_again(tickr: &TestApp, ids: &[String]) {
-    let lost = Instant::now();
+    let (lost, pulse) = (Instant::now(), Pulse::start(tickr).await);
     let (redis, ready, overflow) = (tickr.redis().await, tickr.key("ready:default"), tickr.key("overflow"));
     eventually_seen("what Redis lost is in the list again", || {
         let (mut redis, ready, overflow) = (redis.clone(), ready.clone(), overflow.clone());
@@ -346,7 +306,7 @@ async fn until_listed_again(tickr: &TestApp, ids: &[String]) {
         }
     })
     .await;
-    assert!(lost.elapsed() < BOUND, "{ids:?}: {:?}", lost.elapsed());
+    pulse.assert_within(BOUND, lost, &format!("{ids:?} are listed again"));
 }
 
 /// Wait for a note of the queue `default` about jobs that its list left out.
@@ -541,10 +501,11 @@ async fn a_full_redis_that_evicts_nothing_degrades_once_and_heals() {
     let (p99, _) = lateness(&tickr).await;
     assert!(p99 < 1_000, "{p99} ms late");
 
+    let pulse = Pulse::start(&tickr).await;
     config_set(&mut redis, "maxmemory", "0").await;
     let healed = Instant::now();
     until_health(&tickr, Health::Fast).await;
-    assert!(healed.elapsed() < BOUND, "{:?}", healed.elapsed());
+    pulse.assert_within(BOUND, healed, "the index is whole");
     let jobs = load(&tickr, Duration::from_millis(20), Duration::from_secs(1)).await;
     tickr.until_idle().await;
     tickr.assert_each_ran_once(full + jobs).await;
@@ -613,10 +574,11 @@ async fn a_demoted_redis_is_left_for_the_store_until_it_is_promoted() {
     println!("{per_second:.1} commands per second on the replica");
     assert!(per_second < 40.0, "{per_second} commands per second");
 
+    let pulse = Pulse::start(&tickr).await;
     redis::cmd("REPLICAOF").arg("NO").arg("ONE").exec_async(&mut redis).await.unwrap();
     let promoted = Instant::now();
     until_health(&tickr, Health::Fast).await;
-    assert!(promoted.elapsed() < BOUND, "{:?}", promoted.elapsed());
+    pulse.assert_within(BOUND, promoted, "the index is whole");
     let more = load(&tickr, Duration::from_millis(20), Duration::from_secs(1)).await;
     tickr.until_idle().await;
     tickr.assert_each_ran_once(jobs + more).await;
@@ -678,10 +640,11 @@ async fn a_stalled_redis_slows_no_enqueue_and_the_store_takes_over_within_moment
     tickr.until_idle().await;
     // Two seconds until the stall is noticed, plus one for a busy machine.
     assert_late_within(&tickr, Duration::from_secs(3)).await;
+    let pulse = Pulse::start(&tickr).await;
     tickr.services().redis().resume().unwrap();
     let resumed = Instant::now();
     until_health(&tickr, Health::Fast).await;
-    assert!(resumed.elapsed() < BOUND, "{:?}", resumed.elapsed());
+    pulse.assert_within(BOUND, resumed, "the index is whole");
     let jobs = load(&tickr, Duration::from_millis(20), Duration::from_secs(1)).await;
     tickr.until_idle().await;
     tickr.assert_each_ran_once(stalled + jobs).await;
@@ -698,10 +661,11 @@ async fn a_half_open_connection_is_given_up_within_moments() {
     let gone = load(&tickr, Duration::from_millis(20), Duration::from_secs(4)).await;
     tickr.until_idle().await;
     assert_late_within(&tickr, Duration::from_secs(3)).await;
+    let pulse = Pulse::start(&tickr).await;
     relay.set(Condition::Pass);
     let back = Instant::now();
     until_health(&tickr, Health::Fast).await;
-    assert!(back.elapsed() < BOUND, "{:?}", back.elapsed());
+    pulse.assert_within(BOUND, back, "the index is whole");
     let jobs = load(&tickr, Duration::from_millis(20), Duration::from_secs(1)).await;
     tickr.until_idle().await;
     tickr.assert_each_ran_once(quiet + gone + jobs).await;

@@ -25,7 +25,7 @@ use tokio_util::sync::CancellationToken;
 use super::contract;
 use super::halted::{self, Halted};
 use super::servers::{connect, drop_database, migrated_database, servers, table_prefix, unique_name};
-use super::{DEADLINE, eventually, eventually_seen, http, pause_after, until_said};
+use super::{DEADLINE, Pulse, eventually, eventually_seen, http, pause_after, until_said};
 
 /// A running tickr. Call `stop` at the end of a test.
 pub(crate) struct TestApp {
@@ -380,22 +380,24 @@ impl TestApp {
     pub(crate) async fn goes_on_beside<T>(&self, waiting: impl Future<Output = T>, session: &mut MySqlConnection) -> T {
         let job = || json!({"kind": "noop", "unique_key": JobId::new().to_string(), "delay_ms": 3_600_000});
         let other = self.enqueue(job()).await;
+        let pulse = Pulse::start(self).await;
         let changes = async {
             let waits = "SELECT COUNT(*) > 0 FROM information_schema.innodb_trx t \
                          JOIN information_schema.processlist p ON p.id = t.trx_mysql_thread_id \
                          WHERE t.trx_state = 'LOCK WAIT' AND p.db = DATABASE()";
             self.until_count(waits, 1).await;
-            let began = Instant::now();
+            let began = tokio::time::Instant::now();
             let made = self.post("/v1/jobs", job()).await;
             assert_eq!(made.status, 201, "{:#}", made.body);
             let changed = self.patch(&format!("/v1/jobs/{other}"), json!({"priority": 1})).await;
             assert_eq!(changed.status, 200, "{:#}", changed.body);
-            let took = began.elapsed();
+            let took = pulse.time_since(began);
             session.execute("ROLLBACK").await.unwrap();
             took
         };
         let (answers, took) = tokio::join!(waiting, changes);
-        assert!(took < Duration::from_secs(3), "{took:?}");
+        // A wait for the lock takes five seconds, and the writes of the pulse do not wait for it.
+        assert!(took < Duration::from_secs(3), "{took:?} beside stalls of the machine");
         answers
     }
 

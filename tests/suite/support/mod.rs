@@ -14,6 +14,7 @@ pub(crate) mod limits;
 mod owed;
 pub(crate) mod program;
 mod proxy;
+mod pulse;
 pub(crate) mod redis_group;
 mod relay;
 mod runner;
@@ -31,6 +32,7 @@ pub(crate) use calls::{call, make_api_key};
 pub(crate) use gate::{broken, gated};
 pub(crate) use owed::{Owed, default_queue};
 pub(crate) use proxy::Proxy;
+pub(crate) use pulse::Pulse;
 pub(crate) use relay::{Condition, Relay};
 pub(crate) use runner::Runner;
 pub(crate) use servers::{

@@ -1,0 +1,87 @@
+//! The machine's own stalls, by small writes of a test: a bound of tickr does not hold for a machine that stands still.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::TestApp;
+
+/// Part of a time without a beat that does not count as a stall. Under load a small write takes tens of milliseconds.
+const USUAL: Duration = Duration::from_millis(500);
+
+/// A small write ten times a second, to a table of the test's own. It is committed as an enqueue is, and never waits
+/// for Redis or for a row of tickr: a disk or a processor that stalls holds up both.
+pub(crate) struct Pulse {
+    /// When each write was answered.
+    beats: Arc<Mutex<Vec<Instant>>>,
+    writes: tokio::task::JoinHandle<()>,
+}
+
+impl Pulse {
+    pub(crate) async fn start(tickr: &TestApp) -> Self {
+        let table = "CREATE TABLE IF NOT EXISTS pulse (beats BIGINT NOT NULL); INSERT INTO pulse VALUES (0)";
+        tickr.sql(table).await;
+        let beats = Arc::<Mutex<Vec<Instant>>>::default();
+        let (mut own, noted) = (tickr.mysql().await, Arc::clone(&beats));
+        let writes = tokio::spawn(async move {
+            while sqlx::query("UPDATE pulse SET beats = beats + 1").execute(&mut own).await.is_ok() {
+                noted.lock().unwrap().push(Instant::now());
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+        });
+        Self { beats, writes }
+    }
+
+    /// Check that the machine was watched until now.
+    pub(crate) fn assert_watching(&self) {
+        assert!(!self.writes.is_finished(), "the machine was not watched until the end");
+    }
+
+    /// Return the longest time without a beat between two moments.
+    pub(crate) fn longest_pause(&self, from: Instant, to: Instant) -> Duration {
+        self.pauses(from, to).into_iter().max().unwrap_or_default()
+    }
+
+    /// Check that less time than `bound` has passed since a moment, apart from the time for which the machine stood
+    /// still.
+    pub(crate) fn assert_within(&self, bound: Duration, since: Instant, what: &str) {
+        let took = self.time_since(since);
+        println!("{what}: {took:?} beside stalls of the machine");
+        assert!(took < bound, "{what}: {took:?} beside stalls of the machine");
+    }
+
+    /// Return the time since a moment, apart from the time for which the machine stood still.
+    pub(crate) fn time_since(&self, since: Instant) -> Duration {
+        self.assert_watching();
+        let now = Instant::now();
+        let stalled: Duration = self.pauses(since, now).into_iter().map(|pause| pause.saturating_sub(USUAL)).sum();
+        (now - since).saturating_sub(stalled)
+    }
+
+    /// Check that the latest of these attempts started within a second of its due time, apart from the longest stall of
+    /// the machine since a moment.
+    pub(crate) fn assert_prompt(&self, late_ms: i64, since: Instant) {
+        self.assert_watching();
+        let late = Duration::from_millis(u64::try_from(late_ms).unwrap());
+        let pause = self.longest_pause(since, Instant::now());
+        assert!(late.saturating_sub(pause) < Duration::from_secs(1), "{late:?} late, beside a stall of {pause:?}");
+    }
+
+    /// Return the times without a beat between two moments.
+    fn pauses(&self, from: Instant, to: Instant) -> Vec<Duration> {
+        let beats = self.beats.lock().unwrap();
+        let (mut last, mut pauses) = (from, Vec::new());
+        for beat in beats.iter().copied().filter(|beat| (from..to).contains(beat)).chain([to]) {
+            pauses.push(beat - last);
+            last = beat;
+        }
+        pauses
+    }
+}
+
+impl Drop for Pulse {
+    fn drop(&mut self) {
+        self.writes.abort();
+    }
+}
