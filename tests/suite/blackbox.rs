@@ -276,6 +276,9 @@ async fn under_dev_a_job_that_aborts_its_process_twice_runs_in_a_child_and_fails
     }
     drop(mysql);
     assert!(mails(&desk.data().join("outbox")).iter().any(|(head, _)| head.contains("Subject: Suspect")));
+    let verify = format!(". '{}'\ntickr verify", desk.data().join("env").display());
+    let (code, out, err) = outcome(command("sh".as_ref(), &desk.root.path().join("work"), &["-c", &verify])).await;
+    assert_eq!(code, 0, "{out}{err}");
     program.signal("TERM").await;
     assert_eq!(program.ends().await.code(), Some(0), "{}", program.said());
     desk.is_tidy().await;

@@ -21,6 +21,7 @@ use tickr::config::{Alerts, CallbackSecret, Config, Flags, Threshold};
 use tickr::handlers::Registry;
 use tickr::job::State;
 use tokio::net::{TcpListener, TcpStream};
+use tokio::process::Command;
 use tokio::task::JoinHandle;
 use tokio_rustls::TlsAcceptor;
 
@@ -355,30 +356,55 @@ async fn a_start_without_a_callback_secret_says_so_once() {
     tickr.stop().await;
 }
 
+/// Return the command that starts a receiver of the document, and what it prints before its port. `None` if its
+/// language is not on this machine.
+fn receiver_in(language: &str, dir: &Path) -> Option<(Command, &'static str)> {
+    let block = document("docs/HANDLERS.md").block(language);
+    let (program, file, text, args, mark) = match language {
+        "python" => ("python3", "receiver.py", block, vec!["-u", "receiver.py"], "listening on "),
+        // A part of a page. The web server of PHP runs it for every request.
+        _ => (
+            "php",
+            "receiver.php",
+            format!("<?php\n{block}"),
+            vec!["-S", "127.0.0.1:0", "receiver.php"],
+            "Development Server (http://127.0.0.1:",
+        ),
+    };
+    if std::process::Command::new(program).arg("--version").stdout(Stdio::null()).status().is_err() {
+        println!("skipped: there is no {program}");
+        return None;
+    }
+    std::fs::write(dir.join(file), text).unwrap();
+    Some((command(Path::new(program), dir, &args), mark))
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn the_receivers_of_the_readme_take_what_is_signed_and_nothing_else() {
-    if std::process::Command::new("python3").arg("--version").stdout(Stdio::null()).status().is_err() {
-        println!("skipped: there is no python3");
-        return;
-    }
     let secret = CallbackSecret::generate();
     let config = configured("callback_secret", &secret);
     let tickr = TestApp::start_with(|to| to.callback_secret = config.callback_secret, Registry::new()).await;
-    let file = tickr.dir.path().join("receiver.py");
-    std::fs::write(&file, document("docs/HANDLERS.md").block("python")).unwrap();
-    let mut python = command(Path::new("python3"), tickr.dir.path(), &["-u", "receiver.py"]);
-    python.env("CALLBACK_SECRET", &secret).env("PORT", "0");
-    let mut receiver = Program::spawn(python);
-    let port = receiver.says("listening on ").await;
-    let url = format!("http://127.0.0.1:{}/hooks", port.trim());
+    for language in ["python", "php"] {
+        let Some((mut start, mark)) = receiver_in(language, tickr.dir.path()) else { continue };
+        start.env("CALLBACK_SECRET", &secret).env("PORT", "0");
+        let mut receiver = Program::spawn(start);
+        let port: String = receiver.says(mark).await.chars().take_while(char::is_ascii_digit).collect();
+        takes_what_is_signed(&tickr, &format!("http://127.0.0.1:{port}/hooks"), &secret).await;
+        receiver.signal("TERM").await;
+        receiver.ends().await;
+    }
+    tickr.stop().await;
+}
 
+/// Check that a receiver takes a callback and refuses what is not signed as one.
+async fn takes_what_is_signed(tickr: &TestApp, url: &str, secret: &str) {
     let job = json!({"kind": "http", "payload": {"url": url, "body": {"n": 12, "s": "ü"}}, "max_attempts": 1});
     let id = tickr.enqueue(job).await;
     let job = tickr.until(id, State::Completed).await;
     assert_eq!(job["result"]["status"], 204, "{job:#}");
     // The receiver refuses the rest: no signature, a wrong one, another body, another time, and a time that is too old.
     let client = http();
-    let (now, key) = (chrono::Utc::now().timestamp(), CallbackSecret::parse(&secret).unwrap());
+    let (now, key) = (chrono::Utc::now().timestamp(), CallbackSecret::parse(secret).unwrap());
     let sign = |at: i64, body: &str| {
         let mut mac = Hmac::<Sha256>::new_from_slice(key.expose()).unwrap();
         mac.update(format!("x.{at}.{body}").as_bytes());
@@ -394,12 +420,9 @@ async fn the_receivers_of_the_readme_take_what_is_signed_and_nothing_else() {
         (now, sign(now - 1, "{}"), 401),
         (late, sign(late, "{}"), 401),
     ] {
-        let request = client.post(&url).header("webhook-id", "x").header("webhook-timestamp", at);
+        let request = client.post(url).header("webhook-id", "x").header("webhook-timestamp", at);
         let answer = request.header("webhook-signature", &signature).body("{}").send().await.unwrap();
-        assert_eq!(answer.status(), status, "{at} {signature}");
+        assert_eq!(answer.status(), status, "{url} {at} {signature}");
     }
-    assert_eq!(client.post(&url).body("{}").send().await.unwrap().status(), 401);
-    receiver.signal("TERM").await;
-    receiver.ends().await;
-    tickr.stop().await;
+    assert_eq!(client.post(url).body("{}").send().await.unwrap().status(), 401);
 }

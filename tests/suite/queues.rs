@@ -385,7 +385,7 @@ async fn two_of_one(tickr: &TestApp, environment: &[(&str, &str)]) -> [Runner; 2
     set(tickr, "one", json!({"concurrency": 1})).await;
     let sleep = json!({"kind": "sleep", "payload": {"ms": 300}, "queue": "one"});
     let first = Runner::start(tickr, environment);
-    tickr.enqueue_many((0..35).map(|_| sleep.clone())).await;
+    tickr.enqueue_many((0..50).map(|_| sleep.clone())).await;
     tickr.until_count("SELECT COUNT(*) FROM owed WHERE queue = 'one' AND state = 'executing'", 1).await;
     let second = Runner::start(tickr, environment);
     second.base().await;
@@ -430,19 +430,24 @@ async fn stop_the_holder(tickr: &TestApp, runners: [Runner; 2]) -> [Runner; 2] {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_limit_holds_after_its_holder_slept() {
-    let short = |config: &mut tickr::config::Config| config.lease = Duration::from_secs(2);
-    let tickr = TestApp::start_with(short, Registry::new()).await;
+    let lease = Duration::from_secs(2);
+    let tickr = TestApp::start_with(|config| config.lease = lease, Registry::new()).await;
     let [holder, heir] = stop_the_holder(&tickr, two_of_one(&tickr, &OF_ONE).await).await;
-    // Longer than its lease plus the four seconds after which another runner may take its permit.
+    let stopped = Instant::now();
+    // Another runner may take its permit four seconds after its lease.
     let by_heir =
         format!("SELECT COUNT(*) FROM attempts a JOIN runners r ON r.id = a.runner WHERE r.pid = {}", heir.pid());
     let before = tickr.count(&by_heir).await;
     eventually("the heir has taken its permit", || async { (tickr.count(&by_heir).await >= before + 2).then_some(()) })
         .await;
+    // The holder goes on when others have long had the permit, and while there are jobs that it could take.
+    tokio::time::sleep((lease + Duration::from_secs(7)).saturating_sub(stopped.elapsed())).await;
+    let waiting = tickr.count("SELECT COUNT(*) FROM owed WHERE queue = 'one' AND state = 'waiting'").await;
+    assert!(waiting > 0, "all jobs had ended before the holder went on");
     holder.signal("CONT");
     tickr.until_idle().await;
     assert_eq!(most_kept_at_once(&tickr, "one").await, 1);
-    assert!(tickr.count("SELECT COUNT(*) FROM attempts WHERE verdict = 'succeeded'").await >= 35);
+    assert!(tickr.count("SELECT COUNT(*) FROM attempts WHERE verdict = 'succeeded'").await >= 50);
     drop((holder, heir));
     tickr.stop().await;
 }
