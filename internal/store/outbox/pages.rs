@@ -21,11 +21,12 @@ use crate::idempotency::{Answer, IdempotentOutcome, ResponseBuilder};
 use crate::jobs::unique_keys::{
     EnqueueReceipts, EnqueueRefusal, EnqueueRequest, PriorDecision, insert_keyed, with_producer,
 };
+use crate::outbox::locks::{WaitsFor, lock_without_a_wait};
 use crate::outbox::rejected::reject;
 use crate::outbox::rows::{MAX_OPTIONS_BYTES, OutboxRow, outbox_row};
 use crate::rows::jobs::{Accepted, accepted_at, mark_held, write_jobs};
 use crate::rows::links::NewLinks;
-use crate::rows::order::{lock_at_once, lock_free_keys_or_make, order_key_of as order_key_of_job};
+use crate::rows::order::{lock_free_keys_or_make, order_key_of as order_key_of_job};
 use crate::rows::owed::SKIP_LOCKED;
 use crate::sql::batches::{MAX_ROWS, in_list, statement};
 use crate::sql::clock::read_clock;
@@ -172,16 +173,10 @@ impl Store {
     }
 
     /// Move one row of the outbox whose job has a unique key, parents or a batch, or an order key that may be locked.
-    /// Wait for a lock on the order key only if `waits_for_order_key`.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
-    pub async fn move_keyed_row(
-        &self,
-        row: Uuid,
-        job: NewJob,
-        waits_for_order_key: bool,
-    ) -> Result<KeyedRow, StoreError> {
+    pub async fn move_keyed_row(&self, row: Uuid, job: NewJob, waits_for: WaitsFor) -> Result<KeyedRow, StoreError> {
         let producer = Producer::tickr();
         let request = Arc::new(EnqueueRequest { jobs: with_producer(vec![job], &producer), producer });
         let (shared, memory) = (self.shared.clone(), Arc::<PriorDecision>::default());
@@ -194,19 +189,16 @@ impl Store {
                 if parent_is_in_outbox(conn, row, &request.jobs[0].options.after).await? {
                     return Ok(Moved::Left);
                 }
+                if !lock_without_a_wait(conn, row, &request.jobs[0], waits_for).await? {
+                    // The row stays. The commit that follows has nothing to write.
+                    sqlx::raw_sql("ROLLBACK").execute(&mut *conn).await?;
+                    return Ok(Moved::Locked);
+                }
                 let delete = sqlx::query("DELETE FROM tickr_outbox WHERE id = ?").bind(row);
                 let gone = delete.execute(&mut *conn).await?.rows_affected() == 0;
                 let known = sqlx::query("SELECT 1 FROM jobs WHERE id = ?").bind(request.jobs[0].id.uuid());
                 if gone || known.fetch_optional(&mut *conn).await?.is_some() {
                     return Ok(Moved::Before);
-                }
-                if !waits_for_order_key
-                    && let Some(key) = order_key_of_job(&request.jobs[0])
-                    && !lock_at_once(conn, &[key]).await?
-                {
-                    // The row stays. The commit that follows has nothing to write.
-                    sqlx::raw_sql("ROLLBACK").execute(&mut *conn).await?;
-                    return Ok(Moved::Locked);
                 }
                 // A refusal rolls the deletion of the row back as well.
                 let moved = insert_keyed(conn, &request, (None, &build), &shared, &memory, PriorRun::Nothing);
@@ -240,7 +232,7 @@ impl Store {
 /// What one transaction did with a row that is moved by itself.
 enum Moved {
     Left,
-    /// Another session locks the order key, or is making its row.
+    /// Another session has a lock for which this move does not wait.
     Locked,
     /// The row or the job had been moved before.
     Before,
