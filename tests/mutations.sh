@@ -1703,6 +1703,10 @@ mutants() {
     mutant 'rows that are tried without a wait' internal/broker/outbox.rs \
         'None if !has_waited => WaitsFor::Everything,' 'None => WaitsFor::Everything,' \
         outbox::rows_that_need_different_locked_rows_hold_up_no_row_behind_them_for_more_than_one_wait
+    mutant 'turns of rows of the outbox' internal/store/outbox/pages.rs \
+        'take(subjects_of(&request.jobs), MOVE_ONE)' \
+        'take(subjects_of(&request.jobs).into_iter().filter(|_| false).collect(), MOVE_ONE)' \
+        outbox::a_row_that_waits_for_a_lock_takes_turns_with_enqueues_and_leaves_a_connection_to_changes
     mutant 'expired jobs one by one' internal/store/jobs/expire.rs \
         'let mut all = ExpiredJobs { more, ..ExpiredJobs::default() };' \
         'let mut all = ExpiredJobs { more, ..ExpiredJobs::default() }; if !found.is_empty() { return Err(error); }' \

@@ -17,7 +17,7 @@ use tickr_job::{
     BatchId, Due, JobId, Name, NewJob, OnConflict, OnFailure, OnParentFailure, RetryRequest, Timestamp, TraceContext,
     UniqueUntil,
 };
-use tickr_store::{EnqueuedJob, KeyedRow, OutboxRow, PrepareRow, PreparedRow, Reader, StoreError, WaitsFor};
+use tickr_store::{EnqueuedJob, KeyedMove, KeyedRow, OutboxRow, PrepareRow, PreparedRow, Reader, StoreError, WaitsFor};
 
 /// Longest time between the time in the id of a row and its insertion.
 const ID_TOLERANCE: TimeDelta = TimeDelta::days(1);
@@ -260,7 +260,10 @@ impl Broker {
                 stay.extend(order_key);
                 continue;
             }
-            match self.store.move_keyed_row(row, job, waits_for).await {
+            let moved = self.store.move_keyed_row(row, job, waits_for).await;
+            let waited = moved.as_ref().is_ok_and(|moved| moved.waited);
+            has_waited |= waited;
+            match moved.map(|KeyedMove { row, .. }| row) {
                 Ok(KeyedRow::Moved(receipts)) => {
                     debug_assert!(matches!(receipts.jobs[..], [EnqueuedJob::New(_) | EnqueuedJob::Existing(_)]));
                     self.announce_keyed(&receipts).await;
@@ -279,8 +282,7 @@ impl Broker {
                     stay.extend(order_key);
                     self.forget_locked(row);
                 }
-                Ok(KeyedRow::Locked { waited }) => {
-                    has_waited |= waited;
+                Ok(KeyedRow::Locked) => {
                     if waited {
                         self.note_in_vain(needed);
                         locks = self.locks_in_vain();
