@@ -1696,16 +1696,23 @@ mutants() {
     mutant 'keys of rows that a page does not move' internal/store/outbox/pages.rs \
         'if apart.concerns(row, job) {' 'if apart.concerns(row, job) && row.is_nil() {' \
         outbox::rows_whose_order_keys_another_session_is_making_hold_up_no_other_row
-    mutant 'keys that are being made by another session' internal/store/outbox/pages.rs \
-        'if !waits_for_order_key
-' 'if !waits_for_order_key && row.is_nil()
-' \
+    mutant 'keys that are being made by another session' internal/store/outbox/locks.rs \
+        'Some(key) => lock_at_once(conn, &[key]).await,' 'Some(key) => Ok(!key.is_empty()),' \
         outbox::rows_whose_order_keys_another_session_is_making_hold_up_no_other_row
     mutant 'locks that many rows need' internal/broker/outbox.rs \
         'if waited {
 ' 'if waited && needed.len() > 1_000 {
 ' \
+        internal/broker/outbox.rs \
+        'None if !has_waited => WaitsFor::Everything,' 'None => WaitsFor::Everything,' \
         outbox::rows_of_a_locked_batch_hold_up_no_row_behind_them_for_more_than_one_wait
+    mutant 'rows that are tried without a wait' internal/broker/outbox.rs \
+        'None if !has_waited => WaitsFor::Everything,' 'None => WaitsFor::Everything,' \
+        outbox::rows_that_need_different_locked_rows_hold_up_no_row_behind_them_for_more_than_one_wait
+    mutant 'turns of rows of the outbox' internal/store/outbox/pages.rs \
+        'take(subjects_of(&request.jobs), MOVE_ONE)' \
+        'take(subjects_of(&request.jobs).into_iter().filter(|_| false).collect(), MOVE_ONE)' \
+        outbox::a_row_that_waits_for_a_lock_takes_turns_with_enqueues_and_leaves_a_connection_to_changes
     mutant 'expired jobs one by one' internal/store/jobs/expire.rs \
         'let mut all = ExpiredJobs { more, ..ExpiredJobs::default() };' \
         'let mut all = ExpiredJobs { more, ..ExpiredJobs::default() }; if !found.is_empty() { return Err(error); }' \

@@ -5,9 +5,9 @@ use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use serde_json::{Value, json};
 
 use crate::client::{self, Client};
-use crate::jobs::{limit, pages, show};
+use crate::jobs::{each_page, limit, show};
 use crate::operations::begin;
-use crate::print::{brief, encoded, number, printable, table, text};
+use crate::print::{Listing, brief, encoded, number, printable, table, text};
 use crate::stream::patience;
 use crate::{CommandResult, canary};
 
@@ -125,7 +125,12 @@ pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
         let answer = match verb {
             "list" => {
                 let status: Vec<_> = given("status").map(|word| ("status", word.clone())).into_iter().collect();
-                return list(&pages(&client, matches, "/v1/dead-letters", &status).await?, as_json);
+                let header = &["ID", "KIND", "QUEUE", "FAILED", "GROUP", "STATUS", "ERROR"];
+                let mut listing = Listing::new(header, as_json);
+                let show = |jobs: &[Value]| listing.print_page(jobs, cells);
+                each_page(&client, matches, "/v1/dead-letters", &status, show).await?;
+                listing.end();
+                return Ok(());
             }
             "groups" => return groups(&client, matches, as_json).await,
             "compare" => return compare(&client, matches, as_json).await,
@@ -218,26 +223,17 @@ async fn release(client: &Client, matches: &ArgMatches, as_json: bool) -> Comman
     begin(client, matches, &body, as_json).await
 }
 
-fn list(jobs: &[Value], as_json: bool) -> CommandResult {
-    if as_json {
-        println!("{:#}", Value::Array(jobs.to_vec()));
-        return Ok(());
-    }
-    let mut table = table(["ID", "KIND", "QUEUE", "FAILED", "GROUP", "STATUS", "ERROR"]);
-    for job in jobs {
-        let dead_letter = job.get("dead_letter").unwrap_or(&Value::Null);
-        table.add_row([
-            text(job, "id"),
-            text(job, "kind"),
-            text(job, "queue"),
-            text(dead_letter, "failed_at"),
-            text(dead_letter, "fingerprint"),
-            text(dead_letter, "status"),
-            brief(&text(job, "last_error"), 60),
-        ]);
-    }
-    println!("{table}");
-    Ok(())
+fn cells(job: &Value) -> Vec<String> {
+    let dead_letter = job.get("dead_letter").unwrap_or(&Value::Null);
+    vec![
+        text(job, "id"),
+        text(job, "kind"),
+        text(job, "queue"),
+        text(dead_letter, "failed_at"),
+        text(dead_letter, "fingerprint"),
+        text(dead_letter, "status"),
+        brief(&text(job, "last_error"), 60),
+    ]
 }
 
 async fn groups(client: &Client, matches: &ArgMatches, as_json: bool) -> CommandResult {

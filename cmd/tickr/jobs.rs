@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::CommandResult;
 use crate::client::{self, Client};
-use crate::print::{brief, duration_text, encoded, number, printable, table, text};
+use crate::print::{Listing, brief, duration_text, encoded, number, printable, table, text};
 use crate::{enqueue, watch};
 
 pub(crate) fn command() -> Command {
@@ -215,43 +215,41 @@ async fn count(client: &Client, matches: &ArgMatches, as_json: bool) -> CommandR
 }
 
 async fn list(client: &Client, matches: &ArgMatches, as_json: bool) -> CommandResult {
-    let jobs = pages(client, matches, "/v1/jobs", &[]).await?;
-    if as_json {
-        println!("{:#}", Value::Array(jobs));
-        return Ok(());
-    }
-    print_table(&jobs);
+    let mut listing = Listing::new(&["ID", "KIND", "QUEUE", "STATE", "ATTEMPT", "DUE", "LAST ERROR"], as_json);
+    each_page(client, matches, "/v1/jobs", &[], |jobs| listing.print_page(jobs, cells)).await?;
+    listing.end();
     Ok(())
 }
 
-/// Read pages of jobs until there are as many as the flag `limit` requests.
-pub(crate) async fn pages(
+/// Read pages of jobs until there are as many as the flag `limit` requests, and show each before the next is read.
+pub(crate) async fn each_page(
     client: &Client,
     matches: &ArgMatches,
     path: &str,
     more: &[(&str, String)],
-) -> anyhow::Result<Vec<Value>> {
-    let wanted = *matches.get_one::<u32>("limit").unwrap_or(&20) as usize;
-    let mut path = format!("{path}?limit={}", wanted.clamp(1, 200));
+    mut show: impl FnMut(&[Value]),
+) -> anyhow::Result<()> {
+    let mut left = *matches.get_one::<u32>("limit").unwrap_or(&20) as usize;
+    let mut path = format!("{path}?limit={}", left.clamp(1, 200));
     let given = client::filter_given(matches);
     for (name, value) in given.iter().chain(more) {
         path.push_str(&format!("&{name}={}", encoded(value)));
     }
-    let mut jobs: Vec<Value> = Vec::new();
     let mut cursor: Option<String> = None;
     loop {
         let page = match &cursor {
             Some(cursor) => client.get_page(&format!("{path}&cursor={cursor}"), false).await?,
             None => client.get_page(&path, true).await?,
         };
-        jobs.extend(page.get("data").and_then(Value::as_array).cloned().unwrap_or_default());
+        let jobs = page.get("data").and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
+        let jobs = &jobs[..jobs.len().min(left)];
+        left -= jobs.len();
+        show(jobs);
         cursor = page.get("next_cursor").and_then(Value::as_str).map(str::to_owned);
-        if cursor.is_none() || jobs.len() >= wanted {
-            break;
+        if cursor.is_none() || left == 0 {
+            return Ok(());
         }
     }
-    jobs.truncate(wanted);
-    Ok(jobs)
 }
 
 /// The argument `limit` of commands that list something.
@@ -259,21 +257,16 @@ pub(crate) fn limit() -> Arg {
     Arg::new("limit").long("limit").value_parser(value_parser!(u32)).default_value("20").help("Number of rows")
 }
 
-fn print_table(jobs: &[Value]) {
-    let mut table = table(["ID", "KIND", "QUEUE", "STATE", "ATTEMPT", "DUE", "LAST ERROR"]);
-    for job in jobs {
-        let attempt = format!("{}/{}", number(job, "attempt"), number(job, "max_attempts"));
-        table.add_row([
-            text(job, "id"),
-            text(job, "kind"),
-            text(job, "queue"),
-            text(job, "state"),
-            attempt,
-            text(job, "execute_at"),
-            brief(&text(job, "last_error"), 60),
-        ]);
-    }
-    println!("{table}");
+fn cells(job: &Value) -> Vec<String> {
+    vec![
+        text(job, "id"),
+        text(job, "kind"),
+        text(job, "queue"),
+        text(job, "state"),
+        format!("{}/{}", number(job, "attempt"), number(job, "max_attempts")),
+        text(job, "execute_at"),
+        brief(&text(job, "last_error"), 60),
+    ]
 }
 
 pub(crate) fn show(job: &Value) {

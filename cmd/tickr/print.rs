@@ -2,7 +2,7 @@
 
 use std::io::IsTerminal as _;
 
-use comfy_table::{Table, presets};
+use comfy_table::{ColumnConstraint, Table, Width, presets};
 use serde_json::Value;
 use tickr::job::is_terminal_control;
 
@@ -71,6 +71,64 @@ macro_rules! eprintln {
         let said = $crate::print::harmless(::std::format!($($said)*));
         let _ = ::std::io::Write::write_fmt(&mut ::std::io::stderr(), ::std::format_args!("{said}\n"));
     }};
+}
+
+/// The blanks on both sides of what is in a column of a table.
+const PADDING: u16 = 2;
+
+/// A list that is printed page by page, so that a long one does not fill the memory.
+pub(crate) struct Listing {
+    header: &'static [&'static str],
+    as_json: bool,
+    /// The widths of the columns so far. Empty before the first page.
+    widths: Vec<u16>,
+    /// True once a row was printed as JSON.
+    has_rows: bool,
+}
+
+impl Listing {
+    pub(crate) fn new(header: &'static [&'static str], as_json: bool) -> Self {
+        Self { header, as_json, widths: Vec::new(), has_rows: false }
+    }
+
+    /// Print the rows of a page, in a table or as JSON. No column is narrower than on the pages before.
+    pub(crate) fn print_page(&mut self, rows: &[Value], cells: impl Fn(&Value) -> Vec<String>) {
+        if self.as_json {
+            for row in rows {
+                let row = format!("{row:#}").replace('\n', "\n  ");
+                print!("{}\n  {row}", if self.has_rows { "," } else { "[" });
+                self.has_rows = true;
+            }
+            return;
+        }
+        let is_first = self.widths.is_empty();
+        if rows.is_empty() && !is_first {
+            return;
+        }
+        let mut table = Table::new();
+        table.load_style(presets::NOTHING);
+        if is_first {
+            table.set_header(self.header.iter().copied());
+        }
+        table.add_rows(rows.iter().map(cells));
+        for (at, width) in self.widths.iter().enumerate() {
+            if let Some(column) = table.column_mut(at) {
+                column.set_constraint(ColumnConstraint::LowerBoundary(Width::Fixed(width.saturating_add(PADDING))));
+            }
+        }
+        println!("{table}");
+        let before = std::mem::replace(&mut self.widths, table.column_max_content_widths());
+        for (width, before) in self.widths.iter_mut().zip(before) {
+            *width = before.max(*width);
+        }
+    }
+
+    /// End the list.
+    pub(crate) fn end(self) {
+        if self.as_json {
+            println!("{}", if self.has_rows { "\n]" } else { "[]" });
+        }
+    }
 }
 
 /// The first characters of a text, so that a table fits the terminal. Output to a pipe or a file keeps the whole text.

@@ -17,15 +17,15 @@ use tickr_job::{
     BatchId, Due, JobId, Name, NewJob, OnConflict, OnFailure, OnParentFailure, RetryRequest, Timestamp, TraceContext,
     UniqueUntil,
 };
-use tickr_store::{EnqueuedJob, KeyedRow, OutboxRow, PrepareRow, PreparedRow, Reader, StoreError};
+use tickr_store::{EnqueuedJob, KeyedMove, KeyedRow, OutboxRow, PrepareRow, PreparedRow, Reader, StoreError, WaitsFor};
 
 /// Longest time between the time in the id of a row and its insertion.
 const ID_TOLERANCE: TimeDelta = TimeDelta::days(1);
 
 /// Time after which a row is tried again that has waited for a lock of another session, and the longest such time of a
-/// row that only needs an order key.
+/// row that has not waited.
 const LOCKED_RESTS: Duration = Duration::from_secs(10);
-/// Time after which a row is tried again for the first time whose order key was locked. A try does not wait then.
+/// Time after which a row is tried again for the first time that found a lock for which it did not wait.
 const FIRST_REST: Duration = Duration::from_millis(250);
 /// Time after which a row that was locked is forgotten if no pass has met it again: another process has moved it.
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(600);
@@ -50,6 +50,8 @@ pub(crate) struct LockedRow {
     /// When it is tried again.
     until: Instant,
     rest: Duration,
+    /// When it was first found locked, or last had its turn to wait.
+    turn: Instant,
 }
 
 /// What the row of a job may have to wait for, besides its order key.
@@ -66,6 +68,11 @@ fn needed_locks(job: &NewJob) -> Vec<NeededLock> {
     let unique = job.unique_key.iter().map(|key| NeededLock::UniqueKey(job.kind.clone(), key.clone()));
     let parents = job.options.after.iter().copied().map(NeededLock::Parent);
     unique.chain(parents).chain(job.options.batch.map(NeededLock::Batch)).collect()
+}
+
+/// Return whether a row has waited for one of these locks in vain a moment ago.
+fn is_in_vain(locks: &HashMap<NeededLock, Instant>, needed: &[NeededLock]) -> bool {
+    needed.iter().any(|lock| locks.contains_key(lock))
 }
 
 /// The less common options of a row, as in the body of `POST /v1/jobs`.
@@ -207,13 +214,13 @@ impl Broker {
 
     /// Move these rows one by one, in their order. A row stays behind one with the same order key that stays. Those
     /// that found a lock of another session come after the others for a while. Each wait in vain takes seconds in which
-    /// no other row is moved, so there is one at most: after it, and for rows that were locked before, order keys are
-    /// not waited for, and of the rows that need other locks only one that was locked before is tried. For a while
-    /// after the wait, rows that need one of the same locks are not tried, because there may be any number of them.
+    /// no other row is moved, so there is one at most: after it, no row waits for anything. Of the rows that were
+    /// locked before, only the one whose turn it is waits, and none for an order key. For a while after the wait, rows
+    /// that need one of the same locks are not tried, because there may be any number of them.
     async fn move_keyed_rows(&self, rows: Vec<(Uuid, NewJob)>, pass: &mut OutboxPass) -> Result<(), StoreError> {
         let mut stay: HashSet<String> = HashSet::new();
         let locked_before = self.outbox_locked.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let locks = self.locks_in_vain();
+        let mut locks = self.locks_in_vain();
         let (mut first, mut then) = (Vec::with_capacity(rows.len()), Vec::new());
         for (row, job) in rows {
             let order_key = job.options.order.as_ref().map(|order| order.key.to_string());
@@ -226,30 +233,37 @@ impl Broker {
         }
         // A row that is to be tried again holds up those behind it in its order key, in this list as in the other one.
         stay.clear();
-        let is_in_vain = |needed: &[NeededLock]| needed.iter().any(|lock| locks.contains_key(lock));
-        let of_before = then.iter().filter(|(_, job)| {
-            let needed = needed_locks(job);
-            !needed.is_empty() && !is_in_vain(&needed)
+        let began = Instant::now();
+        let waiting = then.iter().filter_map(|(row, job)| {
+            let (before, needed) = (locked_before.get(row)?, needed_locks(job));
+            let may_wait = before.until <= began && !needed.is_empty() && !is_in_vain(&locks, &needed);
+            may_wait.then_some((before.turn, *row))
         });
-        let longest = of_before.filter_map(|(row, _)| Some((locked_before.get(row)?.until, *row))).min();
-        let turn = longest.map(|(_, row)| row);
+        let turn = waiting.min().map(|(_, row)| row);
         let (mut failed, mut has_waited) = (None, false);
         for (row, job) in first.into_iter().chain(then) {
             let order_key = job.options.order.as_ref().map(|order| order.key.to_string());
             let before = locked_before.get(&row);
             let rests = before.is_some_and(|before| Instant::now() < before.until);
             let needed = needed_locks(&job);
-            let may_wait = !needed.is_empty();
-            let out_of_turn = may_wait && (has_waited || (before.is_some() && turn != Some(row)));
-            if rests || out_of_turn || is_in_vain(&needed) || order_key.as_ref().is_some_and(|key| stay.contains(key)) {
-                if !rests && !has_waited && turn == Some(row) {
+            let waits_for = match before {
+                None if !has_waited => WaitsFor::Everything,
+                Some(_) if !has_waited && turn == Some(row) => WaitsFor::NoOrderKey,
+                _ => WaitsFor::Nothing,
+            };
+            let had_turn = waits_for != WaitsFor::Nothing && !needed.is_empty();
+            if rests || is_in_vain(&locks, &needed) || order_key.as_ref().is_some_and(|key| stay.contains(key)) {
+                if before.is_some() && had_turn {
                     // It cannot take its turn, so it is that of another one.
-                    self.note_locked(row, may_wait);
+                    self.note_locked(row, had_turn);
                 }
                 stay.extend(order_key);
                 continue;
             }
-            match self.store.move_keyed_row(row, job, !has_waited && before.is_none()).await {
+            let moved = self.store.move_keyed_row(row, job, waits_for).await;
+            let waited = moved.as_ref().is_ok_and(|moved| moved.waited);
+            has_waited |= waited;
+            match moved.map(|KeyedMove { row, .. }| row) {
                 Ok(KeyedRow::Moved(receipts)) => {
                     debug_assert!(matches!(receipts.jobs[..], [EnqueuedJob::New(_) | EnqueuedJob::Existing(_)]));
                     self.announce_keyed(&receipts).await;
@@ -268,13 +282,13 @@ impl Broker {
                     stay.extend(order_key);
                     self.forget_locked(row);
                 }
-                Ok(KeyedRow::Locked { waited }) => {
-                    has_waited |= waited;
+                Ok(KeyedRow::Locked) => {
                     if waited {
                         self.note_in_vain(needed);
+                        locks = self.locks_in_vain();
                     }
                     stay.extend(order_key);
-                    self.note_locked(row, may_wait);
+                    self.note_locked(row, had_turn);
                 }
                 // Without MySQL, none of the others can be moved either.
                 Err(error) if error.is_transient() => return Err(error),
@@ -288,16 +302,19 @@ impl Broker {
         failed.map_or(Ok(()), Err)
     }
 
-    fn note_locked(&self, row: Uuid, may_wait: bool) {
+    /// Let a row that is locked rest: for long if it had its turn to wait.
+    fn note_locked(&self, row: Uuid, had_turn: bool) {
         let now = Instant::now();
         let mut locked = self.outbox_locked.lock().unwrap_or_else(PoisonError::into_inner);
         locked.retain(|_, before| now.saturating_duration_since(before.until) < FORGOTTEN_AFTER);
-        let rest = match locked.get(&row) {
-            _ if may_wait => LOCKED_RESTS,
+        let before = locked.get(&row).copied();
+        let rest = match before {
+            _ if had_turn => LOCKED_RESTS,
             Some(before) => (2 * before.rest).min(LOCKED_RESTS),
             None => FIRST_REST,
         };
-        locked.insert(row, LockedRow { until: now + rest, rest });
+        let turn = before.filter(|_| !had_turn).map_or(now, |before| before.turn);
+        locked.insert(row, LockedRow { until: now + rest, rest, turn });
     }
 
     /// Return what rows have waited for in vain a moment ago.

@@ -70,7 +70,8 @@ impl Polls {
 /// What the clock of MySQL says about time limits, as far as this process knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ClockTrust {
-    /// The clock was set, or MySQL stood still, within the last lease: time limits that look over may not be.
+    /// The clock was set, or MySQL stood still, within the last lease, or this process has not read when the clock was
+    /// set before: time limits that look over may not be.
     Doubtful,
     /// This process has not watched the clock for long enough to end attempts by it.
     Unwatched,
@@ -82,7 +83,7 @@ type JudgeOfClock = Box<dyn Fn(&Reading) -> ClockTrust + Send + Sync>;
 type StepsOfClock = Box<dyn Fn(Timestamp) -> Duration + Send + Sync>;
 
 /// The attempts of workers whose time is over. Age is measured by the clock of MySQL, which may be set. So a step ahead
-/// that this process has seen is taken off the age of each attempt that started before it. And an attempt is ended only
+/// that this process knows of is taken off the age of each attempt that started before it. And an attempt is ended only
 /// when its worker was told to stop it long enough before, by the clock of this process.
 #[derive(Default)]
 struct TimeLimits {

@@ -252,10 +252,13 @@ async fn failed(shared: &EngineState, one: &mut Running, error: StoreError) -> b
     if error.is_transient() || one.failures < MAX_FAILURES {
         return true;
     }
-    if let Err(error) = shared.store.fail_operation(one.lease, error.to_string()).await {
-        tracing::warn!(operation = %one.lease.id, %error, "cannot end an operation that fails");
+    match shared.store.fail_operation(one.lease, error.to_string()).await {
+        Ok(ended) => !ended,
+        Err(error) => {
+            tracing::warn!(operation = %one.lease.id, %error, "cannot end an operation that fails");
+            false
+        }
     }
-    false
 }
 
 /// Renew the lease of an operation before a rest. It runs from the begin of a batch, and other runners would take the

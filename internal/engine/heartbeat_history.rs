@@ -16,7 +16,8 @@
 //! runner with a lease of two seconds would seldom judge remote workers, whose leases are ten seconds or more.
 //!
 //! A step ahead stays in the age of each attempt that started before it, for as long as the attempt runs. So steps
-//! ahead are remembered, and taken off the ages of remote workers' attempts.
+//! ahead are remembered, and taken off the ages of remote workers' attempts. Those from before this process started are
+//! known as far as other processes recorded them.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -36,6 +37,8 @@ const NOTED_STEP: Duration = Duration::from_millis(100);
 const DRIFT: f64 = 0.01;
 /// Most steps that wait to be recorded.
 const MAX_STEPS: usize = 16;
+/// The greatest error of the size of a recorded step, which is the least that it may have been.
+const RECORDED_ERROR: Duration = Duration::from_secs(2);
 /// Most steps ahead that are remembered. Of more, the two oldest count as one.
 const MAX_AHEAD: usize = 64;
 /// Part of a lease that interruptions within one lease may take and let no such lease lapse. A heartbeat is sent after each
@@ -59,12 +62,15 @@ struct Beats {
     /// Number of interruptions so long, or steps of the clock so large, that other runners may have called this one
     /// dead.
     gaps: u64,
-    /// The newest reading of MySQL's clock.
+    /// The newest reading of MySQL's clock, and what the first one showed.
     reading: Option<Reading>,
+    first_shown: Option<Timestamp>,
     /// Steps of the clock that are not recorded yet.
     steps: Vec<ClockStep>,
-    /// The newest steps ahead, the newest last, without what steps back have undone.
-    ahead: VecDeque<StepAhead>,
+    /// The steps ahead that this process has seen.
+    ahead: StepsAhead,
+    /// The same from before the first reading, as others recorded them. Absent until they were read.
+    earlier: Option<StepsAhead>,
     /// Begin of the newest turn of the heartbeat's loop, whatever MySQL answered.
     turn: Option<Instant>,
 }
@@ -83,6 +89,42 @@ struct StepAhead {
     until: Timestamp,
     /// The greatest size that the step may have had.
     by: Duration,
+}
+
+/// The newest steps ahead, the newest last, without what steps back have undone.
+#[derive(Clone, Default)]
+struct StepsAhead(VecDeque<StepAhead>);
+
+impl StepsAhead {
+    fn add(&mut self, step: StepAhead) {
+        if self.0.len() == MAX_AHEAD
+            && let Some(oldest) = self.0.pop_front()
+            && let Some(next) = self.0.front_mut()
+        {
+            next.by = next.by.saturating_add(oldest.by);
+            next.until = next.until.max(oldest.until);
+        }
+        self.0.push_back(step);
+    }
+
+    /// Undo the newest steps ahead, as far as the clock was set back. So ages are right again after a clock was set
+    /// ahead and back, and after readings of two loops that came in the wrong order. Returns what is left of the step.
+    fn take_back(&mut self, mut by: Duration) -> Duration {
+        while let Some(mut newest) = self.0.pop_back() {
+            if let Some(rest) = newest.by.checked_sub(by).filter(|rest| !rest.is_zero()) {
+                newest.by = rest;
+                self.0.push_back(newest);
+                return Duration::ZERO;
+            }
+            by = by.saturating_sub(newest.by);
+        }
+        by
+    }
+
+    fn since(&self, moment: Timestamp) -> Duration {
+        let since = self.0.iter().filter(|step| moment <= step.until);
+        since.fold(Duration::ZERO, |sum, step| sum.saturating_add(step.by))
+    }
 }
 
 /// The turns of the heartbeat's loop. They go on while MySQL is out, and end only when the process hangs.
@@ -148,7 +190,7 @@ impl HeartbeatHistory {
         let now = Instant::now();
         self.lock(|beats| {
             beats.record_clock(*reading, now, lease);
-            if beats.interrupted(now, lease) > lease.mul_f64(HARMLESS) {
+            if beats.earlier.is_none() || beats.interrupted(now, lease) > lease.mul_f64(HARMLESS) {
                 ClockTrust::Doubtful
             } else if beats.may_call_dead(now, lease, lease) {
                 ClockTrust::Sure
@@ -158,8 +200,14 @@ impl HeartbeatHistory {
         })
     }
 
+    /// Learn of the steps of MySQL's clock that processes have recorded, oldest first, as far as this process cannot
+    /// have seen them itself.
+    pub(super) fn learn_steps(&self, recorded: &[ClockStep]) {
+        self.lock(|beats| beats.learn_steps(recorded));
+    }
+
     /// Return by how much MySQL's clock was set ahead since this moment of it, at most. Steps before this process
-    /// started are not known.
+    /// started are known if another one has recorded them.
     pub(super) fn set_ahead_since(&self, moment: Timestamp) -> Duration {
         self.lock(|beats| beats.set_ahead_since(moment))
     }
@@ -193,13 +241,14 @@ impl Beats {
 
     fn record_clock(&mut self, reading: Reading, now: Instant, lease: Duration) -> Option<TimeDelta> {
         self.began.get_or_insert(reading.received);
+        self.first_shown.get_or_insert(reading.moment);
         let before = self.reading.replace(reading)?;
         let step = step(&before, &reading)?;
         let between = reading.received.saturating_duration_since(before.sent);
         if step.abs() > TimeDelta::from_std(NOTED_STEP + between.mul_f64(DRIFT)).unwrap_or_default() {
             let error = round_trip(&before) + round_trip(&reading);
             match step.to_std() {
-                Ok(ahead) => self.step_ahead(StepAhead { until: reading.moment - step, by: ahead + error }),
+                Ok(ahead) => self.ahead.add(StepAhead { until: reading.moment - step, by: ahead + error }),
                 Err(_) => self.step_back(step.abs().to_std().unwrap_or_default()),
             }
             if self.steps.len() < MAX_STEPS {
@@ -215,33 +264,30 @@ impl Beats {
         })
     }
 
-    fn step_ahead(&mut self, step: StepAhead) {
-        if self.ahead.len() == MAX_AHEAD
-            && let Some(oldest) = self.ahead.pop_front()
-            && let Some(next) = self.ahead.front_mut()
-        {
-            next.by = next.by.saturating_add(oldest.by);
-            next.until = next.until.max(oldest.until);
+    fn learn_steps(&mut self, recorded: &[ClockStep]) {
+        let mut earlier = StepsAhead::default();
+        let first = self.first_shown;
+        for step in recorded.iter().filter(|step| first.is_none_or(|first| step.before < first)) {
+            match step.step.to_std() {
+                Ok(by) => earlier.add(StepAhead { until: step.at_most(), by: by + by.min(RECORDED_ERROR) }),
+                Err(_) => {
+                    earlier.take_back(step.step.abs().to_std().unwrap_or_default());
+                }
+            }
         }
-        self.ahead.push_back(step);
+        self.earlier = Some(earlier);
     }
 
-    /// Undo the newest steps ahead, as far as the clock was set back. So ages are right again after a clock was set
-    /// ahead and back, and after readings of two loops that came in the wrong order.
-    fn step_back(&mut self, mut by: Duration) {
-        while let Some(mut newest) = self.ahead.pop_back() {
-            if let Some(rest) = newest.by.checked_sub(by).filter(|rest| !rest.is_zero()) {
-                newest.by = rest;
-                self.ahead.push_back(newest);
-                return;
-            }
-            by = by.saturating_sub(newest.by);
+    fn step_back(&mut self, by: Duration) {
+        let rest = self.ahead.take_back(by);
+        if let Some(earlier) = &mut self.earlier {
+            earlier.take_back(rest);
         }
     }
 
     fn set_ahead_since(&self, moment: Timestamp) -> Duration {
-        let since = self.ahead.iter().filter(|step| moment <= step.until);
-        since.fold(Duration::ZERO, |sum, step| sum.saturating_add(step.by))
+        let earlier = self.earlier.as_ref().map_or(Duration::ZERO, |earlier| earlier.since(moment));
+        self.ahead.since(moment).saturating_add(earlier)
     }
 
     fn interrupt(&mut self, ended: Instant, length: Duration) {
@@ -469,11 +515,31 @@ mod tests {
     }
 
     #[test]
+    fn recorded_steps_from_before_the_first_reading_count_and_later_ones_do_not() {
+        let (start, mut beats) = (Instant::now(), Beats::default());
+        let at = |seconds: i64| chrono::DateTime::from_timestamp(1_000_000 + seconds, 0).unwrap();
+        let ahead = |before: i64, seconds: i64| {
+            let step = TimeDelta::seconds(seconds);
+            ClockStep { before: at(before), after: at(before + 1) + step, step }
+        };
+        let since = |beats: &Beats| [0, 3_700, 5_000].map(|began| beats.set_ahead_since(at(began)).as_secs());
+        // The first reading is between the two steps.
+        beats.record_clock(Reading { sent: start, received: start, moment: at(4_000) }, start, LEASE);
+        beats.learn_steps(&[ahead(0, 3_600), ahead(4_100, 600)]);
+        assert_eq!(since(&beats), [3_602, 0, 0]);
+        // The same step is read again, then the clock is set back.
+        beats.learn_steps(&[ahead(0, 3_600)]);
+        assert_eq!(since(&beats), [3_602, 0, 0]);
+        beats.record_clock(Reading { sent: start, received: start, moment: at(400) }, start, LEASE);
+        assert_eq!(since(&beats), [2, 0, 0]);
+    }
+
+    #[test]
     fn steps_ahead_beyond_those_that_are_remembered_count_all_the_same() {
         let mut beats = Beats::default();
         let at = |seconds: i64| chrono::DateTime::from_timestamp(1_000_000 + seconds, 0).unwrap();
-        (0..1_000).for_each(|n| beats.step_ahead(StepAhead { until: at(n), by: Duration::from_secs(1) }));
-        assert_eq!(beats.ahead.len(), MAX_AHEAD);
+        (0..1_000).for_each(|n| beats.ahead.add(StepAhead { until: at(n), by: Duration::from_secs(1) }));
+        assert_eq!(beats.ahead.0.len(), MAX_AHEAD);
         assert_eq!([0, 999, 1_000].map(|began| beats.set_ahead_since(at(began)).as_secs()), [1_000, 1, 0]);
     }
 }

@@ -69,6 +69,8 @@ struct Reaper {
     walk: Walk,
     /// Attempts that could not be ended, each with the moment to try again.
     refused: HashMap<JobId, Instant>,
+    /// True once the steps of MySQL's clock were read that others noticed before this process watched it.
+    knows_steps: bool,
 }
 
 /// The walk through the rows of unfinished jobs.
@@ -85,6 +87,7 @@ pub(super) async fn run_until_stopped(shared: Arc<EngineState>) {
     let mut reaper = Reaper::default();
     let (mut pause, mut looked) = (LOOK_EVERY, Instant::now());
     loop {
+        reaper.learn_steps(&shared).await;
         let pause_now = pause.mul_f64(0.5 + rand::random::<f64>());
         tokio::select! {
             () = shared.stop_loops.cancelled() => return,
@@ -118,6 +121,23 @@ struct Round {
 }
 
 impl Reaper {
+    /// Learn of the steps of MySQL's clock from before this process started: at once, and again until all living
+    /// runners have had the time to record those that they noticed.
+    async fn learn_steps(&mut self, shared: &EngineState) {
+        if self.knows_steps {
+            return;
+        }
+        let lease = shared.settings.lease;
+        let watched = shared.heartbeats.may_call_dead(lease, lease);
+        match shared.store.distinct_clock_steps().await {
+            Ok(steps) => {
+                shared.heartbeats.learn_steps(&steps);
+                self.knows_steps = watched;
+            }
+            Err(error) => tracing::debug!(%error, "cannot read when the clock of mysql was set"),
+        }
+    }
+
     async fn run_once(&mut self, shared: &EngineState) -> Result<Round, StoreError> {
         shared.store.delete_closed_batches(&shared.runner).await?;
         let UnstoppedRunners { reading, beats, living_kinds } = shared.store.unstopped_runners().await?;
@@ -308,7 +328,8 @@ async fn tell(shared: &EngineState, reaped: Vec<Reaped>) {
     shared.broker.put_first(&shared.index, &first).await;
 }
 
-/// Record steps of MySQL's clock in MySQL. They are evidence for `tickr verify`; no attempt depends on them.
+/// Record steps of MySQL's clock in MySQL. They are evidence for `tickr verify`, and processes that start later take
+/// them off the ages of remote workers' attempts.
 async fn note_steps(shared: &EngineState) {
     for step in shared.heartbeats.take_steps() {
         if let Err(error) = shared.store.note_clock_step(&shared.runner, step).await {

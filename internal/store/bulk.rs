@@ -401,13 +401,17 @@ impl Store {
         Ok(leased.await?.unwrap_or_default())
     }
 
-    /// Give a bulk operation back, so that the next runner can lease it at once.
+    /// Give a bulk operation back, so that the next runner can lease it at once. Without effect while another session
+    /// locks its row: the lease ends by itself.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
     pub async fn release_operation(&self, held: OperationLease) -> Result<(), StoreError> {
-        on_pool(&self.shared.pools.loops, "give an operation back", move |conn, _| {
+        transact(&self.shared.pools.loops, "give an operation back", move |conn, _| {
             Box::pin(async move {
+                if lock_own(conn, held).await? != Own::Locked {
+                    return Ok(());
+                }
                 let sql = format!("UPDATE operations SET {FREED} WHERE id = ? AND token = ?");
                 statement(sql).bind(held.id).bind(held.token).execute(conn).await.map(drop)
             })
@@ -469,14 +473,20 @@ impl Store {
         Ok(BatchOutcome { waits_for_locks: true, ..BatchOutcome::default() })
     }
 
-    /// End a bulk operation that cannot go on, and record why.
+    /// End a bulk operation that cannot go on, and record why. Returns false if another session locks its row: the
+    /// operation runs as before.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
-    pub async fn fail_operation(&self, held: OperationLease, why: String) -> Result<(), StoreError> {
-        on_pool(&self.shared.pools.loops, "end an operation", move |conn, _| {
+    pub async fn fail_operation(&self, held: OperationLease, why: String) -> Result<bool, StoreError> {
+        transact(&self.shared.pools.loops, "end an operation", move |conn, _| {
             let why: String = why.chars().take(500).collect();
             Box::pin(async move {
+                match lock_own(conn, held).await? {
+                    Own::Locked => {}
+                    Own::Busy => return Ok(false),
+                    Own::Gone => return Ok(true),
+                }
                 sqlx::query(
                     "UPDATE operations SET state = 'failed', ended_at = UTC_TIMESTAMP(6), last_error = ? \
                      WHERE id = ? AND token = ? AND state = 'running'",
@@ -485,8 +495,8 @@ impl Store {
                 .bind(held.id)
                 .bind(held.token)
                 .execute(conn)
-                .await
-                .map(drop)
+                .await?;
+                Ok(true)
             })
         })
         .await
@@ -672,6 +682,28 @@ pub(super) async fn lock_leased(
     } else {
         Ok(Leased::Lost)
     }
+}
+
+/// Outcome of [`lock_own`].
+#[derive(PartialEq, Eq)]
+enum Own {
+    Locked,
+    /// Another session locks the row at this moment.
+    Busy,
+    /// The operation has ended, or another runner has its lease.
+    Gone,
+}
+
+/// Do what [`lock_leased`] does, without a look at what is in the row: it may be the reason why the operation cannot go
+/// on.
+async fn lock_own(conn: &mut Session<'_>, held: OperationLease) -> Result<Own, sqlx::Error> {
+    let own = "SELECT 1 FROM operations FORCE INDEX (PRIMARY) WHERE id = ? AND token = ? AND state = 'running'";
+    let lock = statement(format!("{own} FOR UPDATE{SKIP_LOCKED}")).bind(held.id).bind(held.token);
+    if lock.fetch_optional(&mut *conn).await?.is_some() {
+        return Ok(Own::Locked);
+    }
+    let there = sqlx::query(own).bind(held.id).bind(held.token).fetch_optional(conn).await?;
+    Ok(if there.is_some() { Own::Busy } else { Own::Gone })
 }
 
 async fn lock_row(conn: &mut Session<'_>, id: Uuid, locked_rows: &str) -> Result<Option<Locked>, sqlx::Error> {

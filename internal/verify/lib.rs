@@ -14,7 +14,7 @@
 //! loops need.
 //!
 //! The report names everything that could not be checked (Redis did not answer, time was over, a row cannot be read,
-//! there were more differences than can be looked at again).
+//! another session locks a key, there were more differences than can be looked at again).
 //! The verdict is then never [`VerifyVerdict::Kept`].
 //!
 //! The checker trusts the database's clock, except around the moments when the clock was set. Runners record these
@@ -30,7 +30,7 @@ mod report;
 pub use check::Check;
 pub use report::{Finding, LookedAt, Report, Sample, VerifyVerdict};
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use chrono::TimeDelta;
@@ -38,7 +38,9 @@ use chrono::TimeDelta;
 use life::SnapshotFacts;
 use tickr_index::Index;
 use tickr_job::{BatchId, BatchPlace, JobId, Timestamp};
-use tickr_store::{Evidence, JobEvidence, OrderCursor, Retention, Store, StoreError, TallyKey, TickPlace, Walk};
+use tickr_store::{
+    Evidence, JobEvidence, LimitKey, OrderCursor, Retention, Store, StoreError, TallyKey, TickPlace, Walk,
+};
 
 /// Scope and patience of a check.
 #[derive(Clone, Debug)]
@@ -239,18 +241,31 @@ impl Abandoned {
 }
 
 /// Report the parked jobs of limits that do not exist any more. If one of them has been let go meanwhile, report none:
-/// sweeps are at work, and a removed limit may have more parked jobs than they let go in this time.
+/// sweeps are at work, and a removed limit may have more parked jobs than they let go in this time. Sweeps leave out
+/// keys that another session locks, so the jobs of these prove nothing.
 async fn stranded(store: &Store, patience: Duration, report: &mut Report) -> Result<(), StoreError> {
     let parked = store.stranded_jobs().await?;
+    if parked.is_empty() {
+        return Ok(());
+    }
+    let keys: BTreeSet<LimitKey> = parked.values().cloned().collect();
+    let mut locked = store.locked_limit_keys(keys.clone()).await?;
     let began = Instant::now();
-    while !parked.is_empty() && !patience.is_zero() && began.elapsed() < LET_GO_WITHIN {
+    while !patience.is_zero() && began.elapsed() < LET_GO_WITHIN {
         tokio::time::sleep(Duration::from_millis(500)).await;
         let still = store.stranded_jobs().await?;
         if parked.keys().any(|id| !still.contains_key(id)) {
             return Ok(());
         }
     }
-    for (id, limit) in parked {
+    locked.extend(store.locked_limit_keys(keys).await?);
+    if let Some(LimitKey { limit, key }) = locked.first() {
+        report.record_unchecked(format!(
+            "{} keys of removed limits could not be checked: another session locks them, such as {key:?} of {limit}",
+            locked.len()
+        ));
+    }
+    for (id, LimitKey { limit, .. }) in parked.into_iter().filter(|(_, key)| !locked.contains(key)) {
         report.add_finding(Check::Limit, id, format!("it is parked under the limit {limit}, which does not exist"));
     }
     Ok(())

@@ -1,5 +1,6 @@
 //! The commands against servers that restart, redirect, hang or are not tickr.
 
+use std::collections::BTreeSet;
 use std::error::Error as _;
 use std::path::Path;
 use std::process::Stdio;
@@ -238,6 +239,40 @@ async fn a_list_reads_as_many_pages_as_its_limit_asks_for() {
     let (code, out, err) = outcome(stub.client(&["limits", "keys", "mail", "--after", "k/7"])).await;
     assert!(code == 0 && out.ends_with("more keys follow: --after k/9\n"), "{code} {out}{err}");
     assert_eq!(stub.asked(), ["GET /v1/limits/mail/keys?after=k%2F7"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_list_of_jobs_is_printed_page_by_page_in_columns_of_one_width_and_as_one_array() {
+    for args in [&["jobs", "list"][..], &["dead-letters", "list"]] {
+        let row = |kind: &str| json!({"id": ID, "kind": kind, "queue": "default", "last_error": "a\nb"});
+        let pages = move |before: usize, _: &str| match before {
+            0 => answer(200, json!({"data": vec![row("a-long-kind"); 200], "next_cursor": "c-1"})),
+            _ => answer(200, json!({"data": vec![row("k"); 150], "next_cursor": "c-2"})),
+        };
+        let stub = Stub::start(pages).await;
+        let (code, out, err) = outcome(stub.client(&[args, &["--limit", "300"]].concat())).await;
+        assert_eq!((code, out.lines().count(), stub.asked().len()), (0, 301, 2), "{args:?}: {out}{err}");
+        let columns: BTreeSet<Option<usize>> = out.lines().skip(1).map(|line| line.find("default")).collect();
+        assert!(columns.len() == 1 && !columns.contains(&None), "{args:?}: {out}");
+        let stub = Stub::start(pages).await;
+        let (code, out, err) = outcome(stub.client(&[args, &["--limit", "300", "--json"]].concat())).await;
+        assert_eq!(code, 0, "{args:?}: {err}");
+        let listed: Value = serde_json::from_str(&out).unwrap();
+        assert_eq!(listed.as_array().unwrap().len(), 300, "{args:?}");
+        assert_eq!(out, format!("{listed:#}\n"), "{args:?}");
+
+        // The first page is printed although the second one does not come.
+        let broken = |before: usize, _: &str| match before {
+            0 => answer(200, json!({"data": [{"id": ID}], "next_cursor": "c-1"})),
+            _ => answer(400, json!({"code": "invalid", "detail": "the cursor is not valid"})),
+        };
+        let stub = Stub::start(broken).await;
+        let (code, out, err) = outcome(stub.client(&[args, &["--limit", "300"]].concat())).await;
+        assert!(code != 0 && out.contains(ID), "{args:?}: {out}{err}");
+        let stub = Stub::start(|_, _| answer(200, json!({"data": [], "next_cursor": null}))).await;
+        let (code, out, err) = outcome(stub.client(&[args, &["--json"]].concat())).await;
+        assert_eq!((code, out.as_str()), (0, "[]\n"), "{args:?}: {err}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

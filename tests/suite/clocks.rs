@@ -270,6 +270,21 @@ async fn a_clock_of_mysql_that_is_set_ahead_ends_no_attempt_of_a_remote_worker_t
     })
     .await;
     assert_eq!(told, json!({"cancel": [after], "lost": [], "drain": false}));
+    // So does a process that starts after the step, which another one has recorded.
+    eventually("the step is recorded", || async {
+        (tickr.count("SELECT COUNT(*) FROM clock_steps WHERE step_us > 100000000").await > 0).then_some(())
+    })
+    .await;
+    let later = tickr.another_with(lease, Registry::new()).await;
+    let beat = format!("http://{}/v1/workers/{worker}/beat", later.addr());
+    let told = eventually("the worker is told by another process to stop an attempt", || async {
+        let holding = json!({"holding": [{"token": before}, {"token": after}]});
+        let beaten = answer(http().post(&beat).json(&holding)).await.body;
+        (beaten["cancel"] != json!([])).then_some(beaten)
+    })
+    .await;
+    assert_eq!(told, json!({"cancel": [after], "lost": [], "drain": false}));
+    later.stop(CancellationToken::new()).await;
     let verdicts = [before, after].map(|token| json!({"token": token, "verdict": "succeeded"}));
     let finished = tickr.post(&format!("/v1/workers/{worker}/finish"), json!({"verdicts": verdicts})).await.body;
     assert_eq!([0, 1].map(|n| finished["results"][n]["result"] == "settled"), [true; 2], "{finished:#}");

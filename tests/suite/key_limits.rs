@@ -14,12 +14,13 @@ use tickr::config::Config;
 use tickr::handlers::{Context, Failure, Kind, Output, Registry};
 use tickr::job::{Actor, JobId, Name, RunnerId, State};
 use tickr::store::{Claim, Store, StoreSettings};
+use tickr::verify::{Check, verify};
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::support::limits::{NO_ROWS_LEFT, set, set_and_wait};
-use crate::support::{self, Owed, Proxy, Runner, TestApp, eventually, eventually_seen, table_prefix};
+use crate::support::{self, Owed, Proxy, Runner, TestApp, eventually, eventually_seen, halted, table_prefix};
 
 /// A job that notes how many jobs with its key run.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
@@ -441,6 +442,32 @@ async fn verify_finds_no_fault_while_the_jobs_of_a_removed_limit_are_let_go_or_t
     tickr.assert_sound().await;
     assert_eq!(tickr.post("/v1/queues/mail/resume", json!({})).await.status, 200);
     tickr.until(mail, State::Completed).await;
+    tickr.post(&format!("/v1/jobs/{first}/cancel"), json!({})).await;
+    tickr.until_idle().await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn verify_finds_no_fault_in_the_parked_jobs_of_a_removed_limit_while_their_key_is_locked() {
+    let calls = Calls::default();
+    let tickr = TestApp::start_with(|_| {}, calls.registry()).await;
+    set_and_wait(&tickr, "l", json!({"concurrency": 1})).await;
+    let first = tickr.enqueue(job("a", 60_000)).await;
+    tickr.until(first, State::Executing).await;
+    let second = tickr.enqueue(job("a", 1)).await;
+    tickr.until_count("SELECT COUNT(*) FROM limit_waits", 1).await;
+    let mut session = tickr.mysql().await;
+    session.execute("BEGIN").await.unwrap();
+    let lock = "SELECT limit_key FROM limit_keys WHERE limit_name = 'l' AND limit_key = 'a' FOR UPDATE";
+    session.fetch_one(lock).await.unwrap();
+    remove(&tickr, "l").await;
+    let settings = halted::settings(&tickr.config, Duration::ZERO, false);
+    let report = verify(tickr.app.broker().store(), tickr.app.index(), &settings, |_| {}).await.unwrap();
+    assert_eq!(report.finding(Check::Limit).faults, 0, "{:?}", report.finding(Check::Limit));
+    let told = report.unchecked.iter().any(|why| why.contains("another session locks them"));
+    assert!(told, "{:?}", report.unchecked);
+    session.execute("ROLLBACK").await.unwrap();
+    tickr.until(second, State::Completed).await;
     tickr.post(&format!("/v1/jobs/{first}/cancel"), json!({})).await;
     tickr.until_idle().await;
     tickr.stop().await;

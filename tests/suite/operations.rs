@@ -767,3 +767,41 @@ async fn requests_that_wait_for_a_locked_operation_hold_up_no_other_change() {
     }
     tickr.stop().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_runner_that_gives_an_operation_back_or_ends_it_waits_for_no_session_that_locks_it() {
+    let (name, url) = migrated_database().await;
+    let settings = StoreSettings { url: url.clone(), connections: 4, flushers: 1, table_prefix: table_prefix() };
+    let store = Store::connect(&settings, Duration::from_secs(10)).await.unwrap();
+    let operation = NewOperation {
+        id: Uuid::now_v7(),
+        action: Action::Cancel,
+        filter: Filter::default(),
+        params: OperationParams::default(),
+        rate: None,
+        canary: None,
+    };
+    let word = |_: &tickr::job::Operation| Kept { status: 202, body: "{}".into() };
+    store.start_operation(operation, &Actor::anyone(), None, Arc::new(word)).await.unwrap();
+    let runner = RunnerId::new_for_host("runner");
+    let held = store.lease_operations(runner.clone(), Duration::from_secs(60)).await.unwrap()[0];
+    let mut session = support::connect(&url).await;
+    let lock = "SELECT id FROM operations FOR UPDATE";
+    session.execute("BEGIN").await.unwrap();
+    session.fetch_one(lock).await.unwrap();
+    let at_once = async {
+        store.release_operation(held).await.unwrap();
+        assert!(!store.fail_operation(held, "it fails".into()).await.unwrap());
+    };
+    // A wait for a lock takes five seconds.
+    tokio::time::timeout(Duration::from_secs(4), at_once).await.unwrap();
+    session.execute("ROLLBACK").await.unwrap();
+
+    store.release_operation(held).await.unwrap();
+    let held = store.lease_operations(runner, Duration::from_secs(60)).await.unwrap()[0];
+    assert!(store.fail_operation(held, "it fails".into()).await.unwrap());
+    let failed = session.fetch_all("SELECT id FROM operations WHERE state = 'failed'").await.unwrap();
+    assert_eq!(failed.len(), 1);
+    drop(store);
+    drop_database(&url, &name).await;
+}

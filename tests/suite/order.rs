@@ -393,6 +393,7 @@ async fn a_job_that_is_held_is_not_made_due_and_costs_redis_nothing() {
     })
     .await;
     assert_eq!(tickr.count("SELECT COUNT(*) FROM owed WHERE YEAR(execute_at) = 9999").await, 250);
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM operations WHERE done = 0 AND skipped = 250").await, 2);
     log.gate.cancel();
     tickr.until_idle().await;
     assert_eq!(log.order()["h"], (0..=250).collect::<Vec<_>>());

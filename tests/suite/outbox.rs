@@ -737,3 +737,77 @@ async fn rows_of_a_locked_batch_hold_up_no_row_behind_them_for_more_than_one_wai
     tickr.until_count(WAITING, 0).await;
     tickr.stop().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_that_need_different_locked_rows_hold_up_no_row_behind_them_for_more_than_one_wait() {
+    let tickr = TestApp::start().await;
+    let mut app = tickr.mysql().await;
+    let parent = json!({"kind": "noop", "payload": {}, "delay_ms": 3_600_000});
+    let parents = tickr.enqueue_many((0..4).map(|_| parent.clone())).await;
+    let holder = |n: u32| json!({"kind": "noop", "payload": {}, "unique_key": format!("u{n}"), "delay_ms": 3_600_000});
+    tickr.enqueue_many((0..3).map(holder)).await;
+    let batch = tickr.post("/v1/batches", json!({"on_complete": {"kind": "noop", "payload": {}}})).await;
+    assert_eq!(batch.status, 201, "{:#}", batch.body);
+    // A runner that freezes in a transaction keeps many rows.
+    let mut session = tickr.mysql().await;
+    session.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED").await.unwrap();
+    session.execute("BEGIN").await.unwrap();
+    assert_eq!(session.fetch_all("SELECT id FROM owed FOR UPDATE").await.unwrap().len(), 7);
+    assert_eq!(session.fetch_all("SELECT unique_key FROM unique_keys FOR UPDATE").await.unwrap().len(), 3);
+    assert_eq!(session.fetch_all("SELECT id FROM batches FOR UPDATE").await.unwrap().len(), 1);
+    let began = Instant::now();
+    let mut tx = app.begin().await.unwrap();
+    for parent in parents {
+        insert_with(&mut tx, Uuid::now_v7(), "noop", json!({"after": [parent]})).await;
+    }
+    for n in 0..3 {
+        insert_with(&mut tx, Uuid::now_v7(), "noop", json!({"unique_key": format!("u{n}")})).await;
+    }
+    insert_with(&mut tx, Uuid::now_v7(), "noop", json!({"batch": batch.body["id"]})).await;
+    let free = Uuid::now_v7();
+    insert_with(&mut tx, free, "noop", json!({"unique_key": "free"})).await;
+    tx.commit().await.unwrap();
+    until(&tickr, JobId::from_uuid(free), State::Completed).await;
+    assert!(began.elapsed() < Duration::from_secs(15), "{:?}", began.elapsed());
+    assert_eq!(tickr.count(WAITING).await, 8);
+    session.execute("ROLLBACK").await.unwrap();
+    tickr.until_count(WAITING, 0).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_row_that_waits_for_a_lock_takes_turns_with_enqueues_and_leaves_a_connection_to_changes() {
+    // Two of these are for changes.
+    let tickr = TestApp::start_with(|config| config.mysql_connections = 9, Registry::new()).await;
+    let mut app = tickr.mysql().await;
+    let holder = |n: u32| json!({"kind": "noop", "payload": {}, "unique_key": format!("u{n}"), "delay_ms": 3_600_000});
+    tickr.enqueue_many((0..2).map(holder)).await;
+    let other = tickr.enqueue(json!({"kind": "noop", "payload": {}, "delay_ms": 3_600_000})).await;
+    let mut session = tickr.mysql().await;
+    session.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED").await.unwrap();
+    session.execute("BEGIN").await.unwrap();
+    assert_eq!(session.fetch_all("SELECT unique_key FROM unique_keys FOR UPDATE").await.unwrap().len(), 2);
+    let enqueue = tickr.post("/v1/jobs", holder(0));
+    let changes = async {
+        let waits = "SELECT COUNT(*) FROM information_schema.innodb_trx t \
+                     JOIN information_schema.processlist p ON p.id = t.trx_mysql_thread_id \
+                     WHERE t.trx_state = 'LOCK WAIT' AND p.db = DATABASE()";
+        tickr.until_count(waits, 1).await;
+        let (keyed, plain) = (Uuid::now_v7(), Uuid::now_v7());
+        let mut tx = app.begin().await.unwrap();
+        insert_with(&mut tx, keyed, "noop", json!({"unique_key": "u1"})).await;
+        insert(&mut tx, plain, "noop", "{}").await;
+        tx.commit().await.unwrap();
+        // The page is moved, so it is the turn of the other row.
+        until(&tickr, JobId::from_uuid(plain), State::Completed).await;
+        let began = Instant::now();
+        let changed = tickr.patch(&format!("/v1/jobs/{other}"), json!({"priority": 1})).await;
+        assert_eq!(changed.status, 200, "{:#}", changed.body);
+        assert!(began.elapsed() < Duration::from_secs(3), "{:?}", began.elapsed());
+        session.execute("ROLLBACK").await.unwrap();
+    };
+    let (answer, ()) = tokio::join!(enqueue, changes);
+    assert_eq!(answer.status, 200, "{:#}", answer.body);
+    tickr.until_count(WAITING, 0).await;
+    tickr.stop().await;
+}

@@ -2,6 +2,7 @@
 //!
 //! - `insert.rs`: inserts rows in a transaction of the caller.
 //! - `leader.rs`: the runner that looks for rows, and the state of the outbox.
+//! - `locks.rs`: takes the locks of a row without a wait.
 //! - `pages.rs`: moves rows to `jobs` and `owed`.
 //! - `rejected.rs`: rows that cannot become jobs.
 //! - `rows.rs`: rows, as applications write them.
@@ -15,6 +16,7 @@
 pub(super) mod copies;
 pub(super) mod insert;
 pub(super) mod leader;
+pub(super) mod locks;
 pub(super) mod pages;
 pub(super) mod rejected;
 pub(super) mod rows;

@@ -21,16 +21,18 @@ use crate::idempotency::{Answer, IdempotentOutcome, ResponseBuilder};
 use crate::jobs::unique_keys::{
     EnqueueReceipts, EnqueueRefusal, EnqueueRequest, PriorDecision, insert_keyed, with_producer,
 };
+use crate::outbox::locks::{WaitsFor, lock_without_a_wait};
 use crate::outbox::rejected::reject;
 use crate::outbox::rows::{MAX_OPTIONS_BYTES, OutboxRow, outbox_row};
 use crate::rows::jobs::{Accepted, accepted_at, mark_held, write_jobs};
 use crate::rows::links::NewLinks;
-use crate::rows::order::{lock_at_once, lock_free_keys_or_make, order_key_of as order_key_of_job};
+use crate::rows::order::{lock_free_keys_or_make, order_key_of as order_key_of_job};
 use crate::rows::owed::SKIP_LOCKED;
 use crate::sql::batches::{MAX_ROWS, in_list, statement};
 use crate::sql::clock::read_clock;
 use crate::sql::connection::{PriorRun, on_pool, transact, transact_unless_locked};
 use crate::sql::session::Session;
+use crate::sql::turns::{Turn, subjects_of};
 use crate::{Store, StoreError, StoreInner};
 use tickr_job::{JobId, NewJob, Producer, limits};
 
@@ -38,6 +40,8 @@ use tickr_job::{JobId, NewJob, Producer, limits};
 const ROWS: u32 = 1_000;
 /// Pages of rows that are not moved, in front of a page, whose order keys are read at most.
 const PAGES_IN_FRONT: u32 = 10;
+/// What the move of one row is called in errors.
+const MOVE_ONE: &str = "move one row of the outbox";
 /// Bytes of payloads and options that one transaction takes at most, but one row at least.
 const BYTES: usize = 4 << 20;
 
@@ -85,10 +89,16 @@ pub enum KeyedRow {
     /// The row stays, because one of the parents of its job is still in the outbox.
     Left,
     /// The row stays, because another session holds a lock that its job needs.
-    Locked {
-        /// True if seconds have gone by in the wait for this lock.
-        waited: bool,
-    },
+    Locked,
+}
+
+/// What became of a row that is moved by itself.
+#[derive(Clone, Debug)]
+pub struct KeyedMove {
+    /// The outcome.
+    pub row: KeyedRow,
+    /// True if seconds have gone by in a wait in vain: for a lock of another session, or for a turn.
+    pub waited: bool,
 }
 
 impl Store {
@@ -172,41 +182,53 @@ impl Store {
     }
 
     /// Move one row of the outbox whose job has a unique key, parents or a batch, or an order key that may be locked.
-    /// Wait for a lock on the order key only if `waits_for_order_key`.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
-    pub async fn move_keyed_row(
-        &self,
-        row: Uuid,
-        job: NewJob,
-        waits_for_order_key: bool,
-    ) -> Result<KeyedRow, StoreError> {
+    pub async fn move_keyed_row(&self, row: Uuid, job: NewJob, waits_for: WaitsFor) -> Result<KeyedMove, StoreError> {
         let producer = Producer::tickr();
         let request = Arc::new(EnqueueRequest { jobs: with_producer(vec![job], &producer), producer });
+        // A move that may wait takes turns, as an enqueue of the same job does.
+        let turns = match waits_for {
+            WaitsFor::Nothing => Ok(Vec::new()),
+            WaitsFor::Everything | WaitsFor::NoOrderKey => {
+                self.shared.pools.turns.take(subjects_of(&request.jobs), MOVE_ONE).await
+            }
+        };
+        let missed = turns.is_err();
+        let waits_for = if missed { WaitsFor::Nothing } else { waits_for };
+        let moved = self.move_in_turn(row, request, waits_for, turns.unwrap_or_default()).await?;
+        Ok(KeyedMove { waited: moved.waited || missed, ..moved })
+    }
+
+    async fn move_in_turn(
+        &self,
+        row: Uuid,
+        request: Arc<EnqueueRequest>,
+        waits_for: WaitsFor,
+        turns: Vec<Turn>,
+    ) -> Result<KeyedMove, StoreError> {
         let (shared, memory) = (self.shared.clone(), Arc::<PriorDecision>::default());
         let build: ResponseBuilder<EnqueueReceipts> = Arc::new(|_| Answer { status: 200, body: String::new() });
-        let attempted = "move one row of the outbox";
-        let moved = transact_unless_locked(&self.shared.pools.steering, attempted, move |conn, _| {
+        let moved = transact_unless_locked(&self.shared.pools.steering, MOVE_ONE, move |conn, _| {
+            // The task of the transaction keeps the turns, also when its caller goes away.
+            let _kept = &turns;
             let (request, shared, memory) = (Arc::clone(&request), shared.clone(), Arc::clone(&memory));
             let build = Arc::clone(&build);
             Box::pin(async move {
                 if parent_is_in_outbox(conn, row, &request.jobs[0].options.after).await? {
                     return Ok(Moved::Left);
                 }
+                if !lock_without_a_wait(conn, row, &request.jobs[0], waits_for).await? {
+                    // The row stays. The commit that follows has nothing to write.
+                    sqlx::raw_sql("ROLLBACK").execute(&mut *conn).await?;
+                    return Ok(Moved::Locked);
+                }
                 let delete = sqlx::query("DELETE FROM tickr_outbox WHERE id = ?").bind(row);
                 let gone = delete.execute(&mut *conn).await?.rows_affected() == 0;
                 let known = sqlx::query("SELECT 1 FROM jobs WHERE id = ?").bind(request.jobs[0].id.uuid());
                 if gone || known.fetch_optional(&mut *conn).await?.is_some() {
                     return Ok(Moved::Before);
-                }
-                if !waits_for_order_key
-                    && let Some(key) = order_key_of_job(&request.jobs[0])
-                    && !lock_at_once(conn, &[key]).await?
-                {
-                    // The row stays. The commit that follows has nothing to write.
-                    sqlx::raw_sql("ROLLBACK").execute(&mut *conn).await?;
-                    return Ok(Moved::Locked);
                 }
                 // A refusal rolls the deletion of the row back as well.
                 let moved = insert_keyed(conn, &request, (None, &build), &shared, &memory, PriorRun::Nothing);
@@ -217,30 +239,33 @@ impl Store {
             Err(error) if error.is_about_the_row() => {
                 let reason = format!("MySQL refuses the job: {error}");
                 self.reject_row(row, &reason).await?;
-                return Ok(KeyedRow::Rejected(reason));
+                return Ok(KeyedMove { row: KeyedRow::Rejected(reason), waited: false });
             }
             moved => moved?,
         };
-        let Some(moved) = moved else { return Ok(KeyedRow::Locked { waited: true }) };
-        match moved {
-            Moved::Left => Ok(KeyedRow::Left),
-            Moved::Locked => Ok(KeyedRow::Locked { waited: false }),
-            Moved::Before => Ok(KeyedRow::Repeated),
-            Moved::Now(IdempotentOutcome::First { done: Some(receipts), .. }) => Ok(KeyedRow::Moved(receipts)),
+        let Some(moved) = moved else { return Ok(KeyedMove { row: KeyedRow::Locked, waited: true }) };
+        let row = match moved {
+            Moved::Left => KeyedRow::Left,
+            Moved::Locked => KeyedRow::Locked,
+            Moved::Before => KeyedRow::Repeated,
+            Moved::Now(IdempotentOutcome::First { done: Some(receipts), .. }) => KeyedRow::Moved(receipts),
             Moved::Now(IdempotentOutcome::Refused(refusal)) => {
                 let reason = reason_of(&refusal);
                 self.reject_row(row, &reason).await?;
-                Ok(KeyedRow::Rejected(reason))
+                KeyedRow::Rejected(reason)
             }
-            Moved::Now(_) => Err(StoreError::corrupt(attempted, "a stored response without an idempotency key")),
-        }
+            Moved::Now(_) => {
+                return Err(StoreError::corrupt(MOVE_ONE, "a stored response without an idempotency key"));
+            }
+        };
+        Ok(KeyedMove { row, waited: false })
     }
 }
 
 /// What one transaction did with a row that is moved by itself.
 enum Moved {
     Left,
-    /// Another session locks the order key, or is making its row.
+    /// Another session has a lock for which this move does not wait.
     Locked,
     /// The row or the job had been moved before.
     Before,

@@ -655,6 +655,21 @@ pub(crate) async fn free_keys(conn: &mut Session<'_>, keys: &[&LimitKey]) -> Res
     Ok(free)
 }
 
+/// Return those of these keys that another session locks at this moment. The others are locked until the end of the
+/// statement, or of the caller's transaction.
+pub(crate) async fn keys_locked_elsewhere(
+    conn: &mut Session<'_>,
+    keys: &[&LimitKey],
+) -> Result<BTreeSet<LimitKey>, sqlx::Error> {
+    let free = locked_keys(conn, keys, SKIP_LOCKED).await?;
+    if free.len() == keys.len() {
+        return Ok(BTreeSet::new());
+    }
+    let missing = without_rows(conn, keys, &free).await?;
+    let locked = keys.iter().copied().filter(|key| !free.contains(*key) && !missing.contains(key));
+    Ok(locked.cloned().collect())
+}
+
 /// Return those of these keys, apart from the locked ones, that have no rows.
 async fn without_rows<'k>(
     conn: &mut Session<'_>,

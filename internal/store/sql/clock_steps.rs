@@ -1,7 +1,11 @@
-//! Steps of the database's clock that runners noticed. `tickr verify` needs them, because it compares times.
+//! Steps of the database's clock that runners noticed. `tickr verify` needs them, because it compares times, and so
+//! does a runner that starts after a step.
+
+use std::collections::BTreeSet;
 
 use chrono::TimeDelta;
 use sqlx::Row;
+use sqlx::mysql::MySqlRow;
 use uuid::Uuid;
 
 use crate::sql::connection::on_pool;
@@ -33,6 +37,19 @@ impl ClockStep {
         self.step < TimeDelta::zero()
             && first <= self.after - self.step + SLACK
             && then >= self.before + self.step - SLACK
+    }
+
+    /// Return what the clock showed at most before it was set.
+    #[must_use]
+    pub fn at_most(&self) -> Timestamp {
+        self.after - self.step
+    }
+
+    /// Return true if another runner may have seen the same step like this.
+    fn may_be(&self, other: &Self) -> bool {
+        (self.step - other.step).abs() <= SLACK.min(self.step.abs() / 2)
+            && self.before <= other.at_most() + SLACK
+            && other.before <= self.at_most() + SLACK
     }
 }
 
@@ -69,6 +86,25 @@ impl Store {
         .await
     }
 
+    /// Return the recorded steps, oldest first. A step that several runners recorded counts once.
+    ///
+    /// # Errors
+    /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
+    pub async fn distinct_clock_steps(&self) -> Result<Vec<ClockStep>, StoreError> {
+        on_pool(&self.shared.pools.loops, "read earlier clock steps", |conn, _| {
+            Box::pin(async move {
+                let sql = "SELECT runner, before_at, after_at, step_us FROM clock_steps ORDER BY id DESC LIMIT ?";
+                let found = sqlx::query(sql).bind(MAX_KEPT).fetch_all(conn).await?;
+                let mut recorded: Vec<(String, ClockStep)> = Vec::with_capacity(found.len());
+                for row in found.iter().rev() {
+                    recorded.push((row.try_get("runner")?, step_of(row)?));
+                }
+                Ok(distinct(recorded))
+            })
+        })
+        .await
+    }
+
     /// Read the recorded steps, newest first.
     ///
     /// # Errors
@@ -78,20 +114,56 @@ impl Store {
             Box::pin(async move {
                 let sql = "SELECT before_at, after_at, step_us FROM clock_steps ORDER BY id DESC LIMIT ?";
                 let found = sqlx::query(sql).bind(MAX_KEPT).fetch_all(conn).await?;
-                let step = |row: &sqlx::mysql::MySqlRow| {
-                    let step = TimeDelta::microseconds(row.try_get("step_us")?);
-                    Ok(ClockStep { before: row.try_get("before_at")?, after: row.try_get("after_at")?, step })
-                };
-                found.iter().map(step).collect()
+                found.iter().map(step_of).collect()
             })
         })
         .await
     }
 }
 
+fn step_of(row: &MySqlRow) -> Result<ClockStep, sqlx::Error> {
+    let step = TimeDelta::microseconds(row.try_get("step_us")?);
+    Ok(ClockStep { before: row.try_get("before_at")?, after: row.try_get("after_at")?, step })
+}
+
+/// Return each step once. Rows of one runner are different steps. Rows of two runners are the same step if it has the
+/// same size and may have happened at the same moment. The row with the greater step is kept.
+fn distinct(recorded: Vec<(String, ClockStep)>) -> Vec<ClockStep> {
+    let mut steps: Vec<(BTreeSet<String>, ClockStep)> = Vec::new();
+    for (runner, step) in recorded {
+        let same = steps.iter_mut().find(|(runners, other)| !runners.contains(&runner) && other.may_be(&step));
+        let Some((runners, known)) = same else {
+            steps.push((BTreeSet::from([runner]), step));
+            continue;
+        };
+        runners.insert(runner);
+        if step.step.abs() > known.step.abs() {
+            *known = step;
+        }
+    }
+    steps.into_iter().map(|(_, step)| step).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_step_that_several_runners_saw_counts_once_and_two_steps_count_twice() {
+        let at = |ms: i64| chrono::DateTime::from_timestamp_millis(1_800_000_000_000 + ms).unwrap();
+        let seen = |runner: &str, before: i64, after: i64, ms: i64| {
+            let step = ClockStep { before: at(before), after: at(after + ms), step: TimeDelta::milliseconds(ms) };
+            (runner.to_owned(), step)
+        };
+        let sizes = |recorded| distinct(recorded).iter().map(|step| step.step.num_milliseconds()).collect::<Vec<_>>();
+        assert_eq!(sizes(vec![seen("a", 0, 2_000, 3_600_000), seen("b", 1_000, 4_000, 3_599_900)]), [3_600_000]);
+        // One runner, another size, another direction, and another time.
+        let hour = 3_600_000;
+        assert_eq!(sizes(vec![seen("a", 0, 2_000, hour), seen("a", 2_000, 4_000, hour)]), [hour; 2]);
+        assert_eq!(sizes(vec![seen("a", 0, 2_000, hour), seen("b", 0, 2_000, hour / 2)]), [hour, hour / 2]);
+        assert_eq!(sizes(vec![seen("a", 0, 2_000, 500), seen("b", 0, 2_000, -500)]), [500, -500]);
+        assert_eq!(sizes(vec![seen("a", 0, 2_000, hour), seen("b", 60_000, 62_000, hour)]), [hour; 2]);
+    }
 
     #[test]
     fn a_step_back_explains_what_happened_around_it_and_nothing_else() {

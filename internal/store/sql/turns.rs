@@ -84,7 +84,7 @@ impl Turns {
     }
 
     /// Wait for a turn of each of these subjects. The turns end when the answer is dropped.
-    pub(super) async fn take(
+    pub(crate) async fn take(
         self: &Arc<Self>,
         subjects: BTreeSet<Subject>,
         attempted: &'static str,
@@ -105,7 +105,7 @@ impl Turns {
 }
 
 /// A turn of one subject, or the wait for it.
-pub(super) struct Turn {
+pub(crate) struct Turn {
     turns: Arc<Turns>,
     subject: Subject,
     /// Present until this is dropped.

@@ -1,10 +1,10 @@
 //! The reads of `tickr verify` about limits by key.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use sqlx::Row;
 
-use crate::rows::limits::{LimitKey, NOT_PAUSED, key_in, parked_until, read_limits};
+use crate::rows::limits::{LimitKey, NOT_PAUSED, key_in, keys_locked_elsewhere, parked_until, read_limits};
 use crate::sql::batches::statement;
 use crate::sql::connection::{self, on_pool};
 use crate::verify::evidence::{Evidence, PAGE_LIMIT};
@@ -13,6 +13,8 @@ use tickr_job::JobId;
 
 /// Most parked jobs of one removed limit that are returned.
 const MAX_STRANDED: u32 = 1_000;
+/// Keys that one statement locks. A sweep leaves these out meanwhile.
+const KEYS_TRIED: usize = 64;
 
 impl Evidence {
     /// Return the keys of limits of which more attempts run than the limit allows, with the number of those attempts and
@@ -49,15 +51,15 @@ impl Evidence {
 }
 
 impl Store {
-    /// Return parked jobs whose limits do not exist any more, each with the name of its limit. A sweep lets them go in
-    /// the order of their keys and due times, so the first thousand jobs of each limit are returned.
+    /// Return parked jobs whose limits do not exist any more, each with its key. A sweep lets them go in the order of
+    /// their keys and due times, so the first thousand jobs of each limit are returned.
     ///
     /// Jobs of paused queues stay parked, so they are left out. While no runner is alive nothing lets a job go, and no
     /// job is returned.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
-    pub async fn stranded_jobs(&self) -> Result<BTreeMap<JobId, String>, StoreError> {
+    pub async fn stranded_jobs(&self) -> Result<BTreeMap<JobId, LimitKey>, StoreError> {
         on_pool(&self.shared.pools.reads, "read parked jobs of removed limits", |conn, _| {
             Box::pin(async move {
                 let removed: Vec<String> = sqlx::query_scalar(
@@ -69,18 +71,38 @@ impl Store {
                 .fetch_all(&mut *conn)
                 .await?;
                 let sql = format!(
-                    "SELECT w.job_id FROM (SELECT job_id FROM limit_waits FORCE INDEX (limit_waits_line) \
-                     WHERE limit_name = ? AND {NOT_PAUSED} ORDER BY limit_key, due_at, job_id LIMIT {MAX_STRANDED}) w \
+                    "SELECT w.job_id, w.limit_name, w.limit_key FROM (SELECT job_id, limit_name, limit_key \
+                     FROM limit_waits FORCE INDEX (limit_waits_line) WHERE limit_name = ? AND {NOT_PAUSED} \
+                     ORDER BY limit_key, due_at, job_id LIMIT {MAX_STRANDED}) w \
                      STRAIGHT_JOIN owed o FORCE INDEX (PRIMARY) ON o.id = w.job_id AND o.execute_at = ?"
                 );
                 let mut stranded = BTreeMap::new();
                 for limit in removed {
-                    let query = statement(sql.clone()).bind(limit.clone()).bind(parked_until().naive_utc());
+                    let query = statement(sql.clone()).bind(limit).bind(parked_until().naive_utc());
                     for row in query.fetch_all(&mut *conn).await? {
-                        stranded.insert(JobId::from_uuid(row.try_get("job_id")?), limit.clone());
+                        stranded.insert(JobId::from_uuid(row.try_get("job_id")?), key_in(&row)?);
                     }
                 }
                 Ok(stranded)
+            })
+        })
+        .await
+    }
+
+    /// Return those of these keys that another session locks at this moment. A sweep leaves them out.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn locked_limit_keys(&self, keys: BTreeSet<LimitKey>) -> Result<BTreeSet<LimitKey>, StoreError> {
+        let keys: Vec<LimitKey> = keys.into_iter().collect();
+        on_pool(&self.shared.pools.reads, "look for locked keys of limits", move |conn, _| {
+            let keys = keys.clone();
+            Box::pin(async move {
+                let mut locked = BTreeSet::new();
+                for keys in keys.chunks(KEYS_TRIED) {
+                    locked.extend(keys_locked_elsewhere(conn, &keys.iter().collect::<Vec<_>>()).await?);
+                }
+                Ok(locked)
             })
         })
         .await
