@@ -2048,6 +2048,15 @@ mutants() {
         'if self.locked_jobs.are_left_out() {' \
         'if self.locked_jobs.are_left_out() && false {' \
         remote_workers::while_redis_is_out_the_jobs_of_a_locked_key_hold_up_no_job_of_a_worker_behind_them
+    mutant 'wait for a key of a limit with a queue locked' internal/store/attempts/limited.rs \
+        'let others = not_among(keys, &got);' \
+        'lock_keys(conn, keys).await?; let others = not_among(keys, &got);' \
+        remote_workers::a_claim_of_a_worker_that_waits_for_a_key_of_a_limit_keeps_no_queue_locked \
+        remote_workers::many_locked_keys_of_a_limit_hold_up_no_other_key_of_workers_in_a_limited_queue
+    mutant 'row of a key that counts as locked' internal/store/attempts/limited.rs \
+        '!without_rows(conn, keys, &got).await?.is_empty()' \
+        '!without_rows(conn, keys, &got).await?.is_empty() && false' \
+        remote_workers::a_key_that_another_session_has_not_made_after_all_holds_up_no_job_of_a_worker_in_a_limited_queue
     mutant 'jobs hidden before their worker came' internal/engine/remote_workers.rs \
         'KIND_NEW_FOR: Duration = Duration::from_secs(6)' 'KIND_NEW_FOR: Duration = Duration::from_secs(0)' \
         remote_workers::a_job_that_waited_for_a_worker_of_its_kind_starts_when_the_worker_asks
