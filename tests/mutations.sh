@@ -1164,7 +1164,7 @@ mutants() {
         'const NOWAIT: &str = " NOWAIT";' 'const NOWAIT: &str = SKIP_LOCKED;' \
         key_limits::a_key_that_another_session_is_making_holds_up_the_jobs_of_no_other_key
     mutant 'jobs of locked keys without Redis' internal/engine/fetcher.rs \
-        'if self.locked_jobs.are_left_out() {' 'if self.locked_jobs.are_left_out() && false {' \
+        'if self.shared.store.knows_locked_keys() {' 'if self.shared.store.knows_locked_keys() && false {' \
         key_limits::without_redis_the_jobs_of_a_locked_key_hold_up_no_job_behind_them
     mutant 'lock of an order key' internal/store/rows/jobs.rs \
         '    lock_or_make(conn, &newcomers.iter().map(|new| new.key).collect()).await?;' '' \
@@ -1940,7 +1940,7 @@ mutants() {
         '' \
         remote_workers::a_suspect_for_which_no_worker_is_free_costs_few_claims_while_redis_is_out
     mutant 'front of a lane without jobs for remote workers' internal/engine/remote_workers.rs \
-        'skipped.until = after;' 'skipped.until = DueCursor::FRONT;' \
+        'front.skipped.go_on(after);' 'front.skipped.go_on(DueCursor::FRONT);' \
         remote_workers::while_redis_is_out_a_worker_gets_its_jobs_behind_any_number_of_jobs_of_another_kind
     mutant 'shortest wait of a worker' internal/broker/remote_workers.rs \
         'wait.max(SHORTEST_WAIT)' \
@@ -2058,9 +2058,18 @@ mutants() {
         'l.job_id = NULL' \
         remote_workers::a_repeated_verdict_has_its_answer_also_when_the_job_was_cancelled_meanwhile
     mutant 'jobs of locked keys without Redis at remote workers' internal/engine/remote_workers.rs \
-        'if self.locked_jobs.are_left_out() {' \
-        'if self.locked_jobs.are_left_out() && false {' \
+        'if self.shared.store.knows_locked_keys() {' \
+        'if self.shared.store.knows_locked_keys() && false {' \
         remote_workers::while_redis_is_out_the_jobs_of_a_locked_key_hold_up_no_job_of_a_worker_behind_them
+    mutant 'wait for a key of a limit with a queue locked' internal/store/attempts/limited.rs \
+        'let others = not_among(keys, &got);' \
+        'lock_keys(conn, keys).await?; let others = not_among(keys, &got);' \
+        remote_workers::a_claim_of_a_worker_that_waits_for_a_key_of_a_limit_keeps_no_queue_locked \
+        remote_workers::many_locked_keys_of_a_limit_hold_up_no_other_key_of_workers_in_a_limited_queue
+    mutant 'row of a key that counts as locked' internal/store/attempts/limited.rs \
+        '!without_rows(conn, keys, &got).await?.is_empty()' \
+        '!without_rows(conn, keys, &got).await?.is_empty() && false' \
+        remote_workers::a_key_that_another_session_has_not_made_after_all_holds_up_no_job_of_a_worker_in_a_limited_queue
     mutant 'jobs hidden before their worker came' internal/engine/remote_workers.rs \
         'KIND_NEW_FOR: Duration = Duration::from_secs(6)' 'KIND_NEW_FOR: Duration = Duration::from_secs(0)' \
         remote_workers::a_job_that_waited_for_a_worker_of_its_kind_starts_when_the_worker_asks

@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 use rand::seq::SliceRandom;
 
 use super::EngineState;
-use super::locked_jobs::LockedJobs;
 use super::permits::Permit;
 use super::queue_order::QueueOrder;
+use super::skipped::Skipped;
 use super::worker_pool::Seat;
 use tickr_broker::OperatorSettings;
 use tickr_index::{Fetch, Health, IndexError, Popped};
@@ -47,23 +47,6 @@ const LINES_AT_ONCE: usize = 8;
 /// runner may not take.
 const LARGER_PAGE: usize = 2_000;
 const LARGER_PAGES: usize = 8;
-/// Time for which skipped jobs are not read again after their end was found, and the longest interruption of a search
-/// for that end.
-const SKIPPED_FOR: Duration = Duration::from_secs(2);
-const SEARCHED_FOR: Duration = Duration::from_secs(10);
-
-/// Due jobs at the front of a lane that this runner skips, because it may not take them: jobs of kinds that it does not
-/// have, suspects that run or were put off, jobs that it gave back because it cannot read them, and jobs of locked keys
-/// of limits.
-#[derive(Clone, Copy, Debug)]
-struct Skipped {
-    /// Position from which to read on.
-    until: DueCursor,
-    /// When the skipped jobs were last read.
-    seen: Instant,
-    /// Their end is not found yet.
-    goes_on: bool,
-}
 
 /// Result of a read of due jobs from MySQL.
 enum DueWork {
@@ -82,9 +65,9 @@ pub(super) struct Fetcher {
     queue_order: QueueOrder,
     /// The settings that the queue order follows.
     settings: Arc<OperatorSettings>,
-    /// Skipped jobs, by the position of their lane.
+    /// Skipped jobs, by the position of their lane: jobs of kinds that this runner does not have, suspects that run or
+    /// were put off, jobs that it gave back because it cannot read them, and jobs of locked keys of limits.
     skipped: HashMap<usize, Skipped>,
-    locked_jobs: LockedJobs,
     /// The last blocking pop waited for all lanes, and no id came. Then the next one needs no look before it.
     nothing_came: bool,
 }
@@ -94,15 +77,7 @@ impl Fetcher {
         let settings = shared.operator_settings.now();
         let queue_order = QueueOrder::new(&shared.settings.queues, &settings);
         let fetch = shared.index.fetch(queue_order.lines(), &shared.runner);
-        Self {
-            shared,
-            fetch,
-            queue_order,
-            settings,
-            skipped: HashMap::new(),
-            locked_jobs: LockedJobs::default(),
-            nothing_came: false,
-        }
+        Self { shared, fetch, queue_order, settings, skipped: HashMap::new(), nothing_came: false }
     }
 
     /// Take ids until the runner stops, and call `start` with each of them.
@@ -316,12 +291,7 @@ impl Fetcher {
     async fn look_in_store(&mut self, most: usize) -> Result<DueWork, StoreError> {
         let shared = Arc::clone(&self.shared);
         let now = shared.store.clock().now();
-        self.skipped
-            .retain(|_, skipped| skipped.seen.elapsed() < if skipped.goes_on { SEARCHED_FOR } else { SKIPPED_FOR });
-        if self.locked_jobs.begin_look(self.shared.store.knows_locked_keys(), !self.skipped.is_empty()) {
-            // They are among the skipped ones.
-            self.skipped.clear();
-        }
+        self.skipped.retain(|_, skipped| skipped.is_kept());
         let (order, _) = self.queue_order.next_turn(|queue| shared.permits.room(queue));
         let queues: HashSet<usize> = order.lines.iter().map(|place| self.queue_order.queue_of(*place)).collect();
         let names = queues.into_iter().map(|queue| shared.settings.queues[queue].clone()).collect();
@@ -372,7 +342,7 @@ impl Fetcher {
             if !taken.is_empty() {
                 return Ok(DueWork::Found(taken));
             }
-            goes_on |= self.skipped.get(place).is_some_and(|skipped| skipped.goes_on);
+            goes_on |= self.skipped.get(place).is_some_and(Skipped::goes_on);
         }
         Ok(if goes_on { DueWork::NotYet } else { DueWork::Nothing })
     }
@@ -386,7 +356,7 @@ impl Fetcher {
     ) -> Result<Vec<(usize, LinePage)>, StoreError> {
         let range = |place: &usize| DueRange {
             line: self.queue_order.due_line(*place),
-            after: self.skipped.get(place).map_or(DueCursor::FRONT, |skipped| skipped.until),
+            after: self.skipped.get(place).map_or(DueCursor::FRONT, Skipped::until),
             until: now,
         };
         let pages = self.shared.store.due_rows(places.iter().map(range).collect(), most, Depth::Waiting).await?;
@@ -400,7 +370,7 @@ impl Fetcher {
         };
         let mut found: Vec<JobId> = page.rows.iter().filter(has_kind).map(|row| row.id).collect();
         found.retain(|id| !self.shared.suspects.is_resting(*id) && !self.shared.unread.is_resting(*id));
-        if self.locked_jobs.are_left_out() {
+        if self.shared.store.knows_locked_keys() {
             let locked = self.shared.store.behind_locked_keys(&found).await?;
             found.retain(|id| !locked.contains(id));
         }
@@ -421,13 +391,14 @@ impl Fetcher {
 
     fn skip(&mut self, place: usize, page: &LinePage) {
         if let Some(until) = page.next {
-            self.skipped.insert(place, Skipped { until, seen: Instant::now(), goes_on: true });
+            let known = self.skipped.entry(place).and_modify(|skipped| skipped.go_on(until));
+            known.or_insert_with(|| Skipped::new(until));
         }
     }
 
     fn end_of_skipped(&mut self, place: usize) {
-        if let Some(skipped) = self.skipped.get_mut(&place).filter(|skipped| skipped.goes_on) {
-            (skipped.seen, skipped.goes_on) = (Instant::now(), false);
+        if let Some(skipped) = self.skipped.get_mut(&place) {
+            skipped.end();
         }
     }
 }

@@ -12,7 +12,7 @@
 //! - `queue_order.rs`: the order in which a runner takes from its lanes (a lane is one priority of one queue).
 //! - `permits.rs`: the permits of this runner for queues with a concurrency limit.
 //! - `fetcher.rs`: takes ids for free seats.
-//! - `locked_jobs.rs`: which looks in MySQL leave out the jobs of locked keys of limits.
+//! - `skipped.rs`: the front of a lane in MySQL that holds no job to take.
 //! - `remote_workers.rs`: serves the requests for jobs of remote workers.
 //! - `released.rs`: starts jobs that waited for an order key or a limit without the way through Redis.
 //! - `worker_pool.rs`: how many handlers run at once, and how many jobs may be claimed or settled besides.
@@ -72,7 +72,6 @@ mod janitor;
 mod kinds;
 mod limits;
 mod live;
-mod locked_jobs;
 mod outbox;
 mod outbox_sources;
 mod permits;
@@ -84,6 +83,7 @@ mod released;
 mod remote_workers;
 mod reports;
 mod scheduler;
+mod skipped;
 mod solo;
 mod store_trouble;
 mod suspects;

@@ -14,8 +14,8 @@ use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 use tokio_util::task::TaskTracker;
 
 use super::kinds::hint_due_jobs;
-use super::locked_jobs::LockedJobs;
 use super::queue_order::{QueueOrder, is_paused};
+use super::skipped::Skipped;
 use super::{EngineState, executor};
 use tickr_broker::{OperatorSettings, Poll};
 use tickr_event::Event;
@@ -37,10 +37,6 @@ const STORE_PAGE: usize = 1_000;
 const STORE_PAGES: usize = 8;
 /// Pause instead, while a lane is searched whose front no waiting request may have.
 const SEARCH_POLL: Duration = Duration::from_millis(10);
-/// Time for which a lane is searched, and time for which it is read from the place that was found. Afterwards it is read
-/// from its front again, because a job may have come there.
-const SEARCHED_FOR: Duration = Duration::from_secs(10);
-const SKIPPED_FOR: Duration = Duration::from_secs(2);
 /// Most queues whose lanes are kept when no request waits for them any more.
 const MAX_QUEUES: usize = 200;
 /// Shortest time for which the index keeps a job that it delivered too early.
@@ -137,13 +133,10 @@ struct Taken {
 
 /// The front of a lane of which no waiting request may have a job, while Redis is out. Any number of jobs of other kinds may
 /// be there.
-struct Skipped {
-    until: DueCursor,
+struct Front {
+    skipped: Skipped,
     /// The kinds of the requests for this lane. A request of another kind may have a job of the front.
     kinds: BTreeSet<Name>,
-    /// True while the search behind it goes on, which began or ended at this moment.
-    goes_on: bool,
-    since: Instant,
 }
 
 /// The requests that wait, and what they wait for.
@@ -162,12 +155,11 @@ struct WaitingPolls {
     seen: HashMap<Name, SeenKind>,
     looked: Instant,
     aside: Aside,
-    locked_jobs: LockedJobs,
     /// Suspects that are put off, each with the moment when that ends.
     put_off: Vec<(Instant, DueJob)>,
     /// Jobs that are not read from MySQL again before these moments.
     resting: HashMap<JobId, Instant>,
-    skipped: HashMap<DueLane, Skipped>,
+    fronts: HashMap<DueLane, Front>,
     /// The name under which a blocking pop is woken.
     nudged: RunnerId,
     claims: TaskTracker,
@@ -217,10 +209,9 @@ impl WaitingPolls {
             seen: HashMap::new(),
             looked: Instant::now(),
             aside: Aside::NoWorker,
-            locked_jobs: LockedJobs::default(),
             put_off: Vec::new(),
             resting: HashMap::new(),
-            skipped: HashMap::new(),
+            fronts: HashMap::new(),
             nudged: RunnerId::from_stored(format!("{}#polls", shared.runner)),
             claims: TaskTracker::new(),
         }
@@ -636,8 +627,7 @@ impl WaitingPolls {
         let most = self.waiting.iter().map(|poll| poll.slots).sum::<usize>().min(MAX_AT_ONCE);
         let (order, _) = self.order.next_turn(|queue| rooms.get(queue).copied());
         let (now, mut found) = (shared.store.clock().now(), Vec::new());
-        self.skipped.retain(|_, front| front.since.elapsed() < if front.goes_on { SEARCHED_FOR } else { SKIPPED_FOR });
-        self.locked_jobs.begin_look(shared.store.knows_locked_keys(), !self.skipped.is_empty());
+        self.fronts.retain(|_, front| front.skipped.is_kept());
         let names: BTreeSet<usize> = order.lines.iter().map(|place| self.order.queue_of(*place)).collect();
         let names = names.into_iter().map(|queue| self.queues[queue].clone()).collect();
         // Most lanes are empty, and each read of one is a round trip.
@@ -666,7 +656,7 @@ impl WaitingPolls {
             }
         }
         if found.is_empty() {
-            let searches = self.skipped.values().any(|front| front.goes_on);
+            let searches = self.fronts.values().any(|front| front.skipped.goes_on());
             self.until_news(entrance, if searches { SEARCH_POLL } else { STORE_POLL }).await;
         }
         found
@@ -681,21 +671,17 @@ impl WaitingPolls {
     ) -> Result<Vec<Taken>, tickr_store::StoreError> {
         let of_lane = self.waiting.iter().map(|poll| &poll.fetch.worker).filter(|w| w.queues.contains(&line.queue));
         let kinds: BTreeSet<Name> = of_lane.flat_map(|worker| worker.kinds.iter().cloned()).collect();
-        let front = self.skipped.remove(&line).filter(|front| kinds.is_subset(&front.kinds));
-        let mut skipped = front.unwrap_or_else(|| Skipped {
-            until: DueCursor::FRONT,
-            kinds: kinds.clone(),
-            goes_on: true,
-            since: Instant::now(),
-        });
-        let (mut found, mut after, mut seen) = (Vec::new(), skipped.until, false);
+        let front = self.fronts.remove(&line).filter(|front| kinds.is_subset(&front.kinds));
+        let mut front =
+            front.unwrap_or_else(|| Front { skipped: Skipped::new(DueCursor::FRONT), kinds: kinds.clone() });
+        let (mut found, mut after, mut seen) = (Vec::new(), front.skipped.until(), false);
         let mut goes_on = false;
         for _ in 0..STORE_PAGES {
             let range = DueRange { line: line.clone(), after, until };
             let pages = self.shared.store.due_rows(vec![range], STORE_PAGE, Depth::Waiting).await?;
             let Some(page) = pages.into_iter().next() else { break };
             let mut locked = HashSet::new();
-            if self.locked_jobs.are_left_out() {
+            if self.shared.store.knows_locked_keys() {
                 let ids: Vec<JobId> = page.rows.iter().map(|row| row.id).collect();
                 locked = self.shared.store.behind_locked_keys(&ids).await?;
             }
@@ -712,14 +698,14 @@ impl WaitingPolls {
                 _ => break,
             }
             if goes_on {
-                skipped.until = after;
+                front.skipped.go_on(after);
             }
         }
-        if !goes_on && skipped.goes_on {
-            (skipped.goes_on, skipped.since) = (false, Instant::now());
+        if !goes_on {
+            front.skipped.end();
         }
-        if skipped.until != DueCursor::FRONT {
-            self.skipped.insert(line, skipped);
+        if front.skipped.until() != DueCursor::FRONT {
+            self.fronts.insert(line, front);
         }
         Ok(found)
     }

@@ -183,7 +183,7 @@ pub use verify::startable::{Startable, StuckJob};
 pub use verify::verifications::{BeginOutcome, Verification};
 
 use std::str::FromStr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use sqlx::Row;
@@ -467,6 +467,7 @@ impl Store {
             limited,
             open: Arc::clone(&shared.open_claims),
             remote: None,
+            had_outside: Mutex::default(),
         };
         let start = |claims, flushers, waiting| {
             Arc::new(GroupCommit::start(claims, &shared.options, flushers, waiting, &shared.tasks))

@@ -890,6 +890,92 @@ async fn a_key_of_a_limit_that_another_session_locks_holds_up_no_other_key_of_wo
     tickr.stop().await;
 }
 
+/// Start with a limit by key for the kind `resize`, whose queue has a limit as well.
+async fn started_with_both_limits() -> TestApp {
+    let tickr = started().await;
+    assert_eq!(tickr.patch("/v1/queues/pictures", json!({"concurrency": 50})).await.status, 200);
+    assert_eq!(tickr.put("/v1/limits/ten", json!({"kind": "resize", "concurrency": 10})).await.status, 201);
+    eventually("the limit counts", || async {
+        (tickr.get("/v1/limits/ten").await.body["counted"] == true).then_some(())
+    })
+    .await;
+    tickr
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_claim_of_a_worker_that_waits_for_a_key_of_a_limit_keeps_no_queue_locked() {
+    let tickr = started_with_both_limits().await;
+    let at = tickr.app.addr();
+    tickr.sql("INSERT INTO limit_keys (limit_name, limit_key) VALUES ('ten', 'a')").await;
+    let (mut frozen, mut other) = (tickr.mysql().await, tickr.mysql().await);
+    sqlx::raw_sql("BEGIN").execute(&mut frozen).await.unwrap();
+    let lock = "SELECT limit_key FROM limit_keys WHERE limit_name = 'ten' AND limit_key = 'a' FOR UPDATE";
+    sqlx::query(lock).fetch_one(&mut frozen).await.unwrap();
+    let task = work_off(Worker::register(&tickr, 1).await, at, 500);
+    let beats = Worker::register(&tickr, 1).await;
+    tickr.enqueue(json!({"kind": "resize", "payload": 1, "limit_key": "a"})).await;
+    until_locked(&tickr, 1).await;
+    sqlx::raw_sql("BEGIN").execute(&mut other).await.unwrap();
+    let queue = "SELECT name FROM queues WHERE name = 'pictures' FOR UPDATE NOWAIT";
+    assert_eq!(other.fetch_all(queue).await.unwrap().len(), 1);
+    sqlx::raw_sql("ROLLBACK").execute(&mut other).await.unwrap();
+    sqlx::raw_sql("ROLLBACK").execute(&mut frozen).await.unwrap();
+    until_completed(&tickr, 1, Duration::from_secs(20), &beats).await;
+    task.abort();
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn many_locked_keys_of_a_limit_hold_up_no_other_key_of_workers_in_a_limited_queue() {
+    let tickr = started_with_both_limits().await;
+    let at = tickr.app.addr();
+    let keys: Vec<String> = (0..40).map(|n| format!("a{n}")).collect();
+    let rows: Vec<String> = keys.iter().map(|key| format!("('ten', '{key}')")).collect();
+    tickr.sql(format!("INSERT INTO limit_keys (limit_name, limit_key) VALUES {}", rows.join(","))).await;
+    let mut frozen = tickr.mysql().await;
+    sqlx::raw_sql("BEGIN").execute(&mut frozen).await.unwrap();
+    let lock = "SELECT limit_key FROM limit_keys WHERE limit_name = 'ten' FOR UPDATE";
+    assert_eq!(frozen.fetch_all(lock).await.unwrap().len(), 40);
+    // Few jobs for each claim, so that no claim finds many of the keys.
+    let mut tasks = Vec::new();
+    for _ in 0..2 {
+        tasks.push(work_off(Worker::register(&tickr, 1).await, at, 500));
+    }
+    let beats = Worker::register(&tickr, 1).await;
+    let job = |key: &str| json!({"kind": "resize", "payload": 1, "limit_key": key});
+    tickr.enqueue_many(keys.iter().map(|key| job(key))).await;
+    for done in 1..=4 {
+        tickr.enqueue(job("b")).await;
+        // Each of these keys costs a wait of a second, again and again.
+        until_completed(&tickr, done, Duration::from_secs(10), &beats).await;
+    }
+    sqlx::raw_sql("ROLLBACK").execute(&mut frozen).await.unwrap();
+    until_completed(&tickr, 44, Duration::from_secs(20), &beats).await;
+    tasks.iter().for_each(JoinHandle::abort);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_key_that_another_session_has_not_made_after_all_holds_up_no_job_of_a_worker_in_a_limited_queue() {
+    let tickr = started_with_both_limits().await;
+    let at = tickr.app.addr();
+    let mut frozen = tickr.mysql().await;
+    sqlx::raw_sql("BEGIN").execute(&mut frozen).await.unwrap();
+    let insert = "INSERT INTO limit_keys (limit_name, limit_key) VALUES ('ten', 'a')";
+    sqlx::raw_sql(insert).execute(&mut frozen).await.unwrap();
+    let task = work_off(Worker::register(&tickr, 1).await, at, 500);
+    let beats = Worker::register(&tickr, 1).await;
+    tickr.enqueue(json!({"kind": "resize", "payload": 1, "limit_key": "a"})).await;
+    // The key counts as locked after this wait, and its row is gone.
+    until_locked(&tickr, 1).await;
+    until_locked(&tickr, 0).await;
+    sqlx::raw_sql("ROLLBACK").execute(&mut frozen).await.unwrap();
+    // The job comes back after three seconds, and the key counts as locked for ten.
+    until_completed(&tickr, 1, Duration::from_secs(8), &beats).await;
+    task.abort();
+    tickr.stop().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_queue_that_another_session_locks_holds_up_no_other_queue_of_workers() {
     let tickr = started().await;

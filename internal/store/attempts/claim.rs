@@ -1,7 +1,7 @@
 //! Claims: the writes that start attempts. A claim is a compare-and-set on the row in `owed`, found by primary key.
 
-use std::collections::{HashMap, HashSet};
-use std::sync::Arc;
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use serde_json::value::RawValue;
@@ -200,6 +200,9 @@ pub(crate) struct Claims {
     pub(crate) open: Arc<OpenClaims>,
     /// Present if the claims are for a request of a remote worker.
     pub(crate) remote: Option<RemoteClaim>,
+    /// Keys of limits for which the next run of a claim in the transaction of the caller may wait. None before the
+    /// first run.
+    pub(crate) had_outside: Mutex<Option<BTreeSet<LimitKey>>>,
 }
 
 /// What the claims for a request of a remote worker need besides.
@@ -605,10 +608,11 @@ impl Claims {
             limited: false,
             open: Arc::default(),
             remote: None,
+            had_outside: Mutex::default(),
         }
     }
 
-    fn is_in_transaction(&self) -> bool {
+    pub(super) fn is_in_transaction(&self) -> bool {
         self.remote.is_some_and(|remote| remote.in_transaction)
     }
 

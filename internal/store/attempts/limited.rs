@@ -6,7 +6,7 @@
 //! within a second or two ([`Store::sweep_limits`]).
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use sqlx::Row;
@@ -17,15 +17,15 @@ use crate::attempts::breakers::{EndedCall, Turned, count_calls, counted, mark_co
 use crate::attempts::claim::{Claim, Claims, NOT_EXPIRED, among, gone, read_step};
 use crate::rows::limits::{
     FairShare, KEPT_AT_MOST_S, KeyBounds, KeyState, KnownLimits, LimitKey, LimitSetting, LimitsOfClaim, MAX_SLOTS,
-    ToPark, begin_with, begin_with_free, begin_within_a_second, count_parked, free_keys, free_slots_of, key_in,
-    keys_of, keys_with_parked_jobs, let_go, let_uncovered_go, lock_free_keys, lock_keys, lock_those_that_are_free,
-    park_owed, park_step, state_step, states_in, take_back, write_rates,
+    ToPark, begin_with, begin_with_free, begin_within_a_second, count_parked, free_slots_of, key_in, keys_of,
+    keys_with_parked_jobs, let_go, let_uncovered_go, lock_free_keys, lock_keys, lock_those_that_are_free,
+    lock_within_a_second, not_among, park_owed, park_step, state_step, states_in, take_back, without_rows, write_rates,
 };
 use crate::rows::owed::{DueJob, SKIP_LOCKED};
 use crate::sql::batch::Batch;
 use crate::sql::batches::{MAX_ROWS, statement};
 use crate::sql::connection::{DbFuture, PriorRun, on_pool, transact, transact_unless_locked};
-use crate::sql::error::{corrupt, waited_for_lock};
+use crate::sql::error::{again, corrupt};
 use crate::sql::script::{Script, Value};
 use crate::sql::session::Session;
 use crate::{Store, StoreError};
@@ -311,51 +311,71 @@ impl Claims {
         waits: bool,
         token: AttemptToken,
     ) -> Result<BTreeSet<LimitKey>, sqlx::Error> {
-        let in_transaction = self.remote.is_some_and(|remote| remote.in_transaction);
-        let known = self.limits.locked_keys();
+        if self.is_in_transaction() {
+            // An earlier run that got no answer has ended: this one has the lock of the queue.
+            return self.lock_beside_queue(conn, keys).await;
+        }
         // An earlier run of this claim got no answer. It may have the locks, until its COMMIT has ended.
         if self.open.is_uncertain(token) {
-            if in_transaction {
-                lock_keys(conn, keys).await?;
-            } else {
-                begin_with(conn, keys).await?;
-            }
+            begin_with(conn, keys).await?;
             return Ok(keys.iter().copied().cloned().collect());
         }
         if !waits {
             return begin_with_free(conn, keys).await;
         }
-        if !in_transaction {
-            return begin_within_a_second(conn, keys, known).await;
+        begin_within_a_second(conn, keys, self.limits.locked_keys()).await
+    }
+
+    /// Lock keys in a transaction that has locked a queue, and return those that it has.
+    ///
+    /// All claims of the queue wait for this one. So the first run locks only the keys that are free at once. If others
+    /// are worth a wait or have no rows, it gives the queue back, waits and makes rows without it, and lets the claim
+    /// begin anew. That run waits for a second at most, and only for keys that it had outside of the queue a moment
+    /// before: a key that many runners lock in turn is hardly ever free at once. No other run waits.
+    async fn lock_beside_queue(
+        &self,
+        conn: &mut Session<'_>,
+        keys: &[&LimitKey],
+    ) -> Result<BTreeSet<LimitKey>, sqlx::Error> {
+        let known = self.limits.locked_keys();
+        let had = self.next_may_wait_for(BTreeSet::new());
+        let is_first = had.is_none();
+        let had = had.unwrap_or_default();
+        let living: Vec<&LimitKey> = keys.iter().copied().filter(|key| had.contains(*key)).collect();
+        let mut got = BTreeSet::new();
+        if !living.is_empty() {
+            got = lock_within_a_second(conn, &living).await?;
         }
-        let locked = known.among(keys);
-        let others: Vec<&LimitKey> = keys.iter().copied().filter(|key| !locked.contains(*key)).collect();
-        if !others.is_empty()
-            && let Err(error) = lock_keys(conn, &others).await
+        let others = not_among(keys, &got);
+        if !others.is_empty() {
+            got.extend(lock_those_that_are_free(conn, &others).await?);
+        }
+        if is_first
+            && got.len() < keys.len()
+            && (!known.to_wait_for(keys, &got).is_empty() || !without_rows(conn, keys, &got).await?.is_empty())
         {
-            // The server may have rolled the transaction back, so the claim begins anew, without these keys.
-            if waited_for_lock(&error) {
-                known.note(keys, &free_keys(conn, keys).await?);
-            }
-            return Err(error);
-        }
-        let mut got: BTreeSet<LimitKey> = others.into_iter().cloned().collect();
-        if !locked.is_empty() {
-            got.extend(lock_those_that_are_free(conn, &locked.iter().collect::<Vec<_>>()).await?);
+            sqlx::raw_sql("ROLLBACK").execute(&mut *conn).await?;
+            let had = begin_within_a_second(conn, keys, known).await?;
+            self.next_may_wait_for(had);
+            return Err(again("the claim has waited for keys of limits"));
         }
         known.note(keys, &got);
         Ok(got)
+    }
+
+    /// Set the keys for which the next run of this claim may wait with the lock of a queue. Return those for which this
+    /// one may, or nothing in the first run.
+    fn next_may_wait_for(&self, keys: BTreeSet<LimitKey>) -> Option<BTreeSet<LimitKey>> {
+        self.had_outside.lock().unwrap_or_else(PoisonError::into_inner).replace(keys)
     }
 
     /// Return the jobs that are to be claimed again at once, of those that were left out because this claim has not got
     /// all keys for which it asked. The others have a key that counts as locked. The reconciler brings them back.
     fn busy(&self, asked: &[&LimitKey], left: &[&Limited], got: &BTreeSet<LimitKey>) -> HashSet<JobId> {
         let known = self.limits.locked_keys();
+        known.note(asked, got);
         let locked = known.among(asked);
-        let tried: Vec<&LimitKey> =
-            asked.iter().copied().filter(|key| got.contains(*key) || locked.contains(*key)).collect();
-        known.note(&tried, got);
-        let is_locked = |job: &Limited| job.keys.iter().any(|(key, _)| locked.contains(key) && !got.contains(key));
+        let is_locked = |job: &Limited| job.keys.iter().any(|(key, _)| locked.contains(key));
         left.iter().filter(|job| !is_locked(job)).map(|job| JobId::from_uuid(job.id)).collect()
     }
 }

@@ -8,7 +8,7 @@
 //!   not reach it.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use sqlx::Row;
@@ -285,6 +285,7 @@ impl Store {
             // The rows of `claim_batches` say what the worker holds, and not the memory of this process.
             open: Arc::new(OpenClaims::default()),
             remote: Some(RemoteClaim { fetch: fetch.id, in_transaction: limited.is_some() }),
+            had_outside: Mutex::default(),
         });
         let requests = jobs.into_iter().map(|(id, queue)| ClaimRequest { id, queue: Some(queue), ahead: false });
         let requests: Arc<[ClaimRequest]> = requests.collect();

@@ -587,16 +587,25 @@ pub(crate) fn key_in(row: &MySqlRow) -> Result<LimitKey, sqlx::Error> {
     })
 }
 
-/// Lock these keys, in their order, in the caller's transaction. Return those that have no rows.
+/// Lock those of these keys that have rows, in their order, in the caller's transaction. Return them.
 ///
 /// An upsert would lock and make rows in one step, but two upserts of neighbouring keys may deadlock.
-async fn lock_those_that_exist<'k>(
-    conn: &mut Session<'_>,
-    keys: &[&'k LimitKey],
-) -> Result<Vec<&'k LimitKey>, sqlx::Error> {
+async fn lock_those_that_exist(conn: &mut Session<'_>, keys: &[&LimitKey]) -> Result<BTreeSet<LimitKey>, sqlx::Error> {
     let found = locked_keys(conn, keys, "").await?;
     lock_in_cluster(conn, Locked::LimitKey, found.iter().map(name_in_cluster)).await?;
-    Ok(keys.iter().copied().filter(|key| !found.contains(*key)).collect())
+    Ok(found)
+}
+
+/// Do what [`lock_those_that_exist`] does, and wait for a second at most for a key that another session locks.
+pub(crate) async fn lock_within_a_second(
+    conn: &mut Session<'_>,
+    keys: &[&LimitKey],
+) -> Result<BTreeSet<LimitKey>, sqlx::Error> {
+    sqlx::raw_sql(HURRY).execute(&mut *conn).await?;
+    let found = lock_those_that_exist(conn, keys).await;
+    let as_before = sqlx::raw_sql(AS_BEFORE).execute(&mut *conn).await;
+    let found = found?;
+    as_before.map(|_| found)
 }
 
 /// Do what [`lock_those_that_exist`] does, without the keys that another session locks. Return those that are locked
@@ -646,15 +655,6 @@ pub(crate) async fn lock_free_keys(
     Ok(locked)
 }
 
-/// Return those of these keys that no other session locks or makes. The caller has to end its transaction after this:
-/// MariaDB answers NOWAIT with the error of a wait, and a server may be set to roll the transaction back then.
-pub(crate) async fn free_keys(conn: &mut Session<'_>, keys: &[&LimitKey]) -> Result<BTreeSet<LimitKey>, sqlx::Error> {
-    let mut free = lock_those_that_are_free(conn, keys).await?;
-    let missing = without_rows(conn, keys, &free).await?;
-    free.extend(not_in_the_making(conn, missing).await?.into_iter().cloned());
-    Ok(free)
-}
-
 /// Return those of these keys that another session locks at this moment. The others are locked until the end of the
 /// statement, or of the caller's transaction.
 pub(crate) async fn keys_locked_elsewhere(
@@ -670,19 +670,24 @@ pub(crate) async fn keys_locked_elsewhere(
     Ok(locked.cloned().collect())
 }
 
-/// Return those of these keys, apart from the locked ones, that have no rows.
-async fn without_rows<'k>(
+/// Return those of these keys, apart from the locked ones, that have no rows. At least one of the keys is not locked.
+pub(crate) async fn without_rows<'k>(
     conn: &mut Session<'_>,
     keys: &[&'k LimitKey],
     locked: &BTreeSet<LimitKey>,
 ) -> Result<Vec<&'k LimitKey>, sqlx::Error> {
-    let left: Vec<&LimitKey> = keys.iter().copied().filter(|key| !locked.contains(*key)).collect();
+    let left = not_among(keys, locked);
     let (any, values) = any_of("", &left);
     let mut script = Script::as_text();
     script.push(format!("SELECT limit_name, limit_key FROM limit_keys FORCE INDEX (PRIMARY) WHERE {any}"), values);
     let done = script.run(conn).await?;
     let exist: BTreeSet<LimitKey> = done.iter().flat_map(|step| &step.rows).map(key_in).collect::<Result<_, _>>()?;
-    Ok(left.into_iter().filter(|key| !exist.contains(*key)).collect())
+    Ok(not_among(&left, &exist))
+}
+
+/// Return those of these keys that are not in `found`.
+pub(crate) fn not_among<'k>(keys: &[&'k LimitKey], found: &BTreeSet<LimitKey>) -> Vec<&'k LimitKey> {
+    keys.iter().copied().filter(|key| !found.contains(*key)).collect()
 }
 
 /// Return those of these keys without rows that no other session is making. A row that another session has inserted and
@@ -726,7 +731,7 @@ async fn make_rows(conn: &mut Session<'_>, keys: &[&LimitKey]) -> Result<(), sql
 /// locked meanwhile.
 pub(crate) async fn begin_with(conn: &mut Session<'_>, keys: &[&LimitKey]) -> Result<(), sqlx::Error> {
     sqlx::raw_sql("BEGIN").execute(&mut *conn).await?;
-    let missing = lock_those_that_exist(conn, keys).await?;
+    let missing = not_among(keys, &lock_those_that_exist(conn, keys).await?);
     if missing.is_empty() {
         return Ok(());
     }
@@ -758,57 +763,99 @@ pub(crate) async fn begin_with_free(
 }
 
 /// Do what [`begin_with`] does, but wait for a second at most, and not for keys that count as locked. Return the keys
-/// that are locked now. The others count as locked from now on.
+/// that are locked now. A key for which this has waited in vain counts as locked from now on.
 pub(crate) async fn begin_within_a_second(
     conn: &mut Session<'_>,
     keys: &[&LimitKey],
     known: &LockedKeys<LimitKey>,
 ) -> Result<BTreeSet<LimitKey>, sqlx::Error> {
-    let got = begin_with_free(conn, keys).await?;
-    let locked = known.among(keys);
-    if keys.iter().all(|key| got.contains(*key) || locked.contains(*key)) {
-        known.note(keys, &got);
-        return Ok(got);
+    let mut got = begin_with_free(conn, keys).await?;
+    let missing = known.to_wait_for(keys, &got);
+    if !missing.is_empty() {
+        sqlx::raw_sql("ROLLBACK").execute(&mut *conn).await?;
+        let marked = known.among(keys);
+        let others = not_among(keys, &marked);
+        got = match wait_for_a_second(conn, &others, &missing).await? {
+            Waited::Got(mut got) if got.len() == others.len() => {
+                if !marked.is_empty() {
+                    // The order of these does not matter, because this waits for none.
+                    got.extend(lock_those_that_are_free(conn, &marked.iter().collect::<Vec<_>>()).await?);
+                }
+                got
+            }
+            Waited::Got(_) => {
+                // A session that was making the row of a key has ended without it.
+                sqlx::raw_sql("ROLLBACK").execute(&mut *conn).await?;
+                begin_with_free(conn, keys).await?
+            }
+            Waited::InVain(key) => {
+                if let Some(key) = key {
+                    known.waited_in_vain(&key);
+                }
+                begin_with_free(conn, keys).await?
+            }
+        };
     }
-    sqlx::raw_sql("ROLLBACK").execute(&mut *conn).await?;
-    let others: Vec<&LimitKey> = keys.iter().copied().filter(|key| !locked.contains(*key)).collect();
-    let got = match wait_for_a_second(conn, &others).await? {
-        None => begin_with_free(conn, keys).await?,
-        Some(got) if locked.is_empty() => got,
-        Some(mut got) => {
-            // The order of these does not matter, because this waits for none.
-            got.extend(lock_those_that_are_free(conn, &locked.iter().collect::<Vec<_>>()).await?);
-            got
-        }
-    };
     known.note(keys, &got);
     Ok(got)
 }
 
-/// Begin a transaction with locks on these keys, and return them. After a second without one of them, return nothing,
-/// without a transaction.
+/// Let this session wait for a second at most for a lock, and as long as before.
+const HURRY: &str =
+    "SET @tickr_lock_wait = @@SESSION.innodb_lock_wait_timeout; SET SESSION innodb_lock_wait_timeout = 1";
+const AS_BEFORE: &str = "SET SESSION innodb_lock_wait_timeout = @tickr_lock_wait";
+
+/// Outcome of a wait for keys.
+enum Waited {
+    /// A transaction has begun that locks these keys: all those that have rows.
+    Got(BTreeSet<LimitKey>),
+    /// There is no transaction. This key stayed locked for a second. None if it was free a moment before.
+    InVain(Option<LimitKey>),
+}
+
+/// Begin a transaction with locks on those of these keys that have rows, unless one of them stays locked for a second.
+/// `missing` are those of them that another session locked a moment before.
 async fn wait_for_a_second(
     conn: &mut Session<'_>,
     keys: &[&LimitKey],
-) -> Result<Option<BTreeSet<LimitKey>>, sqlx::Error> {
-    let hurry = "SET @tickr_lock_wait = @@SESSION.innodb_lock_wait_timeout; SET SESSION innodb_lock_wait_timeout = 1";
-    sqlx::raw_sql(hurry).execute(&mut *conn).await?;
-    let waited = begin_with(conn, keys).await;
-    if waited.as_ref().is_err_and(waited_for_lock) {
+    missing: &BTreeSet<LimitKey>,
+) -> Result<Waited, sqlx::Error> {
+    sqlx::raw_sql(HURRY).execute(&mut *conn).await?;
+    let waited = lock_in_parts(conn, keys, missing).await;
+    if matches!(waited, Ok(Waited::InVain(_))) {
         sqlx::raw_sql("ROLLBACK").execute(&mut *conn).await?;
     }
-    let as_before = "SET SESSION innodb_lock_wait_timeout = @tickr_lock_wait";
-    let as_before = sqlx::raw_sql(as_before).execute(&mut *conn).await;
-    match waited {
-        Ok(()) => as_before.map(|_| Some(keys.iter().copied().cloned().collect())),
-        Err(error) if waited_for_lock(&error) => as_before.map(|_| None),
-        Err(error) => Err(error),
+    let as_before = sqlx::raw_sql(AS_BEFORE).execute(&mut *conn).await;
+    let waited = waited?;
+    as_before.map(|_| waited)
+}
+
+/// Begin a transaction, and lock the keys in parts, each up to a missing one. So it is known for which key a wait was
+/// in vain: the last one of the part.
+async fn lock_in_parts(
+    conn: &mut Session<'_>,
+    keys: &[&LimitKey],
+    missing: &BTreeSet<LimitKey>,
+) -> Result<Waited, sqlx::Error> {
+    sqlx::raw_sql("BEGIN").execute(&mut *conn).await?;
+    let parts: Vec<&[&LimitKey]> = keys.split_inclusive(|key| missing.contains(*key)).collect();
+    let mut got = BTreeSet::new();
+    for part in parts {
+        match lock_those_that_exist(conn, part).await {
+            Ok(found) => got.extend(found),
+            Err(error) if waited_for_lock(&error) => {
+                let last = part.last().copied().filter(|key| missing.contains(*key));
+                return Ok(Waited::InVain(last.cloned()));
+            }
+            Err(error) => return Err(error),
+        }
     }
+    Ok(Waited::Got(got))
 }
 
 /// Lock these keys, in their order, in the caller's transaction, and make the rows of those that have none.
 pub(crate) async fn lock_keys(conn: &mut Session<'_>, keys: &[&LimitKey]) -> Result<(), sqlx::Error> {
-    let missing = lock_those_that_exist(conn, keys).await?;
+    let missing = not_among(keys, &lock_those_that_exist(conn, keys).await?);
     if missing.is_empty() {
         return Ok(());
     }

@@ -1,49 +1,63 @@
 //! Keys of limits that another session keeps locked, as this process has found them.
 //!
 //! A runner that was suspended within a claim locks the keys of that claim, for as long as its connection lives. The
-//! first transaction that needs one of them waits for it, for a second. Then the key is remembered, and later ones
-//! leave it out, so they do not wait for the same key again and again.
+//! first transaction that needs one of them waits for it, for a second. Then the key counts as locked for ten seconds:
+//! later transactions take it only if it is free at once, so they do not wait for the same key again and again.
 //!
-//! A key that other runners lock in turn is never free for a transaction that does not wait: it goes to the next one
-//! that does. So only a wait renews what is remembered, and after ten seconds a transaction gets a key that is merely
-//! busy. A transaction that waits holds locks of its own, and other keys wait for it. So a key for which a second wait
-//! was in vain counts as locked for twice as long, and so on.
+//! A key that other runners lock in turn is hardly ever free at once: it goes to the next one that waits. So only a
+//! wait in vain for this very key marks it for so long, and after ten seconds a transaction waits for it again.
+//!
+//! A frozen runner may keep hundreds of keys, and each of them costs such waits. So after a wait in vain this process
+//! rests for two seconds: it waits only for keys that it has had since. Any other key that is not free at once counts
+//! as locked until the rest is over.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Time for which a key counts as locked after a transaction has waited for it in vain. It doubles with each wait.
+/// Time for which a key counts as locked after a transaction has waited for it in vain.
 const REMEMBERED: Duration = Duration::from_secs(10);
-const LONGEST: Duration = Duration::from_secs(160);
-/// Time after that for which the next mark of the key is twice as long.
-const KEPT: Duration = Duration::from_secs(60);
-/// Time after that within which a failed try renews nothing: it may have begun while the key still counted as locked. A
-/// wait that began after it takes a second.
-const UNDER_WAY: Duration = Duration::from_millis(500);
+/// Time after a wait in vain in which this process waits only for keys that it has had since. With waits of a second,
+/// any number of locked keys takes a third of the time of a claim at most.
+const REST: Duration = Duration::from_secs(2);
 /// Most keys that are remembered.
 const MAX_KEYS: usize = 4_096;
 
-/// How long a key counts as locked.
-#[derive(Clone, Copy, Debug)]
-struct Mark {
-    until: Instant,
-    span: Duration,
+#[derive(Debug)]
+struct Marks<K> {
+    /// The keys that count as locked, each with the end of that.
+    until: BTreeMap<K, Instant>,
+    /// End of the rest after the newest wait in vain.
+    rests_until: Option<Instant>,
+    /// Keys that this process has had since that wait.
+    had: BTreeSet<K>,
 }
 
-impl Mark {
-    fn new(now: Instant, span: Duration) -> Self {
-        Self { until: now + span, span }
+impl<K: Ord + Clone> Marks<K> {
+    fn is_locked(&self, key: &K, now: Instant) -> bool {
+        self.until.get(key).is_some_and(|until| now < *until)
+    }
+
+    fn rests_until(&self, now: Instant) -> Option<Instant> {
+        self.rests_until.filter(|until| now < *until)
+    }
+
+    fn mark(&mut self, key: &K, until: Instant) {
+        if let Some(known) = self.until.get_mut(key) {
+            *known = until.max(*known);
+        } else if self.until.len() < MAX_KEYS {
+            self.until.insert(key.clone(), until);
+        }
     }
 }
 
 /// The keys that were found locked.
 #[derive(Debug)]
-pub(crate) struct LockedKeys<K>(Mutex<BTreeMap<K, Mark>>);
+pub(crate) struct LockedKeys<K>(Mutex<Marks<K>>);
 
 impl<K> Default for LockedKeys<K> {
     fn default() -> Self {
-        Self(Mutex::default())
+        Self(Mutex::new(Marks { until: BTreeMap::new(), rests_until: None, had: BTreeSet::new() }))
     }
 }
 
@@ -51,7 +65,7 @@ impl<K: Ord + Clone> LockedKeys<K> {
     /// Return whether any key counts as locked.
     pub(crate) fn has_some(&self) -> bool {
         let now = Instant::now();
-        self.lock().values().any(|mark| now < mark.until)
+        self.lock().until.values().any(|until| now < *until)
     }
 
     /// Return those of these keys that count as locked.
@@ -60,38 +74,55 @@ impl<K: Ord + Clone> LockedKeys<K> {
     }
 
     fn among_at(&self, keys: &[&K], now: Instant) -> BTreeSet<K> {
-        let locked = self.lock();
-        if locked.is_empty() {
-            return BTreeSet::new();
-        }
-        let counts = |key: &K| locked.get(key).is_some_and(|mark| now < mark.until);
-        keys.iter().copied().filter(|key| counts(key)).cloned().collect()
+        let marks = self.lock();
+        keys.iter().copied().filter(|key| marks.is_locked(key, now)).cloned().collect()
     }
 
-    /// Note that this process has tried these keys and got those of them that are in `got`. It has waited for the
-    /// others, unless they counted as locked. They count as locked from now on; those that did, no longer than before.
+    /// Return those of these keys for which a transaction is to wait that has got the keys in `got`.
+    pub(crate) fn to_wait_for(&self, keys: &[&K], got: &BTreeSet<K>) -> BTreeSet<K> {
+        self.to_wait_for_at(keys, got, Instant::now())
+    }
+
+    fn to_wait_for_at(&self, keys: &[&K], got: &BTreeSet<K>, now: Instant) -> BTreeSet<K> {
+        let marks = self.lock();
+        let rests = marks.rests_until(now).is_some();
+        let may_wait = |key: &K| !marks.is_locked(key, now) && (!rests || marks.had.contains(key));
+        keys.iter().copied().filter(|key| !got.contains(*key) && may_wait(key)).cloned().collect()
+    }
+
+    /// Note that this process has tried these keys and got those of them that are in `got`. These do not count as
+    /// locked any more. The others do until the end of a rest, unless they were free since it began.
     pub(crate) fn note(&self, tried: &[&K], got: &BTreeSet<K>) {
         self.note_at(tried, got, Instant::now());
     }
 
     fn note_at(&self, tried: &[&K], got: &BTreeSet<K>, now: Instant) {
-        let mut locked = self.lock();
-        if locked.is_empty() && got.len() == tried.len() {
-            return;
+        let mut marks = self.lock();
+        marks.until.retain(|key, until| now < *until && !got.contains(key));
+        let Some(rests_until) = marks.rests_until(now) else { return };
+        if marks.had.len() < MAX_KEYS {
+            marks.had.extend(got.iter().cloned());
         }
-        locked.retain(|key, mark| now < mark.until + KEPT && !got.contains(key));
-        for key in tried.iter().filter(|key| !got.contains(**key)) {
-            if let Some(mark) = locked.get_mut(*key) {
-                if now >= mark.until + UNDER_WAY {
-                    *mark = Mark::new(now, (2 * mark.span).min(LONGEST));
-                }
-            } else if locked.len() < MAX_KEYS {
-                locked.insert((*key).clone(), Mark::new(now, REMEMBERED));
+        for key in tried.iter().copied().filter(|key| !got.contains(*key)) {
+            if !marks.had.contains(key) {
+                marks.mark(key, rests_until);
             }
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<K, Mark>> {
+    /// Note that a transaction has waited for this key in vain. It counts as locked from now on.
+    pub(crate) fn waited_in_vain(&self, key: &K) {
+        self.waited_in_vain_at(key, Instant::now());
+    }
+
+    fn waited_in_vain_at(&self, key: &K, now: Instant) {
+        let mut marks = self.lock();
+        marks.mark(key, now + REMEMBERED);
+        marks.rests_until = Some(now + REST);
+        marks.had.clear();
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Marks<K>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -104,36 +135,62 @@ mod tests {
     fn a_key_counts_as_locked_until_it_is_got() {
         let [a, b] = ["a", "b"].map(str::to_owned);
         let (both, locked) = ([&a, &b], LockedKeys::default());
-        locked.note(&both, &BTreeSet::from([b.clone()]));
+        locked.waited_in_vain(&a);
         assert_eq!(locked.among(&both), BTreeSet::from([a.clone()]));
         locked.note(&[&b], &BTreeSet::from([b.clone()]));
         assert_eq!(locked.among(&both), BTreeSet::from([a.clone()]));
         locked.note(&both, &BTreeSet::from([a.clone(), b.clone()]));
-        assert!(locked.among(&both).is_empty());
+        assert!(locked.among(&both).is_empty() && !locked.has_some());
     }
 
     #[test]
     fn a_key_that_is_tried_and_not_waited_for_counts_as_locked_for_ten_seconds_in_all() {
         let (a, start, locked) = ("a".to_owned(), Instant::now(), LockedKeys::default());
         let at = |ms: u64| start + Duration::from_millis(ms);
-        let counts = |ms: u64| !locked.among_at(&[&a], at(ms)).is_empty();
-        let fails = |ms: u64| locked.note_at(&[&a], &BTreeSet::new(), at(ms));
-        // The last of these tries began just before the ten seconds were over.
-        for ms in (0..=10_000).step_by(100) {
-            assert_eq!(counts(ms), (1..10_000).contains(&ms), "{ms}");
-            fails(ms);
+        let waits = |ms: u64| !locked.to_wait_for_at(&[&a], &BTreeSet::new(), at(ms)).is_empty();
+        for from in [0, 11_000, 22_000] {
+            locked.waited_in_vain_at(&a, at(from));
+            for ms in (from..from + 10_900).step_by(100) {
+                assert_eq!(waits(ms), ms >= from + 10_000, "{ms}");
+                locked.note_at(&[&a], &BTreeSet::new(), at(ms));
+            }
         }
-        fails(10_020);
-        assert!(!counts(10_020));
-        // So the next transaction waits, for a second and in vain.
-        fails(11_020);
-        assert_eq!([11_020, 31_019, 31_020].map(counts), [true, true, false]);
-        for (waited, ends) in [(32_000, 72_000), (73_000, 153_000), (154_000, 314_000), (315_000, 475_000)] {
-            fails(waited);
-            assert_eq!([ends - 1, ends].map(counts), [true, false], "{ends}");
+    }
+
+    #[test]
+    fn a_key_that_is_merely_busy_counts_as_locked_for_no_longer_than_the_rest_after_the_wait_for_another() {
+        let [a, b, c] = ["a", "b", "c"].map(str::to_owned);
+        let (all, start, locked) = ([&a, &b, &c], Instant::now(), LockedKeys::default());
+        let at = |ms: u64| start + Duration::from_millis(ms);
+        let (nothing, only_b) = (BTreeSet::new(), BTreeSet::from([b.clone()]));
+        // Without a wait in vain none counts as locked.
+        locked.note_at(&all, &nothing, at(0));
+        assert_eq!(locked.to_wait_for_at(&all, &only_b, at(0)), BTreeSet::from([a.clone(), c.clone()]));
+        locked.waited_in_vain_at(&a, at(0));
+        // It has had `b` since, and so it waits for it.
+        locked.note_at(&all, &only_b, at(1));
+        locked.note_at(&all, &nothing, at(2));
+        assert_eq!(locked.to_wait_for_at(&all, &nothing, at(3)), only_b);
+        assert_eq!(locked.among_at(&all, at(3)), BTreeSet::from([a.clone(), c.clone()]));
+        assert_eq!(locked.to_wait_for_at(&all, &nothing, at(1_999)), only_b);
+        assert_eq!(locked.to_wait_for_at(&all, &nothing, at(2_000)), BTreeSet::from([b.clone(), c.clone()]));
+        assert_eq!(locked.among_at(&all, at(2_000)), BTreeSet::from([a.clone()]));
+    }
+
+    #[test]
+    fn any_number_of_locked_keys_takes_a_third_of_the_time_in_waits() {
+        let keys: Vec<String> = (0..300).map(|n| format!("{n}")).collect();
+        let (all, start, locked): (Vec<&String>, _, _) = (keys.iter().collect(), Instant::now(), LockedKeys::default());
+        let (mut ms, mut waited) = (0, 0);
+        while ms < 60_000 {
+            let now = start + Duration::from_millis(ms);
+            if let Some(key) = locked.to_wait_for_at(&all, &BTreeSet::new(), now).first() {
+                (ms, waited) = (ms + 1_000, waited + 1_000);
+                locked.waited_in_vain_at(key, start + Duration::from_millis(ms));
+            }
+            locked.note_at(&all, &BTreeSet::new(), start + Duration::from_millis(ms));
+            ms += 10;
         }
-        // A key that was free for a while counts as one that was never locked.
-        fails(535_000);
-        assert_eq!([544_999, 545_000].map(counts), [true, false]);
+        assert!((19_000..=21_000).contains(&waited), "{waited} ms of a minute");
     }
 }
