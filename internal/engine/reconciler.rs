@@ -12,7 +12,6 @@
 //! never reads other queues, so their backlog does not delay it. No living runner needs their entries: a runner that
 //! serves one of these queues does a rebuild when it starts.
 
-use std::cmp::Reverse;
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,6 +20,7 @@ use chrono::TimeDelta;
 use tokio::time::Instant;
 
 use super::EngineState;
+use super::turns::{PAGE, PassTurns, Rest, Turns};
 use tickr_event::Event;
 use tickr_index::{Entry, Health, IndexError, Lane, RefillPosition};
 use tickr_job::{JobId, Name, Priority, Timestamp};
@@ -34,9 +34,7 @@ const SHORTEST_PAUSE: Duration = Duration::from_secs(1);
 const GRACE: TimeDelta = TimeDelta::seconds(1);
 /// Time before its due time from which an entry is checked.
 const LOOK_AHEAD: TimeDelta = TimeDelta::seconds(8);
-/// Rows in one page.
-const PAGE: usize = 2_000;
-/// Overdue rows that one pass compares. With more, the next pass starts with the lanes that were compared longest ago.
+/// Overdue rows that one pass compares. With more, the lanes take turns.
 const ROWS_IN_A_PASS: usize = 100_000;
 /// Overdue rows of one lane that one pass compares beyond the length of a full ready list. Rows of executing jobs come
 /// first in a lane, and the rows behind the list show whether the note about jobs left out of it was lost.
@@ -45,8 +43,6 @@ const ROWS_BEYOND_A_LIST: usize = 10_000;
 /// many pages.
 const RECENT: TimeDelta = TimeDelta::seconds(15);
 const RECENT_PAGES: usize = 10;
-/// A ready list with fewer entries is compared before longer ones: the jobs that it lost would start soon.
-const SHORT_LIST: usize = 2_000;
 /// Pages that one refill reads.
 const REFILL_PAGES: usize = 20;
 /// Pauses after failures.
@@ -68,10 +64,8 @@ enum PassError {
 /// State that the loop keeps between passes.
 #[derive(Default)]
 struct PassState {
-    /// When each lane was last compared.
-    compared: HashMap<DueLane, Instant>,
-    /// Position from which to continue in lanes that are too long for one pass.
-    walks: HashMap<DueLane, DueCursor>,
+    /// The turns of the lanes in the passes.
+    turns: Turns,
     /// Everything due before this time was fed to the index.
     fed_until: Option<Timestamp>,
     /// Lanes whose ready lists had left jobs out.
@@ -243,72 +237,62 @@ async fn compare_overdue(
     memory.forget_gone_lanes(lines, &compare);
 
     let recent = |line: &DueLane| DueRange { line: line.clone(), after: DueCursor::at(until - RECENT), until };
-    let mut walk = shared.store.walk(memory.walks.keys().map(recent), PAGE, Depth::Owed);
+    let mut walk = shared.store.walk(memory.turns.unfinished().map(recent), PAGE, Depth::Owed);
     for _ in 0..RECENT_PAGES {
         let Some(pages) = walk.next().await? else { break };
         suspects.add(&mut compare, &pages).await?;
     }
 
-    let most_of_a_line = shared.index.high_water() + ROWS_BEYOND_A_LIST;
-    let (mut left, mut read) = (ROWS_IN_A_PASS.max(most_of_a_line), HashMap::<DueLane, usize>::new());
-    let ranges = memory.order_lanes(shared, lines, until).await?;
-    let from_front = ranges.iter().filter(|range| range.after == DueCursor::FRONT);
-    compare.from_front = from_front.map(|range| range.line.clone()).collect();
-    let mut walk = shared.store.walk(ranges, PAGE, Depth::Owed);
-    let began = Instant::now();
-    while let Some(pages) = walk.next().await? {
-        suspects.add(&mut compare, &pages).await?;
-        for page in &pages {
-            *read.entry(page.line.clone()).or_default() += page.rows.len();
-            left = left.saturating_sub(page.rows.len());
-            memory.compared.insert(page.line.clone(), began);
-            memory.walks.remove(&page.line);
-        }
-        walk.retain(|range| {
-            let too_long = read.get(&range.line).is_some_and(|rows| *rows >= most_of_a_line);
-            if compare.is_left_out(range) {
-                // Read on as far as the list may begin: Redis may have lost jobs at its front.
-                return !too_long && compare.may_begin_behind(range);
-            }
-            if too_long {
-                memory.walks.insert(range.line.clone(), range.after);
-            }
-            !too_long
-        });
-        if left == 0 {
-            let begun = walk.rest().filter(|range| read.contains_key(&range.line) && !compare.is_left_out(range));
-            memory.walks.extend(begun.map(|range| (range.line.clone(), range.after)));
-            break;
-        }
-    }
+    let pass = memory.begin_turns(shared, lines, until).await?;
+    compare_in_turns(memory, &mut compare, &mut suspects, pass).await?;
     suspects.end(&mut compare).await
+}
+
+/// Compare lanes in their turns, as far as this pass comes.
+async fn compare_in_turns(
+    memory: &mut PassState,
+    compare: &mut Comparison<'_>,
+    suspects: &mut MissingJobs<'_>,
+    mut pass: PassTurns,
+) -> Result<(), PassError> {
+    compare.from_front = pass.from_front();
+    let most_of_a_line = most_of_a_line(suspects.shared);
+    while let Some((ranges, most)) = pass.next_ranges() {
+        let pages = suspects.shared.store.due_rows(ranges.clone(), most, Depth::Owed).await?;
+        suspects.add(compare, &pages).await?;
+        let rows = pages.iter().map(|page| (page.line.clone(), page.rows.len()));
+        let more = |(range, page): (DueRange, &LinePage)| page.next.map(|after| DueRange { after, ..range });
+        let go_on = ranges.into_iter().zip(&pages).filter_map(more).collect();
+        pass.has_read(rows, go_on, most_of_a_line, |range| compare.rest(range));
+    }
+    memory.turns.end(pass, |range| !compare.is_left_out(range));
+    Ok(())
+}
+
+fn most_of_a_line(shared: &EngineState) -> usize {
+    shared.index.high_water() + ROWS_BEYOND_A_LIST
 }
 
 impl PassState {
     /// Forget lanes that are gone. If the note about jobs that a full list left out is lost, the way to the jobs behind
     /// the list is lost with it; then the walk through that lane starts again.
     fn forget_gone_lanes(&mut self, lines: &[DueLane], compare: &Comparison<'_>) {
-        let lines: HashSet<&DueLane> = lines.iter().collect();
         let lost = |line: &Lane| self.noted.contains(line) && !compare.left_out.contains_key(line);
-        self.walks.retain(|line, _| lines.contains(line) && !lost(&name_of(line)));
-        self.compared.retain(|line, _| lines.contains(line));
+        self.turns.forget(&lines.iter().collect(), |line| lost(&name_of(line)));
         self.noted = compare.left_out.keys().cloned().collect();
     }
 
-    /// Return what to compare: first the lanes with short ready lists, then the lanes that were compared longest ago.
-    async fn order_lanes(
-        &self,
+    /// Begin the turns of a pass over these lanes.
+    async fn begin_turns(
+        &mut self,
         shared: &EngineState,
         lines: &[DueLane],
         until: Timestamp,
-    ) -> Result<Vec<DueRange>, IndexError> {
+    ) -> Result<PassTurns, IndexError> {
         let names: Vec<Lane> = lines.iter().map(name_of).collect();
         let (_, lengths) = shared.index.depth(&names).await?;
-        let mut lines: Vec<(&DueLane, usize)> = lines.iter().zip(lengths).collect();
-        let ago = |line: &DueLane| self.compared.get(line).map_or(Duration::MAX, Instant::elapsed);
-        lines.sort_by_cached_key(|(line, length)| (*length >= SHORT_LIST, Reverse(ago(line))));
-        let after = |line: &DueLane| self.walks.get(line).copied().unwrap_or(DueCursor::FRONT);
-        Ok(lines.into_iter().map(|(line, _)| DueRange { line: line.clone(), after: after(line), until }).collect())
+        let rows = ROWS_IN_A_PASS.max(most_of_a_line(shared));
+        Ok(self.turns.begin(lines.iter().cloned().zip(lengths), until, rows))
     }
 }
 
@@ -459,6 +443,18 @@ impl<'a> Comparison<'a> {
         let Some(place) = self.left_out.get(&name_of(&range.line)) else { return false };
         let read = (range.after.moment(), range.after.id());
         place.after.map_or(read.0 >= place.execute_at, |id| read >= (place.execute_at, id))
+    }
+
+    /// Return what is to be compared of the rest of this range: of a lane that left jobs out, the rows as far as the
+    /// list may begin, because Redis may have lost jobs at its front.
+    fn rest(&self, range: &DueRange) -> Rest {
+        if !self.is_left_out(range) {
+            Rest::Rows
+        } else if self.may_begin_behind(range) {
+            Rest::UpToTheList
+        } else {
+            Rest::Nothing
+        }
     }
 
     /// Return whether the first job of the ready list may lie behind what was read.
