@@ -398,6 +398,13 @@ mutants() {
         'self.places.get(line).copied().unwrap_or(DueCursor::FRONT)' \
         'self.places.get(line).copied().and(None).unwrap_or(DueCursor::FRONT)' \
         backlog::a_lost_head_of_a_long_list_comes_back_beside_twenty_long_queues
+    mutant 'front of every lane in a pass' internal/engine/reconciler.rs \
+        'compare_fronts(&mut compare, &mut suspects, &fronts, until)' \
+        'compare_fronts(&mut compare, &mut suspects, &fronts[..0], until)' \
+        internal/engine/reconciler.rs \
+        'const ROWS_IN_A_PASS: usize = 100_000;' \
+        'const ROWS_IN_A_PASS: usize = 20_000;' \
+        backlog::a_lost_head_of_a_long_list_comes_back_beside_twenty_long_queues
     mutant 'share of long lists in a pass' internal/engine/turns.rs \
         'let of_long_lists = rows / 2;' \
         'let of_long_lists = rows / 2 * 0;' \

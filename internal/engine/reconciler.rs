@@ -20,7 +20,7 @@ use chrono::TimeDelta;
 use tokio::time::Instant;
 
 use super::EngineState;
-use super::turns::{PAGE, PassTurns, Rest, Turns};
+use super::turns::{PAGE, PassTurns, Rest, SIDE_BY_SIDE, Turns};
 use tickr_event::Event;
 use tickr_index::{Entry, Health, IndexError, Lane, RefillPosition};
 use tickr_job::{JobId, Name, Priority, Timestamp};
@@ -43,6 +43,11 @@ const ROWS_BEYOND_A_LIST: usize = 10_000;
 /// many pages.
 const RECENT: TimeDelta = TimeDelta::seconds(15);
 const RECENT_PAGES: usize = 10;
+/// Waiting rows at the front of each lane that every pass compares, whether the lane has its turn or not.
+const ROWS_OF_A_FRONT: usize = 100;
+/// Entries at the front of its ready list with which they are compared. More than rows: entries may be superfluous, and
+/// jobs may be listed a little out of order.
+const ENTRIES_OF_A_FRONT: usize = 400;
 /// Pages that one refill reads.
 const REFILL_PAGES: usize = 20;
 /// Pauses after failures.
@@ -244,18 +249,23 @@ async fn compare_overdue(
     }
 
     let pass = memory.begin_turns(shared, lines, until).await?;
-    compare_in_turns(memory, &mut compare, &mut suspects, pass).await?;
+    let left = compare_in_turns(memory, &mut compare, &mut suspects, pass).await?;
+    let fronts: Vec<DueLane> = lines.iter().filter(|line| left.contains(*line)).cloned().collect();
+    compare_fronts(&mut compare, &mut suspects, &fronts, until).await?;
     suspects.end(&mut compare).await
 }
 
-/// Compare lanes in their turns, as far as this pass comes.
+/// Compare lanes in their turns, as far as this pass comes. Return the lanes that were not read from their front to the
+/// end of their turn.
 async fn compare_in_turns(
     memory: &mut PassState,
     compare: &mut Comparison<'_>,
     suspects: &mut MissingJobs<'_>,
     mut pass: PassTurns,
-) -> Result<(), PassError> {
+) -> Result<HashSet<DueLane>, PassError> {
+    let mut left: HashSet<DueLane> = pass.unfinished().cloned().collect();
     compare.from_front = pass.from_front();
+    left.retain(|line| !compare.from_front.contains(line));
     let most_of_a_line = most_of_a_line(suspects.shared);
     while let Some((ranges, most)) = pass.next_ranges() {
         let pages = suspects.shared.store.due_rows(ranges.clone(), most, Depth::Owed).await?;
@@ -265,7 +275,35 @@ async fn compare_in_turns(
         let go_on = ranges.into_iter().zip(&pages).filter_map(more).collect();
         pass.has_read(rows, go_on, most_of_a_line, |range| compare.rest(range));
     }
+    left.extend(pass.unfinished().cloned());
     memory.turns.end(pass, |range| !compare.is_left_out(range));
+    Ok(left)
+}
+
+/// Compare the front of lanes that this pass has not compared. A lost job is late only when the jobs that were due
+/// before it have been taken. Then it is at the front of its lane, and must not wait for the turn of the lane.
+async fn compare_fronts(
+    compare: &mut Comparison<'_>,
+    suspects: &mut MissingJobs<'_>,
+    lines: &[DueLane],
+    until: Timestamp,
+) -> Result<(), PassError> {
+    if lines.is_empty() {
+        return Ok(());
+    }
+    // From here on what is missing goes to the front of its list.
+    suspects.flush(compare).await?;
+    let shared = suspects.shared;
+    for lines in lines.chunks(SIDE_BY_SIDE) {
+        let ranges = lines.iter().map(|line| DueRange::until(line.clone(), until)).collect();
+        let pages = shared.store.due_rows(ranges, ROWS_OF_A_FRONT, Depth::Waiting).await?;
+        let names: Vec<Lane> = lines.iter().map(name_of).collect();
+        let listed = shared.index.ready_fronts(&names, ENTRIES_OF_A_FRONT).await?;
+        compare.ready.extend(lines.iter().cloned().zip(listed));
+        compare.from_front.extend(lines.iter().cloned());
+        compare.fronts.extend(names);
+        suspects.add(compare, &pages).await?;
+    }
     Ok(())
 }
 
@@ -314,14 +352,21 @@ impl MissingJobs<'_> {
         let waiting = self.shared.store.still_waiting(missing.iter().map(|entry| entry.id).collect()).await?;
         self.found.extend(missing.into_iter().filter(|entry| waiting.contains(&entry.id)));
         if self.found.len() >= PAGE {
-            self.put_back += put_back_missing(self.shared, compare, std::mem::take(&mut self.found)).await?;
+            self.flush(compare).await?;
         }
         Ok(())
     }
 
+    /// Put back what was found so far.
+    async fn flush(&mut self, compare: &mut Comparison<'_>) -> Result<(), PassError> {
+        self.put_back += put_back_missing(self.shared, compare, std::mem::take(&mut self.found)).await?;
+        Ok(())
+    }
+
     /// Put the rest back. Return how many were put back in all.
-    async fn end(self, compare: &mut Comparison<'_>) -> Result<usize, PassError> {
-        Ok(self.put_back + put_back_missing(self.shared, compare, self.found).await?)
+    async fn end(mut self, compare: &mut Comparison<'_>) -> Result<usize, PassError> {
+        self.flush(compare).await?;
+        Ok(self.put_back)
     }
 }
 
@@ -403,6 +448,8 @@ struct Comparison<'a> {
     left_out: HashMap<Lane, RefillPosition>,
     /// Lanes that are read from their front.
     from_front: HashSet<DueLane>,
+    /// Lanes of which only the front is compared. What is missing there is due before what their lists have.
+    fronts: HashSet<Lane>,
     /// Jobs of these lanes that the refill would put back, but only behind the list. They are missing if a listed job
     /// follows them.
     unsure: HashMap<DueLane, Vec<Entry>>,
@@ -427,6 +474,7 @@ impl<'a> Comparison<'a> {
             ready: HashMap::new(),
             left_out,
             from_front: HashSet::new(),
+            fronts: HashSet::new(),
             unsure: HashMap::new(),
             first_listed: HashMap::new(),
         })
@@ -507,7 +555,8 @@ impl<'a> Comparison<'a> {
             let first = self.first_listed.get(&entry.line);
             let place = self.left_out.get(&entry.line);
             let is_before = |first: &Entry| (entry.execute_at, entry.id) < (first.execute_at, first.id);
-            place.is_some_and(|place| !place.leads_to(entry) || first.is_some_and(is_before))
+            self.fronts.contains(&entry.line)
+                || place.is_some_and(|place| !place.leads_to(entry) || first.is_some_and(is_before))
         };
         let (ahead, mut others): (Vec<Entry>, Vec<Entry>) = missing.into_iter().partition(is_ahead);
         let mut put = PutBack::default();
@@ -516,9 +565,11 @@ impl<'a> Comparison<'a> {
             let names: Vec<Lane> = names.into_iter().collect();
             let (_, lengths) = index.depth(&names).await?;
             let (high, low) = (index.high_water(), index.low_water());
-            let room = |length: usize| if length < low { None } else { Some((2 * high).saturating_sub(length)) };
-            let mut rooms: HashMap<Lane, Option<usize>> =
-                names.into_iter().zip(lengths.into_iter().map(room)).collect();
+            let room = |(line, length): (Lane, usize)| {
+                let is_refilled = length < low && self.left_out.contains_key(&line);
+                (line, if is_refilled { None } else { Some((2 * high).saturating_sub(length)) })
+            };
+            let mut rooms: HashMap<Lane, Option<usize>> = names.into_iter().zip(lengths).map(room).collect();
             let mut first = Vec::new();
             for entry in ahead {
                 match rooms.get_mut(&entry.line) {

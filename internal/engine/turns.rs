@@ -18,7 +18,7 @@ pub(super) const PAGE: usize = 2_000;
 /// A ready list with fewer entries is short: the jobs that it lost would start soon.
 const SHORT_LIST: usize = 2_000;
 /// Lanes that start side by side, in one statement.
-const SIDE_BY_SIDE: usize = 16;
+pub(super) const SIDE_BY_SIDE: usize = 16;
 
 /// What the passes remember of the turns before.
 #[derive(Default)]
@@ -128,6 +128,11 @@ impl Turns {
 }
 
 impl PassTurns {
+    /// Iterate over the lanes that have not been read to the end of their turn.
+    pub(super) fn unfinished(&self) -> impl Iterator<Item = &DueLane> {
+        self.waiting.iter().chain(&self.begun).flatten().map(|range| &range.line)
+    }
+
     /// Return the lanes that this pass reads from their front, before it has started.
     pub(super) fn from_front(&self) -> HashSet<DueLane> {
         let from_front = self.waiting.iter().flatten().filter(|range| range.after == DueCursor::FRONT);
