@@ -391,13 +391,24 @@ mutants() {
         'Box::pin(async move { lines_of(conn, &queues).await })' \
         'Box::pin(async move { drop(queues); let (all, _) = queues_to_show(conn, 30_000).await?; lines_of(conn, &all).await })' \
         backlog::a_lost_list_comes_back_within_the_bound_beside_twenty_thousand_queue_names
-    mutant 'turns of long lists in a pass' internal/engine/reconciler.rs \
-        '(*length >= SHORT_LIST, Reverse(ago(line)))' \
-        '(*length >= SHORT_LIST, Reverse((ago(line).min(Duration::ZERO), line.queue.clone())))' \
-        internal/engine/reconciler.rs \
-        'self.walks.get(line).copied().unwrap_or(DueCursor::FRONT)' \
-        'self.walks.get(line).copied().and(None).unwrap_or(DueCursor::FRONT)' \
+    mutant 'turns of long lists in a pass' internal/engine/turns.rs \
+        'sort.sort_by_key(|(begins, turn, _)| (*begins, *turn));' \
+        'sort.sort_by_key(|(_, _, line)| std::cmp::Reverse(line.queue.clone()));' \
+        internal/engine/turns.rs \
+        'self.places.get(line).copied().unwrap_or(DueCursor::FRONT)' \
+        'self.places.get(line).copied().and(None).unwrap_or(DueCursor::FRONT)' \
         backlog::a_lost_head_of_a_long_list_comes_back_beside_twenty_long_queues
+    mutant 'front of every lane in a pass' internal/engine/reconciler.rs \
+        'compare_fronts(&mut compare, &mut suspects, &fronts, until)' \
+        'compare_fronts(&mut compare, &mut suspects, &fronts[..0], until)' \
+        internal/engine/reconciler.rs \
+        'const ROWS_IN_A_PASS: usize = 100_000;' \
+        'const ROWS_IN_A_PASS: usize = 20_000;' \
+        backlog::a_lost_head_of_a_long_list_comes_back_beside_twenty_long_queues
+    mutant 'share of long lists in a pass' internal/engine/turns.rs \
+        'let of_long_lists = rows / 2;' \
+        'let of_long_lists = rows / 2 * 0;' \
+        backlog::a_lost_entry_of_a_long_list_comes_back_beside_more_short_lists_than_a_pass_compares
     mutant 'queues of other living runners in a rebuild' internal/engine/reconciler.rs \
         'queues.extend(shared.store.fed_queues().await?.difference(&own).cloned());' '' \
         backlog::a_runner_that_starts_later_feeds_the_queues_that_no_other_served

@@ -38,6 +38,7 @@
 //! Loops beside them:
 //! - `ticker.rs`: fires the ticks of schedules.
 //! - `reconciler.rs`: repairs and rebuilds the index from MySQL.
+//! - `turns.rs`: the turns of lanes when the reconciler cannot compare all of them at once.
 //! - `deferred.rs`: leaves attempts to the systems that finish them, and ends those that nothing is heard of.
 //! - `expiry.rs`: ends jobs that did not start before their expiry.
 //! - `outbox.rs`: moves jobs from the outbox.
@@ -89,6 +90,7 @@ mod store_trouble;
 mod suspects;
 mod ticker;
 mod trace;
+mod turns;
 mod unread;
 mod worker;
 mod worker_pool;

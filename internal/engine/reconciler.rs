@@ -12,7 +12,6 @@
 //! never reads other queues, so their backlog does not delay it. No living runner needs their entries: a runner that
 //! serves one of these queues does a rebuild when it starts.
 
-use std::cmp::Reverse;
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,6 +20,7 @@ use chrono::TimeDelta;
 use tokio::time::Instant;
 
 use super::EngineState;
+use super::turns::{PAGE, PassTurns, Rest, SIDE_BY_SIDE, Turns};
 use tickr_event::Event;
 use tickr_index::{Entry, Health, IndexError, Lane, RefillPosition};
 use tickr_job::{JobId, Name, Priority, Timestamp};
@@ -34,9 +34,7 @@ const SHORTEST_PAUSE: Duration = Duration::from_secs(1);
 const GRACE: TimeDelta = TimeDelta::seconds(1);
 /// Time before its due time from which an entry is checked.
 const LOOK_AHEAD: TimeDelta = TimeDelta::seconds(8);
-/// Rows in one page.
-const PAGE: usize = 2_000;
-/// Overdue rows that one pass compares. With more, the next pass starts with the lanes that were compared longest ago.
+/// Overdue rows that one pass compares. With more, the lanes take turns.
 const ROWS_IN_A_PASS: usize = 100_000;
 /// Overdue rows of one lane that one pass compares beyond the length of a full ready list. Rows of executing jobs come
 /// first in a lane, and the rows behind the list show whether the note about jobs left out of it was lost.
@@ -45,8 +43,11 @@ const ROWS_BEYOND_A_LIST: usize = 10_000;
 /// many pages.
 const RECENT: TimeDelta = TimeDelta::seconds(15);
 const RECENT_PAGES: usize = 10;
-/// A ready list with fewer entries is compared before longer ones: the jobs that it lost would start soon.
-const SHORT_LIST: usize = 2_000;
+/// Waiting rows at the front of each lane that every pass compares, whether the lane has its turn or not.
+const ROWS_OF_A_FRONT: usize = 100;
+/// Entries at the front of its ready list with which they are compared. More than rows: entries may be superfluous, and
+/// jobs may be listed a little out of order.
+const ENTRIES_OF_A_FRONT: usize = 400;
 /// Pages that one refill reads.
 const REFILL_PAGES: usize = 20;
 /// Pauses after failures.
@@ -68,10 +69,8 @@ enum PassError {
 /// State that the loop keeps between passes.
 #[derive(Default)]
 struct PassState {
-    /// When each lane was last compared.
-    compared: HashMap<DueLane, Instant>,
-    /// Position from which to continue in lanes that are too long for one pass.
-    walks: HashMap<DueLane, DueCursor>,
+    /// The turns of the lanes in the passes.
+    turns: Turns,
     /// Everything due before this time was fed to the index.
     fed_until: Option<Timestamp>,
     /// Lanes whose ready lists had left jobs out.
@@ -243,72 +242,95 @@ async fn compare_overdue(
     memory.forget_gone_lanes(lines, &compare);
 
     let recent = |line: &DueLane| DueRange { line: line.clone(), after: DueCursor::at(until - RECENT), until };
-    let mut walk = shared.store.walk(memory.walks.keys().map(recent), PAGE, Depth::Owed);
+    let mut walk = shared.store.walk(memory.turns.unfinished().map(recent), PAGE, Depth::Owed);
     for _ in 0..RECENT_PAGES {
         let Some(pages) = walk.next().await? else { break };
         suspects.add(&mut compare, &pages).await?;
     }
 
-    let most_of_a_line = shared.index.high_water() + ROWS_BEYOND_A_LIST;
-    let (mut left, mut read) = (ROWS_IN_A_PASS.max(most_of_a_line), HashMap::<DueLane, usize>::new());
-    let ranges = memory.order_lanes(shared, lines, until).await?;
-    let from_front = ranges.iter().filter(|range| range.after == DueCursor::FRONT);
-    compare.from_front = from_front.map(|range| range.line.clone()).collect();
-    let mut walk = shared.store.walk(ranges, PAGE, Depth::Owed);
-    let began = Instant::now();
-    while let Some(pages) = walk.next().await? {
-        suspects.add(&mut compare, &pages).await?;
-        for page in &pages {
-            *read.entry(page.line.clone()).or_default() += page.rows.len();
-            left = left.saturating_sub(page.rows.len());
-            memory.compared.insert(page.line.clone(), began);
-            memory.walks.remove(&page.line);
-        }
-        walk.retain(|range| {
-            let too_long = read.get(&range.line).is_some_and(|rows| *rows >= most_of_a_line);
-            if compare.is_left_out(range) {
-                // Read on as far as the list may begin: Redis may have lost jobs at its front.
-                return !too_long && compare.may_begin_behind(range);
-            }
-            if too_long {
-                memory.walks.insert(range.line.clone(), range.after);
-            }
-            !too_long
-        });
-        if left == 0 {
-            let begun = walk.rest().filter(|range| read.contains_key(&range.line) && !compare.is_left_out(range));
-            memory.walks.extend(begun.map(|range| (range.line.clone(), range.after)));
-            break;
-        }
-    }
+    let pass = memory.begin_turns(shared, lines, until).await?;
+    let left = compare_in_turns(memory, &mut compare, &mut suspects, pass).await?;
+    let fronts: Vec<DueLane> = lines.iter().filter(|line| left.contains(*line)).cloned().collect();
+    compare_fronts(&mut compare, &mut suspects, &fronts, until).await?;
     suspects.end(&mut compare).await
+}
+
+/// Compare lanes in their turns, as far as this pass comes. Return the lanes that were not read from their front to the
+/// end of their turn.
+async fn compare_in_turns(
+    memory: &mut PassState,
+    compare: &mut Comparison<'_>,
+    suspects: &mut MissingJobs<'_>,
+    mut pass: PassTurns,
+) -> Result<HashSet<DueLane>, PassError> {
+    let mut left: HashSet<DueLane> = pass.unfinished().cloned().collect();
+    compare.from_front = pass.from_front();
+    left.retain(|line| !compare.from_front.contains(line));
+    let most_of_a_line = most_of_a_line(suspects.shared);
+    while let Some((ranges, most)) = pass.next_ranges() {
+        let pages = suspects.shared.store.due_rows(ranges.clone(), most, Depth::Owed).await?;
+        suspects.add(compare, &pages).await?;
+        let rows = pages.iter().map(|page| (page.line.clone(), page.rows.len()));
+        let more = |(range, page): (DueRange, &LinePage)| page.next.map(|after| DueRange { after, ..range });
+        let go_on = ranges.into_iter().zip(&pages).filter_map(more).collect();
+        pass.has_read(rows, go_on, most_of_a_line, |range| compare.rest(range));
+    }
+    left.extend(pass.unfinished().cloned());
+    memory.turns.end(pass, |range| !compare.is_left_out(range));
+    Ok(left)
+}
+
+/// Compare the front of lanes that this pass has not compared. A lost job is late only when the jobs that were due
+/// before it have been taken. Then it is at the front of its lane, and must not wait for the turn of the lane.
+async fn compare_fronts(
+    compare: &mut Comparison<'_>,
+    suspects: &mut MissingJobs<'_>,
+    lines: &[DueLane],
+    until: Timestamp,
+) -> Result<(), PassError> {
+    if lines.is_empty() {
+        return Ok(());
+    }
+    // From here on what is missing goes to the front of its list.
+    suspects.flush(compare).await?;
+    let shared = suspects.shared;
+    for lines in lines.chunks(SIDE_BY_SIDE) {
+        let ranges = lines.iter().map(|line| DueRange::until(line.clone(), until)).collect();
+        let pages = shared.store.due_rows(ranges, ROWS_OF_A_FRONT, Depth::Waiting).await?;
+        let names: Vec<Lane> = lines.iter().map(name_of).collect();
+        let listed = shared.index.ready_fronts(&names, ENTRIES_OF_A_FRONT).await?;
+        compare.ready.extend(lines.iter().cloned().zip(listed));
+        compare.from_front.extend(lines.iter().cloned());
+        compare.fronts.extend(names);
+        suspects.add(compare, &pages).await?;
+    }
+    Ok(())
+}
+
+fn most_of_a_line(shared: &EngineState) -> usize {
+    shared.index.high_water() + ROWS_BEYOND_A_LIST
 }
 
 impl PassState {
     /// Forget lanes that are gone. If the note about jobs that a full list left out is lost, the way to the jobs behind
     /// the list is lost with it; then the walk through that lane starts again.
     fn forget_gone_lanes(&mut self, lines: &[DueLane], compare: &Comparison<'_>) {
-        let lines: HashSet<&DueLane> = lines.iter().collect();
         let lost = |line: &Lane| self.noted.contains(line) && !compare.left_out.contains_key(line);
-        self.walks.retain(|line, _| lines.contains(line) && !lost(&name_of(line)));
-        self.compared.retain(|line, _| lines.contains(line));
+        self.turns.forget(&lines.iter().collect(), |line| lost(&name_of(line)));
         self.noted = compare.left_out.keys().cloned().collect();
     }
 
-    /// Return what to compare: first the lanes with short ready lists, then the lanes that were compared longest ago.
-    async fn order_lanes(
-        &self,
+    /// Begin the turns of a pass over these lanes.
+    async fn begin_turns(
+        &mut self,
         shared: &EngineState,
         lines: &[DueLane],
         until: Timestamp,
-    ) -> Result<Vec<DueRange>, IndexError> {
+    ) -> Result<PassTurns, IndexError> {
         let names: Vec<Lane> = lines.iter().map(name_of).collect();
         let (_, lengths) = shared.index.depth(&names).await?;
-        let mut lines: Vec<(&DueLane, usize)> = lines.iter().zip(lengths).collect();
-        let ago = |line: &DueLane| self.compared.get(line).map_or(Duration::MAX, Instant::elapsed);
-        lines.sort_by_cached_key(|(line, length)| (*length >= SHORT_LIST, Reverse(ago(line))));
-        let after = |line: &DueLane| self.walks.get(line).copied().unwrap_or(DueCursor::FRONT);
-        Ok(lines.into_iter().map(|(line, _)| DueRange { line: line.clone(), after: after(line), until }).collect())
+        let rows = ROWS_IN_A_PASS.max(most_of_a_line(shared));
+        Ok(self.turns.begin(lines.iter().cloned().zip(lengths), until, rows))
     }
 }
 
@@ -330,14 +352,21 @@ impl MissingJobs<'_> {
         let waiting = self.shared.store.still_waiting(missing.iter().map(|entry| entry.id).collect()).await?;
         self.found.extend(missing.into_iter().filter(|entry| waiting.contains(&entry.id)));
         if self.found.len() >= PAGE {
-            self.put_back += put_back_missing(self.shared, compare, std::mem::take(&mut self.found)).await?;
+            self.flush(compare).await?;
         }
         Ok(())
     }
 
+    /// Put back what was found so far.
+    async fn flush(&mut self, compare: &mut Comparison<'_>) -> Result<(), PassError> {
+        self.put_back += put_back_missing(self.shared, compare, std::mem::take(&mut self.found)).await?;
+        Ok(())
+    }
+
     /// Put the rest back. Return how many were put back in all.
-    async fn end(self, compare: &mut Comparison<'_>) -> Result<usize, PassError> {
-        Ok(self.put_back + put_back_missing(self.shared, compare, self.found).await?)
+    async fn end(mut self, compare: &mut Comparison<'_>) -> Result<usize, PassError> {
+        self.flush(compare).await?;
+        Ok(self.put_back)
     }
 }
 
@@ -419,6 +448,8 @@ struct Comparison<'a> {
     left_out: HashMap<Lane, RefillPosition>,
     /// Lanes that are read from their front.
     from_front: HashSet<DueLane>,
+    /// Lanes of which only the front is compared. What is missing there is due before what their lists have.
+    fronts: HashSet<Lane>,
     /// Jobs of these lanes that the refill would put back, but only behind the list. They are missing if a listed job
     /// follows them.
     unsure: HashMap<DueLane, Vec<Entry>>,
@@ -443,6 +474,7 @@ impl<'a> Comparison<'a> {
             ready: HashMap::new(),
             left_out,
             from_front: HashSet::new(),
+            fronts: HashSet::new(),
             unsure: HashMap::new(),
             first_listed: HashMap::new(),
         })
@@ -459,6 +491,18 @@ impl<'a> Comparison<'a> {
         let Some(place) = self.left_out.get(&name_of(&range.line)) else { return false };
         let read = (range.after.moment(), range.after.id());
         place.after.map_or(read.0 >= place.execute_at, |id| read >= (place.execute_at, id))
+    }
+
+    /// Return what is to be compared of the rest of this range: of a lane that left jobs out, the rows as far as the
+    /// list may begin, because Redis may have lost jobs at its front.
+    fn rest(&self, range: &DueRange) -> Rest {
+        if !self.is_left_out(range) {
+            Rest::Rows
+        } else if self.may_begin_behind(range) {
+            Rest::UpToTheList
+        } else {
+            Rest::Nothing
+        }
     }
 
     /// Return whether the first job of the ready list may lie behind what was read.
@@ -511,7 +555,8 @@ impl<'a> Comparison<'a> {
             let first = self.first_listed.get(&entry.line);
             let place = self.left_out.get(&entry.line);
             let is_before = |first: &Entry| (entry.execute_at, entry.id) < (first.execute_at, first.id);
-            place.is_some_and(|place| !place.leads_to(entry) || first.is_some_and(is_before))
+            self.fronts.contains(&entry.line)
+                || place.is_some_and(|place| !place.leads_to(entry) || first.is_some_and(is_before))
         };
         let (ahead, mut others): (Vec<Entry>, Vec<Entry>) = missing.into_iter().partition(is_ahead);
         let mut put = PutBack::default();
@@ -520,9 +565,11 @@ impl<'a> Comparison<'a> {
             let names: Vec<Lane> = names.into_iter().collect();
             let (_, lengths) = index.depth(&names).await?;
             let (high, low) = (index.high_water(), index.low_water());
-            let room = |length: usize| if length < low { None } else { Some((2 * high).saturating_sub(length)) };
-            let mut rooms: HashMap<Lane, Option<usize>> =
-                names.into_iter().zip(lengths.into_iter().map(room)).collect();
+            let room = |(line, length): (Lane, usize)| {
+                let is_refilled = length < low && self.left_out.contains_key(&line);
+                (line, if is_refilled { None } else { Some((2 * high).saturating_sub(length)) })
+            };
+            let mut rooms: HashMap<Lane, Option<usize>> = names.into_iter().zip(lengths).map(room).collect();
             let mut first = Vec::new();
             for entry in ahead {
                 match rooms.get_mut(&entry.line) {

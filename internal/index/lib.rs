@@ -488,6 +488,25 @@ impl Index {
         Ok(lists)
     }
 
+    /// Return at most `most` ids of the ready list of each of these lanes, in this order: those that are taken next. It
+    /// uses a round trip for each partition, so the caller asks for few lanes at a time.
+    ///
+    /// # Errors
+    /// [`IndexError::Unavailable`] when Redis fails.
+    pub async fn ready_fronts(&self, lines: &[Lane], most: usize) -> Result<Vec<HashSet<JobId>>, IndexError> {
+        if let [only] = &self.shared.partitions[..] {
+            return only.ready_fronts(lines, most).await;
+        }
+        let mut fronts = vec![HashSet::new(); lines.len()];
+        for (partition, places) in self.shared.partitions.iter().zip(self.split(lines, |line| line)) {
+            let own: Vec<Lane> = places.iter().map(|place| lines[*place].clone()).collect();
+            for (place, front) in places.into_iter().zip(partition.ready_fronts(&own, most).await?) {
+                fronts[place] = front;
+            }
+        }
+        Ok(fronts)
+    }
+
     /// Return the score of each of these entries in the sorted set, in unix milliseconds; None for an entry that is not
     /// there.
     ///

@@ -349,6 +349,23 @@ impl Partition {
         Ok(lists)
     }
 
+    /// Return at most `most` ids of the ready list of each of these lanes, in this order: those that are taken next.
+    pub(super) async fn ready_fronts(&self, lines: &[Lane], most: usize) -> Result<Vec<HashSet<JobId>>, IndexError> {
+        if lines.is_empty() || most == 0 {
+            return Ok(vec![HashSet::new(); lines.len()]);
+        }
+        let first = isize::try_from(most).map_or(0, |most| -most);
+        let mut pipe = redis::pipe();
+        for line in lines {
+            // Ids are taken from this end.
+            pipe.lrange(self.shared.keys.ready(line), first, -1);
+        }
+        let attempted = "read the fronts of ready lists";
+        let found: Vec<Vec<String>> =
+            self.call(attempted, |mut conn| async move { pipe.query_async(&mut conn).await }).await?;
+        Ok(found.iter().map(|ids| ids.iter().filter_map(|id| id.parse().ok()).collect()).collect())
+    }
+
     /// Return the score of each of these entries in the sorted set, in unix milliseconds; None for an entry that is not
     /// there.
     pub(super) async fn scores(&self, entries: &[Entry]) -> Result<Vec<Option<i64>>, IndexError> {

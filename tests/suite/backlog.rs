@@ -164,6 +164,8 @@ const JOBS_OF_THE_LIST: u32 = 2_200;
 /// the third has this list. One pass is under way when the entry is lost, and one is to spare. Passes are counted,
 /// because each takes longer on a busy machine.
 const PASSES: u32 = 5;
+/// Most passes until an entry is back that the next pass finds: one is under way when it is lost.
+const PASSES_FOR_A_FRONT: u32 = 2;
 
 /// Wait until the ready list of each of these lanes has this many entries.
 async fn until_lengths(tickr: &TestApp, lines: &[(Lane, u32)]) {
@@ -180,6 +182,22 @@ async fn until_lengths(tickr: &TestApp, lines: &[(Lane, u32)]) {
     }
 }
 
+/// Lose the entry of a list that has this many entries in front of it. It must be back after so many passes.
+async fn lose_entry(tickr: &TestApp, line: &Lane, in_front: isize, most: u32) {
+    let (mut redis, list) = (tickr.redis().await, tickr.key(&format!("ready:{}", line.as_str())));
+    // The fetcher takes from the end of the list.
+    let entry = redis.lindex(&list, -1 - in_front).await.unwrap().unwrap();
+    assert_eq!(redis.lrem(&list, 1, &entry).await.unwrap(), 1);
+    let (lost, id): (Instant, JobId) = (Instant::now(), entry.parse().unwrap());
+    let mut passes = 0;
+    while !tickr.app.index().ready_ids(line).await.unwrap().contains(&id) {
+        assert!(passes < most, "the entry behind {in_front} others is not back after {passes} passes");
+        until_passed(tickr).await;
+        passes += 1;
+    }
+    println!("the entry behind {in_front} others was back after {:?} and {passes} passes", lost.elapsed());
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lost_head_of_a_long_list_comes_back_beside_twenty_long_queues() {
     let long: Vec<String> = (0..LONG_QUEUES).map(|n| format!("long-{n}")).collect();
@@ -191,24 +209,39 @@ async fn a_lost_head_of_a_long_list_comes_back_beside_twenty_long_queues() {
     let last = line("last", 5);
     let long = long.iter().map(|name| (line(name, 5), JOBS_OF_A_LONG_QUEUE));
     until_lengths(&tickr, &long.chain([(last.clone(), JOBS_OF_THE_LIST)]).collect::<Vec<_>>()).await;
-    let (mut redis, list) = (tickr.redis().await, tickr.key(&format!("ready:{}", last.as_str())));
-    // Every lane has been compared before, so this one has no turn as a new one. The fetcher takes from this end.
-    let head = redis.lindex(&list, -1).await.unwrap().unwrap();
-    assert_eq!(redis.lrem(&list, 1, &head).await.unwrap(), 1);
-    let (lost, id): (Instant, JobId) = (Instant::now(), head.parse().unwrap());
-    let mut passes = 0;
-    while !tickr.app.index().ready_ids(&last).await.unwrap().contains(&id) {
-        assert!(passes < PASSES, "the head is not back after {passes} passes");
-        until_passed(&tickr).await;
-        passes += 1;
-    }
-    println!("the head of a list of {JOBS_OF_THE_LIST} was back after {:?} and {passes} passes", lost.elapsed());
+    // So many entries are in front of this one that only the turn of the lane finds it.
+    lose_entry(&tickr, &last, 200, PASSES).await;
+    // The lane has just had its turn. But the next pass compares the front of every lane.
+    lose_entry(&tickr, &last, 0, PASSES_FOR_A_FRONT).await;
 
     // A list that is short, because its jobs would start soon, is compared first.
     let normal = line("default", 5);
     let jobs = enqueue_a_minute_ago(&tickr, &normal, json!({"kind": "noop"})).await;
     lose_lists(&tickr, &[(&normal, &jobs)]).await;
     release(tickr, sleeper, 50).await;
+}
+
+/// Queues with short lists, and the overdue jobs in each: together more than a pass compares.
+const SHORT_QUEUES: u32 = 54;
+const JOBS_OF_A_SHORT_QUEUE: u32 = 1_900;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lost_entry_of_a_long_list_comes_back_beside_more_short_lists_than_a_pass_compares() {
+    let short: Vec<String> = (0..SHORT_QUEUES).map(|n| format!("short-{n}")).collect();
+    let names: Vec<&str> = std::iter::once("default").chain(short.iter().map(String::as_str)).chain(["last"]).collect();
+    let (tickr, sleeper) = start_busy(&names).await;
+    let queue = format!("CONCAT('short-', n % {SHORT_QUEUES})");
+    Owed { queue: &queue, ..Owed::overdue(SHORT_QUEUES * JOBS_OF_A_SHORT_QUEUE) }.insert_waiting(&tickr, 1).await;
+    Owed { queue: "'last'", ..Owed::overdue(JOBS_OF_THE_LIST) }.insert_waiting(&tickr, 2).await;
+    // A rebuild fills the lists sooner than passes do.
+    tickr.app.index().forget().await.unwrap();
+    let last = line("last", 5);
+    let short = short.iter().map(|name| (line(name, 5), JOBS_OF_A_SHORT_QUEUE));
+    until_lengths(&tickr, &short.chain([(last.clone(), JOBS_OF_THE_LIST)]).collect::<Vec<_>>()).await;
+    // So many entries are in front of it that only the turn of the lane finds it. Half of each pass is for lanes with
+    // long lists, so the next pass does.
+    lose_entry(&tickr, &last, 200, PASSES_FOR_A_FRONT).await;
+    release(tickr, sleeper, 0).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
