@@ -48,9 +48,13 @@ impl IdempotencyKey {
         Ok(Self(digest.finalize().into()))
     }
 
-    /// Derive the idempotency key of one part of a request that is carried out in parts.
+    /// Derive the idempotency key of one part of a request that is carried out in parts, counted from 0. The first part
+    /// has this key itself. So the key belongs to the request, and another call with it is refused.
     #[must_use]
     pub fn part(self, number: u64) -> Self {
+        if number == 0 {
+            return self;
+        }
         let mut digest = Sha256::new();
         digest.update(b"part");
         digest.update(number.to_be_bytes());
@@ -221,6 +225,16 @@ mod tests {
             assert_eq!(key("", bad), Err(InvalidKey), "{bad:?}");
         }
         assert!(key("", &"k".repeat(255)).is_ok() && key("", "!~\"{}").is_ok());
+    }
+
+    #[test]
+    fn the_first_part_of_a_request_has_its_key_and_the_others_have_keys_of_their_own() {
+        let [one, other] = ["one", "other"].map(|key| IdempotencyKey::new(b"", key.as_bytes()).unwrap());
+        assert_eq!(one.part(0), one);
+        let all = [one, other, one.part(1), one.part(2), other.part(1), one.part(1).part(1)];
+        for (at, key) in all.iter().enumerate() {
+            assert!(!all[at + 1..].contains(key), "{at}");
+        }
     }
 
     fn any_json() -> impl Strategy<Value = Value> {
