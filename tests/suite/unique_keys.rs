@@ -278,6 +278,48 @@ async fn a_job_that_is_unique_until_its_start_holds_its_key_while_it_waits() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_retry_and_a_replay_get_the_key_of_a_job_that_is_unique_until_its_start_and_has_started() {
+    let open = CancellationToken::new();
+    let tickr = TestApp::start_with(|_| {}, gated(&open)).await;
+    let keyed = |kind: &str, key: &str, more: Value| {
+        let mut job = json!({"kind": kind, "payload": {}, "unique_key": key, "unique_until": "start"});
+        job.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        job
+    };
+    let once = |kind: &str, key: &str| keyed(kind, key, json!({"timeout_ms": 50, "max_attempts": 1}));
+    // Two holders run, and two wait for their second attempts.
+    let keys = [("gate", "a"), ("gate", "b"), ("fail", "c"), ("fail", "d")];
+    let (mut failed, mut holders) = (Vec::new(), Vec::new());
+    for (kind, key) in keys {
+        let id = tickr.enqueue(once(kind, key)).await;
+        tickr.until(id, State::Failed).await;
+        failed.push(id);
+        let holder = tickr.enqueue(keyed(kind, key, json!({"retry": {"delays_ms": [600_000]}}))).await;
+        tickr.until(holder, if kind == "gate" { State::Executing } else { State::Retrying }).await;
+        holders.push(holder);
+    }
+    assert_eq!(tickr.post("/v1/queues/default/pause", json!({})).await.status, 200);
+    for (place, id) in failed.iter().enumerate() {
+        let (action, status) = if place % 2 == 0 { ("retry", 200) } else { ("replay", 201) };
+        let answer = tickr.post(&format!("/v1/jobs/{id}/{action}"), json!({})).await;
+        assert_eq!(answer.status, status, "{action} {place}: {:#}", answer.body);
+        // It holds the key now, because it has not started.
+        let (kind, key) = keys[place];
+        let next = tickr.post("/v1/jobs", keyed(kind, key, json!({}))).await;
+        assert_eq!((next.status, &next.body["id"]), (200, &answer.body["id"]), "{action} {place}");
+    }
+    tickr.assert_sound().await;
+    for holder in &holders[2..] {
+        assert_eq!(tickr.post(&format!("/v1/jobs/{holder}/cancel"), json!({})).await.status, 200);
+    }
+    open.cancel();
+    assert_eq!(tickr.post("/v1/queues/default/resume", json!({})).await.status, 200);
+    tickr.until_idle().await;
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM unique_keys").await, 0);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_job_that_is_put_off_expires_when_the_newest_request_would() {
     let tickr = TestApp::start().await;
     let job = |delay_ms: u64, more: Value| {

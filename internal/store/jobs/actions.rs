@@ -9,6 +9,7 @@ use uuid::Uuid;
 
 use crate::audit::{AuditEntry, record};
 use crate::idempotency::{IdempotentOutcome, IdempotentRequest, ResponseBuilder, finish, stored_before};
+use crate::jobs::key_holders::take_for_operator;
 use crate::jobs::read::read_job;
 use crate::rows::checkpoints::checkpoint_bit;
 use crate::rows::dead_letters::{delete_dead_letter, was_replayed};
@@ -22,7 +23,7 @@ use crate::rows::order::{
 };
 use crate::rows::owed::{DueJob, Owed, delete_owed, lock_held};
 use crate::rows::tallies::count;
-use crate::rows::unique_keys::{WantedKey, lock_or_take, release_key_of};
+use crate::rows::unique_keys::{WantedKey, release_key_of};
 use crate::sql::batches::{MAX_ROWS, bind_padded, in_list, padded_len, placeholders, statement};
 use crate::sql::clock::read_clock;
 use crate::sql::cluster::{Locked, lock_in_cluster};
@@ -489,8 +490,7 @@ async fn ended(
         let options: Option<String> = row.try_get("options")?;
         let options = options.map(|text| JobOptions::as_far_as_readable(&text)).unwrap_or_default();
         let wanted = WantedKey { kind: &kind, key, id: id.uuid(), for_ms: options.unique_for_ms };
-        if let Some(taken) = lock_or_take(conn, wanted).await? {
-            let (holder, state) = (JobId::from_uuid(taken.id), state_of_holder(conn, taken.id).await?);
+        if let Some((holder, state)) = take_for_operator(conn, wanted).await? {
             return Ok(only(ActionOutcome::UniqueKeyTaken { holder, state }));
         }
     }
@@ -522,12 +522,4 @@ async fn ended(
         counts,
         now,
     })
-}
-
-/// Read the state of a job that has a unique key. Without a row in `owed` it has completed, because the other ends give
-/// the unique key up. The read takes no lock, so that it waits for no transaction that itself waits for this unique key.
-async fn state_of_holder(conn: &mut Session<'_>, id: Uuid) -> Result<State, sqlx::Error> {
-    let sql = "SELECT state FROM owed FORCE INDEX (PRIMARY) WHERE id = ?";
-    let word: Option<String> = sqlx::query_scalar(sql).bind(id).fetch_optional(conn).await?;
-    word.map_or(Ok(State::Completed), |word| State::from_word(&word).ok_or_else(|| corrupt("state")))
 }
