@@ -111,8 +111,13 @@ pub enum Refusal {
     Replayed(JobId),
     /// The dead letter was discarded.
     Discarded,
-    /// This job has its unique key.
-    UniqueKeyTaken(JobId),
+    /// Another job has its unique key.
+    UniqueKeyTaken {
+        /// The job that has the unique key.
+        holder: JobId,
+        /// The state of that job.
+        state: State,
+    },
     /// A new job cannot be made from it, for this reason.
     Unfit(String),
     /// This version of tickr cannot read the job, for this reason.
@@ -126,7 +131,7 @@ impl std::fmt::Display for Refusal {
             Self::State(state) => write!(f, "it is {state}"),
             Self::Replayed(id) => write!(f, "it was replayed as {id}"),
             Self::Discarded => f.write_str("it was discarded"),
-            Self::UniqueKeyTaken(id) => write!(f, "job {id} has its unique key"),
+            Self::UniqueKeyTaken { holder, .. } => write!(f, "job {holder} has its unique key"),
             Self::Unfit(why) => f.write_str(why),
             Self::Unreadable(why) => {
                 write!(
@@ -231,7 +236,7 @@ async fn take_key(conn: &mut Session<'_>, job: &NewJob) -> Result<Option<Refusal
     let Some(key) = &job.unique_key else { return Ok(None) };
     let (kind, key, id) = (&job.kind, key.as_bytes(), job.id.uuid());
     let holder = take_for_operator(conn, WantedKey { kind, key, id, for_ms: job.options.unique_for_ms }).await?;
-    Ok(holder.map(|(holder, _)| Refusal::UniqueKeyTaken(holder)))
+    Ok(holder.map(|(holder, state)| Refusal::UniqueKeyTaken { holder, state }))
 }
 
 /// The outcome for each job of a batch.
