@@ -118,6 +118,42 @@ async fn a_job_that_failed_or_was_cancelled_frees_its_unique_key_at_once() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_retry_of_an_operator_does_not_begin_the_time_of_a_unique_key_again() {
+    let tickr = TestApp::start().await;
+    let job = |key: &str| json!({"kind": "fail", "payload": {"times": 9}, "max_attempts": 1, "unique_key": key, "unique_for_ms": HOUR_MS});
+    let (over, rest) = (tickr.enqueue(job("over")).await, tickr.enqueue(job("rest")).await);
+    for id in [over, rest] {
+        tickr.until(id, State::Failed).await;
+    }
+    tickr.sql("UPDATE jobs SET created_at = created_at - INTERVAL 2 HOUR WHERE unique_key = 'over'").await;
+    tickr.sql("UPDATE jobs SET created_at = created_at - INTERVAL 30 MINUTE WHERE unique_key = 'rest'").await;
+
+    // The retries complete with another payload.
+    assert_eq!(tickr.post("/v1/queues/default/pause", json!({})).await.status, 200);
+    for id in [over, rest] {
+        assert_eq!(tickr.post(&format!("/v1/jobs/{id}/retry"), json!({})).await.status, 200);
+        assert_eq!(tickr.patch(&format!("/v1/jobs/{id}"), json!({"payload": {"times": 0}})).await.status, 200);
+    }
+    let until = |end: &str| {
+        format!("SELECT COUNT(*) FROM unique_keys WHERE unique_key = 'rest' AND held_until < UTC_TIMESTAMP() + {end}")
+    };
+    assert_eq!(tickr.count(until("INTERVAL 31 MINUTE")).await, 1);
+    assert_eq!(tickr.count(until("INTERVAL 20 MINUTE")).await, 0);
+    // A job that is unfinished when its time is over holds the key until it ends.
+    assert_eq!(tickr.post("/v1/jobs", job("over")).await.body["id"], json!(over));
+    assert_eq!(tickr.post("/v1/queues/default/resume", json!({})).await.status, 200);
+    for id in [over, rest] {
+        tickr.until(id, State::Completed).await;
+    }
+    let next = tickr.post("/v1/jobs", job("over")).await;
+    assert_eq!(next.status, 201, "{:#}", next.body);
+    let kept = tickr.post("/v1/jobs", job("rest")).await;
+    assert_eq!((kept.status, &kept.body["id"]), (200, &json!(rest)), "{:#}", kept.body);
+    tickr.until_idle().await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_retry_whose_unique_key_another_job_took_names_that_job() {
     let tickr = TestApp::start().await;
     let failing =

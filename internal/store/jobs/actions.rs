@@ -451,7 +451,7 @@ async fn ended(
     let only = |outcome: ActionOutcome| AppliedAction { outcome, counts: BTreeMap::new(), now };
     // The job's own row is the lock that makes two concurrent retries take turns.
     let found = sqlx::query(
-        "SELECT kind, queue, priority, max_attempts, unique_key, options FROM jobs WHERE id = ? FOR UPDATE",
+        "SELECT kind, queue, priority, max_attempts, unique_key, options, created_at FROM jobs WHERE id = ? FOR UPDATE",
     )
     .bind(id.uuid())
     .fetch_optional(&mut *conn)
@@ -489,7 +489,8 @@ async fn ended(
         // Another unfinished job may have taken the unique key since. Then this job cannot run again.
         let options: Option<String> = row.try_get("options")?;
         let options = options.map(|text| JobOptions::as_far_as_readable(&text)).unwrap_or_default();
-        let wanted = WantedKey { kind: &kind, key, id: id.uuid(), for_ms: options.unique_for_ms };
+        let for_ms = rest_of_window(options.unique_for_ms, row.try_get("created_at")?, now);
+        let wanted = WantedKey { kind: &kind, key, id: id.uuid(), for_ms };
         if let Some((holder, state)) = take_for_operator(conn, wanted).await? {
             return Ok(only(ActionOutcome::UniqueKeyTaken { holder, state }));
         }
@@ -522,4 +523,29 @@ async fn ended(
         counts,
         now,
     })
+}
+
+/// Return the rest of the time for which a job keeps its unique key at least, in milliseconds. That time counts from
+/// the acceptance, so a retry does not begin it again.
+fn rest_of_window(unique_for_ms: Option<u64>, created_at: Timestamp, now: Timestamp) -> Option<u64> {
+    let gone = u64::try_from((now - created_at).num_milliseconds()).unwrap_or(0);
+    unique_for_ms?.checked_sub(gone).filter(|rest| *rest > 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_time_of_a_unique_key_counts_from_the_acceptance_of_its_job() {
+        let at = |ms| chrono::DateTime::from_timestamp_millis(ms).unwrap();
+        let rest = |for_ms, now| rest_of_window(for_ms, at(1_000), at(now));
+        assert_eq!(
+            [1_000, 1_001, 3_999, 4_000, 9_000].map(|now| rest(Some(3_000), now).unwrap_or(0)),
+            [3_000, 2_999, 1, 0, 0]
+        );
+        // The clock was set back.
+        assert_eq!(rest(Some(3_000), 500), Some(3_000));
+        assert_eq!(rest(None, 2_000), None);
+    }
 }
